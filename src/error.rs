@@ -1,0 +1,115 @@
+//! Every failure that the program reports, with the exit status it ends with.
+//!
+//! A message says what, which, why and what to do. Outcomes that are not failures are data, not errors.
+
+use std::fmt;
+use std::path::{Path, PathBuf};
+
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// The caller asked for something that cannot be; exit 2.
+    #[error("{0}")]
+    Usage(String),
+    /// A model file (or a file made from one) is not what it must be; exit 5.
+    #[error(transparent)]
+    BadFile(Box<BadFile>),
+    /// The operating system refused; exit 1.
+    #[error("cannot {action} {}: {source}", path.display())]
+    Io {
+        action: &'static str,
+        path: PathBuf,
+        source: std::io::Error,
+    },
+    /// Not enough memory or budget; exit 6.
+    #[error("{0}")]
+    Memory(String),
+    /// Ctrl-C; exit 130.
+    #[error("interrupted")]
+    Interrupted,
+    /// Anything else; exit 1.
+    #[error("{0}")]
+    Failed(String),
+}
+
+/// What is wrong with a file, where.
+#[derive(Debug)]
+pub struct BadFile {
+    pub path: PathBuf,
+    /// The field, tensor or key concerned, as the file names it.
+    pub field: String,
+    /// Byte offset in the file, where one is known.
+    pub offset: Option<u64>,
+    pub reason: String,
+}
+
+impl fmt::Display for BadFile {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: ", printable(&self.path.to_string_lossy()))?;
+        if !self.field.is_empty() {
+            write!(f, "{}: ", printable(&self.field))?;
+        }
+        write!(f, "{}", printable(&self.reason))?;
+        match self.offset {
+            Some(offset) => write!(f, " (at byte {offset})"),
+            None => Ok(()),
+        }
+    }
+}
+
+impl std::error::Error for BadFile {}
+
+impl Error {
+    pub fn bad(path: &Path, field: impl Into<String>, reason: impl Into<String>) -> Error {
+        Error::BadFile(Box::new(BadFile {
+            path: path.to_owned(),
+            field: field.into(),
+            offset: None,
+            reason: reason.into(),
+        }))
+    }
+
+    pub fn bad_at(path: &Path, field: impl Into<String>, offset: u64, reason: impl Into<String>) -> Error {
+        Error::BadFile(Box::new(BadFile {
+            path: path.to_owned(),
+            field: field.into(),
+            offset: Some(offset),
+            reason: reason.into(),
+        }))
+    }
+
+    /// For `map_err`: `File::open(path).map_err(Error::io("open", path))`.
+    pub fn io(action: &'static str, path: &Path) -> impl FnOnce(std::io::Error) -> Error {
+        let path = path.to_owned();
+        move |source| Error::Io { action, path, source }
+    }
+
+    pub fn exit_code(&self) -> u8 {
+        match self {
+            Error::Usage(_) => 2,
+            Error::BadFile(_) => 5,
+            Error::Memory(_) => 6,
+            Error::Interrupted => 130,
+            Error::Io { .. } | Error::Failed(_) => 1,
+        }
+    }
+}
+
+/// Text from a file, safe on a terminal: control characters (ANSI escapes too) are escaped, length is capped.
+pub fn printable(text: &str) -> String {
+    const LONGEST: usize = 400;
+    let mut out = String::with_capacity(text.len().min(LONGEST));
+    for c in text.chars() {
+        if out.len() >= LONGEST {
+            out.push('…');
+            break;
+        }
+        match c {
+            '\n' => out.push_str("\\n"),
+            c if c.is_control() => out.extend(c.escape_default()),
+            c => out.push(c),
+        }
+    }
+    out
+}

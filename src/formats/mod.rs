@@ -1,0 +1,164 @@
+//! File bytes and nothing else: what a model file holds, never what it means.
+//!
+//! Every reader takes bytes and a path for its messages, checks every number before it is used, allocates nothing that
+//! the file's own length does not pay for, and answers with [`crate::Error::BadFile`].
+
+pub mod gguf;
+pub mod quant;
+pub mod safetensors;
+
+use crate::error::{Error, Result};
+use memmap2::Mmap;
+use std::fs::File;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+/// How the numbers of a tensor are stored in a source file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[allow(non_camel_case_types)]
+pub enum DType {
+    F32,
+    F16,
+    BF16,
+    Q8_0,
+    Q4_0,
+    Q4_K,
+    Q5_K,
+    Q6_K,
+}
+
+impl DType {
+    /// Numbers per block.
+    pub const fn block_len(self) -> usize {
+        match self {
+            DType::F32 | DType::F16 | DType::BF16 => 1,
+            DType::Q8_0 | DType::Q4_0 => 32,
+            DType::Q4_K | DType::Q5_K | DType::Q6_K => 256,
+        }
+    }
+
+    /// Bytes per block.
+    pub const fn block_bytes(self) -> usize {
+        match self {
+            DType::F32 => 4,
+            DType::F16 | DType::BF16 => 2,
+            DType::Q8_0 => 34,
+            DType::Q4_0 => 18,
+            DType::Q4_K => 144,
+            DType::Q5_K => 176,
+            DType::Q6_K => 210,
+        }
+    }
+
+    /// Bytes of a row of `cols` numbers; `cols` is a multiple of [`DType::block_len`].
+    pub const fn row_bytes(self, cols: usize) -> usize {
+        cols / self.block_len() * self.block_bytes()
+    }
+
+    pub const fn name(self) -> &'static str {
+        match self {
+            DType::F32 => "F32",
+            DType::F16 => "F16",
+            DType::BF16 => "BF16",
+            DType::Q8_0 => "Q8_0",
+            DType::Q4_0 => "Q4_0",
+            DType::Q4_K => "Q4_K",
+            DType::Q5_K => "Q5_K",
+            DType::Q6_K => "Q6_K",
+        }
+    }
+}
+
+/// One tensor of a source file.
+#[derive(Clone, Debug, PartialEq)]
+pub struct TensorInfo {
+    pub name: String,
+    pub dtype: DType,
+    /// Row-major, outermost dimension first (a GGUF's `ne` reversed): `[rows, cols]` for a matrix.
+    pub shape: Vec<usize>,
+    /// From the start of the file.
+    pub offset: u64,
+    pub bytes: u64,
+}
+
+/// A read-only file in memory. Anything but a regular file is refused before it is read: a FIFO or a device would hang.
+#[derive(Clone, Debug)]
+pub struct MappedFile {
+    pub path: PathBuf,
+    map: Arc<Option<Mmap>>,
+}
+
+impl MappedFile {
+    pub fn open(path: &Path) -> Result<MappedFile> {
+        use rustix::fs::{Mode, OFlags};
+        let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::CLOEXEC;
+        let fd = rustix::fs::open(path, flags, Mode::empty()).map_err(|e| Error::io("open", path)(e.into()))?;
+        let file = File::from(fd);
+        let meta = file.metadata().map_err(Error::io("stat", path))?;
+        if !meta.is_file() {
+            return Err(Error::bad(path, "", "not a regular file"));
+        }
+        if meta.len() == 0 {
+            return Ok(MappedFile { path: path.to_owned(), map: Arc::new(None) });
+        }
+        // SAFETY: the map is read-only; a file changed in place while it is open is the one thing mmap cannot guard
+        // against, and model files are replaced by rename (docs/neuron_store.md, "When the file changes").
+        let map = unsafe { Mmap::map(&file) }.map_err(Error::io("map", path))?;
+        Ok(MappedFile { path: path.to_owned(), map: Arc::new(Some(map)) })
+    }
+
+    pub fn bytes(&self) -> &[u8] {
+        self.map.as_ref().as_ref().map_or(&[], |m| &m[..])
+    }
+}
+
+/// The tensors of a model, from one or several files.
+#[derive(Debug, Default)]
+pub struct Tensors {
+    files: Vec<MappedFile>,
+    infos: Vec<(usize, TensorInfo)>,
+    by_name: std::collections::HashMap<String, usize>,
+}
+
+/// A tensor and its bytes.
+#[derive(Clone, Copy, Debug)]
+pub struct TensorView<'a> {
+    pub info: &'a TensorInfo,
+    /// `info.bytes` long.
+    pub data: &'a [u8],
+    pub path: &'a Path,
+}
+
+impl Tensors {
+    /// Adds a file's tensors; a name that is already there is refused.
+    pub fn add(&mut self, file: MappedFile, infos: Vec<TensorInfo>) -> Result<()> {
+        let index = self.files.len();
+        for info in infos {
+            if self.by_name.insert(info.name.clone(), self.infos.len()).is_some() {
+                return Err(Error::bad(&file.path, info.name, "the tensor is there twice"));
+            }
+            self.infos.push((index, info));
+        }
+        self.files.push(file);
+        Ok(())
+    }
+
+    pub fn get(&self, name: &str) -> Option<TensorView<'_>> {
+        self.by_name.get(name).map(|&i| self.view(i))
+    }
+
+    pub fn iter(&self) -> impl Iterator<Item = TensorView<'_>> {
+        (0..self.infos.len()).map(|i| self.view(i))
+    }
+
+    pub fn files(&self) -> &[MappedFile] {
+        &self.files
+    }
+
+    fn view(&self, i: usize) -> TensorView<'_> {
+        let (file, info) = &self.infos[i];
+        let file = &self.files[*file];
+        let start = info.offset as usize;
+        TensorView { info, data: &file.bytes()[start..start + info.bytes as usize], path: &file.path }
+    }
+}
