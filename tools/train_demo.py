@@ -345,8 +345,8 @@ def save(path, p, opt, sp, step, c, a, history):
     tmp = str(path) + ".tmp"
     torch.save({
         "params": {k: v.detach() for k, v in p.items()}, "opt": opt.state, "opt_t": opt.t,
-        "sparsity": {"weight": sp.weight, "first": sp.first, "share": sp.share},
-        "step": step, "config": c, "args": vars(a), "history": history,
+        "sparsity": {"weight": sp.weight, "first": sp.first, "share": sp.share, "start": sp.start},
+        "step": step, "config": c, "args": {k: v for k, v in vars(a).items() if k != "f"}, "history": history,
     }, tmp)
     os.replace(tmp, path)
 
@@ -370,14 +370,16 @@ def cmd_train(a):
         start, history = state["step"], state["history"]
         p = state["params"]
         for k, v in state["sparsity"].items():
-            # a trunk carries no weight of its own into the branch
-            if not (k == "weight" and state["sparsity"]["first"] is None):
+            # a trunk without the term hands nothing but its measured share to the branch
+            if k == "share" or state["sparsity"]["first"] is not None:
                 setattr(sp, k, v)
         print(f"resumed {src} at step {start}")
     else:
         p = init_params(c, a.seed)
     for v in p.values():
         v.requires_grad_(True)
+    if sp.start is None:
+        sp.start = start
     opt = Optimiser(p, a.lr, a.lr_other, a.weight_decay)
     if state:
         opt.state, opt.t = state["opt"], state["opt_t"]
@@ -459,6 +461,7 @@ def cmd_export(a):
     w = {k: v.detach().half().contiguous() for k, v in st["params"].items()}
     assert all(torch.isfinite(v).all() for v in w.values()), "a weight overflows float16"
     save_file(w, str(to / "model.safetensors"), metadata={"format": "pt"})
+    os.chmod(to / "model.safetensors", 0o644)
     dump = lambda name, obj: (to / name).write_text(json.dumps(obj, indent=2) + "\n")
     dump("config.json", hf_config(st["config"]))
     dump("generation_config.json", {"bos_token_id": 0, "eos_token_id": 1, "do_sample": True,
@@ -548,7 +551,7 @@ def main():
     s.add_argument("--weight-decay", type=float, default=0.1, help="decoupled, hidden matrices only")
     s.add_argument("--decay-part", type=float, default=0.4, help="last part of the run over which the rate falls linearly to 0")
     s.add_argument("--sparsity-target", type=float, help="wanted share of active FFN neurons, e.g. 0.11; without it there is no sparsity term")
-    s.add_argument("--sparsity-start", type=int, default=0, help="first step with the term (a branch: the step it branches at or later)")
+    s.add_argument("--sparsity-start", type=int, help="first step with the term (default: the step the run, or branch, begins at)")
     s.add_argument("--sparsity-ramp", type=int, default=1000, help="steps over which the target falls to its final value")
     s.add_argument("--sparsity-weight", type=float, default=0.02, help="L1 weight at the start")
     s.add_argument("--sparsity-gain", type=float, default=0.02, help="how fast the L1 weight follows the error")
