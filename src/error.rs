@@ -17,11 +17,7 @@ pub enum Error {
     BadFile(Box<BadFile>),
     /// The operating system refused; exit 1.
     #[error("cannot {action} {}: {source}", path.display())]
-    Io {
-        action: &'static str,
-        path: PathBuf,
-        source: std::io::Error,
-    },
+    Io { action: &'static str, path: PathBuf, source: std::io::Error },
     /// Not enough memory or budget; exit 6.
     #[error("{0}")]
     Memory(String),

@@ -96,7 +96,8 @@ impl MappedFile {
         let file = File::from(fd);
         let meta = file.metadata().map_err(Error::io("stat", path))?;
         if !meta.is_file() {
-            return Err(Error::bad(path, "", "not a regular file"));
+            let what = if meta.is_dir() { "a directory" } else { "a pipe, device or socket" };
+            return Err(Error::bad(path, "", format!("not a model file: it is {what}")));
         }
         if meta.len() == 0 {
             return Ok(MappedFile { path: path.to_owned(), map: Arc::new(None) });
@@ -109,6 +110,24 @@ impl MappedFile {
 
     pub fn bytes(&self) -> &[u8] {
         self.map.as_ref().as_ref().map_or(&[], |m| &m[..])
+    }
+}
+
+/// What a file that is no model is instead, by its first bytes, with what to do about it.
+fn other_file(bytes: &[u8]) -> Option<&'static str> {
+    let start = &bytes[..bytes.len().min(512)];
+    let text = start.trim_ascii_start().to_ascii_lowercase();
+    let begins = |with: &[u8]| start.starts_with(with);
+    if begins(b"version https://git-lfs") {
+        Some("it is a git-LFS pointer to one, run: git lfs pull")
+    } else if text.starts_with(b"<!doctype") || text.starts_with(b"<html") || text.starts_with(b"<?xml") {
+        Some("it is a web page, the download link was wrong or asked for a login")
+    } else if begins(b"PK\x03\x04") || begins(b"\x80\x02") {
+        Some("it is a PyTorch checkpoint, convert it to safetensors or GGUF")
+    } else if [&b"lmgg"[..], b"fmgg", b"tjgg", b"algg"].contains(&start.get(..4)?) {
+        Some("it is of the GGML formats before GGUF (2023), convert the original model to GGUF")
+    } else {
+        None
     }
 }
 
