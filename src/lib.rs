@@ -1,7 +1,18 @@
-//! A runtime-adaptive neuron-cache inference engine. `ARCHITECTURE.md` is the map of this crate.
+//! A runtime-adaptive neuron-cache inference engine. `ARCHITECTURE.md` is the map of this crate; the modules stand in
+//! dependency order.
 
+pub mod clock;
 pub mod error;
+pub mod prng;
+
 pub mod formats;
 pub mod tokenizer;
+
+pub mod cpu;
+pub mod kernel;
+pub mod model;
+
+pub mod engine;
+pub mod lab;
 
 pub use error::{Error, Result};

@@ -1,0 +1,2 @@
+//! Contracts of the kernels.
+pub mod reference;

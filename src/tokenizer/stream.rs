@@ -1,0 +1,228 @@
+//! From the bytes of tokens to text, as they come.
+//!
+//! Two things are held back: the bytes of a character that is not complete yet, and text that may be the start of
+//! a stop string. Everything else goes out at once. Whatever the cuts between tokens, the pieces put together are the
+//! whole text decoded at once (`String::from_utf8_lossy`: one U+FFFD for every longest piece that cannot become
+//! a character) and cut where a search in that text finds the earliest stop string.
+//!
+//! The leading space: a SentencePiece token `▁word` stands for " word". llama.cpp and transformers drop that one space
+//! where a *whole text* begins, because encoding put it there, and keep it in a continuation after a prompt, where it
+//! separates words. So does this: [`TextStream::continuation`] keeps every byte, [`TextStream::whole`] drops the first
+//! space if the tokenizer says so.
+
+use crate::error::{Error, Result};
+
+/// OpenAI's API takes 4; some clients send every role marker of a template.
+pub const MOST_STOPS: usize = 16;
+/// In bytes. A stop string is held back as text, so its length is memory and delay.
+pub const LONGEST_STOP: usize = 4096;
+
+/// What came out of one push.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Delta {
+    /// May be empty.
+    pub text: String,
+    /// A stop string ended the text: generation is over and nothing more will come out.
+    pub stopped: bool,
+}
+
+/// One answer's text as it is made.
+#[derive(Debug)]
+pub struct TextStream {
+    stops: Vec<Stop>,
+    /// Bytes of a character that is not complete; at most 3.
+    partial: Vec<u8>,
+    /// Text that is not out yet, because a stop string may have begun in it.
+    held: String,
+    /// Bytes of text that are out.
+    out: usize,
+    /// Where the earliest complete stop string so far begins, in bytes from the start of the text. One that began even
+    /// earlier may still complete; until that is settled the text goes on.
+    cut: Option<usize>,
+    stopped: bool,
+    drop_space: bool,
+}
+
+/// One stop string and how much of it the text ends with: Knuth, Morris and Pratt's automaton, so that a text of
+/// n bytes costs n steps whatever repeats in it.
+#[derive(Debug)]
+struct Stop {
+    text: Box<[u8]>,
+    /// `fallback[i]`: the longest proper prefix of `text` that is a suffix of `text[..=i]`. [text.len()]
+    fallback: Box<[u32]>,
+    matched: usize,
+    /// Once found, only an earlier find of another stop string can matter.
+    found: bool,
+}
+
+impl TextStream {
+    /// Text that follows a prompt: every byte counts.
+    ///
+    /// # Errors
+    /// [`Error::Usage`] for an empty stop string, one of more than [`LONGEST_STOP`] bytes, or more than [`MOST_STOPS`].
+    pub fn continuation(stops: &[String]) -> Result<TextStream> {
+        TextStream::new(stops, false)
+    }
+
+    /// A whole text; `drop_space` is [`super::Tokenizer::drops_leading_space`].
+    ///
+    /// # Errors
+    /// As [`TextStream::continuation`].
+    pub fn whole(stops: &[String], drop_space: bool) -> Result<TextStream> {
+        TextStream::new(stops, drop_space)
+    }
+
+    fn new(stops: &[String], drop_space: bool) -> Result<TextStream> {
+        if stops.len() > MOST_STOPS {
+            return Err(Error::Usage(format!("{} stop strings; at most {MOST_STOPS} are taken", stops.len())));
+        }
+        let stops = stops.iter().map(|s| Stop::new(s)).collect::<Result<_>>()?;
+        Ok(TextStream {
+            stops,
+            partial: Vec::with_capacity(4),
+            held: String::new(),
+            out: 0,
+            cut: None,
+            stopped: false,
+            drop_space,
+        })
+    }
+
+    /// Takes the bytes of the next token. After the end it does nothing.
+    pub fn push(&mut self, token: &[u8]) -> Delta {
+        if self.stopped || token.is_empty() {
+            return Delta { text: String::new(), stopped: self.stopped };
+        }
+        let mut token = token;
+        if std::mem::take(&mut self.drop_space) {
+            token = token.strip_prefix(b" ").unwrap_or(token);
+        }
+        let before = self.held.len();
+        decode_into(&mut self.partial, token, &mut self.held);
+        let settled = self.search(before);
+        self.release(settled)
+    }
+
+    /// The end of generation: what was held back, with an incomplete character as U+FFFD.
+    pub fn finish(&mut self) -> Delta {
+        if self.stopped {
+            return Delta { text: String::new(), stopped: true };
+        }
+        if !std::mem::take(&mut self.partial).is_empty() {
+            let before = self.held.len();
+            self.held.push(char::REPLACEMENT_CHARACTER);
+            self.search(before);
+        }
+        let found = self.cut.is_some();
+        if let Some(cut) = self.cut {
+            self.held.truncate(cut - self.out);
+        }
+        self.stopped = true;
+        self.out += self.held.len();
+        Delta { text: std::mem::take(&mut self.held), stopped: found }
+    }
+
+    /// Runs the stop strings over `held[from..]`; whether the cut is there and final.
+    fn search(&mut self, from: usize) -> bool {
+        for i in from..self.held.len() {
+            let byte = self.held.as_bytes()[i];
+            for stop in &mut self.stops {
+                if !stop.found && stop.step(byte) {
+                    stop.found = true;
+                    let start = self.out + i + 1 - stop.text.len();
+                    self.cut = Some(self.cut.map_or(start, |cut| cut.min(start)));
+                }
+            }
+            if self.settled(self.out + i + 1) {
+                return true;
+            }
+        }
+        false
+    }
+
+    /// Whether the cut is there and no stop string that is under way at `end` began before it.
+    fn settled(&self, end: usize) -> bool {
+        self.cut.is_some_and(|cut| self.stops.iter().all(|s| s.found || end - s.matched >= cut))
+    }
+
+    /// Lets out what no stop string can take back.
+    fn release(&mut self, settled: bool) -> Delta {
+        let end = self.out + self.held.len();
+        let keep = match self.cut {
+            Some(cut) if settled => {
+                self.held.truncate(cut - self.out);
+                self.stopped = true;
+                cut
+            }
+            // A stop string is under way that began before the cut, so before the cut is early enough.
+            _ => self.stops.iter().filter(|s| !s.found).map(|s| end - s.matched).min().unwrap_or(end),
+        };
+        let rest = self.held.split_off(keep - self.out);
+        let text = std::mem::replace(&mut self.held, rest);
+        self.out += text.len();
+        Delta { text, stopped: self.stopped }
+    }
+}
+
+impl Stop {
+    fn new(text: &str) -> Result<Stop> {
+        if text.is_empty() {
+            return Err(Error::Usage("a stop string is empty; leave it out to generate without one".into()));
+        }
+        if text.len() > LONGEST_STOP {
+            let n = text.len();
+            return Err(Error::Usage(format!("a stop string has {n} bytes; at most {LONGEST_STOP} are taken")));
+        }
+        let text: Box<[u8]> = text.as_bytes().into();
+        let mut fallback = vec![0u32; text.len()];
+        let mut matched = 0;
+        for i in 1..text.len() {
+            while matched > 0 && text[i] != text[matched] {
+                matched = fallback[matched - 1] as usize;
+            }
+            matched += usize::from(text[i] == text[matched]);
+            fallback[i] = matched as u32;
+        }
+        Ok(Stop { text, fallback: fallback.into(), matched: 0, found: false })
+    }
+
+    /// Whether the string is complete with this byte.
+    fn step(&mut self, byte: u8) -> bool {
+        while self.matched > 0 && self.text[self.matched] != byte {
+            self.matched = self.fallback[self.matched - 1] as usize;
+        }
+        self.matched += usize::from(self.text[self.matched] == byte);
+        self.matched == self.text.len()
+    }
+}
+
+/// Appends to `text` what `partial` and `bytes` decode to; what may still become a character stays in `partial`.
+fn decode_into(partial: &mut Vec<u8>, bytes: &[u8], text: &mut String) {
+    partial.extend_from_slice(bytes);
+    let mut rest = &partial[..];
+    loop {
+        match std::str::from_utf8(rest) {
+            Ok(valid) => {
+                text.push_str(valid);
+                partial.clear();
+                return;
+            }
+            Err(error) => {
+                let (valid, after) = rest.split_at(error.valid_up_to());
+                // `valid_up_to` says so.
+                text.push_str(std::str::from_utf8(valid).unwrap_or_default());
+                match error.error_len() {
+                    Some(wrong) => {
+                        text.push(char::REPLACEMENT_CHARACTER);
+                        rest = &after[wrong..];
+                    }
+                    None => {
+                        let keep = after.len();
+                        partial.drain(..partial.len() - keep);
+                        return;
+                    }
+                }
+            }
+        }
+    }
+}
