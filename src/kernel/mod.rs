@@ -1,2 +1,3 @@
-//! Contracts of the kernels.
+//! What each kernel computes: the scalar truth that every fast version is compared with.
+
 pub mod reference;

@@ -343,11 +343,9 @@ fn open_gguf(path: &Path, activation: Option<Activation>) -> Result<Source> {
         None => None,
     };
     let mut config = families::from_gguf(&gguf, path, factors, activation)?;
-    // OPT tables converted without the two rows before position 0.
-    if let (Positions::Learned { offset }, Some(table)) = (&mut config.positions, tensors.get("position_embd.weight"))
-        && table.info.shape.first() == Some(&config.context)
-    {
-        *offset = 0;
+    // Converters write the length of OPT's whole table as its context; two of its rows stand before position 0.
+    if let (Positions::Learned { offset }, Some(table)) = (&config.positions, tensors.get("position_embd.weight")) {
+        config.context = table.info.shape[0].saturating_sub(*offset).max(1);
     }
     let interleaved = config.family == "llama" || config.family == "bamboo";
     let tokenizer = match gguf.metadata.get("tokenizer.ggml.model") {
