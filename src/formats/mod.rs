@@ -4,6 +4,7 @@
 //! the file's own length does not pay for, and answers with [`crate::Error::BadFile`].
 
 pub mod gguf;
+pub mod gguf_writer;
 pub mod neuron_store;
 pub mod quant;
 pub mod rows;
