@@ -10,20 +10,24 @@ is what the runtime exploits.  Everything runs on one CPU core.
     # 1. tokenizer and token streams (seconds)
     python tools/train_demo.py prepare --work ../demo-work
     # 2. the dense trunk: ReGLU, no sparsity term, stops at the branch point
-    python tools/train_demo.py train --work ../demo-work --run trunk --stop-at 800
+    python tools/train_demo.py train --work ../demo-work --run trunk --stop-at 391
     # 3a. the demo: the trunk continued WITH the sparsity term
     python tools/train_demo.py train --work ../demo-work --run sparse \\
-        --resume ../demo-work/trunk/step-800.pt --sparsity-target 0.11
+        --resume ../demo-work/trunk/step-391.pt --sparsity-target 0.11
     # 3b. the control: the trunk continued WITHOUT it (same data, same schedule)
     python tools/train_demo.py train --work ../demo-work --run control \\
-        --resume ../demo-work/trunk/step-800.pt
+        --resume ../demo-work/trunk/step-391.pt
     # 3c. the SiLU twin
     python tools/train_demo.py train --work ../demo-work --run silu --act silu
     # 4. export to a Hugging Face directory, and measure that directory
     python tools/train_demo.py export --work ../demo-work --run sparse --to assets/demo
+    python tools/train_demo.py export --work ../demo-work --run silu --to assets/demo-silu
+    python tools/train_demo.py excerpt --to assets/demo/heldout.txt
     python tools/train_demo.py eval assets/demo
 
-Needs: torch, tokenizers, safetensors, numpy.  ``SUBCOMMAND --help`` explains
+The length of the schedule (--steps) may be changed on resume as long as the
+decay of the learning rate has not begun: that is how a run is fitted to the
+time there is.  Needs: torch, tokenizers, safetensors, numpy.  ``SUBCOMMAND --help`` explains
 every option.  A run is interrupted and resumed safely: it writes
 ``last.pt`` every few minutes, and ``train`` with the same ``--run`` picks it up.
 """
@@ -540,9 +544,9 @@ def main():
     for name, d, h in [("hidden", 256, "model width"), ("layers", 5, "blocks"), ("heads", 4, "query heads"),
                        ("kv-heads", 2, "key and value heads"), ("ffn", 1024, "FFN neurons a layer"),
                        ("context", 512, "window length in tokens"), ("batch", 8, "windows a step"),
-                       ("steps", 4000, "length of the whole schedule, trunk included; may be changed on resume before the decay has begun"),
+                       ("steps", 2400, "length of the whole schedule, trunk included; may be changed on resume before the decay has begun"),
                        ("warmup", 50, "steps of linear warm-up"), ("seed", 1, "of initial weights and data order"),
-                       ("log-every", 20, "steps"), ("eval-every", 400, "steps (on 40 held-out windows; on all at the end)"),
+                       ("log-every", 20, "steps"), ("eval-every", 200, "steps (on 40 held-out windows; on all at the end)"),
                        ("threads", 1, "CPU threads")]:
         s.add_argument("--" + name, type=int, default=d, help=h)
     s.add_argument("--stop-at", type=int, help="end here (for a trunk) instead of at --steps; the schedule is unchanged")
@@ -552,9 +556,9 @@ def main():
     s.add_argument("--decay-part", type=float, default=0.4, help="last part of the run over which the rate falls linearly to 0")
     s.add_argument("--sparsity-target", type=float, help="wanted share of active FFN neurons, e.g. 0.11; without it there is no sparsity term")
     s.add_argument("--sparsity-start", type=int, help="first step with the term (default: the step the run, or branch, begins at)")
-    s.add_argument("--sparsity-ramp", type=int, default=1000, help="steps over which the target falls to its final value")
-    s.add_argument("--sparsity-weight", type=float, default=0.02, help="L1 weight at the start")
-    s.add_argument("--sparsity-gain", type=float, default=0.02, help="how fast the L1 weight follows the error")
+    s.add_argument("--sparsity-ramp", type=int, default=400, help="steps over which the target falls to its final value")
+    s.add_argument("--sparsity-weight", type=float, default=0.1, help="L1 weight at the start")
+    s.add_argument("--sparsity-gain", type=float, default=0.04, help="how fast the L1 weight follows the error")
     s.add_argument("--save-minutes", type=float, default=3, help="between checkpoints")
     s.add_argument("--f32", action="store_true", help="matrix products in float32 instead of bfloat16")
     s.add_argument("--no-compile", action="store_true", help="run without torch.compile (slower; needs no C++ compiler)")

@@ -84,7 +84,9 @@ impl SamplingParams {
         in_range("--frequency-penalty", self.frequency_penalty, -LARGEST_PENALTY, LARGEST_PENALTY)?;
         if self.repeat_last_n > LONGEST_WINDOW {
             let n = self.repeat_last_n;
-            return Err(Error::Usage(format!("--repeat-last-n is {n}; it must be a number from 0 to {LONGEST_WINDOW}")));
+            return Err(Error::Usage(format!(
+                "--repeat-last-n is {n}; it must be a number from 0 to {LONGEST_WINDOW}"
+            )));
         }
         Ok(())
     }

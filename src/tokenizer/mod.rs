@@ -1,7 +1,275 @@
 //! Text to tokens and back.
-#[derive(Clone, Debug, serde::Serialize, serde::Deserialize)]
-pub struct TokenizerSpec;
-impl TokenizerSpec {
-    pub fn from_hf_dir(_: &std::path::Path) -> crate::Result<TokenizerSpec> { Ok(TokenizerSpec) }
-    pub fn from_gguf(_: &crate::formats::gguf::Metadata, _: &std::path::Path) -> crate::Result<TokenizerSpec> { Ok(TokenizerSpec) }
+//!
+//! [`spec`] says what a tokenizer is made of and reads it from model files; [`Tokenizer`] is one ready for use. Encoding
+//! is that of the model's own tooling: SentencePiece's merges ([`spm`]) or the tokenizers crate ([`hf`], [`bpe`]).
+//! Decoding is by token: each stands for fixed bytes, and [`stream`] makes text of them.
+
+pub mod bpe;
+pub mod hf;
+mod hf_dir;
+pub mod sentencepiece;
+pub mod spec;
+pub mod special;
+pub mod spm;
+pub mod stream;
+
+pub use spec::{ModelSpec, TokenKind, TokenizerSpec};
+pub use stream::{Delta, TextStream};
+
+use crate::error::{Error, Result};
+use special::{Piece, SpecialTexts};
+use std::path::Path;
+
+/// Whether text that looks like a control token becomes one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Special {
+    /// In prompts that a chat template made, and where a user asked for it.
+    Parse,
+    /// In what users wrote: `<|im_end|>` is nine characters.
+    AsText,
+}
+
+/// Positions inside a text are 32 bits wide in some of the encoders.
+const LONGEST_TEXT: usize = 1 << 30;
+
+/// A tokenizer ready for use.
+#[derive(Debug)]
+pub struct Tokenizer {
+    bos: Option<u32>,
+    eos: Vec<u32>,
+    unk: Option<u32>,
+    add_bos: bool,
+    chat_template: Option<String>,
+    /// What each token stands for in output. [vocab]
+    bytes: Table,
+    /// How the vocabulary writes it. [vocab]
+    texts: Table,
+    /// [vocab]
+    kinds: Vec<TokenKind>,
+    /// Tokens that only [`Special::Parse`] recognises.
+    specials: SpecialTexts,
+    encoder: Encoder,
+    drops_leading_space: bool,
+}
+
+#[derive(Debug)]
+enum Encoder {
+    Spm(Box<spm::Spm>),
+    Pipeline(Box<hf::Encoder>),
+}
+
+/// Many short byte strings in one allocation.
+#[derive(Debug, Default)]
+struct Table {
+    bytes: Vec<u8>,
+    ends: Vec<u32>,
+}
+
+impl Table {
+    fn push(&mut self, bytes: &[u8]) {
+        self.bytes.extend_from_slice(bytes);
+        self.ends.push(self.bytes.len() as u32);
+    }
+
+    fn get(&self, id: u32) -> Option<&[u8]> {
+        let end = *self.ends.get(id as usize)?;
+        let start = if id == 0 { 0 } else { self.ends[id as usize - 1] };
+        Some(&self.bytes[start as usize..end as usize])
+    }
+}
+
+impl Tokenizer {
+    /// `path` is for messages: the file that the spec came from.
+    ///
+    /// # Errors
+    /// [`Error::BadFile`] with the part of the spec that cannot be.
+    pub fn new(spec: TokenizerSpec, path: &Path) -> Result<Tokenizer> {
+        spec::check(&spec, &spec::STORED, path)?;
+        let (mut bytes, mut texts, mut kinds) = (Table::default(), Table::default(), Vec::new());
+        let mut add = |text: &str, kind: TokenKind, of: &dyn Fn(&str) -> Vec<u8>| {
+            texts.push(text.as_bytes());
+            kinds.push(kind);
+            match kind {
+                // llama.cpp and transformers leave them out of text; who wants to see them asks for `token_text`.
+                TokenKind::Control | TokenKind::Unknown => bytes.push(b""),
+                TokenKind::UserDefined => bytes.push(text.as_bytes()),
+                TokenKind::Normal | TokenKind::Unused | TokenKind::Byte => bytes.push(&of(text)),
+            }
+        };
+        let (encoder, drops_leading_space) = match &spec.model {
+            ModelSpec::Spm(model) => {
+                model
+                    .tokens
+                    .iter()
+                    .zip(&model.kinds)
+                    .for_each(|(text, &kind)| add(text, kind, &|t| spm_bytes(t, kind)));
+                (Encoder::Spm(Box::new(spm::Spm::new(model, spec.unk))), model.add_space_prefix)
+            }
+            ModelSpec::Bpe(model) => {
+                model.tokens.iter().zip(&model.kinds).for_each(|(text, &kind)| add(text, kind, &bpe::token_bytes));
+                (Encoder::Pipeline(Box::new(bpe::encoder(model, path)?)), false)
+            }
+            ModelSpec::HfJson { json } => {
+                let vocab = hf::read(json, path)?;
+                vocab.tokens.iter().for_each(|token| add(&token.text, token.kind, &|t| vocab.decoder.bytes(t)));
+                spec::check_ids(&spec, vocab.tokens.len(), &spec::STORED, path)?;
+                (Encoder::Pipeline(Box::new(hf::encoder(json, path)?)), vocab.decoder.drops_leading_space)
+            }
+        };
+        if texts.bytes.len().max(bytes.bytes.len()) > u32::MAX as usize {
+            return Err(Error::bad(path, "tokenizer", "the texts of the tokens have more than 4 GiB"));
+        }
+        let text_of = |id: u32| std::str::from_utf8(texts.get(id).unwrap_or_default()).unwrap_or_default();
+        let special = |id: &u32| match kinds[*id as usize] {
+            TokenKind::Control | TokenKind::Unknown => true,
+            TokenKind::UserDefined => spec::looks_like_control(text_of(*id)) || spec.eos.contains(id),
+            _ => false,
+        };
+        let specials = SpecialTexts::new((0..kinds.len() as u32).filter(special).map(|id| (text_of(id), id)));
+        Ok(Tokenizer {
+            bos: spec.bos,
+            eos: spec.eos,
+            unk: spec.unk,
+            add_bos: spec.add_bos,
+            chat_template: spec.chat_template,
+            bytes,
+            texts,
+            kinds,
+            specials,
+            encoder,
+            drops_leading_space,
+        })
+    }
+
+    /// The tokens of a text, without BOS.
+    ///
+    /// # Errors
+    /// [`Error::Usage`] for a text of more than 1 GiB.
+    pub fn encode(&self, text: &str, special: Special) -> Result<Vec<u32>> {
+        if text.len() > LONGEST_TEXT {
+            return Err(Error::Usage(format!("a text of {} bytes; at most {LONGEST_TEXT} are taken", text.len())));
+        }
+        match (&self.encoder, special) {
+            (Encoder::Pipeline(pipeline), Special::Parse) => pipeline.encode(text),
+            (Encoder::Pipeline(pipeline), Special::AsText) => pipeline.encode(&self.defuse(text)),
+            (Encoder::Spm(spm), Special::AsText) => {
+                let mut ids = Vec::with_capacity(text.len() / 3);
+                spm.encode(text, true, &mut ids);
+                Ok(ids)
+            }
+            (Encoder::Spm(spm), Special::Parse) => {
+                let mut ids = Vec::with_capacity(text.len() / 3);
+                // llama.cpp puts the space at the start and after every special token, as Llama's training did.
+                for piece in self.specials.split(text) {
+                    match piece {
+                        Piece::Text(text) => spm.encode(text, true, &mut ids),
+                        Piece::Token(id) => ids.push(id),
+                    }
+                }
+                Ok(ids)
+            }
+        }
+    }
+
+    /// The tokens of a prompt: BOS first where the model wants it and the text does not begin with it already (chat
+    /// templates write it themselves).
+    ///
+    /// # Errors
+    /// As [`Tokenizer::encode`].
+    pub fn encode_prompt(&self, text: &str, special: Special) -> Result<Vec<u32>> {
+        let mut ids = self.encode(text, special)?;
+        if let Some(bos) = self.bos_if_added()
+            && ids.first() != Some(&bos)
+        {
+            ids.insert(0, bos);
+        }
+        Ok(ids)
+    }
+
+    /// The text with every control token in it broken by an invisible mark that [`Tokenizer::encode`] takes out: what
+    /// a chat template may put beside real control tokens. Templates may trim or join such text; they cannot mend it.
+    pub fn defuse(&self, text: &str) -> String {
+        self.specials.defuse(text)
+    }
+
+    /// The exact bytes that a token stands for in output; none for control tokens. None past the vocabulary.
+    pub fn token_bytes(&self, id: u32) -> Option<&[u8]> {
+        self.bytes.get(id)
+    }
+
+    /// How the vocabulary writes a token (`▁the`, `Ġthe`, `<s>`): for display, not for output.
+    pub fn token_text(&self, id: u32) -> Option<&str> {
+        self.texts.get(id).and_then(|t| std::str::from_utf8(t).ok())
+    }
+
+    pub fn token_kind(&self, id: u32) -> Option<TokenKind> {
+        self.kinds.get(id as usize).copied()
+    }
+
+    /// The text of all of `ids` as one whole text; the leading space that encoding put there is dropped. Ids past the
+    /// vocabulary are left out. Bytes that are no UTF-8 become U+FFFD.
+    pub fn decode(&self, ids: &[u32]) -> String {
+        String::from_utf8_lossy(&self.decode_bytes(ids)).into_owned()
+    }
+
+    /// As [`Tokenizer::decode`], the bytes as they are.
+    pub fn decode_bytes(&self, ids: &[u32]) -> Vec<u8> {
+        let mut out = Vec::with_capacity(ids.len() * 4);
+        let mut drop = self.drops_leading_space;
+        for &id in ids {
+            let mut bytes = self.token_bytes(id).unwrap_or_default();
+            if bytes.is_empty() {
+                continue;
+            }
+            if std::mem::take(&mut drop) {
+                bytes = bytes.strip_prefix(b" ").unwrap_or(bytes);
+            }
+            out.extend_from_slice(bytes);
+        }
+        out
+    }
+
+    /// Whether a whole text's first space is encoding's, for [`TextStream::whole`].
+    pub fn drops_leading_space(&self) -> bool {
+        self.drops_leading_space
+    }
+
+    pub fn vocab_len(&self) -> usize {
+        self.kinds.len()
+    }
+
+    pub fn bos(&self) -> Option<u32> {
+        self.bos
+    }
+
+    /// BOS, if prompts begin with it.
+    pub fn bos_if_added(&self) -> Option<u32> {
+        self.bos.filter(|_| self.add_bos)
+    }
+
+    /// The model's own `eos_token`.
+    pub fn eos(&self) -> Option<u32> {
+        self.eos.first().copied()
+    }
+
+    pub fn unk(&self) -> Option<u32> {
+        self.unk
+    }
+
+    /// Whether this token ends a generation.
+    pub fn is_end(&self, id: u32) -> bool {
+        self.eos.contains(&id)
+    }
+
+    /// The model's chat template, Jinja source as its file has it.
+    pub fn chat_template(&self) -> Option<&str> {
+        self.chat_template.as_deref()
+    }
+}
+
+fn spm_bytes(text: &str, kind: TokenKind) -> Vec<u8> {
+    match spm::byte_of(text).filter(|_| kind == TokenKind::Byte) {
+        Some(byte) => vec![byte],
+        None => text.replace(spm::SPACE, " ").into_bytes(),
+    }
 }

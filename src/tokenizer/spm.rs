@@ -3,8 +3,8 @@
 //! Source: sentencepiece 0.2 `bpe_model.cc` and llama.cpp `llm_tokenizer_spm`. The two agree but for tokens the user
 //! defined: sentencepiece keeps them whole inside the text (done here), llama.cpp puts a space after them.
 
-use super::special::{BREAK, SpecialTexts};
 use super::spec::{SpmSpec, TokenKind};
+use super::special::{BREAK, SpecialTexts};
 use std::cmp::Ordering;
 use std::collections::{BinaryHeap, HashMap};
 
@@ -73,7 +73,7 @@ impl Eq for Pair {}
 impl Spm {
     /// From a checked spec (`spec::check`); `unknown` is its unknown token.
     pub fn new(spec: &SpmSpec, unknown: Option<u32>) -> Spm {
-        let mut by_text = HashMap::with_capacity(spec.tokens.len());
+        let mut by_text: HashMap<Box<str>, u32> = HashMap::with_capacity(spec.tokens.len());
         let mut bytes = Box::new([NONE; 256]);
         for ((text, &kind), id) in spec.tokens.iter().zip(&spec.kinds).zip(0u32..) {
             match kind {

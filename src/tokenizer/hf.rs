@@ -1,0 +1,361 @@
+//! `tokenizer.json` through the tokenizers crate: what is checked before it may see the file, and how its tokens are
+//! bytes.
+
+use super::spec::{MOST_TOKENS, TokenKind};
+use super::special::BREAK;
+use crate::error::{Error, Result};
+use serde::Deserialize;
+use serde_json::Value;
+use std::collections::HashMap;
+use std::path::Path;
+use std::time::{Duration, Instant};
+use tokenizers::normalizers::{Replace, Sequence};
+use tokenizers::{ModelWrapper, NormalizerWrapper, PostProcessorWrapper, PreTokenizedString, PreTokenizer};
+
+/// The largest in use (Gemma 3) has 33 MB.
+pub const LONGEST_JSON: u64 = 64 << 20;
+
+/// A tokenizers pipeline. It never adds special tokens by itself.
+#[derive(Debug)]
+pub struct Encoder {
+    pub tokenizer: tokenizers::Tokenizer,
+    /// The file's token for each of the tokenizer's own, where the two differ.
+    pub outside: Option<Vec<u32>>,
+}
+
+impl Encoder {
+    /// Special tokens in the text are recognised unless a [`BREAK`] is inside them.
+    pub fn encode(&self, text: &str) -> Result<Vec<u32>> {
+        let encoding = self.tokenizer.encode_fast(text, false);
+        let encoding = encoding.map_err(|e| Error::Failed(format!("cannot tokenize the text: {e}")))?;
+        let ids = encoding.get_ids();
+        Ok(match &self.outside {
+            None => ids.to_vec(),
+            Some(outside) => ids.iter().map(|&id| outside[id as usize]).collect(),
+        })
+    }
+}
+
+/// A token of a `tokenizer.json`.
+#[derive(Clone, Debug)]
+pub struct HfToken {
+    pub text: String,
+    pub kind: TokenKind,
+}
+
+/// What this program itself reads in a `tokenizer.json`.
+#[derive(Debug)]
+pub struct HfVocab {
+    /// By id; unused ids have no text.
+    pub tokens: Vec<HfToken>,
+    pub unk: Option<u32>,
+    /// The special token that the post-processor puts before a text.
+    pub before: Option<u32>,
+    pub decoder: Decoder,
+}
+
+impl HfVocab {
+    pub fn id_of(&self, text: &str) -> Option<u32> {
+        let special = |t: &HfToken| t.kind != TokenKind::Normal;
+        let found = |t: &HfToken| t.text == text && !text.is_empty();
+        let at = self.tokens.iter().position(|t| special(t) && found(t));
+        at.or_else(|| self.tokens.iter().position(found)).map(|id| id as u32)
+    }
+}
+
+/// How a token's text becomes bytes.
+#[derive(Debug, Default, PartialEq)]
+pub struct Decoder {
+    steps: Vec<Step>,
+    /// The first space of a whole text is not part of it.
+    pub drops_leading_space: bool,
+}
+
+#[derive(Debug, PartialEq)]
+enum Step {
+    ByteLevel,
+    ByteFallback,
+    Replace(String, String),
+}
+
+#[derive(Deserialize)]
+struct Root {
+    model: Model,
+    #[serde(default)]
+    added_tokens: Vec<Added>,
+    normalizer: Option<Value>,
+    post_processor: Option<Value>,
+    decoder: Option<Value>,
+}
+
+/// Only the kind: the vocabularies of other models have other shapes.
+#[derive(Deserialize)]
+struct RootKind {
+    model: ModelKind,
+}
+
+#[derive(Deserialize)]
+struct ModelKind {
+    #[serde(rename = "type")]
+    kind: Option<String>,
+}
+
+#[derive(Deserialize)]
+struct Model {
+    vocab: HashMap<String, u32>,
+    merges: Vec<Merge>,
+    unk_token: Option<String>,
+    continuing_subword_prefix: Option<String>,
+    end_of_word_suffix: Option<String>,
+}
+
+#[derive(Deserialize)]
+#[serde(untagged)]
+enum Merge {
+    Line(String),
+    Pair(String, String),
+}
+
+#[derive(Deserialize)]
+struct Added {
+    id: u32,
+    content: String,
+    #[serde(default)]
+    special: bool,
+}
+
+/// Reads and checks the parts of a `tokenizer.json` that the tokenizers crate takes on trust (with some of them it
+/// panics: a merge longer than every token, a broken precompiled map).
+///
+/// # Errors
+/// [`Error::BadFile`] with the part of the file that is wrong or not supported.
+pub fn read(json: &str, path: &Path) -> Result<HfVocab> {
+    let bad = |field: &str, reason: String| Error::bad(path, field, reason);
+    if json.len() as u64 > LONGEST_JSON {
+        return Err(bad("", format!("{} bytes; at most {LONGEST_JSON} are supported", json.len())));
+    }
+    let kind: RootKind = serde_json::from_str(json).map_err(|e| bad("", format!("not a tokenizer.json: {e}")))?;
+    let kind = kind.model.kind.unwrap_or_else(|| "BPE".to_owned());
+    if kind != "BPE" {
+        return Err(bad("model.type", format!("{kind} models are not supported; BPE ones are")));
+    }
+    let root: Root = serde_json::from_str(json).map_err(|e| bad("", format!("not a tokenizer.json: {e}")))?;
+    for (part, field) in [(&root.normalizer, "normalizer"), (&root.decoder, "decoder")] {
+        if part.as_ref().is_some_and(|p| mentions_type(p, "Precompiled")) {
+            return Err(bad(field, "Precompiled is not supported".into()));
+        }
+    }
+    check_merges(&root.model, path)?;
+    let tokens = tokens_by_id(&root, path)?;
+    let unk = match root.model.unk_token {
+        None => None,
+        Some(text) => match root.model.vocab.get(&text) {
+            Some(&id) => Some(id),
+            None => return Err(bad("model.unk_token", format!("\"{text}\" is not in the vocabulary"))),
+        },
+    };
+    let Some(decoder) = root.decoder else {
+        return Err(bad("decoder", "there is none, so tokens have no exact bytes".into()));
+    };
+    let mut vocab = HfVocab { tokens, unk, before: None, decoder: read_decoder(&decoder, path)? };
+    vocab.before = root.post_processor.as_ref().and_then(token_before).and_then(|text| vocab.id_of(text));
+    Ok(vocab)
+}
+
+fn check_merges(model: &Model, path: &Path) -> Result<()> {
+    let bad = |field: &str, reason: String| Error::bad(path, field, reason);
+    for (part, field) in [
+        (&model.continuing_subword_prefix, "model.continuing_subword_prefix"),
+        (&model.end_of_word_suffix, "model.end_of_word_suffix"),
+    ] {
+        if let Some(text) = part.as_deref().filter(|t| !t.is_empty()) {
+            return Err(bad(field, format!("\"{text}\" is not supported; models of text generation have none")));
+        }
+    }
+    let mut joined = String::new();
+    for (i, merge) in model.merges.iter().enumerate() {
+        let (left, right) = match merge {
+            Merge::Pair(left, right) => (left.as_str(), right.as_str()),
+            Merge::Line(line) if line.starts_with("#version") => continue,
+            Merge::Line(line) => line
+                .split_once(' ')
+                .filter(|(_, right)| !right.contains(' '))
+                .ok_or_else(|| bad("model.merges", format!("merge {i}, \"{line}\", is not two tokens")))?,
+        };
+        joined.clear();
+        joined.extend([left, right]);
+        for token in [left, right, &joined] {
+            if !model.vocab.contains_key(token) {
+                let reason = format!("merge {i}, \"{left} {right}\", names \"{token}\", which is not a token");
+                return Err(bad("model.merges", reason));
+            }
+        }
+    }
+    Ok(())
+}
+
+fn tokens_by_id(root: &Root, path: &Path) -> Result<Vec<HfToken>> {
+    let bad = |field: &str, reason: String| Error::bad(path, field, reason);
+    let ids = root.model.vocab.values().copied().chain(root.added_tokens.iter().map(|t| t.id));
+    let Some(largest) = ids.max() else {
+        return Err(bad("model.vocab", "the vocabulary is empty".into()));
+    };
+    // Some models leave gaps; a table many times the size of the file is not one of them.
+    let count = root.model.vocab.len() + root.added_tokens.len();
+    let len = largest as usize + 1;
+    if len > MOST_TOKENS || len > 4 * count + 65_536 {
+        return Err(bad("model.vocab", format!("token {largest} is out of range for a vocabulary of {count} tokens")));
+    }
+    let mut tokens = vec![HfToken { text: String::new(), kind: TokenKind::Unused }; len];
+    for (text, &id) in &root.model.vocab {
+        let token = &mut tokens[id as usize];
+        if token.kind != TokenKind::Unused {
+            return Err(bad("model.vocab", format!("\"{}\" and \"{text}\" are both token {id}", token.text)));
+        }
+        *token = HfToken { text: text.clone(), kind: TokenKind::Normal };
+    }
+    for Added { id, content, special } in &root.added_tokens {
+        let kind = if *special { TokenKind::Control } else { TokenKind::UserDefined };
+        tokens[*id as usize] = HfToken { text: content.clone(), kind };
+    }
+    Ok(tokens)
+}
+
+fn mentions_type(value: &Value, kind: &str) -> bool {
+    match value {
+        Value::Object(map) => {
+            map.get("type").is_some_and(|t| t == kind) || map.values().any(|v| mentions_type(v, kind))
+        }
+        Value::Array(items) => items.iter().any(|v| mentions_type(v, kind)),
+        _ => false,
+    }
+}
+
+/// The special token that a TemplateProcessing begins with.
+fn token_before(processor: &Value) -> Option<&str> {
+    match processor.get("type")?.as_str()? {
+        "TemplateProcessing" => processor.get("single")?.get(0)?.get("SpecialToken")?.get("id")?.as_str(),
+        "Sequence" => processor.get("processors")?.as_array()?.iter().find_map(token_before),
+        _ => None,
+    }
+}
+
+fn read_decoder(value: &Value, path: &Path) -> Result<Decoder> {
+    let mut decoder = Decoder::default();
+    let parts = match value.get("decoders").and_then(Value::as_array) {
+        Some(parts) if value.get("type").is_some_and(|t| t == "Sequence") => parts.as_slice(),
+        _ => std::slice::from_ref(value),
+    };
+    for part in parts {
+        let kind = part.get("type").and_then(Value::as_str).unwrap_or_default();
+        let text = |key: &str| part.get(key).and_then(Value::as_str);
+        let number = |key: &str| part.get(key).and_then(Value::as_u64).unwrap_or(0);
+        let not_supported = || Error::bad(path, "decoder", format!("decoder {part} is not supported"));
+        match kind {
+            "ByteLevel" => decoder.steps.push(Step::ByteLevel),
+            "ByteFallback" => decoder.steps.push(Step::ByteFallback),
+            "Fuse" => {}
+            "Replace" => {
+                let from = part.get("pattern").and_then(|p| p.get("String")).and_then(Value::as_str);
+                let from = from.filter(|f| !f.is_empty()).ok_or_else(not_supported)?;
+                let to = text("content").ok_or_else(not_supported)?;
+                decoder.steps.push(Step::Replace(from.to_owned(), to.to_owned()));
+            }
+            "Strip" => match (text("content"), number("start"), number("stop")) {
+                (Some(" "), 1, 0) => decoder.drops_leading_space = true,
+                (_, 0, 0) => {}
+                _ => return Err(not_supported()),
+            },
+            "Metaspace" => {
+                let replacement = text("replacement").unwrap_or("▁").to_owned();
+                decoder.steps.push(Step::Replace(replacement, " ".to_owned()));
+                let never = text("prepend_scheme") == Some("never");
+                let off = part.get("add_prefix_space").is_some_and(|v| v == false);
+                decoder.drops_leading_space |= !never && !off;
+            }
+            _ => return Err(not_supported()),
+        }
+    }
+    Ok(decoder)
+}
+
+impl Decoder {
+    /// The bytes that an ordinary token stands for.
+    pub fn bytes(&self, text: &str) -> Vec<u8> {
+        let mut text = text.to_owned();
+        for step in &self.steps {
+            match step {
+                Step::ByteLevel => return super::bpe::token_bytes(&text),
+                Step::ByteFallback => {
+                    if let Some(byte) = super::spm::byte_of(&text) {
+                        return vec![byte];
+                    }
+                }
+                Step::Replace(from, to) => text = text.replace(from, to),
+            }
+        }
+        text.into_bytes()
+    }
+}
+
+/// An encoder for a `tokenizer.json` that [`read`] found good.
+///
+/// # Errors
+/// [`Error::BadFile`]: what the tokenizers crate refuses, and splitting rules that take too long.
+pub fn encoder(json: &str, path: &Path) -> Result<Encoder> {
+    let broken = |e: &dyn std::fmt::Display| Error::bad(path, "", format!("not a tokenizer.json: {e}"));
+    // `read` refuses what is known to panic in there; a panic that is not known yet must not end the process either.
+    let parsed = std::panic::catch_unwind(|| tokenizers::Tokenizer::from_bytes(json.as_bytes()));
+    let mut tokenizer = match parsed {
+        Ok(parsed) => parsed.map_err(|e| broken(&e))?,
+        Err(_) => return Err(broken(&"the tokenizers library failed on it")),
+    };
+    // Prompts are neither cut nor filled up, special tokens are added by name, and training's dropout is random.
+    tokenizer.with_truncation(None).map_err(|e| broken(&e))?;
+    tokenizer.with_padding(None);
+    tokenizer.with_post_processor(None::<PostProcessorWrapper>);
+    if let ModelWrapper::BPE(bpe) = tokenizer.get_model()
+        && bpe.dropout.is_some()
+    {
+        let mut bpe = bpe.clone();
+        bpe.dropout = None;
+        tokenizer.with_model(bpe);
+    }
+    let mut steps: Vec<NormalizerWrapper> = vec![Replace::new(BREAK.to_string(), "").map_err(|e| broken(&e))?.into()];
+    steps.extend(tokenizer.get_normalizer().cloned());
+    tokenizer.with_normalizer(Some(Sequence::new(steps))).map_err(|e| broken(&e))?;
+    // A special token that is looked for after normalisation would be found where BREAK was taken out.
+    let special = tokenizer.get_added_tokens_decoder().into_values().filter(|t| t.special && t.normalized);
+    let special: Vec<_> = special.map(|t| t.normalized(false)).collect();
+    if !special.is_empty() {
+        tokenizer.add_tokens(special).map_err(|e| broken(&e))?;
+    }
+    check_splitting_time(&tokenizer, path)?;
+    Ok(Encoder { tokenizer, outside: None })
+}
+
+/// A good rule takes microseconds on 4 KiB; one that backtracks doubles with every character.
+const LONGEST_SPLIT: Duration = Duration::from_millis(20);
+
+/// Tries the pre-tokeniser's regular expressions on texts of growing length, so that a file whose rules take exponential
+/// time is refused when it is loaded and not when a user types the wrong word.
+fn check_splitting_time(tokenizer: &tokenizers::Tokenizer, path: &Path) -> Result<()> {
+    let Some(splitter) = tokenizer.get_pre_tokenizer() else { return Ok(()) };
+    for unit in ["a", "A", " ", "1", "\n", "!", "é", "a ", "<a", "'s"] {
+        for bytes in [8, 16, 24, 32, 64, 256, 1024, 4096] {
+            let text = unit.repeat(bytes / unit.len());
+            // The best of three: another process may have taken the core.
+            let slow = (0..3).all(|_| {
+                let start = Instant::now();
+                let mut pieces = PreTokenizedString::from(text.as_str());
+                let refused = splitter.pre_tokenize(&mut pieces).is_err();
+                refused || start.elapsed() > LONGEST_SPLIT
+            });
+            if slow {
+                let reason = format!("its rules take more than {LONGEST_SPLIT:?} to split {bytes} bytes of {unit:?}");
+                return Err(Error::bad(path, "pre_tokenizer", reason));
+            }
+        }
+    }
+    Ok(())
+}
