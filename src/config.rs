@@ -44,3 +44,20 @@ pub fn default_threads() -> usize {
     }
     cores.len().clamp(1, logical)
 }
+
+/// Which messages the program logs to stderr, in tracing's filter language: `DYNAMICINFER_LOG=debug`.
+pub const LOG_VARIABLE: &str = "DYNAMICINFER_LOG";
+
+/// A seed for a run that names none. The only unseeded randomness; it is printed, so the run can be repeated.
+pub fn fresh_seed() -> u64 {
+    use std::hash::{BuildHasher, Hasher};
+    // std keys its hash maps with the system's randomness. 32 bits are easier to type again than 64.
+    std::collections::hash_map::RandomState::new().build_hasher().finish() >> 32
+}
+
+/// Bytes of memory that can be taken without swapping, where the system says so.
+pub fn available_memory() -> Option<u64> {
+    let info = std::fs::read_to_string("/proc/meminfo").ok()?;
+    let line = info.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
+    Some(line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()? * 1024)
+}

@@ -2,7 +2,9 @@
 //! dependency order.
 
 pub mod clock;
+pub mod config;
 pub mod error;
+pub mod interrupt;
 pub mod prng;
 
 pub mod formats;
@@ -14,5 +16,7 @@ pub mod model;
 
 pub mod engine;
 pub mod lab;
+
+pub mod cli;
 
 pub use error::{Error, Result};

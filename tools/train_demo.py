@@ -526,9 +526,14 @@ def cmd_excerpt(a):
 def main():
     ap = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     sub = ap.add_subparsers(dest="cmd", required=True, metavar="SUBCOMMAND")
-    data = dict(default=str(ROOT / ".." / "shared" / "data" / "fairy-tales"), metavar="DIR",
-                help=f"folder of UTF-8 .txt books, one of them {HELD_OUT}.txt (default: ../shared/data/fairy-tales beside the project)")
-    fmt = dict(formatter_class=argparse.ArgumentDefaultsHelpFormatter)
+    data = dict(default=os.path.relpath(ROOT.parent / "shared" / "data" / "fairy-tales"), metavar="DIR",
+                help=f"folder of UTF-8 .txt books, one paragraph a line, one of them {HELD_OUT}.txt")
+
+    class Help(argparse.ArgumentDefaultsHelpFormatter):
+        def _get_help_string(self, action):  # no "(default: None)", no "(default: False)"
+            return action.help if action.default in (None, False) else super()._get_help_string(action)
+
+    fmt = dict(formatter_class=Help)
 
     s = sub.add_parser("prepare", help="train the tokenizer and encode the books", **fmt)
     s.add_argument("--data", **data)

@@ -53,8 +53,7 @@ pub struct BenchRow {
     pub share_of_machine: Option<f64>,
 }
 
-/// Measures; `report(row)` is called as each is done.
-pub fn bench(engine: &mut Engine, options: &BenchOptions, mut report: impl FnMut(&BenchRow)) -> Result<Vec<BenchRow>> {
+pub fn bench(engine: &mut Engine, options: &BenchOptions) -> Result<Vec<BenchRow>> {
     let threads = engine.threads();
     let before = ReadBuffer::new()?.measure(threads);
     interrupt::check()?;
@@ -75,7 +74,6 @@ pub fn bench(engine: &mut Engine, options: &BenchOptions, mut report: impl FnMut
     for row in &mut rows {
         row.machine_gb_s = row.machine_gb_s.max(after.gb_per_s);
         row.share_of_machine = row.read_gb_s.map(|rate| rate / row.machine_gb_s);
-        report(row);
     }
     Ok(rows)
 }

@@ -194,8 +194,8 @@ fn continuation(
     let gap = !context.is_empty() && !context.ends_with(char::is_whitespace) && !choice.starts_with(char::is_whitespace);
     let text = format!("{context}{}{choice}", if gap { " " } else { "" });
     let bos = tokenizer.bos_if_added();
-    let encode = |text: &str| bos.into_iter().chain(tokenizer.encode(text, Special::AsText)).collect::<Vec<u32>>();
-    let (whole, before) = (encode(&text), encode(context));
+    let encode = |text: &str| -> Result<Vec<u32>> { Ok(bos.into_iter().chain(tokenizer.encode(text, Special::AsText)?).collect()) };
+    let (whole, before) = (encode(&text)?, encode(context)?);
     let shared = whole.iter().zip(&before).take_while(|(a, b)| a == b).count();
     // The first token has nothing before it, so it is never scored.
     let first = shared.clamp(1, whole.len().max(2) - 1);

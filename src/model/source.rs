@@ -6,7 +6,7 @@ use crate::error::{Error, Result};
 use crate::formats::gguf::{self, Gguf};
 use crate::formats::neuron_store::SourceFile;
 use crate::formats::{DType, MappedFile, TensorView, Tensors, quant, safetensors};
-use crate::tokenizer::TokenizerSpec;
+use crate::tokenizer::{TokenizerSpec, spec};
 use std::path::{Path, PathBuf};
 
 /// What a tensor is for. Those of a layer are asked for with the layer's number.
@@ -322,7 +322,7 @@ fn open_dir(path: &Path, activation: Option<Activation>) -> Result<Source> {
         Naming::HfOpt { outer: "model." }
     };
     let tokenizer = match ["tokenizer.json", "tokenizer.model"].iter().any(|f| path.join(f).exists()) {
-        true => Some(TokenizerSpec::from_hf_dir(path)?),
+        true => Some(spec::from_hf_dir(path)?),
         false => None,
     };
     Ok(Source { path: path.to_owned(), config, tokenizer, tensors, naming })
@@ -349,7 +349,7 @@ fn open_gguf(path: &Path, activation: Option<Activation>) -> Result<Source> {
     }
     let interleaved = config.family == "llama" || config.family == "bamboo";
     let tokenizer = match gguf.metadata.get("tokenizer.ggml.model") {
-        Some(_) => Some(TokenizerSpec::from_gguf(&gguf.metadata, path)?),
+        Some(_) => Some(spec::from_gguf(&gguf.metadata, path)?),
         None => None,
     };
     Ok(Source { path: path.to_owned(), config, tokenizer, tensors, naming: Naming::Gguf { interleaved } })

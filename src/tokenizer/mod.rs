@@ -5,6 +5,7 @@
 //! Decoding is by token: each stands for fixed bytes, and [`stream`] makes text of them.
 
 pub mod bpe;
+pub mod chat_template;
 pub mod hf;
 mod hf_dir;
 pub mod sentencepiece;
@@ -13,7 +14,7 @@ pub mod special;
 pub mod spm;
 pub mod stream;
 
-pub use spec::{ModelSpec, TokenKind, TokenizerSpec};
+pub use spec::{ModelSpec, SpmSpec, TokenKind, TokenizerSpec};
 pub use stream::{Delta, TextStream};
 
 use crate::error::{Error, Result};
