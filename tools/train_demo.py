@@ -549,7 +549,7 @@ def main():
     for name, d, h in [("hidden", 256, "model width"), ("layers", 5, "blocks"), ("heads", 4, "query heads"),
                        ("kv-heads", 2, "key and value heads"), ("ffn", 1024, "FFN neurons a layer"),
                        ("context", 512, "window length in tokens"), ("batch", 8, "windows a step"),
-                       ("steps", 2400, "length of the whole schedule, trunk included; may be changed on resume before the decay has begun"),
+                       ("steps", 2000, "length of the whole schedule, trunk included; may be changed on resume before the decay has begun"),
                        ("warmup", 50, "steps of linear warm-up"), ("seed", 1, "of initial weights and data order"),
                        ("log-every", 20, "steps"), ("eval-every", 200, "steps (on 40 held-out windows; on all at the end)"),
                        ("threads", 1, "CPU threads")]:
@@ -558,7 +558,7 @@ def main():
     s.add_argument("--lr", type=float, default=0.02, help="peak rate of the hidden matrices (Muon)")
     s.add_argument("--lr-other", type=float, default=0.003, help="peak rate of embeddings and norms (Adam)")
     s.add_argument("--weight-decay", type=float, default=0.1, help="decoupled, hidden matrices only")
-    s.add_argument("--decay-part", type=float, default=0.4, help="last part of the run over which the rate falls linearly to 0")
+    s.add_argument("--decay-part", type=float, default=0.32, help="last part of the run over which the rate falls linearly to 0")
     s.add_argument("--sparsity-target", type=float, help="wanted share of active FFN neurons, e.g. 0.11; without it there is no sparsity term")
     s.add_argument("--sparsity-start", type=int, help="first step with the term (default: the step the run, or branch, begins at)")
     s.add_argument("--sparsity-ramp", type=int, default=400, help="steps over which the target falls to its final value")

@@ -62,7 +62,10 @@ impl EngineArgs {
             Some(isa) => Kernels::of(isa)
                 .ok_or_else(|| Error::Usage(format!("--isa {}: this CPU does not have it", isa.name())))?,
         };
-        model.store().will_need();
+        // A model larger than memory would push itself out again while it is read in.
+        if crate::config::available_memory().is_none_or(|free| model.store().file_bytes() < free) {
+            model.store().load();
+        }
         Ok(Engine::new(model, threads, kernels))
     }
 }

