@@ -5,6 +5,7 @@
 //! Decoding is by token: each stands for fixed bytes, and [`stream`] makes text of them.
 
 pub mod bpe;
+pub mod chat_template;
 pub mod hf;
 mod hf_dir;
 pub mod sentencepiece;
