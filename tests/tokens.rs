@@ -7,6 +7,7 @@ use dynamicinfer::prng::Prng;
 use dynamicinfer::tokenizer::spec::{self, BpeSpec, ModelSpec, SpmSpec, TokenKind};
 use dynamicinfer::tokenizer::{Special, TextStream, Tokenizer, TokenizerSpec};
 use proptest::prelude::*;
+use proptest::test_runner::RngSeed;
 use serde::Deserialize;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -38,6 +39,11 @@ fn all() -> Vec<(&'static str, Tokenizer)> {
     all.extend(["spm", "spm-metaspace", "gpt2", "qwen2", "llama3"].map(|n| (n, from_dir(n))));
     all.extend(["spm.gguf", "gpt2.gguf", "qwen2.gguf", "llama3.gguf"].map(|n| (n, from_gguf(n))));
     all
+}
+
+/// The same cases every time: a failure is repeated by running the test again.
+fn fixed() -> ProptestConfig {
+    ProptestConfig { cases: 512, failure_persistence: None, rng_seed: RngSeed::Fixed(20), ..ProptestConfig::default() }
 }
 
 #[derive(Deserialize)]
@@ -222,7 +228,10 @@ fn user_text_never_becomes_a_control_token() {
 #[test]
 fn long_texts_take_linear_time() {
     let million = |unit: &str| unit.repeat(1_000_000 / unit.len());
-    for (name, tokenizer) in all() {
+    // One of each way of encoding.
+    for (name, tokenizer) in
+        all().into_iter().filter(|(n, _)| ["tokenizer.model", "spm", "qwen2", "llama3.gguf"].contains(n))
+    {
         for text in ["a", " ", "\n", "1", "👩‍👩‍👧‍👦", "\0", "<|im_end|>", "</s>", "Once upon a time there lived a king. "]
         {
             let text = million(text);
@@ -284,6 +293,8 @@ fn build(model: ModelSpec) -> Tokenizer {
 }
 
 proptest! {
+    #![proptest_config(fixed())]
+
     #[test]
     fn spm_merges_are_the_plain_rule(text in "[abc▁]{0,40}", scores in prop::collection::vec(-3i32..3, 9)) {
         let texts = ["a", "b", "c", "▁", "ab", "bc", "aa", "ca", "abc", "▁a", "aab", "bca", "aaaa"];
@@ -631,7 +642,7 @@ fn bad_tokenizer_json_is_refused() {
 
 #[test]
 fn a_splitting_rule_that_backtracks_is_refused_at_load() {
-    for regex in ["(?:a|aa|aaa)+(?!a)b", "((a+)+)(?=b)", r"(\\s*)*(?!\\S)x"] {
+    for regex in ["(?:a|aa|aaa)+(?!a)b", "(?:a|a?)+(?!a)x", r"(?:\\s|\\s\\s)+(?!\\S)x"] {
         let split = format!(
             r#""pre_tokenizer":{{"type":"Split","pattern":{{"Regex":"{regex}"}},"behavior":"Isolated","invert":false}},"#
         );
@@ -833,6 +844,8 @@ fn the_filters_keep_what_their_names_say() {
 }
 
 proptest! {
+    #![proptest_config(fixed())]
+
     /// The one-pass selection against a full sort, with ties, NaN and infinities.
     #[test]
     fn top_k_keeps_the_best(seed in any::<u64>(), k in 1usize..300, n in 1usize..3000, distinct in 2u64..2000) {

@@ -8,7 +8,9 @@
 //! The dialect is that of transformers' `apply_chat_template`: trim_blocks and lstrip_blocks, Python's methods on strings
 //! and maps, `raise_exception`, `strftime_now`, and `tojson` as Python's json.dumps writes.
 
+use super::Tokenizer;
 use crate::error::{Error, Result};
+use minijinja::syntax::SyntaxConfig;
 use minijinja::value::Kwargs;
 use minijinja::{Environment, ErrorKind, Value};
 use rustix::process::{Resource, Rlimit, Signal, setrlimit};
@@ -19,7 +21,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode, ExitStatus, Stdio};
 use std::sync::mpsc;
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 /// The program's first argument that makes it the child; see [`child_main`].
 pub const CHILD_ARGUMENT: &str = "__render-template";
@@ -45,6 +47,12 @@ pub struct Message {
     /// "system", "user", "assistant", or what else the model's template knows.
     pub role: String,
     pub content: String,
+}
+
+impl Message {
+    pub fn new(role: &str, content: &str) -> Message {
+        Message { role: role.to_owned(), content: content.to_owned() }
+    }
 }
 
 /// All that a template sees.
@@ -74,9 +82,30 @@ enum Outcome {
     Broken(String),
 }
 
-/// This program, for [`render`]: the file that runs, even if another has taken its name since.
+/// This program: the file that runs, even if another has taken its name since.
 pub fn this_program() -> PathBuf {
     PathBuf::from("/proc/self/exe")
+}
+
+/// The prompt that asks the assistant to answer `messages`, now: [`render_by`] with the tokenizer's own names for BOS and
+/// EOS. Special tokens in the result are real ones; what users wrote goes through [`Tokenizer::defuse`] first. The
+/// template writes BOS itself if it wants one.
+///
+/// # Errors
+/// As [`render_by`].
+pub fn render(template: &str, messages: &[Message], tokenizer: &Tokenizer) -> Result<String> {
+    let text = |id: Option<u32>| id.and_then(|id| tokenizer.token_text(id)).unwrap_or_default().to_owned();
+    let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+    let input = Input {
+        template: template.to_owned(),
+        messages: messages.to_vec(),
+        add_generation_prompt: true,
+        bos_token: text(tokenizer.bos()),
+        eos_token: text(tokenizer.eos()),
+        now: now.as_secs() as i64,
+        extras: serde_json::Map::new(),
+    };
+    render_by(&this_program(), &input, tokenizer.path())
 }
 
 /// The prompt that a template makes of messages, rendered by `program` as a child process. `path` is the file that the
@@ -85,7 +114,7 @@ pub fn this_program() -> PathBuf {
 /// # Errors
 /// [`Error::Usage`] if the template refuses the messages; [`Error::BadFile`] if it is broken or takes too much memory or
 /// time; [`Error::Io`] if the child cannot be started.
-pub fn render(program: &Path, input: &Input, path: &Path) -> Result<String> {
+pub fn render_by(program: &Path, input: &Input, path: &Path) -> Result<String> {
     check_source(&input.template, path)?;
     let request = serde_json::to_vec(input).map_err(|e| Error::Failed(format!("cannot pass on the messages: {e}")))?;
     if request.len() > LONGEST_REQUEST {
@@ -137,10 +166,10 @@ pub fn render(program: &Path, input: &Input, path: &Path) -> Result<String> {
     }
 }
 
-/// As [`render`] without the protection of a child process: for templates that are known, in tests.
+/// As [`render_by`] without the protection of a child process: for templates that are known, in tests.
 ///
 /// # Errors
-/// As [`render`].
+/// As [`render_by`].
 pub fn render_in_process(input: &Input, path: &Path) -> Result<String> {
     check_source(&input.template, path)?;
     match run(input) {
@@ -225,7 +254,7 @@ fn run(input: &Input) -> Outcome {
     context.insert("bos_token".into(), input.bos_token.as_str().into());
     context.insert("eos_token".into(), input.eos_token.as_str().into());
     let mut out = Capped(Vec::new());
-    let error = template.render_captured_to(Value::from_serialize(&context), &mut out).err();
+    let error = template.render_captured_to(minijinja::value::Serde(&context), &mut out).err();
     let reason = raised.lock().unwrap_or_else(|e| e.into_inner()).take();
     match (error, reason) {
         (None, _) => match String::from_utf8(out.0) {
@@ -259,8 +288,10 @@ impl Write for Capped {
 
 fn environment(now: i64, raised: Arc<Mutex<Option<String>>>) -> Environment<'static> {
     let mut env = Environment::new();
-    env.set_trim_blocks(true);
-    env.set_lstrip_blocks(true);
+    // Fails only for delimiters, which stay as they are.
+    if let Ok(syntax) = SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build() {
+        env.set_syntax(syntax);
+    }
     env.set_auto_escape_callback(|_| minijinja::AutoEscape::None);
     env.set_fuel(Some(FUEL));
     env.set_recursion_limit(RECURSION);
@@ -470,7 +501,10 @@ mod tests {
         // 2026-11-20 13:05:09 UTC, a Friday.
         let now = 1_795_179_909;
         assert_eq!(strftime(now, "%d %b %Y"), "20 Nov 2026");
-        assert_eq!(strftime(now, "%A, %B %-d, %I:%M:%S %p %j %y %% %F %T %Q %"), "Friday, November 20, 01:05:09 PM 324 26 % 2026-11-20 13:05:09 %Q %");
+        assert_eq!(
+            strftime(now, "%A, %B %-d, %I:%M:%S %p %j %y %% %F %T %Q %"),
+            "Friday, November 20, 01:05:09 PM 324 26 % 2026-11-20 13:05:09 %Q %"
+        );
         assert_eq!(strftime(951_782_400, "%F %a"), "2000-02-29 Tue");
     }
 

@@ -355,7 +355,8 @@ fn check_splitting_time(tokenizer: &tokenizers::Tokenizer, path: &Path) -> Resul
                 refused || start.elapsed() > longest_split(bytes)
             });
             if slow {
-                let reason = format!("its rules take more than {:?} to split {bytes} bytes of {unit:?}", longest_split(bytes));
+                let reason =
+                    format!("its rules take more than {:?} to split {bytes} bytes of {unit:?}", longest_split(bytes));
                 return Err(Error::bad(path, "pre_tokenizer", reason));
             }
         }

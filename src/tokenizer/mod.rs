@@ -14,12 +14,12 @@ pub mod special;
 pub mod spm;
 pub mod stream;
 
-pub use spec::{ModelSpec, TokenKind, TokenizerSpec};
+pub use spec::{ModelSpec, SpmSpec, TokenKind, TokenizerSpec};
 pub use stream::{Delta, TextStream};
 
 use crate::error::{Error, Result};
 use special::{Piece, SpecialTexts};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 /// Whether text that looks like a control token becomes one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -36,6 +36,7 @@ const LONGEST_TEXT: usize = 1 << 30;
 /// A tokenizer ready for use.
 #[derive(Debug)]
 pub struct Tokenizer {
+    path: PathBuf,
     bos: Option<u32>,
     eos: Vec<u32>,
     unk: Option<u32>,
@@ -128,6 +129,7 @@ impl Tokenizer {
         };
         let specials = SpecialTexts::new((0..kinds.len() as u32).filter(special).map(|id| (text_of(id), id)));
         Ok(Tokenizer {
+            path: path.to_owned(),
             bos: spec.bos,
             eos: spec.eos,
             unk: spec.unk,
@@ -233,6 +235,11 @@ impl Tokenizer {
     /// Whether a whole text's first space is encoding's, for [`TextStream::whole`].
     pub fn drops_leading_space(&self) -> bool {
         self.drops_leading_space
+    }
+
+    /// The file that it came from, for messages.
+    pub fn path(&self) -> &Path {
+        &self.path
     }
 
     pub fn vocab_len(&self) -> usize {
