@@ -1,9 +1,22 @@
-//! A runtime-adaptive neuron-cache inference engine. `ARCHITECTURE.md` is the map of this crate.
+//! A runtime-adaptive neuron-cache inference engine. `ARCHITECTURE.md` is the map of this crate; the modules stand in
+//! dependency order.
+
+pub mod clock;
+pub mod config;
+pub mod error;
+pub mod interrupt;
+pub mod prng;
+
+pub mod formats;
+pub mod tokenizer;
+
+pub mod cpu;
+pub mod kernel;
+pub mod model;
 
 pub mod engine;
-pub mod error;
-pub mod formats;
-pub mod prng;
-pub mod tokenizer;
+pub mod lab;
+
+pub mod cli;
 
 pub use error::{Error, Result};

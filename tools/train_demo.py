@@ -10,20 +10,24 @@ is what the runtime exploits.  Everything runs on one CPU core.
     # 1. tokenizer and token streams (seconds)
     python tools/train_demo.py prepare --work ../demo-work
     # 2. the dense trunk: ReGLU, no sparsity term, stops at the branch point
-    python tools/train_demo.py train --work ../demo-work --run trunk --stop-at 800
+    python tools/train_demo.py train --work ../demo-work --run trunk --stop-at 391
     # 3a. the demo: the trunk continued WITH the sparsity term
     python tools/train_demo.py train --work ../demo-work --run sparse \\
-        --resume ../demo-work/trunk/step-800.pt --sparsity-target 0.11
+        --resume ../demo-work/trunk/step-391.pt --sparsity-target 0.11
     # 3b. the control: the trunk continued WITHOUT it (same data, same schedule)
     python tools/train_demo.py train --work ../demo-work --run control \\
-        --resume ../demo-work/trunk/step-800.pt
+        --resume ../demo-work/trunk/step-391.pt
     # 3c. the SiLU twin
     python tools/train_demo.py train --work ../demo-work --run silu --act silu
     # 4. export to a Hugging Face directory, and measure that directory
     python tools/train_demo.py export --work ../demo-work --run sparse --to assets/demo
+    python tools/train_demo.py export --work ../demo-work --run silu --to assets/demo-silu
+    python tools/train_demo.py excerpt --to assets/demo/heldout.txt
     python tools/train_demo.py eval assets/demo
 
-Needs: torch, tokenizers, safetensors, numpy.  ``SUBCOMMAND --help`` explains
+The length of the schedule (--steps) may be changed on resume as long as the
+decay of the learning rate has not begun: that is how a run is fitted to the
+time there is.  Needs: torch, tokenizers, safetensors, numpy.  ``SUBCOMMAND --help`` explains
 every option.  A run is interrupted and resumed safely: it writes
 ``last.pt`` every few minutes, and ``train`` with the same ``--run`` picks it up.
 """
@@ -345,8 +349,8 @@ def save(path, p, opt, sp, step, c, a, history):
     tmp = str(path) + ".tmp"
     torch.save({
         "params": {k: v.detach() for k, v in p.items()}, "opt": opt.state, "opt_t": opt.t,
-        "sparsity": {"weight": sp.weight, "first": sp.first, "share": sp.share},
-        "step": step, "config": c, "args": vars(a), "history": history,
+        "sparsity": {"weight": sp.weight, "first": sp.first, "share": sp.share, "start": sp.start},
+        "step": step, "config": c, "args": {k: v for k, v in vars(a).items() if k != "f"}, "history": history,
     }, tmp)
     os.replace(tmp, path)
 
@@ -370,14 +374,16 @@ def cmd_train(a):
         start, history = state["step"], state["history"]
         p = state["params"]
         for k, v in state["sparsity"].items():
-            # a trunk carries no weight of its own into the branch
-            if not (k == "weight" and state["sparsity"]["first"] is None):
+            # a trunk without the term hands nothing but its measured share to the branch
+            if k == "share" or state["sparsity"]["first"] is not None:
                 setattr(sp, k, v)
         print(f"resumed {src} at step {start}")
     else:
         p = init_params(c, a.seed)
     for v in p.values():
         v.requires_grad_(True)
+    if sp.start is None:
+        sp.start = start
     opt = Optimiser(p, a.lr, a.lr_other, a.weight_decay)
     if state:
         opt.state, opt.t = state["opt"], state["opt_t"]
@@ -459,6 +465,7 @@ def cmd_export(a):
     w = {k: v.detach().half().contiguous() for k, v in st["params"].items()}
     assert all(torch.isfinite(v).all() for v in w.values()), "a weight overflows float16"
     save_file(w, str(to / "model.safetensors"), metadata={"format": "pt"})
+    os.chmod(to / "model.safetensors", 0o644)
     dump = lambda name, obj: (to / name).write_text(json.dumps(obj, indent=2) + "\n")
     dump("config.json", hf_config(st["config"]))
     dump("generation_config.json", {"bos_token_id": 0, "eos_token_id": 1, "do_sample": True,
@@ -519,9 +526,14 @@ def cmd_excerpt(a):
 def main():
     ap = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     sub = ap.add_subparsers(dest="cmd", required=True, metavar="SUBCOMMAND")
-    data = dict(default=str(ROOT / ".." / "shared" / "data" / "fairy-tales"), metavar="DIR",
-                help=f"folder of UTF-8 .txt books, one of them {HELD_OUT}.txt (default: ../shared/data/fairy-tales beside the project)")
-    fmt = dict(formatter_class=argparse.ArgumentDefaultsHelpFormatter)
+    data = dict(default=os.path.relpath(ROOT.parent / "shared" / "data" / "fairy-tales"), metavar="DIR",
+                help=f"folder of UTF-8 .txt books, one paragraph a line, one of them {HELD_OUT}.txt")
+
+    class Help(argparse.ArgumentDefaultsHelpFormatter):
+        def _get_help_string(self, action):  # no "(default: None)", no "(default: False)"
+            return action.help if action.default in (None, False) else super()._get_help_string(action)
+
+    fmt = dict(formatter_class=Help)
 
     s = sub.add_parser("prepare", help="train the tokenizer and encode the books", **fmt)
     s.add_argument("--data", **data)
@@ -537,9 +549,9 @@ def main():
     for name, d, h in [("hidden", 256, "model width"), ("layers", 5, "blocks"), ("heads", 4, "query heads"),
                        ("kv-heads", 2, "key and value heads"), ("ffn", 1024, "FFN neurons a layer"),
                        ("context", 512, "window length in tokens"), ("batch", 8, "windows a step"),
-                       ("steps", 4000, "length of the whole schedule, trunk included; may be changed on resume before the decay has begun"),
+                       ("steps", 2400, "length of the whole schedule, trunk included; may be changed on resume before the decay has begun"),
                        ("warmup", 50, "steps of linear warm-up"), ("seed", 1, "of initial weights and data order"),
-                       ("log-every", 20, "steps"), ("eval-every", 400, "steps (on 40 held-out windows; on all at the end)"),
+                       ("log-every", 20, "steps"), ("eval-every", 200, "steps (on 40 held-out windows; on all at the end)"),
                        ("threads", 1, "CPU threads")]:
         s.add_argument("--" + name, type=int, default=d, help=h)
     s.add_argument("--stop-at", type=int, help="end here (for a trunk) instead of at --steps; the schedule is unchanged")
@@ -548,10 +560,10 @@ def main():
     s.add_argument("--weight-decay", type=float, default=0.1, help="decoupled, hidden matrices only")
     s.add_argument("--decay-part", type=float, default=0.4, help="last part of the run over which the rate falls linearly to 0")
     s.add_argument("--sparsity-target", type=float, help="wanted share of active FFN neurons, e.g. 0.11; without it there is no sparsity term")
-    s.add_argument("--sparsity-start", type=int, default=0, help="first step with the term (a branch: the step it branches at or later)")
-    s.add_argument("--sparsity-ramp", type=int, default=1000, help="steps over which the target falls to its final value")
-    s.add_argument("--sparsity-weight", type=float, default=0.02, help="L1 weight at the start")
-    s.add_argument("--sparsity-gain", type=float, default=0.02, help="how fast the L1 weight follows the error")
+    s.add_argument("--sparsity-start", type=int, help="first step with the term (default: the step the run, or branch, begins at)")
+    s.add_argument("--sparsity-ramp", type=int, default=400, help="steps over which the target falls to its final value")
+    s.add_argument("--sparsity-weight", type=float, default=0.1, help="L1 weight at the start")
+    s.add_argument("--sparsity-gain", type=float, default=0.04, help="how fast the L1 weight follows the error")
     s.add_argument("--save-minutes", type=float, default=3, help="between checkpoints")
     s.add_argument("--f32", action="store_true", help="matrix products in float32 instead of bfloat16")
     s.add_argument("--no-compile", action="store_true", help="run without torch.compile (slower; needs no C++ compiler)")

@@ -1,1 +1,12 @@
+//! Running a model: the way of one token is [`decode`], everything else serves it.
+
+pub mod attention;
+pub mod decode;
+pub mod ffn;
+pub mod linear;
+pub mod math;
 pub mod sampler;
+pub mod session;
+
+pub use decode::{Engine, Logits};
+pub use session::Session;

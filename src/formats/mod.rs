@@ -4,7 +4,10 @@
 //! the file's own length does not pay for, and answers with [`crate::Error::BadFile`].
 
 pub mod gguf;
+pub mod gguf_writer;
+pub mod neuron_store;
 pub mod quant;
+pub mod rows;
 pub mod safetensors;
 
 use crate::error::{Error, Result};
@@ -110,6 +113,13 @@ impl MappedFile {
 
     pub fn bytes(&self) -> &[u8] {
         self.map.as_ref().as_ref().map_or(&[], |m| &m[..])
+    }
+
+    /// Asks the system to read the file ahead. Advice only: a refusal costs speed, nothing else.
+    pub fn will_need(&self) {
+        if let Some(map) = self.map.as_ref() {
+            let _ = map.advise(memmap2::Advice::WillNeed);
+        }
     }
 }
 

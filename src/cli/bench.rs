@@ -1,0 +1,79 @@
+use super::model_arg::{EngineArgs, ModelArgs};
+use crate::error::{Error, Result};
+use crate::lab::bench::{BenchOptions, BenchRow, bench};
+use comfy_table::{CellAlignment, Table};
+
+/// Measure prefill and decode speed, beside what the machine's memory allows
+///
+/// As llama-bench: each repeat runs the whole prompt or generates all tokens from an empty context, after one warm-up;
+/// tokenising and sampling are left out. GB/s are the weight bytes that a token must read over the median time between
+/// tokens; the share is of the best read of 2 GiB with the same threads just before and after.
+#[derive(clap::Args)]
+pub struct Args {
+    #[command(flatten)]
+    model: ModelArgs,
+    /// Prompt tokens; 0 skips prefill
+    #[arg(short = 'p', long, default_value_t = 512)]
+    n_prompt: usize,
+    /// Tokens to generate; 0 skips decode
+    #[arg(short, long, default_value_t = 128)]
+    n_gen: usize,
+    /// Repeats
+    #[arg(short, long, default_value_t = 5)]
+    repetitions: usize,
+    /// Form of the result
+    #[arg(short, long, value_enum, default_value_t = Output::Table)]
+    output: Output,
+    #[command(flatten)]
+    engine: EngineArgs,
+}
+
+#[derive(clap::ValueEnum, Clone, Copy, PartialEq)]
+enum Output {
+    Table,
+    Json,
+}
+
+pub fn run(args: Args) -> Result<()> {
+    if args.n_prompt == 0 && args.n_gen == 0 {
+        return Err(Error::Usage("nothing to measure: -p and -n are both 0".into()));
+    }
+    if args.repetitions == 0 {
+        return Err(Error::Usage("-r 0: take at least one repeat".into()));
+    }
+    let mut engine = args.engine.engine(args.model.open()?)?;
+    let options = BenchOptions {
+        prompt: args.n_prompt,
+        generate: args.n_gen,
+        repeats: args.repetitions,
+        kv: args.engine.kv(),
+    };
+    let rows = bench(&mut engine, &options)?;
+    match args.output {
+        Output::Json => super::print_json(&rows),
+        Output::Table => super::print(&(table(&rows) + "\n")),
+    }
+}
+
+fn table(rows: &[BenchRow]) -> String {
+    let mut table = Table::new();
+    table.load_style(comfy_table::presets::ASCII_MARKDOWN);
+    table.set_header(["model", "size", "threads", "test", "tokens/s", "ms/token p50 / p95 / p99", "GB/s", "of machine"]);
+    for row in rows {
+        let ms = |v: Option<f64>| v.map_or("-".into(), |v| format!("{v:.2}"));
+        table.add_row([
+            row.model_type.clone(),
+            super::human_bytes(row.model_size),
+            row.n_threads.to_string(),
+            row.test.clone(),
+            format!("{:.2} ± {:.2}", row.avg_ts, row.stddev_ts),
+            format!("{} / {} / {}", ms(row.token_ms_p50), ms(row.token_ms_p95), ms(row.token_ms_p99)),
+            row.read_gb_s.map_or("-".into(), |rate| format!("{rate:.1} of {:.1}", row.machine_gb_s)),
+            row.share_of_machine.map_or("-".into(), |share| format!("{:.0} %", 100.0 * share)),
+        ]);
+    }
+    for column in table.column_iter_mut().skip(1) {
+        column.set_cell_alignment(CellAlignment::Right);
+    }
+    table.to_string()
+}

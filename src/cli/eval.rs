@@ -1,0 +1,128 @@
+use super::model_arg::{EngineArgs, ModelArgs};
+use super::progress::{Progress, Unit};
+use crate::engine::Engine;
+use crate::error::{Error, Result};
+use crate::lab::evaluate::{LogitsFile, choices, likelihood, read_questions};
+use crate::model::source::read_json;
+use crate::tokenizer::{Special, Tokenizer};
+use std::path::{Path, PathBuf};
+
+/// Texts above this are surely not meant: a day of evaluation.
+const MAX_TEXT: u64 = 1 << 30;
+
+/// Measure how well a model predicts a text, or answers multiple-choice questions
+///
+/// --text and --token-ids: mean negative log-likelihood over windows of the context that do not overlap; the first token
+/// of each window is not scored. --choices: lines of {"context": "...", "choices": ["...", "..."], "answer": 0}.
+#[derive(clap::Args)]
+#[command(group = clap::ArgGroup::new("input").required(true))]
+pub struct Args {
+    #[command(flatten)]
+    model: ModelArgs,
+    /// Text file to score
+    #[arg(long, group = "input")]
+    text: Option<PathBuf>,
+    /// JSON array of token ids to score as they are
+    #[arg(long, group = "input")]
+    token_ids: Option<PathBuf>,
+    /// JSON lines with multiple-choice questions
+    #[arg(long, group = "input")]
+    choices: Option<PathBuf>,
+    /// Context: tokens per window [default: the model's, at most 4096]
+    #[arg(short, long = "ctx-size")]
+    context: Option<usize>,
+    /// Machine-readable
+    #[arg(long)]
+    json: bool,
+    /// Write the logits of every token, [tokens, vocabulary] f32, to this safetensors file
+    #[arg(long, conflicts_with = "choices")]
+    logits: Option<PathBuf>,
+    #[command(flatten)]
+    engine: EngineArgs,
+}
+
+pub fn run(args: Args) -> Result<()> {
+    let model = args.model.open()?;
+    let spec = model.tokenizer();
+    let store = model.store().path().to_owned();
+    let mut engine = args.engine.engine(model)?;
+    let trained = engine.model.config.context;
+    let context = args.context.unwrap_or(trained.min(4096));
+    if context < 2 {
+        return Err(Error::Usage(format!("-c {context}: a window needs at least two tokens")));
+    }
+    if context > trained {
+        eprintln!("note: a context of {context} is beyond the {trained} positions this model was trained for");
+    }
+    if let Some(file) = &args.choices {
+        let tokenizer = Tokenizer::new(spec?, &store)?;
+        let questions = read_questions(&read_text(file)?, file)?;
+        let progress = Progress::new("answering", Unit::Questions);
+        // Ctrl-C ends the evaluation itself; the bar only shows.
+        let step = |done, total| drop(progress.step(done as u64, total as u64));
+        let result = choices(&mut engine, &tokenizer, &questions, context, args.engine.kv(), step)?;
+        progress.finish();
+        if args.json {
+            return super::print_json(&result);
+        }
+        return super::print(&format!(
+            "accuracy {:.1} % ({:.1} % by likelihood per byte) of {} questions; guessing reaches {:.1} %\n",
+            100.0 * result.accuracy,
+            100.0 * result.accuracy_per_byte,
+            result.questions,
+            100.0 * result.chance
+        ));
+    }
+    let tokenizer = match (spec, &args.text) {
+        (Ok(spec), _) => Some(Tokenizer::new(spec, &store)?),
+        (Err(error), Some(_)) => return Err(error),
+        // Ids need no tokeniser; without one there are no bits per byte.
+        (Err(_), None) => None,
+    };
+    let tokens = match (&args.text, &tokenizer) {
+        (Some(file), Some(tokenizer)) => tokenizer.encode_prompt(&read_text(file)?, Special::AsText)?,
+        _ => read_ids(args.token_ids.as_deref().expect("one input is required"))?,
+    };
+    score(&args, &mut engine, &tokens, tokenizer.as_ref(), context)
+}
+
+fn score(args: &Args, engine: &mut Engine, tokens: &[u32], tokenizer: Option<&Tokenizer>, context: usize) -> Result<()> {
+    let mut file = match &args.logits {
+        Some(path) => Some(LogitsFile::create(path, tokens.len(), engine.model.config.vocab)?),
+        None => None,
+    };
+    let progress = Progress::new("scoring", Unit::Tokens);
+    let step = |done, total| drop(progress.step(done as u64, total as u64));
+    let result = likelihood(engine, tokens, tokenizer, context, args.engine.kv(), file.as_mut(), step)?;
+    progress.finish();
+    if let Some(file) = file {
+        file.finish()?;
+    }
+    if args.json {
+        return super::print_json(&result);
+    }
+    super::print(&format!(
+        "nll {:.4} nats/token, perplexity {:.3}{}, {} tokens in {} windows of {}\n",
+        result.nll,
+        result.perplexity,
+        result.bits_per_byte.map_or(String::new(), |b| format!(", {b:.4} bits/byte")),
+        result.tokens,
+        result.windows,
+        result.context
+    ))
+}
+
+fn read_text(path: &Path) -> Result<String> {
+    let file = crate::formats::MappedFile::open(path)?;
+    if file.bytes().len() as u64 > MAX_TEXT {
+        return Err(Error::Usage(format!("{} is larger than {} bytes", path.display(), MAX_TEXT)));
+    }
+    let text = std::str::from_utf8(file.bytes())
+        .map_err(|e| Error::Usage(format!("{} is not UTF-8 text: {e}", path.display())))?;
+    Ok(text.to_owned())
+}
+
+fn read_ids(path: &Path) -> Result<Vec<u32>> {
+    serde_json::from_value(read_json(path, MAX_TEXT)?)
+        .map_err(|e| Error::Usage(format!("{}: not an array of token ids: {e}", path.display())))
+}

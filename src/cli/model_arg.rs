@@ -1,0 +1,176 @@
+//! From the word MODEL to an open model: finds it, and packs it first if it must be.
+
+use super::progress::{Progress, Unit};
+use crate::cpu::Kernels;
+use crate::engine::Engine;
+use crate::error::{Error, Result};
+use crate::formats::neuron_store::{EXTENSION, NeuronStore};
+use crate::formats::rows::Quant;
+use crate::lab::pack::{PackOptions, natural_quant, pack, packed_bytes};
+use crate::model::source::{Source, source_files};
+use crate::model::{Activation, KvType, Model};
+use clap::Args;
+use std::path::{Path, PathBuf};
+
+/// What every verb that runs a model takes.
+#[derive(Args, Clone)]
+pub struct ModelArgs {
+    /// A Hugging Face directory, a .gguf, a packed .neurons file, or `demo`
+    pub model: PathBuf,
+    /// Type of the weights when the model has to be packed first: f32, f16, q8_0 or q4_0 [default: nearest to the model's]
+    #[arg(long)]
+    pub quant: Option<Quant>,
+    /// Activation function of a GGUF that does not carry it: relu, fatrelu(0.01), relu2, silu, gelu
+    #[arg(long, value_parser = parse_activation)]
+    pub activation: Option<Activation>,
+}
+
+#[derive(Args, Clone)]
+pub struct EngineArgs {
+    /// Threads to compute with [default: one per core]
+    #[arg(short, long)]
+    pub threads: Option<usize>,
+    /// How keys and values are stored
+    #[arg(long, value_enum, default_value_t = KvArg::F16)]
+    pub kv: KvArg,
+    /// Instruction set: avx512, avx2 or portable [default: the best there is]
+    #[arg(long, hide_short_help = true, value_parser = parse_isa)]
+    pub isa: Option<crate::cpu::Isa>,
+}
+
+#[derive(clap::ValueEnum, Clone, Copy)]
+pub enum KvArg {
+    F16,
+    F32,
+}
+
+impl EngineArgs {
+    pub fn kv(&self) -> KvType {
+        match self.kv {
+            KvArg::F16 => KvType::F16,
+            KvArg::F32 => KvType::F32,
+        }
+    }
+
+    pub fn engine(&self, model: Model) -> Result<Engine> {
+        let threads = self.threads.unwrap_or_else(crate::config::default_threads);
+        if threads == 0 || threads > 1024 {
+            return Err(Error::Usage(format!("--threads {threads}: take 1 to 1024")));
+        }
+        let kernels = match self.isa {
+            None => Kernels::best(),
+            Some(isa) => Kernels::of(isa)
+                .ok_or_else(|| Error::Usage(format!("--isa {}: this CPU does not have it", isa.name())))?,
+        };
+        model.store().will_need();
+        Ok(Engine::new(model, threads, kernels))
+    }
+}
+
+pub fn parse_activation(text: &str) -> Result<Activation, String> {
+    Activation::by_name(text, None)
+}
+
+fn parse_isa(text: &str) -> Result<crate::cpu::Isa, String> {
+    let all = crate::cpu::Isa::ALL;
+    all.into_iter().find(|i| i.name() == text).ok_or_else(|| "take avx512, avx2 or portable".into())
+}
+
+/// The file or directory that MODEL means.
+pub fn find(model: &Path) -> Result<PathBuf> {
+    if model.exists() {
+        return Ok(model.to_owned());
+    }
+    let name = model.to_string_lossy();
+    if matches!(&*name, "demo" | "demo-silu") {
+        let places = crate::config::asset_dirs();
+        if let Some(found) = places.iter().map(|dir| dir.join(&*name)).find(|dir| dir.join("config.json").exists()) {
+            return Ok(found);
+        }
+        return Err(Error::Usage(format!(
+            "the model '{name}' was not found: run from a checkout of the project, or set DYNAMICINFER_ASSETS to its assets directory"
+        )));
+    }
+    Err(Error::Usage(format!(
+        "there is no model at '{}': MODEL is a Hugging Face directory, a .gguf, a .neurons file, or `demo`",
+        crate::error::printable(&name)
+    )))
+}
+
+impl ModelArgs {
+    /// Opens the model, packing it into the cache directory first if that was not done yet.
+    pub fn open(&self) -> Result<Model> {
+        let path = find(&self.model)?;
+        if !path.is_dir() && NeuronStore::is_store(&path) {
+            let model = Model::open(&path)?;
+            if let Some(quant) = self.quant.filter(|&q| q != model.quant) {
+                let why = format!("{} is packed as {}", path.display(), model.quant.name());
+                return Err(Error::Usage(format!("{why}, not {}; pack the original again", quant.name())));
+            }
+            return Ok(model);
+        }
+        let store = self.cached(&path)?;
+        if let Some(model) = up_to_date(&store, &path)? {
+            return Ok(model);
+        }
+        let source = Source::open(&path, self.activation)?;
+        let quant = match self.quant {
+            Some(quant) => quant,
+            None => natural_quant(&source)?,
+        };
+        let dir = store.parent().expect("the cache path has a directory");
+        std::fs::create_dir_all(dir).map_err(Error::io("create", dir))?;
+        check_room(dir, packed_bytes(&source, quant))?;
+        let progress = Progress::new(format!("packing {} as {}", source.config.name, quant.name()), Unit::Bytes);
+        pack(&source, &store, &PackOptions { quant, orders: None }, &|done, total| progress.step(done, total))?;
+        progress.finish();
+        Model::open(&store)
+    }
+
+    /// Where the packed form of `path` belongs. The name tells people what it is, the hash keeps models apart.
+    fn cached(&self, path: &Path) -> Result<PathBuf> {
+        let real = path.canonicalize().map_err(Error::io("resolve", path))?;
+        let cache = crate::config::cache_dir().ok_or_else(|| {
+            Error::Usage(
+                "there is no cache directory to pack into: set HOME or XDG_CACHE_HOME, or run `dynamicinfer pack`".into(),
+            )
+        })?;
+        let key = format!("{}|{:?}|{:?}", real.display(), self.quant, self.activation);
+        let name = real.file_stem().unwrap_or_default().to_string_lossy().into_owned();
+        let hash = xxhash_rust::xxh3::xxh3_64(key.as_bytes());
+        Ok(cache.join("models").join(format!("{name}-{hash:016x}.{EXTENSION}")))
+    }
+}
+
+/// The packed model, if it is there, whole, of this version, and made from the files as they are now.
+fn up_to_date(store: &Path, source: &Path) -> Result<Option<Model>> {
+    if !store.exists() {
+        return Ok(None);
+    }
+    match NeuronStore::open(store) {
+        Ok(opened) if opened.header.sources == source_files(source)? => Ok(Some(Model::from_store(opened)?)),
+        Ok(_) => {
+            eprintln!("{} has changed since it was packed; packing it again", source.display());
+            Ok(None)
+        }
+        Err(error) => {
+            eprintln!("{error}; packing it again");
+            Ok(None)
+        }
+    }
+}
+
+/// Refuses before gigabytes are written, not after.
+pub fn check_room(dir: &Path, needed: u64) -> Result<()> {
+    let Ok(stat) = rustix::fs::statvfs(dir) else { return Ok(()) };
+    let free = stat.f_bavail * stat.f_frsize;
+    if free >= needed {
+        return Ok(());
+    }
+    Err(Error::Failed(format!(
+        "{} has {} free and the packed model needs {}; free some, or pack elsewhere: dynamicinfer pack MODEL -o FILE",
+        dir.display(),
+        super::human_bytes(free),
+        super::human_bytes(needed)
+    )))
+}

@@ -1,0 +1,66 @@
+use super::model_arg::{check_room, find, parse_activation};
+use super::progress::{Progress, Unit};
+use crate::error::{Error, Result};
+use crate::formats::neuron_store::{EXTENSION, NeuronStore};
+use crate::formats::rows::Quant;
+use crate::lab::pack::{PackOptions, natural_quant, pack, packed_bytes};
+use crate::model::Activation;
+use crate::model::source::{Source, read_json};
+use std::path::PathBuf;
+
+/// Pack a model into a neuron store
+///
+/// The store holds gate, up and down of each neuron side by side, so that a neuron is one contiguous block. `run` and
+/// `bench` do this by themselves, once, into the cache directory; pack it yourself to choose the type or the place.
+#[derive(clap::Args)]
+pub struct Args {
+    /// A Hugging Face directory, a .gguf, or `demo`
+    model: PathBuf,
+    /// Type of attention and FFN weights: f32, f16, q8_0 or q4_0; embeddings and head are at least q8_0
+    /// [default: nearest to the model's]
+    #[arg(long)]
+    quant: Option<Quant>,
+    /// File to write [default: NAME.TYPE.neurons in the current directory]
+    #[arg(short, long)]
+    output: Option<PathBuf>,
+    /// Activation function of a GGUF that does not carry it: relu, fatrelu(0.01), relu2, silu, gelu
+    #[arg(long, value_parser = parse_activation)]
+    activation: Option<Activation>,
+    /// JSON file with the order of each layer's neurons, [[3, 0, ...], ...]: hot neurons first, say
+    #[arg(long)]
+    order: Option<PathBuf>,
+    /// Replace the file if it is there
+    #[arg(short, long)]
+    force: bool,
+}
+
+pub fn run(args: Args) -> Result<()> {
+    let path = find(&args.model)?;
+    if !path.is_dir() && NeuronStore::is_store(&path) {
+        return Err(Error::Usage(format!("{} is packed already; pack the model it was made from", path.display())));
+    }
+    let source = Source::open(&path, args.activation)?;
+    let quant = match args.quant {
+        Some(quant) => quant,
+        None => natural_quant(&source)?,
+    };
+    let output =
+        args.output.unwrap_or_else(|| PathBuf::from(format!("{}.{}.{EXTENSION}", source.config.name, quant.name())));
+    if output.exists() && !args.force {
+        return Err(Error::Usage(format!("{} is there already; add --force to replace it", output.display())));
+    }
+    let orders = match &args.order {
+        None => None,
+        Some(file) => Some(serde_json::from_value(read_json(file, 1 << 30)?).map_err(|e| {
+            Error::Usage(format!("{}: not a list of neuron numbers per layer: {e}", file.display()))
+        })?),
+    };
+    let dir = output.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(".".as_ref());
+    check_room(dir, packed_bytes(&source, quant))?;
+    let progress = Progress::new(format!("packing {} as {}", source.config.name, quant.name()), Unit::Bytes);
+    pack(&source, &output, &PackOptions { quant, orders }, &|done, total| progress.step(done, total))?;
+    progress.finish();
+    let bytes = std::fs::metadata(&output).map_err(Error::io("stat", &output))?.len();
+    eprintln!("{} written, {}", output.display(), super::human_bytes(bytes));
+    Ok(())
+}

@@ -1,0 +1,279 @@
+use super::model_arg::{EngineArgs, ModelArgs};
+use super::progress::{Progress, Unit};
+use crate::clock;
+use crate::engine::sampler::{Sampler, SamplingParams};
+use crate::engine::{Engine, Session};
+use crate::error::{Error, Result};
+use crate::interrupt;
+use crate::model::KvCache;
+use crate::tokenizer::chat_template::{Message, render};
+use crate::tokenizer::stream::TextStream;
+use crate::tokenizer::{Special, Tokenizer};
+use serde::Serialize;
+use std::io::{IsTerminal, Read, Write};
+
+/// Prompts above this are surely a mistake: no model has such a context.
+const MAX_PROMPT: u64 = 64 << 20;
+
+/// Continue a prompt
+///
+/// The text streams to stdout; a last line on stderr tells the speed. Without PROMPT it is read from a pipe.
+#[derive(clap::Args)]
+pub struct Args {
+    #[command(flatten)]
+    model: ModelArgs,
+    /// Text to continue; read from stdin when piped
+    prompt: Option<String>,
+    /// Tokens to generate; -1 until the model ends or the context is full
+    #[arg(short, long, default_value_t = 256, allow_negative_numbers = true)]
+    n_predict: i64,
+    /// Context: tokens of prompt and answer together [default: the model's, at most 4096]
+    #[arg(short, long = "ctx-size")]
+    context: Option<usize>,
+    /// Temperature; 0 always takes the likeliest token
+    #[arg(long, default_value_t = 0.8)]
+    temp: f32,
+    /// Choose among the K likeliest tokens; 0 is all
+    #[arg(long, default_value_t = 40)]
+    top_k: usize,
+    /// Choose among the likeliest tokens that have this probability together; 1 is all
+    #[arg(long, default_value_t = 0.95)]
+    top_p: f32,
+    /// Drop tokens less likely than this share of the likeliest
+    #[arg(long, default_value_t = 0.05)]
+    min_p: f32,
+    /// Divide the logits of repeated tokens by this
+    #[arg(long, default_value_t = 1.0)]
+    repeat_penalty: f32,
+    /// How many tokens back the penalties look
+    #[arg(long, default_value_t = 64)]
+    repeat_last_n: usize,
+    /// Subtract this from the logits of tokens that were there
+    #[arg(long, default_value_t = 0.0, allow_negative_numbers = true)]
+    presence_penalty: f32,
+    /// Subtract this times their count from the logits of tokens that were there
+    #[arg(long, default_value_t = 0.0, allow_negative_numbers = true)]
+    frequency_penalty: f32,
+    /// Seed of the sampler: the same seed gives the same text [default: a new one, told at the end]
+    #[arg(short, long)]
+    seed: Option<u64>,
+    /// End before this text; may be given several times
+    #[arg(long, allow_hyphen_values = true)]
+    stop: Vec<String>,
+    /// Treat PROMPT as a user's message and put it into the model's chat template
+    #[arg(long)]
+    chat: bool,
+    /// System message for --chat
+    #[arg(long, requires = "chat")]
+    system: Option<String>,
+    /// Keep generating past the model's end-of-text token
+    #[arg(long)]
+    ignore_eos: bool,
+    /// One JSON object at the end instead of a stream
+    #[arg(long)]
+    json: bool,
+    #[command(flatten)]
+    engine: EngineArgs,
+}
+
+#[derive(Serialize)]
+struct Answer {
+    text: String,
+    /// length: -n reached; stop: the model's end or a stop string; context: it is full; interrupted: Ctrl-C
+    finish_reason: &'static str,
+    seed: u64,
+    prompt_tokens: usize,
+    generated_tokens: usize,
+    prompt_tokens_per_s: f64,
+    /// Of the tokens after the first, which belongs to the prompt's pass.
+    generation_tokens_per_s: Option<f64>,
+}
+
+pub fn run(args: Args) -> Result<()> {
+    let params = SamplingParams {
+        temperature: args.temp,
+        top_k: args.top_k,
+        top_p: args.top_p,
+        min_p: args.min_p,
+        repeat_penalty: args.repeat_penalty,
+        repeat_last_n: args.repeat_last_n,
+        presence_penalty: args.presence_penalty,
+        frequency_penalty: args.frequency_penalty,
+        seed: args.seed.unwrap_or_else(crate::config::fresh_seed),
+    };
+    params.validate()?;
+    if args.n_predict < -1 {
+        return Err(Error::Usage(format!("-n {}: take -1 or more", args.n_predict)));
+    }
+    let prompt = read_prompt(args.prompt.as_deref())?;
+    let model = args.model.open()?;
+    let tokenizer = Tokenizer::new(model.tokenizer()?, model.store().path())?;
+    let tokens = prompt_tokens(&args, &tokenizer, &prompt)?;
+    let mut engine = args.engine.engine(model)?;
+    let context = context(&args, &engine, tokens.len())?;
+    let mut session = Session::new(&engine, context, args.engine.kv());
+    let answer = generate(&args, &mut engine, &mut session, &tokenizer, &tokens, params)?;
+    report(&args, &engine, &answer)?;
+    if answer.finish_reason == "interrupted" { Err(Error::Interrupted) } else { Ok(()) }
+}
+
+fn read_prompt(given: Option<&str>) -> Result<String> {
+    if let Some(prompt) = given {
+        return Ok(prompt.to_owned());
+    }
+    let mut stdin = std::io::stdin();
+    if stdin.is_terminal() {
+        return Err(Error::Usage("there is no prompt: dynamicinfer run MODEL \"Once upon a time\", or pipe one in".into()));
+    }
+    let mut bytes = Vec::new();
+    let read = stdin.by_ref().take(MAX_PROMPT + 1).read_to_end(&mut bytes).map_err(Error::io("read", "stdin".as_ref()))?;
+    if read as u64 > MAX_PROMPT {
+        return Err(Error::Usage(format!("the prompt is larger than {} MiB", MAX_PROMPT >> 20)));
+    }
+    let mut text = String::from_utf8(bytes).map_err(|e| Error::Usage(format!("the prompt is not UTF-8 text: {e}")))?;
+    // The newline that echo adds is not meant.
+    if text.ends_with('\n') {
+        text.pop();
+    }
+    Ok(text)
+}
+
+fn prompt_tokens(args: &Args, tokenizer: &Tokenizer, prompt: &str) -> Result<Vec<u32>> {
+    let tokens = if args.chat {
+        let template = tokenizer.chat_template().ok_or_else(|| {
+            Error::Usage("this model has no chat template; leave out --chat and write the prompt it expects".into())
+        })?;
+        let mut messages = Vec::new();
+        if let Some(system) = &args.system {
+            messages.push(Message::new("system", &tokenizer.defuse(system)));
+        }
+        messages.push(Message::new("user", &tokenizer.defuse(prompt)));
+        let text = render(template, &messages, tokenizer)?;
+        tokenizer.encode(&text, Special::Parse)?
+    } else {
+        tokenizer.encode_prompt(prompt, Special::AsText)?
+    };
+    if tokens.is_empty() {
+        return Err(Error::Usage("the prompt is empty and this model has no token to begin a text with".into()));
+    }
+    Ok(tokens)
+}
+
+/// The context to reserve: what was asked for, else the model's own up to 4096; checked against prompt and memory.
+fn context(args: &Args, engine: &Engine, prompt: usize) -> Result<usize> {
+    let config = &engine.model.config;
+    let context = args.context.unwrap_or(config.context.min(4096));
+    if context > config.context {
+        eprintln!("note: a context of {context} is beyond the {} positions this model was trained for", config.context);
+        if engine.model.positions.is_some() {
+            return Err(Error::Usage(format!("-c {context}: this model has {} positions and no more", config.context)));
+        }
+    }
+    if prompt >= context {
+        return Err(Error::Usage(format!(
+            "the prompt has {prompt} tokens and the context {context}: shorten it, or raise -c (this model was trained for {})",
+            config.context
+        )));
+    }
+    let needed = KvCache::bytes_for(config, context, args.engine.kv());
+    if let Some(available) = crate::config::available_memory().filter(|&a| a < needed) {
+        return Err(Error::Memory(format!(
+            "a context of {context} needs {} of memory and {} are free; lower it with -c",
+            super::human_bytes(needed),
+            super::human_bytes(available)
+        )));
+    }
+    Ok(context)
+}
+
+fn generate(
+    args: &Args,
+    engine: &mut Engine,
+    session: &mut Session,
+    tokenizer: &Tokenizer,
+    prompt: &[u32],
+    params: SamplingParams,
+) -> Result<Answer> {
+    let seed = params.seed;
+    let mut sampler = Sampler::new(params, engine.model.config.vocab)?;
+    let mut text = TextStream::continuation(&args.stop)?;
+    prompt.iter().for_each(|&token| sampler.accept(token));
+
+    let start = clock::now();
+    let progress = Progress::new("reading the prompt", Unit::Tokens);
+    let mut logits = session.append(engine, prompt, |done| progress.step(done as u64, prompt.len() as u64))?;
+    progress.finish();
+    let prompt_seconds = start.elapsed().as_secs_f64();
+
+    let mut out = std::io::stdout().lock();
+    let mut emit = |piece: &str| -> Result<()> {
+        if args.json || piece.is_empty() {
+            return Ok(());
+        }
+        out.write_all(piece.as_bytes()).and_then(|()| out.flush()).map_err(Error::io("write to", "stdout".as_ref()))
+    };
+    let mut all = String::new();
+    let mut generated = 0usize;
+    let start = clock::now();
+    let mut seconds = 0.0;
+    let finish_reason = loop {
+        if args.n_predict >= 0 && generated as i64 >= args.n_predict {
+            break "length";
+        }
+        let token = sampler.sample(logits);
+        if tokenizer.is_end(token) && !args.ignore_eos {
+            break "stop";
+        }
+        generated += 1;
+        sampler.accept(token);
+        let delta = text.push(tokenizer.token_bytes(token).unwrap_or_default());
+        emit(&delta.text)?;
+        all.push_str(&delta.text);
+        if delta.stopped {
+            break "stop";
+        }
+        if interrupt::check().is_err() {
+            break "interrupted";
+        }
+        if session.kv.len == session.kv.context {
+            break "context";
+        }
+        if args.n_predict >= 0 && generated as i64 >= args.n_predict {
+            break "length";
+        }
+        logits = session.append(engine, &[token], |_| Ok(()))?;
+        seconds = start.elapsed().as_secs_f64();
+    };
+    let rest = text.finish();
+    emit(&rest.text)?;
+    all.push_str(&rest.text);
+    let passes = generated.saturating_sub(1);
+    Ok(Answer {
+        text: all,
+        finish_reason,
+        seed,
+        prompt_tokens: prompt.len(),
+        generated_tokens: generated,
+        prompt_tokens_per_s: prompt.len() as f64 / prompt_seconds,
+        generation_tokens_per_s: (passes > 0 && seconds > 0.0).then(|| passes as f64 / seconds),
+    })
+}
+
+fn report(args: &Args, engine: &Engine, answer: &Answer) -> Result<()> {
+    if args.json {
+        return super::print_json(answer);
+    }
+    super::print("\n")?;
+    let speed = answer.generation_tokens_per_s.map_or("-".into(), |s| format!("{s:.1}"));
+    eprintln!(
+        "[ prompt: {} tokens, {:.1} t/s | generation: {} tokens, {speed} t/s | {} threads, {} | ended by {} | seed {} ]",
+        answer.prompt_tokens,
+        answer.prompt_tokens_per_s,
+        answer.generated_tokens,
+        engine.threads(),
+        engine.model.quant.name(),
+        answer.finish_reason,
+        answer.seed
+    );
+    Ok(())
+}

@@ -1,0 +1,148 @@
+use super::model_arg::{find, parse_activation};
+use super::progress::{Progress, Unit};
+use crate::error::{Result, printable};
+use crate::formats::neuron_store::NeuronStore;
+use crate::lab::pack::{natural_quant, packed_bytes};
+use crate::model::source::Source;
+use crate::model::{Activation, KvCache, KvType, Model, ModelConfig};
+use crate::tokenizer::{ModelSpec, TokenizerSpec};
+use comfy_table::Table;
+use serde::Serialize;
+use std::path::PathBuf;
+
+/// Show what a model is made of
+#[derive(clap::Args)]
+pub struct Args {
+    /// A Hugging Face directory, a .gguf, a packed .neurons file, or `demo`
+    model: PathBuf,
+    /// Machine-readable
+    #[arg(long)]
+    json: bool,
+    /// Read the whole packed file and compare its checksums
+    #[arg(long)]
+    verify: bool,
+    /// Activation function of a GGUF that does not carry it
+    #[arg(long, value_parser = parse_activation)]
+    activation: Option<Activation>,
+}
+
+#[derive(Serialize)]
+struct Shown {
+    path: PathBuf,
+    packed: bool,
+    /// Type of attention and FFN weights, or the type `run` would pack it as.
+    quant: &'static str,
+    /// Bytes packed.
+    bytes: u64,
+    parameters: u64,
+    neuron_block_bytes: u64,
+    /// Share of the bytes that are neuron blocks.
+    ffn_share: f64,
+    kv_bytes_per_token: u64,
+    fingerprint: String,
+    tokenizer: Option<&'static str>,
+    chat_template: bool,
+    config: ModelConfig,
+}
+
+pub fn run(args: Args) -> Result<()> {
+    let path = find(&args.model)?;
+    let packed = !path.is_dir() && NeuronStore::is_store(&path);
+    let shown = if packed {
+        let model = Model::open(&path)?;
+        if args.verify {
+            let total = model.store().file_bytes();
+            let progress = Progress::new("verifying", Unit::Bytes);
+            let mut done = 0;
+            model.store().verify(|bytes| {
+                done += bytes;
+                // Ctrl-C ends the program at its second press here; a verification writes nothing.
+                let _ = progress.step(done, total);
+            })?;
+            progress.finish();
+            eprintln!("all checksums match");
+        }
+        let tokenizer = model.tokenizer().ok();
+        let (bytes, fingerprint) = (model.store().file_bytes(), model.store().header.fingerprint.clone());
+        describe(path, true, model.quant, bytes, fingerprint, tokenizer, model.config)
+    } else {
+        let source = Source::open(&path, args.activation)?;
+        let quant = natural_quant(&source)?;
+        let (bytes, fingerprint) = (packed_bytes(&source, quant), source.fingerprint());
+        describe(path, false, quant, bytes, fingerprint, source.tokenizer, source.config)
+    };
+    if args.json { super::print_json(&shown) } else { super::print(&(table(&shown) + "\n")) }
+}
+
+fn describe(
+    path: PathBuf,
+    packed: bool,
+    quant: crate::formats::rows::Quant,
+    bytes: u64,
+    fingerprint: String,
+    tokenizer: Option<TokenizerSpec>,
+    config: ModelConfig,
+) -> Shown {
+    let block = (config.ffn_kind.rows() * quant.row_bytes(config.hidden)) as u64;
+    Shown {
+        path,
+        packed,
+        quant: quant.name(),
+        bytes,
+        parameters: config.parameters(),
+        neuron_block_bytes: block,
+        ffn_share: block as f64 * (config.ffn * config.layers) as f64 / bytes as f64,
+        kv_bytes_per_token: KvCache::bytes_for(&config, 1, KvType::F16),
+        fingerprint,
+        tokenizer: tokenizer.as_ref().map(|t| match t.model {
+            ModelSpec::HfJson { .. } => "tokenizer.json",
+            ModelSpec::Spm(_) => "SentencePiece BPE",
+            ModelSpec::Bpe(_) => "byte-level BPE",
+        }),
+        chat_template: tokenizer.is_some_and(|t| t.chat_template.is_some()),
+        config,
+    }
+}
+
+fn table(shown: &Shown) -> String {
+    let c = &shown.config;
+    let state = if shown.packed { "packed as" } else { "not packed; run packs it as" };
+    let sparse = if c.activation.is_sparse() { "sparse" } else { "dense" };
+    let window = c.window.map_or(String::new(), |w| format!(", attention window {w}"));
+    let rows: [(&str, String); 12] = [
+        ("model", printable(&c.name)),
+        ("path", printable(&shown.path.to_string_lossy())),
+        ("family", c.family.clone()),
+        ("state", format!("{state} {}, {}", shown.quant, super::human_bytes(shown.bytes))),
+        ("parameters", format!("{:.3} B", shown.parameters as f64 / 1e9)),
+        ("layers", format!("{} of hidden size {}", c.layers, c.hidden)),
+        ("attention", format!("{} heads of {}, {} key/value heads{window}", c.heads, c.head_dim, c.kv_heads)),
+        (
+            "FFN",
+            format!(
+                "{} neurons a layer, {} ({sparse}), {} a neuron block, {:.0} % of the file",
+                c.ffn,
+                c.activation,
+                super::human_bytes(shown.neuron_block_bytes),
+                100.0 * shown.ffn_share
+            ),
+        ),
+        ("vocabulary", format!("{}{}", c.vocab, if c.tied { ", head tied to the embedding" } else { "" })),
+        ("context", format!("{}, {} of KV a token", c.context, super::human_bytes(shown.kv_bytes_per_token))),
+        (
+            "tokeniser",
+            format!(
+                "{}{}",
+                shown.tokenizer.unwrap_or("none"),
+                if shown.chat_template { ", with a chat template" } else { "" }
+            ),
+        ),
+        ("fingerprint", shown.fingerprint.clone()),
+    ];
+    let mut table = Table::new();
+    table.load_style(comfy_table::presets::NOTHING);
+    for (name, value) in rows {
+        table.add_row([name, &value]);
+    }
+    table.to_string()
+}

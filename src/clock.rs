@@ -1,0 +1,12 @@
+//! The only clock. Everything that measures time asks here, so that a simulation can answer instead.
+
+pub use std::time::{Duration, Instant};
+
+pub fn now() -> Instant {
+    Instant::now()
+}
+
+/// Seconds since the Unix epoch, for time stamps in files.
+pub fn unix_seconds() -> u64 {
+    std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).map_or(0, |d| d.as_secs())
+}

@@ -1,0 +1,433 @@
+//! Kernels for AVX-512 with VNNI.
+//!
+//! Integer dots use `vpdpbusd`, which multiplies unsigned by signed bytes: weights are made unsigned (q8_0 by flipping
+//! the sign bit, that is +128; q4_0 codes are unsigned with 8 for zero) and the bias times the sum of the inputs is
+//! taken out once per 16 groups. One 512-bit product covers two groups of 32, so its 16 sums need the scale of the first
+//! group in lanes 0-7 and of the second in lanes 8-15: a permutation of the 16 group scales that were loaded at once.
+
+#![cfg(target_arch = "x86_64")]
+
+use super::{Columns, Isa, Kernels, MAX_AXPY_ROWS};
+use crate::formats::rows::{GROUP, PACK};
+use std::arch::x86_64::*;
+
+pub const KERNELS: Kernels = Kernels {
+    isa: Isa::Avx512,
+    dots: [dot_f32, dot_f16_row, dot_q8, dot_q4],
+    axpys: [axpy_f32_rows, axpy_f16_rows, axpy_q8_rows, axpy_q4_rows],
+    dot_f16,
+    axpy_f16,
+};
+
+/// Columns that share one pass over a row's registers.
+const TILE: usize = 4;
+
+/// Calls `$f::<TILE>` for whole tiles of columns and `$f::<1>` for the rest.
+macro_rules! by_column_tiles {
+    ($f:ident, $row:expr, $x:expr, $y:expr) => {{
+        let mut b = 0;
+        while b + TILE <= $y.len() {
+            let part: &mut [f32; TILE] = (&mut $y[b..b + TILE]).try_into().expect("a whole tile");
+            $f::<TILE>($row, $x, b, part);
+            b += TILE;
+        }
+        while b < $y.len() {
+            let part: &mut [f32; 1] = (&mut $y[b..b + 1]).try_into().expect("one column");
+            $f::<1>($row, $x, b, part);
+            b += 1;
+        }
+    }};
+}
+
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,f16c")]
+unsafe fn dot_f32(row: *const u8, x: &Columns, y: &mut [f32]) {
+    let row: *const f32 = row.cast();
+    for (b, y) in y.iter_mut().enumerate() {
+        let x_b = x.values(b).as_ptr();
+        let mut sums = [_mm512_setzero_ps(); 4];
+        let mut i = 0;
+        unsafe {
+            while i + 64 <= x.cols {
+                for (k, sum) in sums.iter_mut().enumerate() {
+                    let (w, v) = (_mm512_loadu_ps(row.add(i + 16 * k)), _mm512_loadu_ps(x_b.add(i + 16 * k)));
+                    *sum = _mm512_fmadd_ps(w, v, *sum);
+                }
+                i += 64;
+            }
+            while i < x.cols {
+                let mask = tail_mask(x.cols - i);
+                let (w, v) = (_mm512_maskz_loadu_ps(mask, row.add(i)), _mm512_maskz_loadu_ps(mask, x_b.add(i)));
+                sums[0] = _mm512_fmadd_ps(w, v, sums[0]);
+                i += 16;
+            }
+        }
+        *y = sum4(sums);
+    }
+}
+
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,f16c")]
+unsafe fn dot_f16_row(row: *const u8, x: &Columns, y: &mut [f32]) {
+    unsafe { by_column_tiles!(dot_f16_tile, row, x, y) }
+}
+
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,f16c")]
+unsafe fn dot_f16_tile<const N: usize>(row: *const u8, x: &Columns, first: usize, y: &mut [f32; N]) {
+    let row: *const u16 = row.cast();
+    let xs: [*const f32; N] = std::array::from_fn(|b| x.values(first + b).as_ptr());
+    if N == 1 {
+        y[0] = unsafe { dot_f16(row, xs[0], x.cols) };
+        return;
+    }
+    let mut sums = [[_mm512_setzero_ps(); N]; 2];
+    let mut i = 0;
+    unsafe {
+        while i + 32 <= x.cols {
+            for (k, sums) in sums.iter_mut().enumerate() {
+                let w = load_f16(row.add(i + 16 * k));
+                for (sum, x) in sums.iter_mut().zip(xs) {
+                    *sum = _mm512_fmadd_ps(w, _mm512_loadu_ps(x.add(i + 16 * k)), *sum);
+                }
+            }
+            i += 32;
+        }
+        while i < x.cols {
+            let mask = tail_mask(x.cols - i);
+            let w = _mm512_cvtph_ps(_mm256_maskz_loadu_epi16(mask, row.add(i).cast()));
+            for (sum, x) in sums[0].iter_mut().zip(xs) {
+                *sum = _mm512_fmadd_ps(w, _mm512_maskz_loadu_ps(mask, x.add(i)), *sum);
+            }
+            i += 16;
+        }
+    }
+    for (b, y) in y.iter_mut().enumerate() {
+        *y = _mm512_reduce_add_ps(_mm512_add_ps(sums[0][b], sums[1][b]));
+    }
+}
+
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,f16c")]
+unsafe fn dot_f16(a: *const u16, x: *const f32, n: usize) -> f32 {
+    let mut sums = [_mm512_setzero_ps(); 4];
+    let mut i = 0;
+    unsafe {
+        while i + 64 <= n {
+            for (k, sum) in sums.iter_mut().enumerate() {
+                *sum = _mm512_fmadd_ps(load_f16(a.add(i + 16 * k)), _mm512_loadu_ps(x.add(i + 16 * k)), *sum);
+            }
+            i += 64;
+        }
+        while i < n {
+            let mask = tail_mask(n - i);
+            let w = _mm512_cvtph_ps(_mm256_maskz_loadu_epi16(mask, a.add(i).cast()));
+            sums[0] = _mm512_fmadd_ps(w, _mm512_maskz_loadu_ps(mask, x.add(i)), sums[0]);
+            i += 16;
+        }
+    }
+    sum4(sums)
+}
+
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,f16c")]
+unsafe fn axpy_f16(a: f32, x: *const u16, out: *mut f32, n: usize) {
+    let a = _mm512_set1_ps(a);
+    let mut i = 0;
+    unsafe {
+        while i < n {
+            let mask = tail_mask(n - i);
+            let w = _mm512_cvtph_ps(_mm256_maskz_loadu_epi16(mask, x.add(i).cast()));
+            let o = _mm512_maskz_loadu_ps(mask, out.add(i));
+            _mm512_mask_storeu_ps(out.add(i), mask, _mm512_fmadd_ps(a, w, o));
+            i += 16;
+        }
+    }
+}
+
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,f16c")]
+unsafe fn dot_q8(row: *const u8, x: &Columns, y: &mut [f32]) {
+    unsafe { by_column_tiles!(dot_q8_tile, row, x, y) }
+}
+
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,f16c")]
+unsafe fn dot_q8_tile<const N: usize>(row: *const u8, x: &Columns, first: usize, y: &mut [f32; N]) {
+    let groups = x.cols / GROUP;
+    let scales: *const u16 = unsafe { row.add(x.cols).cast() };
+    let flip = _mm512_set1_epi8(-128);
+    let lanes = pair_lanes();
+    let mut sums = [_mm512_setzero_ps(); N];
+    let mut biases = [_mm512_setzero_ps(); N];
+    let mut g = 0;
+    while g < groups {
+        let here = (groups - g).min(16);
+        unsafe {
+            let steps = column_scales::<N>(scales.add(g), here, x, first, g, &mut biases);
+            for (k, lane) in lanes.iter().enumerate().take(here.div_ceil(2)) {
+                let at = (g + 2 * k) * GROUP;
+                // An odd last group: the other half's weights are not ours to read, and its scale is zero.
+                let mask = if 2 * k + 1 < here { u64::MAX } else { u32::MAX as u64 };
+                let w = _mm512_xor_si512(_mm512_maskz_loadu_epi8(mask, row.add(at).cast()), flip);
+                for b in 0..N {
+                    let codes = _mm512_loadu_si512(x.codes(first + b).as_ptr().add(at).cast());
+                    let dot = _mm512_cvtepi32_ps(_mm512_dpbusd_epi32(_mm512_setzero_si512(), w, codes));
+                    sums[b] = _mm512_fmadd_ps(dot, _mm512_permutexvar_ps(*lane, steps[b]), sums[b]);
+                }
+            }
+        }
+        g += 16;
+    }
+    for b in 0..N {
+        y[b] = _mm512_reduce_add_ps(_mm512_fnmadd_ps(_mm512_set1_ps(128.0), biases[b], sums[b]));
+    }
+}
+
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,f16c")]
+unsafe fn dot_q4(row: *const u8, x: &Columns, y: &mut [f32]) {
+    unsafe { by_column_tiles!(dot_q4_tile, row, x, y) }
+}
+
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,f16c")]
+unsafe fn dot_q4_tile<const N: usize>(row: *const u8, x: &Columns, first: usize, y: &mut [f32; N]) {
+    let groups = x.cols / GROUP;
+    let packed = x.cols / PACK * (PACK / GROUP); // groups in whole packs
+    let scales: *const u16 = unsafe { row.add(x.cols / 2).cast() };
+    let nibble = _mm512_set1_epi8(15);
+    let lanes = pair_lanes();
+    let mut sums = [_mm512_setzero_ps(); N];
+    let mut biases = [_mm512_setzero_ps(); N];
+    let mut g = 0;
+    while g < groups {
+        let here = (groups - g).min(16);
+        unsafe {
+            let steps = column_scales::<N>(scales.add(g), here, x, first, g, &mut biases);
+            let packs = packed.saturating_sub(g).min(16) / 4;
+            for p in 0..packs {
+                let at = (g + 4 * p) * GROUP;
+                let codes = _mm512_loadu_si512(row.add(at / 2).cast());
+                let low = _mm512_and_si512(codes, nibble);
+                let high = _mm512_and_si512(_mm512_srli_epi16::<4>(codes), nibble);
+                for b in 0..N {
+                    let input = x.codes(first + b).as_ptr().add(at);
+                    let zero = _mm512_setzero_si512();
+                    let d0 = _mm512_dpbusd_epi32(zero, low, _mm512_loadu_si512(input.cast()));
+                    let d1 = _mm512_dpbusd_epi32(zero, high, _mm512_loadu_si512(input.add(64).cast()));
+                    let (s0, s1) = (lanes[2 * p], lanes[2 * p + 1]);
+                    sums[b] =
+                        _mm512_fmadd_ps(_mm512_cvtepi32_ps(d0), _mm512_permutexvar_ps(s0, steps[b]), sums[b]);
+                    sums[b] =
+                        _mm512_fmadd_ps(_mm512_cvtepi32_ps(d1), _mm512_permutexvar_ps(s1, steps[b]), sums[b]);
+                }
+            }
+            for k in 4 * packs..here {
+                let at = (g + k) * GROUP;
+                let codes = _mm_loadu_si128(row.add(at / 2).cast());
+                let low = _mm_and_si128(codes, _mm_set1_epi8(15));
+                let high = _mm_and_si128(_mm_srli_epi16::<4>(codes), _mm_set1_epi8(15));
+                let w = _mm512_zextsi256_si512(_mm256_set_m128i(high, low));
+                let lane = _mm512_set1_epi32(k as i32);
+                for b in 0..N {
+                    let input = _mm256_loadu_si256(x.codes(first + b).as_ptr().add(at).cast());
+                    let dot = _mm512_dpbusd_epi32(_mm512_setzero_si512(), w, _mm512_zextsi256_si512(input));
+                    let step = _mm512_permutexvar_ps(lane, steps[b]);
+                    sums[b] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(dot), step, sums[b]);
+                }
+            }
+        }
+        g += 16;
+    }
+    for b in 0..N {
+        y[b] = _mm512_reduce_add_ps(_mm512_fnmadd_ps(_mm512_set1_ps(8.0), biases[b], sums[b]));
+    }
+}
+
+/// Products of the weights' scales of groups g..g+here with the columns' steps; adds scale times input sum to `biases`.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,f16c")]
+unsafe fn column_scales<const N: usize>(
+    scales: *const u16,
+    here: usize,
+    x: &Columns,
+    first: usize,
+    g: usize,
+    biases: &mut [__m512; N],
+) -> [__m512; N] {
+    let mut steps = [_mm512_setzero_ps(); N];
+    unsafe {
+        let scale = _mm512_cvtph_ps(_mm256_maskz_loadu_epi16(tail_mask(here), scales.cast()));
+        for b in 0..N {
+            let sums = _mm512_loadu_ps(x.sums(first + b).as_ptr().add(g));
+            biases[b] = _mm512_fmadd_ps(scale, sums, biases[b]);
+            steps[b] = _mm512_mul_ps(scale, _mm512_loadu_ps(x.steps(first + b).as_ptr().add(g)));
+        }
+    }
+    steps
+}
+
+/// Index vectors: k gives lane 2k to the lower and lane 2k+1 to the upper half.
+#[inline]
+#[target_feature(enable = "avx512f")]
+fn pair_lanes() -> [__m512i; 8] {
+    std::array::from_fn(|k| {
+        let half = |lane: usize| _mm256_set1_epi32(lane as i32);
+        _mm512_inserti64x4::<1>(_mm512_castsi256_si512(half(2 * k)), half(2 * k + 1))
+    })
+}
+
+#[inline]
+#[target_feature(enable = "avx512f")]
+fn sum4(s: [__m512; 4]) -> f32 {
+    _mm512_reduce_add_ps(_mm512_add_ps(_mm512_add_ps(s[0], s[1]), _mm512_add_ps(s[2], s[3])))
+}
+
+#[inline]
+fn tail_mask(left: usize) -> u16 {
+    if left >= 16 { u16::MAX } else { (1 << left) - 1 }
+}
+
+#[inline]
+#[target_feature(enable = "avx512f,avx512vl")]
+unsafe fn load_f16(at: *const u16) -> __m512 {
+    _mm512_cvtph_ps(unsafe { _mm256_loadu_si256(at.cast()) })
+}
+
+/// Defines an axpy that goes through the rows in steps of `$width` numbers; `$load::<FULL>(row, cols, i, w)` gives the
+/// numbers of the step at i as scaled registers and says how many there are (`$width` when FULL).
+macro_rules! axpy_rows {
+    ($name:ident, $tile:ident, $step:ident, $load:ident, $width:expr) => {
+        #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,f16c")]
+        unsafe fn $name(rows: &[*const u8], a: &[f32], cols: usize, out: &mut [f32]) {
+            unsafe {
+                match *rows {
+                    [r0] => $tile::<1>([r0], a, cols, out),
+                    [r0, r1] => $tile::<2>([r0, r1], a, cols, out),
+                    [r0, r1, r2] => $tile::<3>([r0, r1, r2], a, cols, out),
+                    [r0, r1, r2, r3] => $tile::<4>([r0, r1, r2, r3], a, cols, out),
+                    _ => assert!(rows.is_empty(), "an axpy takes at most {MAX_AXPY_ROWS} rows"),
+                }
+            }
+        }
+
+        #[inline]
+        #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,f16c")]
+        unsafe fn $tile<const R: usize>(rows: [*const u8; R], a: &[f32], cols: usize, out: &mut [f32]) {
+            let whole = cols / $width * $width;
+            let mut i = 0;
+            unsafe {
+                while i < whole {
+                    i += $step::<R, true>(rows, a, cols, i, out);
+                }
+                while i < cols {
+                    i += $step::<R, false>(rows, a, cols, i, out);
+                }
+            }
+        }
+
+        #[inline]
+        #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,f16c")]
+        unsafe fn $step<const R: usize, const FULL: bool>(
+            rows: [*const u8; R],
+            a: &[f32],
+            cols: usize,
+            i: usize,
+            out: &mut [f32],
+        ) -> usize {
+            const PIECES: usize = $width / 16;
+            let n = out.len() / cols;
+            let mut here = $width;
+            let mut w = [_mm512_setzero_ps(); PIECES];
+            unsafe {
+                for b in 0..n {
+                    let out = out.as_mut_ptr().add(b * cols + i);
+                    let mut sums = [_mm512_setzero_ps(); PIECES];
+                    for (r, row) in rows.into_iter().enumerate() {
+                        // With one row its registers serve all columns; with more, unpacking again is cheaper than
+                        // keeping them all.
+                        if R > 1 || b == 0 {
+                            here = $load::<FULL>(row, cols, i, &mut w);
+                        }
+                        let a = _mm512_set1_ps(*a.get_unchecked(r * n + b));
+                        for (sum, w) in sums.iter_mut().zip(w) {
+                            *sum = _mm512_fmadd_ps(a, w, *sum);
+                        }
+                    }
+                    for (k, sum) in sums.into_iter().enumerate() {
+                        let mask = if FULL { u16::MAX } else { tail_mask(here.saturating_sub(16 * k)) };
+                        let old = _mm512_maskz_loadu_ps(mask, out.wrapping_add(16 * k));
+                        _mm512_mask_storeu_ps(out.wrapping_add(16 * k), mask, _mm512_add_ps(old, sum));
+                    }
+                }
+            }
+            here
+        }
+    };
+}
+
+axpy_rows!(axpy_f32_rows, axpy_f32_tile, axpy_f32_step, load_f32_step, 64);
+axpy_rows!(axpy_f16_rows, axpy_f16_tile, axpy_f16_step, load_f16_step, 64);
+axpy_rows!(axpy_q8_rows, axpy_q8_tile, axpy_q8_step, load_q8_step, 64);
+axpy_rows!(axpy_q4_rows, axpy_q4_tile, axpy_q4_step, load_q4_step, PACK);
+
+#[inline]
+#[target_feature(enable = "avx512f")]
+unsafe fn load_f32_step<const FULL: bool>(row: *const u8, cols: usize, i: usize, w: &mut [__m512; 4]) -> usize {
+    let here = if FULL { 64 } else { (cols - i).min(64) };
+    for (k, w) in w.iter_mut().enumerate() {
+        let mask = if FULL { u16::MAX } else { tail_mask(here.saturating_sub(16 * k)) };
+        *w = unsafe { _mm512_maskz_loadu_ps(mask, row.cast::<f32>().wrapping_add(i + 16 * k)) };
+    }
+    here
+}
+
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl")]
+unsafe fn load_f16_step<const FULL: bool>(row: *const u8, cols: usize, i: usize, w: &mut [__m512; 4]) -> usize {
+    let here = if FULL { 64 } else { (cols - i).min(64) };
+    for (k, w) in w.iter_mut().enumerate() {
+        let mask = if FULL { u16::MAX } else { tail_mask(here.saturating_sub(16 * k)) };
+        let at = row.cast::<i16>().wrapping_add(i + 16 * k);
+        *w = _mm512_cvtph_ps(unsafe { _mm256_maskz_loadu_epi16(mask, at) });
+    }
+    here
+}
+
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,f16c")]
+unsafe fn load_q8_step<const FULL: bool>(row: *const u8, cols: usize, i: usize, w: &mut [__m512; 4]) -> usize {
+    let here = if FULL { 64 } else { (cols - i).min(64) };
+    for group in 0..here / GROUP {
+        unsafe {
+            let scale = group_scale(row.add(cols), i / GROUP + group);
+            for half in 0..2 {
+                let codes = _mm_loadu_si128(row.add(i + group * GROUP + half * 16).cast());
+                w[group * 2 + half] = _mm512_mul_ps(_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(codes)), scale);
+            }
+        }
+    }
+    here
+}
+
+/// A whole pack of 128 numbers, or after the last pack one group of 32.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,f16c")]
+unsafe fn load_q4_step<const FULL: bool>(row: *const u8, cols: usize, i: usize, w: &mut [__m512; 8]) -> usize {
+    // The 16 values a code stands for, looked up by the low four bits of each lane.
+    let values = _mm512_setr_ps(-8., -7., -6., -5., -4., -3., -2., -1., 0., 1., 2., 3., 4., 5., 6., 7.);
+    let here = if FULL { PACK } else { GROUP };
+    let half = here / 32; // registers of 16 numbers in the low halves of the bytes
+    for k in 0..half {
+        unsafe {
+            let codes = _mm512_cvtepu8_epi32(_mm_loadu_si128(row.add(i / 2 + 16 * k).cast()));
+            for (piece, codes) in [(k, codes), (half + k, _mm512_srli_epi32::<4>(codes))] {
+                let scale = group_scale(row.add(cols / 2), i / GROUP + piece / 2);
+                w[piece] = _mm512_mul_ps(_mm512_permutexvar_ps(codes, values), scale);
+            }
+        }
+    }
+    here
+}
+
+#[inline]
+#[target_feature(enable = "avx512f,f16c")]
+unsafe fn group_scale(scales: *const u8, group: usize) -> __m512 {
+    let bits = unsafe { scales.cast::<u16>().add(group).read() };
+    _mm512_set1_ps(_mm_cvtss_f32(_mm_cvtph_ps(_mm_cvtsi32_si128(bits as i32))))
+}

@@ -1,0 +1,81 @@
+//! The input of a kernel: 1 to 32 columns (tokens) of activations, as f32 and, for grouped weights, as int8.
+
+use crate::formats::rows::{GROUP, Quant};
+
+/// Columns of activations. Built once per matrix input and read by all threads.
+#[derive(Default, Debug)]
+pub struct Columns {
+    pub n: usize,
+    pub cols: usize,
+    /// f32 values, column after column: `[n * cols]`.
+    values: Vec<f32>,
+    /// int8 codes, `[n * code_stride]`; zero beyond `cols`.
+    codes: Vec<i8>,
+    /// Step of each group of 32 codes, `[n * group_stride]`; zero beyond the last group.
+    steps: Vec<f32>,
+    /// Step times the sum of the group's codes: takes the bias out of unsigned weights. Laid out as `steps`.
+    sums: Vec<f32>,
+    /// [`Columns::cols`] rounded up so that kernels may read whole registers.
+    pub code_stride: usize,
+    pub group_stride: usize,
+}
+
+/// Kernels take 16 groups at a time.
+const STRIDE: usize = 16 * GROUP;
+
+impl Columns {
+    /// Takes `values` (`[n * cols]`) as input for weights of type `quant`. Buffers are kept between calls.
+    pub fn set(&mut self, values: &[f32], n: usize, quant: Quant) {
+        debug_assert!(n > 0 && values.len().is_multiple_of(n));
+        self.n = n;
+        self.cols = values.len() / n;
+        self.values.clear();
+        self.values.extend_from_slice(values);
+        if !quant.is_grouped() {
+            return;
+        }
+        self.code_stride = self.cols.next_multiple_of(STRIDE);
+        self.group_stride = self.code_stride / GROUP;
+        self.codes.clear();
+        self.codes.resize(n * self.code_stride, 0);
+        self.steps.clear();
+        self.steps.resize(n * self.group_stride, 0.0);
+        self.sums.clear();
+        self.sums.resize(n * self.group_stride, 0.0);
+        for b in 0..n {
+            let values = &self.values[b * self.cols..(b + 1) * self.cols];
+            let codes = &mut self.codes[b * self.code_stride..];
+            for (g, group) in values.chunks_exact(GROUP).enumerate() {
+                let top = group.iter().fold(0f32, |m, v| m.max(v.abs()));
+                let step = top / 127.0;
+                let inverse = if step > 0.0 { 1.0 / step } else { 0.0 };
+                let mut sum = 0i32;
+                for (code, v) in codes[g * GROUP..(g + 1) * GROUP].iter_mut().zip(group) {
+                    // Round to nearest by the addition that pushes the fraction out of an f32: it vectorises.
+                    const MAGIC: f32 = 12_582_912.0; // 1.5 * 2^23
+                    let rounded = (v * inverse + MAGIC).to_bits() as i32 - MAGIC.to_bits() as i32;
+                    *code = rounded as i8;
+                    sum += rounded;
+                }
+                self.steps[b * self.group_stride + g] = step;
+                self.sums[b * self.group_stride + g] = step * sum as f32;
+            }
+        }
+    }
+
+    pub fn values(&self, b: usize) -> &[f32] {
+        &self.values[b * self.cols..(b + 1) * self.cols]
+    }
+
+    pub fn codes(&self, b: usize) -> &[i8] {
+        &self.codes[b * self.code_stride..(b + 1) * self.code_stride]
+    }
+
+    pub fn steps(&self, b: usize) -> &[f32] {
+        &self.steps[b * self.group_stride..(b + 1) * self.group_stride]
+    }
+
+    pub fn sums(&self, b: usize) -> &[f32] {
+        &self.sums[b * self.group_stride..(b + 1) * self.group_stride]
+    }
+}

@@ -1,0 +1,134 @@
+//! The CPU's kernels and its thread team: the host half of the FFN, and all of it on a machine without a GPU.
+//!
+//! A kernel is two primitives over rows of weights in the form of [`crate::formats::rows`], for 1 to [`MAX_COLUMNS`]
+//! columns (tokens) at once: `dot` (gate, up, q, k, v, o, head: row times input) and `axpy` (down: output plus
+//! activation times row). [`Kernels`] holds the versions for this machine, chosen once at run time.
+
+mod avx2;
+mod avx512;
+mod columns;
+mod portable;
+pub mod team;
+
+pub use columns::Columns;
+pub use team::Team;
+
+use crate::formats::rows::Quant;
+
+/// Columns a kernel takes at most: past that a GEMM over dequantised tiles is faster (`engine/linear.rs`).
+pub const MAX_COLUMNS: usize = 32;
+
+/// Rows that one `axpy` call adds at most: the output is loaded and stored once for all of them.
+pub const MAX_AXPY_ROWS: usize = 4;
+
+/// y[b] = row · x[b] for each column b.
+///
+/// # Safety
+/// `row` points at `Quant::row_bytes(x.cols)` readable bytes of the function's own type; `y.len() == x.n`; the CPU has
+/// the instructions the function was compiled for.
+pub type Dot = unsafe fn(row: *const u8, x: &Columns, y: &mut [f32]);
+
+/// out[b] += sum over r of a[r * n + b] * rows[r], for each column b of n.
+///
+/// # Safety
+/// Each row points at `Quant::row_bytes(cols)` readable bytes; at most [`MAX_AXPY_ROWS`] rows; `a.len()` is rows times
+/// n and `out.len()` is n times `cols`.
+pub type Axpy = unsafe fn(rows: &[*const u8], a: &[f32], cols: usize, out: &mut [f32]);
+
+/// out[i] over an f16 vector: the dot of `n` numbers with an f32 vector (attention scores).
+///
+/// # Safety
+/// Both pointers are readable for `n` numbers.
+pub type DotF16 = unsafe fn(a: *const u16, x: *const f32, n: usize) -> f32;
+
+/// out += a * f16 vector (attention mix).
+///
+/// # Safety
+/// Both pointers are valid for `n` numbers.
+pub type AxpyF16 = unsafe fn(a: f32, x: *const u16, out: *mut f32, n: usize);
+
+/// The kernels of one instruction set.
+#[derive(Clone, Copy)]
+pub struct Kernels {
+    pub isa: Isa,
+    dots: [Dot; 4],
+    axpys: [Axpy; 4],
+    pub dot_f16: DotF16,
+    pub axpy_f16: AxpyF16,
+}
+
+/// What a kernel was compiled for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Isa {
+    /// AVX-512 F, BW, VL, DQ and VNNI.
+    Avx512,
+    /// AVX2, FMA and F16C.
+    Avx2,
+    Portable,
+}
+
+impl Isa {
+    pub const ALL: [Isa; 3] = [Isa::Avx512, Isa::Avx2, Isa::Portable];
+
+    pub const fn name(self) -> &'static str {
+        match self {
+            Isa::Avx512 => "avx512",
+            Isa::Avx2 => "avx2",
+            Isa::Portable => "portable",
+        }
+    }
+
+    pub fn is_supported(self) -> bool {
+        match self {
+            Isa::Portable => true,
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx2 => {
+                is_x86_feature_detected!("avx2")
+                    && is_x86_feature_detected!("fma")
+                    && is_x86_feature_detected!("f16c")
+            }
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx512 => {
+                Isa::Avx2.is_supported()
+                    && is_x86_feature_detected!("avx512f")
+                    && is_x86_feature_detected!("avx512bw")
+                    && is_x86_feature_detected!("avx512vl")
+                    && is_x86_feature_detected!("avx512dq")
+                    && is_x86_feature_detected!("avx512vnni")
+            }
+            #[cfg(not(target_arch = "x86_64"))]
+            _ => false,
+        }
+    }
+}
+
+impl Kernels {
+    /// The best that this machine runs.
+    pub fn best() -> Kernels {
+        Isa::ALL.into_iter().find_map(Kernels::of).expect("portable kernels run everywhere")
+    }
+
+    /// The kernels of `isa`, if this machine runs them.
+    pub fn of(isa: Isa) -> Option<Kernels> {
+        if !isa.is_supported() {
+            return None;
+        }
+        Some(match isa {
+            Isa::Portable => portable::KERNELS,
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx2 => avx2::KERNELS,
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx512 => avx512::KERNELS,
+            #[cfg(not(target_arch = "x86_64"))]
+            _ => return None,
+        })
+    }
+
+    pub fn dot(&self, quant: Quant) -> Dot {
+        self.dots[quant as usize]
+    }
+
+    pub fn axpy(&self, quant: Quant) -> Axpy {
+        self.axpys[quant as usize]
+    }
+}

@@ -1,0 +1,146 @@
+//! Kernels in plain Rust, for CPUs without AVX2. Also the shape of the others: same signatures, same order of groups.
+
+use super::{Columns, Isa, Kernels};
+use crate::formats::rows::{GROUP, PACK, Quant, scales};
+use half::f16;
+
+pub const KERNELS: Kernels = Kernels {
+    isa: Isa::Portable,
+    dots: [dot_f32, dot_f16_row, dot_q8, dot_q4],
+    axpys: [axpy::<F32>, axpy::<F16>, axpy::<Q8>, axpy::<Q4>],
+    dot_f16,
+    axpy_f16,
+};
+
+/// Sums are kept in this many lanes so that the compiler may use what vectors the target has.
+const LANES: usize = 8;
+
+unsafe fn bytes<'a>(row: *const u8, quant: Quant, cols: usize) -> &'a [u8] {
+    // SAFETY: the caller of a kernel promises that many bytes.
+    unsafe { std::slice::from_raw_parts(row, quant.row_bytes(cols)) }
+}
+
+fn dot_lanes(pairs: impl Iterator<Item = (f32, f32)>) -> f32 {
+    let mut lanes = [0f32; LANES];
+    for (i, (a, b)) in pairs.enumerate() {
+        lanes[i % LANES] += a * b;
+    }
+    lanes.iter().sum()
+}
+
+unsafe fn dot_f32(row: *const u8, x: &Columns, y: &mut [f32]) {
+    let row: &[f32] = bytemuck::cast_slice(&unsafe { bytes(row, Quant::F32, x.cols) }[..x.cols * 4]);
+    for (b, y) in y.iter_mut().enumerate() {
+        *y = dot_lanes(row.iter().copied().zip(x.values(b).iter().copied()));
+    }
+}
+
+unsafe fn dot_f16_row(row: *const u8, x: &Columns, y: &mut [f32]) {
+    for (b, y) in y.iter_mut().enumerate() {
+        *y = unsafe { dot_f16(row.cast(), x.values(b).as_ptr(), x.cols) };
+    }
+}
+
+unsafe fn dot_q8(row: *const u8, x: &Columns, y: &mut [f32]) {
+    let row = unsafe { bytes(row, Quant::Q8, x.cols) };
+    let steps = scales(Quant::Q8, row, x.cols);
+    let codes: &[i8] = bytemuck::cast_slice(&row[..x.cols]);
+    for (b, y) in y.iter_mut().enumerate() {
+        let groups = codes.chunks_exact(GROUP).zip(x.codes(b).chunks_exact(GROUP));
+        *y = groups
+            .zip(steps.iter().zip(x.steps(b)))
+            .map(|((w, x), (sw, sx))| {
+                let sum: i32 = w.iter().zip(x).map(|(&w, &x)| w as i32 * x as i32).sum();
+                sum as f32 * sw.to_f32() * sx
+            })
+            .sum();
+    }
+}
+
+unsafe fn dot_q4(row: *const u8, x: &Columns, y: &mut [f32]) {
+    let row = unsafe { bytes(row, Quant::Q4, x.cols) };
+    let steps = scales(Quant::Q4, row, x.cols);
+    for (b, y) in y.iter_mut().enumerate() {
+        let (codes, steps_x) = (x.codes(b), x.steps(b));
+        let mut total = 0.0;
+        for (g, (sw, sx)) in steps.iter().zip(steps_x).enumerate() {
+            let x = &codes[g * GROUP..(g + 1) * GROUP];
+            let mut sum = 0i32;
+            for (j, &x) in x.iter().enumerate() {
+                sum += (q4_code(row, x_len(steps), g * GROUP + j) as i32 - 8) * x as i32;
+            }
+            total += sum as f32 * sw.to_f32() * sx;
+        }
+        *y = total;
+    }
+}
+
+fn x_len(steps: &[f16]) -> usize {
+    steps.len() * GROUP
+}
+
+/// Code of number `i` in a q4_0 row.
+fn q4_code(row: &[u8], cols: usize, i: usize) -> u8 {
+    let (span, half) = if i < cols / PACK * PACK { (PACK, PACK / 2) } else { (GROUP, GROUP / 2) };
+    let byte = row[i / span * half + i % span % half];
+    if i % span < half { byte & 15 } else { byte >> 4 }
+}
+
+/// A row type as a source of f32 numbers.
+trait Row {
+    const QUANT: Quant;
+    fn number(row: &[u8], cols: usize, i: usize) -> f32;
+}
+struct F32;
+struct F16;
+struct Q8;
+struct Q4;
+impl Row for F32 {
+    const QUANT: Quant = Quant::F32;
+    fn number(row: &[u8], _: usize, i: usize) -> f32 {
+        f32::from_le_bytes(row[i * 4..i * 4 + 4].try_into().expect("four bytes"))
+    }
+}
+impl Row for F16 {
+    const QUANT: Quant = Quant::F16;
+    fn number(row: &[u8], _: usize, i: usize) -> f32 {
+        f16::from_le_bytes([row[i * 2], row[i * 2 + 1]]).to_f32()
+    }
+}
+impl Row for Q8 {
+    const QUANT: Quant = Quant::Q8;
+    fn number(row: &[u8], cols: usize, i: usize) -> f32 {
+        row[i] as i8 as f32 * scales(Quant::Q8, row, cols)[i / GROUP].to_f32()
+    }
+}
+impl Row for Q4 {
+    const QUANT: Quant = Quant::Q4;
+    fn number(row: &[u8], cols: usize, i: usize) -> f32 {
+        (q4_code(row, cols, i) as f32 - 8.0) * scales(Quant::Q4, row, cols)[i / GROUP].to_f32()
+    }
+}
+
+unsafe fn axpy<R: Row>(rows: &[*const u8], a: &[f32], cols: usize, out: &mut [f32]) {
+    let n = out.len() / cols;
+    for (r, &row) in rows.iter().enumerate() {
+        let row = unsafe { bytes(row, R::QUANT, cols) };
+        for i in 0..cols {
+            let w = R::number(row, cols, i);
+            for b in 0..n {
+                out[b * cols + i] += a[r * n + b] * w;
+            }
+        }
+    }
+}
+
+unsafe fn dot_f16(a: *const u16, x: *const f32, n: usize) -> f32 {
+    // SAFETY: the caller promises n numbers behind each pointer; f16 has the layout of u16.
+    let (a, x) = unsafe { (std::slice::from_raw_parts(a.cast::<f16>(), n), std::slice::from_raw_parts(x, n)) };
+    dot_lanes(a.iter().map(|a| a.to_f32()).zip(x.iter().copied()))
+}
+
+unsafe fn axpy_f16(a: f32, x: *const u16, out: *mut f32, n: usize) {
+    // SAFETY: as above.
+    let (x, out) = unsafe { (std::slice::from_raw_parts(x.cast::<f16>(), n), std::slice::from_raw_parts_mut(out, n)) };
+    out.iter_mut().zip(x).for_each(|(o, x)| *o += a * x.to_f32());
+}

@@ -1,0 +1,218 @@
+//! The FFN over neuron blocks: gate, up and down of a neuron are read together.
+//!
+//! Each unit of work is a fixed range of neurons with an output buffer of its own; the buffers are added in order. So the
+//! result does not depend on how many threads there are or which one was faster.
+
+use super::linear::Tile;
+use super::math;
+use crate::cpu::team::Parts;
+use crate::cpu::{Columns, Kernels, MAX_AXPY_ROWS, MAX_COLUMNS, Team};
+use crate::formats::rows::{self, PACK};
+use crate::model::config::{Activation, Ffn, ModelConfig};
+use crate::model::weights::{Layer, Matrix};
+use faer::{Accum, MatMut, MatRef, Par};
+
+/// Units per layer at most. Their buffers are written and added once per token: 32 of them are below 1 % of the weights.
+const MAX_UNITS: usize = 32;
+/// Block bytes per unit at least, so that a small model does not drown in buffers.
+const MIN_UNIT_BYTES: usize = 128 << 10;
+/// Neurons of a GEMM tile, and columns of `down` that a thread multiplies at a time.
+const TILE_NEURONS: usize = 128;
+const TILE_HIDDEN: usize = 512;
+
+/// Room that the FFN keeps between calls.
+#[derive(Default)]
+pub struct FfnBuffers {
+    /// `[units, n, hidden]`
+    partial: Vec<f32>,
+    /// `[n, ffn]`, for more than [`MAX_COLUMNS`] columns.
+    activations: Vec<f32>,
+}
+
+/// A neuron's activation from its dot products.
+#[inline]
+pub fn activation(kind: Ffn, act: Activation, gate: f32, up: f32) -> f32 {
+    match kind {
+        Ffn::Gated => {
+            let g = act.apply(gate);
+            if g == 0.0 { 0.0 } else { g * up }
+        }
+        Ffn::GatedBoth => act.apply(gate) * act.apply(up),
+        Ffn::Plain => act.apply(up),
+    }
+}
+
+/// hidden += FFN(input). `input` (normalised) and `hidden` are `[n, hidden]`.
+#[allow(clippy::too_many_arguments)]
+pub fn ffn(
+    team: &mut Team,
+    kernels: &Kernels,
+    config: &ModelConfig,
+    layer: &Layer,
+    input: &[f32],
+    n: usize,
+    columns: &mut Columns,
+    tiles: &mut [Tile],
+    buffers: &mut FfnBuffers,
+    hidden: &mut [f32],
+) {
+    if n <= MAX_COLUMNS {
+        columns.set(input, n, layer.ffn.quant);
+        by_blocks(team, kernels, config, layer, columns, &mut buffers.partial, hidden);
+    } else {
+        by_gemm(team, config, layer, input, n, tiles, &mut buffers.activations, hidden);
+    }
+    if !layer.down_bias.is_empty() {
+        hidden.chunks_exact_mut(config.hidden).for_each(|x| math::add(x, &layer.down_bias));
+    }
+}
+
+fn by_blocks(
+    team: &mut Team,
+    kernels: &Kernels,
+    config: &ModelConfig,
+    layer: &Layer,
+    x: &Columns,
+    partial: &mut Vec<f32>,
+    hidden: &mut [f32],
+) {
+    let units = (layer.ffn.bytes() as usize / MIN_UNIT_BYTES).clamp(1, MAX_UNITS);
+    let size = x.n * config.hidden;
+    partial.resize(units * size, 0.0);
+    let parts = Parts::new(partial);
+    team.run(units, |_, unit| {
+        // SAFETY: each unit has its own part.
+        let out = unsafe { parts.part(unit * size..(unit + 1) * size) };
+        out.fill(0.0);
+        let neurons = unit * config.ffn / units..(unit + 1) * config.ffn / units;
+        run_blocks(kernels, config, layer, x, neurons, out);
+    });
+    for part in partial.chunks_exact(size) {
+        math::add(hidden, part);
+    }
+}
+
+/// out += the share of `neurons`; `out` is `[n, hidden]`.
+fn run_blocks(
+    kernels: &Kernels,
+    config: &ModelConfig,
+    layer: &Layer,
+    x: &Columns,
+    neurons: std::ops::Range<usize>,
+    out: &mut [f32],
+) {
+    let (dot, axpy) = (kernels.dot(layer.ffn.quant), kernels.axpy(layer.ffn.quant));
+    let per_block = config.ffn_kind.rows();
+    let n = x.n;
+    // Down rows of neurons that fired, added together: `out` is loaded and stored once for all of them.
+    let mut waiting = [std::ptr::null(); MAX_AXPY_ROWS];
+    let mut a = [0f32; MAX_AXPY_ROWS * MAX_COLUMNS];
+    let mut count = 0;
+    let (mut gate, mut up) = ([0f32; MAX_COLUMNS], [0f32; MAX_COLUMNS]);
+    for neuron in neurons {
+        let block = neuron * per_block;
+        // SAFETY: the rows are inside the section; the kernels are for this machine.
+        unsafe {
+            if per_block == 3 {
+                dot(layer.ffn.row_ptr(block), x, &mut gate[..n]);
+            }
+            dot(layer.ffn.row_ptr(block + per_block - 2), x, &mut up[..n]);
+        }
+        let bias = layer.up_bias.get(neuron).copied().unwrap_or(0.0);
+        let a_here = &mut a[count * n..(count + 1) * n];
+        for ((a, &gate), &up) in a_here.iter_mut().zip(&gate).zip(&up) {
+            *a = activation(config.ffn_kind, config.activation, gate, up + bias);
+        }
+        if a_here.iter().all(|&a| a == 0.0) {
+            continue;
+        }
+        waiting[count] = layer.ffn.row_ptr(block + per_block - 1);
+        count += 1;
+        if count == MAX_AXPY_ROWS {
+            // SAFETY: as above.
+            unsafe { axpy(&waiting, &a[..count * n], config.hidden, out) };
+            count = 0;
+        }
+    }
+    if count > 0 {
+        // SAFETY: as above.
+        unsafe { axpy(&waiting[..count], &a[..count * n], config.hidden, out) };
+    }
+}
+
+/// Many columns: activations of all neurons tile by tile, then `down` by slices of the hidden dimension.
+#[allow(clippy::too_many_arguments)]
+fn by_gemm(
+    team: &mut Team,
+    config: &ModelConfig,
+    layer: &Layer,
+    input: &[f32],
+    n: usize,
+    tiles: &mut [Tile],
+    activations: &mut Vec<f32>,
+    hidden: &mut [f32],
+) {
+    let (ffn, cols, per_block) = (config.ffn, config.hidden, config.ffn_kind.rows());
+    activations.resize(n * ffn, 0.0);
+    let (acts, rooms) = (Parts::new(activations), Parts::new(tiles));
+    team.run(ffn.div_ceil(TILE_NEURONS), |thread, piece| {
+        let range = piece * TILE_NEURONS..ffn.min((piece + 1) * TILE_NEURONS);
+        // SAFETY: one room per thread.
+        let room = &mut unsafe { rooms.part(thread..thread + 1) }[0];
+        let (weights, products) = (TILE_NEURONS * cols, n * TILE_NEURONS);
+        room.resize(room.len().max(weights + 2 * products), 0.0);
+        let (tile, rest) = room.split_at_mut(weights);
+        let (gate, rest) = rest.split_at_mut(products);
+        let up = &mut rest[..products];
+        for (k, product) in [(0, &mut *gate), (per_block - 2, &mut *up)].into_iter().skip(3 - per_block) {
+            for (neuron, values) in range.clone().zip(tile.chunks_exact_mut(cols)) {
+                rows::decode(layer.ffn.quant, layer.ffn.row(neuron * per_block + k), values);
+            }
+            // SAFETY: the slices hold n x range.len() products and the tile range.len() rows.
+            unsafe {
+                let dst = MatMut::from_raw_parts_mut(product.as_mut_ptr(), n, range.len(), TILE_NEURONS as isize, 1);
+                let x = MatRef::from_raw_parts(input.as_ptr(), n, cols, cols as isize, 1);
+                let w = MatRef::from_raw_parts(tile.as_ptr(), cols, range.len(), 1, cols as isize);
+                faer::linalg::matmul::matmul(dst, Accum::Replace, x, w, 1.0, Par::Seq);
+            }
+        }
+        for b in 0..n {
+            // SAFETY: each piece writes its own neurons.
+            let out = unsafe { acts.part(b * ffn + range.start..b * ffn + range.end) };
+            let at = b * TILE_NEURONS;
+            for (i, out) in out.iter_mut().enumerate() {
+                let bias = layer.up_bias.get(range.start + i).copied().unwrap_or(0.0);
+                *out = activation(config.ffn_kind, config.activation, gate[at + i], up[at + i] + bias);
+            }
+        }
+    });
+
+    let activations = &activations[..n * ffn];
+    let per_slice = TILE_HIDDEN.min(cols.div_ceil(team.threads()).next_multiple_of(PACK));
+    let out = Parts::new(hidden);
+    team.run(cols.div_ceil(per_slice), |thread, piece| {
+        let range = piece * per_slice..cols.min((piece + 1) * per_slice);
+        // SAFETY: one room per thread.
+        let room = &mut unsafe { rooms.part(thread..thread + 1) }[0];
+        let tile_neurons = 2 * TILE_NEURONS;
+        room.resize(room.len().max(tile_neurons * range.len()), 0.0);
+        for first in (0..ffn).step_by(tile_neurons) {
+            let here = tile_neurons.min(ffn - first);
+            for (neuron, values) in (first..first + here).zip(room.chunks_exact_mut(range.len())) {
+                decode_down(&layer.ffn, neuron * per_block + per_block - 1, range.start, values);
+            }
+            // SAFETY: n rows of `cols` numbers, of which this piece alone writes columns `range`.
+            unsafe {
+                let dst = out.part(range.start..range.start + 1).as_mut_ptr();
+                let dst = MatMut::from_raw_parts_mut(dst, n, range.len(), cols as isize, 1);
+                let a = MatRef::from_raw_parts(activations.as_ptr().add(first), n, here, ffn as isize, 1);
+                let w = MatRef::from_raw_parts(room.as_ptr(), here, range.len(), range.len() as isize, 1);
+                faer::linalg::matmul::matmul(dst, Accum::Add, a, w, 1.0, Par::Seq);
+            }
+        }
+    });
+}
+
+fn decode_down(ffn: &Matrix, row: usize, start: usize, values: &mut [f32]) {
+    rows::decode_range(ffn.quant, ffn.row(row), ffn.cols, start, values);
+}

@@ -1,0 +1,67 @@
+//! Small operations on one token's vector. Free functions on slices; each is far below a microsecond per layer.
+
+use crate::model::config::Norm;
+use crate::model::weights::NormWeights;
+
+/// out = norm(x) * weight (+ bias); `[hidden]` each.
+pub fn norm(kind: Norm, weights: &NormWeights, x: &[f32], out: &mut [f32]) {
+    match kind {
+        Norm::Rms(epsilon) => {
+            let scale = 1.0 / (sum(x.iter().map(|v| v * v)) / x.len() as f32 + epsilon).sqrt();
+            for ((o, v), w) in out.iter_mut().zip(x).zip(&weights.weight) {
+                *o = v * scale * w;
+            }
+        }
+        Norm::Layer(epsilon) => {
+            let mean = sum(x.iter().copied()) / x.len() as f32;
+            let variance = sum(x.iter().map(|v| (v - mean) * (v - mean))) / x.len() as f32;
+            let scale = 1.0 / (variance + epsilon).sqrt();
+            for (((o, v), w), b) in out.iter_mut().zip(x).zip(&weights.weight).zip(&weights.bias) {
+                *o = (v - mean) * scale * w + b;
+            }
+        }
+    }
+}
+
+/// Sum in 16 lanes: vectorises, and loses less to rounding than one running sum.
+pub fn sum(values: impl ExactSizeIterator<Item = f32>) -> f32 {
+    let mut lanes = [0f32; 16];
+    for (i, v) in values.enumerate() {
+        lanes[i % 16] += v;
+    }
+    lanes.iter().sum()
+}
+
+/// Rotates pairs (i, i + head_dim / 2) of every head of `x` by position times frequency.
+pub fn rope(x: &mut [f32], head_dim: usize, cos_sin: &[(f32, f32)]) {
+    let half = head_dim / 2;
+    for head in x.chunks_exact_mut(head_dim) {
+        let (low, high) = head.split_at_mut(half);
+        for ((a, b), &(cos, sin)) in low.iter_mut().zip(high).zip(cos_sin) {
+            (*a, *b) = (*a * cos - *b * sin, *b * cos + *a * sin);
+        }
+    }
+}
+
+/// Cosine and sine of each pair's angle at `position`.
+pub fn angles(position: usize, frequencies: &[f32], out: &mut Vec<(f32, f32)>) {
+    out.clear();
+    out.extend(frequencies.iter().map(|f| {
+        let (sin, cos) = (position as f32 * f).sin_cos();
+        (cos, sin)
+    }));
+}
+
+/// Scores become weights that sum to one.
+pub fn softmax(scores: &mut [f32]) {
+    let top = scores.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+    for s in scores.iter_mut() {
+        *s = (*s - top).exp();
+    }
+    let scale = 1.0 / sum(scores.iter().copied());
+    scores.iter_mut().for_each(|s| *s *= scale);
+}
+
+pub fn add(x: &mut [f32], y: &[f32]) {
+    x.iter_mut().zip(y).for_each(|(x, y)| *x += y);
+}

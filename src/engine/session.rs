@@ -1,0 +1,67 @@
+//! One timeline of tokens on an engine.
+
+use super::{Engine, Logits};
+use crate::error::{Error, Result};
+use crate::model::{KvCache, KvType};
+
+/// Tokens of a prefill chunk: enough columns for the GEMM to be bound by arithmetic, few enough that its activations
+/// stay in the tens of megabytes and Ctrl-C is answered soon.
+pub const CHUNK: usize = 256;
+
+/// A sequence: what was said so far, and its keys and values.
+pub struct Session {
+    pub kv: KvCache,
+    /// Tokens whose keys and values are in the cache.
+    pub tokens: Vec<u32>,
+}
+
+impl Session {
+    pub fn new(engine: &Engine, context: usize, kind: KvType) -> Session {
+        Session { kv: KvCache::new(&engine.model.config, context, kind), tokens: Vec::new() }
+    }
+
+    /// Adds `tokens` and returns the logits after the last. `step(done)` is called after each chunk and may end the work.
+    pub fn append<'e>(
+        &mut self,
+        engine: &'e mut Engine,
+        tokens: &[u32],
+        mut step: impl FnMut(usize) -> Result<()>,
+    ) -> Result<&'e mut [f32]> {
+        self.check(engine, tokens)?;
+        let last = tokens.len().saturating_sub(1) / CHUNK * CHUNK;
+        for (i, chunk) in tokens[..last].chunks(CHUNK).enumerate() {
+            engine.forward(&mut self.kv, chunk, Logits::Last);
+            self.tokens.extend(chunk);
+            step((i + 1) * CHUNK)?;
+        }
+        let rest = &tokens[last..];
+        self.tokens.extend(rest);
+        let logits = engine.forward(&mut self.kv, rest, Logits::Last);
+        step(tokens.len())?;
+        Ok(logits)
+    }
+
+    fn check(&self, engine: &Engine, tokens: &[u32]) -> Result<()> {
+        let vocab = engine.model.config.vocab;
+        if tokens.is_empty() {
+            return Err(Error::Usage("there are no tokens to run".into()));
+        }
+        if let Some(bad) = tokens.iter().find(|&&t| t as usize >= vocab) {
+            return Err(Error::Usage(format!("token {bad} is not below the vocabulary size {vocab}")));
+        }
+        let (room, asked) = (self.kv.context - self.kv.len, tokens.len());
+        if asked > room {
+            return Err(Error::Usage(format!(
+                "{asked} tokens do not fit: the context of {} has room for {room}; raise it with -c",
+                self.kv.context
+            )));
+        }
+        Ok(())
+    }
+
+    /// Forgets everything from position `len` on.
+    pub fn truncate(&mut self, len: usize) {
+        self.kv.truncate(len);
+        self.tokens.truncate(len);
+    }
+}

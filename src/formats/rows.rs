@@ -1,0 +1,308 @@
+//! How one row of weights lies in memory and in the neuron store: the form that every kernel reads.
+//!
+//! A row is its numbers, then (quantised types) its group scales, padded with zeros to [`ROW_ALIGN`] bytes:
+//!
+//! ```text
+//! f32   4 bytes a number
+//! f16   2 bytes a number
+//! q8_0  1 byte a number (i8), then one f16 scale a group of 32
+//! q4_0  packs of 128 numbers in 64 bytes: byte j holds number j in its low and 64+j in its high half;
+//!       what is left after whole packs in groups of 32 in 16 bytes: number j low, 16+j high;
+//!       a stored value v means v - 8; then one f16 scale a group of 32
+//! ```
+//!
+//! GGUF interleaves scales and numbers (34 and 18 bytes a group), which no vector load is aligned to; here the numbers
+//! are one aligned run and the scales of 16 groups are one load. The values are the same: converting a GGUF row to this
+//! form and back changes no bit.
+
+use half::f16;
+use half::slice::HalfFloatSliceExt;
+use serde::{Deserialize, Serialize};
+
+/// Rows begin at multiples of this: a cache line and a full AVX-512 register.
+pub const ROW_ALIGN: usize = 64;
+/// Numbers that share a scale.
+pub const GROUP: usize = 32;
+/// Numbers of a q4_0 pack.
+pub const PACK: usize = 128;
+
+/// How a row's numbers are stored.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Quant {
+    F32,
+    F16,
+    #[serde(rename = "q8_0")]
+    Q8,
+    #[serde(rename = "q4_0")]
+    Q4,
+}
+
+impl Quant {
+    pub const ALL: [Quant; 4] = [Quant::F32, Quant::F16, Quant::Q8, Quant::Q4];
+
+    pub const fn name(self) -> &'static str {
+        match self {
+            Quant::F32 => "f32",
+            Quant::F16 => "f16",
+            Quant::Q8 => "q8_0",
+            Quant::Q4 => "q4_0",
+        }
+    }
+
+    pub const fn is_grouped(self) -> bool {
+        matches!(self, Quant::Q8 | Quant::Q4)
+    }
+
+    /// Bytes of the numbers of a row, without scales and padding.
+    pub const fn number_bytes(self, cols: usize) -> usize {
+        match self {
+            Quant::F32 => cols * 4,
+            Quant::F16 => cols * 2,
+            Quant::Q8 => cols,
+            Quant::Q4 => cols / 2,
+        }
+    }
+
+    /// Bytes of a row of `cols` numbers, padded. Grouped types need `cols` to be a multiple of [`GROUP`].
+    pub const fn row_bytes(self, cols: usize) -> usize {
+        let scales = if self.is_grouped() { cols / GROUP * 2 } else { 0 };
+        (self.number_bytes(cols) + scales).next_multiple_of(ROW_ALIGN)
+    }
+}
+
+impl std::str::FromStr for Quant {
+    type Err = String;
+    fn from_str(text: &str) -> Result<Quant, String> {
+        Quant::ALL
+            .into_iter()
+            .find(|q| q.name() == text)
+            .ok_or_else(|| format!("'{text}' is not a store type; take f32, f16, q8_0 or q4_0"))
+    }
+}
+
+/// The f16 scales of a grouped row of `cols` numbers.
+pub fn scales(quant: Quant, row: &[u8], cols: usize) -> &[f16] {
+    let at = quant.number_bytes(cols);
+    bytemuck::cast_slice(&row[at..at + cols / GROUP * 2])
+}
+
+/// Writes `values` as a row; `row` is [`Quant::row_bytes`] long.
+pub fn encode(quant: Quant, values: &[f32], row: &mut [u8]) {
+    let cols = values.len();
+    let (numbers, rest) = row.split_at_mut(quant.number_bytes(cols));
+    rest.fill(0);
+    match quant {
+        Quant::F32 => numbers.copy_from_slice(bytemuck::cast_slice(values)),
+        Quant::F16 => bytemuck::cast_slice_mut::<u8, f16>(numbers).convert_from_f32_slice(values),
+        Quant::Q8 => {
+            for (g, group) in values.chunks_exact(GROUP).enumerate() {
+                let (scale, codes) = q8_group(group);
+                put_scale(rest, g, scale);
+                numbers[g * GROUP..(g + 1) * GROUP].copy_from_slice(bytemuck::cast_slice(&codes));
+            }
+        }
+        Quant::Q4 => {
+            numbers.fill(0);
+            for (g, group) in values.chunks_exact(GROUP).enumerate() {
+                let (scale, codes) = q4_group(group);
+                put_scale(rest, g, scale);
+                put_q4_group(numbers, cols, g, &codes);
+            }
+        }
+    }
+}
+
+/// Reads a whole row back.
+pub fn decode(quant: Quant, row: &[u8], out: &mut [f32]) {
+    let cols = out.len();
+    decode_range(quant, row, cols, 0, out);
+}
+
+/// Reads numbers `start..start + out.len()` of a row of `cols`. `start` is a multiple of [`PACK`] and so is the length,
+/// unless the range ends with the row.
+pub fn decode_range(quant: Quant, row: &[u8], cols: usize, start: usize, out: &mut [f32]) {
+    let end = start + out.len();
+    debug_assert!(start.is_multiple_of(PACK) && (end == cols || end.is_multiple_of(PACK)));
+    match quant {
+        Quant::F32 => out.copy_from_slice(bytemuck::cast_slice(&row[start * 4..end * 4])),
+        Quant::F16 => bytemuck::cast_slice::<u8, f16>(&row[start * 2..end * 2]).convert_to_f32_slice(out),
+        Quant::Q8 => {
+            let scales = scales(quant, row, cols);
+            let codes: &[i8] = bytemuck::cast_slice(&row[start..end]);
+            for ((out, codes), scale) in
+                out.chunks_exact_mut(GROUP).zip(codes.chunks_exact(GROUP)).zip(&scales[start / GROUP..])
+            {
+                let scale = scale.to_f32();
+                out.iter_mut().zip(codes).for_each(|(o, &c)| *o = c as f32 * scale);
+            }
+        }
+        Quant::Q4 => {
+            let scales = scales(quant, row, cols);
+            let packed = cols / PACK * PACK;
+            let mut at = start;
+            while at < end {
+                let (half, bytes) = if at < packed { (PACK / 2, PACK / 2) } else { (GROUP / 2, GROUP / 2) };
+                let codes = &row[at / 2..at / 2 + bytes];
+                let (low, high) = out[at - start..at - start + 2 * half].split_at_mut(half);
+                for (piece, part) in [low, high].into_iter().enumerate() {
+                    for (k, o) in part.iter_mut().enumerate() {
+                        let code = if piece == 0 { codes[k] & 15 } else { codes[k] >> 4 };
+                        *o = code as f32 - 8.0;
+                    }
+                }
+                let span = &mut out[at - start..at - start + 2 * half];
+                for (group, scale) in span.chunks_exact_mut(GROUP).zip(&scales[at / GROUP..]) {
+                    let scale = scale.to_f32();
+                    group.iter_mut().for_each(|o| *o *= scale);
+                }
+                at += 2 * half;
+            }
+        }
+    }
+}
+
+/// A Q8_0 row of a GGUF (34 bytes a group: scale, 32 codes) in our form, bit for bit.
+pub fn from_gguf_q8_0(src: &[u8], cols: usize, row: &mut [u8]) {
+    let (numbers, rest) = row.split_at_mut(cols);
+    rest.fill(0);
+    for (g, block) in src.chunks_exact(34).enumerate() {
+        rest[g * 2..g * 2 + 2].copy_from_slice(&block[..2]);
+        numbers[g * GROUP..(g + 1) * GROUP].copy_from_slice(&block[2..]);
+    }
+}
+
+/// A Q4_0 row of a GGUF (18 bytes a group: scale, 16 bytes with number j low and 16+j high) in our form, bit for bit.
+pub fn from_gguf_q4_0(src: &[u8], cols: usize, row: &mut [u8]) {
+    let (numbers, rest) = row.split_at_mut(cols / 2);
+    rest.fill(0);
+    numbers.fill(0);
+    for (g, block) in src.chunks_exact(18).enumerate() {
+        rest[g * 2..g * 2 + 2].copy_from_slice(&block[..2]);
+        let codes = std::array::from_fn(|j| if j < 16 { block[2 + j] & 15 } else { block[2 + j - 16] >> 4 });
+        put_q4_group(numbers, cols, g, &codes);
+    }
+}
+
+fn put_scale(scales: &mut [u8], g: usize, scale: f16) {
+    scales[g * 2..g * 2 + 2].copy_from_slice(&scale.to_le_bytes());
+}
+
+/// Puts the 32 codes (0..16) of group `g` where the row layout wants them; the bytes were zero.
+fn put_q4_group(numbers: &mut [u8], cols: usize, g: usize, codes: &[u8; GROUP]) {
+    let start = g * GROUP;
+    if start < cols / PACK * PACK {
+        let pack = start / PACK * (PACK / 2);
+        let within = start % PACK;
+        let (at, shift) = if within < PACK / 2 { (within, 0) } else { (within - PACK / 2, 4) };
+        for (byte, code) in numbers[pack + at..].iter_mut().zip(codes) {
+            *byte |= code << shift;
+        }
+    } else {
+        for (j, byte) in numbers[start / 2..start / 2 + GROUP / 2].iter_mut().enumerate() {
+            *byte = codes[j] | codes[j + GROUP / 2] << 4;
+        }
+    }
+}
+
+/// Scale and codes of a q8_0 group: scale = max|v| / 127.
+fn q8_group(values: &[f32]) -> (f16, [i8; GROUP]) {
+    let top = values.iter().fold(0f32, |m, v| m.max(v.abs()));
+    let scale = top / 127.0;
+    let inverse = if scale > 0.0 { 1.0 / scale } else { 0.0 };
+    (f16::from_f32(scale), std::array::from_fn(|i| (values[i] * inverse).round() as i8))
+}
+
+/// Scale and codes of a q4_0 group. The scale is signed so that the value of largest magnitude is exactly code 0, that
+/// is -8 scales: the range is -8..=7, and the longer side goes where it is needed. Both candidate signs and a slightly
+/// smaller scale are tried and the one with the least squared error is kept.
+fn q4_group(values: &[f32]) -> (f16, [u8; GROUP]) {
+    let top = values.iter().copied().fold(0f32, |m, v| if v.abs() > m.abs() { v } else { m });
+    let mut best = (f32::INFINITY, f16::ZERO, [8u8; GROUP]);
+    for divisor in [-8.0f32, -7.6, -7.2, 7.0] {
+        let scale = f16::from_f32(top / divisor);
+        let step = scale.to_f32();
+        let inverse = if step != 0.0 { 1.0 / step } else { 0.0 };
+        let codes: [u8; GROUP] = std::array::from_fn(|i| ((values[i] * inverse).round() + 8.0).clamp(0.0, 15.0) as u8);
+        let error: f32 = values.iter().zip(&codes).map(|(v, &c)| (v - (c as f32 - 8.0) * step).powi(2)).sum();
+        if error < best.0 {
+            best = (error, scale, codes);
+        }
+    }
+    (best.1, best.2)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn wave(cols: usize) -> Vec<f32> {
+        (0..cols).map(|i| ((i * i % 97) as f32 / 48.0 - 1.0) * (1.0 + i as f32 / 50.0)).collect()
+    }
+
+    #[test]
+    fn a_row_reads_back_within_half_a_step_whatever_its_length() {
+        for cols in [32, 64, 96, 128, 160, 288, 512] {
+            let values = wave(cols);
+            for (quant, steps) in [(Quant::F32, 0.0), (Quant::F16, 0.001), (Quant::Q8, 0.005), (Quant::Q4, 0.15)] {
+                let mut row = vec![0xAA; quant.row_bytes(cols)];
+                encode(quant, &values, &mut row);
+                let mut back = vec![0.0; cols];
+                decode(quant, &row, &mut back);
+                for (group, values) in back.chunks(GROUP).zip(values.chunks(GROUP)) {
+                    let top = values.iter().fold(0f32, |m, v| m.max(v.abs()));
+                    for (b, v) in group.iter().zip(values) {
+                        assert!((b - v).abs() <= steps * top, "{quant:?} {cols}: {v} read back as {b}");
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn any_range_of_a_row_is_the_same_as_in_the_whole_row() {
+        let cols = 416; // three packs and a tail of one group
+        for quant in Quant::ALL {
+            let mut row = vec![0; quant.row_bytes(cols)];
+            encode(quant, &wave(cols), &mut row);
+            let mut whole = vec![0.0; cols];
+            decode(quant, &row, &mut whole);
+            for (start, end) in [(0, 128), (128, 384), (256, 416), (384, 416)] {
+                let mut part = vec![0.0; end - start];
+                decode_range(quant, &row, cols, start, &mut part);
+                assert_eq!(part, whole[start..end], "{quant:?} {start}..{end}");
+            }
+        }
+    }
+
+    #[test]
+    fn gguf_groups_keep_every_bit() {
+        let cols = 160;
+        let mut q8 = Vec::new();
+        let mut q4 = Vec::new();
+        for g in 0..cols / GROUP {
+            let scale = f16::from_f32(0.25 + g as f32).to_le_bytes();
+            q8.extend(scale);
+            q8.extend((0..32).map(|j| (j * 7 + g * 3) as u8));
+            q4.extend(scale);
+            q4.extend((0..16).map(|j| (j * 17 + g) as u8));
+        }
+        let mut row = vec![0; Quant::Q8.row_bytes(cols)];
+        from_gguf_q8_0(&q8, cols, &mut row);
+        let mut out = vec![0.0; cols];
+        decode(Quant::Q8, &row, &mut out);
+        for (i, o) in out.iter().enumerate() {
+            let (g, j) = (i / 32, i % 32);
+            assert_eq!(*o, (0.25 + g as f32) * ((j * 7 + g * 3) as u8 as i8) as f32);
+        }
+        let mut row = vec![0; Quant::Q4.row_bytes(cols)];
+        from_gguf_q4_0(&q4, cols, &mut row);
+        decode(Quant::Q4, &row, &mut out);
+        for (i, o) in out.iter().enumerate() {
+            let (g, j) = (i / 32, i % 32);
+            let byte = ((j % 16) * 17 + g) as u8;
+            let code = if j < 16 { byte & 15 } else { byte >> 4 };
+            assert_eq!(*o, (0.25 + g as f32) * (code as f32 - 8.0), "group {g} number {j}");
+        }
+    }
+}

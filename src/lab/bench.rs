@@ -1,0 +1,170 @@
+//! Speed of prefill and decode, beside what the machine's memory allows.
+
+use super::measure::{ReadBandwidth, ReadBuffer};
+use crate::clock;
+use crate::engine::{Engine, Session};
+use crate::error::Result;
+use crate::interrupt;
+use crate::model::KvType;
+use serde::Serialize;
+
+/// What to measure; every row of the result is one of its parts.
+pub struct BenchOptions {
+    /// Prompt length; 0 leaves the row out.
+    pub prompt: usize,
+    /// Tokens to generate; 0 leaves the row out.
+    pub generate: usize,
+    pub repeats: usize,
+    pub kv: KvType,
+}
+
+/// One row. The first names are llama-bench's, so that its users' scripts read it.
+#[derive(Clone, Debug, Serialize)]
+pub struct BenchRow {
+    pub test: String,
+    pub model_filename: String,
+    pub model_type: String,
+    /// Bytes of the store.
+    pub model_size: u64,
+    pub model_n_params: u64,
+    pub n_threads: usize,
+    pub type_k: String,
+    pub n_prompt: usize,
+    pub n_gen: usize,
+    pub avg_ns: u64,
+    pub stddev_ns: u64,
+    /// Tokens per second.
+    pub avg_ts: f64,
+    pub stddev_ts: f64,
+    pub samples_ns: Vec<u64>,
+    pub samples_ts: Vec<f64>,
+    pub instruction_set: &'static str,
+    /// Milliseconds between tokens over all repeats; decode only.
+    pub token_ms_p50: Option<f64>,
+    pub token_ms_p95: Option<f64>,
+    pub token_ms_p99: Option<f64>,
+    /// Weight bytes that one token reads; decode only.
+    pub bytes_per_token: Option<u64>,
+    /// 10^9 weight bytes read per second, from the median time between tokens; decode only.
+    pub read_gb_s: Option<f64>,
+    /// The machine's best read with the same threads, just before and after.
+    pub machine_gb_s: f64,
+    /// `read_gb_s / machine_gb_s`
+    pub share_of_machine: Option<f64>,
+}
+
+pub fn bench(engine: &mut Engine, options: &BenchOptions) -> Result<Vec<BenchRow>> {
+    let threads = engine.threads();
+    let before = ReadBuffer::new()?.measure(threads);
+    interrupt::check()?;
+    let mut rows = Vec::new();
+    let mut runs = Vec::new();
+    if options.prompt > 0 {
+        runs.push((options.prompt, 0));
+    }
+    if options.generate > 0 {
+        runs.push((0, options.generate));
+    }
+    for (prompt, generate) in runs {
+        let samples = run(engine, prompt, generate, options)?;
+        rows.push(row(engine, prompt, generate, options.kv, before, &samples));
+    }
+    // Whichever was better: the machine may have been busy during one.
+    let after = ReadBuffer::new()?.measure(threads);
+    for row in &mut rows {
+        row.machine_gb_s = row.machine_gb_s.max(after.gb_per_s);
+        row.share_of_machine = row.read_gb_s.map(|rate| rate / row.machine_gb_s);
+    }
+    Ok(rows)
+}
+
+/// Time of each step in each repeat: a prefill is one step, a decode one per token.
+fn run(engine: &mut Engine, prompt: usize, generate: usize, options: &BenchOptions) -> Result<Vec<Vec<u64>>> {
+    let vocab = engine.model.config.vocab as u64;
+    let mut rng = crate::prng::Prng::new(1);
+    let mut session = Session::new(engine, prompt + generate + 1, options.kv);
+    // One more than asked for, thrown away: it maps pages and fills buffers.
+    let mut repeats = Vec::new();
+    for repeat in 0..=options.repeats {
+        session.truncate(0);
+        let mut steps = Vec::new();
+        let mut time = |tokens: &[u32]| -> Result<()> {
+            let start = clock::now();
+            session.append(engine, tokens, |_| interrupt::check())?;
+            steps.push(start.elapsed().as_nanos() as u64);
+            Ok(())
+        };
+        if prompt > 0 {
+            let tokens: Vec<u32> = (0..prompt).map(|_| rng.below(vocab) as u32).collect();
+            time(&tokens)?;
+        }
+        let generate = if repeat == 0 { generate.min(4) } else { generate };
+        for _ in 0..generate {
+            time(&[rng.below(vocab) as u32])?;
+        }
+        if repeat > 0 {
+            repeats.push(steps);
+        }
+    }
+    Ok(repeats)
+}
+
+fn row(
+    engine: &Engine,
+    prompt: usize,
+    generate: usize,
+    kv: KvType,
+    machine: ReadBandwidth,
+    repeats: &[Vec<u64>],
+) -> BenchRow {
+    let model = &engine.model;
+    let samples_ns: Vec<u64> = repeats.iter().map(|steps| steps.iter().sum()).collect();
+    let samples_ts: Vec<f64> = samples_ns.iter().map(|&ns| (prompt + generate) as f64 * 1e9 / ns as f64).collect();
+    let (avg_ns, stddev_ns) = mean_and_deviation(&samples_ns.iter().map(|&n| n as f64).collect::<Vec<_>>());
+    let (avg_ts, stddev_ts) = mean_and_deviation(&samples_ts);
+    let mut steps: Vec<u64> = repeats.iter().flatten().copied().collect();
+    steps.sort_unstable();
+    let decode = generate > 0;
+    let at = |share: f64| decode.then(|| percentile(&steps, share) as f64 / 1e6);
+    let bytes = model.bytes_per_token();
+    let read_gb_s = decode.then(|| bytes as f64 / percentile(&steps, 0.5) as f64);
+    BenchRow {
+        test: if decode { format!("tg{generate}") } else { format!("pp{prompt}") },
+        model_filename: model.store().path().display().to_string(),
+        model_type: format!("{} {}", model.config.family, model.quant.name()),
+        model_size: model.store().file_bytes(),
+        model_n_params: model.config.parameters(),
+        n_threads: engine.threads(),
+        type_k: if kv == KvType::F16 { "f16".into() } else { "f32".into() },
+        n_prompt: prompt,
+        n_gen: generate,
+        avg_ns: avg_ns as u64,
+        stddev_ns: stddev_ns as u64,
+        avg_ts,
+        stddev_ts,
+        samples_ns,
+        samples_ts,
+        instruction_set: engine.kernels.isa.name(),
+        token_ms_p50: at(0.5),
+        token_ms_p95: at(0.95),
+        token_ms_p99: at(0.99),
+        bytes_per_token: decode.then_some(bytes),
+        read_gb_s,
+        machine_gb_s: machine.gb_per_s,
+        share_of_machine: read_gb_s.map(|rate| rate / machine.gb_per_s),
+    }
+}
+
+/// Mean and sample standard deviation (0 for a single sample).
+fn mean_and_deviation(samples: &[f64]) -> (f64, f64) {
+    let n = samples.len() as f64;
+    let mean = samples.iter().sum::<f64>() / n;
+    let squares: f64 = samples.iter().map(|s| (s - mean).powi(2)).sum();
+    (mean, if samples.len() > 1 { (squares / (n - 1.0)).sqrt() } else { 0.0 })
+}
+
+/// The smallest value that at least `share` of the sorted values do not exceed.
+fn percentile(sorted: &[u64], share: f64) -> u64 {
+    let rank = (share * sorted.len() as f64).ceil() as usize;
+    sorted[rank.clamp(1, sorted.len()) - 1]
+}

@@ -1,0 +1,230 @@
+//! How good a model's answers are: likelihood of a text, and multiple-choice questions.
+
+use crate::engine::{Engine, Logits, Session};
+use crate::error::{Error, Result};
+use crate::interrupt;
+use crate::model::KvType;
+use crate::tokenizer::{Special, Tokenizer};
+use serde::{Deserialize, Serialize};
+use std::io::Write;
+use std::path::Path;
+
+/// Tokens per forward pass; all their logits are held at once.
+const CHUNK: usize = 128;
+
+#[derive(Clone, Debug, Serialize)]
+pub struct Likelihood {
+    /// Mean negative log-likelihood, nats per scored token.
+    pub nll: f64,
+    pub perplexity: f64,
+    /// nll sum in bits over the bytes that the scored tokens stand for; needs a tokeniser.
+    pub bits_per_byte: Option<f64>,
+    /// Scored tokens.
+    pub tokens: usize,
+    pub windows: usize,
+    pub context: usize,
+}
+
+/// Scores `tokens` in windows of `context` that do not overlap; the first token of each is not scored. Logits of every
+/// token are written to `logits` if given. `step(done, total)` reports progress.
+pub fn likelihood(
+    engine: &mut Engine,
+    tokens: &[u32],
+    tokenizer: Option<&Tokenizer>,
+    context: usize,
+    kv: KvType,
+    mut logits_out: Option<&mut LogitsFile>,
+    mut step: impl FnMut(usize, usize),
+) -> Result<Likelihood> {
+    let vocab = engine.model.config.vocab;
+    if let Some(bad) = tokens.iter().find(|&&t| t as usize >= vocab) {
+        return Err(Error::Usage(format!("token {bad} is not below the vocabulary size {vocab}")));
+    }
+    if tokens.len() < 2 || context < 2 {
+        return Err(Error::Usage("scoring needs at least two tokens: the first of a window has nothing before it".into()));
+    }
+    let mut session = Session::new(engine, context, kv);
+    let (mut sum, mut scored, mut bytes, mut windows, mut done) = (0f64, 0usize, 0usize, 0, 0);
+    for window in tokens.chunks(context) {
+        session.truncate(0);
+        windows += 1;
+        for (i, chunk) in window.chunks(CHUNK).enumerate() {
+            interrupt::check()?;
+            let logits = engine.forward(&mut session.kv, chunk, Logits::All);
+            if let Some(out) = &mut logits_out {
+                out.write(logits)?;
+            }
+            for (t, row) in logits.chunks_exact(vocab).enumerate() {
+                let Some(&next) = window.get(i * CHUNK + t + 1) else { continue };
+                sum += negative_log_likelihood(row, next);
+                scored += 1;
+                bytes += tokenizer.and_then(|t| t.token_bytes(next)).map_or(0, |b| b.len());
+            }
+            done += chunk.len();
+            step(done, tokens.len());
+        }
+    }
+    if scored == 0 {
+        return Err(Error::Usage("no window had a second token to score".into()));
+    }
+    let nll = sum / scored as f64;
+    let bits_per_byte = (bytes > 0).then(|| sum / std::f64::consts::LN_2 / bytes as f64);
+    Ok(Likelihood { nll, perplexity: nll.exp(), bits_per_byte, tokens: scored, windows, context })
+}
+
+/// -ln softmax(logits)[token], in f64.
+pub fn negative_log_likelihood(logits: &[f32], token: u32) -> f64 {
+    let top = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max) as f64;
+    let sum: f64 = logits.iter().map(|&l| (l as f64 - top).exp()).sum();
+    top + sum.ln() - logits[token as usize] as f64
+}
+
+/// Logits of every token as a safetensors file, `logits` of `[tokens, vocab]` f32, written as they come.
+pub struct LogitsFile {
+    file: std::io::BufWriter<std::fs::File>,
+    path: std::path::PathBuf,
+}
+
+impl LogitsFile {
+    pub fn create(path: &Path, tokens: usize, vocab: usize) -> Result<LogitsFile> {
+        let bytes = tokens as u64 * vocab as u64 * 4;
+        let header = serde_json::json!({
+            "logits": { "dtype": "F32", "shape": [tokens, vocab], "data_offsets": [0, bytes] }
+        });
+        let mut header = header.to_string().into_bytes();
+        header.resize(header.len().next_multiple_of(8), b' ');
+        let file = std::fs::File::create(path).map_err(Error::io("create", path))?;
+        let mut file = std::io::BufWriter::new(file);
+        let mut put = |bytes: &[u8]| file.write_all(bytes).map_err(Error::io("write", path));
+        put(&(header.len() as u64).to_le_bytes())?;
+        put(&header)?;
+        Ok(LogitsFile { file, path: path.to_owned() })
+    }
+
+    fn write(&mut self, logits: &[f32]) -> Result<()> {
+        self.file.write_all(bytemuck::cast_slice(logits)).map_err(Error::io("write", &self.path))
+    }
+
+    pub fn finish(mut self) -> Result<()> {
+        self.file.flush().map_err(Error::io("write", &self.path))
+    }
+}
+
+/// A multiple-choice question: which of `choices` goes on from `context`?
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Question {
+    pub context: String,
+    pub choices: Vec<String>,
+    /// Index of the right one.
+    pub answer: usize,
+}
+
+#[derive(Clone, Debug, Serialize)]
+pub struct Choices {
+    pub questions: usize,
+    /// Share where the right choice had the largest log-likelihood.
+    pub accuracy: f64,
+    /// The same with log-likelihood per byte, which does not favour short choices.
+    pub accuracy_per_byte: f64,
+    /// What guessing would reach.
+    pub chance: f64,
+}
+
+/// Reads one question a line.
+pub fn read_questions(text: &str, path: &Path) -> Result<Vec<Question>> {
+    let mut questions = Vec::new();
+    for (i, line) in text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty()) {
+        let bad = |why: String| Error::Usage(format!("{} line {}: {why}", path.display(), i + 1));
+        let question: Question = serde_json::from_str(line)
+            .map_err(|e| bad(format!("not a question {{context, choices, answer}}: {e}")))?;
+        if question.choices.len() < 2 || question.answer >= question.choices.len() {
+            return Err(bad(format!("answer {} of {} choices", question.answer, question.choices.len())));
+        }
+        questions.push(question);
+    }
+    if questions.is_empty() {
+        return Err(Error::Usage(format!("{} holds no questions", path.display())));
+    }
+    Ok(questions)
+}
+
+pub fn choices(
+    engine: &mut Engine,
+    tokenizer: &Tokenizer,
+    questions: &[Question],
+    context: usize,
+    kv: KvType,
+    mut step: impl FnMut(usize, usize),
+) -> Result<Choices> {
+    let mut session = Session::new(engine, context, kv);
+    let (mut right, mut right_per_byte, mut chance) = (0, 0, 0.0);
+    for (i, question) in questions.iter().enumerate() {
+        let mut scores = Vec::new();
+        let mut per_byte = Vec::new();
+        for choice in &question.choices {
+            interrupt::check()?;
+            let score = continuation(engine, &mut session, tokenizer, &question.context, choice)?;
+            scores.push(score);
+            per_byte.push(score / choice.len().max(1) as f64);
+        }
+        right += usize::from(largest(&scores) == question.answer);
+        right_per_byte += usize::from(largest(&per_byte) == question.answer);
+        chance += 1.0 / question.choices.len() as f64;
+        step(i + 1, questions.len());
+    }
+    let n = questions.len() as f64;
+    Ok(Choices {
+        questions: questions.len(),
+        accuracy: right as f64 / n,
+        accuracy_per_byte: right_per_byte as f64 / n,
+        chance: chance / n,
+    })
+}
+
+/// Log-likelihood of `choice` after `context`, with a space between where neither side has white space. Both are
+/// tokenised together, so that the border is cut as in running text.
+fn continuation(
+    engine: &mut Engine,
+    session: &mut Session,
+    tokenizer: &Tokenizer,
+    context: &str,
+    choice: &str,
+) -> Result<f64> {
+    let gap = !context.is_empty() && !context.ends_with(char::is_whitespace) && !choice.starts_with(char::is_whitespace);
+    let text = format!("{context}{}{choice}", if gap { " " } else { "" });
+    let bos = tokenizer.bos_if_added();
+    let encode = |text: &str| -> Result<Vec<u32>> { Ok(bos.into_iter().chain(tokenizer.encode(text, Special::AsText)?).collect()) };
+    let (whole, before) = (encode(&text)?, encode(context)?);
+    let shared = whole.iter().zip(&before).take_while(|(a, b)| a == b).count();
+    // The first token has nothing before it, so it is never scored.
+    let first = shared.clamp(1, whole.len().max(2) - 1);
+    if whole.len() > session.kv.context {
+        return Err(Error::Usage(format!(
+            "a question of {} tokens does not fit the context of {}; raise it with -c",
+            whole.len(),
+            session.kv.context
+        )));
+    }
+    if whole.len() < 2 {
+        return Ok(0.0);
+    }
+    let vocab = engine.model.config.vocab;
+    session.truncate(0);
+    let mut position = 0;
+    let mut sum = 0.0;
+    for chunk in whole[..whole.len() - 1].chunks(CHUNK) {
+        let logits = engine.forward(&mut session.kv, chunk, Logits::All);
+        for row in logits.chunks_exact(vocab) {
+            position += 1;
+            if position >= first {
+                sum -= negative_log_likelihood(row, whole[position]);
+            }
+        }
+    }
+    Ok(sum)
+}
+
+fn largest(values: &[f64]) -> usize {
+    (0..values.len()).max_by(|&a, &b| values[a].total_cmp(&values[b]).then(b.cmp(&a))).unwrap_or(0)
+}

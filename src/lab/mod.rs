@@ -1,0 +1,7 @@
+//! Jobs that are run once or now and then: pack, synth, measure, bench, evaluate.
+
+pub mod bench;
+pub mod evaluate;
+pub mod measure;
+pub mod pack;
+pub mod synth;

@@ -1,0 +1,305 @@
+//! From a published model to a neuron store.
+//!
+//! Norms and biases become f32. Attention and FFN rows get the store's type, embeddings and head at least q8_0. Rows
+//! whose type and groups stay the same (Q8_0 to q8_0, Q4_0 to q4_0) are copied bit for bit; everything else goes through
+//! f32. `down` is stored by output in both file formats and needed by neuron: its columns are gathered and, for grouped
+//! types, quantised along the hidden dimension.
+
+use crate::error::{Error, Result};
+use crate::formats::neuron_store::Writer;
+use crate::formats::rows::{self, GROUP, Quant};
+use crate::formats::{DType, TensorView, quant};
+use crate::model::config::{Ffn, Norm, Positions};
+use crate::model::source::{Role, Source, finite};
+use rayon::prelude::*;
+use std::path::Path;
+
+/// Rows converted by one task: enough to keep every core busy with a few MB each.
+const ROWS_PER_TASK: usize = 256;
+/// Neurons converted by one task; a multiple of every block length, so that `down` is cut between blocks.
+const NEURONS_PER_TASK: usize = 256;
+
+/// How to pack.
+pub struct PackOptions {
+    pub quant: Quant,
+    /// For each layer the neurons in their new order; None keeps the model's.
+    pub orders: Option<Vec<Vec<u32>>>,
+}
+
+/// The type that loses least without growing the file: what the source has, or the next larger.
+pub fn natural_quant(source: &Source) -> Result<Quant> {
+    Ok(match source.weight(Role::Up, 0)?.info.dtype {
+        DType::F32 | DType::F16 | DType::BF16 => Quant::F16,
+        DType::Q4_0 => Quant::Q4,
+        DType::Q8_0 | DType::Q4_K | DType::Q5_K | DType::Q6_K => Quant::Q8,
+    })
+}
+
+/// Bytes that a store of this source will have, within a page per section.
+pub fn packed_bytes(source: &Source, quant: Quant) -> u64 {
+    let c = &source.config;
+    let edge = edge_quant(quant);
+    let embeddings = c.vocab * edge.row_bytes(c.hidden) * if c.tied { 1 } else { 2 };
+    let layer = (c.qkv_dim() + c.ffn * c.ffn_kind.rows()) * quant.row_bytes(c.hidden)
+        + c.hidden * quant.row_bytes(c.q_dim());
+    (embeddings + c.layers * layer) as u64
+}
+
+/// Embeddings and head: four bits there cost more quality than they save bytes.
+fn edge_quant(quant: Quant) -> Quant {
+    if quant == Quant::Q4 { Quant::Q8 } else { quant }
+}
+
+/// Writes the store. `progress(done, total)` is called with bytes of the store, from several threads; an error it
+/// returns (Ctrl-C) ends the work and removes what was written.
+pub fn pack(
+    source: &Source,
+    path: &Path,
+    options: &PackOptions,
+    progress: &(dyn Fn(u64, u64) -> Result<()> + Sync),
+) -> Result<()> {
+    let c = &source.config;
+    check_groups(source, options.quant)?;
+    check_orders(options, c.layers, c.ffn)?;
+    let (quant, edge) = (options.quant, edge_quant(options.quant));
+    let job = Job { source, progress, total: packed_bytes(source, quant), done: Default::default() };
+    let mut writer = Writer::create(path)?;
+
+    job.rows(&mut writer, "embed", edge, c.hidden, &[(Role::Embed, 0)])?;
+    if !c.tied {
+        job.rows(&mut writer, "head", edge, c.hidden, &[(Role::Head, 0)])?;
+    }
+    if matches!(c.positions, Positions::Learned { .. }) {
+        job.rows(&mut writer, "positions", Quant::F32, c.hidden, &[(Role::Positions, 0)])?;
+    }
+    job.norm(&mut writer, "out_norm", Role::OutNorm, 0)?;
+    for layer in 0..c.layers {
+        let name = |part: &str| format!("layer.{layer}.{part}");
+        job.norm(&mut writer, &name("attn_norm"), Role::AttnNorm, layer)?;
+        job.rows(&mut writer, &name("qkv"), quant, c.hidden, &[(Role::Q, layer), (Role::K, layer), (Role::V, layer)])?;
+        if c.attention_bias {
+            let mut bias = source.bias(Role::Q, layer)?;
+            bias.extend(source.bias(Role::K, layer)?);
+            bias.extend(source.bias(Role::V, layer)?);
+            vector(&mut writer, &name("qkv_bias"), &bias)?;
+        }
+        job.rows(&mut writer, &name("o"), quant, c.q_dim(), &[(Role::O, layer)])?;
+        if c.output_bias {
+            vector(&mut writer, &name("o_bias"), &source.bias(Role::O, layer)?)?;
+        }
+        job.norm(&mut writer, &name("ffn_norm"), Role::FfnNorm, layer)?;
+        let order = options.orders.as_ref().map(|orders| orders[layer].as_slice());
+        job.neurons(&mut writer, &name("ffn"), quant, layer, order)?;
+        if c.ffn_bias {
+            let up = source.bias(Role::Up, layer)?;
+            let up: Vec<f32> = match order {
+                Some(order) => order.iter().map(|&n| up[n as usize]).collect(),
+                None => up,
+            };
+            vector(&mut writer, &name("up_bias"), &up)?;
+            vector(&mut writer, &name("down_bias"), &source.bias(Role::Down, layer)?)?;
+        }
+        if let Some(order) = order {
+            numbers(&mut writer, &name("order"), order)?;
+        }
+    }
+    if let Some(tokenizer) = &source.tokenizer {
+        let json = serde_json::to_vec(tokenizer).expect("a tokeniser's description is plain data");
+        bytes(&mut writer, "tokenizer", &json)?;
+    }
+    let config = serde_json::to_value(c).expect("a configuration is plain data");
+    writer.finish(source.fingerprint(), source.files()?, quant, config)
+}
+
+fn check_groups(source: &Source, quant: Quant) -> Result<()> {
+    let c = &source.config;
+    if !quant.is_grouped() || (c.hidden.is_multiple_of(GROUP) && c.q_dim().is_multiple_of(GROUP)) {
+        return Ok(());
+    }
+    Err(Error::Usage(format!(
+        "{} needs rows of a multiple of {GROUP} numbers, and this model has {} and {}; pack it with --quant f16",
+        quant.name(),
+        c.hidden,
+        c.q_dim()
+    )))
+}
+
+fn check_orders(options: &PackOptions, layers: usize, ffn: usize) -> Result<()> {
+    let Some(orders) = &options.orders else { return Ok(()) };
+    if orders.len() != layers {
+        return Err(Error::Usage(format!("the order names {} layers, the model has {layers}", orders.len())));
+    }
+    for (layer, order) in orders.iter().enumerate() {
+        let mut seen = vec![false; ffn];
+        let fresh = |&n: &u32| seen.get_mut(n as usize).is_some_and(|s| !std::mem::replace(s, true));
+        if order.len() != ffn || !order.iter().all(fresh) {
+            return Err(Error::Usage(format!("layer {layer}'s order does not name each of its {ffn} neurons once")));
+        }
+    }
+    Ok(())
+}
+
+struct Job<'a> {
+    source: &'a Source,
+    progress: &'a (dyn Fn(u64, u64) -> Result<()> + Sync),
+    total: u64,
+    done: std::sync::atomic::AtomicU64,
+}
+
+impl Job<'_> {
+    fn advance(&self, bytes: u64) -> Result<()> {
+        let done = self.done.fetch_add(bytes, std::sync::atomic::Ordering::Relaxed) + bytes;
+        (self.progress)(done, self.total.max(done))
+    }
+
+    /// One section with the rows of several tensors, one after the other.
+    fn rows(&self, writer: &mut Writer, name: &str, quant: Quant, cols: usize, parts: &[(Role, usize)]) -> Result<()> {
+        let views: Vec<_> =
+            parts.iter().map(|&(role, layer)| self.source.weight(role, layer)).collect::<Result<_>>()?;
+        let rows = views.iter().map(|v| v.info.shape[0]).sum();
+        let section = writer.add_rows(name, quant, rows, cols);
+        let row_bytes = quant.row_bytes(cols);
+        let mut first = 0;
+        for (view, &(role, _)) in views.iter().zip(parts) {
+            let order = self.source.row_order(role);
+            let here = view.info.shape[0];
+            (0..here.div_ceil(ROWS_PER_TASK)).into_par_iter().try_for_each(|task| {
+                let range = task * ROWS_PER_TASK..here.min((task + 1) * ROWS_PER_TASK);
+                let mut out = vec![0; range.len() * row_bytes];
+                let mut values = vec![0.0; cols];
+                for (row, out) in range.clone().zip(out.chunks_exact_mut(row_bytes)) {
+                    let from = order.as_ref().map_or(row, |o| o[row]);
+                    convert_row(*view, from, quant, &mut values, out)?;
+                }
+                writer.write(section, ((first + range.start) * row_bytes) as u64, &out)?;
+                self.advance(out.len() as u64)
+            })?;
+            first += here;
+        }
+        Ok(())
+    }
+
+    /// The neuron blocks of a layer.
+    fn neurons(&self, writer: &mut Writer, name: &str, quant: Quant, layer: usize, order: Option<&[u32]>) -> Result<()> {
+        let c = &self.source.config;
+        let gate = match c.ffn_kind {
+            Ffn::Plain => None,
+            Ffn::Gated | Ffn::GatedBoth => Some(self.source.weight(Role::Gate, layer)?),
+        };
+        let up = self.source.weight(Role::Up, layer)?;
+        let down = self.source.weight(Role::Down, layer)?;
+        let by_neuron = self.source.down_by_neuron(layer);
+        let (per_block, cols) = (c.ffn_kind.rows(), c.hidden);
+        let row_bytes = quant.row_bytes(cols);
+        let block_bytes = per_block * row_bytes;
+        let section = writer.add_rows(name, quant, c.ffn * per_block, cols);
+        // Position of each neuron in the store: `order` says which neuron stands where.
+        let place: Vec<usize> = match order {
+            None => (0..c.ffn).collect(),
+            Some(order) => {
+                let mut place = vec![0; c.ffn];
+                order.iter().enumerate().for_each(|(at, &n)| place[n as usize] = at);
+                place
+            }
+        };
+        (0..c.ffn.div_ceil(NEURONS_PER_TASK)).into_par_iter().try_for_each(|task| {
+            let range = task * NEURONS_PER_TASK..c.ffn.min((task + 1) * NEURONS_PER_TASK);
+            let columns = if by_neuron { Vec::new() } else { gather_columns(down, range.clone())? };
+            let mut blocks = vec![0; range.len() * block_bytes];
+            let mut values = vec![0.0; cols];
+            for (neuron, block) in range.clone().zip(blocks.chunks_exact_mut(block_bytes)) {
+                let mut parts = block.chunks_exact_mut(row_bytes);
+                for view in gate.into_iter().chain([up]) {
+                    convert_row(view, neuron, quant, &mut values, parts.next().expect("a row of the block"))?;
+                }
+                let part = parts.next().expect("the last row of the block");
+                if by_neuron {
+                    convert_row(down, neuron, quant, &mut values, part)?;
+                } else {
+                    let at = (neuron - range.start) * cols;
+                    rows::encode(quant, &columns[at..at + cols], part);
+                }
+            }
+            if order.is_none() {
+                writer.write(section, (range.start * block_bytes) as u64, &blocks)?;
+            } else {
+                for (neuron, block) in range.clone().zip(blocks.chunks_exact(block_bytes)) {
+                    writer.write(section, (place[neuron] * block_bytes) as u64, block)?;
+                }
+            }
+            self.advance(blocks.len() as u64)
+        })
+    }
+
+    fn norm(&self, writer: &mut Writer, name: &str, role: Role, layer: usize) -> Result<()> {
+        vector(writer, name, &self.source.vector(self.source.weight(role, layer)?)?)?;
+        if matches!(self.source.config.norm, Norm::Layer(_)) {
+            vector(writer, &format!("{name}_bias"), &self.source.bias(role, layer)?)?;
+        }
+        Ok(())
+    }
+}
+
+/// Row `from` of a matrix in the store's form.
+fn convert_row(view: TensorView<'_>, from: usize, quant: Quant, values: &mut [f32], out: &mut [u8]) -> Result<()> {
+    let (dtype, cols) = (view.info.dtype, values.len());
+    let bytes = dtype.row_bytes(cols);
+    let src = &view.data[from * bytes..(from + 1) * bytes];
+    match (dtype, quant) {
+        (DType::Q8_0, Quant::Q8) => rows::from_gguf_q8_0(src, cols, out),
+        (DType::Q4_0, Quant::Q4) => rows::from_gguf_q4_0(src, cols, out),
+        _ => {
+            quant::dequantize(dtype, src, values);
+            finite(values, view)?;
+            rows::encode(quant, values, out);
+            check_range(values, quant, view)?;
+        }
+    }
+    Ok(())
+}
+
+/// f16 ends at 65504: what lies beyond would become infinite.
+fn check_range(values: &[f32], quant: Quant, view: TensorView<'_>) -> Result<()> {
+    let top = values.iter().fold(0f32, |m, v| m.max(v.abs()));
+    if quant == Quant::F32 || top <= 65504.0 {
+        return Ok(());
+    }
+    let why = format!("holds {top}, which f16 cannot; pack it with --quant f32");
+    Err(Error::bad_at(view.path, &view.info.name, view.info.offset, why))
+}
+
+/// Columns `neurons` of `down` (`[hidden, ffn]`) as rows: `[neurons, hidden]`.
+fn gather_columns(down: TensorView<'_>, neurons: std::ops::Range<usize>) -> Result<Vec<f32>> {
+    let (hidden, ffn) = (down.info.shape[0], down.info.shape[1]);
+    let dtype = down.info.dtype;
+    let row_bytes = dtype.row_bytes(ffn);
+    let cut = dtype.row_bytes(neurons.start)..dtype.row_bytes(neurons.end.next_multiple_of(dtype.block_len()).min(ffn));
+    let mut part = vec![0.0; (cut.len()) / dtype.block_bytes() * dtype.block_len()];
+    let mut columns = vec![0.0; neurons.len() * hidden];
+    for h in 0..hidden {
+        quant::dequantize(dtype, &down.data[h * row_bytes..][cut.clone()], &mut part);
+        finite(&part, down)?;
+        for (n, value) in part.iter().enumerate().take(neurons.len()) {
+            columns[n * hidden + h] = *value;
+        }
+    }
+    Ok(columns)
+}
+
+pub(super) fn vector(writer: &mut Writer, name: &str, values: &[f32]) -> Result<()> {
+    let section = writer.add_rows(name, Quant::F32, 1, values.len());
+    let mut row = vec![0; Quant::F32.row_bytes(values.len())];
+    rows::encode(Quant::F32, values, &mut row);
+    writer.write(section, 0, &row)
+}
+
+fn numbers(writer: &mut Writer, name: &str, values: &[u32]) -> Result<()> {
+    let raw: &[u8] = bytemuck::cast_slice(values);
+    let section = writer.add(name, crate::formats::neuron_store::Content::Numbers, raw.len() as u64);
+    writer.write(section, 0, raw)
+}
+
+pub(super) fn bytes(writer: &mut Writer, name: &str, raw: &[u8]) -> Result<()> {
+    let section = writer.add(name, crate::formats::neuron_store::Content::Bytes, raw.len() as u64);
+    writer.write(section, 0, raw)
+}

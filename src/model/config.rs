@@ -1,0 +1,275 @@
+//! The shape of a model: plain data, the same whatever file it came from, stored in the neuron store's header.
+
+use serde::{Deserialize, Serialize};
+
+/// The function between gate and product (or between up and down where there is no gate).
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case", deny_unknown_fields)]
+pub enum Activation {
+    /// max(x, 0)
+    Relu,
+    /// x where x > threshold, else 0 (ProSparse).
+    Fatrelu(f32),
+    /// max(x, 0) squared
+    Relu2,
+    /// x * sigmoid(x)
+    Silu,
+    /// x * Phi(x), with the error function
+    Gelu,
+    /// the tanh form of gelu
+    GeluTanh,
+}
+
+impl Activation {
+    /// By the name a config.json or a user gives it; `parameter` is the threshold of fatrelu.
+    pub fn by_name(name: &str, parameter: Option<f32>) -> Result<Activation, String> {
+        let (name, parameter) = match name.split_once('(') {
+            Some((name, rest)) => {
+                let number = rest.trim_end_matches(')').trim();
+                let value = number.parse().map_err(|_| format!("'{number}' is not a number"))?;
+                (name, Some(value))
+            }
+            None => (name, parameter),
+        };
+        Ok(match name {
+            "relu" => Activation::Relu,
+            "fatrelu" => match parameter {
+                Some(t) if t.is_finite() && t >= 0.0 => Activation::Fatrelu(t),
+                Some(t) => return Err(format!("fatrelu with threshold {t}; it must be finite and not negative")),
+                None => return Err("fatrelu without its threshold; write fatrelu(0.01), say".into()),
+            },
+            "relu2" | "relu_squared" | "squared_relu" => Activation::Relu2,
+            "silu" | "swish" => Activation::Silu,
+            "gelu" => Activation::Gelu,
+            "gelu_new" | "gelu_pytorch_tanh" | "gelu_tanh" | "gelu_fast" => Activation::GeluTanh,
+            other => {
+                return Err(format!(
+                    "activation '{other}' is not known; known are relu, fatrelu(t), relu2, silu, gelu, gelu_pytorch_tanh"
+                ));
+            }
+        })
+    }
+
+    #[inline]
+    pub fn apply(self, x: f32) -> f32 {
+        match self {
+            Activation::Relu => x.max(0.0),
+            Activation::Fatrelu(t) => {
+                if x > t {
+                    x
+                } else {
+                    0.0
+                }
+            }
+            Activation::Relu2 => x.max(0.0) * x.max(0.0),
+            Activation::Silu => x / (1.0 + (-x).exp()),
+            Activation::Gelu => 0.5 * x * (1.0 + erf(x * std::f32::consts::FRAC_1_SQRT_2)),
+            Activation::GeluTanh => {
+                // sqrt(2 / pi)
+                0.5 * x * (1.0 + (0.797_884_6 * (x + 0.044715 * x * x * x)).tanh())
+            }
+        }
+    }
+
+    /// Whether most inputs give exactly zero: what sparse execution lives on.
+    pub fn is_sparse(self) -> bool {
+        matches!(self, Activation::Relu | Activation::Fatrelu(_) | Activation::Relu2)
+    }
+}
+
+impl std::fmt::Display for Activation {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Activation::Relu => write!(f, "relu"),
+            Activation::Fatrelu(t) => write!(f, "fatrelu({t})"),
+            Activation::Relu2 => write!(f, "relu2"),
+            Activation::Silu => write!(f, "silu"),
+            Activation::Gelu => write!(f, "gelu"),
+            Activation::GeluTanh => write!(f, "gelu_tanh"),
+        }
+    }
+}
+
+/// Error function to about 1.2e-7 (a Chebyshev fit of erfc, Numerical Recipes 6.2), evaluated in f64.
+fn erf(x: f32) -> f32 {
+    let z = (x as f64).abs();
+    let t = 1.0 / (1.0 + 0.5 * z);
+    const C: [f64; 10] = [
+        -1.26551223, 1.00002368, 0.37409196, 0.09678418, -0.18628806, 0.27886807, -1.13520398, 1.48851587, -0.82215223,
+        0.17087277,
+    ];
+    let fit = C.iter().rev().fold(0.0, |sum, c| sum * t + c);
+    let erfc = t * (-z * z + fit).exp();
+    (if x >= 0.0 { 1.0 - erfc } else { erfc - 1.0 }) as f32
+}
+
+/// How a neuron makes its activation from its rows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Ffn {
+    /// act(gate x) * up x
+    Gated,
+    /// act(gate x) * act(up x): Bamboo's dReLU
+    GatedBoth,
+    /// act(up x): no gate
+    Plain,
+}
+
+impl Ffn {
+    /// Rows of a neuron block: gate, up, down or up, down.
+    pub fn rows(self) -> usize {
+        if self == Ffn::Plain { 2 } else { 3 }
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Norm {
+    /// x / rms(x) * weight; the number is epsilon
+    Rms(f32),
+    /// (x - mean) / deviation * weight + bias; the number is epsilon
+    Layer(f32),
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Positions {
+    /// Rotary, in the rotate-half order; `frequencies[i]` radians per position for the pair (i, i + head_dim / 2),
+    /// scaling included. GGUF's interleaved order is undone when weights are read.
+    Rope { frequencies: Vec<f32> },
+    /// A learned vector per position, at row position + offset.
+    Learned { offset: usize },
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ModelConfig {
+    /// Family by its usual name: llama, mistral, qwen2, sparsellama, bamboo, opt.
+    pub family: String,
+    /// The model's own name, for people.
+    pub name: String,
+    pub hidden: usize,
+    pub layers: usize,
+    pub heads: usize,
+    /// Divides `heads`.
+    pub kv_heads: usize,
+    pub head_dim: usize,
+    /// Neurons per layer.
+    pub ffn: usize,
+    pub vocab: usize,
+    /// Positions the model was trained for.
+    pub context: usize,
+    /// Attention sees this many positions back, where the model has such a limit.
+    pub window: Option<usize>,
+    pub norm: Norm,
+    pub activation: Activation,
+    pub ffn_kind: Ffn,
+    pub positions: Positions,
+    pub attention_bias: bool,
+    pub output_bias: bool,
+    pub ffn_bias: bool,
+    /// The head is the embedding matrix.
+    pub tied: bool,
+}
+
+impl ModelConfig {
+    pub fn q_dim(&self) -> usize {
+        self.heads * self.head_dim
+    }
+
+    pub fn kv_dim(&self) -> usize {
+        self.kv_heads * self.head_dim
+    }
+
+    /// Rows of q, k and v together.
+    pub fn qkv_dim(&self) -> usize {
+        self.q_dim() + 2 * self.kv_dim()
+    }
+
+    pub fn parameters(&self) -> u64 {
+        let (h, q, kv) = (self.hidden as u64, self.q_dim() as u64, self.kv_dim() as u64);
+        let layer = h * (2 * q + 2 * kv) + self.ffn_kind.rows() as u64 * h * self.ffn as u64;
+        let embeddings = h * self.vocab as u64 * if self.tied { 1 } else { 2 };
+        layer * self.layers as u64 + embeddings
+    }
+
+    /// What must hold between the numbers; the message names the field. Limits keep products inside 64 bits and refuse
+    /// shapes that no real model has: they come from damaged files.
+    pub fn check(&self) -> Result<(), String> {
+        let bounds = [
+            ("hidden size", self.hidden, 1 << 17),
+            ("layer count", self.layers, 1 << 12),
+            ("head count", self.heads, 1 << 12),
+            ("key/value head count", self.kv_heads, 1 << 12),
+            ("head dimension", self.head_dim, 1 << 12),
+            ("FFN size", self.ffn, 1 << 20),
+            ("vocabulary size", self.vocab, 1 << 22),
+            ("context length", self.context, 1 << 24),
+        ];
+        for (what, value, top) in bounds {
+            if value == 0 || value > top {
+                return Err(format!("{what} is {value}; it must be 1 to {top}"));
+            }
+        }
+        if !self.heads.is_multiple_of(self.kv_heads) {
+            return Err(format!("{} heads cannot share {} key/value heads", self.heads, self.kv_heads));
+        }
+        if !self.head_dim.is_multiple_of(2) {
+            return Err(format!("head dimension {} is odd", self.head_dim));
+        }
+        let (Norm::Rms(eps) | Norm::Layer(eps)) = self.norm;
+        if !(eps > 0.0 && eps < 0.1) {
+            return Err(format!("norm epsilon {eps} is not between 0 and 0.1"));
+        }
+        if self.window == Some(0) {
+            return Err("the attention window is 0".into());
+        }
+        match &self.positions {
+            Positions::Rope { frequencies } if frequencies.len() != self.head_dim / 2 => {
+                Err(format!("{} RoPE frequencies for head dimension {}", frequencies.len(), self.head_dim))
+            }
+            Positions::Rope { frequencies } if !frequencies.iter().all(|f| f.is_finite() && *f >= 0.0) => {
+                Err("a RoPE frequency is not a finite positive number".into())
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+/// RoPE scaling, as the model files describe it.
+#[derive(Clone, Debug, PartialEq)]
+pub enum RopeScaling {
+    None,
+    /// Positions divided by the factor.
+    Linear(f64),
+    /// Llama 3.1: low frequencies divided by the factor, high ones kept, a ramp between.
+    Llama3 { factor: f64, low: f64, high: f64, original: f64 },
+    /// A divisor per frequency, given by the file (GGUF `rope_freqs.weight`).
+    Factors(Vec<f32>),
+}
+
+/// Radians per position for each rotated pair: theta^(-2i / head_dim), scaled.
+pub fn rope_frequencies(head_dim: usize, theta: f64, scaling: &RopeScaling) -> Vec<f32> {
+    (0..head_dim / 2)
+        .map(|i| {
+            let base = theta.powf(-2.0 * i as f64 / head_dim as f64);
+            let scaled = match scaling {
+                RopeScaling::None => base,
+                RopeScaling::Linear(factor) => base / factor,
+                RopeScaling::Factors(factors) => base / factors.get(i).copied().unwrap_or(1.0) as f64,
+                RopeScaling::Llama3 { factor, low, high, original } => {
+                    let wavelength = std::f64::consts::TAU / base;
+                    if wavelength < original / high {
+                        base
+                    } else if wavelength > original / low {
+                        base / factor
+                    } else {
+                        let smooth = (original / wavelength - low) / (high - low);
+                        (1.0 - smooth) * base / factor + smooth * base
+                    }
+                }
+            };
+            scaled as f32
+        })
+        .collect()
+}

@@ -1,0 +1,338 @@
+//! From a config.json or a GGUF's metadata to a [`ModelConfig`]. What is not known is refused by name: a model that runs
+//! with the wrong activation or without its scaling answers, and answers wrong.
+
+use super::config::{Activation, Ffn, ModelConfig, Norm, Positions, RopeScaling, rope_frequencies};
+use crate::error::{Error, Result};
+use crate::formats::gguf::{Gguf, Metadata};
+use serde_json::Value;
+use std::path::Path;
+
+const KNOWN: &str = "known are llama (also ReluLLaMA), mistral, qwen2, sparsellama (ProSparse), bamboo and opt";
+
+/// Reads a Hugging Face config.json.
+pub fn from_config_json(json: &Value, path: &Path, activation: Option<Activation>) -> Result<ModelConfig> {
+    let c = Fields { json, path };
+    let family = c.text("model_type")?.ok_or_else(|| {
+        Error::bad(path, "model_type", format!("missing, so the model's family is not known; {KNOWN}"))
+    })?;
+    match family {
+        "llama" | "mistral" | "qwen2" | "sparsellama" | "bamboo" => llama_like(&c, family, activation),
+        "opt" => opt(&c, activation),
+        other => Err(Error::bad(path, "model_type", format!("family '{other}' is not supported; {KNOWN}"))),
+    }
+}
+
+fn llama_like(c: &Fields, family: &str, activation: Option<Activation>) -> Result<ModelConfig> {
+    let hidden = c.size("hidden_size")?;
+    let heads = c.size("num_attention_heads")?;
+    let head_dim = match c.optional_size("head_dim")? {
+        Some(size) => size,
+        None => hidden.checked_div(heads).unwrap_or(0),
+    };
+    let activation = match activation {
+        Some(activation) => activation,
+        None => {
+            let name = c.text("hidden_act")?.ok_or_else(|| {
+                Error::bad(c.path, "hidden_act", "missing; name it on the command line: --activation relu, say")
+            })?;
+            let parameter = c.number("hidden_act_param")?.map(|t| t as f32);
+            Activation::by_name(name, parameter).map_err(|why| Error::bad(c.path, "hidden_act", why))?
+        }
+    };
+    c.refuse_unless_default("mlp_bias", &Value::Bool(false))?;
+    c.refuse_unless_default("partial_rotary_factor", &Value::from(1.0))?;
+    let window = match family {
+        // Qwen2 writes a window even where it does not use it.
+        "qwen2" if c.json["use_sliding_window"] != Value::Bool(true) => None,
+        _ => c.optional_size("sliding_window")?,
+    };
+    // Llama's flag covers all four projections; Qwen2 always has biases on q, k and v, never on the output.
+    let bias = c.json["attention_bias"] == Value::Bool(true);
+    let theta = rope_theta(c)?;
+    let scaling = rope_scaling(c)?;
+    let config = ModelConfig {
+        family: family.into(),
+        name: c.text("_name_or_path")?.unwrap_or_default().into(),
+        hidden,
+        layers: c.size("num_hidden_layers")?,
+        heads,
+        kv_heads: c.optional_size("num_key_value_heads")?.unwrap_or(heads),
+        head_dim,
+        ffn: c.size("intermediate_size")?,
+        vocab: c.size("vocab_size")?,
+        context: c.optional_size("max_position_embeddings")?.unwrap_or(2048),
+        window,
+        norm: Norm::Rms(c.number("rms_norm_eps")?.unwrap_or(1e-6) as f32),
+        activation,
+        ffn_kind: if family == "bamboo" { Ffn::GatedBoth } else { Ffn::Gated },
+        positions: Positions::Rope { frequencies: rope_frequencies(head_dim.min(1 << 12), theta, &scaling) },
+        attention_bias: family == "qwen2" || bias,
+        output_bias: family != "qwen2" && bias,
+        ffn_bias: false,
+        tied: c.json["tie_word_embeddings"] == Value::Bool(true),
+    };
+    checked(config, c.path)
+}
+
+fn opt(c: &Fields, activation: Option<Activation>) -> Result<ModelConfig> {
+    let hidden = c.size("hidden_size")?;
+    let heads = c.size("num_attention_heads")?;
+    c.refuse_unless_default("do_layer_norm_before", &Value::Bool(true))?;
+    c.refuse_unless_default("enable_bias", &Value::Bool(true))?;
+    c.refuse_unless_default("layer_norm_elementwise_affine", &Value::Bool(true))?;
+    c.refuse_unless_default("_remove_final_layer_norm", &Value::Bool(false))?;
+    c.refuse_unless_default("word_embed_proj_dim", &Value::from(hidden))?;
+    let activation = match activation {
+        Some(activation) => activation,
+        None => {
+            let name = c.text("activation_function")?.unwrap_or("relu");
+            Activation::by_name(name, None).map_err(|why| Error::bad(c.path, "activation_function", why))?
+        }
+    };
+    let config = ModelConfig {
+        family: "opt".into(),
+        name: c.text("_name_or_path")?.unwrap_or_default().into(),
+        hidden,
+        layers: c.size("num_hidden_layers")?,
+        heads,
+        kv_heads: heads,
+        head_dim: hidden.checked_div(heads).unwrap_or(0),
+        ffn: c.size("ffn_dim")?,
+        vocab: c.size("vocab_size")?,
+        context: c.optional_size("max_position_embeddings")?.unwrap_or(2048),
+        window: None,
+        norm: Norm::Layer(1e-5),
+        activation,
+        ffn_kind: Ffn::Plain,
+        // OPT's table has two rows before position 0.
+        positions: Positions::Learned { offset: 2 },
+        attention_bias: true,
+        output_bias: true,
+        ffn_bias: true,
+        tied: c.json["tie_word_embeddings"] != Value::Bool(false),
+    };
+    checked(config, c.path)
+}
+
+fn checked(config: ModelConfig, path: &Path) -> Result<ModelConfig> {
+    config.check().map_err(|why| Error::bad(path, "", why))?;
+    Ok(config)
+}
+
+/// `rope_theta` stands at the top, or in `rope_parameters` since transformers 5.
+fn rope_theta(c: &Fields) -> Result<f64> {
+    let theta = match &c.json["rope_parameters"]["rope_theta"] {
+        Value::Null => c.number("rope_theta")?.unwrap_or(10_000.0),
+        value => value.as_f64().unwrap_or(f64::NAN),
+    };
+    if theta.is_finite() && theta > 0.0 {
+        Ok(theta)
+    } else {
+        Err(Error::bad(c.path, "rope_theta", format!("{theta} is not a positive number")))
+    }
+}
+
+fn rope_scaling(c: &Fields) -> Result<RopeScaling> {
+    let scaling = match &c.json["rope_scaling"] {
+        Value::Null => &c.json["rope_parameters"],
+        scaling => scaling,
+    };
+    if scaling.is_null() {
+        return Ok(RopeScaling::None);
+    }
+    let kind = scaling["rope_type"].as_str().or(scaling["type"].as_str()).unwrap_or("default");
+    let number = |key: &str| {
+        let value = scaling[key].as_f64().filter(|v| v.is_finite() && *v > 0.0);
+        value.ok_or_else(|| Error::bad(c.path, format!("rope_scaling.{key}"), "missing or not a positive number"))
+    };
+    match kind {
+        "default" => Ok(RopeScaling::None),
+        "linear" => Ok(RopeScaling::Linear(number("factor")?)),
+        "llama3" => Ok(RopeScaling::Llama3 {
+            factor: number("factor")?,
+            low: number("low_freq_factor")?,
+            high: number("high_freq_factor")?,
+            original: number("original_max_position_embeddings")?,
+        }),
+        other => Err(Error::bad(
+            c.path,
+            "rope_scaling",
+            format!("RoPE scaling '{other}' is not supported; supported are linear and llama3"),
+        )),
+    }
+}
+
+/// Typed access to a JSON object, with the key in every complaint.
+struct Fields<'a> {
+    json: &'a Value,
+    path: &'a Path,
+}
+
+impl<'a> Fields<'a> {
+    fn text(&self, key: &str) -> Result<Option<&'a str>> {
+        match &self.json[key] {
+            Value::Null => Ok(None),
+            Value::String(text) => Ok(Some(text)),
+            other => Err(Error::bad(self.path, key, format!("is {other}, not text"))),
+        }
+    }
+
+    fn number(&self, key: &str) -> Result<Option<f64>> {
+        match &self.json[key] {
+            Value::Null => Ok(None),
+            value => match value.as_f64().filter(|v| v.is_finite()) {
+                Some(number) => Ok(Some(number)),
+                None => Err(Error::bad(self.path, key, format!("is {value}, not a number"))),
+            },
+        }
+    }
+
+    fn optional_size(&self, key: &str) -> Result<Option<usize>> {
+        match &self.json[key] {
+            Value::Null => Ok(None),
+            value => match value.as_u64() {
+                Some(size) => Ok(Some(size as usize)),
+                None => Err(Error::bad(self.path, key, format!("is {value}, not a whole number"))),
+            },
+        }
+    }
+
+    fn size(&self, key: &str) -> Result<usize> {
+        self.optional_size(key)?.ok_or_else(|| Error::bad(self.path, key, "missing"))
+    }
+
+    fn refuse_unless_default(&self, key: &str, default: &Value) -> Result<()> {
+        let value = &self.json[key];
+        let same = value.is_null() || value == default || (value.is_number() && value.as_f64() == default.as_f64());
+        if same {
+            return Ok(());
+        }
+        Err(Error::bad(self.path, key, format!("is {value}; only {default} is supported")))
+    }
+}
+
+/// Reads a GGUF's metadata. `rope_factors` is its `rope_freqs.weight`, if it has one.
+pub fn from_gguf(
+    gguf: &Gguf,
+    path: &Path,
+    rope_factors: Option<Vec<f32>>,
+    activation: Option<Activation>,
+) -> Result<ModelConfig> {
+    let meta = &gguf.metadata;
+    let arch = meta.str("general.architecture")?.ok_or_else(|| Error::bad(path, "general.architecture", "missing"))?;
+    if !matches!(arch, "llama" | "qwen2" | "bamboo" | "opt") {
+        let why = format!("architecture '{arch}' is not supported; {KNOWN}");
+        return Err(Error::bad(path, "general.architecture", why));
+    }
+    let size = |key: &str| -> Result<Option<usize>> { Ok(meta.u32(&format!("{arch}.{key}"))?.map(|v| v as usize)) };
+    let required = |key: &str| -> Result<usize> {
+        size(key)?.ok_or_else(|| Error::bad(path, format!("{arch}.{key}"), "missing"))
+    };
+    let hidden = required("embedding_length")?;
+    let heads = required("attention.head_count")?;
+    let head_dim = size("attention.key_length")?.unwrap_or(hidden.checked_div(heads).unwrap_or(0));
+    if size("attention.value_length")?.is_some_and(|v| v != head_dim) {
+        return Err(Error::bad(path, format!("{arch}.attention.value_length"), "differs from the key length"));
+    }
+    if size("rope.dimension_count")?.is_some_and(|d| d != head_dim) {
+        let why = format!("partial rotation is not supported: it must be the head dimension {head_dim}");
+        return Err(Error::bad(path, format!("{arch}.rope.dimension_count"), why));
+    }
+    let opt = arch == "opt";
+    let epsilon_key =
+        format!("{arch}.attention.{}", if opt { "layer_norm_epsilon" } else { "layer_norm_rms_epsilon" });
+    let epsilon = meta.f32(&epsilon_key)?.unwrap_or(1e-5);
+    let vocab = match size("vocab_size")? {
+        Some(size) => size,
+        None => meta.strings("tokenizer.ggml.tokens")?.map_or(0, |tokens| tokens.len()),
+    };
+    let has = |name: &str| gguf.tensors.iter().any(|t| t.name == name);
+    let positions = if opt {
+        Positions::Learned { offset: 2 }
+    } else {
+        let frequencies = gguf_frequencies(meta, arch, path, head_dim, rope_factors)?;
+        Positions::Rope { frequencies }
+    };
+    let config = ModelConfig {
+        family: arch.into(),
+        name: meta.str("general.name")?.unwrap_or_default().into(),
+        hidden,
+        layers: required("block_count")?,
+        heads,
+        kv_heads: size("attention.head_count_kv")?.unwrap_or(heads),
+        head_dim,
+        ffn: required("feed_forward_length")?,
+        vocab,
+        context: size("context_length")?.unwrap_or(2048),
+        window: size("attention.sliding_window")?.filter(|&w| w > 0),
+        norm: if opt { Norm::Layer(epsilon) } else { Norm::Rms(epsilon) },
+        activation: gguf_activation(gguf, arch, path, activation)?,
+        ffn_kind: match arch {
+            "bamboo" => Ffn::GatedBoth,
+            "opt" => Ffn::Plain,
+            _ => Ffn::Gated,
+        },
+        positions,
+        attention_bias: has("blk.0.attn_q.bias"),
+        output_bias: has("blk.0.attn_output.bias"),
+        ffn_bias: opt,
+        tied: !has("output.weight"),
+    };
+    checked(config, path)
+}
+
+fn gguf_frequencies(
+    meta: &Metadata,
+    arch: &str,
+    path: &Path,
+    head_dim: usize,
+    factors: Option<Vec<f32>>,
+) -> Result<Vec<f32>> {
+    let theta_key = format!("{arch}.rope.freq_base");
+    let theta = meta.f32(&theta_key)?.unwrap_or(10_000.0) as f64;
+    if !(theta.is_finite() && theta > 0.0) {
+        return Err(Error::bad(path, theta_key, format!("{theta} is not a positive number")));
+    }
+    let kind_key = format!("{arch}.rope.scaling.type");
+    let factor = match meta.f32(&format!("{arch}.rope.scaling.factor"))? {
+        Some(factor) => Some(factor),
+        None => meta.f32(&format!("{arch}.rope.scale_linear"))?,
+    };
+    let scaling = match (meta.str(&kind_key)?, factor, factors) {
+        (_, _, Some(factors)) => RopeScaling::Factors(factors),
+        (Some("linear"), Some(factor), None) | (None, Some(factor), None) if factor > 0.0 => {
+            RopeScaling::Linear(factor as f64)
+        }
+        (None | Some("none"), _, None) => RopeScaling::None,
+        (Some(other), _, None) => {
+            let why = format!("RoPE scaling '{other}' is not supported; supported are linear and rope_freqs.weight");
+            return Err(Error::bad(path, kind_key, why));
+        }
+    };
+    Ok(rope_frequencies(head_dim.min(1 << 12), theta, &scaling))
+}
+
+/// GGUF's llama architecture does not say its activation: readers take SiLU. A ReLU model converted to it carries no
+/// sign of that but its name or PowerInfer's magic, so a name that says ReLU without a word on the activation is refused.
+fn gguf_activation(gguf: &Gguf, arch: &str, path: &Path, given: Option<Activation>) -> Result<Activation> {
+    if let Some(activation) = given {
+        return Ok(activation);
+    }
+    let meta = &gguf.metadata;
+    let key = format!("{arch}.hidden_act");
+    if let Some(name) = meta.str(&key)? {
+        let parameter = meta.f32(&format!("{arch}.hidden_act_param"))?;
+        return Activation::by_name(name, parameter).map_err(|why| Error::bad(path, key, why));
+    }
+    if gguf.powerinfer || matches!(arch, "bamboo" | "opt") {
+        return Ok(Activation::Relu);
+    }
+    let name = meta.str("general.name")?.unwrap_or_default().to_lowercase();
+    let file = path.file_name().map(|f| f.to_string_lossy().to_lowercase()).unwrap_or_default();
+    if ["relu", "prosparse", "turbosparse", "minicpm-s"].iter().any(|word| name.contains(word) || file.contains(word)) {
+        let why = "the name says that this is a ReLU model, but a GGUF of the llama architecture does not carry its \
+                   activation and would run with SiLU; name it: --activation relu, or fatrelu(0.01) for ProSparse 7B";
+        return Err(Error::bad(path, key, why));
+    }
+    Ok(Activation::Silu)
+}

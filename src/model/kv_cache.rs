@@ -1,0 +1,92 @@
+//! Keys and values of the positions seen so far.
+
+use super::config::ModelConfig;
+use half::f16;
+use half::slice::{HalfBitsSliceExt, HalfFloatSliceExt};
+use serde::{Deserialize, Serialize};
+
+/// How keys and values are stored.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum KvType {
+    F16,
+    F32,
+}
+
+impl KvType {
+    pub const fn bytes(self) -> usize {
+        match self {
+            KvType::F16 => 2,
+            KvType::F32 => 4,
+        }
+    }
+}
+
+/// One sequence's cache. Per layer and kv head, `[context, head_dim]` keys and as many values, each contiguous: a head's
+/// attention reads one run. Memory is reserved for the whole context and taken from the system as positions fill.
+pub struct KvCache {
+    pub context: usize,
+    pub kind: KvType,
+    heads: usize,
+    head_dim: usize,
+    /// `[layers, 2 (keys, values), heads, context, head_dim]`
+    half: Vec<u16>,
+    full: Vec<f32>,
+    /// Positions filled.
+    pub len: usize,
+}
+
+/// A head's keys or values for positions `0..len`, `[len, head_dim]`.
+#[derive(Clone, Copy)]
+pub enum HeadView<'a> {
+    F16(&'a [f16]),
+    F32(&'a [f32]),
+}
+
+impl KvCache {
+    pub fn bytes_for(config: &ModelConfig, context: usize, kind: KvType) -> u64 {
+        (config.layers * 2 * config.kv_dim()) as u64 * context as u64 * kind.bytes() as u64
+    }
+
+    pub fn new(config: &ModelConfig, context: usize, kind: KvType) -> KvCache {
+        let numbers = config.layers * 2 * config.kv_dim() * context;
+        // Zeroed allocations are mapped lazily by the allocator: untouched positions cost no memory.
+        let (half, full) = match kind {
+            KvType::F16 => (vec![0; numbers], Vec::new()),
+            KvType::F32 => (Vec::new(), vec![0.0; numbers]),
+        };
+        KvCache { context, kind, heads: config.kv_heads, head_dim: config.head_dim, half, full, len: 0 }
+    }
+
+    fn start(&self, layer: usize, part: usize, head: usize) -> usize {
+        (((layer * 2 + part) * self.heads) + head) * self.context * self.head_dim
+    }
+
+    /// Puts keys (part 0) or values (part 1) of all heads, `[heads * head_dim]`, at `position`.
+    pub fn put(&mut self, layer: usize, part: usize, position: usize, values: &[f32]) {
+        assert!(position < self.context);
+        for (head, values) in values.chunks_exact(self.head_dim).enumerate() {
+            let at = self.start(layer, part, head) + position * self.head_dim;
+            match self.kind {
+                KvType::F16 => self.half[at..at + self.head_dim].reinterpret_cast_mut::<f16>().convert_from_f32_slice(values),
+                KvType::F32 => self.full[at..at + self.head_dim].copy_from_slice(values),
+            }
+        }
+    }
+
+    /// Keys (part 0) or values (part 1) of one head, positions `range`.
+    pub fn head(&self, layer: usize, part: usize, head: usize, range: std::ops::Range<usize>) -> HeadView<'_> {
+        assert!(range.end <= self.context);
+        let start = self.start(layer, part, head);
+        let range = start + range.start * self.head_dim..start + range.end * self.head_dim;
+        match self.kind {
+            KvType::F16 => HeadView::F16(self.half[range].reinterpret_cast::<f16>()),
+            KvType::F32 => HeadView::F32(&self.full[range]),
+        }
+    }
+
+    /// Forgets positions from `len` on.
+    pub fn truncate(&mut self, len: usize) {
+        self.len = self.len.min(len);
+    }
+}

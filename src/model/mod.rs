@@ -1,0 +1,11 @@
+//! What a model is: its shape, its families, where its weights come from, and the weights as the engine reads them.
+
+pub mod config;
+pub mod families;
+pub mod kv_cache;
+pub mod source;
+pub mod weights;
+
+pub use config::{Activation, Ffn, ModelConfig, Norm, Positions};
+pub use kv_cache::{KvCache, KvType};
+pub use weights::{Matrix, Model};

@@ -1,0 +1,356 @@
+//! A model as it was published: a Hugging Face directory or a GGUF file, with its tensors found by role.
+
+use super::config::{Activation, ModelConfig, Positions};
+use super::families;
+use crate::error::{Error, Result};
+use crate::formats::gguf::{self, Gguf};
+use crate::formats::neuron_store::SourceFile;
+use crate::formats::{DType, MappedFile, TensorView, Tensors, quant, safetensors};
+use crate::tokenizer::{TokenizerSpec, spec};
+use std::path::{Path, PathBuf};
+
+/// What a tensor is for. Those of a layer are asked for with the layer's number.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Role {
+    Embed,
+    Head,
+    Positions,
+    OutNorm,
+    AttnNorm,
+    Q,
+    K,
+    V,
+    O,
+    FfnNorm,
+    Gate,
+    Up,
+    Down,
+}
+
+pub struct Source {
+    pub path: PathBuf,
+    pub config: ModelConfig,
+    pub tokenizer: Option<TokenizerSpec>,
+    tensors: Tensors,
+    naming: Naming,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Naming {
+    /// Llama and its like in Hugging Face's names.
+    Hf,
+    /// OPT in Hugging Face's names; some files lack the outer `model.`.
+    HfOpt { outer: &'static str },
+    /// `interleaved`: q and k rows stand in the order of interleaved RoPE and are put back when read.
+    Gguf { interleaved: bool },
+}
+
+impl Source {
+    /// Opens a directory or a GGUF. `activation` overrides what the file says, for files that do not say it.
+    pub fn open(path: &Path, activation: Option<Activation>) -> Result<Source> {
+        let meta = std::fs::metadata(path).map_err(Error::io("open", path))?;
+        let mut source = if meta.is_dir() { open_dir(path, activation)? } else { open_gguf(path, activation)? };
+        if source.config.name.is_empty() || source.config.name.starts_with('/') {
+            let resolved = path.canonicalize().unwrap_or_else(|_| path.to_owned());
+            source.config.name = resolved.file_stem().unwrap_or_default().to_string_lossy().into_owned();
+        }
+        source.check_all()?;
+        Ok(source)
+    }
+
+    /// The files it consists of.
+    pub fn files(&self) -> Result<Vec<SourceFile>> {
+        source_files(&self.path)
+    }
+
+    /// The tensor's weight, with the shape it must have.
+    pub fn weight(&self, role: Role, layer: usize) -> Result<TensorView<'_>> {
+        self.find(role, layer, "weight", &self.shape(role))
+    }
+
+    /// The tensor's bias as numbers.
+    pub fn bias(&self, role: Role, layer: usize) -> Result<Vec<f32>> {
+        let rows = self.shape(role)[0];
+        let mut bias = self.vector(self.find(role, layer, "bias", &[rows])?)?;
+        if let Some(order) = self.row_order(role) {
+            bias = order.iter().map(|&from| bias[from]).collect();
+        }
+        Ok(bias)
+    }
+
+    /// A norm's weight, or any other one-dimensional tensor, as numbers.
+    pub fn vector(&self, view: TensorView<'_>) -> Result<Vec<f32>> {
+        if !matches!(view.info.dtype, DType::F32 | DType::F16 | DType::BF16) {
+            let why = format!("is {}; a vector must be F32, F16 or BF16", view.info.dtype.name());
+            return Err(Error::bad(view.path, &view.info.name, why));
+        }
+        let mut out = vec![0.0; view.info.shape.iter().product()];
+        quant::dequantize(view.info.dtype, view.data, &mut out);
+        finite(&out, view)?;
+        Ok(out)
+    }
+
+    /// Whether `down` is stored with one row per neuron (PowerInfer's `ffn_down_t`).
+    pub fn down_by_neuron(&self, layer: usize) -> bool {
+        matches!(self.naming, Naming::Gguf { .. }) && self.tensors.get(&format!("blk.{layer}.ffn_down_t.weight")).is_some()
+    }
+
+    /// Where row i of our q or k stands in the file, if not at i.
+    pub fn row_order(&self, role: Role) -> Option<Vec<usize>> {
+        let heads = match role {
+            Role::Q => self.config.heads,
+            Role::K => self.config.kv_heads,
+            _ => return None,
+        };
+        if self.naming != (Naming::Gguf { interleaved: true }) {
+            return None;
+        }
+        let dim = self.config.head_dim;
+        // The pair (i, i + dim / 2) of ours is (2i, 2i + 1) there.
+        let within = (0..dim).map(|r| if r < dim / 2 { 2 * r } else { 2 * (r - dim / 2) + 1 }).collect::<Vec<_>>();
+        Some((0..heads * dim).map(|r| r / dim * dim + within[r % dim]).collect())
+    }
+
+    /// Rows of the learned position table that stand before position 0.
+    fn position_rows(&self) -> usize {
+        match self.config.positions {
+            Positions::Learned { offset } => self.config.context + offset,
+            Positions::Rope { .. } => 0,
+        }
+    }
+
+    fn shape(&self, role: Role) -> Vec<usize> {
+        let c = &self.config;
+        match role {
+            Role::Embed | Role::Head => vec![c.vocab, c.hidden],
+            Role::Positions => vec![self.position_rows(), c.hidden],
+            Role::OutNorm | Role::AttnNorm | Role::FfnNorm => vec![c.hidden],
+            Role::Q => vec![c.q_dim(), c.hidden],
+            Role::K | Role::V => vec![c.kv_dim(), c.hidden],
+            Role::O => vec![c.hidden, c.q_dim()],
+            Role::Gate | Role::Up => vec![c.ffn, c.hidden],
+            Role::Down => vec![c.hidden, c.ffn],
+        }
+    }
+
+    fn find(&self, role: Role, layer: usize, part: &str, shape: &[usize]) -> Result<TensorView<'_>> {
+        let transposed = role == Role::Down && part == "weight" && self.down_by_neuron(layer);
+        let stem = if transposed { format!("blk.{layer}.ffn_down_t") } else { self.name(role, layer) };
+        let name = format!("{stem}.{part}");
+        let view = match self.tensors.get(&name) {
+            Some(view) => view,
+            None => return Err(Error::bad(&self.path, name, "the tensor is missing")),
+        };
+        let wanted: Vec<usize> = if transposed { shape.iter().rev().copied().collect() } else { shape.to_vec() };
+        if view.info.shape != wanted {
+            let why = format!("has shape {:?}, the model's configuration needs {wanted:?}", view.info.shape);
+            return Err(Error::bad_at(view.path, name, view.info.offset, why));
+        }
+        Ok(view)
+    }
+
+    fn name(&self, role: Role, layer: usize) -> String {
+        let (outside, inside) = match self.naming {
+            Naming::Hf => (
+                ["model.embed_tokens", "lm_head", "", "model.norm"],
+                [
+                    "input_layernorm",
+                    "self_attn.q_proj",
+                    "self_attn.k_proj",
+                    "self_attn.v_proj",
+                    "self_attn.o_proj",
+                    "post_attention_layernorm",
+                    "mlp.gate_proj",
+                    "mlp.up_proj",
+                    "mlp.down_proj",
+                ],
+            ),
+            Naming::HfOpt { .. } => (
+                ["decoder.embed_tokens", "lm_head", "decoder.embed_positions", "decoder.final_layer_norm"],
+                [
+                    "self_attn_layer_norm",
+                    "self_attn.q_proj",
+                    "self_attn.k_proj",
+                    "self_attn.v_proj",
+                    "self_attn.out_proj",
+                    "final_layer_norm",
+                    "",
+                    "fc1",
+                    "fc2",
+                ],
+            ),
+            Naming::Gguf { .. } => (
+                ["token_embd", "output", "position_embd", "output_norm"],
+                [
+                    "attn_norm",
+                    "attn_q",
+                    "attn_k",
+                    "attn_v",
+                    "attn_output",
+                    "ffn_norm",
+                    "ffn_gate",
+                    "ffn_up",
+                    "ffn_down",
+                ],
+            ),
+        };
+        let index = role as usize;
+        match (index.checked_sub(outside.len()), self.naming) {
+            (None, Naming::HfOpt { outer }) if role != Role::Head => format!("{outer}{}", outside[index]),
+            (None, _) => outside[index].into(),
+            (Some(i), Naming::Hf) => format!("model.layers.{layer}.{}", inside[i]),
+            (Some(i), Naming::HfOpt { outer }) => format!("{outer}decoder.layers.{layer}.{}", inside[i]),
+            (Some(i), Naming::Gguf { .. }) => format!("blk.{layer}.{}", inside[i]),
+        }
+    }
+
+    /// Every tensor that packing will read is there with its shape; said before the first byte is written.
+    fn check_all(&self) -> Result<()> {
+        use super::config::{Ffn, Norm};
+        let c = &self.config;
+        let layer_norm = matches!(c.norm, Norm::Layer(_));
+        self.weight(Role::Embed, 0)?;
+        self.weight(Role::OutNorm, 0)?;
+        if !c.tied {
+            self.weight(Role::Head, 0)?;
+        }
+        if matches!(c.positions, Positions::Learned { .. }) {
+            self.weight(Role::Positions, 0)?;
+        }
+        for layer in 0..c.layers {
+            let mut roles = vec![Role::AttnNorm, Role::Q, Role::K, Role::V, Role::O, Role::FfnNorm, Role::Up, Role::Down];
+            if c.ffn_kind != Ffn::Plain {
+                roles.push(Role::Gate);
+            }
+            for role in roles {
+                self.weight(role, layer)?;
+                let biased = match role {
+                    Role::Q | Role::K | Role::V => c.attention_bias,
+                    Role::O => c.output_bias,
+                    Role::AttnNorm | Role::FfnNorm => layer_norm,
+                    Role::Up | Role::Down => c.ffn_bias,
+                    _ => false,
+                };
+                if biased {
+                    self.find(role, layer, "bias", &[self.shape(role)[0]])?;
+                }
+            }
+        }
+        if layer_norm {
+            self.find(Role::OutNorm, 0, "bias", &[c.hidden])?;
+        }
+        Ok(())
+    }
+
+    /// Hash of everything that was published: shape and every byte of every tensor.
+    pub fn fingerprint(&self) -> String {
+        use rayon::prelude::*;
+        use xxhash_rust::xxh3::{Xxh3, xxh3_128};
+        // In the order of names, so that shards may be cut anywhere.
+        let mut views: Vec<_> = self.tensors.iter().collect();
+        views.sort_by(|a, b| a.info.name.cmp(&b.info.name));
+        let sums: Vec<u128> = views.par_iter().map(|v| xxh3_128(v.data)).collect();
+        let mut hash = Xxh3::new();
+        let shape = ModelConfig { name: String::new(), ..self.config.clone() };
+        hash.update(&serde_json::to_vec(&shape).expect("plain data"));
+        for (view, sum) in views.iter().zip(sums) {
+            hash.update(view.info.name.as_bytes());
+            hash.update(&sum.to_le_bytes());
+        }
+        format!("{:032x}", hash.digest128())
+    }
+}
+
+/// Refuses NaN and infinity by the tensor's name.
+pub fn finite(values: &[f32], view: TensorView<'_>) -> Result<()> {
+    match quant::first_non_finite(values) {
+        None => Ok(()),
+        Some(at) => {
+            let why = format!("holds {} (number {at} of those read): the model is damaged", values[at]);
+            Err(Error::bad_at(view.path, &view.info.name, view.info.offset, why))
+        }
+    }
+}
+
+/// The files that make up the model at `path`: what a packed copy is checked against.
+pub fn source_files(path: &Path) -> Result<Vec<SourceFile>> {
+    if !path.is_dir() {
+        return Ok(vec![SourceFile::of(path)?]);
+    }
+    const BESIDE: [&str; 6] = [
+        "config.json",
+        "generation_config.json",
+        "tokenizer.json",
+        "tokenizer.model",
+        "tokenizer_config.json",
+        "chat_template.jinja",
+    ];
+    let mut files = Vec::new();
+    for entry in std::fs::read_dir(path).map_err(Error::io("list", path))? {
+        let entry = entry.map_err(Error::io("list", path))?;
+        let name = entry.file_name().to_string_lossy().into_owned();
+        if BESIDE.contains(&name.as_str()) || name.ends_with(".safetensors") || name.ends_with(".safetensors.index.json") {
+            files.push(SourceFile::of(&entry.path())?);
+        }
+    }
+    files.sort_by(|a, b| a.name.cmp(&b.name));
+    Ok(files)
+}
+
+/// A JSON file beside a model; `limit` bytes at most.
+pub fn read_json(path: &Path, limit: u64) -> Result<serde_json::Value> {
+    let file = MappedFile::open(path)?;
+    if file.bytes().len() as u64 > limit {
+        return Err(Error::bad(path, "", format!("is larger than {limit} bytes")));
+    }
+    serde_json::from_slice(file.bytes()).map_err(|e| Error::bad(path, "", format!("not understood: {e}")))
+}
+
+fn open_dir(path: &Path, activation: Option<Activation>) -> Result<Source> {
+    let config_path = path.join("config.json");
+    if !config_path.exists() {
+        let why = "not a model directory: there is no config.json; give a Hugging Face directory, a .gguf or a .neurons file";
+        return Err(Error::bad(path, "", why));
+    }
+    let config = families::from_config_json(&read_json(&config_path, 16 << 20)?, &config_path, activation)?;
+    let tensors = safetensors::open_dir(path)?;
+    let naming = if config.family != "opt" {
+        Naming::Hf
+    } else if tensors.get("decoder.embed_tokens.weight").is_some() {
+        Naming::HfOpt { outer: "" }
+    } else {
+        Naming::HfOpt { outer: "model." }
+    };
+    let tokenizer = match ["tokenizer.json", "tokenizer.model"].iter().any(|f| path.join(f).exists()) {
+        true => Some(spec::from_hf_dir(path)?),
+        false => None,
+    };
+    Ok(Source { path: path.to_owned(), config, tokenizer, tensors, naming })
+}
+
+fn open_gguf(path: &Path, activation: Option<Activation>) -> Result<Source> {
+    let file = MappedFile::open(path)?;
+    let gguf: Gguf = gguf::parse(file.bytes(), path)?;
+    let mut tensors = Tensors::default();
+    tensors.add(file, gguf.tensors.clone())?;
+    let factors = match tensors.get("rope_freqs.weight") {
+        Some(view) if view.info.dtype == DType::F32 => {
+            let mut factors = vec![0.0; view.info.shape.iter().product()];
+            quant::dequantize(DType::F32, view.data, &mut factors);
+            Some(factors)
+        }
+        Some(view) => return Err(Error::bad(path, &view.info.name, "must be F32")),
+        None => None,
+    };
+    let mut config = families::from_gguf(&gguf, path, factors, activation)?;
+    // Converters write the length of OPT's whole table as its context; two of its rows stand before position 0.
+    if let (Positions::Learned { offset }, Some(table)) = (&config.positions, tensors.get("position_embd.weight")) {
+        config.context = table.info.shape[0].saturating_sub(*offset).max(1);
+    }
+    let interleaved = config.family == "llama" || config.family == "bamboo";
+    let tokenizer = match gguf.metadata.get("tokenizer.ggml.model") {
+        Some(_) => Some(spec::from_gguf(&gguf.metadata, path)?),
+        None => None,
+    };
+    Ok(Source { path: path.to_owned(), config, tokenizer, tensors, naming: Naming::Gguf { interleaved } })
+}

@@ -1,0 +1,185 @@
+//! A model ready to run: its shape and where each matrix lies in the mapped neuron store. No weight is copied.
+
+use super::config::{Ffn, ModelConfig, Norm, Positions};
+use crate::error::{Error, Result};
+use crate::formats::neuron_store::{Content, NeuronStore};
+use crate::formats::rows::Quant;
+use crate::tokenizer::TokenizerSpec;
+use std::path::Path;
+
+/// A matrix in the store: `rows` rows of `cols` numbers.
+#[derive(Clone, Copy, Debug)]
+pub struct Matrix {
+    pub quant: Quant,
+    pub rows: usize,
+    pub cols: usize,
+    /// Bytes from one row to the next.
+    pub row_bytes: usize,
+    start: *const u8,
+}
+
+// SAFETY: it points into the read-only map that the `Model` beside it keeps open.
+unsafe impl Send for Matrix {}
+unsafe impl Sync for Matrix {}
+
+impl Matrix {
+    /// First byte of row `r`.
+    #[inline]
+    pub fn row_ptr(&self, r: usize) -> *const u8 {
+        debug_assert!(r < self.rows);
+        self.start.wrapping_add(r * self.row_bytes)
+    }
+
+    #[inline]
+    pub fn row(&self, r: usize) -> &[u8] {
+        assert!(r < self.rows);
+        // SAFETY: the section was checked to hold rows * row_bytes bytes.
+        unsafe { std::slice::from_raw_parts(self.row_ptr(r), self.row_bytes) }
+    }
+
+    pub fn bytes(&self) -> u64 {
+        (self.rows * self.row_bytes) as u64
+    }
+}
+
+/// Weight and, for LayerNorm, bias; `[hidden]` each.
+#[derive(Clone, Debug)]
+pub struct NormWeights {
+    pub weight: Vec<f32>,
+    pub bias: Vec<f32>,
+}
+
+pub struct Layer {
+    pub attn_norm: NormWeights,
+    /// q rows, then k rows, then v rows.
+    pub qkv: Matrix,
+    /// Empty where the family has none.
+    pub qkv_bias: Vec<f32>,
+    pub o: Matrix,
+    pub o_bias: Vec<f32>,
+    pub ffn_norm: NormWeights,
+    /// Neuron blocks: rows gate, up, down (or up, down) of neuron 0, then of neuron 1, and so on.
+    pub ffn: Matrix,
+    pub up_bias: Vec<f32>,
+    pub down_bias: Vec<f32>,
+    /// Place in the store -> neuron of the published model, where they differ.
+    pub order: Option<Vec<u32>>,
+}
+
+pub struct Model {
+    pub config: ModelConfig,
+    pub quant: Quant,
+    pub embed: Matrix,
+    /// The embedding itself where they are tied.
+    pub head: Matrix,
+    pub positions: Option<Matrix>,
+    pub out_norm: NormWeights,
+    pub layers: Vec<Layer>,
+    store: NeuronStore,
+}
+
+impl Model {
+    pub fn open(path: &Path) -> Result<Model> {
+        Model::from_store(NeuronStore::open(path)?)
+    }
+
+    pub fn from_store(store: NeuronStore) -> Result<Model> {
+        let config: ModelConfig = serde_json::from_value(store.header.config.clone())
+            .map_err(|e| Error::bad(store.path(), "config", format!("not understood: {e}; pack the model again")))?;
+        config.check().map_err(|why| Error::bad(store.path(), "config", why))?;
+        let s = Sections(&store);
+        let c = &config;
+        let (hidden, quant) = (c.hidden, store.header.quant);
+        let embed = s.matrix("embed", c.vocab, hidden)?;
+        let head = if c.tied { embed } else { s.matrix("head", c.vocab, hidden)? };
+        let positions = match c.positions {
+            Positions::Learned { offset } => Some(s.matrix("positions", c.context + offset, hidden)?),
+            Positions::Rope { .. } => None,
+        };
+        let out_norm = s.norm("out_norm", c)?;
+        let layers = (0..c.layers).map(|l| s.layer(l, c)).collect::<Result<_>>()?;
+        Ok(Model { quant, embed, head, positions, out_norm, layers, config, store })
+    }
+
+    pub fn store(&self) -> &NeuronStore {
+        &self.store
+    }
+
+    /// The tokeniser that was packed with the model.
+    pub fn tokenizer(&self) -> Result<TokenizerSpec> {
+        let path = self.store.path();
+        let section = self.store.section("tokenizer").ok_or_else(|| {
+            Error::bad(path, "tokenizer", "the model came without one, so it takes token ids only (eval --token-ids)")
+        })?;
+        serde_json::from_slice(self.store.bytes(section))
+            .map_err(|e| Error::bad(path, "tokenizer", format!("not understood: {e}; pack the model again")))
+    }
+
+    /// Bytes that decoding one token reads: every weight once, of the embedding one row.
+    pub fn bytes_per_token(&self) -> u64 {
+        let layers: u64 = self.layers.iter().map(|l| l.qkv.bytes() + l.o.bytes() + l.ffn.bytes()).sum();
+        layers + self.head.bytes() + self.embed.row_bytes as u64
+    }
+}
+
+struct Sections<'a>(&'a NeuronStore);
+
+impl Sections<'_> {
+    fn matrix(&self, name: &str, rows: usize, cols: usize) -> Result<Matrix> {
+        let section = self.0.section(name).ok_or_else(|| self.bad(name, "the section is missing".into()))?;
+        match section.content {
+            Content::Rows { quant, rows: r, cols: c } if (r, c) == (rows, cols) => {
+                let start = self.0.bytes(section).as_ptr();
+                Ok(Matrix { quant, rows, cols, row_bytes: quant.row_bytes(cols), start })
+            }
+            other => Err(self.bad(name, format!("is {other:?}, not {rows} rows of {cols} numbers"))),
+        }
+    }
+
+    fn vector(&self, name: &str, len: usize) -> Result<Vec<f32>> {
+        let row = self.matrix(name, 1, len)?;
+        if row.quant != Quant::F32 {
+            return Err(self.bad(name, "is not f32".into()));
+        }
+        Ok(bytemuck::cast_slice(&row.row(0)[..len * 4]).to_vec())
+    }
+
+    fn vector_if(&self, there: bool, name: &str, len: usize) -> Result<Vec<f32>> {
+        if there { self.vector(name, len) } else { Ok(Vec::new()) }
+    }
+
+    fn norm(&self, name: &str, c: &ModelConfig) -> Result<NormWeights> {
+        let weight = self.vector(name, c.hidden)?;
+        let bias = self.vector_if(matches!(c.norm, Norm::Layer(_)), &format!("{name}_bias"), c.hidden)?;
+        Ok(NormWeights { weight, bias })
+    }
+
+    fn layer(&self, layer: usize, c: &ModelConfig) -> Result<Layer> {
+        let name = |part: &str| format!("layer.{layer}.{part}");
+        let ffn = self.matrix(&name("ffn"), c.ffn * c.ffn_kind.rows(), c.hidden)?;
+        let order = match self.0.section(&name("order")) {
+            Some(section) if section.content == Content::Numbers && section.bytes == c.ffn as u64 * 4 => {
+                Some(bytemuck::cast_slice(self.0.bytes(section)).to_vec())
+            }
+            Some(_) => return Err(self.bad(&name("order"), "does not hold one number per neuron".into())),
+            None => None,
+        };
+        debug_assert!(c.ffn_kind != Ffn::Plain || ffn.rows == 2 * c.ffn);
+        Ok(Layer {
+            attn_norm: self.norm(&name("attn_norm"), c)?,
+            qkv: self.matrix(&name("qkv"), c.qkv_dim(), c.hidden)?,
+            qkv_bias: self.vector_if(c.attention_bias, &name("qkv_bias"), c.qkv_dim())?,
+            o: self.matrix(&name("o"), c.hidden, c.q_dim())?,
+            o_bias: self.vector_if(c.output_bias, &name("o_bias"), c.hidden)?,
+            ffn_norm: self.norm(&name("ffn_norm"), c)?,
+            ffn,
+            up_bias: self.vector_if(c.ffn_bias, &name("up_bias"), c.ffn)?,
+            down_bias: self.vector_if(c.ffn_bias, &name("down_bias"), c.hidden)?,
+            order,
+        })
+    }
+
+    fn bad(&self, field: &str, why: String) -> Error {
+        Error::bad(self.0.path(), field, format!("{why}; pack the model again"))
+    }
+}

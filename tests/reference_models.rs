@@ -1,0 +1,198 @@
+//! Tiny models of every family and both file formats against the transformers library (tests/fixtures/models/README.md):
+//! the logits of the whole prompt within 1e-3 of the largest, and the same 64 greedy tokens, with an f32 store and f32
+//! keys and values, on every instruction set and by both the decode kernels and the prefill GEMM.
+
+use dynamicinfer::cpu::{Isa, Kernels};
+use dynamicinfer::engine::{Engine, Logits, Session};
+use dynamicinfer::formats::rows::Quant;
+use dynamicinfer::formats::{MappedFile, quant, safetensors};
+use dynamicinfer::lab::pack::{PackOptions, pack};
+use dynamicinfer::model::source::Source;
+use dynamicinfer::model::{KvType, Model};
+use std::path::{Path, PathBuf};
+
+fn fixtures() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/models")
+}
+
+struct Expected {
+    prompt: Vec<u32>,
+    greedy: Vec<u32>,
+    prompt_logits: Vec<f32>,
+    last_logits: Vec<f32>,
+}
+
+/// What the reference says of `stem`: in a directory of that name, or beside a GGUF with its own answer.
+fn expected(stem: &str) -> Expected {
+    let (json, tensors) = ["/", "."]
+        .iter()
+        .map(|sep| (fixtures().join(format!("{stem}{sep}expected.json")), fixtures().join(format!("{stem}{sep}expected.safetensors"))))
+        .find(|(json, _)| json.exists())
+        .unwrap_or_else(|| panic!("{stem} has an expected.json"));
+    let json: serde_json::Value = serde_json::from_slice(&std::fs::read(json).unwrap()).unwrap();
+    let ids = |key: &str| json[key].as_array().unwrap().iter().map(|v| v.as_u64().unwrap() as u32).collect();
+    let file = MappedFile::open(&tensors).unwrap();
+    let infos = safetensors::parse(file.bytes(), &tensors).unwrap();
+    let read = |name: &str| {
+        let info = infos.iter().find(|i| i.name == name).unwrap();
+        let mut out = vec![0.0; info.shape.iter().product()];
+        let at = info.offset as usize;
+        quant::dequantize(info.dtype, &file.bytes()[at..at + info.bytes as usize], &mut out);
+        out
+    };
+    Expected { prompt: ids("prompt"), greedy: ids("greedy"), prompt_logits: read("prompt_logits"), last_logits: read("last_logits") }
+}
+
+fn open(file: &str, quant: Quant, dir: &Path) -> Model {
+    let source = Source::open(&fixtures().join(file), None).unwrap();
+    let store = dir.join("model.neurons");
+    pack(&source, &store, &PackOptions { quant, orders: None }, &|_, _| Ok(())).unwrap();
+    let model = Model::open(&store).unwrap();
+    model.store().verify(|_| ()).unwrap();
+    model
+}
+
+fn relative_error(a: &[f32], b: &[f32]) -> f32 {
+    assert_eq!(a.len(), b.len());
+    let top = b.iter().fold(0f32, |m, v| m.max(v.abs()));
+    a.iter().zip(b).fold(0f32, |m, (a, b)| m.max((a - b).abs())) / top
+}
+
+fn argmax(logits: &[f32]) -> u32 {
+    (0..logits.len()).max_by(|&a, &b| logits[a].total_cmp(&logits[b])).unwrap() as u32
+}
+
+/// Largest relative error over prompt and last token; panics where a greedy token differs.
+fn check(file: &str, stem: &str, quant: Quant, kernels: Kernels, threads: usize) -> f32 {
+    let dir = tempfile::tempdir().unwrap();
+    let expected = expected(stem);
+    let mut engine = Engine::new(open(file, quant, dir.path()), threads, kernels);
+    let mut session = Session::new(&engine, 256, KvType::F32);
+    let logits = engine.forward(&mut session.kv, &expected.prompt, Logits::All);
+    let mut worst = relative_error(logits, &expected.prompt_logits);
+    let vocab = expected.last_logits.len();
+    let mut token = argmax(&logits[logits.len() - vocab..]);
+    let mut made = vec![token];
+    for i in 1..expected.greedy.len() {
+        let logits = engine.forward(&mut session.kv, &[token], Logits::Last);
+        if i == expected.greedy.len() - 1 {
+            worst = worst.max(relative_error(logits, &expected.last_logits));
+        }
+        token = argmax(logits);
+        made.push(token);
+    }
+    assert_eq!(made, expected.greedy, "{file} on {}: greedy tokens", kernels.isa.name());
+    worst
+}
+
+const MODELS: [(&str, &str); 21] = [
+    ("llama", "llama"),
+    ("llama-tied", "llama-tied"),
+    ("llama-linear-rope", "llama-linear-rope"),
+    ("llama-gelu", "llama-gelu"),
+    ("llama-gelu-tanh", "llama-gelu-tanh"),
+    ("llama-relu2", "llama-relu2"),
+    ("mistral", "mistral"),
+    ("qwen2", "qwen2"),
+    ("relullama", "relullama"),
+    ("prosparse", "prosparse"),
+    ("bamboo", "bamboo"),
+    ("opt", "opt"),
+    ("llama.gguf", "llama"),
+    ("llama-tied.gguf", "llama-tied"),
+    ("mistral.gguf", "mistral"),
+    ("qwen2.gguf", "qwen2"),
+    ("relullama.gguf", "relullama"),
+    ("relullama.powerinfer.gguf", "relullama"),
+    ("bamboo.gguf", "bamboo"),
+    ("opt.gguf", "opt"),
+    ("k256.q6_k.gguf", "k256.q6_k"),
+];
+
+#[test]
+fn every_family_and_format_agrees_with_transformers() {
+    for (file, stem) in MODELS {
+        let error = check(file, stem, Quant::F32, Kernels::best(), 2);
+        println!("{file}: relative error {error:.1e}");
+        // gelu and its tanh form differ by 2.4e-3 of the largest logit: tell them apart.
+        assert!(error <= 5e-4, "{file}: relative error {error}");
+    }
+}
+
+#[test]
+fn quantised_ggufs_agree_with_transformers_on_their_dequantised_weights() {
+    for file in ["llama.q4_0", "llama-linear-rope.q8_0", "k256.q4_k_m", "k256.q6_k"] {
+        let error = check(&format!("{file}.gguf"), file, Quant::F32, Kernels::best(), 1);
+        println!("{file}: relative error {error:.1e}");
+        assert!(error <= 1e-3, "{file}: relative error {error}");
+    }
+}
+
+#[test]
+fn every_instruction_set_agrees() {
+    for kernels in Isa::ALL.into_iter().filter_map(Kernels::of) {
+        for stem in ["llama", "opt", "bamboo"] {
+            let error = check(stem, stem, Quant::F32, kernels, 1);
+            assert!(error <= 1e-3, "{stem} on {}: relative error {error}", kernels.isa.name());
+        }
+    }
+}
+
+#[test]
+fn prefill_by_gemm_equals_decode_by_kernels_in_every_store_type() {
+    for (file, quant) in [("relullama", Quant::F32), ("opt", Quant::F16), ("bamboo", Quant::Q8), ("qwen2", Quant::Q4)] {
+        let dir = tempfile::tempdir().unwrap();
+        let model = open(file, quant, dir.path());
+        let tokens: Vec<u32> = (0..100).map(|i| (i * 37 + 11) % model.config.vocab as u32).collect();
+        let mut engine = Engine::new(model, 2, Kernels::best());
+        let mut by_gemm = Session::new(&engine, 128, KvType::F32);
+        let mut by_kernels = Session::new(&engine, 128, KvType::F32);
+        let wide = engine.forward(&mut by_gemm.kv, &tokens, Logits::All).to_vec();
+        let mut narrow = Vec::new();
+        for chunk in tokens.chunks(7) {
+            narrow.extend_from_slice(engine.forward(&mut by_kernels.kv, chunk, Logits::All));
+        }
+        // Kernels of grouped types round their inputs to int8, the GEMM does not.
+        let tolerance = if quant.is_grouped() { 0.1 } else { 1e-4 };
+        let error = relative_error(&narrow, &wide);
+        assert!(error <= tolerance, "{file} {}: relative error {error}", quant.name());
+    }
+}
+
+#[test]
+fn the_result_does_not_depend_on_the_number_of_threads() {
+    let dir = tempfile::tempdir().unwrap();
+    drop(open("relullama", Quant::Q8, dir.path()));
+    let run = |threads: usize| {
+        let model = Model::open(&dir.path().join("model.neurons")).unwrap();
+        let mut engine = Engine::new(model, threads, Kernels::best());
+        let mut session = Session::new(&engine, 64, KvType::F16);
+        let tokens: Vec<u32> = (0..40).collect();
+        session.append(&mut engine, &tokens, |_| Ok(())).unwrap();
+        engine.forward(&mut session.kv, &[7], Logits::Last).to_vec()
+    };
+    let one = run(1);
+    assert_eq!(one, run(2));
+    assert_eq!(one, run(3));
+}
+
+#[test]
+fn a_permuted_store_gives_the_same_logits_and_keeps_the_permutation() {
+    let dir = tempfile::tempdir().unwrap();
+    let source = Source::open(&fixtures().join("opt"), None).unwrap();
+    let (layers, ffn) = (source.config.layers, source.config.ffn as u32);
+    let orders: Vec<Vec<u32>> = (0..layers as u32).map(|l| (0..ffn).map(|n| (n * 5 + l) % ffn).collect()).collect();
+    let path = dir.path().join("permuted.neurons");
+    pack(&source, &path, &PackOptions { quant: Quant::F32, orders: Some(orders.clone()) }, &|_, _| Ok(())).unwrap();
+    let permuted = Model::open(&path).unwrap();
+    for (layer, order) in permuted.layers.iter().zip(&orders) {
+        assert_eq!(layer.order.as_ref(), Some(order));
+    }
+    let logits = |model: Model| {
+        let mut engine = Engine::new(model, 1, Kernels::best());
+        let mut session = Session::new(&engine, 64, KvType::F32);
+        engine.forward(&mut session.kv, &[3, 1, 4, 1, 5, 9], Logits::All).to_vec()
+    };
+    let error = relative_error(&logits(permuted), &logits(open("opt", Quant::F32, dir.path())));
+    assert!(error < 1e-5, "relative error {error}");
+}
