@@ -262,8 +262,8 @@ impl Sampler {
                 rest.select_nth_unstable_by(sorted - 1, best_first);
             }
             rest[..sorted].sort_unstable_by(best_first);
-            for i in 0..sorted {
-                held += weight(&rest[i]);
+            for (i, candidate) in rest[..sorted].iter().enumerate() {
+                held += weight(candidate);
                 if held >= top_p * total {
                     self.candidates.truncate(done + i + 1);
                     return;
@@ -287,7 +287,8 @@ impl Sampler {
         let best = self.candidates.iter().fold(f32::NEG_INFINITY, |m, c| m.max(c.logit));
         let temperature = self.params.temperature;
         self.weights.clear();
-        self.weights.reserve(self.candidates.len());
+        // Room for all that there can be: a later token may have more candidates than the first.
+        self.weights.reserve(self.candidates.capacity());
         self.weights.extend(self.candidates.iter().map(|c| ((c.logit - best) / temperature).exp()));
         let total: f64 = self.weights.iter().map(|&w| f64::from(w)).sum();
         let mut left = self.prng.next_f64() * total;

@@ -82,8 +82,8 @@ pub fn encoder(spec: &BpeSpec, path: &Path) -> Result<Encoder> {
         }
     }
     // The other bytes are in no UTF-8 text.
-    let alphabet = (0..=0xf4).filter(|b| !matches!(b, 0xc0 | 0xc1)).map(byte_char);
-    if let Some(missing) = alphabet.filter(|c| !vocab.contains_key(&*c.encode_utf8(&mut [0; 4]))).next() {
+    let mut alphabet = (0..=0xf4).filter(|b| !matches!(b, 0xc0 | 0xc1)).map(byte_char);
+    if let Some(missing) = alphabet.find(|c| !vocab.contains_key(&*c.encode_utf8(&mut [0; 4]))) {
         let reason = format!("the byte token \"{missing}\" is missing, so not every text has tokens");
         return Err(bad("tokenizer.ggml.tokens", reason));
     }

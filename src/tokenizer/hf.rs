@@ -334,8 +334,11 @@ pub fn encoder(json: &str, path: &Path) -> Result<Encoder> {
     Ok(Encoder { tokenizer, outside: None })
 }
 
-/// A good rule takes microseconds on 4 KiB; one that backtracks doubles with every character.
-const LONGEST_SPLIT: Duration = Duration::from_millis(20);
+/// A good rule takes at most 2 us a byte, nearly all of it for the pieces; one that backtracks doubles with every character
+/// until the regex library gives up after a million steps, which are some 10 ms.
+fn longest_split(bytes: usize) -> Duration {
+    Duration::from_millis(1) + Duration::from_micros(10) * bytes as u32
+}
 
 /// Tries the pre-tokeniser's regular expressions on texts of growing length, so that a file whose rules take exponential
 /// time is refused when it is loaded and not when a user types the wrong word.
@@ -349,10 +352,11 @@ fn check_splitting_time(tokenizer: &tokenizers::Tokenizer, path: &Path) -> Resul
                 let start = Instant::now();
                 let mut pieces = PreTokenizedString::from(text.as_str());
                 let refused = splitter.pre_tokenize(&mut pieces).is_err();
-                refused || start.elapsed() > LONGEST_SPLIT
+                refused || start.elapsed() > longest_split(bytes)
             });
             if slow {
-                let reason = format!("its rules take more than {LONGEST_SPLIT:?} to split {bytes} bytes of {unit:?}");
+                let reason =
+                    format!("its rules take more than {:?} to split {bytes} bytes of {unit:?}", longest_split(bytes));
                 return Err(Error::bad(path, "pre_tokenizer", reason));
             }
         }

@@ -19,7 +19,7 @@ pub use stream::{Delta, TextStream};
 
 use crate::error::{Error, Result};
 use special::{Piece, SpecialTexts};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 /// Whether text that looks like a control token becomes one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -36,6 +36,7 @@ const LONGEST_TEXT: usize = 1 << 30;
 /// A tokenizer ready for use.
 #[derive(Debug)]
 pub struct Tokenizer {
+    path: PathBuf,
     bos: Option<u32>,
     eos: Vec<u32>,
     unk: Option<u32>,
@@ -86,6 +87,8 @@ impl Tokenizer {
     /// [`Error::BadFile`] with the part of the spec that cannot be.
     pub fn new(spec: TokenizerSpec, path: &Path) -> Result<Tokenizer> {
         spec::check(&spec, &spec::STORED, path)?;
+        // A user-defined token that marks turns: conversions give added tokens that kind.
+        let marks_turns = |id: u32, text: &str| spec::looks_like_control(text) || spec.eos.contains(&id);
         let (mut bytes, mut texts, mut kinds) = (Table::default(), Table::default(), Vec::new());
         let mut add = |text: &str, kind: TokenKind, of: &dyn Fn(&str) -> Vec<u8>| {
             texts.push(text.as_bytes());
@@ -104,7 +107,7 @@ impl Tokenizer {
                     .iter()
                     .zip(&model.kinds)
                     .for_each(|(text, &kind)| add(text, kind, &|t| spm_bytes(t, kind)));
-                (Encoder::Spm(Box::new(spm::Spm::new(model, spec.unk))), model.add_space_prefix)
+                (Encoder::Spm(Box::new(spm::Spm::new(model, spec.unk, &marks_turns))), model.add_space_prefix)
             }
             ModelSpec::Bpe(model) => {
                 model.tokens.iter().zip(&model.kinds).for_each(|(text, &kind)| add(text, kind, &bpe::token_bytes));
@@ -123,11 +126,12 @@ impl Tokenizer {
         let text_of = |id: u32| std::str::from_utf8(texts.get(id).unwrap_or_default()).unwrap_or_default();
         let special = |id: &u32| match kinds[*id as usize] {
             TokenKind::Control | TokenKind::Unknown => true,
-            TokenKind::UserDefined => spec::looks_like_control(text_of(*id)) || spec.eos.contains(id),
+            TokenKind::UserDefined => marks_turns(*id, text_of(*id)),
             _ => false,
         };
         let specials = SpecialTexts::new((0..kinds.len() as u32).filter(special).map(|id| (text_of(id), id)));
         Ok(Tokenizer {
+            path: path.to_owned(),
             bos: spec.bos,
             eos: spec.eos,
             unk: spec.unk,
@@ -233,6 +237,11 @@ impl Tokenizer {
     /// Whether a whole text's first space is encoding's, for [`TextStream::whole`].
     pub fn drops_leading_space(&self) -> bool {
         self.drops_leading_space
+    }
+
+    /// The file that it came from, for messages.
+    pub fn path(&self) -> &Path {
+        &self.path
     }
 
     pub fn vocab_len(&self) -> usize {

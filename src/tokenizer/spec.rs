@@ -256,7 +256,10 @@ pub fn check(spec: &TokenizerSpec, keys: &Keys, path: &Path) -> Result<()> {
         }
     }
     let mut ids = HashMap::with_capacity(tokens.len());
-    for (text, id) in tokens.iter().zip(0u32..).filter(|(text, _)| !text.is_empty()) {
+    for ((text, kind), id) in tokens.iter().zip(kinds).zip(0u32..) {
+        if text.is_empty() || *kind == TokenKind::Unused {
+            continue;
+        }
         if let Some(other) = ids.insert(text.as_str(), id) {
             return Err(Error::bad(path, keys.tokens, format!("tokens {other} and {id} are both \"{text}\"")));
         }

@@ -49,7 +49,7 @@ impl SpecialTexts {
 
     /// The longest text that `bytes` begins with: its token and its length in bytes.
     pub fn longest_at(&self, bytes: &[u8]) -> Option<(u32, usize)> {
-        if !bytes.first().is_some_and(|&b| self.first.get(usize::from(b)) == Some(&true)) {
+        if bytes.first().is_none_or(|&b| self.first.get(usize::from(b)) != Some(&true)) {
             return None;
         }
         let mut node = 0;
