@@ -21,17 +21,8 @@ pub const KERNELS: Kernels = Kernels {
 
 /// Columns that share one pass over a row's registers.
 const TILE: usize = 4;
-
-/// How far ahead of its loads a kernel asks for memory. The hardware's own prefetching stops at each 4 KiB page; rows and
-/// neuron blocks follow each other, so what lies a page ahead is what comes next. Measured on two cores of a Zen 4: 49 of
-/// 62 GB/s without, 56 with, flat from 2 to 8 KiB.
-const AHEAD: usize = 4096;
-
-#[inline(always)]
-fn prefetch(at: *const u8) {
-    // SAFETY: a prefetch never faults, whatever the address.
-    unsafe { _mm_prefetch::<_MM_HINT_T0>(at.wrapping_add(AHEAD).cast()) }
-}
+/// Sums per column, added up at the end: an addition waits four cycles for the one before it.
+const CHAINS: usize = 2;
 
 /// Calls `$f::<TILE>` for whole tiles of columns and `$f::<1>` for the rest.
 macro_rules! by_column_tiles {
@@ -60,7 +51,6 @@ unsafe fn dot_f32(row: *const u8, x: &Columns, y: &mut [f32]) {
         unsafe {
             while i + 64 <= x.cols {
                 for (k, sum) in sums.iter_mut().enumerate() {
-                    prefetch(row.add(i + 16 * k).cast());
                     let (w, v) = (_mm512_loadu_ps(row.add(i + 16 * k)), _mm512_loadu_ps(x_b.add(i + 16 * k)));
                     *sum = _mm512_fmadd_ps(w, v, *sum);
                 }
@@ -95,7 +85,6 @@ unsafe fn dot_f16_tile<const N: usize>(row: *const u8, x: &Columns, first: usize
     let mut i = 0;
     unsafe {
         while i + 32 <= x.cols {
-            prefetch(row.add(i).cast());
             for (k, sums) in sums.iter_mut().enumerate() {
                 let w = load_f16(row.add(i + 16 * k));
                 for (sum, x) in sums.iter_mut().zip(xs) {
@@ -124,8 +113,6 @@ unsafe fn dot_f16(a: *const u16, x: *const f32, n: usize) -> f32 {
     let mut i = 0;
     unsafe {
         while i + 64 <= n {
-            prefetch(a.add(i).cast());
-            prefetch(a.add(i + 32).cast());
             for (k, sum) in sums.iter_mut().enumerate() {
                 *sum = _mm512_fmadd_ps(load_f16(a.add(i + 16 * k)), _mm512_loadu_ps(x.add(i + 16 * k)), *sum);
             }
@@ -168,7 +155,7 @@ unsafe fn dot_q8_tile<const N: usize>(row: *const u8, x: &Columns, first: usize,
     let scales: *const u16 = unsafe { row.add(x.cols).cast() };
     let flip = _mm512_set1_epi8(-128);
     let lanes = pair_lanes();
-    let mut sums = [_mm512_setzero_ps(); N];
+    let mut sums = [[_mm512_setzero_ps(); CHAINS]; N];
     let mut biases = [_mm512_setzero_ps(); N];
     let mut g = 0;
     while g < groups {
@@ -177,21 +164,22 @@ unsafe fn dot_q8_tile<const N: usize>(row: *const u8, x: &Columns, first: usize,
             let steps = column_scales::<N>(scales.add(g), here, x, first, g, &mut biases);
             for (k, lane) in lanes.iter().enumerate().take(here.div_ceil(2)) {
                 let at = (g + 2 * k) * GROUP;
-                prefetch(row.add(at));
                 // An odd last group: the other half's weights are not ours to read, and its scale is zero.
                 let mask = if 2 * k + 1 < here { u64::MAX } else { u32::MAX as u64 };
                 let w = _mm512_xor_si512(_mm512_maskz_loadu_epi8(mask, row.add(at).cast()), flip);
                 for b in 0..N {
                     let codes = _mm512_loadu_si512(x.codes(first + b).as_ptr().add(at).cast());
                     let dot = _mm512_cvtepi32_ps(_mm512_dpbusd_epi32(_mm512_setzero_si512(), w, codes));
-                    sums[b] = _mm512_fmadd_ps(dot, _mm512_permutexvar_ps(*lane, steps[b]), sums[b]);
+                    let sum = &mut sums[b][k % CHAINS];
+                    *sum = _mm512_fmadd_ps(dot, _mm512_permutexvar_ps(*lane, steps[b]), *sum);
                 }
             }
         }
         g += 16;
     }
     for b in 0..N {
-        y[b] = _mm512_reduce_add_ps(_mm512_fnmadd_ps(_mm512_set1_ps(128.0), biases[b], sums[b]));
+        let sum = _mm512_add_ps(sums[b][0], sums[b][1]);
+        y[b] = _mm512_reduce_add_ps(_mm512_fnmadd_ps(_mm512_set1_ps(128.0), biases[b], sum));
     }
 }
 
@@ -208,7 +196,7 @@ unsafe fn dot_q4_tile<const N: usize>(row: *const u8, x: &Columns, first: usize,
     let scales: *const u16 = unsafe { row.add(x.cols / 2).cast() };
     let nibble = _mm512_set1_epi8(15);
     let lanes = pair_lanes();
-    let mut sums = [_mm512_setzero_ps(); N];
+    let mut sums = [[_mm512_setzero_ps(); CHAINS]; N];
     let mut biases = [_mm512_setzero_ps(); N];
     let mut g = 0;
     while g < groups {
@@ -218,7 +206,6 @@ unsafe fn dot_q4_tile<const N: usize>(row: *const u8, x: &Columns, first: usize,
             let packs = packed.saturating_sub(g).min(16) / 4;
             for p in 0..packs {
                 let at = (g + 4 * p) * GROUP;
-                prefetch(row.add(at / 2));
                 let codes = _mm512_loadu_si512(row.add(at / 2).cast());
                 let low = _mm512_and_si512(codes, nibble);
                 let high = _mm512_and_si512(_mm512_srli_epi16::<4>(codes), nibble);
@@ -228,10 +215,9 @@ unsafe fn dot_q4_tile<const N: usize>(row: *const u8, x: &Columns, first: usize,
                     let d0 = _mm512_dpbusd_epi32(zero, low, _mm512_loadu_si512(input.cast()));
                     let d1 = _mm512_dpbusd_epi32(zero, high, _mm512_loadu_si512(input.add(64).cast()));
                     let (s0, s1) = (lanes[2 * p], lanes[2 * p + 1]);
-                    sums[b] =
-                        _mm512_fmadd_ps(_mm512_cvtepi32_ps(d0), _mm512_permutexvar_ps(s0, steps[b]), sums[b]);
-                    sums[b] =
-                        _mm512_fmadd_ps(_mm512_cvtepi32_ps(d1), _mm512_permutexvar_ps(s1, steps[b]), sums[b]);
+                    let (s0, s1) = (_mm512_permutexvar_ps(s0, steps[b]), _mm512_permutexvar_ps(s1, steps[b]));
+                    sums[b][0] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(d0), s0, sums[b][0]);
+                    sums[b][1] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(d1), s1, sums[b][1]);
                 }
             }
             for k in 4 * packs..here {
@@ -245,14 +231,15 @@ unsafe fn dot_q4_tile<const N: usize>(row: *const u8, x: &Columns, first: usize,
                     let input = _mm256_loadu_si256(x.codes(first + b).as_ptr().add(at).cast());
                     let dot = _mm512_dpbusd_epi32(_mm512_setzero_si512(), w, _mm512_zextsi256_si512(input));
                     let step = _mm512_permutexvar_ps(lane, steps[b]);
-                    sums[b] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(dot), step, sums[b]);
+                    sums[b][0] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(dot), step, sums[b][0]);
                 }
             }
         }
         g += 16;
     }
     for b in 0..N {
-        y[b] = _mm512_reduce_add_ps(_mm512_fnmadd_ps(_mm512_set1_ps(8.0), biases[b], sums[b]));
+        let sum = _mm512_add_ps(sums[b][0], sums[b][1]);
+        y[b] = _mm512_reduce_add_ps(_mm512_fnmadd_ps(_mm512_set1_ps(8.0), biases[b], sum));
     }
 }
 
@@ -306,10 +293,13 @@ unsafe fn load_f16(at: *const u16) -> __m512 {
     _mm512_cvtph_ps(unsafe { _mm256_loadu_si256(at.cast()) })
 }
 
-/// Defines an axpy that goes through the rows in steps of `$width` numbers; `$load::<FULL>(row, cols, i, w)` gives the
-/// numbers of the step at i as scaled registers and says how many there are (`$width` when FULL).
+/// Groups whose coefficients an axpy works out at a time: 2048 numbers.
+const COEFFICIENT_GROUPS: usize = 64;
+
+/// Defines an axpy. A row's coefficient is its `a` (times the group's scale, for grouped types); `$load::<FULL>(row, cols,
+/// i, w)` gives the unscaled numbers of the step at i, `$width` of them when FULL, and says how many.
 macro_rules! axpy_rows {
-    ($name:ident, $tile:ident, $step:ident, $load:ident, $width:expr) => {
+    ($name:ident, $tile:ident, $step:ident, $load:ident, $width:expr, $scales_at:expr) => {
         #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,f16c")]
         unsafe fn $name(rows: &[*const u8], a: &[f32], cols: usize, out: &mut [f32]) {
             unsafe {
@@ -326,14 +316,23 @@ macro_rules! axpy_rows {
         #[inline]
         #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,f16c")]
         unsafe fn $tile<const R: usize>(rows: [*const u8; R], a: &[f32], cols: usize, out: &mut [f32]) {
-            let whole = cols / $width * $width;
-            let mut i = 0;
-            unsafe {
-                while i < whole {
-                    i += $step::<R, true>(rows, a, cols, i, out);
-                }
-                while i < cols {
-                    i += $step::<R, false>(rows, a, cols, i, out);
+            let n = out.len() / cols;
+            for b in 0..n {
+                let a = std::array::from_fn(|r| a[r * n + b]);
+                let out = unsafe { out.as_mut_ptr().add(b * cols) };
+                for start in (0..cols).step_by(COEFFICIENT_GROUPS * GROUP) {
+                    let end = cols.min(start + COEFFICIENT_GROUPS * GROUP);
+                    unsafe {
+                        let by_group = coefficients(rows, $scales_at(cols), a, start, end);
+                        let whole = start + (end - start) / $width * $width;
+                        let mut i = start;
+                        while i < whole {
+                            i += $step::<R, true>(rows, &by_group, cols, start, i, out);
+                        }
+                        while i < end {
+                            i += $step::<R, false>(rows, &by_group, cols, start, i, out);
+                        }
+                    }
                 }
             }
         }
@@ -342,32 +341,33 @@ macro_rules! axpy_rows {
         #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,f16c")]
         unsafe fn $step<const R: usize, const FULL: bool>(
             rows: [*const u8; R],
-            a: &[f32],
+            by_group: &[[f32; COEFFICIENT_GROUPS]; R],
             cols: usize,
+            start: usize,
             i: usize,
-            out: &mut [f32],
+            out: *mut f32,
         ) -> usize {
             const PIECES: usize = $width / 16;
-            let n = out.len() / cols;
+            let out = out.wrapping_add(i);
             let mut here = $width;
             let mut w = [_mm512_setzero_ps(); PIECES];
-            unsafe {
-                for b in 0..n {
-                    let out = out.as_mut_ptr().add(b * cols + i);
-                    let mut sums = [_mm512_setzero_ps(); PIECES];
-                    for (r, row) in rows.into_iter().enumerate() {
-                        // With one row its registers serve all columns; with more, unpacking again is cheaper than
-                        // keeping them all.
-                        if R > 1 || b == 0 {
-                            here = $load::<FULL>(row, cols, i, &mut w);
-                        }
-                        let a = _mm512_set1_ps(*a.get_unchecked(r * n + b));
-                        for (sum, w) in sums.iter_mut().zip(w) {
-                            *sum = _mm512_fmadd_ps(a, w, *sum);
-                        }
-                    }
-                    for (k, sum) in sums.into_iter().enumerate() {
-                        let mask = if FULL { u16::MAX } else { tail_mask(here.saturating_sub(16 * k)) };
+            let mut sums = [_mm512_setzero_ps(); PIECES];
+            if FULL {
+                sums = std::array::from_fn(|k| unsafe { _mm512_loadu_ps(out.add(16 * k)) });
+            }
+            for (row, by_group) in rows.into_iter().zip(by_group) {
+                here = unsafe { $load::<FULL>(row, cols, i, &mut w) };
+                for (k, (sum, w)) in sums.iter_mut().zip(w).enumerate() {
+                    let group = ((i - start) / GROUP + k / 2) % COEFFICIENT_GROUPS;
+                    *sum = _mm512_fmadd_ps(_mm512_set1_ps(by_group[group]), w, *sum);
+                }
+            }
+            for (k, sum) in sums.into_iter().enumerate() {
+                unsafe {
+                    if FULL {
+                        _mm512_storeu_ps(out.add(16 * k), sum);
+                    } else {
+                        let mask = tail_mask(here.saturating_sub(16 * k));
                         let old = _mm512_maskz_loadu_ps(mask, out.wrapping_add(16 * k));
                         _mm512_mask_storeu_ps(out.wrapping_add(16 * k), mask, _mm512_add_ps(old, sum));
                     }
@@ -378,17 +378,52 @@ macro_rules! axpy_rows {
     };
 }
 
-axpy_rows!(axpy_f32_rows, axpy_f32_tile, axpy_f32_step, load_f32_step, 64);
-axpy_rows!(axpy_f16_rows, axpy_f16_tile, axpy_f16_step, load_f16_step, 64);
-axpy_rows!(axpy_q8_rows, axpy_q8_tile, axpy_q8_step, load_q8_step, 64);
-axpy_rows!(axpy_q4_rows, axpy_q4_tile, axpy_q4_step, load_q4_step, PACK);
+const fn no_scales(_: usize) -> Option<usize> {
+    None
+}
+const fn q8_scales(cols: usize) -> Option<usize> {
+    Some(cols)
+}
+const fn q4_scales(cols: usize) -> Option<usize> {
+    Some(cols / 2)
+}
+
+axpy_rows!(axpy_f32_rows, axpy_f32_tile, axpy_f32_step, load_f32_step, 64, no_scales);
+axpy_rows!(axpy_f16_rows, axpy_f16_tile, axpy_f16_step, load_f16_step, 64, no_scales);
+axpy_rows!(axpy_q8_rows, axpy_q8_tile, axpy_q8_step, load_q8_step, 64, q8_scales);
+axpy_rows!(axpy_q4_rows, axpy_q4_tile, axpy_q4_step, load_q4_step, PACK, q4_scales);
+
+/// What each row's numbers start..end are multiplied by, group by group: `a`, times the group's scale if there are any
+/// (their place in the row is `scales_at`).
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,f16c")]
+unsafe fn coefficients<const R: usize>(
+    rows: [*const u8; R],
+    scales_at: Option<usize>,
+    a: [f32; R],
+    start: usize,
+    end: usize,
+) -> [[f32; COEFFICIENT_GROUPS]; R] {
+    let Some(scales_at) = scales_at else { return a.map(|a| [a; COEFFICIENT_GROUPS]) };
+    let mut out = [[0f32; COEFFICIENT_GROUPS]; R];
+    for ((out, row), a) in out.iter_mut().zip(rows).zip(a) {
+        let scales = unsafe { row.add(scales_at).cast::<i16>().add(start / GROUP) };
+        let groups = (end - start) / GROUP;
+        for g in (0..groups).step_by(16) {
+            unsafe {
+                let scales = _mm512_cvtph_ps(_mm256_maskz_loadu_epi16(tail_mask(groups - g), scales.add(g)));
+                _mm512_storeu_ps(out.as_mut_ptr().add(g), _mm512_mul_ps(scales, _mm512_set1_ps(a)));
+            }
+        }
+    }
+    out
+}
 
 #[inline]
 #[target_feature(enable = "avx512f")]
 unsafe fn load_f32_step<const FULL: bool>(row: *const u8, cols: usize, i: usize, w: &mut [__m512; 4]) -> usize {
     let here = if FULL { 64 } else { (cols - i).min(64) };
     for (k, w) in w.iter_mut().enumerate() {
-        prefetch(row.wrapping_add((i + 16 * k) * 4));
         let mask = if FULL { u16::MAX } else { tail_mask(here.saturating_sub(16 * k)) };
         *w = unsafe { _mm512_maskz_loadu_ps(mask, row.cast::<f32>().wrapping_add(i + 16 * k)) };
     }
@@ -399,8 +434,6 @@ unsafe fn load_f32_step<const FULL: bool>(row: *const u8, cols: usize, i: usize,
 #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
 unsafe fn load_f16_step<const FULL: bool>(row: *const u8, cols: usize, i: usize, w: &mut [__m512; 4]) -> usize {
     let here = if FULL { 64 } else { (cols - i).min(64) };
-    prefetch(row.wrapping_add(i * 2));
-    prefetch(row.wrapping_add(i * 2 + 64));
     for (k, w) in w.iter_mut().enumerate() {
         let mask = if FULL { u16::MAX } else { tail_mask(here.saturating_sub(16 * k)) };
         let at = row.cast::<i16>().wrapping_add(i + 16 * k);
@@ -410,46 +443,28 @@ unsafe fn load_f16_step<const FULL: bool>(row: *const u8, cols: usize, i: usize,
 }
 
 #[inline]
-#[target_feature(enable = "avx512f,avx512bw,avx512vl,f16c")]
+#[target_feature(enable = "avx512f")]
 unsafe fn load_q8_step<const FULL: bool>(row: *const u8, cols: usize, i: usize, w: &mut [__m512; 4]) -> usize {
     let here = if FULL { 64 } else { (cols - i).min(64) };
-    prefetch(row.wrapping_add(i));
-    for group in 0..here / GROUP {
-        unsafe {
-            let scale = group_scale(row.add(cols), i / GROUP + group);
-            for half in 0..2 {
-                let codes = _mm_loadu_si128(row.add(i + group * GROUP + half * 16).cast());
-                w[group * 2 + half] = _mm512_mul_ps(_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(codes)), scale);
-            }
-        }
+    for (k, w) in w.iter_mut().enumerate().take(here / 16) {
+        let codes = unsafe { _mm_loadu_si128(row.add(i + 16 * k).cast()) };
+        *w = _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(codes));
     }
     here
 }
 
 /// A whole pack of 128 numbers, or after the last pack one group of 32.
 #[inline]
-#[target_feature(enable = "avx512f,avx512bw,avx512vl,f16c")]
-unsafe fn load_q4_step<const FULL: bool>(row: *const u8, cols: usize, i: usize, w: &mut [__m512; 8]) -> usize {
+#[target_feature(enable = "avx512f")]
+unsafe fn load_q4_step<const FULL: bool>(row: *const u8, _: usize, i: usize, w: &mut [__m512; 8]) -> usize {
     // The 16 values a code stands for, looked up by the low four bits of each lane.
     let values = _mm512_setr_ps(-8., -7., -6., -5., -4., -3., -2., -1., 0., 1., 2., 3., 4., 5., 6., 7.);
     let here = if FULL { PACK } else { GROUP };
-    prefetch(row.wrapping_add(i / 2));
     let half = here / 32; // registers of 16 numbers in the low halves of the bytes
     for k in 0..half {
-        unsafe {
-            let codes = _mm512_cvtepu8_epi32(_mm_loadu_si128(row.add(i / 2 + 16 * k).cast()));
-            for (piece, codes) in [(k, codes), (half + k, _mm512_srli_epi32::<4>(codes))] {
-                let scale = group_scale(row.add(cols / 2), i / GROUP + piece / 2);
-                w[piece] = _mm512_mul_ps(_mm512_permutexvar_ps(codes, values), scale);
-            }
-        }
+        let codes = _mm512_cvtepu8_epi32(unsafe { _mm_loadu_si128(row.add(i / 2 + 16 * k).cast()) });
+        w[k] = _mm512_permutexvar_ps(codes, values);
+        w[half + k] = _mm512_permutexvar_ps(_mm512_srli_epi32::<4>(codes), values);
     }
     here
-}
-
-#[inline]
-#[target_feature(enable = "avx512f,f16c")]
-unsafe fn group_scale(scales: *const u8, group: usize) -> __m512 {
-    let bits = unsafe { scales.cast::<u16>().add(group).read() };
-    _mm512_set1_ps(_mm_cvtss_f32(_mm_cvtph_ps(_mm_cvtsi32_si128(bits as i32))))
 }

@@ -7,8 +7,8 @@ use crate::formats::rows::{GROUP, Quant};
 pub struct Columns {
     pub n: usize,
     pub cols: usize,
-    /// f32 values, column after column: `[n * cols]`.
-    values: Vec<f32>,
+    /// f32 values, column after column, each beginning a cache line: a 64-byte load across two lines costs double.
+    values: Vec<Line>,
     /// int8 codes, `[n * code_stride]`; zero beyond `cols`.
     codes: Vec<i8>,
     /// Step of each group of 32 codes, `[n * group_stride]`; zero beyond the last group.
@@ -20,6 +20,11 @@ pub struct Columns {
     pub group_stride: usize,
 }
 
+/// A cache line of numbers.
+#[repr(C, align(64))]
+#[derive(Clone, Copy, Debug, bytemuck::Zeroable, bytemuck::Pod)]
+struct Line([f32; 16]);
+
 /// Kernels take 16 groups at a time.
 const STRIDE: usize = 16 * GROUP;
 
@@ -29,8 +34,12 @@ impl Columns {
         debug_assert!(n > 0 && values.len().is_multiple_of(n));
         self.n = n;
         self.cols = values.len() / n;
-        self.values.clear();
-        self.values.extend_from_slice(values);
+        let lines = self.cols.div_ceil(16);
+        self.values.resize(n * lines, Line([0.0; 16]));
+        let stored: &mut [f32] = bytemuck::cast_slice_mut(&mut self.values);
+        for (to, from) in stored.chunks_exact_mut(lines * 16).zip(values.chunks_exact(self.cols)) {
+            to[..self.cols].copy_from_slice(from);
+        }
         if !quant.is_grouped() {
             return;
         }
@@ -43,7 +52,7 @@ impl Columns {
         self.sums.clear();
         self.sums.resize(n * self.group_stride, 0.0);
         for b in 0..n {
-            let values = &self.values[b * self.cols..(b + 1) * self.cols];
+            let values = &values[b * self.cols..(b + 1) * self.cols];
             let codes = &mut self.codes[b * self.code_stride..];
             for (g, group) in values.chunks_exact(GROUP).enumerate() {
                 let top = group.iter().fold(0f32, |m, v| m.max(v.abs()));
@@ -64,7 +73,9 @@ impl Columns {
     }
 
     pub fn values(&self, b: usize) -> &[f32] {
-        &self.values[b * self.cols..(b + 1) * self.cols]
+        let values: &[f32] = bytemuck::cast_slice(&self.values);
+        let start = b * self.cols.next_multiple_of(16);
+        &values[start..start + self.cols]
     }
 
     pub fn codes(&self, b: usize) -> &[i8] {

@@ -105,6 +105,7 @@ fn run_blocks(
     let per_block = config.ffn_kind.rows();
     let n = x.n;
     // Down rows of neurons that fired, added together: `out` is loaded and stored once for all of them.
+    let together = 1;
     let mut waiting = [std::ptr::null(); MAX_AXPY_ROWS];
     let mut a = [0f32; MAX_AXPY_ROWS * MAX_COLUMNS];
     let mut count = 0;
@@ -123,14 +124,11 @@ fn run_blocks(
         for ((a, &gate), &up) in a_here.iter_mut().zip(&gate).zip(&up) {
             *a = activation(config.ffn_kind, config.activation, gate, up + bias);
         }
-        if a_here.iter().all(|&a| a == 0.0) {
-            continue;
-        }
         waiting[count] = layer.ffn.row_ptr(block + per_block - 1);
         count += 1;
-        if count == MAX_AXPY_ROWS {
+        if count == together {
             // SAFETY: as above.
-            unsafe { axpy(&waiting, &a[..count * n], config.hidden, out) };
+            unsafe { axpy(&waiting[..count], &a[..count * n], config.hidden, out) };
             count = 0;
         }
     }
