@@ -111,14 +111,15 @@ fn open_shards(dir: &Path, index_path: &Path) -> Result<Tensors> {
         let reason = format!("names {} files, at most {MOST_SHARDS} are opened", shards.len());
         return Err(Error::bad(index_path, "weight_map", reason));
     }
+    // All of them before the first is read: a missing one is the usual trouble, an unfinished download.
+    if let Some(missing) = shards.iter().find(|shard| !is_there(&dir.join(shard))) {
+        let reason = format!("names {missing}, which is not in the directory: download it");
+        return Err(Error::bad(index_path, "weight_map", reason));
+    }
     let mut tensors = Tensors::default();
     let mut found = 0;
     for shard in shards {
         let path = dir.join(shard);
-        if !is_there(&path) {
-            let reason = format!("names {shard}, which is not in the directory: download it");
-            return Err(Error::bad(index_path, "weight_map", reason));
-        }
         let file = MappedFile::open(&path)?;
         let (entries, data) = entries(file.bytes(), &path)?;
         for entry in &entries {
