@@ -260,6 +260,12 @@ fn counts_are_refused_before_memory_is_taken_for_them() {
     refused_gguf("one tensor more", &with(|b| b.tensor_count = one_more(b.tensors.len())), &["tensor 4 of 4"]);
     refused_gguf("one tensor less", &with(|b| b.tensor_count = Some(2)), &["end of file"]);
 
+    // One more than the bytes to the file's end can hold.
+    let mut last = good();
+    last.tensors.clear();
+    last.keys.push(key("k", 9, array(10, 3, [0; 23])));
+    refused_gguf("exactly", &last.header(), &["k: says 3, but the 23 bytes that follow can hold at most 2"]);
+
     // A large file pays for a large count, but an array's count is its own.
     for (kind, n) in
         [(0, u64::MAX), (10, u64::MAX / 8 + 2), (8, 1_000_000_000), (6, 1 << 62), (7, 1 << 40), (8, u64::MAX)]
@@ -359,8 +365,11 @@ fn bad_tensors_are_refused() {
     ] {
         refused_gguf(want, &with_tensor(|t| t.kind = kind), &["b.weight: ", want]);
     }
-    let index = with(|b| (b.magic, b.tensors[1].kind) = (*b"PWRI", 18));
-    refused_gguf("PowerInfer's I32", &index, &["holds I32 numbers", "not a PowerInfer index"]);
+    // PowerInfer's numbers for the integers, of a time before the IQ types.
+    for (kind, name) in [(16, "I8"), (17, "I16"), (18, "I32")] {
+        let index = with(|b| (b.magic, b.tensors[1].kind) = (*b"PWRI", kind));
+        refused_gguf(name, &index, &[&format!("b.weight: holds {name} numbers"), "not a PowerInfer index"]);
+    }
     for name in [&b""[..], &[b'x'; 64], b"a\0b", b"\x1b[2J"] {
         refused_gguf("name", &with_tensor(|t| t.name = name.into()), &["tensor 2 of 3: has a "]);
     }
