@@ -120,6 +120,20 @@ fn readers() -> [(Reader, Vec<u8>, usize); 2] {
     ]
 }
 
+/// Seeds that the readers refuse would leave the fuzzers to guess what a file is.
+#[test]
+fn the_fuzzers_start_from_good_files() {
+    for (parse, directory) in
+        [(gguf_tensors as Reader, "fuzz/seeds/gguf"), (safetensors_tensors, "fuzz/seeds/safetensors")]
+    {
+        let seeds: Vec<_> = std::fs::read_dir(directory).unwrap().map(|entry| entry.unwrap().path()).collect();
+        assert!(seeds.len() >= 3, "{directory}");
+        for seed in seeds {
+            assert!(survives(parse, &std::fs::read(&seed).unwrap(), seed.to_str().unwrap()), "{}", seed.display());
+        }
+    }
+}
+
 #[test]
 fn a_file_cut_anywhere_is_refused() {
     for (parse, bytes, header) in readers() {
