@@ -111,55 +111,47 @@ fn open_shards(dir: &Path, index_path: &Path) -> Result<Tensors> {
         let reason = format!("names {} files, at most {MOST_SHARDS} are opened", shards.len());
         return Err(Error::bad(index_path, "weight_map", reason));
     }
+    // All of them before the first is read: a missing one is the usual trouble, an unfinished download.
+    if let Some(missing) = shards.iter().find(|shard| !is_there(&dir.join(shard))) {
+        let reason = format!("names {missing}, which is not in the directory: download it");
+        return Err(Error::bad(index_path, "weight_map", reason));
+    }
+    let mut missing: HashMap<&str, &str> = places.iter().map(|(name, shard)| (name.as_str(), shard.as_str())).collect();
+    missing.retain(|name, _| is_parameter(name));
     let mut tensors = Tensors::default();
-    let mut found = 0;
     for shard in shards {
         let path = dir.join(shard);
-        if !is_there(&path) {
-            let reason = format!("names {shard}, which is not in the directory: download it");
-            return Err(Error::bad(index_path, "weight_map", reason));
-        }
         let file = MappedFile::open(&path)?;
         let (entries, data) = entries(file.bytes(), &path)?;
         for entry in &entries {
             let reason = match places.get(&entry.name) {
-                Some(place) if place == shard => continue,
-                Some(place) => format!("{INDEX} places this tensor in {place}: the files are not of one model"),
-                None => format!("{INDEX} does not know this tensor: the files are not of one model"),
+                Some(place) if place != shard => {
+                    format!("{INDEX} places this tensor in {place}: the files are not of one model")
+                }
+                None if is_parameter(&entry.name) => {
+                    format!("{INDEX} does not know this tensor: the files are not of one model")
+                }
+                _ => continue,
             };
             return Err(Error::bad(&path, &entry.name, reason));
         }
-        found += entries.len();
+        for entry in &entries {
+            missing.remove(entry.name.as_str());
+        }
         tensors.add(file, weights(entries, data))?;
     }
-    if found < places.len() {
-        return Err(missing_tensor(dir, index_path, &places));
+    match missing.into_iter().min() {
+        None => Ok(tensors),
+        Some((name, shard)) => {
+            let reason = format!("is said to be in {shard}, but is not: the files are not of one model");
+            Err(Error::bad(index_path, name, reason))
+        }
     }
-    Ok(tensors)
 }
 
-/// The index is known to name a tensor that its shard does not have: which one. Reads the headers again, which only a
-/// failure pays for.
-fn missing_tensor(dir: &Path, index_path: &Path, places: &HashMap<String, String>) -> Error {
-    let mut missing: Vec<(&String, &String)> = places.iter().collect();
-    missing.sort();
-    for shard in places.values().collect::<HashSet<_>>() {
-        let path = dir.join(shard);
-        let names = MappedFile::open(&path).and_then(|file| entries(file.bytes(), &path).map(|(entries, _)| entries));
-        let names: HashSet<String> = match names {
-            Ok(entries) => entries.into_iter().map(|e| e.name).collect(),
-            Err(e) => return e,
-        };
-        missing.retain(|(name, _)| !names.contains(*name));
-    }
-    match missing.first() {
-        Some((name, shard)) => Error::bad(
-            index_path,
-            *name,
-            format!("is said to be in {shard}, but is not: the files are not of one model"),
-        ),
-        None => Error::bad(index_path, "weight_map", "the files changed while they were read"),
-    }
+/// Not a buffer like `rotary_emb.inv_freq`, which older exports list and do not store, or store and do not list.
+fn is_parameter(name: &str) -> bool {
+    name.ends_with("weight") || name.ends_with("bias")
 }
 
 /// Which file holds which tensor.
