@@ -34,7 +34,7 @@ fn kernels(criterion: &mut Criterion) {
             let input: Vec<f32> = (0..n * COLS).map(|_| rng.next_f64() as f32 - 0.5).collect();
             let mut x = Columns::default();
             x.set(&input, n, quant);
-            let mut y = vec![0.0; n];
+            let mut y = vec![0.0; n * ROWS];
             let mut out = vec![0.0; n * COLS];
             let a = vec![0.001; 4 * n];
             for kernels in Isa::ALL.into_iter().filter_map(Kernels::of) {
@@ -45,10 +45,8 @@ fn kernels(criterion: &mut Criterion) {
                 group.warm_up_time(std::time::Duration::from_millis(100));
                 group.bench_function(id("dot"), |b| {
                     b.iter(|| {
-                        for r in 0..ROWS {
-                            // SAFETY: the rows are whole; the kernels are supported here.
-                            unsafe { kernels.dot(quant)(base.add(r * row_bytes), black_box(&x), &mut y) };
-                        }
+                        // SAFETY: the rows are whole; the kernels are supported here.
+                        unsafe { kernels.dot(quant)(base, ROWS, black_box(&x), y.as_mut_ptr(), ROWS) };
                     })
                 });
                 group.bench_function(id("axpy"), |b| {

@@ -49,7 +49,7 @@ proptest! {
             for kernels in supported() {
                 let mut y = vec![f32::NAN; n];
                 // SAFETY: the row is whole, the kernels are supported here.
-                unsafe { kernels.dot(quant)(row.as_ptr(), &x, &mut y) };
+                unsafe { kernels.dot(quant)(row.as_ptr(), 1, &x, y.as_mut_ptr(), 1) };
                 for (b, y) in y.iter().enumerate() {
                     let column = &input[b * cols..(b + 1) * cols];
                     let exact = reference::dot(&numbers, column);
@@ -82,7 +82,7 @@ proptest! {
             for kernels in supported() {
                 let mut y = vec![f32::NAN; n];
                 // SAFETY: as above.
-                unsafe { kernels.dot(quant)(row.as_ptr(), &x, &mut y) };
+                unsafe { kernels.dot(quant)(row.as_ptr(), 1, &x, y.as_mut_ptr(), 1) };
                 for (b, y) in y.iter().enumerate() {
                     let column = &input[b * cols..(b + 1) * cols];
                     let exact = reference::dot(&numbers, column);

@@ -13,36 +13,52 @@ use std::arch::x86_64::*;
 
 pub const KERNELS: Kernels = Kernels {
     isa: Isa::Avx2,
-    dots: [dot_f32, dot_f16_row, dot_q8, dot_q4],
+    dots: [dot_f32, dot_f16_rows, dot_q8, dot_q4],
     axpys: [axpy_f32, axpy_f16_rows, axpy_q8, axpy_q4],
     dot_f16,
     axpy_f16,
 };
 
-#[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn dot_f32(row: *const u8, x: &Columns, y: &mut [f32]) {
-    let row: *const f32 = row.cast();
-    for (b, y) in y.iter_mut().enumerate() {
-        let x_b = x.values(b).as_ptr();
-        let mut sums = [_mm256_setzero_ps(); 4];
-        let whole = x.cols / 32 * 32;
-        unsafe {
-            for i in (0..whole).step_by(32) {
-                for (k, sum) in sums.iter_mut().enumerate() {
-                    let at = i + 8 * k;
-                    *sum = _mm256_fmadd_ps(_mm256_loadu_ps(row.add(at)), _mm256_loadu_ps(x_b.add(at)), *sum);
+/// Defines a dot over rows from one over a row and all columns.
+macro_rules! dot_rows {
+    ($name:ident, $row:ident, $quant:expr) => {
+        #[target_feature(enable = "avx2,fma,f16c")]
+        unsafe fn $name(rows: *const u8, count: usize, x: &Columns, y: *mut f32, stride: usize) {
+            for r in 0..count {
+                for b in 0..x.n {
+                    // SAFETY: the caller's promises.
+                    unsafe { *y.add(b * stride + r) = $row(rows.add(r * $quant.row_bytes(x.cols)), x, b) };
                 }
             }
-            *y = sum4(sums) + (whole..x.cols).map(|i| *row.add(i) * *x_b.add(i)).sum::<f32>();
         }
+    };
+}
+
+dot_rows!(dot_f32, dot_f32_row, Quant::F32);
+dot_rows!(dot_f16_rows, dot_f16_row, Quant::F16);
+dot_rows!(dot_q8, dot_q8_row, Quant::Q8);
+dot_rows!(dot_q4, dot_q4_row, Quant::Q4);
+
+#[target_feature(enable = "avx2,fma,f16c")]
+unsafe fn dot_f32_row(row: *const u8, x: &Columns, b: usize) -> f32 {
+    let row: *const f32 = row.cast();
+    let x_b = x.values(b).as_ptr();
+    let mut sums = [_mm256_setzero_ps(); 4];
+    let whole = x.cols / 32 * 32;
+    unsafe {
+        for i in (0..whole).step_by(32) {
+            for (k, sum) in sums.iter_mut().enumerate() {
+                let at = i + 8 * k;
+                *sum = _mm256_fmadd_ps(_mm256_loadu_ps(row.add(at)), _mm256_loadu_ps(x_b.add(at)), *sum);
+            }
+        }
+        sum4(sums) + (whole..x.cols).map(|i| *row.add(i) * *x_b.add(i)).sum::<f32>()
     }
 }
 
 #[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn dot_f16_row(row: *const u8, x: &Columns, y: &mut [f32]) {
-    for (b, y) in y.iter_mut().enumerate() {
-        *y = unsafe { dot_f16(row.cast(), x.values(b).as_ptr(), x.cols) };
-    }
+unsafe fn dot_f16_row(row: *const u8, x: &Columns, b: usize) -> f32 {
+    unsafe { dot_f16(row.cast(), x.values(b).as_ptr(), x.cols) }
 }
 
 #[target_feature(enable = "avx2,fma,f16c")]
@@ -76,54 +92,50 @@ unsafe fn axpy_f16(a: f32, x: *const u16, out: *mut f32, n: usize) {
 }
 
 #[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn dot_q8(row: *const u8, x: &Columns, y: &mut [f32]) {
+unsafe fn dot_q8_row(row: *const u8, x: &Columns, b: usize) -> f32 {
     let ones = _mm256_set1_epi16(1);
-    for (b, y) in y.iter_mut().enumerate() {
-        let (codes, steps) = (x.codes(b).as_ptr(), x.steps(b));
-        let mut sum = _mm256_setzero_ps();
-        for (g, step) in steps.iter().enumerate().take(x.cols / GROUP) {
-            unsafe {
-                let w = _mm256_loadu_si256(row.add(g * GROUP).cast());
-                let v = _mm256_loadu_si256(codes.add(g * GROUP).cast());
-                let pairs = _mm256_maddubs_epi16(_mm256_abs_epi8(w), _mm256_sign_epi8(v, w));
-                let dot = _mm256_cvtepi32_ps(_mm256_madd_epi16(pairs, ones));
-                sum = _mm256_fmadd_ps(dot, _mm256_set1_ps(group_scale(row.add(x.cols), g) * step), sum);
-            }
+    let (codes, steps) = (x.codes(b).as_ptr(), x.steps(b));
+    let mut sum = _mm256_setzero_ps();
+    for (g, step) in steps.iter().enumerate().take(x.cols / GROUP) {
+        unsafe {
+            let w = _mm256_loadu_si256(row.add(g * GROUP).cast());
+            let v = _mm256_loadu_si256(codes.add(g * GROUP).cast());
+            let pairs = _mm256_maddubs_epi16(_mm256_abs_epi8(w), _mm256_sign_epi8(v, w));
+            let dot = _mm256_cvtepi32_ps(_mm256_madd_epi16(pairs, ones));
+            sum = _mm256_fmadd_ps(dot, _mm256_set1_ps(group_scale(row.add(x.cols), g) * step), sum);
         }
-        *y = sum1(sum);
     }
+    sum1(sum)
 }
 
 #[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn dot_q4(row: *const u8, x: &Columns, y: &mut [f32]) {
+unsafe fn dot_q4_row(row: *const u8, x: &Columns, b: usize) -> f32 {
     let (nibble, ones) = (_mm256_set1_epi8(15), _mm256_set1_epi16(1));
     let packed = x.cols / PACK * PACK;
     let scales = unsafe { row.add(x.cols / 2) };
-    for (b, y) in y.iter_mut().enumerate() {
-        let (codes, steps, input_sums) = (x.codes(b).as_ptr(), x.steps(b), x.sums(b));
-        let mut sum = _mm256_setzero_ps();
-        let mut bias = 0f32;
-        for g in 0..x.cols / GROUP {
-            let start = g * GROUP;
-            unsafe {
-                let w = if start < packed {
-                    let (pack, within) = (start / PACK * (PACK / 2), start % PACK);
-                    let bytes = _mm256_loadu_si256(row.add(pack + within % (PACK / 2)).cast());
-                    if within < PACK / 2 { bytes } else { _mm256_srli_epi16::<4>(bytes) }
-                } else {
-                    let bytes = _mm_loadu_si128(row.add(start / 2).cast());
-                    _mm256_set_m128i(_mm_srli_epi16::<4>(bytes), bytes)
-                };
-                let v = _mm256_loadu_si256(codes.add(start).cast());
-                let pairs = _mm256_maddubs_epi16(_mm256_and_si256(w, nibble), v);
-                let dot = _mm256_cvtepi32_ps(_mm256_madd_epi16(pairs, ones));
-                let scale = group_scale(scales, g);
-                sum = _mm256_fmadd_ps(dot, _mm256_set1_ps(scale * steps[g]), sum);
-                bias += scale * input_sums[g];
-            }
+    let (codes, steps, input_sums) = (x.codes(b).as_ptr(), x.steps(b), x.sums(b));
+    let mut sum = _mm256_setzero_ps();
+    let mut bias = 0f32;
+    for g in 0..x.cols / GROUP {
+        let start = g * GROUP;
+        unsafe {
+            let w = if start < packed {
+                let (pack, within) = (start / PACK * (PACK / 2), start % PACK);
+                let bytes = _mm256_loadu_si256(row.add(pack + within % (PACK / 2)).cast());
+                if within < PACK / 2 { bytes } else { _mm256_srli_epi16::<4>(bytes) }
+            } else {
+                let bytes = _mm_loadu_si128(row.add(start / 2).cast());
+                _mm256_set_m128i(_mm_srli_epi16::<4>(bytes), bytes)
+            };
+            let v = _mm256_loadu_si256(codes.add(start).cast());
+            let pairs = _mm256_maddubs_epi16(_mm256_and_si256(w, nibble), v);
+            let dot = _mm256_cvtepi32_ps(_mm256_madd_epi16(pairs, ones));
+            let scale = group_scale(scales, g);
+            sum = _mm256_fmadd_ps(dot, _mm256_set1_ps(scale * steps[g]), sum);
+            bias += scale * input_sums[g];
         }
-        *y = sum1(sum) - 8.0 * bias;
     }
+    sum1(sum) - 8.0 * bias
 }
 
 /// Defines an axpy that unpacks 32 numbers of each row at a time; `$load(row, cols, i)` gives them as four registers.

@@ -21,12 +21,12 @@ pub const MAX_COLUMNS: usize = 32;
 /// Rows that one `axpy` call adds at most: the output is loaded and stored once for all of them.
 pub const MAX_AXPY_ROWS: usize = 4;
 
-/// y[b] = row · x[b] for each column b.
+/// y[b * stride + r] = row r · x[b], for `count` rows that follow each other and each column b.
 ///
 /// # Safety
-/// `row` points at `Quant::row_bytes(x.cols)` readable bytes of the function's own type; `y.len() == x.n`; the CPU has
-/// the instructions the function was compiled for.
-pub type Dot = unsafe fn(row: *const u8, x: &Columns, y: &mut [f32]);
+/// `rows` points at `count` times `Quant::row_bytes(x.cols)` readable bytes of the function's own type; `y` is writable at
+/// every index named; the CPU has the instructions the function was compiled for.
+pub type Dot = unsafe fn(rows: *const u8, count: usize, x: &Columns, y: *mut f32, stride: usize);
 
 /// out[b] += sum over r of a[r * n + b] * rows[r], for each column b of n.
 ///

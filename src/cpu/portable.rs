@@ -6,11 +6,30 @@ use half::f16;
 
 pub const KERNELS: Kernels = Kernels {
     isa: Isa::Portable,
-    dots: [dot_f32, dot_f16_row, dot_q8, dot_q4],
+    dots: [dot_f32, dot_f16_rows, dot_q8, dot_q4],
     axpys: [axpy::<F32>, axpy::<F16>, axpy::<Q8>, axpy::<Q4>],
     dot_f16,
     axpy_f16,
 };
+
+/// Defines a dot over rows from one over a row and all columns.
+macro_rules! dot_rows {
+    ($name:ident, $row:ident, $quant:expr) => {
+        unsafe fn $name(rows: *const u8, count: usize, x: &Columns, y: *mut f32, stride: usize) {
+            for r in 0..count {
+                for b in 0..x.n {
+                    // SAFETY: the caller's promises.
+                    unsafe { *y.add(b * stride + r) = $row(rows.add(r * $quant.row_bytes(x.cols)), x, b) };
+                }
+            }
+        }
+    };
+}
+
+dot_rows!(dot_f32, dot_f32_row, Quant::F32);
+dot_rows!(dot_f16_rows, dot_f16_row, Quant::F16);
+dot_rows!(dot_q8, dot_q8_row, Quant::Q8);
+dot_rows!(dot_q4, dot_q4_row, Quant::Q4);
 
 /// Sums are kept in this many lanes so that the compiler may use what vectors the target has.
 const LANES: usize = 8;
@@ -28,55 +47,41 @@ fn dot_lanes(pairs: impl Iterator<Item = (f32, f32)>) -> f32 {
     lanes.iter().sum()
 }
 
-unsafe fn dot_f32(row: *const u8, x: &Columns, y: &mut [f32]) {
+unsafe fn dot_f32_row(row: *const u8, x: &Columns, b: usize) -> f32 {
     let row: &[f32] = bytemuck::cast_slice(&unsafe { bytes(row, Quant::F32, x.cols) }[..x.cols * 4]);
-    for (b, y) in y.iter_mut().enumerate() {
-        *y = dot_lanes(row.iter().copied().zip(x.values(b).iter().copied()));
-    }
+    dot_lanes(row.iter().copied().zip(x.values(b).iter().copied()))
 }
 
-unsafe fn dot_f16_row(row: *const u8, x: &Columns, y: &mut [f32]) {
-    for (b, y) in y.iter_mut().enumerate() {
-        *y = unsafe { dot_f16(row.cast(), x.values(b).as_ptr(), x.cols) };
-    }
+unsafe fn dot_f16_row(row: *const u8, x: &Columns, b: usize) -> f32 {
+    unsafe { dot_f16(row.cast(), x.values(b).as_ptr(), x.cols) }
 }
 
-unsafe fn dot_q8(row: *const u8, x: &Columns, y: &mut [f32]) {
+unsafe fn dot_q8_row(row: *const u8, x: &Columns, b: usize) -> f32 {
     let row = unsafe { bytes(row, Quant::Q8, x.cols) };
     let steps = scales(Quant::Q8, row, x.cols);
     let codes: &[i8] = bytemuck::cast_slice(&row[..x.cols]);
-    for (b, y) in y.iter_mut().enumerate() {
-        let groups = codes.chunks_exact(GROUP).zip(x.codes(b).chunks_exact(GROUP));
-        *y = groups
-            .zip(steps.iter().zip(x.steps(b)))
-            .map(|((w, x), (sw, sx))| {
-                let sum: i32 = w.iter().zip(x).map(|(&w, &x)| w as i32 * x as i32).sum();
-                sum as f32 * sw.to_f32() * sx
-            })
-            .sum();
-    }
+    let groups = codes.chunks_exact(GROUP).zip(x.codes(b).chunks_exact(GROUP));
+    groups
+        .zip(steps.iter().zip(x.steps(b)))
+        .map(|((w, x), (sw, sx))| {
+            let sum: i32 = w.iter().zip(x).map(|(&w, &x)| w as i32 * x as i32).sum();
+            sum as f32 * sw.to_f32() * sx
+        })
+        .sum()
 }
 
-unsafe fn dot_q4(row: *const u8, x: &Columns, y: &mut [f32]) {
+unsafe fn dot_q4_row(row: *const u8, x: &Columns, b: usize) -> f32 {
     let row = unsafe { bytes(row, Quant::Q4, x.cols) };
     let steps = scales(Quant::Q4, row, x.cols);
-    for (b, y) in y.iter_mut().enumerate() {
-        let (codes, steps_x) = (x.codes(b), x.steps(b));
-        let mut total = 0.0;
-        for (g, (sw, sx)) in steps.iter().zip(steps_x).enumerate() {
-            let x = &codes[g * GROUP..(g + 1) * GROUP];
-            let mut sum = 0i32;
-            for (j, &x) in x.iter().enumerate() {
-                sum += (q4_code(row, x_len(steps), g * GROUP + j) as i32 - 8) * x as i32;
-            }
-            total += sum as f32 * sw.to_f32() * sx;
+    let mut total = 0.0;
+    for (g, (sw, sx)) in steps.iter().zip(x.steps(b)).enumerate() {
+        let mut sum = 0i32;
+        for (j, &code) in x.codes(b)[g * GROUP..(g + 1) * GROUP].iter().enumerate() {
+            sum += (q4_code(row, x.cols, g * GROUP + j) as i32 - 8) * code as i32;
         }
-        *y = total;
+        total += sum as f32 * sw.to_f32() * sx;
     }
-}
-
-fn x_len(steps: &[f16]) -> usize {
-    steps.len() * GROUP
+    total
 }
 
 /// Code of number `i` in a q4_0 row.

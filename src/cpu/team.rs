@@ -211,6 +211,11 @@ impl<T> Parts<T> {
         Parts(slice.as_mut_ptr(), slice.len())
     }
 
+    /// The first element, for kernels that write with a stride; what they write must not overlap either.
+    pub fn start(&self) -> *mut T {
+        self.0
+    }
+
     /// # Safety
     /// No two parts that are alive at the same time overlap.
     #[allow(clippy::mut_from_ref)]

@@ -109,20 +109,16 @@ fn run_blocks(
     let mut waiting = [std::ptr::null(); MAX_AXPY_ROWS];
     let mut a = [0f32; MAX_AXPY_ROWS * MAX_COLUMNS];
     let mut count = 0;
-    let (mut gate, mut up) = ([0f32; MAX_COLUMNS], [0f32; MAX_COLUMNS]);
+    // [columns, gate and up], or [columns, up].
+    let mut products = [0f32; 2 * MAX_COLUMNS];
+    let dots = per_block - 1;
     for neuron in neurons {
         let block = neuron * per_block;
         // SAFETY: the rows are inside the section; the kernels are for this machine.
-        unsafe {
-            if per_block == 3 {
-                dot(layer.ffn.row_ptr(block), x, &mut gate[..n]);
-            }
-            dot(layer.ffn.row_ptr(block + per_block - 2), x, &mut up[..n]);
-        }
+        unsafe { dot(layer.ffn.row_ptr(block), dots, x, products.as_mut_ptr(), dots) };
         let bias = layer.up_bias.get(neuron).copied().unwrap_or(0.0);
-        let a_here = &mut a[count * n..(count + 1) * n];
-        for ((a, &gate), &up) in a_here.iter_mut().zip(&gate).zip(&up) {
-            *a = activation(config.ffn_kind, config.activation, gate, up + bias);
+        for (a, products) in a[count * n..(count + 1) * n].iter_mut().zip(products.chunks_exact(dots)) {
+            *a = activation(config.ffn_kind, config.activation, products[0], products[dots - 1] + bias);
         }
         waiting[count] = layer.ffn.row_ptr(block + per_block - 1);
         count += 1;

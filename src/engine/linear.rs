@@ -42,19 +42,13 @@ pub fn linear(
 fn dot_rows(team: &mut Team, kernels: &Kernels, matrix: &Matrix, x: &Columns, out: &mut [f32]) {
     let dot = kernels.dot(matrix.quant);
     let rows_per_piece = (PIECE_BYTES / matrix.row_bytes).clamp(1, matrix.rows.div_ceil(team.threads()));
+    debug_assert_eq!(out.len(), x.n * matrix.rows);
     let out = Parts::new(out);
     team.run(matrix.rows.div_ceil(rows_per_piece), |_, piece| {
         let range = piece * rows_per_piece..matrix.rows.min((piece + 1) * rows_per_piece);
-        let mut y = [0f32; MAX_COLUMNS];
-        for r in range {
-            // SAFETY: row r is inside the section; `kernels` are for this machine; each piece writes its own rows.
-            unsafe {
-                dot(matrix.row_ptr(r), x, &mut y[..x.n]);
-                for (b, y) in y[..x.n].iter().enumerate() {
-                    out.part(b * matrix.rows + r..b * matrix.rows + r + 1)[0] = *y;
-                }
-            }
-        }
+        // SAFETY: the rows are inside the section; `kernels` are for this machine; each piece writes its own rows of `out`,
+        // whose last index is (n - 1) * rows + rows - 1.
+        unsafe { dot(matrix.row_ptr(range.start), range.len(), x, out.start().add(range.start), matrix.rows) };
     });
 }
 
