@@ -36,7 +36,7 @@ fn kernels(criterion: &mut Criterion) {
             x.set(&input, n, quant);
             let mut y = vec![0.0; n * ROWS];
             let mut out = vec![0.0; n * COLS];
-            let a = vec![0.001; 4 * n];
+            let a = vec![0.001; n];
             for kernels in Isa::ALL.into_iter().filter_map(Kernels::of) {
                 let id = |op: &str| BenchmarkId::new(format!("{op} {} x{n}", quant.name()), kernels.isa.name());
                 let mut group = criterion.benchmark_group("kernels");
@@ -51,10 +51,9 @@ fn kernels(criterion: &mut Criterion) {
                 });
                 group.bench_function(id("axpy"), |b| {
                     b.iter(|| {
-                        for r in (0..ROWS).step_by(4) {
-                            let rows: [*const u8; 4] = std::array::from_fn(|k| base.wrapping_add((r + k) * row_bytes));
+                        for r in 0..ROWS {
                             // SAFETY: as above.
-                            unsafe { kernels.axpy(quant)(black_box(&rows), &a, COLS, &mut out) };
+                            unsafe { kernels.axpy(quant)(base.add(r * row_bytes), black_box(&a), COLS, &mut out) };
                         }
                     })
                 });

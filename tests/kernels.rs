@@ -1,7 +1,7 @@
 //! The law of the row kernels: whatever the CPU's instruction set, row type, length and number of columns, they agree
 //! with the scalar truth up to rounding (grouped types: up to the rounding of their int8 inputs).
 
-use dynamicinfer::cpu::{Columns, Isa, Kernels, MAX_AXPY_ROWS};
+use dynamicinfer::cpu::{Columns, Isa, Kernels};
 use dynamicinfer::formats::rows::{self, Quant, ROW_ALIGN};
 use dynamicinfer::kernel::reference;
 use dynamicinfer::prng::Prng;
@@ -98,7 +98,7 @@ proptest! {
 
     #[test]
     fn axpys_agree_with_the_scalar_truth(seed in any::<u64>(), groups in 1usize..20, odd in 0usize..32,
-                                        n in 1usize..=5, count in 1usize..=MAX_AXPY_ROWS) {
+                                        n in 1usize..=5, count in 1usize..=4) {
         let mut rng = Prng::new(seed);
         for quant in Quant::ALL {
             let cols = groups * 32 + if quant.is_grouped() { 0 } else { odd };
@@ -114,11 +114,18 @@ proptest! {
                     reference::axpy(a[r * n + b], &numbers, &mut exact[b * cols..(b + 1) * cols]);
                 }
             }
+            // Each kernel starts from zero: its output order is its own until `add_axpy` puts it right.
             let pointers: Vec<*const u8> = rows.iter().map(|r| r.as_ptr()).collect();
             for kernels in supported() {
-                let mut out = before.clone();
+                let mut sums = vec![0.0; n * cols];
                 // SAFETY: as above.
-                unsafe { kernels.axpy(quant)(&pointers, &a, cols, &mut out) };
+                for (row, a) in pointers.iter().zip(a.chunks_exact(n)) {
+                    unsafe { kernels.axpy(quant)(*row, a, cols, &mut sums) };
+                }
+                let mut out = before.clone();
+                for (sums, out) in sums.chunks_exact(cols).zip(out.chunks_exact_mut(cols)) {
+                    rows::add_axpy(quant, sums, out);
+                }
                 for (i, (o, e)) in out.iter().zip(&exact).enumerate() {
                     prop_assert!(
                         (*o as f64 - e).abs() <= 2e-5 * (1.0 + e.abs()),

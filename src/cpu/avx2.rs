@@ -93,89 +93,161 @@ unsafe fn axpy_f16(a: f32, x: *const u16, out: *mut f32, n: usize) {
 
 #[target_feature(enable = "avx2,fma,f16c")]
 unsafe fn dot_q8_row(row: *const u8, x: &Columns, b: usize) -> f32 {
-    let ones = _mm256_set1_epi16(1);
-    let (codes, steps) = (x.codes(b).as_ptr(), x.steps(b));
+    let (codes, steps) = (x.codes(b).as_ptr(), x.steps(b).as_ptr());
+    let scales: *const u16 = row.wrapping_add(x.cols).cast();
+    let product = |at: usize| {
+        // SAFETY: `at` is the start of 32 codes of row and input.
+        let (w, v) = unsafe { (_mm256_loadu_si256(row.add(at).cast()), _mm256_loadu_si256(codes.add(at).cast())) };
+        let pairs = _mm256_maddubs_epi16(_mm256_abs_epi8(w), _mm256_sign_epi8(v, w));
+        _mm256_madd_epi16(pairs, _mm256_set1_epi16(1))
+    };
     let mut sum = _mm256_setzero_ps();
-    for (g, step) in steps.iter().enumerate().take(x.cols / GROUP) {
-        unsafe {
-            let w = _mm256_loadu_si256(row.add(g * GROUP).cast());
-            let v = _mm256_loadu_si256(codes.add(g * GROUP).cast());
-            let pairs = _mm256_maddubs_epi16(_mm256_abs_epi8(w), _mm256_sign_epi8(v, w));
-            let dot = _mm256_cvtepi32_ps(_mm256_madd_epi16(pairs, ones));
-            sum = _mm256_fmadd_ps(dot, _mm256_set1_ps(group_scale(row.add(x.cols), g) * step), sum);
+    for pack in 0..x.cols / PACK {
+        // Lanes are groups: eight of the sixteen at a time.
+        for part in 0..2 {
+            let dot = (0..8).fold(_mm256_setzero_si256(), |dot, k| {
+                _mm256_add_epi32(dot, product(pack * PACK + k * 64 + part * 32))
+            });
+            unsafe {
+                let scale = load_f16(scales.add(pack * 16 + part * 8));
+                let step = _mm256_mul_ps(scale, _mm256_loadu_ps(steps.add(pack * 16 + part * 8)));
+                sum = _mm256_fmadd_ps(_mm256_cvtepi32_ps(dot), step, sum);
+            }
         }
+    }
+    for g in x.cols / PACK * (PACK / GROUP)..x.cols / GROUP {
+        let step = unsafe { half(scales.add(g)) * *steps.add(g) };
+        sum = _mm256_fmadd_ps(_mm256_cvtepi32_ps(product(g * GROUP)), _mm256_set1_ps(step), sum);
     }
     sum1(sum)
 }
 
 #[target_feature(enable = "avx2,fma,f16c")]
 unsafe fn dot_q4_row(row: *const u8, x: &Columns, b: usize) -> f32 {
-    let (nibble, ones) = (_mm256_set1_epi8(15), _mm256_set1_epi16(1));
-    let packed = x.cols / PACK * PACK;
-    let scales = unsafe { row.add(x.cols / 2) };
-    let (codes, steps, input_sums) = (x.codes(b).as_ptr(), x.steps(b), x.sums(b));
+    let (codes, steps, totals) = (x.codes(b).as_ptr(), x.steps(b).as_ptr(), x.sums(b).as_ptr());
+    let scales: *const u16 = row.wrapping_add(x.cols / 2).cast();
+    let product = |w: __m256i, at: usize| {
+        // SAFETY: `at` is the start of 32 codes of the input.
+        let v = unsafe { _mm256_loadu_si256(codes.add(at).cast()) };
+        let pairs = _mm256_maddubs_epi16(_mm256_and_si256(w, _mm256_set1_epi8(15)), v);
+        _mm256_madd_epi16(pairs, _mm256_set1_epi16(1))
+    };
     let mut sum = _mm256_setzero_ps();
-    let mut bias = 0f32;
-    for g in 0..x.cols / GROUP {
-        let start = g * GROUP;
-        unsafe {
-            let w = if start < packed {
-                let (pack, within) = (start / PACK * (PACK / 2), start % PACK);
-                let bytes = _mm256_loadu_si256(row.add(pack + within % (PACK / 2)).cast());
-                if within < PACK / 2 { bytes } else { _mm256_srli_epi16::<4>(bytes) }
-            } else {
-                let bytes = _mm_loadu_si128(row.add(start / 2).cast());
-                _mm256_set_m128i(_mm_srli_epi16::<4>(bytes), bytes)
-            };
-            let v = _mm256_loadu_si256(codes.add(start).cast());
-            let pairs = _mm256_maddubs_epi16(_mm256_and_si256(w, nibble), v);
-            let dot = _mm256_cvtepi32_ps(_mm256_madd_epi16(pairs, ones));
-            let scale = group_scale(scales, g);
-            sum = _mm256_fmadd_ps(dot, _mm256_set1_ps(scale * steps[g]), sum);
-            bias += scale * input_sums[g];
+    let mut bias = _mm256_setzero_ps();
+    for pack in 0..x.cols / PACK {
+        for part in 0..2 {
+            let mut dot = _mm256_setzero_si256();
+            unsafe {
+                for p in 0..4 {
+                    let w = _mm256_loadu_si256(row.add(pack * (PACK / 2) + p * 64 + part * 32).cast());
+                    let at = pack * PACK + p * 128 + part * 32;
+                    dot = _mm256_add_epi32(dot, product(w, at));
+                    dot = _mm256_add_epi32(dot, product(_mm256_srli_epi16::<4>(w), at + 64));
+                }
+                let at = pack * 16 + part * 8;
+                let scale = load_f16(scales.add(at));
+                bias = _mm256_fmadd_ps(scale, _mm256_loadu_ps(totals.add(at)), bias);
+                let step = _mm256_mul_ps(scale, _mm256_loadu_ps(steps.add(at)));
+                sum = _mm256_fmadd_ps(_mm256_cvtepi32_ps(dot), step, sum);
+            }
         }
     }
-    sum1(sum) - 8.0 * bias
+    let mut tail_bias = 0.0;
+    for g in x.cols / PACK * (PACK / GROUP)..x.cols / GROUP {
+        unsafe {
+            let bytes = _mm_loadu_si128(row.add(g * GROUP / 2).cast());
+            let dot = product(_mm256_set_m128i(_mm_srli_epi16::<4>(bytes), bytes), g * GROUP);
+            let scale = half(scales.add(g));
+            sum = _mm256_fmadd_ps(_mm256_cvtepi32_ps(dot), _mm256_set1_ps(scale * *steps.add(g)), sum);
+            tail_bias += scale * *totals.add(g);
+        }
+    }
+    sum1(_mm256_fnmadd_ps(_mm256_set1_ps(8.0), bias, sum)) - 8.0 * tail_bias
 }
 
-/// Defines an axpy that unpacks 32 numbers of each row at a time; `$load(row, cols, i)` gives them as four registers.
-macro_rules! axpy_rows {
+/// Defines an axpy that unpacks 32 numbers of the row at a time; `$load(row, i)` gives them as four registers.
+macro_rules! axpy_floats {
     ($name:ident, $load:ident, $quant:expr) => {
         #[target_feature(enable = "avx2,fma,f16c")]
-        unsafe fn $name(rows: &[*const u8], a: &[f32], cols: usize, out: &mut [f32]) {
-            let n = out.len() / cols;
+        unsafe fn $name(row: *const u8, a: &[f32], cols: usize, out: &mut [f32]) {
             let whole = cols / GROUP * GROUP;
-            for i in (0..whole).step_by(GROUP) {
-                for (r, &row) in rows.iter().enumerate() {
-                    unsafe {
-                        let w = $load(row, cols, i);
-                        for b in 0..n {
-                            let out = out.as_mut_ptr().add(b * cols + i);
-                            let a = _mm256_set1_ps(*a.get_unchecked(r * n + b));
-                            for (k, w) in w.into_iter().enumerate() {
-                                let sum = _mm256_fmadd_ps(a, w, _mm256_loadu_ps(out.add(8 * k)));
-                                _mm256_storeu_ps(out.add(8 * k), sum);
-                            }
+            for (&a, out) in a.iter().zip(out.chunks_exact_mut(cols)) {
+                for i in (0..whole).step_by(GROUP) {
+                    for (k, w) in unsafe { $load(row, i) }.into_iter().enumerate() {
+                        unsafe {
+                            let out = out.as_mut_ptr().add(i + 8 * k);
+                            _mm256_storeu_ps(out, _mm256_fmadd_ps(_mm256_set1_ps(a), w, _mm256_loadu_ps(out)));
                         }
                     }
                 }
-            }
-            for i in whole..cols {
-                for (r, &row) in rows.iter().enumerate() {
-                    let w = unsafe { plain_number($quant, row, i) };
-                    for b in 0..n {
-                        out[b * cols + i] += a[r * n + b] * w;
-                    }
+                for (i, out) in out.iter_mut().enumerate().skip(whole) {
+                    *out += a * unsafe { plain_number($quant, row, i) };
                 }
             }
         }
     };
 }
 
-axpy_rows!(axpy_f32, load_f32_group, Quant::F32);
-axpy_rows!(axpy_f16_rows, load_f16_group, Quant::F16);
-axpy_rows!(axpy_q8, load_q8_group, Quant::Q8);
-axpy_rows!(axpy_q4, load_q4_group, Quant::Q4);
+axpy_floats!(axpy_f32, load_f32_group, Quant::F32);
+axpy_floats!(axpy_f16_rows, load_f16_group, Quant::F16);
+
+macro_rules! axpy_grouped {
+    ($name:ident, $four:literal) => {
+        #[target_feature(enable = "avx2,fma,f16c")]
+        unsafe fn $name(row: *const u8, a: &[f32], cols: usize, out: &mut [f32]) {
+            for (&a, out) in a.iter().zip(out.chunks_exact_mut(cols)) {
+                unsafe { add_grouped::<$four>(a, row, out.as_mut_ptr(), cols) };
+            }
+        }
+    };
+}
+
+axpy_grouped!(axpy_q8, false);
+axpy_grouped!(axpy_q4, true);
+
+/// out += a * row, in the order of `rows::axpy_place`.
+#[target_feature(enable = "avx2,fma,f16c")]
+unsafe fn add_grouped<const FOUR: bool>(a: f32, row: *const u8, out: *mut f32, cols: usize) {
+    let scales: *const u16 = row.wrapping_add(if FOUR { cols / 2 } else { cols }).cast();
+    let add = |at: usize, coefficient: __m256, codes: __m256i| unsafe {
+        let sum = _mm256_fmadd_ps(coefficient, _mm256_cvtepi32_ps(codes), _mm256_loadu_ps(out.add(at)));
+        _mm256_storeu_ps(out.add(at), sum);
+    };
+    let (low, eight) = (_mm256_set1_epi32(15), _mm256_set1_epi32(8));
+    for pack in 0..cols / PACK {
+        for part in 0..2 {
+            let c = unsafe { _mm256_mul_ps(_mm256_set1_ps(a), load_f16(scales.add(pack * 16 + part * 8))) };
+            for k in 0..8 {
+                let at = if FOUR { pack * (PACK / 2) + k / 2 * 64 } else { pack * PACK + k * 64 } + part * 32;
+                let v = unsafe { _mm256_loadu_si256(row.add(at).cast()) };
+                for byte in 0..4 {
+                    let codes = if FOUR {
+                        let shift = _mm_cvtsi32_si128((byte * 8 + k % 2 * 4) as i32);
+                        _mm256_sub_epi32(_mm256_and_si256(_mm256_srl_epi32(v, shift), low), eight)
+                    } else {
+                        let shift = _mm_cvtsi32_si128(24 - 8 * byte as i32);
+                        _mm256_srai_epi32::<24>(_mm256_sll_epi32(v, shift))
+                    };
+                    add(pack * PACK + (k * 4 + byte) * 16 + part * 8, c, codes);
+                }
+            }
+        }
+    }
+    for g in cols / PACK * (PACK / GROUP)..cols / GROUP {
+        let c = _mm256_set1_ps(a * unsafe { half(scales.add(g)) });
+        for k in 0..4 {
+            let codes = if FOUR {
+                let bytes = unsafe { _mm_loadl_epi64(row.add(g * GROUP / 2 + k % 2 * 8).cast()) };
+                let codes = _mm256_cvtepu8_epi32(bytes);
+                let codes = if k < 2 { _mm256_and_si256(codes, low) } else { _mm256_srli_epi32::<4>(codes) };
+                _mm256_sub_epi32(codes, eight)
+            } else {
+                _mm256_cvtepi8_epi32(unsafe { _mm_loadl_epi64(row.add(g * GROUP + k * 8).cast()) })
+            };
+            add(g * GROUP + k * 8, c, codes);
+        }
+    }
+}
 
 /// A number after the last group of 32: only ungrouped types have any.
 unsafe fn plain_number(quant: Quant, row: *const u8, i: usize) -> f32 {
@@ -190,44 +262,14 @@ unsafe fn plain_number(quant: Quant, row: *const u8, i: usize) -> f32 {
 
 #[inline]
 #[target_feature(enable = "avx2")]
-unsafe fn load_f32_group(row: *const u8, _: usize, i: usize) -> [__m256; 4] {
+unsafe fn load_f32_group(row: *const u8, i: usize) -> [__m256; 4] {
     std::array::from_fn(|k| unsafe { _mm256_loadu_ps(row.cast::<f32>().add(i + 8 * k)) })
 }
 
 #[inline]
 #[target_feature(enable = "avx2,f16c")]
-unsafe fn load_f16_group(row: *const u8, _: usize, i: usize) -> [__m256; 4] {
+unsafe fn load_f16_group(row: *const u8, i: usize) -> [__m256; 4] {
     std::array::from_fn(|k| unsafe { load_f16(row.cast::<u16>().add(i + 8 * k)) })
-}
-
-#[inline]
-#[target_feature(enable = "avx2,f16c")]
-unsafe fn load_q8_group(row: *const u8, cols: usize, i: usize) -> [__m256; 4] {
-    let scale = _mm256_set1_ps(unsafe { group_scale(row.add(cols), i / GROUP) });
-    std::array::from_fn(|k| {
-        let codes = unsafe { _mm_loadl_epi64(row.add(i + 8 * k).cast()) };
-        _mm256_mul_ps(_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(codes)), scale)
-    })
-}
-
-#[inline]
-#[target_feature(enable = "avx2,f16c")]
-unsafe fn load_q4_group(row: *const u8, cols: usize, i: usize) -> [__m256; 4] {
-    let scale = _mm256_set1_ps(unsafe { group_scale(row.add(cols / 2), i / GROUP) });
-    let (low, high) = (_mm256_set1_epi32(15), _mm256_set1_epi32(8));
-    let packed = i < cols / PACK * PACK;
-    std::array::from_fn(|k| {
-        // Where the eight codes lie: packs hold groups 0 and 1 in the low halves of 64 bytes, 2 and 3 in the high ones.
-        let (at, shifted) = if packed {
-            let within = i % PACK;
-            (i / PACK * (PACK / 2) + within % (PACK / 2) + 8 * k, within >= PACK / 2)
-        } else {
-            (i / 2 + 8 * (k % 2), k >= 2)
-        };
-        let codes = _mm256_cvtepu8_epi32(unsafe { _mm_loadl_epi64(row.add(at).cast()) });
-        let codes = if shifted { _mm256_srli_epi32::<4>(codes) } else { _mm256_and_si256(codes, low) };
-        _mm256_mul_ps(_mm256_cvtepi32_ps(_mm256_sub_epi32(codes, high)), scale)
-    })
 }
 
 #[inline]
@@ -238,9 +280,8 @@ unsafe fn load_f16(at: *const u16) -> __m256 {
 
 #[inline]
 #[target_feature(enable = "f16c")]
-unsafe fn group_scale(scales: *const u8, group: usize) -> f32 {
-    let bits = unsafe { scales.cast::<u16>().add(group).read() };
-    _mm_cvtss_f32(_mm_cvtph_ps(_mm_cvtsi32_si128(bits as i32)))
+unsafe fn half(at: *const u16) -> f32 {
+    _mm_cvtss_f32(_mm_cvtph_ps(_mm_cvtsi32_si128(unsafe { at.read() } as i32)))
 }
 
 #[inline]

@@ -1,6 +1,7 @@
 //! The input of a kernel: 1 to 32 columns (tokens) of activations, as f32 and, for grouped weights, as int8.
 
-use crate::formats::rows::{GROUP, Quant};
+use super::aligned::{Aligned, LINE};
+use crate::formats::rows::{GROUP, PACK, Quant};
 
 /// Columns of activations. Built once per matrix input and read by all threads.
 #[derive(Default, Debug)]
@@ -8,8 +9,8 @@ pub struct Columns {
     pub n: usize,
     pub cols: usize,
     /// f32 values, column after column, each beginning a cache line: a 64-byte load across two lines costs double.
-    values: Vec<Line>,
-    /// int8 codes, `[n * code_stride]`; zero beyond `cols`.
+    values: Aligned,
+    /// int8 codes in the order of a grouped row (`formats::rows`), `[n * code_stride]`; zero beyond `cols`.
     codes: Vec<i8>,
     /// Step of each group of 32 codes, `[n * group_stride]`; zero beyond the last group.
     steps: Vec<f32>,
@@ -20,30 +21,21 @@ pub struct Columns {
     pub group_stride: usize,
 }
 
-/// A cache line of numbers.
-#[repr(C, align(64))]
-#[derive(Clone, Copy, Debug, bytemuck::Zeroable, bytemuck::Pod)]
-struct Line([f32; 16]);
-
-/// Kernels take 16 groups at a time.
-const STRIDE: usize = 16 * GROUP;
-
 impl Columns {
     /// Takes `values` (`[n * cols]`) as input for weights of type `quant`. Buffers are kept between calls.
     pub fn set(&mut self, values: &[f32], n: usize, quant: Quant) {
         debug_assert!(n > 0 && values.len().is_multiple_of(n));
         self.n = n;
         self.cols = values.len() / n;
-        let lines = self.cols.div_ceil(16);
-        self.values.resize(n * lines, Line([0.0; 16]));
-        let stored: &mut [f32] = bytemuck::cast_slice_mut(&mut self.values);
-        for (to, from) in stored.chunks_exact_mut(lines * 16).zip(values.chunks_exact(self.cols)) {
+        let stride = self.cols.next_multiple_of(LINE);
+        self.values.resize(n * stride);
+        for (to, from) in self.values.chunks_exact_mut(stride).zip(values.chunks_exact(self.cols)) {
             to[..self.cols].copy_from_slice(from);
         }
         if !quant.is_grouped() {
             return;
         }
-        self.code_stride = self.cols.next_multiple_of(STRIDE);
+        self.code_stride = self.cols.next_multiple_of(PACK);
         self.group_stride = self.code_stride / GROUP;
         self.codes.clear();
         self.codes.resize(n * self.code_stride, 0);
@@ -54,17 +46,28 @@ impl Columns {
         for b in 0..n {
             let values = &values[b * self.cols..(b + 1) * self.cols];
             let codes = &mut self.codes[b * self.code_stride..];
+            let packed = self.cols / PACK * PACK;
             for (g, group) in values.chunks_exact(GROUP).enumerate() {
                 let top = group.iter().fold(0f32, |m, v| m.max(v.abs()));
                 let step = top / 127.0;
                 let inverse = if step > 0.0 { 1.0 / step } else { 0.0 };
+                let mut rounded = [0i8; GROUP];
                 let mut sum = 0i32;
-                for (code, v) in codes[g * GROUP..(g + 1) * GROUP].iter_mut().zip(group) {
+                for (code, v) in rounded.iter_mut().zip(group) {
                     // Round to nearest by the addition that pushes the fraction out of an f32: it vectorises.
                     const MAGIC: f32 = 12_582_912.0; // 1.5 * 2^23
-                    let rounded = (v * inverse + MAGIC).to_bits() as i32 - MAGIC.to_bits() as i32;
-                    *code = rounded as i8;
-                    sum += rounded;
+                    *code = ((v * inverse + MAGIC).to_bits() as i32 - MAGIC.to_bits() as i32) as i8;
+                    sum += *code as i32;
+                }
+                let start = g * GROUP;
+                if start < packed {
+                    let pack = &mut codes[start / PACK * PACK..][..PACK];
+                    for (k, four) in rounded.chunks_exact(4).enumerate() {
+                        let at = k * 64 + start % PACK / GROUP * 4;
+                        pack[at..at + 4].copy_from_slice(four);
+                    }
+                } else {
+                    codes[start..start + GROUP].copy_from_slice(&rounded);
                 }
                 self.steps[b * self.group_stride + g] = step;
                 self.sums[b * self.group_stride + g] = step * sum as f32;
@@ -73,9 +76,8 @@ impl Columns {
     }
 
     pub fn values(&self, b: usize) -> &[f32] {
-        let values: &[f32] = bytemuck::cast_slice(&self.values);
-        let start = b * self.cols.next_multiple_of(16);
-        &values[start..start + self.cols]
+        let start = b * self.cols.next_multiple_of(LINE);
+        &self.values[start..start + self.cols]
     }
 
     pub fn codes(&self, b: usize) -> &[i8] {

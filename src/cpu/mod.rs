@@ -4,6 +4,7 @@
 //! columns (tokens) at once: `dot` (gate, up, q, k, v, o, head: row times input) and `axpy` (down: output plus
 //! activation times row). [`Kernels`] holds the versions for this machine, chosen once at run time.
 
+pub mod aligned;
 mod avx2;
 mod avx512;
 mod columns;
@@ -18,9 +19,6 @@ use crate::formats::rows::Quant;
 /// Columns a kernel takes at most: past that a GEMM over dequantised tiles is faster (`engine/linear.rs`).
 pub const MAX_COLUMNS: usize = 32;
 
-/// Rows that one `axpy` call adds at most: the output is loaded and stored once for all of them.
-pub const MAX_AXPY_ROWS: usize = 4;
-
 /// y[b * stride + r] = row r · x[b], for `count` rows that follow each other and each column b.
 ///
 /// # Safety
@@ -28,12 +26,12 @@ pub const MAX_AXPY_ROWS: usize = 4;
 /// every index named; the CPU has the instructions the function was compiled for.
 pub type Dot = unsafe fn(rows: *const u8, count: usize, x: &Columns, y: *mut f32, stride: usize);
 
-/// out[b] += sum over r of a[r * n + b] * rows[r], for each column b of n.
+/// out[b] += a[b] * row, for each column b. For grouped types `out` is in the order of `rows::axpy_place`;
+/// `rows::add_axpy` puts it right.
 ///
 /// # Safety
-/// Each row points at `Quant::row_bytes(cols)` readable bytes; at most [`MAX_AXPY_ROWS`] rows; `a.len()` is rows times
-/// n and `out.len()` is n times `cols`.
-pub type Axpy = unsafe fn(rows: &[*const u8], a: &[f32], cols: usize, out: &mut [f32]);
+/// `row` points at `Quant::row_bytes(cols)` readable bytes and `out.len()` is `a.len()` times `cols`.
+pub type Axpy = unsafe fn(row: *const u8, a: &[f32], cols: usize, out: &mut [f32]);
 
 /// out[i] over an f16 vector: the dot of `n` numbers with an f32 vector (attention scores).
 ///

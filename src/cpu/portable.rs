@@ -1,7 +1,7 @@
 //! Kernels in plain Rust, for CPUs without AVX2. Also the shape of the others: same signatures, same order of groups.
 
 use super::{Columns, Isa, Kernels};
-use crate::formats::rows::{GROUP, PACK, Quant, scales};
+use crate::formats::rows::{GROUP, Quant, axpy_place, place, q4_code, scales};
 use half::f16;
 
 pub const KERNELS: Kernels = Kernels {
@@ -58,37 +58,19 @@ unsafe fn dot_f16_row(row: *const u8, x: &Columns, b: usize) -> f32 {
 
 unsafe fn dot_q8_row(row: *const u8, x: &Columns, b: usize) -> f32 {
     let row = unsafe { bytes(row, Quant::Q8, x.cols) };
-    let steps = scales(Quant::Q8, row, x.cols);
-    let codes: &[i8] = bytemuck::cast_slice(&row[..x.cols]);
-    let groups = codes.chunks_exact(GROUP).zip(x.codes(b).chunks_exact(GROUP));
-    groups
-        .zip(steps.iter().zip(x.steps(b)))
-        .map(|((w, x), (sw, sx))| {
-            let sum: i32 = w.iter().zip(x).map(|(&w, &x)| w as i32 * x as i32).sum();
-            sum as f32 * sw.to_f32() * sx
-        })
-        .sum()
+    dot_codes(x, b, scales(Quant::Q8, row, x.cols), |i| row[place(i, x.cols)] as i8 as i32)
 }
 
 unsafe fn dot_q4_row(row: *const u8, x: &Columns, b: usize) -> f32 {
     let row = unsafe { bytes(row, Quant::Q4, x.cols) };
-    let steps = scales(Quant::Q4, row, x.cols);
-    let mut total = 0.0;
-    for (g, (sw, sx)) in steps.iter().zip(x.steps(b)).enumerate() {
-        let mut sum = 0i32;
-        for (j, &code) in x.codes(b)[g * GROUP..(g + 1) * GROUP].iter().enumerate() {
-            sum += (q4_code(row, x.cols, g * GROUP + j) as i32 - 8) * code as i32;
-        }
-        total += sum as f32 * sw.to_f32() * sx;
-    }
-    total
+    dot_codes(x, b, scales(Quant::Q4, row, x.cols), |i| q4_code(row, i, x.cols) as i32 - 8)
 }
 
-/// Code of number `i` in a q4_0 row.
-fn q4_code(row: &[u8], cols: usize, i: usize) -> u8 {
-    let (span, half) = if i < cols / PACK * PACK { (PACK, PACK / 2) } else { (GROUP, GROUP / 2) };
-    let byte = row[i / span * half + i % span % half];
-    if i % span < half { byte & 15 } else { byte >> 4 }
+fn dot_codes(x: &Columns, b: usize, steps: &[f16], code: impl Fn(usize) -> i32) -> f32 {
+    let group = |g: usize| -> i32 {
+        (g * GROUP..(g + 1) * GROUP).map(|i| code(i) * x.codes(b)[place(i, x.cols)] as i32).sum()
+    };
+    steps.iter().zip(x.steps(b)).enumerate().map(|(g, (sw, sx))| group(g) as f32 * sw.to_f32() * sx).sum()
 }
 
 /// A row type as a source of f32 numbers.
@@ -115,25 +97,22 @@ impl Row for F16 {
 impl Row for Q8 {
     const QUANT: Quant = Quant::Q8;
     fn number(row: &[u8], cols: usize, i: usize) -> f32 {
-        row[i] as i8 as f32 * scales(Quant::Q8, row, cols)[i / GROUP].to_f32()
+        row[place(i, cols)] as i8 as f32 * scales(Quant::Q8, row, cols)[i / GROUP].to_f32()
     }
 }
 impl Row for Q4 {
     const QUANT: Quant = Quant::Q4;
     fn number(row: &[u8], cols: usize, i: usize) -> f32 {
-        (q4_code(row, cols, i) as f32 - 8.0) * scales(Quant::Q4, row, cols)[i / GROUP].to_f32()
+        (q4_code(row, i, cols) as f32 - 8.0) * scales(Quant::Q4, row, cols)[i / GROUP].to_f32()
     }
 }
 
-unsafe fn axpy<R: Row>(rows: &[*const u8], a: &[f32], cols: usize, out: &mut [f32]) {
-    let n = out.len() / cols;
-    for (r, &row) in rows.iter().enumerate() {
-        let row = unsafe { bytes(row, R::QUANT, cols) };
+unsafe fn axpy<R: Row>(row: *const u8, a: &[f32], cols: usize, out: &mut [f32]) {
+    let row = unsafe { bytes(row, R::QUANT, cols) };
+    for (a, out) in a.iter().zip(out.chunks_exact_mut(cols)) {
         for i in 0..cols {
-            let w = R::number(row, cols, i);
-            for b in 0..n {
-                out[b * cols + i] += a[r * n + b] * w;
-            }
+            let at = if R::QUANT.is_grouped() { axpy_place(i, cols) } else { i };
+            out[at] += a * R::number(row, cols, i);
         }
     }
 }

@@ -5,8 +5,9 @@
 
 use super::linear::Tile;
 use super::math;
+use crate::cpu::aligned::{Aligned, LINE};
 use crate::cpu::team::Parts;
-use crate::cpu::{Columns, Kernels, MAX_AXPY_ROWS, MAX_COLUMNS, Team};
+use crate::cpu::{Columns, Kernels, MAX_COLUMNS, Team};
 use crate::formats::rows::{self, PACK};
 use crate::model::config::{Activation, Ffn, ModelConfig};
 use crate::model::weights::{Layer, Matrix};
@@ -23,8 +24,8 @@ const TILE_HIDDEN: usize = 512;
 /// Room that the FFN keeps between calls.
 #[derive(Default)]
 pub struct FfnBuffers {
-    /// `[units, n, hidden]`
-    partial: Vec<f32>,
+    /// `[units, n, hidden]`, each unit's part beginning a cache line.
+    partial: Aligned,
     /// `[n, ffn]`, for more than [`MAX_COLUMNS`] columns.
     activations: Vec<f32>,
 }
@@ -73,22 +74,24 @@ fn by_blocks(
     config: &ModelConfig,
     layer: &Layer,
     x: &Columns,
-    partial: &mut Vec<f32>,
+    partial: &mut Aligned,
     hidden: &mut [f32],
 ) {
     let units = (layer.ffn.bytes() as usize / MIN_UNIT_BYTES).clamp(1, MAX_UNITS);
-    let size = x.n * config.hidden;
-    partial.resize(units * size, 0.0);
+    let size = (x.n * config.hidden).next_multiple_of(LINE);
+    partial.resize(units * size);
     let parts = Parts::new(partial);
     team.run(units, |_, unit| {
         // SAFETY: each unit has its own part.
         let out = unsafe { parts.part(unit * size..(unit + 1) * size) };
         out.fill(0.0);
         let neurons = unit * config.ffn / units..(unit + 1) * config.ffn / units;
-        run_blocks(kernels, config, layer, x, neurons, out);
+        run_blocks(kernels, config, layer, x, neurons, &mut out[..x.n * config.hidden]);
     });
-    for part in partial.chunks_exact(size) {
-        math::add(hidden, part);
+    let (sum, rest) = partial.split_at_mut(size);
+    rest.chunks_exact(size).for_each(|part| math::add(sum, part));
+    for (sum, hidden) in sum.chunks_exact(config.hidden).zip(hidden.chunks_exact_mut(config.hidden)) {
+        rows::add_axpy(layer.ffn.quant, sum, hidden);
     }
 }
 
@@ -104,11 +107,7 @@ fn run_blocks(
     let (dot, axpy) = (kernels.dot(layer.ffn.quant), kernels.axpy(layer.ffn.quant));
     let per_block = config.ffn_kind.rows();
     let n = x.n;
-    // Down rows of neurons that fired, added together: `out` is loaded and stored once for all of them.
-    let together = 1;
-    let mut waiting = [std::ptr::null(); MAX_AXPY_ROWS];
-    let mut a = [0f32; MAX_AXPY_ROWS * MAX_COLUMNS];
-    let mut count = 0;
+    let mut a = [0f32; MAX_COLUMNS];
     // [columns, gate and up], or [columns, up].
     let mut products = [0f32; 2 * MAX_COLUMNS];
     let dots = per_block - 1;
@@ -117,20 +116,12 @@ fn run_blocks(
         // SAFETY: the rows are inside the section; the kernels are for this machine.
         unsafe { dot(layer.ffn.row_ptr(block), dots, x, products.as_mut_ptr(), dots) };
         let bias = layer.up_bias.get(neuron).copied().unwrap_or(0.0);
-        for (a, products) in a[count * n..(count + 1) * n].iter_mut().zip(products.chunks_exact(dots)) {
+        for (a, products) in a.iter_mut().zip(products.chunks_exact(dots)).take(n) {
             *a = activation(config.ffn_kind, config.activation, products[0], products[dots - 1] + bias);
         }
-        waiting[count] = layer.ffn.row_ptr(block + per_block - 1);
-        count += 1;
-        if count == together {
-            // SAFETY: as above.
-            unsafe { axpy(&waiting[..count], &a[..count * n], config.hidden, out) };
-            count = 0;
-        }
-    }
-    if count > 0 {
+        // Also where a is zero: skipping down rows breaks the stream of reads, and what is left comes more slowly than all.
         // SAFETY: as above.
-        unsafe { axpy(&waiting[..count], &a[..count * n], config.hidden, out) };
+        unsafe { axpy(layer.ffn.row_ptr(block + dots), &a[..n], config.hidden, out) };
     }
 }
 

@@ -49,16 +49,13 @@ pub fn encode_row(quant: Quant, values: &[f32], out: &mut [u8]) {
         Quant::Q8 => {
             for (g, (block, scale)) in out.chunks_exact_mut(34).zip(rows::scales(quant, &row, cols)).enumerate() {
                 block[..2].copy_from_slice(&scale.to_le_bytes());
-                block[2..].copy_from_slice(&row[g * GROUP..(g + 1) * GROUP]);
+                block[2..].iter_mut().enumerate().for_each(|(i, b)| *b = row[rows::place(g * GROUP + i, cols)]);
             }
         }
         Quant::Q4 => {
-            let mut numbers = vec![0.0; cols];
-            rows::decode(quant, &row, &mut numbers);
             for (g, (block, scale)) in out.chunks_exact_mut(18).zip(rows::scales(quant, &row, cols)).enumerate() {
                 block[..2].copy_from_slice(&scale.to_le_bytes());
-                let step = scale.to_f32();
-                let code = |j: usize| if step == 0.0 { 8 } else { (numbers[g * GROUP + j] / step + 8.0).round() as u8 };
+                let code = |j: usize| rows::q4_code(&row, g * GROUP + j, cols);
                 for (j, byte) in block[2..].iter_mut().enumerate() {
                     *byte = code(j) | code(j + 16) << 4;
                 }

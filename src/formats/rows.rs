@@ -5,14 +5,17 @@
 //! ```text
 //! f32   4 bytes a number
 //! f16   2 bytes a number
-//! q8_0  1 byte a number (i8), then one f16 scale a group of 32
-//! q4_0  packs of 128 numbers in 64 bytes: byte j holds number j in its low and 64+j in its high half;
-//!       what is left after whole packs in groups of 32 in 16 bytes: number j low, 16+j high;
-//!       a stored value v means v - 8; then one f16 scale a group of 32
+//! q8_0  1 byte a number (i8) in packs of 512, then one f16 scale a group of 32
+//! q4_0  half a byte a number (v means v - 8) in packs of 512, then one f16 scale a group of 32
 //! ```
 //!
+//! A pack is 16 groups, interleaved so that lane j of a 64-byte register only ever holds numbers of group j: register k
+//! (0..8) has numbers 4k..4k+4 of each group. Products of eight registers then add up in whole numbers, and one
+//! multiplication by the 16 scales finishes 512 of them. In q4_0 register 2p is the low and 2p+1 the high halves of the
+//! same 64 bytes. What is left after whole packs follows in plain groups of 32 (q4_0: number j low, 16+j high).
+//!
 //! GGUF interleaves scales and numbers (34 and 18 bytes a group), which no vector load is aligned to; here the numbers
-//! are one aligned run and the scales of 16 groups are one load. The values are the same: converting a GGUF row to this
+//! are aligned runs and the scales of 16 groups are one load. The values are the same: converting a GGUF row to this
 //! form and back changes no bit.
 
 use half::f16;
@@ -23,8 +26,52 @@ use serde::{Deserialize, Serialize};
 pub const ROW_ALIGN: usize = 64;
 /// Numbers that share a scale.
 pub const GROUP: usize = 32;
-/// Numbers of a q4_0 pack.
-pub const PACK: usize = 128;
+/// Numbers of a pack of the grouped types.
+pub const PACK: usize = 512;
+
+/// Where number `i` of a grouped row of `cols` stands: byte of a q8_0 row, half byte (before pairing) of a q4_0 row.
+pub const fn place(i: usize, cols: usize) -> usize {
+    if i < cols / PACK * PACK {
+        let (group, number) = (i % PACK / GROUP, i % GROUP);
+        i / PACK * PACK + number / 4 * 64 + group * 4 + number % 4
+    } else {
+        i
+    }
+}
+
+/// Where an axpy over grouped rows puts number `i` of its output: within a pack, all 16 groups' numbers side by side.
+pub const fn axpy_place(i: usize, cols: usize) -> usize {
+    if i < cols / PACK * PACK { i / PACK * PACK + i % GROUP * 16 + i % PACK / GROUP } else { i }
+}
+
+/// to += from, where `from` is an axpy's output for rows of this type.
+pub fn add_axpy(quant: Quant, from: &[f32], to: &mut [f32]) {
+    let cols = to.len();
+    let packed = if quant.is_grouped() { cols / PACK * PACK } else { 0 };
+    for (from, to) in from[..packed].chunks_exact(PACK).zip(to.chunks_exact_mut(PACK)) {
+        for (group, to) in to.chunks_exact_mut(GROUP).enumerate() {
+            to.iter_mut().enumerate().for_each(|(number, to)| *to += from[number * 16 + group]);
+        }
+    }
+    to[packed..].iter_mut().zip(&from[packed..]).for_each(|(to, from)| *to += from);
+}
+
+/// Byte and shift of number `i` in a q4_0 row of `cols`.
+const fn q4_place(i: usize, cols: usize) -> (usize, u32) {
+    let at = place(i, cols);
+    if i < cols / PACK * PACK {
+        let register = at % PACK / 64;
+        (at / PACK * (PACK / 2) + register / 2 * 64 + at % 64, (register % 2 * 4) as u32)
+    } else {
+        (at / GROUP * (GROUP / 2) + at % (GROUP / 2), (at % GROUP / (GROUP / 2) * 4) as u32)
+    }
+}
+
+/// Code (0..16) of number `i` in a q4_0 row.
+pub fn q4_code(row: &[u8], i: usize, cols: usize) -> u8 {
+    let (byte, shift) = q4_place(i, cols);
+    row[byte] >> shift & 15
+}
 
 /// How a row's numbers are stored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -99,7 +146,7 @@ pub fn encode(quant: Quant, values: &[f32], row: &mut [u8]) {
             for (g, group) in values.chunks_exact(GROUP).enumerate() {
                 let (scale, codes) = q8_group(group);
                 put_scale(rest, g, scale);
-                numbers[g * GROUP..(g + 1) * GROUP].copy_from_slice(bytemuck::cast_slice(&codes));
+                put_q8_group(numbers, cols, g, &codes.map(|c| c as u8));
             }
         }
         Quant::Q4 => {
@@ -127,36 +174,40 @@ pub fn decode_range(quant: Quant, row: &[u8], cols: usize, start: usize, out: &m
     match quant {
         Quant::F32 => out.copy_from_slice(bytemuck::cast_slice(&row[start * 4..end * 4])),
         Quant::F16 => bytemuck::cast_slice::<u8, f16>(&row[start * 2..end * 2]).convert_to_f32_slice(out),
-        Quant::Q8 => {
-            let scales = scales(quant, row, cols);
-            let codes: &[i8] = bytemuck::cast_slice(&row[start..end]);
-            for ((out, codes), scale) in
-                out.chunks_exact_mut(GROUP).zip(codes.chunks_exact(GROUP)).zip(&scales[start / GROUP..])
-            {
-                let scale = scale.to_f32();
-                out.iter_mut().zip(codes).for_each(|(o, &c)| *o = c as f32 * scale);
-            }
-        }
-        Quant::Q4 => {
-            let scales = scales(quant, row, cols);
+        Quant::Q8 | Quant::Q4 => {
+            let scales = &scales(quant, row, cols)[start / GROUP..];
             let packed = cols / PACK * PACK;
             let mut at = start;
-            while at < end {
-                let (half, bytes) = if at < packed { (PACK / 2, PACK / 2) } else { (GROUP / 2, GROUP / 2) };
-                let codes = &row[at / 2..at / 2 + bytes];
-                let (low, high) = out[at - start..at - start + 2 * half].split_at_mut(half);
-                for (piece, part) in [low, high].into_iter().enumerate() {
-                    for (k, o) in part.iter_mut().enumerate() {
-                        let code = if piece == 0 { codes[k] & 15 } else { codes[k] >> 4 };
-                        *o = code as f32 - 8.0;
+            for (out, scales) in out.chunks_mut(PACK).zip(scales.chunks(PACK / GROUP)) {
+                match (quant, at < packed) {
+                    (Quant::Q8, true) => {
+                        let codes: &[i8] = bytemuck::cast_slice(&row[at..at + PACK]);
+                        for (g, out) in out.chunks_exact_mut(GROUP).enumerate() {
+                            out.iter_mut().enumerate().for_each(|(i, o)| *o = codes[i / 4 * 64 + g * 4 + i % 4] as f32);
+                        }
+                    }
+                    (Quant::Q8, false) => {
+                        let codes: &[i8] = bytemuck::cast_slice(&row[at..at + out.len()]);
+                        out.iter_mut().zip(codes).for_each(|(o, &c)| *o = c as f32);
+                    }
+                    (_, true) => {
+                        let codes = &row[at / 2..(at + PACK) / 2];
+                        for (g, out) in out.chunks_exact_mut(GROUP).enumerate() {
+                            for (i, o) in out.iter_mut().enumerate() {
+                                let byte = codes[i / 8 * 64 + g * 4 + i % 4];
+                                *o = (byte >> (i / 4 % 2 * 4) & 15) as f32 - 8.0;
+                            }
+                        }
+                    }
+                    (_, false) => {
+                        out.iter_mut().enumerate().for_each(|(i, o)| *o = q4_code(row, at + i, cols) as f32 - 8.0);
                     }
                 }
-                let span = &mut out[at - start..at - start + 2 * half];
-                for (group, scale) in span.chunks_exact_mut(GROUP).zip(&scales[at / GROUP..]) {
+                for (group, scale) in out.chunks_exact_mut(GROUP).zip(scales) {
                     let scale = scale.to_f32();
                     group.iter_mut().for_each(|o| *o *= scale);
                 }
-                at += 2 * half;
+                at += PACK;
             }
         }
     }
@@ -168,7 +219,7 @@ pub fn from_gguf_q8_0(src: &[u8], cols: usize, row: &mut [u8]) {
     rest.fill(0);
     for (g, block) in src.chunks_exact(34).enumerate() {
         rest[g * 2..g * 2 + 2].copy_from_slice(&block[..2]);
-        numbers[g * GROUP..(g + 1) * GROUP].copy_from_slice(&block[2..]);
+        put_q8_group(numbers, cols, g, block[2..].try_into().expect("32 codes"));
     }
 }
 
@@ -188,20 +239,17 @@ fn put_scale(scales: &mut [u8], g: usize, scale: f16) {
     scales[g * 2..g * 2 + 2].copy_from_slice(&scale.to_le_bytes());
 }
 
+fn put_q8_group(numbers: &mut [u8], cols: usize, g: usize, codes: &[u8; GROUP]) {
+    for (i, code) in codes.iter().enumerate() {
+        numbers[place(g * GROUP + i, cols)] = *code;
+    }
+}
+
 /// Puts the 32 codes (0..16) of group `g` where the row layout wants them; the bytes were zero.
 fn put_q4_group(numbers: &mut [u8], cols: usize, g: usize, codes: &[u8; GROUP]) {
-    let start = g * GROUP;
-    if start < cols / PACK * PACK {
-        let pack = start / PACK * (PACK / 2);
-        let within = start % PACK;
-        let (at, shift) = if within < PACK / 2 { (within, 0) } else { (within - PACK / 2, 4) };
-        for (byte, code) in numbers[pack + at..].iter_mut().zip(codes) {
-            *byte |= code << shift;
-        }
-    } else {
-        for (j, byte) in numbers[start / 2..start / 2 + GROUP / 2].iter_mut().enumerate() {
-            *byte = codes[j] | codes[j + GROUP / 2] << 4;
-        }
+    for (i, code) in codes.iter().enumerate() {
+        let (byte, shift) = q4_place(g * GROUP + i, cols);
+        numbers[byte] |= code << shift;
     }
 }
 
@@ -242,7 +290,7 @@ mod tests {
 
     #[test]
     fn a_row_reads_back_within_half_a_step_whatever_its_length() {
-        for cols in [32, 64, 96, 128, 160, 288, 512] {
+        for cols in [32, 64, 96, 512, 544, 1024, 1504] {
             let values = wave(cols);
             for (quant, steps) in [(Quant::F32, 0.0), (Quant::F16, 0.001), (Quant::Q8, 0.005), (Quant::Q4, 0.15)] {
                 let mut row = vec![0xAA; quant.row_bytes(cols)];
@@ -261,13 +309,13 @@ mod tests {
 
     #[test]
     fn any_range_of_a_row_is_the_same_as_in_the_whole_row() {
-        let cols = 416; // three packs and a tail of one group
+        let cols = 1120; // two packs and a tail of three groups
         for quant in Quant::ALL {
             let mut row = vec![0; quant.row_bytes(cols)];
             encode(quant, &wave(cols), &mut row);
             let mut whole = vec![0.0; cols];
             decode(quant, &row, &mut whole);
-            for (start, end) in [(0, 128), (128, 384), (256, 416), (384, 416)] {
+            for (start, end) in [(0, 512), (512, 1024), (512, 1120), (1024, 1120)] {
                 let mut part = vec![0.0; end - start];
                 decode_range(quant, &row, cols, start, &mut part);
                 assert_eq!(part, whole[start..end], "{quant:?} {start}..{end}");
@@ -277,7 +325,7 @@ mod tests {
 
     #[test]
     fn gguf_groups_keep_every_bit() {
-        let cols = 160;
+        let cols = 672;
         let mut q8 = Vec::new();
         let mut q4 = Vec::new();
         for g in 0..cols / GROUP {
