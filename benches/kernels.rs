@@ -5,7 +5,7 @@
 //! Run: cargo bench --bench kernels
 
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
-use dynamicinfer::cpu::{Columns, Isa, Kernels};
+use dynamicinfer::cpu::{Columns, Isa, Kernels, Rows};
 use dynamicinfer::formats::rows::{self, Quant};
 use dynamicinfer::prng::Prng;
 use std::hint::black_box;
@@ -46,7 +46,15 @@ fn kernels(criterion: &mut Criterion) {
                 group.bench_function(id("dot"), |b| {
                     b.iter(|| {
                         // SAFETY: the rows are whole; the kernels are supported here.
-                        unsafe { kernels.dot(quant)(base, ROWS, black_box(&x), y.as_mut_ptr(), ROWS) };
+                        unsafe {
+                            kernels.dot(quant)(
+                                Rows { first: base, stride: row_bytes },
+                                ROWS,
+                                black_box(&x),
+                                y.as_mut_ptr(),
+                                ROWS,
+                            )
+                        };
                     })
                 });
                 group.bench_function(id("axpy"), |b| {

@@ -11,9 +11,9 @@ pub fn cache_dir() -> Option<PathBuf> {
 /// The XDG rules: a relative path in the variable is to be ignored.
 fn user_dir(variable: &str, below_home: &str) -> Option<PathBuf> {
     let absolute = |p: PathBuf| p.is_absolute().then_some(p);
-    let base = std::env::var_os(variable)
-        .and_then(|v| absolute(v.into()))
-        .or_else(|| std::env::var_os("HOME").and_then(|home| absolute(home.into())).map(|home| home.join(below_home)))?;
+    let base = std::env::var_os(variable).and_then(|v| absolute(v.into())).or_else(|| {
+        std::env::var_os("HOME").and_then(|home| absolute(home.into())).map(|home| home.join(below_home))
+    })?;
     Some(base.join("dynamicinfer"))
 }
 
@@ -23,9 +23,8 @@ pub fn asset_dirs() -> Vec<PathBuf> {
     let given = std::env::var_os("DYNAMICINFER_ASSETS").map(PathBuf::from);
     let checkout = option_env!("CARGO_MANIFEST_DIR").map(|dir| PathBuf::from(dir).join("assets"));
     let near = [std::env::current_exe().ok(), std::env::current_dir().ok()];
-    let ancestors = near.into_iter().flatten().flat_map(|path| {
-        path.ancestors().map(|dir| dir.join("assets")).collect::<Vec<_>>()
-    });
+    let ancestors =
+        near.into_iter().flatten().flat_map(|path| path.ancestors().map(|dir| dir.join("assets")).collect::<Vec<_>>());
     given.into_iter().chain(ancestors).chain(checkout).filter(|dir| dir.is_dir()).collect()
 }
 

@@ -1,7 +1,7 @@
 //! The law of the row kernels: whatever the CPU's instruction set, row type, length and number of columns, they agree
 //! with the scalar truth up to rounding (grouped types: up to the rounding of their int8 inputs).
 
-use dynamicinfer::cpu::{Columns, Isa, Kernels};
+use dynamicinfer::cpu::{Columns, Isa, Kernels, Rows};
 use dynamicinfer::formats::rows::{self, Quant, ROW_ALIGN};
 use dynamicinfer::kernel::reference;
 use dynamicinfer::prng::Prng;
@@ -49,7 +49,7 @@ proptest! {
             for kernels in supported() {
                 let mut y = vec![f32::NAN; n];
                 // SAFETY: the row is whole, the kernels are supported here.
-                unsafe { kernels.dot(quant)(row.as_ptr(), 1, &x, y.as_mut_ptr(), 1) };
+                unsafe { kernels.dot(quant)(Rows { first: row.as_ptr(), stride: 0 }, 1, &x, y.as_mut_ptr(), 1) };
                 for (b, y) in y.iter().enumerate() {
                     let column = &input[b * cols..(b + 1) * cols];
                     let exact = reference::dot(&numbers, column);
@@ -82,7 +82,7 @@ proptest! {
             for kernels in supported() {
                 let mut y = vec![f32::NAN; n];
                 // SAFETY: as above.
-                unsafe { kernels.dot(quant)(row.as_ptr(), 1, &x, y.as_mut_ptr(), 1) };
+                unsafe { kernels.dot(quant)(Rows { first: row.as_ptr(), stride: 0 }, 1, &x, y.as_mut_ptr(), 1) };
                 for (b, y) in y.iter().enumerate() {
                     let column = &input[b * cols..(b + 1) * cols];
                     let exact = reference::dot(&numbers, column);

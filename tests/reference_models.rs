@@ -26,7 +26,12 @@ struct Expected {
 fn expected(stem: &str) -> Expected {
     let (json, tensors) = ["/", "."]
         .iter()
-        .map(|sep| (fixtures().join(format!("{stem}{sep}expected.json")), fixtures().join(format!("{stem}{sep}expected.safetensors"))))
+        .map(|sep| {
+            (
+                fixtures().join(format!("{stem}{sep}expected.json")),
+                fixtures().join(format!("{stem}{sep}expected.safetensors")),
+            )
+        })
         .find(|(json, _)| json.exists())
         .unwrap_or_else(|| panic!("{stem} has an expected.json"));
     let json: serde_json::Value = serde_json::from_slice(&std::fs::read(json).unwrap()).unwrap();
@@ -40,7 +45,12 @@ fn expected(stem: &str) -> Expected {
         quant::dequantize(info.dtype, &file.bytes()[at..at + info.bytes as usize], &mut out);
         out
     };
-    Expected { prompt: ids("prompt"), greedy: ids("greedy"), prompt_logits: read("prompt_logits"), last_logits: read("last_logits") }
+    Expected {
+        prompt: ids("prompt"),
+        greedy: ids("greedy"),
+        prompt_logits: read("prompt_logits"),
+        last_logits: read("last_logits"),
+    }
 }
 
 fn open(file: &str, quant: Quant, dir: &Path) -> Model {

@@ -172,7 +172,7 @@ def rope(x, cos, sin):
 
 
 def attention(q, k, v, chunk=128):
-    """Causal attention by query chunks; on one core about twice as fast as the
+    """Causal attention by query chunks; on one core 1.6 times as fast as the
     fused CPU kernel, because every product is a plain bf16 matrix product."""
     t, d = q.shape[-2:]
     out = []

@@ -42,12 +42,8 @@ pub fn run(args: Args) -> Result<()> {
         return Err(Error::Usage("-r 0: take at least one repeat".into()));
     }
     let mut engine = args.engine.engine(args.model.open()?)?;
-    let options = BenchOptions {
-        prompt: args.n_prompt,
-        generate: args.n_gen,
-        repeats: args.repetitions,
-        kv: args.engine.kv(),
-    };
+    let options =
+        BenchOptions { prompt: args.n_prompt, generate: args.n_gen, repeats: args.repetitions, kv: args.engine.kv() };
     let rows = bench(&mut engine, &options)?;
     match args.output {
         Output::Json => super::print_json(&rows),
@@ -58,7 +54,16 @@ pub fn run(args: Args) -> Result<()> {
 fn table(rows: &[BenchRow]) -> String {
     let mut table = Table::new();
     table.load_style(comfy_table::presets::ASCII_MARKDOWN);
-    table.set_header(["model", "size", "threads", "test", "tokens/s", "ms/token p50 / p95 / p99", "GB/s", "of machine"]);
+    table.set_header([
+        "model",
+        "size",
+        "threads",
+        "test",
+        "tokens/s",
+        "ms/token p50 / p95 / p99",
+        "GB/s",
+        "of machine",
+    ]);
     for row in rows {
         let ms = |v: Option<f64>| v.map_or("-".into(), |v| format!("{v:.2}"));
         table.add_row([

@@ -86,7 +86,13 @@ pub fn run(args: Args) -> Result<()> {
     score(&args, &mut engine, &tokens, tokenizer.as_ref(), context)
 }
 
-fn score(args: &Args, engine: &mut Engine, tokens: &[u32], tokenizer: Option<&Tokenizer>, context: usize) -> Result<()> {
+fn score(
+    args: &Args,
+    engine: &mut Engine,
+    tokens: &[u32],
+    tokenizer: Option<&Tokenizer>,
+    context: usize,
+) -> Result<()> {
     let mut file = match &args.logits {
         Some(path) => Some(LogitsFile::create(path, tokens.len(), engine.model.config.vocab)?),
         None => None,

@@ -135,7 +135,8 @@ impl ModelArgs {
         let real = path.canonicalize().map_err(Error::io("resolve", path))?;
         let cache = crate::config::cache_dir().ok_or_else(|| {
             Error::Usage(
-                "there is no cache directory to pack into: set HOME or XDG_CACHE_HOME, or run `dynamicinfer pack`".into(),
+                "there is no cache directory to pack into: set HOME or XDG_CACHE_HOME, or run `dynamicinfer pack`"
+                    .into(),
             )
         })?;
         let key = format!("{}|{:?}|{:?}", real.display(), self.quant, self.activation);

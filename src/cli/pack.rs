@@ -49,12 +49,13 @@ pub fn run(args: Args) -> Result<()> {
     if output.exists() && !args.force {
         return Err(Error::Usage(format!("{} is there already; add --force to replace it", output.display())));
     }
-    let orders = match &args.order {
-        None => None,
-        Some(file) => Some(serde_json::from_value(read_json(file, 1 << 30)?).map_err(|e| {
-            Error::Usage(format!("{}: not a list of neuron numbers per layer: {e}", file.display()))
-        })?),
-    };
+    let orders =
+        match &args.order {
+            None => None,
+            Some(file) => Some(serde_json::from_value(read_json(file, 1 << 30)?).map_err(|e| {
+                Error::Usage(format!("{}: not a list of neuron numbers per layer: {e}", file.display()))
+            })?),
+        };
     let dir = output.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(".".as_ref());
     check_room(dir, packed_bytes(&source, quant))?;
     let progress = Progress::new(format!("packing {} as {}", source.config.name, quant.name()), Unit::Bytes);

@@ -123,10 +123,13 @@ fn read_prompt(given: Option<&str>) -> Result<String> {
     }
     let mut stdin = std::io::stdin();
     if stdin.is_terminal() {
-        return Err(Error::Usage("there is no prompt: dynamicinfer run MODEL \"Once upon a time\", or pipe one in".into()));
+        return Err(Error::Usage(
+            "there is no prompt: dynamicinfer run MODEL \"Once upon a time\", or pipe one in".into(),
+        ));
     }
     let mut bytes = Vec::new();
-    let read = stdin.by_ref().take(MAX_PROMPT + 1).read_to_end(&mut bytes).map_err(Error::io("read", "stdin".as_ref()))?;
+    let read =
+        stdin.by_ref().take(MAX_PROMPT + 1).read_to_end(&mut bytes).map_err(Error::io("read", "stdin".as_ref()))?;
     if read as u64 > MAX_PROMPT {
         return Err(Error::Usage(format!("the prompt is larger than {} MiB", MAX_PROMPT >> 20)));
     }

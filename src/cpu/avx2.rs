@@ -6,7 +6,7 @@
 
 #![cfg(target_arch = "x86_64")]
 
-use super::{Columns, Isa, Kernels};
+use super::{Columns, Isa, Kernels, Rows};
 use crate::formats::rows::{GROUP, PACK, Quant};
 use half::f16;
 use std::arch::x86_64::*;
@@ -21,23 +21,23 @@ pub const KERNELS: Kernels = Kernels {
 
 /// Defines a dot over rows from one over a row and all columns.
 macro_rules! dot_rows {
-    ($name:ident, $row:ident, $quant:expr) => {
+    ($name:ident, $row:ident) => {
         #[target_feature(enable = "avx2,fma,f16c")]
-        unsafe fn $name(rows: *const u8, count: usize, x: &Columns, y: *mut f32, stride: usize) {
+        unsafe fn $name(rows: Rows, count: usize, x: &Columns, y: *mut f32, stride: usize) {
             for r in 0..count {
                 for b in 0..x.n {
                     // SAFETY: the caller's promises.
-                    unsafe { *y.add(b * stride + r) = $row(rows.add(r * $quant.row_bytes(x.cols)), x, b) };
+                    unsafe { *y.add(b * stride + r) = $row(rows.row(r), x, b) };
                 }
             }
         }
     };
 }
 
-dot_rows!(dot_f32, dot_f32_row, Quant::F32);
-dot_rows!(dot_f16_rows, dot_f16_row, Quant::F16);
-dot_rows!(dot_q8, dot_q8_row, Quant::Q8);
-dot_rows!(dot_q4, dot_q4_row, Quant::Q4);
+dot_rows!(dot_f32, dot_f32_row);
+dot_rows!(dot_f16_rows, dot_f16_row);
+dot_rows!(dot_q8, dot_q8_row);
+dot_rows!(dot_q4, dot_q4_row);
 
 #[target_feature(enable = "avx2,fma,f16c")]
 unsafe fn dot_f32_row(row: *const u8, x: &Columns, b: usize) -> f32 {

@@ -6,9 +6,11 @@
 //! registers of a pack add up before they are scaled.
 
 #![cfg(target_arch = "x86_64")]
+// Tiles of registers are indexed: iterators over them do not stay in registers.
+#![allow(clippy::needless_range_loop)]
 
-use super::{Columns, Isa, Kernels};
-use crate::formats::rows::{GROUP, PACK, Quant};
+use super::{Columns, Isa, Kernels, Rows};
+use crate::formats::rows::{GROUP, PACK};
 use std::arch::x86_64::*;
 
 pub const KERNELS: Kernels = Kernels {
@@ -21,7 +23,7 @@ pub const KERNELS: Kernels = Kernels {
 
 /// Numbers of each row that a tile of several columns goes through before the next tile: the inputs of six columns stay
 /// in L1 while rows of weights pass.
-const DEPTH: usize = 1024;
+const DEPTH: usize = 2048;
 
 /// Splits `count` into tiles and calls `$tile!(size, start)` for each: sizes of the list, largest first.
 macro_rules! tiles {
@@ -41,11 +43,10 @@ macro_rules! tiles {
 
 /// Dots of f32 (or, HALF, f16) rows.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,f16c")]
-unsafe fn dot_float<const HALF: bool>(rows: *const u8, count: usize, x: &Columns, y: *mut f32, stride: usize) {
-    let row_bytes = if HALF { Quant::F16 } else { Quant::F32 }.row_bytes(x.cols);
+unsafe fn dot_float<const HALF: bool>(rows: Rows, count: usize, x: &Columns, y: *mut f32, stride: usize) {
     if x.n == 1 {
         for r in 0..count {
-            unsafe { *y.add(r) = dot_one::<HALF>(rows.add(r * row_bytes), x.values(0).as_ptr(), x.cols) };
+            unsafe { *y.add(r) = dot_one::<HALF>(rows.row(r), x.values(0).as_ptr(), x.cols) };
         }
         return;
     }
@@ -54,7 +55,7 @@ unsafe fn dot_float<const HALF: bool>(rows: *const u8, count: usize, x: &Columns
         tiles!(x.n, [6, 4, 3, 2, 1], |N, b| {
             tiles!(count, [4, 1], |R, r| {
                 unsafe {
-                    let sums = float_tile::<HALF, R, N>(rows.add(r * row_bytes), row_bytes, x, b, range);
+                    let sums = float_tile::<HALF, R, N>(rows.from(r), x, b, range);
                     for (k, sums) in sums.iter().enumerate() {
                         for (c, sum) in sums.iter().enumerate() {
                             let y = y.add((b + c) * stride + r + k);
@@ -71,8 +72,7 @@ unsafe fn dot_float<const HALF: bool>(rows: *const u8, count: usize, x: &Columns
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,f16c")]
 unsafe fn float_tile<const HALF: bool, const R: usize, const N: usize>(
-    rows: *const u8,
-    row_bytes: usize,
+    rows: Rows,
     x: &Columns,
     first: usize,
     (start, end): (usize, usize),
@@ -83,11 +83,14 @@ unsafe fn float_tile<const HALF: bool, const R: usize, const N: usize>(
     let mut i = start;
     while i < whole {
         unsafe {
-            let w: [__m512; R] = std::array::from_fn(|r| load_floats::<HALF>(rows.add(r * row_bytes), i, u16::MAX));
-            for (b, x) in xs.iter().enumerate() {
-                let x = _mm512_loadu_ps(x.add(i));
-                for (sums, w) in sums.iter_mut().zip(w) {
-                    sums[b] = _mm512_fmadd_ps(w, x, sums[b]);
+            let mut w = [_mm512_setzero_ps(); R];
+            for r in 0..R {
+                w[r] = load_floats::<HALF>(rows.row(r), i, u16::MAX);
+            }
+            for b in 0..N {
+                let x = _mm512_loadu_ps(xs[b].add(i));
+                for r in 0..R {
+                    sums[r][b] = _mm512_fmadd_ps(w[r], x, sums[r][b]);
                 }
             }
         }
@@ -97,14 +100,14 @@ unsafe fn float_tile<const HALF: bool, const R: usize, const N: usize>(
         let mask = tail_mask(end - whole);
         for (r, sums) in sums.iter_mut().enumerate() {
             unsafe {
-                let w = load_floats::<HALF>(rows.add(r * row_bytes), whole, mask);
+                let w = load_floats::<HALF>(rows.row(r), whole, mask);
                 for (sum, x) in sums.iter_mut().zip(xs) {
                     *sum = _mm512_fmadd_ps(w, _mm512_maskz_loadu_ps(mask, x.add(whole)), *sum);
                 }
             }
         }
     }
-    sums.map(|sums| sums.map(|sum| _mm512_reduce_add_ps(sum)))
+    reduce(&sums)
 }
 
 /// Product of one row with one column.
@@ -144,18 +147,17 @@ unsafe fn axpy_f16(a: f32, x: *const u16, out: *mut f32, n: usize) {
 
 /// Dots of q8_0 (or, FOUR, q4_0) rows.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,f16c")]
-unsafe fn dot_grouped<const FOUR: bool>(rows: *const u8, count: usize, x: &Columns, y: *mut f32, stride: usize) {
-    let row_bytes = if FOUR { Quant::Q4 } else { Quant::Q8 }.row_bytes(x.cols);
+unsafe fn dot_grouped<const FOUR: bool>(rows: Rows, count: usize, x: &Columns, y: *mut f32, stride: usize) {
     if x.n == 1 {
         for r in 0..count {
-            unsafe { *y.add(r) = grouped_tile::<FOUR, 1, 1>(rows.add(r * row_bytes), row_bytes, x, 0)[0][0] };
+            unsafe { *y.add(r) = grouped_tile::<FOUR, 1, 1>(rows.from(r), x, 0)[0][0] };
         }
         return;
     }
     tiles!(count, [4, 1], |R, r| {
         tiles!(x.n, [4, 2, 1], |N, b| {
             unsafe {
-                let sums = grouped_tile::<FOUR, R, N>(rows.add(r * row_bytes), row_bytes, x, b);
+                let sums = grouped_tile::<FOUR, R, N>(rows.from(r), x, b);
                 for (k, sums) in sums.iter().enumerate() {
                     for (c, sum) in sums.iter().enumerate() {
                         *y.add((b + c) * stride + r + k) = *sum;
@@ -170,13 +172,12 @@ unsafe fn dot_grouped<const FOUR: bool>(rows: *const u8, count: usize, x: &Colum
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,f16c")]
 unsafe fn grouped_tile<const FOUR: bool, const R: usize, const N: usize>(
-    rows: *const u8,
-    row_bytes: usize,
+    rows: Rows,
     x: &Columns,
     first: usize,
 ) -> [[f32; N]; R] {
     let bias = _mm512_set1_ps(if FOUR { -8.0 } else { -128.0 });
-    let rows: [*const u8; R] = std::array::from_fn(|r| rows.wrapping_add(r * row_bytes));
+    let rows: [*const u8; R] = std::array::from_fn(|r| rows.row(r));
     let scales: [*const u16; R] = rows.map(|row| row.wrapping_add(if FOUR { x.cols / 2 } else { x.cols }).cast());
     let codes: [*const i8; N] = std::array::from_fn(|b| x.codes(first + b).as_ptr());
     let steps: [*const f32; N] = std::array::from_fn(|b| x.steps(first + b).as_ptr());
@@ -186,11 +187,14 @@ unsafe fn grouped_tile<const FOUR: bool, const R: usize, const N: usize>(
         let mut dots = [[_mm512_setzero_si512(); N]; R];
         unsafe {
             for k in 0..8 {
-                let w: [__m512i; R] = std::array::from_fn(|r| load_codes::<FOUR>(rows[r], pack, k));
-                for (b, codes) in codes.iter().enumerate() {
-                    let input = _mm512_loadu_si512(codes.add(pack * PACK + k * 64).cast());
-                    for (dots, w) in dots.iter_mut().zip(w) {
-                        dots[b] = _mm512_dpbusd_epi32(dots[b], w, input);
+                let mut w = [_mm512_setzero_si512(); R];
+                for r in 0..R {
+                    w[r] = load_codes::<FOUR>(rows[r], pack, k);
+                }
+                for b in 0..N {
+                    let input = _mm512_loadu_si512(codes[b].add(pack * PACK + k * 64).cast());
+                    for r in 0..R {
+                        dots[r][b] = _mm512_dpbusd_epi32(dots[r][b], w[r], input);
                     }
                 }
             }
@@ -220,7 +224,20 @@ unsafe fn grouped_tile<const FOUR: bool, const R: usize, const N: usize>(
             }
         }
     }
-    sums.map(|sums| sums.map(|sum| _mm512_reduce_add_ps(sum)))
+    reduce(&sums)
+}
+
+/// Adds up the lanes of each register. (A closure over an array would be called, not inlined.)
+#[inline]
+#[target_feature(enable = "avx512f")]
+fn reduce<const R: usize, const N: usize>(sums: &[[__m512; N]; R]) -> [[f32; N]; R] {
+    let mut out = [[0.0; N]; R];
+    for r in 0..R {
+        for b in 0..N {
+            out[r][b] = _mm512_reduce_add_ps(sums[r][b]);
+        }
+    }
+    out
 }
 
 /// Register k of a pack as unsigned codes.

@@ -19,12 +19,31 @@ use crate::formats::rows::Quant;
 /// Columns a kernel takes at most: past that a GEMM over dequantised tiles is faster (`engine/linear.rs`).
 pub const MAX_COLUMNS: usize = 32;
 
-/// y[b * stride + r] = row r · x[b], for `count` rows that follow each other and each column b.
+/// y[b * stride + r] = row r · x[b], for `count` rows and each column b.
 ///
 /// # Safety
-/// `rows` points at `count` times `Quant::row_bytes(x.cols)` readable bytes of the function's own type; `y` is writable at
-/// every index named; the CPU has the instructions the function was compiled for.
-pub type Dot = unsafe fn(rows: *const u8, count: usize, x: &Columns, y: *mut f32, stride: usize);
+/// `rows` are `Quant::row_bytes(x.cols)` readable bytes each, of the function's own type; `y` is writable at every index
+/// named; the CPU has the instructions the function was compiled for.
+pub type Dot = unsafe fn(rows: Rows, count: usize, x: &Columns, y: *mut f32, stride: usize);
+
+/// Where rows begin: row r at `first + r * stride` bytes.
+#[derive(Clone, Copy)]
+pub struct Rows {
+    pub first: *const u8,
+    pub stride: usize,
+}
+
+impl Rows {
+    #[inline(always)]
+    pub fn row(self, r: usize) -> *const u8 {
+        self.first.wrapping_add(r * self.stride)
+    }
+
+    #[inline(always)]
+    pub fn from(self, r: usize) -> Rows {
+        Rows { first: self.row(r), ..self }
+    }
+}
 
 /// out[b] += a[b] * row, for each column b. For grouped types `out` is in the order of `rows::axpy_place`;
 /// `rows::add_axpy` puts it right.
@@ -81,9 +100,7 @@ impl Isa {
             Isa::Portable => true,
             #[cfg(target_arch = "x86_64")]
             Isa::Avx2 => {
-                is_x86_feature_detected!("avx2")
-                    && is_x86_feature_detected!("fma")
-                    && is_x86_feature_detected!("f16c")
+                is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") && is_x86_feature_detected!("f16c")
             }
             #[cfg(target_arch = "x86_64")]
             Isa::Avx512 => {

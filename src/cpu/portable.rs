@@ -1,6 +1,6 @@
 //! Kernels in plain Rust, for CPUs without AVX2. Also the shape of the others: same signatures, same order of groups.
 
-use super::{Columns, Isa, Kernels};
+use super::{Columns, Isa, Kernels, Rows};
 use crate::formats::rows::{GROUP, Quant, axpy_place, place, q4_code, scales};
 use half::f16;
 
@@ -14,22 +14,22 @@ pub const KERNELS: Kernels = Kernels {
 
 /// Defines a dot over rows from one over a row and all columns.
 macro_rules! dot_rows {
-    ($name:ident, $row:ident, $quant:expr) => {
-        unsafe fn $name(rows: *const u8, count: usize, x: &Columns, y: *mut f32, stride: usize) {
+    ($name:ident, $row:ident) => {
+        unsafe fn $name(rows: Rows, count: usize, x: &Columns, y: *mut f32, stride: usize) {
             for r in 0..count {
                 for b in 0..x.n {
                     // SAFETY: the caller's promises.
-                    unsafe { *y.add(b * stride + r) = $row(rows.add(r * $quant.row_bytes(x.cols)), x, b) };
+                    unsafe { *y.add(b * stride + r) = $row(rows.row(r), x, b) };
                 }
             }
         }
     };
 }
 
-dot_rows!(dot_f32, dot_f32_row, Quant::F32);
-dot_rows!(dot_f16_rows, dot_f16_row, Quant::F16);
-dot_rows!(dot_q8, dot_q8_row, Quant::Q8);
-dot_rows!(dot_q4, dot_q4_row, Quant::Q4);
+dot_rows!(dot_f32, dot_f32_row);
+dot_rows!(dot_f16_rows, dot_f16_row);
+dot_rows!(dot_q8, dot_q8_row);
+dot_rows!(dot_q4, dot_q4_row);
 
 /// Sums are kept in this many lanes so that the compiler may use what vectors the target has.
 const LANES: usize = 8;
@@ -67,9 +67,8 @@ unsafe fn dot_q4_row(row: *const u8, x: &Columns, b: usize) -> f32 {
 }
 
 fn dot_codes(x: &Columns, b: usize, steps: &[f16], code: impl Fn(usize) -> i32) -> f32 {
-    let group = |g: usize| -> i32 {
-        (g * GROUP..(g + 1) * GROUP).map(|i| code(i) * x.codes(b)[place(i, x.cols)] as i32).sum()
-    };
+    let group =
+        |g: usize| -> i32 { (g * GROUP..(g + 1) * GROUP).map(|i| code(i) * x.codes(b)[place(i, x.cols)] as i32).sum() };
     steps.iter().zip(x.steps(b)).enumerate().map(|(g, (sw, sx))| group(g) as f32 * sw.to_f32() * sx).sum()
 }
 

@@ -5,11 +5,11 @@
 //! sleep; the caller waits for the last piece in the same way. Spinning longer would win nothing on an idle machine
 //! (regions follow each other within microseconds) and would burn the time slice that a busy machine gives us.
 
+use crate::clock::{self, Duration};
 use parking_lot::{Condvar, Mutex};
 use std::hint::spin_loop;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, AtomicUsize, Ordering};
-use crate::clock::{self, Duration};
 
 /// Longest spin before sleeping. Covers the serial work between two regions (norms, RoPE: a few microseconds).
 const SPIN: Duration = Duration::from_micros(60);

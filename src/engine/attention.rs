@@ -57,8 +57,9 @@ fn attend(
         HeadView::F16(keys) => scores.extend(
             keys.chunks_exact(dim).map(|k| scale * unsafe { (kernels.dot_f16)(k.as_ptr().cast(), q.as_ptr(), dim) }),
         ),
-        HeadView::F32(keys) => scores
-            .extend(keys.chunks_exact(dim).map(|k| scale * math::sum(k.iter().zip(q).map(|(k, q)| k * q)))),
+        HeadView::F32(keys) => {
+            scores.extend(keys.chunks_exact(dim).map(|k| scale * math::sum(k.iter().zip(q).map(|(k, q)| k * q))))
+        }
     }
     math::softmax(scores);
     out.fill(0.0);

@@ -1,8 +1,8 @@
 //! THE HOT PATH: tokens in, logits out.
 
 use super::attention::attention;
-use super::ffn::{FfnBuffers, ffn};
-use super::linear::{Tile, linear, read_row};
+use super::ffn::{FfnBuffers, Tile, ffn};
+use super::linear::{linear, read_row};
 use super::math;
 use crate::cpu::team::Parts;
 use crate::cpu::{Columns, Kernels, Team};
@@ -90,7 +90,7 @@ impl Engine {
         for (l, layer) in model.layers.iter().enumerate() {
             // 1 attention: norm, qkv, rope, KV append, scores and mix, output, residual
             each(team, n, &mut b.normed, |t, out| math::norm(c.norm, &layer.attn_norm, &b.x[t * h..(t + 1) * h], out));
-            linear(team, kernels, &layer.qkv, &b.normed, n, &mut b.columns, &mut b.tiles, &mut b.qkv);
+            linear(team, kernels, &layer.qkv, &b.normed, n, &mut b.columns, &mut b.qkv);
             for (t, qkv) in b.qkv.chunks_exact_mut(c.qkv_dim()).enumerate() {
                 if !layer.qkv_bias.is_empty() {
                     math::add(qkv, &layer.qkv_bias);
@@ -104,7 +104,7 @@ impl Engine {
                 kv.put(l, 1, first + t, v);
             }
             attention(team, kernels, c, kv, l, first, &b.qkv, &mut b.scores, &mut b.mixed);
-            linear(team, kernels, &layer.o, &b.mixed, n, &mut b.columns, &mut b.tiles, &mut b.projected);
+            linear(team, kernels, &layer.o, &b.mixed, n, &mut b.columns, &mut b.projected);
             math::add(&mut b.x, &b.projected);
             if !layer.o_bias.is_empty() {
                 b.x.chunks_exact_mut(h).for_each(|x| math::add(x, &layer.o_bias));
@@ -120,7 +120,7 @@ impl Engine {
         let normed = &mut b.normed[from * h..];
         each(team, n - from, normed, |t, out| math::norm(c.norm, &model.out_norm, &x[t * h..(t + 1) * h], out));
         b.logits.resize((n - from) * c.vocab, 0.0);
-        linear(team, kernels, &model.head, normed, n - from, &mut b.columns, &mut b.tiles, &mut b.logits);
+        linear(team, kernels, &model.head, normed, n - from, &mut b.columns, &mut b.logits);
         &mut b.logits
     }
 }

@@ -3,7 +3,6 @@
 //! Each unit of work is a fixed range of neurons with an output buffer of its own; the buffers are added in order. So the
 //! result does not depend on how many threads there are or which one was faster.
 
-use super::linear::Tile;
 use super::math;
 use crate::cpu::aligned::{Aligned, LINE};
 use crate::cpu::team::Parts;
@@ -19,7 +18,10 @@ const MAX_UNITS: usize = 32;
 const MIN_UNIT_BYTES: usize = 128 << 10;
 /// Neurons of a GEMM tile, and columns of `down` that a thread multiplies at a time.
 const TILE_NEURONS: usize = 128;
-const TILE_HIDDEN: usize = 512;
+const TILE_HIDDEN: usize = 1024;
+
+/// A thread's room for unpacked weights and products.
+pub type Tile = Vec<f32>;
 
 /// Room that the FFN keeps between calls.
 #[derive(Default)]
@@ -57,11 +59,11 @@ pub fn ffn(
     buffers: &mut FfnBuffers,
     hidden: &mut [f32],
 ) {
+    columns.set(input, n, layer.ffn.quant);
     if n <= MAX_COLUMNS {
-        columns.set(input, n, layer.ffn.quant);
         by_blocks(team, kernels, config, layer, columns, &mut buffers.partial, hidden);
     } else {
-        by_gemm(team, config, layer, input, n, tiles, &mut buffers.activations, hidden);
+        by_gemm(team, kernels, config, layer, columns, tiles, &mut buffers.activations, hidden);
     }
     if !layer.down_bias.is_empty() {
         hidden.chunks_exact_mut(config.hidden).for_each(|x| math::add(x, &layer.down_bias));
@@ -114,7 +116,7 @@ fn run_blocks(
     for neuron in neurons {
         let block = neuron * per_block;
         // SAFETY: the rows are inside the section; the kernels are for this machine.
-        unsafe { dot(layer.ffn.row_ptr(block), dots, x, products.as_mut_ptr(), dots) };
+        unsafe { dot(layer.ffn.rows_from(block, 1), dots, x, products.as_mut_ptr(), dots) };
         let bias = layer.up_bias.get(neuron).copied().unwrap_or(0.0);
         for (a, products) in a.iter_mut().zip(products.chunks_exact(dots)).take(n) {
             *a = activation(config.ffn_kind, config.activation, products[0], products[dots - 1] + bias);
@@ -125,41 +127,34 @@ fn run_blocks(
     }
 }
 
-/// Many columns: activations of all neurons tile by tile, then `down` by slices of the hidden dimension.
+/// Many columns: activations of all neurons by the row kernels, then `down`, whose neurons are summed over, by a GEMM over
+/// tiles of it that are made f32.
 #[allow(clippy::too_many_arguments)]
 fn by_gemm(
     team: &mut Team,
+    kernels: &Kernels,
     config: &ModelConfig,
     layer: &Layer,
-    input: &[f32],
-    n: usize,
+    x: &Columns,
     tiles: &mut [Tile],
     activations: &mut Vec<f32>,
     hidden: &mut [f32],
 ) {
-    let (ffn, cols, per_block) = (config.ffn, config.hidden, config.ffn_kind.rows());
+    let (n, ffn, cols, per_block) = (x.n, config.ffn, config.hidden, config.ffn_kind.rows());
+    let dot = kernels.dot(layer.ffn.quant);
     activations.resize(n * ffn, 0.0);
     let (acts, rooms) = (Parts::new(activations), Parts::new(tiles));
     team.run(ffn.div_ceil(TILE_NEURONS), |thread, piece| {
         let range = piece * TILE_NEURONS..ffn.min((piece + 1) * TILE_NEURONS);
         // SAFETY: one room per thread.
         let room = &mut unsafe { rooms.part(thread..thread + 1) }[0];
-        let (weights, products) = (TILE_NEURONS * cols, n * TILE_NEURONS);
-        room.resize(room.len().max(weights + 2 * products), 0.0);
-        let (tile, rest) = room.split_at_mut(weights);
-        let (gate, rest) = rest.split_at_mut(products);
-        let up = &mut rest[..products];
+        let products = n * TILE_NEURONS;
+        room.resize(room.len().max(2 * products), 0.0);
+        let (gate, up) = room.split_at_mut(products);
         for (k, product) in [(0, &mut *gate), (per_block - 2, &mut *up)].into_iter().skip(3 - per_block) {
-            for (neuron, values) in range.clone().zip(tile.chunks_exact_mut(cols)) {
-                rows::decode(layer.ffn.quant, layer.ffn.row(neuron * per_block + k), values);
-            }
-            // SAFETY: the slices hold n x range.len() products and the tile range.len() rows.
-            unsafe {
-                let dst = MatMut::from_raw_parts_mut(product.as_mut_ptr(), n, range.len(), TILE_NEURONS as isize, 1);
-                let x = MatRef::from_raw_parts(input.as_ptr(), n, cols, cols as isize, 1);
-                let w = MatRef::from_raw_parts(tile.as_ptr(), cols, range.len(), 1, cols as isize);
-                faer::linalg::matmul::matmul(dst, Accum::Replace, x, w, 1.0, Par::Seq);
-            }
+            let rows = layer.ffn.rows_from(range.start * per_block + k, per_block);
+            // SAFETY: the rows are inside the section; a product has room for n columns of TILE_NEURONS.
+            unsafe { dot(rows, range.len(), x, product.as_mut_ptr(), TILE_NEURONS) };
         }
         for b in 0..n {
             // SAFETY: each piece writes its own neurons.

@@ -257,7 +257,13 @@ impl Writer {
     }
 
     /// Checksums, header, sync, rename. `fields` are the header's fields other than the sections.
-    pub fn finish(mut self, fingerprint: String, sources: Vec<SourceFile>, quant: Quant, config: serde_json::Value) -> Result<()> {
+    pub fn finish(
+        mut self,
+        fingerprint: String,
+        sources: Vec<SourceFile>,
+        quant: Quant,
+        config: serde_json::Value,
+    ) -> Result<()> {
         use rayon::prelude::*;
         let io = |e| Error::io("write", &self.temporary)(e);
         let header_at = self.end;

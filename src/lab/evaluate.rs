@@ -41,7 +41,9 @@ pub fn likelihood(
         return Err(Error::Usage(format!("token {bad} is not below the vocabulary size {vocab}")));
     }
     if tokens.len() < 2 || context < 2 {
-        return Err(Error::Usage("scoring needs at least two tokens: the first of a window has nothing before it".into()));
+        return Err(Error::Usage(
+            "scoring needs at least two tokens: the first of a window has nothing before it".into(),
+        ));
     }
     let mut session = Session::new(engine, context, kv);
     let (mut sum, mut scored, mut bytes, mut windows, mut done) = (0f64, 0usize, 0usize, 0, 0);
@@ -136,8 +138,8 @@ pub fn read_questions(text: &str, path: &Path) -> Result<Vec<Question>> {
     let mut questions = Vec::new();
     for (i, line) in text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty()) {
         let bad = |why: String| Error::Usage(format!("{} line {}: {why}", path.display(), i + 1));
-        let question: Question = serde_json::from_str(line)
-            .map_err(|e| bad(format!("not a question {{context, choices, answer}}: {e}")))?;
+        let question: Question =
+            serde_json::from_str(line).map_err(|e| bad(format!("not a question {{context, choices, answer}}: {e}")))?;
         if question.choices.len() < 2 || question.answer >= question.choices.len() {
             return Err(bad(format!("answer {} of {} choices", question.answer, question.choices.len())));
         }
@@ -191,10 +193,13 @@ fn continuation(
     context: &str,
     choice: &str,
 ) -> Result<f64> {
-    let gap = !context.is_empty() && !context.ends_with(char::is_whitespace) && !choice.starts_with(char::is_whitespace);
+    let gap =
+        !context.is_empty() && !context.ends_with(char::is_whitespace) && !choice.starts_with(char::is_whitespace);
     let text = format!("{context}{}{choice}", if gap { " " } else { "" });
     let bos = tokenizer.bos_if_added();
-    let encode = |text: &str| -> Result<Vec<u32>> { Ok(bos.into_iter().chain(tokenizer.encode(text, Special::AsText)?).collect()) };
+    let encode = |text: &str| -> Result<Vec<u32>> {
+        Ok(bos.into_iter().chain(tokenizer.encode(text, Special::AsText)?).collect())
+    };
     let (whole, before) = (encode(&text)?, encode(context)?);
     let shared = whole.iter().zip(&before).take_while(|(a, b)| a == b).count();
     // The first token has nothing before it, so it is never scored.

@@ -27,9 +27,8 @@ pub struct ReadBuffer(MmapMut);
 
 impl ReadBuffer {
     pub fn new() -> Result<ReadBuffer> {
-        let no_room = |e| {
-            Error::Memory(format!("the bandwidth measurement needs {} GiB of free memory: {e}", READ_BYTES >> 30))
-        };
+        let no_room =
+            |e| Error::Memory(format!("the bandwidth measurement needs {} GiB of free memory: {e}", READ_BYTES >> 30));
         let mut map = MmapMut::map_anon(READ_BYTES).map_err(no_room)?;
         // Advice only: small pages give a slightly lower figure, not a wrong one.
         let _ = map.advise(Advice::HugePage);

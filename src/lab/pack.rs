@@ -40,8 +40,8 @@ pub fn packed_bytes(source: &Source, quant: Quant) -> u64 {
     let c = &source.config;
     let edge = edge_quant(quant);
     let embeddings = c.vocab * edge.row_bytes(c.hidden) * if c.tied { 1 } else { 2 };
-    let layer = (c.qkv_dim() + c.ffn * c.ffn_kind.rows()) * quant.row_bytes(c.hidden)
-        + c.hidden * quant.row_bytes(c.q_dim());
+    let layer =
+        (c.qkv_dim() + c.ffn * c.ffn_kind.rows()) * quant.row_bytes(c.hidden) + c.hidden * quant.row_bytes(c.q_dim());
     (embeddings + c.layers * layer) as u64
 }
 
@@ -180,7 +180,14 @@ impl Job<'_> {
     }
 
     /// The neuron blocks of a layer.
-    fn neurons(&self, writer: &mut Writer, name: &str, quant: Quant, layer: usize, order: Option<&[u32]>) -> Result<()> {
+    fn neurons(
+        &self,
+        writer: &mut Writer,
+        name: &str,
+        quant: Quant,
+        layer: usize,
+        order: Option<&[u32]>,
+    ) -> Result<()> {
         let c = &self.source.config;
         let gate = match c.ffn_kind {
             Ffn::Plain => None,

@@ -37,7 +37,10 @@ impl Shape {
             return Err(usage(format!("--hidden {} is not a multiple of --heads {}", self.hidden, self.heads)));
         }
         if self.vocab < BYTE_TOKENS_END {
-            return Err(usage(format!("--vocab {} is below {BYTE_TOKENS_END}: three control tokens and 256 bytes", self.vocab)));
+            return Err(usage(format!(
+                "--vocab {} is below {BYTE_TOKENS_END}: three control tokens and 256 bytes",
+                self.vocab
+            )));
         }
         let head_dim = self.hidden / self.heads;
         let config = ModelConfig {

@@ -95,7 +95,15 @@ fn erf(x: f32) -> f32 {
     let z = (x as f64).abs();
     let t = 1.0 / (1.0 + 0.5 * z);
     const C: [f64; 10] = [
-        -1.26551223, 1.00002368, 0.37409196, 0.09678418, -0.18628806, 0.27886807, -1.13520398, 1.48851587, -0.82215223,
+        -1.26551223,
+        1.00002368,
+        0.37409196,
+        0.09678418,
+        -0.18628806,
+        0.27886807,
+        -1.13520398,
+        1.48851587,
+        -0.82215223,
         0.17087277,
     ];
     let fit = C.iter().rev().fold(0.0, |sum, c| sum * t + c);
@@ -243,7 +251,12 @@ pub enum RopeScaling {
     /// Positions divided by the factor.
     Linear(f64),
     /// Llama 3.1: low frequencies divided by the factor, high ones kept, a ramp between.
-    Llama3 { factor: f64, low: f64, high: f64, original: f64 },
+    Llama3 {
+        factor: f64,
+        low: f64,
+        high: f64,
+        original: f64,
+    },
     /// A divisor per frequency, given by the file (GGUF `rope_freqs.weight`).
     Factors(Vec<f32>),
 }

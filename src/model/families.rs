@@ -225,9 +225,8 @@ pub fn from_gguf(
         return Err(Error::bad(path, "general.architecture", why));
     }
     let size = |key: &str| -> Result<Option<usize>> { Ok(meta.u32(&format!("{arch}.{key}"))?.map(|v| v as usize)) };
-    let required = |key: &str| -> Result<usize> {
-        size(key)?.ok_or_else(|| Error::bad(path, format!("{arch}.{key}"), "missing"))
-    };
+    let required =
+        |key: &str| -> Result<usize> { size(key)?.ok_or_else(|| Error::bad(path, format!("{arch}.{key}"), "missing")) };
     let hidden = required("embedding_length")?;
     let heads = required("attention.head_count")?;
     let head_dim = size("attention.key_length")?.unwrap_or(hidden.checked_div(heads).unwrap_or(0));
@@ -239,8 +238,7 @@ pub fn from_gguf(
         return Err(Error::bad(path, format!("{arch}.rope.dimension_count"), why));
     }
     let opt = arch == "opt";
-    let epsilon_key =
-        format!("{arch}.attention.{}", if opt { "layer_norm_epsilon" } else { "layer_norm_rms_epsilon" });
+    let epsilon_key = format!("{arch}.attention.{}", if opt { "layer_norm_epsilon" } else { "layer_norm_rms_epsilon" });
     let epsilon = meta.f32(&epsilon_key)?.unwrap_or(1e-5);
     let vocab = match size("vocab_size")? {
         Some(size) => size,

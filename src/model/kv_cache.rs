@@ -68,7 +68,9 @@ impl KvCache {
         for (head, values) in values.chunks_exact(self.head_dim).enumerate() {
             let at = self.start(layer, part, head) + position * self.head_dim;
             match self.kind {
-                KvType::F16 => self.half[at..at + self.head_dim].reinterpret_cast_mut::<f16>().convert_from_f32_slice(values),
+                KvType::F16 => {
+                    self.half[at..at + self.head_dim].reinterpret_cast_mut::<f16>().convert_from_f32_slice(values)
+                }
                 KvType::F32 => self.full[at..at + self.head_dim].copy_from_slice(values),
             }
         }

@@ -92,7 +92,8 @@ impl Source {
 
     /// Whether `down` is stored with one row per neuron (PowerInfer's `ffn_down_t`).
     pub fn down_by_neuron(&self, layer: usize) -> bool {
-        matches!(self.naming, Naming::Gguf { .. }) && self.tensors.get(&format!("blk.{layer}.ffn_down_t.weight")).is_some()
+        matches!(self.naming, Naming::Gguf { .. })
+            && self.tensors.get(&format!("blk.{layer}.ffn_down_t.weight")).is_some()
     }
 
     /// Where row i of our q or k stands in the file, if not at i.
@@ -218,7 +219,8 @@ impl Source {
             self.weight(Role::Positions, 0)?;
         }
         for layer in 0..c.layers {
-            let mut roles = vec![Role::AttnNorm, Role::Q, Role::K, Role::V, Role::O, Role::FfnNorm, Role::Up, Role::Down];
+            let mut roles =
+                vec![Role::AttnNorm, Role::Q, Role::K, Role::V, Role::O, Role::FfnNorm, Role::Up, Role::Down];
             if c.ffn_kind != Ffn::Plain {
                 roles.push(Role::Gate);
             }
@@ -289,7 +291,10 @@ pub fn source_files(path: &Path) -> Result<Vec<SourceFile>> {
     for entry in std::fs::read_dir(path).map_err(Error::io("list", path))? {
         let entry = entry.map_err(Error::io("list", path))?;
         let name = entry.file_name().to_string_lossy().into_owned();
-        if BESIDE.contains(&name.as_str()) || name.ends_with(".safetensors") || name.ends_with(".safetensors.index.json") {
+        if BESIDE.contains(&name.as_str())
+            || name.ends_with(".safetensors")
+            || name.ends_with(".safetensors.index.json")
+        {
             files.push(SourceFile::of(&entry.path())?);
         }
     }
@@ -309,7 +314,8 @@ pub fn read_json(path: &Path, limit: u64) -> Result<serde_json::Value> {
 fn open_dir(path: &Path, activation: Option<Activation>) -> Result<Source> {
     let config_path = path.join("config.json");
     if !config_path.exists() {
-        let why = "not a model directory: there is no config.json; give a Hugging Face directory, a .gguf or a .neurons file";
+        let why =
+            "not a model directory: there is no config.json; give a Hugging Face directory, a .gguf or a .neurons file";
         return Err(Error::bad(path, "", why));
     }
     let config = families::from_config_json(&read_json(&config_path, 16 << 20)?, &config_path, activation)?;

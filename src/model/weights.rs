@@ -30,6 +30,12 @@ impl Matrix {
         self.start.wrapping_add(r * self.row_bytes)
     }
 
+    /// Every `step`th row from row `r` on.
+    #[inline]
+    pub fn rows_from(&self, r: usize, step: usize) -> crate::cpu::Rows {
+        crate::cpu::Rows { first: self.row_ptr(r), stride: step * self.row_bytes }
+    }
+
     #[inline]
     pub fn row(&self, r: usize) -> &[u8] {
         assert!(r < self.rows);
