@@ -1,0 +1,321 @@
+//! The house rules that a compiler does not know. Each complaint reads `path:line: what, and what to do instead`.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::Path;
+
+/// Each top-level module and those it may use, in the order of lib.rs; none may use one that stands below it. A new
+/// pair is a decision about the architecture: change ARCHITECTURE.md with it.
+const MODULES: [(&str, &[&str]); 13] = [
+    ("clock", &[]),
+    ("config", &[]),
+    ("error", &[]),
+    ("interrupt", &["error"]),
+    ("prng", &[]),
+    ("formats", &["error"]),
+    ("tokenizer", &["clock", "error", "formats"]),
+    // Kernels cannot fail and know no files: only how a row lies in memory.
+    ("cpu", &["clock", "formats"]),
+    ("kernel", &["formats"]),
+    ("model", &["error", "formats", "tokenizer"]),
+    // The engine sees tokens as numbers, no text; and nothing here knows the command line.
+    ("engine", &["cpu", "error", "formats", "model", "prng"]),
+    ("lab", &["clock", "cpu", "engine", "error", "formats", "interrupt", "model", "prng", "tokenizer"]),
+    ("cli", &["clock", "config", "cpu", "engine", "error", "formats", "interrupt", "lab", "model", "tokenizer"]),
+];
+
+/// Text that may stand in some files only. Pieces are joined so that this file does not break its own rules.
+struct Rule {
+    needles: &'static [&'static str],
+    /// Where it is checked: a beginning of the path.
+    below: &'static str,
+    /// Files that may.
+    except: &'static [&'static str],
+    instead: &'static str,
+}
+
+const RULES: [Rule; 7] = [
+    Rule {
+        needles: &[
+            "env::var",
+            "option_env!",
+            "env::current_exe",
+            "env::current_dir",
+            "try_from_env",
+            "from_default_env",
+        ],
+        below: "src/",
+        // The log filter: the name of its variable comes from config.
+        except: &["src/config.rs", "src/cli/mod.rs"],
+        instead: "only src/config.rs reads the environment: add a function there and pass its answer on",
+    },
+    Rule {
+        needles: &["env::args"],
+        below: "src/",
+        except: &["src/cli/mod.rs"],
+        instead: "only src/cli reads the command line: take the value as a parameter",
+    },
+    Rule {
+        needles: &["Instant::now", "SystemTime::now"],
+        below: "src/",
+        except: &["src/clock.rs", "src/tokenizer/chat_template.rs", "src/tokenizer/hf.rs"],
+        instead: "only src/clock.rs looks at the time: use crate::clock::now or unix_seconds",
+    },
+    Rule {
+        needles: &["thread_rng", "rand::random", "RandomState"],
+        below: "src/",
+        // A seed for a run that names none; it is printed.
+        except: &["src/config.rs"],
+        instead: "randomness has a seed: take a crate::prng::Prng",
+    },
+    Rule {
+        needles: &["println!", "print!(", "eprintln!", "eprint!("],
+        below: "src/",
+        except: &["src/cli/"],
+        instead: "only src/cli talks to the user: return the value or use tracing",
+    },
+    Rule {
+        needles: &[concat!("thread::", "sleep")],
+        below: "",
+        except: &[],
+        instead: "nothing sleeps: wait for the event itself, or take the clock as a parameter",
+    },
+    Rule {
+        needles: &[
+            concat!("to", "do!("),
+            concat!("unimplemen", "ted!("),
+            concat!("db", "g!("),
+            concat!("FIX", "ME"),
+            concat!("XX", "X"),
+        ],
+        below: "",
+        except: &[],
+        instead: "finish it, refuse the case in words, or write an issue",
+    },
+];
+
+/// What a person still reads in one sitting.
+const LONGEST_FILE: usize = 900;
+
+#[test]
+fn the_source_keeps_the_house_rules() {
+    let files = source_files();
+    assert!(files.len() > 50, "only {} source files were found: the walk is broken", files.len());
+    let complaints: Vec<String> = files.iter().flat_map(|(path, text)| check(path, text)).collect();
+    assert!(complaints.is_empty(), "\n{}\n", complaints.join("\n"));
+}
+
+#[test]
+fn the_module_table_is_that_of_lib_rs() {
+    let files = source_files();
+    let lib = &files.iter().find(|(path, _)| path == "src/lib.rs").expect("src/lib.rs").1;
+    let listed: Vec<&str> = lib.lines().filter_map(|line| line.strip_prefix("pub mod ")?.strip_suffix(';')).collect();
+    let known: Vec<&str> = MODULES.iter().map(|(name, _)| *name).collect();
+    assert_eq!(listed, known, "src/lib.rs and MODULES in tests/tidy.rs name other modules or another order");
+    for (at, (name, uses)) in MODULES.iter().enumerate() {
+        for used in *uses {
+            let above = known[..at].contains(used);
+            assert!(
+                above,
+                "tests/tidy.rs: {name} may use {used}, which does not stand above it; turn the dependency round"
+            );
+        }
+    }
+}
+
+/// An exception that nothing needs any more would let the next offence through.
+#[test]
+fn every_exception_is_needed() {
+    let files = source_files();
+    for rule in &RULES {
+        for except in rule.except {
+            let needed = files.iter().any(|(path, text)| {
+                path.starts_with(except)
+                    && text.lines().any(|line| rule.needles.iter().any(|n| code_of(line).contains(n)))
+            });
+            assert!(needed, "tests/tidy.rs: {except} no longer has {:?}; take it out of `except`", rule.needles);
+        }
+    }
+}
+
+#[test]
+fn planted_offences_are_caught() {
+    let one = |path: &str, text: &str| -> String {
+        let complaints = check(path, text);
+        assert_eq!(complaints.len(), 1, "{text:?} in {path} gives {complaints:?}");
+        complaints[0].clone()
+    };
+    assert_eq!(
+        one("src/cpu/x.rs", "//! Rows.\n\nuse crate::model::Matrix;\n"),
+        "src/cpu/x.rs:3: cpu uses model; it may use [\"clock\", \"formats\"]: move the code, pass the value in, or change \
+         the table in tests/tidy.rs and ARCHITECTURE.md"
+    );
+    assert!(
+        one("src/formats/x.rs", "use crate::{error::Error, engine::{Engine, Logits}};\n")
+            .contains("formats uses engine")
+    );
+    assert!(
+        one("src/formats.rs", "use crate::{\n    engine::Engine,\n};\n").starts_with("src/formats.rs:2: formats uses")
+    );
+    assert!(one("src/main.rs", "dynamicinfer::lab::pack()\n").contains("main uses lab"));
+    assert!(one("src/model/x.rs", "use super::super::lab::pack;\n").contains("write crate::"));
+    assert!(one("src/new/x.rs", "\n").contains("new is not in the table"));
+    assert_eq!(
+        one("src/lab/x.rs", "let t = std::time::Instant::now();\n"),
+        "src/lab/x.rs:1: Instant::now: only src/clock.rs looks at the time: use crate::clock::now or unix_seconds"
+    );
+    assert!(one("src/lab/x.rs", "let v = std::env::var_os(\"HOME\");\n").contains("src/config.rs"));
+    assert!(one("src/engine/x.rs", "std::env::args()\n").contains("command line"));
+    assert!(one("src/engine/x.rs", "eprintln!(\"slow\");\n").contains("tracing"));
+    assert!(one("tests/x.rs", concat!("std::thread::", "sleep(d);\n")).contains("nothing sleeps"));
+    assert!(one("benches/x.rs", concat!("to", "do!()\n")).contains("finish it"));
+    assert!(one("tests/x.rs", concat!("// FIX", "ME: rounding\n")).contains("finish it"));
+    assert!(one("tests/x.rs", concat!("#[ign", "ore]\nfn f() {}\n")).contains("reason"));
+    assert!(one("src/lab/x.rs", &"\n".repeat(LONGEST_FILE + 1)).contains("split it"));
+
+    let nothing = |path: &str, text: &str| assert_eq!(check(path, text), Vec::<String>::new(), "{text:?} in {path}");
+    nothing(
+        "src/cpu/x.rs",
+        "use crate::formats::rows; // not crate::model\nuse super::Columns;\npub(crate) fn f() {}\n",
+    );
+    nothing("src/lib.rs", "pub use error::{Error, Result};\n");
+    nothing("src/formats/x.rs", "/// See [`crate::model`].\nuse crate::{Error, Result};\n");
+    nothing("src/clock.rs", "Instant::now()\n");
+    nothing("tests/x.rs", concat!("let start = Instant::now();\n#[ign", "ore = \"takes an hour\"]\n"));
+}
+
+/// All complaints about one file. `path` is relative to the repository.
+fn check(path: &str, text: &str) -> Vec<String> {
+    let mut complaints = Vec::new();
+    let mut complain = |line: usize, what: String| complaints.push(format!("{path}:{line}: {what}"));
+    let code: Vec<&str> = text.lines().map(code_of).collect();
+
+    if let Some(module) = module_of(path) {
+        for (line, used) in uses(&code) {
+            match MODULES.iter().find(|(name, _)| *name == module) {
+                _ if used == module || module == "lib" || (module == "main" && used == "cli") => {}
+                Some((_, may)) if may.contains(&used.as_str()) => {}
+                row => complain(
+                    line,
+                    format!(
+                        "{module} uses {used}; it may use {:?}: move the code, pass the value in, or change the table in \
+                         tests/tidy.rs and ARCHITECTURE.md",
+                        row.map_or(&["cli"][..], |(_, may)| may)
+                    ),
+                ),
+            }
+        }
+        if !matches!(module, "lib" | "main") && !MODULES.iter().any(|(name, _)| *name == module) {
+            complain(1, format!("{module} is not in the table of modules; add it to lib.rs and to tests/tidy.rs"));
+        }
+        for (i, line) in code.iter().enumerate() {
+            if line.contains("super::super::") {
+                complain(i + 1, "leaves its folder upwards; write crate::... so that the module table sees it".into());
+            }
+        }
+    }
+
+    for rule in RULES.iter().filter(|r| path.starts_with(r.below) && !r.except.iter().any(|e| path.starts_with(e))) {
+        for (i, line) in text.lines().enumerate() {
+            // A mark of unfinished work counts in comments too.
+            let line = if rule.below.is_empty() { line } else { code_of(line) };
+            if let Some(needle) = rule.needles.iter().find(|n| line.contains(**n)) {
+                complain(i + 1, format!("{}: {}", needle.trim_end_matches('('), rule.instead));
+            }
+        }
+    }
+    for (i, line) in code.iter().enumerate() {
+        if line.contains(concat!("#[ign", "ore]")) {
+            complain(i + 1, "a test is left out without a reason; write #[ignore = \"why, and how to run it\"]".into());
+        }
+    }
+    if code.len() > LONGEST_FILE {
+        complain(
+            LONGEST_FILE + 1,
+            format!("the file has {} lines, {LONGEST_FILE} at most; split it by what it is about", code.len()),
+        );
+    }
+    complaints
+}
+
+/// The top-level module of a file below src: `src/cpu/team.rs` and `src/cpu.rs` are cpu's.
+fn module_of(path: &str) -> Option<&str> {
+    let rest = path.strip_prefix("src/")?;
+    Some(rest.split('/').next()?.trim_end_matches(".rs"))
+}
+
+/// The line without its comment. `://` is a web address.
+fn code_of(line: &str) -> &str {
+    match line.match_indices("//").find(|(at, _)| !line[..*at].ends_with(':')) {
+        Some((at, _)) => &line[..at],
+        None => line,
+    }
+}
+
+/// The top-level modules named by `crate::x` and `crate::{x, y::z}`, each with its line.
+fn uses(code: &[&str]) -> Vec<(usize, String)> {
+    let text = code.join("\n");
+    let mut found = BTreeSet::new();
+    for root in ["crate::", "dynamicinfer::"] {
+        for (at, _) in text.match_indices(root) {
+            let start = at + root.len();
+            for (offset, name) in names(&text[start..]) {
+                let line = 1 + text[..start + offset].matches('\n').count();
+                // The crate's root exports these two of error.
+                let name = if matches!(name, "Error" | "Result") { "error" } else { name };
+                found.insert((line, name.to_owned()));
+            }
+        }
+    }
+    found.into_iter().collect()
+}
+
+/// First names of a path or of each path in a group, with their offsets: `x::y` gives x, `{x::{y, z}, w}` gives x and w.
+fn names(path: &str) -> Vec<(usize, &str)> {
+    let name_at = |at: usize| {
+        let rest = &path[at..];
+        let end = rest.find(|c: char| !c.is_alphanumeric() && c != '_').unwrap_or(rest.len());
+        (end > 0).then(|| (at, &rest[..end]))
+    };
+    if !path.starts_with('{') {
+        return name_at(0).into_iter().collect();
+    }
+    let (mut depth, mut expects, mut found) = (0, false, Vec::new());
+    for (at, c) in path.char_indices() {
+        match c {
+            '{' => (depth, expects) = (depth + 1, depth == 0),
+            '}' if depth == 1 => break,
+            '}' => depth -= 1,
+            ',' if depth == 1 => expects = true,
+            c if expects && !c.is_whitespace() => {
+                found.extend(name_at(at));
+                expects = false;
+            }
+            _ => {}
+        }
+    }
+    found
+}
+
+/// Every Rust file of the repository with its path, in the order of paths.
+fn source_files() -> Vec<(String, String)> {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let mut files = Vec::new();
+    for folder in ["src", "tests", "benches", "fuzz/fuzz_targets"] {
+        collect(root, &root.join(folder), &mut files);
+    }
+    files.sort();
+    files
+}
+
+fn collect(root: &Path, folder: &Path, files: &mut Vec<(String, String)>) {
+    for entry in fs::read_dir(folder).unwrap_or_else(|e| panic!("{}: {e}", folder.display())) {
+        let path = entry.unwrap().path();
+        if path.is_dir() {
+            collect(root, &path, files);
+        } else if path.extension().is_some_and(|e| e == "rs") {
+            let name = path.strip_prefix(root).unwrap().to_string_lossy().into_owned();
+            files.push((name, fs::read_to_string(&path).unwrap()));
+        }
+    }
+}
