@@ -5,7 +5,7 @@
 //! Run: cargo bench --bench kernels
 
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
-use dynamicinfer::cpu::{Columns, Isa, Kernels, Rows};
+use dynamicinfer::cpu::{Columns, Isa, Kernels, MAX_AXPY_ROWS, Rows};
 use dynamicinfer::formats::rows::{self, Quant};
 use dynamicinfer::prng::Prng;
 use std::hint::black_box;
@@ -36,7 +36,7 @@ fn kernels(criterion: &mut Criterion) {
             x.set(&input, n, quant);
             let mut y = vec![0.0; n * ROWS];
             let mut out = vec![0.0; n * COLS];
-            let a = vec![0.001; n];
+            let a = vec![0.001; MAX_AXPY_ROWS * n];
             for kernels in Isa::ALL.into_iter().filter_map(Kernels::of) {
                 let id = |op: &str| BenchmarkId::new(format!("{op} {} x{n}", quant.name()), kernels.isa.name());
                 let mut group = criterion.benchmark_group("kernels");
@@ -59,9 +59,10 @@ fn kernels(criterion: &mut Criterion) {
                 });
                 group.bench_function(id("axpy"), |b| {
                     b.iter(|| {
-                        for r in 0..ROWS {
+                        for r in (0..ROWS).step_by(MAX_AXPY_ROWS) {
+                            let rows = Rows { first: base, stride: row_bytes }.from(r);
                             // SAFETY: as above.
-                            unsafe { kernels.axpy(quant)(base.add(r * row_bytes), black_box(&a), COLS, &mut out) };
+                            unsafe { kernels.axpy(quant)(rows, MAX_AXPY_ROWS, black_box(&a), COLS, &mut out) };
                         }
                     })
                 });

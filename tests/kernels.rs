@@ -1,7 +1,7 @@
 //! The law of the row kernels: whatever the CPU's instruction set, row type, length and number of columns, they agree
 //! with the scalar truth up to rounding (grouped types: up to the rounding of their int8 inputs).
 
-use dynamicinfer::cpu::{Columns, Isa, Kernels, Rows};
+use dynamicinfer::cpu::{Columns, Isa, Kernels, MAX_AXPY_ROWS, Rows};
 use dynamicinfer::formats::rows::{self, Quant, ROW_ALIGN};
 use dynamicinfer::kernel::reference;
 use dynamicinfer::prng::Prng;
@@ -98,7 +98,7 @@ proptest! {
 
     #[test]
     fn axpys_agree_with_the_scalar_truth(seed in any::<u64>(), groups in 1usize..20, odd in 0usize..32,
-                                        n in 1usize..=5, count in 1usize..=4) {
+                                        n in 1usize..=5, count in 1usize..=MAX_AXPY_ROWS) {
         let mut rng = Prng::new(seed);
         for quant in Quant::ALL {
             let cols = groups * 32 + if quant.is_grouped() { 0 } else { odd };
@@ -119,9 +119,8 @@ proptest! {
             for kernels in supported() {
                 let mut sums = vec![0.0; n * cols];
                 // SAFETY: as above.
-                for (row, a) in pointers.iter().zip(a.chunks_exact(n)) {
-                    unsafe { kernels.axpy(quant)(*row, a, cols, &mut sums) };
-                }
+                let rows = Rows { first: pointers[0], stride: pointers.get(1).map_or(0, |p| *p as usize - pointers[0] as usize) };
+                unsafe { kernels.axpy(quant)(rows, count, &a, cols, &mut sums) };
                 let mut out = before.clone();
                 for (sums, out) in sums.chunks_exact(cols).zip(out.chunks_exact_mut(cols)) {
                     rows::add_axpy(quant, sums, out);

@@ -17,6 +17,7 @@ pub const KERNELS: Kernels = Kernels {
     axpys: [axpy_f32, axpy_f16_rows, axpy_q8, axpy_q4],
     dot_f16,
     axpy_f16,
+    touch: super::touch_nothing,
 };
 
 /// Defines a dot over rows from one over a row and all columns.
@@ -169,9 +170,11 @@ unsafe fn dot_q4_row(row: *const u8, x: &Columns, b: usize) -> f32 {
 macro_rules! axpy_floats {
     ($name:ident, $load:ident, $quant:expr) => {
         #[target_feature(enable = "avx2,fma,f16c")]
-        unsafe fn $name(row: *const u8, a: &[f32], cols: usize, out: &mut [f32]) {
-            let whole = cols / GROUP * GROUP;
-            for (&a, out) in a.iter().zip(out.chunks_exact_mut(cols)) {
+        unsafe fn $name(rows: Rows, count: usize, a: &[f32], cols: usize, out: &mut [f32]) {
+            let (whole, n) = (cols / GROUP * GROUP, out.len() / cols);
+            for (k, &a) in a.iter().enumerate().take(count * n) {
+                let row = rows.row(k / n);
+                let out = &mut out[k % n * cols..][..cols];
                 for i in (0..whole).step_by(GROUP) {
                     for (k, w) in unsafe { $load(row, i) }.into_iter().enumerate() {
                         unsafe {
@@ -194,9 +197,10 @@ axpy_floats!(axpy_f16_rows, load_f16_group, Quant::F16);
 macro_rules! axpy_grouped {
     ($name:ident, $four:literal) => {
         #[target_feature(enable = "avx2,fma,f16c")]
-        unsafe fn $name(row: *const u8, a: &[f32], cols: usize, out: &mut [f32]) {
-            for (&a, out) in a.iter().zip(out.chunks_exact_mut(cols)) {
-                unsafe { add_grouped::<$four>(a, row, out.as_mut_ptr(), cols) };
+        unsafe fn $name(rows: Rows, count: usize, a: &[f32], cols: usize, out: &mut [f32]) {
+            let n = out.len() / cols;
+            for (k, &a) in a.iter().enumerate().take(count * n) {
+                unsafe { add_grouped::<$four>(a, rows.row(k / n), out[k % n * cols..][..cols].as_mut_ptr(), cols) };
             }
         }
     };

@@ -19,6 +19,7 @@ pub const KERNELS: Kernels = Kernels {
     axpys: [axpy_f32, axpy_f16_rows, axpy_q8, axpy_q4],
     dot_f16,
     axpy_f16,
+    touch,
 };
 
 /// Numbers of each row that a tile of several columns goes through before the next tile: the inputs of six columns stay
@@ -138,11 +139,6 @@ unsafe fn dot_one<const HALF: bool>(row: *const u8, x: *const f32, n: usize) -> 
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,f16c")]
 unsafe fn dot_f16(a: *const u16, x: *const f32, n: usize) -> f32 {
     unsafe { dot_one::<true>(a.cast(), x, n) }
-}
-
-#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,f16c")]
-unsafe fn axpy_f16(a: f32, x: *const u16, out: *mut f32, n: usize) {
-    unsafe { add_row::<true>(_mm512_set1_ps(a), x.cast(), out, n) }
 }
 
 /// Dots of q8_0 (or, FOUR, q4_0) rows.
@@ -270,102 +266,151 @@ unsafe fn load_group<const FOUR: bool>(row: *const u8, g: usize) -> __m256i {
     }
 }
 
-/// Defines an axpy over columns from `$add(a, row, out, cols)` over one.
-macro_rules! axpy_columns {
-    ($name:ident, $add:expr) => {
+/// Defines an axpy from `$add::<$flag, R>(a, rows, out, cols)` over R rows and one column.
+macro_rules! axpys {
+    ($name:ident, $add:ident, $flag:literal) => {
         #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,f16c")]
-        unsafe fn $name(row: *const u8, a: &[f32], cols: usize, out: &mut [f32]) {
-            for (a, out) in a.iter().zip(out.chunks_exact_mut(cols)) {
-                unsafe { $add(_mm512_set1_ps(*a), row, out.as_mut_ptr(), cols) };
-            }
+        unsafe fn $name(rows: Rows, count: usize, a: &[f32], cols: usize, out: &mut [f32]) {
+            let n = out.len() / cols;
+            tiles!(count, [2, 1], |R, r| {
+                for (b, out) in out.chunks_exact_mut(cols).enumerate() {
+                    let mut coefficients = [_mm512_setzero_ps(); R];
+                    for k in 0..R {
+                        coefficients[k] = _mm512_set1_ps(a[(r + k) * n + b]);
+                    }
+                    unsafe { $add::<$flag, R>(coefficients, rows.from(r), out.as_mut_ptr(), cols) };
+                }
+            });
         }
     };
 }
 
-axpy_columns!(axpy_f32, add_row::<false>);
-axpy_columns!(axpy_f16_rows, add_row::<true>);
-axpy_columns!(axpy_q8, add_grouped::<false>);
-axpy_columns!(axpy_q4, add_grouped::<true>);
+axpys!(axpy_f32, add_floats, false);
+axpys!(axpy_f16_rows, add_floats, true);
+axpys!(axpy_q8, add_grouped, false);
+axpys!(axpy_q4, add_grouped, true);
+
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,f16c")]
+unsafe fn axpy_f16(a: f32, x: *const u16, out: *mut f32, n: usize) {
+    unsafe { add_floats::<true, 1>([_mm512_set1_ps(a)], Rows { first: x.cast(), stride: 0 }, out, n) }
+}
 
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,f16c")]
-unsafe fn add_row<const HALF: bool>(a: __m512, row: *const u8, out: *mut f32, n: usize) {
+unsafe fn add_floats<const HALF: bool, const R: usize>(a: [__m512; R], rows: Rows, out: *mut f32, n: usize) {
     let mut i = 0;
     unsafe {
-        while i + 32 <= n {
-            for i in [i, i + 16] {
-                let sum = _mm512_fmadd_ps(a, load_floats::<HALF>(row, i, u16::MAX), _mm512_loadu_ps(out.add(i)));
-                _mm512_storeu_ps(out.add(i), sum);
+        while i + 16 <= n {
+            let mut sum = _mm512_loadu_ps(out.add(i));
+            for r in 0..R {
+                sum = _mm512_fmadd_ps(a[r], load_floats::<HALF>(rows.row(r), i, u16::MAX), sum);
             }
-            i += 32;
-        }
-        while i < n {
-            let mask = tail_mask(n - i);
-            let old = _mm512_maskz_loadu_ps(mask, out.add(i));
-            let sum = _mm512_fmadd_ps(a, load_floats::<HALF>(row, i, mask), old);
-            _mm512_mask_storeu_ps(out.add(i), mask, sum);
+            _mm512_storeu_ps(out.add(i), sum);
             i += 16;
+        }
+        if i < n {
+            let mask = tail_mask(n - i);
+            let mut sum = _mm512_maskz_loadu_ps(mask, out.add(i));
+            for r in 0..R {
+                sum = _mm512_fmadd_ps(a[r], load_floats::<HALF>(rows.row(r), i, mask), sum);
+            }
+            _mm512_mask_storeu_ps(out.add(i), mask, sum);
         }
     }
 }
 
-/// out += a * row, in the order of `rows::axpy_place`.
+/// out += sum of a[r] * row r, in the order of `rows::axpy_place`.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,f16c")]
-unsafe fn add_grouped<const FOUR: bool>(a: __m512, row: *const u8, out: *mut f32, cols: usize) {
+unsafe fn add_grouped<const FOUR: bool, const R: usize>(a: [__m512; R], rows: Rows, out: *mut f32, cols: usize) {
     // The values that q4_0 codes stand for, looked up by the low four bits of each lane.
     let values = _mm512_setr_ps(-8., -7., -6., -5., -4., -3., -2., -1., 0., 1., 2., 3., 4., 5., 6., 7.);
-    let scales: *const u16 = row.wrapping_add(if FOUR { cols / 2 } else { cols }).cast();
+    let scales_at = if FOUR { cols / 2 } else { cols };
+    // Adds `$number(v)` of each row's register, times the row's coefficient, to 16 numbers of the output.
     macro_rules! add {
-        ($out:expr, $coefficient:expr, $number:expr) => {
-            _mm512_storeu_ps($out, _mm512_fmadd_ps($coefficient, $number, _mm512_loadu_ps($out)))
+        ($out:expr, $c:expr, $v:expr, $number:expr) => {{
+            let mut sum = _mm512_loadu_ps($out);
+            for r in 0..R {
+                sum = _mm512_fmadd_ps($c[r], $number($v[r]), sum);
+            }
+            _mm512_storeu_ps($out, sum);
+        }};
+    }
+    macro_rules! nibble {
+        ($shift:literal) => {
+            |v| _mm512_permutexvar_ps(_mm512_srli_epi32::<$shift>(v), values)
+        };
+    }
+    macro_rules! byte {
+        ($shift:literal) => {
+            |v| _mm512_cvtepi32_ps(_mm512_srai_epi32::<24>(_mm512_slli_epi32::<$shift>(v)))
         };
     }
     for pack in 0..cols / PACK {
         unsafe {
-            let c = _mm512_mul_ps(a, _mm512_cvtph_ps(_mm256_loadu_si256(scales.add(pack * 16).cast())));
             let out = out.add(pack * PACK);
+            let (mut c, mut v) = ([_mm512_setzero_ps(); R], [_mm512_setzero_si512(); R]);
+            for r in 0..R {
+                let scales = rows.row(r).add(scales_at + pack * 32).cast();
+                c[r] = _mm512_mul_ps(a[r], _mm512_cvtph_ps(_mm256_loadu_si256(scales)));
+            }
             if FOUR {
                 for p in 0..4 {
-                    let v = _mm512_loadu_si512(row.add(pack * (PACK / 2) + p * 64).cast());
+                    for r in 0..R {
+                        v[r] = _mm512_loadu_si512(rows.row(r).add(pack * (PACK / 2) + p * 64).cast());
+                    }
                     let out = out.add(p * 128);
-                    add!(out, c, _mm512_permutexvar_ps(v, values));
-                    add!(out.add(16), c, _mm512_permutexvar_ps(_mm512_srli_epi32::<8>(v), values));
-                    add!(out.add(32), c, _mm512_permutexvar_ps(_mm512_srli_epi32::<16>(v), values));
-                    add!(out.add(48), c, _mm512_permutexvar_ps(_mm512_srli_epi32::<24>(v), values));
-                    add!(out.add(64), c, _mm512_permutexvar_ps(_mm512_srli_epi32::<4>(v), values));
-                    add!(out.add(80), c, _mm512_permutexvar_ps(_mm512_srli_epi32::<12>(v), values));
-                    add!(out.add(96), c, _mm512_permutexvar_ps(_mm512_srli_epi32::<20>(v), values));
-                    add!(out.add(112), c, _mm512_permutexvar_ps(_mm512_srli_epi32::<28>(v), values));
+                    add!(out, c, v, nibble!(0));
+                    add!(out.add(16), c, v, nibble!(8));
+                    add!(out.add(32), c, v, nibble!(16));
+                    add!(out.add(48), c, v, nibble!(24));
+                    add!(out.add(64), c, v, nibble!(4));
+                    add!(out.add(80), c, v, nibble!(12));
+                    add!(out.add(96), c, v, nibble!(20));
+                    add!(out.add(112), c, v, nibble!(28));
                 }
             } else {
                 for k in 0..8 {
-                    let v = _mm512_loadu_si512(row.add(pack * PACK + k * 64).cast());
+                    for r in 0..R {
+                        v[r] = _mm512_loadu_si512(rows.row(r).add(pack * PACK + k * 64).cast());
+                    }
                     let out = out.add(k * 64);
-                    let number = |v| _mm512_cvtepi32_ps(_mm512_srai_epi32::<24>(v));
-                    add!(out, c, number(_mm512_slli_epi32::<24>(v)));
-                    add!(out.add(16), c, number(_mm512_slli_epi32::<16>(v)));
-                    add!(out.add(32), c, number(_mm512_slli_epi32::<8>(v)));
-                    add!(out.add(48), c, number(v));
+                    add!(out, c, v, byte!(24));
+                    add!(out.add(16), c, v, byte!(16));
+                    add!(out.add(32), c, v, byte!(8));
+                    add!(out.add(48), c, v, byte!(0));
                 }
             }
         }
     }
     for g in cols / PACK * (PACK / GROUP)..cols / GROUP {
-        unsafe {
-            let c = _mm512_mul_ps(a, _mm512_set1_ps(half(scales.add(g))));
-            let out = out.add(g * GROUP);
-            let (low, high) = if FOUR {
-                let codes = _mm512_cvtepu8_epi32(_mm_loadu_si128(row.add(g * GROUP / 2).cast()));
-                (_mm512_permutexvar_ps(codes, values), _mm512_permutexvar_ps(_mm512_srli_epi32::<4>(codes), values))
-            } else {
-                let number = |at| _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(at)));
-                (number(row.add(g * GROUP).cast()), number(row.add(g * GROUP + 16).cast()))
-            };
-            add!(out, c, low);
-            add!(out.add(16), c, high);
+        for r in 0..R {
+            unsafe {
+                let row = rows.row(r);
+                let c = [_mm512_mul_ps(a[r], _mm512_set1_ps(half(row.add(scales_at).cast::<u16>().add(g))))];
+                let out = out.add(g * GROUP);
+                let (low, high) = if FOUR {
+                    let codes = _mm512_cvtepu8_epi32(_mm_loadu_si128(row.add(g * GROUP / 2).cast()));
+                    (_mm512_permutexvar_ps(codes, values), _mm512_permutexvar_ps(_mm512_srli_epi32::<4>(codes), values))
+                } else {
+                    let at = row.add(g * GROUP);
+                    let (low, high) = (_mm_loadu_si128(at.cast()), _mm_loadu_si128(at.add(16).cast()));
+                    (_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(low)), _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(high)))
+                };
+                _mm512_storeu_ps(out, _mm512_fmadd_ps(c[0], low, _mm512_loadu_ps(out)));
+                _mm512_storeu_ps(out.add(16), _mm512_fmadd_ps(c[0], high, _mm512_loadu_ps(out.add(16))));
+            }
         }
     }
+}
+
+#[target_feature(enable = "avx512f")]
+unsafe fn touch(row: *const u8, bytes: usize) {
+    let mut all = _mm512_setzero_si512();
+    for at in (0..bytes).step_by(64) {
+        all = _mm512_or_si512(all, unsafe { _mm512_loadu_si512(row.add(at).cast()) });
+    }
+    std::hint::black_box(all);
 }
 
 /// Numbers i..i+16 of an f32 (or, HALF, f16) row, those that `mask` names.

@@ -45,12 +45,22 @@ impl Rows {
     }
 }
 
-/// out[b] += a[b] * row, for each column b. For grouped types `out` is in the order of `rows::axpy_place`;
-/// `rows::add_axpy` puts it right.
+/// Rows that one `axpy` call adds at most: the output is loaded and stored once for all of them.
+pub const MAX_AXPY_ROWS: usize = 2;
+
+/// out[b] += sum over r of a[r * n + b] * row r, for `count` rows and each column b of n. For grouped types `out` is in the
+/// order of `rows::axpy_place`; `rows::add_axpy` puts it right.
 ///
 /// # Safety
-/// `row` points at `Quant::row_bytes(cols)` readable bytes and `out.len()` is `a.len()` times `cols`.
-pub type Axpy = unsafe fn(row: *const u8, a: &[f32], cols: usize, out: &mut [f32]);
+/// The rows are `Quant::row_bytes(cols)` readable bytes each, at most [`MAX_AXPY_ROWS`] of them; `a.len()` is `count` times
+/// n and `out.len()` n times `cols`.
+pub type Axpy = unsafe fn(rows: Rows, count: usize, a: &[f32], cols: usize, out: &mut [f32]);
+
+/// Reads a row without using it: brings it nearer in the order in which it lies in memory.
+///
+/// # Safety
+/// `row` points at `bytes` readable bytes.
+pub type Touch = unsafe fn(row: *const u8, bytes: usize);
 
 /// out[i] over an f16 vector: the dot of `n` numbers with an f32 vector (attention scores).
 ///
@@ -64,6 +74,9 @@ pub type DotF16 = unsafe fn(a: *const u16, x: *const f32, n: usize) -> f32;
 /// Both pointers are valid for `n` numbers.
 pub type AxpyF16 = unsafe fn(a: f32, x: *const u16, out: *mut f32, n: usize);
 
+/// For instruction sets whose kernels take rows one by one: they come in order by themselves.
+unsafe fn touch_nothing(_: *const u8, _: usize) {}
+
 /// The kernels of one instruction set.
 #[derive(Clone, Copy)]
 pub struct Kernels {
@@ -72,6 +85,7 @@ pub struct Kernels {
     axpys: [Axpy; 4],
     pub dot_f16: DotF16,
     pub axpy_f16: AxpyF16,
+    pub touch: Touch,
 }
 
 /// What a kernel was compiled for.

@@ -10,6 +10,7 @@ pub const KERNELS: Kernels = Kernels {
     axpys: [axpy::<F32>, axpy::<F16>, axpy::<Q8>, axpy::<Q4>],
     dot_f16,
     axpy_f16,
+    touch: super::touch_nothing,
 };
 
 /// Defines a dot over rows from one over a row and all columns.
@@ -106,9 +107,11 @@ impl Row for Q4 {
     }
 }
 
-unsafe fn axpy<R: Row>(row: *const u8, a: &[f32], cols: usize, out: &mut [f32]) {
-    let row = unsafe { bytes(row, R::QUANT, cols) };
-    for (a, out) in a.iter().zip(out.chunks_exact_mut(cols)) {
+unsafe fn axpy<R: Row>(rows: Rows, count: usize, a: &[f32], cols: usize, out: &mut [f32]) {
+    let n = out.len() / cols;
+    for (k, a) in a.iter().enumerate().take(count * n) {
+        let row = unsafe { bytes(rows.row(k / n), R::QUANT, cols) };
+        let out = &mut out[k % n * cols..][..cols];
         for i in 0..cols {
             let at = if R::QUANT.is_grouped() { axpy_place(i, cols) } else { i };
             out[at] += a * R::number(row, cols, i);
