@@ -112,7 +112,7 @@ fn table(shown: &Shown) -> String {
     let rows: [(&str, String); 12] = [
         ("model", printable(&c.name)),
         ("path", printable(&shown.path.to_string_lossy())),
-        ("family", c.family.clone()),
+        ("family", printable(&c.family)),
         ("state", format!("{state} {}, {}", shown.quant, super::human_bytes(shown.bytes))),
         ("parameters", format!("{:.3} B", shown.parameters as f64 / 1e9)),
         ("layers", format!("{} of hidden size {}", c.layers, c.hidden)),
@@ -137,7 +137,7 @@ fn table(shown: &Shown) -> String {
                 if shown.chat_template { ", with a chat template" } else { "" }
             ),
         ),
-        ("fingerprint", shown.fingerprint.clone()),
+        ("fingerprint", printable(&shown.fingerprint)),
     ];
     let mut table = Table::new();
     table.load_style(comfy_table::presets::NOTHING);

@@ -159,7 +159,13 @@ impl Sections<'_> {
         let ffn = self.matrix(&name("ffn"), c.ffn * c.ffn_kind.rows(), c.hidden)?;
         let order = match self.0.section(&name("order")) {
             Some(section) if section.content == Content::Numbers && section.bytes == c.ffn as u64 * 4 => {
-                Some(bytemuck::cast_slice(self.0.bytes(section)).to_vec())
+                let order: Vec<u32> = bytemuck::cast_slice(self.0.bytes(section)).to_vec();
+                let mut seen = vec![false; c.ffn];
+                let fresh = |&n: &u32| seen.get_mut(n as usize).is_some_and(|s| !std::mem::replace(s, true));
+                if !order.iter().all(fresh) {
+                    return Err(self.bad(&name("order"), "does not name each neuron once".into()));
+                }
+                Some(order)
             }
             Some(_) => return Err(self.bad(&name("order"), "does not hold one number per neuron".into())),
             None => None,
