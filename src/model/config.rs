@@ -231,6 +231,9 @@ impl ModelConfig {
             Positions::Rope { frequencies } if !frequencies.iter().all(|f| f.is_finite() && *f >= 0.0) => {
                 Err("a RoPE frequency is not a finite positive number".into())
             }
+            Positions::Learned { offset } if *offset > 1 << 12 => {
+                Err(format!("{offset} positions before the first; it must be 0 to 4096"))
+            }
             _ => Ok(()),
         }
     }

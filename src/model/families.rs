@@ -249,7 +249,10 @@ pub fn from_gguf(
     };
     let hidden = required("embedding_length")?;
     let heads = required("attention.head_count")?;
-    let head_dim = size("attention.key_length")?.unwrap_or(hidden.checked_div(heads).unwrap_or(0));
+    if heads == 0 {
+        return Err(Error::bad(path, format!("{arch}.attention.head_count"), "is 0"));
+    }
+    let head_dim = size("attention.key_length")?.unwrap_or(hidden / heads);
     if size("attention.value_length")?.is_some_and(|v| v != head_dim) {
         return Err(Error::bad(path, format!("{arch}.attention.value_length"), "differs from the key length"));
     }

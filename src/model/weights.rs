@@ -86,7 +86,7 @@ impl Model {
     pub fn from_store(store: NeuronStore) -> Result<Model> {
         let config: ModelConfig = serde_json::from_value(store.header.config.clone())
             .map_err(|e| Error::bad(store.path(), "config", format!("not understood: {e}; pack the model again")))?;
-        config.check().map_err(|why| Error::bad(store.path(), "config", why))?;
+        config.check().map_err(|why| Error::bad(store.path(), "config", format!("{why}; pack the model again")))?;
         let s = Sections(&store);
         let c = &config;
         let (hidden, quant) = (c.hidden, store.header.quant);
