@@ -90,7 +90,8 @@ impl File {
 
     /// A SentencePiece vocabulary of `tokens` tokens.
     fn vocabulary(&mut self, tokens: usize) {
-        let texts = ["<unk>".into(), "<s>".into(), "</s>".into()].into_iter().chain((3..tokens).map(|i| format!("t{i}")));
+        let texts =
+            ["<unk>".into(), "<s>".into(), "</s>".into()].into_iter().chain((3..tokens).map(|i| format!("t{i}")));
         self.set("tokenizer.ggml.model", text("llama"));
         self.set("tokenizer.ggml.tokens", Value::Array(Array::Str(texts.take(tokens).collect())));
         self.set("tokenizer.ggml.scores", Value::Array(Array::F32(vec![0.0; tokens])));
@@ -200,53 +201,240 @@ fn ggufs_that_describe_no_model_are_refused() {
     type Change = fn(&mut File);
     let cases: &[(&str, Change, &[&str])] = &[
         ("no architecture", |f| f.remove("general.architecture"), &["general.architecture: missing"]),
-        ("unknown architecture", |f| f.set("general.architecture", text("mamba")), &["general.architecture: architecture 'mamba' is not supported; known are llama"]),
-        ("escape in the architecture", |f| f.set("general.architecture", text("\x1b[31mllama\n")), &["general.architecture", r"\u{1b}[31mllama\n"]),
-        ("architecture is a number", |f| f.set("general.architecture", Value::U32(7)), &["general.architecture", "a string"]),
-        ("layers 4e9", |f| f.set("llama.block_count", Value::U32(4_000_000_000)), &["layer count is 4000000000; it must be 1 to 4096"]),
+        (
+            "unknown architecture",
+            |f| f.set("general.architecture", text("mamba")),
+            &["general.architecture: architecture 'mamba' is not supported; known are llama"],
+        ),
+        (
+            "architecture without end",
+            |f| f.set("general.architecture", text(&"x".repeat(100_000))),
+            &["general.architecture: architecture 'xxx", "xxx…' is not supported; known are llama"],
+        ),
+        (
+            "escape in the architecture",
+            |f| f.set("general.architecture", text("\x1b[31mllama\n")),
+            &["general.architecture", r"\u{1b}[31mllama\n"],
+        ),
+        (
+            "architecture is a number",
+            |f| f.set("general.architecture", Value::U32(7)),
+            &["general.architecture", "a string"],
+        ),
+        (
+            "layers 4e9",
+            |f| f.set("llama.block_count", Value::U32(4_000_000_000)),
+            &["layer count is 4000000000; it must be 1 to 4096"],
+        ),
         ("layers 0", |f| f.set("llama.block_count", Value::U32(0)), &["layer count is 0"]),
         ("layers -1", |f| f.set("llama.block_count", Value::I32(-1)), &["llama.block_count"]),
         ("layers missing", |f| f.remove("llama.block_count"), &["llama.block_count: missing"]),
         ("layers text", |f| f.set("llama.block_count", text("2")), &["llama.block_count", "a whole number"]),
-        ("a layer more than there is", |f| f.set("llama.block_count", Value::U32(3)), &["blk.2.attn_norm.weight: the tensor is missing"]),
+        (
+            "a layer more than there is",
+            |f| f.set("llama.block_count", Value::U32(3)),
+            &["blk.2.attn_norm.weight: the tensor is missing"],
+        ),
         ("heads 0", |f| f.set("llama.attention.head_count", Value::U32(0)), &[": llama.attention.head_count: is 0"]),
         ("heads missing", |f| f.remove("llama.attention.head_count"), &["llama.attention.head_count: missing"]),
-        ("heads not shared evenly", |f| f.set("llama.attention.head_count_kv", Value::U32(3)), &["4 heads cannot share 3 key/value heads"]),
-        ("key/value heads 0", |f| f.set("llama.attention.head_count_kv", Value::U32(0)), &["key/value head count is 0"]),
-        ("context 0", |f| f.set("llama.context_length", Value::U32(0)), &["context length is 0; it must be 1 to 16777216"]),
-        ("theta NaN", |f| f.set("llama.rope.freq_base", Value::F32(f32::NAN)), &["llama.rope.freq_base: NaN is not a positive number"]),
-        ("theta 0", |f| f.set("llama.rope.freq_base", Value::F32(0.0)), &["llama.rope.freq_base: 0 is not a positive number"]),
-        ("theta infinite", |f| f.set("llama.rope.freq_base", Value::F32(f32::INFINITY)), &["llama.rope.freq_base: inf"]),
+        (
+            "heads not shared evenly",
+            |f| f.set("llama.attention.head_count_kv", Value::U32(3)),
+            &["4 heads cannot share 3 key/value heads"],
+        ),
+        (
+            "key/value heads 0",
+            |f| f.set("llama.attention.head_count_kv", Value::U32(0)),
+            &["key/value head count is 0"],
+        ),
+        (
+            "context 0",
+            |f| f.set("llama.context_length", Value::U32(0)),
+            &["context length is 0; it must be 1 to 16777216"],
+        ),
+        (
+            "theta NaN",
+            |f| f.set("llama.rope.freq_base", Value::F32(f32::NAN)),
+            &["llama.rope.freq_base: NaN is not a positive number"],
+        ),
+        (
+            "theta 0",
+            |f| f.set("llama.rope.freq_base", Value::F32(0.0)),
+            &["llama.rope.freq_base: 0 is not a positive number"],
+        ),
+        (
+            "theta infinite",
+            |f| f.set("llama.rope.freq_base", Value::F32(f32::INFINITY)),
+            &["llama.rope.freq_base: inf"],
+        ),
         ("theta text", |f| f.set("llama.rope.freq_base", text("1e4")), &["llama.rope.freq_base"]),
-        ("unknown scaling", |f| f.set("llama.rope.scaling.type", text("yarn")), &["llama.rope.scaling.type: RoPE scaling 'yarn' is not supported; supported are linear and rope_freqs.weight"]),
-        ("scaling by NaN", |f| f.set("llama.rope.scaling.factor", Value::F32(f32::NAN)), &["llama.rope.scaling.factor: NaN is not a positive number"]),
-        ("scaling by infinity", |f| f.set("llama.rope.scaling.factor", Value::F32(f32::INFINITY)), &["llama.rope.scaling.factor: inf"]),
-        ("scaling by nothing", |f| { f.remove("llama.rope.scaling.factor"); f.set("llama.rope.scaling.type", text("linear")) }, &["llama.rope.scaling.factor: missing"]),
-        ("partial rotation", |f| f.set("llama.rope.dimension_count", Value::U32(8)), &["llama.rope.dimension_count: partial rotation is not supported: it must be the head dimension 16"]),
-        ("values narrower than keys", |f| f.set("llama.attention.value_length", Value::U32(8)), &["llama.attention.value_length: differs from the key length"]),
-        ("epsilon NaN", |f| f.set("llama.attention.layer_norm_rms_epsilon", Value::F32(f32::NAN)), &["norm epsilon NaN is not between 0 and 0.1"]),
+        (
+            "unknown scaling",
+            |f| f.set("llama.rope.scaling.type", text("yarn")),
+            &[
+                "llama.rope.scaling.type: RoPE scaling 'yarn' is not supported; supported are linear and rope_freqs.weight",
+            ],
+        ),
+        (
+            "scaling by NaN",
+            |f| f.set("llama.rope.scaling.factor", Value::F32(f32::NAN)),
+            &["llama.rope.scaling.factor: NaN is not a positive number"],
+        ),
+        (
+            "scaling by infinity",
+            |f| f.set("llama.rope.scaling.factor", Value::F32(f32::INFINITY)),
+            &["llama.rope.scaling.factor: inf"],
+        ),
+        (
+            "scaling by nothing",
+            |f| {
+                f.remove("llama.rope.scaling.factor");
+                f.set("llama.rope.scaling.type", text("linear"))
+            },
+            &["llama.rope.scaling.factor: missing"],
+        ),
+        (
+            "partial rotation",
+            |f| f.set("llama.rope.dimension_count", Value::U32(8)),
+            &["llama.rope.dimension_count: partial rotation is not supported: it must be the head dimension 16"],
+        ),
+        (
+            "values narrower than keys",
+            |f| f.set("llama.attention.value_length", Value::U32(8)),
+            &["llama.attention.value_length: differs from the key length"],
+        ),
+        (
+            "epsilon NaN",
+            |f| f.set("llama.attention.layer_norm_rms_epsilon", Value::F32(f32::NAN)),
+            &["norm epsilon NaN is not between 0 and 0.1"],
+        ),
         ("epsilon 0", |f| f.set("llama.attention.layer_norm_rms_epsilon", Value::F32(0.0)), &["norm epsilon 0 "]),
-        ("hidden size disagrees", |f| { f.set("llama.embedding_length", Value::U32(128)); f.set("llama.attention.head_count", Value::U32(8)) }, &["token_embd.weight: has shape [320, 64], the model's configuration needs [320, 128] (at byte "]),
-        ("FFN size disagrees", |f| f.set("llama.feed_forward_length", Value::U32(97)), &["blk.0.ffn_up.weight: has shape [96, 64], the model's configuration needs [97, 64]"]),
+        (
+            "hidden size disagrees",
+            |f| {
+                f.set("llama.embedding_length", Value::U32(128));
+                f.set("llama.attention.head_count", Value::U32(8))
+            },
+            &["token_embd.weight: has shape [320, 64], the model's configuration needs [320, 128] (at byte "],
+        ),
+        (
+            "FFN size disagrees",
+            |f| f.set("llama.feed_forward_length", Value::U32(97)),
+            &["blk.0.ffn_up.weight: has shape [96, 64], the model's configuration needs [97, 64]"],
+        ),
         ("no embedding", |f| f.drop_tensor("token_embd.weight"), &["token_embd.weight: the tensor is missing"]),
         ("no last norm", |f| f.drop_tensor("output_norm.weight"), &["output_norm.weight: the tensor is missing"]),
         ("no down", |f| f.drop_tensor("blk.1.ffn_down.weight"), &["blk.1.ffn_down.weight: the tensor is missing"]),
-        ("norm of a wrong type", |f| { let t = f.tensor("blk.1.ffn_norm.weight"); t.kind = 8; t.data = vec![0; 68] }, &["blk.1.ffn_norm.weight: is Q8_0; a vector must be F32, F16 or BF16 (at byte "]),
-        ("matrix where a vector should be", |f| f.tensor("output_norm.weight").shape = vec![8, 8], &["output_norm.weight: has shape [8, 8], the model's configuration needs [64]"]),
-        ("too many RoPE factors", |f| f.tensors.push(Tensor { name: "rope_freqs.weight".into(), kind: 0, shape: vec![9], data: vec![0x3f; 36] }), &["rope_freqs.weight: 9 numbers, the head dimension 16 needs half as many"]),
-        ("RoPE factor 0", |f| f.tensors.push(Tensor { name: "rope_freqs.weight".into(), kind: 0, shape: vec![8], data: vec![0; 32] }), &["a RoPE frequency is not a finite positive number"]),
-        ("unknown activation", |f| f.set("llama.hidden_act", text("swiglu")), &["llama.hidden_act: activation 'swiglu' is not known; known are relu"]),
+        (
+            "norm of a wrong type",
+            |f| {
+                let t = f.tensor("blk.1.ffn_norm.weight");
+                t.kind = 8;
+                t.data = vec![0; 68]
+            },
+            &["blk.1.ffn_norm.weight: is Q8_0; a vector must be F32, F16 or BF16 (at byte "],
+        ),
+        (
+            "matrix where a vector should be",
+            |f| f.tensor("output_norm.weight").shape = vec![8, 8],
+            &["output_norm.weight: has shape [8, 8], the model's configuration needs [64]"],
+        ),
+        (
+            "too many RoPE factors",
+            |f| {
+                f.tensors.push(Tensor {
+                    name: "rope_freqs.weight".into(),
+                    kind: 0,
+                    shape: vec![9],
+                    data: vec![0x3f; 36],
+                })
+            },
+            &["rope_freqs.weight: 9 numbers, the head dimension 16 needs half as many"],
+        ),
+        (
+            "RoPE factor 0",
+            |f| f.tensors.push(Tensor { name: "rope_freqs.weight".into(), kind: 0, shape: vec![8], data: vec![0; 32] }),
+            &["a RoPE frequency is not a finite positive number"],
+        ),
+        (
+            "unknown activation",
+            |f| f.set("llama.hidden_act", text("swiglu")),
+            &["llama.hidden_act: activation 'swiglu' is not known; known are relu"],
+        ),
         ("activation is a number", |f| f.set("llama.hidden_act", Value::U32(1)), &["llama.hidden_act", "a string"]),
-        ("fatrelu without threshold", |f| f.set("llama.hidden_act", text("fatrelu")), &["llama.hidden_act: fatrelu without its threshold"]),
-        ("fatrelu by NaN", |f| { f.set("llama.hidden_act", text("fatrelu")); f.set("llama.hidden_act_param", Value::F32(f32::NAN)) }, &["llama.hidden_act: fatrelu with threshold NaN"]),
-        ("one part of three", |f| f.set("split.count", Value::U16(3)), &["split.count: this is one of 3 parts of a model; join them first: llama-gguf-split --merge FIRST-PART OUTPUT.gguf"]),
-        ("vocabulary 2^31", |f| f.set("llama.vocab_size", Value::U32(1 << 31)), &["vocabulary size is 2147483648; it must be 1 to 4194304"]),
-        ("more tokens than embeddings", |f| { f.vocabulary(321); f.set("llama.vocab_size", Value::U32(320)) }, &["vocabulary: the tokenizer has 321 tokens and the model 320 rows of embeddings"]),
-        ("more tokens than embeddings, no size", |f| { f.vocabulary(321); f.remove("llama.vocab_size") }, &["token_embd.weight: has shape [320, 64], the model's configuration needs [321, 64]"]),
-        ("no token", |f| { f.vocabulary(0); f.set("llama.vocab_size", Value::U32(320)) }, &["tokenizer.ggml.", ": "]),
-        ("fewer scores than tokens", |f| { f.vocabulary(320); f.set("tokenizer.ggml.scores", Value::Array(Array::F32(vec![0.0; 319]))) }, &["tokenizer.ggml.scores: 319 values, but tokenizer.ggml.tokens has 320"]),
-        ("scores of another type", |f| { f.vocabulary(320); f.set("tokenizer.ggml.scores", Value::Array(Array::I32(vec![0; 320]))) }, &["tokenizer.ggml.scores"]),
-        ("BOS out of range", |f| { f.vocabulary(320); f.set("tokenizer.ggml.bos_token_id", Value::U32(320)) }, &["tokenizer.ggml.bos_token_id: token 320 is not in the vocabulary of 320 tokens"]),
+        (
+            "fatrelu without threshold",
+            |f| f.set("llama.hidden_act", text("fatrelu")),
+            &["llama.hidden_act: fatrelu without its threshold"],
+        ),
+        (
+            "fatrelu by NaN",
+            |f| {
+                f.set("llama.hidden_act", text("fatrelu"));
+                f.set("llama.hidden_act_param", Value::F32(f32::NAN))
+            },
+            &["llama.hidden_act: fatrelu with threshold NaN"],
+        ),
+        (
+            "one part of three",
+            |f| f.set("split.count", Value::U16(3)),
+            &[
+                "split.count: this is one of 3 parts of a model; join them first: llama-gguf-split --merge FIRST-PART OUTPUT.gguf",
+            ],
+        ),
+        (
+            "vocabulary 2^31",
+            |f| f.set("llama.vocab_size", Value::U32(1 << 31)),
+            &["vocabulary size is 2147483648; it must be 1 to 4194304"],
+        ),
+        (
+            "more tokens than embeddings",
+            |f| {
+                f.vocabulary(321);
+                f.set("llama.vocab_size", Value::U32(320))
+            },
+            &["vocabulary: the tokenizer has 321 tokens and the model 320 rows of embeddings"],
+        ),
+        (
+            "more tokens than embeddings, no size",
+            |f| {
+                f.vocabulary(321);
+                f.remove("llama.vocab_size")
+            },
+            &["token_embd.weight: has shape [320, 64], the model's configuration needs [321, 64]"],
+        ),
+        (
+            "no token",
+            |f| {
+                f.vocabulary(0);
+                f.set("llama.vocab_size", Value::U32(320))
+            },
+            &["tokenizer.ggml.", ": "],
+        ),
+        (
+            "fewer scores than tokens",
+            |f| {
+                f.vocabulary(320);
+                f.set("tokenizer.ggml.scores", Value::Array(Array::F32(vec![0.0; 319])))
+            },
+            &["tokenizer.ggml.scores: 319 values, but tokenizer.ggml.tokens has 320"],
+        ),
+        (
+            "scores of another type",
+            |f| {
+                f.vocabulary(320);
+                f.set("tokenizer.ggml.scores", Value::Array(Array::I32(vec![0; 320])))
+            },
+            &["tokenizer.ggml.scores"],
+        ),
+        (
+            "BOS out of range",
+            |f| {
+                f.vocabulary(320);
+                f.set("tokenizer.ggml.bos_token_id", Value::U32(320))
+            },
+            &["tokenizer.ggml.bos_token_id: token 320 is not in the vocabulary of 320 tokens"],
+        ),
     ];
     for (case, change, wants) in cases {
         assert_says(&gguf_refusal("llama.gguf", "model.gguf", case, change), wants, case);
@@ -257,7 +445,8 @@ fn ggufs_that_describe_no_model_are_refused() {
 fn a_llama_gguf_whose_name_says_relu_wants_its_activation_named() {
     let whole = ": llama.hidden_act: the name says that this is a ReLU model, but a GGUF of the llama architecture does not \
                  carry its activation and would run with SiLU; name it: --activation relu, or fatrelu(0.01) for ProSparse 7B";
-    let by_name = gguf_refusal("llama.gguf", "model.gguf", "name", |f| f.set("general.name", text("SparseLLM ReluLLaMA-7B")));
+    let by_name =
+        gguf_refusal("llama.gguf", "model.gguf", "name", |f| f.set("general.name", text("SparseLLM ReluLLaMA-7B")));
     assert_eq!(by_name, whole);
     assert_eq!(gguf_refusal("llama.gguf", "prosparse-llama-2-7b.gguf", "file name", |_| ()), whole);
     let dir = tempfile::tempdir().unwrap();
@@ -275,7 +464,8 @@ fn directory(fixture_name: &str, replaced: &[(&str, Vec<u8>)]) -> tempfile::Temp
     for entry in std::fs::read_dir(fixture(fixture_name)).unwrap() {
         let entry = entry.unwrap();
         if !replaced.iter().any(|(name, _)| *name == entry.file_name()) {
-            std::os::unix::fs::symlink(entry.path().canonicalize().unwrap(), dir.path().join(entry.file_name())).unwrap();
+            std::os::unix::fs::symlink(entry.path().canonicalize().unwrap(), dir.path().join(entry.file_name()))
+                .unwrap();
         }
     }
     for (name, bytes) in replaced {
@@ -301,21 +491,42 @@ fn config_refusal(fixture_name: &str, changes: Json) -> String {
 #[test]
 fn directories_that_describe_no_model_are_refused() {
     let cases = [
-        (json!({"model_type": null}), "config.json: model_type: missing, so the model's family is not known; known are llama"),
-        (json!({"model_type": "gpt_neox"}), "config.json: model_type: family 'gpt_neox' is not supported; known are llama"),
+        (
+            json!({"model_type": null}),
+            "config.json: model_type: missing, so the model's family is not known; known are llama",
+        ),
+        (
+            json!({"model_type": "gpt_neox"}),
+            "config.json: model_type: family 'gpt_neox' is not supported; known are llama",
+        ),
         (json!({"model_type": 7}), "config.json: model_type: is 7, not text"),
-        (json!({"hidden_act": null}), "config.json: hidden_act: missing; name it on the command line: --activation relu, say"),
-        (json!({"hidden_act": "xielu"}), "config.json: hidden_act: activation 'xielu' is not known; known are relu, fatrelu(t), relu2"),
+        (
+            json!({"hidden_act": null}),
+            "config.json: hidden_act: missing; name it on the command line: --activation relu, say",
+        ),
+        (
+            json!({"hidden_act": "xielu"}),
+            "config.json: hidden_act: activation 'xielu' is not known; known are relu, fatrelu(t), relu2",
+        ),
         (json!({"hidden_act": "fatrelu"}), "config.json: hidden_act: fatrelu without its threshold"),
         (json!({"hidden_act": ["relu"]}), "config.json: hidden_act: is [\"relu\"], not text"),
-        (json!({"num_hidden_layers": 4_000_000_000u64}), "config.json: layer count is 4000000000; it must be 1 to 4096"),
+        (
+            json!({"num_hidden_layers": 4_000_000_000u64}),
+            "config.json: layer count is 4000000000; it must be 1 to 4096",
+        ),
         (json!({"num_hidden_layers": 3}), "model.layers.2.input_layernorm.weight: the tensor is missing"),
         (json!({"num_attention_heads": 0}), "config.json: head count is 0"),
         (json!({"num_key_value_heads": 3}), "config.json: 4 heads cannot share 3 key/value heads"),
-        (json!({"num_key_value_heads": 1}), "self_attn.k_proj.weight: has shape [32, 64], the model's configuration needs [16, 64]"),
+        (
+            json!({"num_key_value_heads": 1}),
+            "self_attn.k_proj.weight: has shape [32, 64], the model's configuration needs [16, 64]",
+        ),
         (json!({"head_dim": 15}), "config.json: head dimension 15 is odd"),
         (json!({"head_dim": 1_u64 << 40}), "config.json: head dimension is 1099511627776"),
-        (json!({"hidden_size": 128}), "model.embed_tokens.weight: has shape [320, 64], the model's configuration needs [320, 128] (at byte "),
+        (
+            json!({"hidden_size": 128}),
+            "model.embed_tokens.weight: has shape [320, 64], the model's configuration needs [320, 128] (at byte ",
+        ),
         (json!({"hidden_size": "64"}), "config.json: hidden_size: is \"64\", not a whole number"),
         (json!({"hidden_size": -64}), "config.json: hidden_size: is -64, not a whole number"),
         (json!({"hidden_size": 64.5}), "config.json: hidden_size: is 64.5, not a whole number"),
@@ -325,13 +536,34 @@ fn directories_that_describe_no_model_are_refused() {
         (json!({"rope_theta": -1.5}), "config.json: rope_theta: -1.5 is not a positive number"),
         (json!({"rope_theta": "1e4"}), "config.json: rope_theta: is \"1e4\", not a number"),
         (json!({"rope_parameters": {"rope_theta": "1e4"}}), "config.json: rope_theta: NaN is not a positive number"),
-        (json!({"rope_scaling": {"type": "dynamic", "factor": 2.0}}), "config.json: rope_scaling: RoPE scaling 'dynamic' is not supported; supported are linear and llama3"),
-        (json!({"rope_scaling": {"factor": 2.0}}), "config.json: rope_scaling: is {\"factor\":2.0}, which does not name its rope_type"),
-        (json!({"rope_scaling": {"rope_type": 3}}), "config.json: rope_scaling: is {\"rope_type\":3}, which does not name"),
-        (json!({"rope_scaling": "linear"}), "config.json: rope_scaling: is \"linear\", which does not name its rope_type"),
-        (json!({"rope_scaling": {"type": "linear", "factor": 0.0}}), "config.json: rope_scaling.factor: missing or not a positive number"),
-        (json!({"rope_scaling": {"rope_type": "llama3", "factor": 8.0}}), "config.json: rope_scaling.low_freq_factor: missing"),
-        (json!({"rope_scaling": null, "rope_parameters": {"rope_type": "yarn"}}), "config.json: rope_parameters: RoPE scaling 'yarn' is not supported"),
+        (
+            json!({"rope_scaling": {"type": "dynamic", "factor": 2.0}}),
+            "config.json: rope_scaling: RoPE scaling 'dynamic' is not supported; supported are linear and llama3",
+        ),
+        (
+            json!({"rope_scaling": {"factor": 2.0}}),
+            "config.json: rope_scaling: is {\"factor\":2.0}, which does not name its rope_type",
+        ),
+        (
+            json!({"rope_scaling": {"rope_type": 3}}),
+            "config.json: rope_scaling: is {\"rope_type\":3}, which does not name",
+        ),
+        (
+            json!({"rope_scaling": "linear"}),
+            "config.json: rope_scaling: is \"linear\", which does not name its rope_type",
+        ),
+        (
+            json!({"rope_scaling": {"type": "linear", "factor": 0.0}}),
+            "config.json: rope_scaling.factor: missing or not a positive number",
+        ),
+        (
+            json!({"rope_scaling": {"rope_type": "llama3", "factor": 8.0}}),
+            "config.json: rope_scaling.low_freq_factor: missing",
+        ),
+        (
+            json!({"rope_scaling": null, "rope_parameters": {"rope_type": "yarn"}}),
+            "config.json: rope_parameters: RoPE scaling 'yarn' is not supported",
+        ),
         (json!({"mlp_bias": true}), "config.json: mlp_bias: is true; only false is supported"),
         (json!({"partial_rotary_factor": 0.5}), "config.json: partial_rotary_factor: is 0.5; only 1.0 is supported"),
         (json!({"attention_bias": true}), "model.layers.0.self_attn.q_proj.bias: the tensor is missing"),
@@ -341,7 +573,10 @@ fn directories_that_describe_no_model_are_refused() {
         (json!({"rms_norm_eps": "small"}), "config.json: rms_norm_eps: is \"small\", not a number"),
         (json!({"model_type": "mistral", "sliding_window": 0}), "config.json: the attention window is 0"),
         (json!({"vocab_size": 0}), "config.json: vocabulary size is 0"),
-        (json!({"vocab_size": 319}), "model.embed_tokens.weight: has shape [320, 64], the model's configuration needs [319, 64]"),
+        (
+            json!({"vocab_size": 319}),
+            "model.embed_tokens.weight: has shape [320, 64], the model's configuration needs [319, 64]",
+        ),
     ];
     for (changes, want) in cases {
         let message = config_refusal("llama", changes.clone());
@@ -351,7 +586,10 @@ fn directories_that_describe_no_model_are_refused() {
         (json!({"do_layer_norm_before": false}), "config.json: do_layer_norm_before: is false; only true is supported"),
         (json!({"word_embed_proj_dim": 32}), "config.json: word_embed_proj_dim: is 32; only 64 is supported"),
         (json!({"activation_function": "tanh"}), "config.json: activation_function: activation 'tanh' is not known"),
-        (json!({"max_position_embeddings": 300}), "embed_positions.weight: has shape [258, 64], the model's configuration needs [302, 64]"),
+        (
+            json!({"max_position_embeddings": 300}),
+            "embed_positions.weight: has shape [258, 64], the model's configuration needs [302, 64]",
+        ),
     ];
     for (changes, want) in opt {
         assert_says(&config_refusal("opt", changes.clone()), &[want], &changes.to_string());
@@ -362,11 +600,20 @@ fn directories_that_describe_no_model_are_refused() {
 fn a_directory_needs_its_config_and_its_own_tokenizer() {
     let empty = tempfile::tempdir().unwrap();
     let message = refusal(Source::open(empty.path(), None), empty.path(), "empty");
-    let whole = "not a model directory: there is no config.json; give a Hugging Face directory, a .gguf or a .neurons file";
+    let whole =
+        "not a model directory: there is no config.json; give a Hugging Face directory, a .gguf or a .neurons file";
     assert_eq!(message, format!(": {whole}"));
-    for (case, config) in [("cut", &b"{\"model_type\": \"lla"[..]), ("NaN", b"{\"rope_theta\": NaN}"), ("not UTF-8", b"{\"a\": \"\xff\"}")] {
+    for (case, config) in [
+        ("cut", &b"{\"model_type\": \"lla"[..]),
+        ("NaN", b"{\"rope_theta\": NaN}"),
+        ("not UTF-8", b"{\"a\": \"\xff\"}"),
+    ] {
         let dir = directory("llama", &[("config.json", config.to_vec())]);
-        assert_says(&refusal(Source::open(dir.path(), None), dir.path(), case), &["config.json: not understood: "], case);
+        assert_says(
+            &refusal(Source::open(dir.path(), None), dir.path(), case),
+            &["config.json: not understood: "],
+            case,
+        );
     }
     let mut tokenizer = json_of("llama", "tokenizer.json");
     let added = json!({"id": 320, "content": "<pad>", "special": true, "single_word": false, "lstrip": false, "rstrip": false, "normalized": false});

@@ -54,8 +54,7 @@ impl Place {
 
     fn run_with<A: AsRef<OsStr>>(&self, args: &[A], stdin: &[u8]) -> Done {
         let mut command = self.command(args);
-        let mut child =
-            command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
         // A child that does not read it ends before; that is its right.
         let _ = child.stdin.take().unwrap().write_all(stdin);
         let done = child.wait_with_output().unwrap();
@@ -118,17 +117,26 @@ fn wrong_use_is_2_and_says_what_is_wrong() {
         (&["run", &model, "x", "--activation", "tanh"], "activation 'tanh' is not known; known are relu"),
         (&["run", &model, "x", "--chat"], "this model has no chat template"),
         (&["run", &model, "x", "--system", "y"], "--chat"),
-        (&["run", &model, "Once upon a time", "-c", "2"], "and the context 2: shorten it, or raise -c (this model was trained for 256)"),
+        (
+            &["run", &model, "Once upon a time", "-c", "2"],
+            "and the context 2: shorten it, or raise -c (this model was trained for 256)",
+        ),
         (&["run", &model, "x", "-c", "0"], "and the context 0: "),
         (&["run", &opt, "x", "-c", "257"], "a context of 257: this model has 256 positions and no more"),
-        (&["eval", &opt, "--token-ids", &ids, "-c", "257"], "a context of 257: this model has 256 positions and no more"),
+        (
+            &["eval", &opt, "--token-ids", &ids, "-c", "257"],
+            "a context of 257: this model has 256 positions and no more",
+        ),
         (&["bench", &opt, "-p", "257", "-n", "0"], "a context of 257: this model has 256 positions and no more"),
         (&["bench", &model, "-p", "0", "-n", "0"], "nothing to measure: -p and -n are both 0"),
         (&["bench", &model, "-r", "0"], "-r 0: take at least one repeat"),
         (&["eval", &model], "--text"),
         (&["eval", &model, "--text", &ids, "--token-ids", &ids], "cannot be used with"),
         (&["eval", &model, "--token-ids", &ids, "-c", "1"], "-c 1: a window needs at least two tokens"),
-        (&["eval", &model, "--token-ids", &ids, "--logits", "left.safetensors"], "token 320 is not below the vocabulary size 320"),
+        (
+            &["eval", &model, "--token-ids", &ids, "--logits", "left.safetensors"],
+            "token 320 is not below the vocabulary size 320",
+        ),
         (&["eval", &model, "--token-ids", &one], "scoring needs at least two tokens"),
         (&["eval", &model, "--token-ids", &not_ids], "text.json: not an array of token ids"),
         (&["eval", &model, "--choices", &few], "few.jsonl line 1: answer 0 of 1 choices"),
@@ -138,7 +146,10 @@ fn wrong_use_is_2_and_says_what_is_wrong() {
         (&["synth", "-o", "x.bin", "--layers", "1"], "--output x.bin: the ending chooses the form: .neurons or .gguf"),
         (&["synth", "-o", "x.neurons", "--heads", "3"], "--hidden 2048 is not a multiple of --heads 3"),
         (&["synth", "-o", "x.neurons", "--vocab", "9"], "--vocab 9 is below 259"),
-        (&["synth", "-o", "x.gguf", "--hidden", "48", "--heads", "3", "--kv-heads", "3", "--quant", "q4_0"], "q4_0 needs sizes that are multiples of 32"),
+        (
+            &["synth", "-o", "x.gguf", "--hidden", "48", "--heads", "3", "--kv-heads", "3", "--quant", "q4_0"],
+            "q4_0 needs sizes that are multiples of 32",
+        ),
         (&["measure", "-t", "0"], "--threads 0: take 1 to 1024"),
         (&["completions", "cmd.exe"], "[possible values: bash,"),
     ];
@@ -191,7 +202,11 @@ fn bad_files_are_5_and_what_cannot_be_read_is_1() {
         (&["run", "/dev/zero", "x"], 5, "not a model file: it is a pipe, device or socket"),
         (&["eval", &model, "--text", "nowhere.txt"], 1, "cannot open nowhere.txt: No such file or directory"),
         (&["pack", &model, "-o", "nowhere/x.neurons"], 1, "nowhere/x.neurons"),
-        (&["eval", &model, "--token-ids", &bad("ids.json", b"[1, 2]"), "--logits", "nowhere/x"], 1, "cannot create nowhere/x: "),
+        (
+            &["eval", &model, "--token-ids", &bad("ids.json", b"[1, 2]"), "--logits", "nowhere/x"],
+            1,
+            "cannot create nowhere/x: ",
+        ),
     ];
     for (args, code, want) in cases {
         let done = place.run(args);
@@ -239,10 +254,18 @@ fn a_prompt_may_come_from_a_pipe_and_need_not_be_text() {
     // Without --json the same text streams to stdout, and only talk goes to stderr.
     let streamed = place.run(&["run", &model, "--temp", "0", "-n", "12", "Once upon a time"]);
     assert_eq!((streamed.code, streamed.out), (0, format!("{}\n", given.as_str().unwrap())));
-    assert!(streamed.err.starts_with("[ prompt: ") && streamed.err.contains(" t/s | generation: 12 tokens, "), "{}", streamed.err);
+    assert!(
+        streamed.err.starts_with("[ prompt: ") && streamed.err.contains(" t/s | generation: 12 tokens, "),
+        "{}",
+        streamed.err
+    );
     let refused = place.run_with(&args, b"Once \xff upon");
     assert_eq!(refused.code, 2);
-    assert!(refused.err.contains("the prompt is not UTF-8 text: invalid utf-8 sequence of 1 bytes from index 5"), "{}", refused.err);
+    assert!(
+        refused.err.contains("the prompt is not UTF-8 text: invalid utf-8 sequence of 1 bytes from index 5"),
+        "{}",
+        refused.err
+    );
     // As arguments such bytes are refused too, wherever they stand; as a model's path they are a path.
     let odd = || OsString::from_vec(b"o\xffd".to_vec());
     assert_eq!(place.run(&[odd()]).code, 2);
@@ -263,10 +286,18 @@ fn json_answers_have_the_documented_keys() {
     let run = place.json(&["run", &model, "Once", "--json", "-n", "5", "--ignore-eos", "--seed", "7"]);
     let wanted = "text finish_reason seed prompt_tokens generated_tokens prompt_tokens_per_s generation_tokens_per_s";
     assert_eq!(keys(&run).join(" "), wanted);
-    assert_eq!((&run["seed"], &run["finish_reason"], &run["generated_tokens"]), (&json!(7), &json!("length"), &json!(5)));
-    assert!(run["prompt_tokens_per_s"].as_f64().unwrap() > 0.0 && run["generation_tokens_per_s"].as_f64().unwrap() > 0.0);
+    assert_eq!(
+        (&run["seed"], &run["finish_reason"], &run["generated_tokens"]),
+        (&json!(7), &json!("length"), &json!(5))
+    );
+    assert!(
+        run["prompt_tokens_per_s"].as_f64().unwrap() > 0.0 && run["generation_tokens_per_s"].as_f64().unwrap() > 0.0
+    );
     let none = place.json(&["run", &model, "Once", "--json", "-n", "0"]);
-    assert_eq!((&none["text"], &none["generated_tokens"], &none["generation_tokens_per_s"]), (&json!(""), &json!(0), &Json::Null));
+    assert_eq!(
+        (&none["text"], &none["generated_tokens"], &none["generation_tokens_per_s"]),
+        (&json!(""), &json!(0), &Json::Null)
+    );
     let full = place.json(&["run", &model, "Once", "--json", "-n", "-1", "-c", "20", "--ignore-eos"]);
     assert_eq!(full["finish_reason"], "context");
     // The last token is sampled from a full context and needs no place in it.
@@ -300,7 +331,21 @@ fn the_same_seed_gives_the_same_text_with_any_number_of_threads() {
     let place = Place::new();
     let model = fixture("relullama");
     let text = |seed: &str, threads: &str| {
-        let args = ["run", &model, "Once upon", "--json", "-n", "60", "--ignore-eos", "--temp", "1", "--seed", seed, "-t", threads];
+        let args = [
+            "run",
+            &model,
+            "Once upon",
+            "--json",
+            "-n",
+            "60",
+            "--ignore-eos",
+            "--temp",
+            "1",
+            "--seed",
+            seed,
+            "-t",
+            threads,
+        ];
         place.json(&args)["text"].as_str().unwrap().to_owned()
     };
     let first = text("11", "1");
@@ -324,7 +369,8 @@ fn evaluation_of_a_text_and_of_its_tokens_agree() {
     let ids = tokenizer.encode_prompt(&text, Special::AsText).unwrap();
     let id_file = place.file("ids.json", serde_json::to_string(&ids).unwrap().as_bytes());
     let by_text = place.json(&["eval", &model, "--text", &file, "--json", "-c", "100"]);
-    let by_ids = place.json(&["eval", &model, "--token-ids", &id_file, "--json", "-c", "100", "--logits", "logits.safetensors"]);
+    let by_ids =
+        place.json(&["eval", &model, "--token-ids", &id_file, "--json", "-c", "100", "--logits", "logits.safetensors"]);
     assert_eq!(by_text, by_ids);
     // The logits are one row a token, and the score follows from them.
     let path = place.path().join("logits.safetensors");
@@ -382,7 +428,11 @@ fn a_model_is_packed_once_and_again_when_it_changed() {
     let bytes = std::fs::read(&store).unwrap();
     std::fs::write(&store, &bytes[..bytes.len() / 2]).unwrap();
     let (mended, _, _) = call();
-    assert!(mended.err.contains("it was cut or not finished; pack it again") && mended.err.ends_with("packing it again\n"), "{}", mended.err);
+    assert!(
+        mended.err.contains("it was cut or not finished; pack it again") && mended.err.ends_with("packing it again\n"),
+        "{}",
+        mended.err
+    );
     assert_eq!(mended.out, changed.out);
     assert_eq!(std::fs::read(&store).unwrap(), bytes);
     // Another type is another store.

@@ -97,7 +97,14 @@ fn a_store_cut_anywhere_is_refused() {
     for extra in [1, 4096] {
         let long = [&good[..], &vec![0; extra]].concat();
         let says = refusal(parse(&long, Path::new("long")), "long: ", "longer");
-        assert_eq!(says, format!("long: file length: says {}, the file has {}: it was cut or not finished; pack it again (at byte 40)", good.len(), long.len()));
+        assert_eq!(
+            says,
+            format!(
+                "long: file length: says {}, the file has {}: it was cut or not finished; pack it again (at byte 40)",
+                good.len(),
+                long.len()
+            )
+        );
     }
 }
 
@@ -176,8 +183,17 @@ fn stores_that_contradict_themselves_are_refused() {
     open(dir.path(), &good).unwrap();
     type Change = fn(&mut Json);
     let cases: &[(&str, Change, &str)] = &[
-        ("fingerprint missing", |h| drop(h.as_object_mut().unwrap().remove("fingerprint")), "header: not understood: missing field `fingerprint`"),
+        (
+            "fingerprint missing",
+            |h| drop(h.as_object_mut().unwrap().remove("fingerprint")),
+            "header: not understood: missing field `fingerprint`",
+        ),
         ("unknown key", |h| h["next"] = json!(1), "header: not understood: unknown field `next`"),
+        (
+            "unknown key without end",
+            |h| h["\u{1b}".repeat(9000)] = json!(1),
+            r"header: not understood: unknown field `\u{1b}\u{1b}",
+        ),
         ("unknown type", |h| h["quant"] = json!("q2_k"), "header: not understood: unknown variant `q2_k`"),
         ("offset past the end", |h| section(h, "embed")["offset"] = json!(1u64 << 40), "embed: "),
         ("offset wraps", |h| section(h, "embed")["offset"] = json!(u64::MAX - 4095), "embed: "),
@@ -189,24 +205,67 @@ fn stores_that_contradict_themselves_are_refused() {
         ("rows wrap", |h| section(h, "embed")["content"]["rows"]["rows"] = json!(1u64 << 63), "embed: "),
         ("columns wrap", |h| section(h, "embed")["content"]["rows"]["cols"] = json!(u64::MAX), "embed: "),
         ("half a number", |h| section(h, "layer.0.order")["bytes"] = json!(383), "layer.0.order: 383 bytes at "),
-        ("a section twice", |h| section(h, "layer.1.o")["name"] = json!("layer.0.o"), "layer.0.o: the section is there twice"),
-        ("a section missing", |h| section(h, "layer.1.o")["name"] = json!("layer.1.x"), "layer.1.o: the section is missing"),
+        (
+            "a section twice",
+            |h| section(h, "layer.1.o")["name"] = json!("layer.0.o"),
+            "layer.0.o: the section is there twice",
+        ),
+        (
+            "a section missing",
+            |h| section(h, "layer.1.o")["name"] = json!("layer.1.x"),
+            "layer.1.o: the section is missing",
+        ),
         ("no embedding", |h| section(h, "embed")["name"] = json!("\u{1b}[2J"), "embed: the section is missing"),
-        ("vocabulary disagrees", |h| h["config"]["vocab"] = json!(321), "embed: is Rows { quant: F16, rows: 320, cols: 64 }, not 321 rows of 64 numbers; pack the model again"),
+        (
+            "vocabulary disagrees",
+            |h| h["config"]["vocab"] = json!(321),
+            "embed: is Rows { quant: F16, rows: 320, cols: 64 }, not 321 rows of 64 numbers; pack the model again",
+        ),
         ("hidden size disagrees", |h| h["config"]["hidden"] = json!(128), "embed: is Rows"),
         ("FFN size disagrees", |h| h["config"]["ffn"] = json!(95), "layer.0.ffn: is Rows"),
-        ("layers 0", |h| h["config"]["layers"] = json!(0), "config: layer count is 0; it must be 1 to 4096; pack the model again"),
+        (
+            "layers 0",
+            |h| h["config"]["layers"] = json!(0),
+            "config: layer count is 0; it must be 1 to 4096; pack the model again",
+        ),
         ("layers 4e9", |h| h["config"]["layers"] = json!(4_000_000_000u64), "config: layer count is 4000000000"),
         ("a layer too many", |h| h["config"]["layers"] = json!(3), "layer.2."),
-        ("heads do not divide", |h| h["config"]["kv_heads"] = json!(3), "config: 4 heads cannot share 3 key/value heads"),
+        (
+            "heads do not divide",
+            |h| h["config"]["kv_heads"] = json!(3),
+            "config: 4 heads cannot share 3 key/value heads",
+        ),
         ("context disagrees", |h| h["config"]["context"] = json!(257), "positions: is Rows"),
         ("offset wraps the positions", |h| h["config"]["positions"]["learned"]["offset"] = json!(u64::MAX), "config: "),
-        ("unknown activation", |h| h["config"]["activation"] = json!("tanh"), "config: not understood: unknown variant `tanh`"),
+        (
+            "unknown activation",
+            |h| h["config"]["activation"] = json!("tanh"),
+            "config: not understood: unknown variant `tanh`",
+        ),
         ("config empty", |h| h["config"] = json!({}), "config: not understood: missing field"),
-        ("another family's positions", |h| h["config"]["positions"] = json!({"rope": {"frequencies": [1.0]}}), "config: 1 RoPE frequencies for head dimension 16"),
-        ("a norm of another type", |h| { section(h, "out_norm")["content"]["rows"] = json!({"quant": "f16", "rows": 2, "cols": 64}) }, "out_norm: is Rows"),
-        ("order too short", |h| section(h, "layer.1.order")["bytes"] = json!(380), "layer.1.order: does not hold one number per neuron"),
-        ("order is something else", |h| { let at = section(h, "embed")["offset"].clone(); section(h, "layer.1.order")["offset"] = at }, "layer.1.order: does not name each neuron once"),
+        (
+            "another family's positions",
+            |h| h["config"]["positions"] = json!({"rope": {"frequencies": [1.0]}}),
+            "config: 1 RoPE frequencies for head dimension 16",
+        ),
+        (
+            "a norm of another type",
+            |h| section(h, "out_norm")["content"]["rows"] = json!({"quant": "f16", "rows": 2, "cols": 64}),
+            "out_norm: is Rows",
+        ),
+        (
+            "order too short",
+            |h| section(h, "layer.1.order")["bytes"] = json!(380),
+            "layer.1.order: does not hold one number per neuron",
+        ),
+        (
+            "order is something else",
+            |h| {
+                let at = section(h, "embed")["offset"].clone();
+                section(h, "layer.1.order")["offset"] = at
+            },
+            "layer.1.order: does not name each neuron once",
+        ),
         ("tokenizer cut", |h| section(h, "tokenizer")["bytes"] = json!(100), "tokenizer: not understood: EOF"),
     ];
     for (case, change, want) in cases {
@@ -241,7 +300,11 @@ fn damaged_weights_are_found_by_verify_in_the_section_they_are_in() {
         std::fs::write(&path, &bytes).unwrap();
         let says = refusal(NeuronStore::open(&path).unwrap().verify(|_| ()), path.to_str().unwrap(), &section.name);
         let want = format!(": {}: checksum ", section.name);
-        assert!(says.contains(&want) && says.ends_with(&format!("the file is damaged; pack it again (at byte {})", section.offset)), "{says}");
+        assert!(
+            says.contains(&want)
+                && says.ends_with(&format!("the file is damaged; pack it again (at byte {})", section.offset)),
+            "{says}"
+        );
     }
 }
 
@@ -304,7 +367,12 @@ fn what_a_killed_packing_left_is_removed_by_the_next() {
     gone.wait().unwrap();
     let gone = gone.id();
     let alive = std::os::unix::process::parent_id();
-    let kept = [format!("x.neurons.{alive}.tmp"), "x.neurons.tmp".into(), "x.neurons.12a.tmp".into(), format!("y.neurons.{gone}.tmp")];
+    let kept = [
+        format!("x.neurons.{alive}.tmp"),
+        "x.neurons.tmp".into(),
+        "x.neurons.12a.tmp".into(),
+        format!("y.neurons.{gone}.tmp"),
+    ];
     for name in kept.iter().cloned().chain([format!("x.neurons.{gone}.tmp")]) {
         std::fs::write(dir.path().join(name), "half a store").unwrap();
     }

@@ -6,7 +6,7 @@
 
 use super::MappedFile;
 use super::rows::Quant;
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, excerpt};
 use serde::{Deserialize, Serialize};
 use std::collections::HashMap;
 use std::fs::File;
@@ -189,7 +189,7 @@ pub fn parse(bytes: &[u8], path: &Path) -> Result<Header> {
         return Err(bad(header_at as usize, "header", "checksum differs: the file is damaged; pack it again".into()));
     }
     let header: Header =
-        serde_json::from_slice(text).map_err(|e| bad(header_at as usize, "header", format!("not understood: {e}; pack it again")))?;
+        serde_json::from_slice(text).map_err(|e| bad(header_at as usize, "header", format!("not understood: {}; pack it again", excerpt(e))))?;
     for section in &header.sections {
         let end = section.offset.checked_add(section.bytes);
         if section.offset < PREAMBLE as u64 || end.is_none_or(|end| end > header_at) {

@@ -2,7 +2,7 @@
 //! with the wrong activation or without its scaling answers, and answers wrong.
 
 use super::config::{Activation, Ffn, ModelConfig, Norm, Positions, RopeScaling, rope_frequencies};
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, excerpt};
 use crate::formats::gguf::{Gguf, Metadata};
 use serde_json::Value;
 use std::path::Path;
@@ -18,7 +18,7 @@ pub fn from_config_json(json: &Value, path: &Path, activation: Option<Activation
     match family {
         "llama" | "mistral" | "qwen2" | "sparsellama" | "bamboo" => llama_like(&c, family, activation),
         "opt" => opt(&c, activation),
-        other => Err(Error::bad(path, "model_type", format!("family '{other}' is not supported; {KNOWN}"))),
+        other => Err(Error::bad(path, "model_type", format!("family '{}' is not supported; {KNOWN}", excerpt(other)))),
     }
 }
 
@@ -234,7 +234,7 @@ pub fn from_gguf(
     let meta = &gguf.metadata;
     let arch = meta.str("general.architecture")?.ok_or_else(|| Error::bad(path, "general.architecture", "missing"))?;
     if !matches!(arch, "llama" | "qwen2" | "bamboo" | "opt") {
-        let why = format!("architecture '{arch}' is not supported; {KNOWN}");
+        let why = format!("architecture '{}' is not supported; {KNOWN}", excerpt(arch));
         return Err(Error::bad(path, "general.architecture", why));
     }
     if let Some(parts) = meta.u32("split.count")?.filter(|&n| n > 1) {

@@ -1,7 +1,7 @@
 //! A model ready to run: its shape and where each matrix lies in the mapped neuron store. No weight is copied.
 
 use super::config::{Ffn, ModelConfig, Norm, Positions};
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, excerpt};
 use crate::formats::neuron_store::{Content, NeuronStore};
 use crate::formats::rows::Quant;
 use crate::tokenizer::TokenizerSpec;
@@ -85,7 +85,7 @@ impl Model {
 
     pub fn from_store(store: NeuronStore) -> Result<Model> {
         let config: ModelConfig = serde_json::from_value(store.header.config.clone())
-            .map_err(|e| Error::bad(store.path(), "config", format!("not understood: {e}; pack the model again")))?;
+            .map_err(|e| Error::bad(store.path(), "config", format!("not understood: {}; pack the model again", excerpt(e))))?;
         config.check().map_err(|why| Error::bad(store.path(), "config", format!("{why}; pack the model again")))?;
         let s = Sections(&store);
         let c = &config;
@@ -112,7 +112,7 @@ impl Model {
             Error::bad(path, "tokenizer", "the model came without one, so it takes token ids only (eval --token-ids)")
         })?;
         serde_json::from_slice(self.store.bytes(section))
-            .map_err(|e| Error::bad(path, "tokenizer", format!("not understood: {e}; pack the model again")))
+            .map_err(|e| Error::bad(path, "tokenizer", format!("not understood: {}; pack the model again", excerpt(e))))
     }
 
     /// Bytes that decoding one token reads: every weight once, of the embedding one row.
