@@ -94,10 +94,18 @@ impl Error {
 
 /// Text from a file, safe on a terminal: control characters (ANSI escapes too) are escaped, length is capped.
 pub fn printable(text: &str) -> String {
-    const LONGEST: usize = 400;
-    let mut out = String::with_capacity(text.len().min(LONGEST));
+    printable_up_to(400, text)
+}
+
+/// A file's own words inside a message: short enough that what follows them is still read.
+pub fn excerpt(text: impl fmt::Display) -> String {
+    printable_up_to(160, &text.to_string())
+}
+
+fn printable_up_to(longest: usize, text: &str) -> String {
+    let mut out = String::with_capacity(text.len().min(longest));
     for c in text.chars() {
-        if out.len() >= LONGEST {
+        if out.len() >= longest {
             out.push('…');
             break;
         }

@@ -1,4 +1,4 @@
-use super::model_arg::{EngineArgs, ModelArgs};
+use super::model_arg::{EngineArgs, ModelArgs, check_context};
 use crate::error::{Error, Result};
 use crate::lab::bench::{BenchOptions, BenchRow, bench};
 use comfy_table::{CellAlignment, Table};
@@ -42,6 +42,7 @@ pub fn run(args: Args) -> Result<()> {
         return Err(Error::Usage("-r 0: take at least one repeat".into()));
     }
     let mut engine = args.engine.engine(args.model.open()?)?;
+    check_context(&engine.model, args.n_prompt.max(args.n_gen), args.engine.kv())?;
     let options =
         BenchOptions { prompt: args.n_prompt, generate: args.n_gen, repeats: args.repetitions, kv: args.engine.kv() };
     let rows = bench(&mut engine, &options)?;

@@ -1,4 +1,4 @@
-use super::model_arg::{EngineArgs, ModelArgs};
+use super::model_arg::{EngineArgs, ModelArgs, check_context};
 use super::progress::{Progress, Unit};
 use crate::engine::Engine;
 use crate::error::{Error, Result};
@@ -51,9 +51,7 @@ pub fn run(args: Args) -> Result<()> {
     if context < 2 {
         return Err(Error::Usage(format!("-c {context}: a window needs at least two tokens")));
     }
-    if context > trained {
-        eprintln!("note: a context of {context} is beyond the {trained} positions this model was trained for");
-    }
+    check_context(&engine.model, context, args.engine.kv())?;
     if let Some(file) = &args.choices {
         let tokenizer = Tokenizer::new(spec?, &store)?;
         let questions = read_questions(&read_text(file)?, file)?;

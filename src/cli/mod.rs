@@ -51,7 +51,7 @@ enum Verb {
 /// The program. Returns its exit status.
 pub fn main() -> ExitCode {
     // Chat templates render in a process of their own: this one, called again.
-    if std::env::args().nth(1).as_deref() == Some(crate::tokenizer::chat_template::CHILD_ARGUMENT) {
+    if std::env::args_os().nth(1).is_some_and(|first| first == crate::tokenizer::chat_template::CHILD_ARGUMENT) {
         return crate::tokenizer::chat_template::child_main();
     }
     let args = match Args::try_parse() {

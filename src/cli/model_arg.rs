@@ -3,12 +3,12 @@
 use super::progress::{Progress, Unit};
 use crate::cpu::Kernels;
 use crate::engine::Engine;
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, printable};
 use crate::formats::neuron_store::{EXTENSION, NeuronStore};
 use crate::formats::rows::Quant;
 use crate::lab::pack::{PackOptions, natural_quant, pack, packed_bytes};
 use crate::model::source::{Source, source_files};
-use crate::model::{Activation, KvType, Model};
+use crate::model::{Activation, KvCache, KvType, Model};
 use clap::Args;
 use std::path::{Path, PathBuf};
 
@@ -96,7 +96,7 @@ pub fn find(model: &Path) -> Result<PathBuf> {
     }
     Err(Error::Usage(format!(
         "there is no model at '{}': MODEL is a Hugging Face directory, a .gguf, a .neurons file, or `demo`",
-        crate::error::printable(&name)
+        printable(&name)
     )))
 }
 
@@ -124,7 +124,8 @@ impl ModelArgs {
         let dir = store.parent().expect("the cache path has a directory");
         std::fs::create_dir_all(dir).map_err(Error::io("create", dir))?;
         check_room(dir, packed_bytes(&source, quant))?;
-        let progress = Progress::new(format!("packing {} as {}", source.config.name, quant.name()), Unit::Bytes);
+        let progress =
+            Progress::new(format!("packing {} as {}", printable(&source.config.name), quant.name()), Unit::Bytes);
         pack(&source, &store, &PackOptions { quant, orders: None }, &|done, total| progress.step(done, total))?;
         progress.finish();
         Model::open(&store)
@@ -162,6 +163,26 @@ fn up_to_date(store: &Path, source: &Path) -> Result<Option<Model>> {
             Ok(None)
         }
     }
+}
+
+/// That the model has these many positions and the machine the memory for them.
+pub fn check_context(model: &Model, context: usize, kv: KvType) -> Result<()> {
+    let trained = model.config.context;
+    if context > trained && model.positions.is_some() {
+        return Err(Error::Usage(format!("a context of {context}: this model has {trained} positions and no more")));
+    }
+    if context > trained {
+        eprintln!("note: a context of {context} is beyond the {trained} positions this model was trained for");
+    }
+    let needed = KvCache::bytes_for(&model.config, context, kv);
+    if let Some(available) = crate::config::available_memory().filter(|&a| a < needed) {
+        return Err(Error::Memory(format!(
+            "a context of {context} needs {} of memory and {} are free; take a smaller one",
+            super::human_bytes(needed),
+            super::human_bytes(available)
+        )));
+    }
+    Ok(())
 }
 
 /// Refuses before gigabytes are written, not after.

@@ -1,6 +1,6 @@
 use super::model_arg::{check_room, find, parse_activation};
 use super::progress::{Progress, Unit};
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, printable};
 use crate::formats::neuron_store::{EXTENSION, NeuronStore};
 use crate::formats::rows::Quant;
 use crate::lab::pack::{PackOptions, natural_quant, pack, packed_bytes};
@@ -34,6 +34,13 @@ pub struct Args {
     force: bool,
 }
 
+/// A file name for what the model calls itself: `org/model` is `model`, and no name leads out of the directory.
+fn file_name(name: &str) -> String {
+    let last = name.trim_end_matches('/').rsplit('/').next().unwrap_or_default();
+    let safe: String = last.trim_start_matches('.').chars().map(|c| if c.is_control() { '_' } else { c }).collect();
+    if safe.is_empty() { "model".into() } else { safe }
+}
+
 pub fn run(args: Args) -> Result<()> {
     let path = find(&args.model)?;
     if !path.is_dir() && NeuronStore::is_store(&path) {
@@ -44,8 +51,9 @@ pub fn run(args: Args) -> Result<()> {
         Some(quant) => quant,
         None => natural_quant(&source)?,
     };
-    let output =
-        args.output.unwrap_or_else(|| PathBuf::from(format!("{}.{}.{EXTENSION}", source.config.name, quant.name())));
+    let output = args
+        .output
+        .unwrap_or_else(|| PathBuf::from(format!("{}.{}.{EXTENSION}", file_name(&source.config.name), quant.name())));
     if output.exists() && !args.force {
         return Err(Error::Usage(format!("{} is there already; add --force to replace it", output.display())));
     }
@@ -58,7 +66,8 @@ pub fn run(args: Args) -> Result<()> {
         };
     let dir = output.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(".".as_ref());
     check_room(dir, packed_bytes(&source, quant))?;
-    let progress = Progress::new(format!("packing {} as {}", source.config.name, quant.name()), Unit::Bytes);
+    let progress =
+        Progress::new(format!("packing {} as {}", printable(&source.config.name), quant.name()), Unit::Bytes);
     pack(&source, &output, &PackOptions { quant, orders }, &|done, total| progress.step(done, total))?;
     progress.finish();
     let bytes = std::fs::metadata(&output).map_err(Error::io("stat", &output))?.len();

@@ -1,11 +1,10 @@
-use super::model_arg::{EngineArgs, ModelArgs};
+use super::model_arg::{EngineArgs, ModelArgs, check_context};
 use super::progress::{Progress, Unit};
 use crate::clock;
 use crate::engine::sampler::{Sampler, SamplingParams};
 use crate::engine::{Engine, Session};
 use crate::error::{Error, Result};
 use crate::interrupt;
-use crate::model::KvCache;
 use crate::tokenizer::chat_template::{Message, render};
 use crate::tokenizer::stream::TextStream;
 use crate::tokenizer::{Special, Tokenizer};
@@ -162,30 +161,16 @@ fn prompt_tokens(args: &Args, tokenizer: &Tokenizer, prompt: &str) -> Result<Vec
     Ok(tokens)
 }
 
-/// The context to reserve: what was asked for, else the model's own up to 4096; checked against prompt and memory.
+/// The context to reserve: what was asked for, else the model's own up to 4096.
 fn context(args: &Args, engine: &Engine, prompt: usize) -> Result<usize> {
-    let config = &engine.model.config;
-    let context = args.context.unwrap_or(config.context.min(4096));
-    if context > config.context {
-        eprintln!("note: a context of {context} is beyond the {} positions this model was trained for", config.context);
-        if engine.model.positions.is_some() {
-            return Err(Error::Usage(format!("-c {context}: this model has {} positions and no more", config.context)));
-        }
-    }
+    let trained = engine.model.config.context;
+    let context = args.context.unwrap_or(trained.min(4096));
     if prompt >= context {
         return Err(Error::Usage(format!(
-            "the prompt has {prompt} tokens and the context {context}: shorten it, or raise -c (this model was trained for {})",
-            config.context
+            "the prompt has {prompt} tokens and the context {context}: shorten it, or raise -c (this model was trained for {trained})"
         )));
     }
-    let needed = KvCache::bytes_for(config, context, args.engine.kv());
-    if let Some(available) = crate::config::available_memory().filter(|&a| a < needed) {
-        return Err(Error::Memory(format!(
-            "a context of {context} needs {} of memory and {} are free; lower it with -c",
-            super::human_bytes(needed),
-            super::human_bytes(available)
-        )));
-    }
+    check_context(&engine.model, context, args.engine.kv())?;
     Ok(context)
 }
 

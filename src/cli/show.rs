@@ -28,7 +28,8 @@ pub struct Args {
 
 #[derive(Serialize)]
 struct Shown {
-    path: PathBuf,
+    /// As text; bytes that are none are replaced.
+    path: String,
     packed: bool,
     /// Type of attention and FFN weights, or the type `run` would pack it as.
     quant: &'static str,
@@ -85,7 +86,7 @@ fn describe(
 ) -> Shown {
     let block = (config.ffn_kind.rows() * quant.row_bytes(config.hidden)) as u64;
     Shown {
-        path,
+        path: path.to_string_lossy().into_owned(),
         packed,
         quant: quant.name(),
         bytes,
@@ -111,8 +112,8 @@ fn table(shown: &Shown) -> String {
     let window = c.window.map_or(String::new(), |w| format!(", attention window {w}"));
     let rows: [(&str, String); 12] = [
         ("model", printable(&c.name)),
-        ("path", printable(&shown.path.to_string_lossy())),
-        ("family", c.family.clone()),
+        ("path", printable(&shown.path)),
+        ("family", printable(&c.family)),
         ("state", format!("{state} {}, {}", shown.quant, super::human_bytes(shown.bytes))),
         ("parameters", format!("{:.3} B", shown.parameters as f64 / 1e9)),
         ("layers", format!("{} of hidden size {}", c.layers, c.hidden)),
@@ -137,7 +138,7 @@ fn table(shown: &Shown) -> String {
                 if shown.chat_template { ", with a chat template" } else { "" }
             ),
         ),
-        ("fingerprint", shown.fingerprint.clone()),
+        ("fingerprint", printable(&shown.fingerprint)),
     ];
     let mut table = Table::new();
     table.load_style(comfy_table::presets::NOTHING);

@@ -6,7 +6,7 @@
 
 use super::MappedFile;
 use super::rows::Quant;
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, excerpt};
 use serde::{Deserialize, Serialize};
 use std::collections::HashMap;
 use std::fs::File;
@@ -119,7 +119,7 @@ impl NeuronStore {
         let mut by_name = HashMap::with_capacity(header.sections.len());
         for (i, section) in header.sections.iter().enumerate() {
             if by_name.insert(section.name.clone(), i).is_some() {
-                return Err(Error::bad(&file.path, &section.name, "the section is there twice"));
+                return Err(Error::bad(&file.path, &section.name, "the section is there twice; pack the model again"));
             }
         }
         Ok(NeuronStore { file, header, by_name })
@@ -168,7 +168,7 @@ fn checksum(bytes: &[u8]) -> String {
 pub fn parse(bytes: &[u8], path: &Path) -> Result<Header> {
     let bad = |offset: usize, field: &str, why: String| Error::bad_at(path, field, offset as u64, why);
     if bytes.len() < PREAMBLE || bytes[..8] != MAGIC {
-        return Err(Error::bad(path, "", "not a neuron store (it does not begin with NEURONS)"));
+        return Err(Error::bad(path, "", "not a neuron store (it does not begin with NEURONS); pack the model again"));
     }
     let u64_at = |at: usize| u64::from_le_bytes(bytes[at..at + 8].try_into().expect("eight bytes"));
     let version = u32::from_le_bytes(bytes[8..12].try_into().expect("four bytes"));
@@ -182,18 +182,23 @@ pub fn parse(bytes: &[u8], path: &Path) -> Result<Header> {
         return Err(bad(40, "file length", why));
     }
     if header_bytes > MAX_HEADER || header_at.checked_add(header_bytes) != Some(file_bytes) {
-        return Err(bad(16, "header", format!("{header_bytes} bytes at {header_at} do not end the file")));
+        return Err(bad(
+            16,
+            "header",
+            format!("{header_bytes} bytes at {header_at} do not end the file: it is damaged; pack it again"),
+        ));
     }
     let text = &bytes[header_at as usize..];
     if xxh3_64(text) != header_sum {
         return Err(bad(header_at as usize, "header", "checksum differs: the file is damaged; pack it again".into()));
     }
-    let header: Header =
-        serde_json::from_slice(text).map_err(|e| bad(header_at as usize, "header", format!("not understood: {e}")))?;
+    let header: Header = serde_json::from_slice(text)
+        .map_err(|e| bad(header_at as usize, "header", format!("not understood: {}; pack it again", excerpt(e))))?;
     for section in &header.sections {
         let end = section.offset.checked_add(section.bytes);
         if section.offset < PREAMBLE as u64 || end.is_none_or(|end| end > header_at) {
-            let why = format!("{} bytes at {} are not inside the file's data", section.bytes, section.offset);
+            let why =
+                format!("{} bytes at {} are not inside the file's data; pack it again", section.bytes, section.offset);
             return Err(Error::bad(path, &section.name, why));
         }
         let wanted = match section.content {
@@ -203,7 +208,10 @@ pub fn parse(bytes: &[u8], path: &Path) -> Result<Header> {
         };
         let align = if section.content == Content::Bytes { 1 } else { SECTION_ALIGN };
         if wanted != Some(section.bytes) || !section.offset.is_multiple_of(align) {
-            let why = format!("{} bytes at {} do not fit {:?}", section.bytes, section.offset, section.content);
+            let why = format!(
+                "{} bytes at {} do not fit {:?}; pack it again",
+                section.bytes, section.offset, section.content
+            );
             return Err(Error::bad(path, &section.name, why));
         }
     }
@@ -304,7 +312,8 @@ impl Drop for Writer {
 
 /// Removes temporary files of the same store whose process is gone: a killed pack leaves one, as large as the model.
 fn remove_abandoned(path: &Path, name: &str) {
-    let Some(Ok(entries)) = path.parent().map(std::fs::read_dir) else { return };
+    let dir = path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(".".as_ref());
+    let Ok(entries) = std::fs::read_dir(dir) else { return };
     for entry in entries.flatten() {
         let file = entry.file_name();
         let file = file.to_string_lossy();

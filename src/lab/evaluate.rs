@@ -85,6 +85,7 @@ pub fn negative_log_likelihood(logits: &[f32], token: u32) -> f64 {
 pub struct LogitsFile {
     file: std::io::BufWriter<std::fs::File>,
     path: std::path::PathBuf,
+    finished: bool,
 }
 
 impl LogitsFile {
@@ -100,7 +101,7 @@ impl LogitsFile {
         let mut put = |bytes: &[u8]| file.write_all(bytes).map_err(Error::io("write", path));
         put(&(header.len() as u64).to_le_bytes())?;
         put(&header)?;
-        Ok(LogitsFile { file, path: path.to_owned() })
+        Ok(LogitsFile { file, path: path.to_owned(), finished: false })
     }
 
     fn write(&mut self, logits: &[f32]) -> Result<()> {
@@ -108,7 +109,17 @@ impl LogitsFile {
     }
 
     pub fn finish(mut self) -> Result<()> {
+        self.finished = true;
         self.file.flush().map_err(Error::io("write", &self.path))
+    }
+}
+
+impl Drop for LogitsFile {
+    /// An evaluation that failed leaves no half file; a device that was named as the file stays.
+    fn drop(&mut self) {
+        if !self.finished && self.path.is_file() {
+            let _ = std::fs::remove_file(&self.path);
+        }
     }
 }
 

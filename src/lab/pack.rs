@@ -225,6 +225,7 @@ impl Job<'_> {
                 } else {
                     let at = (neuron - range.start) * cols;
                     rows::encode(quant, &columns[at..at + cols], part);
+                    check_range(&columns[at..at + cols], quant, down)?;
                 }
             }
             if order.is_none() {
@@ -253,8 +254,14 @@ fn convert_row(view: TensorView<'_>, from: usize, quant: Quant, values: &mut [f3
     let bytes = dtype.row_bytes(cols);
     let src = &view.data[from * bytes..(from + 1) * bytes];
     match (dtype, quant) {
-        (DType::Q8_0, Quant::Q8) => rows::from_gguf_q8_0(src, cols, out),
-        (DType::Q4_0, Quant::Q4) => rows::from_gguf_q4_0(src, cols, out),
+        (DType::Q8_0, Quant::Q8) => {
+            rows::from_gguf_q8_0(src, cols, out);
+            check_scales(quant, out, cols, view)?;
+        }
+        (DType::Q4_0, Quant::Q4) => {
+            rows::from_gguf_q4_0(src, cols, out);
+            check_scales(quant, out, cols, view)?;
+        }
         _ => {
             quant::dequantize(dtype, src, values);
             finite(values, view)?;
@@ -263,6 +270,17 @@ fn convert_row(view: TensorView<'_>, from: usize, quant: Quant, values: &mut [f3
         }
     }
     Ok(())
+}
+
+/// Of a row that was copied as it is, only the scales can be no numbers.
+fn check_scales(quant: Quant, row: &[u8], cols: usize, view: TensorView<'_>) -> Result<()> {
+    match rows::scales(quant, row, cols).iter().find(|scale| !scale.is_finite()) {
+        None => Ok(()),
+        Some(scale) => {
+            let why = format!("holds a scale of {scale}: the model is damaged");
+            Err(Error::bad_at(view.path, &view.info.name, view.info.offset, why))
+        }
+    }
 }
 
 /// f16 ends at 65504: what lies beyond would become infinite.

@@ -1,5 +1,6 @@
 //! The shape of a model: plain data, the same whatever file it came from, stored in the neuron store's header.
 
+use crate::error::excerpt;
 use serde::{Deserialize, Serialize};
 
 /// The function between gate and product (or between up and down where there is no gate).
@@ -44,7 +45,8 @@ impl Activation {
             "gelu_new" | "gelu_pytorch_tanh" | "gelu_tanh" | "gelu_fast" => Activation::GeluTanh,
             other => {
                 return Err(format!(
-                    "activation '{other}' is not known; known are relu, fatrelu(t), relu2, silu, gelu, gelu_pytorch_tanh"
+                    "activation '{}' is not known; known are relu, fatrelu(t), relu2, silu, gelu, gelu_pytorch_tanh",
+                    excerpt(other)
                 ));
             }
         })
@@ -238,6 +240,9 @@ impl ModelConfig {
             }
             Positions::Rope { frequencies } if !frequencies.iter().all(|f| f.is_finite() && *f >= 0.0) => {
                 Err("a RoPE frequency is not a finite positive number".into())
+            }
+            Positions::Learned { offset } if *offset > 1 << 12 => {
+                Err(format!("{offset} positions before the first; it must be 0 to 4096"))
             }
             _ => Ok(()),
         }

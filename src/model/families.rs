@@ -2,7 +2,7 @@
 //! with the wrong activation or without its scaling answers, and answers wrong.
 
 use super::config::{Activation, Ffn, ModelConfig, Norm, Positions, RopeScaling, rope_frequencies};
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, excerpt};
 use crate::formats::gguf::{Gguf, Metadata};
 use serde_json::Value;
 use std::path::Path;
@@ -18,7 +18,7 @@ pub fn from_config_json(json: &Value, path: &Path, activation: Option<Activation
     match family {
         "llama" | "mistral" | "qwen2" | "sparsellama" | "bamboo" => llama_like(&c, family, activation),
         "opt" => opt(&c, activation),
-        other => Err(Error::bad(path, "model_type", format!("family '{other}' is not supported; {KNOWN}"))),
+        other => Err(Error::bad(path, "model_type", format!("family '{}' is not supported; {KNOWN}", excerpt(other)))),
     }
 }
 
@@ -43,11 +43,11 @@ fn llama_like(c: &Fields, family: &str, activation: Option<Activation>) -> Resul
     c.refuse_unless_default("partial_rotary_factor", &Value::from(1.0))?;
     let window = match family {
         // Qwen2 writes a window even where it does not use it.
-        "qwen2" if c.json["use_sliding_window"] != Value::Bool(true) => None,
+        "qwen2" if !c.flag("use_sliding_window")?.unwrap_or(false) => None,
         _ => c.optional_size("sliding_window")?,
     };
     // Llama's flag covers all four projections; Qwen2 always has biases on q, k and v, never on the output.
-    let bias = c.json["attention_bias"] == Value::Bool(true);
+    let bias = c.flag("attention_bias")?.unwrap_or(false);
     let theta = rope_theta(c)?;
     let scaling = rope_scaling(c)?;
     let config = ModelConfig {
@@ -69,7 +69,7 @@ fn llama_like(c: &Fields, family: &str, activation: Option<Activation>) -> Resul
         attention_bias: family == "qwen2" || bias,
         output_bias: family != "qwen2" && bias,
         ffn_bias: false,
-        tied: c.json["tie_word_embeddings"] == Value::Bool(true),
+        tied: c.flag("tie_word_embeddings")?.unwrap_or(false),
     };
     checked(config, c.path)
 }
@@ -109,7 +109,7 @@ fn opt(c: &Fields, activation: Option<Activation>) -> Result<ModelConfig> {
         attention_bias: true,
         output_bias: true,
         ffn_bias: true,
-        tied: c.json["tie_word_embeddings"] != Value::Bool(false),
+        tied: c.flag("tie_word_embeddings")?.unwrap_or(true),
     };
     checked(config, c.path)
 }
@@ -133,17 +133,22 @@ fn rope_theta(c: &Fields) -> Result<f64> {
 }
 
 fn rope_scaling(c: &Fields) -> Result<RopeScaling> {
-    let scaling = match &c.json["rope_scaling"] {
-        Value::Null => &c.json["rope_parameters"],
-        scaling => scaling,
+    let (key, scaling) = match &c.json["rope_scaling"] {
+        Value::Null => ("rope_parameters", &c.json["rope_parameters"]),
+        scaling => ("rope_scaling", scaling),
     };
     if scaling.is_null() {
         return Ok(RopeScaling::None);
     }
-    let kind = scaling["rope_type"].as_str().or(scaling["type"].as_str()).unwrap_or("default");
-    let number = |key: &str| {
-        let value = scaling[key].as_f64().filter(|v| v.is_finite() && *v > 0.0);
-        value.ok_or_else(|| Error::bad(c.path, format!("rope_scaling.{key}"), "missing or not a positive number"))
+    let kind = match (&scaling["rope_type"], &scaling["type"]) {
+        (Value::String(kind), _) | (Value::Null, Value::String(kind)) => kind,
+        // Without scaling's own numbers this is only where rope_theta stands.
+        (Value::Null, Value::Null) if scaling.is_object() && scaling["factor"].is_null() => "default",
+        _ => return Err(Error::bad(c.path, key, format!("is {scaling}, which does not name its rope_type"))),
+    };
+    let number = |part: &str| {
+        let value = scaling[part].as_f64().filter(|v| v.is_finite() && *v > 0.0);
+        value.ok_or_else(|| Error::bad(c.path, format!("{key}.{part}"), "missing or not a positive number"))
     };
     match kind {
         "default" => Ok(RopeScaling::None),
@@ -156,7 +161,7 @@ fn rope_scaling(c: &Fields) -> Result<RopeScaling> {
         }),
         other => Err(Error::bad(
             c.path,
-            "rope_scaling",
+            key,
             format!("RoPE scaling '{other}' is not supported; supported are linear and llama3"),
         )),
     }
@@ -184,6 +189,14 @@ impl<'a> Fields<'a> {
                 Some(number) => Ok(Some(number)),
                 None => Err(Error::bad(self.path, key, format!("is {value}, not a number"))),
             },
+        }
+    }
+
+    fn flag(&self, key: &str) -> Result<Option<bool>> {
+        match &self.json[key] {
+            Value::Null => Ok(None),
+            Value::Bool(flag) => Ok(Some(*flag)),
+            other => Err(Error::bad(self.path, key, format!("is {other}, not true or false"))),
         }
     }
 
@@ -221,15 +234,24 @@ pub fn from_gguf(
     let meta = &gguf.metadata;
     let arch = meta.str("general.architecture")?.ok_or_else(|| Error::bad(path, "general.architecture", "missing"))?;
     if !matches!(arch, "llama" | "qwen2" | "bamboo" | "opt") {
-        let why = format!("architecture '{arch}' is not supported; {KNOWN}");
+        let why = format!("architecture '{}' is not supported; {KNOWN}", excerpt(arch));
         return Err(Error::bad(path, "general.architecture", why));
+    }
+    if let Some(parts) = meta.u32("split.count")?.filter(|&n| n > 1) {
+        let why = format!(
+            "this is one of {parts} parts of a model; join them first: llama-gguf-split --merge FIRST-PART OUTPUT.gguf"
+        );
+        return Err(Error::bad(path, "split.count", why));
     }
     let size = |key: &str| -> Result<Option<usize>> { Ok(meta.u32(&format!("{arch}.{key}"))?.map(|v| v as usize)) };
     let required =
         |key: &str| -> Result<usize> { size(key)?.ok_or_else(|| Error::bad(path, format!("{arch}.{key}"), "missing")) };
     let hidden = required("embedding_length")?;
     let heads = required("attention.head_count")?;
-    let head_dim = size("attention.key_length")?.unwrap_or(hidden.checked_div(heads).unwrap_or(0));
+    if heads == 0 {
+        return Err(Error::bad(path, format!("{arch}.attention.head_count"), "is 0"));
+    }
+    let head_dim = size("attention.key_length")?.unwrap_or(hidden / heads);
     if size("attention.value_length")?.is_some_and(|v| v != head_dim) {
         return Err(Error::bad(path, format!("{arch}.attention.value_length"), "differs from the key length"));
     }
@@ -292,17 +314,24 @@ fn gguf_frequencies(
         return Err(Error::bad(path, theta_key, format!("{theta} is not a positive number")));
     }
     let kind_key = format!("{arch}.rope.scaling.type");
-    let factor = match meta.f32(&format!("{arch}.rope.scaling.factor"))? {
+    let factor_key = format!("{arch}.rope.scaling.factor");
+    let factor = match meta.f32(&factor_key)? {
         Some(factor) => Some(factor),
         None => meta.f32(&format!("{arch}.rope.scale_linear"))?,
     };
+    if let Some(factor) = factor.filter(|f| !(f.is_finite() && *f > 0.0)) {
+        return Err(Error::bad(path, factor_key, format!("{factor} is not a positive number")));
+    }
+    if let Some(factors) = factors.as_ref().filter(|f| f.len() != head_dim / 2) {
+        let why = format!("{} numbers, the head dimension {head_dim} needs half as many", factors.len());
+        return Err(Error::bad(path, "rope_freqs.weight", why));
+    }
     let scaling = match (meta.str(&kind_key)?, factor, factors) {
-        (_, _, Some(factors)) => RopeScaling::Factors(factors),
-        (Some("linear"), Some(factor), None) | (None, Some(factor), None) if factor > 0.0 => {
-            RopeScaling::Linear(factor as f64)
-        }
+        (None | Some("none"), _, Some(factors)) => RopeScaling::Factors(factors),
+        (Some("linear"), Some(factor), None) | (None, Some(factor), None) => RopeScaling::Linear(factor as f64),
+        (Some("linear"), None, None) => return Err(Error::bad(path, factor_key, "missing")),
         (None | Some("none"), _, None) => RopeScaling::None,
-        (Some(other), _, None) => {
+        (Some(other), _, _) => {
             let why = format!("RoPE scaling '{other}' is not supported; supported are linear and rope_freqs.weight");
             return Err(Error::bad(path, kind_key, why));
         }

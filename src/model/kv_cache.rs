@@ -45,7 +45,8 @@ pub enum HeadView<'a> {
 
 impl KvCache {
     pub fn bytes_for(config: &ModelConfig, context: usize, kind: KvType) -> u64 {
-        (config.layers * 2 * config.kv_dim()) as u64 * context as u64 * kind.bytes() as u64
+        // A user's context may be any number; the rest is bounded by `ModelConfig::check`.
+        ((config.layers * 2 * config.kv_dim() * kind.bytes()) as u64).saturating_mul(context as u64)
     }
 
     pub fn new(config: &ModelConfig, context: usize, kind: KvType) -> KvCache {

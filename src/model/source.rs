@@ -80,10 +80,7 @@ impl Source {
 
     /// A norm's weight, or any other one-dimensional tensor, as numbers.
     pub fn vector(&self, view: TensorView<'_>) -> Result<Vec<f32>> {
-        if !matches!(view.info.dtype, DType::F32 | DType::F16 | DType::BF16) {
-            let why = format!("is {}; a vector must be F32, F16 or BF16", view.info.dtype.name());
-            return Err(Error::bad(view.path, &view.info.name, why));
-        }
+        check_vector(view)?;
         let mut out = vec![0.0; view.info.shape.iter().product()];
         quant::dequantize(view.info.dtype, view.data, &mut out);
         finite(&out, view)?;
@@ -211,7 +208,7 @@ impl Source {
         let c = &self.config;
         let layer_norm = matches!(c.norm, Norm::Layer(_));
         self.weight(Role::Embed, 0)?;
-        self.weight(Role::OutNorm, 0)?;
+        check_vector(self.weight(Role::OutNorm, 0)?)?;
         if !c.tied {
             self.weight(Role::Head, 0)?;
         }
@@ -225,7 +222,10 @@ impl Source {
                 roles.push(Role::Gate);
             }
             for role in roles {
-                self.weight(role, layer)?;
+                let view = self.weight(role, layer)?;
+                if matches!(role, Role::AttnNorm | Role::FfnNorm) {
+                    check_vector(view)?;
+                }
                 let biased = match role {
                     Role::Q | Role::K | Role::V => c.attention_bias,
                     Role::O => c.output_bias,
@@ -234,14 +234,28 @@ impl Source {
                     _ => false,
                 };
                 if biased {
-                    self.find(role, layer, "bias", &[self.shape(role)[0]])?;
+                    check_vector(self.find(role, layer, "bias", &[self.shape(role)[0]])?)?;
                 }
             }
         }
         if layer_norm {
-            self.find(Role::OutNorm, 0, "bias", &[c.hidden])?;
+            check_vector(self.find(Role::OutNorm, 0, "bias", &[c.hidden])?)?;
         }
-        Ok(())
+        self.check_vocabulary()
+    }
+
+    /// Every token has an embedding; embeddings without a token are padding.
+    fn check_vocabulary(&self) -> Result<()> {
+        let Some(tokenizer) = &self.tokenizer else { return Ok(()) };
+        let (tokens, rows) = (tokenizer.vocab_len(&self.path)?, self.config.vocab);
+        if tokens <= rows {
+            return Ok(());
+        }
+        let why = format!(
+            "the tokenizer has {tokens} tokens and the model {rows} rows of embeddings: it belongs to another model, or \
+             tokens were added that the model does not know; take the tokenizer that was published with it"
+        );
+        Err(Error::bad(&self.path, "vocabulary", why))
     }
 
     /// Hash of everything that was published: shape and every byte of every tensor.
@@ -261,6 +275,14 @@ impl Source {
         }
         format!("{:032x}", hash.digest128())
     }
+}
+
+fn check_vector(view: TensorView<'_>) -> Result<()> {
+    if matches!(view.info.dtype, DType::F32 | DType::F16 | DType::BF16) {
+        return Ok(());
+    }
+    let why = format!("is {}; a vector must be F32, F16 or BF16", view.info.dtype.name());
+    Err(Error::bad_at(view.path, &view.info.name, view.info.offset, why))
 }
 
 /// Refuses NaN and infinity by the tensor's name.

@@ -1,7 +1,7 @@
 //! A model ready to run: its shape and where each matrix lies in the mapped neuron store. No weight is copied.
 
 use super::config::{Ffn, ModelConfig, Norm, Positions};
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, excerpt};
 use crate::formats::neuron_store::{Content, NeuronStore};
 use crate::formats::rows::Quant;
 use crate::tokenizer::TokenizerSpec;
@@ -90,9 +90,10 @@ impl Model {
     }
 
     pub fn from_store(store: NeuronStore) -> Result<Model> {
-        let config: ModelConfig = serde_json::from_value(store.header.config.clone())
-            .map_err(|e| Error::bad(store.path(), "config", format!("not understood: {e}; pack the model again")))?;
-        config.check().map_err(|why| Error::bad(store.path(), "config", why))?;
+        let config: ModelConfig = serde_json::from_value(store.header.config.clone()).map_err(|e| {
+            Error::bad(store.path(), "config", format!("not understood: {}; pack the model again", excerpt(e)))
+        })?;
+        config.check().map_err(|why| Error::bad(store.path(), "config", format!("{why}; pack the model again")))?;
         let s = Sections(&store);
         let c = &config;
         let (hidden, quant) = (c.hidden, store.header.quant);
@@ -118,7 +119,7 @@ impl Model {
             Error::bad(path, "tokenizer", "the model came without one, so it takes token ids only (eval --token-ids)")
         })?;
         serde_json::from_slice(self.store.bytes(section))
-            .map_err(|e| Error::bad(path, "tokenizer", format!("not understood: {e}; pack the model again")))
+            .map_err(|e| Error::bad(path, "tokenizer", format!("not understood: {}; pack the model again", excerpt(e))))
     }
 
     /// Bytes that decoding one token reads: every weight once, of the embedding one row.
@@ -165,7 +166,13 @@ impl Sections<'_> {
         let ffn = self.matrix(&name("ffn"), c.ffn * c.ffn_kind.rows(), c.hidden)?;
         let order = match self.0.section(&name("order")) {
             Some(section) if section.content == Content::Numbers && section.bytes == c.ffn as u64 * 4 => {
-                Some(bytemuck::cast_slice(self.0.bytes(section)).to_vec())
+                let order: Vec<u32> = bytemuck::cast_slice(self.0.bytes(section)).to_vec();
+                let mut seen = vec![false; c.ffn];
+                let fresh = |&n: &u32| seen.get_mut(n as usize).is_some_and(|s| !std::mem::replace(s, true));
+                if !order.iter().all(fresh) {
+                    return Err(self.bad(&name("order"), "does not name each neuron once".into()));
+                }
+                Some(order)
             }
             Some(_) => return Err(self.bad(&name("order"), "does not hold one number per neuron".into())),
             None => None,

@@ -67,6 +67,20 @@ pub enum TokenKind {
     Byte,
 }
 
+impl TokenizerSpec {
+    /// Tokens in the vocabulary: the largest id and one.
+    ///
+    /// # Errors
+    /// [`Error::BadFile`] for a `tokenizer.json` that is not understood.
+    pub fn vocab_len(&self, path: &Path) -> Result<usize> {
+        Ok(match &self.model {
+            ModelSpec::HfJson { json } => super::hf::read(json, path)?.tokens.len(),
+            ModelSpec::Spm(spm) => spm.tokens.len(),
+            ModelSpec::Bpe(bpe) => bpe.tokens.len(),
+        })
+    }
+}
+
 impl TokenKind {
     pub fn from_number(n: i64) -> Option<TokenKind> {
         Some(match n {

@@ -1,0 +1,708 @@
+//! What the file readers leave to the model layer: files that are well formed and describe no model that this program
+//! can run. Each is refused with the file and the field, and never half packed.
+
+use dynamicinfer::error::Error;
+use dynamicinfer::formats::gguf::{self, Array, Value};
+use dynamicinfer::formats::rows::Quant;
+use dynamicinfer::formats::{DType, safetensors};
+use dynamicinfer::lab::pack::{PackOptions, pack};
+use dynamicinfer::model::Activation;
+use dynamicinfer::model::source::Source;
+use serde_json::{Value as Json, json};
+use std::path::{Path, PathBuf};
+
+fn fixture(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/models").join(name)
+}
+
+/// The message of a refusal, which names the file.
+fn refusal<T>(result: Result<T, Error>, file: &Path, case: &str) -> String {
+    let Err(error) = result else { panic!("{case}: was accepted") };
+    assert!(matches!(error, Error::BadFile(_)), "{case}: {error:?}");
+    let message = error.to_string();
+    assert!(!message.contains(char::is_control), "{case}: {message:?}");
+    match message.strip_prefix(&format!("{}", file.display())) {
+        Some(rest) => rest.trim_start_matches('/').to_owned(),
+        None => panic!("{case}: {} is not named in: {message}", file.display()),
+    }
+}
+
+fn assert_says(message: &str, wants: &[&str], case: &str) {
+    for want in wants {
+        assert!(message.contains(want), "{case}: no {want:?} in: {message}");
+    }
+}
+
+// GGUF files: a good one taken apart, changed and put together again.
+
+struct Tensor {
+    name: String,
+    kind: u32,
+    shape: Vec<usize>,
+    data: Vec<u8>,
+}
+
+struct File {
+    keys: Vec<(String, Value)>,
+    tensors: Vec<Tensor>,
+}
+
+impl File {
+    fn read(name: &str) -> File {
+        let bytes = std::fs::read(fixture(name)).unwrap();
+        let read = gguf::parse(&bytes, Path::new(name)).unwrap();
+        let kind = |dtype: DType| match dtype {
+            DType::F32 => 0,
+            DType::F16 => 1,
+            DType::Q4_0 => 2,
+            DType::Q8_0 => 8,
+            other => panic!("{} is in none of the fixtures used here", other.name()),
+        };
+        let tensor = |t: &dynamicinfer::formats::TensorInfo| Tensor {
+            name: t.name.clone(),
+            kind: kind(t.dtype),
+            shape: t.shape.clone(),
+            data: bytes[t.offset as usize..(t.offset + t.bytes) as usize].to_vec(),
+        };
+        File {
+            keys: read.metadata.iter().map(|(key, value)| (key.to_owned(), value.clone())).collect(),
+            tensors: read.tensors.iter().map(tensor).collect(),
+        }
+    }
+
+    fn set(&mut self, key: &str, value: Value) {
+        self.remove(key);
+        self.keys.push((key.into(), value));
+    }
+
+    fn remove(&mut self, key: &str) {
+        self.keys.retain(|(k, _)| k != key);
+    }
+
+    fn tensor(&mut self, name: &str) -> &mut Tensor {
+        self.tensors.iter_mut().find(|t| t.name == name).unwrap_or_else(|| panic!("the fixture has {name}"))
+    }
+
+    fn drop_tensor(&mut self, name: &str) {
+        self.tensor(name);
+        self.tensors.retain(|t| t.name != name);
+    }
+
+    /// A SentencePiece vocabulary of `tokens` tokens.
+    fn vocabulary(&mut self, tokens: usize) {
+        let texts =
+            ["<unk>".into(), "<s>".into(), "</s>".into()].into_iter().chain((3..tokens).map(|i| format!("t{i}")));
+        self.set("tokenizer.ggml.model", text("llama"));
+        self.set("tokenizer.ggml.tokens", Value::Array(Array::Str(texts.take(tokens).collect())));
+        self.set("tokenizer.ggml.scores", Value::Array(Array::F32(vec![0.0; tokens])));
+        self.set("tokenizer.ggml.token_type", Value::Array(Array::I32(vec![1; tokens])));
+        self.set("tokenizer.ggml.bos_token_id", Value::U32(1));
+        self.set("tokenizer.ggml.eos_token_id", Value::U32(2));
+        self.set("tokenizer.ggml.unknown_token_id", Value::U32(0));
+    }
+
+    fn bytes(&self) -> Vec<u8> {
+        fn string(out: &mut Vec<u8>, text: &str) {
+            out.extend((text.len() as u64).to_le_bytes());
+            out.extend(text.as_bytes());
+        }
+        let mut out = b"GGUF\x03\0\0\0".to_vec();
+        out.extend((self.tensors.len() as u64).to_le_bytes());
+        out.extend((self.keys.len() as u64).to_le_bytes());
+        for (key, value) in &self.keys {
+            string(&mut out, key);
+            let mut number = |kind: u32, bytes: &[u8]| {
+                out.extend(kind.to_le_bytes());
+                out.extend(bytes);
+            };
+            match value {
+                Value::U16(v) => number(2, &v.to_le_bytes()),
+                Value::U32(v) => number(4, &v.to_le_bytes()),
+                Value::I32(v) => number(5, &v.to_le_bytes()),
+                Value::F32(v) => number(6, &v.to_le_bytes()),
+                Value::Bool(v) => number(7, &[u8::from(*v)]),
+                Value::Str(v) => {
+                    number(8, &[]);
+                    string(&mut out, v);
+                }
+                Value::Array(array) => {
+                    let (kind, len) = match array {
+                        Array::F32(v) => (6u32, v.len()),
+                        Array::I32(v) => (5, v.len()),
+                        Array::Str(v) => (8, v.len()),
+                        other => panic!("{other:?} is not written here"),
+                    };
+                    number(9, &kind.to_le_bytes());
+                    out.extend((len as u64).to_le_bytes());
+                    match array {
+                        Array::F32(v) => v.iter().for_each(|x| out.extend(x.to_le_bytes())),
+                        Array::I32(v) => v.iter().for_each(|x| out.extend(x.to_le_bytes())),
+                        Array::Str(v) => v.iter().for_each(|s| string(&mut out, s)),
+                        _ => unreachable!(),
+                    }
+                }
+                other => panic!("{other:?} is not written here"),
+            }
+        }
+        let mut offset = 0u64;
+        for t in &self.tensors {
+            string(&mut out, &t.name);
+            out.extend((t.shape.len() as u32).to_le_bytes());
+            t.shape.iter().rev().for_each(|&d| out.extend((d as u64).to_le_bytes()));
+            out.extend(t.kind.to_le_bytes());
+            out.extend(offset.to_le_bytes());
+            offset = (offset + t.data.len() as u64).next_multiple_of(32);
+        }
+        for t in &self.tensors {
+            out.resize(out.len().next_multiple_of(32), 0);
+            out.extend(&t.data);
+        }
+        out.resize(out.len().next_multiple_of(32), 0);
+        out
+    }
+}
+
+fn text(value: &str) -> Value {
+    Value::Str(value.into())
+}
+
+/// Opens the changed file under `name`; the refusal without the file's path.
+fn gguf_refusal(from: &str, name: &str, case: &str, change: impl FnOnce(&mut File)) -> String {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join(name);
+    let mut file = File::read(from);
+    change(&mut file);
+    std::fs::write(&path, file.bytes()).unwrap();
+    refusal(Source::open(&path, None), &path, case)
+}
+
+#[test]
+fn what_is_put_together_again_is_the_same_model() {
+    let dir = tempfile::tempdir().unwrap();
+    for name in ["llama.gguf", "llama.q4_0.gguf", "llama-linear-rope.q8_0.gguf"] {
+        let path = dir.path().join(name);
+        std::fs::write(&path, File::read(name).bytes()).unwrap();
+        let (again, first) = (Source::open(&path, None).unwrap(), Source::open(&fixture(name), None).unwrap());
+        assert_eq!(again.fingerprint(), first.fingerprint());
+    }
+    // As many tokens as embeddings, or fewer, are right.
+    for tokens in [320, 300] {
+        let mut file = File::read("llama.gguf");
+        file.vocabulary(tokens);
+        file.set("llama.vocab_size", Value::U32(320));
+        let path = dir.path().join("vocabulary.gguf");
+        std::fs::write(&path, file.bytes()).unwrap();
+        assert_eq!(Source::open(&path, None).unwrap().tokenizer.unwrap().vocab_len(&path).unwrap(), tokens);
+    }
+}
+
+#[test]
+fn ggufs_that_describe_no_model_are_refused() {
+    type Change = fn(&mut File);
+    let cases: &[(&str, Change, &[&str])] = &[
+        ("no architecture", |f| f.remove("general.architecture"), &["general.architecture: missing"]),
+        (
+            "unknown architecture",
+            |f| f.set("general.architecture", text("mamba")),
+            &["general.architecture: architecture 'mamba' is not supported; known are llama"],
+        ),
+        (
+            "architecture without end",
+            |f| f.set("general.architecture", text(&"x".repeat(100_000))),
+            &["general.architecture: architecture 'xxx", "xxx…' is not supported; known are llama"],
+        ),
+        (
+            "escape in the architecture",
+            |f| f.set("general.architecture", text("\x1b[31mllama\n")),
+            &["general.architecture", r"\u{1b}[31mllama\n"],
+        ),
+        (
+            "architecture is a number",
+            |f| f.set("general.architecture", Value::U32(7)),
+            &["general.architecture", "a string"],
+        ),
+        (
+            "layers 4e9",
+            |f| f.set("llama.block_count", Value::U32(4_000_000_000)),
+            &["layer count is 4000000000; it must be 1 to 4096"],
+        ),
+        ("layers 0", |f| f.set("llama.block_count", Value::U32(0)), &["layer count is 0"]),
+        ("layers -1", |f| f.set("llama.block_count", Value::I32(-1)), &["llama.block_count"]),
+        ("layers missing", |f| f.remove("llama.block_count"), &["llama.block_count: missing"]),
+        ("layers text", |f| f.set("llama.block_count", text("2")), &["llama.block_count", "a whole number"]),
+        (
+            "a layer more than there is",
+            |f| f.set("llama.block_count", Value::U32(3)),
+            &["blk.2.attn_norm.weight: the tensor is missing"],
+        ),
+        ("heads 0", |f| f.set("llama.attention.head_count", Value::U32(0)), &[": llama.attention.head_count: is 0"]),
+        ("heads missing", |f| f.remove("llama.attention.head_count"), &["llama.attention.head_count: missing"]),
+        (
+            "heads not shared evenly",
+            |f| f.set("llama.attention.head_count_kv", Value::U32(3)),
+            &["4 heads cannot share 3 key/value heads"],
+        ),
+        (
+            "key/value heads 0",
+            |f| f.set("llama.attention.head_count_kv", Value::U32(0)),
+            &["key/value head count is 0"],
+        ),
+        (
+            "context 0",
+            |f| f.set("llama.context_length", Value::U32(0)),
+            &["context length is 0; it must be 1 to 16777216"],
+        ),
+        (
+            "theta NaN",
+            |f| f.set("llama.rope.freq_base", Value::F32(f32::NAN)),
+            &["llama.rope.freq_base: NaN is not a positive number"],
+        ),
+        (
+            "theta 0",
+            |f| f.set("llama.rope.freq_base", Value::F32(0.0)),
+            &["llama.rope.freq_base: 0 is not a positive number"],
+        ),
+        (
+            "theta infinite",
+            |f| f.set("llama.rope.freq_base", Value::F32(f32::INFINITY)),
+            &["llama.rope.freq_base: inf"],
+        ),
+        ("theta text", |f| f.set("llama.rope.freq_base", text("1e4")), &["llama.rope.freq_base"]),
+        (
+            "unknown scaling",
+            |f| f.set("llama.rope.scaling.type", text("yarn")),
+            &[
+                "llama.rope.scaling.type: RoPE scaling 'yarn' is not supported; supported are linear and rope_freqs.weight",
+            ],
+        ),
+        (
+            "scaling by NaN",
+            |f| f.set("llama.rope.scaling.factor", Value::F32(f32::NAN)),
+            &["llama.rope.scaling.factor: NaN is not a positive number"],
+        ),
+        (
+            "scaling by infinity",
+            |f| f.set("llama.rope.scaling.factor", Value::F32(f32::INFINITY)),
+            &["llama.rope.scaling.factor: inf"],
+        ),
+        (
+            "scaling by nothing",
+            |f| {
+                f.remove("llama.rope.scaling.factor");
+                f.set("llama.rope.scaling.type", text("linear"))
+            },
+            &["llama.rope.scaling.factor: missing"],
+        ),
+        (
+            "partial rotation",
+            |f| f.set("llama.rope.dimension_count", Value::U32(8)),
+            &["llama.rope.dimension_count: partial rotation is not supported: it must be the head dimension 16"],
+        ),
+        (
+            "values narrower than keys",
+            |f| f.set("llama.attention.value_length", Value::U32(8)),
+            &["llama.attention.value_length: differs from the key length"],
+        ),
+        (
+            "epsilon NaN",
+            |f| f.set("llama.attention.layer_norm_rms_epsilon", Value::F32(f32::NAN)),
+            &["norm epsilon NaN is not between 0 and 0.1"],
+        ),
+        ("epsilon 0", |f| f.set("llama.attention.layer_norm_rms_epsilon", Value::F32(0.0)), &["norm epsilon 0 "]),
+        (
+            "hidden size disagrees",
+            |f| {
+                f.set("llama.embedding_length", Value::U32(128));
+                f.set("llama.attention.head_count", Value::U32(8))
+            },
+            &["token_embd.weight: has shape [320, 64], the model's configuration needs [320, 128] (at byte "],
+        ),
+        (
+            "FFN size disagrees",
+            |f| f.set("llama.feed_forward_length", Value::U32(97)),
+            &["blk.0.ffn_up.weight: has shape [96, 64], the model's configuration needs [97, 64]"],
+        ),
+        ("no embedding", |f| f.drop_tensor("token_embd.weight"), &["token_embd.weight: the tensor is missing"]),
+        ("no last norm", |f| f.drop_tensor("output_norm.weight"), &["output_norm.weight: the tensor is missing"]),
+        ("no down", |f| f.drop_tensor("blk.1.ffn_down.weight"), &["blk.1.ffn_down.weight: the tensor is missing"]),
+        (
+            "norm of a wrong type",
+            |f| {
+                let t = f.tensor("blk.1.ffn_norm.weight");
+                t.kind = 8;
+                t.data = vec![0; 68]
+            },
+            &["blk.1.ffn_norm.weight: is Q8_0; a vector must be F32, F16 or BF16 (at byte "],
+        ),
+        (
+            "matrix where a vector should be",
+            |f| f.tensor("output_norm.weight").shape = vec![8, 8],
+            &["output_norm.weight: has shape [8, 8], the model's configuration needs [64]"],
+        ),
+        (
+            "too many RoPE factors",
+            |f| {
+                f.tensors.push(Tensor {
+                    name: "rope_freqs.weight".into(),
+                    kind: 0,
+                    shape: vec![9],
+                    data: vec![0x3f; 36],
+                })
+            },
+            &["rope_freqs.weight: 9 numbers, the head dimension 16 needs half as many"],
+        ),
+        (
+            "RoPE factor 0",
+            |f| f.tensors.push(Tensor { name: "rope_freqs.weight".into(), kind: 0, shape: vec![8], data: vec![0; 32] }),
+            &["a RoPE frequency is not a finite positive number"],
+        ),
+        (
+            "unknown activation",
+            |f| f.set("llama.hidden_act", text("swiglu")),
+            &["llama.hidden_act: activation 'swiglu' is not known; known are relu"],
+        ),
+        ("activation is a number", |f| f.set("llama.hidden_act", Value::U32(1)), &["llama.hidden_act", "a string"]),
+        (
+            "fatrelu without threshold",
+            |f| f.set("llama.hidden_act", text("fatrelu")),
+            &["llama.hidden_act: fatrelu without its threshold"],
+        ),
+        (
+            "fatrelu by NaN",
+            |f| {
+                f.set("llama.hidden_act", text("fatrelu"));
+                f.set("llama.hidden_act_param", Value::F32(f32::NAN))
+            },
+            &["llama.hidden_act: fatrelu with threshold NaN"],
+        ),
+        (
+            "one part of three",
+            |f| f.set("split.count", Value::U16(3)),
+            &[
+                "split.count: this is one of 3 parts of a model; join them first: llama-gguf-split --merge FIRST-PART OUTPUT.gguf",
+            ],
+        ),
+        (
+            "vocabulary 2^31",
+            |f| f.set("llama.vocab_size", Value::U32(1 << 31)),
+            &["vocabulary size is 2147483648; it must be 1 to 4194304"],
+        ),
+        (
+            "more tokens than embeddings",
+            |f| {
+                f.vocabulary(321);
+                f.set("llama.vocab_size", Value::U32(320))
+            },
+            &["vocabulary: the tokenizer has 321 tokens and the model 320 rows of embeddings"],
+        ),
+        (
+            "more tokens than embeddings, no size",
+            |f| {
+                f.vocabulary(321);
+                f.remove("llama.vocab_size")
+            },
+            &["token_embd.weight: has shape [320, 64], the model's configuration needs [321, 64]"],
+        ),
+        (
+            "no token",
+            |f| {
+                f.vocabulary(0);
+                f.set("llama.vocab_size", Value::U32(320))
+            },
+            &["tokenizer.ggml.", ": "],
+        ),
+        (
+            "fewer scores than tokens",
+            |f| {
+                f.vocabulary(320);
+                f.set("tokenizer.ggml.scores", Value::Array(Array::F32(vec![0.0; 319])))
+            },
+            &["tokenizer.ggml.scores: 319 values, but tokenizer.ggml.tokens has 320"],
+        ),
+        (
+            "scores of another type",
+            |f| {
+                f.vocabulary(320);
+                f.set("tokenizer.ggml.scores", Value::Array(Array::I32(vec![0; 320])))
+            },
+            &["tokenizer.ggml.scores"],
+        ),
+        (
+            "BOS out of range",
+            |f| {
+                f.vocabulary(320);
+                f.set("tokenizer.ggml.bos_token_id", Value::U32(320))
+            },
+            &["tokenizer.ggml.bos_token_id: token 320 is not in the vocabulary of 320 tokens"],
+        ),
+    ];
+    for (case, change, wants) in cases {
+        assert_says(&gguf_refusal("llama.gguf", "model.gguf", case, change), wants, case);
+    }
+}
+
+#[test]
+fn a_llama_gguf_whose_name_says_relu_wants_its_activation_named() {
+    let whole = ": llama.hidden_act: the name says that this is a ReLU model, but a GGUF of the llama architecture does not \
+                 carry its activation and would run with SiLU; name it: --activation relu, or fatrelu(0.01) for ProSparse 7B";
+    let by_name =
+        gguf_refusal("llama.gguf", "model.gguf", "name", |f| f.set("general.name", text("SparseLLM ReluLLaMA-7B")));
+    assert_eq!(by_name, whole);
+    assert_eq!(gguf_refusal("llama.gguf", "prosparse-llama-2-7b.gguf", "file name", |_| ()), whole);
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("prosparse-llama-2-7b.gguf");
+    std::fs::copy(fixture("llama.gguf"), &path).unwrap();
+    let fatrelu = Activation::Fatrelu(0.01);
+    assert_eq!(Source::open(&path, Some(fatrelu)).unwrap().config.activation, fatrelu);
+}
+
+// Hugging Face directories: links to a fixture's files, some of them replaced.
+
+/// The directory of `fixture_name` with `replaced` files in place of its own.
+fn directory(fixture_name: &str, replaced: &[(&str, Vec<u8>)]) -> tempfile::TempDir {
+    let dir = tempfile::tempdir().unwrap();
+    for entry in std::fs::read_dir(fixture(fixture_name)).unwrap() {
+        let entry = entry.unwrap();
+        if !replaced.iter().any(|(name, _)| *name == entry.file_name()) {
+            std::os::unix::fs::symlink(entry.path().canonicalize().unwrap(), dir.path().join(entry.file_name()))
+                .unwrap();
+        }
+    }
+    for (name, bytes) in replaced {
+        std::fs::write(dir.path().join(name), bytes).unwrap();
+    }
+    dir
+}
+
+fn json_of(fixture_name: &str, file: &str) -> Json {
+    serde_json::from_slice(&std::fs::read(fixture(fixture_name).join(file)).unwrap()).unwrap()
+}
+
+/// The refusal of a fixture whose config.json has `changes`; null takes a key out.
+fn config_refusal(fixture_name: &str, changes: Json) -> String {
+    let mut config = json_of(fixture_name, "config.json");
+    for (key, value) in changes.as_object().unwrap() {
+        config[key] = value.clone();
+    }
+    let dir = directory(fixture_name, &[("config.json", config.to_string().into_bytes())]);
+    refusal(Source::open(dir.path(), None), dir.path(), &changes.to_string())
+}
+
+#[test]
+fn directories_that_describe_no_model_are_refused() {
+    let cases = [
+        (
+            json!({"model_type": null}),
+            "config.json: model_type: missing, so the model's family is not known; known are llama",
+        ),
+        (
+            json!({"model_type": "gpt_neox"}),
+            "config.json: model_type: family 'gpt_neox' is not supported; known are llama",
+        ),
+        (json!({"model_type": 7}), "config.json: model_type: is 7, not text"),
+        (
+            json!({"hidden_act": null}),
+            "config.json: hidden_act: missing; name it on the command line: --activation relu, say",
+        ),
+        (
+            json!({"hidden_act": "xielu"}),
+            "config.json: hidden_act: activation 'xielu' is not known; known are relu, fatrelu(t), relu2",
+        ),
+        (json!({"hidden_act": "fatrelu"}), "config.json: hidden_act: fatrelu without its threshold"),
+        (json!({"hidden_act": ["relu"]}), "config.json: hidden_act: is [\"relu\"], not text"),
+        (
+            json!({"num_hidden_layers": 4_000_000_000u64}),
+            "config.json: layer count is 4000000000; it must be 1 to 4096",
+        ),
+        (json!({"num_hidden_layers": 3}), "model.layers.2.input_layernorm.weight: the tensor is missing"),
+        (json!({"num_attention_heads": 0}), "config.json: head count is 0"),
+        (json!({"num_key_value_heads": 3}), "config.json: 4 heads cannot share 3 key/value heads"),
+        (
+            json!({"num_key_value_heads": 1}),
+            "self_attn.k_proj.weight: has shape [32, 64], the model's configuration needs [16, 64]",
+        ),
+        (json!({"head_dim": 15}), "config.json: head dimension 15 is odd"),
+        (json!({"head_dim": 1_u64 << 40}), "config.json: head dimension is 1099511627776"),
+        (
+            json!({"hidden_size": 128}),
+            "model.embed_tokens.weight: has shape [320, 64], the model's configuration needs [320, 128] (at byte ",
+        ),
+        (json!({"hidden_size": "64"}), "config.json: hidden_size: is \"64\", not a whole number"),
+        (json!({"hidden_size": -64}), "config.json: hidden_size: is -64, not a whole number"),
+        (json!({"hidden_size": 64.5}), "config.json: hidden_size: is 64.5, not a whole number"),
+        (json!({"hidden_size": null}), "config.json: hidden_size: missing"),
+        (json!({"max_position_embeddings": 0}), "config.json: context length is 0"),
+        (json!({"rope_theta": 0}), "config.json: rope_theta: 0 is not a positive number"),
+        (json!({"rope_theta": -1.5}), "config.json: rope_theta: -1.5 is not a positive number"),
+        (json!({"rope_theta": "1e4"}), "config.json: rope_theta: is \"1e4\", not a number"),
+        (json!({"rope_parameters": {"rope_theta": "1e4"}}), "config.json: rope_theta: NaN is not a positive number"),
+        (
+            json!({"rope_scaling": {"type": "dynamic", "factor": 2.0}}),
+            "config.json: rope_scaling: RoPE scaling 'dynamic' is not supported; supported are linear and llama3",
+        ),
+        (
+            json!({"rope_scaling": {"factor": 2.0}}),
+            "config.json: rope_scaling: is {\"factor\":2.0}, which does not name its rope_type",
+        ),
+        (
+            json!({"rope_scaling": {"rope_type": 3}}),
+            "config.json: rope_scaling: is {\"rope_type\":3}, which does not name",
+        ),
+        (
+            json!({"rope_scaling": "linear"}),
+            "config.json: rope_scaling: is \"linear\", which does not name its rope_type",
+        ),
+        (
+            json!({"rope_scaling": {"type": "linear", "factor": 0.0}}),
+            "config.json: rope_scaling.factor: missing or not a positive number",
+        ),
+        (
+            json!({"rope_scaling": {"rope_type": "llama3", "factor": 8.0}}),
+            "config.json: rope_scaling.low_freq_factor: missing",
+        ),
+        (
+            json!({"rope_scaling": null, "rope_parameters": {"rope_type": "yarn"}}),
+            "config.json: rope_parameters: RoPE scaling 'yarn' is not supported",
+        ),
+        (json!({"mlp_bias": true}), "config.json: mlp_bias: is true; only false is supported"),
+        (json!({"partial_rotary_factor": 0.5}), "config.json: partial_rotary_factor: is 0.5; only 1.0 is supported"),
+        (json!({"attention_bias": true}), "model.layers.0.self_attn.q_proj.bias: the tensor is missing"),
+        (json!({"attention_bias": "yes"}), "config.json: attention_bias: is \"yes\", not true or false"),
+        (json!({"tie_word_embeddings": 1}), "config.json: tie_word_embeddings: is 1, not true or false"),
+        (json!({"rms_norm_eps": 0.0}), "config.json: norm epsilon 0 is not between 0 and 0.1"),
+        (json!({"rms_norm_eps": "small"}), "config.json: rms_norm_eps: is \"small\", not a number"),
+        (json!({"model_type": "mistral", "sliding_window": 0}), "config.json: the attention window is 0"),
+        (json!({"vocab_size": 0}), "config.json: vocabulary size is 0"),
+        (
+            json!({"vocab_size": 319}),
+            "model.embed_tokens.weight: has shape [320, 64], the model's configuration needs [319, 64]",
+        ),
+    ];
+    for (changes, want) in cases {
+        let message = config_refusal("llama", changes.clone());
+        assert_says(&message, &[want], &changes.to_string());
+    }
+    let opt = [
+        (json!({"do_layer_norm_before": false}), "config.json: do_layer_norm_before: is false; only true is supported"),
+        (json!({"word_embed_proj_dim": 32}), "config.json: word_embed_proj_dim: is 32; only 64 is supported"),
+        (json!({"activation_function": "tanh"}), "config.json: activation_function: activation 'tanh' is not known"),
+        (
+            json!({"max_position_embeddings": 300}),
+            "embed_positions.weight: has shape [258, 64], the model's configuration needs [302, 64]",
+        ),
+    ];
+    for (changes, want) in opt {
+        assert_says(&config_refusal("opt", changes.clone()), &[want], &changes.to_string());
+    }
+}
+
+#[test]
+fn a_directory_needs_its_config_and_its_own_tokenizer() {
+    let empty = tempfile::tempdir().unwrap();
+    let message = refusal(Source::open(empty.path(), None), empty.path(), "empty");
+    let whole =
+        "not a model directory: there is no config.json; give a Hugging Face directory, a .gguf or a .neurons file";
+    assert_eq!(message, format!(": {whole}"));
+    for (case, config) in [
+        ("cut", &b"{\"model_type\": \"lla"[..]),
+        ("NaN", b"{\"rope_theta\": NaN}"),
+        ("not UTF-8", b"{\"a\": \"\xff\"}"),
+    ] {
+        let dir = directory("llama", &[("config.json", config.to_vec())]);
+        assert_says(
+            &refusal(Source::open(dir.path(), None), dir.path(), case),
+            &["config.json: not understood: "],
+            case,
+        );
+    }
+    let mut tokenizer = json_of("llama", "tokenizer.json");
+    let added = json!({"id": 320, "content": "<pad>", "special": true, "single_word": false, "lstrip": false, "rstrip": false, "normalized": false});
+    tokenizer["added_tokens"].as_array_mut().unwrap().push(added);
+    let dir = directory("llama", &[("tokenizer.json", tokenizer.to_string().into_bytes())]);
+    assert_eq!(
+        refusal(Source::open(dir.path(), None), dir.path(), "an added token"),
+        ": vocabulary: the tokenizer has 321 tokens and the model 320 rows of embeddings: it belongs to another model, or tokens \
+         were added that the model does not know; take the tokenizer that was published with it"
+    );
+}
+
+// Weights that are no weights are found when they are read: packing names the tensor and leaves nothing behind.
+
+/// Packs and expects a refusal; the message, and that no file was left.
+fn pack_refusal(model: &Path, quant: Quant, case: &str) -> String {
+    let out = tempfile::tempdir().unwrap();
+    let source = Source::open(model, None).unwrap();
+    let packed = pack(&source, &out.path().join("x.neurons"), &PackOptions { quant, orders: None }, &|_, _| Ok(()));
+    assert_eq!(std::fs::read_dir(out.path()).unwrap().count(), 0, "{case}: packing left something behind");
+    refusal(packed, model, case)
+}
+
+/// The llama fixture (F32) with one number of a tensor replaced.
+fn with_number(tensor: &str, number: f32) -> tempfile::TempDir {
+    let file = fixture("llama").join("model.safetensors");
+    let mut bytes = std::fs::read(&file).unwrap();
+    let infos = safetensors::parse(&bytes, &file).unwrap();
+    let info = infos.iter().find(|t| t.name == tensor).unwrap();
+    let at = (info.offset + info.bytes / 2) as usize / 4 * 4;
+    bytes[at..at + 4].copy_from_slice(&number.to_le_bytes());
+    directory("llama", &[("model.safetensors", bytes)])
+}
+
+#[test]
+fn numbers_that_no_store_can_hold_are_refused_by_the_tensors_name() {
+    let tensors = [
+        "model.embed_tokens.weight",
+        "lm_head.weight",
+        "model.norm.weight",
+        "model.layers.1.input_layernorm.weight",
+        "model.layers.0.self_attn.q_proj.weight",
+        "model.layers.1.self_attn.o_proj.weight",
+        "model.layers.1.mlp.gate_proj.weight",
+        "model.layers.0.mlp.up_proj.weight",
+        "model.layers.1.mlp.down_proj.weight",
+    ];
+    for tensor in tensors {
+        for (number, says) in [(f32::NAN, "holds NaN"), (f32::NEG_INFINITY, "holds -inf")] {
+            let dir = with_number(tensor, number);
+            for quant in Quant::ALL {
+                let case = format!("{tensor} {number} {}", quant.name());
+                let message = pack_refusal(dir.path(), quant, &case);
+                assert_says(&message, &["model.safetensors: ", tensor, says, "the model is damaged (at byte "], &case);
+            }
+        }
+        let dir = with_number(tensor, -70_000.0);
+        let out = tempfile::tempdir().unwrap();
+        let source = Source::open(dir.path(), None).unwrap();
+        let options = PackOptions { quant: Quant::F32, orders: None };
+        pack(&source, &out.path().join("x.neurons"), &options, &|_, _| Ok(())).unwrap();
+        if !tensor.contains("norm") {
+            for quant in [Quant::F16, Quant::Q8, Quant::Q4] {
+                let message = pack_refusal(dir.path(), quant, tensor);
+                assert_says(&message, &[tensor, "holds 70000, which f16 cannot; pack it with --quant f32"], tensor);
+            }
+        }
+    }
+}
+
+#[test]
+fn a_scale_that_is_no_number_is_refused_even_where_blocks_are_copied() {
+    for (file, quant) in [("llama-linear-rope.q8_0.gguf", Quant::Q8), ("llama.q4_0.gguf", Quant::Q4)] {
+        for tensor in ["blk.0.attn_q.weight", "blk.1.ffn_up.weight", "blk.1.ffn_down.weight"] {
+            for scale in [0x7e00u16, 0x7c00, 0xfc00] {
+                let dir = tempfile::tempdir().unwrap();
+                let path = dir.path().join("model.gguf");
+                let mut changed = File::read(file);
+                let data = &mut changed.tensor(tensor).data;
+                let block = if quant == Quant::Q8 { 34 } else { 18 };
+                let at = data.len() / 2 / block * block;
+                data[at..at + 2].copy_from_slice(&scale.to_le_bytes());
+                // A code of zero times infinity is NaN, any other infinite: both are refused.
+                std::fs::write(&path, changed.bytes()).unwrap();
+                for quant in [quant, Quant::F32] {
+                    let case = format!("{file} {tensor} {scale:x} {}", quant.name());
+                    assert_says(&pack_refusal(&path, quant, &case), &[tensor, "the model is damaged"], &case);
+                }
+            }
+        }
+    }
+}

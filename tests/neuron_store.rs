@@ -1,0 +1,400 @@
+//! The neuron store against damage: a cut, changed or half written store is refused with what to do about it, and a
+//! store that is being replaced stays whole for those who read it.
+
+use dynamicinfer::cpu::Kernels;
+use dynamicinfer::engine::{Engine, Logits, Session};
+use dynamicinfer::error::Error;
+use dynamicinfer::formats::neuron_store::{Header, NeuronStore, parse};
+use dynamicinfer::formats::rows::Quant;
+use dynamicinfer::lab::pack::{PackOptions, pack};
+use dynamicinfer::model::source::Source;
+use dynamicinfer::model::{KvType, Model};
+use dynamicinfer::prng::Prng;
+use dynamicinfer::tokenizer::Tokenizer;
+use serde_json::{Value as Json, json};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
+use xxhash_rust::xxh3::xxh3_64;
+
+fn source(name: &str) -> Source {
+    Source::open(&Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/models").join(name), None).unwrap()
+}
+
+fn packed(name: &str, quant: Quant, path: &Path, orders: Option<Vec<Vec<u32>>>) {
+    pack(&source(name), path, &PackOptions { quant, orders }, &|_, _| Ok(())).unwrap();
+}
+
+/// A good store with every kind of section: neurons in another order, biases, a tokenizer.
+fn good() -> Vec<u8> {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("good.neurons");
+    let config = &source("opt").config;
+    let order: Vec<u32> = (0..config.ffn as u32).rev().collect();
+    packed("opt", Quant::F16, &path, Some(vec![order; config.layers]));
+    std::fs::read(path).unwrap()
+}
+
+fn number_at(bytes: &[u8], at: usize) -> usize {
+    u64::from_le_bytes(bytes[at..at + 8].try_into().unwrap()) as usize
+}
+
+/// Where the JSON header begins.
+fn header_at(bytes: &[u8]) -> usize {
+    number_at(bytes, 16)
+}
+
+/// The store with another header text, its length and checksum right.
+fn with_header(bytes: &[u8], text: &[u8]) -> Vec<u8> {
+    let mut out = bytes[..header_at(bytes)].to_vec();
+    out.extend(text);
+    let len = out.len() as u64;
+    out[24..32].copy_from_slice(&(text.len() as u64).to_le_bytes());
+    out[32..40].copy_from_slice(&xxh3_64(text).to_le_bytes());
+    out[40..48].copy_from_slice(&len.to_le_bytes());
+    out
+}
+
+fn edited(bytes: &[u8], change: impl FnOnce(&mut Json)) -> Vec<u8> {
+    let mut header: Json = serde_json::from_slice(&bytes[header_at(bytes)..]).unwrap();
+    change(&mut header);
+    with_header(bytes, header.to_string().as_bytes())
+}
+
+fn section<'a>(header: &'a mut Json, name: &str) -> &'a mut Json {
+    let sections = header["sections"].as_array_mut().unwrap();
+    sections.iter_mut().find(|s| s["name"] == name).unwrap_or_else(|| panic!("the store has a section {name}"))
+}
+
+/// A refusal of the file with what to do about it.
+fn refusal<T>(result: Result<T, Error>, file: &str, case: &str) -> String {
+    let Err(error) = result else { panic!("{case}: was accepted") };
+    assert!(matches!(error, Error::BadFile(_)), "{case}: {error:?}");
+    let message = error.to_string();
+    assert!(message.starts_with(file), "{case}: {message}");
+    assert!(message.contains("pack it again") || message.contains("pack the model again"), "{case}: {message}");
+    assert!(!message.contains(char::is_control), "{case}: {message:?}");
+    message
+}
+
+/// Opens it as a file, with its tokenizer.
+fn open(dir: &Path, bytes: &[u8]) -> Result<(Model, Tokenizer), Error> {
+    let path = dir.join("x.neurons");
+    std::fs::write(&path, bytes).unwrap();
+    let model = Model::open(&path)?;
+    let tokenizer = Tokenizer::new(model.tokenizer()?, &path)?;
+    Ok((model, tokenizer))
+}
+
+#[test]
+fn a_store_cut_anywhere_is_refused() {
+    let good = good();
+    let at = header_at(&good);
+    assert!(at > 40 * 4096, "enough data for cuts");
+    let cuts = (0..64).chain((64..at).step_by(4096)).chain(at..good.len());
+    for end in cuts {
+        refusal(parse(&good[..end], Path::new("cut")), "cut: ", &format!("cut at {end}"));
+    }
+    for extra in [1, 4096] {
+        let long = [&good[..], &vec![0; extra]].concat();
+        let says = refusal(parse(&long, Path::new("long")), "long: ", "longer");
+        assert_eq!(
+            says,
+            format!(
+                "long: file length: says {}, the file has {}: it was cut or not finished; pack it again (at byte 40)",
+                good.len(),
+                long.len()
+            )
+        );
+    }
+}
+
+#[test]
+fn a_flipped_bit_of_preamble_or_header_is_found() {
+    let good = good();
+    let same = serde_json::to_string(&parse(&good, Path::new("x")).unwrap()).unwrap();
+    let at = header_at(&good);
+    let flip = |bit: usize| {
+        let mut bytes = good.clone();
+        bytes[bit / 8] ^= 1 << (bit % 8);
+        parse(&bytes, Path::new("flipped"))
+    };
+    for bit in 0..64 * 8 {
+        match flip(bit) {
+            // Bytes that mean nothing yet.
+            Ok(header) => {
+                assert!((12..16).contains(&(bit / 8)) || (48..64).contains(&(bit / 8)), "bit {bit}");
+                assert_eq!(serde_json::to_string(&header).unwrap(), same);
+            }
+            Err(_) => drop(refusal(flip(bit), "flipped: ", &format!("bit {bit}"))),
+        }
+    }
+    let mut random = Prng::new(1);
+    for _ in 0..1000 {
+        let bit = 8 * at + random.below(8 * (good.len() - at) as u64) as usize;
+        let says = refusal(flip(bit), "flipped: ", &format!("bit {bit}"));
+        assert!(says.contains("header: checksum differs: the file is damaged"), "{says}");
+    }
+}
+
+/// Damage that the checksum agrees with: what a faulty or hostile program would write.
+#[test]
+fn a_header_with_any_bit_changed_never_leads_outside_the_file() {
+    let good = good();
+    let at = header_at(&good);
+    let text = &good[at..];
+    let inside = |header: &Header| header.sections.iter().all(|s| s.offset >= 64 && s.offset + s.bytes <= at as u64);
+    let mut accepted = Vec::new();
+    for bit in 0..8 * text.len() {
+        let mut text = text.to_vec();
+        text[bit / 8] ^= 1 << (bit % 8);
+        let bytes = with_header(&good, &text);
+        match parse(&bytes, Path::new("flipped")) {
+            Ok(header) => {
+                assert!(inside(&header), "bit {bit}");
+                accepted.push(bytes);
+            }
+            refused => drop(refusal(refused, "flipped: ", &format!("bit {bit}"))),
+        }
+    }
+    assert!(accepted.len() > 1000, "{}", accepted.len());
+    // A sample of those goes through the model, and those that it accepts through the engine.
+    let dir = tempfile::tempdir().unwrap();
+    let mut random = Prng::new(2);
+    let mut ran = 0;
+    for _ in 0..300 {
+        let bytes = &accepted[random.below(accepted.len() as u64) as usize];
+        match open(dir.path(), bytes) {
+            Ok((model, _)) => {
+                let mut engine = Engine::new(model, 1, Kernels::best());
+                let mut session = Session::new(&engine, 8, KvType::F16);
+                assert_eq!(engine.forward(&mut session.kv, &[1, 2, 3], Logits::Last).len(), 320);
+                ran += 1;
+            }
+            Err(error) => assert!(matches!(error, Error::BadFile(_)), "{error:?}"),
+        }
+    }
+    assert!((30..300).contains(&ran), "{ran}");
+}
+
+#[test]
+fn stores_that_contradict_themselves_are_refused() {
+    let good = good();
+    let dir = tempfile::tempdir().unwrap();
+    open(dir.path(), &good).unwrap();
+    type Change = fn(&mut Json);
+    let cases: &[(&str, Change, &str)] = &[
+        (
+            "fingerprint missing",
+            |h| drop(h.as_object_mut().unwrap().remove("fingerprint")),
+            "header: not understood: missing field `fingerprint`",
+        ),
+        ("unknown key", |h| h["next"] = json!(1), "header: not understood: unknown field `next`"),
+        (
+            "unknown key without end",
+            |h| h["\u{1b}".repeat(9000)] = json!(1),
+            r"header: not understood: unknown field `\u{1b}\u{1b}",
+        ),
+        ("unknown type", |h| h["quant"] = json!("q2_k"), "header: not understood: unknown variant `q2_k`"),
+        ("offset past the end", |h| section(h, "embed")["offset"] = json!(1u64 << 40), "embed: "),
+        ("offset wraps", |h| section(h, "embed")["offset"] = json!(u64::MAX - 4095), "embed: "),
+        ("offset in the preamble", |h| section(h, "embed")["offset"] = json!(0), "embed: "),
+        ("offset not aligned", |h| section(h, "embed")["offset"] = json!(4096 + 64), "embed: "),
+        ("offset negative", |h| section(h, "embed")["offset"] = json!(-4096), "header: not understood: "),
+        ("a byte more", |h| section(h, "embed")["bytes"] = json!(320 * 64 * 2 + 1), "embed: 40961 bytes at "),
+        ("a row more", |h| section(h, "embed")["content"]["rows"]["rows"] = json!(321), "embed: 40960 bytes at "),
+        ("rows wrap", |h| section(h, "embed")["content"]["rows"]["rows"] = json!(1u64 << 63), "embed: "),
+        ("columns wrap", |h| section(h, "embed")["content"]["rows"]["cols"] = json!(u64::MAX), "embed: "),
+        ("half a number", |h| section(h, "layer.0.order")["bytes"] = json!(383), "layer.0.order: 383 bytes at "),
+        (
+            "a section twice",
+            |h| section(h, "layer.1.o")["name"] = json!("layer.0.o"),
+            "layer.0.o: the section is there twice",
+        ),
+        (
+            "a section missing",
+            |h| section(h, "layer.1.o")["name"] = json!("layer.1.x"),
+            "layer.1.o: the section is missing",
+        ),
+        ("no embedding", |h| section(h, "embed")["name"] = json!("\u{1b}[2J"), "embed: the section is missing"),
+        (
+            "vocabulary disagrees",
+            |h| h["config"]["vocab"] = json!(321),
+            "embed: is Rows { quant: F16, rows: 320, cols: 64 }, not 321 rows of 64 numbers; pack the model again",
+        ),
+        ("hidden size disagrees", |h| h["config"]["hidden"] = json!(128), "embed: is Rows"),
+        ("FFN size disagrees", |h| h["config"]["ffn"] = json!(95), "layer.0.ffn: is Rows"),
+        (
+            "layers 0",
+            |h| h["config"]["layers"] = json!(0),
+            "config: layer count is 0; it must be 1 to 4096; pack the model again",
+        ),
+        ("layers 4e9", |h| h["config"]["layers"] = json!(4_000_000_000u64), "config: layer count is 4000000000"),
+        ("a layer too many", |h| h["config"]["layers"] = json!(3), "layer.2."),
+        (
+            "heads do not divide",
+            |h| h["config"]["kv_heads"] = json!(3),
+            "config: 4 heads cannot share 3 key/value heads",
+        ),
+        ("context disagrees", |h| h["config"]["context"] = json!(257), "positions: is Rows"),
+        ("offset wraps the positions", |h| h["config"]["positions"]["learned"]["offset"] = json!(u64::MAX), "config: "),
+        (
+            "unknown activation",
+            |h| h["config"]["activation"] = json!("tanh"),
+            "config: not understood: unknown variant `tanh`",
+        ),
+        ("config empty", |h| h["config"] = json!({}), "config: not understood: missing field"),
+        (
+            "another family's positions",
+            |h| h["config"]["positions"] = json!({"rope": {"frequencies": [1.0]}}),
+            "config: 1 RoPE frequencies for head dimension 16",
+        ),
+        (
+            "a norm of another type",
+            |h| section(h, "out_norm")["content"]["rows"] = json!({"quant": "f16", "rows": 2, "cols": 64}),
+            "out_norm: is Rows",
+        ),
+        (
+            "order too short",
+            |h| section(h, "layer.1.order")["bytes"] = json!(380),
+            "layer.1.order: does not hold one number per neuron",
+        ),
+        (
+            "order is something else",
+            |h| {
+                let at = section(h, "embed")["offset"].clone();
+                section(h, "layer.1.order")["offset"] = at
+            },
+            "layer.1.order: does not name each neuron once",
+        ),
+        ("tokenizer cut", |h| section(h, "tokenizer")["bytes"] = json!(100), "tokenizer: not understood: EOF"),
+    ];
+    for (case, change, want) in cases {
+        let opened = open(dir.path(), &edited(&good, change));
+        let says = refusal(opened, dir.path().to_str().unwrap(), case);
+        assert!(says.contains(&format!("x.neurons: {want}")), "{case}: no {want:?} in: {says}");
+    }
+    let mut other_version = good.clone();
+    other_version[8] = 2;
+    let says = refusal(parse(&other_version, Path::new("new")), "new: ", "version");
+    assert_eq!(says, "new: version: is 2, this program reads 1; pack the model again (at byte 8)");
+    let mut big_endian = good.clone();
+    big_endian[8..12].copy_from_slice(&1u32.to_be_bytes());
+    refusal(parse(&big_endian, Path::new("big")), "big: ", "big endian");
+    refusal(parse(b"GGUF\x03\0\0\0", Path::new("gguf")), "gguf: not a neuron store", "gguf");
+}
+
+#[test]
+fn damaged_weights_are_found_by_verify_in_the_section_they_are_in() {
+    let good = good();
+    let dir = tempfile::tempdir().unwrap();
+    let (model, _) = open(dir.path(), &good).unwrap();
+    model.store().verify(|_| ()).unwrap();
+    let sections = model.store().header.sections.clone();
+    drop(model);
+    let mut random = Prng::new(3);
+    for section in sections {
+        let mut bytes = good.clone();
+        let at = section.offset + random.below(section.bytes);
+        bytes[at as usize] ^= 1 << random.below(8);
+        let path = dir.path().join("damaged.neurons");
+        std::fs::write(&path, &bytes).unwrap();
+        let says = refusal(NeuronStore::open(&path).unwrap().verify(|_| ()), path.to_str().unwrap(), &section.name);
+        let want = format!(": {}: checksum ", section.name);
+        assert!(
+            says.contains(&want)
+                && says.ends_with(&format!("the file is damaged; pack it again (at byte {})", section.offset)),
+            "{says}"
+        );
+    }
+}
+
+#[test]
+fn a_damaged_tokenizer_is_refused_and_never_panics() {
+    let good = good();
+    let dir = tempfile::tempdir().unwrap();
+    let tokenizer = {
+        let (model, _) = open(dir.path(), &good).unwrap();
+        model.store().section("tokenizer").unwrap().clone()
+    };
+    let mut random = Prng::new(4);
+    let mut refused = 0;
+    for _ in 0..200 {
+        let mut bytes = good.clone();
+        let at = tokenizer.offset + random.below(tokenizer.bytes);
+        bytes[at as usize] = b"\0\"{}9,\xff\\"[random.below(8) as usize];
+        if let Err(error) = open(dir.path(), &bytes) {
+            assert!(matches!(error, Error::BadFile(_)), "{error:?}");
+            refused += 1;
+        }
+    }
+    assert!(refused > 100, "{refused}");
+}
+
+fn files_in(dir: &Path) -> Vec<String> {
+    let mut names: Vec<_> =
+        std::fs::read_dir(dir).unwrap().map(|e| e.unwrap().file_name().to_string_lossy().into_owned()).collect();
+    names.sort();
+    names
+}
+
+#[test]
+fn packing_that_is_interrupted_at_any_step_leaves_nothing() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("x.neurons");
+    let source = source("llama");
+    let mut interruptions = 0;
+    loop {
+        let calls = AtomicU64::new(0);
+        let stop = |_, _| match calls.fetch_add(1, Ordering::Relaxed) {
+            n if n == interruptions => Err(Error::Interrupted),
+            _ => Ok(()),
+        };
+        match pack(&source, &path, &PackOptions { quant: Quant::Q8, orders: None }, &stop) {
+            Err(Error::Interrupted) => assert_eq!(files_in(dir.path()), [""; 0], "after {interruptions} steps"),
+            Err(other) => panic!("{other:?}"),
+            Ok(()) => break,
+        }
+        interruptions += 1;
+    }
+    assert!(interruptions > 10, "{interruptions}");
+    Model::open(&path).unwrap().store().verify(|_| ()).unwrap();
+}
+
+#[test]
+fn what_a_killed_packing_left_is_removed_by_the_next() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut gone = std::process::Command::new("true").spawn().unwrap();
+    gone.wait().unwrap();
+    let gone = gone.id();
+    let alive = std::os::unix::process::parent_id();
+    let kept = [
+        format!("x.neurons.{alive}.tmp"),
+        "x.neurons.tmp".into(),
+        "x.neurons.12a.tmp".into(),
+        format!("y.neurons.{gone}.tmp"),
+    ];
+    for name in kept.iter().cloned().chain([format!("x.neurons.{gone}.tmp")]) {
+        std::fs::write(dir.path().join(name), "half a store").unwrap();
+    }
+    packed("llama", Quant::F16, &dir.path().join("x.neurons"), None);
+    let mut want = kept.to_vec();
+    want.push("x.neurons".into());
+    want.sort();
+    assert_eq!(files_in(dir.path()), want);
+}
+
+#[test]
+fn a_store_that_is_replaced_stays_whole_for_its_readers() {
+    let dir = tempfile::tempdir().unwrap();
+    let path: PathBuf = dir.path().join("x.neurons");
+    packed("llama", Quant::F32, &path, None);
+    let old = Model::open(&path).unwrap();
+    let row = old.embed.row(7).to_vec();
+    packed("llama", Quant::Q4, &path, None);
+    assert_eq!(old.embed.row(7), row);
+    old.store().verify(|_| ()).unwrap();
+    let new = Model::open(&path).unwrap();
+    assert_eq!((old.quant, new.quant), (Quant::F32, Quant::Q4));
+    new.store().verify(|_| ()).unwrap();
+    assert_eq!(files_in(dir.path()), ["x.neurons"]);
+}
