@@ -14,6 +14,8 @@ pub mod team;
 pub use columns::Columns;
 pub use team::Team;
 
+pub use crate::formats::rows::Rows;
+
 use crate::formats::rows::Quant;
 
 /// Columns a kernel takes at most: past that a GEMM over dequantised tiles is faster (`engine/linear.rs`).
@@ -25,25 +27,6 @@ pub const MAX_COLUMNS: usize = 32;
 /// `rows` are `Quant::row_bytes(x.cols)` readable bytes each, of the function's own type; `y` is writable at every index
 /// named; the CPU has the instructions the function was compiled for.
 pub type Dot = unsafe fn(rows: Rows, count: usize, x: &Columns, y: *mut f32, stride: usize);
-
-/// Where rows begin: row r at `first + r * stride` bytes.
-#[derive(Clone, Copy)]
-pub struct Rows {
-    pub first: *const u8,
-    pub stride: usize,
-}
-
-impl Rows {
-    #[inline(always)]
-    pub fn row(self, r: usize) -> *const u8 {
-        self.first.wrapping_add(r * self.stride)
-    }
-
-    #[inline(always)]
-    pub fn from(self, r: usize) -> Rows {
-        Rows { first: self.row(r), ..self }
-    }
-}
 
 /// Rows that one `axpy` call adds at most: the output is loaded and stored once for all of them.
 pub const MAX_AXPY_ROWS: usize = 2;

@@ -118,6 +118,25 @@ impl Quant {
     }
 }
 
+/// Where rows begin: row r at `first + r * stride` bytes.
+#[derive(Clone, Copy)]
+pub struct Rows {
+    pub first: *const u8,
+    pub stride: usize,
+}
+
+impl Rows {
+    #[inline(always)]
+    pub fn row(self, r: usize) -> *const u8 {
+        self.first.wrapping_add(r * self.stride)
+    }
+
+    #[inline(always)]
+    pub fn from(self, r: usize) -> Rows {
+        Rows { first: self.row(r), ..self }
+    }
+}
+
 impl std::str::FromStr for Quant {
     type Err = String;
     fn from_str(text: &str) -> Result<Quant, String> {

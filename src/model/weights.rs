@@ -3,7 +3,7 @@
 use super::config::{Ffn, ModelConfig, Norm, Positions};
 use crate::error::{Error, Result, excerpt};
 use crate::formats::neuron_store::{Content, NeuronStore};
-use crate::formats::rows::Quant;
+use crate::formats::rows::{Quant, Rows};
 use crate::tokenizer::TokenizerSpec;
 use std::path::Path;
 
@@ -32,8 +32,8 @@ impl Matrix {
 
     /// Every `step`th row from row `r` on.
     #[inline]
-    pub fn rows_from(&self, r: usize, step: usize) -> crate::cpu::Rows {
-        crate::cpu::Rows { first: self.row_ptr(r), stride: step * self.row_bytes }
+    pub fn rows_from(&self, r: usize, step: usize) -> Rows {
+        Rows { first: self.row_ptr(r), stride: step * self.row_bytes }
     }
 
     #[inline]
