@@ -55,7 +55,8 @@ pub struct BenchRow {
 
 pub fn bench(engine: &mut Engine, options: &BenchOptions) -> Result<Vec<BenchRow>> {
     let threads = engine.threads();
-    let before = ReadBuffer::new()?.measure(threads);
+    let buffer = ReadBuffer::new()?;
+    let before = buffer.measure(threads);
     interrupt::check()?;
     let mut rows = Vec::new();
     let mut runs = Vec::new();
@@ -70,7 +71,7 @@ pub fn bench(engine: &mut Engine, options: &BenchOptions) -> Result<Vec<BenchRow
         rows.push(row(engine, prompt, generate, options.kv, before, &samples));
     }
     // Whichever was better: the machine may have been busy during one.
-    let after = ReadBuffer::new()?.measure(threads);
+    let after = buffer.measure(threads);
     for row in &mut rows {
         row.machine_gb_s = row.machine_gb_s.max(after.gb_per_s);
         row.share_of_machine = row.read_gb_s.map(|rate| rate / row.machine_gb_s);
