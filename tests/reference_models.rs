@@ -10,7 +10,7 @@ use dynamicinfer::engine::{Engine, Logits, Session};
 use dynamicinfer::formats::rows::Quant;
 use dynamicinfer::formats::{MappedFile, quant, safetensors};
 use dynamicinfer::lab::pack::{PackOptions, pack};
-use dynamicinfer::model::source::Source;
+use dynamicinfer::model::source::{Source, source_files};
 use dynamicinfer::model::{KvCache, KvType, Model};
 use std::path::{Path, PathBuf};
 
@@ -243,4 +243,25 @@ fn a_context_that_cannot_be_is_refused() {
             assert!(matches!(refused, Err(Error::Memory(_))), "{context}");
         }
     }
+}
+
+/// OPT as it was published: GPT-2's two vocabulary files and no tokenizer.json.
+#[test]
+fn vocab_and_merges_are_a_tokenizer_and_belong_to_the_source() {
+    let dir = tempfile::tempdir().unwrap();
+    for file in ["config.json", "model.safetensors"] {
+        std::fs::copy(fixtures().join("opt").join(file), dir.path().join(file)).unwrap();
+    }
+    std::fs::write(dir.path().join("vocab.json"), r#"{"a": 0, "b": 1, "ab": 2}"#).unwrap();
+    assert!(Source::open(dir.path(), None).unwrap().tokenizer.is_none());
+    std::fs::write(dir.path().join("merges.txt"), "#version: 0.2\na b\n").unwrap();
+    let source = Source::open(dir.path(), None).unwrap();
+    assert!(source.tokenizer.is_some());
+    let names: Vec<&str> = source.files().iter().map(|f| f.name.as_str()).collect();
+    assert_eq!(names, ["config.json", "merges.txt", "model.safetensors", "vocab.json"]);
+    // What replaces a file while the model is packed makes the store stale.
+    std::fs::write(dir.path().join("merges.txt"), "#version: 0.2\na b\n\n").unwrap();
+    let store = dir.path().join("model.neurons");
+    pack(&source, &store, &PackOptions { quant: Quant::F32, orders: None }, &|_, _| Ok(())).unwrap();
+    assert_ne!(Model::open(&store).unwrap().store().header.sources, source_files(dir.path()).unwrap());
 }
