@@ -45,7 +45,9 @@ pub fn default_threads() -> usize {
 }
 
 /// Which messages the program logs to stderr, in tracing's filter language: `DYNAMICINFER_LOG=debug`.
-pub const LOG_VARIABLE: &str = "DYNAMICINFER_LOG";
+pub fn log_filter() -> Option<String> {
+    std::env::var("DYNAMICINFER_LOG").ok()
+}
 
 /// A seed for a run that names none. The only unseeded randomness; it is printed, so the run can be repeated.
 pub fn fresh_seed() -> u64 {

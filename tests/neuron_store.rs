@@ -166,7 +166,7 @@ fn a_header_with_any_bit_changed_never_leads_outside_the_file() {
         match open(dir.path(), bytes) {
             Ok((model, _)) => {
                 let mut engine = Engine::new(model, 1, Kernels::best());
-                let mut session = Session::new(&engine, 8, KvType::F16);
+                let mut session = Session::new(&engine, 8, KvType::F16).unwrap();
                 assert_eq!(engine.forward(&mut session.kv, &[1, 2, 3], Logits::Last).len(), 320);
                 ran += 1;
             }

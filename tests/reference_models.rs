@@ -2,13 +2,16 @@
 //! the logits of the whole prompt within 1e-3 of the largest, and the same 64 greedy tokens, with an f32 store and f32
 //! keys and values, on every instruction set and by both the decode kernels and the prefill GEMM.
 
+use dynamicinfer::Error;
 use dynamicinfer::cpu::{Isa, Kernels};
+
+use dynamicinfer::engine::session::CHUNK;
 use dynamicinfer::engine::{Engine, Logits, Session};
 use dynamicinfer::formats::rows::Quant;
 use dynamicinfer::formats::{MappedFile, quant, safetensors};
 use dynamicinfer::lab::pack::{PackOptions, pack};
-use dynamicinfer::model::source::Source;
-use dynamicinfer::model::{KvType, Model};
+use dynamicinfer::model::source::{Source, source_files};
+use dynamicinfer::model::{KvCache, KvType, Model};
 use std::path::{Path, PathBuf};
 
 fn fixtures() -> PathBuf {
@@ -77,7 +80,7 @@ fn check(file: &str, stem: &str, quant: Quant, kernels: Kernels, threads: usize)
     let dir = tempfile::tempdir().unwrap();
     let expected = expected(stem);
     let mut engine = Engine::new(open(file, quant, dir.path()), threads, kernels);
-    let mut session = Session::new(&engine, 256, KvType::F32);
+    let mut session = Session::new(&engine, 256, KvType::F32).unwrap();
     let logits = engine.forward(&mut session.kv, &expected.prompt, Logits::All);
     let mut worst = relative_error(logits, &expected.prompt_logits);
     let vocab = expected.last_logits.len();
@@ -155,8 +158,8 @@ fn prefill_by_gemm_equals_decode_by_kernels_in_every_store_type() {
         let model = open(file, quant, dir.path());
         let tokens: Vec<u32> = (0..100).map(|i| (i * 37 + 11) % model.config.vocab as u32).collect();
         let mut engine = Engine::new(model, 2, Kernels::best());
-        let mut by_gemm = Session::new(&engine, 128, KvType::F32);
-        let mut by_kernels = Session::new(&engine, 128, KvType::F32);
+        let mut by_gemm = Session::new(&engine, 128, KvType::F32).unwrap();
+        let mut by_kernels = Session::new(&engine, 128, KvType::F32).unwrap();
         let wide = engine.forward(&mut by_gemm.kv, &tokens, Logits::All).to_vec();
         let mut narrow = Vec::new();
         for chunk in tokens.chunks(7) {
@@ -176,7 +179,7 @@ fn the_result_does_not_depend_on_the_number_of_threads() {
     let run = |threads: usize| {
         let model = Model::open(&dir.path().join("model.neurons")).unwrap();
         let mut engine = Engine::new(model, threads, Kernels::best());
-        let mut session = Session::new(&engine, 64, KvType::F16);
+        let mut session = Session::new(&engine, 64, KvType::F16).unwrap();
         let tokens: Vec<u32> = (0..40).collect();
         session.append(&mut engine, &tokens, |_| Ok(())).unwrap();
         engine.forward(&mut session.kv, &[7], Logits::Last).to_vec()
@@ -200,9 +203,65 @@ fn a_permuted_store_gives_the_same_logits_and_keeps_the_permutation() {
     }
     let logits = |model: Model| {
         let mut engine = Engine::new(model, 1, Kernels::best());
-        let mut session = Session::new(&engine, 64, KvType::F32);
+        let mut session = Session::new(&engine, 64, KvType::F32).unwrap();
         engine.forward(&mut session.kv, &[3, 1, 4, 1, 5, 9], Logits::All).to_vec()
     };
     let error = relative_error(&logits(permuted), &logits(open("opt", Quant::F32, dir.path())));
     assert!(error < 1e-5, "relative error {error}");
+}
+
+#[test]
+fn a_prompt_in_chunks_gives_the_logits_of_the_whole() {
+    let dir = tempfile::tempdir().unwrap();
+    let model = open("relullama", Quant::F32, dir.path());
+    let tokens: Vec<u32> = (0..CHUNK as u32 + 10).map(|i| (i * 37 + 11) % model.config.vocab as u32).collect();
+    let mut engine = Engine::new(model, 2, Kernels::best());
+    let mut session = Session::new(&engine, tokens.len(), KvType::F32).unwrap();
+    assert!(engine.forward(&mut session.kv, &tokens[..1], Logits::None).is_empty());
+    session.truncate(0);
+    let whole = engine.forward(&mut session.kv, &tokens, Logits::Last).to_vec();
+    session.truncate(0);
+    let by_chunks = session.append(&mut engine, &tokens, |_| Ok(())).unwrap();
+    let error = relative_error(by_chunks, &whole);
+    assert!(error < 1e-4, "relative error {error}");
+    assert_eq!(session.tokens, tokens);
+}
+
+#[test]
+fn a_context_that_cannot_be_is_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let engine = Engine::new(open("opt", Quant::F32, dir.path()), 1, Kernels::best());
+    let refused = |context: usize| Session::new(&engine, context, KvType::F16).map(|_| ()).unwrap_err();
+    assert!(matches!(refused(257), Error::Usage(why) if why.contains("has 256 positions")));
+    let session = Session::new(&engine, 256, KvType::F16).unwrap();
+    assert!(matches!(session.check(&engine, &[0; 257]), Err(Error::Usage(_))));
+    assert!(matches!(session.check(&engine, &[320]), Err(Error::Usage(_))));
+    session.check(&engine, &[0; 256]).unwrap();
+    for context in [1 << 56, usize::MAX] {
+        for kind in [KvType::F16, KvType::F32] {
+            let refused = KvCache::new(&engine.model.config, context, kind).map(|_| ());
+            assert!(matches!(refused, Err(Error::Memory(_))), "{context}");
+        }
+    }
+}
+
+/// OPT as it was published: GPT-2's two vocabulary files and no tokenizer.json.
+#[test]
+fn vocab_and_merges_are_a_tokenizer_and_belong_to_the_source() {
+    let dir = tempfile::tempdir().unwrap();
+    for file in ["config.json", "model.safetensors"] {
+        std::fs::copy(fixtures().join("opt").join(file), dir.path().join(file)).unwrap();
+    }
+    std::fs::write(dir.path().join("vocab.json"), r#"{"a": 0, "b": 1, "ab": 2}"#).unwrap();
+    assert!(Source::open(dir.path(), None).unwrap().tokenizer.is_none());
+    std::fs::write(dir.path().join("merges.txt"), "#version: 0.2\na b\n").unwrap();
+    let source = Source::open(dir.path(), None).unwrap();
+    assert!(source.tokenizer.is_some());
+    let names: Vec<&str> = source.files().iter().map(|f| f.name.as_str()).collect();
+    assert_eq!(names, ["config.json", "merges.txt", "model.safetensors", "vocab.json"]);
+    // What replaces a file while the model is packed makes the store stale.
+    std::fs::write(dir.path().join("merges.txt"), "#version: 0.2\na b\n\n").unwrap();
+    let store = dir.path().join("model.neurons");
+    pack(&source, &store, &PackOptions { quant: Quant::F32, orders: None }, &|_, _| Ok(())).unwrap();
+    assert_ne!(Model::open(&store).unwrap().store().header.sources, source_files(dir.path()).unwrap());
 }

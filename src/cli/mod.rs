@@ -89,8 +89,9 @@ fn dispatch(verb: Verb) -> Result<()> {
 }
 
 fn log() {
-    let filter = tracing_subscriber::EnvFilter::try_from_env(crate::config::LOG_VARIABLE)
-        .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("warn"));
+    use tracing_subscriber::EnvFilter;
+    let given = crate::config::log_filter().and_then(|filter| EnvFilter::try_new(filter).ok());
+    let filter = given.unwrap_or_else(|| EnvFilter::new("warn"));
     // Set once, here; a second subscriber cannot be there yet.
     let _ = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).try_init();
 }

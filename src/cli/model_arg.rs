@@ -112,7 +112,16 @@ impl ModelArgs {
             }
             return Ok(model);
         }
-        let store = self.cached(&path)?;
+        // The store of the type that `run M` takes by itself has no type in its key; it serves those who name that type.
+        let own = self.cached(&path, None)?;
+        if let Some(quant) = self.quant
+            && let Ok(opened) = NeuronStore::open(&own)
+            && opened.header.quant == quant
+            && opened.header.sources == source_files(&path)?
+        {
+            return Model::from_store(opened);
+        }
+        let store = self.cached(&path, self.quant)?;
         if let Some(model) = up_to_date(&store, &path)? {
             return Ok(model);
         }
@@ -121,6 +130,7 @@ impl ModelArgs {
             Some(quant) => quant,
             None => natural_quant(&source)?,
         };
+        let store = if quant == natural_quant(&source)? { own } else { store };
         let dir = store.parent().expect("the cache path has a directory");
         std::fs::create_dir_all(dir).map_err(Error::io("create", dir))?;
         check_room(dir, packed_bytes(&source, quant))?;
@@ -132,7 +142,7 @@ impl ModelArgs {
     }
 
     /// Where the packed form of `path` belongs. The name tells people what it is, the hash keeps models apart.
-    fn cached(&self, path: &Path) -> Result<PathBuf> {
+    fn cached(&self, path: &Path, quant: Option<Quant>) -> Result<PathBuf> {
         let real = path.canonicalize().map_err(Error::io("resolve", path))?;
         let cache = crate::config::cache_dir().ok_or_else(|| {
             Error::Usage(
@@ -140,7 +150,7 @@ impl ModelArgs {
                     .into(),
             )
         })?;
-        let key = format!("{}|{:?}|{:?}", real.display(), self.quant, self.activation);
+        let key = format!("{}|{:?}|{:?}", real.display(), quant, self.activation);
         let name = real.file_stem().unwrap_or_default().to_string_lossy().into_owned();
         let hash = xxhash_rust::xxh3::xxh3_64(key.as_bytes());
         Ok(cache.join("models").join(format!("{name}-{hash:016x}.{EXTENSION}")))

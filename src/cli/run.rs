@@ -110,7 +110,7 @@ pub fn run(args: Args) -> Result<()> {
     let tokens = prompt_tokens(&args, &tokenizer, &prompt)?;
     let mut engine = args.engine.engine(model)?;
     let context = context(&args, &engine, tokens.len())?;
-    let mut session = Session::new(&engine, context, args.engine.kv());
+    let mut session = Session::new(&engine, context, args.engine.kv())?;
     let answer = generate(&args, &mut engine, &mut session, &tokenizer, &tokens, params)?;
     report(&args, &engine, &answer)?;
     if answer.finish_reason == "interrupted" { Err(Error::Interrupted) } else { Ok(()) }

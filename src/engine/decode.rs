@@ -12,6 +12,8 @@ use crate::model::{KvCache, Model};
 /// Which logits a forward pass makes: the head is as large as several layers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Logits {
+    /// None: more of the prompt follows.
+    None,
     /// Of the last token.
     Last,
     /// Of every token.
@@ -65,8 +67,8 @@ impl Engine {
         self.team.threads()
     }
 
-    /// Runs `tokens` at the positions after those in `kv` and adds them to it. Returns logits, `[1 or n, vocab]`.
-    /// The tokens are below the vocabulary size and fit the cache: [`super::Session`] sees to both.
+    /// Runs `tokens` at the positions after those in `kv` and adds them to it. Returns logits, `[0, 1 or n, vocab]`.
+    /// The tokens are below the vocabulary size and fit the cache: [`super::Session::check`] sees to both.
     pub fn forward(&mut self, kv: &mut KvCache, tokens: &[u32], want: Logits) -> &mut [f32] {
         let (n, first) = (tokens.len(), kv.len);
         assert!(n > 0 && first + n <= kv.context);
@@ -115,7 +117,11 @@ impl Engine {
         }
         kv.len += n;
         // 3 head
-        let from = if want == Logits::All { 0 } else { n - 1 };
+        let from = match want {
+            Logits::None => return &mut [],
+            Logits::Last => n - 1,
+            Logits::All => 0,
+        };
         let x = &b.x[from * h..];
         let normed = &mut b.normed[from * h..];
         each(team, n - from, normed, |t, out| math::norm(c.norm, &model.out_norm, &x[t * h..(t + 1) * h], out));

@@ -16,8 +16,15 @@ pub struct Session {
 }
 
 impl Session {
-    pub fn new(engine: &Engine, context: usize, kind: KvType) -> Session {
-        Session { kv: KvCache::new(&engine.model.config, context, kind), tokens: Vec::new() }
+    /// # Errors
+    /// [`Error::Usage`] for a context beyond the model's table of positions, where it has one; [`Error::Memory`].
+    pub fn new(engine: &Engine, context: usize, kind: KvType) -> Result<Session> {
+        let model = &engine.model;
+        let limit = model.config.context;
+        if model.positions.is_some() && context > limit {
+            return Err(Error::Usage(format!("a context of {context}: this model has {limit} positions and no more")));
+        }
+        Ok(Session { kv: KvCache::new(&model.config, context, kind)?, tokens: Vec::new() })
     }
 
     /// Adds `tokens` and returns the logits after the last. `step(done)` is called after each chunk and may end the work.
@@ -30,7 +37,7 @@ impl Session {
         self.check(engine, tokens)?;
         let last = tokens.len().saturating_sub(1) / CHUNK * CHUNK;
         for (i, chunk) in tokens[..last].chunks(CHUNK).enumerate() {
-            engine.forward(&mut self.kv, chunk, Logits::Last);
+            engine.forward(&mut self.kv, chunk, Logits::None);
             self.tokens.extend(chunk);
             step((i + 1) * CHUNK)?;
         }
@@ -41,7 +48,8 @@ impl Session {
         Ok(logits)
     }
 
-    fn check(&self, engine: &Engine, tokens: &[u32]) -> Result<()> {
+    /// That there are tokens, that the model knows them and that they fit: what [`Engine::forward`] relies on.
+    pub fn check(&self, engine: &Engine, tokens: &[u32]) -> Result<()> {
         let vocab = engine.model.config.vocab;
         if tokens.is_empty() {
             return Err(Error::Usage("there are no tokens to run".into()));

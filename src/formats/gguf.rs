@@ -128,10 +128,7 @@ fn magic_and_version(bytes: &[u8], path: &Path) -> Result<(u32, bool)> {
                 None if bytes.get(8) == Some(&b'{') => {
                     "not a GGUF file, but a safetensors one: give its directory".into()
                 }
-                None => format!(
-                    "not a model file: it begins with {:?}, not with GGUF",
-                    bytes[..4].escape_ascii().to_string()
-                ),
+                None => format!("not a model file: it begins with \"{}\", not with GGUF", bytes[..4].escape_ascii()),
             });
         }
     };

@@ -75,6 +75,7 @@ struct Tensor {
 /// Collects metadata and tensor shapes, then takes the data in any order.
 pub struct GgufWriter {
     path: PathBuf,
+    /// Empty until it is there.
     temporary: PathBuf,
     metadata: Vec<u8>,
     keys: u64,
@@ -86,10 +87,9 @@ pub struct GgufWriter {
 
 impl GgufWriter {
     pub fn new(path: &Path) -> GgufWriter {
-        let name = path.file_name().unwrap_or_default().to_string_lossy();
         GgufWriter {
             path: path.to_owned(),
-            temporary: path.with_file_name(format!("{name}.{}.tmp", std::process::id())),
+            temporary: PathBuf::new(),
             metadata: Vec::new(),
             keys: 0,
             tensors: Vec::new(),
@@ -168,8 +168,9 @@ impl GgufWriter {
         }
         head.resize(head.len().next_multiple_of(ALIGN as usize), 0);
         let start = head.len() as u64;
+        let (file, temporary) = super::temporary::create(&self.path)?;
+        self.temporary = temporary;
         let io = |e| Error::io("write", &self.temporary)(e);
-        let file = File::create(&self.temporary).map_err(Error::io("create", &self.temporary))?;
         file.write_all_at(&head, 0).map_err(io)?;
         file.set_len(start + self.data_bytes.next_multiple_of(ALIGN)).map_err(io)?;
         self.open = Some((file, start));
@@ -195,7 +196,7 @@ impl GgufWriter {
 
 impl Drop for GgufWriter {
     fn drop(&mut self) {
-        if !self.finished {
+        if !self.finished && !self.temporary.as_os_str().is_empty() {
             let _ = std::fs::remove_file(&self.temporary);
         }
     }

@@ -9,6 +9,7 @@ pub mod neuron_store;
 pub mod quant;
 pub mod rows;
 pub mod safetensors;
+mod temporary;
 
 use crate::error::{Error, Result};
 use memmap2::Mmap;

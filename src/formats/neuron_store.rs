@@ -231,16 +231,7 @@ pub struct Writer {
 
 impl Writer {
     pub fn create(path: &Path) -> Result<Writer> {
-        let name = path.file_name().unwrap_or_default().to_string_lossy();
-        remove_abandoned(path, &name);
-        let temporary = path.with_file_name(format!("{name}.{}.tmp", std::process::id()));
-        let file = File::options()
-            .read(true)
-            .write(true)
-            .create(true)
-            .truncate(true)
-            .open(&temporary)
-            .map_err(Error::io("create", &temporary))?;
+        let (file, temporary) = super::temporary::create(path)?;
         let end = PREAMBLE as u64;
         Ok(Writer { file, temporary, path: path.to_owned(), sections: Vec::new(), end, finished: false })
     }
@@ -306,22 +297,6 @@ impl Drop for Writer {
     fn drop(&mut self) {
         if !self.finished {
             let _ = std::fs::remove_file(&self.temporary);
-        }
-    }
-}
-
-/// Removes temporary files of the same store whose process is gone: a killed pack leaves one, as large as the model.
-fn remove_abandoned(path: &Path, name: &str) {
-    let dir = path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(".".as_ref());
-    let Ok(entries) = std::fs::read_dir(dir) else { return };
-    for entry in entries.flatten() {
-        let file = entry.file_name();
-        let file = file.to_string_lossy();
-        let pid = file.strip_prefix(name).and_then(|rest| rest.strip_prefix('.')?.strip_suffix(".tmp"));
-        if let Some(pid) = pid.and_then(|pid| pid.parse::<u32>().ok())
-            && !Path::new(&format!("/proc/{pid}")).exists()
-        {
-            let _ = std::fs::remove_file(entry.path());
         }
     }
 }

@@ -83,7 +83,7 @@ pub fn bench(engine: &mut Engine, options: &BenchOptions) -> Result<Vec<BenchRow
 fn run(engine: &mut Engine, prompt: usize, generate: usize, options: &BenchOptions) -> Result<Vec<Vec<u64>>> {
     let vocab = engine.model.config.vocab as u64;
     let mut rng = crate::prng::Prng::new(1);
-    let mut session = Session::new(engine, prompt + generate + 1, options.kv);
+    let mut session = Session::new(engine, prompt + generate, options.kv)?;
     // One more than asked for, thrown away: it maps pages and fills buffers.
     let mut repeats = Vec::new();
     for repeat in 0..=options.repeats {

@@ -45,13 +45,14 @@ pub fn likelihood(
             "scoring needs at least two tokens: the first of a window has nothing before it".into(),
         ));
     }
-    let mut session = Session::new(engine, context, kv);
+    let mut session = Session::new(engine, context, kv)?;
     let (mut sum, mut scored, mut bytes, mut windows, mut done) = (0f64, 0usize, 0usize, 0, 0);
     for window in tokens.chunks(context) {
         session.truncate(0);
         windows += 1;
         for (i, chunk) in window.chunks(CHUNK).enumerate() {
             interrupt::check()?;
+            session.check(engine, chunk)?;
             let logits = engine.forward(&mut session.kv, chunk, Logits::All);
             if let Some(out) = &mut logits_out {
                 out.write(logits)?;
@@ -170,7 +171,7 @@ pub fn choices(
     kv: KvType,
     mut step: impl FnMut(usize, usize),
 ) -> Result<Choices> {
-    let mut session = Session::new(engine, context, kv);
+    let mut session = Session::new(engine, context, kv)?;
     let (mut right, mut right_per_byte, mut chance) = (0, 0, 0.0);
     for (i, question) in questions.iter().enumerate() {
         let mut scores = Vec::new();
@@ -230,6 +231,7 @@ fn continuation(
     let mut position = 0;
     let mut sum = 0.0;
     for chunk in whole[..whole.len() - 1].chunks(CHUNK) {
+        session.check(engine, chunk)?;
         let logits = engine.forward(&mut session.kv, chunk, Logits::All);
         for row in logits.chunks_exact(vocab) {
             position += 1;

@@ -26,7 +26,8 @@ pub struct PackOptions {
     pub orders: Option<Vec<Vec<u32>>>,
 }
 
-/// The type that loses least without growing the file: what the source has, or the next larger.
+/// The type nearest to the source's. Q8_0 and Q4_0 keep their own. F16 for floats: of F32 that rounds, `f32` keeps it. Q8
+/// for K quants, larger than they are: it holds their values closely, and no smaller type does.
 pub fn natural_quant(source: &Source) -> Result<Quant> {
     Ok(match source.weight(Role::Up, 0)?.info.dtype {
         DType::F32 | DType::F16 | DType::BF16 => Quant::F16,
@@ -108,7 +109,7 @@ pub fn pack(
         bytes(&mut writer, "tokenizer", &json)?;
     }
     let config = serde_json::to_value(c).expect("a configuration is plain data");
-    writer.finish(source.fingerprint(), source.files()?, quant, config)
+    writer.finish(source.fingerprint(), source.files().to_vec(), quant, config)
 }
 
 fn check_groups(source: &Source, quant: Quant) -> Result<()> {

@@ -1,6 +1,8 @@
 //! Keys and values of the positions seen so far.
 
 use super::config::ModelConfig;
+use crate::error::{Error, Result};
+use bytemuck::allocation::try_zeroed_vec;
 use half::f16;
 use half::slice::{HalfBitsSliceExt, HalfFloatSliceExt};
 use serde::{Deserialize, Serialize};
@@ -49,14 +51,18 @@ impl KvCache {
         ((config.layers * 2 * config.kv_dim() * kind.bytes()) as u64).saturating_mul(context as u64)
     }
 
-    pub fn new(config: &ModelConfig, context: usize, kind: KvType) -> KvCache {
-        let numbers = config.layers * 2 * config.kv_dim() * context;
+    /// # Errors
+    /// [`Error::Memory`] if the system does not give that much address space. Whether the memory behind it is free is
+    /// the caller's to ask: it is taken later, position by position.
+    pub fn new(config: &ModelConfig, context: usize, kind: KvType) -> Result<KvCache> {
+        let no_room = |()| Error::Memory(format!("there is no memory for the keys and values of {context} positions"));
+        let numbers = (config.layers * 2 * config.kv_dim()).checked_mul(context).ok_or(()).map_err(no_room)?;
         // Zeroed allocations are mapped lazily by the allocator: untouched positions cost no memory.
         let (half, full) = match kind {
-            KvType::F16 => (vec![0; numbers], Vec::new()),
-            KvType::F32 => (Vec::new(), vec![0.0; numbers]),
+            KvType::F16 => (try_zeroed_vec(numbers).map_err(no_room)?, Vec::new()),
+            KvType::F32 => (Vec::new(), try_zeroed_vec(numbers).map_err(no_room)?),
         };
-        KvCache { context, kind, heads: config.kv_heads, head_dim: config.head_dim, half, full, len: 0 }
+        Ok(KvCache { context, kind, heads: config.kv_heads, head_dim: config.head_dim, half, full, len: 0 })
     }
 
     fn start(&self, layer: usize, part: usize, head: usize) -> usize {

@@ -33,6 +33,8 @@ pub struct Source {
     pub tokenizer: Option<TokenizerSpec>,
     tensors: Tensors,
     naming: Naming,
+    /// As they were before the first was read: what replaces one meanwhile must look newer than the packed model.
+    files: Vec<SourceFile>,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -49,7 +51,9 @@ impl Source {
     /// Opens a directory or a GGUF. `activation` overrides what the file says, for files that do not say it.
     pub fn open(path: &Path, activation: Option<Activation>) -> Result<Source> {
         let meta = std::fs::metadata(path).map_err(Error::io("open", path))?;
-        let mut source = if meta.is_dir() { open_dir(path, activation)? } else { open_gguf(path, activation)? };
+        let files = source_files(path)?;
+        let mut source =
+            if meta.is_dir() { open_dir(path, files, activation)? } else { open_gguf(path, files, activation)? };
         if source.config.name.is_empty() || source.config.name.starts_with('/') {
             let resolved = path.canonicalize().unwrap_or_else(|_| path.to_owned());
             source.config.name = resolved.file_stem().unwrap_or_default().to_string_lossy().into_owned();
@@ -59,8 +63,8 @@ impl Source {
     }
 
     /// The files it consists of.
-    pub fn files(&self) -> Result<Vec<SourceFile>> {
-        source_files(&self.path)
+    pub fn files(&self) -> &[SourceFile] {
+        &self.files
     }
 
     /// The tensor's weight, with the shape it must have.
@@ -301,12 +305,16 @@ pub fn source_files(path: &Path) -> Result<Vec<SourceFile>> {
     if !path.is_dir() {
         return Ok(vec![SourceFile::of(path)?]);
     }
-    const BESIDE: [&str; 6] = [
+    const BESIDE: [&str; 10] = [
         "config.json",
         "generation_config.json",
         "tokenizer.json",
         "tokenizer.model",
         "tokenizer_config.json",
+        "special_tokens_map.json",
+        "added_tokens.json",
+        "vocab.json",
+        "merges.txt",
         "chat_template.jinja",
     ];
     let mut files = Vec::new();
@@ -333,7 +341,7 @@ pub fn read_json(path: &Path, limit: u64) -> Result<serde_json::Value> {
     serde_json::from_slice(file.bytes()).map_err(|e| Error::bad(path, "", format!("not understood: {e}")))
 }
 
-fn open_dir(path: &Path, activation: Option<Activation>) -> Result<Source> {
+fn open_dir(path: &Path, files: Vec<SourceFile>, activation: Option<Activation>) -> Result<Source> {
     let config_path = path.join("config.json");
     if !config_path.exists() {
         let why =
@@ -349,14 +357,15 @@ fn open_dir(path: &Path, activation: Option<Activation>) -> Result<Source> {
     } else {
         Naming::HfOpt { outer: "model." }
     };
-    let tokenizer = match ["tokenizer.json", "tokenizer.model"].iter().any(|f| path.join(f).exists()) {
+    let known: [&[&str]; 3] = [&["tokenizer.json"], &["tokenizer.model"], &["vocab.json", "merges.txt"]];
+    let tokenizer = match known.iter().any(|files| files.iter().all(|f| path.join(f).exists())) {
         true => Some(spec::from_hf_dir(path)?),
         false => None,
     };
-    Ok(Source { path: path.to_owned(), config, tokenizer, tensors, naming })
+    Ok(Source { path: path.to_owned(), config, tokenizer, tensors, naming, files })
 }
 
-fn open_gguf(path: &Path, activation: Option<Activation>) -> Result<Source> {
+fn open_gguf(path: &Path, files: Vec<SourceFile>, activation: Option<Activation>) -> Result<Source> {
     let file = MappedFile::open(path)?;
     let gguf: Gguf = gguf::parse(file.bytes(), path)?;
     let mut tensors = Tensors::default();
@@ -380,5 +389,5 @@ fn open_gguf(path: &Path, activation: Option<Activation>) -> Result<Source> {
         Some(_) => Some(spec::from_gguf(&gguf.metadata, path)?),
         None => None,
     };
-    Ok(Source { path: path.to_owned(), config, tokenizer, tensors, naming: Naming::Gguf { interleaved } })
+    Ok(Source { path: path.to_owned(), config, tokenizer, tensors, naming: Naming::Gguf { interleaved }, files })
 }

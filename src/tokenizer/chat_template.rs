@@ -21,7 +21,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode, ExitStatus, Stdio};
 use std::sync::mpsc;
 use std::sync::{Arc, Mutex};
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
 /// The program's first argument that makes it the child; see [`child_main`].
 pub const CHILD_ARGUMENT: &str = "__render-template";
@@ -95,14 +95,13 @@ pub fn this_program() -> PathBuf {
 /// As [`render_by`].
 pub fn render(template: &str, messages: &[Message], tokenizer: &Tokenizer) -> Result<String> {
     let text = |id: Option<u32>| id.and_then(|id| tokenizer.token_text(id)).unwrap_or_default().to_owned();
-    let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
     let input = Input {
         template: template.to_owned(),
         messages: messages.to_vec(),
         add_generation_prompt: true,
         bos_token: text(tokenizer.bos()),
         eos_token: text(tokenizer.eos()),
-        now: now.as_secs() as i64,
+        now: crate::clock::unix_seconds() as i64,
         extras: serde_json::Map::new(),
     };
     render_by(&this_program(), &input, tokenizer.path())

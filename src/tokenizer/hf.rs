@@ -8,7 +8,7 @@ use serde::Deserialize;
 use serde_json::Value;
 use std::collections::HashMap;
 use std::path::Path;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 use tokenizers::normalizers::{Replace, Sequence};
 use tokenizers::{ModelWrapper, NormalizerWrapper, PostProcessorWrapper, PreTokenizedString, PreTokenizer};
 
@@ -349,7 +349,7 @@ fn check_splitting_time(tokenizer: &tokenizers::Tokenizer, path: &Path) -> Resul
             let text = unit.repeat(bytes / unit.len());
             // The best of three: another process may have taken the core.
             let slow = (0..3).all(|_| {
-                let start = Instant::now();
+                let start = crate::clock::now();
                 let mut pieces = PreTokenizedString::from(text.as_str());
                 let refused = splitter.pre_tokenize(&mut pieces).is_err();
                 refused || start.elapsed() > longest_split(bytes)

@@ -1,0 +1,66 @@
+//! Where a file is written before it is complete: beside its final name, as `NAME.PID.tmp`.
+
+use crate::error::{Error, Result};
+use std::fs::{File, TryLockError};
+use std::path::{Path, PathBuf};
+
+/// Creates the temporary file of `path`, locked while it is open, and removes those that killed processes left.
+///
+/// Containers that share a folder have processes of the same number: whoever finds the name taken counts on,
+/// `NAME.PID-1.tmp`, and a file that is locked has a writer wherever that runs.
+pub fn create(path: &Path) -> Result<(File, PathBuf)> {
+    let name = path.file_name().unwrap_or_default().to_string_lossy();
+    remove_abandoned(path, &name);
+    let pid = std::process::id();
+    let mut count = 0;
+    loop {
+        let number = if count == 0 { pid.to_string() } else { format!("{pid}-{count}") };
+        let temporary = path.with_file_name(format!("{name}.{number}.tmp"));
+        match File::options().read(true).write(true).create_new(true).open(&temporary) {
+            // Where a file system has no locks, the process number alone protects it.
+            Ok(file) => match file.try_lock() {
+                // Another process takes it for abandoned at this very moment.
+                Err(TryLockError::WouldBlock) => count += 1,
+                _ => return Ok((file, temporary)),
+            },
+            Err(e) if e.kind() == std::io::ErrorKind::AlreadyExists && count < 1000 => count += 1,
+            Err(e) => return Err(Error::io("create", &temporary)(e)),
+        }
+    }
+}
+
+/// Removes temporary files of the same name whose process is gone: a killed pack leaves one, as large as the model.
+fn remove_abandoned(path: &Path, name: &str) {
+    let dir = path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(".".as_ref());
+    let Ok(entries) = std::fs::read_dir(dir) else { return };
+    for entry in entries.flatten() {
+        let file = entry.file_name();
+        let file = file.to_string_lossy();
+        let number = file.strip_prefix(name).and_then(|rest| rest.strip_prefix('.')?.strip_suffix(".tmp"));
+        let pid = number.and_then(|n| n.split('-').next()?.parse::<u32>().ok());
+        let Some(pid) = pid else { continue };
+        let gone = pid == std::process::id() || !Path::new(&format!("/proc/{pid}")).exists();
+        if gone && File::open(entry.path()).is_ok_and(|file| file.try_lock().is_ok()) {
+            let _ = std::fs::remove_file(entry.path());
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_that_is_written_keeps_its_name_and_one_that_was_left_goes() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("x");
+        let (first, one) = create(&path).unwrap();
+        let (_second, two) = create(&path).unwrap();
+        assert_ne!(one, two);
+        assert!(one.exists() && two.exists());
+        drop(first);
+        let (_third, three) = create(&path).unwrap();
+        assert_eq!(three, one);
+        assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 2);
+    }
+}
