@@ -4,6 +4,21 @@
 //! columns (tokens) at once: `dot` (gate, up, q, k, v, o, head: row times input) and `axpy` (down: output plus
 //! activation times row). [`Kernels`] holds the versions for this machine, chosen once at run time.
 
+/// Defines a dot over rows from one over a row and a column, for instruction sets without tiles of registers.
+macro_rules! dot_rows {
+    ($(#[$attribute:meta])? $name:ident, $row:ident) => {
+        $(#[$attribute])?
+        unsafe fn $name(rows: Rows, count: usize, x: &Columns, y: *mut f32, stride: usize) {
+            for r in 0..count {
+                for b in 0..x.n {
+                    // SAFETY: the caller's promises.
+                    unsafe { *y.add(b * stride + r) = $row(rows.row(r), x, b) };
+                }
+            }
+        }
+    };
+}
+
 pub mod aligned;
 mod avx2;
 mod avx512;

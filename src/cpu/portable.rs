@@ -13,20 +13,6 @@ pub const KERNELS: Kernels = Kernels {
     touch: super::touch_nothing,
 };
 
-/// Defines a dot over rows from one over a row and all columns.
-macro_rules! dot_rows {
-    ($name:ident, $row:ident) => {
-        unsafe fn $name(rows: Rows, count: usize, x: &Columns, y: *mut f32, stride: usize) {
-            for r in 0..count {
-                for b in 0..x.n {
-                    // SAFETY: the caller's promises.
-                    unsafe { *y.add(b * stride + r) = $row(rows.row(r), x, b) };
-                }
-            }
-        }
-    };
-}
-
 dot_rows!(dot_f32, dot_f32_row);
 dot_rows!(dot_f16_rows, dot_f16_row);
 dot_rows!(dot_q8, dot_q8_row);
