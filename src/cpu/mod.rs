@@ -1,6 +1,6 @@
 //! The CPU's kernels and its thread team: the host half of the FFN, and all of it on a machine without a GPU.
 //!
-//! A kernel is two primitives over rows of weights in the form of [`crate::formats::rows`], for 1 to [`MAX_COLUMNS`]
+//! A kernel is two primitives over rows of weights in the form of [`crate::formats::rows`], for one or many
 //! columns (tokens) at once: `dot` (gate, up, q, k, v, o, head: row times input) and `axpy` (down: output plus
 //! activation times row). [`Kernels`] holds the versions for this machine, chosen once at run time.
 
@@ -33,7 +33,8 @@ pub use crate::formats::rows::Rows;
 
 use crate::formats::rows::Quant;
 
-/// Columns a kernel takes at most: past that a GEMM over dequantised tiles is faster (`engine/linear.rs`).
+/// Columns up to which the FFN runs neuron block by neuron block, each read once; past that it is bound by arithmetic and
+/// goes by tiles (`engine/ffn.rs`).
 pub const MAX_COLUMNS: usize = 32;
 
 /// y[b * stride + r] = row r · x[b], for `count` rows and each column b.
