@@ -14,6 +14,9 @@ pub mod cpu;
 pub mod kernel;
 pub mod model;
 
+pub mod ops;
+pub mod predictor;
+
 pub mod engine;
 pub mod lab;
 

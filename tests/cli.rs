@@ -194,8 +194,8 @@ fn bad_files_are_5_and_what_cannot_be_read_is_1() {
         (&["run", &bad("cut.neurons", &good[..good.len() - 1]), "x"], 5, "cut.neurons: file length: says "),
         (&["run", &bad("magic.neurons", &good[..7]), "x"], 5, "magic.neurons: "),
         (&["bench", &bad("no-header.neurons", &good[..64])], 5, "no-header.neurons: "),
-        (&["eval", "cut.neurons", "--text", "a.gguf"], 5, "it was cut or not finished; pack it again"),
-        (&["show", "--verify", &flipped], 5, "the file is damaged; pack it again"),
+        (&["eval", "cut.neurons", "--text", "a.gguf"], 5, "it was cut or not finished; pack the model again"),
+        (&["show", "--verify", &flipped], 5, "the file is damaged; pack the model again"),
         (&["run", "empty", "x"], 5, "not a model directory: there is no config.json"),
         (&["pack", "json"], 5, "config.json: not understood: "),
         (&["show", "fifo"], 5, "not a model file: it is a pipe, device or socket"),
@@ -429,7 +429,8 @@ fn a_model_is_packed_once_and_again_when_it_changed() {
     std::fs::write(&store, &bytes[..bytes.len() / 2]).unwrap();
     let (mended, _, _) = call();
     assert!(
-        mended.err.contains("it was cut or not finished; pack it again") && mended.err.ends_with("packing it again\n"),
+        mended.err.contains("it was cut or not finished; pack the model again")
+            && mended.err.ends_with("packing it again\n"),
         "{}",
         mended.err
     );

@@ -71,7 +71,7 @@ fn refusal<T>(result: Result<T, Error>, file: &str, case: &str) -> String {
     assert!(matches!(error, Error::BadFile(_)), "{case}: {error:?}");
     let message = error.to_string();
     assert!(message.starts_with(file), "{case}: {message}");
-    assert!(message.contains("pack it again") || message.contains("pack the model again"), "{case}: {message}");
+    assert!(message.contains("pack the model again") || message.contains("pack the model again"), "{case}: {message}");
     assert!(!message.contains(char::is_control), "{case}: {message:?}");
     message
 }
@@ -92,15 +92,15 @@ fn a_store_cut_anywhere_is_refused() {
     assert!(at > 40 * 4096, "enough data for cuts");
     let cuts = (0..64).chain((64..at).step_by(4096)).chain(at..good.len());
     for end in cuts {
-        refusal(parse(&good[..end], Path::new("cut")), "cut: ", &format!("cut at {end}"));
+        refusal(parse::<Header>(&good[..end], Path::new("cut")), "cut: ", &format!("cut at {end}"));
     }
     for extra in [1, 4096] {
         let long = [&good[..], &vec![0; extra]].concat();
-        let says = refusal(parse(&long, Path::new("long")), "long: ", "longer");
+        let says = refusal(parse::<Header>(&long, Path::new("long")), "long: ", "longer");
         assert_eq!(
             says,
             format!(
-                "long: file length: says {}, the file has {}: it was cut or not finished; pack it again (at byte 40)",
+                "long: file length: says {}, the file has {}: it was cut or not finished; pack the model again (at byte 40)",
                 good.len(),
                 long.len()
             )
@@ -111,12 +111,12 @@ fn a_store_cut_anywhere_is_refused() {
 #[test]
 fn a_flipped_bit_of_preamble_or_header_is_found() {
     let good = good();
-    let same = serde_json::to_string(&parse(&good, Path::new("x")).unwrap()).unwrap();
+    let same = serde_json::to_string(&parse::<Header>(&good, Path::new("x")).unwrap()).unwrap();
     let at = header_at(&good);
     let flip = |bit: usize| {
         let mut bytes = good.clone();
         bytes[bit / 8] ^= 1 << (bit % 8);
-        parse(&bytes, Path::new("flipped"))
+        parse::<Header>(&bytes, Path::new("flipped"))
     };
     for bit in 0..64 * 8 {
         match flip(bit) {
@@ -148,7 +148,7 @@ fn a_header_with_any_bit_changed_never_leads_outside_the_file() {
         let mut text = text.to_vec();
         text[bit / 8] ^= 1 << (bit % 8);
         let bytes = with_header(&good, &text);
-        match parse(&bytes, Path::new("flipped")) {
+        match parse::<Header>(&bytes, Path::new("flipped")) {
             Ok(header) => {
                 assert!(inside(&header), "bit {bit}");
                 accepted.push(bytes);
@@ -275,12 +275,12 @@ fn stores_that_contradict_themselves_are_refused() {
     }
     let mut other_version = good.clone();
     other_version[8] = 2;
-    let says = refusal(parse(&other_version, Path::new("new")), "new: ", "version");
+    let says = refusal(parse::<Header>(&other_version, Path::new("new")), "new: ", "version");
     assert_eq!(says, "new: version: is 2, this program reads 1; pack the model again (at byte 8)");
     let mut big_endian = good.clone();
     big_endian[8..12].copy_from_slice(&1u32.to_be_bytes());
-    refusal(parse(&big_endian, Path::new("big")), "big: ", "big endian");
-    refusal(parse(b"GGUF\x03\0\0\0", Path::new("gguf")), "gguf: not a neuron store", "gguf");
+    refusal(parse::<Header>(&big_endian, Path::new("big")), "big: ", "big endian");
+    refusal(parse::<Header>(b"GGUF\x03\0\0\0", Path::new("gguf")), "gguf: not a neuron store", "gguf");
 }
 
 #[test]
@@ -302,7 +302,7 @@ fn damaged_weights_are_found_by_verify_in_the_section_they_are_in() {
         let want = format!(": {}: checksum ", section.name);
         assert!(
             says.contains(&want)
-                && says.ends_with(&format!("the file is damaged; pack it again (at byte {})", section.offset)),
+                && says.ends_with(&format!("the file is damaged; pack the model again (at byte {})", section.offset)),
             "{says}"
         );
     }

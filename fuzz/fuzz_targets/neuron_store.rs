@@ -2,14 +2,14 @@
 //! or every section is in the file, before the header, and of the length its content says.
 #![no_main]
 
-use dynamicinfer::formats::neuron_store::{Content, MAGIC, VERSION, parse};
+use dynamicinfer::formats::neuron_store::{Content, Header, MAGIC, VERSION, parse};
 use dynamicinfer::model::ModelConfig;
 use libfuzzer_sys::fuzz_target;
 use std::path::Path;
 use xxhash_rust::xxh3::xxh3_64;
 
 fn check(bytes: &[u8]) {
-    let header = match parse(bytes, Path::new("fuzz.neurons")) {
+    let header = match parse::<Header>(bytes, Path::new("fuzz.neurons")) {
         Ok(header) => header,
         Err(error) => {
             let message = error.to_string();

@@ -104,7 +104,7 @@ impl ModelArgs {
     /// Opens the model, packing it into the cache directory first if that was not done yet.
     pub fn open(&self) -> Result<Model> {
         let path = find(&self.model)?;
-        if !path.is_dir() && NeuronStore::is_store(&path) {
+        if !path.is_dir() && NeuronStore::is_one(&path) {
             let model = Model::open(&path)?;
             if let Some(quant) = self.quant.filter(|&q| q != model.quant) {
                 let why = format!("{} is packed as {}", path.display(), model.quant.name());

@@ -43,7 +43,7 @@ fn file_name(name: &str) -> String {
 
 pub fn run(args: Args) -> Result<()> {
     let path = find(&args.model)?;
-    if !path.is_dir() && NeuronStore::is_store(&path) {
+    if !path.is_dir() && NeuronStore::is_one(&path) {
         return Err(Error::Usage(format!("{} is packed already; pack the model it was made from", path.display())));
     }
     let source = Source::open(&path, args.activation)?;

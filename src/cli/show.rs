@@ -48,7 +48,7 @@ struct Shown {
 
 pub fn run(args: Args) -> Result<()> {
     let path = find(&args.model)?;
-    let packed = !path.is_dir() && NeuronStore::is_store(&path);
+    let packed = !path.is_dir() && NeuronStore::is_one(&path);
     let shown = if packed {
         let model = Model::open(&path)?;
         if args.verify {

@@ -1,10 +1,10 @@
 //! Attention over the KV cache, one kv head of one token at a time.
 
-use super::math;
 use crate::cpu::team::Parts;
 use crate::cpu::{Kernels, Team};
 use crate::model::config::ModelConfig;
 use crate::model::kv_cache::{HeadView, KvCache};
+use crate::ops::math;
 
 /// out[t] = attention of token t's queries. `qkv` is `[n, qkv_dim]` with q first, rotated; keys and values of all n
 /// tokens are in the cache at `first..first + n`. `out` is `[n, q_dim]`; `scores` is a room per thread.

@@ -2,12 +2,12 @@
 
 use super::attention::attention;
 use super::ffn::{FfnBuffers, Tile, ffn};
-use super::linear::{linear, read_row};
-use super::math;
 use crate::cpu::team::Parts;
 use crate::cpu::{Columns, Kernels, Team};
 use crate::model::config::Positions;
 use crate::model::{KvCache, Model};
+use crate::ops::linear::{linear, read_row};
+use crate::ops::math;
 
 /// Which logits a forward pass makes: the head is as large as several layers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -3,13 +3,13 @@
 //! Each unit of work is a fixed range of neurons with an output buffer of its own; the buffers are added in order. So the
 //! result does not depend on how many threads there are or which one was faster.
 
-use super::math;
 use crate::cpu::aligned::{Aligned, LINE};
 use crate::cpu::team::Parts;
 use crate::cpu::{Columns, Kernels, MAX_AXPY_ROWS, MAX_COLUMNS, Team};
 use crate::formats::rows::{self, PACK, Quant};
 use crate::model::config::{Activation, Ffn, ModelConfig};
 use crate::model::weights::{Layer, Matrix};
+use crate::ops::math;
 use faer::{Accum, MatMut, MatRef, Par};
 
 /// Units per layer at most. Their buffers are written and added once per token: 32 of them are below 1 % of the weights.

@@ -3,8 +3,6 @@
 pub mod attention;
 pub mod decode;
 pub mod ffn;
-pub mod linear;
-pub mod math;
 pub mod sampler;
 pub mod session;
 

@@ -6,9 +6,11 @@
 pub mod gguf;
 pub mod gguf_writer;
 pub mod neuron_store;
+pub mod predictor_file;
 pub mod quant;
 pub mod rows;
 pub mod safetensors;
+pub mod sections;
 mod temporary;
 
 use crate::error::{Error, Result};

@@ -1,28 +1,21 @@
 //! The neuron store: a model as the engine reads it. `docs/neuron_store.md` draws the bytes.
 //!
-//! A preamble of 64 bytes, sections at multiples of 4096, a JSON header at the end. All weights are rows in the form of
+//! The file has the form of [`super::sections`]. All weights are rows in the form of
 //! [`super::rows`]; an FFN is one section per layer whose rows are gate, up and down of neuron 0, then of neuron 1, and
 //! so on: a neuron block is one contiguous run.
 
-use super::MappedFile;
 use super::rows::Quant;
-use crate::error::{Error, Result, excerpt};
+use super::sections::{self, SectionFile};
+use crate::error::{Error, Result};
 use serde::{Deserialize, Serialize};
-use std::collections::HashMap;
-use std::fs::File;
-use std::os::unix::fs::FileExt;
-use std::path::{Path, PathBuf};
-use xxhash_rust::xxh3::xxh3_64;
+use std::path::Path;
+
+pub use super::sections::{Content, Section, Writer, parse};
 
 pub const MAGIC: [u8; 8] = *b"NEURONS\0";
 pub const VERSION: u32 = 1;
 /// The usual name ending of a store.
 pub const EXTENSION: &str = "neurons";
-/// Sections begin at multiples of this: a page, and what O_DIRECT reads need.
-pub const SECTION_ALIGN: u64 = 4096;
-const PREAMBLE: usize = 64;
-/// A header holds some hundred bytes per section, and a model has tens of sections per layer at most.
-const MAX_HEADER: u64 = 64 << 20;
 
 /// What stands at the end of the file.
 #[derive(Debug, Serialize, Deserialize)]
@@ -57,246 +50,20 @@ impl SourceFile {
     }
 }
 
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct Section {
-    pub name: String,
-    pub content: Content,
-    pub offset: u64,
-    pub bytes: u64,
-    /// xxh3-64 of the bytes, in hex: JSON numbers hold 53 bits in many readers.
-    pub checksum: String,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case", deny_unknown_fields)]
-pub enum Content {
-    /// Rows of weights, `rows` times `Quant::row_bytes(cols)` bytes.
-    Rows { quant: Quant, rows: usize, cols: usize },
-    /// Little-endian u32 numbers.
-    Numbers,
-    /// Bytes of something with a format of its own (the tokeniser's JSON).
-    Bytes,
-}
-
-impl Content {
-    fn expected_bytes(self) -> Option<u64> {
-        match self {
-            Content::Rows { quant, rows, cols } => {
-                let fits = cols < 1 << 32 && (!quant.is_grouped() || cols.is_multiple_of(super::rows::GROUP));
-                fits.then(|| (quant.row_bytes(cols) as u64).checked_mul(rows as u64)).flatten()
-            }
-            Content::Numbers | Content::Bytes => None,
-        }
-    }
-}
-
 /// An open store.
-#[derive(Debug)]
-pub struct NeuronStore {
-    file: MappedFile,
-    pub header: Header,
-    by_name: HashMap<String, usize>,
-}
+pub type NeuronStore = SectionFile<Header>;
 
-impl NeuronStore {
-    /// Whether the file begins as a store does.
-    pub fn is_store(path: &Path) -> bool {
-        let mut magic = [0; 8];
-        matches!(MappedFile::open(path), Ok(file) if {
-            let n = file.bytes().len().min(8);
-            magic[..n].copy_from_slice(&file.bytes()[..n]);
-            magic == MAGIC
-        })
+impl sections::Header for Header {
+    const MAGIC: [u8; 8] = MAGIC;
+    const VERSION: u32 = VERSION;
+    const NOUN: &'static str = "neuron store";
+    const REMEDY: &'static str = "pack the model again";
+
+    fn sections(&self) -> &[Section] {
+        &self.sections
     }
 
-    pub fn open(path: &Path) -> Result<NeuronStore> {
-        NeuronStore::read(MappedFile::open(path)?)
-    }
-
-    fn read(file: MappedFile) -> Result<NeuronStore> {
-        let header = parse(file.bytes(), &file.path)?;
-        let mut by_name = HashMap::with_capacity(header.sections.len());
-        for (i, section) in header.sections.iter().enumerate() {
-            if by_name.insert(section.name.clone(), i).is_some() {
-                return Err(Error::bad(&file.path, &section.name, "the section is there twice; pack the model again"));
-            }
-        }
-        Ok(NeuronStore { file, header, by_name })
-    }
-
-    pub fn path(&self) -> &Path {
-        &self.file.path
-    }
-
-    pub fn file_bytes(&self) -> u64 {
-        self.file.bytes().len() as u64
-    }
-
-    pub fn section(&self, name: &str) -> Option<&Section> {
-        self.by_name.get(name).map(|&i| &self.header.sections[i])
-    }
-
-    pub fn bytes(&self, section: &Section) -> &[u8] {
-        &self.file.bytes()[section.offset as usize..(section.offset + section.bytes) as usize]
-    }
-
-    /// Reads every byte and compares checksums. `step(bytes)` is called after each section.
-    pub fn verify(&self, mut step: impl FnMut(u64)) -> Result<()> {
-        for section in &self.header.sections {
-            let found = checksum(self.bytes(section));
-            if found != section.checksum {
-                let why = format!("checksum {found}, not {}: the file is damaged; pack it again", section.checksum);
-                return Err(Error::bad_at(self.path(), &section.name, section.offset, why));
-            }
-            step(section.bytes);
-        }
-        Ok(())
-    }
-
-    /// Brings the whole file into memory, so that the first token does not fault it in page by page.
-    pub fn load(&self) {
-        self.file.load();
-    }
-}
-
-fn checksum(bytes: &[u8]) -> String {
-    format!("{:016x}", xxh3_64(bytes))
-}
-
-/// Checks a store's bytes and reads its header.
-pub fn parse(bytes: &[u8], path: &Path) -> Result<Header> {
-    let bad = |offset: usize, field: &str, why: String| Error::bad_at(path, field, offset as u64, why);
-    if bytes.len() < PREAMBLE || bytes[..8] != MAGIC {
-        return Err(Error::bad(path, "", "not a neuron store (it does not begin with NEURONS); pack the model again"));
-    }
-    let u64_at = |at: usize| u64::from_le_bytes(bytes[at..at + 8].try_into().expect("eight bytes"));
-    let version = u32::from_le_bytes(bytes[8..12].try_into().expect("four bytes"));
-    if version != VERSION {
-        let why = format!("is {version}, this program reads {VERSION}; pack the model again");
-        return Err(bad(8, "version", why));
-    }
-    let (header_at, header_bytes, header_sum, file_bytes) = (u64_at(16), u64_at(24), u64_at(32), u64_at(40));
-    if file_bytes != bytes.len() as u64 {
-        let why = format!("says {file_bytes}, the file has {}: it was cut or not finished; pack it again", bytes.len());
-        return Err(bad(40, "file length", why));
-    }
-    if header_bytes > MAX_HEADER || header_at.checked_add(header_bytes) != Some(file_bytes) {
-        return Err(bad(
-            16,
-            "header",
-            format!("{header_bytes} bytes at {header_at} do not end the file: it is damaged; pack it again"),
-        ));
-    }
-    let text = &bytes[header_at as usize..];
-    if xxh3_64(text) != header_sum {
-        return Err(bad(header_at as usize, "header", "checksum differs: the file is damaged; pack it again".into()));
-    }
-    let header: Header = serde_json::from_slice(text)
-        .map_err(|e| bad(header_at as usize, "header", format!("not understood: {}; pack it again", excerpt(e))))?;
-    for section in &header.sections {
-        let end = section.offset.checked_add(section.bytes);
-        if section.offset < PREAMBLE as u64 || end.is_none_or(|end| end > header_at) {
-            let why =
-                format!("{} bytes at {} are not inside the file's data; pack it again", section.bytes, section.offset);
-            return Err(Error::bad(path, &section.name, why));
-        }
-        let wanted = match section.content {
-            Content::Rows { .. } => section.content.expected_bytes(),
-            Content::Numbers => Some(section.bytes / 4 * 4),
-            Content::Bytes => Some(section.bytes),
-        };
-        let align = if section.content == Content::Bytes { 1 } else { SECTION_ALIGN };
-        if wanted != Some(section.bytes) || !section.offset.is_multiple_of(align) {
-            let why = format!(
-                "{} bytes at {} do not fit {:?}; pack it again",
-                section.bytes, section.offset, section.content
-            );
-            return Err(Error::bad(path, &section.name, why));
-        }
-    }
-    Ok(header)
-}
-
-/// Writes a store beside its final name and renames it when it is complete, so that a reader never sees half of one.
-/// Dropped before [`Writer::finish`], it removes what it wrote.
-pub struct Writer {
-    file: File,
-    temporary: PathBuf,
-    path: PathBuf,
-    sections: Vec<Section>,
-    end: u64,
-    finished: bool,
-}
-
-impl Writer {
-    pub fn create(path: &Path) -> Result<Writer> {
-        let (file, temporary) = super::temporary::create(path)?;
-        let end = PREAMBLE as u64;
-        Ok(Writer { file, temporary, path: path.to_owned(), sections: Vec::new(), end, finished: false })
-    }
-
-    /// Reserves a section; its bytes are written with [`Writer::write`], in any order and from several threads.
-    pub fn add(&mut self, name: &str, content: Content, bytes: u64) -> usize {
-        let offset = self.end.next_multiple_of(SECTION_ALIGN);
-        self.end = offset + bytes;
-        self.sections.push(Section { name: name.into(), content, offset, bytes, checksum: String::new() });
-        self.sections.len() - 1
-    }
-
-    pub fn add_rows(&mut self, name: &str, quant: Quant, rows: usize, cols: usize) -> usize {
-        self.add(name, Content::Rows { quant, rows, cols }, (rows * quant.row_bytes(cols)) as u64)
-    }
-
-    /// Writes `bytes` at `at` within section `section`.
-    pub fn write(&self, section: usize, at: u64, bytes: &[u8]) -> Result<()> {
-        let section = &self.sections[section];
-        assert!(at + bytes.len() as u64 <= section.bytes, "{} is written past its end", section.name);
-        self.file.write_all_at(bytes, section.offset + at).map_err(Error::io("write", &self.temporary))
-    }
-
-    /// Checksums, header, sync, rename. `fields` are the header's fields other than the sections.
-    pub fn finish(
-        mut self,
-        fingerprint: String,
-        sources: Vec<SourceFile>,
-        quant: Quant,
-        config: serde_json::Value,
-    ) -> Result<()> {
-        use rayon::prelude::*;
-        let io = |e| Error::io("write", &self.temporary)(e);
-        let header_at = self.end;
-        self.file.set_len(header_at).map_err(io)?;
-        let written = MappedFile::open(&self.temporary)?;
-        let mut sections = std::mem::take(&mut self.sections);
-        sections.par_iter_mut().for_each(|s| {
-            s.checksum = checksum(&written.bytes()[s.offset as usize..(s.offset + s.bytes) as usize]);
-        });
-        drop(written);
-        let header = Header { fingerprint, sources, quant, config, sections };
-        let text = serde_json::to_vec(&header).expect("a header is plain data");
-        self.file.write_all_at(&text, header_at).map_err(io)?;
-        let mut preamble = [0u8; PREAMBLE];
-        preamble[..8].copy_from_slice(&MAGIC);
-        preamble[8..12].copy_from_slice(&VERSION.to_le_bytes());
-        preamble[16..24].copy_from_slice(&header_at.to_le_bytes());
-        preamble[24..32].copy_from_slice(&(text.len() as u64).to_le_bytes());
-        preamble[32..40].copy_from_slice(&xxh3_64(&text).to_le_bytes());
-        preamble[40..48].copy_from_slice(&(header_at + text.len() as u64).to_le_bytes());
-        self.file.write_all_at(&preamble, 0).map_err(io)?;
-        self.file.sync_all().map_err(io)?;
-        // What was written lies in the page cache in pieces as they came. Dropped, it is read back in huge pages.
-        let _ = rustix::fs::fadvise(&self.file, 0, None, rustix::fs::Advice::DontNeed);
-        std::fs::rename(&self.temporary, &self.path).map_err(Error::io("rename to", &self.path))?;
-        self.finished = true;
-        Ok(())
-    }
-}
-
-impl Drop for Writer {
-    fn drop(&mut self) {
-        if !self.finished {
-            let _ = std::fs::remove_file(&self.temporary);
-        }
+    fn set_sections(&mut self, sections: Vec<Section>) {
+        self.sections = sections;
     }
 }

@@ -6,7 +6,7 @@
 //! types, quantised along the hidden dimension.
 
 use crate::error::{Error, Result};
-use crate::formats::neuron_store::Writer;
+use crate::formats::neuron_store::{Header, Writer};
 use crate::formats::rows::{self, GROUP, Quant};
 use crate::formats::{DType, TensorView, quant};
 use crate::model::config::{Ffn, Norm, Positions};
@@ -109,7 +109,8 @@ pub fn pack(
         bytes(&mut writer, "tokenizer", &json)?;
     }
     let config = serde_json::to_value(c).expect("a configuration is plain data");
-    writer.finish(source.fingerprint(), source.files().to_vec(), quant, config)
+    let (fingerprint, sources) = (source.fingerprint(), source.files().to_vec());
+    writer.finish(Header { fingerprint, sources, quant, config, sections: Vec::new() })
 }
 
 fn check_groups(source: &Source, quant: Quant) -> Result<()> {

@@ -4,7 +4,7 @@
 use super::pack::{self, vector};
 use crate::error::{Error, Result};
 use crate::formats::gguf_writer::{self, GgufWriter, Value};
-use crate::formats::neuron_store::Writer;
+use crate::formats::neuron_store::{Header, Writer};
 use crate::formats::rows::{self, GROUP, Quant};
 use crate::model::config::{Activation, Ffn, ModelConfig, Norm, Positions, RopeScaling, rope_frequencies};
 use crate::prng::Prng;
@@ -196,7 +196,7 @@ pub fn write_store(
     let config = serde_json::to_value(&c).expect("plain data");
     let identity = format!("synth {} {config}", shape.seed);
     let fingerprint = format!("{:032x}", xxhash_rust::xxh3::xxh3_128(identity.as_bytes()));
-    writer.finish(fingerprint, Vec::new(), quant, config)
+    writer.finish(Header { fingerprint, sources: Vec::new(), quant, config, sections: Vec::new() })
 }
 
 /// Writes a GGUF of the llama architecture. Programs that do not know the key `llama.hidden_act` run it with SiLU, which

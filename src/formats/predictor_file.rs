@@ -1,0 +1,112 @@
+//! A model's predictors on disk: for each layer and look-ahead a table that turns scores into probabilities and, for kinds
+//! that have them, weights. In the form of [`super::sections`].
+
+use super::sections::{self, Section, SectionFile};
+use crate::error::{Error, Result};
+use serde::{Deserialize, Serialize};
+use std::path::Path;
+
+/// The usual name ending.
+pub const EXTENSION: &str = "predictor";
+
+/// Points of a table at most.
+pub const MAX_POINTS: usize = 256;
+
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Header {
+    /// Fingerprint of the model that it belongs to (`neuron_store::Header::fingerprint`).
+    pub fingerprint: String,
+    /// Name of that model, for messages.
+    pub model: String,
+    /// `sign` or `mlp`.
+    pub kind: String,
+    pub layers: usize,
+    pub hidden: usize,
+    /// Neurons per layer.
+    pub ffn: usize,
+    /// Probability from which on a neuron is computed, unless the user says otherwise.
+    pub threshold: f32,
+    /// Per layer, the magnitude |act(gate)| above which a neuron counts as active; zeros for ReLU models.
+    pub cuts: Vec<f32>,
+    pub tables: Vec<Table>,
+    /// How it was made (texts, tokens, seconds): for people, not read by the program.
+    pub made: serde_json::Value,
+    pub sections: Vec<Section>,
+}
+
+/// The predictor of one layer from the residual `ahead` layers before it, as measured on text that it was not made from.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Table {
+    pub layer: usize,
+    pub ahead: usize,
+    /// Size of the hidden layer; 0 for kinds without weights.
+    pub rank: usize,
+    /// Rising scores, and the probability at each.
+    pub scores: Vec<f32>,
+    pub probabilities: Vec<f32>,
+    /// At `Header::threshold`: predicted and active / active.
+    pub recall: f32,
+    /// Predicted and active / predicted.
+    pub precision: f32,
+    /// Predicted / all.
+    pub computed_share: f32,
+}
+
+/// An open predictor file.
+pub type PredictorFile = SectionFile<Header>;
+
+impl sections::Header for Header {
+    const MAGIC: [u8; 8] = *b"PREDICT\0";
+    const VERSION: u32 = 1;
+    const NOUN: &'static str = "predictor file";
+    const REMEDY: &'static str = "make it again with `dynamicinfer train-predictor MODEL`";
+
+    fn sections(&self) -> &[Section] {
+        &self.sections
+    }
+
+    fn set_sections(&mut self, sections: Vec<Section>) {
+        self.sections = sections;
+    }
+}
+
+/// Opens a predictor file and checks every number of its header.
+pub fn open(path: &Path) -> Result<PredictorFile> {
+    let file = PredictorFile::open(path)?;
+    check(&file.header)
+        .map_err(|(field, why)| Error::bad(path, field, format!("{why}; {}", <Header as sections::Header>::REMEDY)))?;
+    Ok(file)
+}
+
+/// The field that is wrong, and how.
+fn check(h: &Header) -> Result<(), (String, String)> {
+    let bad = |field: &str, why: String| Err((field.to_owned(), why));
+    let share = |x: f32| (0.0..=1.0).contains(&x);
+    if !share(h.threshold) {
+        return bad("threshold", format!("is {}, not a probability", h.threshold));
+    }
+    if h.cuts.len() != h.layers || h.cuts.iter().any(|c| !c.is_finite() || *c < 0.0) {
+        return bad("cuts", "are not one magnitude per layer".into());
+    }
+    let mut seen = std::collections::HashSet::new();
+    for t in &h.tables {
+        let name = format!("layer {} from {} before", t.layer, t.ahead);
+        if t.layer >= h.layers || t.ahead > t.layer || !seen.insert((t.layer, t.ahead)) {
+            return bad(&name, "there is no such layer, or it is there twice".into());
+        }
+        let points = t.scores.len();
+        if points == 0 || points > MAX_POINTS || points != t.probabilities.len() {
+            return bad(&name, format!("{points} scores for {} probabilities", t.probabilities.len()));
+        }
+        let rising = |v: &[f32]| v.iter().all(|x| x.is_finite()) && v.windows(2).all(|w| w[0] <= w[1]);
+        if !rising(&t.scores) || !rising(&t.probabilities) || !t.probabilities.iter().all(|&p| share(p)) {
+            return bad(&name, "scores and probabilities are not rising numbers".into());
+        }
+        if ![t.recall, t.precision, t.computed_share].into_iter().all(share) {
+            return bad(&name, "recall, precision or computed share are not shares".into());
+        }
+    }
+    Ok(())
+}

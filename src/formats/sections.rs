@@ -1,0 +1,277 @@
+//! The form that all of this program's own binary files share: a preamble of 64 bytes, named sections at multiples of
+//! 4096, a JSON header at the end, checksums of everything. `docs/neuron_store.md` draws the bytes.
+//!
+//! What the header says besides the sections is the business of each kind of file: [`super::neuron_store`],
+//! [`super::predictor_file`], [`super::profile_file`].
+
+use super::MappedFile;
+use super::rows::Quant;
+use crate::error::{Error, Result, excerpt};
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+use std::collections::HashMap;
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use xxhash_rust::xxh3::xxh3_64;
+
+/// Sections begin at multiples of this: a page, and what O_DIRECT reads need.
+pub const SECTION_ALIGN: u64 = 4096;
+const PREAMBLE: usize = 64;
+/// A header holds some hundred bytes per section, and a model has tens of sections per layer at most.
+const MAX_HEADER: u64 = 64 << 20;
+
+/// What stands at the end of a file, and what kind of file that is.
+pub trait Header: Serialize + DeserializeOwned {
+    const MAGIC: [u8; 8];
+    const VERSION: u32;
+    /// What messages call the file.
+    const NOUN: &'static str;
+    /// What to do about a bad one.
+    const REMEDY: &'static str;
+
+    fn sections(&self) -> &[Section];
+    fn set_sections(&mut self, sections: Vec<Section>);
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Section {
+    pub name: String,
+    pub content: Content,
+    pub offset: u64,
+    pub bytes: u64,
+    /// xxh3-64 of the bytes, in hex: JSON numbers hold 53 bits in many readers.
+    pub checksum: String,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case", deny_unknown_fields)]
+pub enum Content {
+    /// Rows of weights, `rows` times `Quant::row_bytes(cols)` bytes.
+    Rows { quant: Quant, rows: usize, cols: usize },
+    /// Little-endian u32 numbers.
+    Numbers,
+    /// Bytes of something with a format of its own (the tokeniser's JSON).
+    Bytes,
+}
+
+impl Content {
+    fn expected_bytes(self) -> Option<u64> {
+        match self {
+            Content::Rows { quant, rows, cols } => {
+                let fits = cols < 1 << 32 && (!quant.is_grouped() || cols.is_multiple_of(super::rows::GROUP));
+                fits.then(|| (quant.row_bytes(cols) as u64).checked_mul(rows as u64)).flatten()
+            }
+            Content::Numbers | Content::Bytes => None,
+        }
+    }
+}
+
+/// An open file.
+#[derive(Debug)]
+pub struct SectionFile<H> {
+    file: MappedFile,
+    pub header: H,
+    by_name: HashMap<String, usize>,
+}
+
+impl<H: Header> SectionFile<H> {
+    /// Whether the file begins as one of this kind does.
+    pub fn is_one(path: &Path) -> bool {
+        let mut magic = [0; 8];
+        matches!(MappedFile::open(path), Ok(file) if {
+            let n = file.bytes().len().min(8);
+            magic[..n].copy_from_slice(&file.bytes()[..n]);
+            magic == H::MAGIC
+        })
+    }
+
+    pub fn open(path: &Path) -> Result<SectionFile<H>> {
+        SectionFile::read(MappedFile::open(path)?)
+    }
+
+    fn read(file: MappedFile) -> Result<SectionFile<H>> {
+        let header: H = parse(file.bytes(), &file.path)?;
+        let mut by_name = HashMap::with_capacity(header.sections().len());
+        for (i, section) in header.sections().iter().enumerate() {
+            if by_name.insert(section.name.clone(), i).is_some() {
+                return Err(Error::bad(
+                    &file.path,
+                    &section.name,
+                    format!("the section is there twice; {}", H::REMEDY),
+                ));
+            }
+        }
+        Ok(SectionFile { file, header, by_name })
+    }
+
+    pub fn path(&self) -> &Path {
+        &self.file.path
+    }
+
+    pub fn file_bytes(&self) -> u64 {
+        self.file.bytes().len() as u64
+    }
+
+    pub fn section(&self, name: &str) -> Option<&Section> {
+        self.by_name.get(name).map(|&i| &self.header.sections()[i])
+    }
+
+    pub fn bytes(&self, section: &Section) -> &[u8] {
+        &self.file.bytes()[section.offset as usize..(section.offset + section.bytes) as usize]
+    }
+
+    /// Reads every byte and compares checksums. `step(bytes)` is called after each section.
+    pub fn verify(&self, mut step: impl FnMut(u64)) -> Result<()> {
+        for section in self.header.sections() {
+            let found = checksum(self.bytes(section));
+            if found != section.checksum {
+                let why = format!("checksum {found}, not {}: the file is damaged; {}", section.checksum, H::REMEDY);
+                return Err(Error::bad_at(self.path(), &section.name, section.offset, why));
+            }
+            step(section.bytes);
+        }
+        Ok(())
+    }
+
+    /// Brings the whole file into memory, so that the first token does not fault it in page by page.
+    pub fn load(&self) {
+        self.file.load();
+    }
+}
+
+fn checksum(bytes: &[u8]) -> String {
+    format!("{:016x}", xxh3_64(bytes))
+}
+
+/// Checks a file's bytes and reads its header.
+pub fn parse<H: Header>(bytes: &[u8], path: &Path) -> Result<H> {
+    let remedy = H::REMEDY;
+    let bad = |offset: usize, field: &str, why: String| Error::bad_at(path, field, offset as u64, why);
+    if bytes.len() < PREAMBLE || bytes[..8] != H::MAGIC {
+        let magic = H::MAGIC.escape_ascii().to_string();
+        let why = format!("not a {} (it does not begin with {}); {remedy}", H::NOUN, magic.trim_end_matches("\\x00"));
+        return Err(Error::bad(path, "", why));
+    }
+    let u64_at = |at: usize| u64::from_le_bytes(bytes[at..at + 8].try_into().expect("eight bytes"));
+    let version = u32::from_le_bytes(bytes[8..12].try_into().expect("four bytes"));
+    if version != H::VERSION {
+        let why = format!("is {version}, this program reads {}; {remedy}", H::VERSION);
+        return Err(bad(8, "version", why));
+    }
+    let (header_at, header_bytes, header_sum, file_bytes) = (u64_at(16), u64_at(24), u64_at(32), u64_at(40));
+    if file_bytes != bytes.len() as u64 {
+        let why = format!("says {file_bytes}, the file has {}: it was cut or not finished; {remedy}", bytes.len());
+        return Err(bad(40, "file length", why));
+    }
+    if header_bytes > MAX_HEADER || header_at.checked_add(header_bytes) != Some(file_bytes) {
+        return Err(bad(
+            16,
+            "header",
+            format!("{header_bytes} bytes at {header_at} do not end the file: it is damaged; {remedy}"),
+        ));
+    }
+    let text = &bytes[header_at as usize..];
+    if xxh3_64(text) != header_sum {
+        return Err(bad(header_at as usize, "header", format!("checksum differs: the file is damaged; {remedy}")));
+    }
+    let header: H = serde_json::from_slice(text)
+        .map_err(|e| bad(header_at as usize, "header", format!("not understood: {}; {remedy}", excerpt(e))))?;
+    for section in header.sections() {
+        let end = section.offset.checked_add(section.bytes);
+        if section.offset < PREAMBLE as u64 || end.is_none_or(|end| end > header_at) {
+            let why = format!("{} bytes at {} are not inside the file's data; {remedy}", section.bytes, section.offset);
+            return Err(Error::bad(path, &section.name, why));
+        }
+        let wanted = match section.content {
+            Content::Rows { .. } => section.content.expected_bytes(),
+            Content::Numbers => Some(section.bytes / 4 * 4),
+            Content::Bytes => Some(section.bytes),
+        };
+        let align = if section.content == Content::Bytes { 1 } else { SECTION_ALIGN };
+        if wanted != Some(section.bytes) || !section.offset.is_multiple_of(align) {
+            let why =
+                format!("{} bytes at {} do not fit {:?}; {remedy}", section.bytes, section.offset, section.content);
+            return Err(Error::bad(path, &section.name, why));
+        }
+    }
+    Ok(header)
+}
+
+/// Writes a file beside its final name and renames it when it is complete, so that a reader never sees half of one.
+/// Dropped before [`Writer::finish`], it removes what it wrote.
+pub struct Writer {
+    file: File,
+    temporary: PathBuf,
+    path: PathBuf,
+    sections: Vec<Section>,
+    end: u64,
+    finished: bool,
+}
+
+impl Writer {
+    pub fn create(path: &Path) -> Result<Writer> {
+        let (file, temporary) = super::temporary::create(path)?;
+        let end = PREAMBLE as u64;
+        Ok(Writer { file, temporary, path: path.to_owned(), sections: Vec::new(), end, finished: false })
+    }
+
+    /// Reserves a section; its bytes are written with [`Writer::write`], in any order and from several threads.
+    pub fn add(&mut self, name: &str, content: Content, bytes: u64) -> usize {
+        let offset = self.end.next_multiple_of(SECTION_ALIGN);
+        self.end = offset + bytes;
+        self.sections.push(Section { name: name.into(), content, offset, bytes, checksum: String::new() });
+        self.sections.len() - 1
+    }
+
+    pub fn add_rows(&mut self, name: &str, quant: Quant, rows: usize, cols: usize) -> usize {
+        self.add(name, Content::Rows { quant, rows, cols }, (rows * quant.row_bytes(cols)) as u64)
+    }
+
+    /// Writes `bytes` at `at` within section `section`.
+    pub fn write(&self, section: usize, at: u64, bytes: &[u8]) -> Result<()> {
+        let section = &self.sections[section];
+        assert!(at + bytes.len() as u64 <= section.bytes, "{} is written past its end", section.name);
+        self.file.write_all_at(bytes, section.offset + at).map_err(Error::io("write", &self.temporary))
+    }
+
+    /// Checksums, header, sync, rename. The header's sections are filled in.
+    pub fn finish<H: Header>(mut self, mut header: H) -> Result<()> {
+        use rayon::prelude::*;
+        let io = |e| Error::io("write", &self.temporary)(e);
+        let header_at = self.end;
+        self.file.set_len(header_at).map_err(io)?;
+        let written = MappedFile::open(&self.temporary)?;
+        let mut sections = std::mem::take(&mut self.sections);
+        sections.par_iter_mut().for_each(|s| {
+            s.checksum = checksum(&written.bytes()[s.offset as usize..(s.offset + s.bytes) as usize]);
+        });
+        drop(written);
+        header.set_sections(sections);
+        let text = serde_json::to_vec(&header).expect("a header is plain data");
+        self.file.write_all_at(&text, header_at).map_err(io)?;
+        let mut preamble = [0u8; PREAMBLE];
+        preamble[..8].copy_from_slice(&H::MAGIC);
+        preamble[8..12].copy_from_slice(&H::VERSION.to_le_bytes());
+        preamble[16..24].copy_from_slice(&header_at.to_le_bytes());
+        preamble[24..32].copy_from_slice(&(text.len() as u64).to_le_bytes());
+        preamble[32..40].copy_from_slice(&xxh3_64(&text).to_le_bytes());
+        preamble[40..48].copy_from_slice(&(header_at + text.len() as u64).to_le_bytes());
+        self.file.write_all_at(&preamble, 0).map_err(io)?;
+        self.file.sync_all().map_err(io)?;
+        // What was written lies in the page cache in pieces as they came. Dropped, it is read back in huge pages.
+        let _ = rustix::fs::fadvise(&self.file, 0, None, rustix::fs::Advice::DontNeed);
+        std::fs::rename(&self.temporary, &self.path).map_err(Error::io("rename to", &self.path))?;
+        self.finished = true;
+        Ok(())
+    }
+}
+
+impl Drop for Writer {
+    fn drop(&mut self) {
+        if !self.finished {
+            let _ = std::fs::remove_file(&self.temporary);
+        }
+    }
+}

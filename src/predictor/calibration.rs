@@ -1,0 +1,139 @@
+//! From a score to a probability and back.
+
+/// Points of a table that is made here.
+const POINTS: usize = 48;
+
+/// A rising map from score to probability: linear between its points, constant outside.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Calibration {
+    scores: Vec<f32>,
+    probabilities: Vec<f32>,
+}
+
+impl Calibration {
+    /// `scores` and `probabilities` rise and are of one length, at least one.
+    pub fn new(scores: Vec<f32>, probabilities: Vec<f32>) -> Calibration {
+        assert!(!scores.is_empty() && scores.len() == probabilities.len());
+        assert!(scores.is_sorted() && probabilities.is_sorted());
+        Calibration { scores, probabilities }
+    }
+
+    /// A step: nothing at or below `score`, everything above.
+    pub fn step(score: f32) -> Calibration {
+        Calibration::new(vec![score, score.next_up()], vec![0.0, 1.0])
+    }
+
+    pub fn points(&self) -> (&[f32], &[f32]) {
+        (&self.scores, &self.probabilities)
+    }
+
+    /// The rising table that fits best, in least squares, how often neurons of each score were active: isotonic regression
+    /// (pool adjacent violators) over `bins` of `(score, active, all)` in the order of scores, thinned to some 48 points of
+    /// equal weight. Empty bins are left out; with none left everything is impossible.
+    pub fn fit(bins: &[(f32, f64, f64)]) -> Calibration {
+        // Blocks of (weighted score, active, all), merged while they fall.
+        let mut blocks: Vec<(f64, f64, f64)> = Vec::new();
+        let all: f64 = bins.iter().map(|b| b.2).sum();
+        // Bins below this weight are joined first: a rate over a handful of neurons is noise.
+        let least = all / (4 * POINTS) as f64;
+        let mut open = (0.0, 0.0, 0.0);
+        for (i, &(score, active, n)) in bins.iter().enumerate() {
+            open = (open.0 + score as f64 * n, open.1 + active, open.2 + n);
+            let last = i + 1 == bins.len();
+            if open.2 <= 0.0 || (open.2 < least && !last) {
+                continue;
+            }
+            let mut block = std::mem::take(&mut open);
+            while let Some(&before) = blocks.last() {
+                if before.1 / before.2 < block.1 / block.2 {
+                    break;
+                }
+                blocks.pop();
+                block = (before.0 + block.0, before.1 + block.1, before.2 + block.2);
+            }
+            blocks.push(block);
+        }
+        if blocks.is_empty() {
+            return Calibration::new(vec![0.0], vec![0.0]);
+        }
+        let (mut scores, mut probabilities) = (Vec::new(), Vec::new());
+        let (mut sum, mut next) = (0.0, 0.0);
+        for (i, &(score, active, n)) in blocks.iter().enumerate() {
+            sum += n;
+            // Rare scores at the upper end carry most of the activations: keep every block that is likelier than not.
+            if sum >= next || active / n > 0.02 || i + 1 == blocks.len() {
+                scores.push((score / n) as f32);
+                probabilities.push((active / n) as f32);
+                next = sum + all / POINTS as f64;
+            }
+        }
+        Calibration::new(scores, probabilities)
+    }
+
+    pub fn probability(&self, score: f32) -> f32 {
+        let (s, p) = (&self.scores, &self.probabilities);
+        let above = s.partition_point(|&x| x <= score);
+        if above == 0 {
+            return p[0];
+        }
+        if above == s.len() {
+            return p[above - 1];
+        }
+        let share = (score - s[above - 1]) / (s[above] - s[above - 1]);
+        p[above - 1] + share * (p[above] - p[above - 1])
+    }
+
+    /// The score at which the probability reaches `probability`: neurons at or above it are to be computed. Infinite where
+    /// it is never reached, minus infinity where even the lowest score reaches it.
+    pub fn score_at(&self, probability: f32) -> f32 {
+        let (s, p) = (&self.scores, &self.probabilities);
+        let at = p.partition_point(|&x| x < probability);
+        if at == 0 {
+            return f32::NEG_INFINITY;
+        }
+        if at == p.len() {
+            return f32::INFINITY;
+        }
+        let score = s[at - 1] + (probability - p[at - 1]) / (p[at] - p[at - 1]) * (s[at] - s[at - 1]);
+        // Rounding may have ended just below.
+        if self.probability(score) < probability { score.next_up() } else { score }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn scores_and_probabilities_are_each_others_inverse_where_they_rise() {
+        let c = Calibration::new(vec![-1.0, 0.0, 2.0], vec![0.1, 0.5, 0.9]);
+        for p in [0.15, 0.3, 0.5, 0.7, 0.9] {
+            assert!((c.probability(c.score_at(p)) - p).abs() < 1e-6);
+        }
+        assert_eq!((c.score_at(0.05), c.score_at(0.95)), (f32::NEG_INFINITY, f32::INFINITY));
+        assert_eq!((c.probability(-9.0), c.probability(9.0)), (0.1, 0.9));
+    }
+
+    #[test]
+    fn a_fit_rises_keeps_the_total_and_finds_the_rates() {
+        // Activity rises with the score but for one dent, which is pooled with what lies before it.
+        let bins: Vec<(f32, f64, f64)> = (0..100)
+            .map(|i| (i as f32, if i == 50 { 0.0 } else { i as f64 * 10.0 }, 1000.0))
+            .chain([(100.0, 0.0, 0.0)])
+            .collect();
+        let c = Calibration::fit(&bins);
+        let (scores, probabilities) = c.points();
+        assert!(scores.is_sorted() && probabilities.is_sorted());
+        for i in (0..100).filter(|i| !(36..56).contains(i)) {
+            assert!((c.probability(i as f32) - i as f32 / 100.0).abs() < 0.03, "{i}: {}", c.probability(i as f32));
+        }
+        assert_eq!(Calibration::fit(&[]).probability(3.0), 0.0);
+    }
+
+    #[test]
+    fn a_step_separates_at_its_score() {
+        let c = Calibration::step(0.0);
+        assert_eq!((c.probability(0.0), c.probability(1.0)), (0.0, 1.0));
+        assert!(c.score_at(0.5) > 0.0 && c.score_at(0.5) <= f32::MIN_POSITIVE);
+    }
+}

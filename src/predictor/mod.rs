@@ -1,0 +1,83 @@
+//! Which neurons of a layer will be active, said before its FFN runs (PowerInfer 5.1, SparseInfer IV, DynamicInfer 4.2.1).
+//!
+//! A predictor gives every neuron of a layer a *score*, from the residual after the attention of that layer or of one
+//! `ahead` layers before it. A [`Calibration`] per layer and look-ahead turns scores into probabilities, so that one
+//! threshold means the same for every kind of predictor; the hot path turns the threshold into a score once and compares
+//! scores.
+
+mod calibration;
+
+pub use calibration::Calibration;
+
+use crate::cpu::{Columns, Kernels, Team};
+use crate::model::Model;
+
+/// The kinds of predictors.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Kind {
+    /// None: every neuron is computed.
+    Dense,
+    /// The true gate first, then only the neurons that fired.
+    Exact,
+    /// Sign bits of gate rows and input (SparseInfer): nothing to train.
+    Sign,
+    /// A trained two-layer network of low rank (PowerInfer, Deja Vu).
+    Mlp,
+}
+
+impl Kind {
+    pub const ALL: [Kind; 4] = [Kind::Dense, Kind::Exact, Kind::Sign, Kind::Mlp];
+
+    pub const fn name(self) -> &'static str {
+        match self {
+            Kind::Dense => "dense",
+            Kind::Exact => "exact",
+            Kind::Sign => "sign",
+            Kind::Mlp => "mlp",
+        }
+    }
+}
+
+impl std::str::FromStr for Kind {
+    type Err = String;
+    fn from_str(text: &str) -> Result<Kind, String> {
+        let found = Kind::ALL.into_iter().find(|k| k.name() == text);
+        found.ok_or_else(|| format!("'{text}' is not a predictor; take dense, exact, sign or mlp"))
+    }
+}
+
+/// What a predictor computes with; kept between calls, so that nothing is allocated once it is warm.
+pub struct Tools<'a> {
+    pub model: &'a Model,
+    pub team: &'a mut Team,
+    pub kernels: &'a Kernels,
+    pub room: &'a mut Room,
+}
+
+/// Room for intermediate values.
+#[derive(Default)]
+pub struct Room {
+    pub columns: Columns,
+    /// Normalised residual, `[n, hidden]`.
+    pub normed: Vec<f32>,
+    /// Hidden layer of a network, `[n, rank]`.
+    pub inner: Vec<f32>,
+    /// Packed signs of the input.
+    pub bits: Vec<u64>,
+}
+
+/// Scores the neurons of layers.
+pub trait Predictor: Send + Sync {
+    fn kind(&self) -> Kind;
+
+    /// Its table for `layer` as seen from `ahead` layers before; `None` where it cannot predict that.
+    fn calibration(&self, layer: usize, ahead: usize) -> Option<&Calibration>;
+
+    /// Writes the score of every neuron of `layer`, `[n, ffn]` in the store's order; more is likelier. `residual`,
+    /// `[n, hidden]`, is the residual after the attention of layer `layer - ahead`, before its ffn_norm.
+    /// `calibration(layer, ahead)` is there.
+    fn score(&self, tools: Tools<'_>, layer: usize, ahead: usize, residual: &[f32], n: usize, scores: &mut [f32]);
+
+    /// Bytes of weights that one call reads.
+    fn weight_bytes(&self, layer: usize, ahead: usize) -> u64;
+}
