@@ -1,7 +1,7 @@
 //! THE HOT PATH: tokens in, logits out.
 
 use super::attention::attention;
-use super::ffn::{FfnBuffers, Tile, ffn};
+use super::ffn::{FfnBuffers, Tile, Work, ffn};
 use crate::cpu::team::Parts;
 use crate::cpu::{Columns, Kernels, Team};
 use crate::model::config::Positions;
@@ -113,7 +113,8 @@ impl Engine {
             }
             // 2 FFN: norm, gate, up, activation, down, residual
             each(team, n, &mut b.normed, |t, out| math::norm(c.norm, &layer.ffn_norm, &b.x[t * h..(t + 1) * h], out));
-            ffn(team, kernels, c, layer, &b.normed, n, &mut b.columns, &mut b.tiles, &mut b.ffn, &mut b.x);
+            b.columns.set(&b.normed, n, layer.ffn.quant);
+            ffn(team, kernels, c, layer, &b.columns, Work::All, 0.0, &mut b.tiles, &mut b.ffn, &mut b.x);
         }
         kv.len += n;
         // 3 head

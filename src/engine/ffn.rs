@@ -1,7 +1,7 @@
-//! The FFN over neuron blocks: gate, up and down of a neuron are read together.
+//! The FFN over neuron blocks: gate, up and down of a neuron are read together, all neurons' or some neurons' only.
 //!
-//! Each unit of work is a fixed range of neurons with an output buffer of its own; the buffers are added in order. So the
-//! result does not depend on how many threads there are or which one was faster.
+//! Each unit of work is a fixed range of neurons (of all, or of the list) with an output buffer of its own; the buffers are
+//! added in order. So the result does not depend on how many threads there are or which one was faster.
 
 use crate::cpu::aligned::{Aligned, LINE};
 use crate::cpu::team::Parts;
@@ -11,6 +11,8 @@ use crate::model::config::{Activation, Ffn, ModelConfig};
 use crate::model::weights::{Layer, Matrix};
 use crate::ops::math;
 use faer::{Accum, MatMut, MatRef, Par};
+use parking_lot::Mutex;
+use std::ops::Range;
 
 /// Units per layer at most. Their buffers are written and added once per token: 32 of them are below 1 % of the weights.
 const MAX_UNITS: usize = 32;
@@ -20,7 +22,7 @@ const MIN_UNIT_BYTES: usize = 128 << 10;
 const TILE_NEURONS: usize = 128;
 const TILE_HIDDEN: usize = 1024;
 
-/// A thread's room for unpacked weights and products.
+/// A thread's room for unpacked weights.
 pub type Tile = Vec<f32>;
 
 /// Room that the FFN keeps between calls.
@@ -29,7 +31,52 @@ pub struct FfnBuffers {
     /// `[units, n, hidden]`, each unit's part beginning a cache line.
     partial: Aligned,
     /// `[n, ffn]`, for more than [`MAX_COLUMNS`] columns.
+    gates: Vec<f32>,
     activations: Vec<f32>,
+    /// The neurons that fire, for [`Work::Gates`].
+    fired: Selection,
+}
+
+/// Which neurons of a layer are computed for which column.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Selection {
+    /// Ascending places in the store.
+    pub neurons: Vec<u32>,
+    /// Bit b: column b wants it. As long as `neurons`.
+    pub masks: Vec<u32>,
+}
+
+/// What [`ffn`] computes. All but `All` take at most [`MAX_COLUMNS`] columns.
+#[derive(Clone, Copy)]
+pub enum Work<'a> {
+    /// Every neuron: reads every row, whatever the input.
+    All,
+    /// These neurons; of them up and down are read where the gate lets some column through.
+    Selected(&'a Selection),
+    /// Gate pre-activations `[n, ffn]` of all neurons (what [`gates`] gives): up and down of those that fire.
+    Gates(&'a [f32]),
+}
+
+/// Rows that were read. A plain FFN has no gates.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counts {
+    pub gates: u64,
+    pub ups: u64,
+    pub downs: u64,
+}
+
+impl Counts {
+    pub fn rows(&self) -> u64 {
+        self.gates + self.ups + self.downs
+    }
+}
+
+impl std::ops::AddAssign for Counts {
+    fn add_assign(&mut self, other: Counts) {
+        self.gates += other.gates;
+        self.ups += other.ups;
+        self.downs += other.downs;
+    }
 }
 
 /// A neuron's activation from its dot products.
@@ -45,55 +92,162 @@ pub fn activation(kind: Ffn, act: Activation, gate: f32, up: f32) -> f32 {
     }
 }
 
-/// hidden += FFN(input). `input` (normalised) and `hidden` are `[n, hidden]`.
+/// hidden += FFN(x). `x` is the normalised input, set for the type of `layer.ffn`; `hidden` is `[n, hidden]`. A neuron is
+/// active for a column when |act(gate)| (plain FFNs: |act(up)|) is above `cut`: 0 for ReLU models, a CATS threshold for
+/// others. [`Work::All`] has no cut.
 #[allow(clippy::too_many_arguments)]
 pub fn ffn(
     team: &mut Team,
     kernels: &Kernels,
     config: &ModelConfig,
     layer: &Layer,
-    input: &[f32],
-    n: usize,
-    columns: &mut Columns,
+    x: &Columns,
+    work: Work,
+    cut: f32,
     tiles: &mut [Tile],
     buffers: &mut FfnBuffers,
     hidden: &mut [f32],
-) {
-    columns.set(input, n, layer.ffn.quant);
-    if n <= MAX_COLUMNS {
-        by_blocks(team, kernels, config, layer, columns, &mut buffers.partial, hidden);
-    } else {
-        by_gemm(team, kernels, config, layer, columns, tiles, &mut buffers.activations, hidden);
-    }
-    if !layer.down_bias.is_empty() {
-        hidden.chunks_exact_mut(config.hidden).for_each(|x| math::add(x, &layer.down_bias));
-    }
-}
+) -> Counts {
+    let FfnBuffers { partial, gates, activations: acts, fired } = buffers;
+    let list = match work {
+        Work::All if x.n > MAX_COLUMNS => {
+            gates.resize(x.n * config.ffn, 0.0);
+            acts.resize(x.n * config.ffn, 0.0);
+            activations(team, kernels, config, layer, x, gates, acts);
+            down(team, config, layer, acts, x.n, tiles, hidden);
+            return all_rows(config);
+        }
+        Work::All => None,
+        Work::Selected(selection) => Some((selection, None)),
+        Work::Gates(known) => {
+            fired.set(config, known, x.n, cut);
+            Some((&*fired, Some(known)))
+        }
+    };
+    assert!(x.n <= MAX_COLUMNS);
+    let sparse = list.map(|(list, known)| Sparse { kernels, config, layer, x, list, known, cut });
+    let neurons = list.map_or(config.ffn, |(list, _)| list.neurons.len());
 
-fn by_blocks(
-    team: &mut Team,
-    kernels: &Kernels,
-    config: &ModelConfig,
-    layer: &Layer,
-    x: &Columns,
-    partial: &mut Aligned,
-    hidden: &mut [f32],
-) {
-    let units = (layer.ffn.bytes() as usize / MIN_UNIT_BYTES).clamp(1, MAX_UNITS);
+    let block_bytes = layer.ffn.row_bytes * config.ffn_kind.rows();
+    let units = (neurons * block_bytes / MIN_UNIT_BYTES).clamp(1, MAX_UNITS);
     let size = (x.n * config.hidden).next_multiple_of(LINE);
     partial.resize(units * size);
     let parts = Parts::new(partial);
+    let counts = Mutex::new(Counts::default());
     team.run(units, |_, unit| {
         // SAFETY: each unit has its own part.
         let out = unsafe { parts.part(unit * size..(unit + 1) * size) };
         out.fill(0.0);
-        let neurons = unit * config.ffn / units..(unit + 1) * config.ffn / units;
-        run_blocks(kernels, config, layer, x, neurons, &mut out[..x.n * config.hidden]);
+        let out = &mut out[..x.n * config.hidden];
+        let range = unit * neurons / units..(unit + 1) * neurons / units;
+        match &sparse {
+            None => run_blocks(kernels, config, layer, x, range, out),
+            Some(sparse) => {
+                let read = sparse.run(range, out);
+                *counts.lock() += read;
+            }
+        }
     });
     let (sum, rest) = partial.split_at_mut(size);
     rest.chunks_exact(size).for_each(|part| math::add(sum, part));
     for (sum, hidden) in sum.chunks_exact(config.hidden).zip(hidden.chunks_exact_mut(config.hidden)) {
         rows::add_axpy(layer.ffn.quant, sum, hidden);
+    }
+    add_down_bias(layer, hidden);
+    if sparse.is_none() { all_rows(config) } else { counts.into_inner() }
+}
+
+fn all_rows(config: &ModelConfig) -> Counts {
+    let ffn = config.ffn as u64;
+    Counts { gates: if config.ffn_kind == Ffn::Plain { 0 } else { ffn }, ups: ffn, downs: ffn }
+}
+
+fn add_down_bias(layer: &Layer, hidden: &mut [f32]) {
+    if !layer.down_bias.is_empty() {
+        hidden.chunks_exact_mut(layer.down_bias.len()).for_each(|x| math::add(x, &layer.down_bias));
+    }
+}
+
+impl Selection {
+    /// The neurons whose gates let some column through.
+    fn set(&mut self, config: &ModelConfig, gates: &[f32], n: usize, cut: f32) {
+        assert_eq!(gates.len(), n * config.ffn);
+        self.neurons.clear();
+        self.masks.clear();
+        for neuron in 0..config.ffn {
+            let fires = |b: usize| config.activation.apply(gates[b * config.ffn + neuron]).abs() > cut;
+            let mask = (0..n).fold(0, |mask, b| mask | (fires(b) as u32) << b);
+            if mask != 0 {
+                self.neurons.push(neuron as u32);
+                self.masks.push(mask);
+            }
+        }
+    }
+}
+
+/// A list of neurons and what is needed to compute them.
+struct Sparse<'a> {
+    kernels: &'a Kernels,
+    config: &'a ModelConfig,
+    layer: &'a Layer,
+    x: &'a Columns,
+    list: &'a Selection,
+    known: Option<&'a [f32]>,
+    cut: f32,
+}
+
+impl Sparse<'_> {
+    /// out += the share of neurons `range` of the list; `out` is `[n, hidden]`.
+    fn run(&self, range: Range<usize>, out: &mut [f32]) -> Counts {
+        let Sparse { config, layer, x, .. } = self;
+        let (n, plain, per_block) = (x.n, config.ffn_kind == Ffn::Plain, config.ffn_kind.rows());
+        let axpy = self.kernels.axpy(layer.ffn.quant);
+        let mut counts = Counts::default();
+        let (mut gate, mut up, mut a) = ([0f32; MAX_COLUMNS], [0f32; MAX_COLUMNS], [0f32; MAX_COLUMNS]);
+        for (&neuron, &wanted) in self.list.neurons[range.clone()].iter().zip(&self.list.masks[range]) {
+            let neuron = neuron as usize;
+            let row = neuron * per_block;
+            let bias = layer.up_bias.get(neuron).copied().unwrap_or(0.0);
+            match self.known {
+                Some(known) => (0..n).for_each(|b| gate[b] = known[b * config.ffn + neuron]),
+                None => {
+                    self.dot(row, &mut gate);
+                    *if plain { &mut counts.ups } else { &mut counts.gates } += 1;
+                    if plain {
+                        gate[..n].iter_mut().for_each(|gate| *gate += bias);
+                    }
+                }
+            }
+            let fires = |b: usize| wanted >> b & 1 == 1 && config.activation.apply(gate[b]).abs() > self.cut;
+            let mask = (0..n).fold(0u32, |mask, b| mask | (fires(b) as u32) << b);
+            if mask == 0 {
+                continue;
+            }
+            if plain {
+                up = gate;
+            } else {
+                self.dot(row + 1, &mut up);
+                counts.ups += 1;
+                up[..n].iter_mut().for_each(|up| *up += bias);
+            }
+            for b in 0..n {
+                let fires = mask >> b & 1 == 1;
+                a[b] = if fires { activation(config.ffn_kind, config.activation, gate[b], up[b]) } else { 0.0 };
+            }
+            if a[..n].iter().all(|&a| a == 0.0) {
+                continue;
+            }
+            // SAFETY: the row is inside the section; the kernel is for this machine.
+            unsafe { axpy(layer.ffn.rows_from(row + per_block - 1, 1), 1, &a[..n], config.hidden, out) };
+            counts.downs += 1;
+        }
+        counts
+    }
+
+    fn dot(&self, row: usize, out: &mut [f32; MAX_COLUMNS]) {
+        let ffn = &self.layer.ffn;
+        // SAFETY: the row is inside the section; the kernel is for this machine; there are at most MAX_COLUMNS columns.
+        unsafe { self.kernels.dot(ffn.quant)(ffn.rows_from(row, 1), 1, self.x, out.as_mut_ptr(), 1) };
     }
 }
 
@@ -103,7 +257,7 @@ fn run_blocks(
     config: &ModelConfig,
     layer: &Layer,
     x: &Columns,
-    neurons: std::ops::Range<usize>,
+    neurons: Range<usize>,
     out: &mut [f32],
 ) {
     let (dot, axpy) = (kernels.dot(layer.ffn.quant), kernels.axpy(layer.ffn.quant));
@@ -150,47 +304,96 @@ const fn rows_together(quant: Quant) -> usize {
     }
 }
 
-/// Many columns: activations of all neurons by the row kernels, then `down`, whose neurons are summed over, by a GEMM over
-/// tiles of it that are made f32.
-#[allow(clippy::too_many_arguments)]
-fn by_gemm(
+/// Gate pre-activations `[n, ffn]` of all neurons; of a plain FFN, which has no gates, up's with their bias.
+pub fn gates(team: &mut Team, kernels: &Kernels, config: &ModelConfig, layer: &Layer, x: &Columns, gates: &mut [f32]) {
+    assert_eq!(gates.len(), x.n * config.ffn);
+    let gates = Parts::new(gates);
+    team.run(config.ffn.div_ceil(TILE_NEURONS), |_, piece| first_rows(kernels, config, layer, x, piece, &gates));
+}
+
+/// Row 0 of each neuron of piece `piece` times the input.
+fn first_rows(kernels: &Kernels, config: &ModelConfig, layer: &Layer, x: &Columns, piece: usize, out: &Parts<f32>) {
+    let range = tile(config, piece);
+    row_dots(kernels, config, layer, x, range.clone(), 0, out);
+    if config.ffn_kind == Ffn::Plain && !layer.up_bias.is_empty() {
+        for b in 0..x.n {
+            // SAFETY: each piece has its own neurons.
+            let out = unsafe { out.part(b * config.ffn + range.start..b * config.ffn + range.end) };
+            math::add(out, &layer.up_bias[range.clone()]);
+        }
+    }
+}
+
+/// out[b * ffn + neuron] = row k of the neuron's block times column b.
+fn row_dots(
+    kernels: &Kernels,
+    config: &ModelConfig,
+    layer: &Layer,
+    x: &Columns,
+    neurons: Range<usize>,
+    k: usize,
+    out: &Parts<f32>,
+) {
+    let per_block = config.ffn_kind.rows();
+    let rows = layer.ffn.rows_from(neurons.start * per_block + k, per_block);
+    // SAFETY: the rows are inside the section; the kernels are for this machine; each piece writes its own neurons of
+    // `out`, which is [n, ffn].
+    unsafe { kernels.dot(layer.ffn.quant)(rows, neurons.len(), x, out.start().add(neurons.start), config.ffn) };
+}
+
+/// The neurons of a piece of a pass over all of them.
+fn tile(config: &ModelConfig, piece: usize) -> Range<usize> {
+    piece * TILE_NEURONS..config.ffn.min((piece + 1) * TILE_NEURONS)
+}
+
+/// Gate pre-activations (as [`gates`]) and activations of all neurons, `[n, ffn]` each. With [`down`] behind it this is the
+/// dense FFN over many columns, or one that is watched.
+pub fn activations(
     team: &mut Team,
     kernels: &Kernels,
     config: &ModelConfig,
     layer: &Layer,
     x: &Columns,
-    tiles: &mut [Tile],
-    activations: &mut Vec<f32>,
-    hidden: &mut [f32],
+    gates: &mut [f32],
+    activations: &mut [f32],
 ) {
-    let (n, ffn, cols, per_block) = (x.n, config.ffn, config.hidden, config.ffn_kind.rows());
-    let dot = kernels.dot(layer.ffn.quant);
-    activations.resize(n * ffn, 0.0);
-    let (acts, rooms) = (Parts::new(activations), Parts::new(tiles));
-    team.run(ffn.div_ceil(TILE_NEURONS), |thread, piece| {
-        let range = piece * TILE_NEURONS..ffn.min((piece + 1) * TILE_NEURONS);
-        // SAFETY: one room per thread.
-        let room = &mut unsafe { rooms.part(thread..thread + 1) }[0];
-        let products = n * TILE_NEURONS;
-        room.resize(room.len().max(2 * products), 0.0);
-        let (gate, up) = room.split_at_mut(products);
-        for (k, product) in [(0, &mut *gate), (per_block - 2, &mut *up)].into_iter().skip(3 - per_block) {
-            let rows = layer.ffn.rows_from(range.start * per_block + k, per_block);
-            // SAFETY: the rows are inside the section; a product has room for n columns of TILE_NEURONS.
-            unsafe { dot(rows, range.len(), x, product.as_mut_ptr(), TILE_NEURONS) };
+    let (n, ffn) = (x.n, config.ffn);
+    assert_eq!((gates.len(), activations.len()), (n * ffn, n * ffn));
+    let (gates, activations) = (Parts::new(gates), Parts::new(activations));
+    team.run(ffn.div_ceil(TILE_NEURONS), |_, piece| {
+        first_rows(kernels, config, layer, x, piece, &gates);
+        let range = tile(config, piece);
+        let gated = config.ffn_kind != Ffn::Plain;
+        if gated {
+            row_dots(kernels, config, layer, x, range.clone(), 1, &activations);
         }
         for b in 0..n {
-            // SAFETY: each piece writes its own neurons.
-            let out = unsafe { acts.part(b * ffn + range.start..b * ffn + range.end) };
-            let at = b * TILE_NEURONS;
-            for (i, out) in out.iter_mut().enumerate() {
-                let bias = layer.up_bias.get(range.start + i).copied().unwrap_or(0.0);
-                *out = activation(config.ffn_kind, config.activation, gate[at + i], up[at + i] + bias);
+            let part = b * ffn + range.start..b * ffn + range.end;
+            // SAFETY: each piece has its own neurons.
+            let (gates, out) = unsafe { (gates.part(part.clone()), activations.part(part)) };
+            if gated && !layer.up_bias.is_empty() {
+                math::add(out, &layer.up_bias[range.clone()]);
+            }
+            for (out, &mut gate) in out.iter_mut().zip(gates) {
+                *out = activation(config.ffn_kind, config.activation, gate, if gated { *out } else { gate });
             }
         }
     });
+}
 
-    let activations = &activations[..n * ffn];
+/// hidden += down of `activations` (`[n, ffn]`) and its bias. The sum runs over neurons: a GEMM over tiles of the rows made f32.
+pub fn down(
+    team: &mut Team,
+    config: &ModelConfig,
+    layer: &Layer,
+    activations: &[f32],
+    n: usize,
+    tiles: &mut [Tile],
+    hidden: &mut [f32],
+) {
+    let (ffn, cols, per_block) = (config.ffn, config.hidden, config.ffn_kind.rows());
+    assert_eq!((activations.len(), hidden.len()), (n * ffn, n * cols));
+    let rooms = Parts::new(tiles);
     let per_slice = TILE_HIDDEN.min(cols.div_ceil(team.threads()).next_multiple_of(PACK));
     let out = Parts::new(hidden);
     team.run(cols.div_ceil(per_slice), |thread, piece| {
@@ -214,6 +417,7 @@ fn by_gemm(
             }
         }
     });
+    add_down_bias(layer, hidden);
 }
 
 fn decode_down(ffn: &Matrix, row: usize, start: usize, values: &mut [f32]) {

@@ -7,4 +7,5 @@ pub mod sampler;
 pub mod session;
 
 pub use decode::{Engine, Logits};
+pub use ffn::{Counts, Selection, Work};
 pub use session::Session;
