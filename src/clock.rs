@@ -10,3 +10,11 @@ pub fn now() -> Instant {
 pub fn unix_seconds() -> u64 {
     std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).map_or(0, |d| d.as_secs())
 }
+
+/// Nanoseconds since `mark`, which is set to now.
+pub fn lap(mark: &mut Instant) -> u64 {
+    let now = now();
+    let passed = now.duration_since(*mark);
+    *mark = now;
+    passed.as_nanos() as u64
+}

@@ -21,7 +21,7 @@ const MODULES: [(&str, &[&str]); 15] = [
     ("ops", &["cpu", "formats", "model"]),
     ("predictor", &["cpu", "error", "formats", "model", "ops"]),
     // The engine sees tokens as numbers, no text; and nothing here knows the command line.
-    ("engine", &["cpu", "error", "formats", "model", "ops", "predictor", "prng"]),
+    ("engine", &["clock", "cpu", "error", "formats", "model", "ops", "predictor", "prng"]),
     (
         "lab",
         &["clock", "cpu", "engine", "error", "formats", "interrupt", "model", "ops", "predictor", "prng", "tokenizer"],

@@ -1,13 +1,18 @@
 //! THE HOT PATH: tokens in, logits out.
 
 use super::attention::attention;
-use super::ffn::{FfnBuffers, Tile, Work, ffn};
+use super::ffn::{self, FfnBuffers, Selection, Tile, Work};
+use super::observer::{Observer, Seen};
+use super::report::Report;
+use super::sparsity::{Mode, Predicted, Sparsity};
+use crate::clock;
 use crate::cpu::team::Parts;
-use crate::cpu::{Columns, Kernels, Team};
+use crate::cpu::{Columns, Kernels, MAX_COLUMNS, Team};
 use crate::model::config::Positions;
 use crate::model::{KvCache, Model};
 use crate::ops::linear::{linear, read_row};
 use crate::ops::math;
+use crate::predictor::{Room, Tools};
 
 /// Which logits a forward pass makes: the head is as large as several layers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -24,7 +29,10 @@ pub enum Logits {
 pub struct Engine {
     pub model: Model,
     pub kernels: Kernels,
+    /// What it did since somebody last set it back.
+    pub report: Report,
     team: Team,
+    sparsity: Sparsity,
     buffers: Buffers,
 }
 
@@ -45,6 +53,13 @@ struct Buffers {
     logits: Vec<f32>,
     columns: Columns,
     ffn: FfnBuffers,
+    predicted: Predicted,
+    room: Room,
+    /// Gate products of all neurons, `[n, ffn]`, in exact mode.
+    gates: Vec<f32>,
+    /// The same and the activations, for an observer.
+    true_gates: Vec<f32>,
+    activations: Vec<f32>,
     /// One per thread.
     tiles: Vec<Tile>,
     scores: Vec<Vec<f32>>,
@@ -60,7 +75,17 @@ impl Engine {
             scores: (0..threads).map(|_| Vec::new()).collect(),
             ..Buffers::default()
         };
-        Engine { model, kernels, team, buffers }
+        let sparsity = Sparsity::dense(model.config.layers);
+        Engine { model, kernels, report: Report::default(), team, sparsity, buffers }
+    }
+
+    /// From now on the FFNs of up to [`MAX_COLUMNS`] tokens compute what `sparsity` says; longer prompts run dense.
+    pub fn set_sparsity(&mut self, sparsity: Sparsity) {
+        self.sparsity = sparsity;
+    }
+
+    pub fn sparsity(&self) -> &Sparsity {
+        &self.sparsity
     }
 
     pub fn threads(&self) -> usize {
@@ -70,9 +95,30 @@ impl Engine {
     /// Runs `tokens` at the positions after those in `kv` and adds them to it. Returns logits, `[0, 1 or n, vocab]`.
     /// The tokens are below the vocabulary size and fit the cache: [`super::Session::check`] sees to both.
     pub fn forward(&mut self, kv: &mut KvCache, tokens: &[u32], want: Logits) -> &mut [f32] {
+        self.run(kv, tokens, want, None)
+    }
+
+    /// As [`Engine::forward`], with the true activations of every layer shown to `observer`, which costs their computation.
+    pub fn forward_observed(
+        &mut self,
+        kv: &mut KvCache,
+        tokens: &[u32],
+        want: Logits,
+        observer: &mut dyn Observer,
+    ) -> &mut [f32] {
+        self.run(kv, tokens, want, Some(observer))
+    }
+
+    fn run(
+        &mut self,
+        kv: &mut KvCache,
+        tokens: &[u32],
+        want: Logits,
+        mut observer: Option<&mut dyn Observer>,
+    ) -> &mut [f32] {
         let (n, first) = (tokens.len(), kv.len);
         assert!(n > 0 && first + n <= kv.context);
-        let Engine { model, kernels, team, buffers } = self;
+        let Engine { model, kernels, report, team, sparsity, buffers } = self;
         let (c, b) = (&model.config, buffers);
         let h = c.hidden;
         b.x.resize(n * h, 0.0);
@@ -80,6 +126,7 @@ impl Engine {
         b.qkv.resize(n * c.qkv_dim(), 0.0);
         b.mixed.resize(n * c.q_dim(), 0.0);
         b.projected.resize(n * h, 0.0);
+        let mut lap = clock::now();
 
         // 0 embed
         for (t, (&token, x)) in tokens.iter().zip(b.x.chunks_exact_mut(h)).enumerate() {
@@ -111,24 +158,61 @@ impl Engine {
             if !layer.o_bias.is_empty() {
                 b.x.chunks_exact_mut(h).for_each(|x| math::add(x, &layer.o_bias));
             }
-            // 2 FFN: norm, gate, up, activation, down, residual
+            report.attention_ns += clock::lap(&mut lap);
+            // 2 predict: which neurons to compute, here or further ahead
+            let mode = if n <= MAX_COLUMNS { sparsity.mode(l) } else { Mode::Dense };
+            if n <= MAX_COLUMNS {
+                let mut tools = Tools { model, team, kernels, room: &mut b.room };
+                sparsity.predict(&mut tools, l, &b.x, n, &mut b.predicted);
+            }
+            report.predictor_ns += clock::lap(&mut lap);
+            // 3 FFN: norm, gate, up, activation, down, residual
             each(team, n, &mut b.normed, |t, out| math::norm(c.norm, &layer.ffn_norm, &b.x[t * h..(t + 1) * h], out));
             b.columns.set(&b.normed, n, layer.ffn.quant);
-            ffn(team, kernels, c, layer, &b.columns, Work::All, 0.0, &mut b.tiles, &mut b.ffn, &mut b.x);
+            if mode == Mode::Exact {
+                b.gates.resize(n * c.ffn, 0.0);
+                ffn::gates(team, kernels, c, layer, &b.columns, &mut b.gates);
+            }
+            let selection = (mode == Mode::Predicted).then(|| &b.predicted.selections[l]);
+            let work = match (mode, selection) {
+                (Mode::Exact, _) => Work::Gates(&b.gates),
+                (_, Some(selection)) => Work::Selected(selection),
+                _ => Work::All,
+            };
+            let cut = sparsity.cut(l);
+            if let Some(observer) = &mut observer {
+                b.true_gates.resize(n * c.ffn, 0.0);
+                b.activations.resize(n * c.ffn, 0.0);
+                let (gates, activations) = (&mut b.true_gates, &mut b.activations);
+                ffn::activations(team, kernels, c, layer, &b.columns, gates, activations);
+                let fired = (mode == Mode::Exact).then(|| Selection::fired(c, gates, n, cut));
+                let selection = selection.or(fired.as_ref());
+                let (residual, input) = (&b.x, &b.normed);
+                observer.layer(&Seen { layer: l, first, n, residual, input, gates, activations, selection });
+            }
+            let (tiles, rooms, x) = (&mut b.tiles, &mut b.ffn, &mut b.x);
+            let read = ffn::ffn(team, kernels, c, layer, &b.columns, work, cut, tiles, rooms, x);
+            report.ffn_ns += clock::lap(&mut lap);
+            report.add_layer((l, layer), c, n, mode, selection, read);
         }
         kv.len += n;
-        // 3 head
+        // 4 head
         let from = match want {
-            Logits::None => return &mut [],
+            Logits::None => n,
             Logits::Last => n - 1,
             Logits::All => 0,
         };
-        let x = &b.x[from * h..];
-        let normed = &mut b.normed[from * h..];
-        each(team, n - from, normed, |t, out| math::norm(c.norm, &model.out_norm, &x[t * h..(t + 1) * h], out));
-        b.logits.resize((n - from) * c.vocab, 0.0);
-        linear(team, kernels, &model.head, normed, n - from, &mut b.columns, &mut b.logits);
-        &mut b.logits
+        if from < n {
+            let x = &b.x[from * h..];
+            let normed = &mut b.normed[from * h..];
+            each(team, n - from, normed, |t, out| math::norm(c.norm, &model.out_norm, &x[t * h..(t + 1) * h], out));
+            b.logits.resize((n - from) * c.vocab, 0.0);
+            linear(team, kernels, &model.head, normed, n - from, &mut b.columns, &mut b.logits);
+        }
+        report.head_ns += clock::lap(&mut lap);
+        report.tokens += n as u64;
+        report.passes += 1;
+        if from < n { &mut b.logits } else { &mut [] }
     }
 }
 

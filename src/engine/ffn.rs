@@ -169,7 +169,13 @@ fn add_down_bias(layer: &Layer, hidden: &mut [f32]) {
 }
 
 impl Selection {
-    /// The neurons whose gates let some column through.
+    /// The neurons whose gates let some column through: |act(gate)| above `cut`; `gates` is `[n, ffn]`.
+    pub fn fired(config: &ModelConfig, gates: &[f32], n: usize, cut: f32) -> Selection {
+        let mut fired = Selection::default();
+        fired.set(config, gates, n, cut);
+        fired
+    }
+
     fn set(&mut self, config: &ModelConfig, gates: &[f32], n: usize, cut: f32) {
         assert_eq!(gates.len(), n * config.ffn);
         self.neurons.clear();

@@ -3,9 +3,15 @@
 pub mod attention;
 pub mod decode;
 pub mod ffn;
+pub mod observer;
+pub mod report;
 pub mod sampler;
 pub mod session;
+pub mod sparsity;
 
 pub use decode::{Engine, Logits};
 pub use ffn::{Counts, Selection, Work};
+pub use observer::{Observer, Seen};
+pub use report::Report;
 pub use session::Session;
+pub use sparsity::{Choice, Sparsity};

@@ -76,7 +76,7 @@ pub trait Predictor: Send + Sync {
     /// Writes the score of every neuron of `layer`, `[n, ffn]` in the store's order; more is likelier. `residual`,
     /// `[n, hidden]`, is the residual after the attention of layer `layer - ahead`, before its ffn_norm.
     /// `calibration(layer, ahead)` is there.
-    fn score(&self, tools: Tools<'_>, layer: usize, ahead: usize, residual: &[f32], n: usize, scores: &mut [f32]);
+    fn score(&self, tools: &mut Tools<'_>, layer: usize, ahead: usize, residual: &[f32], n: usize, scores: &mut [f32]);
 
     /// Bytes of weights that one call reads.
     fn weight_bytes(&self, layer: usize, ahead: usize) -> u64;

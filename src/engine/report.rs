@@ -1,0 +1,55 @@
+//! What the engine did: time by part, neurons computed, bytes read.
+
+use super::ffn::{Counts, Selection};
+use super::sparsity::Mode;
+use crate::model::config::ModelConfig;
+use crate::model::weights::Layer;
+
+/// Sums since the report was last set back (`Report::default()`).
+#[derive(Clone, Debug, Default)]
+pub struct Report {
+    /// Forward passes, and the tokens in them.
+    pub passes: u64,
+    pub tokens: u64,
+    /// Nanoseconds by part; embedding counts as attention of the first layer.
+    pub attention_ns: u64,
+    pub predictor_ns: u64,
+    pub ffn_ns: u64,
+    pub head_ns: u64,
+    /// Bytes of FFN rows read.
+    pub ffn_bytes: u64,
+    /// Per layer, neurons times tokens that were computed: all in dense mode, those that fired in exact mode (a prompt
+    /// counts the union of its tokens there), those that were predicted otherwise.
+    pub computed: Vec<u64>,
+}
+
+impl Report {
+    pub fn add_layer(
+        &mut self,
+        (l, layer): (usize, &Layer),
+        config: &ModelConfig,
+        n: usize,
+        mode: Mode,
+        selection: Option<&Selection>,
+        read: Counts,
+    ) {
+        self.computed.resize(config.layers, 0);
+        self.computed[l] += match (mode, selection) {
+            (Mode::Predicted, Some(selection)) => selection.pairs(),
+            (Mode::Exact, _) => read.downs * n as u64,
+            _ => (config.ffn * n) as u64,
+        };
+        let gates = if mode == Mode::Exact { config.ffn as u64 } else { 0 };
+        self.ffn_bytes += (read.rows() + gates) * layer.ffn.row_bytes as u64;
+    }
+
+    /// Neurons computed / all neurons, over all layers.
+    pub fn computed_share(&self, config: &ModelConfig) -> f64 {
+        let all = self.tokens * (config.ffn * config.layers) as u64;
+        self.computed.iter().sum::<u64>() as f64 / all.max(1) as f64
+    }
+
+    pub fn total_ns(&self) -> u64 {
+        self.attention_ns + self.predictor_ns + self.ffn_ns + self.head_ns
+    }
+}

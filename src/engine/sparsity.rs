@@ -1,0 +1,155 @@
+//! Which neurons each layer's FFN computes: a predictor per layer, its threshold, and how far ahead it looks.
+
+use super::ffn::Selection;
+use crate::predictor::{Kind, Predictor, Tools};
+use std::sync::Arc;
+
+/// What to do in one layer, as the user asks for it.
+#[derive(Clone)]
+pub enum Choice {
+    /// Every neuron.
+    Dense,
+    /// The true gates of all neurons first, then those with |act(gate)| above `cut`.
+    Exact { cut: f32 },
+    /// Those whose predicted probability reaches `threshold`; of them, those with |act(gate)| above `cut`.
+    Predicted { predictor: Arc<dyn Predictor>, threshold: f32, cut: f32 },
+}
+
+/// A layer's rule, its threshold turned into scores.
+enum Rule {
+    Dense,
+    Exact,
+    Predicted { predictor: Arc<dyn Predictor>, ahead: usize, score: f32 },
+}
+
+/// The choice of every layer.
+pub struct Sparsity {
+    rules: Vec<Rule>,
+    cuts: Vec<f32>,
+}
+
+/// How a layer's FFN runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Mode {
+    Dense,
+    Exact,
+    Predicted,
+}
+
+/// What was predicted.
+#[derive(Default)]
+pub struct Predicted {
+    /// `[n, ffn]`, of the layer that was predicted last.
+    pub scores: Vec<f32>,
+    /// One per layer: what was predicted for it last.
+    pub selections: Vec<Selection>,
+}
+
+impl Sparsity {
+    /// Every neuron of every layer.
+    pub fn dense(layers: usize) -> Sparsity {
+        Sparsity { rules: (0..layers).map(|_| Rule::Dense).collect(), cuts: vec![0.0; layers] }
+    }
+
+    /// Layer l is predicted from the residual `ahead` layers before it; the first `ahead` layers from their own, for there is
+    /// nothing before them (DynamicInfer 4.2.1).
+    ///
+    /// # Errors
+    /// The layer and look-ahead that a predictor has no table for.
+    pub fn new(choices: Vec<Choice>, ahead: usize) -> Result<Sparsity, String> {
+        let (mut rules, mut cuts) = (Vec::new(), Vec::new());
+        for (layer, choice) in choices.into_iter().enumerate() {
+            let (rule, cut) = match choice {
+                Choice::Dense => (Rule::Dense, 0.0),
+                Choice::Exact { cut } => (Rule::Exact, cut),
+                Choice::Predicted { predictor, threshold, cut } => {
+                    let ahead = if layer < ahead { 0 } else { ahead };
+                    let table = predictor.calibration(layer, ahead).ok_or_else(|| {
+                        let kind = predictor.kind().name();
+                        format!("the {kind} predictor has no table for layer {layer} from {ahead} layers before it")
+                    })?;
+                    let score = table.score_at(threshold);
+                    (Rule::Predicted { predictor, ahead, score }, cut)
+                }
+            };
+            rules.push(rule);
+            cuts.push(cut);
+        }
+        Ok(Sparsity { rules, cuts })
+    }
+
+    pub fn is_dense(&self) -> bool {
+        self.rules.iter().all(|rule| matches!(rule, Rule::Dense))
+    }
+
+    pub fn mode(&self, layer: usize) -> Mode {
+        match self.rules[layer] {
+            Rule::Dense => Mode::Dense,
+            Rule::Exact => Mode::Exact,
+            Rule::Predicted { .. } => Mode::Predicted,
+        }
+    }
+
+    /// |act(gate)| above which a neuron of this layer is active.
+    pub fn cut(&self, layer: usize) -> f32 {
+        self.cuts[layer]
+    }
+
+    /// The kind of predictor of a layer.
+    pub fn kind(&self, layer: usize) -> Kind {
+        match &self.rules[layer] {
+            Rule::Dense => Kind::Dense,
+            Rule::Exact => Kind::Exact,
+            Rule::Predicted { predictor, .. } => predictor.kind(),
+        }
+    }
+
+    /// Bytes of predictor weights that one token reads.
+    pub fn predictor_bytes(&self) -> u64 {
+        let bytes = |(layer, rule): (usize, &Rule)| match rule {
+            Rule::Predicted { predictor, ahead, .. } => predictor.weight_bytes(layer, *ahead),
+            Rule::Dense | Rule::Exact => 0,
+        };
+        self.rules.iter().enumerate().map(bytes).sum()
+    }
+
+    /// Fills the selection of every layer that is predicted from `residual`, `[n, hidden]`, the residual after the
+    /// attention of layer `here`. n is at most [`crate::cpu::MAX_COLUMNS`].
+    pub fn predict(&self, tools: &mut Tools<'_>, here: usize, residual: &[f32], n: usize, predicted: &mut Predicted) {
+        let Predicted { scores, selections } = predicted;
+        selections.resize_with(self.rules.len(), Selection::default);
+        for (layer, rule) in self.rules.iter().enumerate().skip(here) {
+            let Rule::Predicted { predictor, ahead, score } = rule else { continue };
+            if here + ahead != layer {
+                continue;
+            }
+            scores.resize(n * tools.model.config.ffn, 0.0);
+            predictor.score(tools, layer, *ahead, residual, n, scores);
+            selections[layer].reaching(scores, n, *score);
+        }
+    }
+}
+
+impl Selection {
+    /// The neurons whose score reaches `least` in some column; `scores` is `[n, ffn]`.
+    fn reaching(&mut self, scores: &[f32], n: usize, least: f32) {
+        let ffn = scores.len() / n;
+        // Written without branches: which neurons fire is hard to guess.
+        self.neurons.resize(ffn, 0);
+        self.masks.resize(ffn, 0);
+        let mut len = 0;
+        for neuron in 0..ffn {
+            let mask = (0..n).fold(0u32, |mask, b| mask | u32::from(scores[b * ffn + neuron] >= least) << b);
+            self.neurons[len] = neuron as u32;
+            self.masks[len] = mask;
+            len += usize::from(mask != 0);
+        }
+        self.neurons.truncate(len);
+        self.masks.truncate(len);
+    }
+
+    /// Neurons times columns that are computed.
+    pub fn pairs(&self) -> u64 {
+        self.masks.iter().map(|m| m.count_ones() as u64).sum()
+    }
+}
