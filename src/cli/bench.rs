@@ -7,7 +7,8 @@ use comfy_table::{CellAlignment, Table};
 ///
 /// As llama-bench: each repeat runs the whole prompt or generates all tokens from an empty context, after one warm-up;
 /// tokenising and sampling are left out. GB/s are the weight bytes that a token must read over the median time between
-/// tokens; the share is of the best read of 2 GiB with the same threads just before and after.
+/// tokens; the share is of the best read of 2 GiB with the same threads just before and after. Decode runs what --predictor
+/// says; computed share and recall are of random tokens, as the timed ones were.
 #[derive(clap::Args)]
 pub struct Args {
     #[command(flatten)]
@@ -64,8 +65,12 @@ fn table(rows: &[BenchRow]) -> String {
         "ms/token p50 / p95 / p99",
         "GB/s",
         "of machine",
+        "predictor",
+        "computed / recall",
+        "ms attention + predictor + ffn + head",
     ]);
     for row in rows {
+        let percent = |share: Option<f64>| share.map_or("-".into(), |share| format!("{:.0} %", 100.0 * share));
         let ms = |v: Option<f64>| v.map_or("-".into(), |v| format!("{v:.2}"));
         table.add_row([
             row.model_type.clone(),
@@ -75,7 +80,12 @@ fn table(rows: &[BenchRow]) -> String {
             format!("{:.2} ± {:.2}", row.avg_ts, row.stddev_ts),
             format!("{} / {} / {}", ms(row.token_ms_p50), ms(row.token_ms_p95), ms(row.token_ms_p99)),
             row.read_gb_s.map_or("-".into(), |rate| format!("{rate:.1} of {:.1}", row.machine_gb_s)),
-            row.share_of_machine.map_or("-".into(), |share| format!("{:.0} %", 100.0 * share)),
+            percent(row.share_of_machine),
+            row.predictor.clone(),
+            format!("{} / {}", percent(row.computed_share), percent(row.recall)),
+            row.parts_ms.map_or("-".into(), |p| {
+                format!("{:.2} + {:.2} + {:.2} + {:.2}", p.attention, p.predictor, p.ffn, p.head)
+            }),
         ]);
     }
     for column in table.column_iter_mut().skip(1) {

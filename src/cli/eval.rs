@@ -2,9 +2,11 @@ use super::model_arg::{EngineArgs, ModelArgs, check_context};
 use super::progress::{Progress, Unit};
 use crate::engine::Engine;
 use crate::error::{Error, Result};
+use crate::lab::audit::Shares;
 use crate::lab::evaluate::{LogitsFile, choices, likelihood, read_questions};
 use crate::model::source::read_json;
 use crate::tokenizer::{Special, Tokenizer};
+use comfy_table::Table;
 use std::path::{Path, PathBuf};
 
 /// Texts above this are surely not meant: a day of evaluation.
@@ -113,6 +115,30 @@ fn score(
         result.tokens,
         result.windows,
         result.context
+    ))?;
+    let Some(sparse) = &result.sparse else { return Ok(()) };
+    let percent = |share: f64| format!("{:.1} %", 100.0 * share);
+    let mut table = Table::new();
+    table.load_style(comfy_table::presets::ASCII_MARKDOWN);
+    table.set_header(["layer", "computed", "active", "recall", "precision"]);
+    let mut row = |name: String, s: &Shares| {
+        table.add_row([
+            name,
+            percent(s.computed_share),
+            percent(s.active_share),
+            percent(s.recall),
+            percent(s.precision),
+        ]);
+    };
+    sparse.layers.iter().enumerate().for_each(|(l, shares)| row(l.to_string(), shares));
+    row("all".into(), &sparse.shares);
+    super::print(&format!(
+        "{}: perplexity {:+.2} % beside {:.3} dense, same likeliest token {}, KL {:.5} nats/token\n{table}\n",
+        sparse.predictor,
+        100.0 * (result.perplexity / sparse.dense_perplexity - 1.0),
+        sparse.dense_perplexity,
+        percent(sparse.top1_agreement),
+        sparse.kl,
     ))
 }
 

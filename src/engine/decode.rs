@@ -80,8 +80,9 @@ impl Engine {
     }
 
     /// From now on the FFNs of up to [`MAX_COLUMNS`] tokens compute what `sparsity` says; longer prompts run dense.
-    pub fn set_sparsity(&mut self, sparsity: Sparsity) {
-        self.sparsity = sparsity;
+    /// Returns what was set before.
+    pub fn set_sparsity(&mut self, sparsity: Sparsity) -> Sparsity {
+        std::mem::replace(&mut self.sparsity, sparsity)
     }
 
     pub fn sparsity(&self) -> &Sparsity {

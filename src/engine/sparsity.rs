@@ -95,6 +95,10 @@ impl Sparsity {
         self.cuts[layer]
     }
 
+    pub fn cuts(&self) -> &[f32] {
+        &self.cuts
+    }
+
     /// The kind of predictor of a layer.
     pub fn kind(&self, layer: usize) -> Kind {
         match &self.rules[layer] {
@@ -102,6 +106,24 @@ impl Sparsity {
             Rule::Exact => Kind::Exact,
             Rule::Predicted { predictor, .. } => predictor.kind(),
         }
+    }
+
+    /// What people call it: the kinds of its layers, `mlp` or `dense@0,mlp@1-31`.
+    pub fn name(&self) -> String {
+        let layers = self.rules.len();
+        let mut runs: Vec<(Kind, usize, usize)> = Vec::new();
+        for layer in 0..layers {
+            match runs.last_mut() {
+                Some((kind, _, last)) if *kind == self.kind(layer) => *last = layer,
+                _ => runs.push((self.kind(layer), layer, layer)),
+            }
+        }
+        let name = |&(kind, first, last): &(Kind, usize, usize)| match (runs.len(), first == last) {
+            (1, _) => kind.name().to_owned(),
+            (_, true) => format!("{}@{first}", kind.name()),
+            (_, false) => format!("{}@{first}-{last}", kind.name()),
+        };
+        runs.iter().map(name).collect::<Vec<_>>().join(",")
     }
 
     /// Bytes of predictor weights that one token reads.

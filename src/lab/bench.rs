@@ -1,11 +1,13 @@
 //! Speed of prefill and decode, beside what the machine's memory allows.
 
+use super::audit::{Audit, Shares};
 use super::measure::{ReadBandwidth, ReadBuffer};
 use crate::clock;
-use crate::engine::{Engine, Session};
+use crate::engine::{Engine, Logits, Report, Session};
 use crate::error::Result;
 use crate::interrupt;
 use crate::model::KvType;
+use crate::predictor::Kind;
 use serde::Serialize;
 
 /// What to measure; every row of the result is one of its parts.
@@ -43,14 +45,33 @@ pub struct BenchRow {
     pub token_ms_p50: Option<f64>,
     pub token_ms_p95: Option<f64>,
     pub token_ms_p99: Option<f64>,
-    /// Weight bytes that one token reads; decode only.
+    /// Weight bytes that one token reads, predictors included; decode only.
     pub bytes_per_token: Option<u64>,
+    /// Which predictor chose the neurons of decode (`Sparsity::name`).
+    pub predictor: String,
+    /// Neurons computed / all, and what the predictor found of the truly active ones: on tokens after the clock stopped;
+    /// decode only.
+    pub computed_share: Option<f64>,
+    pub active_share: Option<f64>,
+    pub recall: Option<f64>,
+    pub precision: Option<f64>,
+    /// Mean milliseconds of a token by part; decode only.
+    pub parts_ms: Option<PartsMs>,
     /// 10^9 weight bytes read per second, from the median time between tokens; decode only.
     pub read_gb_s: Option<f64>,
     /// The machine's best read with the same threads, just before and after.
     pub machine_gb_s: f64,
     /// `read_gb_s / machine_gb_s`
     pub share_of_machine: Option<f64>,
+}
+
+/// Where a token's time goes.
+#[derive(Clone, Copy, Debug, Serialize)]
+pub struct PartsMs {
+    pub attention: f64,
+    pub predictor: f64,
+    pub ffn: f64,
+    pub head: f64,
 }
 
 pub fn bench(engine: &mut Engine, options: &BenchOptions) -> Result<Vec<BenchRow>> {
@@ -68,7 +89,14 @@ pub fn bench(engine: &mut Engine, options: &BenchOptions) -> Result<Vec<BenchRow
     }
     for (prompt, generate) in runs {
         let samples = run(engine, prompt, generate, options)?;
-        rows.push(row(engine, prompt, generate, options.kv, before, &samples));
+        let mut row = row(engine, prompt, generate, options.kv, before, &samples);
+        if generate > 0 {
+            let shares = audit(engine, options.kv)?;
+            row.active_share = Some(shares.active_share);
+            row.recall = Some(shares.recall);
+            row.precision = Some(shares.precision);
+        }
+        rows.push(row);
     }
     // Whichever was better: the machine may have been busy during one.
     let after = buffer.measure(threads);
@@ -105,9 +133,25 @@ fn run(engine: &mut Engine, prompt: usize, generate: usize, options: &BenchOptio
         }
         if repeat > 0 {
             repeats.push(steps);
+        } else {
+            engine.report = Report::default();
         }
     }
     Ok(repeats)
+}
+
+/// What the predictors find on tokens like those that were timed.
+fn audit(engine: &mut Engine, kv: KvType) -> Result<Shares> {
+    const TOKENS: usize = 64;
+    let mut rng = crate::prng::Prng::new(2);
+    let mut session = Session::new(engine, TOKENS, kv)?;
+    let mut audit = Audit::new(&engine.model.config, engine.sparsity().cuts().to_vec());
+    for _ in 0..TOKENS {
+        interrupt::check()?;
+        let token = rng.below(engine.model.config.vocab as u64) as u32;
+        engine.forward_observed(&mut session.kv, &[token], Logits::None, &mut audit);
+    }
+    Ok(audit.shares().0)
 }
 
 fn row(
@@ -127,7 +171,16 @@ fn row(
     steps.sort_unstable();
     let decode = generate > 0;
     let at = |share: f64| decode.then(|| percentile(&steps, share) as f64 / 1e6);
-    let bytes = model.bytes_per_token();
+    let report = &engine.report;
+    let tokens = report.tokens.max(1);
+    let bytes = model.bytes_outside_ffn() + engine.sparsity().predictor_bytes() + report.ffn_bytes / tokens;
+    let part = |ns: u64| ns as f64 / 1e6 / tokens as f64;
+    let parts_ms = PartsMs {
+        attention: part(report.attention_ns),
+        predictor: part(report.predictor_ns),
+        ffn: part(report.ffn_ns),
+        head: part(report.head_ns),
+    };
     let read_gb_s = decode.then(|| bytes as f64 / percentile(&steps, 0.5) as f64);
     BenchRow {
         test: if decode { format!("tg{generate}") } else { format!("pp{prompt}") },
@@ -150,6 +203,12 @@ fn row(
         token_ms_p95: at(0.95),
         token_ms_p99: at(0.99),
         bytes_per_token: decode.then_some(bytes),
+        predictor: if decode { engine.sparsity().name() } else { Kind::Dense.name().into() },
+        computed_share: decode.then(|| report.computed_share(&model.config)),
+        active_share: None,
+        recall: None,
+        precision: None,
+        parts_ms: decode.then_some(parts_ms),
         read_gb_s,
         machine_gb_s: machine.gb_per_s,
         share_of_machine: read_gb_s.map(|rate| rate / machine.gb_per_s),

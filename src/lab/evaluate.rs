@@ -1,6 +1,8 @@
 //! How good a model's answers are: likelihood of a text, and multiple-choice questions.
 
-use crate::engine::{Engine, Logits, Session};
+use super::audit::{Agreement, Audit, Shares};
+use crate::cpu::MAX_COLUMNS;
+use crate::engine::{Engine, Logits, Session, Sparsity};
 use crate::error::{Error, Result};
 use crate::interrupt;
 use crate::model::KvType;
@@ -9,8 +11,13 @@ use serde::{Deserialize, Serialize};
 use std::io::Write;
 use std::path::Path;
 
-/// Tokens per forward pass; all their logits are held at once.
+/// Tokens per forward pass of a dense model; all their logits are held at once.
 const CHUNK: usize = 128;
+
+/// Tokens per forward pass: as many as its FFNs take.
+fn chunk(engine: &Engine) -> usize {
+    if engine.sparsity().is_dense() { CHUNK } else { MAX_COLUMNS }
+}
 
 #[derive(Clone, Debug, Serialize)]
 pub struct Likelihood {
@@ -23,6 +30,23 @@ pub struct Likelihood {
     pub tokens: usize,
     pub windows: usize,
     pub context: usize,
+    /// Of a run that leaves neurons out: what it computed, and how near it is to the dense model.
+    #[serde(flatten, skip_serializing_if = "Option::is_none")]
+    pub sparse: Option<SparseQuality>,
+}
+
+#[derive(Clone, Debug, Serialize)]
+pub struct SparseQuality {
+    pub predictor: String,
+    #[serde(flatten)]
+    pub shares: Shares,
+    /// Share of tokens whose likeliest next token is the dense model's.
+    pub top1_agreement: f64,
+    /// Mean KL(dense || sparse), nats per token.
+    pub kl: f64,
+    /// The dense model's, on the same tokens in the same chunks.
+    pub dense_perplexity: f64,
+    pub layers: Vec<Shares>,
 }
 
 /// Scores `tokens` in windows of `context` that do not overlap; the first token of each is not scored. Logits of every
@@ -46,19 +70,30 @@ pub fn likelihood(
         ));
     }
     let mut session = Session::new(engine, context, kv)?;
+    let mut beside = match engine.sparsity().is_dense() {
+        true => None,
+        false => Some(Beside::new(engine, context, kv)?),
+    };
     let (mut sum, mut scored, mut bytes, mut windows, mut done) = (0f64, 0usize, 0usize, 0, 0);
+    let size = chunk(engine);
     for window in tokens.chunks(context) {
         session.truncate(0);
+        if let Some(beside) = &mut beside {
+            beside.session.truncate(0);
+        }
         windows += 1;
-        for (i, chunk) in window.chunks(CHUNK).enumerate() {
+        for (i, chunk) in window.chunks(size).enumerate() {
             interrupt::check()?;
             session.check(engine, chunk)?;
-            let logits = engine.forward(&mut session.kv, chunk, Logits::All);
+            let after = &window[i * size + 1..];
+            let logits = match &mut beside {
+                None => engine.forward(&mut session.kv, chunk, Logits::All),
+                Some(beside) => beside.forward(engine, &mut session, chunk, after),
+            };
             if let Some(out) = &mut logits_out {
                 out.write(logits)?;
             }
-            for (t, row) in logits.chunks_exact(vocab).enumerate() {
-                let Some(&next) = window.get(i * CHUNK + t + 1) else { continue };
+            for (row, &next) in logits.chunks_exact(vocab).zip(after) {
                 sum += negative_log_likelihood(row, next);
                 scored += 1;
                 bytes += tokenizer.and_then(|t| t.token_bytes(next)).map_or(0, |b| b.len());
@@ -72,7 +107,57 @@ pub fn likelihood(
     }
     let nll = sum / scored as f64;
     let bits_per_byte = (bytes > 0).then(|| sum / std::f64::consts::LN_2 / bytes as f64);
-    Ok(Likelihood { nll, perplexity: nll.exp(), bits_per_byte, tokens: scored, windows, context })
+    let sparse = beside.map(|beside| beside.quality(engine, scored));
+    Ok(Likelihood { nll, perplexity: nll.exp(), bits_per_byte, tokens: scored, windows, context, sparse })
+}
+
+/// The dense model on the same tokens, and the true activations of the sparse run.
+struct Beside {
+    session: Session,
+    audit: Audit,
+    agreement: Agreement,
+    dense_nll: f64,
+}
+
+impl Beside {
+    fn new(engine: &Engine, context: usize, kv: KvType) -> Result<Beside> {
+        let audit = Audit::new(&engine.model.config, engine.sparsity().cuts().to_vec());
+        let session = Session::new(engine, context, kv)?;
+        Ok(Beside { session, audit, agreement: Agreement::default(), dense_nll: 0.0 })
+    }
+
+    /// Runs `tokens` densely and sparsely; returns the sparse run's logits. `after` begins with the token after the first.
+    fn forward<'e>(
+        &mut self,
+        engine: &'e mut Engine,
+        session: &mut Session,
+        tokens: &[u32],
+        after: &[u32],
+    ) -> &'e mut [f32] {
+        let c = &engine.model.config;
+        let (vocab, layers) = (c.vocab, c.layers);
+        let sparsity = engine.set_sparsity(Sparsity::dense(layers));
+        let dense = engine.forward(&mut self.session.kv, tokens, Logits::All).to_vec();
+        engine.set_sparsity(sparsity);
+        let logits = engine.forward_observed(&mut session.kv, tokens, Logits::All, &mut self.audit);
+        for ((dense, sparse), &next) in dense.chunks_exact(vocab).zip(logits.chunks_exact(vocab)).zip(after) {
+            self.agreement.add(dense, sparse);
+            self.dense_nll += negative_log_likelihood(dense, next);
+        }
+        logits
+    }
+
+    fn quality(&self, engine: &Engine, scored: usize) -> SparseQuality {
+        let (shares, layers) = self.audit.shares();
+        SparseQuality {
+            predictor: engine.sparsity().name(),
+            shares,
+            top1_agreement: self.agreement.top1(),
+            kl: self.agreement.kl(),
+            dense_perplexity: (self.dense_nll / scored as f64).exp(),
+            layers,
+        }
+    }
 }
 
 /// -ln softmax(logits)[token], in f64.
@@ -230,7 +315,7 @@ fn continuation(
     session.truncate(0);
     let mut position = 0;
     let mut sum = 0.0;
-    for chunk in whole[..whole.len() - 1].chunks(CHUNK) {
+    for chunk in whole[..whole.len() - 1].chunks(chunk(engine)) {
         session.check(engine, chunk)?;
         let logits = engine.forward(&mut session.kv, chunk, Logits::All);
         for row in logits.chunks_exact(vocab) {

@@ -1,5 +1,6 @@
-//! Jobs that are run once or now and then: pack, synth, measure, bench, evaluate.
+//! Jobs that are run once or now and then: pack, synth, measure, bench, evaluate, audit.
 
+pub mod audit;
 pub mod bench;
 pub mod evaluate;
 pub mod measure;

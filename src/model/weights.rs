@@ -122,10 +122,10 @@ impl Model {
             .map_err(|e| Error::bad(path, "tokenizer", format!("not understood: {}; pack the model again", excerpt(e))))
     }
 
-    /// Bytes that decoding one token reads: every weight once, of the embedding one row.
-    pub fn bytes_per_token(&self) -> u64 {
-        let layers: u64 = self.layers.iter().map(|l| l.qkv.bytes() + l.o.bytes() + l.ffn.bytes()).sum();
-        layers + self.head.bytes() + self.embed.row_bytes as u64
+    /// Bytes outside the FFNs that decoding one token reads: every weight once, of the embedding one row.
+    pub fn bytes_outside_ffn(&self) -> u64 {
+        let attention: u64 = self.layers.iter().map(|l| l.qkv.bytes() + l.o.bytes()).sum();
+        attention + self.head.bytes() + self.embed.row_bytes as u64
     }
 }
 
