@@ -8,6 +8,12 @@ pub fn cache_dir() -> Option<PathBuf> {
     user_dir("XDG_CACHE_HOME", ".cache")
 }
 
+/// Where what was made for a model goes (profiles, predictors): `$XDG_DATA_HOME/dynamicinfer`, else
+/// `~/.local/share/dynamicinfer`.
+pub fn data_dir() -> Option<PathBuf> {
+    user_dir("XDG_DATA_HOME", ".local/share")
+}
+
 /// The XDG rules: a relative path in the variable is to be ignored.
 fn user_dir(variable: &str, below_home: &str) -> Option<PathBuf> {
     let absolute = |p: PathBuf| p.is_absolute().then_some(p);

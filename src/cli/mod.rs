@@ -1,6 +1,7 @@
 //! The command line: one file per verb. Data goes to stdout, talk to stderr.
 
 mod bench;
+pub mod companions;
 mod completions;
 mod eval;
 mod measure;
