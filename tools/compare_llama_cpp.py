@@ -131,6 +131,10 @@ def measure_ours(a, model):
             got["pp"] = speed
         elif gen and not prompt:
             got["tg"] = speed
+            parts = row.get("parts_ms") or {}
+            got["sparse"] = {k: row.get(k) for k in ("predictor", "computed_share", "active_share", "recall",
+                                                     "precision", "share_of_machine", "bytes_per_token")}
+            got["sparse"]["predictor_time_share"] = parts.get("predictor", 0) / max(sum(parts.values()), 1e-9)
         got["version"] = row.get("build_commit", got.get("version", ""))
         if int(row.get("n_threads", a.threads)) != a.threads:
             sys.exit(f"our bench ran with {row['n_threads']} threads, not {a.threads}")
@@ -223,7 +227,9 @@ def compare(a, model, writer):
             # llama.cpp's threads spin while they wait for each other, so it suffers most from them.
             others = max(0.0, (after[0] - before[0]) - (after[1] - before[1])) / (span * os.cpu_count())
             strangers.append(others)
-            facts.setdefault(side, {}).update({k: v for k, v in got.items() if k not in TESTS})
+            fact = facts.setdefault(side, {"sparse": []})
+            fact.update({k: v for k, v in got.items() if k not in TESTS and k != "sparse"})
+            fact["sparse"] += [got["sparse"]] if "sparse" in got else []
             for test in TESTS:
                 if test in got:
                     samples[side].setdefault(test, []).append(got[test])
@@ -284,11 +290,18 @@ def main():
         for model in a.models:
             samples, facts, strangers = compare(a, model, w)
             h.flush()
+            sparse = facts.get("ours", {}).get("sparse", [])
             size = model.stat().st_size if model.is_file() else 0
             doc += [f"## {model.name}" + (f", {size / 2**20:.1f} MiB" if size else ""), ""]
             if a.llama_model:
                 doc += [f"llama.cpp read {a.llama_model.name} instead.", ""]
             doc += table(samples, a) + [""]
+            if sparse:
+                of = lambda key: statistics.median([s[key] for s in sparse if s.get(key) is not None] or [float("nan")])
+                doc += [f"Ours with predictor {sparse[0]['predictor']}: computed share {of('computed_share'):.1%}, truly active "
+                        f"{of('active_share'):.1%}, recall {of('recall'):.1%}, precision {of('precision'):.1%}; "
+                        f"{of('bytes_per_token') / 1e6:.0f} MB read per token at {of('share_of_machine'):.0%} of the machine's "
+                        f"read bandwidth; the predictor takes {of('predictor_time_share'):.1%} of a token's time.", ""]
             doc += [f"Meanwhile other processes took {statistics.median(strangers):.0%} of the CPU (median), at most "
                     f"{max(strangers):.0%}." + (" **Repeat this on a quieter machine.**" if statistics.median(strangers) > 0.1 else ""), ""]
     theirs = facts.get("llama.cpp", {})
