@@ -284,8 +284,11 @@ fn json_answers_have_the_documented_keys() {
     let place = Place::new();
     let model = fixture("relullama");
     let run = place.json(&["run", &model, "Once", "--json", "-n", "5", "--ignore-eos", "--seed", "7"]);
-    let wanted = "text finish_reason seed prompt_tokens generated_tokens prompt_tokens_per_s generation_tokens_per_s";
+    let wanted = "text finish_reason seed prompt_tokens generated_tokens prompt_tokens_per_s generation_tokens_per_s \
+                  predictor computed_share";
     assert_eq!(keys(&run).join(" "), wanted);
+    // A ReLU model without any file beside it runs with sign bits.
+    assert_eq!(run["predictor"], "sign");
     assert_eq!(
         (&run["seed"], &run["finish_reason"], &run["generated_tokens"]),
         (&json!(7), &json!("length"), &json!(5))
@@ -324,6 +327,13 @@ fn json_answers_have_the_documented_keys() {
     assert_eq!((&eval["tokens"], &eval["windows"], &eval["context"]), (&json!(4), &json!(2), &json!(4)));
     let nll = eval["nll"].as_f64().unwrap();
     assert!((nll.exp() - eval["perplexity"].as_f64().unwrap()).abs() < 1e-6 * nll.exp());
+    let sparse =
+        place.json(&["eval", &model, "--token-ids", &ids, "--json", "-c", "4", "--predictor", "exact,dense@0"]);
+    let wanted = "nll perplexity bits_per_byte tokens windows context predictor computed_share active_share recall precision \
+                  top1_agreement kl dense_perplexity layers";
+    assert_eq!(keys(&sparse).join(" "), wanted);
+    assert_eq!((&sparse["predictor"], &sparse["recall"]), (&json!("dense@0,exact@1"), &json!(1.0)));
+    assert_eq!(keys(&sparse["layers"][1]).join(" "), "computed_share active_share recall precision");
 }
 
 #[test]

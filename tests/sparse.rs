@@ -117,6 +117,10 @@ impl Predictor for Noted {
         Kind::Sign
     }
 
+    fn threshold(&self) -> f32 {
+        0.5
+    }
+
     fn calibration(&self, layer: usize, ahead: usize) -> Option<&Calibration> {
         (ahead <= 1).then(|| &self.tables[layer])
     }

@@ -1,4 +1,5 @@
 use super::model_arg::{EngineArgs, ModelArgs, check_context};
+use super::sparsity_arg::{SparsityArgs, Unsaid};
 use crate::error::{Error, Result};
 use crate::lab::bench::{BenchOptions, BenchRow, bench};
 use comfy_table::{CellAlignment, Table};
@@ -26,6 +27,8 @@ pub struct Args {
     #[arg(short, long, value_enum, default_value_t = Output::Table)]
     output: Output,
     #[command(flatten)]
+    sparsity: SparsityArgs,
+    #[command(flatten)]
     engine: EngineArgs,
 }
 
@@ -43,6 +46,7 @@ pub fn run(args: Args) -> Result<()> {
         return Err(Error::Usage("-r 0: take at least one repeat".into()));
     }
     let mut engine = args.engine.engine(args.model.open()?)?;
+    args.sparsity.apply(&mut engine, Unsaid::Dense)?;
     check_context(&engine.model, args.n_prompt.max(args.n_gen), args.engine.kv())?;
     let options =
         BenchOptions { prompt: args.n_prompt, generate: args.n_gen, repeats: args.repetitions, kv: args.engine.kv() };

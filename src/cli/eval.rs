@@ -1,5 +1,6 @@
 use super::model_arg::{EngineArgs, ModelArgs, check_context};
 use super::progress::{Progress, Unit};
+use super::sparsity_arg::{SparsityArgs, Unsaid};
 use crate::engine::Engine;
 use crate::error::{Error, Result};
 use crate::lab::audit::Shares;
@@ -40,6 +41,8 @@ pub struct Args {
     #[arg(long, conflicts_with = "choices")]
     logits: Option<PathBuf>,
     #[command(flatten)]
+    sparsity: SparsityArgs,
+    #[command(flatten)]
     engine: EngineArgs,
 }
 
@@ -48,6 +51,7 @@ pub fn run(args: Args) -> Result<()> {
     let spec = model.tokenizer();
     let store = model.store().path().to_owned();
     let mut engine = args.engine.engine(model)?;
+    args.sparsity.apply(&mut engine, Unsaid::Dense)?;
     let trained = engine.model.config.context;
     let context = args.context.unwrap_or(trained.min(4096));
     if context < 2 {

@@ -10,6 +10,7 @@ mod pack;
 mod progress;
 mod run;
 mod show;
+mod sparsity_arg;
 mod synth;
 
 use crate::error::{Error, Result};

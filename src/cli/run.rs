@@ -1,8 +1,9 @@
 use super::model_arg::{EngineArgs, ModelArgs, check_context};
 use super::progress::{Progress, Unit};
+use super::sparsity_arg::{SparsityArgs, Unsaid};
 use crate::clock;
 use crate::engine::sampler::{Sampler, SamplingParams};
-use crate::engine::{Engine, Session};
+use crate::engine::{Engine, Report, Session};
 use crate::error::{Error, Result};
 use crate::interrupt;
 use crate::tokenizer::chat_template::{Message, render};
@@ -72,6 +73,8 @@ pub struct Args {
     #[arg(long)]
     json: bool,
     #[command(flatten)]
+    sparsity: SparsityArgs,
+    #[command(flatten)]
     engine: EngineArgs,
 }
 
@@ -86,6 +89,10 @@ struct Answer {
     prompt_tokens_per_s: f64,
     /// Of the tokens after the first, which belongs to the prompt's pass.
     generation_tokens_per_s: Option<f64>,
+    /// Which predictor chose the neurons of each layer.
+    predictor: String,
+    /// Neurons computed / all while generating.
+    computed_share: f64,
 }
 
 pub fn run(args: Args) -> Result<()> {
@@ -109,6 +116,7 @@ pub fn run(args: Args) -> Result<()> {
     let tokenizer = Tokenizer::new(model.tokenizer()?, model.store().path())?;
     let tokens = prompt_tokens(&args, &tokenizer, &prompt)?;
     let mut engine = args.engine.engine(model)?;
+    args.sparsity.apply(&mut engine, Unsaid::Auto)?;
     let context = context(&args, &engine, tokens.len())?;
     let mut session = Session::new(&engine, context, args.engine.kv())?;
     let answer = generate(&args, &mut engine, &mut session, &tokenizer, &tokens, params)?;
@@ -229,6 +237,9 @@ fn generate(
         if args.n_predict >= 0 && generated as i64 >= args.n_predict {
             break "length";
         }
+        if generated == 1 {
+            engine.report = Report::default();
+        }
         logits = session.append(engine, &[token], |_| Ok(()))?;
         seconds = start.elapsed().as_secs_f64();
     };
@@ -243,6 +254,8 @@ fn generate(
         prompt_tokens: prompt.len(),
         generated_tokens: generated,
         prompt_tokens_per_s: prompt.len() as f64 / prompt_seconds,
+        predictor: engine.sparsity().name(),
+        computed_share: engine.report.computed_share(&engine.model.config),
         generation_tokens_per_s: (passes > 0 && seconds > 0.0).then(|| passes as f64 / seconds),
     })
 }
@@ -253,8 +266,12 @@ fn report(args: &Args, engine: &Engine, answer: &Answer) -> Result<()> {
     }
     super::print("\n")?;
     let speed = answer.generation_tokens_per_s.map_or("-".into(), |s| format!("{s:.1}"));
+    let sparse = match engine.sparsity().is_dense() {
+        true => String::new(),
+        false => format!(" | {}: {:.0} % of the neurons", answer.predictor, 100.0 * answer.computed_share),
+    };
     eprintln!(
-        "[ prompt: {} tokens, {:.1} t/s | generation: {} tokens, {speed} t/s | {} threads, {} | ended by {} | seed {} ]",
+        "[ prompt: {} tokens, {:.1} t/s | generation: {} tokens, {speed} t/s{sparse} | {} threads, {} | ended by {} | seed {} ]",
         answer.prompt_tokens,
         answer.prompt_tokens_per_s,
         answer.generated_tokens,

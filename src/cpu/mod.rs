@@ -24,6 +24,7 @@ mod avx2;
 mod avx512;
 mod columns;
 mod portable;
+pub mod sign;
 pub mod team;
 
 pub use columns::Columns;

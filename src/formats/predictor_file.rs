@@ -41,7 +41,7 @@ pub struct Header {
 pub struct Table {
     pub layer: usize,
     pub ahead: usize,
-    /// Size of the hidden layer; 0 for kinds without weights.
+    /// Size of the hidden layer; 0 for kinds without weights, and for networks that are a bias alone.
     pub rank: usize,
     /// Rising scores, and the probability at each.
     pub scores: Vec<f32>,
@@ -61,7 +61,8 @@ impl sections::Header for Header {
     const MAGIC: [u8; 8] = *b"PREDICT\0";
     const VERSION: u32 = 1;
     const NOUN: &'static str = "predictor file";
-    const REMEDY: &'static str = "make it again with `dynamicinfer train-predictor MODEL`";
+    const REMEDY: &'static str =
+        "make it again: `dynamicinfer train-predictor MODEL` for the kind mlp, `dynamicinfer calibrate MODEL` for sign";
 
     fn sections(&self) -> &[Section] {
         &self.sections

@@ -3,7 +3,7 @@
 use super::config::{Ffn, ModelConfig, Norm, Positions};
 use crate::error::{Error, Result, excerpt};
 use crate::formats::neuron_store::{Content, NeuronStore};
-use crate::formats::rows::{Quant, Rows};
+use crate::formats::rows::{self, Quant, Rows};
 use crate::tokenizer::TokenizerSpec;
 use std::path::Path;
 
@@ -18,11 +18,23 @@ pub struct Matrix {
     start: *const u8,
 }
 
-// SAFETY: it points into the read-only map that the `Model` beside it keeps open.
+// SAFETY: it points at bytes that nobody writes and that outlive it: the map that the `Model` beside it keeps open, or what
+// the caller of `Matrix::over` promised.
 unsafe impl Send for Matrix {}
 unsafe impl Sync for Matrix {}
 
 impl Matrix {
+    /// `rows` rows of `cols` numbers that begin with `bytes`.
+    ///
+    /// # Safety
+    /// `bytes` begins at a multiple of [`rows::ROW_ALIGN`] and outlives the matrix.
+    pub unsafe fn over(bytes: &[u8], quant: Quant, rows: usize, cols: usize) -> Matrix {
+        let row_bytes = quant.row_bytes(cols);
+        assert!(bytes.len() >= rows * row_bytes);
+        debug_assert!(rows == 0 || bytes.as_ptr().addr().is_multiple_of(rows::ROW_ALIGN));
+        Matrix { quant, rows, cols, row_bytes, start: bytes.as_ptr() }
+    }
+
     /// First byte of row `r`.
     #[inline]
     pub fn row_ptr(&self, r: usize) -> *const u8 {

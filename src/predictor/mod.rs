@@ -6,9 +6,18 @@
 //! scores.
 
 mod calibration;
+pub mod exact;
+mod load;
+pub mod mlp;
+pub mod sign;
 
 pub use calibration::Calibration;
+pub use exact::Exact;
+pub use load::open;
+pub use mlp::Mlp;
+pub use sign::Sign;
 
+use crate::cpu::sign::BitLine;
 use crate::cpu::{Columns, Kernels, Team};
 use crate::model::Model;
 
@@ -62,13 +71,16 @@ pub struct Room {
     pub normed: Vec<f32>,
     /// Hidden layer of a network, `[n, rank]`.
     pub inner: Vec<f32>,
-    /// Packed signs of the input.
-    pub bits: Vec<u64>,
+    /// Packed signs of the input, `[n, cpu::sign::lines(hidden)]`.
+    pub bits: Vec<BitLine>,
 }
 
 /// Scores the neurons of layers.
 pub trait Predictor: Send + Sync {
     fn kind(&self) -> Kind;
+
+    /// Probability from which on a neuron is computed, unless the user says otherwise.
+    fn threshold(&self) -> f32;
 
     /// Its table for `layer` as seen from `ahead` layers before; `None` where it cannot predict that.
     fn calibration(&self, layer: usize, ahead: usize) -> Option<&Calibration>;

@@ -1,0 +1,164 @@
+//! Signs of rows and inputs as bits, and the count of those that differ: the kernel of the sign predictor (SparseInfer IV).
+//!
+//! A bit is 1 for a negative number. Rows of bits are padded with zeros to 512, in rows and inputs alike, so that padding
+//! never differs and kernels read whole registers.
+
+use super::Isa;
+
+/// Bits that a row is padded to: a register of AVX-512 and a cache line.
+pub const PAD_BITS: usize = 512;
+
+/// A cache line of bits.
+#[repr(C, align(64))]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, bytemuck::Zeroable, bytemuck::Pod)]
+pub struct BitLine([u64; PAD_BITS / 64]);
+
+/// Lines of a row of `cols` signs.
+pub const fn lines(cols: usize) -> usize {
+    cols.div_ceil(PAD_BITS)
+}
+
+/// Packs the signs of `values` into `bits`, which is [`lines`] long. Zero counts as positive, whatever its sign bit.
+pub fn pack(values: &[f32], bits: &mut [BitLine]) {
+    assert_eq!(bits.len(), lines(values.len()));
+    bits.fill(BitLine::default());
+    let words: &mut [u64] = bytemuck::cast_slice_mut(bits);
+    for (word, values) in words.iter_mut().zip(values.chunks(64)) {
+        *word = values.iter().enumerate().fold(0, |word, (i, v)| word | u64::from(*v < 0.0) << i);
+    }
+}
+
+/// scores[b * stride + r] = (matching - differing signs) / cols of row r and column b, in -1..=1. `rows` and `columns` hold
+/// whole rows of [`lines`] each; `scores` has room for the last index.
+pub fn scores(isa: Isa, rows: &[BitLine], columns: &[BitLine], cols: usize, scores: &mut [f32], stride: usize) {
+    let lines = lines(cols);
+    let (count, n) = (rows.len() / lines, columns.len() / lines);
+    assert!(count > 0 && n > 0 && rows.len() == count * lines && columns.len() == n * lines);
+    assert!((n - 1) * stride + count <= scores.len());
+    // SAFETY: just checked.
+    unsafe { kernel(isa)(rows.as_ptr(), count, columns.as_ptr(), n, cols, scores.as_mut_ptr(), stride) }
+}
+
+/// What [`scores`] does, for callers whose scores are written by several threads.
+///
+/// # Safety
+/// `rows` points to `count` and `columns` to `n` rows of [`lines`]`(cols)`; `scores` is writable at every index named; the
+/// CPU has the instructions the function was compiled for.
+pub type Scores = unsafe fn(
+    rows: *const BitLine,
+    count: usize,
+    columns: *const BitLine,
+    n: usize,
+    cols: usize,
+    scores: *mut f32,
+    stride: usize,
+);
+
+/// The kernel for a machine that has `isa`.
+pub fn kernel(isa: Isa) -> Scores {
+    match isa {
+        Isa::Portable => portable,
+        // AVX-512 does not bring the instruction that counts bits of a register (VPOPCNTDQ); without it AVX2's way is used.
+        #[cfg(target_arch = "x86_64")]
+        Isa::Avx512 if is_x86_feature_detected!("avx512vpopcntdq") => x86::avx512,
+        #[cfg(target_arch = "x86_64")]
+        Isa::Avx512 | Isa::Avx2 => x86::avx2,
+        #[cfg(not(target_arch = "x86_64"))]
+        _ => portable,
+    }
+}
+
+/// Defines a kernel from a count over a row and a column.
+macro_rules! scores {
+    ($(#[$attribute:meta])? $name:ident, $count:ident) => {
+        $(#[$attribute])?
+        pub(super) unsafe fn $name(
+            rows: *const BitLine,
+            count: usize,
+            columns: *const BitLine,
+            n: usize,
+            cols: usize,
+            scores: *mut f32,
+            stride: usize,
+        ) {
+            let (lines, share) = (lines(cols), 1.0 / cols as f32);
+            for r in 0..count {
+                for b in 0..n {
+                    // SAFETY: the caller's promises.
+                    unsafe {
+                        let differing = $count(rows.add(r * lines), columns.add(b * lines), lines);
+                        *scores.add(b * stride + r) = (cols as i64 - 2 * differing as i64) as f32 * share;
+                    }
+                }
+            }
+        }
+    };
+}
+
+unsafe fn count_portable(row: *const BitLine, column: *const BitLine, lines: usize) -> u64 {
+    // SAFETY: both have `lines`.
+    let (row, column) = unsafe { (std::slice::from_raw_parts(row, lines), std::slice::from_raw_parts(column, lines)) };
+    let words = row.iter().zip(column).flat_map(|(a, b)| a.0.iter().zip(&b.0));
+    words.map(|(a, b)| u64::from((a ^ b).count_ones())).sum()
+}
+
+mod generic {
+    use super::{BitLine, count_portable, lines};
+    scores!(portable, count_portable);
+}
+use generic::portable;
+
+#[cfg(target_arch = "x86_64")]
+mod x86 {
+    use super::{BitLine, lines};
+    use std::arch::x86_64::*;
+
+    scores!(
+        #[target_feature(enable = "avx512f,avx512vpopcntdq")]
+        avx512,
+        count_avx512
+    );
+    scores!(
+        #[target_feature(enable = "avx2")]
+        avx2,
+        count_avx2
+    );
+
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512vpopcntdq")]
+    unsafe fn count_avx512(row: *const BitLine, column: *const BitLine, lines: usize) -> u64 {
+        let mut sum = _mm512_setzero_si512();
+        for i in 0..lines {
+            // SAFETY: both have `lines`.
+            let (a, b) = unsafe { (_mm512_load_si512(row.add(i).cast()), _mm512_load_si512(column.add(i).cast())) };
+            sum = _mm512_add_epi64(sum, _mm512_popcnt_epi64(_mm512_xor_si512(a, b)));
+        }
+        _mm512_reduce_add_epi64(sum) as u64
+    }
+
+    /// Each half byte's count from a table of 16, then byte sums of eight.
+    #[inline]
+    #[target_feature(enable = "avx2")]
+    unsafe fn count_avx2(row: *const BitLine, column: *const BitLine, lines: usize) -> u64 {
+        #[rustfmt::skip]
+        let table = _mm256_setr_epi8(
+            0, 1, 1, 2, 1, 2, 2, 3, 1, 2, 2, 3, 2, 3, 3, 4,
+            0, 1, 1, 2, 1, 2, 2, 3, 1, 2, 2, 3, 2, 3, 3, 4,
+        );
+        let low = _mm256_set1_epi8(15);
+        let mut sum = _mm256_setzero_si256();
+        for i in 0..2 * lines {
+            // SAFETY: both have `lines`, of two registers each.
+            let (a, b) = unsafe {
+                (_mm256_load_si256(row.cast::<__m256i>().add(i)), _mm256_load_si256(column.cast::<__m256i>().add(i)))
+            };
+            let bits = _mm256_xor_si256(a, b);
+            let lower = _mm256_shuffle_epi8(table, _mm256_and_si256(bits, low));
+            let upper = _mm256_shuffle_epi8(table, _mm256_and_si256(_mm256_srli_epi16::<4>(bits), low));
+            let counts = _mm256_add_epi8(lower, upper);
+            sum = _mm256_add_epi64(sum, _mm256_sad_epu8(counts, _mm256_setzero_si256()));
+        }
+        let half = _mm_add_epi64(_mm256_castsi256_si128(sum), _mm256_extracti128_si256::<1>(sum));
+        (_mm_cvtsi128_si64(half) + _mm_extract_epi64::<1>(half)) as u64
+    }
+}

@@ -1,0 +1,87 @@
+//! The true gate as a predictor: score = |act(gate)|. From the layer's own residual it is never wrong; from an earlier one
+//! it is what any predictor could know that applies the target layer's weights to what is there so far.
+//!
+//! For its own layer the engine computes gates itself and keeps them (`engine/ffn.rs`); this is for looking ahead.
+
+use super::{Calibration, Kind, Predictor, Tools};
+use crate::cpu::team::Parts;
+use crate::model::Model;
+use crate::ops::math;
+
+/// Weight bytes a thread takes at a time; as in `ops::linear`.
+const PIECE_BYTES: usize = 256 << 10;
+
+pub struct Exact {
+    /// Per layer, a step at the magnitude above which a neuron counts as active.
+    tables: Vec<Calibration>,
+    /// Bytes of the gate rows of a layer.
+    gate_bytes: Vec<u64>,
+}
+
+impl Exact {
+    /// `cuts` has a magnitude per layer, zeros for ReLU models.
+    pub fn new(model: &Model, cuts: &[f32]) -> Exact {
+        assert_eq!(cuts.len(), model.config.layers);
+        Exact {
+            tables: cuts.iter().map(|&cut| Calibration::step(cut)).collect(),
+            gate_bytes: model.layers.iter().map(|l| (model.config.ffn * l.ffn.row_bytes) as u64).collect(),
+        }
+    }
+}
+
+impl Predictor for Exact {
+    fn kind(&self) -> Kind {
+        Kind::Exact
+    }
+
+    fn threshold(&self) -> f32 {
+        0.5
+    }
+
+    fn calibration(&self, layer: usize, ahead: usize) -> Option<&Calibration> {
+        self.tables.get(layer).filter(|_| ahead <= layer)
+    }
+
+    fn score(
+        &self,
+        tools: &mut Tools<'_>,
+        layer: usize,
+        _ahead: usize,
+        residual: &[f32],
+        n: usize,
+        scores: &mut [f32],
+    ) {
+        let Tools { model, team, kernels, room } = tools;
+        let (c, layer) = (&model.config, &model.layers[layer]);
+        let (h, ffn, per_block) = (c.hidden, c.ffn, c.ffn_kind.rows());
+        assert_eq!((residual.len(), scores.len()), (n * h, n * ffn));
+        room.normed.resize(n * h, 0.0);
+        for (x, out) in residual.chunks_exact(h).zip(room.normed.chunks_exact_mut(h)) {
+            math::norm(c.norm, &layer.ffn_norm, x, out);
+        }
+        room.columns.set(&room.normed[..n * h], n, layer.ffn.quant);
+        let (x, dot) = (&room.columns, kernels.dot(layer.ffn.quant));
+        let per_piece = (PIECE_BYTES / layer.ffn.row_bytes).clamp(1, ffn.div_ceil(team.threads())).next_multiple_of(4);
+        // Without a gate the rows are up's, and up has a bias.
+        let bias = if per_block == 2 { &layer.up_bias[..] } else { &[] };
+        let out = Parts::new(scores);
+        team.run(ffn.div_ceil(per_piece), |_, piece| {
+            let range = piece * per_piece..ffn.min((piece + 1) * per_piece);
+            let rows = layer.ffn.rows_from(range.start * per_block, per_block);
+            // SAFETY: the rows are inside the section; `kernels` are for this machine; each piece writes its own neurons.
+            unsafe { dot(rows, range.len(), x, out.start().add(range.start), ffn) };
+            for b in 0..n {
+                // SAFETY: as above.
+                let scores = unsafe { out.part(b * ffn + range.start..b * ffn + range.end) };
+                for (i, score) in scores.iter_mut().enumerate() {
+                    let bias = bias.get(range.start + i).copied().unwrap_or(0.0);
+                    *score = c.activation.apply(*score + bias).abs();
+                }
+            }
+        });
+    }
+
+    fn weight_bytes(&self, layer: usize, _ahead: usize) -> u64 {
+        self.gate_bytes[layer]
+    }
+}

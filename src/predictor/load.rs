@@ -1,0 +1,62 @@
+//! From a predictor file to a predictor.
+
+use super::{Calibration, Kind, Mlp, Predictor, Sign, sign};
+use crate::error::{Error, Result};
+use crate::formats::predictor_file::{self, PredictorFile};
+use crate::model::Model;
+use std::path::Path;
+use std::sync::Arc;
+
+/// Files up to this are read whole and compared with their checksums when they are opened: some milliseconds. Those of
+/// larger models are checked by `show --verify`.
+const VERIFY_UP_TO: u64 = 64 << 20;
+
+/// Opens a predictor file of `model`.
+pub fn open(path: &Path, model: &Model) -> Result<Arc<dyn Predictor>> {
+    let file = predictor_file::open(path)?;
+    check_model(&file, model)?;
+    if file.file_bytes() <= VERIFY_UP_TO {
+        file.verify(|_| ())?;
+    }
+    let header = &file.header;
+    match header.kind.parse() {
+        Ok(Kind::Mlp) => Ok(Arc::new(Mlp::new(file, model)?)),
+        Ok(Kind::Sign) => {
+            let table = |t: &predictor_file::Table| {
+                ((t.layer, t.ahead), Calibration::new(t.scores.clone(), t.probabilities.clone()))
+            };
+            let tables: sign::Tables = header.tables.iter().map(table).collect();
+            Ok(Arc::new(Sign::new(model, tables, header.threshold)))
+        }
+        _ => {
+            let why = format!("'{}' is neither mlp nor sign; {}", header.kind, remedy(&header.kind));
+            Err(Error::bad(path, "kind", why))
+        }
+    }
+}
+
+/// What to do about a bad file of this kind.
+fn remedy(kind: &str) -> &'static str {
+    if kind == Kind::Sign.name() {
+        "make it again with `dynamicinfer calibrate MODEL`"
+    } else {
+        "make it again with `dynamicinfer train-predictor MODEL`"
+    }
+}
+
+/// That the file was made for this model.
+fn check_model(file: &PredictorFile, model: &Model) -> Result<()> {
+    let (h, c) = (&file.header, &model.config);
+    let bad = |field: &str, why: String| Err(Error::bad(file.path(), field, format!("{why}; {}", remedy(&h.kind))));
+    for (field, found, wanted) in
+        [("layers", h.layers, c.layers), ("hidden", h.hidden, c.hidden), ("ffn", h.ffn, c.ffn)]
+    {
+        if found != wanted {
+            return bad(field, format!("is {found}, the model has {wanted}: it belongs to {}", h.model));
+        }
+    }
+    if h.fingerprint != model.store().header.fingerprint {
+        return bad("fingerprint", format!("is another model's: it belongs to {}, not to {}", h.model, c.name));
+    }
+    Ok(())
+}

@@ -1,0 +1,307 @@
+//! The trained predictor (PowerInfer 5.1, Deja Vu): a network with one hidden layer of low rank per layer and look-ahead.
+//!
+//! ```text
+//! x = residual / rms(residual)          [hidden]
+//! h = relu(inner x + inner_bias)        [rank]
+//! score = outer h + outer_bias          [ffn], a logit
+//! ```
+//!
+//! It reads the residual before ffn_norm and leaves that norm out: its weights are learned with everything else. In the
+//! file `inner` and `outer` are q8_0 rows, the biases f32, neurons in the numbering of the published model. Rank 0 has the
+//! bias alone: layers whose few active neurons are always the same need no more.
+
+use super::{Calibration, Kind, Predictor, Tools};
+use crate::cpu::sign::BitLine;
+use crate::error::{Error, Result};
+use crate::formats::predictor_file::{Header, PredictorFile, Table};
+use crate::formats::rows::{self, GROUP, Quant};
+use crate::formats::sections::{Content, Header as _, Section, Writer};
+use crate::model::{Matrix, Model};
+use crate::ops::linear::linear;
+use crate::ops::math;
+use rayon::prelude::*;
+use std::collections::HashMap;
+use std::path::Path;
+
+/// Ranks are multiples of this: rows of q8_0 come in such groups.
+pub const RANK_STEP: usize = GROUP;
+/// Added to the mean square of the residual, so that a residual of zeros stays zeros.
+const EPSILON: f32 = 1e-6;
+/// The type of `inner` and `outer`.
+const QUANT: Quant = Quant::Q8;
+
+/// A network that was trained, or made up.
+#[derive(Clone, Debug)]
+pub struct Network {
+    pub layer: usize,
+    /// It reads the residual of layer `layer - ahead`.
+    pub ahead: usize,
+    /// `[rank, hidden]`
+    pub inner: Vec<f32>,
+    /// `[rank]`
+    pub inner_bias: Vec<f32>,
+    /// `[ffn, rank]`, neurons in the published numbering.
+    pub outer: Vec<f32>,
+    /// `[ffn]`
+    pub outer_bias: Vec<f32>,
+    pub calibration: Calibration,
+    pub measured: Measured,
+}
+
+/// What a predictor is worth at the file's threshold, on text that it was not made from.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Measured {
+    /// Predicted and active / active.
+    pub recall: f32,
+    /// Predicted and active / predicted.
+    pub precision: f32,
+    /// Predicted / all.
+    pub computed_share: f32,
+}
+
+impl Network {
+    pub fn rank(&self) -> usize {
+        self.inner_bias.len()
+    }
+}
+
+/// x / rms(x).
+pub fn normalise(x: &[f32], out: &mut [f32]) {
+    let scale = 1.0 / (math::sum(x.iter().map(|v| v * v)) / x.len() as f32 + EPSILON).sqrt();
+    out.iter_mut().zip(x).for_each(|(o, v)| *o = v * scale);
+}
+
+/// Bytes of a network in the file, with the gaps between its sections.
+pub fn file_bytes(hidden: usize, ffn: usize, rank: usize) -> u64 {
+    let page = |bytes: usize| (bytes as u64).next_multiple_of(crate::formats::sections::SECTION_ALIGN);
+    let weights = if rank == 0 {
+        0
+    } else {
+        page(rank * QUANT.row_bytes(hidden)) + page(ffn * QUANT.row_bytes(rank)) + page(Quant::F32.row_bytes(rank))
+    };
+    weights + page(Quant::F32.row_bytes(ffn))
+}
+
+fn section_name(layer: usize, ahead: usize, part: &str) -> String {
+    format!("layer.{layer}.ahead.{ahead}.{part}")
+}
+
+/// Sections of a network: name, type, rows, cols.
+fn parts(layer: usize, ahead: usize, hidden: usize, ffn: usize, rank: usize) -> Vec<(String, Quant, usize, usize)> {
+    let name = |part| section_name(layer, ahead, part);
+    let mut parts = vec![(name("outer_bias"), Quant::F32, 1, ffn)];
+    if rank > 0 {
+        parts.push((name("inner"), QUANT, rank, hidden));
+        parts.push((name("inner_bias"), Quant::F32, 1, rank));
+        parts.push((name("outer"), QUANT, ffn, rank));
+    }
+    parts
+}
+
+/// Writes a predictor file network by network, so that those of a large model need not be in memory together.
+pub struct NetworkWriter {
+    writer: Writer,
+    hidden: usize,
+    ffn: usize,
+    tables: Vec<Table>,
+}
+
+impl NetworkWriter {
+    pub fn create(path: &Path, hidden: usize, ffn: usize) -> Result<NetworkWriter> {
+        Ok(NetworkWriter { writer: Writer::create(path)?, hidden, ffn, tables: Vec::new() })
+    }
+
+    pub fn add(&mut self, network: &Network) -> Result<()> {
+        let (n, rank) = (network, network.rank());
+        assert!(rank.is_multiple_of(RANK_STEP));
+        for (name, quant, rows, cols) in parts(n.layer, n.ahead, self.hidden, self.ffn, rank) {
+            let values = match name.rsplit('.').next() {
+                Some("inner") => &n.inner,
+                Some("inner_bias") => &n.inner_bias,
+                Some("outer") => &n.outer,
+                _ => &n.outer_bias,
+            };
+            assert_eq!(values.len(), rows * cols, "{name}");
+            let mut bytes = vec![0; rows * quant.row_bytes(cols)];
+            for (values, row) in values.chunks_exact(cols).zip(bytes.chunks_exact_mut(quant.row_bytes(cols))) {
+                rows::encode(quant, values, row);
+            }
+            let section = self.writer.add_rows(&name, quant, rows, cols);
+            self.writer.write(section, 0, &bytes)?;
+        }
+        let (scores, probabilities) = n.calibration.points();
+        self.tables.push(Table {
+            layer: n.layer,
+            ahead: n.ahead,
+            rank,
+            scores: scores.to_vec(),
+            probabilities: probabilities.to_vec(),
+            recall: n.measured.recall,
+            precision: n.measured.precision,
+            computed_share: n.measured.computed_share,
+        });
+        Ok(())
+    }
+
+    /// Takes over a network of another file as it is; `table` replaces what that file says of it.
+    pub fn copy(&mut self, file: &PredictorFile, table: Table) -> Result<()> {
+        for (name, quant, rows, cols) in parts(table.layer, table.ahead, self.hidden, self.ffn, table.rank) {
+            let section = find(file, &name, quant, rows, cols)?;
+            let to = self.writer.add_rows(&name, quant, rows, cols);
+            self.writer.write(to, 0, file.bytes(section))?;
+        }
+        self.tables.push(table);
+        Ok(())
+    }
+
+    /// Everything of `header` but its kind, tables and sections, which are filled in.
+    pub fn finish(self, header: Header) -> Result<()> {
+        let tables = self.tables;
+        self.writer.finish(Header { kind: Kind::Mlp.name().into(), tables, ..header })
+    }
+}
+
+/// Writes a predictor file; `header` as in [`NetworkWriter::finish`].
+pub fn write(path: &Path, header: Header, networks: &[Network]) -> Result<()> {
+    let mut writer = NetworkWriter::create(path, header.hidden, header.ffn)?;
+    networks.iter().try_for_each(|n| writer.add(n))?;
+    writer.finish(header)
+}
+
+/// The section of these name, type and shape.
+fn find<'f>(file: &'f PredictorFile, name: &str, quant: Quant, rows: usize, cols: usize) -> Result<&'f Section> {
+    let bad = |why: String| Error::bad(file.path(), name, format!("{why}; {}", Header::REMEDY));
+    let section = file.section(name).ok_or_else(|| bad("the section is missing".into()))?;
+    if section.content != (Content::Rows { quant, rows, cols }) {
+        let why = format!("is {:?}, not {rows} rows of {cols} numbers in {}", section.content, quant.name());
+        return Err(bad(why));
+    }
+    Ok(section)
+}
+
+/// A network ready to run.
+struct Ready {
+    /// None for rank 0.
+    matrices: Option<(Matrix, Matrix)>,
+    inner_bias: Vec<f32>,
+    /// In the store's order.
+    outer_bias: Vec<f32>,
+    calibration: Calibration,
+    /// `outer` in the store's order, where that is not the published one; `Ready::matrices` points into it.
+    _permuted: Vec<BitLine>,
+}
+
+pub struct Mlp {
+    networks: HashMap<(usize, usize), Ready>,
+    threshold: f32,
+    /// The matrices point into its map.
+    _file: PredictorFile,
+}
+
+impl Mlp {
+    /// Takes a file whose header was checked and that belongs to `model` ([`super::open`]).
+    pub(super) fn new(file: PredictorFile, model: &Model) -> Result<Mlp> {
+        let ready = |table: &Table| Ok(((table.layer, table.ahead), Ready::new(&file, table, model)?));
+        let networks = file.header.tables.par_iter().map(ready).collect::<Result<_>>()?;
+        Ok(Mlp { networks, threshold: file.header.threshold, _file: file })
+    }
+}
+
+impl Ready {
+    fn new(file: &PredictorFile, table: &Table, model: &Model) -> Result<Ready> {
+        let (hidden, ffn, rank) = (model.config.hidden, model.config.ffn, table.rank);
+        let name = |part: &str| section_name(table.layer, table.ahead, part);
+        let bad = |part: &str, why: String| Error::bad(file.path(), name(part), format!("{why}; {}", Header::REMEDY));
+        // No table has a rank of 2^20: the sections' lengths are checked against products of it.
+        if !rank.is_multiple_of(RANK_STEP) || rank > 1 << 20 {
+            return Err(bad("inner", format!("rank {rank} is not a multiple of {RANK_STEP} below 2^20")));
+        }
+        let section = |part: &str, quant: Quant, rows: usize, cols: usize| {
+            find(file, &name(part), quant, rows, cols).map(|section| file.bytes(section))
+        };
+        let vector = |part: &str, len: usize| -> Result<Vec<f32>> {
+            let values: Vec<f32> = bytemuck::cast_slice(&section(part, Quant::F32, 1, len)?[..len * 4]).to_vec();
+            if let Some(at) = values.iter().position(|v| !v.is_finite()) {
+                return Err(bad(part, format!("number {at} is {}", values[at])));
+            }
+            Ok(values)
+        };
+        let matrix = |part: &str, rows: usize, cols: usize| -> Result<&[u8]> {
+            let bytes = section(part, QUANT, rows, cols)?;
+            let row_bytes = QUANT.row_bytes(cols);
+            let finite = |row: &[u8]| rows::scales(QUANT, row, cols).iter().all(|scale| scale.is_finite());
+            match bytes.chunks_exact(row_bytes).position(|row| !finite(row)) {
+                Some(r) => Err(bad(part, format!("a scale of row {r} is not a number"))),
+                None => Ok(bytes),
+            }
+        };
+        let mut outer_bias = vector("outer_bias", ffn)?;
+        let order = model.layers[table.layer].order.as_deref();
+        if let Some(order) = order {
+            outer_bias = order.iter().map(|&neuron| outer_bias[neuron as usize]).collect();
+        }
+        let calibration = Calibration::new(table.scores.clone(), table.probabilities.clone());
+        let mut permuted = Vec::new();
+        if rank == 0 {
+            return Ok(Ready { matrices: None, inner_bias: Vec::new(), outer_bias, calibration, _permuted: permuted });
+        }
+        let inner_bias = vector("inner_bias", rank)?;
+        let (inner, mut outer) = (matrix("inner", rank, hidden)?, matrix("outer", ffn, rank)?);
+        if let Some(order) = order {
+            let row_bytes = QUANT.row_bytes(rank);
+            permuted = vec![BitLine::default(); outer.len().div_ceil(size_of::<BitLine>())];
+            let copy: &mut [u8] = bytemuck::cast_slice_mut(&mut permuted);
+            for (to, &neuron) in copy.chunks_exact_mut(row_bytes).zip(order) {
+                to.copy_from_slice(&outer[neuron as usize * row_bytes..][..row_bytes]);
+            }
+            outer = bytemuck::cast_slice(&permuted);
+        }
+        // SAFETY: sections begin at multiples of 4096 in a map that `Mlp` keeps, copies at a cache line in a vector that
+        // `Ready` keeps and never changes: its buffer does not move with it.
+        let matrices = unsafe { (Matrix::over(inner, QUANT, rank, hidden), Matrix::over(outer, QUANT, ffn, rank)) };
+        Ok(Ready { matrices: Some(matrices), inner_bias, outer_bias, calibration, _permuted: permuted })
+    }
+}
+
+impl Predictor for Mlp {
+    fn kind(&self) -> Kind {
+        Kind::Mlp
+    }
+
+    fn threshold(&self) -> f32 {
+        self.threshold
+    }
+
+    fn calibration(&self, layer: usize, ahead: usize) -> Option<&Calibration> {
+        self.networks.get(&(layer, ahead)).map(|n| &n.calibration)
+    }
+
+    fn score(&self, tools: &mut Tools<'_>, layer: usize, ahead: usize, residual: &[f32], n: usize, scores: &mut [f32]) {
+        let Tools { model, team, kernels, room } = tools;
+        let (h, ffn) = (model.config.hidden, model.config.ffn);
+        assert_eq!((residual.len(), scores.len()), (n * h, n * ffn));
+        let network = &self.networks[&(layer, ahead)];
+        let Some((inner, outer)) = &network.matrices else {
+            scores.chunks_exact_mut(ffn).for_each(|scores| scores.copy_from_slice(&network.outer_bias));
+            return;
+        };
+        room.normed.resize(n * h, 0.0);
+        for (x, out) in residual.chunks_exact(h).zip(room.normed.chunks_exact_mut(h)) {
+            normalise(x, out);
+        }
+        room.inner.resize(n * inner.rows, 0.0);
+        linear(team, kernels, inner, &room.normed[..n * h], n, &mut room.columns, &mut room.inner);
+        for values in room.inner.chunks_exact_mut(inner.rows) {
+            values.iter_mut().zip(&network.inner_bias).for_each(|(v, b)| *v = (*v + b).max(0.0));
+        }
+        linear(team, kernels, outer, &room.inner, n, &mut room.columns, scores);
+        scores.chunks_exact_mut(ffn).for_each(|scores| math::add(scores, &network.outer_bias));
+    }
+
+    fn weight_bytes(&self, layer: usize, ahead: usize) -> u64 {
+        self.networks.get(&(layer, ahead)).map_or(0, |n| {
+            let matrices = n.matrices.as_ref().map_or(0, |(inner, outer)| inner.bytes() + outer.bytes());
+            matrices + (size_of_val(&*n.inner_bias) + size_of_val(&*n.outer_bias)) as u64
+        })
+    }
+}

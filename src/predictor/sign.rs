@@ -1,0 +1,125 @@
+//! The sign predictor (SparseInfer IV): a neuron is likely active if most products of its gate row and the input are
+//! positive, and the sign of a product needs one bit of each factor. Nothing to train: the bits are the signs of the
+//! model's own weights.
+//!
+//! score = (matching - differing signs) / hidden, in -1..=1. SparseInfer skips a neuron where alpha * matching < differing,
+//! that is below the score (1 - alpha) / (1 + alpha): alpha per layer and a score per layer are the same.
+
+use super::{Calibration, Kind, Predictor, Tools};
+use crate::cpu::sign::{self, BitLine};
+use crate::cpu::team::Parts;
+use crate::formats::rows;
+use crate::model::Model;
+use crate::ops::math;
+use rayon::prelude::*;
+use std::collections::HashMap;
+
+/// The paper's setting (V): a little more is computed in the first part of the model, where signs say less. It gives 20
+/// layers of 32 and of 40; half of the layers is what the two have in common.
+const ALPHA_FIRST_HALF: f32 = 1.03;
+const ALPHA: f32 = 1.0;
+
+/// Bytes of bits that a thread takes at a time: a few microseconds of reading.
+const PIECE_BYTES: usize = 64 << 10;
+
+/// The score at and above which SparseInfer's alpha computes a neuron.
+pub fn score_of_alpha(alpha: f32) -> f32 {
+    (1.0 - alpha) / (1.0 + alpha)
+}
+
+/// The other way round; infinite where every neuron is computed.
+pub fn alpha_of_score(score: f32) -> f32 {
+    if score <= -1.0 { f32::INFINITY } else { (1.0 - score.min(1.0)) / (1.0 + score.min(1.0)) }
+}
+
+/// Tables by layer and look-ahead.
+pub type Tables = HashMap<(usize, usize), Calibration>;
+
+pub struct Sign {
+    /// Per layer the signs of gate (OPT: up) rows in the store's order, `[ffn, lines]`.
+    layers: Vec<Vec<BitLine>>,
+    tables: Tables,
+    threshold: f32,
+}
+
+impl Sign {
+    /// Without a calibration: threshold 0.5 means the paper's alphas. Looks ahead as far as there are layers.
+    pub fn uncalibrated(model: &Model) -> Sign {
+        let layers = model.config.layers;
+        let alpha = |layer| if 2 * layer < layers { ALPHA_FIRST_HALF } else { ALPHA };
+        // The step computes what lies above it; a neuron at alpha's score is computed.
+        let table = |layer| Calibration::step(score_of_alpha(alpha(layer)).next_down());
+        let tables = (0..layers).flat_map(|l| (0..=l).map(move |ahead| ((l, ahead), table(l)))).collect();
+        Sign::new(model, tables, 0.5)
+    }
+
+    pub fn new(model: &Model, tables: Tables, threshold: f32) -> Sign {
+        let c = &model.config;
+        let (lines, per_block) = (sign::lines(c.hidden), c.ffn_kind.rows());
+        let pack = |layer: &crate::model::weights::Layer| {
+            let mut bits = vec![BitLine::default(); c.ffn * lines];
+            bits.par_chunks_exact_mut(lines).enumerate().for_each_init(
+                || vec![0.0; c.hidden],
+                |values, (neuron, bits)| {
+                    // The first row of a block is the gate's, or up's where there is no gate.
+                    rows::decode(layer.ffn.quant, layer.ffn.row(neuron * per_block), values);
+                    sign::pack(values, bits);
+                },
+            );
+            bits
+        };
+        Sign { layers: model.layers.iter().map(pack).collect(), tables, threshold }
+    }
+}
+
+impl Predictor for Sign {
+    fn kind(&self) -> Kind {
+        Kind::Sign
+    }
+
+    fn threshold(&self) -> f32 {
+        self.threshold
+    }
+
+    fn calibration(&self, layer: usize, ahead: usize) -> Option<&Calibration> {
+        self.tables.get(&(layer, ahead))
+    }
+
+    fn score(
+        &self,
+        tools: &mut Tools<'_>,
+        layer: usize,
+        _ahead: usize,
+        residual: &[f32],
+        n: usize,
+        scores: &mut [f32],
+    ) {
+        let Tools { model, team, kernels, room } = tools;
+        let (h, ffn) = (model.config.hidden, model.config.ffn);
+        assert_eq!((residual.len(), scores.len()), (n * h, n * ffn));
+        let lines = sign::lines(h);
+        room.normed.resize(h, 0.0);
+        room.bits.resize(n * lines, BitLine::default());
+        for (x, bits) in residual.chunks_exact(h).zip(room.bits.chunks_exact_mut(lines)) {
+            math::norm(model.config.norm, &model.layers[layer].ffn_norm, x, &mut room.normed);
+            sign::pack(&room.normed, bits);
+        }
+        let (rows, columns, kernel) = (&self.layers[layer], &room.bits, sign::kernel(kernels.isa));
+        let per_piece = (PIECE_BYTES / (lines * size_of::<BitLine>())).clamp(1, ffn.div_ceil(team.threads()));
+        let out = Parts::new(scores);
+        team.run(ffn.div_ceil(per_piece), |_, piece| {
+            let range = piece * per_piece..ffn.min((piece + 1) * per_piece);
+            let rows = &rows[range.start * lines..range.end * lines];
+            // SAFETY: `rows` and `columns` hold whole rows; each piece writes its own neurons of each column, the last index
+            // is (n - 1) * ffn + ffn - 1; the kernel is for this machine.
+            unsafe {
+                let scores = out.start().add(range.start);
+                kernel(rows.as_ptr(), range.len(), columns.as_ptr(), n, h, scores, ffn)
+            };
+        });
+    }
+
+    fn weight_bytes(&self, layer: usize, _ahead: usize) -> u64 {
+        size_of_val(&*self.layers[layer]) as u64
+    }
+}
