@@ -14,6 +14,9 @@ pub mod cpu;
 pub mod kernel;
 pub mod model;
 
+pub mod device;
+
+pub mod cache;
 pub mod ops;
 pub mod predictor;
 

@@ -1,0 +1,137 @@
+//! One layer's slots: which neuron each holds, and where each neuron is (DynamicInfer C.2: `gpu_bucket` and its inverse).
+//!
+//! Plain data that only the engine's thread touches, and only between two uses of the layer. A slot is free, being filled
+//! or resident; while it is being filled its old neuron is a miss already and its new one is a miss still, so a neuron is
+//! found only when all its bytes are there.
+
+use crate::device::NONE;
+
+/// What a slot holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Slot {
+    Free,
+    /// A copy of this neuron is on its way.
+    Filling(u32),
+    Resident(u32),
+}
+
+#[derive(Clone, Debug)]
+pub struct SlotTable {
+    slots: Vec<Slot>,
+    /// Per neuron: the slot where it is resident, or [`NONE`].
+    places: Vec<u32>,
+    /// Per neuron: whether a copy of it is on its way.
+    coming: Vec<bool>,
+    /// Entries of `gpu_bucket` that changed and that the device does not know yet, each slot once.
+    stale: Vec<u32>,
+    is_stale: Vec<bool>,
+}
+
+/// Why a neuron cannot be brought into a slot.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Refused {
+    /// There is no such slot or neuron.
+    OutOfRange,
+    /// The slot is being filled.
+    Busy,
+    /// The neuron is resident or on its way.
+    AlreadyThere,
+}
+
+impl SlotTable {
+    pub fn new(slots: usize, neurons: usize) -> SlotTable {
+        SlotTable {
+            slots: vec![Slot::Free; slots],
+            places: vec![NONE; neurons],
+            coming: vec![false; neurons],
+            // The device's bucket begins as zeros; all entries have to be sent once.
+            stale: (0..slots as u32).collect(),
+            is_stale: vec![true; slots],
+        }
+    }
+
+    pub fn slots(&self) -> &[Slot] {
+        &self.slots
+    }
+
+    /// Where a neuron can be read, if it is resident.
+    #[inline]
+    pub fn place(&self, neuron: u32) -> Option<u32> {
+        let slot = self.places[neuron as usize];
+        (slot != NONE).then_some(slot)
+    }
+
+    /// What the device's `gpu_bucket` has to say of a slot.
+    pub fn bucket(&self, slot: u32) -> u32 {
+        match self.slots[slot as usize] {
+            Slot::Resident(neuron) => neuron,
+            Slot::Free | Slot::Filling(_) => NONE,
+        }
+    }
+
+    /// Begins to fill a slot; the neuron that was in it is a miss from now on and is returned.
+    pub fn fill(&mut self, slot: u32, neuron: u32) -> Result<Option<u32>, Refused> {
+        let (Some(&state), Some(&place)) = (self.slots.get(slot as usize), self.places.get(neuron as usize)) else {
+            return Err(Refused::OutOfRange);
+        };
+        if place != NONE || self.coming[neuron as usize] {
+            return Err(Refused::AlreadyThere);
+        }
+        let evicted = match state {
+            Slot::Free => None,
+            Slot::Filling(_) => return Err(Refused::Busy),
+            Slot::Resident(old) => {
+                self.places[old as usize] = NONE;
+                Some(old)
+            }
+        };
+        self.slots[slot as usize] = Slot::Filling(neuron);
+        self.coming[neuron as usize] = true;
+        self.mark(slot);
+        Ok(evicted)
+    }
+
+    /// The copy into a slot is done: its neuron is a hit from now on.
+    ///
+    /// # Panics
+    /// If the slot is not being filled.
+    pub fn landed(&mut self, slot: u32) {
+        let Slot::Filling(neuron) = self.slots[slot as usize] else { panic!("slot {slot} is not being filled") };
+        self.slots[slot as usize] = Slot::Resident(neuron);
+        self.places[neuron as usize] = slot;
+        self.coming[neuron as usize] = false;
+        self.mark(slot);
+    }
+
+    /// Empties a slot: the budget shrinks, or a copy was given up.
+    pub fn clear(&mut self, slot: u32) {
+        match self.slots[slot as usize] {
+            Slot::Free => return,
+            Slot::Filling(neuron) => self.coming[neuron as usize] = false,
+            Slot::Resident(neuron) => self.places[neuron as usize] = NONE,
+        }
+        self.slots[slot as usize] = Slot::Free;
+        self.mark(slot);
+    }
+
+    fn mark(&mut self, slot: u32) {
+        if !std::mem::replace(&mut self.is_stale[slot as usize], true) {
+            self.stale.push(slot);
+        }
+    }
+
+    /// Slots whose entry the device does not know yet; it is told now.
+    pub fn take_stale(&mut self, mut tell: impl FnMut(u32, u32)) {
+        // Taken out and put back: nothing is allocated.
+        let mut stale = std::mem::take(&mut self.stale);
+        for slot in stale.drain(..) {
+            self.is_stale[slot as usize] = false;
+            tell(slot, self.bucket(slot));
+        }
+        self.stale = stale;
+    }
+
+    pub fn residents(&self) -> usize {
+        self.slots.iter().filter(|s| matches!(s, Slot::Resident(_))).count()
+    }
+}

@@ -1,0 +1,142 @@
+//! A second memory that computes: what a GPU is to the engine, and what the virtual device stands in for.
+//!
+//! Work is put on streams; a stream does it in order, streams run beside each other, and nothing waits unless it is told
+//! to. Events order streams and let the host ask what is done. The host never blocks but in [`Device::synchronize`].
+//!
+//! A device belongs to the engine's thread. What it may hold is a hard budget: [`Device::alloc`] refuses what is beyond.
+
+use crate::formats::rows::Quant;
+use crate::model::config::{Activation, Ffn};
+
+/// A queue of work of a device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Stream {
+    Compute,
+    Copy,
+}
+
+impl Stream {
+    pub const ALL: [Stream; 2] = [Stream::Compute, Stream::Copy];
+}
+
+/// A mark in a stream that can be recorded again and again; a device's own number.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Event(pub u32);
+
+/// Bytes on the device; a device's own number. Freed by [`Device::free`], not by being dropped.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Buffer {
+    pub id: u32,
+    pub bytes: u64,
+}
+
+/// Device memory, bytes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Memory {
+    /// What may be in use at most.
+    pub budget: u64,
+    pub used: u64,
+    pub peak: u64,
+}
+
+/// `alloc` asked for more than is left.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct OutOfMemory {
+    pub asked: u64,
+    pub left: u64,
+}
+
+/// No neuron: an entry of `gpu_bucket` whose slot is free or being filled, or of a neuron's place where it has none.
+pub const NONE: u32 = u32::MAX;
+
+/// The resident half of one layer's FFN for n tokens (DynamicInfer C.2): for every slot whose neuron some token wants, gate,
+/// then up and down where the gate lets it through.
+#[derive(Clone, Copy, Debug)]
+pub struct SparseFfn {
+    pub quant: Quant,
+    pub kind: Ffn,
+    pub activation: Activation,
+    /// A neuron is active when |act(gate)| is above this (plain FFNs: |act(up)|).
+    pub cut: f32,
+    pub hidden: usize,
+    pub ffn: usize,
+    pub slots: usize,
+    /// Columns, 1 to 32.
+    pub n: usize,
+    /// `[slots]` neuron blocks: the rows of each (`formats::rows`), one after the other.
+    pub blocks: Buffer,
+    /// `gpu_bucket`, `[slots]` u32: the neuron in each slot, or [`NONE`].
+    pub bucket: Buffer,
+    /// `[ffn]` f32, the bias of up; a buffer of no bytes where there is none.
+    pub up_bias: Buffer,
+    /// Normalised input, `[n, hidden]` f32, then `[ffn]` u32 masks: bit b says that column b wants the neuron.
+    pub input: Buffer,
+    /// Its share of the FFN's output, `[n, hidden]` f32, then one u32: neurons times columns that were active.
+    pub output: Buffer,
+}
+
+impl SparseFfn {
+    pub const fn block_bytes(&self) -> usize {
+        self.quant.row_bytes(self.hidden) * if matches!(self.kind, Ffn::Plain) { 2 } else { 3 }
+    }
+
+    pub const fn input_bytes(n: usize, hidden: usize, ffn: usize) -> usize {
+        (n * hidden + ffn) * 4
+    }
+
+    pub const fn output_bytes(n: usize, hidden: usize) -> usize {
+        (n * hidden + 1) * 4
+    }
+}
+
+/// Kernels that a device has.
+#[derive(Clone, Copy, Debug)]
+pub enum Call {
+    SparseFfn(SparseFfn),
+}
+
+pub trait Device: Send {
+    /// What messages call it.
+    fn name(&self) -> String;
+
+    fn memory(&self) -> Memory;
+
+    /// Zeroed bytes. Not on the token path.
+    fn alloc(&mut self, bytes: u64) -> Result<Buffer, OutOfMemory>;
+
+    /// Counts bytes as used for something that this device reads where it lies.
+    fn reserve(&mut self, bytes: u64) -> Result<Buffer, OutOfMemory>;
+
+    /// Waits for the work that uses it.
+    fn free(&mut self, buffer: Buffer);
+
+    /// A new event, done until it is recorded. Not on the token path.
+    fn event(&mut self) -> Event;
+
+    /// Copies host bytes to `to` at `at`, when the stream comes to it.
+    ///
+    /// # Safety
+    /// `from` is readable for `bytes` until the copy is done.
+    unsafe fn copy_in(&mut self, stream: Stream, from: *const u8, bytes: usize, to: Buffer, at: u64);
+
+    /// Copies device bytes at `at` to the host, when the stream comes to it.
+    ///
+    /// # Safety
+    /// `to` is writable for `bytes`, and nobody looks at it, until the copy is done.
+    unsafe fn copy_out(&mut self, stream: Stream, from: Buffer, at: u64, to: *mut u8, bytes: usize);
+
+    /// Runs a kernel, when the stream comes to it.
+    fn launch(&mut self, stream: Stream, call: &Call);
+
+    /// Marks the place after all that was put on the stream so far.
+    fn record(&mut self, stream: Stream, event: Event);
+
+    /// What is put on the stream from now on waits for the event as it was recorded last.
+    fn wait(&mut self, stream: Stream, event: Event);
+
+    /// Whether the stream has come to the event's last mark. Never blocks.
+    fn is_done(&mut self, event: Event) -> bool;
+
+    /// Waits until the stream has done all it was given.
+    fn synchronize(&mut self, stream: Stream);
+}
