@@ -1,5 +1,7 @@
 //! The neuron cache: which neurons lie in a device's memory.
 
+mod neuron_cache;
 pub mod slot_table;
 
-pub use slot_table::{Slot, SlotTable};
+pub use neuron_cache::{CacheCounters, HostBlocks, LayerCache, MAX_IN_FLIGHT, Migration, NeuronCache, NotBegun};
+pub use slot_table::{Refused, Slot, SlotTable};

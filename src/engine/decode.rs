@@ -2,6 +2,7 @@
 
 use super::attention::attention;
 use super::ffn::{self, FfnBuffers, Selection, Tile, Work};
+use super::hybrid::Hybrid;
 use super::observer::{Observer, Seen};
 use super::report::Report;
 use super::sparsity::{Mode, Predicted, Sparsity};
@@ -31,6 +32,8 @@ pub struct Engine {
     pub kernels: Kernels,
     /// What it did since somebody last set it back.
     pub report: Report,
+    /// A device's part of the FFNs of up to [`MAX_COLUMNS`] tokens.
+    pub hybrid: Option<Hybrid>,
     team: Team,
     sparsity: Sparsity,
     buffers: Buffers,
@@ -76,7 +79,7 @@ impl Engine {
             ..Buffers::default()
         };
         let sparsity = Sparsity::dense(model.config.layers);
-        Engine { model, kernels, report: Report::default(), team, sparsity, buffers }
+        Engine { model, kernels, report: Report::default(), hybrid: None, team, sparsity, buffers }
     }
 
     /// From now on the FFNs of up to [`MAX_COLUMNS`] tokens compute what `sparsity` says; longer prompts run dense.
@@ -119,7 +122,7 @@ impl Engine {
     ) -> &mut [f32] {
         let (n, first) = (tokens.len(), kv.len);
         assert!(n > 0 && first + n <= kv.context);
-        let Engine { model, kernels, report, team, sparsity, buffers } = self;
+        let Engine { model, kernels, report, hybrid, team, sparsity, buffers } = self;
         let (c, b) = (&model.config, buffers);
         let h = c.hidden;
         b.x.resize(n * h, 0.0);
@@ -174,7 +177,11 @@ impl Engine {
                 b.gates.resize(n * c.ffn, 0.0);
                 ffn::gates(team, kernels, c, layer, &b.columns, &mut b.gates);
             }
-            let selection = (mode == Mode::Predicted).then(|| &b.predicted.selections[l]);
+            if mode == Mode::Exact && (hybrid.is_some() || observer.is_some()) {
+                b.predicted.selections.resize_with(c.layers, Selection::default);
+                b.predicted.selections[l].fired(c, &b.gates, n, sparsity.cut(l));
+            }
+            let selection = (mode != Mode::Dense).then(|| b.predicted.selections.get(l)).flatten();
             let work = match (mode, selection) {
                 (Mode::Exact, _) => Work::Gates(&b.gates),
                 (_, Some(selection)) => Work::Selected(selection),
@@ -186,13 +193,21 @@ impl Engine {
                 b.activations.resize(n * c.ffn, 0.0);
                 let (gates, activations) = (&mut b.true_gates, &mut b.activations);
                 ffn::activations(team, kernels, c, layer, &b.columns, gates, activations);
-                let fired = (mode == Mode::Exact).then(|| Selection::fired(c, gates, n, cut));
-                let selection = selection.or(fired.as_ref());
                 let (residual, input) = (&b.x, &b.normed);
                 observer.layer(&Seen { layer: l, first, n, residual, input, gates, activations, selection });
             }
             let (tiles, rooms, x) = (&mut b.tiles, &mut b.ffn, &mut b.x);
-            let read = ffn::ffn(team, kernels, c, layer, &b.columns, work, cut, tiles, rooms, x);
+            let read = match hybrid {
+                Some(hybrid) if n <= MAX_COLUMNS => {
+                    if let Some(mut migrator) = hybrid.migrator.take() {
+                        migrator.between(l, &mut hybrid.cache);
+                        hybrid.migrator = Some(migrator);
+                    }
+                    let (at, input) = ((l, layer), (&b.columns, &b.normed[..]));
+                    hybrid.ffn(team, kernels, c, at, input, selection, cut, rooms, x)
+                }
+                _ => ffn::ffn(team, kernels, c, layer, &b.columns, work, cut, tiles, rooms, x),
+            };
             report.ffn_ns += clock::lap(&mut lap);
             report.add_layer((l, layer), c, n, mode, selection, read);
         }

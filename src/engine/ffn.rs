@@ -120,7 +120,7 @@ pub fn ffn(
         Work::All => None,
         Work::Selected(selection) => Some((selection, None)),
         Work::Gates(known) => {
-            fired.set(config, known, x.n, cut);
+            fired.fired(config, known, x.n, cut);
             Some((&*fired, Some(known)))
         }
     };
@@ -169,14 +169,8 @@ fn add_down_bias(layer: &Layer, hidden: &mut [f32]) {
 }
 
 impl Selection {
-    /// The neurons whose gates let some column through: |act(gate)| above `cut`; `gates` is `[n, ffn]`.
-    pub fn fired(config: &ModelConfig, gates: &[f32], n: usize, cut: f32) -> Selection {
-        let mut fired = Selection::default();
-        fired.set(config, gates, n, cut);
-        fired
-    }
-
-    fn set(&mut self, config: &ModelConfig, gates: &[f32], n: usize, cut: f32) {
+    /// Becomes the neurons whose gates let some column through: |act(gate)| above `cut`; `gates` is `[n, ffn]`.
+    pub fn fired(&mut self, config: &ModelConfig, gates: &[f32], n: usize, cut: f32) {
         assert_eq!(gates.len(), n * config.ffn);
         self.neurons.clear();
         self.masks.clear();

@@ -3,6 +3,7 @@
 pub mod attention;
 pub mod decode;
 pub mod ffn;
+pub mod hybrid;
 pub mod observer;
 pub mod report;
 pub mod sampler;
@@ -11,6 +12,7 @@ pub mod sparsity;
 
 pub use decode::{Engine, Logits};
 pub use ffn::{Counts, Selection, Work};
+pub use hybrid::{Hybrid, Migrator};
 pub use observer::{Observer, Seen};
 pub use report::Report;
 pub use session::Session;
