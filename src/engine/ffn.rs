@@ -277,7 +277,7 @@ fn run_blocks(
             unsafe {
                 dot(layer.ffn.rows_from(neuron * per_block, 1), dots, x, products.as_mut_ptr(), dots);
                 // The down rows are added together, but read here, where they lie: weights come fastest as one stream.
-                if count > 1 {
+                if true {
                     (kernels.touch)(layer.ffn.row_ptr(neuron * per_block + dots), down_bytes);
                 }
             }
