@@ -48,7 +48,7 @@ fn kernels(criterion: &mut Criterion) {
                         // SAFETY: the rows are whole; the kernels are supported here.
                         unsafe {
                             kernels.dot(quant)(
-                                Rows { first: base, stride: row_bytes },
+                                Rows { first: base, stride: row_bytes, ahead: 0 },
                                 ROWS,
                                 black_box(&x),
                                 y.as_mut_ptr(),
@@ -60,9 +60,10 @@ fn kernels(criterion: &mut Criterion) {
                 group.bench_function(id("axpy"), |b| {
                     b.iter(|| {
                         for r in (0..ROWS).step_by(MAX_AXPY_ROWS) {
-                            let rows = Rows { first: base, stride: row_bytes }.from(r);
+                            let rows: [_; MAX_AXPY_ROWS] =
+                                std::array::from_fn(|k| base.wrapping_add((r + k) * row_bytes));
                             // SAFETY: as above.
-                            unsafe { kernels.axpy(quant)(rows, MAX_AXPY_ROWS, black_box(&a), COLS, &mut out) };
+                            unsafe { kernels.axpy(quant)(&rows, black_box(&a), COLS, &mut out) };
                         }
                     })
                 });

@@ -49,7 +49,7 @@ proptest! {
             for kernels in supported() {
                 let mut y = vec![f32::NAN; n];
                 // SAFETY: the row is whole, the kernels are supported here.
-                unsafe { kernels.dot(quant)(Rows { first: row.as_ptr(), stride: 0 }, 1, &x, y.as_mut_ptr(), 1) };
+                unsafe { kernels.dot(quant)(Rows { first: row.as_ptr(), stride: 0, ahead: 0 }, 1, &x, y.as_mut_ptr(), 1) };
                 for (b, y) in y.iter().enumerate() {
                     let column = &input[b * cols..(b + 1) * cols];
                     let exact = reference::dot(&numbers, column);
@@ -82,7 +82,7 @@ proptest! {
             for kernels in supported() {
                 let mut y = vec![f32::NAN; n];
                 // SAFETY: as above.
-                unsafe { kernels.dot(quant)(Rows { first: row.as_ptr(), stride: 0 }, 1, &x, y.as_mut_ptr(), 1) };
+                unsafe { kernels.dot(quant)(Rows { first: row.as_ptr(), stride: 0, ahead: 0 }, 1, &x, y.as_mut_ptr(), 1) };
                 for (b, y) in y.iter().enumerate() {
                     let column = &input[b * cols..(b + 1) * cols];
                     let exact = reference::dot(&numbers, column);
@@ -119,8 +119,7 @@ proptest! {
             for kernels in supported() {
                 let mut sums = vec![0.0; n * cols];
                 // SAFETY: as above.
-                let rows = Rows { first: pointers[0], stride: pointers.get(1).map_or(0, |p| *p as usize - pointers[0] as usize) };
-                unsafe { kernels.axpy(quant)(rows, count, &a, cols, &mut sums) };
+                unsafe { kernels.axpy(quant)(&pointers, &a, cols, &mut sums) };
                 let mut out = before.clone();
                 for (sums, out) in sums.chunks_exact(cols).zip(out.chunks_exact_mut(cols)) {
                     rows::add_axpy(quant, sums, out);

@@ -171,10 +171,10 @@ unsafe fn dot_q4_row(row: *const u8, x: &Columns, b: usize) -> f32 {
 macro_rules! axpy_floats {
     ($name:ident, $load:ident, $quant:expr) => {
         #[target_feature(enable = "avx2,fma,f16c")]
-        unsafe fn $name(rows: Rows, count: usize, a: &[f32], cols: usize, out: &mut [f32]) {
+        unsafe fn $name(rows: &[*const u8], a: &[f32], cols: usize, out: &mut [f32]) {
             let (whole, n) = (cols / GROUP * GROUP, out.len() / cols);
-            for (k, &a) in a.iter().enumerate().take(count * n) {
-                let row = rows.row(k / n);
+            for (k, &a) in a.iter().enumerate() {
+                let row = rows[k / n];
                 let out = &mut out[k % n * cols..][..cols];
                 for i in (0..whole).step_by(GROUP) {
                     for (k, w) in unsafe { $load(row, i) }.into_iter().enumerate() {
@@ -198,10 +198,10 @@ axpy_floats!(axpy_f16_rows, load_f16_group, Quant::F16);
 macro_rules! axpy_grouped {
     ($name:ident, $four:literal) => {
         #[target_feature(enable = "avx2,fma,f16c")]
-        unsafe fn $name(rows: Rows, count: usize, a: &[f32], cols: usize, out: &mut [f32]) {
+        unsafe fn $name(rows: &[*const u8], a: &[f32], cols: usize, out: &mut [f32]) {
             let n = out.len() / cols;
-            for (k, &a) in a.iter().enumerate().take(count * n) {
-                unsafe { add_grouped::<$four>(a, rows.row(k / n), out[k % n * cols..][..cols].as_mut_ptr(), cols) };
+            for (k, &a) in a.iter().enumerate() {
+                unsafe { add_grouped::<$four>(a, rows[k / n], out[k % n * cols..][..cols].as_mut_ptr(), cols) };
             }
         }
     };

@@ -46,15 +46,15 @@ pub const MAX_COLUMNS: usize = 32;
 pub type Dot = unsafe fn(rows: Rows, count: usize, x: &Columns, y: *mut f32, stride: usize);
 
 /// Rows that one `axpy` call adds at most: the output is loaded and stored once for all of them.
-pub const MAX_AXPY_ROWS: usize = 2;
+pub const MAX_AXPY_ROWS: usize = 4;
 
-/// out[b] += sum over r of a[r * n + b] * row r, for `count` rows and each column b of n. For grouped types `out` is in the
-/// order of `rows::axpy_place`; `rows::add_axpy` puts it right.
+/// out[b] += sum over r of a[r * n + b] * row r, for each column b of n. For grouped types `out` is in the order of
+/// `rows::axpy_place`; `rows::add_axpy` puts it right.
 ///
 /// # Safety
-/// The rows are `Quant::row_bytes(cols)` readable bytes each, at most [`MAX_AXPY_ROWS`] of them; `a.len()` is `count` times
-/// n and `out.len()` n times `cols`.
-pub type Axpy = unsafe fn(rows: Rows, count: usize, a: &[f32], cols: usize, out: &mut [f32]);
+/// The rows are `Quant::row_bytes(cols)` readable bytes each; `a.len()` is `rows.len()` times n and `out.len()` n times
+/// `cols`.
+pub type Axpy = unsafe fn(rows: &[*const u8], a: &[f32], cols: usize, out: &mut [f32]);
 
 /// Reads a row without using it: brings it nearer in the order in which it lies in memory.
 ///

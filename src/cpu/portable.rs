@@ -93,10 +93,10 @@ impl Row for Q4 {
     }
 }
 
-unsafe fn axpy<R: Row>(rows: Rows, count: usize, a: &[f32], cols: usize, out: &mut [f32]) {
+unsafe fn axpy<R: Row>(rows: &[*const u8], a: &[f32], cols: usize, out: &mut [f32]) {
     let n = out.len() / cols;
-    for (k, a) in a.iter().enumerate().take(count * n) {
-        let row = unsafe { bytes(rows.row(k / n), R::QUANT, cols) };
+    for (k, a) in a.iter().enumerate() {
+        let row = unsafe { bytes(rows[k / n], R::QUANT, cols) };
         let out = &mut out[k % n * cols..][..cols];
         for i in 0..cols {
             let at = if R::QUANT.is_grouped() { axpy_place(i, cols) } else { i };

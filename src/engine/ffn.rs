@@ -5,7 +5,7 @@
 
 use crate::cpu::aligned::{Aligned, LINE};
 use crate::cpu::team::Parts;
-use crate::cpu::{Columns, Kernels, MAX_AXPY_ROWS, MAX_COLUMNS, Team};
+use crate::cpu::{Columns, Kernels, MAX_AXPY_ROWS, MAX_COLUMNS, Rows, Team};
 use crate::formats::rows::{self, PACK, Quant};
 use crate::model::config::{Activation, Ffn, ModelConfig};
 use crate::model::weights::{Layer, Matrix};
@@ -199,26 +199,30 @@ struct Sparse<'a> {
 impl Sparse<'_> {
     /// out += the share of neurons `range` of the list; `out` is `[n, hidden]`.
     fn run(&self, range: Range<usize>, out: &mut [f32]) -> Counts {
-        let Sparse { config, layer, x, .. } = self;
+        let Sparse { config, layer, x, list, cut, .. } = *self;
         let (n, plain, per_block) = (x.n, config.ffn_kind == Ffn::Plain, config.ffn_kind.rows());
-        let axpy = self.kernels.axpy(layer.ffn.quant);
+        // The first row that is read of a neuron.
+        let first = (self.known.is_some() && !plain) as usize;
+        let mut downs = Downs::new(self.kernels, &layer.ffn, n);
         let mut counts = Counts::default();
         let (mut gate, mut up, mut a) = ([0f32; MAX_COLUMNS], [0f32; MAX_COLUMNS], [0f32; MAX_COLUMNS]);
-        for (&neuron, &wanted) in self.list.neurons[range.clone()].iter().zip(&self.list.masks[range]) {
-            let neuron = neuron as usize;
+        for i in range.clone() {
+            let (neuron, wanted) = (list.neurons[i] as usize, list.masks[i]);
             let row = neuron * per_block;
+            let next = if i + 1 < range.end { list.neurons[i + 1] as usize * per_block + first } else { 0 };
+            let ahead = if next > row + per_block { (next - row - first) * layer.ffn.row_bytes } else { 0 };
             let bias = layer.up_bias.get(neuron).copied().unwrap_or(0.0);
             match self.known {
                 Some(known) => (0..n).for_each(|b| gate[b] = known[b * config.ffn + neuron]),
                 None => {
-                    self.dot(row, &mut gate);
+                    self.dot(row, ahead, &mut gate);
                     *if plain { &mut counts.ups } else { &mut counts.gates } += 1;
                     if plain {
                         gate[..n].iter_mut().for_each(|gate| *gate += bias);
                     }
                 }
             }
-            let fires = |b: usize| wanted >> b & 1 == 1 && config.activation.apply(gate[b]).abs() > self.cut;
+            let fires = |b: usize| wanted >> b & 1 == 1 && config.activation.apply(gate[b]).abs() > cut;
             let mask = (0..n).fold(0u32, |mask, b| mask | (fires(b) as u32) << b);
             if mask == 0 {
                 continue;
@@ -226,7 +230,7 @@ impl Sparse<'_> {
             if plain {
                 up = gate;
             } else {
-                self.dot(row + 1, &mut up);
+                self.dot(row + 1, if first == 1 { ahead } else { 0 }, &mut up);
                 counts.ups += 1;
                 up[..n].iter_mut().for_each(|up| *up += bias);
             }
@@ -237,17 +241,19 @@ impl Sparse<'_> {
             if a[..n].iter().all(|&a| a == 0.0) {
                 continue;
             }
-            // SAFETY: the row is inside the section; the kernel is for this machine.
-            unsafe { axpy(layer.ffn.rows_from(row + per_block - 1, 1), 1, &a[..n], config.hidden, out) };
+            downs.add(row + per_block - 1, &a[..n], out);
             counts.downs += 1;
         }
+        downs.flush(out);
         counts
     }
 
-    fn dot(&self, row: usize, out: &mut [f32; MAX_COLUMNS]) {
+    /// out[b] = row times column b. The row `ahead` bytes further is the next that will be read.
+    fn dot(&self, row: usize, ahead: usize, out: &mut [f32; MAX_COLUMNS]) {
         let ffn = &self.layer.ffn;
+        let rows = Rows { ahead, ..ffn.rows_from(row, 1) };
         // SAFETY: the row is inside the section; the kernel is for this machine; there are at most MAX_COLUMNS columns.
-        unsafe { self.kernels.dot(ffn.quant)(ffn.rows_from(row, 1), 1, self.x, out.as_mut_ptr(), 1) };
+        unsafe { self.kernels.dot(ffn.quant)(rows, 1, self.x, out.as_mut_ptr(), 1) };
     }
 }
 
@@ -260,47 +266,71 @@ fn run_blocks(
     neurons: Range<usize>,
     out: &mut [f32],
 ) {
-    let (dot, axpy) = (kernels.dot(layer.ffn.quant), kernels.axpy(layer.ffn.quant));
+    let dot = kernels.dot(layer.ffn.quant);
     let per_block = config.ffn_kind.rows();
-    let (n, down_bytes) = (x.n, layer.ffn.row_bytes);
-    let dots = per_block - 1;
+    let (n, dots) = (x.n, per_block - 1);
     // [columns, gate and up], or [columns, up].
     let mut products = [0f32; 2 * MAX_COLUMNS];
-    let mut a = [0f32; MAX_AXPY_ROWS * MAX_COLUMNS];
-    let together = rows_together(layer.ffn.quant);
-    let mut first = neurons.start;
-    while first < neurons.end {
-        let count = together.min(neurons.end - first);
-        for (k, a) in a.chunks_exact_mut(n).enumerate().take(count) {
-            let neuron = first + k;
-            // SAFETY: the rows are inside the section; the kernels are for this machine.
-            unsafe {
-                dot(layer.ffn.rows_from(neuron * per_block, 1), dots, x, products.as_mut_ptr(), dots);
-                // The down rows are added together, but read here, where they lie: weights come fastest as one stream.
-                if count > 1 {
-                    (kernels.touch)(layer.ffn.row_ptr(neuron * per_block + dots), down_bytes);
-                }
-            }
-            let bias = layer.up_bias.get(neuron).copied().unwrap_or(0.0);
-            for (a, products) in a.iter_mut().zip(products.chunks_exact(dots)) {
-                *a = activation(config.ffn_kind, config.activation, products[0], products[dots - 1] + bias);
-            }
+    let mut a = [0f32; MAX_COLUMNS];
+    let mut downs = Downs::new(kernels, &layer.ffn, n);
+    for neuron in neurons {
+        // SAFETY: the rows are inside the section; the kernel is for this machine.
+        unsafe { dot(layer.ffn.rows_from(neuron * per_block, 1), dots, x, products.as_mut_ptr(), dots) };
+        let bias = layer.up_bias.get(neuron).copied().unwrap_or(0.0);
+        for (a, products) in a.iter_mut().zip(products.chunks_exact(dots)).take(n) {
+            *a = activation(config.ffn_kind, config.activation, products[0], products[dots - 1] + bias);
         }
         // Also where a is zero: skipping down rows breaks the stream, and what is left comes more slowly than all.
-        // SAFETY: as above.
-        unsafe {
-            axpy(layer.ffn.rows_from(first * per_block + dots, per_block), count, &a[..count * n], config.hidden, out)
-        };
-        first += count;
+        downs.add(neuron * per_block + dots, &a[..n], out);
+    }
+    downs.flush(out);
+}
+
+/// Down rows on their way to the output, some at a time.
+struct Downs<'a> {
+    kernels: &'a Kernels,
+    ffn: &'a Matrix,
+    n: usize,
+    together: usize,
+    count: usize,
+    rows: [*const u8; MAX_AXPY_ROWS],
+    a: [f32; MAX_AXPY_ROWS * MAX_COLUMNS],
+}
+
+impl<'a> Downs<'a> {
+    fn new(kernels: &'a Kernels, ffn: &'a Matrix, n: usize) -> Downs<'a> {
+        let together = rows_together(ffn.quant);
+        let a = [0.0; MAX_AXPY_ROWS * MAX_COLUMNS];
+        Downs { kernels, ffn, n, together, count: 0, rows: [std::ptr::null(); MAX_AXPY_ROWS], a }
+    }
+
+    /// The row is read here, where it lies, and added later: an axpy that waited for memory would hold back the stream.
+    fn add(&mut self, row: usize, a: &[f32], out: &mut [f32]) {
+        let row = self.ffn.row_ptr(row);
+        // SAFETY: the row is inside the section; the kernel is for this machine.
+        unsafe { (self.kernels.touch)(row, self.ffn.row_bytes) };
+        self.rows[self.count] = row;
+        self.a[self.count * self.n..(self.count + 1) * self.n].copy_from_slice(a);
+        self.count += 1;
+        if self.count == self.together {
+            self.flush(out);
+        }
+    }
+
+    fn flush(&mut self, out: &mut [f32]) {
+        let (rows, a) = (&self.rows[..self.count], &self.a[..self.count * self.n]);
+        // SAFETY: as above; `add` keeps as many coefficients as the rows want.
+        unsafe { self.kernels.axpy(self.ffn.quant)(rows, a, self.ffn.cols, out) };
+        self.count = 0;
     }
 }
 
-/// Down rows that are added at a time. One at a time keeps the weights one stream. Four-bit rows are so short that storing
-/// the output once per row binds; there two at a time won (14.6 became 16.6 GB/s a thread on a Zen 4; q8_0 lost 3).
+/// Down rows that are added at a time: where the numbers of a row are many for its bytes, storing the output binds.
 const fn rows_together(quant: Quant) -> usize {
     match quant {
+        Quant::F32 | Quant::F16 => 1,
+        Quant::Q8 => 2,
         Quant::Q4 => MAX_AXPY_ROWS,
-        Quant::F32 | Quant::F16 | Quant::Q8 => 1,
     }
 }
 

@@ -123,6 +123,9 @@ impl Quant {
 pub struct Rows {
     pub first: *const u8,
     pub stride: usize,
+    /// Bytes from what is read to what will be read next, where the rows are not a stream that the hardware follows; kernels
+    /// that can prefetch it. 0: nothing.
+    pub ahead: usize,
 }
 
 impl Rows {

@@ -45,7 +45,7 @@ impl Matrix {
     /// Every `step`th row from row `r` on.
     #[inline]
     pub fn rows_from(&self, r: usize, step: usize) -> Rows {
-        Rows { first: self.row_ptr(r), stride: step * self.row_bytes }
+        Rows { first: self.row_ptr(r), stride: step * self.row_bytes, ahead: 0 }
     }
 
     #[inline]
