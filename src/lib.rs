@@ -19,6 +19,7 @@ pub mod device;
 pub mod cache;
 pub mod ops;
 pub mod predictor;
+pub mod profile;
 
 pub mod engine;
 pub mod lab;

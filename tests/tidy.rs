@@ -6,7 +6,7 @@ use std::path::Path;
 
 /// Each top-level module and those it may use, in the order of lib.rs; none may use one that stands below it. A new
 /// pair is a decision about the architecture: change ARCHITECTURE.md with it.
-const MODULES: [(&str, &[&str]); 17] = [
+const MODULES: [(&str, &[&str]); 18] = [
     ("clock", &[]),
     ("config", &[]),
     ("error", &[]),
@@ -22,11 +22,25 @@ const MODULES: [(&str, &[&str]); 17] = [
     ("cache", &["device"]),
     ("ops", &["cpu", "formats", "model"]),
     ("predictor", &["cpu", "error", "formats", "model", "ops"]),
+    ("profile", &["error", "formats", "model"]),
     // The engine sees tokens as numbers, no text; and nothing here knows the command line.
     ("engine", &["cache", "clock", "cpu", "device", "error", "formats", "model", "ops", "predictor", "prng"]),
     (
         "lab",
-        &["clock", "cpu", "engine", "error", "formats", "interrupt", "model", "ops", "predictor", "prng", "tokenizer"],
+        &[
+            "clock",
+            "cpu",
+            "engine",
+            "error",
+            "formats",
+            "interrupt",
+            "model",
+            "ops",
+            "predictor",
+            "prng",
+            "profile",
+            "tokenizer",
+        ],
     ),
     (
         "cli",
@@ -41,6 +55,7 @@ const MODULES: [(&str, &[&str]); 17] = [
             "lab",
             "model",
             "predictor",
+            "profile",
             "tokenizer",
         ],
     ),

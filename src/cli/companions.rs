@@ -6,9 +6,10 @@
 //! 3. In the checkout, `profiles/models/*/KIND`: those of the models that come with the program.
 
 use crate::error::{Error, Result, printable};
-use crate::formats::predictor_file;
 use crate::formats::sections::{Header, SectionFile};
+use crate::formats::{predictor_file, profile_file};
 use crate::model::Model;
+use crate::profile::Profile;
 use std::path::{Path, PathBuf};
 
 /// What accompanies a model; each has one file name.
@@ -34,6 +35,8 @@ pub trait Companion: Header {
     fn fingerprint(&self) -> &str;
     /// That model's name, for messages.
     fn model(&self) -> &str;
+    /// Layers, hidden size and neurons per layer.
+    fn shape(&self) -> [usize; 3];
 }
 
 impl Companion for predictor_file::Header {
@@ -44,6 +47,39 @@ impl Companion for predictor_file::Header {
     fn model(&self) -> &str {
         &self.model
     }
+
+    fn shape(&self) -> [usize; 3] {
+        [self.layers, self.hidden, self.ffn]
+    }
+}
+
+impl Companion for profile_file::Header {
+    fn fingerprint(&self) -> &str {
+        &self.fingerprint
+    }
+
+    fn model(&self) -> &str {
+        &self.model
+    }
+
+    fn shape(&self) -> [usize; 3] {
+        [self.layers, self.hidden, self.ffn]
+    }
+}
+
+/// The model's activation profile and where it lies, if it has one.
+pub fn profile(model: &Model) -> Result<Option<(PathBuf, Profile)>> {
+    match find(model, Kind::Profile, profile_file::open)? {
+        Some(file) => Ok(Some((file.path().to_owned(), Profile::read(&file)?))),
+        None => Ok(None),
+    }
+}
+
+/// The profile in a file that the user named.
+pub fn profile_at(model: &Model, path: &Path) -> Result<Profile> {
+    let file = profile_file::open(path)?;
+    check_owner(&file, model)?;
+    Profile::read(&file)
 }
 
 /// The model's own file of this kind, opened and checked by `open`; `None` if there is none. A file that stands where
@@ -62,7 +98,7 @@ pub fn find<H: Companion>(
     // The checkout's are a collection for several models: what belongs to another, or to another version, is passed over.
     for path in checkouts().iter().flat_map(|dir| files_below(dir, kind)) {
         match open(&path) {
-            Ok(file) if file.header.fingerprint() == model.store().header.fingerprint => return Ok(Some(file)),
+            Ok(file) if check_owner(&file, model).is_ok() => return Ok(Some(file)),
             Ok(_) => {}
             Err(error) => tracing::debug!("passed over: {error}"),
         }
@@ -77,7 +113,12 @@ pub fn find<H: Companion>(
 pub fn check_owner<H: Companion>(file: &SectionFile<H>, model: &Model) -> Result<()> {
     let (its, ours) = (file.header.fingerprint(), model.store().header.fingerprint.as_str());
     if its == ours {
-        return Ok(());
+        let (c, shape) = (&model.config, file.header.shape());
+        if shape == [c.layers, c.hidden, c.ffn] {
+            return Ok(());
+        }
+        let why = format!("layers, hidden size and neurons are {shape:?}, and not the model's; {}", H::REMEDY);
+        return Err(Error::bad(file.path(), "layers", why));
     }
     let (noun, owner) = (H::NOUN, file.header.model());
     let why = format!(
@@ -97,6 +138,12 @@ pub fn write_path(model: &Model, kind: Kind) -> Result<PathBuf> {
     })?;
     std::fs::create_dir_all(&dir).map_err(Error::io("create", &dir))?;
     Ok(dir.join(kind.file_name()))
+}
+
+/// As [`write_path`], but beside the store if there is one, which is found first.
+pub fn update_path(model: &Model, kind: Kind) -> Result<PathBuf> {
+    let beside = beside(model, kind);
+    if beside.exists() { Ok(beside) } else { write_path(model, kind) }
 }
 
 fn beside(model: &Model, kind: Kind) -> PathBuf {

@@ -146,7 +146,8 @@ fn score(
     ))
 }
 
-fn read_text(path: &Path) -> Result<String> {
+/// A text that the user named.
+pub fn read_text(path: &Path) -> Result<String> {
     let file = crate::formats::MappedFile::open(path)?;
     if file.bytes().len() as u64 > MAX_TEXT {
         return Err(Error::Usage(format!("{} is larger than {} bytes", path.display(), MAX_TEXT)));

@@ -7,6 +7,8 @@ mod eval;
 mod measure;
 mod model_arg;
 mod pack;
+mod profile;
+mod profile_plots;
 mod progress;
 mod run;
 mod show;
@@ -45,6 +47,7 @@ enum Verb {
     Pack(pack::Args),
     Bench(bench::Args),
     Eval(eval::Args),
+    Profile(profile::Args),
     Measure(measure::Args),
     Synth(synth::Args),
     Completions(completions::Args),
@@ -84,6 +87,7 @@ fn dispatch(verb: Verb) -> Result<()> {
         Verb::Pack(args) => pack::run(args),
         Verb::Bench(args) => bench::run(args),
         Verb::Eval(args) => eval::run(args),
+        Verb::Profile(args) => profile::run(args),
         Verb::Measure(args) => measure::run(args),
         Verb::Synth(args) => synth::run(args),
         Verb::Completions(args) => completions::run(args),

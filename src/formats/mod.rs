@@ -7,6 +7,7 @@ pub mod gguf;
 pub mod gguf_writer;
 pub mod neuron_store;
 pub mod predictor_file;
+pub mod profile_file;
 pub mod quant;
 pub mod rows;
 pub mod safetensors;

@@ -5,4 +5,5 @@ pub mod bench;
 pub mod evaluate;
 pub mod measure;
 pub mod pack;
+pub mod profile;
 pub mod synth;

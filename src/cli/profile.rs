@@ -1,0 +1,281 @@
+use super::companions::{self, Kind};
+use super::model_arg::{EngineArgs, ModelArgs, check_context};
+use super::profile_plots::plot;
+use super::progress::{Progress, Unit};
+use crate::error::{Error, Result, printable};
+use crate::formats::profile_file::{AHEADS, TextInfo};
+use crate::lab::profile::{self, Input, Request, checksum};
+use crate::model::Model;
+use crate::profile::statistics::Spread;
+use crate::profile::{LayerStatistics, Profile, Statistics};
+use crate::tokenizer::Tokenizer;
+use comfy_table::{CellAlignment, Table};
+use serde::Serialize;
+use std::path::{Path, PathBuf};
+
+/// Tokens per window at most, unless the user says otherwise: what Ctrl-C throws away of the work is one window.
+const MAX_WINDOW: usize = 1024;
+/// The share that the cuts of silu and gelu models leave inactive, unless the user says otherwise (CATS, Lee et al. 2024).
+const SPARSITY: f32 = 0.5;
+
+/// Count which neurons are active on texts
+///
+/// Runs MODEL densely over the texts and records, per layer and neuron, how often it was active, and how alike
+/// neighbouring tokens, texts and layers are. The profile is kept for the model and added to: texts that it has are
+/// passed over. Without --text the model's profile is shown. After Ctrl-C the same command goes on.
+#[derive(clap::Args)]
+#[command(after_help = EXAMPLES)]
+pub struct Args {
+    #[command(flatten)]
+    model: ModelArgs,
+    /// Text files to count on; differences between texts need at least two
+    #[arg(long, num_args = 1.., value_name = "FILE")]
+    text: Vec<PathBuf>,
+    /// Count the first N tokens of each text only
+    #[arg(long, value_name = "N", requires = "text")]
+    max_tokens: Option<usize>,
+    /// silu and gelu models: the share of neurons that is to count as inactive, those with the smallest |act(gate)|
+    /// [default: 0.5]
+    #[arg(long, requires = "text")]
+    sparsity: Option<f32>,
+    /// Start a new profile instead of adding to the one that is there
+    #[arg(long, requires = "text")]
+    fresh: bool,
+    /// Tokens per window; a window knows nothing of the one before [default: the model's context, at most 1024]
+    #[arg(short, long = "ctx-size", requires = "text")]
+    context: Option<usize>,
+    /// File to write and add to, or without --text to show [default: beside a .neurons file if it has one, else in the
+    /// user's data directory]
+    #[arg(short, long, value_name = "FILE")]
+    output: Option<PathBuf>,
+    /// Machine-readable
+    #[arg(long)]
+    json: bool,
+    /// Write plots into this directory: cdf.svg, sparsity.svg, similarity.svg
+    #[arg(long, value_name = "DIR")]
+    plot: Option<PathBuf>,
+    #[command(flatten)]
+    engine: EngineArgs,
+}
+
+const EXAMPLES: &str = "\
+Examples:
+  dynamicinfer profile demo                                  the profile that comes with the demo model
+  dynamicinfer profile M --text a.txt b.txt --max-tokens 50000
+  dynamicinfer profile M --text c.txt                        adds c.txt to it
+  dynamicinfer profile M --plot plots                        draws what is there";
+
+pub fn run(args: Args) -> Result<()> {
+    let model = args.model.open()?;
+    if args.text.is_empty() {
+        let found = match &args.output {
+            Some(path) => Some((path.clone(), companions::profile_at(&model, path)?)),
+            None => companions::profile(&model)?,
+        };
+        let Some((path, profile)) = found else {
+            let name = args.model.model.display().to_string();
+            return Err(Error::Usage(format!(
+                "{0} has no profile yet; make one: dynamicinfer profile {0} --text FILE",
+                printable(&name)
+            )));
+        };
+        return show(&args, &path, &profile);
+    }
+    let target = match &args.output {
+        Some(path) => path.clone(),
+        None => companions::update_path(&model, Kind::Profile)?,
+    };
+    let old = match (&args.output, args.fresh) {
+        (_, true) => None,
+        (Some(path), _) if path.exists() => Some(companions::profile_at(&model, path)?),
+        (Some(_), _) => None,
+        (None, _) => companions::profile(&model)?.map(|(_, profile)| profile),
+    };
+    let made = count(&args, model, &target, old.as_ref())?;
+    let profile = match (old, made) {
+        (old, None) => old.expect("with nothing to count there is a profile that has it"),
+        (None, Some(made)) => made,
+        (Some(mut old), Some(made)) => {
+            old.merge(made).map_err(Error::Failed)?;
+            old
+        }
+    };
+    profile.write(&target)?;
+    let _ = std::fs::remove_file(partial(&target));
+    eprintln!("{} written", target.display());
+    show(&args, &target, &profile)
+}
+
+/// Counts the texts that `old` does not have; `None` if it has them all.
+fn count(args: &Args, model: Model, target: &Path, old: Option<&Profile>) -> Result<Option<Profile>> {
+    let sparse = model.config.activation.is_sparse();
+    if let Some(share) = args.sparsity
+        && (sparse || !(share > 0.0 && share < 1.0))
+    {
+        let why = if sparse { "this model's own zeros decide" } else { "take a share between 0 and 1" };
+        return Err(Error::Usage(format!("--sparsity {share}: {why}")));
+    }
+    if let (Some(old), Some(share)) = (old.and_then(|old| old.header.sparsity), args.sparsity)
+        && old != share
+    {
+        let why = format!("--sparsity {share}: the profile has cuts for {old}");
+        return Err(Error::Usage(format!("{why}; take those, or start anew with --fresh")));
+    }
+    let window = args.context.unwrap_or(model.config.context.min(MAX_WINDOW));
+    if window == 0 || args.max_tokens == Some(0) {
+        return Err(Error::Usage("-c and --max-tokens: take at least one token".into()));
+    }
+    check_context(&model, window, args.engine.kv())?;
+    let tokenizer = Tokenizer::new(model.tokenizer()?, model.store().path())?;
+    let mut texts: Vec<Input> = Vec::new();
+    for path in &args.text {
+        let text = super::eval::read_text(path)?;
+        let name = path.file_name().unwrap_or_default().to_string_lossy();
+        let sum = checksum(&text);
+        if texts.iter().any(|t| t.info.checksum == sum) {
+            eprintln!("{}: the same text is named twice; it counts once", printable(&name));
+            continue;
+        }
+        let input = Input::new(&name, &text, &tokenizer, args.max_tokens.unwrap_or(usize::MAX), window)?;
+        match old.and_then(|old| old.texts.iter().find(|t| t.info.checksum == sum)) {
+            Some(t) if (t.info.wanted, t.info.window) == (input.info.wanted, window) => {
+                eprintln!("{}: is in the profile already", printable(&name));
+                continue;
+            }
+            Some(t) => eprintln!(
+                "{}: is in the profile with {} tokens in windows of {}; counted anew",
+                printable(&name),
+                t.info.tokens,
+                t.info.window
+            ),
+            None => {}
+        }
+        texts.push(input);
+    }
+    if texts.is_empty() {
+        return Ok(None);
+    }
+    let cuts = old.filter(|_| !sparse).map(|old| old.header.cuts.clone());
+    let sparsity = old.and_then(|old| old.header.sparsity).or(args.sparsity).unwrap_or(SPARSITY);
+    let request = Request { texts, window, kv: args.engine.kv(), sparsity, cuts };
+    let partial = partial(target);
+    let begun = match partial.exists().then(|| profile::unfinished(&partial, &request, &model)) {
+        None => None,
+        Some(Ok(begun)) => {
+            let done: usize = begun.texts.iter().map(|t| t.info.tokens).sum();
+            eprintln!("going on after {done} tokens that an interrupted run counted");
+            Some(begun)
+        }
+        Some(Err(error)) => {
+            eprintln!("{error}; starting anew");
+            None
+        }
+    };
+    let mut engine = args.engine.engine(model)?;
+    let progress = Progress::new("profiling", Unit::Tokens);
+    let step = |done, total| progress.step(done as u64, total as u64);
+    let made = profile::profile(&mut engine, &request, begun, &partial, step);
+    progress.finish();
+    if let Err(Error::Interrupted) = made
+        && partial.exists()
+    {
+        eprintln!("what was counted is kept in {}; the same command goes on from there", partial.display());
+    }
+    made.map(Some)
+}
+
+fn partial(target: &Path) -> PathBuf {
+    let mut name = target.as_os_str().to_owned();
+    name.push(".partial");
+    name.into()
+}
+
+#[derive(Serialize)]
+struct Shown<'a> {
+    /// As text; bytes that are none are replaced.
+    path: String,
+    model: &'a str,
+    fingerprint: &'a str,
+    /// What the cuts were made for; absent for ReLU models.
+    sparsity: Option<f32>,
+    profiled: &'a [TextInfo],
+    #[serde(flatten)]
+    statistics: &'a Statistics,
+}
+
+fn show(args: &Args, path: &Path, profile: &Profile) -> Result<()> {
+    let statistics = profile.statistics();
+    if let Some(dir) = &args.plot {
+        std::fs::create_dir_all(dir).map_err(Error::io("create", dir))?;
+        for file in plot(dir, &statistics)? {
+            eprintln!("{} written", file.display());
+        }
+    }
+    let h = &profile.header;
+    if args.json {
+        return super::print_json(&Shown {
+            path: path.to_string_lossy().into_owned(),
+            model: &h.model,
+            fingerprint: &h.fingerprint,
+            sparsity: h.sparsity,
+            profiled: &h.texts,
+            statistics: &statistics,
+        });
+    }
+    let what = match h.sparsity {
+        Some(share) => format!("neurons with |act(gate)| above a cut, made for a sparsity of {:.0} %", percent(share)),
+        None => "neurons with act(gate) * up not zero".into(),
+    };
+    super::print(&format!(
+        "{}: {} tokens of {}, {} layers of {} neurons; active are {what}\n{}\n",
+        printable(&h.model),
+        statistics.tokens,
+        counted(statistics.texts, "text"),
+        h.layers,
+        h.ffn,
+        table(&statistics, h.sparsity.is_some())
+    ))
+}
+
+fn counted(n: usize, what: &str) -> String {
+    format!("{n} {what}{}", if n == 1 { "" } else { "s" })
+}
+
+fn percent(share: f32) -> f64 {
+    100.0 * share as f64
+}
+
+fn table(s: &Statistics, cuts: bool) -> Table {
+    let mut table = Table::new();
+    table.load_style(comfy_table::presets::ASCII_MARKDOWN);
+    let mut header = vec!["layer".to_owned(), "inactive %".into(), "80 % made by %".into(), "top 40 % make %".into()];
+    header.extend(["never".into(), "gini".into(), "next token".into(), "texts".into()]);
+    header.extend(AHEADS.map(|ahead| format!("cos +{ahead}")));
+    header.extend(cuts.then(|| "cut".into()));
+    let columns = header.len();
+    table.set_header(header);
+    for layer in &s.layers {
+        let mut row = spread_cells(layer.layer.to_string(), &layer.spread);
+        row.extend(other_cells(layer));
+        row.extend(cuts.then(|| format!("{:.4}", layer.cut)));
+        table.add_row(row);
+    }
+    let mut all = spread_cells("all".into(), &s.model);
+    all.resize(columns, String::new());
+    table.add_row(all);
+    for column in table.column_iter_mut() {
+        column.set_cell_alignment(CellAlignment::Right);
+    }
+    table
+}
+
+fn spread_cells(name: String, s: &Spread) -> Vec<String> {
+    let of_100 = |share: f64| format!("{:.2}", 100.0 * share);
+    let shares = [s.sparsity, s.neurons_for_80, s.by_top_40].map(of_100);
+    [name].into_iter().chain(shares).chain([s.never.to_string(), format!("{:.2}", s.gini)]).collect()
+}
+
+fn other_cells(layer: &LayerStatistics) -> impl Iterator<Item = String> {
+    let value = |x: Option<f64>| x.map_or("-".to_owned(), |x| format!("{x:.3}"));
+    [layer.neighbours, layer.texts.map(|t| t.mean)].into_iter().chain(layer.cosines).map(value)
+}

@@ -1,0 +1,257 @@
+//! An activation profile on disk: how often each neuron fired on some texts, and what else was summed up on the way. In
+//! the form of [`super::sections`]; `docs/profile.md` says what each number means.
+//!
+//! Every number belongs to one text and is a sum over its tokens, so profiles merge by putting their texts together.
+//! Neurons bear the published model's numbers, whatever order a store has them in.
+
+use super::sections::{self, Content, Section, SectionFile, Writer};
+use crate::error::{Error, Result};
+use serde::{Deserialize, Serialize};
+use std::path::Path;
+
+/// The usual name ending.
+pub const EXTENSION: &str = "profile";
+
+/// Layers ahead to which the similarity of hidden states is measured.
+pub const AHEADS: [usize; 3] = [1, 2, 4];
+/// Bins of a histogram of magnitudes: 8 per power of two, from 2^-20 to 2^12.
+pub const BINS: usize = 256;
+/// Texts of a profile at most: each has counts for every neuron of the model.
+pub const MAX_TEXTS: usize = 4096;
+
+/// Numbers of 8 bytes per layer in a section of sums: those of [`LayerSums`].
+const SUMS: usize = 2 + AHEADS.len();
+/// What rounding may add to a cosine.
+const ROUNDING: f64 = 1e-4;
+
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Header {
+    /// Fingerprint of the model that it belongs to (`neuron_store::Header::fingerprint`).
+    pub fingerprint: String,
+    /// Name of that model, for messages.
+    pub model: String,
+    pub layers: usize,
+    pub hidden: usize,
+    /// Neurons per layer.
+    pub ffn: usize,
+    /// The share of neurons that `cuts` were to leave inactive; absent for ReLU models.
+    pub sparsity: Option<f32>,
+    /// Per layer, the magnitude |act(gate)| above which a neuron counts as active; zeros for ReLU models.
+    pub cuts: Vec<f32>,
+    pub texts: Vec<TextInfo>,
+    /// Of an unfinished profile: a hash of everything that was asked for.
+    pub request: Option<String>,
+    /// How it was made: for people, not read by the program.
+    pub made: serde_json::Value,
+    pub sections: Vec<Section>,
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct TextInfo {
+    /// File name without its directory, for people.
+    pub name: String,
+    /// xxh3-64 of the whole text, in hex.
+    pub checksum: String,
+    /// Tokens that were counted.
+    pub tokens: usize,
+    /// Tokens that were to be counted: as many, unless the profile is unfinished.
+    pub wanted: usize,
+    /// Tokens per window; a window knows nothing of those before it.
+    pub window: usize,
+}
+
+/// The sums of one text.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Text {
+    pub info: TextInfo,
+    /// Tokens for which the neuron was active, `[layers, ffn]`.
+    pub counts: Vec<u32>,
+    /// `[layers]`
+    pub sums: Vec<LayerSums>,
+    /// Histogram of |act(gate)|, `[layers, BINS]`; empty for ReLU models.
+    pub magnitudes: Vec<u64>,
+}
+
+/// What is summed per layer besides counts.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct LayerSums {
+    /// Pairs of neighbouring tokens of a window of which at least one had an active neuron.
+    pub pairs: u64,
+    /// Sum of those pairs' Jaccard distances.
+    pub jaccard: f64,
+    /// Sums over tokens of the cosine between the residual after attention of this layer and of the one [`AHEADS`]`[i]`
+    /// further; 0 where there is none.
+    pub cosines: [f64; AHEADS.len()],
+}
+
+/// An open profile.
+pub type ProfileFile = SectionFile<Header>;
+
+impl sections::Header for Header {
+    const MAGIC: [u8; 8] = *b"PROFILE\0";
+    const VERSION: u32 = 1;
+    const NOUN: &'static str = "activation profile";
+    const REMEDY: &'static str = "make it again with `dynamicinfer profile MODEL --fresh --text FILE`";
+
+    fn sections(&self) -> &[Section] {
+        &self.sections
+    }
+
+    fn set_sections(&mut self, sections: Vec<Section>) {
+        self.sections = sections;
+    }
+}
+
+const REMEDY: &str = <Header as sections::Header>::REMEDY;
+
+/// Opens a finished profile and checks every number of it.
+pub fn open(path: &Path) -> Result<ProfileFile> {
+    let file = open_unfinished(path)?;
+    match file.header.texts.iter().find(|t| t.tokens != t.wanted) {
+        None => Ok(file),
+        Some(t) => {
+            let why = format!("holds {} of {} tokens: the profile is not finished; {REMEDY}", t.tokens, t.wanted);
+            Err(Error::bad(path, format!("text {}", t.name), why))
+        }
+    }
+}
+
+/// As [`open`], but the last text may be counted in part.
+pub fn open_unfinished(path: &Path) -> Result<ProfileFile> {
+    let file = ProfileFile::open(path)?;
+    let bad = |(field, why): (String, String)| Error::bad(path, field, format!("{why}; {REMEDY}"));
+    check_header(&file.header).map_err(bad)?;
+    // A profile is read whole anyway, and a wrong count looks like a right one.
+    file.verify(|_| ())?;
+    for text in 0..file.header.texts.len() {
+        read_text(&file, text)?;
+    }
+    Ok(file)
+}
+
+/// The field that is wrong, and how.
+fn check_header(h: &Header) -> Result<(), (String, String)> {
+    let bad = |field: &str, why: String| Err((field.to_owned(), why));
+    // The bounds of `model::ModelConfig::check`: products stay far inside 64 bits.
+    for (field, value, top) in [("layers", h.layers, 1 << 12), ("hidden", h.hidden, 1 << 17), ("ffn", h.ffn, 1 << 20)] {
+        if value == 0 || value > top {
+            return bad(field, format!("is {value}; it must be 1 to {top}"));
+        }
+    }
+    if h.cuts.len() != h.layers || h.cuts.iter().any(|c| !c.is_finite() || *c < 0.0) {
+        return bad("cuts", format!("are not one magnitude for each of {} layers", h.layers));
+    }
+    match h.sparsity {
+        Some(s) if !(s > 0.0 && s < 1.0) => return bad("sparsity", format!("is {s}, not a share between 0 and 1")),
+        None if h.cuts.iter().any(|&c| c != 0.0) => return bad("cuts", "are there without a sparsity".into()),
+        _ => {}
+    }
+    if h.texts.is_empty() || h.texts.len() > MAX_TEXTS {
+        return bad("texts", format!("are {}; it must be 1 to {MAX_TEXTS}", h.texts.len()));
+    }
+    let mut seen = std::collections::HashSet::new();
+    for t in &h.texts {
+        let name = format!("text {}", t.name);
+        if !seen.insert(&t.checksum) {
+            return bad(&name, "is there twice".into());
+        }
+        if t.wanted == 0 || t.wanted > u32::MAX as usize || t.tokens > t.wanted || t.window == 0 {
+            return bad(&name, format!("says {} of {} tokens in windows of {}", t.tokens, t.wanted, t.window));
+        }
+    }
+    Ok(())
+}
+
+/// The sums of text number `text`, each number checked.
+pub fn read_text(file: &ProfileFile, text: usize) -> Result<Text> {
+    let h = &file.header;
+    let info = h.texts[text].clone();
+    let tokens = info.tokens as u64;
+    let counts: Vec<u32> = words(section(file, text, "counts", Content::Numbers, h.layers * h.ffn * 4)?);
+    let sums: Vec<u64> = words(section(file, text, "sums", Content::Bytes, h.layers * SUMS * 8)?);
+    let magnitudes: Vec<u64> = match h.sparsity {
+        Some(_) => words(section(file, text, "magnitudes", Content::Numbers, h.layers * BINS * 8)?),
+        None => Vec::new(),
+    };
+    let bad = |part: &str, why: String| Error::bad(file.path(), section_name(text, part), format!("{why}; {REMEDY}"));
+    if let Some(at) = counts.iter().position(|&c| c as u64 > tokens) {
+        let (layer, neuron) = (at / h.ffn, at % h.ffn);
+        return Err(bad("counts", format!("layer {layer}, neuron {neuron}: {} of {tokens} tokens", counts[at])));
+    }
+    let sums: Vec<_> = sums.chunks_exact(SUMS).map(LayerSums::from_words).collect();
+    for (layer, s) in sums.iter().enumerate() {
+        let why = |what: String| bad("sums", format!("layer {layer}: {what}"));
+        if s.pairs > tokens {
+            return Err(why(format!("{} pairs of neighbours in {tokens} tokens", s.pairs)));
+        }
+        // Written so that NaN fails.
+        if !(s.jaccard >= 0.0 && s.jaccard <= s.pairs as f64) {
+            return Err(why(format!("{} pairs have Jaccard distances of {} together", s.pairs, s.jaccard)));
+        }
+        let most = tokens as f64 * (1.0 + ROUNDING);
+        if let Some(c) = s.cosines.iter().find(|c| !(c.abs() <= most)) {
+            return Err(why(format!("the cosines of {tokens} tokens are {c} together")));
+        }
+    }
+    let all = tokens * h.ffn as u64;
+    for (layer, bins) in magnitudes.chunks_exact(BINS).enumerate() {
+        let sum = bins.iter().try_fold(0u64, |sum, &n| sum.checked_add(n));
+        if sum != Some(all) {
+            return Err(bad("magnitudes", format!("layer {layer}: the bins do not hold {all} magnitudes")));
+        }
+    }
+    Ok(Text { info, counts, sums, magnitudes })
+}
+
+fn section_name(text: usize, part: &str) -> String {
+    format!("text.{text}.{part}")
+}
+
+fn section<'a>(file: &'a ProfileFile, text: usize, part: &str, content: Content, bytes: usize) -> Result<&'a [u8]> {
+    let name = section_name(text, part);
+    let bad = |why: String| Error::bad(file.path(), name.clone(), format!("{why}; {REMEDY}"));
+    let found = file.section(&name).ok_or_else(|| bad("the section is missing".into()))?;
+    if found.content != content || found.bytes != bytes as u64 {
+        return Err(bad(format!("is {:?} of {} bytes, not {content:?} of {bytes}", found.content, found.bytes)));
+    }
+    Ok(file.bytes(found))
+}
+
+/// Little-endian numbers at any address.
+fn words<T: bytemuck::AnyBitPattern>(bytes: &[u8]) -> Vec<T> {
+    bytes.chunks_exact(size_of::<T>()).map(bytemuck::pod_read_unaligned).collect()
+}
+
+impl LayerSums {
+    fn from_words(words: &[u64]) -> LayerSums {
+        let cosines = std::array::from_fn(|i| f64::from_bits(words[2 + i]));
+        LayerSums { pairs: words[0], jaccard: f64::from_bits(words[1]), cosines }
+    }
+
+    fn to_words(self) -> impl Iterator<Item = u64> {
+        [self.pairs, self.jaccard.to_bits()].into_iter().chain(self.cosines.map(f64::to_bits))
+    }
+}
+
+/// Writes a profile; `header.texts` and `header.sections` are filled in.
+pub fn write(path: &Path, mut header: Header, texts: &[Text]) -> Result<()> {
+    let mut writer = Writer::create(path)?;
+    let mut put = |text: usize, part: &str, content: Content, bytes: &[u8]| {
+        let section = writer.add(&section_name(text, part), content, bytes.len() as u64);
+        writer.write(section, 0, bytes)
+    };
+    for (i, text) in texts.iter().enumerate() {
+        assert_eq!((text.counts.len(), text.sums.len()), (header.layers * header.ffn, header.layers));
+        put(i, "counts", Content::Numbers, bytemuck::cast_slice(&text.counts))?;
+        let sums: Vec<u64> = text.sums.iter().flat_map(|s| s.to_words()).collect();
+        put(i, "sums", Content::Bytes, bytemuck::cast_slice(&sums))?;
+        if header.sparsity.is_some() {
+            assert_eq!(text.magnitudes.len(), header.layers * BINS);
+            put(i, "magnitudes", Content::Numbers, bytemuck::cast_slice(&text.magnitudes))?;
+        }
+    }
+    header.texts = texts.iter().map(|t| t.info.clone()).collect();
+    writer.finish(header)
+}

@@ -1,0 +1,246 @@
+//! Runs a model densely over texts and counts which neurons are active. Ends in order when asked to, with what was counted
+//! in a file beside the profile, and goes on from there.
+
+use crate::clock::{self, Duration};
+use crate::engine::{Engine, Logits, Observer, Seen, Session};
+use crate::error::{Error, Result, printable};
+use crate::formats::profile_file::{self, BINS, Header, MAX_TEXTS, TextInfo};
+use crate::model::{Activation, KvType, Model};
+use crate::profile::{Accumulator, Profile, empty_text, magnitude};
+use crate::tokenizer::{Special, Tokenizer};
+use std::path::Path;
+use xxhash_rust::xxh3::{xxh3_64, xxh3_128};
+
+/// Tokens per forward pass: gates and activations of all neurons are held at once.
+const CHUNK: usize = 128;
+/// Tokens that the cuts of a model without exact zeros are found on: with some thousand neurons a layer, tens of
+/// millions of magnitudes.
+const CALIBRATION: usize = 8192;
+/// What is lost at most when the machine goes down.
+const SAVE_EVERY: Duration = Duration::from_secs(20);
+
+/// A text to be counted.
+pub struct Input {
+    pub info: TextInfo,
+    /// `info.wanted` of them.
+    pub tokens: Vec<u32>,
+}
+
+impl Input {
+    /// The first `most` tokens of `text`.
+    pub fn new(name: &str, text: &str, tokenizer: &Tokenizer, most: usize, window: usize) -> Result<Input> {
+        let mut tokens = tokenizer.encode_prompt(text, Special::AsText)?;
+        tokens.truncate(most);
+        if tokens.is_empty() {
+            return Err(Error::Usage(format!("{} holds no tokens to count", printable(name))));
+        }
+        let checksum = checksum(text);
+        Ok(Input { info: TextInfo { name: name.into(), checksum, tokens: 0, wanted: tokens.len(), window }, tokens })
+    }
+}
+
+/// What tells texts apart.
+pub fn checksum(text: &str) -> String {
+    format!("{:016x}", xxh3_64(text.as_bytes()))
+}
+
+/// What to count.
+pub struct Request {
+    pub texts: Vec<Input>,
+    /// Tokens per window; windows know nothing of each other.
+    pub window: usize,
+    pub kv: KvType,
+    /// Of models without exact zeros: the share of neurons that the cuts are to leave inactive.
+    pub sparsity: f32,
+    /// Cuts that are settled already, because the profile is to be added to one that has them; `[layers]`.
+    pub cuts: Option<Vec<f32>>,
+}
+
+impl Request {
+    /// A hash of all that the counts depend on.
+    fn key(&self, model: &Model) -> String {
+        let texts: Vec<_> = self.texts.iter().map(|t| (&t.info.checksum, t.info.wanted)).collect();
+        let all = serde_json::json!([
+            model.store().header.fingerprint,
+            model.quant.name(),
+            self.kv,
+            self.window,
+            self.sparsity,
+            self.cuts,
+            texts
+        ]);
+        format!("{:032x}", xxh3_128(all.to_string().as_bytes()))
+    }
+
+    fn header(&self, model: &Model) -> Header {
+        let c = &model.config;
+        let made = serde_json::json!({
+            "program": concat!("dynamicinfer ", env!("CARGO_PKG_VERSION")),
+            "weights": model.quant.name(),
+            "kv": self.kv,
+        });
+        Header {
+            fingerprint: model.store().header.fingerprint.clone(),
+            model: c.name.clone(),
+            layers: c.layers,
+            hidden: c.hidden,
+            ffn: c.ffn,
+            sparsity: (!c.activation.is_sparse()).then_some(self.sparsity),
+            cuts: self.cuts.clone().unwrap_or_else(|| vec![0.0; c.layers]),
+            texts: Vec::new(),
+            request: Some(self.key(model)),
+            made,
+            sections: Vec::new(),
+        }
+    }
+}
+
+/// What an interrupted run of the same request left in `partial`.
+///
+/// # Errors
+/// [`Error::BadFile`] for one that cannot be read, [`Error::Usage`] for one that another request left.
+pub fn unfinished(partial: &Path, request: &Request, model: &Model) -> Result<Profile> {
+    let profile = Profile::read(&profile_file::open_unfinished(partial)?)?;
+    let (h, c) = (&profile.header, &model.config);
+    let shape = (h.layers, h.hidden, h.ffn) == (c.layers, c.hidden, c.ffn);
+    let last = profile.texts.len() - 1;
+    let stands = profile.texts.iter().zip(&request.texts).enumerate().all(|(i, (t, wanted))| {
+        let (t, wanted) = (&t.info, &wanted.info);
+        let whole = t.tokens == t.wanted || (i == last && t.tokens.is_multiple_of(request.window));
+        (t.wanted, &t.checksum) == (wanted.wanted, &wanted.checksum) && whole
+    });
+    if h.request != Some(request.key(model)) || !shape || !stands || last >= request.texts.len() {
+        return Err(Error::Usage(format!("{} is of another model, other texts or options", partial.display())));
+    }
+    Ok(profile)
+}
+
+/// Counts the texts of `request`, going on from `begun` if there is one. `step(done, total)` reports tokens; an error it
+/// returns (Ctrl-C) ends the work after what was counted has been written to `partial`.
+pub fn profile(
+    engine: &mut Engine,
+    request: &Request,
+    begun: Option<Profile>,
+    partial: &Path,
+    mut step: impl FnMut(usize, usize) -> Result<()>,
+) -> Result<Profile> {
+    let vocab = engine.model.config.vocab;
+    if request.texts.is_empty() || request.texts.len() > MAX_TEXTS {
+        return Err(Error::Usage(format!("{} texts: take 1 to {MAX_TEXTS}", request.texts.len())));
+    }
+    if let Some(bad) = request.texts.iter().flat_map(|t| &t.tokens).find(|&&t| t as usize >= vocab) {
+        return Err(Error::Usage(format!("token {bad} is not below the vocabulary size {vocab}")));
+    }
+    let all: usize = request.texts.iter().map(|t| t.tokens.len()).sum();
+    let mut session = Session::new(engine, request.window, request.kv)?;
+    let mut profile = match begun {
+        Some(profile) => profile,
+        None => {
+            let mut header = request.header(&engine.model);
+            if header.sparsity.is_some() && request.cuts.is_none() {
+                header.cuts = calibrate(engine, &mut session, request, || step(0, all))?;
+            }
+            Profile { header, texts: Vec::new() }
+        }
+    };
+    let mut accumulator = Accumulator::new(&profile.header, engine.model.config.activation);
+    let mut done: usize = profile.texts.iter().map(|t| t.info.tokens).sum();
+    let mut saved = clock::now();
+    for (i, input) in request.texts.iter().enumerate() {
+        if i == profile.texts.len() {
+            profile.texts.push(empty_text(input.info.clone(), &profile.header));
+        }
+        for window in input.tokens[profile.texts[i].info.tokens..].chunks(request.window) {
+            let mut counted = 0;
+            let mut ended = count(engine, &mut session, window, &mut accumulator, |n| {
+                counted += n;
+                step(done + counted, all)
+            });
+            // Ctrl-C after a window's last chunk: the window is whole, and counts.
+            if counted == window.len() {
+                let orders: Vec<_> = engine.model.layers.iter().map(|l| l.order.as_deref()).collect();
+                accumulator.end_window(&mut profile.texts[i], window.len(), &orders).map_err(|why| {
+                    let text = printable(&input.info.name);
+                    Error::Failed(format!("{why}, at token {} of {text}: the model is damaged", done + window.len()))
+                })?;
+                done += window.len();
+            }
+            if saved.elapsed() > SAVE_EVERY || ended.is_err() {
+                // That it could not be kept is worse news than Ctrl-C.
+                if let Err(error) = profile.write(partial) {
+                    ended = Err(error);
+                }
+                saved = clock::now();
+            }
+            ended?;
+        }
+    }
+    profile.header.request = None;
+    profile.header.texts = profile.texts.iter().map(|t| t.info.clone()).collect();
+    Ok(profile)
+}
+
+/// Runs a window from its beginning. `step(n)` is called after each chunk of n tokens.
+fn count(
+    engine: &mut Engine,
+    session: &mut Session,
+    window: &[u32],
+    accumulator: &mut Accumulator,
+    mut step: impl FnMut(usize) -> Result<()>,
+) -> Result<()> {
+    accumulator.begin_window();
+    session.truncate(0);
+    for chunk in window.chunks(CHUNK) {
+        session.check(engine, chunk)?;
+        engine.forward_observed(&mut session.kv, chunk, Logits::None, &mut Counting(accumulator));
+        step(chunk.len())?;
+    }
+    Ok(())
+}
+
+struct Counting<'a>(&'a mut Accumulator);
+
+impl Observer for Counting<'_> {
+    fn layer(&mut self, seen: &Seen<'_>) {
+        self.0.layer(seen.layer, seen.residual, seen.gates, seen.activations);
+    }
+}
+
+/// Cuts that leave the wanted share inactive, over the beginnings of all texts alike.
+fn calibrate(
+    engine: &mut Engine,
+    session: &mut Session,
+    request: &Request,
+    mut step: impl FnMut() -> Result<()>,
+) -> Result<Vec<f32>> {
+    let c = &engine.model.config;
+    let mut magnitudes = Magnitudes { activation: c.activation, bins: vec![0; c.layers * BINS] };
+    let each = CALIBRATION.div_ceil(request.texts.len());
+    for text in &request.texts {
+        for window in text.tokens[..each.min(text.tokens.len())].chunks(request.window) {
+            session.truncate(0);
+            for chunk in window.chunks(CHUNK) {
+                step()?;
+                session.check(engine, chunk)?;
+                engine.forward_observed(&mut session.kv, chunk, Logits::None, &mut magnitudes);
+            }
+        }
+    }
+    let cut = |bins: &[u64]| magnitude::cut_for(bins, request.sparsity as f64);
+    Ok(magnitudes.bins.chunks_exact(BINS).map(cut).collect())
+}
+
+struct Magnitudes {
+    activation: Activation,
+    /// `[layers, BINS]`
+    bins: Vec<u64>,
+}
+
+impl Observer for Magnitudes {
+    fn layer(&mut self, seen: &Seen<'_>) {
+        let bins = &mut self.bins[seen.layer * BINS..(seen.layer + 1) * BINS];
+        for &gate in seen.gates {
+            bins[magnitude::bin(self.activation.apply(gate).abs())] += 1;
+        }
+    }
+}

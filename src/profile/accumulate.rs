@@ -1,0 +1,197 @@
+//! Counts what one pass over a window shows. One accumulator per run; a window's sums are added to their text when the
+//! window is complete, so an interrupted run stands at the end of a window.
+
+use super::magnitude;
+use crate::formats::profile_file::{AHEADS, BINS, Header, LayerSums, Text};
+use crate::model::Activation;
+
+/// Passes whose residuals are kept: as far back as the furthest look-ahead.
+const KEPT: usize = AHEADS[AHEADS.len() - 1] + 1;
+
+pub struct Accumulator {
+    hidden: usize,
+    ffn: usize,
+    /// |act(gate)| above which a neuron is active, `[layers]`, and the function; `None`: where the activation is not zero.
+    cuts: Option<(Vec<f32>, Activation)>,
+    /// Of the window, neurons in the store's order, `[layers, ffn]`.
+    counts: Vec<u32>,
+    /// `[layers]`
+    sums: Vec<LayerSums>,
+    /// `[layers, BINS]`, or empty.
+    magnitudes: Vec<u64>,
+    /// Active neurons of the window's last token, `[layers]` of `ffn` bits; empty at the beginning of a window.
+    last: Vec<Vec<u64>>,
+    /// The same of the token at hand, and its magnitudes, `[ffn]`.
+    now: Vec<u64>,
+    values: Vec<f32>,
+    /// Of the last layers, at layer modulo [`KEPT`].
+    kept: [Kept; KEPT],
+}
+
+/// Residuals of a chunk of tokens after a layer's attention.
+#[derive(Default)]
+struct Kept {
+    /// `[n, hidden]`
+    residual: Vec<f32>,
+    /// `[n]`
+    norms: Vec<f64>,
+}
+
+impl Accumulator {
+    /// `activation` is the model's.
+    pub fn new(header: &Header, activation: Activation) -> Accumulator {
+        let (layers, ffn) = (header.layers, header.ffn);
+        let magnitudes = header.sparsity.is_some();
+        Accumulator {
+            hidden: header.hidden,
+            ffn,
+            cuts: magnitudes.then(|| (header.cuts.clone(), activation)),
+            counts: vec![0; layers * ffn],
+            sums: vec![LayerSums::default(); layers],
+            magnitudes: vec![0; if magnitudes { layers * BINS } else { 0 }],
+            last: vec![Vec::new(); layers],
+            now: vec![0; ffn.div_ceil(64)],
+            values: vec![0.0; ffn],
+            kept: Default::default(),
+        }
+    }
+
+    /// Forgets what is not yet a text's.
+    pub fn begin_window(&mut self) {
+        self.counts.fill(0);
+        self.sums.fill(LayerSums::default());
+        self.magnitudes.fill(0);
+        self.last.iter_mut().for_each(Vec::clear);
+    }
+
+    /// The next tokens of the window in one layer; layers come in order. `residual` after attention, `[n, hidden]`;
+    /// `gates` before the activation function and `activations`, `[n, ffn]`.
+    pub fn layer(&mut self, layer: usize, residual: &[f32], gates: &[f32], activations: &[f32]) {
+        self.similarity(layer, residual);
+        let ffn = self.ffn;
+        let counts = &mut self.counts[layer * ffn..(layer + 1) * ffn];
+        for (gates, activations) in gates.chunks_exact(ffn).zip(activations.chunks_exact(ffn)) {
+            match &self.cuts {
+                None => mark(activations, 0.0, &mut self.now, counts),
+                Some((cuts, activation)) => {
+                    let bins = &mut self.magnitudes[layer * BINS..(layer + 1) * BINS];
+                    for (value, &gate) in self.values.iter_mut().zip(gates) {
+                        *value = activation.apply(gate).abs();
+                        bins[magnitude::bin(*value)] += 1;
+                    }
+                    mark(&self.values, cuts[layer], &mut self.now, counts);
+                }
+            }
+            let last = &mut self.last[layer];
+            if !last.is_empty()
+                && let Some(distance) = jaccard_distance(last, &self.now)
+            {
+                self.sums[layer].pairs += 1;
+                self.sums[layer].jaccard += distance;
+            }
+            last.clone_from(&self.now);
+        }
+    }
+
+    /// Cosines with the residuals of the layers before.
+    fn similarity(&mut self, layer: usize, residual: &[f32]) {
+        let h = self.hidden;
+        let mut here = std::mem::take(&mut self.kept[layer % KEPT]);
+        here.residual.clear();
+        here.residual.extend_from_slice(residual);
+        here.norms.clear();
+        here.norms.extend(residual.chunks_exact(h).map(|x| dot(x, x).sqrt()));
+        for (i, ahead) in AHEADS.into_iter().enumerate().filter(|(_, ahead)| *ahead <= layer) {
+            let before = &self.kept[(layer - ahead) % KEPT];
+            let rows = here.residual.chunks_exact(h).zip(before.residual.chunks_exact(h));
+            let norms = here.norms.iter().zip(&before.norms).map(|(a, b)| a * b);
+            let cosines = rows.zip(norms).map(|((a, b), norm)| if norm == 0.0 { 0.0 } else { dot(a, b) / norm });
+            self.sums[layer - ahead].cosines[i] += cosines.sum::<f64>();
+        }
+        self.kept[layer % KEPT] = here;
+    }
+
+    /// Adds the window to its text. `orders` maps, per layer, places in the store to neurons of the model.
+    ///
+    /// # Errors
+    /// The layer whose hidden states are no numbers; nothing is added.
+    pub fn end_window(&mut self, text: &mut Text, tokens: usize, orders: &[Option<&[u32]>]) -> Result<(), String> {
+        if let Some(layer) = self.sums.iter().position(|s| s.cosines.iter().any(|c| !c.is_finite())) {
+            return Err(format!("hidden states of layer {layer} or one after it are not numbers"));
+        }
+        text.info.tokens += tokens;
+        let layers = self.counts.chunks_exact(self.ffn).zip(text.counts.chunks_exact_mut(self.ffn));
+        for ((from, to), order) in layers.zip(orders) {
+            match order {
+                None => to.iter_mut().zip(from).for_each(|(sum, n)| *sum += n),
+                Some(order) => order.iter().zip(from).for_each(|(&neuron, n)| to[neuron as usize] += n),
+            }
+        }
+        text.sums.iter_mut().zip(&self.sums).for_each(|(sum, s)| sum.add(s));
+        text.magnitudes.iter_mut().zip(&self.magnitudes).for_each(|(sum, n)| *sum += n);
+        Ok(())
+    }
+}
+
+/// Sets the bit of each neuron with |value| > cut, and counts it. Without branches: which neurons fire is hard to guess.
+fn mark(values: &[f32], cut: f32, bits: &mut [u64], counts: &mut [u32]) {
+    for ((values, counts), word) in values.chunks(64).zip(counts.chunks_mut(64)).zip(bits) {
+        *word = 0;
+        for (i, (value, count)) in values.iter().zip(counts).enumerate() {
+            let active = value.abs() > cut;
+            *word |= u64::from(active) << i;
+            *count += u32::from(active);
+        }
+    }
+}
+
+/// 1 - |both| / |either| of two sets of bits; `None` where both are empty.
+pub fn jaccard_distance(a: &[u64], b: &[u64]) -> Option<f64> {
+    let (mut both, mut either) = (0, 0);
+    for (a, b) in a.iter().zip(b) {
+        both += (a & b).count_ones();
+        either += (a | b).count_ones();
+    }
+    (either > 0).then(|| 1.0 - both as f64 / either as f64)
+}
+
+/// In f64 and in eight lanes, so that it becomes vector code.
+fn dot(a: &[f32], b: &[f32]) -> f64 {
+    let mut lanes = [0f64; 8];
+    let (head_a, tail_a) = a.as_chunks::<8>();
+    let (head_b, tail_b) = b.as_chunks::<8>();
+    for (a, b) in head_a.iter().zip(head_b) {
+        for (lane, (&a, &b)) in lanes.iter_mut().zip(a.iter().zip(b)) {
+            *lane += a as f64 * b as f64;
+        }
+    }
+    let tail: f64 = tail_a.iter().zip(tail_b).map(|(&a, &b)| a as f64 * b as f64).sum();
+    lanes.iter().sum::<f64>() + tail
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn jaccard_distance_is_0_for_equals_1_for_strangers_and_nothing_for_nobody() {
+        assert_eq!(jaccard_distance(&[0b1010, 1], &[0b1010, 1]), Some(0.0));
+        assert_eq!(jaccard_distance(&[0b1010, 0], &[0b0101, 0]), Some(1.0));
+        assert_eq!(jaccard_distance(&[0b0111, 0], &[0b1110, 0]), Some(0.5));
+        assert_eq!(jaccard_distance(&[0, 0], &[0, 0]), None);
+    }
+
+    #[test]
+    fn marks_are_those_above_the_cut_also_in_the_last_word() {
+        let values: Vec<f32> = (0..70).map(|i| if i % 3 == 0 { -(i as f32) } else { 0.5 }).collect();
+        let (mut bits, mut counts) = (vec![u64::MAX; 2], vec![1; 70]);
+        mark(&values, 0.5, &mut bits, &mut counts);
+        for i in 0..70 {
+            let active = i % 3 == 0 && i > 0;
+            assert_eq!((bits[i / 64] >> (i % 64) & 1 == 1, counts[i]), (active, 1 + u32::from(active)), "{i}");
+        }
+        assert_eq!(bits[1] >> 6, 0);
+        mark(&[f32::NAN, f32::MIN_POSITIVE], 0.0, &mut bits[..1], &mut counts[..2]);
+        assert_eq!(bits[0], 0b10);
+    }
+}

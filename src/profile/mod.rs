@@ -1,0 +1,103 @@
+//! What a model's neurons do on text: counting it, adding it up, and the figures that describe it (PowerInfer 3.1,
+//! DynamicInfer 3 and E.1). Plain numbers: what runs the model stands in `lab::profile`.
+
+mod accumulate;
+pub mod magnitude;
+pub mod statistics;
+
+pub use accumulate::Accumulator;
+pub use statistics::{LayerStatistics, Statistics};
+
+use crate::error::Result;
+use crate::formats::profile_file::{self, BINS, Header, LayerSums, ProfileFile, Text, TextInfo};
+use std::path::Path;
+
+/// A profile in memory. `header.texts` says the same as the texts' own `info`.
+#[derive(Clone, Debug)]
+pub struct Profile {
+    pub header: Header,
+    pub texts: Vec<Text>,
+}
+
+impl Profile {
+    pub fn read(file: &ProfileFile) -> Result<Profile> {
+        let texts = (0..file.header.texts.len()).map(|t| profile_file::read_text(file, t)).collect::<Result<_>>()?;
+        Ok(Profile { header: Header { sections: Vec::new(), ..file.header.clone() }, texts })
+    }
+
+    pub fn write(&self, path: &Path) -> Result<()> {
+        profile_file::write(path, self.header.clone(), &self.texts)
+    }
+
+    pub fn tokens(&self) -> u64 {
+        self.texts.iter().map(|t| t.info.tokens as u64).sum()
+    }
+
+    /// How often each neuron of a layer was active, over all texts, `[ffn]`.
+    pub fn counts(&self, layer: usize) -> Vec<u64> {
+        let mut sum = vec![0; self.header.ffn];
+        for text in &self.texts {
+            sum.iter_mut().zip(text.layer_counts(layer)).for_each(|(sum, &n)| *sum += n as u64);
+        }
+        sum
+    }
+
+    /// A layer's other sums, over all texts.
+    pub fn sums(&self, layer: usize) -> LayerSums {
+        let mut sum = LayerSums::default();
+        self.texts.iter().for_each(|text| sum.add(&text.sums[layer]));
+        sum
+    }
+
+    /// The magnitude that leaves `sparsity` of a layer's activations at or below it; `None` for ReLU models.
+    pub fn cut_for(&self, layer: usize, sparsity: f64) -> Option<f32> {
+        self.header.sparsity?;
+        let mut bins = vec![0u64; BINS];
+        for text in &self.texts {
+            let here = &text.magnitudes[layer * BINS..(layer + 1) * BINS];
+            bins.iter_mut().zip(here).for_each(|(sum, &n)| *sum += n);
+        }
+        Some(magnitude::cut_for(&bins, sparsity))
+    }
+
+    /// Adds the texts of a profile of the same model with the same cuts; of a text that both have, the other's stays.
+    pub fn merge(&mut self, other: Profile) -> Result<(), String> {
+        let (ours, its) = (&self.header, &other.header);
+        if ours.fingerprint != its.fingerprint {
+            return Err(format!("one profile is of the model {}, the other of {}", ours.model, its.model));
+        }
+        if ours.cuts != its.cuts {
+            return Err("the profiles have other cuts, so other neurons counted as active".into());
+        }
+        self.texts.retain(|t| other.texts.iter().all(|o| o.info.checksum != t.info.checksum));
+        self.texts.extend(other.texts);
+        self.header.texts = self.texts.iter().map(|t| t.info.clone()).collect();
+        Ok(())
+    }
+}
+
+/// Nothing counted yet.
+pub fn empty_text(info: TextInfo, header: &Header) -> Text {
+    Text {
+        info,
+        counts: vec![0; header.layers * header.ffn],
+        sums: vec![LayerSums::default(); header.layers],
+        magnitudes: if header.sparsity.is_some() { vec![0; header.layers * BINS] } else { Vec::new() },
+    }
+}
+
+impl Text {
+    /// `[ffn]`
+    pub fn layer_counts(&self, layer: usize) -> &[u32] {
+        let ffn = self.counts.len() / self.sums.len();
+        &self.counts[layer * ffn..(layer + 1) * ffn]
+    }
+}
+
+impl LayerSums {
+    pub fn add(&mut self, other: &LayerSums) {
+        self.pairs += other.pairs;
+        self.jaccard += other.jaccard;
+        self.cosines.iter_mut().zip(other.cosines).for_each(|(sum, c)| *sum += c);
+    }
+}
