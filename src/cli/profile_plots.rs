@@ -4,7 +4,9 @@ use crate::error::{Error, Result};
 use crate::formats::profile_file::AHEADS;
 use crate::profile::Statistics;
 use plotters::chart::ChartBuilder;
-use plotters::prelude::{Color, IntoDrawingArea, IntoFont, LineSeries, PathElement, SVGBackend, SeriesLabelPosition};
+use plotters::prelude::{
+    Circle, Color, IntoDrawingArea, IntoFont, LineSeries, PathElement, SVGBackend, SeriesLabelPosition,
+};
 use plotters::style::{BLACK, HSLColor, WHITE};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
@@ -12,6 +14,8 @@ use std::path::{Path, PathBuf};
 const SIZE: (u32, u32) = (900, 600);
 /// A legend of more lines would cover the plot; further layers are drawn without a name.
 const MOST_NAMES: usize = 12;
+/// Numbers below an axis.
+const MOST_LABELS: usize = 11;
 
 struct Line {
     name: String,
@@ -23,6 +27,8 @@ struct Plot {
     x: (&'static str, Range<f64>),
     y: (&'static str, Range<f64>),
     lines: Vec<Line>,
+    /// Points are marked: a line of one point would not be seen.
+    dots: bool,
 }
 
 /// Writes the plots into `dir` and says which files they are.
@@ -54,6 +60,7 @@ pub fn plot(dir: &Path, s: &Statistics) -> Result<Vec<PathBuf>> {
                 x: ("neurons, %", 0.0..100.0),
                 y: ("activations, %", 0.0..100.0),
                 lines: spreads,
+                dots: false,
             },
         ),
         (
@@ -66,6 +73,7 @@ pub fn plot(dir: &Path, s: &Statistics) -> Result<Vec<PathBuf>> {
                     line("inactive", &|l| Some(100.0 * s.layers[l].spread.sparsity)),
                     line("make 80 % of activations", &|l| Some(100.0 * s.layers[l].spread.neurons_for_80)),
                 ],
+                dots: true,
             },
         ),
         (
@@ -75,6 +83,7 @@ pub fn plot(dir: &Path, s: &Statistics) -> Result<Vec<PathBuf>> {
                 x: ("layer", 0.0..last),
                 y: ("cosine, or Jaccard distance", 0.0..1.0),
                 lines: similarity,
+                dots: true,
             },
         ),
     ];
@@ -99,7 +108,12 @@ fn draw(svg: &mut String, plot: &Plot) -> std::result::Result<(), Box<dyn std::e
         .x_label_area_size(45)
         .y_label_area_size(60)
         .build_cartesian_2d(plot.x.1.clone(), least..plot.y.1.end)?;
-    chart.configure_mesh().x_desc(plot.x.0).y_desc(plot.y.0).draw()?;
+    // Whole layers only: there is none between two.
+    let whole = |x: &f64| format!("{x:.0}");
+    let labels = if plot.dots { plot.x.1.end as usize + 1 } else { MOST_LABELS };
+    let mut mesh = chart.configure_mesh();
+    mesh.x_desc(plot.x.0).y_desc(plot.y.0).x_labels(labels.min(MOST_LABELS)).x_label_formatter(&whole);
+    mesh.max_light_lines(0).draw()?;
     for (i, line) in plot.lines.iter().enumerate() {
         let colour = HSLColor(i as f64 / plot.lines.len() as f64, 0.75, 0.42);
         let drawn = chart.draw_series(LineSeries::new(line.points.iter().copied(), colour.stroke_width(2)))?;
@@ -108,11 +122,14 @@ fn draw(svg: &mut String, plot: &Plot) -> std::result::Result<(), Box<dyn std::e
             let sample = move |(x, y)| PathElement::new(vec![(x, y), (x + 20, y)], colour.stroke_width(2));
             drawn.label(line.name.as_str()).legend(sample);
         }
+        if plot.dots {
+            chart.draw_series(line.points.iter().map(|&at| Circle::new(at, 3, colour.filled())))?;
+        }
     }
     chart
         .configure_series_labels()
         .position(SeriesLabelPosition::LowerRight)
-        .background_style(WHITE.mix(0.85))
+        .background_style(WHITE.mix(0.7))
         .border_style(BLACK.mix(0.4))
         .draw()?;
     area.present()?;

@@ -14,8 +14,8 @@ pub const EXTENSION: &str = "profile";
 
 /// Layers ahead to which the similarity of hidden states is measured.
 pub const AHEADS: [usize; 3] = [1, 2, 4];
-/// Bins of a histogram of magnitudes: 8 per power of two, from 2^-20 to 2^12.
-pub const BINS: usize = 256;
+/// Bins of a histogram of magnitudes: 32 per power of two, from 2^-14 to 2^6.
+pub const BINS: usize = 640;
 /// Texts of a profile at most: each has counts for every neuron of the model.
 pub const MAX_TEXTS: usize = 4096;
 
@@ -92,7 +92,7 @@ pub type ProfileFile = SectionFile<Header>;
 impl sections::Header for Header {
     const MAGIC: [u8; 8] = *b"PROFILE\0";
     const VERSION: u32 = 1;
-    const NOUN: &'static str = "activation profile";
+    const NOUN: &'static str = "profile";
     const REMEDY: &'static str = "make it again with `dynamicinfer profile MODEL --fresh --text FILE`";
 
     fn sections(&self) -> &[Section] {
@@ -109,13 +109,14 @@ const REMEDY: &str = <Header as sections::Header>::REMEDY;
 /// Opens a finished profile and checks every number of it.
 pub fn open(path: &Path) -> Result<ProfileFile> {
     let file = open_unfinished(path)?;
-    match file.header.texts.iter().find(|t| t.tokens != t.wanted) {
-        None => Ok(file),
-        Some(t) => {
-            let why = format!("holds {} of {} tokens: the profile is not finished; {REMEDY}", t.tokens, t.wanted);
-            Err(Error::bad(path, format!("text {}", t.name), why))
-        }
+    if let Some(t) = file.header.texts.iter().find(|t| t.tokens != t.wanted) {
+        let why = format!("holds {} of {} tokens: the profile is not finished; {REMEDY}", t.tokens, t.wanted);
+        return Err(Error::bad(path, format!("text {}", t.name), why));
     }
+    if file.header.request.is_some() {
+        return Err(Error::bad(path, "request", format!("an interrupted run left this, not all texts; {REMEDY}")));
+    }
+    Ok(file)
 }
 
 /// As [`open`], but the last text may be counted in part.
@@ -191,7 +192,7 @@ pub fn read_text(file: &ProfileFile, text: usize) -> Result<Text> {
             return Err(why(format!("{} pairs have Jaccard distances of {} together", s.pairs, s.jaccard)));
         }
         let most = tokens as f64 * (1.0 + ROUNDING);
-        if let Some(c) = s.cosines.iter().find(|c| !(c.abs() <= most)) {
+        if let Some(c) = s.cosines.iter().find(|c| c.is_nan() || c.abs() > most) {
             return Err(why(format!("the cosines of {tokens} tokens are {c} together")));
         }
     }

@@ -31,7 +31,8 @@ impl Input {
     pub fn new(name: &str, text: &str, tokenizer: &Tokenizer, most: usize, window: usize) -> Result<Input> {
         let mut tokens = tokenizer.encode_prompt(text, Special::AsText)?;
         tokens.truncate(most);
-        if tokens.is_empty() {
+        // A model may put a token before every text.
+        if tokens.is_empty() || text.is_empty() {
             return Err(Error::Usage(format!("{} holds no tokens to count", printable(name))));
         }
         let checksum = checksum(text);
