@@ -150,6 +150,8 @@ fn wrong_use_is_2_and_says_what_is_wrong() {
             &["synth", "-o", "x.gguf", "--hidden", "48", "--heads", "3", "--kv-heads", "3", "--quant", "q4_0"],
             "q4_0 needs sizes that are multiples of 32",
         ),
+        (&["synth", "-o", "x.gguf", "--active", "0.9"], "--active 0.9: take a share from 0.01 to 0.5"),
+        (&["synth", "-o", "x.gguf", "--active", "0.1", "--activation", "silu"], "relu or relu2, not silu"),
         (&["measure", "-t", "0"], "--threads 0: take 1 to 1024"),
         (&["completions", "cmd.exe"], "[possible values: bash,"),
     ];
@@ -584,6 +586,41 @@ fn ctrl_c_is_130_and_leaves_nothing_half_done() {
     interrupt(&child);
     interrupted(child, "eval");
     assert_eq!(std::fs::read_dir(&out).unwrap().count(), 0);
+}
+
+/// The model, its predictor and nothing else is written; a store that is packed beside it finds the predictor.
+#[test]
+fn a_sparse_model_comes_with_its_predictor_and_says_what_both_reach() {
+    let place = Place::new();
+    let shape = ["--hidden=128", "--layers=2", "--ffn=512", "--heads=2", "--kv-heads=2", "--vocab=300"];
+    let args = [&["synth", "-o", "s.gguf", "--active", "0.1", "--json"][..], &shape].concat();
+    let made = place.run(&args);
+    assert_eq!(made.code, 0, "{}", made.err);
+    let report: serde_json::Value = serde_json::from_str(&made.out).unwrap();
+    assert_eq!(report["predictor"], "s.mlp.predictor");
+    let share =
+        |path: &str| report["statistics"].pointer(path).and_then(|v| v.as_f64()).unwrap_or_else(|| panic!("{path}"));
+    assert!((0.08..0.12).contains(&share("/active_share")), "{report}");
+    assert!(share("/predictor/0/recall") >= 0.95, "{report}");
+    assert!(
+        made.err.contains("active: ") && made.err.contains("from the layer's own residual: recall 9"),
+        "{}",
+        made.err
+    );
+    let mut files: Vec<_> = std::fs::read_dir(place.path()).unwrap().map(|e| e.unwrap().file_name()).collect();
+    files.retain(|name| name.to_string_lossy().starts_with("s."));
+    files.sort();
+    assert_eq!(files, ["s.gguf", "s.mlp.predictor"]);
+    // The predictor is no less precious than the model.
+    std::fs::remove_file(place.path().join("s.gguf")).unwrap();
+    let again = place.run(&args);
+    assert_eq!(again.code, 2);
+    assert!(again.err.contains("s.mlp.predictor is there already; add --force"), "{}", again.err);
+    assert_eq!(place.run(&[&args[..], &["--force"]].concat()).code, 0);
+    assert_eq!(place.run(&["pack", "s.gguf", "-o", "s.neurons"]).code, 0);
+    let ran = place.run(&["run", "s.neurons", "a", "-n", "4", "--temp", "0", "--predictor", "mlp"]);
+    assert_eq!(ran.code, 0, "{}", ran.err);
+    assert!(ran.err.contains("mlp: "), "{}", ran.err);
 }
 
 /// Peak memory, while it runs: the file itself, keys and values, and 100 MB. A second copy of the weights would show.

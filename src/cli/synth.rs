@@ -1,14 +1,25 @@
+use super::companions::Kind;
 use super::model_arg::{check_room, parse_activation};
 use super::progress::{Progress, Unit};
 use crate::error::{Error, Result};
+use crate::formats::gguf_writer;
+use crate::formats::neuron_store;
 use crate::formats::rows::Quant;
-use crate::lab::synth::{Shape, write_gguf, write_store};
+use crate::lab::synth::{Draft, Shape, Statistics, pack_draft, write_gguf, write_predictor, write_store};
 use crate::model::Activation;
-use std::path::PathBuf;
+use serde_json::json;
+use std::path::{Path, PathBuf};
 
 /// Make a model of any shape with random weights, to measure speed without a download
 ///
-/// The text it writes is noise. Its tokeniser has every byte, so any prompt works.
+/// The text it writes is noise. Its tokeniser has every byte, so any prompt works. Shape, type and seed say every number:
+/// the .gguf and the .neurons file of the same ones hold the same model.
+///
+/// Plain random weights have half of all neurons active, each equally often. With --active the model is sparse as trained
+/// ReLU models are: a few neurons are active often and most rarely (a power law), which ones changes from token to token,
+/// and it can be predicted. The `mlp` predictor that fits is written beside the model as NAME.mlp.predictor, and what model
+/// and predictor reach on random tokens is printed. Such a model shows what sparse execution is worth in speed; it says
+/// nothing about the quality of text.
 #[derive(clap::Args)]
 pub struct Args {
     /// File to write; its ending chooses the form: .neurons or .gguf
@@ -35,18 +46,43 @@ pub struct Args {
     /// relu, fatrelu(t), relu2, silu or gelu
     #[arg(long, default_value = "relu", value_parser = parse_activation)]
     activation: Activation,
+    /// Mean share of neurons that are active for a token, 0.01 to 0.5; 0.10 is usual for ReLU models. Needs relu or relu2
+    #[arg(long, value_name = "SHARE")]
+    active: Option<f64>,
+    /// Other seeds give other numbers
     #[arg(long, default_value_t = 1)]
     seed: u64,
-    /// Replace the file if it is there
+    /// Threads that run the model to calibrate its predictor [default: one per core]
+    #[arg(short, long)]
+    threads: Option<usize>,
+    /// Replace the files if they are there
     #[arg(short, long)]
     force: bool,
+    /// What was written and measured as JSON on stdout
+    #[arg(long)]
+    json: bool,
 }
 
 pub fn run(args: Args) -> Result<()> {
     let (output, quant) = (&args.output, args.quant);
-    if output.exists() && !args.force {
-        return Err(Error::Usage(format!("{} is there already; add --force to replace it", output.display())));
+    let predictor = output.with_extension(Kind::MlpPredictor.file_name());
+    for path in [Some(output), args.active.is_some().then_some(&predictor)].into_iter().flatten() {
+        if path.exists() && !args.force {
+            return Err(Error::Usage(format!("{} is there already; add --force to replace it", path.display())));
+        }
     }
+    let threads = args.threads.unwrap_or_else(crate::config::default_threads);
+    if threads == 0 || threads > 1024 {
+        return Err(Error::Usage(format!("--threads {threads}: take 1 to 1024")));
+    }
+    let gguf = match output.extension().and_then(|e| e.to_str()) {
+        Some(neuron_store::EXTENSION) => false,
+        Some(gguf_writer::EXTENSION) => true,
+        _ => {
+            let why = "the ending chooses the form: .neurons or .gguf";
+            return Err(Error::Usage(format!("--output {}: {why}", output.display())));
+        }
+    };
     let shape = Shape {
         hidden: args.hidden,
         layers: args.layers,
@@ -56,24 +92,91 @@ pub fn run(args: Args) -> Result<()> {
         vocab: args.vocab,
         context: args.context,
         activation: args.activation,
+        active: args.active,
         seed: args.seed,
     };
     let config = shape.config()?;
     let dir = output.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(".".as_ref());
-    check_room(dir, config.parameters() * quant.row_bytes(config.hidden) as u64 / config.hidden as u64)?;
+    // A GGUF is packed for a while to calibrate its predictor.
+    let copies = if gguf && args.active.is_some() { 2 } else { 1 };
+    check_room(dir, copies * config.parameters() * quant.row_bytes(config.hidden) as u64 / config.hidden as u64)?;
     let what = format!("writing {:.2} B random weights as {}", config.parameters() as f64 / 1e9, quant.name());
     let progress = Progress::new(what, Unit::Bytes);
     let step = |done, total| progress.step(done, total);
-    match output.extension().and_then(|e| e.to_str()) {
-        Some("neurons") => write_store(&shape, quant, output, &step)?,
-        Some("gguf") => write_gguf(&shape, quant, output, &step)?,
-        _ => {
-            let why = "the ending chooses the form: .neurons or .gguf";
-            return Err(Error::Usage(format!("--output {}: {why}", output.display())));
-        }
+    if gguf {
+        write_gguf(&shape, quant, output, &step)?;
+    } else {
+        write_store(&shape, quant, output, &step)?;
     }
     progress.finish();
-    let bytes = std::fs::metadata(output).map_err(Error::io("stat", output))?.len();
+    let bytes = size(output)?;
     eprintln!("{} written, {}", output.display(), super::human_bytes(bytes));
+    let mut report = json!({ "output": output, "bytes": bytes, "parameters": config.parameters(), "seed": args.seed });
+    if args.active.is_some() {
+        let statistics = calibrate(&shape, output, gguf, &predictor, threads)?;
+        tell(&statistics, &predictor)?;
+        report["predictor"] = json!(predictor);
+        report["statistics"] = json!(statistics);
+    }
+    if args.json { super::print_json(&report) } else { Ok(()) }
+}
+
+/// Makes the predictor of the model that was written.
+fn calibrate(shape: &Shape, output: &Path, gguf: bool, predictor: &Path, threads: usize) -> Result<Statistics> {
+    let draft: Option<Draft> = if gguf {
+        let progress = Progress::new("packing it to calibrate its predictor", Unit::Bytes);
+        let draft = pack_draft(output, &|done, total| progress.step(done, total))?;
+        progress.finish();
+        Some(draft)
+    } else {
+        None
+    };
+    let store = draft.as_ref().map_or(output, |draft| draft.path());
+    let progress = Progress::new("calibrating its predictor", Unit::Tokens);
+    let statistics = write_predictor(shape, store, predictor, threads, &|done, total| progress.step(done, total))?;
+    progress.finish();
+    Ok(statistics)
+}
+
+fn tell(s: &Statistics, predictor: &Path) -> Result<()> {
+    let percent = |x: f64| format!("{:.1} %", x * 100.0);
+    let least = s.active_share_by_layer.iter().copied().fold(1.0, f64::min);
+    let most = s.active_share_by_layer.iter().copied().fold(0.0, f64::max);
+    eprintln!(
+        "active: {} of neurons (layers {} to {}); the top 40 % make {} of activations; neighbouring tokens are {:.3} apart \
+         (Jaccard)",
+        percent(s.active_share),
+        percent(least),
+        percent(most),
+        percent(s.top_40_share),
+        s.neighbour_jaccard
+    );
+    let bytes = size(predictor)?;
+    let share = s.predictor_bytes_per_token as f64 / s.model_bytes_per_token as f64;
+    eprintln!(
+        "{} written, {}; a token reads {} of the model's bytes for it",
+        predictor.display(),
+        super::human_bytes(bytes),
+        percent(share)
+    );
+    for d in &s.predictor {
+        let from = match d.ahead {
+            0 => "from the layer's own residual".to_owned(),
+            1 => "from 1 layer before".to_owned(),
+            n => format!("from {n} layers before"),
+        };
+        eprintln!(
+            "{from}: recall {} (worst layer {}), precision {}, computed {} at threshold {}",
+            percent(d.recall),
+            percent(d.worst_recall),
+            percent(d.precision),
+            percent(d.computed_share),
+            s.threshold
+        );
+    }
     Ok(())
+}
+
+fn size(path: &Path) -> Result<u64> {
+    Ok(std::fs::metadata(path).map_err(Error::io("stat", path))?.len())
 }

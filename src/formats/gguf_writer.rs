@@ -6,6 +6,9 @@ use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
+/// The usual name ending.
+pub const EXTENSION: &str = "gguf";
+
 const ALIGN: u64 = 32;
 
 /// A metadata value.

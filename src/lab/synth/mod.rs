@@ -1,13 +1,20 @@
 //! Models with random weights of any shape: for measuring speed without a download. Written straight to a neuron store,
-//! or to a GGUF that other programs read too.
+//! or to a GGUF that other programs read too. With a share of active neurons they are sparse, by the law in `sparse`.
 
+mod predict;
+mod sparse;
+mod weights;
+
+pub use self::predict::{Distance, Draft, Statistics, pack_draft, write_predictor};
+
+use self::sparse::Sparse;
+use self::weights::{SEGMENT, Stream, Weights};
 use super::pack::{self, vector};
 use crate::error::{Error, Result};
 use crate::formats::gguf_writer::{self, GgufWriter, Value};
 use crate::formats::neuron_store::{Header, Writer};
 use crate::formats::rows::{self, GROUP, Quant};
 use crate::model::config::{Activation, Ffn, ModelConfig, Norm, Positions, RopeScaling, rope_frequencies};
-use crate::prng::Prng;
 use crate::tokenizer::{ModelSpec, SpmSpec, TokenKind, TokenizerSpec};
 use rayon::prelude::*;
 use std::path::Path;
@@ -16,6 +23,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 const ROWS_PER_TASK: usize = 256;
 const THETA: f32 = 10_000.0;
 const EPSILON: f32 = 1e-5;
+/// Stands in a store's fingerprint; goes up when the same shape and seed give other numbers.
+const RECIPE: u32 = 2;
 
 /// The shape of a synthetic model.
 pub struct Shape {
@@ -27,6 +36,8 @@ pub struct Shape {
     pub vocab: usize,
     pub context: usize,
     pub activation: Activation,
+    /// Mean share of neurons that are active; without it weights are random and half of them are.
+    pub active: Option<f64>,
     pub seed: u64,
 }
 
@@ -65,6 +76,9 @@ impl Shape {
             tied: false,
         };
         config.check().map_err(usage)?;
+        if let Some(active) = self.active {
+            Sparse::check(&config, active)?;
+        }
         Ok(config)
     }
 }
@@ -97,36 +111,22 @@ impl Meter<'_> {
     }
 }
 
-/// Uniform numbers with the deviation that keeps a layer's outputs about as large as its inputs. Row `r` of matrix
-/// `stream` is the same whatever the order of work.
-fn random_row(seed: u64, stream: u64, r: usize, deviation: f32, out: &mut [f32]) {
-    let mut rng = Prng::new(seed ^ stream.wrapping_mul(0x9E37_79B9_7F4A_7C15) ^ (r as u64).rotate_left(32));
-    let scale = deviation * 3f32.sqrt() / (1u32 << 31) as f32;
-    for pair in out.chunks_mut(2) {
-        let bits = rng.next_u64();
-        pair[0] = (bits as u32 as i32) as f32 * scale;
-        if let Some(second) = pair.get_mut(1) {
-            *second = ((bits >> 32) as u32 as i32) as f32 * scale;
-        }
-    }
-}
-
-/// Fills `rows` rows of `cols` numbers: encodes each with `encode` and hands runs of them to `write(first row, bytes)`.
+/// Fills `rows` rows of `cols` numbers: makes each with `row`, encodes it with `encode` and hands runs of them to
+/// `write(first row, bytes)`.
 fn fill(
     meter: &Meter<'_>,
-    (seed, stream): (u64, u64),
     (rows, cols): (usize, usize),
     row_bytes: usize,
+    row: impl Fn(usize, &mut [f32]) + Sync,
     encode: impl Fn(&[f32], &mut [u8]) + Sync,
     write: impl Fn(usize, &[u8]) -> Result<()> + Sync,
 ) -> Result<()> {
-    let deviation = 1.0 / (cols as f32).sqrt();
     (0..rows.div_ceil(ROWS_PER_TASK)).into_par_iter().try_for_each(|task| {
         let range = task * ROWS_PER_TASK..rows.min((task + 1) * ROWS_PER_TASK);
         let mut values = vec![0.0; cols];
         let mut bytes = vec![0; range.len() * row_bytes];
         for (r, out) in range.clone().zip(bytes.chunks_exact_mut(row_bytes)) {
-            random_row(seed, stream, r, deviation, &mut values);
+            row(r, &mut values);
             encode(&values, out);
         }
         write(range.start, &bytes)?;
@@ -149,39 +149,47 @@ pub fn write_store(
     path: &Path,
     progress: &(dyn Fn(u64, u64) -> Result<()> + Sync),
 ) -> Result<()> {
-    let c = shape.config()?;
-    check_groups(&c, quant, &[c.hidden])?;
+    let weights = Weights::new(shape)?;
+    let c = &weights.config;
+    check_groups(c, quant, &[c.hidden])?;
     let edge = if quant == Quant::Q4 { Quant::Q8 } else { quant };
-    let matrices = |l: usize| {
-        [
-            (format!("layer.{l}.qkv"), c.qkv_dim(), c.hidden),
-            (format!("layer.{l}.o"), c.hidden, c.q_dim()),
-            (format!("layer.{l}.ffn"), c.ffn * 3, c.hidden),
-        ]
+    let qkv = |r: usize| match (r, c.q_dim(), c.kv_dim()) {
+        (r, q, _) if r < q => (Stream::Q, r),
+        (r, q, kv) if r < q + kv => (Stream::K, r - q),
+        (r, q, kv) => (Stream::V, r - q - kv),
     };
-    let layer: usize = matrices(0).iter().map(|(_, rows, cols)| rows * quant.row_bytes(*cols)).sum();
-    let total = (2 * c.vocab * edge.row_bytes(c.hidden) + c.layers * layer) as u64;
+    let block = |r: usize| ([Stream::Gate, Stream::Up, Stream::Down][r % 3], r / 3);
+    let layer_rows = (c.qkv_dim() + c.ffn * 3) * quant.row_bytes(c.hidden) + c.hidden * quant.row_bytes(c.q_dim());
+    let total = (2 * c.vocab * edge.row_bytes(c.hidden) + c.layers * layer_rows) as u64;
     let meter = Meter { done: AtomicU64::new(0), total, progress };
     let mut writer = Writer::create(path)?;
-    let mut stream = 0;
-    let mut matrix = |writer: &mut Writer, name: &str, quant: Quant, rows: usize, cols: usize| {
+    let matrix = |writer: &mut Writer,
+                  name: &str,
+                  layer: usize,
+                  quant: Quant,
+                  (rows, cols): (usize, usize),
+                  place: &(dyn Fn(usize) -> (Stream, usize) + Sync)| {
         let section = writer.add_rows(name, quant, rows, cols);
         let row_bytes = quant.row_bytes(cols);
-        stream += 1;
+        let row = |r: usize, out: &mut [f32]| {
+            let (stream, r) = place(r);
+            weights.row(stream, layer, r, out);
+        };
         let encode = |values: &[f32], out: &mut [u8]| rows::encode(quant, values, out);
         let write = |first: usize, bytes: &[u8]| writer.write(section, (first * row_bytes) as u64, bytes);
-        fill(&meter, (shape.seed, stream), (rows, cols), row_bytes, encode, write)
+        fill(&meter, (rows, cols), row_bytes, row, encode, write)
     };
-    matrix(&mut writer, "embed", edge, c.vocab, c.hidden)?;
-    matrix(&mut writer, "head", edge, c.vocab, c.hidden)?;
+    matrix(&mut writer, "embed", 0, edge, (c.vocab, c.hidden), &|r| (Stream::Embed, r))?;
+    matrix(&mut writer, "head", 0, edge, (c.vocab, c.hidden), &|r| (Stream::Head, r))?;
     let ones = vec![1.0; c.hidden];
     vector(&mut writer, "out_norm", &ones)?;
     for l in 0..c.layers {
-        vector(&mut writer, &format!("layer.{l}.attn_norm"), &ones)?;
-        vector(&mut writer, &format!("layer.{l}.ffn_norm"), &ones)?;
-        for (name, rows, cols) in matrices(l) {
-            matrix(&mut writer, &name, quant, rows, cols)?;
-        }
+        let name = |part: &str| format!("layer.{l}.{part}");
+        vector(&mut writer, &name("attn_norm"), &ones)?;
+        vector(&mut writer, &name("ffn_norm"), &ones)?;
+        matrix(&mut writer, &name("qkv"), l, quant, (c.qkv_dim(), c.hidden), &qkv)?;
+        matrix(&mut writer, &name("o"), l, quant, (c.hidden, c.q_dim()), &|r| (Stream::O, r))?;
+        matrix(&mut writer, &name("ffn"), l, quant, (c.ffn * 3, c.hidden), &block)?;
     }
     let spec = TokenizerSpec {
         model: ModelSpec::Spm(tokenizer(c.vocab)),
@@ -193,8 +201,8 @@ pub fn write_store(
         chat_template: None,
     };
     pack::bytes(&mut writer, "tokenizer", &serde_json::to_vec(&spec).expect("plain data"))?;
-    let config = serde_json::to_value(&c).expect("plain data");
-    let identity = format!("synth {} {config}", shape.seed);
+    let config = serde_json::to_value(c).expect("plain data");
+    let identity = format!("synth {RECIPE} {} {:?} {} {config}", shape.seed, shape.active, quant.name());
     let fingerprint = format!("{:032x}", xxhash_rust::xxh3::xxh3_128(identity.as_bytes()));
     writer.finish(Header { fingerprint, sources: Vec::new(), quant, config, sections: Vec::new() })
 }
@@ -207,29 +215,30 @@ pub fn write_gguf(
     path: &Path,
     progress: &(dyn Fn(u64, u64) -> Result<()> + Sync),
 ) -> Result<()> {
-    let c = shape.config()?;
-    check_groups(&c, quant, &[c.hidden, c.ffn])?;
+    let weights = Weights::new(shape)?;
+    let c = &weights.config;
+    check_groups(c, quant, &[c.hidden, c.ffn])?;
     let edge = if quant == Quant::Q4 { Quant::Q8 } else { quant };
     let mut writer = GgufWriter::new(path);
-    metadata(&mut writer, &c, quant);
+    metadata(&mut writer, c, quant);
     let mut tensors = Vec::new();
-    let mut add = |writer: &mut GgufWriter, name: String, quant: Quant, rows: usize, cols: usize| {
+    let mut add = |name: String, stream: Stream, layer: usize, quant: Quant, rows: usize, cols: usize| {
         let tensor = writer.add(&name, quant, &[rows, cols]);
-        tensors.push((tensor, quant, rows, cols));
+        tensors.push((tensor, stream, layer, quant, rows, cols));
     };
-    add(&mut writer, "token_embd.weight".into(), edge, c.vocab, c.hidden);
-    add(&mut writer, "output.weight".into(), edge, c.vocab, c.hidden);
+    add("token_embd.weight".into(), Stream::Embed, 0, edge, c.vocab, c.hidden);
+    add("output.weight".into(), Stream::Head, 0, edge, c.vocab, c.hidden);
     for l in 0..c.layers {
-        for (part, rows, cols) in [
-            ("attn_q", c.q_dim(), c.hidden),
-            ("attn_k", c.kv_dim(), c.hidden),
-            ("attn_v", c.kv_dim(), c.hidden),
-            ("attn_output", c.hidden, c.q_dim()),
-            ("ffn_gate", c.ffn, c.hidden),
-            ("ffn_up", c.ffn, c.hidden),
-            ("ffn_down", c.hidden, c.ffn),
+        for (part, stream, rows, cols) in [
+            ("attn_q", Stream::Q, c.q_dim(), c.hidden),
+            ("attn_k", Stream::K, c.kv_dim(), c.hidden),
+            ("attn_v", Stream::V, c.kv_dim(), c.hidden),
+            ("attn_output", Stream::O, c.hidden, c.q_dim()),
+            ("ffn_gate", Stream::Gate, c.ffn, c.hidden),
+            ("ffn_up", Stream::Up, c.ffn, c.hidden),
+            ("ffn_down", Stream::Down, c.hidden, c.ffn),
         ] {
-            add(&mut writer, format!("blk.{l}.{part}.weight"), quant, rows, cols);
+            add(format!("blk.{l}.{part}.weight"), stream, l, quant, rows, cols);
         }
     }
     let mut norms = vec![writer.add("output_norm.weight", Quant::F32, &[c.hidden])];
@@ -239,13 +248,34 @@ pub fn write_gguf(
         }
     }
     writer.begin()?;
-    let total = tensors.iter().map(|&(_, quant, rows, cols)| (rows * gguf_writer::row_bytes(quant, cols)) as u64).sum();
-    let meter = Meter { done: AtomicU64::new(0), total, progress };
-    for &(tensor, quant, rows, cols) in &tensors {
+    let bytes = |&(_, _, _, quant, rows, cols): &_| (rows * gguf_writer::row_bytes(quant, cols)) as u64;
+    let meter = Meter { done: AtomicU64::new(0), total: tensors.iter().map(bytes).sum(), progress };
+    // GGUF's order of a head's rows is that of interleaved RoPE: the pair (2i, 2i + 1) is (i, i + head_dim / 2) of ours.
+    let dim = c.head_dim;
+    let rotated = |r: usize| r / dim * dim + r % dim / 2 + r % 2 * (dim / 2);
+    for &(tensor, stream, layer, quant, rows, cols) in &tensors {
+        let row_bytes = gguf_writer::row_bytes(quant, cols);
         let encode = |values: &[f32], out: &mut [u8]| gguf_writer::encode_row(quant, values, out);
         let write = |first: usize, bytes: &[u8]| writer.write(tensor, first, bytes);
-        let row_bytes = gguf_writer::row_bytes(quant, cols);
-        fill(&meter, (shape.seed, tensor as u64), (rows, cols), row_bytes, encode, write)?;
+        if stream == Stream::Down {
+            // By output, where the numbers are made by neuron: a segment of every neuron at a time.
+            (0..rows.div_ceil(SEGMENT)).into_par_iter().try_for_each(|task| {
+                let first = task * SEGMENT;
+                let here = SEGMENT.min(rows - first);
+                let mut values = vec![0.0; here * cols];
+                weights.down_by_output(layer, first, &mut values);
+                let mut bytes = vec![0; here * row_bytes];
+                values.chunks_exact(cols).zip(bytes.chunks_exact_mut(row_bytes)).for_each(|(v, out)| encode(v, out));
+                write(first, &bytes)?;
+                meter.advance(bytes.len())
+            })?;
+            continue;
+        }
+        let row = |r: usize, out: &mut [f32]| {
+            let r = if matches!(stream, Stream::Q | Stream::K) { rotated(r) } else { r };
+            weights.row(stream, layer, r, out);
+        };
+        fill(&meter, (rows, cols), row_bytes, row, encode, write)?;
     }
     let ones: Vec<u8> = (0..c.hidden).flat_map(|_| 1f32.to_le_bytes()).collect();
     for norm in norms {

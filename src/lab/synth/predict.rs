@@ -1,0 +1,500 @@
+//! The `mlp` predictor of a sparse synthetic model, made from what the model was made of, and the statistics of both.
+//!
+//! A gate is low-rank plus noise, so its low rank is the network: the inner layer reads the latent and the constant
+//! direction, the outer one is what each gate has along them. Nothing is trained; random tokens tell how the residual of
+//! each layer lies in the latent space, which probability a score means, and what the predictor is worth.
+
+use super::sparse::{LATENT, Sparse};
+use super::weights::{Noise, Stream, dot};
+use super::{RECIPE, Shape};
+use crate::cpu::{Kernels, Team};
+use crate::engine::{Engine, Logits, Observer, Seen};
+use crate::error::{Error, Result};
+use crate::formats::predictor_file::{self, Header, Table};
+use crate::formats::rows::{self, Quant};
+use crate::lab::pack::{self, PackOptions};
+use crate::model::source::Source;
+use crate::model::{KvCache, KvType, Model};
+use crate::predictor::mlp::{Measured, Network, NetworkWriter, normalise};
+use crate::predictor::{self, Calibration, Predictor, Room, Tools};
+use rayon::prelude::*;
+use serde::Serialize;
+use std::collections::{BTreeMap, VecDeque};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+/// Hidden size of the networks.
+const RANK: usize = LATENT + 1;
+/// Layers that a predictor looks ahead.
+const AHEADS: [usize; 4] = [0, 1, 2, 4];
+/// Sequences of random tokens: the first four calibrate, the last two measure. Every neuron of a layer counts for every
+/// token, so these few give millions of cases a layer.
+const SEQUENCES: usize = 6;
+const CALIBRATING: usize = 4;
+const SEQUENCE_TOKENS: usize = 128;
+/// Inner values, in deviations of their own, are lifted by this: the network's relu then lets them pass as they are, but
+/// for one in some thousand. More would cost precision where they are rounded to eight bits.
+const LIFT: f32 = 3.5;
+/// The inner value of the constant direction: about as large as the lifted ones, with which it shares their rounding.
+const CONSTANT_VALUE: f32 = 3.5;
+/// Share of the active neurons that is to be found: over all layers from each distance, and in the worst layer from its own
+/// residual.
+const RECALL: f64 = 0.965;
+const WORST_RECALL: f64 = 0.955;
+/// Scores are counted in bins of this width up to this magnitude, in deviations of a gate.
+const BIN: f32 = 0.005;
+const BINS_TO: f32 = 8.0;
+const BINS: usize = (2.0 * BINS_TO / BIN) as usize;
+
+/// What a sparse synthetic model turned out to be, on random tokens.
+#[derive(Clone, Debug, Serialize)]
+pub struct Statistics {
+    /// Mean share of active neurons, of all layers and of each.
+    pub active_share: f64,
+    pub active_share_by_layer: Vec<f64>,
+    /// Share of all activations that the most active 40 % of a layer's neurons make.
+    pub top_40_share: f64,
+    /// Mean Jaccard distance between the active sets of neighbouring tokens.
+    pub neighbour_jaccard: f64,
+    pub tokens: usize,
+    /// Probability from which on the predictor has a neuron computed.
+    pub threshold: f32,
+    /// From the residual of the same layer, of the one before, and so on.
+    pub predictor: Vec<Distance>,
+    /// Bytes of the predictor that a token reads, and of the model's weights when all neurons are computed.
+    pub predictor_bytes_per_token: u64,
+    pub model_bytes_per_token: u64,
+}
+
+/// How the predictor does over all layers that it can predict from `ahead` layers before, on tokens it was not calibrated
+/// with.
+#[derive(Clone, Debug, Serialize)]
+pub struct Distance {
+    pub ahead: usize,
+    pub recall: f64,
+    pub precision: f64,
+    pub computed_share: f64,
+    /// Recall in the layer where it is least.
+    pub worst_recall: f64,
+}
+
+/// Packs a GGUF that was just written into a store beside it, to calibrate its predictor. It has the GGUF's fingerprint, as
+/// every store that is packed from it.
+pub fn pack_draft(gguf: &Path, progress: &(dyn Fn(u64, u64) -> Result<()> + Sync)) -> Result<Draft> {
+    let source = Source::open(gguf, None)?;
+    let draft = Draft::beside(gguf);
+    pack::pack(&source, draft.path(), &PackOptions { quant: pack::natural_quant(&source)?, orders: None }, progress)?;
+    Ok(draft)
+}
+
+/// Writes the predictor of the sparse model in `store`, which was made of `shape`, to `path`, and says what both reach.
+/// `progress` is called with tokens.
+pub fn write_predictor(
+    shape: &Shape,
+    store: &Path,
+    path: &Path,
+    threads: usize,
+    progress: &dyn Fn(u64, u64) -> Result<()>,
+) -> Result<Statistics> {
+    let Some(active) = shape.active else {
+        return Err(Error::Usage("only a model with --active has a predictor".into()));
+    };
+    let model = Model::open(store)?;
+    let sparse = Sparse::new(&model.config, Noise { seed: shape.seed }, active);
+    let mut engine = Engine::new(Model::open(store)?, threads, Kernels::best());
+    let vocab = model.config.vocab as u64;
+    let sequences: Vec<Vec<u32>> = (0..SEQUENCES)
+        .map(|s| {
+            let mut rng = Noise { seed: shape.seed }.rng(Stream::Tokens, 0, s, 0);
+            (0..SEQUENCE_TOKENS).map(|_| rng.below(vocab) as u32).collect()
+        })
+        .collect();
+    let total = ((CALIBRATING + SEQUENCES) * SEQUENCE_TOKENS) as u64;
+    let mut done = 0;
+    let mut observe = |engine: &mut Engine, tokens: &[u32], observer: &mut dyn Observer| -> Result<()> {
+        let mut kv = KvCache::new(&engine.model.config, tokens.len(), KvType::F16)?;
+        engine.forward_observed(&mut kv, tokens, Logits::None, observer);
+        done += tokens.len() as u64;
+        progress(done, total)
+    };
+
+    let mut places = Places::new(&sparse, model.config.layers);
+    for tokens in &sequences[..CALIBRATING] {
+        observe(&mut engine, tokens, &mut places)?;
+    }
+    let networks = networks(&model, &sparse, &places);
+    let header = |threshold: f32| Header {
+        fingerprint: model.store().header.fingerprint.clone(),
+        model: model.config.name.clone(),
+        kind: String::new(),
+        layers: model.config.layers,
+        hidden: model.config.hidden,
+        ffn: model.config.ffn,
+        threshold,
+        cuts: vec![0.0; model.config.layers],
+        tables: Vec::new(),
+        made: serde_json::json!({
+            "by": "synth", "recipe": RECIPE, "seed": shape.seed, "active": active,
+            "calibration_tokens": CALIBRATING * SEQUENCE_TOKENS,
+            "measured_tokens": (SEQUENCES - CALIBRATING) * SEQUENCE_TOKENS,
+        }),
+        sections: Vec::new(),
+    };
+    // Its scores come from the file as it will be used, roundings and all; then the tables are added.
+    let draft = Draft::beside(path);
+    predictor::mlp::write(draft.path(), header(0.5), &networks)?;
+    let mut tally = Tally::new(&model, predictor::open(draft.path(), &model)?, threads);
+    for (s, tokens) in sequences.iter().enumerate() {
+        tally.calibrating = s < CALIBRATING;
+        observe(&mut engine, tokens, &mut tally)?;
+    }
+    let (threshold, tables) = tally.tables();
+    let mut writer = NetworkWriter::create(path, model.config.hidden, model.config.ffn)?;
+    let draft_file = predictor_file::open(draft.path())?;
+    for table in &tables {
+        writer.copy(&draft_file, table.clone())?;
+    }
+    writer.finish(header(threshold))?;
+    Ok(tally.statistics(threshold, &tables))
+}
+
+/// A file that is gone when this is.
+pub struct Draft(PathBuf);
+
+impl Draft {
+    pub fn path(&self) -> &Path {
+        &self.0
+    }
+
+    fn beside(path: &Path) -> Draft {
+        let mut name = path.file_name().unwrap_or_default().to_owned();
+        name.push(".draft");
+        Draft(path.with_file_name(name))
+    }
+}
+
+impl Drop for Draft {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_file(&self.0);
+    }
+}
+
+/// Where the normalised residuals of each layer lie in the latent space and along the constant direction.
+struct Places<'a> {
+    sparse: &'a Sparse,
+    /// Sums over tokens, and of squares, `[layers][RANK]`.
+    sums: Vec<[f64; RANK]>,
+    squares: Vec<[f64; RANK]>,
+    tokens: Vec<u64>,
+}
+
+impl Places<'_> {
+    fn new(sparse: &Sparse, layers: usize) -> Places<'_> {
+        Places { sparse, sums: vec![[0.0; RANK]; layers], squares: vec![[0.0; RANK]; layers], tokens: vec![0; layers] }
+    }
+
+    fn mean(&self, layer: usize) -> [f32; RANK] {
+        self.sums[layer].map(|sum| (sum / self.tokens[layer] as f64) as f32)
+    }
+
+    /// Mean deviation of a latent coordinate.
+    fn deviation(&self, layer: usize) -> f32 {
+        let n = self.tokens[layer] as f64;
+        let pairs = self.sums[layer].iter().zip(&self.squares[layer]).take(LATENT);
+        let variance: f64 = pairs.map(|(sum, square)| square / n - (sum / n).powi(2)).sum();
+        (variance / LATENT as f64).sqrt() as f32
+    }
+}
+
+impl Observer for Places<'_> {
+    fn layer(&mut self, seen: &Seen<'_>) {
+        let hidden = seen.residual.len() / seen.n;
+        let mut normed = vec![0.0; hidden];
+        for residual in seen.residual.chunks_exact(hidden) {
+            normalise(residual, &mut normed);
+            for (k, direction) in self.sparse.basis().enumerate() {
+                let value = dot(direction, &normed) as f64;
+                self.sums[seen.layer][k] += value;
+                self.squares[seen.layer][k] += value * value;
+            }
+        }
+        self.tokens[seen.layer] += seen.n as u64;
+    }
+}
+
+/// One network per layer and distance; tables and measures come later.
+fn networks(model: &Model, sparse: &Sparse, places: &Places<'_>) -> Vec<Network> {
+    let c = &model.config;
+    (0..c.layers)
+        .flat_map(|layer| {
+            let gates = gates(model, sparse, layer);
+            let aheads = AHEADS.into_iter().filter(move |&ahead| ahead <= layer);
+            aheads.map(move |ahead| network(c.hidden, sparse, places, &gates, layer, ahead)).collect::<Vec<_>>()
+        })
+        .collect()
+}
+
+/// What each gate has along the basis, after its rounding, `[ffn, RANK]`.
+fn gates(model: &Model, sparse: &Sparse, layer: usize) -> Vec<f32> {
+    let (blocks, per_block) = (&model.layers[layer].ffn, model.config.ffn_kind.rows());
+    let mut along = vec![0.0; model.config.ffn * RANK];
+    along.par_chunks_exact_mut(RANK).enumerate().for_each_init(
+        || vec![0.0; model.config.hidden],
+        |gate, (neuron, along)| {
+            rows::decode(blocks.quant, blocks.row(neuron * per_block), gate);
+            along.iter_mut().zip(sparse.basis()).for_each(|(a, direction)| *a = dot(direction, gate));
+        },
+    );
+    along
+}
+
+fn network(hidden: usize, sparse: &Sparse, places: &Places<'_>, gates: &[f32], layer: usize, ahead: usize) -> Network {
+    let (from, to) = (places.mean(layer - ahead), places.mean(layer));
+    let deviation = places.deviation(layer - ahead);
+    let constant = from[LATENT];
+    // What the layers between add to every token, in the scale of the earlier residual.
+    let drift: [f32; RANK] = std::array::from_fn(|k| to[k] * constant / to[LATENT] - from[k]);
+    // The latent part of a gate is a score of deviation 1.
+    let latent: f32 = gates.chunks_exact(RANK).map(|gate| dot(&gate[..LATENT], &gate[..LATENT])).sum();
+    let unit = 1.0 / (deviation * (latent / (gates.len() / RANK) as f32).sqrt());
+
+    let mut inner = Vec::with_capacity(RANK * hidden);
+    for (k, direction) in sparse.basis().enumerate() {
+        let scale = if k < LATENT { 1.0 / deviation } else { CONSTANT_VALUE / constant };
+        inner.extend(direction.iter().map(|v| v * scale));
+    }
+    let mut inner_bias = vec![LIFT; RANK];
+    inner_bias[LATENT] = 0.0;
+    let mut outer = Vec::with_capacity(gates.len());
+    let mut outer_bias = Vec::with_capacity(gates.len() / RANK);
+    let (mut row, mut rounded) = (vec![0; Quant::Q8.row_bytes(RANK)], [0.0; RANK]);
+    for gate in gates.chunks_exact(RANK) {
+        let factors: [f32; RANK] =
+            std::array::from_fn(|k| gate[k] * unit * if k < LATENT { deviation } else { constant / CONSTANT_VALUE });
+        // What the lift adds is taken off again, as the file's rounded numbers have it.
+        rows::encode(Quant::Q8, &factors, &mut row);
+        rows::decode(Quant::Q8, &row, &mut rounded);
+        outer_bias.push(unit * dot(gate, &drift) - LIFT * rounded[..LATENT].iter().sum::<f32>());
+        outer.extend(factors);
+    }
+    let calibration = Calibration::step(0.0);
+    Network { layer, ahead, inner, inner_bias, outer, outer_bias, calibration, measured: Measured::default() }
+}
+
+/// Counts of one layer from one distance: per bin of scores all neurons and the active ones.
+struct Bins {
+    all: Vec<u64>,
+    active: Vec<u64>,
+}
+
+impl Bins {
+    fn new() -> Bins {
+        Bins { all: vec![0; BINS], active: vec![0; BINS] }
+    }
+
+    fn add(&mut self, score: f32, active: bool) {
+        let bin = (((score + BINS_TO) / BIN) as usize).min(BINS - 1);
+        self.all[bin] += 1;
+        self.active[bin] += u64::from(active);
+    }
+
+    fn centre(bin: usize) -> f32 {
+        (bin as f32 + 0.5) * BIN - BINS_TO
+    }
+
+    fn fit(&self) -> Calibration {
+        let bins: Vec<(f32, f64, f64)> =
+            (0..BINS).map(|b| (Bins::centre(b), self.active[b] as f64, self.all[b] as f64)).collect();
+        Calibration::fit(&bins)
+    }
+
+    /// Everything, and what is computed with this score as the limit.
+    fn from(&self, score: f32) -> Share {
+        let first = (0..BINS).find(|&b| Bins::centre(b) >= score).unwrap_or(BINS);
+        Share {
+            all: self.all.iter().sum(),
+            active: self.active.iter().sum(),
+            computed: self.all[first..].iter().sum(),
+            hit: self.active[first..].iter().sum(),
+        }
+    }
+}
+
+#[derive(Clone, Copy, Default)]
+struct Share {
+    all: u64,
+    active: u64,
+    computed: u64,
+    hit: u64,
+}
+
+impl Share {
+    fn plus(self, o: Share) -> Share {
+        Share {
+            all: self.all + o.all,
+            active: self.active + o.active,
+            computed: self.computed + o.computed,
+            hit: self.hit + o.hit,
+        }
+    }
+
+    fn recall(self) -> f64 {
+        self.hit as f64 / self.active.max(1) as f64
+    }
+
+    fn precision(self) -> f64 {
+        self.hit as f64 / self.computed.max(1) as f64
+    }
+
+    fn computed_share(self) -> f64 {
+        self.computed as f64 / self.all.max(1) as f64
+    }
+}
+
+/// Looks on and counts: what is active, and the scores that the predictor gives it.
+struct Tally<'a> {
+    model: &'a Model,
+    predictor: Arc<dyn Predictor>,
+    team: Team,
+    kernels: Kernels,
+    room: Room,
+    calibrating: bool,
+    /// Residuals of the layers so far, the latest last, as many as the farthest look-ahead needs.
+    residuals: VecDeque<Vec<f32>>,
+    scores: Vec<f32>,
+    /// By layer and distance: of the calibrating tokens, of the measured ones.
+    bins: BTreeMap<(usize, usize), [Bins; 2]>,
+    /// How often each neuron was active, `[layers][ffn]`.
+    active: Vec<Vec<u64>>,
+    tokens: Vec<u64>,
+    /// Sum of the distances between neighbours, and how many.
+    jaccard: (f64, u64),
+}
+
+impl<'a> Tally<'a> {
+    fn new(model: &'a Model, predictor: Arc<dyn Predictor>, threads: usize) -> Tally<'a> {
+        let c = &model.config;
+        Tally {
+            model,
+            predictor,
+            team: Team::new(threads),
+            kernels: Kernels::best(),
+            room: Room::default(),
+            calibrating: true,
+            residuals: VecDeque::new(),
+            scores: Vec::new(),
+            bins: BTreeMap::new(),
+            active: vec![vec![0; c.ffn]; c.layers],
+            tokens: vec![0; c.layers],
+            jaccard: (0.0, 0),
+        }
+    }
+
+    /// The highest threshold that finds enough, and the tables with what they are worth at it.
+    fn tables(&self) -> (f32, Vec<Table>) {
+        let fits: BTreeMap<_, _> = self.bins.iter().map(|(&at, bins)| (at, bins[0].fit())).collect();
+        let enough = |threshold: f32| {
+            let shares = |ahead: usize| {
+                let own = self.bins.iter().filter(move |((_, a), _)| *a == ahead);
+                own.map(|(at, bins)| bins[0].from(fits[at].score_at(threshold)))
+            };
+            let worst = shares(0).map(Share::recall).fold(1.0, f64::min);
+            let ahead = |a: usize| shares(a).reduce(Share::plus).is_none_or(|sum| sum.recall() >= RECALL);
+            worst >= WORST_RECALL && AHEADS.into_iter().all(ahead)
+        };
+        // In steps of a hundredth: finer differences are within the noise of the measurement.
+        let threshold = (1..=50).rev().map(|i| i as f32 / 100.0).find(|&t| enough(t)).unwrap_or(0.01);
+        let tables = fits.iter().map(|(&(layer, ahead), fit)| {
+            let (scores, probabilities) = fit.points();
+            let share = self.bins[&(layer, ahead)][1].from(fit.score_at(threshold));
+            Table {
+                layer,
+                ahead,
+                rank: RANK,
+                scores: scores.to_vec(),
+                probabilities: probabilities.to_vec(),
+                recall: share.recall() as f32,
+                precision: share.precision() as f32,
+                computed_share: share.computed_share() as f32,
+            }
+        });
+        (threshold, tables.collect())
+    }
+
+    fn statistics(&self, threshold: f32, tables: &[Table]) -> Statistics {
+        let c = &self.model.config;
+        let shares: Vec<f64> = (self.active.iter().zip(&self.tokens))
+            .map(|(active, &n)| active.iter().sum::<u64>() as f64 / (n as f64 * c.ffn as f64))
+            .collect();
+        let top: f64 = (self.active.iter())
+            .map(|active| {
+                let mut sorted = active.clone();
+                sorted.sort_unstable_by(|a, b| b.cmp(a));
+                let top: u64 = sorted[..c.ffn * 2 / 5].iter().sum();
+                top as f64 / sorted.iter().sum::<u64>().max(1) as f64
+            })
+            .sum();
+        let distances = AHEADS.into_iter().filter(|&ahead| ahead < c.layers).map(|ahead| {
+            let own = tables.iter().filter(|t| t.ahead == ahead);
+            let share = |t: &Table| {
+                let fit = Calibration::new(t.scores.clone(), t.probabilities.clone());
+                self.bins[&(t.layer, ahead)][1].from(fit.score_at(threshold))
+            };
+            let sum = own.clone().map(share).fold(Share::default(), Share::plus);
+            Distance {
+                ahead,
+                recall: sum.recall(),
+                precision: sum.precision(),
+                computed_share: sum.computed_share(),
+                worst_recall: own.map(|t| t.recall as f64).fold(1.0, f64::min),
+            }
+        });
+        Statistics {
+            active_share: shares.iter().sum::<f64>() / c.layers as f64,
+            active_share_by_layer: shares,
+            top_40_share: top / c.layers as f64,
+            neighbour_jaccard: self.jaccard.0 / self.jaccard.1.max(1) as f64,
+            tokens: self.tokens[0] as usize,
+            threshold,
+            predictor: distances.collect(),
+            predictor_bytes_per_token: (0..c.layers).map(|l| self.predictor.weight_bytes(l, 0)).sum(),
+            model_bytes_per_token: self.model.bytes_outside_ffn()
+                + self.model.layers.iter().map(|l| l.ffn.bytes()).sum::<u64>(),
+        }
+    }
+}
+
+impl Observer for Tally<'_> {
+    fn layer(&mut self, seen: &Seen<'_>) {
+        let (ffn, layer, n) = (self.model.config.ffn, seen.layer, seen.n);
+        let fired: Vec<bool> = seen.gates.iter().map(|&gate| gate > 0.0).collect();
+        for token in fired.chunks_exact(ffn) {
+            self.active[layer].iter_mut().zip(token).for_each(|(count, &fired)| *count += u64::from(fired));
+        }
+        self.tokens[layer] += n as u64;
+        for (a, b) in fired.chunks_exact(ffn).zip(fired.chunks_exact(ffn).skip(1)) {
+            let count = |f: fn(bool, bool) -> bool| a.iter().zip(b).filter(|&(&a, &b)| f(a, b)).count();
+            let (both, either) = (count(|a, b| a && b), count(|a, b| a || b));
+            if either > 0 {
+                self.jaccard = (self.jaccard.0 + 1.0 - both as f64 / either as f64, self.jaccard.1 + 1);
+            }
+        }
+        if layer == 0 {
+            self.residuals.clear();
+        }
+        self.residuals.push_back(seen.residual.to_vec());
+        if self.residuals.len() > AHEADS[AHEADS.len() - 1] + 1 {
+            self.residuals.pop_front();
+        }
+        self.scores.resize(n * ffn, 0.0);
+        for ahead in AHEADS.into_iter().filter(|&ahead| ahead <= layer) {
+            let residual = &self.residuals[self.residuals.len() - 1 - ahead];
+            let (team, kernels, room) = (&mut self.team, &self.kernels, &mut self.room);
+            let mut tools = Tools { model: self.model, team, kernels, room };
+            self.predictor.score(&mut tools, layer, ahead, residual, n, &mut self.scores);
+            let bins = self.bins.entry((layer, ahead)).or_insert_with(|| [Bins::new(), Bins::new()]);
+            let bins = &mut bins[usize::from(!self.calibrating)];
+            self.scores.iter().zip(&fired).for_each(|(&score, &fired)| bins.add(score, fired));
+        }
+    }
+}
