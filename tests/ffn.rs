@@ -34,6 +34,7 @@ fn model(kind: Ffn, activation: Activation, quant: Quant) -> Model {
         context: 16,
         activation,
         seed: 1,
+        active: None,
     };
     let mut config = shape.config().unwrap();
     config.ffn_kind = kind;

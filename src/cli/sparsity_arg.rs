@@ -4,7 +4,9 @@ use super::companions::{self, Kind as File};
 use crate::engine::{Choice, Engine, Sparsity};
 use crate::error::{Error, Result};
 use crate::formats::predictor_file::{self, PredictorFile};
+use crate::formats::profile_file;
 use crate::predictor::{self, Exact, Kind, Predictor, Sign};
+use crate::profile::Profile;
 use clap::Args;
 use std::ops::RangeInclusive;
 use std::path::PathBuf;
@@ -165,8 +167,25 @@ impl Found<'_> {
         if model.config.activation.is_sparse() {
             return Ok(vec![0.0; model.config.layers]);
         }
-        let why = "needs magnitude cuts, which a profile of the model gives";
-        Err(Error::Usage(format!("--predictor exact: {} {why}", model.config.activation)))
+        let share = self.args.sparsity.unwrap_or(0.5) as f64;
+        let file = companions::find(model, File::Profile, profile_file::open)?.ok_or_else(|| {
+            Error::Usage(format!(
+                "{} gives few exact zeros, so neurons are left out by magnitude, and a profile says below which; make one: \
+                 dynamicinfer profile MODEL --text FILE",
+                model.config.activation
+            ))
+        })?;
+        let profile = Profile::read(&file)?;
+        let cut = |layer| {
+            profile.cut_for(layer, share).ok_or_else(|| {
+                Error::bad(
+                    file.path(),
+                    "magnitudes",
+                    "the profile has none; make it again with `dynamicinfer profile MODEL --text FILE`",
+                )
+            })
+        };
+        (0..model.config.layers).map(cut).collect()
     }
 
     fn sign(&mut self) -> Result<Ready> {
