@@ -18,7 +18,7 @@ const MODULES: [(&str, &[&str]); 18] = [
     ("cpu", &["clock", "formats"]),
     ("kernel", &["formats"]),
     ("model", &["error", "formats", "tokenizer"]),
-    ("device", &["cpu", "formats", "model"]),
+    ("device", &["cpu", "formats", "model", "prng"]),
     ("cache", &["device"]),
     ("ops", &["cpu", "formats", "model"]),
     ("predictor", &["cpu", "error", "formats", "model", "ops"]),

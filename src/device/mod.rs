@@ -5,6 +5,11 @@
 //!
 //! A device belongs to the engine's thread. What it may hold is a hard budget: [`Device::alloc`] refuses what is beyond.
 
+pub mod sparse_ffn;
+mod virtual_device;
+
+pub use virtual_device::{Faults, HOST_CALL_NS, QUEUES, Rates, VirtualDevice};
+
 use crate::formats::rows::Quant;
 use crate::model::config::{Activation, Ffn};
 
@@ -37,6 +42,23 @@ pub struct Memory {
     pub budget: u64,
     pub used: u64,
     pub peak: u64,
+}
+
+/// What a device did since it was opened, and when, by its own clock: a virtual device's times are never a measurement.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Totals {
+    /// The device's clock as the host sees it, ns.
+    pub clock_ns: u64,
+    /// Per stream (as in [`Stream::ALL`]): time in which it was copying or computing, ns.
+    pub busy_ns: [u64; 2],
+    /// Time in which the host waited for a stream, ns.
+    pub waited_ns: u64,
+    /// Bytes that began their way to the device, and from it.
+    pub link_bytes: [u64; 2],
+    /// Bytes of weights that kernels read from the device's memory.
+    pub device_bytes: u64,
+    pub copies: u64,
+    pub launches: u64,
 }
 
 /// `alloc` asked for more than is left.
@@ -100,6 +122,8 @@ pub trait Device: Send {
     fn name(&self) -> String;
 
     fn memory(&self) -> Memory;
+
+    fn totals(&self) -> Totals;
 
     /// Zeroed bytes. Not on the token path.
     fn alloc(&mut self, bytes: u64) -> Result<Buffer, OutOfMemory>;
