@@ -165,8 +165,12 @@ impl Found<'_> {
         if model.config.activation.is_sparse() {
             return Ok(vec![0.0; model.config.layers]);
         }
+        if let Some((_, profile)) = companions::profile(model)? {
+            return Ok(profile.header.cuts);
+        }
         let why = "needs magnitude cuts, which a profile of the model gives";
-        Err(Error::Usage(format!("--predictor exact: {} {why}", model.config.activation)))
+        let make = "make one: dynamicinfer profile MODEL --text FILE";
+        Err(Error::Usage(format!("--predictor exact: {} {why}; {make}", model.config.activation)))
     }
 
     fn sign(&mut self) -> Result<Ready> {
