@@ -1,4 +1,4 @@
-//! Jobs that are run once or now and then: pack, synth, measure, bench, evaluate, audit.
+//! Jobs that are run once or now and then: pack, synth, measure, bench, evaluate, audit, plan.
 
 pub mod audit;
 pub mod bench;
@@ -6,4 +6,5 @@ pub mod evaluate;
 pub mod measure;
 pub mod pack;
 pub mod profile;
+pub mod plan;
 pub mod synth;
