@@ -64,6 +64,9 @@ pub struct Args {
     /// Of --policy random
     #[arg(long, default_value_t = 1)]
     seed: u64,
+    /// Activation profile to take instead of the model's own
+    #[arg(long, value_name = "FILE", conflicts_with = "shape")]
+    profile: Option<PathBuf>,
     /// Write the placement to this file
     #[arg(short, long, value_name = "FILE", conflicts_with = "shape")]
     output: Option<PathBuf>,
@@ -112,7 +115,7 @@ struct Subject {
     /// `[layers][ffn]`
     counts: Vec<Vec<u64>>,
     /// Where they are from.
-    counted: &'static str,
+    counted: String,
 }
 
 pub fn run(args: Args) -> Result<()> {
@@ -157,7 +160,14 @@ pub fn run(args: Args) -> Result<()> {
         placement(&args, model, &subject.counts, &plan).write(path)?;
         eprintln!("written to {}", path.display());
     }
-    if args.json { super::print_json(&plan) } else { super::print(&shown(&plan, &subject, &machine, predictor)) }
+    if !args.json {
+        return super::print(&shown(&plan, &subject, &machine, predictor));
+    }
+    let mut json = serde_json::to_value(&plan).expect("plain data");
+    json["details"]["predictor"] = predictor.into();
+    json["details"]["impacts_from"] = subject.counted.into();
+    json["details"]["machine"] = serde_json::to_value(&machine).expect("plain data");
+    super::print_json(&json)
 }
 
 fn subject(args: &Args) -> Result<Subject> {
@@ -170,20 +180,30 @@ fn subject(args: &Args) -> Result<Subject> {
             quant,
             model: None,
             counts,
-            counted: "assumed: 40 % of a layer's neurons make 80 %",
+            counted: "assumed: 40 % of a layer's neurons make 80 %".into(),
         });
     }
     let model = args.model.clone().expect("clap asks for a model or a shape");
     let model = ModelArgs { model, quant: args.quant, activation: args.activation }.open()?;
-    let counts = vec![vec![1; model.config.ffn]; model.config.layers];
-    eprintln!("there is no activation profile for this model: every neuron counts the same");
-    Ok(Subject {
-        config: model.config.clone(),
-        quant: model.quant,
-        model: Some(model),
-        counts,
-        counted: "no profile: every neuron counts the same",
-    })
+    let profile = match &args.profile {
+        Some(path) => Some((path.clone(), companions::profile_at(&model, path)?)),
+        None => companions::profile(&model)?,
+    };
+    let layers = model.config.layers;
+    let (counts, counted) = match profile {
+        Some((path, profile)) => {
+            let counted = format!("{} tokens of {}", profile.tokens(), path.display());
+            ((0..layers).map(|layer| profile.counts(layer)).collect(), counted)
+        }
+        None => {
+            eprintln!(
+                "there is no activation profile for this model, so every neuron counts the same; make one: dynamicinfer \
+                 profile MODEL --text FILE"
+            );
+            (vec![vec![1; model.config.ffn]; layers], "no profile: every neuron counts the same".into())
+        }
+    };
+    Ok(Subject { config: model.config.clone(), quant: model.quant, model: Some(model), counts, counted })
 }
 
 /// Bytes of the predictors that run when nobody says otherwise, and their kind.
@@ -301,7 +321,7 @@ fn shown(plan: &Plan, subject: &Subject, machine: &MachineProfile, predictor: &s
         share(all as u64, (c.layers * c.ffn) as u64),
         slots.iter().filter(|&&s| s > 0).count(),
         share(plan.objective, d.total_impact),
-        subject.counted,
+        printable(&subject.counted),
         d.t_cpu_us,
         d.t_gpu_us,
         d.t_trans_us,

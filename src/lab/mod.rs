@@ -5,6 +5,6 @@ pub mod bench;
 pub mod evaluate;
 pub mod measure;
 pub mod pack;
-pub mod profile;
 pub mod plan;
+pub mod profile;
 pub mod synth;

@@ -27,7 +27,8 @@ pub fn shape(name: &str) -> Result<ModelConfig> {
         return Err(Error::Usage(format!("--shape {}: known are {names}", crate::error::excerpt(name))));
     };
     let activation = Activation::Relu;
-    let config = Shape { hidden, layers, ffn, heads, kv_heads, vocab: 32000, context: 4096, activation, seed: 0 };
+    let config =
+        Shape { hidden, layers, ffn, heads, kv_heads, vocab: 32000, context: 4096, activation, seed: 0, active: None };
     Ok(ModelConfig { name: name.into(), ..config.config()? })
 }
 
