@@ -18,6 +18,7 @@ pub mod device;
 
 pub mod cache;
 pub mod ops;
+pub mod placement;
 pub mod predictor;
 pub mod profile;
 

@@ -6,7 +6,7 @@ use std::path::Path;
 
 /// Each top-level module and those it may use, in the order of lib.rs; none may use one that stands below it. A new
 /// pair is a decision about the architecture: change ARCHITECTURE.md with it.
-const MODULES: [(&str, &[&str]); 18] = [
+const MODULES: [(&str, &[&str]); 19] = [
     ("clock", &[]),
     ("config", &[]),
     ("error", &[]),
@@ -21,6 +21,8 @@ const MODULES: [(&str, &[&str]); 18] = [
     ("device", &["cpu", "formats", "model", "prng"]),
     ("cache", &["device"]),
     ("ops", &["cpu", "formats", "model"]),
+    // Pure functions of plain data: no clock, thread, device or model.
+    ("placement", &["formats", "prng"]),
     ("predictor", &["cpu", "error", "formats", "model", "ops"]),
     ("profile", &["error", "formats", "model"]),
     // The engine sees tokens as numbers, no text; and nothing here knows the command line.
@@ -36,6 +38,7 @@ const MODULES: [(&str, &[&str]); 18] = [
             "interrupt",
             "model",
             "ops",
+            "placement",
             "predictor",
             "prng",
             "profile",
@@ -54,6 +57,7 @@ const MODULES: [(&str, &[&str]); 18] = [
             "interrupt",
             "lab",
             "model",
+            "placement",
             "predictor",
             "profile",
             "tokenizer",

@@ -1,15 +1,34 @@
+use super::machine_arg;
 use crate::error::{Error, Result};
 use crate::interrupt;
-use crate::lab::measure::ReadBuffer;
+use crate::lab::measure::{Assumed, ReadBuffer, profile};
+use std::path::PathBuf;
 
 /// Measure how fast this machine reads memory: the limit of every decoding speed
 ///
-/// Reads 2 GiB several times per thread count; the best pass counts.
+/// Reads 2 GiB several times per thread count; the best pass counts. --save writes it down with the cost of a call as a
+/// machine profile, which `plan` reads. Device and link are not measured: give them, or a small card is assumed; the profile
+/// says which figures are assumed.
 #[derive(clap::Args)]
 pub struct Args {
     /// Thread counts to measure [default: 1 and one per core]
     #[arg(short, long, value_delimiter = ',')]
     threads: Vec<usize>,
+    /// Write a machine profile: a name, or a .toml file
+    #[arg(long, value_name = "NAME")]
+    save: Option<PathBuf>,
+    /// 10^9 bytes per second that the device reads from its memory
+    #[arg(long, requires = "save", allow_negative_numbers = true)]
+    device_gb_s: Option<f64>,
+    /// 10^9 bytes per second over the link to the device
+    #[arg(long, requires = "save", allow_negative_numbers = true)]
+    link_gb_s: Option<f64>,
+    /// Microseconds to start a copy over the link
+    #[arg(long, requires = "save", allow_negative_numbers = true)]
+    copy_us: Option<f64>,
+    /// Microseconds to wait for the device once
+    #[arg(long, requires = "save", allow_negative_numbers = true)]
+    sync_us: Option<f64>,
     /// Machine-readable
     #[arg(long)]
     json: bool,
@@ -23,6 +42,18 @@ pub fn run(args: Args) -> Result<()> {
     }
     if let Some(bad) = threads.iter().find(|&&t| t == 0 || t > 1024) {
         return Err(Error::Usage(format!("--threads {bad}: take 1 to 1024")));
+    }
+    let save = args.save.map(|save| Ok::<_, Error>((machine_arg::name_of(&save), machine_arg::write_path(&save)?)));
+    let save = save.transpose()?;
+    let assumed = Assumed {
+        device_gb_s: args.device_gb_s,
+        link_gb_s: args.link_gb_s,
+        copy_us: args.copy_us,
+        sync_us: args.sync_us,
+    };
+    if let Some((name, _)) = &save {
+        // A figure that cannot be is refused before anything is measured.
+        profile(name, 1, 1.0, assumed)?;
     }
     let buffer = ReadBuffer::new()?;
     let mut measured = Vec::new();
@@ -39,5 +70,15 @@ pub fn run(args: Args) -> Result<()> {
         }
         measured.push(rate);
     }
-    if args.json { super::print_json(&serde_json::json!({ "read": measured })) } else { Ok(()) }
+    if args.json {
+        super::print_json(&serde_json::json!({ "read": measured }))?;
+    }
+    if let Some((name, path)) = save {
+        let fastest = measured.iter().max_by(|a, b| a.gb_per_s.total_cmp(&b.gb_per_s)).expect("one at least");
+        let machine = profile(&name, fastest.threads, fastest.gb_per_s, assumed)?;
+        machine.write(&path)?;
+        eprintln!("{}", machine_arg::describe(&machine));
+        eprintln!("written to {}", path.display());
+    }
+    Ok(())
 }

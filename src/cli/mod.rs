@@ -4,14 +4,17 @@ mod bench;
 pub mod companions;
 mod completions;
 mod eval;
+mod machine_arg;
 mod measure;
 mod model_arg;
 mod pack;
+mod plan;
 mod profile;
 mod profile_plots;
 mod progress;
 mod run;
 mod show;
+mod size;
 mod sparsity_arg;
 mod synth;
 
@@ -36,6 +39,7 @@ Examples:
   echo \"Summarise: ...\" | dynamicinfer run M       the prompt from a pipe
   dynamicinfer show demo                           what a model is made of
   dynamicinfer bench demo -p 128 -n 64             tokens per second, and how near to the memory's limit
+  dynamicinfer plan demo --vram 8GiB               what lies in VRAM and what in memory
   dynamicinfer pack model.gguf --quant q8_0        make the packed file yourself
 
 Exit status: 0 done, 1 failed, 2 wrong usage, 5 bad model file, 6 not enough memory, 130 Ctrl-C.";
@@ -49,6 +53,7 @@ enum Verb {
     Eval(eval::Args),
     Profile(profile::Args),
     Measure(measure::Args),
+    Plan(plan::Args),
     Synth(synth::Args),
     Completions(completions::Args),
 }
@@ -89,6 +94,7 @@ fn dispatch(verb: Verb) -> Result<()> {
         Verb::Eval(args) => eval::run(args),
         Verb::Profile(args) => profile::run(args),
         Verb::Measure(args) => measure::run(args),
+        Verb::Plan(args) => plan::run(args),
         Verb::Synth(args) => synth::run(args),
         Verb::Completions(args) => completions::run(args),
     }

@@ -44,12 +44,18 @@ pub enum KvArg {
     F32,
 }
 
-impl EngineArgs {
-    pub fn kv(&self) -> KvType {
-        match self.kv {
+impl KvArg {
+    pub fn kv(self) -> KvType {
+        match self {
             KvArg::F16 => KvType::F16,
             KvArg::F32 => KvType::F32,
         }
+    }
+}
+
+impl EngineArgs {
+    pub fn kv(&self) -> KvType {
+        self.kv.kv()
     }
 
     pub fn engine(&self, model: Model) -> Result<Engine> {

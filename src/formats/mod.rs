@@ -5,7 +5,9 @@
 
 pub mod gguf;
 pub mod gguf_writer;
+pub mod machine_profile;
 pub mod neuron_store;
+pub mod placement_file;
 pub mod predictor_file;
 pub mod profile_file;
 pub mod quant;

@@ -29,6 +29,17 @@ pub fn create(path: &Path) -> Result<(File, PathBuf)> {
     }
 }
 
+/// Puts `bytes` at `path`, whole or not at all.
+pub fn write_whole(path: &Path, bytes: &[u8]) -> Result<()> {
+    use std::io::Write;
+    let (mut file, temporary) = create(path)?;
+    let written = file.write_all(bytes).and_then(|()| file.sync_all());
+    written.and_then(|()| std::fs::rename(&temporary, path)).map_err(|e| {
+        let _ = std::fs::remove_file(&temporary);
+        Error::io("write", path)(e)
+    })
+}
+
 /// Removes temporary files of the same name whose process is gone: a killed pack leaves one, as large as the model.
 fn remove_abandoned(path: &Path, name: &str) {
     let dir = path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(".".as_ref());

@@ -1,9 +1,10 @@
-//! Jobs that are run once or now and then: pack, synth, measure, bench, evaluate, audit.
+//! Jobs that are run once or now and then: pack, synth, measure, bench, evaluate, audit, plan.
 
 pub mod audit;
 pub mod bench;
 pub mod evaluate;
 pub mod measure;
 pub mod pack;
+pub mod plan;
 pub mod profile;
 pub mod synth;

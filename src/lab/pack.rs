@@ -47,7 +47,7 @@ pub fn packed_bytes(source: &Source, quant: Quant) -> u64 {
 }
 
 /// Embeddings and head: four bits there cost more quality than they save bytes.
-fn edge_quant(quant: Quant) -> Quant {
+pub(super) fn edge_quant(quant: Quant) -> Quant {
     if quant == Quant::Q4 { Quant::Q8 } else { quant }
 }
 

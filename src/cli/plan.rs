@@ -1,0 +1,335 @@
+use super::companions::{self, Kind};
+use super::machine_arg;
+use super::model_arg::{KvArg, ModelArgs, parse_activation};
+use super::size;
+use crate::cpu::sign;
+use crate::error::{Error, Result, printable};
+use crate::formats::machine_profile::MachineProfile;
+use crate::formats::placement_file::{LayerPlacement, PlacementFile, Policy, VERSION};
+use crate::formats::predictor_file;
+use crate::formats::rows::Quant;
+use crate::lab::plan::{Footprint, KvPlace, Plan, Request, plan, shape};
+use crate::model::{Activation, Model, ModelConfig};
+use crate::placement::{policy, problem::power_law};
+use crate::predictor;
+use comfy_table::{CellAlignment, Table};
+use std::path::PathBuf;
+
+/// Plan what lies in VRAM and what in memory, to the byte
+///
+/// --vram covers everything on the device. Attention, head, predictors and buffers come first; what is left goes to the
+/// neurons that fire most, as powerinfer 6 chooses them; then, where there is room, to keys and values and embeddings.
+/// Without an activation profile every neuron counts the same.
+#[derive(clap::Args)]
+pub struct Args {
+    /// A Hugging Face directory, a .gguf, a packed .neurons file, or `demo`
+    #[arg(required_unless_present = "shape", conflicts_with = "shape")]
+    model: Option<PathBuf>,
+    /// Plan a model that is not here: llama-7b, llama-13b or llama-70b with ReLU, its activations after a power law
+    #[arg(long, value_name = "NAME")]
+    shape: Option<String>,
+    /// Type of the weights: f32, f16, q8_0 or q4_0 [default: nearest to the model's; of a shape f16]
+    #[arg(long)]
+    quant: Option<Quant>,
+    /// Activation function of a GGUF that does not carry it
+    #[arg(long, value_parser = parse_activation, conflicts_with = "shape")]
+    activation: Option<Activation>,
+    /// Room on the device for everything: 8GiB, 8GB, 8192MiB or bytes
+    #[arg(long, value_name = "SIZE", value_parser = size::parse, allow_hyphen_values = true, required_unless_present = "ffn_share")]
+    vram: Option<u64>,
+    /// Room on the host; a plan that needs more is refused
+    #[arg(long, value_name = "SIZE", value_parser = size::parse, allow_hyphen_values = true)]
+    ram: Option<u64>,
+    /// Share of the neurons that may be on the device, above 0 to 1; without --vram it alone sets the budget
+    #[arg(long, value_name = "SHARE", allow_negative_numbers = true)]
+    ffn_share: Option<f64>,
+    /// Positions that keys and values are kept for [default: 4096, or fewer if the model has fewer]
+    #[arg(short, long = "ctx-size")]
+    context: Option<usize>,
+    /// How keys and values are stored
+    #[arg(long, value_enum, default_value_t = KvArg::F16)]
+    kv: KvArg,
+    /// Where they are stored: auto takes the device where they displace no neuron
+    #[arg(long, value_enum, default_value_t = KvPlaceArg::Auto)]
+    kv_place: KvPlaceArg,
+    /// Predictors on the device: auto counts the trained ones, else signs, and none for models without ReLU
+    #[arg(long, value_enum, default_value_t = PredictorArg::Auto)]
+    predictor: PredictorArg,
+    /// Machine that it is for: a profile of `measure --save`, or a .toml file [default: `default`, else measured now]
+    #[arg(long, value_name = "NAME")]
+    machine: Option<PathBuf>,
+    /// Neurons that begin in the slots: those of the plan, random ones, or none
+    #[arg(long, value_enum, default_value_t = PolicyArg::Static)]
+    policy: PolicyArg,
+    /// Of --policy random
+    #[arg(long, default_value_t = 1)]
+    seed: u64,
+    /// Activation profile to take instead of the model's own
+    #[arg(long, value_name = "FILE", conflicts_with = "shape")]
+    profile: Option<PathBuf>,
+    /// Write the placement to this file
+    #[arg(short, long, value_name = "FILE", conflicts_with = "shape")]
+    output: Option<PathBuf>,
+    /// Replace the file if it is there
+    #[arg(short, long)]
+    force: bool,
+    /// Read this placement instead and check that it fits the model and the budget
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["shape", "output"])]
+    check: Option<PathBuf>,
+    /// Solve it as an integer programme too, for at most these many seconds, and compare
+    #[arg(long, value_name = "SECONDS", allow_negative_numbers = true)]
+    ilp: Option<f64>,
+    /// Machine-readable
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(clap::ValueEnum, Clone, Copy)]
+enum KvPlaceArg {
+    Auto,
+    Host,
+    Device,
+}
+
+#[derive(clap::ValueEnum, Clone, Copy, PartialEq)]
+enum PredictorArg {
+    Auto,
+    Mlp,
+    Sign,
+    None,
+}
+
+#[derive(clap::ValueEnum, Clone, Copy)]
+enum PolicyArg {
+    Static,
+    Random,
+    None,
+}
+
+/// What is planned for.
+struct Subject {
+    config: ModelConfig,
+    quant: Quant,
+    /// None of a shape.
+    model: Option<Model>,
+    /// `[layers][ffn]`
+    counts: Vec<Vec<u64>>,
+    /// Where they are from.
+    counted: String,
+}
+
+pub fn run(args: Args) -> Result<()> {
+    if let Some(share) = args.ffn_share.filter(|s| !(*s > 0.0 && *s <= 1.0)) {
+        return Err(Error::Usage(format!("--ffn-share {share}: take a share above 0 and at most 1")));
+    }
+    if let Some(seconds) = args.ilp.filter(|s| !(*s > 0.0 && *s <= 86400.0)) {
+        return Err(Error::Usage(format!("--ilp {seconds}: take seconds above 0 and at most 86400")));
+    }
+    if let Some(path) = args.output.as_ref().filter(|path| path.exists() && !args.force) {
+        return Err(Error::Usage(format!("{} is there already; add --force to replace it", path.display())));
+    }
+    let subject = subject(&args)?;
+    let context = args.context.unwrap_or(subject.config.context.min(4096));
+    if context == 0 || context > 1 << 24 {
+        return Err(Error::Usage(format!("-c {context}: take 1 to {}", 1 << 24)));
+    }
+    let kv = args.kv.kv();
+    let footprint = match &subject.model {
+        Some(model) => Footprint::of_model(model, context, kv),
+        None => Footprint::of_shape(&subject.config, subject.quant, context, kv),
+    };
+    let (predictor_bytes, predictor) = predictor_bytes(&subject, args.predictor)?;
+    let machine = machine_arg::find(args.machine.as_deref())?;
+    let request = Request {
+        vram: args.vram,
+        ram: args.ram,
+        ffn_share: args.ffn_share,
+        kv: match args.kv_place {
+            KvPlaceArg::Auto => KvPlace::Auto,
+            KvPlaceArg::Host => KvPlace::Host,
+            KvPlaceArg::Device => KvPlace::Device,
+        },
+        predictor_bytes,
+        ilp_seconds: args.ilp,
+    };
+    let plan = plan(&footprint, &subject.counts, &machine, &request)?;
+    if let Some(path) = &args.check {
+        return check(path, &subject, &plan);
+    }
+    if let (Some(path), Some(model)) = (&args.output, &subject.model) {
+        placement(&args, model, &subject.counts, &plan).write(path)?;
+        eprintln!("written to {}", path.display());
+    }
+    if !args.json {
+        return super::print(&shown(&plan, &subject, &machine, predictor));
+    }
+    let mut json = serde_json::to_value(&plan).expect("plain data");
+    json["details"]["predictor"] = predictor.into();
+    json["details"]["impacts_from"] = subject.counted.into();
+    json["details"]["machine"] = serde_json::to_value(&machine).expect("plain data");
+    super::print_json(&json)
+}
+
+fn subject(args: &Args) -> Result<Subject> {
+    if let Some(name) = &args.shape {
+        let config = shape(name)?;
+        let quant = args.quant.unwrap_or(Quant::F16);
+        let counts = power_law(config.layers, config.ffn);
+        return Ok(Subject {
+            config,
+            quant,
+            model: None,
+            counts,
+            counted: "assumed: 40 % of a layer's neurons make 80 %".into(),
+        });
+    }
+    let model = args.model.clone().expect("clap asks for a model or a shape");
+    let model = ModelArgs { model, quant: args.quant, activation: args.activation }.open()?;
+    let profile = match &args.profile {
+        Some(path) => Some((path.clone(), companions::profile_at(&model, path)?)),
+        None => companions::profile(&model)?,
+    };
+    let layers = model.config.layers;
+    let (counts, counted) = match profile {
+        Some((path, profile)) => {
+            let counted = format!("{} tokens of {}", profile.tokens(), path.display());
+            ((0..layers).map(|layer| profile.counts(layer)).collect(), counted)
+        }
+        None => {
+            eprintln!(
+                "there is no activation profile for this model, so every neuron counts the same; make one: dynamicinfer \
+                 profile MODEL --text FILE"
+            );
+            (vec![vec![1; model.config.ffn]; layers], "no profile: every neuron counts the same".into())
+        }
+    };
+    Ok(Subject { config: model.config.clone(), quant: model.quant, model: Some(model), counts, counted })
+}
+
+/// Bytes of the predictors that run when nobody says otherwise, and their kind.
+fn predictor_bytes(subject: &Subject, wanted: PredictorArg) -> Result<(u64, &'static str)> {
+    let c = &subject.config;
+    let find = |model: &Model| companions::find(model, Kind::MlpPredictor, predictor_file::open);
+    let trained = match (&subject.model, wanted) {
+        (Some(model), PredictorArg::Auto | PredictorArg::Mlp) => match find(model)? {
+            Some(file) => Some(predictor::open(file.path(), model)?),
+            None => None,
+        },
+        _ => None,
+    };
+    let sign = c.layers * c.ffn * sign::lines(c.hidden) * size_of::<sign::BitLine>();
+    match (wanted, trained) {
+        (PredictorArg::Auto, _) if !c.activation.is_sparse() => Ok((0, "none")),
+        (_, Some(mlp)) => Ok(((0..c.layers).map(|layer| mlp.weight_bytes(layer, 0)).sum(), "trained")),
+        (PredictorArg::Mlp, None) => Err(Error::Usage(
+            "--predictor mlp: there is none for this model yet; make one: dynamicinfer train-predictor MODEL --text FILE"
+                .into(),
+        )),
+        (PredictorArg::None, None) => Ok((0, "none")),
+        (PredictorArg::Auto | PredictorArg::Sign, None) => Ok((sign as u64, "signs")),
+    }
+}
+
+fn placement(args: &Args, model: &Model, counts: &[Vec<u64>], plan: &Plan) -> PlacementFile {
+    let policy = match args.policy {
+        PolicyArg::Static => Policy::Static,
+        PolicyArg::Random => Policy::Random,
+        PolicyArg::None => Policy::None,
+    };
+    let slots: Vec<usize> = plan.layers.iter().map(|l| l.slots).collect();
+    let neurons = policy::neurons(policy, counts, &slots, args.seed);
+    PlacementFile {
+        version: VERSION,
+        fingerprint: model.store().header.fingerprint.clone(),
+        model: model.config.name.clone(),
+        ffn: model.config.ffn,
+        policy,
+        seed: (policy == Policy::Random).then_some(args.seed),
+        layers: slots.into_iter().zip(neurons).map(|(slots, neurons)| LayerPlacement { slots, neurons }).collect(),
+    }
+}
+
+/// That a placement is this model's and its slots fit where the plan's do.
+fn check(path: &std::path::Path, subject: &Subject, plan: &Plan) -> Result<()> {
+    let placement = PlacementFile::read(path)?;
+    let (config, model) = (&subject.config, subject.model.as_ref().expect("--check takes a model"));
+    placement.check_owner(path, &model.store().header.fingerprint, config.layers, config.ffn)?;
+    let slots: u64 = placement.layers.iter().map(|l| l.slots as u64).sum();
+    let needed = plan.min_bytes + slots * plan.details.block_bytes;
+    if needed > plan.budget_bytes {
+        return Err(Error::Memory(format!(
+            "{}: its {slots} slots make {needed} bytes on the device and the budget is {}; give --vram {needed} or more, or \
+             plan again",
+            printable(&path.to_string_lossy()),
+            plan.budget_bytes
+        )));
+    }
+    eprintln!("{} is this model's; its {slots} slots make {needed} bytes on the device", path.display());
+    Ok(())
+}
+
+fn shown(plan: &Plan, subject: &Subject, machine: &MachineProfile, predictor: &str) -> String {
+    let (c, d) = (&subject.config, &plan.details);
+    let bytes = |b: u64| if b == 0 { "-".into() } else { super::human_bytes(b) };
+    let mut table = Table::new();
+    table.load_style(comfy_table::presets::NOTHING);
+    table.set_header(["", "device", "host", "bytes on the device"]);
+    for part in &plan.parts {
+        let name = match part.name {
+            "predictors" => format!("predictors ({predictor})"),
+            "ffn_slots" => "FFN slots".into(),
+            "kv" => "keys and values".into(),
+            name => name.into(),
+        };
+        table.add_row([name, bytes(part.bytes), bytes(part.host_bytes), part.bytes.to_string()]);
+    }
+    table.add_row(["total".into(), bytes(plan.total_bytes), bytes(d.host_bytes), plan.total_bytes.to_string()]);
+    table.add_row(["budget".into(), bytes(plan.budget_bytes), String::new(), plan.budget_bytes.to_string()]);
+    table.add_row(["at least".into(), bytes(plan.min_bytes), String::new(), plan.min_bytes.to_string()]);
+    table.add_row(["everything".into(), bytes(plan.full_bytes), String::new(), plan.full_bytes.to_string()]);
+    for column in table.column_iter_mut().skip(1) {
+        column.set_cell_alignment(CellAlignment::Right);
+    }
+    let mut slots: Vec<usize> = plan.layers.iter().map(|l| l.slots).collect();
+    slots.sort_unstable();
+    let all: usize = slots.iter().sum();
+    let share = |part: u64, whole: u64| 100.0 * part as f64 / whole.max(1) as f64;
+    let ilp = d.ilp.as_ref().map_or(String::new(), |ilp| {
+        format!(
+            "integer programme: objective {}{}, ours is {:.6} % below it, {:.0} ms\n",
+            ilp.objective,
+            if ilp.optimal { ", proven the best" } else { " when its time was over" },
+            100.0 * ilp.gap,
+            ilp.solve_ms
+        )
+    });
+    format!(
+        "{} in {}: {} layers of {} neurons, {} a neuron block\n\n{table}\n\n\
+         slots a layer: {} to {}, median {}; {all} of {} neurons ({:.1} %) in {} layers\n\
+         share of activations on the device: {:.1} % ({})\n\
+         a neuron: CPU {:.3} us, GPU {:.3} us, transfer {:.3} us; splitting a layer: {:.1} us, pays from {} neurons on\n\
+         solved in {:.1} ms in batches of {}; gap to the upper bound {:.6} %\n{ilp}machine {}\n",
+        printable(&c.name),
+        subject.quant.name(),
+        c.layers,
+        c.ffn,
+        super::human_bytes(d.block_bytes),
+        slots[0],
+        slots[slots.len() - 1],
+        slots[slots.len() / 2],
+        c.layers * c.ffn,
+        share(all as u64, (c.layers * c.ffn) as u64),
+        slots.iter().filter(|&&s| s > 0).count(),
+        share(plan.objective, d.total_impact),
+        printable(&subject.counted),
+        d.t_cpu_us,
+        d.t_gpu_us,
+        d.t_trans_us,
+        d.t_sync_us,
+        d.least_neurons,
+        d.solve_ms,
+        d.batch,
+        100.0 * plan.gap,
+        machine_arg::describe(machine),
+    )
+}

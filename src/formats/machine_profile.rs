@@ -1,0 +1,142 @@
+//! A machine's rates, `profiles/machines/NAME.toml`: what every estimate of time is made from. `dynamicinfer measure --save`
+//! writes one; those of the checkout are written by hand from vendors' specifications.
+
+use super::MappedFile;
+use super::temporary;
+use crate::error::{Error, Result, excerpt};
+use serde::{Deserialize, Serialize};
+use std::path::Path;
+
+const REMEDY: &str = "make it again with `dynamicinfer measure --save NAME`";
+/// A profile has some ten lines.
+const LONGEST: usize = 64 << 10;
+/// GB/s that no memory has, and microseconds (ten seconds) that no call takes: such a figure has a wrong unit.
+const FASTEST_GB_S: f64 = 1e6;
+const SLOWEST_US: f64 = 1e7;
+
+/// Rates of one machine. Every figure is either measured or assumed, and the profile says which.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct MachineProfile {
+    pub name: String,
+    /// Where the figures come from, for people.
+    pub note: String,
+    /// Seconds since the Unix epoch; absent where nothing was measured.
+    pub measured_unix: Option<u64>,
+    /// Figures that were measured on the machine itself.
+    pub measured: Vec<Rate>,
+    /// Figures that were not: a specification's, or a guess.
+    pub assumed: Vec<Rate>,
+    /// 10^9 bytes per second that all cores together read from host memory.
+    pub dram_gb_s: f64,
+    /// The same of the device from its own memory.
+    pub device_gb_s: f64,
+    /// From host to device memory.
+    pub link_gb_s: f64,
+    /// One call: all threads set to work and joined again, doing nothing.
+    pub call_us: f64,
+    /// Starting one copy over the link, whatever its size.
+    pub copy_us: f64,
+    /// Waiting for the device to be done, once.
+    pub sync_us: f64,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Rate {
+    DramGbS,
+    DeviceGbS,
+    LinkGbS,
+    CallUs,
+    CopyUs,
+    SyncUs,
+}
+
+impl Rate {
+    pub const ALL: [Rate; 6] =
+        [Rate::DramGbS, Rate::DeviceGbS, Rate::LinkGbS, Rate::CallUs, Rate::CopyUs, Rate::SyncUs];
+
+    /// As the file names it.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Rate::DramGbS => "dram_gb_s",
+            Rate::DeviceGbS => "device_gb_s",
+            Rate::LinkGbS => "link_gb_s",
+            Rate::CallUs => "call_us",
+            Rate::CopyUs => "copy_us",
+            Rate::SyncUs => "sync_us",
+        }
+    }
+
+    /// What is wrong with this value, if anything.
+    pub fn check(self, value: f64) -> Result<(), String> {
+        let (top, unit) = match self {
+            Rate::DramGbS | Rate::DeviceGbS | Rate::LinkGbS => (FASTEST_GB_S, "GB/s"),
+            Rate::CallUs | Rate::CopyUs | Rate::SyncUs => (SLOWEST_US, "microseconds"),
+        };
+        if value.is_finite() && value > 0.0 && value <= top {
+            return Ok(());
+        }
+        Err(format!("is {value}; it must be above 0 and at most {top} {unit}"))
+    }
+}
+
+impl MachineProfile {
+    pub fn rate(&self, rate: Rate) -> f64 {
+        match rate {
+            Rate::DramGbS => self.dram_gb_s,
+            Rate::DeviceGbS => self.device_gb_s,
+            Rate::LinkGbS => self.link_gb_s,
+            Rate::CallUs => self.call_us,
+            Rate::CopyUs => self.copy_us,
+            Rate::SyncUs => self.sync_us,
+        }
+    }
+
+    /// The field that is wrong, and how.
+    pub fn check(&self) -> Result<(), (&'static str, String)> {
+        check_name(&self.name).map_err(|why| ("name", why))?;
+        for rate in Rate::ALL {
+            rate.check(self.rate(rate)).map_err(|why| (rate.name(), why))?;
+            let times = [&self.measured, &self.assumed].into_iter().flatten().filter(|r| **r == rate).count();
+            if times != 1 {
+                return Err(("assumed", format!("{} must stand once, in `measured` or in `assumed`", rate.name())));
+            }
+        }
+        if self.measured.is_empty() == self.measured_unix.is_some() {
+            return Err(("measured_unix", "must be there if, and only if, something was measured".into()));
+        }
+        Ok(())
+    }
+
+    /// # Errors
+    /// [`Error::BadFile`] with the field that is wrong.
+    pub fn read(path: &Path) -> Result<MachineProfile> {
+        let file = MappedFile::open(path)?;
+        let bad = |field: &str, why: String| Error::bad(path, field, format!("{why}; {REMEDY}"));
+        if file.bytes().len() > LONGEST {
+            return Err(bad("", "too long for a machine profile".into()));
+        }
+        let text = std::str::from_utf8(file.bytes()).map_err(|_| bad("", "is not text".into()))?;
+        let profile: MachineProfile =
+            toml::from_str(text).map_err(|e| bad("", format!("not a machine profile: {}", excerpt(e.message()))))?;
+        profile.check().map_err(|(field, why)| bad(field, why))?;
+        Ok(profile)
+    }
+
+    /// Puts it at `path` when it is whole, in place of what was there.
+    pub fn write(&self, path: &Path) -> Result<()> {
+        debug_assert_eq!(self.check(), Ok(()));
+        let text = toml::to_string(self).expect("a machine profile is plain data");
+        temporary::write_whole(path, text.as_bytes())
+    }
+}
+
+/// That a name is one: it becomes a file name.
+pub fn check_name(name: &str) -> Result<(), String> {
+    let plain = |c: char| c.is_ascii_alphanumeric() || "._-".contains(c);
+    if name.is_empty() || name.len() > 64 || name.starts_with('.') || !name.chars().all(plain) {
+        return Err(format!("'{}' is no name: take 1 to 64 letters, digits, dots, _ or -", excerpt(name)));
+    }
+    Ok(())
+}

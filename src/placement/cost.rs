@@ -1,0 +1,44 @@
+//! What one neuron costs where it is, derived from a machine's rates and the size of a neuron block.
+
+use crate::formats::machine_profile::MachineProfile;
+
+/// Microseconds per neuron and per layer: t_cpu, t_gpu, t_trans and t_sync of dynamicinfer E.3.3, the first two by
+/// powerinfer's equation 5: a neuron's time is that of reading its weights once.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Costs {
+    /// A neuron block read from host memory.
+    pub t_cpu_us: f64,
+    /// A neuron block read from device memory.
+    pub t_gpu_us: f64,
+    /// A neuron block copied over the link, in a run of copies: what starting one costs is not in it.
+    pub t_trans_us: f64,
+    /// T_sync, what splitting a layer costs each token: its input copied out, the CPU's half of the output copied in, one
+    /// wait.
+    pub t_sync_us: f64,
+}
+
+impl Costs {
+    /// `block_bytes` of one neuron, `hidden` numbers of 4 bytes that cross the link each way.
+    pub fn of(machine: &MachineProfile, block_bytes: u64, hidden: usize) -> Costs {
+        let us = |bytes: u64, gb_s: f64| bytes as f64 / (gb_s * 1e3);
+        let crossing = us(hidden as u64 * 4, machine.link_gb_s);
+        Costs {
+            t_cpu_us: us(block_bytes, machine.dram_gb_s),
+            t_gpu_us: us(block_bytes, machine.device_gb_s),
+            t_trans_us: us(block_bytes, machine.link_gb_s),
+            t_sync_us: 2.0 * (machine.copy_us + crossing) + machine.sync_us,
+        }
+    }
+}
+
+/// C_l, the fewest neurons that a split layer may have on the device: the least C with C t_gpu + T_sync <= C t_cpu
+/// (powerinfer 6.3.1, inequality 4). A layer that lies on the device whole is not split, so C_l is `neurons` at most, and
+/// exactly that where the device is no faster.
+pub fn least_neurons(costs: &Costs, neurons: usize) -> usize {
+    let gain = costs.t_cpu_us - costs.t_gpu_us;
+    if gain <= 0.0 {
+        return neurons;
+    }
+    // Beyond the range of usize it saturates, and `neurons` is smaller.
+    ((costs.t_sync_us / gain).ceil() as usize).clamp(1, neurons.max(1))
+}

@@ -1,0 +1,64 @@
+//! The same problem as the integer linear programme that powerinfer 6.3 prints, solved by a general solver: a check of
+//! [`super::solve`] that shares no code with it.
+
+use super::problem::Problem;
+use good_lp::{
+    Expression, ProblemVariables, ResolutionError, Solution as _, SolverModel, Variable, WithTimeLimit, microlp,
+    solvers::SolutionStatus, variable,
+};
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct IlpSolution {
+    /// `[layers]`
+    pub batches: Vec<usize>,
+    pub impact: u64,
+    /// Whether the solver proved that there is no better one; if not, its time was over.
+    pub optimal: bool,
+}
+
+/// Maximises the impact of batches on the device (2) so that each batch is there or not (3), all fit into the budget
+/// (6), and a layer has none (8) or at least C_l of them (7).
+///
+/// Branch and bound takes minutes on some problems of real size, so it ends after `seconds` with the best that it found.
+///
+/// # Errors
+/// In words, if the solver finds nothing in that time, or fails.
+pub fn solve(problem: &Problem, budget_bytes: u64, seconds: f64) -> Result<IlpSolution, String> {
+    let mut variables = ProblemVariables::new();
+    let on_device: Vec<Vec<Variable>> = problem
+        .layers
+        .iter()
+        .map(|layer| layer.impacts.iter().map(|_| variables.add(variable().binary())).collect())
+        .collect();
+    let used: Vec<Variable> = problem.layers.iter().map(|_| variables.add(variable().binary())).collect();
+    // The solver's tolerances are made for numbers near 1.
+    let top = problem.layers.iter().flat_map(|l| &l.impacts).copied().max().unwrap_or(0).max(1) as f64;
+    let impact: Expression = problem
+        .layers
+        .iter()
+        .zip(&on_device)
+        .flat_map(|(layer, vars)| layer.impacts.iter().zip(vars))
+        .map(|(&v, &var)| v as f64 / top * var)
+        .sum();
+    let mut model = variables.maximise(impact).using(microlp).with_time_limit(seconds);
+    let all: Expression = on_device.iter().flatten().copied().sum();
+    model.add_constraint(all.leq(problem.capacity(budget_bytes) as f64));
+    for ((layer, vars), &used) in problem.layers.iter().zip(&on_device).zip(&used) {
+        let count: Expression = vars.iter().copied().sum();
+        model.add_constraint(count.geq(layer.least as f64 * used));
+        // Inequality 8, batch by batch: K = 1 for each is the tightest K there is.
+        for &var in vars {
+            model.add_constraint((var - used).leq(0.0));
+        }
+    }
+    let solved = model.solve().map_err(|e: ResolutionError| e.to_string())?;
+    let there = |vars: &Vec<Variable>| vars.iter().map(|&v| solved.value(v) > 0.5).collect::<Vec<bool>>();
+    let chosen: Vec<Vec<bool>> = on_device.iter().map(there).collect();
+    let impact =
+        problem.layers.iter().zip(&chosen).flat_map(|(l, c)| l.impacts.iter().zip(c)).filter(|(_, there)| **there);
+    Ok(IlpSolution {
+        impact: impact.map(|(v, _)| v).sum(),
+        batches: chosen.iter().map(|c| c.iter().filter(|there| **there).count()).collect(),
+        optimal: matches!(solved.status(), SolutionStatus::Optimal),
+    })
+}

@@ -1,0 +1,557 @@
+//! The laws of the placement: the best there is, never above the budget, the same every time; and the verb `plan`.
+
+use dynamicinfer::formats::machine_profile::{MachineProfile, Rate};
+use dynamicinfer::formats::placement_file::{LayerPlacement, PlacementFile, Policy, VERSION};
+use dynamicinfer::formats::rows::Quant;
+use dynamicinfer::lab::pack::{PackOptions, pack};
+use dynamicinfer::lab::plan::{Footprint, KvPlace, Plan, Request, plan, shape};
+use dynamicinfer::model::source::Source;
+use dynamicinfer::model::{KvType, Model};
+use dynamicinfer::placement::problem::{LayerProblem, power_law};
+use dynamicinfer::placement::{Costs, Problem, ilp, least_neurons, policy, ranking, solve, upper_bound};
+use dynamicinfer::prng::Prng;
+use serde_json::{Value as Json, json};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+/// A problem of one-byte batches with falling impacts, many of them equal.
+fn random_problem(prng: &mut Prng, layers: usize, batches: usize, top: u64) -> Problem {
+    let layer = |prng: &mut Prng| {
+        let count = 1 + prng.below(batches as u64) as usize;
+        let mut impacts: Vec<u64> = (0..count).map(|_| prng.below(top)).collect();
+        impacts.sort_unstable_by(|a, b| b.cmp(a));
+        LayerProblem { least: 1 + prng.below(count as u64) as usize, impacts }
+    };
+    Problem { batch: 1, batch_bytes: 1, layers: (0..layers).map(|_| layer(prng)).collect() }
+}
+
+/// Impact, batches and minus the sum of squares of the best placement: all are tried.
+fn brute_force(layers: &[LayerProblem], room: usize) -> (u64, usize, i64) {
+    let Some((layer, rest)) = layers.split_first() else { return (0, 0, 0) };
+    let counts = (0..=layer.impacts.len().min(room)).filter(|&n| n == 0 || n >= layer.least);
+    let with = counts.map(|n| {
+        let (impact, batches, squares) = brute_force(rest, room - n);
+        (impact + layer.impacts[..n].iter().sum::<u64>(), batches + n, squares - (n * n) as i64)
+    });
+    with.max().expect("none is always possible")
+}
+
+#[test]
+fn the_solution_is_the_best_of_all_placements() {
+    let mut prng = Prng::new(41);
+    for case in 0..600 {
+        let (layers, top) = (1 + case % 4, [1, 3, 1000][case % 3]);
+        let problem = random_problem(&mut prng, layers, 6, top);
+        for room in 0..=problem.batches() + 1 {
+            let found = solve(&problem, room as u64);
+            let squares = found.batches.iter().map(|n| (n * n) as i64).sum::<i64>();
+            let ours = (found.impact, found.batches.iter().sum(), -squares);
+            assert_eq!(ours, brute_force(&problem.layers, room), "case {case}, {room} batches of {problem:?}");
+            assert!(upper_bound(&problem, room as u64) >= found.impact, "case {case}, {room} batches of {problem:?}");
+        }
+    }
+}
+
+#[test]
+fn the_integer_programme_finds_the_same_impact() {
+    let mut prng = Prng::new(5);
+    for case in 0..12 {
+        let problem = random_problem(&mut prng, 6, 24, 1_000_000);
+        let room = problem.batches() as u64 * (1 + case % 5) / 6;
+        let (ours, theirs) = (solve(&problem, room), ilp::solve(&problem, room, 60.0).unwrap());
+        assert!(theirs.optimal, "case {case}: its time was over");
+        assert_eq!(
+            (ours.impact, theirs.impact),
+            (theirs.impact, problem.impact(&theirs.batches)),
+            "case {case}: {problem:?}"
+        );
+    }
+}
+
+#[test]
+fn more_budget_never_means_less_and_none_is_exceeded() {
+    let mut prng = Prng::new(77);
+    let counts: Vec<Vec<u64>> = (0..7).map(|_| (0..640).map(|_| prng.below(50).pow(3)).collect()).collect();
+    for least in [1, 100, 333, 640, 5000] {
+        let problem = Problem::new(&counts, 24, least).unwrap();
+        assert_eq!((problem.batch, problem.batch_bytes), (64, 64 * 24));
+        let full = problem.batches() as u64 * problem.batch_bytes;
+        let mut last = 0;
+        for budget in (0..=full + 5000).step_by(997).chain([full - 1, full, u64::MAX]) {
+            let found = solve(&problem, budget);
+            let neurons: usize = found.batches.iter().sum::<usize>() * 64;
+            assert!(neurons as u64 * 24 <= budget);
+            assert!(found.batches.iter().all(|&n| n == 0 || n * 64 >= least.min(640)), "{least}: {:?}", found.batches);
+            assert!(found.impact >= last || budget == full - 1, "{budget} bytes hold {} after {last}", found.impact);
+            assert!(found.impact <= upper_bound(&problem, budget));
+            assert_eq!(found, solve(&problem, budget));
+            last = found.impact;
+        }
+        assert_eq!(last, problem.total_impact());
+    }
+}
+
+#[test]
+fn equal_layers_share_evenly_and_neurons_that_never_fired_still_fill_the_room() {
+    let problem = Problem::new(&vec![vec![1; 640]; 8], 1, 1).unwrap();
+    assert_eq!(solve(&problem, 40 * 64).batches, [5; 8]);
+    let silent = Problem::new(&vec![vec![0; 640]; 8], 1, 1).unwrap();
+    assert_eq!(solve(&silent, 40 * 64 + 63).batches, [5; 8]);
+}
+
+#[test]
+fn batches_divide_a_layer() {
+    for (neurons, batch) in [(11008, 64), (13824, 64), (28672, 64), (96, 48), (640, 64), (40, 40), (101, 1), (1, 1)] {
+        let problem = Problem::new(&power_law(2, neurons), 1, 1).unwrap();
+        assert_eq!((problem.batch, problem.batches() * batch), (batch, 2 * neurons), "{neurons} neurons");
+    }
+    // A table of a billion cells would be needed in batches of 1.
+    let problem = Problem::new(&vec![vec![1; 2 * 50021]; 40], 1, 1).unwrap();
+    assert_eq!(problem.batch, 50021);
+    let wrong = |counts: &[Vec<u64>]| Problem::new(counts, 1, 1).unwrap_err();
+    assert_eq!(wrong(&[]), "there are no neurons to place");
+    assert_eq!(wrong(&[vec![1, 2], vec![1]]), "layer 1 has 1 neurons and layer 0 2");
+    assert_eq!(wrong(&[vec![u64::MAX, 1]]), "the counts are too large to be added up");
+}
+
+#[test]
+fn the_assumed_activations_are_the_power_law_that_is_written_down() {
+    let layers = power_law(32, 11008);
+    let sum = |counts: &[u64]| counts.iter().sum::<u64>() as f64;
+    for counts in &layers {
+        assert!(counts.is_sorted_by(|a, b| a >= b));
+        assert!((sum(&counts[..11008 * 2 / 5]) / sum(counts) - 0.8).abs() < 1e-4);
+    }
+    assert!((sum(&layers[31]) / sum(&layers[0]) - 3.0).abs() < 1e-4);
+}
+
+fn machine() -> MachineProfile {
+    MachineProfile {
+        name: "test".into(),
+        note: String::new(),
+        measured_unix: None,
+        measured: Vec::new(),
+        assumed: Rate::ALL.to_vec(),
+        dram_gb_s: 50.0,
+        device_gb_s: 500.0,
+        link_gb_s: 20.0,
+        call_us: 2.0,
+        copy_us: 5.0,
+        sync_us: 10.0,
+    }
+}
+
+#[test]
+fn a_split_layer_has_just_enough_neurons_to_pay_for_its_synchronisation() {
+    // 24 KiB, a neuron of a 7B model in f16.
+    let costs = Costs::of(&machine(), 24576, 4096);
+    assert!((costs.t_cpu_us - 0.49152).abs() < 1e-9 && (costs.t_gpu_us - 0.049152).abs() < 1e-9);
+    assert!((costs.t_trans_us - 1.2288).abs() < 1e-9);
+    // Two copies of 16 KiB, started at 5 us each, and one wait.
+    assert!((costs.t_sync_us - (20.0 + 2.0 * 0.8192)).abs() < 1e-9);
+    let pays = |c: usize| c as f64 * costs.t_gpu_us + costs.t_sync_us <= c as f64 * costs.t_cpu_us;
+    let least = least_neurons(&costs, 11008);
+    assert!(pays(least) && !pays(least - 1), "{least}");
+    // A layer that lies on the device whole is not split.
+    assert_eq!(least_neurons(&costs, 40), 40);
+    assert_eq!(least_neurons(&Costs { t_gpu_us: 1.0, ..costs }, 11008), 11008);
+    assert_eq!(least_neurons(&Costs { t_sync_us: 0.0, ..costs }, 11008), 1);
+}
+
+fn fixture(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/models").join(name)
+}
+
+fn packed(name: &str, quant: Quant, dir: &Path) -> Model {
+    let path = dir.join(format!("{name}.{}.neurons", quant.name()));
+    let options = PackOptions { quant, orders: None };
+    pack(&Source::open(&fixture(name), None).unwrap(), &path, &options, &|_, _| Ok(())).unwrap();
+    Model::open(&path).unwrap()
+}
+
+fn request(vram: u64) -> Request {
+    let kv = KvPlace::Auto;
+    Request { vram: Some(vram), ram: None, ffn_share: None, kv, predictor_bytes: 777, ilp_seconds: None }
+}
+
+/// What holds for every plan.
+fn check(plan: &Plan, footprint: &Footprint) {
+    assert_eq!(plan.total_bytes, plan.parts.iter().map(|p| p.bytes).sum::<u64>());
+    assert_eq!(plan.details.host_bytes, plan.parts.iter().map(|p| p.host_bytes).sum::<u64>());
+    assert!(plan.min_bytes <= plan.total_bytes && plan.total_bytes <= plan.budget_bytes.min(plan.full_bytes));
+    let slots: u64 = plan.layers.iter().map(|l| l.slots as u64).sum();
+    let ffn = plan.parts.iter().find(|p| p.name == "ffn_slots").unwrap();
+    assert_eq!((ffn.bytes, ffn.host_bytes), (slots * footprint.block_bytes, footprint.ffn_bytes()));
+    let least = plan.details.least_neurons;
+    assert!(plan.layers.iter().all(|l| l.slots == 0 || (least..=footprint.ffn).contains(&l.slots)));
+    assert!((0.0..=1.0).contains(&plan.gap) && plan.objective <= plan.details.bound);
+}
+
+#[test]
+fn a_shape_has_the_bytes_of_the_packed_model() {
+    let dir = tempfile::tempdir().unwrap();
+    for name in ["relullama", "opt"] {
+        for quant in [Quant::F16, Quant::Q4] {
+            let model = packed(name, quant, dir.path());
+            let footprint = Footprint::of_model(&model, 100, KvType::F32);
+            assert_eq!(footprint, Footprint::of_shape(&model.config, quant, 100, KvType::F32), "{name}");
+            assert_eq!(footprint.ffn_bytes(), model.layers.iter().map(|l| l.ffn.bytes()).sum::<u64>());
+        }
+    }
+}
+
+#[test]
+fn every_budget_is_kept_to_the_byte_and_both_ends_are_reached() {
+    let dir = tempfile::tempdir().unwrap();
+    for name in ["relullama", "opt"] {
+        let footprint = Footprint::of_model(&packed(name, Quant::F16, dir.path()), 64, KvType::F16);
+        let counts = power_law(footprint.layers, footprint.ffn);
+        let plan_of = |request: &Request| plan(&footprint, &counts, &machine(), request);
+        let ends = plan_of(&request(1 << 40)).unwrap();
+        let (min, full) = (ends.min_bytes, ends.full_bytes);
+        let least = plan_of(&request(min)).unwrap();
+        assert_eq!((least.total_bytes, least.objective), (min, 0));
+        let most = plan_of(&request(full)).unwrap();
+        assert_eq!((most.total_bytes, most.gap), (full, 0.0));
+        assert!(most.layers.iter().all(|l| l.slots == footprint.ffn));
+        let refused = plan_of(&request(min - 1)).unwrap_err();
+        assert_eq!(refused.exit_code(), 6);
+        assert!(refused.to_string().contains(&format!("give --vram {min} or more")), "{refused}");
+        let mut last = (0, 0);
+        for vram in (min..=full).step_by(((full - min) / 97) as usize) {
+            let plan = plan_of(&request(vram)).unwrap();
+            check(&plan, &footprint);
+            assert!((plan.objective, plan.total_bytes) >= last, "{vram}");
+            last = (plan.objective, plan.total_bytes);
+        }
+    }
+}
+
+#[test]
+fn a_share_sets_the_neurons_alone_and_the_host_has_a_budget_too() {
+    let footprint = Footprint::of_shape(&shape("llama-7b").unwrap(), Quant::Q8, 4096, KvType::F16);
+    let counts = power_law(footprint.layers, footprint.ffn);
+    let plan_of = |request: &Request| plan(&footprint, &counts, &machine(), request);
+    let half = Request { vram: None, ffn_share: Some(0.5), ..request(1) };
+    let by_share = plan_of(&half).unwrap();
+    check(&by_share, &footprint);
+    assert_eq!(by_share.layers.iter().map(|l| l.slots).sum::<usize>() * 2, footprint.ffn * footprint.layers);
+    assert_eq!(by_share.total_bytes, by_share.budget_bytes);
+    // The same neurons; what else fits may come.
+    let both = plan_of(&Request { ffn_share: Some(0.5), ..request(by_share.full_bytes) }).unwrap();
+    assert_eq!(both.layers, by_share.layers);
+    assert!(both.parts.iter().filter(|p| p.name == "kv" || p.name == "embeddings").all(|p| p.host_bytes == 0));
+    let refused = plan_of(&Request { vram: Some(by_share.total_bytes - 1), ..half }).unwrap_err();
+    assert!(refused.to_string().contains(&format!("give --vram {} or more", by_share.total_bytes)), "{refused}");
+
+    let needed = by_share.details.host_bytes;
+    assert!(plan_of(&Request { ram: Some(needed), ..half }).is_ok());
+    let refused = plan_of(&Request { ram: Some(needed - 1), ..half }).unwrap_err();
+    assert!(refused.to_string().contains(&format!("give --ram {needed} or more")), "{refused}");
+
+    let on_device = plan_of(&Request { kv: KvPlace::Device, ..half }).unwrap();
+    assert_eq!(on_device.min_bytes, by_share.min_bytes + footprint.kv_bytes);
+    let on_host = plan_of(&Request { kv: KvPlace::Host, ..request(u64::MAX) }).unwrap();
+    assert_eq!(on_host.parts.iter().find(|p| p.name == "kv").unwrap().host_bytes, footprint.kv_bytes);
+}
+
+#[test]
+fn policies_fill_the_same_slots() {
+    let mut prng = Prng::new(3);
+    let counts: Vec<Vec<u64>> = (0..4).map(|_| (0..100).map(|_| prng.below(9)).collect()).collect();
+    let slots = [0, 1, 50, 100];
+    let of = |policy, seed| policy::neurons(policy, &counts, &slots, seed);
+    for (l, neurons) in of(Policy::Static, 0).into_iter().enumerate() {
+        assert_eq!(neurons, ranking(&counts[l])[..slots[l]]);
+        let worst = neurons.iter().map(|&n| counts[l][n as usize]).min().unwrap_or(0);
+        let left = (0..100).filter(|n| !neurons.contains(n)).map(|n| counts[l][n as usize]);
+        assert!(neurons.is_empty() || left.max().is_none_or(|best| best <= worst));
+    }
+    let random = of(Policy::Random, 1);
+    assert_eq!(random, of(Policy::Random, 1));
+    assert_ne!(random[2], of(Policy::Random, 2)[2]);
+    assert_eq!(random.iter().map(Vec::len).collect::<Vec<_>>(), slots);
+    assert_eq!(random[3], (0..100).collect::<Vec<u32>>());
+    assert!(random.iter().all(|n| n.windows(2).all(|pair| pair[0] < pair[1])));
+    assert!(of(Policy::None, 1).iter().all(Vec::is_empty));
+}
+
+#[test]
+fn a_placement_reads_back_and_a_wrong_one_is_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("x.json");
+    let layers = vec![
+        LayerPlacement { slots: 3, neurons: vec![4, 0, 2] },
+        LayerPlacement { slots: 2, neurons: vec![] },
+        LayerPlacement { slots: 0, neurons: vec![] },
+    ];
+    let good = PlacementFile {
+        version: VERSION,
+        fingerprint: "abc".into(),
+        model: "m".into(),
+        ffn: 5,
+        policy: Policy::Static,
+        seed: None,
+        layers,
+    };
+    good.write(&path).unwrap();
+    assert_eq!(PlacementFile::read(&path).unwrap(), good);
+    assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 1);
+    good.check_owner(&path, "abc", 3, 5).unwrap();
+    for (fingerprint, layers, ffn, want) in [
+        ("abd", 3, 5, "fingerprint: is abc, the model's is abd: this placement belongs to another model (m); "),
+        ("abc", 4, 5, "it places 3 layers of 5 neurons and the model has 4 of 5; "),
+        ("abc", 3, 6, "it places 3 layers of 5 neurons and the model has 3 of 6; "),
+    ] {
+        let error = good.check_owner(&path, fingerprint, layers, ffn).unwrap_err();
+        let said = error.to_string();
+        assert!(
+            said.contains(want) && said.ends_with("make it again with `dynamicinfer plan MODEL --vram SIZE -o FILE`")
+        );
+        assert_eq!(error.exit_code(), 5);
+    }
+    let json = serde_json::to_value(&good).unwrap();
+    let cases: [(&str, Json, &str); 9] = [
+        ("/version", json!(2), "version: is 2; this program reads 1"),
+        ("/ffn", json!(0), "ffn: is 0; it must be 1 to 1048576"),
+        ("/ffn", json!(4), "layer 0: there is no neuron 4 among 4"),
+        ("/layers", json!([]), "layers: are 0; it must be 1 to 4096"),
+        ("/layers/0/slots", json!(2), "layer 0: 3 neurons in 2 slots of a layer of 5"),
+        ("/layers/1/slots", json!(6), "layer 1: 0 neurons in 6 slots of a layer of 5"),
+        ("/layers/0/neurons/1", json!(4), "layer 0: neuron 4 is there twice"),
+        ("/layers/0/neurons/1", json!(-1), "not a placement: "),
+        ("/policy", json!("best"), "not a placement: unknown variant `best`"),
+    ];
+    for (place, value, want) in cases {
+        let mut wrong = json.clone();
+        *wrong.pointer_mut(place).unwrap() = value;
+        std::fs::write(&path, wrong.to_string()).unwrap();
+        let said = PlacementFile::read(&path).unwrap_err().to_string();
+        assert!(said.contains(want) && said.contains("make it again with"), "{place}: {said}");
+    }
+}
+
+#[test]
+fn a_machine_profile_reads_back_and_a_wrong_one_is_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("pc.toml");
+    let good = MachineProfile {
+        measured_unix: Some(1_800_000_000),
+        measured: vec![Rate::DramGbS, Rate::CallUs],
+        assumed: vec![Rate::DeviceGbS, Rate::LinkGbS, Rate::CopyUs, Rate::SyncUs],
+        ..machine()
+    };
+    good.write(&path).unwrap();
+    assert_eq!(MachineProfile::read(&path).unwrap(), good);
+    let text = std::fs::read_to_string(&path).unwrap();
+    for (from, to, want) in [
+        ("dram_gb_s = 50.0", "dram_gb_s = 0.0", "dram_gb_s: is 0; it must be above 0 and at most 1000000 GB/s"),
+        ("dram_gb_s = 50.0", "dram_gb_s = -1.0", "dram_gb_s: is -1; "),
+        ("dram_gb_s = 50.0", "dram_gb_s = nan", "dram_gb_s: is NaN; "),
+        ("dram_gb_s = 50.0", "dram_gb_s = inf", "dram_gb_s: is inf; "),
+        ("dram_gb_s = 50.0", "dram_gb_s = 1e12", "dram_gb_s: is 1000000000000; "),
+        (
+            "sync_us = 10.0",
+            "sync_us = 1e9",
+            "sync_us: is 1000000000; it must be above 0 and at most 10000000 microseconds",
+        ),
+        ("dram_gb_s = 50.0", "dram_mb_s = 50.0", "not a machine profile: unknown field `dram_mb_s`"),
+        ("dram_gb_s = 50.0", "", "not a machine profile: missing field `dram_gb_s`"),
+        ("\"call_us\"", "\"sync_us\"", "assumed: call_us must stand once, in `measured` or in `assumed`"),
+        ("\"test\"", "\"../x\"", "name: '../x' is no name: "),
+        ("measured_unix = 1800000000", "", "measured_unix: must be there if, and only if, something was measured"),
+    ] {
+        assert!(text.contains(from), "{from} in {text}");
+        std::fs::write(&path, text.replace(from, to)).unwrap();
+        let said = MachineProfile::read(&path).unwrap_err().to_string();
+        assert!(
+            said.contains(want) && said.contains("make it again with `dynamicinfer measure --save NAME`"),
+            "{to}: {said}"
+        );
+    }
+}
+
+#[test]
+fn the_profiles_of_the_checkout_claim_no_measurement() {
+    let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("profiles/machines");
+    let mut profiles = 0;
+    for entry in std::fs::read_dir(dir).unwrap() {
+        let path = entry.unwrap().path();
+        let profile = MachineProfile::read(&path).unwrap();
+        assert_eq!(Some(profile.name.as_str()), path.file_stem().unwrap().to_str());
+        assert_eq!((profile.measured, profile.measured_unix, profile.assumed.len()), (Vec::new(), None, 6));
+        profiles += 1;
+    }
+    assert!(profiles >= 2);
+}
+
+/// The program in a place of its own: status, stdout, stderr.
+fn program(place: &Path, args: &[&str]) -> (i32, String, String) {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_dynamicinfer"));
+    command.args(args).current_dir(place).stdin(Stdio::null());
+    command.env("XDG_CACHE_HOME", place.join("cache")).env("XDG_DATA_HOME", place.join("data"));
+    command.env_remove("DYNAMICINFER_LOG").env_remove("DYNAMICINFER_ASSETS");
+    let done = command.output().unwrap();
+    let text = |bytes| String::from_utf8(bytes).unwrap();
+    let (out, err) = (text(done.stdout), text(done.stderr));
+    assert!(!err.contains("panicked"), "{args:?}: {err}");
+    (done.status.code().unwrap(), out, err)
+}
+
+#[test]
+fn a_model_is_planned_and_its_placement_checked() {
+    let place = tempfile::tempdir().unwrap();
+    let run = |args: &[&str]| program(place.path(), args);
+    let (model, other) = (fixture("relullama"), fixture("opt"));
+    let (model, other) = (model.to_str().unwrap(), other.to_str().unwrap());
+    let base = ["plan", model, "--machine", "rtx-3060-12gb"];
+    let plan = |more: &[&str]| run(&[&base[..], more].concat());
+
+    let (code, out, err) = plan(&["--ffn-share", "0.5", "--json"]);
+    assert_eq!(code, 0, "{err}");
+    assert!(err.contains("there is no activation profile for this model, so every neuron counts the same"), "{err}");
+    let json: Json = serde_json::from_str(&out).unwrap();
+    let keys: Vec<&String> = json.as_object().unwrap().keys().collect();
+    let wanted =
+        ["budget_bytes", "total_bytes", "min_bytes", "full_bytes", "parts", "layers", "objective", "gap", "details"];
+    assert_eq!(keys, wanted);
+    let names: Vec<_> = json["parts"].as_array().unwrap().iter().map(|p| p["name"].as_str().unwrap()).collect();
+    assert_eq!(names, ["attention", "embeddings", "head", "predictors", "kv", "buffers", "ffn_slots"]);
+    let sum: u64 = json["parts"].as_array().unwrap().iter().map(|p| p["bytes"].as_u64().unwrap()).sum();
+    assert_eq!(sum, json["total_bytes"].as_u64().unwrap());
+
+    // The budget is asked for in the words of the refusal.
+    let (code, out, err) = plan(&["--vram", "1"]);
+    assert_eq!((code, out.as_str()), (6, ""));
+    let min = json["min_bytes"].to_string();
+    assert!(err.contains(&format!("a budget of 1 bytes is below the {min} that")), "{err}");
+    let (code, out, _) = plan(&["--vram", &min]);
+    assert_eq!(code, 0);
+    for line in ["attention", "embeddings", "head", "predictors", "keys and values", "buffers", "FFN slots", "total"] {
+        assert!(out.lines().any(|l| l.trim_start().starts_with(line)), "{line} in {out}");
+    }
+
+    let budget = json["budget_bytes"].to_string();
+    for policy in ["static", "random", "none"] {
+        let (code, _, err) = plan(&["--vram", &budget, "-o", "p.json", "--force", "--policy", policy]);
+        assert_eq!(code, 0, "{err}");
+        assert_eq!(plan(&["--vram", &budget, "--check", "p.json"]).0, 0);
+    }
+    let (code, _, err) = plan(&["--vram", &budget, "-o", "p.json"]);
+    assert_eq!((code, err.trim()), (2, "dynamicinfer: p.json is there already; add --force to replace it"));
+    let (code, _, err) = plan(&["--vram", &min, "--check", "p.json"]);
+    assert_eq!(code, 6, "{err}");
+    assert!(err.contains("or plan again"), "{err}");
+    let (code, _, err) = run(&["plan", other, "--machine", "rtx-4090", "--vram", "8GiB", "--check", "p.json"]);
+    assert_eq!(code, 5);
+    assert!(err.contains("this placement belongs to another model") && err.contains("make it again with"), "{err}");
+}
+
+#[test]
+fn a_profile_decides_which_neurons_are_taken() {
+    let place = tempfile::tempdir().unwrap();
+    let model = fixture("relullama");
+    let model = model.to_str().unwrap();
+    std::fs::write(place.path().join("text"), "once upon a time there was a model of a few neurons. ".repeat(8))
+        .unwrap();
+    let (code, _, err) = program(place.path(), &["profile", model, "--text", "text", "-o", "x.profile"]);
+    assert_eq!(code, 0, "{err}");
+    // Without a cost of synchronisation no layer is too small to be split.
+    let profile = MachineProfile { copy_us: 1e-9, sync_us: 1e-9, link_gb_s: 1e6, ..machine() };
+    profile.write(&place.path().join("m.toml")).unwrap();
+    let args = [
+        "plan",
+        model,
+        "--machine",
+        "m.toml",
+        "--profile",
+        "x.profile",
+        "--ffn-share",
+        "0.5",
+        "-o",
+        "p.json",
+        "--json",
+    ];
+    let (code, out, err) = program(place.path(), &args);
+    assert_eq!(code, 0, "{err}");
+    let json: Json = serde_json::from_str(&out).unwrap();
+    assert!(json["details"]["impacts_from"].as_str().unwrap().ends_with("tokens of x.profile"), "{out}");
+    let (objective, total) = (json["objective"].as_u64().unwrap(), json["details"]["total_impact"].as_u64().unwrap());
+    assert!(2 * objective > total, "{objective} of {total}: half of the neurons, the best, have more than half");
+
+    let file = dynamicinfer::formats::profile_file::open(&place.path().join("x.profile")).unwrap();
+    let counts = dynamicinfer::profile::Profile::read(&file).unwrap();
+    let placement = PlacementFile::read(&place.path().join("p.json")).unwrap();
+    let on_device = placement.layers.iter().enumerate().flat_map(|(l, layer)| {
+        let counts = counts.counts(l);
+        layer.neurons.iter().map(move |&n| counts[n as usize]).collect::<Vec<_>>()
+    });
+    assert_eq!(on_device.sum::<u64>(), objective);
+}
+
+#[test]
+fn wrong_budgets_are_refused_in_words() {
+    let place = tempfile::tempdir().unwrap();
+    std::fs::write(place.path().join("bad.toml"), "name = 3").unwrap();
+    let cases: &[(&[&str], i32, &str)] = &[
+        (&["--vram", "0"], 2, "'0' is no room at all; write 8GiB"),
+        (&["--vram", "-8GiB"], 2, "'-8GiB' is negative; write 8GiB"),
+        (&["--vram", "8Gib/s"], 2, "'8Gib/s' is not a size; write 8GiB"),
+        (&["--vram", "99999999TiB"], 2, "'99999999TiB' is more than any memory holds (1024 TiB)"),
+        (&["--vram", "8GiB", "--ram", "0"], 2, "'0' is no room at all"),
+        (&["--vram", "8GiB", "--ram", "1GiB"], 6, "--ram 1073741824 is below the "),
+        (&["--vram", "64KiB"], 6, "a budget of 65536 bytes is below the "),
+        (&[], 2, "--vram <SIZE>"),
+        (&["--ffn-share", "0"], 2, "--ffn-share 0: take a share above 0 and at most 1"),
+        (&["--ffn-share", "-0.5"], 2, "--ffn-share -0.5: take a share"),
+        (&["--ffn-share", "1.01"], 2, "--ffn-share 1.01: take a share"),
+        (&["--ffn-share", "nan"], 2, "--ffn-share NaN: take a share"),
+        (&["--vram", "8GiB", "-c", "0"], 2, "-c 0: take 1 to 16777216"),
+        (&["--vram", "8GiB", "--ilp", "0"], 2, "--ilp 0: take seconds above 0"),
+        (&["--vram", "8GiB", "--predictor", "mlp"], 2, "--predictor mlp: there is none for this model yet"),
+        (&["--vram", "8GiB", "--machine", "cray"], 2, "--machine cray: there is no such profile; make one with"),
+        (&["--vram", "8GiB", "--machine", "a b"], 2, "--machine: 'a b' is no name"),
+        (&["--vram", "8GiB", "--machine", "bad.toml"], 5, "bad.toml: not a machine profile: "),
+        (&["--vram", "8GiB", "-o", "x.json"], 2, "cannot be used with"),
+    ];
+    for (args, code, want) in cases {
+        // A machine that is named twice is another complaint.
+        let named: &[&str] = if args.contains(&"--machine") { &[] } else { &["--machine", "rtx-4090"] };
+        let (found, out, err) = program(place.path(), &[&["plan", "--shape", "llama-7b"], named, args].concat());
+        assert_eq!((found, out.as_str()), (*code, ""), "{args:?}: {err}");
+        assert!(err.contains(want), "{args:?}: {err}");
+    }
+    let (code, _, err) = program(place.path(), &["plan", "--shape", "llama-8b", "--vram", "8GiB"]);
+    assert_eq!((code, err.trim()), (2, "dynamicinfer: --shape llama-8b: known are llama-7b, llama-13b, llama-70b"));
+    for (args, want) in [
+        (&["measure", "--save", "x", "--device-gb-s", "0"][..], "--device-gb-s: is 0; it must be above 0"),
+        (&["measure", "--save", "x", "--sync-us", "-3"], "--sync-us: is -3; it must be above 0"),
+        (&["measure", "--save", "../", "--copy-us", "nan"], "--save: '' is no name"),
+        (&["measure", "--save", "a b"], "--save: 'a b' is no name"),
+        (&["measure", "--link-gb-s", "3"], "--save <NAME>"),
+    ] {
+        let (code, out, err) = program(place.path(), args);
+        assert_eq!((code, out.as_str()), (2, ""), "{args:?}: {err}");
+        assert!(err.contains(want), "{args:?}: {err}");
+    }
+}
+
+#[test]
+fn without_a_profile_the_machine_is_measured_and_said_to_be() {
+    let place = tempfile::tempdir().unwrap();
+    let args = ["plan", "--shape", "llama-7b", "--vram", "8GiB"];
+    let (code, out, err) = program(place.path(), &args);
+    assert_eq!(code, 0, "{err}");
+    assert!(err.contains("there is no machine profile; measuring this one for two seconds"), "{err}");
+    assert!(out.contains("measured dram_gb_s ") && out.contains("assumed device_gb_s 360.0000"), "{out}");
+
+    let save = ["measure", "-t", "1", "--save", "default", "--device-gb-s", "900", "--link-gb-s", "25"];
+    let (code, _, err) = program(place.path(), &save);
+    assert_eq!(code, 0, "{err}");
+    let saved = MachineProfile::read(&place.path().join("data/dynamicinfer/machines/default.toml")).unwrap();
+    assert_eq!((saved.name.as_str(), saved.device_gb_s, saved.link_gb_s), ("default", 900.0, 25.0));
+    assert_eq!(saved.measured, [Rate::DramGbS, Rate::CallUs]);
+    let (code, out, err) = program(place.path(), &args);
+    assert_eq!((code, err.as_str()), (0, ""));
+    assert!(out.contains("machine default: measured dram_gb_s "), "{out}");
+}
