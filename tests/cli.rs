@@ -223,7 +223,7 @@ fn bad_files_are_5_and_what_cannot_be_read_is_1() {
 #[test]
 fn help_names_every_verb_and_completions_know_them() {
     let place = Place::new();
-    let verbs = ["run", "show", "pack", "bench", "eval", "measure", "synth", "completions"];
+    let verbs = ["run", "show", "pack", "bench", "eval", "profile", "measure", "synth", "completions"];
     let help = place.run(&["--help"]);
     assert_eq!((help.code, help.err.as_str()), (0, ""));
     for verb in verbs {

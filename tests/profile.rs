@@ -531,6 +531,20 @@ fn a_profile_is_made_added_to_shown_and_found_again() {
 }
 
 #[test]
+fn the_demo_models_come_with_profiles() {
+    let place = Place(tempfile::tempdir().unwrap());
+    for (model, sparsity) in [("demo", 0.888), ("demo-silu", 0.503)] {
+        let shown = place.json(&["profile", model, "--json"]);
+        let path = shown["path"].as_str().unwrap();
+        assert!(path.ends_with(&format!("profiles/models/{model}/activation.profile")), "{path}");
+        assert!((shown["model"].as_str(), shown["tokens"].as_u64() >= Some(60_000)) == (Some(model), true), "{shown}");
+        assert!((shown["model_spread"]["sparsity"].as_f64().unwrap() - sparsity).abs() < 0.01);
+        // The held-out book stays unseen.
+        assert!(!shown["profiled"].to_string().contains("jacobs"));
+    }
+}
+
+#[test]
 fn ctrl_c_keeps_what_was_counted_and_the_same_command_goes_on() {
     let place = Place(tempfile::tempdir().unwrap());
     let model = fixture("relullama");

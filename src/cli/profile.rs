@@ -260,7 +260,7 @@ fn table(s: &Statistics, cuts: bool) -> Table {
         row.extend(cuts.then(|| format!("{:.4}", layer.cut)));
         table.add_row(row);
     }
-    let mut all = spread_cells("all".into(), &s.model);
+    let mut all = spread_cells("all".into(), &s.model_spread);
     all.resize(columns, String::new());
     table.add_row(all);
     for column in table.column_iter_mut() {

@@ -43,7 +43,7 @@ pub fn plot(dir: &Path, s: &Statistics) -> Result<Vec<PathBuf>> {
     let last = (s.layers.len() - 1).max(1) as f64;
     let mut spreads: Vec<_> =
         s.layers.iter().map(|l| Line { name: format!("layer {}", l.layer), points: cdf(&l.spread.cdf) }).collect();
-    spreads.push(Line { name: "all layers".into(), points: cdf(&s.model.cdf) });
+    spreads.push(Line { name: "all layers".into(), points: cdf(&s.model_spread.cdf) });
     let line = |name: &str, value: &dyn Fn(usize) -> Option<f64>| Line { name: name.into(), points: of_layers(value) };
     let mut similarity: Vec<_> = AHEADS
         .iter()

@@ -207,7 +207,7 @@ impl Observer for Counting<'_> {
     }
 }
 
-/// Cuts that leave the wanted share inactive, over the beginnings of all texts alike.
+/// Cuts that leave the wanted share inactive, over all texts alike, in windows spread over each: books begin with titles.
 fn calibrate(
     engine: &mut Engine,
     session: &mut Session,
@@ -218,7 +218,10 @@ fn calibrate(
     let mut magnitudes = Magnitudes { activation: c.activation, bins: vec![0; c.layers * BINS] };
     let each = CALIBRATION.div_ceil(request.texts.len());
     for text in &request.texts {
-        for window in text.tokens[..each.min(text.tokens.len())].chunks(request.window) {
+        let (all, windows) = (text.tokens.len(), each.div_ceil(request.window));
+        for i in 0..windows {
+            let window = &text.tokens[i * all / windows..(i + 1) * all / windows];
+            let window = &window[..window.len().min(request.window).min(each)];
             session.truncate(0);
             for chunk in window.chunks(CHUNK) {
                 step()?;

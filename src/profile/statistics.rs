@@ -19,7 +19,7 @@ pub struct Statistics {
     pub neurons: usize,
     pub layers: Vec<LayerStatistics>,
     /// Over the neurons of all layers together.
-    pub model: Spread,
+    pub model_spread: Spread,
 }
 
 #[derive(Clone, Debug, Serialize)]
@@ -82,7 +82,7 @@ impl Profile {
                 }
             })
             .collect();
-        Statistics { texts: self.texts.len(), tokens, neurons: h.ffn, layers, model: spread(&all, tokens) }
+        Statistics { texts: self.texts.len(), tokens, neurons: h.ffn, layers, model_spread: spread(&all, tokens) }
     }
 
     /// Over all pairs of texts; `None` with fewer than two, or where nothing was active.
