@@ -218,7 +218,8 @@ fn calibrate(
     let mut magnitudes = Magnitudes { activation: c.activation, bins: vec![0; c.layers * BINS] };
     let each = CALIBRATION.div_ceil(request.texts.len());
     for text in &request.texts {
-        let (all, windows) = (text.tokens.len(), each.div_ceil(request.window));
+        let all = text.tokens.len();
+        let windows = each.min(all).div_ceil(request.window);
         for i in 0..windows {
             let window = &text.tokens[i * all / windows..(i + 1) * all / windows];
             let window = &window[..window.len().min(request.window).min(each)];
