@@ -1,8 +1,10 @@
+use super::device_arg::{self, DeviceArgs, DeviceReport};
 use super::model_arg::{EngineArgs, ModelArgs, check_context};
 use super::sparsity_arg::{SparsityArgs, Unsaid};
 use crate::error::{Error, Result};
 use crate::lab::bench::{BenchOptions, BenchRow, bench};
 use comfy_table::{CellAlignment, Table};
+use serde::Serialize;
 
 /// Measure prefill and decode speed, beside what the machine's memory allows
 ///
@@ -29,6 +31,8 @@ pub struct Args {
     #[command(flatten)]
     sparsity: SparsityArgs,
     #[command(flatten)]
+    device: DeviceArgs,
+    #[command(flatten)]
     engine: EngineArgs,
 }
 
@@ -48,13 +52,32 @@ pub fn run(args: Args) -> Result<()> {
     let mut engine = args.engine.engine(args.model.open()?)?;
     args.sparsity.apply(&mut engine, Unsaid::Dense)?;
     check_context(&engine.model, args.n_prompt.max(args.n_gen), args.engine.kv())?;
+    args.device.apply(&mut engine, args.n_prompt.max(args.n_gen), args.engine.kv())?;
     let options =
         BenchOptions { prompt: args.n_prompt, generate: args.n_gen, repeats: args.repetitions, kv: args.engine.kv() };
     let rows = bench(&mut engine, &options)?;
     match args.output {
-        Output::Json => super::print_json(&rows),
-        Output::Table => super::print(&(table(&rows) + "\n")),
+        Output::Json => {
+            let device = device_arg::report(&engine);
+            super::print_json(&rows.into_iter().map(|row| Row { row, device: device.clone() }).collect::<Vec<_>>())
+        }
+        Output::Table => {
+            super::print(&(table(&rows) + "\n"))?;
+            if let Some(device) = device_arg::report(&engine) {
+                eprintln!("{}: its times are not real, and neither are the speeds above", device.device);
+            }
+            Ok(())
+        }
     }
+}
+
+/// A row with what the device did in all of them.
+#[derive(Serialize)]
+struct Row {
+    #[serde(flatten)]
+    row: BenchRow,
+    #[serde(flatten, skip_serializing_if = "Option::is_none")]
+    device: Option<DeviceReport>,
 }
 
 fn table(rows: &[BenchRow]) -> String {

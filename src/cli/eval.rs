@@ -1,13 +1,15 @@
+use super::device_arg::{self, DeviceArgs, DeviceReport};
 use super::model_arg::{EngineArgs, ModelArgs, check_context};
 use super::progress::{Progress, Unit};
 use super::sparsity_arg::{SparsityArgs, Unsaid};
 use crate::engine::Engine;
 use crate::error::{Error, Result};
 use crate::lab::audit::Shares;
-use crate::lab::evaluate::{LogitsFile, choices, likelihood, read_questions};
+use crate::lab::evaluate::{Likelihood, LogitsFile, choices, likelihood, read_questions};
 use crate::model::source::read_json;
 use crate::tokenizer::{Special, Tokenizer};
 use comfy_table::Table;
+use serde::Serialize;
 use std::path::{Path, PathBuf};
 
 /// Texts above this are surely not meant: a day of evaluation.
@@ -43,6 +45,8 @@ pub struct Args {
     #[command(flatten)]
     sparsity: SparsityArgs,
     #[command(flatten)]
+    device: DeviceArgs,
+    #[command(flatten)]
     engine: EngineArgs,
 }
 
@@ -58,6 +62,7 @@ pub fn run(args: Args) -> Result<()> {
         return Err(Error::Usage(format!("-c {context}: a window needs at least two tokens")));
     }
     check_context(&engine.model, context, args.engine.kv())?;
+    args.device.apply(&mut engine, context, args.engine.kv())?;
     if let Some(file) = &args.choices {
         let tokenizer = Tokenizer::new(spec?, &store)?;
         let questions = read_questions(&read_text(file)?, file)?;
@@ -108,8 +113,9 @@ fn score(
     if let Some(file) = file {
         file.finish()?;
     }
+    let device = device_arg::report(engine);
     if args.json {
-        return super::print_json(&result);
+        return super::print_json(&Scored { result, device });
     }
     super::print(&format!(
         "nll {:.4} nats/token, perplexity {:.3}{}, {} tokens in {} windows of {}\n",
@@ -120,6 +126,15 @@ fn score(
         result.windows,
         result.context
     ))?;
+    if let Some(d) = &device {
+        super::print(&format!(
+            "{}: {:.1} % of the active neurons that were computed, {} of {} bytes at most\n",
+            d.device,
+            100.0 * d.gpu_share,
+            d.peak_device_bytes,
+            d.budget_bytes
+        ))?;
+    }
     let Some(sparse) = &result.sparse else { return Ok(()) };
     let percent = |share: f64| format!("{:.1} %", 100.0 * share);
     let mut table = Table::new();
@@ -144,6 +159,15 @@ fn score(
         percent(sparse.top1_agreement),
         sparse.kl,
     ))
+}
+
+/// The result with what the device did.
+#[derive(Serialize)]
+struct Scored {
+    #[serde(flatten)]
+    result: Likelihood,
+    #[serde(flatten, skip_serializing_if = "Option::is_none")]
+    device: Option<DeviceReport>,
 }
 
 /// A text that the user named.

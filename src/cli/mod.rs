@@ -3,6 +3,7 @@
 mod bench;
 pub mod companions;
 mod completions;
+mod device_arg;
 mod eval;
 mod machine_arg;
 mod measure;

@@ -1,3 +1,4 @@
+use super::device_arg::{self, DeviceArgs, DeviceReport};
 use super::model_arg::{EngineArgs, ModelArgs, check_context};
 use super::progress::{Progress, Unit};
 use super::sparsity_arg::{SparsityArgs, Unsaid};
@@ -75,6 +76,8 @@ pub struct Args {
     #[command(flatten)]
     sparsity: SparsityArgs,
     #[command(flatten)]
+    device: DeviceArgs,
+    #[command(flatten)]
     engine: EngineArgs,
 }
 
@@ -93,6 +96,9 @@ struct Answer {
     predictor: String,
     /// Neurons computed / all while generating.
     computed_share: f64,
+    /// Of a run with a device.
+    #[serde(flatten, skip_serializing_if = "Option::is_none")]
+    device: Option<DeviceReport>,
 }
 
 pub fn run(args: Args) -> Result<()> {
@@ -118,6 +124,7 @@ pub fn run(args: Args) -> Result<()> {
     let mut engine = args.engine.engine(model)?;
     args.sparsity.apply(&mut engine, Unsaid::Auto)?;
     let context = context(&args, &engine, tokens.len())?;
+    args.device.apply(&mut engine, context, args.engine.kv())?;
     let mut session = Session::new(&engine, context, args.engine.kv())?;
     let answer = generate(&args, &mut engine, &mut session, &tokenizer, &tokens, params)?;
     report(&args, &engine, &answer)?;
@@ -256,6 +263,7 @@ fn generate(
         prompt_tokens_per_s: prompt.len() as f64 / prompt_seconds,
         predictor: engine.sparsity().name(),
         computed_share: engine.report.computed_share(&engine.model.config),
+        device: device_arg::report(engine),
         generation_tokens_per_s: (passes > 0 && seconds > 0.0).then(|| passes as f64 / seconds),
     })
 }
@@ -270,8 +278,17 @@ fn report(args: &Args, engine: &Engine, answer: &Answer) -> Result<()> {
         true => String::new(),
         false => format!(" | {}: {:.0} % of the neurons", answer.predictor, 100.0 * answer.computed_share),
     };
+    let device = answer.device.as_ref().map_or(String::new(), |d| {
+        format!(
+            " | {}: {:.0} % of the active neurons, peak {} of {}",
+            d.device,
+            100.0 * d.gpu_share,
+            super::human_bytes(d.peak_device_bytes),
+            super::human_bytes(d.budget_bytes)
+        )
+    });
     eprintln!(
-        "[ prompt: {} tokens, {:.1} t/s | generation: {} tokens, {speed} t/s{sparse} | {} threads, {} | ended by {} | seed {} ]",
+        "[ prompt: {} tokens, {:.1} t/s | generation: {} tokens, {speed} t/s{sparse}{device} | {} threads, {} | ended by {} | seed {} ]",
         answer.prompt_tokens,
         answer.prompt_tokens_per_s,
         answer.generated_tokens,

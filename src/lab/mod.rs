@@ -5,6 +5,7 @@ pub mod bench;
 pub mod evaluate;
 pub mod measure;
 pub mod pack;
+pub mod place;
 pub mod plan;
 pub mod profile;
 pub mod synth;
