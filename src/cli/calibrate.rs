@@ -1,7 +1,7 @@
 use super::companions::Kind;
 use super::model_arg::{EngineArgs, ModelArgs};
 use super::progress::{Progress, Unit};
-use super::train_predictor::{TextArgs, permille, table, with_samples};
+use super::train_predictor::{Reading, TextArgs, permille, table, with_samples};
 use crate::error::{Error, Result};
 use crate::lab::train;
 
@@ -42,7 +42,9 @@ pub fn run(args: Args) -> Result<()> {
             model.config.activation
         )));
     }
-    let asked = args.texts.read(&model, Kind::SignPredictor, args.tokens, TOKENS, 0)?;
+    // Nothing is random here.
+    let (kind, limit) = (Kind::SignPredictor, args.tokens);
+    let asked = args.texts.read(&model, Reading { kind, limit, default: TOKENS, sparsity: None, seed: 0 })?;
     let summary = with_samples(&asked, model, &args.engine, |job, _| {
         let progress = Progress::new("calibrating", Unit::Percent);
         let step = |done: f64, all: usize| permille(&progress, done, all);

@@ -14,6 +14,8 @@ use std::path::{Path, PathBuf};
 const TOKENS: usize = 262_144;
 /// Samples on disk when nobody says: a 7B model's 60 000 tokens.
 const SAMPLE_BYTES: u64 = 16 << 30;
+/// Share of the neurons of a silu or gelu model that counts as inactive when nobody says (CATS, Lee et al. 2024).
+const SPARSITY: f64 = 0.5;
 /// Share of the model's bytes that all networks together may have, in percent.
 const BUDGET_PERCENT: u64 = 10;
 
@@ -33,6 +35,10 @@ pub struct Args {
     /// Use at most this many tokens, spread over the texts [default: 262144, or what 16 GiB of samples hold]
     #[arg(long)]
     tokens: Option<usize>,
+    /// silu and gelu models: the share of neurons that counts as inactive, those with the smallest |act(gate)|
+    /// [default: 0.5]
+    #[arg(long)]
+    sparsity: Option<f64>,
     /// Seed of all random numbers; the same seed makes the same file
     #[arg(long, default_value_t = 1)]
     seed: u64,
@@ -67,6 +73,16 @@ Examples:
   dynamicinfer train-predictor M --text a.txt --ahead 0 --tokens 20000     no look-ahead, quickly
   dynamicinfer eval M --text held-out.txt --predictor mlp                  what it costs and saves";
 
+/// How a verb reads texts.
+pub struct Reading {
+    pub kind: Kind,
+    /// Tokens at most, as the user says and otherwise.
+    pub limit: Option<usize>,
+    pub default: usize,
+    pub sparsity: Option<f64>,
+    pub seed: u64,
+}
+
 /// What was asked for, checked; and the model's tokens of the texts.
 pub struct Asked {
     pub options: Options,
@@ -76,8 +92,8 @@ pub struct Asked {
 }
 
 impl TextArgs {
-    /// `limit` tokens at most.
-    pub fn read(&self, model: &Model, kind: Kind, limit: Option<usize>, default: usize, seed: u64) -> Result<Asked> {
+    pub fn read(&self, model: &Model, reading: Reading) -> Result<Asked> {
+        let Reading { kind, limit, default, sparsity, seed } = reading;
         if !(self.recall > 0.0 && self.recall < 1.0) {
             return Err(Error::Usage(format!("--recall {}: take a share between 0 and 1", self.recall)));
         }
@@ -101,22 +117,36 @@ impl TextArgs {
             recall: self.recall,
             budget: train::model_bytes(model) * BUDGET_PERCENT / 100,
             seed,
-            cuts: cuts(model)?,
+            cuts: cuts(model, sparsity)?,
             made: serde_json::json!({ "texts": names, "tokens": limit }),
         };
         Ok(Asked { options, tokens, output, limit })
     }
 }
 
-/// |act(gate)| per layer above which a neuron is active: zeros for ReLU.
-fn cuts(model: &Model) -> Result<Vec<f32>> {
+/// |act(gate)| per layer above which a neuron is active: zeros for ReLU, else what leaves out the share `sparsity` of the
+/// activations that the model's profile saw.
+fn cuts(model: &Model, sparsity: Option<f64>) -> Result<Vec<f32>> {
+    let layers = model.config.layers;
     if model.config.activation.is_sparse() {
-        return Ok(vec![0.0; model.config.layers]);
+        return match sparsity {
+            None => Ok(vec![0.0; layers]),
+            Some(share) => Err(Error::Usage(format!("--sparsity {share}: this model's own zeros decide"))),
+        };
     }
-    Err(Error::Usage(format!(
-        "every neuron of a {} model is active: it needs magnitude cuts, which a profile of the model gives",
-        model.config.activation
-    )))
+    let share = sparsity.unwrap_or(SPARSITY);
+    if !(share > 0.0 && share < 1.0) {
+        return Err(Error::Usage(format!("--sparsity {share}: take a share between 0 and 1")));
+    }
+    let missing = || {
+        Error::Usage(format!(
+            "every neuron of a {} model is active a little; what is left out is decided by a profile of it. Make one first: \
+             dynamicinfer profile MODEL --text FILE",
+            model.config.activation
+        ))
+    };
+    let (_, profile) = companions::profile(model)?.ok_or_else(missing)?;
+    (0..layers).map(|layer| profile.cut_for(layer, share).ok_or_else(missing)).collect()
 }
 
 /// Where samples and finished parts lie until the file is written.
@@ -193,7 +223,14 @@ pub fn permille(progress: &Progress, done: f64, all: usize) -> Result<()> {
 
 pub fn run(args: Args) -> Result<()> {
     let model = args.model.open()?;
-    let asked = args.texts.read(&model, Kind::MlpPredictor, args.tokens, TOKENS, args.seed)?;
+    let reading = Reading {
+        kind: Kind::MlpPredictor,
+        limit: args.tokens,
+        default: TOKENS,
+        sparsity: args.sparsity,
+        seed: args.seed,
+    };
+    let asked = args.texts.read(&model, reading)?;
     let summary = with_samples(&asked, model, &args.engine, |job, parts| {
         let progress = Progress::new("training", Unit::Percent);
         let step = |done: f64, all: usize| permille(&progress, done, all);
@@ -215,17 +252,18 @@ pub fn table(summary: &Summary, extra: &[&str], column: impl Fn(&train::Row) -> 
     let percent = |share: f32| format!("{:.1} %", 100.0 * share);
     let mut table = Table::new();
     table.load_style(comfy_table::presets::ASCII_MARKDOWN);
-    let head = ["layer", "ahead"].iter().chain(extra).chain(&["active", "recall", "precision", "computed"]);
+    let head =
+        ["layer", "ahead"].iter().chain(extra).chain(&["active", "threshold", "recall", "precision", "computed"]);
     table.set_header(head.copied());
     for r in &summary.rows {
         let mut cells = vec![r.layer.to_string(), r.ahead.to_string()];
         cells.extend(column(r));
-        cells.extend([r.active_share, r.recall, r.precision, r.computed_share].map(percent));
+        cells.extend([percent(r.active_share), format!("{:.4}", r.threshold)]);
+        cells.extend([r.recall, r.precision, r.computed_share].map(percent));
         table.add_row(cells);
     }
     format!(
-        "{table}\nlayers' own together, at threshold {:.3}: recall {}, precision {}, computed {}\n",
-        summary.threshold,
+        "{table}\nlayers' own together: recall {}, precision {}, computed {}\n",
         percent(summary.recall),
         percent(summary.precision),
         percent(summary.computed_share)

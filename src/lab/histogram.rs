@@ -66,7 +66,7 @@ impl Histogram {
     }
 
     /// Neurons with at least this score: (all, active).
-    fn reaching(&self, least: f32) -> (u64, u64) {
+    pub fn reaching(&self, least: f32) -> (u64, u64) {
         // Half a bin below: scores were rounded to the middle of their bins.
         let first = self.bins.iter().enumerate().position(|(i, _)| self.score(i) + 0.5 / self.per_unit > least);
         let bins = first.map_or(&[][..], |first| &self.bins[first..]);
