@@ -9,33 +9,35 @@ use crate::predictor::{Calibration, Kind, Predictor, Room, Tools};
 use half::slice::HalfFloatSliceExt;
 use std::ops::Range;
 
-/// Steps of a score that are counted together. Networks' logits lie within some 15 of zero; sign scores are multiples of
-/// 2 / hidden, so that models up to a hidden size of 8192 have a bin for each.
+/// Logits lie within some 15 of zero. They are counted in steps of a hundredth; thresholds are sums of thousands of them.
 const LOGITS: (f32, f32, usize) = (-20.0, 20.0, 4000);
-const SIGNS: (f32, f32, usize) = (-1.0, 1.0, 8192);
 
 /// How often neurons had each score, and how often they were active.
 #[derive(Clone, Debug)]
 pub struct Histogram {
     low: f32,
     per_unit: f32,
+    /// The score that a bin stands for.
+    scores: Vec<f32>,
     /// (all, active) of each bin.
     bins: Vec<(u64, u64)>,
 }
 
 impl Histogram {
-    fn new((low, high, bins): (f32, f32, usize)) -> Histogram {
-        Histogram { low, per_unit: bins as f32 / (high - low), bins: vec![(0, 0); bins + 1] }
-    }
-
     /// For the logits of a network.
     pub fn of_logits() -> Histogram {
-        Histogram::new(LOGITS)
+        let (low, high, bins) = LOGITS;
+        let per_unit = bins as f32 / (high - low);
+        let scores = (0..=bins).map(|i| low + i as f32 / per_unit).collect();
+        Histogram { low, per_unit, scores, bins: vec![(0, 0); bins + 1] }
     }
 
-    /// For the scores of a kind of predictor.
-    pub fn of(kind: Kind) -> Histogram {
-        Histogram::new(if kind == Kind::Sign { SIGNS } else { LOGITS })
+    /// For the scores of the sign predictor: `hidden` signs give `hidden` + 1 scores, and each has its bin, of the very
+    /// number that the kernel gives.
+    pub fn of_signs(hidden: usize) -> Histogram {
+        let share = 1.0 / hidden as f32;
+        let scores = (0..=hidden).map(|same| (2 * same as i64 - hidden as i64) as f32 * share).collect();
+        Histogram { low: -1.0, per_unit: hidden as f32 / 2.0, scores, bins: vec![(0, 0); hidden + 1] }
     }
 
     pub fn add(&mut self, score: f32, active: bool) {
@@ -48,12 +50,8 @@ impl Histogram {
         self.bins.iter_mut().zip(&other.bins).for_each(|(a, b)| *a = (a.0 + b.0, a.1 + b.1));
     }
 
-    fn score(&self, bin: usize) -> f32 {
-        self.low + bin as f32 / self.per_unit
-    }
-
     pub fn calibration(&self) -> Calibration {
-        let bin = |(i, &(all, active)): (usize, &(u64, u64))| (self.score(i), active as f64, all as f64);
+        let bin = |(i, &(all, active)): (usize, &(u64, u64))| (self.scores[i], active as f64, all as f64);
         Calibration::fit(&self.bins.iter().enumerate().map(bin).collect::<Vec<_>>())
     }
 
@@ -66,11 +64,10 @@ impl Histogram {
     }
 
     /// Neurons with at least this score: (all, active).
-    pub fn reaching(&self, least: f32) -> (u64, u64) {
-        // Half a bin below: scores were rounded to the middle of their bins.
-        let first = self.bins.iter().enumerate().position(|(i, _)| self.score(i) + 0.5 / self.per_unit > least);
-        let bins = first.map_or(&[][..], |first| &self.bins[first..]);
-        bins.iter().fold((0, 0), |sum, b| (sum.0 + b.0, sum.1 + b.1))
+    fn reaching(&self, least: f32) -> (u64, u64) {
+        self.bins[self.scores.partition_point(|score| *score < least)..]
+            .iter()
+            .fold((0, 0), |sum, b| (sum.0 + b.0, sum.1 + b.1))
     }
 
     /// What computing the neurons with at least this score is worth.
@@ -129,7 +126,10 @@ pub fn measure(
 ) -> Result<Histogram> {
     let e = samples.extent;
     let (mut scores, mut residual, mut room) = (Vec::new(), Vec::new(), Room::default());
-    let mut histogram = Histogram::of(predictor.kind());
+    let mut histogram = match predictor.kind() {
+        Kind::Sign => Histogram::of_signs(e.hidden),
+        _ => Histogram::of_logits(),
+    };
     let order = model.layers[layer].order.as_deref();
     for first in range.clone().step_by(MAX_COLUMNS) {
         let n = MAX_COLUMNS.min(range.end - first);

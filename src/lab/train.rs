@@ -30,7 +30,8 @@ const LEAST_GAIN: f64 = 0.002;
 /// A network's first rank: hidden size times mean entropy in bits, divided by this. A neuron in 20 active gives 0.3 bits
 /// at most, and a rank of hidden / 14.
 const ENTROPY_PER_RANK: f64 = 4.0;
-/// A layer's own network decides what is computed, one that looks ahead what is fetched, which errs more cheaply.
+/// A layer's own network decides what is computed, one that looks ahead what is fetched, which errs more cheaply; and the
+/// farther ahead, the less there is to know.
 const OWN_WEIGHT: f64 = 3.0;
 /// Passes over the samples of a network that is kept, and the share of them that a network gets which only tries a size.
 const PASSES: usize = 8;
@@ -216,8 +217,9 @@ pub fn train(job: Job<'_>, parts: &Path, step: &dyn Fn(f64, usize) -> Result<()>
     let counts: Vec<Vec<u64>> = (0..e.layers).map(|l| pairs(samples, l, 0).counts(0..e.train)).collect();
     let entropies: Vec<f64> = counts.iter().map(|c| entropy(c, e.train)).collect();
     // Even a layer that says nothing gets its bias.
-    let weight =
-        |&(layer, ahead): &(usize, usize)| (entropies[layer].sqrt() + 1e-2) * if ahead == 0 { OWN_WEIGHT } else { 1.0 };
+    let weight = |&(layer, ahead): &(usize, usize)| {
+        (entropies[layer].sqrt() + 1e-2) * if ahead == 0 { OWN_WEIGHT } else { 1.0 / ahead as f64 }
+    };
     let least = list.len() as u64 * mlp::file_bytes(e.hidden, e.ffn, 0);
     if options.budget < least {
         return Err(Error::Usage(format!(
