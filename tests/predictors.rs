@@ -125,7 +125,7 @@ fn without_a_calibration_threshold_one_half_means_the_papers_alphas() {
     let dir = tempfile::tempdir().unwrap();
     let model = model(dir.path(), "relullama", Quant::F16, None);
     let predictor = Sign::uncalibrated(&model);
-    assert_eq!(predictor.threshold(), 0.5);
+    assert_eq!(predictor.threshold(1, 0), 0.5);
     for (layer, alpha) in [(0, 1.03f64), (1, 1.0)] {
         let cut = predictor.calibration(layer, 0).unwrap().score_at(0.5);
         // Of 4096 signs these match: SparseInfer computes a neuron unless alpha * matching < differing.
@@ -200,7 +200,7 @@ fn a_written_mlp_opens_and_scores_as_the_definition_says() {
     let path = dir.path().join("m.predictor");
     let networks = write_mlp(&path, &model, 3);
     let opened = predictor::open(&path, &model).unwrap();
-    assert_eq!((opened.kind().name(), opened.threshold()), ("mlp", 0.25));
+    assert_eq!((opened.kind().name(), opened.threshold(0, 0)), ("mlp", 0.25));
     assert!(opened.calibration(0, 1).is_none() && opened.calibration(1, 2).is_none());
     let residual = normal(&mut Prng::new(9), 4 * model.config.hidden);
     for n in &networks {

@@ -117,7 +117,7 @@ impl Predictor for Noted {
         Kind::Sign
     }
 
-    fn threshold(&self) -> f32 {
+    fn threshold(&self, _layer: usize, _ahead: usize) -> f32 {
         0.5
     }
 

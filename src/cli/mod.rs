@@ -1,6 +1,7 @@
 //! The command line: one file per verb. Data goes to stdout, talk to stderr.
 
 mod bench;
+mod calibrate;
 pub mod companions;
 mod completions;
 mod device_arg;
@@ -18,6 +19,7 @@ mod show;
 mod size;
 mod sparsity_arg;
 mod synth;
+mod train_predictor;
 
 use crate::error::{Error, Result};
 use clap::{Parser, Subcommand};
@@ -42,6 +44,7 @@ Examples:
   dynamicinfer bench demo -p 128 -n 64             tokens per second, and how near to the memory's limit
   dynamicinfer plan demo --vram 8GiB               what lies in VRAM and what in memory
   dynamicinfer pack model.gguf --quant q8_0        make the packed file yourself
+  dynamicinfer train-predictor M --text a.txt      teach it which neurons a token needs
 
 Exit status: 0 done, 1 failed, 2 wrong usage, 5 bad model file, 6 not enough memory, 130 Ctrl-C.";
 
@@ -56,6 +59,8 @@ enum Verb {
     Measure(measure::Args),
     Plan(plan::Args),
     Synth(synth::Args),
+    TrainPredictor(train_predictor::Args),
+    Calibrate(calibrate::Args),
     Completions(completions::Args),
 }
 
@@ -97,6 +102,8 @@ fn dispatch(verb: Verb) -> Result<()> {
         Verb::Measure(args) => measure::run(args),
         Verb::Plan(args) => plan::run(args),
         Verb::Synth(args) => synth::run(args),
+        Verb::TrainPredictor(args) => train_predictor::run(args),
+        Verb::Calibrate(args) => calibrate::run(args),
         Verb::Completions(args) => completions::run(args),
     }
 }

@@ -201,13 +201,15 @@ pub fn check_context(model: &Model, context: usize, kv: KvType) -> Result<()> {
     Ok(())
 }
 
+/// Bytes that may still be written to the file system of `dir`, where it says so.
+pub fn free_bytes(dir: &Path) -> Option<u64> {
+    let stat = rustix::fs::statvfs(dir).ok()?;
+    Some(stat.f_bavail * stat.f_frsize)
+}
+
 /// Refuses before gigabytes are written, not after.
 pub fn check_room(dir: &Path, needed: u64) -> Result<()> {
-    let Ok(stat) = rustix::fs::statvfs(dir) else { return Ok(()) };
-    let free = stat.f_bavail * stat.f_frsize;
-    if free >= needed {
-        return Ok(());
-    }
+    let Some(free) = free_bytes(dir).filter(|&free| free < needed) else { return Ok(()) };
     Err(Error::Failed(format!(
         "{} has {} free and the packed model needs {}; free some, or pack elsewhere: dynamicinfer pack MODEL -o FILE",
         dir.display(),

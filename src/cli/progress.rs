@@ -15,6 +15,8 @@ pub enum Unit {
     Bytes,
     Tokens,
     Questions,
+    /// Work whose parts mean nothing to people.
+    Percent,
 }
 
 pub struct Progress {
@@ -33,6 +35,7 @@ impl Progress {
                 Unit::Bytes => "{bytes}/{total_bytes}, {bytes_per_sec}",
                 Unit::Tokens => "{pos}/{len} tokens, {per_sec}",
                 Unit::Questions => "{pos}/{len} questions",
+                Unit::Percent => "{percent} %",
             };
             let style = ProgressStyle::with_template(&format!("{{msg}} {{wide_bar}} {count}, {{eta}} left"));
             let bar = ProgressBar::hidden().with_message(what.clone());

@@ -138,7 +138,8 @@ impl Found<'_> {
             Kind::Sign => self.sign()?,
             Kind::Mlp => self.mlp()?,
         };
-        let threshold = self.args.threshold.unwrap_or(ready.predictor.threshold());
+        let ahead = if layer < self.args.ahead { 0 } else { self.args.ahead };
+        let threshold = self.args.threshold.unwrap_or_else(|| ready.predictor.threshold(layer, ahead));
         Ok(Choice::Predicted { predictor: ready.predictor, threshold, cut: ready.cuts[layer] })
     }
 

@@ -14,7 +14,7 @@ pub mod quant;
 pub mod rows;
 pub mod safetensors;
 pub mod sections;
-mod temporary;
+pub(crate) mod temporary;
 
 use crate::error::{Error, Result};
 use memmap2::Mmap;

@@ -25,7 +25,7 @@ pub struct Header {
     pub hidden: usize,
     /// Neurons per layer.
     pub ffn: usize,
-    /// Probability from which on a neuron is computed, unless the user says otherwise.
+    /// Probability from which on a neuron is computed, unless its table or the user says otherwise.
     pub threshold: f32,
     /// Per layer, the magnitude |act(gate)| above which a neuron counts as active; zeros for ReLU models.
     pub cuts: Vec<f32>,
@@ -46,7 +46,11 @@ pub struct Table {
     /// Rising scores, and the probability at each.
     pub scores: Vec<f32>,
     pub probabilities: Vec<f32>,
-    /// At `Header::threshold`: predicted and active / active.
+    /// Probability from which on a neuron of this layer is computed; the header's where there is none. Layers differ: one
+    /// that rarely fires has small probabilities, and what it says in those few neurons may matter most.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub threshold: Option<f32>,
+    /// At the threshold: predicted and active / active.
     pub recall: f32,
     /// Predicted and active / predicted.
     pub precision: f32,
@@ -104,6 +108,9 @@ fn check(h: &Header) -> Result<(), (String, String)> {
         let rising = |v: &[f32]| v.iter().all(|x| x.is_finite()) && v.windows(2).all(|w| w[0] <= w[1]);
         if !rising(&t.scores) || !rising(&t.probabilities) || !t.probabilities.iter().all(|&p| share(p)) {
             return bad(&name, "scores and probabilities are not rising numbers".into());
+        }
+        if let Some(t) = t.threshold.filter(|t| !share(*t)) {
+            return bad(&name, format!("threshold {t} is not a probability"));
         }
         if ![t.recall, t.precision, t.computed_share].into_iter().all(share) {
             return bad(&name, "recall, precision or computed share are not shares".into());

@@ -3,9 +3,13 @@
 pub mod audit;
 pub mod bench;
 pub mod evaluate;
+pub mod histogram;
 pub mod measure;
+pub mod network;
 pub mod pack;
 pub mod place;
 pub mod plan;
 pub mod profile;
+pub mod samples;
 pub mod synth;
+pub mod train;

@@ -34,7 +34,7 @@ impl Predictor for Exact {
         Kind::Exact
     }
 
-    fn threshold(&self) -> f32 {
+    fn threshold(&self, _layer: usize, _ahead: usize) -> f32 {
         0.5
     }
 

@@ -23,10 +23,11 @@ pub fn open(path: &Path, model: &Model) -> Result<Arc<dyn Predictor>> {
         Ok(Kind::Mlp) => Ok(Arc::new(Mlp::new(file, model)?)),
         Ok(Kind::Sign) => {
             let table = |t: &predictor_file::Table| {
-                ((t.layer, t.ahead), Calibration::new(t.scores.clone(), t.probabilities.clone()))
+                let calibration = Calibration::new(t.scores.clone(), t.probabilities.clone());
+                ((t.layer, t.ahead), (calibration, t.threshold.unwrap_or(header.threshold)))
             };
             let tables: sign::Tables = header.tables.iter().map(table).collect();
-            Ok(Arc::new(Sign::new(model, tables, header.threshold)))
+            Ok(Arc::new(Sign::new(model, tables)))
         }
         _ => {
             let why = format!("'{}' is neither mlp nor sign; {}", header.kind, remedy(&header.kind));

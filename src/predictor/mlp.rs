@@ -136,6 +136,7 @@ impl NetworkWriter {
             rank,
             scores: scores.to_vec(),
             probabilities: probabilities.to_vec(),
+            threshold: None,
             recall: n.measured.recall,
             precision: n.measured.precision,
             computed_share: n.measured.computed_share,
@@ -187,6 +188,7 @@ struct Ready {
     /// In the store's order.
     outer_bias: Vec<f32>,
     calibration: Calibration,
+    threshold: Option<f32>,
     /// `outer` in the store's order, where that is not the published one; `Ready::matrices` points into it.
     _permuted: Vec<BitLine>,
 }
@@ -241,9 +243,10 @@ impl Ready {
             outer_bias = order.iter().map(|&neuron| outer_bias[neuron as usize]).collect();
         }
         let calibration = Calibration::new(table.scores.clone(), table.probabilities.clone());
-        let mut permuted = Vec::new();
+        let (mut permuted, threshold) = (Vec::new(), table.threshold);
         if rank == 0 {
-            return Ok(Ready { matrices: None, inner_bias: Vec::new(), outer_bias, calibration, _permuted: permuted });
+            let inner_bias = Vec::new();
+            return Ok(Ready { matrices: None, inner_bias, outer_bias, calibration, threshold, _permuted: permuted });
         }
         let inner_bias = vector("inner_bias", rank)?;
         let (inner, mut outer) = (matrix("inner", rank, hidden)?, matrix("outer", ffn, rank)?);
@@ -259,7 +262,7 @@ impl Ready {
         // SAFETY: sections begin at multiples of 4096 in a map that `Mlp` keeps, copies at a cache line in a vector that
         // `Ready` keeps and never changes: its buffer does not move with it.
         let matrices = unsafe { (Matrix::over(inner, QUANT, rank, hidden), Matrix::over(outer, QUANT, ffn, rank)) };
-        Ok(Ready { matrices: Some(matrices), inner_bias, outer_bias, calibration, _permuted: permuted })
+        Ok(Ready { matrices: Some(matrices), inner_bias, outer_bias, calibration, threshold, _permuted: permuted })
     }
 }
 
@@ -268,8 +271,8 @@ impl Predictor for Mlp {
         Kind::Mlp
     }
 
-    fn threshold(&self) -> f32 {
-        self.threshold
+    fn threshold(&self, layer: usize, ahead: usize) -> f32 {
+        self.networks.get(&(layer, ahead)).and_then(|n| n.threshold).unwrap_or(self.threshold)
     }
 
     fn calibration(&self, layer: usize, ahead: usize) -> Option<&Calibration> {

@@ -80,7 +80,7 @@ pub trait Predictor: Send + Sync {
     fn kind(&self) -> Kind;
 
     /// Probability from which on a neuron is computed, unless the user says otherwise.
-    fn threshold(&self) -> f32;
+    fn threshold(&self, layer: usize, ahead: usize) -> f32;
 
     /// Its table for `layer` as seen from `ahead` layers before; `None` where it cannot predict that.
     fn calibration(&self, layer: usize, ahead: usize) -> Option<&Calibration>;

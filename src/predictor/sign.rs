@@ -18,6 +18,8 @@ use std::collections::HashMap;
 /// layers of 32 and of 40; half of the layers is what the two have in common.
 const ALPHA_FIRST_HALF: f32 = 1.03;
 const ALPHA: f32 = 1.0;
+/// The threshold that means these.
+const UNCALIBRATED: f32 = 0.5;
 
 /// Bytes of bits that a thread takes at a time: a few microseconds of reading.
 const PIECE_BYTES: usize = 64 << 10;
@@ -32,14 +34,13 @@ pub fn alpha_of_score(score: f32) -> f32 {
     if score <= -1.0 { f32::INFINITY } else { (1.0 - score.min(1.0)) / (1.0 + score.min(1.0)) }
 }
 
-/// Tables by layer and look-ahead.
-pub type Tables = HashMap<(usize, usize), Calibration>;
+/// Tables and thresholds by layer and look-ahead.
+pub type Tables = HashMap<(usize, usize), (Calibration, f32)>;
 
 pub struct Sign {
     /// Per layer the signs of gate (OPT: up) rows in the store's order, `[ffn, lines]`.
     layers: Vec<Vec<BitLine>>,
     tables: Tables,
-    threshold: f32,
 }
 
 impl Sign {
@@ -49,11 +50,12 @@ impl Sign {
         let alpha = |layer| if 2 * layer < layers { ALPHA_FIRST_HALF } else { ALPHA };
         // The step computes what lies above it; a neuron at alpha's score is computed.
         let table = |layer| Calibration::step(score_of_alpha(alpha(layer)).next_down());
-        let tables = (0..layers).flat_map(|l| (0..=l).map(move |ahead| ((l, ahead), table(l)))).collect();
-        Sign::new(model, tables, 0.5)
+        let tables =
+            (0..layers).flat_map(|l| (0..=l).map(move |ahead| ((l, ahead), (table(l), UNCALIBRATED)))).collect();
+        Sign::new(model, tables)
     }
 
-    pub fn new(model: &Model, tables: Tables, threshold: f32) -> Sign {
+    pub fn new(model: &Model, tables: Tables) -> Sign {
         let c = &model.config;
         let (lines, per_block) = (sign::lines(c.hidden), c.ffn_kind.rows());
         let pack = |layer: &crate::model::weights::Layer| {
@@ -68,7 +70,7 @@ impl Sign {
             );
             bits
         };
-        Sign { layers: model.layers.iter().map(pack).collect(), tables, threshold }
+        Sign { layers: model.layers.iter().map(pack).collect(), tables }
     }
 }
 
@@ -77,12 +79,12 @@ impl Predictor for Sign {
         Kind::Sign
     }
 
-    fn threshold(&self) -> f32 {
-        self.threshold
+    fn threshold(&self, layer: usize, ahead: usize) -> f32 {
+        self.tables.get(&(layer, ahead)).map_or(UNCALIBRATED, |table| table.1)
     }
 
     fn calibration(&self, layer: usize, ahead: usize) -> Option<&Calibration> {
-        self.tables.get(&(layer, ahead))
+        self.tables.get(&(layer, ahead)).map(|table| &table.0)
     }
 
     fn score(

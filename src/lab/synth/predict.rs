@@ -413,6 +413,7 @@ impl<'a> Tally<'a> {
                 rank: RANK,
                 scores: scores.to_vec(),
                 probabilities: probabilities.to_vec(),
+                threshold: None,
                 recall: share.recall() as f32,
                 precision: share.precision() as f32,
                 computed_share: share.computed_share() as f32,

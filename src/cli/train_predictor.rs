@@ -1,0 +1,276 @@
+use super::companions::{self, Kind};
+use super::model_arg::{EngineArgs, ModelArgs, check_context, free_bytes};
+use super::progress::{Progress, Unit};
+use crate::engine::Engine;
+use crate::error::{Error, Result};
+use crate::lab::samples::{Extent, Plan, Samples, WINDOW, collect};
+use crate::lab::train::{self, Job, Options, Summary};
+use crate::model::Model;
+use crate::tokenizer::{Special, Tokenizer};
+use comfy_table::Table;
+use std::path::{Path, PathBuf};
+
+/// Tokens to look at when nobody says: beyond this the demo's networks no longer got better.
+const TOKENS: usize = 262_144;
+/// Samples on disk when nobody says: a 7B model's 60 000 tokens.
+const SAMPLE_BYTES: u64 = 16 << 30;
+/// Share of the active neurons to find. Signs say less, so the last ones cost more: on the demo, finding 95 % of them took
+/// 57 % of the neurons and 90 % took 43 %, with perplexity 0.2 and 0.5 % above the dense model's.
+const RECALL: f64 = 0.95;
+const RECALL_OF_SIGNS: f64 = 0.9;
+/// Share of the neurons of a silu or gelu model that counts as inactive when nobody says (CATS, Lee et al. 2024).
+const SPARSITY: f64 = 0.5;
+/// Share of the model's bytes that all networks together may have, in percent.
+const BUDGET_PERCENT: u64 = 10;
+
+/// Train the networks that predict which neurons a token needs
+///
+/// Runs MODEL densely over the texts, notes which neurons were active, and trains a small network per layer, and for each
+/// --ahead one that looks so many layers ahead. Their sizes are searched: sparse and uneven layers need less. All together
+/// they stay below a tenth of the model. The file goes where `run --predictor mlp` finds it. After Ctrl-C the same command
+/// goes on where it was.
+#[derive(clap::Args)]
+#[command(after_help = EXAMPLES)]
+pub struct Args {
+    #[command(flatten)]
+    model: ModelArgs,
+    #[command(flatten)]
+    texts: TextArgs,
+    /// Use at most this many tokens, spread over the texts [default: 262144, or what 16 GiB of samples hold]
+    #[arg(long)]
+    tokens: Option<usize>,
+    /// silu and gelu models: the share of neurons that counts as inactive, those with the smallest |act(gate)|
+    /// [default: 0.5]
+    #[arg(long)]
+    sparsity: Option<f64>,
+    /// Seed of all random numbers; the same seed makes the same file
+    #[arg(long, default_value_t = 1)]
+    seed: u64,
+    #[command(flatten)]
+    engine: EngineArgs,
+}
+
+/// What training and calibrating have in common.
+#[derive(clap::Args)]
+pub struct TextArgs {
+    /// Text files to learn from; the more they are like what the model will be used for, the better
+    #[arg(long, required = true, num_args = 1.., value_name = "FILE")]
+    pub text: Vec<PathBuf>,
+    /// Layers to look ahead, besides predicting each layer from its own residual; 0 for none
+    #[arg(long, value_delimiter = ',', default_value = "1,2,4")]
+    pub ahead: Vec<usize>,
+    /// Share of the active neurons that is to be found [default: train-predictor 0.95, calibrate 0.9]
+    #[arg(long)]
+    pub recall: Option<f64>,
+    /// File to write [default: in the user's data directory, where the model finds it]
+    #[arg(short, long)]
+    pub output: Option<PathBuf>,
+    /// Machine-readable
+    #[arg(long)]
+    pub json: bool,
+}
+
+const EXAMPLES: &str = "\
+Examples:
+  dynamicinfer train-predictor demo --text books/*.txt
+  dynamicinfer train-predictor M --text chat.txt code.rs --recall 0.98     misses less, computes more
+  dynamicinfer train-predictor M --text a.txt --ahead 0 --tokens 20000     no look-ahead, quickly
+  dynamicinfer eval M --text held-out.txt --predictor mlp                  what it costs and saves";
+
+/// How a verb reads texts.
+pub struct Reading {
+    pub kind: Kind,
+    /// Tokens at most, as the user says and otherwise.
+    pub limit: Option<usize>,
+    pub default: usize,
+    pub sparsity: Option<f64>,
+    pub seed: u64,
+}
+
+/// What was asked for, checked; and the model's tokens of the texts.
+pub struct Asked {
+    pub options: Options,
+    pub tokens: Vec<u32>,
+    pub output: PathBuf,
+    pub limit: usize,
+}
+
+impl TextArgs {
+    pub fn read(&self, model: &Model, reading: Reading) -> Result<Asked> {
+        let Reading { kind, limit, default, sparsity, seed } = reading;
+        let recall = self.recall.unwrap_or(if kind == Kind::MlpPredictor { RECALL } else { RECALL_OF_SIGNS });
+        if !(recall > 0.0 && recall < 1.0) {
+            return Err(Error::Usage(format!("--recall {recall}: take a share between 0 and 1")));
+        }
+        if let Some(far) = self.ahead.iter().find(|&&k| k >= model.config.layers) {
+            eprintln!("note: the model has {} layers, so nothing is {far} layers ahead", model.config.layers);
+        }
+        let tokenizer = Tokenizer::new(model.tokenizer()?, model.store().path())?;
+        let mut tokens = Vec::new();
+        for path in &self.text {
+            tokens.extend(tokenizer.encode_prompt(&super::eval::read_text(path)?, Special::AsText)?);
+        }
+        let on_disk = (SAMPLE_BYTES / Extent::token_bytes(model)) as usize;
+        let limit = limit.unwrap_or(default.min(on_disk)).min(tokens.len());
+        let output = match &self.output {
+            Some(path) => path.clone(),
+            None => companions::write_path(model, kind)?,
+        };
+        let names: Vec<_> = self.text.iter().map(|p| p.file_name().unwrap_or_default().to_string_lossy()).collect();
+        let options = Options {
+            ahead: self.ahead.clone(),
+            recall,
+            budget: train::model_bytes(model) * BUDGET_PERCENT / 100,
+            seed,
+            cuts: cuts(model, sparsity)?,
+            made: serde_json::json!({ "texts": names, "tokens": limit }),
+        };
+        Ok(Asked { options, tokens, output, limit })
+    }
+}
+
+/// |act(gate)| per layer above which a neuron is active: zeros for ReLU, else what leaves out the share `sparsity` of the
+/// activations that the model's profile saw.
+fn cuts(model: &Model, sparsity: Option<f64>) -> Result<Vec<f32>> {
+    let layers = model.config.layers;
+    if model.config.activation.is_sparse() {
+        return match sparsity {
+            None => Ok(vec![0.0; layers]),
+            Some(share) => Err(Error::Usage(format!("--sparsity {share}: this model's own zeros decide"))),
+        };
+    }
+    let share = sparsity.unwrap_or(SPARSITY);
+    if !(share > 0.0 && share < 1.0) {
+        return Err(Error::Usage(format!("--sparsity {share}: take a share between 0 and 1")));
+    }
+    let missing = || {
+        Error::Usage(format!(
+            "every neuron of a {} model is active a little; what is left out is decided by a profile of it. Make one first: \
+             dynamicinfer profile MODEL --text FILE",
+            model.config.activation
+        ))
+    };
+    let (_, profile) = companions::profile(model)?.ok_or_else(missing)?;
+    (0..layers).map(|layer| profile.cut_for(layer, share).ok_or_else(missing)).collect()
+}
+
+/// Where samples and finished parts lie until the file is written.
+fn work_dir(key: u64) -> Result<PathBuf> {
+    let cache = crate::config::cache_dir().ok_or_else(|| {
+        Error::Usage("there is no cache directory for the samples: set HOME or XDG_CACHE_HOME".into())
+    })?;
+    let dir = cache.join("training").join(format!("{key:016x}"));
+    std::fs::create_dir_all(&dir).map_err(Error::io("create", &dir))?;
+    Ok(dir)
+}
+
+/// The samples of an earlier run of the same command, or new ones.
+pub fn samples(engine: &mut Engine, asked: &Asked, dir: &Path) -> Result<Samples> {
+    let plan = Plan::new(&engine.model, asked.tokens.len(), asked.limit)?;
+    let path = dir.join("samples");
+    if let Some(samples) = Samples::open(&path, plan.extent) {
+        return Ok(samples);
+    }
+    let needed = plan.extent.file_bytes();
+    if let Some(free) = free_bytes(dir).filter(|&free| free < needed) {
+        return Err(Error::Failed(format!(
+            "{} has {} free and samples of {} tokens need {}; free some, set XDG_CACHE_HOME to a larger place, or take \
+             fewer --tokens",
+            dir.display(),
+            super::human_bytes(free),
+            plan.extent.tokens(),
+            super::human_bytes(needed)
+        )));
+    }
+    let progress = Progress::new("running the model", Unit::Tokens);
+    let step = |done, total| progress.step(done, total);
+    let samples = collect(engine, &asked.tokens, &plan, &asked.options.cuts, &path, step)?;
+    progress.finish();
+    Ok(samples)
+}
+
+/// Samples and parts of a command, removed when its file is written.
+pub fn with_samples(
+    asked: &Asked,
+    model: Model,
+    engine: &EngineArgs,
+    make: impl FnOnce(Job<'_>, &Path) -> Result<Summary>,
+) -> Result<Summary> {
+    let key = train::key(&model, &asked.options, &asked.tokens, asked.limit);
+    let dir = work_dir(key)?;
+    check_context(&model, WINDOW.min(model.config.context), engine.kv())?;
+    let mut engine = engine.engine(model)?;
+    let made = samples(&mut engine, asked, &dir).and_then(|samples| {
+        let (threads, kernels) = (engine.threads(), &engine.kernels);
+        let (options, output) = (&asked.options, &*asked.output);
+        make(Job { model: &engine.model, kernels, threads, samples: &samples, options, output }, &dir)
+    });
+    match made {
+        Err(Error::Interrupted) => {
+            eprintln!("what is finished was kept; the same command goes on");
+            Err(Error::Interrupted)
+        }
+        Err(error) => Err(error),
+        Ok(summary) => {
+            // Left behind, it costs disk space and nothing else.
+            if let Err(error) = std::fs::remove_dir_all(&dir) {
+                tracing::warn!("cannot remove {}: {error}", dir.display());
+            }
+            Ok(summary)
+        }
+    }
+}
+
+/// Shows a step count as the bar wants it.
+pub fn permille(progress: &Progress, done: f64, all: usize) -> Result<()> {
+    progress.step((done * 1000.0) as u64, all as u64 * 1000)
+}
+
+pub fn run(args: Args) -> Result<()> {
+    let model = args.model.open()?;
+    let reading = Reading {
+        kind: Kind::MlpPredictor,
+        limit: args.tokens,
+        default: TOKENS,
+        sparsity: args.sparsity,
+        seed: args.seed,
+    };
+    let asked = args.texts.read(&model, reading)?;
+    let summary = with_samples(&asked, model, &args.engine, |job, parts| {
+        let progress = Progress::new("training", Unit::Percent);
+        let step = |done: f64, all: usize| permille(&progress, done, all);
+        let made = train::train(job, parts, &step);
+        progress.finish();
+        made
+    })?;
+    let bytes: u64 = summary.rows.iter().map(|r| r.bytes).sum();
+    eprintln!("{} written, {}", asked.output.display(), super::human_bytes(bytes));
+    if args.texts.json {
+        return super::print_json(&summary);
+    }
+    let column = |r: &train::Row| vec![r.rank.to_string(), super::human_bytes(r.bytes)];
+    super::print(&table(&summary, &["rank", "bytes"], column))
+}
+
+/// The report: a row per layer and look-ahead, with `extra` columns.
+pub fn table(summary: &Summary, extra: &[&str], column: impl Fn(&train::Row) -> Vec<String>) -> String {
+    let percent = |share: f32| format!("{:.1} %", 100.0 * share);
+    let mut table = Table::new();
+    table.load_style(comfy_table::presets::ASCII_MARKDOWN);
+    let head =
+        ["layer", "ahead"].iter().chain(extra).chain(&["active", "threshold", "recall", "precision", "computed"]);
+    table.set_header(head.copied());
+    for r in &summary.rows {
+        let mut cells = vec![r.layer.to_string(), r.ahead.to_string()];
+        cells.extend(column(r));
+        cells.extend([percent(r.active_share), format!("{:.4}", r.threshold)]);
+        cells.extend([r.recall, r.precision, r.computed_share].map(percent));
+        table.add_row(cells);
+    }
+    format!(
+        "{table}\nlayers' own together: recall {}, precision {}, computed {}\n",
+        percent(summary.recall),
+        percent(summary.precision),
+        percent(summary.computed_share)
+    )
+}

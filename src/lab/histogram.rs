@@ -1,0 +1,192 @@
+//! Scores of a predictor beside the truth: counts by score, and what they say about thresholds.
+
+use crate::cpu::{Kernels, MAX_COLUMNS, Team};
+use crate::error::Result;
+use crate::lab::samples::Samples;
+use crate::model::Model;
+use crate::predictor::mlp::Measured;
+use crate::predictor::{Calibration, Kind, Predictor, Room, Tools};
+use half::slice::HalfFloatSliceExt;
+use std::ops::Range;
+
+/// Logits lie within some 15 of zero. They are counted in steps of a hundredth; thresholds are sums of thousands of them.
+const LOGITS: (f32, f32, usize) = (-20.0, 20.0, 4000);
+
+/// How often neurons had each score, and how often they were active.
+#[derive(Clone, Debug)]
+pub struct Histogram {
+    low: f32,
+    per_unit: f32,
+    /// The score that a bin stands for.
+    scores: Vec<f32>,
+    /// (all, active) of each bin.
+    bins: Vec<(u64, u64)>,
+}
+
+impl Histogram {
+    /// For the logits of a network.
+    pub fn of_logits() -> Histogram {
+        let (low, high, bins) = LOGITS;
+        let per_unit = bins as f32 / (high - low);
+        let scores = (0..=bins).map(|i| low + i as f32 / per_unit).collect();
+        Histogram { low, per_unit, scores, bins: vec![(0, 0); bins + 1] }
+    }
+
+    /// For the scores of the sign predictor: `hidden` signs give `hidden` + 1 scores, and each has its bin, of the very
+    /// number that the kernel gives.
+    pub fn of_signs(hidden: usize) -> Histogram {
+        let share = 1.0 / hidden as f32;
+        let scores = (0..=hidden).map(|same| (2 * same as i64 - hidden as i64) as f32 * share).collect();
+        Histogram { low: -1.0, per_unit: hidden as f32 / 2.0, scores, bins: vec![(0, 0); hidden + 1] }
+    }
+
+    pub fn add(&mut self, score: f32, active: bool) {
+        let bin = ((score - self.low) * self.per_unit + 0.5).clamp(0.0, (self.bins.len() - 1) as f32) as usize;
+        self.bins[bin].0 += 1;
+        self.bins[bin].1 += u64::from(active);
+    }
+
+    pub fn merge(&mut self, other: &Histogram) {
+        self.bins.iter_mut().zip(&other.bins).for_each(|(a, b)| *a = (a.0 + b.0, a.1 + b.1));
+    }
+
+    pub fn calibration(&self) -> Calibration {
+        let bin = |(i, &(all, active)): (usize, &(u64, u64))| (self.scores[i], active as f64, all as f64);
+        Calibration::fit(&self.bins.iter().enumerate().map(bin).collect::<Vec<_>>())
+    }
+
+    pub fn active(&self) -> u64 {
+        self.bins.iter().map(|b| b.1).sum()
+    }
+
+    pub fn all(&self) -> u64 {
+        self.bins.iter().map(|b| b.0).sum()
+    }
+
+    /// Neurons with at least this score: (all, active).
+    fn reaching(&self, least: f32) -> (u64, u64) {
+        self.bins[self.scores.partition_point(|score| *score < least)..]
+            .iter()
+            .fold((0, 0), |sum, b| (sum.0 + b.0, sum.1 + b.1))
+    }
+
+    /// What computing the neurons with at least this score is worth.
+    pub fn measured(&self, least: f32) -> Measured {
+        let (predicted, hit) = self.reaching(least);
+        let share = |part: u64, of: u64, none: f32| if of == 0 { none } else { (part as f64 / of as f64) as f32 };
+        Measured {
+            recall: share(hit, self.active(), 1.0),
+            precision: share(hit, predicted, 1.0),
+            computed_share: share(predicted, self.all(), 0.0),
+        }
+    }
+
+    /// The smallest share of neurons whose computation reaches `recall`.
+    pub fn share_at(&self, recall: f64) -> f64 {
+        let wanted = (self.active() as f64 * recall).ceil() as u64;
+        let (mut predicted, mut hit) = (0, 0);
+        for &(all, active) in self.bins.iter().rev() {
+            if hit >= wanted {
+                break;
+            }
+            (predicted, hit) = (predicted + all, hit + active);
+        }
+        predicted as f64 / self.all().max(1) as f64
+    }
+}
+
+/// The largest probability threshold at which the layers together reach `recall`: of all thresholds that do, it computes
+/// fewest neurons, because it asks the same odds of each.
+pub fn threshold_for(layers: &[(&Histogram, &Calibration)], recall: f64) -> f32 {
+    let active: u64 = layers.iter().map(|(h, _)| h.active()).sum();
+    let reaches = |threshold: f32| {
+        let hit: u64 = layers.iter().map(|(h, c)| h.reaching(c.score_at(threshold)).1).sum();
+        hit as f64 >= recall * active as f64
+    };
+    let (mut low, mut high) = (0f32, 1f32);
+    // 24 halvings are all that an f32 has.
+    for _ in 0..24 {
+        let middle = 0.5 * (low + high);
+        *(if reaches(middle) { &mut low } else { &mut high }) = middle;
+    }
+    low
+}
+
+/// Scores of `predictor` on the tokens `range` of `samples`, beside their labels.
+#[allow(clippy::too_many_arguments)]
+pub fn measure(
+    predictor: &dyn Predictor,
+    model: &Model,
+    kernels: &Kernels,
+    team: &mut Team,
+    samples: &Samples,
+    (layer, ahead): (usize, usize),
+    range: Range<usize>,
+    mut step: impl FnMut() -> Result<()>,
+) -> Result<Histogram> {
+    let e = samples.extent;
+    let (mut scores, mut residual, mut room) = (Vec::new(), Vec::new(), Room::default());
+    let mut histogram = match predictor.kind() {
+        Kind::Sign => Histogram::of_signs(e.hidden),
+        _ => Histogram::of_logits(),
+    };
+    let order = model.layers[layer].order.as_deref();
+    for first in range.clone().step_by(MAX_COLUMNS) {
+        let n = MAX_COLUMNS.min(range.end - first);
+        residual.resize(n * e.hidden, 0.0);
+        scores.resize(n * e.ffn, 0.0);
+        samples.residuals(layer - ahead)[first * e.hidden..][..n * e.hidden].convert_to_f32_slice(&mut residual);
+        let mut tools = Tools { model, team: &mut *team, kernels, room: &mut room };
+        predictor.score(&mut tools, layer, ahead, &residual, n, &mut scores);
+        let labels = samples.labels(layer)[first * e.words()..].chunks_exact(e.words());
+        for (scores, labels) in scores.chunks_exact(e.ffn).zip(labels) {
+            for (place, &score) in scores.iter().enumerate() {
+                let neuron = order.map_or(place, |order| order[place] as usize);
+                histogram.add(score, labels[neuron / 64] >> (neuron % 64) & 1 == 1);
+            }
+        }
+        step()?;
+    }
+    Ok(histogram)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Scores that are the log-odds of being active.
+    fn honest(slope: f32) -> Histogram {
+        let mut h = Histogram::of_logits();
+        for i in 0..400 {
+            let score = slope * (i as f32 / 200.0 - 1.0) * 4.0 - 2.0;
+            let active = (1000.0 / (1.0 + (-score).exp())) as usize;
+            (0..1000).for_each(|k| h.add(score, k < active));
+        }
+        h
+    }
+
+    #[test]
+    fn one_threshold_for_all_layers_reaches_the_recall_with_the_fewest_neurons() {
+        let (a, b) = (honest(1.0), honest(0.5));
+        let (ca, cb) = (a.calibration(), b.calibration());
+        let t = threshold_for(&[(&a, &ca), (&b, &cb)], 0.9);
+        let (ma, mb) = (a.measured(ca.score_at(t)), b.measured(cb.score_at(t)));
+        let hit = ma.recall as f64 * a.active() as f64 + mb.recall as f64 * b.active() as f64;
+        let recall = hit / (a.active() + b.active()) as f64;
+        assert!((0.9..0.91).contains(&recall), "recall {recall}");
+        // Each layer reaching the recall by itself computes no fewer.
+        let together = 0.5 * (ma.computed_share + mb.computed_share) as f64;
+        let apart = 0.5 * (a.share_at(0.9) + b.share_at(0.9));
+        assert!(together <= apart + 0.005, "{together} together, {apart} apart");
+    }
+
+    #[test]
+    fn where_nothing_is_active_nothing_is_computed() {
+        let mut h = Histogram::of_logits();
+        (0..100).for_each(|i| h.add(i as f32 / 10.0 - 5.0, false));
+        let c = h.calibration();
+        assert_eq!(h.share_at(0.95), 0.0);
+        let m = h.measured(c.score_at(0.1));
+        assert_eq!((m.recall, m.computed_share), (1.0, 0.0));
+    }
+}

@@ -1,0 +1,397 @@
+//! Training of one predictor network: binary cross-entropy on logits, AdamW, steps written by hand over a GEMM library.
+//!
+//! Neurons are cut into fixed slices; a slice holds its rows of `outer`, their share of the batch's logits and their own
+//! optimiser state, so that forward, loss, backward and update of a slice are one task without shared writes. The tasks' parts
+//! of the gradient of the hidden layer are added in the order of slices: the result does not depend on the number of threads.
+
+use crate::error::Result;
+use crate::lab::histogram::Histogram;
+use crate::predictor::mlp;
+use crate::prng::Prng;
+use faer::{Accum, MatMut, MatRef, Par};
+use half::f16;
+use half::slice::HalfFloatSliceExt;
+use rayon::prelude::*;
+use std::ops::Range;
+
+/// Tokens of a step. Their logits for a slice stay in a core's L2.
+pub const BATCH: usize = 256;
+/// Neurons of a slice; a multiple of 64, so that a token's labels of it are whole words.
+const SLICE: usize = 512;
+/// Rows of `inner` that a task updates, and tokens whose hidden values it makes.
+const INNER_ROWS: usize = 32;
+const TASK_TOKENS: usize = 64;
+/// Step sizes at their peak. Adam moves every weight by about as much, so the effect of a row grows with its length: the
+/// rows of `inner` are as long as the hidden size, and 256 is where the size was found.
+const RATE: f32 = 2e-3;
+const RATE_AT_HIDDEN: f32 = 256.0;
+/// Share of the steps in which the rate rises.
+const WARM_UP: f32 = 0.05;
+const BETA1: f32 = 0.9;
+const BETA2: f32 = 0.99;
+const EPSILON: f32 = 1e-8;
+const DECAY: f32 = 1e-2;
+
+/// Tokens with what is known before (residuals) and what is to be predicted (labels) of one layer.
+#[derive(Clone, Copy)]
+pub struct Pairs<'a> {
+    /// `[tokens, hidden]`
+    pub residuals: &'a [f16],
+    /// `[tokens, ffn / 64]`, bit n for neuron n.
+    pub labels: &'a [u64],
+    pub hidden: usize,
+    pub ffn: usize,
+}
+
+impl Pairs<'_> {
+    fn words(&self) -> usize {
+        self.ffn.div_ceil(64)
+    }
+
+    /// The input of a network for a token.
+    fn input(&self, token: usize, out: &mut [f32]) {
+        let mut residual = vec![0.0; self.hidden];
+        self.residuals[token * self.hidden..][..self.hidden].convert_to_f32_slice(&mut residual);
+        mlp::normalise(&residual, out);
+    }
+
+    /// How often each neuron was active in `tokens`.
+    pub fn counts(&self, tokens: Range<usize>) -> Vec<u64> {
+        let mut counts = vec![0; self.ffn];
+        for labels in self.labels[tokens.start * self.words()..tokens.end * self.words()].chunks_exact(self.words()) {
+            for (w, &word) in labels.iter().enumerate() {
+                let mut left = word;
+                while left != 0 {
+                    counts[w * 64 + left.trailing_zeros() as usize] += 1;
+                    left &= left - 1;
+                }
+            }
+        }
+        counts
+    }
+}
+
+/// Log-odds of each neuron over all tokens, kept from infinity by half a count: what is known without looking.
+pub fn log_odds(counts: &[u64], tokens: usize) -> Vec<f32> {
+    let odds = |&count: &u64| ((count as f64 + 0.5) / (tokens as f64 - count as f64 + 0.5)).ln() as f32;
+    counts.iter().map(odds).collect()
+}
+
+/// Weights with the running means of gradient and squared gradient.
+struct Trained {
+    weights: Vec<f32>,
+    gradient: Vec<f32>,
+    mean: Vec<f32>,
+    square: Vec<f32>,
+}
+
+/// What a step needs to know about its place in the training.
+#[derive(Clone, Copy)]
+struct Step {
+    rate: f32,
+    decay: f32,
+    /// 1 / (1 - beta^t)
+    correct1: f32,
+    correct2: f32,
+}
+
+impl Trained {
+    fn new(weights: Vec<f32>) -> Trained {
+        let zeros = || vec![0.0; weights.len()];
+        Trained { gradient: zeros(), mean: zeros(), square: zeros(), weights }
+    }
+
+    /// AdamW (Loshchilov and Hutter, 2019).
+    fn update(&mut self, s: Step) {
+        let state = self.mean.iter_mut().zip(&mut self.square).zip(&self.gradient);
+        for (w, ((m, v), &g)) in self.weights.iter_mut().zip(state) {
+            *m = BETA1 * *m + (1.0 - BETA1) * g;
+            *v = BETA2 * *v + (1.0 - BETA2) * g * g;
+            *w -= s.rate * (*m * s.correct1 / ((*v * s.correct2).sqrt() + EPSILON) + s.decay * *w);
+        }
+    }
+}
+
+/// Rows of `inner` with their biases.
+struct InnerRows {
+    rows: usize,
+    weights: Trained,
+    bias: Trained,
+}
+
+/// A slice of neurons.
+struct Slice {
+    first: usize,
+    neurons: usize,
+    /// `[neurons, rank]`
+    weights: Trained,
+    bias: Trained,
+    /// Logits, then their gradients, `[BATCH, neurons]`.
+    logits: Vec<f32>,
+    /// This slice's part of the gradient of the hidden values, `[BATCH, rank]`.
+    back: Vec<f32>,
+}
+
+/// A network in training.
+pub struct Training {
+    hidden: usize,
+    ffn: usize,
+    rank: usize,
+    inner: Vec<InnerRows>,
+    slices: Vec<Slice>,
+    /// `[BATCH, hidden]`, `[BATCH, rank]` each.
+    input: Vec<f32>,
+    values: Vec<f32>,
+    gradient: Vec<f32>,
+}
+
+/// A trained network's weights, as in [`mlp::Network`].
+#[derive(Clone)]
+pub struct Weights {
+    pub inner: Vec<f32>,
+    pub inner_bias: Vec<f32>,
+    pub outer: Vec<f32>,
+    pub outer_bias: Vec<f32>,
+}
+
+/// dst = a * b, or dst += a * b.
+fn multiply(dst: MatMut<'_, f32>, a: MatRef<'_, f32>, b: MatRef<'_, f32>) {
+    faer::linalg::matmul::matmul(dst, Accum::Replace, a, b, 1.0, Par::Seq);
+}
+
+fn matrix(values: &[f32], rows: usize, cols: usize) -> MatRef<'_, f32> {
+    MatRef::from_row_major_slice(&values[..rows * cols], rows, cols)
+}
+
+fn matrix_mut(values: &mut [f32], rows: usize, cols: usize) -> MatMut<'_, f32> {
+    MatMut::from_row_major_slice_mut(&mut values[..rows * cols], rows, cols)
+}
+
+/// Uniform with deviation `scale`.
+fn random(rng: &mut Prng, n: usize, scale: f32) -> Vec<f32> {
+    (0..n).map(|_| (rng.next_f64() as f32 * 2.0 - 1.0) * 3f32.sqrt() * scale).collect()
+}
+
+/// 1 / (1 + e^-x) to about 1e-6, in operations that a compiler makes vectors of.
+#[inline(always)]
+fn sigmoid(x: f32) -> f32 {
+    const MAGIC: f32 = 12_582_912.0; // 1.5 * 2^23: adding it rounds to a whole number
+    let y = (-x).clamp(-80.0, 80.0) * std::f32::consts::LOG2_E;
+    let whole = (y + MAGIC) - MAGIC;
+    let f = y - whole;
+    // 2^f on -0.5..0.5: Taylor's to the sixth power.
+    let p = 1.540_353e-4 * f + 1.333_355_8e-3;
+    let p = p * f + 9.618_129e-3;
+    let p = p * f + 5.550_411e-2;
+    let p = p * f + 2.402_265e-1;
+    let p = p * f + std::f32::consts::LN_2;
+    let p = p * f + 1.0;
+    let power = f32::from_bits((((whole + MAGIC).to_bits() as i32 - MAGIC.to_bits() as i32 + 127) << 23) as u32);
+    1.0 / (1.0 + p * power)
+}
+
+impl Training {
+    /// A network that begins by knowing how often each neuron is active, and nothing else.
+    pub fn new(hidden: usize, rank: usize, log_odds: &[f32], seed: u64) -> Training {
+        let ffn = log_odds.len();
+        let mut rng = Prng::new(seed);
+        let inner = (0..rank).step_by(INNER_ROWS).map(|first| {
+            let rows = INNER_ROWS.min(rank - first);
+            // Inputs have mean square one: hidden values begin about as large.
+            let weights = Trained::new(random(&mut rng, rows * hidden, (2.0 / hidden as f32).sqrt()));
+            InnerRows { rows, weights, bias: Trained::new(vec![0.0; rows]) }
+        });
+        let inner = inner.collect();
+        let slices = (0..ffn).step_by(SLICE).map(|first| {
+            let neurons = SLICE.min(ffn - first);
+            let weights = Trained::new(random(&mut rng, neurons * rank, 0.5 / (rank.max(1) as f32).sqrt()));
+            let bias = Trained::new(log_odds[first..first + neurons].to_vec());
+            let (logits, back) = (vec![0.0; BATCH * neurons], vec![0.0; BATCH * rank]);
+            Slice { first, neurons, weights, bias, logits, back }
+        });
+        let slices = slices.collect();
+        let values = || vec![0.0; BATCH * rank];
+        Training {
+            hidden,
+            ffn,
+            rank,
+            inner,
+            slices,
+            input: vec![0.0; BATCH * hidden],
+            values: values(),
+            gradient: values(),
+        }
+    }
+
+    /// `steps` steps over the tokens `range`, in shuffled order, as many times as it takes.
+    pub fn run(
+        &mut self,
+        pairs: &Pairs<'_>,
+        range: Range<usize>,
+        steps: usize,
+        seed: u64,
+        mut step: impl FnMut() -> Result<()>,
+    ) -> Result<()> {
+        if self.rank == 0 || range.is_empty() {
+            return Ok(());
+        }
+        let mut rng = Prng::new(seed ^ 0x5DEE_CE66);
+        let mut order: Vec<usize> = range.collect();
+        let mut at = order.len();
+        let mut batch = [0; BATCH];
+        for t in 0..steps {
+            for token in &mut batch {
+                if at == order.len() {
+                    (1..order.len()).rev().for_each(|i| order.swap(i, rng.below(i as u64 + 1) as usize));
+                    at = 0;
+                }
+                *token = order[at];
+                at += 1;
+            }
+            let progress = t as f32 / steps as f32;
+            let rate = RATE * (progress / WARM_UP).min(1.0) * 0.5 * (1.0 + (progress * std::f32::consts::PI).cos());
+            let n = t as i32 + 1;
+            let correct = |beta: f32| 1.0 / (1.0 - beta.powi(n));
+            self.step(pairs, &batch, Step { rate, decay: DECAY, correct1: correct(BETA1), correct2: correct(BETA2) });
+            step()?;
+        }
+        Ok(())
+    }
+
+    fn step(&mut self, pairs: &Pairs<'_>, batch: &[usize; BATCH], s: Step) {
+        let (hidden, rank) = (self.hidden, self.rank);
+        self.forward_inner(pairs, batch);
+        let (values, input) = (&self.values, &self.input);
+        self.slices.par_iter_mut().for_each(|slice| slice.step(pairs, batch, values, rank, s));
+        // Gradient of the hidden values, through the relu.
+        self.gradient.copy_from_slice(&self.slices[0].back);
+        for slice in &self.slices[1..] {
+            crate::ops::math::add(&mut self.gradient, &slice.back);
+        }
+        self.gradient.iter_mut().zip(values).for_each(|(g, v)| *g = if *v > 0.0 { *g } else { 0.0 });
+        let gradient = matrix(&self.gradient, BATCH, rank);
+        let inner_rate = Step { rate: s.rate * (RATE_AT_HIDDEN / hidden as f32).sqrt(), ..s };
+        self.inner.par_iter_mut().enumerate().for_each(|(i, part)| {
+            let mine = gradient.subcols(i * INNER_ROWS, part.rows);
+            let to = matrix_mut(&mut part.weights.gradient, part.rows, hidden);
+            multiply(to, mine.transpose(), matrix(input, BATCH, hidden));
+            part.weights.update(inner_rate);
+            for (r, sum) in part.bias.gradient.iter_mut().enumerate() {
+                *sum = (0..BATCH).map(|b| mine[(b, r)]).sum();
+            }
+            part.bias.update(Step { decay: 0.0, ..inner_rate });
+        });
+    }
+
+    /// Input and hidden values of `batch`.
+    fn forward_inner(&mut self, pairs: &Pairs<'_>, batch: &[usize]) {
+        let (hidden, rank, inner) = (self.hidden, self.rank, &self.inner);
+        let inputs = self.input.par_chunks_mut(TASK_TOKENS * hidden);
+        let values = self.values.par_chunks_mut(TASK_TOKENS * rank);
+        inputs.zip(values).zip(batch.par_chunks(TASK_TOKENS)).for_each(|((input, values), tokens)| {
+            let n = tokens.len();
+            input.chunks_exact_mut(hidden).zip(tokens).for_each(|(x, &token)| pairs.input(token, x));
+            let mut out = matrix_mut(values, n, rank);
+            for (i, part) in inner.iter().enumerate() {
+                let to = out.as_mut().subcols_mut(i * INNER_ROWS, part.rows);
+                multiply(to, matrix(input, n, hidden), matrix(&part.weights.weights, part.rows, hidden).transpose());
+            }
+            for values in values[..n * rank].chunks_exact_mut(rank) {
+                let biases = inner.iter().flat_map(|part| &part.bias.weights);
+                values.iter_mut().zip(biases).for_each(|(v, b)| *v = (*v + b).max(0.0));
+            }
+        });
+    }
+
+    /// Scores of the tokens `range` beside the truth.
+    pub fn histogram(&mut self, pairs: &Pairs<'_>, range: Range<usize>) -> Histogram {
+        let (rank, words) = (self.rank, pairs.words());
+        let mut sum = Histogram::of_logits();
+        for first in range.clone().step_by(BATCH) {
+            let tokens: Vec<usize> = (first..range.end.min(first + BATCH)).collect();
+            if rank > 0 {
+                self.forward_inner(pairs, &tokens);
+            }
+            let values = &self.values;
+            let parts = self.slices.par_iter_mut().map(|slice| {
+                let mut histogram = Histogram::of_logits();
+                slice.forward(values, tokens.len(), rank);
+                for (logits, &token) in slice.logits.chunks_exact(slice.neurons).zip(&tokens) {
+                    for (i, (&logit, bias)) in logits.iter().zip(&slice.bias.weights).enumerate() {
+                        let neuron = slice.first + i;
+                        let active = pairs.labels[token * words + neuron / 64] >> (neuron % 64) & 1 == 1;
+                        histogram.add(logit + bias, active);
+                    }
+                }
+                histogram
+            });
+            parts.collect::<Vec<_>>().iter().for_each(|part| sum.merge(part));
+        }
+        sum
+    }
+
+    pub fn weights(&self) -> Weights {
+        let join = |of: &dyn Fn(&Slice) -> Vec<f32>| self.slices.iter().flat_map(of).collect();
+        let weights = Weights {
+            inner: self.inner.iter().flat_map(|p| p.weights.weights.clone()).collect(),
+            inner_bias: self.inner.iter().flat_map(|p| p.bias.weights.clone()).collect(),
+            outer: join(&|s| s.weights.weights.clone()),
+            outer_bias: join(&|s| s.bias.weights.clone()),
+        };
+        assert_eq!(weights.outer.len(), self.ffn * self.rank);
+        weights
+    }
+}
+
+impl Slice {
+    /// Logits without bias of `n` tokens.
+    fn forward(&mut self, values: &[f32], n: usize, rank: usize) {
+        if rank == 0 {
+            self.logits.fill(0.0);
+            return;
+        }
+        let weights = matrix(&self.weights.weights, self.neurons, rank);
+        multiply(matrix_mut(&mut self.logits, n, self.neurons), matrix(values, n, rank), weights.transpose());
+    }
+
+    fn step(&mut self, pairs: &Pairs<'_>, batch: &[usize; BATCH], values: &[f32], rank: usize, s: Step) {
+        self.forward(values, BATCH, rank);
+        // Gradient of the mean over tokens of the sum over neurons: neurons do not share a loss, so a layer with more of
+        // them is not harder.
+        let share = 1.0 / BATCH as f32;
+        let words = pairs.words();
+        self.bias.gradient.fill(0.0);
+        for (logits, &token) in self.logits.chunks_exact_mut(self.neurons).zip(batch) {
+            let labels = &pairs.labels[token * words + self.first / 64..];
+            let sums = self.bias.gradient.chunks_mut(64).zip(self.bias.weights.chunks(64));
+            for ((logits, (sums, biases)), &word) in logits.chunks_mut(64).zip(sums).zip(labels) {
+                for (i, (logit, (sum, bias))) in logits.iter_mut().zip(sums.iter_mut().zip(biases)).enumerate() {
+                    let label = (word >> i & 1) as f32;
+                    *logit = (sigmoid(*logit + bias) - label) * share;
+                    *sum += *logit;
+                }
+            }
+        }
+        let logits = matrix(&self.logits, BATCH, self.neurons);
+        let weights = matrix(&self.weights.weights, self.neurons, rank);
+        multiply(matrix_mut(&mut self.back, BATCH, rank), logits, weights);
+        let gradient = matrix_mut(&mut self.weights.gradient, self.neurons, rank);
+        multiply(gradient, logits.transpose(), matrix(values, BATCH, rank));
+        self.weights.update(s);
+        self.bias.update(Step { decay: 0.0, ..s });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_fast_sigmoid_is_the_sigmoid() {
+        for i in -4000..4000 {
+            let x = i as f32 * 0.02;
+            let exact = 1.0 / (1.0 + (-x as f64).exp());
+            assert!((sigmoid(x) as f64 - exact).abs() < 1e-6, "{x}: {} {exact}", sigmoid(x));
+        }
+    }
+}

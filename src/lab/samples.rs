@@ -1,0 +1,230 @@
+//! What predictors are trained, calibrated and measured on: for many tokens the residual before each layer's FFN and which
+//! of its neurons were active, from the model itself running densely over text.
+//!
+//! They go to a file, for a large model has more of them than memory: per layer the residuals as f16, `[tokens, hidden]`,
+//! then the labels as bits, `[tokens, ffn / 64]` words, neurons in the published numbering. Tokens of training come first,
+//! then those held back. The file is the trainer's own: it has no header, its name says what it is of.
+
+use crate::engine::{Engine, Logits, Observer, Seen, Session};
+use crate::error::{Error, Result};
+use crate::formats::{MappedFile, temporary};
+use crate::model::{Activation, KvType, Model};
+use half::f16;
+use half::slice::HalfFloatSliceExt;
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+
+/// Tokens per forward pass: what the GEMM of a prompt takes well.
+const CHUNK: usize = 128;
+/// Windows of text: long enough that most tokens see a context as they do in use.
+pub const WINDOW: usize = 512;
+/// Of so many windows one is held back, spread over the whole text.
+const HELD_BACK: usize = 8;
+/// Parts of the file begin at multiples of this.
+const ALIGN: u64 = 64;
+
+/// How many of what.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Extent {
+    pub layers: usize,
+    pub hidden: usize,
+    pub ffn: usize,
+    /// Tokens to train on.
+    pub train: usize,
+    /// Tokens held back, after them.
+    pub held_back: usize,
+}
+
+impl Extent {
+    pub fn tokens(&self) -> usize {
+        self.train + self.held_back
+    }
+
+    /// Words of a token's labels.
+    pub fn words(&self) -> usize {
+        self.ffn.div_ceil(64)
+    }
+
+    fn residual_bytes(&self) -> u64 {
+        (self.tokens() as u64 * self.hidden as u64 * 2).next_multiple_of(ALIGN)
+    }
+
+    fn layer_bytes(&self) -> u64 {
+        self.residual_bytes() + (self.tokens() as u64 * self.words() as u64 * 8).next_multiple_of(ALIGN)
+    }
+
+    pub fn file_bytes(&self) -> u64 {
+        self.layers as u64 * self.layer_bytes()
+    }
+
+    /// Bytes of one token's samples, about.
+    pub fn token_bytes(model: &Model) -> u64 {
+        let c = &model.config;
+        c.layers as u64 * (c.hidden as u64 * 2 + c.ffn.div_ceil(64) as u64 * 8)
+    }
+}
+
+/// Which windows of a text are used, and for what.
+#[derive(Debug)]
+pub struct Plan {
+    pub extent: Extent,
+    /// First token and length of each window, and where its samples go.
+    windows: Vec<(usize, usize, usize)>,
+}
+
+impl Plan {
+    /// At most `limit` tokens out of a text of `tokens`, in windows spread evenly over it.
+    pub fn new(model: &Model, tokens: usize, limit: usize) -> Result<Plan> {
+        let c = &model.config;
+        let size = WINDOW.min(c.context);
+        let all: Vec<(usize, usize)> =
+            (0..tokens).step_by(size).map(|first| (first, size.min(tokens - first))).collect();
+        let wanted = limit.div_ceil(size).clamp(1, all.len().max(1));
+        if all.len() < 2 || wanted < 2 {
+            let why = format!(
+                "{} tokens are too few: training and validation need a window of {size} each",
+                tokens.min(limit)
+            );
+            return Err(Error::Usage(why));
+        }
+        let chosen: Vec<(usize, usize)> = (0..wanted).map(|i| all[i * all.len() / wanted]).collect();
+        let held = |i: usize| i % HELD_BACK == HELD_BACK / 2 || (wanted <= HELD_BACK / 2 && i + 1 == wanted);
+        let count = |back: bool| chosen.iter().enumerate().filter(|(i, _)| held(*i) == back).map(|(_, w)| w.1).sum();
+        let extent =
+            Extent { layers: c.layers, hidden: c.hidden, ffn: c.ffn, train: count(false), held_back: count(true) };
+        let mut at = [0, extent.train];
+        let windows = chosen.iter().enumerate().map(|(i, &(first, len))| {
+            let place = at[usize::from(held(i))];
+            at[usize::from(held(i))] += len;
+            (first, len, place)
+        });
+        Ok(Plan { windows: windows.collect(), extent })
+    }
+}
+
+/// The samples, mapped.
+pub struct Samples {
+    file: MappedFile,
+    pub extent: Extent,
+}
+
+impl Samples {
+    /// Opens a file that [`collect`] finished; `None` where there is none of that size.
+    pub fn open(path: &Path, extent: Extent) -> Option<Samples> {
+        let file = MappedFile::open(path).ok()?;
+        (file.bytes().len() as u64 == extent.file_bytes()).then_some(Samples { file, extent })
+    }
+
+    /// Residuals before the FFN of a layer, `[tokens, hidden]`.
+    pub fn residuals(&self, layer: usize) -> &[f16] {
+        let at = (layer as u64 * self.extent.layer_bytes()) as usize;
+        bytemuck::cast_slice(&self.file.bytes()[at..at + self.extent.tokens() * self.extent.hidden * 2])
+    }
+
+    /// Which neurons were active, bit n of a token's words for neuron n, `[tokens, words]`.
+    pub fn labels(&self, layer: usize) -> &[u64] {
+        let at = (layer as u64 * self.extent.layer_bytes() + self.extent.residual_bytes()) as usize;
+        bytemuck::cast_slice(&self.file.bytes()[at..at + self.extent.tokens() * self.extent.words() * 8])
+    }
+}
+
+/// Runs the engine's model densely over the windows of `plan` and writes what it saw to `path`. A neuron is active when its
+/// activation is not zero or, where its layer has a cut above 0, when |act(gate)| is above that.
+pub fn collect(
+    engine: &mut Engine,
+    tokens: &[u32],
+    plan: &Plan,
+    cuts: &[f32],
+    path: &Path,
+    mut step: impl FnMut(u64, u64) -> Result<()>,
+) -> Result<Samples> {
+    let (file, temporary) = temporary::create(path)?;
+    let remove = RemoveUnlessDone(&temporary);
+    file.set_len(plan.extent.file_bytes()).map_err(Error::io("write", &temporary))?;
+    let mut session = Session::new(engine, WINDOW.min(engine.model.config.context), KvType::F16)?;
+    let orders: Vec<Option<Vec<u32>>> = engine.model.layers.iter().map(|l| l.order.clone()).collect();
+    let mut recorder = Recorder {
+        file: &file,
+        extent: plan.extent,
+        cuts,
+        activation: engine.model.config.activation,
+        orders: &orders,
+        place: 0,
+        halves: Vec::new(),
+        bits: Vec::new(),
+        failed: None,
+    };
+    let mut done = 0;
+    for &(first, len, place) in &plan.windows {
+        session.truncate(0);
+        for (i, chunk) in tokens[first..first + len].chunks(CHUNK).enumerate() {
+            session.check(engine, chunk)?;
+            recorder.place = place + i * CHUNK;
+            engine.forward_observed(&mut session.kv, chunk, Logits::None, &mut recorder);
+            if let Some(error) = recorder.failed.take() {
+                return Err(Error::io("write", &temporary)(error));
+            }
+            done += chunk.len() as u64;
+            step(done, plan.extent.tokens() as u64)?;
+        }
+    }
+    file.sync_all().map_err(Error::io("write", &temporary))?;
+    std::fs::rename(&temporary, path).map_err(Error::io("rename to", path))?;
+    std::mem::forget(remove);
+    Samples::open(path, plan.extent)
+        .ok_or_else(|| Error::Failed(format!("{} was changed while it was written", path.display())))
+}
+
+struct RemoveUnlessDone<'a>(&'a Path);
+
+impl Drop for RemoveUnlessDone<'_> {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_file(self.0);
+    }
+}
+
+struct Recorder<'a> {
+    file: &'a File,
+    extent: Extent,
+    cuts: &'a [f32],
+    activation: Activation,
+    orders: &'a [Option<Vec<u32>>],
+    /// Where the samples of this pass go.
+    place: usize,
+    halves: Vec<f16>,
+    bits: Vec<u64>,
+    failed: Option<std::io::Error>,
+}
+
+impl Observer for Recorder<'_> {
+    fn layer(&mut self, seen: &Seen<'_>) {
+        let (e, cut) = (self.extent, self.cuts[seen.layer]);
+        self.halves.resize(seen.residual.len(), f16::ZERO);
+        self.halves.convert_from_f32_slice(seen.residual);
+        self.bits.clear();
+        self.bits.resize(seen.n * e.words(), 0);
+        let order = self.orders[seen.layer].as_deref();
+        for (t, bits) in self.bits.chunks_exact_mut(e.words()).enumerate() {
+            for place in 0..e.ffn {
+                let at = t * e.ffn + place;
+                let active = match cut > 0.0 {
+                    true => self.activation.apply(seen.gates[at]).abs() > cut,
+                    false => seen.activations[at] != 0.0,
+                };
+                let neuron = order.map_or(place, |order| order[place] as usize);
+                bits[neuron / 64] |= u64::from(active) << (neuron % 64);
+            }
+        }
+        let layer = seen.layer as u64 * e.layer_bytes();
+        let residuals = layer + (self.place * e.hidden * 2) as u64;
+        let labels = layer + e.residual_bytes() + (self.place * e.words() * 8) as u64;
+        let written = self
+            .file
+            .write_all_at(bytemuck::cast_slice(&self.halves), residuals)
+            .and_then(|()| self.file.write_all_at(bytemuck::cast_slice(&self.bits), labels));
+        if let Err(error) = written {
+            self.failed.get_or_insert(error);
+        }
+    }
+}

@@ -1,0 +1,440 @@
+//! Training of a model's predictors (PowerInfer 5.1): how large each network is, in what order they are made, and the file
+//! of them all. One network is `lab/network.rs`.
+//!
+//! **Size.** What there is to say about a layer is the entropy of its neurons' activity: it falls with sparsity and with skew
+//! (neurons that are always or never active say nothing). A network begins at the rank that its layer's entropy suggests,
+//! and doubles while that makes the computed share at the wanted recall smaller by more than [`GAIN`]; where the first
+//! doubling does not, it halves while that costs less. PowerInfer stops when perplexity is within 0.1 % of the dense
+//! model's; the share at a fixed recall is what that would measure, without running the model for every size.
+//!
+//! **Bytes.** All networks together stay below a share of the model's bytes. Each may take what is left, divided by the
+//! square roots of the entropies still to come (the first bytes help most); what it leaves goes to those after it. Layers' own networks come first and count [`OWN_WEIGHT`]
+//! times.
+
+use crate::cpu::{Kernels, Team};
+use crate::error::{Error, Result};
+use crate::formats::predictor_file::{self, Header, Table};
+use crate::lab::histogram::{self, Histogram, measure};
+use crate::lab::network::{BATCH, Pairs, Training, Weights, log_odds};
+use crate::lab::samples::Samples;
+use crate::model::Model;
+use crate::predictor::mlp::{self, Measured, Network, NetworkWriter, RANK_STEP};
+use crate::predictor::{Calibration, Kind, Predictor};
+use serde_json::json;
+use std::path::{Path, PathBuf};
+
+/// Growing goes on while it saves more than this share of the computed neurons ...
+const GAIN: f64 = 0.05;
+/// ... and more than this share of all neurons.
+const LEAST_GAIN: f64 = 0.002;
+/// A network's first rank: hidden size times mean entropy in bits, divided by this. A neuron in 20 active gives 0.3 bits
+/// at most, and a rank of hidden / 14.
+const ENTROPY_PER_RANK: f64 = 4.0;
+/// A layer's own network decides what is computed, one that looks ahead what is fetched, which errs more cheaply; and the
+/// farther ahead, the less there is to know.
+const OWN_WEIGHT: f64 = 3.0;
+/// Passes over the samples of a network that is kept, and the share of them that a network gets which only tries a size.
+const PASSES: usize = 8;
+const TRIAL_SHARE: f64 = 0.25;
+/// Steps of a network that is kept, at least: small sets of samples are seen more often.
+const LEAST_STEPS: usize = 400;
+/// Changes when training does, so that parts of different programs are never put together.
+const VERSION: u32 = 1;
+
+/// What is to be trained.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// Layers to look ahead, besides 0.
+    pub ahead: Vec<usize>,
+    /// Share of the active neurons that is to be found.
+    pub recall: f64,
+    /// Bytes of all networks together, at most.
+    pub budget: u64,
+    pub seed: u64,
+    /// |act(gate)| above which a neuron is active, per layer; zeros for ReLU models.
+    pub cuts: Vec<f32>,
+    /// How it was made, for the header.
+    pub made: serde_json::Value,
+}
+
+/// Bytes of the model's weights that 10 % are taken of: all matrices, whatever their type.
+pub fn model_bytes(model: &Model) -> u64 {
+    let layers: u64 = model.layers.iter().map(|l| l.qkv.bytes() + l.o.bytes() + l.ffn.bytes()).sum();
+    let edges = model.embed.bytes() + if model.config.tied { 0 } else { model.head.bytes() };
+    layers + edges + model.positions.map_or(0, |p| p.bytes())
+}
+
+/// What training and calibrating work on.
+#[derive(Clone, Copy)]
+pub struct Job<'a> {
+    pub model: &'a Model,
+    pub kernels: &'a Kernels,
+    pub threads: usize,
+    pub samples: &'a Samples,
+    pub options: &'a Options,
+    /// The predictor file to write.
+    pub output: &'a Path,
+}
+
+/// A number for all that training depends on, besides the model: parts of an interrupted run are continued by a run with
+/// the same.
+pub fn key(model: &Model, options: &Options, tokens: &[u32], limit: usize) -> u64 {
+    let text = xxhash_rust::xxh3::xxh3_64(bytemuck::cast_slice(tokens));
+    let store = &model.store().header;
+    let all = format!(
+        "{VERSION}|{}|{:?}|{text}|{limit}|{:?}|{}|{}|{}|{:?}",
+        store.fingerprint, store.quant, options.ahead, options.recall, options.budget, options.seed, options.cuts
+    );
+    xxhash_rust::xxh3::xxh3_64(all.as_bytes())
+}
+
+/// The networks to train in their order: layers' own first.
+pub fn networks(layers: usize, ahead: &[usize]) -> Vec<(usize, usize)> {
+    let mut ahead: Vec<usize> = ahead.iter().copied().filter(|&k| k > 0 && k < layers).collect();
+    ahead.sort_unstable();
+    ahead.dedup();
+    [0].into_iter().chain(ahead).flat_map(|k| (k..layers).map(move |l| (l, k))).collect()
+}
+
+/// Mean entropy of a neuron's activity, bits.
+pub fn entropy(counts: &[u64], tokens: usize) -> f64 {
+    let bits = |&count: &u64| {
+        let p = (count as f64 / tokens.max(1) as f64).clamp(0.0, 1.0);
+        [p, 1.0 - p].into_iter().filter(|p| *p > 0.0).map(|p| -p * p.log2()).sum::<f64>()
+    };
+    counts.iter().map(bits).sum::<f64>() / counts.len().max(1) as f64
+}
+
+/// The largest rank whose rows of `outer` are as long as those of `rank`: they are padded to cache lines.
+fn fill(rank: usize) -> usize {
+    let row = |rank: usize| crate::formats::rows::Quant::Q8.row_bytes(rank);
+    let mut filled = rank.next_multiple_of(RANK_STEP);
+    while filled > 0 && row(filled + RANK_STEP) == row(filled) {
+        filled += RANK_STEP;
+    }
+    filled
+}
+
+/// The rank to begin with, for a mean entropy in bits.
+fn first_rank(hidden: usize, entropy: f64) -> usize {
+    fill((hidden as f64 * entropy / ENTROPY_PER_RANK).round() as usize / RANK_STEP * RANK_STEP)
+}
+
+/// A size that was tried: what computing costs at the wanted recall.
+#[derive(Clone, Copy, Debug, PartialEq, serde::Serialize)]
+pub struct Trial {
+    pub rank: usize,
+    pub computed_share: f64,
+}
+
+/// Finds a rank: see the module. `try_rank` trains at a rank and gives the computed share at the wanted recall; `fits` says
+/// whether there are bytes for a rank.
+pub fn search(
+    first: usize,
+    fits: impl Fn(usize) -> bool,
+    mut try_rank: impl FnMut(usize) -> Result<f64>,
+) -> Result<(usize, Vec<Trial>)> {
+    let smaller = |rank: usize| if rank <= RANK_STEP { 0 } else { fill(rank / 2 / RANK_STEP * RANK_STEP) };
+    let mut rank = first;
+    while rank > 0 && !fits(rank) {
+        // One step at a time: a byte budget is to be used.
+        rank -= RANK_STEP;
+    }
+    let mut trials: Vec<Trial> = Vec::new();
+    let mut attempt = |rank: usize| -> Result<f64> {
+        let computed_share = try_rank(rank)?;
+        trials.push(Trial { rank, computed_share });
+        Ok(computed_share)
+    };
+    let worth = |large: f64, small: f64| small - large > (GAIN * small).max(LEAST_GAIN);
+    let mut share = attempt(rank)?;
+    let mut grew = false;
+    loop {
+        let next = fill((2 * rank).max(RANK_STEP));
+        if !fits(next) {
+            break;
+        }
+        let found = attempt(next)?;
+        if !worth(found, share) {
+            break;
+        }
+        (rank, share, grew) = (next, found, true);
+    }
+    while !grew && rank > 0 {
+        let next = smaller(rank);
+        let found = attempt(next)?;
+        if worth(share, found) {
+            break;
+        }
+        (rank, share) = (next, found);
+    }
+    Ok((rank, trials))
+}
+
+/// What became of a network.
+#[derive(Clone, Debug, serde::Serialize)]
+pub struct Row {
+    pub layer: usize,
+    pub ahead: usize,
+    pub rank: usize,
+    pub bytes: u64,
+    /// Of the sign predictor: SparseInfer's alpha that computes the same neurons; absent where none or all are computed.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub alpha: Option<f32>,
+    /// Probability from which on a neuron is computed.
+    pub threshold: f32,
+    pub recall: f32,
+    pub precision: f32,
+    pub computed_share: f32,
+    /// Truly active / all.
+    pub active_share: f32,
+}
+
+/// What became of all.
+#[derive(Clone, Debug, serde::Serialize)]
+pub struct Summary {
+    /// Of the layers' own predictors together.
+    pub recall: f32,
+    pub precision: f32,
+    pub computed_share: f32,
+    pub rows: Vec<Row>,
+}
+
+/// A finished network: its file, and what it is worth on the tokens held back.
+struct Part {
+    path: PathBuf,
+    table: Table,
+    judged: Judged,
+}
+
+/// Trains every network and writes the predictor file. Finished networks lie in `parts` until the
+/// file is written; those that are there are not trained again. `step(done, all)` counts networks.
+pub fn train(job: Job<'_>, parts: &Path, step: &dyn Fn(f64, usize) -> Result<()>) -> Result<Summary> {
+    let Job { model, kernels, threads, samples, options, output } = job;
+    let e = samples.extent;
+    std::fs::create_dir_all(parts).map_err(Error::io("create", parts))?;
+    let list = networks(e.layers, &options.ahead);
+    let counts: Vec<Vec<u64>> = (0..e.layers).map(|l| pairs(samples, l, 0).counts(0..e.train)).collect();
+    let entropies: Vec<f64> = counts.iter().map(|c| entropy(c, e.train)).collect();
+    // Even a layer that says nothing gets its bias.
+    let weight = |&(layer, ahead): &(usize, usize)| {
+        (entropies[layer].sqrt() + 1e-2) * if ahead == 0 { OWN_WEIGHT } else { 1.0 / ahead as f64 }
+    };
+    let least = list.len() as u64 * mlp::file_bytes(e.hidden, e.ffn, 0);
+    if options.budget < least {
+        return Err(Error::Usage(format!(
+            "{} networks need {least} bytes at least, and {} are given",
+            list.len(),
+            options.budget
+        )));
+    }
+    // Beyond the bias that each has.
+    let mut left = options.budget - least;
+    let mut finished: Vec<Part> = Vec::new();
+    let mut team = Team::new(threads);
+    for (i, &at) in list.iter().enumerate() {
+        let path = parts.join(format!("layer-{}-ahead-{}.{}", at.0, at.1, predictor_file::EXTENSION));
+        let bias = mlp::file_bytes(e.hidden, e.ffn, 0);
+        if part_table(&path, model, at).is_none() {
+            let share = weight(&at) / list[i..].iter().map(weight).sum::<f64>();
+            let cap = (left as f64 * share) as u64 + bias;
+            let first = match finished.iter().find(|p| (p.table.layer, p.table.ahead) == (at.0, 0)) {
+                Some(own) if at.1 > 0 => own.table.rank,
+                _ => first_rank(e.hidden, entropies[at.0]),
+            };
+            let progress = |done: f64| step(i as f64 + done, list.len());
+            let network = one(samples, options, at, &counts[at.0], first, cap, &progress)?;
+            mlp::write(&path, header(model, options, 0.5), &[network])?;
+        }
+        let table = part_table(&path, model, at)
+            .ok_or_else(|| Error::Failed(format!("{} was changed while it was written", path.display())))?;
+        let predictor = crate::predictor::open(&path, model)?;
+        let held_back = e.train..e.tokens();
+        let histogram =
+            measure(&*predictor, model, kernels, &mut team, samples, at, held_back, crate::interrupt::check)?;
+        left = left.saturating_sub(mlp::file_bytes(e.hidden, e.ffn, table.rank) - bias);
+        finished.push(Part { path, table, judged: Judged::new(at, histogram, options.recall) });
+        step((i + 1) as f64, list.len())?;
+    }
+    let mut writer = NetworkWriter::create(output, e.hidden, e.ffn)?;
+    let mut rows = Vec::new();
+    for part in &finished {
+        let table = Table { rank: part.table.rank, ..part.judged.table() };
+        rows.push(part.judged.row(mlp::file_bytes(e.hidden, e.ffn, table.rank), table.rank));
+        writer.copy(&predictor_file::open(&part.path)?, table)?;
+    }
+    let judged: Vec<&Judged> = finished.iter().map(|p| &p.judged).collect();
+    writer.finish(header(model, options, common_threshold(&judged, options.recall)))?;
+    Ok(Summary::new(&judged, rows))
+}
+
+/// A predictor of one layer from one distance, and the threshold at which it reaches the wanted recall.
+///
+/// Each layer reaches it by itself. One threshold for all would find as many neurons with fewer computed, at the cost of
+/// layers that rarely fire: of the demo's third layer it found one neuron in eight, and perplexity rose by 5 %.
+struct Judged {
+    at: (usize, usize),
+    histogram: Histogram,
+    calibration: Calibration,
+    threshold: f32,
+    measured: Measured,
+}
+
+impl Judged {
+    fn new(at: (usize, usize), histogram: Histogram, recall: f64) -> Judged {
+        let calibration = histogram.calibration();
+        let threshold = histogram::threshold_for(&[(&histogram, &calibration)], recall);
+        let measured = histogram.measured(calibration.score_at(threshold));
+        Judged { at, histogram, calibration, threshold, measured }
+    }
+
+    fn table(&self) -> Table {
+        let (scores, probabilities) = self.calibration.points();
+        let Measured { recall, precision, computed_share } = self.measured;
+        Table {
+            layer: self.at.0,
+            ahead: self.at.1,
+            rank: 0,
+            scores: scores.to_vec(),
+            probabilities: probabilities.to_vec(),
+            threshold: Some(self.threshold),
+            recall,
+            precision,
+            computed_share,
+        }
+    }
+
+    fn row(&self, bytes: u64, rank: usize) -> Row {
+        let Measured { recall, precision, computed_share } = self.measured;
+        let active_share = self.histogram.active() as f32 / self.histogram.all().max(1) as f32;
+        let (layer, ahead) = self.at;
+        let threshold = self.threshold;
+        Row { layer, ahead, rank, bytes, alpha: None, threshold, recall, precision, computed_share, active_share }
+    }
+}
+
+/// The threshold at which the layers together reach the recall, for those who want one for all.
+fn common_threshold(judged: &[&Judged], recall: f64) -> f32 {
+    let own = judged.iter().filter(|j| j.at.1 == 0).map(|j| (&j.histogram, &j.calibration));
+    histogram::threshold_for(&own.collect::<Vec<_>>(), recall)
+}
+
+impl Summary {
+    fn new(judged: &[&Judged], rows: Vec<Row>) -> Summary {
+        let (mut hit, mut active, mut predicted, mut all) = (0.0, 0.0, 0.0, 0.0);
+        for j in judged.iter().filter(|j| j.at.1 == 0) {
+            hit += j.measured.recall as f64 * j.histogram.active() as f64;
+            active += j.histogram.active() as f64;
+            predicted += j.measured.computed_share as f64 * j.histogram.all() as f64;
+            all += j.histogram.all() as f64;
+        }
+        let share = |part: f64, of: f64, none: f64| if of == 0.0 { none as f32 } else { (part / of) as f32 };
+        Summary {
+            recall: share(hit, active, 1.0),
+            precision: share(hit, predicted, 1.0),
+            computed_share: share(predicted, all, 0.0),
+            rows,
+        }
+    }
+}
+
+fn pairs(samples: &Samples, layer: usize, ahead: usize) -> Pairs<'_> {
+    let e = samples.extent;
+    Pairs { residuals: samples.residuals(layer - ahead), labels: samples.labels(layer), hidden: e.hidden, ffn: e.ffn }
+}
+
+/// Searches a rank and trains a network of it. `progress` is 0 to 1.
+fn one(
+    samples: &Samples,
+    options: &Options,
+    at: (usize, usize),
+    counts: &[u64],
+    first: usize,
+    cap: u64,
+    progress: &dyn Fn(f64) -> Result<()>,
+) -> Result<Network> {
+    let e = samples.extent;
+    let pairs = pairs(samples, at.0, at.1);
+    let odds = log_odds(counts, e.train);
+    let steps = (e.train * PASSES / BATCH).max(LEAST_STEPS);
+    let trial_steps = (steps as f64 * TRIAL_SHARE) as usize;
+    // Each network has its own random numbers, whatever was trained before it.
+    let seed = options.seed ^ ((at.0 as u64) << 32 | at.1 as u64).wrapping_mul(0x9E37_79B9_7F4A_7C15);
+    // Two or three trials are usual: that many are counted on.
+    let (mut done, expected) = (0usize, (steps + 3 * trial_steps) as f64);
+    let mut run = |rank: usize, steps: usize| -> Result<Training> {
+        let mut training = Training::new(e.hidden, rank, &odds, seed);
+        training.run(&pairs, 0..e.train, steps, seed, || {
+            done += 1;
+            progress((done as f64 / expected).min(0.99))
+        })?;
+        Ok(training)
+    };
+    let fits = |rank: usize| rank <= e.ffn.next_multiple_of(RANK_STEP) && mlp::file_bytes(e.hidden, e.ffn, rank) <= cap;
+    let try_rank = |rank: usize| {
+        let mut training = run(rank, trial_steps)?;
+        Ok(training.histogram(&pairs, e.train..e.tokens()).share_at(options.recall))
+    };
+    let (rank, trials) = search(first, fits, try_rank)?;
+    tracing::info!("layer {} from {} before: rank {rank} of {trials:?}", at.0, at.1);
+    let Weights { inner, inner_bias, outer, outer_bias } = run(rank, steps)?.weights();
+    let calibration = Calibration::new(vec![0.0], vec![0.0]);
+    let measured = Measured::default();
+    Ok(Network { layer: at.0, ahead: at.1, inner, inner_bias, outer, outer_bias, calibration, measured })
+}
+
+/// The table of a finished part, if there is one.
+fn part_table(path: &Path, model: &Model, at: (usize, usize)) -> Option<Table> {
+    let file = predictor_file::open(path).ok()?;
+    let mine = file.header.fingerprint == model.store().header.fingerprint && file.verify(|_| ()).is_ok();
+    file.header.tables.iter().find(|t| mine && (t.layer, t.ahead) == at).cloned()
+}
+
+/// The header of a predictor file of this model, without tables.
+pub fn header(model: &Model, options: &Options, threshold: f32) -> Header {
+    Header {
+        fingerprint: model.store().header.fingerprint.clone(),
+        model: model.config.name.clone(),
+        kind: Kind::Mlp.name().into(),
+        layers: model.config.layers,
+        hidden: model.config.hidden,
+        ffn: model.config.ffn,
+        threshold,
+        cuts: options.cuts.clone(),
+        tables: Vec::new(),
+        made: json!({ "how": options.made, "recall": options.recall, "seed": options.seed }),
+        sections: Vec::new(),
+    }
+}
+
+/// Tables of the sign predictor: for each layer and look-ahead how often neurons of each score are active, and the threshold
+/// (SparseInfer's alpha) at which it reaches the wanted recall. Writes the predictor file.
+pub fn calibrate_sign(job: Job<'_>, step: &dyn Fn(f64, usize) -> Result<()>) -> Result<Summary> {
+    let Job { model, kernels, threads, samples, options, output } = job;
+    let e = samples.extent;
+    let sign = crate::predictor::Sign::uncalibrated(model);
+    let list = networks(e.layers, &options.ahead);
+    let mut team = Team::new(threads);
+    let mut found = Vec::new();
+    for (i, &at) in list.iter().enumerate() {
+        let mut done = 0.0;
+        let batches = e.tokens().div_ceil(crate::cpu::MAX_COLUMNS) as f64;
+        // A table of some fifty numbers needs no held-back tokens to be honest about hundreds of thousands of neurons.
+        let histogram = measure(&sign, model, kernels, &mut team, samples, at, 0..e.tokens(), || {
+            done += 1.0 / batches;
+            step(i as f64 + done, list.len())
+        })?;
+        found.push(Judged::new(at, histogram, options.recall));
+    }
+    let judged: Vec<&Judged> = found.iter().collect();
+    let mut header = header(model, options, common_threshold(&judged, options.recall));
+    header.kind = Kind::Sign.name().into();
+    header.tables = found.iter().map(Judged::table).collect();
+    crate::formats::sections::Writer::create(output)?.finish(header)?;
+    let row = |j: &Judged| {
+        let score = j.calibration.score_at(j.threshold);
+        let alpha = score.is_finite().then(|| crate::predictor::sign::alpha_of_score(score));
+        Row { alpha, ..j.row(sign.weight_bytes(j.at.0, j.at.1), 0) }
+    };
+    Ok(Summary::new(&judged, found.iter().map(row).collect()))
+}
