@@ -18,7 +18,7 @@ const ACTIVE: f64 = 0.10;
 fn shape(seed: u64) -> Shape {
     Shape {
         hidden: 256,
-        layers: 6,
+        layers: 5,
         ffn: 1024,
         heads: 4,
         kv_heads: 2,
@@ -52,7 +52,7 @@ fn run(engine: &mut Engine, observer: &mut dyn Observer) {
     let vocab = engine.model.config.vocab as u64;
     let mut rng = Prng::new(77);
     for _ in 0..2 {
-        let tokens: Vec<u32> = (0..320).map(|_| rng.below(vocab) as u32).collect();
+        let tokens: Vec<u32> = (0..200).map(|_| rng.below(vocab) as u32).collect();
         let mut kv = KvCache::new(&engine.model.config, tokens.len(), KvType::F16).unwrap();
         for some in tokens.chunks(20) {
             engine.forward_observed(&mut kv, some, Logits::None, observer);
@@ -123,7 +123,7 @@ impl Firing {
 fn predicted(store: &Path, predictor: &Path, ahead: usize) -> Shares {
     let mut engine = engine(store);
     let predictor = predictor::open(predictor, &engine.model).unwrap();
-    let threshold = predictor.threshold(0, 0);
+    let threshold = predictor.threshold();
     let choices = vec![Choice::Predicted { predictor, threshold, cut: 0.0 }; engine.model.config.layers];
     engine.set_sparsity(Sparsity::new(choices, ahead).unwrap());
     let (all, by_layer) = Firing::of(&mut engine).audit.shares();
