@@ -439,7 +439,7 @@ fn the_kernel_computes_what_the_cpu_computes() {
             }
         }
     }
-    assert!(computed > 10_000);
+    assert!(computed > 5_000, "only {computed} neurons were active");
 }
 
 /// A block that is overwritten while the kernel runs: the kernel is not over when it begins.
@@ -453,7 +453,7 @@ fn a_kernel_sees_what_is_written_below_it_while_it_runs() {
     let clean = rig.run(&mut device);
     assert_eq!(rig.run(&mut device), clean);
     // Lands while the kernel runs: a call takes 5 us, a copy 1.5 us.
-    let garbage = vec![f32::NAN.to_bits(); rig.blocks.len()];
+    let garbage = vec![1e6f32.to_bits(); rig.blocks.len()];
     put(&mut device, Stream::Compute, &rig.input, rig.call.input, 0);
     let (before, output) = (device.event(), rig.call.output);
     device.record(Stream::Compute, before);
@@ -463,5 +463,6 @@ fn a_kernel_sees_what_is_written_below_it_while_it_runs() {
     let mut seen = vec![0; rig.output.len()];
     get(&mut device, Stream::Compute, output, 0, &mut seen);
     device.synchronize(Stream::Compute);
-    assert!(seen.iter().any(|&bits| f32::from_bits(bits).is_nan()), "the kernel did not notice");
+    let (seen, clean) = (bytemuck::cast_slice(&seen[..clean.0.len()]), &clean.0);
+    assert!(error(seen, clean) > 0.5, "the kernel did not notice");
 }

@@ -26,17 +26,24 @@ unsafe impl<T: Send> Sync for Ring<T> {}
 unsafe impl<T: Send> Send for Ring<T> {}
 
 /// The end that fills. There is one.
-pub struct Sender<T>(Arc<Ring<T>>);
+pub struct Sender<T> {
+    ring: Arc<Ring<T>>,
+    /// What `sent` says: nobody else stores it.
+    sent: usize,
+}
 
 /// The end that takes. There is one.
-pub struct Receiver<T>(Arc<Ring<T>>);
+pub struct Receiver<T> {
+    ring: Arc<Ring<T>>,
+    taken: usize,
+}
 
 /// Room for `capacity` items, at least one; all that is ever allocated.
 pub fn exchange<T: Default>(capacity: usize) -> (Sender<T>, Receiver<T>) {
     let places = (0..capacity.max(1)).map(|_| UnsafeCell::new(T::default())).collect();
     let ring = Ring { taken: Padded(AtomicUsize::new(0)), sent: Padded(AtomicUsize::new(0)), places };
     let ring = Arc::new(ring);
-    (Sender(ring.clone()), Receiver(ring))
+    (Sender { ring: ring.clone(), sent: 0 }, Receiver { ring, taken: 0 })
 }
 
 impl<T> Sender<T> {
@@ -44,14 +51,14 @@ impl<T> Sender<T> {
     /// called, when there is no room.
     #[inline]
     pub fn try_send(&mut self, fill: impl FnOnce(&mut T)) -> bool {
-        let Ring { taken, sent, places } = &*self.0;
-        let at = sent.0.load(Ordering::Relaxed);
-        if at.wrapping_sub(taken.0.load(Ordering::Acquire)) == places.len() {
+        let Ring { taken, sent, places } = &*self.ring;
+        if self.sent.wrapping_sub(taken.0.load(Ordering::Acquire)) == places.len() {
             return false;
         }
         // SAFETY: the receiver is done with the place, and does not look at it before `sent` is stored.
-        places[at % places.len()].with_mut(|item| fill(unsafe { &mut *item }));
-        sent.0.store(at.wrapping_add(1), Ordering::Release);
+        places[self.sent % places.len()].with_mut(|item| fill(unsafe { &mut *item }));
+        self.sent = self.sent.wrapping_add(1);
+        sent.0.store(self.sent, Ordering::Release);
         true
     }
 }
@@ -60,14 +67,14 @@ impl<T> Receiver<T> {
     /// Lets `take` use the oldest item, which it may swap for another, and gives its place back; `None` if there is none.
     #[inline]
     pub fn try_take<R>(&mut self, take: impl FnOnce(&mut T) -> R) -> Option<R> {
-        let Ring { taken, sent, places } = &*self.0;
-        let at = taken.0.load(Ordering::Relaxed);
-        if at == sent.0.load(Ordering::Acquire) {
+        let Ring { taken, sent, places } = &*self.ring;
+        if self.taken == sent.0.load(Ordering::Acquire) {
             return None;
         }
         // SAFETY: the sender has filled the place, and does not touch it before `taken` is stored.
-        let result = places[at % places.len()].with_mut(|item| take(unsafe { &mut *item }));
-        taken.0.store(at.wrapping_add(1), Ordering::Release);
+        let result = places[self.taken % places.len()].with_mut(|item| take(unsafe { &mut *item }));
+        self.taken = self.taken.wrapping_add(1);
+        taken.0.store(self.taken, Ordering::Release);
         Some(result)
     }
 }
