@@ -139,12 +139,19 @@ fn a_warm_engine_decodes_without_allocating() {
             sections: Vec::new(),
         };
         mlp::write(&mlp_path, header, &networks(&model)).unwrap();
-        let predicted = |predictor: Arc<dyn Predictor>| Choice::Predicted { predictor, threshold: 0.5, cut: 0.0 };
+        let predicted = |predictor: &Arc<dyn Predictor>, threshold| Choice::Predicted {
+            predictor: predictor.clone(),
+            threshold,
+            cut: 0.0,
+        };
+        let sign: Arc<dyn Predictor> = Arc::new(Sign::uncalibrated(&model));
+        let mlp = predictor::open(&mlp_path, &model).unwrap();
+        // While it gets warm, fewer neurons are computed than later: the rooms are made for all of them at once.
         let choices = [
-            ("dense", Choice::Dense),
-            ("exact", Choice::Exact { cut: 0.0 }),
-            ("sign", predicted(Arc::new(Sign::uncalibrated(&model)))),
-            ("mlp", predicted(predictor::open(&mlp_path, &model).unwrap())),
+            ("dense", [Choice::Dense, Choice::Dense]),
+            ("exact", [Choice::Exact { cut: 1.5 }, Choice::Exact { cut: 0.0 }]),
+            ("sign", [predicted(&sign, 0.5), predicted(&sign, 0.5)]),
+            ("mlp", [predicted(&mlp, 0.8), predicted(&mlp, 0.2)]),
         ];
         let mut failed = Vec::new();
         for (name, choice) in choices {
@@ -162,10 +169,11 @@ fn a_warm_engine_decodes_without_allocating() {
     }
 }
 
-/// Allocations of [`COUNTED`] tokens.
-fn count(path: &Path, choice: &Choice, threads: usize, slots: Option<usize>) -> u64 {
+/// Allocations of [`COUNTED`] tokens that run as `choice[1]` says, after some that ran as `choice[0]` does.
+fn count(path: &Path, choice: &[Choice; 2], threads: usize, slots: Option<usize>) -> u64 {
     let mut engine = Engine::new(Model::open(path).unwrap(), threads, Kernels::best());
-    engine.set_sparsity(Sparsity::new(vec![choice.clone(); LAYERS], 0).unwrap());
+    let sparsity = |choice: &Choice| Sparsity::new(vec![choice.clone(); LAYERS], 0).unwrap();
+    engine.set_sparsity(sparsity(&choice[0]));
     if let Some(slots) = slots {
         let device = Box::new(VirtualDevice::new(u64::MAX, RATES));
         // SAFETY: the engine has both.
@@ -178,11 +186,16 @@ fn count(path: &Path, choice: &Choice, threads: usize, slots: Option<usize>) -> 
         engine.forward(&mut kv, &[token * 5 % 500], Logits::Last);
         let_the_team_sleep();
     }
+    let share = |engine: &Engine| engine.report.computed_share(&engine.model.config);
+    let (warm, tokens) = (share(&engine), engine.report.tokens);
+    engine.set_sparsity(sparsity(&choice[1]));
     let before = ALLOCATIONS.load(Ordering::Relaxed);
     for token in 0..COUNTED as u32 {
         engine.forward(&mut kv, &[token * 7 % 500], Logits::Last);
     }
     let allocations = ALLOCATIONS.load(Ordering::Relaxed) - before;
+    let all = (share(&engine) * engine.report.tokens as f64 - warm * tokens as f64) / COUNTED as f64;
+    println!("{warm:.2} of the neurons computed while warming, {all:.2} later");
     if let Some(hybrid) = &engine.hybrid {
         let counters = hybrid.cache.counters;
         assert!(counters.landed > 100 && counters.hits > 0, "{counters:?}");
