@@ -224,6 +224,31 @@ fn planted_offences_are_caught() {
     nothing("tests/x.rs", concat!("let start = Instant::now();\n#[ign", "ore = \"takes an hour\"]\n"));
 }
 
+/// Folders whose code decodes tokens, and the files in them that may name a lock: the team takes one to sleep and to wake; the
+/// FFN's is once per unit, for its counts.
+const TOKEN_PATH: [&str; 7] =
+    ["src/cache/", "src/cpu/", "src/device/", "src/engine/", "src/kernel/", "src/ops/", "src/predictor/"];
+const MAY_LOCK: [&str; 2] = ["src/cpu/team.rs", "src/engine/ffn.rs"];
+
+#[test]
+fn no_lock_is_named_on_the_way_of_a_token() {
+    let locks = |text: &str| -> Vec<usize> {
+        let names = ["Mutex", "RwLock", "Condvar", "Barrier", "OnceLock", "LazyLock", "mpsc", ".lock()", "park("];
+        let line = |(i, line): (usize, &str)| names.iter().any(|n| code_of(line).contains(n)).then_some(i + 1);
+        text.lines().enumerate().filter_map(line).collect()
+    };
+    let mut looked_at = 0;
+    for (path, text) in source_files() {
+        if !TOKEN_PATH.iter().any(|folder| path.starts_with(folder)) {
+            continue;
+        }
+        looked_at += 1;
+        let may = MAY_LOCK.contains(&path.as_str());
+        assert_eq!(!locks(&text).is_empty(), may, "{path}:{:?}: a lock; hand over by cache/exchange.rs", locks(&text));
+    }
+    assert!(looked_at > 30, "only {looked_at} files: the folders have moved");
+}
+
 /// All complaints about one file. `path` is relative to the repository.
 fn check(path: &str, text: &str) -> Vec<String> {
     let mut complaints = Vec::new();

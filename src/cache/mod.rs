@@ -1,7 +1,9 @@
 //! The neuron cache: which neurons lie in a device's memory.
 
+pub mod exchange;
 mod neuron_cache;
 pub mod slot_table;
+mod sync;
 
 pub use neuron_cache::{CacheCounters, HostBlocks, LayerCache, MAX_IN_FLIGHT, Migration, NeuronCache, NotBegun};
 pub use slot_table::{Refused, Slot, SlotTable};

@@ -63,12 +63,8 @@ pub struct LayerCache {
     host: HostBlocks,
     /// Recorded on the compute stream after the layer's last use.
     last_use: Event,
-}
-
-struct InFlight {
-    layer: u32,
-    slot: u32,
-    event: Event,
+    /// Slots being filled, each with the event behind its copy.
+    in_flight: Vec<(u32, Event)>,
 }
 
 pub struct NeuronCache {
@@ -77,7 +73,7 @@ pub struct NeuronCache {
     pub counters: CacheCounters,
     /// Whether a layer's copies are waited for before it is used.
     pub barrier: bool,
-    in_flight: Vec<InFlight>,
+    /// Events that no move has now; as many moves can still be begun.
     events: Vec<Event>,
 }
 
@@ -108,12 +104,12 @@ impl NeuronCache {
                 mirror: vec![0; slots],
                 host,
                 last_use: device.event(),
+                in_flight: Vec::with_capacity(slots.min(MAX_IN_FLIGHT)),
             });
         }
         device.synchronize(Stream::Compute);
         let events = (0..MAX_IN_FLIGHT).map(|_| device.event()).collect();
-        let in_flight = Vec::with_capacity(MAX_IN_FLIGHT);
-        Ok(NeuronCache { device, layers, counters: CacheCounters::default(), barrier: false, in_flight, events })
+        Ok(NeuronCache { device, layers, counters: CacheCounters::default(), barrier: false, events })
     }
 
     /// Bytes on the device for `slots` neurons of a layer.
@@ -141,29 +137,28 @@ impl NeuronCache {
             self.device.copy_in(Stream::Copy, from, bytes, layer.blocks, m.slot as u64 * bytes as u64);
         }
         self.device.record(Stream::Copy, event);
-        self.in_flight.push(InFlight { layer: m.layer, slot: m.slot, event });
+        layer.in_flight.push((m.slot, event));
         self.counters.migrations += 1;
         Ok(())
     }
 
-    /// Before layer `l` is used: what has landed becomes resident, and the device learns of every change.
-    pub fn commit(&mut self, l: usize) {
-        if self.barrier && self.in_flight.iter().any(|f| f.layer as usize == l) {
-            self.device.synchronize(Stream::Copy);
+    /// Before layer `l` is used: what has landed becomes resident, and the device learns of every change. Says whether there was
+    /// one: the compute stream is then to be synchronised before the next commit of the layer.
+    pub fn commit(&mut self, l: usize) -> bool {
+        let NeuronCache { device, layers, counters, events, .. } = self;
+        let LayerCache { table, mirror, bucket, in_flight, .. } = &mut layers[l];
+        if self.barrier && !in_flight.is_empty() {
+            device.synchronize(Stream::Copy);
         }
-        let mut i = 0;
-        while i < self.in_flight.len() {
-            let f = &self.in_flight[i];
-            if f.layer as usize != l || !self.device.is_done(f.event) {
-                i += 1;
-                continue;
+        in_flight.retain(|&(slot, event)| {
+            let landed = device.is_done(event);
+            if landed {
+                table.landed(slot);
+                events.push(event);
+                counters.landed += 1;
             }
-            self.layers[l].table.landed(f.slot);
-            self.events.push(f.event);
-            self.in_flight.swap_remove(i);
-            self.counters.landed += 1;
-        }
-        let LayerCache { table, mirror, bucket, .. } = &mut self.layers[l];
+            !landed
+        });
         let (mut first, mut end) = (mirror.len(), 0);
         table.take_stale(|slot, neuron| {
             let slot = slot as usize;
@@ -176,9 +171,10 @@ impl NeuronCache {
             // the compute stream being synchronised.
             unsafe {
                 let from = changed.as_ptr().cast();
-                self.device.copy_in(Stream::Compute, from, size_of_val(changed), *bucket, first as u64 * 4);
+                device.copy_in(Stream::Compute, from, size_of_val(changed), *bucket, first as u64 * 4);
             }
         }
+        first < end
     }
 
     /// After the work of layer `l` was put on the compute stream.
@@ -186,10 +182,12 @@ impl NeuronCache {
         self.device.record(Stream::Compute, self.layers[l].last_use);
     }
 
-    /// Waits until everything on its way has arrived and is resident.
+    /// Waits until everything on its way has arrived and is resident; what the device lost stays a miss.
     pub fn settle(&mut self) {
         self.device.synchronize(Stream::Copy);
-        (0..self.layers.len()).for_each(|l| self.commit(l));
+        for l in 0..self.layers.len() {
+            self.commit(l);
+        }
         self.device.synchronize(Stream::Compute);
     }
 
@@ -206,8 +204,9 @@ impl NeuronCache {
         Ok(())
     }
 
+    /// Moves on their way.
     pub fn in_flight(&self) -> usize {
-        self.in_flight.len()
+        MAX_IN_FLIGHT - self.events.len()
     }
 
     /// A slot of layer `l` that holds nothing and is not being filled, if there is one.

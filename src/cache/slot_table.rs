@@ -103,15 +103,20 @@ impl SlotTable {
         self.mark(slot);
     }
 
-    /// Empties a slot: the budget shrinks, or a copy was given up.
-    pub fn clear(&mut self, slot: u32) {
-        match self.slots[slot as usize] {
-            Slot::Free => return,
-            Slot::Filling(neuron) => self.coming[neuron as usize] = false,
-            Slot::Resident(neuron) => self.places[neuron as usize] = NONE,
+    /// Empties a slot: the budget shrinks. Returns the neuron that was in it. A slot that is being filled stays so: nothing calls
+    /// its copy back, and a slot that was given on would be written to from behind.
+    pub fn clear(&mut self, slot: u32) -> Result<Option<u32>, Refused> {
+        match self.slots.get(slot as usize) {
+            None => Err(Refused::OutOfRange),
+            Some(Slot::Filling(_)) => Err(Refused::Busy),
+            Some(Slot::Free) => Ok(None),
+            Some(&Slot::Resident(neuron)) => {
+                self.places[neuron as usize] = NONE;
+                self.slots[slot as usize] = Slot::Free;
+                self.mark(slot);
+                Ok(Some(neuron))
+            }
         }
-        self.slots[slot as usize] = Slot::Free;
-        self.mark(slot);
     }
 
     fn mark(&mut self, slot: u32) {

@@ -343,7 +343,9 @@ impl VirtualDevice {
 
     /// The first or the second half of a copy.
     fn copy(&mut self, work: &Work, second: bool) {
-        let half = |bytes: usize| if second { bytes / 2..bytes } else { 0..bytes / 2 };
+        // No link tears a word.
+        let middle = |bytes: usize| bytes / 2 / 4 * 4;
+        let half = |bytes: usize| if second { middle(bytes)..bytes } else { 0..middle(bytes) };
         match *work {
             Work::CopyIn { from, to, at, bytes } => {
                 let part = half(bytes);

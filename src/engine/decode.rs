@@ -130,6 +130,8 @@ impl Engine {
         b.qkv.resize(n * c.qkv_dim(), 0.0);
         b.mixed.resize(n * c.q_dim(), 0.0);
         b.projected.resize(n * h, 0.0);
+        // Attention's room grows with the position: the whole context at once, for nothing is allocated later.
+        b.scores.iter_mut().for_each(|scores| scores.reserve(kv.context.saturating_sub(scores.len())));
         let mut lap = clock::now();
 
         // 0 embed

@@ -129,9 +129,12 @@ pub fn ffn(
     let neurons = list.map_or(config.ffn, |(list, _)| list.neurons.len());
 
     let block_bytes = layer.ffn.row_bytes * config.ffn_kind.rows();
-    let units = (neurons * block_bytes / MIN_UNIT_BYTES).clamp(1, MAX_UNITS);
+    let units_of = |neurons: usize| (neurons * block_bytes / MIN_UNIT_BYTES).clamp(1, MAX_UNITS);
+    let units = units_of(neurons);
     let size = (x.n * config.hidden).next_multiple_of(LINE);
-    partial.resize(units * size);
+    // Room for all neurons: a longer list later allocates nothing.
+    partial.resize(units_of(config.ffn) * size);
+    let partial = &mut partial[..units * size];
     let parts = Parts::new(partial);
     let counts = Mutex::new(Counts::default());
     team.run(units, |_, unit| {
@@ -174,6 +177,8 @@ impl Selection {
         assert_eq!(gates.len(), n * config.ffn);
         self.neurons.clear();
         self.masks.clear();
+        self.neurons.reserve(config.ffn);
+        self.masks.reserve(config.ffn);
         for neuron in 0..config.ffn {
             let fires = |b: usize| config.activation.apply(gates[b * config.ffn + neuron]).abs() > cut;
             let mask = (0..n).fold(0, |mask, b| mask | (fires(b) as u32) << b);

@@ -75,7 +75,7 @@ impl Hybrid {
             all
         });
         // Split: slots to the device, rows to the CPU.
-        cache.commit(l);
+        let told = cache.commit(l);
         let slots = cache.layers[l].table.slots().len();
         let (values, masks) = sent[..n * h + config.ffn].split_at_mut(n * h);
         values.copy_from_slice(bytemuck::cast_slice(normed));
@@ -122,7 +122,9 @@ impl Hybrid {
         }
         let read = ffn::ffn(team, kernels, config, layer, x, Work::Selected(rest), cut, &mut [], buffers, hidden);
         // Merge.
-        cache.device.synchronize(Stream::Compute);
+        if told || on_device {
+            cache.device.synchronize(Stream::Compute);
+        }
         cache.counters.misses += read.downs;
         if on_device {
             let (half, active) = received.split_at(n * h);

@@ -1,0 +1,80 @@
+//! How two threads hand things to each other without waiting: a ring of items that were made beforehand.
+//!
+//! The engine gives predictions to the scheduler and takes migrations from it (DynamicInfer 4.2.1); neither may wait for the
+//! other, and what does not fit is the sender's to count. An item is filled and used where it lies, so one that owns room keeps it.
+//!
+//! The sender alone moves `sent`, the receiver alone `taken`. A place belongs to the sender until `sent` says that it is filled,
+//! and to the receiver from then on until `taken` says that it is free: each is stored with Release behind the last touch of the
+//! item and loaded with Acquire before the first.
+
+use super::sync::{Arc, AtomicUsize, Ordering, UnsafeCell};
+
+/// Keeps what the two threads write off each other's lines.
+#[repr(align(128))]
+struct Padded(AtomicUsize);
+
+struct Ring<T> {
+    /// Items taken and sent since the beginning.
+    taken: Padded,
+    sent: Padded,
+    places: Box<[UnsafeCell<T>]>,
+}
+
+// SAFETY: each place is touched by one thread at a time, see the module's text; the items go from thread to thread.
+unsafe impl<T: Send> Sync for Ring<T> {}
+// SAFETY: as above.
+unsafe impl<T: Send> Send for Ring<T> {}
+
+/// The end that fills. There is one.
+pub struct Sender<T> {
+    ring: Arc<Ring<T>>,
+    /// What `sent` says: nobody else stores it.
+    sent: usize,
+}
+
+/// The end that takes. There is one.
+pub struct Receiver<T> {
+    ring: Arc<Ring<T>>,
+    taken: usize,
+}
+
+/// Room for `capacity` items, at least one; all that is ever allocated.
+pub fn exchange<T: Default>(capacity: usize) -> (Sender<T>, Receiver<T>) {
+    let places = (0..capacity.max(1)).map(|_| UnsafeCell::new(T::default())).collect();
+    let ring = Ring { taken: Padded(AtomicUsize::new(0)), sent: Padded(AtomicUsize::new(0)), places };
+    let ring = Arc::new(ring);
+    (Sender { ring: ring.clone(), sent: 0 }, Receiver { ring, taken: 0 })
+}
+
+impl<T> Sender<T> {
+    /// Lets `fill` write the next item, whose old content is one that was sent earlier, and sends it. `false`, and `fill` is not
+    /// called, when there is no room.
+    #[inline]
+    pub fn try_send(&mut self, fill: impl FnOnce(&mut T)) -> bool {
+        let Ring { taken, sent, places } = &*self.ring;
+        if self.sent.wrapping_sub(taken.0.load(Ordering::Acquire)) == places.len() {
+            return false;
+        }
+        // SAFETY: the receiver is done with the place, and does not look at it before `sent` is stored.
+        places[self.sent % places.len()].with_mut(|item| fill(unsafe { &mut *item }));
+        self.sent = self.sent.wrapping_add(1);
+        sent.0.store(self.sent, Ordering::Release);
+        true
+    }
+}
+
+impl<T> Receiver<T> {
+    /// Lets `take` use the oldest item, which it may swap for another, and gives its place back; `None` if there is none.
+    #[inline]
+    pub fn try_take<R>(&mut self, take: impl FnOnce(&mut T) -> R) -> Option<R> {
+        let Ring { taken, sent, places } = &*self.ring;
+        if self.taken == sent.0.load(Ordering::Acquire) {
+            return None;
+        }
+        // SAFETY: the sender has filled the place, and does not touch it before `taken` is stored.
+        let result = places[self.taken % places.len()].with_mut(|item| take(unsafe { &mut *item }));
+        self.taken = self.taken.wrapping_add(1);
+        taken.0.store(self.taken, Ordering::Release);
+        Some(result)
+    }
+}

@@ -1,0 +1,583 @@
+//! THE LAW of two memories: whatever lies where, whatever moves when and whatever goes wrong on the way, the logits are the dense
+//! model's; and no neuron is ever computed from another's weights.
+//!
+//! Everything random comes from one number, which a failure names with the command that repeats it.
+
+mod support;
+
+use dynamicinfer::cache::{HostBlocks, MAX_IN_FLIGHT, Migration, NeuronCache, NotBegun, Refused, Slot};
+use dynamicinfer::cpu::Kernels;
+use dynamicinfer::cpu::aligned::Aligned;
+use dynamicinfer::device::{
+    Buffer, Call, Device, Event, Faults, Memory, OutOfMemory, SparseFfn, Stream, Totals, VirtualDevice,
+};
+use dynamicinfer::engine::{Choice, Engine, Hybrid, Logits, Migrator, Observer, Seen, Sparsity};
+use dynamicinfer::formats::rows::Quant;
+use dynamicinfer::model::config::{Activation, Ffn};
+use dynamicinfer::model::{KvCache, KvType, Model};
+use dynamicinfer::prng::Prng;
+use std::collections::HashMap;
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex};
+use support::{RATES, device_bytes, error, on_device, packed};
+
+const FAMILIES: [&str; 5] = ["relullama", "prosparse", "bamboo", "opt", "llama-relu2"];
+/// Half of the cases in f32, where nothing but the order of sums differs.
+const QUANTS: [Quant; 6] = [Quant::F32, Quant::F32, Quant::F32, Quant::F16, Quant::Q8, Quant::Q4];
+
+/// The seeds of a test: all below `count`, or the one that is to be repeated.
+fn seeds(count: u64) -> Vec<u64> {
+    match std::env::var("HYBRID_SEED") {
+        Ok(seed) => vec![seed.parse().expect("HYBRID_SEED is a number")],
+        Err(_) => (0..count).collect(),
+    }
+}
+
+/// Runs `case` for each seed; a failure names its own.
+fn with_seeds(test: &str, count: u64, case: impl Fn(u64) + std::panic::RefUnwindSafe) {
+    for seed in seeds(count) {
+        if let Err(panic) = std::panic::catch_unwind(|| case(seed)) {
+            eprintln!("seed {seed}; repeat it with\n  HYBRID_SEED={seed} cargo test --test hybrid {test}");
+            std::panic::resume_unwind(panic);
+        }
+    }
+}
+
+/// Moves neurons at random: any layer, any slot, before any layer of any token.
+struct Restless {
+    prng: Prng,
+    /// Moves that are asked for, at most, each time.
+    most: u64,
+    begun: Arc<Mutex<u64>>,
+}
+
+impl Migrator for Restless {
+    fn between(&mut self, _layer: usize, cache: &mut NeuronCache) {
+        let (layers, prng) = (cache.layers.len() as u64, &mut self.prng);
+        for _ in 0..prng.below(self.most + 1) {
+            let layer = prng.below(layers) as usize;
+            let table = &mut cache.layers[layer].table;
+            let slots = table.slots().len() as u64;
+            if slots == 0 {
+                continue;
+            }
+            let (slot, neuron) = (prng.below(slots) as u32, prng.below(96) as u32);
+            if prng.below(10) == 0 {
+                let filling = matches!(table.slots()[slot as usize], Slot::Filling(_));
+                assert_eq!(table.clear(slot).is_err(), filling);
+                continue;
+            }
+            match cache.migrate(Migration { layer: layer as u32, slot, neuron }) {
+                Ok(()) => *self.begun.lock().unwrap() += 1,
+                Err(NotBegun::Refused(Refused::OutOfRange)) => panic!("slot {slot}, neuron {neuron}"),
+                Err(NotBegun::Refused(Refused::Busy | Refused::AlreadyThere) | NotBegun::Full) => {}
+            }
+        }
+    }
+}
+
+/// Packed fixtures, by family and type.
+struct Stores {
+    dir: tempfile::TempDir,
+    paths: Mutex<HashMap<(usize, usize), PathBuf>>,
+}
+
+impl Stores {
+    fn new() -> Stores {
+        Stores { dir: tempfile::tempdir().unwrap(), paths: Mutex::default() }
+    }
+
+    fn open(&self, family: usize, quant: usize) -> Model {
+        let mut paths = self.paths.lock().unwrap();
+        let path =
+            paths.entry((family, quant)).or_insert_with(|| packed(self.dir.path(), FAMILIES[family], QUANTS[quant]));
+        Model::open(path).unwrap()
+    }
+}
+
+/// Logits of every token, run in passes of `sizes`.
+fn logits(engine: &mut Engine, sizes: &[usize], mut observer: Option<&mut dyn Observer>) -> Vec<f32> {
+    let ids: Vec<u32> = (0..sizes.iter().sum::<usize>() as u32).map(|i| 5 + i * 37 % 90).collect();
+    let mut kv = KvCache::new(&engine.model.config, ids.len(), KvType::F32).unwrap();
+    let (mut out, mut rest) = (Vec::new(), &ids[..]);
+    for &n in sizes {
+        let (now, after) = rest.split_at(n);
+        match &mut observer {
+            None => out.extend_from_slice(engine.forward(&mut kv, now, Logits::All)),
+            Some(observer) => out.extend_from_slice(engine.forward_observed(&mut kv, now, Logits::All, *observer)),
+        }
+        rest = after;
+    }
+    out
+}
+
+fn all_exact(layers: usize) -> Sparsity {
+    Sparsity::new(vec![Choice::Exact { cut: 0.0 }; layers], 0).unwrap()
+}
+
+/// Slots of a layer with `ffn` neurons: nothing, everything and all between.
+fn slots(prng: &mut Prng, ffn: usize) -> usize {
+    match prng.below(4) {
+        0 => 0,
+        1 => ffn,
+        _ => prng.below(ffn as u64 + 1) as usize,
+    }
+}
+
+#[test]
+fn logits_are_the_dense_ones_for_every_budget_residency_and_interleaving() {
+    let stores = Stores::new();
+    let worst = Mutex::new([0f32; 2]);
+    let (moves, landed) = (Arc::new(Mutex::new(0u64)), Mutex::new(0u64));
+    let dense = Mutex::new(HashMap::<(usize, usize, Vec<usize>), Vec<f32>>::new());
+    let name = "logits_are_the_dense_ones_for_every_budget_residency_and_interleaving";
+    with_seeds(name, 240, |seed| {
+        let mut prng = Prng::new(seed);
+        let (family, quant) = (prng.below(5) as usize, prng.below(6) as usize);
+        let model = stores.open(family, quant);
+        let (layers, ffn) = (model.config.layers, model.config.ffn);
+        let sizes = match prng.below(3) {
+            // More than the row kernels take: dense on the CPU, and the slots stay as they are.
+            0 => vec![40, 1, 1, 3, 1, 1, 1, 1],
+            1 => vec![1; 16],
+            _ => vec![7, 1, 32, 1, 1, 2, 1, 1],
+        };
+        let slots: Vec<usize> = (0..layers).map(|_| slots(&mut prng, ffn)).collect();
+        let budget = device_bytes(&model.config, &model.layers, &slots);
+        let mut device = VirtualDevice::new(budget, RATES);
+        if prng.below(2) == 0 {
+            let share = |prng: &mut Prng| [0.0, 0.2, 0.9][prng.below(3) as usize];
+            let (late, lost) = (share(&mut prng), share(&mut prng) / 4.0);
+            device = device.with_faults(Faults { late, lost, reorder: prng.below(2) == 0, seed });
+        }
+        if prng.below(3) == 0 {
+            device = device.with_queues([1 + prng.below(4) as usize, 1 + prng.below(9) as usize]);
+        }
+        // SAFETY: the engine drops its device's part before its model: it has both.
+        let mut hybrid = unsafe { on_device(&model, Box::new(device), &slots) }.expect("the budget is what it takes");
+        assert_eq!((hybrid.cache.device.memory().used, hybrid.cache.device.memory().peak), (budget, budget));
+        // A placement to begin with: none, or some neurons in order of a hash.
+        for (l, &slots) in slots.iter().enumerate() {
+            if prng.below(2) == 0 {
+                let step = [1, 5, 7, 11][prng.below(4) as usize];
+                let neurons: Vec<u32> = (0..slots as u32).map(|i| (i * step + 3) % ffn as u32).collect();
+                hybrid.cache.load(l, &neurons).expect("they fit and no neuron is named twice");
+                hybrid.cache.settle();
+            }
+        }
+        hybrid.cache.barrier = prng.below(3) == 0;
+        if prng.below(4) != 0 {
+            let most = [1, 4, 40][prng.below(3) as usize];
+            hybrid.migrator = Some(Box::new(Restless { prng: Prng::new(seed ^ 0xab), most, begun: moves.clone() }));
+        }
+        let threads = 1 + prng.below(2) as usize;
+        let mut engine = Engine::new(model, threads, Kernels::best());
+        let mut dense = dense.lock().unwrap();
+        let expected =
+            dense.entry((family, quant, sizes.clone())).or_insert_with(|| logits(&mut engine, &sizes, None)).clone();
+        drop(dense);
+        engine.hybrid = Some(hybrid);
+        let choice = |prng: &mut Prng| if prng.below(4) == 0 { Choice::Dense } else { Choice::Exact { cut: 0.0 } };
+        engine.set_sparsity(Sparsity::new((0..layers).map(|_| choice(&mut prng)).collect(), 0).unwrap());
+        let found = logits(&mut engine, &sizes, None);
+        let off = error(&found, &expected);
+        let grouped = QUANTS[quant].is_grouped();
+        if std::env::var_os("LOOK").is_some() {
+            let alone = {
+                let hybrid = engine.hybrid.take();
+                let e = error(&logits(&mut engine, &sizes, None), &expected);
+                engine.hybrid = hybrid;
+                e
+            };
+            eprintln!("LOOK {} {} {off:e} alone {alone:e}", FAMILIES[family], QUANTS[quant].name());
+            return;
+        }
+        assert!(off <= 1e-3, "{} {}: off by {off}", FAMILIES[family], QUANTS[quant].name());
+        assert!(grouped || off <= 2e-5, "{} {}: off by {off}", FAMILIES[family], QUANTS[quant].name());
+        let worst = &mut worst.lock().unwrap()[usize::from(grouped)];
+        *worst = worst.max(off);
+        let cache = &engine.hybrid.as_ref().unwrap().cache;
+        *landed.lock().unwrap() += cache.counters.landed;
+        assert_eq!(cache.device.memory().peak, budget, "it took more than its budget");
+    });
+    let (moves, landed) = (*moves.lock().unwrap(), *landed.lock().unwrap());
+    eprintln!("{moves} moves under way while running, {landed} landed, worst errors {:?}", worst.lock().unwrap());
+    if std::env::var_os("HYBRID_SEED").is_none() {
+        assert!(moves > 10_000 && landed > 5_000, "{moves} moves, {landed} landed: nothing was tried");
+    }
+}
+
+/// Counts what is truly active, neurons times tokens.
+#[derive(Default)]
+struct Active(u64);
+
+impl Observer for Active {
+    fn layer(&mut self, seen: &Seen<'_>) {
+        self.0 += seen.activations.iter().filter(|a| **a != 0.0).count() as u64;
+    }
+}
+
+#[test]
+fn hits_and_misses_are_the_active_neurons() {
+    let stores = Stores::new();
+    with_seeds("hits_and_misses_are_the_active_neurons", 20, |seed| {
+        let mut prng = Prng::new(seed);
+        let model = stores.open((seed % 5) as usize, 0);
+        let (layers, ffn) = (model.config.layers, model.config.ffn);
+        let slots: Vec<usize> = (0..layers).map(|_| slots(&mut prng, ffn)).collect();
+        let device = VirtualDevice::new(u64::MAX, RATES);
+        // SAFETY: as above.
+        let mut hybrid = unsafe { on_device(&model, Box::new(device), &slots) }.unwrap();
+        let begun = Arc::default();
+        hybrid.migrator = Some(Box::new(Restless { prng: Prng::new(seed), most: 30, begun }));
+        let mut engine = Engine::new(model, 1, Kernels::best());
+        engine.hybrid = Some(hybrid);
+        let choices =
+            (0..layers).map(|l| if l as u64 == seed % 3 { Choice::Dense } else { Choice::Exact { cut: 0.0 } });
+        engine.set_sparsity(Sparsity::new(choices.collect(), 0).unwrap());
+        let mut active = Active::default();
+        logits(&mut engine, &[1; 12], Some(&mut active));
+        let counters = engine.hybrid.as_ref().unwrap().cache.counters;
+        assert_eq!(counters.hits + counters.misses, active.0, "{counters:?}");
+        assert!(active.0 > 0 && slots.iter().sum::<usize>() == 0 || counters.hits > 0, "{counters:?} {slots:?}");
+    });
+}
+
+#[test]
+fn with_every_neuron_on_the_device_the_cpu_computes_none_and_a_prompt_hits_by_token() {
+    let stores = Stores::new();
+    for family in 0..FAMILIES.len() {
+        let model = stores.open(family, 0);
+        let (layers, ffn) = (model.config.layers, model.config.ffn);
+        // SAFETY: as above.
+        let device = Box::new(VirtualDevice::new(u64::MAX, RATES));
+        let mut hybrid = unsafe { on_device(&model, device, &vec![ffn; layers]) }.unwrap();
+        let all: Vec<u32> = (0..ffn as u32).rev().collect();
+        (0..layers).for_each(|l| hybrid.cache.load(l, &all).unwrap());
+        hybrid.cache.settle();
+        let mut engine = Engine::new(model, 2, Kernels::best());
+        engine.hybrid = Some(hybrid);
+        engine.set_sparsity(all_exact(layers));
+        let mut active = Active::default();
+        logits(&mut engine, &[9, 1, 4], Some(&mut active));
+        let counters = engine.hybrid.as_ref().unwrap().cache.counters;
+        assert_eq!((counters.hits, counters.misses), (active.0, 0), "{}", FAMILIES[family]);
+    }
+}
+
+#[test]
+fn a_byte_less_than_it_takes_is_refused() {
+    let stores = Stores::new();
+    for (family, slots) in [(0, [96, 96]), (3, [1, 0]), (2, [0, 0])] {
+        let model = stores.open(family, 0);
+        let budget = device_bytes(&model.config, &model.layers, &slots);
+        // SAFETY: dropped at once.
+        let room = |budget| unsafe { on_device(&model, Box::new(VirtualDevice::new(budget, RATES)), &slots) }.is_ok();
+        assert!(room(budget) && !room(budget - 1));
+        assert!(budget > Hybrid::buffer_bytes(&model.config) || slots == [0, 0]);
+    }
+}
+
+// The stress test: blocks are tags.
+
+/// Numbers of a row, neurons and slots of a layer, layers.
+const HIDDEN: usize = 32;
+const NEURONS: usize = 64;
+const SLOTS: usize = 24;
+const LAYERS: usize = 3;
+
+/// Neuron i's up row gives `strength(i)` for an input that begins with 1, and its down row is its `tag`. All are whole numbers,
+/// and so small that sums of them are exact.
+fn strength(layer: usize, neuron: usize) -> f32 {
+    (1 + (neuron + 7 * layer) % 61) as f32
+}
+
+fn tag(layer: usize, neuron: usize, k: usize) -> f32 {
+    ((neuron * 131 + k * 17 + layer * 29 + neuron * k) % 1009) as f32
+}
+
+/// A cache over tagged blocks and what it takes to use it as the engine does.
+struct Tagged {
+    cache: NeuronCache,
+    input: Buffer,
+    output: Buffer,
+    prng: Prng,
+    wrong: u64,
+    hits: u64,
+    _blocks: Vec<Aligned>,
+}
+
+impl Tagged {
+    fn new(device: Box<dyn Device>, seed: u64) -> Tagged {
+        let block = 2 * HIDDEN;
+        let blocks: Vec<Aligned> = (0..LAYERS)
+            .map(|layer| {
+                let mut blocks = Aligned::default();
+                blocks.resize(NEURONS * block);
+                for (neuron, block) in blocks.chunks_exact_mut(block).enumerate() {
+                    block[0] = strength(layer, neuron);
+                    (0..HIDDEN).for_each(|k| block[HIDDEN + k] = tag(layer, neuron, k));
+                }
+                blocks
+            })
+            .collect();
+        let host: Vec<HostBlocks> = blocks
+            .iter()
+            .map(|b| HostBlocks { first: b.as_ptr().cast(), block_bytes: block * 4, neurons: NEURONS })
+            .collect();
+        // SAFETY: the blocks are dropped with the cache.
+        let mut cache = unsafe { NeuronCache::new(device, &[SLOTS; LAYERS], &host, &[&[][..]; LAYERS]) }.unwrap();
+        let input = cache.device.alloc(SparseFfn::input_bytes(1, HIDDEN, NEURONS) as u64).unwrap();
+        let output = cache.device.alloc(SparseFfn::output_bytes(1, HIDDEN) as u64).unwrap();
+        Tagged { cache, input, output, prng: Prng::new(seed), wrong: 0, hits: 0, _blocks: blocks }
+    }
+
+    fn move_some(&mut self, most: u64) {
+        for _ in 0..self.prng.below(most + 1) {
+            let m = Migration {
+                layer: self.prng.below(LAYERS as u64) as u32,
+                slot: self.prng.below(SLOTS as u64) as u32,
+                neuron: self.prng.below(NEURONS as u64) as u32,
+            };
+            // A refusal is an answer.
+            let _ = self.cache.migrate(m);
+        }
+    }
+
+    /// Uses a layer with some neurons wanted, as `engine/hybrid.rs` does, moving others before, and behind its back.
+    fn use_layer(&mut self, layer: usize, most: u64) {
+        self.move_some(most);
+        self.cache.commit(layer);
+        let mut sent = [0u32; HIDDEN + NEURONS];
+        sent[0] = 1f32.to_bits();
+        let mut expected = [0f32; HIDDEN];
+        let mut active = 0;
+        for neuron in 0..NEURONS {
+            let wanted = self.prng.below(2) == 0;
+            if wanted && self.cache.layers[layer].table.place(neuron as u32).is_some() {
+                sent[HIDDEN + neuron] = 1;
+                let a = strength(layer, neuron);
+                expected.iter_mut().enumerate().for_each(|(k, e)| *e += a * tag(layer, neuron, k));
+                active += 1;
+            }
+        }
+        let at = &self.cache.layers[layer];
+        let call = SparseFfn {
+            quant: Quant::F32,
+            kind: Ffn::Plain,
+            activation: Activation::Relu,
+            cut: 0.0,
+            hidden: HIDDEN,
+            ffn: NEURONS,
+            slots: SLOTS,
+            n: 1,
+            blocks: at.blocks,
+            bucket: at.bucket,
+            up_bias: at.up_bias,
+            input: self.input,
+            output: self.output,
+        };
+        let mut received = [0u32; HIDDEN + 1];
+        let device = &mut self.cache.device;
+        // SAFETY: both arrays live until the compute stream has been synchronised, below.
+        unsafe {
+            device.copy_in(Stream::Compute, sent.as_ptr().cast(), size_of_val(&sent), self.input, 0);
+            device.launch(Stream::Compute, &Call::SparseFfn(call));
+            device.copy_out(Stream::Compute, self.output, 0, received.as_mut_ptr().cast(), size_of_val(&received));
+        }
+        self.cache.used(layer);
+        // The layer is still being computed, and its next moves are begun already.
+        self.move_some(most);
+        self.cache.device.synchronize(Stream::Compute);
+        let (values, count) = received.split_at(HIDDEN);
+        let right = bytemuck::cast_slice::<u32, f32>(values) == expected && count[0] == active;
+        self.wrong += u64::from(!right);
+        self.hits += active as u64;
+    }
+
+    /// Uses layers until so many moves were begun.
+    fn run(&mut self, migrations: u64, most: u64) {
+        let mut layer = 0;
+        for _ in 0..20 * migrations {
+            if self.cache.counters.migrations >= migrations {
+                return;
+            }
+            self.use_layer(layer, most);
+            layer = (layer + 1) % LAYERS;
+        }
+        panic!("only {} moves were begun: {:?}", self.cache.counters.migrations, self.cache.counters);
+    }
+}
+
+const STRESS: &str = "no_neuron_is_computed_from_wrong_weights";
+
+#[test]
+fn no_neuron_is_computed_from_wrong_weights() {
+    let total = Mutex::new([0u64; 4]);
+    let rough = |seed| Faults { late: 0.2, lost: 0.0, reorder: true, seed };
+    with_seeds(STRESS, 10, |seed| {
+        let device = VirtualDevice::new(1 << 20, RATES);
+        let device = match seed % 5 {
+            0 => device,
+            1 => device.with_faults(Faults { late: 0.5, seed, ..Faults::default() }),
+            2 => device.with_faults(rough(seed)).with_queues([6, 11]),
+            _ => device.with_faults(rough(seed)),
+        };
+        let mut tagged = Tagged::new(Box::new(device), seed);
+        tagged.cache.barrier = seed % 5 == 4;
+        tagged.run(100_000, 1 + seed % 12);
+        assert_eq!(tagged.wrong, 0, "results from wrong weights: {:?}", tagged.cache.counters);
+        let c = tagged.cache.counters;
+        let mut total = total.lock().unwrap();
+        [c.migrations, c.landed, tagged.hits, c.dropped].iter().zip(&mut *total).for_each(|(c, t)| *t += c);
+    });
+    let [migrations, landed, hits, dropped] = *total.lock().unwrap();
+    eprintln!("{migrations} migrations, {landed} landed, {dropped} dropped, {hits} neurons computed on the device");
+    if std::env::var_os("HYBRID_SEED").is_none() {
+        assert!(migrations >= 1_000_000 && landed > 900_000 && hits > 1_000_000);
+    }
+}
+
+#[test]
+fn lost_copies_cost_slots_and_never_a_result() {
+    with_seeds("lost_copies_cost_slots_and_never_a_result", 200, |seed| {
+        let faults = Faults { late: 0.2, lost: 0.05, reorder: seed % 2 == 0, seed };
+        let device = VirtualDevice::new(1 << 20, RATES).with_faults(faults);
+        let mut tagged = Tagged::new(Box::new(device), seed);
+        tagged.run(300, 6);
+        tagged.cache.settle();
+        (0..LAYERS).for_each(|layer| tagged.use_layer(layer, 0));
+        assert_eq!(tagged.wrong, 0);
+        let c = tagged.cache.counters;
+        assert!(c.landed < c.migrations, "none of {} was lost", c.migrations);
+        assert_eq!(tagged.cache.in_flight() as u64, c.migrations - c.landed);
+    });
+}
+
+/// What is wrong with a device, or with a cache that uses it wrongly.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Flaw {
+    None,
+    /// A neuron is marked resident at once.
+    DoneAtOnce,
+    /// A copy does not wait for the layer's last use.
+    NoWait,
+    /// The bucket is updated beside the compute stream instead of on it.
+    BucketBeside,
+}
+
+struct Broken {
+    device: VirtualDevice,
+    flaw: Flaw,
+}
+
+impl Device for Broken {
+    fn name(&self) -> String {
+        self.device.name()
+    }
+
+    fn memory(&self) -> Memory {
+        self.device.memory()
+    }
+
+    fn totals(&self) -> Totals {
+        self.device.totals()
+    }
+
+    fn alloc(&mut self, bytes: u64) -> Result<Buffer, OutOfMemory> {
+        self.device.alloc(bytes)
+    }
+
+    fn reserve(&mut self, bytes: u64) -> Result<Buffer, OutOfMemory> {
+        self.device.reserve(bytes)
+    }
+
+    fn free(&mut self, buffer: Buffer) {
+        self.device.free(buffer)
+    }
+
+    fn event(&mut self) -> Event {
+        self.device.event()
+    }
+
+    unsafe fn copy_in(&mut self, stream: Stream, from: *const u8, bytes: usize, to: Buffer, at: u64) {
+        // The only buffer of so many bytes that is copied to is the bucket.
+        let beside = self.flaw == Flaw::BucketBeside && to.bytes == SLOTS as u64 * 4;
+        let stream = if beside { Stream::Copy } else { stream };
+        // SAFETY: the caller's promise; the bucket's mirror outlives the device.
+        unsafe { self.device.copy_in(stream, from, bytes, to, at) }
+    }
+
+    unsafe fn copy_out(&mut self, stream: Stream, from: Buffer, at: u64, to: *mut u8, bytes: usize) {
+        // SAFETY: the caller's promise.
+        unsafe { self.device.copy_out(stream, from, at, to, bytes) }
+    }
+
+    fn launch(&mut self, stream: Stream, call: &Call) {
+        self.device.launch(stream, call)
+    }
+
+    fn record(&mut self, stream: Stream, event: Event) {
+        self.device.record(stream, event)
+    }
+
+    fn wait(&mut self, stream: Stream, event: Event) {
+        if self.flaw != Flaw::NoWait {
+            self.device.wait(stream, event)
+        }
+    }
+
+    fn is_done(&mut self, event: Event) -> bool {
+        self.device.is_done(event) || self.flaw == Flaw::DoneAtOnce
+    }
+
+    fn synchronize(&mut self, stream: Stream) {
+        self.device.synchronize(stream)
+    }
+}
+
+/// A checker that a broken protocol passes has shown nothing about the sound one.
+#[test]
+fn the_same_checker_catches_every_broken_protocol() {
+    for flaw in [Flaw::None, Flaw::DoneAtOnce, Flaw::NoWait, Flaw::BucketBeside] {
+        let mut wrong = 0;
+        for seed in 0..5 {
+            let faults = Faults { late: 0.2, lost: 0.0, reorder: true, seed };
+            let device = VirtualDevice::new(1 << 20, RATES).with_faults(faults);
+            let mut tagged = Tagged::new(Box::new(Broken { device, flaw }), seed);
+            tagged.run(2000, 6);
+            wrong += tagged.wrong;
+        }
+        eprintln!("{flaw:?}: {wrong} wrong results of 10000 moves");
+        assert_eq!(wrong > 0, flaw != Flaw::None, "{flaw:?}: {wrong} wrong results");
+    }
+}
+
+#[test]
+fn too_many_moves_at_once_are_refused_and_may_be_made_again() {
+    let device = VirtualDevice::new(64 << 20, RATES);
+    let neurons = MAX_IN_FLIGHT + 100;
+    let mut blocks = Aligned::default();
+    blocks.resize(neurons * 32);
+    let host = HostBlocks { first: blocks.as_ptr().cast(), block_bytes: 128, neurons };
+    // SAFETY: the blocks outlive the cache.
+    let mut cache = unsafe { NeuronCache::new(Box::new(device), &[neurons], &[host], &[&[][..]]) }.unwrap();
+    let to = |i: usize| Migration { layer: 0, slot: i as u32, neuron: i as u32 };
+    (0..MAX_IN_FLIGHT).for_each(|i| cache.migrate(to(i)).unwrap());
+    assert_eq!(cache.migrate(to(MAX_IN_FLIGHT)), Err(NotBegun::Full));
+    assert_eq!((cache.in_flight(), cache.counters.dropped), (MAX_IN_FLIGHT, 1));
+    assert_eq!(cache.device.totals().waited_ns < 1_000_000, true, "beginning a move waits for none");
+    cache.settle();
+    cache.migrate(to(MAX_IN_FLIGHT)).unwrap();
+    let rest: Vec<u32> = (0..neurons as u32).rev().collect();
+    assert_eq!(cache.migrate(to(0)), Err(NotBegun::Refused(Refused::AlreadyThere)));
+    cache.settle();
+    assert_eq!(cache.layers[0].table.residents(), MAX_IN_FLIGHT + 1);
+    // A placement may be larger than what may be under way.
+    (0..neurons as u32).for_each(|slot| drop(cache.layers[0].table.clear(slot)));
+    cache.load(0, &rest).unwrap();
+    cache.settle();
+    assert_eq!(cache.layers[0].table.residents(), neurons);
+    assert_eq!(cache.layers[0].table.place(0), Some(neurons as u32 - 1));
+    drop(cache);
+}

@@ -1,0 +1,204 @@
+//! Decoding allocates nothing once it is warm: with every kind of predictor, with a device and without, while neurons move.
+//!
+//! Every allocation of the process is counted, also those of the team's threads; so this binary has one test. Locks are not counted
+//! here: `tests/tidy.rs` looks for them in the source.
+
+mod support;
+
+use dynamicinfer::cache::{Migration, NeuronCache};
+use dynamicinfer::clock::{self, Duration};
+use dynamicinfer::cpu::Kernels;
+use dynamicinfer::device::VirtualDevice;
+use dynamicinfer::engine::{Choice, Engine, Logits, Migrator, Sparsity};
+use dynamicinfer::formats::predictor_file::Header;
+use dynamicinfer::formats::rows::Quant;
+use dynamicinfer::lab::synth::{Shape, write_store};
+use dynamicinfer::model::config::Activation;
+use dynamicinfer::model::{KvCache, KvType, Model};
+use dynamicinfer::predictor::mlp::{self, Measured, Network};
+use dynamicinfer::predictor::{self, Calibration, Predictor, Sign};
+use dynamicinfer::prng::Prng;
+use serde_json::json;
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use support::{RATES, numbers, on_device};
+
+struct Counting;
+
+#[global_allocator]
+static ALLOCATOR: Counting = Counting;
+
+static ALLOCATIONS: AtomicU64 = AtomicU64::new(0);
+
+// SAFETY: every call is the system allocator's own; the counting allocates nothing.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        ALLOCATIONS.fetch_add(1, Ordering::Relaxed);
+        // SAFETY: the caller's contract is passed on.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
+        ALLOCATIONS.fetch_add(1, Ordering::Relaxed);
+        // SAFETY: as above.
+        unsafe { System.alloc_zeroed(layout) }
+    }
+
+    unsafe fn realloc(&self, at: *mut u8, layout: Layout, bytes: usize) -> *mut u8 {
+        ALLOCATIONS.fetch_add(1, Ordering::Relaxed);
+        // SAFETY: as above.
+        unsafe { System.realloc(at, layout, bytes) }
+    }
+
+    unsafe fn dealloc(&self, at: *mut u8, layout: Layout) {
+        // SAFETY: as above.
+        unsafe { System.dealloc(at, layout) }
+    }
+}
+
+const FFN: usize = 1024;
+const LAYERS: usize = 2;
+/// Tokens before and while allocations are counted.
+const WARM: usize = 4;
+const COUNTED: usize = 60;
+
+/// Moves a few neurons before every layer.
+struct Restless(Prng);
+
+impl Migrator for Restless {
+    fn between(&mut self, layer: usize, cache: &mut NeuronCache) {
+        let slots = cache.layers[layer].table.slots().len() as u64;
+        for _ in 0..self.0.below(20) {
+            let (slot, neuron) = (self.0.below(slots) as u32, self.0.below(FFN as u64) as u32);
+            // A refusal is an answer.
+            let _ = cache.migrate(Migration { layer: layer as u32, slot, neuron });
+        }
+    }
+}
+
+/// A network per layer, random: it need not be right.
+fn networks(model: &Model) -> Vec<Network> {
+    let mut rng = Prng::new(2);
+    let (h, rank) = (model.config.hidden, 32);
+    let mut network = |layer| Network {
+        layer,
+        ahead: 0,
+        inner: numbers(&mut rng, rank * h, 0.2),
+        inner_bias: numbers(&mut rng, rank, 0.1),
+        outer: numbers(&mut rng, FFN * rank, 1.0),
+        outer_bias: numbers(&mut rng, FFN, 0.1),
+        calibration: Calibration::new(vec![-1.0, 1.0], vec![0.1, 0.9]),
+        measured: Measured::default(),
+    };
+    (0..LAYERS).map(&mut network).collect()
+}
+
+/// Waits for longer than the team spins, so that every thread has slept once: what that needs is allocated the first time.
+fn let_the_team_sleep() {
+    let lock = parking_lot::Mutex::new(());
+    parking_lot::Condvar::new().wait_for(&mut lock.lock(), Duration::from_millis(1));
+    let start = clock::now();
+    while start.elapsed() < Duration::from_millis(2) {
+        std::thread::yield_now();
+    }
+}
+
+#[test]
+fn a_warm_engine_decodes_without_allocating() {
+    let dir = tempfile::tempdir().unwrap();
+    let shape = Shape {
+        hidden: 256,
+        layers: LAYERS,
+        ffn: FFN,
+        heads: 4,
+        kv_heads: 2,
+        vocab: 512,
+        context: 128,
+        activation: Activation::Relu,
+        active: None,
+        seed: 4,
+    };
+    for quant in [Quant::F32, Quant::Q4] {
+        let path = dir.path().join(format!("{}.neurons", quant.name()));
+        write_store(&shape, quant, &path, &|_, _| Ok(())).unwrap();
+        let model = Model::open(&path).unwrap();
+        let mlp_path = dir.path().join(format!("{}.predictor", quant.name()));
+        let header = Header {
+            fingerprint: model.store().header.fingerprint.clone(),
+            model: model.config.name.clone(),
+            kind: String::new(),
+            layers: LAYERS,
+            hidden: model.config.hidden,
+            ffn: FFN,
+            threshold: 0.5,
+            cuts: vec![0.0; LAYERS],
+            tables: Vec::new(),
+            made: json!({}),
+            sections: Vec::new(),
+        };
+        mlp::write(&mlp_path, header, &networks(&model)).unwrap();
+        let predicted = |predictor: &Arc<dyn Predictor>, threshold| Choice::Predicted {
+            predictor: predictor.clone(),
+            threshold,
+            cut: 0.0,
+        };
+        let sign: Arc<dyn Predictor> = Arc::new(Sign::uncalibrated(&model));
+        let mlp = predictor::open(&mlp_path, &model).unwrap();
+        // While it gets warm, fewer neurons are computed than later: the rooms are made for all of them at once.
+        let choices = [
+            ("dense", [Choice::Dense, Choice::Dense]),
+            ("exact", [Choice::Exact { cut: 1.5 }, Choice::Exact { cut: 0.0 }]),
+            ("sign", [predicted(&sign, 0.5), predicted(&sign, 0.5)]),
+            ("mlp", [predicted(&mlp, 0.8), predicted(&mlp, 0.2)]),
+        ];
+        let mut failed = Vec::new();
+        for (name, choice) in choices {
+            for threads in [1, 2] {
+                for slots in [None, Some(FFN / 3)] {
+                    let allocations = count(&path, &choice, threads, slots);
+                    if allocations > 0 {
+                        let what = format!("{} {name}, {threads} threads, slots {slots:?}", quant.name());
+                        failed.push(format!("{what}: {allocations} allocations in {COUNTED} tokens"));
+                    }
+                }
+            }
+        }
+        assert!(failed.is_empty(), "\n{}\n", failed.join("\n"));
+    }
+}
+
+/// Allocations of [`COUNTED`] tokens that run as `choice[1]` says, after some that ran as `choice[0]` does.
+fn count(path: &Path, choice: &[Choice; 2], threads: usize, slots: Option<usize>) -> u64 {
+    let mut engine = Engine::new(Model::open(path).unwrap(), threads, Kernels::best());
+    let sparsity = |choice: &Choice| Sparsity::new(vec![choice.clone(); LAYERS], 0).unwrap();
+    engine.set_sparsity(sparsity(&choice[0]));
+    if let Some(slots) = slots {
+        let device = Box::new(VirtualDevice::new(u64::MAX, RATES));
+        // SAFETY: the engine has both.
+        let mut hybrid = unsafe { on_device(&engine.model, device, &[slots; LAYERS]) }.unwrap();
+        hybrid.migrator = Some(Box::new(Restless(Prng::new(1))));
+        engine.hybrid = Some(hybrid);
+    }
+    let mut kv = KvCache::new(&engine.model.config, WARM + COUNTED, KvType::F16).unwrap();
+    for token in 0..WARM as u32 {
+        engine.forward(&mut kv, &[token * 5 % 500], Logits::Last);
+        let_the_team_sleep();
+    }
+    let share = |engine: &Engine| engine.report.computed_share(&engine.model.config);
+    let (warm, tokens) = (share(&engine), engine.report.tokens);
+    engine.set_sparsity(sparsity(&choice[1]));
+    let before = ALLOCATIONS.load(Ordering::Relaxed);
+    for token in 0..COUNTED as u32 {
+        engine.forward(&mut kv, &[token * 7 % 500], Logits::Last);
+    }
+    let allocations = ALLOCATIONS.load(Ordering::Relaxed) - before;
+    let all = (share(&engine) * engine.report.tokens as f64 - warm * tokens as f64) / COUNTED as f64;
+    println!("{warm:.2} of the neurons computed while warming, {all:.2} later");
+    if let Some(hybrid) = &engine.hybrid {
+        let counters = hybrid.cache.counters;
+        assert!(counters.landed > 100 && counters.hits > 0, "{counters:?}");
+    }
+    allocations
+}

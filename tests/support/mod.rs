@@ -1,0 +1,110 @@
+//! What the tests of devices share: models that are on disk or made up, and a virtual device's rates.
+#![allow(dead_code)]
+
+use dynamicinfer::cache::{HostBlocks, NeuronCache};
+use dynamicinfer::cpu::aligned::Aligned;
+use dynamicinfer::device::{Device, OutOfMemory, Rates};
+use dynamicinfer::engine::Hybrid;
+use dynamicinfer::formats::rows::{self, Quant};
+use dynamicinfer::lab::pack::{PackOptions, pack};
+use dynamicinfer::lab::synth::Shape;
+use dynamicinfer::model::config::{Activation, Ffn, ModelConfig};
+use dynamicinfer::model::source::Source;
+use dynamicinfer::model::weights::{Layer, Matrix, NormWeights};
+use dynamicinfer::model::{Model, ModelConfig as Config};
+use dynamicinfer::prng::Prng;
+use std::path::{Path, PathBuf};
+
+/// Of the order of a consumer GPU's.
+pub const RATES: Rates = Rates { device_gb_s: 900.0, link_gb_s: 25.0, call_us: 5.0, copy_us: 1.5, sync_us: 8.0 };
+
+/// Packs a fixture into `dir`.
+pub fn packed(dir: &Path, name: &str, quant: Quant) -> PathBuf {
+    let store = dir.join(format!("{name}-{}.neurons", quant.name()));
+    let from = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/models").join(name);
+    pack(&Source::open(&from, None).unwrap(), &store, &PackOptions { quant, orders: None }, &|_, _| Ok(())).unwrap();
+    store
+}
+
+/// Uniform in -size..size.
+pub fn numbers(rng: &mut Prng, n: usize, size: f64) -> Vec<f32> {
+    (0..n).map(|_| ((rng.next_f64() * 2.0 - 1.0) * size) as f32).collect()
+}
+
+/// An FFN without a model around it, its weights random.
+pub struct Alone {
+    pub config: Config,
+    pub layer: Layer,
+    _bytes: Aligned,
+}
+
+pub fn alone(kind: Ffn, activation: Activation, quant: Quant, hidden: usize, ffn: usize, rng: &mut Prng) -> Alone {
+    let shape = Shape {
+        hidden,
+        layers: 1,
+        ffn,
+        heads: hidden / 32,
+        kv_heads: 1,
+        vocab: 259,
+        context: 16,
+        activation,
+        active: None,
+        seed: 1,
+    };
+    let mut config = shape.config().unwrap();
+    (config.ffn_kind, config.ffn_bias) = (kind, kind == Ffn::Plain);
+    let (count, row_bytes) = (ffn * kind.rows(), quant.row_bytes(hidden));
+    let mut bytes = Aligned::default();
+    bytes.resize(count * row_bytes / 4);
+    for row in bytemuck::cast_slice_mut::<f32, u8>(&mut bytes).chunks_exact_mut(row_bytes) {
+        rows::encode(quant, &numbers(rng, hidden, 2.0 / (hidden as f64).sqrt()), row);
+    }
+    // SAFETY: the bytes lie in the same struct, and an `Aligned` that nobody resizes stays where it is.
+    let matrix = |rows| unsafe { Matrix::over(bytemuck::cast_slice(&bytes), quant, rows, hidden) };
+    let norm = || NormWeights { weight: vec![1.0; hidden], bias: Vec::new() };
+    let layer = Layer {
+        attn_norm: norm(),
+        qkv: matrix(0),
+        qkv_bias: Vec::new(),
+        o: matrix(0),
+        o_bias: Vec::new(),
+        ffn_norm: norm(),
+        ffn: matrix(count),
+        up_bias: if rng.below(2) == 0 { Vec::new() } else { numbers(rng, ffn, 0.3) },
+        down_bias: Vec::new(),
+        order: None,
+    };
+    Alone { config, layer, _bytes: bytes }
+}
+
+/// The largest difference, by the largest number of `b`.
+pub fn error(a: &[f32], b: &[f32]) -> f32 {
+    assert_eq!(a.len(), b.len());
+    let top = b.iter().fold(f32::MIN_POSITIVE, |m, v| m.max(v.abs()));
+    a.iter().zip(b).fold(0f32, |m, (a, b)| if a.is_nan() { f32::INFINITY } else { m.max((a - b).abs()) }) / top
+}
+
+/// Bytes that [`on_device`] takes.
+pub fn device_bytes(config: &ModelConfig, layers: &[Layer], slots: &[usize]) -> u64 {
+    let layer = |(layer, &slots): (&Layer, &usize)| {
+        NeuronCache::layer_bytes(slots, layer.ffn.row_bytes * config.ffn_kind.rows(), layer.up_bias.len())
+    };
+    layers.iter().zip(slots).map(layer).sum::<u64>() + Hybrid::buffer_bytes(config)
+}
+
+/// A device's part of an engine on `model`, all slots free.
+///
+/// # Safety
+/// It is dropped before the model's store is.
+pub unsafe fn on_device(model: &Model, device: Box<dyn Device>, slots: &[usize]) -> Result<Hybrid, OutOfMemory> {
+    let config = &model.config;
+    let host = |layer: &Layer| HostBlocks {
+        first: layer.ffn.row_ptr(0),
+        block_bytes: layer.ffn.row_bytes * config.ffn_kind.rows(),
+        neurons: config.ffn,
+    };
+    let host: Vec<HostBlocks> = model.layers.iter().map(host).collect();
+    let bias: Vec<&[f32]> = model.layers.iter().map(|layer| &layer.up_bias[..]).collect();
+    // SAFETY: the caller's promise.
+    Hybrid::new(unsafe { NeuronCache::new(device, slots, &host, &bias)? }, config)
+}
