@@ -6,12 +6,13 @@
 mod support;
 
 use dynamicinfer::cache::{HostBlocks, MAX_IN_FLIGHT, Migration, NeuronCache, NotBegun, Refused, Slot};
-use dynamicinfer::cpu::Kernels;
 use dynamicinfer::cpu::aligned::Aligned;
+use dynamicinfer::cpu::{Columns, Kernels, MAX_COLUMNS, Team};
 use dynamicinfer::device::{
     Buffer, Call, Device, Event, Faults, Memory, OutOfMemory, SparseFfn, Stream, Totals, VirtualDevice,
 };
-use dynamicinfer::engine::{Choice, Engine, Hybrid, Logits, Migrator, Observer, Seen, Sparsity};
+use dynamicinfer::engine::ffn::{self, FfnBuffers};
+use dynamicinfer::engine::{Choice, Engine, Hybrid, Logits, Migrator, Observer, Seen, Selection, Sparsity, Work};
 use dynamicinfer::formats::rows::Quant;
 use dynamicinfer::model::config::{Activation, Ffn};
 use dynamicinfer::model::{KvCache, KvType, Model};
@@ -19,11 +20,16 @@ use dynamicinfer::prng::Prng;
 use std::collections::HashMap;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
-use support::{RATES, device_bytes, error, on_device, packed};
+use support::{RATES, device_bytes, error, numbers, on_device, packed};
 
 const FAMILIES: [&str; 5] = ["relullama", "prosparse", "bamboo", "opt", "llama-relu2"];
 /// Half of the cases in f32, where nothing but the order of sums differs.
 const QUANTS: [Quant; 6] = [Quant::F32, Quant::F32, Quant::F32, Quant::F16, Quant::Q8, Quant::Q4];
+
+/// How far logits of grouped types may be off. Their inputs are rounded to int8: a sum that is taken in another order, and differs
+/// in its last bit, can round to the next code. Without any device, 50 of 180 q8_0 runs over stores that are permuted, and
+/// otherwise the same, differ by 1e-3 to 1e-2 from the plain one. The strict law for these types is that of a layer, below.
+const FLIPPED: f32 = 2e-2;
 
 /// The seeds of a test: all below `count`, or the one that is to be repeated.
 fn seeds(count: u64) -> Vec<u64> {
@@ -127,11 +133,12 @@ fn slots(prng: &mut Prng, ffn: usize) -> usize {
 #[test]
 fn logits_are_the_dense_ones_for_every_budget_residency_and_interleaving() {
     let stores = Stores::new();
-    let worst = Mutex::new([0f32; 2]);
+    // Of f32 and f16, and of grouped types.
+    let seen = Mutex::new([vec![], vec![]]);
     let (moves, landed) = (Arc::new(Mutex::new(0u64)), Mutex::new(0u64));
     let dense = Mutex::new(HashMap::<(usize, usize, Vec<usize>), Vec<f32>>::new());
     let name = "logits_are_the_dense_ones_for_every_budget_residency_and_interleaving";
-    with_seeds(name, 240, |seed| {
+    with_seeds(name, 400, |seed| {
         let mut prng = Prng::new(seed);
         let (family, quant) = (prng.below(5) as usize, prng.below(6) as usize);
         let model = stores.open(family, quant);
@@ -182,29 +189,67 @@ fn logits_are_the_dense_ones_for_every_budget_residency_and_interleaving() {
         let found = logits(&mut engine, &sizes, None);
         let off = error(&found, &expected);
         let grouped = QUANTS[quant].is_grouped();
-        if std::env::var_os("LOOK").is_some() {
-            let alone = {
-                let hybrid = engine.hybrid.take();
-                let e = error(&logits(&mut engine, &sizes, None), &expected);
-                engine.hybrid = hybrid;
-                e
-            };
-            eprintln!("LOOK {} {} {off:e} alone {alone:e}", FAMILIES[family], QUANTS[quant].name());
-            return;
-        }
-        assert!(off <= 1e-3, "{} {}: off by {off}", FAMILIES[family], QUANTS[quant].name());
-        assert!(grouped || off <= 2e-5, "{} {}: off by {off}", FAMILIES[family], QUANTS[quant].name());
-        let worst = &mut worst.lock().unwrap()[usize::from(grouped)];
-        *worst = worst.max(off);
+        let most = if grouped { FLIPPED } else { 1e-5 };
+        assert!(off <= most, "{} {}: off by {off}", FAMILIES[family], QUANTS[quant].name());
+        let mut seen = seen.lock().unwrap();
+        seen[usize::from(grouped)].push(off);
         let cache = &engine.hybrid.as_ref().unwrap().cache;
         *landed.lock().unwrap() += cache.counters.landed;
         assert_eq!(cache.device.memory().peak, budget, "it took more than its budget");
     });
     let (moves, landed) = (*moves.lock().unwrap(), *landed.lock().unwrap());
-    eprintln!("{moves} moves under way while running, {landed} landed, worst errors {:?}", worst.lock().unwrap());
+    let seen = seen.into_inner().unwrap();
+    let worst = seen.each_ref().map(|seen| seen.iter().fold(0f32, |m, e| m.max(*e)));
+    let flipped = seen[1].iter().filter(|e| **e > 1e-5).count();
+    eprintln!("{moves} moves begun, {landed} landed, worst {worst:?}, {flipped} of {} flipped", seen[1].len());
     if std::env::var_os("HYBRID_SEED").is_none() {
+        assert!(flipped * 4 < seen[1].len(), "{flipped} of {} grouped cases are off", seen[1].len());
         assert!(moves > 10_000 && landed > 5_000, "{moves} moves, {landed} landed: nothing was tried");
     }
+}
+
+#[test]
+fn on_the_same_input_the_halves_of_a_layer_are_the_whole_layer() {
+    let stores = Stores::new();
+    with_seeds("on_the_same_input_the_halves_of_a_layer_are_the_whole_layer", 120, |seed| {
+        let mut prng = Prng::new(seed);
+        let (family, quant) = ((seed % 5) as usize, 2 + (seed / 5 % 4) as usize);
+        let model = stores.open(family, quant);
+        let (c, kernels, mut team) = (&model.config, Kernels::best(), Team::new(1));
+        let slots: Vec<usize> = (0..c.layers).map(|_| slots(&mut prng, c.ffn)).collect();
+        let faults = Faults { late: 0.3, lost: 0.01, reorder: true, seed };
+        let device = Box::new(VirtualDevice::new(u64::MAX, RATES).with_faults(faults));
+        // SAFETY: the model outlives it.
+        let mut hybrid = unsafe { on_device(&model, device, &slots) }.unwrap();
+        let mut restless = Restless { prng: Prng::new(seed), most: 40, begun: Arc::default() };
+        let (mut x, mut buffers) = (Columns::default(), FfnBuffers::default());
+        let mut fired = Selection::default();
+        for turn in 0..30 {
+            let (l, n) = (turn % c.layers, [1, 1, 3, MAX_COLUMNS][prng.below(4) as usize]);
+            let layer = &model.layers[l];
+            let normed = numbers(&mut prng, n * c.hidden, 2.0);
+            x.set(&normed, n, layer.ffn.quant);
+            let mut gates = vec![0.0; n * c.ffn];
+            ffn::gates(&mut team, &kernels, c, layer, &x, &mut gates);
+            let cut = [0.0, 0.1][prng.below(2) as usize];
+            fired.fired(c, &gates, n, cut);
+            // What is wanted and does not fire costs a gate and adds nothing.
+            let (dense, most) = (prng.below(4) == 0, prng.below(2) == 0);
+            let selection = match most {
+                true => fired.clone(),
+                false => Selection { neurons: (0..c.ffn as u32).collect(), masks: vec![u32::MAX >> (32 - n); c.ffn] },
+            };
+            let mut whole = numbers(&mut prng, n * c.hidden, 0.1);
+            let mut halves = whole.clone();
+            let work = if dense { Work::All } else { Work::Selected(&selection) };
+            ffn::ffn(&mut team, &kernels, c, layer, &x, work, cut, &mut [], &mut buffers, &mut whole);
+            restless.between(l, &mut hybrid.cache);
+            let (at, input, selection) = ((l, layer), (&x, &normed[..]), (!dense).then_some(&selection));
+            hybrid.ffn(&mut team, &kernels, c, at, input, selection, cut, &mut buffers, &mut halves);
+            let off = error(&halves, &whole);
+            assert!(off < 1e-5, "{} {} turn {turn}: off by {off}", FAMILIES[family], QUANTS[quant].name());
+        }
+    });
 }
 
 /// Counts what is truly active, neurons times tokens.
@@ -554,6 +599,24 @@ fn the_same_checker_catches_every_broken_protocol() {
 }
 
 #[test]
+fn the_law_does_not_hold_for_a_cache_that_marks_neurons_resident_at_once() {
+    let stores = Stores::new();
+    let model = stores.open(0, 0);
+    let (layers, ffn) = (model.config.layers, model.config.ffn);
+    let device = VirtualDevice::new(u64::MAX, RATES).with_faults(Faults { late: 0.5, seed: 1, ..Faults::default() });
+    let device = Box::new(Broken { device, flaw: Flaw::DoneAtOnce });
+    // SAFETY: the engine has both.
+    let mut hybrid = unsafe { on_device(&model, device, &vec![ffn / 2; layers]) }.unwrap();
+    hybrid.migrator = Some(Box::new(Restless { prng: Prng::new(1), most: 40, begun: Arc::default() }));
+    let mut engine = Engine::new(model, 1, Kernels::best());
+    engine.set_sparsity(all_exact(layers));
+    let expected = logits(&mut engine, &[1; 16], None);
+    engine.hybrid = Some(hybrid);
+    let off = error(&logits(&mut engine, &[1; 16], None), &expected);
+    assert!(off > 1e-3, "off by {off}: the law cannot fail");
+}
+
+#[test]
 fn too_many_moves_at_once_are_refused_and_may_be_made_again() {
     let device = VirtualDevice::new(64 << 20, RATES);
     let neurons = MAX_IN_FLIGHT + 100;
@@ -574,7 +637,9 @@ fn too_many_moves_at_once_are_refused_and_may_be_made_again() {
     cache.settle();
     assert_eq!(cache.layers[0].table.residents(), MAX_IN_FLIGHT + 1);
     // A placement may be larger than what may be under way.
-    (0..neurons as u32).for_each(|slot| drop(cache.layers[0].table.clear(slot)));
+    for slot in 0..neurons as u32 {
+        cache.layers[0].table.clear(slot).unwrap();
+    }
     cache.load(0, &rest).unwrap();
     cache.settle();
     assert_eq!(cache.layers[0].table.residents(), neurons);
