@@ -291,7 +291,7 @@ fn hits_and_misses_are_the_active_neurons() {
 #[test]
 fn with_every_neuron_on_the_device_the_cpu_computes_none_and_a_prompt_hits_by_token() {
     let stores = Stores::new();
-    for family in 0..FAMILIES.len() {
+    for (family, name) in FAMILIES.into_iter().enumerate() {
         let model = stores.open(family, 0);
         let (layers, ffn) = (model.config.layers, model.config.ffn);
         // SAFETY: as above.
@@ -306,7 +306,7 @@ fn with_every_neuron_on_the_device_the_cpu_computes_none_and_a_prompt_hits_by_to
         let mut active = Active::default();
         logits(&mut engine, &[9, 1, 4], Some(&mut active));
         let counters = engine.hybrid.as_ref().unwrap().cache.counters;
-        assert_eq!((counters.hits, counters.misses), (active.0, 0), "{}", FAMILIES[family]);
+        assert_eq!((counters.hits, counters.misses), (active.0, 0), "{name}");
     }
 }
 
@@ -629,7 +629,7 @@ fn too_many_moves_at_once_are_refused_and_may_be_made_again() {
     (0..MAX_IN_FLIGHT).for_each(|i| cache.migrate(to(i)).unwrap());
     assert_eq!(cache.migrate(to(MAX_IN_FLIGHT)), Err(NotBegun::Full));
     assert_eq!((cache.in_flight(), cache.counters.dropped), (MAX_IN_FLIGHT, 1));
-    assert_eq!(cache.device.totals().waited_ns < 1_000_000, true, "beginning a move waits for none");
+    assert!(cache.device.totals().waited_ns < 1_000_000, "beginning a move waits for none");
     cache.settle();
     cache.migrate(to(MAX_IN_FLIGHT)).unwrap();
     let rest: Vec<u32> = (0..neurons as u32).rev().collect();
