@@ -123,7 +123,7 @@ impl Firing {
 fn predicted(store: &Path, predictor: &Path, ahead: usize) -> Shares {
     let mut engine = engine(store);
     let predictor = predictor::open(predictor, &engine.model).unwrap();
-    let threshold = predictor.threshold();
+    let threshold = predictor.threshold(0, 0);
     let choices = vec![Choice::Predicted { predictor, threshold, cut: 0.0 }; engine.model.config.layers];
     engine.set_sparsity(Sparsity::new(choices, ahead).unwrap());
     let (all, by_layer) = Firing::of(&mut engine).audit.shares();

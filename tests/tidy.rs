@@ -30,8 +30,10 @@ const MODULES: [(&str, &[&str]); 19] = [
     (
         "lab",
         &[
+            "cache",
             "clock",
             "cpu",
+            "device",
             "engine",
             "error",
             "formats",
@@ -51,6 +53,7 @@ const MODULES: [(&str, &[&str]); 19] = [
             "clock",
             "config",
             "cpu",
+            "device",
             "engine",
             "error",
             "formats",
