@@ -75,9 +75,10 @@ fn a_separable_problem_is_learned() {
     let active: u64 = pairs.counts(held_back.clone()).iter().sum();
     let active = active as f64 / (held_back.len() * FFN) as f64;
     assert!((0.03..0.3).contains(&active), "{active} are active: the problem is not one");
-    // With one neuron in twenty more than there are, 95 % are found; knowing the rates alone it takes most.
-    let (blind, seeing) = (problem.share_at(0, 0), problem.share_at(32, 400));
-    assert!(seeing < 1.1 * active && blind > 2.0 * active, "{seeing} with a network, {blind} without, {active} active");
+    // With few more neurons than are active, 95 % are found; knowing the rates alone it takes most of them. Residuals of other
+    // lengths have other limits once they are normalised, so that it cannot be perfect.
+    let (blind, seeing) = (problem.share_at(0, 0), problem.share_at(32, 1000));
+    assert!(seeing < 1.2 * active && blind > 2.0 * active, "{seeing} with a network, {blind} without, {active} active");
 }
 
 #[test]
@@ -93,9 +94,10 @@ fn a_seed_gives_the_same_weights_on_any_number_of_threads() {
 
 #[test]
 fn a_network_grows_while_that_pays_and_shrinks_where_it_does_not() {
-    // Share computed by rank, as if trained.
+    // Share computed by rank, as if trained; a rank of 100 costs a hundredth of the neurons.
+    let cost = |limit: usize| move |rank: usize| if rank <= limit { rank as f64 / 1e4 } else { f64::INFINITY };
     let searched = |first: usize, limit: usize, share: fn(usize) -> f64| {
-        search(first, |rank| rank <= limit, |rank| Ok(share(rank))).unwrap()
+        search(first, cost(limit), |rank| Ok(share(rank))).unwrap()
     };
     // Nothing is won: the bias alone.
     assert_eq!(searched(96, 4096, |_| 0.3).0, 0);
@@ -106,11 +108,11 @@ fn a_network_grows_while_that_pays_and_shrinks_where_it_does_not() {
     assert_eq!(rank, 224);
     assert!(trials.windows(2).all(|t| t[0].rank < t[1].rank), "{trials:?}");
     // A limit on bytes holds, and is used.
-    assert_eq!(searched(512, 128, |rank| 1.0 / (1.0 + rank as f64)).0, 128);
-    assert_eq!(searched(0, 128, |rank| 1.0 / (1.0 + rank as f64)).0, 96);
+    assert_eq!(searched(512, 128, |rank| 1.0 / (1.0 + rank as f64 / 32.0)).0, 128);
+    assert_eq!(searched(0, 128, |rank| 1.0 / (1.0 + rank as f64 / 32.0)).0, 96);
     // An easy layer needs a small network in truth, too.
-    let problem = Problem::new(4, 4096);
-    let (rank, trials) = search(96, |rank| rank <= 224, |rank| Ok(problem.share_at(rank, 150))).unwrap();
+    let problem = Problem::new(4, 8192);
+    let (rank, trials) = search(96, cost(224), |rank| Ok(problem.share_at(rank, 600))).unwrap();
     assert_eq!(rank, 32, "{trials:?}");
 }
 

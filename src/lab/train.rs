@@ -2,10 +2,11 @@
 //! of them all. One network is `lab/network.rs`.
 //!
 //! **Size.** What there is to say about a layer is the entropy of its neurons' activity: it falls with sparsity and with skew
-//! (neurons that are always or never active say nothing). A network begins at the rank that its layer's entropy suggests,
-//! and doubles while that makes the computed share at the wanted recall smaller by more than [`GAIN`]; where the first
-//! doubling does not, it halves while that costs less. PowerInfer stops when perplexity is within 0.1 % of the dense
-//! model's; the share at a fixed recall is what that would measure, without running the model for every size.
+//! (neurons that are always or never active say nothing). A network begins at the rank that its layer's entropy suggests.
+//! It doubles while that pays: while the neurons that need no longer be computed for the wanted recall have more bytes than
+//! the network grows by, for both are read for every token. Where the first doubling does not pay, it halves while that
+//! does. PowerInfer stops when perplexity is within 0.1 % of the dense model's; at a fixed recall that is the same for all
+//! sizes, and what they cost can be compared without running the model for each.
 //!
 //! **Bytes.** All networks together stay below a share of the model's bytes. Each may take what is left, divided by the
 //! square roots of the entropies still to come (the first bytes help most); what it leaves goes to those after it. Layers' own networks come first and count [`OWN_WEIGHT`]
@@ -23,10 +24,6 @@ use crate::predictor::{Calibration, Kind, Predictor};
 use serde_json::json;
 use std::path::{Path, PathBuf};
 
-/// Growing goes on while it saves more than this share of the computed neurons ...
-const GAIN: f64 = 0.05;
-/// ... and more than this share of all neurons.
-const LEAST_GAIN: f64 = 0.002;
 /// A network's first rank: hidden size times mean entropy in bits, divided by this. A neuron in 20 active gives 0.3 bits
 /// at most, and a rank of hidden / 14.
 const ENTROPY_PER_RANK: f64 = 4.0;
@@ -127,13 +124,14 @@ pub struct Trial {
     pub computed_share: f64,
 }
 
-/// Finds a rank: see the module. `try_rank` trains at a rank and gives the computed share at the wanted recall; `fits` says
-/// whether there are bytes for a rank.
+/// Finds a rank: see the module. `try_rank` trains at a rank and gives the computed share at the wanted recall; `cost` is
+/// what a rank costs in that share, infinite where there are no bytes for it.
 pub fn search(
     first: usize,
-    fits: impl Fn(usize) -> bool,
+    cost: impl Fn(usize) -> f64,
     mut try_rank: impl FnMut(usize) -> Result<f64>,
 ) -> Result<(usize, Vec<Trial>)> {
+    let fits = |rank: usize| cost(rank).is_finite();
     let smaller = |rank: usize| if rank <= RANK_STEP { 0 } else { fill(rank / 2 / RANK_STEP * RANK_STEP) };
     let mut rank = first;
     while rank > 0 && !fits(rank) {
@@ -146,7 +144,8 @@ pub fn search(
         trials.push(Trial { rank, computed_share });
         Ok(computed_share)
     };
-    let worth = |large: f64, small: f64| small - large > (GAIN * small).max(LEAST_GAIN);
+    // Of a rank and its computed share.
+    let total = |rank: usize, share: f64| cost(rank) + share;
     let mut share = attempt(rank)?;
     let mut grew = false;
     loop {
@@ -155,7 +154,7 @@ pub fn search(
             break;
         }
         let found = attempt(next)?;
-        if !worth(found, share) {
+        if total(next, found) >= total(rank, share) {
             break;
         }
         (rank, share, grew) = (next, found, true);
@@ -163,7 +162,7 @@ pub fn search(
     while !grew && rank > 0 {
         let next = smaller(rank);
         let found = attempt(next)?;
-        if worth(share, found) {
+        if total(next, found) > total(rank, share) {
             break;
         }
         (rank, share) = (next, found);
@@ -243,7 +242,8 @@ pub fn train(job: Job<'_>, parts: &Path, step: &dyn Fn(f64, usize) -> Result<()>
                 _ => first_rank(e.hidden, entropies[at.0]),
             };
             let progress = |done: f64| step(i as f64 + done, list.len());
-            let network = one(samples, options, at, &counts[at.0], first, cap, &progress)?;
+            let size = Size { first, cap, ffn_bytes: model.layers[at.0].ffn.bytes() };
+            let network = one(samples, options, at, &counts[at.0], size, &progress)?;
             mlp::write(&path, header(model, options, 0.5), &[network])?;
         }
         let table = part_table(&path, model, at)
@@ -343,14 +343,23 @@ fn pairs(samples: &Samples, layer: usize, ahead: usize) -> Pairs<'_> {
     Pairs { residuals: samples.residuals(layer - ahead), labels: samples.labels(layer), hidden: e.hidden, ffn: e.ffn }
 }
 
+/// What a network's size depends on.
+struct Size {
+    /// The rank to begin with.
+    first: usize,
+    /// Bytes in the file at most.
+    cap: u64,
+    /// Bytes of its layer's FFN.
+    ffn_bytes: u64,
+}
+
 /// Searches a rank and trains a network of it. `progress` is 0 to 1.
 fn one(
     samples: &Samples,
     options: &Options,
     at: (usize, usize),
     counts: &[u64],
-    first: usize,
-    cap: u64,
+    size: Size,
     progress: &dyn Fn(f64) -> Result<()>,
 ) -> Result<Network> {
     let e = samples.extent;
@@ -370,12 +379,16 @@ fn one(
         })?;
         Ok(training)
     };
-    let fits = |rank: usize| rank <= e.ffn.next_multiple_of(RANK_STEP) && mlp::file_bytes(e.hidden, e.ffn, rank) <= cap;
+    let cost = |rank: usize| {
+        let bytes = mlp::file_bytes(e.hidden, e.ffn, rank);
+        let fits = rank <= e.ffn.next_multiple_of(RANK_STEP) && bytes <= size.cap;
+        if fits { bytes as f64 / size.ffn_bytes as f64 } else { f64::INFINITY }
+    };
     let try_rank = |rank: usize| {
         let mut training = run(rank, trial_steps)?;
         Ok(training.histogram(&pairs, e.train..e.tokens()).share_at(options.recall))
     };
-    let (rank, trials) = search(first, fits, try_rank)?;
+    let (rank, trials) = search(size.first, cost, try_rank)?;
     tracing::info!("layer {} from {} before: rank {rank} of {trials:?}", at.0, at.1);
     let Weights { inner, inner_bias, outer, outer_bias } = run(rank, steps)?.weights();
     let calibration = Calibration::new(vec![0.0], vec![0.0]);

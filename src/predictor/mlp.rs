@@ -71,7 +71,10 @@ pub fn normalise(x: &[f32], out: &mut [f32]) {
     out.iter_mut().zip(x).for_each(|(o, v)| *o = v * scale);
 }
 
-/// Bytes of a network in the file, with the gaps between its sections.
+/// Bytes of a network's table and its sections' names in the header, about: a hundred numbers and three lines.
+const HEADER_BYTES: u64 = 3 << 10;
+
+/// Bytes of a network in the file, with the gaps between its sections and its part of the header.
 pub fn file_bytes(hidden: usize, ffn: usize, rank: usize) -> u64 {
     let page = |bytes: usize| (bytes as u64).next_multiple_of(crate::formats::sections::SECTION_ALIGN);
     let weights = if rank == 0 {
@@ -79,7 +82,7 @@ pub fn file_bytes(hidden: usize, ffn: usize, rank: usize) -> u64 {
     } else {
         page(rank * QUANT.row_bytes(hidden)) + page(ffn * QUANT.row_bytes(rank)) + page(Quant::F32.row_bytes(rank))
     };
-    weights + page(Quant::F32.row_bytes(ffn))
+    weights + page(Quant::F32.row_bytes(ffn)) + HEADER_BYTES
 }
 
 fn section_name(layer: usize, ahead: usize, part: &str) -> String {
