@@ -172,7 +172,7 @@ fn all_neurons_listed_are_the_dense_pass() {
         let (dense, counts) = bench.run(Work::All, 0.0);
         let all = NEURONS as u64;
         let gates = if bench.model.config.ffn_kind == Ffn::Plain { 0 } else { all };
-        assert_eq!(counts, Counts { gates, ups: all, downs: all }, "{what}");
+        assert_eq!(counts, Counts { gates, ups: all, downs: all, active: 0 }, "{what}");
         let acts = bench.gates_and_activations().1;
         assert_close(&bench.down(&acts), &dense, what);
         let (listed, counts) = bench.run(Work::Selected(&every_neuron(bench.n)), 0.0);

@@ -179,11 +179,17 @@ impl Engine {
                 b.gates.resize(n * c.ffn, 0.0);
                 ffn::gates(team, kernels, c, layer, &b.columns, &mut b.gates);
             }
-            if mode == Mode::Exact && (hybrid.is_some() || observer.is_some()) {
+            // Without a device or somebody who looks on, the FFN lists for itself what fired.
+            let listed = mode == Mode::Exact && (hybrid.is_some() || observer.is_some());
+            if listed {
                 b.predicted.selections.resize_with(c.layers, Selection::default);
                 b.predicted.selections[l].fired(c, &b.gates, n, sparsity.cut(l));
             }
-            let selection = (mode != Mode::Dense).then(|| b.predicted.selections.get(l)).flatten();
+            let selection = match mode {
+                Mode::Predicted => b.predicted.selections.get(l),
+                Mode::Exact if listed => b.predicted.selections.get(l),
+                Mode::Exact | Mode::Dense => None,
+            };
             let work = match (mode, selection) {
                 (Mode::Exact, _) => Work::Gates(&b.gates),
                 (_, Some(selection)) => Work::Selected(selection),

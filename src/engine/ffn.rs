@@ -11,8 +11,8 @@ use crate::model::config::{Activation, Ffn, ModelConfig};
 use crate::model::weights::{Layer, Matrix};
 use crate::ops::math;
 use faer::{Accum, MatMut, MatRef, Par};
-use parking_lot::Mutex;
 use std::ops::Range;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Units per layer at most. Their buffers are written and added once per token: 32 of them are below 1 % of the weights.
 const MAX_UNITS: usize = 32;
@@ -57,12 +57,32 @@ pub enum Work<'a> {
     Gates(&'a [f32]),
 }
 
-/// Rows that were read. A plain FFN has no gates.
+/// Rows that were read, a plain FFN having no gates, and what came of them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
     pub gates: u64,
     pub ups: u64,
     pub downs: u64,
+    /// Neurons times columns whose activation was not zero; a dense pass does not count them.
+    pub active: u64,
+}
+
+/// Counts that several threads add to.
+#[derive(Default)]
+struct SharedCounts([AtomicU64; 4]);
+
+impl SharedCounts {
+    fn add(&self, counts: Counts) {
+        let Counts { gates, ups, downs, active } = counts;
+        for (sum, n) in self.0.iter().zip([gates, ups, downs, active]) {
+            sum.fetch_add(n, Ordering::Relaxed);
+        }
+    }
+
+    fn sum(self) -> Counts {
+        let [gates, ups, downs, active] = self.0.map(AtomicU64::into_inner);
+        Counts { gates, ups, downs, active }
+    }
 }
 
 impl Counts {
@@ -76,6 +96,7 @@ impl std::ops::AddAssign for Counts {
         self.gates += other.gates;
         self.ups += other.ups;
         self.downs += other.downs;
+        self.active += other.active;
     }
 }
 
@@ -136,7 +157,7 @@ pub fn ffn(
     partial.resize(units_of(config.ffn) * size);
     let partial = &mut partial[..units * size];
     let parts = Parts::new(partial);
-    let counts = Mutex::new(Counts::default());
+    let counts = SharedCounts::default();
     team.run(units, |_, unit| {
         // SAFETY: each unit has its own part.
         let out = unsafe { parts.part(unit * size..(unit + 1) * size) };
@@ -146,8 +167,7 @@ pub fn ffn(
         match &sparse {
             None => run_blocks(kernels, config, layer, x, range, out),
             Some(sparse) => {
-                let read = sparse.run(range, out);
-                *counts.lock() += read;
+                counts.add(sparse.run(range, out));
             }
         }
     });
@@ -157,12 +177,12 @@ pub fn ffn(
         rows::add_axpy(layer.ffn.quant, sum, hidden);
     }
     add_down_bias(layer, hidden);
-    if sparse.is_none() { all_rows(config) } else { counts.into_inner() }
+    if sparse.is_none() { all_rows(config) } else { counts.sum() }
 }
 
 fn all_rows(config: &ModelConfig) -> Counts {
     let ffn = config.ffn as u64;
-    Counts { gates: if config.ffn_kind == Ffn::Plain { 0 } else { ffn }, ups: ffn, downs: ffn }
+    Counts { gates: if config.ffn_kind == Ffn::Plain { 0 } else { ffn }, ups: ffn, downs: ffn, active: 0 }
 }
 
 fn add_down_bias(layer: &Layer, hidden: &mut [f32]) {
@@ -250,9 +270,11 @@ impl Sparse<'_> {
                 let fires = mask >> b & 1 == 1;
                 a[b] = if fires { activation(config.ffn_kind, config.activation, gate[b], up[b]) } else { 0.0 };
             }
-            if a[..n].iter().all(|&a| a == 0.0) {
+            let active = a[..n].iter().filter(|&&a| a != 0.0).count();
+            if active == 0 {
                 continue;
             }
+            counts.active += active as u64;
             downs.add(row + per_block - 1, ahead(per_block - 1), &a[..n], out);
             counts.downs += 1;
         }

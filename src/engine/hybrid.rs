@@ -125,7 +125,7 @@ impl Hybrid {
         if told || on_device {
             cache.device.synchronize(Stream::Compute);
         }
-        cache.counters.misses += read.downs;
+        cache.counters.misses += read.active;
         if on_device {
             let (half, active) = received.split_at(n * h);
             let half: &[f32] = bytemuck::cast_slice(half);

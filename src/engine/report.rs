@@ -18,8 +18,8 @@ pub struct Report {
     pub head_ns: u64,
     /// Bytes of FFN rows read.
     pub ffn_bytes: u64,
-    /// Per layer, neurons times tokens that were computed: all in dense mode, those that fired in exact mode (a prompt
-    /// counts the union of its tokens there), those that were predicted otherwise.
+    /// Per layer, neurons times tokens that were computed: all in dense mode, those that fired in exact mode, those that
+    /// were predicted otherwise.
     pub computed: Vec<u64>,
 }
 
@@ -35,9 +35,9 @@ impl Report {
     ) {
         self.computed.resize(config.layers, 0);
         self.computed[l] += match (mode, selection) {
-            (Mode::Predicted, Some(selection)) => selection.pairs(),
-            (Mode::Exact, _) => read.downs * n as u64,
-            _ => (config.ffn * n) as u64,
+            (Mode::Dense, _) => (config.ffn * n) as u64,
+            (_, Some(selection)) => selection.pairs(),
+            (_, None) => read.active,
         };
         let gates = if mode == Mode::Exact { config.ffn as u64 } else { 0 };
         self.ffn_bytes += (read.rows() + gates) * layer.ffn.row_bytes as u64;
