@@ -112,7 +112,7 @@ fn a_network_grows_while_that_pays_and_shrinks_where_it_does_not() {
     assert_eq!(searched(0, 128, |rank| 1.0 / (1.0 + rank as f64 / 32.0)).0, 96);
     // An easy layer needs a small network in truth, too.
     let problem = Problem::new(4, 8192);
-    let (rank, trials) = search(96, cost(224), |rank| Ok(problem.share_at(rank, 600))).unwrap();
+    let (rank, trials) = search(96, |rank| rank as f64 / 1e3, |rank| Ok(problem.share_at(rank, 600))).unwrap();
     assert_eq!(rank, 32, "{trials:?}");
 }
 

@@ -2,23 +2,25 @@ use super::model_arg::{find, parse_activation};
 use super::progress::{Progress, Unit};
 use crate::error::{Result, printable};
 use crate::formats::neuron_store::NeuronStore;
+use crate::formats::predictor_file::{self, PredictorFile};
+use crate::formats::sections::{Header, SectionFile};
 use crate::lab::pack::{natural_quant, packed_bytes};
 use crate::model::source::Source;
 use crate::model::{Activation, KvCache, KvType, Model, ModelConfig};
 use crate::tokenizer::{ModelSpec, TokenizerSpec};
 use comfy_table::Table;
 use serde::Serialize;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
-/// Show what a model is made of
+/// Show what a model, or a predictor file, is made of
 #[derive(clap::Args)]
 pub struct Args {
-    /// A Hugging Face directory, a .gguf, a packed .neurons file, or `demo`
+    /// A Hugging Face directory, a .gguf, a packed .neurons file, a .predictor, or `demo`
     model: PathBuf,
     /// Machine-readable
     #[arg(long)]
     json: bool,
-    /// Read the whole packed file and compare its checksums
+    /// Read the whole .neurons or .predictor file and compare its checksums
     #[arg(long)]
     verify: bool,
     /// Activation function of a GGUF that does not carry it
@@ -48,20 +50,14 @@ struct Shown {
 
 pub fn run(args: Args) -> Result<()> {
     let path = find(&args.model)?;
+    if !path.is_dir() && PredictorFile::is_one(&path) {
+        return show_predictor(&args, &path);
+    }
     let packed = !path.is_dir() && NeuronStore::is_one(&path);
     let shown = if packed {
         let model = Model::open(&path)?;
         if args.verify {
-            let total = model.store().file_bytes();
-            let progress = Progress::new("verifying", Unit::Bytes);
-            let mut done = 0;
-            model.store().verify(|bytes| {
-                done += bytes;
-                // Ctrl-C ends the program at its second press here; a verification writes nothing.
-                let _ = progress.step(done, total);
-            })?;
-            progress.finish();
-            eprintln!("all checksums match");
+            verify(model.store())?;
         }
         let tokenizer = model.tokenizer().ok();
         let (bytes, fingerprint) = (model.store().file_bytes(), model.store().header.fingerprint.clone());
@@ -73,6 +69,47 @@ pub fn run(args: Args) -> Result<()> {
         describe(path, false, quant, bytes, fingerprint, source.tokenizer, source.config)
     };
     if args.json { super::print_json(&shown) } else { super::print(&(table(&shown) + "\n")) }
+}
+
+fn verify<H: Header>(file: &SectionFile<H>) -> Result<()> {
+    let total = file.file_bytes();
+    let progress = Progress::new("verifying", Unit::Bytes);
+    let mut done = 0;
+    file.verify(|bytes| {
+        done += bytes;
+        // Ctrl-C ends the program at its second press here; a verification writes nothing.
+        let _ = progress.step(done, total);
+    })?;
+    progress.finish();
+    eprintln!("all checksums match");
+    Ok(())
+}
+
+/// What a predictor file says of itself: whose it is, and a row per layer and look-ahead.
+fn show_predictor(args: &Args, path: &Path) -> Result<()> {
+    let file = predictor_file::open(path)?;
+    if args.verify {
+        verify(&file)?;
+    }
+    let h = &file.header;
+    if args.json {
+        return super::print_json(&serde_json::json!({
+            "path": path.to_string_lossy(), "kind": h.kind, "model": h.model, "fingerprint": h.fingerprint,
+            "bytes": file.file_bytes(), "threshold": h.threshold, "cuts": h.cuts, "tables": h.tables, "made": h.made,
+        }));
+    }
+    let mut table = Table::new();
+    table.load_style(comfy_table::presets::ASCII_MARKDOWN);
+    table.set_header(["layer", "ahead", "rank", "threshold", "recall", "precision", "computed"]);
+    let percent = |share: f32| format!("{:.1} %", 100.0 * share);
+    for t in &h.tables {
+        let threshold = t.threshold.unwrap_or(h.threshold);
+        let cells = [t.layer.to_string(), t.ahead.to_string(), t.rank.to_string(), format!("{threshold:.4}")];
+        table.add_row(cells.into_iter().chain([t.recall, t.precision, t.computed_share].map(percent)));
+    }
+    let (model, fingerprint) = (printable(&h.model), printable(&h.fingerprint));
+    let bytes = super::human_bytes(file.file_bytes());
+    super::print(&format!("{} predictor of {model} ({fingerprint}), {bytes}\n{table}\n", printable(&h.kind)))
 }
 
 fn describe(
