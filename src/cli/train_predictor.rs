@@ -12,6 +12,8 @@ use std::path::{Path, PathBuf};
 
 /// Tokens to look at when nobody says: beyond this the demo's networks no longer got better.
 const TOKENS: usize = 262_144;
+/// As the default of --ahead.
+const AHEAD: [usize; 3] = [1, 2, 4];
 /// Samples on disk when nobody says: a 7B model's 60 000 tokens.
 const SAMPLE_BYTES: u64 = 16 << 30;
 /// Share of the active neurons to find. Signs say less, so the last ones cost more: on the demo, finding 95 % of them took
@@ -102,7 +104,9 @@ impl TextArgs {
         if !(recall > 0.0 && recall < 1.0) {
             return Err(Error::Usage(format!("--recall {recall}: take a share between 0 and 1")));
         }
-        if let Some(far) = self.ahead.iter().find(|&&k| k >= model.config.layers) {
+        // What is there by default is not to be explained.
+        let far = self.ahead.iter().find(|&&k| k >= model.config.layers && !AHEAD.contains(&k));
+        if let Some(far) = far {
             eprintln!("note: the model has {} layers, so nothing is {far} layers ahead", model.config.layers);
         }
         let tokenizer = Tokenizer::new(model.tokenizer()?, model.store().path())?;
