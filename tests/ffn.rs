@@ -2,13 +2,14 @@
 //! counts as zero, what is chosen is computed as in the dense pass, and no result depends on the number of threads.
 
 use dynamicinfer::cpu::{Columns, Isa, Kernels, Team};
-use dynamicinfer::engine::ffn::{FfnBuffers, Tile, activations, down, ffn, gates};
+use dynamicinfer::engine::ffn::{FfnBuffers, Tile, activations, down, ffn};
 use dynamicinfer::engine::{Counts, Selection, Work};
 use dynamicinfer::formats::neuron_store::{Header, Writer};
 use dynamicinfer::formats::rows::{self, Quant};
 use dynamicinfer::lab::synth::Shape;
 use dynamicinfer::model::Model;
 use dynamicinfer::model::config::{Activation, Ffn};
+use dynamicinfer::ops::gates::gates;
 use dynamicinfer::prng::Prng;
 
 /// One pack and a tail of a group; odd numbers of neurons.

@@ -230,7 +230,7 @@ fn on_the_same_input_the_halves_of_a_layer_are_the_whole_layer() {
             let normed = numbers(&mut prng, n * c.hidden, 2.0);
             x.set(&normed, n, layer.ffn.quant);
             let mut gates = vec![0.0; n * c.ffn];
-            ffn::gates(&mut team, &kernels, c, layer, &x, &mut gates);
+            dynamicinfer::ops::gates::gates(&mut team, &kernels, c, layer, &x, &mut gates);
             let cut = [0.0, 0.1][prng.below(2) as usize];
             fired.fired(c, &gates, n, cut);
             // What is wanted and does not fire costs a gate and adds nothing.

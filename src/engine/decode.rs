@@ -11,6 +11,7 @@ use crate::cpu::team::Parts;
 use crate::cpu::{Columns, Kernels, MAX_COLUMNS, Team};
 use crate::model::config::Positions;
 use crate::model::{KvCache, Model};
+use crate::ops::gates::gates;
 use crate::ops::linear::{linear, read_row};
 use crate::ops::math;
 use crate::predictor::{Room, Tools};
@@ -177,7 +178,7 @@ impl Engine {
             b.columns.set(&b.normed, n, layer.ffn.quant);
             if mode == Mode::Exact {
                 b.gates.resize(n * c.ffn, 0.0);
-                ffn::gates(team, kernels, c, layer, &b.columns, &mut b.gates);
+                gates(team, kernels, c, layer, &b.columns, &mut b.gates);
             }
             // Without a device or somebody who looks on, the FFN lists for itself what fired.
             let listed = mode == Mode::Exact && (hybrid.is_some() || observer.is_some());

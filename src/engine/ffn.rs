@@ -9,6 +9,7 @@ use crate::cpu::{Columns, Kernels, MAX_AXPY_ROWS, MAX_COLUMNS, Rows, Team};
 use crate::formats::rows::{self, PACK, Quant};
 use crate::model::config::{Activation, Ffn, ModelConfig};
 use crate::model::weights::{Layer, Matrix};
+use crate::ops::gates::{TILE_NEURONS, first_rows, row_dots, tile};
 use crate::ops::math;
 use faer::{Accum, MatMut, MatRef, Par};
 use std::ops::Range;
@@ -18,8 +19,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 const MAX_UNITS: usize = 32;
 /// Block bytes per unit at least, so that a small model does not drown in buffers.
 const MIN_UNIT_BYTES: usize = 128 << 10;
-/// Neurons of a GEMM tile, and columns of `down` that a thread multiplies at a time.
-const TILE_NEURONS: usize = 128;
+/// Columns of `down` that a thread multiplies at a time, over tiles of neurons.
 const TILE_HIDDEN: usize = 1024;
 
 /// A thread's room for unpacked weights.
@@ -365,48 +365,6 @@ const fn rows_together(quant: Quant) -> usize {
         Quant::F32 | Quant::F16 | Quant::Q8 => 1,
         Quant::Q4 => 2,
     }
-}
-
-/// Gate pre-activations `[n, ffn]` of all neurons; of a plain FFN, which has no gates, up's with their bias.
-pub fn gates(team: &mut Team, kernels: &Kernels, config: &ModelConfig, layer: &Layer, x: &Columns, gates: &mut [f32]) {
-    assert_eq!(gates.len(), x.n * config.ffn);
-    let gates = Parts::new(gates);
-    team.run(config.ffn.div_ceil(TILE_NEURONS), |_, piece| first_rows(kernels, config, layer, x, piece, &gates));
-}
-
-/// Row 0 of each neuron of piece `piece` times the input.
-fn first_rows(kernels: &Kernels, config: &ModelConfig, layer: &Layer, x: &Columns, piece: usize, out: &Parts<f32>) {
-    let range = tile(config, piece);
-    row_dots(kernels, config, layer, x, range.clone(), 0, out);
-    if config.ffn_kind == Ffn::Plain && !layer.up_bias.is_empty() {
-        for b in 0..x.n {
-            // SAFETY: each piece has its own neurons.
-            let out = unsafe { out.part(b * config.ffn + range.start..b * config.ffn + range.end) };
-            math::add(out, &layer.up_bias[range.clone()]);
-        }
-    }
-}
-
-/// out[b * ffn + neuron] = row k of the neuron's block times column b.
-fn row_dots(
-    kernels: &Kernels,
-    config: &ModelConfig,
-    layer: &Layer,
-    x: &Columns,
-    neurons: Range<usize>,
-    k: usize,
-    out: &Parts<f32>,
-) {
-    let per_block = config.ffn_kind.rows();
-    let rows = layer.ffn.rows_from(neurons.start * per_block + k, per_block);
-    // SAFETY: the rows are inside the section; the kernels are for this machine; each piece writes its own neurons of
-    // `out`, which is [n, ffn].
-    unsafe { kernels.dot(layer.ffn.quant)(rows, neurons.len(), x, out.start().add(neurons.start), config.ffn) };
-}
-
-/// The neurons of a piece of a pass over all of them.
-fn tile(config: &ModelConfig, piece: usize) -> Range<usize> {
-    piece * TILE_NEURONS..config.ffn.min((piece + 1) * TILE_NEURONS)
 }
 
 /// Gate pre-activations (as [`gates`]) and activations of all neurons, `[n, ffn]` each. With [`down`] behind it this is the

@@ -1,4 +1,5 @@
-//! Operators that the engine and the predictors share: a matrix over the thread team, norms, RoPE, softmax.
+//! Operators that the engine and the predictors share: a matrix over the thread team, gates, norms, RoPE, softmax.
 
+pub mod gates;
 pub mod linear;
 pub mod math;

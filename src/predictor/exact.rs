@@ -1,15 +1,12 @@
 //! The true gate as a predictor: score = |act(gate)|. From the layer's own residual it is never wrong; from an earlier one
 //! it is what any predictor could know that applies the target layer's weights to what is there so far.
 //!
-//! For its own layer the engine computes gates itself and keeps them (`engine/ffn.rs`); this is for looking ahead.
+//! For its own layer the engine computes gates itself and keeps them (`engine/decode.rs`); this is for looking ahead.
 
 use super::{Calibration, Kind, Predictor, Tools};
-use crate::cpu::team::Parts;
 use crate::model::Model;
+use crate::ops::gates::gates;
 use crate::ops::math;
-
-/// Weight bytes a thread takes at a time; as in `ops::linear`.
-const PIECE_BYTES: usize = 256 << 10;
 
 pub struct Exact {
     /// Per layer, a step at the magnitude above which a neuron counts as active.
@@ -53,32 +50,15 @@ impl Predictor for Exact {
     ) {
         let Tools { model, team, kernels, room } = tools;
         let (c, layer) = (&model.config, &model.layers[layer]);
-        let (h, ffn, per_block) = (c.hidden, c.ffn, c.ffn_kind.rows());
+        let (h, ffn) = (c.hidden, c.ffn);
         assert_eq!((residual.len(), scores.len()), (n * h, n * ffn));
         room.normed.resize(n * h, 0.0);
         for (x, out) in residual.chunks_exact(h).zip(room.normed.chunks_exact_mut(h)) {
             math::norm(c.norm, &layer.ffn_norm, x, out);
         }
         room.columns.set(&room.normed[..n * h], n, layer.ffn.quant);
-        let (x, dot) = (&room.columns, kernels.dot(layer.ffn.quant));
-        let per_piece = (PIECE_BYTES / layer.ffn.row_bytes).clamp(1, ffn.div_ceil(team.threads())).next_multiple_of(4);
-        // Without a gate the rows are up's, and up has a bias.
-        let bias = if per_block == 2 { &layer.up_bias[..] } else { &[] };
-        let out = Parts::new(scores);
-        team.run(ffn.div_ceil(per_piece), |_, piece| {
-            let range = piece * per_piece..ffn.min((piece + 1) * per_piece);
-            let rows = layer.ffn.rows_from(range.start * per_block, per_block);
-            // SAFETY: the rows are inside the section; `kernels` are for this machine; each piece writes its own neurons.
-            unsafe { dot(rows, range.len(), x, out.start().add(range.start), ffn) };
-            for b in 0..n {
-                // SAFETY: as above.
-                let scores = unsafe { out.part(b * ffn + range.start..b * ffn + range.end) };
-                for (i, score) in scores.iter_mut().enumerate() {
-                    let bias = bias.get(range.start + i).copied().unwrap_or(0.0);
-                    *score = c.activation.apply(*score + bias).abs();
-                }
-            }
-        });
+        gates(team, kernels, c, layer, &room.columns, scores);
+        scores.iter_mut().for_each(|score| *score = c.activation.apply(*score).abs());
     }
 
     fn weight_bytes(&self, layer: usize, _ahead: usize) -> u64 {
