@@ -21,6 +21,7 @@ pub mod ops;
 pub mod placement;
 pub mod predictor;
 pub mod profile;
+pub mod scheduler;
 
 pub mod engine;
 pub mod lab;

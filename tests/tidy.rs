@@ -6,7 +6,7 @@ use std::path::Path;
 
 /// Each top-level module and those it may use, in the order of lib.rs; none may use one that stands below it. A new
 /// pair is a decision about the architecture: change ARCHITECTURE.md with it.
-const MODULES: [(&str, &[&str]); 19] = [
+const MODULES: [(&str, &[&str]); 20] = [
     ("clock", &[]),
     ("config", &[]),
     ("error", &[]),
@@ -25,8 +25,13 @@ const MODULES: [(&str, &[&str]); 19] = [
     ("placement", &["formats", "prng"]),
     ("predictor", &["cpu", "error", "formats", "model", "ops"]),
     ("profile", &["error", "formats", "model"]),
+    // Decides, and knows no thread or clock.
+    ("scheduler", &["cache", "device", "prng"]),
     // The engine sees tokens as numbers, no text; and nothing here knows the command line.
-    ("engine", &["cache", "clock", "cpu", "device", "error", "formats", "model", "ops", "predictor", "prng"]),
+    (
+        "engine",
+        &["cache", "clock", "cpu", "device", "error", "formats", "model", "ops", "predictor", "prng", "scheduler"],
+    ),
     (
         "lab",
         &[
@@ -44,6 +49,7 @@ const MODULES: [(&str, &[&str]); 19] = [
             "predictor",
             "prng",
             "profile",
+            "scheduler",
             "tokenizer",
         ],
     ),
@@ -63,6 +69,7 @@ const MODULES: [(&str, &[&str]); 19] = [
             "placement",
             "predictor",
             "profile",
+            "scheduler",
             "tokenizer",
         ],
     ),

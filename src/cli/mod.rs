@@ -2,6 +2,7 @@
 
 mod bench;
 mod calibrate;
+mod chart;
 pub mod companions;
 mod completions;
 mod device_arg;
@@ -14,6 +15,8 @@ mod plan;
 mod profile;
 mod profile_plots;
 mod progress;
+mod record;
+mod replay;
 mod run;
 mod show;
 mod size;
@@ -61,6 +64,8 @@ enum Verb {
     Synth(synth::Args),
     TrainPredictor(train_predictor::Args),
     Calibrate(calibrate::Args),
+    Record(record::Args),
+    Replay(replay::Args),
     Completions(completions::Args),
 }
 
@@ -104,6 +109,8 @@ fn dispatch(verb: Verb) -> Result<()> {
         Verb::Synth(args) => synth::run(args),
         Verb::TrainPredictor(args) => train_predictor::run(args),
         Verb::Calibrate(args) => calibrate::run(args),
+        Verb::Record(args) => record::run(args),
+        Verb::Replay(args) => replay::run(args),
         Verb::Completions(args) => completions::run(args),
     }
 }

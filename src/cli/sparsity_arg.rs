@@ -102,6 +102,26 @@ impl SparsityArgs {
     }
 }
 
+/// One predictor for all layers, the best there is if none is named, with its layers' magnitude cuts.
+pub fn one(engine: &Engine, kind: Option<Kind>, file: Option<PathBuf>) -> Result<(Arc<dyn Predictor>, Vec<f32>)> {
+    let args = SparsityArgs { predictor: None, threshold: None, ahead: 0, sparsity: None, predictor_file: file };
+    let mut found = Found { args: &args, engine, file: None, exact: None, sign: None, mlp: None };
+    let kind = match kind {
+        Some(kind) => kind,
+        None => match found.best()? {
+            Kind::Dense => Kind::Exact,
+            kind => kind,
+        },
+    };
+    let ready = match kind {
+        Kind::Dense => return Err(Error::Usage("dense predicts nothing; take mlp, sign or exact".into())),
+        Kind::Exact => found.exact()?,
+        Kind::Sign => found.sign()?,
+        Kind::Mlp => found.mlp()?,
+    };
+    Ok((ready.predictor, ready.cuts))
+}
+
 /// A predictor with its threshold and its layers' magnitude cuts.
 #[derive(Clone)]
 struct Ready {

@@ -15,6 +15,7 @@ use crate::ops::gates::gates;
 use crate::ops::linear::{linear, read_row};
 use crate::ops::math;
 use crate::predictor::{Room, Tools};
+use std::sync::Arc;
 
 /// Which logits a forward pass makes: the head is as large as several layers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -29,7 +30,8 @@ pub enum Logits {
 
 /// A model, the threads that run it and the room they need.
 pub struct Engine {
-    pub model: Model,
+    /// Shared with the scheduler's thread, which predicts with it.
+    pub model: Arc<Model>,
     pub kernels: Kernels,
     /// What it did since somebody last set it back.
     pub report: Report,
@@ -80,6 +82,7 @@ impl Engine {
             ..Buffers::default()
         };
         let sparsity = Sparsity::dense(model.config.layers);
+        let model = Arc::new(model);
         Engine { model, kernels, report: Report::default(), hybrid: None, team, sparsity, buffers }
     }
 
@@ -95,6 +98,12 @@ impl Engine {
 
     pub fn threads(&self) -> usize {
         self.team.threads()
+    }
+
+    /// What predictors compute with, between two passes.
+    pub fn tools(&mut self) -> Tools<'_> {
+        let Engine { model, kernels, team, buffers, .. } = self;
+        Tools { model, team, kernels, room: &mut buffers.room }
     }
 
     /// Runs `tokens` at the positions after those in `kv` and adds them to it. Returns logits, `[0, 1 or n, vocab]`.

@@ -15,6 +15,7 @@ pub mod rows;
 pub mod safetensors;
 pub mod sections;
 pub(crate) mod temporary;
+pub mod trace_file;
 
 use crate::error::{Error, Result};
 use memmap2::Mmap;

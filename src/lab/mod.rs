@@ -10,6 +10,8 @@ pub mod pack;
 pub mod place;
 pub mod plan;
 pub mod profile;
+pub mod record;
+pub mod replay;
 pub mod samples;
 pub mod synth;
 pub mod train;

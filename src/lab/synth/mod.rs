@@ -3,6 +3,7 @@
 
 mod predict;
 mod sparse;
+pub mod trace;
 mod weights;
 
 pub use self::predict::{Distance, Draft, Statistics, pack_draft, write_predictor};

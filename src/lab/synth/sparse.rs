@@ -197,7 +197,7 @@ fn latent(noise: Noise, stream: Stream, layer: usize, r: usize) -> [f32; LATENT]
 }
 
 /// For which share of tokens the neuron of each rank is active; the mean is `active`.
-fn shares(ffn: usize, active: f64) -> Vec<f64> {
+pub(super) fn shares(ffn: usize, active: f64) -> Vec<f64> {
     let law = |c: f64| (0..ffn).map(move |i| (c * ((i as f64 + 0.5) / ffn as f64).powf(-ALPHA)).min(TOP_SHARE));
     let (mut low, mut high) = (0.0, 1.0);
     // The mean rises with c; sixty halvings exhaust an f64.
@@ -210,7 +210,7 @@ fn shares(ffn: usize, active: f64) -> Vec<f64> {
 }
 
 /// One coordinate of a random point on the sphere of the latent space, times sqrt(LATENT): deviation 1 and nearly normal.
-struct Sphere {
+pub(super) struct Sphere {
     /// Places and how much probability lies there, rising.
     points: Vec<(f64, f64)>,
 }
@@ -219,7 +219,7 @@ impl Sphere {
     /// Some thousand points keep a share of 0.01 true to a fraction of a percent.
     const POINTS: usize = 4096;
 
-    fn new() -> Sphere {
+    pub(super) fn new() -> Sphere {
         let place = |i: usize| (i as f64 + 0.5) / Sphere::POINTS as f64 * 2.0 - 1.0;
         let density = |x: f64| (1.0 - x * x).powf((LATENT as f64 - 3.0) / 2.0);
         let all: f64 = (0..Sphere::POINTS).map(|i| density(place(i))).sum();
@@ -228,7 +228,7 @@ impl Sphere {
     }
 
     /// What a share `p` of the points lies above.
-    fn exceeded_by(&self, p: f64) -> f64 {
+    pub(super) fn exceeded_by(&self, p: f64) -> f64 {
         let mut above = 0.0;
         let point = self.points.iter().rev().find(|(_, weight)| {
             above += weight;

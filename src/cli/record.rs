@@ -1,0 +1,122 @@
+use super::model_arg::{EngineArgs, ModelArgs, check_context};
+use super::progress::{Progress, Unit};
+use super::sparsity_arg;
+use crate::error::{Error, Result};
+use crate::formats::trace_file::EXTENSION;
+use crate::lab::record::{Request, record};
+use crate::lab::synth::trace::{TraceShape, write_trace};
+use crate::predictor::Kind;
+use crate::tokenizer::{Special, Tokenizer};
+use std::path::PathBuf;
+
+/// Tokens per window at most, unless the user says otherwise.
+const MAX_WINDOW: usize = 1024;
+
+/// Record which neurons are active on texts, for `replay`
+///
+/// Runs MODEL densely over the texts and writes, for every token and layer, which neurons were active and how likely the predictor
+/// thought each, from the layer's own residual and from --ahead layers before. Ctrl-C keeps what was recorded. With --synth there is
+/// no model: a trace is made up that has the statistics of the paper's models.
+#[derive(clap::Args)]
+#[command(after_help = EXAMPLES)]
+pub struct Args {
+    /// A Hugging Face directory, a .gguf, a packed .neurons file, or `demo`
+    #[arg(required_unless_present = "synth", conflicts_with = "synth")]
+    model: Option<PathBuf>,
+    /// Text files; each becomes a sequence of the trace
+    #[arg(long, num_args = 1.., value_name = "FILE", required_unless_present = "synth")]
+    text: Vec<PathBuf>,
+    /// Record the first N tokens of each text only
+    #[arg(long, value_name = "N")]
+    max_tokens: Option<usize>,
+    /// File to write
+    #[arg(short, long, value_name = "FILE.trace")]
+    output: PathBuf,
+    /// Predictor whose probabilities are recorded: mlp, sign or exact [default: the best there is]
+    #[arg(long)]
+    predictor: Option<Kind>,
+    /// Predictor file to take instead of the model's own
+    #[arg(long, value_name = "FILE")]
+    predictor_file: Option<PathBuf>,
+    /// Layers that the second prediction looks ahead
+    #[arg(long, default_value_t = 1)]
+    ahead: usize,
+    /// Tokens per window; a window knows nothing of the one before [default: the model's context, at most 1024]
+    #[arg(short, long = "ctx-size")]
+    context: Option<usize>,
+    /// Type of the weights when the model has to be packed first
+    #[arg(long)]
+    quant: Option<crate::formats::rows::Quant>,
+    /// Make a trace up: 12 texts of --max-tokens tokens (200), 8 layers of 2048 neurons, 10 % of them active
+    #[arg(long)]
+    synth: bool,
+    /// Of --synth
+    #[arg(long, default_value_t = 1)]
+    seed: u64,
+    #[command(flatten)]
+    engine: EngineArgs,
+}
+
+const EXAMPLES: &str = "\
+Examples:
+  dynamicinfer record demo --text a.txt b.txt -o demo.trace
+  dynamicinfer record M --text chat.txt --ahead 2 --max-tokens 2000 -o m.trace
+  dynamicinfer record --synth -o paper.trace
+  dynamicinfer replay demo.trace --ffn-share 0.3 0.5 --link 2 5       which neurons would have been on a GPU";
+
+pub fn run(args: Args) -> Result<()> {
+    if args.output.extension().is_none_or(|e| e != EXTENSION) {
+        return Err(Error::Usage(format!("-o {}: take a name that ends in .{EXTENSION}", args.output.display())));
+    }
+    let progress = Progress::new("recording", Unit::Tokens);
+    if args.synth {
+        let shape = TraceShape {
+            tokens_per_text: args.max_tokens.unwrap_or(200),
+            ahead: args.ahead,
+            seed: args.seed,
+            ..TraceShape::paper()
+        };
+        write_trace(&shape, &args.output, |done, all| progress.step(done, all))?;
+        progress.finish();
+        eprintln!("{} written", args.output.display());
+        return Ok(());
+    }
+    let model = args.model.clone().expect("clap asks for it");
+    let model = ModelArgs { model, quant: args.quant, activation: None }.open()?;
+    let window = args.context.unwrap_or(model.config.context.min(MAX_WINDOW));
+    if window == 0 || args.max_tokens == Some(0) {
+        return Err(Error::Usage("-c and --max-tokens: take at least one token".into()));
+    }
+    if args.ahead == 0 || args.ahead >= model.config.layers {
+        let why = format!("--ahead {}: the model has {} layers; take 1 or more", args.ahead, model.config.layers);
+        return Err(Error::Usage(why));
+    }
+    check_context(&model, window, args.engine.kv())?;
+    let tokenizer = Tokenizer::new(model.tokenizer()?, model.store().path())?;
+    let mut texts = Vec::new();
+    for path in &args.text {
+        let mut tokens = tokenizer.encode_prompt(&super::eval::read_text(path)?, Special::AsText)?;
+        tokens.truncate(args.max_tokens.unwrap_or(usize::MAX));
+        let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        if tokens.is_empty() {
+            return Err(Error::Usage(format!("{} holds no tokens", path.display())));
+        }
+        texts.push((name, tokens));
+    }
+    let mut engine = args.engine.engine(model)?;
+    let (predictor, cuts) = sparsity_arg::one(&engine, args.predictor, args.predictor_file.clone())?;
+    let made = serde_json::json!({
+        "program": concat!("dynamicinfer ", env!("CARGO_PKG_VERSION")),
+        "weights": engine.model.quant.name(),
+        "window": window,
+    });
+    let request = Request { texts, window, kv: args.engine.kv(), predictor, cuts, ahead: args.ahead, made };
+    let result = record(&mut engine, &request, &args.output, |done, all| progress.step(done, all));
+    progress.finish();
+    if let Err(Error::Interrupted) = result {
+        eprintln!("{} holds what was recorded so far", args.output.display());
+    }
+    result?;
+    eprintln!("{} written", args.output.display());
+    Ok(())
+}

@@ -1,0 +1,265 @@
+use super::chart::{self, Line, Plot};
+use super::progress::{Progress, Unit};
+use crate::error::{Error, Result};
+use crate::formats::profile_file;
+use crate::formats::trace_file::TraceFile;
+use crate::lab::replay::{self, Outcome, Setting, bound, frequencies, likeness};
+use crate::placement::policy::{self, Policy as Placement};
+use crate::profile::Profile;
+use crate::scheduler::Policy;
+use comfy_table::{CellAlignment, Table};
+use serde::Serialize;
+use std::path::{Path, PathBuf};
+
+/// Run a recorded trace again under policies, budgets and link rates
+///
+/// For each share of the neurons that fits into VRAM and each link rate it says which share of the active neurons would have been
+/// computed on the device (GPU share): under every policy, and at most, had the future been known (bound). What is frequent beforehand
+/// is learnt from a profile, or from the first half of the texts, which then do not count.
+#[derive(clap::Args)]
+#[command(after_help = EXAMPLES)]
+pub struct Args {
+    /// A file of `dynamicinfer record`
+    trace: PathBuf,
+    /// Policies: static, micro, macro, full, lru, random [default: all]
+    #[arg(long, num_args = 1.., value_name = "POLICY")]
+    policy: Vec<Policy>,
+    /// Shares of the FFN neurons that the device has room for
+    #[arg(long, num_args = 1.., value_name = "SHARE", default_values_t = [0.3, 0.5, 0.7])]
+    ffn_share: Vec<f64>,
+    /// Link rates: percent of a layer's neurons that are carried while one layer is computed
+    #[arg(long, num_args = 1.., value_name = "PERCENT", default_values_t = [2.0, 5.0, 10.0, 15.0])]
+    link: Vec<f64>,
+    /// Activation profile of the model that says which neurons are frequent, instead of the first texts
+    #[arg(long, value_name = "FILE")]
+    profile: Option<PathBuf>,
+    /// Texts at the beginning of the trace that teach what is frequent and are not counted, where there is no --profile [default: half]
+    #[arg(long, value_name = "N", conflicts_with = "profile")]
+    known: Option<usize>,
+    /// Neurons that begin on the device: static (the most frequent) or random
+    #[arg(long, default_value = "static", value_parser = parse_placement)]
+    placement: Placement,
+    /// What a move costs, in computed neurons: the share of the time for which the CPU reads memory, 0 to 1
+    #[arg(long, value_name = "SHARE", default_value_t = 0.0)]
+    cost: f64,
+    /// Weight of a neuron's frequency beside its predicted activation, instead of the policy's own
+    #[arg(long, hide_short_help = true)]
+    lambda: Option<f32>,
+    /// What is left of a frequency a token later, instead of the policy's own
+    #[arg(long, hide_short_help = true)]
+    decay: Option<f32>,
+    /// How much more important a newcomer must be, instead of the policy's own
+    #[arg(long, hide_short_help = true)]
+    margin: Option<f32>,
+    #[arg(long, default_value_t = 1)]
+    seed: u64,
+    /// Machine-readable
+    #[arg(long)]
+    json: bool,
+    /// Write plots into this directory: gpu_share_0.3.svg and the like
+    #[arg(long, value_name = "DIR")]
+    plot: Option<PathBuf>,
+}
+
+const EXAMPLES: &str = "\
+Examples:
+  dynamicinfer record demo --text a.txt b.txt -o demo.trace
+  dynamicinfer replay demo.trace
+  dynamicinfer replay demo.trace --policy static full --ffn-share 0.2 --link 1 2 4 8 --plot plots
+  dynamicinfer replay demo.trace --profile demo.activation.profile --placement random";
+
+fn parse_placement(text: &str) -> std::result::Result<Placement, String> {
+    match text {
+        "static" => Ok(Placement::Static),
+        "random" => Ok(Placement::Random),
+        _ => Err("take static or random".into()),
+    }
+}
+
+#[derive(Serialize)]
+struct Row {
+    ffn_share: f64,
+    link_percent: f64,
+    /// None for the bound.
+    policy: Option<Policy>,
+    gpu_share: f64,
+    #[serde(flatten)]
+    outcome: Outcome,
+}
+
+#[derive(Serialize)]
+struct Report<'a> {
+    model: &'a str,
+    layers: usize,
+    neurons: usize,
+    ahead: usize,
+    predictor: &'a str,
+    /// Texts that were counted, and their tokens.
+    texts: usize,
+    tokens: usize,
+    /// Mean Jaccard distances: of the active sets of neighbouring tokens, of the 40 % most active neurons of two texts.
+    token_distance: f64,
+    text_distance: Option<f64>,
+    placement: &'a str,
+    cost: f64,
+    rows: Vec<Row>,
+}
+
+pub fn run(args: Args) -> Result<()> {
+    for (name, values, top) in [("--ffn-share", &args.ffn_share, 1.0), ("--link", &args.link, 100.0)] {
+        if let Some(bad) = values.iter().find(|v| !(**v > 0.0 && **v <= top)) {
+            return Err(Error::Usage(format!("{name} {bad}: take numbers above 0 to {top}")));
+        }
+    }
+    if !(0.0..=1.0).contains(&args.cost) {
+        return Err(Error::Usage(format!("--cost {}: take a share, 0 to 1", args.cost)));
+    }
+    let trace = TraceFile::open(&args.trace)?;
+    let h = trace.header();
+    let skip = usize::from(args.profile.is_none());
+    if skip == h.texts.len() {
+        return Err(Error::Usage(
+            "the trace has one text, and the first one only teaches what is frequent; give --profile, or record more"
+                .into(),
+        ));
+    }
+    let history = match &args.profile {
+        None => frequencies(&trace, |text| text == 0),
+        Some(path) => known(path, &trace)?,
+    };
+    let counts: Vec<Vec<u64>> =
+        history.iter().map(|f| f.iter().map(|&f| (f64::from(f) * 1e9) as u64).collect()).collect();
+    let policies = if args.policy.is_empty() { Policy::ALL.to_vec() } else { args.policy.clone() };
+    let all = (args.ffn_share.len() * args.link.len() * policies.len()) as u64;
+    let progress = Progress::new("replaying", Unit::Percent);
+    let mut rows = Vec::new();
+    for &share in &args.ffn_share {
+        let slots = replay::slots(&counts, share);
+        let placed = policy::neurons(args.placement, &counts, &slots, args.seed);
+        for &percent in &args.link {
+            let link = percent / 100.0 * h.ffn as f64;
+            for &policy in &policies {
+                let mut rules = policy.rules();
+                rules.lambda = args.lambda.filter(|_| rules.lambda > 0.0).unwrap_or(rules.lambda);
+                rules.decay = args.decay.unwrap_or(rules.decay);
+                rules.margin = args.margin.unwrap_or(rules.margin);
+                let setting = Setting {
+                    rules,
+                    slots: slots.clone(),
+                    link,
+                    placed: placed.clone(),
+                    history: history.clone(),
+                    cost: args.cost,
+                    seed: args.seed,
+                    skip,
+                };
+                let outcome = replay::replay(&trace, &setting);
+                let gpu_share = outcome.gpu_share();
+                rows.push(Row { ffn_share: share, link_percent: percent, policy: Some(policy), gpu_share, outcome });
+                progress.step(rows.len() as u64 * 1000, all * 1000)?;
+            }
+            let active = rows.last().expect("there is a policy").outcome.active;
+            let outcome = Outcome { active, hits: bound(&trace, skip, &slots, &placed, link), ..Outcome::default() };
+            let gpu_share = outcome.gpu_share();
+            rows.push(Row { ffn_share: share, link_percent: percent, policy: None, gpu_share, outcome });
+        }
+    }
+    progress.finish();
+    let (token_distance, text_distance) = likeness(&trace);
+    let report = Report {
+        model: &h.model,
+        layers: h.layers,
+        neurons: h.ffn,
+        ahead: h.ahead,
+        predictor: &h.predictor,
+        texts: h.texts.len() - skip,
+        tokens: h.texts[skip..].iter().map(|t| t.tokens).sum(),
+        token_distance,
+        text_distance,
+        placement: if args.placement == Placement::Static { "static" } else { "random" },
+        cost: args.cost,
+        rows,
+    };
+    if let Some(dir) = &args.plot {
+        std::fs::create_dir_all(dir).map_err(Error::io("create", dir))?;
+        for &share in &args.ffn_share {
+            let path = dir.join(format!("gpu_share_{share}.svg"));
+            chart::write(&path, &plot(&report, &policies, share))?;
+            eprintln!("{} written", path.display());
+        }
+    }
+    if args.json { super::print_json(&report) } else { super::print(&table(&report, &policies)) }
+}
+
+/// Frequencies of a profile.
+fn known(path: &Path, trace: &TraceFile) -> Result<Vec<Vec<f32>>> {
+    let file = profile_file::open(path)?;
+    let (h, t) = (&file.header, trace.header());
+    if h.fingerprint != t.fingerprint || (h.layers, h.ffn) != (t.layers, t.ffn) {
+        let why = format!("the profile belongs to {}, the trace to {}; take that model's profile", h.model, t.model);
+        return Err(Error::bad(path, "fingerprint", why));
+    }
+    let profile = Profile::read(&file)?;
+    let tokens = profile.texts.iter().map(|t| t.info.tokens).sum::<usize>() as f32;
+    let of = |layer| profile.counts(layer).iter().map(|&n| n as f32 / tokens).collect();
+    Ok((0..h.layers).map(of).collect())
+}
+
+fn table(report: &Report<'_>, policies: &[Policy]) -> String {
+    let mut table = Table::new();
+    table.load_style(comfy_table::presets::ASCII_MARKDOWN);
+    let head = ["in VRAM", "link"].into_iter().map(String::from);
+    let names = policies.iter().map(|p| p.name().to_owned());
+    table.set_header(head.chain(names).chain(["bound".into(), "gap closed".into()]));
+    for rows in report.rows.chunks_exact(policies.len() + 1) {
+        let of = |policy: Option<Policy>| rows.iter().find(|r| r.policy == policy).map(|r| r.gpu_share);
+        let closed = match (of(Some(Policy::Static)), of(Some(Policy::Full)), of(None)) {
+            (Some(s), Some(f), Some(b)) if b > s => format!("{:.0} %", 100.0 * (f - s) / (b - s)),
+            _ => "-".into(),
+        };
+        let percent = |share: f64| format!("{:.1}", 100.0 * share);
+        let mut cells = vec![format!("{:.0} %", 100.0 * rows[0].ffn_share), format!("{} %", rows[0].link_percent)];
+        cells.extend(rows.iter().map(|r| percent(r.gpu_share)));
+        cells.push(closed);
+        table.add_row(cells);
+    }
+    for column in table.column_iter_mut() {
+        column.set_cell_alignment(CellAlignment::Right);
+    }
+    format!(
+        "{}: {} tokens of {} texts, {} layers of {} neurons; {} looks {} ahead. Neighbouring tokens are {:.3} apart{}.\nActive \
+         neurons computed on the device, %; gap closed: by full, between static and the bound\n{table}\n",
+        report.model,
+        report.tokens,
+        report.texts,
+        report.layers,
+        report.neurons,
+        report.predictor,
+        report.ahead,
+        report.token_distance,
+        report.text_distance.map_or(String::new(), |d| format!(", texts {d:.3}")),
+    )
+}
+
+fn plot(report: &Report<'_>, policies: &[Policy], share: f64) -> Plot {
+    let line = |policy: Option<Policy>| Line {
+        name: policy.map_or("bound", Policy::name).into(),
+        points: report
+            .rows
+            .iter()
+            .filter(|r| r.policy == policy && r.ffn_share == share)
+            .map(|r| (r.link_percent, 100.0 * r.gpu_share))
+            .collect(),
+    };
+    let lines: Vec<Line> = policies.iter().map(|&p| Some(p)).chain([None]).map(line).collect();
+    let all = || lines.iter().flat_map(|l| &l.points);
+    let right = all().map(|p| p.0).fold(1.0, f64::max);
+    let low = all().map(|p| p.1).fold(100.0, f64::min);
+    Plot {
+        title: format!("{:.0} % of the neurons in VRAM", 100.0 * share),
+        x: ("link: % of a layer's neurons per layer time", 0.0..right),
+        y: ("active neurons on the device, %", (low - 2.0).max(0.0)..100.0),
+        lines,
+        dots: true,
+    }
+}

@@ -1,0 +1,141 @@
+//! A made-up activation trace with the statistics that DynamicInfer reports (section 3): tokens' active sets are 0.70 to 0.75
+//! apart in Jaccard distance, the hot sets of texts 0.53 to 0.57.
+//!
+//! As in [`super::sparse`] a neuron fires when u . z exceeds a threshold that follows from a power law, z a point of a small latent
+//! space. Here z leans towards a point of its text, and there is no model: probabilities are what a network would give that sees z
+//! but for some noise, and from layers before also but for how far z moves until then.
+
+use super::sparse::{Sphere, shares};
+use crate::error::Result;
+use crate::formats::trace_file::{Header, Part, TextInfo, TraceWriter};
+use crate::prng::Prng;
+use std::path::Path;
+
+/// Dimensions of the latent space.
+const LATENT: usize = 31;
+/// Deviation of what no predictor sees, and of what it does not see yet from layers before, beside u . z of deviation 1.
+const UNSEEN: f64 = 0.12;
+const UNSEEN_AHEAD: f64 = 0.25;
+
+/// What to make up.
+#[derive(Clone, Debug)]
+pub struct TraceShape {
+    pub layers: usize,
+    pub ffn: usize,
+    pub texts: usize,
+    pub tokens_per_text: usize,
+    pub active: f64,
+    /// How much of a token's z is its text's: 0 none, 1 all.
+    pub locality: f64,
+    pub ahead: usize,
+    pub seed: u64,
+}
+
+impl TraceShape {
+    /// Small, with the statistics of the paper's models.
+    pub fn paper() -> TraceShape {
+        TraceShape {
+            layers: 8,
+            ffn: 2048,
+            texts: 12,
+            tokens_per_text: 200,
+            active: 0.10,
+            locality: 0.2,
+            ahead: 1,
+            seed: 1,
+        }
+    }
+}
+
+/// Writes the trace. `step(done, all)` counts tokens.
+pub fn write_trace(s: &TraceShape, path: &Path, mut step: impl FnMut(u64, u64) -> Result<()>) -> Result<()> {
+    let texts: Vec<TextInfo> =
+        (0..s.texts).map(|i| TextInfo { name: format!("made-up {i}"), tokens: s.tokens_per_text }).collect();
+    let header = Header {
+        fingerprint: String::new(),
+        model: "made up".into(),
+        layers: s.layers,
+        ffn: s.ffn,
+        // Of a 7B model in f16.
+        block_bytes: 3 * 4096 * 2,
+        ahead: s.ahead,
+        predictor: "made up".into(),
+        texts: texts.clone(),
+        made: serde_json::json!({ "active": s.active, "locality": s.locality, "seed": s.seed }),
+        sections: Vec::new(),
+    };
+    let all = header.tokens() as u64;
+    let writer = TraceWriter::create(path, header)?;
+    let sphere = Sphere::new();
+    let unseen = |deviation: f64| (1.0 + deviation * deviation).sqrt();
+    let thresholds: Vec<f64> =
+        shares(s.ffn, s.active).iter().map(|&p| unseen(UNSEEN) * sphere.exceeded_by(p)).collect();
+    let mut prng = Prng::new(s.seed);
+    // Directions and thresholds of each layer's neurons, hot ones anywhere.
+    let neurons: Vec<Vec<([f32; LATENT], f32)>> = (0..s.layers)
+        .map(|_| {
+            let mut ranks: Vec<usize> = (0..s.ffn).collect();
+            (1..s.ffn).rev().for_each(|i| ranks.swap(i, prng.below(i as u64 + 1) as usize));
+            ranks.iter().map(|&rank| (point(&mut prng), thresholds[rank] as f32)).collect()
+        })
+        .collect();
+    let words = s.ffn.div_ceil(32);
+    let (mut bits, mut own, mut early) = (vec![0u32; words], vec![0u8; s.ffn], vec![0u8; s.ffn]);
+    let mut token = 0;
+    for _ in 0..s.texts {
+        let home = point(&mut prng);
+        for _ in 0..s.tokens_per_text {
+            let away = point(&mut prng);
+            let z = leaning(&home, &away, s.locality);
+            for (layer, neurons) in neurons.iter().enumerate() {
+                bits.fill(0);
+                // What layers do to z until this one.
+                let moved = point(&mut prng);
+                for (n, (u, threshold)) in neurons.iter().enumerate() {
+                    let along = |z: &[f32; LATENT]| u.iter().zip(z).map(|(u, z)| u * z).sum::<f32>() as f64;
+                    // A point's coordinates have deviation 1 / sqrt(LATENT).
+                    let scale = (LATENT as f64).sqrt();
+                    let (seen, drift) = (scale * along(&z), scale * along(&moved) * UNSEEN_AHEAD);
+                    let noise = UNSEEN * normal(&mut prng);
+                    let gate = seen + drift + noise - f64::from(*threshold);
+                    bits[n / 32] |= u32::from(gate > 0.0) << (n % 32);
+                    own[n] = likely((seen + drift - f64::from(*threshold)) / UNSEEN);
+                    early[n] = likely((seen - f64::from(*threshold)) / UNSEEN.hypot(UNSEEN_AHEAD));
+                }
+                writer.write(Part::Active, layer, token, bytemuck::cast_slice(&bits))?;
+                writer.write(Part::Own, layer, token, &own)?;
+                if layer >= s.ahead {
+                    writer.write(Part::Ahead, layer, token, &early)?;
+                }
+            }
+            token += 1;
+            step(token as u64, all)?;
+        }
+    }
+    writer.finish(texts)
+}
+
+/// A random direction.
+fn point(prng: &mut Prng) -> [f32; LATENT] {
+    let raw: [f64; LATENT] = std::array::from_fn(|_| normal(prng));
+    let length = raw.iter().map(|v| v * v).sum::<f64>().sqrt();
+    raw.map(|v| (v / length) as f32)
+}
+
+/// Nearly normal, of deviation 1, and the same on every machine.
+fn normal(prng: &mut Prng) -> f64 {
+    (0..12).map(|_| prng.next_f64()).sum::<f64>() - 6.0
+}
+
+/// Of length 1, `locality` of its square length towards `home`.
+fn leaning(home: &[f32; LATENT], away: &[f32; LATENT], locality: f64) -> [f32; LATENT] {
+    let (a, b) = (locality.sqrt() as f32, (1.0 - locality).sqrt() as f32);
+    let raw: [f32; LATENT] = std::array::from_fn(|i| a * home[i] + b * away[i]);
+    let length = raw.iter().map(|v| v * v).sum::<f32>().sqrt();
+    raw.map(|v| v / length)
+}
+
+/// The normal distribution's share below x, times 255, as a logistic curve: within 0.01 of it.
+fn likely(x: f64) -> u8 {
+    (255.0 / (1.0 + (-1.702 * x).exp())).round() as u8
+}

@@ -1,0 +1,98 @@
+//! Whether moving pays: the static placement is kept in mind and every token asks what it would have hit.
+//!
+//! A copy reads the same host memory as the CPU's half does, so while the CPU computes it costs as much as the CPU's computing
+//! the neuron once. Moves must therefore win more hits than they cost; where they do not (rivals measure it above some 65 % of
+//! residency), the static placement is restored, and moving is tried again after a rest that doubles.
+
+/// Tokens over which gain and cost are summed.
+const SPAN: u32 = 32;
+const FIRST_REST: u32 = 64;
+const LONGEST_REST: u32 = 1024;
+/// Spans at the beginning of a try that do not count: the cache has to fill first.
+const WARM_UP: u32 = 1;
+
+#[derive(Clone, Debug)]
+pub struct Gain {
+    /// Hits minus those of the static placement, and moves, since the span began.
+    hits: i64,
+    moves: u64,
+    tokens: u32,
+    spans: u32,
+    /// Tokens still to rest; 0 when moving.
+    rest: u32,
+    next_rest: u32,
+}
+
+impl Default for Gain {
+    fn default() -> Gain {
+        Gain { hits: 0, moves: 0, tokens: 0, spans: 0, rest: 0, next_rest: FIRST_REST }
+    }
+}
+
+impl Gain {
+    /// Whether neurons are to move now.
+    pub fn moving(&self) -> bool {
+        self.rest == 0
+    }
+
+    /// One layer of one token: active neurons that were resident, and those that the static placement would have had.
+    pub fn layer(&mut self, hits: u64, of_static: u64) {
+        self.hits += hits as i64 - of_static as i64;
+    }
+
+    pub fn moved(&mut self, n: usize) {
+        self.moves += n as u64;
+    }
+
+    /// A token is over. `cost` is what one move costs in hits: the share of the time for which the CPU's half reads memory.
+    pub fn token(&mut self, cost: f64) {
+        if self.rest > 0 {
+            self.rest -= 1;
+            (self.hits, self.moves) = (0, 0);
+            return;
+        }
+        self.tokens += 1;
+        if self.tokens < SPAN {
+            return;
+        }
+        self.tokens = 0;
+        self.spans += 1;
+        let (hits, moves) = (std::mem::take(&mut self.hits), std::mem::take(&mut self.moves));
+        if self.spans <= WARM_UP {
+            return;
+        }
+        if (hits as f64) < cost * moves as f64 {
+            self.rest = self.next_rest;
+            self.next_rest = (2 * self.next_rest).min(LONGEST_REST);
+            self.spans = 0;
+        } else {
+            self.next_rest = FIRST_REST;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn run(tokens: usize, hits: u64, of_static: u64, moves: usize, cost: f64) -> usize {
+        let mut gain = Gain::default();
+        let mut moving = 0;
+        for _ in 0..tokens {
+            moving += usize::from(gain.moving());
+            gain.layer(hits, of_static);
+            gain.moved(if gain.moving() { moves } else { 0 });
+            gain.token(cost);
+        }
+        moving
+    }
+
+    #[test]
+    fn it_rests_longer_and_longer_where_it_loses_and_never_where_it_wins() {
+        assert_eq!(run(5000, 30, 20, 5, 1.0), 5000);
+        let losing = run(5000, 20, 20, 5, 1.0);
+        assert!(losing < 700, "moved in {losing} of 5000 tokens");
+        // The same moves cost nothing while the CPU is idle.
+        assert_eq!(run(5000, 20, 20, 5, 0.0), 5000);
+    }
+}

@@ -1,0 +1,226 @@
+//! A threshold for the device and one for the CPU (DynamicInfer E.4): more neurons where computing is cheap, fewer where it is dear,
+//! and no more lost than with one threshold for both.
+
+/// Probabilities are counted in steps of 1 / 255.
+pub const BINS: usize = 256;
+
+/// Neurons of one layer by predicted probability, on the device and on the CPU.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Halves {
+    pub device: Vec<f32>,
+    pub cpu: Vec<f32>,
+}
+
+impl Default for Halves {
+    fn default() -> Halves {
+        Halves { device: vec![0.0; BINS], cpu: vec![0.0; BINS] }
+    }
+}
+
+/// What one neuron costs where, and what the CPU's half costs besides, ns (E.3.3: t_gpu, t_cpu, t_sync).
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Times {
+    pub device_ns: f64,
+    pub cpu_ns: f64,
+    pub sync_ns: f64,
+}
+
+impl Times {
+    /// The slower half, ns: max(t_gpu N_gpu, t_cpu N_cpu + t_sync).
+    pub fn slower(&self, device: f64, cpu: f64) -> f64 {
+        (self.device_ns * device).max(self.cpu_ns * cpu + self.sync_ns)
+    }
+}
+
+/// What leaving out a neuron of probability p is taken to lose.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Weight {
+    /// p: it is lost when it would have been active.
+    #[default]
+    Probability,
+    /// 1 - p, as the paper prints it. A neuron that is certainly active then costs nothing to leave out.
+    Complement,
+}
+
+impl Weight {
+    fn of(self, bin: usize) -> f64 {
+        let p = bin as f64 / (BINS - 1) as f64;
+        match self {
+            Weight::Probability => p,
+            Weight::Complement => 1.0 - p,
+        }
+    }
+}
+
+/// A neuron is computed when its probability, times 255, reaches the threshold of where it lies.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Pair {
+    pub device: u8,
+    pub cpu: u8,
+}
+
+impl Halves {
+    /// Neurons computed on either side.
+    pub fn computed(&self, t: Pair) -> (f64, f64) {
+        let above = |bins: &[f32], from: u8| bins[from as usize..].iter().map(|&n| f64::from(n)).sum();
+        (above(&self.device, t.device), above(&self.cpu, t.cpu))
+    }
+
+    /// What is lost: the weights of all neurons left out.
+    pub fn lost(&self, t: Pair, weight: Weight) -> f64 {
+        let below = |bins: &[f32], to: u8| -> f64 {
+            bins[..to as usize].iter().enumerate().map(|(bin, &n)| weight.of(bin) * f64::from(n)).sum()
+        };
+        below(&self.device, t.device) + below(&self.cpu, t.cpu)
+    }
+}
+
+/// The pair with the least time for the slower half that loses no more than `base` for both (E.4.2): from `base` on, the device's
+/// goes down step by step, and the CPU's up as far as that has paid for.
+pub fn balance(halves: &Halves, base: u8, times: Times, weight: Weight) -> Pair {
+    let mut now = Pair { device: base, cpu: base };
+    let allowed = halves.lost(now, weight) * (1.0 + 1e-9);
+    let time = |t: Pair| {
+        let (device, cpu) = halves.computed(t);
+        times.slower(device, cpu)
+    };
+    let (mut best, mut best_time) = (now, time(now));
+    loop {
+        while now.cpu < u8::MAX && halves.lost(Pair { cpu: now.cpu + 1, ..now }, weight) <= allowed {
+            now.cpu += 1;
+        }
+        let t = time(now);
+        if t < best_time {
+            (best, best_time) = (now, t);
+        }
+        let (device, cpu) = halves.computed(now);
+        // Once the device is the slower one, more on it helps no further.
+        if now.device == 0 || times.device_ns * device >= times.cpu_ns * cpu + times.sync_ns {
+            return best;
+        }
+        now.device -= 1;
+    }
+}
+
+/// Follows one layer.
+#[derive(Clone, Debug)]
+pub struct Balancer {
+    halves: Halves,
+    base: u8,
+    now: Pair,
+}
+
+/// How fast the histograms follow: about the last thirty tokens.
+const FOLLOW: f32 = 0.03;
+/// A new pair must be faster by this share, or the old one stays: small errors of measured times change nothing.
+const WORTH: f64 = 0.03;
+
+impl Balancer {
+    /// `base` is the layer's single threshold, times 255.
+    pub fn new(base: u8) -> Balancer {
+        Balancer { halves: Halves::default(), base, now: Pair { device: base, cpu: base } }
+    }
+
+    pub fn thresholds(&self) -> Pair {
+        self.now
+    }
+
+    /// A token's probabilities (times 255), and which neurons were resident.
+    pub fn token(&mut self, probabilities: &[u8], resident: impl Fn(u32) -> bool) {
+        let Halves { device, cpu } = &mut self.halves;
+        device.iter_mut().chain(cpu.iter_mut()).for_each(|n| *n *= 1.0 - FOLLOW);
+        for (neuron, &p) in probabilities.iter().enumerate() {
+            let bins = if resident(neuron as u32) { &mut *device } else { &mut *cpu };
+            bins[p as usize] += FOLLOW;
+        }
+    }
+
+    /// Looks for a better pair, and keeps the old one unless that is clearly slower or loses too much by now.
+    pub fn update(&mut self, times: Times, weight: Weight) -> Pair {
+        let found = balance(&self.halves, self.base, times, weight);
+        let time = |t: Pair| {
+            let (device, cpu) = self.halves.computed(t);
+            times.slower(device, cpu)
+        };
+        let base = Pair { device: self.base, cpu: self.base };
+        let loses = self.halves.lost(self.now, weight) > self.halves.lost(base, weight) * (1.0 + 1e-9);
+        if loses || time(found) < time(self.now) * (1.0 - WORTH) {
+            self.now = found;
+        }
+        self.now
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::prng::Prng;
+
+    /// A layer like a trained predictor's: most neurons unlikely, some likely; half of each on the device.
+    fn layer(seed: u64) -> Vec<u8> {
+        let mut prng = Prng::new(seed);
+        (0..4096).map(|_| (255.0 * prng.next_f64().powi(6)) as u8).collect()
+    }
+
+    fn halves(p: &[u8]) -> Halves {
+        let mut h = Halves::default();
+        for (n, &p) in p.iter().enumerate() {
+            let bins = if n % 2 == 0 { &mut h.device } else { &mut h.cpu };
+            bins[p as usize] += 1.0;
+        }
+        h
+    }
+
+    const PC: Times = Times { device_ns: 25.0, cpu_ns: 280.0, sync_ns: 10_000.0 };
+
+    #[test]
+    fn the_pair_is_faster_and_loses_no_more_than_one_threshold() {
+        for seed in 0..20 {
+            let h = halves(&layer(seed));
+            for base in [10, 40, 100, 200] {
+                let one = Pair { device: base, cpu: base };
+                let two = balance(&h, base, PC, Weight::Probability);
+                assert!(h.lost(two, Weight::Probability) <= h.lost(one, Weight::Probability) * 1.000001);
+                let time = |t| {
+                    let (d, c) = h.computed(t);
+                    PC.slower(d, c)
+                };
+                assert!(time(two) <= time(one));
+                if base >= 40 {
+                    assert!(time(two) < 0.9 * time(one), "base {base}: {} of {}", time(two), time(one));
+                }
+            }
+        }
+    }
+
+    /// The printed weight lets every CPU neuron be left out, also those that are certainly active.
+    #[test]
+    fn the_printed_weight_would_leave_out_all_that_the_cpu_has() {
+        let h = halves(&layer(1));
+        let printed = balance(&h, 40, PC, Weight::Complement);
+        let ours = balance(&h, 40, PC, Weight::Probability);
+        let expected_loss = |t| h.lost(t, Weight::Probability);
+        assert!(printed.cpu > 200, "{printed:?}");
+        assert!(expected_loss(printed) > 3.0 * expected_loss(ours), "{printed:?} {ours:?}");
+    }
+
+    /// Measured times are noisy by a fifth, and tokens differ: once settled, thresholds stay where they are.
+    #[test]
+    fn thresholds_do_not_oscillate() {
+        let mut balancer = Balancer::new(40);
+        let mut prng = Prng::new(5);
+        let (mut changes, mut before) = (0, balancer.thresholds());
+        for token in 0..2000 {
+            let p = layer(1000 + token % 97);
+            balancer.token(&p, |n| n % 2 == 0);
+            let mut noisy = |t: f64| t * (0.8 + 0.4 * prng.next_f64());
+            let times = Times { device_ns: noisy(25.0), cpu_ns: noisy(280.0), sync_ns: noisy(10_000.0) };
+            let now = balancer.update(times, Weight::Probability);
+            if token > 200 {
+                changes += usize::from(now != before);
+            }
+            before = now;
+        }
+        assert!(changes < 30, "{changes} changes in 1800 tokens");
+    }
+}

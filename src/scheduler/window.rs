@@ -1,0 +1,90 @@
+//! How much may be on the link (DynamicInfer E.3.3): what is under way and what is added must arrive while the coming k layers
+//! are computed. Looking further ahead allows a longer queue, not more of it per layer: k buys latency, the link is one queue.
+
+/// Rates, measured all the time. The paper measures once and leaves contention to future work.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Window {
+    /// Bytes that the link carries while one layer is computed.
+    per_layer: f64,
+    /// Layers between prediction and use.
+    ahead: usize,
+    /// Tokens for which it is still careful.
+    careful: usize,
+}
+
+/// How fast a measured rate follows: about the last twenty layers.
+const FOLLOW: f64 = 0.05;
+/// In the first tokens of a sequence, when rates are not known well, this share of the window is used (E.3.3).
+const CAREFUL_SHARE: f64 = 0.5;
+pub const CAREFUL_TOKENS: usize = 4;
+
+impl Window {
+    pub fn new(bytes_per_layer: f64, ahead: usize) -> Window {
+        Window { per_layer: bytes_per_layer, ahead: ahead.max(1), careful: CAREFUL_TOKENS }
+    }
+
+    /// A sequence begins: its prompt and first tokens are no time to fill the link.
+    pub fn begin_sequence(&mut self) {
+        self.careful = CAREFUL_TOKENS;
+    }
+
+    pub fn token(&mut self) {
+        self.careful = self.careful.saturating_sub(1);
+    }
+
+    /// A layer took `layer_ns`, and the link carries `gb_s`.
+    pub fn measured(&mut self, layer_ns: f64, gb_s: f64) {
+        let now = layer_ns * gb_s;
+        if now.is_finite() && now >= 0.0 {
+            self.per_layer += FOLLOW * (now - self.per_layer);
+        }
+    }
+
+    pub fn bytes_per_layer(&self) -> f64 {
+        self.per_layer
+    }
+
+    /// Bytes that may be added to those that are under way, or none.
+    pub fn room(&self, under_way: u64) -> u64 {
+        let share = if self.careful > 0 { CAREFUL_SHARE } else { 1.0 };
+        (self.per_layer * self.ahead as f64 * share - under_way as f64).max(0.0) as u64
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_full_queue_leaves_no_room_and_looking_ahead_lengthens_the_queue_only() {
+        let steady = |ahead: usize| {
+            let mut w = Window::new(1000.0, ahead);
+            (0..CAREFUL_TOKENS).for_each(|_| w.token());
+            // Each layer the link takes a thousand bytes away, and the window fills up.
+            let (mut under_way, mut sent) = (0u64, 0u64);
+            for _ in 0..100 {
+                let more = w.room(under_way);
+                (under_way, sent) = (under_way + more, sent + more);
+                under_way = under_way.saturating_sub(1000);
+            }
+            (under_way, sent)
+        };
+        let ((queue1, sent1), (queue4, sent4)) = (steady(1), steady(4));
+        assert_eq!((queue1, queue4), (0, 3000));
+        // The queue's length is all that differs.
+        assert_eq!(sent4 - sent1, 3000);
+    }
+
+    #[test]
+    fn a_new_sequence_is_careful_and_rates_are_followed() {
+        let mut w = Window::new(1000.0, 2);
+        assert_eq!(w.room(0), 1000);
+        (0..CAREFUL_TOKENS).for_each(|_| w.token());
+        assert_eq!((w.room(0), w.room(500), w.room(5000)), (2000, 1500, 0));
+        // The link slows to a quarter: after a few layers the window has followed.
+        (0..200).for_each(|_| w.measured(100.0, 2.5));
+        assert!((w.bytes_per_layer() - 250.0).abs() < 1.0);
+        w.measured(f64::NAN, 1.0);
+        assert!(w.bytes_per_layer().is_finite());
+    }
+}
