@@ -7,7 +7,7 @@
 use super::slot_table::{Refused, Slot, SlotTable};
 use crate::device::{Buffer, Device, Event, OutOfMemory, Stream};
 
-/// Moves that may be on their way at once; a request beyond is refused, and may be made again.
+/// Groups of moves that may be on their way at once; a request beyond is refused, and may be made again.
 pub const MAX_IN_FLIGHT: usize = 4096;
 
 /// Brings a neuron (its place in the store) into a slot of its layer.
@@ -43,10 +43,14 @@ pub struct CacheCounters {
     /// Active neurons times tokens computed on the device, and on the CPU.
     pub hits: u64,
     pub misses: u64,
+    /// Copies that moves were made of: neighbours share one.
+    pub copies: u64,
     /// Moves begun, moves whose neuron became resident, and requests that were refused because too many were under way.
     pub migrations: u64,
     pub landed: u64,
     pub dropped: u64,
+    /// Moves whose copy never arrived.
+    pub lost: u64,
 }
 
 /// One layer on the device.
@@ -61,10 +65,37 @@ pub struct LayerCache {
     /// What the device's bucket will hold once the compute stream has come to the last update.
     mirror: Vec<u32>,
     host: HostBlocks,
+    bias: Vec<f32>,
     /// Recorded on the compute stream after the layer's last use.
     last_use: Event,
     /// Slots being filled, each with the event behind its copy.
     in_flight: Vec<(u32, Event)>,
+}
+
+impl LayerCache {
+    /// Nothing is under way.
+    fn resize(&mut self, device: &mut dyn Device, slots: usize) -> Result<(), OutOfMemory> {
+        if slots == self.table.slots().len() {
+            return Ok(());
+        }
+        self.table.resize(slots);
+        self.mirror.resize(slots, 0);
+        self.blocks = device.resize(self.blocks, (slots * self.host.block_bytes) as u64)?;
+        self.bucket = device.resize(self.bucket, slots as u64 * 4)?;
+        self.put_bias(device)
+    }
+
+    /// The bias of up lies on the device as long as the layer has slots.
+    fn put_bias(&mut self, device: &mut dyn Device) -> Result<(), OutOfMemory> {
+        let bias: &[f32] = if self.mirror.is_empty() { &[] } else { &self.bias };
+        if self.up_bias.bytes != size_of_val(bias) as u64 {
+            self.up_bias = device.resize(self.up_bias, size_of_val(bias) as u64)?;
+            // SAFETY: the copy is done before anything else can happen to `bias`.
+            unsafe { device.copy_in(Stream::Compute, bias.as_ptr().cast(), size_of_val(bias), self.up_bias, 0) };
+            device.synchronize(Stream::Compute);
+        }
+        Ok(())
+    }
 }
 
 pub struct NeuronCache {
@@ -73,7 +104,7 @@ pub struct NeuronCache {
     pub counters: CacheCounters,
     /// Whether a layer's copies are waited for before it is used.
     pub barrier: bool,
-    /// Events that no move has now; as many moves can still be begun.
+    /// Events that no move has now; as many groups of moves can still be begun.
     events: Vec<Event>,
 }
 
@@ -91,21 +122,21 @@ impl NeuronCache {
         let mut layers = Vec::with_capacity(slots.len());
         for ((&slots, &host), bias) in slots.iter().zip(host).zip(up_bias) {
             let slots = slots.min(host.neurons);
-            // A layer without slots takes nothing on the device.
-            let bias: &[f32] = if slots == 0 { &[] } else { bias };
-            let up_bias = device.alloc(size_of_val(bias) as u64)?;
-            // SAFETY: the copy is done before `bias` can go: `synchronize` below.
-            unsafe { device.copy_in(Stream::Compute, bias.as_ptr().cast(), size_of_val(bias), up_bias, 0) };
+            let grows = |device: &mut dyn Device, each: usize| {
+                device.alloc_growable((slots * each) as u64, (host.neurons * each) as u64)
+            };
             layers.push(LayerCache {
                 table: SlotTable::new(slots, host.neurons),
-                blocks: device.alloc((slots * host.block_bytes) as u64)?,
-                bucket: device.alloc(slots as u64 * 4)?,
-                up_bias,
+                blocks: grows(&mut *device, host.block_bytes)?,
+                bucket: grows(&mut *device, 4)?,
+                up_bias: device.alloc_growable(0, size_of_val(*bias) as u64)?,
                 mirror: vec![0; slots],
                 host,
+                bias: bias.to_vec(),
                 last_use: device.event(),
-                in_flight: Vec::with_capacity(slots.min(MAX_IN_FLIGHT)),
+                in_flight: Vec::with_capacity(host.neurons.min(MAX_IN_FLIGHT)),
             });
+            layers.last_mut().expect("pushed above").put_bias(&mut *device)?;
         }
         device.synchronize(Stream::Compute);
         let events = (0..MAX_IN_FLIGHT).map(|_| device.event()).collect();
@@ -127,19 +158,56 @@ impl NeuronCache {
             return Err(NotBegun::Full);
         }
         layer.table.fill(m.slot, m.neuron).map_err(NotBegun::Refused)?;
-        let event = self.events.pop().expect("looked at above");
-        let bytes = layer.host.block_bytes;
-        // The last use may still be reading the slot.
-        self.device.wait(Stream::Copy, layer.last_use);
-        // SAFETY: `fill` has checked that there is such a neuron; host blocks outlive the cache.
-        unsafe {
-            let from = layer.host.first.add(m.neuron as usize * bytes);
-            self.device.copy_in(Stream::Copy, from, bytes, layer.blocks, m.slot as u64 * bytes as u64);
-        }
-        self.device.record(Stream::Copy, event);
-        layer.in_flight.push((m.slot, event));
-        self.counters.migrations += 1;
+        layer.in_flight.push((m.slot, self.events[self.events.len() - 1]));
+        self.send(m.layer as usize, 1);
         Ok(())
+    }
+
+    /// As [`NeuronCache::migrate`] for several of one layer, as one group with one event. Neighbours in the store that come into
+    /// neighbouring slots are one copy. Returns how many were begun; the others were refused.
+    pub fn migrate_all(&mut self, l: usize, moves: impl Iterator<Item = (u32, u32)>) -> usize {
+        let Some(&event) = self.events.last() else {
+            self.counters.dropped += moves.count() as u64;
+            return 0;
+        };
+        let LayerCache { table, in_flight, .. } = &mut self.layers[l];
+        let before = in_flight.len();
+        in_flight
+            .extend(moves.filter(|&(slot, neuron)| table.fill(slot, neuron).is_ok()).map(|(slot, _)| (slot, event)));
+        let begun = in_flight.len() - before;
+        if begun > 0 {
+            self.send(l, begun);
+        }
+        begun
+    }
+
+    /// Puts the copies of the last `n` slots in flight of a layer on the copy stream, and the last event behind them.
+    fn send(&mut self, l: usize, n: usize) {
+        let NeuronCache { device, layers, counters, events, .. } = self;
+        let LayerCache { table, in_flight, blocks, host, last_use, .. } = &layers[l];
+        let bytes = host.block_bytes;
+        // The last use may still be reading the slots.
+        device.wait(Stream::Copy, *last_use);
+        let group = &in_flight[in_flight.len() - n..];
+        let neuron = |&(slot, _): &(u32, Event)| match table.slots()[slot as usize] {
+            Slot::Filling(neuron) => (slot, neuron),
+            other => unreachable!("slot {slot} is {other:?}"),
+        };
+        let mut rest = group.iter().map(neuron).peekable();
+        while let Some((slot, first)) = rest.next() {
+            let mut run = 1;
+            while rest.next_if_eq(&(slot + run, first + run)).is_some() {
+                run += 1;
+            }
+            // SAFETY: `fill` has checked that there are such neurons; host blocks outlive the cache.
+            unsafe {
+                let from = host.first.add(first as usize * bytes);
+                device.copy_in(Stream::Copy, from, run as usize * bytes, *blocks, u64::from(slot) * bytes as u64);
+            }
+            counters.copies += 1;
+        }
+        device.record(Stream::Copy, events.pop().expect("looked at by the callers"));
+        counters.migrations += n as u64;
     }
 
     /// Before layer `l` is used: what has landed becomes resident, and the device learns of every change. Says whether there was
@@ -147,14 +215,27 @@ impl NeuronCache {
     pub fn commit(&mut self, l: usize) -> bool {
         let NeuronCache { device, layers, counters, events, .. } = self;
         let LayerCache { table, mirror, bucket, in_flight, .. } = &mut layers[l];
-        if self.barrier && !in_flight.is_empty() {
-            device.synchronize(Stream::Copy);
+        if self.barrier
+            && let Some(&(_, last)) = in_flight.last()
+        {
+            device.synchronize_event(last);
         }
+        // The slots of a group stand together: its event is asked once, and free when the last of them is.
+        let mut asked: Option<(Event, bool)> = None;
         in_flight.retain(|&(slot, event)| {
-            let landed = device.is_done(event);
+            let landed = match asked {
+                Some((same, landed)) if same == event => landed,
+                _ => {
+                    let landed = device.is_done(event);
+                    if landed {
+                        events.push(event);
+                    }
+                    asked = Some((event, landed));
+                    landed
+                }
+            };
             if landed {
                 table.landed(slot);
-                events.push(event);
                 counters.landed += 1;
             }
             !landed
@@ -182,13 +263,51 @@ impl NeuronCache {
         self.device.record(Stream::Compute, self.layers[l].last_use);
     }
 
-    /// Waits until everything on its way has arrived and is resident; what the device lost stays a miss.
+    /// Waits until everything on its way has arrived and is resident. What has not arrived by then was lost: its slot is free again.
     pub fn settle(&mut self) {
         self.device.synchronize(Stream::Copy);
         for l in 0..self.layers.len() {
             self.commit(l);
+            let LayerCache { table, in_flight, .. } = &mut self.layers[l];
+            for (slot, event) in in_flight.drain(..) {
+                table.abandon(slot);
+                if self.events.last() != Some(&event) {
+                    self.events.push(event);
+                }
+                self.counters.lost += 1;
+            }
         }
         self.device.synchronize(Stream::Compute);
+    }
+
+    /// Gives every layer room for `slots[l]` neurons: those of the last slots become misses where there is less. First all layers
+    /// shrink, then they grow. Waits for the device; not on the token path.
+    ///
+    /// # Errors
+    /// If the device has no room for all; no layer has grown then.
+    pub fn resize(&mut self, slots: &[usize]) -> Result<(), OutOfMemory> {
+        self.settle();
+        let NeuronCache { device, layers, .. } = self;
+        let bytes = |layer: &LayerCache, slots: usize| {
+            NeuronCache::layer_bytes(slots, layer.host.block_bytes, layer.bias.len())
+        };
+        let of = |layer: &LayerCache| layer.table.slots().len();
+        let wanted = |l: usize, layer: &LayerCache| slots[l].min(layer.host.neurons);
+        for (l, layer) in layers.iter_mut().enumerate() {
+            let slots = wanted(l, layer).min(of(layer));
+            layer.resize(&mut **device, slots)?;
+        }
+        let more: u64 = layers.iter().enumerate().map(|(l, at)| bytes(at, wanted(l, at)) - bytes(at, of(at))).sum();
+        let memory = device.memory();
+        let left = memory.budget - memory.used;
+        if more > left {
+            return Err(OutOfMemory { asked: more, left });
+        }
+        for (l, layer) in layers.iter_mut().enumerate() {
+            let slots = wanted(l, layer);
+            layer.resize(&mut **device, slots)?;
+        }
+        Ok(())
     }
 
     /// Fills slots from the first on with these neurons of a layer (a placement), waiting for them.
@@ -206,7 +325,13 @@ impl NeuronCache {
 
     /// Moves on their way.
     pub fn in_flight(&self) -> usize {
-        MAX_IN_FLIGHT - self.events.len()
+        let c = self.counters;
+        (c.migrations - c.landed - c.lost) as usize
+    }
+
+    /// Slots of each layer.
+    pub fn slots(&self) -> Vec<usize> {
+        self.layers.iter().map(|l| l.table.slots().len()).collect()
     }
 
     /// A slot of layer `l` that holds nothing and is not being filled, if there is one.

@@ -119,6 +119,32 @@ impl SlotTable {
         }
     }
 
+    /// The copy into a slot will never arrive: it holds nothing.
+    ///
+    /// # Panics
+    /// If the slot is not being filled.
+    pub fn abandon(&mut self, slot: u32) {
+        let Slot::Filling(neuron) = self.slots[slot as usize] else { panic!("slot {slot} is not being filled") };
+        self.slots[slot as usize] = Slot::Free;
+        self.coming[neuron as usize] = false;
+        self.mark(slot);
+    }
+
+    /// Has `slots` slots from now on; what lay in those beyond is a miss.
+    ///
+    /// # Panics
+    /// If one of those beyond is being filled.
+    pub fn resize(&mut self, slots: usize) {
+        for slot in slots..self.slots.len() {
+            self.clear(slot as u32).expect("no slot that goes away is being filled");
+        }
+        let before = self.slots.len().min(slots);
+        self.slots.resize(slots, Slot::Free);
+        self.is_stale.resize(slots, false);
+        self.stale.retain(|&slot| (slot as usize) < slots);
+        (before..slots).for_each(|slot| self.mark(slot as u32));
+    }
+
     fn mark(&mut self, slot: u32) {
         if !std::mem::replace(&mut self.is_stale[slot as usize], true) {
             self.stale.push(slot);

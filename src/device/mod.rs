@@ -131,8 +131,21 @@ pub trait Device: Send {
     /// Counts bytes as used for something that this device reads where it lies.
     fn reserve(&mut self, bytes: u64) -> Result<Buffer, OutOfMemory>;
 
+    /// As [`Device::alloc`], with addresses for `most` bytes, so that it can grow where it lies.
+    fn alloc_growable(&mut self, bytes: u64, most: u64) -> Result<Buffer, OutOfMemory>;
+
+    /// Gives a growable buffer another length, at most what it was made for. Waits for the work that uses it. What stays keeps its
+    /// content, new bytes are zero, and memory behind the end is given back. Not on the token path.
+    fn resize(&mut self, buffer: Buffer, bytes: u64) -> Result<Buffer, OutOfMemory>;
+
     /// Waits for the work that uses it.
     fn free(&mut self, buffer: Buffer);
+
+    /// Another budget, of at least what is used; `peak` counts anew.
+    ///
+    /// # Errors
+    /// What is used beyond it.
+    fn set_budget(&mut self, bytes: u64) -> Result<(), OutOfMemory>;
 
     /// A new event, done until it is recorded. Not on the token path.
     fn event(&mut self) -> Event;
@@ -163,4 +176,7 @@ pub trait Device: Send {
 
     /// Waits until the stream has done all it was given.
     fn synchronize(&mut self, stream: Stream);
+
+    /// Waits for the event's last mark; for one that will never come, until nothing is left to do.
+    fn synchronize_event(&mut self, event: Event);
 }

@@ -10,8 +10,8 @@
 use super::sparse_ffn::{self, Operands, Room};
 use super::{Buffer, Call, Device, Event, Memory, OutOfMemory, SparseFfn, Stream, Totals};
 use crate::cpu::Kernels;
-use crate::cpu::aligned::Aligned;
 use crate::prng::Prng;
+use memmap2::{MmapMut, UncheckedAdvice};
 use std::collections::VecDeque;
 
 /// Places in the compute and in the copy stream; when one is full, the host waits until its oldest work is done. The first is
@@ -116,9 +116,59 @@ struct EventState {
 
 struct Bytes {
     /// Empty if only reserved.
-    data: Aligned,
+    data: Region,
     reserved: bool,
     writes: u64,
+}
+
+/// Of the host's memory; where pages are larger, giving back is refused and bytes are zeroed instead.
+const PAGE: usize = 4096;
+
+/// Zeroed memory of its own pages, which go back to the system when it shrinks.
+struct Region {
+    map: MmapMut,
+    /// Of f32.
+    len: usize,
+}
+
+impl Region {
+    /// Addresses for `most` bytes; pages come when they are touched.
+    fn new(bytes: u64, most: u64) -> Region {
+        let map = MmapMut::map_anon((most as usize).max(1)).expect("addresses for the device's memory");
+        Region { map, len: bytes.div_ceil(4) as usize }
+    }
+
+    fn resize(&mut self, bytes: u64) {
+        let len = bytes.div_ceil(4) as usize;
+        if len < self.len {
+            // What lies behind the end on its last page is zeroed, whole pages are given back, and read as zeros again.
+            let from = (len * 4).next_multiple_of(PAGE).min(self.len * 4);
+            self.map[len * 4..from].fill(0);
+            if from < self.len * 4 {
+                // SAFETY: private anonymous pages that nobody else has.
+                let dropped =
+                    unsafe { self.map.unchecked_advise_range(UncheckedAdvice::DontNeed, from, self.len * 4 - from) };
+                if dropped.is_err() {
+                    self.map[from..self.len * 4].fill(0);
+                }
+            }
+        }
+        self.len = len;
+    }
+}
+
+impl std::ops::Deref for Region {
+    type Target = [f32];
+    fn deref(&self) -> &[f32] {
+        &bytemuck::cast_slice(&self.map[..self.map.len() / 4 * 4])[..self.len]
+    }
+}
+
+impl std::ops::DerefMut for Region {
+    fn deref_mut(&mut self) -> &mut [f32] {
+        let whole = self.map.len() / 4 * 4;
+        &mut bytemuck::cast_slice_mut(&mut self.map[..whole])[..self.len]
+    }
 }
 
 enum Who {
@@ -396,7 +446,7 @@ impl VirtualDevice {
         assert!(end.is_some(), "{bytes} bytes at {at} are not in buffer {} of {}", buffer.id, buffer.bytes);
     }
 
-    fn take(&mut self, bytes: u64, reserved: bool) -> Result<Buffer, OutOfMemory> {
+    fn take(&mut self, bytes: u64, most: u64, reserved: bool) -> Result<Buffer, OutOfMemory> {
         self.host_ns += HOST_CALL_NS;
         let left = self.memory.budget.saturating_sub(self.memory.used);
         if bytes > left {
@@ -404,8 +454,8 @@ impl VirtualDevice {
         }
         self.memory.used += bytes;
         self.memory.peak = self.memory.peak.max(self.memory.used);
-        let mut data = Aligned::default();
-        data.resize(if reserved { 0 } else { bytes.div_ceil(4) as usize });
+        let [here, most] = if reserved { [0, 0] } else { [bytes, most.next_multiple_of(4)] };
+        let data = Region::new(here, most);
         self.buffers.push(Some(Bytes { data, reserved, writes: 0 }));
         Ok(Buffer { id: (self.buffers.len() - 1) as u32, bytes })
     }
@@ -432,11 +482,38 @@ impl Device for VirtualDevice {
     }
 
     fn alloc(&mut self, bytes: u64) -> Result<Buffer, OutOfMemory> {
-        self.take(bytes, false)
+        self.take(bytes, bytes, false)
     }
 
     fn reserve(&mut self, bytes: u64) -> Result<Buffer, OutOfMemory> {
-        self.take(bytes, true)
+        self.take(bytes, bytes, true)
+    }
+
+    fn alloc_growable(&mut self, bytes: u64, most: u64) -> Result<Buffer, OutOfMemory> {
+        self.take(bytes, most.max(bytes), false)
+    }
+
+    fn resize(&mut self, buffer: Buffer, bytes: u64) -> Result<Buffer, OutOfMemory> {
+        let left = self.memory.budget.saturating_sub(self.memory.used);
+        if bytes > buffer.bytes && bytes - buffer.bytes > left {
+            return Err(OutOfMemory { asked: bytes - buffer.bytes, left });
+        }
+        Stream::ALL.into_iter().for_each(|s| self.synchronize(s));
+        self.check(buffer, 0, buffer.bytes);
+        let region = &mut self.buffers[buffer.id as usize].as_mut().expect("checked above").data;
+        assert!(bytes <= region.map.len() as u64, "buffer {} was not made for {bytes} bytes", buffer.id);
+        region.resize(bytes);
+        self.memory.used = self.memory.used - buffer.bytes + bytes;
+        self.memory.peak = self.memory.peak.max(self.memory.used);
+        Ok(Buffer { bytes, ..buffer })
+    }
+
+    fn set_budget(&mut self, bytes: u64) -> Result<(), OutOfMemory> {
+        if self.memory.used > bytes {
+            return Err(OutOfMemory { asked: self.memory.used, left: bytes });
+        }
+        self.memory = Memory { budget: bytes, peak: self.memory.used, ..self.memory };
+        Ok(())
     }
 
     fn free(&mut self, buffer: Buffer) {
@@ -488,6 +565,18 @@ impl Device for VirtualDevice {
         self.catch_up();
         let event = &self.events[event.0 as usize];
         event.done == event.recorded
+    }
+
+    fn synchronize_event(&mut self, event: Event) {
+        let began = self.host_ns;
+        self.catch_up();
+        while self.events[event.0 as usize].done < self.events[event.0 as usize].recorded
+            && let Some(at) = self.step(u64::MAX)
+        {
+            self.host_ns = self.host_ns.max(at);
+        }
+        self.host_ns += Rates::ns(self.rates.sync_us, 0, 1.0);
+        self.totals.waited_ns += self.host_ns - began;
     }
 
     fn synchronize(&mut self, stream: Stream) {

@@ -25,6 +25,7 @@ pub fn place(engine: &mut Engine, device: Box<dyn Device>, plan: &Plan, neurons:
         hybrid.cache.load(l, &places).map_err(|e| Error::Failed(format!("layer {l} cannot be placed: {e:?}")))?;
     }
     hybrid.cache.settle();
+    // Nothing is on its way: what is counted from now on is what the text did.
     hybrid.cache.counters = Default::default();
     engine.hybrid = Some(hybrid);
     Ok(())

@@ -295,11 +295,11 @@ mod tests {
             for (set, row) in best.iter().enumerate() {
                 for (l, hits) in row.iter().enumerate() {
                     let Some(hits) = hits else { continue };
-                    for after in 0..1usize << n {
+                    for (after, to) in next.iter_mut().enumerate() {
                         let new = (after & !set).count_ones() as usize;
                         if after.count_ones() as usize <= slots && l + new <= loads {
                             let hits = hits + (after & used).count_ones() as u64;
-                            let to: &mut Option<u64> = &mut next[after][l + new];
+                            let to: &mut Option<u64> = &mut to[l + new];
                             *to = Some(to.map_or(hits, |old| old.max(hits)));
                         }
                     }
