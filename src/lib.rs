@@ -24,6 +24,8 @@ pub mod profile;
 pub mod scheduler;
 
 pub mod engine;
+
+pub mod background;
 pub mod lab;
 
 pub mod cli;

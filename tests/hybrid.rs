@@ -12,7 +12,9 @@ use dynamicinfer::device::{
     Buffer, Call, Device, Event, Faults, Memory, OutOfMemory, SparseFfn, Stream, Totals, VirtualDevice,
 };
 use dynamicinfer::engine::ffn::{self, FfnBuffers};
-use dynamicinfer::engine::{Choice, Engine, Hybrid, Logits, Migrator, Observer, Seen, Selection, Sparsity, Work};
+use dynamicinfer::engine::{
+    Between, Choice, Engine, Hybrid, Logits, Migrator, Observer, Seen, Selection, Sparsity, Work,
+};
 use dynamicinfer::formats::rows::Quant;
 use dynamicinfer::model::config::{Activation, Ffn};
 use dynamicinfer::model::{KvCache, KvType, Model};
@@ -58,7 +60,13 @@ struct Restless {
 }
 
 impl Migrator for Restless {
-    fn between(&mut self, _layer: usize, cache: &mut NeuronCache) {
+    fn between(&mut self, _at: &Between<'_>, cache: &mut NeuronCache, _sparsity: &mut Sparsity) {
+        self.shuffle(cache);
+    }
+}
+
+impl Restless {
+    fn shuffle(&mut self, cache: &mut NeuronCache) {
         let (layers, prng) = (cache.layers.len() as u64, &mut self.prng);
         for _ in 0..prng.below(self.most + 1) {
             let layer = prng.below(layers) as usize;
@@ -243,7 +251,7 @@ fn on_the_same_input_the_halves_of_a_layer_are_the_whole_layer() {
             let mut halves = whole.clone();
             let work = if dense { Work::All } else { Work::Selected(&selection) };
             ffn::ffn(&mut team, &kernels, c, layer, &x, work, cut, &mut [], &mut buffers, &mut whole);
-            restless.between(l, &mut hybrid.cache);
+            restless.shuffle(&mut hybrid.cache);
             let (at, input, selection) = ((l, layer), (&x, &normed[..]), (!dense).then_some(&selection));
             hybrid.ffn(&mut team, &kernels, c, at, input, selection, cut, &mut buffers, &mut halves);
             let off = error(&halves, &whole);
@@ -634,6 +642,10 @@ impl Device for Broken {
         if self.flaw != Flaw::NoWait {
             self.device.wait(stream, event)
         }
+    }
+
+    fn worked(&mut self, host_bytes: u64, host_ns: u64, device_bytes: u64) {
+        self.device.worked(host_bytes, host_ns, device_bytes)
     }
 
     fn is_done(&mut self, event: Event) -> bool {

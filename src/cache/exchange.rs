@@ -40,7 +40,12 @@ pub struct Receiver<T> {
 
 /// Room for `capacity` items, at least one; all that is ever allocated.
 pub fn exchange<T: Default>(capacity: usize) -> (Sender<T>, Receiver<T>) {
-    let places = (0..capacity.max(1)).map(|_| UnsafeCell::new(T::default())).collect();
+    exchange_of(capacity, T::default)
+}
+
+/// As [`exchange`], of items that `make` made.
+pub fn exchange_of<T>(capacity: usize, mut make: impl FnMut() -> T) -> (Sender<T>, Receiver<T>) {
+    let places = (0..capacity.max(1)).map(|_| UnsafeCell::new(make())).collect();
     let ring = Ring { taken: Padded(AtomicUsize::new(0)), sent: Padded(AtomicUsize::new(0)), places };
     let ring = Arc::new(ring);
     (Sender { ring: ring.clone(), sent: 0 }, Receiver { ring, taken: 0 })

@@ -3,14 +3,18 @@
 use super::companions;
 use super::machine_arg;
 use super::size;
+use super::sparsity_arg;
+use crate::background::{Background, Setting};
 use crate::device::{Rates, VirtualDevice};
-use crate::engine::Engine;
+use crate::engine::{Engine, MigratorCounts};
 use crate::error::{Error, Result};
 use crate::formats::placement_file::PlacementFile;
-use crate::lab::place::place;
+use crate::lab::place::{Budgeter, place, places};
 use crate::lab::plan::{Footprint, KvPlace, Request, plan};
 use crate::model::KvType;
-use crate::placement::policy::{self, Policy};
+use crate::placement::policy::{self, Policy as Placement};
+use crate::scheduler::Policy;
+use crate::scheduler::thresholds::Weight;
 use clap::Args;
 use serde::Serialize;
 use std::path::PathBuf;
@@ -39,6 +43,44 @@ pub struct DeviceArgs {
     /// Wait for a layer's copies before it is used (DynamicInfer C.3), instead of computing on the CPU what has not landed
     #[arg(long, hide_short_help = true)]
     barrier: bool,
+    /// What moves while a text is generated: static (nothing), micro (what the next layers need), macro (and what the text often
+    /// needs), full (and thresholds of their own for device and CPU), lru or random [default: full]
+    #[arg(long, value_name = "POLICY")]
+    policy: Option<Policy>,
+    /// Layers that the scheduler looks ahead
+    #[arg(long, value_name = "LAYERS", default_value_t = 1)]
+    lookahead: usize,
+    /// One threshold for device and CPU, so that the text does not depend on what lies where
+    #[arg(long)]
+    deterministic: bool,
+    /// Budgets from some generated token on: 50=4MiB,100=8MiB
+    #[arg(long, value_name = "TOKEN=SIZE,...", value_delimiter = ',', value_parser = parse_step)]
+    vram_schedule: Vec<(usize, u64)>,
+    /// Balance thresholds by 1 - p, as the paper prints the loss of a neuron left out, to see what that does
+    #[arg(long, hide_short_help = true)]
+    printed_loss: bool,
+}
+
+fn parse_step(text: &str) -> std::result::Result<(usize, u64), String> {
+    let (token, bytes) = text.split_once('=').ok_or("take TOKEN=SIZE, as 50=4MiB")?;
+    let token = token.parse().map_err(|_| format!("'{token}' is no number of tokens"))?;
+    Ok((token, size::parse(bytes)?))
+}
+
+/// The budget of a device while a text is being generated.
+pub struct Budget {
+    budgeter: Budgeter,
+    schedule: Vec<(usize, u64)>,
+}
+
+impl Budget {
+    /// Before generated token number `token`.
+    pub fn before(&self, engine: &mut Engine, token: usize) -> Result<()> {
+        for (_, vram) in self.schedule.iter().filter(|(at, _)| *at == token) {
+            self.budgeter.set(engine, *vram)?;
+        }
+        Ok(())
+    }
 }
 
 #[derive(clap::ValueEnum, Clone, Copy, PartialEq, Eq)]
@@ -57,18 +99,33 @@ pub struct DeviceReport {
     pub hits: u64,
     pub misses: u64,
     pub migrations: u64,
+    /// What the scheduler did; absent with --policy static.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub scheduler: Option<MigratorCounts>,
+    /// Share of the time that the engine's thread spent on it.
+    pub scheduling_share: f64,
     pub budget_bytes: u64,
     pub peak_device_bytes: u64,
 }
 
 impl DeviceArgs {
     /// Gives the engine the device that was asked for. After the predictors: their bytes count.
-    pub fn apply(&self, engine: &mut Engine, context: usize, kv: KvType) -> Result<()> {
+    pub fn apply(&self, engine: &mut Engine, context: usize, kv: KvType) -> Result<Option<Budget>> {
         if self.device == DeviceKind::Cpu {
-            if self.vram.is_some() || self.ffn_share.is_some() {
-                return Err(Error::Usage("--vram and --ffn-share are about a device; add --device virtual".into()));
+            let said = [
+                ("--vram", self.vram.is_some()),
+                ("--ffn-share", self.ffn_share.is_some()),
+                ("--policy", self.policy.is_some()),
+                ("--vram-schedule", !self.vram_schedule.is_empty()),
+            ];
+            if let Some((name, _)) = said.iter().find(|(_, said)| *said) {
+                return Err(Error::Usage(format!("{name} is about a device; add --device virtual")));
             }
-            return Ok(());
+            return Ok(None);
+        }
+        let layers = engine.model.config.layers;
+        if self.lookahead == 0 || self.lookahead >= layers {
+            return Err(Error::Usage(format!("--lookahead {}: take 1 to {}", self.lookahead, layers - 1)));
         }
         if let Some(share) = self.ffn_share.filter(|s| !(*s > 0.0 && *s <= 1.0)) {
             return Err(Error::Usage(format!("--ffn-share {share}: take a share above 0 and at most 1")));
@@ -77,7 +134,7 @@ impl DeviceArgs {
             return Err(Error::Usage("--device virtual needs a budget: --vram 8GiB, or --ffn-share 0.5".into()));
         }
         let model = &engine.model;
-        let (layers, ffn) = (model.config.layers, model.config.ffn);
+        let ffn = model.config.ffn;
         let counts = match companions::profile(model)? {
             Some((_, profile)) => (0..layers).map(|layer| profile.counts(layer)).collect(),
             None => vec![vec![1; ffn]; layers],
@@ -91,11 +148,12 @@ impl DeviceArgs {
             predictor_bytes: engine.sparsity().predictor_bytes(),
             ilp_seconds: None,
         };
-        let mut plan = plan(&Footprint::of_model(model, context, kv), &counts, &machine, &request)?;
+        let footprint = Footprint::of_model(model, context, kv);
+        let mut plan = plan(&footprint, &counts, &machine, &request)?;
         let slots: Vec<usize> = plan.layers.iter().map(|l| l.slots).collect();
         let neurons = match self.placement.to_str() {
-            Some("static") => policy::neurons(Policy::Static, &counts, &slots, 0),
-            Some("random") => policy::neurons(Policy::Random, &counts, &slots, self.placement_seed),
+            Some("static") => policy::neurons(Placement::Static, &counts, &slots, 0),
+            Some("random") => policy::neurons(Placement::Random, &counts, &slots, self.placement_seed),
             Some("none") => vec![Vec::new(); layers],
             _ => {
                 let file = PlacementFile::read(&self.placement)?;
@@ -117,12 +175,61 @@ impl DeviceArgs {
         let rates = Rates {
             device_gb_s: machine.device_gb_s,
             link_gb_s: machine.link_gb_s,
+            host_gb_s: machine.dram_gb_s,
             call_us: machine.call_us,
             copy_us: machine.copy_us,
             sync_us: machine.sync_us,
         };
         place(engine, Box::new(VirtualDevice::new(plan.budget_bytes, rates)), &plan, &neurons)?;
         engine.hybrid.as_mut().expect("placed").cache.barrier = self.barrier;
+        let budgeter = Budgeter { footprint, counts, machine, request };
+        self.schedule(engine, &budgeter, &neurons)?;
+        Ok(Some(Budget { budgeter, schedule: self.vram_schedule.clone() }))
+    }
+
+    /// Starts the scheduler.
+    fn schedule(&self, engine: &mut Engine, budgeter: &Budgeter, placed: &[Vec<u32>]) -> Result<()> {
+        let policy = self.policy.unwrap_or_default();
+        // A model that computes every neuron of every layer needs them all alike.
+        if policy == Policy::Static || engine.sparsity().is_dense() {
+            return Ok(());
+        }
+        let model = engine.model.clone();
+        let (layers, ahead) = (model.config.layers, self.lookahead);
+        let mut rules = policy.rules();
+        rules.thresholds &= !self.deterministic;
+        let (predictor, _) = sparsity_arg::one(engine, None, None)?;
+        if (ahead..layers).any(|l| predictor.calibration(l, ahead).is_none()) {
+            return Err(Error::Usage(format!(
+                "the {} predictor has no tables from {ahead} layers before; take a --lookahead that it was made for, make one \
+                 (train-predictor, calibrate), or take --policy static",
+                predictor.kind().name()
+            )));
+        }
+        let tokens = budgeter.counts.iter().flatten().copied().max().unwrap_or(1).max(1);
+        let history = (0..layers).map(|l| {
+            let counts = &budgeter.counts[l];
+            let order = model.layers[l].order.as_deref();
+            let share = |place: usize| counts[order.map_or(place, |o| o[place] as usize)] as f32 / tokens as f32;
+            (0..model.config.ffn).map(share).collect()
+        });
+        let own = |l| engine.sparsity().own_threshold(l).map(|(threshold, table)| (threshold, table.clone()));
+        let setting = Setting {
+            rules,
+            weight: if self.printed_loss { Weight::Complement } else { Weight::Probability },
+            ahead,
+            predictor: Some(predictor),
+            thresholds: (0..layers).map(own).collect(),
+            history: history.collect(),
+            placed: placed.iter().enumerate().map(|(l, neurons)| places(&model, l, neurons)).collect(),
+            kernels: engine.kernels,
+            link_gb_s: budgeter.machine.link_gb_s,
+            sync_ns: budgeter.machine.sync_us * 1e3,
+        };
+        let block_bytes = budgeter.footprint.block_bytes as usize;
+        let background = Background::start(model, block_bytes, setting)
+            .map_err(|e| Error::Failed(format!("the scheduler's thread cannot be started: {e}")))?;
+        engine.hybrid.as_mut().expect("placed").migrator = Some(Box::new(background));
         Ok(())
     }
 }
@@ -137,6 +244,8 @@ pub fn report(engine: &Engine) -> Option<DeviceReport> {
         hits: counters.hits,
         misses: counters.misses,
         migrations: counters.migrations,
+        scheduler: hybrid.migrator.as_ref().map(|m| m.counts()),
+        scheduling_share: engine.report.scheduler_ns as f64 / engine.report.total_ns().max(1) as f64,
         budget_bytes: memory.budget,
         peak_device_bytes: memory.peak,
     })

@@ -1,4 +1,4 @@
-use super::device_arg::{self, DeviceArgs, DeviceReport};
+use super::device_arg::{self, Budget, DeviceArgs, DeviceReport};
 use super::model_arg::{EngineArgs, ModelArgs, check_context};
 use super::progress::{Progress, Unit};
 use super::sparsity_arg::{SparsityArgs, Unsaid};
@@ -124,9 +124,9 @@ pub fn run(args: Args) -> Result<()> {
     let mut engine = args.engine.engine(model)?;
     args.sparsity.apply(&mut engine, Unsaid::Auto)?;
     let context = context(&args, &engine, tokens.len())?;
-    args.device.apply(&mut engine, context, args.engine.kv())?;
+    let budget = args.device.apply(&mut engine, context, args.engine.kv())?;
     let mut session = Session::new(&engine, context, args.engine.kv())?;
-    let answer = generate(&args, &mut engine, &mut session, &tokenizer, &tokens, params)?;
+    let answer = generate(&args, &mut engine, budget.as_ref(), &mut session, &tokenizer, &tokens, params)?;
     report(&args, &engine, &answer)?;
     if answer.finish_reason == "interrupted" { Err(Error::Interrupted) } else { Ok(()) }
 }
@@ -192,6 +192,7 @@ fn context(args: &Args, engine: &Engine, prompt: usize) -> Result<usize> {
 fn generate(
     args: &Args,
     engine: &mut Engine,
+    budget: Option<&Budget>,
     session: &mut Session,
     tokenizer: &Tokenizer,
     prompt: &[u32],
@@ -246,6 +247,9 @@ fn generate(
         }
         if generated == 1 {
             engine.report = Report::default();
+        }
+        if let Some(budget) = budget {
+            budget.before(engine, generated)?;
         }
         logits = session.append(engine, &[token], |_| Ok(()))?;
         seconds = start.elapsed().as_secs_f64();

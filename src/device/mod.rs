@@ -55,6 +55,10 @@ pub struct Totals {
     pub waited_ns: u64,
     /// Bytes that began their way to the device, and from it.
     pub link_bytes: [u64; 2],
+    /// Of those to the device, the copy stream's.
+    pub migrated_bytes: u64,
+    /// Time in which the host computed, ns ([`Device::worked`]).
+    pub host_ns: u64,
     /// Bytes of weights that kernels read from the device's memory.
     pub device_bytes: u64,
     pub copies: u64,
@@ -170,6 +174,10 @@ pub trait Device: Send {
 
     /// What is put on the stream from now on waits for the event as it was recorded last.
     fn wait(&mut self, stream: Stream, event: Event);
+
+    /// The host has computed meanwhile: it read `host_bytes` in `host_ns`, and `device_bytes` stand for work of the device that the
+    /// host did in its place. A virtual device lets its own clock pass instead.
+    fn worked(&mut self, host_bytes: u64, host_ns: u64, device_bytes: u64);
 
     /// Whether the stream has come to the event's last mark. Never blocks.
     fn is_done(&mut self, event: Event) -> bool;

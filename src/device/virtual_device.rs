@@ -30,6 +30,8 @@ pub struct Rates {
     /// Its memory, read by a kernel, and the link to it in each direction, GB/s.
     pub device_gb_s: f64,
     pub link_gb_s: f64,
+    /// The host's memory, read by all its cores, GB/s.
+    pub host_gb_s: f64,
     /// Before a kernel and before a copy, and what a wait of the host takes, us.
     pub call_us: f64,
     pub copy_us: f64,
@@ -38,7 +40,10 @@ pub struct Rates {
 
 impl Rates {
     fn check(self) -> Rates {
-        assert!(self.device_gb_s > 0.0 && self.link_gb_s > 0.0, "rates are above zero: {self:?}");
+        assert!(
+            self.device_gb_s > 0.0 && self.link_gb_s > 0.0 && self.host_gb_s > 0.0,
+            "rates are above zero: {self:?}"
+        );
         self
     }
 
@@ -339,6 +344,9 @@ impl VirtualDevice {
         let ns = Rates::ns(self.rates.copy_us, bytes as u64, self.rates.link_gb_s);
         self.totals.copies += 1;
         self.totals.link_bytes[way] += bytes as u64;
+        if s == Stream::Copy as usize && way == 0 {
+            self.totals.migrated_bytes += bytes as u64;
+        }
         self.totals.busy_ns[s] += ns;
         self.link_free_ns[way] = now + ns;
         let Faults { late, lost, reorder, .. } = self.faults;
@@ -558,6 +566,12 @@ impl Device for VirtualDevice {
     fn wait(&mut self, stream: Stream, event: Event) {
         let mark = self.events[event.0 as usize].recorded;
         self.put(stream, Work::Wait { event, mark });
+    }
+
+    fn worked(&mut self, host_bytes: u64, _host_ns: u64, device_bytes: u64) {
+        let host = Rates::ns(0.0, host_bytes, self.rates.host_gb_s);
+        self.totals.host_ns += host;
+        self.host_ns += host + Rates::ns(0.0, device_bytes, self.rates.device_gb_s);
     }
 
     fn is_done(&mut self, event: Event) -> bool {

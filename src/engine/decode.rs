@@ -2,7 +2,7 @@
 
 use super::attention::attention;
 use super::ffn::{self, FfnBuffers, Selection, Tile, Work};
-use super::hybrid::Hybrid;
+use super::hybrid::{Between, Hybrid};
 use super::observer::{Observer, Seen};
 use super::report::Report;
 use super::sparsity::{Mode, Predicted, Sparsity};
@@ -179,7 +179,7 @@ impl Engine {
             let mode = if n <= MAX_COLUMNS { sparsity.mode(l) } else { Mode::Dense };
             if n <= MAX_COLUMNS {
                 let mut tools = Tools { model, team, kernels, room: &mut b.room };
-                sparsity.predict(&mut tools, l, &b.x, n, &mut b.predicted);
+                sparsity.predict(&mut tools, l, &b.x, n, hybrid.as_ref().map(|h| &h.cache), &mut b.predicted);
             }
             report.predictor_ns += clock::lap(&mut lap);
             // 3 FFN: norm, gate, up, activation, down, residual
@@ -218,8 +218,11 @@ impl Engine {
             let read = match hybrid {
                 Some(hybrid) if n <= MAX_COLUMNS => {
                     if let Some(mut migrator) = hybrid.migrator.take() {
-                        migrator.between(l, &mut hybrid.cache);
+                        let scores = sparsity.own_threshold(l).map(|_| &b.predicted.scores[..]);
+                        let at = Between { layer: l, first, n, residual: x, selection, scores };
+                        migrator.between(&at, &mut hybrid.cache, sparsity);
                         hybrid.migrator = Some(migrator);
+                        report.scheduler_ns += clock::lap(&mut lap);
                     }
                     let (at, input) = ((l, layer), (&b.columns, &b.normed[..]));
                     hybrid.ffn(team, kernels, c, at, input, selection, cut, rooms, x)

@@ -4,22 +4,65 @@
 //! The residual lies on the host here, so the halves are added there.
 
 use super::ffn::{self, Counts, FfnBuffers, Selection, Work};
+use super::sparsity::Sparsity;
 use crate::cache::NeuronCache;
+use crate::clock;
 use crate::cpu::{Columns, Kernels, MAX_COLUMNS, Team};
 use crate::device::{Buffer, Call, OutOfMemory, SparseFfn, Stream};
 use crate::model::config::ModelConfig;
-use crate::model::weights::Layer;
+use crate::model::weights::{Layer, Matrix};
 
-/// Decides, between layers, what moves.
+/// What the engine knows of a layer before its FFN.
+pub struct Between<'a> {
+    pub layer: usize,
+    /// Position of the first token in its sequence, and how many there are.
+    pub first: usize,
+    pub n: usize,
+    /// Residual after attention, `[n, hidden]`.
+    pub residual: &'a [f32],
+    /// What will be computed; `None` for all.
+    pub selection: Option<&'a Selection>,
+    /// The own predictor's scores of this layer, `[n, ffn]`, where it has one.
+    pub scores: Option<&'a [f32]>,
+}
+
+/// Decides, between layers, what moves and what is computed.
 pub trait Migrator: Send {
-    /// Called before layer `layer` of each pass is used, from the engine's thread; must not wait.
-    fn between(&mut self, layer: usize, cache: &mut NeuronCache);
+    /// Called before a layer of a pass is used, from the engine's thread; must not wait.
+    fn between(&mut self, at: &Between<'_>, cache: &mut NeuronCache, sparsity: &mut Sparsity);
+
+    /// What it did so far.
+    fn counts(&self) -> MigratorCounts {
+        MigratorCounts::default()
+    }
+
+    /// Ends it. Returns how often each neuron was active, `[layers][ffn]`, if it has learnt that.
+    fn finish(self: Box<Self>) -> Option<Vec<Vec<f32>>> {
+        None
+    }
+}
+
+/// What a migrator did.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
+pub struct MigratorCounts {
+    /// Layers that it was told of, and those that it had no time for.
+    pub told: u64,
+    pub untold: u64,
+    /// Layers that it has decided on, and decisions that the engine had no time for.
+    pub decided: u64,
+    pub dropped: u64,
+    /// Moves that the cache refused: slot or neuron had changed meanwhile.
+    pub refused: u64,
+    /// Whether neurons move now, or the static placement is kept because moving does not pay.
+    pub moving: bool,
 }
 
 /// A device's part in the engine.
 pub struct Hybrid {
     pub cache: NeuronCache,
     pub migrator: Option<Box<dyn Migrator>>,
+    /// What of the plan lies on the device beside the cache and this.
+    pub reserved: Buffer,
     input: Buffer,
     output: Buffer,
     /// Host side of `input`: `[n, hidden]` f32, `[ffn]` masks.
@@ -40,6 +83,7 @@ impl Hybrid {
     }
 
     pub fn new(mut cache: NeuronCache, config: &ModelConfig) -> Result<Hybrid, OutOfMemory> {
+        let reserved = cache.device.reserve(0)?;
         let input_bytes = SparseFfn::input_bytes(MAX_COLUMNS, config.hidden, config.ffn);
         let output_bytes = SparseFfn::output_bytes(MAX_COLUMNS, config.hidden);
         let input = cache.device.alloc(input_bytes as u64)?;
@@ -48,7 +92,7 @@ impl Hybrid {
         let room = |bytes: usize| vec![0u32; bytes / 4];
         let (sent, received) = (room(input_bytes), room(output_bytes));
         let rest = Selection { neurons: Vec::with_capacity(config.ffn), masks: Vec::with_capacity(config.ffn) };
-        Ok(Hybrid { cache, migrator: None, input, output, sent, received, rest, all })
+        Ok(Hybrid { cache, migrator: None, reserved, input, output, sent, received, rest, all })
     }
 
     /// hidden += FFN(x) of layer `l`. `normed` is the same input as `x`, `[n, hidden]`, n at most [`MAX_COLUMNS`]; without a
@@ -120,7 +164,12 @@ impl Hybrid {
             }
             cache.used(l);
         }
+        let mut lap = clock::now();
         let read = ffn::ffn(team, kernels, config, layer, x, Work::Selected(rest), cut, &mut [], buffers, hidden);
+        // Attention is the device's by the plan.
+        let bytes = |m: &Matrix| (m.rows * m.row_bytes) as u64;
+        let host_bytes = read.rows() * layer.ffn.row_bytes as u64;
+        cache.device.worked(host_bytes, clock::lap(&mut lap), bytes(&layer.qkv) + bytes(&layer.o));
         // Merge.
         if told || on_device {
             cache.device.synchronize(Stream::Compute);

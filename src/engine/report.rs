@@ -14,6 +14,8 @@ pub struct Report {
     /// Nanoseconds by part; embedding counts as attention of the first layer.
     pub attention_ns: u64,
     pub predictor_ns: u64,
+    /// Telling the scheduler, and applying what it decided.
+    pub scheduler_ns: u64,
     pub ffn_ns: u64,
     pub head_ns: u64,
     /// Bytes of FFN rows read.
@@ -50,6 +52,6 @@ impl Report {
     }
 
     pub fn total_ns(&self) -> u64 {
-        self.attention_ns + self.predictor_ns + self.ffn_ns + self.head_ns
+        self.attention_ns + self.predictor_ns + self.scheduler_ns + self.ffn_ns + self.head_ns
     }
 }

@@ -1,7 +1,8 @@
 //! Which neurons each layer's FFN computes: a predictor per layer, its threshold, and how far ahead it looks.
 
 use super::ffn::Selection;
-use crate::predictor::{Kind, Predictor, Tools};
+use crate::cache::NeuronCache;
+use crate::predictor::{Calibration, Kind, Predictor, Tools};
 use std::sync::Arc;
 
 /// What to do in one layer, as the user asks for it.
@@ -19,7 +20,13 @@ pub enum Choice {
 enum Rule {
     Dense,
     Exact,
-    Predicted { predictor: Arc<dyn Predictor>, ahead: usize, score: f32 },
+    /// `scores` are those from which on a neuron is computed that is elsewhere, and one that is on the device.
+    Predicted {
+        predictor: Arc<dyn Predictor>,
+        ahead: usize,
+        threshold: f32,
+        scores: [f32; 2],
+    },
 }
 
 /// The choice of every layer.
@@ -69,7 +76,7 @@ impl Sparsity {
                         format!("the {kind} predictor has no table for layer {layer} from {ahead} layers before it")
                     })?;
                     let score = table.score_at(threshold);
-                    (Rule::Predicted { predictor, ahead, score }, cut)
+                    (Rule::Predicted { predictor, ahead, threshold, scores: [score; 2] }, cut)
                 }
             };
             rules.push(rule);
@@ -87,6 +94,25 @@ impl Sparsity {
             Rule::Dense => Mode::Dense,
             Rule::Exact => Mode::Exact,
             Rule::Predicted { .. } => Mode::Predicted,
+        }
+    }
+
+    /// The probability from which on this layer's neurons are computed, as it was set at first, and the table that it stands in; for
+    /// layers that are predicted from their own residual.
+    pub fn own_threshold(&self, layer: usize) -> Option<(f32, &Calibration)> {
+        match &self.rules[layer] {
+            Rule::Predicted { predictor, ahead: 0, threshold, .. } => {
+                Some((*threshold, predictor.calibration(layer, 0).expect("looked at when it was made")))
+            }
+            _ => None,
+        }
+    }
+
+    /// Probabilities from which on a neuron of this layer is computed by the CPU, and by the device (DynamicInfer 4.4).
+    pub fn set_thresholds(&mut self, layer: usize, probabilities: [f32; 2]) {
+        if let Rule::Predicted { predictor, ahead, scores, .. } = &mut self.rules[layer] {
+            let table = predictor.calibration(layer, *ahead).expect("looked at when it was made");
+            *scores = probabilities.map(|p| table.score_at(p));
         }
     }
 
@@ -136,31 +162,46 @@ impl Sparsity {
     }
 
     /// Fills the selection of every layer that is predicted from `residual`, `[n, hidden]`, the residual after the
-    /// attention of layer `here`. n is at most [`crate::cpu::MAX_COLUMNS`].
-    pub fn predict(&self, tools: &mut Tools<'_>, here: usize, residual: &[f32], n: usize, predicted: &mut Predicted) {
+    /// attention of layer `here`. n is at most [`crate::cpu::MAX_COLUMNS`]. What lies in `cache` has the device's threshold.
+    pub fn predict(
+        &self,
+        tools: &mut Tools<'_>,
+        here: usize,
+        residual: &[f32],
+        n: usize,
+        cache: Option<&NeuronCache>,
+        predicted: &mut Predicted,
+    ) {
         let Predicted { scores, selections } = predicted;
         selections.resize_with(self.rules.len(), Selection::default);
         for (layer, rule) in self.rules.iter().enumerate().skip(here) {
-            let Rule::Predicted { predictor, ahead, score } = rule else { continue };
+            let Rule::Predicted { predictor, ahead, scores: least, .. } = rule else { continue };
             if here + ahead != layer {
                 continue;
             }
             scores.resize(n * tools.model.config.ffn, 0.0);
             predictor.score(tools, layer, *ahead, residual, n, scores);
-            selections[layer].reaching(scores, n, *score);
+            match cache {
+                Some(cache) if least[0] != least[1] => {
+                    let table = &cache.layers[layer].table;
+                    selections[layer].reaching(scores, n, |neuron| least[usize::from(table.place(neuron).is_some())]);
+                }
+                _ => selections[layer].reaching(scores, n, |_| least[0]),
+            }
         }
     }
 }
 
 impl Selection {
-    /// The neurons whose score reaches `least` in some column; `scores` is `[n, ffn]`.
-    fn reaching(&mut self, scores: &[f32], n: usize, least: f32) {
+    /// The neurons whose score reaches their `least` in some column; `scores` is `[n, ffn]`.
+    fn reaching(&mut self, scores: &[f32], n: usize, least: impl Fn(u32) -> f32) {
         let ffn = scores.len() / n;
         // Written without branches: which neurons fire is hard to guess.
         self.neurons.resize(ffn, 0);
         self.masks.resize(ffn, 0);
         let mut len = 0;
         for neuron in 0..ffn {
+            let least = least(neuron as u32);
             let mask = (0..n).fold(0u32, |mask, b| mask | u32::from(scores[b * ffn + neuron] >= least) << b);
             self.neurons[len] = neuron as u32;
             self.masks[len] = mask;

@@ -1,11 +1,75 @@
 //! From a plan to an engine with a device: the parts of the plan on it, the neurons of the placement in their slots.
 
-use super::plan::Plan;
-use crate::cache::{HostBlocks, NeuronCache};
+use super::plan::{Footprint, Plan, Request, plan};
+use crate::cache::{HostBlocks, NeuronCache, Slot};
 use crate::device::{Device, OutOfMemory};
 use crate::engine::{Engine, Hybrid};
 use crate::error::{Error, Result};
+use crate::formats::machine_profile::MachineProfile;
 use crate::model::Model;
+use crate::placement::policy::{self, Policy};
+
+/// A model's plans: which budget means which slots, and which neurons begin in them.
+pub struct Budgeter {
+    pub footprint: Footprint,
+    /// Activations of each neuron, `[layers][ffn]`, in the numbering of the published model.
+    pub counts: Vec<Vec<u64>>,
+    pub machine: MachineProfile,
+    pub request: Request,
+}
+
+impl Budgeter {
+    /// The plan for another budget.
+    ///
+    /// # Errors
+    /// [`Error::Memory`] for one that is too small, with the least that will do.
+    pub fn plan(&self, vram: u64) -> Result<Plan> {
+        let request = Request { vram: Some(vram), ffn_share: None, ..self.request };
+        plan(&self.footprint, &self.counts, &self.machine, &request)
+    }
+
+    /// Neurons of the static placement in so many slots, the most important first, as the store numbers them.
+    pub fn placed(&self, model: &Model, slots: &[usize]) -> Vec<Vec<u32>> {
+        let neurons = policy::neurons(Policy::Static, &self.counts, slots, 0);
+        neurons.iter().enumerate().map(|(l, neurons)| places(model, l, neurons)).collect()
+    }
+
+    /// Changes the budget of a device that is in use, between two passes. Less is given back before this returns; what more makes room
+    /// for is on its way. Returns the plan that holds from now on.
+    pub fn set(&self, engine: &mut Engine, vram: u64) -> Result<Plan> {
+        let plan = self.plan(vram)?;
+        let model = engine.model.clone();
+        let Some(hybrid) = &mut engine.hybrid else {
+            return Err(Error::Usage(
+                "there is no device whose budget could change; begin with --device virtual".into(),
+            ));
+        };
+        let slots: Vec<usize> = plan.layers.iter().map(|l| l.slots).collect();
+        let elsewhere = elsewhere(&model, &plan);
+        let none = |e: OutOfMemory| out_of_memory(e);
+        let Hybrid { cache, reserved, .. } = hybrid;
+        let least: Vec<usize> = cache.slots().iter().zip(&slots).map(|(&now, &then)| now.min(then)).collect();
+        cache.resize(&least).map_err(none)?;
+        cache.device.free(*reserved);
+        *reserved = cache.device.reserve(0).map_err(none)?;
+        cache.device.set_budget(plan.budget_bytes).map_err(none)?;
+        *reserved = cache.device.reserve(elsewhere).map_err(none)?;
+        cache.resize(&slots).map_err(none)?;
+        for (l, neurons) in self.placed(&model, &slots).into_iter().enumerate() {
+            let table = &cache.layers[l].table;
+            let mut free: Vec<u32> =
+                (0u32..).zip(table.slots()).filter(|(_, s)| **s == Slot::Free).map(|(i, _)| i).collect();
+            free.reverse();
+            let missing: Vec<u32> = neurons.into_iter().filter(|&n| table.place(n).is_none()).collect();
+            cache.migrate_all(l, missing.into_iter().map_while(|n| Some((free.pop()?, n))));
+        }
+        Ok(plan)
+    }
+}
+
+fn out_of_memory(e: OutOfMemory) -> Error {
+    Error::Memory(format!("the device has {} bytes left and {} more are needed; give a larger --vram", e.left, e.asked))
+}
 
 /// Gives the engine `device`, with `plan`'s slots. `neurons` are the first residents of each layer, in the numbering of the
 /// published model; there are no more of them than slots.
@@ -13,13 +77,7 @@ use crate::model::Model;
 /// Attention, head, predictors and what else of the plan lies on the device is computed by the CPU as yet: its bytes are
 /// reserved, so that the budget means what it will mean.
 pub fn place(engine: &mut Engine, device: Box<dyn Device>, plan: &Plan, neurons: &[Vec<u32>]) -> Result<()> {
-    let slots: Vec<usize> = plan.layers.iter().map(|l| l.slots).collect();
-    let mut hybrid = hybrid(&engine.model, device, plan, &slots).map_err(|e| {
-        Error::Memory(format!(
-            "the device has {} bytes left and {} more are needed; give a larger --vram",
-            e.left, e.asked
-        ))
-    })?;
+    let mut hybrid = hybrid(&engine.model, device, plan).map_err(out_of_memory)?;
     for (l, neurons) in neurons.iter().enumerate() {
         let places = places(&engine.model, l, neurons);
         hybrid.cache.load(l, &places).map_err(|e| Error::Failed(format!("layer {l} cannot be placed: {e:?}")))?;
@@ -31,31 +89,34 @@ pub fn place(engine: &mut Engine, device: Box<dyn Device>, plan: &Plan, neurons:
     Ok(())
 }
 
-fn hybrid(
-    model: &Model,
-    mut device: Box<dyn Device>,
-    plan: &Plan,
-    slots: &[usize],
-) -> std::result::Result<Hybrid, OutOfMemory> {
-    let c = &model.config;
-    // What the cache and the hybrid FFN take by themselves is part of "buffers", but for the bias of up, which is attention's.
-    let block_bytes = plan.details.block_bytes as usize;
+/// Bytes of a plan's parts that neither the cache nor the hybrid FFN takes by itself.
+fn elsewhere(model: &Model, plan: &Plan) -> u64 {
+    let (c, block_bytes) = (&model.config, plan.details.block_bytes as usize);
+    // What they take is part of "buffers", but for the bias of up, which is attention's.
     let bias = if c.ffn_bias { c.ffn } else { 0 };
-    let own: u64 =
-        slots.iter().map(|&s| NeuronCache::layer_bytes(s, block_bytes, bias) - (s * block_bytes) as u64).sum();
+    let slots = plan.layers.iter().map(|l| l.slots);
+    let own: u64 = slots.map(|s| NeuronCache::layer_bytes(s, block_bytes, bias) - (s * block_bytes) as u64).sum();
     let elsewhere: u64 = plan.parts.iter().filter(|p| p.name != "ffn_slots").map(|p| p.bytes).sum();
-    device.reserve(elsewhere.saturating_sub(own + Hybrid::buffer_bytes(c)))?;
+    elsewhere.saturating_sub(own + Hybrid::buffer_bytes(c))
+}
+
+fn hybrid(model: &Model, device: Box<dyn Device>, plan: &Plan) -> std::result::Result<Hybrid, OutOfMemory> {
+    let c = &model.config;
+    let block_bytes = plan.details.block_bytes as usize;
+    let slots: Vec<usize> = plan.layers.iter().map(|l| l.slots).collect();
     let blocks =
         |layer: &crate::model::weights::Layer| HostBlocks { first: layer.ffn.row_ptr(0), block_bytes, neurons: c.ffn };
     let host: Vec<HostBlocks> = model.layers.iter().map(blocks).collect();
     let bias: Vec<&[f32]> = model.layers.iter().map(|l| &l.up_bias[..]).collect();
     // SAFETY: the blocks lie in the store's map, which lives in the same engine as the cache.
-    let cache = unsafe { NeuronCache::new(device, slots, &host, &bias)? };
-    Hybrid::new(cache, c)
+    let cache = unsafe { NeuronCache::new(device, &slots, &host, &bias)? };
+    let mut hybrid = Hybrid::new(cache, c)?;
+    hybrid.reserved = hybrid.cache.device.reserve(elsewhere(model, plan))?;
+    Ok(hybrid)
 }
 
 /// Places in the store of neurons that are named as in the published model.
-fn places(model: &Model, layer: usize, neurons: &[u32]) -> Vec<u32> {
+pub fn places(model: &Model, layer: usize, neurons: &[u32]) -> Vec<u32> {
     let Some(order) = &model.layers[layer].order else { return neurons.to_vec() };
     let mut place_of = vec![0; order.len()];
     order.iter().enumerate().for_each(|(place, &neuron)| place_of[neuron as usize] = place as u32);

@@ -10,6 +10,26 @@ pub struct Calibration {
     probabilities: Vec<f32>,
 }
 
+/// Places of [`Bytes`].
+const STEPS: usize = 2048;
+
+/// Probabilities times 255, in equal steps of the score: a look-up instead of a search.
+#[derive(Clone, Debug)]
+pub struct Bytes {
+    low: f32,
+    scale: f32,
+    values: Vec<u8>,
+}
+
+impl Bytes {
+    pub fn of(&self, scores: &[f32], out: &mut Vec<u8>) {
+        out.clear();
+        // Conversion to a whole number ends at 0, so scores below the table have its first value.
+        let place = |score: f32| (((score - self.low) * self.scale).min(STEPS as f32) + 0.5) as usize;
+        out.extend(scores.iter().map(|&score| self.values[place(score).min(STEPS)]));
+    }
+}
+
 impl Calibration {
     /// `scores` and `probabilities` rise and are of one length, at least one.
     pub fn new(scores: Vec<f32>, probabilities: Vec<f32>) -> Calibration {
@@ -83,6 +103,16 @@ impl Calibration {
         p[above - 1] + share * (p[above] - p[above - 1])
     }
 
+    /// For many scores at once.
+    pub fn bytes(&self) -> Bytes {
+        let (low, high) = (self.scores[0], self.scores[self.scores.len() - 1]);
+        // A step between two neighbouring numbers has no places in between.
+        let scale = STEPS as f32 / (high - low).max(f32::MIN_POSITIVE);
+        let scale = if scale.is_finite() { scale } else { f32::MAX };
+        let at = |i: usize| self.probability(low + (high - low) * (i as f32 / STEPS as f32));
+        Bytes { low, scale, values: (0..=STEPS).map(|i| (255.0 * at(i)).round() as u8).collect() }
+    }
+
     /// The score at which the probability reaches `probability`: neurons at or above it are to be computed. Infinite where
     /// it is never reached, minus infinity where even the lowest score reaches it.
     pub fn score_at(&self, probability: f32) -> f32 {
@@ -103,6 +133,22 @@ impl Calibration {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_table_of_bytes_says_what_the_search_says() {
+        let curve = |x: f32| 1.0 / (1.0 + (-x).exp());
+        let points: Vec<f32> = (0..48).map(|i| i as f32 / 4.0 - 6.0).collect();
+        let c = Calibration::new(points.clone(), points.iter().map(|&x| curve(x)).collect());
+        let scores: Vec<f32> = (0..500).map(|i| i as f32 / 25.0 - 10.0).chain([f32::MAX, -f32::MAX]).collect();
+        let mut found = Vec::new();
+        c.bytes().of(&scores, &mut found);
+        for (&score, &byte) in scores.iter().zip(&found) {
+            assert!((c.probability(score) * 255.0 - f32::from(byte)).abs() < 1.0, "{score}: {byte}");
+        }
+        let step = Calibration::step(0.5);
+        step.bytes().of(&[-1.0, 0.4, 0.5, 0.6, 9.0], &mut found);
+        assert_eq!(found, [0, 0, 0, 255, 255]);
+    }
 
     #[test]
     fn scores_and_probabilities_are_each_others_inverse_where_they_rise() {

@@ -11,7 +11,7 @@ mod load;
 pub mod mlp;
 pub mod sign;
 
-pub use calibration::Calibration;
+pub use calibration::{Bytes, Calibration};
 pub use exact::Exact;
 pub use load::open;
 pub use mlp::Mlp;

@@ -1,0 +1,401 @@
+//! The scheduler beside the engine (DynamicInfer 4.2.2, C.3): a thread that predicts layers ahead, decides what moves and balances
+//! thresholds while the engine computes.
+//!
+//! Engine and thread hand each other items over two rings that neither waits for ([`crate::cache::exchange`]); what does not fit is
+//! dropped and counted. Before a layer's FFN the engine tells what it knows and applies what was decided since: moves go onto the
+//! copy stream, and only there and then does a slot change. The thread sees no device and no slot table, only copies of the latter, so
+//! a late or stalled thread costs hits and never a result.
+
+use crate::cache::exchange::{Receiver, Sender, exchange_of};
+use crate::cache::{CacheCounters, NeuronCache};
+use crate::cpu::{Kernels, Team};
+use crate::device::{Stream, Totals};
+use crate::engine::{Between, Migrator, MigratorCounts, Sparsity};
+use crate::model::Model;
+use crate::predictor::{Bytes, Calibration, Predictor, Room, Tools};
+use crate::scheduler::greedy::{FILLING, Move};
+use crate::scheduler::thresholds::{Balancer, Pair, Times, Weight};
+use crate::scheduler::{Rules, Scheduler, View, snapshot};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::thread::JoinHandle;
+
+/// Layers that may be told and not yet handled: a token of a large model.
+const TOLD: usize = 64;
+/// Decisions that may wait for the engine.
+const DECIDED: usize = 64;
+/// Tokens between two looks for better thresholds of a layer.
+const BALANCE_EVERY: u32 = 8;
+
+/// What the thread works with.
+pub struct Setting {
+    pub rules: Rules,
+    /// Which loss of a neuron left out thresholds are balanced by.
+    pub weight: Weight,
+    /// Layers to look ahead, 1 or more.
+    pub ahead: usize,
+    /// Says what layers further on will need; without it only frequencies count.
+    pub predictor: Option<Arc<dyn Predictor>>,
+    /// Single threshold of each layer and the table that it stands in, for those that are predicted from their own residual.
+    pub thresholds: Vec<Option<(f32, Calibration)>>,
+    /// Frequencies to begin with, `[layers][ffn]`, in the store's order.
+    pub history: Vec<Vec<f32>>,
+    /// The static placement, in the store's order.
+    pub placed: Vec<Vec<u32>>,
+    pub kernels: Kernels,
+    /// The link's rate until it was measured, GB/s, and what merging the halves takes, ns.
+    pub link_gb_s: f64,
+    pub sync_ns: f64,
+}
+
+/// What the engine tells of a layer of a pass.
+#[derive(Default)]
+struct Told {
+    layer: usize,
+    /// First pass of a text.
+    begins: bool,
+    tokens: usize,
+    /// `[hidden]`, of the last token, after attention.
+    residual: Vec<f32>,
+    /// Neurons that are computed for it, and for how many tokens.
+    active: Vec<u32>,
+    counts: Vec<u32>,
+    /// Score of each neuron of this layer, where thresholds are balanced.
+    scores: Vec<f32>,
+    /// Slots of this layer and of the one that is `ahead` of it.
+    slots: Vec<u32>,
+    ahead_slots: Vec<u32>,
+    in_flight: u64,
+    totals: Totals,
+    counters: CacheCounters,
+}
+
+/// What the thread decides for a layer.
+#[derive(Default)]
+struct Decided {
+    layer: usize,
+    moves: Vec<Move>,
+    thresholds: Option<Pair>,
+}
+
+/// Seen from both sides.
+#[derive(Default)]
+struct Shared {
+    stop: AtomicBool,
+    moving: AtomicBool,
+    /// Layers handled, and decisions that found no room.
+    decided: AtomicU64,
+    dropped: AtomicU64,
+}
+
+/// The engine's end.
+pub struct Background {
+    to: Sender<Told>,
+    from: Receiver<Decided>,
+    shared: Arc<Shared>,
+    thread: Option<JoinHandle<Scheduler>>,
+    ahead: usize,
+    layers: usize,
+    /// Whether the thread wants scores.
+    balances: bool,
+    counts: MigratorCounts,
+}
+
+impl Background {
+    /// Starts the thread. `model` is the engine's.
+    pub fn start(model: Arc<Model>, block_bytes: usize, setting: Setting) -> std::io::Result<Background> {
+        let (hidden, ffn, layers) = (model.config.hidden, model.config.ffn, model.config.layers);
+        let told = || Told {
+            residual: Vec::with_capacity(hidden),
+            active: Vec::with_capacity(ffn),
+            counts: Vec::with_capacity(ffn),
+            scores: Vec::with_capacity(ffn),
+            slots: Vec::with_capacity(ffn),
+            ahead_slots: Vec::with_capacity(ffn),
+            ..Told::default()
+        };
+        let (to, inbox) = exchange_of(TOLD, told);
+        let decided = || Decided { moves: Vec::with_capacity(ffn), ..Decided::default() };
+        let (outbox, from) = exchange_of(DECIDED, decided);
+        let shared = Arc::new(Shared { moving: AtomicBool::new(setting.rules.moves), ..Shared::default() });
+        let (ahead, balances) = (setting.ahead.max(1), setting.rules.thresholds);
+        let worker = Worker::new(model, block_bytes, setting, outbox, shared.clone());
+        let thread = std::thread::Builder::new().name("scheduler".into()).spawn(move || worker.run(inbox))?;
+        let counts = MigratorCounts::default();
+        Ok(Background { to, from, shared, thread: Some(thread), ahead, layers, balances, counts })
+    }
+
+    fn join(&mut self) -> Option<Scheduler> {
+        let thread = self.thread.take()?;
+        self.shared.stop.store(true, Ordering::Release);
+        thread.thread().unpark();
+        thread.join().ok()
+    }
+}
+
+impl Drop for Background {
+    fn drop(&mut self) {
+        self.join();
+    }
+}
+
+impl Migrator for Background {
+    fn between(&mut self, at: &Between<'_>, cache: &mut NeuronCache, sparsity: &mut Sparsity) {
+        // What was decided since: no more than there was when this began to look, for the thread goes on deciding.
+        for _ in 0..DECIDED {
+            let refused = self.from.try_take(|decided| {
+                if let Some(pair) = decided.thresholds.take() {
+                    let probability = |t: u8| f32::from(t) / 255.0;
+                    sparsity.set_thresholds(decided.layer, [probability(pair.cpu), probability(pair.device)]);
+                }
+                let n = decided.moves.len();
+                let moves = decided.moves.iter().map(|m| (m.slot, m.neuron));
+                n - cache.migrate_all(decided.layer, moves)
+            });
+            match refused {
+                Some(refused) => self.counts.refused += refused as u64,
+                None => break,
+            }
+        }
+        let Some(selection) = at.selection else { return };
+        self.counts.told += 1;
+        let sent = self.to.try_send(|told| {
+            let h = at.residual.len() / at.n;
+            (told.layer, told.begins, told.tokens) = (at.layer, at.first == 0 && at.layer == 0, at.n);
+            told.residual.clear();
+            told.residual.extend_from_slice(&at.residual[(at.n - 1) * h..]);
+            told.active.clone_from(&selection.neurons);
+            told.counts.clear();
+            if at.n > 1 {
+                told.counts.extend(selection.masks.iter().map(|m| m.count_ones()));
+            }
+            told.scores.clear();
+            if at.n == 1 && self.balances {
+                told.scores.extend_from_slice(at.scores.unwrap_or_default());
+            }
+            snapshot(cache.layers[at.layer].table.slots(), &mut told.slots);
+            told.ahead_slots.clear();
+            if let Some(target) = cache.layers.get(at.layer + self.ahead) {
+                snapshot(target.table.slots(), &mut told.ahead_slots);
+            }
+            told.in_flight = cache.in_flight() as u64;
+            (told.totals, told.counters) = (cache.device.totals(), cache.counters);
+        });
+        self.counts.untold += u64::from(!sent);
+        if let Some(thread) = &self.thread {
+            thread.thread().unpark();
+        }
+    }
+
+    fn counts(&self) -> MigratorCounts {
+        let Shared { moving, decided, dropped, .. } = &*self.shared;
+        MigratorCounts {
+            decided: decided.load(Ordering::Relaxed),
+            dropped: dropped.load(Ordering::Relaxed),
+            moving: moving.load(Ordering::Relaxed),
+            ..self.counts
+        }
+    }
+
+    fn finish(mut self: Box<Self>) -> Option<Vec<Vec<f32>>> {
+        let mut scheduler = self.join()?;
+        scheduler.begin_sequence();
+        let layers = self.layers;
+        Some((0..layers).map(|l| scheduler.frequencies(l).history().to_vec()).collect())
+    }
+}
+
+/// The thread's end.
+struct Worker {
+    model: Arc<Model>,
+    block_bytes: u64,
+    setting: Setting,
+    scheduler: Scheduler,
+    balancers: Vec<Option<(Balancer, Bytes)>>,
+    /// Of each layer as seen from layers before.
+    tables: Vec<Option<Bytes>>,
+    outbox: Sender<Decided>,
+    shared: Arc<Shared>,
+    rates: Rates,
+    token: u32,
+    team: Team,
+    room: Room,
+    scores: Vec<f32>,
+    probabilities: Vec<u8>,
+    here: Vec<bool>,
+}
+
+/// Rates as they are now, from what the device has counted since the last look.
+#[derive(Default)]
+struct Rates {
+    totals: Totals,
+    counters: CacheCounters,
+    times: Option<Times>,
+    /// Share of the time for which the CPU's half reads memory.
+    cpu_share: f64,
+}
+
+impl Worker {
+    fn new(
+        model: Arc<Model>,
+        block_bytes: usize,
+        mut setting: Setting,
+        outbox: Sender<Decided>,
+        shared: Arc<Shared>,
+    ) -> Worker {
+        setting.ahead = setting.ahead.max(1);
+        // Until rates are known, nothing is asked of the link.
+        let window = crate::scheduler::window::Window::new(0.0, setting.ahead);
+        let history = std::mem::take(&mut setting.history);
+        let scheduler = Scheduler::new(setting.rules, window, block_bytes, history, &setting.placed, 1);
+        let balancer = |own: &Option<(f32, Calibration)>| {
+            let (threshold, table) = own.as_ref().filter(|_| setting.rules.thresholds)?;
+            Some((Balancer::new((threshold * 255.0).round() as u8), table.bytes()))
+        };
+        let balancers = setting.thresholds.iter().map(balancer).collect();
+        let table = |layer| setting.predictor.as_ref()?.calibration(layer, setting.ahead).map(Calibration::bytes);
+        let tables = (0..model.config.layers).map(table).collect();
+        let ffn = model.config.ffn;
+        Worker {
+            model,
+            block_bytes: block_bytes as u64,
+            setting,
+            scheduler,
+            balancers,
+            tables,
+            outbox,
+            shared,
+            rates: Rates::default(),
+            token: 0,
+            team: Team::new(1),
+            room: Room::default(),
+            scores: vec![0.0; ffn],
+            probabilities: Vec::with_capacity(ffn),
+            here: vec![false; ffn],
+        }
+    }
+
+    fn run(mut self, mut inbox: Receiver<Told>) -> Scheduler {
+        loop {
+            while inbox.try_take(|told| self.handle(told)).is_some() {
+                self.shared.decided.fetch_add(1, Ordering::Relaxed);
+            }
+            if self.shared.stop.load(Ordering::Acquire) {
+                return self.scheduler;
+            }
+            // The engine unparks after each item; one that came in between makes this return at once.
+            std::thread::park();
+        }
+    }
+
+    fn handle(&mut self, told: &mut Told) {
+        if told.begins {
+            self.scheduler.begin_sequence();
+        }
+        self.measure(told);
+        let view = View { layer: told.layer, slots: &told.slots };
+        if told.tokens == 1 {
+            self.scheduler.active(view, &told.active);
+        } else {
+            let ffn = self.model.config.ffn;
+            let mut counts = vec![0; ffn];
+            told.active.iter().zip(&told.counts).for_each(|(&n, &count)| counts[n as usize] = count);
+            self.scheduler.prompt(told.layer, &counts, told.tokens);
+        }
+        let thresholds = self.balance(told);
+        if let Some(pair) = thresholds {
+            self.decide(told.layer, Some(pair), None);
+        }
+        let (target, under_way) = (told.layer + self.setting.ahead, told.in_flight * self.block_bytes);
+        if target < self.model.config.layers && self.predict(target, &told.residual) {
+            let moves = {
+                let view = View { layer: target, slots: &told.ahead_slots };
+                self.scheduler.plan(view, Some(&self.probabilities), under_way).to_vec()
+            };
+            self.decide(target, None, Some(&moves));
+        }
+        // The first layers have nothing before them, and layers without a prediction only their frequencies.
+        if told.layer < self.setting.ahead || self.setting.predictor.is_none() {
+            let moves = self.scheduler.plan(view, None, under_way).to_vec();
+            self.decide(told.layer, None, Some(&moves));
+        }
+        if told.layer + 1 == self.model.config.layers {
+            self.scheduler.token(self.rates.cpu_share);
+            self.token += 1;
+            self.shared.moving.store(self.scheduler.moving(), Ordering::Relaxed);
+        }
+    }
+
+    /// Probabilities of a layer from the residual of the one `ahead` before it.
+    fn predict(&mut self, target: usize, residual: &[f32]) -> bool {
+        let Worker { model, setting, tables, team, room, scores, probabilities, .. } = self;
+        let (Some(predictor), Some(table)) = (&setting.predictor, &tables[target]) else { return false };
+        let mut tools = Tools { model, team, kernels: &setting.kernels, room };
+        predictor.score(&mut tools, target, setting.ahead, residual, 1, scores);
+        table.of(scores, probabilities);
+        true
+    }
+
+    /// Thresholds of this layer, if they are to change.
+    fn balance(&mut self, told: &Told) -> Option<Pair> {
+        let (balancer, table) = self.balancers[told.layer].as_mut()?;
+        if told.scores.is_empty() {
+            return None;
+        }
+        table.of(&told.scores, &mut self.probabilities);
+        self.here.fill(false);
+        told.slots.iter().filter(|&&n| n < FILLING).for_each(|&n| self.here[n as usize] = true);
+        balancer.token(&self.probabilities, |n| self.here[n as usize]);
+        if !self.token.is_multiple_of(BALANCE_EVERY) {
+            return None;
+        }
+        let before = balancer.thresholds();
+        let now = balancer.update(self.rates.times?, self.setting.weight);
+        (now != before).then_some(now)
+    }
+
+    fn decide(&mut self, layer: usize, thresholds: Option<Pair>, moves: Option<&[Move]>) {
+        if thresholds.is_none() && moves.is_none_or(<[Move]>::is_empty) {
+            return;
+        }
+        let sent = self.outbox.try_send(|decided| {
+            (decided.layer, decided.thresholds) = (layer, thresholds);
+            decided.moves.clear();
+            decided.moves.extend_from_slice(moves.unwrap_or_default());
+        });
+        if !sent {
+            self.shared.dropped.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    /// Rates since the layer before this one.
+    fn measure(&mut self, told: &Told) {
+        let (now, before) = (told.totals, self.rates.totals);
+        let (hits, misses) = (told.counters.hits - self.rates.counters.hits.min(told.counters.hits), {
+            told.counters.misses - self.rates.counters.misses.min(told.counters.misses)
+        });
+        let first = before.clock_ns == 0 || now.clock_ns <= before.clock_ns;
+        (self.rates.totals, self.rates.counters) = (now, told.counters);
+        if first || told.tokens > 1 {
+            return;
+        }
+        let passed = (now.clock_ns - before.clock_ns) as f64;
+        // GB/s: bytes per nanosecond of copying, from the beginning, for single copies are few.
+        let copying = now.busy_ns[Stream::Copy as usize];
+        let gb_s = match copying {
+            0 => self.setting.link_gb_s,
+            _ => now.migrated_bytes as f64 / copying as f64,
+        };
+        self.scheduler.window.measured(passed, gb_s);
+        const FOLLOW: f64 = 0.05;
+        let follow = |old: f64, new: f64| if old == 0.0 { new } else { old + FOLLOW * (new - old) };
+        let cpu = (now.host_ns - before.host_ns) as f64;
+        self.rates.cpu_share = follow(self.rates.cpu_share, (cpu / passed).min(1.0));
+        let device = (now.busy_ns[Stream::Compute as usize] - before.busy_ns[Stream::Compute as usize]) as f64;
+        let old = self.rates.times.unwrap_or(Times { device_ns: 0.0, cpu_ns: 0.0, sync_ns: self.setting.sync_ns });
+        let each = |ns: f64, n: u64, old: f64| if n == 0 { old } else { follow(old, ns / n as f64) };
+        let times =
+            Times { device_ns: each(device, hits, old.device_ns), cpu_ns: each(cpu, misses, old.cpu_ns), ..old };
+        self.rates.times = Some(times);
+    }
+}

@@ -1,0 +1,228 @@
+//! The scheduler beside the engine: whatever it decides and however late, logits are the dense model's and the budget holds.
+
+mod support;
+
+use dynamicinfer::background::{Background, Setting};
+use dynamicinfer::cache::NeuronCache;
+use dynamicinfer::clock::{self, Duration};
+use dynamicinfer::cpu::Kernels;
+use dynamicinfer::device::{Faults, Rates, VirtualDevice};
+use dynamicinfer::engine::{Choice, Engine, Hybrid, Logits, Migrator, Sparsity};
+use dynamicinfer::formats::rows::Quant;
+use dynamicinfer::model::{KvCache, KvType, Model};
+use dynamicinfer::predictor::{Calibration, Exact, Kind, Predictor, Tools};
+use dynamicinfer::prng::Prng;
+use dynamicinfer::scheduler::Policy;
+use dynamicinfer::scheduler::thresholds::Weight;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use support::{RATES, device_bytes, error, on_device, packed};
+
+const TOKENS: usize = 48;
+
+/// Slow enough that a layer's time carries some neurons.
+const SLOW: Rates = Rates { device_gb_s: 2.0, link_gb_s: 0.2, host_gb_s: 0.3, ..RATES };
+
+fn tokens() -> Vec<u32> {
+    (0..TOKENS as u32).map(|i| 5 + i * 37 % 90).collect()
+}
+
+/// Logits of every token, decoded one by one; `before(token)` is called with the engine before each.
+fn decode(engine: &mut Engine, mut before: impl FnMut(&mut Engine, usize)) -> Vec<f32> {
+    let mut kv = KvCache::new(&engine.model.config, TOKENS, KvType::F32).unwrap();
+    let mut out = Vec::new();
+    for (i, &token) in tokens().iter().enumerate() {
+        before(engine, i);
+        out.extend_from_slice(engine.forward(&mut kv, &[token], Logits::All));
+    }
+    out
+}
+
+/// The true gates, for as long as it is let.
+struct Gated {
+    exact: Exact,
+    open: Arc<AtomicBool>,
+    asked: Arc<AtomicU64>,
+}
+
+impl Predictor for Gated {
+    fn kind(&self) -> Kind {
+        Kind::Exact
+    }
+
+    fn threshold(&self, layer: usize, ahead: usize) -> f32 {
+        self.exact.threshold(layer, ahead)
+    }
+
+    fn calibration(&self, layer: usize, ahead: usize) -> Option<&Calibration> {
+        self.exact.calibration(layer, ahead)
+    }
+
+    fn score(&self, tools: &mut Tools<'_>, layer: usize, ahead: usize, residual: &[f32], n: usize, scores: &mut [f32]) {
+        self.asked.fetch_add(1, Ordering::SeqCst);
+        while !self.open.load(Ordering::SeqCst) {
+            std::thread::yield_now();
+        }
+        self.exact.score(tools, layer, ahead, residual, n, scores);
+    }
+
+    fn weight_bytes(&self, layer: usize, ahead: usize) -> u64 {
+        self.exact.weight_bytes(layer, ahead)
+    }
+}
+
+struct Bench {
+    engine: Engine,
+    open: Arc<AtomicBool>,
+    asked: Arc<AtomicU64>,
+    others: u64,
+}
+
+/// An engine with a device and a scheduler, half of each layer's neurons in slots.
+fn bench(dir: &std::path::Path, family: &str, policy: Policy, faults: Faults, open: bool) -> Bench {
+    let model = Model::open(&packed(dir, family, Quant::F32)).unwrap();
+    let (layers, ffn) = (model.config.layers, model.config.ffn);
+    let slots = vec![ffn / 2; layers];
+    let budget = device_bytes(&model.config, &model.layers, &slots);
+    let device = VirtualDevice::new(budget, SLOW).with_faults(faults);
+    // SAFETY: the engine drops its device's part before its model: it has both.
+    let mut hybrid = unsafe { on_device(&model, Box::new(device), &slots) }.unwrap();
+    let placed: Vec<Vec<u32>> = vec![(0..ffn as u32 / 2).collect(); layers];
+    (0..layers).for_each(|l| hybrid.cache.load(l, &placed[l]).unwrap());
+    hybrid.cache.settle();
+    let block_bytes = model.layers[0].ffn.row_bytes * model.config.ffn_kind.rows();
+    let mut engine = Engine::new(model, 2, Kernels::best());
+    let (open, asked) = (Arc::new(AtomicBool::new(open)), Arc::default());
+    let exact = Exact::new(&engine.model, &vec![0.0; layers]);
+    let predictor = Arc::new(Gated { exact, open: open.clone(), asked: Arc::clone(&asked) });
+    let mut rules = policy.rules();
+    // Whether moving pays is not the question here.
+    rules.gain = false;
+    let setting = Setting {
+        rules,
+        weight: Weight::Probability,
+        ahead: 1,
+        predictor: Some(predictor),
+        thresholds: vec![None; layers],
+        history: vec![vec![0.1; ffn]; layers],
+        placed,
+        kernels: engine.kernels,
+        link_gb_s: SLOW.link_gb_s,
+        sync_ns: 1e3,
+    };
+    hybrid.migrator = Some(Box::new(Background::start(engine.model.clone(), block_bytes, setting).unwrap()));
+    engine.hybrid = Some(hybrid);
+    engine.set_sparsity(Sparsity::new(vec![Choice::Exact { cut: 0.0 }; layers], 0).unwrap());
+    let others = Hybrid::buffer_bytes(&engine.model.config);
+    Bench { engine, open, asked, others }
+}
+
+fn cache(engine: &mut Engine) -> &mut NeuronCache {
+    &mut engine.hybrid.as_mut().unwrap().cache
+}
+
+/// Waits until the thread has handled everything it was told.
+fn catch_up(engine: &Engine) {
+    let start = clock::now();
+    loop {
+        let c = engine.hybrid.as_ref().unwrap().migrator.as_ref().unwrap().counts();
+        if c.decided + c.untold >= c.told {
+            return;
+        }
+        assert!(start.elapsed() < Duration::from_secs(60), "the scheduler hangs: {c:?}");
+        std::thread::yield_now();
+    }
+}
+
+#[test]
+fn logits_are_the_dense_ones_with_every_policy_and_a_budget_that_changes_in_the_middle() {
+    let dir = tempfile::tempdir().unwrap();
+    for family in ["relullama", "prosparse", "bamboo", "opt"] {
+        let mut dense = Engine::new(Model::open(&packed(dir.path(), family, Quant::F32)).unwrap(), 2, Kernels::best());
+        let expected = decode(&mut dense, |_, _| ());
+        let mut moved = 0;
+        for (seed, policy) in Policy::ALL.into_iter().enumerate() {
+            let faults = Faults { late: 0.2, lost: 0.01, reorder: true, seed: seed as u64 };
+            let mut b = bench(dir.path(), family, policy, faults, true);
+            let (mut prng, others) = (Prng::new(seed as u64), b.others);
+            let (ffn, layers) = (b.engine.model.config.ffn, b.engine.model.config.layers);
+            let found = decode(&mut b.engine, |engine, token| {
+                catch_up(engine);
+                if token % 7 != 6 {
+                    return;
+                }
+                let slots: Vec<usize> = (0..layers).map(|_| prng.below(ffn as u64 + 1) as usize).collect();
+                let model = engine.model.clone();
+                let budget = device_bytes(&model.config, &model.layers, &slots);
+                assert!(budget >= others);
+                let cache = cache(engine);
+                let least: Vec<usize> = cache.slots().iter().zip(&slots).map(|(a, b)| *a.min(b)).collect();
+                cache.resize(&least).unwrap();
+                cache.device.set_budget(budget).unwrap();
+                cache.resize(&slots).unwrap();
+            });
+            let off = error(&found, &expected);
+            assert!(off < 1e-5, "{family} {policy:?}: off by {off}");
+            let memory = cache(&mut b.engine).device.memory();
+            assert!(memory.peak <= memory.budget, "{memory:?}");
+            if policy != Policy::Static {
+                moved += cache(&mut b.engine).counters.landed;
+            }
+        }
+        assert!(moved > 100, "{family}: {moved} neurons moved: nothing was tried");
+    }
+}
+
+/// A scheduler that stands still from the first token on, or wakes up late, costs hits only. Nobody waits for it.
+#[test]
+fn a_stalled_scheduler_costs_no_result_and_no_wait() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut dense = Engine::new(Model::open(&packed(dir.path(), "relullama", Quant::F32)).unwrap(), 2, Kernels::best());
+    let expected = decode(&mut dense, |_, _| ());
+    let mut b = bench(dir.path(), "relullama", Policy::Full, Faults::default(), false);
+    let open = b.open.clone();
+    // It stands still for the first half; what finds no room is counted and dropped.
+    let found = decode(&mut b.engine, |_, token| {
+        if token == TOKENS / 2 {
+            open.store(true, Ordering::SeqCst);
+        }
+    });
+    assert!(error(&found, &expected) < 1e-5);
+    catch_up(&b.engine);
+    let counts = b.engine.hybrid.as_ref().unwrap().migrator.as_ref().unwrap().counts();
+    assert_eq!(counts.told, (TOKENS * b.engine.model.config.layers) as u64);
+    assert!(b.asked.load(Ordering::SeqCst) > 0);
+}
+
+/// What will be needed is brought before it is needed: with a link that is fast enough the scheduler hits more than the placement.
+#[test]
+fn it_brings_what_the_next_layer_needs() {
+    let dir = tempfile::tempdir().unwrap();
+    let share = |policy| {
+        let mut b = bench(dir.path(), "relullama", policy, Faults::default(), true);
+        decode(&mut b.engine, |engine, _| catch_up(engine));
+        let c = cache(&mut b.engine).counters;
+        c.hits as f64 / (c.hits + c.misses) as f64
+    };
+    let (fixed, full) = (share(Policy::Static), share(Policy::Full));
+    // Half of these models' neurons fire at any token, so there is little to choose.
+    assert!(full > fixed + 0.02, "{full} with the scheduler, {fixed} without");
+}
+
+/// What it has learnt of a text is the history that the next one begins with.
+#[test]
+fn it_learns_how_often_neurons_are_active() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut b = bench(dir.path(), "relullama", Policy::Full, Faults::default(), true);
+    decode(&mut b.engine, |engine, _| catch_up(engine));
+    catch_up(&b.engine);
+    let migrator: Box<dyn Migrator> = b.engine.hybrid.as_mut().unwrap().migrator.take().unwrap();
+    let history = migrator.finish().unwrap();
+    let (layers, ffn) = (b.engine.model.config.layers, b.engine.model.config.ffn);
+    assert_eq!((history.len(), history[0].len()), (layers, ffn));
+    let all: Vec<f32> = history.concat();
+    assert!(all.iter().all(|f| (0.0..=1.0).contains(f)));
+    // It began with 0.1 everywhere; some neurons fire at half of the tokens.
+    let (low, high) = all.iter().fold((1f32, 0f32), |(low, high), &f| (low.min(f), high.max(f)));
+    assert!(high > 0.15 && low < high - 0.05, "{low} to {high}");
+}
