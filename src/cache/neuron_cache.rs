@@ -51,6 +51,10 @@ pub struct CacheCounters {
     pub dropped: u64,
     /// Moves whose copy never arrived.
     pub lost: u64,
+    /// Time of the FFNs by the device's clock, ns: the slower half of each layer and what merging takes.
+    pub ffn_ns: u64,
+    /// Tokens that went through the first layer.
+    pub tokens: u64,
 }
 
 /// One layer on the device.

@@ -104,6 +104,8 @@ pub struct DeviceReport {
     pub scheduler: Option<MigratorCounts>,
     /// Share of the time that the engine's thread spent on it.
     pub scheduling_share: f64,
+    /// A token's FFNs, ms, by the device's clock: with the virtual device the machine profile's estimate and no measurement.
+    pub device_clock_ffn_ms: f64,
     pub budget_bytes: u64,
     pub peak_device_bytes: u64,
 }
@@ -135,9 +137,13 @@ impl DeviceArgs {
         }
         let model = &engine.model;
         let ffn = model.config.ffn;
-        let counts = match companions::profile(model)? {
-            Some((_, profile)) => (0..layers).map(|layer| profile.counts(layer)).collect(),
-            None => vec![vec![1; ffn]; layers],
+        let (counts, tokens) = match companions::profile(model)? {
+            Some((_, profile)) => (
+                (0..layers).map(|layer| profile.counts(layer)).collect(),
+                profile.texts.iter().map(|t| t.info.tokens as u64).sum(),
+            ),
+            // Every neuron counts the same, and none is known to be frequent.
+            None => (vec![vec![1; ffn]; layers], 10),
         };
         let machine = machine_arg::find(self.machine.as_deref())?;
         let request = Request {
@@ -183,12 +189,12 @@ impl DeviceArgs {
         place(engine, Box::new(VirtualDevice::new(plan.budget_bytes, rates)), &plan, &neurons)?;
         engine.hybrid.as_mut().expect("placed").cache.barrier = self.barrier;
         let budgeter = Budgeter { footprint, counts, machine, request };
-        self.schedule(engine, &budgeter, &neurons)?;
+        self.schedule(engine, &budgeter, tokens, &neurons)?;
         Ok(Some(Budget { budgeter, schedule: self.vram_schedule.clone() }))
     }
 
     /// Starts the scheduler.
-    fn schedule(&self, engine: &mut Engine, budgeter: &Budgeter, placed: &[Vec<u32>]) -> Result<()> {
+    fn schedule(&self, engine: &mut Engine, budgeter: &Budgeter, tokens: u64, placed: &[Vec<u32>]) -> Result<()> {
         let policy = self.policy.unwrap_or_default();
         // A model that computes every neuron of every layer needs them all alike.
         if policy == Policy::Static || engine.sparsity().is_dense() {
@@ -206,11 +212,10 @@ impl DeviceArgs {
                 predictor.kind().name()
             )));
         }
-        let tokens = budgeter.counts.iter().flatten().copied().max().unwrap_or(1).max(1);
         let history = (0..layers).map(|l| {
             let counts = &budgeter.counts[l];
             let order = model.layers[l].order.as_deref();
-            let share = |place: usize| counts[order.map_or(place, |o| o[place] as usize)] as f32 / tokens as f32;
+            let share = |place: usize| counts[order.map_or(place, |o| o[place] as usize)] as f32 / tokens.max(1) as f32;
             (0..model.config.ffn).map(share).collect()
         });
         let own = |l| engine.sparsity().own_threshold(l).map(|(threshold, table)| (threshold, table.clone()));
@@ -246,6 +251,7 @@ pub fn report(engine: &Engine) -> Option<DeviceReport> {
         migrations: counters.migrations,
         scheduler: hybrid.migrator.as_ref().map(|m| m.counts()),
         scheduling_share: engine.report.scheduler_ns as f64 / engine.report.total_ns().max(1) as f64,
+        device_clock_ffn_ms: counters.ffn_ns as f64 / 1e6 / counters.tokens.max(1) as f64,
         budget_bytes: memory.budget,
         peak_device_bytes: memory.peak,
     })

@@ -220,6 +220,7 @@ impl Engine {
                     if let Some(mut migrator) = hybrid.migrator.take() {
                         let scores = sparsity.own_threshold(l).map(|_| &b.predicted.scores[..]);
                         let at = Between { layer: l, first, n, residual: x, selection, scores };
+                        report.ffn_ns += clock::lap(&mut lap);
                         migrator.between(&at, &mut hybrid.cache, sparsity);
                         hybrid.migrator = Some(migrator);
                         report.scheduler_ns += clock::lap(&mut lap);

@@ -118,6 +118,10 @@ impl Hybrid {
             all.masks.fill(u32::MAX >> (MAX_COLUMNS - n));
             all
         });
+        // Attention is the device's by the plan.
+        let attention = |m: &Matrix| (m.rows * m.row_bytes) as u64;
+        cache.device.worked(0, 0, attention(&layer.qkv) + attention(&layer.o));
+        let began = cache.device.totals().clock_ns;
         // Split: slots to the device, rows to the CPU.
         let told = cache.commit(l);
         let slots = cache.layers[l].table.slots().len();
@@ -166,15 +170,14 @@ impl Hybrid {
         }
         let mut lap = clock::now();
         let read = ffn::ffn(team, kernels, config, layer, x, Work::Selected(rest), cut, &mut [], buffers, hidden);
-        // Attention is the device's by the plan.
-        let bytes = |m: &Matrix| (m.rows * m.row_bytes) as u64;
-        let host_bytes = read.rows() * layer.ffn.row_bytes as u64;
-        cache.device.worked(host_bytes, clock::lap(&mut lap), bytes(&layer.qkv) + bytes(&layer.o));
+        cache.device.worked(read.rows() * layer.ffn.row_bytes as u64, clock::lap(&mut lap), 0);
         // Merge.
         if told || on_device {
             cache.device.synchronize(Stream::Compute);
         }
+        cache.counters.ffn_ns += cache.device.totals().clock_ns - began;
         cache.counters.misses += read.active;
+        cache.counters.tokens += if l == 0 { n as u64 } else { 0 };
         if on_device {
             let (half, active) = received.split_at(n * h);
             let half: &[f32] = bytemuck::cast_slice(half);

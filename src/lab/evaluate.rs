@@ -16,7 +16,12 @@ const CHUNK: usize = 128;
 
 /// Tokens per forward pass: as many as its FFNs take.
 fn chunk(engine: &Engine) -> usize {
-    if engine.sparsity().is_dense() { CHUNK } else { MAX_COLUMNS }
+    match (&engine.hybrid, engine.sparsity().is_dense()) {
+        // As it decodes: that is what moves neurons and balances thresholds.
+        (Some(_), _) => 1,
+        (None, true) => CHUNK,
+        (None, false) => MAX_COLUMNS,
+    }
 }
 
 #[derive(Clone, Debug, Serialize)]
@@ -136,8 +141,11 @@ impl Beside {
     ) -> &'e mut [f32] {
         let c = &engine.model.config;
         let (vocab, layers) = (c.vocab, c.layers);
+        // The device belongs to the sparse run: it is counted there, and its scheduler knows one text.
+        let hybrid = engine.hybrid.take();
         let sparsity = engine.set_sparsity(Sparsity::dense(layers));
         let dense = engine.forward(&mut self.session.kv, tokens, Logits::All).to_vec();
+        engine.hybrid = hybrid;
         engine.set_sparsity(sparsity);
         let logits = engine.forward_observed(&mut session.kv, tokens, Logits::All, &mut self.audit);
         for ((dense, sparse), &next) in dense.chunks_exact(vocab).zip(logits.chunks_exact(vocab)).zip(after) {
