@@ -7,7 +7,7 @@
 
 use crate::error::{Error, Result, printable};
 use crate::formats::sections::{Header, SectionFile};
-use crate::formats::{predictor_file, profile_file};
+use crate::formats::{history_file, predictor_file, profile_file};
 use crate::model::Model;
 use crate::profile::Profile;
 use std::path::{Path, PathBuf};
@@ -18,6 +18,8 @@ pub enum Kind {
     Profile,
     SignPredictor,
     MlpPredictor,
+    /// What the scheduler has learnt.
+    History,
 }
 
 impl Kind {
@@ -26,6 +28,7 @@ impl Kind {
             Kind::Profile => "activation.profile",
             Kind::SignPredictor => "sign.predictor",
             Kind::MlpPredictor => "mlp.predictor",
+            Kind::History => "activation.history",
         }
     }
 }
@@ -39,33 +42,28 @@ pub trait Companion: Header {
     fn shape(&self) -> [usize; 3];
 }
 
-impl Companion for predictor_file::Header {
-    fn fingerprint(&self) -> &str {
-        &self.fingerprint
-    }
+/// Headers that have these fields.
+macro_rules! companion {
+    ($header:ty) => {
+        impl Companion for $header {
+            fn fingerprint(&self) -> &str {
+                &self.fingerprint
+            }
 
-    fn model(&self) -> &str {
-        &self.model
-    }
+            fn model(&self) -> &str {
+                &self.model
+            }
 
-    fn shape(&self) -> [usize; 3] {
-        [self.layers, self.hidden, self.ffn]
-    }
+            fn shape(&self) -> [usize; 3] {
+                [self.layers, self.hidden, self.ffn]
+            }
+        }
+    };
 }
 
-impl Companion for profile_file::Header {
-    fn fingerprint(&self) -> &str {
-        &self.fingerprint
-    }
-
-    fn model(&self) -> &str {
-        &self.model
-    }
-
-    fn shape(&self) -> [usize; 3] {
-        [self.layers, self.hidden, self.ffn]
-    }
-}
+companion!(predictor_file::Header);
+companion!(profile_file::Header);
+companion!(history_file::Header);
 
 /// The model's activation profile and where it lies, if it has one.
 pub fn profile(model: &Model) -> Result<Option<(PathBuf, Profile)>> {

@@ -8,10 +8,11 @@ use crate::background::{Background, Setting};
 use crate::device::{Rates, VirtualDevice};
 use crate::engine::{Engine, MigratorCounts};
 use crate::error::{Error, Result};
+use crate::formats::history_file;
 use crate::formats::placement_file::PlacementFile;
 use crate::lab::place::{Budgeter, place, places};
 use crate::lab::plan::{Footprint, KvPlace, Request, plan};
-use crate::model::KvType;
+use crate::model::{KvType, Model};
 use crate::placement::policy::{self, Policy as Placement};
 use crate::scheduler::Policy;
 use crate::scheduler::thresholds::Weight;
@@ -53,6 +54,9 @@ pub struct DeviceArgs {
     /// One threshold for device and CPU, so that the text does not depend on what lies where
     #[arg(long)]
     deterministic: bool,
+    /// Neither read nor keep what was learnt from earlier texts about how often neurons are active
+    #[arg(long)]
+    no_history: bool,
     /// Budgets from some generated token on: 50=4MiB,100=8MiB
     #[arg(long, value_name = "TOKEN=SIZE,...", value_delimiter = ',', value_parser = parse_step)]
     vram_schedule: Vec<(usize, u64)>,
@@ -67,13 +71,23 @@ fn parse_step(text: &str) -> std::result::Result<(usize, u64), String> {
     Ok((token, size::parse(bytes)?))
 }
 
-/// The budget of a device while a text is being generated.
-pub struct Budget {
+/// A device that is in use.
+pub struct InUse {
     budgeter: Budgeter,
     schedule: Vec<(usize, u64)>,
+    keep_history: bool,
 }
 
-impl Budget {
+impl InUse {
+    /// Ends the scheduler and keeps what it has learnt. What cannot be kept costs a warning: the text is there.
+    pub fn finish(self, engine: &mut Engine) {
+        let learnt = engine.hybrid.as_mut().and_then(|hybrid| hybrid.migrator.take()).and_then(|m| m.finish());
+        let Some(learnt) = learnt.filter(|_| self.keep_history) else { return };
+        if let Err(error) = keep(&engine.model, &learnt) {
+            tracing::warn!("what was learnt about neurons is not kept: {error}");
+        }
+    }
+
     /// Before generated token number `token`.
     pub fn before(&self, engine: &mut Engine, token: usize) -> Result<()> {
         for (_, vram) in self.schedule.iter().filter(|(at, _)| *at == token) {
@@ -87,6 +101,27 @@ impl Budget {
 pub enum DeviceKind {
     Cpu,
     Virtual,
+}
+
+/// Writes a history, `[layers][ffn]` in the store's order.
+fn keep(model: &Model, learnt: &[Vec<f32>]) -> Result<()> {
+    let c = &model.config;
+    let named = |(layer, learnt): (usize, &Vec<f32>)| {
+        let Some(order) = &model.layers[layer].order else { return learnt.clone() };
+        let mut by_name = vec![0.0; learnt.len()];
+        order.iter().zip(learnt).for_each(|(&neuron, &f)| by_name[neuron as usize] = f);
+        by_name
+    };
+    let frequencies: Vec<Vec<f32>> = learnt.iter().enumerate().map(named).collect();
+    let header = history_file::Header {
+        fingerprint: model.store().header.fingerprint.clone(),
+        model: c.name.clone(),
+        layers: c.layers,
+        hidden: c.hidden,
+        ffn: c.ffn,
+        sections: Vec::new(),
+    };
+    history_file::write(&companions::write_path(model, companions::Kind::History)?, header, &frequencies)
 }
 
 /// What a device did, for reports.
@@ -112,7 +147,7 @@ pub struct DeviceReport {
 
 impl DeviceArgs {
     /// Gives the engine the device that was asked for. After the predictors: their bytes count.
-    pub fn apply(&self, engine: &mut Engine, context: usize, kv: KvType) -> Result<Option<Budget>> {
+    pub fn apply(&self, engine: &mut Engine, context: usize, kv: KvType) -> Result<Option<InUse>> {
         if self.device == DeviceKind::Cpu {
             let said = [
                 ("--vram", self.vram.is_some()),
@@ -190,7 +225,7 @@ impl DeviceArgs {
         engine.hybrid.as_mut().expect("placed").cache.barrier = self.barrier;
         let budgeter = Budgeter { footprint, counts, machine, request };
         self.schedule(engine, &budgeter, tokens, &neurons)?;
-        Ok(Some(Budget { budgeter, schedule: self.vram_schedule.clone() }))
+        Ok(Some(InUse { budgeter, schedule: self.vram_schedule.clone(), keep_history: !self.no_history }))
     }
 
     /// Starts the scheduler.
@@ -212,11 +247,18 @@ impl DeviceArgs {
                 predictor.kind().name()
             )));
         }
+        let kept = match self.no_history {
+            true => None,
+            false => companions::find(&model, companions::Kind::History, history_file::open)?,
+        };
+        let known = |l: usize| match &kept {
+            Some(file) => history_file::read(file, l),
+            None => Ok(budgeter.counts[l].iter().map(|&n| n as f32 / tokens.max(1) as f32).collect()),
+        };
         let history = (0..layers).map(|l| {
-            let counts = &budgeter.counts[l];
+            let by_name: Vec<f32> = known(l)?;
             let order = model.layers[l].order.as_deref();
-            let share = |place: usize| counts[order.map_or(place, |o| o[place] as usize)] as f32 / tokens.max(1) as f32;
-            (0..model.config.ffn).map(share).collect()
+            Ok((0..by_name.len()).map(|place| by_name[order.map_or(place, |o| o[place] as usize)]).collect())
         });
         let own = |l| engine.sparsity().own_threshold(l).map(|(threshold, table)| (threshold, table.clone()));
         let setting = Setting {
@@ -225,7 +267,7 @@ impl DeviceArgs {
             ahead,
             predictor: Some(predictor),
             thresholds: (0..layers).map(own).collect(),
-            history: history.collect(),
+            history: history.collect::<Result<_>>()?,
             placed: placed.iter().enumerate().map(|(l, neurons)| places(&model, l, neurons)).collect(),
             kernels: engine.kernels,
             link_gb_s: budgeter.machine.link_gb_s,

@@ -1,10 +1,10 @@
-use super::device_arg::{self, Budget, DeviceArgs, DeviceReport};
+use super::device_arg::{self, DeviceArgs, DeviceReport, InUse};
 use super::model_arg::{EngineArgs, ModelArgs, check_context};
 use super::progress::{Progress, Unit};
 use super::sparsity_arg::{SparsityArgs, Unsaid};
 use crate::clock;
 use crate::engine::sampler::{Sampler, SamplingParams};
-use crate::engine::{Engine, Report, Session};
+use crate::engine::{Engine, LiveAudit, Report, Session};
 use crate::error::{Error, Result};
 use crate::interrupt;
 use crate::tokenizer::chat_template::{Message, render};
@@ -75,6 +75,9 @@ pub struct Args {
     json: bool,
     #[command(flatten)]
     sparsity: SparsityArgs,
+    /// Check the predictor at every Nth token against the true activations, and report its recall; 0 for never
+    #[arg(long, value_name = "N", default_value_t = 64)]
+    audit: u64,
     #[command(flatten)]
     device: DeviceArgs,
     #[command(flatten)]
@@ -97,6 +100,10 @@ struct Answer {
     /// Neurons computed / all while generating.
     computed_share: f64,
     /// Of a run with a device.
+    /// Share of the truly active neurons that were computed, and the tokens that it was looked at.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    recall: Option<f64>,
+    audited_tokens: u64,
     #[serde(flatten, skip_serializing_if = "Option::is_none")]
     device: Option<DeviceReport>,
 }
@@ -123,10 +130,17 @@ pub fn run(args: Args) -> Result<()> {
     let tokens = prompt_tokens(&args, &tokenizer, &prompt)?;
     let mut engine = args.engine.engine(model)?;
     args.sparsity.apply(&mut engine, Unsaid::Auto)?;
+    if args.audit > 0 && !engine.sparsity().is_dense() {
+        let cuts = engine.sparsity().cuts().to_vec();
+        engine.audit = Some(LiveAudit::new(args.audit, engine.model.config.activation, cuts));
+    }
     let context = context(&args, &engine, tokens.len())?;
-    let budget = args.device.apply(&mut engine, context, args.engine.kv())?;
+    let device = args.device.apply(&mut engine, context, args.engine.kv())?;
     let mut session = Session::new(&engine, context, args.engine.kv())?;
-    let answer = generate(&args, &mut engine, budget.as_ref(), &mut session, &tokenizer, &tokens, params)?;
+    let answer = generate(&args, &mut engine, device.as_ref(), &mut session, &tokenizer, &tokens, params)?;
+    if let Some(device) = device {
+        device.finish(&mut engine);
+    }
     report(&args, &engine, &answer)?;
     if answer.finish_reason == "interrupted" { Err(Error::Interrupted) } else { Ok(()) }
 }
@@ -192,7 +206,7 @@ fn context(args: &Args, engine: &Engine, prompt: usize) -> Result<usize> {
 fn generate(
     args: &Args,
     engine: &mut Engine,
-    budget: Option<&Budget>,
+    device: Option<&InUse>,
     session: &mut Session,
     tokenizer: &Tokenizer,
     prompt: &[u32],
@@ -248,8 +262,8 @@ fn generate(
         if generated == 1 {
             engine.report = Report::default();
         }
-        if let Some(budget) = budget {
-            budget.before(engine, generated)?;
+        if let Some(device) = device {
+            device.before(engine, generated)?;
         }
         logits = session.append(engine, &[token], |_| Ok(()))?;
         seconds = start.elapsed().as_secs_f64();
@@ -258,6 +272,7 @@ fn generate(
     emit(&rest.text)?;
     all.push_str(&rest.text);
     let passes = generated.saturating_sub(1);
+    let audit = engine.audit.as_ref().map(|audit| audit.counts).unwrap_or_default();
     Ok(Answer {
         text: all,
         finish_reason,
@@ -267,6 +282,8 @@ fn generate(
         prompt_tokens_per_s: prompt.len() as f64 / prompt_seconds,
         predictor: engine.sparsity().name(),
         computed_share: engine.report.computed_share(&engine.model.config),
+        recall: audit.recall(),
+        audited_tokens: audit.tokens,
         device: device_arg::report(engine),
         generation_tokens_per_s: (passes > 0 && seconds > 0.0).then(|| passes as f64 / seconds),
     })
@@ -280,7 +297,12 @@ fn report(args: &Args, engine: &Engine, answer: &Answer) -> Result<()> {
     let speed = answer.generation_tokens_per_s.map_or("-".into(), |s| format!("{s:.1}"));
     let sparse = match engine.sparsity().is_dense() {
         true => String::new(),
-        false => format!(" | {}: {:.0} % of the neurons", answer.predictor, 100.0 * answer.computed_share),
+        false => format!(
+            " | {}: {:.0} % of the neurons{}",
+            answer.predictor,
+            100.0 * answer.computed_share,
+            answer.recall.map_or(String::new(), |recall| format!(", {:.1} % of the active", 100.0 * recall))
+        ),
     };
     let device = answer.device.as_ref().map_or(String::new(), |d| {
         format!(

@@ -3,7 +3,7 @@
 use super::attention::attention;
 use super::ffn::{self, FfnBuffers, Selection, Tile, Work};
 use super::hybrid::{Between, Hybrid};
-use super::observer::{Observer, Seen};
+use super::observer::{LiveAudit, Observer, Seen};
 use super::report::Report;
 use super::sparsity::{Mode, Predicted, Sparsity};
 use crate::clock;
@@ -37,6 +37,8 @@ pub struct Engine {
     pub report: Report,
     /// A device's part of the FFNs of up to [`MAX_COLUMNS`] tokens.
     pub hybrid: Option<Hybrid>,
+    /// Looks at the predictor now and then while single tokens are decoded.
+    pub audit: Option<LiveAudit>,
     team: Team,
     sparsity: Sparsity,
     buffers: Buffers,
@@ -83,7 +85,7 @@ impl Engine {
         };
         let sparsity = Sparsity::dense(model.config.layers);
         let model = Arc::new(model);
-        Engine { model, kernels, report: Report::default(), hybrid: None, team, sparsity, buffers }
+        Engine { model, kernels, report: Report::default(), hybrid: None, audit: None, team, sparsity, buffers }
     }
 
     /// From now on the FFNs of up to [`MAX_COLUMNS`] tokens compute what `sparsity` says; longer prompts run dense.
@@ -109,7 +111,13 @@ impl Engine {
     /// Runs `tokens` at the positions after those in `kv` and adds them to it. Returns logits, `[0, 1 or n, vocab]`.
     /// The tokens are below the vocabulary size and fit the cache: [`super::Session::check`] sees to both.
     pub fn forward(&mut self, kv: &mut KvCache, tokens: &[u32], want: Logits) -> &mut [f32] {
-        self.run(kv, tokens, want, None)
+        let mut audit = self.audit.take();
+        let due = audit.as_mut().filter(|_| tokens.len() == 1).is_some_and(LiveAudit::is_due);
+        let observer = audit.as_mut().filter(|_| due).map(|audit| audit as &mut dyn Observer);
+        self.run(kv, tokens, want, observer);
+        self.audit = audit;
+        let n = if want == Logits::All { tokens.len() } else { usize::from(want == Logits::Last) };
+        &mut self.buffers.logits[..n * self.model.config.vocab]
     }
 
     /// As [`Engine::forward`], with the true activations of every layer shown to `observer`, which costs their computation.
@@ -132,7 +140,7 @@ impl Engine {
     ) -> &mut [f32] {
         let (n, first) = (tokens.len(), kv.len);
         assert!(n > 0 && first + n <= kv.context);
-        let Engine { model, kernels, report, hybrid, team, sparsity, buffers } = self;
+        let Engine { model, kernels, report, hybrid, team, sparsity, buffers, .. } = self;
         let (c, b) = (&model.config, buffers);
         let h = c.hidden;
         b.x.resize(n * h, 0.0);

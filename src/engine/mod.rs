@@ -13,7 +13,7 @@ pub mod sparsity;
 pub use decode::{Engine, Logits};
 pub use ffn::{Counts, Selection, Work};
 pub use hybrid::{Between, Hybrid, Migrator, MigratorCounts};
-pub use observer::{Observer, Seen};
+pub use observer::{AuditCounts, LiveAudit, Observer, Seen};
 pub use report::Report;
 pub use session::Session;
 pub use sparsity::{Choice, Sparsity};

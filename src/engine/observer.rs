@@ -1,6 +1,7 @@
 //! Looking on while a model runs: what profilers, trainers and audits need of each layer.
 
 use super::ffn::Selection;
+use crate::model::Activation;
 
 /// Is called after each layer's activations are known, before its FFN adds to the residual.
 pub trait Observer {
@@ -24,4 +25,58 @@ pub struct Seen<'a> {
     pub activations: &'a [f32],
     /// Which neurons are computed; `None` for all.
     pub selection: Option<&'a Selection>,
+}
+
+/// A live audit: at every so many decoded tokens the true activations are computed, and compared with what was predicted.
+#[derive(Clone, Debug)]
+pub struct LiveAudit {
+    every: u64,
+    passes: u64,
+    cuts: Vec<f32>,
+    activation: Activation,
+    pub counts: AuditCounts,
+}
+
+/// What audits have seen so far.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
+pub struct AuditCounts {
+    pub tokens: u64,
+    /// Truly active neurons times tokens, of layers that are not computed whole, and those of them that were computed.
+    pub active: u64,
+    pub found: u64,
+}
+
+impl AuditCounts {
+    /// The predictor's recall; `None` before anything was seen.
+    pub fn recall(&self) -> Option<f64> {
+        (self.active > 0).then(|| self.found as f64 / self.active as f64)
+    }
+}
+
+impl LiveAudit {
+    /// `cuts` has a magnitude per layer above which a neuron counts as active, 0 for ReLU models.
+    pub fn new(every: u64, activation: Activation, cuts: Vec<f32>) -> LiveAudit {
+        LiveAudit { every: every.max(1), passes: 0, cuts, activation, counts: AuditCounts::default() }
+    }
+
+    /// Whether the coming token is one to look at.
+    pub(super) fn is_due(&mut self) -> bool {
+        self.passes += 1;
+        let due = self.passes.is_multiple_of(self.every);
+        self.counts.tokens += u64::from(due);
+        due
+    }
+}
+
+impl Observer for LiveAudit {
+    fn layer(&mut self, seen: &Seen<'_>) {
+        let Some(selection) = seen.selection else { return };
+        let cut = self.cuts[seen.layer];
+        let active = |n: usize| match cut > 0.0 {
+            true => self.activation.apply(seen.gates[n]).abs() > cut,
+            false => seen.activations[n] != 0.0,
+        };
+        self.counts.active += (0..seen.activations.len()).filter(|&n| active(n)).count() as u64;
+        self.counts.found += selection.neurons.iter().filter(|&&n| active(n as usize)).count() as u64;
+    }
 }

@@ -5,6 +5,7 @@
 
 pub mod gguf;
 pub mod gguf_writer;
+pub mod history_file;
 pub mod machine_profile;
 pub mod neuron_store;
 pub mod placement_file;
