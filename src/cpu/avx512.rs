@@ -443,12 +443,25 @@ unsafe fn add_grouped<const FOUR: bool, const R: usize>(
     }
 }
 
+/// Cache lines that a turn of [`touch`] asks for.
+const TURN: usize = 4;
+
+/// Without an `ahead`, each turn of four lines asks for the next four, past L2, so that weights leave inputs and outputs in L1:
+/// a dense token of f16 or q8_0 took 3 % less time in the median on a Zen 4. By way of L2 it gained nothing.
 #[target_feature(enable = "avx512f")]
 unsafe fn touch(row: *const u8, bytes: usize, ahead: usize) {
     let mut all = _mm512_setzero_si512();
     for at in (0..bytes).step_by(64) {
         if ahead != 0 {
             prefetch(row.wrapping_add(at + ahead));
+        } else if at % (64 * TURN) == 0 {
+            for line in TURN..2 * TURN {
+                // SAFETY: a hint. Assembly, because the compiler moves the intrinsic behind the loads of its turn.
+                unsafe {
+                    let at = row.wrapping_add(at + 64 * line);
+                    std::arch::asm!("prefetchnta [{}]", in(reg) at, options(nostack, preserves_flags));
+                }
+            }
         }
         all = _mm512_or_si512(all, unsafe { _mm512_loadu_si512(row.add(at).cast()) });
     }

@@ -56,7 +56,8 @@ pub const MAX_AXPY_ROWS: usize = 4;
 /// `cols`.
 pub type Axpy = unsafe fn(rows: &[*const u8], a: &[f32], cols: usize, out: &mut [f32]);
 
-/// Reads a row without using it: brings it nearer in the order in which it lies in memory. `ahead` as in [`Rows`].
+/// Reads a row without using it: brings it nearer in the order in which it lies in memory. `ahead` as in [`Rows`]; 0 leaves the
+/// choice to the kernel.
 ///
 /// # Safety
 /// `row` points at `bytes` readable bytes.

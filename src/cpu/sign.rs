@@ -114,26 +114,57 @@ mod x86 {
     use std::arch::x86_64::*;
 
     scores!(
-        #[target_feature(enable = "avx512f,avx512vpopcntdq")]
-        avx512,
-        count_avx512
-    );
-    scores!(
         #[target_feature(enable = "avx2")]
         avx2,
         count_avx2
     );
 
-    #[inline]
-    #[target_feature(enable = "avx512f,avx512vpopcntdq")]
-    unsafe fn count_avx512(row: *const BitLine, column: *const BitLine, lines: usize) -> u64 {
-        let mut sum = _mm512_setzero_si512();
-        for i in 0..lines {
-            // SAFETY: both have `lines`.
-            let (a, b) = unsafe { (_mm512_load_si512(row.add(i).cast()), _mm512_load_si512(column.add(i).cast())) };
-            sum = _mm512_add_epi64(sum, _mm512_popcnt_epi64(_mm512_xor_si512(a, b)));
+    /// Eight rows at a time: adding up the lanes of a register costs more than counting the bits of a short row.
+    #[target_feature(enable = "avx512f,avx512vl,avx512vpopcntdq")]
+    pub(super) unsafe fn avx512(
+        rows: *const BitLine,
+        count: usize,
+        columns: *const BitLine,
+        n: usize,
+        cols: usize,
+        scores: *mut f32,
+        stride: usize,
+    ) {
+        let lines = lines(cols);
+        for r in (0..count).step_by(8) {
+            // Behind the last row it is read again, and its score is thrown away.
+            let last = (count - r).min(8) - 1;
+            for b in 0..n {
+                let mut sums = [_mm512_setzero_si512(); 8];
+                // SAFETY: the caller's promises.
+                unsafe {
+                    for (k, sum) in sums.iter_mut().enumerate() {
+                        let (row, column) = (rows.add((r + k.min(last)) * lines), columns.add(b * lines));
+                        for i in 0..lines {
+                            let row = _mm512_load_si512(row.add(i).cast());
+                            let bits = _mm512_xor_si512(row, _mm512_load_si512(column.add(i).cast()));
+                            *sum = _mm512_add_epi64(*sum, _mm512_popcnt_epi64(bits));
+                        }
+                    }
+                    let differing = _mm512_cvtepi64_epi32(lane_sums(sums));
+                    let more = _mm256_sub_epi32(_mm256_set1_epi32(cols as i32), _mm256_slli_epi32::<1>(differing));
+                    let share = _mm256_mul_ps(_mm256_cvtepi32_ps(more), _mm256_set1_ps(1.0 / cols as f32));
+                    _mm256_mask_storeu_ps(scores.add(b * stride + r), u8::MAX >> (7 - last), share);
+                }
+            }
         }
-        _mm512_reduce_add_epi64(sum) as u64
+    }
+
+    /// Lane k of the result is the sum of the lanes of `sums[k]`.
+    #[inline]
+    #[target_feature(enable = "avx512f")]
+    fn lane_sums(sums: [__m512i; 8]) -> __m512i {
+        let pairs = |a, b| _mm512_add_epi64(_mm512_unpacklo_epi64(a, b), _mm512_unpackhi_epi64(a, b));
+        let blocks = |a, b| {
+            _mm512_add_epi64(_mm512_shuffle_i64x2::<0b10_00_10_00>(a, b), _mm512_shuffle_i64x2::<0b11_01_11_01>(a, b))
+        };
+        let [a, b, c, d, e, f, g, h] = sums;
+        blocks(blocks(pairs(a, b), pairs(c, d)), blocks(pairs(e, f), pairs(g, h)))
     }
 
     /// Each half byte's count from a table of 16, then byte sums of eight.

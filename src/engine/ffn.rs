@@ -307,6 +307,8 @@ fn run_blocks(
     let mut products = [0f32; 2 * MAX_COLUMNS];
     let mut a = [0f32; MAX_COLUMNS];
     let mut downs = Downs::new(kernels, &layer.ffn, n);
+    // The short rows of q4_0 do better with the whole next row, the others with the next lines (`touch` in `cpu/avx512.rs`).
+    let ahead = if layer.ffn.quant == Quant::Q4 { layer.ffn.ahead() } else { 0 };
     for neuron in neurons {
         // SAFETY: the rows are inside the section; the kernel is for this machine.
         unsafe { dot(layer.ffn.rows_from(neuron * per_block, 1), dots, x, products.as_mut_ptr(), dots) };
@@ -315,7 +317,7 @@ fn run_blocks(
             *a = activation(config.ffn_kind, config.activation, products[0], products[dots - 1] + bias);
         }
         // Also where a is zero: skipping down rows breaks the stream, and what is left comes more slowly than all.
-        downs.add(neuron * per_block + dots, layer.ffn.ahead(), &a[..n], out);
+        downs.add(neuron * per_block + dots, ahead, &a[..n], out);
     }
     downs.flush(out);
 }

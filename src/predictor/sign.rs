@@ -11,6 +11,7 @@ use crate::cpu::team::Parts;
 use crate::formats::rows;
 use crate::model::Model;
 use crate::ops::math;
+use memmap2::{Advice, MmapMut};
 use rayon::prelude::*;
 use std::collections::HashMap;
 
@@ -38,8 +39,9 @@ pub fn alpha_of_score(score: f32) -> f32 {
 pub type Tables = HashMap<(usize, usize), (Calibration, f32)>;
 
 pub struct Sign {
-    /// Per layer the signs of gate (OPT: up) rows in the store's order, `[ffn, lines]`.
-    layers: Vec<Vec<BitLine>>,
+    /// Per layer the signs of gate (OPT: up) rows in the store's order, `[layers, ffn, lines]`: in one piece, for huge pages.
+    bits: MmapMut,
+    layers: usize,
     tables: Tables,
 }
 
@@ -58,19 +60,25 @@ impl Sign {
     pub fn new(model: &Model, tables: Tables) -> Sign {
         let c = &model.config;
         let (lines, per_block) = (sign::lines(c.hidden), c.ffn_kind.rows());
-        let pack = |layer: &crate::model::weights::Layer| {
-            let mut bits = vec![BitLine::default(); c.ffn * lines];
-            bits.par_chunks_exact_mut(lines).enumerate().for_each_init(
-                || vec![0.0; c.hidden],
-                |values, (neuron, bits)| {
-                    // The first row of a block is the gate's, or up's where there is no gate.
-                    rows::decode(layer.ffn.quant, layer.ffn.row(neuron * per_block), values);
-                    sign::pack(values, bits);
-                },
-            );
-            bits
-        };
-        Sign { layers: model.layers.iter().map(pack).collect(), tables }
+        let mut bits =
+            MmapMut::map_anon(c.layers * c.ffn * lines * size_of::<BitLine>()).expect("memory for the signs");
+        // Advice only: small pages are slower.
+        let _ = bits.advise(Advice::HugePage);
+        bytemuck::cast_slice_mut::<u8, BitLine>(&mut bits).par_chunks_exact_mut(lines).enumerate().for_each_init(
+            || vec![0.0; c.hidden],
+            |values, (row, bits)| {
+                // The first row of a block is the gate's, or up's where there is no gate.
+                let (layer, neuron) = (&model.layers[row / c.ffn], row % c.ffn);
+                rows::decode(layer.ffn.quant, layer.ffn.row(neuron * per_block), values);
+                sign::pack(values, bits);
+            },
+        );
+        Sign { bits, layers: c.layers, tables }
+    }
+
+    fn layer(&self, layer: usize) -> &[BitLine] {
+        let size = self.bits.len() / self.layers;
+        bytemuck::cast_slice(&self.bits[layer * size..(layer + 1) * size])
     }
 }
 
@@ -106,7 +114,7 @@ impl Predictor for Sign {
             math::norm(model.config.norm, &model.layers[layer].ffn_norm, x, &mut room.normed);
             sign::pack(&room.normed, bits);
         }
-        let (rows, columns, kernel) = (&self.layers[layer], &room.bits, sign::kernel(kernels.isa));
+        let (rows, columns, kernel) = (self.layer(layer), &room.bits, sign::kernel(kernels.isa));
         let per_piece = (PIECE_BYTES / (lines * size_of::<BitLine>())).clamp(1, ffn.div_ceil(team.threads()));
         let out = Parts::new(scores);
         team.run(ffn.div_ceil(per_piece), |_, piece| {
@@ -122,6 +130,6 @@ impl Predictor for Sign {
     }
 
     fn weight_bytes(&self, layer: usize, _ahead: usize) -> u64 {
-        size_of_val(&*self.layers[layer]) as u64
+        size_of_val(self.layer(layer)) as u64
     }
 }
