@@ -220,7 +220,9 @@ fn a_cut_leaves_out_gates_of_small_magnitude() {
             let truth = bench.down(&masked(&acts, &all, fires));
             let (listed, counts) = bench.run(Work::Selected(&all), 0.2);
             assert_close(&listed, &truth, what);
-            assert!(counts.downs < NEURONS as u64, "{what}");
+            // Where most of a list fires, all rows may be read: that is faster than leaving some out.
+            let streams = !activation.is_sparse();
+            assert!(counts.downs < NEURONS as u64 || streams, "{what}");
             assert_close(&bench.run(Work::Gates(&known), 0.2).0, &truth, what);
         });
     }

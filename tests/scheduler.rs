@@ -7,7 +7,7 @@ use dynamicinfer::cache::NeuronCache;
 use dynamicinfer::clock::{self, Duration};
 use dynamicinfer::cpu::Kernels;
 use dynamicinfer::device::{Faults, Rates, VirtualDevice};
-use dynamicinfer::engine::{Choice, Engine, Hybrid, Logits, Migrator, Sparsity};
+use dynamicinfer::engine::{Choice, Engine, Hybrid, Logits, Migrator, Observer, Seen, Sparsity};
 use dynamicinfer::formats::rows::Quant;
 use dynamicinfer::model::{KvCache, KvType, Model};
 use dynamicinfer::predictor::{Calibration, Exact, Kind, Predictor, Tools};
@@ -225,4 +225,36 @@ fn it_learns_how_often_neurons_are_active() {
     // It began with 0.1 everywhere; some neurons fire at half of the tokens.
     let (low, high) = all.iter().fold((1f32, 0f32), |(low, high), &f| (low.min(f), high.max(f)));
     assert!(high > 0.15 && low < high - 0.05, "{low} to {high}");
+}
+
+/// A long prompt runs densely, and what was active in it is where the text's frequencies begin (E.3.3).
+#[test]
+fn a_prompt_teaches_what_its_tokens_made_active() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut b = bench(dir.path(), "relullama", Policy::Full, Faults::default(), true);
+    let prompt: Vec<u32> = (0..40).map(|i| 5 + i * 37 % 90).collect();
+    let mut truth = Active(vec![vec![0u32; b.engine.model.config.ffn]; b.engine.model.config.layers]);
+    let mut kv = KvCache::new(&b.engine.model.config, 40, KvType::F32).unwrap();
+    b.engine.forward_observed(&mut kv, &prompt, Logits::Last, &mut truth);
+    catch_up(&b.engine);
+    let migrator = b.engine.hybrid.as_mut().unwrap().migrator.take().unwrap();
+    let history = migrator.finish().unwrap();
+    // More often active, more often remembered.
+    for (counts, history) in truth.0.iter().zip(&history) {
+        let mut neurons: Vec<usize> = (0..counts.len()).collect();
+        neurons.sort_by_key(|&n| counts[n]);
+        assert!(neurons.is_sorted_by(|&a, &b| history[a] <= history[b] + 1e-6));
+        assert!(history[neurons[counts.len() - 1]] > history[neurons[0]] + 0.05);
+    }
+}
+
+struct Active(Vec<Vec<u32>>);
+
+impl Observer for Active {
+    fn layer(&mut self, seen: &Seen<'_>) {
+        let counts = &mut self.0[seen.layer];
+        for row in seen.activations.chunks_exact(counts.len()) {
+            counts.iter_mut().zip(row).for_each(|(count, &a)| *count += u32::from(a != 0.0));
+        }
+    }
 }

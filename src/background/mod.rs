@@ -125,6 +125,13 @@ impl Background {
         Ok(Background { to, from, shared, thread: Some(thread), ahead, layers, balances, counts })
     }
 
+    fn tell(&mut self, sent: bool) {
+        self.counts.untold += u64::from(!sent);
+        if let Some(thread) = &self.thread {
+            thread.thread().unpark();
+        }
+    }
+
     fn join(&mut self) -> Option<Scheduler> {
         let thread = self.thread.take()?;
         self.shared.stop.store(true, Ordering::Release);
@@ -181,10 +188,22 @@ impl Migrator for Background {
             told.in_flight = cache.in_flight() as u64;
             (told.totals, told.counters) = (cache.device.totals(), cache.counters);
         });
-        self.counts.untold += u64::from(!sent);
-        if let Some(thread) = &self.thread {
-            thread.thread().unpark();
-        }
+        self.tell(sent);
+    }
+
+    fn prompt(&mut self, layer: usize, first: usize, tokens: usize, counts: &[u32]) {
+        self.counts.told += 1;
+        let sent = self.to.try_send(|told| {
+            (told.layer, told.begins, told.tokens) = (layer, first == 0 && layer == 0, tokens);
+            told.residual.clear();
+            told.active.clear();
+            told.counts.clear();
+            for (neuron, &count) in counts.iter().enumerate().filter(|(_, count)| **count > 0) {
+                told.active.push(neuron as u32);
+                told.counts.push(count);
+            }
+        });
+        self.tell(sent);
     }
 
     fn counts(&self) -> MigratorCounts {
@@ -292,7 +311,9 @@ impl Worker {
         if told.begins {
             self.scheduler.begin_sequence();
         }
-        self.measure(told);
+        if told.tokens == 1 {
+            self.measure(told);
+        }
         let view = View { layer: told.layer, slots: &told.slots };
         if told.tokens == 1 {
             self.scheduler.active(view, &told.active);
@@ -301,6 +322,10 @@ impl Worker {
             let mut counts = vec![0; ffn];
             told.active.iter().zip(&told.counts).for_each(|(&n, &count)| counts[n as usize] = count);
             self.scheduler.prompt(told.layer, &counts, told.tokens);
+        }
+        // A prompt is no time to fill the link (E.3.3); what it taught is used from the first token on.
+        if told.residual.is_empty() {
+            return;
         }
         let thresholds = self.balance(told);
         if let Some(pair) = thresholds {
@@ -376,7 +401,7 @@ impl Worker {
         });
         let first = before.clock_ns == 0 || now.clock_ns <= before.clock_ns;
         (self.rates.totals, self.rates.counters) = (now, told.counters);
-        if first || told.tokens > 1 {
+        if first {
             return;
         }
         let passed = (now.clock_ns - before.clock_ns) as f64;

@@ -68,6 +68,8 @@ struct Buffers {
     /// The same and the activations, for an observer.
     true_gates: Vec<f32>,
     activations: Vec<f32>,
+    /// Of each neuron, in how many tokens of a prompt it was active.
+    counts: Vec<u32>,
     /// One per thread.
     tiles: Vec<Tile>,
     scores: Vec<Vec<f32>>,
@@ -238,6 +240,12 @@ impl Engine {
                 }
                 _ => ffn::ffn(team, kernels, c, layer, &b.columns, work, cut, tiles, rooms, x),
             };
+            if n > MAX_COLUMNS
+                && let Some(migrator) = hybrid.as_mut().and_then(|h| h.migrator.as_mut())
+            {
+                b.ffn.counts(c, n, cut, &mut b.counts);
+                migrator.prompt(l, first, n, &b.counts);
+            }
             report.ffn_ns += clock::lap(&mut lap);
             report.add_layer((l, layer), c, n, mode, selection, read);
         }

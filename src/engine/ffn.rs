@@ -37,6 +37,21 @@ pub struct FfnBuffers {
     fired: Selection,
 }
 
+impl FfnBuffers {
+    /// For how many of the `n` tokens of the last dense pass over more than [`MAX_COLUMNS`] each neuron was active.
+    pub fn counts(&self, config: &ModelConfig, n: usize, cut: f32, out: &mut Vec<u32>) {
+        out.clear();
+        out.resize(config.ffn, 0);
+        let rows = self.gates.chunks_exact(config.ffn).zip(self.activations.chunks_exact(config.ffn));
+        for (gates, activations) in rows.take(n) {
+            for ((count, &gate), &a) in out.iter_mut().zip(gates).zip(activations) {
+                let active = if cut > 0.0 { config.activation.apply(gate).abs() > cut } else { a != 0.0 };
+                *count += u32::from(active);
+            }
+        }
+    }
+}
+
 /// Which neurons of a layer are computed for which column.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Selection {
@@ -224,6 +239,9 @@ struct Sparse<'a> {
 impl Sparse<'_> {
     /// out += the share of neurons `range` of the list; `out` is `[n, hidden]`.
     fn run(&self, range: Range<usize>, out: &mut [f32]) -> Counts {
+        if self.streams(&range) {
+            return self.stream(range, out);
+        }
         let Sparse { config, layer, x, list, cut, .. } = *self;
         let (n, plain, per_block) = (x.n, config.ffn_kind == Ffn::Plain, config.ffn_kind.rows());
         // The first row that is read of a neuron.
@@ -282,6 +300,50 @@ impl Sparse<'_> {
         counts
     }
 
+    /// Whether so many neurons of the range are listed that reading those between them, too, is faster than leaving them out. Only
+    /// where what is listed fires: of a ReLU's neurons most rows would be read for nothing.
+    fn streams(&self, range: &Range<usize>) -> bool {
+        let Sparse { config, layer, list, .. } = *self;
+        if range.is_empty() || self.known.is_some() || config.activation.is_sparse() {
+            return false;
+        }
+        // Below these shares of neurons left out the sparse pass was the slower one (runs/2026-11-20-sparsity).
+        let left_out = if layer.ffn.quant.is_grouped() { 45 } else { 20 };
+        let span = (list.neurons[range.end - 1] - list.neurons[range.start]) as usize + 1;
+        range.len() * 100 > span * (100 - left_out)
+    }
+
+    /// As [`Sparse::run`], reading every row from the first neuron of the range to the last.
+    fn stream(&self, range: Range<usize>, out: &mut [f32]) -> Counts {
+        let Sparse { kernels, config, layer, x, list, cut, .. } = *self;
+        let dot = kernels.dot(layer.ffn.quant);
+        let per_block = config.ffn_kind.rows();
+        let (n, dots) = (x.n, per_block - 1);
+        let (mut products, mut a) = ([0f32; 2 * MAX_COLUMNS], [0f32; MAX_COLUMNS]);
+        let mut downs = Downs::new(kernels, &layer.ffn, n);
+        let ahead = dense_ahead(&layer.ffn);
+        let span = list.neurons[range.start]..list.neurons[range.end - 1] + 1;
+        let (read, mut active, mut at) = (span.len() as u64, 0, range.start);
+        for neuron in span {
+            let listed = list.neurons[at] == neuron;
+            let wanted = if listed { list.masks[at] } else { 0 };
+            at = (at + usize::from(listed)).min(range.end - 1);
+            let row = neuron as usize * per_block;
+            // SAFETY: the rows are inside the section; the kernel is for this machine.
+            unsafe { dot(layer.ffn.rows_from(row, 1), dots, x, products.as_mut_ptr(), dots) };
+            let bias = layer.up_bias.get(neuron as usize).copied().unwrap_or(0.0);
+            for (b, (a, products)) in a.iter_mut().zip(products.chunks_exact(dots)).take(n).enumerate() {
+                let (gate, up) = (products[0] + if dots == 1 { bias } else { 0.0 }, products[dots - 1] + bias);
+                let fires = wanted >> b & 1 == 1 && config.activation.apply(gate).abs() > cut;
+                *a = if fires { activation(config.ffn_kind, config.activation, gate, up) } else { 0.0 };
+                active += u64::from(*a != 0.0);
+            }
+            downs.add(row + dots, ahead, &a[..n], out);
+        }
+        downs.flush(out);
+        Counts { gates: if dots == 1 { 0 } else { read }, ups: read, downs: read, active }
+    }
+
     /// out[b] = row times column b. The row `ahead` bytes further is the next that will be read.
     fn dot(&self, row: usize, ahead: usize, out: &mut [f32; MAX_COLUMNS]) {
         let ffn = &self.layer.ffn;
@@ -289,6 +351,12 @@ impl Sparse<'_> {
         // SAFETY: the row is inside the section; the kernel is for this machine; there are at most MAX_COLUMNS columns.
         unsafe { self.kernels.dot(ffn.quant)(rows, 1, self.x, out.as_mut_ptr(), 1) };
     }
+}
+
+/// What to prefetch while a down row is added and every row is read: the short rows of q4_0 do better with the whole next row, the
+/// others with the next lines (`touch` in `cpu/avx512.rs`).
+fn dense_ahead(ffn: &Matrix) -> usize {
+    if ffn.quant == Quant::Q4 { ffn.ahead() } else { 0 }
 }
 
 /// out += the share of `neurons`; `out` is `[n, hidden]`.
@@ -307,8 +375,7 @@ fn run_blocks(
     let mut products = [0f32; 2 * MAX_COLUMNS];
     let mut a = [0f32; MAX_COLUMNS];
     let mut downs = Downs::new(kernels, &layer.ffn, n);
-    // The short rows of q4_0 do better with the whole next row, the others with the next lines (`touch` in `cpu/avx512.rs`).
-    let ahead = if layer.ffn.quant == Quant::Q4 { layer.ffn.ahead() } else { 0 };
+    let ahead = dense_ahead(&layer.ffn);
     for neuron in neurons {
         // SAFETY: the rows are inside the section; the kernel is for this machine.
         unsafe { dot(layer.ffn.rows_from(neuron * per_block, 1), dots, x, products.as_mut_ptr(), dots) };

@@ -31,6 +31,10 @@ pub trait Migrator: Send {
     /// Called before a layer of a pass is used, from the engine's thread; must not wait.
     fn between(&mut self, at: &Between<'_>, cache: &mut NeuronCache, sparsity: &mut Sparsity);
 
+    /// A layer of a prompt of `tokens` tokens, from position `first` on, was computed whole: for how many of them each neuron was
+    /// active, `[ffn]`.
+    fn prompt(&mut self, _layer: usize, _first: usize, _tokens: usize, _counts: &[u32]) {}
+
     /// What it did so far.
     fn counts(&self) -> MigratorCounts {
         MigratorCounts::default()
