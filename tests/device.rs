@@ -466,3 +466,37 @@ fn a_kernel_sees_what_is_written_below_it_while_it_runs() {
     let (seen, clean) = (bytemuck::cast_slice(&seen[..clean.0.len()]), &clean.0);
     assert!(error(seen, clean) > 0.5, "the kernel did not notice");
 }
+
+/// Memory behind the end goes back to the system, and comes back as zeros.
+#[test]
+fn a_buffer_that_shrinks_gives_its_memory_back() {
+    const BYTES: usize = 256 << 20;
+    let resident = || -> usize {
+        let statm = std::fs::read_to_string("/proc/self/statm").unwrap();
+        statm.split(' ').nth(1).unwrap().parse::<usize>().unwrap() * 4096
+    };
+    let mut device = VirtualDevice::new(BYTES as u64, RATES);
+    let host = vec![7u8; BYTES / 64];
+    let buffer = device.alloc_growable(BYTES as u64, BYTES as u64).unwrap();
+    for part in 0..64 {
+        // SAFETY: the host bytes live until the stream has been synchronised.
+        unsafe { device.copy_in(Stream::Copy, host.as_ptr(), host.len(), buffer, (part * host.len()) as u64) };
+    }
+    device.synchronize(Stream::Copy);
+    let before = resident();
+    let small = device.resize(buffer, 1 << 20).unwrap();
+    assert_eq!(device.memory().used, 1 << 20);
+    // Other tests of this process take and give a few MB meanwhile.
+    let after = resident();
+    assert!(before - after > BYTES * 3 / 4, "{before} bytes before, {after} after");
+    let large = device.resize(small, BYTES as u64).unwrap();
+    let mut seen = vec![1u8; BYTES / 64];
+    for (part, expected) in [(0, 7u8), (1, 0), (63, 0)] {
+        let at = (part * seen.len()) as u64;
+        // SAFETY: as above.
+        unsafe { device.copy_out(Stream::Copy, large, at, seen.as_mut_ptr(), seen.len()) };
+        device.synchronize(Stream::Copy);
+        let right = if part == 0 { &seen[..1 << 20] } else { &seen[..] };
+        assert!(right.iter().all(|&b| b == expected), "part {part}");
+    }
+}

@@ -8,7 +8,10 @@ use dynamicinfer::clock::{self, Duration};
 use dynamicinfer::cpu::Kernels;
 use dynamicinfer::device::{Faults, Rates, VirtualDevice};
 use dynamicinfer::engine::{Choice, Engine, Hybrid, Logits, Migrator, Observer, Seen, Sparsity};
+use dynamicinfer::formats::machine_profile::{MachineProfile, Rate};
 use dynamicinfer::formats::rows::Quant;
+use dynamicinfer::lab::place::Budgeter;
+use dynamicinfer::lab::plan::{Footprint, KvPlace, Request};
 use dynamicinfer::model::{KvCache, KvType, Model};
 use dynamicinfer::predictor::{Calibration, Exact, Kind, Predictor, Tools};
 use dynamicinfer::prng::Prng;
@@ -256,5 +259,70 @@ impl Observer for Active {
         for row in seen.activations.chunks_exact(counts.len()) {
             counts.iter_mut().zip(row).for_each(|(count, &a)| *count += u32::from(a != 0.0));
         }
+    }
+}
+
+/// 5,000 changes of the budget while texts are being generated, as the plan has them; none is exceeded, ever.
+#[test]
+fn the_acknowledged_budget_is_never_exceeded() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut b = bench(dir.path(), "relullama", Policy::Full, Faults::default(), true);
+    let model = b.engine.model.clone();
+    let (layers, ffn) = (model.config.layers, model.config.ffn);
+    let budgeter = Budgeter {
+        footprint: Footprint::of_model(&model, TOKENS, KvType::F32),
+        counts: vec![(1..=ffn as u64).collect(); layers],
+        machine: machine(),
+        request: Request {
+            vram: None,
+            ram: None,
+            ffn_share: Some(0.5),
+            kv: KvPlace::Host,
+            predictor_bytes: 0,
+            ilp_seconds: None,
+        },
+    };
+    let least = budgeter.plan(u64::MAX / 2).unwrap().min_bytes;
+    let most = least + (layers * ffn) as u64 * budgeter.footprint.block_bytes;
+    let mut prng = Prng::new(9);
+    let (mut changes, mut refused) = (0, 0);
+    for _ in 0..200 {
+        decode(&mut b.engine, |engine, token| {
+            if token % 2 == 1 {
+                return;
+            }
+            let vram = least - 500 + prng.below(most - least + 1000);
+            match budgeter.set(engine, vram) {
+                Ok(plan) => assert!(plan.total_bytes <= plan.budget_bytes && plan.budget_bytes <= vram),
+                Err(error) => {
+                    assert!(vram < least, "{vram} of {least}: {error}");
+                    refused += 1;
+                }
+            }
+            changes += 1;
+            let memory = cache(engine).device.memory();
+            assert!(memory.used <= memory.budget && memory.peak <= memory.budget, "{memory:?}");
+        });
+        if changes >= 5000 {
+            break;
+        }
+    }
+    assert!(changes >= 4800 && refused > 10 && refused < changes / 4, "{changes} changes, {refused} refused");
+    assert!(cache(&mut b.engine).counters.landed > 1000);
+}
+
+fn machine() -> MachineProfile {
+    MachineProfile {
+        name: "test".into(),
+        note: String::new(),
+        measured_unix: None,
+        measured: Vec::new(),
+        assumed: Rate::ALL.to_vec(),
+        dram_gb_s: SLOW.host_gb_s,
+        device_gb_s: SLOW.device_gb_s,
+        link_gb_s: SLOW.link_gb_s,
+        call_us: 0.1,
+        copy_us: 0.1,
+        sync_us: 0.1,
     }
 }

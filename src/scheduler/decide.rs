@@ -150,7 +150,10 @@ impl Scheduler {
         let Scheduler { layers, v, room, moves, prng, token, .. } = self;
         let layer = &layers[view.layer];
         let f = layer.f.now();
-        let pinned = |n: u32| f[n as usize] >= rules.pinned;
+        // Capped below the number of slots: where nearly all would stay, nothing could come.
+        let frequent = |n: u32| n < greedy::FILLING && f[n as usize] >= rules.pinned;
+        let crowded = view.slots.iter().filter(|&&n| frequent(n)).count() * 4 > view.slots.len() * 3;
+        let pinned = |n: u32| !crowded && frequent(n);
         let needed = |n: u32| match probabilities {
             Some(p) => p[n as usize] >= NEEDED,
             None => layer.last[n as usize] == *token,
