@@ -5,10 +5,11 @@
 
 mod support;
 
+use dynamicinfer::background::{Background, Setting};
 use dynamicinfer::cache::{Migration, NeuronCache};
 use dynamicinfer::clock::{self, Duration};
 use dynamicinfer::cpu::Kernels;
-use dynamicinfer::device::VirtualDevice;
+use dynamicinfer::device::{Rates, VirtualDevice};
 use dynamicinfer::engine::{Between, Choice, Engine, Logits, Migrator, Sparsity};
 use dynamicinfer::formats::predictor_file::Header;
 use dynamicinfer::formats::rows::Quant;
@@ -16,8 +17,10 @@ use dynamicinfer::lab::synth::{Shape, write_store};
 use dynamicinfer::model::config::Activation;
 use dynamicinfer::model::{KvCache, KvType, Model};
 use dynamicinfer::predictor::mlp::{self, Measured, Network};
-use dynamicinfer::predictor::{self, Calibration, Predictor, Sign};
+use dynamicinfer::predictor::{self, Calibration, Exact, Predictor, Sign};
 use dynamicinfer::prng::Prng;
+use dynamicinfer::scheduler::thresholds::Weight;
+use dynamicinfer::scheduler::{Policy, Rules};
 use serde_json::json;
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::path::Path;
@@ -157,10 +160,14 @@ fn a_warm_engine_decodes_without_allocating() {
         let mut failed = Vec::new();
         for (name, choice) in choices {
             for threads in [1, 2] {
-                for slots in [None, Some(FFN / 3)] {
-                    let allocations = count(&path, &choice, threads, slots);
+                for device in [None, Some(Moving::AtRandom), Some(Moving::Scheduled)] {
+                    // Nothing is scheduled where everything is computed.
+                    if name == "dense" && device == Some(Moving::Scheduled) {
+                        continue;
+                    }
+                    let allocations = count(&path, &choice, threads, device);
                     if allocations > 0 {
-                        let what = format!("{} {name}, {threads} threads, slots {slots:?}", quant.name());
+                        let what = format!("{} {name}, {threads} threads, {device:?}", quant.name());
                         failed.push(format!("{what}: {allocations} allocations in {COUNTED} tokens"));
                     }
                 }
@@ -170,16 +177,49 @@ fn a_warm_engine_decodes_without_allocating() {
     }
 }
 
+/// What moves neurons.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Moving {
+    AtRandom,
+    Scheduled,
+}
+
+/// Slow enough that the scheduler's decisions land while tokens are decoded, and the link carries many a layer.
+const SLOW: Rates = Rates { device_gb_s: 2.0, link_gb_s: 2.0, host_gb_s: 0.3, ..RATES };
+
+/// A scheduler with everything that it can do. Its thread is counted, too.
+fn background(engine: &Engine) -> Background {
+    let model = engine.model.clone();
+    let block_bytes = model.layers[0].ffn.row_bytes * model.config.ffn_kind.rows();
+    let own = |l| engine.sparsity().own_threshold(l).map(|(threshold, table)| (threshold, table.clone()));
+    let setting = Setting {
+        rules: Rules { gain: false, ..Policy::Full.rules() },
+        weight: Weight::Probability,
+        ahead: 1,
+        predictor: Some(Arc::new(Exact::new(&model, &[0.0; LAYERS]))),
+        thresholds: (0..LAYERS).map(own).collect(),
+        history: vec![vec![0.1; FFN]; LAYERS],
+        placed: vec![Vec::new(); LAYERS],
+        kernels: engine.kernels,
+        link_gb_s: SLOW.link_gb_s,
+        sync_ns: 1e3,
+    };
+    Background::start(model, block_bytes, setting).unwrap()
+}
+
 /// Allocations of [`COUNTED`] tokens that run as `choice[1]` says, after some that ran as `choice[0]` does.
-fn count(path: &Path, choice: &[Choice; 2], threads: usize, slots: Option<usize>) -> u64 {
+fn count(path: &Path, choice: &[Choice; 2], threads: usize, moving: Option<Moving>) -> u64 {
     let mut engine = Engine::new(Model::open(path).unwrap(), threads, Kernels::best());
     let sparsity = |choice: &Choice| Sparsity::new(vec![choice.clone(); LAYERS], 0).unwrap();
     engine.set_sparsity(sparsity(&choice[0]));
-    if let Some(slots) = slots {
-        let device = Box::new(VirtualDevice::new(u64::MAX, RATES));
+    if let Some(moving) = moving {
+        let device = Box::new(VirtualDevice::new(u64::MAX, SLOW));
         // SAFETY: the engine has both.
-        let mut hybrid = unsafe { on_device(&engine.model, device, &[slots; LAYERS]) }.unwrap();
-        hybrid.migrator = Some(Box::new(Restless(Prng::new(1))));
+        let mut hybrid = unsafe { on_device(&engine.model, device, &[FFN / 3; LAYERS]) }.unwrap();
+        hybrid.migrator = Some(match moving {
+            Moving::AtRandom => Box::new(Restless(Prng::new(1))),
+            Moving::Scheduled => Box::new(background(&engine)),
+        });
         engine.hybrid = Some(hybrid);
     }
     let mut kv = KvCache::new(&engine.model.config, WARM + COUNTED, KvType::F16).unwrap();

@@ -119,7 +119,8 @@ impl Background {
         let (outbox, from) = exchange_of(DECIDED, decided);
         let shared = Arc::new(Shared { moving: AtomicBool::new(setting.rules.moves), ..Shared::default() });
         let (ahead, balances) = (setting.ahead.max(1), setting.rules.thresholds);
-        let worker = Worker::new(model, block_bytes, setting, outbox, shared.clone());
+        let outbox = Outbox { to: outbox, shared: shared.clone() };
+        let worker = Worker::new(model, block_bytes, setting, outbox);
         let thread = std::thread::Builder::new().name("scheduler".into()).spawn(move || worker.run(inbox))?;
         let counts = MigratorCounts::default();
         Ok(Background { to, from, shared, thread: Some(thread), ahead, layers, balances, counts })
@@ -233,15 +234,37 @@ struct Worker {
     balancers: Vec<Option<(Balancer, Bytes)>>,
     /// Of each layer as seen from layers before.
     tables: Vec<Option<Bytes>>,
-    outbox: Sender<Decided>,
-    shared: Arc<Shared>,
+    outbox: Outbox,
     rates: Rates,
     token: u32,
     team: Team,
     room: Room,
     scores: Vec<f32>,
     probabilities: Vec<u8>,
+    counts: Vec<u32>,
     here: Vec<bool>,
+}
+
+/// Where decisions go.
+struct Outbox {
+    to: Sender<Decided>,
+    shared: Arc<Shared>,
+}
+
+impl Outbox {
+    fn decide(&mut self, layer: usize, thresholds: Option<Pair>, moves: &[Move]) {
+        if thresholds.is_none() && moves.is_empty() {
+            return;
+        }
+        let sent = self.to.try_send(|decided| {
+            (decided.layer, decided.thresholds) = (layer, thresholds);
+            decided.moves.clear();
+            decided.moves.extend_from_slice(moves);
+        });
+        if !sent {
+            self.shared.dropped.fetch_add(1, Ordering::Relaxed);
+        }
+    }
 }
 
 /// Rates as they are now, from what the device has counted since the last look.
@@ -255,13 +278,7 @@ struct Rates {
 }
 
 impl Worker {
-    fn new(
-        model: Arc<Model>,
-        block_bytes: usize,
-        mut setting: Setting,
-        outbox: Sender<Decided>,
-        shared: Arc<Shared>,
-    ) -> Worker {
+    fn new(model: Arc<Model>, block_bytes: usize, mut setting: Setting, outbox: Outbox) -> Worker {
         setting.ahead = setting.ahead.max(1);
         // Until rates are known, nothing is asked of the link.
         let window = crate::scheduler::window::Window::new(0.0, setting.ahead);
@@ -283,13 +300,13 @@ impl Worker {
             balancers,
             tables,
             outbox,
-            shared,
             rates: Rates::default(),
             token: 0,
             team: Team::new(1),
             room: Room::default(),
             scores: vec![0.0; ffn],
             probabilities: Vec::with_capacity(ffn),
+            counts: vec![0; ffn],
             here: vec![false; ffn],
         }
     }
@@ -297,9 +314,9 @@ impl Worker {
     fn run(mut self, mut inbox: Receiver<Told>) -> Scheduler {
         loop {
             while inbox.try_take(|told| self.handle(told)).is_some() {
-                self.shared.decided.fetch_add(1, Ordering::Relaxed);
+                self.outbox.shared.decided.fetch_add(1, Ordering::Relaxed);
             }
-            if self.shared.stop.load(Ordering::Acquire) {
+            if self.outbox.shared.stop.load(Ordering::Acquire) {
                 return self.scheduler;
             }
             // The engine unparks after each item; one that came in between makes this return at once.
@@ -318,10 +335,9 @@ impl Worker {
         if told.tokens == 1 {
             self.scheduler.active(view, &told.active);
         } else {
-            let ffn = self.model.config.ffn;
-            let mut counts = vec![0; ffn];
-            told.active.iter().zip(&told.counts).for_each(|(&n, &count)| counts[n as usize] = count);
-            self.scheduler.prompt(told.layer, &counts, told.tokens);
+            self.counts.fill(0);
+            told.active.iter().zip(&told.counts).for_each(|(&n, &count)| self.counts[n as usize] = count);
+            self.scheduler.prompt(told.layer, &self.counts, told.tokens);
         }
         // A prompt is no time to fill the link (E.3.3); what it taught is used from the first token on.
         if told.residual.is_empty() {
@@ -329,25 +345,23 @@ impl Worker {
         }
         let thresholds = self.balance(told);
         if let Some(pair) = thresholds {
-            self.decide(told.layer, Some(pair), None);
+            self.outbox.decide(told.layer, Some(pair), &[]);
         }
         let (target, under_way) = (told.layer + self.setting.ahead, told.in_flight * self.block_bytes);
         if target < self.model.config.layers && self.predict(target, &told.residual) {
-            let moves = {
-                let view = View { layer: target, slots: &told.ahead_slots };
-                self.scheduler.plan(view, Some(&self.probabilities), under_way).to_vec()
-            };
-            self.decide(target, None, Some(&moves));
+            let view = View { layer: target, slots: &told.ahead_slots };
+            let moves = self.scheduler.plan(view, Some(&self.probabilities), under_way);
+            self.outbox.decide(target, None, moves);
         }
         // The first layers have nothing before them, and layers without a prediction only their frequencies.
         if told.layer < self.setting.ahead || self.setting.predictor.is_none() {
-            let moves = self.scheduler.plan(view, None, under_way).to_vec();
-            self.decide(told.layer, None, Some(&moves));
+            let moves = self.scheduler.plan(view, None, under_way);
+            self.outbox.decide(told.layer, None, moves);
         }
         if told.layer + 1 == self.model.config.layers {
             self.scheduler.token(self.rates.cpu_share);
             self.token += 1;
-            self.shared.moving.store(self.scheduler.moving(), Ordering::Relaxed);
+            self.outbox.shared.moving.store(self.scheduler.moving(), Ordering::Relaxed);
         }
     }
 
@@ -377,20 +391,6 @@ impl Worker {
         let before = balancer.thresholds();
         let now = balancer.update(self.rates.times?, self.setting.weight);
         (now != before).then_some(now)
-    }
-
-    fn decide(&mut self, layer: usize, thresholds: Option<Pair>, moves: Option<&[Move]>) {
-        if thresholds.is_none() && moves.is_none_or(<[Move]>::is_empty) {
-            return;
-        }
-        let sent = self.outbox.try_send(|decided| {
-            (decided.layer, decided.thresholds) = (layer, thresholds);
-            decided.moves.clear();
-            decided.moves.extend_from_slice(moves.unwrap_or_default());
-        });
-        if !sent {
-            self.shared.dropped.fetch_add(1, Ordering::Relaxed);
-        }
     }
 
     /// Rates since the layer before this one.

@@ -70,6 +70,7 @@ impl Scheduler {
             placed.iter().for_each(|&n| is_static[n as usize] = true);
             Layer { f: Frequencies::new(history), is_static, last: vec![0; ffn] }
         };
+        let ffn = history.first().map_or(0, Vec::len);
         Scheduler {
             rules,
             window,
@@ -79,9 +80,9 @@ impl Scheduler {
             prng: Prng::new(seed),
             token: 1,
             totals: Totals::default(),
-            v: Vec::new(),
-            room: greedy::Room::default(),
-            moves: Vec::new(),
+            v: Vec::with_capacity(ffn),
+            room: greedy::Room::new(ffn),
+            moves: Vec::with_capacity(ffn),
         }
     }
 

@@ -23,6 +23,13 @@ pub struct Room {
     going: Vec<(f32, u32)>,
 }
 
+impl Room {
+    /// For layers of `ffn` neurons: nothing is allocated later.
+    pub fn new(ffn: usize) -> Room {
+        Room { here: Vec::with_capacity(ffn), coming: Vec::with_capacity(ffn), going: Vec::with_capacity(ffn) }
+    }
+}
+
 /// Writes at most `most` moves to `moves`, the best first. `slots` holds a neuron, [`NONE`] where a slot is free or [`FILLING`]; `v`
 /// is the importance of each neuron, `[ffn]`. A resident with `stays(neuron)` is never replaced, a newcomer whose importance does not exceed
 /// the resident's by more than `margin`, or 0 where the slot is free, does not come, and none that `left_out(neuron)`.
