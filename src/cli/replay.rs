@@ -116,15 +116,15 @@ pub fn run(args: Args) -> Result<()> {
     }
     let trace = TraceFile::open(&args.trace)?;
     let h = trace.header();
-    let skip = usize::from(args.profile.is_none());
-    if skip == h.texts.len() {
-        return Err(Error::Usage(
-            "the trace has one text, and the first one only teaches what is frequent; give --profile, or record more"
-                .into(),
-        ));
+    let skip = if args.profile.is_some() { 0 } else { args.known.unwrap_or(h.texts.len().div_ceil(2)) };
+    if skip >= h.texts.len() || (skip == 0 && args.profile.is_none()) {
+        return Err(Error::Usage(format!(
+            "the trace has {} texts, and {skip} of them are to teach what is frequent; give --profile, or record more",
+            h.texts.len()
+        )));
     }
     let history = match &args.profile {
-        None => frequencies(&trace, |text| text == 0),
+        None => frequencies(&trace, |text| text < skip),
         Some(path) => known(path, &trace)?,
     };
     let counts: Vec<Vec<u64>> =
