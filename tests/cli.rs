@@ -287,10 +287,13 @@ fn json_answers_have_the_documented_keys() {
     let model = fixture("relullama");
     let run = place.json(&["run", &model, "Once", "--json", "-n", "5", "--ignore-eos", "--seed", "7"]);
     let wanted = "text finish_reason seed prompt_tokens generated_tokens prompt_tokens_per_s generation_tokens_per_s \
-                  predictor computed_share";
+                  predictor computed_share audited_tokens";
     assert_eq!(keys(&run).join(" "), wanted);
     // A ReLU model without any file beside it runs with sign bits.
     assert_eq!(run["predictor"], "sign");
+    let audited = place.json(&["run", &model, "Once", "--json", "-n", "9", "--ignore-eos", "--audit", "4"]);
+    assert_eq!(audited["audited_tokens"], 2);
+    assert!((0.1..=1.0).contains(&audited["recall"].as_f64().unwrap()), "{audited}");
     assert_eq!(
         (&run["seed"], &run["finish_reason"], &run["generated_tokens"]),
         (&json!(7), &json!("length"), &json!(5))
