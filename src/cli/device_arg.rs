@@ -88,12 +88,13 @@ impl InUse {
         }
     }
 
-    /// Before generated token number `token`.
-    pub fn before(&self, engine: &mut Engine, token: usize) -> Result<()> {
+    /// Before generated token number `token`. A budget that cannot be is refused and the old one stays: the text goes on.
+    pub fn before(&self, engine: &mut Engine, token: usize) {
         for (_, vram) in self.schedule.iter().filter(|(at, _)| *at == token) {
-            self.budgeter.set(engine, *vram)?;
+            if let Err(error) = self.budgeter.set(engine, *vram) {
+                eprintln!("\nthe budget stays as it is: {error}");
+            }
         }
-        Ok(())
     }
 }
 
