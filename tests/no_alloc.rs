@@ -193,7 +193,8 @@ fn background(engine: &Engine) -> Background {
     let block_bytes = model.layers[0].ffn.row_bytes * model.config.ffn_kind.rows();
     let own = |l| engine.sparsity().own_threshold(l).map(|(threshold, table)| (threshold, table.clone()));
     let setting = Setting {
-        rules: Rules { gain: false, ..Policy::Full.rules() },
+        policy: Policy::Full,
+        tune: |rules| Rules { gain: false, ..rules },
         weight: Weight::Probability,
         ahead: 1,
         predictor: Some(Arc::new(Exact::new(&model, &[0.0; LAYERS]))),

@@ -15,8 +15,8 @@ use dynamicinfer::lab::plan::{Footprint, KvPlace, Request};
 use dynamicinfer::model::{KvCache, KvType, Model};
 use dynamicinfer::predictor::{Calibration, Exact, Kind, Predictor, Tools};
 use dynamicinfer::prng::Prng;
-use dynamicinfer::scheduler::Policy;
 use dynamicinfer::scheduler::thresholds::Weight;
+use dynamicinfer::scheduler::{Policy, Rules};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use support::{RATES, device_bytes, error, on_device, packed};
@@ -98,11 +98,10 @@ fn bench(dir: &std::path::Path, family: &str, policy: Policy, faults: Faults, op
     let (open, asked) = (Arc::new(AtomicBool::new(open)), Arc::default());
     let exact = Exact::new(&engine.model, &vec![0.0; layers]);
     let predictor = Arc::new(Gated { exact, open: open.clone(), asked: Arc::clone(&asked) });
-    let mut rules = policy.rules();
-    // Whether moving pays is not the question here.
-    rules.gain = false;
     let setting = Setting {
-        rules,
+        policy,
+        // Whether moving pays is not the question here.
+        tune: |rules| Rules { gain: false, ..rules },
         weight: Weight::Probability,
         ahead: 1,
         predictor: Some(predictor),
@@ -151,6 +150,12 @@ fn logits_are_the_dense_ones_with_every_policy_and_a_budget_that_changes_in_the_
             let (ffn, layers) = (b.engine.model.config.ffn, b.engine.model.config.layers);
             let found = decode(&mut b.engine, |engine, token| {
                 catch_up(engine);
+                if token == TOKENS / 2 {
+                    // Another policy in the middle of the text.
+                    let other = Policy::ALL[(seed + 3) % Policy::ALL.len()];
+                    let migrator = engine.hybrid.as_mut().unwrap().migrator.as_mut().unwrap();
+                    assert!(migrator.set_policy(other) && migrator.policy() == Some(other));
+                }
                 if token % 7 != 6 {
                     return;
                 }

@@ -15,9 +15,9 @@ use crate::model::Model;
 use crate::predictor::{Bytes, Calibration, Predictor, Room, Tools};
 use crate::scheduler::greedy::{FILLING, Move};
 use crate::scheduler::thresholds::{Balancer, Pair, Times, Weight};
-use crate::scheduler::{Rules, Scheduler, View, snapshot};
+use crate::scheduler::{Policy, Rules, Scheduler, View, snapshot};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::thread::JoinHandle;
 
 /// Layers that may be told and not yet handled: a token of a large model.
@@ -29,7 +29,9 @@ const BALANCE_EVERY: u32 = 8;
 
 /// What the thread works with.
 pub struct Setting {
-    pub rules: Rules,
+    pub policy: Policy,
+    /// Changes the rules of that policy, and of those that it is changed to.
+    pub tune: fn(Rules) -> Rules,
     /// Which loss of a neuron left out thresholds are balanced by.
     pub weight: Weight,
     /// Layers to look ahead, 1 or more.
@@ -83,6 +85,8 @@ struct Decided {
 struct Shared {
     stop: AtomicBool,
     moving: AtomicBool,
+    /// Which of [`Policy::ALL`] holds.
+    policy: AtomicUsize,
     /// Layers handled, and decisions that found no room.
     decided: AtomicU64,
     dropped: AtomicU64,
@@ -96,8 +100,7 @@ pub struct Background {
     thread: Option<JoinHandle<Scheduler>>,
     ahead: usize,
     layers: usize,
-    /// Whether the thread wants scores.
-    balances: bool,
+    tune: fn(Rules) -> Rules,
     counts: MigratorCounts,
 }
 
@@ -117,13 +120,18 @@ impl Background {
         let (to, inbox) = exchange_of(TOLD, told);
         let decided = || Decided { moves: Vec::with_capacity(ffn), ..Decided::default() };
         let (outbox, from) = exchange_of(DECIDED, decided);
-        let shared = Arc::new(Shared { moving: AtomicBool::new(setting.rules.moves), ..Shared::default() });
-        let (ahead, balances) = (setting.ahead.max(1), setting.rules.thresholds);
+        let shared = Shared { policy: AtomicUsize::new(setting.policy as usize), ..Shared::default() };
+        let shared = Arc::new(shared);
+        let (ahead, tune) = (setting.ahead.max(1), setting.tune);
         let outbox = Outbox { to: outbox, shared: shared.clone() };
         let worker = Worker::new(model, block_bytes, setting, outbox);
         let thread = std::thread::Builder::new().name("scheduler".into()).spawn(move || worker.run(inbox))?;
         let counts = MigratorCounts::default();
-        Ok(Background { to, from, shared, thread: Some(thread), ahead, layers, balances, counts })
+        Ok(Background { to, from, shared, thread: Some(thread), ahead, layers, tune, counts })
+    }
+
+    fn holding(&self) -> Policy {
+        Policy::ALL[self.shared.policy.load(Ordering::Relaxed)]
     }
 
     fn tell(&mut self, sent: bool) {
@@ -166,6 +174,7 @@ impl Migrator for Background {
             }
         }
         let Some(selection) = at.selection else { return };
+        let balances = (self.tune)(self.holding().rules()).thresholds;
         self.counts.told += 1;
         let sent = self.to.try_send(|told| {
             let h = at.residual.len() / at.n;
@@ -178,7 +187,7 @@ impl Migrator for Background {
                 told.counts.extend(selection.masks.iter().map(|m| m.count_ones()));
             }
             told.scores.clear();
-            if at.n == 1 && self.balances {
+            if at.n == 1 && balances {
                 told.scores.extend_from_slice(at.scores.unwrap_or_default());
             }
             snapshot(cache.layers[at.layer].table.slots(), &mut told.slots);
@@ -207,6 +216,15 @@ impl Migrator for Background {
         self.tell(sent);
     }
 
+    fn policy(&self) -> Option<Policy> {
+        Some(self.holding())
+    }
+
+    fn set_policy(&mut self, policy: Policy) -> bool {
+        self.shared.policy.store(policy as usize, Ordering::Relaxed);
+        true
+    }
+
     fn counts(&self) -> MigratorCounts {
         let Shared { moving, decided, dropped, .. } = &*self.shared;
         MigratorCounts {
@@ -231,6 +249,7 @@ struct Worker {
     block_bytes: u64,
     setting: Setting,
     scheduler: Scheduler,
+    policy: Policy,
     balancers: Vec<Option<(Balancer, Bytes)>>,
     /// Of each layer as seen from layers before.
     tables: Vec<Option<Bytes>>,
@@ -283,9 +302,10 @@ impl Worker {
         // Until rates are known, nothing is asked of the link.
         let window = crate::scheduler::window::Window::new(0.0, setting.ahead);
         let history = std::mem::take(&mut setting.history);
-        let scheduler = Scheduler::new(setting.rules, window, block_bytes, history, &setting.placed, 1);
+        let rules = (setting.tune)(setting.policy.rules());
+        let scheduler = Scheduler::new(rules, window, block_bytes, history, &setting.placed, 1);
         let balancer = |own: &Option<(f32, Calibration)>| {
-            let (threshold, table) = own.as_ref().filter(|_| setting.rules.thresholds)?;
+            let (threshold, table) = own.as_ref()?;
             Some((Balancer::new((threshold * 255.0).round() as u8), table.bytes()))
         };
         let balancers = setting.thresholds.iter().map(balancer).collect();
@@ -295,6 +315,7 @@ impl Worker {
         Worker {
             model,
             block_bytes: block_bytes as u64,
+            policy: setting.policy,
             setting,
             scheduler,
             balancers,
@@ -328,6 +349,7 @@ impl Worker {
         if told.begins {
             self.scheduler.begin_sequence();
         }
+        self.follow_policy();
         if told.tokens == 1 {
             self.measure(told);
         }
@@ -365,6 +387,24 @@ impl Worker {
         }
     }
 
+    /// Does as the policy says that holds now.
+    fn follow_policy(&mut self) {
+        let policy = Policy::ALL[self.outbox.shared.policy.load(Ordering::Relaxed)];
+        if policy == self.policy {
+            return;
+        }
+        self.policy = policy;
+        let rules = (self.setting.tune)(policy.rules());
+        self.scheduler.set_rules(rules);
+        if !rules.thresholds {
+            for (layer, balancer) in self.balancers.iter_mut().enumerate() {
+                if let Some((balancer, _)) = balancer {
+                    self.outbox.decide(layer, Some(balancer.reset()), &[]);
+                }
+            }
+        }
+    }
+
     /// Probabilities of a layer from the residual of the one `ahead` before it.
     fn predict(&mut self, target: usize, residual: &[f32]) -> bool {
         let Worker { model, setting, tables, team, room, scores, probabilities, .. } = self;
@@ -378,7 +418,7 @@ impl Worker {
     /// Thresholds of this layer, if they are to change.
     fn balance(&mut self, told: &Told) -> Option<Pair> {
         let (balancer, table) = self.balancers[told.layer].as_mut()?;
-        if told.scores.is_empty() {
+        if told.scores.is_empty() || !self.scheduler.rules().thresholds {
             return None;
         }
         table.of(&told.scores, &mut self.probabilities);

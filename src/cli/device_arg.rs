@@ -14,8 +14,8 @@ use crate::lab::place::{Budgeter, place, places};
 use crate::lab::plan::{Footprint, KvPlace, Request, plan};
 use crate::model::{KvType, Model};
 use crate::placement::policy::{self, Policy as Placement};
-use crate::scheduler::Policy;
 use crate::scheduler::thresholds::Weight;
+use crate::scheduler::{Policy, Rules};
 use clap::Args;
 use serde::Serialize;
 use std::path::PathBuf;
@@ -238,8 +238,6 @@ impl DeviceArgs {
         }
         let model = engine.model.clone();
         let (layers, ahead) = (model.config.layers, self.lookahead);
-        let mut rules = policy.rules();
-        rules.thresholds &= !self.deterministic;
         let (predictor, _) = sparsity_arg::one(engine, None, None)?;
         if (ahead..layers).any(|l| predictor.calibration(l, ahead).is_none()) {
             return Err(Error::Usage(format!(
@@ -263,7 +261,8 @@ impl DeviceArgs {
         });
         let own = |l| engine.sparsity().own_threshold(l).map(|(threshold, table)| (threshold, table.clone()));
         let setting = Setting {
-            rules,
+            policy,
+            tune: if self.deterministic { |rules| Rules { thresholds: false, ..rules } } else { |rules| rules },
             weight: if self.printed_loss { Weight::Complement } else { Weight::Probability },
             ahead,
             predictor: Some(predictor),

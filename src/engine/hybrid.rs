@@ -11,6 +11,7 @@ use crate::cpu::{Columns, Kernels, MAX_COLUMNS, Team};
 use crate::device::{Buffer, Call, OutOfMemory, SparseFfn, Stream};
 use crate::model::config::ModelConfig;
 use crate::model::weights::{Layer, Matrix};
+use crate::scheduler::Policy;
 
 /// What the engine knows of a layer before its FFN.
 pub struct Between<'a> {
@@ -34,6 +35,16 @@ pub trait Migrator: Send {
     /// A layer of a prompt of `tokens` tokens, from position `first` on, was computed whole: for how many of them each neuron was
     /// active, `[ffn]`.
     fn prompt(&mut self, _layer: usize, _first: usize, _tokens: usize, _counts: &[u32]) {}
+
+    /// What it goes by, if that has a name.
+    fn policy(&self) -> Option<Policy> {
+        None
+    }
+
+    /// Goes by another policy from the next layer on; `false` if it cannot.
+    fn set_policy(&mut self, _policy: Policy) -> bool {
+        false
+    }
 
     /// What it did so far.
     fn counts(&self) -> MigratorCounts {

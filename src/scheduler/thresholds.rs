@@ -125,6 +125,12 @@ impl Balancer {
         self.now
     }
 
+    /// One threshold for both again.
+    pub fn reset(&mut self) -> Pair {
+        self.now = Pair { device: self.base, cpu: self.base };
+        self.now
+    }
+
     /// A token's probabilities (times 255), and which neurons were resident.
     pub fn token(&mut self, probabilities: &[u8], resident: impl Fn(u32) -> bool) {
         let Halves { device, cpu } = &mut self.halves;
