@@ -10,7 +10,7 @@ use dynamicinfer::cache::{Migration, NeuronCache};
 use dynamicinfer::clock::{self, Duration};
 use dynamicinfer::cpu::Kernels;
 use dynamicinfer::device::{Rates, VirtualDevice};
-use dynamicinfer::engine::{Between, Choice, Engine, Logits, Migrator, Sparsity};
+use dynamicinfer::engine::{Between, Choice, Column, Engine, Logits, Migrator, Sparsity};
 use dynamicinfer::formats::predictor_file::Header;
 use dynamicinfer::formats::rows::Quant;
 use dynamicinfer::lab::synth::{Shape, write_store};
@@ -165,9 +165,13 @@ fn a_warm_engine_decodes_without_allocating() {
                     if name == "dense" && device == Some(Moving::Scheduled) {
                         continue;
                     }
-                    let allocations = count(&path, &choice, threads, device);
-                    if allocations > 0 {
-                        let what = format!("{} {name}, {threads} threads, {device:?}", quant.name());
+                    for timelines in [1, 3] {
+                        let allocations = count(&path, &choice, threads, device, timelines);
+                        if allocations == 0 {
+                            continue;
+                        }
+                        let what =
+                            format!("{} {name}, {threads} threads, {device:?}, {timelines} timelines", quant.name());
                         failed.push(format!("{what}: {allocations} allocations in {COUNTED} tokens"));
                     }
                 }
@@ -209,7 +213,7 @@ fn background(engine: &Engine) -> Background {
 }
 
 /// Allocations of [`COUNTED`] tokens that run as `choice[1]` says, after some that ran as `choice[0]` does.
-fn count(path: &Path, choice: &[Choice; 2], threads: usize, moving: Option<Moving>) -> u64 {
+fn count(path: &Path, choice: &[Choice; 2], threads: usize, moving: Option<Moving>, timelines: usize) -> u64 {
     let mut engine = Engine::new(Model::open(path).unwrap(), threads, Kernels::best());
     let sparsity = |choice: &Choice| Sparsity::new(vec![choice.clone(); LAYERS], 0).unwrap();
     engine.set_sparsity(sparsity(&choice[0]));
@@ -223,9 +227,18 @@ fn count(path: &Path, choice: &[Choice; 2], threads: usize, moving: Option<Movin
         });
         engine.hybrid = Some(hybrid);
     }
-    let mut kv = KvCache::new(&engine.model.config, WARM + COUNTED, KvType::F16).unwrap();
+    let new = |_| KvCache::new(&engine.model.config, WARM + COUNTED, KvType::F16).unwrap();
+    let mut caches: Vec<KvCache> = (0..timelines).map(new).collect();
+    let mut columns: Vec<Column> = (0..timelines).map(|cache| Column { cache, token: 0 }).collect();
+    let mut step = |engine: &mut Engine, token: u32| {
+        columns.iter_mut().zip(0..).for_each(|(column, i)| column.token = (token * 5 + i * 31) % 500);
+        match &mut caches[..] {
+            [kv] => engine.forward(kv, &[columns[0].token], Logits::Last),
+            caches => engine.forward_batch(caches, &columns, Logits::Last),
+        };
+    };
     for token in 0..WARM as u32 {
-        engine.forward(&mut kv, &[token * 5 % 500], Logits::Last);
+        step(&mut engine, token);
         let_the_team_sleep();
     }
     let share = |engine: &Engine| engine.report.computed_share(&engine.model.config);
@@ -233,10 +246,10 @@ fn count(path: &Path, choice: &[Choice; 2], threads: usize, moving: Option<Movin
     engine.set_sparsity(sparsity(&choice[1]));
     let before = ALLOCATIONS.load(Ordering::Relaxed);
     for token in 0..COUNTED as u32 {
-        engine.forward(&mut kv, &[token * 7 % 500], Logits::Last);
+        step(&mut engine, token + 9);
     }
     let allocations = ALLOCATIONS.load(Ordering::Relaxed) - before;
-    let all = (share(&engine) * engine.report.tokens as f64 - warm * tokens as f64) / COUNTED as f64;
+    let all = (share(&engine) * engine.report.tokens as f64 - warm * tokens as f64) / (COUNTED * timelines) as f64;
     println!("{warm:.2} of the neurons computed while warming, {all:.2} later");
     if let Some(hybrid) = &engine.hybrid {
         let counters = hybrid.cache.counters;

@@ -1,6 +1,7 @@
 use super::device_arg::{self, DeviceArgs, DeviceReport};
 use super::model_arg::{EngineArgs, ModelArgs, check_context};
 use super::sparsity_arg::{SparsityArgs, Unsaid};
+use crate::cpu::MAX_COLUMNS;
 use crate::error::{Error, Result};
 use crate::lab::bench::{BenchOptions, BenchRow, bench};
 use comfy_table::{CellAlignment, Table};
@@ -22,6 +23,9 @@ pub struct Args {
     /// Tokens to generate; 0 skips decode
     #[arg(short, long, default_value_t = 128)]
     n_gen: usize,
+    /// Timelines that generate together, a row for each number: 1,2,4,8; at most 32
+    #[arg(long, value_name = "N,...", value_delimiter = ',', default_value = "1")]
+    sequences: Vec<usize>,
     /// Repeats
     #[arg(short, long, default_value_t = 5)]
     repetitions: usize,
@@ -49,12 +53,20 @@ pub fn run(args: Args) -> Result<()> {
     if args.repetitions == 0 {
         return Err(Error::Usage("-r 0: take at least one repeat".into()));
     }
+    if let Some(n) = args.sequences.iter().find(|n| !(1..=MAX_COLUMNS).contains(*n)) {
+        return Err(Error::Usage(format!("--sequences {n}: take 1 to {MAX_COLUMNS} at once")));
+    }
     let mut engine = args.engine.engine(args.model.open()?)?;
     args.sparsity.apply(&mut engine, Unsaid::Dense)?;
     check_context(&engine.model, args.n_prompt.max(args.n_gen), args.engine.kv())?;
     args.device.apply(&mut engine, args.n_prompt.max(args.n_gen), args.engine.kv())?;
-    let options =
-        BenchOptions { prompt: args.n_prompt, generate: args.n_gen, repeats: args.repetitions, kv: args.engine.kv() };
+    let options = BenchOptions {
+        prompt: args.n_prompt,
+        generate: args.n_gen,
+        sequences: args.sequences,
+        repeats: args.repetitions,
+        kv: args.engine.kv(),
+    };
     let rows = bench(&mut engine, &options)?;
     match args.output {
         Output::Json => {

@@ -27,7 +27,7 @@ impl Columns {
         debug_assert!(n > 0 && values.len().is_multiple_of(n));
         self.n = n;
         self.cols = values.len() / n;
-        let stride = self.cols.next_multiple_of(LINE);
+        let stride = self.stride();
         self.values.resize(n * stride);
         for (to, from) in self.values.chunks_exact_mut(stride).zip(values.chunks_exact(self.cols)) {
             to[..self.cols].copy_from_slice(from);
@@ -75,8 +75,14 @@ impl Columns {
         }
     }
 
+    /// Numbers from one column to the next: an odd number of cache lines, or the same places of all columns would fall into
+    /// one set of L1.
+    fn stride(&self) -> usize {
+        (self.cols.div_ceil(LINE) | 1) * LINE
+    }
+
     pub fn values(&self, b: usize) -> &[f32] {
-        let start = b * self.cols.next_multiple_of(LINE);
+        let start = b * self.stride();
         &self.values[start..start + self.cols]
     }
 

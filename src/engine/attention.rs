@@ -1,32 +1,34 @@
 //! Attention over the KV cache, one kv head of one token at a time.
 
+use super::decode::Place;
 use crate::cpu::team::Parts;
 use crate::cpu::{Kernels, Team};
 use crate::model::config::ModelConfig;
 use crate::model::kv_cache::{HeadView, KvCache};
 use crate::ops::math;
 
-/// out[t] = attention of token t's queries. `qkv` is `[n, qkv_dim]` with q first, rotated; keys and values of all n
-/// tokens are in the cache at `first..first + n`. `out` is `[n, q_dim]`; `scores` is a room per thread.
+/// out[t] = attention of column t's queries over its own timeline. `qkv` is `[n, qkv_dim]` with q first, rotated; keys and
+/// values of all n columns are in their caches, at their places. `out` is `[n, q_dim]`; `scores` is a room per thread.
 #[allow(clippy::too_many_arguments)]
-pub fn attention(
+pub(super) fn attention(
     team: &mut Team,
     kernels: &Kernels,
     config: &ModelConfig,
-    kv: &KvCache,
+    caches: &[KvCache],
     layer: usize,
-    first: usize,
+    places: &[Place],
     qkv: &[f32],
     scores: &mut [Vec<f32>],
     out: &mut [f32],
 ) {
     let (dim, q_dim, shared) = (config.head_dim, config.q_dim(), config.heads / config.kv_heads);
-    let n = out.len() / q_dim;
+    let n = places.len();
+    assert_eq!(out.len(), n * q_dim);
     let scale = 1.0 / (dim as f32).sqrt();
     let (out, scores) = (Parts::new(out), Parts::new(scores));
     team.run(n * config.kv_heads, |thread, piece| {
         let (t, kv_head) = (piece / config.kv_heads, piece % config.kv_heads);
-        let position = first + t;
+        let (kv, position) = (&caches[places[t].cache], places[t].position);
         let start = config.window.map_or(0, |w| (position + 1).saturating_sub(w));
         let keys = kv.head(layer, 0, kv_head, start..position + 1);
         let values = kv.head(layer, 1, kv_head, start..position + 1);

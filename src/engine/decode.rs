@@ -22,10 +22,24 @@ use std::sync::Arc;
 pub enum Logits {
     /// None: more of the prompt follows.
     None,
-    /// Of the last token.
+    /// Of the last token of each timeline.
     Last,
     /// Of every token.
     All,
+}
+
+/// One column of a batch: a token, and the cache of the timeline that it continues.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Column {
+    pub cache: usize,
+    pub token: u32,
+}
+
+/// Where a column stands.
+#[derive(Clone, Copy)]
+pub(super) struct Place {
+    pub cache: usize,
+    pub position: usize,
 }
 
 /// A model, the threads that run it and the room they need.
@@ -57,7 +71,10 @@ struct Buffers {
     mixed: Vec<f32>,
     /// `[n, hidden]`
     projected: Vec<f32>,
-    /// `[n or 1, vocab]`
+    /// Where each column stands, `[n]`, and the columns that logits are made of.
+    places: Vec<Place>,
+    heads: Vec<usize>,
+    /// `[heads, vocab]`
     logits: Vec<f32>,
     columns: Columns,
     ffn: FfnBuffers,
@@ -100,6 +117,10 @@ impl Engine {
         &self.sparsity
     }
 
+    pub fn sparsity_mut(&mut self) -> &mut Sparsity {
+        &mut self.sparsity
+    }
+
     pub fn threads(&self) -> usize {
         self.team.threads()
     }
@@ -116,10 +137,22 @@ impl Engine {
         let mut audit = self.audit.take();
         let due = audit.as_mut().filter(|_| tokens.len() == 1).is_some_and(LiveAudit::is_due);
         let observer = audit.as_mut().filter(|_| due).map(|audit| audit as &mut dyn Observer);
-        self.run(kv, tokens, want, observer);
+        let first = kv.len;
+        self.place(tokens.iter().enumerate().map(|(t, _)| Place { cache: 0, position: first + t }), want);
+        self.run(std::slice::from_mut(kv), &|t| tokens[t], observer);
         self.audit = audit;
-        let n = if want == Logits::All { tokens.len() } else { usize::from(want == Logits::Last) };
-        &mut self.buffers.logits[..n * self.model.config.vocab]
+        &mut self.buffers.logits
+    }
+
+    /// As [`Engine::forward`], for several timelines at once: each column is a token that continues the timeline of its own
+    /// cache, after those of its columns that stand before it. Weights are read once for all columns. Up to [`MAX_COLUMNS`]
+    /// columns compute what the sparsity says. Logits are in the order of their columns, `[0, timelines or n, vocab]`.
+    pub fn forward_batch(&mut self, caches: &mut [KvCache], columns: &[Column], want: Logits) -> &mut [f32] {
+        let earlier = |t: usize, cache: usize| columns[..t].iter().filter(|c| c.cache == cache).count();
+        let place =
+            |(t, c): (usize, &Column)| Place { cache: c.cache, position: caches[c.cache].len + earlier(t, c.cache) };
+        self.place(columns.iter().enumerate().map(place), want);
+        self.run(caches, &|t| columns[t].token, None)
     }
 
     /// As [`Engine::forward`], with the true activations of every layer shown to `observer`, which costs their computation.
@@ -130,35 +163,52 @@ impl Engine {
         want: Logits,
         observer: &mut dyn Observer,
     ) -> &mut [f32] {
-        self.run(kv, tokens, want, Some(observer))
+        let first = kv.len;
+        self.place(tokens.iter().enumerate().map(|(t, _)| Place { cache: 0, position: first + t }), want);
+        self.run(std::slice::from_mut(kv), &|t| tokens[t], Some(observer))
+    }
+
+    /// Notes where the columns of the next pass stand, and of which there will be logits.
+    fn place(&mut self, places: impl Iterator<Item = Place>, want: Logits) {
+        let Buffers { places: all, heads, .. } = &mut self.buffers;
+        all.clear();
+        all.extend(places);
+        heads.clear();
+        let last = |t: usize| !all[t + 1..].iter().any(|later| later.cache == all[t].cache);
+        match want {
+            Logits::None => {}
+            Logits::Last if all.iter().all(|p| p.cache == 0) => heads.extend(all.len().checked_sub(1)),
+            Logits::Last => heads.extend((0..all.len()).filter(|&t| last(t))),
+            Logits::All => heads.extend(0..all.len()),
+        }
     }
 
     fn run(
         &mut self,
-        kv: &mut KvCache,
-        tokens: &[u32],
-        want: Logits,
+        caches: &mut [KvCache],
+        token: &dyn Fn(usize) -> u32,
         mut observer: Option<&mut dyn Observer>,
     ) -> &mut [f32] {
-        let (n, first) = (tokens.len(), kv.len);
-        assert!(n > 0 && first + n <= kv.context);
         let Engine { model, kernels, report, hybrid, team, sparsity, buffers, .. } = self;
         let (c, b) = (&model.config, buffers);
-        let h = c.hidden;
+        let (n, h) = (b.places.len(), c.hidden);
+        let first = b.places.first().map_or(0, |place| place.position);
+        assert!(n > 0 && b.places.iter().all(|p| p.position < caches[p.cache].context));
         b.x.resize(n * h, 0.0);
         b.normed.resize(n * h, 0.0);
         b.qkv.resize(n * c.qkv_dim(), 0.0);
         b.mixed.resize(n * c.q_dim(), 0.0);
         b.projected.resize(n * h, 0.0);
         // Attention's room grows with the position: the whole context at once, for nothing is allocated later.
-        b.scores.iter_mut().for_each(|scores| scores.reserve(kv.context.saturating_sub(scores.len())));
+        let context = caches.iter().map(|kv| kv.context).max().unwrap_or(0);
+        b.scores.iter_mut().for_each(|scores| scores.reserve(context.saturating_sub(scores.len())));
         let mut lap = clock::now();
 
         // 0 embed
-        for (t, (&token, x)) in tokens.iter().zip(b.x.chunks_exact_mut(h)).enumerate() {
-            read_row(&model.embed, token as usize, x);
+        for (t, (place, x)) in b.places.iter().zip(b.x.chunks_exact_mut(h)).enumerate() {
+            read_row(&model.embed, token(t) as usize, x);
             if let (Some(table), Positions::Learned { offset }) = (&model.positions, &c.positions) {
-                read_row(table, first + t + offset, &mut b.projected[..h]);
+                read_row(table, place.position + offset, &mut b.projected[..h]);
                 math::add(x, &b.projected[..h]);
             }
         }
@@ -166,19 +216,19 @@ impl Engine {
             // 1 attention: norm, qkv, rope, KV append, scores and mix, output, residual
             each(team, n, &mut b.normed, |t, out| math::norm(c.norm, &layer.attn_norm, &b.x[t * h..(t + 1) * h], out));
             linear(team, kernels, &layer.qkv, &b.normed, n, &mut b.columns, &mut b.qkv);
-            for (t, qkv) in b.qkv.chunks_exact_mut(c.qkv_dim()).enumerate() {
+            for (&Place { cache, position }, qkv) in b.places.iter().zip(b.qkv.chunks_exact_mut(c.qkv_dim())) {
                 if !layer.qkv_bias.is_empty() {
                     math::add(qkv, &layer.qkv_bias);
                 }
                 let (qk, v) = qkv.split_at_mut(c.q_dim() + c.kv_dim());
                 if let Positions::Rope { frequencies } = &c.positions {
-                    math::angles(first + t, frequencies, &mut b.cos_sin);
+                    math::angles(position, frequencies, &mut b.cos_sin);
                     math::rope(qk, c.head_dim, &b.cos_sin);
                 }
-                kv.put(l, 0, first + t, &qk[c.q_dim()..]);
-                kv.put(l, 1, first + t, v);
+                caches[cache].put(l, 0, position, &qk[c.q_dim()..]);
+                caches[cache].put(l, 1, position, v);
             }
-            attention(team, kernels, c, kv, l, first, &b.qkv, &mut b.scores, &mut b.mixed);
+            attention(team, kernels, c, caches, l, &b.places, &b.qkv, &mut b.scores, &mut b.mixed);
             linear(team, kernels, &layer.o, &b.mixed, n, &mut b.columns, &mut b.projected);
             math::add(&mut b.x, &b.projected);
             if !layer.o_bias.is_empty() {
@@ -249,24 +299,20 @@ impl Engine {
             report.ffn_ns += clock::lap(&mut lap);
             report.add_layer((l, layer), c, n, mode, selection, read);
         }
-        kv.len += n;
+        b.places.iter().for_each(|p| caches[p.cache].len = caches[p.cache].len.max(p.position + 1));
         // 4 head
-        let from = match want {
-            Logits::None => n,
-            Logits::Last => n - 1,
-            Logits::All => 0,
-        };
-        if from < n {
-            let x = &b.x[from * h..];
-            let normed = &mut b.normed[from * h..];
-            each(team, n - from, normed, |t, out| math::norm(c.norm, &model.out_norm, &x[t * h..(t + 1) * h], out));
-            b.logits.resize((n - from) * c.vocab, 0.0);
-            linear(team, kernels, &model.head, normed, n - from, &mut b.columns, &mut b.logits);
+        let heads = &b.heads;
+        b.logits.resize(heads.len() * c.vocab, 0.0);
+        if !heads.is_empty() {
+            let (x, normed) = (&b.x, &mut b.normed[..heads.len() * h]);
+            let row = |i: usize| &x[heads[i] * h..(heads[i] + 1) * h];
+            each(team, heads.len(), normed, |i, out| math::norm(c.norm, &model.out_norm, row(i), out));
+            linear(team, kernels, &model.head, normed, heads.len(), &mut b.columns, &mut b.logits);
         }
         report.head_ns += clock::lap(&mut lap);
         report.tokens += n as u64;
         report.passes += 1;
-        if from < n { &mut b.logits } else { &mut [] }
+        &mut b.logits
     }
 }
 

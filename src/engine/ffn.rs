@@ -384,6 +384,8 @@ fn run_blocks(
             *a = activation(config.ffn_kind, config.activation, products[0], products[dots - 1] + bias);
         }
         // Also where a is zero: skipping down rows breaks the stream, and what is left comes more slowly than all.
+        // With the arithmetic of several columns between them, lines have to be asked for.
+        let ahead = if n > 1 { layer.ffn.row_bytes } else { ahead };
         downs.add(neuron * per_block + dots, ahead, &a[..n], out);
     }
     downs.flush(out);
@@ -402,7 +404,8 @@ struct Downs<'a> {
 
 impl<'a> Downs<'a> {
     fn new(kernels: &'a Kernels, ffn: &'a Matrix, n: usize) -> Downs<'a> {
-        let together = rows_together(ffn.quant);
+        // The output of several columns does not stay in L1 beside their inputs: it is loaded and stored once for some rows.
+        let together = if n > 1 { MAX_AXPY_ROWS } else { rows_together(ffn.quant) };
         let a = [0.0; MAX_AXPY_ROWS * MAX_COLUMNS];
         Downs { kernels, ffn, n, together, count: 0, rows: [std::ptr::null(); MAX_AXPY_ROWS], a }
     }

@@ -10,7 +10,7 @@ pub mod sampler;
 pub mod session;
 pub mod sparsity;
 
-pub use decode::{Engine, Logits};
+pub use decode::{Column, Engine, Logits};
 pub use ffn::{Counts, Selection, Work};
 pub use hybrid::{Between, Hybrid, Migrator, MigratorCounts};
 pub use observer::{AuditCounts, LiveAudit, Observer, Seen};

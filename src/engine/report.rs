@@ -45,6 +45,13 @@ impl Report {
         self.ffn_bytes += (read.rows() + gates) * layer.ffn.row_bytes as u64;
     }
 
+    /// Begins again, and keeps its room.
+    pub fn clear(&mut self) {
+        let mut computed = std::mem::take(&mut self.computed);
+        computed.fill(0);
+        *self = Report { computed, ..Report::default() };
+    }
+
     /// Neurons computed / all neurons, over all layers.
     pub fn computed_share(&self, config: &ModelConfig) -> f64 {
         let all = self.tokens * (config.ffn * config.layers) as u64;

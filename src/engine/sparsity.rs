@@ -125,6 +125,22 @@ impl Sparsity {
         &self.cuts
     }
 
+    /// The probability from which on this layer's neurons are computed, if it is predicted.
+    pub fn threshold(&self, layer: usize) -> Option<f32> {
+        match &self.rules[layer] {
+            Rule::Predicted { threshold, .. } => Some(*threshold),
+            Rule::Dense | Rule::Exact => None,
+        }
+    }
+
+    /// Sets it; false for a layer that is not predicted.
+    pub fn set_threshold(&mut self, layer: usize, new: f32) -> bool {
+        let Rule::Predicted { predictor, ahead, threshold, scores } = &mut self.rules[layer] else { return false };
+        let table = predictor.calibration(layer, *ahead).expect("it was there when the rule was made");
+        (*threshold, *scores) = (new, [table.score_at(new); 2]);
+        true
+    }
+
     /// The kind of predictor of a layer.
     pub fn kind(&self, layer: usize) -> Kind {
         match &self.rules[layer] {

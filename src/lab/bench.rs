@@ -3,10 +3,10 @@
 use super::audit::{Audit, Shares};
 use super::measure::{ReadBandwidth, ReadBuffer};
 use crate::clock;
-use crate::engine::{Engine, Logits, Report, Session};
+use crate::engine::{Column, Engine, Logits, Report, Session};
 use crate::error::Result;
 use crate::interrupt;
-use crate::model::KvType;
+use crate::model::{KvCache, KvType};
 use crate::predictor::Kind;
 use serde::Serialize;
 
@@ -16,6 +16,8 @@ pub struct BenchOptions {
     pub prompt: usize,
     /// Tokens to generate; 0 leaves the row out.
     pub generate: usize,
+    /// Timelines that generate together, a row for each of these numbers; 1 to [`crate::cpu::MAX_COLUMNS`].
+    pub sequences: Vec<usize>,
     pub repeats: usize,
     pub kv: KvType,
 }
@@ -33,19 +35,21 @@ pub struct BenchRow {
     pub type_k: String,
     pub n_prompt: usize,
     pub n_gen: usize,
+    /// Timelines that generated `n_gen` tokens each, together.
+    pub n_sequences: usize,
     pub avg_ns: u64,
     pub stddev_ns: u64,
-    /// Tokens per second.
+    /// Tokens per second, of all timelines together.
     pub avg_ts: f64,
     pub stddev_ts: f64,
     pub samples_ns: Vec<u64>,
     pub samples_ts: Vec<f64>,
     pub instruction_set: &'static str,
-    /// Milliseconds between tokens over all repeats; decode only.
+    /// Milliseconds between tokens of a timeline over all repeats; decode only.
     pub token_ms_p50: Option<f64>,
     pub token_ms_p95: Option<f64>,
     pub token_ms_p99: Option<f64>,
-    /// Weight bytes that one token reads, predictors included; decode only.
+    /// Weight bytes that one pass reads (a token of each timeline), predictors included; decode only.
     pub bytes_per_token: Option<u64>,
     /// Which predictor chose the neurons of decode (`Sparsity::name`).
     pub predictor: String,
@@ -55,7 +59,7 @@ pub struct BenchRow {
     pub active_share: Option<f64>,
     pub recall: Option<f64>,
     pub precision: Option<f64>,
-    /// Mean milliseconds of a token by part; decode only.
+    /// Mean milliseconds of a pass by part; decode only.
     pub parts_ms: Option<PartsMs>,
     /// 10^9 weight bytes read per second, from the median time between tokens; decode only.
     pub read_gb_s: Option<f64>,
@@ -82,14 +86,18 @@ pub fn bench(engine: &mut Engine, options: &BenchOptions) -> Result<Vec<BenchRow
     let mut rows = Vec::new();
     let mut runs = Vec::new();
     if options.prompt > 0 {
-        runs.push((options.prompt, 0));
+        runs.push((options.prompt, 0, 1));
     }
     if options.generate > 0 {
-        runs.push((0, options.generate));
+        runs.extend(options.sequences.iter().map(|&sequences| (0, options.generate, sequences)));
     }
-    for (prompt, generate) in runs {
-        let samples = run(engine, prompt, generate, options)?;
-        let mut row = row(engine, prompt, generate, options.kv, before, &samples);
+    for (prompt, generate, sequences) in runs {
+        let samples = if sequences > 1 {
+            run_together(engine, sequences, generate, options)?
+        } else {
+            run(engine, prompt, generate, options)?
+        };
+        let mut row = row(engine, (prompt, generate, sequences), options.kv, before, &samples);
         if generate > 0 {
             let shares = audit(engine, options.kv)?;
             row.active_share = Some(shares.active_share);
@@ -140,6 +148,33 @@ fn run(engine: &mut Engine, prompt: usize, generate: usize, options: &BenchOptio
     Ok(repeats)
 }
 
+/// As [`run`], several timelines at once: each step is a token of each.
+fn run_together(engine: &mut Engine, n: usize, generate: usize, options: &BenchOptions) -> Result<Vec<Vec<u64>>> {
+    let vocab = engine.model.config.vocab as u64;
+    let mut rng = crate::prng::Prng::new(1);
+    let cache = |_| KvCache::new(&engine.model.config, generate, options.kv);
+    let mut caches = (0..n).map(cache).collect::<Result<Vec<_>>>()?;
+    let mut columns: Vec<Column> = (0..n).map(|cache| Column { cache, token: 0 }).collect();
+    let mut repeats = Vec::new();
+    for repeat in 0..=options.repeats {
+        caches.iter_mut().for_each(|cache| cache.truncate(0));
+        let mut steps = Vec::new();
+        for _ in 0..if repeat == 0 { generate.min(4) } else { generate } {
+            columns.iter_mut().for_each(|column| column.token = rng.below(vocab) as u32);
+            let start = clock::now();
+            engine.forward_batch(&mut caches, &columns, Logits::All);
+            steps.push(start.elapsed().as_nanos() as u64);
+            interrupt::check()?;
+        }
+        if repeat > 0 {
+            repeats.push(steps);
+        } else {
+            engine.report = Report::default();
+        }
+    }
+    Ok(repeats)
+}
+
 /// What the predictors find on tokens like those that were timed.
 fn audit(engine: &mut Engine, kv: KvType) -> Result<Shares> {
     const TOKENS: usize = 64;
@@ -156,15 +191,15 @@ fn audit(engine: &mut Engine, kv: KvType) -> Result<Shares> {
 
 fn row(
     engine: &Engine,
-    prompt: usize,
-    generate: usize,
+    (prompt, generate, sequences): (usize, usize, usize),
     kv: KvType,
     machine: ReadBandwidth,
     repeats: &[Vec<u64>],
 ) -> BenchRow {
     let model = &engine.model;
     let samples_ns: Vec<u64> = repeats.iter().map(|steps| steps.iter().sum()).collect();
-    let samples_ts: Vec<f64> = samples_ns.iter().map(|&ns| (prompt + generate) as f64 * 1e9 / ns as f64).collect();
+    let samples_ts: Vec<f64> =
+        samples_ns.iter().map(|&ns| (prompt + generate * sequences) as f64 * 1e9 / ns as f64).collect();
     let (avg_ns, stddev_ns) = mean_and_deviation(&samples_ns.iter().map(|&n| n as f64).collect::<Vec<_>>());
     let (avg_ts, stddev_ts) = mean_and_deviation(&samples_ts);
     let mut steps: Vec<u64> = repeats.iter().flatten().copied().collect();
@@ -172,9 +207,9 @@ fn row(
     let decode = generate > 0;
     let at = |share: f64| decode.then(|| percentile(&steps, share) as f64 / 1e6);
     let report = &engine.report;
-    let tokens = report.tokens.max(1);
-    let bytes = model.bytes_outside_ffn() + engine.sparsity().predictor_bytes() + report.ffn_bytes / tokens;
-    let part = |ns: u64| ns as f64 / 1e6 / tokens as f64;
+    let passes = report.passes.max(1);
+    let bytes = model.bytes_outside_ffn() + engine.sparsity().predictor_bytes() + report.ffn_bytes / passes;
+    let part = |ns: u64| ns as f64 / 1e6 / passes as f64;
     let parts_ms = PartsMs {
         attention: part(report.attention_ns),
         predictor: part(report.predictor_ns),
@@ -183,7 +218,11 @@ fn row(
     };
     let read_gb_s = decode.then(|| bytes as f64 / percentile(&steps, 0.5) as f64);
     BenchRow {
-        test: if decode { format!("tg{generate}") } else { format!("pp{prompt}") },
+        test: match (decode, sequences) {
+            (false, _) => format!("pp{prompt}"),
+            (true, 1) => format!("tg{generate}"),
+            (true, n) => format!("tg{generate} x {n}"),
+        },
         model_filename: model.store().path().display().to_string(),
         model_type: format!("{} {}", model.config.family, model.quant.name()),
         model_size: model.store().file_bytes(),
@@ -192,6 +231,7 @@ fn row(
         type_k: if kv == KvType::F16 { "f16".into() } else { "f32".into() },
         n_prompt: prompt,
         n_gen: generate,
+        n_sequences: sequences,
         avg_ns: avg_ns as u64,
         stddev_ns: stddev_ns as u64,
         avg_ts,

@@ -94,6 +94,22 @@ impl KvCache {
         }
     }
 
+    /// Takes over the first `len` positions of another cache of the same shape; what was here is forgotten.
+    pub fn copy_from(&mut self, other: &KvCache, len: usize) {
+        assert!(len <= other.len && len <= self.context);
+        assert_eq!((self.kind, self.heads, self.head_dim), (other.kind, other.heads, other.head_dim));
+        // Per layer, part and head: one run each.
+        let (from_run, to_run) = (other.context * self.head_dim, self.context * self.head_dim);
+        let numbers = len * self.head_dim;
+        for (to, from) in self.half.chunks_exact_mut(to_run).zip(other.half.chunks_exact(from_run)) {
+            to[..numbers].copy_from_slice(&from[..numbers]);
+        }
+        for (to, from) in self.full.chunks_exact_mut(to_run).zip(other.full.chunks_exact(from_run)) {
+            to[..numbers].copy_from_slice(&from[..numbers]);
+        }
+        self.len = len;
+    }
+
     /// Forgets positions from `len` on.
     pub fn truncate(&mut self, len: usize) {
         self.len = self.len.min(len);
