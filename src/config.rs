@@ -68,3 +68,44 @@ pub fn available_memory() -> Option<u64> {
     let line = info.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
     Some(line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()? * 1024)
 }
+
+/// The value of one of this program's own variables.
+pub fn variable(name: &str) -> Option<String> {
+    std::env::var(name).ok()
+}
+
+/// The files that settings are read from, the system's first.
+pub fn config_files() -> Vec<PathBuf> {
+    let user = user_dir("XDG_CONFIG_HOME", ".config").map(|dir| dir.join("config.toml"));
+    [Some(PathBuf::from("/etc/dynamicinfer/config.toml")), user].into_iter().flatten().collect()
+}
+
+/// Where what must outlive a run but is no model goes (the history of `chat`): `$XDG_STATE_HOME/dynamicinfer`, else
+/// `~/.local/state/dynamicinfer`.
+pub fn state_dir() -> Option<PathBuf> {
+    user_dir("XDG_STATE_HOME", ".local/state")
+}
+
+/// The directory for sockets of this user that the system made and clears: `$XDG_RUNTIME_DIR`.
+pub fn runtime_dir() -> Option<PathBuf> {
+    std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from).filter(|dir| dir.is_absolute())
+}
+
+/// What systemd told this process: where to send its state, how often the watchdog wants to hear of it (if it means this
+/// process), and whether a socket was handed over as descriptor 3.
+pub struct Systemd {
+    pub notify: Option<std::ffi::OsString>,
+    pub watchdog: Option<std::time::Duration>,
+    pub socket: bool,
+}
+
+pub fn systemd() -> Systemd {
+    let number = |name: &str| std::env::var(name).ok()?.parse::<u64>().ok();
+    let mine = |pid: Option<u64>| pid.is_none_or(|pid| pid == u64::from(std::process::id()));
+    let watchdog = number("WATCHDOG_USEC").filter(|&us| us > 0 && mine(number("WATCHDOG_PID")));
+    Systemd {
+        notify: std::env::var_os("NOTIFY_SOCKET").filter(|name| !name.is_empty()),
+        watchdog: watchdog.map(std::time::Duration::from_micros),
+        socket: number("LISTEN_FDS") == Some(1) && number("LISTEN_PID") == Some(u64::from(std::process::id())),
+    }
+}

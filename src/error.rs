@@ -21,6 +21,15 @@ pub enum Error {
     /// Not enough memory or budget; exit 6.
     #[error("{0}")]
     Memory(String),
+    /// No daemon answers; exit 3.
+    #[error("{0}")]
+    NoDaemon(String),
+    /// A daemon is there already; exit 4.
+    #[error("{0}")]
+    Running(String),
+    /// The engine has failed and cannot go on; exit 70.
+    #[error("{0}")]
+    Fatal(String),
     /// Ctrl-C; exit 130.
     #[error("interrupted")]
     Interrupted,
@@ -86,6 +95,9 @@ impl Error {
             Error::Usage(_) => 2,
             Error::BadFile(_) => 5,
             Error::Memory(_) => 6,
+            Error::NoDaemon(_) => 3,
+            Error::Running(_) => 4,
+            Error::Fatal(_) => 70,
             Error::Interrupted => 130,
             Error::Io { .. } | Error::Failed(_) => 1,
         }

@@ -22,3 +22,8 @@ pub fn install() {
 pub fn check() -> Result<()> {
     if REQUESTED.load(Ordering::Relaxed) { Err(Error::Interrupted) } else { Ok(()) }
 }
+
+/// Whether Ctrl-C was pressed, which then counts as answered: what it was meant for has ended, and the program goes on.
+pub fn take() -> bool {
+    REQUESTED.swap(false, Ordering::SeqCst)
+}

@@ -6,6 +6,7 @@ pub mod config;
 pub mod error;
 pub mod interrupt;
 pub mod prng;
+pub mod settings;
 
 pub mod formats;
 pub mod tokenizer;
@@ -24,9 +25,14 @@ pub mod profile;
 pub mod scheduler;
 
 pub mod engine;
+pub mod generation;
 
 pub mod background;
 pub mod lab;
+
+pub mod api;
+pub mod client;
+pub mod serve;
 
 pub mod cli;
 

@@ -53,7 +53,7 @@ pub struct DeviceArgs {
     lookahead: usize,
     /// One threshold for device and CPU, so that the text does not depend on what lies where
     #[arg(long)]
-    deterministic: bool,
+    pub deterministic: bool,
     /// Neither read nor keep what was learnt from earlier texts about how often neurons are active
     #[arg(long)]
     no_history: bool,
@@ -88,12 +88,38 @@ impl InUse {
         }
     }
 
+    /// What sets its budget while it runs.
+    pub fn into_budgeter(self) -> Budgeter {
+        self.budgeter
+    }
+
     /// Before generated token number `token`. A budget that cannot be is refused and the old one stays: the text goes on.
     pub fn before(&self, engine: &mut Engine, token: usize) {
         for (_, vram) in self.schedule.iter().filter(|(at, _)| *at == token) {
             if let Err(error) = self.budgeter.set(engine, *vram) {
                 eprintln!("\nthe budget stays as it is: {error}");
             }
+        }
+    }
+}
+
+/// As nothing was typed.
+impl Default for DeviceArgs {
+    fn default() -> DeviceArgs {
+        DeviceArgs {
+            device: DeviceKind::Cpu,
+            vram: None,
+            ffn_share: None,
+            placement: "static".into(),
+            placement_seed: 1,
+            machine: None,
+            barrier: false,
+            policy: None,
+            lookahead: 1,
+            deterministic: false,
+            no_history: false,
+            vram_schedule: Vec::new(),
+            printed_loss: false,
         }
     }
 }

@@ -3,11 +3,19 @@
 mod bench;
 mod calibrate;
 mod chart;
+mod chat;
+mod chat_backend;
+mod chat_commands;
 pub mod companions;
 mod completions;
+mod config;
+mod daemon_verbs;
 mod device_arg;
+mod doctor;
 mod eval;
+mod ls;
 mod machine_arg;
+mod man;
 mod measure;
 mod model_arg;
 mod pack;
@@ -18,10 +26,13 @@ mod progress;
 mod record;
 mod replay;
 mod run;
+mod serve;
+mod settings_arg;
 mod show;
 mod size;
 mod sparsity_arg;
 mod synth;
+mod top;
 mod train_predictor;
 
 use crate::error::{Error, Result};
@@ -42,6 +53,8 @@ struct Args {
 const EXAMPLES: &str = "\
 Examples:
   dynamicinfer run demo \"Once upon a time\"         a story from the model that comes with the program
+  dynamicinfer serve demo                          OpenAI's API on a Unix socket
+  dynamicinfer chat demo                           talk to a model
   echo \"Summarise: ...\" | dynamicinfer run M       the prompt from a pipe
   dynamicinfer show demo                           what a model is made of
   dynamicinfer bench demo -p 128 -n 64             tokens per second, and how near to the memory's limit
@@ -49,11 +62,22 @@ Examples:
   dynamicinfer pack model.gguf --quant q8_0        make the packed file yourself
   dynamicinfer train-predictor M --text a.txt      teach it which neurons a token needs
 
-Exit status: 0 done, 1 failed, 2 wrong usage, 5 bad model file, 6 not enough memory, 130 Ctrl-C.";
+Exit status: 0 done, 1 failed, 2 wrong usage, 3 no daemon, 4 a daemon is there already, 5 bad model file, 6 not enough memory,
+70 the engine failed, 130 Ctrl-C.";
 
 #[derive(Subcommand)]
 enum Verb {
     Run(run::Args),
+    Chat(chat::Args),
+    Serve(serve::Args),
+    Ps(daemon_verbs::Ps),
+    Top(top::Args),
+    Load(daemon_verbs::LoadArgs),
+    Stop(daemon_verbs::StopArgs),
+    Budget(daemon_verbs::BudgetArgs),
+    Ls(ls::Args),
+    Doctor(doctor::Args),
+    Config(config::Args),
     Show(show::Args),
     Pack(pack::Args),
     Bench(bench::Args),
@@ -67,6 +91,7 @@ enum Verb {
     Record(record::Args),
     Replay(replay::Args),
     Completions(completions::Args),
+    Man(man::Args),
 }
 
 /// The program. Returns its exit status.
@@ -84,7 +109,10 @@ pub fn main() -> ExitCode {
         }
     };
     log();
-    crate::interrupt::install();
+    // The daemon has its own ways with signals.
+    if !matches!(args.verb, Verb::Serve(_)) {
+        crate::interrupt::install();
+    }
     match dispatch(args.verb) {
         Ok(()) => ExitCode::SUCCESS,
         // The reader of our output has gone; it has what it wanted.
@@ -99,6 +127,16 @@ pub fn main() -> ExitCode {
 fn dispatch(verb: Verb) -> Result<()> {
     match verb {
         Verb::Run(args) => run::run(args),
+        Verb::Chat(args) => chat::run(args),
+        Verb::Serve(args) => serve::run(args),
+        Verb::Ps(args) => daemon_verbs::ps(args),
+        Verb::Top(args) => top::run(args),
+        Verb::Load(args) => daemon_verbs::load(args),
+        Verb::Stop(args) => daemon_verbs::stop(args),
+        Verb::Budget(args) => daemon_verbs::budget(args),
+        Verb::Ls(args) => ls::run(args),
+        Verb::Doctor(args) => doctor::run(args),
+        Verb::Config(args) => config::run(args),
         Verb::Show(args) => show::run(args),
         Verb::Pack(args) => pack::run(args),
         Verb::Bench(args) => bench::run(args),
@@ -112,6 +150,7 @@ fn dispatch(verb: Verb) -> Result<()> {
         Verb::Record(args) => record::run(args),
         Verb::Replay(args) => replay::run(args),
         Verb::Completions(args) => completions::run(args),
+        Verb::Man(args) => man::run(args),
     }
 }
 

@@ -12,7 +12,7 @@ use std::ops::RangeInclusive;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-#[derive(Args, Clone)]
+#[derive(Args, Clone, Default)]
 pub struct SparsityArgs {
     /// What tells which neurons a token needs: dense (all), exact, sign, mlp or auto; by layer as `mlp,dense@0,exact@3-5`
     ///
@@ -67,6 +67,12 @@ impl std::str::FromStr for Plan {
 }
 
 impl SparsityArgs {
+    /// With `predictor` where no other was typed.
+    pub fn or_predictor(&self, predictor: &str) -> Result<SparsityArgs> {
+        let said = predictor.parse().map_err(|why| Error::Usage(format!("engine.predictor: {why}")))?;
+        Ok(SparsityArgs { predictor: Some(self.predictor.clone().unwrap_or(said)), ..self.clone() })
+    }
+
     /// Tells the engine which neurons to compute.
     pub fn apply(&self, engine: &mut Engine, unsaid: Unsaid) -> Result<()> {
         if let Some(threshold) = self.threshold.filter(|t| !(0.0..=1.0).contains(t)) {

@@ -1,0 +1,236 @@
+//! POST /v1/chat/completions.
+
+use super::error::ApiError;
+use super::model::ServedModel;
+use super::request::{MOST_TOP_LOGPROBS, OneOrMore, ResponseFormat, StreamOptions, Wishes, room};
+use super::stream::{Answer, Prepared, Wire};
+use crate::generation::Job;
+use crate::tokenizer::chat_template::Message;
+use serde::Deserialize;
+use serde::de::IgnoredAny;
+use serde_json::{Map, Value};
+use std::sync::Arc;
+
+/// A conversation of more turns is no conversation.
+const MOST_MESSAGES: usize = 4096;
+
+macro_rules! request {
+    ($(#[$of:meta])* $name:ident, $fields:ident { $($(#[$meta:meta])* $field:ident: $type:ty,)* }) => {
+        $(#[$of])*
+        #[derive(Debug, Default, Deserialize)]
+        #[serde(deny_unknown_fields, default)]
+        pub struct $name {
+            $($(#[$meta])* pub $field: Option<$type>,)*
+        }
+        /// Every field, for messages and for the OpenAPI document's test.
+        pub const $fields: &[&str] = &[$(stringify!($field),)*];
+    };
+}
+pub(super) use request;
+
+request! {
+    /// The request. A field that is not here is refused by its name.
+    ChatRequest, CHAT_FIELDS {
+        model: String,
+        messages: Vec<ChatMessage>,
+        stream: bool,
+        stream_options: StreamOptions,
+        max_tokens: u64,
+        /// Wins over `max_tokens`.
+        max_completion_tokens: u64,
+        temperature: f32,
+        top_p: f32,
+        top_k: u64,
+        min_p: f32,
+        repeat_penalty: f32,
+        presence_penalty: f32,
+        frequency_penalty: f32,
+        seed: i64,
+        stop: OneOrMore,
+        n: u64,
+        logprobs: bool,
+        top_logprobs: u64,
+        logit_bias: Map<String, Value>,
+        response_format: ResponseFormat,
+        ignore_eos: bool,
+        /// Refused unless empty.
+        tools: Vec<Value>,
+        tool_choice: Value,
+        /// Taken and without effect.
+        user: String,
+        metadata: IgnoredAny,
+        store: IgnoredAny,
+        service_tier: IgnoredAny,
+        parallel_tool_calls: IgnoredAny,
+        prompt_cache_key: IgnoredAny,
+        safety_identifier: IgnoredAny,
+    }
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ChatMessage {
+    pub role: String,
+    pub content: Option<Content>,
+    /// Taken and without effect.
+    #[serde(rename = "name")]
+    pub _name: Option<String>,
+    #[serde(rename = "refusal")]
+    pub _refusal: Option<IgnoredAny>,
+    pub tool_calls: Option<Vec<Value>>,
+    pub tool_call_id: Option<String>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(untagged, expecting = "a string or a list of parts")]
+pub enum Content {
+    Text(String),
+    Parts(Vec<Part>),
+}
+
+#[derive(Debug, Deserialize)]
+pub struct Part {
+    #[serde(rename = "type")]
+    pub kind: String,
+    pub text: Option<String>,
+}
+
+impl ChatMessage {
+    fn check(&self, index: usize) -> Result<Message, ApiError> {
+        let at = |field: &str| format!("messages.{index}.{field}");
+        let role = match self.role.as_str() {
+            // OpenAI's newer name of the same.
+            "developer" => "system",
+            role @ ("system" | "user" | "assistant") => role,
+            "tool" | "function" => {
+                return Err(ApiError::field(at("role"), "messages of tools are not supported: this server calls none"));
+            }
+            role => {
+                let role = crate::error::excerpt(role);
+                return Err(ApiError::field(
+                    at("role"),
+                    format!("the role '{role}' is unknown; take system, user or assistant"),
+                ));
+            }
+        };
+        if self.tool_calls.as_ref().is_some_and(|calls| !calls.is_empty()) || self.tool_call_id.is_some() {
+            return Err(ApiError::field(at("tool_calls"), "calls of tools are not supported"));
+        }
+        let text = match &self.content {
+            None => return Err(ApiError::field(at("content"), "the content is missing; give a string")),
+            Some(Content::Text(text)) => text.clone(),
+            Some(Content::Parts(parts)) => {
+                let mut text = String::new();
+                for (i, part) in parts.iter().enumerate() {
+                    let (Some(piece), "text") = (&part.text, part.kind.as_str()) else {
+                        let kind = crate::error::excerpt(&part.kind);
+                        let message = format!("a part of type '{kind}' cannot be read; only text can");
+                        return Err(ApiError::field(format!("messages.{index}.content.{i}"), message));
+                    };
+                    text.push_str(piece);
+                }
+                text
+            }
+        };
+        Ok(Message::new(role, &text))
+    }
+}
+
+impl ChatRequest {
+    /// # Errors
+    /// 400 with the field that cannot be; 404 for another model.
+    pub fn prepare(
+        self,
+        model: &Arc<ServedModel>,
+        client: u64,
+        id: String,
+        fresh_seed: u64,
+    ) -> Result<Prepared, ApiError> {
+        model.check_name(self.model.as_deref())?;
+        refuse_tools(self.tools, self.tool_choice)?;
+        let messages = self.messages.unwrap_or_default();
+        if messages.is_empty() || messages.len() > MOST_MESSAGES {
+            let n = messages.len();
+            return Err(ApiError::field("messages", format!("there are {n} messages; give 1 to {MOST_MESSAGES}")));
+        }
+        let messages = messages.iter().enumerate().map(|(i, m)| m.check(i)).collect::<Result<Vec<_>, _>>()?;
+        let stream = self.stream.unwrap_or(false);
+        let usage = usage_wanted(stream, self.stream_options)?;
+        let logprobs = match (self.logprobs.unwrap_or(false), self.top_logprobs) {
+            (false, None | Some(0)) => None,
+            (false, Some(_)) => return Err(ApiError::field("top_logprobs", "top_logprobs needs logprobs: true")),
+            (true, top) => {
+                let top = top.unwrap_or(0);
+                if top > MOST_TOP_LOGPROBS as u64 {
+                    let message = format!("top_logprobs is {top}; take 0 to {MOST_TOP_LOGPROBS}");
+                    return Err(ApiError::field("top_logprobs", message));
+                }
+                Some(top as usize)
+            }
+        };
+        let wishes = Wishes {
+            temperature: self.temperature,
+            top_p: self.top_p,
+            top_k: self.top_k,
+            min_p: self.min_p,
+            repeat_penalty: self.repeat_penalty,
+            presence_penalty: self.presence_penalty,
+            frequency_penalty: self.frequency_penalty,
+            seed: self.seed,
+            stop: self.stop,
+            n: self.n,
+            logit_bias: self.logit_bias,
+        };
+        let choices = wishes.check(model, fresh_seed)?;
+        let grammars = match &self.response_format {
+            Some(format) => format.grammars(model, choices.n)?,
+            None => (0..choices.n).map(|_| None).collect(),
+        };
+        let prompt = model.conversation(&messages)?;
+        let (param, asked) = match self.max_completion_tokens {
+            Some(most) => ("max_completion_tokens", Some(most)),
+            None => ("max_tokens", self.max_tokens),
+        };
+        let max_tokens = room(param, asked, prompt.len(), model.context)?;
+        let job = |(i, grammar)| Job {
+            client,
+            prompt: prompt.clone(),
+            params: crate::engine::sampler::SamplingParams {
+                seed: choices.params.seed.wrapping_add(i as u64),
+                ..choices.params.clone()
+            },
+            max_tokens,
+            stops: choices.stops.clone(),
+            whole: model.tokenizer.chat_template().is_some() && model.tokenizer.drops_leading_space(),
+            ignore_eos: self.ignore_eos.unwrap_or(false),
+            logit_bias: choices.logit_bias.clone(),
+            logprobs,
+            grammar,
+        };
+        let jobs: Vec<Job> = grammars.into_iter().enumerate().map(job).collect();
+        let created = crate::clock::unix_seconds();
+        let answer = Answer { wire: Wire::Chat, id: format!("chatcmpl-{id}"), created, model: model.clone() };
+        Ok(Prepared { per_prompt: jobs.len(), jobs, answer, stream, usage })
+    }
+}
+
+/// No tool is ever called; a request that leaves the choice to nobody is taken.
+fn refuse_tools(tools: Option<Vec<Value>>, choice: Option<Value>) -> Result<(), ApiError> {
+    if tools.is_some_and(|tools| !tools.is_empty()) {
+        return Err(ApiError::field("tools", "calls of tools are not supported; leave tools out"));
+    }
+    match choice {
+        None | Some(Value::Null) => Ok(()),
+        Some(choice) if choice == "none" || choice == "auto" => Ok(()),
+        Some(_) => Err(ApiError::field("tool_choice", "calls of tools are not supported; leave tool_choice out")),
+    }
+}
+
+/// # Errors
+/// 400 for `stream_options` without `stream`, as OpenAI has it.
+pub(super) fn usage_wanted(stream: bool, options: Option<StreamOptions>) -> Result<bool, ApiError> {
+    if options.is_some() && !stream {
+        return Err(ApiError::field("stream_options", "stream_options needs stream: true"));
+    }
+    Ok(options.and_then(|o| o.include_usage).unwrap_or(false))
+}

@@ -1,0 +1,155 @@
+//! POST /v1/completions.
+
+use super::chat::{request, usage_wanted};
+use super::error::ApiError;
+use super::model::ServedModel;
+use super::request::{MOST_CHOICES, OneOrMore, ResponseFormat, StreamOptions, Wishes, room};
+use super::stream::{Answer, Prepared, Wire};
+use crate::engine::sampler::SamplingParams;
+use crate::generation::Job;
+use serde::Deserialize;
+use serde::de::IgnoredAny;
+use serde_json::{Map, Value};
+use std::sync::Arc;
+
+/// OpenAI's default of this older API.
+const DEFAULT_MAX_TOKENS: u64 = 16;
+const MOST_LOGPROBS: u64 = 20;
+
+request! {
+    /// The request. A field that is not here is refused by its name.
+    CompletionRequest, COMPLETION_FIELDS {
+        model: String,
+        prompt: Prompt,
+        stream: bool,
+        stream_options: StreamOptions,
+        max_tokens: u64,
+        temperature: f32,
+        top_p: f32,
+        top_k: u64,
+        min_p: f32,
+        repeat_penalty: f32,
+        presence_penalty: f32,
+        frequency_penalty: f32,
+        seed: i64,
+        stop: OneOrMore,
+        n: u64,
+        logprobs: u64,
+        logit_bias: Map<String, Value>,
+        response_format: ResponseFormat,
+        ignore_eos: bool,
+        /// Refused unless they change nothing.
+        best_of: u64,
+        echo: bool,
+        suffix: String,
+        /// Taken and without effect.
+        user: String,
+    }
+}
+
+/// Texts as they stand, or token ids.
+#[derive(Debug, Deserialize)]
+#[serde(untagged, expecting = "a string, a list of strings, token ids, or a list of lists of token ids")]
+pub enum Prompt {
+    Text(String),
+    Texts(Vec<String>),
+    Tokens(Vec<u32>),
+    ManyTokens(Vec<Vec<u32>>),
+    /// Gets a better refusal than serde's.
+    Other(IgnoredAny),
+}
+
+impl Prompt {
+    fn tokens(self, model: &ServedModel) -> Result<Vec<Vec<u32>>, ApiError> {
+        match self {
+            Prompt::Text(text) => Ok(vec![model.tokens("prompt", &text)?]),
+            Prompt::Texts(texts) => texts.iter().map(|text| model.tokens("prompt", text)).collect(),
+            Prompt::Tokens(ids) => Ok(vec![model.check_tokens("prompt", ids)?]),
+            Prompt::ManyTokens(lists) => lists.into_iter().map(|ids| model.check_tokens("prompt", ids)).collect(),
+            Prompt::Other(_) => Err(ApiError::field(
+                "prompt",
+                "the prompt is neither a text, nor texts, nor token ids (whole numbers from 0)",
+            )),
+        }
+    }
+}
+
+impl CompletionRequest {
+    /// # Errors
+    /// 400 with the field that cannot be; 404 for another model.
+    pub fn prepare(
+        self,
+        model: &Arc<ServedModel>,
+        client: u64,
+        id: String,
+        fresh_seed: u64,
+    ) -> Result<Prepared, ApiError> {
+        model.check_name(self.model.as_deref())?;
+        if self.echo == Some(true) {
+            return Err(ApiError::field("echo", "echo is not supported; put the prompt before the answer yourself"));
+        }
+        if self.suffix.is_some_and(|suffix| !suffix.is_empty()) {
+            return Err(ApiError::field(
+                "suffix",
+                "suffix is not supported: the model continues a text, it fills no gap",
+            ));
+        }
+        if let Some(best_of) = self.best_of.filter(|&best| best != self.n.unwrap_or(1)) {
+            return Err(ApiError::field("best_of", format!("best_of is {best_of}; only as many as n are supported")));
+        }
+        if let Some(top) = self.logprobs.filter(|&top| top > MOST_LOGPROBS) {
+            return Err(ApiError::field("logprobs", format!("logprobs is {top}; take 0 to {MOST_LOGPROBS}")));
+        }
+        let stream = self.stream.unwrap_or(false);
+        let usage = usage_wanted(stream, self.stream_options)?;
+        let wishes = Wishes {
+            temperature: self.temperature,
+            top_p: self.top_p,
+            top_k: self.top_k,
+            min_p: self.min_p,
+            repeat_penalty: self.repeat_penalty,
+            presence_penalty: self.presence_penalty,
+            frequency_penalty: self.frequency_penalty,
+            seed: self.seed,
+            stop: self.stop,
+            n: self.n,
+            logit_bias: self.logit_bias,
+        };
+        let choices = wishes.check(model, fresh_seed)?;
+        let prompt = self.prompt.ok_or_else(|| ApiError::field("prompt", "the prompt is missing"))?;
+        let prompts = prompt.tokens(model)?;
+        if prompts.is_empty() || prompts.len() > MOST_CHOICES {
+            let n = prompts.len();
+            return Err(ApiError::field("prompt", format!("there are {n} prompts; give 1 to {MOST_CHOICES}")));
+        }
+        let mut jobs = Vec::new();
+        for prompt in prompts {
+            let max_tokens =
+                room("max_tokens", Some(self.max_tokens.unwrap_or(DEFAULT_MAX_TOKENS)), prompt.len(), model.context)?;
+            let grammars = match &self.response_format {
+                Some(format) => format.grammars(model, choices.n)?,
+                None => (0..choices.n).map(|_| None).collect(),
+            };
+            for (i, grammar) in grammars.into_iter().enumerate() {
+                jobs.push(Job {
+                    client,
+                    prompt: prompt.clone(),
+                    params: SamplingParams {
+                        seed: choices.params.seed.wrapping_add(i as u64),
+                        ..choices.params.clone()
+                    },
+                    max_tokens,
+                    stops: choices.stops.clone(),
+                    whole: false,
+                    ignore_eos: self.ignore_eos.unwrap_or(false),
+                    logit_bias: choices.logit_bias.clone(),
+                    logprobs: self.logprobs.map(|top| top as usize),
+                    grammar,
+                });
+            }
+        }
+        let created = crate::clock::unix_seconds();
+        let answer = Answer { wire: Wire::Text, id: format!("cmpl-{id}"), created, model: model.clone() };
+        Ok(Prepared { jobs, answer, stream, usage, per_prompt: choices.n })
+    }
+}

@@ -1,0 +1,14 @@
+//! OpenAI's wire format: requests into jobs, events into answers. No HTTP here: the daemon and a `chat` without one use the
+//! same.
+
+pub mod chat;
+pub mod completions;
+pub mod error;
+pub mod model;
+pub mod request;
+pub mod stream;
+
+pub use error::ApiError;
+pub use model::ServedModel;
+pub use request::parse;
+pub use stream::{Answer, Collector, Prepared, Wire};

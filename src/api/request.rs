@@ -1,0 +1,200 @@
+//! What chat and text completions have in common.
+
+use super::error::{ApiError, malformed};
+use super::model::ServedModel;
+use crate::engine::sampler::SamplingParams;
+use crate::generation::Grammar;
+use crate::tokenizer::TextStream;
+use serde::Deserialize;
+use serde::de::DeserializeOwned;
+use serde_json::{Map, Value};
+
+/// Answers per prompt, and prompts per request: each takes a place in the queue.
+pub const MOST_CHOICES: usize = 8;
+/// OpenAI's own limits.
+pub const MOST_TOP_LOGPROBS: usize = 20;
+const LARGEST_BIAS: f32 = 100.0;
+/// A bias is applied token by token, each time; OpenAI takes 300.
+const MOST_BIASES: usize = 1024;
+
+/// A request's body; `fields` are the names it may have.
+///
+/// # Errors
+/// 400 with the field.
+pub fn parse<T: DeserializeOwned>(body: &[u8], fields: &[&str]) -> Result<T, ApiError> {
+    let json = &mut serde_json::Deserializer::from_slice(body);
+    let request = serde_path_to_error::deserialize(&mut *json).map_err(|e| malformed(e, fields))?;
+    json.end().map_err(|e| ApiError::new(400, format!("something follows the request's JSON: {e}")))?;
+    Ok(request)
+}
+
+/// One string or several.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(untagged, expecting = "a string or a list of strings")]
+pub enum OneOrMore {
+    One(String),
+    More(Vec<String>),
+}
+
+#[derive(Clone, Copy, Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct StreamOptions {
+    pub include_usage: Option<bool>,
+    /// Padding against eavesdroppers; there are none on a local socket, and it is left out.
+    #[serde(rename = "include_obfuscation")]
+    pub _include_obfuscation: Option<bool>,
+}
+
+/// What tells how to choose tokens, as both requests have it.
+#[derive(Default)]
+pub struct Wishes {
+    pub temperature: Option<f32>,
+    pub top_p: Option<f32>,
+    pub top_k: Option<u64>,
+    pub min_p: Option<f32>,
+    pub repeat_penalty: Option<f32>,
+    pub presence_penalty: Option<f32>,
+    pub frequency_penalty: Option<f32>,
+    pub seed: Option<i64>,
+    pub stop: Option<OneOrMore>,
+    pub n: Option<u64>,
+    pub logit_bias: Option<Map<String, Value>>,
+}
+
+/// The same, checked.
+pub struct Choices {
+    pub params: SamplingParams,
+    pub stops: Vec<String>,
+    pub n: usize,
+    pub logit_bias: Vec<(u32, f32)>,
+}
+
+impl Wishes {
+    /// # Errors
+    /// 400 with the field that cannot be.
+    pub fn check(self, model: &ServedModel, fresh_seed: u64) -> Result<Choices, ApiError> {
+        let d = SamplingParams::default();
+        let params = SamplingParams {
+            temperature: self.temperature.unwrap_or(d.temperature),
+            top_k: self.top_k.map_or(d.top_k, |k| usize::try_from(k).unwrap_or(usize::MAX)),
+            top_p: self.top_p.unwrap_or(d.top_p),
+            min_p: self.min_p.unwrap_or(d.min_p),
+            repeat_penalty: self.repeat_penalty.unwrap_or(d.repeat_penalty),
+            presence_penalty: self.presence_penalty.unwrap_or(d.presence_penalty),
+            frequency_penalty: self.frequency_penalty.unwrap_or(d.frequency_penalty),
+            seed: self.seed.map_or(fresh_seed, |seed| seed as u64),
+            ..d
+        };
+        if params.temperature < 0.0 {
+            return Err(ApiError::field(
+                "temperature",
+                format!("temperature is {}; take 0 or more", params.temperature),
+            ));
+        }
+        params.validate().map_err(|error| {
+            // The sampler names the command line's flag first.
+            let message = error.to_string();
+            let flag = message.split(' ').next().unwrap_or_default().to_owned();
+            let param = flag.trim_start_matches('-').replace('-', "_");
+            ApiError::field(param.clone(), message.replacen(&flag, &param, 1))
+        })?;
+        let stops = match self.stop {
+            None => Vec::new(),
+            Some(OneOrMore::One(stop)) => vec![stop],
+            Some(OneOrMore::More(stops)) => stops,
+        };
+        TextStream::continuation(&stops).map_err(|e| ApiError::field("stop", e.to_string()))?;
+        let n = self.n.unwrap_or(1);
+        if !(1..=MOST_CHOICES as u64).contains(&n) {
+            return Err(ApiError::field("n", format!("n is {n}; take 1 to {MOST_CHOICES}")));
+        }
+        let logit_bias = bias(self.logit_bias.unwrap_or_default(), model.vocab)?;
+        Ok(Choices { params, stops, n: n as usize, logit_bias })
+    }
+}
+
+fn bias(map: Map<String, Value>, vocab: usize) -> Result<Vec<(u32, f32)>, ApiError> {
+    let refuse = |why: String| ApiError::field("logit_bias", why);
+    if map.len() > MOST_BIASES {
+        return Err(refuse(format!("logit_bias has {} entries; at most {MOST_BIASES} are taken", map.len())));
+    }
+    let entry = |(token, bias): (&String, &Value)| {
+        let id = token.parse::<u32>().ok().filter(|&id| (id as usize) < vocab);
+        let id = id.ok_or_else(|| {
+            refuse(format!("logit_bias: '{}' is no token id below {vocab}", crate::error::excerpt(token)))
+        })?;
+        let bias = bias.as_f64().map(|b| b as f32).filter(|b| (-LARGEST_BIAS..=LARGEST_BIAS).contains(b));
+        let bias = bias.ok_or_else(|| {
+            refuse(format!("logit_bias of {id}: take a number from -{LARGEST_BIAS} to {LARGEST_BIAS}"))
+        })?;
+        Ok((id, bias))
+    };
+    map.iter().map(entry).collect()
+}
+
+/// Tokens that an answer may have: what was asked for, and what the context holds.
+///
+/// # Errors
+/// 400 for none, or a prompt that leaves no room.
+pub fn room(param: &str, asked: Option<u64>, prompt: usize, context: usize) -> Result<usize, ApiError> {
+    if asked == Some(0) {
+        return Err(ApiError::field(param, format!("{param} is 0; take 1 or more")));
+    }
+    if prompt >= context {
+        return Err(ApiError::too_long("messages", prompt, false, context));
+    }
+    let room = context - prompt;
+    Ok(asked.map_or(room, |asked| usize::try_from(asked).unwrap_or(usize::MAX).min(room)))
+}
+
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ResponseFormat {
+    #[serde(rename = "type")]
+    pub kind: String,
+    pub json_schema: Option<JsonSchema>,
+}
+
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct JsonSchema {
+    #[serde(rename = "name")]
+    pub _name: Option<String>,
+    #[serde(rename = "description")]
+    pub _description: Option<String>,
+    pub schema: Option<Value>,
+    /// The schema is always enforced.
+    #[serde(rename = "strict")]
+    pub _strict: Option<bool>,
+}
+
+impl ResponseFormat {
+    /// A grammar for each of n answers; `None` for plain text.
+    ///
+    /// # Errors
+    /// 400 for what cannot be enforced: never an answer that ignores it.
+    pub fn grammars(&self, model: &ServedModel, n: usize) -> Result<Vec<Option<Grammar>>, ApiError> {
+        let refuse = |why: String| ApiError::field("response_format", why);
+        let schema = match (self.kind.as_str(), &self.json_schema) {
+            ("text", None) => return Ok((0..n).map(|_| None).collect()),
+            ("json_object", None) => None,
+            ("json_schema", Some(JsonSchema { schema: Some(schema), .. })) => Some(schema),
+            ("json_schema", _) => {
+                return Err(ApiError::field("response_format.json_schema.schema", "json_schema needs a schema"));
+            }
+            ("text" | "json_object", Some(_)) => return Err(refuse("json_schema belongs to type json_schema".into())),
+            (kind, _) => {
+                let kind = crate::error::excerpt(kind);
+                return Err(refuse(format!("the type '{kind}' is unknown; take text, json_object or json_schema")));
+            }
+        };
+        let grammars = model.grammars().map_err(refuse)?;
+        let one = || match schema {
+            None => grammars.json_object(),
+            Some(schema) => grammars.json_schema(schema),
+        };
+        let unsupported =
+            |why: String| refuse(format!("this schema cannot be enforced: {why}")).code("unsupported_schema");
+        (0..n).map(|_| one().map(Some).map_err(unsupported)).collect()
+    }
+}

@@ -1,0 +1,129 @@
+//! Who answers a chat: the daemon, or an engine in this process.
+
+use super::serve::Opener;
+use crate::api::chat::{CHAT_FIELDS, ChatRequest};
+use crate::api::{ServedModel, parse};
+use crate::client::{Client, until_interrupted};
+use crate::error::{Error, Result};
+use crate::generation::{Event, Handle, Limits, start};
+use crate::serve::Opened;
+use crate::settings::Settings;
+use serde_json::{Value, json};
+use std::sync::Arc;
+use tokio::runtime::Runtime;
+
+pub enum Backend {
+    Daemon(Client),
+    Here(Here),
+}
+
+/// An engine in this process; it ends with it.
+pub struct Here {
+    model: Arc<ServedModel>,
+    handle: Handle,
+    runtime: Runtime,
+    seeds: u64,
+}
+
+/// What an answer took.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Taken {
+    pub prompt_tokens: u64,
+    pub cached_tokens: u64,
+    pub generated_tokens: u64,
+}
+
+impl Backend {
+    pub fn here(model: &str, settings: &Settings) -> Result<Backend> {
+        let Opened { engine, tokenizer, name, kv, context, .. } = Opener::default().open(model, settings)?;
+        let tokenizer = Arc::new(tokenizer);
+        let (vocab, fingerprint) = (engine.model.config.vocab, engine.model.store().header.fingerprint.clone());
+        let limits = Limits { queue: 1, slots: 1, context, kv, deterministic: false };
+        let model = Arc::new(ServedModel::new(name, tokenizer.clone(), vocab, context, fingerprint));
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build();
+        let runtime = runtime.map_err(|e| Error::Failed(format!("cannot start the runtime: {e}")))?;
+        let handle = start(engine, tokenizer, limits)?;
+        Ok(Backend::Here(Here { model, handle, runtime, seeds: crate::config::fresh_seed() }))
+    }
+
+    /// The model's name, its context, and whether it has a chat template.
+    pub fn card(&self) -> Result<Value> {
+        match self {
+            Backend::Here(here) => Ok(here.model.card()),
+            Backend::Daemon(client) => {
+                let mut list = client.get("/v1/models")?;
+                match list["data"].get_mut(0) {
+                    Some(card) => Ok(card.take()),
+                    None => Err(Error::Usage("the daemon has no model; name one: dynamicinfer chat MODEL".into())),
+                }
+            }
+        }
+    }
+
+    /// Streams the answer's text to `text`.
+    ///
+    /// # Errors
+    /// [`Error::Interrupted`] on Ctrl-C: the answer is cancelled where it is made.
+    pub fn answer(&mut self, request: &Value, mut text: impl FnMut(&str) -> Result<()>) -> Result<Taken> {
+        match self {
+            Backend::Here(here) => here.answer(request, text),
+            Backend::Daemon(client) => {
+                let mut request = request.clone();
+                request["stream"] = true.into();
+                request["stream_options"] = json!({"include_usage": true});
+                let mut taken = Taken::default();
+                client.stream("/v1/chat/completions", &request, |event| {
+                    if let Some(piece) = event["choices"][0]["delta"]["content"].as_str() {
+                        text(piece)?;
+                    }
+                    let usage = &event["usage"];
+                    if usage.is_object() {
+                        let number = |value: &Value| value.as_u64().unwrap_or_default();
+                        taken = Taken {
+                            prompt_tokens: number(&usage["prompt_tokens"]),
+                            cached_tokens: number(&usage["prompt_tokens_details"]["cached_tokens"]),
+                            generated_tokens: number(&usage["completion_tokens"]),
+                        };
+                    }
+                    Ok(())
+                })?;
+                Ok(taken)
+            }
+        }
+    }
+
+    /// Reads something of the daemon's; `None` where the engine is here.
+    pub fn ask(&self, method: &str, path: &str, body: Option<&Value>) -> Result<Option<Value>> {
+        match self {
+            Backend::Daemon(client) => client.json(method, path, body).map(Some),
+            Backend::Here(_) => Ok(None),
+        }
+    }
+}
+
+impl Here {
+    fn answer(&mut self, request: &Value, mut text: impl FnMut(&str) -> Result<()>) -> Result<Taken> {
+        let refused = |e: crate::api::ApiError| Error::Usage(e.message);
+        let request: ChatRequest = parse(request.to_string().as_bytes(), CHAT_FIELDS).map_err(refused)?;
+        self.seeds = self.seeds.wrapping_add(1);
+        let prepared = request.prepare(&self.model, 0, String::new(), self.seeds).map_err(refused)?;
+        let job = prepared.jobs.into_iter().next().expect("n is 1");
+        let mut events = self.handle.submit(job).map_err(|e| refused(e.into()))?;
+        self.runtime.block_on(until_interrupted(async move {
+            while let Some(event) = events.recv().await {
+                match event {
+                    Event::Delta(delta) => text(&delta.text)?,
+                    Event::Failed(why) => return Err(Error::Failed(why)),
+                    Event::Done(done) => {
+                        return Ok(Taken {
+                            prompt_tokens: done.prompt_tokens as u64,
+                            cached_tokens: done.cached_tokens as u64,
+                            generated_tokens: done.generated_tokens as u64,
+                        });
+                    }
+                }
+            }
+            Err(Error::Failed("the engine stopped before the answer was complete".into()))
+        }))
+    }
+}

@@ -1,0 +1,171 @@
+//! What `chat` does for lines that begin with a slash.
+
+use super::chat::Talk;
+use super::daemon_verbs::budget_line;
+use crate::api::chat::CHAT_FIELDS;
+use crate::error::{Error, Result};
+use crate::settings::nearest;
+use serde_json::{Value, json};
+use std::io::Write;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::Path;
+
+pub enum Next {
+    Go,
+    Exit,
+}
+
+const HELP: &str = "\
+/system TEXT     set the system message; without TEXT show it, /system - for none
+/set FIELD VALUE set a field of the request: temperature, top_p, seed, max_tokens, stop ...; /set FIELD - takes it back
+/show            the model, the settings of this talk and its length
+/stats           what the last answer took
+/regen           throw the last answer away and ask again
+/clear           forget the talk
+/save FILE       write the talk to a file; /load FILE reads one
+/budget [SIZE]   memory that the device may use; with SIZE set it
+/policy [NAME]   which neurons are brought to the device
+/multi           a message over several lines: begin it with \"\"\" and end it so
+/exit            also /bye, /quit, Ctrl-D
+";
+const COMMANDS: [&str; 15] = [
+    "help", "exit", "bye", "quit", "clear", "system", "set", "show", "stats", "budget", "policy", "regen", "save",
+    "load", "multi",
+];
+/// Set by the talk itself.
+const NOT_SET: [&str; 5] = ["messages", "stream", "stream_options", "n", "model"];
+
+pub fn run(talk: &mut Talk, line: &str) -> Result<Next> {
+    let (command, rest) = line.trim().split_once(char::is_whitespace).unwrap_or((line.trim(), ""));
+    let rest = rest.trim();
+    match command {
+        "exit" | "bye" | "quit" => return Ok(Next::Exit),
+        "help" | "?" | "" => super::print(HELP)?,
+        "multi" => super::print("begin the message with \"\"\" and end it so; it may have any number of lines\n")?,
+        "clear" => talk.turns.clear(),
+        "system" => system(talk, rest)?,
+        "set" => set(talk, rest)?,
+        "show" => show(talk)?,
+        "stats" => stats(talk)?,
+        "regen" => {
+            let (question, _) = talk.turns.pop().ok_or_else(|| usage("there is no answer yet"))?;
+            talk.ask(&question)?;
+        }
+        "save" => save(talk, rest)?,
+        "load" => load(talk, rest)?,
+        "budget" => budget(talk, rest)?,
+        "policy" => policy(talk, rest)?,
+        other => {
+            let hint =
+                nearest(other, COMMANDS.into_iter()).map_or(String::new(), |near| format!("; did you mean /{near}?"));
+            return Err(usage(format!("/{} is no command{hint} /help lists them", crate::error::excerpt(other))));
+        }
+    }
+    Ok(Next::Go)
+}
+
+fn usage(message: impl Into<String>) -> Error {
+    Error::Usage(message.into())
+}
+
+fn system(talk: &mut Talk, text: &str) -> Result<()> {
+    match text {
+        "" => super::print(&format!("{}\n", talk.system.as_deref().unwrap_or("there is none"))),
+        "-" => {
+            talk.system = None;
+            Ok(())
+        }
+        text => {
+            talk.system = Some(text.to_owned());
+            Ok(())
+        }
+    }
+}
+
+fn set(talk: &mut Talk, rest: &str) -> Result<()> {
+    let (field, value) = rest.split_once(char::is_whitespace).unwrap_or((rest, ""));
+    if !CHAT_FIELDS.contains(&field) || NOT_SET.contains(&field) {
+        let hint = nearest(field, CHAT_FIELDS.iter().copied().filter(|f| !NOT_SET.contains(f)));
+        let hint = hint.map_or("; temperature, say".into(), |near| format!("; did you mean {near}?"));
+        return Err(usage(format!("'{}' cannot be set{hint}", crate::error::excerpt(field))));
+    }
+    match value.trim() {
+        "" => return Err(usage(format!("/set {field} VALUE, or /set {field} - to take it back"))),
+        "-" => drop(talk.set.remove(field)),
+        // What is no JSON is meant as text.
+        value => drop(talk.set.insert(field.into(), serde_json::from_str(value).unwrap_or_else(|_| value.into()))),
+    }
+    Ok(())
+}
+
+fn show(talk: &Talk) -> Result<()> {
+    let card = talk.backend.card()?;
+    let set: Vec<String> = talk.set.iter().map(|(field, value)| format!("{field} {value}")).collect();
+    let set = if set.is_empty() { "defaults".into() } else { set.join(", ") };
+    super::print(&format!(
+        "model    {}, {} tokens of context\nset      {set}\nsystem   {}\nturns    {}\n",
+        talk.name,
+        card["context_length"],
+        talk.system.as_deref().unwrap_or("none"),
+        talk.turns.len()
+    ))
+}
+
+fn stats(talk: &Talk) -> Result<()> {
+    let (taken, seconds) = talk.last.ok_or_else(|| usage("there is no whole answer yet"))?;
+    super::print(&format!(
+        "prompt {} tokens, {} of them from before; answer {} tokens; {seconds:.2} s, {:.1} tokens/s\n",
+        taken.prompt_tokens,
+        taken.cached_tokens,
+        taken.generated_tokens,
+        taken.generated_tokens as f64 / seconds
+    ))
+}
+
+fn save(talk: &Talk, path: &str) -> Result<()> {
+    if path.is_empty() {
+        return Err(usage("/save FILE"));
+    }
+    let turns: Vec<Value> = talk.turns.iter().map(|(user, assistant)| json!([user, assistant])).collect();
+    let text = json!({"model": talk.name, "system": talk.system, "set": talk.set, "turns": turns}).to_string();
+    // What was said is nobody else's to read.
+    let path = Path::new(path);
+    let file = std::fs::File::options().write(true).create(true).truncate(true).mode(0o600).open(path);
+    file.and_then(|mut file| file.write_all(text.as_bytes())).map_err(Error::io("write", path))
+}
+
+fn load(talk: &mut Talk, path: &str) -> Result<()> {
+    let path = Path::new(path);
+    let text = std::fs::read_to_string(path).map_err(Error::io("read", path))?;
+    let bad = || Error::bad(path, "talk", "is not what /save writes");
+    let value: Value = serde_json::from_str(&text).map_err(|_| bad())?;
+    let turn = |turn: &Value| Some((turn[0].as_str()?.to_owned(), turn[1].as_str()?.to_owned()));
+    let turns: Option<Vec<_>> = value["turns"].as_array().ok_or_else(bad)?.iter().map(turn).collect();
+    talk.turns = turns.ok_or_else(bad)?;
+    talk.system = value["system"].as_str().map(str::to_owned);
+    talk.set = value["set"].as_object().cloned().unwrap_or_default();
+    super::print(&format!("{} turns\n", talk.turns.len()))
+}
+
+const HERE: &str = "the model runs in this process, on the processor: there is no device\n";
+
+fn budget(talk: &Talk, size: &str) -> Result<()> {
+    let body = match size {
+        "" => None,
+        size => Some(json!({"vram_budget_bytes": super::size::parse(size).map_err(usage)?})),
+    };
+    let method = if body.is_some() { "PUT" } else { "GET" };
+    match talk.backend.ask(method, "/v1/x/budget", body.as_ref())? {
+        Some(budget) => super::print(&(budget_line(&budget) + "\n")),
+        None => super::print(HERE),
+    }
+}
+
+fn policy(talk: &Talk, name: &str) -> Result<()> {
+    let body = (!name.is_empty()).then(|| json!({"policy": name}));
+    let method = if body.is_some() { "PUT" } else { "GET" };
+    match talk.backend.ask(method, "/v1/x/policy", body.as_ref())? {
+        Some(policy) => super::print(&format!("{}\n", policy["policy"].as_str().unwrap_or_default())),
+        None => super::print(HERE),
+    }
+}

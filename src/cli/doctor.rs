@@ -1,0 +1,105 @@
+use super::settings_arg::{SocketArgs, read};
+use crate::cpu::Kernels;
+use crate::error::Result;
+use serde::Serialize;
+
+/// Look at this machine: what would run here, and why
+#[derive(clap::Args)]
+pub struct Args {
+    #[command(flatten)]
+    socket: SocketArgs,
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Serialize)]
+struct Finding {
+    what: &'static str,
+    /// ok, note or problem
+    verdict: &'static str,
+    found: String,
+}
+
+pub fn run(args: Args) -> Result<()> {
+    let findings = findings(&args)?;
+    if args.json {
+        return super::print_json(&findings);
+    }
+    let lines: Vec<String> = findings.iter().map(|f| format!("{:8} {:10} {}\n", f.verdict, f.what, f.found)).collect();
+    super::print(&lines.concat())
+}
+
+fn findings(args: &Args) -> Result<Vec<Finding>> {
+    let mut findings = Vec::new();
+    let mut add = |what, verdict, found: String| findings.push(Finding { what, verdict, found });
+    let threads = crate::config::default_threads();
+    let isa = Kernels::best().isa.name();
+    match isa {
+        "portable" => add(
+            "processor",
+            "note",
+            format!("{threads} threads, portable code: AVX2 with FMA and F16C is missing, so this is slow"),
+        ),
+        isa => add("processor", "ok", format!("{threads} threads, kernels for {isa}")),
+    }
+    match crate::config::available_memory() {
+        Some(bytes) => add(
+            "memory",
+            "ok",
+            format!("{} are free: a model and its keys may take that much", super::human_bytes(bytes)),
+        ),
+        None => add("memory", "note", "the system does not say how much is free".into()),
+    }
+    let driver = std::fs::read_to_string("/proc/driver/nvidia/version").ok();
+    match driver.as_deref().and_then(|text| text.lines().next()) {
+        Some(line) => add(
+            "GPU",
+            "note",
+            format!("{}; this version has no GPU code yet, so it stays unused", crate::error::excerpt(line)),
+        ),
+        None => add("GPU", "note", "no NVIDIA driver; everything runs on the processor".into()),
+    }
+    let demo =
+        crate::config::asset_dirs().into_iter().map(|dir| dir.join("demo/config.json")).find(|file| file.exists());
+    match demo {
+        Some(_) => add("demo model", "ok", "is there: dynamicinfer run demo \"Once upon a time\"".into()),
+        None => add("demo model", "note", "was not found; run from a checkout, or set DYNAMICINFER_ASSETS".into()),
+    }
+    for (what, dir) in [("cache", crate::config::cache_dir()), ("data", crate::config::data_dir())] {
+        match dir {
+            None => add(what, "problem", "there is no such directory: set HOME".into()),
+            Some(dir) => {
+                let free = dir.ancestors().find(|dir| dir.is_dir()).and_then(super::model_arg::free_bytes);
+                let free = free.map_or(String::new(), |free| format!(", {} free", super::human_bytes(free)));
+                add(what, "ok", format!("{}{free}", dir.display()));
+            }
+        }
+    }
+    let settings = match read(None) {
+        Ok(settings) => settings,
+        Err(error) => {
+            add("settings", "problem", error.to_string());
+            return Ok(findings);
+        }
+    };
+    let changed = settings.all().filter(|(_, _, origin)| **origin != crate::settings::Origin::Default).count();
+    add("settings", "ok", format!("{changed} differ from their defaults (dynamicinfer config show --origin)"));
+    let path = args.socket.path(&settings);
+    match (crate::serve::socket::holder(&path), args.socket.connect()) {
+        (Some(pid), Ok(client)) => {
+            let state = client.get("/v1/x/ps")?;
+            let model = state["models"][0]["name"].as_str().map_or("no model".into(), str::to_owned);
+            add("daemon", "ok", format!("process {pid} at {}, {model}", path.display()));
+        }
+        (Some(pid), Err(error)) => {
+            add("daemon", "problem", format!("process {pid} holds the socket and does not answer: {error}"))
+        }
+        (None, Ok(_)) => {
+            add("daemon", "problem", format!("something that is no daemon of ours listens at {}", path.display()))
+        }
+        (None, Err(_)) => {
+            add("daemon", "note", format!("none at {}; start one: dynamicinfer serve MODEL", path.display()))
+        }
+    }
+    Ok(findings)
+}

@@ -1,0 +1,53 @@
+use crate::error::Result;
+use crate::formats::neuron_store::NeuronStore;
+use comfy_table::Table;
+use serde::Serialize;
+use std::path::PathBuf;
+
+/// List the models that are packed on this machine
+#[derive(clap::Args)]
+pub struct Args {
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Serialize)]
+struct Entry {
+    name: String,
+    quant: &'static str,
+    bytes: u64,
+    path: PathBuf,
+    /// What is wrong with it, if it cannot be used.
+    error: Option<String>,
+}
+
+pub fn run(args: Args) -> Result<()> {
+    let dir = crate::config::cache_dir().map(|dir| dir.join("models"));
+    let files = dir.iter().flat_map(|dir| std::fs::read_dir(dir).into_iter().flatten().flatten()).map(|e| e.path());
+    let mut files: Vec<PathBuf> = files.filter(|path| path.extension().is_some_and(|e| e == "neurons")).collect();
+    files.sort();
+    let entries: Vec<Entry> = files.into_iter().map(entry).collect();
+    if args.json {
+        return super::print_json(&entries);
+    }
+    let mut table = Table::new();
+    table.load_style(comfy_table::presets::NOTHING);
+    table.set_header(["NAME", "TYPE", "SIZE", "PATH"]);
+    for e in entries {
+        let name = e.error.map_or(e.name, |error| format!("unusable: {error}"));
+        table.add_row([name, e.quant.to_owned(), super::human_bytes(e.bytes), e.path.display().to_string()]);
+    }
+    super::print(&(table.to_string() + "\ndemo and demo-silu come with the program.\n"))
+}
+
+fn entry(path: PathBuf) -> Entry {
+    let bytes = std::fs::metadata(&path).map_or(0, |meta| meta.len());
+    match NeuronStore::open(&path) {
+        Ok(store) => {
+            let name = store.header.config["name"].as_str().unwrap_or_default().to_owned();
+            let quant = store.header.quant.name();
+            Entry { name: crate::error::printable(&name), quant, bytes, path, error: None }
+        }
+        Err(error) => Entry { name: String::new(), quant: "", bytes, path, error: Some(error.to_string()) },
+    }
+}

@@ -1,0 +1,19 @@
+use crate::error::{Error, Result};
+use clap::CommandFactory;
+use std::path::PathBuf;
+
+/// Write the man pages, one for each verb
+///
+/// dynamicinfer man ~/.local/share/man/man1
+#[derive(clap::Args)]
+pub struct Args {
+    /// Directory to write them to; it is made if it is not there
+    dir: PathBuf,
+}
+
+pub fn run(args: Args) -> Result<()> {
+    std::fs::create_dir_all(&args.dir).map_err(Error::io("create", &args.dir))?;
+    let mut command = super::Args::command();
+    command.build();
+    clap_mangen::generate_to(command, &args.dir).map_err(Error::io("write man pages to", &args.dir))
+}

@@ -1,0 +1,153 @@
+use super::device_arg::DeviceArgs;
+use super::model_arg::{EngineArgs, KvArg, ModelArgs, check_context};
+use super::settings_arg;
+use super::sparsity_arg::{SparsityArgs, Unsaid};
+use crate::error::{Error, Result};
+use crate::model::KvCache;
+use crate::serve::{self, Load, Opened, SetBudget};
+use crate::settings::Settings;
+use crate::tokenizer::Tokenizer;
+use clap::ValueEnum;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+/// Run the daemon: OpenAI's API on a Unix socket
+///
+/// Any OpenAI client can use it: curl --unix-socket $XDG_RUNTIME_DIR/dynamicinfer.sock http://localhost/v1/models. SIGTERM lets
+/// running answers end, a second one does not; SIGHUP reads the settings again. docs/serve.md is the guide.
+#[derive(clap::Args)]
+pub struct Args {
+    /// A model to load at the start; others, and none, with `load` and `stop` [default: serve.model]
+    model: Option<String>,
+    /// Unix socket to listen at; only you can open it [default: $XDG_RUNTIME_DIR/dynamicinfer.sock]
+    #[arg(long)]
+    socket: Option<PathBuf>,
+    /// Settings file to read beside the user's and the system's
+    #[arg(long, value_name = "FILE")]
+    config: Option<PathBuf>,
+    /// Listen at a TCP port of this machine, too: 127.0.0.1:8080; asks for a bearer token
+    #[arg(long, value_name = "ADDRESS:PORT")]
+    listen: Option<String>,
+    /// What requests call the model [default: its file's name]
+    #[arg(long)]
+    name: Option<String>,
+    /// Requests that may wait; more are answered 429
+    #[arg(long, value_name = "N")]
+    queue: Option<u64>,
+    /// Answers at once, 1 to 32
+    #[arg(long, value_name = "N")]
+    parallel: Option<u64>,
+    /// Tokens of a prompt and its answer together [default: the model's, at most 4096]
+    #[arg(short, long = "ctx-size", value_name = "N")]
+    context: Option<u64>,
+    /// Type of the weights when a model has to be packed first: f32, f16, q8_0 or q4_0
+    #[arg(long)]
+    quant: Option<crate::formats::rows::Quant>,
+    /// Threads to compute with [default: one per core]
+    #[arg(short, long)]
+    threads: Option<u64>,
+    /// How keys and values are stored: f16 or f32
+    #[arg(long, value_enum)]
+    kv: Option<KvArg>,
+    #[command(flatten)]
+    sparsity: SparsityArgs,
+    #[command(flatten)]
+    device: DeviceArgs,
+}
+
+pub fn run(args: Args) -> Result<()> {
+    let flags = Flags::of(&args);
+    let config = args.config.clone();
+    let settings = flags.settings(config.as_deref())?;
+    let opener = Opener { quant: args.quant, sparsity: args.sparsity, device: args.device };
+    let load: Load = Arc::new(move |model, settings| opener.open(model, settings));
+    serve::run(settings, load, move || flags.settings(config.as_deref()), |text| eprintln!("{text}"))
+}
+
+/// What was typed, so that a reload has it again.
+struct Flags {
+    values: Vec<(&'static str, &'static str, String)>,
+}
+
+impl Flags {
+    fn of(args: &Args) -> Flags {
+        let mut values = Vec::new();
+        let mut add = |key, flag, value: Option<String>| values.extend(value.map(|value| (key, flag, value)));
+        let path = |path: &Option<PathBuf>| path.as_ref().map(|p| p.to_string_lossy().into_owned());
+        let number = |n: Option<u64>| n.map(|n| n.to_string());
+        add("serve.model", "MODEL", args.model.clone());
+        add("serve.socket", "--socket", path(&args.socket));
+        add("serve.listen", "--listen", args.listen.clone());
+        add("serve.name", "--name", args.name.clone());
+        add("serve.queue", "--queue", number(args.queue));
+        add("serve.parallel", "--parallel", number(args.parallel));
+        add("serve.context", "--ctx-size", number(args.context));
+        add("serve.deterministic", "--deterministic", args.device.deterministic.then(|| "true".into()));
+        add("engine.threads", "--threads", number(args.threads));
+        let kv = args.kv.and_then(|kv| Some(kv.to_possible_value()?.get_name().to_owned()));
+        add("engine.kv", "--kv", kv);
+        Flags { values }
+    }
+
+    fn settings(&self, config: Option<&Path>) -> Result<Settings> {
+        let mut settings = settings_arg::read(config)?;
+        for (key, flag, value) in &self.values {
+            settings.flag(key, flag, Some(value))?;
+        }
+        Ok(settings)
+    }
+}
+
+/// Opens models as the settings and the flags say; `chat` without a daemon does the same.
+#[derive(Default)]
+pub struct Opener {
+    pub quant: Option<crate::formats::rows::Quant>,
+    pub sparsity: SparsityArgs,
+    pub device: DeviceArgs,
+}
+
+impl Opener {
+    pub fn open(&self, model: &str, settings: &Settings) -> Result<Opened> {
+        let kv = KvArg::from_str(settings.text("engine.kv").unwrap_or("f16"), true)
+            .map_err(|_| Error::Usage(format!("engine.kv ({}): take f16 or f32", settings.origin("engine.kv"))))?;
+        let threads = settings.whole("engine.threads") as usize;
+        let engine_args = EngineArgs { threads: (threads > 0).then_some(threads), kv, isa: None };
+        let model_args = ModelArgs { model: model.into(), quant: self.quant, activation: None };
+        let opened = model_args.open()?;
+        let tokenizer = Tokenizer::new(opened.tokenizer()?, opened.store().path())?;
+        let trained = opened.config.context;
+        let context = match settings.whole("serve.context") as usize {
+            0 => trained.min(4096),
+            context => context,
+        };
+        let mut engine = engine_args.engine(opened)?;
+        let predictor = settings.text("engine.predictor").unwrap_or("auto");
+        self.sparsity.or_predictor(predictor)?.apply(&mut engine, Unsaid::Auto)?;
+        let slots = settings.whole("serve.parallel") as usize;
+        check_context(&engine.model, context, kv.kv())?;
+        let needed = KvCache::bytes_for(&engine.model.config, context, kv.kv()).saturating_mul(slots as u64);
+        if crate::config::available_memory().is_some_and(|free| free < needed) {
+            return Err(Error::Memory(format!(
+                "{slots} answers at once of {context} tokens need {} of memory, and that much is not free; take a smaller \
+                 --parallel or --ctx-size",
+                super::human_bytes(needed)
+            )));
+        }
+        let mut device = self.device.clone();
+        device.deterministic |= settings.switch("serve.deterministic");
+        let set_budget = device.apply(&mut engine, context, kv.kv())?.map(|in_use| -> SetBudget {
+            let budgeter = in_use.into_budgeter();
+            Box::new(move |engine, vram| budgeter.set(engine, vram).map(drop))
+        });
+        let name = settings.text("serve.name").map_or_else(|| model_name(model), str::to_owned);
+        Ok(Opened { engine, tokenizer, name, kv: kv.kv(), context, set_budget })
+    }
+}
+
+/// The last part of a path without what only says its format.
+fn model_name(model: &str) -> String {
+    let path = Path::new(model.trim_end_matches('/'));
+    let name = path.file_name().unwrap_or(path.as_os_str()).to_string_lossy();
+    let short = name.strip_suffix(".gguf").or_else(|| name.strip_suffix(".neurons")).unwrap_or(&name);
+    crate::error::printable(short)
+}

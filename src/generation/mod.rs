@@ -1,0 +1,19 @@
+//! Answers for many askers from one engine: a bounded queue that is fair between clients, several timelines at once, text
+//! as it comes.
+//!
+//! One thread, the [`worker`]'s, owns the engine; everybody else holds a [`Handle`]. A [`Job`] goes in, [`Event`]s come
+//! out, and who drops the receiver of the events has cancelled the job.
+
+pub mod grammar;
+pub mod job;
+mod logprobs;
+pub mod metrics;
+pub mod queue;
+mod sequence;
+pub mod slots;
+pub mod worker;
+
+pub use grammar::{Grammar, Grammars};
+pub use job::{Delta, Done, Event, Job, Logprob, Reason, Refused};
+pub use metrics::Metrics;
+pub use worker::{Handle, Limits, start};

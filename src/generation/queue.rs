@@ -1,0 +1,84 @@
+//! Who is next: clients in turn, each client's own jobs in order.
+
+use std::collections::{BTreeMap, VecDeque};
+
+/// Waiting entries by client. How many may wait is decided where they are handed in.
+pub struct Queue<T> {
+    clients: BTreeMap<u64, VecDeque<T>>,
+    /// The client that was served last.
+    last: u64,
+}
+
+impl<T> Default for Queue<T> {
+    fn default() -> Queue<T> {
+        Queue { clients: BTreeMap::new(), last: 0 }
+    }
+}
+
+impl<T> Queue<T> {
+    pub fn len(&self) -> usize {
+        self.clients.values().map(VecDeque::len).sum()
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.clients.is_empty()
+    }
+
+    pub fn push(&mut self, client: u64, entry: T) {
+        self.clients.entry(client).or_default().push_back(entry);
+    }
+
+    /// The oldest entry of the client after the one that was served last.
+    pub fn pop(&mut self) -> Option<T> {
+        let after = self.clients.range(self.last.saturating_add(1)..).next().map(|(client, _)| *client);
+        let client = after.or_else(|| self.clients.keys().next().copied())?;
+        let waiting = self.clients.get_mut(&client)?;
+        let entry = waiting.pop_front();
+        if waiting.is_empty() {
+            self.clients.remove(&client);
+        }
+        self.last = client;
+        entry
+    }
+
+    /// Takes out what need not be done any more; how many those were.
+    pub fn purge(&mut self, mut gone: impl FnMut(&T) -> bool) -> usize {
+        let before = self.len();
+        self.clients.values_mut().for_each(|waiting| waiting.retain(|entry| !gone(entry)));
+        self.clients.retain(|_, waiting| !waiting.is_empty());
+        before - self.len()
+    }
+
+    /// Everything, in the order of service.
+    pub fn drain(&mut self) -> impl Iterator<Item = T> {
+        std::iter::from_fn(|| self.pop())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_client_with_many_jobs_does_not_hold_back_one_with_one() {
+        let mut queue = Queue::default();
+        (0..4).for_each(|i| queue.push(7, ("seven", i)));
+        queue.push(9, ("nine", 0));
+        queue.push(3, ("three", 0));
+        assert_eq!(queue.pop(), Some(("three", 0)));
+        assert_eq!(queue.pop(), Some(("seven", 0)));
+        queue.push(3, ("three", 1));
+        let rest: Vec<_> = queue.drain().collect();
+        assert_eq!(rest, [("nine", 0), ("three", 1), ("seven", 1), ("seven", 2), ("seven", 3)]);
+        assert!(queue.is_empty());
+    }
+
+    #[test]
+    fn what_is_gone_is_taken_out_wherever_it_stands() {
+        let mut queue = Queue::default();
+        (0..10u64).for_each(|i| queue.push(i % 3, i));
+        assert_eq!(queue.purge(|i| i % 2 == 0), 5);
+        assert_eq!(queue.len(), 5);
+        assert!(queue.drain().all(|i| i % 2 == 1));
+    }
+}

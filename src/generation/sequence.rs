@@ -1,0 +1,240 @@
+//! One running answer: from logits to a token, from tokens to events.
+
+use super::job::{Delta, Done, Event, Job, Logprob, Reason};
+use super::logprobs::logprobs;
+use super::metrics::Metrics;
+use crate::clock::{self, Instant};
+use crate::engine::sampler::Sampler;
+use crate::error::Error;
+use crate::tokenizer::{TextStream, Tokenizer};
+use std::collections::VecDeque;
+use tokio::sync::mpsc::{Sender, error::TrySendError};
+
+/// The way to the asker. A full channel is a slow reader: what does not fit waits here, and its sequence rests.
+pub struct Outbox {
+    events: Sender<Event>,
+    backlog: VecDeque<Event>,
+}
+
+impl Outbox {
+    pub fn new(events: Sender<Event>) -> Outbox {
+        Outbox { events, backlog: VecDeque::new() }
+    }
+
+    pub fn send(&mut self, event: Event) {
+        self.backlog.push_back(event);
+        self.flush();
+    }
+
+    /// Whether everything is out; a reader that has gone wants nothing more.
+    pub fn flush(&mut self) -> bool {
+        while let Some(event) = self.backlog.pop_front() {
+            match self.events.try_send(event) {
+                Ok(()) => {}
+                Err(TrySendError::Full(event)) => {
+                    self.backlog.push_front(event);
+                    return false;
+                }
+                Err(TrySendError::Closed(_)) => self.backlog.clear(),
+            }
+        }
+        true
+    }
+
+    pub fn is_closed(&self) -> bool {
+        self.events.is_closed()
+    }
+}
+
+/// Where a sequence stands.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Phase {
+    /// This many of the prompt's tokens have run.
+    Prompt(usize),
+    /// This token was chosen and runs next.
+    Decoding(u32),
+}
+
+/// How a step ended the sequence.
+pub enum Ended {
+    Done(Reason),
+    Failed(String),
+}
+
+pub struct Sequence {
+    pub job: Job,
+    pub out: Outbox,
+    pub slot: usize,
+    pub phase: Phase,
+    /// Its reader is behind: it waits and holds nobody up.
+    pub resting: bool,
+    sampler: Sampler,
+    text: TextStream,
+    /// Tokens told of whose text is not out yet, with the byte at which each begins.
+    pending: Vec<(usize, Logprob)>,
+    /// Bytes of all tokens, and of the text that is out.
+    bytes: usize,
+    released: usize,
+    /// The model's own logits, where log probabilities are told.
+    raw: Vec<f32>,
+    cached: usize,
+    generated: usize,
+    asked_at: Instant,
+    admitted_at: Instant,
+    first_at: Option<Instant>,
+    last_at: Instant,
+}
+
+impl Sequence {
+    /// # Errors
+    /// What in the job's parameters cannot be, and the way to tell.
+    pub fn new(
+        job: Job,
+        out: Outbox,
+        vocab: usize,
+        slot: usize,
+        cached: usize,
+        asked_at: Instant,
+    ) -> Result<Sequence, (Error, Outbox)> {
+        // A tokenizer that drops the first space of a whole text is asked by `whole`.
+        let made = Sampler::new(job.params.clone(), vocab)
+            .and_then(|sampler| Ok((sampler, TextStream::whole(&job.stops, job.whole)?)));
+        let (mut sampler, text) = match made {
+            Ok(made) => made,
+            Err(error) => return Err((error, out)),
+        };
+        // As OpenAI has it, only the answer's own tokens count for presence and frequency; the older penalty of repetition
+        // looks at the prompt, too.
+        if job.params.repeat_penalty != 1.0 {
+            job.prompt.iter().for_each(|&token| sampler.accept(token));
+        }
+        let now = clock::now();
+        Ok(Sequence {
+            job,
+            out,
+            slot,
+            phase: Phase::Prompt(cached),
+            resting: false,
+            sampler,
+            text,
+            pending: Vec::new(),
+            bytes: 0,
+            released: 0,
+            raw: Vec::new(),
+            cached,
+            generated: 0,
+            asked_at,
+            admitted_at: now,
+            first_at: None,
+            last_at: now,
+        })
+    }
+
+    /// Chooses the next token from `logits`, `[vocab]`, and sends what it says. `room`: positions left for it to run in.
+    pub fn step(&mut self, logits: &mut [f32], room: usize, tokenizer: &Tokenizer, metrics: &Metrics) -> Option<Ended> {
+        if self.job.logprobs.is_some() {
+            self.raw.clear();
+            self.raw.extend_from_slice(logits);
+        }
+        for &(token, bias) in &self.job.logit_bias {
+            logits[token as usize] += bias;
+        }
+        if let Some(grammar) = &mut self.job.grammar
+            && let Err(why) = grammar.mask(logits)
+        {
+            return Some(Ended::Failed(format!("the grammar of response_format gave up: {why}")));
+        }
+        let token = self.sampler.sample(logits);
+        if self.sampler.unusable_steps() > 0 {
+            return Some(Ended::Failed("no logit was a number: the model's arithmetic has failed".into()));
+        }
+        let ends = tokenizer.is_end(token) && !self.job.ignore_eos;
+        self.note_time(metrics);
+        self.generated += 1;
+        metrics.generated_tokens.add(1);
+        let mut complete = false;
+        if let Some(grammar) = &mut self.job.grammar {
+            match grammar.accept(token) {
+                Ok(stopped) => complete = stopped,
+                Err(why) => return Some(Ended::Failed(format!("the grammar of response_format gave up: {why}"))),
+            }
+        }
+        if ends {
+            return Some(Ended::Done(Reason::Stop));
+        }
+        self.sampler.accept(token);
+        let bytes = tokenizer.token_bytes(token).unwrap_or_default();
+        if let Some(top) = self.job.logprobs {
+            self.pending.push((self.bytes, logprobs(&self.raw, token, top)));
+        }
+        self.bytes += bytes.len();
+        let delta = self.text.push(bytes);
+        self.release(delta.text, delta.stopped);
+        if delta.stopped || complete {
+            return Some(Ended::Done(Reason::Stop));
+        }
+        if self.generated >= self.job.max_tokens || room == 0 {
+            return Some(Ended::Done(Reason::Length));
+        }
+        self.phase = Phase::Decoding(token);
+        None
+    }
+
+    fn note_time(&mut self, metrics: &Metrics) {
+        let now = clock::now();
+        match self.first_at {
+            None => {
+                self.first_at = Some(now);
+                metrics.time_to_first_token.observe(now - self.asked_at);
+            }
+            Some(_) => metrics.inter_token_latency.observe(now - self.last_at),
+        }
+        self.last_at = now;
+    }
+
+    /// Sends text with the tokens that begin in it.
+    fn release(&mut self, text: String, stopped: bool) {
+        self.released += text.len();
+        // Text and bytes differ where bytes are no text; the end settles it. A token behind a stop string is not told of.
+        let told = self.pending.iter().take_while(|(at, _)| *at < self.released).count();
+        let logprobs: Vec<Logprob> = self.pending.drain(..told).map(|(_, logprob)| logprob).collect();
+        if stopped {
+            self.pending.clear();
+        }
+        if !text.is_empty() || !logprobs.is_empty() {
+            self.out.send(Event::Delta(Delta { text, logprobs }));
+        }
+    }
+
+    /// Sends the end; the outbox may still hold it.
+    pub fn end(mut self, ended: Ended, metrics: &Metrics) -> Outbox {
+        match ended {
+            Ended::Failed(why) => {
+                metrics.failed.add(1);
+                self.out.send(Event::Failed(why));
+            }
+            Ended::Done(reason) => {
+                let rest = self.text.finish();
+                self.released = if rest.stopped { self.released } else { usize::MAX - rest.text.len() };
+                self.release(rest.text, rest.stopped);
+                match reason {
+                    Reason::Stop => metrics.finished_stop.add(1),
+                    Reason::Length => metrics.finished_length.add(1),
+                }
+                metrics.request_latency.observe(self.last_at - self.asked_at);
+                let first = self.first_at.unwrap_or(self.last_at);
+                let done = Done {
+                    reason,
+                    prompt_tokens: self.job.prompt.len(),
+                    cached_tokens: self.cached,
+                    generated_tokens: self.generated,
+                    queued: self.admitted_at - self.asked_at,
+                    prompt_time: first - self.admitted_at,
+                    generation_time: self.last_at - first,
+                };
+                self.out.send(Event::Done(done));
+            }
+        }
+        self.out
+    }
+}

@@ -1,0 +1,390 @@
+//! The thread that owns the engine.
+//!
+//! Each turn of its loop: take in what was asked, let go of what nobody waits for, give free slots to the queue, run one
+//! token of every answer that is under way (one pass for up to 32 of them), run one chunk of one prompt. So an answer that
+//! runs waits for one chunk at most, and a client that goes away is noticed within a turn.
+
+use super::job::{Event, Job, Refused};
+use super::metrics::Metrics;
+use super::queue::Queue;
+use super::sequence::{Ended, Outbox, Phase, Sequence};
+use super::slots::Slots;
+use crate::clock::{self, Duration, Instant};
+use crate::cpu::MAX_COLUMNS;
+use crate::engine::session::CHUNK;
+use crate::engine::{Column, Engine, Logits, Session};
+use crate::error::{Error, Result};
+use crate::model::{KvCache, KvType};
+use crate::tokenizer::Tokenizer;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, TryRecvError, channel};
+use tokio::sync::{mpsc, oneshot, watch};
+
+/// Tokens of a prompt that run in one pass while others wait for their next token: about as long as a few of those.
+const CHUNK_IN_COMPANY: usize = 64;
+/// Events that wait for a reader before its answer rests: some 100 bytes each, so that a reader that stands still costs a
+/// few hundred KiB at most.
+pub const EVENTS: usize = 1024;
+/// How often readers are asked whether they have caught up, when there is nothing else to do.
+const CATCH_UP: Duration = Duration::from_millis(2);
+
+/// What the worker may take.
+#[derive(Clone, Copy, Debug)]
+pub struct Limits {
+    /// Jobs that wait; more are refused.
+    pub queue: usize,
+    /// Answers at once.
+    pub slots: usize,
+    /// Positions of each.
+    pub context: usize,
+    pub kv: KvType,
+    /// Each answer is what it would be alone: one timeline in a pass, and no keys from before.
+    pub deterministic: bool,
+}
+
+enum Command {
+    Job(Box<Job>, mpsc::Sender<Event>, Instant),
+    Ask(Box<dyn FnOnce(&mut Engine) + Send>),
+    /// From now on what was computed before is not used again.
+    Forget,
+    Stop,
+}
+
+/// What everybody holds.
+#[derive(Clone)]
+pub struct Handle {
+    commands: Sender<Command>,
+    waiting: Arc<AtomicUsize>,
+    /// Jobs that wait or run.
+    jobs: watch::Receiver<usize>,
+    pub metrics: Arc<Metrics>,
+    pub limits: Limits,
+}
+
+impl Handle {
+    /// Hands in a job. Dropping the receiver cancels it.
+    ///
+    /// # Errors
+    /// The queue is full, or the worker has ended.
+    pub fn submit(&self, job: Job) -> Result<mpsc::Receiver<Event>, Refused> {
+        let limit = self.limits.queue;
+        let more = |n: usize| (n < limit).then_some(n + 1);
+        if self.waiting.fetch_update(Ordering::SeqCst, Ordering::SeqCst, more).is_err() {
+            self.metrics.refused_full.add(1);
+            return Err(Refused::QueueFull(limit));
+        }
+        let (send, receive) = mpsc::channel(EVENTS);
+        self.commands.send(Command::Job(Box::new(job), send, clock::now())).map_err(|_| Refused::Gone)?;
+        Ok(receive)
+    }
+
+    /// What `question` finds, asked between two passes.
+    ///
+    /// # Errors
+    /// The worker has ended.
+    pub async fn ask<T: Send + 'static>(
+        &self,
+        question: impl FnOnce(&mut Engine) -> T + Send + 'static,
+    ) -> Result<T, Refused> {
+        let (send, receive) = oneshot::channel();
+        // Who asked may have gone.
+        let question = Box::new(move |engine: &mut Engine| drop(send.send(question(engine))));
+        self.commands.send(Command::Ask(question)).map_err(|_| Refused::Gone)?;
+        receive.await.map_err(|_| Refused::Gone)
+    }
+
+    /// Nothing that was computed so far is used again: the engine computes something else now.
+    pub fn forget(&self) {
+        // A worker that has ended uses nothing.
+        let _ = self.commands.send(Command::Forget);
+    }
+
+    /// Until no job waits or runs, or the worker has ended.
+    pub async fn idle(&self) {
+        let mut jobs = self.jobs.clone();
+        while *jobs.borrow_and_update() > 0 && jobs.changed().await.is_ok() {}
+    }
+
+    /// Until the worker has ended.
+    pub async fn ended(&self) {
+        let mut jobs = self.jobs.clone();
+        while jobs.changed().await.is_ok() {}
+    }
+
+    pub fn jobs(&self) -> usize {
+        *self.jobs.borrow()
+    }
+
+    /// Whether the worker's thread is there.
+    pub fn is_alive(&self) -> bool {
+        self.jobs.has_changed().is_ok()
+    }
+
+    /// Ends the worker after the pass that runs; jobs that are not done fail.
+    pub fn stop(&self) {
+        // It may have ended already.
+        let _ = self.commands.send(Command::Stop);
+    }
+}
+
+/// Starts the thread.
+///
+/// # Errors
+/// [`Error::Usage`] for limits that cannot be, [`Error::Memory`] for more keys and values than there is memory.
+pub fn start(engine: Engine, tokenizer: Arc<Tokenizer>, limits: Limits) -> Result<Handle> {
+    if limits.slots == 0 || limits.queue == 0 || limits.context < 2 {
+        return Err(Error::Usage("a worker needs a slot, a place in its queue and a context of 2 tokens".into()));
+    }
+    let cache = |_| Session::new(&engine, limits.context, limits.kv).map(|session| session.kv);
+    let caches = (0..limits.slots).map(cache).collect::<Result<Vec<KvCache>>>()?;
+    let metrics = Arc::new(Metrics::default());
+    metrics.slots.set(limits.slots as u64);
+    let waiting = Arc::new(AtomicUsize::new(0));
+    let (send, receive) = channel();
+    let (jobs_send, jobs) = watch::channel(0);
+    let handle = Handle { commands: send, waiting: waiting.clone(), jobs, metrics: metrics.clone(), limits };
+    let worker = Worker {
+        slots: Slots::new(caches, !limits.deterministic),
+        columns: Vec::with_capacity(MAX_COLUMNS),
+        queue: Queue::default(),
+        running: Vec::new(),
+        leaving: Vec::new(),
+        next_prompt: 0,
+        commands: receive,
+        jobs: jobs_send,
+        engine,
+        tokenizer,
+        limits,
+        waiting,
+        metrics,
+    };
+    let run = move || {
+        // Who waits for events sees the channel close without an end, and says so.
+        if catch_unwind(AssertUnwindSafe(|| worker.run())).is_err() {
+            tracing::error!("the engine's thread has failed; what it was doing is lost");
+        }
+    };
+    std::thread::Builder::new()
+        .name("engine".into())
+        .spawn(run)
+        .map_err(|e| Error::Failed(format!("cannot start the engine's thread: {e}")))?;
+    Ok(handle)
+}
+
+struct Waiting {
+    job: Box<Job>,
+    out: Outbox,
+    asked_at: Instant,
+}
+
+struct Worker {
+    engine: Engine,
+    tokenizer: Arc<Tokenizer>,
+    slots: Slots,
+    queue: Queue<Waiting>,
+    running: Vec<Sequence>,
+    /// Ends that their readers have not taken yet.
+    leaving: Vec<Outbox>,
+    columns: Vec<Column>,
+    /// The running sequence whose prompt is served next, where there are several.
+    next_prompt: usize,
+    commands: Receiver<Command>,
+    jobs: watch::Sender<usize>,
+    limits: Limits,
+    waiting: Arc<AtomicUsize>,
+    metrics: Arc<Metrics>,
+}
+
+impl Worker {
+    fn run(mut self) {
+        while self.take_commands() {
+            self.let_go();
+            self.admit();
+            self.decode();
+            self.prefill();
+            self.publish();
+        }
+        let stopping = || Event::Failed("the server is stopping".into());
+        for sequence in &mut self.running {
+            sequence.out.send(stopping());
+        }
+        self.queue.drain().for_each(|mut waiting| waiting.out.send(stopping()));
+    }
+
+    /// Takes in what was asked; waits for it when there is nothing else to do. False: the end.
+    fn take_commands(&mut self) -> bool {
+        let rests = self.running.iter().all(|s| s.resting) && self.queue.is_empty();
+        let mut next = if self.running.is_empty() && self.leaving.is_empty() && self.queue.is_empty() {
+            self.commands.recv().map_err(|_| TryRecvError::Disconnected)
+        } else if rests {
+            self.commands.recv_timeout(CATCH_UP).map_err(|e| match e {
+                RecvTimeoutError::Timeout => TryRecvError::Empty,
+                RecvTimeoutError::Disconnected => TryRecvError::Disconnected,
+            })
+        } else {
+            self.commands.try_recv()
+        };
+        loop {
+            match next {
+                Ok(Command::Job(job, events, asked_at)) => {
+                    self.queue.push(job.client, Waiting { job, out: Outbox::new(events), asked_at });
+                }
+                Ok(Command::Ask(question)) => question(&mut self.engine),
+                Ok(Command::Forget) => self.slots.forget(),
+                Ok(Command::Stop) | Err(TryRecvError::Disconnected) => return false,
+                Err(TryRecvError::Empty) => return true,
+            }
+            next = self.commands.try_recv();
+        }
+    }
+
+    /// Lets go of what nobody waits for any more.
+    fn let_go(&mut self) {
+        let purged = self.queue.purge(|waiting| waiting.out.is_closed());
+        self.waiting.fetch_sub(purged, Ordering::SeqCst);
+        self.metrics.disconnects.add(purged as u64);
+        self.leaving.retain_mut(|out| !out.flush());
+        let mut at = 0;
+        while at < self.running.len() {
+            if self.running[at].out.is_closed() {
+                let sequence = self.running.swap_remove(at);
+                self.slots.give_back(sequence.slot);
+                self.metrics.disconnects.add(1);
+                continue;
+            }
+            let sequence = &mut self.running[at];
+            sequence.resting = !sequence.out.flush();
+            at += 1;
+        }
+    }
+
+    /// Gives free slots to those who wait.
+    fn admit(&mut self) {
+        while self.slots.busy() < self.limits.slots
+            && let Some(Waiting { job, out, asked_at }) = self.queue.pop()
+        {
+            self.waiting.fetch_sub(1, Ordering::SeqCst);
+            let Some((slot, reused)) = self.slots.take(&job.prompt) else { unreachable!("a slot is free") };
+            self.metrics.queue_time.observe(asked_at.elapsed());
+            self.metrics.cached_tokens.add(reused as u64);
+            let vocab = self.engine.model.config.vocab;
+            match Sequence::new(*job, out, vocab, slot, reused, asked_at) {
+                Ok(sequence) => self.running.push(sequence),
+                Err((error, mut out)) => {
+                    self.slots.give_back(slot);
+                    self.metrics.failed.add(1);
+                    out.send(Event::Failed(error.to_string()));
+                }
+            }
+        }
+    }
+
+    /// One token of every answer that is under way.
+    fn decode(&mut self) {
+        let at_once = if self.limits.deterministic { 1 } else { MAX_COLUMNS };
+        // Ends take sequences out of `running`; each is looked at once.
+        let mut todo = self.running.len();
+        while todo > 0 {
+            self.columns.clear();
+            let first = todo;
+            while todo > 0 && self.columns.len() < at_once {
+                todo -= 1;
+                let sequence = &self.running[todo];
+                if let (Phase::Decoding(token), false) = (sequence.phase, sequence.resting) {
+                    self.columns.push(Column { cache: sequence.slot, token });
+                }
+            }
+            if self.columns.is_empty() {
+                break;
+            }
+            let vocab = self.engine.model.config.vocab;
+            let logits = self.engine.forward_batch(&mut self.slots.caches, &self.columns, Logits::All);
+            self.metrics.decode_passes.add(1);
+            self.metrics.decode_columns.add(self.columns.len() as u64);
+            for column in &self.columns {
+                self.slots.ran(column.cache, &[column.token]);
+            }
+            let mut rows = self.columns.iter().zip(logits.chunks_exact_mut(vocab));
+            // The same order as above: from the back, so that an end moves only what was looked at.
+            for at in (todo..first).rev() {
+                let sequence = &mut self.running[at];
+                let (Phase::Decoding(_), false) = (sequence.phase, sequence.resting) else { continue };
+                let (column, logits) = rows.next().expect("a column for each");
+                let room = self.limits.context - self.slots.caches[column.cache].len;
+                if let Some(ended) = sequence.step(logits, room, &self.tokenizer, &self.metrics) {
+                    let sequence = self.running.swap_remove(at);
+                    self.slots.give_back(sequence.slot);
+                    leave(sequence, ended, &mut self.leaving, &self.metrics);
+                }
+            }
+        }
+    }
+
+    /// One chunk of one prompt, of each in turn.
+    fn prefill(&mut self) {
+        let n = self.running.len();
+        let is_prompt = |s: &Sequence| matches!(s.phase, Phase::Prompt(_));
+        let Some(at) = (0..n).map(|i| (self.next_prompt + i) % n).find(|&at| is_prompt(&self.running[at])) else {
+            return;
+        };
+        let company = self.running.iter().any(|s| !is_prompt(s) && !s.resting) && !self.limits.deterministic;
+        self.next_prompt = at + 1;
+        let sequence = &mut self.running[at];
+        let Phase::Prompt(done) = sequence.phase else { return };
+        let prompt = &sequence.job.prompt;
+        let chunk = if company { CHUNK_IN_COMPANY } else { CHUNK };
+        let end = prompt.len().min(done + chunk);
+        let want = if end == prompt.len() { Logits::Last } else { Logits::None };
+        let logits = self.engine.forward(&mut self.slots.caches[sequence.slot], &prompt[done..end], want);
+        self.slots.ran(sequence.slot, &prompt[done..end]);
+        self.metrics.prompt_passes.add(1);
+        self.metrics.prompt_tokens.add((end - done) as u64);
+        sequence.phase = Phase::Prompt(end);
+        if end < prompt.len() {
+            return;
+        }
+        let room = self.limits.context - self.slots.caches[sequence.slot].len;
+        if let Some(ended) = sequence.step(logits, room, &self.tokenizer, &self.metrics) {
+            let sequence = self.running.swap_remove(at);
+            self.slots.give_back(sequence.slot);
+            leave(sequence, ended, &mut self.leaving, &self.metrics);
+        }
+    }
+
+    /// Tells everybody how things stand.
+    fn publish(&mut self) {
+        let (m, report) = (&self.metrics, &self.engine.report);
+        m.running.set(self.running.len() as u64);
+        m.waiting.set(self.queue.len() as u64);
+        m.attention_ns.add(report.attention_ns);
+        m.predictor_ns.add(report.predictor_ns);
+        m.ffn_ns.add(report.ffn_ns);
+        m.head_ns.add(report.head_ns);
+        m.ffn_bytes.add(report.ffn_bytes);
+        m.neurons_computed.add(report.computed.iter().sum());
+        let config = &self.engine.model.config;
+        m.neurons_all.add(report.tokens * (config.ffn * config.layers) as u64);
+        self.engine.report.clear();
+        if let Some(hybrid) = &self.engine.hybrid {
+            let (counters, memory) = (hybrid.cache.counters, hybrid.cache.device.memory());
+            m.hits.set(counters.hits);
+            m.misses.set(counters.misses);
+            m.migrations.set(counters.migrations);
+            m.device_budget_bytes.set(memory.budget);
+            m.device_used_bytes.set(memory.used);
+            m.device_slots.set(hybrid.cache.layers.iter().map(|l| l.table.slots().len() as u64).sum());
+        }
+        let jobs = self.running.len() + self.queue.len();
+        self.jobs.send_if_modified(|told| std::mem::replace(told, jobs) != jobs);
+    }
+}
+
+/// Sends the end of a sequence, or keeps it until its reader has caught up.
+fn leave(sequence: Sequence, ended: Ended, leaving: &mut Vec<Outbox>, metrics: &Metrics) {
+    let mut out = sequence.end(ended, metrics);
+    if !out.flush() {
+        leaving.push(out);
+    }
+}

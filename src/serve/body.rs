@@ -1,0 +1,138 @@
+//! An answer as server-sent events, written as its reader takes it.
+
+use crate::api::stream::{Usage, cut_short, failed};
+use crate::api::{Answer, ApiError};
+use crate::clock::Duration;
+use crate::generation::Event;
+use hyper::body::{Body, Bytes, Frame};
+use serde_json::Value;
+use std::pin::Pin;
+use std::task::{Context, Poll};
+use tokio::sync::mpsc::Receiver;
+use tokio::time::{Instant, Sleep};
+
+/// One choice of the answer.
+struct Choice {
+    events: Receiver<Event>,
+    /// Bytes of its text so far.
+    offset: usize,
+    ended: bool,
+}
+
+/// Dropping it cancels its jobs. An error is told to the reader as an event, and then the connection is aborted: a stream that
+/// ends in order without a finish_reason would pass for a whole answer.
+pub struct EventStream {
+    answer: Answer,
+    choices: Vec<Choice>,
+    per_prompt: usize,
+    with_usage: bool,
+    usage: Usage,
+    begun: bool,
+    state: State,
+    ping: Pin<Box<Sleep>>,
+    ping_every: Duration,
+}
+
+#[derive(PartialEq)]
+enum State {
+    Running,
+    /// The last event is out.
+    Complete,
+    Aborting,
+}
+
+impl EventStream {
+    pub fn new(
+        answer: Answer,
+        events: Vec<Receiver<Event>>,
+        per_prompt: usize,
+        with_usage: bool,
+        ping_every: Duration,
+    ) -> EventStream {
+        let choice = |events| Choice { events, offset: 0, ended: false };
+        EventStream {
+            answer,
+            choices: events.into_iter().map(choice).collect(),
+            per_prompt,
+            with_usage,
+            usage: Usage::default(),
+            begun: false,
+            state: State::Running,
+            ping: Box::pin(tokio::time::sleep(ping_every)),
+            ping_every,
+        }
+    }
+
+    /// Writes what there is of all choices.
+    fn collect(&mut self, context: &mut Context<'_>, out: &mut String) -> Result<(), ApiError> {
+        for index in 0..self.choices.len() {
+            let choice = &mut self.choices[index];
+            while !choice.ended {
+                match choice.events.poll_recv(context) {
+                    Poll::Pending => break,
+                    Poll::Ready(None) => return Err(cut_short()),
+                    Poll::Ready(Some(Event::Failed(why))) => return Err(failed(why)),
+                    Poll::Ready(Some(Event::Delta(delta))) => {
+                        write(out, &self.answer.delta_chunk(index, &delta, choice.offset));
+                        choice.offset += delta.text.len();
+                    }
+                    Poll::Ready(Some(Event::Done(done))) => {
+                        choice.ended = true;
+                        self.usage.add(&done, index, self.per_prompt);
+                        write(out, &self.answer.end_chunk(index, &done));
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+fn write(out: &mut String, chunk: &Value) {
+    out.push_str("data: ");
+    out.push_str(&chunk.to_string());
+    out.push_str("\n\n");
+}
+
+impl Body for EventStream {
+    type Data = Bytes;
+    type Error = std::io::Error;
+
+    fn poll_frame(
+        self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, std::io::Error>>> {
+        let this = self.get_mut();
+        match this.state {
+            State::Running => {}
+            State::Complete => return Poll::Ready(None),
+            State::Aborting => return Poll::Ready(Some(Err(std::io::Error::other("the answer was cut short")))),
+        }
+        let mut out = String::new();
+        if !std::mem::replace(&mut this.begun, true) {
+            (0..this.choices.len()).filter_map(|i| this.answer.role_chunk(i)).for_each(|chunk| write(&mut out, &chunk));
+        }
+        if let Err(error) = this.collect(context, &mut out) {
+            write(&mut out, &error.body());
+            this.state = State::Aborting;
+        } else if this.choices.iter().all(|choice| choice.ended) {
+            if this.with_usage {
+                write(&mut out, &this.answer.usage_chunk(&this.usage));
+            }
+            out.push_str("data: [DONE]\n\n");
+            this.state = State::Complete;
+        }
+        if out.is_empty() {
+            if this.ping.as_mut().poll(context).is_pending() {
+                return Poll::Pending;
+            }
+            out.push_str(": ping\n\n");
+        }
+        this.ping.as_mut().reset(Instant::now() + this.ping_every);
+        if this.state == State::Running {
+            // Registers with the timer that was just set.
+            let _ = this.ping.as_mut().poll(context);
+        }
+        Poll::Ready(Some(Ok(Frame::data(out.into()))))
+    }
+}

@@ -1,0 +1,142 @@
+//! One connection: limits on headers and time, and an end when the daemon ends.
+
+use super::daemon::Daemon;
+use crate::clock::Duration;
+use axum::Router;
+use axum::body::Body;
+use hyper::server::conn::http1;
+use hyper::service::service_fn;
+use hyper_util::rt::{TokioIo, TokioTimer};
+use std::io;
+use std::pin::{Pin, pin};
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::sync::watch;
+use tokio::time::{Instant, Sleep};
+use tower::ServiceExt;
+
+/// Bytes of a request's line and headers together, and how many headers.
+const MOST_HEADER_BYTES: usize = 64 << 10;
+const MOST_HEADERS: usize = 100;
+
+/// Who is at the other end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Peer {
+    /// A process of this machine that may open the socket.
+    Unix {
+        pid: u32,
+    },
+    Tcp(std::net::SocketAddr),
+}
+
+impl Peer {
+    /// Whose turn it is in the queue: one process is one client.
+    pub fn client(&self) -> u64 {
+        match self {
+            Peer::Unix { pid } => u64::from(*pid),
+            Peer::Tcp(address) => xxhash_rust::xxh3::xxh3_64(address.ip().to_string().as_bytes()),
+        }
+    }
+}
+
+/// Serves one connection until it closes, stands still, or `ending` says so.
+pub async fn serve(
+    daemon: Arc<Daemon>,
+    app: Router,
+    stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
+    peer: Peer,
+    mut ending: watch::Receiver<bool>,
+) {
+    daemon.counters.connections.add(1);
+    let stall = Duration::from_secs(daemon.settings().whole("serve.stall_seconds"));
+    let service = service_fn(move |mut request: hyper::Request<hyper::body::Incoming>| {
+        request.extensions_mut().insert(peer);
+        app.clone().oneshot(request.map(Body::new))
+    });
+    let connection = http1::Builder::new()
+        .timer(TokioTimer::new())
+        .header_read_timeout(stall)
+        .max_buf_size(MOST_HEADER_BYTES)
+        .max_headers(MOST_HEADERS)
+        .serve_connection(TokioIo::new(Patience::new(stream, stall)), service);
+    let mut connection = pin!(connection);
+    let result = tokio::select! {
+        result = connection.as_mut() => result,
+        () = told(&mut ending) => {
+            connection.as_mut().graceful_shutdown();
+            connection.as_mut().await
+        }
+    };
+    if let Err(error) = result {
+        // A client that goes away is its right.
+        tracing::debug!("{peer:?}: {error}");
+    }
+}
+
+/// Until it is time to end.
+pub async fn told(ending: &mut watch::Receiver<bool>) {
+    // A sender that has gone is an end, too.
+    drop(ending.wait_for(|ending| *ending).await);
+}
+
+/// A stream whose writes fail once the other end has taken nothing for a while.
+struct Patience<S> {
+    stream: S,
+    stall: Duration,
+    waits: Option<Pin<Box<Sleep>>>,
+}
+
+impl<S> Patience<S> {
+    fn new(stream: S, stall: Duration) -> Patience<S> {
+        Patience { stream, stall, waits: None }
+    }
+
+    /// Passes on what a write came to, and counts the time that none comes to anything.
+    fn patient<T>(&mut self, context: &mut Context<'_>, write: Poll<io::Result<T>>) -> Poll<io::Result<T>> {
+        if write.is_ready() {
+            self.waits = None;
+            return write;
+        }
+        let stall = self.stall;
+        let waits = self.waits.get_or_insert_with(|| Box::pin(tokio::time::sleep_until(Instant::now() + stall)));
+        match waits.as_mut().poll(context) {
+            Poll::Pending => Poll::Pending,
+            Poll::Ready(()) => Poll::Ready(Err(io::Error::new(io::ErrorKind::TimedOut, "the client reads nothing"))),
+        }
+    }
+}
+
+impl<S: AsyncRead + Unpin> AsyncRead for Patience<S> {
+    fn poll_read(mut self: Pin<&mut Self>, context: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_read(context, buf)
+    }
+}
+
+impl<S: AsyncWrite + Unpin> AsyncWrite for Patience<S> {
+    fn poll_write(mut self: Pin<&mut Self>, context: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        let write = Pin::new(&mut self.stream).poll_write(context, bytes);
+        self.patient(context, write)
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        bytes: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        let write = Pin::new(&mut self.stream).poll_write_vectored(context, bytes);
+        self.patient(context, write)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.stream.is_write_vectored()
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_flush(context)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_shutdown(context)
+    }
+}

@@ -1,0 +1,239 @@
+//! What is ours beside OpenAI's API: what is loaded, what the neuron cache holds, and the knobs that can be turned while it
+//! runs. Everything is asked of the engine's thread between two passes.
+
+use super::daemon::{Daemon, Loaded, ModelState};
+use crate::api::{ApiError, parse};
+use crate::cache::Slot;
+use crate::engine::Engine;
+use serde::Deserialize;
+use serde_json::{Map, Value, json};
+use std::sync::Arc;
+
+/// GET /v1/x/ps
+pub fn ps(daemon: &Daemon) -> Value {
+    let (state, loaded, error) = match daemon.state() {
+        ModelState::None => ("empty", None, None),
+        ModelState::Loading(name) => return json!({"state": "loading", "loading": name, "models": []}),
+        ModelState::Ready(loaded) => ("ready", Some(loaded), None),
+        ModelState::Failed(why) => ("failed", None, Some(why)),
+    };
+    let models: Vec<Value> = loaded.iter().map(|loaded| model(loaded)).collect();
+    json!({"state": state, "error": error, "models": models, "uptime_seconds": daemon.started.elapsed().as_secs()})
+}
+
+fn model(loaded: &Loaded) -> Value {
+    let m = &loaded.handle.metrics;
+    json!({
+        "name": loaded.model.name,
+        "source": loaded.source,
+        "fingerprint": loaded.model.fingerprint,
+        "model_bytes": loaded.file_bytes,
+        "kv_bytes": loaded.kv_bytes,
+        "context": loaded.model.context,
+        "parallel": loaded.handle.limits.slots,
+        "deterministic": loaded.handle.limits.deterministic,
+        "threads": loaded.threads,
+        "predictor": loaded.predictor,
+        "device": loaded.device,
+        "running": m.running.get(),
+        "waiting": m.waiting.get(),
+        "loaded_at": loaded.model.created,
+    })
+}
+
+/// GET /v1/x/cache: what each layer computes, and what of it lies on the device.
+///
+/// # Errors
+/// 503 without a model.
+pub async fn cache(daemon: &Daemon) -> Result<Value, ApiError> {
+    Ok(daemon.ready()?.handle.ask(|engine| cache_state(engine)).await?)
+}
+
+fn cache_state(engine: &Engine) -> Value {
+    let (config, sparsity) = (&engine.model.config, engine.sparsity());
+    let layer = |l: usize| {
+        let table = engine.hybrid.as_ref().map(|hybrid| hybrid.cache.layers[l].table.slots());
+        let count =
+            |wanted: fn(&Slot) -> bool| table.map_or(0, |slots| slots.iter().filter(|slot| wanted(slot)).count());
+        json!({
+            "layer": l,
+            "neurons": config.ffn,
+            "predictor": sparsity.kind(l).name(),
+            "threshold": sparsity.threshold(l),
+            "slots": table.map_or(0, <[Slot]>::len),
+            "resident": count(|slot| matches!(slot, Slot::Resident(_))),
+            "filling": count(|slot| matches!(slot, Slot::Filling(_))),
+        })
+    };
+    json!({
+        "device": device(engine),
+        "layers": (0..config.layers).map(layer).collect::<Vec<_>>(),
+    })
+}
+
+/// The device's memory and counters; null without one.
+fn device(engine: &Engine) -> Value {
+    let Some(hybrid) = &engine.hybrid else { return Value::Null };
+    let (memory, counters) = (hybrid.cache.device.memory(), hybrid.cache.counters);
+    json!({
+        "name": hybrid.cache.device.name(),
+        "budget_bytes": memory.budget,
+        "used_bytes": memory.used,
+        "hits": counters.hits,
+        "misses": counters.misses,
+        "migrations": counters.migrations,
+        "landed": counters.landed,
+    })
+}
+
+/// GET /v1/x/budget
+///
+/// # Errors
+/// 503 without a model.
+pub async fn budget(daemon: &Daemon) -> Result<Value, ApiError> {
+    let loaded = daemon.ready()?;
+    let device = loaded.handle.ask(|engine| device(engine)).await?;
+    Ok(json!({
+        "device": device["name"],
+        "vram_budget_bytes": device["budget_bytes"],
+        "vram_used_bytes": device["used_bytes"],
+        "model_bytes": loaded.file_bytes,
+        "kv_bytes": loaded.kv_bytes,
+    }))
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct BudgetChange {
+    vram_budget_bytes: u64,
+}
+
+/// PUT /v1/x/budget: from the next pass on. Answers with what is applied then.
+///
+/// # Errors
+/// 400 for what is no budget or is too small, 409 without a device.
+pub async fn set_budget(daemon: &Daemon, body: &[u8]) -> Result<Value, ApiError> {
+    let change: BudgetChange = parse(body, &["vram_budget_bytes"])?;
+    let loaded = daemon.ready()?;
+    let at = loaded.clone();
+    let set = move |engine: &mut Engine| at.set_budget.as_ref().map(|set| set(engine, change.vram_budget_bytes));
+    match loaded.handle.ask(set).await? {
+        None => {
+            let message = "this model runs on the CPU alone: there is no device whose budget could change";
+            Err(ApiError::new(409, message).code("no_device"))
+        }
+        Some(Err(error)) => Err(ApiError::field("vram_budget_bytes", error.to_string())),
+        Some(Ok(())) => budget(daemon).await,
+    }
+}
+
+/// GET /v1/x/policy: which neurons are brought to the device while it runs.
+///
+/// # Errors
+/// 503 without a model.
+pub async fn policy(daemon: &Daemon) -> Result<Value, ApiError> {
+    let moves = daemon.ready()?.handle.ask(|engine| engine.hybrid.as_ref().map(|h| h.migrator.is_some())).await?;
+    let policy = match moves {
+        None => "none",
+        Some(false) => "static",
+        Some(true) => "dynamic",
+    };
+    Ok(json!({"policy": policy}))
+}
+
+/// PUT /v1/x/policy
+///
+/// # Errors
+/// Always: 400 for what is no policy, 501 for one that cannot begin while the model runs.
+pub async fn set_policy(daemon: &Daemon, body: &[u8]) -> Result<Value, ApiError> {
+    #[derive(Deserialize)]
+    #[serde(deny_unknown_fields)]
+    struct Change {
+        policy: String,
+    }
+    let change: Change = parse(body, &["policy"])?;
+    let now = policy(daemon).await?;
+    if now["policy"] == change.policy.as_str() {
+        return Ok(now);
+    }
+    let wanted = crate::error::excerpt(&change.policy);
+    if !["none", "static", "dynamic"].contains(&change.policy.as_str()) {
+        return Err(ApiError::field(
+            "policy",
+            format!("the policy '{wanted}' is unknown; take none, static or dynamic"),
+        ));
+    }
+    Err(ApiError::new(501, format!("the policy cannot become '{wanted}' while a model runs; load it again"))
+        .code("not_while_running"))
+}
+
+/// GET /v1/x/thresholds: the probability from which on a neuron is computed, by layer; null where nothing is predicted.
+///
+/// # Errors
+/// 503 without a model.
+pub async fn thresholds(daemon: &Daemon) -> Result<Value, ApiError> {
+    let loaded = daemon.ready()?;
+    Ok(loaded.handle.ask(|engine| thresholds_of(engine)).await?)
+}
+
+fn thresholds_of(engine: &Engine) -> Value {
+    let layers = engine.model.config.layers;
+    json!({"thresholds": (0..layers).map(|l| engine.sparsity().threshold(l)).collect::<Vec<_>>()})
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct ThresholdChange {
+    /// Of every predicted layer.
+    threshold: Option<f32>,
+    /// Of single layers, by their number.
+    layers: Option<Map<String, Value>>,
+}
+
+/// PUT /v1/x/thresholds: from the next pass on. Answers with what is set then.
+///
+/// # Errors
+/// 400 for what is no probability or no predicted layer; nothing is changed then.
+pub async fn set_thresholds(daemon: &Daemon, body: &[u8]) -> Result<Value, ApiError> {
+    let change: ThresholdChange = parse(body, &["threshold", "layers"])?;
+    let probability = |param: &str, p: f64| match (0.0..=1.0).contains(&p) {
+        true => Ok(p as f32),
+        false => Err(ApiError::field(param, format!("{param} is {p}; take a probability, 0 to 1"))),
+    };
+    let all = change.threshold.map(|p| probability("threshold", f64::from(p))).transpose()?;
+    let mut single: Vec<(usize, f32)> = Vec::new();
+    for (layer, p) in change.layers.unwrap_or_default() {
+        let param = format!("layers.{}", crate::error::excerpt(&layer));
+        let number = layer.parse().map_err(|_| ApiError::field(&param, format!("'{param}' names no layer")))?;
+        let p = p.as_f64().ok_or_else(|| ApiError::field(&param, format!("{param} is no number")))?;
+        single.push((number, probability(&param, p)?));
+    }
+    if all.is_none() && single.is_empty() {
+        return Err(ApiError::field("threshold", "there is nothing to set: give threshold, or layers"));
+    }
+    let loaded: Arc<Loaded> = daemon.ready()?;
+    let set = move |engine: &mut Engine| {
+        let layers = engine.model.config.layers;
+        let predicted = |l: usize| l < layers && engine.sparsity().threshold(l).is_some();
+        if let Some((layer, _)) = single.iter().find(|(layer, _)| !predicted(*layer)) {
+            let message =
+                format!("layer {layer} is not predicted (the model has {layers} layers): it has no threshold");
+            return Err(ApiError::field("layers", message));
+        }
+        if single.is_empty() && !(0..layers).any(predicted) {
+            return Err(ApiError::field(
+                "threshold",
+                "no layer of this model is predicted: there is no threshold to set",
+            ));
+        }
+        let sparsity = engine.sparsity_mut();
+        if let Some(p) = all {
+            (0..layers).for_each(|l| _ = sparsity.set_threshold(l, p));
+        }
+        single.iter().for_each(|&(l, p)| _ = sparsity.set_threshold(l, p));
+        Ok(thresholds_of(engine))
+    };
+    let answer = loaded.handle.ask(set).await??;
+    loaded.handle.forget();
+    Ok(answer)
+}

@@ -1,0 +1,125 @@
+//! GET /metrics, in Prometheus' text format. Names as vLLM has them where it has them.
+
+use super::daemon::{Daemon, ModelState};
+use crate::generation::Metrics;
+use crate::generation::metrics::{BOUNDS, Histogram};
+use std::fmt::Write;
+use std::sync::atomic::Ordering;
+
+/// The page.
+pub fn page(daemon: &Daemon) -> String {
+    let mut page = Page(String::new());
+    let state = daemon.state();
+    page.gauge("model_loaded", "1 if a model is loaded", f64::from(u8::from(matches!(state, ModelState::Ready(_)))));
+    page.gauge(
+        "draining",
+        "1 once the daemon has been told to end",
+        f64::from(u8::from(daemon.draining.load(Ordering::Relaxed))),
+    );
+    page.gauge("uptime_seconds", "seconds since the daemon started", daemon.started.elapsed().as_secs_f64());
+    page.counter("connections_total", "connections accepted", daemon.counters.connections.get());
+    page.counter("http_requests_total", "requests answered", daemon.counters.requests.get());
+    page.counter("http_refused_total", "requests answered with a status of 400 or more", daemon.counters.refused.get());
+    if let ModelState::Ready(loaded) = &state {
+        worker(&mut page, &loaded.handle.metrics);
+    }
+    process(&mut page);
+    page.0
+}
+
+fn worker(page: &mut Page, m: &Metrics) {
+    page.histogram("time_to_first_token_seconds", "from the request to its first token", &m.time_to_first_token);
+    page.histogram("inter_token_latency_seconds", "between tokens of an answer", &m.inter_token_latency);
+    page.histogram("e2e_request_latency_seconds", "from the request to its last token", &m.request_latency);
+    page.histogram("request_queue_time_seconds", "from the request to its slot", &m.queue_time);
+    page.gauge("num_requests_running", "answers under way", m.running.get() as f64);
+    page.gauge("num_requests_waiting", "requests that wait for a slot", m.waiting.get() as f64);
+    page.gauge("num_requests_max", "answers that can be under way at once", m.slots.get() as f64);
+    page.counter("prompt_tokens_total", "tokens of prompts that were run", m.prompt_tokens.get());
+    page.counter("cached_tokens_total", "tokens of prompts whose keys were there already", m.cached_tokens.get());
+    page.counter("generation_tokens_total", "tokens generated", m.generated_tokens.get());
+    page.family("request_success_total", "counter", "answers by how they ended");
+    page.sample("request_success_total", "{finished_reason=\"stop\"}", m.finished_stop.get() as f64);
+    page.sample("request_success_total", "{finished_reason=\"length\"}", m.finished_length.get() as f64);
+    page.counter("request_failed_total", "answers that the engine could not finish", m.failed.get());
+    page.family("requests_rejected_total", "counter", "requests that were not taken");
+    page.sample("requests_rejected_total", "{reason=\"queue_full\"}", m.refused_full.get() as f64);
+    page.counter("client_disconnects_total", "answers whose client went away", m.disconnects.get());
+    page.counter("decode_passes_total", "passes that made tokens", m.decode_passes.get());
+    page.counter("decode_columns_total", "tokens made in them", m.decode_columns.get());
+    page.counter("prompt_passes_total", "passes over parts of prompts", m.prompt_passes.get());
+    page.family("engine_seconds_total", "counter", "time in the engine by part");
+    for (part, ns) in
+        [("attention", &m.attention_ns), ("predictor", &m.predictor_ns), ("ffn", &m.ffn_ns), ("head", &m.head_ns)]
+    {
+        page.sample("engine_seconds_total", &format!("{{part=\"{part}\"}}"), ns.get() as f64 / 1e9);
+    }
+    page.counter("ffn_read_bytes_total", "bytes of neuron rows that the CPU read", m.ffn_bytes.get());
+    page.counter("neurons_computed_total", "neurons times tokens that were computed", m.neurons_computed.get());
+    page.counter("neurons_all_total", "neurons times tokens that a dense model computes", m.neurons_all.get());
+    page.counter("hits_total", "active neurons computed on the device", m.hits.get());
+    page.counter("misses_total", "active neurons computed on the CPU beside a device", m.misses.get());
+    page.family("block_migrations_total", "counter", "neuron blocks whose move to the device was begun");
+    page.sample("block_migrations_total", "{direction=\"in\"}", m.migrations.get() as f64);
+    page.gauge("vram_budget_bytes", "bytes that may be used on the device", m.device_budget_bytes.get() as f64);
+    page.gauge("vram_used_bytes", "bytes that are", m.device_used_bytes.get() as f64);
+    page.gauge("slots", "places for neuron blocks on the device", m.device_slots.get() as f64);
+}
+
+/// What Prometheus' own clients tell of a process.
+fn process(page: &mut Page) {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let number = |name: &str| -> f64 {
+        let line = status.lines().find_map(|line| line.strip_prefix(name));
+        line.and_then(|line| line.split_whitespace().next()?.parse().ok()).unwrap_or(0.0)
+    };
+    let bytes = number("VmRSS:") * 1024.0;
+    page.plain("process_resident_memory_bytes", "resident memory", bytes);
+    page.plain("process_threads", "threads", number("Threads:"));
+    let descriptors = std::fs::read_dir("/proc/self/fd").map_or(0, |entries| entries.count().saturating_sub(1));
+    page.plain("process_open_fds", "open file descriptors", descriptors as f64);
+}
+
+struct Page(String);
+
+impl Page {
+    fn head(&mut self, name: &str, kind: &str, help: &str) {
+        // Writing to a string does not fail.
+        let _ = writeln!(self.0, "# HELP {name} {help}\n# TYPE {name} {kind}");
+    }
+
+    fn family(&mut self, name: &str, kind: &str, help: &str) {
+        self.head(&format!("dynamicinfer_{name}"), kind, help);
+    }
+
+    fn sample(&mut self, name: &str, labels: &str, value: f64) {
+        let _ = writeln!(self.0, "dynamicinfer_{name}{labels} {value}");
+    }
+
+    fn gauge(&mut self, name: &str, help: &str, value: f64) {
+        self.family(name, "gauge", help);
+        self.sample(name, "", value);
+    }
+
+    fn counter(&mut self, name: &str, help: &str, value: u64) {
+        self.family(name, "counter", help);
+        self.sample(name, "", value as f64);
+    }
+
+    fn plain(&mut self, name: &str, help: &str, value: f64) {
+        self.head(name, "gauge", help);
+        let _ = writeln!(self.0, "{name} {value}");
+    }
+
+    fn histogram(&mut self, name: &str, help: &str, histogram: &Histogram) {
+        self.family(name, "histogram", help);
+        let counts = histogram.cumulative();
+        for (bound, count) in BOUNDS.iter().zip(counts) {
+            self.sample(name, &format!("_bucket{{le=\"{bound}\"}}"), count as f64);
+        }
+        let all = counts[BOUNDS.len()] as f64;
+        self.sample(name, "_bucket{le=\"+Inf\"}", all);
+        self.sample(name, "_sum", histogram.seconds());
+        self.sample(name, "_count", all);
+    }
+}

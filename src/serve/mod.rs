@@ -1,0 +1,18 @@
+//! The daemon: HTTP over a Unix socket, and over TCP of this machine where asked for.
+//!
+//! Connections are tasks of a small runtime; they check, tokenise and hand jobs to the engine's thread
+//! ([`crate::generation`]). What an answer is made of is in [`crate::api`]; here are sockets, limits, signals and routes.
+
+mod body;
+mod connection;
+mod control;
+mod daemon;
+mod metrics;
+mod routes;
+mod signals;
+pub mod socket;
+mod systemd;
+
+pub use daemon::{Daemon, Load, Opened, SetBudget};
+pub use routes::ROUTES;
+pub use signals::run;

@@ -1,0 +1,393 @@
+//! What can be asked, and the order in which a request is looked at.
+
+use super::body::EventStream;
+use super::connection::Peer;
+use super::daemon::{Daemon, Loaded, ModelState};
+use super::{control, metrics};
+use crate::api::chat::{CHAT_FIELDS, ChatRequest};
+use crate::api::completions::{COMPLETION_FIELDS, CompletionRequest};
+use crate::api::{ApiError, Collector, Prepared, parse};
+use crate::clock::Duration;
+use crate::tokenizer::Special;
+use axum::Router;
+use axum::body::{Body, Bytes};
+use axum::extract::{Path, Request, State};
+use axum::http::{HeaderMap, HeaderValue, Method, StatusCode, header};
+use axum::middleware::Next;
+use axum::response::{IntoResponse, Response};
+use axum::routing::{get, post};
+use http_body_util::BodyExt;
+use serde::Deserialize;
+use serde_json::{Value, json};
+use std::sync::Arc;
+
+/// Every route with its methods, as the OpenAPI document has them.
+pub const ROUTES: [(&str, &[&str]); 19] = [
+    ("/health", &["get"]),
+    ("/ready", &["get"]),
+    ("/metrics", &["get"]),
+    ("/openapi.json", &["get"]),
+    ("/v1/models", &["get"]),
+    ("/v1/models/{model}", &["get"]),
+    ("/v1/chat/completions", &["post"]),
+    ("/v1/completions", &["post"]),
+    ("/v1/embeddings", &["post"]),
+    ("/tokenize", &["post"]),
+    ("/detokenize", &["post"]),
+    ("/v1/x/ps", &["get"]),
+    ("/v1/x/cache", &["get"]),
+    ("/v1/x/budget", &["get", "put"]),
+    ("/v1/x/policy", &["get", "put"]),
+    ("/v1/x/thresholds", &["get", "put"]),
+    ("/v1/x/models/load", &["post"]),
+    ("/v1/x/models/unload", &["post"]),
+    ("/v1/x/config", &["get"]),
+];
+
+const OPENAPI: &str = include_str!("openapi.json");
+/// Longer than any address of ours.
+const LONGEST_URI: usize = 8 << 10;
+/// Hyper reads a little more than it was told to before it counts.
+const MOST_HEADER_BYTES: usize = 64 << 10;
+const LONGEST_REQUEST_ID: usize = 128;
+
+type Shared = State<Arc<Daemon>>;
+
+pub fn router(daemon: Arc<Daemon>) -> Router {
+    Router::new()
+        .route("/health", get(health))
+        .route("/ready", get(ready))
+        .route("/metrics", get(|State(d): Shared| async move { metrics::page(&d) }))
+        .route("/openapi.json", get(|| async { ([(header::CONTENT_TYPE, "application/json")], OPENAPI) }))
+        .route("/v1/models", get(models))
+        .route("/v1/models/{*model}", get(model))
+        .route("/v1/chat/completions", post(chat))
+        .route("/v1/completions", post(completions))
+        .route("/v1/embeddings", post(|| async { Refusal(ApiError::new(501, "this server makes no embeddings")) }))
+        .route("/tokenize", post(tokenize))
+        .route("/detokenize", post(detokenize))
+        .route("/v1/x/ps", get(|State(d): Shared| async move { json_response(&control::ps(&d)) }))
+        .route("/v1/x/cache", get(|State(d): Shared| async move { answer(control::cache(&d).await) }))
+        .route("/v1/x/budget", get(|State(d): Shared| async move { answer(control::budget(&d).await) }).put(set_budget))
+        .route("/v1/x/policy", get(|State(d): Shared| async move { answer(control::policy(&d).await) }).put(set_policy))
+        .route(
+            "/v1/x/thresholds",
+            get(|State(d): Shared| async move { answer(control::thresholds(&d).await) }).put(set_thresholds),
+        )
+        .route("/v1/x/models/load", post(load))
+        .route("/v1/x/models/unload", post(unload))
+        .route("/v1/x/config", get(config))
+        .fallback(|| async {
+            Refusal(ApiError::new(404, "there is nothing here; GET /openapi.json lists what there is"))
+        })
+        .method_not_allowed_fallback(|method: Method| async move {
+            Refusal(ApiError::new(405, format!("{method} is not taken here; the header Allow says what is")))
+        })
+        .layer(axum::middleware::from_fn_with_state(daemon.clone(), door))
+        .with_state(daemon)
+}
+
+/// A refusal as a response.
+struct Refusal(ApiError);
+
+impl IntoResponse for Refusal {
+    fn into_response(self) -> Response {
+        let status = StatusCode::from_u16(self.0.status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
+        let mut response = json_response(&self.0.body());
+        *response.status_mut() = status;
+        if let Some(seconds) = self.0.retry_after {
+            response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from(seconds));
+        }
+        if status == StatusCode::UNAUTHORIZED {
+            response.headers_mut().insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
+        }
+        response
+    }
+}
+
+fn json_response(value: &Value) -> Response {
+    ([(header::CONTENT_TYPE, "application/json")], value.to_string()).into_response()
+}
+
+fn answer(result: Result<Value, ApiError>) -> Response {
+    match result {
+        Ok(value) => json_response(&value),
+        Err(error) => Refusal(error).into_response(),
+    }
+}
+
+/// Every request passes here: who may come in, and what every answer carries.
+async fn door(State(daemon): Shared, request: Request, next: Next) -> Response {
+    daemon.counters.requests.add(1);
+    let id = request.headers().get("x-request-id").and_then(|id| safe_id(id.as_bytes()));
+    let id = id.unwrap_or_else(|| format!("{:016x}", daemon.fresh()));
+    let mut response = match admit(&daemon, &request) {
+        Ok(()) => next.run(request).await,
+        Err(error) => Refusal(error).into_response(),
+    };
+    if response.status().as_u16() >= 400 {
+        daemon.counters.refused.add(1);
+    }
+    if let Ok(id) = HeaderValue::from_str(&id) {
+        response.headers_mut().insert("x-request-id", id);
+    }
+    response
+}
+
+/// A client's own id, if it can go into a log as it is.
+fn safe_id(id: &[u8]) -> Option<String> {
+    let safe = |b: &u8| b.is_ascii_alphanumeric() || b"-_.:".contains(b);
+    let good = !id.is_empty() && id.len() <= LONGEST_REQUEST_ID && id.iter().all(safe);
+    good.then(|| String::from_utf8_lossy(id).into_owned())
+}
+
+fn admit(daemon: &Daemon, request: &Request) -> Result<(), ApiError> {
+    if request.uri().to_string().len() > LONGEST_URI {
+        return Err(ApiError::new(414, format!("the address has more than {LONGEST_URI} bytes")));
+    }
+    let headers: usize = request.headers().iter().map(|(name, value)| name.as_str().len() + value.len()).sum();
+    if headers > MOST_HEADER_BYTES {
+        return Err(ApiError::new(431, format!("the headers have more than {MOST_HEADER_BYTES} bytes")));
+    }
+    match request.extensions().get::<Peer>() {
+        // Who may open the socket may use it; its mode says who.
+        Some(Peer::Unix { .. }) => Ok(()),
+        Some(Peer::Tcp(_)) => admit_tcp(daemon, request.headers()),
+        None => Err(ApiError::new(500, "a connection without a peer")),
+    }
+}
+
+/// TCP can be reached by every program of this machine, and by every web page in its browsers.
+fn admit_tcp(daemon: &Daemon, headers: &HeaderMap) -> Result<(), ApiError> {
+    let text = |name: header::HeaderName| headers.get(name).and_then(|value| value.to_str().ok());
+    let host = text(header::HOST).unwrap_or_default();
+    let name = host.rsplit_once(':').map_or(host, |(name, port)| if port.ends_with(']') { host } else { name });
+    if !["localhost", "127.0.0.1", "[::1]"].contains(&name) {
+        let message = format!("the host '{}' is not this machine's name for itself", crate::error::excerpt(host));
+        return Err(ApiError::new(403, message));
+    }
+    if let Some(origin) = headers.get(header::ORIGIN)
+        && Some(origin.as_bytes()) != daemon.settings().text("serve.allow_origin").map(str::as_bytes)
+    {
+        return Err(ApiError::new(
+            403,
+            "this origin may not use the server; serve.allow_origin names the one that may",
+        ));
+    }
+    let given = text(header::AUTHORIZATION).and_then(|value| value.strip_prefix("Bearer ")).unwrap_or_default();
+    let token = daemon.token.lock().clone();
+    match token {
+        Some(token) if same(given.as_bytes(), token.as_bytes()) => Ok(()),
+        _ => Err(ApiError::new(401, "the bearer token is missing or wrong: Authorization: Bearer TOKEN")),
+    }
+}
+
+/// Takes as long for a token that is wrong in its first byte as for one that is wrong in its last.
+fn same(a: &[u8], b: &[u8]) -> bool {
+    a.len() == b.len() && a.iter().zip(b).fold(0u8, |differ, (a, b)| differ | (a ^ b)) == 0
+}
+
+/// The body, as long as it may be and as slow as it may come.
+async fn body(daemon: &Daemon, request: Request) -> Result<Bytes, ApiError> {
+    let settings = daemon.settings();
+    let limit = settings.whole("serve.body_bytes") as usize;
+    let patience = Duration::from_secs(settings.whole("serve.stall_seconds"));
+    let too_large =
+        || ApiError::new(413, format!("the body has more than {limit} bytes; serve.body_bytes sets the limit"));
+    let told = request.headers().get(header::CONTENT_LENGTH).and_then(|v| v.to_str().ok()?.parse::<usize>().ok());
+    if told.is_some_and(|told| told > limit) {
+        return Err(too_large());
+    }
+    let mut body = request.into_body();
+    let mut bytes = Vec::new();
+    loop {
+        let frame = tokio::time::timeout(patience, body.frame());
+        let frame =
+            frame.await.map_err(|_| ApiError::new(408, format!("nothing of the body came for {patience:?}")))?;
+        let Some(frame) = frame else { return Ok(bytes.into()) };
+        let frame = frame.map_err(|e| ApiError::new(400, format!("the body broke off: {e}")))?;
+        if let Some(data) = frame.data_ref() {
+            if bytes.len() + data.len() > limit {
+                return Err(too_large());
+            }
+            bytes.extend_from_slice(data);
+        }
+    }
+}
+
+/// 200 while the process can do its work or has none; 503 once it cannot.
+async fn health(State(daemon): Shared) -> Response {
+    match daemon.state() {
+        ModelState::Ready(loaded) if !loaded.handle.is_alive() => {
+            Refusal(ApiError::new(503, "the engine has failed").code("engine_failed")).into_response()
+        }
+        ModelState::Failed(why) => Refusal(ApiError::new(503, why).code("model_failed")).into_response(),
+        _ => json_response(&json!({"status": "ok", "version": env!("CARGO_PKG_VERSION")})),
+    }
+}
+
+async fn ready(State(daemon): Shared) -> Response {
+    answer(daemon.ready().map(|loaded| json!({"status": "ready", "model": loaded.model.name})))
+}
+
+async fn models(State(daemon): Shared) -> Response {
+    let cards: Vec<Value> = match daemon.state() {
+        ModelState::Ready(loaded) => vec![loaded.model.card()],
+        _ => Vec::new(),
+    };
+    json_response(&json!({"object": "list", "data": cards}))
+}
+
+async fn model(State(daemon): Shared, Path(name): Path<String>) -> Response {
+    let card = daemon.ready().and_then(|loaded| loaded.model.check_name(Some(&name)).map(|()| loaded.model.card()));
+    answer(card)
+}
+
+/// A request that is a conversation or a prompt.
+async fn chat(State(daemon): Shared, request: Request) -> Response {
+    let prepare = |loaded: &Loaded, body: &[u8], client, fresh: u64| {
+        let request: ChatRequest = parse(body, CHAT_FIELDS)?;
+        request.prepare(&loaded.model, client, format!("{fresh:016x}"), fresh >> 32)
+    };
+    generate(daemon, request, prepare).await.unwrap_or_else(|error| Refusal(error).into_response())
+}
+
+async fn completions(State(daemon): Shared, request: Request) -> Response {
+    let prepare = |loaded: &Loaded, body: &[u8], client, fresh: u64| {
+        let request: CompletionRequest = parse(body, COMPLETION_FIELDS)?;
+        request.prepare(&loaded.model, client, format!("{fresh:016x}"), fresh >> 32)
+    };
+    generate(daemon, request, prepare).await.unwrap_or_else(|error| Refusal(error).into_response())
+}
+
+async fn generate(
+    daemon: Arc<Daemon>,
+    request: Request,
+    prepare: impl FnOnce(&Loaded, &[u8], u64, u64) -> Result<Prepared, ApiError> + Send + 'static,
+) -> Result<Response, ApiError> {
+    let client = request.extensions().get::<Peer>().map_or(0, Peer::client);
+    let body = body(&daemon, request).await?;
+    let loaded = daemon.ready()?;
+    let fresh = daemon.fresh();
+    // Tokenising a long text and running a template take time that other connections do not wait.
+    let (at, work) = (loaded.clone(), move |loaded: Arc<Loaded>| prepare(&loaded, &body, client, fresh));
+    let prepared = tokio::task::spawn_blocking(move || work(at)).await;
+    let prepared = prepared.map_err(|_| ApiError::new(500, "the request could not be read"))??;
+    let Prepared { jobs, answer, stream, usage, per_prompt } = prepared;
+    let mut events = Vec::new();
+    for job in jobs {
+        // A refusal drops those that were taken, and so cancels them.
+        events.push(loaded.handle.submit(job)?);
+    }
+    if stream {
+        let ping = Duration::from_secs(daemon.settings().whole("serve.ping_seconds"));
+        let body = EventStream::new(answer, events, per_prompt, usage, ping);
+        let headers = [(header::CONTENT_TYPE, "text/event-stream"), (header::CACHE_CONTROL, "no-cache")];
+        return Ok((headers, Body::new(body)).into_response());
+    }
+    let mut collector = Collector::new(answer, events.len(), per_prompt);
+    for (index, mut events) in events.into_iter().enumerate() {
+        while let Some(event) = events.recv().await {
+            collector.take(index, event)?;
+        }
+    }
+    Ok(json_response(&collector.finish()?))
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Tokenize {
+    content: String,
+    /// BOS first, where the model wants it.
+    #[serde(default)]
+    add_special: bool,
+    /// Text that looks like a control token becomes one.
+    #[serde(default)]
+    parse_special: bool,
+}
+
+async fn tokenize(State(daemon): Shared, request: Request) -> Response {
+    let work = async {
+        let body = body(&daemon, request).await?;
+        let ask: Tokenize = parse(&body, &["content", "add_special", "parse_special"])?;
+        let loaded = daemon.ready()?;
+        let encode = move || {
+            let (tokenizer, special) =
+                (&loaded.model.tokenizer, if ask.parse_special { Special::Parse } else { Special::AsText });
+            if ask.add_special {
+                tokenizer.encode_prompt(&ask.content, special)
+            } else {
+                tokenizer.encode(&ask.content, special)
+            }
+        };
+        let tokens =
+            tokio::task::spawn_blocking(encode).await.map_err(|_| ApiError::new(500, "tokenising failed"))??;
+        Ok(json!({"count": tokens.len(), "tokens": tokens}))
+    };
+    answer(work.await)
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Detokenize {
+    tokens: Vec<u32>,
+}
+
+async fn detokenize(State(daemon): Shared, request: Request) -> Response {
+    let work = async {
+        let body = body(&daemon, request).await?;
+        let ask: Detokenize = parse(&body, &["tokens"])?;
+        let model = &daemon.ready()?.model;
+        if let Some(bad) = ask.tokens.iter().find(|&&t| t as usize >= model.vocab) {
+            let message = format!("token {bad} is not below the vocabulary size {}", model.vocab);
+            return Err(ApiError::field("tokens", message));
+        }
+        Ok(json!({"content": model.tokenizer.decode(&ask.tokens)}))
+    };
+    answer(work.await)
+}
+
+async fn set_budget(State(daemon): Shared, request: Request) -> Response {
+    answer(async { control::set_budget(&daemon, &body(&daemon, request).await?).await }.await)
+}
+
+async fn set_policy(State(daemon): Shared, request: Request) -> Response {
+    answer(async { control::set_policy(&daemon, &body(&daemon, request).await?).await }.await)
+}
+
+async fn set_thresholds(State(daemon): Shared, request: Request) -> Response {
+    answer(async { control::set_thresholds(&daemon, &body(&daemon, request).await?).await }.await)
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct LoadRequest {
+    model: String,
+}
+
+/// Answers when the model is there, or when it is known why not.
+async fn load(State(daemon): Shared, request: Request) -> Response {
+    let work = async {
+        let body = body(&daemon, request).await?;
+        let ask: LoadRequest = parse(&body, &["model"])?;
+        // Goes on if the client leaves: half a load is no state to be left in.
+        let loading = tokio::spawn({
+            let daemon = daemon.clone();
+            async move { daemon.load(&ask.model).await }
+        });
+        let loaded = loading.await.map_err(|_| ApiError::new(500, "loading failed"))?;
+        Ok(loaded.map_err(|e| ApiError { param: Some("model".into()), ..ApiError::from(e) })?.model.card())
+    };
+    answer(work.await)
+}
+
+async fn unload(State(daemon): Shared) -> Response {
+    daemon.unload().await;
+    json_response(&control::ps(&daemon))
+}
+
+async fn config(State(daemon): Shared) -> Response {
+    let settings = daemon.settings();
+    let row = |(key, value, origin): (&crate::settings::Key, String, &crate::settings::Origin)| json!({"key": key.name, "value": value, "origin": origin.to_string()});
+    json_response(&settings.all().map(row).collect())
+}

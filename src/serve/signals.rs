@@ -1,0 +1,298 @@
+//! The daemon's life: bind, load, answer, drain, end.
+
+use super::connection::{self, Peer};
+use super::daemon::{Daemon, Load, ModelState};
+use super::routes::router;
+use super::socket::{self, Bound};
+use super::systemd::notify;
+use crate::clock::Duration;
+use crate::error::{Error, Result};
+use crate::settings::Settings;
+use std::net::SocketAddr;
+use std::os::fd::FromRawFd;
+use std::os::unix::net::UnixListener as StdListener;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use tokio::net::{TcpListener, UnixListener};
+use tokio::signal::unix::{SignalKind, signal};
+use tokio::sync::{Semaphore, watch};
+use tokio::task::JoinSet;
+
+/// Threads of the runtime: connections check, tokenise and write; the engine has its own.
+const WORKERS: usize = 2;
+/// After a connection could not be accepted (no descriptor is free, say), until the next try.
+const ACCEPT_AGAIN: Duration = Duration::from_millis(50);
+
+/// Runs the daemon until it is told to end. `reread` reads the settings again (SIGHUP); `say` talks to the user.
+///
+/// # Errors
+/// [`Error::Running`] if another daemon is there; [`Error::Fatal`] if the engine failed; what binding and the first load say.
+pub fn run(
+    settings: Settings,
+    load: Load,
+    reread: impl Fn() -> Result<Settings> + Send + Sync + 'static,
+    say: impl Fn(&str) + Send + Sync + 'static,
+) -> Result<()> {
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(WORKERS)
+        .enable_all()
+        .build()
+        .map_err(|e| Error::Failed(format!("cannot start the runtime: {e}")))?;
+    let result = runtime.block_on(live(settings, load, reread, say));
+    // What still computes is not waited for: its asker has been told.
+    runtime.shutdown_background();
+    result
+}
+
+async fn live(settings: Settings, load: Load, reread: impl Fn() -> Result<Settings>, say: impl Fn(&str)) -> Result<()> {
+    raise_descriptor_limit();
+    let path = settings.text("serve.socket").map_or_else(socket::default_path, Into::into);
+    let (unix, _bound) = unix_listener(&path)?;
+    let tcp = tcp_listener(&settings).await?;
+    let daemon = Arc::new(Daemon::new(settings.clone(), load));
+    if let Some(tcp) = &tcp {
+        let token = token(&settings, &say)?;
+        *daemon.token.lock() = Some(token);
+        let address = tcp.local_addr().map_err(|e| Error::Failed(format!("TCP has no address: {e}")))?;
+        say(&format!("listening at http://{address}/v1"));
+    }
+    say(&format!("listening at {}", path.display()));
+    let (end, ending) = watch::channel(false);
+    let mut tasks = JoinSet::new();
+    let app = router(daemon.clone());
+    let room = Arc::new(Semaphore::new(settings.whole("serve.connections") as usize));
+    tasks.spawn(accept_unix(unix, daemon.clone(), app.clone(), ending.clone(), room.clone()));
+    if let Some(tcp) = tcp {
+        tasks.spawn(accept_tcp(tcp, daemon.clone(), app, ending, room));
+    }
+    let (mut signals, mut reload) = (Signals::new()?, listen(SignalKind::hangup())?);
+    // The socket answers from here on; a model that is being loaded says so.
+    notify("READY=1\nSTATUS=listening");
+    tokio::spawn(feed_watchdog(daemon.clone()));
+    if let Some(model) = settings.text("serve.model") {
+        notify(&format!("STATUS=loading {model}"));
+        let result = tokio::select! {
+            result = daemon.load(model) => result,
+            () = signals.end() => return Ok(()),
+        };
+        let loaded = result?;
+        say(&format!(
+            "{} is ready: {} answers at once, {} tokens each",
+            loaded.model.name, loaded.handle.limits.slots, loaded.model.context
+        ));
+        notify(&format!("STATUS=serving {}", loaded.model.name));
+    }
+    loop {
+        tokio::select! {
+            () = signals.end() => break,
+            () = daemon.fatal.notified() => {
+                notify("STATUS=the engine has failed");
+                return Err(Error::Fatal("the engine's thread has failed; see the log. The daemon ends, so that it can be started again".into()));
+            }
+            _ = reload.recv() => match reread() {
+                Ok(new) => {
+                    let left = daemon.reload(&new);
+                    let rest = if left.is_empty() { String::new() } else { format!("; only a restart changes {}", left.join(", ")) };
+                    say(&format!("settings were read again{rest}"));
+                }
+                Err(error) => say(&format!("settings stay as they were: {error}")),
+            },
+        }
+    }
+    drain(&daemon, &daemon.settings(), &mut signals, &end, &mut tasks, &say).await;
+    Ok(())
+}
+
+/// Lets what runs end, for as long as the settings say; a second signal ends it at once.
+async fn drain(
+    daemon: &Arc<Daemon>,
+    settings: &Settings,
+    signals: &mut Signals,
+    end: &watch::Sender<bool>,
+    tasks: &mut JoinSet<()>,
+    say: &impl Fn(&str),
+) {
+    notify("STOPPING=1");
+    daemon.draining.store(true, Ordering::SeqCst);
+    // Nothing listens for it when there is no connection.
+    let _ = end.send(true);
+    let patience = Duration::from_secs(settings.whole("serve.drain_seconds"));
+    let ModelState::Ready(loaded) = daemon.state() else { return };
+    if loaded.handle.jobs() > 0 {
+        say(&format!(
+            "ending: {} answers have {} s to end; again to end at once",
+            loaded.handle.jobs(),
+            patience.as_secs()
+        ));
+    }
+    let all_answered = async {
+        loaded.handle.idle().await;
+        // Connections write their last bytes.
+        while tasks.join_next().await.is_some() {}
+    };
+    tokio::select! {
+        () = all_answered => {}
+        () = tokio::time::sleep(patience) => say("the time to end is over"),
+        () = signals.end() => {}
+    }
+    loaded.handle.stop();
+}
+
+fn listen(kind: SignalKind) -> Result<tokio::signal::unix::Signal> {
+    signal(kind).map_err(|e| Error::Failed(format!("cannot listen for signals: {e}")))
+}
+
+struct Signals {
+    terminate: tokio::signal::unix::Signal,
+    interrupt: tokio::signal::unix::Signal,
+}
+
+impl Signals {
+    fn new() -> Result<Signals> {
+        Ok(Signals { terminate: listen(SignalKind::terminate())?, interrupt: listen(SignalKind::interrupt())? })
+    }
+
+    /// Until somebody asks for the end.
+    async fn end(&mut self) {
+        tokio::select! {
+            _ = self.terminate.recv() => {}
+            _ = self.interrupt.recv() => {}
+        }
+    }
+}
+
+/// The socket that systemd handed over, or our own.
+fn unix_listener(path: &Path) -> Result<(UnixListener, Option<Bound>)> {
+    let (listener, bound) = if crate::config::systemd().socket {
+        // SAFETY: systemd hands descriptor 3 to this process and says so by LISTEN_PID; nobody else here has it.
+        (unsafe { StdListener::from_raw_fd(3) }, None)
+    } else {
+        let bound = socket::bind(path)?;
+        (bound.listener.try_clone().map_err(Error::io("listen at", path))?, Some(bound))
+    };
+    listener.set_nonblocking(true).map_err(Error::io("listen at", path))?;
+    Ok((UnixListener::from_std(listener).map_err(Error::io("listen at", path))?, bound))
+}
+
+async fn tcp_listener(settings: &Settings) -> Result<Option<TcpListener>> {
+    let Some(text) = settings.text("serve.listen") else { return Ok(None) };
+    let address: SocketAddr = text.parse().map_err(|_| {
+        Error::Usage(format!("--listen {}: take an address with a port: 127.0.0.1:8080", crate::error::excerpt(text)))
+    })?;
+    if !address.ip().is_loopback() {
+        return Err(Error::Usage(format!(
+            "--listen {address}: only this machine's own addresses are taken (127.0.0.1, [::1]); to serve others, put a proxy with TLS in front"
+        )));
+    }
+    let listener = TcpListener::bind(address).await;
+    listener.map(Some).map_err(|e| Error::Failed(format!("cannot listen at {address}: {e}; take another port")))
+}
+
+/// The token that TCP asks for: from the file that was named, or a new one that is told once.
+fn token(settings: &Settings, say: &impl Fn(&str)) -> Result<String> {
+    if let Some(path) = settings.text("serve.token_file") {
+        let path = Path::new(path);
+        let text = std::fs::read_to_string(path).map_err(Error::io("read", path))?;
+        let token = text.trim();
+        if token.len() < 16 || !token.bytes().all(|b| b.is_ascii_graphic()) {
+            return Err(Error::Usage(format!("{}: a token has 16 or more printable characters", path.display())));
+        }
+        return Ok(token.to_owned());
+    }
+    let mut bytes = [0u8; 16];
+    let source = Path::new("/dev/urandom");
+    let read = std::fs::File::open(source).and_then(|mut file| std::io::Read::read_exact(&mut file, &mut bytes));
+    read.map_err(Error::io("read", source))?;
+    let token: String = bytes.iter().map(|b| format!("{b:02x}")).collect();
+    say(&format!("bearer token of this run: {token}"));
+    Ok(token)
+}
+
+async fn accept_unix(
+    listener: UnixListener,
+    daemon: Arc<Daemon>,
+    app: axum::Router,
+    mut ending: watch::Receiver<bool>,
+    room: Arc<Semaphore>,
+) {
+    let mut connections = JoinSet::new();
+    loop {
+        let Ok(permit) = room.clone().acquire_owned().await else { break };
+        let accepted = tokio::select! {
+            accepted = listener.accept() => accepted,
+            () = connection::told(&mut ending) => break,
+        };
+        let Ok((stream, _)) = accepted else {
+            tokio::time::sleep(ACCEPT_AGAIN).await;
+            continue;
+        };
+        let pid = stream.peer_cred().ok().and_then(|peer| peer.pid()).unwrap_or_default() as u32;
+        let served = connection::serve(daemon.clone(), app.clone(), stream, Peer::Unix { pid }, ending.clone());
+        connections.spawn(async move {
+            served.await;
+            drop(permit);
+        });
+        while connections.try_join_next().is_some() {}
+    }
+    drop(listener);
+    while connections.join_next().await.is_some() {}
+}
+
+async fn accept_tcp(
+    listener: TcpListener,
+    daemon: Arc<Daemon>,
+    app: axum::Router,
+    mut ending: watch::Receiver<bool>,
+    room: Arc<Semaphore>,
+) {
+    let mut connections = JoinSet::new();
+    loop {
+        let Ok(permit) = room.clone().acquire_owned().await else { break };
+        let accepted = tokio::select! {
+            accepted = listener.accept() => accepted,
+            () = connection::told(&mut ending) => break,
+        };
+        let Ok((stream, address)) = accepted else {
+            tokio::time::sleep(ACCEPT_AGAIN).await;
+            continue;
+        };
+        // Tokens are small and want to go at once.
+        let _ = stream.set_nodelay(true);
+        let served = connection::serve(daemon.clone(), app.clone(), stream, Peer::Tcp(address), ending.clone());
+        connections.spawn(async move {
+            served.await;
+            drop(permit);
+        });
+        while connections.try_join_next().is_some() {}
+    }
+    drop(listener);
+    while connections.join_next().await.is_some() {}
+}
+
+/// Tells systemd's watchdog that all is well, when the engine's thread has just answered: a timer alone would go on for a
+/// daemon whose engine stands still.
+async fn feed_watchdog(daemon: Arc<Daemon>) {
+    let Some(interval) = crate::config::systemd().watchdog else { return };
+    loop {
+        tokio::time::sleep(interval / 3).await;
+        let alive = match daemon.state() {
+            ModelState::Ready(loaded) => {
+                matches!(tokio::time::timeout(interval / 3, loaded.handle.ask(|_| ())).await, Ok(Ok(())))
+            }
+            // There is no engine that could stand still.
+            ModelState::None | ModelState::Loading(_) | ModelState::Failed(_) => true,
+        };
+        if alive {
+            notify("WATCHDOG=1");
+        }
+    }
+}
+
+/// As many descriptors as the system allows: one for each connection.
+fn raise_descriptor_limit() {
+    use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+    let limit = getrlimit(Resource::Nofile);
+    // What cannot be raised stays; connections then wait to be accepted.
+    let _ = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, maximum: limit.maximum });
+}

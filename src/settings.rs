@@ -1,0 +1,420 @@
+//! Settings: flag over environment over the user's file over the system's file over the default; each remembers where it
+//! comes from. A key that nobody knows is an error that names its neighbour.
+
+use crate::error::{Error, Result, excerpt};
+use std::collections::BTreeMap;
+use std::fmt;
+use std::path::{Path, PathBuf};
+
+/// What a key may hold.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    Text,
+    /// Least and most.
+    Whole(u64, u64),
+    Switch,
+}
+
+/// One key: `section.name`.
+pub struct Key {
+    pub name: &'static str,
+    pub kind: Kind,
+    /// As a file would write it.
+    pub default: &'static str,
+    pub about: &'static str,
+    /// Whether SIGHUP takes a new value while the daemon runs.
+    pub live: bool,
+}
+
+const fn key(name: &'static str, kind: Kind, default: &'static str, live: bool, about: &'static str) -> Key {
+    Key { name, kind, default, about, live }
+}
+
+/// Every key. `configs/default.toml` is written from this table, and a test keeps it so.
+pub const KEYS: [Key; 20] = [
+    key("serve.model", Kind::Text, "\"\"", false, "MODEL that is loaded at the start; empty for none"),
+    key("serve.socket", Kind::Text, "\"\"", false, "Unix socket; empty for $XDG_RUNTIME_DIR/dynamicinfer.sock"),
+    key(
+        "serve.listen",
+        Kind::Text,
+        "\"\"",
+        false,
+        "TCP address to listen at as well, of this machine: 127.0.0.1:8080; empty for none",
+    ),
+    key(
+        "serve.token_file",
+        Kind::Text,
+        "\"\"",
+        false,
+        "file with the bearer token that TCP asks for; empty makes a new one at each start",
+    ),
+    key(
+        "serve.allow_origin",
+        Kind::Text,
+        "\"\"",
+        true,
+        "web origin that may use TCP: http://localhost:3000; empty refuses all browsers",
+    ),
+    key("serve.name", Kind::Text, "\"\"", false, "what requests call the model; empty for its file's name"),
+    key("serve.queue", Kind::Whole(1, 65_536), "64", false, "requests that may wait; more are answered 429"),
+    key("serve.parallel", Kind::Whole(1, 32), "8", false, "answers at once; each has keys and values of its own"),
+    key(
+        "serve.context",
+        Kind::Whole(0, 1 << 24),
+        "0",
+        false,
+        "tokens of a prompt and its answer together; 0 for the model's own, 4096 at most",
+    ),
+    key(
+        "serve.deterministic",
+        Kind::Switch,
+        "false",
+        false,
+        "each answer as if it were alone: slower, and the same to the bit",
+    ),
+    key(
+        "serve.body_bytes",
+        Kind::Whole(1024, 1 << 30),
+        "33554432",
+        true,
+        "bytes of a request's body; more is answered 413",
+    ),
+    key("serve.connections", Kind::Whole(1, 1 << 20), "4096", false, "open connections; more wait to be accepted"),
+    key(
+        "serve.stall_seconds",
+        Kind::Whole(1, 3600),
+        "30",
+        true,
+        "seconds that a client may stop reading, or writing its request, before it is cut",
+    ),
+    key(
+        "serve.ping_seconds",
+        Kind::Whole(1, 3600),
+        "15",
+        true,
+        "seconds after which a silent stream gets a comment, so that nobody takes it for dead",
+    ),
+    key(
+        "serve.drain_seconds",
+        Kind::Whole(0, 3600),
+        "30",
+        true,
+        "seconds that running answers have to end after SIGTERM",
+    ),
+    key("engine.threads", Kind::Whole(0, 1024), "0", false, "threads to compute with; 0 for one per core"),
+    key("engine.kv", Kind::Text, "\"f16\"", false, "how keys and values are stored: f16 or f32"),
+    key(
+        "engine.predictor",
+        Kind::Text,
+        "\"auto\"",
+        false,
+        "what tells which neurons a token needs: dense, exact, sign, mlp or auto",
+    ),
+    key("chat.system", Kind::Text, "\"\"", false, "system message that `chat` begins with; empty for none"),
+    key(
+        "chat.history",
+        Kind::Whole(0, 100_000),
+        "1000",
+        false,
+        "lines that `chat` remembers between runs; 0 keeps none",
+    ),
+];
+
+/// Where a value comes from.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Origin {
+    Default,
+    File(PathBuf),
+    Environment(String),
+    Flag(&'static str),
+}
+
+impl fmt::Display for Origin {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Origin::Default => write!(f, "default"),
+            Origin::File(path) => write!(f, "{}", path.display()),
+            Origin::Environment(name) => write!(f, "${name}"),
+            Origin::Flag(name) => write!(f, "{name}"),
+        }
+    }
+}
+
+/// All settings with their origins.
+#[derive(Clone, Debug)]
+pub struct Settings(BTreeMap<&'static str, (toml::Value, Origin)>);
+
+impl Settings {
+    /// Reads the files (in this order, later ones win) and what `environment` says; `named` is a file that must be there.
+    ///
+    /// # Errors
+    /// [`Error::Usage`] for a key that is none or a value that cannot be, [`Error::Io`] for a file that cannot be read.
+    pub fn read(
+        files: &[PathBuf],
+        named: Option<&Path>,
+        environment: impl Fn(&str) -> Option<String>,
+    ) -> Result<Settings> {
+        let default = |key: &Key| (key.name, (parse(key, key.default).expect("defaults are good"), Origin::Default));
+        let mut settings = Settings(KEYS.iter().map(default).collect());
+        for path in files.iter().filter(|path| path.exists()).map(PathBuf::as_path).chain(named) {
+            settings.read_file(path)?;
+        }
+        for key in &KEYS {
+            let name = variable(key.name);
+            if let Some(text) = environment(&name) {
+                settings.set(key.name, &text, Origin::Environment(name))?;
+            }
+        }
+        Ok(settings)
+    }
+
+    fn read_file(&mut self, path: &Path) -> Result<()> {
+        let text = std::fs::read_to_string(path).map_err(Error::io("read", path))?;
+        let refuse = |why: String| Error::Usage(format!("{}: {why}", path.display()));
+        let table: toml::Table = toml::from_str(&text).map_err(|e| refuse(format!("not TOML: {e}")))?;
+        for (section, values) in table {
+            let sections = KEYS.iter().map(|key| key.name.split('.').next().expect("keys have sections"));
+            let toml::Value::Table(values) = values else {
+                return Err(refuse(format!(
+                    "'{section}' stands outside a section; write it as [section] name = value"
+                )));
+            };
+            if !KEYS.iter().any(|key| key.name.starts_with(&format!("{section}."))) {
+                return Err(refuse(unknown("section", &section, sections)));
+            }
+            for (name, value) in values {
+                let name = format!("{section}.{name}");
+                let key = find(&name).map_err(refuse)?;
+                let value = check(key, value).map_err(refuse)?;
+                self.0.insert(key.name, (value, Origin::File(path.to_owned())));
+            }
+        }
+        Ok(())
+    }
+
+    /// Sets a key from text, as a flag or a variable gives it.
+    ///
+    /// # Errors
+    /// [`Error::Usage`] for a value that cannot be.
+    pub fn set(&mut self, name: &str, text: &str, origin: Origin) -> Result<()> {
+        let key = find(name).map_err(Error::Usage)?;
+        let value = parse(key, text).map_err(|why| Error::Usage(format!("{origin}: {why}")))?;
+        self.0.insert(key.name, (value, origin));
+        Ok(())
+    }
+
+    /// Sets a key where a flag was given.
+    ///
+    /// # Errors
+    /// As [`Settings::set`].
+    pub fn flag(&mut self, name: &str, flag: &'static str, value: Option<impl ToString>) -> Result<()> {
+        value.map_or(Ok(()), |value| self.set(name, &value.to_string(), Origin::Flag(flag)))
+    }
+
+    fn value(&self, name: &str) -> &toml::Value {
+        &self.0[name].0
+    }
+
+    pub fn origin(&self, name: &str) -> &Origin {
+        &self.0[name].1
+    }
+
+    /// A text; the empty one means that it was not set.
+    pub fn text(&self, name: &str) -> Option<&str> {
+        self.value(name).as_str().filter(|text| !text.is_empty())
+    }
+
+    pub fn whole(&self, name: &str) -> u64 {
+        self.value(name).as_integer().unwrap_or_default() as u64
+    }
+
+    pub fn switch(&self, name: &str) -> bool {
+        self.value(name).as_bool().unwrap_or_default()
+    }
+
+    /// Key, value as a file would write it, and origin; in the order of the table.
+    pub fn all(&self) -> impl Iterator<Item = (&'static Key, String, &Origin)> {
+        KEYS.iter().map(|key| (key, self.value(key.name).to_string(), self.origin(key.name)))
+    }
+
+    /// Takes the keys over from `other` that may change while the daemon runs; the names of those that differ and may not.
+    pub fn reload(&mut self, other: &Settings) -> Vec<&'static str> {
+        let mut left = Vec::new();
+        for key in &KEYS {
+            if self.value(key.name) == other.value(key.name) {
+                continue;
+            }
+            if key.live {
+                self.0.insert(key.name, other.0[key.name].clone());
+            } else {
+                left.push(key.name);
+            }
+        }
+        left
+    }
+}
+
+/// `serve.queue` is `DYNAMICINFER_SERVE_QUEUE`.
+pub fn variable(name: &str) -> String {
+    format!("DYNAMICINFER_{}", name.replace('.', "_").to_uppercase())
+}
+
+fn find(name: &str) -> Result<&'static Key, String> {
+    let found = KEYS.iter().find(|key| key.name == name);
+    found.ok_or_else(|| unknown("key", name, KEYS.iter().map(|key| key.name)))
+}
+
+fn unknown<'a>(what: &str, name: &str, known: impl Iterator<Item = &'a str>) -> String {
+    let hint = nearest(name, known).map_or(String::new(), |near| format!("; did you mean '{near}'?"));
+    format!("the {what} '{}' is unknown{hint} `dynamicinfer config show` lists all", excerpt(name))
+}
+
+/// The word that was meant, if one is near enough to be.
+pub fn nearest<'a>(word: &str, known: impl Iterator<Item = &'a str>) -> Option<&'a str> {
+    let score = |k: &&str| (strsim::jaro_winkler(word, k) * 1e6) as u64;
+    known.filter(|k| strsim::jaro_winkler(word, k) > 0.75).max_by_key(score)
+}
+
+fn parse(key: &Key, text: &str) -> Result<toml::Value, String> {
+    let value = match key.kind {
+        // A default is written as in a file, a variable or flag as it is meant.
+        Kind::Text => toml::Value::String(text.trim_matches('"').to_owned()),
+        Kind::Whole(..) => match text.parse::<i64>() {
+            Ok(number) => toml::Value::Integer(number),
+            Err(_) => toml::Value::String(text.to_owned()),
+        },
+        Kind::Switch => match text {
+            "true" | "1" | "yes" => toml::Value::Boolean(true),
+            "false" | "0" | "no" => toml::Value::Boolean(false),
+            other => toml::Value::String(other.to_owned()),
+        },
+    };
+    check(key, value)
+}
+
+fn check(key: &Key, value: toml::Value) -> Result<toml::Value, String> {
+    let good = match (key.kind, &value) {
+        (Kind::Text, toml::Value::String(_)) | (Kind::Switch, toml::Value::Boolean(_)) => true,
+        (Kind::Whole(least, most), toml::Value::Integer(n)) => {
+            u64::try_from(*n).is_ok_and(|n| (least..=most).contains(&n))
+        }
+        _ => false,
+    };
+    if good {
+        return Ok(value);
+    }
+    let wanted = match key.kind {
+        Kind::Text => "a text".to_owned(),
+        Kind::Whole(least, most) => format!("a whole number from {least} to {most}"),
+        Kind::Switch => "true or false".to_owned(),
+    };
+    Err(format!("{} is {}; it must be {wanted}", key.name, excerpt(value)))
+}
+
+/// `configs/default.toml`: every key with its default.
+pub fn default_file() -> String {
+    let mut text = String::from(
+        "# Every setting with its default. Copy what you change to ~/.config/dynamicinfer/config.toml, or for all users to\n\
+         # /etc/dynamicinfer/config.toml. A flag wins over the environment (DYNAMICINFER_SERVE_QUEUE=8), that over the user's\n\
+         # file, that over the system's. Marked (live): SIGHUP takes a new value while the daemon runs.\n",
+    );
+    let mut section = "";
+    for key in &KEYS {
+        let (in_section, name) = key.name.split_once('.').expect("keys have sections");
+        if in_section != section {
+            text += &format!("\n[{in_section}]\n");
+            section = in_section;
+        }
+        let live = if key.live { " (live)" } else { "" };
+        text += &format!("# {}{live}\n{name} = {}\n", key.about, key.default);
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn file(dir: &tempfile::TempDir, name: &str, text: &str) -> PathBuf {
+        let path = dir.path().join(name);
+        std::fs::write(&path, text).unwrap();
+        path
+    }
+
+    #[test]
+    fn flag_wins_over_environment_over_user_over_system_over_default() {
+        let dir = tempfile::tempdir().unwrap();
+        let system = file(&dir, "system.toml", "[serve]\nqueue = 1\nparallel = 1\ncontext = 1\nname = \"a\"\n");
+        let user = file(&dir, "user.toml", "[serve]\nqueue = 2\nparallel = 2\ncontext = 2\n");
+        let environment = |name: &str| match name {
+            "DYNAMICINFER_SERVE_QUEUE" => Some("3".into()),
+            "DYNAMICINFER_SERVE_PARALLEL" => Some("3".into()),
+            _ => None,
+        };
+        let mut settings = Settings::read(&[system, user], None, environment).unwrap();
+        settings.flag("serve.queue", "--queue", Some(4)).unwrap();
+        settings.flag("serve.name", "--name", None::<String>).unwrap();
+        let whole = |name| (settings.whole(name), settings.origin(name).to_string());
+        assert_eq!(whole("serve.queue"), (4, "--queue".into()));
+        assert_eq!(whole("serve.parallel"), (3, "$DYNAMICINFER_SERVE_PARALLEL".into()));
+        assert_eq!(whole("serve.context").0, 2);
+        assert!(whole("serve.context").1.ends_with("user.toml"));
+        assert_eq!(settings.text("serve.name"), Some("a"));
+        assert_eq!(whole("serve.drain_seconds"), (30, "default".into()));
+    }
+
+    #[test]
+    fn what_is_wrong_is_named_with_its_neighbour() {
+        let dir = tempfile::tempdir().unwrap();
+        let message = |text: &str| {
+            let path = file(&dir, "c.toml", text);
+            Settings::read(&[], Some(&path), |_| None)
+                .unwrap_err()
+                .to_string()
+                .replace(path.to_str().unwrap(), "c.toml")
+        };
+        assert_eq!(
+            message("[serve]\nqeue = 1\n"),
+            "c.toml: the key 'serve.qeue' is unknown; did you mean 'serve.queue'? `dynamicinfer config show` lists all"
+        );
+        assert!(message("[server]\nqueue = 1\n").contains("the section 'server' is unknown; did you mean 'serve'?"));
+        assert_eq!(
+            message("[serve]\nqueue = 0\n"),
+            "c.toml: serve.queue is 0; it must be a whole number from 1 to 65536"
+        );
+        assert!(message("[serve]\nqueue = \"8\"\n").contains("must be a whole number"));
+        assert!(message("queue = 1\n").contains("outside a section"));
+        assert!(message("[serve\n").contains("not TOML"));
+        let missing = dir.path().join("none.toml");
+        assert!(Settings::read(std::slice::from_ref(&missing), None, |_| None).is_ok());
+        assert!(Settings::read(&[], Some(&missing), |_| None).is_err());
+        let variable = |name: &str| (name == "DYNAMICINFER_SERVE_DETERMINISTIC").then(|| "perhaps".into());
+        let error = Settings::read(&[], None, variable).unwrap_err().to_string();
+        assert_eq!(
+            error,
+            "$DYNAMICINFER_SERVE_DETERMINISTIC: serve.deterministic is \"perhaps\"; it must be true or false"
+        );
+    }
+
+    #[test]
+    fn a_reload_takes_what_is_live_and_names_the_rest() {
+        let mut settings = Settings::read(&[], None, |_| None).unwrap();
+        let mut other = settings.clone();
+        other.flag("serve.drain_seconds", "x", Some(1)).unwrap();
+        other.flag("serve.queue", "x", Some(1)).unwrap();
+        assert_eq!(settings.reload(&other), ["serve.queue"]);
+        assert_eq!((settings.whole("serve.drain_seconds"), settings.whole("serve.queue")), (1, 64));
+    }
+
+    #[test]
+    fn the_default_file_is_the_table() {
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("configs/default.toml");
+        let written = std::fs::read_to_string(&path).unwrap_or_default();
+        assert!(
+            written == default_file(),
+            "configs/default.toml is not what `dynamicinfer config default` prints; write it again"
+        );
+        let settings = Settings::read(&[], Some(&path), |_| None).unwrap();
+        assert_eq!(settings.all().count(), KEYS.len());
+    }
+}

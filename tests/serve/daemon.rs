@@ -1,0 +1,219 @@
+//! A daemon of its own for a test, and the plainest HTTP that can talk to it: what a test sends is what goes over the wire.
+
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::Value as Json;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::Mutex;
+use std::sync::mpsc::{Receiver, channel};
+use std::time::Duration;
+
+/// Longer than any step of a test on a busy machine.
+pub const PATIENCE: Duration = Duration::from_secs(60);
+
+pub struct Daemon {
+    pub child: Child,
+    pub socket: PathBuf,
+    said: Mutex<Receiver<String>>,
+    _dir: Option<tempfile::TempDir>,
+}
+
+pub struct Answer {
+    pub status: u16,
+    pub headers: String,
+    pub body: Vec<u8>,
+    /// Whether the body ended as HTTP says it does.
+    pub whole: bool,
+}
+
+impl Answer {
+    pub fn json(&self) -> Json {
+        serde_json::from_slice(&self.body).unwrap_or_else(|e| panic!("{e}: {}", String::from_utf8_lossy(&self.body)))
+    }
+
+    pub fn text(&self) -> String {
+        String::from_utf8(self.body.clone()).unwrap()
+    }
+
+    /// The data of a stream's events; comments are left out.
+    pub fn events(&self) -> Vec<String> {
+        self.text().split("\n\n").filter_map(|event| event.strip_prefix("data: ").map(str::to_owned)).collect()
+    }
+
+    /// The text of choice 0 and its finish_reason, of a stream of a chat.
+    pub fn streamed(&self) -> (String, Option<String>) {
+        let (mut text, mut reason) = (String::new(), None);
+        for event in self.events().iter().filter(|event| *event != "[DONE]") {
+            let event: Json = serde_json::from_str(event).unwrap();
+            let choice = &event["choices"][0];
+            if choice["index"] == 0 {
+                text += choice["delta"]["content"].as_str().or(choice["text"].as_str()).unwrap_or_default();
+                reason = choice["finish_reason"].as_str().map(str::to_owned).or(reason);
+            }
+        }
+        (text, reason)
+    }
+}
+
+pub fn command(dir: &Path, args: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_dynamicinfer"));
+    // Packed once for all tests; the rest is the test's own.
+    let cache = Path::new(env!("CARGO_TARGET_TMPDIR")).join("serve-cache");
+    command.args(args).current_dir(dir).stdin(Stdio::null());
+    command.env_clear().env("PATH", "/usr/bin:/bin").env("XDG_CACHE_HOME", cache).env("HOME", dir);
+    command.env("XDG_RUNTIME_DIR", dir).env("RUST_BACKTRACE", "0");
+    command
+}
+
+impl Daemon {
+    /// The demo model, with these arguments beside.
+    pub fn start(args: &[&str]) -> Daemon {
+        let dir = tempfile::tempdir().unwrap();
+        let mut daemon = Daemon::start_in(dir.path(), args);
+        daemon._dir = Some(dir);
+        daemon
+    }
+
+    pub fn start_in(dir: &Path, args: &[&str]) -> Daemon {
+        let mut daemon = Daemon::spawn(dir, &[&["serve", "demo"], args].concat(), &[]);
+        daemon.wait_for("is ready");
+        daemon
+    }
+
+    pub fn spawn(dir: &Path, args: &[&str], environment: &[(&str, &str)]) -> Daemon {
+        let socket = dir.join("dynamicinfer.sock");
+        let mut command = command(dir, args);
+        command.envs(environment.iter().copied());
+        let mut child = command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
+        let (send, said) = channel();
+        let stderr = BufReader::new(child.stderr.take().unwrap());
+        std::thread::spawn(move || stderr.lines().map_while(Result::ok).for_each(|line| drop(send.send(line))));
+        Daemon { child, socket, said: Mutex::new(said), _dir: None }
+    }
+
+    /// The first line from now on that has `what` in it.
+    pub fn wait_for(&mut self, what: &str) -> String {
+        let mut all = Vec::new();
+        loop {
+            match self.said.get_mut().unwrap().recv_timeout(PATIENCE) {
+                Ok(line) if line.contains(what) => return line,
+                Ok(line) => all.push(line),
+                Err(error) => panic!("the daemon did not say '{what}' ({error}) but {all:?}"),
+            }
+        }
+    }
+
+    pub fn connect(&self) -> UnixStream {
+        let stream = UnixStream::connect(&self.socket).unwrap();
+        stream.set_read_timeout(Some(PATIENCE)).unwrap();
+        stream
+    }
+
+    /// Sends these bytes on a new connection and reads the answer.
+    pub fn raw(&self, request: &[u8]) -> Answer {
+        let mut stream = self.connect();
+        // A daemon that refuses early does not read the rest.
+        let _ = stream.write_all(request);
+        read_answer(&mut stream)
+    }
+
+    pub fn call(&self, method: &str, path: &str, body: &str) -> Answer {
+        self.raw(&request(method, path, body))
+    }
+
+    pub fn get(&self, path: &str) -> Json {
+        let answer = self.call("GET", path, "");
+        assert_eq!(answer.status, 200, "{path}: {}", answer.text());
+        answer.json()
+    }
+
+    pub fn post(&self, path: &str, body: &Json) -> Answer {
+        self.call("POST", path, &body.to_string())
+    }
+
+    /// One number of /metrics.
+    pub fn metric(&self, name: &str) -> f64 {
+        let page = self.call("GET", "/metrics", "").text();
+        let line = page.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' ').map(str::to_owned));
+        line.unwrap_or_else(|| panic!("{name} is not in\n{page}")).parse().unwrap()
+    }
+
+    /// Until the daemon has closed its end of a connection that nobody reads.
+    pub fn wait_until_closed(&self, stream: &UnixStream) {
+        use rustix::event::{PollFd, PollFlags, poll};
+        let start = std::time::Instant::now();
+        loop {
+            let mut fds = [PollFd::new(stream, PollFlags::RDHUP)];
+            poll(&mut fds, None).unwrap();
+            if fds[0].revents().intersects(PollFlags::HUP | PollFlags::RDHUP | PollFlags::ERR) {
+                return;
+            }
+            assert!(start.elapsed() < PATIENCE, "the connection stays open");
+        }
+    }
+
+    /// Asks again and again, with another question to the daemon in between, until a metric is what it must become.
+    pub fn until(&self, name: &str, wanted: f64) {
+        let start = std::time::Instant::now();
+        while self.metric(name) != wanted {
+            assert!(start.elapsed() < PATIENCE, "{name} is {} and not {wanted}", self.metric(name));
+        }
+    }
+
+    pub fn signal(&self, signal: Signal) {
+        kill_process(Pid::from_child(&self.child), signal).unwrap();
+    }
+
+    pub fn wait(&mut self) -> ExitStatus {
+        self.child.wait().unwrap()
+    }
+}
+
+impl Drop for Daemon {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+pub fn request(method: &str, path: &str, body: &str) -> Vec<u8> {
+    format!(
+        "{method} {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Type: application/json\r\n\
+         Content-Length: {}\r\n\r\n{body}",
+        body.len()
+    )
+    .into_bytes()
+}
+
+/// Reads to the end of the connection.
+pub fn read_answer(stream: &mut UnixStream) -> Answer {
+    let mut bytes = Vec::new();
+    // A connection that was reset has said what it said.
+    let _ = stream.read_to_end(&mut bytes);
+    parse(&bytes)
+}
+
+fn parse(bytes: &[u8]) -> Answer {
+    let Some(end) = bytes.windows(4).position(|four| four == b"\r\n\r\n") else {
+        return Answer { status: 0, headers: String::new(), body: bytes.to_vec(), whole: false };
+    };
+    let headers = String::from_utf8_lossy(&bytes[..end]).to_lowercase();
+    let status = headers.split(' ').nth(1).and_then(|s| s.parse().ok()).unwrap_or(0);
+    let mut rest = &bytes[end + 4..];
+    if !headers.contains("transfer-encoding: chunked") {
+        return Answer { status, headers, body: rest.to_vec(), whole: true };
+    }
+    let mut body = Vec::new();
+    while let Some(line) = rest.windows(2).position(|two| two == b"\r\n") {
+        let size = usize::from_str_radix(std::str::from_utf8(&rest[..line]).unwrap(), 16).unwrap();
+        if size == 0 {
+            return Answer { status, headers, body, whole: true };
+        }
+        let Some(chunk) = rest.get(line + 2..line + 2 + size) else { break };
+        body.extend_from_slice(chunk);
+        rest = rest.get(line + 4 + size..).unwrap_or_default();
+    }
+    Answer { status, headers, body, whole: false }
+}

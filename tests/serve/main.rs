@@ -1,0 +1,6 @@
+//! The daemon as its clients meet it: over its socket, with the demo model.
+
+mod api;
+mod bad_requests;
+mod daemon;
+mod life;

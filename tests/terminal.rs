@@ -1,0 +1,223 @@
+//! `chat` and `top` as their users meet them: on a terminal.
+
+use rustix::process::{Pid, Signal, kill_process};
+use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
+use rustix::termios::{Winsize, tcsetwinsize};
+use std::fs::File;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::sync::mpsc::{Receiver, channel};
+use std::time::Duration;
+
+const PATIENCE: Duration = Duration::from_secs(60);
+
+fn command(dir: &Path, args: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_dynamicinfer"));
+    let cache = Path::new(env!("CARGO_TARGET_TMPDIR")).join("serve-cache");
+    command.args(args).current_dir(dir).env_clear().env("PATH", "/usr/bin:/bin").env("TERM", "xterm");
+    command.env("XDG_CACHE_HOME", cache).env("HOME", dir).env("XDG_RUNTIME_DIR", dir);
+    command
+}
+
+/// A program on a terminal of its own.
+struct Terminal {
+    child: Child,
+    keys: File,
+    screen: Receiver<Vec<u8>>,
+    seen: String,
+}
+
+impl Terminal {
+    fn start(dir: &Path, args: &[&str]) -> Terminal {
+        let pty = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY).unwrap();
+        grantpt(&pty).unwrap();
+        unlockpt(&pty).unwrap();
+        tcsetwinsize(&pty, Winsize { ws_row: 40, ws_col: 120, ws_xpixel: 0, ws_ypixel: 0 }).unwrap();
+        let name = ptsname(&pty, Vec::new()).unwrap();
+        let open = || File::options().read(true).write(true).open(name.to_str().unwrap()).unwrap();
+        let child = command(dir, args).stdin(open()).stdout(open()).stderr(open()).spawn().unwrap();
+        let keys = File::from(pty);
+        let mut output = keys.try_clone().unwrap();
+        let (send, screen) = channel();
+        std::thread::spawn(move || {
+            let mut piece = [0; 4096];
+            // The terminal's end is an error.
+            while let Ok(n) = output.read(&mut piece) {
+                if n == 0 || send.send(piece[..n].to_vec()).is_err() {
+                    break;
+                }
+            }
+        });
+        Terminal { child, keys, screen, seen: String::new() }
+    }
+
+    fn type_in(&mut self, text: &str) {
+        self.keys.write_all(text.as_bytes()).unwrap();
+    }
+
+    /// Waits until `what` is shown, and forgets what was before it.
+    fn wait_for(&mut self, what: &str) -> String {
+        loop {
+            if let Some(at) = self.seen.find(what) {
+                let before = self.seen[..at].to_owned();
+                self.seen.drain(..at + what.len());
+                return before;
+            }
+            match self.screen.recv_timeout(PATIENCE) {
+                Ok(piece) => self.seen.push_str(&String::from_utf8_lossy(&piece)),
+                Err(error) => panic!("'{what}' was not shown ({error}) but {:?}", self.seen),
+            }
+        }
+    }
+
+    fn ends(&mut self) -> Option<i32> {
+        self.child.wait().unwrap().code()
+    }
+}
+
+impl Drop for Terminal {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// A daemon that ends with the test.
+struct Daemon(Child);
+
+impl Daemon {
+    fn start(dir: &Path) -> Daemon {
+        let mut child = command(dir, &["serve", "demo"]).stdin(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
+        let mut lines = BufReader::new(child.stderr.take().unwrap()).lines().map_while(Result::ok);
+        assert!(lines.any(|line| line.contains("is ready")));
+        // Nobody reads on: what it says later goes nowhere.
+        Daemon(child)
+    }
+}
+
+impl Drop for Daemon {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// Returns a word of the answer to "Once upon a time".
+fn a_talk(terminal: &mut Terminal) -> String {
+    terminal.wait_for(">>> ");
+    terminal.type_in("/set max_tokens 20\r");
+    terminal.wait_for(">>> ");
+    terminal.type_in("/set temperature 0\r");
+    terminal.wait_for(">>> ");
+    terminal.type_in("Once upon a time\r");
+    let answer = terminal.wait_for(">>> ");
+    assert!(answer.contains("was") || answer.contains("there"), "{answer:?}");
+    terminal.type_in("/stats\r");
+    assert!(terminal.wait_for(">>> ").contains("answer 20 tokens"));
+    terminal.type_in("/save talk.json\r");
+    terminal.wait_for(">>> ");
+    terminal.type_in("/clear\r");
+    terminal.wait_for(">>> ");
+    terminal.type_in("/show\r");
+    assert!(terminal.wait_for(">>> ").contains("turns    0"));
+    terminal.type_in("\\load talk.json\r");
+    assert!(terminal.wait_for(">>> ").contains("1 turns"));
+    terminal.type_in("/regne\r");
+    assert!(terminal.wait_for(">>> ").contains("did you mean /regen?"));
+    terminal.type_in("/set temprature 1\r");
+    assert!(terminal.wait_for(">>> ").contains("did you mean temperature?"));
+    terminal.type_in("/budget\r");
+    assert!(terminal.wait_for(">>> ").contains("no device"));
+    terminal.type_in("\"\"\"one\r");
+    terminal.wait_for("... ");
+    terminal.type_in("two\"\"\"\r");
+    terminal.wait_for(">>> ");
+    // Ctrl-C while it answers ends the answer and not the talk.
+    terminal.type_in("/set max_tokens 400\r");
+    terminal.wait_for(">>> ");
+    terminal.type_in("/set ignore_eos true\r");
+    terminal.wait_for(">>> ");
+    terminal.type_in("/clear\r");
+    terminal.wait_for(">>> ");
+    let words = answer.rsplit("Once upon a time").next().unwrap().split_whitespace();
+    words
+        .filter(|w| w.len() >= 3 && w.chars().all(char::is_alphabetic))
+        .last()
+        .unwrap_or_else(|| panic!("{answer:?}"))
+        .to_owned()
+}
+
+#[test]
+fn a_talk_with_the_daemon() {
+    let dir = tempfile::tempdir().unwrap();
+    let _daemon = Daemon::start(dir.path());
+    let mut terminal = Terminal::start(dir.path(), &["chat"]);
+    a_talk(&mut terminal);
+    terminal.type_in("/exit\r");
+    assert_eq!(terminal.ends(), Some(0));
+    let history = dir.path().join(".local/state/dynamicinfer/chat_history");
+    assert!(std::fs::read_to_string(&history).unwrap().contains("Once upon a time"));
+    assert_eq!(std::fs::metadata(&history).unwrap().permissions().mode() & 0o777, 0o600);
+}
+
+#[test]
+fn a_talk_without_a_daemon_and_an_answer_that_is_stopped() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut terminal = Terminal::start(dir.path(), &["chat", "demo"]);
+    terminal.wait_for("runs in this process");
+    let word = a_talk(&mut terminal);
+    terminal.type_in("Once upon a time\r");
+    terminal.wait_for(&word);
+    kill_process(Pid::from_child(&terminal.child), Signal::INT).unwrap();
+    terminal.wait_for("(stopped)");
+    terminal.wait_for(">>> ");
+    terminal.type_in("/set max_tokens 5\r");
+    terminal.wait_for(">>> ");
+    terminal.type_in("Once upon a time\r");
+    terminal.wait_for(">>> ");
+    terminal.type_in("\u{4}");
+    assert_eq!(terminal.ends(), Some(0));
+}
+
+#[test]
+fn top_draws_what_the_daemon_does() {
+    let dir = tempfile::tempdir().unwrap();
+    let _daemon = Daemon::start(dir.path());
+    let mut terminal = Terminal::start(dir.path(), &["top", "--delay", "0.1"]);
+    terminal.wait_for("tokens/s");
+    // Blanks are not drawn, so what is looked for are words.
+    terminal.wait_for("running,");
+    terminal.wait_for("resident,");
+    terminal.wait_for("threshold");
+    terminal.type_in("q");
+    assert_eq!(terminal.ends(), Some(0));
+    let done = command(dir.path(), &["top", "--json"]).output().unwrap();
+    let look: serde_json::Value = serde_json::from_slice(&done.stdout).unwrap();
+    assert_eq!(look["ps"]["models"][0]["name"], "demo");
+    assert_eq!(look["cache"]["layers"].as_array().unwrap().len(), 5);
+}
+
+#[test]
+fn what_needs_a_daemon_says_how_to_start_one() {
+    let dir = tempfile::tempdir().unwrap();
+    for args in [&["ps"][..], &["top"], &["load", "demo"], &["stop"], &["stop", "--daemon"], &["budget"]] {
+        let done = command(dir.path(), args).stdin(Stdio::null()).output().unwrap();
+        let said = String::from_utf8(done.stderr).unwrap();
+        assert_eq!(done.status.code(), Some(3), "{args:?}: {said}");
+        assert!(said.contains("daemon"), "{said}");
+    }
+    let done =
+        command(dir.path(), &["config", "show", "--origin"]).env("DYNAMICINFER_SERVE_QUEUE", "9").output().unwrap();
+    let shown = String::from_utf8(done.stdout).unwrap();
+    assert!(
+        shown
+            .lines()
+            .any(|l| l.contains("serve.queue") && l.contains(" 9 ") && l.contains("$DYNAMICINFER_SERVE_QUEUE"))
+    );
+    let done = command(dir.path(), &["man", "pages"]).output().unwrap();
+    assert_eq!(done.status.code(), Some(0), "{}", String::from_utf8_lossy(&done.stderr));
+    let page = std::fs::read_to_string(dir.path().join("pages/dynamicinfer-serve.1")).unwrap();
+    assert!(page.contains("\\-\\-socket"));
+}

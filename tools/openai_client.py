@@ -1,0 +1,90 @@
+"""Runs the openai Python package, and LangChain if it is there, against a daemon's Unix socket.
+
+    python3 -m venv venv && venv/bin/pip install openai langchain-openai
+    dynamicinfer serve demo --socket /tmp/d.sock &
+    venv/bin/python tools/openai_client.py /tmp/d.sock
+
+Prints one line per check and ends with 1 if one failed; without the package it says so and ends with 0.
+"""
+
+import json
+import sys
+
+try:
+    import openai
+except ImportError:
+    print("skipped: the openai package is not installed (pip install openai)")
+    sys.exit(0)
+try:
+    import httpx2 as httpx  # what openai is built on since 3.51
+except ImportError:
+    import httpx
+
+http = httpx.Client(transport=httpx.HTTPTransport(uds=sys.argv[1]))
+client = openai.OpenAI(base_url="http://localhost/v1", api_key="none", http_client=http, max_retries=0)
+ASK = dict(model="demo", messages=[{"role": "user", "content": "Once upon a time"}], temperature=0, max_tokens=24)
+failed = 0
+
+
+def check(name, good, shown=""):
+    global failed
+    failed += not good
+    print(("ok      " if good else "FAILED  ") + name, "" if good else shown)
+
+
+def refused(kind, **request):
+    try:
+        client.chat.completions.create(**{**ASK, **request})
+    except kind as error:
+        return error
+    return None
+
+
+check("models", [m.id for m in client.models.list()] == ["demo"])
+whole = client.chat.completions.create(**ASK)
+text = whole.choices[0].message.content
+check("chat", len(text) > 20 and whole.choices[0].finish_reason == "length" and whole.usage.completion_tokens == 24)
+chunks = list(client.chat.completions.create(**ASK, stream=True, stream_options={"include_usage": True}))
+streamed = "".join(c.choices[0].delta.content or "" for c in chunks if c.choices)
+check("stream", streamed == text, streamed)
+check("usage chunk", chunks[-1].usage.completion_tokens == 24 and not chunks[-1].choices)
+stop = text[10:15]
+cut = client.chat.completions.create(**ASK, stop=[stop])
+check("stop", cut.choices[0].message.content == text[: text.index(stop)] and cut.choices[0].finish_reason == "stop")
+seeded = lambda: client.chat.completions.create(**{**ASK, "temperature": 1.5}, seed=7).choices[0].message.content
+check("seed", seeded() == seeded())
+logprobs = client.chat.completions.create(**ASK, logprobs=True, top_logprobs=3).choices[0].logprobs.content
+check("logprobs", "".join(t.token for t in logprobs) == text and all(len(t.top_logprobs) == 3 for t in logprobs))
+check("n", len(client.chat.completions.create(**{**ASK, "temperature": 1}, n=3).choices) == 3)
+schema = {
+    "type": "object",
+    "properties": {"age": {"type": "integer", "minimum": 0, "maximum": 99}},
+    "required": ["age"],
+    "additionalProperties": False,
+}
+structured = client.chat.completions.create(
+    **ASK, response_format={"type": "json_schema", "json_schema": {"name": "x", "strict": True, "schema": schema}}
+)
+check("json schema", 0 <= json.loads(structured.choices[0].message.content)["age"] <= 99)
+check("completions", client.completions.create(model="demo", prompt="Once", max_tokens=4).usage.completion_tokens == 4)
+check("other model: 404", refused(openai.NotFoundError, model="gpt-9").code == "model_not_found")
+check("bad field: 400", refused(openai.BadRequestError, n=99).param == "n")
+long = [{"role": "user", "content": "word " * 3000}]
+check("too long: 400", refused(openai.BadRequestError, messages=long).code == "context_length_exceeded")
+running = client.chat.completions.create(**{**ASK, "max_tokens": 400}, stream=True, extra_body={"ignore_eos": True})
+next(iter(running))
+running.close()
+check("cancel", client.chat.completions.create(**ASK).choices[0].message.content == text)
+
+try:
+    from langchain_openai import ChatOpenAI
+
+    model = ChatOpenAI(
+        model="demo", base_url="http://localhost/v1", api_key="none", http_client=http, temperature=0, max_tokens=24
+    )
+    check("langchain invoke", model.invoke("Once upon a time").content == text)
+    check("langchain stream", "".join(c.content for c in model.stream("Once upon a time")) == text)
+except ImportError:
+    print("skipped: langchain (pip install langchain-openai)")
+print(f"openai {openai.__version__}: {failed} failed")
+sys.exit(failed > 0)
