@@ -141,12 +141,9 @@ fn a_talk(terminal: &mut Terminal) -> String {
     terminal.wait_for(">>> ");
     terminal.type_in("/clear\r");
     terminal.wait_for(">>> ");
-    let words = answer.rsplit("Once upon a time").next().unwrap().split_whitespace();
-    words
-        .filter(|w| w.len() >= 3 && w.chars().all(char::is_alphabetic))
-        .last()
-        .unwrap_or_else(|| panic!("{answer:?}"))
-        .to_owned()
+    let mut words = answer.rsplit("Once upon a time").next().unwrap().split_whitespace();
+    let word = words.rfind(|w| w.len() >= 3 && w.chars().all(char::is_alphabetic));
+    word.unwrap_or_else(|| panic!("{answer:?}")).to_owned()
 }
 
 #[test]

@@ -2,14 +2,14 @@
 
 use crate::api::stream::{Usage, cut_short, failed};
 use crate::api::{Answer, ApiError};
-use crate::clock::Duration;
+use crate::clock::{self, Duration};
 use crate::generation::Event;
 use hyper::body::{Body, Bytes, Frame};
 use serde_json::Value;
 use std::pin::Pin;
 use std::task::{Context, Poll};
 use tokio::sync::mpsc::Receiver;
-use tokio::time::{Instant, Sleep};
+use tokio::time::Sleep;
 
 /// One choice of the answer.
 struct Choice {
@@ -128,7 +128,7 @@ impl Body for EventStream {
             }
             out.push_str(": ping\n\n");
         }
-        this.ping.as_mut().reset(Instant::now() + this.ping_every);
+        this.ping.as_mut().reset((clock::now() + this.ping_every).into());
         if this.state == State::Running {
             // Registers with the timer that was just set.
             let _ = this.ping.as_mut().poll(context);

@@ -13,7 +13,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::sync::watch;
-use tokio::time::{Instant, Sleep};
+use tokio::time::Sleep;
 use tower::ServiceExt;
 
 /// Bytes of a request's line and headers together, and how many headers.
@@ -99,7 +99,7 @@ impl<S> Patience<S> {
             return write;
         }
         let stall = self.stall;
-        let waits = self.waits.get_or_insert_with(|| Box::pin(tokio::time::sleep_until(Instant::now() + stall)));
+        let waits = self.waits.get_or_insert_with(|| Box::pin(tokio::time::sleep(stall)));
         match waits.as_mut().poll(context) {
             Poll::Pending => Poll::Pending,
             Poll::Ready(()) => Poll::Ready(Err(io::Error::new(io::ErrorKind::TimedOut, "the client reads nothing"))),
