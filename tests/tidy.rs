@@ -62,7 +62,22 @@ const MODULES: [(&str, &[&str]); 26] = [
     ("api", &["clock", "engine", "error", "generation", "settings", "tokenizer"]),
     ("client", &["clock", "error", "interrupt"]),
     // Models come from a loader that cli hands in; the engine is asked on its own thread only.
-    ("serve", &["api", "cache", "clock", "config", "engine", "error", "generation", "model", "settings", "tokenizer"]),
+    (
+        "serve",
+        &[
+            "api",
+            "cache",
+            "clock",
+            "config",
+            "engine",
+            "error",
+            "generation",
+            "model",
+            "scheduler",
+            "settings",
+            "tokenizer",
+        ],
+    ),
     (
         "cli",
         &[

@@ -54,6 +54,9 @@ pub struct DeviceArgs {
     /// One threshold for device and CPU, so that the text does not depend on what lies where
     #[arg(long)]
     pub deterministic: bool,
+    /// Whether the policy may change while it runs: a static one has its scheduler ready, too.
+    #[arg(skip)]
+    pub live: bool,
     /// Neither read nor keep what was learnt from earlier texts about how often neurons are active
     #[arg(long)]
     no_history: bool,
@@ -117,6 +120,7 @@ impl Default for DeviceArgs {
             policy: None,
             lookahead: 1,
             deterministic: false,
+            live: false,
             no_history: false,
             vram_schedule: Vec::new(),
             printed_loss: false,
@@ -259,7 +263,7 @@ impl DeviceArgs {
     fn schedule(&self, engine: &mut Engine, budgeter: &Budgeter, tokens: u64, placed: &[Vec<u32>]) -> Result<()> {
         let policy = self.policy.unwrap_or_default();
         // A model that computes every neuron of every layer needs them all alike.
-        if policy == Policy::Static || engine.sparsity().is_dense() {
+        if (policy == Policy::Static && !self.live) || engine.sparsity().is_dense() {
             return Ok(());
         }
         let model = engine.model.clone();

@@ -134,6 +134,7 @@ impl Opener {
             )));
         }
         let mut device = self.device.clone();
+        device.live = true;
         device.deterministic |= settings.switch("serve.deterministic");
         let set_budget = device.apply(&mut engine, context, kv.kv())?.map(|in_use| -> SetBudget {
             let budgeter = in_use.into_budgeter();

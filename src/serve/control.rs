@@ -5,6 +5,7 @@ use super::daemon::{Daemon, Loaded, ModelState};
 use crate::api::{ApiError, parse};
 use crate::cache::Slot;
 use crate::engine::Engine;
+use crate::scheduler::Policy;
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 use std::sync::Arc;
@@ -127,24 +128,27 @@ pub async fn set_budget(daemon: &Daemon, body: &[u8]) -> Result<Value, ApiError>
     }
 }
 
-/// GET /v1/x/policy: which neurons are brought to the device while it runs.
+/// GET /v1/x/policy: what is brought to the device while it runs; `none` without a device or where nothing is predicted.
 ///
 /// # Errors
 /// 503 without a model.
 pub async fn policy(daemon: &Daemon) -> Result<Value, ApiError> {
-    let moves = daemon.ready()?.handle.ask(|engine| engine.hybrid.as_ref().map(|h| h.migrator.is_some())).await?;
-    let policy = match moves {
-        None => "none",
-        Some(false) => "static",
-        Some(true) => "dynamic",
-    };
-    Ok(json!({"policy": policy}))
+    Ok(daemon.ready()?.handle.ask(|engine| policy_of(engine)).await?)
 }
 
-/// PUT /v1/x/policy
+fn policy_of(engine: &Engine) -> Value {
+    let migrator = engine.hybrid.as_ref().and_then(|hybrid| hybrid.migrator.as_ref());
+    let counts = migrator.map(|m| m.counts());
+    json!({
+        "policy": migrator.and_then(|m| m.policy()).map_or("none", Policy::name),
+        "scheduler": counts,
+    })
+}
+
+/// PUT /v1/x/policy: from the next layer on.
 ///
 /// # Errors
-/// Always: 400 for what is no policy, 501 for one that cannot begin while the model runs.
+/// 400 for what is no policy, 409 where nothing can move.
 pub async fn set_policy(daemon: &Daemon, body: &[u8]) -> Result<Value, ApiError> {
     #[derive(Deserialize)]
     #[serde(deny_unknown_fields)]
@@ -152,19 +156,15 @@ pub async fn set_policy(daemon: &Daemon, body: &[u8]) -> Result<Value, ApiError>
         policy: String,
     }
     let change: Change = parse(body, &["policy"])?;
-    let now = policy(daemon).await?;
-    if now["policy"] == change.policy.as_str() {
-        return Ok(now);
-    }
-    let wanted = crate::error::excerpt(&change.policy);
-    if !["none", "static", "dynamic"].contains(&change.policy.as_str()) {
-        return Err(ApiError::field(
-            "policy",
-            format!("the policy '{wanted}' is unknown; take none, static or dynamic"),
-        ));
-    }
-    Err(ApiError::new(501, format!("the policy cannot become '{wanted}' while a model runs; load it again"))
-        .code("not_while_running"))
+    let wanted: Policy = crate::error::excerpt(&change.policy).parse().map_err(|why| ApiError::field("policy", why))?;
+    let set = move |engine: &mut Engine| {
+        let migrator = engine.hybrid.as_mut().and_then(|hybrid| hybrid.migrator.as_mut());
+        migrator.is_some_and(|m| m.set_policy(wanted)).then(|| policy_of(engine))
+    };
+    daemon.ready()?.handle.ask(set).await?.ok_or_else(|| {
+        let message = "nothing can move: the model runs without a device, or computes every neuron";
+        ApiError::new(409, message).code("no_scheduler")
+    })
 }
 
 /// GET /v1/x/thresholds: the probability from which on a neuron is computed, by layer; null where nothing is predicted.

@@ -228,9 +228,13 @@ fn what_lies_on_a_device_is_told_by_layer() {
     let budget = daemon.get("/v1/x/budget");
     assert_eq!(budget["vram_used_bytes"], cache["device"]["used_bytes"]);
     assert_eq!(daemon.metric("dynamicinfer_vram_budget_bytes"), budget["vram_budget_bytes"].as_f64().unwrap());
-    assert_eq!(daemon.get("/v1/x/policy"), json!({"policy": "static"}));
-    assert_eq!(daemon.call("PUT", "/v1/x/policy", r#"{"policy": "static"}"#).status, 200);
-    assert_eq!(daemon.call("PUT", "/v1/x/policy", r#"{"policy": "random"}"#).status, 400);
+    assert_eq!(daemon.get("/v1/x/policy")["policy"], "static");
+    assert_eq!(cache["device"]["migrations"], 0);
+    // From now on neurons move.
+    assert_eq!(daemon.call("PUT", "/v1/x/policy", r#"{"policy": "full"}"#).status, 200);
+    let now = daemon.get("/v1/x/policy");
+    assert_eq!((&now["policy"], now["scheduler"]["told"].as_u64() > Some(0)), (&json!("full"), true), "{now}");
+    assert_eq!(daemon.call("PUT", "/v1/x/policy", r#"{"policy": "clever"}"#).status, 400);
     for bad in ["-1", "\"8GiB\"", "1e30", "null"] {
         assert_eq!(
             daemon.call("PUT", "/v1/x/budget", &format!("{{\"vram_budget_bytes\": {bad}}}")).status,
