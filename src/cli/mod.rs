@@ -29,6 +29,7 @@ mod run;
 mod serve;
 mod settings_arg;
 mod show;
+mod simulate;
 mod size;
 mod sparsity_arg;
 mod synth;
@@ -90,6 +91,7 @@ enum Verb {
     Calibrate(calibrate::Args),
     Record(record::Args),
     Replay(replay::Args),
+    Simulate(simulate::Args),
     Completions(completions::Args),
     Man(man::Args),
 }
@@ -149,6 +151,7 @@ fn dispatch(verb: Verb) -> Result<()> {
         Verb::Calibrate(args) => calibrate::run(args),
         Verb::Record(args) => record::run(args),
         Verb::Replay(args) => replay::run(args),
+        Verb::Simulate(args) => simulate::run(args),
         Verb::Completions(args) => completions::run(args),
         Verb::Man(args) => man::run(args),
     }

@@ -13,5 +13,6 @@ pub mod profile;
 pub mod record;
 pub mod replay;
 pub mod samples;
+pub mod simulate;
 pub mod synth;
 pub mod train;
