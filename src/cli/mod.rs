@@ -13,6 +13,7 @@ mod daemon_verbs;
 mod device_arg;
 mod doctor;
 mod eval;
+mod experiment;
 mod ls;
 mod machine_arg;
 mod man;
@@ -92,6 +93,7 @@ enum Verb {
     Record(record::Args),
     Replay(replay::Args),
     Simulate(simulate::Args),
+    Experiment(experiment::Args),
     Completions(completions::Args),
     Man(man::Args),
 }
@@ -152,6 +154,7 @@ fn dispatch(verb: Verb) -> Result<()> {
         Verb::Record(args) => record::run(args),
         Verb::Replay(args) => replay::run(args),
         Verb::Simulate(args) => simulate::run(args),
+        Verb::Experiment(args) => experiment::run(args),
         Verb::Completions(args) => completions::run(args),
         Verb::Man(args) => man::run(args),
     }

@@ -111,17 +111,17 @@ fn parse_placement(text: &str) -> std::result::Result<Placement, String> {
 
 /// One line of the result. All of it is simulated.
 #[derive(Serialize)]
-struct Row {
-    vram_bytes: Option<u64>,
+pub struct Row {
+    pub vram_bytes: Option<u64>,
     /// `None` for whole layers on the device and every neuron computed, as llama.cpp does.
-    policy: Option<Policy>,
-    tokens_per_s: f64,
-    outcome: Option<Outcome>,
-    layers_on_device: Option<usize>,
+    pub policy: Option<Policy>,
+    pub tokens_per_s: f64,
+    pub outcome: Option<Outcome>,
+    pub layers_on_device: Option<usize>,
 }
 
 #[derive(Serialize)]
-struct Report {
+pub struct Report {
     simulated: bool,
     model: String,
     machine: String,
@@ -136,10 +136,27 @@ struct Report {
     calls: Calls,
     #[serde(skip_serializing_if = "Option::is_none")]
     published: Option<Published>,
-    rows: Vec<Row>,
+    pub rows: Vec<Row>,
 }
 
 pub fn run(args: Args) -> Result<()> {
+    let reports = reports(&args)?;
+    if let Some(dir) = &args.plot {
+        std::fs::create_dir_all(dir).map_err(Error::io("create", dir))?;
+        for report in reports.iter().filter(|r| r.rows.iter().any(|row| row.vram_bytes.is_some())) {
+            let path = dir.join(format!("{}.svg", file_name(&report.model)));
+            chart::write(&path, &plot(report))?;
+            eprintln!("{} written", path.display());
+        }
+    }
+    if args.json {
+        return super::print_json(&reports);
+    }
+    reports.iter().try_for_each(|r| super::print(&shown(r)))
+}
+
+/// One report for each set-up that is asked for.
+pub fn reports(args: &Args) -> Result<Vec<Report>> {
     for (name, value, top) in [
         ("--active", args.active, 0.5),
         ("--threshold", f64::from(args.threshold), 1.0),
@@ -150,31 +167,18 @@ pub fn run(args: Args) -> Result<()> {
             return Err(Error::Usage(format!("{name} {value}: take 0 to {top}")));
         }
     }
-    let reports = match args.papers {
+    Ok(match args.papers {
         true => {
             let both = args.placement.map_or(vec![Placement::Static, Placement::Random], |one| vec![one]);
             let pairs = SET_UPS.iter().flat_map(|s| both.iter().map(move |&p| (s, p)));
-            pairs.map(|(s, placement)| paper(&args, s, placement)).collect::<Result<Vec<_>>>()?
+            pairs.map(|(s, placement)| paper(args, s, placement)).collect::<Result<Vec<_>>>()?
         }
-        false => vec![given(&args)?],
-    };
-    if let Some(dir) = &args.plot {
-        std::fs::create_dir_all(dir).map_err(Error::io("create", dir))?;
-        for report in reports.iter().filter(|r| r.rows.iter().any(|row| row.vram_bytes.is_some())) {
-            let name: String = report
-                .model
-                .chars()
-                .map(|c| if c.is_ascii_alphanumeric() || "._-".contains(c) { c } else { '-' })
-                .collect();
-            let path = dir.join(format!("{name}.svg"));
-            chart::write(&path, &plot(report))?;
-            eprintln!("{} written", path.display());
-        }
-    }
-    if args.json {
-        return super::print_json(&reports);
-    }
-    reports.iter().try_for_each(|r| super::print(&shown(r)))
+        false => vec![given(args)?],
+    })
+}
+
+fn file_name(model: &str) -> String {
+    model.chars().map(|c| if c.is_ascii_alphanumeric() || "._-".contains(c) { c } else { '-' }).collect()
 }
 
 fn paper(args: &Args, s: &SetUp, placement: Placement) -> Result<Report> {
@@ -424,9 +428,10 @@ fn plot(r: &Report) -> Plot {
     let top = all().map(|p| p.1).fold(0.0, f64::max);
     Plot {
         title: format!("simulated: {} on {}", r.model, r.machine),
-        x: ("VRAM, GiB", 0.0..right * 1.02),
-        y: ("tokens/s", 0.0..top * 1.05),
+        x: ("VRAM, GiB".into(), 0.0..right * 1.02),
+        y: ("tokens/s".into(), 0.0..top * 1.05),
         lines,
         dots: true,
+        names: Vec::new(),
     }
 }

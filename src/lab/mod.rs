@@ -3,6 +3,7 @@
 pub mod audit;
 pub mod bench;
 pub mod evaluate;
+pub mod experiment;
 pub mod histogram;
 pub mod measure;
 pub mod network;

@@ -83,7 +83,7 @@ mod tests {
         link.put(copy(0, 100.0));
         link.put(copy(1, 50.0));
         assert_eq!(link.advance(99.0, |c| landed.push(c.layer)), 99.0);
-        assert_eq!(landed, []);
+        assert!(landed.is_empty());
         assert_eq!(link.advance(1.0, |c| landed.push(c.layer)), 1.0);
         assert_eq!((landed.len(), link.bytes, link.busy_ns), (1, 500.0, 50.0));
         assert_eq!(link.advance(500.0, |c| landed.push(c.layer)), 50.0);
