@@ -279,10 +279,11 @@ fn report(model: String, case: &Case<'_>, rows: Vec<Row>, published: Option<Publ
     }
 }
 
-/// A made-up trace, kept in the cache directory: the same settings are the same file.
+/// A made-up trace, kept in the cache directory: the same settings are the same file. Many layers rather than many neurons: the first
+/// `ahead` layers have no prediction, which in a model of 80 is next to nothing.
 pub fn made_up(active: f64, ahead: usize, seed: u64) -> Result<TraceFile> {
     let shape =
-        TraceShape { layers: 4, ffn: 1024, texts: 8, tokens_per_text: 120, active, ahead, seed, ..TraceShape::paper() };
+        TraceShape { layers: 16, ffn: 512, texts: 8, tokens_per_text: 100, active, ahead, seed, ..TraceShape::paper() };
     if ahead == 0 || ahead >= shape.layers {
         return Err(Error::Usage(format!("--lookahead {ahead}: take 1 to {}", shape.layers - 1)));
     }
@@ -295,7 +296,7 @@ pub fn made_up(active: f64, ahead: usize, seed: u64) -> Result<TraceFile> {
         })?
         .join("traces");
     std::fs::create_dir_all(&dir).map_err(Error::io("create", &dir))?;
-    let path = dir.join(format!("made-up-{active}-{ahead}-{seed}.{EXTENSION}"));
+    let path = dir.join(format!("made-up-16x512x800-{active}-{ahead}-{seed}.{EXTENSION}"));
     // One that is damaged or of another version is made again.
     if let Ok(trace) = TraceFile::open(&path) {
         return Ok(trace);
