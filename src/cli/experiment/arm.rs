@@ -35,6 +35,9 @@ struct OfEngine {
     n_prompt: usize,
     #[arg(long, default_value_t = 64)]
     n_gen: usize,
+    /// Sequences decoded at once, 1 or more
+    #[arg(long, default_value_t = 1, value_parser = sequences)]
+    sequences: usize,
     /// A file, or one below `assets`
     #[arg(long, default_value = "demo/heldout.txt")]
     text: PathBuf,
@@ -45,6 +48,11 @@ struct OfEngine {
     choices: Option<PathBuf>,
     #[arg(short, long = "ctx-size", default_value_t = 256)]
     context: usize,
+}
+
+fn sequences(text: &str) -> std::result::Result<usize, String> {
+    let most = crate::cpu::MAX_COLUMNS;
+    text.parse().ok().filter(|n| (1..=most).contains(n)).ok_or_else(|| format!("take 1 to {most}"))
 }
 
 /// What `replay` takes.
@@ -189,7 +197,7 @@ fn bench(settings: &[(String, Value)], metrics: &mut Metrics) -> Result<()> {
     let args = of_engine(settings)?;
     let mut engine = engine(&args, args.n_prompt.max(args.n_gen).max(1))?;
     let (prompt, generate) = (args.n_prompt, args.n_gen);
-    let options = BenchOptions { prompt, generate, repeats: 1, kv: args.engine.kv() };
+    let options = BenchOptions { prompt, generate, repeats: 1, sequences: vec![args.sequences], kv: args.engine.kv() };
     // Shares of the machine's rate are not asked for; it is in run.json.
     let unknown = ReadBandwidth { threads: engine.threads(), gb_per_s: f64::NAN, worst_gb_per_s: f64::NAN };
     let rows = speed(&mut engine, &options, unknown)?;
