@@ -22,18 +22,25 @@ pub struct Line {
 
 pub struct Plot {
     pub title: String,
-    pub x: (&'static str, Range<f64>),
-    pub y: (&'static str, Range<f64>),
+    pub x: (String, Range<f64>),
+    pub y: (String, Range<f64>),
     pub lines: Vec<Line>,
     /// Points are marked: a line of one point would not be seen.
     pub dots: bool,
+    /// What stands at 0, 1, 2 of x, where these are no numbers.
+    pub names: Vec<String>,
 }
 
 /// Draws `plot` into a file.
 pub fn write(path: &Path, plot: &Plot) -> Result<()> {
+    std::fs::write(path, svg(plot)?).map_err(Error::io("write", path))
+}
+
+/// `plot` as the text of an SVG file.
+pub fn svg(plot: &Plot) -> Result<String> {
     let mut svg = String::new();
-    draw(&mut svg, plot).map_err(|e| Error::Failed(format!("cannot draw {}: {e}", path.display())))?;
-    std::fs::write(path, svg).map_err(Error::io("write", path))
+    draw(&mut svg, plot).map_err(|e| Error::Failed(format!("cannot draw '{}': {e}", plot.title)))?;
+    Ok(svg)
 }
 
 fn draw(svg: &mut String, plot: &Plot) -> std::result::Result<(), Box<dyn std::error::Error>> {
@@ -47,10 +54,24 @@ fn draw(svg: &mut String, plot: &Plot) -> std::result::Result<(), Box<dyn std::e
         .y_label_area_size(60)
         .build_cartesian_2d(plot.x.1.clone(), least..plot.y.1.end)?;
     // Whole layers only: there is none between two.
-    let whole = |x: &f64| format!("{x:.0}");
-    let labels = if plot.dots { plot.x.1.end as usize + 1 } else { MOST_LABELS };
+    let close = plot.x.1.end - plot.x.1.start < MOST_LABELS as f64 / 2.0;
+    let whole = |x: &f64| match plot.names.get(x.round().max(0.0) as usize) {
+        Some(name) if (x - x.round()).abs() < 1e-6 => name.clone(),
+        _ if !plot.names.is_empty() => String::new(),
+        _ if close && plot.dots => format!("{x:.2}"),
+        _ => format!("{x:.0}"),
+    };
+    let labels = match plot.names.len() {
+        0 if plot.dots && !close => plot.x.1.end as usize + 1,
+        0 => MOST_LABELS,
+        // Half a step is left free on either side.
+        names => 2 * names + 1,
+    };
     let mut mesh = chart.configure_mesh();
-    mesh.x_desc(plot.x.0).y_desc(plot.y.0).x_labels(labels.min(MOST_LABELS)).x_label_formatter(&whole);
+    mesh.x_desc(&plot.x.0)
+        .y_desc(&plot.y.0)
+        .x_labels(labels.min(if plot.names.is_empty() { MOST_LABELS } else { labels }))
+        .x_label_formatter(&whole);
     mesh.max_light_lines(0).draw()?;
     for (i, line) in plot.lines.iter().enumerate() {
         let colour = HSLColor(i as f64 / plot.lines.len() as f64, 0.75, 0.42);

@@ -13,6 +13,7 @@ mod daemon_verbs;
 mod device_arg;
 mod doctor;
 mod eval;
+mod experiment;
 mod ls;
 mod machine_arg;
 mod man;
@@ -29,6 +30,7 @@ mod run;
 mod serve;
 mod settings_arg;
 mod show;
+mod simulate;
 mod size;
 mod sparsity_arg;
 mod synth;
@@ -90,6 +92,8 @@ enum Verb {
     Calibrate(calibrate::Args),
     Record(record::Args),
     Replay(replay::Args),
+    Simulate(simulate::Args),
+    Experiment(experiment::Args),
     Completions(completions::Args),
     Man(man::Args),
 }
@@ -149,6 +153,8 @@ fn dispatch(verb: Verb) -> Result<()> {
         Verb::Calibrate(args) => calibrate::run(args),
         Verb::Record(args) => record::run(args),
         Verb::Replay(args) => replay::run(args),
+        Verb::Simulate(args) => simulate::run(args),
+        Verb::Experiment(args) => experiment::run(args),
         Verb::Completions(args) => completions::run(args),
         Verb::Man(args) => man::run(args),
     }

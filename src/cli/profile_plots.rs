@@ -32,33 +32,36 @@ pub fn plot(dir: &Path, s: &Statistics) -> Result<Vec<PathBuf>> {
             "cdf.svg",
             Plot {
                 title: "Share of activations made by the most active neurons".into(),
-                x: ("neurons, %", 0.0..100.0),
-                y: ("activations, %", 0.0..100.0),
+                x: ("neurons, %".into(), 0.0..100.0),
+                y: ("activations, %".into(), 0.0..100.0),
                 lines: spreads,
                 dots: false,
+                names: Vec::new(),
             },
         ),
         (
             "sparsity.svg",
             Plot {
                 title: "Sparsity and hot neurons by layer".into(),
-                x: ("layer", 0.0..last),
-                y: ("neurons, %", 0.0..100.0),
+                x: ("layer".into(), 0.0..last),
+                y: ("neurons, %".into(), 0.0..100.0),
                 lines: vec![
                     line("inactive", &|l| Some(100.0 * s.layers[l].spread.sparsity)),
                     line("make 80 % of activations", &|l| Some(100.0 * s.layers[l].spread.neurons_for_80)),
                 ],
                 dots: true,
+                names: Vec::new(),
             },
         ),
         (
             "similarity.svg",
             Plot {
                 title: "Similarity of layers, tokens and texts".into(),
-                x: ("layer", 0.0..last),
-                y: ("cosine, or Jaccard distance", 0.0..1.0),
+                x: ("layer".into(), 0.0..last),
+                y: ("cosine, or Jaccard distance".into(), 0.0..1.0),
                 lines: similarity,
                 dots: true,
+                names: Vec::new(),
             },
         ),
     ];

@@ -15,6 +15,7 @@ pub enum Unit {
     Bytes,
     Tokens,
     Questions,
+    Rows,
     /// Work whose parts mean nothing to people.
     Percent,
 }
@@ -35,6 +36,7 @@ impl Progress {
                 Unit::Bytes => "{bytes}/{total_bytes}, {bytes_per_sec}",
                 Unit::Tokens => "{pos}/{len} tokens, {per_sec}",
                 Unit::Questions => "{pos}/{len} questions",
+                Unit::Rows => "{pos}/{len} rows",
                 Unit::Percent => "{percent} %",
             };
             let style = ProgressStyle::with_template(&format!("{{msg}} {{wide_bar}} {count}, {{eta}} left"));

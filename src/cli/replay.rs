@@ -257,9 +257,10 @@ fn plot(report: &Report<'_>, policies: &[Policy], share: f64) -> Plot {
     let low = all().map(|p| p.1).fold(100.0, f64::min);
     Plot {
         title: format!("{:.0} % of the neurons in VRAM", 100.0 * share),
-        x: ("link: % of a layer's neurons per layer time", 0.0..right),
-        y: ("active neurons on the device, %", (low - 2.0).max(0.0)..100.0),
+        x: ("link: % of a layer's neurons per layer time".into(), 0.0..right),
+        y: ("active neurons on the device, %".into(), (low - 2.0).max(0.0)..100.0),
         lines,
         dots: true,
+        names: Vec::new(),
     }
 }

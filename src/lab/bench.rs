@@ -83,6 +83,18 @@ pub fn bench(engine: &mut Engine, options: &BenchOptions) -> Result<Vec<BenchRow
     let buffer = ReadBuffer::new()?;
     let before = buffer.measure(threads);
     interrupt::check()?;
+    let mut rows = speed(engine, options, before)?;
+    // Whichever was better: the machine may have been busy during one.
+    let after = buffer.measure(threads);
+    for row in &mut rows {
+        row.machine_gb_s = row.machine_gb_s.max(after.gb_per_s);
+        row.share_of_machine = row.read_gb_s.map(|rate| rate / row.machine_gb_s);
+    }
+    Ok(rows)
+}
+
+/// The same beside a read rate that was measured before.
+pub fn speed(engine: &mut Engine, options: &BenchOptions, before: ReadBandwidth) -> Result<Vec<BenchRow>> {
     let mut rows = Vec::new();
     let mut runs = Vec::new();
     if options.prompt > 0 {
@@ -105,12 +117,6 @@ pub fn bench(engine: &mut Engine, options: &BenchOptions) -> Result<Vec<BenchRow
             row.precision = Some(shares.precision);
         }
         rows.push(row);
-    }
-    // Whichever was better: the machine may have been busy during one.
-    let after = buffer.measure(threads);
-    for row in &mut rows {
-        row.machine_gb_s = row.machine_gb_s.max(after.gb_per_s);
-        row.share_of_machine = row.read_gb_s.map(|rate| rate / row.machine_gb_s);
     }
     Ok(rows)
 }

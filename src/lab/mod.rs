@@ -3,6 +3,7 @@
 pub mod audit;
 pub mod bench;
 pub mod evaluate;
+pub mod experiment;
 pub mod histogram;
 pub mod measure;
 pub mod network;
@@ -13,5 +14,6 @@ pub mod profile;
 pub mod record;
 pub mod replay;
 pub mod samples;
+pub mod simulate;
 pub mod synth;
 pub mod train;

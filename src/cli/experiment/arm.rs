@@ -1,0 +1,348 @@
+//! From an arm's settings to a row: the settings are parsed as the command line's are, so they have its names, its checks and its
+//! messages, and the work is done by the library.
+
+use crate::cli::device_arg::{self, DeviceArgs};
+use crate::cli::model_arg::{EngineArgs, ModelArgs, check_context};
+use crate::cli::sparsity_arg::{SparsityArgs, Unsaid};
+use crate::cli::{eval, simulate};
+use crate::engine::Engine;
+use crate::error::{Error, Result};
+use crate::lab::bench::{BenchOptions, speed};
+use crate::lab::evaluate::{choices, likelihood, read_questions};
+use crate::lab::experiment::rows::Metrics;
+use crate::lab::experiment::{Arm, Method, Spec, Value, arm_name};
+use crate::lab::measure::ReadBandwidth;
+use crate::lab::replay::{self, Setting, bound, frequencies};
+use crate::placement::policy::{self, Policy as Placement};
+use crate::scheduler::Policy;
+use crate::tokenizer::{Special, Tokenizer};
+use clap::Parser;
+use std::path::{Path, PathBuf};
+
+/// What `bench`, `evaluate` and `choices` take.
+#[derive(Parser)]
+#[command(no_binary_name = true)]
+struct OfEngine {
+    #[command(flatten)]
+    model: ModelArgs,
+    #[command(flatten)]
+    sparsity: SparsityArgs,
+    #[command(flatten)]
+    device: DeviceArgs,
+    #[command(flatten)]
+    engine: EngineArgs,
+    #[arg(long, default_value_t = 0)]
+    n_prompt: usize,
+    #[arg(long, default_value_t = 64)]
+    n_gen: usize,
+    /// Sequences decoded at once, 1 or more
+    #[arg(long, default_value_t = 1, value_parser = sequences)]
+    sequences: usize,
+    /// A file, or one below `assets`
+    #[arg(long, default_value = "demo/heldout.txt")]
+    text: PathBuf,
+    /// Tokens of the text
+    #[arg(long, default_value_t = 256)]
+    tokens: usize,
+    #[arg(long)]
+    choices: Option<PathBuf>,
+    #[arg(short, long = "ctx-size", default_value_t = 256)]
+    context: usize,
+}
+
+fn sequences(text: &str) -> std::result::Result<usize, String> {
+    let most = crate::cpu::MAX_COLUMNS;
+    text.parse().ok().filter(|n| (1..=most).contains(n)).ok_or_else(|| format!("take 1 to {most}"))
+}
+
+/// What `replay` takes.
+#[derive(Parser)]
+#[command(no_binary_name = true)]
+struct OfReplay {
+    #[arg(long)]
+    policy: Policy,
+    #[arg(long)]
+    ffn_share: f64,
+    /// Percent of a layer's neurons that are carried while one layer is computed
+    #[arg(long)]
+    link: f64,
+    #[arg(long, default_value_t = 0.10)]
+    active: f64,
+    #[arg(long, default_value_t = 1)]
+    lookahead: usize,
+    #[arg(long, default_value_t = 0.0)]
+    cost: f64,
+    #[arg(long, default_value_t = 1)]
+    seed: u64,
+}
+
+/// What `simulate` takes.
+#[derive(Parser)]
+#[command(no_binary_name = true)]
+struct OfSimulate {
+    #[command(flatten)]
+    args: simulate::Args,
+}
+
+/// Settings as a command line.
+fn words(settings: &[(String, Value)]) -> Vec<String> {
+    let mut words = Vec::new();
+    for (name, value) in settings {
+        match value {
+            Value::Flag(false) => {}
+            Value::Flag(true) => words.push(format!("--{}", name.replace('_', "-"))),
+            value if name == "model" => words.push(value.to_string()),
+            value => words.push(format!("--{}={value}", name.replace('_', "-"))),
+        }
+    }
+    words
+}
+
+fn parse<T: Parser>(settings: &[(String, Value)]) -> Result<T> {
+    T::try_parse_from(words(settings)).map_err(|e| {
+        let first = e.to_string().lines().take_while(|l| !l.is_empty()).collect::<Vec<_>>().join(" ");
+        Error::Usage(format!("an arm cannot be: {}", first.trim_start_matches("error: ")))
+    })
+}
+
+/// Puts figures into a row.
+fn put(metrics: &mut Metrics, name: &str, value: impl Into<Option<f64>>) {
+    metrics.insert(name.to_owned(), value.into().filter(|v| v.is_finite()));
+}
+
+/// All settings of an arm; of what is made up each repeat is another one.
+fn settings(spec: &Spec, arm: &Arm, method: Method, repeat: usize) -> Arm {
+    let settings = [&spec.fixed()[..], arm].concat();
+    match method {
+        Method::Bench | Method::Evaluate | Method::Choices => settings,
+        Method::Replay | Method::Simulate => seeded(settings, spec.seed + repeat as u64),
+    }
+}
+
+/// That every arm can be read, before the first row is made.
+///
+/// # Errors
+/// [`Error::Usage`] with the arm and what it cannot be.
+pub fn check(spec: &Spec) -> Result<()> {
+    for arm in spec.arms() {
+        for &method in &spec.methods {
+            let settings = settings(spec, &arm, method, 0);
+            let read = match method {
+                Method::Bench | Method::Evaluate | Method::Choices => of_engine(&settings).map(drop),
+                Method::Replay => parse::<OfReplay>(&settings).map(drop),
+                Method::Simulate => parse::<OfSimulate>(&settings).map(drop),
+            };
+            read.map_err(|e| Error::Usage(format!("{}: {e}", arm_name(&arm))))?;
+        }
+    }
+    Ok(())
+}
+
+/// One row of an arm.
+pub fn row(spec: &Spec, arm: &Arm, repeat: usize) -> Result<Metrics> {
+    let mut metrics = Metrics::new();
+    for &method in &spec.methods {
+        let settings = settings(spec, arm, method, repeat);
+        match method {
+            Method::Bench => bench(&settings, &mut metrics)?,
+            Method::Evaluate => evaluate(&settings, &mut metrics)?,
+            Method::Choices => answer(&settings, &mut metrics)?,
+            Method::Replay => replayed(&settings, &mut metrics)?,
+            Method::Simulate => simulated(&settings, &mut metrics)?,
+        }
+    }
+    Ok(metrics)
+}
+
+fn seeded(mut settings: Arm, seed: u64) -> Arm {
+    if !settings.iter().any(|(name, _)| name == "seed" || name == "trace") {
+        settings.push(("seed".into(), Value::Whole(seed as i64)));
+    }
+    settings
+}
+
+/// An engine as the arm wants it, with room for `context` tokens.
+fn engine(args: &OfEngine, context: usize) -> Result<Engine> {
+    let mut engine = args.engine.engine(args.model.open()?)?;
+    args.sparsity.apply(&mut engine, Unsaid::Dense)?;
+    check_context(&engine.model, context, args.engine.kv())?;
+    args.device.apply(&mut engine, context, args.engine.kv())?;
+    Ok(engine)
+}
+
+/// Rows must not learn from those before them.
+fn of_engine(settings: &[(String, Value)]) -> Result<OfEngine> {
+    let mut settings = settings.to_vec();
+    let device = settings.iter().any(|(name, value)| name == "device" && *value != Value::Text("cpu".into()));
+    if device && !settings.iter().any(|(name, _)| name == "no_history") {
+        settings.push(("no_history".into(), Value::Flag(true)));
+    }
+    parse(&settings)
+}
+
+/// What a device did since the engine was made, for so many tokens.
+fn device(engine: &Engine, metrics: &mut Metrics) {
+    let Some(report) = device_arg::report(engine) else { return };
+    let tokens = engine.hybrid.as_ref().map_or(1, |h| h.cache.counters.tokens.max(1)) as f64;
+    put(metrics, "gpu_share", report.gpu_share);
+    put(metrics, "gpu_neurons_per_token", report.hits as f64 / tokens);
+    put(metrics, "cpu_neurons_per_token", report.misses as f64 / tokens);
+    put(metrics, "moves_per_token", report.migrations as f64 / tokens);
+    put(metrics, "virtual_ffn_ms", report.device_clock_ffn_ms);
+    put(metrics, "peak_device_bytes", report.peak_device_bytes as f64);
+    put(metrics, "budget_bytes", report.budget_bytes as f64);
+}
+
+fn bench(settings: &[(String, Value)], metrics: &mut Metrics) -> Result<()> {
+    let args = of_engine(settings)?;
+    let mut engine = engine(&args, args.n_prompt.max(args.n_gen).max(1))?;
+    let (prompt, generate) = (args.n_prompt, args.n_gen);
+    let options = BenchOptions { prompt, generate, repeats: 1, sequences: vec![args.sequences], kv: args.engine.kv() };
+    // Shares of the machine's rate are not asked for; it is in run.json.
+    let unknown = ReadBandwidth { threads: engine.threads(), gb_per_s: f64::NAN, worst_gb_per_s: f64::NAN };
+    let rows = speed(&mut engine, &options, unknown)?;
+    // The time of a pretended device's own work is no speed of anything.
+    let real = engine.hybrid.is_none();
+    for row in rows {
+        let decode = row.n_gen > 0;
+        if real {
+            put(metrics, if decode { "tokens_per_s" } else { "prompt_tokens_per_s" }, row.avg_ts);
+            put(metrics, if decode { "generate_ms" } else { "prompt_ms" }, row.avg_ns as f64 / 1e6);
+        }
+        if !decode {
+            continue;
+        }
+        put(metrics, "computed_share", row.computed_share);
+        put(metrics, "recall", row.recall);
+        if let Some(parts) = row.parts_ms.filter(|_| real) {
+            put(metrics, "attention_ms", parts.attention);
+            put(metrics, "predictor_ms", parts.predictor);
+            put(metrics, "ffn_ms", parts.ffn);
+            put(metrics, "head_ms", parts.head);
+        }
+        for (name, ms) in [("ms_p50", row.token_ms_p50), ("ms_p95", row.token_ms_p95), ("ms_p99", row.token_ms_p99)] {
+            if real {
+                put(metrics, &format!("token_{name}"), ms);
+            }
+        }
+        put(metrics, "read_bytes_per_token", row.bytes_per_token.map(|n| n as f64));
+    }
+    device(&engine, metrics);
+    Ok(())
+}
+
+/// The file itself, or the one of that name below `assets`.
+fn asset(path: &Path) -> PathBuf {
+    let below = crate::config::asset_dirs().into_iter().map(|dir| dir.join(path));
+    std::iter::once(path.to_owned()).chain(below).find(|p| p.is_file()).unwrap_or_else(|| path.to_owned())
+}
+
+fn evaluate(settings: &[(String, Value)], metrics: &mut Metrics) -> Result<()> {
+    let args = of_engine(settings)?;
+    let mut engine = engine(&args, args.context)?;
+    let tokenizer = Tokenizer::new(engine.model.tokenizer()?, engine.model.store().path())?;
+    let mut tokens = tokenizer.encode_prompt(&eval::read_text(&asset(&args.text))?, Special::AsText)?;
+    tokens.truncate(args.tokens);
+    let result = likelihood(&mut engine, &tokens, Some(&tokenizer), args.context, args.engine.kv(), None, |_, _| ())?;
+    put(metrics, "nll", result.nll);
+    put(metrics, "perplexity", result.perplexity);
+    put(metrics, "bits_per_byte", result.bits_per_byte);
+    if let Some(sparse) = &result.sparse {
+        put(metrics, "dense_perplexity", sparse.dense_perplexity);
+        put(metrics, "perplexity_percent", 100.0 * (result.perplexity / sparse.dense_perplexity - 1.0));
+        put(metrics, "top1_agreement", sparse.top1_agreement);
+        put(metrics, "kl", sparse.kl);
+        put(metrics, "computed_share", sparse.shares.computed_share);
+        put(metrics, "recall", sparse.shares.recall);
+        put(metrics, "precision", sparse.shares.precision);
+    }
+    device(&engine, metrics);
+    Ok(())
+}
+
+fn answer(settings: &[(String, Value)], metrics: &mut Metrics) -> Result<()> {
+    let args = of_engine(settings)?;
+    let file = args
+        .choices
+        .as_ref()
+        .ok_or_else(|| Error::Usage("the method choices needs questions: choices = \"FILE\" under [fixed]".into()))?;
+    let file = asset(file);
+    let questions = read_questions(&eval::read_text(&file)?, &file)?;
+    let mut engine = engine(&args, args.context)?;
+    let tokenizer = Tokenizer::new(engine.model.tokenizer()?, engine.model.store().path())?;
+    let result = choices(&mut engine, &tokenizer, &questions, args.context, args.engine.kv(), |_, _| ())?;
+    put(metrics, "accuracy", result.accuracy);
+    put(metrics, "accuracy_per_byte", result.accuracy_per_byte);
+    put(metrics, "chance", result.chance);
+    put(metrics, "questions", result.questions as f64);
+    device(&engine, metrics);
+    Ok(())
+}
+
+fn replayed(settings: &[(String, Value)], metrics: &mut Metrics) -> Result<()> {
+    let args: OfReplay = parse(settings)?;
+    if !(args.ffn_share > 0.0 && args.ffn_share <= 1.0 && args.link > 0.0 && args.link <= 100.0) {
+        return Err(Error::Usage(
+            "an arm cannot be: take an ffn_share of 0 to 1, and a link of 0 to 100 percent".into(),
+        ));
+    }
+    let trace = simulate::made_up(args.active, args.lookahead, args.seed)?;
+    let h = trace.header();
+    let skip = h.texts.len() / 2;
+    let history = frequencies(&trace, |text| text < skip);
+    let counts: Vec<Vec<u64>> =
+        history.iter().map(|f| f.iter().map(|&f| (f64::from(f) * 1e9) as u64).collect()).collect();
+    let slots = replay::slots(&counts, args.ffn_share);
+    let placed = policy::neurons(Placement::Static, &counts, &slots, 0);
+    let link = args.link / 100.0 * h.ffn as f64;
+    let most = bound(&trace, skip, &slots, &placed, link);
+    let setting = |rules| Setting {
+        rules,
+        slots: slots.clone(),
+        link,
+        placed: placed.clone(),
+        history: history.clone(),
+        cost: args.cost,
+        seed: args.seed,
+        skip,
+    };
+    let fixed = replay::replay(&trace, &setting(Policy::Static.rules()));
+    let outcome = replay::replay(&trace, &setting(args.policy.rules()));
+    let tokens: usize = h.texts[skip..].iter().map(|t| t.tokens).sum();
+    let bound_share = most as f64 / outcome.active.max(1) as f64;
+    put(metrics, "gpu_share", outcome.gpu_share());
+    put(metrics, "bound_share", bound_share);
+    let gap = bound_share - fixed.gpu_share();
+    put(metrics, "gap_closed", (gap > 0.0).then(|| (outcome.gpu_share() - fixed.gpu_share()) / gap));
+    put(metrics, "moves_per_token", outcome.moves as f64 / tokens.max(1) as f64);
+    put(metrics, "moving", outcome.moving);
+    Ok(())
+}
+
+fn simulated(settings: &[(String, Value)], metrics: &mut Metrics) -> Result<()> {
+    let OfSimulate { args } = parse(settings)?;
+    let reports = simulate::reports(&args)?;
+    let rows = || reports.iter().flat_map(|r| &r.rows);
+    let outcomes: Vec<_> = rows().filter_map(|row| Some((row, row.outcome.as_ref()?))).collect();
+    let [(row, o)] = outcomes[..] else {
+        return Err(Error::Usage(
+            "an arm of simulate is one policy with one vram: put both under [axes] or [fixed]".into(),
+        ));
+    };
+    put(metrics, "simulated_tokens_per_s", row.tokens_per_s);
+    put(metrics, "simulated_token_ms_p50", o.token_ms_p50);
+    put(metrics, "simulated_token_ms_p99", o.token_ms_p99);
+    put(metrics, "simulated_attention_ms", o.parts_ms.attention);
+    put(metrics, "simulated_predictor_ms", o.parts_ms.predictor);
+    put(metrics, "simulated_ffn_ms", o.parts_ms.ffn);
+    put(metrics, "simulated_ffn_device_ms", o.parts_ms.ffn_device);
+    put(metrics, "simulated_ffn_cpu_ms", o.parts_ms.ffn_cpu);
+    put(metrics, "gpu_share", o.gpu_share);
+    put(metrics, "computed_share", o.computed_share);
+    put(metrics, "recall", o.recall);
+    put(metrics, "moved_bytes_per_token", o.moved_bytes_per_token);
+    put(metrics, "link_busy", o.link_busy);
+    let dense = rows().find(|row| row.outcome.is_none()).map(|row| row.tokens_per_s);
+    put(metrics, "simulated_layer_offload_tokens_per_s", dense);
+    Ok(())
+}

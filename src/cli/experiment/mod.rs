@@ -1,0 +1,200 @@
+mod arm;
+mod page;
+
+use super::progress::{Progress, Unit};
+use crate::clock;
+use crate::error::{Error, Result, printable};
+use crate::formats::machine_profile::MachineProfile;
+use crate::interrupt;
+use crate::lab::experiment::rows::{Metrics, Row, RowsFile};
+use crate::lab::experiment::{Method, Spec, arm_name, summary};
+use crate::lab::measure::{self, Assumed};
+use serde::{Deserialize, Serialize};
+use std::path::{Path, PathBuf};
+
+/// Run a declared experiment: rows in turns, resumable, with a report
+///
+/// FILE names the question, what is varied, what must hold for a row to count and what was expected (docs/experiments.md). Rows are added
+/// to DIR/rows.jsonl one by one; after Ctrl-C or a kill the same command goes on where it stopped. At the end, and after Ctrl-C,
+/// DIR has rows.csv, summary.json, summary.md, summary.html with its plots, and run.json: machine, rates, commit and seed.
+#[derive(clap::Args)]
+#[command(after_help = EXAMPLES)]
+pub struct Args {
+    /// An experiment, as in configs/experiments
+    file: PathBuf,
+    /// Folder for its results [default: experiment-NAME]
+    #[arg(short, long, value_name = "DIR")]
+    out: Option<PathBuf>,
+    /// Only say which rows there would be
+    #[arg(long)]
+    list: bool,
+}
+
+const EXAMPLES: &str = "\
+Examples:
+  dynamicinfer experiment configs/experiments/vram_sweep.toml
+  dynamicinfer experiment configs/experiments/ablation.toml --out runs/ablation
+  dynamicinfer experiment configs/experiments/thresholds.toml --list       which rows it would make";
+
+/// `run.json`
+#[derive(Serialize, Deserialize)]
+struct Record {
+    name: String,
+    /// The experiment's file as it was.
+    spec: String,
+    seed: u64,
+    /// One for each time the program was started on it.
+    sessions: Vec<Session>,
+}
+
+#[derive(Serialize, Deserialize)]
+struct Session {
+    unix: u64,
+    program: String,
+    commit: String,
+    cpu: String,
+    threads: usize,
+    /// Measured when the session began; absent where no row is a measurement.
+    machine: Option<MachineProfile>,
+}
+
+pub fn run(args: Args) -> Result<()> {
+    let (spec, text) = Spec::read(&args.file)?;
+    arm::check(&spec)?;
+    let (arms, order) = (spec.arms(), spec.order());
+    if args.list {
+        let line = |&(arm, repeat): &(usize, usize)| format!("{} repeat={repeat}\n", arm_name(&arms[arm]));
+        return super::print(&order.iter().map(line).collect::<String>());
+    }
+    let dir = args.out.clone().unwrap_or_else(|| PathBuf::from(format!("experiment-{}", spec.name)));
+    std::fs::create_dir_all(&dir).map_err(Error::io("create", &dir))?;
+    let mut rows = RowsFile::open(&dir.join("rows.jsonl"))?;
+    let mut record = read_record(&dir, &spec, &text)?;
+    let missing: Vec<(usize, usize)> = order.iter().copied().filter(|&(arm, repeat)| !rows.has(arm, repeat)).collect();
+    if missing.len() < order.len() {
+        eprintln!("{} of {} rows are there already", order.len() - missing.len(), order.len());
+    }
+    let mut result = Ok(());
+    if !missing.is_empty() {
+        let session = session(&spec)?;
+        let commit = session.commit.clone();
+        record.sessions.push(session);
+        write(&dir.join("run.json"), &json(&record))?;
+        result = make(&spec, &missing, &commit, &mut rows);
+    }
+    // Also of what there is until Ctrl-C or an error.
+    report(&dir, &spec, &record, &rows.rows)?;
+    if let Err(Error::Interrupted) = result {
+        eprintln!("{} rows are kept in {}; the same command goes on with the others", rows.rows.len(), dir.display());
+    }
+    result
+}
+
+fn make(spec: &Spec, missing: &[(usize, usize)], commit: &str, rows: &mut RowsFile) -> Result<()> {
+    let arms = spec.arms();
+    for _ in 0..spec.warm_up {
+        interrupt::check()?;
+        arm::row(spec, &arms[missing[0].0], 0)?;
+    }
+    let progress = Progress::new(spec.name.clone(), Unit::Rows);
+    for (done, &(arm, repeat)) in missing.iter().enumerate() {
+        progress.step(done as u64, missing.len() as u64)?;
+        let begin = clock::now();
+        let (metrics, refused) = match arm::row(spec, &arms[arm], repeat) {
+            Ok(metrics) => {
+                let refused = spec.refusal(&metrics);
+                (metrics, refused)
+            }
+            // A budget that is too small for this arm is a result; the other arms go on.
+            Err(Error::Memory(why)) => (Metrics::new(), Some(why)),
+            Err(error) => return Err(error),
+        };
+        rows.add(Row {
+            arm,
+            settings: arms[arm].clone(),
+            repeat,
+            metrics,
+            refused,
+            unix: clock::unix_seconds(),
+            seconds: begin.elapsed().as_secs_f64(),
+            commit: commit.to_owned(),
+        })?;
+    }
+    progress.finish();
+    Ok(())
+}
+
+/// What the folder holds already, if it is of this very experiment.
+fn read_record(dir: &Path, spec: &Spec, text: &str) -> Result<Record> {
+    let path = dir.join("run.json");
+    if !path.exists() {
+        return Ok(Record { name: spec.name.clone(), spec: text.to_owned(), seed: spec.seed, sessions: Vec::new() });
+    }
+    let bytes = std::fs::read(&path).map_err(Error::io("read", &path))?;
+    let record: Record = serde_json::from_slice(&bytes)
+        .map_err(|e| Error::bad(&path, "", format!("not the record of an experiment: {e}; take another --out")))?;
+    if record.spec != text {
+        return Err(Error::Usage(format!(
+            "{} holds rows of '{}' as it was before its file changed; take another --out, so that rows of two experiments do not mix",
+            dir.display(),
+            printable(&record.name)
+        )));
+    }
+    Ok(record)
+}
+
+fn session(spec: &Spec) -> Result<Session> {
+    let threads = crate::config::default_threads();
+    let measured = spec.methods.contains(&Method::Bench);
+    let machine = measured.then(|| measure::machine("this", threads, Assumed::default())).transpose()?;
+    let info = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+    let cpu =
+        info.lines().find_map(|l| l.strip_prefix("model name")?.split_once(':')).map_or("unknown", |(_, name)| name);
+    Ok(Session {
+        unix: clock::unix_seconds(),
+        program: concat!("dynamicinfer ", env!("CARGO_PKG_VERSION")).into(),
+        commit: commit(),
+        cpu: cpu.trim().to_owned(),
+        threads,
+        machine,
+    })
+}
+
+/// Of the checkout that the program runs in, `+` with changes; `unknown` outside of one or without git.
+fn commit() -> String {
+    let git = |dir: &Path, arguments: &[&str]| {
+        let done = std::process::Command::new("git").arg("-C").arg(dir).args(arguments).output().ok()?;
+        done.status.success().then(|| String::from_utf8_lossy(&done.stdout).trim().to_owned())
+    };
+    let of = |assets: PathBuf| {
+        let dir = assets.parent()?.to_owned();
+        let head = git(&dir, &["rev-parse", "--short=12", "HEAD"])?;
+        let changed = git(&dir, &["status", "--porcelain", "--untracked-files=no"])?;
+        Some(if changed.is_empty() { head } else { head + "+" })
+    };
+    crate::config::asset_dirs().into_iter().find_map(of).unwrap_or_else(|| "unknown".into())
+}
+
+fn json(value: &impl Serialize) -> String {
+    serde_json::to_string_pretty(value).expect("plain data") + "\n"
+}
+
+/// Whole or not at all.
+fn write(path: &Path, text: &str) -> Result<()> {
+    crate::formats::temporary::write_whole(path, text.as_bytes())
+}
+
+fn report(dir: &Path, spec: &Spec, record: &Record, rows: &[Row]) -> Result<()> {
+    let summary = summary::summary(spec, rows);
+    let plots = page::plots(spec, &summary)?;
+    write(&dir.join("rows.csv"), &summary::csv(spec, rows))?;
+    write(&dir.join("summary.json"), &json(&page::data(spec, &summary)))?;
+    for (i, svg) in plots.iter().enumerate() {
+        write(&dir.join(format!("plot-{}.svg", i + 1)), svg)?;
+    }
+    write(&dir.join("summary.md"), &page::markdown(spec, record, &summary, rows, plots.len()))?;
+    write(&dir.join("summary.html"), &page::html(spec, record, &summary, rows, &plots))?;
+    super::print(&summary.markdown())?;
+    eprintln!("{} is the report", dir.join("summary.html").display());
+    Ok(())
+}

@@ -1,0 +1,438 @@
+use super::chart::{self, Line, Plot};
+use super::machine_arg;
+use super::model_arg::ModelArgs;
+use super::progress::{Progress, Unit};
+use super::size;
+use crate::error::{Error, Result, printable};
+use crate::formats::machine_profile::MachineProfile;
+use crate::formats::rows::Quant;
+use crate::formats::trace_file::{EXTENSION, TraceFile};
+use crate::lab::plan::{Footprint, shape};
+use crate::lab::replay::likeness;
+use crate::lab::simulate::case::{Case, PREDICTOR_SHARE};
+use crate::lab::simulate::papers::{Published, SET_UPS, SetUp};
+use crate::lab::simulate::{Calls, Outcome};
+use crate::lab::synth::trace::{TraceShape, write_trace};
+use crate::model::KvType;
+use crate::placement::Policy as Placement;
+use crate::scheduler::Policy;
+use comfy_table::{CellAlignment, Table};
+use serde::Serialize;
+use std::path::{Path, PathBuf};
+
+/// Positions that room is planned for, unless the user says otherwise: those of ReluLLaMA.
+const CONTEXT: usize = 2048;
+
+/// Simulate decoding on a machine that is not here
+///
+/// The real scheduler, policies, thresholds and planner on a discrete-event clock, fed by a machine profile and by a trace of
+/// activations: recorded (`record`), or made up with the statistics of the paper's models. Nothing is measured: every figure follows from
+/// the profile and the trace. A trace is smaller than a large model: each of its layers and neurons stands for several. Prompts
+/// are left out. --papers does so for the set-ups of DynamicInfer 5 and prints what was published beside it.
+#[derive(clap::Args)]
+#[command(after_help = EXAMPLES)]
+#[command(group = clap::ArgGroup::new("what").required(true))]
+pub struct Args {
+    /// Model whose sizes are taken: a Hugging Face directory, a .gguf, a packed .neurons file, or `demo`
+    #[arg(group = "what")]
+    model: Option<PathBuf>,
+    /// Model that is not here: llama-7b, llama-13b or llama-70b
+    #[arg(long, value_name = "NAME", group = "what")]
+    shape: Option<String>,
+    /// The set-ups of DynamicInfer 5, beside what it published
+    #[arg(long, group = "what", conflicts_with_all = ["trace", "vram", "machine", "active"])]
+    papers: bool,
+    /// Type of the weights: f32, f16, q8_0 or q4_0 [default: nearest to the model's; of a shape f16]
+    #[arg(long)]
+    quant: Option<Quant>,
+    /// Machine profile: its name, or a .toml file [default: `default`, else measured now]
+    #[arg(long, value_name = "NAME")]
+    machine: Option<PathBuf>,
+    /// Room on the device for everything; several make a sweep; without it the CPU computes alone
+    #[arg(long, num_args = 1.., value_name = "SIZE", value_parser = size::parse)]
+    vram: Vec<u64>,
+    /// Policies: static, micro, macro, full, lru, random [default: all]
+    #[arg(long, num_args = 1.., value_name = "POLICY")]
+    policy: Vec<Policy>,
+    /// A file of `dynamicinfer record` with two or more texts, instead of a made-up trace
+    #[arg(long, value_name = "FILE")]
+    trace: Option<PathBuf>,
+    /// Of the made-up trace: share of neurons that are active for a token
+    #[arg(long, default_value_t = 0.10, value_name = "SHARE")]
+    active: f64,
+    /// Of the made-up trace: layers that predictions look ahead
+    #[arg(long, default_value_t = 1, value_name = "LAYERS")]
+    lookahead: usize,
+    /// Of the made-up trace, and of --policy random
+    #[arg(long, default_value_t = 1)]
+    seed: u64,
+    /// Probability from which on a neuron is computed; 0 computes all
+    #[arg(long, default_value_t = 0.5)]
+    threshold: f32,
+    /// Predictors, as a share of the model's bytes [default: 0.06 (powerinfer 5.1); 0 where --threshold is 0]
+    #[arg(long, value_name = "SHARE")]
+    predictor_share: Option<f64>,
+    /// Neurons that begin on the device: static (those that were active most), random (as many, any), or none; --papers takes both
+    #[arg(long, value_parser = parse_placement)]
+    placement: Option<Placement>,
+    /// Copies take no memory bandwidth from the CPU, as the paper assumes
+    #[arg(long)]
+    no_contention: bool,
+    /// Starting a copy is paid for each neuron, not for each decision about a layer
+    #[arg(long)]
+    copy_each: bool,
+    /// What a neuron block that does not lie behind the last one costs the CPU besides its bytes, ns
+    #[arg(long, default_value_t = 0.0)]
+    gap_ns: f64,
+    /// Write a plot of speed by budget into this folder
+    #[arg(long, value_name = "DIR")]
+    plot: Option<PathBuf>,
+    /// Machine-readable
+    #[arg(long)]
+    json: bool,
+}
+
+const EXAMPLES: &str = "\
+Examples:
+  dynamicinfer simulate --papers                                            the paper's set-ups, beside its figures
+  dynamicinfer simulate --shape llama-13b --machine rtx-4090 --vram 12GiB 16GiB 20GiB 24GiB --active 0.22
+  dynamicinfer simulate --shape llama-70b --quant q4_0 --machine rtx-4090 --vram 23GiB --policy static full --lookahead 2
+  dynamicinfer simulate demo --trace demo.trace --machine demo-pc --vram 3MiB
+  dynamicinfer simulate --shape llama-7b --machine rtx-4090 --threshold 0   the CPU alone, every neuron";
+
+fn parse_placement(text: &str) -> std::result::Result<Placement, String> {
+    match text {
+        "static" => Ok(Placement::Static),
+        "random" => Ok(Placement::Random),
+        "none" => Ok(Placement::None),
+        _ => Err("take static, random or none".into()),
+    }
+}
+
+/// One line of the result. All of it is simulated.
+#[derive(Serialize)]
+pub struct Row {
+    pub vram_bytes: Option<u64>,
+    /// `None` for whole layers on the device and every neuron computed, as llama.cpp does.
+    pub policy: Option<Policy>,
+    pub tokens_per_s: f64,
+    pub outcome: Option<Outcome>,
+    pub layers_on_device: Option<usize>,
+}
+
+#[derive(Serialize)]
+pub struct Report {
+    simulated: bool,
+    model: String,
+    machine: String,
+    /// Real layers and neurons that one of the trace stands for.
+    layers_each: f64,
+    neurons_each: f64,
+    /// Mean Jaccard distances in the trace.
+    token_distance: f64,
+    text_distance: Option<f64>,
+    placement: Placement,
+    contention: bool,
+    calls: Calls,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    published: Option<Published>,
+    pub rows: Vec<Row>,
+}
+
+pub fn run(args: Args) -> Result<()> {
+    let reports = reports(&args)?;
+    if let Some(dir) = &args.plot {
+        std::fs::create_dir_all(dir).map_err(Error::io("create", dir))?;
+        for report in reports.iter().filter(|r| r.rows.iter().any(|row| row.vram_bytes.is_some())) {
+            let path = dir.join(format!("{}.svg", file_name(&report.model)));
+            chart::write(&path, &plot(report))?;
+            eprintln!("{} written", path.display());
+        }
+    }
+    if args.json {
+        return super::print_json(&reports);
+    }
+    reports.iter().try_for_each(|r| super::print(&shown(r)))
+}
+
+/// One report for each set-up that is asked for.
+pub fn reports(args: &Args) -> Result<Vec<Report>> {
+    for (name, value, top) in [
+        ("--active", args.active, 0.5),
+        ("--threshold", f64::from(args.threshold), 1.0),
+        ("--predictor-share", args.predictor_share.unwrap_or(0.0), 1.0),
+        ("--gap-ns", args.gap_ns, 1e6),
+    ] {
+        if !(0.0..=top).contains(&value) {
+            return Err(Error::Usage(format!("{name} {value}: take 0 to {top}")));
+        }
+    }
+    Ok(match args.papers {
+        true => {
+            let both = args.placement.map_or(vec![Placement::Static, Placement::Random], |one| vec![one]);
+            let pairs = SET_UPS.iter().flat_map(|s| both.iter().map(move |&p| (s, p)));
+            pairs.map(|(s, placement)| paper(args, s, placement)).collect::<Result<Vec<_>>>()?
+        }
+        false => vec![given(args)?],
+    })
+}
+
+fn file_name(model: &str) -> String {
+    model.chars().map(|c| if c.is_ascii_alphanumeric() || "._-".contains(c) { c } else { '-' }).collect()
+}
+
+fn paper(args: &Args, s: &SetUp, placement: Placement) -> Result<Report> {
+    let trace = made_up(s.active, args.lookahead, args.seed)?;
+    let machine = machine_arg::find(Some(Path::new(s.machine)))?;
+    let real = Footprint::of_shape(&shape(s.shape)?, s.quant, CONTEXT, KvType::F16);
+    let vram = (s.vram_gib * (1u64 << 30) as f64) as u64;
+    let case = Case { placement, ..case(args, &trace, &machine, &real) };
+    let rows = rows(args, &case, &[Some(vram)])?;
+    Ok(report(s.name.into(), &case, rows, Some(s.published)))
+}
+
+fn given(args: &Args) -> Result<Report> {
+    let (name, real) = match (&args.shape, &args.model) {
+        (Some(name), _) => {
+            let quant = args.quant.unwrap_or(Quant::F16);
+            (format!("{name} {}", quant.name()), Footprint::of_shape(&shape(name)?, quant, CONTEXT, KvType::F16))
+        }
+        (None, Some(model)) => {
+            let model = ModelArgs { model: model.clone(), quant: args.quant, activation: None }.open()?;
+            let real = Footprint::of_model(&model, CONTEXT, KvType::F16);
+            (format!("{} {}", printable(&model.config.name), model.quant.name()), real)
+        }
+        (None, None) => unreachable!("clap asks for one"),
+    };
+    let trace = match &args.trace {
+        Some(path) => TraceFile::open(path)?,
+        None => made_up(args.active, args.lookahead, args.seed)?,
+    };
+    let machine = machine_arg::find(args.machine.as_deref())?;
+    let budgets: Vec<Option<u64>> =
+        if args.vram.is_empty() { vec![None] } else { args.vram.iter().copied().map(Some).collect() };
+    let case = case(args, &trace, &machine, &real);
+    let rows = rows(args, &case, &budgets)?;
+    Ok(report(name, &case, rows, None))
+}
+
+fn case<'a>(args: &Args, trace: &'a TraceFile, machine: &'a MachineProfile, real: &'a Footprint) -> Case<'a> {
+    let dense = args.threshold == 0.0;
+    let share = args.predictor_share.unwrap_or(if dense { 0.0 } else { PREDICTOR_SHARE });
+    let all = real.attention_bytes + real.ffn_bytes() + real.head_bytes;
+    Case {
+        trace,
+        machine,
+        real,
+        context: CONTEXT,
+        vram: None,
+        placement: args.placement.unwrap_or(Placement::Static),
+        predictor_bytes: (share * all as f64) as u64,
+        threshold: args.threshold,
+        contention: !args.no_contention,
+        calls: if args.copy_each { Calls::PerNeuron } else { Calls::PerDecision },
+        gap_ns: args.gap_ns,
+        seed: args.seed,
+    }
+}
+
+fn rows(args: &Args, case: &Case<'_>, budgets: &[Option<u64>]) -> Result<Vec<Row>> {
+    let policies = if args.policy.is_empty() { Policy::ALL.to_vec() } else { args.policy.clone() };
+    let progress = Progress::new("simulating", Unit::Percent);
+    let mut rows = Vec::new();
+    let all = budgets.len() * policies.len();
+    for &vram in budgets {
+        let case = Case { vram, ..*case };
+        let (ms, layers) = case.layer_offload();
+        let tokens_per_s = 1e3 / ms;
+        rows.push(Row { vram_bytes: vram, policy: None, tokens_per_s, outcome: None, layers_on_device: Some(layers) });
+        // Without a device nothing moves, and all policies are one.
+        let policies = if vram.is_some() { &policies[..] } else { &[Policy::Static] };
+        for &policy in policies {
+            progress.step(rows.len() as u64, all as u64)?;
+            let outcome = case.run(policy)?;
+            let tokens_per_s = outcome.tokens_per_s;
+            let (policy, outcome) = (Some(policy), Some(outcome));
+            rows.push(Row { vram_bytes: vram, policy, tokens_per_s, outcome, layers_on_device: None });
+        }
+    }
+    progress.finish();
+    Ok(rows)
+}
+
+fn report(model: String, case: &Case<'_>, rows: Vec<Row>, published: Option<Published>) -> Report {
+    let h = case.trace.header();
+    let (token_distance, text_distance) = likeness(case.trace);
+    Report {
+        simulated: true,
+        model,
+        machine: case.machine.name.clone(),
+        layers_each: case.real.layers as f64 / h.layers as f64,
+        neurons_each: case.real.ffn as f64 / h.ffn as f64,
+        token_distance,
+        text_distance,
+        placement: case.placement,
+        contention: case.contention,
+        calls: case.calls,
+        published,
+        rows,
+    }
+}
+
+/// A made-up trace, kept in the cache directory: the same settings are the same file. Many layers rather than many neurons: the first
+/// `ahead` layers have no prediction, which in a model of 80 is next to nothing.
+pub fn made_up(active: f64, ahead: usize, seed: u64) -> Result<TraceFile> {
+    let shape =
+        TraceShape { layers: 16, ffn: 512, texts: 8, tokens_per_text: 100, active, ahead, seed, ..TraceShape::paper() };
+    if ahead == 0 || ahead >= shape.layers {
+        return Err(Error::Usage(format!("--lookahead {ahead}: take 1 to {}", shape.layers - 1)));
+    }
+    if active < 0.01 {
+        return Err(Error::Usage(format!("--active {active}: take 0.01 to 0.5")));
+    }
+    let dir = crate::config::cache_dir()
+        .ok_or_else(|| {
+            Error::Usage("there is no cache directory for a made-up trace: set HOME or XDG_CACHE_HOME".into())
+        })?
+        .join("traces");
+    std::fs::create_dir_all(&dir).map_err(Error::io("create", &dir))?;
+    let path = dir.join(format!("made-up-16x512x800-{active}-{ahead}-{seed}.{EXTENSION}"));
+    // One that is damaged or of another version is made again.
+    if let Ok(trace) = TraceFile::open(&path) {
+        return Ok(trace);
+    }
+    let progress = Progress::new("making up a trace", Unit::Tokens);
+    write_trace(&shape, &path, |done, all| progress.step(done, all))?;
+    progress.finish();
+    TraceFile::open(&path)
+}
+
+fn shown(r: &Report) -> String {
+    let mut table = Table::new();
+    table.load_style(comfy_table::presets::ASCII_MARKDOWN);
+    table.set_header([
+        "VRAM",
+        "policy",
+        "tokens/s",
+        "over static",
+        "on GPU",
+        "computed",
+        "recall",
+        "ms attention + predictor + ffn + head",
+        "ffn: GPU, CPU",
+        "MB moved a token",
+        "moving",
+    ]);
+    let percent = |share: f64| format!("{:.1} %", 100.0 * share);
+    for row in &r.rows {
+        let vram = row.vram_bytes.map_or("-".into(), super::human_bytes);
+        let Some(o) = &row.outcome else {
+            let layers = row.layers_on_device.unwrap_or(0);
+            let name = format!("dense, {layers} layers on GPU");
+            table.add_row([vram, name, format!("{:.2}", row.tokens_per_s), over(r, row)]);
+            continue;
+        };
+        let p = &o.parts_ms;
+        table.add_row([
+            vram,
+            row.policy.map_or("", Policy::name).into(),
+            format!("{:.2}", row.tokens_per_s),
+            over(r, row),
+            percent(o.gpu_share),
+            percent(o.computed_share),
+            percent(o.recall),
+            format!("{:.2} + {:.2} + {:.2} + {:.2}", p.attention, p.predictor, p.ffn, p.head),
+            format!("{:.2}, {:.2}", p.ffn_device, p.ffn_cpu),
+            format!("{:.1}", o.moved_bytes_per_token / 1e6),
+            percent(o.moving),
+        ]);
+    }
+    for column in table.column_iter_mut().skip(2) {
+        column.set_cell_alignment(CellAlignment::Right);
+    }
+    format!(
+        "SIMULATED: {} on {}, {} placement. A layer of the trace stands for {:.1}, a neuron for {:.1}; neighbouring tokens are {:.3} apart{}. \
+         Copies {} memory bandwidth.\n{table}\n{}\n",
+        r.model,
+        printable(&r.machine),
+        match r.placement {
+            Placement::Static => "the plan's",
+            Placement::Random => "a random",
+            Placement::None => "no",
+        },
+        r.layers_each,
+        r.neurons_each,
+        r.token_distance,
+        r.text_distance.map_or(String::new(), |d| format!(", texts {d:.3}")),
+        if r.contention { "take their share of" } else { "take no" },
+        r.published.as_ref().map_or(String::new(), |p| beside(r, p)),
+    )
+}
+
+/// Percent faster than static with the same budget.
+fn over(r: &Report, row: &Row) -> String {
+    let same = |other: &&Row| other.vram_bytes == row.vram_bytes && other.policy == Some(Policy::Static);
+    r.rows
+        .iter()
+        .find(same)
+        .map_or("-".into(), |s| format!("{:+.1} %", 100.0 * (row.tokens_per_s / s.tokens_per_s - 1.0)))
+}
+
+/// Published and simulated, percent faster.
+fn beside(r: &Report, p: &Published) -> String {
+    let speed = |policy: Option<Policy>| r.rows.iter().find(|row| row.policy == policy).map(|row| row.tokens_per_s);
+    let more = |policy, than| match (speed(policy), speed(than)) {
+        (Some(a), Some(b)) => format!("{:+.1} %", 100.0 * (a / b - 1.0)),
+        _ => "-".into(),
+    };
+    let mut lines = vec!["| faster by | published | simulated |".to_owned(), "|---|---|---|".into()];
+    let mut line = |what: &str, published: String, simulated: String| {
+        lines.push(format!("| {what} | {published} | {simulated} |"))
+    };
+    let range = |(from, to): (f64, f64)| format!("+{from:.0} to +{to:.0} %");
+    if let Some(full) = p.full_over_static {
+        line("full over static (PowerInfer)", range(full), more(Some(Policy::Full), Some(Policy::Static)));
+    }
+    if let Some(full) = p.full_over_llama_cpp {
+        line("full over dense layer offload (llama.cpp)", range(full), more(Some(Policy::Full), None));
+    }
+    if let Some(ablation) = p.ablation {
+        for (policy, published) in [Policy::Micro, Policy::Macro, Policy::Full].into_iter().zip(ablation) {
+            let what = format!("{} over static (figure 10)", policy.name());
+            line(&what, format!("+{published:.1} %"), more(Some(policy), Some(Policy::Static)));
+        }
+    }
+    lines.push(String::new());
+    lines.join("\n")
+}
+
+fn plot(r: &Report) -> Plot {
+    let mut policies: Vec<Option<Policy>> = Vec::new();
+    r.rows.iter().for_each(|row| {
+        if !policies.contains(&row.policy) {
+            policies.push(row.policy)
+        }
+    });
+    let gib = |bytes: u64| bytes as f64 / (1u64 << 30) as f64;
+    let line = |&policy: &Option<Policy>| Line {
+        name: policy.map_or("dense layers", Policy::name).into(),
+        points: r
+            .rows
+            .iter()
+            .filter(|row| row.policy == policy)
+            .filter_map(|row| Some((gib(row.vram_bytes?), row.tokens_per_s)))
+            .collect(),
+    };
+    let lines: Vec<Line> = policies.iter().map(line).collect();
+    let all = || lines.iter().flat_map(|l| &l.points);
+    let right = all().map(|p| p.0).fold(0.0, f64::max);
+    let top = all().map(|p| p.1).fold(0.0, f64::max);
+    Plot {
+        title: format!("simulated: {} on {}", r.model, r.machine),
+        x: ("VRAM, GiB".into(), 0.0..right * 1.02),
+        y: ("tokens/s".into(), 0.0..top * 1.05),
+        lines,
+        dots: true,
+        names: Vec::new(),
+    }
+}

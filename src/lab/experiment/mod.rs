@@ -1,0 +1,217 @@
+//! Declared experiments: a question, what is varied, and what was expected, in a file that was written before the run. This part knows
+//! no model and no command line: which arms there are, in which order rows are made, which of them count, and what they say together.
+
+pub mod rows;
+pub mod summary;
+
+use crate::error::{Error, Result, excerpt};
+use crate::formats::MappedFile;
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+use std::path::Path;
+
+/// An experiment has some fifty lines.
+const LONGEST: usize = 64 << 10;
+/// More rows than anybody waits for: an axis has a zero too many.
+const MOST_ROWS: usize = 10_000;
+
+/// How a row is made.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Method {
+    /// Prefill and decode speed (`bench`). With a device its times are that device's clock.
+    Bench,
+    /// Likelihood of a text (`eval --text`).
+    Evaluate,
+    /// Multiple-choice questions (`eval --choices`).
+    Choices,
+    /// A trace replayed under a policy, beside the offline bound (`replay`).
+    Replay,
+    /// A machine that is not here (`simulate`).
+    Simulate,
+}
+
+/// A setting, spelled as on the command line.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(untagged)]
+pub enum Value {
+    Flag(bool),
+    Whole(i64),
+    Number(f64),
+    Text(String),
+}
+
+impl std::fmt::Display for Value {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Value::Flag(v) => write!(f, "{v}"),
+            Value::Whole(v) => write!(f, "{v}"),
+            Value::Number(v) => write!(f, "{v}"),
+            Value::Text(v) => write!(f, "{v}"),
+        }
+    }
+}
+
+/// Where a metric must lie for a row to count.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Limits {
+    pub min: Option<f64>,
+    pub max: Option<f64>,
+}
+
+/// A plot of the summary: one line for each combination of the axes that is not `x`.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct PlotSpec {
+    pub title: String,
+    /// An axis.
+    pub x: String,
+    /// A metric.
+    pub y: String,
+}
+
+/// The file.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Spec {
+    pub name: String,
+    pub question: String,
+    /// What the author believed before the run.
+    pub expectation: String,
+    pub methods: Vec<Method>,
+    #[serde(default = "one")]
+    pub repeats: usize,
+    /// Rows of the first arm that are made and thrown away whenever the program begins.
+    #[serde(default)]
+    pub warm_up: usize,
+    #[serde(default = "one_seed")]
+    pub seed: u64,
+    /// Options that all arms share.
+    #[serde(default)]
+    pub fixed: toml::Table,
+    /// What is varied: every combination is an arm.
+    pub axes: toml::Table,
+    #[serde(default)]
+    pub check: BTreeMap<String, Limits>,
+    /// Metrics of the summary's table; all if there is none.
+    #[serde(default)]
+    pub show: Vec<String>,
+    #[serde(default)]
+    pub plots: Vec<PlotSpec>,
+}
+
+fn one() -> usize {
+    1
+}
+
+fn one_seed() -> u64 {
+    1
+}
+
+/// One combination of the axes' values, in the file's order.
+pub type Arm = Vec<(String, Value)>;
+
+/// `vram=2MiB policy=full`
+pub fn arm_name(arm: &[(String, Value)]) -> String {
+    arm.iter().map(|(axis, value)| format!("{axis}={value}")).collect::<Vec<_>>().join(" ")
+}
+
+impl Spec {
+    /// # Errors
+    /// [`Error::BadFile`] with the field that is wrong.
+    pub fn read(path: &Path) -> Result<(Spec, String)> {
+        let file = MappedFile::open(path)?;
+        let bad = |field: &str, why: String| {
+            Error::bad(path, field, format!("{why}; docs/experiments.md says what it holds"))
+        };
+        if file.bytes().len() > LONGEST {
+            return Err(bad("", "too long for an experiment".into()));
+        }
+        let text = std::str::from_utf8(file.bytes()).map_err(|_| bad("", "is not text".into()))?;
+        let spec: Spec =
+            toml::from_str(text).map_err(|e| bad("", format!("not an experiment: {}", excerpt(e.message()))))?;
+        spec.check().map_err(|(field, why)| bad(field, why))?;
+        Ok((spec, text.to_owned()))
+    }
+
+    fn check(&self) -> std::result::Result<(), (&'static str, String)> {
+        crate::formats::machine_profile::check_name(&self.name).map_err(|why| ("name", why))?;
+        for (field, text) in [("question", &self.question), ("expectation", &self.expectation)] {
+            if text.trim().is_empty() {
+                return Err((field, "is empty; write it before the run".into()));
+            }
+        }
+        if self.methods.is_empty() {
+            return Err(("methods", "is empty; take bench, evaluate, choices, replay or simulate".into()));
+        }
+        for (name, values) in &self.axes {
+            let values = values.as_array().ok_or(("axes", format!("{name} is no list of values")))?;
+            if values.is_empty() || values.iter().any(|v| value(v).is_none()) {
+                return Err(("axes", format!("{name} needs numbers, texts or booleans, one at least")));
+            }
+            if self.fixed.contains_key(name) {
+                return Err(("axes", format!("{name} is fixed, too")));
+            }
+        }
+        if let Some((name, _)) = self.fixed.iter().find(|(_, v)| value(v).is_none()) {
+            return Err(("fixed", format!("{name} is no number, text or boolean")));
+        }
+        let rows =
+            self.axes.values().map(|v| v.as_array().map_or(1, Vec::len)).try_fold(self.repeats, usize::checked_mul);
+        if self.axes.is_empty() || rows.is_none_or(|n| n == 0 || n > MOST_ROWS) {
+            return Err(("axes", format!("make {rows:?} rows; it must be 1 to {MOST_ROWS}")));
+        }
+        match self.plots.iter().find(|p| !self.axes.contains_key(&p.x)) {
+            Some(plot) => Err(("plots", format!("x = {}: that is no axis", excerpt(&plot.x)))),
+            None => Ok(()),
+        }
+    }
+
+    /// Every combination of the axes' values; the last axis varies fastest.
+    pub fn arms(&self) -> Vec<Arm> {
+        self.axes.iter().fold(vec![Vec::new()], |arms, (name, values)| {
+            let values: Vec<Value> = values.as_array().into_iter().flatten().filter_map(value).collect();
+            let with = |arm: &Arm| {
+                let arm = arm.clone();
+                let name = name.clone();
+                values.clone().into_iter().map(move |v| [&arm[..], &[(name.clone(), v)]].concat())
+            };
+            arms.iter().flat_map(with).collect()
+        })
+    }
+
+    /// Options that all arms share.
+    pub fn fixed(&self) -> Arm {
+        self.fixed.iter().filter_map(|(name, v)| Some((name.clone(), value(v)?))).collect()
+    }
+
+    /// Rows in the order in which they are made: arms in turns, each round from another one on, so that what changes on the machine in the
+    /// meantime, and who comes after whom, is shared by all.
+    pub fn order(&self) -> Vec<(usize, usize)> {
+        let arms = self.arms().len();
+        (0..self.repeats).flat_map(|repeat| (0..arms).map(move |i| ((i + repeat) % arms, repeat))).collect()
+    }
+
+    /// Why a row does not count, if it does not.
+    pub fn refusal(&self, metrics: &rows::Metrics) -> Option<String> {
+        self.check.iter().find_map(|(name, limits)| {
+            let Some(Some(found)) = metrics.get(name) else { return Some(format!("there is no {name}")) };
+            match (limits.min, limits.max) {
+                (Some(min), _) if *found < min => Some(format!("{name} is {found}, below {min}")),
+                (_, Some(max)) if *found > max => Some(format!("{name} is {found}, above {max}")),
+                _ => None,
+            }
+        })
+    }
+}
+
+fn value(v: &toml::Value) -> Option<Value> {
+    match v {
+        toml::Value::String(v) => Some(Value::Text(v.clone())),
+        toml::Value::Integer(v) => Some(Value::Whole(*v)),
+        toml::Value::Float(v) => Some(Value::Number(*v)),
+        toml::Value::Boolean(v) => Some(Value::Flag(*v)),
+        _ => None,
+    }
+}

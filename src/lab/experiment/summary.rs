@@ -1,0 +1,171 @@
+//! What the rows say together: of every arm and metric the median, and from where to where it went.
+
+use super::rows::Row;
+use super::{Arm, Spec, Value};
+
+/// Of one metric of one arm, over the repeats that count.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Spread {
+    pub median: f64,
+    pub min: f64,
+    pub max: f64,
+}
+
+/// One arm's line.
+#[derive(Clone, Debug)]
+pub struct Line {
+    pub arm: Arm,
+    /// Rows that count, and those that were refused.
+    pub rows: usize,
+    pub refused: usize,
+    /// By the summary's metrics.
+    pub spreads: Vec<Option<Spread>>,
+}
+
+#[derive(Clone, Debug)]
+pub struct Summary {
+    pub metrics: Vec<String>,
+    pub lines: Vec<Line>,
+}
+
+/// A plot's line: its name, and (x, median).
+pub type Series = (String, Vec<(f64, f64)>);
+
+/// The median of the sorted values; of an even number the mean of the middle two.
+pub fn spread(mut values: Vec<f64>) -> Option<Spread> {
+    values.sort_by(f64::total_cmp);
+    let (min, max) = (*values.first()?, *values.last()?);
+    let n = values.len();
+    Some(Spread { median: (values[(n - 1) / 2] + values[n / 2]) / 2.0, min, max })
+}
+
+pub fn summary(spec: &Spec, rows: &[Row]) -> Summary {
+    let mut metrics = spec.show.clone();
+    if metrics.is_empty() {
+        let all = rows.iter().flat_map(|r| r.metrics.keys().cloned());
+        metrics = all.collect::<std::collections::BTreeSet<_>>().into_iter().collect();
+    }
+    let line = |(i, arm): (usize, Arm)| {
+        let of_arm = || rows.iter().filter(move |r| r.arm == i);
+        let counted = || of_arm().filter(|r| r.refused.is_none());
+        let of = |name: &String| spread(counted().filter_map(|r| *r.metrics.get(name)?).collect());
+        let spreads = metrics.iter().map(of).collect();
+        Line { arm, rows: counted().count(), refused: of_arm().count() - counted().count(), spreads }
+    };
+    let lines = spec.arms().into_iter().enumerate().map(line).collect();
+    Summary { metrics, lines }
+}
+
+/// Four digits are more than any of these figures means.
+pub fn short(value: f64) -> String {
+    if value == 0.0 || !value.is_finite() {
+        return if value == 0.0 { "0".into() } else { "-".into() };
+    }
+    let digits = (3 - value.abs().log10().floor() as i32).clamp(0, 6) as usize;
+    let text = format!("{value:.digits$}");
+    if text.contains('.') { text.trim_end_matches('0').trim_end_matches('.').to_owned() } else { text }
+}
+
+impl Spread {
+    /// The median, and the spread where there is one.
+    pub fn text(&self) -> String {
+        if self.min == self.max {
+            return short(self.median);
+        }
+        format!("{} ({} to {})", short(self.median), short(self.min), short(self.max))
+    }
+}
+
+impl Summary {
+    /// Head and cells of the table.
+    pub fn table(&self) -> (Vec<String>, Vec<Vec<String>>) {
+        let axes = self.lines.first().into_iter().flat_map(|l| l.arm.iter().map(|(axis, _)| axis.clone()));
+        let head = axes.chain(self.metrics.iter().cloned()).chain(["rows".into()]).collect();
+        let cells = |line: &Line| {
+            let values = line.arm.iter().map(|(_, v)| v.to_string());
+            let spreads = line.spreads.iter().map(|s| s.map_or("-".into(), |s| s.text()));
+            let rows = match line.refused {
+                0 => line.rows.to_string(),
+                n => format!("{} + {n} refused", line.rows),
+            };
+            values.chain(spreads).chain([rows]).collect()
+        };
+        (head, self.lines.iter().map(cells).collect())
+    }
+
+    pub fn markdown(&self) -> String {
+        let (head, cells) = self.table();
+        let row = |cells: &[String]| format!("| {} |\n", cells.join(" | "));
+        let rule = format!("|{}\n", "---|".repeat(head.len()));
+        row(&head) + &rule + &cells.iter().map(|c| row(c)).collect::<String>()
+    }
+
+    /// Lines of a plot of `y` over the axis `x`, one for each combination of the others, and the names along x where its values are
+    /// no numbers: these stand at 0, 1, 2.
+    pub fn series(&self, x: &str, y: &str) -> (Vec<Series>, Vec<String>) {
+        let mut names: Vec<String> = Vec::new();
+        let of_x = |arm: &Arm| arm.iter().find(|(axis, _)| axis == x).map(|(_, v)| v.clone());
+        let numeric = self.lines.iter().all(|l| of_x(&l.arm).is_some_and(|v| number(&v).is_some()));
+        let Some(metric) = self.metrics.iter().position(|m| m == y) else { return (Vec::new(), names) };
+        let mut series: Vec<Series> = Vec::new();
+        for line in &self.lines {
+            let (Some(at), Some(spread)) = (of_x(&line.arm), line.spreads[metric]) else { continue };
+            let x_value = match number(&at).filter(|_| numeric) {
+                Some(x) => x,
+                None => {
+                    let name = at.to_string();
+                    let place = names.iter().position(|n| *n == name).unwrap_or(names.len());
+                    if place == names.len() {
+                        names.push(name);
+                    }
+                    place as f64
+                }
+            };
+            let others: Vec<String> =
+                line.arm.iter().filter(|(axis, _)| axis != x).map(|(_, v)| v.to_string()).collect();
+            let name = if others.is_empty() { y.to_owned() } else { others.join(" ") };
+            match series.iter_mut().find(|(n, _)| *n == name) {
+                Some((_, points)) => points.push((x_value, spread.median)),
+                None => series.push((name, vec![(x_value, spread.median)])),
+            }
+        }
+        (series, names)
+    }
+}
+
+fn number(v: &Value) -> Option<f64> {
+    match v {
+        Value::Whole(v) => Some(*v as f64),
+        Value::Number(v) => Some(*v),
+        Value::Flag(_) | Value::Text(_) => None,
+    }
+}
+
+/// All rows as a table for spreadsheets, refused ones with their reason.
+pub fn csv(spec: &Spec, rows: &[Row]) -> String {
+    let metrics: std::collections::BTreeSet<&String> = rows.iter().flat_map(|r| r.metrics.keys()).collect();
+    let quoted = |text: &str| {
+        if text.contains([',', '"', '\n']) { format!("\"{}\"", text.replace('"', "\"\"")) } else { text.to_owned() }
+    };
+    let axes: Vec<&String> = spec.axes.keys().collect();
+    let head: Vec<String> =
+        axes.iter().chain(&metrics.iter().copied().collect::<Vec<_>>()).map(|n| quoted(n)).collect();
+    let mut out = format!("arm,repeat,{},refused,seconds,unix,commit\n", head.join(","));
+    for row in rows {
+        let settings = row.settings.iter().map(|(_, v)| quoted(&v.to_string()));
+        let values =
+            metrics.iter().map(|&m| row.metrics.get(m).copied().flatten().map_or(String::new(), |v| v.to_string()));
+        let cells: Vec<String> = settings.chain(values).collect();
+        let refused = quoted(row.refused.as_deref().unwrap_or(""));
+        out += &format!(
+            "{},{},{},{refused},{:.3},{},{}\n",
+            row.arm,
+            row.repeat,
+            cells.join(","),
+            row.seconds,
+            row.unix,
+            row.commit
+        );
+    }
+    out
+}

@@ -1,0 +1,121 @@
+//! One model on one machine with one budget: its plan, and what policies make of it.
+
+use super::{Calls, Outcome, Setting, layer_offload, scaled, simulate};
+use crate::error::{Error, Result};
+use crate::formats::machine_profile::MachineProfile;
+use crate::formats::trace_file::TraceFile;
+use crate::lab::plan::{Footprint, KvPlace, Request, plan};
+use crate::lab::replay::frequencies;
+use crate::placement::policy::{self, Policy as Placement};
+use crate::scheduler::Policy;
+
+/// Share of a model's bytes that trained predictors take (powerinfer 5.1).
+pub const PREDICTOR_SHARE: f64 = 0.06;
+/// Mean position of a generated token, whose keys and values are read: 64 tokens of input and half of 128 of output
+/// (DynamicInfer 5.1).
+pub const POSITION: usize = 128;
+
+/// What is given.
+#[derive(Clone, Copy)]
+pub struct Case<'a> {
+    pub trace: &'a TraceFile,
+    pub machine: &'a MachineProfile,
+    /// Of the real model.
+    pub real: &'a Footprint,
+    /// Positions that `real.kv_bytes` has room for.
+    pub context: usize,
+    /// Bytes for everything on the device; without them there is none.
+    pub vram: Option<u64>,
+    /// Which neurons begin on the device.
+    pub placement: Placement,
+    pub predictor_bytes: u64,
+    /// Probability from which on a neuron is computed; 0 computes all.
+    pub threshold: f32,
+    pub contention: bool,
+    pub calls: Calls,
+    pub gap_ns: f64,
+    pub seed: u64,
+}
+
+impl Case<'_> {
+    /// Texts that teach what is frequent and are not simulated: the first half.
+    ///
+    /// # Errors
+    /// [`Error::Usage`] for a trace of one text.
+    pub fn skip(trace: &TraceFile) -> Result<usize> {
+        match trace.header().texts.len() {
+            1 => Err(Error::Usage(
+                "the trace has one text, and the first half of the texts only teaches what is frequent; record two or more"
+                    .into(),
+            )),
+            texts => Ok(texts / 2),
+        }
+    }
+
+    fn kv_read(&self) -> u64 {
+        self.real.kv_bytes / self.context.max(1) as u64 * POSITION as u64
+    }
+
+    /// Simulates a policy.
+    ///
+    /// # Errors
+    /// [`Error::Memory`] for a budget that attention, head, predictors and buffers do not fit into.
+    pub fn run(&self, policy: Policy) -> Result<Outcome> {
+        let h = self.trace.header();
+        let skip = Case::skip(self.trace)?;
+        let history = frequencies(self.trace, |text| text < skip);
+        let counts: Vec<Vec<u64>> =
+            history.iter().map(|f| f.iter().map(|&f| (f64::from(f) * 1e9) as u64).collect()).collect();
+        let (slots, placed) = match self.vram {
+            None => (vec![0; h.layers], vec![Vec::new(); h.layers]),
+            Some(vram) => {
+                let small = scaled(self.real, h.layers, h.ffn);
+                let per_layer = h.layers as f64 / self.real.layers as f64;
+                let part = |bytes: u64| (bytes as f64 * per_layer) as u64;
+                let request = Request {
+                    vram: Some(part(vram)),
+                    ram: None,
+                    ffn_share: None,
+                    kv: KvPlace::Host,
+                    predictor_bytes: part(self.predictor_bytes),
+                    ilp_seconds: None,
+                };
+                let plan = plan(&small, &counts, self.machine, &request).map_err(|e| match e {
+                    // The message's bytes are those of the scaled model.
+                    Error::Memory(_) => Error::Memory(format!(
+                        "a budget of {vram} bytes is below the {} that attention, head, predictors and buffers take on the \
+                         device; give a larger --vram, or a smaller --quant",
+                        self.real.attention_bytes + self.real.head_bytes + self.real.buffers_bytes + self.predictor_bytes
+                    )),
+                    other => other,
+                })?;
+                let slots: Vec<usize> = plan.layers.iter().map(|l| l.slots).collect();
+                let placed = policy::neurons(self.placement, &counts, &slots, self.seed);
+                (slots, placed)
+            }
+        };
+        let setting = Setting {
+            machine: self.machine,
+            real: self.real,
+            rules: policy.rules(),
+            slots,
+            placed,
+            history,
+            device: self.vram.is_some(),
+            predictor_bytes: self.predictor_bytes,
+            kv_bytes: self.kv_read(),
+            threshold: (self.threshold * 255.0).round() as u8,
+            contention: self.contention,
+            calls: self.calls,
+            gap_ns: self.gap_ns,
+            seed: self.seed,
+            skip,
+        };
+        simulate(self.trace, &setting)
+    }
+
+    /// Dense, whole layers on the device: ms a token, and the layers there.
+    pub fn layer_offload(&self) -> (f64, usize) {
+        layer_offload(self.real, self.machine, self.vram.unwrap_or(0), self.kv_read())
+    }
+}

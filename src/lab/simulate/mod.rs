@@ -1,0 +1,455 @@
+//! Decoding on a machine that is not there: the real scheduler, cache policies, thresholds and placement on a discrete-event
+//! clock, fed by a trace of activations and by a machine profile. All it says is computed from these; nothing is measured.
+//!
+//! A layer takes attention, predictor and FFN one after the other. The FFN takes max(t_gpu N_gpu, t_cpu N_cpu + t_sync)
+//! (DynamicInfer E.3.3); meanwhile the link works on its queue, and may take its share of the host's memory from the CPU, which
+//! the paper leaves out. A neuron that has not landed when its layer begins is the CPU's.
+//!
+//! A trace may be smaller than the model: [`scaled`] makes each of its neurons and layers stand for several.
+
+pub mod case;
+pub mod link;
+pub mod papers;
+
+use super::plan::Footprint;
+use super::replay::active;
+use crate::device::NONE;
+use crate::error::Result;
+use crate::formats::machine_profile::MachineProfile;
+use crate::formats::trace_file::{Part, TraceFile};
+use crate::interrupt;
+use crate::placement::Costs;
+use crate::scheduler::greedy::FILLING;
+use crate::scheduler::thresholds::{Balancer, Pair, Times, Weight};
+use crate::scheduler::window::Window;
+use crate::scheduler::{Rules, Scheduler, View};
+use link::{Copy, Link, cpu_ns};
+use serde::Serialize;
+
+/// Tokens between two looks for better thresholds of a layer, as the live scheduler's.
+const BALANCE_EVERY: u32 = 16;
+/// How fast measured rates follow: about the last twenty layers, as the live scheduler's.
+const FOLLOW: f64 = 0.05;
+
+/// A model of the trace's size whose parts take as long as the real one's: each simulated layer stands for `layers / trace
+/// layers` real ones, each simulated neuron for `ffn / trace neurons`. A budget has to be scaled by the first, too.
+pub fn scaled(real: &Footprint, layers: usize, ffn: usize) -> Footprint {
+    let per_layer = layers as f64 / real.layers as f64;
+    let part = |bytes: u64| (bytes as f64 * per_layer).round() as u64;
+    Footprint {
+        layers,
+        hidden: real.hidden,
+        ffn,
+        block_bytes: (real.block_bytes as f64 * real.ffn as f64 / ffn as f64).round() as u64,
+        attention_bytes: part(real.attention_bytes),
+        embeddings_bytes: part(real.embeddings_bytes),
+        head_bytes: part(real.head_bytes),
+        buffers_bytes: part(real.buffers_bytes),
+        kv_bytes: part(real.kv_bytes),
+    }
+}
+
+/// What starting a copy is charged for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Calls {
+    /// Each neuron: one asynchronous copy a neuron block, as DynamicInfer E.2.1 and this program's virtual device do.
+    PerNeuron,
+    /// Each decision: all blocks of a layer gathered by one kernel or batched call.
+    PerDecision,
+}
+
+/// What is given.
+#[derive(Clone, Debug)]
+pub struct Setting<'a> {
+    pub machine: &'a MachineProfile,
+    /// Of the model, and how many layers and neurons it has beside the trace ([`scaled`]).
+    pub real: &'a Footprint,
+    pub rules: Rules,
+    /// Neurons of the trace that the device has room for, per layer; all 0 where there is no device.
+    pub slots: Vec<usize>,
+    /// Neurons on the device to begin with, `[layers]`, no more than slots.
+    pub placed: Vec<Vec<u32>>,
+    /// Frequencies known beforehand, `[layers][ffn]`.
+    pub history: Vec<Vec<f32>>,
+    /// Attention, head and predictors are the device's; without it everything is read from host memory.
+    pub device: bool,
+    /// Bytes of all layers' predictors of the real model.
+    pub predictor_bytes: u64,
+    /// Bytes of keys and values that a token reads, of all layers of the real model, from host memory (DynamicInfer C.2).
+    pub kv_bytes: u64,
+    /// Single threshold of every layer, times 255.
+    pub threshold: u8,
+    /// Whether copies take memory bandwidth from the CPU's half.
+    pub contention: bool,
+    pub calls: Calls,
+    /// What a neuron block that does not lie next to the one before costs the CPU besides its bytes, ns.
+    pub gap_ns: f64,
+    pub seed: u64,
+    /// Texts at the beginning that are passed over.
+    pub skip: usize,
+}
+
+/// Where a token's time goes, ms. Device and CPU compute side by side; `ffn` is the slower of the two and what merging takes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+pub struct Parts {
+    pub attention: f64,
+    pub predictor: f64,
+    pub ffn: f64,
+    pub head: f64,
+    /// Within `ffn`: how long the device and the CPU computed.
+    pub ffn_device: f64,
+    pub ffn_cpu: f64,
+}
+
+/// What came of it. All of it is simulated.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct Outcome {
+    pub tokens: usize,
+    pub token_ms: f64,
+    pub tokens_per_s: f64,
+    pub token_ms_p50: f64,
+    pub token_ms_p99: f64,
+    pub parts_ms: Parts,
+    /// Computed neurons on the device / all that were computed.
+    pub gpu_share: f64,
+    /// Computed / all neurons, and truly active ones that were computed / truly active ones.
+    pub computed_share: f64,
+    pub recall: f64,
+    /// Of the real model: bytes over the link for each token.
+    pub moved_bytes_per_token: f64,
+    /// Share of the time for which the link was busy.
+    pub link_busy: f64,
+    /// Share of the tokens at which neurons were on the move.
+    pub moving: f64,
+    /// Mean probabilities, times 255, from which on device and CPU compute.
+    pub thresholds: (f64, f64),
+}
+
+/// Nanoseconds and bytes of one simulated layer and neuron.
+struct Scale {
+    /// Real layers that a simulated one stands for.
+    layers: f64,
+    /// Real neurons that a simulated one stands for.
+    neurons: f64,
+    /// Of a simulated neuron.
+    block_bytes: f64,
+    attention_ns: f64,
+    predictor_ns: f64,
+    /// Of the whole token.
+    head_ns: f64,
+    sync_ns: f64,
+    call_ns: f64,
+}
+
+impl Scale {
+    fn of(setting: &Setting<'_>, layers: usize, ffn: usize) -> Scale {
+        let (m, real) = (setting.machine, setting.real);
+        // GB/s are bytes per nanosecond.
+        let weights = if setting.device { m.device_gb_s } else { m.dram_gb_s };
+        let call_ns = m.call_us * 1e3;
+        // Without a device: matrices, scores and predictor are calls of their own, as the engine's regions are.
+        let calls = |n: f64| if setting.device { 0.0 } else { n * call_ns };
+        let each = |bytes: u64, gb_s: f64| bytes as f64 / real.layers as f64 / gb_s;
+        let predictor =
+            if setting.predictor_bytes > 0 { each(setting.predictor_bytes, weights) + calls(1.0) } else { 0.0 };
+        Scale {
+            layers: real.layers as f64 / layers as f64,
+            neurons: real.ffn as f64 / ffn as f64,
+            block_bytes: real.block_bytes as f64 * real.ffn as f64 / ffn as f64,
+            attention_ns: each(real.attention_bytes, weights) + each(setting.kv_bytes, m.dram_gb_s) + calls(3.0),
+            predictor_ns: predictor,
+            head_ns: real.head_bytes as f64 / weights + calls(1.0),
+            sync_ns: Costs::of(m, real.block_bytes, real.hidden).t_sync_us * 1e3,
+            call_ns,
+        }
+    }
+}
+
+/// Decodes the texts of the trace, token by token, on the machine of `setting`.
+///
+/// # Errors
+/// [`crate::Error::Interrupted`] after Ctrl-C.
+pub fn simulate(trace: &TraceFile, setting: &Setting<'_>) -> Result<Outcome> {
+    let mut sim = Simulation::new(trace, setting);
+    let texts = &trace.header().texts;
+    let mut first = 0;
+    for (i, text) in texts.iter().enumerate() {
+        if i >= setting.skip {
+            sim.scheduler.begin_sequence();
+            for token in first..first + text.tokens {
+                interrupt::check()?;
+                sim.token(token);
+            }
+        }
+        first += text.tokens;
+    }
+    Ok(sim.outcome())
+}
+
+struct Simulation<'a> {
+    trace: &'a TraceFile,
+    setting: &'a Setting<'a>,
+    scale: Scale,
+    scheduler: Scheduler,
+    balancers: Vec<Balancer>,
+    link: Link,
+    slots: Vec<Vec<u32>>,
+    tokens_ns: Vec<f64>,
+    sum: Sum,
+    /// As the live scheduler measures them.
+    times: Times,
+    cpu_share: f64,
+    /// Bytes put on the link so far, and how long they take there, ns.
+    carried: (f64, f64),
+    // Room.
+    truth: Vec<u32>,
+    computed: Vec<u32>,
+    here: Vec<bool>,
+    landed: Vec<Copy>,
+}
+
+#[derive(Default)]
+struct Sum {
+    attention: f64,
+    predictor: f64,
+    ffn: f64,
+    device: f64,
+    cpu: f64,
+    link_busy: f64,
+    moved: f64,
+    gpu: u64,
+    computed: u64,
+    active: u64,
+    found: u64,
+    moving: u64,
+    thresholds: (f64, f64),
+}
+
+impl<'a> Simulation<'a> {
+    fn new(trace: &'a TraceFile, setting: &'a Setting<'a>) -> Simulation<'a> {
+        let h = trace.header();
+        let scale = Scale::of(setting, h.layers, h.ffn);
+        let ahead = h.ahead.min(h.layers);
+        // Nothing is asked of the link before rates are known.
+        let window = Window::new(0.0, ahead);
+        let (history, block) = (setting.history.clone(), scale.block_bytes as usize);
+        let scheduler = Scheduler::new(setting.rules, window, block, history, &setting.placed, setting.seed);
+        let mut slots: Vec<Vec<u32>> = setting.slots.iter().map(|&n| vec![NONE; n]).collect();
+        for (slots, placed) in slots.iter_mut().zip(&setting.placed) {
+            slots.iter_mut().zip(placed).for_each(|(slot, &neuron)| *slot = neuron);
+        }
+        let m = setting.machine;
+        Simulation {
+            trace,
+            setting,
+            scheduler,
+            balancers: vec![Balancer::new(setting.threshold); h.layers],
+            link: Link::default(),
+            slots,
+            tokens_ns: Vec::new(),
+            sum: Sum::default(),
+            times: Times {
+                device_ns: scale.block_bytes / m.device_gb_s,
+                cpu_ns: scale.block_bytes / m.dram_gb_s,
+                sync_ns: scale.sync_ns,
+            },
+            scale,
+            cpu_share: 0.0,
+            carried: (0.0, 0.0),
+            truth: Vec::new(),
+            computed: Vec::new(),
+            here: vec![false; h.ffn],
+            landed: Vec::new(),
+        }
+    }
+
+    fn token(&mut self, token: usize) {
+        let layers = self.trace.header().layers;
+        let mut ns = 0.0;
+        for layer in 0..layers {
+            ns += self.layer(layer, token);
+        }
+        // The link sees as much of the head as there are layers of all.
+        self.pass(self.scale.head_ns / self.scale.layers);
+        self.tokens_ns.push(ns * self.scale.layers + self.scale.head_ns);
+        self.sum.moving += u64::from(self.scheduler.moving());
+        self.scheduler.token(if self.setting.contention { self.cpu_share } else { 0.0 });
+    }
+
+    /// Lets time pass, ns; what lands does so in its slot. Returns the time for which the link was busy.
+    fn pass(&mut self, ns: f64) {
+        let landed = &mut self.landed;
+        self.sum.link_busy += self.link.advance(ns, |copy| landed.push(copy));
+        for copy in self.landed.drain(..) {
+            copy.neurons.iter().for_each(|&(slot, neuron)| self.slots[copy.layer][slot as usize] = neuron);
+        }
+    }
+
+    /// One layer of one token. Returns how long it takes, ns.
+    fn layer(&mut self, layer: usize, token: usize) -> f64 {
+        let (trace, s) = (self.trace, self.setting);
+        let before = self.scale.attention_ns + self.scale.predictor_ns;
+        self.pass(before);
+        self.here.fill(false);
+        self.slots[layer].iter().filter(|&&n| n < FILLING).for_each(|&n| self.here[n as usize] = true);
+        let own = trace.row(Part::Own, layer, token);
+        let Pair { device, cpu } = self.balancers[layer].thresholds();
+        self.computed.clear();
+        let mut gpu = 0u64;
+        for (n, (&p, &here)) in own.iter().zip(&self.here).enumerate() {
+            if p >= if here { device } else { cpu } {
+                self.computed.push(n as u32);
+                gpu += u64::from(here);
+            }
+        }
+        active(trace.row(Part::Active, layer, token), &mut self.truth);
+        let sum = &mut self.sum;
+        sum.found += self.truth.iter().filter(|&&n| self.computed.binary_search(&n).is_ok()).count() as u64;
+        sum.active += self.truth.len() as u64;
+        sum.computed += self.computed.len() as u64;
+        sum.gpu += gpu;
+        sum.thresholds.0 += f64::from(device);
+        sum.thresholds.1 += f64::from(cpu);
+
+        self.scheduler.active(View { layer, slots: &self.slots[layer] }, &self.computed);
+        if s.rules.thresholds && s.device {
+            self.balance(layer, token, own);
+        }
+        self.decide(layer, token);
+        let ffn = self.ffn(gpu as f64, self.computed.len() as f64 - gpu as f64);
+        let all = before + ffn;
+        // What the link has carried, starts of copies included, as the live scheduler measures it.
+        let (bytes, ns) = self.carried;
+        self.scheduler.window.measured(all, if ns > 0.0 { bytes / ns } else { s.machine.link_gb_s });
+        self.sum.attention += self.scale.attention_ns;
+        self.sum.predictor += self.scale.predictor_ns;
+        self.sum.ffn += ffn;
+        all
+    }
+
+    fn balance(&mut self, layer: usize, token: usize, own: &[u8]) {
+        let here = &self.here;
+        self.balancers[layer].token(own, |n| here[n as usize]);
+        if (token as u32).is_multiple_of(BALANCE_EVERY) {
+            self.balancers[layer].update(self.times, Weight::Probability);
+        }
+    }
+
+    /// Moves for the layer that is predicted here; the first layers have nothing before them.
+    fn decide(&mut self, layer: usize, token: usize) {
+        let h = self.trace.header();
+        let ahead = h.ahead.min(h.layers);
+        for (target, predicted) in [(layer + ahead, true), (layer, false)] {
+            if target >= h.layers || (!predicted && layer >= ahead) {
+                continue;
+            }
+            let p = predicted.then(|| self.trace.row(Part::Ahead, target, token));
+            let view = View { layer: target, slots: &self.slots[target] };
+            let moves: Vec<(u32, u32)> =
+                self.scheduler.plan(view, p, self.link.bytes as u64).iter().map(|m| (m.slot, m.neuron)).collect();
+            moves.iter().for_each(|&(slot, _)| self.slots[target][slot as usize] = FILLING);
+            self.put(target, moves);
+        }
+    }
+
+    fn put(&mut self, layer: usize, moves: Vec<(u32, u32)>) {
+        if moves.is_empty() {
+            return;
+        }
+        let m = self.setting.machine;
+        let (start, bytes) = (m.copy_us * 1e3, self.scale.block_bytes);
+        self.sum.moved += bytes * moves.len() as f64;
+        let mut put = |neurons: Vec<(u32, u32)>, starts: f64| {
+            let bytes = bytes * neurons.len() as f64;
+            let ns = starts * start + bytes / m.link_gb_s;
+            self.carried = (self.carried.0 + bytes, self.carried.1 + ns);
+            self.link.put(Copy { layer, neurons, bytes, ns });
+        };
+        match self.setting.calls {
+            Calls::PerDecision => put(moves, 1.0),
+            Calls::PerNeuron => moves.into_iter().for_each(|one| put(vec![one], self.scale.neurons)),
+        }
+    }
+
+    /// How long the halves take, ns, for so many simulated neurons of each.
+    fn ffn(&mut self, gpu: f64, cpu: f64) -> f64 {
+        let (s, m, scale) = (self.setting, self.setting.machine, &self.scale);
+        let device_ns = gpu * scale.block_bytes / m.device_gb_s;
+        let ffn = self.here.len() as f64;
+        let mut host_ns = 0.0;
+        if cpu > 0.0 {
+            let busy = if s.contention { self.link.busy_ns } else { 0.0 };
+            // Of neurons that lie anywhere, this share has another one before it.
+            let gaps = cpu * (1.0 - cpu / ffn) * scale.neurons;
+            host_ns = scale.call_ns + gaps * s.gap_ns + cpu_ns(cpu * scale.block_bytes, m.dram_gb_s, m.link_gb_s, busy);
+        }
+        let sync = if s.device && cpu > 0.0 { scale.sync_ns } else { 0.0 };
+        let all = device_ns.max(host_ns + sync);
+        let follow = |old: &mut f64, new: f64| *old += FOLLOW * (new - *old);
+        if gpu > 0.0 {
+            follow(&mut self.times.device_ns, device_ns / gpu);
+        }
+        if cpu > 0.0 {
+            follow(&mut self.times.cpu_ns, host_ns / cpu);
+        }
+        let layer = all + scale.attention_ns + scale.predictor_ns;
+        follow(&mut self.cpu_share, host_ns / layer);
+        self.sum.device += device_ns;
+        self.sum.cpu += host_ns;
+        self.pass(all);
+        all
+    }
+
+    fn outcome(mut self) -> Outcome {
+        let tokens = self.tokens_ns.len();
+        let (h, n, scale) = (self.trace.header(), tokens.max(1) as f64, &self.scale);
+        let ms = |ns: f64| ns * scale.layers / n / 1e6;
+        let all_ns: f64 = self.tokens_ns.iter().sum();
+        self.tokens_ns.sort_by(f64::total_cmp);
+        let at = |share: f64| {
+            let rank = (share * tokens as f64).ceil() as usize;
+            self.tokens_ns.get(rank.clamp(1, tokens.max(1)) - 1).map_or(0.0, |ns| ns / 1e6)
+        };
+        let sum = &self.sum;
+        let of = |part: u64, whole: u64| part as f64 / whole.max(1) as f64;
+        let layers = n * h.layers as f64;
+        Outcome {
+            tokens,
+            token_ms: all_ns / n / 1e6,
+            tokens_per_s: if all_ns > 0.0 { 1e9 * tokens as f64 / all_ns } else { 0.0 },
+            token_ms_p50: at(0.5),
+            token_ms_p99: at(0.99),
+            parts_ms: Parts {
+                attention: ms(sum.attention),
+                predictor: ms(sum.predictor),
+                ffn: ms(sum.ffn),
+                head: scale.head_ns / 1e6,
+                ffn_device: ms(sum.device),
+                ffn_cpu: ms(sum.cpu),
+            },
+            gpu_share: of(sum.gpu, sum.computed),
+            computed_share: sum.computed as f64 / (layers * h.ffn as f64),
+            recall: of(sum.found, sum.active),
+            moved_bytes_per_token: sum.moved * scale.layers / n,
+            link_busy: sum.link_busy * scale.layers / all_ns.max(1.0),
+            moving: sum.moving as f64 / n,
+            thresholds: (sum.thresholds.0 / layers, sum.thresholds.1 / layers),
+        }
+    }
+}
+
+/// ms a token of dense decoding with whole layers on the device, as many as `vram` holds beside head and buffers (llama.cpp's
+/// `--n-gpu-layers`), and how many these are. Keys and values of a layer lie where it does.
+pub fn layer_offload(real: &Footprint, machine: &MachineProfile, vram: u64, kv_read: u64) -> (f64, usize) {
+    let layers = real.layers as u64;
+    let weights = (real.attention_bytes + real.ffn_bytes()) / layers;
+    let room = vram.saturating_sub(real.head_bytes + real.buffers_bytes);
+    let on = (room / (weights + real.kv_bytes / layers)).min(layers);
+    let read = (weights + kv_read / layers) as f64;
+    // Bytes over GB/s are nanoseconds. A residual crosses the link where the layers change sides.
+    let device = (on as f64 * read + real.head_bytes as f64) / machine.device_gb_s;
+    let host = (layers - on) as f64 * (read / machine.dram_gb_s + 4e3 * machine.call_us);
+    let sync = if on < layers { machine.sync_us * 1e3 } else { 0.0 };
+    ((device + host + sync) / 1e6, on as usize)
+}

@@ -1,0 +1,84 @@
+//! The papers' set-ups and what they published for them, to be printed beside what is simulated. Every figure has its place in
+//! the paper's text; those that stand in a plot only are not here.
+
+use crate::formats::rows::Quant;
+
+/// One model on one machine.
+#[derive(Clone, Copy, Debug)]
+pub struct SetUp {
+    pub name: &'static str,
+    /// A profile of `profiles/machines`.
+    pub machine: &'static str,
+    /// `lab::plan::shape`
+    pub shape: &'static str,
+    pub quant: Quant,
+    /// GiB for everything on the device.
+    pub vram_gib: f64,
+    /// Share of the neurons that are active for a token: 1 - the sparsity of powerinfer, table 3.
+    pub active: f64,
+    pub published: Published,
+}
+
+/// Percent faster, from and to; `None` where the text says nothing.
+#[derive(Clone, Copy, Debug, Default, serde::Serialize)]
+pub struct Published {
+    /// DynamicInfer over PowerInfer and over llama.cpp (5.2).
+    pub full_over_static: Option<(f64, f64)>,
+    pub full_over_llama_cpp: Option<(f64, f64)>,
+    /// Over PowerInfer, for ReluLLaMA (5.5, figure 10): micro, and macro with it, and all.
+    pub ablation: Option<[f64; 3]>,
+}
+
+const fn set_up(
+    name: &'static str,
+    machine: &'static str,
+    shape: &'static str,
+    (quant, vram_gib, active): (Quant, f64, f64),
+    published: Published,
+) -> SetUp {
+    SetUp { name, machine, shape, quant, vram_gib, active, published }
+}
+
+const HIGH: &str = "dynamicinfer-pc-high";
+const LOW: &str = "dynamicinfer-pc-low";
+
+/// DynamicInfer 5: 70B in int4, the others in f16. Some of a card's memory is the driver's: half a GiB is left out, so that the
+/// peaks of table 3 (23.7 and 11.6 GB) are not exceeded by much.
+pub const SET_UPS: [SetUp; 4] = [
+    set_up(
+        "PC-Low 7B f16",
+        LOW,
+        "llama-7b",
+        (Quant::F16, 10.5, 0.30),
+        Published { full_over_static: Some((20.0, 35.0)), full_over_llama_cpp: Some((176.0, 202.0)), ablation: None },
+    ),
+    set_up(
+        "PC-Low 13B f16",
+        LOW,
+        "llama-13b",
+        (Quant::F16, 10.5, 0.22),
+        Published { full_over_static: Some((11.0, 13.0)), full_over_llama_cpp: Some((156.0, 191.0)), ablation: None },
+    ),
+    set_up(
+        "PC-High 13B f16",
+        HIGH,
+        "llama-13b",
+        (Quant::F16, 23.0, 0.22),
+        Published {
+            full_over_static: Some((18.0, 26.0)),
+            full_over_llama_cpp: Some((60.0, 97.0)),
+            ablation: Some([11.3, 13.6, 23.1]),
+        },
+    ),
+    set_up(
+        "PC-High 70B q4_0",
+        HIGH,
+        "llama-70b",
+        (Quant::Q4, 23.0, 0.18),
+        Published {
+            full_over_static: Some((53.0, 59.0)),
+            full_over_llama_cpp: Some((148.0, 253.0)),
+            ablation: Some([27.6, 34.0, 57.1]),
+        },
+    ),
+];

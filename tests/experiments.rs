@@ -1,0 +1,225 @@
+//! Declared experiments: every shipped one can be read, rows come in turns and once each, a kill loses none, and only what passed its
+//! check counts.
+
+use dynamicinfer::error::Error;
+use dynamicinfer::lab::experiment::rows::{Metrics, Row, RowsFile};
+use dynamicinfer::lab::experiment::summary::{spread, summary};
+use dynamicinfer::lab::experiment::{Spec, arm_name};
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+fn root() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+}
+
+const REPLAY: &str = r#"
+name = "tiny"
+question = "Which policy?"
+expectation = "macro."
+methods = ["replay"]
+repeats = 3
+[fixed]
+ffn_share = 0.3
+[axes]
+link = [2.0, 10.0]
+policy = ["static", "macro"]
+[check]
+gpu_share = { min = 0.2 }
+[[plots]]
+title = "Share"
+x = "policy"
+y = "gpu_share"
+"#;
+
+fn file(dir: &Path, text: &str) -> PathBuf {
+    let path = dir.join("experiment.toml");
+    std::fs::write(&path, text).unwrap();
+    path
+}
+
+fn spec(text: &str) -> Result<Spec, Error> {
+    let dir = tempfile::tempdir().unwrap();
+    Spec::read(&file(dir.path(), text)).map(|(spec, _)| spec)
+}
+
+fn row(arm: usize, repeat: usize, share: f64, refused: Option<&str>) -> Row {
+    Row {
+        arm,
+        settings: Vec::new(),
+        repeat,
+        metrics: Metrics::from([("gpu_share".into(), Some(share)), ("nothing".into(), None)]),
+        refused: refused.map(str::to_owned),
+        unix: 1,
+        seconds: 0.5,
+        commit: "abc".into(),
+    }
+}
+
+#[test]
+fn rows_come_in_turns_and_each_once() {
+    let spec = spec(REPLAY).unwrap();
+    assert_eq!(spec.arms().iter().map(|a| arm_name(a)).collect::<Vec<_>>()[1], "link=2 policy=macro");
+    let order = spec.order();
+    assert_eq!(order.iter().collect::<BTreeSet<_>>().len(), 12);
+    for round in order.chunks(4) {
+        assert_eq!(round.iter().map(|r| r.0).collect::<BTreeSet<_>>().len(), 4, "{round:?}");
+    }
+    // Another arm begins each round.
+    assert_eq!(order.iter().step_by(4).map(|r| r.0).collect::<Vec<_>>(), [0, 1, 2]);
+}
+
+#[test]
+fn what_cannot_be_an_experiment_is_refused_by_its_field() {
+    for (from, to, field) in [
+        ("expectation = \"macro.\"", "expectation = \" \"", "expectation"),
+        ("repeats = 3", "repeats = 0", "axes"),
+        ("repeats = 3", "repeat = 3", "unknown field"),
+        ("methods = [\"replay\"]", "methods = []", "methods"),
+        ("ffn_share = 0.3", "link = 2.0", "fixed, too"),
+        ("x = \"policy\"", "x = \"budget\"", "that is no axis"),
+        ("link = [2.0, 10.0]", "link = []", "link"),
+        ("name = \"tiny\"", "name = \"../tiny\"", "name"),
+    ] {
+        let error = spec(&REPLAY.replace(from, to)).unwrap_err();
+        assert!(matches!(&error, Error::BadFile(_)) && error.to_string().contains(field), "{to}: {error}");
+    }
+}
+
+#[test]
+fn a_kill_leaves_whole_rows_and_two_runs_do_not_write_one_file() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("rows.jsonl");
+    let mut rows = RowsFile::open(&path).unwrap();
+    rows.add(row(0, 0, 0.5, None)).unwrap();
+    rows.add(row(1, 0, 0.25, Some("below"))).unwrap();
+    assert!(matches!(RowsFile::open(&path), Err(Error::Failed(why)) if why.contains("another run")));
+    drop(rows);
+    let whole = std::fs::read(&path).unwrap();
+    for cut in 0..=whole.len() {
+        std::fs::write(&path, &whole[..cut]).unwrap();
+        let mut rows = RowsFile::open(&path).unwrap();
+        assert_eq!(rows.rows.len(), whole[..cut].iter().filter(|&&b| b == b'\n').count(), "cut at {cut}");
+        let next = rows.rows.len();
+        rows.add(row(next, 9, 0.1, None)).unwrap();
+        drop(rows);
+        let again = RowsFile::open(&path).unwrap();
+        assert_eq!(again.rows.len(), next + 1, "cut at {cut}");
+        assert!(again.has(next, 9));
+    }
+    std::fs::write(&path, "{\"arm\": 1}\n").unwrap();
+    assert!(matches!(RowsFile::open(&path), Err(Error::BadFile(_))));
+}
+
+#[test]
+fn medians_count_what_was_not_refused() {
+    let spec = spec(REPLAY).unwrap();
+    let refused = spec.refusal(&row(0, 0, 0.1, None).metrics).unwrap();
+    assert_eq!(refused, "gpu_share is 0.1, below 0.2");
+    assert_eq!(spec.refusal(&row(0, 0, 0.2, None).metrics), None);
+    assert_eq!(spec.refusal(&Metrics::new()).unwrap(), "there is no gpu_share");
+    let rows = [row(0, 0, 0.5, None), row(0, 1, 0.1, Some(&refused)), row(0, 2, 0.7, None)];
+    let summary = summary(&spec, &rows);
+    let line = &summary.lines[0];
+    let share = line.spreads[summary.metrics.iter().position(|m| m == "gpu_share").unwrap()].unwrap();
+    assert_eq!((line.rows, line.refused, share.median, share.min, share.max), (2, 1, 0.6, 0.5, 0.7));
+    assert!(summary.lines[1].spreads.iter().all(Option::is_none));
+    assert_eq!(spread(vec![3.0, 1.0, 2.0]).unwrap().median, 2.0);
+    assert_eq!(spread(Vec::new()), None);
+    // Names that are no numbers stand side by side.
+    let (series, names) = summary.series("policy", "gpu_share");
+    assert_eq!((series[0].0.as_str(), &series[0].1[..], names), ("2", &[(0.0, 0.6)][..], vec!["static".to_owned()]));
+}
+
+fn program(dir: &Path, args: &[&str]) -> Output {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_dynamicinfer"));
+    command.args(args).current_dir(dir).env("XDG_CACHE_HOME", dir.join("cache")).env("XDG_DATA_HOME", dir.join("data"));
+    command.env("DYNAMICINFER_ASSETS", root().join("assets")).output().unwrap()
+}
+
+#[test]
+fn a_run_that_was_killed_goes_on_without_losing_or_repeating_a_row() {
+    let dir = tempfile::tempdir().unwrap();
+    file(dir.path(), REPLAY);
+    let run = || program(dir.path(), &["experiment", "experiment.toml", "--out", "out"]);
+    let done = run();
+    assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));
+    let path = dir.path().join("out/rows.jsonl");
+    let all = RowsFile::open(&path).unwrap().rows;
+    assert_eq!(all.len(), 12);
+    let bytes = std::fs::read(&path).unwrap();
+    let seventh = bytes.iter().enumerate().filter(|(_, b)| **b == b'\n').nth(6).unwrap().0;
+    // Killed within the eighth row.
+    std::fs::write(&path, &bytes[..seventh + 40]).unwrap();
+    let done = run();
+    assert!(String::from_utf8_lossy(&done.stderr).contains("7 of 12 rows are there already"));
+    let again = RowsFile::open(&path).unwrap().rows;
+    let key = |r: &Row| (r.arm, r.repeat, format!("{:?}", r.metrics));
+    assert_eq!(again.iter().map(key).collect::<Vec<_>>(), all.iter().map(key).collect::<Vec<_>>());
+    // Nothing is left to do, and the report is made again.
+    assert!(run().status.success());
+    assert_eq!(std::fs::read_to_string(&path).unwrap().lines().count(), 12);
+    let html = std::fs::read_to_string(dir.path().join("out/summary.html")).unwrap();
+    assert!(html.contains("<svg") && html.contains("Which policy?") && !html.contains("http-equiv"));
+    assert!(!html.replace("http://www.w3.org/2000/svg", "").contains("http"), "the page needs nothing else");
+    for name in ["run.json", "rows.csv", "summary.json", "summary.md", "plot-1.svg"] {
+        assert!(dir.path().join("out").join(name).is_file(), "{name}");
+    }
+    // Rows of two versions of an experiment do not mix.
+    file(dir.path(), &REPLAY.replace("0.3", "0.4"));
+    let other = run();
+    assert_eq!(other.status.code(), Some(2));
+    assert!(String::from_utf8_lossy(&other.stderr).contains("take another --out"));
+}
+
+#[test]
+fn every_shipped_experiment_can_be_read_and_an_arm_that_cannot_be_is_refused_before_the_first_row() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut shipped = 0;
+    for entry in std::fs::read_dir(root().join("configs/experiments")).unwrap() {
+        let path = entry.unwrap().path();
+        let listed = program(dir.path(), &["experiment", path.to_str().unwrap(), "--list"]);
+        assert!(listed.status.success(), "{}: {}", path.display(), String::from_utf8_lossy(&listed.stderr));
+        let (spec, _) = Spec::read(&path).unwrap();
+        assert_eq!(String::from_utf8_lossy(&listed.stdout).lines().count(), spec.order().len());
+        assert_eq!(path.file_stem().unwrap().to_str(), Some(spec.name.as_str()));
+        shipped += 1;
+    }
+    assert!(shipped >= 11, "{shipped} experiments");
+    file(dir.path(), &REPLAY.replace("\"macro\"", "\"best\""));
+    let refused = program(dir.path(), &["experiment", "experiment.toml"]);
+    let said = String::from_utf8_lossy(&refused.stderr);
+    assert_eq!(refused.status.code(), Some(2));
+    assert!(said.contains("link=2 policy=best") && said.contains("is not a policy"), "{said}");
+    assert!(!dir.path().join("experiment-tiny/rows.jsonl").exists());
+}
+
+/// The whole path with a model and a pretended device: budgets that are too small are rows that do not count, and no time is speed.
+#[test]
+fn a_device_that_is_too_small_is_a_refused_row_and_a_pretended_clock_is_no_speed() {
+    let dir = tempfile::tempdir().unwrap();
+    let text = r#"
+name = "device"
+question = "What fits?"
+expectation = "Not everything."
+methods = ["bench", "evaluate"]
+[fixed]
+model = "demo"
+device = "virtual"
+machine = "demo-pc"
+predictor = "mlp"
+tokens = 24
+n_gen = 8
+[axes]
+vram = ["1MB", "11MB"]
+"#;
+    file(dir.path(), text);
+    let done = program(dir.path(), &["experiment", "experiment.toml", "--out", "out"]);
+    assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));
+    let rows = RowsFile::open(&dir.path().join("out/rows.jsonl")).unwrap().rows;
+    assert!(rows[0].refused.as_ref().unwrap().contains("1000000"), "{:?}", rows[0]);
+    assert!(rows[1].refused.is_none() && rows[1].metrics["gpu_share"].unwrap() > 0.3);
+    assert!(rows[1].metrics.contains_key("virtual_ffn_ms") && !rows[1].metrics.contains_key("tokens_per_s"));
+    let page = std::fs::read_to_string(dir.path().join("out/summary.md")).unwrap();
+    assert!(page.contains("The device is virtual") && page.contains("Refused rows"));
+}
