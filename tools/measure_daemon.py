@@ -86,10 +86,14 @@ def f1():
         streams = [ask("POST", "/v1/completions", prompt(i)) for i in range(64)]
         together = [text(read(s)[1]) for s in streams]
         print(f"F1: 64 streams beside {len(idle)} idle connections: {sum(a == b for a, b in zip(alone, together))} of 64 as alone")
-        long = [ask("POST", "/v1/completions", prompt(i, max_tokens=400, ignore_eos=True)) for i in range(72)]
-        wait_for("dynamicinfer_num_requests_waiting", 64)
-        start = time.monotonic()
-        status, data = read(ask("POST", "/v1/completions", prompt(0)))
+        # Answers end while others arrive, so one more is sent until the queue is seen full.
+        long = []
+        while True:
+            long += [ask("POST", "/v1/completions", prompt(i, max_tokens=400, ignore_eos=True)) for i in range(72)]
+            start = time.monotonic()
+            status, data = read(ask("POST", "/v1/completions", prompt(0)))
+            if status == 429:
+                break
         print(f"F1: with a full queue {status} after {1e3 * (time.monotonic() - start):.1f} ms, Retry-After: {b'retry-after' in data}")
         for s in long:
             s.close()
