@@ -5,13 +5,12 @@
 //!
 //! A device belongs to the engine's thread. What it may hold is a hard budget: [`Device::alloc`] refuses what is beyond.
 
+mod calls;
 pub mod sparse_ffn;
 mod virtual_device;
 
+pub use calls::{Add, Append, Attend, Call, Heads, Linear, NONE, Norm, Select, SignScores, SparseFfn, Then, View};
 pub use virtual_device::{Faults, HOST_CALL_NS, QUEUES, Rates, VirtualDevice};
-
-use crate::formats::rows::Quant;
-use crate::model::config::{Activation, Ffn};
 
 /// A queue of work of a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -70,55 +69,6 @@ pub struct Totals {
 pub struct OutOfMemory {
     pub asked: u64,
     pub left: u64,
-}
-
-/// No neuron: an entry of `gpu_bucket` whose slot is free or being filled, or of a neuron's place where it has none.
-pub const NONE: u32 = u32::MAX;
-
-/// The resident half of one layer's FFN for n tokens (DynamicInfer C.2): for every slot whose neuron some token wants, gate,
-/// then up and down where the gate lets it through.
-#[derive(Clone, Copy, Debug)]
-pub struct SparseFfn {
-    pub quant: Quant,
-    pub kind: Ffn,
-    pub activation: Activation,
-    /// A neuron is active when |act(gate)| is above this (plain FFNs: |act(up)|).
-    pub cut: f32,
-    pub hidden: usize,
-    pub ffn: usize,
-    pub slots: usize,
-    /// Columns, 1 to 32.
-    pub n: usize,
-    /// `[slots]` neuron blocks: the rows of each (`formats::rows`), one after the other.
-    pub blocks: Buffer,
-    /// `gpu_bucket`, `[slots]` u32: the neuron in each slot, or [`NONE`].
-    pub bucket: Buffer,
-    /// `[ffn]` f32, the bias of up; a buffer of no bytes where there is none.
-    pub up_bias: Buffer,
-    /// Normalised input, `[n, hidden]` f32, then `[ffn]` u32 masks: bit b says that column b wants the neuron.
-    pub input: Buffer,
-    /// Its share of the FFN's output, `[n, hidden]` f32, then one u32: neurons times columns that were active.
-    pub output: Buffer,
-}
-
-impl SparseFfn {
-    pub const fn block_bytes(&self) -> usize {
-        self.quant.row_bytes(self.hidden) * if matches!(self.kind, Ffn::Plain) { 2 } else { 3 }
-    }
-
-    pub const fn input_bytes(n: usize, hidden: usize, ffn: usize) -> usize {
-        (n * hidden + ffn) * 4
-    }
-
-    pub const fn output_bytes(n: usize, hidden: usize) -> usize {
-        (n * hidden + 1) * 4
-    }
-}
-
-/// Kernels that a device has.
-#[derive(Clone, Copy, Debug)]
-pub enum Call {
-    SparseFfn(SparseFfn),
 }
 
 pub trait Device: Send {

@@ -326,7 +326,8 @@ impl VirtualDevice {
                     None => self.reach(event, mark, now),
                 }
             }
-            Work::Launch(Call::SparseFfn(call)) => {
+            Work::Launch(call) => {
+                let Call::SparseFfn(call) = call else { todo!("follows on main") };
                 let writes = self.writes(&call);
                 let bytes = self.run(s, &call);
                 let ns = Rates::ns(self.rates.call_us, bytes, self.rates.device_gb_s);
@@ -374,7 +375,8 @@ impl VirtualDevice {
         let work = self.queues[s].ops.front().expect("it has begun").work;
         self.pop(s, now);
         match work {
-            Work::Launch(Call::SparseFfn(call)) => {
+            Work::Launch(call) => {
+                let Call::SparseFfn(call) = call else { todo!("follows on main") };
                 if self.writes(&call) != begun.writes {
                     self.run(s, &call);
                 }
@@ -547,7 +549,7 @@ impl Device for VirtualDevice {
     }
 
     fn launch(&mut self, stream: Stream, call: &Call) {
-        let Call::SparseFfn(c) = call;
+        let Call::SparseFfn(c) = call else { todo!("follows on main") };
         self.check(c.blocks, 0, (c.slots * c.block_bytes()) as u64);
         self.check(c.bucket, 0, c.slots as u64 * 4);
         self.check(c.up_bias, 0, if c.up_bias.bytes == 0 { 0 } else { c.ffn as u64 * 4 });
