@@ -7,7 +7,7 @@ use dynamicinfer::cache::NeuronCache;
 use dynamicinfer::clock::{self, Duration};
 use dynamicinfer::cpu::Kernels;
 use dynamicinfer::device::{Faults, Rates, VirtualDevice};
-use dynamicinfer::engine::{Choice, Engine, Hybrid, Logits, Migrator, Observer, Seen, Sparsity};
+use dynamicinfer::engine::{Choice, Engine, Logits, Migrator, Observer, Seen, Sparsity};
 use dynamicinfer::formats::machine_profile::{MachineProfile, Rate};
 use dynamicinfer::formats::rows::Quant;
 use dynamicinfer::lab::place::Budgeter;
@@ -115,7 +115,7 @@ fn bench(dir: &std::path::Path, family: &str, policy: Policy, faults: Faults, op
     hybrid.migrator = Some(Box::new(Background::start(engine.model.clone(), block_bytes, setting).unwrap()));
     engine.hybrid = Some(hybrid);
     engine.set_sparsity(Sparsity::new(vec![Choice::Exact { cut: 0.0 }; layers], 0).unwrap());
-    let others = Hybrid::buffer_bytes(&engine.model.config);
+    let others = engine.hybrid.as_ref().unwrap().bytes();
     Bench { engine, open, asked, others }
 }
 

@@ -216,7 +216,7 @@ impl DeviceArgs {
             vram: self.vram,
             ram: None,
             ffn_share: self.ffn_share,
-            kv: KvPlace::Host,
+            kv: KvPlace::Auto,
             predictor_bytes: engine.sparsity().predictor_bytes(),
             ilp_seconds: None,
         };

@@ -94,6 +94,11 @@ impl Heads {
     pub const fn timeline(&self) -> usize {
         self.layers * 2 * self.kv_heads * self.context * self.head_dim
     }
+
+    /// Where the keys of kv head `head` begin, or the values of `head - kv_heads`: numbers from the beginning of the cache.
+    pub const fn start(&self, timeline: usize, layer: usize, head: usize) -> usize {
+        timeline * self.timeline() + (layer * 2 * self.kv_heads + head) * self.context * self.head_dim
+    }
 }
 
 /// Rotates queries and keys in place and puts keys and values into the cache.

@@ -6,6 +6,7 @@
 //! A device belongs to the engine's thread. What it may hold is a hard budget: [`Device::alloc`] refuses what is beyond.
 
 mod calls;
+pub mod host_kernels;
 pub mod sparse_ffn;
 mod virtual_device;
 
@@ -131,6 +132,9 @@ pub trait Device: Send {
 
     /// Whether the stream has come to the event's last mark. Never blocks.
     fn is_done(&mut self, event: Event) -> bool;
+
+    /// When the event's last mark was reached, ns by the device's clock; not before [`Device::is_done`] says so.
+    fn reached_ns(&mut self, event: Event) -> u64;
 
     /// Waits until the stream has done all it was given.
     fn synchronize(&mut self, stream: Stream);

@@ -7,8 +7,8 @@
 //! it begins and again when it ends, if they were written to meanwhile. So whoever reads too early, frees too early or writes
 //! below a kernel gets the wrong bytes here, as on a device that really runs beside the host.
 
-use super::sparse_ffn::{self, Operands, Room};
-use super::{Buffer, Call, Device, Event, Memory, OutOfMemory, SparseFfn, Stream, Totals};
+use super::host_kernels::{self, Room};
+use super::{Buffer, Call, Device, Event, Memory, OutOfMemory, Stream, Totals};
 use crate::cpu::Kernels;
 use crate::prng::Prng;
 use memmap2::{MmapMut, UncheckedAdvice};
@@ -327,7 +327,6 @@ impl VirtualDevice {
                 }
             }
             Work::Launch(call) => {
-                let Call::SparseFfn(call) = call else { todo!("follows on main") };
                 let writes = self.writes(&call);
                 let bytes = self.run(s, &call);
                 let ns = Rates::ns(self.rates.call_us, bytes, self.rates.device_gb_s);
@@ -376,13 +375,15 @@ impl VirtualDevice {
         self.pop(s, now);
         match work {
             Work::Launch(call) => {
-                let Call::SparseFfn(call) = call else { todo!("follows on main") };
                 if self.writes(&call) != begun.writes {
                     self.run(s, &call);
                 }
-                let output = self.buffers[call.output.id as usize].as_mut().expect("checked when it was put");
-                output.writes += 1;
-                sparse_ffn::store(&call, &self.rooms[s], &mut output.data);
+                let VirtualDevice { rooms, buffers, .. } = self;
+                host_kernels::store(&call, &rooms[s], &mut |buffer, write| {
+                    let bytes = buffers[buffer.id as usize].as_mut().expect("checked when it was put");
+                    bytes.writes += 1;
+                    write(&mut bytes.data);
+                });
             }
             Work::CopyIn { .. } | Work::CopyOut { .. } if begun.lost => self.queues[s].lost = true,
             Work::CopyIn { .. } | Work::CopyOut { .. } => self.copy(&work, true),
@@ -427,23 +428,19 @@ impl VirtualDevice {
     }
 
     /// Writes to a kernel's operands so far.
-    fn writes(&self, call: &SparseFfn) -> u64 {
-        let operands = [call.blocks, call.bucket, call.up_bias, call.input];
-        operands.iter().map(|b| self.buffers[b.id as usize].as_ref().expect("checked when it was put").writes).sum()
+    fn writes(&self, call: &Call) -> u64 {
+        let mut sum = 0;
+        call.operands(&mut |view, _, _| {
+            sum += self.buffers[view.buffer.id as usize].as_ref().expect("checked when it was put").writes;
+        });
+        sum
     }
 
     /// The kernel, on what the memory holds now; bytes read.
-    fn run(&mut self, s: usize, call: &SparseFfn) -> u64 {
-        let at = |b: Buffer| &self.buffers[b.id as usize].as_ref().expect("checked when it was put").data[..];
-        let (input, masks) = at(call.input)[..call.n * call.hidden + call.ffn].split_at(call.n * call.hidden);
-        let operands = Operands {
-            blocks: bytemuck::cast_slice(at(call.blocks)),
-            bucket: bytemuck::cast_slice(at(call.bucket)),
-            up_bias: at(call.up_bias),
-            input,
-            masks: bytemuck::cast_slice(masks),
-        };
-        sparse_ffn::run(call, operands, &self.kernels, &mut self.rooms[s])
+    fn run(&mut self, s: usize, call: &Call) -> u64 {
+        let VirtualDevice { rooms, buffers, kernels, .. } = self;
+        let at = |b: Buffer| &buffers[b.id as usize].as_ref().expect("checked when it was put").data[..];
+        host_kernels::run(call, &at, kernels, &mut rooms[s])
     }
 
     /// # Panics
@@ -549,12 +546,7 @@ impl Device for VirtualDevice {
     }
 
     fn launch(&mut self, stream: Stream, call: &Call) {
-        let Call::SparseFfn(c) = call else { todo!("follows on main") };
-        self.check(c.blocks, 0, (c.slots * c.block_bytes()) as u64);
-        self.check(c.bucket, 0, c.slots as u64 * 4);
-        self.check(c.up_bias, 0, if c.up_bias.bytes == 0 { 0 } else { c.ffn as u64 * 4 });
-        self.check(c.input, 0, SparseFfn::input_bytes(c.n, c.hidden, c.ffn) as u64);
-        self.check(c.output, 0, SparseFfn::output_bytes(c.n, c.hidden) as u64);
+        call.operands(&mut |view, bytes, _| self.check(view.buffer, view.at, bytes));
         self.put(stream, Work::Launch(*call));
     }
 
@@ -581,6 +573,10 @@ impl Device for VirtualDevice {
         self.catch_up();
         let event = &self.events[event.0 as usize];
         event.done == event.recorded
+    }
+
+    fn reached_ns(&mut self, event: Event) -> u64 {
+        self.events[event.0 as usize].done_ns
     }
 
     fn synchronize_event(&mut self, event: Event) {

@@ -3,9 +3,29 @@
 use super::decode::Place;
 use crate::cpu::team::Parts;
 use crate::cpu::{Kernels, Team};
-use crate::model::config::ModelConfig;
+use crate::model::config::{ModelConfig, Positions};
 use crate::model::kv_cache::{HeadView, KvCache};
 use crate::ops::math;
+
+/// Rotates the queries and keys of `qkv`, `[n, qkv_dim]`, where the family does so, and puts keys and values into the caches.
+pub(super) fn rotate_and_put(
+    config: &ModelConfig,
+    caches: &mut [KvCache],
+    layer: usize,
+    places: &[Place],
+    qkv: &mut [f32],
+    cos_sin: &mut Vec<(f32, f32)>,
+) {
+    for (&Place { cache, position }, qkv) in places.iter().zip(qkv.chunks_exact_mut(config.qkv_dim())) {
+        let (qk, v) = qkv.split_at_mut(config.q_dim() + config.kv_dim());
+        if let Positions::Rope { frequencies } = &config.positions {
+            math::angles(position, frequencies, cos_sin);
+            math::rope(qk, config.head_dim, cos_sin);
+        }
+        caches[cache].put(layer, 0, position, &qk[config.q_dim()..]);
+        caches[cache].put(layer, 1, position, v);
+    }
+}
 
 /// out[t] = attention of column t's queries over its own timeline. `qkv` is `[n, qkv_dim]` with q first, rotated; keys and
 /// values of all n columns are in their caches, at their places. `out` is `[n, q_dim]`; `scores` is a room per thread.

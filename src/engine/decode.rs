@@ -1,8 +1,8 @@
 //! THE HOT PATH: tokens in, logits out.
 
-use super::attention::attention;
+use super::attention::{attention, rotate_and_put};
 use super::ffn::{self, FfnBuffers, Selection, Tile, Work};
-use super::hybrid::{Between, Hybrid};
+use super::hybrid::{Hybrid, Pass};
 use super::observer::{LiveAudit, Observer, Seen};
 use super::report::Report;
 use super::sparsity::{Mode, Predicted, Sparsity};
@@ -60,37 +60,37 @@ pub struct Engine {
 
 /// Activations of the tokens in flight; grows to the largest batch seen.
 #[derive(Default)]
-struct Buffers {
+pub(super) struct Buffers {
     /// Residual stream, `[n, hidden]`.
-    x: Vec<f32>,
+    pub x: Vec<f32>,
     /// `[n, hidden]`
-    normed: Vec<f32>,
+    pub normed: Vec<f32>,
     /// `[n, qkv_dim]`
-    qkv: Vec<f32>,
+    pub qkv: Vec<f32>,
     /// `[n, q_dim]`
-    mixed: Vec<f32>,
+    pub mixed: Vec<f32>,
     /// `[n, hidden]`
-    projected: Vec<f32>,
+    pub projected: Vec<f32>,
     /// Where each column stands, `[n]`, and the columns that logits are made of.
-    places: Vec<Place>,
-    heads: Vec<usize>,
+    pub places: Vec<Place>,
+    pub heads: Vec<usize>,
     /// `[heads, vocab]`
-    logits: Vec<f32>,
-    columns: Columns,
-    ffn: FfnBuffers,
-    predicted: Predicted,
-    room: Room,
+    pub logits: Vec<f32>,
+    pub columns: Columns,
+    pub ffn: FfnBuffers,
+    pub predicted: Predicted,
+    pub room: Room,
     /// Gate products of all neurons, `[n, ffn]`, in exact mode.
-    gates: Vec<f32>,
+    pub gates: Vec<f32>,
     /// The same and the activations, for an observer.
-    true_gates: Vec<f32>,
-    activations: Vec<f32>,
+    pub true_gates: Vec<f32>,
+    pub activations: Vec<f32>,
     /// Of each neuron, in how many tokens of a prompt it was active.
-    counts: Vec<u32>,
+    pub counts: Vec<u32>,
     /// One per thread.
-    tiles: Vec<Tile>,
-    scores: Vec<Vec<f32>>,
-    cos_sin: Vec<(f32, f32)>,
+    pub tiles: Vec<Tile>,
+    pub scores: Vec<Vec<f32>>,
+    pub cos_sin: Vec<(f32, f32)>,
 }
 
 impl Engine {
@@ -110,6 +110,9 @@ impl Engine {
     /// From now on the FFNs of up to [`MAX_COLUMNS`] tokens compute what `sparsity` says; longer prompts run dense.
     /// Returns what was set before.
     pub fn set_sparsity(&mut self, sparsity: Sparsity) -> Sparsity {
+        if let Some(hybrid) = &mut self.hybrid {
+            hybrid.bring_predictors(&sparsity);
+        }
         std::mem::replace(&mut self.sparsity, sparsity)
     }
 
@@ -212,22 +215,24 @@ impl Engine {
                 math::add(x, &b.projected[..h]);
             }
         }
+        if let Some(hybrid) = hybrid
+            && n <= MAX_COLUMNS
+        {
+            report.attention_ns += clock::lap(&mut lap);
+            hybrid.pass(&mut Pass { team, kernels, model, report, sparsity, buffers: b, caches, observer });
+            b.places.iter().for_each(|p| caches[p.cache].len = caches[p.cache].len.max(p.position + 1));
+            report.tokens += n as u64;
+            report.passes += 1;
+            return &mut b.logits;
+        }
         for (l, layer) in model.layers.iter().enumerate() {
             // 1 attention: norm, qkv, rope, KV append, scores and mix, output, residual
             each(team, n, &mut b.normed, |t, out| math::norm(c.norm, &layer.attn_norm, &b.x[t * h..(t + 1) * h], out));
             linear(team, kernels, &layer.qkv, &b.normed, n, &mut b.columns, &mut b.qkv);
-            for (&Place { cache, position }, qkv) in b.places.iter().zip(b.qkv.chunks_exact_mut(c.qkv_dim())) {
-                if !layer.qkv_bias.is_empty() {
-                    math::add(qkv, &layer.qkv_bias);
-                }
-                let (qk, v) = qkv.split_at_mut(c.q_dim() + c.kv_dim());
-                if let Positions::Rope { frequencies } = &c.positions {
-                    math::angles(position, frequencies, &mut b.cos_sin);
-                    math::rope(qk, c.head_dim, &b.cos_sin);
-                }
-                caches[cache].put(l, 0, position, &qk[c.q_dim()..]);
-                caches[cache].put(l, 1, position, v);
+            if !layer.qkv_bias.is_empty() {
+                b.qkv.chunks_exact_mut(c.qkv_dim()).for_each(|qkv| math::add(qkv, &layer.qkv_bias));
             }
+            rotate_and_put(c, caches, l, &b.places, &mut b.qkv, &mut b.cos_sin);
             attention(team, kernels, c, caches, l, &b.places, &b.qkv, &mut b.scores, &mut b.mixed);
             linear(team, kernels, &layer.o, &b.mixed, n, &mut b.columns, &mut b.projected);
             math::add(&mut b.x, &b.projected);
@@ -239,7 +244,7 @@ impl Engine {
             let mode = if n <= MAX_COLUMNS { sparsity.mode(l) } else { Mode::Dense };
             if n <= MAX_COLUMNS {
                 let mut tools = Tools { model, team, kernels, room: &mut b.room };
-                sparsity.predict(&mut tools, l, &b.x, n, hybrid.as_ref().map(|h| &h.cache), &mut b.predicted);
+                sparsity.predict(&mut tools, l, &b.x, n, None, false, &mut b.predicted);
             }
             report.predictor_ns += clock::lap(&mut lap);
             // 3 FFN: norm, gate, up, activation, down, residual
@@ -249,8 +254,8 @@ impl Engine {
                 b.gates.resize(n * c.ffn, 0.0);
                 gates(team, kernels, c, layer, &b.columns, &mut b.gates);
             }
-            // Without a device or somebody who looks on, the FFN lists for itself what fired.
-            let listed = mode == Mode::Exact && (hybrid.is_some() || observer.is_some());
+            // Without somebody who looks on, the FFN lists for itself what fired.
+            let listed = mode == Mode::Exact && observer.is_some();
             if listed {
                 b.predicted.selections.resize_with(c.layers, Selection::default);
                 b.predicted.selections[l].fired(c, &b.gates, n, sparsity.cut(l));
@@ -275,21 +280,7 @@ impl Engine {
                 observer.layer(&Seen { layer: l, first, n, residual, input, gates, activations, selection });
             }
             let (tiles, rooms, x) = (&mut b.tiles, &mut b.ffn, &mut b.x);
-            let read = match hybrid {
-                Some(hybrid) if n <= MAX_COLUMNS => {
-                    if let Some(mut migrator) = hybrid.migrator.take() {
-                        let scores = sparsity.own_threshold(l).map(|_| &b.predicted.scores[..]);
-                        let at = Between { layer: l, first, n, residual: x, selection, scores };
-                        report.ffn_ns += clock::lap(&mut lap);
-                        migrator.between(&at, &mut hybrid.cache, sparsity);
-                        hybrid.migrator = Some(migrator);
-                        report.scheduler_ns += clock::lap(&mut lap);
-                    }
-                    let (at, input) = ((l, layer), (&b.columns, &b.normed[..]));
-                    hybrid.ffn(team, kernels, c, at, input, selection, cut, rooms, x)
-                }
-                _ => ffn::ffn(team, kernels, c, layer, &b.columns, work, cut, tiles, rooms, x),
-            };
+            let read = ffn::ffn(team, kernels, c, layer, &b.columns, work, cut, tiles, rooms, x);
             if n > MAX_COLUMNS
                 && let Some(migrator) = hybrid.as_mut().and_then(|h| h.migrator.as_mut())
             {

@@ -1,16 +1,24 @@
-//! The FFN on two memories: neurons in slots are computed by the device, the others by the CPU, at the same time (PowerInfer
-//! 5.3). One copy in and one copy out per layer.
-//!
-//! The residual lies on the host here, so the halves are added there.
+//! THE HOT PATH of a machine with a device: attention, head and predictors run there, and of the FFNs what lies in slots; the
+//! CPU computes the other neurons at the same time (PowerInfer 5.3). One copy out and one copy in per layer.
 
-use super::ffn::{self, Counts, FfnBuffers, Selection, Work};
-use super::sparsity::Sparsity;
+use super::attention;
+use super::decode::{Buffers, Place};
+use super::ffn::{self, Counts, Selection, Work};
+use super::observer::{Observer, Seen};
+use super::on_device::{DeviceKv, Front, Rooms, Scorer, Scorers, Taker, Weights, norm};
+use super::report::Report;
+use super::sparsity::{Mode, Sparsity};
 use crate::cache::NeuronCache;
 use crate::clock;
-use crate::cpu::{Columns, Kernels, MAX_COLUMNS, Team};
-use crate::device::{Buffer, Call, OutOfMemory, SparseFfn, Stream};
-use crate::model::config::ModelConfig;
-use crate::model::weights::{Layer, Matrix};
+use crate::cpu::{Kernels, MAX_COLUMNS, Team};
+use crate::device::{
+    Add, Append, Attend, Buffer, Call, Event, OutOfMemory, Select, SignScores, SparseFfn, Stream, Then, View,
+};
+use crate::model::config::{Norm as NormKind, Positions};
+use crate::model::weights::Layer;
+use crate::model::{KvCache, Model};
+use crate::ops::gates::gates;
+use crate::predictor::Tools;
 use crate::scheduler::Policy;
 
 /// What the engine knows of a layer before its FFN.
@@ -76,129 +84,421 @@ pub struct MigratorCounts {
 pub struct Hybrid {
     pub cache: NeuronCache,
     pub migrator: Option<Box<dyn Migrator>>,
-    /// What of the plan lies on the device beside the cache and this.
+    /// What of the plan lies on the device beside the cache and what [`Hybrid::bytes`] counts.
     pub reserved: Buffer,
-    input: Buffer,
-    output: Buffer,
-    /// Host side of `input`: `[n, hidden]` f32, `[ffn]` masks.
-    sent: Vec<u32>,
-    /// Host side of `output`: `[n, hidden]` f32, one count.
+    weights: Weights,
+    scorers: Scorers,
+    rooms: Rooms,
+    kv: Option<DeviceKv>,
+    /// Bytes of weights, rooms, keys and values.
+    bytes: u64,
+    /// Host side of the front: what came out, and the masks that go in.
     received: Vec<u32>,
+    masks: Vec<u32>,
+    /// The CPU's half, `[n, hidden]`.
+    half: Vec<f32>,
+    /// Active neurons times columns of each layer's device half.
+    active: Vec<u32>,
+    /// Queries, keys and values that the device made, `[layers, n, qkv_dim]`: the host's caches get the last two.
+    made: Vec<f32>,
+    /// Places and angles of a pass, as the device reads them.
+    places: Vec<u32>,
+    angles: Vec<f32>,
     /// What the CPU computes.
     rest: Selection,
     /// Every neuron, for dense layers.
     all: Selection,
+    /// By layer: its front is there; its halves are added.
+    front: Vec<Event>,
+    merged: Vec<Event>,
+}
+
+/// What a pass works with.
+pub(super) struct Pass<'a, 'o> {
+    pub team: &'a mut Team,
+    pub kernels: &'a Kernels,
+    pub model: &'a Model,
+    pub report: &'a mut Report,
+    pub sparsity: &'a mut Sparsity,
+    pub buffers: &'a mut Buffers,
+    pub caches: &'a mut [KvCache],
+    pub observer: Option<&'a mut (dyn Observer + 'o)>,
 }
 
 impl Hybrid {
-    /// Bytes on the device beside the cache's.
-    pub const fn buffer_bytes(config: &ModelConfig) -> u64 {
-        let input = SparseFfn::input_bytes(MAX_COLUMNS, config.hidden, config.ffn);
-        (input + SparseFfn::output_bytes(MAX_COLUMNS, config.hidden)) as u64
-    }
-
-    pub fn new(mut cache: NeuronCache, config: &ModelConfig) -> Result<Hybrid, OutOfMemory> {
+    /// Brings attention and head to the cache's device. Keys and values of `timelines` timelines of `context` positions lie there, too;
+    /// of none, attention over them is the CPU's.
+    pub fn new(mut cache: NeuronCache, model: &Model, context: usize, timelines: usize) -> Result<Hybrid, OutOfMemory> {
+        let c = &model.config;
         let reserved = cache.device.reserve(0)?;
-        let input_bytes = SparseFfn::input_bytes(MAX_COLUMNS, config.hidden, config.ffn);
-        let output_bytes = SparseFfn::output_bytes(MAX_COLUMNS, config.hidden);
-        let input = cache.device.alloc(input_bytes as u64)?;
-        let output = cache.device.alloc(output_bytes as u64)?;
-        let all = Selection { neurons: (0..config.ffn as u32).collect(), masks: vec![0; config.ffn] };
-        let room = |bytes: usize| vec![0u32; bytes / 4];
-        let (sent, received) = (room(input_bytes), room(output_bytes));
-        let rest = Selection { neurons: Vec::with_capacity(config.ffn), masks: Vec::with_capacity(config.ffn) };
-        Ok(Hybrid { cache, migrator: None, reserved, input, output, sent, received, rest, all })
+        let mut taker = Taker { device: &mut *cache.device, bytes: 0 };
+        let (weights, rooms) = (Weights::new(&mut taker, model)?, Rooms::new(&mut taker, c)?);
+        let kv = match timelines {
+            0 => None,
+            _ => Some(DeviceKv::new(&mut taker, c, context, timelines)?),
+        };
+        let bytes = taker.bytes;
+        let mut events = || (0..c.layers).map(|_| cache.device.event()).collect();
+        let (front, merged) = (events(), events());
+        Ok(Hybrid {
+            cache,
+            migrator: None,
+            reserved,
+            weights,
+            scorers: Scorers::default(),
+            rooms,
+            kv,
+            bytes,
+            received: vec![0; Front::new(MAX_COLUMNS, c).bytes() / 4],
+            masks: vec![0; c.ffn],
+            half: vec![0.0; MAX_COLUMNS * c.hidden],
+            active: vec![0; c.layers],
+            made: Vec::new(),
+            places: Vec::new(),
+            angles: Vec::new(),
+            rest: Selection { neurons: Vec::with_capacity(c.ffn), masks: Vec::with_capacity(c.ffn) },
+            all: Selection { neurons: (0..c.ffn as u32).collect(), masks: vec![0; c.ffn] },
+            front,
+            merged,
+        })
     }
 
-    /// hidden += FFN(x) of layer `l`. `normed` is the same input as `x`, `[n, hidden]`, n at most [`MAX_COLUMNS`]; without a
-    /// selection every neuron is computed. Returns the rows that the CPU read.
-    #[allow(clippy::too_many_arguments)]
-    pub fn ffn(
-        &mut self,
-        team: &mut Team,
-        kernels: &Kernels,
-        config: &ModelConfig,
-        (l, layer): (usize, &Layer),
-        (x, normed): (&Columns, &[f32]),
-        selection: Option<&Selection>,
-        cut: f32,
-        buffers: &mut FfnBuffers,
-        hidden: &mut [f32],
-    ) -> Counts {
-        let (n, h) = (x.n, config.hidden);
-        let Hybrid { cache, input, output, sent, received, rest, all, .. } = self;
-        // A dense layer computes everything, whatever the magnitude.
-        let cut = if selection.is_some() { cut } else { -1.0 };
-        let selection = selection.unwrap_or_else(|| {
-            all.masks.fill(u32::MAX >> (MAX_COLUMNS - n));
-            all
-        });
-        // Attention is the device's by the plan.
-        let attention = |m: &Matrix| (m.rows * m.row_bytes) as u64;
-        cache.device.worked(0, 0, attention(&layer.qkv) + attention(&layer.o));
-        let began = cache.device.totals().clock_ns;
-        // Split: slots to the device, rows to the CPU.
-        let told = cache.commit(l);
-        let slots = cache.layers[l].table.slots().len();
-        let (values, masks) = sent[..n * h + config.ffn].split_at_mut(n * h);
-        values.copy_from_slice(bytemuck::cast_slice(normed));
-        masks.fill(0);
-        rest.neurons.clear();
-        rest.masks.clear();
-        let mut on_device = false;
-        for (&neuron, &mask) in selection.neurons.iter().zip(&selection.masks) {
-            if cache.layers[l].table.place(neuron).is_some() {
-                masks[neuron as usize] = mask;
-                on_device = true;
-            } else {
-                rest.neurons.push(neuron);
-                rest.masks.push(mask);
-            }
-        }
-        // Together: the device's half is put on its stream, then the CPU computes its own.
-        let received = &mut received[..n * h + 1];
-        if on_device {
-            let at = &cache.layers[l];
-            let call = SparseFfn {
-                quant: layer.ffn.quant,
-                kind: config.ffn_kind,
-                activation: config.activation,
-                cut,
-                hidden: h,
-                ffn: config.ffn,
-                slots,
-                n,
-                blocks: at.blocks,
-                bucket: at.bucket,
-                up_bias: at.up_bias,
-                input: *input,
-                output: *output,
-            };
-            let device = &mut cache.device;
-            // SAFETY: both rooms live as long as `self` and are not touched before `synchronize`.
-            unsafe {
-                device.copy_in(Stream::Compute, sent.as_ptr().cast(), (n * h + config.ffn) * 4, *input, 0);
-                device.launch(Stream::Compute, &Call::SparseFfn(call));
-                device.copy_out(Stream::Compute, *output, 0, received.as_mut_ptr().cast(), received.len() * 4);
-            }
-            cache.used(l);
-        }
+    /// Bytes on the device beside the cache's and those that are only reserved.
+    pub fn bytes(&self) -> u64 {
+        self.bytes + self.scorers.bytes
+    }
+
+    /// Brings the predictors of `sparsity` to the device, in the place of what was reserved for them.
+    pub fn bring_predictors(&mut self, sparsity: &Sparsity) {
+        let Hybrid { cache, scorers, reserved, .. } = self;
+        let (before, planned) = (scorers.bytes, reserved.bytes);
+        cache.device.free(*reserved);
+        scorers.bring(&mut *cache.device, sparsity, cache.layers.len());
+        let left = (planned + before).saturating_sub(scorers.bytes);
+        *reserved = cache.device.reserve(left.min(planned + before)).expect("it was there before");
+    }
+
+    /// Runs the embedded columns, `buffers.x`, through all layers and the head: logits of `buffers.heads` are in `buffers.logits`.
+    pub(super) fn pass(&mut self, pass: &mut Pass<'_, '_>) {
         let mut lap = clock::now();
-        let read = ffn::ffn(team, kernels, config, layer, x, Work::Selected(rest), cut, &mut [], buffers, hidden);
-        cache.device.worked(read.rows() * layer.ffn.row_bytes as u64, clock::lap(&mut lap), 0);
-        // Merge.
-        if told || on_device {
-            cache.device.synchronize(Stream::Compute);
+        let attends = self.begin(pass);
+        for l in 0..pass.model.layers.len() {
+            // 1 attention: norm, qkv, rope, KV append, scores and mix, output, residual
+            self.attention(pass, l, attends);
+            // 2 predict and 3 FFN
+            self.ffn(pass, l, &mut lap);
         }
-        cache.counters.ffn_ns += cache.device.totals().clock_ns - began;
-        cache.counters.misses += read.active;
-        cache.counters.tokens += if l == 0 { n as u64 } else { 0 };
-        if on_device {
-            let (half, active) = received.split_at(n * h);
-            let half: &[f32] = bytemuck::cast_slice(half);
-            hidden.iter_mut().zip(half).for_each(|(x, half)| *x += half);
-            cache.counters.hits += active[0] as u64;
+        // 4 head
+        self.head(pass, attends);
+        pass.report.head_ns += clock::lap(&mut lap);
+    }
+
+    fn launch(&mut self, call: Call) {
+        self.cache.device.launch(Stream::Compute, &call);
+    }
+
+    /// A part of the front that begins at number `at`.
+    fn at(&self, at: usize) -> View {
+        View { buffer: self.rooms.front, at: at as u64 * 4 }
+    }
+
+    /// Sends the columns. Says whether attention is the device's in this pass.
+    fn begin(&mut self, pass: &Pass<'_, '_>) -> bool {
+        let (c, b) = (&pass.model.config, &pass.buffers);
+        let front = Front::new(b.places.len(), c);
+        let (to, device) = (self.at(front.residual()), &mut self.cache.device);
+        // SAFETY: here and below, what is copied in or out lives as long as the pass, and is touched again only after the compute
+        // stream was synchronised, or an event that was recorded behind the copy.
+        unsafe { device.copy_in(Stream::Compute, b.x.as_ptr().cast(), size_of_val(&b.x[..]), to.buffer, to.at) };
+        let Some(kv) = self.kv.as_mut().filter(|kv| kv.takes(&b.places, pass.caches)) else { return false };
+        self.places.clear();
+        self.angles.clear();
+        kv.bring(&mut **device, &b.places, pass.caches);
+        for &Place { cache, position } in &b.places {
+            self.places.extend([kv.place_of(&pass.caches[cache]) as u32, position as u32]);
+            if let Positions::Rope { frequencies } = &c.positions {
+                self.angles.extend(frequencies.iter().flat_map(|f| {
+                    let (sin, cos) = (position as f32 * f).sin_cos();
+                    [cos, sin]
+                }));
+            }
         }
-        read
+        self.made.resize(self.made.len().max(c.layers * b.places.len() * c.qkv_dim()), 0.0);
+        unsafe {
+            let bytes = size_of_val(&self.places[..]);
+            device.copy_in(Stream::Compute, self.places.as_ptr().cast(), bytes, kv.places, 0);
+            let bytes = size_of_val(&self.angles[..]);
+            if bytes > 0 {
+                device.copy_in(Stream::Compute, self.angles.as_ptr().cast(), bytes, kv.angles, 0);
+            }
+        }
+        true
+    }
+
+    fn attention(&mut self, pass: &mut Pass<'_, '_>, l: usize, attends: bool) {
+        let (c, b) = (&pass.model.config, &mut *pass.buffers);
+        let n = b.places.len();
+        let (input, residual) = (self.at(0), self.at(Front::new(n, c).residual()));
+        let (qkv, mixed) = (self.rooms.qkv.into(), self.rooms.mixed.into());
+        let at = &self.weights.layers[l];
+        let (project, output) = (at.qkv.call(n, input, qkv, Then::Store), at.o.call(n, mixed, residual, Then::Add));
+        self.launch(Call::Norm(norm(c.norm, self.weights.layers[l].attn_norm, c.hidden, n, residual, input)));
+        self.launch(Call::Linear(project));
+        match self.kv.as_ref().filter(|_| attends) {
+            Some(kv) => {
+                let (heads, angles, places) = (kv.heads, kv.angles, kv.places.into());
+                let most = b.places.iter().map(|p| p.position + 1).max().unwrap_or(1);
+                self.launch(Call::Append(Append { heads, layer: l, n, qkv, angles, places }));
+                self.launch(Call::Attend(Attend {
+                    heads,
+                    layer: l,
+                    n,
+                    window: c.window,
+                    most,
+                    qkv,
+                    places,
+                    out: mixed,
+                }));
+                // The host's caches get the same, once the pass is done.
+                let made = &mut self.made[l * n * c.qkv_dim()..][..n * c.qkv_dim()];
+                let (to, bytes) = (made.as_mut_ptr().cast(), size_of_val(made));
+                unsafe { self.cache.device.copy_out(Stream::Compute, qkv.buffer, 0, to, bytes) };
+            }
+            None => {
+                let device = &mut self.cache.device;
+                let bytes = size_of_val(&b.qkv[..]);
+                unsafe { device.copy_out(Stream::Compute, qkv.buffer, 0, b.qkv.as_mut_ptr().cast(), bytes) };
+                device.synchronize(Stream::Compute);
+                let Pass { team, kernels, caches, .. } = pass;
+                let Buffers { places, qkv, cos_sin, scores, mixed, .. } = b;
+                attention::rotate_and_put(c, caches, l, places, qkv, cos_sin);
+                attention::attention(team, kernels, c, caches, l, places, qkv, scores, mixed);
+                let bytes = size_of_val(&mixed[..]);
+                unsafe { device.copy_in(Stream::Compute, mixed.as_ptr().cast(), bytes, self.rooms.mixed, 0) };
+            }
+        }
+        self.launch(Call::Linear(output));
+    }
+
+    fn ffn(&mut self, pass: &mut Pass<'_, '_>, l: usize, lap: &mut clock::Instant) {
+        let Pass { team, kernels, model, report, sparsity, buffers: b, observer, .. } = pass;
+        let (c, layer, mode) = (&model.config, &model.layers[l], sparsity.mode(l));
+        let (n, h) = (b.places.len(), c.hidden);
+        let front = Front::new(n, c);
+        // A dense layer computes everything, whatever the magnitude.
+        let cut = if mode == Mode::Dense { -1.0 } else { sparsity.cut(l) };
+        // What the device can do before the host has seen the residual.
+        self.cache.commit(l);
+        let (input, residual) = (self.at(0), self.at(front.residual()));
+        self.launch(Call::Norm(norm(c.norm, self.weights.layers[l].ffn_norm, h, n, residual, input)));
+        let scored = mode == Mode::Predicted && self.score(c, l, n, sparsity.least(l));
+        if mode == Mode::Dense {
+            self.all.masks.fill(u32::MAX >> (MAX_COLUMNS - n));
+            self.send_masks(front, true);
+        }
+        let known = scored || mode == Mode::Dense;
+        let table = &self.cache.layers[l].table;
+        let whole = mode == Mode::Dense && table.residents() == c.ffn && layer.down_bias.is_empty();
+        let alone = whole && observer.is_none() && self.migrator.is_none();
+        if !alone {
+            let looks_on = self.migrator.is_some() || observer.is_some() || sparsity.looks_ahead(l);
+            let numbers = match (scored && self.migrator.is_some(), known && !looks_on) {
+                (true, _) => front.scores() + n * c.ffn,
+                (false, true) => front.residual(),
+                (false, false) => front.scores(),
+            };
+            let to = self.received.as_mut_ptr().cast();
+            unsafe { self.cache.device.copy_out(Stream::Compute, self.rooms.front, 0, to, numbers * 4) };
+        }
+        self.cache.device.record(Stream::Compute, self.front[l]);
+        self.active[l] = 0;
+        if known {
+            self.launch_ffn(c, l, n, layer, cut);
+        }
+        if alone {
+            self.merge(l, n, h, false);
+            report.attention_ns += clock::lap(lap);
+            report.add_layer((l, layer), c, n, mode, None, Counts::default());
+            return;
+        }
+        self.cache.device.synchronize_event(self.front[l]);
+        report.attention_ns += clock::lap(lap);
+        // What is computed, as the host sees it.
+        b.x.copy_from_slice(bytemuck::cast_slice(&self.received[front.residual()..][..n * h]));
+        let residual = &b.x[..];
+        b.normed.copy_from_slice(bytemuck::cast_slice(&self.received[..n * h]));
+        let mut tools = Tools { model, team, kernels, room: &mut b.room };
+        sparsity.predict(&mut tools, l, residual, n, Some(&self.cache), scored, &mut b.predicted);
+        report.predictor_ns += clock::lap(lap);
+        b.columns.set(&b.normed, n, layer.ffn.quant);
+        b.predicted.selections.resize_with(c.layers, Selection::default);
+        let chosen = &mut b.predicted.selections[l];
+        if scored {
+            chosen.wanted(&self.received[front.masks()..][..c.ffn]);
+            let scores = &self.received[front.scores()..][..n * c.ffn];
+            b.predicted.scores.resize(n * c.ffn, 0.0);
+            if self.migrator.is_some() {
+                b.predicted.scores.copy_from_slice(bytemuck::cast_slice(scores));
+            }
+        } else if mode == Mode::Exact {
+            b.gates.resize(n * c.ffn, 0.0);
+            gates(team, kernels, c, layer, &b.columns, &mut b.gates);
+            chosen.fired(c, &b.gates, n, cut);
+        }
+        let selection = (mode != Mode::Dense).then_some(&b.predicted.selections[l]);
+        if !known {
+            let chosen = selection.expect("not dense");
+            self.masks.fill(0);
+            chosen.neurons.iter().zip(&chosen.masks).for_each(|(&neuron, &mask)| self.masks[neuron as usize] = mask);
+            self.send_masks(front, false);
+            self.launch_ffn(c, l, n, layer, cut);
+        }
+        if let Some(observer) = observer {
+            b.true_gates.resize(n * c.ffn, 0.0);
+            b.activations.resize(n * c.ffn, 0.0);
+            let (gates, activations) = (&mut b.true_gates, &mut b.activations);
+            ffn::activations(team, kernels, c, layer, &b.columns, gates, activations);
+            let (first, input) = (b.places[0].position, &b.normed);
+            observer.layer(&Seen { layer: l, first, n, residual, input, gates, activations, selection });
+        }
+        // Split: what is in no slot is the CPU's.
+        let all = selection.unwrap_or(&self.all);
+        self.rest.neurons.clear();
+        self.rest.masks.clear();
+        let table = &self.cache.layers[l].table;
+        for (&neuron, &mask) in all.neurons.iter().zip(&all.masks).filter(|(n, _)| table.place(**n).is_none()) {
+            self.rest.neurons.push(neuron);
+            self.rest.masks.push(mask);
+        }
+        if let Some(mut migrator) = self.migrator.take() {
+            report.ffn_ns += clock::lap(lap);
+            let scores = sparsity.own_threshold(l).map(|_| &b.predicted.scores[..]);
+            let at = Between { layer: l, first: b.places[0].position, n, residual, selection, scores };
+            migrator.between(&at, &mut self.cache, sparsity);
+            self.migrator = Some(migrator);
+            report.scheduler_ns += clock::lap(lap);
+        }
+        // Together: the device computes its half while the CPU computes its own.
+        let mut read = Counts::default();
+        let needed = !self.rest.neurons.is_empty() || !layer.down_bias.is_empty();
+        if needed {
+            let mut lap = clock::now();
+            let half = &mut self.half[..n * h];
+            half.fill(0.0);
+            let work = Work::Selected(&self.rest);
+            read = ffn::ffn(team, kernels, c, layer, &b.columns, work, cut, &mut [], &mut b.ffn, half);
+            self.cache.device.worked(read.rows() * layer.ffn.row_bytes as u64, clock::lap(&mut lap), 0);
+        }
+        self.cache.counters.misses += read.active;
+        self.merge(l, n, h, needed);
+        report.ffn_ns += clock::lap(lap);
+        report.add_layer((l, layer), c, n, mode, selection, read);
+    }
+
+    /// Has the device score a layer's neurons and choose among them, if it has the predictor.
+    fn score(&mut self, c: &crate::model::ModelConfig, l: usize, n: usize, least: [f32; 2]) -> bool {
+        let front = Front::new(n, c);
+        let (input, residual, scores) = (self.at(0), self.at(front.residual()), self.at(front.scores()));
+        match self.scorers.get(l) {
+            None => return false,
+            Some(&Scorer::Sign { bits }) => {
+                self.launch(Call::SignScores(SignScores { hidden: c.hidden, ffn: c.ffn, n, bits, x: input, scores }));
+            }
+            Some(&Scorer::Mlp { inner, outer, epsilon }) => {
+                let room = self.scorers.inner.expect("made with the first network").into();
+                let x = self.rooms.half.into();
+                self.launch(Call::Norm(norm(NormKind::Rms(epsilon), self.weights.plain, c.hidden, n, residual, x)));
+                self.launch(Call::Linear(inner.call(n, x, room, Then::Relu)));
+                self.launch(Call::Linear(outer.call(n, room, scores, Then::Store)));
+            }
+        }
+        let (masks, at) = (self.at(front.masks()), &self.cache.layers[l]);
+        let (bucket, slots) = (at.bucket, at.table.slots().len());
+        self.launch(Call::Select(Select { ffn: c.ffn, n, slots, least, bucket, scores, masks }));
+        true
+    }
+
+    fn send_masks(&mut self, front: Front, all: bool) {
+        let masks = if all { &self.all.masks } else { &self.masks };
+        let (from, bytes, to) = (masks.as_ptr().cast(), size_of_val(&masks[..]), self.at(front.masks()));
+        unsafe { self.cache.device.copy_in(Stream::Compute, from, bytes, to.buffer, to.at) };
+    }
+
+    /// Puts the device's half of a layer on its stream, and what says how many were active.
+    fn launch_ffn(&mut self, c: &crate::model::ModelConfig, l: usize, n: usize, layer: &Layer, cut: f32) {
+        let at = &self.cache.layers[l];
+        let slots = at.table.slots().len();
+        if slots == 0 {
+            return;
+        }
+        let (input, output) = (self.rooms.front, self.rooms.output);
+        let (blocks, bucket, up_bias) = (at.blocks, at.bucket, at.up_bias);
+        let (quant, kind, activation, hidden, ffn) = (layer.ffn.quant, c.ffn_kind, c.activation, c.hidden, c.ffn);
+        self.launch(Call::SparseFfn(SparseFfn {
+            quant,
+            kind,
+            activation,
+            cut,
+            hidden,
+            ffn,
+            slots,
+            n,
+            blocks,
+            bucket,
+            up_bias,
+            input,
+            output,
+        }));
+        self.cache.used(l);
+        let (to, at) = ((&raw mut self.active[l]).cast(), (n * hidden * 4) as u64);
+        unsafe { self.cache.device.copy_out(Stream::Compute, output, at, to, 4) };
+    }
+
+    /// Adds the halves to the residual.
+    fn merge(&mut self, l: usize, n: usize, h: usize, both: bool) {
+        let (count, to) = (n * h, self.at(Front { n, hidden: h, ffn: self.masks.len() }.residual()));
+        if both {
+            let (from, half) = (self.half.as_ptr().cast(), self.rooms.half);
+            unsafe { self.cache.device.copy_in(Stream::Compute, from, count * 4, half, 0) };
+            self.launch(Call::Add(Add { count, from: half.into(), to }));
+        }
+        if !self.cache.layers[l].table.slots().is_empty() {
+            self.launch(Call::Add(Add { count, from: self.rooms.output.into(), to }));
+        }
+        self.cache.device.record(Stream::Compute, self.merged[l]);
+    }
+
+    fn head(&mut self, pass: &mut Pass<'_, '_>, attends: bool) {
+        let (c, b) = (&pass.model.config, &mut *pass.buffers);
+        let (n, h) = (b.places.len(), c.hidden);
+        let residual = Front::new(n, c).residual();
+        b.logits.resize(b.heads.len() * c.vocab, 0.0);
+        for (i, &row) in b.heads.iter().enumerate() {
+            let (x, out) = (self.at(residual + row * h), self.at(i * h));
+            self.launch(Call::Norm(norm(c.norm, self.weights.out_norm, h, 1, x, out)));
+        }
+        if !b.heads.is_empty() {
+            let out = self.rooms.logits;
+            self.launch(Call::Linear(self.weights.head.call(b.heads.len(), self.at(0), out.into(), Then::Store)));
+            let (to, bytes) = (b.logits.as_mut_ptr().cast(), size_of_val(&b.logits[..]));
+            unsafe { self.cache.device.copy_out(Stream::Compute, out, 0, to, bytes) };
+        }
+        let Hybrid { cache, kv, made, .. } = self;
+        cache.device.synchronize(Stream::Compute);
+        for (front, merged) in self.front.iter().zip(&self.merged) {
+            cache.counters.ffn_ns += cache.device.reached_ns(*merged).saturating_sub(cache.device.reached_ns(*front));
+        }
+        cache.counters.tokens += n as u64;
+        cache.counters.hits += self.active.iter().map(|&active| u64::from(active)).sum::<u64>();
+        if let Some(kv) = kv.as_mut().filter(|_| attends) {
+            for (l, made) in made.chunks_exact(n * c.qkv_dim()).take(c.layers).enumerate() {
+                for (&Place { cache, position }, qkv) in b.places.iter().zip(made.chunks_exact(c.qkv_dim())) {
+                    let (k, v) = qkv[c.q_dim()..].split_at(c.kv_dim());
+                    pass.caches[cache].put(l, 0, position, k);
+                    pass.caches[cache].put(l, 1, position, v);
+                }
+            }
+            kv.agree(&b.places, pass.caches);
+        }
     }
 }

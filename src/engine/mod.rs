@@ -5,6 +5,7 @@ pub mod decode;
 pub mod ffn;
 pub mod hybrid;
 pub mod observer;
+mod on_device;
 pub mod report;
 pub mod sampler;
 pub mod session;

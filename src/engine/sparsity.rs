@@ -177,8 +177,32 @@ impl Sparsity {
         self.rules.iter().enumerate().map(bytes).sum()
     }
 
+    /// The predictor of a layer that is predicted from its own residual.
+    pub fn own_predictor(&self, layer: usize) -> Option<&Arc<dyn Predictor>> {
+        match &self.rules[layer] {
+            Rule::Predicted { predictor, ahead: 0, .. } => Some(predictor),
+            _ => None,
+        }
+    }
+
+    /// Scores from which on a neuron of this layer is computed that is elsewhere, and one that is on the device.
+    pub fn least(&self, layer: usize) -> [f32; 2] {
+        match &self.rules[layer] {
+            Rule::Predicted { scores, .. } => *scores,
+            Rule::Dense | Rule::Exact => [f32::NEG_INFINITY; 2],
+        }
+    }
+
+    /// Whether a later layer is predicted from this one's residual.
+    pub fn looks_ahead(&self, here: usize) -> bool {
+        let from_here = |(layer, rule): (usize, &Rule)| matches!(rule, Rule::Predicted { ahead, .. } if *ahead > 0 && here + ahead == layer);
+        self.rules.iter().enumerate().skip(here).any(from_here)
+    }
+
     /// Fills the selection of every layer that is predicted from `residual`, `[n, hidden]`, the residual after the
-    /// attention of layer `here`. n is at most [`crate::cpu::MAX_COLUMNS`]. What lies in `cache` has the device's threshold.
+    /// attention of layer `here`, but not of `here` itself if the device has done so. n is at most [`crate::cpu::MAX_COLUMNS`].
+    /// What lies in `cache` has the device's threshold.
+    #[allow(clippy::too_many_arguments)]
     pub fn predict(
         &self,
         tools: &mut Tools<'_>,
@@ -186,13 +210,14 @@ impl Sparsity {
         residual: &[f32],
         n: usize,
         cache: Option<&NeuronCache>,
+        scored: bool,
         predicted: &mut Predicted,
     ) {
         let Predicted { scores, selections } = predicted;
         selections.resize_with(self.rules.len(), Selection::default);
         for (layer, rule) in self.rules.iter().enumerate().skip(here) {
             let Rule::Predicted { predictor, ahead, scores: least, .. } = rule else { continue };
-            if here + ahead != layer {
+            if here + ahead != layer || (scored && *ahead == 0) {
                 continue;
             }
             scores.resize(n * tools.model.config.ffn, 0.0);
@@ -209,6 +234,16 @@ impl Sparsity {
 }
 
 impl Selection {
+    /// The neurons that some column wants; `masks` is `[ffn]`.
+    pub(super) fn wanted(&mut self, masks: &[u32]) {
+        self.neurons.clear();
+        self.masks.clear();
+        for (neuron, &mask) in masks.iter().enumerate().filter(|(_, mask)| **mask != 0) {
+            self.neurons.push(neuron as u32);
+            self.masks.push(mask);
+        }
+    }
+
     /// The neurons whose score reaches their `least` in some column; `scores` is `[n, ffn]`.
     fn reaching(&mut self, scores: &[f32], n: usize, least: impl Fn(u32) -> f32) {
         let ffn = scores.len() / n;

@@ -6,7 +6,7 @@ use crate::device::{Device, OutOfMemory};
 use crate::engine::{Engine, Hybrid};
 use crate::error::{Error, Result};
 use crate::formats::machine_profile::MachineProfile;
-use crate::model::Model;
+use crate::model::{KvCache, KvType, Model};
 use crate::placement::policy::{self, Policy};
 
 /// A model's plans: which budget means which slots, and which neurons begin in them.
@@ -45,7 +45,7 @@ impl Budgeter {
             ));
         };
         let slots: Vec<usize> = plan.layers.iter().map(|l| l.slots).collect();
-        let elsewhere = elsewhere(&model, &plan);
+        let elsewhere = elsewhere(&model, &plan, hybrid);
         let none = |e: OutOfMemory| out_of_memory(e);
         let Hybrid { cache, reserved, .. } = hybrid;
         let least: Vec<usize> = cache.slots().iter().zip(&slots).map(|(&now, &then)| now.min(then)).collect();
@@ -74,8 +74,7 @@ fn out_of_memory(e: OutOfMemory) -> Error {
 /// Gives the engine `device`, with `plan`'s slots. `neurons` are the first residents of each layer, in the numbering of the
 /// published model; there are no more of them than slots.
 ///
-/// Attention, head, predictors and what else of the plan lies on the device is computed by the CPU as yet: its bytes are
-/// reserved, so that the budget means what it will mean.
+/// What of the plan the engine does not use there (embeddings, a prompt's chunk) is reserved, so that the budget means what it says.
 pub fn place(engine: &mut Engine, device: Box<dyn Device>, plan: &Plan, neurons: &[Vec<u32>]) -> Result<()> {
     let mut hybrid = hybrid(&engine.model, device, plan).map_err(out_of_memory)?;
     for (l, neurons) in neurons.iter().enumerate() {
@@ -83,21 +82,22 @@ pub fn place(engine: &mut Engine, device: Box<dyn Device>, plan: &Plan, neurons:
         hybrid.cache.load(l, &places).map_err(|e| Error::Failed(format!("layer {l} cannot be placed: {e:?}")))?;
     }
     hybrid.cache.settle();
+    hybrid.bring_predictors(engine.sparsity());
     // Nothing is on its way: what is counted from now on is what the text did.
     hybrid.cache.counters = Default::default();
     engine.hybrid = Some(hybrid);
     Ok(())
 }
 
-/// Bytes of a plan's parts that neither the cache nor the hybrid FFN takes by itself.
-fn elsewhere(model: &Model, plan: &Plan) -> u64 {
+/// Bytes of a plan's parts that neither the cache nor the engine takes by itself.
+fn elsewhere(model: &Model, plan: &Plan, hybrid: &Hybrid) -> u64 {
     let (c, block_bytes) = (&model.config, plan.details.block_bytes as usize);
     // What they take is part of "buffers", but for the bias of up, which is attention's.
     let bias = if c.ffn_bias { c.ffn } else { 0 };
     let slots = plan.layers.iter().map(|l| l.slots);
     let own: u64 = slots.map(|s| NeuronCache::layer_bytes(s, block_bytes, bias) - (s * block_bytes) as u64).sum();
     let elsewhere: u64 = plan.parts.iter().filter(|p| p.name != "ffn_slots").map(|p| p.bytes).sum();
-    elsewhere.saturating_sub(own + Hybrid::buffer_bytes(c))
+    elsewhere.saturating_sub(own + hybrid.bytes())
 }
 
 fn hybrid(model: &Model, device: Box<dyn Device>, plan: &Plan) -> std::result::Result<Hybrid, OutOfMemory> {
@@ -110,8 +110,10 @@ fn hybrid(model: &Model, device: Box<dyn Device>, plan: &Plan) -> std::result::R
     let bias: Vec<&[f32]> = model.layers.iter().map(|l| &l.up_bias[..]).collect();
     // SAFETY: the blocks lie in the store's map, which lives in the same engine as the cache.
     let cache = unsafe { NeuronCache::new(device, &slots, &host, &bias)? };
-    let mut hybrid = Hybrid::new(cache, c)?;
-    hybrid.reserved = hybrid.cache.device.reserve(elsewhere(model, plan))?;
+    let kv = plan.parts.iter().find(|p| p.name == "kv").map_or(0, |p| p.bytes);
+    let context = (kv / KvCache::bytes_for(c, 1, KvType::F16)) as usize;
+    let mut hybrid = Hybrid::new(cache, model, context, usize::from(context > 0))?;
+    hybrid.reserved = hybrid.cache.device.reserve(elsewhere(model, plan, &hybrid))?;
     Ok(hybrid)
 }
 

@@ -6,6 +6,7 @@ use bytemuck::allocation::try_zeroed_vec;
 use half::f16;
 use half::slice::{HalfBitsSliceExt, HalfFloatSliceExt};
 use serde::{Deserialize, Serialize};
+use std::sync::atomic::{AtomicU64, Ordering};
 
 /// How keys and values are stored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -36,7 +37,13 @@ pub struct KvCache {
     full: Vec<f32>,
     /// Positions filled.
     pub len: usize,
+    id: u64,
+    /// Positions before this one are as they were when another memory took them over.
+    untouched: usize,
 }
+
+/// A cache's number in this process: what tells it from all others.
+static IDS: AtomicU64 = AtomicU64::new(1);
 
 /// A head's keys or values for positions `0..len`, `[len, head_dim]`.
 #[derive(Clone, Copy)]
@@ -62,7 +69,18 @@ impl KvCache {
             KvType::F16 => (try_zeroed_vec(numbers).map_err(no_room)?, Vec::new()),
             KvType::F32 => (Vec::new(), try_zeroed_vec(numbers).map_err(no_room)?),
         };
-        Ok(KvCache { context, kind, heads: config.kv_heads, head_dim: config.head_dim, half, full, len: 0 })
+        let id = IDS.fetch_add(1, Ordering::Relaxed);
+        Ok(KvCache {
+            context,
+            kind,
+            heads: config.kv_heads,
+            head_dim: config.head_dim,
+            half,
+            full,
+            len: 0,
+            id,
+            untouched: 0,
+        })
     }
 
     fn start(&self, layer: usize, part: usize, head: usize) -> usize {
@@ -72,6 +90,7 @@ impl KvCache {
     /// Puts keys (part 0) or values (part 1) of all heads, `[heads * head_dim]`, at `position`.
     pub fn put(&mut self, layer: usize, part: usize, position: usize, values: &[f32]) {
         assert!(position < self.context);
+        self.untouched = self.untouched.min(position);
         for (head, values) in values.chunks_exact(self.head_dim).enumerate() {
             let at = self.start(layer, part, head) + position * self.head_dim;
             match self.kind {
@@ -81,6 +100,27 @@ impl KvCache {
                 KvType::F32 => self.full[at..at + self.head_dim].copy_from_slice(values),
             }
         }
+    }
+
+    /// Not 0.
+    pub fn id(&self) -> u64 {
+        self.id
+    }
+
+    /// Positions before this one have not been put anew since [`KvCache::agree`].
+    pub fn untouched(&self) -> usize {
+        self.untouched
+    }
+
+    /// Another memory has the same keys and values now.
+    pub fn agree(&mut self) {
+        self.untouched = usize::MAX;
+    }
+
+    /// Keys or values of one head from position `from` on, f16 bits; `run` counts through layers, parts and heads.
+    pub fn run(&self, run: usize, from: usize) -> &[u16] {
+        let start = run * self.context * self.head_dim;
+        &self.half[start + from * self.head_dim..start + self.len * self.head_dim]
     }
 
     /// Keys (part 0) or values (part 1) of one head, positions `range`.
@@ -107,7 +147,7 @@ impl KvCache {
         for (to, from) in self.full.chunks_exact_mut(to_run).zip(other.full.chunks_exact(from_run)) {
             to[..numbers].copy_from_slice(&from[..numbers]);
         }
-        self.len = len;
+        (self.len, self.untouched) = (len, 0);
     }
 
     /// Forgets positions from `len` on.

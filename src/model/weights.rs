@@ -62,6 +62,12 @@ impl Matrix {
         unsafe { std::slice::from_raw_parts(self.row_ptr(r), self.row_bytes) }
     }
 
+    /// All rows.
+    pub fn all(&self) -> &[u8] {
+        // SAFETY: the section was checked to hold rows * row_bytes bytes.
+        unsafe { std::slice::from_raw_parts(self.start, self.rows * self.row_bytes) }
+    }
+
     pub fn bytes(&self) -> u64 {
         (self.rows * self.row_bytes) as u64
     }

@@ -10,7 +10,7 @@
 //! file `inner` and `outer` are q8_0 rows, the biases f32, neurons in the numbering of the published model. Rank 0 has the
 //! bias alone: layers whose few active neurons are always the same need no more.
 
-use super::{Calibration, Kind, Predictor, Tools};
+use super::{Calibration, Form, Kind, Predictor, Tools};
 use crate::cpu::sign::BitLine;
 use crate::error::{Error, Result};
 use crate::formats::predictor_file::{Header, PredictorFile, Table};
@@ -302,6 +302,14 @@ impl Predictor for Mlp {
         }
         linear(team, kernels, outer, &room.inner, n, &mut room.columns, scores);
         scores.chunks_exact_mut(ffn).for_each(|scores| math::add(scores, &network.outer_bias));
+    }
+
+    /// None where the bias is all there is: a device would only read it back.
+    fn form(&self, layer: usize, ahead: usize) -> Option<Form<'_>> {
+        let network = self.networks.get(&(layer, ahead))?;
+        let (inner, outer) = network.matrices.as_ref()?;
+        let (inner, outer) = ((inner, &network.inner_bias[..]), (outer, &network.outer_bias[..]));
+        Some(Form::Mlp { inner, outer, epsilon: EPSILON })
     }
 
     fn weight_bytes(&self, layer: usize, ahead: usize) -> u64 {

@@ -19,7 +19,7 @@ pub use sign::Sign;
 
 use crate::cpu::sign::BitLine;
 use crate::cpu::{Columns, Kernels, Team};
-use crate::model::Model;
+use crate::model::{Matrix, Model};
 
 /// The kinds of predictors.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -75,6 +75,34 @@ pub struct Room {
     pub bits: Vec<BitLine>,
 }
 
+/// A predictor of one layer as plain weights.
+#[derive(Clone, Copy)]
+pub enum Form<'a> {
+    /// The signs of gate rows, `[ffn, lines]`.
+    Sign { bits: &'a [BitLine] },
+    /// Two matrices and their biases; `epsilon` is the norm's before them.
+    Mlp { inner: (&'a Matrix, &'a [f32]), outer: (&'a Matrix, &'a [f32]), epsilon: f32 },
+}
+
+impl Form<'_> {
+    pub fn bytes(&self) -> u64 {
+        match self {
+            Form::Sign { bits } => size_of_val(*bits) as u64,
+            Form::Mlp { inner, outer, .. } => {
+                inner.0.bytes() + outer.0.bytes() + (size_of_val(inner.1) + size_of_val(outer.1)) as u64
+            }
+        }
+    }
+
+    /// Numbers between its two halves.
+    pub fn rank(&self) -> usize {
+        match self {
+            Form::Sign { .. } => 0,
+            Form::Mlp { inner, .. } => inner.0.rows,
+        }
+    }
+}
+
 /// Scores the neurons of layers.
 pub trait Predictor: Send + Sync {
     fn kind(&self) -> Kind;
@@ -89,6 +117,11 @@ pub trait Predictor: Send + Sync {
     /// `[n, hidden]`, is the residual after the attention of layer `layer - ahead`, before its ffn_norm.
     /// `calibration(layer, ahead)` is there.
     fn score(&self, tools: &mut Tools<'_>, layer: usize, ahead: usize, residual: &[f32], n: usize, scores: &mut [f32]);
+
+    /// What a device needs to give the same scores, where it can.
+    fn form(&self, _layer: usize, _ahead: usize) -> Option<Form<'_>> {
+        None
+    }
 
     /// Bytes of weights that one call reads.
     fn weight_bytes(&self, layer: usize, ahead: usize) -> u64;

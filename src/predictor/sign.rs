@@ -5,7 +5,7 @@
 //! score = (matching - differing signs) / hidden, in -1..=1. SparseInfer skips a neuron where alpha * matching < differing,
 //! that is below the score (1 - alpha) / (1 + alpha): alpha per layer and a score per layer are the same.
 
-use super::{Calibration, Kind, Predictor, Tools};
+use super::{Calibration, Form, Kind, Predictor, Tools};
 use crate::cpu::sign::{self, BitLine};
 use crate::cpu::team::Parts;
 use crate::formats::rows;
@@ -127,6 +127,10 @@ impl Predictor for Sign {
                 kernel(rows.as_ptr(), range.len(), columns.as_ptr(), n, h, scores, ffn)
             };
         });
+    }
+
+    fn form(&self, layer: usize, _ahead: usize) -> Option<Form<'_>> {
+        Some(Form::Sign { bits: self.layer(layer) })
     }
 
     fn weight_bytes(&self, layer: usize, _ahead: usize) -> u64 {

@@ -3,12 +3,12 @@
 
 use dynamicinfer::cache::{HostBlocks, NeuronCache};
 use dynamicinfer::cpu::aligned::Aligned;
-use dynamicinfer::device::{Device, OutOfMemory, Rates};
+use dynamicinfer::device::{Device, OutOfMemory, Rates, VirtualDevice};
 use dynamicinfer::engine::Hybrid;
 use dynamicinfer::formats::rows::{self, Quant};
 use dynamicinfer::lab::pack::{PackOptions, pack};
 use dynamicinfer::lab::synth::Shape;
-use dynamicinfer::model::config::{Activation, Ffn, ModelConfig};
+use dynamicinfer::model::config::{Activation, Ffn};
 use dynamicinfer::model::source::Source;
 use dynamicinfer::model::weights::{Layer, Matrix, NormWeights};
 use dynamicinfer::model::{Model, ModelConfig as Config};
@@ -86,12 +86,14 @@ pub fn error(a: &[f32], b: &[f32]) -> f32 {
 }
 
 /// Bytes that [`on_device`] takes.
-pub fn device_bytes(config: &ModelConfig, layers: &[Layer], slots: &[usize]) -> u64 {
-    let layer = |(layer, &slots): (&Layer, &usize)| {
-        NeuronCache::layer_bytes(slots, layer.ffn.row_bytes * config.ffn_kind.rows(), layer.up_bias.len())
-    };
-    layers.iter().zip(slots).map(layer).sum::<u64>() + Hybrid::buffer_bytes(config)
+pub fn device_bytes(model: &Model, slots: &[usize]) -> u64 {
+    // SAFETY: dropped here.
+    let hybrid = unsafe { on_device(model, Box::new(VirtualDevice::new(u64::MAX, RATES)), slots) };
+    hybrid.expect("there is room").cache.device.memory().used
 }
+
+/// Positions of a timeline that [`on_device`] has room for.
+pub const ON_DEVICE: usize = 64;
 
 /// A device's part of an engine on `model`, all slots free.
 ///
@@ -107,5 +109,5 @@ pub unsafe fn on_device(model: &Model, device: Box<dyn Device>, slots: &[usize])
     let host: Vec<HostBlocks> = model.layers.iter().map(host).collect();
     let bias: Vec<&[f32]> = model.layers.iter().map(|layer| &layer.up_bias[..]).collect();
     // SAFETY: the caller's promise.
-    Hybrid::new(unsafe { NeuronCache::new(device, slots, &host, &bias)? }, config)
+    Hybrid::new(unsafe { NeuronCache::new(device, slots, &host, &bias)? }, model, ON_DEVICE, 1)
 }

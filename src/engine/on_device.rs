@@ -1,0 +1,337 @@
+//! What of the model lies on the device beside the neurons: attention, head and predictors, and the room for a pass.
+
+use super::decode::Place;
+use super::sparsity::Sparsity;
+use crate::cpu::MAX_COLUMNS;
+use crate::device::{Buffer, Device, Heads, Linear, Norm, OutOfMemory, SparseFfn, Stream, Then, View};
+use crate::formats::rows::Quant;
+use crate::model::config::{ModelConfig, Norm as NormKind, Positions};
+use crate::model::weights::{Matrix, NormWeights};
+use crate::model::{KvCache, KvType, Model};
+use crate::predictor::{Form, Predictor};
+use std::sync::Arc;
+
+/// Takes memory of a device and counts it.
+pub struct Taker<'a> {
+    pub device: &'a mut dyn Device,
+    pub bytes: u64,
+}
+
+impl Taker<'_> {
+    fn room(&mut self, bytes: usize) -> Result<Buffer, OutOfMemory> {
+        let buffer = self.device.alloc(bytes as u64)?;
+        self.bytes += bytes as u64;
+        Ok(buffer)
+    }
+
+    /// Waits until the bytes are there.
+    fn bring(&mut self, bytes: &[u8]) -> Result<Buffer, OutOfMemory> {
+        let buffer = self.room(bytes.len())?;
+        if !bytes.is_empty() {
+            // SAFETY: the copy is done before anything else can happen to `bytes`.
+            unsafe { self.device.copy_in(Stream::Compute, bytes.as_ptr(), bytes.len(), buffer, 0) };
+            self.device.synchronize(Stream::Compute);
+        }
+        Ok(buffer)
+    }
+
+    fn numbers(&mut self, numbers: &[f32]) -> Result<Buffer, OutOfMemory> {
+        self.bring(bytemuck::cast_slice(numbers))
+    }
+
+    fn linear(&mut self, matrix: &Matrix, bias: &[f32]) -> Result<OnDevice, OutOfMemory> {
+        let (weights, bias) = (self.bring(matrix.all())?, self.numbers(bias)?);
+        Ok(OnDevice { quant: matrix.quant, rows: matrix.rows, cols: matrix.cols, weights, bias })
+    }
+
+    fn norm(&mut self, weights: &NormWeights) -> Result<[Buffer; 2], OutOfMemory> {
+        Ok([self.numbers(&weights.weight)?, self.numbers(&weights.bias)?])
+    }
+}
+
+/// A matrix on the device, with its bias.
+#[derive(Clone, Copy)]
+pub struct OnDevice {
+    quant: Quant,
+    rows: usize,
+    cols: usize,
+    weights: Buffer,
+    bias: Buffer,
+}
+
+impl OnDevice {
+    pub fn call(&self, n: usize, x: View, out: View, then: Then) -> Linear {
+        let OnDevice { quant, rows, cols, weights, bias } = *self;
+        Linear { quant, rows, cols, n, weights, bias, x, out, then }
+    }
+}
+
+pub fn norm(kind: NormKind, [weight, bias]: [Buffer; 2], hidden: usize, n: usize, x: View, out: View) -> Norm {
+    Norm { kind, hidden, n, weight, bias, x, out }
+}
+
+pub struct LayerWeights {
+    pub attn_norm: [Buffer; 2],
+    pub qkv: OnDevice,
+    pub o: OnDevice,
+    pub ffn_norm: [Buffer; 2],
+}
+
+/// What scores a layer's neurons on the device, from its own residual.
+pub enum Scorer {
+    Sign { bits: Buffer },
+    Mlp { inner: OnDevice, outer: OnDevice, epsilon: f32 },
+}
+
+/// A layer's scorer and the predictor that it was made of.
+struct Brought {
+    from: Arc<dyn Predictor>,
+    scorer: Scorer,
+    bytes: u64,
+}
+
+pub struct Weights {
+    pub layers: Vec<LayerWeights>,
+    pub out_norm: [Buffer; 2],
+    pub head: OnDevice,
+    /// Ones and zeros for a norm without weights.
+    pub plain: [Buffer; 2],
+}
+
+impl Weights {
+    pub fn new(taker: &mut Taker<'_>, model: &Model) -> Result<Weights, OutOfMemory> {
+        let layer = |layer: &crate::model::weights::Layer| {
+            Ok(LayerWeights {
+                attn_norm: taker.norm(&layer.attn_norm)?,
+                qkv: taker.linear(&layer.qkv, &layer.qkv_bias)?,
+                o: taker.linear(&layer.o, &layer.o_bias)?,
+                ffn_norm: taker.norm(&layer.ffn_norm)?,
+            })
+        };
+        let layers = model.layers.iter().map(layer).collect::<Result<_, _>>()?;
+        let none = taker.room(0)?;
+        let (out_norm, head) = (taker.norm(&model.out_norm)?, taker.linear(&model.head, &[])?);
+        Ok(Weights { layers, out_norm, head, plain: [none; 2] })
+    }
+}
+
+/// The predictors that are on the device, by layer.
+#[derive(Default)]
+pub struct Scorers {
+    layers: Vec<Option<Brought>>,
+    /// Room for the hidden layer of a network, `[n, rank]`, of the largest rank.
+    pub inner: Option<Buffer>,
+    pub bytes: u64,
+}
+
+impl Scorers {
+    pub fn get(&self, layer: usize) -> Option<&Scorer> {
+        self.layers.get(layer)?.as_ref().map(|brought| &brought.scorer)
+    }
+
+    /// Brings what `sparsity` scores its layers with from their own residuals, and gives back what it does not use any more.
+    /// What there is no room for stays on the host.
+    pub fn bring(&mut self, device: &mut dyn Device, sparsity: &Sparsity, layers: usize) {
+        self.layers.resize_with(layers, || None);
+        for (l, at) in self.layers.iter_mut().enumerate() {
+            let wanted = sparsity.own_predictor(l);
+            let same = |brought: &Brought| wanted.is_some_and(|wanted| Arc::ptr_eq(wanted, &brought.from));
+            if let Some(old) = at.take_if(|brought| !same(brought)) {
+                let buffers = match old.scorer {
+                    Scorer::Sign { bits } => vec![bits],
+                    Scorer::Mlp { inner, outer, .. } => vec![inner.weights, inner.bias, outer.weights, outer.bias],
+                };
+                buffers.into_iter().for_each(|buffer| device.free(buffer));
+                self.bytes -= old.bytes;
+            }
+            let Some((wanted, form)) = wanted.filter(|_| at.is_none()).and_then(|w| Some((w, w.form(l, 0)?))) else {
+                continue;
+            };
+            let left = device.memory().budget - device.memory().used;
+            let room = form.rank() * MAX_COLUMNS * 4;
+            if form.bytes() + room as u64 > left {
+                continue;
+            }
+            let mut taker = Taker { device: &mut *device, bytes: 0 };
+            let grown = match self.inner {
+                Some(inner) if inner.bytes >= room as u64 => Ok(()),
+                old => {
+                    if let Some(old) = old {
+                        taker.device.free(old);
+                        self.bytes -= old.bytes;
+                    }
+                    taker.room(room).map(|inner| self.inner = Some(inner))
+                }
+            };
+            self.bytes += taker.bytes;
+            taker.bytes = 0;
+            let scorer = grown.and_then(|()| match form {
+                Form::Sign { bits } => taker.bring(bytemuck::cast_slice(bits)).map(|bits| Scorer::Sign { bits }),
+                Form::Mlp { inner, outer, epsilon } => {
+                    let (inner, outer) = (taker.linear(inner.0, inner.1)?, taker.linear(outer.0, outer.1)?);
+                    Ok(Scorer::Mlp { inner, outer, epsilon })
+                }
+            });
+            // There was room a moment ago.
+            let scorer = scorer.expect("room for a predictor");
+            self.bytes += taker.bytes;
+            *at = Some(Brought { from: wanted.clone(), scorer, bytes: taker.bytes });
+        }
+    }
+}
+
+/// Room on the device for a pass of up to [`MAX_COLUMNS`] columns.
+pub struct Rooms {
+    /// What host and device both look at, one copy: see [`Front`].
+    pub front: Buffer,
+    /// `[n, qkv_dim]`
+    pub qkv: Buffer,
+    /// `[n, q_dim]`
+    pub mixed: Buffer,
+    /// The device's half of an FFN's output, `[n, hidden]`, then a count.
+    pub output: Buffer,
+    /// The host's half, `[n, hidden]`; before that, a predictor's input.
+    pub half: Buffer,
+    /// `[n, vocab]`
+    pub logits: Buffer,
+}
+
+impl Rooms {
+    pub fn new(taker: &mut Taker<'_>, c: &ModelConfig) -> Result<Rooms, OutOfMemory> {
+        let n = MAX_COLUMNS;
+        Ok(Rooms {
+            front: taker.room(Front::new(n, c).bytes())?,
+            qkv: taker.room(n * c.qkv_dim() * 4)?,
+            mixed: taker.room(n * c.q_dim() * 4)?,
+            output: taker.room(SparseFfn::output_bytes(n, c.hidden))?,
+            half: taker.room(n * c.hidden * 4)?,
+            logits: taker.room(n * c.vocab * 4)?,
+        })
+    }
+}
+
+/// How the bytes that host and device both look at lie, for n columns: normalised input `[n, hidden]`, masks `[ffn]`, residual
+/// `[n, hidden]`, scores `[n, ffn]`. The first two are what [`SparseFfn`] reads.
+#[derive(Clone, Copy)]
+pub struct Front {
+    pub n: usize,
+    pub hidden: usize,
+    pub ffn: usize,
+}
+
+impl Front {
+    pub fn new(n: usize, c: &ModelConfig) -> Front {
+        Front { n, hidden: c.hidden, ffn: c.ffn }
+    }
+
+    /// Where each part begins, in numbers: a multiple of four.
+    pub const fn masks(&self) -> usize {
+        self.n * self.hidden
+    }
+
+    pub const fn residual(&self) -> usize {
+        (self.masks() + self.ffn).next_multiple_of(4)
+    }
+
+    pub const fn scores(&self) -> usize {
+        (self.residual() + self.n * self.hidden).next_multiple_of(4)
+    }
+
+    pub const fn bytes(&self) -> usize {
+        (self.scores() + self.n * self.ffn) * 4
+    }
+}
+
+/// Keys and values on the device: a copy of what the host's caches hold, for the timelines that were used last.
+pub struct DeviceKv {
+    pub heads: Heads,
+    /// `[n, 2]` u32 and `[n, head_dim]`.
+    pub places: Buffer,
+    pub angles: Buffer,
+    held: Vec<Held>,
+    /// Passes so far.
+    passes: u64,
+}
+
+/// Whose keys and values lie in a place on the device.
+#[derive(Clone, Copy, Default)]
+struct Held {
+    /// Of a cache; 0 for none.
+    id: u64,
+    /// Positions that are there.
+    len: usize,
+    used: u64,
+}
+
+impl DeviceKv {
+    pub fn new(
+        taker: &mut Taker<'_>,
+        c: &ModelConfig,
+        context: usize,
+        timelines: usize,
+    ) -> Result<DeviceKv, OutOfMemory> {
+        let bytes = KvCache::bytes_for(c, context, KvType::F16) as usize * timelines;
+        let ModelConfig { heads, kv_heads, head_dim, layers, .. } = *c;
+        let heads = Heads { heads, kv_heads, head_dim, layers, context, cache: taker.room(bytes)? };
+        let rotates = matches!(c.positions, Positions::Rope { .. });
+        Ok(DeviceKv {
+            heads,
+            places: taker.room(MAX_COLUMNS * 8)?,
+            angles: taker.room(if rotates { MAX_COLUMNS * c.head_dim * 4 } else { 0 })?,
+            held: vec![Held::default(); timelines],
+            passes: 0,
+        })
+    }
+
+    /// Whether there is room for all timelines of a pass.
+    pub fn takes(&self, places: &[Place], caches: &[KvCache]) -> bool {
+        let timelines = (0..caches.len()).filter(|&i| places.iter().any(|p| p.cache == i)).count();
+        let fits = |p: &Place| caches[p.cache].kind == KvType::F16 && p.position < self.heads.context;
+        timelines <= self.held.len() && places.iter().all(fits)
+    }
+
+    /// Where the keys and values of a cache lie that a pass has brought.
+    pub fn place_of(&self, kv: &KvCache) -> usize {
+        self.held.iter().position(|held| held.id == kv.id()).expect("brought at the beginning of the pass")
+    }
+
+    /// Gives each timeline of a pass a place, and brings what the host has put there since.
+    pub fn bring(&mut self, device: &mut dyn Device, places: &[Place], caches: &[KvCache]) {
+        self.passes += 1;
+        for Place { cache, .. } in places {
+            let kv = &caches[*cache];
+            if self.held.iter().any(|held| held.id == kv.id() && held.used == self.passes) {
+                continue;
+            }
+            let known = self.held.iter().position(|held| held.id == kv.id());
+            let oldest = || (0..self.held.len()).min_by_key(|&i| self.held[i].used).expect("there are timelines");
+            let place = known.unwrap_or_else(oldest);
+            let old = known.map_or(0, |place| self.held[place].len);
+            let (from, dim) = (old.min(kv.untouched()).min(kv.len), self.heads.head_dim);
+            self.held[place] = Held { id: kv.id(), len: kv.len, used: self.passes };
+            if from == kv.len {
+                continue;
+            }
+            for run in 0..self.heads.layers * 2 * self.heads.kv_heads {
+                let (layer, head) = (run / (2 * self.heads.kv_heads), run % (2 * self.heads.kv_heads));
+                let to = self.heads.start(place, layer, head) + from * dim;
+                let numbers = kv.run(run, from);
+                // SAFETY: done before anything else can happen to the cache.
+                unsafe {
+                    let (from, bytes) = (numbers.as_ptr().cast(), size_of_val(numbers));
+                    device.copy_in(Stream::Compute, from, bytes, self.heads.cache, to as u64 * 2);
+                }
+            }
+            device.synchronize(Stream::Compute);
+        }
+    }
+
+    /// The host's caches have what the device's kernels put in a pass.
+    pub fn agree(&mut self, places: &[Place], caches: &mut [KvCache]) {
+        for &Place { cache, position } in places {
+            let place = self.place_of(&caches[cache]);
+            self.held[place].len = self.held[place].len.max(position + 1);
+            caches[cache].agree();
+        }
+    }
+}
