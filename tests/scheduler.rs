@@ -86,7 +86,7 @@ fn bench(dir: &std::path::Path, family: &str, policy: Policy, faults: Faults, op
     let model = Model::open(&packed(dir, family, Quant::F32)).unwrap();
     let (layers, ffn) = (model.config.layers, model.config.ffn);
     let slots = vec![ffn / 2; layers];
-    let budget = device_bytes(&model.config, &model.layers, &slots);
+    let budget = device_bytes(&model, &slots);
     let device = VirtualDevice::new(budget, SLOW).with_faults(faults);
     // SAFETY: the engine drops its device's part before its model: it has both.
     let mut hybrid = unsafe { on_device(&model, Box::new(device), &slots) }.unwrap();
@@ -161,7 +161,7 @@ fn logits_are_the_dense_ones_with_every_policy_and_a_budget_that_changes_in_the_
                 }
                 let slots: Vec<usize> = (0..layers).map(|_| prng.below(ffn as u64 + 1) as usize).collect();
                 let model = engine.model.clone();
-                let budget = device_bytes(&model.config, &model.layers, &slots);
+                let budget = device_bytes(&model, &slots);
                 assert!(budget >= others);
                 let cache = cache(engine);
                 let least: Vec<usize> = cache.slots().iter().zip(&slots).map(|(a, b)| *a.min(b)).collect();

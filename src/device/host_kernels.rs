@@ -175,6 +175,8 @@ fn attend(c: &Attend, at: Read<'_>, kernels: &Kernels, scores: &mut Vec<f32>, ou
             let q = &qkv[b * h.qkv_dim() + head * dim..][..dim];
             let out = &mut out[b * h.q_dim() + head * dim..][..dim];
             scores.clear();
+            // Nothing is allocated later.
+            scores.reserve(h.context);
             // SAFETY: keys, values, queries and `out` have `dim` numbers each; the kernels are for this machine.
             scores.extend(
                 seen(kv_head).map(|k| scale * unsafe { (kernels.dot_f16)(k.as_ptr().cast(), q.as_ptr(), dim) }),

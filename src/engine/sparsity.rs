@@ -238,6 +238,9 @@ impl Selection {
     pub(super) fn wanted(&mut self, masks: &[u32]) {
         self.neurons.clear();
         self.masks.clear();
+        // Nothing is allocated later.
+        self.neurons.reserve(masks.len());
+        self.masks.reserve(masks.len());
         for (neuron, &mask) in masks.iter().enumerate().filter(|(_, mask)| **mask != 0) {
             self.neurons.push(neuron as u32);
             self.masks.push(mask);
