@@ -19,20 +19,24 @@ pub struct Room {
 }
 
 /// A device's memory: buffers begin at multiples of 64 bytes and are whole numbers of 4 bytes.
-pub type Read<'a> = &'a dyn Fn(Buffer) -> &'a [f32];
+pub trait Memory {
+    fn of(&self, buffer: Buffer) -> &[f32];
 
-/// `count` numbers from a view on.
-fn numbers<'a>(at: Read<'a>, view: View, count: usize) -> &'a [f32] {
-    &at(view.buffer)[view.at as usize / 4..][..count]
+    fn of_mut(&mut self, buffer: Buffer) -> &mut [f32];
 }
 
-fn words<'a>(at: Read<'a>, view: View, count: usize) -> &'a [u32] {
+/// `count` numbers from a view on.
+fn numbers(at: &dyn Memory, view: View, count: usize) -> &[f32] {
+    &at.of(view.buffer)[view.at as usize / 4..][..count]
+}
+
+fn words(at: &dyn Memory, view: View, count: usize) -> &[u32] {
     bytemuck::cast_slice(numbers(at, view, count))
 }
 
 /// Runs a call on what the memory holds now and keeps its result in `room`. Returns the bytes of weights, keys and values that
 /// it read.
-pub fn run<'a>(call: &Call, at: Read<'a>, kernels: &Kernels, room: &mut Room) -> u64 {
+pub fn run(call: &Call, at: &dyn Memory, kernels: &Kernels, room: &mut Room) -> u64 {
     let Room { ffn, columns, values, scores, bits } = room;
     match call {
         Call::Norm(c) => norm(c, at, values),
@@ -42,11 +46,11 @@ pub fn run<'a>(call: &Call, at: Read<'a>, kernels: &Kernels, room: &mut Room) ->
         Call::SignScores(c) => sign_scores(c, at, kernels, bits, values),
         Call::Select(c) => select(c, at, values),
         Call::SparseFfn(c) => {
-            let (input, masks) = at(c.input)[..c.n * c.hidden + c.ffn].split_at(c.n * c.hidden);
+            let (input, masks) = at.of(c.input)[..c.n * c.hidden + c.ffn].split_at(c.n * c.hidden);
             let operands = Operands {
-                blocks: bytemuck::cast_slice(at(c.blocks)),
-                bucket: bytemuck::cast_slice(at(c.bucket)),
-                up_bias: at(c.up_bias),
+                blocks: bytemuck::cast_slice(at.of(c.blocks)),
+                bucket: bytemuck::cast_slice(at.of(c.bucket)),
+                up_bias: at.of(c.up_bias),
                 input,
                 masks: bytemuck::cast_slice(masks),
             };
@@ -62,9 +66,9 @@ pub fn run<'a>(call: &Call, at: Read<'a>, kernels: &Kernels, room: &mut Room) ->
 }
 
 /// Writes down the result of the last run of `call`.
-pub fn store(call: &Call, room: &Room, write: &mut dyn FnMut(Buffer, &mut dyn FnMut(&mut [f32]))) {
+pub fn store(call: &Call, room: &Room, at: &mut dyn Memory) {
     let mut put = |view: View, values: &[f32]| {
-        write(view.buffer, &mut |to| to[view.at as usize / 4..][..values.len()].copy_from_slice(values))
+        at.of_mut(view.buffer)[view.at as usize / 4..][..values.len()].copy_from_slice(values)
     };
     match call {
         Call::Norm(c) => put(c.out, &room.values),
@@ -73,29 +77,26 @@ pub fn store(call: &Call, room: &Room, write: &mut dyn FnMut(Buffer, &mut dyn Fn
         Call::SignScores(c) => put(c.scores, &room.values),
         Call::Select(c) => put(c.masks, &room.values),
         Call::Add(c) => put(c.to, &room.values),
-        Call::SparseFfn(c) => write(c.output, &mut |to| sparse_ffn::store(c, &room.ffn, to)),
+        Call::SparseFfn(c) => sparse_ffn::store(c, &room.ffn, at.of_mut(c.output)),
         Call::Append(c) => {
             let h = &c.heads;
             let (qkv, places) = room.values.split_at(c.n * h.qkv_dim());
             put(c.qkv, qkv);
-            write(h.cache, &mut |cache| {
-                let cache: &mut [f16] = bytemuck::cast_slice_mut(cache);
-                for (qkv, place) in qkv.chunks_exact(h.qkv_dim()).zip(places.chunks_exact(2)) {
-                    let [timeline, position] = [place[0], place[1]].map(|p| p.to_bits() as usize);
-                    let new = qkv[h.q_dim()..].chunks_exact(h.head_dim);
-                    for (i, new) in new.enumerate() {
-                        let to = &mut cache[h.start(timeline, c.layer, i) + position * h.head_dim..][..h.head_dim];
-                        to.iter_mut().zip(new).for_each(|(to, &v)| *to = f16::from_f32(v));
-                    }
+            let cache: &mut [f16] = bytemuck::cast_slice_mut(at.of_mut(h.cache));
+            for (qkv, place) in qkv.chunks_exact(h.qkv_dim()).zip(places.chunks_exact(2)) {
+                let [timeline, position] = [place[0], place[1]].map(|p| p.to_bits() as usize);
+                for (i, new) in qkv[h.q_dim()..].chunks_exact(h.head_dim).enumerate() {
+                    let to = &mut cache[h.start(timeline, c.layer, i) + position * h.head_dim..][..h.head_dim];
+                    to.iter_mut().zip(new).for_each(|(to, &v)| *to = f16::from_f32(v));
                 }
-            });
+            }
         }
     }
 }
 
-fn norm(c: &Norm, at: Read<'_>, out: &mut Vec<f32>) -> u64 {
+fn norm(c: &Norm, at: &dyn Memory, out: &mut Vec<f32>) -> u64 {
     let x = numbers(at, c.x, c.n * c.hidden);
-    let (weight, bias) = (at(c.weight), at(c.bias));
+    let (weight, bias) = (at.of(c.weight), at.of(c.bias));
     out.clear();
     for x in x.chunks_exact(c.hidden) {
         let mean = |values: &mut dyn Iterator<Item = f32>| values.map(f64::from).sum::<f64>() / c.hidden as f64;
@@ -111,16 +112,16 @@ fn norm(c: &Norm, at: Read<'_>, out: &mut Vec<f32>) -> u64 {
     0
 }
 
-fn linear(c: &Linear, at: Read<'_>, kernels: &Kernels, columns: &mut Columns, out: &mut Vec<f32>) -> u64 {
+fn linear(c: &Linear, at: &dyn Memory, kernels: &Kernels, columns: &mut Columns, out: &mut Vec<f32>) -> u64 {
     columns.set(numbers(at, c.x, c.n * c.cols), c.n, c.quant);
     let stride = c.quant.row_bytes(c.cols);
-    let weights = &bytemuck::cast_slice::<f32, u8>(at(c.weights))[..c.rows * stride];
+    let weights = &bytemuck::cast_slice::<f32, u8>(at.of(c.weights))[..c.rows * stride];
     out.clear();
     out.resize(c.n * c.rows, 0.0);
     let rows = Rows { first: weights.as_ptr(), stride, ahead: 0 };
     // SAFETY: the weights hold the rows, `out` the last index, (n - 1) * rows + rows - 1; the kernels are for this machine.
     unsafe { kernels.dot(c.quant)(rows, c.rows, columns, out.as_mut_ptr(), c.rows) };
-    let bias = at(c.bias);
+    let bias = at.of(c.bias);
     let before = numbers(at, c.out, c.n * c.rows);
     for (out, before) in out.chunks_exact_mut(c.rows).zip(before.chunks_exact(c.rows)) {
         out.iter_mut().zip(bias).for_each(|(out, bias)| *out += bias);
@@ -134,11 +135,11 @@ fn linear(c: &Linear, at: Read<'_>, kernels: &Kernels, columns: &mut Columns, ou
 }
 
 /// Leaves q, k and v, rotated, and the places.
-fn append(c: &Append, at: Read<'_>, out: &mut Vec<f32>) -> u64 {
+fn append(c: &Append, at: &dyn Memory, out: &mut Vec<f32>) -> u64 {
     let (h, half) = (&c.heads, c.heads.head_dim / 2);
     out.clear();
     out.extend(numbers(at, c.qkv, c.n * h.qkv_dim()));
-    let angles = at(c.angles);
+    let angles = at.of(c.angles);
     if !angles.is_empty() {
         for (qkv, angles) in out.chunks_exact_mut(h.qkv_dim()).zip(angles.chunks_exact(h.head_dim)) {
             // All heads but those of v.
@@ -154,10 +155,10 @@ fn append(c: &Append, at: Read<'_>, out: &mut Vec<f32>) -> u64 {
     0
 }
 
-fn attend(c: &Attend, at: Read<'_>, kernels: &Kernels, scores: &mut Vec<f32>, out: &mut Vec<f32>) -> u64 {
+fn attend(c: &Attend, at: &dyn Memory, kernels: &Kernels, scores: &mut Vec<f32>, out: &mut Vec<f32>) -> u64 {
     let (h, dim) = (&c.heads, c.heads.head_dim);
     let (qkv, places) = (numbers(at, c.qkv, c.n * h.qkv_dim()), words(at, c.places, c.n * 2));
-    let cache: &[f16] = bytemuck::cast_slice(at(h.cache));
+    let cache: &[f16] = bytemuck::cast_slice(at.of(h.cache));
     let scale = 1.0 / (dim as f32).sqrt();
     let mut read = 0;
     out.clear();
@@ -193,7 +194,7 @@ fn attend(c: &Attend, at: Read<'_>, kernels: &Kernels, scores: &mut Vec<f32>, ou
     read
 }
 
-fn sign_scores(c: &SignScores, at: Read<'_>, kernels: &Kernels, bits: &mut Vec<BitLine>, out: &mut Vec<f32>) -> u64 {
+fn sign_scores(c: &SignScores, at: &dyn Memory, kernels: &Kernels, bits: &mut Vec<BitLine>, out: &mut Vec<f32>) -> u64 {
     let lines = sign::lines(c.hidden);
     bits.clear();
     bits.resize(c.n * lines, BitLine::default());
@@ -202,12 +203,12 @@ fn sign_scores(c: &SignScores, at: Read<'_>, kernels: &Kernels, bits: &mut Vec<B
     }
     out.clear();
     out.resize(c.n * c.ffn, 0.0);
-    let rows: &[BitLine] = &bytemuck::cast_slice(at(c.bits))[..c.ffn * lines];
+    let rows: &[BitLine] = &bytemuck::cast_slice(at.of(c.bits))[..c.ffn * lines];
     sign::scores(kernels.isa, rows, bits, c.hidden, out, c.ffn);
     size_of_val(rows) as u64
 }
 
-fn select(c: &Select, at: Read<'_>, out: &mut Vec<f32>) -> u64 {
+fn select(c: &Select, at: &dyn Memory, out: &mut Vec<f32>) -> u64 {
     let scores = numbers(at, c.scores, c.n * c.ffn);
     let mask = |i: usize, least: f32| {
         let mask = (0..c.n).fold(0u32, |mask, b| mask | u32::from(scores[b * c.ffn + i] >= least) << b);

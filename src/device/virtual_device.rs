@@ -379,11 +379,7 @@ impl VirtualDevice {
                     self.run(s, &call);
                 }
                 let VirtualDevice { rooms, buffers, .. } = self;
-                host_kernels::store(&call, &rooms[s], &mut |buffer, write| {
-                    let bytes = buffers[buffer.id as usize].as_mut().expect("checked when it was put");
-                    bytes.writes += 1;
-                    write(&mut bytes.data);
-                });
+                host_kernels::store(&call, &rooms[s], buffers);
             }
             Work::CopyIn { .. } | Work::CopyOut { .. } if begun.lost => self.queues[s].lost = true,
             Work::CopyIn { .. } | Work::CopyOut { .. } => self.copy(&work, true),
@@ -439,8 +435,7 @@ impl VirtualDevice {
     /// The kernel, on what the memory holds now; bytes read.
     fn run(&mut self, s: usize, call: &Call) -> u64 {
         let VirtualDevice { rooms, buffers, kernels, .. } = self;
-        let at = |b: Buffer| &buffers[b.id as usize].as_ref().expect("checked when it was put").data[..];
-        host_kernels::run(call, &at, kernels, &mut rooms[s])
+        host_kernels::run(call, buffers, kernels, &mut rooms[s])
     }
 
     /// # Panics
@@ -465,6 +460,18 @@ impl VirtualDevice {
         let data = Region::new(here, most);
         self.buffers.push(Some(Bytes { data, reserved, writes: 0 }));
         Ok(Buffer { id: (self.buffers.len() - 1) as u32, bytes })
+    }
+}
+
+impl host_kernels::Memory for Vec<Option<Bytes>> {
+    fn of(&self, buffer: Buffer) -> &[f32] {
+        &self[buffer.id as usize].as_ref().expect("checked when it was put").data
+    }
+
+    fn of_mut(&mut self, buffer: Buffer) -> &mut [f32] {
+        let bytes = self[buffer.id as usize].as_mut().expect("checked when it was put");
+        bytes.writes += 1;
+        &mut bytes.data
     }
 }
 
