@@ -384,8 +384,8 @@ fn run_blocks(
             *a = activation(config.ffn_kind, config.activation, products[0], products[dots - 1] + bias);
         }
         // Also where a is zero: skipping down rows breaks the stream, and what is left comes more slowly than all.
-        // With the arithmetic of several columns between them, lines have to be asked for.
-        let ahead = if n > 1 { layer.ffn.row_bytes } else { ahead };
+        // With the arithmetic of several columns between them, lines have to be asked for, as the dots do.
+        let ahead = if n > 1 { 2 * layer.ffn.row_bytes } else { ahead };
         downs.add(neuron * per_block + dots, ahead, &a[..n], out);
     }
     downs.flush(out);
