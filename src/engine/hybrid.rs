@@ -8,7 +8,7 @@ use super::sparsity::Sparsity;
 use crate::cache::NeuronCache;
 use crate::clock;
 use crate::cpu::{Columns, Kernels, MAX_COLUMNS, Team};
-use crate::device::{Buffer, Call, OutOfMemory, SparseFfn, Stream};
+use crate::device::{Buffer, Call, HostRoom, OutOfMemory, SparseFfn, Stream};
 use crate::model::config::ModelConfig;
 use crate::model::weights::{Layer, Matrix};
 use crate::scheduler::Policy;
@@ -81,9 +81,9 @@ pub struct Hybrid {
     input: Buffer,
     output: Buffer,
     /// Host side of `input`: `[n, hidden]` f32, `[ffn]` masks.
-    sent: Vec<u32>,
+    sent: HostRoom,
     /// Host side of `output`: `[n, hidden]` f32, one count.
-    received: Vec<u32>,
+    received: HostRoom,
     /// What the CPU computes.
     rest: Selection,
     /// Every neuron, for dense layers.
@@ -104,8 +104,12 @@ impl Hybrid {
         let input = cache.device.alloc(input_bytes as u64)?;
         let output = cache.device.alloc(output_bytes as u64)?;
         let all = Selection { neurons: (0..config.ffn as u32).collect(), masks: vec![0; config.ffn] };
-        let room = |bytes: usize| vec![0u32; bytes / 4];
-        let (sent, received) = (room(input_bytes), room(output_bytes));
+        let (sent, received) = (HostRoom::new(input_bytes / 4), HostRoom::new(output_bytes / 4));
+        // SAFETY: rooms stay where they are, and the device is dropped first.
+        unsafe {
+            cache.device.pin(sent.as_ptr().cast(), input_bytes, false);
+            cache.device.pin(received.as_ptr().cast(), output_bytes, true);
+        }
         let rest = Selection { neurons: Vec::with_capacity(config.ffn), masks: Vec::with_capacity(config.ffn) };
         Ok(Hybrid { cache, migrator: None, reserved, input, output, sent, received, rest, all })
     }
