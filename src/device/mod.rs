@@ -7,7 +7,7 @@
 
 mod calls;
 pub mod cuda;
-mod launch;
+pub mod launch;
 mod host_room;
 pub mod sparse_ffn;
 mod virtual_device;
