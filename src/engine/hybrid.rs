@@ -5,7 +5,7 @@
 
 use super::ffn::{self, Counts, FfnBuffers, Selection, Work};
 use super::sparsity::Sparsity;
-use crate::cache::NeuronCache;
+use crate::cache::{LayerCache, NeuronCache};
 use crate::clock;
 use crate::cpu::{Columns, Kernels, MAX_COLUMNS, Team};
 use crate::device::{Buffer, Call, HostRoom, OutOfMemory, SparseFfn, Stream};
@@ -114,6 +114,18 @@ impl Hybrid {
         Ok(Hybrid { cache, migrator: None, reserved, input, output, sent, received, rest, all })
     }
 
+    /// Lets the device take, once and for all, what it needs to compute these layers with any number of slots and tokens.
+    pub fn prepare(&mut self, config: &ModelConfig, layers: &[Layer]) -> Result<(), OutOfMemory> {
+        for (l, layer) in layers.iter().enumerate() {
+            for n in (1..=MAX_COLUMNS).rev() {
+                let buffers = [self.input, self.output];
+                let call = call(&self.cache.layers[l], buffers, config, layer, 0.0, config.ffn, n);
+                self.cache.device.prepare(&Call::SparseFfn(call))?;
+            }
+        }
+        Ok(())
+    }
+
     /// hidden += FFN(x) of layer `l`. `normed` is the same input as `x`, `[n, hidden]`, n at most [`MAX_COLUMNS`]; without a
     /// selection every neuron is computed. Returns the rows that the CPU read.
     #[allow(clippy::too_many_arguments)]
@@ -162,22 +174,7 @@ impl Hybrid {
         // Together: the device's half is put on its stream, then the CPU computes its own.
         let received = &mut received[..n * h + 1];
         if on_device {
-            let at = &cache.layers[l];
-            let call = SparseFfn {
-                quant: layer.ffn.quant,
-                kind: config.ffn_kind,
-                activation: config.activation,
-                cut,
-                hidden: h,
-                ffn: config.ffn,
-                slots,
-                n,
-                blocks: at.blocks,
-                bucket: at.bucket,
-                up_bias: at.up_bias,
-                input: *input,
-                output: *output,
-            };
+            let call = call(&cache.layers[l], [*input, *output], config, layer, cut, slots, n);
             let device = &mut cache.device;
             // SAFETY: both rooms live as long as `self` and are not touched before `synchronize`.
             unsafe {
@@ -204,5 +201,32 @@ impl Hybrid {
             cache.counters.hits += active[0] as u64;
         }
         read
+    }
+}
+
+/// The resident half of a layer with this many slots, for n tokens.
+fn call(
+    at: &LayerCache,
+    [input, output]: [Buffer; 2],
+    config: &ModelConfig,
+    layer: &Layer,
+    cut: f32,
+    slots: usize,
+    n: usize,
+) -> SparseFfn {
+    SparseFfn {
+        quant: layer.ffn.quant,
+        kind: config.ffn_kind,
+        activation: config.activation,
+        cut,
+        hidden: config.hidden,
+        ffn: config.ffn,
+        slots,
+        n,
+        blocks: at.blocks,
+        bucket: at.bucket,
+        up_bias: at.up_bias,
+        input,
+        output,
     }
 }

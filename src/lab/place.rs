@@ -111,6 +111,7 @@ fn hybrid(model: &Model, device: Box<dyn Device>, plan: &Plan) -> std::result::R
     // SAFETY: the blocks lie in the store's map, which lives in the same engine as the cache.
     let cache = unsafe { NeuronCache::new(device, &slots, &host, &bias)? };
     let mut hybrid = Hybrid::new(cache, c)?;
+    hybrid.prepare(c, &model.layers)?;
     hybrid.reserved = hybrid.cache.device.reserve(elsewhere(model, plan))?;
     Ok(hybrid)
 }

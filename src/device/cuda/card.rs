@@ -114,7 +114,6 @@ impl Card {
         let read_only = Attribute::CU_DEVICE_ATTRIBUTE_READ_ONLY_HOST_REGISTER_SUPPORTED;
         // A driver that does not know the property does not have it.
         let pins_read_only = driver.attribute(number, read_only).is_ok_and(|v| v != 0);
-        let chunks = Chunks::of(&driver, number)?;
         let mut context = std::ptr::null_mut();
         // SAFETY: it writes a handle, which `Drop` gives back.
         driver.check("take the card", unsafe { (driver.f.context_retain)(&mut context, number) })?;
@@ -130,10 +129,11 @@ impl Card {
             driver_version,
             total: 0,
             free: 0,
-            chunks,
+            chunks: None,
             pins_read_only,
         };
         card.enter()?;
+        card.chunks = Chunks::of(&card.driver, number)?;
         (card.free, card.total) = card.driver.memory()?;
         Ok(card)
     }

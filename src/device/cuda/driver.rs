@@ -14,6 +14,7 @@ pub const SUCCESS: Code = 0;
 pub const OUT_OF_MEMORY: Code = 2;
 pub const INVALID_IMAGE: Code = 200;
 pub const NO_BINARY_FOR_GPU: Code = 209;
+pub const NOT_FOUND: Code = 500;
 pub const NOT_READY: Code = 600;
 
 /// A place in device memory.
@@ -84,7 +85,6 @@ functions! {
     module_load = "cuModuleLoadData" (*mut CUmodule, *const c_void);
     module_unload = "cuModuleUnload" (CUmodule);
     function = "cuModuleGetFunction" (*mut CUfunction, CUmodule, *const c_char);
-    function_attribute = "cuFuncSetAttribute" (CUfunction, c_uint, c_int);
     launch = "cuLaunchKernel" (
         CUfunction, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, CUstream, *mut *mut c_void, *mut *mut c_void
     );

@@ -1,8 +1,9 @@
 //! From embedded sources to functions of the card: compiled for it by NVRTC at first use and kept on disk, or the embedded PTX,
 //! which the driver compiles.
 
-use super::driver::{CUfunction, CUmodule, Code, Driver, INVALID_IMAGE, NO_BINARY_FOR_GPU, Refusal};
+use super::driver::{CUfunction, CUmodule, Code, Driver, INVALID_IMAGE, NO_BINARY_FOR_GPU, NOT_FOUND, Refusal};
 use super::nvrtc::Nvrtc;
+use crate::device::launch::Kernel;
 use crate::formats::temporary;
 use std::ffi::CString;
 use std::path::{Path, PathBuf};
@@ -16,9 +17,30 @@ pub struct Source {
     pub text: &'static str,
     /// What NVRTC made of it for compute_75, the oldest cards that are supported.
     pub ptx: &'static str,
-    /// Its kernels.
-    pub kernels: &'static [&'static str],
 }
+
+macro_rules! source {
+    ($name:literal) => {
+        Source {
+            name: $name,
+            text: include_str!(concat!("../../../kernels/", $name, ".cu")),
+            ptx: include_str!(concat!("../../../kernels/ptx/", $name, ".ptx")),
+        }
+    };
+}
+
+/// All of `kernels/`.
+pub const SOURCES: [Source; 6] =
+    [source!("add"), source!("copy"), source!("linear"), source!("norm"), source!("quantize"), source!("sparse_ffn")];
+
+/// What they include, by the names that they do.
+const HEADERS: [(&str, &str); 2] = [
+    ("common.cuh", include_str!("../../../kernels/common.cuh")),
+    ("rows.cuh", include_str!("../../../kernels/rows.cuh")),
+];
+
+/// As `kernels/` is written for: one rounding is one operation.
+const OPTIONS: [&str; 2] = ["--std=c++17", "--fmad=false"];
 
 /// Where kernels may come from.
 #[derive(Clone, Debug, Default)]
@@ -32,10 +54,10 @@ pub struct Delivery {
 /// How the kernels came to be, for people: "compiled by NVRTC 12.4 for sm_86".
 pub type Origin = String;
 
-/// The modules, and their functions by the names of the kernels.
+/// The modules, and the functions by [`Kernel::index`].
 pub struct Kernels {
     modules: Vec<CUmodule>,
-    functions: Vec<(&'static str, CUfunction)>,
+    functions: Vec<CUfunction>,
     pub origin: Origin,
 }
 
@@ -44,64 +66,69 @@ impl Kernels {
     ///
     /// # Errors
     /// What the driver said to the last way that there was.
-    pub fn load(
-        driver: &Driver,
-        sources: &[Source],
-        headers: &[(&str, &str)],
-        options: &[&str],
-        delivery: &Delivery,
-        arch: u32,
-        driver_version: u32,
-    ) -> Result<Kernels, Refusal> {
+    pub fn load(driver: &Driver, delivery: &Delivery, arch: u32, driver_version: u32) -> Result<Kernels, Refusal> {
         // Machine code of a compiler that is a major version ahead is not for this driver.
         let nvrtc = Nvrtc::find(&delivery.nvrtc).filter(|nvrtc| nvrtc.version.0 <= driver_version / 1000);
         if let Some(nvrtc) = &nvrtc {
-            let compiler = Compiler { nvrtc, headers, options, arch, cache: delivery.cache.as_deref() };
-            match compiler.load(driver, sources) {
+            let compiler = Compiler { nvrtc, arch, cache: delivery.cache.as_deref() };
+            match compiler.load(driver) {
                 Ok(kernels) => return Ok(kernels),
                 Err(why) => tracing::warn!("the kernels could not be compiled, the embedded ones are taken: {why}"),
             }
         }
-        let mut kernels = Kernels { modules: Vec::new(), functions: Vec::new(), origin: "from the embedded PTX".into() };
-        for source in sources {
+        let add = |kernels: &mut Kernels, source: &Source| {
             let ptx = CString::new(source.ptx).expect("PTX is text");
-            if let Err(refusal) = kernels.add(driver, source, ptx.as_bytes_with_nul()) {
-                kernels.unload(driver);
-                return Err(refusal);
-            }
-        }
-        Ok(kernels)
+            kernels.add(driver, ptx.as_bytes_with_nul())
+        };
+        Kernels::of("from the embedded PTX".into(), driver, add)
     }
 
-    /// Loads an image and finds the source's kernels in it.
-    fn add(&mut self, driver: &Driver, source: &Source, image: &[u8]) -> Result<(), Refusal> {
+    /// Those that `add` adds for each source, with all functions found; nothing is left if something fails.
+    fn of<E: From<Refusal>>(
+        origin: Origin,
+        driver: &Driver,
+        add: impl Fn(&mut Kernels, &Source) -> Result<(), E>,
+    ) -> Result<Kernels, E> {
+        let mut kernels = Kernels { modules: Vec::new(), functions: Vec::new(), origin };
+        let added = SOURCES.iter().try_for_each(|source| add(&mut kernels, source));
+        match added.and_then(|()| Ok(kernels.find(driver)?)) {
+            Ok(()) => Ok(kernels),
+            Err(error) => {
+                kernels.unload(driver);
+                Err(error)
+            }
+        }
+    }
+
+    fn add(&mut self, driver: &Driver, image: &[u8]) -> Result<(), Refusal> {
         let mut module = std::ptr::null_mut();
         // SAFETY: an image is PTX that ends with a zero, or machine code that tells its own length.
         let code = unsafe { (driver.f.module_load)(&mut module, image.as_ptr().cast()) };
         driver.check("load the kernels", code)?;
         self.modules.push(module);
-        for &name in source.kernels {
+        Ok(())
+    }
+
+    fn find(&mut self, driver: &Driver) -> Result<(), Refusal> {
+        for name in Kernel::names() {
             let symbol = CString::new(name).expect("a kernel's name has no zero");
             let mut function = std::ptr::null_mut();
-            // SAFETY: the module is there; it writes a handle.
-            let code = unsafe { (driver.f.function)(&mut function, module, symbol.as_ptr()) };
+            let mut code = NOT_FOUND;
+            for &module in &self.modules {
+                // SAFETY: the module is there; it writes a handle.
+                code = unsafe { (driver.f.function)(&mut function, module, symbol.as_ptr()) };
+                if code != NOT_FOUND {
+                    break;
+                }
+            }
             driver.check("find a kernel in its module", code)?;
-            self.functions.push((name, function));
+            self.functions.push(function);
         }
         Ok(())
     }
 
-    /// The function of a kernel. There are some ten.
-    ///
-    /// # Panics
-    /// If no source names it.
-    pub fn function(&self, name: &str) -> CUfunction {
-        let found = self.functions.iter().find(|(known, _)| *known == name);
-        found.unwrap_or_else(|| panic!("no source has the kernel {name}")).1
-    }
-
-    pub fn all(&self) -> impl Iterator<Item = CUfunction> + '_ {
-        self.functions.iter().map(|(_, function)| *function)
+    pub fn function(&self, kernel: Kernel) -> CUfunction {
+        self.functions[kernel.index()]
     }
 
     pub fn unload(self, driver: &Driver) {
@@ -115,39 +142,39 @@ impl Kernels {
 /// NVRTC for one card.
 struct Compiler<'a> {
     nvrtc: &'a Nvrtc,
-    headers: &'a [(&'a str, &'a str)],
-    options: &'a [&'a str],
     arch: u32,
     cache: Option<&'a Path>,
 }
 
+/// In words: what happened is told, and then the embedded PTX is taken.
+struct Why(String);
+
+impl From<Refusal> for Why {
+    fn from(refusal: Refusal) -> Why {
+        Why(refusal.to_string())
+    }
+}
+
 impl Compiler<'_> {
-    fn load(&self, driver: &Driver, sources: &[Source]) -> Result<Kernels, String> {
+    fn load(&self, driver: &Driver) -> Result<Kernels, String> {
         let (major, minor) = self.nvrtc.version;
         let origin = format!("compiled by NVRTC {major}.{minor} for sm_{}", self.arch);
-        let mut kernels = Kernels { modules: Vec::new(), functions: Vec::new(), origin };
-        let added = sources.iter().try_for_each(|source| self.add(driver, source, &mut kernels));
-        if added.is_err() {
-            kernels.unload(driver);
-            return added.map(|()| unreachable!("it is an error"));
-        }
-        Ok(kernels)
+        Kernels::of(origin, driver, |kernels, source| self.add(driver, source, kernels)).map_err(|Why(why)| why)
     }
 
-    fn add(&self, driver: &Driver, source: &Source, to: &mut Kernels) -> Result<(), String> {
-        let options: Vec<String> =
-            self.options.iter().map(|o| o.to_string()).chain([format!("--gpu-architecture=sm_{}", self.arch)]).collect();
+    fn add(&self, driver: &Driver, source: &Source, to: &mut Kernels) -> Result<(), Why> {
+        let options = OPTIONS.map(String::from).into_iter().chain([format!("--gpu-architecture=sm_{}", self.arch)]);
+        let options: Vec<String> = options.collect();
         let kept = self.cache.map(|dir| dir.join(self.file_name(source, &options)));
         if let Some(image) = kept.as_deref().and_then(read) {
-            match to.add(driver, source, &image) {
-                Ok(()) => return Ok(()),
-                // Whole, and yet nothing for this driver: an older one was put in its place.
+            match to.add(driver, &image) {
+                // Whole, and yet nothing for this driver: it is compiled again.
                 Err(refusal) if is_no_image(refusal.code) => {}
-                Err(refusal) => return Err(refusal.to_string()),
+                added => return Ok(added?),
             }
         }
-        let image = self.nvrtc.compile(source.name, source.text, self.headers, &options)?;
-        to.add(driver, source, &image).map_err(|refusal| refusal.to_string())?;
+        let image = self.nvrtc.compile(source.name, source.text, &HEADERS, &options).map_err(Why)?;
+        to.add(driver, &image)?;
         if let Some(path) = kept {
             // Without it the next start takes a second longer.
             write(&path, &image).unwrap_or_else(|why| tracing::warn!("the compiled kernels are not kept: {why}"));
@@ -159,7 +186,7 @@ impl Compiler<'_> {
     fn file_name(&self, source: &Source, options: &[String]) -> String {
         let (major, minor) = self.nvrtc.version;
         let mut all = format!("NVRTC {major}.{minor}\0{}\0{}\0{}\0", options.join("\0"), source.name, source.text);
-        self.headers.iter().for_each(|(name, text)| all += &format!("{name}\0{text}\0"));
+        HEADERS.iter().for_each(|(name, text)| all += &format!("{name}\0{text}\0"));
         format!("{}-sm_{}-{:032x}.cubin", source.name, self.arch, xxh3_128(all.as_bytes()))
     }
 }

@@ -13,10 +13,10 @@ mod pins;
 mod spans;
 
 pub use card::{Card, OLDEST_CARD, OLDEST_DRIVER, Unusable};
-pub use kernels::{Delivery, Source};
+pub use kernels::{Delivery, SOURCES, Source};
 
 use super::launch;
-use super::{Buffer, Call, Device, Event, Fault, Memory, OutOfMemory, Stream, Totals};
+use super::{Buffer, Call, Device, Event, Fault, Memory, OutOfMemory, SparseFfn, Stream, Totals};
 use crate::clock::{self, Duration, Instant};
 use driver::{Address, CUevent, CUstream, Code, NOT_READY, OUT_OF_MEMORY, Refusal, SUCCESS, remedy};
 use kernels::Kernels;
@@ -115,8 +115,7 @@ impl CudaDevice {
             driver.check("make a stream", code)?;
         }
         let (arch, version) = (device.card.arch, device.card.driver_version);
-        let loaded = Kernels::load(driver, &launch::SOURCES, &launch::HEADERS, &launch::OPTIONS, &options.delivery, arch, version);
-        device.kernels = Some(loaded?);
+        device.kernels = Some(Kernels::load(driver, &options.delivery, arch, version)?);
         Ok(device)
     }
 
@@ -484,6 +483,10 @@ impl Device for CudaDevice {
         }
     }
 
+    fn prepare(&mut self, call: &Call) -> Result<(), OutOfMemory> {
+        self.fit_scratch(launch::scratch_bytes(call))
+    }
+
     fn launch(&mut self, stream: Stream, call: &Call) {
         self.run(stream, call);
     }
@@ -521,7 +524,10 @@ impl Device for CudaDevice {
         // SAFETY: the event is there.
         match unsafe { (self.card.driver.f.event_query)(self.events[event.0 as usize]) } {
             NOT_READY => false,
-            code => self.went("finish its work", code),
+            code => {
+                self.spans[Stream::Copy as usize].look(&self.card.driver);
+                self.went("finish its work", code)
+            }
         }
     }
 
@@ -534,7 +540,7 @@ impl Device for CudaDevice {
         self.went("record an event", code);
         // SAFETY: the stream is there.
         self.wait_for(|device| unsafe { (device.card.driver.f.stream_query)(device.streams[s]) });
-        self.spans.iter_mut().for_each(|spans| spans.look(&self.card.driver));
+        self.spans[s].look(&self.card.driver);
     }
 
     fn synchronize_event(&mut self, event: Event) {
@@ -558,8 +564,44 @@ impl CudaDevice {
         Ok(())
     }
 
+    /// # Panics
+    /// If an operand is not in its buffer.
     fn run(&mut self, stream: Stream, call: &Call) {
-        let _ = (stream, call);
+        if let Call::SparseFfn(c) = call {
+            let needs = |buffer: Buffer, bytes: usize| self.address(buffer, 0, bytes as u64);
+            needs(c.blocks, c.slots * c.block_bytes());
+            needs(c.bucket, c.slots * 4);
+            needs(c.up_bias, if c.up_bias.bytes == 0 { 0 } else { c.ffn * 4 });
+            needs(c.input, SparseFfn::input_bytes(c.n, c.hidden, c.ffn));
+            needs(c.output, SparseFfn::output_bytes(c.n, c.hidden));
+        }
+        let scratch = launch::scratch_bytes(call);
+        assert!(scratch == 0 || stream == Stream::Compute, "there is one scratch, the compute stream's");
+        // Only where nobody has prepared this call: it waits.
+        if self.fit_scratch(scratch).is_err() {
+            let code = OUT_OF_MEMORY;
+            self.went("take memory for a kernel", code);
+        }
+        let Some(queue) = self.begin(stream) else { return };
+        let launches = launch::launches(call, |b| self.address(b, 0, 0), self.scratch.address());
+        self.totals.launches += 1;
+        for launch in launches.iter() {
+            let mut words = [std::ptr::null_mut(); launch::MAX_ARGUMENTS];
+            for (pointer, word) in words.iter_mut().zip(launch.arguments()) {
+                *pointer = std::ptr::from_ref(word).cast_mut().cast();
+            }
+            let function = self.kernels.as_ref().expect("there since the device is").function(launch.kernel);
+            let [x, y, z] = launch.grid;
+            // SAFETY: the kernel's arguments are as its declaration says (`launch`); operands lie in their buffers, which are not
+            // given back before the stream is idle.
+            let code = unsafe {
+                let (words, none) = (words.as_mut_ptr(), std::ptr::null_mut());
+                (self.card.driver.f.launch)(function, x, y, z, launch.block, 1, 1, launch.shared_bytes, queue, words, none)
+            };
+            if !self.went("launch a kernel", code) {
+                return;
+            }
+        }
     }
 }
 
