@@ -6,6 +6,7 @@
 //! A device belongs to the engine's thread. What it may hold is a hard budget: [`Device::alloc`] refuses what is beyond.
 
 mod calls;
+pub mod launch;
 pub mod sparse_ffn;
 mod virtual_device;
 
