@@ -23,6 +23,9 @@ constexpr int F32 = 0, F16 = 1, Q8 = 2, Q4 = 3;
 // formats::rows: numbers that share a scale, numbers of a pack, alignment of a row.
 constexpr int GROUP = 32, PACK = 512, ROW_ALIGN = 64;
 
+// math.h's INFINITY is in no header that NVRTC has.
+#define BELOW_ALL __uint_as_float(0xff800000u)
+
 extern __shared__ __align__(16) u8 dynamic_shared[];
 
 #ifndef CUDA_ON_CPU

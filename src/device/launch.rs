@@ -5,8 +5,8 @@
 //! waits for the host between them. How sums are split follows from shapes alone, never from the card: so do results.
 
 use super::Buffer;
-use super::calls::{Add, Append, Attend, Call, Heads, Linear, Norm, Select, SignScores, SparseFfn, Then, View};
-use crate::cpu::sign;
+use super::calls::{Add, Append, Attend, Call, Linear, Norm, Select, SignScores, SparseFfn, Then, View};
+use crate::cpu::sign::{self, BitLine};
 use crate::formats::rows::{GROUP, PACK, Quant};
 use crate::model::config::{Activation, Ffn, Norm as NormKind};
 
@@ -27,8 +27,15 @@ const SPLIT_CHUNKS: usize = DOWN_WARPS * WARP;
 const DOWN_BLOCKS: usize = 256;
 /// Columns up to which a matrix is read by rows, eight columns at a time; beyond, tiles share what they read.
 const ROW_COLUMNS: usize = 8;
-/// Positions of a split of attention.
+/// Positions of a split of attention, and warps of its blocks.
 const SPLIT_POSITIONS: usize = 128;
+const ATTEND_WARPS: usize = 4;
+/// Shared memory that every card gives a block without being asked.
+const SHARED_BYTES: usize = 48 << 10;
+/// Columns that `sign_scores` works on at once.
+const SIGN_COLUMNS: usize = 4;
+/// Numbers of a part of [`top`] and [`softmax`], and the largest numbers that can be asked for at most.
+pub const PART: usize = 2048;
 
 /// The kernels by family; [`Kernel::names`] has them one after the other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -42,6 +49,19 @@ enum Family {
     Neurons,
     Down,
     Merge,
+    Matmul,
+    Append,
+    Attend,
+    AttendMerge,
+    SignPack,
+    SignScores,
+    SelectAll,
+    SelectResident,
+    Gather,
+    TopLogits,
+    TopKeys,
+    SoftmaxParts,
+    SoftmaxMerge,
 }
 
 /// `name_<quant>_<columns>`, as `FOR_QUANTS_AND_WIDTHS` of `kernels/rows.cuh` makes them.
@@ -69,7 +89,7 @@ macro_rules! family {
 }
 
 /// In the order of [`Family`].
-const FAMILIES: [&[&str]; 8] = [
+const FAMILIES: [&[&str]; 21] = [
     &["quantize"],
     &["normalise"],
     &["add"],
@@ -78,6 +98,19 @@ const FAMILIES: [&[&str]; 8] = [
     family!("ffn_neurons"),
     family!("ffn_down"),
     &["ffn_merge"],
+    &["matmul_f32", "matmul_f16", "matmul_q8_0", "matmul_q4_0"],
+    &["append"],
+    &["attend_1_8", "attend_4_8", "attend_8_8", "attend_1_2", "attend_4_2", "attend_8_2"],
+    &["attend_merge"],
+    &["sign_pack"],
+    &["sign_scores"],
+    &["select_all"],
+    &["select_resident"],
+    &["gather"],
+    &["top_logits"],
+    &["top_keys"],
+    &["softmax_parts"],
+    &["softmax_merge"],
 ];
 
 /// A kernel of `kernels/`.
@@ -183,7 +216,9 @@ pub fn scratch_bytes(call: &Call) -> u64 {
     let bytes = match call {
         Call::Linear(c) => codes_bytes(c.quant, c.n, c.cols),
         Call::SparseFfn(c) => FfnScratch::of(c, 0).end as usize,
-        _ => 0,
+        Call::Attend(c) => c.n * c.heads.heads * attend_splits(c) * (c.heads.head_dim + 2) * 4,
+        Call::SignScores(c) => c.n * sign_line_bytes(c.hidden),
+        Call::Norm(_) | Call::Append(_) | Call::Select(_) | Call::Add(_) => 0,
     };
     bytes as u64
 }
@@ -199,17 +234,83 @@ pub fn launches(call: &Call, address: impl Fn(Buffer) -> u64, scratch: u64) -> L
         Call::Linear(c) => linear(c, &at, scratch, &mut out),
         Call::SparseFfn(c) => sparse_ffn(c, &at, scratch, &mut out),
         Call::Add(c) => out.push(add(c, &at)),
-        Call::Append(_) | Call::Attend(_) | Call::SignScores(_) | Call::Select(_) => panic!("no kernel"),
+        Call::Append(c) => out.push(append(c, &at)),
+        Call::Attend(c) => attend(c, &at, scratch, &mut out),
+        Call::SignScores(c) => sign_scores(c, &at, scratch, &mut out),
+        Call::Select(c) => select(c, &at, &mut out),
     }
     out
 }
 
-/// Copies `bytes`, a multiple of 16, from one device-visible address to another with all of the card: what its copy rate is measured by.
+/// Copies `bytes`, a multiple of 16, from one address that the card sees to another: what its copy rate is measured by.
 pub fn copy(from: u64, to: u64, bytes: u64) -> Launch {
     let vectors = bytes / 16;
-    // Enough threads for any card, each with several vectors.
-    let blocks = (vectors as usize).div_ceil(256 * 4).clamp(1, 4096);
+    let blocks = copy_blocks(vectors, 4096);
     Launch::new(Kernel::new(Family::CopyBytes, 0), [blocks, 1, 1], 8, 0).address(from).address(to).word(vectors)
+}
+
+/// Copies `count` blocks of `bytes`, a multiple of 16, into slots that begin at `slots`. `moves` is where `[count]` pairs of u64
+/// lie: the address of a block, as the card sees it, and its slot.
+pub fn gather(moves: u64, count: usize, slots: u64, bytes: u64) -> Launch {
+    // The link is slow: a few blocks of threads for each move ask for enough of it at once.
+    let blocks = copy_blocks(bytes / 16, 16);
+    Launch::new(Kernel::new(Family::Gather, 0), [blocks, count, 1], 8, 0).address(moves).address(slots).word(bytes)
+}
+
+/// Blocks of 256 threads with four vectors each, up to `most`.
+fn copy_blocks(vectors: u64, most: usize) -> usize {
+    (vectors as usize).div_ceil(256 * 4).clamp(1, most)
+}
+
+/// The `k` largest of each of `n` columns of `count` numbers at `logits`, as `[n, k]` u64 at the address returned with the launches:
+/// the order of sizes in the upper half, the complement of the place in the lower ([`key_place`]). Zeros where there are fewer
+/// numbers. `scratch` holds [`top_bytes`].
+///
+/// # Panics
+/// If k is 0 or more than half of [`PART`].
+pub fn top(logits: u64, n: usize, count: usize, k: usize, scratch: u64) -> (u64, Vec<Launch>) {
+    assert!((1..=PART / 2).contains(&k), "{k} of the largest numbers; 1 to {} can be found", PART / 2);
+    let shared = PART * 8;
+    let mut parts = count.div_ceil(PART);
+    // Two rooms in turns.
+    let rooms = [scratch, scratch + (n * parts * k * 8) as u64];
+    let launch = |family, parts| Launch::new(Kernel::new(family, 0), [parts, n, 1], 8, shared);
+    let mut launches = vec![launch(Family::TopLogits, parts).address(logits).address(rooms[0]).int(count).int(k)];
+    let mut from = 0;
+    while parts > 1 {
+        let keys = parts * k;
+        parts = keys.div_ceil(PART);
+        let next = launch(Family::TopKeys, parts).address(rooms[from]).address(rooms[1 - from]).int(keys).int(k);
+        launches.push(next);
+        from = 1 - from;
+    }
+    (rooms[from], launches)
+}
+
+pub fn top_bytes(n: usize, count: usize, k: usize) -> u64 {
+    (2 * n * count.div_ceil(PART) * k * 8) as u64
+}
+
+/// The place of the number that a key of [`top`] stands for.
+pub fn key_place(key: u64) -> Option<u32> {
+    (key != 0).then_some(!(key as u32))
+}
+
+/// `[n]` pairs at `out`: the largest of `count` numbers of each column at `logits`, and the sum of exp((x - largest) *
+/// inverse_temperature). `scratch` holds [`softmax_bytes`].
+pub fn softmax(logits: u64, n: usize, count: usize, inverse_temperature: f32, out: u64, scratch: u64) -> [Launch; 2] {
+    const WARPS: usize = 8;
+    let count_parts = count.div_ceil(PART);
+    let parts = Launch::new(Kernel::new(Family::SoftmaxParts, 0), [count_parts, n, 1], WARPS, WARPS * 4);
+    let merge = Launch::new(Kernel::new(Family::SoftmaxMerge, 0), [n, 1, 1], 1, 0);
+    [
+        parts.address(logits).address(scratch).int(count).float(inverse_temperature),
+        merge.address(scratch).address(out).int(count_parts).float(inverse_temperature),
+    ]
+}
+
+pub fn softmax_bytes(n: usize, count: usize) -> u64 {
+    (n * count.div_ceil(PART) * 8) as u64
 }
 
 struct Addresses<'a> {
@@ -294,10 +395,16 @@ fn linear(c: &Linear, at: &Addresses<'_>, scratch: u64, out: &mut Launches) {
         Then::Relu => 1,
         Then::Add => 2,
     };
-    const WARPS: usize = 4;
-    let width = width(c.n);
-    let grid = [c.rows.div_ceil(2 * WARPS), c.n.div_ceil(width), 1];
-    let launch = Launch::new(Kernel::of_rows(Family::Linear, c.quant, width), grid, WARPS, 0);
+    let launch = if c.n <= ROW_COLUMNS {
+        const WARPS: usize = 4;
+        let grid = [c.rows.div_ceil(2 * WARPS), 1, 1];
+        Launch::new(Kernel::of_rows(Family::Linear, c.quant, width(c.n)), grid, WARPS, 0)
+    } else {
+        // Rows of a tile and its shared memory, as `kernels/matmul.cu` has them.
+        let (rows, shared) = if c.quant.is_grouped() { (32, 37888) } else { (64, 12672) };
+        let grid = [c.rows.div_ceil(rows), c.n.div_ceil(32), 1];
+        Launch::new(Kernel::new(Family::Matmul, c.quant as usize), grid, 8, shared)
+    };
     let launch = launch.address(at.buffer(c.weights)).address(x).address(at.optional(c.bias)).address(at.view(c.out));
     out.push(launch.int(c.rows).int(c.cols).int(c.n).int(then));
 }
@@ -409,4 +516,72 @@ fn sparse_ffn(c: &SparseFfn, at: &Addresses<'_>, scratch: u64, out: &mut Launche
     let merge = Launch::new(Kernel::new(Family::Merge, 0), [count.div_ceil(WARPS * WARP), 1, 1], WARPS, WARPS * 4);
     let merge = merge.address(s.partial).address(s.counts).address(output);
     out.push(merge.int(count).int(s.splits).int(s.chunks));
+}
+
+fn append(c: &Append, at: &Addresses<'_>) -> Launch {
+    let h = &c.heads;
+    let warps = (h.head_dim / 2).div_ceil(WARP).clamp(1, 8);
+    let grid = [h.heads + 2 * h.kv_heads, c.n, 1];
+    let launch = Launch::new(Kernel::new(Family::Append, 0), grid, warps, 0);
+    let launch = launch.address(at.view(c.qkv)).address(at.optional(c.angles)).address(at.view(c.places));
+    let launch = launch.address(at.buffer(h.cache)).int(h.heads).int(h.kv_heads).int(h.head_dim);
+    launch.int(h.layers).int(c.layer).int(h.context)
+}
+
+/// Splits of the positions that some column sees; one more where a window may begin inside of one.
+fn attend_splits(c: &Attend) -> usize {
+    c.most.div_ceil(SPLIT_POSITIONS) + usize::from(c.window.is_some())
+}
+
+fn attend(c: &Attend, at: &Addresses<'_>, scratch: u64, out: &mut Launches) {
+    let (h, dim, splits) = (&c.heads, c.heads.head_dim, attend_splits(c));
+    // Pairs are rotated, and loaded.
+    assert!(dim.is_multiple_of(2), "heads of {dim} numbers");
+    let shared = h.heads / h.kv_heads;
+    let (units, numbers) = if dim.is_multiple_of(8) { (0, 8) } else { (3, 2) };
+    let shared_bytes = |at_once: usize| at_once * (dim + SPLIT_POSITIONS + ATTEND_WARPS * numbers * WARP) * 4;
+    // Query heads that share their keys; fewer at once where heads are very wide.
+    let (member, at_once) = [(2, 8), (1, 4), (0, 1)]
+        .into_iter()
+        .find(|&(_, at_once)| at_once == 1 || 2 * shared > at_once && shared_bytes(at_once) <= SHARED_BYTES)
+        .expect("the last one fits");
+    let mix = scratch;
+    let peaks = scratch + (c.n * h.heads * splits * dim * 4) as u64;
+    let grid = [h.kv_heads * shared.div_ceil(at_once), splits, c.n];
+    let kernel = Kernel::new(Family::Attend, units + member);
+    let launch = Launch::new(kernel, grid, ATTEND_WARPS, shared_bytes(at_once));
+    let launch = launch.address(at.view(c.qkv)).address(at.buffer(h.cache)).address(at.view(c.places));
+    let launch = launch.address(mix).address(peaks).int(h.heads).int(h.kv_heads).int(dim).int(h.layers);
+    // A window of all positions is none.
+    out.push(launch.int(c.layer).int(h.context).int(c.window.unwrap_or(0)));
+    let warps = dim.div_ceil(WARP).clamp(1, 4);
+    let merge = Launch::new(Kernel::new(Family::AttendMerge, 0), [h.heads, c.n, 1], warps, 0);
+    out.push(merge.address(mix).address(peaks).address(at.view(c.out)).int(h.heads).int(dim).int(splits));
+}
+
+const fn sign_line_bytes(hidden: usize) -> usize {
+    sign::lines(hidden) * size_of::<BitLine>()
+}
+
+fn sign_scores(c: &SignScores, at: &Addresses<'_>, scratch: u64, out: &mut Launches) {
+    const WARPS: usize = 8;
+    let (x, words) = (at.view(c.x), sign_line_bytes(c.hidden) / 4);
+    let pack = Launch::new(Kernel::new(Family::SignPack, 0), [words.div_ceil(WARPS), c.n, 1], WARPS, 0);
+    out.push(pack.address(x).address(scratch).int(c.hidden).int(words));
+    let grid = [c.ffn.div_ceil(8 * WARPS), c.n.div_ceil(SIGN_COLUMNS), 1];
+    let scores = Launch::new(Kernel::new(Family::SignScores, 0), grid, WARPS, 0);
+    let scores = scores.address(at.buffer(c.bits)).address(scratch).address(at.view(c.scores));
+    out.push(scores.int(c.hidden).int(c.ffn).int(c.n));
+}
+
+fn select(c: &Select, at: &Addresses<'_>, out: &mut Launches) {
+    const WARPS: usize = 8;
+    let (scores, masks) = (at.view(c.scores), at.view(c.masks));
+    let launch = |family, count: usize| {
+        Launch::new(Kernel::new(family, 0), [count.div_ceil(WARPS * WARP), 1, 1], WARPS, 0).address(scores)
+    };
+    let all = launch(Family::SelectAll, c.ffn).address(masks);
+    out.push(all.int(c.ffn).int(c.n).float(c.least[0]));
+    let resident = launch(Family::SelectResident, c.slots).address(at.buffer(c.bucket)).address(masks);
+    out.push(resident.int(c.ffn).int(c.slots).int(c.n).float(c.least[1]));
 }
