@@ -23,6 +23,9 @@ constexpr int F32 = 0, F16 = 1, Q8 = 2, Q4 = 3;
 // formats::rows: numbers that share a scale, numbers of a pack, alignment of a row.
 constexpr int GROUP = 32, PACK = 512, ROW_ALIGN = 64;
 
+// math.h's INFINITY is in no header that NVRTC has.
+#define BELOW_ALL __uint_as_float(0xff800000u)
+
 extern __shared__ __align__(16) u8 dynamic_shared[];
 
 #ifndef CUDA_ON_CPU
@@ -37,22 +40,23 @@ __device__ __forceinline__ u16 float_to_half(float value) {
     asm("cvt.rn.f16.f32 %0, %1;" : "=h"(bits) : "f"(value));
     return bits;
 }
-// Weights are read once: they must not push the inputs, which are read by every warp, out of L1.
+// Weights are read once: they must not push the inputs, which are read by every warp, out of L1. Nothing writes them while a
+// kernel runs, so these are functions of their address, and the compiler may move them.
 __device__ __forceinline__ uint4 load_once(const uint4 *at) {
     uint4 v;
-    asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
+    asm("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
                  : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
                  : "l"(at));
     return v;
 }
 __device__ __forceinline__ uint2 load_once(const uint2 *at) {
     uint2 v;
-    asm volatile("ld.global.nc.L1::no_allocate.v2.u32 {%0, %1}, [%2];" : "=r"(v.x), "=r"(v.y) : "l"(at));
+    asm("ld.global.nc.L1::no_allocate.v2.u32 {%0, %1}, [%2];" : "=r"(v.x), "=r"(v.y) : "l"(at));
     return v;
 }
 __device__ __forceinline__ u32 load_once(const u32 *at) {
     u32 v;
-    asm volatile("ld.global.nc.L1::no_allocate.u32 %0, [%1];" : "=r"(v) : "l"(at));
+    asm("ld.global.nc.L1::no_allocate.u32 %0, [%1];" : "=r"(v) : "l"(at));
     return v;
 }
 #else
@@ -91,26 +95,4 @@ template <int QUANT> __device__ __forceinline__ size_t row_bytes(int cols) {
                          : QUANT == Q8  ? size_t(cols) + cols / GROUP * 2
                                         : size_t(cols) / 2 + cols / GROUP * 2;
     return (bytes + ROW_ALIGN - 1) / ROW_ALIGN * ROW_ALIGN;
-}
-
-// Numbers from one column's int8 codes to the next, and groups (quantize.cu).
-__device__ __forceinline__ int code_stride(int cols) { return (cols + PACK - 1) / PACK * PACK; }
-__device__ __forceinline__ int group_stride(int cols) { return code_stride(cols) / GROUP; }
-
-// Inputs of grouped rows, as cpu::Columns has them: `n` columns each.
-struct Codes {
-    const u8 *codes;    // [n, code_stride] int8 in the order of a q8_0 row
-    const float *steps; // [n, group_stride]
-    const float *sums;  // [n, group_stride] step times the sum of the group's codes
-};
-
-// Where the three lie in the scratch that `quantize` fills.
-__device__ __forceinline__ Codes codes_at(const void *scratch, int n, int cols) {
-    const u8 *codes = static_cast<const u8 *>(scratch);
-    const float *steps = reinterpret_cast<const float *>(codes + size_t(n) * code_stride(cols));
-    return {codes, steps, steps + size_t(n) * group_stride(cols)};
-}
-__device__ __forceinline__ Codes codes_from(Codes x, int column, int cols) {
-    return {x.codes + size_t(column) * code_stride(cols), x.steps + size_t(column) * group_stride(cols),
-            x.sums + size_t(column) * group_stride(cols)};
 }

@@ -6,7 +6,7 @@
 #include "common.cuh"
 
 KERNEL __launch_bounds__(1024)
-    norm(const float *x, const float *weight, const float *bias, float *out, int hidden, float epsilon, int centred) {
+    normalise(const float *x, const float *weight, const float *bias, float *out, int hidden, float epsilon, int centred) {
     float *room = reinterpret_cast<float *>(dynamic_shared);
     x += size_t(blockIdx.x) * hidden;
     out += size_t(blockIdx.x) * hidden;

@@ -7,8 +7,8 @@
 
 mod calls;
 pub mod cuda;
-pub mod launch;
 mod host_room;
+pub mod launch;
 pub mod sparse_ffn;
 mod virtual_device;
 

@@ -30,8 +30,21 @@ macro_rules! source {
 }
 
 /// All of `kernels/`.
-pub const SOURCES: [Source; 6] =
-    [source!("add"), source!("copy"), source!("linear"), source!("norm"), source!("quantize"), source!("sparse_ffn")];
+pub const SOURCES: [Source; 13] = [
+    source!("add"),
+    source!("append"),
+    source!("attend"),
+    source!("copy"),
+    source!("gather"),
+    source!("linear"),
+    source!("matmul"),
+    source!("norm"),
+    source!("quantize"),
+    source!("sample"),
+    source!("select"),
+    source!("sign_scores"),
+    source!("sparse_ffn"),
+];
 
 /// What they include, by the names that they do.
 const HEADERS: [(&str, &str); 2] = [
