@@ -223,7 +223,7 @@ fn count(path: &Path, choice: &[Choice; 2], threads: usize, moving: Option<Movin
         let device = Box::new(VirtualDevice::new(u64::MAX, SLOW));
         // SAFETY: the engine has both.
         let mut hybrid = unsafe { on_device(&engine.model, device, &[FFN / 3; LAYERS]) }.unwrap();
-        hybrid.bring_predictors(engine.sparsity());
+        hybrid.bring_predictors(engine.sparsity(), &engine.model.config);
         hybrid.migrator = Some(match moving {
             Moving::AtRandom => Box::new(Restless(Prng::new(1))),
             Moving::Scheduled => Box::new(background(&engine)),

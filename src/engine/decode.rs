@@ -9,6 +9,7 @@ use super::sparsity::{Mode, Predicted, Sparsity};
 use crate::clock;
 use crate::cpu::team::Parts;
 use crate::cpu::{Columns, Kernels, MAX_COLUMNS, Team};
+use crate::error::{Error, Result};
 use crate::model::config::Positions;
 use crate::model::{KvCache, Model};
 use crate::ops::gates::gates;
@@ -44,13 +45,13 @@ pub(super) struct Place {
 
 /// A model, the threads that run it and the room they need.
 pub struct Engine {
+    /// A device's part of the FFNs of up to [`MAX_COLUMNS`] tokens. Dropped before the model: its copies read the store.
+    pub hybrid: Option<Hybrid>,
     /// Shared with the scheduler's thread, which predicts with it.
     pub model: Arc<Model>,
     pub kernels: Kernels,
     /// What it did since somebody last set it back.
     pub report: Report,
-    /// A device's part of the FFNs of up to [`MAX_COLUMNS`] tokens.
-    pub hybrid: Option<Hybrid>,
     /// Looks at the predictor now and then while single tokens are decoded.
     pub audit: Option<LiveAudit>,
     team: Team,
@@ -111,7 +112,7 @@ impl Engine {
     /// Returns what was set before.
     pub fn set_sparsity(&mut self, sparsity: Sparsity) -> Sparsity {
         if let Some(hybrid) = &mut self.hybrid {
-            hybrid.bring_predictors(&sparsity);
+            hybrid.bring_predictors(&sparsity, &self.model.config);
         }
         std::mem::replace(&mut self.sparsity, sparsity)
     }
@@ -171,6 +172,26 @@ impl Engine {
         self.run(std::slice::from_mut(kv), &|t| tokens[t], Some(observer))
     }
 
+    /// Whether what the passes so far have made is to be trusted.
+    ///
+    /// # Errors
+    /// [`Error::Fatal`] once the device has failed: its neurons are missing in everything since, and logits are no numbers.
+    pub fn check(&self) -> Result<()> {
+        match self.hybrid.as_ref().and_then(|hybrid| hybrid.cache.device.fault()) {
+            None => Ok(()),
+            Some(fault) => Err(Error::Fatal(format!("the device has failed: {}", fault.0))),
+        }
+    }
+
+    /// The last pass's logits, once more.
+    ///
+    /// # Errors
+    /// As [`Engine::check`].
+    pub fn answer(&mut self) -> Result<&mut [f32]> {
+        self.check()?;
+        Ok(&mut self.buffers.logits)
+    }
+
     /// Notes where the columns of the next pass stand, and of which there will be logits.
     fn place(&mut self, places: impl Iterator<Item = Place>, want: Logits) {
         let Buffers { places: all, heads, .. } = &mut self.buffers;
@@ -221,6 +242,10 @@ impl Engine {
             report.attention_ns += clock::lap(&mut lap);
             hybrid.pass(&mut Pass { team, kernels, model, report, sparsity, buffers: b, caches, observer });
             b.places.iter().for_each(|p| caches[p.cache].len = caches[p.cache].len.max(p.position + 1));
+            if hybrid.cache.device.fault().is_some() {
+                // Nobody may take for an answer what a failed device had a part in.
+                b.logits.fill(f32::NAN);
+            }
             report.tokens += n as u64;
             report.passes += 1;
             return &mut b.logits;

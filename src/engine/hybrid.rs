@@ -12,9 +12,9 @@ use crate::cache::NeuronCache;
 use crate::clock;
 use crate::cpu::{Kernels, MAX_COLUMNS, Team};
 use crate::device::{
-    Add, Append, Attend, Buffer, Call, Event, OutOfMemory, Select, SignScores, SparseFfn, Stream, Then, View,
+    Add, Append, Attend, Buffer, Call, Event, HostRoom, OutOfMemory, Select, SignScores, SparseFfn, Stream, Then, View,
 };
-use crate::model::config::{Norm as NormKind, Positions};
+use crate::model::config::{ModelConfig, Norm as NormKind, Positions};
 use crate::model::weights::Layer;
 use crate::model::{KvCache, Model};
 use crate::ops::gates::gates;
@@ -93,17 +93,19 @@ pub struct Hybrid {
     /// Bytes of weights, rooms, keys and values.
     bytes: u64,
     /// Host side of the front: what came out, and the masks that go in.
-    received: Vec<u32>,
-    masks: Vec<u32>,
+    received: HostRoom,
+    masks: HostRoom,
+    /// Masks of every neuron, for dense layers.
+    all_masks: HostRoom,
     /// The CPU's half, `[n, hidden]`.
-    half: Vec<f32>,
+    half: HostRoom,
     /// Active neurons times columns of each layer's device half.
-    active: Vec<u32>,
+    active: HostRoom,
     /// Queries, keys and values that the device made, `[layers, n, qkv_dim]`: the host's caches get the last two.
-    made: Vec<f32>,
+    made: HostRoom,
     /// Places and angles of a pass, as the device reads them.
-    places: Vec<u32>,
-    angles: Vec<f32>,
+    places: HostRoom,
+    angles: HostRoom,
     /// What the CPU computes.
     rest: Selection,
     /// Every neuron, for dense layers.
@@ -138,9 +140,27 @@ impl Hybrid {
             _ => Some(DeviceKv::new(&mut taker, c, context, timelines)?),
         };
         let bytes = taker.bytes;
-        let mut events = || (0..c.layers).map(|_| cache.device.event()).collect();
+        let made = if timelines == 0 { 0 } else { c.layers * MAX_COLUMNS * c.qkv_dim() };
+        let mut room = |words: usize, written: bool| {
+            let room = HostRoom::new(words);
+            // SAFETY: rooms stay where they are, and the device, which is the cache's, is dropped first.
+            unsafe { cache.device.pin(room.as_ptr().cast(), words * 4, written) };
+            room
+        };
+        let [received, masks, all_masks, half, active, made, places, angles] = [
+            (Front::new(MAX_COLUMNS, c).bytes() / 4, true),
+            (c.ffn, false),
+            (c.ffn, false),
+            (MAX_COLUMNS * c.hidden, false),
+            (c.layers, true),
+            (made, true),
+            (MAX_COLUMNS * 2, false),
+            (MAX_COLUMNS * c.head_dim, false),
+        ]
+        .map(|(words, written)| room(words, written));
+        let mut events = || (0..c.layers).map(|_| cache.device.timed_event()).collect();
         let (front, merged) = (events(), events());
-        Ok(Hybrid {
+        let mut hybrid = Hybrid {
             cache,
             migrator: None,
             reserved,
@@ -149,18 +169,44 @@ impl Hybrid {
             rooms,
             kv,
             bytes,
-            received: vec![0; Front::new(MAX_COLUMNS, c).bytes() / 4],
-            masks: vec![0; c.ffn],
-            half: vec![0.0; MAX_COLUMNS * c.hidden],
-            active: vec![0; c.layers],
-            made: Vec::new(),
-            places: Vec::new(),
-            angles: Vec::new(),
+            received,
+            masks,
+            all_masks,
+            half,
+            active,
+            made,
+            places,
+            angles,
             rest: Selection { neurons: Vec::with_capacity(c.ffn), masks: Vec::with_capacity(c.ffn) },
             all: Selection { neurons: (0..c.ffn as u32).collect(), masks: vec![0; c.ffn] },
             front,
             merged,
-        })
+        };
+        hybrid.prepare(model)?;
+        Ok(hybrid)
+    }
+
+    /// Lets the device take, once and for all, what it needs beside the operands of every pass.
+    fn prepare(&mut self, model: &Model) -> Result<(), OutOfMemory> {
+        let (c, rooms, mut calls) = (&model.config, &self.rooms, Vec::new());
+        let (x, qkv, mixed) = (self.at(0), rooms.qkv.into(), rooms.mixed.into());
+        for n in 1..=MAX_COLUMNS {
+            let at = &self.weights.layers[0];
+            calls.push(Call::Linear(at.qkv.call(n, x, qkv, Then::Store)));
+            calls.push(Call::Linear(at.o.call(n, mixed, x, Then::Add)));
+            calls.push(Call::Linear(self.weights.head.call(n, x, rooms.logits.into(), Then::Store)));
+            let layers = model.layers.iter().enumerate();
+            calls.extend(layers.map(|(l, layer)| Call::SparseFfn(self.ffn_call(c, l, n, layer, 0.0, c.ffn))));
+            if let Some(kv) = &self.kv {
+                let (heads, places) = (kv.heads, kv.places.into());
+                let (window, most) = (c.window, heads.context);
+                calls.push(Call::Attend(Attend { heads, layer: 0, n, window, most, qkv, places, out: mixed }));
+            }
+        }
+        let mut taker = Taker { device: &mut *self.cache.device, bytes: 0 };
+        calls.iter().try_for_each(|call| taker.prepare(call))?;
+        self.bytes += taker.bytes;
+        Ok(())
     }
 
     /// Bytes on the device beside the cache's and those that are only reserved.
@@ -169,11 +215,11 @@ impl Hybrid {
     }
 
     /// Brings the predictors of `sparsity` to the device, in the place of what was reserved for them.
-    pub fn bring_predictors(&mut self, sparsity: &Sparsity) {
+    pub fn bring_predictors(&mut self, sparsity: &Sparsity, c: &ModelConfig) {
         let Hybrid { cache, scorers, reserved, .. } = self;
         let (before, planned) = (scorers.bytes, reserved.bytes);
         cache.device.free(*reserved);
-        scorers.bring(&mut *cache.device, sparsity, cache.layers.len());
+        scorers.bring(&mut *cache.device, sparsity, c);
         let left = (planned + before).saturating_sub(scorers.bytes);
         *reserved = cache.device.reserve(left.min(planned + before)).expect("it was there before");
     }
@@ -211,24 +257,22 @@ impl Hybrid {
         // stream was synchronised, or an event that was recorded behind the copy.
         unsafe { device.copy_in(Stream::Compute, b.x.as_ptr().cast(), size_of_val(&b.x[..]), to.buffer, to.at) };
         let Some(kv) = self.kv.as_mut().filter(|kv| kv.takes(&b.places, pass.caches)) else { return false };
-        self.places.clear();
-        self.angles.clear();
         kv.bring(&mut **device, &b.places, pass.caches);
-        for &Place { cache, position } in &b.places {
-            self.places.extend([kv.place_of(&pass.caches[cache]) as u32, position as u32]);
+        let angles: &mut [f32] = bytemuck::cast_slice_mut(&mut self.angles);
+        for (t, &Place { cache, position }) in b.places.iter().enumerate() {
+            self.places[2 * t..2 * t + 2].copy_from_slice(&[kv.place_of(&pass.caches[cache]) as u32, position as u32]);
             if let Positions::Rope { frequencies } = &c.positions {
-                self.angles.extend(frequencies.iter().flat_map(|f| {
+                let pairs = angles[t * c.head_dim..(t + 1) * c.head_dim].chunks_exact_mut(2);
+                for (pair, f) in pairs.zip(frequencies) {
                     let (sin, cos) = (position as f32 * f).sin_cos();
-                    [cos, sin]
-                }));
+                    pair.copy_from_slice(&[cos, sin]);
+                }
             }
         }
-        self.made.resize(self.made.len().max(c.layers * b.places.len() * c.qkv_dim()), 0.0);
         unsafe {
-            let bytes = size_of_val(&self.places[..]);
-            device.copy_in(Stream::Compute, self.places.as_ptr().cast(), bytes, kv.places, 0);
-            let bytes = size_of_val(&self.angles[..]);
-            if bytes > 0 {
+            device.copy_in(Stream::Compute, self.places.as_ptr().cast(), b.places.len() * 8, kv.places, 0);
+            if kv.angles.bytes > 0 {
+                let bytes = b.places.len() * c.head_dim * 4;
                 device.copy_in(Stream::Compute, self.angles.as_ptr().cast(), bytes, kv.angles, 0);
             }
         }
@@ -293,7 +337,8 @@ impl Hybrid {
         self.launch(Call::Norm(norm(c.norm, self.weights.layers[l].ffn_norm, h, n, residual, input)));
         let scored = mode == Mode::Predicted && self.score(c, l, n, sparsity.least(l));
         if mode == Mode::Dense {
-            self.all.masks.fill(u32::MAX >> (MAX_COLUMNS - n));
+            self.all_masks.fill(u32::MAX >> (MAX_COLUMNS - n));
+            self.all.masks.copy_from_slice(&self.all_masks);
             self.send_masks(front, true);
         }
         let known = scored || mode == Mode::Dense;
@@ -383,7 +428,7 @@ impl Hybrid {
         let needed = !self.rest.neurons.is_empty() || !layer.down_bias.is_empty();
         if needed {
             let mut lap = clock::now();
-            let half = &mut self.half[..n * h];
+            let half: &mut [f32] = bytemuck::cast_slice_mut(&mut self.half[..n * h]);
             half.fill(0.0);
             let work = Work::Selected(&self.rest);
             read = ffn::ffn(team, kernels, c, layer, &b.columns, work, cut, &mut [], &mut b.ffn, half);
@@ -396,7 +441,7 @@ impl Hybrid {
     }
 
     /// Has the device score a layer's neurons and choose among them, if it has the predictor.
-    fn score(&mut self, c: &crate::model::ModelConfig, l: usize, n: usize, least: [f32; 2]) -> bool {
+    fn score(&mut self, c: &ModelConfig, l: usize, n: usize, least: [f32; 2]) -> bool {
         let front = Front::new(n, c);
         let (input, residual, scores) = (self.at(0), self.at(front.residual()), self.at(front.scores()));
         match self.scorers.get(l) {
@@ -419,39 +464,41 @@ impl Hybrid {
     }
 
     fn send_masks(&mut self, front: Front, all: bool) {
-        let masks = if all { &self.all.masks } else { &self.masks };
+        let masks = if all { &self.all_masks } else { &self.masks };
         let (from, bytes, to) = (masks.as_ptr().cast(), size_of_val(&masks[..]), self.at(front.masks()));
         unsafe { self.cache.device.copy_in(Stream::Compute, from, bytes, to.buffer, to.at) };
     }
 
-    /// Puts the device's half of a layer on its stream, and what says how many were active.
-    fn launch_ffn(&mut self, c: &crate::model::ModelConfig, l: usize, n: usize, layer: &Layer, cut: f32) {
+    /// The device's half of a layer with so many slots.
+    fn ffn_call(&self, c: &ModelConfig, l: usize, n: usize, layer: &Layer, cut: f32, slots: usize) -> SparseFfn {
         let at = &self.cache.layers[l];
-        let slots = at.table.slots().len();
+        SparseFfn {
+            quant: layer.ffn.quant,
+            kind: c.ffn_kind,
+            activation: c.activation,
+            cut,
+            hidden: c.hidden,
+            ffn: c.ffn,
+            slots,
+            n,
+            blocks: at.blocks,
+            bucket: at.bucket,
+            up_bias: at.up_bias,
+            input: self.rooms.front,
+            output: self.rooms.output,
+        }
+    }
+
+    /// Puts the device's half of a layer on its stream, and what says how many were active.
+    fn launch_ffn(&mut self, c: &ModelConfig, l: usize, n: usize, layer: &Layer, cut: f32) {
+        let slots = self.cache.layers[l].table.slots().len();
         if slots == 0 {
             return;
         }
-        let (input, output) = (self.rooms.front, self.rooms.output);
-        let (blocks, bucket, up_bias) = (at.blocks, at.bucket, at.up_bias);
-        let (quant, kind, activation, hidden, ffn) = (layer.ffn.quant, c.ffn_kind, c.activation, c.hidden, c.ffn);
-        self.launch(Call::SparseFfn(SparseFfn {
-            quant,
-            kind,
-            activation,
-            cut,
-            hidden,
-            ffn,
-            slots,
-            n,
-            blocks,
-            bucket,
-            up_bias,
-            input,
-            output,
-        }));
+        self.launch(Call::SparseFfn(self.ffn_call(c, l, n, layer, cut, slots)));
         self.cache.used(l);
-        let (to, at) = ((&raw mut self.active[l]).cast(), (n * hidden * 4) as u64);
-        unsafe { self.cache.device.copy_out(Stream::Compute, output, at, to, 4) };
+        let (to, at) = (self.active[l..].as_mut_ptr().cast(), (n * c.hidden * 4) as u64);
+        unsafe { self.cache.device.copy_out(Stream::Compute, self.rooms.output, at, to, 4) };
     }
 
     /// Adds the halves to the residual.
@@ -486,11 +533,12 @@ impl Hybrid {
         let Hybrid { cache, kv, made, .. } = self;
         cache.device.synchronize(Stream::Compute);
         for (front, merged) in self.front.iter().zip(&self.merged) {
-            cache.counters.ffn_ns += cache.device.reached_ns(*merged).saturating_sub(cache.device.reached_ns(*front));
+            cache.counters.ffn_ns += cache.device.elapsed_ns(*front, *merged);
         }
         cache.counters.tokens += n as u64;
         cache.counters.hits += self.active.iter().map(|&active| u64::from(active)).sum::<u64>();
         if let Some(kv) = kv.as_mut().filter(|_| attends) {
+            let made: &[f32] = bytemuck::cast_slice(made);
             for (l, made) in made.chunks_exact(n * c.qkv_dim()).take(c.layers).enumerate() {
                 for (&Place { cache, position }, qkv) in b.places.iter().zip(made.chunks_exact(c.qkv_dim())) {
                     let (k, v) = qkv[c.q_dim()..].split_at(c.kv_dim());

@@ -3,7 +3,9 @@
 use super::decode::Place;
 use super::sparsity::Sparsity;
 use crate::cpu::MAX_COLUMNS;
-use crate::device::{Buffer, Device, Heads, Linear, Norm, OutOfMemory, SparseFfn, Stream, Then, View};
+use crate::device::{
+    Buffer, Call, Device, Heads, Linear, Norm, OutOfMemory, SignScores, SparseFfn, Stream, Then, View,
+};
 use crate::formats::rows::Quant;
 use crate::model::config::{ModelConfig, Norm as NormKind, Positions};
 use crate::model::weights::{Matrix, NormWeights};
@@ -33,6 +35,14 @@ impl Taker<'_> {
             self.device.synchronize(Stream::Compute);
         }
         Ok(buffer)
+    }
+
+    /// Takes what a call needs beside its operands.
+    pub fn prepare(&mut self, call: &Call) -> Result<(), OutOfMemory> {
+        let before = self.device.memory().used;
+        self.device.prepare(call)?;
+        self.bytes += self.device.memory().used - before;
+        Ok(())
     }
 
     fn numbers(&mut self, numbers: &[f32]) -> Result<Buffer, OutOfMemory> {
@@ -131,8 +141,9 @@ impl Scorers {
 
     /// Brings what `sparsity` scores its layers with from their own residuals, and gives back what it does not use any more.
     /// What there is no room for stays on the host.
-    pub fn bring(&mut self, device: &mut dyn Device, sparsity: &Sparsity, layers: usize) {
-        self.layers.resize_with(layers, || None);
+    pub fn bring(&mut self, device: &mut dyn Device, sparsity: &Sparsity, c: &ModelConfig) {
+        let (hidden, ffn) = (c.hidden, c.ffn);
+        self.layers.resize_with(c.layers, || None);
         for (l, at) in self.layers.iter_mut().enumerate() {
             let wanted = sparsity.own_predictor(l);
             let same = |brought: &Brought| wanted.is_some_and(|wanted| Arc::ptr_eq(wanted, &brought.from));
@@ -166,9 +177,18 @@ impl Scorers {
             self.bytes += taker.bytes;
             taker.bytes = 0;
             let scorer = grown.and_then(|()| match form {
-                Form::Sign { bits } => taker.bring(bytemuck::cast_slice(bits)).map(|bits| Scorer::Sign { bits }),
+                Form::Sign { bits } => {
+                    let bits = taker.bring(bytemuck::cast_slice(bits))?;
+                    let (x, n) = (bits.into(), MAX_COLUMNS);
+                    taker.prepare(&Call::SignScores(SignScores { hidden, ffn, n, bits, x, scores: x }))?;
+                    Ok(Scorer::Sign { bits })
+                }
                 Form::Mlp { inner, outer, epsilon } => {
                     let (inner, outer) = (taker.linear(inner.0, inner.1)?, taker.linear(outer.0, outer.1)?);
+                    for matrix in [inner, outer] {
+                        let x = matrix.weights.into();
+                        taker.prepare(&Call::Linear(matrix.call(MAX_COLUMNS, x, x, Then::Store)))?;
+                    }
                     Ok(Scorer::Mlp { inner, outer, epsilon })
                 }
             });

@@ -41,7 +41,7 @@ impl Budgeter {
         let model = engine.model.clone();
         let Some(hybrid) = &mut engine.hybrid else {
             return Err(Error::Usage(
-                "there is no device whose budget could change; begin with --device virtual".into(),
+                "there is no device whose budget could change; begin with --device cuda (or virtual)".into(),
             ));
         };
         let slots: Vec<usize> = plan.layers.iter().map(|l| l.slots).collect();
@@ -82,11 +82,11 @@ pub fn place(engine: &mut Engine, device: Box<dyn Device>, plan: &Plan, neurons:
         hybrid.cache.load(l, &places).map_err(|e| Error::Failed(format!("layer {l} cannot be placed: {e:?}")))?;
     }
     hybrid.cache.settle();
-    hybrid.bring_predictors(engine.sparsity());
+    hybrid.bring_predictors(engine.sparsity(), &engine.model.config);
     // Nothing is on its way: what is counted from now on is what the text did.
     hybrid.cache.counters = Default::default();
     engine.hybrid = Some(hybrid);
-    Ok(())
+    engine.check()
 }
 
 /// Bytes of a plan's parts that neither the cache nor the engine takes by itself.

@@ -1,0 +1,36 @@
+// Computes: rotates queries and keys by their angles (pairs i, i + dim / 2 of each head), in place, and puts keys and values
+//           into the cache as f16.
+// Shapes:   qkv [n, (heads + 2 kv_heads) * dim] f32; angles [n, dim / 2] (cosine, sine) or null: nothing is rotated;
+//           places [n] (timeline, position); cache f16 [timelines, layers, 2, kv_heads, context, dim].
+// Moves:    reads and writes qkv once, writes 4 * kv_heads * dim bytes of the cache per column.
+// Launch:   a block per head of q, k and v and column: grid (heads + 2 kv_heads, n), a thread per pair; no shared memory.
+#include "common.cuh"
+
+KERNEL __launch_bounds__(256) append(float *qkv, const float2 *angles, const uint2 *places, u16 *cache, int heads,
+                                     int kv_heads, int dim, int layers, int layer, int context) {
+    const int head = blockIdx.x, column = blockIdx.y, pairs = dim / 2;
+    const bool rotates = angles != nullptr && head < heads + kv_heads;
+    float *const x = qkv + (size_t(column) * (heads + 2 * kv_heads) + head) * dim;
+    const uint2 place = places[column];
+    u16 *to = nullptr;
+    if (head >= heads) {
+        // Keys, then values.
+        const size_t part = (size_t(place.x) * layers + layer) * 2 + (head >= heads + kv_heads ? 1 : 0);
+        to = cache + ((part * kv_heads + (head - heads) % kv_heads) * context + place.y) * dim;
+    }
+    for (int i = threadIdx.x; i < pairs; i += blockDim.x) {
+        float low = x[i], high = x[i + pairs];
+        if (rotates) {
+            const float2 angle = angles[size_t(column) * pairs + i];
+            const float turned = low * angle.x - high * angle.y;
+            high = high * angle.x + low * angle.y;
+            low = turned;
+            x[i] = low;
+            x[i + pairs] = high;
+        }
+        if (to != nullptr) {
+            to[i] = float_to_half(low);
+            to[i + pairs] = float_to_half(high);
+        }
+    }
+}

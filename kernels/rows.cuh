@@ -1,0 +1,245 @@
+// Rows of weights (formats::rows) times columns of inputs: what every kernel over weights is made of.
+#pragma once
+#include "common.cuh"
+
+// Inputs of `n` columns: as f32, and for grouped rows as int8 codes in the order of a q8_0 row, with the step of each group
+// (quantize.cu, cpu::Columns).
+struct Input {
+    const float *values; // [n, cols]; f32 and f16 rows
+    const u8 *codes;     // [n, code_stride]; grouped rows
+    const float *steps;  // [n, group_stride]; grouped rows
+};
+
+__device__ __forceinline__ int code_stride(int cols) { return (cols + PACK - 1) / PACK * PACK; }
+__device__ __forceinline__ int group_stride(int cols) { return code_stride(cols) / GROUP; }
+
+// `x` is values, or what `quantize` left.
+template <int QUANT> __device__ __forceinline__ Input input_at(const void *x, int n, int cols) {
+    const u8 *codes = static_cast<const u8 *>(x);
+    return {static_cast<const float *>(x), codes,
+            reinterpret_cast<const float *>(codes + size_t(n) * code_stride(cols))};
+}
+
+// The input from column `column` on.
+__device__ __forceinline__ Input from_column(Input x, int column, int cols) {
+    return {x.values + size_t(column) * cols, x.codes + size_t(column) * code_stride(cols),
+            x.steps + size_t(column) * group_stride(cols)};
+}
+
+// Numbers i to i + 4 of a column; zeros behind its end. Only columns of whole fours are aligned.
+__device__ __forceinline__ float4 four_inputs(const float *x, int i, int cols) {
+    if (cols % 4 == 0) return i < cols ? *reinterpret_cast<const float4 *>(x + i) : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+    return make_float4(i < cols ? x[i] : 0.0f, i + 1 < cols ? x[i + 1] : 0.0f, i + 2 < cols ? x[i + 2] : 0.0f,
+                       i + 3 < cols ? x[i + 3] : 0.0f);
+}
+
+// 16 bytes of an f32 or f16 row as numbers.
+template <int QUANT> struct Unit;
+template <> struct Unit<F32> {
+    static constexpr int NUMBERS = 4;
+    static __device__ __forceinline__ void unpack(uint4 raw, float (&w)[NUMBERS]) {
+        w[0] = __uint_as_float(raw.x);
+        w[1] = __uint_as_float(raw.y);
+        w[2] = __uint_as_float(raw.z);
+        w[3] = __uint_as_float(raw.w);
+    }
+};
+template <> struct Unit<F16> {
+    static constexpr int NUMBERS = 8;
+    static __device__ __forceinline__ void unpack(uint4 raw, float (&w)[NUMBERS]) {
+        w[0] = low_half(raw.x);
+        w[1] = high_half(raw.x);
+        w[2] = low_half(raw.y);
+        w[3] = high_half(raw.y);
+        w[4] = low_half(raw.z);
+        w[5] = high_half(raw.z);
+        w[6] = low_half(raw.w);
+        w[7] = high_half(raw.w);
+    }
+};
+
+// The low or high half bytes of q4_0 as int8, each less 8. Setting the top bits keeps the subtraction within each byte.
+__device__ __forceinline__ u32 low_codes(u32 raw) { return ((raw & 0x0f0f0f0fu | 0x80808080u) - 0x08080808u) ^ 0x80808080u; }
+__device__ __forceinline__ u32 high_codes(u32 raw) { return low_codes(raw >> 4); }
+__device__ __forceinline__ uint4 low_codes(uint4 raw) {
+    return make_uint4(low_codes(raw.x), low_codes(raw.y), low_codes(raw.z), low_codes(raw.w));
+}
+__device__ __forceinline__ uint4 high_codes(uint4 raw) {
+    return make_uint4(high_codes(raw.x), high_codes(raw.y), high_codes(raw.z), high_codes(raw.w));
+}
+
+// The four scales at an 8-byte boundary.
+__device__ __forceinline__ float4 four_scales(const u8 *at) {
+    const uint2 raw = load_once(reinterpret_cast<const uint2 *>(at));
+    return make_float4(low_half(raw.x), high_half(raw.x), low_half(raw.y), high_half(raw.y));
+}
+
+// sums[r][c] = row r · column c, by one warp, the same in all its lanes. Of N columns, those from `left` on repeat the last one.
+//
+// Registers hold U or all of a pack's loads before the first is used: that is what keeps enough bytes on their way.
+template <int QUANT, int R, int N> struct Dots {
+    static constexpr int NUMBERS = Unit<QUANT>::NUMBERS;
+    static constexpr int U = N <= 2 ? 4 : 2;
+
+    static __device__ __forceinline__ void run(const u8 *const (&rows)[R], Input x, int cols, int left, float (&sums)[R][N]) {
+        const int lane = threadIdx.x % WARP;
+        // Rows are padded with zeros to whole units.
+        const int units = (cols + NUMBERS - 1) / NUMBERS;
+        for (int first = lane; first < units; first += WARP * U) {
+            uint4 raw[R][U];
+#pragma unroll
+            for (int i = 0; i < U; i++) {
+#pragma unroll
+                for (int r = 0; r < R; r++) {
+                    const int unit = first + i * WARP;
+                    raw[r][i] = unit < units ? load_once(reinterpret_cast<const uint4 *>(rows[r]) + unit)
+                                             : make_uint4(0, 0, 0, 0);
+                }
+            }
+#pragma unroll
+            for (int i = 0; i < U; i++) {
+                float w[R][NUMBERS];
+#pragma unroll
+                for (int r = 0; r < R; r++) Unit<QUANT>::unpack(raw[r][i], w[r]);
+#pragma unroll
+                for (int c = 0; c < N; c++) {
+                    const float *column = x.values + size_t(min(c, left - 1)) * cols;
+#pragma unroll
+                    for (int k = 0; k < NUMBERS; k += 4) {
+                        const float4 v = four_inputs(column, (first + i * WARP) * NUMBERS + k, cols);
+#pragma unroll
+                        for (int r = 0; r < R; r++) {
+                            float sum = sums[r][c];
+                            sum = fmaf(w[r][k], v.x, sum);
+                            sum = fmaf(w[r][k + 1], v.y, sum);
+                            sum = fmaf(w[r][k + 2], v.z, sum);
+                            sums[r][c] = fmaf(w[r][k + 3], v.w, sum);
+                        }
+                    }
+                }
+            }
+        }
+    }
+};
+
+// Adds the dots of 16 bytes each of weights and codes, word by word: in a pack, words belong to four groups.
+__device__ __forceinline__ void four_dots(uint4 w, uint4 v, int (&dots)[4]) {
+    dots[0] = __dp4a(int(w.x), int(v.x), dots[0]);
+    dots[1] = __dp4a(int(w.y), int(v.y), dots[1]);
+    dots[2] = __dp4a(int(w.z), int(v.z), dots[2]);
+    dots[3] = __dp4a(int(w.w), int(v.w), dots[3]);
+}
+
+// Grouped rows. Eight lanes share a pack: lane q of four has groups 4q to 4q + 4, and of two such fours each has half of their
+// numbers, so that whole products add up as int before a scale is looked at.
+template <int QUANT, int R, int N> struct GroupedDots {
+    // Bytes of weights in a pack and in a group, and loads of a lane in half a pack.
+    static constexpr int PACK_BYTES = QUANT == Q8 ? 512 : 256, GROUP_BYTES = PACK_BYTES / 16, LOADS = PACK_BYTES / 128;
+
+    static __device__ __forceinline__ void run(const u8 *const (&rows)[R], Input x, int cols, int left, float (&sums)[R][N]) {
+        const int lane = threadIdx.x % WARP, quad = lane % 4, half = lane / 4 % 2;
+        const int packs = cols / PACK, groups = cols / GROUP, number_bytes = groups * GROUP_BYTES;
+        for (int pack = lane / 8; pack < packs; pack += WARP / 8) {
+            uint4 raw[R][LOADS];
+            float4 scales[R];
+#pragma unroll
+            for (int r = 0; r < R; r++) {
+#pragma unroll
+                for (int i = 0; i < LOADS; i++) {
+                    const int at = pack * PACK_BYTES + (half * LOADS + i) * 64 + quad * 16;
+                    raw[r][i] = load_once(reinterpret_cast<const uint4 *>(rows[r] + at));
+                }
+                scales[r] = four_scales(rows[r] + number_bytes + pack * 32 + quad * 8);
+            }
+#pragma unroll
+            for (int c = 0; c < N; c++) {
+                const int column = min(c, left - 1);
+                const u8 *codes = x.codes + size_t(column) * code_stride(cols) + pack * PACK + half * 256 + quad * 16;
+                int dots[R][4] = {};
+#pragma unroll
+                for (int i = 0; i < LOADS; i++) {
+                    if (QUANT == Q8) {
+                        const uint4 v = *reinterpret_cast<const uint4 *>(codes + i * 64);
+#pragma unroll
+                        for (int r = 0; r < R; r++) four_dots(raw[r][i], v, dots[r]);
+                    } else {
+                        const uint4 low = *reinterpret_cast<const uint4 *>(codes + i * 128);
+                        const uint4 high = *reinterpret_cast<const uint4 *>(codes + i * 128 + 64);
+#pragma unroll
+                        for (int r = 0; r < R; r++) {
+                            four_dots(low_codes(raw[r][i]), low, dots[r]);
+                            four_dots(high_codes(raw[r][i]), high, dots[r]);
+                        }
+                    }
+                }
+                const float4 steps =
+                    *reinterpret_cast<const float4 *>(x.steps + size_t(column) * group_stride(cols) + pack * 16 + quad * 4);
+#pragma unroll
+                for (int r = 0; r < R; r++) {
+                    float sum = sums[r][c];
+                    sum = fmaf(scales[r].x * steps.x, float(dots[r][0]), sum);
+                    sum = fmaf(scales[r].y * steps.y, float(dots[r][1]), sum);
+                    sum = fmaf(scales[r].z * steps.z, float(dots[r][2]), sum);
+                    sums[r][c] = fmaf(scales[r].w * steps.w, float(dots[r][3]), sum);
+                }
+            }
+        }
+        // Plain groups behind the last pack: 15 at most, one for each lane.
+        const int group = packs * (PACK / GROUP) + lane;
+        if (group < groups) {
+            uint4 raw[R][GROUP_BYTES / 16];
+            float scale[R];
+#pragma unroll
+            for (int r = 0; r < R; r++) {
+#pragma unroll
+                for (int i = 0; i < GROUP_BYTES / 16; i++)
+                    raw[r][i] = load_once(reinterpret_cast<const uint4 *>(rows[r] + group * GROUP_BYTES) + i);
+                scale[r] = half_to_float(*reinterpret_cast<const u16 *>(rows[r] + number_bytes + group * 2));
+            }
+#pragma unroll
+            for (int c = 0; c < N; c++) {
+                const int column = min(c, left - 1);
+                const uint4 *codes =
+                    reinterpret_cast<const uint4 *>(x.codes + size_t(column) * code_stride(cols) + group * GROUP);
+                const uint4 low = codes[0], high = codes[1];
+                const float step = x.steps[size_t(column) * group_stride(cols) + group];
+#pragma unroll
+                for (int r = 0; r < R; r++) {
+                    int dots[4] = {};
+                    four_dots(QUANT == Q8 ? raw[r][0] : low_codes(raw[r][0]), low, dots);
+                    four_dots(QUANT == Q8 ? raw[r][GROUP_BYTES / 16 - 1] : high_codes(raw[r][0]), high, dots);
+                    sums[r][c] = fmaf(scale[r] * step, float(dots[0] + dots[1] + dots[2] + dots[3]), sums[r][c]);
+                }
+            }
+        }
+    }
+};
+template <int R, int N> struct Dots<Q8, R, N> : GroupedDots<Q8, R, N> {};
+template <int R, int N> struct Dots<Q4, R, N> : GroupedDots<Q4, R, N> {};
+
+template <int QUANT, int R, int N>
+__device__ __forceinline__ void row_dots(const u8 *const (&rows)[R], Input x, int cols, int left, float (&sums)[R][N]) {
+#pragma unroll
+    for (int r = 0; r < R; r++) {
+#pragma unroll
+        for (int c = 0; c < N; c++) sums[r][c] = 0.0f;
+    }
+    Dots<QUANT, R, N>::run(rows, x, cols, left, sums);
+#pragma unroll
+    for (int r = 0; r < R; r++) {
+#pragma unroll
+        for (int c = 0; c < N; c++) sums[r][c] = warp_sum(sums[r][c]);
+    }
+}
+
+// Four kernels of a family, by columns that a thread works on at once, for each type of rows.
+#define FOR_WIDTHS(DEFINE, QUANT, type) \
+    DEFINE(QUANT, type, 1)              \
+    DEFINE(QUANT, type, 2)              \
+    DEFINE(QUANT, type, 4)              \
+    DEFINE(QUANT, type, 8)
+#define FOR_QUANTS_AND_WIDTHS(DEFINE) \
+    FOR_WIDTHS(DEFINE, F32, f32)      \
+    FOR_WIDTHS(DEFINE, F16, f16)      \
+    FOR_WIDTHS(DEFINE, Q8, q8_0)      \
+    FOR_WIDTHS(DEFINE, Q4, q4_0)

@@ -1,0 +1,352 @@
+// Computes: the resident half of an FFN (DynamicInfer C.2): for every slot whose neuron some column wants, gate, activation
+//           and cut; up where the gate lets it through; out[b] = the sum over neurons of a[b] * down row.
+// Shapes:   blocks [slots] of the rows gate, up, down (plain: up, down); bucket [slots]; masks [ffn]; x [n, cols] f32 or its
+//           codes; out [n, cols] f32, then one u32: neurons times columns that were active.
+//           Scratch: a [slots, n] f32; list [chunks, 32] slots; counts [chunks, 2]: slots in the list, active pairs;
+//           partial [splits, n, cols] f32.
+// Moves:    bucket and wanted masks; gate rows of wanted neurons; up rows of those that fire; down rows of those with a
+//           product that is not zero; partial sums, written and read once.
+// Launch:   ffn_neurons, ffn_down, ffn_merge, one after the other.
+//           ffn_neurons_<type>_<N>: a block per chunk of 32 slots, a warp per neuron; 128 bytes of shared memory.
+//           ffn_down_<type>_<N>: grid (tiles of a row, splits, ceil(n / N)); 8 warps take entries of the split in turns.
+//             Split s has chunks s, s + splits, ...: at most 256, in the order of slots. Shared memory: 4 bytes an entry, or
+//             512 bytes an accumulator, whatever is more.
+//           ffn_merge: a thread per number of out; 4 bytes of shared memory per warp.
+//
+// The order of every sum is that of chunks, warps and splits, which follow from the shapes alone.
+#include "rows.cuh"
+
+// device::launch counts on these.
+constexpr int CHUNK = WARP, DOWN_WARPS = 8;
+
+// As device::launch numbers them.
+enum Kind { GATED, GATED_BOTH, PLAIN };
+enum Activation { RELU, FATRELU, RELU2, SILU, GELU, GELU_TANH };
+
+// Error function as model::config has it: a Chebyshev fit of erfc in f64 (Numerical Recipes 6.2).
+__device__ __forceinline__ float error_function(float x) {
+    const double z = fabs(double(x)), t = 1.0 / (1.0 + 0.5 * z);
+    double fit = 0.17087277;
+    fit = fit * t - 0.82215223;
+    fit = fit * t + 1.48851587;
+    fit = fit * t - 1.13520398;
+    fit = fit * t + 0.27886807;
+    fit = fit * t - 0.18628806;
+    fit = fit * t + 0.09678418;
+    fit = fit * t + 0.37409196;
+    fit = fit * t + 1.00002368;
+    fit = fit * t - 1.26551223;
+    const double erfc = t * exp(-z * z + fit);
+    return float(x >= 0.0f ? 1.0 - erfc : erfc - 1.0);
+}
+
+__device__ __forceinline__ float apply(int activation, float parameter, float x) {
+    switch (activation) {
+    case RELU: return fmaxf(x, 0.0f);
+    case FATRELU: return x > parameter ? x : 0.0f;
+    case RELU2: return fmaxf(x, 0.0f) * fmaxf(x, 0.0f);
+    case SILU: return x / (1.0f + expf(-x));
+    case GELU: return 0.5f * x * (1.0f + error_function(x * 0.70710678f));
+    default: return 0.5f * x * (1.0f + tanhf(0.7978846f * (x + 0.044715f * x * x * x)));
+    }
+}
+
+// The value of this lane's column.
+template <int N> __device__ __forceinline__ float of_lane(const float (&values)[N]) {
+    float mine = values[0];
+#pragma unroll
+    for (int c = 1; c < N; c++) mine = threadIdx.x % WARP == c ? values[c] : mine;
+    return mine;
+}
+
+template <int QUANT, int N>
+__device__ __forceinline__ void neurons(const u8 *blocks, const u32 *bucket, const float *up_bias, const void *x,
+                                        const u32 *masks, float *a, u32 *list, uint2 *counts, int cols, int slots, int n,
+                                        int kind, int activation, float parameter, float cut) {
+    u32 *active = reinterpret_cast<u32 *>(dynamic_shared); // [CHUNK] columns in which the neuron's product is not zero
+    const int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP, warps = blockDim.x / WARP;
+    const int slot = blockIdx.x * CHUNK + lane;
+    const size_t row = row_bytes<QUANT>(cols), block = row * (kind == PLAIN ? 2 : 3);
+    // Every warp finds the chunk's wanted neurons for itself: that is cheaper than to meet.
+    const u32 neuron = slot < slots ? bucket[slot] : NONE;
+    const u32 mask = neuron == NONE ? 0 : masks[neuron] & (ALL >> (WARP - n));
+    const u32 wanted = __ballot_sync(ALL, mask != 0);
+    int turn = 0;
+    for (u32 rest = wanted; rest != 0; rest &= rest - 1, turn++) {
+        if (turn % warps != warp) continue;
+        const int k = __ffs(int(rest)) - 1;
+        const u32 wants = __shfl_sync(ALL, mask, k);
+        const u32 id = __shfl_sync(ALL, neuron, k);
+        const u8 *const first = blocks + size_t(blockIdx.x * CHUNK + k) * block;
+        const float bias = up_bias ? up_bias[id] : 0.0f;
+        float *const products = a + size_t(blockIdx.x * CHUNK + k) * n;
+        u32 columns = 0;
+        for (int column = 0; column < n; column += N) {
+            const int left = n - column;
+            const u32 here = wants >> column & (ALL >> (WARP - N));
+            const Input input = from_column(input_at<QUANT>(x, n, cols), column, cols);
+            // Lane c has column c from here on.
+            float product = 0.0f;
+            u32 fires = 0;
+            // Gate, then up; without a gate, up takes its place. One loop for both: the code is half as large.
+            const int last = kind == PLAIN ? 0 : 1;
+#pragma unroll 1
+            for (int r = 0; r <= last && here != 0; r++) {
+                const u8 *const rows[1] = {first + r * row};
+                float sums[1][N];
+                row_dots<QUANT, 1, N>(rows, input, cols, left, sums);
+                const float sum = of_lane(sums[0]) + (r == last ? bias : 0.0f);
+                const float value = r == 0 || kind == GATED_BOTH ? apply(activation, parameter, sum) : sum;
+                if (r == 0) {
+                    product = value;
+                    fires = __ballot_sync(ALL, here >> lane & 1 && fabsf(value) > cut);
+                    if (fires == 0) break;
+                } else if (product != 0.0f) {
+                    // Of an infinite up, nothing must be left where the gate is closed.
+                    product *= value;
+                }
+            }
+            if (!(fires >> lane & 1)) product = 0.0f;
+            if (lane < min(N, left)) products[column + lane] = product;
+            columns |= __ballot_sync(ALL, product != 0.0f) << column;
+        }
+        if (lane == 0) active[k] = columns;
+    }
+    __syncthreads();
+    if (warp != 0) return;
+    const u32 columns = wanted >> lane & 1 ? active[lane] : 0;
+    const u32 chosen = __ballot_sync(ALL, columns != 0);
+    if (columns != 0) list[size_t(blockIdx.x) * CHUNK + __popc(chosen & ((1u << lane) - 1))] = u32(slot);
+    const u32 pairs = warp_sum(u32(__popc(columns)));
+    if (lane == 0) counts[blockIdx.x] = make_uint2(__popc(chosen), pairs);
+}
+
+// What a thread adds of a row: WORDS words of 4 bytes, NUMBERS numbers, each word's at `at[word]` and following.
+template <int QUANT, int N> struct Share;
+
+template <int N> struct Share<F32, N> {
+    static constexpr int WORDS = 4, NUMBERS = 4;
+};
+template <int N> struct Share<F16, N> {
+    static constexpr int WORDS = 4, NUMBERS = 8;
+};
+// Fewer numbers with many columns: there is an accumulator for each of both.
+template <int N> struct Share<Q8, N> {
+    static constexpr int WORDS = N <= 2 ? 4 : 2, NUMBERS = 4 * WORDS;
+};
+template <int N> struct Share<Q4, N> {
+    static constexpr int WORDS = N <= 2 ? 2 : 1, NUMBERS = 8 * WORDS;
+};
+
+template <int WORDS> struct Words {
+    u32 w[WORDS];
+};
+__device__ __forceinline__ Words<4> load_words(const u8 *at, Words<4>) {
+    const uint4 v = load_once(reinterpret_cast<const uint4 *>(at));
+    return {{v.x, v.y, v.z, v.w}};
+}
+__device__ __forceinline__ Words<2> load_words(const u8 *at, Words<2>) {
+    const uint2 v = load_once(reinterpret_cast<const uint2 *>(at));
+    return {{v.x, v.y}};
+}
+__device__ __forceinline__ Words<1> load_words(const u8 *at, Words<1>) {
+    return {{load_once(reinterpret_cast<const u32 *>(at))}};
+}
+
+// Byte k of four unsigned ones as a float, less `bias`: as the mantissa of 2^23, which no conversion unit has to touch.
+__device__ __forceinline__ float byte_number(u32 bytes, int k, float bias) {
+    return __uint_as_float(__byte_perm(bytes, 0x4b000000u, 0x7650u | u32(k))) - (8388608.0f + bias);
+}
+
+// The scale of the group that each word belongs to.
+template <int WORDS> __device__ __forceinline__ void word_scales(const u8 *at, bool packed, float (&scales)[WORDS]) {
+    if (WORDS == 1 || !packed) {
+        const float scale = half_to_float(*reinterpret_cast<const u16 *>(at));
+#pragma unroll
+        for (int i = 0; i < WORDS; i++) scales[i] = scale;
+    } else {
+#pragma unroll
+        for (int i = 0; i < WORDS; i += 2) {
+            const u32 two = load_once(reinterpret_cast<const u32 *>(at) + i / 2);
+            scales[i] = low_half(two);
+            scales[i + 1 < WORDS ? i + 1 : i] = high_half(two);
+        }
+    }
+}
+
+template <int QUANT, int N>
+__device__ __forceinline__ void down(const u8 *blocks, const float *a, const u32 *list, const uint2 *counts, float *partial,
+                                     int cols, int n, int rows, int chunks) {
+    constexpr int WORDS = Share<QUANT, N>::WORDS, NUMBERS = Share<QUANT, N>::NUMBERS, TURN = 4;
+    constexpr bool grouped = QUANT == Q8 || QUANT == Q4;
+    u32 *entries = reinterpret_cast<u32 *>(dynamic_shared);
+    const int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP, splits = gridDim.y;
+    const int column = blockIdx.z * N, left = n - column;
+
+    // The split's entries, chunk by chunk. Thread t has its chunk t; the last words of the room are the warps' sums.
+    const int chunk = blockIdx.y + threadIdx.x * splits;
+    const u32 count = chunk < chunks ? counts[chunk].x : 0;
+    u32 end = count;
+#pragma unroll
+    for (int by = 1; by < WARP; by *= 2) {
+        const u32 before = __shfl_up_sync(ALL, end, by);
+        if (lane >= by) end += before;
+    }
+    if (lane == WARP - 1) entries[warp] = end;
+    __syncthreads();
+    u32 total = 0, start = end - count;
+#pragma unroll
+    for (int w = 0; w < DOWN_WARPS; w++) {
+        if (w < warp) start += entries[w];
+        total += entries[w];
+    }
+    __syncthreads();
+    for (u32 i = 0; i < count; i++) entries[start + i] = list[size_t(chunk) * CHUNK + i];
+    __syncthreads();
+
+    // This thread's words of every row, and where its groups' scales are.
+    const size_t row = row_bytes<QUANT>(cols);
+    const int unit = blockIdx.x * WARP + lane, word = unit * WORDS;
+    const int number_bytes = QUANT == F32 ? cols * 4 : QUANT == F16 ? cols * 2 : QUANT == Q8 ? cols : cols / 2;
+    const bool mine = word * 4 < number_bytes;
+    constexpr int PACK_WORDS = QUANT == Q8 ? 128 : 64, GROUP_WORDS = PACK_WORDS / 16;
+    const bool packed = grouped && word < cols / PACK * PACK_WORDS;
+    const int group = packed ? word / PACK_WORDS * 16 + word % 16 : word / GROUP_WORDS;
+
+    float sums[N][NUMBERS];
+#pragma unroll
+    for (int c = 0; c < N; c++) {
+#pragma unroll
+        for (int i = 0; i < NUMBERS; i++) sums[c][i] = 0.0f;
+    }
+    for (u32 first = warp; first < total && mine; first += DOWN_WARPS * TURN) {
+        Words<WORDS> raw[TURN];
+        float scales[TURN][WORDS];
+        u32 slots[TURN];
+#pragma unroll
+        for (int t = 0; t < TURN; t++) {
+            const u32 e = first + t * DOWN_WARPS;
+            slots[t] = entries[e < total ? e : first];
+            const u8 *from = blocks + (size_t(slots[t]) * rows + rows - 1) * row;
+            raw[t] = load_words(from + size_t(word) * 4, Words<WORDS>{});
+            if (grouped) word_scales<WORDS>(from + number_bytes + group * 2, packed, scales[t]);
+        }
+#pragma unroll
+        for (int t = 0; t < TURN; t++) {
+            // Behind the end the first row is read again and counts for nothing.
+            const bool there = first + t * DOWN_WARPS < total;
+            float values[NUMBERS];
+            if (!grouped) {
+                uint4 v = make_uint4(raw[t].w[0], raw[t].w[1 % WORDS], raw[t].w[2 % WORDS], raw[t].w[3 % WORDS]);
+                if (QUANT == F32) {
+                    float w[4];
+                    Unit<F32>::unpack(v, w);
+#pragma unroll
+                    for (int i = 0; i < NUMBERS; i++) values[i] = w[i % 4];
+                } else {
+                    float w[8];
+                    Unit<F16>::unpack(v, w);
+#pragma unroll
+                    for (int i = 0; i < NUMBERS; i++) values[i] = w[i % 8];
+                }
+            } else {
+#pragma unroll
+                for (int i = 0; i < NUMBERS; i++) {
+                    const u32 w = raw[t].w[i * WORDS / NUMBERS];
+                    // int8 plus 128 is unsigned; half bytes are.
+                    values[i] = QUANT == Q8      ? byte_number(w ^ 0x80808080u, i % 4, 128.0f)
+                                : i % 8 < 4 ? byte_number(w & 0x0f0f0f0fu, i % 4, 8.0f)
+                                            : byte_number(w >> 4 & 0x0f0f0f0fu, i % 4, 8.0f);
+                }
+            }
+#pragma unroll
+            for (int c = 0; c < N; c++) {
+                const float product = there && c < left ? a[size_t(slots[t]) * n + column + c] : 0.0f;
+#pragma unroll
+                for (int i = 0; i < NUMBERS; i++) {
+                    const float by = grouped ? product * scales[t][i * WORDS / NUMBERS] : product;
+                    sums[c][i] = fmaf(by, values[i], sums[c][i]);
+                }
+            }
+        }
+    }
+
+    // Warps' sums in halves: 4 to 7 into 0 to 3, and so on.
+    float *room = reinterpret_cast<float *>(dynamic_shared);
+#pragma unroll
+    for (int half = DOWN_WARPS / 2; half > 0; half /= 2) {
+        __syncthreads();
+        if (warp >= half && warp < 2 * half) {
+#pragma unroll
+            for (int k = 0; k < N * NUMBERS; k++)
+                room[(k * half + warp - half) * WARP + lane] = sums[k / NUMBERS][k % NUMBERS];
+        }
+        __syncthreads();
+        if (warp < half) {
+#pragma unroll
+            for (int k = 0; k < N * NUMBERS; k++) sums[k / NUMBERS][k % NUMBERS] += room[(k * half + warp) * WARP + lane];
+        }
+    }
+    if (warp != 0 || !mine) return;
+#pragma unroll
+    for (int c = 0; c < N; c++) {
+        if (c >= left) continue;
+        float *to = partial + (size_t(blockIdx.y) * n + column + c) * cols;
+#pragma unroll
+        for (int i = 0; i < NUMBERS; i += grouped ? 4 : 1) {
+            if (!grouped) {
+                if (unit * NUMBERS + i < cols) to[unit * NUMBERS + i] = sums[c][i];
+            } else {
+                // Four numbers that follow one another: of a pack's register k, or of a plain group.
+                const int at_word = word + i * WORDS / NUMBERS, high = QUANT == Q4 && i % 8 >= 4;
+                int at;
+                if (packed) {
+                    const int k = at_word % PACK_WORDS / 16;
+                    at = at_word / PACK_WORDS * PACK + at_word % 16 * GROUP + (QUANT == Q8 ? k : 2 * k + high) * 4;
+                } else {
+                    at = at_word / GROUP_WORDS * GROUP + at_word % GROUP_WORDS * 4 + (high ? 16 : 0);
+                }
+                *reinterpret_cast<float4 *>(to + at) =
+                    make_float4(sums[c][i], sums[c][(i + 1) % NUMBERS], sums[c][(i + 2) % NUMBERS], sums[c][(i + 3) % NUMBERS]);
+            }
+        }
+    }
+}
+
+KERNEL __launch_bounds__(256)
+    ffn_merge(const float *partial, const uint2 *counts, float *out, u32 count, int splits, int chunks) {
+    const u32 i = blockIdx.x * blockDim.x + threadIdx.x;
+    if (i < count) {
+        float sum = 0.0f;
+#pragma unroll 8
+        for (int s = 0; s < splits; s++) sum += partial[size_t(s) * count + i];
+        out[i] = sum;
+    }
+    if (blockIdx.x != 0) return;
+    u32 *room = reinterpret_cast<u32 *>(dynamic_shared);
+    u32 pairs = 0;
+    for (int c = threadIdx.x; c < chunks; c += blockDim.x) pairs += counts[c].y;
+    pairs = warp_sum(pairs);
+    if (threadIdx.x % WARP == 0) room[threadIdx.x / WARP] = pairs;
+    __syncthreads();
+    if (threadIdx.x != 0) return;
+    pairs = 0;
+    for (int w = 0; w < int(blockDim.x) / WARP; w++) pairs += room[w];
+    reinterpret_cast<u32 *>(out)[count] = pairs;
+}
+
+#define DEFINE(QUANT, type, N)                                                                                          \
+    KERNEL __launch_bounds__(256)                                                                                        \
+        ffn_neurons_##type##_##N(const u8 *blocks, const u32 *bucket, const float *up_bias, const void *x,               \
+                                 const u32 *masks, float *a, u32 *list, uint2 *counts, int cols, int slots, int n,       \
+                                 int kind, int activation, float parameter, float cut) {                                 \
+        neurons<QUANT, N>(blocks, bucket, up_bias, x, masks, a, list, counts, cols, slots, n, kind, activation,          \
+                          parameter, cut);                                                                               \
+    }                                                                                                                    \
+    KERNEL __launch_bounds__(256) ffn_down_##type##_##N(const u8 *blocks, const float *a, const u32 *list,               \
+                                                        const uint2 *counts, float *partial, int cols, int n, int rows, \
+                                                        int chunks) {                                                    \
+        down<QUANT, N>(blocks, a, list, counts, partial, cols, n, rows, chunks);                                         \
+    }
+FOR_QUANTS_AND_WIDTHS(DEFINE)
+#undef DEFINE

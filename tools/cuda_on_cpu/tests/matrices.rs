@@ -1,0 +1,143 @@
+//! Kernels over rows of weights: codes of inputs, matrix times columns.
+
+mod support;
+
+use dynamicinfer::cpu::Columns;
+use dynamicinfer::device::{Call, Linear, Then};
+use dynamicinfer::formats::rows::{self, PACK, Quant};
+use dynamicinfer::kernel::reference;
+use dynamicinfer::prng::Prng;
+use support::{Memory, assert_close, below, normal};
+
+/// Columns of grouped rows are whole groups; of others any number.
+fn cols(rng: &mut Prng, quant: Quant, most: usize) -> usize {
+    if quant.is_grouped() { 32 * (1 + below(rng, most / 32)) } else { 1 + below(rng, most) }
+}
+
+fn encoded(rng: &mut Prng, quant: Quant, cols: usize, count: usize) -> Vec<u8> {
+    let mut bytes = vec![0; count * quant.row_bytes(cols)];
+    for row in bytes.chunks_exact_mut(quant.row_bytes(cols)) {
+        rows::encode(quant, &normal(rng, cols), row);
+    }
+    bytes
+}
+
+/// What an int8 code stands for, in the order of numbers.
+fn as_codes(x: &[f32], n: usize, quant: Quant) -> Vec<f32> {
+    if !quant.is_grouped() {
+        return x.to_vec();
+    }
+    let mut columns = Columns::default();
+    columns.set(x, n, quant);
+    let cols = columns.cols;
+    (0..n)
+        .flat_map(|b| {
+            let (codes, steps) = (columns.codes(b), columns.steps(b));
+            (0..cols).map(move |i| f32::from(codes[rows::place(i, cols)]) * steps[i / 32])
+        })
+        .collect()
+}
+
+fn linear(seed: u64, quant: Quant, rows: usize, cols: usize, n: usize, then: Then, with_bias: bool) {
+    let mut rng = Prng::new(seed);
+    let mut memory = Memory::default();
+    let weights = encoded(&mut rng, quant, cols, rows);
+    let x = normal(&mut rng, n * cols);
+    let bias = if with_bias { normal(&mut rng, rows) } else { Vec::new() };
+    let before = normal(&mut rng, n * rows);
+    let call = Linear {
+        quant,
+        rows,
+        cols,
+        n,
+        weights: memory.put(&weights),
+        bias: memory.put(&bias),
+        x: memory.put(&x).into(),
+        out: memory.put(&before).into(),
+        then,
+    };
+    memory.call(&Call::Linear(call));
+    let got: Vec<f32> = memory.get(call.out.buffer);
+    // The codes are the CPU's own, so what is left is the rounding of f32 sums.
+    let x = as_codes(&x, n, quant);
+    let (mut truth, mut scale) = (Vec::new(), Vec::new());
+    for b in 0..n {
+        for r in 0..rows {
+            let row = reference::numbers(quant, &weights[r * quant.row_bytes(cols)..][..quant.row_bytes(cols)], cols);
+            let column = &x[b * cols..(b + 1) * cols];
+            let bias = bias.get(r).copied().map_or(0.0, f64::from);
+            let sum = reference::dot(&row, column) + bias;
+            let there = f64::from(before[b * rows + r]);
+            truth.push(match then {
+                Then::Store => sum,
+                Then::Relu => sum.max(0.0),
+                Then::Add => sum + there,
+            });
+            scale.push(reference::dot_scale(&row, column) + bias.abs() + there.abs());
+        }
+    }
+    let what = format!("{quant:?} {rows} x {cols}, {n} columns, {then:?}, seed {seed}");
+    assert_close(&what, &got, &truth, &scale, 1e-6);
+}
+
+#[test]
+fn matrices_agree_with_the_scalar_truth() {
+    for seed in 0..120 {
+        let mut rng = Prng::new(1000 + seed);
+        let quant = Quant::ALL[seed as usize % 4];
+        let cols = cols(&mut rng, quant, 1400);
+        let then = [Then::Store, Then::Relu, Then::Add][below(&mut rng, 3)];
+        let (rows, n) = (1 + below(&mut rng, 40), 1 + below(&mut rng, 32));
+        linear(seed, quant, rows, cols, n, then, seed % 3 == 0);
+    }
+}
+
+#[test]
+fn every_number_of_columns_is_right() {
+    for quant in Quant::ALL {
+        for n in 1..=32 {
+            linear(n as u64, quant, 9, 1120, n, Then::Store, false);
+        }
+    }
+}
+
+#[test]
+fn a_matrix_of_a_real_shape_is_right() {
+    for quant in Quant::ALL {
+        linear(7, quant, 64, 5120, 1, Then::Store, true);
+        linear(8, quant, 33, 13824, 3, Then::Add, false);
+    }
+}
+
+/// The device's codes are the CPU's, bit for bit, so both halves of a model see the same inputs.
+#[test]
+fn codes_are_those_of_the_cpu() {
+    use dynamicinfer::device::launch;
+    for seed in 0..40 {
+        let mut rng = Prng::new(seed);
+        let (cols, n) = (32 * (1 + below(&mut rng, 60)), 1 + below(&mut rng, 32));
+        let mut x = normal(&mut rng, n * cols);
+        // Ties, zeros, a group of zeros, and one of numbers whose step is denormal.
+        x.iter_mut().step_by(7).for_each(|v| *v = (*v * 8.0).round() / 8.0);
+        x[..32].fill(0.0);
+        x[n * cols - 32..].iter_mut().for_each(|v| *v *= 1e-40);
+        let mut memory = Memory::default();
+        let from = memory.put(&x);
+        let code_stride = cols.next_multiple_of(PACK);
+        let to = memory.alloc(n * (code_stride + code_stride / 8));
+        let quantize = launch::quantize(memory.address(from), memory.address(to), n, cols);
+        memory.run(&[quantize]);
+        let got: Vec<u8> = memory.get(to);
+        let (codes, steps) = got.split_at(n * code_stride);
+        let steps: Vec<f32> = bytemuck::pod_collect_to_vec(steps);
+        let mut truth = Columns::default();
+        truth.set(&x, n, Quant::Q8);
+        for b in 0..n {
+            let groups = cols / 32;
+            let codes: &[i8] = bytemuck::cast_slice(&codes[b * code_stride..][..cols]);
+            assert_eq!(codes, &truth.codes(b)[..cols], "column {b} of {n}, {cols} numbers, seed {seed}");
+            let steps = &steps[b * code_stride / 32..][..groups];
+            assert!(steps.iter().zip(truth.steps(b)).all(|(a, b)| a.to_bits() == b.to_bits()), "steps, seed {seed}");
+        }
+    }
+}

@@ -1,0 +1,64 @@
+//! The shim itself: kernels that are wrong are caught, each by its own sentence, and a right one is not.
+
+use cuda_on_cpu::{Kernel, Order};
+
+const THREADS: u32 = 96;
+
+fn run(name: &str, shared: usize, order: Order) -> Result<Vec<f32>, String> {
+    let x: Vec<f32> = (0..THREADS).map(|i| i as f32).collect();
+    let mut out = vec![0f32; THREADS as usize];
+    let kernel = Kernel::find(name).expect("a kernel of broken.cu");
+    let words = [x.as_ptr() as u64, out.as_mut_ptr() as u64];
+    let words = if kernel.arguments().len() == 2 { &words[..] } else { &words[1..] };
+    // SAFETY: the kernels touch one number of each per thread.
+    unsafe { kernel.launch([1, 1, 1], [THREADS, 1, 1], shared, words, 1, order)? };
+    Ok(out)
+}
+
+#[test]
+fn a_missing_barrier_shows_when_fibers_run_backward() {
+    let right: Vec<f32> = (0..THREADS).map(|i| ((i + 1) % THREADS) as f32).collect();
+    for order in [Order::Forward, Order::Backward] {
+        assert_eq!(run("whole_barrier", 4 * THREADS as usize, order).unwrap(), right);
+    }
+    let [forward, backward] =
+        [Order::Forward, Order::Backward].map(|order| run("broken_no_barrier", 4 * THREADS as usize, order).unwrap());
+    assert!(forward.iter().zip(&backward).any(|(a, b)| a.to_bits() != b.to_bits()), "the two orders agree");
+}
+
+#[test]
+fn what_no_order_may_see_ends_in_a_sentence() {
+    for (name, sentence) in [
+        ("broken_divergent", "the barrier is divergent"),
+        ("broken_leaves", "left the kernel"),
+        ("broken_mask", "which leaves it out"),
+        ("broken_gone", "left the kernel"),
+        ("broken_deadlock", "wait elsewhere"),
+        ("broken_overrun", "writes behind its 384 bytes of shared memory"),
+    ] {
+        for order in [Order::Forward, Order::Backward] {
+            let said = run(name, 384, order).expect_err(name);
+            assert!(said.starts_with(&format!("{name}, block (0, 0, 0): ")), "{said}");
+            assert!(said.contains(sentence), "{name}: {said}");
+        }
+    }
+}
+
+#[test]
+fn launches_beyond_any_card_are_refused() {
+    let kernel = Kernel::find("whole_barrier").unwrap();
+    for (grid, block, shared) in
+        [([1, 1, 1], [1025, 1, 1], 0), ([0, 1, 1], [32, 1, 1], 0), ([1, 1, 1], [32, 1, 1], 1 << 20)]
+    {
+        // SAFETY: nothing runs.
+        let said = unsafe { kernel.launch(grid, block, shared, &[0, 0], 1, Order::Forward) }.unwrap_err();
+        assert!(said.contains("no card runs"), "{said}");
+    }
+}
+
+#[test]
+fn kernels_are_found_by_name_with_their_arguments() {
+    assert_eq!(Kernel::find("whole_barrier").unwrap().arguments(), [8, 8]);
+    assert!(Kernel::find("no_such_kernel").is_none());
+    assert!(cuda_on_cpu::names().contains(&"broken_mask"));
+}

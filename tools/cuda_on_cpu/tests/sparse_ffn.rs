@@ -1,0 +1,208 @@
+//! The sparse FFN from its real source against the kernel of the virtual device.
+
+mod support;
+
+use dynamicinfer::cpu::Kernels;
+use dynamicinfer::device::sparse_ffn::{self, Operands, Room};
+use dynamicinfer::device::{Call, NONE, SparseFfn};
+use dynamicinfer::formats::rows::{self, Quant};
+use dynamicinfer::model::config::{Activation, Ffn};
+use dynamicinfer::prng::Prng;
+use support::{Memory, below, normal};
+
+const KINDS: [Ffn; 3] = [Ffn::Gated, Ffn::GatedBoth, Ffn::Plain];
+const ACTIVATIONS: [Activation; 6] = [
+    Activation::Relu,
+    Activation::Fatrelu(0.3),
+    Activation::Relu2,
+    Activation::Silu,
+    Activation::Gelu,
+    Activation::GeluTanh,
+];
+
+struct Case {
+    quant: Quant,
+    kind: Ffn,
+    activation: Activation,
+    cut: f32,
+    hidden: usize,
+    ffn: usize,
+    slots: usize,
+    n: usize,
+    /// Of slots that have a neuron, and of neurons times columns that are wanted.
+    filled: f64,
+    wanted: f64,
+    bias: bool,
+}
+
+fn check(seed: u64, case: &Case) {
+    let &Case { quant, kind, activation, cut, hidden, ffn, slots, n, .. } = case;
+    let mut rng = Prng::new(seed);
+    let row_bytes = quant.row_bytes(hidden);
+    // Rows of slots without a neuron are rubbish: nobody may look at them.
+    let block_bytes = row_bytes * kind.rows();
+    let mut blocks = vec![0xffu8; slots * block_bytes];
+    let mut neurons: Vec<u32> = (0..ffn as u32).collect();
+    let mut bucket = vec![NONE; slots];
+    for (slot, block) in blocks.chunks_exact_mut(block_bytes).enumerate() {
+        if neurons.is_empty() || rng.next_f64() >= case.filled {
+            continue;
+        }
+        bucket[slot] = neurons.swap_remove(below(&mut rng, neurons.len()));
+        for row in block.chunks_exact_mut(row_bytes) {
+            let values: Vec<f32> = normal(&mut rng, hidden).iter().map(|v| v / (hidden as f32).sqrt()).collect();
+            rows::encode(quant, &values, row);
+        }
+    }
+    let mut input = normal(&mut rng, n * hidden);
+    let masks: Vec<u32> =
+        (0..ffn).map(|_| (0..n).fold(0, |mask, b| mask | u32::from(rng.next_f64() < case.wanted) << b)).collect();
+    input.extend(masks.iter().map(|&mask| f32::from_bits(mask)));
+    let up_bias = if case.bias { normal(&mut rng, ffn) } else { Vec::new() };
+
+    let mut memory = Memory::default();
+    let call = SparseFfn {
+        quant,
+        kind,
+        activation,
+        cut,
+        hidden,
+        ffn,
+        slots,
+        n,
+        blocks: memory.put(&blocks),
+        bucket: memory.put(&bucket),
+        up_bias: memory.put(&up_bias),
+        input: memory.put(&input),
+        output: memory.alloc(SparseFfn::output_bytes(n, hidden)),
+    };
+    memory.call(&Call::SparseFfn(call));
+    let got: Vec<f32> = memory.get(call.output);
+
+    // The CPU's kernels want rows at cache lines.
+    let mut aligned = vec![[0u64; 8]; slots * block_bytes / 64 + 1];
+    let start = aligned.as_ptr().cast::<u8>().align_offset(64);
+    let aligned: &mut [u8] = &mut bytemuck::cast_slice_mut(&mut aligned)[start..start + blocks.len()];
+    aligned.copy_from_slice(&blocks);
+    let operands =
+        Operands { blocks: aligned, bucket: &bucket, up_bias: &up_bias, input: &input[..n * hidden], masks: &masks };
+    let mut room = Room::default();
+    sparse_ffn::run(&call, operands, &Kernels::best(), &mut room);
+    let mut truth = vec![0f32; n * hidden + 1];
+    sparse_ffn::store(&call, &room, &mut truth);
+
+    let what =
+        format!("{quant:?} {kind:?} {activation} hidden {hidden} ffn {ffn} slots {slots} n {n} cut {cut}, seed {seed}");
+    assert_eq!(got[n * hidden].to_bits(), truth[n * hidden].to_bits(), "active pairs: {what}");
+    for b in 0..n {
+        let (got, truth) = (&got[b * hidden..][..hidden], &truth[b * hidden..][..hidden]);
+        let size = (truth.iter().map(|v| f64::from(*v).powi(2)).sum::<f64>() / hidden as f64).sqrt();
+        for (i, (got, truth)) in got.iter().zip(truth).enumerate() {
+            let error = f64::from((got - truth).abs());
+            // Two f32 sums of up to some hundred terms in different orders, through an activation.
+            assert!(error <= 2e-5 * (size + f64::from(truth.abs())), "column {b} number {i}: {got}, {truth}: {what}");
+        }
+    }
+}
+
+#[test]
+fn it_is_that_of_the_virtual_device_for_all_types_and_kinds() {
+    let mut seed = 0;
+    for quant in Quant::ALL {
+        for kind in KINDS {
+            for activation in ACTIVATIONS {
+                seed += 1;
+                let mut rng = Prng::new(9000 + seed);
+                let hidden = if quant.is_grouped() { 32 * (1 + below(&mut rng, 36)) } else { 2 + below(&mut rng, 700) };
+                let (ffn, slots) = (1 + below(&mut rng, 200), 1 + below(&mut rng, 150));
+                let n = if seed % 3 == 0 { 1 } else { 1 + below(&mut rng, 32) };
+                let cut = [0.0, 0.25][below(&mut rng, 2)];
+                let (filled, wanted) = ([0.7, 1.0][below(&mut rng, 2)], [0.1, 0.5, 1.0][below(&mut rng, 3)]);
+                let bias = below(&mut rng, 2) == 1;
+                check(seed, &Case { quant, kind, activation, cut, hidden, ffn, slots, n, filled, wanted, bias });
+            }
+        }
+    }
+}
+
+#[test]
+fn every_number_of_columns_is_right() {
+    for quant in Quant::ALL {
+        for n in 1..=32 {
+            let case = Case {
+                quant,
+                kind: Ffn::Gated,
+                activation: Activation::Relu,
+                cut: 0.0,
+                hidden: 608,
+                ffn: 90,
+                slots: 70,
+                n,
+                filled: 0.9,
+                wanted: 0.3,
+                bias: false,
+            };
+            check(n as u64, &case);
+        }
+    }
+}
+
+#[test]
+fn nothing_resident_or_nothing_wanted_is_zero() {
+    for (slots, filled, wanted) in [(0, 0.0, 1.0), (40, 0.0, 1.0), (40, 1.0, 0.0)] {
+        for quant in Quant::ALL {
+            let (kind, activation) = (Ffn::Gated, Activation::Silu);
+            let case = Case {
+                quant,
+                kind,
+                activation,
+                cut: 0.0,
+                hidden: 96,
+                ffn: 64,
+                slots,
+                n: 5,
+                filled,
+                wanted,
+                bias: false,
+            };
+            check(3, &case);
+        }
+    }
+}
+
+/// More slots than one chunk for each thread of a block: the splits grow in number.
+#[test]
+fn many_slots_and_a_real_width_are_right() {
+    for quant in Quant::ALL {
+        let (kind, activation, filled, wanted) = (Ffn::Gated, Activation::Relu, 1.0, 0.05);
+        let case = Case {
+            quant,
+            kind,
+            activation,
+            cut: 0.0,
+            hidden: 5120,
+            ffn: 700,
+            slots: 600,
+            n: 1,
+            filled,
+            wanted,
+            bias: false,
+        };
+        check(11, &case);
+    }
+    let (kind, activation, quant) = (Ffn::Plain, Activation::Relu, Quant::Q8);
+    let case = Case {
+        quant,
+        kind,
+        activation,
+        cut: 0.0,
+        hidden: 32,
+        ffn: 20_000,
+        slots: 17_000,
+        n: 1,
+        filled: 0.95,
+        wanted: 0.3,
+        bias: true,
+    };
+    check(12, &case);
+}

@@ -1,0 +1,166 @@
+//! Device memory with guards, and calls run by the shim in both orders.
+
+// Each test program uses its own part of this.
+#![allow(dead_code)]
+
+use cuda_on_cpu::{Kernel, Order};
+use dynamicinfer::device::launch::{self, Launch, SCRATCH_ALIGN};
+use dynamicinfer::device::{Buffer, Call};
+use dynamicinfer::prng::Prng;
+use rustix::mm::{MapFlags, MprotectFlags, ProtFlags, mmap_anonymous, mprotect, munmap};
+use std::ptr;
+
+const PAGE: usize = 4096;
+/// What kernels may take for granted about where a buffer begins.
+const ALIGN: usize = 64;
+/// In memory that nobody has written to: as f32 and f16 it is NaN, as an index far away.
+const RUBBISH: u8 = 0xff;
+
+/// Bytes that end at a page which nobody may touch: reading or writing behind them ends the test program.
+struct Guarded {
+    map: *mut u8,
+    map_bytes: usize,
+    start: *mut u8,
+    bytes: usize,
+}
+
+impl Guarded {
+    fn new(bytes: usize) -> Guarded {
+        let room = bytes.next_multiple_of(ALIGN).next_multiple_of(PAGE).max(PAGE);
+        let map_bytes = room + PAGE;
+        // SAFETY: fresh memory; its last page is taken away before anyone has it.
+        let map = unsafe {
+            let map = mmap_anonymous(ptr::null_mut(), map_bytes, ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE)
+                .expect("memory");
+            mprotect(map.cast::<u8>().add(room).cast(), PAGE, MprotectFlags::empty()).expect("a guard page");
+            map.cast::<u8>()
+        };
+        // SAFETY: inside the map.
+        let start = unsafe {
+            map.write_bytes(RUBBISH, room);
+            map.add(room - bytes.next_multiple_of(ALIGN))
+        };
+        Guarded { map, map_bytes, start, bytes }
+    }
+
+    fn content(&self) -> &[u8] {
+        // SAFETY: the bytes are inside the map, and no kernel runs.
+        unsafe { std::slice::from_raw_parts(self.start, self.bytes) }
+    }
+
+    fn content_mut(&mut self) -> &mut [u8] {
+        // SAFETY: as above.
+        unsafe { std::slice::from_raw_parts_mut(self.start, self.bytes) }
+    }
+
+    /// What lies before the bytes, and between them and the guard page, is as it was.
+    fn is_whole(&self) -> bool {
+        let before = self.start as usize - self.map as usize;
+        // SAFETY: inside the map.
+        let (before, behind) = unsafe {
+            (
+                std::slice::from_raw_parts(self.map, before),
+                std::slice::from_raw_parts(self.start.add(self.bytes), self.bytes.next_multiple_of(ALIGN) - self.bytes),
+            )
+        };
+        before.iter().chain(behind).all(|&b| b == RUBBISH)
+    }
+}
+
+impl Drop for Guarded {
+    fn drop(&mut self) {
+        // SAFETY: mapped by `new`.
+        unsafe { munmap(self.map.cast(), self.map_bytes).expect("it was mapped") };
+    }
+}
+
+/// The buffers of a test.
+#[derive(Default)]
+pub struct Memory(Vec<Guarded>);
+
+impl Memory {
+    /// Rubbish.
+    pub fn alloc(&mut self, bytes: usize) -> Buffer {
+        self.0.push(Guarded::new(bytes));
+        Buffer { id: (self.0.len() - 1) as u32, bytes: bytes as u64 }
+    }
+
+    pub fn put<T: bytemuck::Pod>(&mut self, values: &[T]) -> Buffer {
+        let bytes: &[u8] = bytemuck::cast_slice(values);
+        let buffer = self.alloc(bytes.len());
+        self.0[buffer.id as usize].content_mut().copy_from_slice(bytes);
+        buffer
+    }
+
+    pub fn get<T: bytemuck::Pod>(&self, buffer: Buffer) -> Vec<T> {
+        bytemuck::pod_collect_to_vec(self.0[buffer.id as usize].content())
+    }
+
+    pub fn address(&self, buffer: Buffer) -> u64 {
+        self.0[buffer.id as usize].start as u64
+    }
+
+    fn contents(&self) -> Vec<Vec<u8>> {
+        self.0.iter().map(|g| g.content().to_vec()).collect()
+    }
+
+    fn restore(&mut self, contents: &[Vec<u8>]) {
+        self.0.iter_mut().zip(contents).for_each(|(g, bytes)| g.content_mut().copy_from_slice(bytes));
+    }
+
+    /// Runs launches forward, then again from the same memory backward on two threads: every byte has to be the same.
+    pub fn run(&mut self, launches: &[Launch]) {
+        let before = self.contents();
+        self.run_in(launches, Order::Forward, 1);
+        let forward = self.contents();
+        self.restore(&before);
+        self.run_in(launches, Order::Backward, 2);
+        for (i, (forward, backward)) in forward.iter().zip(self.contents()).enumerate() {
+            let at = forward.iter().zip(&backward).position(|(a, b)| a != b);
+            let names: Vec<_> = launches.iter().map(|l| l.kernel.name()).collect();
+            assert!(at.is_none(), "{names:?}: the order of fibers changes buffer {i} at byte {at:?}");
+        }
+    }
+
+    fn run_in(&self, launches: &[Launch], order: Order, threads: usize) {
+        for launch in launches {
+            let name = launch.kernel.name();
+            let kernel = Kernel::find(name).unwrap_or_else(|| panic!("kernels/ has no {name}"));
+            // What every card gives a block without asking.
+            assert!(launch.shared_bytes <= 48 << 10, "{name}: {} bytes of shared memory", launch.shared_bytes);
+            let (block, shared) = ([launch.block, 1, 1], launch.shared_bytes as usize);
+            // SAFETY: the launch is made for these buffers; memory behind them is guarded.
+            let ran = unsafe { kernel.launch(launch.grid, block, shared, launch.arguments(), threads, order) };
+            ran.unwrap_or_else(|what| panic!("{what}"));
+            assert!(self.0.iter().all(Guarded::is_whole), "{name} writes beside its buffers");
+        }
+    }
+
+    /// Runs a call as a device would.
+    pub fn call(&mut self, call: &Call) {
+        let bytes = launch::scratch_bytes(call) as usize;
+        // Scratch begins where the driver lets memory begin, and its end is guarded, too.
+        let scratch = self.alloc(bytes + SCRATCH_ALIGN as usize);
+        let end = self.address(scratch) + scratch.bytes;
+        let start = (end - bytes as u64) / SCRATCH_ALIGN * SCRATCH_ALIGN;
+        let launches: Vec<Launch> = launch::launches(call, |b| self.address(b), start).iter().copied().collect();
+        self.run(&launches);
+    }
+}
+
+pub fn normal(rng: &mut Prng, n: usize) -> Vec<f32> {
+    (0..n).map(|_| (0..4).map(|_| rng.next_f64() as f32 * 2.0 - 1.0).sum::<f32>()).collect()
+}
+
+pub fn below(rng: &mut Prng, n: usize) -> usize {
+    rng.below(n as u64) as usize
+}
+
+/// Values and truths side by side, `bound` each in units of its scale.
+pub fn assert_close(what: &str, got: &[f32], truth: &[f64], scale: &[f64], bound: f64) {
+    assert_eq!((got.len(), got.len()), (truth.len(), scale.len()), "{what}");
+    for (i, ((got, truth), scale)) in got.iter().zip(truth).zip(scale).enumerate() {
+        let error = (f64::from(*got) - truth).abs();
+        assert!(error <= bound * scale + 1e-30, "{what}: number {i} is {got}, truth {truth}, scale {scale}");
+    }
+}
