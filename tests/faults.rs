@@ -46,9 +46,7 @@ fn a_fault_ends_the_pass_with_an_error_and_leaves_no_number() {
         };
         assert_eq!(
             error.to_string(),
-            format!(
-                "the device has failed: virtual device: launch {fails_at} failed, as it was told to; run again"
-            )
+            format!("the device has failed: virtual device: launch {fails_at} failed, as it was told to; run again")
         );
         assert!(matches!(error, Error::Fatal(_)) && error.exit_code() == 70);
         let logits = engine.forward(&mut session.kv, &[7], Logits::Last);

@@ -133,13 +133,7 @@ impl Beside {
     }
 
     /// Runs `tokens` densely and sparsely; the engine then has the sparse run's logits. `after` begins with the token after the first.
-    fn forward(
-        &mut self,
-        engine: &mut Engine,
-        session: &mut Session,
-        tokens: &[u32],
-        after: &[u32],
-    ) -> Result<()> {
+    fn forward(&mut self, engine: &mut Engine, session: &mut Session, tokens: &[u32], after: &[u32]) -> Result<()> {
         let c = &engine.model.config;
         let (vocab, layers) = (c.vocab, c.layers);
         // The device belongs to the sparse run: it is counted there, and its scheduler knows one text.

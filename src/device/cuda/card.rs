@@ -25,13 +25,17 @@ pub enum Unusable {
         .0 / 1000, .0 % 1000 / 10, OLDEST_DRIVER / 1000, OLDEST_DRIVER % 1000 / 10
     )]
     OldDriver(u32),
-    #[error("there is no CUDA card; check that nvidia-smi lists one and that CUDA_VISIBLE_DEVICES does not hide it, or take --device cpu")]
+    #[error(
+        "there is no CUDA card; check that nvidia-smi lists one and that CUDA_VISIBLE_DEVICES does not hide it, or take --device cpu"
+    )]
     NoCard,
     #[error("{name} is too old: its compute capability is {}.{}, and 7.5 (GTX 16, RTX 20) is needed; take --device cpu", arch / 10, arch % 10)]
     OldCard { name: String, arch: u32 },
     #[error("{refusal}; {}", remedy(refusal.code))]
     Refused { refusal: Refusal },
-    #[error("the card has {left} bytes free and {asked} more are needed; close what else uses it, or give a smaller --vram")]
+    #[error(
+        "the card has {left} bytes free and {asked} more are needed; close what else uses it, or give a smaller --vram"
+    )]
     Full { asked: u64, left: u64 },
 }
 
@@ -69,6 +73,7 @@ pub struct Card {
     pub(super) chunks: Option<Chunks>,
     /// Whether memory that nobody may write to can be pinned.
     pub pins_read_only: bool,
+    abandoned: bool,
 }
 
 // SAFETY: the context is made current on the thread that uses the card, which `&mut` of its owner keeps to one at a time.
@@ -131,6 +136,7 @@ impl Card {
             free: 0,
             chunks: None,
             pins_read_only,
+            abandoned: false,
         };
         card.enter()?;
         card.chunks = Chunks::of(&card.driver, number)?;
@@ -149,6 +155,11 @@ impl Card {
         Ok(())
     }
 
+    /// It is not asked for anything any more, not even to be given back.
+    pub(super) fn abandon(&mut self) {
+        self.abandoned = true;
+    }
+
     /// Whether a buffer can give memory back in part.
     pub fn gives_back_in_part(&self) -> bool {
         self.chunks.is_some()
@@ -159,6 +170,9 @@ impl Drop for Card {
     fn drop(&mut self) {
         if CURRENT.get() == self.serial {
             CURRENT.set(0);
+        }
+        if self.abandoned {
+            return;
         }
         // SAFETY: retained when it was opened. Its failure would help nobody.
         unsafe { (self.driver.f.context_release)(self.number) };

@@ -117,8 +117,12 @@ impl std::fmt::Display for Refusal {
 pub fn remedy(code: Code) -> &'static str {
     match code {
         2 => "close what else uses the card (nvidia-smi shows it), or give a smaller --vram",
-        34 => "the library found is the toolkit's stub: take it out of LD_LIBRARY_PATH so that the driver's own is found",
-        36 | 222 | 803 | 804 => "the driver's parts do not fit together: restart the machine after a driver update, or update it",
+        34 => {
+            "the library found is the toolkit's stub: take it out of LD_LIBRARY_PATH so that the driver's own is found"
+        }
+        36 | 222 | 803 | 804 => {
+            "the driver's parts do not fit together: restart the machine after a driver update, or update it"
+        }
         46 | 102 | 805..=810 => {
             "another process holds the card alone, or it is in prohibited mode: look at nvidia-smi -q -d COMPUTE"
         }
@@ -126,7 +130,9 @@ pub fn remedy(code: Code) -> &'static str {
         101 => "check that nvidia-smi lists this card",
         200 | 209 | 218 | 221 | 223 => "update the driver, or install NVRTC of CUDA 12 or newer",
         214 | 220 => "the card's memory had an error that cannot be corrected: reset the card or restart the machine",
-        700 | 714..=719 => "this is a bug of a kernel or a failing card: run again, and report it with `dynamicinfer doctor`'s answer",
+        700 | 714..=719 => {
+            "this is a bug of a kernel or a failing card: run again, and report it with `dynamicinfer doctor`'s answer"
+        }
         702 => "a kernel ran longer than the system allows a card that drives a screen",
         _ => "run again; if it comes back, nvidia-smi and the kernel's log (dmesg, Xid) say more",
     }

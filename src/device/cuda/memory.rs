@@ -53,8 +53,15 @@ impl Chunks {
 pub enum Place {
     /// Nothing was taken: no bytes, or bytes that are only counted.
     Nowhere,
-    Whole { address: Address, bytes: usize },
-    Chunked { address: Address, reserved: usize, mapped: usize },
+    Whole {
+        address: Address,
+        bytes: usize,
+    },
+    Chunked {
+        address: Address,
+        reserved: usize,
+        mapped: usize,
+    },
 }
 
 impl Place {
@@ -98,7 +105,9 @@ impl Place {
     /// Gives a chunked place memory for `bytes`, no less and at most a granule more. No work uses it. If it cannot grow it stays as
     /// it was.
     pub fn fit(&mut self, driver: &Driver, chunks: &Chunks, bytes: usize) -> Result<(), Refusal> {
-        let Place::Chunked { address, reserved, mapped } = self else { panic!("only chunked memory grows and shrinks") };
+        let Place::Chunked { address, reserved, mapped } = self else {
+            panic!("only chunked memory grows and shrinks")
+        };
         let wanted = bytes.next_multiple_of(chunks.granule);
         assert!(wanted <= *reserved);
         while *mapped > wanted {

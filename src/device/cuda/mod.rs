@@ -123,9 +123,28 @@ impl CudaDevice {
         &self.card
     }
 
+    /// Copies one buffer into another of as many bytes, a multiple of 16, with all of the card, on the compute stream: what its memory
+    /// can do.
+    pub fn copy_within(&mut self, from: Buffer, to: Buffer) {
+        assert_eq!(from.bytes, to.bytes);
+        let launch = launch::copy(self.address(from, 0, from.bytes), self.address(to, 0, to.bytes), from.bytes);
+        if let Some(queue) = self.begin(Stream::Compute) {
+            self.totals.launches += 1;
+            self.start(queue, &launch);
+        }
+    }
+
     /// How its kernels came to be.
     pub fn kernels(&self) -> &str {
         self.kernels.as_ref().map_or("none", |kernels| &kernels.origin)
+    }
+
+    /// Lets go of all host memory that was pinned, when nothing is copied from or to it any more.
+    pub fn unpin(&mut self) {
+        Stream::ALL.into_iter().for_each(|s| self.synchronize(s));
+        if self.ready() {
+            self.pins.release(&self.card.driver);
+        }
     }
 
     /// Bytes of host memory that are pinned, that could not be, and that copies go through instead.
@@ -190,15 +209,14 @@ impl CudaDevice {
         let driver = &self.card.driver;
         let place = match &self.card.chunks {
             _ if reserved => Ok(Place::Nowhere),
-            Some(chunks) if most > bytes && most > SMALL * chunks.granule => {
-                Place::addresses(driver, chunks, most).and_then(|mut place| match place.fit(driver, chunks, bytes) {
+            Some(chunks) if most > bytes && most > SMALL * chunks.granule => Place::addresses(driver, chunks, most)
+                .and_then(|mut place| match place.fit(driver, chunks, bytes) {
                     Ok(()) => Ok(place),
                     Err(refusal) => {
                         place.release(driver, Some(chunks));
                         Err(refusal)
                     }
-                })
-            }
+                }),
             // What is small takes all that it may need: it would take a chunk in any case.
             Some(_) => Place::whole(driver, most),
             None => Place::whole(driver, bytes),
@@ -260,8 +278,11 @@ impl CudaDevice {
             std::thread::yield_now();
             if asked.is_multiple_of(1024) && began.elapsed() > self.patience {
                 let seconds = self.patience.as_secs_f64();
-                let silent = format!("{}: no answer for {seconds} s; the card hangs: look at nvidia-smi and the kernel's log \
-                     (dmesg, Xid), and run again", self.card.name);
+                let silent = format!(
+                    "{}: no answer for {seconds} s; the card hangs: look at nvidia-smi and the kernel's log \
+                     (dmesg, Xid), and run again",
+                    self.card.name
+                );
                 tracing::error!("{silent}");
                 self.fault = Some(Fault(silent));
                 break;
@@ -560,7 +581,8 @@ impl CudaDevice {
             return Err(OutOfMemory { asked: bytes, left: 0 });
         }
         std::mem::replace(&mut self.scratch, Place::Nowhere).release(&self.card.driver, None);
-        self.scratch = Place::whole(&self.card.driver, bytes as usize).map_err(|refusal| self.refused(bytes, refusal))?;
+        self.scratch =
+            Place::whole(&self.card.driver, bytes as usize).map_err(|refusal| self.refused(bytes, refusal))?;
         Ok(())
     }
 
@@ -586,30 +608,38 @@ impl CudaDevice {
         let launches = launch::launches(call, |b| self.address(b, 0, 0), self.scratch.address());
         self.totals.launches += 1;
         for launch in launches.iter() {
-            let mut words = [std::ptr::null_mut(); launch::MAX_ARGUMENTS];
-            for (pointer, word) in words.iter_mut().zip(launch.arguments()) {
-                *pointer = std::ptr::from_ref(word).cast_mut().cast();
-            }
-            let function = self.kernels.as_ref().expect("there since the device is").function(launch.kernel);
-            let [x, y, z] = launch.grid;
-            // SAFETY: the kernel's arguments are as its declaration says (`launch`); operands lie in their buffers, which are not
-            // given back before the stream is idle.
-            let code = unsafe {
-                let (words, none) = (words.as_mut_ptr(), std::ptr::null_mut());
-                (self.card.driver.f.launch)(function, x, y, z, launch.block, 1, 1, launch.shared_bytes, queue, words, none)
-            };
-            if !self.went("launch a kernel", code) {
+            if !self.start(queue, launch) {
                 return;
             }
         }
+    }
+
+    /// Whether the driver took it. Its operands lie in buffers, which are not given back before the stream is idle.
+    fn start(&mut self, queue: CUstream, launch: &launch::Launch) -> bool {
+        let mut words = [std::ptr::null_mut(); launch::MAX_ARGUMENTS];
+        for (pointer, word) in words.iter_mut().zip(launch.arguments()) {
+            *pointer = std::ptr::from_ref(word).cast_mut().cast();
+        }
+        let function = self.kernels.as_ref().expect("there since the device is").function(launch.kernel);
+        let [x, y, z] = launch.grid;
+        // SAFETY: the kernel's arguments are as its declaration says (`launch`), and where they point to is memory of buffers, by
+        // the callers.
+        let code = unsafe {
+            let (words, none) = (words.as_mut_ptr(), std::ptr::null_mut());
+            (self.card.driver.f.launch)(function, x, y, z, launch.block, 1, 1, launch.shared_bytes, queue, words, none)
+        };
+        self.went("launch a kernel", code)
     }
 }
 
 impl Drop for CudaDevice {
     fn drop(&mut self) {
-        // Nothing may run in memory that is given back. Of a card that has failed nothing does.
+        // Nothing may run in memory that is given back.
         Stream::ALL.into_iter().for_each(|s| self.synchronize(s));
-        if self.card.enter().is_err() {
+        if !self.ready() {
+            // A card that has failed may answer nothing any more, and whoever asked it to give back would wait for ever: the process
+            // ends, and with it what it held.
+            self.card.abandon();
             return;
         }
         let driver = &self.card.driver;

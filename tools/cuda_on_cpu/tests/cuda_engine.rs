@@ -93,7 +93,8 @@ fn law(seed: u64, barrier: bool) {
         hybrid.cache.load(l, &neurons).unwrap();
     }
     hybrid.cache.settle();
-    (hybrid.cache.barrier, hybrid.migrator) = (barrier, Some(Box::new(Restless(Prng::new(seed ^ 0xab)))));
+    hybrid.cache.barrier = barrier;
+    hybrid.migrator = Some(Box::new(Restless(Prng::new(seed ^ 0xab))));
     let mut engine = Engine::new(model, 1, Kernels::best());
     let expected = logits(&mut engine, sizes, |_, _| ());
     engine.hybrid = Some(hybrid);
@@ -173,7 +174,9 @@ fn neurons_move_while_kernels_run() {
             let cache = &mut engine.hybrid.as_mut().unwrap().cache;
             let slot = ffn as u32 / 2 - 1 - i as u32;
             // The last neurons are in nobody's slot.
-            (0..layers).for_each(|l| cache.migrate(Migration { layer: l as u32, slot, neuron: ffn as u32 - 1 - i as u32 }).unwrap());
+            (0..layers).for_each(|l| {
+                cache.migrate(Migration { layer: l as u32, slot, neuron: ffn as u32 - 1 - i as u32 }).unwrap()
+            });
         });
         engine.check().unwrap();
     });
@@ -189,7 +192,9 @@ fn neurons_move_while_kernels_run() {
     let compute = lines.iter().find(|line| line.1.starts_with("ffn_neurons")).expect("a kernel ran").0;
     let copies = lines.iter().filter(|line| line.0 != compute && line.1 == "copy");
     let overlap = |copy: &(u64, &str, u64, u64)| {
-        lines.iter().any(|kernel| kernel.0 == compute && kernel.1.starts_with("ffn_") && kernel.2 < copy.3 && copy.2 < kernel.3)
+        lines
+            .iter()
+            .any(|kernel| kernel.0 == compute && kernel.1.starts_with("ffn_") && kernel.2 < copy.3 && copy.2 < kernel.3)
     };
     let both = copies.filter(|copy| overlap(copy)).count();
     assert!(both > 5, "{both} copies of neurons ran beside kernels:\n{text}");

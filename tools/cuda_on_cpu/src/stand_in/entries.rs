@@ -1,6 +1,6 @@
 //! The driver's functions, by their symbols. Codes and flags are those of the driver API's `CUresult` and enums.
 
-use super::world::{Code, Op, Reservation, Event, World, changed, wait, world};
+use super::world::{Code, Event, Op, Reservation, World, changed, wait, world};
 use super::{Pins, append};
 use crate::Kernel;
 use rustix::mm::{MapFlags, MprotectFlags, ProtFlags, mmap_anonymous, mprotect, munmap};

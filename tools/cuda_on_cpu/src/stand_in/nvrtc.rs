@@ -94,9 +94,9 @@ pub unsafe extern "C" fn nvrtcCompileProgram(program: u64, count: c_int, options
         let arch = options.iter().find_map(|o| o.strip_prefix("--gpu-architecture=sm_")?.parse::<u32>().ok());
         let texts = std::iter::once(&program.source).chain(program.headers.iter().map(|(_, text)| text));
         let includes = texts.flat_map(|text| text.lines()).filter_map(|line| line.trim().strip_prefix("#include "));
-        let missing = includes.map(|name| name.trim_matches(['"', '<', '>', ' '])).find(|name| {
-            !program.headers.iter().any(|(known, _)| known == name)
-        });
+        let missing = includes
+            .map(|name| name.trim_matches(['"', '<', '>', ' ']))
+            .find(|name| !program.headers.iter().any(|(known, _)| known == name));
         let (Some(arch), None) = (arch, missing) else {
             program.log = format!("{}: options {options:?}, missing {missing:?}\0", program.name).into_bytes();
             return COMPILATION;
