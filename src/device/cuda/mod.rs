@@ -554,7 +554,8 @@ impl Device for CudaDevice {
 
     fn synchronize(&mut self, stream: Stream) {
         let s = stream as usize;
-        if !self.ready() {
+        // It has none yet where opening it has failed half way.
+        if self.streams[s].is_null() || !self.ready() {
             return;
         }
         let code = self.spans[s].end(&self.card.driver, self.streams[s]);

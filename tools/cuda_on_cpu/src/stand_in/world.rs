@@ -159,6 +159,10 @@ impl World {
     pub fn set_failures(&mut self, failures: Vec<super::Failure>) {
         if self.sticky != 0 {
             self.pinned.retain(|_, (_, ours)| *ours);
+            for queue in self.streams.values_mut() {
+                queue.put -= queue.ops.len() as u64;
+                queue.ops.clear();
+            }
         }
         self.card.failures = failures;
         self.calls.clear();
