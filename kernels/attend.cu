@@ -194,7 +194,7 @@ KERNEL __launch_bounds__(128) attend_merge(const float *mix, const float2 *peaks
 }
 
 #define DEFINE(H, U)                                                                                                   \
-    KERNEL __launch_bounds__(128) attend_##H##_##U(const float *qkv, const u16 *cache, const uint2 *places, float *mix, \
+    KERNEL __launch_bounds__(128, 4) attend_##H##_##U(const float *qkv, const u16 *cache, const uint2 *places, float *mix, \
                                                    float2 *peaks, int heads, int kv_heads, int dim, int layers,         \
                                                    int layer, int context, int window) {                                \
         attend<H, U>(qkv, cache, places, mix, peaks, heads, kv_heads, dim, layers, layer, context, window);            \

@@ -17,7 +17,7 @@ __device__ __forceinline__ void linear(const u8 *weights, const void *x, const f
     // An odd last row is read twice, from cache.
     const u8 *const both[R] = {first, row + 1 < rows ? first + row_bytes<QUANT>(cols) : first};
     float sums[R][N];
-    row_dots<QUANT, R, N>(both, from_column(input_at<QUANT>(x, n, cols), column, cols), cols, left, sums);
+    row_dots<QUANT, R, N>(both, input_from(x, column, cols), cols, left, sums);
 #pragma unroll
     for (int r = 0; r < R; r++) {
 #pragma unroll
@@ -33,7 +33,7 @@ __device__ __forceinline__ void linear(const u8 *weights, const void *x, const f
 }
 
 #define DEFINE(QUANT, type, N)                                                                                     \
-    KERNEL __launch_bounds__(128) linear_##type##_##N(const u8 *weights, const void *x, const float *bias,          \
+    KERNEL __launch_bounds__(128, ROW_BLOCKS(N)) linear_##type##_##N(const u8 *weights, const void *x, const float *bias,          \
                                                       float *out, int rows, int cols, int n, int then) {            \
         linear<QUANT, N>(weights, x, bias, out, rows, cols, n, then);                                               \
     }

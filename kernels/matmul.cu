@@ -79,7 +79,6 @@ __device__ __forceinline__ void grouped_tile(const u8 *weights, const void *inpu
     u32 *const v = w + ROWS * STRIDE;                                      // [COLUMNS, STRIDE]
     float *const scales = reinterpret_cast<float *>(v + COLUMNS * STRIDE); // [ROWS, GROUPS]
     float *const steps = scales + ROWS * GROUPS;                           // [COLUMNS, GROUPS]
-    const Input x = input_at<QUANT>(input, n, cols);
     const int first_row = blockIdx.x * ROWS, first_column = blockIdx.y * COLUMNS;
     const int row = threadIdx.x % 16, column = threadIdx.x / 16; // and those 16 further on
     const size_t bytes = row_bytes<QUANT>(cols);
@@ -108,7 +107,7 @@ __device__ __forceinline__ void grouped_tile(const u8 *weights, const void *inpu
         for (int t = threadIdx.x; t < COLUMNS * (PACK / 4); t += THREADS) {
             const int c = t / (PACK / 4), i = t % (PACK / 4);
             const bool there = first_column + c < n && i < groups * (GROUP / 4);
-            const u8 *from = x.codes + size_t(first_column + c) * code_stride(cols) + start;
+            const u8 *from = input_from(input, first_column + c, cols).codes + start / PACK * CODED_PACK;
             const u32 word = there ? reinterpret_cast<const u32 *>(from)[i] : 0;
             v[c * STRIDE + (packed ? i : i % 8 * 16 + i / 8)] = word;
         }
@@ -119,8 +118,8 @@ __device__ __forceinline__ void grouped_tile(const u8 *weights, const void *inpu
                 const u16 *from = reinterpret_cast<const u16 *>(weights + size_t(first_row + r) * bytes + number_bytes);
                 scales[r * GROUPS + g] = there && first_row + r < rows ? half_to_float(from[start / GROUP + g]) : 0.0f;
             } else {
-                const float *from = x.steps + size_t(first_column + r) * group_stride(cols);
-                steps[r * GROUPS + g] = there && first_column + r < n ? from[start / GROUP + g] : 0.0f;
+                const u8 *from = input_from(input, first_column + r, cols).codes + start / PACK * CODED_PACK + PACK;
+                steps[r * GROUPS + g] = there && first_column + r < n ? reinterpret_cast<const float *>(from)[g] : 0.0f;
             }
         }
         __syncthreads();
@@ -164,7 +163,7 @@ __device__ __forceinline__ void grouped_tile(const u8 *weights, const void *inpu
 }
 
 #define DEFINE(type, TILE, INPUT)                                                                               \
-    KERNEL __launch_bounds__(256) matmul_##type(const u8 *weights, const INPUT *x, const float *bias, float *out, \
+    KERNEL __launch_bounds__(256, 1) matmul_##type(const u8 *weights, const INPUT *x, const float *bias, float *out, \
                                                 int rows, int cols, int n, int then) {                          \
         TILE(weights, x, bias, out, rows, cols, n, then);                                                       \
     }

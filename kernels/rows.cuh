@@ -2,35 +2,27 @@
 #pragma once
 #include "common.cuh"
 
-// Inputs of `n` columns: as f32, and for grouped rows as int8 codes in the order of a q8_0 row, with the step of each group
-// (quantize.cu, cpu::Columns).
+// int8 codes of a column (cpu::Columns) stand pack by pack in the order of a q8_0 row, each pack with the steps of its 16 groups
+// behind it: both are reached from one address.
+constexpr int CODED_PACK = PACK + PACK / GROUP * 4;
+__device__ __forceinline__ int coded_bytes(int cols) { return (cols + PACK - 1) / PACK * CODED_PACK; }
+
+// Inputs of columns: f32 for f32 and f16 rows, what `quantize` left for grouped rows. Of codes there is room for columns up to a
+// multiple of N, so that all N can be read; what stands there counts for nothing.
 struct Input {
-    const float *values; // [n, cols]; f32 and f16 rows
-    const u8 *codes;     // [n, code_stride]; grouped rows
-    const float *steps;  // [n, group_stride]; grouped rows
+    const float *values; // [n, cols]
+    const u8 *codes;     // [n, coded_bytes]
 };
 
-__device__ __forceinline__ int code_stride(int cols) { return (cols + PACK - 1) / PACK * PACK; }
-__device__ __forceinline__ int group_stride(int cols) { return code_stride(cols) / GROUP; }
-
-// `x` is values, or what `quantize` left.
-template <int QUANT> __device__ __forceinline__ Input input_at(const void *x, int n, int cols) {
-    const u8 *codes = static_cast<const u8 *>(x);
-    return {static_cast<const float *>(x), codes,
-            reinterpret_cast<const float *>(codes + size_t(n) * code_stride(cols))};
-}
-
 // The input from column `column` on.
-__device__ __forceinline__ Input from_column(Input x, int column, int cols) {
-    return {x.values + size_t(column) * cols, x.codes + size_t(column) * code_stride(cols),
-            x.steps + size_t(column) * group_stride(cols)};
+__device__ __forceinline__ Input input_from(const void *x, int column, int cols) {
+    return {static_cast<const float *>(x) + size_t(column) * cols,
+            static_cast<const u8 *>(x) + size_t(column) * coded_bytes(cols)};
 }
 
-// Numbers i to i + 4 of a column; zeros behind its end. Only columns of whole fours are aligned.
+// Numbers i to i + 4 of a column of whole fours; zeros behind its end.
 __device__ __forceinline__ float4 four_inputs(const float *x, int i, int cols) {
-    if (cols % 4 == 0) return i < cols ? *reinterpret_cast<const float4 *>(x + i) : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-    return make_float4(i < cols ? x[i] : 0.0f, i + 1 < cols ? x[i + 1] : 0.0f, i + 2 < cols ? x[i + 2] : 0.0f,
-                       i + 3 < cols ? x[i + 3] : 0.0f);
+    return i < cols ? *reinterpret_cast<const float4 *>(x + i) : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
 }
 
 // 16 bytes of an f32 or f16 row as numbers.
@@ -43,6 +35,7 @@ template <> struct Unit<F32> {
         w[2] = __uint_as_float(raw.z);
         w[3] = __uint_as_float(raw.w);
     }
+    static __device__ __forceinline__ float number(const u8 *row, int i) { return reinterpret_cast<const float *>(row)[i]; }
 };
 template <> struct Unit<F16> {
     static constexpr int NUMBERS = 8;
@@ -56,10 +49,13 @@ template <> struct Unit<F16> {
         w[6] = low_half(raw.w);
         w[7] = high_half(raw.w);
     }
+    static __device__ __forceinline__ float number(const u8 *row, int i) {
+        return half_to_float(reinterpret_cast<const u16 *>(row)[i]);
+    }
 };
 
 // The low or high half bytes of q4_0 as int8, each less 8. Setting the top bits keeps the subtraction within each byte.
-__device__ __forceinline__ u32 low_codes(u32 raw) { return ((raw & 0x0f0f0f0fu | 0x80808080u) - 0x08080808u) ^ 0x80808080u; }
+__device__ __forceinline__ u32 low_codes(u32 raw) { return (((raw & 0x0f0f0f0fu) | 0x80808080u) - 0x08080808u) ^ 0x80808080u; }
 __device__ __forceinline__ u32 high_codes(u32 raw) { return low_codes(raw >> 4); }
 __device__ __forceinline__ uint4 low_codes(uint4 raw) {
     return make_uint4(low_codes(raw.x), low_codes(raw.y), low_codes(raw.z), low_codes(raw.w));
@@ -74,7 +70,7 @@ __device__ __forceinline__ float4 four_scales(const u8 *at) {
     return make_float4(low_half(raw.x), high_half(raw.x), low_half(raw.y), high_half(raw.y));
 }
 
-// sums[r][c] = row r · column c, by one warp, the same in all its lanes. Of N columns, those from `left` on repeat the last one.
+// sums[r][c] = row r · column c, by one warp, the same in all its lanes; of N columns, those from `left` on mean nothing.
 //
 // Registers hold U or all of a pack's loads before the first is used: that is what keeps enough bytes on their way.
 template <int QUANT, int R, int N> struct Dots {
@@ -83,8 +79,22 @@ template <int QUANT, int R, int N> struct Dots {
 
     static __device__ __forceinline__ void run(const u8 *const (&rows)[R], Input x, int cols, int left, float (&sums)[R][N]) {
         const int lane = threadIdx.x % WARP;
+        if (cols % 4 != 0) {
+            // Columns do not begin at vectors. No model is so; number by number it is small and right.
+#pragma unroll 1
+            for (int i = lane; i < cols; i += WARP) {
+#pragma unroll
+                for (int c = 0; c < N; c++) {
+                    const float v = x.values[size_t(min(c, left - 1)) * cols + i];
+#pragma unroll
+                    for (int r = 0; r < R; r++) sums[r][c] = fmaf(Unit<QUANT>::number(rows[r], i), v, sums[r][c]);
+                }
+            }
+            return;
+        }
         // Rows are padded with zeros to whole units.
         const int units = (cols + NUMBERS - 1) / NUMBERS;
+#pragma unroll 1
         for (int first = lane; first < units; first += WARP * U) {
             uint4 raw[R][U];
 #pragma unroll
@@ -136,9 +146,11 @@ template <int QUANT, int R, int N> struct GroupedDots {
     // Bytes of weights in a pack and in a group, and loads of a lane in half a pack.
     static constexpr int PACK_BYTES = QUANT == Q8 ? 512 : 256, GROUP_BYTES = PACK_BYTES / 16, LOADS = PACK_BYTES / 128;
 
-    static __device__ __forceinline__ void run(const u8 *const (&rows)[R], Input x, int cols, int left, float (&sums)[R][N]) {
+    static __device__ __forceinline__ void run(const u8 *const (&rows)[R], Input x, int cols, int, float (&sums)[R][N]) {
         const int lane = threadIdx.x % WARP, quad = lane % 4, half = lane / 4 % 2;
         const int packs = cols / PACK, groups = cols / GROUP, number_bytes = groups * GROUP_BYTES;
+        // More at once with many columns would fill the registers until they spill.
+#pragma unroll (N == 1 ? 2 : 1)
         for (int pack = lane / 8; pack < packs; pack += WARP / 8) {
             uint4 raw[R][LOADS];
             float4 scales[R];
@@ -153,8 +165,8 @@ template <int QUANT, int R, int N> struct GroupedDots {
             }
 #pragma unroll
             for (int c = 0; c < N; c++) {
-                const int column = min(c, left - 1);
-                const u8 *codes = x.codes + size_t(column) * code_stride(cols) + pack * PACK + half * 256 + quad * 16;
+                const u8 *const coded = x.codes + c * coded_bytes(cols) + pack * CODED_PACK + quad * 16;
+                const u8 *const codes = coded + half * 256;
                 int dots[R][4] = {};
 #pragma unroll
                 for (int i = 0; i < LOADS; i++) {
@@ -172,8 +184,7 @@ template <int QUANT, int R, int N> struct GroupedDots {
                         }
                     }
                 }
-                const float4 steps =
-                    *reinterpret_cast<const float4 *>(x.steps + size_t(column) * group_stride(cols) + pack * 16 + quad * 4);
+                const float4 steps = *reinterpret_cast<const float4 *>(coded + PACK);
 #pragma unroll
                 for (int r = 0; r < R; r++) {
                     float sum = sums[r][c];
@@ -198,11 +209,10 @@ template <int QUANT, int R, int N> struct GroupedDots {
             }
 #pragma unroll
             for (int c = 0; c < N; c++) {
-                const int column = min(c, left - 1);
-                const uint4 *codes =
-                    reinterpret_cast<const uint4 *>(x.codes + size_t(column) * code_stride(cols) + group * GROUP);
+                const u8 *const coded = x.codes + c * coded_bytes(cols) + packs * CODED_PACK;
+                const uint4 *const codes = reinterpret_cast<const uint4 *>(coded + lane * GROUP);
                 const uint4 low = codes[0], high = codes[1];
-                const float step = x.steps[size_t(column) * group_stride(cols) + group];
+                const float step = *reinterpret_cast<const float *>(coded + PACK + lane * 4);
 #pragma unroll
                 for (int r = 0; r < R; r++) {
                     int dots[4] = {};
@@ -231,6 +241,10 @@ __device__ __forceinline__ void row_dots(const u8 *const (&rows)[R], Input x, in
         for (int c = 0; c < N; c++) sums[r][c] = warp_sum(sums[r][c]);
     }
 }
+
+// Blocks of 128 threads that a multiprocessor is to hold at least. It is asked for because the compiler, left alone, spills to hold
+// one more (tools/nvrtc_check.py shows it).
+#define ROW_BLOCKS(N) (N == 1 ? 5 : N == 2 ? 4 : N == 4 ? 3 : 2)
 
 // Four kernels of a family, by columns that a thread works on at once, for each type of rows.
 #define FOR_WIDTHS(DEFINE, QUANT, type) \

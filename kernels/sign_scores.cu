@@ -22,7 +22,7 @@ __device__ __forceinline__ int differing(uint4 a, uint4 b) {
     return __popc(a.x ^ b.x) + __popc(a.y ^ b.y) + __popc(a.z ^ b.z) + __popc(a.w ^ b.w);
 }
 
-KERNEL __launch_bounds__(256) sign_scores(const uint4 *bits, const uint4 *signs, float *scores, int hidden, int ffn, int n) {
+KERNEL __launch_bounds__(256, 3) sign_scores(const uint4 *bits, const uint4 *signs, float *scores, int hidden, int ffn, int n) {
     const int lines = (hidden + 511) / 512, quarter = threadIdx.x % 4;
     const int neuron = (blockIdx.x * blockDim.x + threadIdx.x) / 4, column = blockIdx.y * COLUMNS, left = n - column;
     // Lanes without a neuron read the last one's, so that a warp stays whole.

@@ -7,7 +7,7 @@
 // Moves:    bucket and wanted masks; gate rows of wanted neurons; up rows of those that fire; down rows of those with a
 //           product that is not zero; partial sums, written and read once.
 // Launch:   ffn_neurons, ffn_down, ffn_merge, one after the other.
-//           ffn_neurons_<type>_<N>: a block per chunk of 32 slots, a warp per neuron; 128 bytes of shared memory.
+//           ffn_neurons_<type>_<N>: a block of any number of warps per chunk of 32 slots, a warp per neuron; 128 bytes of shared memory.
 //           ffn_down_<type>_<N>: grid (tiles of a row, splits, ceil(n / N)); 8 warps take entries of the split in turns.
 //             Split s has chunks s, s + splits, ...: at most 256, in the order of slots. Shared memory: 4 bytes an entry, or
 //             512 bytes an accumulator, whatever is more.
@@ -53,9 +53,10 @@ __device__ __forceinline__ float apply(int activation, float parameter, float x)
 
 // The value of this lane's column.
 template <int N> __device__ __forceinline__ float of_lane(const float (&values)[N]) {
+    const int lane = threadIdx.x % WARP;
     float mine = values[0];
 #pragma unroll
-    for (int c = 1; c < N; c++) mine = threadIdx.x % WARP == c ? values[c] : mine;
+    for (int c = 1; c < N; c++) mine = lane == c ? values[c] : mine;
     return mine;
 }
 
@@ -84,7 +85,7 @@ __device__ __forceinline__ void neurons(const u8 *blocks, const u32 *bucket, con
         for (int column = 0; column < n; column += N) {
             const int left = n - column;
             const u32 here = wants >> column & (ALL >> (WARP - N));
-            const Input input = from_column(input_at<QUANT>(x, n, cols), column, cols);
+            const Input input = input_from(x, column, cols);
             // Lane c has column c from here on.
             float product = 0.0f;
             u32 fires = 0;
@@ -335,18 +336,20 @@ KERNEL __launch_bounds__(256)
     reinterpret_cast<u32 *>(out)[count] = pairs;
 }
 
-#define DEFINE(QUANT, type, N)                                                                                          \
-    KERNEL __launch_bounds__(256)                                                                                        \
+#define NEURONS(QUANT, type, N)                                                                                         \
+    KERNEL __launch_bounds__(128, ROW_BLOCKS(N))                                                                         \
         ffn_neurons_##type##_##N(const u8 *blocks, const u32 *bucket, const float *up_bias, const void *x,               \
                                  const u32 *masks, float *a, u32 *list, uint2 *counts, int cols, int slots, int n,       \
                                  int kind, int activation, float parameter, float cut) {                                 \
         neurons<QUANT, N>(blocks, bucket, up_bias, x, masks, a, list, counts, cols, slots, n, kind, activation,          \
                           parameter, cut);                                                                               \
-    }                                                                                                                    \
-    KERNEL __launch_bounds__(256) ffn_down_##type##_##N(const u8 *blocks, const float *a, const u32 *list,               \
-                                                        const uint2 *counts, float *partial, int cols, int n, int rows, \
-                                                        int chunks) {                                                    \
-        down<QUANT, N>(blocks, a, list, counts, partial, cols, n, rows, chunks);                                         \
     }
-FOR_QUANTS_AND_WIDTHS(DEFINE)
-#undef DEFINE
+FOR_QUANTS_AND_WIDTHS(NEURONS)
+
+#define DOWN(QUANT, type, N)                                                                                            \
+    KERNEL __launch_bounds__(256) ffn_down_##type##_##N(const u8 *blocks, const float *a, const u32 *list,              \
+                                                        const uint2 *counts, float *partial, int cols, int n, int rows, \
+                                                        int chunks) {                                                   \
+        down<QUANT, N>(blocks, a, list, counts, partial, cols, n, rows, chunks);                                        \
+    }
+FOR_QUANTS_AND_WIDTHS(DOWN)

@@ -4,6 +4,7 @@ use super::human_bytes;
 use crate::config;
 use crate::device::cuda::{Card, CudaDevice, Delivery, Options, PATIENCE, Unusable};
 use crate::error::{Error, Result};
+use crate::lab::measure::{self, CardRates};
 
 /// The exit status that a reason deserves.
 pub fn error(why: Unusable) -> Error {
@@ -35,6 +36,20 @@ pub fn delivery() -> Delivery {
     }
 }
 
+/// What this machine's card does, measured; `None` without one that can be used, and why.
+pub fn rates() -> Result<CardRates, String> {
+    let measured = || -> Result<CardRates> {
+        let card = Card::open().map_err(error)?;
+        let budget = card.free / 2;
+        let options = Options { budget, delivery: delivery(), pinnable: u64::MAX, patience: PATIENCE };
+        let mut device = CudaDevice::new(card, &options).map_err(error)?;
+        // A card that is nearly full is measured with less.
+        let bytes = (budget / 2) as usize / 4096 * 4096;
+        measure::card(&mut device, (bytes < measure::COPY_BYTES).then_some(bytes))
+    };
+    measured().map_err(|error| error.to_string())
+}
+
 /// A device on the card, and a line on stderr that says what it is.
 pub fn device(card: Card, budget: u64) -> Result<CudaDevice> {
     // A tenth is left to the rest of the system: pinned pages cannot be swapped.
@@ -51,4 +66,39 @@ pub fn device(card: Card, budget: u64) -> Result<CudaDevice> {
         device.kernels()
     );
     Ok(device)
+}
+
+/// What `doctor` says of the card: a verdict and a sentence.
+pub fn look() -> (&'static str, String) {
+    let card = match Card::open() {
+        Ok(card) => card,
+        // Most machines have none, and need none.
+        Err(why @ (Unusable::NoDriver | Unusable::NoCard)) => {
+            return ("note", format!("everything runs on the processor: {why}"));
+        }
+        Err(why) => return ("problem", why.to_string()),
+    };
+    let (arch, version) = (card.arch, card.driver_version);
+    let mut said = format!(
+        "{}, compute capability {}.{}, driver for CUDA {}.{}, {} of {} free",
+        card.name,
+        arch / 10,
+        arch % 10,
+        version / 1000,
+        version % 1000 / 10,
+        human_bytes(card.free),
+        human_bytes(card.total)
+    );
+    if !card.gives_back_in_part() {
+        said += "; it cannot give memory back in part, so a changed budget copies whole layers";
+    }
+    if !card.pins_read_only {
+        said += "; it does not pin a mapped model, whose neurons then go through 32 MiB of pinned memory at the price of a copy by \
+                 the processor";
+    }
+    let options = Options { budget: 0, delivery: delivery(), pinnable: 0, patience: PATIENCE };
+    match CudaDevice::new(card, &options) {
+        Ok(device) => ("ok", format!("{said}; kernels {}", device.kernels())),
+        Err(why) => ("problem", format!("{said}; {why}")),
+    }
 }

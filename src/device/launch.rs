@@ -223,7 +223,7 @@ pub fn scratch_bytes(call: &Call) -> u64 {
     bytes as u64
 }
 
-/// What a call launches. `address` says where a buffer begins; `scratch` is [`scratch_bytes`] at a multiple of
+/// What a call launches, in order. `address` says where a buffer begins; `scratch` is [`scratch_bytes`] at a multiple of
 /// [`SCRATCH_ALIGN`].
 pub fn launches(call: &Call, address: impl Fn(Buffer) -> u64, scratch: u64) -> Launches {
     debug_assert!(scratch.is_multiple_of(SCRATCH_ALIGN));
@@ -341,9 +341,14 @@ const fn width(n: usize) -> usize {
     }
 }
 
-/// Bytes that `quantize` fills: codes, then steps.
-const fn codes_bytes(quant: Quant, n: usize, cols: usize) -> usize {
-    if quant.is_grouped() { n * (cols.next_multiple_of(PACK) + cols.next_multiple_of(PACK) / GROUP * 4) } else { 0 }
+/// Room for what `quantize` makes of `n` columns, and for those that kernels read beside them without using them.
+fn codes_bytes(quant: Quant, n: usize, cols: usize) -> usize {
+    if quant.is_grouped() && n > 0 { n.next_multiple_of(width(n)) * coded_bytes(cols) } else { 0 }
+}
+
+/// Bytes of a column's codes: packs of 512, each with the steps of its 16 groups behind it (`kernels/rows.cuh`).
+pub const fn coded_bytes(cols: usize) -> usize {
+    cols.div_ceil(PACK) * (PACK + PACK / GROUP * 4)
 }
 
 /// Where the input of rows of a type lies: itself, or what `quantize` makes of it in `scratch`.
@@ -355,12 +360,11 @@ fn input(quant: Quant, x: u64, scratch: u64, n: usize, cols: usize, out: &mut La
     scratch
 }
 
-/// int8 codes of `[n, cols]` f32 at `x` in the order of a q8_0 row, then their steps, at `to`: `cols` rounded up to a pack, and an
-/// eighth of that, bytes a column.
+/// int8 codes of `[n, cols]` f32 at `x` and their steps, [`coded_bytes`] a column, at `to`.
 pub fn quantize(x: u64, to: u64, n: usize, cols: usize) -> Launch {
     const WARPS: usize = 8;
     let grid = [(cols / GROUP).div_ceil(WARPS), n, 1];
-    Launch::new(Kernel::new(Family::Quantize, 0), grid, WARPS, 0).address(x).address(to).int(cols).int(n)
+    Launch::new(Kernel::new(Family::Quantize, 0), grid, WARPS, 0).address(x).address(to).int(cols)
 }
 
 fn norm(c: &Norm, at: &Addresses<'_>) -> Launch {
@@ -494,7 +498,7 @@ fn sparse_ffn(c: &SparseFfn, at: &Addresses<'_>, scratch: u64, out: &mut Launche
     };
     if s.chunks > 0 {
         let x = input(c.quant, given, s.codes, c.n, c.hidden, out);
-        const WARPS: usize = 8;
+        const WARPS: usize = 4;
         let neurons = Kernel::of_rows(Family::Neurons, c.quant, width);
         let launch = Launch::new(neurons, [s.chunks, 1, 1], WARPS, CHUNK * 4);
         let launch = launch.address(at.buffer(c.blocks)).address(at.buffer(c.bucket)).address(at.optional(c.up_bias));

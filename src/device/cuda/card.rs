@@ -73,6 +73,7 @@ pub struct Card {
     pub(super) chunks: Option<Chunks>,
     /// Whether memory that nobody may write to can be pinned.
     pub pins_read_only: bool,
+    abandoned: bool,
 }
 
 // SAFETY: the context is made current on the thread that uses the card, which `&mut` of its owner keeps to one at a time.
@@ -135,6 +136,7 @@ impl Card {
             free: 0,
             chunks: None,
             pins_read_only,
+            abandoned: false,
         };
         card.enter()?;
         card.chunks = Chunks::of(&card.driver, number)?;
@@ -153,6 +155,11 @@ impl Card {
         Ok(())
     }
 
+    /// It is not asked for anything any more, not even to be given back.
+    pub(super) fn abandon(&mut self) {
+        self.abandoned = true;
+    }
+
     /// Whether a buffer can give memory back in part.
     pub fn gives_back_in_part(&self) -> bool {
         self.chunks.is_some()
@@ -163,6 +170,9 @@ impl Drop for Card {
     fn drop(&mut self) {
         if CURRENT.get() == self.serial {
             CURRENT.set(0);
+        }
+        if self.abandoned {
+            return;
         }
         // SAFETY: retained when it was opened. Its failure would help nobody.
         unsafe { (self.driver.f.context_release)(self.number) };

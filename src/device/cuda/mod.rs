@@ -134,9 +134,28 @@ impl CudaDevice {
         &self.card
     }
 
+    /// Copies one buffer into another of as many bytes, a multiple of 16, with all of the card, on the compute stream: what its memory
+    /// can do.
+    pub fn copy_within(&mut self, from: Buffer, to: Buffer) {
+        assert_eq!(from.bytes, to.bytes);
+        let launch = launch::copy(self.address(from, 0, from.bytes), self.address(to, 0, to.bytes), from.bytes);
+        if let Some(queue) = self.begin(Stream::Compute) {
+            self.totals.launches += 1;
+            self.start(queue, &launch);
+        }
+    }
+
     /// How its kernels came to be.
     pub fn kernels(&self) -> &str {
         self.kernels.as_ref().map_or("none", |kernels| &kernels.origin)
+    }
+
+    /// Lets go of all host memory that was pinned, when nothing is copied from or to it any more.
+    pub fn unpin(&mut self) {
+        Stream::ALL.into_iter().for_each(|s| self.synchronize(s));
+        if self.ready() {
+            self.pins.release(&self.card.driver);
+        }
     }
 
     /// Bytes of host memory that are pinned, that could not be, and that copies go through instead.
@@ -554,7 +573,8 @@ impl Device for CudaDevice {
 
     fn synchronize(&mut self, stream: Stream) {
         let s = stream as usize;
-        if !self.ready() {
+        // It has none yet where opening it has failed half way.
+        if self.streams[s].is_null() || !self.ready() {
             return;
         }
         let code = self.spans[s].end(&self.card.driver, self.streams[s]);
@@ -608,42 +628,38 @@ impl CudaDevice {
         let launches = launch::launches(call, |b| self.address(b, 0, 0), self.scratch.address());
         self.totals.launches += 1;
         for launch in launches.iter() {
-            let mut words = [std::ptr::null_mut(); launch::MAX_ARGUMENTS];
-            for (pointer, word) in words.iter_mut().zip(launch.arguments()) {
-                *pointer = std::ptr::from_ref(word).cast_mut().cast();
-            }
-            let function = self.kernels.as_ref().expect("there since the device is").function(launch.kernel);
-            let [x, y, z] = launch.grid;
-            // SAFETY: the kernel's arguments are as its declaration says (`launch`); operands lie in their buffers, which are not
-            // given back before the stream is idle.
-            let code = unsafe {
-                let (words, none) = (words.as_mut_ptr(), std::ptr::null_mut());
-                (self.card.driver.f.launch)(
-                    function,
-                    x,
-                    y,
-                    z,
-                    launch.block,
-                    1,
-                    1,
-                    launch.shared_bytes,
-                    queue,
-                    words,
-                    none,
-                )
-            };
-            if !self.went("launch a kernel", code) {
+            if !self.start(queue, launch) {
                 return;
             }
         }
+    }
+
+    /// Whether the driver took it. Its operands lie in buffers, which are not given back before the stream is idle.
+    fn start(&mut self, queue: CUstream, launch: &launch::Launch) -> bool {
+        let mut words = [std::ptr::null_mut(); launch::MAX_ARGUMENTS];
+        for (pointer, word) in words.iter_mut().zip(launch.arguments()) {
+            *pointer = std::ptr::from_ref(word).cast_mut().cast();
+        }
+        let function = self.kernels.as_ref().expect("there since the device is").function(launch.kernel);
+        let [x, y, z] = launch.grid;
+        // SAFETY: the kernel's arguments are as its declaration says (`launch`), and where they point to is memory of buffers, by
+        // the callers.
+        let code = unsafe {
+            let (words, none) = (words.as_mut_ptr(), std::ptr::null_mut());
+            (self.card.driver.f.launch)(function, x, y, z, launch.block, 1, 1, launch.shared_bytes, queue, words, none)
+        };
+        self.went("launch a kernel", code)
     }
 }
 
 impl Drop for CudaDevice {
     fn drop(&mut self) {
-        // Nothing may run in memory that is given back. Of a card that has failed nothing does.
+        // Nothing may run in memory that is given back.
         Stream::ALL.into_iter().for_each(|s| self.synchronize(s));
-        if self.card.enter().is_err() {
+        if !self.ready() {
+            // A card that has failed may answer nothing any more, and whoever asked it to give back would wait for ever: the process
+            // ends, and with it what it held.
+            self.card.abandon();
             return;
         }
         let driver = &self.card.driver;

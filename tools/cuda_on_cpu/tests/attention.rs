@@ -33,7 +33,7 @@ fn check(seed: u64, shape: &Shape) {
     let first = below(&mut rng, context - n + 1);
     let places: Vec<[u32; 2]> = (0..n)
         .map(|b| {
-            if seed % 2 == 0 {
+            if seed.is_multiple_of(2) {
                 [1, (first + b) as u32]
             } else {
                 [(b % TIMELINES) as u32, below(&mut rng, context) as u32]

@@ -92,7 +92,8 @@ fn law(seed: u64, barrier: bool) {
         hybrid.cache.load(l, &neurons).unwrap();
     }
     hybrid.cache.settle();
-    (hybrid.cache.barrier, hybrid.migrator) = (barrier, Some(Box::new(Restless(Prng::new(seed ^ 0xab)))));
+    hybrid.cache.barrier = barrier;
+    hybrid.migrator = Some(Box::new(Restless(Prng::new(seed ^ 0xab))));
     let mut engine = Engine::new(model, 1, Kernels::best());
     let expected = logits(&mut engine, sizes, |_, _| ());
     engine.hybrid = Some(hybrid);
@@ -153,7 +154,7 @@ fn logits_are_the_dense_ones_over_a_slow_link() {
 fn neurons_move_while_kernels_run() {
     let machine = Machine::new();
     let timeline = machine.dir.path().join("timeline");
-    let card = [("CUDA_ON_CPU_LINK_MB_S", "3"), ("CUDA_ON_CPU_TIMELINE", timeline.to_str().unwrap())];
+    let card = [("CUDA_ON_CPU_LINK_MB_S", "1"), ("CUDA_ON_CPU_TIMELINE", timeline.to_str().unwrap())];
     on(&machine, "neurons_move_while_kernels_run", &card, || {
         let dir = tempfile::tempdir().unwrap();
         let model = Model::open(&packed(dir.path(), "relullama", Quant::F32)).unwrap();
@@ -162,13 +163,13 @@ fn neurons_move_while_kernels_run() {
         let device = device(device_bytes(&model.config, &model.layers, &slots));
         // SAFETY: the engine drops its device's part before its model.
         let mut hybrid = unsafe { on_device(&model, Box::new(device), &slots) }.unwrap();
-        let neurons: Vec<u32> = (0..slots[0] as u32 - 8).collect();
+        let neurons: Vec<u32> = (0..slots[0] as u32 - 16).collect();
         (0..layers).for_each(|l| hybrid.cache.load(l, &neurons).unwrap());
         hybrid.cache.settle();
         let mut engine = Engine::new(model, 1, Kernels::best());
         engine.set_sparsity(Sparsity::new(vec![Choice::Exact { cut: 0.0 }; layers], 0).unwrap());
         engine.hybrid = Some(hybrid);
-        logits(&mut engine, &[1; 8], |engine, i| {
+        logits(&mut engine, &[1; 16], |engine, i| {
             let cache = &mut engine.hybrid.as_mut().unwrap().cache;
             let slot = ffn as u32 / 2 - 1 - i as u32;
             // The last neurons are in nobody's slot.
@@ -195,5 +196,5 @@ fn neurons_move_while_kernels_run() {
             .any(|kernel| kernel.0 == compute && kernel.1.starts_with("ffn_") && kernel.2 < copy.3 && copy.2 < kernel.3)
     };
     let both = copies.filter(|copy| overlap(copy)).count();
-    assert!(both > 5, "{both} copies of neurons ran beside kernels:\n{text}");
+    assert!(both > 2, "{both} copies of neurons ran beside kernels:\n{text}");
 }

@@ -174,3 +174,52 @@ fn kernels_are_compiled_once_and_a_damaged_one_again() {
     assert_eq!(none, 0);
     assert!(said.contains("kernels from the embedded PTX"), "{said}");
 }
+
+#[test]
+fn doctor_and_measure_know_the_card() {
+    let gpu = |machine: &Machine, environment: &[(&str, &str)]| {
+        let done = machine.program(&["doctor"], environment);
+        assert_eq!(done.code, Some(0), "{}", done.said);
+        let line = done.out.lines().find(|line| line.contains(" GPU ")).expect("a line about it").to_owned();
+        line.split_whitespace().collect::<Vec<_>>().join(" ")
+    };
+    let whole = "GPU CUDA on the CPU, compute capability 8.6, driver for CUDA 12.8, 1.00 GiB of 1.00 GiB free";
+    assert_eq!(gpu(&Machine::new(), &[]), format!("ok {whole}; kernels from the embedded PTX"));
+    let poor = [("CUDA_ON_CPU_PINS", "0"), ("CUDA_ON_CPU_CHUNKS", "0")];
+    assert_eq!(
+        gpu(&Machine::new(), &poor),
+        format!(
+            "ok {whole}; it cannot give memory back in part, so a changed budget copies whole layers; it does not pin a mapped \
+             model, whose neurons then go through 32 MiB of pinned memory at the price of a copy by the processor; kernels from \
+             the embedded PTX"
+        )
+    );
+    assert_eq!(
+        gpu(&Machine::without_driver(), &[]),
+        "note GPU everything runs on the processor: there is no NVIDIA driver (libcuda.so.1 is not found); install one, or take \
+         --device cpu"
+    );
+    assert!(
+        gpu(&Machine::new(), &[("CUDA_ON_CPU_FAIL", "cuInit:1=999")])
+            .starts_with("problem GPU the driver could not start")
+    );
+
+    let machine = Machine::new();
+    let card = [("CUDA_ON_CPU_LINK_MB_S", "500"), ("CUDA_ON_CPU_MEMORY", "67108864")];
+    let profile = machine.dir.path().join("here.toml");
+    let done = machine.program(&["measure", "-t", "1", "--save", profile.to_str().unwrap(), "--sync-us", "7"], &card);
+    assert_eq!(done.code, Some(0), "{}", done.said);
+    assert!(done.out.contains("\ncard: memory "), "{}", done.out);
+    let text = std::fs::read_to_string(profile).unwrap();
+    let number = |name: &str| -> f64 {
+        let line = text.lines().find_map(|line| line.strip_prefix(&format!("{name} = "))).expect(name);
+        line.parse().unwrap()
+    };
+    // The link's rate is what the stand-in was given; nothing else here is a figure of anything.
+    assert!((0.3..=0.51).contains(&number("link_gb_s")), "{text}");
+    assert_eq!(number("sync_us"), 7.0);
+    let list =
+        |name: &str| text.split_once(&format!("\n{name} = [")).expect(name).1.split_once(']').unwrap().0.to_owned();
+    assert!(list("measured").contains("device_gb_s") && list("measured").contains("copy_us"), "{text}");
+    assert_eq!(list("assumed").trim_matches(['\n', ' ', ',']), "\"sync_us\"", "{text}");
+}

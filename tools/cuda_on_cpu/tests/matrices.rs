@@ -123,21 +123,25 @@ fn codes_are_those_of_the_cpu() {
         x[n * cols - 32..].iter_mut().for_each(|v| *v *= 1e-40);
         let mut memory = Memory::default();
         let from = memory.put(&x);
-        let code_stride = cols.next_multiple_of(PACK);
-        let to = memory.alloc(n * (code_stride + code_stride / 8));
-        let quantize = launch::quantize(memory.address(from), memory.address(to), n, cols);
-        memory.run(&[quantize]);
+        let to = memory.alloc(n * launch::coded_bytes(cols));
+        memory.run(&[launch::quantize(memory.address(from), memory.address(to), n, cols)]);
         let got: Vec<u8> = memory.get(to);
-        let (codes, steps) = got.split_at(n * code_stride);
-        let steps: Vec<f32> = bytemuck::pod_collect_to_vec(steps);
         let mut truth = Columns::default();
         truth.set(&x, n, Quant::Q8);
-        for b in 0..n {
-            let groups = cols / 32;
-            let codes: &[i8] = bytemuck::cast_slice(&codes[b * code_stride..][..cols]);
-            assert_eq!(codes, &truth.codes(b)[..cols], "column {b} of {n}, {cols} numbers, seed {seed}");
-            let steps = &steps[b * code_stride / 32..][..groups];
-            assert!(steps.iter().zip(truth.steps(b)).all(|(a, b)| a.to_bits() == b.to_bits()), "steps, seed {seed}");
+        for (b, coded) in got.chunks_exact(launch::coded_bytes(cols)).enumerate() {
+            for (p, pack) in coded.chunks_exact(PACK + PACK / 8).enumerate() {
+                let (codes, steps) = pack.split_at(PACK);
+                let (numbers, groups) = ((cols - p * PACK).min(PACK), (cols - p * PACK).min(PACK) / 32);
+                let codes: &[i8] = bytemuck::cast_slice(&codes[..numbers]);
+                assert_eq!(
+                    codes,
+                    &truth.codes(b)[p * PACK..][..numbers],
+                    "column {b} of {n}, {cols} numbers, seed {seed}"
+                );
+                let steps: Vec<f32> = bytemuck::pod_collect_to_vec(&steps[..groups * 4]);
+                let of_cpu = &truth.steps(b)[p * PACK / 32..][..groups];
+                assert!(steps.iter().zip(of_cpu).all(|(a, b)| a.to_bits() == b.to_bits()), "steps, seed {seed}");
+            }
         }
     }
 }

@@ -128,7 +128,7 @@ fn it_is_that_of_the_virtual_device_for_all_types_and_kinds() {
 #[test]
 fn every_number_of_columns_is_right() {
     for quant in Quant::ALL {
-        for n in 1..=32 {
+        for n in [1, 2, 3, 4, 5, 7, 8, 9, 16, 17, 25, 31, 32] {
             let case = Case {
                 quant,
                 kind: Ffn::Gated,

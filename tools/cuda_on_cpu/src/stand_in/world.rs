@@ -65,17 +65,17 @@ pub struct Stream {
 
 pub struct Event {
     pub times: bool,
-    /// The last mark, where it was made, and the last that a stream has come to.
+    /// The last mark, counted from one, and the last that a stream has come to.
     pub recorded: u64,
-    stream: u64,
-    position: u64,
     pub done: u64,
+    /// Of each mark, its stream and its place there.
+    places: Vec<(u64, u64)>,
     pub when: Option<Instant>,
 }
 
 impl Event {
     pub fn new(times: bool) -> Event {
-        Event { times, recorded: 0, stream: 0, position: 0, done: 0, when: None }
+        Event { times, recorded: 0, done: 0, places: Vec::new(), when: None }
     }
 }
 
@@ -159,6 +159,10 @@ impl World {
     pub fn set_failures(&mut self, failures: Vec<super::Failure>) {
         if self.sticky != 0 {
             self.pinned.retain(|_, (_, ours)| *ours);
+            for queue in self.streams.values_mut() {
+                queue.put -= queue.ops.len() as u64;
+                queue.ops.clear();
+            }
         }
         self.card.failures = failures;
         self.calls.clear();
@@ -217,12 +221,12 @@ impl World {
         let position = self.streams.get(&stream).ok_or(400u32)?.put + 1;
         let state = self.events.get_mut(&event).ok_or(400u32)?;
         state.recorded += 1;
-        (state.stream, state.position) = (stream, position);
+        state.places.push((stream, position));
         let mark = state.recorded;
         self.put(stream, Op::Record { event, mark })
     }
 
-    /// Asks a lazy card for all that is on a stream, or before an event's last mark.
+    /// Asks a lazy card for all that is on a stream, or before an event's mark.
     pub fn want(&mut self, stream: u64) {
         if let Some(queue) = self.streams.get_mut(&stream) {
             queue.wanted = queue.put;
@@ -231,9 +235,16 @@ impl World {
     }
 
     pub fn want_event(&mut self, event: u64) {
-        let Some(state) = self.events.get(&event) else { return };
-        if let Some(queue) = self.streams.get_mut(&state.stream) {
-            queue.wanted = queue.wanted.max(state.position);
+        if let Some(state) = self.events.get(&event) {
+            self.want_mark(event, state.recorded);
+        }
+    }
+
+    fn want_mark(&mut self, event: u64, mark: u64) {
+        let place = self.events.get(&event).and_then(|state| state.places.get((mark as usize).checked_sub(1)?));
+        let Some(&(stream, position)) = place else { return };
+        if let Some(queue) = self.streams.get_mut(&stream) {
+            queue.wanted = queue.wanted.max(position);
             changed();
         }
     }
@@ -254,7 +265,7 @@ impl World {
             Some(&Op::Wait { event, mark }) if !sticky => {
                 let there = self.events.get(&event).is_none_or(|state| state.done >= mark);
                 if !there {
-                    self.want_event(event);
+                    self.want_mark(event, mark);
                 }
                 there
             }

@@ -46,11 +46,9 @@ impl Machine {
 
     /// The program with these arguments, on this machine. Its folders are the machine's.
     pub fn program(&self, args: &[&str], environment: &[(&str, &str)]) -> Done {
-        let examples = std::env::current_exe().unwrap().parent().unwrap().with_file_name("examples");
-        let mut command = Command::new(examples.join("program"));
-        command.args(args).envs(environment.iter().copied());
-        command.env("HOME", self.dir.path()).env("XDG_CACHE_HOME", cache());
-        done(command.env("LD_LIBRARY_PATH", self.dir.path()))
+        let mut command = Command::new(env!("CARGO_BIN_EXE_program"));
+        command.args(args).env("HOME", self.dir.path()).env("XDG_CACHE_HOME", cache());
+        done(command.env("LD_LIBRARY_PATH", self.dir.path()).envs(environment.iter().copied()))
     }
 }
 
