@@ -22,8 +22,8 @@ const CHUNK: usize = 32;
 /// Warps of a block of `ffn_down`, and chunks of a split: a thread has one each.
 const DOWN_WARPS: usize = 8;
 const SPLIT_CHUNKS: usize = DOWN_WARPS * WARP;
-/// Blocks that the down half is split into at least: two to four for each multiprocessor of a consumer card, and partial sums of a
-/// few per cent of the bytes of the rows.
+/// Blocks that the down half is split into at least: two to four for each multiprocessor of a consumer card. More would write more
+/// partial sums: 8 bytes a number of the output and split, there and back.
 const DOWN_BLOCKS: usize = 256;
 /// Columns up to which a matrix is read by rows, eight columns at a time; beyond, tiles share what they read.
 const ROW_COLUMNS: usize = 8;
