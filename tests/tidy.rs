@@ -71,6 +71,7 @@ const MODULES: [(&str, &[&str]); 26] = [
             "config",
             "engine",
             "error",
+            "formats",
             "generation",
             "model",
             "scheduler",

@@ -5,6 +5,7 @@ use super::machine_arg;
 use super::size;
 use super::sparsity_arg;
 use crate::background::{Background, Setting};
+use crate::clock::{self, Seldom};
 use crate::device::{Rates, VirtualDevice};
 use crate::engine::{Engine, MigratorCounts};
 use crate::error::{Error, Result};
@@ -63,6 +64,9 @@ pub struct DeviceArgs {
     /// Budgets from some generated token on: 50=4MiB,100=8MiB
     #[arg(long, value_name = "TOKEN=SIZE,...", value_delimiter = ',', value_parser = parse_step)]
     vram_schedule: Vec<(usize, u64)>,
+    /// Let the virtual device fail for good after so many kernels, as a GPU does after an illegal address
+    #[arg(long, hide_short_help = true, value_name = "KERNELS")]
+    fail_after: Option<u64>,
     /// Balance thresholds by 1 - p, as the paper prints the loss of a neuron left out, to see what that does
     #[arg(long, hide_short_help = true)]
     printed_loss: bool,
@@ -83,17 +87,20 @@ pub struct InUse {
 
 impl InUse {
     /// Ends the scheduler and keeps what it has learnt. What cannot be kept costs a warning: the text is there.
-    pub fn finish(self, engine: &mut Engine) {
+    pub fn finish(&self, engine: &mut Engine) {
         let learnt = engine.hybrid.as_mut().and_then(|hybrid| hybrid.migrator.take()).and_then(|m| m.finish());
         let Some(learnt) = learnt.filter(|_| self.keep_history) else { return };
-        if let Err(error) = keep(&engine.model, &learnt) {
+        static WARNED: Seldom = Seldom::new();
+        if let Err(error) = keep(&engine.model, &learnt)
+            && WARNED.is_due(clock::unix_seconds())
+        {
             tracing::warn!("what was learnt about neurons is not kept: {error}");
         }
     }
 
     /// What sets its budget while it runs.
-    pub fn into_budgeter(self) -> Budgeter {
-        self.budgeter
+    pub fn budgeter(&self) -> &Budgeter {
+        &self.budgeter
     }
 
     /// Before generated token number `token`. A budget that cannot be is refused and the old one stays: the text goes on.
@@ -123,6 +130,7 @@ impl Default for DeviceArgs {
             live: false,
             no_history: false,
             vram_schedule: Vec::new(),
+            fail_after: None,
             printed_loss: false,
         }
     }
@@ -185,6 +193,7 @@ impl DeviceArgs {
                 ("--ffn-share", self.ffn_share.is_some()),
                 ("--policy", self.policy.is_some()),
                 ("--vram-schedule", !self.vram_schedule.is_empty()),
+                ("--fail-after", self.fail_after.is_some()),
             ];
             if let Some((name, _)) = said.iter().find(|(_, said)| *said) {
                 return Err(Error::Usage(format!("{name} is about a device; add --device virtual")));
@@ -252,7 +261,12 @@ impl DeviceArgs {
             copy_us: machine.copy_us,
             sync_us: machine.sync_us,
         };
-        place(engine, Box::new(VirtualDevice::new(plan.budget_bytes, rates)), &plan, &neurons)?;
+        let device = VirtualDevice::new(plan.budget_bytes, rates);
+        let device = match self.fail_after {
+            Some(kernels) => device.failing_after(kernels),
+            None => device,
+        };
+        place(engine, Box::new(device), &plan, &neurons)?;
         engine.hybrid.as_mut().expect("placed").cache.barrier = self.barrier;
         let budgeter = Budgeter { footprint, counts, machine, request };
         self.schedule(engine, &budgeter, tokens, &neurons)?;

@@ -129,6 +129,11 @@ pub trait Device: Send {
 
     fn totals(&self) -> Totals;
 
+    /// Why it does nothing any more and never will in this process; what was put on its streams since then did not happen.
+    fn failure(&self) -> Option<String> {
+        None
+    }
+
     /// Zeroed bytes. Not on the token path.
     fn alloc(&mut self, bytes: u64) -> Result<Buffer, OutOfMemory>;
 

@@ -184,6 +184,9 @@ enum Who {
 pub struct VirtualDevice {
     rates: Rates,
     faults: Faults,
+    /// Kernels that run before one fails for good.
+    last_launch: Option<u64>,
+    failed: bool,
     prng: Prng,
     kernels: Kernels,
     memory: Memory,
@@ -205,6 +208,8 @@ impl VirtualDevice {
         VirtualDevice {
             rates: rates.check(),
             faults: Faults::default(),
+            last_launch: None,
+            failed: false,
             prng: Prng::new(0),
             kernels: Kernels::best(),
             memory: Memory { budget, ..Memory::default() },
@@ -222,6 +227,12 @@ impl VirtualDevice {
     pub fn with_faults(mut self, faults: Faults) -> VirtualDevice {
         self.faults = faults;
         self.prng = Prng::new(faults.seed);
+        self
+    }
+
+    /// After so many kernels one fails as on a GPU an illegal address does: nothing is done from then on.
+    pub fn failing_after(mut self, launches: u64) -> VirtualDevice {
+        self.last_launch = Some(launches);
         self
     }
 
@@ -327,8 +338,9 @@ impl VirtualDevice {
                 }
             }
             Work::Launch(Call::SparseFfn(call)) => {
+                self.failed |= self.last_launch.is_some_and(|last| self.totals.launches >= last);
                 let writes = self.writes(&call);
-                let bytes = self.run(s, &call);
+                let bytes = if self.failed { 0 } else { self.run(s, &call) };
                 let ns = Rates::ns(self.rates.call_us, bytes, self.rates.device_gb_s);
                 self.totals.launches += 1;
                 self.totals.device_bytes += bytes;
@@ -374,6 +386,7 @@ impl VirtualDevice {
         let work = self.queues[s].ops.front().expect("it has begun").work;
         self.pop(s, now);
         match work {
+            Work::Launch(_) if self.failed => {}
             Work::Launch(Call::SparseFfn(call)) => {
                 if self.writes(&call) != begun.writes {
                     self.run(s, &call);
@@ -401,6 +414,9 @@ impl VirtualDevice {
 
     /// The first or the second half of a copy.
     fn copy(&mut self, work: &Work, second: bool) {
+        if self.failed {
+            return;
+        }
         // No link tears a word.
         let middle = |bytes: usize| bytes / 2 / 4 * 4;
         let half = |bytes: usize| if second { middle(bytes)..bytes } else { 0..middle(bytes) };
@@ -483,6 +499,11 @@ impl Device for VirtualDevice {
 
     fn memory(&self) -> Memory {
         self.memory
+    }
+
+    fn failure(&self) -> Option<String> {
+        let kernel = self.last_launch? + 1;
+        self.failed.then(|| format!("kernel {kernel} failed as it was told to"))
     }
 
     fn totals(&self) -> Totals {

@@ -155,6 +155,11 @@ impl Engine {
         self.run(caches, &|t| columns[t].token, None)
     }
 
+    /// Logits of the last pass, as it returned them.
+    pub fn logits(&mut self) -> &mut [f32] {
+        &mut self.buffers.logits
+    }
+
     /// As [`Engine::forward`], with the true activations of every layer shown to `observer`, which costs their computation.
     pub fn forward_observed(
         &mut self,

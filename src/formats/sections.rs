@@ -110,6 +110,10 @@ impl<H: Header> SectionFile<H> {
         &self.file.path
     }
 
+    pub fn file(&self) -> &MappedFile {
+        &self.file
+    }
+
     pub fn file_bytes(&self) -> u64 {
         self.file.bytes().len() as u64
     }

@@ -12,14 +12,14 @@ use super::slots::Slots;
 use crate::clock::{self, Duration, Instant};
 use crate::cpu::MAX_COLUMNS;
 use crate::engine::session::CHUNK;
-use crate::engine::{Column, Engine, Logits, Session};
+use crate::engine::{Column, Engine, Failure, Logits, Session};
 use crate::error::{Error, Result};
 use crate::model::{KvCache, KvType};
 use crate::tokenizer::Tokenizer;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, TryRecvError, channel};
+use std::sync::{Arc, OnceLock};
 use tokio::sync::{mpsc, oneshot, watch};
 
 /// Tokens of a prompt that run in one pass while others wait for their next token: about as long as a few of those.
@@ -50,6 +50,7 @@ enum Command {
     /// From now on what was computed before is not used again.
     Forget,
     Stop,
+    Fail(Failure),
 }
 
 /// What everybody holds.
@@ -59,6 +60,7 @@ pub struct Handle {
     waiting: Arc<AtomicUsize>,
     /// Jobs that wait or run.
     jobs: watch::Receiver<usize>,
+    failure: Arc<OnceLock<Failure>>,
     pub metrics: Arc<Metrics>,
     pub limits: Limits,
 }
@@ -122,6 +124,17 @@ impl Handle {
         self.jobs.has_changed().is_ok()
     }
 
+    /// Why the worker has ended, if it did by itself.
+    pub fn failure(&self) -> Option<&Failure> {
+        self.failure.get()
+    }
+
+    /// Ends the worker after the pass that runs: what it computes cannot be used. Jobs that are not done are told why.
+    pub fn fail(&self, why: Failure) {
+        // It may have ended already.
+        let _ = self.commands.send(Command::Fail(why));
+    }
+
     /// Ends the worker after the pass that runs; jobs that are not done fail.
     pub fn stop(&self) {
         // It may have ended already.
@@ -144,7 +157,16 @@ pub fn start(engine: Engine, tokenizer: Arc<Tokenizer>, limits: Limits) -> Resul
     let waiting = Arc::new(AtomicUsize::new(0));
     let (send, receive) = channel();
     let (jobs_send, jobs) = watch::channel(0);
-    let handle = Handle { commands: send, waiting: waiting.clone(), jobs, metrics: metrics.clone(), limits };
+    let failure = Arc::new(OnceLock::new());
+    let failed = failure.clone();
+    let handle = Handle {
+        commands: send,
+        waiting: waiting.clone(),
+        jobs,
+        failure: failure.clone(),
+        metrics: metrics.clone(),
+        limits,
+    };
     let worker = Worker {
         slots: Slots::new(caches, !limits.deterministic),
         columns: Vec::with_capacity(MAX_COLUMNS),
@@ -158,11 +180,15 @@ pub fn start(engine: Engine, tokenizer: Arc<Tokenizer>, limits: Limits) -> Resul
         tokenizer,
         limits,
         waiting,
+        failure,
         metrics,
     };
     let run = move || {
+        // Held until the reason is noted: who hears of the end finds it.
+        let _jobs = worker.jobs.clone();
         // Who waits for events sees the channel close without an end, and says so.
         if catch_unwind(AssertUnwindSafe(|| worker.run())).is_err() {
+            let _ = failed.set(Failure::Panic);
             tracing::error!("the engine's thread has failed; what it was doing is lost");
         }
     };
@@ -194,19 +220,21 @@ struct Worker {
     jobs: watch::Sender<usize>,
     limits: Limits,
     waiting: Arc<AtomicUsize>,
+    failure: Arc<OnceLock<Failure>>,
     metrics: Arc<Metrics>,
 }
 
 impl Worker {
     fn run(mut self) {
-        while self.take_commands() {
+        while self.failure.get().is_none() && self.take_commands() {
             self.let_go();
             self.admit();
             self.decode();
             self.prefill();
             self.publish();
         }
-        let stopping = || Event::Failed("the server is stopping".into());
+        let why = self.failure.get().map_or_else(|| "the server is stopping".into(), Failure::to_string);
+        let stopping = || Event::Failed(why.clone());
         for sequence in &mut self.running {
             sequence.out.send(stopping());
         }
@@ -233,6 +261,10 @@ impl Worker {
                 }
                 Ok(Command::Ask(question)) => question(&mut self.engine),
                 Ok(Command::Forget) => self.slots.forget(),
+                Ok(Command::Fail(why)) => {
+                    let _ = self.failure.set(why);
+                    return false;
+                }
                 Ok(Command::Stop) | Err(TryRecvError::Disconnected) => return false,
                 Err(TryRecvError::Empty) => return true,
             }
@@ -300,13 +332,16 @@ impl Worker {
                 break;
             }
             let vocab = self.engine.model.config.vocab;
-            let logits = self.engine.forward_batch(&mut self.slots.caches, &self.columns, Logits::All);
+            self.engine.forward_batch(&mut self.slots.caches, &self.columns, Logits::All);
+            if self.has_failed() {
+                return;
+            }
             self.metrics.decode_passes.add(1);
             self.metrics.decode_columns.add(self.columns.len() as u64);
             for column in &self.columns {
                 self.slots.ran(column.cache, &[column.token]);
             }
-            let mut rows = self.columns.iter().zip(logits.chunks_exact_mut(vocab));
+            let mut rows = self.columns.iter().zip(self.engine.logits().chunks_exact_mut(vocab));
             // The same order as above: from the back, so that an end moves only what was looked at.
             for at in (todo..first).rev() {
                 let sequence = &mut self.running[at];
@@ -337,7 +372,12 @@ impl Worker {
         let chunk = if company { CHUNK_IN_COMPANY } else { CHUNK };
         let end = prompt.len().min(done + chunk);
         let want = if end == prompt.len() { Logits::Last } else { Logits::None };
-        let logits = self.engine.forward(&mut self.slots.caches[sequence.slot], &prompt[done..end], want);
+        self.engine.forward(&mut self.slots.caches[sequence.slot], &prompt[done..end], want);
+        if self.has_failed() {
+            return;
+        }
+        let sequence = &mut self.running[at];
+        let prompt = &sequence.job.prompt;
         self.slots.ran(sequence.slot, &prompt[done..end]);
         self.metrics.prompt_passes.add(1);
         self.metrics.prompt_tokens.add((end - done) as u64);
@@ -346,11 +386,18 @@ impl Worker {
             return;
         }
         let room = self.limits.context - self.slots.caches[sequence.slot].len;
-        if let Some(ended) = sequence.step(logits, room, &self.tokenizer, &self.metrics) {
+        if let Some(ended) = sequence.step(self.engine.logits(), room, &self.tokenizer, &self.metrics) {
             let sequence = self.running.swap_remove(at);
             self.slots.give_back(sequence.slot);
             leave(sequence, ended, &mut self.leaving, &self.metrics);
         }
+    }
+
+    /// Whether the pass that has just run cannot be used. Nothing of it is sent then: the loop ends and says why.
+    fn has_failed(&self) -> bool {
+        let Some(why) = self.engine.failure() else { return false };
+        let _ = self.failure.set(why);
+        true
     }
 
     /// Tells everybody how things stand.

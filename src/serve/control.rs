@@ -5,6 +5,7 @@ use super::daemon::{Daemon, Loaded, ModelState};
 use crate::api::{ApiError, parse};
 use crate::cache::Slot;
 use crate::engine::Engine;
+use crate::formats::FileState;
 use crate::scheduler::Policy;
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
@@ -36,6 +37,11 @@ fn model(loaded: &Loaded) -> Value {
         "threads": loaded.threads,
         "predictor": loaded.predictor,
         "device": loaded.device,
+        "file": match loaded.file_state() {
+            FileState::Same | FileState::Changed(_) => "unchanged",
+            FileState::Replaced => "replaced",
+            FileState::Removed => "removed",
+        },
         "running": m.running.get(),
         "waiting": m.waiting.get(),
         "loaded_at": loaded.model.created,
