@@ -120,7 +120,7 @@ fn a_device_that_fails_is_told_to_every_stream_and_ends_the_daemon() {
 fn a_failure_while_ending_is_no_success() {
     let dir = tempfile::tempdir().unwrap();
     let device = ["--device", "virtual", "--ffn-share", "0.5", "--policy", "static", "--predictor", "exact"];
-    let mut daemon = Daemon::start_in(dir.path(), &[&device[..], &["--fail-after", "1500"]].concat());
+    let mut daemon = Daemon::start_in(dir.path(), &[&device[..], &["--fail-after", "600"]].concat());
     let ask = json!({"prompt": "Once", "max_tokens": 500, "ignore_eos": true, "n": 8, "logprobs": 20, "stream": true});
     let mut stream = daemon.connect();
     stream.write_all(&request("POST", "/v1/completions", &ask.to_string())).unwrap();
