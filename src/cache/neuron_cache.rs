@@ -60,6 +60,9 @@ pub struct CacheCounters {
 /// One layer on the device.
 pub struct LayerCache {
     pub table: SlotTable,
+    /// Active neurons times tokens computed on the device, and on the CPU.
+    pub hits: u64,
+    pub misses: u64,
     /// `[slots]` neuron blocks.
     pub blocks: Buffer,
     /// `gpu_bucket`, `[slots]` u32.
@@ -131,6 +134,8 @@ impl NeuronCache {
             };
             layers.push(LayerCache {
                 table: SlotTable::new(slots, host.neurons),
+                hits: 0,
+                misses: 0,
                 blocks: grows(&mut *device, host.block_bytes)?,
                 bucket: grows(&mut *device, 4)?,
                 up_bias: device.alloc_growable(0, size_of_val(*bias) as u64)?,

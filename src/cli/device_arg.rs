@@ -58,6 +58,9 @@ pub struct DeviceArgs {
     /// Whether the policy may change while it runs: a static one has its scheduler ready, too.
     #[arg(skip)]
     pub live: bool,
+    /// Sequences that may be decoded together.
+    #[arg(skip = 1usize)]
+    pub timelines: usize,
     /// Neither read nor keep what was learnt from earlier texts about how often neurons are active
     #[arg(long)]
     no_history: bool,
@@ -128,6 +131,7 @@ impl Default for DeviceArgs {
             lookahead: 1,
             deterministic: false,
             live: false,
+            timelines: 1,
             no_history: false,
             vram_schedule: Vec::new(),
             fail_after: None,
@@ -309,6 +313,7 @@ impl DeviceArgs {
             tune: if self.deterministic { |rules| Rules { thresholds: false, ..rules } } else { |rules| rules },
             weight: if self.printed_loss { Weight::Complement } else { Weight::Probability },
             ahead,
+            timelines: self.timelines,
             predictor: Some(predictor),
             thresholds: (0..layers).map(own).collect(),
             history: history.collect::<Result<_>>()?,

@@ -1,10 +1,13 @@
 use super::device_arg::DeviceArgs;
+use super::machine_arg;
 use super::model_arg::{EngineArgs, KvArg, ModelArgs, check_context};
 use super::settings_arg;
 use super::sparsity_arg::{SparsityArgs, Unsaid};
+use crate::engine::LiveAudit;
 use crate::error::{Error, Result};
+use crate::formats::machine_profile::MachineProfile;
 use crate::model::KvCache;
-use crate::serve::{self, AtEnd, Load, Opened, SetBudget};
+use crate::serve::{self, AtEnd, Load, Opened, PathLimits, SetBudget};
 use crate::settings::Settings;
 use crate::tokenizer::Tokenizer;
 use clap::ValueEnum;
@@ -137,15 +140,29 @@ impl Opener {
             )));
         }
         let mut device = self.device.clone();
-        device.live = true;
+        (device.live, device.timelines) = (true, slots);
         device.deterministic |= settings.switch("serve.deterministic");
         let in_use = device.apply(&mut engine, context, kv.kv())?.map(Arc::new);
+        let limit = |m: &MachineProfile| PathLimits {
+            cpu_gb_s: m.dram_gb_s,
+            device_gb_s: m.device_gb_s,
+            link_gb_s: m.link_gb_s,
+        };
+        let limits = match &in_use {
+            Some(in_use) => Some(limit(&in_use.budgeter().machine)),
+            None => machine_arg::saved()?.as_ref().map(limit),
+        };
         let set_budget = in_use
             .clone()
             .map(|in_use| -> SetBudget { Box::new(move |engine, vram| in_use.budgeter().set(engine, vram).map(drop)) });
         let at_end = in_use.map(|in_use| -> AtEnd { Box::new(move |engine| in_use.finish(engine)) });
+        let audit = settings.whole("engine.audit");
+        if audit > 0 && !engine.sparsity().is_dense() {
+            let cuts = engine.sparsity().cuts().to_vec();
+            engine.audit = Some(LiveAudit::new(audit, engine.model.config.activation, cuts));
+        }
         let name = settings.text("serve.name").map_or_else(|| model_name(model), str::to_owned);
-        Ok(Opened { engine, tokenizer, name, kv: kv.kv(), context, set_budget, at_end })
+        Ok(Opened { engine, tokenizer, name, kv: kv.kv(), context, set_budget, limits, at_end })
     }
 }
 

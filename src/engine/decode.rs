@@ -51,7 +51,7 @@ pub struct Engine {
     pub report: Report,
     /// A device's part of the FFNs of up to [`MAX_COLUMNS`] tokens.
     pub hybrid: Option<Hybrid>,
-    /// Looks at the predictor now and then while single tokens are decoded.
+    /// Looks at the predictor now and then while tokens are decoded.
     pub audit: Option<LiveAudit>,
     team: Team,
     sparsity: Sparsity,
@@ -135,7 +135,7 @@ impl Engine {
     /// The tokens are below the vocabulary size and fit the cache: [`super::Session::check`] sees to both.
     pub fn forward(&mut self, kv: &mut KvCache, tokens: &[u32], want: Logits) -> &mut [f32] {
         let mut audit = self.audit.take();
-        let due = audit.as_mut().filter(|_| tokens.len() == 1).is_some_and(LiveAudit::is_due);
+        let due = audit.as_mut().filter(|_| tokens.len() == 1).is_some_and(|audit| audit.is_due(1));
         let observer = audit.as_mut().filter(|_| due).map(|audit| audit as &mut dyn Observer);
         let first = kv.len;
         self.place(tokens.iter().enumerate().map(|(t, _)| Place { cache: 0, position: first + t }), want);
@@ -152,7 +152,12 @@ impl Engine {
         let place =
             |(t, c): (usize, &Column)| Place { cache: c.cache, position: caches[c.cache].len + earlier(t, c.cache) };
         self.place(columns.iter().enumerate().map(place), want);
-        self.run(caches, &|t| columns[t].token, None)
+        let (mut audit, n) = (self.audit.take(), columns.len());
+        let due = audit.as_mut().filter(|_| n <= MAX_COLUMNS).is_some_and(|audit| audit.is_due(n as u64));
+        let observer = audit.as_mut().filter(|_| due).map(|audit| audit as &mut dyn Observer);
+        self.run(caches, &|t| columns[t].token, observer);
+        self.audit = audit;
+        &mut self.buffers.logits
     }
 
     /// Logits of the last pass, as it returned them.
@@ -198,6 +203,7 @@ impl Engine {
         let (c, b) = (&model.config, buffers);
         let (n, h) = (b.places.len(), c.hidden);
         let first = b.places.first().map_or(0, |place| place.position);
+        let batch = b.places.windows(2).any(|two| two[0].cache != two[1].cache);
         assert!(n > 0 && b.places.iter().all(|p| p.position < caches[p.cache].context));
         b.x.resize(n * h, 0.0);
         b.normed.resize(n * h, 0.0);
@@ -284,7 +290,7 @@ impl Engine {
                 Some(hybrid) if n <= MAX_COLUMNS => {
                     if let Some(mut migrator) = hybrid.migrator.take() {
                         let scores = sparsity.own_threshold(l).map(|_| &b.predicted.scores[..]);
-                        let at = Between { layer: l, first, n, residual: x, selection, scores };
+                        let at = Between { layer: l, first, n, batch, residual: x, selection, scores };
                         report.ffn_ns += clock::lap(&mut lap);
                         migrator.between(&at, &mut hybrid.cache, sparsity);
                         hybrid.migrator = Some(migrator);

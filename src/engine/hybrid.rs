@@ -19,6 +19,8 @@ pub struct Between<'a> {
     /// Position of the first token in its sequence, and how many there are.
     pub first: usize,
     pub n: usize,
+    /// They are the next tokens of several sequences, and not a piece of one.
+    pub batch: bool,
     /// Residual after attention, `[n, hidden]`.
     pub residual: &'a [f32],
     /// What will be computed; `None` for all.
@@ -192,12 +194,14 @@ impl Hybrid {
         }
         cache.counters.ffn_ns += cache.device.totals().clock_ns - began;
         cache.counters.misses += read.active;
+        cache.layers[l].misses += read.active;
         cache.counters.tokens += if l == 0 { n as u64 } else { 0 };
         if on_device {
             let (half, active) = received.split_at(n * h);
             let half: &[f32] = bytemuck::cast_slice(half);
             hidden.iter_mut().zip(half).for_each(|(x, half)| *x += half);
             cache.counters.hits += active[0] as u64;
+            cache.layers[l].hits += active[0] as u64;
         }
         read
     }

@@ -11,6 +11,7 @@ use super::sequence::{Ended, Outbox, Phase, Sequence};
 use super::slots::Slots;
 use crate::clock::{self, Duration, Instant};
 use crate::cpu::MAX_COLUMNS;
+use crate::device::Stream;
 use crate::engine::session::CHUNK;
 use crate::engine::{Column, Engine, Failure, Logits, Session};
 use crate::error::{Error, Result};
@@ -421,7 +422,17 @@ impl Worker {
             m.migrations.set(counters.migrations);
             m.device_budget_bytes.set(memory.budget);
             m.device_used_bytes.set(memory.used);
+            let totals = hybrid.cache.device.totals();
+            m.device_bytes.set(totals.device_bytes);
+            m.device_ns.set(totals.busy_ns[Stream::Compute as usize]);
+            m.link_bytes.set(totals.migrated_bytes);
+            m.link_ns.set(totals.busy_ns[Stream::Copy as usize]);
             m.device_slots.set(hybrid.cache.layers.iter().map(|l| l.table.slots().len() as u64).sum());
+        }
+        if let Some(audit) = &self.engine.audit {
+            m.audited_tokens.set(audit.counts.tokens);
+            m.audited_active.set(audit.counts.active);
+            m.audited_found.set(audit.counts.found);
         }
         let jobs = self.running.len() + self.queue.len();
         self.jobs.send_if_modified(|told| std::mem::replace(told, jobs) != jobs);

@@ -67,6 +67,8 @@ fn cache_state(engine: &Engine) -> Value {
             "neurons": config.ffn,
             "predictor": sparsity.kind(l).name(),
             "threshold": sparsity.threshold(l),
+            "hits": engine.hybrid.as_ref().map(|hybrid| hybrid.cache.layers[l].hits),
+            "misses": engine.hybrid.as_ref().map(|hybrid| hybrid.cache.layers[l].misses),
             "slots": table.map_or(0, <[Slot]>::len),
             "resident": count(|slot| matches!(slot, Slot::Resident(_))),
             "filling": count(|slot| matches!(slot, Slot::Filling(_))),
@@ -74,6 +76,7 @@ fn cache_state(engine: &Engine) -> Value {
     };
     json!({
         "device": device(engine),
+        "audit": engine.audit.as_ref().map(|audit| json!({"tokens": audit.counts.tokens, "recall": audit.counts.recall()})),
         "layers": (0..config.layers).map(layer).collect::<Vec<_>>(),
     })
 }

@@ -23,8 +23,18 @@ pub struct Opened {
     pub context: usize,
     /// `None` without a device.
     pub set_budget: Option<SetBudget>,
+    /// `None` where nobody has measured them.
+    pub limits: Option<PathLimits>,
     /// What is to be done before the engine goes; `None` for nothing.
     pub at_end: Option<AtEnd>,
+}
+
+/// How fast each way of neurons can be, GB/s.
+#[derive(Clone, Copy, Debug)]
+pub struct PathLimits {
+    pub cpu_gb_s: f64,
+    pub device_gb_s: f64,
+    pub link_gb_s: f64,
 }
 
 /// Keeps what an engine has learnt.
@@ -51,6 +61,7 @@ pub struct Loaded {
     pub predictor: String,
     pub device: Option<String>,
     pub set_budget: Option<SetBudget>,
+    pub limits: Option<PathLimits>,
     at_end: Mutex<Option<AtEnd>>,
     files: Vec<MappedFile>,
     /// Of the model itself, as it was last looked at.
@@ -239,7 +250,8 @@ impl Daemon {
 
     fn open(&self, source: &str) -> Result<Arc<Loaded>> {
         let settings = self.settings();
-        let Opened { engine, tokenizer, name, kv, context, set_budget, at_end } = (self.load)(source, &settings)?;
+        let Opened { engine, tokenizer, name, kv, context, set_budget, limits: path_limits, at_end } =
+            (self.load)(source, &settings)?;
         let files = engine.files();
         // What could not be read while it was loaded is zeros.
         files.iter().try_for_each(MappedFile::check_same)?;
@@ -264,6 +276,7 @@ impl Daemon {
             predictor: engine.sparsity().name(),
             device: engine.hybrid.as_ref().map(|hybrid| hybrid.cache.device.name()),
             set_budget,
+            limits: path_limits,
             at_end: Mutex::new(at_end),
             files,
             file_state: Mutex::new(FileState::Same),
