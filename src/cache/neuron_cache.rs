@@ -80,21 +80,28 @@ pub struct LayerCache {
 }
 
 impl LayerCache {
-    /// Nothing is under way.
+    /// Nothing is under way. Where the device refuses, there are fewer slots than it has room for, never more.
     fn resize(&mut self, device: &mut dyn Device, slots: usize) -> Result<(), OutOfMemory> {
-        if slots == self.table.slots().len() {
+        let now = self.table.slots().len();
+        let bytes = (slots * self.host.block_bytes) as u64;
+        let bias = if slots == 0 { 0 } else { size_of_val(&self.bias[..]) as u64 };
+        let there = [self.blocks.bytes, self.bucket.bytes, self.up_bias.bytes];
+        if slots == now && there == [bytes, slots as u64 * 4, bias] {
             return Ok(());
         }
+        self.table.resize(slots.min(now));
+        self.mirror.resize(slots.min(now), 0);
+        self.blocks = device.resize(self.blocks, bytes)?;
+        self.bucket = device.resize(self.bucket, slots as u64 * 4)?;
+        self.put_bias(device, slots)?;
         self.table.resize(slots);
         self.mirror.resize(slots, 0);
-        self.blocks = device.resize(self.blocks, (slots * self.host.block_bytes) as u64)?;
-        self.bucket = device.resize(self.bucket, slots as u64 * 4)?;
-        self.put_bias(device)
+        Ok(())
     }
 
     /// The bias of up lies on the device as long as the layer has slots.
-    fn put_bias(&mut self, device: &mut dyn Device) -> Result<(), OutOfMemory> {
-        let bias: &[f32] = if self.mirror.is_empty() { &[] } else { &self.bias };
+    fn put_bias(&mut self, device: &mut dyn Device, slots: usize) -> Result<(), OutOfMemory> {
+        let bias: &[f32] = if slots == 0 { &[] } else { &self.bias };
         if self.up_bias.bytes != size_of_val(bias) as u64 {
             self.up_bias = device.resize(self.up_bias, size_of_val(bias) as u64)?;
             // SAFETY: the copy is done before anything else can happen to `bias`.
@@ -145,7 +152,7 @@ impl NeuronCache {
                 last_use: device.event(),
                 in_flight: Vec::with_capacity(host.neurons.min(MAX_IN_FLIGHT)),
             });
-            layers.last_mut().expect("pushed above").put_bias(&mut *device)?;
+            layers.last_mut().expect("pushed above").put_bias(&mut *device, slots)?;
         }
         device.synchronize(Stream::Compute);
         let events = (0..MAX_IN_FLIGHT).map(|_| device.event()).collect();

@@ -6,6 +6,7 @@ use serde_json::json;
 use std::fs::File;
 use std::io::Write;
 use std::os::unix::fs::FileExt;
+use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 
@@ -112,7 +113,8 @@ fn a_log_that_cannot_be_written_stops_nothing() {
     serve.env("DYNAMICINFER_LOG", "debug").env("NOTIFY_SOCKET", dir.path().join("nobody"));
     let child = serve.stdout(full()).stderr(full()).spawn().unwrap();
     let mut daemon = Daemon::of(child, dir.path());
-    while !daemon.socket.exists() || daemon.call("GET", "/ready", "").status != 200 {}
+    while UnixStream::connect(&daemon.socket).is_err() {}
+    while daemon.call("GET", "/ready", "").status != 200 {}
     assert!(!text(&daemon).is_empty());
     daemon.signal(Signal::HUP);
     assert_eq!(daemon.post("/v1/x/models/load", &json!({"model": "/nowhere"})).status, 400);
