@@ -392,6 +392,8 @@ impl Worker {
             self.slots.give_back(sequence.slot);
             leave(sequence, ended, &mut self.leaving, &self.metrics);
         }
+        // Every core is about to be busy with the next token: who hands the first one on goes before, not behind it.
+        std::thread::yield_now();
     }
 
     /// Whether the pass that has just run cannot be used. Nothing of it is sent then: the loop ends and says why.
