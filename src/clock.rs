@@ -1,5 +1,6 @@
 //! The only clock. Everything that measures time asks here, so that a simulation can answer instead.
 
+use std::sync::atomic::{AtomicU64, Ordering};
 pub use std::time::{Duration, Instant};
 
 pub fn now() -> Instant {
@@ -17,4 +18,42 @@ pub fn lap(mark: &mut Instant) -> u64 {
     let passed = now.duration_since(*mark);
     *mark = now;
     passed.as_nanos() as u64
+}
+
+/// Lets the first of a kind of warnings through, and then one a minute: a disk that is full is told of, and not for ever.
+#[derive(Debug)]
+pub struct Seldom(AtomicU64);
+
+impl Seldom {
+    pub const fn new() -> Seldom {
+        Seldom(AtomicU64::new(0))
+    }
+
+    /// Whether one may be said now, in seconds since any beginning but the last minute.
+    pub fn is_due(&self, now: u64) -> bool {
+        let last = self.0.load(Ordering::Relaxed);
+        let due = last == 0 || now.saturating_sub(last) >= 60;
+        // Of two that come at once, one is said.
+        due && self.0.compare_exchange(last, now, Ordering::Relaxed, Ordering::Relaxed).is_ok()
+    }
+}
+
+impl Default for Seldom {
+    fn default() -> Seldom {
+        Seldom::new()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_warning_that_comes_again_is_said_once_a_minute() {
+        let seldom = Seldom::new();
+        let said: Vec<u64> = (1000..1200).filter(|&now| seldom.is_due(now)).collect();
+        assert_eq!(said, [1000, 1060, 1120, 1180]);
+        // A clock that was set back says nothing wrong, only later.
+        assert!(!seldom.is_due(900) && seldom.is_due(1240));
+    }
 }

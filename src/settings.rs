@@ -31,7 +31,7 @@ const fn key(name: &'static str, kind: Kind, default: &'static str, live: bool, 
 }
 
 /// Every key. `configs/default.toml` is written from this table, and a test keeps it so.
-pub const KEYS: [Key; 20] = [
+pub const KEYS: [Key; 21] = [
     key("serve.model", Kind::Text, "\"\"", false, "MODEL that is loaded at the start; empty for none"),
     key("serve.socket", Kind::Text, "\"\"", false, "Unix socket; empty for $XDG_RUNTIME_DIR/dynamicinfer.sock"),
     key(
@@ -109,6 +109,13 @@ pub const KEYS: [Key; 20] = [
         "\"auto\"",
         false,
         "what tells which neurons a token needs: dense, exact, sign, mlp or auto",
+    ),
+    key(
+        "engine.audit",
+        Kind::Whole(0, 1 << 20),
+        "64",
+        false,
+        "check the predictor at every so many passes against the true activations, for `top`; 0 for never",
     ),
     key("chat.system", Kind::Text, "\"\"", false, "system message that `chat` begins with; empty for none"),
     key(

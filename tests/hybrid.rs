@@ -878,7 +878,7 @@ fn a_predictor_on_the_device_chooses_what_it_chooses_on_the_host() {
         let expected = logits(&mut engine, KvType::F32, &sizes, None);
         let computed = std::mem::take(&mut engine.report).computed;
         let before = hybrid.bytes();
-        hybrid.bring_predictors(engine.sparsity(), &engine.model.config);
+        hybrid.bring_predictors(engine.sparsity(), &engine.model.config).unwrap();
         assert!(hybrid.bytes() > before, "the predictor is not on the device");
         engine.hybrid = Some(hybrid);
         let off = error(&logits(&mut engine, KvType::F32, &sizes, None), &expected);

@@ -104,6 +104,7 @@ fn bench(dir: &std::path::Path, family: &str, policy: Policy, faults: Faults, op
         tune: |rules| Rules { gain: false, ..rules },
         weight: Weight::Probability,
         ahead: 1,
+        timelines: 3,
         predictor: Some(predictor),
         thresholds: vec![None; layers],
         history: vec![vec![0.1; ffn]; layers],

@@ -186,8 +186,11 @@ fn top_draws_what_the_daemon_does() {
     terminal.wait_for("tokens/s");
     // Blanks are not drawn, so what is looked for are words.
     terminal.wait_for("running,");
+    terminal.wait_for("recall");
+    terminal.wait_for("GB/s");
     terminal.wait_for("resident,");
     terminal.wait_for("threshold");
+    terminal.wait_for("hits");
     terminal.type_in("q");
     assert_eq!(terminal.ends(), Some(0));
     let done = command(dir.path(), &["top", "--json"]).output().unwrap();

@@ -35,7 +35,7 @@ const MODULES: [(&str, &[&str]); 26] = [
         &["cache", "clock", "cpu", "device", "error", "formats", "model", "ops", "predictor", "prng", "scheduler"],
     ),
     // Answers for many: tokens and text, no HTTP.
-    ("generation", &["clock", "cpu", "engine", "error", "model", "tokenizer"]),
+    ("generation", &["clock", "cpu", "device", "engine", "error", "model", "tokenizer"]),
     // A thread beside the engine's: it decides by `scheduler` and predicts, and the engine knows it as a `Migrator`.
     ("background", &["cache", "cpu", "device", "engine", "model", "predictor", "scheduler"]),
     (
@@ -72,6 +72,7 @@ const MODULES: [(&str, &[&str]); 26] = [
             "config",
             "engine",
             "error",
+            "formats",
             "generation",
             "model",
             "scheduler",

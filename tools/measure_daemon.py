@@ -6,6 +6,7 @@
 import json
 import os
 import random
+import shutil
 import signal
 import socket
 import statistics
@@ -21,9 +22,9 @@ SOCKET = DIR + "/d.sock"
 
 
 class Daemon:
-    def __init__(self, *args):
-        command = [PROGRAM, "serve", "demo", "--socket", SOCKET, *args]
-        self.process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    def __init__(self, *args, model="demo", before=None):
+        command = [PROGRAM, "serve", model, "--socket", SOCKET, *args]
+        self.process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, preexec_fn=before)
         for line in self.process.stderr:
             if "is ready" in line:
                 break
@@ -122,6 +123,58 @@ def f2():
         print(f"F2: 1,000 disconnects: descriptors {before[1]:.0f} to {after[1]:.0f}, memory {grown:+.1f} MiB, no slot busy")
 
 
+READER = """
+import socket, sys
+s = socket.socket(socket.AF_UNIX); s.connect(sys.argv[1]); s.sendall(sys.argv[2].encode())
+while s.recv(65536): pass
+"""
+
+
+def f3(seconds=5, rounds=3):
+    """What 8 clients that do not read do to another's tokens, beside 8 that do."""
+    body = json.dumps(prompt(0, max_tokens=480, ignore_eos=True, logprobs=20))
+    wordy = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: {len(body)}\r\n\r\n{body}"
+
+    def gaps(reads):
+        """Between tokens of one client, while eight others are there all the time."""
+        found, others = [], []
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            [o.close() for o, there in others if not reads and not there()]
+            others = [o for o in others if o[1]()]
+            while len(others) < 8:
+                if reads:
+                    p = subprocess.Popen([sys.executable, "-c", READER, SOCKET, wordy])
+                    others.append((p, lambda p=p: p.poll() is None))
+                else:
+                    s = connect()
+                    s.sendall(wordy.encode())
+                    # Replaced before its answer is complete, so that there are always eight that are being answered.
+                    born = time.monotonic()
+                    others.append((s, lambda born=born: time.monotonic() < born + 0.7))
+            s = ask("POST", "/v1/completions", prompt(1, max_tokens=200, ignore_eos=True))
+            last = None
+            while piece := s.recv(65536):
+                now = time.monotonic()
+                if b"data: {" in piece:
+                    if last:
+                        found.append(1e3 * (now - last))
+                    last = now
+            s.close()
+        for o, _ in others:
+            o.kill() if reads else o.close()
+        return sorted(found)
+
+    with Daemon("--parallel", "16"):
+        both = {True: [], False: []}
+        for _ in range(rounds):
+            for reads in (True, False):
+                both[reads] += gaps(reads)
+        p99 = {reads: sorted(g)[int(0.99 * len(g))] for reads, g in both.items()}
+        print(f"F3: another's p99 between tokens: {p99[False]:.2f} ms beside 8 that do not read, {p99[True]:.2f} ms beside 8 that do "
+              f"({len(both[False])} and {len(both[True])} tokens)")
+
+
 def f4():
     """kill -9 at random, 100 times: the next one takes the socket over."""
     times = []
@@ -136,6 +189,171 @@ def f4():
             daemon.process.send_signal(signal.SIGKILL)
             daemon.process.wait()
     print(f"F4: 100 kill -9: start to /health with the model loaded: median {statistics.median(times):.3f} s, worst {max(times):.3f} s")
+
+
+def packed():
+    """The demo model in a file of its own, each time a new one."""
+    first, store = DIR + "/demo.neurons", DIR + "/m.neurons"
+    if not os.path.exists(first):
+        subprocess.run([PROGRAM, "pack", "demo", "-o", first], stderr=subprocess.DEVNULL, check=True)
+    shutil.copy(first, store + ".new")
+    os.rename(store + ".new", store)
+    return store
+
+
+def f7():
+    """A model file that is written to, or cut: how soon it is noticed, and that the daemon lives."""
+    for what in ("written to", "cut while it answers", "cut while nobody asks"):
+        times = []
+        for _ in range(10):
+            store = packed()
+            with Daemon(model=store) as daemon:
+                busy = None
+                if what == "cut while it answers":
+                    busy = ask("POST", "/v1/completions", prompt(0, max_tokens=490, ignore_eos=True, n=8))
+                    wait_for("dynamicinfer_num_requests_running", 8)
+                start = time.monotonic()
+                with open(store, "r+b") as file:
+                    if what == "written to":
+                        file.seek(1 << 16)
+                        file.write(b"\x3c" * 4096)
+                    else:
+                        file.truncate(4096)
+                while read(ask("GET", "/health"))[0] != 503:
+                    pass
+                times.append(time.monotonic() - start)
+                assert read(ask("POST", "/v1/completions", prompt(0)))[0] == 503 and daemon.process.poll() is None
+                assert busy is None or b"error" in read(busy)[1]
+        print(f"F7: {what}: 503 after {statistics.median(times):.2f} s in the median of 10, {max(times):.2f} s at worst; the daemon lives")
+
+
+def f8():
+    """Less and less address space: a load works or is refused in words; what ends otherwise is counted."""
+    import resource
+
+    ends = {}
+    for limit in range(600, 20, -20):
+        limits = (limit << 20, limit << 20)
+        process = subprocess.Popen(
+            [PROGRAM, "serve", "demo", "--socket", SOCKET], stderr=subprocess.PIPE,
+            preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_AS, limits))
+        os.set_blocking(process.stderr.fileno(), False)
+        said, end = b"", time.monotonic() + 10
+        while b"is ready" not in said and process.poll() is None and time.monotonic() < end:
+            said += process.stderr.read() or b""
+            time.sleep(0.01)
+        code = process.poll()
+        if code is not None:
+            how = f"exit {code}, in words" if code >= 0 else f"ended by signal {-code}"
+        elif b"is ready" not in said:
+            how = "neither ready nor ended after 10 s"
+        else:
+            try:
+                s = ask("POST", "/v1/completions", prompt(0))
+                s.settimeout(10)
+                status = read(s)[0]
+            except OSError:
+                status = 0
+            how = "serves" if status == 200 else "ready, and does not answer"
+        process.kill()
+        process.wait()
+        ends.setdefault(how, []).append(limit)
+    for how, limits in ends.items():
+        print(f"F8: address space of {', '.join(map(str, limits))} MiB: {how}")
+
+
+def f9(seconds=60, each=1000 / 60):
+    """1,000 random budgets a minute under running answers, whose text does not change."""
+    args = ["--device", "virtual", "--ffn-share", "0.5", "--predictor", "exact", "--deterministic", "--no-history"]
+    with Daemon(*args) as daemon:
+        body = prompt(0, max_tokens=400, ignore_eos=True, temperature=0)
+        alone = text(read(ask("POST", "/v1/completions", body))[1])
+        whole = json.loads(read(ask("GET", "/v1/x/budget"))[1].split(b"\r\n\r\n")[1])["vram_budget_bytes"]
+        rng, times, refused, above, answers, wrong, stop = random.Random(3), [], 0, 0, 0, 0, threading.Event()
+
+        def answer():
+            nonlocal answers, wrong
+            while not stop.is_set():
+                answers += 1
+                wrong += text(read(ask("POST", "/v1/completions", body))[1]) != alone
+
+        thread = threading.Thread(target=answer)
+        thread.start()
+        before = metric("process_open_fds")
+        begin = time.monotonic()
+        for i in range(int(seconds * each)):
+            time.sleep(max(0, begin + i / each - time.monotonic()))
+            asked = rng.randrange(whole * 6 // 10, whole + 1)
+            start = time.monotonic()
+            status, data = read(ask("PUT", "/v1/x/budget", {"vram_budget_bytes": asked}))
+            times.append(1e3 * (time.monotonic() - start))
+            refused += status == 400
+            if status == 200:
+                told = json.loads(data.split(b"\r\n\r\n")[1])
+                above += told["vram_used_bytes"] > asked or told["vram_budget_bytes"] != asked
+        took = time.monotonic() - begin
+        stop.set()
+        thread.join()
+        times.sort()
+        print(f"F9: {len(times)} budgets in {took:.0f} s, {refused} too small and refused; {wrong} of {answers} texts changed; used above "
+              f"what was acknowledged {above} times; acknowledged after {statistics.median(times):.1f} ms, p99 {times[int(0.99 * len(times))]:.1f}, "
+              f"worst {times[-1]:.1f}; descriptors {before:.0f} to {metric('process_open_fds'):.0f}; "
+              f"the daemon lives: {daemon.process.poll() is None}")
+
+
+def b12():
+    """A megabyte of what tokenizers stumble over."""
+    with Daemon():
+        for piece in ("a", " ", "\U0001f469\u200d\U0001f469\u200d\U0001f467", "\0", "<|im_end|>", "\n", "1", "\u0301"):
+            content = piece * (2**20 // len(piece.encode()))
+            start = time.monotonic()
+            body = json.dumps({"content": content}, ensure_ascii=False).encode()
+            s = connect()
+            s.sendall(f"POST /tokenize HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body)
+            status, data = read(s)
+            print(f"B12: 1 MiB of {piece!r}: {status} after {time.monotonic() - start:.2f} s")
+
+
+def f13(requests=20000, disconnects=1000, budgets=1000):
+    """A day in minutes: many short requests with disconnects and budget changes between them."""
+    args = ["--device", "virtual", "--ffn-share", "0.5", "--no-history"]
+    with Daemon(*args) as daemon:
+        whole = json.loads(read(ask("GET", "/v1/x/budget"))[1].split(b"\r\n\r\n")[1])["vram_budget_bytes"]
+        rng, times, samples, failed, done = random.Random(5), [], [], 0, 0
+        order = ["r"] * requests + ["d"] * disconnects + ["b"] * budgets
+        rng.shuffle(order)
+        begin = time.monotonic()
+        for i, what in enumerate(order):
+            if what == "r":
+                start = time.monotonic()
+                failed += read(ask("POST", "/v1/completions", prompt(rng.randrange(50), max_tokens=4, stream=rng.random() < 0.5)))[0] != 200
+                times.append(time.monotonic() - start)
+                done += 1
+            elif what == "d":
+                s = ask("POST", "/v1/completions", prompt(rng.randrange(50), max_tokens=400, ignore_eos=True))
+                if rng.random() < 0.5:
+                    s.recv(rng.randrange(1, 400))
+                s.close()
+            else:
+                read(ask("PUT", "/v1/x/budget", {"vram_budget_bytes": rng.randrange(whole // 2, whole + 1)}))
+            if i % (len(order) // 40) == 0:
+                # The virtual device's memory is this process's: always with the same budget.
+                read(ask("PUT", "/v1/x/budget", {"vram_budget_bytes": whole}))
+                read(ask("POST", "/v1/completions", prompt(0, max_tokens=4)))
+                samples.append((done, metric("process_resident_memory_bytes"), metric("process_open_fds"), metric("process_threads")))
+        took = time.monotonic() - begin
+        # The first quarter fills caches and rooms.
+        rest = samples[len(samples) // 4:]
+        n, xs, ys = len(rest), [s[0] for s in rest], [s[1] for s in rest]
+        mx, my = sum(xs) / n, sum(ys) / n
+        slope = sum((x - mx) * (y - my) for x, y in zip(xs, ys)) / sum((x - mx) ** 2 for x in xs)
+        tenth = len(times) // 10
+        p99 = [1e3 * sorted(part)[int(0.99 * tenth)] for part in (times[:tenth], times[-tenth:])]
+        middle = [1e3 * statistics.median(part) for part in (times[:tenth], times[-tenth:])]
+        print(f"F13: {requests} requests, {disconnects} disconnects, {budgets} budgets in {took:.0f} s: {failed} failed; memory {slope * 1e4 / 2**20:+.2f} MiB "
+              f"per 10,000 requests (line through {n} samples after the first quarter); descriptors {min(s[2] for s in rest):.0f} to {max(s[2] for s in rest):.0f}, "
+              f"threads {min(s[3] for s in rest):.0f} to {max(s[3] for s in rest):.0f}; first and last tenth: p99 {p99[0]:.1f} and {p99[1]:.1f} ms, median {middle[0]:.2f} and {middle[1]:.2f}; "
+              f"the daemon lives: {daemon.process.poll() is None}")
 
 
 def f14():
@@ -156,7 +374,7 @@ def f14():
 
 
 def f17():
-    """Short verbs, and what HTTP adds to the first token."""
+    """Short verbs. What HTTP adds to the first token: cargo bench --bench first_token."""
     with Daemon():
         for verb in (["--help"], ["ps", "--socket", SOCKET], ["budget", "--socket", SOCKET, "get"]):
             times = []
@@ -165,21 +383,6 @@ def f17():
                 subprocess.run([PROGRAM, *verb], stdout=subprocess.DEVNULL, check=True)
                 times.append(time.monotonic() - start)
             print(f"F17: {verb[0]}: median {1e3 * statistics.median(times):.1f} ms, worst of 50 {1e3 * max(times):.1f} ms")
-        added = []
-        name = "dynamicinfer_time_to_first_token_seconds_sum"
-        for i in range(300):
-            before = metric(name)
-            start = time.monotonic()
-            s = ask("POST", "/v1/completions", prompt(i % 7))
-            data = b""
-            while b"data: " not in data:
-                data += s.recv(4096)
-            seen = time.monotonic() - start
-            read(s)
-            added.append(1e3 * (seen - (metric(name) - before)))
-        added.sort()
-        print(f"F17: HTTP adds to the first token: median {added[150]:.2f} ms, p99 {added[297]:.2f} ms")
 
-
-for figure in sys.argv[2:] or ["f1", "f2", "f4", "f14", "f17"]:
+for figure in sys.argv[2:] or ["f1", "f2", "f3", "f4", "f7", "f8", "f9", "f13", "f14", "f17", "b12"]:
     globals()[figure]()

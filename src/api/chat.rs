@@ -2,9 +2,8 @@
 
 use super::error::ApiError;
 use super::model::ServedModel;
-use super::request::{MOST_TOP_LOGPROBS, OneOrMore, ResponseFormat, StreamOptions, Wishes, room};
-use super::stream::{Answer, Prepared, Wire};
-use crate::generation::Job;
+use super::request::{MOST_TOP_LOGPROBS, OneOrMore, ResponseFormat, StreamOptions, request, room};
+use super::stream::{Prepared, Wire};
 use crate::tokenizer::chat_template::Message;
 use serde::Deserialize;
 use serde::de::IgnoredAny;
@@ -13,20 +12,6 @@ use std::sync::Arc;
 
 /// A conversation of more turns is no conversation.
 const MOST_MESSAGES: usize = 4096;
-
-macro_rules! request {
-    ($(#[$of:meta])* $name:ident, $fields:ident { $($(#[$meta:meta])* $field:ident: $type:ty,)* }) => {
-        $(#[$of])*
-        #[derive(Debug, Default, Deserialize)]
-        #[serde(deny_unknown_fields, default)]
-        pub struct $name {
-            $($(#[$meta])* pub $field: Option<$type>,)*
-        }
-        /// Every field, for messages and for the OpenAPI document's test.
-        pub const $fields: &[&str] = &[$(stringify!($field),)*];
-    };
-}
-pub(super) use request;
 
 request! {
     /// The request. A field that is not here is refused by its name.
@@ -140,22 +125,20 @@ impl ChatRequest {
     /// # Errors
     /// 400 with the field that cannot be; 404 for another model.
     pub fn prepare(
-        self,
+        mut self,
         model: &Arc<ServedModel>,
         client: u64,
         id: String,
         fresh_seed: u64,
     ) -> Result<Prepared, ApiError> {
         model.check_name(self.model.as_deref())?;
-        refuse_tools(self.tools, self.tool_choice)?;
-        let messages = self.messages.unwrap_or_default();
+        refuse_tools(self.tools.take(), self.tool_choice.take())?;
+        let messages = self.messages.take().unwrap_or_default();
         if messages.is_empty() || messages.len() > MOST_MESSAGES {
             let n = messages.len();
             return Err(ApiError::field("messages", format!("there are {n} messages; give 1 to {MOST_MESSAGES}")));
         }
         let messages = messages.iter().enumerate().map(|(i, m)| m.check(i)).collect::<Result<Vec<_>, _>>()?;
-        let stream = self.stream.unwrap_or(false);
-        let usage = usage_wanted(stream, self.stream_options)?;
         let logprobs = match (self.logprobs.unwrap_or(false), self.top_logprobs) {
             (false, None | Some(0)) => None,
             (false, Some(_)) => return Err(ApiError::field("top_logprobs", "top_logprobs needs logprobs: true")),
@@ -168,49 +151,16 @@ impl ChatRequest {
                 Some(top as usize)
             }
         };
-        let wishes = Wishes {
-            temperature: self.temperature,
-            top_p: self.top_p,
-            top_k: self.top_k,
-            min_p: self.min_p,
-            repeat_penalty: self.repeat_penalty,
-            presence_penalty: self.presence_penalty,
-            frequency_penalty: self.frequency_penalty,
-            seed: self.seed,
-            stop: self.stop,
-            n: self.n,
-            logit_bias: self.logit_bias,
-        };
-        let choices = wishes.check(model, fresh_seed)?;
-        let grammars = match &self.response_format {
-            Some(format) => format.grammars(model, choices.n)?,
-            None => (0..choices.n).map(|_| None).collect(),
-        };
+        let plan = self.common().check(model, fresh_seed)?;
         let prompt = model.conversation(&messages)?;
         let (param, asked) = match self.max_completion_tokens {
             Some(most) => ("max_completion_tokens", Some(most)),
             None => ("max_tokens", self.max_tokens),
         };
         let max_tokens = room(param, asked, prompt.len(), model.context)?;
-        let job = |(i, grammar)| Job {
-            client,
-            prompt: prompt.clone(),
-            params: crate::engine::sampler::SamplingParams {
-                seed: choices.params.seed.wrapping_add(i as u64),
-                ..choices.params.clone()
-            },
-            max_tokens,
-            stops: choices.stops.clone(),
-            whole: model.tokenizer.chat_template().is_some() && model.tokenizer.drops_leading_space(),
-            ignore_eos: self.ignore_eos.unwrap_or(false),
-            logit_bias: choices.logit_bias.clone(),
-            logprobs,
-            grammar,
-        };
-        let jobs: Vec<Job> = grammars.into_iter().enumerate().map(job).collect();
-        let created = crate::clock::unix_seconds();
-        let answer = Answer { wire: Wire::Chat, id: format!("chatcmpl-{id}"), created, model: model.clone() };
-        Ok(Prepared { per_prompt: jobs.len(), jobs, answer, stream, usage })
+        let whole = model.tokenizer.chat_template().is_some() && model.tokenizer.drops_leading_space();
+        let jobs = plan.jobs(model, client, prompt, max_tokens, logprobs, whole)?;
+        Ok(plan.prepared(Wire::Chat, format!("chatcmpl-{id}"), model, jobs))
     }
 }
 
@@ -224,13 +174,4 @@ fn refuse_tools(tools: Option<Vec<Value>>, choice: Option<Value>) -> Result<(), 
         Some(choice) if choice == "none" || choice == "auto" => Ok(()),
         Some(_) => Err(ApiError::field("tool_choice", "calls of tools are not supported; leave tool_choice out")),
     }
-}
-
-/// # Errors
-/// 400 for `stream_options` without `stream`, as OpenAI has it.
-pub(super) fn usage_wanted(stream: bool, options: Option<StreamOptions>) -> Result<bool, ApiError> {
-    if options.is_some() && !stream {
-        return Err(ApiError::field("stream_options", "stream_options needs stream: true"));
-    }
-    Ok(options.and_then(|o| o.include_usage).unwrap_or(false))
 }

@@ -1,12 +1,9 @@
 //! POST /v1/completions.
 
-use super::chat::{request, usage_wanted};
 use super::error::ApiError;
 use super::model::ServedModel;
-use super::request::{MOST_CHOICES, OneOrMore, ResponseFormat, StreamOptions, Wishes, room};
-use super::stream::{Answer, Prepared, Wire};
-use crate::engine::sampler::SamplingParams;
-use crate::generation::Job;
+use super::request::{MOST_CHOICES, OneOrMore, ResponseFormat, StreamOptions, request, room};
+use super::stream::{Prepared, Wire};
 use serde::Deserialize;
 use serde::de::IgnoredAny;
 use serde_json::{Map, Value};
@@ -78,7 +75,7 @@ impl CompletionRequest {
     /// # Errors
     /// 400 with the field that cannot be; 404 for another model.
     pub fn prepare(
-        self,
+        mut self,
         model: &Arc<ServedModel>,
         client: u64,
         id: String,
@@ -88,7 +85,7 @@ impl CompletionRequest {
         if self.echo == Some(true) {
             return Err(ApiError::field("echo", "echo is not supported; put the prompt before the answer yourself"));
         }
-        if self.suffix.is_some_and(|suffix| !suffix.is_empty()) {
+        if self.suffix.as_ref().is_some_and(|suffix| !suffix.is_empty()) {
             return Err(ApiError::field(
                 "suffix",
                 "suffix is not supported: the model continues a text, it fills no gap",
@@ -100,23 +97,8 @@ impl CompletionRequest {
         if let Some(top) = self.logprobs.filter(|&top| top > MOST_LOGPROBS) {
             return Err(ApiError::field("logprobs", format!("logprobs is {top}; take 0 to {MOST_LOGPROBS}")));
         }
-        let stream = self.stream.unwrap_or(false);
-        let usage = usage_wanted(stream, self.stream_options)?;
-        let wishes = Wishes {
-            temperature: self.temperature,
-            top_p: self.top_p,
-            top_k: self.top_k,
-            min_p: self.min_p,
-            repeat_penalty: self.repeat_penalty,
-            presence_penalty: self.presence_penalty,
-            frequency_penalty: self.frequency_penalty,
-            seed: self.seed,
-            stop: self.stop,
-            n: self.n,
-            logit_bias: self.logit_bias,
-        };
-        let choices = wishes.check(model, fresh_seed)?;
-        let prompt = self.prompt.ok_or_else(|| ApiError::field("prompt", "the prompt is missing"))?;
+        let plan = self.common().check(model, fresh_seed)?;
+        let prompt = self.prompt.take().ok_or_else(|| ApiError::field("prompt", "the prompt is missing"))?;
         let prompts = prompt.tokens(model)?;
         if prompts.is_empty() || prompts.len() > MOST_CHOICES {
             let n = prompts.len();
@@ -126,30 +108,8 @@ impl CompletionRequest {
         for prompt in prompts {
             let max_tokens =
                 room("max_tokens", Some(self.max_tokens.unwrap_or(DEFAULT_MAX_TOKENS)), prompt.len(), model.context)?;
-            let grammars = match &self.response_format {
-                Some(format) => format.grammars(model, choices.n)?,
-                None => (0..choices.n).map(|_| None).collect(),
-            };
-            for (i, grammar) in grammars.into_iter().enumerate() {
-                jobs.push(Job {
-                    client,
-                    prompt: prompt.clone(),
-                    params: SamplingParams {
-                        seed: choices.params.seed.wrapping_add(i as u64),
-                        ..choices.params.clone()
-                    },
-                    max_tokens,
-                    stops: choices.stops.clone(),
-                    whole: false,
-                    ignore_eos: self.ignore_eos.unwrap_or(false),
-                    logit_bias: choices.logit_bias.clone(),
-                    logprobs: self.logprobs.map(|top| top as usize),
-                    grammar,
-                });
-            }
+            jobs.extend(plan.jobs(model, client, prompt, max_tokens, self.logprobs.map(|top| top as usize), false)?);
         }
-        let created = crate::clock::unix_seconds();
-        let answer = Answer { wire: Wire::Text, id: format!("cmpl-{id}"), created, model: model.clone() };
-        Ok(Prepared { jobs, answer, stream, usage, per_prompt: choices.n })
+        Ok(plan.prepared(Wire::Text, format!("cmpl-{id}"), model, jobs))
     }
 }

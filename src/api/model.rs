@@ -2,7 +2,7 @@
 
 use super::error::ApiError;
 use crate::generation::Grammars;
-use crate::tokenizer::chat_template::{Message, render};
+use crate::tokenizer::chat_template::{Input, Message, Renderer, this_program};
 use crate::tokenizer::{Special, Tokenizer};
 use serde_json::{Value, json};
 use std::sync::{Arc, OnceLock};
@@ -21,6 +21,7 @@ pub struct ServedModel {
     pub created: u64,
     pub fingerprint: String,
     grammars: OnceLock<Result<Grammars, String>>,
+    renderer: Arc<Renderer>,
 }
 
 impl ServedModel {
@@ -31,8 +32,11 @@ impl ServedModel {
         context: usize,
         fingerprint: String,
     ) -> ServedModel {
-        let created = crate::clock::unix_seconds();
-        ServedModel { name, tokenizer, vocab, context, created, fingerprint, grammars: OnceLock::new() }
+        let (created, renderer) = (crate::clock::unix_seconds(), Renderer::new(this_program()));
+        if tokenizer.chat_template().is_some() {
+            renderer.prepare();
+        }
+        ServedModel { name, tokenizer, vocab, context, created, fingerprint, grammars: OnceLock::new(), renderer }
     }
 
     /// As GET /v1/models shows it.
@@ -120,7 +124,8 @@ impl ServedModel {
             Some(template) => {
                 let safe = |m: &Message| Message::new(&m.role, &self.tokenizer.defuse(&m.content));
                 let messages: Vec<Message> = messages.iter().map(safe).collect();
-                let text = render(template, &messages, &self.tokenizer).map_err(refuse)?;
+                let input = Input::of(template, &messages, &self.tokenizer);
+                let text = self.renderer.render(&input, self.tokenizer.path()).map_err(refuse)?;
                 self.tokenizer.encode(&text, Special::Parse)
             }
             None => {

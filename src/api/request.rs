@@ -2,12 +2,14 @@
 
 use super::error::{ApiError, malformed};
 use super::model::ServedModel;
+use super::stream::{Answer, Prepared, Wire};
 use crate::engine::sampler::SamplingParams;
-use crate::generation::Grammar;
+use crate::generation::{Grammar, Job};
 use crate::tokenizer::TextStream;
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
+use std::sync::Arc;
 
 /// Answers per prompt, and prompts per request: each takes a place in the queue.
 pub const MOST_CHOICES: usize = 8;
@@ -16,6 +18,44 @@ pub const MOST_TOP_LOGPROBS: usize = 20;
 const LARGEST_BIAS: f32 = 100.0;
 /// A bias is applied token by token, each time; OpenAI takes 300.
 const MOST_BIASES: usize = 1024;
+
+/// A request and the list of its fields: for messages, and for the OpenAPI document's test.
+macro_rules! request {
+    ($(#[$of:meta])* $name:ident, $fields:ident { $($(#[$meta:meta])* $field:ident: $type:ty,)* }) => {
+        $(#[$of])*
+        #[derive(Debug, Default, Deserialize)]
+        #[serde(deny_unknown_fields, default)]
+        pub struct $name {
+            $($(#[$meta])* pub $field: Option<$type>,)*
+        }
+        /// Every field.
+        pub const $fields: &[&str] = &[$(stringify!($field),)*];
+
+        impl $name {
+            /// What both requests have.
+            fn common(&mut self) -> super::request::Common {
+                super::request::Common {
+                    temperature: self.temperature,
+                    top_p: self.top_p,
+                    top_k: self.top_k,
+                    min_p: self.min_p,
+                    repeat_penalty: self.repeat_penalty,
+                    presence_penalty: self.presence_penalty,
+                    frequency_penalty: self.frequency_penalty,
+                    seed: self.seed,
+                    stop: self.stop.take(),
+                    n: self.n,
+                    logit_bias: self.logit_bias.take(),
+                    response_format: self.response_format.take(),
+                    ignore_eos: self.ignore_eos,
+                    stream: self.stream,
+                    stream_options: self.stream_options,
+                }
+            }
+        }
+    };
+}
+pub(super) use request;
 
 /// A request's body; `fields` are the names it may have.
 ///
@@ -45,9 +85,9 @@ pub struct StreamOptions {
     pub _include_obfuscation: Option<bool>,
 }
 
-/// What tells how to choose tokens, as both requests have it.
+/// How to choose tokens and how to answer, as both requests have it.
 #[derive(Default)]
-pub struct Wishes {
+pub struct Common {
     pub temperature: Option<f32>,
     pub top_p: Option<f32>,
     pub top_k: Option<u64>,
@@ -59,20 +99,33 @@ pub struct Wishes {
     pub stop: Option<OneOrMore>,
     pub n: Option<u64>,
     pub logit_bias: Option<Map<String, Value>>,
+    pub response_format: Option<ResponseFormat>,
+    pub ignore_eos: Option<bool>,
+    pub stream: Option<bool>,
+    pub stream_options: Option<StreamOptions>,
 }
 
 /// The same, checked.
-pub struct Choices {
-    pub params: SamplingParams,
-    pub stops: Vec<String>,
-    pub n: usize,
-    pub logit_bias: Vec<(u32, f32)>,
+pub struct Plan {
+    params: SamplingParams,
+    stops: Vec<String>,
+    /// Answers to each prompt.
+    n: usize,
+    logit_bias: Vec<(u32, f32)>,
+    response_format: Option<ResponseFormat>,
+    ignore_eos: bool,
+    stream: bool,
+    usage: bool,
 }
 
-impl Wishes {
+impl Common {
     /// # Errors
     /// 400 with the field that cannot be.
-    pub fn check(self, model: &ServedModel, fresh_seed: u64) -> Result<Choices, ApiError> {
+    pub fn check(self, model: &ServedModel, fresh_seed: u64) -> Result<Plan, ApiError> {
+        let stream = self.stream.unwrap_or(false);
+        if self.stream_options.is_some() && !stream {
+            return Err(ApiError::field("stream_options", "stream_options needs stream: true"));
+        }
         let d = SamplingParams::default();
         let params = SamplingParams {
             temperature: self.temperature.unwrap_or(d.temperature),
@@ -109,7 +162,56 @@ impl Wishes {
             return Err(ApiError::field("n", format!("n is {n}; take 1 to {MOST_CHOICES}")));
         }
         let logit_bias = bias(self.logit_bias.unwrap_or_default(), model.vocab)?;
-        Ok(Choices { params, stops, n: n as usize, logit_bias })
+        Ok(Plan {
+            params,
+            stops,
+            n: n as usize,
+            logit_bias,
+            response_format: self.response_format,
+            ignore_eos: self.ignore_eos.unwrap_or(false),
+            stream,
+            usage: self.stream_options.and_then(|o| o.include_usage).unwrap_or(false),
+        })
+    }
+}
+
+impl Plan {
+    /// The jobs of one prompt, one for each answer: answer i has seed + i.
+    ///
+    /// # Errors
+    /// 400 for a `response_format` that cannot be enforced.
+    pub fn jobs(
+        &self,
+        model: &ServedModel,
+        client: u64,
+        prompt: Vec<u32>,
+        max_tokens: usize,
+        logprobs: Option<usize>,
+        whole: bool,
+    ) -> Result<Vec<Job>, ApiError> {
+        let grammars = match &self.response_format {
+            Some(format) => format.grammars(model, self.n)?,
+            None => (0..self.n).map(|_| None).collect(),
+        };
+        let job = |(i, grammar)| Job {
+            client,
+            prompt: prompt.clone(),
+            params: SamplingParams { seed: self.params.seed.wrapping_add(i as u64), ..self.params.clone() },
+            max_tokens,
+            stops: self.stops.clone(),
+            whole,
+            ignore_eos: self.ignore_eos,
+            logit_bias: self.logit_bias.clone(),
+            logprobs,
+            grammar,
+        };
+        Ok(grammars.into_iter().enumerate().map(job).collect())
+    }
+
+    /// The whole request, ready to be handed in.
+    pub fn prepared(&self, wire: Wire, id: String, model: &Arc<ServedModel>, jobs: Vec<Job>) -> Prepared {
+        let answer = Answer { wire, id, created: crate::clock::unix_seconds(), model: model.clone() };
+        Prepared { per_prompt: self.n, jobs, answer, stream: self.stream, usage: self.usage }
     }
 }
 

@@ -36,6 +36,8 @@ pub struct Setting {
     pub weight: Weight,
     /// Layers to look ahead, 1 or more.
     pub ahead: usize,
+    /// Sequences that may be in one pass; there is room for as many from the beginning.
+    pub timelines: usize,
     /// Says what layers further on will need; without it only frequencies count.
     pub predictor: Option<Arc<dyn Predictor>>,
     /// Single threshold of each layer and the table that it stands in, for those that are predicted from their own residual.
@@ -57,7 +59,9 @@ struct Told {
     /// First pass of a text.
     begins: bool,
     tokens: usize,
-    /// `[hidden]`, of the last token, after attention.
+    /// The tokens are of several sequences: it is decoding, and no prompt.
+    batch: bool,
+    /// After attention, of the last token, `[hidden]`; of a batch of all, `[n, hidden]`.
     residual: Vec<f32>,
     /// Neurons that are computed for it, and for how many tokens.
     active: Vec<u32>,
@@ -108,8 +112,9 @@ impl Background {
     /// Starts the thread. `model` is the engine's.
     pub fn start(model: Arc<Model>, block_bytes: usize, setting: Setting) -> std::io::Result<Background> {
         let (hidden, ffn, layers) = (model.config.hidden, model.config.ffn, model.config.layers);
+        let timelines = setting.timelines.max(1);
         let told = || Told {
-            residual: Vec::with_capacity(hidden),
+            residual: Vec::with_capacity(hidden * timelines),
             active: Vec::with_capacity(ffn),
             counts: Vec::with_capacity(ffn),
             scores: Vec::with_capacity(ffn),
@@ -177,13 +182,14 @@ impl Migrator for Background {
         let balances = (self.tune)(self.holding().rules()).thresholds;
         self.counts.told += 1;
         let sent = self.to.try_send(|told| {
-            let h = at.residual.len() / at.n;
+            let first = if at.batch { 0 } else { at.residual.len() / at.n * (at.n - 1) };
             (told.layer, told.begins, told.tokens) = (at.layer, at.first == 0 && at.layer == 0, at.n);
+            told.batch = at.batch;
             told.residual.clear();
-            told.residual.extend_from_slice(&at.residual[(at.n - 1) * h..]);
+            told.residual.extend_from_slice(&at.residual[first..]);
             told.active.clone_from(&selection.neurons);
             told.counts.clear();
-            if at.n > 1 {
+            if at.n > 1 && !at.batch {
                 told.counts.extend(selection.masks.iter().map(|m| m.count_ones()));
             }
             told.scores.clear();
@@ -205,6 +211,7 @@ impl Migrator for Background {
         self.counts.told += 1;
         let sent = self.to.try_send(|told| {
             (told.layer, told.begins, told.tokens) = (layer, first == 0 && layer == 0, tokens);
+            told.batch = false;
             told.residual.clear();
             told.active.clear();
             told.counts.clear();
@@ -311,7 +318,7 @@ impl Worker {
         let balancers = setting.thresholds.iter().map(balancer).collect();
         let table = |layer| setting.predictor.as_ref()?.calibration(layer, setting.ahead).map(Calibration::bytes);
         let tables = (0..model.config.layers).map(table).collect();
-        let ffn = model.config.ffn;
+        let (ffn, timelines) = (model.config.ffn, setting.timelines.max(1));
         Worker {
             model,
             block_bytes: block_bytes as u64,
@@ -325,7 +332,7 @@ impl Worker {
             token: 0,
             team: Team::new(1),
             room: Room::default(),
-            scores: vec![0.0; ffn],
+            scores: vec![0.0; ffn * timelines],
             probabilities: Vec::with_capacity(ffn),
             counts: vec![0; ffn],
             here: vec![false; ffn],
@@ -350,11 +357,13 @@ impl Worker {
             self.scheduler.begin_sequence();
         }
         self.follow_policy();
-        if told.tokens == 1 {
+        // Of a batch a neuron counts once, whoever wants it: it is read once for all.
+        let decodes = told.tokens == 1 || told.batch;
+        if decodes {
             self.measure(told);
         }
         let view = View { layer: told.layer, slots: &told.slots };
-        if told.tokens == 1 {
+        if decodes {
             self.scheduler.active(view, &told.active);
         } else {
             self.counts.fill(0);
@@ -405,13 +414,19 @@ impl Worker {
         }
     }
 
-    /// Probabilities of a layer from the residual of the one `ahead` before it.
+    /// Probabilities of a layer from the residual of the one `ahead` before it; of a batch those of whoever wants a neuron most.
     fn predict(&mut self, target: usize, residual: &[f32]) -> bool {
         let Worker { model, setting, tables, team, room, scores, probabilities, .. } = self;
         let (Some(predictor), Some(table)) = (&setting.predictor, &tables[target]) else { return false };
         let mut tools = Tools { model, team, kernels: &setting.kernels, room };
-        predictor.score(&mut tools, target, setting.ahead, residual, 1, scores);
-        table.of(scores, probabilities);
+        let (n, ffn) = (residual.len() / model.config.hidden, model.config.ffn);
+        scores.resize(n * ffn, 0.0);
+        predictor.score(&mut tools, target, setting.ahead, residual, n, scores);
+        let (most, others) = scores.split_at_mut(ffn);
+        for other in others.chunks_exact(ffn) {
+            most.iter_mut().zip(other).for_each(|(most, other)| *most = most.max(*other));
+        }
+        table.of(most, probabilities);
         true
     }
 

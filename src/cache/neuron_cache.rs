@@ -60,6 +60,9 @@ pub struct CacheCounters {
 /// One layer on the device.
 pub struct LayerCache {
     pub table: SlotTable,
+    /// Active neurons times tokens computed on the device, and on the CPU.
+    pub hits: u64,
+    pub misses: u64,
     /// `[slots]` neuron blocks.
     pub blocks: Buffer,
     /// `gpu_bucket`, `[slots]` u32.
@@ -77,20 +80,26 @@ pub struct LayerCache {
 }
 
 impl LayerCache {
-    /// Nothing is under way.
+    /// Nothing is under way. Where the device refuses, there are fewer slots than it has room for, never more.
     fn resize(&mut self, device: &mut dyn Device, slots: usize) -> Result<(), OutOfMemory> {
-        if slots == self.table.slots().len() {
+        let now = self.table.slots().len();
+        let bytes = (slots * self.host.block_bytes) as u64;
+        let bias = if slots == 0 { 0 } else { size_of_val(&self.bias[..]) as u64 };
+        let there = [self.blocks.bytes, self.bucket.bytes, self.up_bias.bytes];
+        if slots == now && there == [bytes, slots as u64 * 4, bias] {
             return Ok(());
         }
-        self.table.resize(slots);
-        self.blocks = device.resize(self.blocks, (slots * self.host.block_bytes) as u64)?;
+        self.table.resize(slots.min(now));
+        self.blocks = device.resize(self.blocks, bytes)?;
         self.bucket = device.resize(self.bucket, slots as u64 * 4)?;
-        self.put_bias(device)
+        self.put_bias(device, slots)?;
+        self.table.resize(slots);
+        Ok(())
     }
 
     /// The bias of up lies on the device as long as the layer has slots.
-    fn put_bias(&mut self, device: &mut dyn Device) -> Result<(), OutOfMemory> {
-        let bias: &[f32] = if self.table.slots().is_empty() { &[] } else { &self.bias };
+    fn put_bias(&mut self, device: &mut dyn Device, slots: usize) -> Result<(), OutOfMemory> {
+        let bias: &[f32] = if slots == 0 { &[] } else { &self.bias };
         if self.up_bias.bytes != size_of_val(bias) as u64 {
             self.up_bias = device.resize(self.up_bias, size_of_val(bias) as u64)?;
             // SAFETY: the copy is done before anything else can happen to `bias`.
@@ -138,6 +147,8 @@ impl NeuronCache {
             };
             cache.layers.push(LayerCache {
                 table: SlotTable::new(slots, host.neurons),
+                hits: 0,
+                misses: 0,
                 blocks: grows(device, host.block_bytes)?,
                 bucket: grows(device, 4)?,
                 up_bias: device.alloc_growable(0, size_of_val(*bias) as u64)?,
@@ -148,7 +159,7 @@ impl NeuronCache {
                 in_flight: Vec::with_capacity(host.neurons.min(MAX_IN_FLIGHT)),
             });
             let layer = cache.layers.last_mut().expect("pushed above");
-            layer.put_bias(device)?;
+            layer.put_bias(device, slots)?;
             // SAFETY: host blocks outlive the cache by the caller's promise; the mirror stays where it is, and the cache drops its
             // device first.
             unsafe {

@@ -2,7 +2,7 @@ use super::chat_backend::{Backend, Taken};
 use super::chat_commands::{self, Next};
 use super::settings_arg::{SocketArgs, read};
 use crate::client::Client;
-use crate::clock;
+use crate::clock::{self, Seldom};
 use crate::error::{Error, Result};
 use crate::interrupt;
 use crate::settings::Settings;
@@ -167,7 +167,7 @@ fn talk_on(talk: &mut Talk, remembered: usize, history: Option<&Path>) -> Result
     if terminal {
         eprintln!("{}; /help lists the commands, Ctrl-D ends", talk.name);
     }
-    let mut again = false;
+    let (mut again, forgotten) = (false, Seldom::new());
     loop {
         let prompt = if terminal { ">>> " } else { "" };
         let line = match editor.readline(prompt) {
@@ -189,6 +189,7 @@ fn talk_on(talk: &mut Talk, remembered: usize, history: Option<&Path>) -> Result
         let _ = editor.add_history_entry(said.as_str());
         if let Some(path) = history
             && let Err(error) = editor.append_history(path)
+            && forgotten.is_due(clock::unix_seconds())
         {
             tracing::warn!("the line is not remembered: {error}");
         }

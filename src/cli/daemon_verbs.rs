@@ -43,10 +43,16 @@ pub fn ps(args: Ps) -> Result<()> {
             m["waiting"].to_string(),
         ]);
     }
+    let file = match state["models"][0]["file"].as_str() {
+        Some(what @ ("replaced" | "removed")) => {
+            format!("its file was {what} since it was loaded: the old weights go on until it is loaded again\n")
+        }
+        _ => String::new(),
+    };
     match (state["state"].as_str(), state["error"].as_str()) {
-        (Some("ready"), _) => super::print(&(table.to_string() + "\n")),
+        (Some("ready"), _) => super::print(&format!("{table}\n{file}")),
         (Some("loading"), _) => super::print(&format!("loading {}\n", text(&state["loading"]))),
-        (_, Some(error)) => super::print(&format!("no model is loaded; the last attempt failed: {error}\n")),
+        (_, Some(error)) => super::print(&format!("no model answers: {error}\n")),
         _ => super::print("no model is loaded; load one: dynamicinfer load MODEL\n"),
     }
 }

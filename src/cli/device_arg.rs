@@ -6,6 +6,7 @@ use super::machine_arg;
 use super::size;
 use super::sparsity_arg;
 use crate::background::{Background, Setting};
+use crate::clock::{self, Seldom};
 use crate::device::cuda::Card;
 use crate::device::{Device, Rates, VirtualDevice};
 use crate::engine::{Engine, MigratorCounts};
@@ -61,15 +62,18 @@ pub struct DeviceArgs {
     /// Whether the policy may change while it runs: a static one has its scheduler ready, too.
     #[arg(skip)]
     pub live: bool,
+    /// Sequences that may be decoded together.
+    #[arg(skip = 1usize)]
+    pub timelines: usize,
     /// Neither read nor keep what was learnt from earlier texts about how often neurons are active
     #[arg(long)]
     no_history: bool,
     /// Budgets from some generated token on: 50=4MiB,100=8MiB
     #[arg(long, value_name = "TOKEN=SIZE,...", value_delimiter = ',', value_parser = parse_step)]
     vram_schedule: Vec<(usize, u64)>,
-    /// Launch of the virtual device that fails for good, to see what that does
-    #[arg(long, value_name = "LAUNCH", hide = true)]
-    fail_at: Option<u64>,
+    /// Let the virtual device fail for good after so many kernels, as a GPU does after an illegal address
+    #[arg(long, hide_short_help = true, value_name = "KERNELS")]
+    fail_after: Option<u64>,
     /// Balance thresholds by 1 - p, as the paper prints the loss of a neuron left out, to see what that does
     #[arg(long, hide_short_help = true)]
     printed_loss: bool,
@@ -90,17 +94,20 @@ pub struct InUse {
 
 impl InUse {
     /// Ends the scheduler and keeps what it has learnt. What cannot be kept costs a warning: the text is there.
-    pub fn finish(self, engine: &mut Engine) {
+    pub fn finish(&self, engine: &mut Engine) {
         let learnt = engine.hybrid.as_mut().and_then(|hybrid| hybrid.migrator.take()).and_then(|m| m.finish());
         let Some(learnt) = learnt.filter(|_| self.keep_history) else { return };
-        if let Err(error) = keep(&engine.model, &learnt) {
+        static WARNED: Seldom = Seldom::new();
+        if let Err(error) = keep(&engine.model, &learnt)
+            && WARNED.is_due(clock::unix_seconds())
+        {
             tracing::warn!("what was learnt about neurons is not kept: {error}");
         }
     }
 
     /// What sets its budget while it runs.
-    pub fn into_budgeter(self) -> Budgeter {
-        self.budgeter
+    pub fn budgeter(&self) -> &Budgeter {
+        &self.budgeter
     }
 
     /// Before generated token number `token`. A budget that cannot be is refused and the old one stays: the text goes on.
@@ -128,9 +135,10 @@ impl Default for DeviceArgs {
             lookahead: 1,
             deterministic: false,
             live: false,
+            timelines: 1,
             no_history: false,
             vram_schedule: Vec::new(),
-            fail_at: None,
+            fail_after: None,
             printed_loss: false,
         }
     }
@@ -216,6 +224,7 @@ impl DeviceArgs {
                 ("--ffn-share", self.ffn_share.is_some()),
                 ("--policy", self.policy.is_some()),
                 ("--vram-schedule", !self.vram_schedule.is_empty()),
+                ("--fail-after", self.fail_after.is_some()),
             ];
             if let Some((name, _)) = said.iter().find(|(_, said)| *said) {
                 return Err(Error::Usage(format!("{name} is about a device; add --device cuda (or virtual)")));
@@ -300,7 +309,7 @@ impl DeviceArgs {
             sync_us: machine.sync_us,
         };
         let device = VirtualDevice::new(budget, rates);
-        if let Some(launch) = self.fail_at { device.failing_at(launch) } else { device }
+        if let Some(kernels) = self.fail_after { device.failing_at(kernels + 1) } else { device }
     }
 
     /// Starts the scheduler.
@@ -339,6 +348,7 @@ impl DeviceArgs {
             tune: if self.deterministic { |rules| Rules { thresholds: false, ..rules } } else { |rules| rules },
             weight: if self.printed_loss { Weight::Complement } else { Weight::Probability },
             ahead,
+            timelines: self.timelines,
             predictor: Some(predictor),
             thresholds: (0..layers).map(own).collect(),
             history: history.collect::<Result<_>>()?,

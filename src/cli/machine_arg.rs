@@ -12,12 +12,7 @@ const DEFAULT: &str = "default";
 /// The profile that `--machine` means: a file, or a name among the user's profiles, then among the checkout's. Without
 /// one the user's profile `default`; and without that the machine is measured now, and told so.
 pub fn find(machine: Option<&Path>) -> Result<MachineProfile> {
-    let Some(machine) = machine else {
-        return match places(DEFAULT).into_iter().find(|p| p.is_file()) {
-            Some(path) => MachineProfile::read(&path),
-            None => measure_now(),
-        };
-    };
+    let Some(machine) = machine else { return saved()?.map_or_else(measure_now, Ok) };
     let name = machine.to_string_lossy();
     if is_path(&name) {
         return MachineProfile::read(machine);
@@ -32,6 +27,11 @@ pub fn find(machine: Option<&Path>) -> Result<MachineProfile> {
             printable(&name)
         ))),
     }
+}
+
+/// The user's profile `default`, if there is one.
+pub fn saved() -> Result<Option<MachineProfile>> {
+    places(DEFAULT).into_iter().find(|p| p.is_file()).map(|path| MachineProfile::read(&path)).transpose()
 }
 
 /// Where `measure --save` puts a profile; its directory is there afterwards.

@@ -40,6 +40,7 @@ mod train_predictor;
 
 use crate::error::{Error, Result};
 use clap::{Parser, Subcommand};
+use std::io::Write;
 use std::process::ExitCode;
 
 /// Runs language models that do not fit in VRAM, neuron by neuron.
@@ -123,7 +124,8 @@ pub fn main() -> ExitCode {
         // The reader of our output has gone; it has what it wanted.
         Err(Error::Io { source, .. }) if source.kind() == std::io::ErrorKind::BrokenPipe => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("dynamicinfer: {error}");
+            // Whoever cannot read it has the exit status.
+            let _ = writeln!(std::io::stderr(), "dynamicinfer: {error}");
             ExitCode::from(error.exit_code())
         }
     }
@@ -166,12 +168,13 @@ fn log() {
     let given = crate::config::log_filter().and_then(|filter| EnvFilter::try_new(filter).ok());
     let filter = given.unwrap_or_else(|| EnvFilter::new("warn"));
     // Set once, here; a second subscriber cannot be there yet.
-    let _ = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).try_init();
+    // A log that cannot be written is not complained of where it cannot be written either: that would panic.
+    let subscriber = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
+    let _ = subscriber.log_internal_errors(false).try_init();
 }
 
 /// Prints to stdout; a closed pipe is an error that ends the program quietly.
 fn print(text: &str) -> Result<()> {
-    use std::io::Write;
     let mut out = std::io::stdout().lock();
     out.write_all(text.as_bytes()).and_then(|()| out.flush()).map_err(Error::io("write to", "stdout".as_ref()))
 }

@@ -1,13 +1,17 @@
 use super::device_arg::DeviceArgs;
+use super::machine_arg;
 use super::model_arg::{EngineArgs, KvArg, ModelArgs, check_context};
 use super::settings_arg;
 use super::sparsity_arg::{SparsityArgs, Unsaid};
+use crate::engine::LiveAudit;
 use crate::error::{Error, Result};
+use crate::formats::machine_profile::MachineProfile;
 use crate::model::KvCache;
-use crate::serve::{self, Load, Opened, SetBudget};
+use crate::serve::{self, AtEnd, Load, Opened, PathLimits, SetBudget};
 use crate::settings::Settings;
 use crate::tokenizer::Tokenizer;
 use clap::ValueEnum;
+use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -61,7 +65,9 @@ pub fn run(args: Args) -> Result<()> {
     let settings = flags.settings(config.as_deref())?;
     let opener = Opener { quant: args.quant, sparsity: args.sparsity, device: args.device };
     let load: Load = Arc::new(move |model, settings| opener.open(model, settings));
-    serve::run(settings, load, move || flags.settings(config.as_deref()), |text| eprintln!("{text}"))
+    // Nobody may be there to read it, or the disk that it goes to may be full: that is no reason to stop.
+    let say = |text: &str| drop(writeln!(std::io::stderr(), "{text}"));
+    serve::run(settings, load, move || flags.settings(config.as_deref()), say)
 }
 
 /// What was typed, so that a reload has it again.
@@ -134,14 +140,29 @@ impl Opener {
             )));
         }
         let mut device = self.device.clone();
-        device.live = true;
+        (device.live, device.timelines) = (true, slots);
         device.deterministic |= settings.switch("serve.deterministic");
-        let set_budget = device.apply(&mut engine, context, kv.kv())?.map(|in_use| -> SetBudget {
-            let budgeter = in_use.into_budgeter();
-            Box::new(move |engine, vram| budgeter.set(engine, vram).map(drop))
-        });
+        let in_use = device.apply(&mut engine, context, kv.kv())?.map(Arc::new);
+        let limit = |m: &MachineProfile| PathLimits {
+            cpu_gb_s: m.dram_gb_s,
+            device_gb_s: m.device_gb_s,
+            link_gb_s: m.link_gb_s,
+        };
+        let limits = match &in_use {
+            Some(in_use) => Some(limit(&in_use.budgeter().machine)),
+            None => machine_arg::saved()?.as_ref().map(limit),
+        };
+        let set_budget = in_use
+            .clone()
+            .map(|in_use| -> SetBudget { Box::new(move |engine, vram| in_use.budgeter().set(engine, vram).map(drop)) });
+        let at_end = in_use.map(|in_use| -> AtEnd { Box::new(move |engine| in_use.finish(engine)) });
+        let audit = settings.whole("engine.audit");
+        if audit > 0 && !engine.sparsity().is_dense() {
+            let cuts = engine.sparsity().cuts().to_vec();
+            engine.audit = Some(LiveAudit::new(audit, engine.model.config.activation, cuts));
+        }
         let name = settings.text("serve.name").map_or_else(|| model_name(model), str::to_owned);
-        Ok(Opened { engine, tokenizer, name, kv: kv.kv(), context, set_budget })
+        Ok(Opened { engine, tokenizer, name, kv: kv.kv(), context, set_budget, limits, at_end })
     }
 }
 

@@ -114,16 +114,36 @@ fn share(before: &Look, now: &Look, part: &str, all: &[&str]) -> Option<f64> {
     (whole > 0.0).then(|| added(part) / whole)
 }
 
+/// What the predictor has found of what is truly active, of all that was looked at: single tokens say little.
+fn recall(now: &Look) -> Option<f64> {
+    let active = now.number("audited_active_total");
+    (active > 0.0).then(|| now.number("audited_found_total") / active)
+}
+
+/// How fast a path was while it was busy, beside what it can do.
+fn path(before: &Look, now: &Look, path: &str) -> String {
+    let added = |name: &str| {
+        let name = format!("{name}{{path=\"{path}\"}}");
+        now.number(&name) - before.number(&name)
+    };
+    let (bytes, seconds) = (added("path_bytes_total"), added("path_seconds_total"));
+    let rate = if seconds > 0.0 { format!("{:.1}", bytes / seconds / 1e9) } else { "-".into() };
+    match now.number(&format!("path_limit_bytes_per_second{{path=\"{path}\"}}")) {
+        limit if limit > 0.0 => format!("{path} {rate} of {:.1}", limit / 1e9),
+        _ => format!("{path} {rate}"),
+    }
+}
+
 fn draw(frame: &mut Frame, before: &Look, now: &Look) {
     let [head, memory, layers] =
-        Layout::vertical([Constraint::Length(7), Constraint::Length(3), Constraint::Min(3)]).areas(frame.area());
+        Layout::vertical([Constraint::Length(8), Constraint::Length(3), Constraint::Min(3)]).areas(frame.area());
     frame.render_widget(summary(before, now), head);
     let (used, budget) = (now.number("vram_used_bytes"), now.number("vram_budget_bytes"));
     let title = if budget > 0.0 { "device memory" } else { "device memory: no device" };
     let label = format!("{} of {}", super::human_bytes(used as u64), super::human_bytes(budget as u64));
     let gauge = Gauge::default().block(Block::bordered().title(title)).label(label);
     frame.render_widget(gauge.ratio(if budget > 0.0 { (used / budget).clamp(0.0, 1.0) } else { 0.0 }), memory);
-    frame.render_widget(layer_table(&now.cache), layers);
+    frame.render_widget(layer_table(&before.cache, &now.cache), layers);
 }
 
 fn summary(before: &Look, now: &Look) -> Paragraph<'static> {
@@ -157,11 +177,18 @@ fn summary(before: &Look, now: &Look) -> Paragraph<'static> {
             now.number("client_disconnects_total"),
         )),
         Line::from(format!(
-            "neurons {} computed   hits {}   migrations/s {:.1}   FFN read {:.2} GB/s",
+            "neurons {} computed, recall {} at {} tokens   hits {}   migrations/s {:.1}",
             percent(share(before, now, "neurons_computed_total", &["neurons_all_total"])),
+            percent(recall(now)),
+            now.number("audited_tokens_total"),
             percent(share(before, now, "hits_total", &["hits_total", "misses_total"])),
             per_second("block_migrations_total{direction=\"in\"}"),
-            per_second("ffn_read_bytes_total") / 1e9,
+        )),
+        Line::from(format!(
+            "GB/s {}   {}   {}",
+            path(before, now, "cpu"),
+            path(before, now, "device"),
+            path(before, now, "link")
         )),
         Line::from(format!(
             "memory {} resident, keys and values up to {}, weights {}",
@@ -173,31 +200,30 @@ fn summary(before: &Look, now: &Look) -> Paragraph<'static> {
     Paragraph::new(lines).block(Block::bordered().title("dynamicinfer"))
 }
 
-fn layer_table(cache: &Value) -> Table<'static> {
-    let row = |layer: &Value| {
+fn layer_table(before: &Value, now: &Value) -> Table<'static> {
+    let row = |(l, layer): (usize, &Value)| {
         let number = |name: &str| layer[name].as_u64().unwrap_or_default();
         let threshold = layer["threshold"].as_f64().map_or("-".into(), |t| format!("{t:.3}"));
+        // A model that was loaded anew counts from nothing.
+        let added = |name: &str| number(name).saturating_sub(before["layers"][l][name].as_u64().unwrap_or_default());
+        let (hits, misses) = (added("hits"), added("misses"));
+        let rate = match hits + misses {
+            0 => "-".into(),
+            all => format!("{:.1} %", 100.0 * hits as f64 / all as f64),
+        };
         Row::new([
             number("layer").to_string(),
             layer["predictor"].as_str().unwrap_or_default().to_owned(),
             threshold,
+            rate,
             format!("{} of {}", number("resident"), number("slots")),
             number("filling").to_string(),
             number("neurons").to_string(),
         ])
     };
-    let rows: Vec<Row> = cache["layers"].as_array().into_iter().flatten().map(row).collect();
-    Table::new(
-        rows,
-        [
-            Constraint::Length(6),
-            Constraint::Length(10),
-            Constraint::Length(10),
-            Constraint::Length(16),
-            Constraint::Length(8),
-            Constraint::Min(8),
-        ],
-    )
-    .header(Row::new(["layer", "predictor", "threshold", "resident", "coming", "neurons"]).bold())
-    .block(Block::bordered().title("layers"))
+    let rows: Vec<Row> = now["layers"].as_array().into_iter().flatten().enumerate().map(row).collect();
+    let widths = [6, 10, 10, 9, 16, 8, 8].map(Constraint::Length);
+    Table::new(rows, widths)
+        .header(Row::new(["layer", "predictor", "threshold", "hits", "resident", "coming", "neurons"]).bold())
+        .block(Block::bordered().title("layers"))
 }

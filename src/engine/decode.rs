@@ -52,7 +52,7 @@ pub struct Engine {
     pub kernels: Kernels,
     /// What it did since somebody last set it back.
     pub report: Report,
-    /// Looks at the predictor now and then while single tokens are decoded.
+    /// Looks at the predictor now and then while tokens are decoded.
     pub audit: Option<LiveAudit>,
     team: Team,
     sparsity: Sparsity,
@@ -112,7 +112,8 @@ impl Engine {
     /// Returns what was set before.
     pub fn set_sparsity(&mut self, sparsity: Sparsity) -> Sparsity {
         if let Some(hybrid) = &mut self.hybrid {
-            hybrid.bring_predictors(&sparsity, &self.model.config);
+            // Without its reservation the device holds no more than it did.
+            let _ = hybrid.bring_predictors(&sparsity, &self.model.config);
         }
         std::mem::replace(&mut self.sparsity, sparsity)
     }
@@ -139,7 +140,7 @@ impl Engine {
     /// The tokens are below the vocabulary size and fit the cache: [`super::Session::check`] sees to both.
     pub fn forward(&mut self, kv: &mut KvCache, tokens: &[u32], want: Logits) -> &mut [f32] {
         let mut audit = self.audit.take();
-        let due = audit.as_mut().filter(|_| tokens.len() == 1).is_some_and(LiveAudit::is_due);
+        let due = audit.as_mut().filter(|_| tokens.len() == 1).is_some_and(|audit| audit.is_due(1));
         let observer = audit.as_mut().filter(|_| due).map(|audit| audit as &mut dyn Observer);
         let first = kv.len;
         self.place(tokens.iter().enumerate().map(|(t, _)| Place { cache: 0, position: first + t }), want);
@@ -156,7 +157,17 @@ impl Engine {
         let place =
             |(t, c): (usize, &Column)| Place { cache: c.cache, position: caches[c.cache].len + earlier(t, c.cache) };
         self.place(columns.iter().enumerate().map(place), want);
-        self.run(caches, &|t| columns[t].token, None)
+        let (mut audit, n) = (self.audit.take(), columns.len());
+        let due = audit.as_mut().filter(|_| n <= MAX_COLUMNS).is_some_and(|audit| audit.is_due(n as u64));
+        let observer = audit.as_mut().filter(|_| due).map(|audit| audit as &mut dyn Observer);
+        self.run(caches, &|t| columns[t].token, observer);
+        self.audit = audit;
+        &mut self.buffers.logits
+    }
+
+    /// Logits of the last pass, as it returned them.
+    pub fn logits(&mut self) -> &mut [f32] {
+        &mut self.buffers.logits
     }
 
     /// As [`Engine::forward`], with the true activations of every layer shown to `observer`, which costs their computation.

@@ -27,6 +27,8 @@ pub struct Between<'a> {
     /// Position of the first token in its sequence, and how many there are.
     pub first: usize,
     pub n: usize,
+    /// They are the next tokens of several sequences, and not a piece of one.
+    pub batch: bool,
     /// Residual after attention, `[n, hidden]`.
     pub residual: &'a [f32],
     /// What will be computed; `None` for all.
@@ -214,14 +216,21 @@ impl Hybrid {
         self.bytes + self.scorers.bytes
     }
 
-    /// Brings the predictors of `sparsity` to the device, in the place of what was reserved for them.
-    pub fn bring_predictors(&mut self, sparsity: &Sparsity, c: &ModelConfig) {
+    /// Brings the predictors of `sparsity` to the device, in the place of what was reserved for them. What the device refuses stays
+    /// the host's to compute.
+    ///
+    /// # Errors
+    /// If what is left of the reservation cannot be had again.
+    pub fn bring_predictors(&mut self, sparsity: &Sparsity, c: &ModelConfig) -> Result<(), OutOfMemory> {
         let Hybrid { cache, scorers, reserved, .. } = self;
-        let (before, planned) = (scorers.bytes, reserved.bytes);
-        cache.device.free(*reserved);
+        let nothing = cache.device.reserve(0)?;
+        let before = std::mem::replace(reserved, nothing);
+        let planned = before.bytes + scorers.bytes;
+        cache.device.free(before);
         scorers.bring(&mut *cache.device, sparsity, c);
-        let left = (planned + before).saturating_sub(scorers.bytes);
-        *reserved = cache.device.reserve(left.min(planned + before)).expect("it was there before");
+        let rest = cache.device.reserve(planned.saturating_sub(scorers.bytes))?;
+        cache.device.free(std::mem::replace(reserved, rest));
+        Ok(())
     }
 
     /// Runs the embedded columns, `buffers.x`, through all layers and the head: logits of `buffers.heads` are in `buffers.logits`.
@@ -418,7 +427,8 @@ impl Hybrid {
         if let Some(mut migrator) = self.migrator.take() {
             report.ffn_ns += clock::lap(lap);
             let scores = sparsity.own_threshold(l).map(|_| &b.predicted.scores[..]);
-            let at = Between { layer: l, first: b.places[0].position, n, residual, selection, scores };
+            let batch = b.places.windows(2).any(|two| two[0].cache != two[1].cache);
+            let at = Between { layer: l, first: b.places[0].position, n, batch, residual, selection, scores };
             migrator.between(&at, &mut self.cache, sparsity);
             self.migrator = Some(migrator);
             report.scheduler_ns += clock::lap(lap);
@@ -435,6 +445,7 @@ impl Hybrid {
             self.cache.device.worked(read.rows() * layer.ffn.row_bytes as u64, clock::lap(&mut lap), 0);
         }
         self.cache.counters.misses += read.active;
+        self.cache.layers[l].misses += read.active;
         self.merge(l, n, h, needed);
         report.ffn_ns += clock::lap(lap);
         report.add_layer((l, layer), c, n, mode, selection, read);
@@ -536,7 +547,10 @@ impl Hybrid {
             cache.counters.ffn_ns += cache.device.elapsed_ns(*front, *merged);
         }
         cache.counters.tokens += n as u64;
-        cache.counters.hits += self.active.iter().map(|&active| u64::from(active)).sum::<u64>();
+        for (layer, &active) in cache.layers.iter_mut().zip(self.active.iter()) {
+            layer.hits += u64::from(active);
+            cache.counters.hits += u64::from(active);
+        }
         if let Some(kv) = kv.as_mut().filter(|_| attends) {
             let made: &[f32] = bytemuck::cast_slice(made);
             for (l, made) in made.chunks_exact(n * c.qkv_dim()).take(c.layers).enumerate() {

@@ -3,6 +3,7 @@
 pub mod attention;
 pub mod decode;
 pub mod ffn;
+mod health;
 pub mod hybrid;
 pub mod observer;
 mod on_device;
@@ -13,6 +14,7 @@ pub mod sparsity;
 
 pub use decode::{Column, Engine, Logits};
 pub use ffn::{Counts, Selection, Work};
+pub use health::Failure;
 pub use hybrid::{Between, Hybrid, Migrator, MigratorCounts};
 pub use observer::{AuditCounts, LiveAudit, Observer, Seen};
 pub use report::Report;

@@ -27,7 +27,7 @@ pub struct Seen<'a> {
     pub selection: Option<&'a Selection>,
 }
 
-/// A live audit: at every so many decoded tokens the true activations are computed, and compared with what was predicted.
+/// A live audit: at every so many passes of decoding the true activations are computed, and compared with what was predicted.
 #[derive(Clone, Debug)]
 pub struct LiveAudit {
     every: u64,
@@ -59,11 +59,11 @@ impl LiveAudit {
         LiveAudit { every: every.max(1), passes: 0, cuts, activation, counts: AuditCounts::default() }
     }
 
-    /// Whether the coming token is one to look at.
-    pub(super) fn is_due(&mut self) -> bool {
+    /// Whether the coming pass, of `tokens` tokens, is one to look at.
+    pub(super) fn is_due(&mut self, tokens: u64) -> bool {
         self.passes += 1;
         let due = self.passes.is_multiple_of(self.every);
-        self.counts.tokens += u64::from(due);
+        self.counts.tokens += if due { tokens } else { 0 };
         due
     }
 }
@@ -77,6 +77,10 @@ impl Observer for LiveAudit {
             false => seen.activations[n] != 0.0,
         };
         self.counts.active += (0..seen.activations.len()).filter(|&n| active(n)).count() as u64;
-        self.counts.found += selection.neurons.iter().filter(|&&n| active(n as usize)).count() as u64;
+        let ffn = seen.activations.len() / seen.n;
+        for (&neuron, &mask) in selection.neurons.iter().zip(&selection.masks) {
+            let computed = (0..seen.n).filter(|token| mask >> token & 1 == 1);
+            self.counts.found += computed.filter(|token| active(token * ffn + neuron as usize)).count() as u64;
+        }
     }
 }

@@ -192,10 +192,11 @@ impl Scorers {
                     Ok(Scorer::Mlp { inner, outer, epsilon })
                 }
             });
-            // There was room a moment ago.
-            let scorer = scorer.expect("room for a predictor");
             self.bytes += taker.bytes;
-            *at = Some(Brought { from: wanted.clone(), scorer, bytes: taker.bytes });
+            // There was room a moment ago; a device that refuses all the same leaves the layer to the host.
+            if let Ok(scorer) = scorer {
+                *at = Some(Brought { from: wanted.clone(), scorer, bytes: taker.bytes });
+            }
         }
     }
 }

@@ -2,6 +2,7 @@
 
 use super::ffn::Selection;
 use crate::cache::NeuronCache;
+use crate::formats::MappedFile;
 use crate::predictor::{Calibration, Kind, Predictor, Tools};
 use std::sync::Arc;
 
@@ -166,6 +167,14 @@ impl Sparsity {
             (_, false) => format!("{}@{first}-{last}", kind.name()),
         };
         runs.iter().map(name).collect::<Vec<_>>().join(",")
+    }
+
+    /// The files that its predictors read.
+    pub fn files(&self) -> impl Iterator<Item = &MappedFile> {
+        self.rules.iter().filter_map(|rule| match rule {
+            Rule::Predicted { predictor, .. } => predictor.file(),
+            Rule::Dense | Rule::Exact => None,
+        })
     }
 
     /// Bytes of predictor weights that one token reads.

@@ -3,8 +3,10 @@
 //! Every reader takes bytes and a path for its messages, checks every number before it is used, allocates nothing that
 //! the file's own length does not pay for, and answers with [`crate::Error::BadFile`].
 
+pub mod faults;
 pub mod gguf;
 pub mod gguf_writer;
+mod guard;
 pub mod history_file;
 pub mod machine_profile;
 pub mod neuron_store;
@@ -18,9 +20,13 @@ pub mod sections;
 pub(crate) mod temporary;
 pub mod trace_file;
 
+pub use guard::survive;
+
 use crate::error::{Error, Result};
+use guard::Guarded;
 use memmap2::Mmap;
-use std::fs::File;
+use std::fs::{File, Metadata};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -96,7 +102,42 @@ pub struct TensorInfo {
 #[derive(Clone, Debug)]
 pub struct MappedFile {
     pub path: PathBuf,
-    map: Arc<Option<Mmap>>,
+    mapped: Arc<Mapped>,
+}
+
+#[derive(Debug)]
+struct Mapped {
+    /// Before the map: it is watched over no longer than it is there.
+    guarded: Option<Guarded>,
+    map: Option<Mmap>,
+    file: File,
+    /// As it was when it was opened.
+    then: Stamp,
+}
+
+/// What tells a file from another, and from itself after it was written to. A file that was only touched counts as written to.
+#[derive(Debug, PartialEq)]
+struct Stamp {
+    file: (u64, u64),
+    bytes: u64,
+    modified: (i64, i64),
+}
+
+impl Stamp {
+    fn of(meta: &Metadata) -> Stamp {
+        Stamp { file: (meta.dev(), meta.ino()), bytes: meta.len(), modified: (meta.mtime(), meta.mtime_nsec()) }
+    }
+}
+
+/// What became of a mapped file since it was opened.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum FileState {
+    Same,
+    /// Another file has its name, or none; what is mapped is the old one, and whole.
+    Replaced,
+    Removed,
+    /// What is mapped is not what was opened; in words.
+    Changed(String),
 }
 
 impl MappedFile {
@@ -110,26 +151,72 @@ impl MappedFile {
             let what = if meta.is_dir() { "a directory" } else { "a pipe, device or socket" };
             return Err(Error::bad(path, "", format!("not a model file: it is {what}")));
         }
-        if meta.len() == 0 {
-            return Ok(MappedFile { path: path.to_owned(), map: Arc::new(None) });
+        let mut mapped = Mapped { guarded: None, map: None, file, then: Stamp::of(&meta) };
+        if meta.len() > 0 {
+            // SAFETY: the map is read-only. A file that is changed in place while it is mapped is the one thing that mmap cannot
+            // guard against: `state` and `is_whole` tell of it (docs/neuron_store.md, "When the file changes").
+            let map = unsafe { Mmap::map(&mapped.file) }.map_err(Error::io("map", path))?;
+            // Huge pages, where the file system has them: 4 KiB pages cost a quarter of the read bandwidth (23 instead of 30
+            // GB/s a thread). Said before the first touch, which would read the pages around it in as small ones. Advice only.
+            let _ = map.advise(memmap2::Advice::HugePage);
+            mapped.guarded = Guarded::new(&map);
+            mapped.map = Some(map);
         }
-        // SAFETY: the map is read-only; a file changed in place while it is open is the one thing mmap cannot guard
-        // against, and model files are replaced by rename (docs/neuron_store.md, "When the file changes").
-        let map = unsafe { Mmap::map(&file) }.map_err(Error::io("map", path))?;
-        // Huge pages, where the file system has them: 4 KiB pages cost a quarter of the read bandwidth (23 instead of 30 GB/s
-        // a thread). Said before the first touch, which would read the pages around it in as small ones. Advice only.
-        let _ = map.advise(memmap2::Advice::HugePage);
-        Ok(MappedFile { path: path.to_owned(), map: Arc::new(Some(map)) })
+        Ok(MappedFile { path: path.to_owned(), mapped: Arc::new(mapped) })
     }
 
     pub fn bytes(&self) -> &[u8] {
-        self.map.as_ref().as_ref().map_or(&[], |m| &m[..])
+        self.mapped.map.as_ref().map_or(&[], |m| &m[..])
     }
 
     /// Brings the file into memory now. Advice only: a refusal costs speed, nothing else.
     pub fn load(&self) {
-        if let Some(map) = self.map.as_ref() {
+        if let Some(map) = &self.mapped.map {
             let _ = map.advise(memmap2::Advice::PopulateRead);
+        }
+    }
+
+    /// Whether every page that was read so far could be ([`survive`]).
+    #[inline]
+    pub fn is_whole(&self) -> bool {
+        self.mapped.guarded.as_ref().is_none_or(Guarded::is_whole)
+    }
+
+    /// Looks at the file and at what has its name now.
+    pub fn state(&self) -> FileState {
+        let then = &self.mapped.then;
+        let changed = |what: String| FileState::Changed(what);
+        if !self.is_whole() {
+            return changed("a part of it can no longer be read: it was cut short, or its disk has failed".into());
+        }
+        let now = match self.mapped.file.metadata() {
+            Ok(meta) => Stamp::of(&meta),
+            Err(error) => return changed(format!("it cannot be looked at any more: {error}")),
+        };
+        if now.bytes != then.bytes {
+            return changed(format!("it has {} bytes and had {}", now.bytes, then.bytes));
+        }
+        if now.modified != then.modified {
+            return changed("it was written to".into());
+        }
+        match std::fs::metadata(&self.path) {
+            Ok(meta) if Stamp::of(&meta).file != then.file => FileState::Replaced,
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => FileState::Removed,
+            // Who may not look at the name any more still has the file.
+            _ => FileState::Same,
+        }
+    }
+
+    /// # Errors
+    /// [`Error::BadFile`] if what is mapped is not what was opened.
+    pub fn check_same(&self) -> Result<()> {
+        match self.state() {
+            FileState::Changed(what) => Err(Error::bad(
+                &self.path,
+                "",
+                format!("{what}, while it was being read; leave it alone and try again"),
+            )),
+            FileState::Same | FileState::Replaced | FileState::Removed => Ok(()),
         }
     }
 }

@@ -5,6 +5,7 @@
 //! [`super::predictor_file`], [`super::profile_file`].
 
 use super::MappedFile;
+use super::faults::step;
 use super::rows::Quant;
 use crate::error::{Error, Result, excerpt};
 use serde::de::DeserializeOwned;
@@ -108,6 +109,10 @@ impl<H: Header> SectionFile<H> {
 
     pub fn path(&self) -> &Path {
         &self.file.path
+    }
+
+    pub fn file(&self) -> &MappedFile {
+        &self.file
     }
 
     pub fn file_bytes(&self) -> u64 {
@@ -233,7 +238,8 @@ impl Writer {
     pub fn write(&self, section: usize, at: u64, bytes: &[u8]) -> Result<()> {
         let section = &self.sections[section];
         assert!(at + bytes.len() as u64 <= section.bytes, "{} is written past its end", section.name);
-        self.file.write_all_at(bytes, section.offset + at).map_err(Error::io("write", &self.temporary))
+        let write = step().and_then(|()| self.file.write_all_at(bytes, section.offset + at));
+        write.map_err(Error::io("write", &self.temporary))
     }
 
     /// Checksums, header, sync, rename. The header's sections are filled in.
@@ -241,7 +247,7 @@ impl Writer {
         use rayon::prelude::*;
         let io = |e| Error::io("write", &self.temporary)(e);
         let header_at = self.end;
-        self.file.set_len(header_at).map_err(io)?;
+        step().and_then(|()| self.file.set_len(header_at)).map_err(io)?;
         let written = MappedFile::open(&self.temporary)?;
         let mut sections = std::mem::take(&mut self.sections);
         sections.par_iter_mut().for_each(|s| {
@@ -250,7 +256,7 @@ impl Writer {
         drop(written);
         header.set_sections(sections);
         let text = serde_json::to_vec(&header).expect("a header is plain data");
-        self.file.write_all_at(&text, header_at).map_err(io)?;
+        step().and_then(|()| self.file.write_all_at(&text, header_at)).map_err(io)?;
         let mut preamble = [0u8; PREAMBLE];
         preamble[..8].copy_from_slice(&H::MAGIC);
         preamble[8..12].copy_from_slice(&H::VERSION.to_le_bytes());
@@ -258,11 +264,12 @@ impl Writer {
         preamble[24..32].copy_from_slice(&(text.len() as u64).to_le_bytes());
         preamble[32..40].copy_from_slice(&xxh3_64(&text).to_le_bytes());
         preamble[40..48].copy_from_slice(&(header_at + text.len() as u64).to_le_bytes());
-        self.file.write_all_at(&preamble, 0).map_err(io)?;
-        self.file.sync_all().map_err(io)?;
+        step().and_then(|()| self.file.write_all_at(&preamble, 0)).map_err(io)?;
+        step().and_then(|()| self.file.sync_all()).map_err(io)?;
         // What was written lies in the page cache in pieces as they came. Dropped, it is read back in huge pages.
         let _ = rustix::fs::fadvise(&self.file, 0, None, rustix::fs::Advice::DontNeed);
-        std::fs::rename(&self.temporary, &self.path).map_err(Error::io("rename to", &self.path))?;
+        let rename = step().and_then(|()| std::fs::rename(&self.temporary, &self.path));
+        rename.map_err(Error::io("rename to", &self.path))?;
         self.finished = true;
         Ok(())
     }

@@ -1,5 +1,6 @@
 //! Where a file is written before it is complete: beside its final name, as `NAME.PID.tmp`.
 
+use super::faults::step;
 use crate::error::{Error, Result};
 use std::fs::{File, TryLockError};
 use std::path::{Path, PathBuf};
@@ -9,6 +10,7 @@ use std::path::{Path, PathBuf};
 /// Containers that share a folder have processes of the same number: whoever finds the name taken counts on,
 /// `NAME.PID-1.tmp`, and a file that is locked has a writer wherever that runs.
 pub fn create(path: &Path) -> Result<(File, PathBuf)> {
+    step().map_err(Error::io("create", path))?;
     let name = path.file_name().unwrap_or_default().to_string_lossy();
     remove_abandoned(path, &name);
     let pid = std::process::id();
@@ -33,8 +35,9 @@ pub fn create(path: &Path) -> Result<(File, PathBuf)> {
 pub fn write_whole(path: &Path, bytes: &[u8]) -> Result<()> {
     use std::io::Write;
     let (mut file, temporary) = create(path)?;
-    let written = file.write_all(bytes).and_then(|()| file.sync_all());
-    written.and_then(|()| std::fs::rename(&temporary, path)).map_err(|e| {
+    let written = step().and_then(|()| file.write_all(bytes));
+    let synced = written.and_then(|()| step()).and_then(|()| file.sync_all());
+    synced.and_then(|()| step()).and_then(|()| std::fs::rename(&temporary, path)).map_err(|e| {
         let _ = std::fs::remove_file(&temporary);
         Error::io("write", path)(e)
     })

@@ -95,6 +95,15 @@ pub struct Metrics {
     pub device_budget_bytes: Number,
     pub device_used_bytes: Number,
     pub device_slots: Number,
+    /// What the device's kernels read from its memory, and what was brought to it, with the time of each by the device's clock.
+    pub device_bytes: Number,
+    pub device_ns: Number,
+    pub link_bytes: Number,
+    pub link_ns: Number,
+    /// Of the live audit: tokens, truly active neurons of predicted layers, and those of them that were computed.
+    pub audited_tokens: Number,
+    pub audited_active: Number,
+    pub audited_found: Number,
 }
 
 #[cfg(test)]

@@ -11,15 +11,16 @@ use super::sequence::{Ended, Outbox, Phase, Sequence};
 use super::slots::Slots;
 use crate::clock::{self, Duration, Instant};
 use crate::cpu::MAX_COLUMNS;
+use crate::device::Stream;
 use crate::engine::session::CHUNK;
-use crate::engine::{Column, Engine, Logits, Session};
+use crate::engine::{Column, Engine, Failure, Logits, Session};
 use crate::error::{Error, Result};
 use crate::model::{KvCache, KvType};
 use crate::tokenizer::Tokenizer;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, TryRecvError, channel};
+use std::sync::{Arc, OnceLock};
 use tokio::sync::{mpsc, oneshot, watch};
 
 /// Tokens of a prompt that run in one pass while others wait for their next token: about as long as a few of those.
@@ -50,6 +51,7 @@ enum Command {
     /// From now on what was computed before is not used again.
     Forget,
     Stop,
+    Fail(Failure),
 }
 
 /// What everybody holds.
@@ -59,6 +61,7 @@ pub struct Handle {
     waiting: Arc<AtomicUsize>,
     /// Jobs that wait or run.
     jobs: watch::Receiver<usize>,
+    failure: Arc<OnceLock<Failure>>,
     pub metrics: Arc<Metrics>,
     pub limits: Limits,
 }
@@ -122,6 +125,17 @@ impl Handle {
         self.jobs.has_changed().is_ok()
     }
 
+    /// Why the worker has ended, if it did by itself.
+    pub fn failure(&self) -> Option<&Failure> {
+        self.failure.get()
+    }
+
+    /// Ends the worker after the pass that runs: what it computes cannot be used. Jobs that are not done are told why.
+    pub fn fail(&self, why: Failure) {
+        // It may have ended already.
+        let _ = self.commands.send(Command::Fail(why));
+    }
+
     /// Ends the worker after the pass that runs; jobs that are not done fail.
     pub fn stop(&self) {
         // It may have ended already.
@@ -144,7 +158,16 @@ pub fn start(engine: Engine, tokenizer: Arc<Tokenizer>, limits: Limits) -> Resul
     let waiting = Arc::new(AtomicUsize::new(0));
     let (send, receive) = channel();
     let (jobs_send, jobs) = watch::channel(0);
-    let handle = Handle { commands: send, waiting: waiting.clone(), jobs, metrics: metrics.clone(), limits };
+    let failure = Arc::new(OnceLock::new());
+    let failed = failure.clone();
+    let handle = Handle {
+        commands: send,
+        waiting: waiting.clone(),
+        jobs,
+        failure: failure.clone(),
+        metrics: metrics.clone(),
+        limits,
+    };
     let worker = Worker {
         slots: Slots::new(caches, !limits.deterministic),
         columns: Vec::with_capacity(MAX_COLUMNS),
@@ -158,11 +181,15 @@ pub fn start(engine: Engine, tokenizer: Arc<Tokenizer>, limits: Limits) -> Resul
         tokenizer,
         limits,
         waiting,
+        failure,
         metrics,
     };
     let run = move || {
+        // Held until the reason is noted: who hears of the end finds it.
+        let _jobs = worker.jobs.clone();
         // Who waits for events sees the channel close without an end, and says so.
         if catch_unwind(AssertUnwindSafe(|| worker.run())).is_err() {
+            let _ = failed.set(Failure::Panic);
             tracing::error!("the engine's thread has failed; what it was doing is lost");
         }
     };
@@ -194,24 +221,25 @@ struct Worker {
     jobs: watch::Sender<usize>,
     limits: Limits,
     waiting: Arc<AtomicUsize>,
+    failure: Arc<OnceLock<Failure>>,
     metrics: Arc<Metrics>,
 }
 
 impl Worker {
     fn run(mut self) {
-        let mut ran = Ok(());
-        while ran.is_ok() && self.take_commands() {
+        while self.failure.get().is_none() && self.take_commands() {
             self.let_go();
             self.admit();
-            ran = self.decode().and_then(|()| self.prefill());
+            self.decode();
+            self.prefill();
             self.publish();
         }
-        // A device that has failed ends the thread, and with it the process: another one starts afresh.
-        let why = ran.err().map_or("the server is stopping".into(), |error| error.to_string());
+        let why = self.failure.get().map_or_else(|| "the server is stopping".into(), Failure::to_string);
+        let stopping = || Event::Failed(why.clone());
         for sequence in &mut self.running {
-            sequence.out.send(Event::Failed(why.clone()));
+            sequence.out.send(stopping());
         }
-        self.queue.drain().for_each(|mut waiting| waiting.out.send(Event::Failed(why.clone())));
+        self.queue.drain().for_each(|mut waiting| waiting.out.send(stopping()));
     }
 
     /// Takes in what was asked; waits for it when there is nothing else to do. False: the end.
@@ -234,6 +262,10 @@ impl Worker {
                 }
                 Ok(Command::Ask(question)) => question(&mut self.engine),
                 Ok(Command::Forget) => self.slots.forget(),
+                Ok(Command::Fail(why)) => {
+                    let _ = self.failure.set(why);
+                    return false;
+                }
                 Ok(Command::Stop) | Err(TryRecvError::Disconnected) => return false,
                 Err(TryRecvError::Empty) => return true,
             }
@@ -283,7 +315,7 @@ impl Worker {
     }
 
     /// One token of every answer that is under way.
-    fn decode(&mut self) -> Result<()> {
+    fn decode(&mut self) {
         let at_once = if self.limits.deterministic { 1 } else { MAX_COLUMNS };
         // Ends take sequences out of `running`; each is looked at once.
         let mut todo = self.running.len();
@@ -302,13 +334,15 @@ impl Worker {
             }
             let vocab = self.engine.model.config.vocab;
             self.engine.forward_batch(&mut self.slots.caches, &self.columns, Logits::All);
-            let logits = self.engine.answer()?;
+            if self.has_failed() {
+                return;
+            }
             self.metrics.decode_passes.add(1);
             self.metrics.decode_columns.add(self.columns.len() as u64);
             for column in &self.columns {
                 self.slots.ran(column.cache, &[column.token]);
             }
-            let mut rows = self.columns.iter().zip(logits.chunks_exact_mut(vocab));
+            let mut rows = self.columns.iter().zip(self.engine.logits().chunks_exact_mut(vocab));
             // The same order as above: from the back, so that an end moves only what was looked at.
             for at in (todo..first).rev() {
                 let sequence = &mut self.running[at];
@@ -322,40 +356,51 @@ impl Worker {
                 }
             }
         }
-        Ok(())
     }
 
     /// One chunk of one prompt, of each in turn.
-    fn prefill(&mut self) -> Result<()> {
+    fn prefill(&mut self) {
         let n = self.running.len();
         let is_prompt = |s: &Sequence| matches!(s.phase, Phase::Prompt(_));
         let Some(at) = (0..n).map(|i| (self.next_prompt + i) % n).find(|&at| is_prompt(&self.running[at])) else {
-            return Ok(());
+            return;
         };
         let company = self.running.iter().any(|s| !is_prompt(s) && !s.resting) && !self.limits.deterministic;
         self.next_prompt = at + 1;
         let sequence = &mut self.running[at];
-        let Phase::Prompt(done) = sequence.phase else { return Ok(()) };
+        let Phase::Prompt(done) = sequence.phase else { return };
         let prompt = &sequence.job.prompt;
         let chunk = if company { CHUNK_IN_COMPANY } else { CHUNK };
         let end = prompt.len().min(done + chunk);
         let want = if end == prompt.len() { Logits::Last } else { Logits::None };
         self.engine.forward(&mut self.slots.caches[sequence.slot], &prompt[done..end], want);
-        let logits = self.engine.answer()?;
+        if self.has_failed() {
+            return;
+        }
+        let sequence = &mut self.running[at];
+        let prompt = &sequence.job.prompt;
         self.slots.ran(sequence.slot, &prompt[done..end]);
         self.metrics.prompt_passes.add(1);
         self.metrics.prompt_tokens.add((end - done) as u64);
         sequence.phase = Phase::Prompt(end);
         if end < prompt.len() {
-            return Ok(());
+            return;
         }
         let room = self.limits.context - self.slots.caches[sequence.slot].len;
-        if let Some(ended) = sequence.step(logits, room, &self.tokenizer, &self.metrics) {
+        if let Some(ended) = sequence.step(self.engine.logits(), room, &self.tokenizer, &self.metrics) {
             let sequence = self.running.swap_remove(at);
             self.slots.give_back(sequence.slot);
             leave(sequence, ended, &mut self.leaving, &self.metrics);
         }
-        Ok(())
+        // Every core is about to be busy with the next token: who hands the first one on goes before, not behind it.
+        std::thread::yield_now();
+    }
+
+    /// Whether the pass that has just run cannot be used. Nothing of it is sent then: the loop ends and says why.
+    fn has_failed(&self) -> bool {
+        let Some(why) = self.engine.failure() else { return false };
+        let _ = self.failure.set(why);
+        true
     }
 
     /// Tells everybody how things stand.
@@ -379,7 +424,17 @@ impl Worker {
             m.migrations.set(counters.migrations);
             m.device_budget_bytes.set(memory.budget);
             m.device_used_bytes.set(memory.used);
+            let totals = hybrid.cache.device.totals();
+            m.device_bytes.set(totals.device_bytes);
+            m.device_ns.set(totals.busy_ns[Stream::Compute as usize]);
+            m.link_bytes.set(totals.migrated_bytes);
+            m.link_ns.set(totals.busy_ns[Stream::Copy as usize]);
             m.device_slots.set(hybrid.cache.layers.iter().map(|l| l.table.slots().len() as u64).sum());
+        }
+        if let Some(audit) = &self.engine.audit {
+            m.audited_tokens.set(audit.counts.tokens);
+            m.audited_active.set(audit.counts.active);
+            m.audited_found.set(audit.counts.found);
         }
         let jobs = self.running.len() + self.queue.len();
         self.jobs.send_if_modified(|told| std::mem::replace(told, jobs) != jobs);

@@ -110,6 +110,8 @@ pub fn pack(
     }
     let config = serde_json::to_value(c).expect("a configuration is plain data");
     let (fingerprint, sources) = (source.fingerprint(), source.files().to_vec());
+    // A store of half another file would be found again under this one's name.
+    source.check_same()?;
     writer.finish(Header { fingerprint, sources, quant, config, sections: Vec::new() })
 }
 

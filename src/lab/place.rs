@@ -50,10 +50,17 @@ impl Budgeter {
         let Hybrid { cache, reserved, .. } = hybrid;
         let least: Vec<usize> = cache.slots().iter().zip(&slots).map(|(&now, &then)| now.min(then)).collect();
         cache.resize(&least).map_err(none)?;
-        cache.device.free(*reserved);
-        *reserved = cache.device.reserve(0).map_err(none)?;
-        cache.device.set_budget(plan.budget_bytes).map_err(none)?;
-        *reserved = cache.device.reserve(elsewhere).map_err(none)?;
+        // Nothing for a moment, then what the new plan has; or what was there before, if the new budget is refused.
+        let nothing = cache.device.reserve(0).map_err(none)?;
+        let before = std::mem::replace(reserved, nothing);
+        cache.device.free(before);
+        let set = cache.device.set_budget(plan.budget_bytes).and_then(|()| cache.device.reserve(elsewhere));
+        let restored = set.or_else(|_| cache.device.reserve(before.bytes));
+        if let Ok(now) = restored {
+            let nothing = std::mem::replace(reserved, now);
+            cache.device.free(nothing);
+        }
+        set.map_err(none)?;
         cache.resize(&slots).map_err(none)?;
         for (l, neurons) in self.placed(&model, &slots).into_iter().enumerate() {
             let table = &cache.layers[l].table;
@@ -82,7 +89,7 @@ pub fn place(engine: &mut Engine, device: Box<dyn Device>, plan: &Plan, neurons:
         hybrid.cache.load(l, &places).map_err(|e| Error::Failed(format!("layer {l} cannot be placed: {e:?}")))?;
     }
     hybrid.cache.settle();
-    hybrid.bring_predictors(engine.sparsity(), &engine.model.config);
+    hybrid.bring_predictors(engine.sparsity(), &engine.model.config).map_err(out_of_memory)?;
     // Nothing is on its way: what is counted from now on is what the text did.
     hybrid.cache.counters = Default::default();
     engine.hybrid = Some(hybrid);

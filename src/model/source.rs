@@ -67,6 +67,12 @@ impl Source {
         &self.files
     }
 
+    /// # Errors
+    /// [`Error::BadFile`] if one of them was changed in place since it was opened.
+    pub fn check_same(&self) -> Result<()> {
+        self.tensors.files().iter().try_for_each(|file| file.check_same())
+    }
+
     /// The tensor's weight, with the shape it must have.
     pub fn weight(&self, role: Role, layer: usize) -> Result<TensorView<'_>> {
         self.find(role, layer, "weight", &self.shape(role))

@@ -13,6 +13,7 @@
 use super::{Calibration, Form, Kind, Predictor, Tools};
 use crate::cpu::sign::BitLine;
 use crate::error::{Error, Result};
+use crate::formats::MappedFile;
 use crate::formats::predictor_file::{Header, PredictorFile, Table};
 use crate::formats::rows::{self, GROUP, Quant};
 use crate::formats::sections::{Content, Header as _, Section, Writer};
@@ -200,7 +201,7 @@ pub struct Mlp {
     networks: HashMap<(usize, usize), Ready>,
     threshold: f32,
     /// The matrices point into its map.
-    _file: PredictorFile,
+    file: PredictorFile,
 }
 
 impl Mlp {
@@ -208,7 +209,7 @@ impl Mlp {
     pub(super) fn new(file: PredictorFile, model: &Model) -> Result<Mlp> {
         let ready = |table: &Table| Ok(((table.layer, table.ahead), Ready::new(&file, table, model)?));
         let networks = file.header.tables.par_iter().map(ready).collect::<Result<_>>()?;
-        Ok(Mlp { networks, threshold: file.header.threshold, _file: file })
+        Ok(Mlp { networks, threshold: file.header.threshold, file })
     }
 }
 
@@ -310,6 +311,10 @@ impl Predictor for Mlp {
         let (inner, outer) = network.matrices.as_ref()?;
         let (inner, outer) = ((inner, &network.inner_bias[..]), (outer, &network.outer_bias[..]));
         Some(Form::Mlp { inner, outer, epsilon: EPSILON })
+    }
+
+    fn file(&self) -> Option<&MappedFile> {
+        Some(self.file.file())
     }
 
     fn weight_bytes(&self, layer: usize, ahead: usize) -> u64 {

@@ -19,6 +19,7 @@ pub use sign::Sign;
 
 use crate::cpu::sign::BitLine;
 use crate::cpu::{Columns, Kernels, Team};
+use crate::formats::MappedFile;
 use crate::model::{Matrix, Model};
 
 /// The kinds of predictors.
@@ -125,4 +126,9 @@ pub trait Predictor: Send + Sync {
 
     /// Bytes of weights that one call reads.
     fn weight_bytes(&self, layer: usize, ahead: usize) -> u64;
+
+    /// The file that it reads while it predicts, if it does.
+    fn file(&self) -> Option<&MappedFile> {
+        None
+    }
 }

@@ -11,6 +11,9 @@ use std::task::{Context, Poll};
 use tokio::sync::mpsc::Receiver;
 use tokio::time::Sleep;
 
+/// From an error event to the end of its connection: a body that fails takes with it what hyper has not written yet.
+const LINGER: Duration = Duration::from_millis(50);
+
 /// One choice of the answer.
 struct Choice {
     events: Receiver<Event>,
@@ -106,7 +109,10 @@ impl Body for EventStream {
         match this.state {
             State::Running => {}
             State::Complete => return Poll::Ready(None),
-            State::Aborting => return Poll::Ready(Some(Err(std::io::Error::other("the answer was cut short")))),
+            State::Aborting => {
+                let cut = |()| Some(Err(std::io::Error::other("the answer was cut short")));
+                return this.ping.as_mut().poll(context).map(cut);
+            }
         }
         let mut out = String::new();
         if !std::mem::replace(&mut this.begun, true) {
@@ -128,7 +134,8 @@ impl Body for EventStream {
             }
             out.push_str(": ping\n\n");
         }
-        this.ping.as_mut().reset((clock::now() + this.ping_every).into());
+        let wait = if this.state == State::Aborting { LINGER } else { this.ping_every };
+        this.ping.as_mut().reset((clock::now() + wait).into());
         if this.state == State::Running {
             // Registers with the timer that was just set.
             let _ = this.ping.as_mut().poll(context);

@@ -5,6 +5,7 @@ use super::daemon::{Daemon, Loaded, ModelState};
 use crate::api::{ApiError, parse};
 use crate::cache::Slot;
 use crate::engine::Engine;
+use crate::formats::FileState;
 use crate::scheduler::Policy;
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
@@ -36,6 +37,11 @@ fn model(loaded: &Loaded) -> Value {
         "threads": loaded.threads,
         "predictor": loaded.predictor,
         "device": loaded.device,
+        "file": match loaded.file_state() {
+            FileState::Same | FileState::Changed(_) => "unchanged",
+            FileState::Replaced => "replaced",
+            FileState::Removed => "removed",
+        },
         "running": m.running.get(),
         "waiting": m.waiting.get(),
         "loaded_at": loaded.model.created,
@@ -61,6 +67,8 @@ fn cache_state(engine: &Engine) -> Value {
             "neurons": config.ffn,
             "predictor": sparsity.kind(l).name(),
             "threshold": sparsity.threshold(l),
+            "hits": engine.hybrid.as_ref().map(|hybrid| hybrid.cache.layers[l].hits),
+            "misses": engine.hybrid.as_ref().map(|hybrid| hybrid.cache.layers[l].misses),
             "slots": table.map_or(0, <[Slot]>::len),
             "resident": count(|slot| matches!(slot, Slot::Resident(_))),
             "filling": count(|slot| matches!(slot, Slot::Filling(_))),
@@ -68,6 +76,7 @@ fn cache_state(engine: &Engine) -> Value {
     };
     json!({
         "device": device(engine),
+        "audit": engine.audit.as_ref().map(|audit| json!({"tokens": audit.counts.tokens, "recall": audit.counts.recall()})),
         "layers": (0..config.layers).map(layer).collect::<Vec<_>>(),
     })
 }

@@ -1,9 +1,10 @@
 //! What all connections share: the model, the settings, the counters.
 
 use crate::api::{ApiError, ServedModel};
-use crate::clock::{self, Instant};
-use crate::engine::Engine;
-use crate::error::Result;
+use crate::clock::{self, Duration, Instant};
+use crate::engine::{Engine, Failure};
+use crate::error::{Error, Result};
+use crate::formats::{FileState, MappedFile};
 use crate::generation::{Handle, Limits, metrics::Number, start};
 use crate::model::KvType;
 use crate::settings::Settings;
@@ -22,13 +23,31 @@ pub struct Opened {
     pub context: usize,
     /// `None` without a device.
     pub set_budget: Option<SetBudget>,
+    /// `None` where nobody has measured them.
+    pub limits: Option<PathLimits>,
+    /// What is to be done before the engine goes; `None` for nothing.
+    pub at_end: Option<AtEnd>,
 }
+
+/// How fast each way of neurons can be, GB/s.
+#[derive(Clone, Copy, Debug)]
+pub struct PathLimits {
+    pub cpu_gb_s: f64,
+    pub device_gb_s: f64,
+    pub link_gb_s: f64,
+}
+
+/// Keeps what an engine has learnt.
+pub type AtEnd = Box<dyn FnOnce(&mut Engine) + Send>;
 
 /// Gives a running engine's device another budget, in bytes.
 pub type SetBudget = Box<dyn Fn(&mut Engine, u64) -> Result<()> + Send + Sync>;
 
 /// Opens the MODEL that somebody names; called on a thread of its own.
 pub type Load = Arc<dyn Fn(&str, &Settings) -> Result<Opened> + Send + Sync>;
+
+/// How often a model's files are looked at: an answer from another file's bytes is one of half a second at most.
+const LOOK: Duration = Duration::from_millis(500);
 
 /// A model that answers.
 pub struct Loaded {
@@ -42,6 +61,28 @@ pub struct Loaded {
     pub predictor: String,
     pub device: Option<String>,
     pub set_budget: Option<SetBudget>,
+    pub limits: Option<PathLimits>,
+    at_end: Mutex<Option<AtEnd>>,
+    files: Vec<MappedFile>,
+    /// Of the model itself, as it was last looked at.
+    file_state: Mutex<FileState>,
+}
+
+impl Loaded {
+    pub fn file_state(&self) -> FileState {
+        self.file_state.lock().clone()
+    }
+
+    /// Ends the worker after the pass that runs, and keeps what it has learnt.
+    pub async fn end(&self) {
+        let at_end = self.at_end.lock().take();
+        if let Some(at_end) = at_end {
+            // One that has failed has nothing to keep.
+            let _ = self.handle.ask(at_end).await;
+        }
+        self.handle.stop();
+        self.handle.ended().await;
+    }
 }
 
 #[derive(Clone)]
@@ -49,7 +90,7 @@ pub enum ModelState {
     None,
     Loading(String),
     Ready(Arc<Loaded>),
-    /// Why the last attempt failed.
+    /// Why there is none: the last load failed, or what was loaded can no longer be used.
     Failed(String),
 }
 
@@ -134,9 +175,7 @@ impl Daemon {
             ModelState::None => {
                 Err(ApiError::new(503, "no model is loaded; load one: dynamicinfer load MODEL").code("no_model"))
             }
-            ModelState::Failed(why) => {
-                Err(ApiError::new(503, format!("the model could not be loaded: {why}")).code("model_failed"))
-            }
+            ModelState::Failed(why) => Err(ApiError::new(503, why).code("model_failed")),
         }
     }
 
@@ -149,8 +188,7 @@ impl Daemon {
     async fn drop_model(&self) {
         let before = std::mem::replace(&mut *self.state.write(), ModelState::None);
         if let ModelState::Ready(loaded) = before {
-            loaded.handle.stop();
-            loaded.handle.ended().await;
+            loaded.end().await;
         }
     }
 
@@ -164,27 +202,59 @@ impl Daemon {
         *self.state.write() = ModelState::Loading(source.to_owned());
         let (daemon, name) = (self.clone(), source.to_owned());
         let opening = tokio::task::spawn_blocking(move || daemon.open(&name));
-        let loaded = opening.await.unwrap_or_else(|e| Err(crate::Error::Failed(format!("loading has failed: {e}"))));
+        let loaded = opening.await.unwrap_or_else(|e| Err(Error::Failed(format!("loading has failed: {e}"))));
         *self.state.write() = match &loaded {
             Ok(loaded) => ModelState::Ready(loaded.clone()),
-            Err(error) => ModelState::Failed(error.to_string()),
+            Err(error) => ModelState::Failed(format!("the model could not be loaded: {error}")),
         };
         if let Ok(loaded) = &loaded {
             let (daemon, loaded) = (self.clone(), loaded.clone());
-            tokio::spawn(async move {
-                loaded.handle.ended().await;
-                // Told to stop, it is not in the state any more.
-                if matches!(daemon.state(), ModelState::Ready(now) if Arc::ptr_eq(&now, &loaded)) {
-                    daemon.fatal.notify_one();
-                }
-            });
+            tokio::spawn(async move { daemon.look_after(&loaded).await });
         }
         loaded
     }
 
+    /// Looks, until the worker has ended, whether the model's files are what they were when they were opened.
+    async fn look_after(&self, loaded: &Arc<Loaded>) {
+        let failure = loop {
+            tokio::select! {
+                () = loaded.handle.ended() => break loaded.handle.failure().cloned(),
+                () = tokio::time::sleep(LOOK) => {}
+            }
+            let files = loaded.files.clone();
+            // A file system may let one wait.
+            let looked = tokio::task::spawn_blocking(move || (Failure::of_files(&files), files[0].state())).await;
+            let Ok((failure, state)) = looked else { continue };
+            if failure.is_some() {
+                break failure;
+            }
+            *loaded.file_state.lock() = state;
+        };
+        let Some(failure) = failure else { return };
+        {
+            let mut state = self.state.write();
+            // Another may have taken its place meanwhile.
+            if !matches!(&*state, ModelState::Ready(now) if Arc::ptr_eq(now, loaded)) {
+                return;
+            }
+            if !failure.is_fatal() {
+                *state = ModelState::Failed(failure.to_string());
+            }
+        }
+        tracing::error!("{failure}");
+        if failure.is_fatal() {
+            self.fatal.notify_one();
+        }
+        loaded.handle.fail(failure);
+    }
+
     fn open(&self, source: &str) -> Result<Arc<Loaded>> {
         let settings = self.settings();
-        let Opened { engine, tokenizer, name, kv, context, set_budget } = (self.load)(source, &settings)?;
+        let Opened { engine, tokenizer, name, kv, context, set_budget, limits: path_limits, at_end } =
+            (self.load)(source, &settings)?;
+        let files = engine.files();
+        // What could not be read while it was loaded is zeros.
+        files.iter().try_for_each(MappedFile::check_same)?;
         let tokenizer = Arc::new(tokenizer);
         let limits = Limits {
             queue: settings.whole("serve.queue") as usize,
@@ -206,6 +276,10 @@ impl Daemon {
             predictor: engine.sparsity().name(),
             device: engine.hybrid.as_ref().map(|hybrid| hybrid.cache.device.name()),
             set_budget,
+            limits: path_limits,
+            at_end: Mutex::new(at_end),
+            files,
+            file_state: Mutex::new(FileState::Same),
             handle: start(engine, tokenizer, limits)?,
         };
         Ok(Arc::new(loaded))

@@ -1,6 +1,6 @@
 //! GET /metrics, in Prometheus' text format. Names as vLLM has them where it has them.
 
-use super::daemon::{Daemon, ModelState};
+use super::daemon::{Daemon, Loaded, ModelState};
 use crate::generation::Metrics;
 use crate::generation::metrics::{BOUNDS, Histogram};
 use std::fmt::Write;
@@ -22,6 +22,7 @@ pub fn page(daemon: &Daemon) -> String {
     page.counter("http_refused_total", "requests answered with a status of 400 or more", daemon.counters.refused.get());
     if let ModelState::Ready(loaded) = &state {
         worker(&mut page, &loaded.handle.metrics);
+        paths(&mut page, loaded);
     }
     process(&mut page);
     page.0
@@ -63,7 +64,39 @@ fn worker(page: &mut Page, m: &Metrics) {
     page.sample("block_migrations_total", "{direction=\"in\"}", m.migrations.get() as f64);
     page.gauge("vram_budget_bytes", "bytes that may be used on the device", m.device_budget_bytes.get() as f64);
     page.gauge("vram_used_bytes", "bytes that are", m.device_used_bytes.get() as f64);
+    page.counter("audited_tokens_total", "tokens at which the predictor was checked", m.audited_tokens.get());
+    page.counter(
+        "audited_active_total",
+        "truly active neurons of predicted layers at those tokens",
+        m.audited_active.get(),
+    );
+    page.counter("audited_found_total", "of them, those that were computed", m.audited_found.get());
     page.gauge("slots", "places for neuron blocks on the device", m.device_slots.get() as f64);
+}
+
+/// The ways by which neurons are read, beside what the machine's profile says of each. A device's times are by its own clock.
+fn paths(page: &mut Page, loaded: &Loaded) {
+    let m = &loaded.handle.metrics;
+    let paths = [
+        ("cpu", &m.ffn_bytes, &m.ffn_ns, loaded.limits.map(|l| l.cpu_gb_s)),
+        ("device", &m.device_bytes, &m.device_ns, loaded.limits.map(|l| l.device_gb_s)),
+        ("link", &m.link_bytes, &m.link_ns, loaded.limits.map(|l| l.link_gb_s)),
+    ];
+    let label = |path: &str| format!("{{path=\"{path}\"}}");
+    page.family(
+        "path_bytes_total",
+        "counter",
+        "bytes of neurons read by the CPU, read by the device, brought over the link",
+    );
+    paths.iter().for_each(|(path, bytes, ..)| page.sample("path_bytes_total", &label(path), bytes.get() as f64));
+    page.family("path_seconds_total", "counter", "time for which a path was busy");
+    paths.iter().for_each(|(path, _, ns, _)| page.sample("path_seconds_total", &label(path), ns.get() as f64 / 1e9));
+    page.family("path_limit_bytes_per_second", "gauge", "what the machine's profile says a path can do");
+    for (path, .., limit) in paths {
+        if let Some(gb_s) = limit {
+            page.sample("path_limit_bytes_per_second", &label(path), gb_s * 1e9);
+        }
+    }
 }
 
 /// What Prometheus' own clients tell of a process.

@@ -13,6 +13,6 @@ mod signals;
 pub mod socket;
 mod systemd;
 
-pub use daemon::{Daemon, Load, Opened, SetBudget};
+pub use daemon::{AtEnd, Daemon, Load, Opened, PathLimits, SetBudget};
 pub use routes::ROUTES;
 pub use signals::run;

@@ -210,6 +210,8 @@ async fn body(daemon: &Daemon, request: Request) -> Result<Bytes, ApiError> {
             if bytes.len() + data.len() > limit {
                 return Err(too_large());
             }
+            let full = |_| ApiError::new(503, "there is no memory for this body; send a shorter one, or later");
+            bytes.try_reserve(data.len()).map_err(full)?;
             bytes.extend_from_slice(data);
         }
     }

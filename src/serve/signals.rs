@@ -4,17 +4,17 @@ use super::connection::{self, Peer};
 use super::daemon::{Daemon, Load, ModelState};
 use super::routes::router;
 use super::socket::{self, Bound};
-use super::systemd::notify;
+use super::systemd::{self, notify};
 use crate::clock::Duration;
 use crate::error::{Error, Result};
 use crate::settings::Settings;
+use std::io;
 use std::net::SocketAddr;
-use std::os::fd::FromRawFd;
-use std::os::unix::net::UnixListener as StdListener;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use tokio::net::{TcpListener, UnixListener};
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::{Semaphore, watch};
 use tokio::task::JoinSet;
@@ -23,6 +23,10 @@ use tokio::task::JoinSet;
 const WORKERS: usize = 2;
 /// After a connection could not be accepted (no descriptor is free, say), until the next try.
 const ACCEPT_AGAIN: Duration = Duration::from_millis(50);
+/// After running answers were cut, until the daemon ends: for the event that says so. A second signal is obeyed within 200 ms.
+const LAST_EVENTS: Duration = Duration::from_millis(150);
+/// After the engine has failed, until the daemon ends, twice: for errors to reach their readers.
+const LAST_WORDS: Duration = Duration::from_millis(500);
 
 /// Runs the daemon until it is told to end. `reread` reads the settings again (SIGHUP); `say` talks to the user.
 ///
@@ -47,6 +51,9 @@ pub fn run(
 
 async fn live(settings: Settings, load: Load, reread: impl Fn() -> Result<Settings>, say: impl Fn(&str)) -> Result<()> {
     raise_descriptor_limit();
+    if !crate::formats::survive() {
+        tracing::warn!("a model file that is cut while it is served will end this process");
+    }
     let path = settings.text("serve.socket").map_or_else(socket::default_path, Into::into);
     let (unix, _bound) = unix_listener(&path)?;
     let tcp = tcp_listener(&settings).await?;
@@ -62,14 +69,16 @@ async fn live(settings: Settings, load: Load, reread: impl Fn() -> Result<Settin
     let mut tasks = JoinSet::new();
     let app = router(daemon.clone());
     let room = Arc::new(Semaphore::new(settings.whole("serve.connections") as usize));
-    tasks.spawn(accept_unix(unix, daemon.clone(), app.clone(), ending.clone(), room.clone()));
+    tasks.spawn(accept(unix, daemon.clone(), app.clone(), ending.clone(), room.clone()));
     if let Some(tcp) = tcp {
-        tasks.spawn(accept_tcp(tcp, daemon.clone(), app, ending, room));
+        tasks.spawn(accept(tcp, daemon.clone(), app, ending, room));
     }
     let (mut signals, mut reload) = (Signals::new()?, listen(SignalKind::hangup())?);
     // The socket answers from here on; a model that is being loaded says so.
     notify("READY=1\nSTATUS=listening");
-    tokio::spawn(feed_watchdog(daemon.clone()));
+    if let Some(interval) = systemd::watchdog() {
+        tokio::spawn(feed_watchdog(daemon.clone(), interval));
+    }
     if let Some(model) = settings.text("serve.model") {
         notify(&format!("STATUS=loading {model}"));
         let result = tokio::select! {
@@ -88,9 +97,11 @@ async fn live(settings: Settings, load: Load, reread: impl Fn() -> Result<Settin
             () = signals.end() => break,
             () = daemon.fatal.notified() => {
                 notify("STATUS=the engine has failed");
-                // Whoever waits for an answer is told why before the process ends.
-                drain(&daemon, &daemon.settings(), &mut signals, &end, &mut tasks, &say).await;
-                return Err(Error::Fatal("the engine's thread has failed; see the log. The daemon ends, so that it can be started again".into()));
+                // Who waits for an answer hears of it, and so does who asks for health, before there is nobody to ask.
+                tokio::time::sleep(LAST_WORDS).await;
+                let _ = end.send(true);
+                let _ = tokio::time::timeout(LAST_WORDS, async { while tasks.join_next().await.is_some() {} }).await;
+                return Err(failed(&daemon).unwrap_or_else(|| Error::Fatal("the engine has failed".into())));
             }
             _ = reload.recv() => match reread() {
                 Ok(new) => {
@@ -102,11 +113,23 @@ async fn live(settings: Settings, load: Load, reread: impl Fn() -> Result<Settin
             },
         }
     }
-    drain(&daemon, &daemon.settings(), &mut signals, &end, &mut tasks, &say).await;
-    Ok(())
+    drain(&daemon, &daemon.settings(), &mut signals, &end, &mut tasks, &say).await
+}
+
+/// How the engine has failed, if it has.
+fn failed(daemon: &Daemon) -> Option<Error> {
+    let ModelState::Ready(loaded) = daemon.state() else { return None };
+    let why = loaded.handle.failure()?;
+    Some(match why.is_fatal() {
+        true => Error::Fatal(format!("{why}. The daemon ends, so that it can be started again")),
+        false => Error::Failed(why.to_string()),
+    })
 }
 
 /// Lets what runs end, for as long as the settings say; a second signal ends it at once.
+///
+/// # Errors
+/// The engine's failure meanwhile: what ran has not ended well.
 async fn drain(
     daemon: &Arc<Daemon>,
     settings: &Settings,
@@ -114,13 +137,13 @@ async fn drain(
     end: &watch::Sender<bool>,
     tasks: &mut JoinSet<()>,
     say: &impl Fn(&str),
-) {
+) -> Result<()> {
     notify("STOPPING=1");
     daemon.draining.store(true, Ordering::SeqCst);
     // Nothing listens for it when there is no connection.
     let _ = end.send(true);
     let patience = Duration::from_secs(settings.whole("serve.drain_seconds"));
-    let ModelState::Ready(loaded) = daemon.state() else { return };
+    let ModelState::Ready(loaded) = daemon.state() else { return Ok(()) };
     if loaded.handle.jobs() > 0 {
         say(&format!(
             "ending: {} answers have {} s to end; again to end at once",
@@ -132,6 +155,7 @@ async fn drain(
         loaded.handle.idle().await;
         // Connections write their last bytes.
         while tasks.join_next().await.is_some() {}
+        loaded.end().await;
     };
     tokio::select! {
         () = all_answered => {}
@@ -139,6 +163,9 @@ async fn drain(
         () = signals.end() => {}
     }
     loaded.handle.stop();
+    // Who is cut is told so.
+    let _ = tokio::time::timeout(LAST_EVENTS, async { while tasks.join_next().await.is_some() {} }).await;
+    failed(daemon).map_or(Ok(()), Err)
 }
 
 fn listen(kind: SignalKind) -> Result<tokio::signal::unix::Signal> {
@@ -164,14 +191,14 @@ impl Signals {
     }
 }
 
-/// The socket that systemd handed over, or our own.
+/// The socket that systemd handed over, or our own, which is taken away at the end.
 fn unix_listener(path: &Path) -> Result<(UnixListener, Option<Bound>)> {
-    let (listener, bound) = if crate::config::systemd().socket {
-        // SAFETY: systemd hands descriptor 3 to this process and says so by LISTEN_PID; nobody else here has it.
-        (unsafe { StdListener::from_raw_fd(3) }, None)
-    } else {
-        let bound = socket::bind(path)?;
-        (bound.listener.try_clone().map_err(Error::io("listen at", path))?, Some(bound))
+    let (listener, bound) = match systemd::listener() {
+        Some(listener) => (listener, None),
+        None => {
+            let bound = socket::bind(path)?;
+            (bound.listener.try_clone().map_err(Error::io("listen at", path))?, Some(bound))
+        }
     };
     listener.set_nonblocking(true).map_err(Error::io("listen at", path))?;
     Ok((UnixListener::from_std(listener).map_err(Error::io("listen at", path))?, bound))
@@ -211,38 +238,37 @@ fn token(settings: &Settings, say: &impl Fn(&str)) -> Result<String> {
     Ok(token)
 }
 
-async fn accept_unix(
-    listener: UnixListener,
-    daemon: Arc<Daemon>,
-    app: axum::Router,
-    mut ending: watch::Receiver<bool>,
-    room: Arc<Semaphore>,
-) {
-    let mut connections = JoinSet::new();
-    loop {
-        let Ok(permit) = room.clone().acquire_owned().await else { break };
-        let accepted = tokio::select! {
-            accepted = listener.accept() => accepted,
-            () = connection::told(&mut ending) => break,
-        };
-        let Ok((stream, _)) = accepted else {
-            tokio::time::sleep(ACCEPT_AGAIN).await;
-            continue;
-        };
-        let pid = stream.peer_cred().ok().and_then(|peer| peer.pid()).unwrap_or_default() as u32;
-        let served = connection::serve(daemon.clone(), app.clone(), stream, Peer::Unix { pid }, ending.clone());
-        connections.spawn(async move {
-            served.await;
-            drop(permit);
-        });
-        while connections.try_join_next().is_some() {}
-    }
-    drop(listener);
-    while connections.join_next().await.is_some() {}
+/// Where connections come in.
+trait Door: Send + 'static {
+    type Stream: AsyncRead + AsyncWrite + Unpin + Send + 'static;
+
+    fn next(&self) -> impl Future<Output = io::Result<(Self::Stream, Peer)>> + Send;
 }
 
-async fn accept_tcp(
-    listener: TcpListener,
+impl Door for UnixListener {
+    type Stream = UnixStream;
+
+    async fn next(&self) -> io::Result<(UnixStream, Peer)> {
+        let (stream, _) = self.accept().await?;
+        let pid = stream.peer_cred().ok().and_then(|peer| peer.pid()).unwrap_or_default() as u32;
+        Ok((stream, Peer::Unix { pid }))
+    }
+}
+
+impl Door for TcpListener {
+    type Stream = TcpStream;
+
+    async fn next(&self) -> io::Result<(TcpStream, Peer)> {
+        let (stream, address) = self.accept().await?;
+        // Tokens are small and want to go at once.
+        let _ = stream.set_nodelay(true);
+        Ok((stream, Peer::Tcp(address)))
+    }
+}
+
+/// Serves whoever comes in, until it is time to end and all have gone.
+async fn accept(
+    door: impl Door,
     daemon: Arc<Daemon>,
     app: axum::Router,
     mut ending: watch::Receiver<bool>,
@@ -251,31 +277,28 @@ async fn accept_tcp(
     let mut connections = JoinSet::new();
     loop {
         let Ok(permit) = room.clone().acquire_owned().await else { break };
-        let accepted = tokio::select! {
-            accepted = listener.accept() => accepted,
+        let next = tokio::select! {
+            next = door.next() => next,
             () = connection::told(&mut ending) => break,
         };
-        let Ok((stream, address)) = accepted else {
+        let Ok((stream, peer)) = next else {
             tokio::time::sleep(ACCEPT_AGAIN).await;
             continue;
         };
-        // Tokens are small and want to go at once.
-        let _ = stream.set_nodelay(true);
-        let served = connection::serve(daemon.clone(), app.clone(), stream, Peer::Tcp(address), ending.clone());
+        let served = connection::serve(daemon.clone(), app.clone(), stream, peer, ending.clone());
         connections.spawn(async move {
             served.await;
             drop(permit);
         });
         while connections.try_join_next().is_some() {}
     }
-    drop(listener);
+    drop(door);
     while connections.join_next().await.is_some() {}
 }
 
 /// Tells systemd's watchdog that all is well, when the engine's thread has just answered: a timer alone would go on for a
 /// daemon whose engine stands still.
-async fn feed_watchdog(daemon: Arc<Daemon>) {
-    let Some(interval) = crate::config::systemd().watchdog else { return };
+async fn feed_watchdog(daemon: Arc<Daemon>, interval: Duration) {
     loop {
         tokio::time::sleep(interval / 3).await;
         let alive = match daemon.state() {

@@ -1,12 +1,35 @@
-//! What systemd is told: ready, stopping, and that the engine still answers.
+//! What systemd hands over and wants to hear: a socket; ready, stopping, and that the engine still answers.
 
+use crate::clock::{self, Duration, Seldom};
 use crate::config::systemd;
+use std::os::fd::{FromRawFd, OwnedFd};
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::net::{SocketAddr, UnixDatagram};
+use std::os::unix::net::{SocketAddr, UnixDatagram, UnixListener};
+
+/// The first descriptor that is handed over (sd_listen_fds).
+const FIRST_SOCKET: i32 = 3;
+
+/// The socket that systemd listens at for this process, if it does.
+pub fn listener() -> Option<UnixListener> {
+    if !systemd().socket {
+        return None;
+    }
+    // SAFETY: systemd hands this descriptor to this process and says so by LISTEN_PID; nobody else here has it.
+    let socket = unsafe { OwnedFd::from_raw_fd(FIRST_SOCKET) };
+    // It came through an exec; the processes that are started here are not to have it. Fails for no descriptor alone.
+    let _ = rustix::io::fcntl_setfd(&socket, rustix::io::FdFlags::CLOEXEC);
+    Some(socket.into())
+}
+
+/// How often the watchdog wants to hear of this process, if it does.
+pub fn watchdog() -> Option<Duration> {
+    systemd().watchdog
+}
 
 /// Sends a state ("READY=1"); nothing without systemd. A supervisor that does not listen is no reason to stop.
 pub fn notify(state: &str) {
+    static WARNED: Seldom = Seldom::new();
     let Some(name) = systemd().notify else { return };
     let send = || -> std::io::Result<()> {
         let address = match name.as_bytes().strip_prefix(b"@") {
@@ -16,7 +39,9 @@ pub fn notify(state: &str) {
         UnixDatagram::unbound()?.send_to_addr(state.as_bytes(), &address)?;
         Ok(())
     };
-    if let Err(error) = send() {
+    if let Err(error) = send()
+        && WARNED.is_due(clock::unix_seconds())
+    {
         tracing::warn!("cannot tell systemd '{state}': {error}");
     }
 }

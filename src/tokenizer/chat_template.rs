@@ -13,9 +13,9 @@ use crate::error::{Error, Result};
 use minijinja::syntax::SyntaxConfig;
 use minijinja::value::Kwargs;
 use minijinja::{Environment, ErrorKind, Value};
-use rustix::process::{Resource, Rlimit, Signal, setrlimit};
+use rustix::process::{Resource, Rlimit, setrlimit};
 use serde::{Deserialize, Serialize};
-use std::io::{Read, Write};
+use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode, ExitStatus, Stdio};
@@ -94,17 +94,35 @@ pub fn this_program() -> PathBuf {
 /// # Errors
 /// As [`render_by`].
 pub fn render(template: &str, messages: &[Message], tokenizer: &Tokenizer) -> Result<String> {
-    let text = |id: Option<u32>| id.and_then(|id| tokenizer.token_text(id)).unwrap_or_default().to_owned();
-    let input = Input {
-        template: template.to_owned(),
-        messages: messages.to_vec(),
-        add_generation_prompt: true,
-        bos_token: text(tokenizer.bos()),
-        eos_token: text(tokenizer.eos()),
-        now: crate::clock::unix_seconds() as i64,
-        extras: serde_json::Map::new(),
-    };
-    render_by(&this_program(), &input, tokenizer.path())
+    render_by(&this_program(), &Input::of(template, messages, tokenizer), tokenizer.path())
+}
+
+impl Input {
+    /// What the template of `tokenizer` is given to see for `messages`, now.
+    pub fn of(template: &str, messages: &[Message], tokenizer: &Tokenizer) -> Input {
+        let text = |id: Option<u32>| id.and_then(|id| tokenizer.token_text(id)).unwrap_or_default().to_owned();
+        Input {
+            template: template.to_owned(),
+            messages: messages.to_vec(),
+            add_generation_prompt: true,
+            bos_token: text(tokenizer.bos()),
+            eos_token: text(tokenizer.eos()),
+            now: crate::clock::unix_seconds() as i64,
+            extras: serde_json::Map::new(),
+        }
+    }
+
+    /// As the child reads it.
+    fn request(&self, path: &Path) -> Result<Vec<u8>> {
+        check_source(&self.template, path)?;
+        let request =
+            serde_json::to_vec(self).map_err(|e| Error::Failed(format!("cannot pass on the messages: {e}")))?;
+        if request.len() > LONGEST_REQUEST {
+            let n = request.len();
+            return Err(Error::Usage(format!("the messages have {n} bytes; at most {LONGEST_REQUEST} are taken")));
+        }
+        Ok(request)
+    }
 }
 
 /// The prompt that a template makes of messages, rendered by `program` as a child process. `path` is the file that the
@@ -114,54 +132,134 @@ pub fn render(template: &str, messages: &[Message], tokenizer: &Tokenizer) -> Re
 /// [`Error::Usage`] if the template refuses the messages; [`Error::BadFile`] if it is broken or takes too much memory or
 /// time; [`Error::Io`] if the child cannot be started.
 pub fn render_by(program: &Path, input: &Input, path: &Path) -> Result<String> {
-    check_source(&input.template, path)?;
-    let request = serde_json::to_vec(input).map_err(|e| Error::Failed(format!("cannot pass on the messages: {e}")))?;
-    if request.len() > LONGEST_REQUEST {
-        let n = request.len();
-        return Err(Error::Usage(format!("the messages have {n} bytes; at most {LONGEST_REQUEST} are taken")));
+    let request = input.request(path)?;
+    Child::start(program)?.render(&request).said(path)
+}
+
+/// Renders many, each by a process of its own that was started beforehand: starting one takes longer than its work. None sees
+/// two requests.
+pub struct Renderer {
+    program: PathBuf,
+    spare: Mutex<Option<Child>>,
+}
+
+impl Renderer {
+    pub fn new(program: PathBuf) -> Arc<Renderer> {
+        Arc::new(Renderer { program, spare: Mutex::new(None) })
     }
-    let mut child = Command::new(program)
-        .arg(CHILD_ARGUMENT)
-        .env_clear()
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::null())
-        // Ctrl-C is this process's to handle.
-        .process_group(0)
-        .spawn()
-        .map_err(Error::io("start", program))?;
-    let (mut stdin, stdout) = (child.stdin.take(), child.stdout.take());
-    let (answer, status) = std::thread::scope(|scope| {
-        let (send, receive) = mpsc::channel();
-        scope.spawn(move || {
-            if let Some(mut stdin) = stdin.take() {
-                // A child that died early does not read; its end says why.
-                let _ = stdin.write_all(&request);
+
+    /// Has a process wait for the next request, beside what this thread does.
+    pub fn prepare(self: &Arc<Self>) {
+        self.replace(None);
+    }
+
+    /// The same, once one that has done its work has ended.
+    fn replace(self: &Arc<Self>, done: Option<Child>) {
+        let renderer = self.clone();
+        let start = move || {
+            drop(done);
+            // What cannot be started now is started when it is needed, and complained of then.
+            if let Ok(child) = Child::start(&renderer.program) {
+                let before = renderer.spare.lock().unwrap_or_else(|e| e.into_inner()).replace(child);
+                drop(before);
             }
-        });
-        scope.spawn(move || {
-            let mut answer = Vec::new();
-            if let Some(stdout) = stdout {
-                // JSON may write a character as six.
-                let _ = stdout.take(8 * LONGEST_OUTPUT as u64).read_to_end(&mut answer);
-            }
-            let _ = send.send(answer);
-        });
-        let answer = receive.recv_timeout(WALL).ok();
-        if answer.is_none() {
-            // Fails only if it has just ended by itself.
-            let _ = child.kill();
+        };
+        drop(std::thread::Builder::new().name("template".into()).spawn(start));
+    }
+
+    /// As [`render_by`].
+    ///
+    /// # Errors
+    /// As [`render_by`].
+    pub fn render(self: &Arc<Self>, input: &Input, path: &Path) -> Result<String> {
+        let request = input.request(path)?;
+        let spare = self.spare.lock().unwrap_or_else(|e| e.into_inner()).take();
+        let mut reply = match spare {
+            Some(spare) => spare.render(&request),
+            None => Child::start(&self.program)?.render(&request),
+        };
+        // One that was ended while it waited has taken nothing in: that is not the template's doing.
+        if !reply.taken {
+            reply = Child::start(&self.program)?.render(&request);
         }
-        (answer, child.wait())
-    });
-    let status = status.map_err(Error::io("wait for", program))?;
-    let broken = |reason: String| Err(Error::bad(path, "chat template", reason));
-    match answer.map(|a| serde_json::from_slice(&a)) {
-        Some(Ok(Outcome::Text(text))) => Ok(text),
-        Some(Ok(Outcome::Refused(reason))) => Err(refused(&reason)),
-        Some(Ok(Outcome::Broken(reason))) => broken(reason),
-        Some(Err(_)) => broken(cause_of_death(status)),
-        None => broken(format!("rendering takes more than {WALL:?}")),
+        let (said, Reply { child, .. }) = (reply.said(path), reply);
+        self.replace(Some(child));
+        said
+    }
+
+    /// The process that waits, if one does.
+    pub fn waiting(&self) -> Option<u32> {
+        self.spare.lock().unwrap_or_else(|e| e.into_inner()).as_ref().map(|child| child.0.id())
+    }
+}
+
+/// A process that renders one request, or waits for it. Dropped, it is ended.
+struct Child(std::process::Child);
+
+/// What came of it.
+struct Reply {
+    child: Child,
+    /// Whether it has read the request.
+    taken: bool,
+    /// One line, if it came to its end; `None` after [`WALL`].
+    answer: Option<Vec<u8>>,
+}
+
+impl Child {
+    fn start(program: &Path) -> Result<Child> {
+        let mut command = Command::new(program);
+        command.arg(CHILD_ARGUMENT).env_clear().stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
+        // Ctrl-C is this process's to handle.
+        command.process_group(0).spawn().map(Child).map_err(Error::io("start", program))
+    }
+
+    fn render(mut self, request: &[u8]) -> Reply {
+        let (mut stdin, stdout) = (self.0.stdin.take(), self.0.stdout.take());
+        let (taken, answer) = std::thread::scope(|scope| {
+            let (send, receive) = mpsc::channel();
+            // A child that died early does not read; its end says why.
+            let writing = scope.spawn(move || stdin.take().is_some_and(|mut stdin| stdin.write_all(request).is_ok()));
+            scope.spawn(move || {
+                let mut answer = Vec::new();
+                if let Some(stdout) = stdout {
+                    // JSON may write a character as six. Its end is not waited for: that takes as long as the work.
+                    let _ = BufReader::new(stdout.take(8 * LONGEST_OUTPUT as u64)).read_until(b'\n', &mut answer);
+                }
+                let _ = send.send(answer);
+            });
+            let answer = receive.recv_timeout(WALL).ok();
+            if answer.is_none() {
+                // Fails only if it has just ended by itself.
+                let _ = self.0.kill();
+            }
+            (writing.join().unwrap_or(false), answer)
+        });
+        Reply { child: self, taken, answer }
+    }
+}
+
+impl Drop for Child {
+    fn drop(&mut self) {
+        // Fails if it has ended, and then there is nothing to do.
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+impl Reply {
+    /// What the child has said, or what its end means.
+    fn said(&mut self, path: &Path) -> Result<String> {
+        let broken = |reason: String| Err(Error::bad(path, "chat template", reason));
+        match self.answer.take().map(|a| serde_json::from_slice(&a)) {
+            Some(Ok(Outcome::Text(text))) => Ok(text),
+            Some(Ok(Outcome::Refused(reason))) => Err(refused(&reason)),
+            Some(Ok(Outcome::Broken(reason))) => broken(reason),
+            Some(Err(_)) => match self.child.0.wait() {
+                Ok(status) => broken(cause_of_death(status)),
+                Err(error) => broken(format!("the rendering process cannot be waited for: {error}")),
+            },
+            None => broken(format!("rendering takes more than {WALL:?}")),
+        }
     }
 }
 
@@ -216,6 +314,7 @@ pub fn child_main() -> ExitCode {
         let outcome = run(&input);
         let mut stdout = std::io::stdout().lock();
         serde_json::to_writer(&mut stdout, &outcome).ok()?;
+        stdout.write_all(b"\n").ok()?;
         stdout.flush().ok()
     });
     match worker.map(|w| w.join()) {
@@ -224,7 +323,8 @@ pub fn child_main() -> ExitCode {
     }
 }
 
-/// Memory, processor time, no files, no core dump, and an end with the parent.
+/// Memory, processor time, no files, no core dump. It ends with the parent: what it reads from then ends, or its processor time
+/// does. (A signal at the parent's death is one of the parent's thread, and threads of the daemon come and go.)
 fn limit_this_process() -> std::io::Result<()> {
     // The program's own mappings are not the template's doing.
     let status = std::fs::read_to_string("/proc/self/status")?;
@@ -234,9 +334,7 @@ fn limit_this_process() -> std::io::Result<()> {
     set(Resource::Core, 0)?;
     set(Resource::Fsize, 0)?;
     set(Resource::Cpu, WALL.as_secs())?;
-    set(Resource::As, own + MEMORY)?;
-    rustix::process::set_parent_process_death_signal(Some(Signal::KILL))?;
-    Ok(())
+    Ok(set(Resource::As, own + MEMORY)?)
 }
 
 fn run(input: &Input) -> Outcome {

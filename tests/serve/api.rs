@@ -191,6 +191,32 @@ fn the_second_turn_runs_only_what_is_new() {
     assert!(cached < usage["prompt_tokens"].as_u64().unwrap());
 }
 
+/// The true activations are looked at now and then, of single answers and of several in one pass.
+#[test]
+fn the_predictors_recall_is_told_while_it_runs() {
+    let dir = tempfile::tempdir().unwrap();
+    let config = dir.path().join("c.toml");
+    std::fs::write(&config, "[engine]\naudit = 4\n").unwrap();
+    let recall = |predictor: &str| {
+        let args = ["--config", config.to_str().unwrap(), "--predictor", predictor, "--parallel", "4"];
+        let daemon = Daemon::start_in(dir.path(), &args);
+        let four =
+            with(ask("Once upon a time"), json!({"n": 4, "temperature": 1, "max_tokens": 60, "ignore_eos": true}));
+        assert_eq!(daemon.post("/v1/chat/completions", &four).status, 200);
+        // One pass makes four tokens.
+        let (tokens, made) = (daemon.metric("dynamicinfer_audited_tokens_total"), 4.0 * 60.0);
+        assert!(tokens >= made / 8.0 && tokens <= made / 3.0, "{tokens} of {made} tokens were looked at");
+        let told = daemon.get("/v1/x/cache")["audit"]["recall"].as_f64().unwrap();
+        let counted =
+            daemon.metric("dynamicinfer_audited_found_total") / daemon.metric("dynamicinfer_audited_active_total");
+        assert!((told - counted).abs() < 1e-9);
+        told
+    };
+    assert_eq!(recall("exact"), 1.0);
+    let sign = recall("sign");
+    assert!(sign > 0.6 && sign < 1.0, "{sign}");
+}
+
 #[test]
 fn thresholds_can_be_turned_while_it_runs() {
     let daemon = Daemon::start(&["--predictor", "sign"]);
@@ -224,7 +250,15 @@ fn what_lies_on_a_device_is_told_by_layer() {
     let cache = daemon.get("/v1/x/cache");
     let layers = cache["layers"].as_array().unwrap();
     assert!(layers.iter().any(|l| l["resident"].as_u64() > Some(0) && l["resident"] == l["slots"]));
-    assert!(cache["device"]["hits"].as_u64() > Some(0));
+    let hits = cache["device"]["hits"].as_u64().unwrap();
+    assert!(hits > 0);
+    let by_layer: u64 = layers.iter().map(|l| l["hits"].as_u64().unwrap()).sum();
+    assert_eq!(by_layer, hits);
+    for path in ["cpu", "device"] {
+        let number = |name: &str| daemon.metric(&format!("dynamicinfer_path_{name}{{path=\"{path}\"}}"));
+        assert!(number("bytes_total") > 0.0 && number("seconds_total") > 0.0, "{path}");
+        assert!(number("limit_bytes_per_second") > 0.0, "{path}");
+    }
     let budget = daemon.get("/v1/x/budget");
     assert_eq!(budget["vram_used_bytes"], cache["device"]["used_bytes"]);
     assert_eq!(daemon.metric("dynamicinfer_vram_budget_bytes"), budget["vram_budget_bytes"].as_f64().unwrap());

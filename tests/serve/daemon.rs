@@ -93,6 +93,12 @@ impl Daemon {
         Daemon { child, socket, said: Mutex::new(said), _dir: None }
     }
 
+    /// One that was started otherwise and says nothing.
+    pub fn of(child: Child, dir: &Path) -> Daemon {
+        let (_, said) = channel();
+        Daemon { child, socket: dir.join("dynamicinfer.sock"), said: Mutex::new(said), _dir: None }
+    }
+
     /// The first line from now on that has `what` in it.
     pub fn wait_for(&mut self, what: &str) -> String {
         let mut all = Vec::new();

@@ -3,4 +3,6 @@
 mod api;
 mod bad_requests;
 mod daemon;
+mod failures;
+mod files;
 mod life;
