@@ -97,7 +97,7 @@ fn a_device_that_fails_is_told_to_every_stream_and_ends_the_daemon() {
         let answer = read_answer(stream);
         let events = answer.events();
         let last = events.last().unwrap();
-        assert!(!answer.whole && last.contains("the device has failed: kernel 901"), "{last}");
+        assert!(!answer.whole && last.contains("the device has failed: virtual device: launch 901"), "{last}");
         let said: String = events[..events.len() - 1]
             .iter()
             .map(|e| serde_json::from_str::<serde_json::Value>(e).unwrap()["choices"][0]["text"].clone())

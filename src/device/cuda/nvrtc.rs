@@ -36,7 +36,7 @@ impl Nvrtc {
     /// The first that can be loaded: of `files`, then of the names that CUDA 13 and 12 give it.
     pub fn find(files: &[PathBuf]) -> Option<Nvrtc> {
         let names = ["libnvrtc.so", "libnvrtc.so.13", "libnvrtc.so.12"].map(PathBuf::from);
-        files.iter().chain(&names).find_map(|name| Nvrtc::load(name))
+        files.iter().chain(&names).find_map(Nvrtc::load)
     }
 
     fn load(name: &PathBuf) -> Option<Nvrtc> {

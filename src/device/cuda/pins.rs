@@ -35,11 +35,9 @@ impl Pins {
         let mut answer = Ok(());
         while at < end {
             let (length, pinned) = self.piece(at, (end - at).min(PIECE));
-            if !pinned {
-                if let Err(why) = self.pin(driver, at, length, read_only) {
-                    self.refused += length as u64;
-                    answer = answer.and(Err(why));
-                }
+            if !pinned && let Err(why) = self.pin(driver, at, length, read_only) {
+                self.refused += length as u64;
+                answer = answer.and(Err(why));
             }
             at += length;
         }

@@ -26,6 +26,8 @@ fn device(budget: u64) -> CudaDevice {
 }
 
 static BEGUN: AtomicU64 = AtomicU64::new(0);
+/// Neurons times tokens that the card computed. One seed alone may have none: its slots may be empty when they are used.
+static HITS: AtomicU64 = AtomicU64::new(0);
 
 /// Moves neurons at random, before any layer of any token.
 struct Restless(Prng);
@@ -120,14 +122,14 @@ fn law(seed: u64, barrier: bool) {
     };
     let off = error(&found, &expected);
     assert!(off < most, "seed {seed}, {family} {}: off by {off}", quant.name());
-    let counters = engine.hybrid.as_ref().unwrap().cache.counters;
-    assert!(counters.hits > 0 || first.iter().chain(&later).all(|&slots| slots == 0), "seed {seed}: {counters:?}");
+    HITS.fetch_add(engine.hybrid.as_ref().unwrap().cache.counters.hits, Ordering::Relaxed);
 }
 
 fn holds(machine: &Machine, name: &str, environment: &[(&str, &str)], seeds: std::ops::Range<u64>) {
     on(machine, name, environment, || {
         seeds.clone().for_each(|seed| law(seed, seed % 4 == 0));
-        assert!(BEGUN.load(Ordering::Relaxed) > 100, "{BEGUN:?} moves");
+        let (begun, hits) = (BEGUN.load(Ordering::Relaxed), HITS.load(Ordering::Relaxed));
+        assert!(begun > 100 && hits > 1000, "{begun} moves and {hits} neurons on the card");
         assert_eq!(StandIn::new().left(), "");
     });
 }
