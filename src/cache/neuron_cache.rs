@@ -5,7 +5,7 @@
 //! waits for a layer's copies before it uses it (DynamicInfer C.3), on the same path.
 
 use super::slot_table::{Refused, Slot, SlotTable};
-use crate::device::{Buffer, Device, Event, OutOfMemory, Stream};
+use crate::device::{Buffer, Device, Event, HostRoom, OutOfMemory, Stream};
 
 /// Groups of moves that may be on their way at once; a request beyond is refused, and may be made again.
 pub const MAX_IN_FLIGHT: usize = 4096;
@@ -66,8 +66,8 @@ pub struct LayerCache {
     pub bucket: Buffer,
     /// `[ffn]` f32, or no bytes.
     pub up_bias: Buffer,
-    /// What the device's bucket will hold once the compute stream has come to the last update.
-    mirror: Vec<u32>,
+    /// What the device's bucket will hold once the compute stream has come to the last update; room for every neuron.
+    mirror: HostRoom,
     host: HostBlocks,
     bias: Vec<f32>,
     /// Recorded on the compute stream after the layer's last use.
@@ -83,7 +83,6 @@ impl LayerCache {
             return Ok(());
         }
         self.table.resize(slots);
-        self.mirror.resize(slots, 0);
         self.blocks = device.resize(self.blocks, (slots * self.host.block_bytes) as u64)?;
         self.bucket = device.resize(self.bucket, slots as u64 * 4)?;
         self.put_bias(device)
@@ -91,7 +90,7 @@ impl LayerCache {
 
     /// The bias of up lies on the device as long as the layer has slots.
     fn put_bias(&mut self, device: &mut dyn Device) -> Result<(), OutOfMemory> {
-        let bias: &[f32] = if self.mirror.is_empty() { &[] } else { &self.bias };
+        let bias: &[f32] = if self.table.slots().is_empty() { &[] } else { &self.bias };
         if self.up_bias.bytes != size_of_val(bias) as u64 {
             self.up_bias = device.resize(self.up_bias, size_of_val(bias) as u64)?;
             // SAFETY: the copy is done before anything else can happen to `bias`.
@@ -103,6 +102,7 @@ impl LayerCache {
 }
 
 pub struct NeuronCache {
+    /// Dropped first: it may have pinned what stands below.
     pub device: Box<dyn Device>,
     pub layers: Vec<LayerCache>,
     pub counters: CacheCounters,
@@ -118,33 +118,47 @@ impl NeuronCache {
     /// # Safety
     /// Every layer's host blocks are readable for as long as the cache lives.
     pub unsafe fn new(
-        mut device: Box<dyn Device>,
+        device: Box<dyn Device>,
         slots: &[usize],
         host: &[HostBlocks],
         up_bias: &[&[f32]],
     ) -> Result<NeuronCache, OutOfMemory> {
-        let mut layers = Vec::with_capacity(slots.len());
+        // Whole from the beginning, so that on a failure, too, the device goes before what it has pinned.
+        let mut cache = NeuronCache {
+            device,
+            layers: Vec::with_capacity(slots.len()),
+            counters: CacheCounters::default(),
+            barrier: false,
+            events: Vec::new(),
+        };
         for ((&slots, &host), bias) in slots.iter().zip(host).zip(up_bias) {
-            let slots = slots.min(host.neurons);
+            let (slots, device) = (slots.min(host.neurons), &mut *cache.device);
             let grows = |device: &mut dyn Device, each: usize| {
                 device.alloc_growable((slots * each) as u64, (host.neurons * each) as u64)
             };
-            layers.push(LayerCache {
+            cache.layers.push(LayerCache {
                 table: SlotTable::new(slots, host.neurons),
-                blocks: grows(&mut *device, host.block_bytes)?,
-                bucket: grows(&mut *device, 4)?,
+                blocks: grows(device, host.block_bytes)?,
+                bucket: grows(device, 4)?,
                 up_bias: device.alloc_growable(0, size_of_val(*bias) as u64)?,
-                mirror: vec![0; slots],
+                mirror: HostRoom::new(host.neurons),
                 host,
                 bias: bias.to_vec(),
                 last_use: device.event(),
                 in_flight: Vec::with_capacity(host.neurons.min(MAX_IN_FLIGHT)),
             });
-            layers.last_mut().expect("pushed above").put_bias(&mut *device)?;
+            let layer = cache.layers.last_mut().expect("pushed above");
+            layer.put_bias(device)?;
+            // SAFETY: host blocks outlive the cache by the caller's promise; the mirror stays where it is, and the cache drops its
+            // device first.
+            unsafe {
+                device.pin(host.first, host.neurons * host.block_bytes, false);
+                device.pin(layer.mirror.as_ptr().cast(), size_of_val(&layer.mirror[..]), false);
+            }
         }
-        device.synchronize(Stream::Compute);
-        let events = (0..MAX_IN_FLIGHT).map(|_| device.event()).collect();
-        Ok(NeuronCache { device, layers, counters: CacheCounters::default(), barrier: false, events })
+        cache.device.synchronize(Stream::Compute);
+        cache.events = (0..MAX_IN_FLIGHT).map(|_| cache.device.event()).collect();
+        Ok(cache)
     }
 
     /// Bytes on the device for `slots` neurons of a layer.
@@ -244,7 +258,7 @@ impl NeuronCache {
             }
             !landed
         });
-        let (mut first, mut end) = (mirror.len(), 0);
+        let (mut first, mut end) = (table.slots().len(), 0);
         table.take_stale(|slot, neuron| {
             let slot = slot as usize;
             mirror[slot] = neuron;

@@ -63,6 +63,9 @@ pub struct DeviceArgs {
     /// Budgets from some generated token on: 50=4MiB,100=8MiB
     #[arg(long, value_name = "TOKEN=SIZE,...", value_delimiter = ',', value_parser = parse_step)]
     vram_schedule: Vec<(usize, u64)>,
+    /// Launch of the virtual device that fails for good, to see what that does
+    #[arg(long, value_name = "LAUNCH", hide = true)]
+    fail_at: Option<u64>,
     /// Balance thresholds by 1 - p, as the paper prints the loss of a neuron left out, to see what that does
     #[arg(long, hide_short_help = true)]
     printed_loss: bool,
@@ -123,6 +126,7 @@ impl Default for DeviceArgs {
             live: false,
             no_history: false,
             vram_schedule: Vec::new(),
+            fail_at: None,
             printed_loss: false,
         }
     }
@@ -252,7 +256,9 @@ impl DeviceArgs {
             copy_us: machine.copy_us,
             sync_us: machine.sync_us,
         };
-        place(engine, Box::new(VirtualDevice::new(plan.budget_bytes, rates)), &plan, &neurons)?;
+        let device = VirtualDevice::new(plan.budget_bytes, rates);
+        let device = if let Some(launch) = self.fail_at { device.failing_at(launch) } else { device };
+        place(engine, Box::new(device), &plan, &neurons)?;
         engine.hybrid.as_mut().expect("placed").cache.barrier = self.barrier;
         let budgeter = Budgeter { footprint, counts, machine, request };
         self.schedule(engine, &budgeter, tokens, &neurons)?;

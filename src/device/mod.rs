@@ -6,11 +6,13 @@
 //! A device belongs to the engine's thread. What it may hold is a hard budget: [`Device::alloc`] refuses what is beyond.
 
 mod calls;
+mod host_room;
 pub mod launch;
 pub mod sparse_ffn;
 mod virtual_device;
 
 pub use calls::{Add, Append, Attend, Call, Heads, Linear, NONE, Norm, Select, SignScores, SparseFfn, Then, View};
+pub use host_room::HostRoom;
 pub use virtual_device::{Faults, HOST_CALL_NS, QUEUES, Rates, VirtualDevice};
 
 /// A queue of work of a device.
@@ -72,6 +74,11 @@ pub struct OutOfMemory {
     pub left: u64,
 }
 
+/// What ended a device's work for good, in a sentence with what to do about it. What was computed since the last time that there was
+/// none cannot be trusted.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Fault(pub String);
+
 pub trait Device: Send {
     /// What messages call it.
     fn name(&self) -> String;
@@ -79,6 +86,29 @@ pub trait Device: Send {
     fn memory(&self) -> Memory;
 
     fn totals(&self) -> Totals;
+
+    /// Whether its times are measured, and not made of given rates.
+    fn is_real(&self) -> bool {
+        true
+    }
+
+    /// What it has failed with. From then on nothing runs on it, no event is done that was not, and no wait blocks: whoever uses
+    /// results asks first.
+    fn fault(&self) -> Option<&Fault> {
+        None
+    }
+
+    /// Host memory that copies will come from or, if it is `written`, go to: a device may hold it in place, so that copies run beside
+    /// the host. What that cannot be done for is copied all the same. Not on the token path.
+    ///
+    /// # Safety
+    /// The bytes stay where they are until the device is dropped.
+    unsafe fn pin(&mut self, _from: *const u8, _bytes: usize, _written: bool) {}
+
+    /// Takes what launching such a call needs beside its operands, once for all that need as much. Not on the token path.
+    fn prepare(&mut self, _call: &Call) -> Result<(), OutOfMemory> {
+        Ok(())
+    }
 
     /// Zeroed bytes. Not on the token path.
     fn alloc(&mut self, bytes: u64) -> Result<Buffer, OutOfMemory>;

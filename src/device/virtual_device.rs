@@ -8,7 +8,7 @@
 //! below a kernel gets the wrong bytes here, as on a device that really runs beside the host.
 
 use super::sparse_ffn::{self, Operands, Room};
-use super::{Buffer, Call, Device, Event, Memory, OutOfMemory, SparseFfn, Stream, Totals};
+use super::{Buffer, Call, Device, Event, Fault, Memory, OutOfMemory, SparseFfn, Stream, Totals};
 use crate::cpu::Kernels;
 use crate::prng::Prng;
 use memmap2::{MmapMut, UncheckedAdvice};
@@ -197,6 +197,9 @@ pub struct VirtualDevice {
     link_free_ns: [u64; 2],
     host_ns: u64,
     totals: Totals,
+    /// The launch that fails for good, counted from one, and what came of it.
+    fails_at: Option<u64>,
+    fault: Option<Fault>,
 }
 
 impl VirtualDevice {
@@ -216,12 +219,20 @@ impl VirtualDevice {
             link_free_ns: [0; 2],
             host_ns: 0,
             totals: Totals::default(),
+            fails_at: None,
+            fault: None,
         }
     }
 
     pub fn with_faults(mut self, faults: Faults) -> VirtualDevice {
         self.faults = faults;
         self.prng = Prng::new(faults.seed);
+        self
+    }
+
+    /// Its launch of this number, counted from one, ends all its work, as a driver's sticky error does.
+    pub fn failing_at(mut self, launch: u64) -> VirtualDevice {
+        self.fails_at = Some(launch);
         self
     }
 
@@ -254,6 +265,9 @@ impl VirtualDevice {
             let done = self.step(u64::MAX);
             self.host_ns = self.host_ns.max(self.expect_step(done));
         }
+        if self.fault.is_some() {
+            return;
+        }
         self.queues[s].ops.push_back(Op { work, put_ns: self.host_ns });
     }
 
@@ -267,11 +281,14 @@ impl VirtualDevice {
     }
 
     fn idle(&self, s: usize) -> bool {
-        self.queues[s].ops.is_empty() && (s != Stream::Copy as usize || self.astray.is_empty())
+        self.fault.is_some() || self.queues[s].ops.is_empty() && (s != Stream::Copy as usize || self.astray.is_empty())
     }
 
     /// Does what comes first in virtual time, if it is due by `until`; returns when that was.
     fn step(&mut self, until: u64) -> Option<u64> {
+        if self.fault.is_some() {
+            return None;
+        }
         let streams = (0..2).filter_map(|s| Some((self.due(s)?, Who::Stream(s))));
         let astray = self.astray.iter().enumerate().map(|(i, a)| (a.ends_ns, Who::Astray(i)));
         let (now, who) = streams.chain(astray).min_by_key(|(at, _)| *at).filter(|(at, _)| *at <= until)?;
@@ -330,6 +347,10 @@ impl VirtualDevice {
                 let Call::SparseFfn(call) = call else { todo!("follows on main") };
                 let writes = self.writes(&call);
                 let bytes = self.run(s, &call);
+                if self.fails_at == Some(self.totals.launches + 1) {
+                    self.fail();
+                    return;
+                }
                 let ns = Rates::ns(self.rates.call_us, bytes, self.rates.device_gb_s);
                 self.totals.launches += 1;
                 self.totals.device_bytes += bytes;
@@ -339,6 +360,14 @@ impl VirtualDevice {
             Work::CopyIn { bytes, .. } => self.begin_copy(s, now, work, 0, bytes),
             Work::CopyOut { bytes, .. } => self.begin_copy(s, now, work, 1, bytes),
         }
+    }
+
+    /// Nothing that was put on a stream happens any more.
+    fn fail(&mut self) {
+        let launch = self.totals.launches + 1;
+        self.fault = Some(Fault(format!("virtual device: launch {launch} failed, as it was told to; run again")));
+        self.queues.iter_mut().for_each(|queue| (queue.begun, queue.ops) = (None, VecDeque::new()));
+        self.astray.clear();
     }
 
     fn begin_copy(&mut self, s: usize, now: u64, work: Work, way: usize, bytes: usize) {
@@ -489,6 +518,14 @@ impl Device for VirtualDevice {
 
     fn totals(&self) -> Totals {
         Totals { clock_ns: self.host_ns, ..self.totals }
+    }
+
+    fn is_real(&self) -> bool {
+        false
+    }
+
+    fn fault(&self) -> Option<&Fault> {
+        self.fault.as_ref()
     }
 
     fn alloc(&mut self, bytes: u64) -> Result<Buffer, OutOfMemory> {

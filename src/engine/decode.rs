@@ -9,6 +9,7 @@ use super::sparsity::{Mode, Predicted, Sparsity};
 use crate::clock;
 use crate::cpu::team::Parts;
 use crate::cpu::{Columns, Kernels, MAX_COLUMNS, Team};
+use crate::error::{Error, Result};
 use crate::model::config::Positions;
 use crate::model::{KvCache, Model};
 use crate::ops::gates::gates;
@@ -44,13 +45,13 @@ pub(super) struct Place {
 
 /// A model, the threads that run it and the room they need.
 pub struct Engine {
+    /// A device's part of the FFNs of up to [`MAX_COLUMNS`] tokens. Dropped before the model: its copies read the store.
+    pub hybrid: Option<Hybrid>,
     /// Shared with the scheduler's thread, which predicts with it.
     pub model: Arc<Model>,
     pub kernels: Kernels,
     /// What it did since somebody last set it back.
     pub report: Report,
-    /// A device's part of the FFNs of up to [`MAX_COLUMNS`] tokens.
-    pub hybrid: Option<Hybrid>,
     /// Looks at the predictor now and then while single tokens are decoded.
     pub audit: Option<LiveAudit>,
     team: Team,
@@ -166,6 +167,26 @@ impl Engine {
         let first = kv.len;
         self.place(tokens.iter().enumerate().map(|(t, _)| Place { cache: 0, position: first + t }), want);
         self.run(std::slice::from_mut(kv), &|t| tokens[t], Some(observer))
+    }
+
+    /// Whether what the passes so far have made is to be trusted.
+    ///
+    /// # Errors
+    /// [`Error::Fatal`] once the device has failed: its neurons are missing in everything since, and logits are no numbers.
+    pub fn check(&self) -> Result<()> {
+        match self.hybrid.as_ref().and_then(|hybrid| hybrid.cache.device.fault()) {
+            None => Ok(()),
+            Some(fault) => Err(Error::Fatal(format!("the device has failed: {}", fault.0))),
+        }
+    }
+
+    /// The last pass's logits, once more.
+    ///
+    /// # Errors
+    /// As [`Engine::check`].
+    pub fn answer(&mut self) -> Result<&mut [f32]> {
+        self.check()?;
+        Ok(&mut self.buffers.logits)
     }
 
     /// Notes where the columns of the next pass stand, and of which there will be logits.
@@ -308,6 +329,10 @@ impl Engine {
             let row = |i: usize| &x[heads[i] * h..(heads[i] + 1) * h];
             each(team, heads.len(), normed, |i, out| math::norm(c.norm, &model.out_norm, row(i), out));
             linear(team, kernels, &model.head, normed, heads.len(), &mut b.columns, &mut b.logits);
+        }
+        // Nobody may take for an answer what a failed device had a part in.
+        if hybrid.as_ref().is_some_and(|h| h.cache.device.fault().is_some()) {
+            b.logits.fill(f32::NAN);
         }
         report.head_ns += clock::lap(&mut lap);
         report.tokens += n as u64;

@@ -5,10 +5,10 @@
 
 use super::ffn::{self, Counts, FfnBuffers, Selection, Work};
 use super::sparsity::Sparsity;
-use crate::cache::NeuronCache;
+use crate::cache::{LayerCache, NeuronCache};
 use crate::clock;
 use crate::cpu::{Columns, Kernels, MAX_COLUMNS, Team};
-use crate::device::{Buffer, Call, OutOfMemory, SparseFfn, Stream};
+use crate::device::{Buffer, Call, HostRoom, OutOfMemory, SparseFfn, Stream};
 use crate::model::config::ModelConfig;
 use crate::model::weights::{Layer, Matrix};
 use crate::scheduler::Policy;
@@ -81,9 +81,9 @@ pub struct Hybrid {
     input: Buffer,
     output: Buffer,
     /// Host side of `input`: `[n, hidden]` f32, `[ffn]` masks.
-    sent: Vec<u32>,
+    sent: HostRoom,
     /// Host side of `output`: `[n, hidden]` f32, one count.
-    received: Vec<u32>,
+    received: HostRoom,
     /// What the CPU computes.
     rest: Selection,
     /// Every neuron, for dense layers.
@@ -104,10 +104,26 @@ impl Hybrid {
         let input = cache.device.alloc(input_bytes as u64)?;
         let output = cache.device.alloc(output_bytes as u64)?;
         let all = Selection { neurons: (0..config.ffn as u32).collect(), masks: vec![0; config.ffn] };
-        let room = |bytes: usize| vec![0u32; bytes / 4];
-        let (sent, received) = (room(input_bytes), room(output_bytes));
+        let (sent, received) = (HostRoom::new(input_bytes / 4), HostRoom::new(output_bytes / 4));
+        // SAFETY: rooms stay where they are, and the device is dropped first.
+        unsafe {
+            cache.device.pin(sent.as_ptr().cast(), input_bytes, false);
+            cache.device.pin(received.as_ptr().cast(), output_bytes, true);
+        }
         let rest = Selection { neurons: Vec::with_capacity(config.ffn), masks: Vec::with_capacity(config.ffn) };
         Ok(Hybrid { cache, migrator: None, reserved, input, output, sent, received, rest, all })
+    }
+
+    /// Lets the device take, once and for all, what it needs to compute these layers with any number of slots and tokens.
+    pub fn prepare(&mut self, config: &ModelConfig, layers: &[Layer]) -> Result<(), OutOfMemory> {
+        for (l, layer) in layers.iter().enumerate() {
+            for n in (1..=MAX_COLUMNS).rev() {
+                let buffers = [self.input, self.output];
+                let call = call(&self.cache.layers[l], buffers, config, layer, 0.0, config.ffn, n);
+                self.cache.device.prepare(&Call::SparseFfn(call))?;
+            }
+        }
+        Ok(())
     }
 
     /// hidden += FFN(x) of layer `l`. `normed` is the same input as `x`, `[n, hidden]`, n at most [`MAX_COLUMNS`]; without a
@@ -158,22 +174,7 @@ impl Hybrid {
         // Together: the device's half is put on its stream, then the CPU computes its own.
         let received = &mut received[..n * h + 1];
         if on_device {
-            let at = &cache.layers[l];
-            let call = SparseFfn {
-                quant: layer.ffn.quant,
-                kind: config.ffn_kind,
-                activation: config.activation,
-                cut,
-                hidden: h,
-                ffn: config.ffn,
-                slots,
-                n,
-                blocks: at.blocks,
-                bucket: at.bucket,
-                up_bias: at.up_bias,
-                input: *input,
-                output: *output,
-            };
+            let call = call(&cache.layers[l], [*input, *output], config, layer, cut, slots, n);
             let device = &mut cache.device;
             // SAFETY: both rooms live as long as `self` and are not touched before `synchronize`.
             unsafe {
@@ -200,5 +201,32 @@ impl Hybrid {
             cache.counters.hits += active[0] as u64;
         }
         read
+    }
+}
+
+/// The resident half of a layer with this many slots, for n tokens.
+fn call(
+    at: &LayerCache,
+    [input, output]: [Buffer; 2],
+    config: &ModelConfig,
+    layer: &Layer,
+    cut: f32,
+    slots: usize,
+    n: usize,
+) -> SparseFfn {
+    SparseFfn {
+        quant: layer.ffn.quant,
+        kind: config.ffn_kind,
+        activation: config.activation,
+        cut,
+        hidden: config.hidden,
+        ffn: config.ffn,
+        slots,
+        n,
+        blocks: at.blocks,
+        bucket: at.bucket,
+        up_bias: at.up_bias,
+        input,
+        output,
     }
 }

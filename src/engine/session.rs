@@ -28,6 +28,9 @@ impl Session {
     }
 
     /// Adds `tokens` and returns the logits after the last. `step(done)` is called after each chunk and may end the work.
+    ///
+    /// # Errors
+    /// What [`Session::check`] and [`Engine::check`] say, and `step`.
     pub fn append<'e>(
         &mut self,
         engine: &'e mut Engine,
@@ -38,14 +41,15 @@ impl Session {
         let last = tokens.len().saturating_sub(1) / CHUNK * CHUNK;
         for (i, chunk) in tokens[..last].chunks(CHUNK).enumerate() {
             engine.forward(&mut self.kv, chunk, Logits::None);
+            engine.check()?;
             self.tokens.extend(chunk);
             step((i + 1) * CHUNK)?;
         }
         let rest = &tokens[last..];
         self.tokens.extend(rest);
-        let logits = engine.forward(&mut self.kv, rest, Logits::Last);
+        engine.forward(&mut self.kv, rest, Logits::Last);
         step(tokens.len())?;
-        Ok(logits)
+        engine.answer()
     }
 
     /// That there are tokens, that the model knows them and that they fit: what [`Engine::forward`] relies on.

@@ -199,18 +199,19 @@ struct Worker {
 
 impl Worker {
     fn run(mut self) {
-        while self.take_commands() {
+        let mut ran = Ok(());
+        while ran.is_ok() && self.take_commands() {
             self.let_go();
             self.admit();
-            self.decode();
-            self.prefill();
+            ran = self.decode().and_then(|()| self.prefill());
             self.publish();
         }
-        let stopping = || Event::Failed("the server is stopping".into());
+        // A device that has failed ends the thread, and with it the process: another one starts afresh.
+        let why = ran.err().map_or("the server is stopping".into(), |error| error.to_string());
         for sequence in &mut self.running {
-            sequence.out.send(stopping());
+            sequence.out.send(Event::Failed(why.clone()));
         }
-        self.queue.drain().for_each(|mut waiting| waiting.out.send(stopping()));
+        self.queue.drain().for_each(|mut waiting| waiting.out.send(Event::Failed(why.clone())));
     }
 
     /// Takes in what was asked; waits for it when there is nothing else to do. False: the end.
@@ -282,7 +283,7 @@ impl Worker {
     }
 
     /// One token of every answer that is under way.
-    fn decode(&mut self) {
+    fn decode(&mut self) -> Result<()> {
         let at_once = if self.limits.deterministic { 1 } else { MAX_COLUMNS };
         // Ends take sequences out of `running`; each is looked at once.
         let mut todo = self.running.len();
@@ -300,7 +301,8 @@ impl Worker {
                 break;
             }
             let vocab = self.engine.model.config.vocab;
-            let logits = self.engine.forward_batch(&mut self.slots.caches, &self.columns, Logits::All);
+            self.engine.forward_batch(&mut self.slots.caches, &self.columns, Logits::All);
+            let logits = self.engine.answer()?;
             self.metrics.decode_passes.add(1);
             self.metrics.decode_columns.add(self.columns.len() as u64);
             for column in &self.columns {
@@ -320,30 +322,32 @@ impl Worker {
                 }
             }
         }
+        Ok(())
     }
 
     /// One chunk of one prompt, of each in turn.
-    fn prefill(&mut self) {
+    fn prefill(&mut self) -> Result<()> {
         let n = self.running.len();
         let is_prompt = |s: &Sequence| matches!(s.phase, Phase::Prompt(_));
         let Some(at) = (0..n).map(|i| (self.next_prompt + i) % n).find(|&at| is_prompt(&self.running[at])) else {
-            return;
+            return Ok(());
         };
         let company = self.running.iter().any(|s| !is_prompt(s) && !s.resting) && !self.limits.deterministic;
         self.next_prompt = at + 1;
         let sequence = &mut self.running[at];
-        let Phase::Prompt(done) = sequence.phase else { return };
+        let Phase::Prompt(done) = sequence.phase else { return Ok(()) };
         let prompt = &sequence.job.prompt;
         let chunk = if company { CHUNK_IN_COMPANY } else { CHUNK };
         let end = prompt.len().min(done + chunk);
         let want = if end == prompt.len() { Logits::Last } else { Logits::None };
-        let logits = self.engine.forward(&mut self.slots.caches[sequence.slot], &prompt[done..end], want);
+        self.engine.forward(&mut self.slots.caches[sequence.slot], &prompt[done..end], want);
+        let logits = self.engine.answer()?;
         self.slots.ran(sequence.slot, &prompt[done..end]);
         self.metrics.prompt_passes.add(1);
         self.metrics.prompt_tokens.add((end - done) as u64);
         sequence.phase = Phase::Prompt(end);
         if end < prompt.len() {
-            return;
+            return Ok(());
         }
         let room = self.limits.context - self.slots.caches[sequence.slot].len;
         if let Some(ended) = sequence.step(logits, room, &self.tokenizer, &self.metrics) {
@@ -351,6 +355,7 @@ impl Worker {
             self.slots.give_back(sequence.slot);
             leave(sequence, ended, &mut self.leaving, &self.metrics);
         }
+        Ok(())
     }
 
     /// Tells everybody how things stand.

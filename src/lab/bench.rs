@@ -170,6 +170,7 @@ fn run_together(engine: &mut Engine, n: usize, generate: usize, options: &BenchO
             let start = clock::now();
             engine.forward_batch(&mut caches, &columns, Logits::All);
             steps.push(start.elapsed().as_nanos() as u64);
+            engine.check()?;
             interrupt::check()?;
         }
         if repeat > 0 {
@@ -191,6 +192,7 @@ fn audit(engine: &mut Engine, kv: KvType) -> Result<Shares> {
         interrupt::check()?;
         let token = rng.below(engine.model.config.vocab as u64) as u32;
         engine.forward_observed(&mut session.kv, &[token], Logits::None, &mut audit);
+        engine.check()?;
     }
     Ok(audit.shares().0)
 }

@@ -91,10 +91,11 @@ pub fn likelihood(
             interrupt::check()?;
             session.check(engine, chunk)?;
             let after = &window[i * size + 1..];
-            let logits = match &mut beside {
-                None => engine.forward(&mut session.kv, chunk, Logits::All),
-                Some(beside) => beside.forward(engine, &mut session, chunk, after),
-            };
+            match &mut beside {
+                None => _ = engine.forward(&mut session.kv, chunk, Logits::All),
+                Some(beside) => beside.forward(engine, &mut session, chunk, after)?,
+            }
+            let logits = engine.answer()?;
             if let Some(out) = &mut logits_out {
                 out.write(logits)?;
             }
@@ -131,14 +132,8 @@ impl Beside {
         Ok(Beside { session, audit, agreement: Agreement::default(), dense_nll: 0.0 })
     }
 
-    /// Runs `tokens` densely and sparsely; returns the sparse run's logits. `after` begins with the token after the first.
-    fn forward<'e>(
-        &mut self,
-        engine: &'e mut Engine,
-        session: &mut Session,
-        tokens: &[u32],
-        after: &[u32],
-    ) -> &'e mut [f32] {
+    /// Runs `tokens` densely and sparsely; the engine then has the sparse run's logits. `after` begins with the token after the first.
+    fn forward(&mut self, engine: &mut Engine, session: &mut Session, tokens: &[u32], after: &[u32]) -> Result<()> {
         let c = &engine.model.config;
         let (vocab, layers) = (c.vocab, c.layers);
         // The device belongs to the sparse run: it is counted there, and its scheduler knows one text.
@@ -147,12 +142,13 @@ impl Beside {
         let dense = engine.forward(&mut self.session.kv, tokens, Logits::All).to_vec();
         engine.hybrid = hybrid;
         engine.set_sparsity(sparsity);
-        let logits = engine.forward_observed(&mut session.kv, tokens, Logits::All, &mut self.audit);
+        engine.forward_observed(&mut session.kv, tokens, Logits::All, &mut self.audit);
+        let logits = engine.answer()?;
         for ((dense, sparse), &next) in dense.chunks_exact(vocab).zip(logits.chunks_exact(vocab)).zip(after) {
             self.agreement.add(dense, sparse);
             self.dense_nll += negative_log_likelihood(dense, next);
         }
-        logits
+        Ok(())
     }
 
     fn quality(&self, engine: &Engine, scored: usize) -> SparseQuality {
@@ -325,7 +321,8 @@ fn continuation(
     let mut sum = 0.0;
     for chunk in whole[..whole.len() - 1].chunks(chunk(engine)) {
         session.check(engine, chunk)?;
-        let logits = engine.forward(&mut session.kv, chunk, Logits::All);
+        engine.forward(&mut session.kv, chunk, Logits::All);
+        let logits = engine.answer()?;
         for row in logits.chunks_exact(vocab) {
             position += 1;
             if position >= first {

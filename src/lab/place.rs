@@ -41,7 +41,7 @@ impl Budgeter {
         let model = engine.model.clone();
         let Some(hybrid) = &mut engine.hybrid else {
             return Err(Error::Usage(
-                "there is no device whose budget could change; begin with --device virtual".into(),
+                "there is no device whose budget could change; begin with --device cuda (or virtual)".into(),
             ));
         };
         let slots: Vec<usize> = plan.layers.iter().map(|l| l.slots).collect();
@@ -86,7 +86,7 @@ pub fn place(engine: &mut Engine, device: Box<dyn Device>, plan: &Plan, neurons:
     // Nothing is on its way: what is counted from now on is what the text did.
     hybrid.cache.counters = Default::default();
     engine.hybrid = Some(hybrid);
-    Ok(())
+    engine.check()
 }
 
 /// Bytes of a plan's parts that neither the cache nor the hybrid FFN takes by itself.
@@ -111,6 +111,7 @@ fn hybrid(model: &Model, device: Box<dyn Device>, plan: &Plan) -> std::result::R
     // SAFETY: the blocks lie in the store's map, which lives in the same engine as the cache.
     let cache = unsafe { NeuronCache::new(device, &slots, &host, &bias)? };
     let mut hybrid = Hybrid::new(cache, c)?;
+    hybrid.prepare(c, &model.layers)?;
     hybrid.reserved = hybrid.cache.device.reserve(elsewhere(model, plan))?;
     Ok(hybrid)
 }

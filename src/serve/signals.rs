@@ -88,6 +88,8 @@ async fn live(settings: Settings, load: Load, reread: impl Fn() -> Result<Settin
             () = signals.end() => break,
             () = daemon.fatal.notified() => {
                 notify("STATUS=the engine has failed");
+                // Whoever waits for an answer is told why before the process ends.
+                drain(&daemon, &daemon.settings(), &mut signals, &end, &mut tasks, &say).await;
                 return Err(Error::Fatal("the engine's thread has failed; see the log. The daemon ends, so that it can be started again".into()));
             }
             _ = reload.recv() => match reread() {

@@ -253,3 +253,18 @@ fn systemd_hears_that_it_is_ready_alive_and_ending() {
     while hear() != "STOPPING=1" {}
     assert_eq!(daemon.wait().code(), Some(0));
 }
+
+/// A device that fails for good: whoever waits is told why, and the process ends so that another can be started.
+#[test]
+fn a_device_that_fails_ends_every_answer_and_the_daemon() {
+    let device = ["--device", "virtual", "--ffn-share", "0.5", "--machine", "demo-pc", "--fail-at", "200"];
+    let mut daemon = Daemon::start(&device);
+    let why = "the device has failed: virtual device: launch 200 failed, as it was told to; run again";
+    let ask = json!({"prompt": "Once upon a time", "max_tokens": 400, "ignore_eos": true, "stream": true, "n": 2});
+    let answer = daemon.post("/v1/completions", &ask);
+    let events = answer.events();
+    assert!(events.iter().any(|event| event.contains(why)), "{events:?}");
+    assert!(events.len() > 2, "it failed before the first token: {events:?}");
+    daemon.wait_for("the engine's thread has failed");
+    assert_eq!(daemon.wait().code(), Some(70));
+}

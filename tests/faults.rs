@@ -1,0 +1,95 @@
+//! A device that fails for good in the middle of a text: an error at the end of the pass, no number that could be taken for an answer,
+//! and nothing that waits for ever.
+
+mod support;
+
+use dynamicinfer::Error;
+use dynamicinfer::cpu::Kernels;
+use dynamicinfer::device::VirtualDevice;
+use dynamicinfer::engine::{Choice, Engine, Logits, Session, Sparsity};
+use dynamicinfer::formats::rows::Quant;
+use dynamicinfer::model::{KvType, Model};
+use std::process::Command;
+use support::{RATES, device_bytes, on_device, packed};
+
+/// An engine whose every layer has half of its neurons on a device that fails at this launch.
+fn engine(dir: &std::path::Path, fails_at: u64) -> Engine {
+    let model = Model::open(&packed(dir, "relullama", Quant::F32)).unwrap();
+    let (layers, slots) = (model.config.layers, vec![model.config.ffn / 2; model.config.layers]);
+    let budget = device_bytes(&model.config, &model.layers, &slots);
+    let device = VirtualDevice::new(budget, RATES).failing_at(fails_at);
+    // SAFETY: the engine drops its device's part before its model.
+    let mut hybrid = unsafe { on_device(&model, Box::new(device), &slots) }.unwrap();
+    let neurons: Vec<u32> = (0..slots[0] as u32).collect();
+    (0..layers).for_each(|l| hybrid.cache.load(l, &neurons).unwrap());
+    hybrid.cache.settle();
+    let mut engine = Engine::new(model, 1, Kernels::best());
+    engine.set_sparsity(Sparsity::new(vec![Choice::Exact { cut: 0.0 }; layers], 0).unwrap());
+    engine.hybrid = Some(hybrid);
+    engine
+}
+
+#[test]
+fn a_fault_ends_the_pass_with_an_error_and_leaves_no_number() {
+    let dir = tempfile::tempdir().unwrap();
+    for fails_at in [1, 2, 5, 9] {
+        let mut engine = engine(dir.path(), fails_at);
+        let mut session = Session::new(&engine, 32, KvType::F32).unwrap();
+        let mut passes = 0;
+        let error = loop {
+            match session.append(&mut engine, &[5 + passes], |_| Ok(())) {
+                Ok(logits) => assert!(logits.iter().all(|logit| logit.is_finite())),
+                Err(error) => break error,
+            }
+            passes += 1;
+            assert!(passes < 20, "launch {fails_at} never failed");
+        };
+        assert_eq!(
+            error.to_string(),
+            format!("the device has failed: virtual device: launch {fails_at} failed, as it was told to; run again")
+        );
+        assert!(matches!(error, Error::Fatal(_)) && error.exit_code() == 70);
+        let logits = engine.forward(&mut session.kv, &[7], Logits::Last);
+        assert!(!logits.is_empty() && logits.iter().all(|logit| logit.is_nan()));
+        assert!(engine.answer().is_err());
+        // Every way to wait for it comes back: moves that were on their way, another budget, the end.
+        let cache = &mut engine.hybrid.as_mut().unwrap().cache;
+        cache.barrier = true;
+        cache.migrate_all(0, [(0, 40)].into_iter());
+        cache.commit(0);
+        cache.settle();
+        assert_eq!(cache.in_flight(), 0);
+        let fewer: Vec<usize> = cache.slots().iter().map(|slots| slots / 2).collect();
+        cache.resize(&fewer).unwrap();
+        drop(engine);
+    }
+}
+
+#[test]
+fn without_the_fault_the_same_engine_answers() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut engine = engine(dir.path(), u64::MAX);
+    let mut session = Session::new(&engine, 32, KvType::F32).unwrap();
+    for token in 5..15 {
+        session.append(&mut engine, &[token], |_| Ok(())).unwrap();
+    }
+    assert!(engine.hybrid.as_ref().unwrap().cache.device.totals().launches > 9, "the faults above were never reached");
+}
+
+#[test]
+fn a_text_that_a_fault_ends_exits_with_70_and_says_why() {
+    let dir = tempfile::tempdir().unwrap();
+    let cache = std::path::Path::new(env!("CARGO_TARGET_TMPDIR")).join("faults-cache");
+    let mut command = Command::new(env!("CARGO_BIN_EXE_dynamicinfer"));
+    command.args(["run", "demo", "Once upon a time", "--temp", "0", "-n", "60", "--ignore-eos"]);
+    command.args(["--device", "virtual", "--ffn-share", "0.5", "--machine", "demo-pc", "--fail-at", "30"]);
+    command.env("XDG_CACHE_HOME", cache).env("HOME", dir.path()).current_dir(dir.path());
+    let done = command.output().unwrap();
+    let said = String::from_utf8(done.stderr).unwrap();
+    assert_eq!(done.status.code(), Some(70), "{said}");
+    let last = said.lines().last().unwrap();
+    assert!(
+        last.ends_with("the device has failed: virtual device: launch 30 failed, as it was told to; run again"),
+        "{said}"
+    );
+}
