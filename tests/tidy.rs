@@ -19,7 +19,8 @@ const MODULES: [(&str, &[&str]); 26] = [
     ("cpu", &["clock", "formats"]),
     ("kernel", &["formats"]),
     ("model", &["error", "formats", "tokenizer"]),
-    ("device", &["cpu", "formats", "model", "prng"]),
+    // A real device is timed by the clock.
+    ("device", &["clock", "cpu", "formats", "model", "prng"]),
     ("cache", &["device"]),
     ("ops", &["cpu", "formats", "model"]),
     // Pure functions of plain data: no clock, thread, device or model.
@@ -116,7 +117,7 @@ struct Rule {
     instead: &'static str,
 }
 
-const RULES: [Rule; 7] = [
+const RULES: [Rule; 8] = [
     Rule {
         needles: &[
             "env::var",
@@ -148,6 +149,12 @@ const RULES: [Rule; 7] = [
         // A seed for a run that names none; it is printed.
         except: &["src/config.rs"],
         instead: "randomness has a seed: take a crate::prng::Prng",
+    },
+    Rule {
+        needles: &["cudarc", "libloading"],
+        below: "src/",
+        except: &["src/device/cuda/"],
+        instead: "only src/device/cuda speaks to the driver: use device::cuda::Card and CudaDevice",
     },
     Rule {
         needles: &["println!", "print!(", "eprintln!", "eprint!("],
@@ -247,6 +254,7 @@ fn planted_offences_are_caught() {
     );
     assert!(one("src/lab/x.rs", "let v = std::env::var_os(\"HOME\");\n").contains("src/config.rs"));
     assert!(one("src/engine/x.rs", "std::env::args()\n").contains("command line"));
+    assert!(one("src/cli/x.rs", "unsafe { cudarc::driver::sys::cuInit(0) }\n").contains("src/device/cuda"));
     assert!(one("src/engine/x.rs", "eprintln!(\"slow\");\n").contains("tracing"));
     assert!(one("tests/x.rs", concat!("std::thread::", "sleep(d);\n")).contains("nothing sleeps"));
     assert!(one("benches/x.rs", concat!("to", "do!()\n")).contains("finish it"));

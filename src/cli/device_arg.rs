@@ -1,14 +1,17 @@
 //! From `--device` and `--vram` to a second memory.
 
 use super::companions;
+use super::cuda;
 use super::machine_arg;
 use super::size;
 use super::sparsity_arg;
 use crate::background::{Background, Setting};
-use crate::device::{Rates, VirtualDevice};
+use crate::device::cuda::Card;
+use crate::device::{Device, Rates, VirtualDevice};
 use crate::engine::{Engine, MigratorCounts};
 use crate::error::{Error, Result};
 use crate::formats::history_file;
+use crate::formats::machine_profile::MachineProfile;
 use crate::formats::placement_file::PlacementFile;
 use crate::lab::place::{Budgeter, place, places};
 use crate::lab::plan::{Footprint, KvPlace, Request, plan};
@@ -22,11 +25,12 @@ use std::path::PathBuf;
 
 #[derive(Args, Clone)]
 pub struct DeviceArgs {
-    /// Where neurons may lie beside main memory: cpu is nowhere else; virtual is a pretended device with a budget, for tests
-    /// and experiments: its results are real, its times are not
+    /// Where neurons may lie beside main memory: cpu is nowhere else; cuda is an NVIDIA card; auto is a card if there is one that
+    /// can be used; virtual is a pretended device with a budget, for tests and experiments: its results are real, its times are not
     #[arg(long, value_enum, default_value_t = DeviceKind::Cpu)]
     device: DeviceKind,
-    /// Room on the device for everything: 8GiB, 8GB, 8192MiB or bytes (`dynamicinfer plan` shows what it holds)
+    /// Room on the device for everything: 8GiB, 8GB, 8192MiB or bytes (`dynamicinfer plan` shows what it holds) [default of cuda:
+    /// most of what is free]
     #[arg(long, value_name = "SIZE", value_parser = size::parse, allow_hyphen_values = true)]
     vram: Option<u64>,
     /// Share of the neurons that may be on the device, above 0 to 1; without --vram it alone sets the budget
@@ -135,7 +139,16 @@ impl Default for DeviceArgs {
 #[derive(clap::ValueEnum, Clone, Copy, PartialEq, Eq)]
 pub enum DeviceKind {
     Cpu,
+    Cuda,
+    Auto,
     Virtual,
+}
+
+/// What an engine gets beside main memory.
+enum Second {
+    Nothing,
+    Virtual,
+    Cuda(Box<Card>),
 }
 
 /// Writes a history, `[layers][ffn]` in the store's order.
@@ -176,6 +189,8 @@ pub struct DeviceReport {
     pub scheduling_share: f64,
     /// A token's FFNs, ms, by the device's clock: with the virtual device the machine profile's estimate and no measurement.
     pub device_clock_ffn_ms: f64,
+    /// Whether that clock is real.
+    pub measured: bool,
     pub budget_bytes: u64,
     pub peak_device_bytes: u64,
 }
@@ -183,7 +198,19 @@ pub struct DeviceReport {
 impl DeviceArgs {
     /// Gives the engine the device that was asked for. After the predictors: their bytes count.
     pub fn apply(&self, engine: &mut Engine, context: usize, kv: KvType) -> Result<Option<InUse>> {
-        if self.device == DeviceKind::Cpu {
+        let second = match self.device {
+            DeviceKind::Cpu => Second::Nothing,
+            DeviceKind::Virtual => Second::Virtual,
+            DeviceKind::Cuda => Second::Cuda(Box::new(Card::open().map_err(cuda::error)?)),
+            DeviceKind::Auto => match Card::open() {
+                Ok(card) => Second::Cuda(Box::new(card)),
+                Err(why) => {
+                    eprintln!("everything runs on the processor: {why}");
+                    return Ok(None);
+                }
+            },
+        };
+        if matches!(second, Second::Nothing) {
             let said = [
                 ("--vram", self.vram.is_some()),
                 ("--ffn-share", self.ffn_share.is_some()),
@@ -191,7 +218,7 @@ impl DeviceArgs {
                 ("--vram-schedule", !self.vram_schedule.is_empty()),
             ];
             if let Some((name, _)) = said.iter().find(|(_, said)| *said) {
-                return Err(Error::Usage(format!("{name} is about a device; add --device virtual")));
+                return Err(Error::Usage(format!("{name} is about a device; add --device cuda (or virtual)")));
             }
             return Ok(None);
         }
@@ -202,7 +229,7 @@ impl DeviceArgs {
         if let Some(share) = self.ffn_share.filter(|s| !(*s > 0.0 && *s <= 1.0)) {
             return Err(Error::Usage(format!("--ffn-share {share}: take a share above 0 and at most 1")));
         }
-        if self.vram.is_none() && self.ffn_share.is_none() {
+        if matches!(second, Second::Virtual) && self.vram.is_none() && self.ffn_share.is_none() {
             return Err(Error::Usage("--device virtual needs a budget: --vram 8GiB, or --ffn-share 0.5".into()));
         }
         let model = &engine.model;
@@ -216,8 +243,12 @@ impl DeviceArgs {
             None => (vec![vec![1; ffn]; layers], 10),
         };
         let machine = machine_arg::find(self.machine.as_deref())?;
+        let vram = match &second {
+            Second::Cuda(card) if self.vram.is_none() && self.ffn_share.is_none() => Some(cuda::most(card, layers)),
+            _ => self.vram,
+        };
         let request = Request {
-            vram: self.vram,
+            vram,
             ram: None,
             ffn_share: self.ffn_share,
             kv: KvPlace::Host,
@@ -248,6 +279,18 @@ impl DeviceArgs {
                 file.layers.into_iter().map(|l| l.neurons).collect()
             }
         };
+        let device: Box<dyn Device> = match second {
+            Second::Cuda(card) => Box::new(cuda::device(*card, plan.budget_bytes)?),
+            Second::Virtual | Second::Nothing => Box::new(self.pretended(plan.budget_bytes, &machine)),
+        };
+        place(engine, device, &plan, &neurons)?;
+        engine.hybrid.as_mut().expect("placed").cache.barrier = self.barrier;
+        let budgeter = Budgeter { footprint, counts, machine, request };
+        self.schedule(engine, &budgeter, tokens, &neurons)?;
+        Ok(Some(InUse { budgeter, schedule: self.vram_schedule.clone(), keep_history: !self.no_history }))
+    }
+
+    fn pretended(&self, budget: u64, machine: &MachineProfile) -> VirtualDevice {
         let rates = Rates {
             device_gb_s: machine.device_gb_s,
             link_gb_s: machine.link_gb_s,
@@ -256,13 +299,8 @@ impl DeviceArgs {
             copy_us: machine.copy_us,
             sync_us: machine.sync_us,
         };
-        let device = VirtualDevice::new(plan.budget_bytes, rates);
-        let device = if let Some(launch) = self.fail_at { device.failing_at(launch) } else { device };
-        place(engine, Box::new(device), &plan, &neurons)?;
-        engine.hybrid.as_mut().expect("placed").cache.barrier = self.barrier;
-        let budgeter = Budgeter { footprint, counts, machine, request };
-        self.schedule(engine, &budgeter, tokens, &neurons)?;
-        Ok(Some(InUse { budgeter, schedule: self.vram_schedule.clone(), keep_history: !self.no_history }))
+        let device = VirtualDevice::new(budget, rates);
+        if let Some(launch) = self.fail_at { device.failing_at(launch) } else { device }
     }
 
     /// Starts the scheduler.
@@ -330,6 +368,7 @@ pub fn report(engine: &Engine) -> Option<DeviceReport> {
         scheduler: hybrid.migrator.as_ref().map(|m| m.counts()),
         scheduling_share: engine.report.scheduler_ns as f64 / engine.report.total_ns().max(1) as f64,
         device_clock_ffn_ms: counters.ffn_ns as f64 / 1e6 / counters.tokens.max(1) as f64,
+        measured: hybrid.cache.device.is_real(),
         budget_bytes: memory.budget,
         peak_device_bytes: memory.peak,
     })

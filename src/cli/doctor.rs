@@ -1,3 +1,4 @@
+use super::cuda;
 use super::settings_arg::{SocketArgs, read};
 use crate::cpu::Kernels;
 use crate::error::Result;
@@ -50,15 +51,8 @@ fn findings(args: &Args) -> Result<Vec<Finding>> {
         ),
         None => add("memory", "note", "the system does not say how much is free".into()),
     }
-    let driver = std::fs::read_to_string("/proc/driver/nvidia/version").ok();
-    match driver.as_deref().and_then(|text| text.lines().next()) {
-        Some(line) => add(
-            "GPU",
-            "note",
-            format!("{}; this version has no GPU code yet, so it stays unused", crate::error::excerpt(line)),
-        ),
-        None => add("GPU", "note", "no NVIDIA driver; everything runs on the processor".into()),
-    }
+    let (verdict, found) = cuda::look();
+    add("GPU", verdict, found);
     let demo =
         crate::config::asset_dirs().into_iter().map(|dir| dir.join("demo/config.json")).find(|file| file.exists());
     match demo {

@@ -1,5 +1,6 @@
 //! The machine that a plan is for: a profile by name, or this one, measured now.
 
+use super::cuda;
 use crate::error::{Error, Result, printable};
 use crate::formats::machine_profile::{MachineProfile, Rate, check_name};
 use crate::lab::measure::{self, Assumed};
@@ -70,7 +71,7 @@ fn measure_now() -> Result<MachineProfile> {
     eprintln!(
         "there is no machine profile; measuring this one for two seconds (`dynamicinfer measure --save {DEFAULT}` keeps it)"
     );
-    let machine = measure::machine("this", crate::config::default_threads(), Assumed::default())?;
+    let machine = measure::machine("this", crate::config::default_threads(), cuda::rates().ok(), Assumed::default())?;
     eprintln!("{}", describe(&machine));
     Ok(machine)
 }

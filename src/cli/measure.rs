@@ -1,3 +1,4 @@
+use super::cuda;
 use super::machine_arg;
 use crate::error::{Error, Result};
 use crate::interrupt;
@@ -6,9 +7,10 @@ use std::path::PathBuf;
 
 /// Measure how fast this machine reads memory: the limit of every decoding speed
 ///
-/// Reads 2 GiB several times per thread count; the best pass counts. --save writes it down with the cost of a call as a
-/// machine profile, which `plan` reads. Device and link are not measured: give them, or a small card is assumed; the profile
-/// says which figures are assumed.
+/// Reads 2 GiB several times per thread count; the best pass counts. An NVIDIA card, if there is one that can be used, is measured,
+/// too: its memory, and copies from and to pinned host memory. --save writes it all down with the cost of a call as a machine
+/// profile, which `plan` reads. Without a card give its figures, or a small one is assumed; the profile says which figures are
+/// assumed.
 #[derive(clap::Args)]
 pub struct Args {
     /// Thread counts to measure [default: 1 and one per core]
@@ -53,7 +55,7 @@ pub fn run(args: Args) -> Result<()> {
     };
     if let Some((name, _)) = &save {
         // A figure that cannot be is refused before anything is measured.
-        profile(name, 1, 1.0, assumed)?;
+        profile(name, 1, 1.0, None, assumed)?;
     }
     let buffer = ReadBuffer::new()?;
     let mut measured = Vec::new();
@@ -70,12 +72,18 @@ pub fn run(args: Args) -> Result<()> {
         }
         measured.push(rate);
     }
-    if args.json {
-        super::print_json(&serde_json::json!({ "read": measured }))?;
+    let card = cuda::rates();
+    match &card {
+        _ if args.json => super::print_json(&serde_json::json!({ "read": measured, "card": card.as_ref().ok() }))?,
+        Ok(card) => super::print(&format!(
+            "card: memory {:.1} GB/s read and written, link {:.2} GB/s there and {:.2} back, {:.1} us for a copy, {:.1} for a wait\n",
+            card.device_gb_s, card.link_gb_s, card.back_gb_s, card.copy_us, card.sync_us
+        ))?,
+        Err(why) => eprintln!("no card was measured: {why}"),
     }
     if let Some((name, path)) = save {
         let fastest = measured.iter().max_by(|a, b| a.gb_per_s.total_cmp(&b.gb_per_s)).expect("one at least");
-        let machine = profile(&name, fastest.threads, fastest.gb_per_s, assumed)?;
+        let machine = profile(&name, fastest.threads, fastest.gb_per_s, card.ok(), assumed)?;
         machine.write(&path)?;
         eprintln!("{}", machine_arg::describe(&machine));
         eprintln!("written to {}", path.display());

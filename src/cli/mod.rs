@@ -9,6 +9,7 @@ mod chat_commands;
 pub mod companions;
 mod completions;
 mod config;
+mod cuda;
 mod daemon_verbs;
 mod device_arg;
 mod doctor;

@@ -6,6 +6,7 @@
 //! A device belongs to the engine's thread. What it may hold is a hard budget: [`Device::alloc`] refuses what is beyond.
 
 mod calls;
+pub mod cuda;
 mod host_room;
 pub mod launch;
 pub mod sparse_ffn;

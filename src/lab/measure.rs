@@ -2,6 +2,8 @@
 
 use crate::clock;
 use crate::cpu::Team;
+use crate::device::cuda::CudaDevice;
+use crate::device::{Device, HostRoom, OutOfMemory, Stream};
 use crate::error::{Error, Result};
 use crate::formats::machine_profile::{MachineProfile, Rate};
 use memmap2::{Advice, MmapMut};
@@ -85,7 +87,84 @@ pub fn call_us(threads: usize) -> f64 {
     times[CALLS / 2].max(1) as f64 / 1e3
 }
 
-/// What is not measured: nothing here speaks to a device yet. `None` takes [`ASSUMED`].
+/// What a card does, measured.
+#[derive(Clone, Copy, Debug, Serialize)]
+pub struct CardRates {
+    /// 10^9 bytes per second that a kernel reads and writes of the card's memory, together.
+    pub device_gb_s: f64,
+    /// From pinned host memory to the card, and back.
+    pub link_gb_s: f64,
+    pub back_gb_s: f64,
+    /// What each small copy takes of its stream, one behind the other.
+    pub copy_us: f64,
+    /// One small copy, put on a stream and waited for.
+    pub sync_us: f64,
+}
+
+/// Bytes of a large copy: beyond any card's caches, twice.
+pub const COPY_BYTES: usize = 256 << 20;
+/// Bytes of a small one, and how many there are: about a neuron block of a small model in q4_0.
+const SMALL_BYTES: usize = 4 << 10;
+const SMALL_COPIES: usize = 256;
+
+/// Measures a card whose budget is at least twice `bytes`, a multiple of 4096; [`COPY_BYTES`] by itself. The best of a few passes.
+///
+/// # Errors
+/// [`Error::Memory`] without room on it, [`Error::Fatal`] if it fails.
+pub fn card(device: &mut CudaDevice, bytes: Option<usize>) -> Result<CardRates> {
+    let bytes = bytes.unwrap_or(COPY_BYTES);
+    let full = |e: OutOfMemory| {
+        Error::Memory(format!(
+            "the card has {} bytes left and measuring it needs {}; close what else uses it",
+            e.left, e.asked
+        ))
+    };
+    let [from, to] = [device.alloc(bytes as u64).map_err(full)?, device.alloc(bytes as u64).map_err(full)?];
+    let mut host = HostRoom::new(bytes / 4);
+    // SAFETY: the room outlives every copy below, each of which is waited for; `release` below ends the pin before the room goes.
+    unsafe { device.pin(host.as_ptr().cast(), bytes, true) };
+    host.fill(1);
+    let best = |device: &mut CudaDevice, work: &mut dyn FnMut(&mut CudaDevice)| {
+        let pass = |_| {
+            let start = clock::now();
+            work(device);
+            device.synchronize(Stream::Compute);
+            start.elapsed().as_secs_f64()
+        };
+        (0..=PASSES).map(pass).fold(f64::INFINITY, f64::min)
+    };
+    let at = host.as_mut_ptr().cast::<u8>();
+    // SAFETY: in the room, and waited for.
+    let link = best(device, &mut |device| unsafe { device.copy_in(Stream::Compute, at, bytes, from, 0) });
+    // SAFETY: as above.
+    let back = best(device, &mut |device| unsafe { device.copy_out(Stream::Compute, from, 0, at, bytes) });
+    let within = best(device, &mut |device| device.copy_within(from, to));
+    let small = SMALL_BYTES.min(bytes);
+    // SAFETY: as above.
+    let one = best(device, &mut |device| unsafe { device.copy_in(Stream::Compute, at, small, from, 0) });
+    let many = best(device, &mut |device| {
+        // SAFETY: as above.
+        (0..SMALL_COPIES).for_each(|_| unsafe { device.copy_in(Stream::Compute, at, small, from, 0) });
+    });
+    device.unpin();
+    device.free(from);
+    device.free(to);
+    if let Some(fault) = device.fault() {
+        return Err(Error::Fatal(fault.0.clone()));
+    }
+    let rate = |bytes: usize, seconds: f64| bytes as f64 / seconds / 1e9;
+    let each_us = (many - one) / (SMALL_COPIES - 1) as f64 * 1e6;
+    Ok(CardRates {
+        device_gb_s: rate(2 * bytes, within),
+        link_gb_s: rate(bytes, link),
+        back_gb_s: rate(bytes, back),
+        // What the bytes themselves take is the link's. A clock may not tell a thousandth.
+        copy_us: (each_us - small as f64 / rate(bytes, link) / 1e3).max(1e-3),
+        sync_us: one * 1e6,
+    })
+}
+
+/// What is not measured. `None` takes the card's, and without a card [`ASSUMED`].
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Assumed {
     pub device_gb_s: Option<f64>,
@@ -100,26 +179,43 @@ pub struct Assumed {
 pub const ASSUMED: [(Rate, f64); 4] =
     [(Rate::DeviceGbS, 360.0), (Rate::LinkGbS, 31.5), (Rate::CopyUs, 10.0), (Rate::SyncUs, 10.0)];
 
-/// A profile of this machine: host memory and calls measured with `threads` threads, device and link assumed. Takes about
-/// two seconds, most of them to fill memory.
+/// A profile of this machine: host memory and calls measured with `threads` threads, device and link those of the card, if there is
+/// one, and assumed otherwise. Takes about two seconds, most of them to fill memory.
 ///
 /// # Errors
 /// [`Error::Usage`] for an assumed figure that cannot be, [`Error::Memory`] without room for the measurement.
-pub fn machine(name: &str, threads: usize, assumed: Assumed) -> Result<MachineProfile> {
+pub fn machine(name: &str, threads: usize, card: Option<CardRates>, assumed: Assumed) -> Result<MachineProfile> {
     let dram_gb_s = ReadBuffer::of(QUICK_BYTES)?.measure(threads).gb_per_s;
-    profile(name, threads, dram_gb_s, assumed)
+    profile(name, threads, dram_gb_s, card, assumed)
 }
 
 /// The same with a read rate that was measured already.
-pub fn profile(name: &str, threads: usize, dram_gb_s: f64, assumed: Assumed) -> Result<MachineProfile> {
+pub fn profile(
+    name: &str,
+    threads: usize,
+    dram_gb_s: f64,
+    card: Option<CardRates>,
+    assumed: Assumed,
+) -> Result<MachineProfile> {
     let given = [assumed.device_gb_s, assumed.link_gb_s, assumed.copy_us, assumed.sync_us];
-    let [device_gb_s, link_gb_s, copy_us, sync_us] = std::array::from_fn(|i| given[i].unwrap_or(ASSUMED[i].1));
+    let found = card.map(|c| [c.device_gb_s, c.link_gb_s, c.copy_us, c.sync_us]);
+    let value = |i: usize| given[i].or(found.map(|found| found[i])).unwrap_or(ASSUMED[i].1);
+    let [device_gb_s, link_gb_s, copy_us, sync_us] = std::array::from_fn(value);
+    // What was given is not what was found.
+    let (mut measured, mut not) = (vec![Rate::DramGbS, Rate::CallUs], Vec::new());
+    for (i, (rate, _)) in ASSUMED.iter().enumerate() {
+        if card.is_some() && given[i].is_none() { measured.push(*rate) } else { not.push(*rate) }
+    }
+    let note = match card {
+        Some(_) => format!("host memory and calls measured with {threads} threads, device and link with its card"),
+        None => format!("host memory and calls measured with {threads} threads, device and link not"),
+    };
     let profile = MachineProfile {
         name: name.to_owned(),
-        note: format!("host memory and calls measured with {threads} threads, device and link not"),
+        note,
         measured_unix: Some(clock::unix_seconds()),
-        measured: vec![Rate::DramGbS, Rate::CallUs],
-        assumed: ASSUMED.map(|(rate, _)| rate).to_vec(),
+        measured,
+        assumed: not,
         dram_gb_s,
         device_gb_s,
         link_gb_s,

@@ -188,7 +188,7 @@ fn device(engine: &Engine, metrics: &mut Metrics) {
     put(metrics, "gpu_neurons_per_token", report.hits as f64 / tokens);
     put(metrics, "cpu_neurons_per_token", report.misses as f64 / tokens);
     put(metrics, "moves_per_token", report.migrations as f64 / tokens);
-    put(metrics, "virtual_ffn_ms", report.device_clock_ffn_ms);
+    put(metrics, if report.measured { "device_ffn_ms" } else { "virtual_ffn_ms" }, report.device_clock_ffn_ms);
     put(metrics, "peak_device_bytes", report.peak_device_bytes as f64);
     put(metrics, "budget_bytes", report.budget_bytes as f64);
 }
@@ -202,7 +202,7 @@ fn bench(settings: &[(String, Value)], metrics: &mut Metrics) -> Result<()> {
     let unknown = ReadBandwidth { threads: engine.threads(), gb_per_s: f64::NAN, worst_gb_per_s: f64::NAN };
     let rows = speed(&mut engine, &options, unknown)?;
     // The time of a pretended device's own work is no speed of anything.
-    let real = engine.hybrid.is_none();
+    let real = engine.hybrid.as_ref().is_none_or(|h| h.cache.device.is_real());
     for row in rows {
         let decode = row.n_gen > 0;
         if real {

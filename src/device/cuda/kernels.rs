@@ -1,0 +1,233 @@
+//! From embedded sources to functions of the card: compiled for it by NVRTC at first use and kept on disk, or the embedded PTX,
+//! which the driver compiles.
+
+use super::driver::{CUfunction, CUmodule, Code, Driver, INVALID_IMAGE, NO_BINARY_FOR_GPU, NOT_FOUND, Refusal};
+use super::nvrtc::Nvrtc;
+use crate::device::launch::Kernel;
+use crate::formats::temporary;
+use std::ffi::CString;
+use std::path::{Path, PathBuf};
+use xxhash_rust::xxh3::xxh3_128;
+
+/// A translation unit.
+#[derive(Clone, Copy)]
+pub struct Source {
+    /// As messages and the cache name it.
+    pub name: &'static str,
+    pub text: &'static str,
+    /// What NVRTC made of it for compute_75, the oldest cards that are supported.
+    pub ptx: &'static str,
+}
+
+macro_rules! source {
+    ($name:literal) => {
+        Source {
+            name: $name,
+            text: include_str!(concat!("../../../kernels/", $name, ".cu")),
+            ptx: include_str!(concat!("../../../kernels/ptx/", $name, ".ptx")),
+        }
+    };
+}
+
+/// All of `kernels/`.
+pub const SOURCES: [Source; 13] = [
+    source!("add"),
+    source!("append"),
+    source!("attend"),
+    source!("copy"),
+    source!("gather"),
+    source!("linear"),
+    source!("matmul"),
+    source!("norm"),
+    source!("quantize"),
+    source!("sample"),
+    source!("select"),
+    source!("sign_scores"),
+    source!("sparse_ffn"),
+];
+
+/// What they include, by the names that they do.
+const HEADERS: [(&str, &str); 2] = [
+    ("common.cuh", include_str!("../../../kernels/common.cuh")),
+    ("rows.cuh", include_str!("../../../kernels/rows.cuh")),
+];
+
+/// As `kernels/` is written for: one rounding is one operation.
+const OPTIONS: [&str; 2] = ["--std=c++17", "--fmad=false"];
+
+/// Where kernels may come from.
+#[derive(Clone, Debug, Default)]
+pub struct Delivery {
+    /// Where machine code is kept; `None` compiles each time.
+    pub cache: Option<PathBuf>,
+    /// Files that may be NVRTC, before the names that the system knows it by.
+    pub nvrtc: Vec<PathBuf>,
+}
+
+/// How the kernels came to be, for people: "compiled by NVRTC 12.4 for sm_86".
+pub type Origin = String;
+
+/// The modules, and the functions by [`Kernel::index`].
+pub struct Kernels {
+    modules: Vec<CUmodule>,
+    functions: Vec<CUfunction>,
+    pub origin: Origin,
+}
+
+impl Kernels {
+    /// `arch` is the card's compute capability, 86 for 8.6; `driver_version` as the driver tells it, 12020 for 12.2.
+    ///
+    /// # Errors
+    /// What the driver said to the last way that there was.
+    pub fn load(driver: &Driver, delivery: &Delivery, arch: u32, driver_version: u32) -> Result<Kernels, Refusal> {
+        // Machine code of a compiler that is a major version ahead is not for this driver.
+        let nvrtc = Nvrtc::find(&delivery.nvrtc).filter(|nvrtc| nvrtc.version.0 <= driver_version / 1000);
+        if let Some(nvrtc) = &nvrtc {
+            let compiler = Compiler { nvrtc, arch, cache: delivery.cache.as_deref() };
+            match compiler.load(driver) {
+                Ok(kernels) => return Ok(kernels),
+                Err(why) => tracing::warn!("the kernels could not be compiled, the embedded ones are taken: {why}"),
+            }
+        }
+        let add = |kernels: &mut Kernels, source: &Source| {
+            let ptx = CString::new(source.ptx).expect("PTX is text");
+            kernels.add(driver, ptx.as_bytes_with_nul())
+        };
+        Kernels::of("from the embedded PTX".into(), driver, add)
+    }
+
+    /// Those that `add` adds for each source, with all functions found; nothing is left if something fails.
+    fn of<E: From<Refusal>>(
+        origin: Origin,
+        driver: &Driver,
+        add: impl Fn(&mut Kernels, &Source) -> Result<(), E>,
+    ) -> Result<Kernels, E> {
+        let mut kernels = Kernels { modules: Vec::new(), functions: Vec::new(), origin };
+        let added = SOURCES.iter().try_for_each(|source| add(&mut kernels, source));
+        match added.and_then(|()| Ok(kernels.find(driver)?)) {
+            Ok(()) => Ok(kernels),
+            Err(error) => {
+                kernels.unload(driver);
+                Err(error)
+            }
+        }
+    }
+
+    fn add(&mut self, driver: &Driver, image: &[u8]) -> Result<(), Refusal> {
+        let mut module = std::ptr::null_mut();
+        // SAFETY: an image is PTX that ends with a zero, or machine code that tells its own length.
+        let code = unsafe { (driver.f.module_load)(&mut module, image.as_ptr().cast()) };
+        driver.check("load the kernels", code)?;
+        self.modules.push(module);
+        Ok(())
+    }
+
+    fn find(&mut self, driver: &Driver) -> Result<(), Refusal> {
+        for name in Kernel::names() {
+            let symbol = CString::new(name).expect("a kernel's name has no zero");
+            let mut function = std::ptr::null_mut();
+            let mut code = NOT_FOUND;
+            for &module in &self.modules {
+                // SAFETY: the module is there; it writes a handle.
+                code = unsafe { (driver.f.function)(&mut function, module, symbol.as_ptr()) };
+                if code != NOT_FOUND {
+                    break;
+                }
+            }
+            driver.check("find a kernel in its module", code)?;
+            self.functions.push(function);
+        }
+        Ok(())
+    }
+
+    pub fn function(&self, kernel: Kernel) -> CUfunction {
+        self.functions[kernel.index()]
+    }
+
+    pub fn unload(self, driver: &Driver) {
+        for module in self.modules {
+            // SAFETY: loaded here, and nothing runs any more.
+            unsafe { (driver.f.module_unload)(module) };
+        }
+    }
+}
+
+/// NVRTC for one card.
+struct Compiler<'a> {
+    nvrtc: &'a Nvrtc,
+    arch: u32,
+    cache: Option<&'a Path>,
+}
+
+/// In words: what happened is told, and then the embedded PTX is taken.
+struct Why(String);
+
+impl From<Refusal> for Why {
+    fn from(refusal: Refusal) -> Why {
+        Why(refusal.to_string())
+    }
+}
+
+impl Compiler<'_> {
+    fn load(&self, driver: &Driver) -> Result<Kernels, String> {
+        let (major, minor) = self.nvrtc.version;
+        let origin = format!("compiled by NVRTC {major}.{minor} for sm_{}", self.arch);
+        Kernels::of(origin, driver, |kernels, source| self.add(driver, source, kernels)).map_err(|Why(why)| why)
+    }
+
+    fn add(&self, driver: &Driver, source: &Source, to: &mut Kernels) -> Result<(), Why> {
+        let options = OPTIONS.map(String::from).into_iter().chain([format!("--gpu-architecture=sm_{}", self.arch)]);
+        let options: Vec<String> = options.collect();
+        let kept = self.cache.map(|dir| dir.join(self.file_name(source, &options)));
+        if let Some(image) = kept.as_deref().and_then(read) {
+            match to.add(driver, &image) {
+                // Whole, and yet nothing for this driver: it is compiled again.
+                Err(refusal) if is_no_image(refusal.code) => {}
+                added => return Ok(added?),
+            }
+        }
+        let image = self.nvrtc.compile(source.name, source.text, &HEADERS, &options).map_err(Why)?;
+        to.add(driver, &image)?;
+        if let Some(path) = kept {
+            // Without it the next start takes a second longer.
+            write(&path, &image).unwrap_or_else(|why| tracing::warn!("the compiled kernels are not kept: {why}"));
+        }
+        Ok(())
+    }
+
+    /// Names everything that machine code depends on.
+    fn file_name(&self, source: &Source, options: &[String]) -> String {
+        let (major, minor) = self.nvrtc.version;
+        let mut all = format!("NVRTC {major}.{minor}\0{}\0{}\0{}\0", options.join("\0"), source.name, source.text);
+        HEADERS.iter().for_each(|(name, text)| all += &format!("{name}\0{text}\0"));
+        format!("{}-sm_{}-{:032x}.cubin", source.name, self.arch, xxh3_128(all.as_bytes()))
+    }
+}
+
+const fn is_no_image(code: Code) -> bool {
+    matches!(code, INVALID_IMAGE | NO_BINARY_FOR_GPU)
+}
+
+/// A kept file: this, the content's xxh3 of 128 bits, the content.
+const MAGIC: &[u8; 8] = b"DINFCUB1";
+const HEADER: usize = MAGIC.len() + 16;
+/// Machine code of some ten kernels is below a megabyte.
+const LONGEST: u64 = 64 << 20;
+
+/// A kept file's content; `None` if it is not there or damaged.
+fn read(path: &Path) -> Option<Vec<u8>> {
+    if std::fs::metadata(path).ok()?.len() > LONGEST {
+        return None;
+    }
+    let mut bytes = std::fs::read(path).ok()?;
+    let whole = bytes.get(..HEADER)?.starts_with(MAGIC)
+        && bytes[MAGIC.len()..HEADER] == xxh3_128(&bytes[HEADER..]).to_le_bytes();
+    whole.then(|| bytes.split_off(HEADER))
+}
+
+fn write(path: &Path, content: &[u8]) -> Result<(), String> {
+    let dir = path.parent().expect("a file in the cache's directory");
+    std::fs::create_dir_all(dir).map_err(|e| format!("{}: {e}", dir.display()))?;
+    let whole = [MAGIC, &xxh3_128(content).to_le_bytes()[..], content].concat();
+    temporary::write_whole(path, &whole).map_err(|e| e.to_string())
+}

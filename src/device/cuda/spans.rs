@@ -1,0 +1,96 @@
+//! How long a stream was busy, by pairs of events around each stretch of its work.
+
+use super::driver::{CUevent, CUstream, Code, Driver, Refusal, SUCCESS};
+
+/// Stretches that are under way or not looked at yet; with more, neighbours count as one.
+const PAIRS: usize = 64;
+
+pub struct Spans {
+    /// A ring: begin and end of each stretch.
+    pairs: Vec<[CUevent; 2]>,
+    first: usize,
+    /// Those whose end was recorded.
+    closed: usize,
+    open: bool,
+    pub busy_ns: u64,
+}
+
+impl Spans {
+    /// Without events: only to be replaced.
+    pub const fn none() -> Spans {
+        Spans { pairs: Vec::new(), first: 0, closed: 0, open: false, busy_ns: 0 }
+    }
+
+    pub fn new(driver: &Driver) -> Result<Spans, Refusal> {
+        let mut spans = Spans { pairs: Vec::with_capacity(PAIRS), ..Spans::none() };
+        for _ in 0..PAIRS {
+            let mut pair = [std::ptr::null_mut(); 2];
+            for event in &mut pair {
+                // SAFETY: it writes a handle. Flags of 0: with time stamps.
+                let made = driver.check("make an event", unsafe { (driver.f.event_create)(event, 0) });
+                if let Err(refusal) = made {
+                    spans.pairs.push(pair);
+                    spans.destroy(driver);
+                    return Err(refusal);
+                }
+            }
+            spans.pairs.push(pair);
+        }
+        Ok(spans)
+    }
+
+    /// Before work is put on the stream.
+    pub fn begin(&mut self, driver: &Driver, stream: CUstream) -> Code {
+        if self.open {
+            return SUCCESS;
+        }
+        if self.closed == PAIRS {
+            self.look(driver);
+        }
+        self.open = true;
+        if self.closed == PAIRS {
+            // The last stretch goes on.
+            self.closed -= 1;
+            return SUCCESS;
+        }
+        // SAFETY: event and stream are there.
+        unsafe { (driver.f.event_record)(self.pairs[(self.first + self.closed) % PAIRS][0], stream) }
+    }
+
+    /// After it.
+    pub fn end(&mut self, driver: &Driver, stream: CUstream) -> Code {
+        if !std::mem::take(&mut self.open) {
+            return SUCCESS;
+        }
+        let event = self.pairs[(self.first + self.closed) % PAIRS][1];
+        self.closed += 1;
+        // SAFETY: event and stream are there.
+        unsafe { (driver.f.event_record)(event, stream) }
+    }
+
+    /// Adds up the stretches that are over. A failure shows where the stream is waited for.
+    pub fn look(&mut self, driver: &Driver) {
+        // The last pair may be extended, which would record its end again.
+        while self.closed > 0 {
+            let [begin, end] = self.pairs[self.first];
+            let mut ms = 0f32;
+            // SAFETY: events that were recorded; it writes one number.
+            let over = unsafe {
+                (driver.f.event_query)(end) == SUCCESS && (driver.f.event_elapsed)(&mut ms, begin, end) == SUCCESS
+            };
+            if !over {
+                return;
+            }
+            self.busy_ns += (f64::from(ms) * 1e6) as u64;
+            self.first = (self.first + 1) % PAIRS;
+            self.closed -= 1;
+        }
+    }
+
+    pub fn destroy(&mut self, driver: &Driver) {
+        for event in self.pairs.drain(..).flatten().filter(|event| !event.is_null()) {
+            // SAFETY: made here, and not used again.
+            unsafe { (driver.f.event_destroy)(event) };
+        }
+    }
+}
