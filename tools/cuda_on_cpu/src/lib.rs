@@ -6,6 +6,8 @@
 //!
 //! From C the same is `cuda_on_cpu_kernel` and `cuda_on_cpu_launch`.
 
+mod stand_in;
+
 use std::ffi::{CStr, CString, c_char, c_int, c_uint, c_void};
 
 /// A kernel as the shim knows it.

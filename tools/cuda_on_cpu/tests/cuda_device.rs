@@ -1,0 +1,442 @@
+//! The laws of a device, kept by `CudaDevice` on the stand-in for the driver: the same that `tests/device.rs` holds for the virtual one.
+//! Each test is a process of its own, with a card as its environment says.
+
+mod common;
+
+use common::{Machine, StandIn, on};
+use dynamicinfer::device::cuda::{Card, CudaDevice, Delivery, Options, Unusable};
+use dynamicinfer::device::{Buffer, Device, Event, HostRoom, Memory, OutOfMemory, Stream};
+use dynamicinfer::prng::Prng;
+use std::time::Duration;
+
+const MIB: u64 = 1 << 20;
+
+fn options(budget: u64) -> Options {
+    Options { budget, delivery: Delivery::default(), pinnable: u64::MAX, patience: Duration::from_secs(60) }
+}
+
+fn device(budget: u64) -> CudaDevice {
+    CudaDevice::new(Card::open().unwrap(), &options(budget)).unwrap()
+}
+
+fn put(device: &mut CudaDevice, stream: Stream, from: &[u32], to: Buffer, at: u64) {
+    // SAFETY: every test here keeps what it copies until it has synchronised.
+    unsafe { device.copy_in(stream, from.as_ptr().cast(), size_of_val(from), to, at) };
+}
+
+fn get(device: &mut CudaDevice, stream: Stream, from: Buffer, at: u64, to: &mut [u32]) {
+    // SAFETY: as above.
+    unsafe { device.copy_out(stream, from, at, to.as_mut_ptr().cast(), size_of_val(to)) };
+}
+
+fn content(device: &mut CudaDevice, buffer: Buffer) -> Vec<u32> {
+    let mut out = vec![0; buffer.bytes as usize / 4];
+    get(device, Stream::Compute, buffer, 0, &mut out);
+    device.synchronize(Stream::Compute);
+    out
+}
+
+/// Pinned words.
+fn room(device: &mut CudaDevice, words: usize) -> HostRoom {
+    let room = HostRoom::new(words);
+    // SAFETY: the tests drop the device first.
+    unsafe { device.pin(room.as_ptr().cast(), words * 4, true) };
+    assert_eq!(device.pinned().refused, 0);
+    room
+}
+
+/// After everything: nothing of the card is held.
+fn nothing_is_left(device: CudaDevice) {
+    assert_eq!(device.fault(), None);
+    drop(device);
+    assert_eq!(StandIn::new().left(), "");
+}
+
+#[test]
+fn the_budget_holds_to_the_byte_and_everything_is_given_back() {
+    on(&Machine::new(), "the_budget_holds_to_the_byte_and_everything_is_given_back", &[], || {
+        let mut rng = Prng::new(1);
+        let budget = 10_007;
+        let mut device = device(budget);
+        let (mut held, mut used, mut peak): (Vec<Buffer>, u64, u64) = (Vec::new(), 0, 0);
+        for _ in 0..600 {
+            if rng.below(3) == 0 && !held.is_empty() {
+                let buffer = held.swap_remove(rng.below(held.len() as u64) as usize);
+                used -= buffer.bytes;
+                device.free(buffer);
+            } else {
+                let left = budget - used;
+                let bytes = [rng.below(3000), left, left + 1][rng.below(3) as usize];
+                let got = if rng.below(2) == 0 { device.alloc(bytes) } else { device.reserve(bytes) };
+                match got {
+                    Ok(buffer) => {
+                        assert!(bytes <= left && buffer.bytes == bytes);
+                        held.push(buffer);
+                        (used, peak) = (used + bytes, peak.max(used + bytes));
+                    }
+                    Err(error) => assert_eq!((error, bytes > left), (OutOfMemory { asked: bytes, left }, true)),
+                }
+            }
+            assert_eq!(device.memory(), Memory { budget, used, peak });
+        }
+        assert_eq!(peak, budget);
+        nothing_is_left(device);
+    });
+}
+
+#[test]
+fn new_memory_is_zero_and_begins_a_cache_line() {
+    on(&Machine::new(), "new_memory_is_zero_and_begins_a_cache_line", &[], || {
+        let mut device = device(64 * MIB);
+        for bytes in [4, 100, 64, 5 * MIB] {
+            let buffer = device.alloc(bytes).unwrap();
+            assert!(content(&mut device, buffer).iter().all(|&v| v == 0));
+            let growable = device.alloc_growable(bytes, 7 * MIB).unwrap();
+            assert!(content(&mut device, growable).iter().all(|&v| v == 0));
+        }
+        nothing_is_left(device);
+    });
+}
+
+/// With a card that runs what is asked for and nothing more, pinned memory is read when the copy's turn comes, and not before.
+#[test]
+fn nothing_runs_when_it_is_put_on_a_stream() {
+    on(&Machine::new(), "nothing_runs_when_it_is_put_on_a_stream", &[("CUDA_ON_CPU_LAZY", "1")], || {
+        for stream in Stream::ALL {
+            let mut device = device(64 * MIB);
+            let buffer = device.alloc(16).unwrap();
+            let (mut from, mut back) = (room(&mut device, 4), room(&mut device, 4));
+            from.fill(1);
+            put(&mut device, stream, &from, buffer, 0);
+            get(&mut device, stream, buffer, 0, &mut back);
+            from.fill(2);
+            assert_eq!(&back[..], [0; 4]);
+            device.synchronize(stream);
+            assert_eq!(&back[..], [2; 4], "the copy read the host's memory before it was its turn");
+            drop(device);
+        }
+    });
+}
+
+#[test]
+fn a_stream_keeps_its_order_and_an_event_means_the_mark_that_was_recorded_last() {
+    let name = "a_stream_keeps_its_order_and_an_event_means_the_mark_that_was_recorded_last";
+    on(&Machine::new(), name, &[("CUDA_ON_CPU_LAZY", "1")], || {
+        let mut device = device(64 * MIB);
+        let (buffer, event) = (device.alloc(4 * MIB).unwrap(), device.event());
+        assert!(device.is_done(event), "an event is done until it is recorded");
+        let words = MIB as usize;
+        let (mut from, mut seen) = (room(&mut device, words), room(&mut device, words));
+        from.fill(9);
+        put(&mut device, Stream::Copy, &from, buffer, 0);
+        device.record(Stream::Copy, event);
+        device.wait(Stream::Compute, event);
+        // Recorded again behind the wait: the wait does not mean this one.
+        (0..3).for_each(|_| put(&mut device, Stream::Copy, &from, buffer, 0));
+        let second: Event = event;
+        device.record(Stream::Copy, second);
+        get(&mut device, Stream::Compute, buffer, 0, &mut seen);
+        device.synchronize(Stream::Compute);
+        assert_eq!(&seen[..], &from[..]);
+        // The first copy was waited for; the other three and the mark behind them nobody has asked for.
+        assert!(!device.is_done(event), "the second mark is not done");
+        device.synchronize_event(event);
+        assert!(device.is_done(event));
+        let totals = device.totals();
+        assert_eq!((totals.copies, totals.migrated_bytes, totals.link_bytes), (5, 16 * MIB, [16 * MIB, 4 * MIB]));
+        assert!(totals.busy_ns.iter().all(|&ns| ns > 0), "{totals:?}");
+        drop(device);
+        assert_eq!(StandIn::new().left(), "");
+    });
+}
+
+/// Copies of a fifth of a second each: while they are on their way, the other stream works and the host is asked for nothing.
+#[test]
+fn a_copy_from_pinned_memory_runs_beside_everything_else() {
+    let name = "a_copy_from_pinned_memory_runs_beside_everything_else";
+    on(&Machine::new(), name, &[("CUDA_ON_CPU_LINK_MB_S", "40")], || {
+        let mut device = device(64 * MIB);
+        let (large, small, landed) = (device.alloc(8 * MIB).unwrap(), device.alloc(4).unwrap(), device.event());
+        let (load, mut one) = (room(&mut device, 2 * MIB as usize), room(&mut device, 1));
+        put(&mut device, Stream::Copy, &load, large, 0);
+        device.record(Stream::Copy, landed);
+        for i in 0..50 {
+            one[0] = i;
+            put(&mut device, Stream::Compute, &one, small, 0);
+            device.synchronize(Stream::Compute);
+        }
+        assert!(!device.is_done(landed), "the compute stream waited for a copy that it was not told to wait for");
+        let before = device.totals();
+        device.synchronize(Stream::Copy);
+        assert!(device.is_done(landed));
+        let after = device.totals();
+        let rate = after.migrated_bytes as f64 / after.busy_ns[Stream::Copy as usize] as f64;
+        assert!((0.02..0.041).contains(&rate), "{rate} GB/s over a link of 0.04");
+        assert!(after.waited_ns > before.waited_ns);
+        drop(device);
+    });
+}
+
+#[test]
+fn pinned_pieces_and_what_lies_between_them_are_copied_whole() {
+    on(&Machine::new(), "pinned_pieces_and_what_lies_between_them_are_copied_whole", &[], || {
+        let mut device = device(64 * MIB);
+        let mut host = HostRoom::new(5 * 1024);
+        host.iter_mut().enumerate().for_each(|(i, word)| *word = i as u32);
+        let page = |i: usize| &host[i * 1024..(i + 1) * 1024];
+        // The first two overlap by a page; the fourth is not pinned.
+        for range in [0..2, 1..3, 4..5] {
+            let pages = &host[range.start * 1024..range.end * 1024];
+            // SAFETY: the host's memory outlives the device.
+            unsafe { device.pin(pages.as_ptr().cast(), size_of_val(pages), false) };
+        }
+        assert_eq!((device.pinned().pinned, device.pinned().refused), (4 * 4096, 0));
+        assert_eq!(page(3).len(), 1024);
+        let buffer = device.alloc(5 * 4096).unwrap();
+        for (first, words) in [(0, 5 * 1024), (1000, 3000), (2047, 2), (3071, 1026), (4095, 1)] {
+            let fresh = vec![0u32; 5 * 1024];
+            put(&mut device, Stream::Copy, &fresh, buffer, 0);
+            put(&mut device, Stream::Copy, &host[first..first + words], buffer, first as u64 * 4);
+            device.synchronize(Stream::Copy);
+            let seen = content(&mut device, buffer);
+            let right = |i: usize| if (first..first + words).contains(&i) { i as u32 } else { 0 };
+            assert!((0..5 * 1024).all(|i| seen[i] == right(i)), "{words} words from {first}");
+        }
+        nothing_is_left(device);
+    });
+}
+
+/// The engine must not wait for a copy, whatever the system thinks of pinning the model's file.
+#[test]
+fn what_cannot_be_pinned_goes_through_a_ring_of_pinned_memory() {
+    let name = "what_cannot_be_pinned_goes_through_a_ring_of_pinned_memory";
+    on(&Machine::new(), name, &[("CUDA_ON_CPU_PINS", "0"), ("CUDA_ON_CPU_LINK_MB_S", "400")], || {
+        let mut device = device(64 * MIB);
+        let words = 15 * MIB as usize / 4 + 1;
+        let from: Vec<u32> = (0..words as u32).collect();
+        // SAFETY: the host's memory outlives the device.
+        unsafe { device.pin(from.as_ptr().cast(), words * 4, false) };
+        assert!(device.pinned().refused >= words as u64 * 4 && device.pinned().staging == 32 * MIB);
+        let (buffer, landed) = (device.alloc(words as u64 * 4).unwrap(), device.event());
+        put(&mut device, Stream::Copy, &from, buffer, 0);
+        device.record(Stream::Copy, landed);
+        assert!(!device.is_done(landed), "the call waited for the copy");
+        // Four times around the ring.
+        (0..6).for_each(|_| put(&mut device, Stream::Copy, &from, buffer, 0));
+        device.synchronize(Stream::Copy);
+        assert_eq!(content(&mut device, buffer), from);
+        nothing_is_left(device);
+    });
+}
+
+fn shrinks_and_grows(gives_back: bool) {
+    let card = Card::open().unwrap();
+    assert_eq!(card.gives_back_in_part(), gives_back);
+    let mut device = CudaDevice::new(card, &options(64 * MIB)).unwrap();
+    let kernels = device.taken();
+    let buffer = device.alloc_growable(24 * MIB, 48 * MIB).unwrap();
+    let from: Vec<u32> = (1..=6 * MIB as u32).collect();
+    put(&mut device, Stream::Copy, &from, buffer, 0);
+    let small = device.resize(buffer, 5 * MIB).unwrap();
+    assert_eq!((device.memory().used, small.bytes), (5 * MIB, 5 * MIB));
+    // Whole chunks of 2 MiB, where there are chunks.
+    assert_eq!(device.taken() - kernels, if gives_back { 6 * MIB } else { 5 * MIB });
+    let large = device.resize(small, 48 * MIB).unwrap();
+    assert_eq!(device.taken() - kernels, 48 * MIB);
+    let seen = content(&mut device, large);
+    let kept = 5 * MIB as usize / 4;
+    assert_eq!(seen[..kept], from[..kept], "what stays keeps its content");
+    assert!(seen[kept..].iter().all(|&v| v == 0), "new bytes are zero");
+    assert_eq!(device.resize(large, 64 * MIB + 1), Err(OutOfMemory { asked: 16 * MIB + 1, left: 16 * MIB }));
+    let none = device.resize(large, 0).unwrap();
+    assert_eq!(device.taken(), kernels);
+    device.free(none);
+    nothing_is_left(device);
+}
+
+#[test]
+fn a_buffer_that_shrinks_gives_its_chunks_back() {
+    on(&Machine::new(), "a_buffer_that_shrinks_gives_its_chunks_back", &[], || shrinks_and_grows(true));
+}
+
+#[test]
+fn without_chunks_a_buffer_moves_when_it_is_resized() {
+    let card = [("CUDA_ON_CPU_CHUNKS", "0")];
+    on(&Machine::new(), "without_chunks_a_buffer_moves_when_it_is_resized", &card, || shrinks_and_grows(false));
+}
+
+/// Half of the card is in use and there is no room for both sizes at once: shrinking must go all the same.
+#[test]
+fn without_chunks_a_full_card_can_still_be_given_back() {
+    let card = [("CUDA_ON_CPU_CHUNKS", "0"), ("CUDA_ON_CPU_MEMORY", "20000000")];
+    on(&Machine::new(), "without_chunks_a_full_card_can_still_be_given_back", &card, || {
+        let mut device = device(18 * MIB);
+        let buffer = device.alloc_growable(14 * MIB, 16 * MIB).unwrap();
+        let from: Vec<u32> = (1..=14 * MIB as u32 / 4).collect();
+        put(&mut device, Stream::Copy, &from, buffer, 0);
+        let less = device.resize(buffer, 10 * MIB).unwrap();
+        assert_eq!(content(&mut device, less), from[..10 * MIB as usize / 4]);
+        // Growing would need both.
+        assert!(device.resize(less, 12 * MIB).is_err());
+        assert_eq!(content(&mut device, less), from[..10 * MIB as usize / 4], "it stays as it was");
+        nothing_is_left(device);
+    });
+}
+
+#[test]
+fn what_is_not_there_cannot_be_used() {
+    on(&Machine::new(), "what_is_not_there_cannot_be_used", &[], || {
+        let mut device = device(MIB);
+        let (buffer, gone, counted) = (device.alloc(16).unwrap(), device.alloc(4).unwrap(), device.reserve(4).unwrap());
+        device.free(gone);
+        let mut said = |to: Buffer, at: u64| {
+            let run = std::panic::AssertUnwindSafe(|| put(&mut device, Stream::Compute, &[1, 2], to, at));
+            *std::panic::catch_unwind(run).expect_err("it was done").downcast::<String>().unwrap()
+        };
+        assert_eq!(said(gone, 0), "buffer 1 was freed, or never was");
+        assert_eq!(said(buffer, 12), "8 bytes at 12 are not in buffer 0 of 16");
+        assert_eq!(said(buffer, u64::MAX), format!("8 bytes at {} are not in buffer 0 of 16", u64::MAX));
+        assert_eq!(said(counted, 0), "buffer 2 is reserved: it is not the device's to copy");
+        nothing_is_left(device);
+    });
+}
+
+/// Each call that may be refused is, once: what was taken before is given back, and the reason is the driver's.
+#[test]
+fn out_of_memory_at_any_call_gives_everything_back() {
+    on(&Machine::new(), "out_of_memory_at_any_call_gives_everything_back", &[], || {
+        let stand_in = StandIn::new();
+        let build = || -> Result<(), String> {
+            let card = Card::open().map_err(|why| why.to_string())?;
+            let mut device = CudaDevice::new(card, &options(64 * MIB)).map_err(|why| why.to_string())?;
+            let host = HostRoom::new(4096);
+            // SAFETY: dropped after the device's end below.
+            unsafe { device.pin(host.as_ptr().cast(), 4096 * 4, false) };
+            let mut built = || -> Result<(), OutOfMemory> {
+                let plain = device.alloc(100)?;
+                let growable = device.alloc_growable(9 * MIB, 30 * MIB)?;
+                let growable = device.resize(growable, 17 * MIB)?;
+                device.free(plain);
+                device.resize(growable, MIB).map(|_| ())
+            };
+            let answer = built().map_err(|e| format!("{e:?}"));
+            let fault = device.fault().cloned();
+            drop(device);
+            drop(host);
+            answer.and(fault.map_or(Ok(()), |fault| Err(fault.0)))
+        };
+        build().unwrap();
+        let functions = [
+            "cuDevicePrimaryCtxRetain",
+            "cuStreamCreateWithPriority",
+            "cuEventCreate",
+            "cuModuleLoadData",
+            "cuMemAlloc_v2",
+            "cuMemAddressReserve",
+            "cuMemCreate",
+            "cuMemMap",
+            "cuMemSetAccess",
+        ];
+        let mut failed = 0;
+        for function in functions {
+            stand_in.fail("");
+            build().unwrap();
+            let calls = stand_in.calls(function);
+            assert!(calls > 0, "{function} is not called");
+            for call in 1..=calls {
+                stand_in.fail(&format!("{function}:{call}=2"));
+                let said = build().expect_err(function);
+                assert!(said.contains("out of memory") || said.contains("OutOfMemory"), "{function} {call}: {said}");
+                assert_eq!(stand_in.left(), "", "{function} {call}: {said}");
+                failed += 1;
+            }
+        }
+        assert!(failed > 150, "only {failed} calls");
+        // Memory that cannot be pinned is no failure.
+        stand_in.fail("cuMemHostRegister_v2:1=2");
+        build().unwrap();
+    });
+}
+
+#[test]
+fn a_budget_beyond_what_is_free_is_refused_with_the_figure() {
+    let card = [("CUDA_ON_CPU_MEMORY", "1000000")];
+    on(&Machine::new(), "a_budget_beyond_what_is_free_is_refused_with_the_figure", &card, || {
+        let refused = CudaDevice::new(Card::open().unwrap(), &options(1_000_001)).err().unwrap();
+        assert_eq!(refused, Unusable::Full { asked: 1_000_001, left: 1_000_000 });
+        assert_eq!(
+            refused.to_string(),
+            "the card has 1000000 bytes free and 1000001 more are needed; close what else uses it, or give a smaller --vram"
+        );
+        let mut device = device(900_000);
+        let buffer = device.alloc(600_000).unwrap();
+        assert_eq!(device.set_budget(1_100_000), Err(OutOfMemory { asked: 500_000, left: 400_000 }));
+        assert_eq!(device.set_budget(500_000), Err(OutOfMemory { asked: 600_000, left: 500_000 }));
+        device.set_budget(700_000).unwrap();
+        assert_eq!(device.memory(), Memory { budget: 700_000, used: 600_000, peak: 600_000 });
+        device.free(buffer);
+        nothing_is_left(device);
+    });
+}
+
+/// An error that the card keeps for good: nothing waits, nothing is done, the first reason stays.
+#[test]
+fn after_a_fault_nothing_runs_and_nothing_waits() {
+    on(&Machine::new(), "after_a_fault_nothing_runs_and_nothing_waits", &[], || {
+        let stand_in = StandIn::new();
+        for function in ["cuMemcpyHtoDAsync_v2", "cuMemcpyDtoHAsync_v2", "cuEventRecord", "cuStreamQuery"] {
+            stand_in.fail("");
+            let mut device = device(64 * MIB);
+            let (buffer, event) = (device.alloc(64).unwrap(), device.event());
+            let (from, mut back) = (room(&mut device, 16), room(&mut device, 16));
+            stand_in.fail(&format!("{function}:2=700"));
+            for _ in 0..3 {
+                put(&mut device, Stream::Copy, &from, buffer, 0);
+                get(&mut device, Stream::Copy, buffer, 0, &mut back);
+                device.record(Stream::Copy, event);
+                device.synchronize(Stream::Copy);
+            }
+            // Whatever is asked next learns of it: a copy, a mark or a wait.
+            let said = &device.fault().expect(function).0;
+            let (first, rest) = said.split_once(": an illegal").expect(said);
+            assert!(first.starts_with("CUDA on the CPU: the driver could not "), "{said}");
+            assert_eq!(
+                rest,
+                " memory access was encountered (CUDA_ERROR_ILLEGAL_ADDRESS, 700); this is a bug of a kernel or a failing card: run \
+                 again, and report it with `dynamicinfer doctor`'s answer"
+            );
+            let copies = stand_in.calls("cuMemcpyHtoDAsync_v2");
+            put(&mut device, Stream::Copy, &from, buffer, 0);
+            device.wait(Stream::Compute, event);
+            device.record(Stream::Compute, event);
+            assert!(!device.is_done(event));
+            device.synchronize_event(event);
+            Stream::ALL.into_iter().for_each(|stream| device.synchronize(stream));
+            assert!(device.alloc(4).is_err() && device.resize(buffer, 32).is_err());
+            device.free(buffer);
+            assert_eq!(stand_in.calls("cuMemcpyHtoDAsync_v2"), copies, "something was asked of a card that has failed");
+            drop(device);
+        }
+    });
+}
+
+#[test]
+fn a_card_that_hangs_is_given_up_after_a_while() {
+    on(&Machine::new(), "a_card_that_hangs_is_given_up_after_a_while", &[], || {
+        let patience = Duration::from_millis(300);
+        let card = Card::open().unwrap();
+        let mut device = CudaDevice::new(card, &Options { patience, ..options(MIB) }).unwrap();
+        let buffer = device.alloc(64).unwrap();
+        let from = room(&mut device, 16);
+        StandIn::new().fail(&format!("cuMemcpyHtoDAsync_v2:1={}", u32::MAX));
+        put(&mut device, Stream::Copy, &from, buffer, 0);
+        device.synchronize(Stream::Copy);
+        assert_eq!(
+            device.fault().unwrap().0,
+            "CUDA on the CPU: no answer for 0.3 s; the card hangs: look at nvidia-smi and the kernel's log (dmesg, Xid), and run again"
+        );
+        // A stream that hangs cannot be destroyed: nobody tries.
+        drop(device);
+        assert_ne!(StandIn::new().left(), "");
+    });
+}

@@ -1,0 +1,203 @@
+//! THE LAW of two memories on `CudaDevice` and the stand-in for the driver, through the real engine and the real kernels: logits are the
+//! dense ones whatever lies where and whatever moves; and copies of neurons run while kernels do.
+
+mod common;
+#[path = "../../../tests/support/mod.rs"]
+mod support;
+
+use common::{Machine, StandIn, on};
+use dynamicinfer::cache::{Migration, NeuronCache, NotBegun, Refused, Slot};
+use dynamicinfer::cpu::Kernels;
+use dynamicinfer::device::cuda::{Card, CudaDevice, Delivery, Options};
+use dynamicinfer::engine::{Between, Choice, Engine, Logits, Migrator, Sparsity};
+use dynamicinfer::formats::rows::Quant;
+use dynamicinfer::model::{KvCache, KvType, Model};
+use dynamicinfer::prng::Prng;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+use support::{device_bytes, error, on_device, packed};
+
+const FAMILIES: [&str; 5] = ["relullama", "prosparse", "bamboo", "opt", "llama-relu2"];
+
+fn device(budget: u64) -> CudaDevice {
+    let delivery = Delivery::default();
+    let options = Options { budget, delivery, pinnable: u64::MAX, patience: Duration::from_secs(60) };
+    CudaDevice::new(Card::open().unwrap(), &options).unwrap()
+}
+
+static BEGUN: AtomicU64 = AtomicU64::new(0);
+/// Neurons times tokens that the card computed. One seed alone may have none: its slots may be empty when they are used.
+static HITS: AtomicU64 = AtomicU64::new(0);
+
+/// Moves neurons at random, before any layer of any token.
+struct Restless(Prng);
+
+impl Migrator for Restless {
+    fn between(&mut self, _at: &Between<'_>, cache: &mut NeuronCache, _sparsity: &mut Sparsity) {
+        let layers = cache.layers.len() as u64;
+        for _ in 0..self.0.below(12) {
+            let layer = self.0.below(layers) as usize;
+            let table = &mut cache.layers[layer].table;
+            let slots = table.slots().len() as u64;
+            if slots == 0 {
+                continue;
+            }
+            let (slot, neuron) = (self.0.below(slots) as u32, self.0.below(96) as u32);
+            if self.0.below(10) == 0 {
+                let filling = matches!(table.slots()[slot as usize], Slot::Filling(_));
+                assert_eq!(table.clear(slot).is_err(), filling);
+                continue;
+            }
+            match cache.migrate(Migration { layer: layer as u32, slot, neuron }) {
+                Ok(()) => _ = BEGUN.fetch_add(1, Ordering::Relaxed),
+                Err(NotBegun::Refused(Refused::OutOfRange)) => panic!("slot {slot}, neuron {neuron}"),
+                Err(NotBegun::Refused(Refused::Busy | Refused::AlreadyThere) | NotBegun::Full) => {}
+            }
+        }
+    }
+}
+
+/// Logits of every token, in passes of `sizes`; `between` is called after each.
+fn logits(engine: &mut Engine, sizes: &[usize], mut between: impl FnMut(&mut Engine, usize)) -> Vec<f32> {
+    let ids: Vec<u32> = (0..sizes.iter().sum::<usize>() as u32).map(|i| 5 + i * 37 % 90).collect();
+    let mut kv = KvCache::new(&engine.model.config, ids.len(), KvType::F32).unwrap();
+    let (mut out, mut rest) = (Vec::new(), &ids[..]);
+    for (i, &n) in sizes.iter().enumerate() {
+        let (now, after) = rest.split_at(n);
+        out.extend_from_slice(engine.forward(&mut kv, now, Logits::All));
+        rest = after;
+        between(engine, i);
+    }
+    out
+}
+
+/// One model with random slots, residents, moves and budgets.
+fn law(seed: u64, barrier: bool) {
+    let mut prng = Prng::new(seed);
+    let dir = tempfile::tempdir().unwrap();
+    let quant = [Quant::F32, Quant::F16, Quant::Q8, Quant::Q4][prng.below(4) as usize];
+    let family = FAMILIES[prng.below(5) as usize];
+    let model = Model::open(&packed(dir.path(), family, quant)).unwrap();
+    let (layers, ffn) = (model.config.layers, model.config.ffn);
+    let sizes: &[usize] = if prng.below(2) == 0 { &[7, 1, 32, 1, 2, 1] } else { &[1; 10] };
+    let slots = |prng: &mut Prng| -> Vec<usize> {
+        let one = |prng: &mut Prng| [0, ffn, prng.below(ffn as u64 + 1) as usize][prng.below(3) as usize];
+        (0..layers).map(|_| one(prng)).collect()
+    };
+    let (first, later) = (slots(&mut prng), slots(&mut prng));
+    let budget = [&first, &later, &vec![ffn; layers]].map(|slots| device_bytes(&model.config, &model.layers, slots));
+    let device = device(budget[2]);
+    // SAFETY: the engine drops its device's part before its model.
+    let mut hybrid = unsafe { on_device(&model, Box::new(device), &first) }.unwrap();
+    hybrid.prepare(&model.config, &model.layers).unwrap();
+    for (l, &slots) in first.iter().enumerate() {
+        let neurons: Vec<u32> = (0..slots as u32).map(|i| (i * 5 + 3) % ffn as u32).collect();
+        hybrid.cache.load(l, &neurons).unwrap();
+    }
+    hybrid.cache.settle();
+    hybrid.cache.barrier = barrier;
+    hybrid.migrator = Some(Box::new(Restless(Prng::new(seed ^ 0xab))));
+    let mut engine = Engine::new(model, 1, Kernels::best());
+    let expected = logits(&mut engine, sizes, |_, _| ());
+    engine.hybrid = Some(hybrid);
+    engine.set_sparsity(Sparsity::new(vec![Choice::Exact { cut: 0.0 }; layers], 0).unwrap());
+    let mut resized = 0;
+    let found = logits(&mut engine, sizes, |engine, i| {
+        engine.check().unwrap();
+        // Another budget between two tokens: less, then more.
+        if i % 3 == 1 {
+            let cache = &mut engine.hybrid.as_mut().unwrap().cache;
+            cache.resize(if i % 2 == 1 { &later } else { &first }).unwrap();
+            resized += 1;
+        }
+    });
+    assert!(resized > 0);
+    // Inputs of grouped types are rounded to int8: a sum in another order can round to the next code (tests/hybrid.rs).
+    let most = if quant.is_grouped() { 2e-2 } else { 1e-5 };
+    let off = error(&found, &expected);
+    assert!(off < most, "seed {seed}, {family} {}: off by {off}", quant.name());
+    HITS.fetch_add(engine.hybrid.as_ref().unwrap().cache.counters.hits, Ordering::Relaxed);
+}
+
+fn holds(machine: &Machine, name: &str, environment: &[(&str, &str)], seeds: std::ops::Range<u64>) {
+    on(machine, name, environment, || {
+        seeds.clone().for_each(|seed| law(seed, seed % 4 == 0));
+        let (begun, hits) = (BEGUN.load(Ordering::Relaxed), HITS.load(Ordering::Relaxed));
+        assert!(begun > 100 && hits > 1000, "{begun} moves and {hits} neurons on the card");
+        assert_eq!(StandIn::new().left(), "");
+    });
+}
+
+#[test]
+fn logits_are_the_dense_ones_on_a_card() {
+    holds(&Machine::new(), "logits_are_the_dense_ones_on_a_card", &[], 0..12);
+}
+
+#[test]
+fn logits_are_the_dense_ones_when_work_is_done_as_late_as_can_be_and_backward() {
+    let card = [("CUDA_ON_CPU_LAZY", "1"), ("CUDA_ON_CPU_ORDER", "backward")];
+    let name = "logits_are_the_dense_ones_when_work_is_done_as_late_as_can_be_and_backward";
+    holds(&Machine::new(), name, &card, 20..28);
+}
+
+#[test]
+fn logits_are_the_dense_ones_without_pins_and_without_chunks() {
+    let card = [("CUDA_ON_CPU_PINS", "0"), ("CUDA_ON_CPU_CHUNKS", "0")];
+    holds(&Machine::new(), "logits_are_the_dense_ones_without_pins_and_without_chunks", &card, 40..48);
+}
+
+#[test]
+fn logits_are_the_dense_ones_over_a_slow_link() {
+    let card = [("CUDA_ON_CPU_LINK_MB_S", "100")];
+    holds(&Machine::new(), "logits_are_the_dense_ones_over_a_slow_link", &card, 60..66);
+}
+
+/// Neurons come in over a link that takes its time, and the kernels of other layers do not wait for them.
+#[test]
+fn neurons_move_while_kernels_run() {
+    let machine = Machine::new();
+    let timeline = machine.dir.path().join("timeline");
+    let card = [("CUDA_ON_CPU_LINK_MB_S", "1"), ("CUDA_ON_CPU_TIMELINE", timeline.to_str().unwrap())];
+    on(&machine, "neurons_move_while_kernels_run", &card, || {
+        let dir = tempfile::tempdir().unwrap();
+        let model = Model::open(&packed(dir.path(), "relullama", Quant::F32)).unwrap();
+        let (layers, ffn) = (model.config.layers, model.config.ffn);
+        let slots = vec![ffn / 2; layers];
+        let device = device(device_bytes(&model.config, &model.layers, &slots));
+        // SAFETY: the engine drops its device's part before its model.
+        let mut hybrid = unsafe { on_device(&model, Box::new(device), &slots) }.unwrap();
+        let neurons: Vec<u32> = (0..slots[0] as u32 - 16).collect();
+        (0..layers).for_each(|l| hybrid.cache.load(l, &neurons).unwrap());
+        hybrid.cache.settle();
+        let mut engine = Engine::new(model, 1, Kernels::best());
+        engine.set_sparsity(Sparsity::new(vec![Choice::Exact { cut: 0.0 }; layers], 0).unwrap());
+        engine.hybrid = Some(hybrid);
+        logits(&mut engine, &[1; 16], |engine, i| {
+            let cache = &mut engine.hybrid.as_mut().unwrap().cache;
+            let slot = ffn as u32 / 2 - 1 - i as u32;
+            // The last neurons are in nobody's slot.
+            (0..layers).for_each(|l| {
+                cache.migrate(Migration { layer: l as u32, slot, neuron: ffn as u32 - 1 - i as u32 }).unwrap()
+            });
+        });
+        engine.check().unwrap();
+    });
+    // In both processes; the child's own reading is of a file that is not whole yet.
+    let Ok(text) = std::fs::read_to_string(&timeline) else { return };
+    let lines: Vec<(u64, &str, u64, u64)> = text
+        .lines()
+        .map(|line| {
+            let words: Vec<&str> = line.split(' ').collect();
+            (words[0].parse().unwrap(), words[1], words[2].parse().unwrap(), words[3].parse().unwrap())
+        })
+        .collect();
+    let compute = lines.iter().find(|line| line.1.starts_with("ffn_neurons")).expect("a kernel ran").0;
+    let copies = lines.iter().filter(|line| line.0 != compute && line.1 == "copy");
+    let overlap = |copy: &(u64, &str, u64, u64)| {
+        lines
+            .iter()
+            .any(|kernel| kernel.0 == compute && kernel.1.starts_with("ffn_") && kernel.2 < copy.3 && copy.2 < kernel.3)
+    };
+    let both = copies.filter(|copy| overlap(copy)).count();
+    assert!(both > 2, "{both} copies of neurons ran beside kernels:\n{text}");
+}
