@@ -38,6 +38,8 @@ enum State {
     Running,
     /// The last event is out.
     Complete,
+    /// The error is written, and not out yet.
+    Told,
     Aborting,
 }
 
@@ -106,6 +108,12 @@ impl Body for EventStream {
         match this.state {
             State::Running => {}
             State::Complete => return Poll::Ready(None),
+            State::Told => {
+                // Once without anything, so that what was written goes out before the connection is broken off.
+                this.state = State::Aborting;
+                context.waker().wake_by_ref();
+                return Poll::Pending;
+            }
             State::Aborting => return Poll::Ready(Some(Err(std::io::Error::other("the answer was cut short")))),
         }
         let mut out = String::new();
@@ -114,7 +122,7 @@ impl Body for EventStream {
         }
         if let Err(error) = this.collect(context, &mut out) {
             write(&mut out, &error.body());
-            this.state = State::Aborting;
+            this.state = State::Told;
         } else if this.choices.iter().all(|choice| choice.ended) {
             if this.with_usage {
                 write(&mut out, &this.answer.usage_chunk(&this.usage));
