@@ -15,6 +15,7 @@ mod device_arg;
 mod doctor;
 mod eval;
 mod experiment;
+mod gpu_check;
 mod ls;
 mod machine_arg;
 mod man;
@@ -81,6 +82,7 @@ enum Verb {
     Budget(daemon_verbs::BudgetArgs),
     Ls(ls::Args),
     Doctor(doctor::Args),
+    GpuCheck(gpu_check::Args),
     Config(config::Args),
     Show(show::Args),
     Pack(pack::Args),
@@ -143,6 +145,7 @@ fn dispatch(verb: Verb) -> Result<()> {
         Verb::Budget(args) => daemon_verbs::budget(args),
         Verb::Ls(args) => ls::run(args),
         Verb::Doctor(args) => doctor::run(args),
+        Verb::GpuCheck(args) => gpu_check::run(args),
         Verb::Config(args) => config::run(args),
         Verb::Show(args) => show::run(args),
         Verb::Pack(args) => pack::run(args),

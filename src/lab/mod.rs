@@ -5,6 +5,7 @@ pub mod bench;
 pub mod evaluate;
 pub mod experiment;
 pub mod histogram;
+pub mod kernel_check;
 pub mod measure;
 pub mod network;
 pub mod pack;

@@ -1,0 +1,70 @@
+use super::cuda;
+use crate::device::Device;
+use crate::device::cuda::Card;
+use crate::error::{Error, Result};
+use crate::lab::kernel_check::{agreements, speeds};
+use crate::lab::measure;
+use serde_json::json;
+
+/// Check an NVIDIA card: every kernel beside the CPU's, then how fast they read
+///
+/// Needs some 4 GiB of the card. `tools/gpu_check` runs this and everything else that wants a card, and keeps the results.
+#[derive(clap::Args)]
+pub struct Args {
+    /// Only compare; no times
+    #[arg(long)]
+    no_speed: bool,
+    #[arg(long)]
+    json: bool,
+}
+
+/// More than twice this is gone through between two reads of the same bytes: no card has a larger L2 yet.
+const L2_BYTES: u64 = 128 << 20;
+
+pub fn run(args: Args) -> Result<()> {
+    let card = Card::open().map_err(cuda::error)?;
+    let budget = card.free / 16 * 15;
+    let name = card.name.clone();
+    let mut device = cuda::device(card, budget)?;
+    let rows = agreements(&mut device)?;
+    let (mut rates, mut times) = (None, Vec::new());
+    if !args.no_speed {
+        rates = Some(measure::card(&mut device, None)?);
+        times = speeds(&mut device, L2_BYTES, 1)?;
+    }
+    let wrong = rows.iter().filter(|row| row.off > row.most).count();
+    let left = device.memory().used;
+    if args.json {
+        super::print_json(&json!({ "card": name, "kernels": rows, "rates": rates, "speeds": times }))?;
+    } else {
+        let mut text = String::new();
+        for row in &rows {
+            let verdict = if row.off > row.most { "WRONG" } else { "ok" };
+            text += &format!("{verdict:6} {:18} {:2} columns  off by {:.1e}\n", row.kernel, row.columns, row.off);
+        }
+        if let Some(rates) = &rates {
+            text += &format!(
+                "copies on the card {:.0} GB/s, to it {:.1}, from it {:.1}\n",
+                rates.device_gb_s, rates.link_gb_s, rates.back_gb_s
+            );
+            for s in &times {
+                let share = 100.0 * s.gb_s / rates.device_gb_s;
+                text += &format!(
+                    "{:9} {:20} {} columns  {:9.1} us  {:6.0} GB/s  {share:3.0} % of copying\n",
+                    s.shape, s.kernel, s.columns, s.us, s.gb_s
+                );
+            }
+        }
+        super::print(&text)?;
+    }
+    if left != 0 {
+        return Err(Error::Failed(format!("{left} bytes of the card were not given back")));
+    }
+    if wrong > 0 {
+        return Err(Error::Failed(format!(
+            "{wrong} of {} kernels are wrong on this card; please report it",
+            rows.len()
+        )));
+    }
+    Ok(())
+}
