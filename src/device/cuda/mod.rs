@@ -213,13 +213,12 @@ impl CudaDevice {
         if bytes > left {
             return Err(OutOfMemory { asked: bytes, left });
         }
-        if !self.ready() {
-            return Err(OutOfMemory { asked: bytes, left: 0 });
-        }
+        // Nothing runs on a card that has failed, so nothing needs to be there; whoever uses results asks for the fault.
+        let nowhere = reserved || !self.ready();
         let (bytes, most) = (bytes as usize, most as usize);
         let driver = &self.card.driver;
         let place = match &self.card.chunks {
-            _ if reserved => Ok(Place::Nowhere),
+            _ if nowhere => Ok(Place::Nowhere),
             Some(chunks) if most > bytes && most > SMALL * chunks.granule => Place::addresses(driver, chunks, most)
                 .and_then(|mut place| match place.fit(driver, chunks, bytes) {
                     Ok(()) => Ok(place),
@@ -232,11 +231,18 @@ impl CudaDevice {
             Some(_) => Place::whole(driver, most),
             None => Place::whole(driver, bytes),
         };
-        let place = place.map_err(|refusal| self.refused(bytes as u64, refusal))?;
+        let place = match place {
+            Ok(place) => place,
+            Err(refusal) if refusal.code == OUT_OF_MEMORY => return Err(self.refused(bytes as u64, refusal)),
+            Err(refusal) => {
+                self.fail(refusal);
+                Place::Nowhere
+            }
+        };
         let address = place.address();
         let (bytes, most) = (bytes as u64, most as u64);
         self.buffers.push(Some(Bytes { place, bytes, most, reserved }));
-        if !reserved {
+        if !reserved && self.ready() {
             self.zero(address, bytes);
         }
         self.memory.used += bytes;
@@ -388,13 +394,16 @@ impl Device for CudaDevice {
             return Err(OutOfMemory { asked: bytes - buffer.bytes, left });
         }
         Stream::ALL.into_iter().for_each(|s| self.synchronize(s));
-        if !self.ready() {
-            return Err(OutOfMemory { asked: bytes, left: 0 });
-        }
+        let ready = self.ready();
         self.address(buffer, 0, buffer.bytes);
         let there = self.buffers[buffer.id as usize].as_mut().expect("checked above");
         assert!(bytes <= there.most, "buffer {} was not made for {bytes} bytes", buffer.id);
         let (driver, before) = (&self.card.driver, there.bytes);
+        if !ready {
+            there.bytes = bytes;
+            self.memory.used = self.memory.used - before + bytes;
+            return Ok(Buffer { bytes, ..buffer });
+        }
         let fitted = match (&mut there.place, &self.card.chunks) {
             (place @ Place::Chunked { .. }, Some(chunks)) => place.fit(driver, chunks, bytes as usize),
             (Place::Whole { bytes: taken, .. }, Some(_)) if bytes as usize <= *taken => Ok(()),
@@ -598,7 +607,7 @@ impl CudaDevice {
         }
         self.synchronize(Stream::Compute);
         if !self.ready() {
-            return Err(OutOfMemory { asked: bytes, left: 0 });
+            return Ok(());
         }
         std::mem::replace(&mut self.scratch, Place::Nowhere).release(&self.card.driver, None);
         self.scratch =
