@@ -63,7 +63,7 @@ fn kernels(criterion: &mut Criterion) {
                             let rows: [_; MAX_AXPY_ROWS] =
                                 std::array::from_fn(|k| base.wrapping_add((r + k) * row_bytes));
                             // SAFETY: as above.
-                            unsafe { kernels.axpy(quant)(&rows, black_box(&a), COLS, &mut out) };
+                            unsafe { kernels.axpy(quant)(&rows, 0, black_box(&a), COLS, &mut out) };
                         }
                     })
                 });

@@ -35,22 +35,27 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(60))]
 
     #[test]
-    fn dots_agree_with_the_scalar_truth(seed in any::<u64>(), groups in 1usize..40, odd in 0usize..32, n in 1usize..=32) {
+    fn dots_agree_with_the_scalar_truth(seed in any::<u64>(), groups in 1usize..40, odd in 0usize..32, n in 1usize..=32,
+                                        count in 1usize..=7) {
         let mut rng = Prng::new(seed);
         for quant in Quant::ALL {
             let cols = groups * 32 + if quant.is_grouped() { 0 } else { odd };
-            let (storage, starts) = encoded_rows(&mut rng, quant, cols, 1);
+            let (storage, starts) = encoded_rows(&mut rng, quant, cols, count);
             let bytes: &[u8] = bytemuck::cast_slice(&storage);
-            let row = &bytes[starts[0]..starts[0] + quant.row_bytes(cols)];
-            let numbers = reference::numbers(quant, row, cols);
+            let rows: Vec<&[u8]> = starts.iter().map(|&s| &bytes[s..s + quant.row_bytes(cols)]).collect();
             let input = normal(&mut rng, n * cols);
             let mut x = Columns::default();
             x.set(&input, n, quant);
             for kernels in supported() {
-                let mut y = vec![f32::NAN; n];
-                // SAFETY: the row is whole, the kernels are supported here.
-                unsafe { kernels.dot(quant)(Rows { first: row.as_ptr(), stride: 0, ahead: 0 }, 1, &x, y.as_mut_ptr(), 1) };
-                for (b, y) in y.iter().enumerate() {
+                let mut y = vec![f32::NAN; n * count];
+                let stride = quant.row_bytes(cols) + ROW_ALIGN;
+                // What is asked for ahead changes nothing.
+                let at = Rows { first: rows[0].as_ptr(), stride, ahead: if seed % 2 == 0 { 0 } else { stride } };
+                // SAFETY: the rows are whole, the kernels are supported here.
+                unsafe { kernels.dot(quant)(at, count, &x, y.as_mut_ptr(), count) };
+                for (i, y) in y.iter().enumerate() {
+                    let (b, r) = (i / count, i % count);
+                    let numbers = reference::numbers(quant, rows[r], cols);
                     let column = &input[b * cols..(b + 1) * cols];
                     let exact = reference::dot(&numbers, column);
                     // int8 inputs are off by half a step of max/127 each, with random signs.
@@ -58,7 +63,7 @@ proptest! {
                     let scale = reference::dot_scale(&numbers, column);
                     prop_assert!(
                         (*y as f64 - exact).abs() <= tolerance * scale,
-                        "{} {} cols {cols} column {b} of {n}: {y}, truth {exact}", kernels.isa.name(), quant.name()
+                        "{} {} cols {cols} row {r} column {b} of {n}: {y}, truth {exact}", kernels.isa.name(), quant.name()
                     );
                 }
             }
@@ -119,7 +124,7 @@ proptest! {
             for kernels in supported() {
                 let mut sums = vec![0.0; n * cols];
                 // SAFETY: as above.
-                unsafe { kernels.axpy(quant)(&pointers, &a, cols, &mut sums) };
+                unsafe { kernels.axpy(quant)(&pointers, (seed % 2 * 64) as usize, &a, cols, &mut sums) };
                 let mut out = before.clone();
                 for (sums, out) in sums.chunks_exact(cols).zip(out.chunks_exact_mut(cols)) {
                     rows::add_axpy(quant, sums, out);

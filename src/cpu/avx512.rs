@@ -20,6 +20,7 @@ pub const KERNELS: Kernels = Kernels {
     dot_f16,
     axpy_f16,
     touch,
+    block_ahead: false,
 };
 
 /// Numbers of each row that a tile of several columns goes through before the next tile: the inputs of six columns stay
@@ -29,22 +30,6 @@ const DEPTH: usize = 2048;
 /// Up to this many columns rows are read one after the other, as for one column: several rows side by side halve what
 /// comes from memory, and few columns do not make up for it (two in f16 on a Zen 4: 116 against 41 ms of FFN for one).
 const FEW: usize = 4;
-
-/// Splits `count` into tiles and calls `$tile!(size, start)` for each: sizes of the list, largest first.
-macro_rules! tiles {
-    ($count:expr, [$($size:literal),*], |$n:ident, $start:ident| $body:block) => {{
-        let mut $start = 0;
-        while $start < $count {
-            let left = $count - $start;
-            $(if left >= $size {
-                const $n: usize = $size;
-                $body
-                $start += $size;
-                continue;
-            })*
-        }
-    }};
-}
 
 /// Dots of f32 (or, HALF, f16) rows.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,f16c")]
@@ -367,7 +352,7 @@ unsafe fn load_group<const FOUR: bool>(row: *const u8, g: usize) -> __m256i {
 macro_rules! axpys {
     ($name:ident, $add:ident, $flag:literal) => {
         #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,f16c")]
-        unsafe fn $name(rows: &[*const u8], a: &[f32], cols: usize, out: &mut [f32]) {
+        unsafe fn $name(rows: &[*const u8], _: usize, a: &[f32], cols: usize, out: &mut [f32]) {
             let n = out.len() / cols;
             tiles!(rows.len(), [4, 2, 1], |R, r| {
                 let rows: [*const u8; R] = std::array::from_fn(|k| rows[r + k]);

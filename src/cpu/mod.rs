@@ -19,6 +19,22 @@ macro_rules! dot_rows {
     };
 }
 
+/// Splits `count` into tiles and calls `$tile!(size, start)` for each: sizes of the list, largest first.
+macro_rules! tiles {
+    ($count:expr, [$($size:literal),*], |$n:ident, $start:ident| $body:block) => {{
+        let mut $start = 0;
+        while $start < $count {
+            let left = $count - $start;
+            $(if left >= $size {
+                const $n: usize = $size;
+                $body
+                $start += $size;
+                continue;
+            })*
+        }
+    }};
+}
+
 pub mod aligned;
 mod avx2;
 mod avx512;
@@ -49,12 +65,13 @@ pub type Dot = unsafe fn(rows: Rows, count: usize, x: &Columns, y: *mut f32, str
 pub const MAX_AXPY_ROWS: usize = 4;
 
 /// out[b] += sum over r of a[r * n + b] * row r, for each column b of n. For grouped types `out` is in the order of
-/// `rows::axpy_place`; `rows::add_axpy` puts it right.
+/// `rows::axpy_place`; `rows::add_axpy` puts it right. `ahead`: bytes from the last row to what will be read next, for kernels that
+/// read rows from memory and not after a [`Touch`]; 0 asks for nothing.
 ///
 /// # Safety
 /// The rows are `Quant::row_bytes(cols)` readable bytes each; `a.len()` is `rows.len()` times n and `out.len()` n times
 /// `cols`.
-pub type Axpy = unsafe fn(rows: &[*const u8], a: &[f32], cols: usize, out: &mut [f32]);
+pub type Axpy = unsafe fn(rows: &[*const u8], ahead: usize, a: &[f32], cols: usize, out: &mut [f32]);
 
 /// Reads a row without using it: brings it nearer in the order in which it lies in memory. `ahead` as in [`Rows`]; 0 leaves the
 /// choice to the kernel.
@@ -87,6 +104,9 @@ pub struct Kernels {
     pub dot_f16: DotF16,
     pub axpy_f16: AxpyF16,
     pub touch: Touch,
+    /// Of neurons that lie apart, each row of the next one is best asked for while the same row of this one is read; otherwise only its
+    /// first row is, once.
+    pub block_ahead: bool,
 }
 
 /// What a kernel was compiled for.

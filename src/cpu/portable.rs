@@ -11,6 +11,7 @@ pub const KERNELS: Kernels = Kernels {
     dot_f16,
     axpy_f16,
     touch: super::touch_nothing,
+    block_ahead: false,
 };
 
 dot_rows!(dot_f32, dot_f32_row);
@@ -93,7 +94,7 @@ impl Row for Q4 {
     }
 }
 
-unsafe fn axpy<R: Row>(rows: &[*const u8], a: &[f32], cols: usize, out: &mut [f32]) {
+unsafe fn axpy<R: Row>(rows: &[*const u8], _: usize, a: &[f32], cols: usize, out: &mut [f32]) {
     let n = out.len() / cols;
     for (k, a) in a.iter().enumerate() {
         let row = unsafe { bytes(rows[k / n], R::QUANT, cols) };

@@ -88,7 +88,7 @@ pub fn run(call: &SparseFfn, at: Operands<'_>, kernels: &Kernels, room: &mut Roo
         read += row_bytes as u64;
         let down = block[(kind.rows() - 1) * row_bytes..].as_ptr();
         // SAFETY: the block holds the row; the kernels are for this machine.
-        unsafe { axpy(&[down], &a[..n], hidden, sum) };
+        unsafe { axpy(&[down], 0, &a[..n], hidden, sum) };
     }
     read
 }

@@ -256,10 +256,12 @@ impl Sparse<'_> {
             let (neuron, wanted) = (list.neurons[i] as usize, list.masks[i]);
             let row = neuron * per_block;
             let next = if i + 1 < range.end { list.neurons[i + 1] as usize * per_block + first } else { 0 };
-            // What to prefetch while row r of this neuron is read: once, the next neuron where it lies apart.
-            let ahead = |r: usize| {
-                let apart = r == from && next > row + per_block;
-                if apart { (next - row - r) * layer.ffn.row_bytes } else { layer.ffn.ahead() }
+            // What to prefetch while row r of this neuron is read: of the next one, where it lies apart, the same row or, once, the first.
+            let ahead = |r: usize| match self.kernels.block_ahead {
+                _ if next <= row + per_block => layer.ffn.ahead(),
+                true => (next - first - row) * layer.ffn.row_bytes,
+                false if r == from => (next - row - r) * layer.ffn.row_bytes,
+                false => layer.ffn.ahead(),
             };
             let bias = layer.up_bias.get(neuron).copied().unwrap_or(0.0);
             match self.known {
@@ -398,6 +400,8 @@ struct Downs<'a> {
     n: usize,
     together: usize,
     count: usize,
+    /// Of the last row.
+    ahead: usize,
     rows: [*const u8; MAX_AXPY_ROWS],
     a: [f32; MAX_AXPY_ROWS * MAX_COLUMNS],
 }
@@ -407,7 +411,7 @@ impl<'a> Downs<'a> {
         // The output of several columns does not stay in L1 beside their inputs: it is loaded and stored once for some rows.
         let together = if n > 1 { MAX_AXPY_ROWS } else { rows_together(ffn.quant) };
         let a = [0.0; MAX_AXPY_ROWS * MAX_COLUMNS];
-        Downs { kernels, ffn, n, together, count: 0, rows: [std::ptr::null(); MAX_AXPY_ROWS], a }
+        Downs { kernels, ffn, n, together, count: 0, ahead: 0, rows: [std::ptr::null(); MAX_AXPY_ROWS], a }
     }
 
     /// The row is read here, where it lies, and added later: an axpy that waited for memory would hold back the stream.
@@ -415,6 +419,7 @@ impl<'a> Downs<'a> {
         let row = self.ffn.row_ptr(row);
         // SAFETY: the row is inside the section; the kernel is for this machine.
         unsafe { (self.kernels.touch)(row, self.ffn.row_bytes, ahead) };
+        self.ahead = ahead;
         self.rows[self.count] = row;
         self.a[self.count * self.n..(self.count + 1) * self.n].copy_from_slice(a);
         self.count += 1;
@@ -426,7 +431,7 @@ impl<'a> Downs<'a> {
     fn flush(&mut self, out: &mut [f32]) {
         let (rows, a) = (&self.rows[..self.count], &self.a[..self.count * self.n]);
         // SAFETY: as above; `add` keeps as many coefficients as the rows want.
-        unsafe { self.kernels.axpy(self.ffn.quant)(rows, a, self.ffn.cols, out) };
+        unsafe { self.kernels.axpy(self.ffn.quant)(rows, self.ahead, a, self.ffn.cols, out) };
         self.count = 0;
     }
 }
