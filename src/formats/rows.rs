@@ -199,12 +199,18 @@ pub fn decode_range(quant: Quant, row: &[u8], cols: usize, start: usize, out: &m
             let scales = &scales(quant, row, cols)[start / GROUP..];
             let packed = cols / PACK * PACK;
             let mut at = start;
+            // One conversion for a pack: of scales one by one, each asks anew what the CPU can do.
+            let mut factors = [0f32; PACK / GROUP];
             for (out, scales) in out.chunks_mut(PACK).zip(scales.chunks(PACK / GROUP)) {
+                scales.convert_to_f32_slice(&mut factors[..scales.len()]);
+                // Four numbers of a group lie side by side in a pack, which is what the compiler makes one register of.
                 match (quant, at < packed) {
                     (Quant::Q8, true) => {
-                        let codes: &[i8] = bytemuck::cast_slice(&row[at..at + PACK]);
+                        let (codes, _) = row[at..at + PACK].as_chunks::<4>();
                         for (g, out) in out.chunks_exact_mut(GROUP).enumerate() {
-                            out.iter_mut().enumerate().for_each(|(i, o)| *o = codes[i / 4 * 64 + g * 4 + i % 4] as f32);
+                            for (k, out) in out.as_chunks_mut::<4>().0.iter_mut().enumerate() {
+                                *out = codes[k * 16 + g].map(|code| f32::from(code as i8));
+                            }
                         }
                     }
                     (Quant::Q8, false) => {
@@ -212,11 +218,12 @@ pub fn decode_range(quant: Quant, row: &[u8], cols: usize, start: usize, out: &m
                         out.iter_mut().zip(codes).for_each(|(o, &c)| *o = c as f32);
                     }
                     (_, true) => {
-                        let codes = &row[at / 2..(at + PACK) / 2];
+                        let (codes, _) = row[at / 2..(at + PACK) / 2].as_chunks::<4>();
                         for (g, out) in out.chunks_exact_mut(GROUP).enumerate() {
-                            for (i, o) in out.iter_mut().enumerate() {
-                                let byte = codes[i / 8 * 64 + g * 4 + i % 4];
-                                *o = (byte >> (i / 4 % 2 * 4) & 15) as f32 - 8.0;
+                            for (p, pair) in out.as_chunks_mut::<8>().0.iter_mut().enumerate() {
+                                let pair = pair.as_chunks_mut::<4>().0;
+                                pair[0] = codes[p * 16 + g].map(|code| f32::from(code & 15) - 8.0);
+                                pair[1] = codes[p * 16 + g].map(|code| f32::from(code >> 4) - 8.0);
                             }
                         }
                     }
@@ -224,9 +231,8 @@ pub fn decode_range(quant: Quant, row: &[u8], cols: usize, start: usize, out: &m
                         out.iter_mut().enumerate().for_each(|(i, o)| *o = q4_code(row, at + i, cols) as f32 - 8.0);
                     }
                 }
-                for (group, scale) in out.chunks_exact_mut(GROUP).zip(scales) {
-                    let scale = scale.to_f32();
-                    group.iter_mut().for_each(|o| *o *= scale);
+                for (group, factor) in out.chunks_exact_mut(GROUP).zip(factors) {
+                    group.iter_mut().for_each(|o| *o *= factor);
                 }
                 at += PACK;
             }
