@@ -5,14 +5,14 @@ use super::attention;
 use super::decode::{Buffers, Place};
 use super::ffn::{self, Counts, Selection, Work};
 use super::observer::{Observer, Seen};
-use super::on_device::{DeviceKv, Front, Rooms, Scorer, Scorers, Taker, Weights, norm};
+use super::on_device::{DeviceKv, Front, HostRooms, Rooms, Scorer, Scorers, Taker, Weights, norm};
 use super::report::Report;
 use super::sparsity::{Mode, Sparsity};
 use crate::cache::NeuronCache;
 use crate::clock;
 use crate::cpu::{Kernels, MAX_COLUMNS, Team};
 use crate::device::{
-    Add, Append, Attend, Buffer, Call, Event, HostRoom, OutOfMemory, Select, SignScores, SparseFfn, Stream, Then, View,
+    Add, Append, Attend, Buffer, Call, Event, OutOfMemory, Select, SignScores, SparseFfn, Stream, Then, View,
 };
 use crate::model::config::{ModelConfig, Norm as NormKind, Positions};
 use crate::model::weights::Layer;
@@ -94,20 +94,7 @@ pub struct Hybrid {
     kv: Option<DeviceKv>,
     /// Bytes of weights, rooms, keys and values.
     bytes: u64,
-    /// Host side of the front: what came out, and the masks that go in.
-    received: HostRoom,
-    masks: HostRoom,
-    /// Masks of every neuron, for dense layers.
-    all_masks: HostRoom,
-    /// The CPU's half, `[n, hidden]`.
-    half: HostRoom,
-    /// Active neurons times columns of each layer's device half.
-    active: HostRoom,
-    /// Queries, keys and values that the device made, `[layers, n, qkv_dim]`: the host's caches get the last two.
-    made: HostRoom,
-    /// Places and angles of a pass, as the device reads them.
-    places: HostRoom,
-    angles: HostRoom,
+    host: HostRooms,
     /// What the CPU computes.
     rest: Selection,
     /// Every neuron, for dense layers.
@@ -142,24 +129,8 @@ impl Hybrid {
             _ => Some(DeviceKv::new(&mut taker, c, context, timelines)?),
         };
         let bytes = taker.bytes;
-        let made = if timelines == 0 { 0 } else { c.layers * MAX_COLUMNS * c.qkv_dim() };
-        let mut room = |words: usize, written: bool| {
-            let room = HostRoom::new(words);
-            // SAFETY: rooms stay where they are, and the device, which is the cache's, is dropped first.
-            unsafe { cache.device.pin(room.as_ptr().cast(), words * 4, written) };
-            room
-        };
-        let [received, masks, all_masks, half, active, made, places, angles] = [
-            (Front::new(MAX_COLUMNS, c).bytes() / 4, true),
-            (c.ffn, false),
-            (c.ffn, false),
-            (MAX_COLUMNS * c.hidden, false),
-            (c.layers, true),
-            (made, true),
-            (MAX_COLUMNS * 2, false),
-            (MAX_COLUMNS * c.head_dim, false),
-        ]
-        .map(|(words, written)| room(words, written));
+        // SAFETY: the device is the cache's, which is dropped before the rooms.
+        let host = unsafe { HostRooms::new(&mut *cache.device, c, timelines > 0) };
         let mut events = || (0..c.layers).map(|_| cache.device.timed_event()).collect();
         let (front, merged) = (events(), events());
         let mut hybrid = Hybrid {
@@ -171,44 +142,20 @@ impl Hybrid {
             rooms,
             kv,
             bytes,
-            received,
-            masks,
-            all_masks,
-            half,
-            active,
-            made,
-            places,
-            angles,
+            host,
             rest: Selection { neurons: Vec::with_capacity(c.ffn), masks: Vec::with_capacity(c.ffn) },
             all: Selection { neurons: (0..c.ffn as u32).collect(), masks: vec![0; c.ffn] },
             front,
             merged,
         };
-        hybrid.prepare(model)?;
+        let layers = model.layers.iter().enumerate();
+        let ffns = (1..=MAX_COLUMNS).flat_map(|n| layers.clone().map(move |(l, layer)| (n, l, layer)));
+        let ffns: Vec<Call> =
+            ffns.map(|(n, l, layer)| Call::SparseFfn(hybrid.ffn_call(c, l, n, layer, 0.0, c.ffn))).collect();
+        let mut taker = Taker { device: &mut *hybrid.cache.device, bytes: 0 };
+        taker.prepare_all(c, &hybrid.weights, &hybrid.rooms, hybrid.kv.as_ref(), &ffns)?;
+        hybrid.bytes += taker.bytes;
         Ok(hybrid)
-    }
-
-    /// Lets the device take, once and for all, what it needs beside the operands of every pass.
-    fn prepare(&mut self, model: &Model) -> Result<(), OutOfMemory> {
-        let (c, rooms, mut calls) = (&model.config, &self.rooms, Vec::new());
-        let (x, qkv, mixed) = (self.at(0), rooms.qkv.into(), rooms.mixed.into());
-        for n in 1..=MAX_COLUMNS {
-            let at = &self.weights.layers[0];
-            calls.push(Call::Linear(at.qkv.call(n, x, qkv, Then::Store)));
-            calls.push(Call::Linear(at.o.call(n, mixed, x, Then::Add)));
-            calls.push(Call::Linear(self.weights.head.call(n, x, rooms.logits.into(), Then::Store)));
-            let layers = model.layers.iter().enumerate();
-            calls.extend(layers.map(|(l, layer)| Call::SparseFfn(self.ffn_call(c, l, n, layer, 0.0, c.ffn))));
-            if let Some(kv) = &self.kv {
-                let (heads, places) = (kv.heads, kv.places.into());
-                let (window, most) = (c.window, heads.context);
-                calls.push(Call::Attend(Attend { heads, layer: 0, n, window, most, qkv, places, out: mixed }));
-            }
-        }
-        let mut taker = Taker { device: &mut *self.cache.device, bytes: 0 };
-        calls.iter().try_for_each(|call| taker.prepare(call))?;
-        self.bytes += taker.bytes;
-        Ok(())
     }
 
     /// Bytes on the device beside the cache's and those that are only reserved.
@@ -267,9 +214,9 @@ impl Hybrid {
         unsafe { device.copy_in(Stream::Compute, b.x.as_ptr().cast(), size_of_val(&b.x[..]), to.buffer, to.at) };
         let Some(kv) = self.kv.as_mut().filter(|kv| kv.takes(&b.places, pass.caches)) else { return false };
         kv.bring(&mut **device, &b.places, pass.caches);
-        let angles: &mut [f32] = bytemuck::cast_slice_mut(&mut self.angles);
+        let angles: &mut [f32] = bytemuck::cast_slice_mut(&mut self.host.angles);
         for (t, &Place { cache, position }) in b.places.iter().enumerate() {
-            self.places[2 * t..2 * t + 2].copy_from_slice(&[kv.place_of(&pass.caches[cache]) as u32, position as u32]);
+            self.host.places[2 * t..2 * t + 2].copy_from_slice(&[kv.place_of(&pass.caches[cache]) as u32, position as u32]);
             if let Positions::Rope { frequencies } = &c.positions {
                 let pairs = angles[t * c.head_dim..(t + 1) * c.head_dim].chunks_exact_mut(2);
                 for (pair, f) in pairs.zip(frequencies) {
@@ -279,10 +226,10 @@ impl Hybrid {
             }
         }
         unsafe {
-            device.copy_in(Stream::Compute, self.places.as_ptr().cast(), b.places.len() * 8, kv.places, 0);
+            device.copy_in(Stream::Compute, self.host.places.as_ptr().cast(), b.places.len() * 8, kv.places, 0);
             if kv.angles.bytes > 0 {
                 let bytes = b.places.len() * c.head_dim * 4;
-                device.copy_in(Stream::Compute, self.angles.as_ptr().cast(), bytes, kv.angles, 0);
+                device.copy_in(Stream::Compute, self.host.angles.as_ptr().cast(), bytes, kv.angles, 0);
             }
         }
         true
@@ -313,7 +260,7 @@ impl Hybrid {
                     out: mixed,
                 }));
                 // The host's caches get the same, once the pass is done.
-                let made = &mut self.made[l * n * c.qkv_dim()..][..n * c.qkv_dim()];
+                let made = &mut self.host.made[l * n * c.qkv_dim()..][..n * c.qkv_dim()];
                 let (to, bytes) = (made.as_mut_ptr().cast(), size_of_val(made));
                 unsafe { self.cache.device.copy_out(Stream::Compute, qkv.buffer, 0, to, bytes) };
             }
@@ -346,8 +293,8 @@ impl Hybrid {
         self.launch(Call::Norm(norm(c.norm, self.weights.layers[l].ffn_norm, h, n, residual, input)));
         let scored = mode == Mode::Predicted && self.score(c, l, n, sparsity.least(l));
         if mode == Mode::Dense {
-            self.all_masks.fill(u32::MAX >> (MAX_COLUMNS - n));
-            self.all.masks.copy_from_slice(&self.all_masks);
+            self.host.all_masks.fill(u32::MAX >> (MAX_COLUMNS - n));
+            self.all.masks.copy_from_slice(&self.host.all_masks);
             self.send_masks(front, true);
         }
         let known = scored || mode == Mode::Dense;
@@ -361,11 +308,11 @@ impl Hybrid {
                 (false, true) => front.residual(),
                 (false, false) => front.scores(),
             };
-            let to = self.received.as_mut_ptr().cast();
+            let to = self.host.received.as_mut_ptr().cast();
             unsafe { self.cache.device.copy_out(Stream::Compute, self.rooms.front, 0, to, numbers * 4) };
         }
         self.cache.device.record(Stream::Compute, self.front[l]);
-        self.active[l] = 0;
+        self.host.active[l] = 0;
         if known {
             self.launch_ffn(c, l, n, layer, cut);
         }
@@ -378,9 +325,9 @@ impl Hybrid {
         self.cache.device.synchronize_event(self.front[l]);
         report.attention_ns += clock::lap(lap);
         // What is computed, as the host sees it.
-        b.x.copy_from_slice(bytemuck::cast_slice(&self.received[front.residual()..][..n * h]));
+        b.x.copy_from_slice(bytemuck::cast_slice(&self.host.received[front.residual()..][..n * h]));
         let residual = &b.x[..];
-        b.normed.copy_from_slice(bytemuck::cast_slice(&self.received[..n * h]));
+        b.normed.copy_from_slice(bytemuck::cast_slice(&self.host.received[..n * h]));
         let mut tools = Tools { model, team, kernels, room: &mut b.room };
         sparsity.predict(&mut tools, l, residual, n, Some(&self.cache), scored, &mut b.predicted);
         report.predictor_ns += clock::lap(lap);
@@ -388,8 +335,8 @@ impl Hybrid {
         b.predicted.selections.resize_with(c.layers, Selection::default);
         let chosen = &mut b.predicted.selections[l];
         if scored {
-            chosen.wanted(&self.received[front.masks()..][..c.ffn]);
-            let scores = &self.received[front.scores()..][..n * c.ffn];
+            chosen.wanted(&self.host.received[front.masks()..][..c.ffn]);
+            let scores = &self.host.received[front.scores()..][..n * c.ffn];
             b.predicted.scores.resize(n * c.ffn, 0.0);
             if self.migrator.is_some() {
                 b.predicted.scores.copy_from_slice(bytemuck::cast_slice(scores));
@@ -402,8 +349,8 @@ impl Hybrid {
         let selection = (mode != Mode::Dense).then_some(&b.predicted.selections[l]);
         if !known {
             let chosen = selection.expect("not dense");
-            self.masks.fill(0);
-            chosen.neurons.iter().zip(&chosen.masks).for_each(|(&neuron, &mask)| self.masks[neuron as usize] = mask);
+            self.host.masks.fill(0);
+            chosen.neurons.iter().zip(&chosen.masks).for_each(|(&neuron, &mask)| self.host.masks[neuron as usize] = mask);
             self.send_masks(front, false);
             self.launch_ffn(c, l, n, layer, cut);
         }
@@ -438,7 +385,7 @@ impl Hybrid {
         let needed = !self.rest.neurons.is_empty() || !layer.down_bias.is_empty();
         if needed {
             let mut lap = clock::now();
-            let half: &mut [f32] = bytemuck::cast_slice_mut(&mut self.half[..n * h]);
+            let half: &mut [f32] = bytemuck::cast_slice_mut(&mut self.host.half[..n * h]);
             half.fill(0.0);
             let work = Work::Selected(&self.rest);
             read = ffn::ffn(team, kernels, c, layer, &b.columns, work, cut, &mut [], &mut b.ffn, half);
@@ -475,7 +422,7 @@ impl Hybrid {
     }
 
     fn send_masks(&mut self, front: Front, all: bool) {
-        let masks = if all { &self.all_masks } else { &self.masks };
+        let masks = if all { &self.host.all_masks } else { &self.host.masks };
         let (from, bytes, to) = (masks.as_ptr().cast(), size_of_val(&masks[..]), self.at(front.masks()));
         unsafe { self.cache.device.copy_in(Stream::Compute, from, bytes, to.buffer, to.at) };
     }
@@ -508,15 +455,15 @@ impl Hybrid {
         }
         self.launch(Call::SparseFfn(self.ffn_call(c, l, n, layer, cut, slots)));
         self.cache.used(l);
-        let (to, at) = (self.active[l..].as_mut_ptr().cast(), (n * c.hidden * 4) as u64);
+        let (to, at) = (self.host.active[l..].as_mut_ptr().cast(), (n * c.hidden * 4) as u64);
         unsafe { self.cache.device.copy_out(Stream::Compute, self.rooms.output, at, to, 4) };
     }
 
     /// Adds the halves to the residual.
     fn merge(&mut self, l: usize, n: usize, h: usize, both: bool) {
-        let (count, to) = (n * h, self.at(Front { n, hidden: h, ffn: self.masks.len() }.residual()));
+        let (count, to) = (n * h, self.at(Front { n, hidden: h, ffn: self.host.masks.len() }.residual()));
         if both {
-            let (from, half) = (self.half.as_ptr().cast(), self.rooms.half);
+            let (from, half) = (self.host.half.as_ptr().cast(), self.rooms.half);
             unsafe { self.cache.device.copy_in(Stream::Compute, from, count * 4, half, 0) };
             self.launch(Call::Add(Add { count, from: half.into(), to }));
         }
@@ -541,18 +488,18 @@ impl Hybrid {
             let (to, bytes) = (b.logits.as_mut_ptr().cast(), size_of_val(&b.logits[..]));
             unsafe { self.cache.device.copy_out(Stream::Compute, out, 0, to, bytes) };
         }
-        let Hybrid { cache, kv, made, .. } = self;
+        let Hybrid { cache, kv, host, .. } = self;
         cache.device.synchronize(Stream::Compute);
         for (front, merged) in self.front.iter().zip(&self.merged) {
             cache.counters.ffn_ns += cache.device.elapsed_ns(*front, *merged);
         }
         cache.counters.tokens += n as u64;
-        for (layer, &active) in cache.layers.iter_mut().zip(self.active.iter()) {
+        for (layer, &active) in cache.layers.iter_mut().zip(host.active.iter()) {
             layer.hits += u64::from(active);
             cache.counters.hits += u64::from(active);
         }
         if let Some(kv) = kv.as_mut().filter(|_| attends) {
-            let made: &[f32] = bytemuck::cast_slice(made);
+            let made: &[f32] = bytemuck::cast_slice(&host.made);
             for (l, made) in made.chunks_exact(n * c.qkv_dim()).take(c.layers).enumerate() {
                 for (&Place { cache, position }, qkv) in b.places.iter().zip(made.chunks_exact(c.qkv_dim())) {
                     let (k, v) = qkv[c.q_dim()..].split_at(c.kv_dim());

@@ -4,7 +4,7 @@ use super::decode::Place;
 use super::sparsity::Sparsity;
 use crate::cpu::MAX_COLUMNS;
 use crate::device::{
-    Buffer, Call, Device, Heads, Linear, Norm, OutOfMemory, SignScores, SparseFfn, Stream, Then, View,
+    Attend, Buffer, Call, Device, Heads, HostRoom, Linear, Norm, OutOfMemory, SignScores, SparseFfn, Stream, Then, View,
 };
 use crate::formats::rows::Quant;
 use crate::model::config::{ModelConfig, Norm as NormKind, Positions};
@@ -43,6 +43,30 @@ impl Taker<'_> {
         self.device.prepare(call)?;
         self.bytes += self.device.memory().used - before;
         Ok(())
+    }
+
+    /// Takes, once and for all, what the calls of passes need beside their operands; `ffns` are those of the FFNs.
+    pub fn prepare_all(
+        &mut self,
+        c: &ModelConfig,
+        weights: &Weights,
+        rooms: &Rooms,
+        kv: Option<&DeviceKv>,
+        ffns: &[Call],
+    ) -> Result<(), OutOfMemory> {
+        let (x, qkv, mixed) = (rooms.front.into(), rooms.qkv.into(), rooms.mixed.into());
+        let at = &weights.layers[0];
+        for n in 1..=MAX_COLUMNS {
+            self.prepare(&Call::Linear(at.qkv.call(n, x, qkv, Then::Store)))?;
+            self.prepare(&Call::Linear(at.o.call(n, mixed, x, Then::Add)))?;
+            self.prepare(&Call::Linear(weights.head.call(n, x, rooms.logits.into(), Then::Store)))?;
+            if let Some(kv) = kv {
+                let (heads, places) = (kv.heads, kv.places.into());
+                let (window, most) = (c.window, heads.context);
+                self.prepare(&Call::Attend(Attend { heads, layer: 0, n, window, most, qkv, places, out: mixed }))?;
+            }
+        }
+        ffns.iter().try_for_each(|call| self.prepare(call))
     }
 
     fn numbers(&mut self, numbers: &[f32]) -> Result<Buffer, OutOfMemory> {
@@ -228,6 +252,47 @@ impl Rooms {
             half: taker.room(n * c.hidden * 4)?,
             logits: taker.room(n * c.vocab * 4)?,
         })
+    }
+}
+
+/// What host and device hand each other in a pass, in pages that the device may pin.
+pub struct HostRooms {
+    /// Host side of the front: what came out, and the masks that go in.
+    pub received: HostRoom,
+    pub masks: HostRoom,
+    /// Masks of every neuron, for dense layers.
+    pub all_masks: HostRoom,
+    /// The CPU's half, `[n, hidden]`.
+    pub half: HostRoom,
+    /// Active neurons times columns of each layer's device half.
+    pub active: HostRoom,
+    /// Queries, keys and values that the device made, `[layers, n, qkv_dim]`: the host's caches get the last two.
+    pub made: HostRoom,
+    /// Places and angles of a pass, as the device reads them.
+    pub places: HostRoom,
+    pub angles: HostRoom,
+}
+
+impl HostRooms {
+    /// # Safety
+    /// The device is dropped before they are.
+    pub unsafe fn new(device: &mut dyn Device, c: &ModelConfig, attends: bool) -> HostRooms {
+        let mut room = |words: usize, written: bool| {
+            let room = HostRoom::new(words);
+            // SAFETY: rooms stay where they are, and the caller's promise.
+            unsafe { device.pin(room.as_ptr().cast(), words * 4, written) };
+            room
+        };
+        HostRooms {
+            received: room(Front::new(MAX_COLUMNS, c).bytes() / 4, true),
+            masks: room(c.ffn, false),
+            all_masks: room(c.ffn, false),
+            half: room(MAX_COLUMNS * c.hidden, false),
+            active: room(c.layers, true),
+            made: room(if attends { c.layers * MAX_COLUMNS * c.qkv_dim() } else { 0 }, true),
+            places: room(MAX_COLUMNS * 2, false),
+            angles: room(MAX_COLUMNS * c.head_dim, false),
+        }
     }
 }
 
