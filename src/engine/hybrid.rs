@@ -265,16 +265,19 @@ impl Hybrid {
                 unsafe { self.cache.device.copy_out(Stream::Compute, qkv.buffer, 0, to, bytes) };
             }
             None => {
-                let device = &mut self.cache.device;
-                let bytes = size_of_val(&b.qkv[..]);
-                unsafe { device.copy_out(Stream::Compute, qkv.buffer, 0, b.qkv.as_mut_ptr().cast(), bytes) };
+                let Hybrid { cache, host, rooms, .. } = self;
+                let (device, host_qkv) = (&mut cache.device, &mut host.qkv[..n * c.qkv_dim()]);
+                let bytes = size_of_val(host_qkv);
+                unsafe { device.copy_out(Stream::Compute, qkv.buffer, 0, host_qkv.as_mut_ptr().cast(), bytes) };
                 device.synchronize(Stream::Compute);
                 let Pass { team, kernels, caches, .. } = pass;
-                let Buffers { places, qkv, cos_sin, scores, mixed, .. } = b;
-                attention::rotate_and_put(c, caches, l, places, qkv, cos_sin);
-                attention::attention(team, kernels, c, caches, l, places, qkv, scores, mixed);
-                let bytes = size_of_val(&mixed[..]);
-                unsafe { device.copy_in(Stream::Compute, mixed.as_ptr().cast(), bytes, self.rooms.mixed, 0) };
+                let Buffers { places, cos_sin, scores, .. } = b;
+                let host_qkv: &mut [f32] = bytemuck::cast_slice_mut(host_qkv);
+                let mixed: &mut [f32] = bytemuck::cast_slice_mut(&mut host.mixed[..n * c.q_dim()]);
+                attention::rotate_and_put(c, caches, l, places, host_qkv, cos_sin);
+                attention::attention(team, kernels, c, caches, l, places, host_qkv, scores, mixed);
+                let bytes = size_of_val(mixed);
+                unsafe { device.copy_in(Stream::Compute, mixed.as_ptr().cast(), bytes, rooms.mixed, 0) };
             }
         }
         self.launch(Call::Linear(output));

@@ -268,6 +268,9 @@ pub struct HostRooms {
     pub active: HostRoom,
     /// Queries, keys and values that the device made, `[layers, n, qkv_dim]`: the host's caches get the last two.
     pub made: HostRoom,
+    /// What attention reads and makes, `[n, qkv_dim]` and `[n, q_dim]`, where it is the CPU's.
+    pub qkv: HostRoom,
+    pub mixed: HostRoom,
     /// Places and angles of a pass, as the device reads them.
     pub places: HostRoom,
     pub angles: HostRoom,
@@ -290,6 +293,8 @@ impl HostRooms {
             half: room(MAX_COLUMNS * c.hidden, false),
             active: room(c.layers, true),
             made: room(if attends { c.layers * MAX_COLUMNS * c.qkv_dim() } else { 0 }, true),
+            qkv: room(MAX_COLUMNS * c.qkv_dim(), true),
+            mixed: room(MAX_COLUMNS * c.q_dim(), false),
             places: room(MAX_COLUMNS * 2, false),
             angles: room(MAX_COLUMNS * c.head_dim, false),
         }
