@@ -133,6 +133,7 @@ fn machine() -> MachineProfile {
         measured: Vec::new(),
         assumed: Rate::ALL.to_vec(),
         dram_gb_s: 50.0,
+        host_gflops: 400.0,
         device_gb_s: 500.0,
         link_gb_s: 20.0,
         call_us: 2.0,
@@ -337,7 +338,7 @@ fn a_machine_profile_reads_back_and_a_wrong_one_is_refused() {
     let path = dir.path().join("pc.toml");
     let good = MachineProfile {
         measured_unix: Some(1_800_000_000),
-        measured: vec![Rate::DramGbS, Rate::CallUs],
+        measured: vec![Rate::DramGbS, Rate::HostGflops, Rate::CallUs],
         assumed: vec![Rate::DeviceGbS, Rate::LinkGbS, Rate::CopyUs, Rate::SyncUs],
         ..machine()
     };
