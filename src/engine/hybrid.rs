@@ -6,8 +6,10 @@ use super::decode::{Buffers, Place};
 use super::ffn::{self, Counts, Selection, Work};
 use super::observer::{Observer, Seen};
 use super::on_device::{DeviceKv, Front, HostRooms, Rooms, Scorer, Scorers, Taker, Weights, norm};
+use super::prefill::{ChunkCounts, Streaming};
 use super::report::Report;
 use super::sparsity::{Mode, Sparsity};
+use super::streaming::Run;
 use crate::cache::NeuronCache;
 use crate::clock;
 use crate::cpu::{Kernels, MAX_COLUMNS, Team};
@@ -88,20 +90,27 @@ pub struct Hybrid {
     pub migrator: Option<Box<dyn Migrator>>,
     /// What of the plan lies on the device beside the cache and what [`Hybrid::bytes`] counts.
     pub reserved: Buffer,
-    weights: Weights,
+    /// What prompts' chunks were made of.
+    pub chunks: ChunkCounts,
+    pub(super) weights: Weights,
     scorers: Scorers,
-    rooms: Rooms,
-    kv: Option<DeviceKv>,
-    /// Bytes of weights, rooms, keys and values.
-    bytes: u64,
-    host: HostRooms,
-    /// What the CPU computes.
-    rest: Selection,
+    pub(super) rooms: Rooms,
+    pub(super) kv: Option<DeviceKv>,
+    /// Blocks that are copied for a chunk.
+    pub(super) streaming: Option<Streaming>,
+    /// Bytes of weights, rooms, keys and values, and blocks that are copied for a chunk.
+    pub(super) bytes: u64,
+    pub(super) host: HostRooms,
+    /// What is in no slot: of few columns the CPU's.
+    pub(super) rest: Selection,
+    /// Of a chunk: what is copied for it, and in how many columns the CPU's neurons were active, for two layers in turns.
+    pub(super) runs: Vec<Run>,
+    pub(super) cpu_counts: [Vec<u32>; 2],
     /// Every neuron, for dense layers.
     all: Selection,
     /// By layer: its front is there; its halves are added.
-    front: Vec<Event>,
-    merged: Vec<Event>,
+    pub(super) front: Vec<Event>,
+    pub(super) merged: Vec<Event>,
 }
 
 /// What a pass works with.
@@ -137,12 +146,16 @@ impl Hybrid {
             cache,
             migrator: None,
             reserved,
+            chunks: ChunkCounts::default(),
             weights,
             scorers: Scorers::default(),
             rooms,
             kv,
+            streaming: None,
             bytes,
             host,
+            runs: Vec::with_capacity(c.ffn),
+            cpu_counts: Default::default(),
             rest: Selection { neurons: Vec::with_capacity(c.ffn), masks: Vec::with_capacity(c.ffn) },
             all: Selection { neurons: (0..c.ffn as u32).collect(), masks: vec![0; c.ffn] },
             front,
@@ -182,6 +195,9 @@ impl Hybrid {
 
     /// Runs the embedded columns, `buffers.x`, through all layers and the head: logits of `buffers.heads` are in `buffers.logits`.
     pub(super) fn pass(&mut self, pass: &mut Pass<'_, '_>) {
+        if pass.buffers.places.len() > MAX_COLUMNS {
+            return self.prefill(pass);
+        }
         let mut lap = clock::now();
         let attends = self.begin(pass);
         for l in 0..pass.model.layers.len() {
@@ -195,17 +211,17 @@ impl Hybrid {
         pass.report.head_ns += clock::lap(&mut lap);
     }
 
-    fn launch(&mut self, call: Call) {
+    pub(super) fn launch(&mut self, call: Call) {
         self.cache.device.launch(Stream::Compute, &call);
     }
 
     /// A part of the front that begins at number `at`.
-    fn at(&self, at: usize) -> View {
+    pub(super) fn at(&self, at: usize) -> View {
         View { buffer: self.rooms.front, at: at as u64 * 4 }
     }
 
     /// Sends the columns. Says whether attention is the device's in this pass.
-    fn begin(&mut self, pass: &Pass<'_, '_>) -> bool {
+    pub(super) fn begin(&mut self, pass: &Pass<'_, '_>) -> bool {
         let (c, b) = (&pass.model.config, &pass.buffers);
         let front = Front::new(b.places.len(), c);
         let (to, device) = (self.at(front.residual()), &mut self.cache.device);
@@ -214,9 +230,11 @@ impl Hybrid {
         unsafe { device.copy_in(Stream::Compute, b.x.as_ptr().cast(), size_of_val(&b.x[..]), to.buffer, to.at) };
         let Some(kv) = self.kv.as_mut().filter(|kv| kv.takes(&b.places, pass.caches)) else { return false };
         kv.bring(&mut **device, &b.places, pass.caches);
+        let rooms = &self.rooms;
         let angles: &mut [f32] = bytemuck::cast_slice_mut(&mut self.host.angles);
         for (t, &Place { cache, position }) in b.places.iter().enumerate() {
-            self.host.places[2 * t..2 * t + 2].copy_from_slice(&[kv.place_of(&pass.caches[cache]) as u32, position as u32]);
+            self.host.places[2 * t..2 * t + 2]
+                .copy_from_slice(&[kv.place_of(&pass.caches[cache]) as u32, position as u32]);
             if let Positions::Rope { frequencies } = &c.positions {
                 let pairs = angles[t * c.head_dim..(t + 1) * c.head_dim].chunks_exact_mut(2);
                 for (pair, f) in pairs.zip(frequencies) {
@@ -226,41 +244,45 @@ impl Hybrid {
             }
         }
         unsafe {
-            device.copy_in(Stream::Compute, self.host.places.as_ptr().cast(), b.places.len() * 8, kv.places, 0);
-            if kv.angles.bytes > 0 {
+            device.copy_in(Stream::Compute, self.host.places.as_ptr().cast(), b.places.len() * 8, rooms.places, 0);
+            if rooms.angles.bytes > 0 {
                 let bytes = b.places.len() * c.head_dim * 4;
-                device.copy_in(Stream::Compute, self.host.angles.as_ptr().cast(), bytes, kv.angles, 0);
+                device.copy_in(Stream::Compute, self.host.angles.as_ptr().cast(), bytes, rooms.angles, 0);
             }
         }
         true
     }
 
-    fn attention(&mut self, pass: &mut Pass<'_, '_>, l: usize, attends: bool) {
+    pub(super) fn attention(&mut self, pass: &mut Pass<'_, '_>, l: usize, attends: bool) {
         let (c, b) = (&pass.model.config, &mut *pass.buffers);
         let n = b.places.len();
         let (input, residual) = (self.at(0), self.at(Front::new(n, c).residual()));
-        let (qkv, mixed) = (self.rooms.qkv.into(), self.rooms.mixed.into());
+        let (qkv, mixed): (View, View) = (self.rooms.qkv.into(), self.rooms.mixed.into());
         let at = &self.weights.layers[l];
         let (project, output) = (at.qkv.call(n, input, qkv, Then::Store), at.o.call(n, mixed, residual, Then::Add));
         self.launch(Call::Norm(norm(c.norm, self.weights.layers[l].attn_norm, c.hidden, n, residual, input)));
         self.launch(Call::Linear(project));
         match self.kv.as_ref().filter(|_| attends) {
             Some(kv) => {
-                let (heads, angles, places) = (kv.heads, kv.angles, kv.places.into());
-                let most = b.places.iter().map(|p| p.position + 1).max().unwrap_or(1);
-                self.launch(Call::Append(Append { heads, layer: l, n, qkv, angles, places }));
-                self.launch(Call::Attend(Attend {
-                    heads,
-                    layer: l,
-                    n,
-                    window: c.window,
-                    most,
-                    qkv,
-                    places,
-                    out: mixed,
-                }));
-                // The host's caches get the same, once the pass is done.
-                let made = &mut self.host.made[l * n * c.qkv_dim()..][..n * c.qkv_dim()];
+                let (heads, angles, places) = (kv.heads, self.rooms.angles, self.rooms.places);
+                self.launch(Call::Append(Append { heads, layer: l, n, qkv, angles, places: places.into() }));
+                for (i, group) in b.places.chunks(MAX_COLUMNS).enumerate() {
+                    let most = group.iter().map(|p| p.position + 1).max().unwrap_or(1);
+                    let part = |buffer, each: usize| View { buffer, at: (i * MAX_COLUMNS * each * 4) as u64 };
+                    self.launch(Call::Attend(Attend {
+                        heads,
+                        layer: l,
+                        n: group.len(),
+                        window: c.window,
+                        most,
+                        qkv: part(qkv.buffer, c.qkv_dim()),
+                        places: part(places, 2),
+                        out: part(mixed.buffer, c.q_dim()),
+                    }));
+                }
+                // The host's caches get the same, once the device has made it.
+                let made = self.made(c, l, n);
+                let made = &mut self.host.made[made];
                 let (to, bytes) = (made.as_mut_ptr().cast(), size_of_val(made));
                 unsafe { self.cache.device.copy_out(Stream::Compute, qkv.buffer, 0, to, bytes) };
             }
@@ -353,7 +375,11 @@ impl Hybrid {
         if !known {
             let chosen = selection.expect("not dense");
             self.host.masks.fill(0);
-            chosen.neurons.iter().zip(&chosen.masks).for_each(|(&neuron, &mask)| self.host.masks[neuron as usize] = mask);
+            chosen
+                .neurons
+                .iter()
+                .zip(&chosen.masks)
+                .for_each(|(&neuron, &mask)| self.host.masks[neuron as usize] = mask);
             self.send_masks(front, false);
             self.launch_ffn(c, l, n, layer, cut);
         }
@@ -476,21 +502,34 @@ impl Hybrid {
         self.cache.device.record(Stream::Compute, self.merged[l]);
     }
 
-    fn head(&mut self, pass: &mut Pass<'_, '_>, attends: bool) {
+    /// Where what the device makes of a layer's queries, keys and values comes to: of a chunk there is room for two layers.
+    pub(super) fn made(&self, c: &ModelConfig, l: usize, n: usize) -> std::ops::Range<usize> {
+        let (turn, numbers) = (if n > MAX_COLUMNS { l % 2 } else { l }, n * c.qkv_dim());
+        turn * numbers..(turn + 1) * numbers
+    }
+
+    /// The columns that are asked for, through the head.
+    pub(super) fn logits(&mut self, pass: &mut Pass<'_, '_>) {
         let (c, b) = (&pass.model.config, &mut *pass.buffers);
         let (n, h) = (b.places.len(), c.hidden);
         let residual = Front::new(n, c).residual();
         b.logits.resize(b.heads.len() * c.vocab, 0.0);
-        for (i, &row) in b.heads.iter().enumerate() {
-            let (x, out) = (self.at(residual + row * h), self.at(i * h));
-            self.launch(Call::Norm(norm(c.norm, self.weights.out_norm, h, 1, x, out)));
-        }
-        if !b.heads.is_empty() {
+        for (heads, logits) in b.heads.chunks(MAX_COLUMNS).zip(b.logits.chunks_mut(MAX_COLUMNS * c.vocab)) {
+            for (i, &row) in heads.iter().enumerate() {
+                let (x, out) = (self.at(residual + row * h), self.at(i * h));
+                self.launch(Call::Norm(norm(c.norm, self.weights.out_norm, h, 1, x, out)));
+            }
             let out = self.rooms.logits;
-            self.launch(Call::Linear(self.weights.head.call(b.heads.len(), self.at(0), out.into(), Then::Store)));
-            let (to, bytes) = (b.logits.as_mut_ptr().cast(), size_of_val(&b.logits[..]));
+            self.launch(Call::Linear(self.weights.head.call(heads.len(), self.at(0), out.into(), Then::Store)));
+            let (to, bytes) = (logits.as_mut_ptr().cast(), size_of_val(logits));
             unsafe { self.cache.device.copy_out(Stream::Compute, out, 0, to, bytes) };
         }
+    }
+
+    fn head(&mut self, pass: &mut Pass<'_, '_>, attends: bool) {
+        self.logits(pass);
+        let (c, b) = (&pass.model.config, &*pass.buffers);
+        let n = b.places.len();
         let Hybrid { cache, kv, host, .. } = self;
         cache.device.synchronize(Stream::Compute);
         for (front, merged) in self.front.iter().zip(&self.merged) {
