@@ -31,8 +31,9 @@ const QUANTS: [Quant; 6] = [Quant::F32, Quant::F32, Quant::F32, Quant::F16, Quan
 /// in its last bit, can round to the next code. Without any device, 49 of 180 q8_0 runs over stores that are permuted, and
 /// otherwise the same, differ by 1e-3 to 1e-2 from the plain one. The strict law for these types is that of a layer, below.
 const FLIPPED: f32 = 2e-2;
-/// What keys and values in f16 may put logits off: a number that rounds up instead of down differs by this share of itself.
-const ROUNDED: f32 = 5e-4;
+/// What keys and values in f16 may put logits off: a number that rounds up instead of down differs by half of this share of itself, and
+/// there are two layers of them.
+const ROUNDED: f32 = 1e-3;
 
 /// The seeds of a test: all below `count`, or the one that is to be repeated.
 fn seeds(count: u64) -> Vec<u64> {
@@ -300,7 +301,8 @@ fn logits_after_a_long_prompt_are_the_dense_ones_wherever_its_neurons_are_comput
         let found = logits(&mut engine, kind, &sizes, None);
         let (off, grouped) = (error(&found, &expected), QUANTS[quant].is_grouped());
         let most = match (grouped, kind) {
-            (true, _) => FLIPPED,
+            // Ten times as many logits as of a short text: one of them is further off.
+            (true, _) => 2.0 * FLIPPED,
             (false, KvType::F32) => 1e-5,
             (false, KvType::F16) => ROUNDED,
         };
