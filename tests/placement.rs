@@ -380,7 +380,8 @@ fn the_profiles_of_the_checkout_claim_no_measurement() {
         let path = entry.unwrap().path();
         let profile = MachineProfile::read(&path).unwrap();
         assert_eq!(Some(profile.name.as_str()), path.file_stem().unwrap().to_str());
-        assert_eq!((profile.measured, profile.measured_unix, profile.assumed.len()), (Vec::new(), None, 6));
+        assert_eq!((profile.measured, profile.measured_unix), (Vec::new(), None));
+        assert_eq!(profile.assumed.len(), Rate::ALL.len());
         profiles += 1;
     }
     assert!(profiles >= 2);

@@ -1,6 +1,8 @@
 //! What the tests of devices share: models that are on disk or made up, and a virtual device's rates.
 #![allow(dead_code)]
 
+pub mod law;
+
 use dynamicinfer::cache::{HostBlocks, NeuronCache};
 use dynamicinfer::cpu::aligned::Aligned;
 use dynamicinfer::device::{Device, OutOfMemory, Rates, VirtualDevice};
