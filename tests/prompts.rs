@@ -89,8 +89,9 @@ fn logits_after_a_long_prompt_are_the_dense_ones_wherever_its_neurons_are_comput
         let found = logits(&mut engine, kind, &sizes, None);
         let (off, grouped) = (error(&found, &expected), QUANTS[quant].is_grouped());
         let most = match (grouped, kind) {
-            // Ten times as many logits as of a short text: one of them is further off.
-            (true, _) => 2.0 * FLIPPED,
+            // Ten times as many logits as of a short text: of 80,000 one is further off. What kernels of grouped types compute is
+            // compared with the scalar truth (tools/cuda_on_cpu/tests/dense_ffn.rs).
+            (true, _) => 5.0 * FLIPPED,
             (false, KvType::F32) => 1e-5,
             (false, KvType::F16) => ROUNDED,
         };
