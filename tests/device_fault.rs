@@ -10,14 +10,13 @@ use dynamicinfer::engine::{Choice, Engine, Logits, Session, Sparsity};
 use dynamicinfer::formats::rows::Quant;
 use dynamicinfer::model::{KvType, Model};
 use std::process::Command;
-use support::{RATES, device_bytes, on_device, packed};
+use support::{RATES, on_device, packed, streaming};
 
 /// An engine whose every layer has half of its neurons on a device that fails at this launch.
 fn engine(dir: &std::path::Path, fails_at: u64) -> Engine {
     let model = Model::open(&packed(dir, "relullama", Quant::F32)).unwrap();
     let (layers, slots) = (model.config.layers, vec![model.config.ffn / 2; model.config.layers]);
-    let budget = device_bytes(&model, &slots);
-    let device = VirtualDevice::new(budget, RATES).failing_at(fails_at);
+    let device = VirtualDevice::new(u64::MAX, RATES).failing_at(fails_at);
     // SAFETY: the engine drops its device's part before its model.
     let mut hybrid = unsafe { on_device(&model, Box::new(device), &slots) }.unwrap();
     let neurons: Vec<u32> = (0..slots[0] as u32).collect();
@@ -62,6 +61,22 @@ fn a_fault_ends_the_pass_with_an_error_and_leaves_no_number() {
         let fewer: Vec<usize> = cache.slots().iter().map(|slots| slots / 2).collect();
         cache.resize(&fewer).unwrap();
         drop(engine);
+    }
+}
+
+#[test]
+fn a_fault_in_the_middle_of_a_prompt_ends_it_with_an_error() {
+    let dir = tempfile::tempdir().unwrap();
+    for fails_at in [1, 3, 6, 9, 14, 20, 27] {
+        let mut engine = engine(dir.path(), fails_at);
+        let model = engine.model.clone();
+        // Half of what is in no slot is copied for the prompt, a few blocks at a time, the other half is the CPU's.
+        streaming(engine.hybrid.as_mut().unwrap(), &model, 8, 0.5);
+        let prompt: Vec<u32> = (0..200).map(|i| 5 + i * 37 % 90).collect();
+        let mut session = Session::new(&engine, 256, KvType::F16).unwrap();
+        let error = session.append(&mut engine, &prompt, |_| Ok(())).unwrap_err();
+        assert!(matches!(error, Error::Fatal(_)) && error.to_string().contains(&format!("launch {fails_at} failed")));
+        assert!(engine.logits().iter().all(|logit| logit.is_nan()));
     }
 }
 

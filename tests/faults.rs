@@ -133,6 +133,7 @@ fn profile() -> MachineProfile {
         measured: Vec::new(),
         assumed: Rate::ALL.to_vec(),
         dram_gb_s: 60.0,
+        host_gflops: 400.0,
         device_gb_s: 900.0,
         link_gb_s: 25.0,
         call_us: 5.0,
@@ -272,10 +273,10 @@ fn a_device_that_refuses_anything_leaves_an_engine_that_is_right_and_can_go_on()
             let neurons = budgeter.placed(&engine.model, &slots);
             let left = Arc::new(AtomicU64::new(n));
             let device = || Box::new(Miser { inner: VirtualDevice::new(most, RATES), left: left.clone() });
-            if place(&mut engine, device(), &plan, &neurons).is_err() {
+            if place(&mut engine, device(), &plan, &budgeter.machine, &neurons).is_err() {
                 refusals[0] += 1;
                 assert!(engine.hybrid.is_none());
-                place(&mut engine, device(), &plan, &neurons).unwrap();
+                place(&mut engine, device(), &plan, &budgeter.machine, &neurons).unwrap();
             }
             let right = |engine: &mut Engine, when: &str| {
                 let off = error(&logits(engine, 5), &expected);
@@ -318,7 +319,7 @@ fn used_without_refusal(
     budgets: [u64; 4],
 ) -> u64 {
     let mut engine = engine(store);
-    place(&mut engine, Box::new(VirtualDevice::new(most, RATES)), plan, neurons).unwrap();
+    place(&mut engine, Box::new(VirtualDevice::new(most, RATES)), plan, &budgeter.machine, neurons).unwrap();
     budgets.into_iter().for_each(|vram| drop(budgeter.set(&mut engine, vram).unwrap()));
     engine.hybrid.as_ref().unwrap().cache.device.memory().used
 }

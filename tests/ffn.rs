@@ -2,7 +2,7 @@
 //! counts as zero, what is chosen is computed as in the dense pass, and no result depends on the number of threads.
 
 use dynamicinfer::cpu::{Columns, Isa, Kernels, Team};
-use dynamicinfer::engine::ffn::{FfnBuffers, Tile, activations, down, ffn};
+use dynamicinfer::engine::ffn::{FfnBuffers, Neurons, Tile, activations, down, ffn};
 use dynamicinfer::engine::{Counts, Selection, Work};
 use dynamicinfer::formats::neuron_store::{Header, Writer};
 use dynamicinfer::formats::rows::{self, Quant};
@@ -113,7 +113,8 @@ impl Bench<'_> {
     fn down(&mut self, acts: &[f32]) -> Vec<f32> {
         let mut hidden = self.residual();
         let mut tiles = vec![Tile::new(); self.team.threads()];
-        down(&mut self.team, &self.model.config, &self.model.layers[0], acts, self.n, &mut tiles, &mut hidden);
+        let (config, layer) = (&self.model.config, &self.model.layers[0]);
+        down(&mut self.team, config, layer, Neurons::All(config.ffn), acts, self.n, &mut tiles, &mut hidden);
         hidden
     }
 }

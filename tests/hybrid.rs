@@ -19,38 +19,9 @@ use dynamicinfer::model::{KvCache, KvType, Model};
 use dynamicinfer::predictor::{Predictor, Sign};
 use dynamicinfer::prng::Prng;
 use std::collections::HashMap;
-use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
-use support::{ON_DEVICE, RATES, device_bytes, error, numbers, on_device, packed};
-
-const FAMILIES: [&str; 5] = ["relullama", "prosparse", "bamboo", "opt", "llama-relu2"];
-/// Half of the cases in f32, where nothing but the order of sums differs.
-const QUANTS: [Quant; 6] = [Quant::F32, Quant::F32, Quant::F32, Quant::F16, Quant::Q8, Quant::Q4];
-
-/// How far logits of grouped types may be off. Their inputs are rounded to int8: a sum that is taken in another order, and differs
-/// in its last bit, can round to the next code. Without any device, 49 of 180 q8_0 runs over stores that are permuted, and
-/// otherwise the same, differ by 1e-3 to 1e-2 from the plain one. The strict law for these types is that of a layer, below.
-const FLIPPED: f32 = 2e-2;
-/// What keys and values in f16 may put logits off: a number that rounds up instead of down differs by this share of itself.
-const ROUNDED: f32 = 5e-4;
-
-/// The seeds of a test: all below `count`, or the one that is to be repeated.
-fn seeds(count: u64) -> Vec<u64> {
-    match std::env::var("HYBRID_SEED") {
-        Ok(seed) => vec![seed.parse().expect("HYBRID_SEED is a number")],
-        Err(_) => (0..count).collect(),
-    }
-}
-
-/// Runs `case` for each seed; a failure names its own.
-fn with_seeds(test: &str, count: u64, case: impl Fn(u64) + std::panic::RefUnwindSafe) {
-    for seed in seeds(count) {
-        if let Err(panic) = std::panic::catch_unwind(|| case(seed)) {
-            eprintln!("seed {seed}; repeat it with\n  HYBRID_SEED={seed} cargo test --test hybrid {test}");
-            std::panic::resume_unwind(panic);
-        }
-    }
-}
+use support::law::{FAMILIES, FLIPPED, QUANTS, ROUNDED, Stores, all_exact, logits, slots, with_seeds};
+use support::{ON_DEVICE, RATES, device_bytes, error, numbers, on_device};
 
 /// Moves neurons at random: any layer, any slot, before any layer of any token.
 struct Restless {
@@ -91,54 +62,6 @@ impl Restless {
     }
 }
 
-/// Packed fixtures, by family and type.
-struct Stores {
-    dir: tempfile::TempDir,
-    paths: Mutex<HashMap<(usize, usize), PathBuf>>,
-}
-
-impl Stores {
-    fn new() -> Stores {
-        Stores { dir: tempfile::tempdir().unwrap(), paths: Mutex::default() }
-    }
-
-    fn open(&self, family: usize, quant: usize) -> Model {
-        let mut paths = self.paths.lock().unwrap();
-        let path =
-            paths.entry((family, quant)).or_insert_with(|| packed(self.dir.path(), FAMILIES[family], QUANTS[quant]));
-        Model::open(path).unwrap()
-    }
-}
-
-/// Logits of every token, run in passes of `sizes`.
-fn logits(engine: &mut Engine, kind: KvType, sizes: &[usize], mut observer: Option<&mut dyn Observer>) -> Vec<f32> {
-    let ids: Vec<u32> = (0..sizes.iter().sum::<usize>() as u32).map(|i| 5 + i * 37 % 90).collect();
-    let mut kv = KvCache::new(&engine.model.config, ids.len(), kind).unwrap();
-    let (mut out, mut rest) = (Vec::new(), &ids[..]);
-    for &n in sizes {
-        let (now, after) = rest.split_at(n);
-        match &mut observer {
-            None => out.extend_from_slice(engine.forward(&mut kv, now, Logits::All)),
-            Some(observer) => out.extend_from_slice(engine.forward_observed(&mut kv, now, Logits::All, *observer)),
-        }
-        rest = after;
-    }
-    out
-}
-
-fn all_exact(layers: usize) -> Sparsity {
-    Sparsity::new(vec![Choice::Exact { cut: 0.0 }; layers], 0).unwrap()
-}
-
-/// Slots of a layer with `ffn` neurons: nothing, everything and all between.
-fn slots(prng: &mut Prng, ffn: usize) -> usize {
-    match prng.below(4) {
-        0 => 0,
-        1 => ffn,
-        _ => prng.below(ffn as u64 + 1) as usize,
-    }
-}
-
 #[test]
 fn logits_are_the_dense_ones_for_every_budget_residency_and_interleaving() {
     let stores = Stores::new();
@@ -153,7 +76,7 @@ fn logits_are_the_dense_ones_for_every_budget_residency_and_interleaving() {
         let model = stores.open(family, quant);
         let (layers, ffn) = (model.config.layers, model.config.ffn);
         let sizes = match prng.below(3) {
-            // More than the row kernels take: dense on the CPU, and the slots stay as they are.
+            // More than the row kernels take: dense, and the slots stay as they are.
             0 => vec![40, 1, 1, 3, 1, 1, 1, 1],
             1 => vec![1; 16],
             _ => vec![7, 1, 32, 1, 1, 2, 1, 1],
@@ -836,7 +759,6 @@ fn keys_and_values_on_the_device_follow_what_happens_to_the_hosts() {
                     }
                 }
                 what => {
-                    // A prompt of more columns than a device takes is the CPU's.
                     let n = if what == 2 { 34 } else { 1 + prng.below(3) as usize };
                     let n = n.min(ON_DEVICE - ours[at].len);
                     if n == 0 {

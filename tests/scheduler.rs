@@ -325,6 +325,7 @@ fn machine() -> MachineProfile {
         measured: Vec::new(),
         assumed: Rate::ALL.to_vec(),
         dram_gb_s: SLOW.host_gb_s,
+        host_gflops: 400.0,
         device_gb_s: SLOW.device_gb_s,
         link_gb_s: SLOW.link_gb_s,
         call_us: 0.1,

@@ -361,6 +361,9 @@ impl Worker {
         let decodes = told.tokens == 1 || told.batch;
         if decodes {
             self.measure(told);
+        } else {
+            // What a prompt took says nothing of decoding: the next look begins anew.
+            self.rates.totals.clock_ns = 0;
         }
         let view = View { layer: told.layer, slots: &told.slots };
         if decodes {

@@ -9,7 +9,7 @@ use crate::background::{Background, Setting};
 use crate::clock::{self, Seldom};
 use crate::device::cuda::Card;
 use crate::device::{Device, Rates, VirtualDevice};
-use crate::engine::{Engine, MigratorCounts};
+use crate::engine::{ChunkCounts, Engine, MigratorCounts};
 use crate::error::{Error, Result};
 use crate::formats::history_file;
 use crate::formats::machine_profile::MachineProfile;
@@ -190,6 +190,8 @@ pub struct DeviceReport {
     pub hits: u64,
     pub misses: u64,
     pub migrations: u64,
+    /// Neurons times tokens of prompts of more than 32 tokens, by where they were computed; not in the figures above.
+    pub prompts: ChunkCounts,
     /// What the scheduler did; absent with --policy static.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub scheduler: Option<MigratorCounts>,
@@ -292,7 +294,7 @@ impl DeviceArgs {
             Second::Cuda(card) => Box::new(cuda::device(*card, plan.budget_bytes)?),
             Second::Virtual | Second::Nothing => Box::new(self.pretended(plan.budget_bytes, &machine)),
         };
-        place(engine, device, &plan, &neurons)?;
+        place(engine, device, &plan, &machine, &neurons)?;
         engine.hybrid.as_mut().expect("placed").cache.barrier = self.barrier;
         let budgeter = Budgeter { footprint, counts, machine, request };
         self.schedule(engine, &budgeter, tokens, &neurons)?;
@@ -375,6 +377,7 @@ pub fn report(engine: &Engine) -> Option<DeviceReport> {
         hits: counters.hits,
         misses: counters.misses,
         migrations: counters.migrations,
+        prompts: hybrid.chunks,
         scheduler: hybrid.migrator.as_ref().map(|m| m.counts()),
         scheduling_share: engine.report.scheduler_ns as f64 / engine.report.total_ns().max(1) as f64,
         device_clock_ffn_ms: counters.ffn_ns as f64 / 1e6 / counters.tokens.max(1) as f64,

@@ -1,4 +1,5 @@
 use super::cuda;
+use crate::cpu::MAX_COLUMNS;
 use crate::device::Device;
 use crate::device::cuda::Card;
 use crate::error::{Error, Result};
@@ -6,7 +7,7 @@ use crate::lab::kernel_check::{agreements, speeds};
 use crate::lab::measure;
 use serde_json::json;
 
-/// Check an NVIDIA card: every kernel beside the CPU's, then how fast they read
+/// Check an NVIDIA card: every kernel beside the CPU's, then how fast they read and compute
 ///
 /// Needs some 4 GiB of the card. `tools/gpu_check` runs this and everything else that wants a card, and keeps the results.
 #[derive(clap::Args)]
@@ -24,7 +25,7 @@ const L2_BYTES: u64 = 128 << 20;
 pub fn run(args: Args) -> Result<()> {
     let card = Card::open().map_err(cuda::error)?;
     let budget = card.free / 16 * 15;
-    let name = card.name.clone();
+    let (name, peak) = (card.name.clone(), card.peak_tflop_s());
     let mut device = cuda::device(card, budget)?;
     let rows = agreements(&mut device)?;
     let (mut rates, mut times) = (None, Vec::new());
@@ -35,12 +36,14 @@ pub fn run(args: Args) -> Result<()> {
     let wrong = rows.iter().filter(|row| row.off > row.most).count();
     let left = device.memory().used;
     if args.json {
-        super::print_json(&json!({ "card": name, "kernels": rows, "rates": rates, "speeds": times }))?;
+        super::print_json(
+            &json!({ "card": name, "f32_tflop_s": peak, "kernels": rows, "rates": rates, "speeds": times }),
+        )?;
     } else {
         let mut text = String::new();
         for row in &rows {
             let verdict = if row.off > row.most { "WRONG" } else { "ok" };
-            text += &format!("{verdict:6} {:18} {:2} columns  off by {:.1e}\n", row.kernel, row.columns, row.off);
+            text += &format!("{verdict:6} {:18} {:3} columns  off by {:.1e}\n", row.kernel, row.columns, row.off);
         }
         if let Some(rates) = &rates {
             text += &format!(
@@ -48,10 +51,14 @@ pub fn run(args: Args) -> Result<()> {
                 rates.device_gb_s, rates.link_gb_s, rates.back_gb_s
             );
             for s in &times {
-                let share = 100.0 * s.gb_s / rates.device_gb_s;
+                // Few columns wait for memory, a prompt's for arithmetic.
+                let share = match peak {
+                    Some(peak) if s.columns > MAX_COLUMNS => format!("{:3.0} % of f32", 100.0 * s.tflop_s / peak),
+                    _ => format!("{:3.0} % of copying", 100.0 * s.gb_s / rates.device_gb_s),
+                };
                 text += &format!(
-                    "{:9} {:20} {} columns  {:9.1} us  {:6.0} GB/s  {share:3.0} % of copying\n",
-                    s.shape, s.kernel, s.columns, s.us, s.gb_s
+                    "{:9} {:20} {:3} columns  {:9.1} us  {:6.0} GB/s  {:6.2} TFLOP/s  {share}\n",
+                    s.shape, s.kernel, s.columns, s.us, s.gb_s, s.tflop_s
                 );
             }
         }

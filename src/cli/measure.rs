@@ -2,14 +2,14 @@ use super::cuda;
 use super::machine_arg;
 use crate::error::{Error, Result};
 use crate::interrupt;
-use crate::lab::measure::{Assumed, ReadBuffer, profile};
+use crate::lab::measure::{Assumed, ReadBuffer, gflops, profile};
 use std::path::PathBuf;
 
 /// Measure how fast this machine reads memory: the limit of every decoding speed
 ///
 /// Reads 2 GiB several times per thread count; the best pass counts. An NVIDIA card, if there is one that can be used, is measured,
-/// too: its memory, and copies from and to pinned host memory. --save writes it all down with the cost of a call as a machine
-/// profile, which `plan` reads. Without a card give its figures, or a small one is assumed; the profile says which figures are
+/// too: its memory, and copies from and to pinned host memory. --save measures the processor's arithmetic and the cost of a call, too,
+/// and writes it all down as a machine profile, which `plan` reads. Without a card give its figures, or a small one is assumed; the profile says which figures are
 /// assumed.
 #[derive(clap::Args)]
 pub struct Args {
@@ -55,7 +55,7 @@ pub fn run(args: Args) -> Result<()> {
     };
     if let Some((name, _)) = &save {
         // A figure that cannot be is refused before anything is measured.
-        profile(name, 1, 1.0, None, assumed)?;
+        profile(name, 1, 1.0, 1.0, None, assumed)?;
     }
     let buffer = ReadBuffer::new()?;
     let mut measured = Vec::new();
@@ -82,8 +82,9 @@ pub fn run(args: Args) -> Result<()> {
         Err(why) => eprintln!("no card was measured: {why}"),
     }
     if let Some((name, path)) = save {
+        let most = measured.iter().map(|rate| rate.threads).max().unwrap_or(1);
         let fastest = measured.iter().max_by(|a, b| a.gb_per_s.total_cmp(&b.gb_per_s)).expect("one at least");
-        let machine = profile(&name, fastest.threads, fastest.gb_per_s, card.ok(), assumed)?;
+        let machine = profile(&name, fastest.threads, fastest.gb_per_s, gflops(most), card.ok(), assumed)?;
         machine.write(&path)?;
         eprintln!("{}", machine_arg::describe(&machine));
         eprintln!("written to {}", path.display());

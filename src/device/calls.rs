@@ -1,7 +1,8 @@
 //! The kernels that a device has, as plain data: shapes and where the operands lie.
 //!
-//! Weights are rows of `formats::rows`, one after the other; everything else is f32 or u32 without gaps. `n` is columns, 1 to
-//! [`MAX_COLUMNS`](crate::cpu::MAX_COLUMNS). No two operands of a call overlap unless it says so.
+//! Weights are rows of `formats::rows`, one after the other; everything else is f32 or u32 without gaps. `n` is columns: 1 to
+//! [`MAX_COLUMNS`](crate::cpu::MAX_COLUMNS) where there are masks of columns ([`Select`], [`SparseFfn`]) or sums that are split
+//! ([`Attend`], [`SignScores`]), else as many as a chunk of a prompt has. No two operands of a call overlap unless it says so.
 
 use super::Buffer;
 use crate::formats::rows::Quant;
@@ -204,6 +205,50 @@ impl SparseFfn {
     }
 }
 
+/// The share of some neuron blocks in one layer's FFN for a chunk of a prompt: whatever lies there is computed for every column
+/// (PowerInfer 8.2: long prompts run dense), and in how many columns each neuron was active is counted.
+#[derive(Clone, Copy, Debug)]
+pub struct DenseFfn {
+    pub quant: Quant,
+    pub kind: Ffn,
+    pub activation: Activation,
+    /// Above zero a neuron is active when |act(gate)| is above it (plain FFNs: |act(up)|); else when its product is not zero.
+    pub cut: f32,
+    pub hidden: usize,
+    pub ffn: usize,
+    pub slots: usize,
+    pub n: usize,
+    /// `[slots]` neuron blocks.
+    pub blocks: View,
+    /// `[slots]` u32: the neuron in each, or [`NONE`].
+    pub bucket: View,
+    /// `[ffn]` f32, the bias of up; a buffer of no bytes where there is none.
+    pub up_bias: Buffer,
+    /// Normalised input, `[n, hidden]`.
+    pub x: View,
+    /// Room for products, `[n, slots]` f32.
+    pub products: Buffer,
+    /// `[parts, ffn]` u32; of the neurons that are here: in how many columns each was active, as a sum over parts.
+    pub counts: Buffer,
+    /// `[n, hidden]`, to which the share is added.
+    pub out: View,
+}
+
+impl DenseFfn {
+    pub const fn block_bytes(&self) -> usize {
+        self.quant.row_bytes(self.hidden) * if matches!(self.kind, Ffn::Plain) { 2 } else { 3 }
+    }
+
+    /// Columns that a part counts: those of a tile of its kernel.
+    pub const fn part(quant: Quant) -> usize {
+        if quant.is_grouped() { 32 } else { 64 }
+    }
+
+    pub const fn parts(quant: Quant, n: usize) -> usize {
+        n.div_ceil(DenseFfn::part(quant))
+    }
+}
+
 /// to += from, `[count]` each.
 #[derive(Clone, Copy, Debug)]
 pub struct Add {
@@ -222,5 +267,6 @@ pub enum Call {
     SignScores(SignScores),
     Select(Select),
     SparseFfn(SparseFfn),
+    DenseFfn(DenseFfn),
     Add(Add),
 }

@@ -1,7 +1,10 @@
 //! Every [`Call`] with the CPU's kernels: what a device's kernels have to compute, and what the virtual device runs.
 
+use super::dense_ffn;
 use super::sparse_ffn::{self, Operands};
-use super::{Add, Append, Attend, Buffer, Call, Linear, NONE, Norm, Select, SignScores, SparseFfn, Then, View};
+use super::{
+    Add, Append, Attend, Buffer, Call, DenseFfn, Linear, NONE, Norm, Select, SignScores, SparseFfn, Then, View,
+};
 use crate::cpu::sign::{self, BitLine};
 use crate::cpu::{Columns, Kernels, Rows};
 use crate::model::config::Norm as NormKind;
@@ -11,6 +14,7 @@ use half::f16;
 #[derive(Default)]
 pub struct Room {
     ffn: sparse_ffn::Room,
+    dense: dense_ffn::Room,
     columns: Columns,
     /// The call's output, in the order of its views.
     values: Vec<f32>,
@@ -37,7 +41,7 @@ fn words(at: &dyn Memory, view: View, count: usize) -> &[u32] {
 /// Runs a call on what the memory holds now and keeps its result in `room`. Returns the bytes of weights, keys and values that
 /// it read.
 pub fn run(call: &Call, at: &dyn Memory, kernels: &Kernels, room: &mut Room) -> u64 {
-    let Room { ffn, columns, values, scores, bits } = room;
+    let Room { ffn, dense, columns, values, scores, bits } = room;
     match call {
         Call::Norm(c) => norm(c, at, values),
         Call::Linear(c) => linear(c, at, kernels, columns, values),
@@ -55,6 +59,17 @@ pub fn run(call: &Call, at: &dyn Memory, kernels: &Kernels, room: &mut Room) -> 
                 masks: bytemuck::cast_slice(masks),
             };
             sparse_ffn::run(c, operands, kernels, ffn)
+        }
+        Call::DenseFfn(c) => {
+            let operands = dense_ffn::Operands {
+                blocks: bytemuck::cast_slice(numbers(at, c.blocks, c.slots * c.block_bytes() / 4)),
+                bucket: words(at, c.bucket, c.slots),
+                up_bias: at.of(c.up_bias),
+                x: numbers(at, c.x, c.n * c.hidden),
+                counts: words(at, c.counts.into(), DenseFfn::parts(c.quant, c.n) * c.ffn),
+                out: numbers(at, c.out, c.n * c.hidden),
+            };
+            dense_ffn::run(c, operands, kernels, dense)
         }
         Call::Add(Add { count, from, to }) => {
             let sum = numbers(at, *from, *count).iter().zip(numbers(at, *to, *count)).map(|(a, b)| a + b);
@@ -78,6 +93,10 @@ pub fn store(call: &Call, room: &Room, at: &mut dyn Memory) {
         Call::Select(c) => put(c.masks, &room.values),
         Call::Add(c) => put(c.to, &room.values),
         Call::SparseFfn(c) => sparse_ffn::store(c, &room.ffn, at.of_mut(c.output)),
+        Call::DenseFfn(c) => {
+            put(c.out, &room.dense.out);
+            put(c.counts.into(), bytemuck::cast_slice(&room.dense.counts));
+        }
         Call::Append(c) => {
             let h = &c.heads;
             let (qkv, places) = room.values.split_at(c.n * h.qkv_dim());
@@ -272,6 +291,15 @@ impl Call {
                 given(c.up_bias, c.ffn * 4),
                 (c.input.into(), SparseFfn::input_bytes(c.n, c.hidden, c.ffn), false),
                 (c.output.into(), SparseFfn::output_bytes(c.n, c.hidden), true),
+            ]),
+            Call::DenseFfn(c) => all(&[
+                (c.blocks, c.slots * c.block_bytes(), false),
+                (c.bucket, c.slots * 4, false),
+                given(c.up_bias, c.ffn * 4),
+                (c.x, c.n * c.hidden * 4, false),
+                (c.products.into(), c.n * c.slots * 4, true),
+                (c.counts.into(), DenseFfn::parts(c.quant, c.n) * c.ffn * 4, true),
+                (c.out, c.n * c.hidden * 4, true),
             ]),
             Call::Add(Add { count, from, to }) => all(&[(from, count * 4, false), (to, count * 4, true)]),
         }

@@ -5,7 +5,7 @@
 //! waits for the host between them. How sums are split follows from shapes alone, never from the card: so do results.
 
 use super::Buffer;
-use super::calls::{Add, Append, Attend, Call, Linear, Norm, Select, SignScores, SparseFfn, Then, View};
+use super::calls::{Add, Append, Attend, Call, DenseFfn, Linear, Norm, Select, SignScores, SparseFfn, Then, View};
 use crate::cpu::sign::{self, BitLine};
 use crate::formats::rows::{GROUP, PACK, Quant};
 use crate::model::config::{Activation, Ffn, Norm as NormKind};
@@ -27,6 +27,8 @@ const SPLIT_CHUNKS: usize = DOWN_WARPS * WARP;
 const DOWN_BLOCKS: usize = 256;
 /// Columns up to which a matrix is read by rows, eight columns at a time; beyond, tiles share what they read.
 const ROW_COLUMNS: usize = 8;
+/// Columns from which on a tile has 64 of them and twice the rows: with fewer there would be too few tiles for a card.
+const WIDE_COLUMNS: usize = 33;
 /// Positions of a split of attention, and warps of its blocks.
 const SPLIT_POSITIONS: usize = 128;
 const ATTEND_WARPS: usize = 4;
@@ -50,6 +52,8 @@ enum Family {
     Down,
     Merge,
     Matmul,
+    DenseNeurons,
+    DenseDown,
     Append,
     Attend,
     AttendMerge,
@@ -89,7 +93,7 @@ macro_rules! family {
 }
 
 /// In the order of [`Family`].
-const FAMILIES: [&[&str]; 21] = [
+const FAMILIES: [&[&str]; 23] = [
     &["quantize"],
     &["normalise"],
     &["add"],
@@ -98,7 +102,9 @@ const FAMILIES: [&[&str]; 21] = [
     family!("ffn_neurons"),
     family!("ffn_down"),
     &["ffn_merge"],
-    &["matmul_f32", "matmul_f16", "matmul_q8_0", "matmul_q4_0"],
+    &["matmul_f32", "matmul_f16", "matmul_q8_0", "matmul_q4_0", "matmul_wide_f32", "matmul_wide_f16"],
+    &["dense_neurons_f32", "dense_neurons_f16", "dense_neurons_q8_0", "dense_neurons_q4_0"],
+    &["dense_down_f32", "dense_down_f16", "dense_down_q8_0", "dense_down_q4_0"],
     &["append"],
     &["attend_1_8", "attend_4_8", "attend_8_8", "attend_1_2", "attend_4_2", "attend_8_2"],
     &["attend_merge"],
@@ -216,6 +222,7 @@ pub fn scratch_bytes(call: &Call) -> u64 {
     let bytes = match call {
         Call::Linear(c) => codes_bytes(c.quant, c.n, c.cols),
         Call::SparseFfn(c) => FfnScratch::of(c, 0).end as usize,
+        Call::DenseFfn(c) => codes_bytes(c.quant, c.n, c.hidden),
         Call::Attend(c) => c.n * c.heads.heads * attend_splits(c) * (c.heads.head_dim + 2) * 4,
         Call::SignScores(c) => c.n * sign_line_bytes(c.hidden),
         Call::Norm(_) | Call::Append(_) | Call::Select(_) | Call::Add(_) => 0,
@@ -233,6 +240,7 @@ pub fn launches(call: &Call, address: impl Fn(Buffer) -> u64, scratch: u64) -> L
         Call::Norm(c) => out.push(norm(c, &at)),
         Call::Linear(c) => linear(c, &at, scratch, &mut out),
         Call::SparseFfn(c) => sparse_ffn(c, &at, scratch, &mut out),
+        Call::DenseFfn(c) => dense_ffn(c, &at, scratch, &mut out),
         Call::Add(c) => out.push(add(c, &at)),
         Call::Append(c) => out.push(append(c, &at)),
         Call::Attend(c) => attend(c, &at, scratch, &mut out),
@@ -404,10 +412,14 @@ fn linear(c: &Linear, at: &Addresses<'_>, scratch: u64, out: &mut Launches) {
         let grid = [c.rows.div_ceil(2 * WARPS), 1, 1];
         Launch::new(Kernel::of_rows(Family::Linear, c.quant, width(c.n)), grid, WARPS, 0)
     } else {
-        // Rows of a tile and its shared memory, as `kernels/matmul.cu` has them.
-        let (rows, shared) = if c.quant.is_grouped() { (32, 37888) } else { (64, 12672) };
-        let grid = [c.rows.div_ceil(rows), c.n.div_ceil(32), 1];
-        Launch::new(Kernel::new(Family::Matmul, c.quant as usize), grid, 8, shared)
+        // A tile and its shared memory, as `kernels/matmul.cu` has them.
+        let (member, rows, columns, shared) = match c.quant {
+            Quant::Q8 | Quant::Q4 => (c.quant as usize, 32, 32, GROUPED_TILE_BYTES),
+            Quant::F32 | Quant::F16 if c.n >= WIDE_COLUMNS => (4 + c.quant as usize, 128, 64, WIDE_TILE_BYTES),
+            Quant::F32 | Quant::F16 => (c.quant as usize, 64, 32, 13312),
+        };
+        let grid = [c.rows.div_ceil(rows), c.n.div_ceil(columns), 1];
+        Launch::new(Kernel::new(Family::Matmul, member), grid, 8, shared)
     };
     let launch = launch.address(at.buffer(c.weights)).address(x).address(at.optional(c.bias)).address(at.view(c.out));
     out.push(launch.int(c.rows).int(c.cols).int(c.n).int(then));
@@ -478,17 +490,14 @@ const fn down_numbers(quant: Quant, width: usize) -> usize {
     }
 }
 
-fn sparse_ffn(c: &SparseFfn, at: &Addresses<'_>, scratch: u64, out: &mut Launches) {
-    let s = FfnScratch::of(c, scratch);
-    let width = width(c.n);
-    let (given, output) = (at.buffer(c.input), at.buffer(c.output));
-    let masks = given + (c.n * c.hidden * 4) as u64;
-    let kind = match c.kind {
+/// Kind, activation and its parameter as the kernels number them (`kernels/activation.cuh`).
+const fn activation_words(kind: Ffn, activation: Activation) -> (usize, usize, f32) {
+    let kind = match kind {
         Ffn::Gated => 0,
         Ffn::GatedBoth => 1,
         Ffn::Plain => 2,
     };
-    let (activation, parameter) = match c.activation {
+    let (activation, parameter) = match activation {
         Activation::Relu => (0, 0.0),
         Activation::Fatrelu(threshold) => (1, threshold),
         Activation::Relu2 => (2, 0.0),
@@ -496,6 +505,41 @@ fn sparse_ffn(c: &SparseFfn, at: &Addresses<'_>, scratch: u64, out: &mut Launche
         Activation::Gelu => (4, 0.0),
         Activation::GeluTanh => (5, 0.0),
     };
+    (kind, activation, parameter)
+}
+
+/// Shared memory of tiles of 32 grouped rows by 32 columns, and of 128 others by 64 (`kernels/tiles.cuh`).
+const GROUPED_TILE_BYTES: usize = 37888;
+const WIDE_TILE_BYTES: usize = 26112;
+
+fn dense_ffn(c: &DenseFfn, at: &Addresses<'_>, scratch: u64, out: &mut Launches) {
+    if c.slots == 0 {
+        return;
+    }
+    const WARPS: usize = 8;
+    let x = input(c.quant, at.view(c.x), scratch, c.n, c.hidden, out);
+    let (kind, activation, parameter) = activation_words(c.kind, c.activation);
+    let (blocks, bucket, products) = (at.view(c.blocks), at.view(c.bucket), at.buffer(c.products));
+    // A tile has two rows of a neuron, or one of twice as many.
+    let (neurons, shared) = if c.quant.is_grouped() { (16, GROUPED_TILE_BYTES) } else { (64, WIDE_TILE_BYTES) };
+    let neurons = if c.kind == Ffn::Plain { 2 * neurons } else { neurons };
+    let grid = [c.slots.div_ceil(neurons), DenseFfn::parts(c.quant, c.n), 1];
+    let launch = Launch::new(Kernel::new(Family::DenseNeurons, c.quant as usize), grid, WARPS, shared);
+    let launch = launch.address(blocks).address(bucket).address(at.optional(c.up_bias)).address(x).address(products);
+    let launch = launch.address(at.buffer(c.counts)).int(c.hidden).int(c.slots).int(c.n).int(c.ffn);
+    out.push(launch.int(kind).int(activation).float(parameter).float(c.cut));
+    let grid = [c.hidden.div_ceil(128), c.n.div_ceil(64), 1];
+    let launch = Launch::new(Kernel::new(Family::DenseDown, c.quant as usize), grid, WARPS, WIDE_TILE_BYTES);
+    let launch = launch.address(blocks).address(bucket).address(products).address(at.view(c.out));
+    out.push(launch.int(c.hidden).int(c.slots).int(c.n).int(c.kind.rows()));
+}
+
+fn sparse_ffn(c: &SparseFfn, at: &Addresses<'_>, scratch: u64, out: &mut Launches) {
+    let s = FfnScratch::of(c, scratch);
+    let width = width(c.n);
+    let (given, output) = (at.buffer(c.input), at.buffer(c.output));
+    let masks = given + (c.n * c.hidden * 4) as u64;
+    let (kind, activation, parameter) = activation_words(c.kind, c.activation);
     if s.chunks > 0 {
         let x = input(c.quant, given, s.codes, c.n, c.hidden, out);
         const WARPS: usize = 4;

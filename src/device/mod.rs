@@ -7,13 +7,16 @@
 
 mod calls;
 pub mod cuda;
+mod dense_ffn;
 pub mod host_kernels;
 mod host_room;
 pub mod launch;
 pub mod sparse_ffn;
 mod virtual_device;
 
-pub use calls::{Add, Append, Attend, Call, Heads, Linear, NONE, Norm, Select, SignScores, SparseFfn, Then, View};
+pub use calls::{
+    Add, Append, Attend, Call, DenseFfn, Heads, Linear, NONE, Norm, Select, SignScores, SparseFfn, Then, View,
+};
 pub use host_room::HostRoom;
 pub use virtual_device::{Faults, HOST_CALL_NS, QUEUES, Rates, VirtualDevice};
 

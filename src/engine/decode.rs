@@ -1,10 +1,11 @@
 //! THE HOT PATH: tokens in, logits out.
 
 use super::attention::{attention, rotate_and_put};
-use super::ffn::{self, FfnBuffers, Selection, Tile, Work};
+use super::ffn::{self, FfnBuffers, Neurons, Selection, Tile, Work};
 use super::hybrid::{Hybrid, Pass};
 use super::observer::{LiveAudit, Observer, Seen};
 use super::report::Report;
+use super::session::CHUNK;
 use super::sparsity::{Mode, Predicted, Sparsity};
 use crate::clock;
 use crate::cpu::team::Parts;
@@ -45,7 +46,7 @@ pub(super) struct Place {
 
 /// A model, the threads that run it and the room they need.
 pub struct Engine {
-    /// A device's part of the FFNs of up to [`MAX_COLUMNS`] tokens. Dropped before the model: its copies read the store.
+    /// A device's part in passes of up to [`CHUNK`] tokens. Dropped before the model: its copies read the store.
     pub hybrid: Option<Hybrid>,
     /// Shared with the scheduler's thread, which predicts with it.
     pub model: Arc<Model>,
@@ -248,7 +249,7 @@ impl Engine {
             }
         }
         if let Some(hybrid) = hybrid
-            && n <= MAX_COLUMNS
+            && (n <= MAX_COLUMNS || n <= CHUNK && observer.is_none())
         {
             report.attention_ns += clock::lap(&mut lap);
             hybrid.pass(&mut Pass { team, kernels, model, report, sparsity, buffers: b, caches, observer });
@@ -320,7 +321,7 @@ impl Engine {
             if n > MAX_COLUMNS
                 && let Some(migrator) = hybrid.as_mut().and_then(|h| h.migrator.as_mut())
             {
-                b.ffn.counts(c, n, cut, &mut b.counts);
+                b.ffn.counts(c, Neurons::All(c.ffn), n, cut, &mut b.counts);
                 migrator.prompt(l, first, n, &b.counts);
             }
             report.ffn_ns += clock::lap(&mut lap);

@@ -6,10 +6,11 @@
 use crate::cpu::aligned::{Aligned, LINE};
 use crate::cpu::team::Parts;
 use crate::cpu::{Columns, Kernels, MAX_AXPY_ROWS, MAX_COLUMNS, Rows, Team};
+use crate::device::NONE;
 use crate::formats::rows::{self, PACK, Quant};
 use crate::model::config::{Activation, Ffn, ModelConfig};
 use crate::model::weights::{Layer, Matrix};
-use crate::ops::gates::{TILE_NEURONS, first_rows, row_dots, tile};
+use crate::ops::gates::TILE_NEURONS;
 use crate::ops::math;
 use faer::{Accum, MatMut, MatRef, Par};
 use std::ops::Range;
@@ -38,16 +39,60 @@ pub struct FfnBuffers {
 }
 
 impl FfnBuffers {
-    /// For how many of the `n` tokens of the last dense pass over more than [`MAX_COLUMNS`] each neuron was active.
-    pub fn counts(&self, config: &ModelConfig, n: usize, cut: f32, out: &mut Vec<u32>) {
+    /// For how many of the `n` tokens of the last dense pass over more than [`MAX_COLUMNS`] each of `neurons`, which it computed, was
+    /// active: `[ffn]`, [`NONE`] for all others.
+    pub fn counts(&self, config: &ModelConfig, neurons: Neurons<'_>, n: usize, cut: f32, out: &mut Vec<u32>) {
+        let len = neurons.len();
         out.clear();
-        out.resize(config.ffn, 0);
-        let rows = self.gates.chunks_exact(config.ffn).zip(self.activations.chunks_exact(config.ffn));
-        for (gates, activations) in rows.take(n) {
-            for ((count, &gate), &a) in out.iter_mut().zip(gates).zip(activations) {
+        out.resize(config.ffn, NONE);
+        (0..len).for_each(|i| out[neurons.place(i)] = 0);
+        if len == 0 {
+            return;
+        }
+        for (gates, activations) in self.gates.chunks_exact(len).zip(self.activations.chunks_exact(len)).take(n) {
+            for (i, (&gate, &a)) in gates.iter().zip(activations).enumerate() {
                 let active = if cut > 0.0 { config.activation.apply(gate).abs() > cut } else { a != 0.0 };
-                *count += u32::from(active);
+                out[neurons.place(i)] += u32::from(active);
             }
+        }
+    }
+}
+
+/// Neurons of a layer that are computed for every column, ascending.
+#[derive(Clone, Copy)]
+pub enum Neurons<'a> {
+    /// So many: all.
+    All(usize),
+    Some(&'a [u32]),
+}
+
+impl Neurons<'_> {
+    fn len(self) -> usize {
+        match self {
+            Neurons::All(ffn) => ffn,
+            Neurons::Some(list) => list.len(),
+        }
+    }
+
+    /// Place in the store of number `i`.
+    fn place(self, i: usize) -> usize {
+        match self {
+            Neurons::All(_) => i,
+            Neurons::Some(list) => list[i] as usize,
+        }
+    }
+
+    /// Calls `see(numbers, place of the first)` for each run of neighbours in the store.
+    fn runs(self, numbers: Range<usize>, mut see: impl FnMut(Range<usize>, usize)) {
+        let mut first = numbers.start;
+        while first < numbers.end {
+            let place = self.place(first);
+            let mut end = first + 1;
+            while end < numbers.end && self.place(end) == place + end - first {
+                end += 1;
+            }
+            see(first..end, place);
+            first = end;
         }
     }
 }
@@ -61,11 +106,13 @@ pub struct Selection {
     pub masks: Vec<u32>,
 }
 
-/// What [`ffn`] computes. All but `All` take at most [`MAX_COLUMNS`] columns.
+/// What [`ffn`] computes. All but the first two take at most [`MAX_COLUMNS`] columns.
 #[derive(Clone, Copy)]
 pub enum Work<'a> {
     /// Every neuron: reads every row, whatever the input.
     All,
+    /// The same of these neurons alone, ascending; for more than [`MAX_COLUMNS`] columns.
+    Some(&'a [u32]),
     /// These neurons; of them up and down are read where the gate lets some column through.
     Selected(&'a Selection),
     /// Gate pre-activations `[n, ffn]` of all neurons (what [`gates`] gives): up and down of those that fire.
@@ -146,14 +193,16 @@ pub fn ffn(
 ) -> Counts {
     let FfnBuffers { partial, gates, activations: acts, fired } = buffers;
     let list = match work {
-        Work::All if x.n > MAX_COLUMNS => {
-            gates.resize(x.n * config.ffn, 0.0);
-            acts.resize(x.n * config.ffn, 0.0);
-            activations(team, kernels, config, layer, x, gates, acts);
-            down(team, config, layer, acts, x.n, tiles, hidden);
-            return all_rows(config);
+        Work::All | Work::Some(_) if x.n > MAX_COLUMNS => {
+            let neurons = if let Work::Some(list) = work { Neurons::Some(list) } else { Neurons::All(config.ffn) };
+            gates.resize(x.n * neurons.len(), 0.0);
+            acts.resize(x.n * neurons.len(), 0.0);
+            products(team, kernels, config, layer, x, neurons, gates, acts);
+            down(team, config, layer, neurons, acts, x.n, tiles, hidden);
+            return rows_of(config, neurons.len());
         }
         Work::All => None,
+        Work::Some(_) => unreachable!("only for more than {MAX_COLUMNS} columns"),
         Work::Selected(selection) => Some((selection, None)),
         Work::Gates(known) => {
             fired.fired(config, known, x.n, cut);
@@ -192,12 +241,12 @@ pub fn ffn(
         rows::add_axpy(layer.ffn.quant, sum, hidden);
     }
     add_down_bias(layer, hidden);
-    if sparse.is_none() { all_rows(config) } else { counts.sum() }
+    if sparse.is_none() { rows_of(config, config.ffn) } else { counts.sum() }
 }
 
-fn all_rows(config: &ModelConfig) -> Counts {
-    let ffn = config.ffn as u64;
-    Counts { gates: if config.ffn_kind == Ffn::Plain { 0 } else { ffn }, ups: ffn, downs: ffn, active: 0 }
+fn rows_of(config: &ModelConfig, neurons: usize) -> Counts {
+    let n = neurons as u64;
+    Counts { gates: if config.ffn_kind == Ffn::Plain { 0 } else { n }, ups: n, downs: n, active: 0 }
 }
 
 fn add_down_bias(layer: &Layer, hidden: &mut [f32]) {
@@ -444,8 +493,7 @@ const fn rows_together(quant: Quant) -> usize {
     }
 }
 
-/// Gate pre-activations (as [`gates`]) and activations of all neurons, `[n, ffn]` each. With [`down`] behind it this is the
-/// dense FFN over many columns, or one that is watched.
+/// Gate pre-activations (as [`gates`]) and activations of all neurons, `[n, ffn]` each: the FFN of one that is watched.
 pub fn activations(
     team: &mut Team,
     kernels: &Kernels,
@@ -455,42 +503,69 @@ pub fn activations(
     gates: &mut [f32],
     activations: &mut [f32],
 ) {
-    let (n, ffn) = (x.n, config.ffn);
-    assert_eq!((gates.len(), activations.len()), (n * ffn, n * ffn));
+    products(team, kernels, config, layer, x, Neurons::All(config.ffn), gates, activations);
+}
+
+/// The same of `neurons`, `[n, neurons]` each. With [`down`] behind it this is the dense FFN over many columns.
+#[allow(clippy::too_many_arguments)]
+pub fn products(
+    team: &mut Team,
+    kernels: &Kernels,
+    config: &ModelConfig,
+    layer: &Layer,
+    x: &Columns,
+    neurons: Neurons<'_>,
+    gates: &mut [f32],
+    activations: &mut [f32],
+) {
+    let (n, len, per_block) = (x.n, neurons.len(), config.ffn_kind.rows());
+    assert_eq!((gates.len(), activations.len()), (n * len, n * len));
     let (gates, activations) = (Parts::new(gates), Parts::new(activations));
-    team.run(ffn.div_ceil(TILE_NEURONS), |_, piece| {
-        first_rows(kernels, config, layer, x, piece, &gates);
-        let range = tile(config, piece);
-        let gated = config.ffn_kind != Ffn::Plain;
-        if gated {
-            row_dots(kernels, config, layer, x, range.clone(), 1, &activations);
-        }
+    let dot = kernels.dot(layer.ffn.quant);
+    let gated = config.ffn_kind != Ffn::Plain;
+    team.run(len.div_ceil(TILE_NEURONS), |_, piece| {
+        let range = piece * TILE_NEURONS..len.min((piece + 1) * TILE_NEURONS);
+        neurons.runs(range.clone(), |run, place| {
+            let rows = |k: usize| layer.ffn.rows_from(place * per_block + k, per_block);
+            // SAFETY: the rows are inside the section; the kernels are for this machine; each piece writes its own neurons of what
+            // is [n, neurons].
+            unsafe {
+                dot(rows(0), run.len(), x, gates.start().add(run.start), len);
+                if gated {
+                    dot(rows(1), run.len(), x, activations.start().add(run.start), len);
+                }
+            }
+        });
         for b in 0..n {
-            let part = b * ffn + range.start..b * ffn + range.end;
+            let part = b * len + range.start..b * len + range.end;
             // SAFETY: each piece has its own neurons.
             let (gates, out) = unsafe { (gates.part(part.clone()), activations.part(part)) };
-            if gated && !layer.up_bias.is_empty() {
-                math::add(out, &layer.up_bias[range.clone()]);
-            }
-            for (out, &mut gate) in out.iter_mut().zip(gates) {
-                *out = activation(config.ffn_kind, config.activation, gate, if gated { *out } else { gate });
+            for ((out, gate), i) in out.iter_mut().zip(gates).zip(range.clone()) {
+                let bias = if layer.up_bias.is_empty() { 0.0 } else { layer.up_bias[neurons.place(i)] };
+                if !gated {
+                    *gate += bias;
+                }
+                let up = if gated { *out + bias } else { *gate };
+                *out = activation(config.ffn_kind, config.activation, *gate, up);
             }
         }
     });
 }
 
-/// hidden += down of `activations` (`[n, ffn]`) and its bias. The sum runs over neurons: a GEMM over tiles of the rows made f32.
+/// hidden += down of `activations` (`[n, neurons]`) and its bias. The sum runs over neurons: a GEMM over tiles of the rows made f32.
+#[allow(clippy::too_many_arguments)]
 pub fn down(
     team: &mut Team,
     config: &ModelConfig,
     layer: &Layer,
+    neurons: Neurons<'_>,
     activations: &[f32],
     n: usize,
     tiles: &mut [Tile],
     hidden: &mut [f32],
 ) {
-    let (ffn, cols, per_block) = (config.ffn, config.hidden, config.ffn_kind.rows());
-    assert_eq!((activations.len(), hidden.len()), (n * ffn, n * cols));
+    let (len, cols, per_block) = (neurons.len(), config.hidden, config.ffn_kind.rows());
+    assert_eq!((activations.len(), hidden.len()), (n * len, n * cols));
     let rooms = Parts::new(tiles);
     let per_slice = TILE_HIDDEN.min(cols.div_ceil(team.threads()).next_multiple_of(PACK));
     let out = Parts::new(hidden);
@@ -500,16 +575,16 @@ pub fn down(
         let room = &mut unsafe { rooms.part(thread..thread + 1) }[0];
         let tile_neurons = 2 * TILE_NEURONS;
         room.resize(room.len().max(tile_neurons * range.len()), 0.0);
-        for first in (0..ffn).step_by(tile_neurons) {
-            let here = tile_neurons.min(ffn - first);
-            for (neuron, values) in (first..first + here).zip(room.chunks_exact_mut(range.len())) {
-                decode_down(&layer.ffn, neuron * per_block + per_block - 1, range.start, values);
+        for first in (0..len).step_by(tile_neurons) {
+            let here = tile_neurons.min(len - first);
+            for (i, values) in (first..first + here).zip(room.chunks_exact_mut(range.len())) {
+                decode_down(&layer.ffn, neurons.place(i) * per_block + per_block - 1, range.start, values);
             }
             // SAFETY: n rows of `cols` numbers, of which this piece alone writes columns `range`.
             unsafe {
                 let dst = out.part(range.start..range.start + 1).as_mut_ptr();
                 let dst = MatMut::from_raw_parts_mut(dst, n, range.len(), cols as isize, 1);
-                let a = MatRef::from_raw_parts(activations.as_ptr().add(first), n, here, ffn as isize, 1);
+                let a = MatRef::from_raw_parts(activations.as_ptr().add(first), n, here, len as isize, 1);
                 let w = MatRef::from_raw_parts(room.as_ptr(), here, range.len(), range.len() as isize, 1);
                 faer::linalg::matmul::matmul(dst, Accum::Add, a, w, 1.0, Par::Seq);
             }

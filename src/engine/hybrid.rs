@@ -5,14 +5,16 @@ use super::attention;
 use super::decode::{Buffers, Place};
 use super::ffn::{self, Counts, Selection, Work};
 use super::observer::{Observer, Seen};
-use super::on_device::{DeviceKv, Front, Rooms, Scorer, Scorers, Taker, Weights, norm};
+use super::on_device::{DeviceKv, Front, HostRooms, Rooms, Scorer, Scorers, Taker, Weights, norm};
+use super::prefill::{ChunkCounts, Streaming};
 use super::report::Report;
 use super::sparsity::{Mode, Sparsity};
+use super::streaming::Run;
 use crate::cache::NeuronCache;
 use crate::clock;
 use crate::cpu::{Kernels, MAX_COLUMNS, Team};
 use crate::device::{
-    Add, Append, Attend, Buffer, Call, Event, HostRoom, OutOfMemory, Select, SignScores, SparseFfn, Stream, Then, View,
+    Add, Append, Attend, Buffer, Call, Event, OutOfMemory, Select, SignScores, SparseFfn, Stream, Then, View,
 };
 use crate::model::config::{ModelConfig, Norm as NormKind, Positions};
 use crate::model::weights::Layer;
@@ -88,33 +90,27 @@ pub struct Hybrid {
     pub migrator: Option<Box<dyn Migrator>>,
     /// What of the plan lies on the device beside the cache and what [`Hybrid::bytes`] counts.
     pub reserved: Buffer,
-    weights: Weights,
+    /// What prompts' chunks were made of.
+    pub chunks: ChunkCounts,
+    pub(super) weights: Weights,
     scorers: Scorers,
-    rooms: Rooms,
-    kv: Option<DeviceKv>,
-    /// Bytes of weights, rooms, keys and values.
-    bytes: u64,
-    /// Host side of the front: what came out, and the masks that go in.
-    received: HostRoom,
-    masks: HostRoom,
-    /// Masks of every neuron, for dense layers.
-    all_masks: HostRoom,
-    /// The CPU's half, `[n, hidden]`.
-    half: HostRoom,
-    /// Active neurons times columns of each layer's device half.
-    active: HostRoom,
-    /// Queries, keys and values that the device made, `[layers, n, qkv_dim]`: the host's caches get the last two.
-    made: HostRoom,
-    /// Places and angles of a pass, as the device reads them.
-    places: HostRoom,
-    angles: HostRoom,
-    /// What the CPU computes.
-    rest: Selection,
+    pub(super) rooms: Rooms,
+    pub(super) kv: Option<DeviceKv>,
+    /// Blocks that are copied for a chunk.
+    pub(super) streaming: Option<Streaming>,
+    /// Bytes of weights, rooms, keys and values, and blocks that are copied for a chunk.
+    pub(super) bytes: u64,
+    pub(super) host: HostRooms,
+    /// What is in no slot: of few columns the CPU's.
+    pub(super) rest: Selection,
+    /// Of a chunk: what is copied for it, and in how many columns the CPU's neurons were active, for two layers in turns.
+    pub(super) runs: Vec<Run>,
+    pub(super) cpu_counts: [Vec<u32>; 2],
     /// Every neuron, for dense layers.
     all: Selection,
     /// By layer: its front is there; its halves are added.
-    front: Vec<Event>,
-    merged: Vec<Event>,
+    pub(super) front: Vec<Event>,
+    pub(super) merged: Vec<Event>,
 }
 
 /// What a pass works with.
@@ -142,73 +138,37 @@ impl Hybrid {
             _ => Some(DeviceKv::new(&mut taker, c, context, timelines)?),
         };
         let bytes = taker.bytes;
-        let made = if timelines == 0 { 0 } else { c.layers * MAX_COLUMNS * c.qkv_dim() };
-        let mut room = |words: usize, written: bool| {
-            let room = HostRoom::new(words);
-            // SAFETY: rooms stay where they are, and the device, which is the cache's, is dropped first.
-            unsafe { cache.device.pin(room.as_ptr().cast(), words * 4, written) };
-            room
-        };
-        let [received, masks, all_masks, half, active, made, places, angles] = [
-            (Front::new(MAX_COLUMNS, c).bytes() / 4, true),
-            (c.ffn, false),
-            (c.ffn, false),
-            (MAX_COLUMNS * c.hidden, false),
-            (c.layers, true),
-            (made, true),
-            (MAX_COLUMNS * 2, false),
-            (MAX_COLUMNS * c.head_dim, false),
-        ]
-        .map(|(words, written)| room(words, written));
+        // SAFETY: the device is the cache's, which is dropped before the rooms.
+        let host = unsafe { HostRooms::new(&mut *cache.device, c, timelines > 0) };
         let mut events = || (0..c.layers).map(|_| cache.device.timed_event()).collect();
         let (front, merged) = (events(), events());
         let mut hybrid = Hybrid {
             cache,
             migrator: None,
             reserved,
+            chunks: ChunkCounts::default(),
             weights,
             scorers: Scorers::default(),
             rooms,
             kv,
+            streaming: None,
             bytes,
-            received,
-            masks,
-            all_masks,
-            half,
-            active,
-            made,
-            places,
-            angles,
+            host,
+            runs: Vec::with_capacity(c.ffn),
+            cpu_counts: Default::default(),
             rest: Selection { neurons: Vec::with_capacity(c.ffn), masks: Vec::with_capacity(c.ffn) },
             all: Selection { neurons: (0..c.ffn as u32).collect(), masks: vec![0; c.ffn] },
             front,
             merged,
         };
-        hybrid.prepare(model)?;
+        let layers = model.layers.iter().enumerate();
+        let ffns = (1..=MAX_COLUMNS).flat_map(|n| layers.clone().map(move |(l, layer)| (n, l, layer)));
+        let ffns: Vec<Call> =
+            ffns.map(|(n, l, layer)| Call::SparseFfn(hybrid.ffn_call(c, l, n, layer, 0.0, c.ffn))).collect();
+        let mut taker = Taker { device: &mut *hybrid.cache.device, bytes: 0 };
+        taker.prepare_all(c, &hybrid.weights, &hybrid.rooms, hybrid.kv.as_ref(), &ffns)?;
+        hybrid.bytes += taker.bytes;
         Ok(hybrid)
-    }
-
-    /// Lets the device take, once and for all, what it needs beside the operands of every pass.
-    fn prepare(&mut self, model: &Model) -> Result<(), OutOfMemory> {
-        let (c, rooms, mut calls) = (&model.config, &self.rooms, Vec::new());
-        let (x, qkv, mixed) = (self.at(0), rooms.qkv.into(), rooms.mixed.into());
-        for n in 1..=MAX_COLUMNS {
-            let at = &self.weights.layers[0];
-            calls.push(Call::Linear(at.qkv.call(n, x, qkv, Then::Store)));
-            calls.push(Call::Linear(at.o.call(n, mixed, x, Then::Add)));
-            calls.push(Call::Linear(self.weights.head.call(n, x, rooms.logits.into(), Then::Store)));
-            let layers = model.layers.iter().enumerate();
-            calls.extend(layers.map(|(l, layer)| Call::SparseFfn(self.ffn_call(c, l, n, layer, 0.0, c.ffn))));
-            if let Some(kv) = &self.kv {
-                let (heads, places) = (kv.heads, kv.places.into());
-                let (window, most) = (c.window, heads.context);
-                calls.push(Call::Attend(Attend { heads, layer: 0, n, window, most, qkv, places, out: mixed }));
-            }
-        }
-        let mut taker = Taker { device: &mut *self.cache.device, bytes: 0 };
-        calls.iter().try_for_each(|call| taker.prepare(call))?;
-        self.bytes += taker.bytes;
-        Ok(())
     }
 
     /// Bytes on the device beside the cache's and those that are only reserved.
@@ -235,6 +195,9 @@ impl Hybrid {
 
     /// Runs the embedded columns, `buffers.x`, through all layers and the head: logits of `buffers.heads` are in `buffers.logits`.
     pub(super) fn pass(&mut self, pass: &mut Pass<'_, '_>) {
+        if pass.buffers.places.len() > MAX_COLUMNS {
+            return self.prefill(pass);
+        }
         let mut lap = clock::now();
         let attends = self.begin(pass);
         for l in 0..pass.model.layers.len() {
@@ -248,17 +211,17 @@ impl Hybrid {
         pass.report.head_ns += clock::lap(&mut lap);
     }
 
-    fn launch(&mut self, call: Call) {
+    pub(super) fn launch(&mut self, call: Call) {
         self.cache.device.launch(Stream::Compute, &call);
     }
 
     /// A part of the front that begins at number `at`.
-    fn at(&self, at: usize) -> View {
+    pub(super) fn at(&self, at: usize) -> View {
         View { buffer: self.rooms.front, at: at as u64 * 4 }
     }
 
     /// Sends the columns. Says whether attention is the device's in this pass.
-    fn begin(&mut self, pass: &Pass<'_, '_>) -> bool {
+    pub(super) fn begin(&mut self, pass: &Pass<'_, '_>) -> bool {
         let (c, b) = (&pass.model.config, &pass.buffers);
         let front = Front::new(b.places.len(), c);
         let (to, device) = (self.at(front.residual()), &mut self.cache.device);
@@ -267,9 +230,11 @@ impl Hybrid {
         unsafe { device.copy_in(Stream::Compute, b.x.as_ptr().cast(), size_of_val(&b.x[..]), to.buffer, to.at) };
         let Some(kv) = self.kv.as_mut().filter(|kv| kv.takes(&b.places, pass.caches)) else { return false };
         kv.bring(&mut **device, &b.places, pass.caches);
-        let angles: &mut [f32] = bytemuck::cast_slice_mut(&mut self.angles);
+        let rooms = &self.rooms;
+        let angles: &mut [f32] = bytemuck::cast_slice_mut(&mut self.host.angles);
         for (t, &Place { cache, position }) in b.places.iter().enumerate() {
-            self.places[2 * t..2 * t + 2].copy_from_slice(&[kv.place_of(&pass.caches[cache]) as u32, position as u32]);
+            self.host.places[2 * t..2 * t + 2]
+                .copy_from_slice(&[kv.place_of(&pass.caches[cache]) as u32, position as u32]);
             if let Positions::Rope { frequencies } = &c.positions {
                 let pairs = angles[t * c.head_dim..(t + 1) * c.head_dim].chunks_exact_mut(2);
                 for (pair, f) in pairs.zip(frequencies) {
@@ -279,55 +244,62 @@ impl Hybrid {
             }
         }
         unsafe {
-            device.copy_in(Stream::Compute, self.places.as_ptr().cast(), b.places.len() * 8, kv.places, 0);
-            if kv.angles.bytes > 0 {
+            device.copy_in(Stream::Compute, self.host.places.as_ptr().cast(), b.places.len() * 8, rooms.places, 0);
+            if rooms.angles.bytes > 0 {
                 let bytes = b.places.len() * c.head_dim * 4;
-                device.copy_in(Stream::Compute, self.angles.as_ptr().cast(), bytes, kv.angles, 0);
+                device.copy_in(Stream::Compute, self.host.angles.as_ptr().cast(), bytes, rooms.angles, 0);
             }
         }
         true
     }
 
-    fn attention(&mut self, pass: &mut Pass<'_, '_>, l: usize, attends: bool) {
+    pub(super) fn attention(&mut self, pass: &mut Pass<'_, '_>, l: usize, attends: bool) {
         let (c, b) = (&pass.model.config, &mut *pass.buffers);
         let n = b.places.len();
         let (input, residual) = (self.at(0), self.at(Front::new(n, c).residual()));
-        let (qkv, mixed) = (self.rooms.qkv.into(), self.rooms.mixed.into());
+        let (qkv, mixed): (View, View) = (self.rooms.qkv.into(), self.rooms.mixed.into());
         let at = &self.weights.layers[l];
         let (project, output) = (at.qkv.call(n, input, qkv, Then::Store), at.o.call(n, mixed, residual, Then::Add));
         self.launch(Call::Norm(norm(c.norm, self.weights.layers[l].attn_norm, c.hidden, n, residual, input)));
         self.launch(Call::Linear(project));
         match self.kv.as_ref().filter(|_| attends) {
             Some(kv) => {
-                let (heads, angles, places) = (kv.heads, kv.angles, kv.places.into());
-                let most = b.places.iter().map(|p| p.position + 1).max().unwrap_or(1);
-                self.launch(Call::Append(Append { heads, layer: l, n, qkv, angles, places }));
-                self.launch(Call::Attend(Attend {
-                    heads,
-                    layer: l,
-                    n,
-                    window: c.window,
-                    most,
-                    qkv,
-                    places,
-                    out: mixed,
-                }));
-                // The host's caches get the same, once the pass is done.
-                let made = &mut self.made[l * n * c.qkv_dim()..][..n * c.qkv_dim()];
+                let (heads, angles, places) = (kv.heads, self.rooms.angles, self.rooms.places);
+                self.launch(Call::Append(Append { heads, layer: l, n, qkv, angles, places: places.into() }));
+                for (i, group) in b.places.chunks(MAX_COLUMNS).enumerate() {
+                    let most = group.iter().map(|p| p.position + 1).max().unwrap_or(1);
+                    let part = |buffer, each: usize| View { buffer, at: (i * MAX_COLUMNS * each * 4) as u64 };
+                    self.launch(Call::Attend(Attend {
+                        heads,
+                        layer: l,
+                        n: group.len(),
+                        window: c.window,
+                        most,
+                        qkv: part(qkv.buffer, c.qkv_dim()),
+                        places: part(places, 2),
+                        out: part(mixed.buffer, c.q_dim()),
+                    }));
+                }
+                // The host's caches get the same, once the device has made it.
+                let made = self.made(c, l, n);
+                let made = &mut self.host.made[made];
                 let (to, bytes) = (made.as_mut_ptr().cast(), size_of_val(made));
                 unsafe { self.cache.device.copy_out(Stream::Compute, qkv.buffer, 0, to, bytes) };
             }
             None => {
-                let device = &mut self.cache.device;
-                let bytes = size_of_val(&b.qkv[..]);
-                unsafe { device.copy_out(Stream::Compute, qkv.buffer, 0, b.qkv.as_mut_ptr().cast(), bytes) };
+                let Hybrid { cache, host, rooms, .. } = self;
+                let (device, host_qkv) = (&mut cache.device, &mut host.qkv[..n * c.qkv_dim()]);
+                let bytes = size_of_val(host_qkv);
+                unsafe { device.copy_out(Stream::Compute, qkv.buffer, 0, host_qkv.as_mut_ptr().cast(), bytes) };
                 device.synchronize(Stream::Compute);
                 let Pass { team, kernels, caches, .. } = pass;
-                let Buffers { places, qkv, cos_sin, scores, mixed, .. } = b;
-                attention::rotate_and_put(c, caches, l, places, qkv, cos_sin);
-                attention::attention(team, kernels, c, caches, l, places, qkv, scores, mixed);
-                let bytes = size_of_val(&mixed[..]);
-                unsafe { device.copy_in(Stream::Compute, mixed.as_ptr().cast(), bytes, self.rooms.mixed, 0) };
+                let Buffers { places, cos_sin, scores, .. } = b;
+                let host_qkv: &mut [f32] = bytemuck::cast_slice_mut(host_qkv);
+                let mixed: &mut [f32] = bytemuck::cast_slice_mut(&mut host.mixed[..n * c.q_dim()]);
+                attention::rotate_and_put(c, caches, l, places, host_qkv, cos_sin);
+                attention::attention(team, kernels, c, caches, l, places, host_qkv, scores, mixed);
+                let bytes = size_of_val(mixed);
+                unsafe { device.copy_in(Stream::Compute, mixed.as_ptr().cast(), bytes, rooms.mixed, 0) };
             }
         }
         self.launch(Call::Linear(output));
@@ -346,8 +318,8 @@ impl Hybrid {
         self.launch(Call::Norm(norm(c.norm, self.weights.layers[l].ffn_norm, h, n, residual, input)));
         let scored = mode == Mode::Predicted && self.score(c, l, n, sparsity.least(l));
         if mode == Mode::Dense {
-            self.all_masks.fill(u32::MAX >> (MAX_COLUMNS - n));
-            self.all.masks.copy_from_slice(&self.all_masks);
+            self.host.all_masks.fill(u32::MAX >> (MAX_COLUMNS - n));
+            self.all.masks.copy_from_slice(&self.host.all_masks);
             self.send_masks(front, true);
         }
         let known = scored || mode == Mode::Dense;
@@ -361,11 +333,11 @@ impl Hybrid {
                 (false, true) => front.residual(),
                 (false, false) => front.scores(),
             };
-            let to = self.received.as_mut_ptr().cast();
+            let to = self.host.received.as_mut_ptr().cast();
             unsafe { self.cache.device.copy_out(Stream::Compute, self.rooms.front, 0, to, numbers * 4) };
         }
         self.cache.device.record(Stream::Compute, self.front[l]);
-        self.active[l] = 0;
+        self.host.active[l] = 0;
         if known {
             self.launch_ffn(c, l, n, layer, cut);
         }
@@ -378,9 +350,9 @@ impl Hybrid {
         self.cache.device.synchronize_event(self.front[l]);
         report.attention_ns += clock::lap(lap);
         // What is computed, as the host sees it.
-        b.x.copy_from_slice(bytemuck::cast_slice(&self.received[front.residual()..][..n * h]));
+        b.x.copy_from_slice(bytemuck::cast_slice(&self.host.received[front.residual()..][..n * h]));
         let residual = &b.x[..];
-        b.normed.copy_from_slice(bytemuck::cast_slice(&self.received[..n * h]));
+        b.normed.copy_from_slice(bytemuck::cast_slice(&self.host.received[..n * h]));
         let mut tools = Tools { model, team, kernels, room: &mut b.room };
         sparsity.predict(&mut tools, l, residual, n, Some(&self.cache), scored, &mut b.predicted);
         report.predictor_ns += clock::lap(lap);
@@ -388,8 +360,8 @@ impl Hybrid {
         b.predicted.selections.resize_with(c.layers, Selection::default);
         let chosen = &mut b.predicted.selections[l];
         if scored {
-            chosen.wanted(&self.received[front.masks()..][..c.ffn]);
-            let scores = &self.received[front.scores()..][..n * c.ffn];
+            chosen.wanted(&self.host.received[front.masks()..][..c.ffn]);
+            let scores = &self.host.received[front.scores()..][..n * c.ffn];
             b.predicted.scores.resize(n * c.ffn, 0.0);
             if self.migrator.is_some() {
                 b.predicted.scores.copy_from_slice(bytemuck::cast_slice(scores));
@@ -402,8 +374,12 @@ impl Hybrid {
         let selection = (mode != Mode::Dense).then_some(&b.predicted.selections[l]);
         if !known {
             let chosen = selection.expect("not dense");
-            self.masks.fill(0);
-            chosen.neurons.iter().zip(&chosen.masks).for_each(|(&neuron, &mask)| self.masks[neuron as usize] = mask);
+            self.host.masks.fill(0);
+            chosen
+                .neurons
+                .iter()
+                .zip(&chosen.masks)
+                .for_each(|(&neuron, &mask)| self.host.masks[neuron as usize] = mask);
             self.send_masks(front, false);
             self.launch_ffn(c, l, n, layer, cut);
         }
@@ -438,7 +414,7 @@ impl Hybrid {
         let needed = !self.rest.neurons.is_empty() || !layer.down_bias.is_empty();
         if needed {
             let mut lap = clock::now();
-            let half: &mut [f32] = bytemuck::cast_slice_mut(&mut self.half[..n * h]);
+            let half: &mut [f32] = bytemuck::cast_slice_mut(&mut self.host.half[..n * h]);
             half.fill(0.0);
             let work = Work::Selected(&self.rest);
             read = ffn::ffn(team, kernels, c, layer, &b.columns, work, cut, &mut [], &mut b.ffn, half);
@@ -475,7 +451,7 @@ impl Hybrid {
     }
 
     fn send_masks(&mut self, front: Front, all: bool) {
-        let masks = if all { &self.all_masks } else { &self.masks };
+        let masks = if all { &self.host.all_masks } else { &self.host.masks };
         let (from, bytes, to) = (masks.as_ptr().cast(), size_of_val(&masks[..]), self.at(front.masks()));
         unsafe { self.cache.device.copy_in(Stream::Compute, from, bytes, to.buffer, to.at) };
     }
@@ -508,15 +484,15 @@ impl Hybrid {
         }
         self.launch(Call::SparseFfn(self.ffn_call(c, l, n, layer, cut, slots)));
         self.cache.used(l);
-        let (to, at) = (self.active[l..].as_mut_ptr().cast(), (n * c.hidden * 4) as u64);
+        let (to, at) = (self.host.active[l..].as_mut_ptr().cast(), (n * c.hidden * 4) as u64);
         unsafe { self.cache.device.copy_out(Stream::Compute, self.rooms.output, at, to, 4) };
     }
 
     /// Adds the halves to the residual.
     fn merge(&mut self, l: usize, n: usize, h: usize, both: bool) {
-        let (count, to) = (n * h, self.at(Front { n, hidden: h, ffn: self.masks.len() }.residual()));
+        let (count, to) = (n * h, self.at(Front { n, hidden: h, ffn: self.host.masks.len() }.residual()));
         if both {
-            let (from, half) = (self.half.as_ptr().cast(), self.rooms.half);
+            let (from, half) = (self.host.half.as_ptr().cast(), self.rooms.half);
             unsafe { self.cache.device.copy_in(Stream::Compute, from, count * 4, half, 0) };
             self.launch(Call::Add(Add { count, from: half.into(), to }));
         }
@@ -526,33 +502,46 @@ impl Hybrid {
         self.cache.device.record(Stream::Compute, self.merged[l]);
     }
 
-    fn head(&mut self, pass: &mut Pass<'_, '_>, attends: bool) {
+    /// Where what the device makes of a layer's queries, keys and values comes to: of a chunk there is room for two layers.
+    pub(super) fn made(&self, c: &ModelConfig, l: usize, n: usize) -> std::ops::Range<usize> {
+        let (turn, numbers) = (if n > MAX_COLUMNS { l % 2 } else { l }, n * c.qkv_dim());
+        turn * numbers..(turn + 1) * numbers
+    }
+
+    /// The columns that are asked for, through the head.
+    pub(super) fn logits(&mut self, pass: &mut Pass<'_, '_>) {
         let (c, b) = (&pass.model.config, &mut *pass.buffers);
         let (n, h) = (b.places.len(), c.hidden);
         let residual = Front::new(n, c).residual();
         b.logits.resize(b.heads.len() * c.vocab, 0.0);
-        for (i, &row) in b.heads.iter().enumerate() {
-            let (x, out) = (self.at(residual + row * h), self.at(i * h));
-            self.launch(Call::Norm(norm(c.norm, self.weights.out_norm, h, 1, x, out)));
-        }
-        if !b.heads.is_empty() {
+        for (heads, logits) in b.heads.chunks(MAX_COLUMNS).zip(b.logits.chunks_mut(MAX_COLUMNS * c.vocab)) {
+            for (i, &row) in heads.iter().enumerate() {
+                let (x, out) = (self.at(residual + row * h), self.at(i * h));
+                self.launch(Call::Norm(norm(c.norm, self.weights.out_norm, h, 1, x, out)));
+            }
             let out = self.rooms.logits;
-            self.launch(Call::Linear(self.weights.head.call(b.heads.len(), self.at(0), out.into(), Then::Store)));
-            let (to, bytes) = (b.logits.as_mut_ptr().cast(), size_of_val(&b.logits[..]));
+            self.launch(Call::Linear(self.weights.head.call(heads.len(), self.at(0), out.into(), Then::Store)));
+            let (to, bytes) = (logits.as_mut_ptr().cast(), size_of_val(logits));
             unsafe { self.cache.device.copy_out(Stream::Compute, out, 0, to, bytes) };
         }
-        let Hybrid { cache, kv, made, .. } = self;
+    }
+
+    fn head(&mut self, pass: &mut Pass<'_, '_>, attends: bool) {
+        self.logits(pass);
+        let (c, b) = (&pass.model.config, &*pass.buffers);
+        let n = b.places.len();
+        let Hybrid { cache, kv, host, .. } = self;
         cache.device.synchronize(Stream::Compute);
         for (front, merged) in self.front.iter().zip(&self.merged) {
             cache.counters.ffn_ns += cache.device.elapsed_ns(*front, *merged);
         }
         cache.counters.tokens += n as u64;
-        for (layer, &active) in cache.layers.iter_mut().zip(self.active.iter()) {
+        for (layer, &active) in cache.layers.iter_mut().zip(host.active.iter()) {
             layer.hits += u64::from(active);
             cache.counters.hits += u64::from(active);
         }
         if let Some(kv) = kv.as_mut().filter(|_| attends) {
-            let made: &[f32] = bytemuck::cast_slice(made);
+            let made: &[f32] = bytemuck::cast_slice(&host.made);
             for (l, made) in made.chunks_exact(n * c.qkv_dim()).take(c.layers).enumerate() {
                 for (&Place { cache, position }, qkv) in b.places.iter().zip(made.chunks_exact(c.qkv_dim())) {
                     let (k, v) = qkv[c.q_dim()..].split_at(c.kv_dim());

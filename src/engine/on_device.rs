@@ -1,10 +1,12 @@
 //! What of the model lies on the device beside the neurons: attention, head and predictors, and the room for a pass.
 
 use super::decode::Place;
+use super::session::CHUNK;
 use super::sparsity::Sparsity;
 use crate::cpu::MAX_COLUMNS;
 use crate::device::{
-    Buffer, Call, Device, Heads, Linear, Norm, OutOfMemory, SignScores, SparseFfn, Stream, Then, View,
+    Attend, Buffer, Call, DenseFfn, Device, Heads, HostRoom, Linear, Norm, OutOfMemory, SignScores, SparseFfn, Stream,
+    Then, View,
 };
 use crate::formats::rows::Quant;
 use crate::model::config::{ModelConfig, Norm as NormKind, Positions};
@@ -43,6 +45,33 @@ impl Taker<'_> {
         self.device.prepare(call)?;
         self.bytes += self.device.memory().used - before;
         Ok(())
+    }
+
+    /// Takes, once and for all, what the calls of passes need beside their operands; `ffns` are those of the FFNs.
+    pub fn prepare_all(
+        &mut self,
+        c: &ModelConfig,
+        weights: &Weights,
+        rooms: &Rooms,
+        kv: Option<&DeviceKv>,
+        ffns: &[Call],
+    ) -> Result<(), OutOfMemory> {
+        let (x, qkv, mixed) = (rooms.front.into(), rooms.qkv.into(), rooms.mixed.into());
+        let at = &weights.layers[0];
+        for n in 1..=MAX_COLUMNS {
+            self.prepare(&Call::Linear(at.qkv.call(n, x, qkv, Then::Store)))?;
+            self.prepare(&Call::Linear(at.o.call(n, mixed, x, Then::Add)))?;
+            self.prepare(&Call::Linear(weights.head.call(n, x, rooms.logits.into(), Then::Store)))?;
+            if let Some(kv) = kv {
+                let (heads, places) = (kv.heads, rooms.places.into());
+                let (window, most) = (c.window, heads.context);
+                self.prepare(&Call::Attend(Attend { heads, layer: 0, n, window, most, qkv, places, out: mixed }))?;
+            }
+        }
+        let n = CHUNK;
+        self.prepare(&Call::Linear(at.qkv.call(n, x, qkv, Then::Store)))?;
+        self.prepare(&Call::Linear(at.o.call(n, mixed, x, Then::Add)))?;
+        ffns.iter().try_for_each(|call| self.prepare(call))
     }
 
     fn numbers(&mut self, numbers: &[f32]) -> Result<Buffer, OutOfMemory> {
@@ -85,6 +114,8 @@ pub struct LayerWeights {
     pub qkv: OnDevice,
     pub o: OnDevice,
     pub ffn_norm: [Buffer; 2],
+    /// `[ffn]`, or no bytes.
+    pub up_bias: Buffer,
 }
 
 /// What scores a layer's neurons on the device, from its own residual.
@@ -116,6 +147,7 @@ impl Weights {
                 qkv: taker.linear(&layer.qkv, &layer.qkv_bias)?,
                 o: taker.linear(&layer.o, &layer.o_bias)?,
                 ffn_norm: taker.norm(&layer.ffn_norm)?,
+                up_bias: taker.numbers(&layer.up_bias)?,
             })
         };
         let layers = model.layers.iter().map(layer).collect::<Result<_, _>>()?;
@@ -201,7 +233,12 @@ impl Scorers {
     }
 }
 
-/// Room on the device for a pass of up to [`MAX_COLUMNS`] columns.
+/// Slots whose products a chunk's FFN makes at a time: enough tiles for a large card, and a few megabytes.
+pub const SLOTS_AT_ONCE: usize = 4096;
+/// Parts of a chunk's counts at most ([`DenseFfn::parts`]).
+pub const MAX_PARTS: usize = DenseFfn::parts(Quant::Q8, CHUNK);
+
+/// Room on the device for a pass of up to [`CHUNK`] columns.
 pub struct Rooms {
     /// What host and device both look at, one copy: see [`Front`].
     pub front: Buffer,
@@ -209,25 +246,115 @@ pub struct Rooms {
     pub qkv: Buffer,
     /// `[n, q_dim]`
     pub mixed: Buffer,
-    /// The device's half of an FFN's output, `[n, hidden]`, then a count.
+    /// The device's half of an FFN's output, `[n, hidden]`, then a count; up to [`MAX_COLUMNS`] columns.
     pub output: Buffer,
     /// The host's half, `[n, hidden]`; before that, a predictor's input.
     pub half: Buffer,
-    /// `[n, vocab]`
+    /// `[n, vocab]`, up to [`MAX_COLUMNS`] columns.
     pub logits: Buffer,
+    /// Of a chunk: products `[n, SLOTS_AT_ONCE]`, in how many columns each neuron is active `[MAX_PARTS, ffn]`, and the neurons whose
+    /// blocks are copied for it, `[ffn]`.
+    pub products: Buffer,
+    pub counts: Buffer,
+    pub names: Buffer,
+    /// Where the columns of a pass stand, `[n, 2]` u32, and their angles, `[n, head_dim]`.
+    pub places: Buffer,
+    pub angles: Buffer,
 }
 
 impl Rooms {
+    /// Bytes of each, in their order.
+    fn sizes(c: &ModelConfig) -> [usize; 11] {
+        let rotates = matches!(c.positions, Positions::Rope { .. });
+        [
+            Front::new(MAX_COLUMNS, c).bytes().max(Front::new(CHUNK, c).scores() * 4),
+            CHUNK * c.qkv_dim() * 4,
+            CHUNK * c.q_dim() * 4,
+            SparseFfn::output_bytes(MAX_COLUMNS, c.hidden),
+            CHUNK * c.hidden * 4,
+            MAX_COLUMNS * c.vocab * 4,
+            CHUNK * c.ffn.min(SLOTS_AT_ONCE) * 4,
+            MAX_PARTS * c.ffn * 4,
+            c.ffn * 4,
+            CHUNK * 8,
+            if rotates { CHUNK * c.head_dim * 4 } else { 0 },
+        ]
+    }
+
     pub fn new(taker: &mut Taker<'_>, c: &ModelConfig) -> Result<Rooms, OutOfMemory> {
-        let n = MAX_COLUMNS;
+        let mut sizes = Rooms::sizes(c).into_iter();
+        let mut next = || taker.room(sizes.next().expect("one for each"));
         Ok(Rooms {
-            front: taker.room(Front::new(n, c).bytes())?,
-            qkv: taker.room(n * c.qkv_dim() * 4)?,
-            mixed: taker.room(n * c.q_dim() * 4)?,
-            output: taker.room(SparseFfn::output_bytes(n, c.hidden))?,
-            half: taker.room(n * c.hidden * 4)?,
-            logits: taker.room(n * c.vocab * 4)?,
+            front: next()?,
+            qkv: next()?,
+            mixed: next()?,
+            output: next()?,
+            half: next()?,
+            logits: next()?,
+            products: next()?,
+            counts: next()?,
+            names: next()?,
+            places: next()?,
+            angles: next()?,
         })
+    }
+}
+
+/// Bytes that a device's part of an engine takes for its passes, whatever it holds of the model.
+pub fn room_bytes(c: &ModelConfig) -> u64 {
+    Rooms::sizes(c).iter().sum::<usize>() as u64
+}
+
+/// What host and device hand each other in a pass, in pages that the device may pin.
+pub struct HostRooms {
+    /// Host side of the front: what came out, and the masks that go in.
+    pub received: HostRoom,
+    pub masks: HostRoom,
+    /// Masks of every neuron, for dense layers.
+    pub all_masks: HostRoom,
+    /// The CPU's half, `[n, hidden]`.
+    pub half: HostRoom,
+    /// Active neurons times columns of each layer's device half.
+    pub active: HostRoom,
+    /// Queries, keys and values that the device made, `[layers, n, qkv_dim]`, of a chunk for two layers in turns: the host's caches get
+    /// the last two.
+    pub made: HostRoom,
+    /// What attention reads and makes, `[n, qkv_dim]` and `[n, q_dim]`, where it is the CPU's.
+    pub qkv: HostRoom,
+    pub mixed: HostRoom,
+    /// Places and angles of a pass, as the device reads them.
+    pub places: HostRoom,
+    pub angles: HostRoom,
+    /// Of a chunk: counts of active columns for two layers in turns, `[2, MAX_PARTS, ffn]`, and the neurons that are copied for it,
+    /// `[layers, ffn]`.
+    pub counts: HostRoom,
+    pub names: HostRoom,
+}
+
+impl HostRooms {
+    /// # Safety
+    /// The device is dropped before they are.
+    pub unsafe fn new(device: &mut dyn Device, c: &ModelConfig, attends: bool) -> HostRooms {
+        let mut room = |words: usize, written: bool| {
+            let room = HostRoom::new(words);
+            // SAFETY: rooms stay where they are, and the caller's promise.
+            unsafe { device.pin(room.as_ptr().cast(), words * 4, written) };
+            room
+        };
+        HostRooms {
+            received: room((Front::new(MAX_COLUMNS, c).bytes() / 4).max(CHUNK * c.hidden), true),
+            masks: room(c.ffn, false),
+            all_masks: room(c.ffn, false),
+            half: room(CHUNK * c.hidden, false),
+            active: room(c.layers, true),
+            made: room(if attends { (c.layers * MAX_COLUMNS).max(2 * CHUNK) * c.qkv_dim() } else { 0 }, true),
+            qkv: room(CHUNK * c.qkv_dim(), true),
+            mixed: room(CHUNK * c.q_dim(), false),
+            places: room(CHUNK * 2, false),
+            angles: room(CHUNK * c.head_dim, false),
+            counts: room(2 * MAX_PARTS * c.ffn, true),
+            names: room(c.layers * c.ffn, false),
+        }
     }
 }
 
@@ -266,9 +393,6 @@ impl Front {
 /// Keys and values on the device: a copy of what the host's caches hold, for the timelines that were used last.
 pub struct DeviceKv {
     pub heads: Heads,
-    /// `[n, 2]` u32 and `[n, head_dim]`.
-    pub places: Buffer,
-    pub angles: Buffer,
     held: Vec<Held>,
     /// Passes so far.
     passes: u64,
@@ -294,14 +418,7 @@ impl DeviceKv {
         let bytes = KvCache::bytes_for(c, context, KvType::F16) as usize * timelines;
         let ModelConfig { heads, kv_heads, head_dim, layers, .. } = *c;
         let heads = Heads { heads, kv_heads, head_dim, layers, context, cache: taker.room(bytes)? };
-        let rotates = matches!(c.positions, Positions::Rope { .. });
-        Ok(DeviceKv {
-            heads,
-            places: taker.room(MAX_COLUMNS * 8)?,
-            angles: taker.room(if rotates { MAX_COLUMNS * c.head_dim * 4 } else { 0 })?,
-            held: vec![Held::default(); timelines],
-            passes: 0,
-        })
+        Ok(DeviceKv { heads, held: vec![Held::default(); timelines], passes: 0 })
     }
 
     /// Whether there is room for all timelines of a pass.

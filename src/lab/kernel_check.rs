@@ -1,10 +1,11 @@
 //! A device's kernels beside the CPU's, and how fast they read: what `gpu-check` shows.
 
-use crate::cpu::sign;
+use crate::cpu::{MAX_COLUMNS, sign};
 use crate::device::{
-    Append, Attend, Buffer, Call, Device, Heads, Linear, NONE, Norm, OutOfMemory, Rates, Select, SignScores, SparseFfn,
-    Stream, Then, VirtualDevice,
+    Append, Attend, Buffer, Call, DenseFfn, Device, Heads, Linear, NONE, Norm, OutOfMemory, Rates, Select, SignScores,
+    SparseFfn, Stream, Then, VirtualDevice,
 };
+use crate::engine::session::CHUNK;
 use crate::error::{Error, Result};
 use crate::formats::rows::{self, Quant};
 use crate::model::config::{Activation, Ffn, Norm as NormKind};
@@ -21,7 +22,7 @@ pub struct Agreement {
     pub most: f32,
 }
 
-/// How fast a kernel reads what it must.
+/// How fast a kernel reads what it must, and computes.
 #[derive(Clone, Debug, Serialize)]
 pub struct Speed {
     pub kernel: String,
@@ -31,6 +32,8 @@ pub struct Speed {
     pub bytes: u64,
     pub us: f64,
     pub gb_s: f64,
+    /// 10^12 multiplications and additions a second, each counted.
+    pub tflop_s: f64,
 }
 
 /// Sums in another order differ by this share of the largest, at most; a wrong kernel by far more.
@@ -149,6 +152,36 @@ fn result(kernel: &str, quant: Quant, n: usize, seed: u64, device: &mut dyn Devi
             b.launch(&Call::Attend(Attend { heads, layer, n, window, most, qkv, places, out: out.into() }))?;
             b.get(out)
         }
+        "dense_ffn" => {
+            let slots = 100;
+            let bucket: Vec<u32> = (0..slots as u32).map(|i| if i % 7 == 0 { NONE } else { i }).collect();
+            let blocks = b.put(&matrix(&mut prng, quant, slots * 3, hidden))?;
+            let (bucket, x, out) = (b.words(&bucket)?, b.numbers(&x)?, b.numbers(&random(&mut prng, n * hidden))?);
+            let products = b.room(n * slots * 4)?;
+            let parts = DenseFfn::parts(quant, n);
+            let counts = b.room(parts * ffn * 4)?;
+            b.launch(&Call::DenseFfn(DenseFfn {
+                quant,
+                kind: Ffn::Gated,
+                activation: Activation::Relu,
+                cut: 0.0,
+                hidden,
+                ffn,
+                slots,
+                n,
+                blocks: blocks.into(),
+                bucket: bucket.into(),
+                up_bias: none,
+                x: x.into(),
+                products,
+                counts,
+                out: out.into(),
+            }))?;
+            let (mut out, counts) = (b.get(out)?, b.get(counts)?);
+            let active = |i: usize| counts.iter().skip(i).step_by(ffn).sum::<u32>() as f32 / 1e3;
+            out.extend((0..ffn).map(|i| active(i).to_bits()));
+            Ok(out)
+        }
         "sign_scores" => {
             let lines = sign::lines(hidden);
             let mut bits = vec![sign::BitLine::default(); ffn * lines];
@@ -209,16 +242,18 @@ fn result(kernel: &str, quant: Quant, n: usize, seed: u64, device: &mut dyn Devi
 pub fn agreements(device: &mut dyn Device) -> Result<Vec<Agreement>> {
     let rates = Rates { device_gb_s: 1.0, link_gb_s: 1.0, host_gb_s: 1.0, call_us: 0.0, copy_us: 0.0, sync_us: 0.0 };
     let mut rows = Vec::new();
-    for (kernel, quants) in [
-        ("norm", &Quant::ALL[..1]),
-        ("linear", &Quant::ALL[..]),
-        ("attention", &Quant::ALL[..1]),
-        ("sign_scores", &Quant::ALL[..1]),
-        ("select", &Quant::ALL[..1]),
-        ("sparse_ffn", &Quant::ALL[..]),
+    let few = &[1, 2, 5, 32][..];
+    for (kernel, quants, widths) in [
+        ("norm", &Quant::ALL[..1], few),
+        ("linear", &Quant::ALL[..], &[1, 2, 5, 32, 200]),
+        ("attention", &Quant::ALL[..1], few),
+        ("sign_scores", &Quant::ALL[..1], few),
+        ("select", &Quant::ALL[..1], few),
+        ("sparse_ffn", &Quant::ALL[..], few),
+        ("dense_ffn", &Quant::ALL[..], &[33, 200]),
     ] {
         for &quant in quants {
-            for columns in [1, 2, 5, 32] {
+            for &columns in widths {
                 let seed = columns as u64 * 31 + quant as u64;
                 let found = result(kernel, quant, columns, seed, device)?;
                 let expected = result(kernel, quant, columns, seed, &mut VirtualDevice::new(u64::MAX, rates))?;
@@ -255,7 +290,7 @@ pub fn speeds(device: &mut dyn Device, l2_bytes: u64, scale: usize) -> Result<Ve
     let mut speeds = Vec::new();
     for (shape, quant, hidden, ffn, qkv) in SHAPES {
         let (hidden, ffn, qkv) = (hidden / scale, ffn / scale / 32 * 32, qkv / scale);
-        for n in [1, 4] {
+        for n in [1, 4, CHUNK] {
             let mut b = Bench { device: &mut *device, buffers: Vec::new() };
             let (mut prng, row_bytes) = (Prng::new(1), quant.row_bytes(hidden));
             let x = b.numbers(&random(&mut prng, n * hidden))?;
@@ -273,8 +308,41 @@ pub fn speeds(device: &mut dyn Device, l2_bytes: u64, scale: usize) -> Result<Ve
                     Ok(Call::Linear(Linear { quant, rows, cols, n, weights, bias, x, out, then }))
                 })
                 .collect::<Result<Vec<_>>>()?;
-            speeds.push(time(&mut b, "linear", shape, n, bytes, &calls)?);
+            speeds.push(time(&mut b, "linear", shape, n, bytes, 2 * n * qkv * hidden, &calls)?);
             drop(b);
+            if n > MAX_COLUMNS {
+                // As many slots as a prompt's chunk has computed at a time.
+                let mut b = Bench { device: &mut *device, buffers: Vec::new() };
+                let slots = ffn.min(4096);
+                let (blocks, bucket) = (many(slots * 3), (0..slots as u32).collect::<Vec<_>>());
+                let (x, bucket, up_bias) = (b.numbers(&random(&mut prng, n * hidden))?, b.words(&bucket)?, b.room(0)?);
+                let (products, out) = (b.room(n * slots * 4)?, b.room(n * hidden * 4)?);
+                let counts = b.room(DenseFfn::parts(quant, n) * ffn * 4)?;
+                let bytes = (slots * 3 * row_bytes) as u64;
+                let calls = (0..turns(bytes).min(4))
+                    .map(|_| {
+                        Ok(Call::DenseFfn(DenseFfn {
+                            quant,
+                            kind: Ffn::Gated,
+                            activation: Activation::Silu,
+                            cut: 0.0,
+                            hidden,
+                            ffn,
+                            slots,
+                            n,
+                            blocks: b.put(&blocks)?.into(),
+                            bucket: bucket.into(),
+                            up_bias,
+                            x: x.into(),
+                            products,
+                            counts,
+                            out: out.into(),
+                        }))
+                    })
+                    .collect::<Result<Vec<_>>>()?;
+                speeds.push(time(&mut b, "dense_ffn", shape, n, bytes, 6 * n * slots * hidden, &calls)?);
+                continue;
+            }
             // A tenth of the neurons, spread out, and all of them; every one fires.
             for (kernel, every) in [("sparse_ffn, a tenth", 10), ("sparse_ffn, all", 1)] {
                 let mut b = Bench { device: &mut *device, buffers: Vec::new() };
@@ -307,7 +375,8 @@ pub fn speeds(device: &mut dyn Device, l2_bytes: u64, scale: usize) -> Result<Ve
                         }))
                     })
                     .collect::<Result<Vec<_>>>()?;
-                speeds.push(time(&mut b, kernel, shape, n, bytes, &calls)?);
+                let flops = 6 * n * ffn.div_ceil(every) * hidden;
+                speeds.push(time(&mut b, kernel, shape, n, bytes, flops, &calls)?);
             }
         }
     }
@@ -320,6 +389,7 @@ fn time(
     shape: &'static str,
     columns: usize,
     bytes: u64,
+    flops: usize,
     calls: &[Call],
 ) -> Result<Speed> {
     let [from, to] = [b.device.timed_event(), b.device.timed_event()];
@@ -340,7 +410,8 @@ fn time(
         }
     }
     let ns = best as f64 / LAUNCHES as f64;
-    Ok(Speed { kernel: kernel.into(), shape, columns, bytes, us: ns / 1e3, gb_s: bytes as f64 / ns })
+    let (gb_s, tflop_s) = (bytes as f64 / ns, flops as f64 / ns / 1e3);
+    Ok(Speed { kernel: kernel.into(), shape, columns, bytes, us: ns / 1e3, gb_s, tflop_s })
 }
 
 #[cfg(test)]
@@ -357,7 +428,7 @@ mod tests {
     fn a_device_agrees_with_itself_and_gives_its_memory_back() {
         let mut device = device();
         let rows = agreements(&mut device).unwrap();
-        assert!(rows.len() == 48 && rows.iter().all(|row| row.off == 0.0), "{rows:?}");
+        assert!(rows.len() == 60 && rows.iter().all(|row| row.off == 0.0), "{rows:?}");
         assert_eq!(device.memory().used, 0);
     }
 
@@ -365,7 +436,7 @@ mod tests {
     fn a_device_with_a_known_rate_is_timed_at_that_rate() {
         let mut device = device();
         let speeds = speeds(&mut device, 1 << 16, 32).unwrap();
-        assert_eq!(speeds.len(), 18);
+        assert_eq!(speeds.len(), 24);
         for s in speeds {
             // Putting the launches on the stream takes its time, too.
             assert!(s.gb_s <= 100.0 && s.gb_s > 85.0, "{s:?}");

@@ -1,11 +1,16 @@
 //! How fast this machine reads memory, what every decoding speed is compared with, and its other rates.
 
 use crate::clock;
-use crate::cpu::Team;
+use crate::cpu::aligned::Aligned;
+use crate::cpu::{Columns, Kernels, Team};
 use crate::device::cuda::CudaDevice;
 use crate::device::{Device, HostRoom, OutOfMemory, Stream};
+use crate::engine::session::CHUNK;
 use crate::error::{Error, Result};
 use crate::formats::machine_profile::{MachineProfile, Rate};
+use crate::formats::rows::{self, Quant};
+use crate::model::Matrix;
+use crate::ops::linear::linear;
 use memmap2::{Advice, MmapMut};
 use serde::Serialize;
 
@@ -66,6 +71,31 @@ impl ReadBuffer {
         rates.sort_by(f64::total_cmp);
         ReadBandwidth { threads, gb_per_s: rates[PASSES - 1], worst_gb_per_s: rates[0] }
     }
+}
+
+/// Rows and numbers of a row of the matrix that arithmetic is measured with: some of a 7B model's.
+const GEMM: [usize; 2] = [1024, 4096];
+
+/// 10^9 multiplications and additions a second, each counted, of `threads` threads over an f16 matrix with the columns of a chunk of a
+/// prompt: the best of a few passes of some ten milliseconds.
+pub fn gflops(threads: usize) -> f64 {
+    let (quant, [rows, cols], n) = (Quant::F16, GEMM, CHUNK);
+    let mut bytes = Aligned::default();
+    bytes.resize(rows * quant.row_bytes(cols) / 4);
+    let ones = vec![1.0; cols];
+    let encoded: &mut [u8] = bytemuck::cast_slice_mut(&mut bytes);
+    encoded.chunks_exact_mut(quant.row_bytes(cols)).for_each(|row| rows::encode(quant, &ones, row));
+    // SAFETY: the bytes outlive the matrix and stay where they are.
+    let matrix = unsafe { Matrix::over(bytemuck::cast_slice(&bytes), quant, rows, cols) };
+    let (mut team, kernels, mut columns) = (Team::new(threads), Kernels::best(), Columns::default());
+    let (input, mut out) = (vec![1.0; n * cols], vec![0.0; n * rows]);
+    let mut pass = || {
+        let start = clock::now();
+        linear(&mut team, &kernels, &matrix, &input, n, &mut columns, &mut out);
+        start.elapsed().as_secs_f64()
+    };
+    let best = (0..=PASSES).map(|_| pass()).fold(f64::INFINITY, f64::min);
+    (2 * rows * cols * n) as f64 / best / 1e9
 }
 
 /// Calls of a measurement; some milliseconds together.
@@ -179,21 +209,22 @@ pub struct Assumed {
 pub const ASSUMED: [(Rate, f64); 4] =
     [(Rate::DeviceGbS, 360.0), (Rate::LinkGbS, 31.5), (Rate::CopyUs, 10.0), (Rate::SyncUs, 10.0)];
 
-/// A profile of this machine: host memory and calls measured with `threads` threads, device and link those of the card, if there is
+/// A profile of this machine: host memory, arithmetic and calls measured with `threads` threads, device and link those of the card, if there is
 /// one, and assumed otherwise. Takes about two seconds, most of them to fill memory.
 ///
 /// # Errors
 /// [`Error::Usage`] for an assumed figure that cannot be, [`Error::Memory`] without room for the measurement.
 pub fn machine(name: &str, threads: usize, card: Option<CardRates>, assumed: Assumed) -> Result<MachineProfile> {
     let dram_gb_s = ReadBuffer::of(QUICK_BYTES)?.measure(threads).gb_per_s;
-    profile(name, threads, dram_gb_s, card, assumed)
+    profile(name, threads, dram_gb_s, gflops(threads), card, assumed)
 }
 
-/// The same with a read rate that was measured already.
+/// The same with rates that were measured already.
 pub fn profile(
     name: &str,
     threads: usize,
     dram_gb_s: f64,
+    host_gflops: f64,
     card: Option<CardRates>,
     assumed: Assumed,
 ) -> Result<MachineProfile> {
@@ -202,13 +233,15 @@ pub fn profile(
     let value = |i: usize| given[i].or(found.map(|found| found[i])).unwrap_or(ASSUMED[i].1);
     let [device_gb_s, link_gb_s, copy_us, sync_us] = std::array::from_fn(value);
     // What was given is not what was found.
-    let (mut measured, mut not) = (vec![Rate::DramGbS, Rate::CallUs], Vec::new());
+    let (mut measured, mut not) = (vec![Rate::DramGbS, Rate::HostGflops, Rate::CallUs], Vec::new());
     for (i, (rate, _)) in ASSUMED.iter().enumerate() {
         if card.is_some() && given[i].is_none() { measured.push(*rate) } else { not.push(*rate) }
     }
     let note = match card {
-        Some(_) => format!("host memory and calls measured with {threads} threads, device and link with its card"),
-        None => format!("host memory and calls measured with {threads} threads, device and link not"),
+        Some(_) => {
+            format!("host memory, arithmetic and calls measured with {threads} threads, device and link with its card")
+        }
+        None => format!("host memory, arithmetic and calls measured with {threads} threads, device and link not"),
     };
     let profile = MachineProfile {
         name: name.to_owned(),
@@ -217,6 +250,7 @@ pub fn profile(
         measured,
         assumed: not,
         dram_gb_s,
+        host_gflops,
         device_gb_s,
         link_gb_s,
         call_us: call_us(threads),

@@ -1,9 +1,9 @@
 //! From a plan to an engine with a device: the parts of the plan on it, the neurons of the placement in their slots.
 
-use super::plan::{Footprint, Plan, Request, plan};
+use super::plan::{Footprint, Plan, Request, plan, streamed_bytes};
 use crate::cache::{HostBlocks, NeuronCache, Slot};
 use crate::device::{Device, OutOfMemory};
-use crate::engine::{Engine, Hybrid};
+use crate::engine::{ChunkCosts, ChunkRates, Engine, Hybrid};
 use crate::error::{Error, Result};
 use crate::formats::machine_profile::MachineProfile;
 use crate::model::{KvCache, KvType, Model};
@@ -81,9 +81,15 @@ fn out_of_memory(e: OutOfMemory) -> Error {
 /// Gives the engine `device`, with `plan`'s slots. `neurons` are the first residents of each layer, in the numbering of the
 /// published model; there are no more of them than slots.
 ///
-/// What of the plan the engine does not use there (embeddings, a prompt's chunk) is reserved, so that the budget means what it says.
-pub fn place(engine: &mut Engine, device: Box<dyn Device>, plan: &Plan, neurons: &[Vec<u32>]) -> Result<()> {
-    let mut hybrid = hybrid(&engine.model, device, plan).map_err(out_of_memory)?;
+/// What of the plan the engine does not use there (embeddings) is reserved, so that the budget means what it says.
+pub fn place(
+    engine: &mut Engine,
+    device: Box<dyn Device>,
+    plan: &Plan,
+    machine: &MachineProfile,
+    neurons: &[Vec<u32>],
+) -> Result<()> {
+    let mut hybrid = hybrid(&engine.model, device, plan, machine).map_err(out_of_memory)?;
     for (l, neurons) in neurons.iter().enumerate() {
         let places = places(&engine.model, l, neurons);
         hybrid.cache.load(l, &places).map_err(|e| Error::Failed(format!("layer {l} cannot be placed: {e:?}")))?;
@@ -107,7 +113,12 @@ fn elsewhere(model: &Model, plan: &Plan, hybrid: &Hybrid) -> u64 {
     elsewhere.saturating_sub(own + hybrid.bytes())
 }
 
-fn hybrid(model: &Model, device: Box<dyn Device>, plan: &Plan) -> std::result::Result<Hybrid, OutOfMemory> {
+fn hybrid(
+    model: &Model,
+    device: Box<dyn Device>,
+    plan: &Plan,
+    machine: &MachineProfile,
+) -> std::result::Result<Hybrid, OutOfMemory> {
     let c = &model.config;
     let block_bytes = plan.details.block_bytes as usize;
     let slots: Vec<usize> = plan.layers.iter().map(|l| l.slots).collect();
@@ -120,6 +131,14 @@ fn hybrid(model: &Model, device: Box<dyn Device>, plan: &Plan) -> std::result::R
     let kv = plan.parts.iter().find(|p| p.name == "kv").map_or(0, |p| p.bytes);
     let context = (kv / KvCache::bytes_for(c, 1, KvType::F16)) as usize;
     let mut hybrid = Hybrid::new(cache, model, context, usize::from(context > 0))?;
+    let rates = ChunkRates {
+        host_gflops: machine.host_gflops,
+        host_gb_s: machine.dram_gb_s,
+        link_gb_s: machine.link_gb_s,
+        copy_us: machine.copy_us,
+        sync_us: machine.sync_us,
+    };
+    hybrid.stream(c, &model.layers[0], ChunkCosts::of(&rates, c, block_bytes), streamed_bytes(c))?;
     hybrid.reserved = hybrid.cache.device.reserve(elsewhere(model, plan, &hybrid))?;
     Ok(hybrid)
 }

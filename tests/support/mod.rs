@@ -1,10 +1,12 @@
 //! What the tests of devices share: models that are on disk or made up, and a virtual device's rates.
 #![allow(dead_code)]
 
+pub mod law;
+
 use dynamicinfer::cache::{HostBlocks, NeuronCache};
 use dynamicinfer::cpu::aligned::Aligned;
 use dynamicinfer::device::{Device, OutOfMemory, Rates, VirtualDevice};
-use dynamicinfer::engine::Hybrid;
+use dynamicinfer::engine::{ChunkCosts, Hybrid};
 use dynamicinfer::formats::rows::{self, Quant};
 use dynamicinfer::lab::pack::{PackOptions, pack};
 use dynamicinfer::lab::synth::Shape;
@@ -94,8 +96,18 @@ pub fn device_bytes(model: &Model, slots: &[usize]) -> u64 {
     hybrid.expect("there is room").cache.device.memory().used
 }
 
-/// Positions of a timeline that [`on_device`] has room for.
-pub const ON_DEVICE: usize = 64;
+/// Positions of a timeline that [`on_device`] has room for: what the fixtures were made with.
+pub const ON_DEVICE: usize = 256;
+
+/// Lets a chunk's missing neurons be copied, `blocks` at once, and the CPU have about `cpu` of them, 0 to 1.
+pub fn streaming(hybrid: &mut Hybrid, model: &Model, blocks: usize, cpu: f64) {
+    let layer = &model.layers[0];
+    let bytes = 2 * blocks * layer.ffn.row_bytes * model.config.ffn_kind.rows();
+    // The CPU has cpu / (1 - cpu) of what the link brings in the same time.
+    let read_us = if cpu > 0.0 { (1.0 - cpu) / cpu } else { 1e12 };
+    let costs = ChunkCosts { column_us: 0.0, read_us, link_us: 1.0, copy_us: 1.5, cross_us: 0.0, sync_us: 0.0 };
+    hybrid.stream(&model.config, layer, costs, bytes as u64).unwrap();
+}
 
 /// A device's part of an engine on `model`, all slots free.
 ///

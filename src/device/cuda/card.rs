@@ -144,6 +144,17 @@ impl Card {
         Ok(card)
     }
 
+    /// 10^12 additions and multiplications of f32 a second, each counted, that its clock and lanes allow: what no kernel of ours can
+    /// exceed in f32 and f16. `None` where the driver does not tell.
+    pub fn peak_tflop_s(&self) -> Option<f64> {
+        let ask = |attribute| self.driver.attribute(self.number, attribute).ok().filter(|&v| v > 0).map(f64::from);
+        let multiprocessors = ask(Attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?;
+        let kilohertz = ask(Attribute::CU_DEVICE_ATTRIBUTE_CLOCK_RATE)?;
+        // Lanes of a multiprocessor for f32, by NVIDIA's programming guide: 64 of Turing and the A100, 128 of all others.
+        let lanes = if matches!(self.arch, 75 | 80) { 64.0 } else { 128.0 };
+        Some(2.0 * multiprocessors * lanes * kilohertz / 1e9)
+    }
+
     /// Makes its context this thread's.
     pub(super) fn enter(&self) -> Result<(), Refusal> {
         if CURRENT.get() == self.serial {

@@ -30,11 +30,12 @@ macro_rules! source {
 }
 
 /// All of `kernels/`.
-pub const SOURCES: [Source; 13] = [
+pub const SOURCES: [Source; 14] = [
     source!("add"),
     source!("append"),
     source!("attend"),
     source!("copy"),
+    source!("dense_ffn"),
     source!("gather"),
     source!("linear"),
     source!("matmul"),
@@ -47,9 +48,11 @@ pub const SOURCES: [Source; 13] = [
 ];
 
 /// What they include, by the names that they do.
-const HEADERS: [(&str, &str); 2] = [
+const HEADERS: [(&str, &str); 4] = [
+    ("activation.cuh", include_str!("../../../kernels/activation.cuh")),
     ("common.cuh", include_str!("../../../kernels/common.cuh")),
     ("rows.cuh", include_str!("../../../kernels/rows.cuh")),
+    ("tiles.cuh", include_str!("../../../kernels/tiles.cuh")),
 ];
 
 /// As `kernels/` is written for: one rounding is one operation.

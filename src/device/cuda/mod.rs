@@ -16,7 +16,7 @@ pub use card::{Card, OLDEST_CARD, OLDEST_DRIVER, Unusable};
 pub use kernels::{Delivery, SOURCES, Source};
 
 use super::launch;
-use super::{Buffer, Call, Device, Event, Fault, Memory, OutOfMemory, SparseFfn, Stream, Totals};
+use super::{Buffer, Call, Device, Event, Fault, Memory, OutOfMemory, Stream, Totals};
 use crate::clock::{self, Duration, Instant};
 use driver::{Address, CUevent, CUstream, Code, NOT_READY, OUT_OF_MEMORY, Refusal, SUCCESS, remedy};
 use kernels::Kernels;
@@ -618,14 +618,7 @@ impl CudaDevice {
     /// # Panics
     /// If an operand is not in its buffer.
     fn run(&mut self, stream: Stream, call: &Call) {
-        if let Call::SparseFfn(c) = call {
-            let needs = |buffer: Buffer, bytes: usize| self.address(buffer, 0, bytes as u64);
-            needs(c.blocks, c.slots * c.block_bytes());
-            needs(c.bucket, c.slots * 4);
-            needs(c.up_bias, if c.up_bias.bytes == 0 { 0 } else { c.ffn * 4 });
-            needs(c.input, SparseFfn::input_bytes(c.n, c.hidden, c.ffn));
-            needs(c.output, SparseFfn::output_bytes(c.n, c.hidden));
-        }
+        call.operands(&mut |view, bytes, _| _ = self.address(view.buffer, view.at, bytes));
         let scratch = launch::scratch_bytes(call);
         assert!(scratch == 0 || stream == Stream::Compute, "there is one scratch, the compute stream's");
         // Only where nobody has prepared this call: it waits.

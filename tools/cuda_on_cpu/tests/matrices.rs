@@ -7,7 +7,7 @@ use dynamicinfer::device::{Call, Linear, Then};
 use dynamicinfer::formats::rows::{self, PACK, Quant};
 use dynamicinfer::kernel::reference;
 use dynamicinfer::prng::Prng;
-use support::{Memory, assert_close, below, normal};
+use support::{Memory, as_codes, assert_close, below, normal};
 
 /// Columns of grouped rows are whole groups; of others any number.
 fn cols(rng: &mut Prng, quant: Quant, most: usize) -> usize {
@@ -20,22 +20,6 @@ fn encoded(rng: &mut Prng, quant: Quant, cols: usize, count: usize) -> Vec<u8> {
         rows::encode(quant, &normal(rng, cols), row);
     }
     bytes
-}
-
-/// What an int8 code stands for, in the order of numbers.
-fn as_codes(x: &[f32], n: usize, quant: Quant) -> Vec<f32> {
-    if !quant.is_grouped() {
-        return x.to_vec();
-    }
-    let mut columns = Columns::default();
-    columns.set(x, n, quant);
-    let cols = columns.cols;
-    (0..n)
-        .flat_map(|b| {
-            let (codes, steps) = (columns.codes(b), columns.steps(b));
-            (0..cols).map(move |i| f32::from(codes[rows::place(i, cols)]) * steps[i / 32])
-        })
-        .collect()
 }
 
 fn linear(seed: u64, quant: Quant, rows: usize, cols: usize, n: usize, then: Then, with_bias: bool) {
@@ -97,6 +81,16 @@ fn every_number_of_columns_is_right() {
     for quant in Quant::ALL {
         for n in 1..=32 {
             linear(n as u64, quant, 9, 1120, n, Then::Store, false);
+        }
+    }
+}
+
+/// A prompt's: whole tiles, parts of tiles, and the columns at which another kernel takes over.
+#[test]
+fn as_many_columns_as_a_chunk_has_are_right() {
+    for quant in Quant::ALL {
+        for (n, rows) in [(33, 130), (64, 128), (65, 40), (200, 9), (256, 33)] {
+            linear(n as u64, quant, rows, 608, n, [Then::Store, Then::Add][n % 2], n % 3 == 0);
         }
     }
 }

@@ -4,8 +4,10 @@
 #![allow(dead_code)]
 
 use cuda_on_cpu::{Kernel, Order};
+use dynamicinfer::cpu::Columns;
 use dynamicinfer::device::launch::{self, Launch, SCRATCH_ALIGN};
 use dynamicinfer::device::{Buffer, Call};
+use dynamicinfer::formats::rows::{self, Quant};
 use dynamicinfer::prng::Prng;
 use rustix::mm::{MapFlags, MprotectFlags, ProtFlags, mmap_anonymous, mprotect, munmap};
 use std::ptr;
@@ -154,6 +156,22 @@ pub fn normal(rng: &mut Prng, n: usize) -> Vec<f32> {
 
 pub fn below(rng: &mut Prng, n: usize) -> usize {
     rng.below(n as u64) as usize
+}
+
+/// What an int8 code stands for, in the order of numbers.
+pub fn as_codes(x: &[f32], n: usize, quant: Quant) -> Vec<f32> {
+    if !quant.is_grouped() {
+        return x.to_vec();
+    }
+    let mut columns = Columns::default();
+    columns.set(x, n, quant);
+    let cols = columns.cols;
+    (0..n)
+        .flat_map(|b| {
+            let (codes, steps) = (columns.codes(b), columns.steps(b));
+            (0..cols).map(move |i| f32::from(codes[rows::place(i, cols)]) * steps[i / 32])
+        })
+        .collect()
 }
 
 /// Values and truths side by side, `bound` each in units of its scale.

@@ -1,0 +1,226 @@
+// Computes: the share of some neuron blocks in an FFN over a prompt's chunk: of every block that holds a neuron gate, activation, up and
+//           product for all columns; out[b] += the sum over blocks of a[b] * down row; and in how many columns each was active.
+// Shapes:   blocks [slots] of the rows gate, up, down (plain: up, down); bucket [slots]; x [n, cols] f32 or its codes; out [n, cols]
+//           f32; a [n, slots] f32; counts [ceil(n / C), ffn] u32, of which the neurons of the bucket are written: the sum over the
+//           first index is a neuron's. C = 64 columns, 32 of grouped rows.
+// Moves:    gate and up rows once for each C columns, down rows once for each 64; a written once, read once for each 128 numbers of
+//           a row.
+// Launch:   dense_neurons, dense_down, one after the other; 256 threads make a tile.
+//           dense_neurons_f32, _f16: 64 neurons (plain: 128) by 64 columns, grid (ceil(slots / those), ceil(n / 64)), 26112 bytes of
+//             shared memory. dense_neurons_q8_0, _q4_0: 16 neurons (plain: 32) by 32 columns, 37888 bytes.
+//           dense_down_<type>: 128 numbers of a row by 64 columns, grid (ceil(cols / 128), ceil(n / 64)), 26112 bytes.
+//
+// A slot without a neuron may hold anything, and may be written to meanwhile: what is made of it stays in numbers of its own, which
+// are not stored.
+#include "activation.cuh"
+#include "tiles.cuh"
+
+struct Neurons {
+    const u8 *blocks;
+    const u32 *bucket;
+    const float *up_bias;
+    float *a;
+    u32 *counts;
+    int slots, n, kind, activation;
+    float parameter, cut;
+
+    // Of the first row's sum and, where there is a gate, the second's. Says whether the neuron is active.
+    __device__ __forceinline__ bool product(float bias, float first, float second, float &out) const {
+        const float value = apply(activation, parameter, kind == PLAIN ? first + bias : first);
+        out = value;
+        // Of an infinite up, nothing must be left where the gate is closed.
+        if (kind != PLAIN && value != 0.0f) {
+            const float up = second + bias;
+            out = value * (kind == GATED_BOTH ? apply(activation, parameter, up) : up);
+        }
+        return cut > 0.0f ? fabsf(value) > cut : out != 0.0f;
+    }
+};
+
+// Sums of a tile on their way to products: [2, COLUMNS, STRIDE], two sets of WIDTH rows. Each thread has one neuron of the tile.
+template <int WIDTH, int STRIDE, int COLUMNS> struct Sums {
+    static __device__ __forceinline__ float *at(int set, int column, int row) {
+        return reinterpret_cast<float *>(dynamic_shared) + (set * COLUMNS + column) * STRIDE + row;
+    }
+
+    // Stores the products of what lies there; `column_of` says which column of the input a column is. Returns in how many of them this
+    // thread's neuron is active.
+    template <class Column> static __device__ __forceinline__ u32 store(const Neurons &ffn, int first, int neurons, Column column_of) {
+        const int i = threadIdx.x % neurons, slot = first + i;
+        const u32 neuron = slot < ffn.slots ? ffn.bucket[slot] : NONE;
+        const float bias = neuron != NONE && ffn.up_bias ? ffn.up_bias[neuron] : 0.0f;
+        u32 active = 0;
+        __syncthreads();
+#pragma unroll 1
+        for (int c = threadIdx.x / neurons; c < COLUMNS; c += THREADS / neurons) {
+            const int column = column_of(c);
+            if (slot >= ffn.slots || column >= ffn.n) continue;
+            float product = 0.0f;
+            if (neuron != NONE) active += ffn.product(bias, *at(i / WIDTH, c, i % WIDTH), *at(1, c, i % WIDTH), product);
+            ffn.a[size_t(column) * ffn.slots + slot] = product;
+        }
+        __syncthreads();
+        return active;
+    }
+
+    // Adds up what the threads of a neuron have counted.
+    static __device__ __forceinline__ void count(const Neurons &ffn, int first, int neurons, u32 active) {
+        u32 *const room = reinterpret_cast<u32 *>(dynamic_shared); // [THREADS / neurons, neurons]
+        room[threadIdx.x] = active;
+        __syncthreads();
+        const int slot = first + int(threadIdx.x);
+        if (int(threadIdx.x) >= neurons || slot >= ffn.slots || ffn.bucket[slot] == NONE) return;
+        u32 sum = 0;
+        for (int t = threadIdx.x; t < THREADS; t += neurons) sum += room[t];
+        ffn.counts[ffn.bucket[slot]] = sum;
+    }
+};
+
+template <int QUANT> __device__ __forceinline__ void float_neurons(const Neurons &ffn, const float *x, int cols) {
+    using Tile = FloatTile<2, 4>;
+    // Half of the columns at a time.
+    using Room = Sums<SET, Tile::ROW_STRIDE, Tile::COLUMNS / 2>;
+    const bool plain = ffn.kind == PLAIN;
+    const int neurons = plain ? 2 * SET : SET, first = blockIdx.x * neurons, first_column = blockIdx.y * Tile::COLUMNS;
+    const size_t row = row_bytes<QUANT>(cols), block = row * (plain ? 2 : 3);
+    // The two sets of rows are gates and ups of the same neurons, or ups of twice as many.
+    const auto rows = [&](int s, int r) {
+        const int slot = first + (plain ? s * SET : 0) + r;
+        return slot < ffn.slots ? ffn.blocks + size_t(slot) * block + (plain ? 0 : s * row) : nullptr;
+    };
+    float sums[2][4][4] = {};
+    Tile::template dots<QUANT>(rows, x, first_column, cols, ffn.n, sums);
+    u32 active = 0;
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+#pragma unroll
+        for (int s = 0; s < 2; s++) {
+#pragma unroll
+            for (int c = 0; c < 2; c++) {
+                *reinterpret_cast<float4 *>(Room::at(s, threadIdx.x / 16 * 2 + c, Tile::row())) =
+                    make_float4(sums[s][0][half * 2 + c], sums[s][1][half * 2 + c], sums[s][2][half * 2 + c], sums[s][3][half * 2 + c]);
+            }
+        }
+        active += Room::store(ffn, first, neurons, [=](int c) { return first_column + c / 2 * 4 + half * 2 + c % 2; });
+    }
+    Room::count(ffn, first, neurons, active);
+}
+
+template <int QUANT> __device__ __forceinline__ void grouped_neurons(const Neurons &ffn, const void *x, int cols) {
+    using Tile = GroupedTile<QUANT>;
+    using Room = Sums<16, 17, Tile::COLUMNS>;
+    const bool plain = ffn.kind == PLAIN;
+    const int neurons = plain ? 32 : 16, first = blockIdx.x * neurons, first_column = blockIdx.y * Tile::COLUMNS;
+    const size_t row = row_bytes<QUANT>(cols), block = row * (plain ? 2 : 3);
+    const auto rows = [&](int r) {
+        const int slot = first + (plain ? r : r % 16);
+        return slot < ffn.slots ? ffn.blocks + size_t(slot) * block + (plain ? 0 : r / 16 * row) : nullptr;
+    };
+    float sums[Tile::R][Tile::C] = {};
+    Tile::dots(rows, x, first_column, cols, ffn.n, sums);
+#pragma unroll
+    for (int r = 0; r < Tile::R; r++) {
+#pragma unroll
+        for (int c = 0; c < Tile::C; c++) *Room::at(r, Tile::column() + c * 16, Tile::row()) = sums[r][c];
+    }
+    Room::count(ffn, first, neurons, Room::store(ffn, first, neurons, [=](int c) { return first_column + c; }));
+}
+
+// Numbers `start` to `start` + 128 of a down row of f32 or f16, unit by unit of 16 bytes; `to` is where number `start` of the row stands
+// in the room of rows. Zeros behind the end, and where there is no row.
+template <int QUANT> struct DownRow {
+    static constexpr int NUMBERS = Unit<QUANT>::NUMBERS, PARTS = 2 * SET / NUMBERS;
+
+    template <class Put> static __device__ __forceinline__ void unpack(const u8 *row, int part, int start, int cols, Put put) {
+        const bool there = row != nullptr && start + part * NUMBERS < cols;
+        const uint4 raw = there ? reinterpret_cast<const uint4 *>(row)[start / NUMBERS + part] : make_uint4(0, 0, 0, 0);
+        float numbers[NUMBERS];
+        Unit<QUANT>::unpack(raw, numbers);
+#pragma unroll
+        for (int i = 0; i < NUMBERS; i += 4)
+            put(part * NUMBERS + i, make_float4(numbers[i], numbers[i + 1], numbers[i + 2], numbers[i + 3]));
+    }
+};
+
+// The same of a grouped row, word by word: the four groups' words of one place stand side by side in a pack.
+template <int QUANT> struct GroupedDownRow {
+    static constexpr int GROUP_WORDS = QUANT == Q8 ? 8 : 4, PARTS = 4 * GROUP_WORDS;
+
+    static __device__ __forceinline__ float4 four(u32 codes, float scale) {
+        return make_float4(scale * float(int(codes << 24) >> 24), scale * float(int(codes << 16) >> 24),
+                           scale * float(int(codes << 8) >> 24), scale * float(int(codes) >> 24));
+    }
+
+    template <class Put> static __device__ __forceinline__ void unpack(const u8 *row, int part, int start, int cols, Put put) {
+        const int in_tile = part % 4, word = part / 4, group = start / GROUP + in_tile;
+        const bool there = row != nullptr && group * GROUP < cols;
+        const bool packed = (group * GROUP) / PACK * PACK + PACK <= cols;
+        const int in_pack = group % (PACK / GROUP), first = group - in_pack;
+        const int at = first * GROUP_WORDS + (packed ? word * (PACK / GROUP) + in_pack : in_pack * GROUP_WORDS + word);
+        const int number_bytes = QUANT == Q8 ? cols : cols / 2;
+        const u32 raw = there ? reinterpret_cast<const u32 *>(row)[at] : 0;
+        const float scale = there ? half_to_float(reinterpret_cast<const u16 *>(row + number_bytes)[group]) : 0.0f;
+        if (QUANT == Q8) {
+            put(in_tile * GROUP + word * 4, four(raw, scale));
+        } else {
+            // In a pack the high half bytes are the next four numbers, in a plain group those of its second half.
+            put(in_tile * GROUP + (packed ? word * 8 : word * 4), four(low_codes(raw), scale));
+            put(in_tile * GROUP + (packed ? word * 8 + 4 : word * 4 + 16), four(high_codes(raw), scale));
+        }
+    }
+};
+template <> struct DownRow<Q8> : GroupedDownRow<Q8> {};
+template <> struct DownRow<Q4> : GroupedDownRow<Q4> {};
+
+template <int QUANT>
+__device__ __forceinline__ void dense_down(const u8 *blocks, const u32 *bucket, const float *a, float *out, int cols, int slots,
+                                           int n, int rows) {
+    using Tile = FloatTile<2, 4>;
+    const int first = blockIdx.x * 2 * SET, first_column = blockIdx.y * Tile::COLUMNS;
+    const size_t row = row_bytes<QUANT>(cols);
+    float sums[2][4][4] = {};
+    for (int start = 0; start < slots; start += DEPTH) {
+        for (int t = threadIdx.x; t < DEPTH * DownRow<QUANT>::PARTS; t += THREADS) {
+            const int k = t / DownRow<QUANT>::PARTS, part = t % DownRow<QUANT>::PARTS, slot = start + k;
+            const bool there = slot < slots && bucket[slot] != NONE;
+            const u8 *const from = there ? blocks + (size_t(slot) * rows + rows - 1) * row : nullptr;
+            float *const to = Tile::rows() + k * Tile::ROW_STRIDE;
+            DownRow<QUANT>::unpack(from, part, first, cols, [=](int i, float4 four) {
+                *reinterpret_cast<float4 *>(to + i / SET * Tile::SET_ROOM + i % SET) = four;
+            });
+        }
+        Tile::bring_columns(a, first_column, start, slots, n);
+        __syncthreads();
+        Tile::multiply(sums);
+        __syncthreads();
+    }
+#pragma unroll
+    for (int s = 0; s < 2; s++) {
+#pragma unroll
+        for (int c = 0; c < 4; c++) {
+            const int column = first_column + Tile::column() + c, i = first + s * SET + Tile::row();
+            if (column >= n) continue;
+#pragma unroll
+            for (int r = 0; r < 4; r++) {
+                if (i + r < cols) out[size_t(column) * cols + i + r] += sums[s][r][c];
+            }
+        }
+    }
+}
+
+#define DEFINE(QUANT, type, NEURONS, INPUT)                                                                                    \
+    KERNEL __launch_bounds__(256, 2)                                                                                           \
+        dense_neurons_##type(const u8 *blocks, const u32 *bucket, const float *up_bias, const INPUT *x, float *a, u32 *counts, \
+                             int cols, int slots, int n, int ffn, int kind, int activation, float parameter, float cut) {      \
+        u32 *const part = counts + size_t(blockIdx.y) * ffn;                                                                   \
+        NEURONS<QUANT>({blocks, bucket, up_bias, a, part, slots, n, kind, activation, parameter, cut}, x, cols);               \
+    }                                                                                                                          \
+    KERNEL __launch_bounds__(256) dense_down_##type(const u8 *blocks, const u32 *bucket, const float *a, float *out, int cols, \
+                                                    int slots, int n, int rows) {                                              \
+        dense_down<QUANT>(blocks, bucket, a, out, cols, slots, n, rows);                                                       \
+    }
+DEFINE(F32, f32, float_neurons, float)
+DEFINE(F16, f16, float_neurons, float)
+DEFINE(Q8, q8_0, grouped_neurons, void)
+DEFINE(Q4, q4_0, grouped_neurons, void)
+#undef DEFINE

@@ -1,0 +1,160 @@
+//! The FFN of a prompt's chunk from its real source against the scalar truth.
+
+mod support;
+
+use dynamicinfer::device::{Call, DenseFfn, NONE};
+use dynamicinfer::formats::rows::{self, Quant};
+use dynamicinfer::kernel::reference;
+use dynamicinfer::model::config::{Activation, Ffn};
+use dynamicinfer::prng::Prng;
+use support::{Memory, as_codes, assert_close, below, normal};
+
+const KINDS: [Ffn; 3] = [Ffn::Gated, Ffn::GatedBoth, Ffn::Plain];
+const ACTIVATIONS: [Activation; 6] = [
+    Activation::Relu,
+    Activation::Fatrelu(0.3),
+    Activation::Relu2,
+    Activation::Silu,
+    Activation::Gelu,
+    Activation::GeluTanh,
+];
+
+struct Case {
+    quant: Quant,
+    kind: Ffn,
+    activation: Activation,
+    cut: f32,
+    hidden: usize,
+    ffn: usize,
+    slots: usize,
+    n: usize,
+    /// Share of slots that hold a neuron.
+    filled: f64,
+    bias: bool,
+}
+
+fn check(seed: u64, case: &Case) {
+    let &Case { quant, kind, activation, cut, hidden, ffn, slots, n, .. } = case;
+    let mut rng = Prng::new(seed);
+    let (row_bytes, per_block) = (quant.row_bytes(hidden), kind.rows());
+    // What lies in slots without a neuron is rubbish: nothing may come of it.
+    let mut blocks = vec![0xffu8; slots * per_block * row_bytes];
+    let mut neurons: Vec<u32> = (0..ffn as u32).collect();
+    let mut bucket = vec![NONE; slots];
+    for (slot, block) in blocks.chunks_exact_mut(per_block * row_bytes).enumerate() {
+        if neurons.is_empty() || rng.next_f64() >= case.filled {
+            continue;
+        }
+        bucket[slot] = neurons.swap_remove(below(&mut rng, neurons.len()));
+        for row in block.chunks_exact_mut(row_bytes) {
+            let values: Vec<f32> = normal(&mut rng, hidden).iter().map(|v| v / (hidden as f32).sqrt()).collect();
+            rows::encode(quant, &values, row);
+        }
+    }
+    let x = normal(&mut rng, n * hidden);
+    let up_bias = if case.bias { normal(&mut rng, ffn) } else { Vec::new() };
+    let before = normal(&mut rng, n * hidden);
+    let parts = DenseFfn::parts(quant, n);
+
+    let mut memory = Memory::default();
+    let call = DenseFfn {
+        quant,
+        kind,
+        activation,
+        cut,
+        hidden,
+        ffn,
+        slots,
+        n,
+        blocks: memory.put(&blocks).into(),
+        bucket: memory.put(&bucket).into(),
+        up_bias: memory.put(&up_bias),
+        x: memory.put(&x).into(),
+        products: memory.alloc(n * slots * 4),
+        counts: memory.put(&vec![7u32; parts * ffn]),
+        out: memory.put(&before).into(),
+    };
+    memory.call(&Call::DenseFfn(call));
+    let (out, counts): (Vec<f32>, Vec<u32>) = (memory.get(call.out.buffer), memory.get(call.counts));
+
+    let coded = as_codes(&x, n, quant);
+    let mut truth: Vec<f64> = before.iter().map(|&v| f64::from(v)).collect();
+    let mut scale: Vec<f64> = truth.iter().map(|v| v.abs()).collect();
+    let mut active = vec![7 * parts as u32; ffn];
+    for (block, &neuron) in blocks.chunks_exact(per_block * row_bytes).zip(&bucket).filter(|(_, n)| **n != NONE) {
+        let row = |r: usize| reference::numbers(quant, &block[r * row_bytes..][..row_bytes], hidden);
+        let (first, up, down) = (row(0), row(per_block - 2), row(per_block - 1));
+        let bias = up_bias.get(neuron as usize).copied().map_or(0.0, f64::from);
+        active[neuron as usize] = 0;
+        for b in 0..n {
+            let column = &coded[b * hidden..(b + 1) * hidden];
+            let up = (reference::dot(&up, column) + bias) as f32;
+            let value = activation.apply(if kind == Ffn::Plain { up } else { reference::dot(&first, column) as f32 });
+            let product = match kind {
+                Ffn::Gated if value != 0.0 => value * up,
+                Ffn::GatedBoth if value != 0.0 => value * activation.apply(up),
+                _ => value,
+            };
+            active[neuron as usize] += u32::from(if cut > 0.0 { value.abs() > cut } else { product != 0.0 });
+            for (i, weight) in down.iter().enumerate() {
+                truth[b * hidden + i] += f64::from(product) * f64::from(*weight);
+                // A product is off by what its sums are off, which are sums of numbers of about one.
+                scale[b * hidden + i] += (f64::from(product).abs() + 1.0) * f64::from(*weight).abs();
+            }
+        }
+    }
+    let what =
+        format!("{quant:?} {kind:?} {activation} hidden {hidden} ffn {ffn} slots {slots} n {n} cut {cut}, seed {seed}");
+    assert_close(&what, &out, &truth, &scale, 4e-6);
+    let sums: Vec<u32> = (0..ffn).map(|i| counts.iter().skip(i).step_by(ffn).sum()).collect();
+    assert_eq!(sums, active, "columns in which neurons are active: {what}");
+}
+
+#[test]
+fn it_is_the_scalar_truth_for_all_types_and_kinds() {
+    let mut seed = 0;
+    for quant in Quant::ALL {
+        for kind in KINDS {
+            for activation in ACTIVATIONS {
+                seed += 1;
+                let mut rng = Prng::new(7000 + seed);
+                let hidden = if quant.is_grouped() { 32 * (1 + below(&mut rng, 20)) } else { 2 + below(&mut rng, 300) };
+                let (ffn, slots) = (1 + below(&mut rng, 150), 1 + below(&mut rng, 100));
+                let n = 33 + below(&mut rng, 60);
+                let cut = [0.0, 0.25][below(&mut rng, 2)];
+                let filled = [0.6, 1.0][below(&mut rng, 2)];
+                let bias = below(&mut rng, 2) == 1;
+                check(seed, &Case { quant, kind, activation, cut, hidden, ffn, slots, n, filled, bias });
+            }
+        }
+    }
+}
+
+#[test]
+fn whole_tiles_and_their_edges_are_right() {
+    for quant in Quant::ALL {
+        for (kind, hidden, slots, n) in [
+            (Ffn::Gated, 512, 64, 64),
+            (Ffn::Gated, 544, 65, 65),
+            (Ffn::Plain, 1056, 129, 33),
+            (Ffn::Gated, 128, 300, 256),
+            (Ffn::Plain, 96, 31, 1),
+        ] {
+            let (activation, ffn) = (Activation::Silu, slots + 3);
+            let case = Case { quant, kind, activation, cut: 0.0, hidden, ffn, slots, n, filled: 0.9, bias: true };
+            check(n as u64, &case);
+        }
+    }
+}
+
+#[test]
+fn nothing_resident_adds_nothing() {
+    for quant in Quant::ALL {
+        for slots in [0, 40] {
+            let (kind, activation) = (Ffn::Gated, Activation::Relu);
+            let case =
+                Case { quant, kind, activation, cut: 0.0, hidden: 96, ffn: 64, slots, n: 40, filled: 0.0, bias: false };
+            check(3, &case);
+        }
+    }
+}
