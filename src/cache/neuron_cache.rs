@@ -5,7 +5,7 @@
 //! waits for a layer's copies before it uses it (DynamicInfer C.3), on the same path.
 
 use super::slot_table::{Refused, Slot, SlotTable};
-use crate::device::{Buffer, Device, Event, HostRoom, OutOfMemory, Stream};
+use crate::device::{Buffer, Device, Event, HostRoom, Note, OutOfMemory, Stream};
 
 /// Groups of moves that may be on their way at once; a request beyond is refused, and may be made again.
 pub const MAX_IN_FLIGHT: usize = 4096;
@@ -215,6 +215,7 @@ impl NeuronCache {
         let NeuronCache { device, layers, counters, events, .. } = self;
         let LayerCache { table, in_flight, blocks, host, last_use, .. } = &layers[l];
         let bytes = host.block_bytes;
+        device.note(Note::Moves { layer: l, neurons: n });
         // The last use may still be reading the slots.
         device.wait(Stream::Copy, *last_use);
         let group = &in_flight[in_flight.len() - n..];
@@ -256,8 +257,9 @@ impl NeuronCache {
                 Some((same, landed)) if same == event => landed,
                 _ => {
                     let landed = device.is_done(event);
-                    if landed {
-                        events.push(event);
+                    match landed {
+                        true => events.push(event),
+                        false => device.note(Note::Late(event)),
                     }
                     asked = Some((event, landed));
                     landed

@@ -7,8 +7,9 @@ use super::size;
 use super::sparsity_arg;
 use crate::background::{Background, Setting};
 use crate::clock::{self, Seldom};
+use crate::cpu::MAX_COLUMNS;
 use crate::device::cuda::Card;
-use crate::device::{Device, Rates, VirtualDevice};
+use crate::device::{Device, Rates, Timeline, Traced, VirtualDevice};
 use crate::engine::{Engine, MigratorCounts};
 use crate::error::{Error, Result};
 use crate::formats::history_file;
@@ -65,6 +66,9 @@ pub struct DeviceArgs {
     /// Sequences that may be decoded together.
     #[arg(skip = 1usize)]
     pub timelines: usize,
+    /// Whether a timeline is kept.
+    #[arg(skip)]
+    pub traced: bool,
     /// Neither read nor keep what was learnt from earlier texts about how often neurons are active
     #[arg(long)]
     no_history: bool,
@@ -136,6 +140,7 @@ impl Default for DeviceArgs {
             deterministic: false,
             live: false,
             timelines: 1,
+            traced: false,
             no_history: false,
             vram_schedule: Vec::new(),
             fail_after: None,
@@ -291,6 +296,10 @@ impl DeviceArgs {
         let device: Box<dyn Device> = match second {
             Second::Cuda(card) => Box::new(cuda::device(*card, plan.budget_bytes)?),
             Second::Virtual | Second::Nothing => Box::new(self.pretended(plan.budget_bytes, &machine)),
+        };
+        let device = match self.traced {
+            true => Box::new(Traced::new(device, Timeline::new(layers, MAX_COLUMNS))),
+            false => device,
         };
         place(engine, device, &plan, &neurons)?;
         engine.hybrid.as_mut().expect("placed").cache.barrier = self.barrier;

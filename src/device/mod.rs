@@ -11,10 +11,14 @@ pub mod host_kernels;
 mod host_room;
 pub mod launch;
 pub mod sparse_ffn;
+pub mod timeline;
+mod traced;
 mod virtual_device;
 
 pub use calls::{Add, Append, Attend, Call, Heads, Linear, NONE, Norm, Select, SignScores, SparseFfn, Then, View};
 pub use host_room::HostRoom;
+pub use timeline::{Note, Part, Timeline};
+pub use traced::Traced;
 pub use virtual_device::{Faults, HOST_CALL_NS, QUEUES, Rates, VirtualDevice};
 
 /// A queue of work of a device.
@@ -178,4 +182,11 @@ pub trait Device: Send {
 
     /// Waits for the event's last mark; for one that will never come, until nothing is left to do.
     fn synchronize_event(&mut self, event: Event);
+
+    /// What whoever uses it does, for a timeline, where one is kept ([`Traced`]).
+    fn note(&mut self, _note: Note) {}
+
+    fn timeline(&mut self) -> Option<&mut Timeline> {
+        None
+    }
 }

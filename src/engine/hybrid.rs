@@ -12,7 +12,8 @@ use crate::cache::NeuronCache;
 use crate::clock;
 use crate::cpu::{Kernels, MAX_COLUMNS, Team};
 use crate::device::{
-    Add, Append, Attend, Buffer, Call, Event, HostRoom, OutOfMemory, Select, SignScores, SparseFfn, Stream, Then, View,
+    Add, Append, Attend, Buffer, Call, Event, HostRoom, Note, OutOfMemory, Part, Select, SignScores, SparseFfn, Stream,
+    Then, View,
 };
 use crate::model::config::{ModelConfig, Norm as NormKind, Positions};
 use crate::model::weights::Layer;
@@ -188,6 +189,11 @@ impl Hybrid {
         Ok(hybrid)
     }
 
+    /// Neurons on the device.
+    pub fn residents(&self) -> usize {
+        self.cache.layers.iter().map(|layer| layer.table.residents()).sum()
+    }
+
     /// Lets the device take, once and for all, what it needs beside the operands of every pass.
     fn prepare(&mut self, model: &Model) -> Result<(), OutOfMemory> {
         let (c, rooms, mut calls) = (&model.config, &self.rooms, Vec::new());
@@ -238,6 +244,7 @@ impl Hybrid {
         let mut lap = clock::now();
         let attends = self.begin(pass);
         for l in 0..pass.model.layers.len() {
+            self.note(Note::Layer(l));
             // 1 attention: norm, qkv, rope, KV append, scores and mix, output, residual
             self.attention(pass, l, attends);
             // 2 predict and 3 FFN
@@ -250,6 +257,11 @@ impl Hybrid {
 
     fn launch(&mut self, call: Call) {
         self.cache.device.launch(Stream::Compute, &call);
+    }
+
+    /// For a timeline, if one is kept.
+    pub(super) fn note(&mut self, note: Note) {
+        self.cache.device.note(note);
     }
 
     /// A part of the front that begins at number `at`.
@@ -293,6 +305,7 @@ impl Hybrid {
         let n = b.places.len();
         let (input, residual) = (self.at(0), self.at(Front::new(n, c).residual()));
         let (qkv, mixed) = (self.rooms.qkv.into(), self.rooms.mixed.into());
+        self.note(Note::Compute(Some(Part::Attention)));
         let at = &self.weights.layers[l];
         let (project, output) = (at.qkv.call(n, input, qkv, Then::Store), at.o.call(n, mixed, residual, Then::Add));
         self.launch(Call::Norm(norm(c.norm, self.weights.layers[l].attn_norm, c.hidden, n, residual, input)));
@@ -326,6 +339,7 @@ impl Hybrid {
                 let Buffers { places, qkv, cos_sin, scores, mixed, .. } = b;
                 attention::rotate_and_put(c, caches, l, places, qkv, cos_sin);
                 attention::attention(team, kernels, c, caches, l, places, qkv, scores, mixed);
+                device.note(Note::Host(Part::Attention));
                 let bytes = size_of_val(&mixed[..]);
                 unsafe { device.copy_in(Stream::Compute, mixed.as_ptr().cast(), bytes, self.rooms.mixed, 0) };
             }
@@ -341,6 +355,7 @@ impl Hybrid {
         // A dense layer computes everything, whatever the magnitude.
         let cut = if mode == Mode::Dense { -1.0 } else { sparsity.cut(l) };
         // What the device can do before the host has seen the residual.
+        self.note(Note::Compute(Some(Part::Front)));
         self.cache.commit(l);
         let (input, residual) = (self.at(0), self.at(front.residual()));
         self.launch(Call::Norm(norm(c.norm, self.weights.layers[l].ffn_norm, h, n, residual, input)));
@@ -384,6 +399,7 @@ impl Hybrid {
         let mut tools = Tools { model, team, kernels, room: &mut b.room };
         sparsity.predict(&mut tools, l, residual, n, Some(&self.cache), scored, &mut b.predicted);
         report.predictor_ns += clock::lap(lap);
+        self.cache.device.note(Note::Host(Part::Predictor));
         b.columns.set(&b.normed, n, layer.ffn.quant);
         b.predicted.selections.resize_with(c.layers, Selection::default);
         let chosen = &mut b.predicted.selections[l];
@@ -398,6 +414,7 @@ impl Hybrid {
             b.gates.resize(n * c.ffn, 0.0);
             gates(team, kernels, c, layer, &b.columns, &mut b.gates);
             chosen.fired(c, &b.gates, n, cut);
+            self.cache.device.note(Note::Host(Part::Predictor));
         }
         let selection = (mode != Mode::Dense).then_some(&b.predicted.selections[l]);
         if !known {
@@ -424,6 +441,7 @@ impl Hybrid {
             self.rest.neurons.push(neuron);
             self.rest.masks.push(mask);
         }
+        self.cache.device.note(Note::Host(Part::Drive));
         if let Some(mut migrator) = self.migrator.take() {
             report.ffn_ns += clock::lap(lap);
             let scores = sparsity.own_threshold(l).map(|_| &b.predicted.scores[..]);
@@ -432,6 +450,7 @@ impl Hybrid {
             migrator.between(&at, &mut self.cache, sparsity);
             self.migrator = Some(migrator);
             report.scheduler_ns += clock::lap(lap);
+            self.cache.device.note(Note::Host(Part::Scheduler));
         }
         // Together: the device computes its half while the CPU computes its own.
         let mut read = Counts::default();
@@ -506,7 +525,9 @@ impl Hybrid {
         if slots == 0 {
             return;
         }
+        self.note(Note::Compute(Some(Part::Ffn)));
         self.launch(Call::SparseFfn(self.ffn_call(c, l, n, layer, cut, slots)));
+        self.note(Note::Compute(None));
         self.cache.used(l);
         let (to, at) = (self.active[l..].as_mut_ptr().cast(), (n * c.hidden * 4) as u64);
         unsafe { self.cache.device.copy_out(Stream::Compute, self.rooms.output, at, to, 4) };
@@ -515,6 +536,7 @@ impl Hybrid {
     /// Adds the halves to the residual.
     fn merge(&mut self, l: usize, n: usize, h: usize, both: bool) {
         let (count, to) = (n * h, self.at(Front { n, hidden: h, ffn: self.masks.len() }.residual()));
+        self.note(Note::Compute(Some(Part::Merge)));
         if both {
             let (from, half) = (self.half.as_ptr().cast(), self.rooms.half);
             unsafe { self.cache.device.copy_in(Stream::Compute, from, count * 4, half, 0) };
@@ -531,6 +553,7 @@ impl Hybrid {
         let (n, h) = (b.places.len(), c.hidden);
         let residual = Front::new(n, c).residual();
         b.logits.resize(b.heads.len() * c.vocab, 0.0);
+        self.note(Note::Compute(Some(Part::Head)));
         for (i, &row) in b.heads.iter().enumerate() {
             let (x, out) = (self.at(residual + row * h), self.at(i * h));
             self.launch(Call::Norm(norm(c.norm, self.weights.out_norm, h, 1, x, out)));
