@@ -50,10 +50,14 @@ pub fn rates() -> Result<CardRates, String> {
     measured().map_err(|error| error.to_string())
 }
 
+/// Of so much free host memory, what may be pinned: a tenth is left to the rest of the system, for pinned pages cannot be swapped.
+pub const fn pinnable(free: u64) -> u64 {
+    free / 10 * 9
+}
+
 /// A device on the card, and a line on stderr that says what it is.
 pub fn device(card: Card, budget: u64) -> Result<CudaDevice> {
-    // A tenth is left to the rest of the system: pinned pages cannot be swapped.
-    let pinnable = config::available_memory().map_or(u64::MAX, |bytes| bytes / 10 * 9);
+    let pinnable = config::available_memory().map_or(u64::MAX, pinnable);
     let options = Options { budget, delivery: delivery(), pinnable, patience: PATIENCE };
     let device = CudaDevice::new(card, &options).map_err(error)?;
     let card = device.card();

@@ -1,4 +1,5 @@
 use super::companions::{self, Kind};
+use super::cuda;
 use super::machine_arg;
 use super::model_arg::{KvArg, ModelArgs, parse_activation};
 use super::size;
@@ -268,6 +269,23 @@ fn check(path: &std::path::Path, subject: &Subject, plan: &Plan) -> Result<()> {
     Ok(())
 }
 
+/// What a card costs the host: memory that it reads where it lies.
+fn pinned(bytes: u64, free: Option<u64>) -> String {
+    let all = format!(
+        "pinned for a card: {} of host memory, every neuron block, which cannot be swapped",
+        super::human_bytes(bytes)
+    );
+    match free.map(|free| (free, cuda::pinnable(free))) {
+        Some((free, most)) if bytes > most => format!(
+            "{all}; of the {} that are free here {} may be, and the rest goes through 32 MiB at the price of a copy by the \
+             processor\n",
+            super::human_bytes(free),
+            super::human_bytes(most)
+        ),
+        _ => all + "\n",
+    }
+}
+
 fn shown(plan: &Plan, subject: &Subject, machine: &MachineProfile, predictor: &str) -> String {
     let (c, d) = (&subject.config, &plan.details);
     let bytes = |b: u64| if b == 0 { "-".into() } else { super::human_bytes(b) };
@@ -308,6 +326,7 @@ fn shown(plan: &Plan, subject: &Subject, machine: &MachineProfile, predictor: &s
          slots a layer: {} to {}, median {}; {all} of {} neurons ({:.1} %) in {} layers\n\
          share of activations on the device: {:.1} % ({})\n\
          a neuron: CPU {:.3} us, GPU {:.3} us, transfer {:.3} us; splitting a layer: {:.1} us, pays from {} neurons on\n\
+         {}\
          solved in {:.1} ms in batches of {}; gap to the upper bound {:.6} %\n{ilp}machine {}\n",
         printable(&c.name),
         subject.quant.name(),
@@ -327,6 +346,7 @@ fn shown(plan: &Plan, subject: &Subject, machine: &MachineProfile, predictor: &s
         d.t_trans_us,
         d.t_sync_us,
         d.least_neurons,
+        pinned(d.pinned_bytes, crate::config::available_memory()),
         d.solve_ms,
         d.batch,
         100.0 * plan.gap,

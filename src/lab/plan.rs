@@ -181,6 +181,8 @@ pub struct Details {
     pub bound: u64,
     /// Sum over parts.
     pub host_bytes: u64,
+    /// Host memory that a card reads where it lies, which the system is then asked not to swap: every neuron block.
+    pub pinned_bytes: u64,
     pub block_bytes: u64,
     /// Neurons of a batch.
     pub batch: usize,
@@ -295,6 +297,7 @@ pub fn plan(footprint: &Footprint, counts: &[Vec<u64>], machine: &MachineProfile
             total_impact: problem.total_impact(),
             bound,
             host_bytes,
+            pinned_bytes: f.ffn_bytes(),
             block_bytes: f.block_bytes,
             batch: problem.batch,
             least_neurons: least,
