@@ -171,7 +171,7 @@ fn packed(name: &str, quant: Quant, dir: &Path) -> Model {
 
 fn request(vram: u64) -> Request {
     let kv = KvPlace::Auto;
-    Request { vram: Some(vram), ram: None, ffn_share: None, kv, predictor_bytes: 777, ilp_seconds: None }
+    Request { vram: Some(vram), ram: None, ffn_share: None, kv, timelines: 1, predictor_bytes: 777, ilp_seconds: None }
 }
 
 /// What holds for every plan.

@@ -285,6 +285,7 @@ fn the_acknowledged_budget_is_never_exceeded() {
             ffn_share: Some(0.5),
             kv: KvPlace::Host,
             predictor_bytes: 0,
+            timelines: 1,
             ilp_seconds: None,
         },
     };

@@ -63,6 +63,7 @@ pub fn run(mut args: Args) -> Result<()> {
     args.sparsity.apply(&mut engine, Unsaid::Dense)?;
     check_context(&engine.model, args.n_prompt.max(args.n_gen), args.engine.kv())?;
     args.device.traced = args.trace.is_on();
+    args.device.timelines = args.sequences.iter().copied().max().unwrap_or(1);
     args.device.apply(&mut engine, args.n_prompt.max(args.n_gen), args.engine.kv())?;
     let options = BenchOptions {
         prompt: args.n_prompt,

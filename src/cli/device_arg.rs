@@ -265,7 +265,9 @@ impl DeviceArgs {
             vram,
             ram: None,
             ffn_share: self.ffn_share,
-            kv: KvPlace::Auto,
+            // Kernels read keys and values in f16.
+            kv: if kv == KvType::F16 { KvPlace::Auto } else { KvPlace::Host },
+            timelines: self.timelines,
             predictor_bytes: engine.sparsity().predictor_bytes(),
             ilp_seconds: None,
         };

@@ -3,7 +3,7 @@ use super::cuda;
 use super::machine_arg;
 use super::model_arg::{KvArg, ModelArgs, parse_activation};
 use super::size;
-use crate::cpu::sign;
+use crate::cpu::{MAX_COLUMNS, sign};
 use crate::error::{Error, Result, printable};
 use crate::formats::machine_profile::MachineProfile;
 use crate::formats::placement_file::{LayerPlacement, PlacementFile, Policy, VERSION};
@@ -47,6 +47,9 @@ pub struct Args {
     /// Positions that keys and values are kept for [default: 4096, or fewer if the model has fewer]
     #[arg(short, long = "ctx-size")]
     context: Option<usize>,
+    /// Sequences that are decoded at once, as `serve --parallel`: each has keys and values
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    parallel: usize,
     /// How keys and values are stored
     #[arg(long, value_enum, default_value_t = KvArg::F16)]
     kv: KvArg,
@@ -134,6 +137,9 @@ pub fn run(args: Args) -> Result<()> {
     if context == 0 || context > 1 << 24 {
         return Err(Error::Usage(format!("-c {context}: take 1 to {}", 1 << 24)));
     }
+    if !(1..=MAX_COLUMNS).contains(&args.parallel) {
+        return Err(Error::Usage(format!("--parallel {}: take 1 to {MAX_COLUMNS}", args.parallel)));
+    }
     let kv = args.kv.kv();
     let footprint = match &subject.model {
         Some(model) => Footprint::of_model(model, context, kv),
@@ -150,6 +156,7 @@ pub fn run(args: Args) -> Result<()> {
             KvPlaceArg::Host => KvPlace::Host,
             KvPlaceArg::Device => KvPlace::Device,
         },
+        timelines: args.parallel,
         predictor_bytes,
         ilp_seconds: args.ilp,
     };
@@ -162,7 +169,7 @@ pub fn run(args: Args) -> Result<()> {
         eprintln!("written to {}", path.display());
     }
     if !args.json {
-        return super::print(&shown(&plan, &subject, &machine, predictor));
+        return super::print(&shown(&args, &plan, &subject, &machine, predictor));
     }
     let mut json = serde_json::to_value(&plan).expect("plain data");
     json["details"]["predictor"] = predictor.into();
@@ -286,7 +293,7 @@ fn pinned(bytes: u64, free: Option<u64>) -> String {
     }
 }
 
-fn shown(plan: &Plan, subject: &Subject, machine: &MachineProfile, predictor: &str) -> String {
+fn shown(args: &Args, plan: &Plan, subject: &Subject, machine: &MachineProfile, predictor: &str) -> String {
     let (c, d) = (&subject.config, &plan.details);
     let bytes = |b: u64| if b == 0 { "-".into() } else { super::human_bytes(b) };
     let mut table = Table::new();
@@ -296,6 +303,9 @@ fn shown(plan: &Plan, subject: &Subject, machine: &MachineProfile, predictor: &s
         let name = match part.name {
             "predictors" => format!("predictors ({predictor})"),
             "ffn_slots" => "FFN slots".into(),
+            "kv" if args.parallel > 1 => {
+                format!("keys and values ({} of {} on the device)", plan.timelines, args.parallel)
+            }
             "kv" => "keys and values".into(),
             name => name.into(),
         };

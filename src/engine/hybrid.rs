@@ -138,25 +138,19 @@ impl Hybrid {
         let reserved = cache.device.reserve(0)?;
         let mut taker = Taker { device: &mut *cache.device, bytes: 0 };
         let (weights, rooms) = (Weights::new(&mut taker, model)?, Rooms::new(&mut taker, c)?);
-        let kv = match timelines {
-            0 => None,
-            _ => Some(DeviceKv::new(&mut taker, c, context, timelines)?),
-        };
         let bytes = taker.bytes;
-        let made = if timelines == 0 { 0 } else { c.layers * MAX_COLUMNS * c.qkv_dim() };
         let mut room = |words: usize, written: bool| {
             let room = HostRoom::new(words);
             // SAFETY: rooms stay where they are, and the device, which is the cache's, is dropped first.
             unsafe { cache.device.pin(room.as_ptr().cast(), words * 4, written) };
             room
         };
-        let [received, masks, all_masks, half, active, made, places, angles] = [
+        let [received, masks, all_masks, half, active, places, angles] = [
             (Front::new(MAX_COLUMNS, c).bytes() / 4, true),
             (c.ffn, false),
             (c.ffn, false),
             (MAX_COLUMNS * c.hidden, false),
             (c.layers, true),
-            (made, true),
             (MAX_COLUMNS * 2, false),
             (MAX_COLUMNS * c.head_dim, false),
         ]
@@ -170,14 +164,14 @@ impl Hybrid {
             weights,
             scorers: Scorers::default(),
             rooms,
-            kv,
+            kv: None,
             bytes,
             received,
             masks,
             all_masks,
             half,
             active,
-            made,
+            made: HostRoom::new(0),
             places,
             angles,
             rest: Selection { neurons: Vec::with_capacity(c.ffn), masks: Vec::with_capacity(c.ffn) },
@@ -186,7 +180,42 @@ impl Hybrid {
             merged,
         };
         hybrid.prepare(model)?;
+        hybrid.set_timelines(model, context, timelines)?;
         Ok(hybrid)
+    }
+
+    /// Timelines whose keys and values lie on the device.
+    pub fn timelines(&self) -> usize {
+        self.kv.as_ref().map_or(0, DeviceKv::timelines)
+    }
+
+    /// Makes room for the keys and values of so many timelines of `context` positions; of none, attention over them is the CPU's. What
+    /// was there is brought again when it is needed. Not on the token path.
+    ///
+    /// # Errors
+    /// If the device has no room: it has none of them then.
+    pub fn set_timelines(&mut self, model: &Model, context: usize, timelines: usize) -> Result<(), OutOfMemory> {
+        let c = &model.config;
+        if self.timelines() == timelines {
+            return Ok(());
+        }
+        let device = &mut *self.cache.device;
+        if let Some(kv) = self.kv.take() {
+            self.bytes -= kv.release(device);
+        }
+        if timelines == 0 {
+            return Ok(());
+        }
+        if self.made.is_empty() {
+            self.made = HostRoom::new(c.layers * MAX_COLUMNS * c.qkv_dim());
+            // SAFETY: it stays where it is, and the device is dropped first.
+            unsafe { device.pin(self.made.as_ptr().cast(), size_of_val(&self.made[..]), true) };
+        }
+        let mut taker = Taker { device, bytes: 0 };
+        let kv = DeviceKv::new(&mut taker, c, context, timelines)?;
+        self.bytes += taker.bytes;
+        self.kv = Some(kv);
+        self.prepare(model)
     }
 
     /// Neurons on the device.

@@ -26,6 +26,11 @@ impl Taker<'_> {
         Ok(buffer)
     }
 
+    fn give_back(&mut self, buffer: Buffer) {
+        self.bytes -= buffer.bytes;
+        self.device.free(buffer);
+    }
+
     /// Waits until the bytes are there.
     fn bring(&mut self, bytes: &[u8]) -> Result<Buffer, OutOfMemory> {
         let buffer = self.room(bytes.len())?;
@@ -285,6 +290,18 @@ struct Held {
 }
 
 impl DeviceKv {
+    /// Timelines that there is room for.
+    pub fn timelines(&self) -> usize {
+        self.held.len()
+    }
+
+    /// Gives its room back; bytes.
+    pub fn release(self, device: &mut dyn Device) -> u64 {
+        let rooms = [self.heads.cache, self.places, self.angles];
+        rooms.into_iter().for_each(|room| device.free(room));
+        rooms.iter().map(|room| room.bytes).sum()
+    }
+
     pub fn new(
         taker: &mut Taker<'_>,
         c: &ModelConfig,
@@ -293,15 +310,20 @@ impl DeviceKv {
     ) -> Result<DeviceKv, OutOfMemory> {
         let bytes = KvCache::bytes_for(c, context, KvType::F16) as usize * timelines;
         let ModelConfig { heads, kv_heads, head_dim, layers, .. } = *c;
-        let heads = Heads { heads, kv_heads, head_dim, layers, context, cache: taker.room(bytes)? };
         let rotates = matches!(c.positions, Positions::Rope { .. });
-        Ok(DeviceKv {
-            heads,
-            places: taker.room(MAX_COLUMNS * 8)?,
-            angles: taker.room(if rotates { MAX_COLUMNS * c.head_dim * 4 } else { 0 })?,
-            held: vec![Held::default(); timelines],
-            passes: 0,
-        })
+        let mut rooms = Vec::new();
+        for bytes in [bytes, MAX_COLUMNS * 8, if rotates { MAX_COLUMNS * c.head_dim * 4 } else { 0 }] {
+            match taker.room(bytes) {
+                Ok(room) => rooms.push(room),
+                Err(refused) => {
+                    rooms.into_iter().for_each(|room| taker.give_back(room));
+                    return Err(refused);
+                }
+            }
+        }
+        let [cache, places, angles] = rooms[..] else { unreachable!("three were taken") };
+        let heads = Heads { heads, kv_heads, head_dim, layers, context, cache };
+        Ok(DeviceKv { heads, places, angles, held: vec![Held::default(); timelines], passes: 0 })
     }
 
     /// Whether there is room for all timelines of a pass.
