@@ -138,6 +138,7 @@ fn profile() -> MachineProfile {
         call_us: 5.0,
         copy_us: 1.5,
         sync_us: 8.0,
+        moves: Vec::new(),
     }
 }
 

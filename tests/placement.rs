@@ -138,6 +138,7 @@ fn machine() -> MachineProfile {
         call_us: 2.0,
         copy_us: 5.0,
         sync_us: 10.0,
+        moves: Vec::new(),
     }
 }
 

@@ -331,5 +331,6 @@ fn machine() -> MachineProfile {
         call_us: 0.1,
         copy_us: 0.1,
         sync_us: 0.1,
+        moves: Vec::new(),
     }
 }

@@ -2,6 +2,7 @@
 
 use super::human_bytes;
 use crate::config;
+use crate::device::MoveRate;
 use crate::device::cuda::{Card, CudaDevice, Delivery, Options, PATIENCE, Unusable};
 use crate::error::{Error, Result};
 use crate::lab::measure::{self, CardRates};
@@ -48,6 +49,25 @@ pub fn rates() -> Result<CardRates, String> {
         measure::card(&mut device, (bytes < measure::COPY_BYTES).then_some(bytes))
     };
     measured().map_err(|error| error.to_string())
+}
+
+/// The ways that neuron blocks can take, a line each, with what a few and many blocks take.
+pub fn ways(rates: &[MoveRate]) -> String {
+    const BLOCK: u64 = 24 << 10;
+    let line = |rate: &MoveRate| {
+        let us = |blocks: u64| rate.us(blocks as usize, blocks * BLOCK);
+        format!(
+            "moves, {:7}: {:.1} us a group, {:.2} a block, {:.2} GB/s; 1, 16, 256 blocks of 24 KiB in {:.0}, {:.0}, {:.0} us\n",
+            rate.method.name(),
+            rate.group_us,
+            rate.piece_us,
+            rate.gb_s,
+            us(1),
+            us(16),
+            us(256)
+        )
+    };
+    rates.iter().map(line).collect()
 }
 
 /// Of so much free host memory, what may be pinned: a tenth is left to the rest of the system, for pinned pages cannot be swapped.

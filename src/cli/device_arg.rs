@@ -304,7 +304,9 @@ impl DeviceArgs {
             false => device,
         };
         place(engine, device, &plan, &neurons)?;
-        engine.hybrid.as_mut().expect("placed").cache.barrier = self.barrier;
+        let cache = &mut engine.hybrid.as_mut().expect("placed").cache;
+        cache.barrier = self.barrier;
+        cache.set_moves(&machine.moves);
         let budgeter = Budgeter { footprint, counts, machine, request };
         self.schedule(engine, &budgeter, tokens, &neurons)?;
         Ok(Some(InUse { budgeter, schedule: self.vram_schedule.clone(), keep_history: !self.no_history }))

@@ -10,6 +10,7 @@ pub mod cuda;
 pub mod host_kernels;
 mod host_room;
 pub mod launch;
+mod moves;
 pub mod sparse_ffn;
 pub mod timeline;
 mod traced;
@@ -17,6 +18,7 @@ mod virtual_device;
 
 pub use calls::{Add, Append, Attend, Call, Heads, Linear, NONE, Norm, Select, SignScores, SparseFfn, Then, View};
 pub use host_room::HostRoom;
+pub use moves::{Block, MoveMethod, MoveRate, fastest, run};
 pub use timeline::{Note, Part, Timeline};
 pub use traced::Traced;
 pub use virtual_device::{Faults, HOST_CALL_NS, QUEUES, Rates, VirtualDevice};
@@ -146,6 +148,26 @@ pub trait Device: Send {
     /// # Safety
     /// `from` is readable for `bytes` until the copy is done.
     unsafe fn copy_in(&mut self, stream: Stream, from: *const u8, bytes: usize, to: Buffer, at: u64);
+
+    /// Whether blocks of host memory can be brought in this way; takes what that needs. Not on the token path.
+    fn can_move(&mut self, by: MoveMethod) -> bool {
+        by != MoveMethod::Gather
+    }
+
+    /// Brings blocks of `bytes` to slots of as many in `to`, when the copy stream comes to them: by this method if it can, else by
+    /// another.
+    ///
+    /// # Safety
+    /// The blocks are readable until the copy stream has come to the next mark.
+    unsafe fn move_blocks(&mut self, by: MoveMethod, blocks: &[Block], bytes: usize, to: Buffer) {
+        let mut rest = blocks;
+        while let Some(first) = rest.first() {
+            let n = if by == MoveMethod::Single { 1 } else { run(rest, bytes) };
+            // SAFETY: the caller's promise; neighbours are one stretch of memory.
+            unsafe { self.copy_in(Stream::Copy, first.from, n * bytes, to, u64::from(first.slot) * bytes as u64) };
+            rest = &rest[n..];
+        }
+    }
 
     /// Copies device bytes at `at` to the host, when the stream comes to it.
     ///

@@ -6,7 +6,7 @@
 //! done. All marks of a pass narrow that down to some microseconds, and the middle of what is left is taken.
 
 use super::timeline::{Note, Part, Read, Span, Timeline, Track};
-use super::{Buffer, Call, Device, Event, Fault, Memory, OutOfMemory, Stream, Totals};
+use super::{Block, Buffer, Call, Device, Event, Fault, Memory, MoveMethod, OutOfMemory, Stream, Totals};
 
 /// Stretches of the compute stream in a pass, and groups of moves on their way, that are timed at most: a layer has five of the first,
 /// and no model more than 200 layers.
@@ -302,6 +302,16 @@ impl Device for Traced {
         self.opens(stream, 0);
         // SAFETY: the caller's promise.
         unsafe { self.inner.copy_out(stream, from, at, to, bytes) }
+    }
+
+    fn can_move(&mut self, by: MoveMethod) -> bool {
+        self.inner.can_move(by)
+    }
+
+    unsafe fn move_blocks(&mut self, by: MoveMethod, blocks: &[Block], bytes: usize, to: Buffer) {
+        self.opens(Stream::Copy, (blocks.len() * bytes) as u64);
+        // SAFETY: the caller's promise.
+        unsafe { self.inner.move_blocks(by, blocks, bytes, to) }
     }
 
     fn launch(&mut self, stream: Stream, call: &Call) {

@@ -8,6 +8,7 @@ mod card;
 mod driver;
 mod kernels;
 mod memory;
+mod moves;
 mod nvrtc;
 mod pins;
 mod spans;
@@ -16,11 +17,14 @@ pub use card::{Card, OLDEST_CARD, OLDEST_DRIVER, Unusable};
 pub use kernels::{Delivery, SOURCES, Source};
 
 use super::launch;
-use super::{Buffer, Call, Device, Event, Fault, Memory, OutOfMemory, SparseFfn, Stream, Totals};
+use super::{
+    Block, Buffer, Call, Device, Event, Fault, Memory, MoveMethod, OutOfMemory, SparseFfn, Stream, Totals, run,
+};
 use crate::clock::{self, Duration, Instant};
 use driver::{Address, CUevent, CUstream, Code, NOT_READY, OUT_OF_MEMORY, Refusal, SUCCESS, remedy};
 use kernels::Kernels;
 use memory::Place;
+use moves::{Batch, Lists, MOVES};
 use pins::{Pins, Staging};
 use spans::Spans;
 
@@ -63,6 +67,9 @@ pub struct CudaDevice {
     scratch: Place,
     pins: Pins,
     staging: Option<Staging>,
+    /// For `gather`, once somebody has asked for it.
+    lists: Option<Lists>,
+    batch: Batch,
     memory: Memory,
     totals: Totals,
     fault: Option<Fault>,
@@ -94,6 +101,8 @@ impl CudaDevice {
             scratch: Place::Nowhere,
             pins: Pins::new(options.pinnable),
             staging: None,
+            lists: None,
+            batch: Batch::new(BATCH),
             memory: Memory { budget: options.budget, ..Memory::default() },
             totals: Totals::default(),
             fault: None,
@@ -326,6 +335,8 @@ impl CudaDevice {
     }
 }
 
+/// Copies of one call, at first: a layer's decision is smaller.
+const BATCH: usize = 4096;
 /// Growable buffers of at most so many chunks are taken whole.
 const SMALL: usize = 2;
 
@@ -512,6 +523,33 @@ impl Device for CudaDevice {
         }
     }
 
+    fn can_move(&mut self, by: MoveMethod) -> bool {
+        if by == MoveMethod::Gather && self.lists.is_none() && self.ready() {
+            // Without room for its lists there are the other ways.
+            self.lists = Lists::new(&self.card.driver).ok().flatten();
+        }
+        by != MoveMethod::Gather || self.lists.is_some()
+    }
+
+    unsafe fn move_blocks(&mut self, by: MoveMethod, blocks: &[Block], bytes: usize, to: Buffer) {
+        let done = match by {
+            MoveMethod::Single => false,
+            MoveMethod::Batched => self.move_batch(blocks, bytes, to),
+            MoveMethod::Gather => blocks.chunks(MOVES).all(|blocks| self.gather(blocks, bytes, to)),
+        };
+        if done {
+            return;
+        }
+        // What was gathered already comes twice: the same bytes.
+        let mut rest = blocks;
+        while let Some(first) = rest.first() {
+            let n = if by == MoveMethod::Single { 1 } else { run(rest, bytes) };
+            // SAFETY: the caller's promise; neighbours are one stretch of memory.
+            unsafe { self.copy_in(Stream::Copy, first.from, n * bytes, to, u64::from(first.slot) * bytes as u64) };
+            rest = &rest[n..];
+        }
+    }
+
     unsafe fn copy_out(&mut self, stream: Stream, from: Buffer, at: u64, to: *mut u8, bytes: usize) {
         let from = self.address(from, at, bytes as u64);
         if bytes == 0 {
@@ -600,6 +638,59 @@ impl Device for CudaDevice {
 }
 
 impl CudaDevice {
+    /// Whether a kernel brings these blocks.
+    fn gather(&mut self, blocks: &[Block], bytes: usize, to: Buffer) -> bool {
+        blocks.iter().for_each(|block| _ = self.address(to, u64::from(block.slot) * bytes as u64, bytes as u64));
+        let slots = self.address(to, 0, 0);
+        let Some(lists) = self.lists.as_mut().filter(|_| bytes.is_multiple_of(16)) else { return false };
+        let Some((list, event)) = lists.write(&self.card.driver, &self.pins, blocks, bytes) else { return false };
+        let Some(queue) = self.begin(Stream::Copy) else { return true };
+        self.totals.launches += 1;
+        self.count_moved(blocks.len() * bytes);
+        if self.start(queue, &launch::gather(list, blocks.len(), slots, bytes as u64)) {
+            // SAFETY: event and stream are there.
+            let code = unsafe { (self.card.driver.f.event_record)(event, queue) };
+            self.went("record an event", code);
+        }
+        true
+    }
+
+    /// Whether one call of the driver brings these blocks.
+    fn move_batch(&mut self, blocks: &[Block], bytes: usize, to: Buffer) -> bool {
+        let Some(copy) = self.card.driver.copy_batch.filter(|_| blocks.len() > 1) else { return false };
+        let mut batch = std::mem::replace(&mut self.batch, Batch::new(0));
+        batch.clear();
+        let (mut rest, mut all_pinned) = (blocks, true);
+        while let Some(first) = rest.first() {
+            let length = run(rest, bytes) * bytes;
+            rest = &rest[length / bytes..];
+            let target = self.address(to, u64::from(first.slot) * bytes as u64, length as u64);
+            let mut done = 0;
+            while done < length {
+                let from = first.from as usize + done;
+                let (piece, pinned) = self.pins.piece(from, length - done);
+                all_pinned &= pinned;
+                batch.push(from, target + done as u64, piece);
+                done += piece;
+            }
+        }
+        let copied = all_pinned && batch.len() > 1;
+        if copied && let Some(queue) = self.begin(Stream::Copy) {
+            self.totals.copies += batch.len() as u64;
+            self.count_moved(blocks.len() * bytes);
+            // SAFETY: pinned, looked at above; readable until it is done, by the promise of `move_blocks`'s caller.
+            let code = unsafe { batch.send(copy, queue) };
+            self.went("copy to the card", code);
+        }
+        self.batch = batch;
+        copied
+    }
+
+    fn count_moved(&mut self, bytes: usize) {
+        self.totals.link_bytes[0] += bytes as u64;
+        self.totals.migrated_bytes += bytes as u64;
+    }
+
     /// Takes what launching this call will need beside its operands.
     fn fit_scratch(&mut self, bytes: u64) -> Result<(), OutOfMemory> {
         if bytes as usize <= self.scratch.taken() {
@@ -675,6 +766,9 @@ impl Drop for CudaDevice {
         self.pins.release(driver);
         if let Some(staging) = self.staging.take() {
             staging.release(driver);
+        }
+        if let Some(lists) = self.lists.take() {
+            lists.release(driver);
         }
         for bytes in self.buffers.drain(..).flatten() {
             bytes.place.release(driver, self.card.chunks.as_ref());
