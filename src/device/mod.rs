@@ -188,6 +188,10 @@ pub trait Device: Send {
     /// host did in its place. A virtual device lets its own clock pass instead.
     fn worked(&mut self, host_bytes: u64, host_ns: u64, device_bytes: u64);
 
+    /// Kernels have read so many bytes of weights that only their results tell of: those of [`SparseFfn`]. A device that counts them by
+    /// itself lets it pass.
+    fn has_read(&mut self, _bytes: u64) {}
+
     /// Whether the stream has come to the event's last mark. Never blocks.
     fn is_done(&mut self, event: Event) -> bool;
 

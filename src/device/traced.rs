@@ -352,6 +352,10 @@ impl Device for Traced {
         self.tell(Note::Host(Part::Ffn));
     }
 
+    fn has_read(&mut self, bytes: u64) {
+        self.inner.has_read(bytes);
+    }
+
     fn is_done(&mut self, event: Event) -> bool {
         let done = self.inner.is_done(event);
         if done && let Some(group) = self.groups.iter_mut().find(|g| g.end == event && g.ns.is_none()) {

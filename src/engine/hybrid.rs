@@ -102,8 +102,9 @@ pub struct Hybrid {
     all_masks: HostRoom,
     /// The CPU's half, `[n, hidden]`.
     half: HostRoom,
-    /// Active neurons times columns of each layer's device half.
+    /// Active neurons times columns of each layer's device half, and its neurons that some column wanted.
     active: HostRoom,
+    wanted: Vec<usize>,
     /// Queries, keys and values that the device made, `[layers, n, qkv_dim]`: the host's caches get the last two.
     made: HostRoom,
     /// Places and angles of a pass, as the device reads them.
@@ -171,6 +172,7 @@ impl Hybrid {
             all_masks,
             half,
             active,
+            wanted: vec![0; c.layers],
             made: HostRoom::new(0),
             places,
             angles,
@@ -414,6 +416,7 @@ impl Hybrid {
             self.launch_ffn(c, l, n, layer, cut);
         }
         if alone {
+            self.wanted[l] = c.ffn;
             self.merge(l, n, h, false);
             report.attention_ns += clock::lap(lap);
             report.add_layer((l, layer), c, n, mode, None, Counts::default());
@@ -470,6 +473,7 @@ impl Hybrid {
             self.rest.neurons.push(neuron);
             self.rest.masks.push(mask);
         }
+        self.wanted[l] = all.neurons.len() - self.rest.neurons.len();
         self.cache.device.note(Note::Host(Part::Drive));
         if let Some(mut migrator) = self.migrator.take() {
             report.ffn_ns += clock::lap(lap);
@@ -599,10 +603,14 @@ impl Hybrid {
             cache.counters.ffn_ns += cache.device.elapsed_ns(*front, *merged);
         }
         cache.counters.tokens += n as u64;
-        for (layer, &active) in cache.layers.iter_mut().zip(self.active.iter()) {
+        let mut rows = 0;
+        for ((layer, &active), &wanted) in cache.layers.iter_mut().zip(self.active.iter()).zip(&self.wanted) {
             layer.hits += u64::from(active);
             cache.counters.hits += u64::from(active);
+            // The first row of what was wanted, the others of what is active in some column.
+            rows += wanted + wanted.min(active as usize) * (c.ffn_kind.rows() - 1);
         }
+        cache.device.has_read((rows * pass.model.layers[0].ffn.row_bytes) as u64);
         if let Some(kv) = kv.as_mut().filter(|_| attends) {
             let made: &[f32] = bytemuck::cast_slice(made);
             for (l, made) in made.chunks_exact(n * c.qkv_dim()).take(c.layers).enumerate() {

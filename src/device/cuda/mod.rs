@@ -604,6 +604,10 @@ impl Device for CudaDevice {
         self.totals.host_ns += host_ns;
     }
 
+    fn has_read(&mut self, bytes: u64) {
+        self.totals.device_bytes += bytes;
+    }
+
     fn is_done(&mut self, event: Event) -> bool {
         if !self.ready() {
             return false;
@@ -725,6 +729,7 @@ impl CudaDevice {
             self.went("take memory for a kernel", code);
         }
         let Some(queue) = self.begin(stream) else { return };
+        self.totals.device_bytes += launch::weight_bytes(call);
         let launches = launch::launches(call, |b| self.address(b, 0, 0), self.scratch.address());
         self.totals.launches += 1;
         for launch in launches.iter() {
