@@ -165,17 +165,9 @@ impl Device for Miser {
     fn totals(&self) -> Totals {
         self.inner.totals()
     }
-    fn alloc(&mut self, bytes: u64) -> Result<Buffer, OutOfMemory> {
+    fn take(&mut self, bytes: u64, most: u64, reserved: bool) -> Result<Buffer, OutOfMemory> {
         self.refuses(bytes)?;
-        self.inner.alloc(bytes)
-    }
-    fn reserve(&mut self, bytes: u64) -> Result<Buffer, OutOfMemory> {
-        self.refuses(bytes)?;
-        self.inner.reserve(bytes)
-    }
-    fn alloc_growable(&mut self, bytes: u64, most: u64) -> Result<Buffer, OutOfMemory> {
-        self.refuses(bytes)?;
-        self.inner.alloc_growable(bytes, most)
+        self.inner.take(bytes, most, reserved)
     }
     fn resize(&mut self, buffer: Buffer, bytes: u64) -> Result<Buffer, OutOfMemory> {
         self.refuses(bytes)?;

@@ -676,12 +676,8 @@ impl Device for Broken {
         self.device.elapsed_ns(from, to)
     }
 
-    fn alloc(&mut self, bytes: u64) -> Result<Buffer, OutOfMemory> {
-        self.device.alloc(bytes)
-    }
-
-    fn alloc_growable(&mut self, bytes: u64, most: u64) -> Result<Buffer, OutOfMemory> {
-        self.device.alloc_growable(bytes, most)
+    fn take(&mut self, bytes: u64, most: u64, reserved: bool) -> Result<Buffer, OutOfMemory> {
+        self.device.take(bytes, most, reserved)
     }
 
     fn resize(&mut self, buffer: Buffer, bytes: u64) -> Result<Buffer, OutOfMemory> {
@@ -694,10 +690,6 @@ impl Device for Broken {
 
     fn synchronize_event(&mut self, event: Event) {
         self.device.synchronize_event(event)
-    }
-
-    fn reserve(&mut self, bytes: u64) -> Result<Buffer, OutOfMemory> {
-        self.device.reserve(bytes)
     }
 
     fn free(&mut self, buffer: Buffer) {

@@ -118,14 +118,24 @@ pub trait Device: Send {
         Ok(())
     }
 
-    /// Zeroed bytes. Not on the token path.
-    fn alloc(&mut self, bytes: u64) -> Result<Buffer, OutOfMemory>;
+    /// A new buffer, of zeros, with addresses for `most` bytes, at least `bytes`; one that is `reserved` is only counted. Not on the token
+    /// path.
+    fn take(&mut self, bytes: u64, most: u64, reserved: bool) -> Result<Buffer, OutOfMemory>;
+
+    /// Zeroed bytes.
+    fn alloc(&mut self, bytes: u64) -> Result<Buffer, OutOfMemory> {
+        self.take(bytes, bytes, false)
+    }
 
     /// Counts bytes as used for something that this device reads where it lies.
-    fn reserve(&mut self, bytes: u64) -> Result<Buffer, OutOfMemory>;
+    fn reserve(&mut self, bytes: u64) -> Result<Buffer, OutOfMemory> {
+        self.take(bytes, bytes, true)
+    }
 
-    /// As [`Device::alloc`], with addresses for `most` bytes, so that it can grow where it lies.
-    fn alloc_growable(&mut self, bytes: u64, most: u64) -> Result<Buffer, OutOfMemory>;
+    /// As [`Device::alloc`], so that it can grow where it lies.
+    fn alloc_growable(&mut self, bytes: u64, most: u64) -> Result<Buffer, OutOfMemory> {
+        self.take(bytes, most.max(bytes), false)
+    }
 
     /// Gives a growable buffer another length, at most what it was made for. Waits for the work that uses it. What stays keeps its
     /// content, new bytes are zero, and memory behind the end is given back. Not on the token path.

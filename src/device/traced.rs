@@ -259,16 +259,8 @@ impl Device for Traced {
         self.inner.prepare(call)
     }
 
-    fn alloc(&mut self, bytes: u64) -> Result<Buffer, OutOfMemory> {
-        self.inner.alloc(bytes)
-    }
-
-    fn reserve(&mut self, bytes: u64) -> Result<Buffer, OutOfMemory> {
-        self.inner.reserve(bytes)
-    }
-
-    fn alloc_growable(&mut self, bytes: u64, most: u64) -> Result<Buffer, OutOfMemory> {
-        self.inner.alloc_growable(bytes, most)
+    fn take(&mut self, bytes: u64, most: u64, reserved: bool) -> Result<Buffer, OutOfMemory> {
+        self.inner.take(bytes, most, reserved)
     }
 
     fn resize(&mut self, buffer: Buffer, bytes: u64) -> Result<Buffer, OutOfMemory> {

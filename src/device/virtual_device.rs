@@ -494,20 +494,6 @@ impl VirtualDevice {
         let end = at.checked_add(bytes).filter(|&end| end <= buffer.bytes);
         assert!(end.is_some(), "{bytes} bytes at {at} are not in buffer {} of {}", buffer.id, buffer.bytes);
     }
-
-    fn take(&mut self, bytes: u64, most: u64, reserved: bool) -> Result<Buffer, OutOfMemory> {
-        self.host_ns += HOST_CALL_NS;
-        let left = self.memory.budget.saturating_sub(self.memory.used);
-        if bytes > left {
-            return Err(OutOfMemory { asked: bytes, left });
-        }
-        self.memory.used += bytes;
-        self.memory.peak = self.memory.peak.max(self.memory.used);
-        let [here, most] = if reserved { [0, 0] } else { [bytes, most.next_multiple_of(4)] };
-        let data = Region::new(here, most);
-        self.buffers.push(Some(Bytes { data, reserved, writes: 0 }));
-        Ok(Buffer { id: (self.buffers.len() - 1) as u32, bytes })
-    }
 }
 
 impl host_kernels::Memory for Vec<Option<Bytes>> {
@@ -550,16 +536,18 @@ impl Device for VirtualDevice {
         self.fault.as_ref()
     }
 
-    fn alloc(&mut self, bytes: u64) -> Result<Buffer, OutOfMemory> {
-        self.take(bytes, bytes, false)
-    }
-
-    fn reserve(&mut self, bytes: u64) -> Result<Buffer, OutOfMemory> {
-        self.take(bytes, bytes, true)
-    }
-
-    fn alloc_growable(&mut self, bytes: u64, most: u64) -> Result<Buffer, OutOfMemory> {
-        self.take(bytes, most.max(bytes), false)
+    fn take(&mut self, bytes: u64, most: u64, reserved: bool) -> Result<Buffer, OutOfMemory> {
+        self.host_ns += HOST_CALL_NS;
+        let left = self.memory.budget.saturating_sub(self.memory.used);
+        if bytes > left {
+            return Err(OutOfMemory { asked: bytes, left });
+        }
+        self.memory.used += bytes;
+        self.memory.peak = self.memory.peak.max(self.memory.used);
+        let [here, most] = if reserved { [0, 0] } else { [bytes, most.next_multiple_of(4)] };
+        let data = Region::new(here, most);
+        self.buffers.push(Some(Bytes { data, reserved, writes: 0 }));
+        Ok(Buffer { id: (self.buffers.len() - 1) as u32, bytes })
     }
 
     fn resize(&mut self, buffer: Buffer, bytes: u64) -> Result<Buffer, OutOfMemory> {

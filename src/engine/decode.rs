@@ -9,6 +9,7 @@ use super::sparsity::{Mode, Predicted, Sparsity};
 use crate::clock;
 use crate::cpu::team::Parts;
 use crate::cpu::{Columns, Kernels, MAX_COLUMNS, Team};
+use crate::device::Fault;
 use crate::device::timeline::{Note, Part, Read, Timeline};
 use crate::error::{Error, Result};
 use crate::model::config::Positions;
@@ -192,10 +193,15 @@ impl Engine {
     /// # Errors
     /// [`Error::Fatal`] once the device has failed: its neurons are missing in everything since, and logits are no numbers.
     pub fn check(&self) -> Result<()> {
-        match self.hybrid.as_ref().and_then(|hybrid| hybrid.cache.device.fault()) {
+        match self.fault() {
             None => Ok(()),
             Some(fault) => Err(Error::Fatal(format!("the device has failed: {}", fault.0))),
         }
+    }
+
+    /// What its device has failed with.
+    pub(super) fn fault(&self) -> Option<&Fault> {
+        self.hybrid.as_ref()?.cache.device.fault()
     }
 
     /// The last pass's logits, once more.

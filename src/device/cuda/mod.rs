@@ -217,48 +217,6 @@ impl CudaDevice {
         OutOfMemory { asked, left: 0 }
     }
 
-    fn take(&mut self, bytes: u64, most: u64, reserved: bool) -> Result<Buffer, OutOfMemory> {
-        let left = self.memory.budget.saturating_sub(self.memory.used);
-        if bytes > left {
-            return Err(OutOfMemory { asked: bytes, left });
-        }
-        // Nothing runs on a card that has failed, so nothing needs to be there; whoever uses results asks for the fault.
-        let nowhere = reserved || !self.ready();
-        let (bytes, most) = (bytes as usize, most as usize);
-        let driver = &self.card.driver;
-        let place = match &self.card.chunks {
-            _ if nowhere => Ok(Place::Nowhere),
-            Some(chunks) if most > bytes && most > SMALL * chunks.granule => Place::addresses(driver, chunks, most)
-                .and_then(|mut place| match place.fit(driver, chunks, bytes) {
-                    Ok(()) => Ok(place),
-                    Err(refusal) => {
-                        place.release(driver, Some(chunks));
-                        Err(refusal)
-                    }
-                }),
-            // What is small takes all that it may need: it would take a chunk in any case.
-            Some(_) => Place::whole(driver, most),
-            None => Place::whole(driver, bytes),
-        };
-        let place = match place {
-            Ok(place) => place,
-            Err(refusal) if refusal.code == OUT_OF_MEMORY => return Err(self.refused(bytes as u64, refusal)),
-            Err(refusal) => {
-                self.fail(refusal);
-                Place::Nowhere
-            }
-        };
-        let address = place.address();
-        let (bytes, most) = (bytes as u64, most as u64);
-        self.buffers.push(Some(Bytes { place, bytes, most, reserved }));
-        if !reserved && self.ready() {
-            self.zero(address, bytes);
-        }
-        self.memory.used += bytes;
-        self.memory.peak = self.memory.peak.max(self.memory.used);
-        Ok(Buffer { id: (self.buffers.len() - 1) as u32, bytes })
-    }
-
     /// Sets bytes to zero and waits for it.
     fn zero(&mut self, address: Address, bytes: u64) {
         if bytes > 0 {
@@ -387,16 +345,46 @@ impl Device for CudaDevice {
         }
     }
 
-    fn alloc(&mut self, bytes: u64) -> Result<Buffer, OutOfMemory> {
-        self.take(bytes, bytes, false)
-    }
-
-    fn reserve(&mut self, bytes: u64) -> Result<Buffer, OutOfMemory> {
-        self.take(bytes, bytes, true)
-    }
-
-    fn alloc_growable(&mut self, bytes: u64, most: u64) -> Result<Buffer, OutOfMemory> {
-        self.take(bytes, most.max(bytes), false)
+    fn take(&mut self, bytes: u64, most: u64, reserved: bool) -> Result<Buffer, OutOfMemory> {
+        let left = self.memory.budget.saturating_sub(self.memory.used);
+        if bytes > left {
+            return Err(OutOfMemory { asked: bytes, left });
+        }
+        // Nothing runs on a card that has failed, so nothing needs to be there; whoever uses results asks for the fault.
+        let nowhere = reserved || !self.ready();
+        let (bytes, most) = (bytes as usize, most as usize);
+        let driver = &self.card.driver;
+        let place = match &self.card.chunks {
+            _ if nowhere => Ok(Place::Nowhere),
+            Some(chunks) if most > bytes && most > SMALL * chunks.granule => Place::addresses(driver, chunks, most)
+                .and_then(|mut place| match place.fit(driver, chunks, bytes) {
+                    Ok(()) => Ok(place),
+                    Err(refusal) => {
+                        place.release(driver, Some(chunks));
+                        Err(refusal)
+                    }
+                }),
+            // What is small takes all that it may need: it would take a chunk in any case.
+            Some(_) => Place::whole(driver, most),
+            None => Place::whole(driver, bytes),
+        };
+        let place = match place {
+            Ok(place) => place,
+            Err(refusal) if refusal.code == OUT_OF_MEMORY => return Err(self.refused(bytes as u64, refusal)),
+            Err(refusal) => {
+                self.fail(refusal);
+                Place::Nowhere
+            }
+        };
+        let address = place.address();
+        let (bytes, most) = (bytes as u64, most as u64);
+        self.buffers.push(Some(Bytes { place, bytes, most, reserved }));
+        if !reserved && self.ready() {
+            self.zero(address, bytes);
+        }
+        self.memory.used += bytes;
+        self.memory.peak = self.memory.peak.max(self.memory.used);
+        Ok(Buffer { id: (self.buffers.len() - 1) as u32, bytes })
     }
 
     fn resize(&mut self, buffer: Buffer, bytes: u64) -> Result<Buffer, OutOfMemory> {
