@@ -18,7 +18,7 @@ fn both_halves_work_at_the_same_time_and_everything_lies_in_its_token() {
         "--temp",
         "0",
         "-n",
-        "30",
+        "16",
         "--ignore-eos",
         "--no-history",
         "--machine",
@@ -40,9 +40,13 @@ fn both_halves_work_at_the_same_time_and_everything_lies_in_its_token() {
     let tokens = trace.host().iter().filter(|s| s.name == "token").count();
     let layers = trace.layers();
     let of = |name: &str| trace.device().iter().filter(|s| s.name == name).count();
-    assert_eq!((tokens, of("head")), (29, 30));
-    // Of every layer of every pass.
-    assert_eq!((of("FFN half"), of("front"), of("attention")), (30 * layers, 30 * layers, 30 * layers));
+    assert_eq!((tokens, of("head")), (15, 16));
+    // In every layer of every pass; attention and front go over to the host and back, in some.
+    assert!(of("front") >= 16 * layers && of("attention") >= 16 * layers, "{} and {}", of("front"), of("attention"));
+    // In every layer that has slots.
+    let halves: std::collections::BTreeSet<u64> =
+        trace.device().iter().filter(|s| s.name == "FFN half").filter_map(|s| s.args["layer"].as_u64()).collect();
+    assert!(!halves.is_empty() && of("FFN half") == 16 * halves.len(), "{} in {halves:?}", of("FFN half"));
     assert!(trace.overlap_of_halves_ns() > 0, "host and device took turns:\n{}", done.said);
     assert!(!trace.moves().is_empty(), "nothing moved:\n{}", done.said);
     assert!(done.said.contains("both computed") && done.said.contains("times the longer side"), "{}", done.said);
