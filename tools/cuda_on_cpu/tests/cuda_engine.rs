@@ -168,7 +168,8 @@ fn logits_are_the_dense_ones_over_a_slow_link() {
     holds(&Machine::new(), "logits_are_the_dense_ones_over_a_slow_link", &card, 60..66);
 }
 
-/// What kernels read of the card's memory is known to the byte, as a device knows it that looks at their operands.
+/// As a device knows it that looks at the operands: to the byte, but for bamboo's kind, where the activation of up closes what the gate has
+/// let through, and up's row was read all the same.
 #[test]
 fn bytes_that_a_card_reads_are_those_that_the_virtual_device_counts() {
     on(&Machine::new(), "bytes_that_a_card_reads_are_those_that_the_virtual_device_counts", &[], || {
@@ -192,7 +193,8 @@ fn bytes_that_a_card_reads_are_those_that_the_virtual_device_counts() {
             };
             let card = read(Box::new(device(64 << 20)));
             let expected = read(Box::new(VirtualDevice::new(u64::MAX, support::RATES)));
-            assert!(card > 0 && card.abs_diff(expected) * 1000 <= expected, "{family}: {card} bytes and {expected}");
+            let least = if family == "bamboo" { expected / 20 * 19 } else { expected };
+            assert!(card > 0 && (least..=expected).contains(&card), "{family}: {card} bytes and {expected}");
         }
     });
 }
