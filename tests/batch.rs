@@ -7,7 +7,10 @@ use dynamicinfer::cpu::{Kernels, MAX_COLUMNS};
 use dynamicinfer::device::VirtualDevice;
 use dynamicinfer::engine::sampler::argmax;
 use dynamicinfer::engine::{Choice, Column, Engine, Logits, Sparsity};
+use dynamicinfer::formats::machine_profile::{MachineProfile, Rate};
 use dynamicinfer::formats::rows::Quant;
+use dynamicinfer::lab::place::{Budgeter, place};
+use dynamicinfer::lab::plan::{Footprint, KvPlace, Request};
 use dynamicinfer::model::{KvCache, KvType, Model};
 use dynamicinfer::prng::Prng;
 use support::{RATES, error, on_device, packed};
@@ -30,7 +33,11 @@ fn engine(name: &str, exact: bool) -> Engine {
 }
 
 fn cache(engine: &Engine) -> KvCache {
-    KvCache::new(&engine.model.config, CONTEXT, KvType::F32).unwrap()
+    cache_of(engine, KvType::F32)
+}
+
+fn cache_of(engine: &Engine, kind: KvType) -> KvCache {
+    KvCache::new(&engine.model.config, CONTEXT, kind).unwrap()
 }
 
 /// A prompt of its own for each timeline, of another length each.
@@ -39,8 +46,8 @@ fn prompt(of: usize) -> Vec<u32> {
 }
 
 /// Greedy tokens and the logits that each was taken from.
-fn alone(engine: &mut Engine, prompt: &[u32], n: usize) -> Vec<(u32, Vec<f32>)> {
-    let mut kv = cache(engine);
+fn alone(engine: &mut Engine, kind: KvType, prompt: &[u32], n: usize) -> Vec<(u32, Vec<f32>)> {
+    let mut kv = cache_of(engine, kind);
     let mut logits = engine.forward(&mut kv, prompt, Logits::Last).to_vec();
     let mut out = Vec::new();
     for _ in 0..n {
@@ -52,16 +59,18 @@ fn alone(engine: &mut Engine, prompt: &[u32], n: usize) -> Vec<(u32, Vec<f32>)> 
 }
 
 /// Timeline i joins before step `i * 3` and makes `12 - i` tokens. Each step's logits are those of the run alone.
-fn joining_and_leaving(engine: &mut Engine, what: &str) {
-    let runs: Vec<_> = (0..4).map(|i| alone(engine, &prompt(i), 12 - i)).collect();
+fn joining_and_leaving(engine: &mut Engine, kind: KvType, what: &str) {
+    // A sum in another order may round to another f16.
+    let tolerance = if kind == KvType::F16 { 5e-4 } else { TOLERANCE };
+    let runs: Vec<_> = (0..4).map(|i| alone(engine, kind, &prompt(i), 12 - i)).collect();
     let vocab = engine.model.config.vocab;
-    let mut caches: Vec<KvCache> = runs.iter().map(|_| cache(engine)).collect();
+    let mut caches: Vec<KvCache> = runs.iter().map(|_| cache_of(engine, kind)).collect();
     let mut made = vec![0; runs.len()];
     let mut most = 0;
     for step in 0.. {
         for (i, run) in runs.iter().enumerate().filter(|(i, _)| i * 3 == step) {
             let logits = engine.forward(&mut caches[i], &prompt(i), Logits::Last);
-            assert!(error(logits, &run[0].1) < TOLERANCE, "{what}: the prompt of {i}");
+            assert!(error(logits, &run[0].1) < tolerance, "{what}: the prompt of {i}");
         }
         // Another order of columns at each step.
         let there = |i: &usize| i * 3 <= step && made[*i] + 1 < runs[*i].len();
@@ -81,8 +90,10 @@ fn joining_and_leaving(engine: &mut Engine, what: &str) {
         for (&i, logits) in order.iter().zip(logits.chunks_exact(vocab)) {
             made[i] += 1;
             let (token, alone) = &runs[i][made[i]];
-            assert!(error(logits, alone) < TOLERANCE, "{what}: step {step} of {i}: {}", error(logits, alone));
-            assert_eq!(argmax(logits), Some(*token), "{what}: step {step} of {i}");
+            assert!(error(logits, alone) < tolerance, "{what}: step {step} of {i}: {}", error(logits, alone));
+            if kind == KvType::F32 {
+                assert_eq!(argmax(logits), Some(*token), "{what}: step {step} of {i}");
+            }
         }
     }
     assert_eq!(most, 4, "they never ran together");
@@ -92,7 +103,7 @@ fn joining_and_leaving(engine: &mut Engine, what: &str) {
 fn a_timeline_gets_the_same_logits_in_company_as_alone() {
     for name in FAMILIES {
         for exact in [false, true] {
-            joining_and_leaving(&mut engine(name, exact), &format!("{name}, exact {exact}"));
+            joining_and_leaving(&mut engine(name, exact), KvType::F32, &format!("{name}, exact {exact}"));
         }
     }
 }
@@ -104,7 +115,87 @@ fn it_does_so_with_neurons_on_a_device() {
     let device = Box::new(VirtualDevice::new(u64::MAX, RATES));
     // SAFETY: the engine has both.
     engine.hybrid = Some(unsafe { on_device(&engine.model, device, &slots) }.unwrap());
-    joining_and_leaving(&mut engine, "relullama on a device");
+    joining_and_leaving(&mut engine, KvType::F32, "relullama on a device");
+}
+
+/// Of four timelines, none to all have their keys and values on the device: where there are too few places for a pass, attention is
+/// the CPU's, and a place that changes hands is filled anew.
+#[test]
+fn it_does_so_with_keys_and_values_of_some_timelines_on_a_device() {
+    for name in ["relullama", "opt", "mistral"] {
+        let mut engine = engine(name, name == "relullama");
+        let slots = vec![engine.model.config.ffn / 3; engine.model.config.layers];
+        let device = Box::new(VirtualDevice::new(u64::MAX, RATES));
+        // SAFETY: the engine has both.
+        engine.hybrid = Some(unsafe { on_device(&engine.model, device, &slots) }.unwrap());
+        for timelines in [1, 4, 0, 3, 2] {
+            let model = engine.model.clone();
+            let hybrid = engine.hybrid.as_mut().unwrap();
+            hybrid.set_timelines(&model, CONTEXT, 0).unwrap();
+            let without = hybrid.bytes();
+            hybrid.set_timelines(&model, CONTEXT, timelines).unwrap();
+            let each = KvCache::bytes_for(&model.config, CONTEXT, KvType::F16);
+            let small = 64 * (8 + model.config.head_dim as u64 * 4);
+            let bytes = hybrid.bytes() - without;
+            let least = timelines as u64 * each;
+            assert!(bytes >= least && bytes <= least + small, "{timelines} timelines: {bytes} bytes");
+            joining_and_leaving(&mut engine, KvType::F16, &format!("{name}, {timelines} on the device"));
+        }
+    }
+}
+
+/// A budget has room for the keys and values of some timelines; another one has it for fewer, and gives them back.
+#[test]
+fn a_budget_decides_how_many_timelines_lie_on_the_device() {
+    let mut engine = engine("relullama", true);
+    let (layers, ffn) = (engine.model.config.layers, engine.model.config.ffn);
+    let footprint = Footprint::of_model(&engine.model, CONTEXT, KvType::F16);
+    let request = Request {
+        vram: None,
+        ram: None,
+        ffn_share: None,
+        kv: KvPlace::Auto,
+        timelines: 3,
+        predictor_bytes: 0,
+        ilp_seconds: None,
+    };
+    let machine = MachineProfile {
+        name: "test".into(),
+        note: String::new(),
+        measured_unix: None,
+        measured: Vec::new(),
+        assumed: Rate::ALL.to_vec(),
+        dram_gb_s: 50.0,
+        host_gflops: 400.0,
+        device_gb_s: 500.0,
+        link_gb_s: 20.0,
+        call_us: 2.0,
+        copy_us: 5.0,
+        sync_us: 10.0,
+        moves: Vec::new(),
+    };
+    let budgeter = Budgeter { footprint, counts: vec![vec![1; ffn]; layers], machine, request };
+    let full = budgeter.plan(u64::MAX).unwrap().full_bytes;
+    let (embeddings, kv) = (footprint.embeddings_bytes, footprint.kv_bytes);
+    let plan = budgeter.plan(full).unwrap();
+    assert_eq!((plan.timelines, plan.total_bytes), (3, full));
+    let neurons = budgeter.placed(&engine.model, &vec![ffn; layers]);
+    place(&mut engine, Box::new(VirtualDevice::new(full, RATES)), &plan, &budgeter.machine, &neurons).unwrap();
+    let least = plan.min_bytes;
+    for (vram, timelines) in [(full, 3), (full - embeddings - 1, 2), (full - embeddings - kv, 2), (least, 0), (full, 3)]
+    {
+        let plan = budgeter.set(&mut engine, vram).unwrap();
+        let hybrid = engine.hybrid.as_ref().unwrap();
+        assert_eq!((plan.timelines, hybrid.timelines()), (timelines, timelines), "{vram} of {full}");
+        assert!(
+            plan.parts
+                .iter()
+                .any(|p| (p.name, p.bytes, p.host_bytes) == ("kv", timelines as u64 * kv, (3 - timelines as u64) * kv))
+        );
+        let memory = hybrid.cache.device.memory();
+        assert!(memory.budget == vram && memory.used <= vram, "{memory:?}");
+        joining_and_leaving(&mut engine, KvType::F16, &format!("{timelines} by the budget"));
+    }
 }
 
 #[test]

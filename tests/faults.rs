@@ -139,6 +139,7 @@ fn profile() -> MachineProfile {
         call_us: 5.0,
         copy_us: 1.5,
         sync_us: 8.0,
+        moves: Vec::new(),
     }
 }
 
@@ -165,17 +166,9 @@ impl Device for Miser {
     fn totals(&self) -> Totals {
         self.inner.totals()
     }
-    fn alloc(&mut self, bytes: u64) -> Result<Buffer, OutOfMemory> {
+    fn take(&mut self, bytes: u64, most: u64, reserved: bool) -> Result<Buffer, OutOfMemory> {
         self.refuses(bytes)?;
-        self.inner.alloc(bytes)
-    }
-    fn reserve(&mut self, bytes: u64) -> Result<Buffer, OutOfMemory> {
-        self.refuses(bytes)?;
-        self.inner.reserve(bytes)
-    }
-    fn alloc_growable(&mut self, bytes: u64, most: u64) -> Result<Buffer, OutOfMemory> {
-        self.refuses(bytes)?;
-        self.inner.alloc_growable(bytes, most)
+        self.inner.take(bytes, most, reserved)
     }
     fn resize(&mut self, buffer: Buffer, bytes: u64) -> Result<Buffer, OutOfMemory> {
         self.refuses(bytes)?;
@@ -259,6 +252,7 @@ fn a_device_that_refuses_anything_leaves_an_engine_that_is_right_and_can_go_on()
                 ffn_share: Some(0.5),
                 kv: KvPlace::Host,
                 predictor_bytes: 0,
+                timelines: 1,
                 ilp_seconds: None,
             };
             let footprint = Footprint::of_model(&engine.model, CONTEXT, KvType::F32);

@@ -9,7 +9,8 @@ use dynamicinfer::cache::{HostBlocks, MAX_IN_FLIGHT, Migration, NeuronCache, Not
 use dynamicinfer::cpu::aligned::Aligned;
 use dynamicinfer::cpu::{Columns, Kernels, MAX_COLUMNS, Team};
 use dynamicinfer::device::{
-    Buffer, Call, Device, Event, Faults, Memory, OutOfMemory, SparseFfn, Stream, Totals, VirtualDevice,
+    Buffer, Call, Device, Event, Faults, Memory, MoveMethod, MoveRate, OutOfMemory, SparseFfn, Stream, Timeline,
+    Totals, Traced, VirtualDevice,
 };
 use dynamicinfer::engine::ffn::{self, FfnBuffers};
 use dynamicinfer::engine::{Between, Choice, Engine, Logits, Migrator, Observer, Seen, Selection, Sparsity, Work};
@@ -22,6 +23,13 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
 use support::law::{FAMILIES, FLIPPED, QUANTS, ROUNDED, Stores, all_exact, logits, slots, with_seeds};
 use support::{ON_DEVICE, RATES, device_bytes, error, numbers, on_device};
+
+/// Has moves go one way, or the one that is taken where nothing was measured.
+fn one_way(cache: &mut NeuronCache, seed: u64) {
+    if let Some(&method) = MoveMethod::ALL.get(seed as usize % 4) {
+        cache.set_moves(&[MoveRate { method, group_us: 1.0, piece_us: 1.0, gb_s: 1.0 }]);
+    }
+}
 
 /// Moves neurons at random: any layer, any slot, before any layer of any token.
 struct Restless {
@@ -92,8 +100,13 @@ fn logits_are_the_dense_ones_for_every_budget_residency_and_interleaving() {
         if prng.below(3) == 0 {
             device = device.with_queues([1 + prng.below(4) as usize, 1 + prng.below(9) as usize]);
         }
+        let device: Box<dyn Device> = match seed % 3 {
+            0 => Box::new(Traced::new(Box::new(device), Timeline::of(layers, MAX_COLUMNS, 5000))),
+            _ => Box::new(device),
+        };
         // SAFETY: the engine drops its device's part before its model: it has both.
-        let mut hybrid = unsafe { on_device(&model, Box::new(device), &slots) }.expect("the budget is what it takes");
+        let mut hybrid = unsafe { on_device(&model, device, &slots) }.expect("the budget is what it takes");
+        one_way(&mut hybrid.cache, seed);
         assert_eq!((hybrid.cache.device.memory().used, hybrid.cache.device.memory().peak), (budget, budget));
         // A placement to begin with: none, or some neurons in order of a hash.
         for (l, &slots) in slots.iter().enumerate() {
@@ -213,6 +226,7 @@ fn on_the_same_input_the_halves_of_a_layer_are_the_whole_layer() {
         let device = Box::new(VirtualDevice::new(u64::MAX, RATES).with_faults(faults));
         // SAFETY: the model outlives it.
         let mut hybrid = unsafe { on_device(&model, device, &slots) }.unwrap();
+        one_way(&mut hybrid.cache, seed);
         let mut restless = Restless { prng: Prng::new(seed), most: 40, begun: Arc::default() };
         let (mut x, mut buffers) = (Columns::default(), FfnBuffers::default());
         let mut fired = Selection::default();
@@ -377,6 +391,7 @@ impl Tagged {
         let mut cache = unsafe { NeuronCache::new(device, &[SLOTS; LAYERS], &host, &[&[][..]; LAYERS]) }.unwrap();
         let input = cache.device.alloc(SparseFfn::input_bytes(1, HIDDEN, NEURONS) as u64).unwrap();
         let output = cache.device.alloc(SparseFfn::output_bytes(1, HIDDEN) as u64).unwrap();
+        one_way(&mut cache, seed);
         Tagged { cache, input, output, prng: Prng::new(seed), wrong: 0, hits: 0, _blocks: blocks }
     }
 
@@ -584,12 +599,8 @@ impl Device for Broken {
         self.device.elapsed_ns(from, to)
     }
 
-    fn alloc(&mut self, bytes: u64) -> Result<Buffer, OutOfMemory> {
-        self.device.alloc(bytes)
-    }
-
-    fn alloc_growable(&mut self, bytes: u64, most: u64) -> Result<Buffer, OutOfMemory> {
-        self.device.alloc_growable(bytes, most)
+    fn take(&mut self, bytes: u64, most: u64, reserved: bool) -> Result<Buffer, OutOfMemory> {
+        self.device.take(bytes, most, reserved)
     }
 
     fn resize(&mut self, buffer: Buffer, bytes: u64) -> Result<Buffer, OutOfMemory> {
@@ -602,10 +613,6 @@ impl Device for Broken {
 
     fn synchronize_event(&mut self, event: Event) {
         self.device.synchronize_event(event)
-    }
-
-    fn reserve(&mut self, bytes: u64) -> Result<Buffer, OutOfMemory> {
-        self.device.reserve(bytes)
     }
 
     fn free(&mut self, buffer: Buffer) {

@@ -1,6 +1,6 @@
 //! The laws of the placement: the best there is, never above the budget, the same every time; and the verb `plan`.
 
-use dynamicinfer::formats::machine_profile::{MachineProfile, Rate};
+use dynamicinfer::formats::machine_profile::{MachineProfile, MoveMethod, MoveRate, Rate};
 use dynamicinfer::formats::placement_file::{LayerPlacement, PlacementFile, Policy, VERSION};
 use dynamicinfer::formats::rows::Quant;
 use dynamicinfer::lab::pack::{PackOptions, pack};
@@ -139,6 +139,7 @@ fn machine() -> MachineProfile {
         call_us: 2.0,
         copy_us: 5.0,
         sync_us: 10.0,
+        moves: Vec::new(),
     }
 }
 
@@ -172,7 +173,7 @@ fn packed(name: &str, quant: Quant, dir: &Path) -> Model {
 
 fn request(vram: u64) -> Request {
     let kv = KvPlace::Auto;
-    Request { vram: Some(vram), ram: None, ffn_share: None, kv, predictor_bytes: 777, ilp_seconds: None }
+    Request { vram: Some(vram), ram: None, ffn_share: None, kv, timelines: 1, predictor_bytes: 777, ilp_seconds: None }
 }
 
 /// What holds for every plan.
@@ -340,6 +341,7 @@ fn a_machine_profile_reads_back_and_a_wrong_one_is_refused() {
         measured_unix: Some(1_800_000_000),
         measured: vec![Rate::DramGbS, Rate::HostGflops, Rate::CallUs],
         assumed: vec![Rate::DeviceGbS, Rate::LinkGbS, Rate::CopyUs, Rate::SyncUs],
+        moves: vec![MoveRate { method: MoveMethod::Gather, group_us: 12.0, piece_us: 0.5, gb_s: 21.5 }],
         ..machine()
     };
     good.write(&path).unwrap();
@@ -347,6 +349,8 @@ fn a_machine_profile_reads_back_and_a_wrong_one_is_refused() {
     let text = std::fs::read_to_string(&path).unwrap();
     for (from, to, want) in [
         ("dram_gb_s = 50.0", "dram_gb_s = 0.0", "dram_gb_s: is 0; it must be above 0 and at most 1000000 GB/s"),
+        ("\ngb_s = 21.5", "\ngb_s = 0.0", "moves: gather must stand once, with times from 0 and a rate above it"),
+        ("piece_us = 0.5", "piece_us = -0.5", "moves: gather must stand once"),
         ("dram_gb_s = 50.0", "dram_gb_s = -1.0", "dram_gb_s: is -1; "),
         ("dram_gb_s = 50.0", "dram_gb_s = nan", "dram_gb_s: is NaN; "),
         ("dram_gb_s = 50.0", "dram_gb_s = inf", "dram_gb_s: is inf; "),
@@ -414,9 +418,10 @@ fn a_model_is_planned_and_its_placement_checked() {
     assert!(err.contains("there is no activation profile for this model, so every neuron counts the same"), "{err}");
     let json: Json = serde_json::from_str(&out).unwrap();
     let keys: Vec<&String> = json.as_object().unwrap().keys().collect();
-    let wanted =
-        ["budget_bytes", "total_bytes", "min_bytes", "full_bytes", "parts", "layers", "objective", "gap", "details"];
-    assert_eq!(keys, wanted);
+    let wanted = "budget_bytes total_bytes min_bytes full_bytes parts layers timelines objective gap details";
+    assert_eq!(keys, wanted.split(' ').collect::<Vec<_>>());
+    let pinned = &json["details"]["pinned_bytes"];
+    assert_eq!(pinned, &json["parts"][6]["host_bytes"], "every neuron block, and nothing else");
     let names: Vec<_> = json["parts"].as_array().unwrap().iter().map(|p| p["name"].as_str().unwrap()).collect();
     assert_eq!(names, ["attention", "embeddings", "head", "predictors", "kv", "buffers", "ffn_slots"]);
     let sum: u64 = json["parts"].as_array().unwrap().iter().map(|p| p["bytes"].as_u64().unwrap()).sum();
@@ -432,6 +437,13 @@ fn a_model_is_planned_and_its_placement_checked() {
     for line in ["attention", "embeddings", "head", "predictors", "keys and values", "buffers", "FFN slots", "total"] {
         assert!(out.lines().any(|l| l.trim_start().starts_with(line)), "{line} in {out}");
     }
+    assert!(
+        out.contains("\npinned for a card: ") && out.contains("every neuron block, which cannot be swapped"),
+        "{out}"
+    );
+    let (code, out, _) = plan(&["--vram", "8GiB", "--parallel", "3"]);
+    assert!(code == 0 && out.contains("keys and values (3 of 3 on the device)"), "{out}");
+    assert_eq!(plan(&["--vram", "8GiB", "--parallel", "33"]).0, 2);
 
     let budget = json["budget_bytes"].to_string();
     for policy in ["static", "random", "none"] {

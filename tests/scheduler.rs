@@ -285,6 +285,7 @@ fn the_acknowledged_budget_is_never_exceeded() {
             ffn_share: Some(0.5),
             kv: KvPlace::Host,
             predictor_bytes: 0,
+            timelines: 1,
             ilp_seconds: None,
         },
     };
@@ -331,5 +332,6 @@ fn machine() -> MachineProfile {
         call_us: 0.1,
         copy_us: 0.1,
         sync_us: 0.1,
+        moves: Vec::new(),
     }
 }

@@ -5,7 +5,7 @@
 //! waits for a layer's copies before it uses it (DynamicInfer C.3), on the same path.
 
 use super::slot_table::{Refused, Slot, SlotTable};
-use crate::device::{Buffer, Device, Event, HostRoom, OutOfMemory, Stream};
+use crate::device::{Block, Buffer, Device, Event, HostRoom, MoveRate, Note, OutOfMemory, Stream, fastest, run};
 
 /// Groups of moves that may be on their way at once; a request beyond is refused, and may be made again.
 pub const MAX_IN_FLIGHT: usize = 4096;
@@ -43,8 +43,8 @@ pub struct CacheCounters {
     /// Active neurons times tokens computed on the device, and on the CPU.
     pub hits: u64,
     pub misses: u64,
-    /// Copies that moves were made of: neighbours share one.
-    pub copies: u64,
+    /// Groups of moves by [`crate::device::MoveMethod`].
+    pub groups: [u64; 3],
     /// Moves begun, moves whose neuron became resident, and requests that were refused because too many were under way.
     pub migrations: u64,
     pub landed: u64,
@@ -117,6 +117,10 @@ pub struct NeuronCache {
     pub counters: CacheCounters,
     /// Whether a layer's copies are waited for before it is used.
     pub barrier: bool,
+    /// What is known of the ways that blocks can take.
+    moves: Vec<MoveRate>,
+    /// The blocks of a group.
+    blocks: Vec<Block>,
     /// Events that no move has now; as many groups of moves can still be begun.
     events: Vec<Event>,
 }
@@ -138,6 +142,8 @@ impl NeuronCache {
             layers: Vec::with_capacity(slots.len()),
             counters: CacheCounters::default(),
             barrier: false,
+            moves: Vec::new(),
+            blocks: Vec::with_capacity(host.iter().map(|host| host.neurons).max().unwrap_or(0)),
             events: Vec::new(),
         };
         for ((&slots, &host), bias) in slots.iter().zip(host).zip(up_bias) {
@@ -170,6 +176,12 @@ impl NeuronCache {
         cache.device.synchronize(Stream::Compute);
         cache.events = (0..MAX_IN_FLIGHT).map(|_| cache.device.event()).collect();
         Ok(cache)
+    }
+
+    /// From now on blocks take the way that is fastest by these; ways that the device does not have are left out. Not on the token path.
+    pub fn set_moves(&mut self, rates: &[MoveRate]) {
+        let device = &mut self.device;
+        self.moves = rates.iter().filter(|rate| device.can_move(rate.method)).copied().collect();
     }
 
     /// Bytes on the device for `slots` neurons of a layer.
@@ -212,29 +224,26 @@ impl NeuronCache {
 
     /// Puts the copies of the last `n` slots in flight of a layer on the copy stream, and the last event behind them.
     fn send(&mut self, l: usize, n: usize) {
-        let NeuronCache { device, layers, counters, events, .. } = self;
+        let NeuronCache { device, layers, counters, events, moves, blocks: group, .. } = self;
         let LayerCache { table, in_flight, blocks, host, last_use, .. } = &layers[l];
         let bytes = host.block_bytes;
+        device.note(Note::Moves { layer: l, neurons: n });
         // The last use may still be reading the slots.
         device.wait(Stream::Copy, *last_use);
-        let group = &in_flight[in_flight.len() - n..];
-        let neuron = |&(slot, _): &(u32, Event)| match table.slots()[slot as usize] {
-            Slot::Filling(neuron) => (slot, neuron),
+        group.clear();
+        group.extend(in_flight[in_flight.len() - n..].iter().map(|&(slot, _)| match table.slots()[slot as usize] {
+            // SAFETY: `fill` has checked that there is such a neuron.
+            Slot::Filling(neuron) => Block { from: unsafe { host.first.add(neuron as usize * bytes) }, slot },
             other => unreachable!("slot {slot} is {other:?}"),
-        };
-        let mut rest = group.iter().map(neuron).peekable();
-        while let Some((slot, first)) = rest.next() {
-            let mut run = 1;
-            while rest.next_if_eq(&(slot + run, first + run)).is_some() {
-                run += 1;
-            }
-            // SAFETY: `fill` has checked that there are such neurons; host blocks outlive the cache.
-            unsafe {
-                let from = host.first.add(first as usize * bytes);
-                device.copy_in(Stream::Copy, from, run as usize * bytes, *blocks, u64::from(slot) * bytes as u64);
-            }
-            counters.copies += 1;
+        }));
+        let (mut runs, mut rest) = (0, &group[..]);
+        while !rest.is_empty() {
+            (runs, rest) = (runs + 1, &rest[run(rest, bytes)..]);
         }
+        let by = fastest(moves, n, runs, (n * bytes) as u64);
+        counters.groups[by as usize] += 1;
+        // SAFETY: host blocks outlive the cache.
+        unsafe { device.move_blocks(by, group, bytes, *blocks) };
         device.record(Stream::Copy, events.pop().expect("looked at by the callers"));
         counters.migrations += n as u64;
     }
@@ -256,8 +265,9 @@ impl NeuronCache {
                 Some((same, landed)) if same == event => landed,
                 _ => {
                     let landed = device.is_done(event);
-                    if landed {
-                        events.push(event);
+                    match landed {
+                        true => events.push(event),
+                        false => device.note(Note::Late(event)),
                     }
                     asked = Some((event, landed));
                     landed

@@ -25,6 +25,7 @@ pub struct SlotTable {
     /// Entries of `gpu_bucket` that changed and that the device does not know yet, each slot once.
     stale: Vec<u32>,
     is_stale: Vec<bool>,
+    residents: usize,
 }
 
 /// Why a neuron cannot be brought into a slot.
@@ -47,6 +48,7 @@ impl SlotTable {
             // The device's bucket begins as zeros; all entries have to be sent once.
             stale: (0..slots as u32).collect(),
             is_stale: vec![true; slots],
+            residents: 0,
         }
     }
 
@@ -82,6 +84,7 @@ impl SlotTable {
             Slot::Filling(_) => return Err(Refused::Busy),
             Slot::Resident(old) => {
                 self.places[old as usize] = NONE;
+                self.residents -= 1;
                 Some(old)
             }
         };
@@ -100,6 +103,7 @@ impl SlotTable {
         self.slots[slot as usize] = Slot::Resident(neuron);
         self.places[neuron as usize] = slot;
         self.coming[neuron as usize] = false;
+        self.residents += 1;
         self.mark(slot);
     }
 
@@ -113,6 +117,7 @@ impl SlotTable {
             Some(&Slot::Resident(neuron)) => {
                 self.places[neuron as usize] = NONE;
                 self.slots[slot as usize] = Slot::Free;
+                self.residents -= 1;
                 self.mark(slot);
                 Ok(Some(neuron))
             }
@@ -163,6 +168,6 @@ impl SlotTable {
     }
 
     pub fn residents(&self) -> usize {
-        self.slots.iter().filter(|s| matches!(s, Slot::Resident(_))).count()
+        self.residents
     }
 }

@@ -1,6 +1,7 @@
 use super::device_arg::{self, DeviceArgs, DeviceReport};
 use super::model_arg::{EngineArgs, ModelArgs, check_context};
 use super::sparsity_arg::{SparsityArgs, Unsaid};
+use super::trace_arg::TraceArgs;
 use crate::cpu::MAX_COLUMNS;
 use crate::error::{Error, Result};
 use crate::lab::bench::{BenchOptions, BenchRow, bench};
@@ -37,6 +38,8 @@ pub struct Args {
     #[command(flatten)]
     device: DeviceArgs,
     #[command(flatten)]
+    trace: TraceArgs,
+    #[command(flatten)]
     engine: EngineArgs,
 }
 
@@ -46,7 +49,7 @@ enum Output {
     Json,
 }
 
-pub fn run(args: Args) -> Result<()> {
+pub fn run(mut args: Args) -> Result<()> {
     if args.n_prompt == 0 && args.n_gen == 0 {
         return Err(Error::Usage("nothing to measure: -p and -n are both 0".into()));
     }
@@ -59,6 +62,8 @@ pub fn run(args: Args) -> Result<()> {
     let mut engine = args.engine.engine(args.model.open()?)?;
     args.sparsity.apply(&mut engine, Unsaid::Dense)?;
     check_context(&engine.model, args.n_prompt.max(args.n_gen), args.engine.kv())?;
+    args.device.traced = args.trace.is_on();
+    args.device.timelines = args.sequences.iter().copied().max().unwrap_or(1);
     args.device.apply(&mut engine, args.n_prompt.max(args.n_gen), args.engine.kv())?;
     let options = BenchOptions {
         prompt: args.n_prompt,
@@ -67,7 +72,9 @@ pub fn run(args: Args) -> Result<()> {
         repeats: args.repetitions,
         kv: args.engine.kv(),
     };
-    let rows = bench(&mut engine, &options)?;
+    args.trace.begin(&mut engine)?;
+    let rows = bench(&mut engine, &options);
+    let rows = args.trace.write_after(&mut engine, rows)?;
     match args.output {
         Output::Json => {
             let device = device_arg::report(&engine);

@@ -2,6 +2,7 @@
 
 use super::human_bytes;
 use crate::config;
+use crate::device::MoveRate;
 use crate::device::cuda::{Card, CudaDevice, Delivery, Options, PATIENCE, Unusable};
 use crate::error::{Error, Result};
 use crate::lab::measure::{self, CardRates};
@@ -50,10 +51,33 @@ pub fn rates() -> Result<CardRates, String> {
     measured().map_err(|error| error.to_string())
 }
 
+/// The ways that neuron blocks can take, a line each, with what a few and many blocks take.
+pub fn ways(rates: &[MoveRate]) -> String {
+    const BLOCK: u64 = 24 << 10;
+    let line = |rate: &MoveRate| {
+        let us = |blocks: u64| rate.us(blocks as usize, blocks * BLOCK);
+        format!(
+            "moves, {:7}: {:.1} us a group, {:.2} a block, {:.2} GB/s; 1, 16, 256 blocks of 24 KiB in {:.0}, {:.0}, {:.0} us\n",
+            rate.method.name(),
+            rate.group_us,
+            rate.piece_us,
+            rate.gb_s,
+            us(1),
+            us(16),
+            us(256)
+        )
+    };
+    rates.iter().map(line).collect()
+}
+
+/// Of so much free host memory, what may be pinned: a tenth is left to the rest of the system, for pinned pages cannot be swapped.
+pub const fn pinnable(free: u64) -> u64 {
+    free / 10 * 9
+}
+
 /// A device on the card, and a line on stderr that says what it is.
 pub fn device(card: Card, budget: u64) -> Result<CudaDevice> {
-    // A tenth is left to the rest of the system: pinned pages cannot be swapped.
-    let pinnable = config::available_memory().map_or(u64::MAX, |bytes| bytes / 10 * 9);
+    let pinnable = config::available_memory().map_or(u64::MAX, pinnable);
     let options = Options { budget, delivery: delivery(), pinnable, patience: PATIENCE };
     let device = CudaDevice::new(card, &options).map_err(error)?;
     let card = device.card();

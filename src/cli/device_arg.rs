@@ -7,8 +7,9 @@ use super::size;
 use super::sparsity_arg;
 use crate::background::{Background, Setting};
 use crate::clock::{self, Seldom};
+use crate::cpu::MAX_COLUMNS;
 use crate::device::cuda::Card;
-use crate::device::{Device, Rates, VirtualDevice};
+use crate::device::{Device, Rates, Timeline, Traced, VirtualDevice};
 use crate::engine::{ChunkCounts, Engine, MigratorCounts};
 use crate::error::{Error, Result};
 use crate::formats::history_file;
@@ -65,6 +66,9 @@ pub struct DeviceArgs {
     /// Sequences that may be decoded together.
     #[arg(skip = 1usize)]
     pub timelines: usize,
+    /// Whether a timeline is kept.
+    #[arg(skip)]
+    pub traced: bool,
     /// Neither read nor keep what was learnt from earlier texts about how often neurons are active
     #[arg(long)]
     no_history: bool,
@@ -136,6 +140,7 @@ impl Default for DeviceArgs {
             deterministic: false,
             live: false,
             timelines: 1,
+            traced: false,
             no_history: false,
             vram_schedule: Vec::new(),
             fail_after: None,
@@ -262,7 +267,9 @@ impl DeviceArgs {
             vram,
             ram: None,
             ffn_share: self.ffn_share,
-            kv: KvPlace::Auto,
+            // Kernels read keys and values in f16.
+            kv: if kv == KvType::F16 { KvPlace::Auto } else { KvPlace::Host },
+            timelines: self.timelines,
             predictor_bytes: engine.sparsity().predictor_bytes(),
             ilp_seconds: None,
         };
@@ -294,8 +301,14 @@ impl DeviceArgs {
             Second::Cuda(card) => Box::new(cuda::device(*card, plan.budget_bytes)?),
             Second::Virtual | Second::Nothing => Box::new(self.pretended(plan.budget_bytes, &machine)),
         };
+        let device = match self.traced {
+            true => Box::new(Traced::new(device, Timeline::new(layers, MAX_COLUMNS))),
+            false => device,
+        };
         place(engine, device, &plan, &machine, &neurons)?;
-        engine.hybrid.as_mut().expect("placed").cache.barrier = self.barrier;
+        let cache = &mut engine.hybrid.as_mut().expect("placed").cache;
+        cache.barrier = self.barrier;
+        cache.set_moves(&machine.moves);
         let budgeter = Budgeter { footprint, counts, machine, request };
         self.schedule(engine, &budgeter, tokens, &neurons)?;
         Ok(Some(InUse { budgeter, schedule: self.vram_schedule.clone(), keep_history: !self.no_history }))

@@ -47,7 +47,11 @@ fn findings(args: &Args) -> Result<Vec<Finding>> {
         Some(bytes) => add(
             "memory",
             "ok",
-            format!("{} are free: a model and its keys may take that much", super::human_bytes(bytes)),
+            format!(
+                "{} are free: a model and its keys may take that much; a card would pin up to {} of it, which then cannot be swapped",
+                super::human_bytes(bytes),
+                super::human_bytes(cuda::pinnable(bytes))
+            ),
         ),
         None => add("memory", "note", "the system does not say how much is free".into()),
     }

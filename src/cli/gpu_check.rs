@@ -50,6 +50,7 @@ pub fn run(args: Args) -> Result<()> {
                 "copies on the card {:.0} GB/s, to it {:.1}, from it {:.1}\n",
                 rates.device_gb_s, rates.link_gb_s, rates.back_gb_s
             );
+            text += &cuda::ways(&rates.moves);
             for s in &times {
                 // Few columns wait for memory, a prompt's for arithmetic.
                 let share = match peak {

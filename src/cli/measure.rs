@@ -76,8 +76,13 @@ pub fn run(args: Args) -> Result<()> {
     match &card {
         _ if args.json => super::print_json(&serde_json::json!({ "read": measured, "card": card.as_ref().ok() }))?,
         Ok(card) => super::print(&format!(
-            "card: memory {:.1} GB/s read and written, link {:.2} GB/s there and {:.2} back, {:.1} us for a copy, {:.1} for a wait\n",
-            card.device_gb_s, card.link_gb_s, card.back_gb_s, card.copy_us, card.sync_us
+            "card: memory {:.1} GB/s read and written, link {:.2} GB/s there and {:.2} back, {:.1} us for a copy, {:.1} for a wait\n{}",
+            card.device_gb_s,
+            card.link_gb_s,
+            card.back_gb_s,
+            card.copy_us,
+            card.sync_us,
+            cuda::ways(&card.moves)
         ))?,
         Err(why) => eprintln!("no card was measured: {why}"),
     }

@@ -37,6 +37,7 @@ mod size;
 mod sparsity_arg;
 mod synth;
 mod top;
+mod trace_arg;
 mod train_predictor;
 
 use crate::error::{Error, Result};

@@ -1,8 +1,9 @@
 use super::companions::{self, Kind};
+use super::cuda;
 use super::machine_arg;
 use super::model_arg::{KvArg, ModelArgs, parse_activation};
 use super::size;
-use crate::cpu::sign;
+use crate::cpu::{MAX_COLUMNS, sign};
 use crate::error::{Error, Result, printable};
 use crate::formats::machine_profile::MachineProfile;
 use crate::formats::placement_file::{LayerPlacement, PlacementFile, Policy, VERSION};
@@ -46,6 +47,9 @@ pub struct Args {
     /// Positions that keys and values are kept for [default: 4096, or fewer if the model has fewer]
     #[arg(short, long = "ctx-size")]
     context: Option<usize>,
+    /// Sequences that are decoded at once, as `serve --parallel`: each has keys and values
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    parallel: usize,
     /// How keys and values are stored
     #[arg(long, value_enum, default_value_t = KvArg::F16)]
     kv: KvArg,
@@ -133,6 +137,9 @@ pub fn run(args: Args) -> Result<()> {
     if context == 0 || context > 1 << 24 {
         return Err(Error::Usage(format!("-c {context}: take 1 to {}", 1 << 24)));
     }
+    if !(1..=MAX_COLUMNS).contains(&args.parallel) {
+        return Err(Error::Usage(format!("--parallel {}: take 1 to {MAX_COLUMNS}", args.parallel)));
+    }
     let kv = args.kv.kv();
     let footprint = match &subject.model {
         Some(model) => Footprint::of_model(model, context, kv),
@@ -149,6 +156,7 @@ pub fn run(args: Args) -> Result<()> {
             KvPlaceArg::Host => KvPlace::Host,
             KvPlaceArg::Device => KvPlace::Device,
         },
+        timelines: args.parallel,
         predictor_bytes,
         ilp_seconds: args.ilp,
     };
@@ -161,7 +169,7 @@ pub fn run(args: Args) -> Result<()> {
         eprintln!("written to {}", path.display());
     }
     if !args.json {
-        return super::print(&shown(&plan, &subject, &machine, predictor));
+        return super::print(&shown(&args, &plan, &subject, &machine, predictor));
     }
     let mut json = serde_json::to_value(&plan).expect("plain data");
     json["details"]["predictor"] = predictor.into();
@@ -268,7 +276,24 @@ fn check(path: &std::path::Path, subject: &Subject, plan: &Plan) -> Result<()> {
     Ok(())
 }
 
-fn shown(plan: &Plan, subject: &Subject, machine: &MachineProfile, predictor: &str) -> String {
+/// What a card costs the host: memory that it reads where it lies.
+fn pinned(bytes: u64, free: Option<u64>) -> String {
+    let all = format!(
+        "pinned for a card: {} of host memory, every neuron block, which cannot be swapped",
+        super::human_bytes(bytes)
+    );
+    match free.map(|free| (free, cuda::pinnable(free))) {
+        Some((free, most)) if bytes > most => format!(
+            "{all}; of the {} that are free here {} may be, and the rest goes through 32 MiB at the price of a copy by the \
+             processor\n",
+            super::human_bytes(free),
+            super::human_bytes(most)
+        ),
+        _ => all + "\n",
+    }
+}
+
+fn shown(args: &Args, plan: &Plan, subject: &Subject, machine: &MachineProfile, predictor: &str) -> String {
     let (c, d) = (&subject.config, &plan.details);
     let bytes = |b: u64| if b == 0 { "-".into() } else { super::human_bytes(b) };
     let mut table = Table::new();
@@ -278,6 +303,9 @@ fn shown(plan: &Plan, subject: &Subject, machine: &MachineProfile, predictor: &s
         let name = match part.name {
             "predictors" => format!("predictors ({predictor})"),
             "ffn_slots" => "FFN slots".into(),
+            "kv" if args.parallel > 1 => {
+                format!("keys and values ({} of {} on the device)", plan.timelines, args.parallel)
+            }
             "kv" => "keys and values".into(),
             name => name.into(),
         };
@@ -308,6 +336,7 @@ fn shown(plan: &Plan, subject: &Subject, machine: &MachineProfile, predictor: &s
          slots a layer: {} to {}, median {}; {all} of {} neurons ({:.1} %) in {} layers\n\
          share of activations on the device: {:.1} % ({})\n\
          a neuron: CPU {:.3} us, GPU {:.3} us, transfer {:.3} us; splitting a layer: {:.1} us, pays from {} neurons on\n\
+         {}\
          solved in {:.1} ms in batches of {}; gap to the upper bound {:.6} %\n{ilp}machine {}\n",
         printable(&c.name),
         subject.quant.name(),
@@ -327,6 +356,7 @@ fn shown(plan: &Plan, subject: &Subject, machine: &MachineProfile, predictor: &s
         d.t_trans_us,
         d.t_sync_us,
         d.least_neurons,
+        pinned(d.pinned_bytes, crate::config::available_memory()),
         d.solve_ms,
         d.batch,
         100.0 * plan.gap,

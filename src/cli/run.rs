@@ -2,6 +2,7 @@ use super::device_arg::{self, DeviceArgs, DeviceReport, InUse};
 use super::model_arg::{EngineArgs, ModelArgs, check_context};
 use super::progress::{Progress, Unit};
 use super::sparsity_arg::{SparsityArgs, Unsaid};
+use super::trace_arg::TraceArgs;
 use crate::clock;
 use crate::engine::sampler::{Sampler, SamplingParams};
 use crate::engine::{Engine, LiveAudit, Report, Session};
@@ -81,6 +82,8 @@ pub struct Args {
     #[command(flatten)]
     device: DeviceArgs,
     #[command(flatten)]
+    trace: TraceArgs,
+    #[command(flatten)]
     engine: EngineArgs,
 }
 
@@ -108,7 +111,7 @@ struct Answer {
     device: Option<DeviceReport>,
 }
 
-pub fn run(args: Args) -> Result<()> {
+pub fn run(mut args: Args) -> Result<()> {
     let params = SamplingParams {
         temperature: args.temp,
         top_k: args.top_k,
@@ -135,13 +138,20 @@ pub fn run(args: Args) -> Result<()> {
         engine.audit = Some(LiveAudit::new(args.audit, engine.model.config.activation, cuts));
     }
     let context = context(&args, &engine, tokens.len())?;
+    args.device.traced = args.trace.is_on();
     let device = args.device.apply(&mut engine, context, args.engine.kv())?;
+    args.trace.begin(&mut engine)?;
     let mut session = Session::new(&engine, context, args.engine.kv())?;
-    let answer = generate(&args, &mut engine, device.as_ref(), &mut session, &tokenizer, &tokens, params)?;
+    let answer = generate(&args, &mut engine, device.as_ref(), &mut session, &tokenizer, &tokens, params);
+    let answer = match answer {
+        Ok(answer) => answer,
+        failed => args.trace.write_after(&mut engine, failed)?,
+    };
     if let Some(device) = device {
         device.finish(&mut engine);
     }
     report(&args, &engine, &answer)?;
+    args.trace.write(&mut engine)?;
     if answer.finish_reason == "interrupted" { Err(Error::Interrupted) } else { Ok(()) }
 }
 

@@ -3,6 +3,7 @@ use super::machine_arg;
 use super::model_arg::{EngineArgs, KvArg, ModelArgs, check_context};
 use super::settings_arg;
 use super::sparsity_arg::{SparsityArgs, Unsaid};
+use super::trace_arg::TraceArgs;
 use crate::engine::LiveAudit;
 use crate::error::{Error, Result};
 use crate::formats::machine_profile::MachineProfile;
@@ -57,13 +58,15 @@ pub struct Args {
     sparsity: SparsityArgs,
     #[command(flatten)]
     device: DeviceArgs,
+    #[command(flatten)]
+    trace: TraceArgs,
 }
 
 pub fn run(args: Args) -> Result<()> {
     let flags = Flags::of(&args);
     let config = args.config.clone();
     let settings = flags.settings(config.as_deref())?;
-    let opener = Opener { quant: args.quant, sparsity: args.sparsity, device: args.device };
+    let opener = Opener { quant: args.quant, sparsity: args.sparsity, device: args.device, trace: args.trace };
     let load: Load = Arc::new(move |model, settings| opener.open(model, settings));
     // Nobody may be there to read it, or the disk that it goes to may be full: that is no reason to stop.
     let say = |text: &str| drop(writeln!(std::io::stderr(), "{text}"));
@@ -110,6 +113,7 @@ pub struct Opener {
     pub quant: Option<crate::formats::rows::Quant>,
     pub sparsity: SparsityArgs,
     pub device: DeviceArgs,
+    pub trace: TraceArgs,
 }
 
 impl Opener {
@@ -140,9 +144,10 @@ impl Opener {
             )));
         }
         let mut device = self.device.clone();
-        (device.live, device.timelines) = (true, slots);
+        (device.live, device.timelines, device.traced) = (true, slots, self.trace.is_on());
         device.deterministic |= settings.switch("serve.deterministic");
         let in_use = device.apply(&mut engine, context, kv.kv())?.map(Arc::new);
+        self.trace.begin(&mut engine)?;
         let limit = |m: &MachineProfile| PathLimits {
             cpu_gb_s: m.dram_gb_s,
             device_gb_s: m.device_gb_s,
@@ -155,7 +160,17 @@ impl Opener {
         let set_budget = in_use
             .clone()
             .map(|in_use| -> SetBudget { Box::new(move |engine, vram| in_use.budgeter().set(engine, vram).map(drop)) });
-        let at_end = in_use.map(|in_use| -> AtEnd { Box::new(move |engine| in_use.finish(engine)) });
+        let trace = self.trace.clone();
+        let at_end = (in_use.is_some() || trace.is_on()).then(|| -> AtEnd {
+            Box::new(move |engine| {
+                if let Some(in_use) = in_use {
+                    in_use.finish(engine);
+                }
+                if let Err(error) = trace.write(engine) {
+                    tracing::warn!("{error}");
+                }
+            })
+        });
         let audit = settings.whole("engine.audit");
         if audit > 0 && !engine.sparsity().is_dense() {
             let cuts = engine.sparsity().cuts().to_vec();

@@ -230,6 +230,16 @@ pub fn scratch_bytes(call: &Call) -> u64 {
     bytes as u64
 }
 
+/// Weights that a call reads whole, bytes. What [`SparseFfn`] reads depends on its operands.
+pub fn weight_bytes(call: &Call) -> u64 {
+    let bytes = match call {
+        Call::Linear(c) => c.rows * c.quant.row_bytes(c.cols),
+        Call::SignScores(c) => c.ffn * sign::lines(c.hidden) * size_of::<BitLine>(),
+        _ => 0,
+    };
+    bytes as u64
+}
+
 /// What a call launches, in order. `address` says where a buffer begins; `scratch` is [`scratch_bytes`] at a multiple of
 /// [`SCRATCH_ALIGN`].
 pub fn launches(call: &Call, address: impl Fn(Buffer) -> u64, scratch: u64) -> Launches {

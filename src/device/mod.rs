@@ -11,13 +11,19 @@ mod dense_ffn;
 pub mod host_kernels;
 mod host_room;
 pub mod launch;
+mod moves;
 pub mod sparse_ffn;
+pub mod timeline;
+mod traced;
 mod virtual_device;
 
 pub use calls::{
     Add, Append, Attend, Call, DenseFfn, Heads, Linear, NONE, Norm, Select, SignScores, SparseFfn, Then, View,
 };
 pub use host_room::HostRoom;
+pub use moves::{Block, MoveMethod, MoveRate, fastest, run};
+pub use timeline::{Note, Part, Timeline};
+pub use traced::Traced;
 pub use virtual_device::{Faults, HOST_CALL_NS, QUEUES, Rates, VirtualDevice};
 
 /// A queue of work of a device.
@@ -115,14 +121,24 @@ pub trait Device: Send {
         Ok(())
     }
 
-    /// Zeroed bytes. Not on the token path.
-    fn alloc(&mut self, bytes: u64) -> Result<Buffer, OutOfMemory>;
+    /// A new buffer, of zeros, with addresses for `most` bytes, at least `bytes`; one that is `reserved` is only counted. Not on the token
+    /// path.
+    fn take(&mut self, bytes: u64, most: u64, reserved: bool) -> Result<Buffer, OutOfMemory>;
+
+    /// Zeroed bytes.
+    fn alloc(&mut self, bytes: u64) -> Result<Buffer, OutOfMemory> {
+        self.take(bytes, bytes, false)
+    }
 
     /// Counts bytes as used for something that this device reads where it lies.
-    fn reserve(&mut self, bytes: u64) -> Result<Buffer, OutOfMemory>;
+    fn reserve(&mut self, bytes: u64) -> Result<Buffer, OutOfMemory> {
+        self.take(bytes, bytes, true)
+    }
 
-    /// As [`Device::alloc`], with addresses for `most` bytes, so that it can grow where it lies.
-    fn alloc_growable(&mut self, bytes: u64, most: u64) -> Result<Buffer, OutOfMemory>;
+    /// As [`Device::alloc`], so that it can grow where it lies.
+    fn alloc_growable(&mut self, bytes: u64, most: u64) -> Result<Buffer, OutOfMemory> {
+        self.take(bytes, most.max(bytes), false)
+    }
 
     /// Gives a growable buffer another length, at most what it was made for. Waits for the work that uses it. What stays keeps its
     /// content, new bytes are zero, and memory behind the end is given back. Not on the token path.
@@ -146,6 +162,26 @@ pub trait Device: Send {
     /// `from` is readable for `bytes` until the copy is done.
     unsafe fn copy_in(&mut self, stream: Stream, from: *const u8, bytes: usize, to: Buffer, at: u64);
 
+    /// Whether blocks of host memory can be brought in this way; takes what that needs. Not on the token path.
+    fn can_move(&mut self, by: MoveMethod) -> bool {
+        by != MoveMethod::Gather
+    }
+
+    /// Brings blocks of `bytes` to slots of as many in `to`, when the copy stream comes to them: by this method if it can, else by
+    /// another.
+    ///
+    /// # Safety
+    /// The blocks are readable until the copy stream has come to the next mark.
+    unsafe fn move_blocks(&mut self, by: MoveMethod, blocks: &[Block], bytes: usize, to: Buffer) {
+        let mut rest = blocks;
+        while let Some(first) = rest.first() {
+            let n = if by == MoveMethod::Single { 1 } else { run(rest, bytes) };
+            // SAFETY: the caller's promise; neighbours are one stretch of memory.
+            unsafe { self.copy_in(Stream::Copy, first.from, n * bytes, to, u64::from(first.slot) * bytes as u64) };
+            rest = &rest[n..];
+        }
+    }
+
     /// Copies device bytes at `at` to the host, when the stream comes to it.
     ///
     /// # Safety
@@ -165,6 +201,10 @@ pub trait Device: Send {
     /// host did in its place. A virtual device lets its own clock pass instead.
     fn worked(&mut self, host_bytes: u64, host_ns: u64, device_bytes: u64);
 
+    /// Kernels have read so many bytes of weights that only their results tell of: those of [`SparseFfn`]. A device that counts them by
+    /// itself lets it pass.
+    fn has_read(&mut self, _bytes: u64) {}
+
     /// Whether the stream has come to the event's last mark. Never blocks.
     fn is_done(&mut self, event: Event) -> bool;
 
@@ -181,4 +221,11 @@ pub trait Device: Send {
 
     /// Waits for the event's last mark; for one that will never come, until nothing is left to do.
     fn synchronize_event(&mut self, event: Event);
+
+    /// What whoever uses it does, for a timeline, where one is kept ([`Traced`]).
+    fn note(&mut self, _note: Note) {}
+
+    fn timeline(&mut self) -> Option<&mut Timeline> {
+        None
+    }
 }

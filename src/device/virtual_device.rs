@@ -8,7 +8,7 @@
 //! below a kernel gets the wrong bytes here, as on a device that really runs beside the host.
 
 use super::host_kernels::{self, Room};
-use super::{Buffer, Call, Device, Event, Fault, Memory, OutOfMemory, Stream, Totals};
+use super::{Block, Buffer, Call, Device, Event, Fault, Memory, MoveMethod, OutOfMemory, Stream, Totals, run};
 use crate::cpu::Kernels;
 use crate::prng::Prng;
 use memmap2::{MmapMut, UncheckedAdvice};
@@ -67,11 +67,29 @@ pub struct Faults {
 
 #[derive(Clone, Copy)]
 enum Work {
-    CopyIn { from: *const u8, to: Buffer, at: usize, bytes: usize },
-    CopyOut { from: Buffer, at: usize, to: *mut u8, bytes: usize },
+    /// `before_us` are added to what its bytes take.
+    CopyIn {
+        from: *const u8,
+        to: Buffer,
+        at: usize,
+        bytes: usize,
+        before_us: f64,
+    },
+    CopyOut {
+        from: Buffer,
+        at: usize,
+        to: *mut u8,
+        bytes: usize,
+    },
     Launch(Call),
-    Record { event: Event, mark: u64 },
-    Wait { event: Event, mark: u64 },
+    Record {
+        event: Event,
+        mark: u64,
+    },
+    Wait {
+        event: Event,
+        mark: u64,
+    },
 }
 
 // SAFETY: the pointers are used by whoever has the device, by the promise of whoever put the copies on a stream.
@@ -356,8 +374,8 @@ impl VirtualDevice {
                 self.totals.busy_ns[s] += ns;
                 self.queues[s].begun = Some(Begun { ends_ns: now + ns, lost: false, writes });
             }
-            Work::CopyIn { bytes, .. } => self.begin_copy(s, now, work, 0, bytes),
-            Work::CopyOut { bytes, .. } => self.begin_copy(s, now, work, 1, bytes),
+            Work::CopyIn { bytes, before_us, .. } => self.begin_copy(s, now, work, 0, bytes, before_us),
+            Work::CopyOut { bytes, .. } => self.begin_copy(s, now, work, 1, bytes, self.rates.copy_us),
         }
     }
 
@@ -369,8 +387,8 @@ impl VirtualDevice {
         self.astray.clear();
     }
 
-    fn begin_copy(&mut self, s: usize, now: u64, work: Work, way: usize, bytes: usize) {
-        let ns = Rates::ns(self.rates.copy_us, bytes as u64, self.rates.link_gb_s);
+    fn begin_copy(&mut self, s: usize, now: u64, work: Work, way: usize, bytes: usize, before_us: f64) {
+        let ns = Rates::ns(before_us, bytes as u64, self.rates.link_gb_s);
         self.totals.copies += 1;
         self.totals.link_bytes[way] += bytes as u64;
         if s == Stream::Copy as usize && way == 0 {
@@ -433,7 +451,7 @@ impl VirtualDevice {
         let middle = |bytes: usize| bytes / 2 / 4 * 4;
         let half = |bytes: usize| if second { middle(bytes)..bytes } else { 0..middle(bytes) };
         match *work {
-            Work::CopyIn { from, to, at, bytes } => {
+            Work::CopyIn { from, to, at, bytes, .. } => {
                 let part = half(bytes);
                 let to = self.buffers[to.id as usize].as_mut().expect("freed only when all is done");
                 to.writes += 1;
@@ -475,20 +493,6 @@ impl VirtualDevice {
         assert!(!there.reserved, "buffer {} is reserved: it is not the device's to copy", buffer.id);
         let end = at.checked_add(bytes).filter(|&end| end <= buffer.bytes);
         assert!(end.is_some(), "{bytes} bytes at {at} are not in buffer {} of {}", buffer.id, buffer.bytes);
-    }
-
-    fn take(&mut self, bytes: u64, most: u64, reserved: bool) -> Result<Buffer, OutOfMemory> {
-        self.host_ns += HOST_CALL_NS;
-        let left = self.memory.budget.saturating_sub(self.memory.used);
-        if bytes > left {
-            return Err(OutOfMemory { asked: bytes, left });
-        }
-        self.memory.used += bytes;
-        self.memory.peak = self.memory.peak.max(self.memory.used);
-        let [here, most] = if reserved { [0, 0] } else { [bytes, most.next_multiple_of(4)] };
-        let data = Region::new(here, most);
-        self.buffers.push(Some(Bytes { data, reserved, writes: 0 }));
-        Ok(Buffer { id: (self.buffers.len() - 1) as u32, bytes })
     }
 }
 
@@ -532,16 +536,18 @@ impl Device for VirtualDevice {
         self.fault.as_ref()
     }
 
-    fn alloc(&mut self, bytes: u64) -> Result<Buffer, OutOfMemory> {
-        self.take(bytes, bytes, false)
-    }
-
-    fn reserve(&mut self, bytes: u64) -> Result<Buffer, OutOfMemory> {
-        self.take(bytes, bytes, true)
-    }
-
-    fn alloc_growable(&mut self, bytes: u64, most: u64) -> Result<Buffer, OutOfMemory> {
-        self.take(bytes, most.max(bytes), false)
+    fn take(&mut self, bytes: u64, most: u64, reserved: bool) -> Result<Buffer, OutOfMemory> {
+        self.host_ns += HOST_CALL_NS;
+        let left = self.memory.budget.saturating_sub(self.memory.used);
+        if bytes > left {
+            return Err(OutOfMemory { asked: bytes, left });
+        }
+        self.memory.used += bytes;
+        self.memory.peak = self.memory.peak.max(self.memory.used);
+        let [here, most] = if reserved { [0, 0] } else { [bytes, most.next_multiple_of(4)] };
+        let data = Region::new(here, most);
+        self.buffers.push(Some(Bytes { data, reserved, writes: 0 }));
+        Ok(Buffer { id: (self.buffers.len() - 1) as u32, bytes })
     }
 
     fn resize(&mut self, buffer: Buffer, bytes: u64) -> Result<Buffer, OutOfMemory> {
@@ -581,7 +587,30 @@ impl Device for VirtualDevice {
 
     unsafe fn copy_in(&mut self, stream: Stream, from: *const u8, bytes: usize, to: Buffer, at: u64) {
         self.check(to, at, bytes as u64);
-        self.put(stream, Work::CopyIn { from, to, at: at as usize, bytes });
+        let before_us = self.rates.copy_us;
+        self.put(stream, Work::CopyIn { from, to, at: at as usize, bytes, before_us });
+    }
+
+    fn can_move(&mut self, _by: MoveMethod) -> bool {
+        true
+    }
+
+    /// A gather is one call whose blocks come in one by one: each can be torn, late and overtaken as a copy can.
+    unsafe fn move_blocks(&mut self, by: MoveMethod, blocks: &[Block], bytes: usize, to: Buffer) {
+        let mut rest = blocks;
+        while let Some(first) = rest.first() {
+            let n = if by == MoveMethod::Batched { run(rest, bytes) } else { 1 };
+            let at = u64::from(first.slot) * bytes as u64;
+            self.check(to, at, (n * bytes) as u64);
+            let before_us = match by {
+                MoveMethod::Gather if rest.len() == blocks.len() => self.rates.call_us,
+                MoveMethod::Gather => 0.0,
+                MoveMethod::Single | MoveMethod::Batched => self.rates.copy_us,
+            };
+            let copy = Work::CopyIn { from: first.from, to, at: at as usize, bytes: n * bytes, before_us };
+            self.put(Stream::Copy, copy);
+            rest = &rest[n..];
+        }
     }
 
     unsafe fn copy_out(&mut self, stream: Stream, from: Buffer, at: u64, to: *mut u8, bytes: usize) {

@@ -10,6 +10,8 @@ use super::sparsity::{Mode, Predicted, Sparsity};
 use crate::clock;
 use crate::cpu::team::Parts;
 use crate::cpu::{Columns, Kernels, MAX_COLUMNS, Team};
+use crate::device::Fault;
+use crate::device::timeline::{Note, Part, Read, Timeline};
 use crate::error::{Error, Result};
 use crate::model::config::Positions;
 use crate::model::{KvCache, Model};
@@ -55,6 +57,8 @@ pub struct Engine {
     pub report: Report,
     /// Looks at the predictor now and then while tokens are decoded.
     pub audit: Option<LiveAudit>,
+    /// What it does and when, if that is kept; with a device, the device keeps it.
+    timeline: Option<Box<Timeline>>,
     team: Team,
     sparsity: Sparsity,
     buffers: Buffers,
@@ -106,7 +110,8 @@ impl Engine {
         };
         let sparsity = Sparsity::dense(model.config.layers);
         let model = Arc::new(model);
-        Engine { model, kernels, report: Report::default(), hybrid: None, audit: None, team, sparsity, buffers }
+        let report = Report::default();
+        Engine { model, kernels, report, hybrid: None, audit: None, timeline: None, team, sparsity, buffers }
     }
 
     /// From now on the FFNs of up to [`MAX_COLUMNS`] tokens compute what `sparsity` says; longer prompts run dense.
@@ -189,10 +194,15 @@ impl Engine {
     /// # Errors
     /// [`Error::Fatal`] once the device has failed: its neurons are missing in everything since, and logits are no numbers.
     pub fn check(&self) -> Result<()> {
-        match self.hybrid.as_ref().and_then(|hybrid| hybrid.cache.device.fault()) {
+        match self.fault() {
             None => Ok(()),
             Some(fault) => Err(Error::Fatal(format!("the device has failed: {}", fault.0))),
         }
+    }
+
+    /// What its device has failed with.
+    pub(super) fn fault(&self) -> Option<&Fault> {
+        self.hybrid.as_ref()?.cache.device.fault()
     }
 
     /// The last pass's logits, once more.
@@ -225,10 +235,11 @@ impl Engine {
         token: &dyn Fn(usize) -> u32,
         mut observer: Option<&mut dyn Observer>,
     ) -> &mut [f32] {
-        let Engine { model, kernels, report, hybrid, team, sparsity, buffers, .. } = self;
+        let Engine { model, kernels, report, hybrid, team, sparsity, buffers, timeline, .. } = self;
         let (c, b) = (&model.config, buffers);
         let (n, h) = (b.places.len(), c.hidden);
         let first = b.places.first().map_or(0, |place| place.position);
+        note(hybrid, timeline, report, Note::Pass { tokens: n, first });
         assert!(n > 0 && b.places.iter().all(|p| p.position < caches[p.cache].context));
         b.x.resize(n * h, 0.0);
         b.normed.resize(n * h, 0.0);
@@ -254,6 +265,8 @@ impl Engine {
             report.attention_ns += clock::lap(&mut lap);
             hybrid.pass(&mut Pass { team, kernels, model, report, sparsity, buffers: b, caches, observer });
             b.places.iter().for_each(|p| caches[p.cache].len = caches[p.cache].len.max(p.position + 1));
+            let (residents, neurons) = (hybrid.residents(), c.ffn * c.layers);
+            hybrid.note(Note::End { residents, neurons });
             if hybrid.cache.device.fault().is_some() {
                 // Nobody may take for an answer what a failed device had a part in.
                 b.logits.fill(f32::NAN);
@@ -263,6 +276,7 @@ impl Engine {
             return &mut b.logits;
         }
         for (l, layer) in model.layers.iter().enumerate() {
+            note(hybrid, timeline, report, Note::Layer(l));
             // 1 attention: norm, qkv, rope, KV append, scores and mix, output, residual
             each(team, n, &mut b.normed, |t, out| math::norm(c.norm, &layer.attn_norm, &b.x[t * h..(t + 1) * h], out));
             linear(team, kernels, &layer.qkv, &b.normed, n, &mut b.columns, &mut b.qkv);
@@ -277,6 +291,7 @@ impl Engine {
                 b.x.chunks_exact_mut(h).for_each(|x| math::add(x, &layer.o_bias));
             }
             report.attention_ns += clock::lap(&mut lap);
+            note(hybrid, timeline, report, Note::Host(Part::Attention));
             // 2 predict: which neurons to compute, here or further ahead
             let mode = if n <= MAX_COLUMNS { sparsity.mode(l) } else { Mode::Dense };
             if n <= MAX_COLUMNS {
@@ -284,6 +299,7 @@ impl Engine {
                 sparsity.predict(&mut tools, l, &b.x, n, None, false, &mut b.predicted);
             }
             report.predictor_ns += clock::lap(&mut lap);
+            note(hybrid, timeline, report, Note::Host(Part::Predictor));
             // 3 FFN: norm, gate, up, activation, down, residual
             each(team, n, &mut b.normed, |t, out| math::norm(c.norm, &layer.ffn_norm, &b.x[t * h..(t + 1) * h], out));
             b.columns.set(&b.normed, n, layer.ffn.quant);
@@ -326,9 +342,11 @@ impl Engine {
             }
             report.ffn_ns += clock::lap(&mut lap);
             report.add_layer((l, layer), c, n, mode, selection, read);
+            note(hybrid, timeline, report, Note::Host(Part::Ffn));
         }
         b.places.iter().for_each(|p| caches[p.cache].len = caches[p.cache].len.max(p.position + 1));
         // 4 head
+        note(hybrid, timeline, report, Note::Compute(Some(Part::Head)));
         let heads = &b.heads;
         b.logits.resize(heads.len() * c.vocab, 0.0);
         if !heads.is_empty() {
@@ -340,7 +358,34 @@ impl Engine {
         report.head_ns += clock::lap(&mut lap);
         report.tokens += n as u64;
         report.passes += 1;
+        let (residents, neurons) = (hybrid.as_ref().map_or(0, Hybrid::residents), c.ffn * c.layers);
+        note(hybrid, timeline, report, Note::Host(Part::Head));
+        note(hybrid, timeline, report, Note::End { residents, neurons });
         &mut b.logits
+    }
+
+    /// Keeps what happens from now on. With a device it is the device that does: [`crate::device::Traced`].
+    pub fn keep_timeline(&mut self) {
+        self.timeline = Some(Box::new(Timeline::new(self.model.config.layers, MAX_COLUMNS)));
+    }
+
+    pub fn timeline(&mut self) -> Option<&mut Timeline> {
+        match &mut self.hybrid {
+            Some(hybrid) => hybrid.cache.device.timeline(),
+            None => self.timeline.as_deref_mut(),
+        }
+    }
+}
+
+/// For a timeline, if one is kept.
+fn note(hybrid: &mut Option<Hybrid>, timeline: &mut Option<Box<Timeline>>, report: &Report, note: Note) {
+    match (hybrid, timeline) {
+        (Some(hybrid), _) => hybrid.note(note),
+        (None, Some(timeline)) => {
+            let now = timeline.now();
+            timeline.note(note, now, Read { host: report.ffn_bytes, ..Read::default() });
+        }
+        (None, None) => {}
     }
 }
 

@@ -58,7 +58,7 @@ impl Engine {
 
     /// Whether the last pass can be used; asked after each, so it only looks at what is at hand.
     pub fn failure(&self) -> Option<Failure> {
-        if let Some(fault) = self.hybrid.as_ref().and_then(|hybrid| hybrid.cache.device.fault()) {
+        if let Some(fault) = self.fault() {
             return Some(Failure::Device(fault.0.clone()));
         }
         let whole = self.model.store().file().is_whole() && self.sparsity().files().all(MappedFile::is_whole);

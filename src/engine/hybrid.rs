@@ -14,7 +14,7 @@ use crate::cache::NeuronCache;
 use crate::clock;
 use crate::cpu::{Kernels, MAX_COLUMNS, Team};
 use crate::device::{
-    Add, Append, Attend, Buffer, Call, Event, OutOfMemory, Select, SignScores, SparseFfn, Stream, Then, View,
+    Add, Append, Attend, Buffer, Call, Event, Note, OutOfMemory, Part, Select, SignScores, SparseFfn, Stream, Then, View,
 };
 use crate::model::config::{ModelConfig, Norm as NormKind, Positions};
 use crate::model::weights::Layer;
@@ -101,6 +101,8 @@ pub struct Hybrid {
     /// Bytes of weights, rooms, keys and values, and blocks that are copied for a chunk.
     pub(super) bytes: u64,
     pub(super) host: HostRooms,
+    /// By layer: neurons of the device's half that some column wanted.
+    wanted: Vec<usize>,
     /// What is in no slot: of few columns the CPU's.
     pub(super) rest: Selection,
     /// Of a chunk: what is copied for it, and in how many columns the CPU's neurons were active, for two layers in turns.
@@ -133,13 +135,9 @@ impl Hybrid {
         let reserved = cache.device.reserve(0)?;
         let mut taker = Taker { device: &mut *cache.device, bytes: 0 };
         let (weights, rooms) = (Weights::new(&mut taker, model)?, Rooms::new(&mut taker, c)?);
-        let kv = match timelines {
-            0 => None,
-            _ => Some(DeviceKv::new(&mut taker, c, context, timelines)?),
-        };
         let bytes = taker.bytes;
         // SAFETY: the device is the cache's, which is dropped before the rooms.
-        let host = unsafe { HostRooms::new(&mut *cache.device, c, timelines > 0) };
+        let host = unsafe { HostRooms::new(&mut *cache.device, c) };
         let mut events = || (0..c.layers).map(|_| cache.device.timed_event()).collect();
         let (front, merged) = (events(), events());
         let mut hybrid = Hybrid {
@@ -150,10 +148,11 @@ impl Hybrid {
             weights,
             scorers: Scorers::default(),
             rooms,
-            kv,
+            kv: None,
             streaming: None,
             bytes,
             host,
+            wanted: vec![0; c.layers],
             runs: Vec::with_capacity(c.ffn),
             cpu_counts: Default::default(),
             rest: Selection { neurons: Vec::with_capacity(c.ffn), masks: Vec::with_capacity(c.ffn) },
@@ -161,14 +160,58 @@ impl Hybrid {
             front,
             merged,
         };
+        hybrid.prepare(model)?;
+        hybrid.set_timelines(model, context, timelines)?;
+        Ok(hybrid)
+    }
+
+    /// Timelines whose keys and values lie on the device.
+    pub fn timelines(&self) -> usize {
+        self.kv.as_ref().map_or(0, DeviceKv::timelines)
+    }
+
+    /// Makes room for the keys and values of so many timelines of `context` positions; of none, attention over them is the CPU's. What
+    /// was there is brought again when it is needed. Not on the token path.
+    ///
+    /// # Errors
+    /// If the device has no room: it has none of them then.
+    pub fn set_timelines(&mut self, model: &Model, context: usize, timelines: usize) -> Result<(), OutOfMemory> {
+        let c = &model.config;
+        if self.timelines() == timelines {
+            return Ok(());
+        }
+        let device = &mut *self.cache.device;
+        if let Some(kv) = self.kv.take() {
+            self.bytes -= kv.release(device);
+        }
+        if timelines == 0 {
+            return Ok(());
+        }
+        // SAFETY: the device is the cache's, which is dropped before the rooms.
+        unsafe { self.host.attend(device, c) };
+        let mut taker = Taker { device, bytes: 0 };
+        let kv = DeviceKv::new(&mut taker, c, context, timelines)?;
+        self.bytes += taker.bytes;
+        self.kv = Some(kv);
+        self.prepare(model)
+    }
+
+    /// Neurons on the device.
+    pub fn residents(&self) -> usize {
+        self.cache.layers.iter().map(|layer| layer.table.residents()).sum()
+    }
+
+    /// Lets the device take, once and for all, what it needs beside the operands of every pass.
+    fn prepare(&mut self, model: &Model) -> Result<(), OutOfMemory> {
+        let c = &model.config;
         let layers = model.layers.iter().enumerate();
         let ffns = (1..=MAX_COLUMNS).flat_map(|n| layers.clone().map(move |(l, layer)| (n, l, layer)));
         let ffns: Vec<Call> =
-            ffns.map(|(n, l, layer)| Call::SparseFfn(hybrid.ffn_call(c, l, n, layer, 0.0, c.ffn))).collect();
-        let mut taker = Taker { device: &mut *hybrid.cache.device, bytes: 0 };
-        taker.prepare_all(c, &hybrid.weights, &hybrid.rooms, hybrid.kv.as_ref(), &ffns)?;
-        hybrid.bytes += taker.bytes;
-        Ok(hybrid)
+            ffns.map(|(n, l, layer)| Call::SparseFfn(self.ffn_call(c, l, n, layer, 0.0, c.ffn))).collect();
+        let mut taker = Taker { device: &mut *self.cache.device, bytes: 0 };
+        taker.prepare_all(c, &self.weights, &self.rooms, self.kv.as_ref(), &ffns)?;
+        self.bytes += taker.bytes;
+        Ok(())
     }
 
     /// Bytes on the device beside the cache's and those that are only reserved.
@@ -201,6 +244,7 @@ impl Hybrid {
         let mut lap = clock::now();
         let attends = self.begin(pass);
         for l in 0..pass.model.layers.len() {
+            self.note(Note::Layer(l));
             // 1 attention: norm, qkv, rope, KV append, scores and mix, output, residual
             self.attention(pass, l, attends);
             // 2 predict and 3 FFN
@@ -213,6 +257,11 @@ impl Hybrid {
 
     pub(super) fn launch(&mut self, call: Call) {
         self.cache.device.launch(Stream::Compute, &call);
+    }
+
+    /// For a timeline, if one is kept.
+    pub(super) fn note(&mut self, note: Note) {
+        self.cache.device.note(note);
     }
 
     /// A part of the front that begins at number `at`.
@@ -258,6 +307,7 @@ impl Hybrid {
         let n = b.places.len();
         let (input, residual) = (self.at(0), self.at(Front::new(n, c).residual()));
         let (qkv, mixed): (View, View) = (self.rooms.qkv.into(), self.rooms.mixed.into());
+        self.note(Note::Compute(Some(Part::Attention)));
         let at = &self.weights.layers[l];
         let (project, output) = (at.qkv.call(n, input, qkv, Then::Store), at.o.call(n, mixed, residual, Then::Add));
         self.launch(Call::Norm(norm(c.norm, self.weights.layers[l].attn_norm, c.hidden, n, residual, input)));
@@ -298,6 +348,7 @@ impl Hybrid {
                 let mixed: &mut [f32] = bytemuck::cast_slice_mut(&mut host.mixed[..n * c.q_dim()]);
                 attention::rotate_and_put(c, caches, l, places, host_qkv, cos_sin);
                 attention::attention(team, kernels, c, caches, l, places, host_qkv, scores, mixed);
+                device.note(Note::Host(Part::Attention));
                 let bytes = size_of_val(mixed);
                 unsafe { device.copy_in(Stream::Compute, mixed.as_ptr().cast(), bytes, rooms.mixed, 0) };
             }
@@ -313,6 +364,7 @@ impl Hybrid {
         // A dense layer computes everything, whatever the magnitude.
         let cut = if mode == Mode::Dense { -1.0 } else { sparsity.cut(l) };
         // What the device can do before the host has seen the residual.
+        self.note(Note::Compute(Some(Part::Front)));
         self.cache.commit(l);
         let (input, residual) = (self.at(0), self.at(front.residual()));
         self.launch(Call::Norm(norm(c.norm, self.weights.layers[l].ffn_norm, h, n, residual, input)));
@@ -342,6 +394,7 @@ impl Hybrid {
             self.launch_ffn(c, l, n, layer, cut);
         }
         if alone {
+            self.wanted[l] = c.ffn;
             self.merge(l, n, h, false);
             report.attention_ns += clock::lap(lap);
             report.add_layer((l, layer), c, n, mode, None, Counts::default());
@@ -356,6 +409,7 @@ impl Hybrid {
         let mut tools = Tools { model, team, kernels, room: &mut b.room };
         sparsity.predict(&mut tools, l, residual, n, Some(&self.cache), scored, &mut b.predicted);
         report.predictor_ns += clock::lap(lap);
+        self.cache.device.note(Note::Host(Part::Predictor));
         b.columns.set(&b.normed, n, layer.ffn.quant);
         b.predicted.selections.resize_with(c.layers, Selection::default);
         let chosen = &mut b.predicted.selections[l];
@@ -370,6 +424,7 @@ impl Hybrid {
             b.gates.resize(n * c.ffn, 0.0);
             gates(team, kernels, c, layer, &b.columns, &mut b.gates);
             chosen.fired(c, &b.gates, n, cut);
+            self.cache.device.note(Note::Host(Part::Predictor));
         }
         let selection = (mode != Mode::Dense).then_some(&b.predicted.selections[l]);
         if !known {
@@ -400,6 +455,8 @@ impl Hybrid {
             self.rest.neurons.push(neuron);
             self.rest.masks.push(mask);
         }
+        self.wanted[l] = all.neurons.len() - self.rest.neurons.len();
+        self.cache.device.note(Note::Host(Part::Drive));
         if let Some(mut migrator) = self.migrator.take() {
             report.ffn_ns += clock::lap(lap);
             let scores = sparsity.own_threshold(l).map(|_| &b.predicted.scores[..]);
@@ -408,6 +465,7 @@ impl Hybrid {
             migrator.between(&at, &mut self.cache, sparsity);
             self.migrator = Some(migrator);
             report.scheduler_ns += clock::lap(lap);
+            self.cache.device.note(Note::Host(Part::Scheduler));
         }
         // Together: the device computes its half while the CPU computes its own.
         let mut read = Counts::default();
@@ -482,7 +540,9 @@ impl Hybrid {
         if slots == 0 {
             return;
         }
+        self.note(Note::Compute(Some(Part::Ffn)));
         self.launch(Call::SparseFfn(self.ffn_call(c, l, n, layer, cut, slots)));
+        self.note(Note::Compute(None));
         self.cache.used(l);
         let (to, at) = (self.host.active[l..].as_mut_ptr().cast(), (n * c.hidden * 4) as u64);
         unsafe { self.cache.device.copy_out(Stream::Compute, self.rooms.output, at, to, 4) };
@@ -491,6 +551,7 @@ impl Hybrid {
     /// Adds the halves to the residual.
     fn merge(&mut self, l: usize, n: usize, h: usize, both: bool) {
         let (count, to) = (n * h, self.at(Front { n, hidden: h, ffn: self.host.masks.len() }.residual()));
+        self.note(Note::Compute(Some(Part::Merge)));
         if both {
             let (from, half) = (self.host.half.as_ptr().cast(), self.rooms.half);
             unsafe { self.cache.device.copy_in(Stream::Compute, from, count * 4, half, 0) };
@@ -514,6 +575,7 @@ impl Hybrid {
         let (n, h) = (b.places.len(), c.hidden);
         let residual = Front::new(n, c).residual();
         b.logits.resize(b.heads.len() * c.vocab, 0.0);
+        self.note(Note::Compute(Some(Part::Head)));
         for (heads, logits) in b.heads.chunks(MAX_COLUMNS).zip(b.logits.chunks_mut(MAX_COLUMNS * c.vocab)) {
             for (i, &row) in heads.iter().enumerate() {
                 let (x, out) = (self.at(residual + row * h), self.at(i * h));
@@ -536,10 +598,14 @@ impl Hybrid {
             cache.counters.ffn_ns += cache.device.elapsed_ns(*front, *merged);
         }
         cache.counters.tokens += n as u64;
-        for (layer, &active) in cache.layers.iter_mut().zip(host.active.iter()) {
+        let mut rows = 0;
+        for ((layer, &active), &wanted) in cache.layers.iter_mut().zip(host.active.iter()).zip(&self.wanted) {
             layer.hits += u64::from(active);
             cache.counters.hits += u64::from(active);
+            // The first row of what was wanted, the others of what is active in some column.
+            rows += wanted + wanted.min(active as usize) * (c.ffn_kind.rows() - 1);
         }
+        cache.device.has_read((rows * pass.model.layers[0].ffn.row_bytes) as u64);
         if let Some(kv) = kv.as_mut().filter(|_| attends) {
             let made: &[f32] = bytemuck::cast_slice(&host.made);
             for (l, made) in made.chunks_exact(n * c.qkv_dim()).take(c.layers).enumerate() {

@@ -334,7 +334,7 @@ pub struct HostRooms {
 impl HostRooms {
     /// # Safety
     /// The device is dropped before they are.
-    pub unsafe fn new(device: &mut dyn Device, c: &ModelConfig, attends: bool) -> HostRooms {
+    pub unsafe fn new(device: &mut dyn Device, c: &ModelConfig) -> HostRooms {
         let mut room = |words: usize, written: bool| {
             let room = HostRoom::new(words);
             // SAFETY: rooms stay where they are, and the caller's promise.
@@ -347,13 +347,25 @@ impl HostRooms {
             all_masks: room(c.ffn, false),
             half: room(CHUNK * c.hidden, false),
             active: room(c.layers, true),
-            made: room(if attends { (c.layers * MAX_COLUMNS).max(2 * CHUNK) * c.qkv_dim() } else { 0 }, true),
+            made: HostRoom::new(0),
             qkv: room(CHUNK * c.qkv_dim(), true),
             mixed: room(CHUNK * c.q_dim(), false),
             places: room(CHUNK * 2, false),
             angles: room(CHUNK * c.head_dim, false),
             counts: room(2 * MAX_PARTS * c.ffn, true),
             names: room(c.layers * c.ffn, false),
+        }
+    }
+
+    /// Takes room for the keys and values that the device makes, if there is none.
+    ///
+    /// # Safety
+    /// The device is dropped before they are.
+    pub unsafe fn attend(&mut self, device: &mut dyn Device, c: &ModelConfig) {
+        if self.made.is_empty() {
+            self.made = HostRoom::new((c.layers * MAX_COLUMNS).max(2 * CHUNK) * c.qkv_dim());
+            // SAFETY: rooms stay where they are, and the caller's promise.
+            unsafe { device.pin(self.made.as_ptr().cast(), size_of_val(&self.made[..]), true) };
         }
     }
 }
@@ -409,6 +421,17 @@ struct Held {
 }
 
 impl DeviceKv {
+    /// Timelines that there is room for.
+    pub fn timelines(&self) -> usize {
+        self.held.len()
+    }
+
+    /// Gives its room back; bytes.
+    pub fn release(self, device: &mut dyn Device) -> u64 {
+        device.free(self.heads.cache);
+        self.heads.cache.bytes
+    }
+
     pub fn new(
         taker: &mut Taker<'_>,
         c: &ModelConfig,

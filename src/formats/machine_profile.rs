@@ -44,6 +44,51 @@ pub struct MachineProfile {
     pub copy_us: f64,
     /// Waiting for the device to be done, once.
     pub sync_us: f64,
+    /// How fast neuron blocks are brought to the device by each method that it has; empty where that was not measured.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub moves: Vec<MoveRate>,
+}
+
+/// How neuron blocks come to a device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum MoveMethod {
+    /// A copy for each block.
+    Single,
+    /// Neighbours are one copy, and where the driver takes many copies in one call, it gets them so.
+    Batched,
+    /// A kernel reads them where they lie in host memory.
+    Gather,
+}
+
+impl MoveMethod {
+    pub const ALL: [MoveMethod; 3] = [MoveMethod::Single, MoveMethod::Batched, MoveMethod::Gather];
+
+    pub const fn name(self) -> &'static str {
+        match self {
+            MoveMethod::Single => "single",
+            MoveMethod::Batched => "batched",
+            MoveMethod::Gather => "gather",
+        }
+    }
+}
+
+/// What a group of blocks takes by one method: once, for each piece (a block; of `batched`, a run of neighbours), and for its bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct MoveRate {
+    pub method: MoveMethod,
+    pub group_us: f64,
+    pub piece_us: f64,
+    /// 10^9 bytes per second of large blocks.
+    pub gb_s: f64,
+}
+
+impl MoveRate {
+    /// Microseconds for so many pieces.
+    pub fn us(&self, pieces: usize, bytes: u64) -> f64 {
+        self.group_us + self.piece_us * pieces as f64 + bytes as f64 / self.gb_s / 1e3
+    }
 }
 
 /// Some consumer processor of eight cores; nobody specifies it.
@@ -116,6 +161,14 @@ impl MachineProfile {
             // What older profiles do not name is assumed.
             if times != 1 && (rate, times) != (Rate::HostGflops, 0) {
                 return Err(("assumed", format!("{} must stand once, in `measured` or in `assumed`", rate.name())));
+            }
+        }
+        for (i, rate) in self.moves.iter().enumerate() {
+            let us = |us: f64| us.is_finite() && (0.0..=SLOWEST_US).contains(&us);
+            let fits = us(rate.group_us) && us(rate.piece_us) && Rate::LinkGbS.check(rate.gb_s).is_ok();
+            if !fits || self.moves[..i].iter().any(|other| other.method == rate.method) {
+                let name = rate.method.name();
+                return Err(("moves", format!("{name} must stand once, with times from 0 and a rate above it")));
             }
         }
         if self.measured.is_empty() == self.measured_unix.is_some() {

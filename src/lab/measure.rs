@@ -4,7 +4,7 @@ use crate::clock;
 use crate::cpu::aligned::Aligned;
 use crate::cpu::{Columns, Kernels, Team};
 use crate::device::cuda::CudaDevice;
-use crate::device::{Device, HostRoom, OutOfMemory, Stream};
+use crate::device::{Block, Buffer, Device, HostRoom, MoveMethod, MoveRate, OutOfMemory, Stream};
 use crate::engine::session::CHUNK;
 use crate::error::{Error, Result};
 use crate::formats::machine_profile::{MachineProfile, Rate};
@@ -118,7 +118,7 @@ pub fn call_us(threads: usize) -> f64 {
 }
 
 /// What a card does, measured.
-#[derive(Clone, Copy, Debug, Serialize)]
+#[derive(Clone, Debug, Serialize)]
 pub struct CardRates {
     /// 10^9 bytes per second that a kernel reads and writes of the card's memory, together.
     pub device_gb_s: f64,
@@ -129,6 +129,8 @@ pub struct CardRates {
     pub copy_us: f64,
     /// One small copy, put on a stream and waited for.
     pub sync_us: f64,
+    /// Of each way that neuron blocks can take.
+    pub moves: Vec<MoveRate>,
 }
 
 /// Bytes of a large copy: beyond any card's caches, twice.
@@ -176,6 +178,8 @@ pub fn card(device: &mut CudaDevice, bytes: Option<usize>) -> Result<CardRates> 
         // SAFETY: as above.
         (0..SMALL_COPIES).for_each(|_| unsafe { device.copy_in(Stream::Compute, at, small, from, 0) });
     });
+    host.iter_mut().zip(0..).for_each(|(word, i)| *word = i);
+    let moves = moves(device, &host, from)?;
     device.unpin();
     device.free(from);
     device.free(to);
@@ -191,7 +195,73 @@ pub fn card(device: &mut CudaDevice, bytes: Option<usize>) -> Result<CardRates> 
         // What the bytes themselves take is the link's. A clock may not tell a thousandth.
         copy_us: (each_us - small as f64 / rate(bytes, link) / 1e3).max(1e-3),
         sync_us: one * 1e6,
+        moves,
     })
+}
+
+/// Blocks of the largest group that is timed, and of a group of large ones; bytes of a large one.
+const GROUP_BLOCKS: usize = 256;
+const LARGE_BLOCKS: usize = 16;
+const LARGE_BYTES: usize = 1 << 20;
+
+/// Each way that blocks can take from pinned memory, by the device's clock: one block, many small ones, some large ones, none a
+/// neighbour of another. `to` has as many bytes as `host`, at least twice [`GROUP_BLOCKS`] small blocks.
+///
+/// # Errors
+/// [`Error::Failed`] if bytes come that are not the host's.
+pub fn moves(device: &mut dyn Device, host: &HostRoom, to: Buffer) -> Result<Vec<MoveRate>> {
+    let bytes = size_of_val(&host[..]);
+    let large = LARGE_BYTES.min(bytes / (2 * LARGE_BLOCKS) / 4096 * 4096);
+    let [begin, end] = [device.timed_event(), device.timed_event()];
+    let mut rates = Vec::new();
+    for method in MoveMethod::ALL {
+        if !device.can_move(method) {
+            continue;
+        }
+        let mut time = |count: usize, block: usize| -> Result<f64> {
+            // Every second one, backwards: there are no runs.
+            let slot = |i: usize| 2 * (count - 1 - i);
+            let from = |i: usize| host[2 * i * block / 4..].as_ptr().cast::<u8>();
+            let blocks: Vec<Block> = (0..count).map(|i| Block { from: from(i), slot: slot(i) as u32 }).collect();
+            let mut best = u64::MAX;
+            for _ in 0..=PASSES {
+                device.record(Stream::Copy, begin);
+                // SAFETY: waited for below.
+                unsafe { device.move_blocks(method, &blocks, block, to) };
+                device.record(Stream::Copy, end);
+                device.synchronize(Stream::Copy);
+                if let Some(fault) = device.fault() {
+                    return Err(Error::Fatal(fault.0.clone()));
+                }
+                best = best.min(device.elapsed_ns(begin, end));
+            }
+            let mut back = vec![0u32; block / 4];
+            for (i, moved) in blocks.iter().enumerate() {
+                let at = (slot(i) * block) as u64;
+                // SAFETY: waited for.
+                unsafe { device.copy_out(Stream::Copy, to, at, back.as_mut_ptr().cast(), block) };
+                device.synchronize(Stream::Copy);
+                let right = &host[(moved.from as usize - host.as_ptr() as usize) / 4..][..block / 4];
+                if back != right {
+                    let name = method.name();
+                    return Err(Error::Failed(format!(
+                        "{name} moves bring wrong bytes to the device; please report it"
+                    )));
+                }
+            }
+            Ok(best as f64 / 1e3)
+        };
+        let small = SMALL_BYTES;
+        let (one, many, some) = (time(1, small)?, time(GROUP_BLOCKS, small)?, time(LARGE_BLOCKS, large)?);
+        let each = ((many - one) / (GROUP_BLOCKS - 1) as f64).max(0.0);
+        // What is beyond as many small ones is bytes. Where a clock cannot tell them, half of the time is.
+        let beyond = (some - one - each * (LARGE_BLOCKS - 1) as f64).max(some / 2.0).max(1e-3);
+        let gb_s = (LARGE_BLOCKS * (large - small)) as f64 / beyond / 1e3;
+        let piece_us = (each - small as f64 / gb_s / 1e3).max(0.0);
+        let group_us = (one - piece_us - small as f64 / gb_s / 1e3).max(0.0);
+        rates.push(MoveRate { method, group_us, piece_us, gb_s });
+    }
+    Ok(rates)
 }
 
 /// What is not measured. `None` takes the card's, and without a card [`ASSUMED`].
@@ -229,7 +299,7 @@ pub fn profile(
     assumed: Assumed,
 ) -> Result<MachineProfile> {
     let given = [assumed.device_gb_s, assumed.link_gb_s, assumed.copy_us, assumed.sync_us];
-    let found = card.map(|c| [c.device_gb_s, c.link_gb_s, c.copy_us, c.sync_us]);
+    let found = card.as_ref().map(|c| [c.device_gb_s, c.link_gb_s, c.copy_us, c.sync_us]);
     let value = |i: usize| given[i].or(found.map(|found| found[i])).unwrap_or(ASSUMED[i].1);
     let [device_gb_s, link_gb_s, copy_us, sync_us] = std::array::from_fn(value);
     // What was given is not what was found.
@@ -237,7 +307,7 @@ pub fn profile(
     for (i, (rate, _)) in ASSUMED.iter().enumerate() {
         if card.is_some() && given[i].is_none() { measured.push(*rate) } else { not.push(*rate) }
     }
-    let note = match card {
+    let note = match &card {
         Some(_) => {
             format!("host memory, arithmetic and calls measured with {threads} threads, device and link with its card")
         }
@@ -256,6 +326,7 @@ pub fn profile(
         call_us: call_us(threads),
         copy_us,
         sync_us,
+        moves: card.map(|card| card.moves).unwrap_or_default(),
     };
     let usage = |(field, why): (&str, String)| {
         Error::Usage(format!("--{}: {why}", if field == "name" { "save".into() } else { field.replace('_', "-") }))
@@ -274,4 +345,29 @@ fn sum_words(bytes: &[u8]) -> u64 {
         }
     }
     sums.iter().fold(0, |a, b| a.wrapping_add(*b))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::device::{Rates, VirtualDevice};
+
+    #[test]
+    fn ways_of_a_device_with_known_rates_are_found() {
+        let rates =
+            Rates { device_gb_s: 100.0, link_gb_s: 8.0, host_gb_s: 50.0, call_us: 20.0, copy_us: 6.0, sync_us: 9.0 };
+        let mut device = VirtualDevice::new(u64::MAX, rates);
+        let mut host = HostRoom::new(8 << 20);
+        host.iter_mut().zip(0..).for_each(|(word, i)| *word = i);
+        let to = device.alloc(32 << 20).unwrap();
+        let found = moves(&mut device, &host, to).unwrap();
+        let expected =
+            [(MoveMethod::Single, 0.0, 6.0), (MoveMethod::Batched, 0.0, 6.0), (MoveMethod::Gather, 20.0, 0.0)];
+        assert_eq!(found.len(), 3);
+        for (rate, (method, group_us, piece_us)) in found.iter().zip(expected) {
+            let near = |a: f64, b: f64| (a - b).abs() < 0.5;
+            let right = near(rate.group_us, group_us) && near(rate.piece_us, piece_us) && near(rate.gb_s, 8.0);
+            assert!(rate.method == method && right, "{rate:?}");
+        }
+    }
 }

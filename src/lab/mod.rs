@@ -17,4 +17,5 @@ pub mod replay;
 pub mod samples;
 pub mod simulate;
 pub mod synth;
+pub mod timeline;
 pub mod train;

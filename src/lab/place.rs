@@ -34,6 +34,11 @@ impl Budgeter {
         neurons.iter().enumerate().map(|(l, neurons)| places(model, l, neurons)).collect()
     }
 
+    /// Positions of a timeline.
+    fn context(&self, model: &Model) -> usize {
+        (self.footprint.kv_bytes / KvCache::bytes_for(&model.config, 1, KvType::F16)) as usize
+    }
+
     /// Changes the budget of a device that is in use, between two passes. Less is given back before this returns; what more makes room
     /// for is on its way. Returns the plan that holds from now on.
     pub fn set(&self, engine: &mut Engine, vram: u64) -> Result<Plan> {
@@ -45,22 +50,35 @@ impl Budgeter {
             ));
         };
         let slots: Vec<usize> = plan.layers.iter().map(|l| l.slots).collect();
-        let elsewhere = elsewhere(&model, &plan, hybrid);
         let none = |e: OutOfMemory| out_of_memory(e);
-        let Hybrid { cache, reserved, .. } = hybrid;
-        let least: Vec<usize> = cache.slots().iter().zip(&slots).map(|(&now, &then)| now.min(then)).collect();
-        cache.resize(&least).map_err(none)?;
+        let least: Vec<usize> = hybrid.cache.slots().iter().zip(&slots).map(|(&now, &then)| now.min(then)).collect();
+        hybrid.cache.resize(&least).map_err(none)?;
         // Nothing for a moment, then what the new plan has; or what was there before, if the new budget is refused.
-        let nothing = cache.device.reserve(0).map_err(none)?;
-        let before = std::mem::replace(reserved, nothing);
-        cache.device.free(before);
-        let set = cache.device.set_budget(plan.budget_bytes).and_then(|()| cache.device.reserve(elsewhere));
-        let restored = set.or_else(|_| cache.device.reserve(before.bytes));
-        if let Ok(now) = restored {
-            let nothing = std::mem::replace(reserved, now);
-            cache.device.free(nothing);
+        let nothing = hybrid.cache.device.reserve(0).map_err(none)?;
+        let before = std::mem::replace(&mut hybrid.reserved, nothing);
+        hybrid.cache.device.free(before);
+        let (context, timelines) = (self.context(&model), hybrid.timelines());
+        let reserve = |hybrid: &mut Hybrid, bytes: u64| {
+            let now = hybrid.cache.device.reserve(bytes)?;
+            let nothing = std::mem::replace(&mut hybrid.reserved, now);
+            hybrid.cache.device.free(nothing);
+            Ok(())
+        };
+        // Keys and values are given up before there is less room, and brought after there is more.
+        let set = hybrid
+            .set_timelines(&model, context, plan.timelines.min(timelines))
+            .and_then(|()| hybrid.cache.device.set_budget(plan.budget_bytes))
+            .and_then(|()| hybrid.set_timelines(&model, context, plan.timelines))
+            .and_then(|()| {
+                let bytes = elsewhere(&model, &plan, hybrid);
+                reserve(hybrid, bytes)
+            });
+        if set.is_err() {
+            // What there is no room for stays the host's.
+            let _ = hybrid.set_timelines(&model, context, timelines).and_then(|()| reserve(hybrid, before.bytes));
         }
         set.map_err(none)?;
+        let Hybrid { cache, .. } = hybrid;
         cache.resize(&slots).map_err(none)?;
         for (l, neurons) in self.placed(&model, &slots).into_iter().enumerate() {
             let table = &cache.layers[l].table;
@@ -129,8 +147,8 @@ fn hybrid(
     // SAFETY: the blocks lie in the store's map, which lives in the same engine as the cache.
     let cache = unsafe { NeuronCache::new(device, &slots, &host, &bias)? };
     let kv = plan.parts.iter().find(|p| p.name == "kv").map_or(0, |p| p.bytes);
-    let context = (kv / KvCache::bytes_for(c, 1, KvType::F16)) as usize;
-    let mut hybrid = Hybrid::new(cache, model, context, usize::from(context > 0))?;
+    let context = kv / KvCache::bytes_for(c, 1, KvType::F16) / plan.timelines.max(1) as u64;
+    let mut hybrid = Hybrid::new(cache, model, context as usize, plan.timelines)?;
     let rates = ChunkRates {
         host_gflops: machine.host_gflops,
         host_gb_s: machine.dram_gb_s,

@@ -49,7 +49,7 @@ pub struct Footprint {
     pub head_bytes: u64,
     /// Working memory of a chunk of a prompt, and the tables of slots.
     pub buffers_bytes: u64,
-    /// Keys and values of the whole context.
+    /// Keys and values of the whole context, of one timeline.
     pub kv_bytes: u64,
 }
 
@@ -140,6 +140,8 @@ pub struct Request {
     /// Share of all neuron blocks that may be on the device, above 0 and at most 1.
     pub ffn_share: Option<f64>,
     pub kv: KvPlace,
+    /// Sequences that may be decoded at once: each has keys and values of its own.
+    pub timelines: usize,
     pub predictor_bytes: u64,
     /// Also solve it as an integer programme, for at most these many seconds.
     pub ilp_seconds: Option<f64>,
@@ -172,6 +174,8 @@ pub struct Plan {
     pub full_bytes: u64,
     pub parts: Vec<Part>,
     pub layers: Vec<LayerSlots>,
+    /// Timelines whose keys and values lie on the device.
+    pub timelines: usize,
     /// Impact of the neurons on the device.
     pub objective: u64,
     /// (bound - objective) / bound, where no placement is better than the bound.
@@ -187,6 +191,8 @@ pub struct Details {
     pub bound: u64,
     /// Sum over parts.
     pub host_bytes: u64,
+    /// Host memory that a card reads where it lies, which the system is then asked not to swap: every neuron block.
+    pub pinned_bytes: u64,
     pub block_bytes: u64,
     /// Neurons of a batch.
     pub batch: usize,
@@ -221,9 +227,11 @@ pub struct IlpCheck {
 pub fn plan(footprint: &Footprint, counts: &[Vec<u64>], machine: &MachineProfile, request: &Request) -> Result<Plan> {
     let f = footprint;
     assert_eq!((counts.len(), counts[0].len()), (f.layers, f.ffn));
-    let kv_first = if request.kv == KvPlace::Device { f.kv_bytes } else { 0 };
+    let timelines = request.timelines.max(1);
+    let kv_bytes = f.kv_bytes * timelines as u64;
+    let kv_first = if request.kv == KvPlace::Device { kv_bytes } else { 0 };
     let min_bytes = f.attention_bytes + f.head_bytes + request.predictor_bytes + f.buffers_bytes + kv_first;
-    let kv_later = if request.kv == KvPlace::Auto { f.kv_bytes } else { 0 };
+    let kv_later = if request.kv == KvPlace::Auto { kv_bytes } else { 0 };
     let full_bytes = min_bytes + f.ffn_bytes() + kv_later + f.embeddings_bytes;
 
     // Rounded down: half of an odd number of bytes is not exceeded.
@@ -259,24 +267,24 @@ pub fn plan(footprint: &Footprint, counts: &[Vec<u64>], machine: &MachineProfile
     let slots_bytes = f.block_bytes * slots.iter().sum::<usize>() as u64;
     // Room that neurons could still use is left to them: a larger budget never takes neurons off the device.
     let mut rest = if request.vram.is_some() { room - ffn_budget } else { 0 };
-    let mut if_room = |bytes: u64| {
-        let there = bytes <= rest;
-        rest -= if there { bytes } else { 0 };
-        if there { (bytes, 0) } else { (0, bytes) }
+    let timelines = match request.kv {
+        KvPlace::Device => timelines,
+        KvPlace::Host => 0,
+        // As many as there is room for.
+        KvPlace::Auto => timelines.min((rest / f.kv_bytes.max(1)) as usize),
     };
-    let kv = match request.kv {
-        KvPlace::Device => (f.kv_bytes, 0),
-        KvPlace::Host => (0, f.kv_bytes),
-        KvPlace::Auto => if_room(f.kv_bytes),
-    };
-    let embeddings = if_room(f.embeddings_bytes);
+    let kv = f.kv_bytes * timelines as u64;
+    if request.kv == KvPlace::Auto {
+        rest -= kv;
+    }
+    let embeddings = if f.embeddings_bytes <= rest { (f.embeddings_bytes, 0) } else { (0, f.embeddings_bytes) };
     let part = |name, (bytes, host_bytes)| Part { name, bytes, host_bytes };
     let parts = vec![
         part("attention", (f.attention_bytes, 0)),
         part("embeddings", embeddings),
         part("head", (f.head_bytes, 0)),
         part("predictors", (request.predictor_bytes, 0)),
-        part("kv", kv),
+        part("kv", (kv, kv_bytes - kv)),
         part("buffers", (f.buffers_bytes, 0)),
         // The host keeps every neuron (dynamicinfer C.2): what leaves the device needs no copy back.
         part("ffn_slots", (slots_bytes, f.ffn_bytes())),
@@ -295,12 +303,14 @@ pub fn plan(footprint: &Footprint, counts: &[Vec<u64>], machine: &MachineProfile
         full_bytes,
         parts,
         layers: slots.into_iter().map(|slots| LayerSlots { slots }).collect(),
+        timelines,
         objective: impact,
         gap: gap(bound, impact),
         details: Details {
             total_impact: problem.total_impact(),
             bound,
             host_bytes,
+            pinned_bytes: f.ffn_bytes(),
             block_bytes: f.block_bytes,
             batch: problem.batch,
             least_neurons: least,

@@ -85,9 +85,35 @@ functions! {
     module_load = "cuModuleLoadData" (*mut CUmodule, *const c_void);
     module_unload = "cuModuleUnload" (CUmodule);
     function = "cuModuleGetFunction" (*mut CUfunction, CUmodule, *const c_char);
+    host_address = "cuMemHostGetDevicePointer_v2" (*mut Address, *mut c_void, c_uint);
     launch = "cuLaunchKernel" (
         CUfunction, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, CUstream, *mut *mut c_void, *mut *mut c_void
     );
+}
+
+/// `cuMemcpyBatchAsync` as CUDA 12.8 has it: targets, sources, bytes, count, attributes, the first copy that each attribute is for,
+/// their count, where the first copy goes that failed, stream.
+pub type CopyBatch = unsafe extern "C" fn(
+    *const Address,
+    *const Address,
+    *const usize,
+    usize,
+    *const CopyAttributes,
+    *const usize,
+    usize,
+    *mut usize,
+    CUstream,
+) -> Code;
+
+/// `CUmemcpyAttributes`.
+#[repr(C)]
+pub struct CopyAttributes {
+    /// 1: in the order of the stream.
+    pub source_order: c_uint,
+    /// Kind and number of each; 0 for no hint.
+    pub source_hint: [c_int; 2],
+    pub target_hint: [c_int; 2],
+    pub flags: c_uint,
 }
 
 /// Whether a driver library can be loaded at all. Nothing else of it may be touched before this has said yes.
@@ -141,6 +167,8 @@ pub fn remedy(code: Code) -> &'static str {
 /// The functions and what is asked of them in words.
 pub struct Driver {
     pub f: Functions,
+    /// Of drivers for CUDA 12.8 and newer.
+    pub copy_batch: Option<CopyBatch>,
 }
 
 impl Driver {
@@ -151,7 +179,10 @@ impl Driver {
     /// The first symbol that it lacks.
     pub unsafe fn load() -> Result<Driver, &'static str> {
         // SAFETY: the caller's promise.
-        Ok(Driver { f: unsafe { Functions::load()? } })
+        let f = unsafe { Functions::load()? };
+        // SAFETY: as above; CUDA 12.8 declares this symbol so, and newer drivers keep it beside its second version.
+        let copy_batch = unsafe { sys::culib().get(b"cuMemcpyBatchAsync") }.ok().map(|symbol| *symbol);
+        Ok(Driver { f, copy_batch })
     }
 
     /// `code` as an error, if it is one.

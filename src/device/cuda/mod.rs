@@ -8,6 +8,7 @@ mod card;
 mod driver;
 mod kernels;
 mod memory;
+mod moves;
 mod nvrtc;
 mod pins;
 mod spans;
@@ -16,11 +17,14 @@ pub use card::{Card, OLDEST_CARD, OLDEST_DRIVER, Unusable};
 pub use kernels::{Delivery, SOURCES, Source};
 
 use super::launch;
-use super::{Buffer, Call, Device, Event, Fault, Memory, OutOfMemory, Stream, Totals};
+use super::{
+    Block, Buffer, Call, Device, Event, Fault, Memory, MoveMethod, OutOfMemory, Stream, Totals, run,
+};
 use crate::clock::{self, Duration, Instant};
 use driver::{Address, CUevent, CUstream, Code, NOT_READY, OUT_OF_MEMORY, Refusal, SUCCESS, remedy};
 use kernels::Kernels;
 use memory::Place;
+use moves::{Batch, Lists, MOVES};
 use pins::{Pins, Staging};
 use spans::Spans;
 
@@ -63,6 +67,9 @@ pub struct CudaDevice {
     scratch: Place,
     pins: Pins,
     staging: Option<Staging>,
+    /// For `gather`, once somebody has asked for it.
+    lists: Option<Lists>,
+    batch: Batch,
     memory: Memory,
     totals: Totals,
     fault: Option<Fault>,
@@ -94,6 +101,8 @@ impl CudaDevice {
             scratch: Place::Nowhere,
             pins: Pins::new(options.pinnable),
             staging: None,
+            lists: None,
+            batch: Batch::new(BATCH),
             memory: Memory { budget: options.budget, ..Memory::default() },
             totals: Totals::default(),
             fault: None,
@@ -208,48 +217,6 @@ impl CudaDevice {
         OutOfMemory { asked, left: 0 }
     }
 
-    fn take(&mut self, bytes: u64, most: u64, reserved: bool) -> Result<Buffer, OutOfMemory> {
-        let left = self.memory.budget.saturating_sub(self.memory.used);
-        if bytes > left {
-            return Err(OutOfMemory { asked: bytes, left });
-        }
-        // Nothing runs on a card that has failed, so nothing needs to be there; whoever uses results asks for the fault.
-        let nowhere = reserved || !self.ready();
-        let (bytes, most) = (bytes as usize, most as usize);
-        let driver = &self.card.driver;
-        let place = match &self.card.chunks {
-            _ if nowhere => Ok(Place::Nowhere),
-            Some(chunks) if most > bytes && most > SMALL * chunks.granule => Place::addresses(driver, chunks, most)
-                .and_then(|mut place| match place.fit(driver, chunks, bytes) {
-                    Ok(()) => Ok(place),
-                    Err(refusal) => {
-                        place.release(driver, Some(chunks));
-                        Err(refusal)
-                    }
-                }),
-            // What is small takes all that it may need: it would take a chunk in any case.
-            Some(_) => Place::whole(driver, most),
-            None => Place::whole(driver, bytes),
-        };
-        let place = match place {
-            Ok(place) => place,
-            Err(refusal) if refusal.code == OUT_OF_MEMORY => return Err(self.refused(bytes as u64, refusal)),
-            Err(refusal) => {
-                self.fail(refusal);
-                Place::Nowhere
-            }
-        };
-        let address = place.address();
-        let (bytes, most) = (bytes as u64, most as u64);
-        self.buffers.push(Some(Bytes { place, bytes, most, reserved }));
-        if !reserved && self.ready() {
-            self.zero(address, bytes);
-        }
-        self.memory.used += bytes;
-        self.memory.peak = self.memory.peak.max(self.memory.used);
-        Ok(Buffer { id: (self.buffers.len() - 1) as u32, bytes })
-    }
-
     /// Sets bytes to zero and waits for it.
     fn zero(&mut self, address: Address, bytes: u64) {
         if bytes > 0 {
@@ -326,6 +293,8 @@ impl CudaDevice {
     }
 }
 
+/// Copies of one call, at first: a layer's decision is smaller.
+const BATCH: usize = 4096;
 /// Growable buffers of at most so many chunks are taken whole.
 const SMALL: usize = 2;
 
@@ -376,16 +345,46 @@ impl Device for CudaDevice {
         }
     }
 
-    fn alloc(&mut self, bytes: u64) -> Result<Buffer, OutOfMemory> {
-        self.take(bytes, bytes, false)
-    }
-
-    fn reserve(&mut self, bytes: u64) -> Result<Buffer, OutOfMemory> {
-        self.take(bytes, bytes, true)
-    }
-
-    fn alloc_growable(&mut self, bytes: u64, most: u64) -> Result<Buffer, OutOfMemory> {
-        self.take(bytes, most.max(bytes), false)
+    fn take(&mut self, bytes: u64, most: u64, reserved: bool) -> Result<Buffer, OutOfMemory> {
+        let left = self.memory.budget.saturating_sub(self.memory.used);
+        if bytes > left {
+            return Err(OutOfMemory { asked: bytes, left });
+        }
+        // Nothing runs on a card that has failed, so nothing needs to be there; whoever uses results asks for the fault.
+        let nowhere = reserved || !self.ready();
+        let (bytes, most) = (bytes as usize, most as usize);
+        let driver = &self.card.driver;
+        let place = match &self.card.chunks {
+            _ if nowhere => Ok(Place::Nowhere),
+            Some(chunks) if most > bytes && most > SMALL * chunks.granule => Place::addresses(driver, chunks, most)
+                .and_then(|mut place| match place.fit(driver, chunks, bytes) {
+                    Ok(()) => Ok(place),
+                    Err(refusal) => {
+                        place.release(driver, Some(chunks));
+                        Err(refusal)
+                    }
+                }),
+            // What is small takes all that it may need: it would take a chunk in any case.
+            Some(_) => Place::whole(driver, most),
+            None => Place::whole(driver, bytes),
+        };
+        let place = match place {
+            Ok(place) => place,
+            Err(refusal) if refusal.code == OUT_OF_MEMORY => return Err(self.refused(bytes as u64, refusal)),
+            Err(refusal) => {
+                self.fail(refusal);
+                Place::Nowhere
+            }
+        };
+        let address = place.address();
+        let (bytes, most) = (bytes as u64, most as u64);
+        self.buffers.push(Some(Bytes { place, bytes, most, reserved }));
+        if !reserved && self.ready() {
+            self.zero(address, bytes);
+        }
+        self.memory.used += bytes;
+        self.memory.peak = self.memory.peak.max(self.memory.used);
+        Ok(Buffer { id: (self.buffers.len() - 1) as u32, bytes })
     }
 
     fn resize(&mut self, buffer: Buffer, bytes: u64) -> Result<Buffer, OutOfMemory> {
@@ -512,6 +511,33 @@ impl Device for CudaDevice {
         }
     }
 
+    fn can_move(&mut self, by: MoveMethod) -> bool {
+        if by == MoveMethod::Gather && self.lists.is_none() && self.ready() {
+            // Without room for its lists there are the other ways.
+            self.lists = Lists::new(&self.card.driver).ok().flatten();
+        }
+        by != MoveMethod::Gather || self.lists.is_some()
+    }
+
+    unsafe fn move_blocks(&mut self, by: MoveMethod, blocks: &[Block], bytes: usize, to: Buffer) {
+        let done = match by {
+            MoveMethod::Single => false,
+            MoveMethod::Batched => self.move_batch(blocks, bytes, to),
+            MoveMethod::Gather => blocks.chunks(MOVES).all(|blocks| self.gather(blocks, bytes, to)),
+        };
+        if done {
+            return;
+        }
+        // What was gathered already comes twice: the same bytes.
+        let mut rest = blocks;
+        while let Some(first) = rest.first() {
+            let n = if by == MoveMethod::Single { 1 } else { run(rest, bytes) };
+            // SAFETY: the caller's promise; neighbours are one stretch of memory.
+            unsafe { self.copy_in(Stream::Copy, first.from, n * bytes, to, u64::from(first.slot) * bytes as u64) };
+            rest = &rest[n..];
+        }
+    }
+
     unsafe fn copy_out(&mut self, stream: Stream, from: Buffer, at: u64, to: *mut u8, bytes: usize) {
         let from = self.address(from, at, bytes as u64);
         if bytes == 0 {
@@ -566,6 +592,10 @@ impl Device for CudaDevice {
         self.totals.host_ns += host_ns;
     }
 
+    fn has_read(&mut self, bytes: u64) {
+        self.totals.device_bytes += bytes;
+    }
+
     fn is_done(&mut self, event: Event) -> bool {
         if !self.ready() {
             return false;
@@ -600,6 +630,59 @@ impl Device for CudaDevice {
 }
 
 impl CudaDevice {
+    /// Whether a kernel brings these blocks.
+    fn gather(&mut self, blocks: &[Block], bytes: usize, to: Buffer) -> bool {
+        blocks.iter().for_each(|block| _ = self.address(to, u64::from(block.slot) * bytes as u64, bytes as u64));
+        let slots = self.address(to, 0, 0);
+        let Some(lists) = self.lists.as_mut().filter(|_| bytes.is_multiple_of(16)) else { return false };
+        let Some((list, event)) = lists.write(&self.card.driver, &self.pins, blocks, bytes) else { return false };
+        let Some(queue) = self.begin(Stream::Copy) else { return true };
+        self.totals.launches += 1;
+        self.count_moved(blocks.len() * bytes);
+        if self.start(queue, &launch::gather(list, blocks.len(), slots, bytes as u64)) {
+            // SAFETY: event and stream are there.
+            let code = unsafe { (self.card.driver.f.event_record)(event, queue) };
+            self.went("record an event", code);
+        }
+        true
+    }
+
+    /// Whether one call of the driver brings these blocks.
+    fn move_batch(&mut self, blocks: &[Block], bytes: usize, to: Buffer) -> bool {
+        let Some(copy) = self.card.driver.copy_batch.filter(|_| blocks.len() > 1) else { return false };
+        let mut batch = std::mem::replace(&mut self.batch, Batch::new(0));
+        batch.clear();
+        let (mut rest, mut all_pinned) = (blocks, true);
+        while let Some(first) = rest.first() {
+            let length = run(rest, bytes) * bytes;
+            rest = &rest[length / bytes..];
+            let target = self.address(to, u64::from(first.slot) * bytes as u64, length as u64);
+            let mut done = 0;
+            while done < length {
+                let from = first.from as usize + done;
+                let (piece, pinned) = self.pins.piece(from, length - done);
+                all_pinned &= pinned;
+                batch.push(from, target + done as u64, piece);
+                done += piece;
+            }
+        }
+        let copied = all_pinned && batch.len() > 1;
+        if copied && let Some(queue) = self.begin(Stream::Copy) {
+            self.totals.copies += batch.len() as u64;
+            self.count_moved(blocks.len() * bytes);
+            // SAFETY: pinned, looked at above; readable until it is done, by the promise of `move_blocks`'s caller.
+            let code = unsafe { batch.send(copy, queue) };
+            self.went("copy to the card", code);
+        }
+        self.batch = batch;
+        copied
+    }
+
+    fn count_moved(&mut self, bytes: usize) {
+        self.totals.link_bytes[0] += bytes as u64;
+        self.totals.migrated_bytes += bytes as u64;
+    }
+
     /// Takes what launching this call will need beside its operands.
     fn fit_scratch(&mut self, bytes: u64) -> Result<(), OutOfMemory> {
         if bytes as usize <= self.scratch.taken() {
@@ -627,6 +710,7 @@ impl CudaDevice {
             self.went("take memory for a kernel", code);
         }
         let Some(queue) = self.begin(stream) else { return };
+        self.totals.device_bytes += launch::weight_bytes(call);
         let launches = launch::launches(call, |b| self.address(b, 0, 0), self.scratch.address());
         self.totals.launches += 1;
         for launch in launches.iter() {
@@ -668,6 +752,9 @@ impl Drop for CudaDevice {
         self.pins.release(driver);
         if let Some(staging) = self.staging.take() {
             staging.release(driver);
+        }
+        if let Some(lists) = self.lists.take() {
+            lists.release(driver);
         }
         for bytes in self.buffers.drain(..).flatten() {
             bytes.place.release(driver, self.card.chunks.as_ref());

@@ -1,16 +1,23 @@
 //! Host memory that the card may read while the host goes on: pinned pages, and where there are none, a small ring of them.
 
-use super::driver::{CUevent, Driver, Refusal};
+use super::driver::{Address, CUevent, Driver, Refusal, SUCCESS};
 use std::ffi::c_void;
 
 /// Pages are pinned in pieces, so that one that is refused costs itself and not the rest.
 const PIECE: usize = 256 << 20;
 const PAGE: usize = 4096;
 
+struct Range {
+    first: usize,
+    end: usize,
+    /// Where the card sees its beginning, if it does.
+    seen: Option<Address>,
+}
+
 /// Ranges of pinned pages.
 pub struct Pins {
-    /// Begin and end, sorted, none overlaps another.
-    ranges: Vec<(usize, usize)>,
+    /// Sorted, none overlaps another.
+    ranges: Vec<Range>,
     /// Bytes that may still be pinned.
     left: u64,
     /// Bytes that were to be pinned and are not.
@@ -23,7 +30,7 @@ impl Pins {
     }
 
     pub fn bytes(&self) -> u64 {
-        self.ranges.iter().map(|(first, end)| (end - first) as u64).sum()
+        self.ranges.iter().map(|range| (range.end - range.first) as u64).sum()
     }
 
     /// Pins the pages of a range, but for those that are pinned already.
@@ -54,27 +61,43 @@ impl Pins {
         let code = unsafe { (driver.f.host_register)(at as *mut c_void, bytes, flags) };
         driver.check("pin host memory", code).map_err(|refusal| refusal.to_string())?;
         self.left -= bytes as u64;
-        let place = self.ranges.partition_point(|&(first, _)| first < at);
-        self.ranges.insert(place, (at, at + bytes));
+        let place = self.ranges.partition_point(|range| range.first < at);
+        let seen = address_of(driver, at as *mut c_void);
+        self.ranges.insert(place, Range { first: at, end: at + bytes, seen });
         Ok(())
     }
 
     /// How many of the bytes at `at` lie together in one pinned range, or in none.
     pub fn piece(&self, at: usize, bytes: usize) -> (usize, bool) {
-        let next = self.ranges.partition_point(|&(_, end)| end <= at);
+        let next = self.ranges.partition_point(|range| range.end <= at);
         match self.ranges.get(next) {
-            Some(&(first, end)) if first <= at => (bytes.min(end - at), true),
-            Some(&(first, _)) => (bytes.min(first - at), false),
+            Some(range) if range.first <= at => (bytes.min(range.end - at), true),
+            Some(range) => (bytes.min(range.first - at), false),
             None => (bytes, false),
         }
     }
 
+    /// Where the card sees these bytes, if they lie in one range that it sees.
+    pub fn seen(&self, at: usize, bytes: usize) -> Option<Address> {
+        let range = self.ranges.get(self.ranges.partition_point(|range| range.end <= at))?;
+        let within = range.first <= at && at + bytes <= range.end;
+        range.seen.filter(|_| within).map(|seen| seen + (at - range.first) as u64)
+    }
+
     pub fn release(&mut self, driver: &Driver) {
-        for (first, _) in self.ranges.drain(..) {
+        for range in self.ranges.drain(..) {
             // SAFETY: registered here, and no copy reads it any more.
-            unsafe { (driver.f.host_unregister)(first as *mut c_void) };
+            unsafe { (driver.f.host_unregister)(range.first as *mut c_void) };
         }
     }
+}
+
+/// Where the card sees pinned host memory; `None` where it does not.
+pub fn address_of(driver: &Driver, host: *mut c_void) -> Option<Address> {
+    let mut address = 0;
+    // SAFETY: it writes an address. The flags must be 0.
+    let code = unsafe { (driver.f.host_address)(&mut address, host, 0) };
+    (code == SUCCESS).then_some(address)
 }
 
 /// Slots of the ring, and bytes of each: a slot takes a few blocks, and the ring more than the link carries while a layer is computed.

@@ -73,6 +73,7 @@ impl Case<'_> {
                 let per_layer = h.layers as f64 / self.real.layers as f64;
                 let part = |bytes: u64| (bytes as f64 * per_layer) as u64;
                 let request = Request {
+                    timelines: 1,
                     vram: Some(part(vram)),
                     ram: None,
                     ffn_share: None,

@@ -5,7 +5,7 @@ mod common;
 
 use common::{Machine, StandIn, on};
 use dynamicinfer::device::cuda::{Card, CudaDevice, Delivery, Options, Unusable};
-use dynamicinfer::device::{Buffer, Device, Event, HostRoom, Memory, OutOfMemory, Stream};
+use dynamicinfer::device::{Block, Buffer, Device, Event, HostRoom, Memory, MoveMethod, OutOfMemory, Stream};
 use dynamicinfer::prng::Prng;
 use std::time::Duration;
 
@@ -203,6 +203,59 @@ fn pinned_pieces_and_what_lies_between_them_are_copied_whole() {
             assert!((0..5 * 1024).all(|i| seen[i] == right(i)), "{words} words from {first}");
         }
         nothing_is_left(device);
+    });
+}
+
+/// Blocks that are scattered, some neighbours among them, by each way; what a card or its driver lacks is done in another.
+fn blocks_come_by(ways: [(MoveMethod, bool, [u64; 3]); 3]) {
+    const BLOCK: usize = 4096 + 16;
+    let mut device = device(64 * MIB);
+    let mut host = room(&mut device, 64 * BLOCK / 4);
+    host.iter_mut().zip(1..).for_each(|(word, i)| *word = i);
+    let (to, stand_in) = (device.alloc(64 * BLOCK as u64).unwrap(), StandIn::new());
+    let place = |i: usize| if i < 4 { (10 + i, 20 + i) } else { (63 - 2 * i, 3 * i % 20) };
+    let blocks: Vec<Block> = (0..12)
+        .map(|i| Block { from: host[place(i).0 * BLOCK / 4..].as_ptr().cast(), slot: place(i).1 as u32 })
+        .collect();
+    for (by, can, calls) in ways {
+        assert_eq!(device.can_move(by), can, "{by:?}");
+        let zeros = vec![0u32; 64 * BLOCK / 4];
+        put(&mut device, Stream::Compute, &zeros, to, 0);
+        device.synchronize(Stream::Compute);
+        let functions = ["cuMemcpyHtoDAsync_v2", "cuMemcpyBatchAsync", "cuLaunchKernel"];
+        stand_in.fail("");
+        let before = device.totals().migrated_bytes;
+        // SAFETY: waited for below.
+        unsafe { device.move_blocks(by, &blocks, BLOCK, to) };
+        assert_eq!(functions.map(|f| stand_in.calls(f)), calls, "{by:?}");
+        device.synchronize(Stream::Copy);
+        assert_eq!(device.totals().migrated_bytes - before, 12 * BLOCK as u64);
+        let seen = content(&mut device, to);
+        let mut right = zeros;
+        for i in 0..12 {
+            let (from, slot) = place(i);
+            right[slot * BLOCK / 4..][..BLOCK / 4].copy_from_slice(&host[from * BLOCK / 4..][..BLOCK / 4]);
+        }
+        assert!(seen == right, "{by:?}");
+    }
+    nothing_is_left(device);
+}
+
+#[test]
+fn blocks_come_by_copies_by_one_call_or_by_a_kernel() {
+    on(&Machine::new(), "blocks_come_by_copies_by_one_call_or_by_a_kernel", &[], || {
+        let [single, batched, gather] = MoveMethod::ALL;
+        blocks_come_by([(single, true, [12, 0, 0]), (batched, true, [0, 1, 0]), (gather, true, [0, 0, 1])]);
+    });
+}
+
+#[test]
+fn a_card_that_does_not_see_host_memory_gets_copies() {
+    let card = [("CUDA_ON_CPU_SEES_HOST", "0")];
+    on(&Machine::new(), "a_card_that_does_not_see_host_memory_gets_copies", &card, || {
+        let [single, batched, gather] = MoveMethod::ALL;
+        // Runs of neighbours: the first four are one.
+        blocks_come_by([(single, true, [12, 0, 0]), (batched, true, [0, 1, 0]), (gather, false, [9, 0, 0])]);
     });
 }
 

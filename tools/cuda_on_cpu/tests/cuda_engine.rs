@@ -9,6 +9,7 @@ use common::{Machine, StandIn, on};
 use dynamicinfer::cache::{Migration, NeuronCache, NotBegun, Refused, Slot};
 use dynamicinfer::cpu::Kernels;
 use dynamicinfer::device::cuda::{Card, CudaDevice, Delivery, Options};
+use dynamicinfer::device::{Device, MoveMethod, MoveRate, VirtualDevice};
 use dynamicinfer::engine::{Between, Choice, Engine, Logits, Migrator, Sparsity};
 use dynamicinfer::formats::rows::Quant;
 use dynamicinfer::model::{KvCache, KvType, Model};
@@ -38,6 +39,13 @@ struct Restless(Prng);
 impl Migrator for Restless {
     fn between(&mut self, _at: &Between<'_>, cache: &mut NeuronCache, _sparsity: &mut Sparsity) {
         let layers = cache.layers.len() as u64;
+        if self.0.below(3) == 0 {
+            // A group: some are neighbours, some are refused.
+            let layer = self.0.below(layers) as usize;
+            let (slot, neuron, n) = (self.0.below(48) as u32, self.0.below(48) as u32, self.0.below(20) as u32);
+            let group: Vec<(u32, u32)> = (0..n).map(|i| (slot + i, (neuron + i * (1 + i % 2)) % 96)).collect();
+            BEGUN.fetch_add(cache.migrate_all(layer, group.into_iter()) as u64, Ordering::Relaxed);
+        }
         for _ in 0..self.0.below(12) {
             let layer = self.0.below(layers) as usize;
             let table = &mut cache.layers[layer].table;
@@ -98,6 +106,8 @@ fn law(seed: u64, barrier: bool) {
         hybrid.cache.load(l, &neurons).unwrap();
     }
     hybrid.cache.settle();
+    let method = MoveMethod::ALL[seed as usize % 3];
+    hybrid.cache.set_moves(&[MoveRate { method, group_us: 1.0, piece_us: 1.0, gb_s: 1.0 }]);
     hybrid.cache.barrier = barrier;
     // Of a prompt's missing neurons some are copied for it, some are the CPU's.
     streaming(&mut hybrid, &model, 12, [0.0, 0.4][prng.below(2) as usize]);
@@ -163,6 +173,43 @@ fn logits_are_the_dense_ones_without_pins_and_without_chunks() {
 fn logits_are_the_dense_ones_over_a_slow_link() {
     let card = [("CUDA_ON_CPU_LINK_MB_S", "100")];
     holds(&Machine::new(), "logits_are_the_dense_ones_over_a_slow_link", &card, 60..66);
+}
+
+/// As a device knows it that looks at the operands: to the byte, but for bamboo's kind, where the activation of up closes what the gate has
+/// let through, and up's row was read all the same.
+#[test]
+fn bytes_that_a_card_reads_are_those_that_the_virtual_device_counts() {
+    on(&Machine::new(), "bytes_that_a_card_reads_are_those_that_the_virtual_device_counts", &[], || {
+        let dir = tempfile::tempdir().unwrap();
+        for (family, quant) in [("relullama", Quant::F16), ("opt", Quant::F32), ("bamboo", Quant::Q4)] {
+            let store = packed(dir.path(), family, quant);
+            let read = |device: Box<dyn Device>| {
+                let model = Model::open(&store).unwrap();
+                let (layers, ffn) = (model.config.layers, model.config.ffn);
+                // SAFETY: the engine drops its device's part before its model.
+                let mut hybrid = unsafe { on_device(&model, device, &vec![ffn / 2; layers]) }.unwrap();
+                let neurons: Vec<u32> = (0..ffn as u32 / 2).map(|i| 2 * i).collect();
+                (0..layers).for_each(|l| hybrid.cache.load(l, &neurons).unwrap());
+                hybrid.cache.settle();
+                let mut engine = Engine::new(model, 1, Kernels::best());
+                engine.hybrid = Some(hybrid);
+                engine.set_sparsity(Sparsity::new(vec![Choice::Exact { cut: 0.0 }; layers], 0).unwrap());
+                // Attention over f32 is the host's: keys and values are no weights.
+                logits(&mut engine, KvType::F32, &[1; 12], |_, _| ());
+                engine.hybrid.as_ref().unwrap().cache.device.totals().device_bytes
+            };
+            let card = read(Box::new(device(64 << 20)));
+            let expected = read(Box::new(VirtualDevice::new(u64::MAX, support::RATES)));
+            let least = if family == "bamboo" { expected / 20 * 19 } else { expected };
+            assert!(card > 0 && (least..=expected).contains(&card), "{family}: {card} bytes and {expected}");
+        }
+    });
+}
+
+#[test]
+fn logits_are_the_dense_ones_where_kernels_do_not_see_host_memory() {
+    let card = [("CUDA_ON_CPU_SEES_HOST", "0")];
+    holds(&Machine::new(), "logits_are_the_dense_ones_where_kernels_do_not_see_host_memory", &card, 80..88);
 }
 
 /// Neurons come in over a link that takes its time, and the kernels of other layers do not wait for them.

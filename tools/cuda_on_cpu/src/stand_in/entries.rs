@@ -58,7 +58,8 @@ thread_local! {
 }
 
 fn is_queued(function: &str) -> bool {
-    ["cuLaunchKernel", "cuMemcpyHtoDAsync_v2", "cuMemcpyDtoHAsync_v2", "cuMemsetD8Async"].contains(&function)
+    ["cuLaunchKernel", "cuMemcpyHtoDAsync_v2", "cuMemcpyDtoHAsync_v2", "cuMemcpyBatchAsync", "cuMemsetD8Async"]
+        .contains(&function)
 }
 
 /// As [`enter`], with the context that most functions need.
@@ -342,6 +343,44 @@ functions! {
     }
     enter_context cuMemcpyHtoDAsync_v2(to: u64, from: u64, bytes: usize, stream: u64) |world| {
         copy(world, stream, from, to, bytes, from)
+    }
+    enter_context cuMemHostGetDevicePointer_v2(address: *mut u64, host: u64, flags: c_uint) |world| {
+        let pinned = world.pinned.range(..=host).next_back().is_some_and(|(&at, &(length, _))| host < at + length);
+        if flags != 0 || !pinned || !world.card.sees_host {
+            return Err(INVALID_VALUE);
+        }
+        give!(address, host);
+        Ok(())
+    }
+    enter_context cuMemcpyBatchAsync(
+        to: *const u64,
+        from: *const u64,
+        bytes: *const usize,
+        count: usize,
+        attributes: *const c_uint,
+        firsts: *const usize,
+        kinds: usize,
+        failed: *mut usize,
+        stream: u64
+    ) |world| {
+        // SAFETY: the caller gives as many of each as it says.
+        let (order, first) = unsafe { (*attributes, *firsts) };
+        if count == 0 || kinds != 1 || order != 1 || first != 0 || failed.is_null() {
+            return Err(INVALID_VALUE);
+        }
+        let copies: Vec<(u64, u64, usize)> =
+            // SAFETY: as above.
+            (0..count).map(|i| unsafe { (*to.add(i), *from.add(i), *bytes.add(i)) }).collect();
+        for (i, &(to, from, bytes)) in copies.iter().enumerate() {
+            if !world.is_device(to, bytes as u64) || world.is_pinned(from, bytes as u64) != Ok(true) {
+                give!(failed, i);
+                return Err(INVALID_VALUE);
+            }
+        }
+        // In no order among each other: a driver promises none.
+        copies.into_iter().rev().try_for_each(|(to, from, bytes)| {
+            put(&mut world, stream, Op::Copy { from, to, bytes, link: true })
+        })
     }
     enter_context cuMemcpyDtoHAsync_v2(to: u64, from: u64, bytes: usize, stream: u64) |world| {
         copy(world, stream, from, to, bytes, to)

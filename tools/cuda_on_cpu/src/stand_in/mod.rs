@@ -26,6 +26,8 @@ struct Card {
     chunks: bool,
     /// `CUDA_ON_CPU_PINS=0`: no host memory can be registered; `=writable`: none that nobody may write to.
     pins: Pins,
+    /// `CUDA_ON_CPU_SEES_HOST=0`: kernels cannot read pinned host memory.
+    sees_host: bool,
     /// `CUDA_ON_CPU_LAZY=1`: work waits until somebody asks for it.
     lazy: bool,
     /// `CUDA_ON_CPU_ORDER=backward`: fibers run the other way round.
@@ -73,6 +75,7 @@ impl Card {
                 Some("writable") => Pins::Writable,
                 _ => Pins::All,
             },
+            sees_host: number("SEES_HOST", 1) != 0,
             lazy: number("LAZY", 0) != 0,
             backward: text("ORDER").as_deref() == Some("backward"),
             failures: failures(&text("FAIL").unwrap_or_default()),

@@ -1,0 +1,420 @@
+//! A device that keeps a [`Timeline`] of what another one does, by that one's own events.
+//!
+//! Around each stretch of the compute stream and before each group of moves it puts a mark of its own; the mark behind a group is the
+//! group's own event. So tracing costs the streams these marks, and the host putting them there. Times on the device's clock are
+//! placed on the host's by what must hold: nothing begins before it was put on its stream, and nothing ends after the host saw it
+//! done. All marks of a pass narrow that down to some microseconds, and the middle of what is left is taken.
+
+use super::timeline::{Note, Part, Read, Span, Timeline, Track};
+use super::{Block, Buffer, Call, Device, Event, Fault, Memory, MoveMethod, OutOfMemory, Stream, Totals};
+
+/// Stretches of the compute stream in a pass, and groups of moves on their way, that are timed at most: a layer has five of the first,
+/// and no model more than 200 layers.
+const STRETCHES: usize = 1024;
+const GROUPS: usize = 256;
+
+/// Work on the compute stream, between two marks.
+struct Stretch {
+    part: Part,
+    layer: Option<u32>,
+    marks: [Event; 2],
+    put_ns: u64,
+    /// When the host knew that it was over; the end of the pass, if nobody asked before.
+    seen_ns: u64,
+}
+
+/// Moves behind one event.
+struct Group {
+    begin: Event,
+    /// The cache's own.
+    end: Event,
+    layer: u32,
+    neurons: u32,
+    bytes: u64,
+    late: bool,
+    /// How long it took, once that is known.
+    ns: Option<u64>,
+}
+
+/// What is put on a stream just now.
+struct Open<T> {
+    mark: Event,
+    put_ns: u64,
+    what: T,
+}
+
+pub struct Traced {
+    inner: Box<dyn Device>,
+    timeline: Timeline,
+    /// Of the pass: what its device's times are counted from, and when it was put there.
+    zero: Event,
+    zero_ns: u64,
+    /// Marks that nothing uses now.
+    free: Vec<Event>,
+    /// What the compute stream is put to use for.
+    part: Option<Part>,
+    layer: Option<u32>,
+    open: Option<Open<Part>>,
+    stretches: Vec<Stretch>,
+    /// By event: stretches that lie before its mark on the compute stream.
+    before: Vec<u32>,
+    /// Of the moves that are put there next, and bytes of those that were.
+    announced: (u32, u32),
+    opening: Option<Open<u64>>,
+    groups: Vec<Group>,
+    host_bytes: u64,
+    /// From the first pass on: what was loaded before is not kept.
+    begun: bool,
+}
+
+impl Traced {
+    pub fn new(mut inner: Box<dyn Device>, mut timeline: Timeline) -> Traced {
+        let zero = inner.timed_event();
+        let free = (0..2 * STRETCHES + GROUPS).map(|_| inner.timed_event()).collect();
+        (timeline.device, timeline.pretended) = (Some(inner.name()), !inner.is_real());
+        Traced {
+            inner,
+            timeline,
+            zero,
+            zero_ns: 0,
+            free,
+            part: None,
+            layer: None,
+            open: None,
+            stretches: Vec::with_capacity(STRETCHES),
+            before: Vec::new(),
+            announced: (0, 0),
+            opening: None,
+            groups: Vec::with_capacity(GROUPS),
+            host_bytes: 0,
+            begun: false,
+        }
+    }
+
+    /// The host's clock.
+    fn now(&self) -> u64 {
+        if self.timeline.pretended { self.inner.totals().clock_ns } else { self.timeline.now() }
+    }
+
+    fn tell(&mut self, note: Note) {
+        let now = self.now();
+        let totals = self.inner.totals();
+        let read = Read { host: self.host_bytes, device: totals.device_bytes, link: totals.link_bytes[0] };
+        self.timeline.note(note, now, read);
+    }
+
+    /// Before work is put on a stream: the mark that its stretch begins with, unless there is one.
+    fn opens(&mut self, stream: Stream, bytes: u64) {
+        match (stream, self.part) {
+            (Stream::Compute, Some(part)) if self.open.is_none() && self.timeline.pass_began().is_some() => {
+                self.open = self.mark(stream, part);
+            }
+            (Stream::Copy, _) if self.begun => {
+                if self.opening.is_none() {
+                    self.opening = self.mark(stream, 0);
+                }
+                if let Some(open) = &mut self.opening {
+                    open.what += bytes;
+                }
+            }
+            _ => {}
+        }
+    }
+
+    fn mark<T>(&mut self, stream: Stream, what: T) -> Option<Open<T>> {
+        let kept = match stream {
+            Stream::Compute => self.stretches.len() < STRETCHES,
+            Stream::Copy => self.groups.len() < GROUPS,
+        };
+        let mark = if kept { self.free.pop() } else { None };
+        let Some(mark) = mark else {
+            self.timeline.unknown += 1;
+            return None;
+        };
+        self.inner.record(stream, mark);
+        Some(Open { mark, put_ns: self.now(), what })
+    }
+
+    /// Ends the stretch that is open on the compute stream.
+    fn closes(&mut self) {
+        let Some(Open { mark, put_ns, what: part }) = self.open.take() else { return };
+        let Some(end) = self.free.pop() else {
+            self.free.push(mark);
+            self.timeline.unknown += 1;
+            return;
+        };
+        self.inner.record(Stream::Compute, end);
+        let layer = self.layer;
+        self.stretches.push(Stretch { part, layer, marks: [mark, end], put_ns, seen_ns: u64::MAX });
+    }
+
+    /// The host has seen that all stretches before `count` are over.
+    fn saw(&mut self, count: usize) {
+        let now = self.now();
+        for stretch in self.stretches[..count].iter_mut().rev().take_while(|s| s.seen_ns == u64::MAX) {
+            stretch.seen_ns = now;
+            if let (Part::Front, Some(layer)) = (stretch.part, stretch.layer) {
+                self.timeline.seen(layer, now);
+            }
+        }
+    }
+
+    /// A wait of the host.
+    fn waits(&mut self, wait: impl FnOnce(&mut dyn Device)) {
+        self.closes();
+        self.tell(Note::Host(Part::Drive));
+        wait(&mut *self.inner);
+        self.tell(Note::Host(Part::Wait));
+    }
+
+    /// Places all that is known of the pass on the host's clock. The compute stream has nothing left to do.
+    fn collect(&mut self) {
+        self.closes();
+        let (end_ns, began) = (self.now(), self.timeline.pass_began());
+        if let Some(began) = began.filter(|_| self.inner.fault().is_none()) {
+            let zero = self.zero;
+            // A pass of the host alone has waited for nothing.
+            if !self.inner.is_done(zero) {
+                self.inner.synchronize_event(zero);
+            }
+            let mut since = |event: Event| {
+                // What an event that came before it is behind is asked the other way round.
+                let after = self.inner.elapsed_ns(zero, event) as i64;
+                if after > 0 { after } else { -(self.inner.elapsed_ns(event, zero) as i64) }
+            };
+            let times: Vec<[i64; 2]> = self.stretches.iter().map(|s| s.marks.map(&mut since)).collect();
+            let landed: Vec<Option<i64>> = self.groups.iter().map(|g| g.ns.map(|_| since(g.begin))).collect();
+            let (mut least, mut most) = (self.zero_ns as i64, end_ns as i64);
+            for (stretch, [begin, end]) in self.stretches.iter().zip(&times) {
+                least = least.max(stretch.put_ns as i64 - begin);
+                most = most.min(stretch.seen_ns.min(end_ns) as i64 - end);
+            }
+            // A virtual clock is the same on both sides.
+            let zero_ns = if self.timeline.pretended { self.zero_ns as i64 } else { least + (most - least) / 2 };
+            if !self.timeline.pretended {
+                self.timeline.uncertain_ns = self.timeline.uncertain_ns.max((most - least).unsigned_abs() / 2);
+            }
+            let at = |since: i64| u64::try_from(zero_ns + since).unwrap_or(0);
+            for (stretch, &[begin, end]) in self.stretches.iter().zip(&times) {
+                // The stream was idle before the pass and is idle now, whatever rounding says.
+                let [begin, end] = [begin, end].map(|ns| at(ns).clamp(began, end_ns));
+                self.timeline.compute(stretch.part, stretch.layer, [begin, end]);
+            }
+            for (group, begin) in self.groups.iter().zip(landed) {
+                let (Some(ns), Some(begin)) = (group.ns, begin) else { continue };
+                let begin_ns = at(begin);
+                self.timeline.moved(Span {
+                    track: Track::Copy,
+                    part: Part::Move,
+                    begin_ns,
+                    end_ns: begin_ns + ns,
+                    layer: Some(group.layer),
+                    count: group.neurons,
+                    value: group.bytes,
+                    late: group.late,
+                });
+            }
+        } else {
+            self.timeline.unknown += self.stretches.len() as u64;
+        }
+        self.free.extend(self.stretches.drain(..).flat_map(|stretch| stretch.marks));
+        let free = &mut self.free;
+        self.groups.retain(|group| {
+            let over = group.ns.is_some();
+            if over {
+                free.push(group.begin);
+            }
+            !over
+        });
+    }
+}
+
+impl Device for Traced {
+    fn name(&self) -> String {
+        self.inner.name()
+    }
+
+    fn memory(&self) -> Memory {
+        self.inner.memory()
+    }
+
+    fn totals(&self) -> Totals {
+        self.inner.totals()
+    }
+
+    fn is_real(&self) -> bool {
+        self.inner.is_real()
+    }
+
+    fn fault(&self) -> Option<&Fault> {
+        self.inner.fault()
+    }
+
+    unsafe fn pin(&mut self, from: *const u8, bytes: usize, written: bool) {
+        // SAFETY: the caller's promise.
+        unsafe { self.inner.pin(from, bytes, written) }
+    }
+
+    fn prepare(&mut self, call: &Call) -> Result<(), OutOfMemory> {
+        self.inner.prepare(call)
+    }
+
+    fn take(&mut self, bytes: u64, most: u64, reserved: bool) -> Result<Buffer, OutOfMemory> {
+        self.inner.take(bytes, most, reserved)
+    }
+
+    fn resize(&mut self, buffer: Buffer, bytes: u64) -> Result<Buffer, OutOfMemory> {
+        self.inner.resize(buffer, bytes)
+    }
+
+    fn free(&mut self, buffer: Buffer) {
+        self.inner.free(buffer);
+    }
+
+    fn set_budget(&mut self, bytes: u64) -> Result<(), OutOfMemory> {
+        self.inner.set_budget(bytes)
+    }
+
+    /// Times are asked of all: those of moves end their groups.
+    fn event(&mut self) -> Event {
+        self.inner.timed_event()
+    }
+
+    fn timed_event(&mut self) -> Event {
+        self.inner.timed_event()
+    }
+
+    unsafe fn copy_in(&mut self, stream: Stream, from: *const u8, bytes: usize, to: Buffer, at: u64) {
+        self.opens(stream, bytes as u64);
+        // SAFETY: the caller's promise.
+        unsafe { self.inner.copy_in(stream, from, bytes, to, at) }
+    }
+
+    unsafe fn copy_out(&mut self, stream: Stream, from: Buffer, at: u64, to: *mut u8, bytes: usize) {
+        self.opens(stream, 0);
+        // SAFETY: the caller's promise.
+        unsafe { self.inner.copy_out(stream, from, at, to, bytes) }
+    }
+
+    fn can_move(&mut self, by: MoveMethod) -> bool {
+        self.inner.can_move(by)
+    }
+
+    unsafe fn move_blocks(&mut self, by: MoveMethod, blocks: &[Block], bytes: usize, to: Buffer) {
+        self.opens(Stream::Copy, (blocks.len() * bytes) as u64);
+        // SAFETY: the caller's promise.
+        unsafe { self.inner.move_blocks(by, blocks, bytes, to) }
+    }
+
+    fn launch(&mut self, stream: Stream, call: &Call) {
+        self.opens(stream, 0);
+        self.inner.launch(stream, call);
+    }
+
+    fn record(&mut self, stream: Stream, event: Event) {
+        if stream == Stream::Compute {
+            // Before the mark, so that whoever waits for it knows that the stretch is over.
+            self.closes();
+            let at = event.0 as usize;
+            if self.before.len() <= at {
+                self.before.resize(at + 1, 0);
+            }
+            self.before[at] = self.stretches.len() as u32;
+        }
+        self.inner.record(stream, event);
+        if stream == Stream::Copy
+            && let Some(Open { mark, what, .. }) = self.opening.take()
+        {
+            // Recorded again, an event does not tell of what was lost before.
+            if let Some(lost) = self.groups.iter().position(|g| g.end == event && g.ns.is_none()) {
+                self.free.push(self.groups.swap_remove(lost).begin);
+            }
+            let (layer, neurons) = std::mem::take(&mut self.announced);
+            self.groups.push(Group { begin: mark, end: event, layer, neurons, bytes: what, late: false, ns: None });
+        }
+    }
+
+    fn wait(&mut self, stream: Stream, event: Event) {
+        self.inner.wait(stream, event);
+    }
+
+    fn worked(&mut self, host_bytes: u64, host_ns: u64, device_bytes: u64) {
+        self.inner.worked(host_bytes, host_ns, device_bytes);
+        self.host_bytes += host_bytes;
+        self.tell(Note::Host(Part::Ffn));
+    }
+
+    fn has_read(&mut self, bytes: u64) {
+        self.inner.has_read(bytes);
+    }
+
+    fn is_done(&mut self, event: Event) -> bool {
+        let done = self.inner.is_done(event);
+        if done && let Some(group) = self.groups.iter_mut().find(|g| g.end == event && g.ns.is_none()) {
+            // Now, for the cache may record it anew.
+            group.ns = Some(self.inner.elapsed_ns(group.begin, event));
+        }
+        done
+    }
+
+    fn elapsed_ns(&mut self, from: Event, to: Event) -> u64 {
+        self.inner.elapsed_ns(from, to)
+    }
+
+    fn synchronize(&mut self, stream: Stream) {
+        self.waits(|inner| inner.synchronize(stream));
+        if stream == Stream::Compute {
+            self.saw(self.stretches.len());
+        }
+    }
+
+    fn synchronize_event(&mut self, event: Event) {
+        self.waits(|inner| inner.synchronize_event(event));
+        let before = self.before.get(event.0 as usize).copied().unwrap_or(0) as usize;
+        self.saw(before.min(self.stretches.len()));
+    }
+
+    fn note(&mut self, note: Note) {
+        match note {
+            Note::Pass { .. } => {
+                self.begun = true;
+                self.tell(note);
+                self.inner.record(Stream::Compute, self.zero);
+                (self.zero_ns, self.layer, self.part) = (self.now(), None, None);
+                self.before.fill(0);
+            }
+            Note::Layer(layer) => {
+                self.closes();
+                self.layer = Some(layer as u32);
+                self.tell(note);
+            }
+            Note::Compute(part) => {
+                if self.part != part {
+                    self.closes();
+                    self.part = part;
+                }
+                if part == Some(Part::Head) {
+                    self.layer = None;
+                    self.tell(note);
+                }
+            }
+            Note::Moves { .. } if !self.begun => {}
+            Note::Moves { layer, neurons } => {
+                self.announced = (layer as u32, neurons as u32);
+                self.tell(note);
+            }
+            Note::Late(event) => {
+                self.groups.iter_mut().filter(|g| g.end == event && g.ns.is_none()).for_each(|g| g.late = true);
+            }
+            Note::Host(_) => self.tell(note),
+            Note::End { .. } => {
+                self.collect();
+                self.tell(note);
+            }
+        }
+    }
+
+    fn timeline(&mut self) -> Option<&mut Timeline> {
+        Some(&mut self.timeline)
+    }
+}
