@@ -113,7 +113,7 @@ def foretell(a, c, point, machine_gb_s):
     sizes = layers * (4 * hidden * hidden + 3 * hidden * ffn) * 2 + VOCABULARY * hidden * 2
     # The predictor is given to the simulator as bytes that are read at that rate.
     predictor_bytes = between(c, "neuron_ns", hidden) / threads * layers * ffn * rate
-    profile = (f'name = "rule"\nmeasured = []\nassumed = []\ndram_gb_s = {rate}\ndevice_gb_s = 100.0\nlink_gb_s = 10.0\n'
+    profile = (f'name = "rule"\nnote = ""\nmeasured = []\nassumed = ["dram_gb_s", "device_gb_s", "link_gb_s", "call_us", "copy_us", "sync_us"]\ndram_gb_s = {rate}\ndevice_gb_s = 100.0\nlink_gb_s = 10.0\n'
                f"call_us = {c['call_us']}\ncopy_us = 10.0\nsync_us = 10.0\n")
     with tempfile.TemporaryDirectory() as d:
         file = Path(d) / "rule.toml"
