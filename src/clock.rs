@@ -12,6 +12,15 @@ pub fn unix_seconds() -> u64 {
     std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).map_or(0, |d| d.as_secs())
 }
 
+/// How long this thread has computed so far: what limits a stranger's file must not count the time in which others had the core.
+pub fn computed() -> Duration {
+    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: the call writes one timespec, which is ours; a clock that every Linux has cannot be refused.
+    let refused = unsafe { libc::clock_gettime(libc::CLOCK_THREAD_CPUTIME_ID, &raw mut time) };
+    debug_assert_eq!(refused, 0);
+    Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
+}
+
 /// Nanoseconds since `mark`, which is set to now.
 pub fn lap(mark: &mut Instant) -> u64 {
     let now = now();
@@ -47,6 +56,22 @@ impl Default for Seldom {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// A tokenizer was refused as too slow on a machine where other programs had the cores.
+    #[test]
+    fn what_others_compute_is_not_this_threads_time() {
+        let spin = || {
+            let before = computed();
+            while computed() - before < Duration::from_millis(20) {}
+        };
+        let before = computed();
+        std::thread::spawn(spin).join().unwrap();
+        let waited = computed() - before;
+        assert!(waited < Duration::from_millis(10), "{waited:?} of waiting for a thread that computed for 20 ms");
+        let before = computed();
+        spin();
+        assert!(computed() - before >= Duration::from_millis(20));
+    }
 
     #[test]
     fn a_warning_that_comes_again_is_said_once_a_minute() {

@@ -131,10 +131,15 @@ fn medians_count_what_was_not_refused() {
     assert_eq!((series[0].0.as_str(), &series[0].1[..], names), ("2", &[(0.0, 0.6)][..], vec!["static".to_owned()]));
 }
 
-fn program(dir: &Path, args: &[&str]) -> Output {
+fn command(dir: &Path, args: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_dynamicinfer"));
     command.args(args).current_dir(dir).env("XDG_CACHE_HOME", dir.join("cache")).env("XDG_DATA_HOME", dir.join("data"));
-    command.env("DYNAMICINFER_ASSETS", root().join("assets")).output().unwrap()
+    command.env("DYNAMICINFER_ASSETS", root().join("assets"));
+    command
+}
+
+fn program(dir: &Path, args: &[&str]) -> Output {
+    command(dir, args).output().unwrap()
 }
 
 #[test]
@@ -222,4 +227,65 @@ vram = ["1MB", "11MB"]
     assert!(rows[1].metrics.contains_key("virtual_ffn_ms") && !rows[1].metrics.contains_key("tokens_per_s"));
     let page = std::fs::read_to_string(dir.path().join("out/summary.md")).unwrap();
     assert!(page.contains("The device is virtual") && page.contains("Refused rows"));
+}
+
+/// One file is for machines with a card and without one. What is made on the one does not go on on the other.
+#[test]
+fn what_stands_under_without_card_counts_where_there_is_none() {
+    let text = r#"
+name = "either"
+question = "Which device?"
+expectation = "What there is."
+methods = ["bench"]
+show = ["virtual_ffn_ms", "device_ffn_ms"]
+[fixed]
+model = "demo"
+device = "cuda"
+predictor = "mlp"
+n_gen = 4
+[without_card]
+device = "virtual"
+machine = "demo-pc"
+[axes]
+ffn_share = [0.2, 0.4]
+[[plots]]
+title = "On the card"
+x = "ffn_share"
+y = "device_ffn_ms"
+[[plots]]
+title = "Pretended"
+x = "ffn_share"
+y = "virtual_ffn_ms"
+"#;
+    let either = spec(text).unwrap();
+    assert_eq!(arm_name(&either.fixed()), "model=demo device=cuda predictor=mlp n_gen=4");
+    assert_eq!(
+        arm_name(&either.on_no_card().fixed()),
+        "model=demo device=virtual predictor=mlp n_gen=4 machine=demo-pc"
+    );
+    let twice = text.replace("machine = \"demo-pc\"", "ffn_share = 0.3");
+    assert!(spec(&twice).unwrap_err().to_string().contains("fixed, too"));
+
+    let dir = tempfile::tempdir().unwrap();
+    let run = |text: &str| {
+        file(dir.path(), text);
+        // No library of the machine's is a driver.
+        std::fs::write(dir.path().join("libcuda.so.1"), "").unwrap();
+        std::fs::write(dir.path().join("libcuda.so"), "").unwrap();
+        let mut command = command(dir.path(), &["experiment", "experiment.toml", "--out", "out"]);
+        command.env("LD_LIBRARY_PATH", dir.path()).output().unwrap()
+    };
+    let done = run(text);
+    let said = String::from_utf8_lossy(&done.stderr).into_owned();
+    assert!(done.status.success() && said.contains("instead: device=virtual machine=demo-pc"), "{said}");
+    let page = std::fs::read_to_string(dir.path().join("out/summary.md")).unwrap();
+    assert!(page.contains("The device is virtual") && page.contains("| ffn_share | virtual_ffn_ms | rows |"), "{page}");
+    assert!(page.contains("plot-1.svg") && !page.contains("plot-2.svg"), "a plot without a point is left out");
+    // The same folder, and the rows would now be of another machine.
+    let record = dir.path().join("out/run.json");
+    let elsewhere = std::fs::read_to_string(&record).unwrap().replace("device=virtual", "device=cuda");
+    std::fs::write(&record, elsewhere).unwrap();
+    let other = run(text);
+    let said = String::from_utf8_lossy(&other.stderr).into_owned();
+    assert!(other.status.code() == Some(2) && said.contains("rows of two machines do not mix"), "{said}");
 }

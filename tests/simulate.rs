@@ -24,8 +24,12 @@ fn machine(name: &str) -> MachineProfile {
 }
 
 fn trace(dir: &Path, active: f64, layers: usize, ffn: usize, seed: u64) -> TraceFile {
-    let path = dir.join(format!("{active}-{layers}-{ffn}-{seed}.trace"));
-    let shape = TraceShape { layers, ffn, texts: 6, tokens_per_text: 80, active, seed, ..TraceShape::paper() };
+    trace_ahead(dir, active, layers, ffn, seed, 1)
+}
+
+fn trace_ahead(dir: &Path, active: f64, layers: usize, ffn: usize, seed: u64, ahead: usize) -> TraceFile {
+    let path = dir.join(format!("{active}-{layers}-{ffn}-{seed}-{ahead}.trace"));
+    let shape = TraceShape { layers, ffn, texts: 6, tokens_per_text: 80, active, ahead, seed, ..TraceShape::paper() };
     write_trace(&shape, &path, |_, _| Ok(())).unwrap();
     TraceFile::open(&path).unwrap()
 }
@@ -40,6 +44,7 @@ fn case<'a>(trace: &'a TraceFile, machine: &'a MachineProfile, real: &'a Footpri
         machine,
         real,
         context: CONTEXT,
+        position: POSITION,
         vram,
         placement: Placement::Static,
         predictor_bytes: 0,
@@ -67,6 +72,10 @@ fn alone_the_cpu_takes_what_its_bytes_and_calls_take() {
     let ms = bytes as f64 / m.dram_gb_s / 1e6 + calls / 1e3;
     assert!(near(outcome.token_ms, ms), "{} and {ms} ms", outcome.token_ms);
     assert_eq!((outcome.computed_share, outcome.recall, outcome.moved_bytes_per_token), (1.0, 1.0, 0.0));
+    // Keys and values of every position before are read for a token.
+    let long = Case { threshold: 0.0, position: 2000, ..case(&trace, &m, &real, None) }.run(Policy::Full).unwrap();
+    let more = (real.kv_bytes / CONTEXT as u64 * (2000 - POSITION as u64)) as f64 / m.dram_gb_s / 1e6;
+    assert!(near(long.token_ms, ms + more), "{} and {} ms", long.token_ms, ms + more);
     // Gaps cost what they are said to; of all neurons none has one.
     let gaps = Case { gap_ns: 50.0, ..case(&trace, &m, &real, None) }.run(Policy::Static).unwrap();
     let none = case(&trace, &m, &real, None).run(Policy::Static).unwrap();
@@ -104,12 +113,28 @@ fn the_same_seed_says_the_same_and_a_budget_that_is_too_small_is_refused_with_th
     assert!(matches!(&error, Error::Memory(why) if why.contains(&least.to_string())), "{error}");
 }
 
-/// Micro, macro and full each add to the one before (DynamicInfer, figure 10), where copies are free, as the paper assumes.
+/// What is decided one layer ahead goes onto the link when that layer's FFN begins: too late, however fast the link is.
+#[test]
+fn what_is_predicted_one_layer_ahead_is_there_for_the_next_token_and_two_ahead_for_this_one() {
+    let dir = tempfile::tempdir().unwrap();
+    let real = footprint("llama-70b", Quant::Q4);
+    let m = MachineProfile { link_gb_s: 1e6, copy_us: 1e-3, ..machine("dynamicinfer-pc-high") };
+    let share = |ahead| {
+        let trace = trace_ahead(dir.path(), 0.18, 6, 512, 1, ahead);
+        let case = Case { contention: false, ..case(&trace, &m, &real, Some(23 * GIB)) };
+        case.run(Policy::Micro).unwrap().gpu_share
+    };
+    let (one, two) = (share(1), share(2));
+    assert!(two > one + 0.02, "{one} and {two} on the device");
+}
+
+/// Micro, macro and full each add to the one before (DynamicInfer, figure 10), where copies are free, as the paper assumes, and where
+/// predictions come early enough for them to land.
 #[test]
 fn policies_stand_in_the_order_of_the_papers_ablation() {
     let dir = tempfile::tempdir().unwrap();
     for seed in [1, 2, 3] {
-        let trace = trace(dir.path(), 0.18, 4, 512, seed);
+        let trace = trace_ahead(dir.path(), 0.18, 12, 256, seed, 3);
         let (m, real) = (machine("dynamicinfer-pc-high"), footprint("llama-70b", Quant::Q4));
         let speed = |policy, placement| {
             let case = Case { placement, contention: false, ..case(&trace, &m, &real, Some(23 * GIB)) };

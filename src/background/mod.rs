@@ -14,7 +14,7 @@ use crate::engine::{Between, Migrator, MigratorCounts, Sparsity};
 use crate::model::Model;
 use crate::predictor::{Bytes, Calibration, Predictor, Room, Tools};
 use crate::scheduler::greedy::{FILLING, Move};
-use crate::scheduler::thresholds::{Balancer, Pair, Times, Weight};
+use crate::scheduler::thresholds::{BALANCE_EVERY, Balancer, Pair, Times, Weight};
 use crate::scheduler::{Policy, Rules, Scheduler, View, snapshot};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
@@ -24,8 +24,6 @@ use std::thread::JoinHandle;
 const TOLD: usize = 64;
 /// Decisions that may wait for the engine.
 const DECIDED: usize = 64;
-/// Tokens between two looks for better thresholds of a layer.
-const BALANCE_EVERY: u32 = 8;
 
 /// What the thread works with.
 pub struct Setting {

@@ -37,6 +37,15 @@ pub fn delivery() -> Delivery {
     }
 }
 
+/// Whether there is a card. One that is there and cannot be used is an error: nobody who has one wants to get another device's figures.
+pub fn is_there() -> Result<bool> {
+    match Card::open() {
+        Ok(_) => Ok(true),
+        Err(Unusable::NoDriver | Unusable::NoCard) => Ok(false),
+        Err(why) => Err(error(why)),
+    }
+}
+
 /// What this machine's card does, measured; `None` without one that can be used, and why.
 pub fn rates() -> Result<CardRates, String> {
     let measured = || -> Result<CardRates> {

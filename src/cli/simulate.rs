@@ -9,7 +9,7 @@ use crate::formats::rows::Quant;
 use crate::formats::trace_file::{EXTENSION, TraceFile};
 use crate::lab::plan::{Footprint, shape};
 use crate::lab::replay::likeness;
-use crate::lab::simulate::case::{Case, PREDICTOR_SHARE};
+use crate::lab::simulate::case::{Case, POSITION, PREDICTOR_SHARE};
 use crate::lab::simulate::papers::{Published, SET_UPS, SetUp};
 use crate::lab::simulate::{Calls, Outcome};
 use crate::lab::synth::trace::{TraceShape, write_trace};
@@ -81,6 +81,9 @@ pub struct Args {
     /// Starting a copy is paid for each neuron, not for each decision about a layer
     #[arg(long)]
     copy_each: bool,
+    /// Mean position of the tokens, whose keys and values are read from host memory
+    #[arg(long, default_value_t = POSITION, value_name = "TOKENS")]
+    position: usize,
     /// What a neuron block that does not lie behind the last one costs the CPU besides its bytes, ns
     #[arg(long, default_value_t = 0.0)]
     gap_ns: f64,
@@ -225,6 +228,7 @@ fn case<'a>(args: &Args, trace: &'a TraceFile, machine: &'a MachineProfile, real
         machine,
         real,
         context: CONTEXT,
+        position: args.position,
         vram: None,
         placement: args.placement.unwrap_or(Placement::Static),
         predictor_bytes: (share * all as f64) as u64,

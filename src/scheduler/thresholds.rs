@@ -3,6 +3,8 @@
 
 /// Probabilities are counted in steps of 1 / 255.
 pub const BINS: usize = 256;
+/// Tokens between two looks for better thresholds of a layer.
+pub const BALANCE_EVERY: u32 = 8;
 
 /// Neurons of one layer by predicted probability, on the device and on the CPU.
 #[derive(Clone, Debug, PartialEq)]

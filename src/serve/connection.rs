@@ -31,11 +31,13 @@ pub enum Peer {
 }
 
 impl Peer {
-    /// Whose turn it is in the queue: one process is one client.
-    pub fn client(&self) -> u64 {
-        match self {
-            Peer::Unix { pid } => u64::from(*pid),
-            Peer::Tcp(address) => xxhash_rust::xxh3::xxh3_64(address.ip().to_string().as_bytes()),
+    /// Whose turn it is in the queue: one process is one client. Of a gateway, which asks for many, each address that it names in
+    /// X-Real-IP is. Who opens the socket is trusted with that; anybody may reach the TCP port.
+    pub fn client(&self, real_ip: Option<&[u8]>) -> u64 {
+        match (self, real_ip) {
+            (Peer::Unix { .. }, Some(address)) => xxhash_rust::xxh3::xxh3_64(address),
+            (Peer::Unix { pid }, None) => u64::from(*pid),
+            (Peer::Tcp(address), _) => xxhash_rust::xxh3::xxh3_64(address.ip().to_string().as_bytes()),
         }
     }
 }
@@ -138,5 +140,19 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for Patience<S> {
 
     fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
         Pin::new(&mut self.stream).poll_shutdown(context)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_gateways_clients_are_told_apart_and_nobody_else_chooses_who_he_is() {
+        let (gateway, tcp) = (Peer::Unix { pid: 7 }, Peer::Tcp("127.0.0.1:99".parse().unwrap()));
+        assert_ne!(gateway.client(Some(b"10.0.0.1")), gateway.client(Some(b"10.0.0.2")));
+        assert_eq!(gateway.client(Some(b"10.0.0.1")), Peer::Unix { pid: 8 }.client(Some(b"10.0.0.1")));
+        assert_ne!(gateway.client(None), Peer::Unix { pid: 8 }.client(None));
+        assert_eq!(tcp.client(Some(b"10.0.0.1")), tcp.client(None));
     }
 }

@@ -267,7 +267,8 @@ async fn generate(
     request: Request,
     prepare: impl FnOnce(&Loaded, &[u8], u64, u64) -> Result<Prepared, ApiError> + Send + 'static,
 ) -> Result<Response, ApiError> {
-    let client = request.extensions().get::<Peer>().map_or(0, Peer::client);
+    let real_ip = request.headers().get("x-real-ip").map(HeaderValue::as_bytes);
+    let client = request.extensions().get::<Peer>().map_or(0, |peer| peer.client(real_ip));
     let body = body(&daemon, request).await?;
     let loaded = daemon.ready()?;
     let fresh = daemon.fresh();

@@ -1,6 +1,8 @@
 mod arm;
 mod page;
 
+use super::cuda;
+use super::machine_arg;
 use super::progress::{Progress, Unit};
 use crate::clock;
 use crate::error::{Error, Result, printable};
@@ -43,6 +45,9 @@ struct Record {
     /// The experiment's file as it was.
     spec: String,
     seed: u64,
+    /// What all arms share: on a machine without a card another thing than on one with a card.
+    #[serde(default)]
+    fixed: String,
     /// One for each time the program was started on it.
     sessions: Vec<Session>,
 }
@@ -59,12 +64,17 @@ struct Session {
 }
 
 pub fn run(args: Args) -> Result<()> {
-    let (spec, text) = Spec::read(&args.file)?;
+    let (mut spec, text) = Spec::read(&args.file)?;
     arm::check(&spec)?;
+    arm::check(&spec.clone().on_no_card())?;
     let (arms, order) = (spec.arms(), spec.order());
     if args.list {
         let line = |&(arm, repeat): &(usize, usize)| format!("{} repeat={repeat}\n", arm_name(&arms[arm]));
         return super::print(&order.iter().map(line).collect::<String>());
+    }
+    if !spec.without_card.is_empty() && !cuda::is_there()? {
+        eprintln!("there is no NVIDIA card; instead: {}", arm_name(&spec.without_card()));
+        spec = spec.on_no_card();
     }
     let dir = args.out.clone().unwrap_or_else(|| PathBuf::from(format!("experiment-{}", spec.name)));
     std::fs::create_dir_all(&dir).map_err(Error::io("create", &dir))?;
@@ -76,6 +86,7 @@ pub fn run(args: Args) -> Result<()> {
     }
     let mut result = Ok(());
     if !missing.is_empty() {
+        one_machine(&dir, &mut spec)?;
         let session = session(&spec)?;
         let commit = session.commit.clone();
         record.sessions.push(session);
@@ -124,11 +135,30 @@ fn make(spec: &Spec, missing: &[(usize, usize)], commit: &str, rows: &mut RowsFi
     Ok(())
 }
 
+/// Rows with a device are planned for one machine: measured by each row for itself, it would be another one every time. The folder
+/// keeps it for the rows that are made later.
+fn one_machine(dir: &Path, spec: &mut Spec) -> Result<()> {
+    let plans = spec.methods.iter().any(|m| matches!(m, Method::Bench | Method::Evaluate | Method::Choices));
+    let said = |name: &str| spec.fixed.contains_key(name) || spec.axes.contains_key(name);
+    if !plans || !said("device") || said("machine") {
+        return Ok(());
+    }
+    let path = dir.join("machine.toml");
+    if !path.exists() {
+        machine_arg::find(None)?.write(&path)?;
+    }
+    // A name without a slash would be looked for among the profiles.
+    spec.fixed.insert("machine".into(), path.display().to_string().into());
+    Ok(())
+}
+
 /// What the folder holds already, if it is of this very experiment.
 fn read_record(dir: &Path, spec: &Spec, text: &str) -> Result<Record> {
     let path = dir.join("run.json");
+    let fixed = arm_name(&spec.fixed());
     if !path.exists() {
-        return Ok(Record { name: spec.name.clone(), spec: text.to_owned(), seed: spec.seed, sessions: Vec::new() });
+        let (name, spec_text) = (spec.name.clone(), text.to_owned());
+        return Ok(Record { name, spec: spec_text, seed: spec.seed, fixed, sessions: Vec::new() });
     }
     let bytes = std::fs::read(&path).map_err(Error::io("read", &path))?;
     let record: Record = serde_json::from_slice(&bytes)
@@ -138,6 +168,14 @@ fn read_record(dir: &Path, spec: &Spec, text: &str) -> Result<Record> {
             "{} holds rows of '{}' as it was before its file changed; take another --out, so that rows of two experiments do not mix",
             dir.display(),
             printable(&record.name)
+        )));
+    }
+    if !record.fixed.is_empty() && record.fixed != fixed {
+        return Err(Error::Usage(format!(
+            "{} holds rows with {}, and here it would be {}; take another --out, so that rows of two machines do not mix",
+            dir.display(),
+            printable(&record.fixed),
+            printable(&fixed)
         )));
     }
     Ok(record)

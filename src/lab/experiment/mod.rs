@@ -90,6 +90,9 @@ pub struct Spec {
     /// Options that all arms share.
     #[serde(default)]
     pub fixed: toml::Table,
+    /// What takes their place on a machine without a card that can be used.
+    #[serde(default)]
+    pub without_card: toml::Table,
     /// What is varied: every combination is an arm.
     pub axes: toml::Table,
     #[serde(default)]
@@ -150,12 +153,14 @@ impl Spec {
             if values.is_empty() || values.iter().any(|v| value(v).is_none()) {
                 return Err(("axes", format!("{name} needs numbers, texts or booleans, one at least")));
             }
-            if self.fixed.contains_key(name) {
+            if self.fixed.contains_key(name) || self.without_card.contains_key(name) {
                 return Err(("axes", format!("{name} is fixed, too")));
             }
         }
-        if let Some((name, _)) = self.fixed.iter().find(|(_, v)| value(v).is_none()) {
-            return Err(("fixed", format!("{name} is no number, text or boolean")));
+        for (field, table) in [("fixed", &self.fixed), ("without_card", &self.without_card)] {
+            if let Some((name, _)) = table.iter().find(|(_, v)| value(v).is_none()) {
+                return Err((field, format!("{name} is no number, text or boolean")));
+            }
         }
         let rows =
             self.axes.values().map(|v| v.as_array().map_or(1, Vec::len)).try_fold(self.repeats, usize::checked_mul);
@@ -181,9 +186,20 @@ impl Spec {
         })
     }
 
+    /// The experiment as it is on a machine without a card.
+    pub fn on_no_card(mut self) -> Spec {
+        self.fixed.extend(std::mem::take(&mut self.without_card));
+        self
+    }
+
     /// Options that all arms share.
     pub fn fixed(&self) -> Arm {
-        self.fixed.iter().filter_map(|(name, v)| Some((name.clone(), value(v)?))).collect()
+        settings(&self.fixed)
+    }
+
+    /// What takes their place without a card.
+    pub fn without_card(&self) -> Arm {
+        settings(&self.without_card)
     }
 
     /// Rows in the order in which they are made: arms in turns, each round from another one on, so that what changes on the machine in the
@@ -204,6 +220,10 @@ impl Spec {
             }
         })
     }
+}
+
+fn settings(table: &toml::Table) -> Arm {
+    table.iter().filter_map(|(name, v)| Some((name.clone(), value(v)?))).collect()
 }
 
 fn value(v: &toml::Value) -> Option<Value> {

@@ -2,6 +2,7 @@
 
 use super::rows::Row;
 use super::{Arm, Spec, Value};
+use std::collections::BTreeSet;
 
 /// Of one metric of one arm, over the repeats that count.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -40,11 +41,12 @@ pub fn spread(mut values: Vec<f64>) -> Option<Spread> {
 }
 
 pub fn summary(spec: &Spec, rows: &[Row]) -> Summary {
-    let mut metrics = spec.show.clone();
-    if metrics.is_empty() {
-        let all = rows.iter().flat_map(|r| r.metrics.keys().cloned());
-        metrics = all.collect::<std::collections::BTreeSet<_>>().into_iter().collect();
-    }
+    let there: BTreeSet<String> = rows.iter().flat_map(|r| r.metrics.keys().cloned()).collect();
+    let metrics: Vec<String> = match spec.show.is_empty() {
+        true => there.into_iter().collect(),
+        // Of a card and of a pretended one there are not the same figures.
+        false => spec.show.iter().filter(|name| there.contains(*name)).cloned().collect(),
+    };
     let line = |(i, arm): (usize, Arm)| {
         let of_arm = || rows.iter().filter(move |r| r.arm == i);
         let counted = || of_arm().filter(|r| r.refused.is_none());
@@ -143,7 +145,7 @@ fn number(v: &Value) -> Option<f64> {
 
 /// All rows as a table for spreadsheets, refused ones with their reason.
 pub fn csv(spec: &Spec, rows: &[Row]) -> String {
-    let metrics: std::collections::BTreeSet<&String> = rows.iter().flat_map(|r| r.metrics.keys()).collect();
+    let metrics: BTreeSet<&String> = rows.iter().flat_map(|r| r.metrics.keys()).collect();
     let quoted = |text: &str| {
         if text.contains([',', '"', '\n']) { format!("\"{}\"", text.replace('"', "\"\"")) } else { text.to_owned() }
     };

@@ -11,8 +11,7 @@ use crate::scheduler::Policy;
 
 /// Share of a model's bytes that trained predictors take (powerinfer 5.1).
 pub const PREDICTOR_SHARE: f64 = 0.06;
-/// Mean position of a generated token, whose keys and values are read: 64 tokens of input and half of 128 of output
-/// (DynamicInfer 5.1).
+/// Mean position of a token in DynamicInfer 5.1: 64 tokens of input and half of 128 of output.
 pub const POSITION: usize = 128;
 
 /// What is given.
@@ -24,6 +23,8 @@ pub struct Case<'a> {
     pub real: &'a Footprint,
     /// Positions that `real.kv_bytes` has room for.
     pub context: usize,
+    /// Mean position of a token, whose keys and values are read.
+    pub position: usize,
     /// Bytes for everything on the device; without them there is none.
     pub vram: Option<u64>,
     /// Which neurons begin on the device.
@@ -53,7 +54,7 @@ impl Case<'_> {
     }
 
     fn kv_read(&self) -> u64 {
-        self.real.kv_bytes / self.context.max(1) as u64 * POSITION as u64
+        self.real.kv_bytes / self.context.max(1) as u64 * self.position as u64
     }
 
     /// Simulates a policy.

@@ -3,7 +3,9 @@
 //!
 //! A layer takes attention, predictor and FFN one after the other. The FFN takes max(t_gpu N_gpu, t_cpu N_cpu + t_sync)
 //! (DynamicInfer E.3.3); meanwhile the link works on its queue, and may take its share of the host's memory from the CPU, which
-//! the paper leaves out. A neuron that has not landed when its layer begins is the CPU's.
+//! the paper leaves out. A neuron that has not landed when its layer begins is the CPU's. As beside the engine, the scheduler hears of a
+//! layer when its predictor has spoken, and what it decides goes onto the link when the next layer has come as far: so of what it
+//! decides one layer ahead nothing lands in time for this token, and all of it for the next.
 //!
 //! A trace may be smaller than the model: [`scaled`] makes each of its neurons and layers stand for several.
 
@@ -20,14 +22,12 @@ use crate::formats::trace_file::{Part, TraceFile};
 use crate::interrupt;
 use crate::placement::Costs;
 use crate::scheduler::greedy::FILLING;
-use crate::scheduler::thresholds::{Balancer, Pair, Times, Weight};
+use crate::scheduler::thresholds::{BALANCE_EVERY, Balancer, Pair, Times, Weight};
 use crate::scheduler::window::Window;
 use crate::scheduler::{Rules, Scheduler, View};
 use link::{Copy, Link, cpu_ns};
 use serde::Serialize;
 
-/// Tokens between two looks for better thresholds of a layer, as the live scheduler's.
-const BALANCE_EVERY: u32 = 16;
 /// How fast measured rates follow: about the last twenty layers, as the live scheduler's.
 const FOLLOW: f64 = 0.05;
 
@@ -195,6 +195,8 @@ struct Simulation<'a> {
     balancers: Vec<Balancer>,
     link: Link,
     slots: Vec<Vec<u32>>,
+    /// Decided, and not yet on the link: by layer, (slot, neuron).
+    decided: Vec<(usize, Vec<(u32, u32)>)>,
     tokens_ns: Vec<f64>,
     sum: Sum,
     /// As the live scheduler measures them.
@@ -247,6 +249,7 @@ impl<'a> Simulation<'a> {
             balancers: vec![Balancer::new(setting.threshold); h.layers],
             link: Link::default(),
             slots,
+            decided: Vec::new(),
             tokens_ns: Vec::new(),
             sum: Sum::default(),
             times: Times {
@@ -312,6 +315,9 @@ impl<'a> Simulation<'a> {
         sum.thresholds.0 += f64::from(device);
         sum.thresholds.1 += f64::from(cpu);
 
+        for (target, moves) in std::mem::take(&mut self.decided) {
+            self.put(target, moves);
+        }
         self.scheduler.active(View { layer, slots: &self.slots[layer] }, &self.computed);
         if s.rules.thresholds && s.device {
             self.balance(layer, token, own);
@@ -348,8 +354,7 @@ impl<'a> Simulation<'a> {
             let view = View { layer: target, slots: &self.slots[target] };
             let moves: Vec<(u32, u32)> =
                 self.scheduler.plan(view, p, self.link.bytes as u64).iter().map(|m| (m.slot, m.neuron)).collect();
-            moves.iter().for_each(|&(slot, _)| self.slots[target][slot as usize] = FILLING);
-            self.put(target, moves);
+            self.decided.push((target, moves));
         }
     }
 
@@ -357,6 +362,7 @@ impl<'a> Simulation<'a> {
         if moves.is_empty() {
             return;
         }
+        moves.iter().for_each(|&(slot, _)| self.slots[layer][slot as usize] = FILLING);
         let m = self.setting.machine;
         let (start, bytes) = (m.copy_us * 1e3, self.scale.block_bytes);
         self.sum.moved += bytes * moves.len() as f64;

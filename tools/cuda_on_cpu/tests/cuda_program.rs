@@ -54,6 +54,30 @@ fn the_text_is_the_same_with_neurons_on_a_card() {
     assert!(left.lines().all(|line| line.starts_with("left: ; ")), "{left}");
 }
 
+/// The shipped file as it is, but for its length: what it measures on a machine with a card is the card, planned for one machine.
+#[test]
+fn an_experiment_that_is_pretended_without_a_card_is_measured_with_one() {
+    let machine = Machine::new();
+    let shipped = include_str!("../../../configs/experiments/vram_sweep.toml");
+    let shorter = shipped
+        .replace("repeats = 2", "repeats = 1")
+        .replace("n_gen = 64", "n_gen = 2")
+        .replace("tokens = 512", "tokens = 8")
+        .replace("\"static\", \"full\"", "\"full\"")
+        .replace("\"8200KB\", ", "")
+        .replace("\"9MB\", \"10MB\", \"11MB\", \"12MB\", \"13MB\", \"14MB\", \"15MB\"", "\"12MB\"");
+    let (file, out) = (machine.dir.path().join("sweep.toml"), machine.dir.path().join("out"));
+    std::fs::write(&file, shorter).unwrap();
+    let args = ["experiment", file.to_str().unwrap(), "--out", out.to_str().unwrap()];
+    let done = machine.program(&args, &[]);
+    assert_eq!(done.code, Some(0), "{}", done.said);
+    let page = std::fs::read_to_string(out.join("summary.md")).unwrap();
+    assert!(page.contains("device=cuda") && !page.contains("virtual"), "{page}");
+    assert!(page.contains("tokens_per_s") && page.contains("device_ffn_ms"), "{page}");
+    assert!(std::fs::read_to_string(out.join("rows.jsonl")).unwrap().lines().count() == 1);
+    assert!(out.join("machine.toml").is_file());
+}
+
 #[test]
 fn a_machine_without_a_card_says_so_and_the_program_is_as_it_was() {
     let machine = Machine::without_driver();

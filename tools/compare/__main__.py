@@ -1,23 +1,21 @@
 #!/usr/bin/env python3
-"""Compare the speed of dynamicinfer and llama.cpp on the same GGUF file, on the CPU, side by side.
+"""Compare the speed of dynamicinfer and llama.cpp on the same GGUF file, side by side.
 
-llama.cpp comes from PyPI, compiled for this very machine (takes about 15 minutes on two cores):
-
-    python3 -m venv llama
-    CMAKE_BUILD_PARALLEL_LEVEL=1 llama/bin/pip install --no-binary llama-cpp-python llama-cpp-python
     cargo build --release
-    llama/bin/python tools/compare_llama_cpp.py MODEL.gguf --out runs/compare
+    python3 tools/compare MODEL.gguf --out runs/compare                    the CPU alone
+    python3 tools/compare MODEL.gguf --out runs/compare --vram 4GiB        with a card, at equal room on it
 
-It is driven through its C interface: no sampling, no tokenising, default flash attention, f16 KV cache,
-weights mapped (not locked) and touched before the clock starts: what llama-bench does. Each
-measurement is a process of its own, never two at once; ours and theirs alternate, round by round, so
-that a slow change of the machine hits both. Read the ratio, not the absolute numbers.
+llama.cpp comes from PyPI, compiled for this very machine, in a scratch environment that is made when it is missing: fifteen to thirty
+minutes, once. It is driven through its C interface: no sampling, no tokenising, default flash attention, f16 KV cache, weights mapped
+(not locked) and touched before the clock starts: what llama-bench does. Each measurement is a process of its own, never two at once;
+the sides take turns, round by round, so that a slow change of the machine hits all. Read the ratio, not the absolute numbers.
 
-Needs: Python 3.9+, llama-cpp-python, numpy (comes with it).
+With --vram ours runs on the card within that budget, and llama.cpp in its two ways of using one that is too small: the largest -ngl
+that fits, and every layer there but for the FFNs of the first N (as --n-cpu-moe does for experts), with the least N that fits. What
+fits is what llama.cpp itself says that it asks the card for; the driver's own memory counts on neither side.
 """
 import argparse
 import csv
-import ctypes
 import fcntl
 import json
 import os
@@ -30,98 +28,31 @@ import tempfile
 import time
 from pathlib import Path
 
+import environment
+import offload
 
-# ------------------------------------------------------------------ the llama.cpp side, one process
-def child(model, threads, n_prompt, n_gen):
-    """Measure in this process and print one JSON object."""
-    import llama_cpp as L
-
-    errors = []
-    log = L.llama_log_callback(lambda level, text, _: errors.append(text) if level >= 4 else None)
-    L.llama_log_set(log, ctypes.c_void_p(0))  # `log` must stay referenced while llama.cpp lives
-    L.llama_backend_init()
-    mp = L.llama_model_default_params()
-    mp.n_gpu_layers = 0
-    if hasattr(mp, "load_mode"):
-        mp.load_mode, mp.lazy_mode = L.LLAMA_LOAD_MODE_MMAP, L.LLAMA_LAZY_MODE_OFF
-    else:
-        mp.use_mmap, mp.use_mlock = True, False
-    start = time.perf_counter()
-    m = L.llama_model_load_from_file(os.fsencode(model), mp)
-    if not m:
-        sys.exit("llama.cpp cannot load the model: " + b"".join(errors).decode(errors="replace").strip())
-    loaded = time.perf_counter() - start
-    cp = L.llama_context_default_params()
-    cp.n_ctx = max(256, n_prompt + n_gen)
-    cp.n_batch, cp.n_ubatch = max(2048, n_prompt), 512
-    cp.n_threads = cp.n_threads_batch = threads
-    cp.offload_kqv = cp.op_offload = False
-    c = L.llama_init_from_model(m, cp)
-    if not c:
-        sys.exit("llama.cpp cannot make a context")
-    n_vocab = L.llama_vocab_n_tokens(L.llama_model_get_vocab(m))
-    memory = L.llama_get_memory(c)
-
-    def decode(tokens):
-        buf = (L.llama_token * len(tokens))(*tokens)
-        if L.llama_decode(c, L.llama_batch_get_one(buf, len(tokens))) != 0:
-            sys.exit("llama_decode failed")
-        L.llama_synchronize(c)
-
-    # Fixed pseudo-random tokens: speed does not depend on them in a dense engine.
-    tokens = [(i * 7919 + 17) % n_vocab for i in range(max(n_prompt, n_gen, 2))]
-
-    def timed(work, count):
-        L.llama_memory_clear(memory, True)
-        begin = time.perf_counter()
-        work()
-        return count / (time.perf_counter() - begin)
-
-    def prefill():
-        decode(tokens[:n_prompt])
-
-    def generate():
-        for t in tokens[:n_gen]:
-            decode([t])
-
-    out = {"load_s": loaded, "model_size": L.llama_model_size(m), "n_threads": threads,
-           "version": L.__version__, "commit": ggml_commit(L)}
-    if n_prompt:
-        timed(prefill, n_prompt)  # warm-up: faults every page in, starts the threads
-        out["pp"] = timed(prefill, n_prompt)
-    if n_gen:
-        timed(lambda: (decode(tokens[:1]), decode(tokens[1:2])), 2)
-        out["tg"] = timed(generate, n_gen)
-    print(json.dumps(out))
-
-
-def ggml_commit(L):
-    try:
-        lib = ctypes.CDLL(str(Path(L.__file__).parent / "lib" / "libggml-base.so"))
-        lib.ggml_commit.restype = ctypes.c_char_p
-        return lib.ggml_commit().decode()
-    except (OSError, AttributeError):
-        return "unknown"
+HERE = Path(__file__).resolve().parent
 
 
 # ------------------------------------------------------------------ one measurement of either side
-def run(cmd):
-    r = subprocess.run(cmd, capture_output=True, text=True)
+def run(cmd, **more):
+    r = subprocess.run(cmd, capture_output=True, text=True, **more)
     if r.returncode != 0:
         sys.exit(f"{' '.join(map(str, cmd))}\nended with {r.returncode}: {r.stderr.strip()[-800:]}")
     return r.stdout
 
 
-def measure_llama(a, model):
-    out = run([sys.executable, __file__, "--child", str(a.llama_model or model), "-t", str(a.threads),
-               "-p", str(a.n_prompt), "-n", str(a.n_gen)])
+def measure_llama(a, model, ngl=0, cpu_ffn=0, probe=False):
+    what = {"model": str(a.llama_model or model), "threads": a.threads, "n_prompt": a.n_prompt, "n_gen": a.n_gen, "ngl": ngl,
+            "cpu_ffn": cpu_ffn, "probe": probe}
+    out = run([a.python, str(HERE / "llama.py")], input=json.dumps(what))
     return json.loads(out.strip().splitlines()[-1])
 
 
-def measure_ours(a, model):
+def measure_ours(a, model, *more):
     """`bench -o json` prints a list of rows as llama-bench does: one for the prompt, one for generation."""
     out = run([str(a.bin), "bench", str(model), "-p", str(a.n_prompt), "-n", str(a.n_gen),
-               "-t", str(a.threads), "-r", "1", "-o", "json", *a.ours_args])
+               "-t", str(a.threads), "-r", "1", "-o", "json", *a.ours_args, *more])
     rows = json.loads(out[out.index("["):])
     got = {}
     for row in rows:
@@ -182,6 +113,15 @@ class Busy:
 TESTS = {"pp": "prefill, {n_prompt} tokens in one batch", "tg": "decode, {n_gen} tokens one by one"}
 
 
+def size(text):
+    """4GiB, 4GB, 512MiB or bytes."""
+    m = re.fullmatch(r"(\d+(?:\.\d+)?) *([KMG]i?B)?", text)
+    if not m:
+        raise argparse.ArgumentTypeError(f"'{text}' is no size; take 4GiB, 512MiB or bytes")
+    unit = m[2] or "B"
+    return int(float(m[1]) * (1024 if "i" in unit else 1000) ** " KMG".index(unit[0] if unit != "B" else " "))
+
+
 def cpu_name():
     try:
         return re.search(r"model name\s*:\s*(.+)", Path("/proc/cpuinfo").read_text()).group(1).strip()
@@ -190,34 +130,69 @@ def cpu_name():
 
 
 def table(samples, a):
-    """samples: {side: {test: [tokens/s per round]}} -> Markdown lines."""
-    lines = ["| test | dynamicinfer, tok/s | llama.cpp, tok/s | ratio of medians | ratio per round |", "|---|---|---|---|---|"]
+    """samples: {side: {test: [tokens/s per round]}}, ours first -> Markdown lines."""
+    lines = ["| test | dynamicinfer, tok/s | beside | tok/s | ratio of medians | ratio per round |", "|---|---|---|---|---|---|"]
     show = lambda v: f"{statistics.median(v):.2f} ({min(v):.2f} to {max(v):.2f})" if v else "-"
+    mine, others = next(iter(samples.values())), list(samples.items())[1:]
     for test, text in TESTS.items():
-        ours, theirs = samples["ours"].get(test, []), samples["llama.cpp"].get(test, [])
-        if not ours and not theirs:
-            continue
-        ratio = spread = "-"
-        if ours and theirs:
-            ratio = f"**{statistics.median(ours) / statistics.median(theirs):.3f}**"
-            per = sorted(o / t for o, t in zip(ours, theirs))
-            spread = f"{per[0]:.3f} to {per[-1]:.3f}"
-        lines.append(f"| {text.format(n_prompt=a.n_prompt, n_gen=a.n_gen)} | {show(ours)} | {show(theirs)} | {ratio} | {spread} |")
+        ours = mine.get(test, [])
+        for side, theirs in others:
+            theirs = theirs.get(test, [])
+            if not ours and not theirs:
+                continue
+            ratio = spread = "-"
+            if ours and theirs:
+                ratio = f"**{statistics.median(ours) / statistics.median(theirs):.3f}**"
+                per = sorted(o / t for o, t in zip(ours, theirs))
+                spread = f"{per[0]:.3f} to {per[-1]:.3f}"
+            lines.append(f"| {text.format(n_prompt=a.n_prompt, n_gen=a.n_gen)} | {show(ours)} | {side} | {show(theirs)} | {ratio} | {spread} |")
     return lines
 
 
-def compare(a, model, writer):
-    sides = [("ours", measure_ours), ("llama.cpp", measure_llama)]
-    if a.only:
-        sides = [s for s in sides if s[0] == a.only]
-    samples, facts, strangers = {"ours": {}, "llama.cpp": {}}, {}, []
+def on_the_card(a, model, budget):
+    """llama.cpp's two ways within a budget: {side: what measures it}, and what was chosen, in words."""
+    tensors, shape = offload.read_gguf(a.llama_model or model)
+    s = offload.sizes(tensors, shape).with_context(max(256, a.n_prompt + a.n_gen))
+    layers, mib = len(s.layers), lambda n: f"{n / 2**20:.0f} MiB"
+    used = lambda **how: measure_llama(a, model, probe=True, **how)["card_bytes"]
+    sides, words = {}, []
+    found = offload.settle(lambda b: offload.choose_ngl(s, budget, b), lambda n: offload.bytes_of_ngl(s, n), lambda n: used(ngl=n), budget)
+    if found and found[0]:
+        n = found[0]
+        sides[f"llama.cpp -ngl {n}"] = lambda a, model: measure_llama(a, model, ngl=n)
+        words.append(f"-ngl {n} of {layers + 1} takes {mib(found[1])}")
+    else:
+        words.append("not even -ngl 1 fits")
+    found = offload.settle(lambda b: offload.choose_cpu_ffn(s, budget, b), lambda n: offload.bytes_of_cpu_ffn(s, n),
+                           lambda n: used(ngl=layers + 1, cpu_ffn=n), budget)
+    if found:
+        n = found[0]
+        sides[f"llama.cpp, {n} FFNs on the CPU"] = lambda a, model: measure_llama(a, model, ngl=layers + 1, cpu_ffn=n)
+        words.append(f"{n} of {layers} FFNs on the CPU take {mib(found[1])}")
+    else:
+        words.append("without any FFN the rest does not fit")
+    return sides, f"Room on the card: {mib(budget)}. llama.cpp: {'; '.join(words)}."
+
+
+def sides_of(a, model, budget):
+    """Ours first."""
+    if not budget:
+        sides = {"dynamicinfer": measure_ours, "llama.cpp": measure_llama}
+        return {name: m for name, m in sides.items() if not a.only or name.startswith({"ours": "dyn"}.get(a.only, "llama"))}, ""
+    ours = lambda a, model: measure_ours(a, model, "--device", "cuda", "--vram", str(budget))
+    sides, words = on_the_card(a, model, budget)
+    return {f"dynamicinfer --vram {budget}": ours, **sides}, words
+
+
+def compare(a, model, budget, sides, writer):
+    samples, facts, strangers = {side: {} for side in sides}, {}, []
     for f in {model, a.llama_model or model}:
         if Path(f).is_file():
             with open(f, "rb") as h:  # into the page cache, so that the first round pays for no disk
                 while h.read(1 << 24):
                     pass
     for r in range(1, a.rounds + 1):
-        for side, measure in sides:
+        for side, measure in sides.items():
             wait_quiet(a.wait_quiet)
             before, begin = machine_cpu(), time.perf_counter()
             with Busy(len(os.sched_getaffinity(0)) if a.busy else 0):
@@ -233,7 +208,7 @@ def compare(a, model, writer):
             for test in TESTS:
                 if test in got:
                     samples[side].setdefault(test, []).append(got[test])
-                    writer.writerow([model.name, r, side, test, f"{got[test]:.4f}", a.threads, int(a.busy), f"{others:.3f}"])
+                    writer.writerow([model.name, budget, r, side, test, f"{got[test]:.4f}", a.threads, int(a.busy), f"{others:.3f}"])
             line = ", ".join(f"{t} {got[t]:.2f}" for t in TESTS if t in got)
             print(f"{model.name} round {r}/{a.rounds} {side}: {line} tok/s (other processes {others:.0%} of the CPU)", flush=True)
             time.sleep(a.pause)
@@ -241,12 +216,13 @@ def compare(a, model, writer):
 
 
 def main():
-    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter,
+    p = argparse.ArgumentParser(prog="python3 tools/compare", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter,
                                 epilog="example: %(prog)s model.gguf --out runs/compare -t 2 --rounds 7\n"
                                        "         %(prog)s model.gguf --out runs/busy --busy\n"
-                                       "         %(prog)s sparse.gguf --llama-model dense.gguf --out runs/x")
+                                       "         %(prog)s sparse.gguf --llama-model dense.gguf --out runs/x\n"
+                                       "         %(prog)s model.gguf --vram 4GiB 8GiB --out runs/card")
     p.add_argument("models", nargs="+", type=Path, metavar="MODEL", help="GGUF file(s), each compared in turn")
-    p.add_argument("--out", type=Path, help="folder for raw.csv (every measurement) and summary.md")
+    p.add_argument("--out", type=Path, required=True, help="folder for raw.csv (every measurement) and summary.md")
     p.add_argument("-t", "--threads", type=int, default=len(os.sched_getaffinity(0)),
                    help="threads for both sides (default: all cores this process may use)")
     p.add_argument("-p", "--n-prompt", type=int, default=128, help="prefill tokens, 0 = skip (default 128)")
@@ -256,25 +232,32 @@ def main():
                    help="keep every core busy with an arithmetic loop at the same priority during each "
                         "measurement: how well does an engine share the machine?")
     p.add_argument("--llama-model", type=Path, help="give llama.cpp this file instead, for formats which it cannot read")
-    p.add_argument("--bin", type=Path, default=Path(__file__).resolve().parents[1] / "target/release/dynamicinfer",
+    p.add_argument("--bin", type=Path, default=HERE.parent.parent / "target/release/dynamicinfer",
                    help="our program (default: target/release/dynamicinfer)")
     p.add_argument("--ours-args", type=str.split, default=[], metavar="'ARGS'", help="more arguments for our bench, in one string")
     p.add_argument("--only", choices=["ours", "llama.cpp"], help="measure one side only")
     p.add_argument("--pause", type=float, default=1.0, help="seconds between measurements (default 1)")
     p.add_argument("--wait-quiet", type=float, default=0, metavar="S",
                    help="before each measurement wait, at most S seconds, until other processes are quiet (default 0)")
-    p.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
+    p.add_argument("--vram", type=size, nargs="+", default=[], metavar="SIZE",
+                   help="room on the card for both sides, 4GiB or bytes; one table each")
+    p.add_argument("--env", type=Path, metavar="DIR",
+                   help="environment with llama-cpp-python, made if it is missing (default: this Python if it has it, else "
+                        f"{environment.default_dir(False)}, and with --vram {environment.default_dir(True).name} beside it)")
     a = p.parse_args()
-    if a.child:
-        return child(a.models[0], a.threads, a.n_prompt, a.n_gen)
-    if not a.out:
-        p.error("--out FOLDER is needed")
+    if a.vram and a.only:
+        p.error("--vram compares; leave --only out")
     for f in [*a.models, *([a.llama_model] if a.llama_model else [])]:
         if not f.exists():
             p.error(f"no such model: {f}")
     if a.only != "llama.cpp" and not a.bin.exists():
         p.error(f"{a.bin} is missing: run `cargo build --release`, or measure with --only llama.cpp")
 
+    a.python = environment.find(a.env, bool(a.vram)) if a.only != "ours" else None
+    if a.vram:
+        if not run([a.python, "-c", "import llama_cpp; print(llama_cpp.llama_supports_gpu_offload())"]).strip() == "True":
+            sys.exit("this llama.cpp was built without GPU support, so there is no -ngl to compare with; leave --env out, and one with "
+                     "CUDA is built where there is nvcc (the CUDA toolkit)")
     # Two comparisons at once would measure each other.
     lock = open(Path(tempfile.gettempdir()) / "dynamicinfer-compare.lock", "w")
     try:
@@ -286,15 +269,17 @@ def main():
     doc = ["# dynamicinfer and llama.cpp side by side", ""]
     with open(a.out / "raw.csv", "w", newline="") as h:
         w = csv.writer(h)
-        w.writerow(["model", "round", "side", "test", "tokens_per_s", "threads", "busy", "others_cpu"])
-        for model in a.models:
-            samples, facts, strangers = compare(a, model, w)
+        w.writerow(["model", "vram_bytes", "round", "side", "test", "tokens_per_s", "threads", "busy", "others_cpu"])
+        for model, budget in [(m, b) for m in a.models for b in a.vram or [0]]:
+            sides, words = sides_of(a, model, budget)
+            samples, facts, strangers = compare(a, model, budget, sides, w)
             h.flush()
-            sparse = facts.get("ours", {}).get("sparse", [])
-            size = model.stat().st_size if model.is_file() else 0
-            doc += [f"## {model.name}" + (f", {size / 2**20:.1f} MiB" if size else ""), ""]
+            sparse = next(iter(facts.values()))["sparse"]
+            file_bytes = model.stat().st_size if model.is_file() else 0
+            doc += [f"## {model.name}" + (f", {file_bytes / 2**20:.1f} MiB" if file_bytes else ""), ""]
             if a.llama_model:
                 doc += [f"llama.cpp read {a.llama_model.name} instead.", ""]
+            doc += [words, ""] if words else []
             doc += table(samples, a) + [""]
             if sparse:
                 of = lambda key: statistics.median([s[key] for s in sparse if s.get(key) is not None] or [float("nan")])
@@ -304,12 +289,13 @@ def main():
                         f"read bandwidth; the predictor takes {of('predictor_time_share'):.1%} of a token's time.", ""]
             doc += [f"Meanwhile other processes took {statistics.median(strangers):.0%} of the CPU (median), at most "
                     f"{max(strangers):.0%}." + (" **Repeat this on a quieter machine.**" if statistics.median(strangers) > 0.1 else ""), ""]
-    theirs = facts.get("llama.cpp", {})
+    theirs = next((f for side, f in facts.items() if side.startswith("llama")), {})
+    ours = next((f for side, f in facts.items() if side.startswith("dyn")), {})
     doc += [f"Median (lowest to highest) of {a.rounds} rounds, alternating, each in a process of its own; ratio above 1: "
             f"dynamicinfer is faster. {a.threads} threads, {cpu_name()}, {len(os.sched_getaffinity(0))} cores"
             + (", every core also busy with an arithmetic loop" if a.busy else "")
             + f". llama-cpp-python {theirs.get('version', '-')} (llama.cpp {theirs.get('commit', '-')}), "
-            f"dynamicinfer {facts.get('ours', {}).get('version') or '-'}. {time.strftime('%Y-%m-%d')}."]
+            f"dynamicinfer {ours.get('version') or '-'}. {time.strftime('%Y-%m-%d')}."]
     (a.out / "summary.md").write_text("\n".join(doc) + "\n")
     print("\n".join(doc))
 
