@@ -564,7 +564,7 @@ fn without_a_profile_the_machine_is_measured_and_said_to_be() {
     assert_eq!(code, 0, "{err}");
     let saved = MachineProfile::read(&place.path().join("data/dynamicinfer/machines/default.toml")).unwrap();
     assert_eq!((saved.name.as_str(), saved.device_gb_s, saved.link_gb_s), ("default", 900.0, 25.0));
-    assert_eq!(saved.measured, [Rate::DramGbS, Rate::CallUs]);
+    assert_eq!(saved.measured, [Rate::DramGbS, Rate::HostGflops, Rate::CallUs]);
     let (code, out, err) = program(place.path(), &args);
     assert_eq!((code, err.as_str()), (0, ""));
     assert!(out.contains("machine default: measured dram_gb_s "), "{out}");

@@ -46,6 +46,7 @@ impl Observer for Watching {
 fn logits_after_a_long_prompt_are_the_dense_ones_wherever_its_neurons_are_computed() {
     let stores = Stores::new();
     let (seen, told) = (Mutex::new([0f32; 2]), Mutex::new([0u64; 4]));
+    let flipped = Mutex::new([0; 2]);
     let name = "logits_after_a_long_prompt_are_the_dense_ones_wherever_its_neurons_are_computed";
     with_seeds(name, 160, |seed| {
         let mut prng = Prng::new(seed);
@@ -89,12 +90,18 @@ fn logits_after_a_long_prompt_are_the_dense_ones_wherever_its_neurons_are_comput
         let found = logits(&mut engine, kind, &sizes, None);
         let (off, grouped) = (error(&found, &expected), QUANTS[quant].is_grouped());
         let most = match (grouped, kind) {
-            // Ten times as many logits as of a short text: of 80,000 one is further off. What kernels of grouped types compute is
-            // compared with the scalar truth (tools/cuda_on_cpu/tests/dense_ffn.rs).
-            (true, _) => 5.0 * FLIPPED,
+            // Ten times as many logits as of a short text: of 80,000 one is further off (0.05 with AVX2), so that what holds for most
+            // is asked below. What kernels of grouped types compute is compared with the scalar truth
+            // (tools/cuda_on_cpu/tests/dense_ffn.rs).
+            (true, _) => 15.0 * FLIPPED,
             (false, KvType::F32) => 1e-5,
-            (false, KvType::F16) => ROUNDED,
+            (false, KvType::F16) => 2.0 * ROUNDED,
         };
+        if grouped {
+            let mut flipped = flipped.lock().unwrap();
+            flipped[0] += usize::from(off > FLIPPED);
+            flipped[1] += 1;
+        }
         assert!(off <= most, "{} {} {sizes:?}: off by {off}", FAMILIES[family], QUANTS[quant].name());
         let heard = heard.lock().unwrap();
         assert_eq!(heard.len(), watching.0.len());
@@ -120,5 +127,7 @@ fn logits_after_a_long_prompt_are_the_dense_ones_wherever_its_neurons_are_comput
     eprintln!("resident, streamed, on the CPU, active: {told:?}; worst {seen:?}");
     if std::env::var_os("HYBRID_SEED").is_none() {
         assert!(told.iter().all(|&n| n > 300_000), "{told:?}: a part was not tried");
+        let [far, of] = *flipped.lock().unwrap();
+        assert!(far * 8 < of, "{far} of {of} grouped cases are further off than {FLIPPED}");
     }
 }

@@ -364,8 +364,8 @@ unsafe fn add_grouped<const FOUR: bool, const R: usize>(
     cols: usize,
 ) {
     // A code becomes a number where it stands in its lane: as a whole number it is too large by a power of two, which the row's
-    // coefficient makes up for. Codes are unsigned for that (q8_0 with the sign bit flipped); what is too much comes off once.
-    let excess = if FOUR { 8.0 } else { 128.0 };
+    // coefficient makes up for without rounding. So the sum has the same bits however many rows are added together.
+    let excess = if FOUR { 8 } else { 128 };
     let bits = if FOUR { 4 } else { 8 };
     let at_scales = if FOUR { cols / 2 } else { cols };
     // SAFETY: the caller's promises.
@@ -374,11 +374,9 @@ unsafe fn add_grouped<const FOUR: bool, const R: usize>(
             for part in 0..2 {
                 // By row and by the code's place in its lane.
                 let mut c = [[_mm256_setzero_ps(); 8]; R];
-                let mut less = _mm256_setzero_ps();
                 for r in 0..R {
                     let scales = rows[r].add(at_scales).cast::<u16>().add(pack * 16 + part * 8);
                     let scale = _mm256_mul_ps(_mm256_set1_ps(a[r]), load_f16(scales));
-                    less = _mm256_fnmadd_ps(_mm256_set1_ps(excess), scale, less);
                     for code in 0..32 / bits {
                         // The code at the top would become a negative number: it is shifted down.
                         let exponent = if code + 1 == 32 / bits { 0 } else { code * bits };
@@ -401,18 +399,19 @@ unsafe fn add_grouped<const FOUR: bool, const R: usize>(
                         }
                     }
                     // Codes of a lane, from its lowest bits: of q4_0 those of two registers take turns.
-                    for code in 0..32 / bits {
-                        let place = if FOUR { k * 8 + code % 2 * 4 + code / 2 } else { k * 4 + code };
-                        let shift = code * bits;
+                    for place_in_lane in 0..32 / bits {
+                        let (i, shift) = (place_in_lane, place_in_lane * bits);
+                        let place = if FOUR { k * 8 + i % 2 * 4 + i / 2 } else { k * 4 + i };
                         let to = out.add(place * 16);
-                        let mut sum = _mm256_add_ps(less, _mm256_loadu_ps(to));
+                        let mut sum = _mm256_loadu_ps(to);
                         for r in 0..R {
-                            let number = if shift + bits == 32 {
-                                _mm256_srl_epi32(v[r], _mm_cvtsi32_si128(shift as i32))
+                            let (code, excess) = if shift + bits == 32 {
+                                (_mm256_srl_epi32(v[r], _mm_cvtsi32_si128(shift as i32)), excess)
                             } else {
-                                _mm256_and_si256(v[r], _mm256_set1_epi32(((1 << bits) - 1) << shift))
+                                (_mm256_and_si256(v[r], _mm256_set1_epi32(((1 << bits) - 1) << shift)), excess << shift)
                             };
-                            sum = _mm256_fmadd_ps(c[r][code], _mm256_cvtepi32_ps(number), sum);
+                            let number = _mm256_sub_epi32(code, _mm256_set1_epi32(excess));
+                            sum = _mm256_fmadd_ps(c[r][place_in_lane], _mm256_cvtepi32_ps(number), sum);
                         }
                         _mm256_storeu_ps(to, sum);
                     }

@@ -14,7 +14,8 @@ use crate::cache::NeuronCache;
 use crate::clock;
 use crate::cpu::{Kernels, MAX_COLUMNS, Team};
 use crate::device::{
-    Add, Append, Attend, Buffer, Call, Event, Note, OutOfMemory, Part, Select, SignScores, SparseFfn, Stream, Then, View,
+    Add, Append, Attend, Buffer, Call, Event, Note, OutOfMemory, Part, Select, SignScores, SparseFfn, Stream, Then,
+    View,
 };
 use crate::model::config::{ModelConfig, Norm as NormKind, Positions};
 use crate::model::weights::Layer;

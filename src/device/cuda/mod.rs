@@ -17,9 +17,7 @@ pub use card::{Card, OLDEST_CARD, OLDEST_DRIVER, Unusable};
 pub use kernels::{Delivery, SOURCES, Source};
 
 use super::launch;
-use super::{
-    Block, Buffer, Call, Device, Event, Fault, Memory, MoveMethod, OutOfMemory, Stream, Totals, run,
-};
+use super::{Block, Buffer, Call, Device, Event, Fault, Memory, MoveMethod, OutOfMemory, Stream, Totals, run};
 use crate::clock::{self, Duration, Instant};
 use driver::{Address, CUevent, CUstream, Code, NOT_READY, OUT_OF_MEMORY, Refusal, SUCCESS, remedy};
 use kernels::Kernels;
