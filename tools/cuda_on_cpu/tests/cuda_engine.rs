@@ -257,5 +257,6 @@ fn neurons_move_while_kernels_run() {
         lines.iter().any(|k| k.0 == compute && !["copy", "mark"].contains(&k.1) && k.2 < copy.3 && copy.2 < k.3)
     };
     let both = copies.filter(|copy| overlap(copy)).count();
-    assert!(both > 2, "{both} copies of neurons ran beside kernels:\n{text}");
+    // How many it is hangs on how the system shares the cores out between the streams' threads; a device that waited would have none.
+    assert!(both > 0, "no copy of neurons ran beside kernels:\n{text}");
 }
