@@ -74,7 +74,8 @@ impl Restless {
 fn logits_are_the_dense_ones_for_every_budget_residency_and_interleaving() {
     let stores = Stores::new();
     // Of f32 and f16, and of grouped types.
-    let seen = Mutex::new([vec![], vec![]]);
+    // By type, grouped ones without and with a chunk.
+    let seen = Mutex::new([vec![], vec![], vec![]]);
     let (moves, landed) = (Arc::new(Mutex::new(0u64)), Mutex::new(0u64));
     let dense = Mutex::new(HashMap::<(usize, usize, bool, Vec<usize>), Vec<f32>>::new());
     let name = "logits_are_the_dense_ones_for_every_budget_residency_and_interleaving";
@@ -137,10 +138,8 @@ fn logits_are_the_dense_ones_for_every_budget_residency_and_interleaving() {
         engine.set_sparsity(Sparsity::new((0..layers).map(|_| choice(&mut prng)).collect(), 0).unwrap());
         let found = logits(&mut engine, kind, &sizes, None);
         let off = error(&found, &expected);
-        let grouped = QUANTS[quant].is_grouped();
+        let (grouped, chunk) = (QUANTS[quant].is_grouped(), sizes.iter().any(|&n| n > MAX_COLUMNS));
         let most = match (grouped, kind) {
-            // A text with a chunk has more logits, and more of them that are further off (tests/prompts.rs).
-            (true, _) if sizes.iter().any(|&n| n > MAX_COLUMNS) => 5.0 * FLIPPED,
             (true, _) => FLIPPED,
             (false, KvType::F32) => 1e-5,
             (false, KvType::F16) => ROUNDED,
@@ -148,7 +147,7 @@ fn logits_are_the_dense_ones_for_every_budget_residency_and_interleaving() {
         assert!(off <= most, "{} {}: off by {off}", FAMILIES[family], QUANTS[quant].name());
         let mut seen = seen.lock().unwrap();
         if kind == KvType::F32 {
-            seen[usize::from(grouped)].push(off);
+            seen[usize::from(grouped) + usize::from(grouped && chunk)].push(off);
         }
         let cache = &engine.hybrid.as_ref().unwrap().cache;
         *landed.lock().unwrap() += cache.counters.landed;
@@ -157,11 +156,13 @@ fn logits_are_the_dense_ones_for_every_budget_residency_and_interleaving() {
     let (moves, landed) = (*moves.lock().unwrap(), *landed.lock().unwrap());
     let seen = seen.into_inner().unwrap();
     let worst = seen.each_ref().map(|seen| seen.iter().fold(0f32, |m, e| m.max(*e)));
-    let flipped = seen[1].iter().filter(|e| **e > 1e-5).count();
-    eprintln!("{moves} moves begun, {landed} landed, worst {worst:?}, {flipped} of {} flipped", seen[1].len());
+    let flipped = seen.each_ref().map(|seen| (seen.iter().filter(|e| **e > 1e-5).count(), seen.len()));
+    eprintln!("{moves} moves begun, {landed} landed, worst {worst:?}, flipped {flipped:?}");
     if std::env::var_os("HYBRID_SEED").is_none() {
-        // 28 of 69 with AVX2: where a chunk's sums are the device's, too, more inputs round to another code.
-        assert!(flipped * 3 < seen[1].len() * 2, "{flipped} of {} grouped cases are off", seen[1].len());
+        let [_, (few, of), (chunks, of_chunks)] = flipped;
+        // How many are hangs on the instruction set: a quarter at most with AVX-512, with AVX2 15 of 43, and 13 of 26 with a chunk.
+        assert!(few * 2 < of, "{few} of {of} grouped cases are off");
+        assert!(chunks * 3 < of_chunks * 2, "{chunks} of {of_chunks} grouped cases with a chunk are off");
         assert!(moves > 10_000 && landed > 5_000, "{moves} moves, {landed} landed: nothing was tried");
     }
 }
