@@ -13,7 +13,7 @@ use dynamicinfer::device::{
     Totals, Traced, VirtualDevice,
 };
 use dynamicinfer::engine::ffn::{self, FfnBuffers};
-use dynamicinfer::engine::{Between, Choice, Engine, Logits, Migrator, Observer, Seen, Selection, Sparsity, Work};
+use dynamicinfer::engine::{Choice, Engine, Logits, Migrator, Observer, Seen, Selection, Sparsity, Work};
 use dynamicinfer::formats::rows::Quant;
 use dynamicinfer::model::config::{Activation, Ffn};
 use dynamicinfer::model::{KvCache, KvType, Model};
@@ -40,7 +40,7 @@ struct Restless {
 }
 
 impl Migrator for Restless {
-    fn between(&mut self, _at: &Between<'_>, cache: &mut NeuronCache, _sparsity: &mut Sparsity) {
+    fn apply(&mut self, cache: &mut NeuronCache, _sparsity: &mut Sparsity) {
         self.shuffle(cache);
     }
 }

@@ -10,7 +10,7 @@ use dynamicinfer::cache::{Migration, NeuronCache};
 use dynamicinfer::clock::{self, Duration};
 use dynamicinfer::cpu::Kernels;
 use dynamicinfer::device::{Rates, VirtualDevice};
-use dynamicinfer::engine::{Between, Choice, Column, Engine, Logits, Migrator, Sparsity};
+use dynamicinfer::engine::{Choice, Column, Engine, Logits, Migrator, Sparsity};
 use dynamicinfer::formats::predictor_file::Header;
 use dynamicinfer::formats::rows::Quant;
 use dynamicinfer::lab::synth::{Shape, write_store};
@@ -71,8 +71,8 @@ const COUNTED: usize = 60;
 struct Restless(Prng);
 
 impl Migrator for Restless {
-    fn between(&mut self, at: &Between<'_>, cache: &mut NeuronCache, _sparsity: &mut Sparsity) {
-        let layer = at.layer;
+    fn apply(&mut self, cache: &mut NeuronCache, _sparsity: &mut Sparsity) {
+        let layer = self.0.below(LAYERS as u64) as usize;
         let slots = cache.layers[layer].table.slots().len() as u64;
         for _ in 0..self.0.below(20) {
             let (slot, neuron) = (self.0.below(slots) as u32, self.0.below(FFN as u64) as u32);

@@ -6,7 +6,7 @@ mod support;
 use dynamicinfer::cache::NeuronCache;
 use dynamicinfer::cpu::{Kernels, MAX_COLUMNS};
 use dynamicinfer::device::{Faults, VirtualDevice};
-use dynamicinfer::engine::{Between, Engine, Migrator, Observer, Seen, Sparsity};
+use dynamicinfer::engine::{Engine, Migrator, Observer, Seen, Sparsity};
 use dynamicinfer::model::KvType;
 use dynamicinfer::prng::Prng;
 use std::sync::{Arc, Mutex};
@@ -21,7 +21,7 @@ type Counted = (usize, usize, usize, Vec<u32>);
 struct Hearing(Arc<Mutex<Vec<Counted>>>);
 
 impl Migrator for Hearing {
-    fn between(&mut self, _at: &Between<'_>, _cache: &mut NeuronCache, _sparsity: &mut Sparsity) {}
+    fn apply(&mut self, _cache: &mut NeuronCache, _sparsity: &mut Sparsity) {}
 
     fn prompt(&mut self, layer: usize, first: usize, tokens: usize, counts: &[u32]) {
         self.0.lock().unwrap().push((layer, first, tokens, counts.to_vec()));

@@ -218,6 +218,51 @@ fn it_brings_what_the_next_layer_needs() {
     assert!(full > fixed + 0.02, "{full} with the scheduler, {fixed} without");
 }
 
+/// Brings the first half of the neurons of each layer, when the layer begins or after it was divided.
+struct Brings {
+    calls: usize,
+    late: bool,
+}
+
+impl Migrator for Brings {
+    fn apply(&mut self, cache: &mut NeuronCache, _sparsity: &mut Sparsity) {
+        let (layer, again) = (self.calls / 2, self.calls % 2 == 1);
+        self.calls += 1;
+        if again == self.late && layer < cache.layers.len() {
+            let slots = cache.layers[layer].table.slots().len() as u32;
+            assert_eq!(cache.migrate_all(layer, (0..slots).map(|n| (n, n))), slots as usize);
+        }
+    }
+}
+
+/// What is known when a layer begins is on the link during its attention, and can be there for its FFN.
+#[test]
+fn what_is_decided_before_a_layer_begins_is_there_for_it() {
+    let dir = tempfile::tempdir().unwrap();
+    let hits = |late| {
+        let model = Model::open(&packed(dir.path(), "relullama", Quant::F32)).unwrap();
+        let slots = vec![model.config.ffn / 2; model.config.layers];
+        let device = VirtualDevice::new(u64::MAX, Rates { link_gb_s: 1e6, copy_us: 0.0, ..RATES });
+        // SAFETY: the engine drops its device's part before its model: it has both.
+        let mut hybrid = unsafe { on_device(&model, Box::new(device), &slots) }.unwrap();
+        hybrid.migrator = Some(Box::new(Brings { calls: 0, late }));
+        let mut engine = Engine::new(model, 1, Kernels::best());
+        engine.hybrid = Some(hybrid);
+        let mut kv = KvCache::new(&engine.model.config, 2, KvType::F32).unwrap();
+        engine.forward(&mut kv, &tokens()[..1], Logits::Last);
+        let first: Vec<u64> = cache(&mut engine).layers.iter().map(|layer| layer.hits).collect();
+        engine.forward(&mut kv, &tokens()[1..2], Logits::Last);
+        let second: Vec<u64> =
+            cache(&mut engine).layers.iter().zip(&first).map(|(now, first)| now.hits - first).collect();
+        (first, second)
+    };
+    let (first, second) = hits(false);
+    assert!(first.iter().chain(&second).all(|&hits| hits > 0), "{first:?}, then {second:?}");
+    // And the question is not answered by itself: what comes after a layer was divided is there at the next token.
+    let (first, second) = hits(true);
+    assert!(first.iter().all(|&hits| hits == 0) && second.iter().all(|&hits| hits > 0), "{first:?}, then {second:?}");
+}
+
 /// What it has learnt of a text is the history that the next one begins with.
 #[test]
 fn it_learns_how_often_neurons_are_active() {

@@ -2,8 +2,9 @@
 //! thresholds while the engine computes.
 //!
 //! Engine and thread hand each other items over two rings that neither waits for ([`crate::cache::exchange`]); what does not fit is
-//! dropped and counted. Before a layer's FFN the engine tells what it knows and applies what was decided since: moves go onto the
-//! copy stream, and only there and then does a slot change. The thread sees no device and no slot table, only copies of the latter, so
+//! dropped and counted. Before a layer's FFN the engine tells what it knows. What was decided since it applies there and when the next
+//! layer begins, so that a move for that layer has its attention's time to arrive: moves go onto the copy stream, and only there and
+//! then does a slot change. The thread sees no device and no slot table, only copies of the latter, so
 //! a late or stalled thread costs hits and never a result.
 
 use crate::cache::exchange::{Receiver, Sender, exchange_of};
@@ -137,7 +138,7 @@ impl Background {
         Policy::ALL[self.shared.policy.load(Ordering::Relaxed)]
     }
 
-    fn tell(&mut self, sent: bool) {
+    fn told(&mut self, sent: bool) {
         self.counts.untold += u64::from(!sent);
         if let Some(thread) = &self.thread {
             thread.thread().unpark();
@@ -159,8 +160,8 @@ impl Drop for Background {
 }
 
 impl Migrator for Background {
-    fn between(&mut self, at: &Between<'_>, cache: &mut NeuronCache, sparsity: &mut Sparsity) {
-        // What was decided since: no more than there was when this began to look, for the thread goes on deciding.
+    fn apply(&mut self, cache: &mut NeuronCache, sparsity: &mut Sparsity) {
+        // No more than there was when this began to look, for the thread goes on deciding.
         for _ in 0..DECIDED {
             let refused = self.from.try_take(|decided| {
                 if let Some(pair) = decided.thresholds.take() {
@@ -176,6 +177,9 @@ impl Migrator for Background {
                 None => break,
             }
         }
+    }
+
+    fn tell(&mut self, at: &Between<'_>, cache: &NeuronCache) {
         let Some(selection) = at.selection else { return };
         let balances = (self.tune)(self.holding().rules()).thresholds;
         self.counts.told += 1;
@@ -202,7 +206,7 @@ impl Migrator for Background {
             told.in_flight = cache.in_flight() as u64;
             (told.totals, told.counters) = (cache.device.totals(), cache.counters);
         });
-        self.tell(sent);
+        self.told(sent);
     }
 
     fn prompt(&mut self, layer: usize, first: usize, tokens: usize, counts: &[u32]) {
@@ -218,7 +222,7 @@ impl Migrator for Background {
                 told.counts.push(count);
             }
         });
-        self.tell(sent);
+        self.told(sent);
     }
 
     fn policy(&self) -> Option<Policy> {

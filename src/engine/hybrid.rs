@@ -42,8 +42,12 @@ pub struct Between<'a> {
 
 /// Decides, between layers, what moves and what is computed.
 pub trait Migrator: Send {
-    /// Called before a layer of a pass is used, from the engine's thread; must not wait.
-    fn between(&mut self, at: &Between<'_>, cache: &mut NeuronCache, sparsity: &mut Sparsity);
+    /// Puts on the link what was decided since. Called from the engine's thread when a layer begins, so that what is for it can arrive
+    /// beside its attention, and again when it has been divided, before its FFN; must not wait.
+    fn apply(&mut self, cache: &mut NeuronCache, sparsity: &mut Sparsity);
+
+    /// Hears of a layer that has been divided, before its FFN; must not wait.
+    fn tell(&mut self, _at: &Between<'_>, _cache: &NeuronCache) {}
 
     /// A layer of a prompt of `tokens` tokens, from position `first` on, was computed whole: for how many of them each neuron was
     /// active, `[ffn]`.
@@ -246,6 +250,8 @@ impl Hybrid {
         let attends = self.begin(pass);
         for l in 0..pass.model.layers.len() {
             self.note(Note::Layer(l));
+            // What was decided meanwhile is on its way while attention runs.
+            self.apply(pass, &mut lap);
             // 1 attention: norm, qkv, rope, KV append, scores and mix, output, residual
             self.attention(pass, l, attends);
             // 2 predict and 3 FFN
@@ -254,6 +260,13 @@ impl Hybrid {
         // 4 head
         self.head(pass, attends);
         pass.report.head_ns += clock::lap(&mut lap);
+    }
+
+    fn apply(&mut self, pass: &mut Pass<'_, '_>, lap: &mut clock::Instant) {
+        let Some(migrator) = &mut self.migrator else { return };
+        pass.report.attention_ns += clock::lap(lap);
+        migrator.apply(&mut self.cache, pass.sparsity);
+        pass.report.scheduler_ns += clock::lap(lap);
     }
 
     pub(super) fn launch(&mut self, call: Call) {
@@ -463,7 +476,8 @@ impl Hybrid {
             let scores = sparsity.own_threshold(l).map(|_| &b.predicted.scores[..]);
             let batch = b.places.windows(2).any(|two| two[0].cache != two[1].cache);
             let at = Between { layer: l, first: b.places[0].position, n, batch, residual, selection, scores };
-            migrator.between(&at, &mut self.cache, sparsity);
+            migrator.apply(&mut self.cache, sparsity);
+            migrator.tell(&at, &self.cache);
             self.migrator = Some(migrator);
             report.scheduler_ns += clock::lap(lap);
             self.cache.device.note(Note::Host(Part::Scheduler));

@@ -292,6 +292,10 @@ impl<'a> Simulation<'a> {
     /// One layer of one token. Returns how long it takes, ns.
     fn layer(&mut self, layer: usize, token: usize) -> f64 {
         let (trace, s) = (self.trace, self.setting);
+        // What was decided in the layer before is applied when this one begins, and has its attention's time to arrive.
+        for (target, moves) in std::mem::take(&mut self.decided) {
+            self.put(target, moves);
+        }
         let before = self.scale.attention_ns + self.scale.predictor_ns;
         self.pass(before);
         self.here.fill(false);
@@ -314,10 +318,6 @@ impl<'a> Simulation<'a> {
         sum.gpu += gpu;
         sum.thresholds.0 += f64::from(device);
         sum.thresholds.1 += f64::from(cpu);
-
-        for (target, moves) in std::mem::take(&mut self.decided) {
-            self.put(target, moves);
-        }
         self.scheduler.active(View { layer, slots: &self.slots[layer] }, &self.computed);
         if s.rules.thresholds && s.device {
             self.balance(layer, token, own);

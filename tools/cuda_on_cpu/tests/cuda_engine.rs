@@ -10,7 +10,7 @@ use dynamicinfer::cache::{Migration, NeuronCache, NotBegun, Refused, Slot};
 use dynamicinfer::cpu::Kernels;
 use dynamicinfer::device::cuda::{Card, CudaDevice, Delivery, Options};
 use dynamicinfer::device::{Device, MoveMethod, MoveRate, VirtualDevice};
-use dynamicinfer::engine::{Between, Choice, Engine, Logits, Migrator, Sparsity};
+use dynamicinfer::engine::{Choice, Engine, Logits, Migrator, Sparsity};
 use dynamicinfer::formats::rows::Quant;
 use dynamicinfer::model::{KvCache, KvType, Model};
 use dynamicinfer::prng::Prng;
@@ -37,7 +37,7 @@ static STREAMED: AtomicU64 = AtomicU64::new(0);
 struct Restless(Prng);
 
 impl Migrator for Restless {
-    fn between(&mut self, _at: &Between<'_>, cache: &mut NeuronCache, _sparsity: &mut Sparsity) {
+    fn apply(&mut self, cache: &mut NeuronCache, _sparsity: &mut Sparsity) {
         let layers = cache.layers.len() as u64;
         if self.0.below(3) == 0 {
             // A group: some are neighbours, some are refused.
