@@ -54,9 +54,9 @@ pub struct DeviceArgs {
     /// needs), full (and thresholds of their own for device and CPU), lru or random [default: full]
     #[arg(long, value_name = "POLICY")]
     policy: Option<Policy>,
-    /// Layers that the scheduler looks ahead
-    #[arg(long, value_name = "LAYERS", default_value_t = 1)]
-    lookahead: usize,
+    /// Layers that the scheduler looks ahead [default: 2 where the predictor was made for that, else 1]
+    #[arg(long, value_name = "LAYERS")]
+    lookahead: Option<usize>,
     /// One threshold for device and CPU, so that the text does not depend on what lies where
     #[arg(long)]
     pub deterministic: bool,
@@ -136,7 +136,7 @@ impl Default for DeviceArgs {
             machine: None,
             barrier: false,
             policy: None,
-            lookahead: 1,
+            lookahead: None,
             deterministic: false,
             live: false,
             timelines: 1,
@@ -239,8 +239,8 @@ impl DeviceArgs {
             return Ok(None);
         }
         let layers = engine.model.config.layers;
-        if self.lookahead == 0 || self.lookahead >= layers {
-            return Err(Error::Usage(format!("--lookahead {}: take 1 to {}", self.lookahead, layers - 1)));
+        if let Some(ahead) = self.lookahead.filter(|ahead| !(1..layers).contains(ahead)) {
+            return Err(Error::Usage(format!("--lookahead {ahead}: take 1 to {}", layers - 1)));
         }
         if let Some(share) = self.ffn_share.filter(|s| !(*s > 0.0 && *s <= 1.0)) {
             return Err(Error::Usage(format!("--ffn-share {share}: take a share above 0 and at most 1")));
@@ -335,15 +335,19 @@ impl DeviceArgs {
             return Ok(());
         }
         let model = engine.model.clone();
-        let (layers, ahead) = (model.config.layers, self.lookahead);
+        let layers = model.config.layers;
         let (predictor, _) = sparsity_arg::one(engine, None, None)?;
-        if (ahead..layers).any(|l| predictor.calibration(l, ahead).is_none()) {
+        let looks = |&ahead: &usize| (ahead..layers).all(|l| predictor.calibration(l, ahead).is_some());
+        // Two layers give a copy a whole layer's time to arrive, and predictions are hardly worse: runs/2026-11-22-lookahead.
+        let wanted = self.lookahead.map_or(vec![2, 1], |ahead| vec![ahead]);
+        let Some(ahead) = wanted.iter().copied().filter(|&ahead| ahead < layers).find(looks) else {
             return Err(Error::Usage(format!(
-                "the {} predictor has no tables from {ahead} layers before; take a --lookahead that it was made for, make one \
+                "the {} predictor has no tables from {} layers before; take a --lookahead that it was made for, make one \
                  (train-predictor, calibrate), or take --policy static",
-                predictor.kind().name()
+                predictor.kind().name(),
+                wanted[0]
             )));
-        }
+        };
         let kept = match self.no_history {
             true => None,
             false => companions::find(&model, companions::Kind::History, history_file::open)?,

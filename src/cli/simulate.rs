@@ -61,7 +61,7 @@ pub struct Args {
     #[arg(long, default_value_t = 0.10, value_name = "SHARE")]
     active: f64,
     /// Of the made-up trace: layers that predictions look ahead
-    #[arg(long, default_value_t = 1, value_name = "LAYERS")]
+    #[arg(long, default_value_t = 2, value_name = "LAYERS")]
     lookahead: usize,
     /// Of the made-up trace, and of --policy random
     #[arg(long, default_value_t = 1)]
@@ -99,7 +99,7 @@ const EXAMPLES: &str = "\
 Examples:
   dynamicinfer simulate --papers                                            the paper's set-ups, beside its figures
   dynamicinfer simulate --shape llama-13b --machine rtx-4090 --vram 12GiB 16GiB 20GiB 24GiB --active 0.22
-  dynamicinfer simulate --shape llama-70b --quant q4_0 --machine rtx-4090 --vram 23GiB --policy static full --lookahead 2
+  dynamicinfer simulate --shape llama-70b --quant q4_0 --machine rtx-4090 --vram 23GiB --policy static full --lookahead 3
   dynamicinfer simulate demo --trace demo.trace --machine demo-pc --vram 3MiB
   dynamicinfer simulate --shape llama-7b --machine rtx-4090 --threshold 0   the CPU alone, every neuron";
 
