@@ -130,6 +130,10 @@ fn wrong_use_is_2_and_says_what_is_wrong() {
         (&["bench", &opt, "-p", "257", "-n", "0"], "a context of 257: this model has 256 positions and no more"),
         (&["bench", &model, "-p", "0", "-n", "0"], "nothing to measure: -p and -n are both 0"),
         (&["bench", &model, "-r", "0"], "-r 0: take at least one repeat"),
+        (
+            &["bench", &opt, "-p", "0", "-n", "8", "-d", "0,250"],
+            "a context of 258: this model has 256 positions and no more",
+        ),
         (&["eval", &model], "--text"),
         (&["eval", &model, "--text", &ids, "--token-ids", &ids], "cannot be used with"),
         (&["eval", &model, "--token-ids", &ids, "-c", "1"], "-c 1: a window needs at least two tokens"),

@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""How a token's time grows with context and with clients, through the daemon: for docs/scale.md. Standard library only.
+"""What clients of a daemon see as there are more of them, over HTTP, prompts included: for docs/scale.md. Standard library only.
 
     cargo build --release && python3 tools/measure_scale.py target/release/dynamicinfer MODEL --out scale.json
 
-Contexts: one client, a prompt of so many tokens, then 32 tokens; its keys are read for each of them. Clients: so many processes at once
-that ask again and again for a while. Medians over rounds; contexts and numbers of clients take turns.
+So many processes at once ask again and again for a while. Medians over rounds; numbers of clients take turns. What contexts and
+sequences cost without HTTP and prompts: `dynamicinfer bench --n-depth 0,1024,4096 --sequences 1,4`.
 """
 import argparse
 import http.client
@@ -66,17 +66,6 @@ def between(times):
     return [1e3 * (b - a) for a, b in zip(times, times[1:])]
 
 
-def contexts(daemon, a, seeds):
-    rows = {n: ([], []) for n in a.contexts}
-    for _ in range(a.rounds):
-        for n in a.contexts:
-            times = ask(daemon.path, prompt(n, next(seeds), a.vocab), a.generate)
-            rows[n][0].append(1e3 * times[0])
-            rows[n][1].extend(between(times))
-    return [{"context": n, "first_token_ms": statistics.median(first), "token_ms_p50": statistics.median(gaps),
-             "token_ms_p99": sorted(gaps)[int(0.99 * len(gaps))]} for n, (first, gaps) in rows.items()]
-
-
 def client(path, end, seed, a, answers):
     """Asks until the time is over; the answers that are complete by then count."""
     while time.monotonic() < end:
@@ -115,9 +104,7 @@ def main():
     p.add_argument("program")
     p.add_argument("model")
     p.add_argument("--out", type=Path, help="file for the figures, JSON")
-    p.add_argument("--contexts", type=int, nargs="*", default=[128, 512, 1024, 2048, 4000])
-    p.add_argument("--generate", type=int, default=32, help="tokens after each context")
-    p.add_argument("--clients", type=int, nargs="*", default=[1, 2, 4, 8, 16])
+    p.add_argument("--clients", type=int, nargs="+", default=[1, 2, 4, 8, 16])
     p.add_argument("--client-prompt", type=int, default=32)
     p.add_argument("--client-generate", type=int, default=64)
     p.add_argument("--seconds", type=float, default=15, help="of each number of clients")
@@ -126,14 +113,12 @@ def main():
     p.add_argument("--options", type=str.split, default=[], metavar="'ARGS'", help="more for serve, in one string")
     a = p.parse_args()
     seeds = iter(range(1, 1 << 30))
-    parallel = str(max(a.clients, default=1))
-    with Daemon(a.program, a.model, "--parallel", parallel, "-c", str(max(a.contexts, default=512) + a.generate + 64), *a.options) as daemon:
+    context = a.client_prompt + a.client_generate + 16
+    with Daemon(a.program, a.model, "--parallel", str(max(a.clients)), "-c", str(context), *a.options) as daemon:
         ask(daemon.path, prompt(16, 0, a.vocab), 16)
-        found = {"model": Path(a.model).name, "options": a.options, "rounds": a.rounds, "contexts": contexts(daemon, a, seeds),
-                 "clients": clients(daemon, a, seeds)}
-    for kind in ("contexts", "clients"):
-        for row in found[kind]:
-            print(", ".join(f"{k} {v:.4g}" if isinstance(v, float) else f"{k} {v}" for k, v in row.items() if not isinstance(v, list)), flush=True)
+        found = {"model": Path(a.model).name, "options": a.options, "rounds": a.rounds, "clients": clients(daemon, a, seeds)}
+    for row in found["clients"]:
+        print(", ".join(f"{k} {v:.4g}" if isinstance(v, float) else f"{k} {v}" for k, v in row.items() if not isinstance(v, list)), flush=True)
     if a.out:
         a.out.write_text(json.dumps(found, indent=1) + "\n")
 

@@ -10,9 +10,9 @@ use serde::Serialize;
 
 /// Measure prefill and decode speed, beside what the machine's memory allows
 ///
-/// As llama-bench: each repeat runs the whole prompt or generates all tokens from an empty context, after one warm-up;
-/// tokenising and sampling are left out. GB/s are the weight bytes that a token must read over the median time between
-/// tokens; the share is of the best read of 2 GiB with the same threads just before and after. Decode runs what --predictor
+/// As llama-bench: each repeat runs the whole prompt or generates all tokens from an empty context (or one of --n-depth tokens), after
+/// one warm-up; tokenising and sampling are left out. GB/s are the weight bytes that a token must read, without keys and values, over the
+/// median time between tokens; the share is of the best read of 2 GiB with the same threads just before and after. Decode runs what --predictor
 /// says; computed share and recall are of random tokens, as the timed ones were.
 #[derive(clap::Args)]
 pub struct Args {
@@ -27,6 +27,9 @@ pub struct Args {
     /// Timelines that generate together, a row for each number: 1,2,4,8; at most 32
     #[arg(long, value_name = "N,...", value_delimiter = ',', default_value = "1")]
     sequences: Vec<usize>,
+    /// Tokens that are in the context when the clock starts, rows for each number: 0,1024,4096
+    #[arg(short = 'd', long, value_name = "N,...", value_delimiter = ',', default_value = "0")]
+    n_depth: Vec<usize>,
     /// Repeats
     #[arg(short, long, default_value_t = 5)]
     repetitions: usize,
@@ -59,19 +62,20 @@ pub fn run(mut args: Args) -> Result<()> {
     if let Some(n) = args.sequences.iter().find(|n| !(1..=MAX_COLUMNS).contains(*n)) {
         return Err(Error::Usage(format!("--sequences {n}: take 1 to {MAX_COLUMNS} at once")));
     }
-    let mut engine = args.engine.engine(args.model.open()?)?;
-    args.sparsity.apply(&mut engine, Unsaid::Dense)?;
-    check_context(&engine.model, args.n_prompt.max(args.n_gen), args.engine.kv())?;
-    args.device.traced = args.trace.is_on();
-    args.device.timelines = args.sequences.iter().copied().max().unwrap_or(1);
-    args.device.apply(&mut engine, args.n_prompt.max(args.n_gen), args.engine.kv())?;
     let options = BenchOptions {
         prompt: args.n_prompt,
         generate: args.n_gen,
         sequences: args.sequences,
+        depths: args.n_depth,
         repeats: args.repetitions,
         kv: args.engine.kv(),
     };
+    let mut engine = args.engine.engine(args.model.open()?)?;
+    args.sparsity.apply(&mut engine, Unsaid::Dense)?;
+    check_context(&engine.model, options.context(), options.kv)?;
+    args.device.traced = args.trace.is_on();
+    args.device.timelines = options.sequences.iter().copied().max().unwrap_or(1);
+    args.device.apply(&mut engine, options.context(), options.kv)?;
     args.trace.begin(&mut engine)?;
     let rows = bench(&mut engine, &options);
     let rows = args.trace.write_after(&mut engine, rows)?;

@@ -18,8 +18,35 @@ pub struct BenchOptions {
     pub generate: usize,
     /// Timelines that generate together, a row for each of these numbers; 1 to [`crate::cpu::MAX_COLUMNS`].
     pub sequences: Vec<usize>,
+    /// Tokens that a timeline already has when the clock starts, rows for each of these numbers.
+    pub depths: Vec<usize>,
     pub repeats: usize,
     pub kv: KvType,
+}
+
+/// What one row measures.
+#[derive(Clone, Copy)]
+struct Test {
+    depth: usize,
+    prompt: usize,
+    generate: usize,
+    sequences: usize,
+}
+
+impl BenchOptions {
+    /// Positions that a timeline needs.
+    pub fn context(&self) -> usize {
+        self.depths.iter().max().unwrap_or(&0) + self.prompt.max(self.generate)
+    }
+
+    fn tests(&self) -> Vec<Test> {
+        let of = |&depth| {
+            let prompt = (self.prompt > 0).then_some(Test { depth, prompt: self.prompt, generate: 0, sequences: 1 });
+            let test = move |&sequences| Test { depth, prompt: 0, generate: self.generate, sequences };
+            prompt.into_iter().chain(self.sequences.iter().filter(|_| self.generate > 0).map(test))
+        };
+        self.depths.iter().flat_map(of).collect()
+    }
 }
 
 /// One row. The first names are llama-bench's, so that its users' scripts read it.
@@ -35,6 +62,8 @@ pub struct BenchRow {
     pub type_k: String,
     pub n_prompt: usize,
     pub n_gen: usize,
+    /// Tokens that each timeline had before.
+    pub n_depth: usize,
     /// Timelines that generated `n_gen` tokens each, together.
     pub n_sequences: usize,
     pub avg_ns: u64,
@@ -96,21 +125,10 @@ pub fn bench(engine: &mut Engine, options: &BenchOptions) -> Result<Vec<BenchRow
 /// The same beside a read rate that was measured before.
 pub fn speed(engine: &mut Engine, options: &BenchOptions, before: ReadBandwidth) -> Result<Vec<BenchRow>> {
     let mut rows = Vec::new();
-    let mut runs = Vec::new();
-    if options.prompt > 0 {
-        runs.push((options.prompt, 0, 1));
-    }
-    if options.generate > 0 {
-        runs.extend(options.sequences.iter().map(|&sequences| (0, options.generate, sequences)));
-    }
-    for (prompt, generate, sequences) in runs {
-        let samples = if sequences > 1 {
-            run_together(engine, sequences, generate, options)?
-        } else {
-            run(engine, prompt, generate, options)?
-        };
-        let mut row = row(engine, (prompt, generate, sequences), options.kv, before, &samples);
-        if generate > 0 {
+    for test in options.tests() {
+        let samples = run(engine, test, options)?;
+        let mut row = row(engine, test, options.kv, before, &samples);
+        if test.generate > 0 {
             let shares = audit(engine, options.kv)?;
             row.active_share = Some(shares.active_share);
             row.recall = Some(shares.recall);
@@ -121,56 +139,42 @@ pub fn speed(engine: &mut Engine, options: &BenchOptions, before: ReadBandwidth)
     Ok(rows)
 }
 
-/// Time of each step in each repeat: a prefill is one step, a decode one per token.
-fn run(engine: &mut Engine, prompt: usize, generate: usize, options: &BenchOptions) -> Result<Vec<Vec<u64>>> {
+/// Time of each step in each repeat: a prefill is one step, a decode one per token (of each timeline).
+fn run(engine: &mut Engine, test: Test, options: &BenchOptions) -> Result<Vec<Vec<u64>>> {
     let vocab = engine.model.config.vocab as u64;
     let mut rng = crate::prng::Prng::new(1);
-    let mut session = Session::new(engine, prompt + generate, options.kv)?;
+    let context = test.depth + test.prompt + test.generate;
+    let mut session = Session::new(engine, context, options.kv)?;
+    let mut draw = |n: usize| -> Vec<u32> { (0..n).map(|_| rng.below(vocab) as u32).collect() };
+    if test.depth > 0 {
+        session.append(engine, &draw(test.depth), |_| interrupt::check())?;
+    }
+    // All timelines begin with the same tokens; their keys and values are each one's own.
+    let cache = |_| {
+        let mut kv = KvCache::new(&engine.model.config, context, options.kv)?;
+        kv.copy_from(&session.kv, test.depth);
+        Ok(kv)
+    };
+    let mut caches = (0..test.sequences).map(cache).collect::<Result<Vec<_>>>()?;
     // One more than asked for, thrown away: it maps pages and fills buffers.
     let mut repeats = Vec::new();
     for repeat in 0..=options.repeats {
-        session.truncate(0);
         let mut steps = Vec::new();
-        let mut time = |tokens: &[u32]| -> Result<()> {
+        if test.prompt > 0 {
+            session.truncate(test.depth);
+            let tokens = draw(test.prompt);
             let start = clock::now();
-            session.append(engine, tokens, |_| interrupt::check())?;
+            session.append(engine, &tokens, |_| interrupt::check())?;
             steps.push(start.elapsed().as_nanos() as u64);
-            Ok(())
-        };
-        if prompt > 0 {
-            let tokens: Vec<u32> = (0..prompt).map(|_| rng.below(vocab) as u32).collect();
-            time(&tokens)?;
         }
-        let generate = if repeat == 0 { generate.min(4) } else { generate };
-        for _ in 0..generate {
-            time(&[rng.below(vocab) as u32])?;
-        }
-        if repeat > 0 {
-            repeats.push(steps);
-        } else {
-            engine.report = Report::default();
-        }
-    }
-    Ok(repeats)
-}
-
-/// As [`run`], several timelines at once: each step is a token of each.
-fn run_together(engine: &mut Engine, n: usize, generate: usize, options: &BenchOptions) -> Result<Vec<Vec<u64>>> {
-    let vocab = engine.model.config.vocab as u64;
-    let mut rng = crate::prng::Prng::new(1);
-    let cache = |_| KvCache::new(&engine.model.config, generate, options.kv);
-    let mut caches = (0..n).map(cache).collect::<Result<Vec<_>>>()?;
-    let mut columns: Vec<Column> = (0..n).map(|cache| Column { cache, token: 0 }).collect();
-    let mut repeats = Vec::new();
-    for repeat in 0..=options.repeats {
-        caches.iter_mut().for_each(|cache| cache.truncate(0));
-        let mut steps = Vec::new();
-        for _ in 0..if repeat == 0 { generate.min(4) } else { generate } {
-            columns.iter_mut().for_each(|column| column.token = rng.below(vocab) as u32);
+        caches.iter_mut().for_each(|cache| cache.truncate(test.depth));
+        for _ in 0..if repeat == 0 { test.generate.min(4) } else { test.generate } {
+            let column = |(cache, token)| Column { cache, token };
+            let columns: Vec<Column> = draw(test.sequences).into_iter().enumerate().map(column).collect();
             let start = clock::now();
             engine.forward_batch(&mut caches, &columns, Logits::All);
-            steps.push(start.elapsed().as_nanos() as u64);
             engine.check()?;
+            steps.push(start.elapsed().as_nanos() as u64);
             interrupt::check()?;
         }
         if repeat > 0 {
@@ -199,7 +203,7 @@ fn audit(engine: &mut Engine, kv: KvType) -> Result<Shares> {
 
 fn row(
     engine: &Engine,
-    (prompt, generate, sequences): (usize, usize, usize),
+    Test { depth, prompt, generate, sequences }: Test,
     kv: KvType,
     machine: ReadBandwidth,
     repeats: &[Vec<u64>],
@@ -224,12 +228,13 @@ fn row(
         ffn: part(report.ffn_ns),
         head: part(report.head_ns),
     };
+    let at_depth = if depth > 0 { format!(" @ d{depth}") } else { String::new() };
     let read_gb_s = decode.then(|| bytes as f64 / percentile(&steps, 0.5) as f64);
     BenchRow {
         test: match (decode, sequences) {
-            (false, _) => format!("pp{prompt}"),
-            (true, 1) => format!("tg{generate}"),
-            (true, n) => format!("tg{generate} x {n}"),
+            (false, _) => format!("pp{prompt}{at_depth}"),
+            (true, 1) => format!("tg{generate}{at_depth}"),
+            (true, n) => format!("tg{generate} x {n}{at_depth}"),
         },
         model_filename: model.store().path().display().to_string(),
         model_type: format!("{} {}", model.config.family, model.quant.name()),
@@ -239,6 +244,7 @@ fn row(
         type_k: if kv == KvType::F16 { "f16".into() } else { "f32".into() },
         n_prompt: prompt,
         n_gen: generate,
+        n_depth: depth,
         n_sequences: sequences,
         avg_ns: avg_ns as u64,
         stddev_ns: stddev_ns as u64,

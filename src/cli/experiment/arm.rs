@@ -197,7 +197,14 @@ fn bench(settings: &[(String, Value)], metrics: &mut Metrics) -> Result<()> {
     let args = of_engine(settings)?;
     let mut engine = engine(&args, args.n_prompt.max(args.n_gen).max(1))?;
     let (prompt, generate) = (args.n_prompt, args.n_gen);
-    let options = BenchOptions { prompt, generate, repeats: 1, sequences: vec![args.sequences], kv: args.engine.kv() };
+    let options = BenchOptions {
+        prompt,
+        generate,
+        repeats: 1,
+        sequences: vec![args.sequences],
+        depths: vec![0],
+        kv: args.engine.kv(),
+    };
     // Shares of the machine's rate are not asked for; it is in run.json.
     let unknown = ReadBandwidth { threads: engine.threads(), gb_per_s: f64::NAN, worst_gb_per_s: f64::NAN };
     let rows = speed(&mut engine, &options, unknown)?;
