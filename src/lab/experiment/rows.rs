@@ -31,9 +31,20 @@ pub struct Row {
 
 /// An open file of rows, one JSON object a line. Whoever has it open has it alone.
 pub struct RowsFile {
-    file: File,
+    file: Locked,
     path: PathBuf,
     pub rows: Vec<Row>,
+}
+
+/// A locked file.
+struct Locked(File);
+
+impl Drop for Locked {
+    /// Said, and not left to the closing: a child that another thread has just begun may still hold a copy of the open file.
+    fn drop(&mut self) {
+        // What cannot be unlocked is unlocked when the last copy is closed.
+        let _ = self.0.unlock();
+    }
 }
 
 impl RowsFile {
@@ -43,17 +54,18 @@ impl RowsFile {
     /// [`Error::BadFile`] for a whole line that is no row; [`Error::Failed`] where another process writes it.
     pub fn open(path: &Path) -> Result<RowsFile> {
         let io = |action| Error::io(action, path);
-        let mut file = File::options().read(true).append(true).create(true).open(path).map_err(io("open"))?;
+        let file = File::options().read(true).append(true).create(true).open(path).map_err(io("open"))?;
         if file.try_lock().is_err() {
             let why = "another run writes there; wait for it, or take another --out";
             return Err(Error::Failed(format!("{}: {why}", path.display())));
         }
+        let mut file = Locked(file);
         let mut bytes = Vec::new();
-        file.read_to_end(&mut bytes).map_err(io("read"))?;
+        file.0.read_to_end(&mut bytes).map_err(io("read"))?;
         let whole = bytes.iter().rposition(|&b| b == b'\n').map_or(0, |at| at + 1);
         if whole < bytes.len() {
-            file.set_len(whole as u64).map_err(io("shorten"))?;
-            file.seek(SeekFrom::End(0)).map_err(io("read"))?;
+            file.0.set_len(whole as u64).map_err(io("shorten"))?;
+            file.0.seek(SeekFrom::End(0)).map_err(io("read"))?;
         }
         let mut rows = Vec::new();
         for (i, line) in bytes[..whole].split(|&b| b == b'\n').enumerate().filter(|(_, line)| !line.is_empty()) {
@@ -73,7 +85,7 @@ impl RowsFile {
     pub fn add(&mut self, row: Row) -> Result<()> {
         let mut line = serde_json::to_vec(&row).expect("a row is plain data");
         line.push(b'\n');
-        let written = self.file.write_all(&line).and_then(|()| self.file.sync_data());
+        let written = self.file.0.write_all(&line).and_then(|()| self.file.0.sync_data());
         written.map_err(Error::io("write", &self.path))?;
         self.rows.push(row);
         Ok(())
