@@ -1,10 +1,12 @@
 //! The law of the row kernels: whatever the CPU's instruction set, row type, length and number of columns, they agree
 //! with the scalar truth up to rounding (grouped types: up to the rounding of their int8 inputs).
 
+use dynamicinfer::cpu::attend::{AttendRoom, Head};
 use dynamicinfer::cpu::{Columns, Isa, Kernels, MAX_AXPY_ROWS, Rows};
 use dynamicinfer::formats::rows::{self, Quant, ROW_ALIGN};
 use dynamicinfer::kernel::reference;
 use dynamicinfer::prng::Prng;
+use half::f16;
 use proptest::prelude::*;
 
 fn normal(rng: &mut Prng, n: usize) -> Vec<f32> {
@@ -134,6 +136,52 @@ proptest! {
                         (*o as f64 - e).abs() <= 2e-5 * (1.0 + e.abs()),
                         "{} {} cols {cols} number {i}: {o}, truth {e}", kernels.isa.name(), quant.name()
                     );
+                }
+            }
+        }
+    }
+
+    /// Each query mixes the values that it sees and no other, behind which stands NaN.
+    #[test]
+    fn attention_is_that_of_f64(seed in any::<u64>(), dim in 1usize..140, positions in 1usize..90, n in 1usize..=12) {
+        let mut rng = Prng::new(seed);
+        for quant in [Quant::F32, Quant::F16] {
+            let numbers = |values: &[f32]| -> Vec<u8> {
+                match quant {
+                    Quant::F32 => bytemuck::cast_slice(values).to_vec(),
+                    _ => values.iter().flat_map(|&v| f16::from_f32(v).to_le_bytes()).collect(),
+                }
+            };
+            let of = |bytes: &[u8]| reference::numbers(quant, bytes, bytes.len() / quant.number_bytes(1));
+            let (mut keys, mut values) = (numbers(&normal(&mut rng, positions * dim)), numbers(&normal(&mut rng, positions * dim)));
+            let whole = keys.len();
+            keys.extend([0xff; 64]);
+            values.extend([0xff; 64]);
+            let head = Head { quant, keys: &keys[..whole], values: &values[..whole] };
+            let queries: Vec<f32> = normal(&mut rng, n * dim).iter().map(|q| 4.0 * q).collect();
+            let sees: Vec<_> = (0..n).map(|_| {
+                let end = 1 + rng.below(positions as u64) as usize;
+                rng.below(end as u64) as usize..end
+            }).collect();
+            for kernels in supported() {
+                let mut room = AttendRoom::default();
+                room.queries(n * dim).copy_from_slice(&queries);
+                let mixed = room.attend(&kernels, head, dim, |b| sees[b].clone()).to_vec();
+                for (b, seen) in sees.iter().enumerate() {
+                    let query = &queries[b * dim..(b + 1) * dim];
+                    let row = |of_what: &[u8], p: usize| {
+                        let each = quant.number_bytes(dim);
+                        of(&of_what[p * each..(p + 1) * each])
+                    };
+                    let scores: Vec<f64> = seen.clone().map(|p| reference::dot(&row(&keys, p), query) / (dim as f64).sqrt()).collect();
+                    let top = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+                    let weights: Vec<f64> = scores.iter().map(|s| (s - top).exp()).collect();
+                    let sum: f64 = weights.iter().sum();
+                    for i in 0..dim {
+                        let truth: f64 = seen.clone().zip(&weights).map(|(p, w)| w / sum * f64::from(row(&values, p)[i])).sum();
+                        let found = f64::from(mixed[b * dim + i]);
+                        prop_assert!((found - truth).abs() < 2e-5, "{quant:?} {:?} query {b}, number {i}: {found} and not {truth}", kernels.isa);
+                    }
                 }
             }
         }

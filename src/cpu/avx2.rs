@@ -16,9 +16,7 @@ use std::arch::x86_64::*;
 pub const KERNELS: Kernels = Kernels {
     isa: Isa::Avx2,
     dots: [dot_float::<false>, dot_float::<true>, dot_grouped::<false>, dot_grouped::<true>],
-    axpys: [axpy_f32, axpy_f16_rows, axpy_q8, axpy_q4],
-    dot_f16,
-    axpy_f16,
+    axpys: [axpy_f32, axpy_f16, axpy_q8, axpy_q4],
     touch: super::touch_nothing,
     block_ahead: true,
 };
@@ -146,11 +144,6 @@ unsafe fn dot_one<const HALF: bool, const AHEAD: bool>(row: *const u8, x: *const
         }
         sum4(sums) + (whole..n).map(|i| number::<HALF>(row, i) * *x.add(i)).sum::<f32>()
     }
-}
-
-#[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn dot_f16(a: *const u16, x: *const f32, n: usize) -> f32 {
-    unsafe { dot_one::<true, false>(a.cast(), x, n, 0) }
 }
 
 /// Dots of q8_0 (or, FOUR, q4_0) rows.
@@ -314,14 +307,9 @@ macro_rules! axpys {
 }
 
 axpys!(axpy_f32, add_floats, false);
-axpys!(axpy_f16_rows, add_floats, true);
+axpys!(axpy_f16, add_floats, true);
 axpys!(axpy_q8, add_grouped, false);
 axpys!(axpy_q4, add_grouped, true);
-
-#[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn axpy_f16(a: f32, x: *const u16, out: *mut f32, n: usize) {
-    unsafe { add_floats::<true, 1>([a], [x.cast()], 0, out, n) }
-}
 
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]

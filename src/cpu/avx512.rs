@@ -16,9 +16,7 @@ use std::arch::x86_64::*;
 pub const KERNELS: Kernels = Kernels {
     isa: Isa::Avx512,
     dots: [dot_float::<false>, dot_float::<true>, dot_grouped::<false>, dot_grouped::<true>],
-    axpys: [axpy_f32, axpy_f16_rows, axpy_q8, axpy_q4],
-    dot_f16,
-    axpy_f16,
+    axpys: [axpy_f32, axpy_f16, axpy_q8, axpy_q4],
     touch,
     block_ahead: false,
 };
@@ -195,11 +193,6 @@ unsafe fn dot_few<const HALF: bool, const N: usize>(
     reduce(&[sums[0]])[0]
 }
 
-#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,f16c")]
-unsafe fn dot_f16(a: *const u16, x: *const f32, n: usize) -> f32 {
-    unsafe { dot_one::<true, false>(a.cast(), x, n, 0) }
-}
-
 /// Dots of q8_0 (or, FOUR, q4_0) rows.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,f16c")]
 unsafe fn dot_grouped<const FOUR: bool>(rows: Rows, count: usize, x: &Columns, y: *mut f32, stride: usize) {
@@ -369,14 +362,9 @@ macro_rules! axpys {
 }
 
 axpys!(axpy_f32, add_floats, false);
-axpys!(axpy_f16_rows, add_floats, true);
+axpys!(axpy_f16, add_floats, true);
 axpys!(axpy_q8, add_grouped, false);
 axpys!(axpy_q4, add_grouped, true);
-
-#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,f16c")]
-unsafe fn axpy_f16(a: f32, x: *const u16, out: *mut f32, n: usize) {
-    unsafe { add_floats::<true, 1>([_mm512_set1_ps(a)], [x.cast()], out, n) }
-}
 
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,f16c")]

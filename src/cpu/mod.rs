@@ -36,6 +36,7 @@ macro_rules! tiles {
 }
 
 pub mod aligned;
+pub mod attend;
 mod avx2;
 mod avx512;
 mod columns;
@@ -57,7 +58,7 @@ pub const MAX_COLUMNS: usize = 32;
 /// y[b * stride + r] = row r · x[b], for `count` rows and each column b.
 ///
 /// # Safety
-/// `rows` are `Quant::row_bytes(x.cols)` readable bytes each, of the function's own type; `y` is writable at every index
+/// `rows` are `Quant::row_bytes(x.cols)` readable bytes each (of f32 and f16 the numbers are enough), of the function's own type; `y` is writable at every index
 /// named; the CPU has the instructions the function was compiled for.
 pub type Dot = unsafe fn(rows: Rows, count: usize, x: &Columns, y: *mut f32, stride: usize);
 
@@ -69,7 +70,7 @@ pub const MAX_AXPY_ROWS: usize = 4;
 /// read rows from memory and not after a [`Touch`]; 0 asks for nothing.
 ///
 /// # Safety
-/// The rows are `Quant::row_bytes(cols)` readable bytes each; `a.len()` is `rows.len()` times n and `out.len()` n times
+/// The rows are `Quant::row_bytes(cols)` readable bytes each (of f32 and f16 the numbers are enough); `a.len()` is `rows.len()` times n and `out.len()` n times
 /// `cols`.
 pub type Axpy = unsafe fn(rows: &[*const u8], ahead: usize, a: &[f32], cols: usize, out: &mut [f32]);
 
@@ -80,18 +81,6 @@ pub type Axpy = unsafe fn(rows: &[*const u8], ahead: usize, a: &[f32], cols: usi
 /// `row` points at `bytes` readable bytes.
 pub type Touch = unsafe fn(row: *const u8, bytes: usize, ahead: usize);
 
-/// out[i] over an f16 vector: the dot of `n` numbers with an f32 vector (attention scores).
-///
-/// # Safety
-/// Both pointers are readable for `n` numbers.
-pub type DotF16 = unsafe fn(a: *const u16, x: *const f32, n: usize) -> f32;
-
-/// out += a * f16 vector (attention mix).
-///
-/// # Safety
-/// Both pointers are valid for `n` numbers.
-pub type AxpyF16 = unsafe fn(a: f32, x: *const u16, out: *mut f32, n: usize);
-
 /// For instruction sets whose kernels take rows one by one: they come in order by themselves.
 unsafe fn touch_nothing(_: *const u8, _: usize, _: usize) {}
 
@@ -101,8 +90,6 @@ pub struct Kernels {
     pub isa: Isa,
     dots: [Dot; 4],
     axpys: [Axpy; 4],
-    pub dot_f16: DotF16,
-    pub axpy_f16: AxpyF16,
     pub touch: Touch,
     /// Of neurons that lie apart, each row of the next one is best asked for while the same row of this one is read; otherwise only its
     /// first row is, once.

@@ -6,16 +6,14 @@ use half::f16;
 
 pub const KERNELS: Kernels = Kernels {
     isa: Isa::Portable,
-    dots: [dot_f32, dot_f16_rows, dot_q8, dot_q4],
+    dots: [dot_f32, dot_f16, dot_q8, dot_q4],
     axpys: [axpy::<F32>, axpy::<F16>, axpy::<Q8>, axpy::<Q4>],
-    dot_f16,
-    axpy_f16,
     touch: super::touch_nothing,
     block_ahead: false,
 };
 
 dot_rows!(dot_f32, dot_f32_row);
-dot_rows!(dot_f16_rows, dot_f16_row);
+dot_rows!(dot_f16, dot_f16_row);
 dot_rows!(dot_q8, dot_q8_row);
 dot_rows!(dot_q4, dot_q4_row);
 
@@ -23,8 +21,9 @@ dot_rows!(dot_q4, dot_q4_row);
 const LANES: usize = 8;
 
 unsafe fn bytes<'a>(row: *const u8, quant: Quant, cols: usize) -> &'a [u8] {
+    let bytes = if quant.is_grouped() { quant.row_bytes(cols) } else { quant.number_bytes(cols) };
     // SAFETY: the caller of a kernel promises that many bytes.
-    unsafe { std::slice::from_raw_parts(row, quant.row_bytes(cols)) }
+    unsafe { std::slice::from_raw_parts(row, bytes) }
 }
 
 fn dot_lanes(pairs: impl Iterator<Item = (f32, f32)>) -> f32 {
@@ -41,7 +40,8 @@ unsafe fn dot_f32_row(row: *const u8, x: &Columns, b: usize) -> f32 {
 }
 
 unsafe fn dot_f16_row(row: *const u8, x: &Columns, b: usize) -> f32 {
-    unsafe { dot_f16(row.cast(), x.values(b).as_ptr(), x.cols) }
+    let row: &[f16] = bytemuck::cast_slice(&unsafe { bytes(row, Quant::F16, x.cols) }[..x.cols * 2]);
+    dot_lanes(row.iter().map(|a| a.to_f32()).zip(x.values(b).iter().copied()))
 }
 
 unsafe fn dot_q8_row(row: *const u8, x: &Columns, b: usize) -> f32 {
@@ -104,16 +104,4 @@ unsafe fn axpy<R: Row>(rows: &[*const u8], _: usize, a: &[f32], cols: usize, out
             out[at] += a * R::number(row, cols, i);
         }
     }
-}
-
-unsafe fn dot_f16(a: *const u16, x: *const f32, n: usize) -> f32 {
-    // SAFETY: the caller promises n numbers behind each pointer; f16 has the layout of u16.
-    let (a, x) = unsafe { (std::slice::from_raw_parts(a.cast::<f16>(), n), std::slice::from_raw_parts(x, n)) };
-    dot_lanes(a.iter().map(|a| a.to_f32()).zip(x.iter().copied()))
-}
-
-unsafe fn axpy_f16(a: f32, x: *const u16, out: *mut f32, n: usize) {
-    // SAFETY: as above.
-    let (x, out) = unsafe { (std::slice::from_raw_parts(x.cast::<f16>(), n), std::slice::from_raw_parts_mut(out, n)) };
-    out.iter_mut().zip(x).for_each(|(o, x)| *o += a * x.to_f32());
 }

@@ -5,8 +5,10 @@ use super::sparse_ffn::{self, Operands};
 use super::{
     Add, Append, Attend, Buffer, Call, DenseFfn, Linear, NONE, Norm, Select, SignScores, SparseFfn, Then, View,
 };
+use crate::cpu::attend::{AttendRoom, Head};
 use crate::cpu::sign::{self, BitLine};
 use crate::cpu::{Columns, Kernels, Rows};
+use crate::formats::rows::Quant;
 use crate::model::config::Norm as NormKind;
 use half::f16;
 
@@ -18,7 +20,7 @@ pub struct Room {
     columns: Columns,
     /// The call's output, in the order of its views.
     values: Vec<f32>,
-    scores: Vec<f32>,
+    attend: AttendRoom,
     bits: Vec<BitLine>,
 }
 
@@ -41,12 +43,12 @@ fn words(at: &dyn Memory, view: View, count: usize) -> &[u32] {
 /// Runs a call on what the memory holds now and keeps its result in `room`. Returns the bytes of weights, keys and values that
 /// it read.
 pub fn run(call: &Call, at: &dyn Memory, kernels: &Kernels, room: &mut Room) -> u64 {
-    let Room { ffn, dense, columns, values, scores, bits } = room;
+    let Room { ffn, dense, columns, values, attend: attend_room, bits } = room;
     match call {
         Call::Norm(c) => norm(c, at, values),
         Call::Linear(c) => linear(c, at, kernels, columns, values),
         Call::Append(c) => append(c, at, values),
-        Call::Attend(c) => attend(c, at, kernels, scores, values),
+        Call::Attend(c) => attend(c, at, kernels, attend_room, values),
         Call::SignScores(c) => sign_scores(c, at, kernels, bits, values),
         Call::Select(c) => select(c, at, values),
         Call::SparseFfn(c) => {
@@ -174,41 +176,32 @@ fn append(c: &Append, at: &dyn Memory, out: &mut Vec<f32>) -> u64 {
     0
 }
 
-fn attend(c: &Attend, at: &dyn Memory, kernels: &Kernels, scores: &mut Vec<f32>, out: &mut Vec<f32>) -> u64 {
+fn attend(c: &Attend, at: &dyn Memory, kernels: &Kernels, room: &mut AttendRoom, out: &mut Vec<f32>) -> u64 {
     let (h, dim) = (&c.heads, c.heads.head_dim);
     let (qkv, places) = (numbers(at, c.qkv, c.n * h.qkv_dim()), words(at, c.places, c.n * 2));
     let cache: &[f16] = bytemuck::cast_slice(at.of(h.cache));
-    let scale = 1.0 / (dim as f32).sqrt();
+    let group = h.heads / h.kv_heads * dim;
     let mut read = 0;
     out.clear();
     out.resize(c.n * h.q_dim(), 0.0);
+    // Nothing is allocated later.
+    room.reserve(h.heads / h.kv_heads, h.context, dim);
     for (b, place) in places.chunks_exact(2).enumerate() {
         let [timeline, position] = [place[0] as usize, place[1] as usize];
         assert!(position < c.most && c.most <= h.context, "position {position} of {}", c.most);
         let start = c.window.map_or(0, |w| (position + 1).saturating_sub(w));
-        for head in 0..h.heads {
-            let kv_head = head / (h.heads / h.kv_heads);
-            let seen = |head: usize| {
+        let seen = position + 1 - start;
+        for kv_head in 0..h.kv_heads {
+            let part = |head: usize| {
                 let from = h.start(timeline, c.layer, head) + start * dim;
-                cache[from..from + (position + 1 - start) * dim].chunks_exact(dim)
+                bytemuck::cast_slice(&cache[from..from + seen * dim])
             };
-            let q = &qkv[b * h.qkv_dim() + head * dim..][..dim];
-            let out = &mut out[b * h.q_dim() + head * dim..][..dim];
-            scores.clear();
-            // Nothing is allocated later.
-            scores.reserve(h.context);
-            // SAFETY: keys, values, queries and `out` have `dim` numbers each; the kernels are for this machine.
-            scores.extend(
-                seen(kv_head).map(|k| scale * unsafe { (kernels.dot_f16)(k.as_ptr().cast(), q.as_ptr(), dim) }),
-            );
-            let top = scores.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-            scores.iter_mut().for_each(|s| *s = (*s - top).exp());
-            let sum: f32 = scores.iter().sum();
-            for (v, s) in seen(h.kv_heads + kv_head).zip(scores.iter()) {
-                unsafe { (kernels.axpy_f16)(s / sum, v.as_ptr().cast(), out.as_mut_ptr(), dim) };
-            }
+            let head = Head { quant: Quant::F16, keys: part(kv_head), values: part(h.kv_heads + kv_head) };
+            room.queries(group).copy_from_slice(&qkv[b * h.qkv_dim() + kv_head * group..][..group]);
+            out[b * h.q_dim() + kv_head * group..][..group]
+                .copy_from_slice(room.attend(kernels, head, dim, |_| 0..seen));
         }
-        read += (2 * h.kv_heads * (position + 1 - start) * dim * 2) as u64;
+        read += (2 * h.kv_heads * seen * dim * 2) as u64;
     }
     read
 }

@@ -1,10 +1,11 @@
-//! Attention over the KV cache, one kv head of one token at a time.
+//! Attention over the KV cache.
 
 use super::decode::Place;
+use crate::cpu::attend::{AttendRoom, Head, QUERIES};
 use crate::cpu::team::Parts;
 use crate::cpu::{Kernels, Team};
+use crate::model::KvCache;
 use crate::model::config::{ModelConfig, Positions};
-use crate::model::kv_cache::{HeadView, KvCache};
 use crate::ops::math;
 
 /// Rotates the queries and keys of `qkv`, `[n, qkv_dim]`, where the family does so, and puts keys and values into the caches.
@@ -28,7 +29,8 @@ pub(super) fn rotate_and_put(
 }
 
 /// out[t] = attention of column t's queries over its own timeline. `qkv` is `[n, qkv_dim]` with q first, rotated; keys and
-/// values of all n columns are in their caches, at their places. `out` is `[n, q_dim]`; `scores` is a room per thread.
+/// values of all n columns are in their caches, at their places. `out` is `[n, q_dim]`; `rooms` are one per thread. One kv head of one
+/// token is a piece; of a prompt's tokens that of a few, which then share the reading.
 #[allow(clippy::too_many_arguments)]
 pub(super) fn attention(
     team: &mut Team,
@@ -38,64 +40,40 @@ pub(super) fn attention(
     layer: usize,
     places: &[Place],
     qkv: &[f32],
-    scores: &mut [Vec<f32>],
+    rooms: &mut [AttendRoom],
     out: &mut [f32],
 ) {
     let (dim, q_dim, shared) = (config.head_dim, config.q_dim(), config.heads / config.kv_heads);
     let n = places.len();
     assert_eq!(out.len(), n * q_dim);
-    let scale = 1.0 / (dim as f32).sqrt();
-    let (out, scores) = (Parts::new(out), Parts::new(scores));
-    team.run(n * config.kv_heads, |thread, piece| {
-        let (t, kv_head) = (piece / config.kv_heads, piece % config.kv_heads);
-        let (kv, position) = (&caches[places[t].cache], places[t].position);
-        let start = config.window.map_or(0, |w| (position + 1).saturating_sub(w));
-        let keys = kv.head(layer, 0, kv_head, start..position + 1);
-        let values = kv.head(layer, 1, kv_head, start..position + 1);
+    let follows = |two: &[Place]| two[0].cache == two[1].cache && two[0].position + 1 == two[1].position;
+    let tokens = if places.windows(2).all(follows) { (QUERIES / shared).max(1) } else { 1 };
+    let (out, rooms) = (Parts::new(out), Parts::new(rooms));
+    team.run(n.div_ceil(tokens) * config.kv_heads, |thread, piece| {
+        let (first, kv_head) = (piece / config.kv_heads * tokens, piece % config.kv_heads);
+        let places = &places[first..n.min(first + tokens)];
+        let (kv, last) = (&caches[places[0].cache], places[places.len() - 1].position);
+        let sees = |position: usize| config.window.map_or(0, |w| (position + 1).saturating_sub(w))..position + 1;
+        let all = sees(places[0].position).start..last + 1;
         // SAFETY: one room per thread; each piece writes its own heads.
-        let scores = &mut unsafe { scores.part(thread..thread + 1) }[0];
-        for head in kv_head * shared..(kv_head + 1) * shared {
-            let q = &qkv[t * config.qkv_dim() + head * dim..][..dim];
-            let out = unsafe { out.part(t * q_dim + head * dim..t * q_dim + (head + 1) * dim) };
-            attend(kernels, q, keys, values, scale, scores, out);
+        let room = &mut unsafe { rooms.part(thread..thread + 1) }[0];
+        let queries = room.queries(places.len() * shared * dim);
+        let heads = |t: usize| kv_head * shared * dim + t..(kv_head + 1) * shared * dim + t;
+        for (t, queries) in queries.chunks_exact_mut(shared * dim).enumerate() {
+            queries.copy_from_slice(&qkv[heads((first + t) * config.qkv_dim())]);
+        }
+        let [keys, values] = kv.head(layer, kv_head, all.clone());
+        let mixed = room.attend(kernels, Head { quant: kv.kind.quant(), keys, values }, dim, |b| {
+            let seen = sees(places[b / shared].position);
+            seen.start - all.start..seen.end - all.start
+        });
+        for (t, mixed) in mixed.chunks_exact(shared * dim).enumerate() {
+            unsafe { out.part(heads((first + t) * q_dim)) }.copy_from_slice(mixed);
         }
     });
 }
 
-/// One query against the keys and values it sees, `[positions, dim]` each.
-fn attend(
-    kernels: &Kernels,
-    q: &[f32],
-    keys: HeadView<'_>,
-    values: HeadView<'_>,
-    scale: f32,
-    scores: &mut Vec<f32>,
-    out: &mut [f32],
-) {
-    let dim = q.len();
-    scores.clear();
-    match keys {
-        // SAFETY: each key has `dim` numbers; the kernels are for this machine.
-        HeadView::F16(keys) => scores.extend(
-            keys.chunks_exact(dim).map(|k| scale * unsafe { (kernels.dot_f16)(k.as_ptr().cast(), q.as_ptr(), dim) }),
-        ),
-        HeadView::F32(keys) => {
-            scores.extend(keys.chunks_exact(dim).map(|k| scale * math::sum(k.iter().zip(q).map(|(k, q)| k * q))))
-        }
-    }
-    math::softmax(scores);
-    out.fill(0.0);
-    match values {
-        HeadView::F16(values) => {
-            for (v, &s) in values.chunks_exact(dim).zip(scores.iter()) {
-                // SAFETY: each value has `dim` numbers, as has `out`.
-                unsafe { (kernels.axpy_f16)(s, v.as_ptr().cast(), out.as_mut_ptr(), dim) };
-            }
-        }
-        HeadView::F32(values) => {
-            for (v, &s) in values.chunks_exact(dim).zip(scores.iter()) {
-                out.iter_mut().zip(v).for_each(|(o, v)| *o += s * v);
-            }
-        }
-    }
+/// Queries that attend at once, at most.
+pub(super) fn queries(config: &ModelConfig) -> usize {
+    QUERIES.max(config.heads / config.kv_heads)
 }

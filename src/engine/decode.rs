@@ -1,6 +1,6 @@
 //! THE HOT PATH: tokens in, logits out.
 
-use super::attention::{attention, rotate_and_put};
+use super::attention::{attention, queries, rotate_and_put};
 use super::ffn::{self, FfnBuffers, Neurons, Selection, Tile, Work};
 use super::hybrid::{Hybrid, Pass};
 use super::observer::{LiveAudit, Observer, Seen};
@@ -8,6 +8,7 @@ use super::report::Report;
 use super::session::CHUNK;
 use super::sparsity::{Mode, Predicted, Sparsity};
 use crate::clock;
+use crate::cpu::attend::AttendRoom;
 use crate::cpu::team::Parts;
 use crate::cpu::{Columns, Kernels, MAX_COLUMNS, Team};
 use crate::device::Fault;
@@ -95,7 +96,7 @@ pub(super) struct Buffers {
     pub counts: Vec<u32>,
     /// One per thread.
     pub tiles: Vec<Tile>,
-    pub scores: Vec<Vec<f32>>,
+    pub attend: Vec<AttendRoom>,
     pub cos_sin: Vec<(f32, f32)>,
 }
 
@@ -105,7 +106,7 @@ impl Engine {
         let threads = team.threads();
         let buffers = Buffers {
             tiles: (0..threads).map(|_| Tile::new()).collect(),
-            scores: (0..threads).map(|_| Vec::new()).collect(),
+            attend: (0..threads).map(|_| AttendRoom::default()).collect(),
             ..Buffers::default()
         };
         let sparsity = Sparsity::dense(model.config.layers);
@@ -248,7 +249,7 @@ impl Engine {
         b.projected.resize(n * h, 0.0);
         // Attention's room grows with the position: the whole context at once, for nothing is allocated later.
         let context = caches.iter().map(|kv| kv.context).max().unwrap_or(0);
-        b.scores.iter_mut().for_each(|scores| scores.reserve(context.saturating_sub(scores.len())));
+        b.attend.iter_mut().for_each(|room| room.reserve(queries(c), context, c.head_dim));
         let mut lap = clock::now();
 
         // 0 embed
@@ -284,7 +285,7 @@ impl Engine {
                 b.qkv.chunks_exact_mut(c.qkv_dim()).for_each(|qkv| math::add(qkv, &layer.qkv_bias));
             }
             rotate_and_put(c, caches, l, &b.places, &mut b.qkv, &mut b.cos_sin);
-            attention(team, kernels, c, caches, l, &b.places, &b.qkv, &mut b.scores, &mut b.mixed);
+            attention(team, kernels, c, caches, l, &b.places, &b.qkv, &mut b.attend, &mut b.mixed);
             linear(team, kernels, &layer.o, &b.mixed, n, &mut b.columns, &mut b.projected);
             math::add(&mut b.x, &b.projected);
             if !layer.o_bias.is_empty() {

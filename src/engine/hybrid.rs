@@ -357,11 +357,11 @@ impl Hybrid {
                 unsafe { device.copy_out(Stream::Compute, qkv.buffer, 0, host_qkv.as_mut_ptr().cast(), bytes) };
                 device.synchronize(Stream::Compute);
                 let Pass { team, kernels, caches, .. } = pass;
-                let Buffers { places, cos_sin, scores, .. } = b;
+                let Buffers { places, cos_sin, attend, .. } = b;
                 let host_qkv: &mut [f32] = bytemuck::cast_slice_mut(host_qkv);
                 let mixed: &mut [f32] = bytemuck::cast_slice_mut(&mut host.mixed[..n * c.q_dim()]);
                 attention::rotate_and_put(c, caches, l, places, host_qkv, cos_sin);
-                attention::attention(team, kernels, c, caches, l, places, host_qkv, scores, mixed);
+                attention::attention(team, kernels, c, caches, l, places, host_qkv, attend, mixed);
                 device.note(Note::Host(Part::Attention));
                 let bytes = size_of_val(mixed);
                 unsafe { device.copy_in(Stream::Compute, mixed.as_ptr().cast(), bytes, rooms.mixed, 0) };

@@ -2,10 +2,12 @@
 
 use super::config::ModelConfig;
 use crate::error::{Error, Result};
+use crate::formats::rows::Quant;
 use bytemuck::allocation::try_zeroed_vec;
 use half::f16;
 use half::slice::{HalfBitsSliceExt, HalfFloatSliceExt};
 use serde::{Deserialize, Serialize};
+use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// How keys and values are stored.
@@ -21,6 +23,14 @@ impl KvType {
         match self {
             KvType::F16 => 2,
             KvType::F32 => 4,
+        }
+    }
+
+    /// The rows that keys and values are.
+    pub const fn quant(self) -> Quant {
+        match self {
+            KvType::F16 => Quant::F16,
+            KvType::F32 => Quant::F32,
         }
     }
 }
@@ -44,13 +54,6 @@ pub struct KvCache {
 
 /// A cache's number in this process: what tells it from all others.
 static IDS: AtomicU64 = AtomicU64::new(1);
-
-/// A head's keys or values for positions `0..len`, `[len, head_dim]`.
-#[derive(Clone, Copy)]
-pub enum HeadView<'a> {
-    F16(&'a [f16]),
-    F32(&'a [f32]),
-}
 
 impl KvCache {
     pub fn bytes_for(config: &ModelConfig, context: usize, kind: KvType) -> u64 {
@@ -123,15 +126,18 @@ impl KvCache {
         &self.half[start + from * self.head_dim..start + self.len * self.head_dim]
     }
 
-    /// Keys (part 0) or values (part 1) of one head, positions `range`.
-    pub fn head(&self, layer: usize, part: usize, head: usize, range: std::ops::Range<usize>) -> HeadView<'_> {
+    /// Keys and values of one head at positions `range`, `[positions, head_dim]` numbers of [`KvType::quant`] each.
+    pub fn head(&self, layer: usize, head: usize, range: Range<usize>) -> [&[u8]; 2] {
         assert!(range.end <= self.context);
-        let start = self.start(layer, part, head);
-        let range = start + range.start * self.head_dim..start + range.end * self.head_dim;
-        match self.kind {
-            KvType::F16 => HeadView::F16(self.half[range].reinterpret_cast::<f16>()),
-            KvType::F32 => HeadView::F32(&self.full[range]),
-        }
+        let part = |part: usize| {
+            let start = self.start(layer, part, head);
+            let range = start + range.start * self.head_dim..start + range.end * self.head_dim;
+            match self.kind {
+                KvType::F16 => bytemuck::cast_slice(&self.half[range]),
+                KvType::F32 => bytemuck::cast_slice(&self.full[range]),
+            }
+        };
+        [part(0), part(1)]
     }
 
     /// Takes over the first `len` positions of another cache of the same shape; what was here is forgotten.

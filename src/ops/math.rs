@@ -52,16 +52,6 @@ pub fn angles(position: usize, frequencies: &[f32], out: &mut Vec<(f32, f32)>) {
     }));
 }
 
-/// Scores become weights that sum to one.
-pub fn softmax(scores: &mut [f32]) {
-    let top = scores.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-    for s in scores.iter_mut() {
-        *s = (*s - top).exp();
-    }
-    let scale = 1.0 / sum(scores.iter().copied());
-    scores.iter_mut().for_each(|s| *s *= scale);
-}
-
 pub fn add(x: &mut [f32], y: &[f32]) {
     x.iter_mut().zip(y).for_each(|(x, y)| *x += y);
 }

@@ -1,0 +1,152 @@
+//! Attention of a few queries over one head's keys and values.
+
+use super::{Columns, Kernels, MAX_AXPY_ROWS, Rows};
+use crate::formats::rows::Quant;
+use std::ops::Range;
+
+/// Queries that share a reading of keys and values: beyond that, their outputs would fill L1.
+pub const QUERIES: usize = 8;
+
+/// Keys and values of one head, `[positions, dim]` each, numbers of type `quant` (f16 or f32).
+#[derive(Clone, Copy)]
+pub struct Head<'a> {
+    pub quant: Quant,
+    pub keys: &'a [u8],
+    pub values: &'a [u8],
+}
+
+/// What one thread needs.
+#[derive(Default)]
+pub struct AttendRoom {
+    /// `[n, dim]`
+    queries: Vec<f32>,
+    columns: Columns,
+    /// `[n, positions]`
+    scores: Vec<f32>,
+    /// Of some positions, `[rows, n]`.
+    weights: Vec<f32>,
+    /// `[n, dim]`
+    mixed: Vec<f32>,
+}
+
+impl AttendRoom {
+    /// Lets nothing be allocated later for up to so many queries of `dim` numbers over so many positions.
+    pub fn reserve(&mut self, queries: usize, positions: usize, dim: usize) {
+        let room = |v: &mut Vec<f32>, numbers: usize| v.reserve(numbers.saturating_sub(v.len()));
+        room(&mut self.scores, queries * positions);
+        room(&mut self.weights, queries * MAX_AXPY_ROWS);
+        room(&mut self.mixed, queries * dim);
+        if self.queries.capacity() < queries * dim {
+            self.queries.resize(queries * dim, 0.0);
+            self.columns.set(&self.queries, queries, Quant::F32);
+        }
+    }
+
+    /// Where queries are put, `[n, dim]`, before they attend.
+    pub fn queries(&mut self, numbers: usize) -> &mut [f32] {
+        self.queries.resize(numbers, 0.0);
+        &mut self.queries
+    }
+
+    /// The mix of values that each query makes of the positions that it sees, `[n, dim]`: softmax of its products with the keys over
+    /// the square root of `dim`. What no query sees may be anything finite.
+    pub fn attend(
+        &mut self,
+        kernels: &Kernels,
+        head: Head<'_>,
+        dim: usize,
+        sees: impl Fn(usize) -> Range<usize>,
+    ) -> &[f32] {
+        let AttendRoom { queries, columns, scores, weights, mixed } = self;
+        let (n, stride) = (queries.len() / dim, head.quant.number_bytes(dim));
+        let positions = head.keys.len() / stride;
+        assert!(!head.quant.is_grouped() && head.values.len() == head.keys.len());
+        columns.set(queries, n, head.quant);
+        scores.resize(n * positions, 0.0);
+        let rows = Rows { first: head.keys.as_ptr(), stride, ahead: 0 };
+        // SAFETY: each key has `dim` numbers; `scores` has a place for each of each query; the kernels are for this machine.
+        unsafe { (kernels.dot(head.quant))(rows, positions, columns, scores.as_mut_ptr(), positions) };
+        let scale = 1.0 / (dim as f32).sqrt();
+        for (b, scores) in scores.chunks_exact_mut(positions).enumerate() {
+            let seen = sees(b);
+            scores[..seen.start].fill(0.0);
+            scores[seen.end..].fill(0.0);
+            softmax(&mut scores[seen], scale);
+        }
+        mixed.clear();
+        mixed.resize(n * dim, 0.0);
+        let add = kernels.axpy(head.quant);
+        for first in (0..positions).step_by(MAX_AXPY_ROWS) {
+            let count = MAX_AXPY_ROWS.min(positions - first);
+            let row = |r: usize| head.values[(first + r.min(count - 1)) * stride..].as_ptr();
+            let rows: [*const u8; MAX_AXPY_ROWS] = std::array::from_fn(row);
+            let weights = if n == 1 {
+                &scores[first..first + count]
+            } else {
+                weights.clear();
+                (0..count).for_each(|r| weights.extend((0..n).map(|b| scores[b * positions + first + r])));
+                &weights[..]
+            };
+            // SAFETY: each value has `dim` numbers, as has each query's part of `mixed`.
+            unsafe { add(&rows[..count], MAX_AXPY_ROWS * stride, weights, dim, mixed) };
+        }
+        mixed
+    }
+}
+
+/// Scores times `scale` become weights that sum to one. In lanes, so that it vectorises.
+fn softmax(scores: &mut [f32], scale: f32) {
+    const LANES: usize = 16;
+    let larger = |a: f32, b: f32| if a > b { a } else { b };
+    let (chunks, rest) = scores.as_chunks::<LANES>();
+    let mut tops = [f32::NEG_INFINITY; LANES];
+    chunks.iter().for_each(|chunk| tops.iter_mut().zip(chunk).for_each(|(top, &s)| *top = larger(*top, s)));
+    let top = tops.iter().chain(rest).copied().fold(f32::NEG_INFINITY, larger);
+    let (chunks, rest) = scores.as_chunks_mut::<LANES>();
+    let mut sums = [0f32; LANES];
+    for chunk in chunks {
+        for (s, sum) in chunk.iter_mut().zip(&mut sums) {
+            *s = exp((*s - top) * scale);
+            *sum += *s;
+        }
+    }
+    for (s, sum) in rest.iter_mut().zip(&mut sums) {
+        *s = exp((*s - top) * scale);
+        *sum += *s;
+    }
+    let share = 1.0 / sums.iter().sum::<f32>();
+    scores.iter_mut().for_each(|s| *s *= share);
+}
+
+/// e^x for x up to 0, to 2 in the last place; 0 below -87. Without branches or calls: a loop over it vectorises.
+#[inline(always)]
+fn exp(x: f32) -> f32 {
+    // 2^n times e^r with |r| up to half of ln 2, which comes in two parts for its bits.
+    const MAGIC: f32 = 12_582_912.0; // 1.5 * 2^23: adding it rounds
+    let least = if x < -87.0 { -87.0 } else { x };
+    let shifted = least * std::f32::consts::LOG2_E + MAGIC;
+    let n = shifted - MAGIC;
+    let r = least - n * 0.693_359_4 + n * 2.121_944_4e-4;
+    // The series of e^r: what is left out is below 2^-26.
+    let series =
+        1.0 + r * (1.0 + r * (0.5 + r * (1.0 / 6.0 + r * (1.0 / 24.0 + r * (1.0 / 120.0 + r * (1.0 / 720.0))))));
+    let power = f32::from_bits(shifted.to_bits().wrapping_sub(MAGIC.to_bits()).wrapping_add(127) << 23);
+    if x < -87.0 { 0.0 } else { series * power }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::exp;
+
+    #[test]
+    fn exponentials_are_those_of_f64() {
+        for i in 0..=870_000 {
+            let x = -(i as f32) * 1e-4;
+            let truth = f64::from(x).exp();
+            let off = (f64::from(exp(x)) - truth).abs() / truth;
+            assert!(off < 2.5e-7, "e^{x} is {truth} and not {}: {off}", exp(x));
+        }
+        assert_eq!((exp(0.0), exp(-88.0), exp(f32::NEG_INFINITY)), (1.0, 0.0, 0.0));
+        assert!(exp(f32::NAN).is_nan());
+    }
+}
