@@ -3,21 +3,13 @@
 
 mod common;
 
-use common::{Machine, StandIn, on};
-use dynamicinfer::device::cuda::{Card, CudaDevice, Delivery, Options, Unusable};
+use common::{Machine, StandIn, device, on, options, room};
+use dynamicinfer::device::cuda::{Card, CudaDevice, Options, Unusable};
 use dynamicinfer::device::{Block, Buffer, Device, Event, HostRoom, Memory, MoveMethod, OutOfMemory, Stream};
 use dynamicinfer::prng::Prng;
 use std::time::Duration;
 
 const MIB: u64 = 1 << 20;
-
-fn options(budget: u64) -> Options {
-    Options { budget, delivery: Delivery::default(), pinnable: u64::MAX, patience: Duration::from_secs(60) }
-}
-
-fn device(budget: u64) -> CudaDevice {
-    CudaDevice::new(Card::open().unwrap(), &options(budget)).unwrap()
-}
 
 fn put(device: &mut CudaDevice, stream: Stream, from: &[u32], to: Buffer, at: u64) {
     // SAFETY: every test here keeps what it copies until it has synchronised.
@@ -34,15 +26,6 @@ fn content(device: &mut CudaDevice, buffer: Buffer) -> Vec<u32> {
     get(device, Stream::Compute, buffer, 0, &mut out);
     device.synchronize(Stream::Compute);
     out
-}
-
-/// Pinned words.
-fn room(device: &mut CudaDevice, words: usize) -> HostRoom {
-    let room = HostRoom::new(words);
-    // SAFETY: the tests drop the device first.
-    unsafe { device.pin(room.as_ptr().cast(), words * 4, true) };
-    assert_eq!(device.pinned().refused, 0);
-    room
 }
 
 /// After everything: nothing of the card is held.

@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 pub type Code = u32;
 
 /// Work of a stream.
+#[derive(Clone)]
 pub enum Op {
     Copy {
         from: u64,
@@ -86,6 +87,34 @@ pub struct Reservation {
     pub mapped: BTreeMap<u64, (u64, bool)>,
 }
 
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Kind {
+    Kernel,
+    /// Copies to the card, and from it.
+    In,
+    Out,
+}
+
+/// A node of a graph, which runs after those that it names.
+#[derive(Clone)]
+pub struct Node {
+    pub id: u64,
+    pub kind: Kind,
+    pub op: Op,
+    pub after: Vec<u64>,
+}
+
+/// Nodes in the order in which they were made.
+pub struct Graph {
+    pub nodes: Vec<Node>,
+}
+
+/// What was made of a graph, and changed since.
+pub struct Exec {
+    pub graph: u64,
+    pub nodes: Vec<Node>,
+}
+
 pub struct World {
     pub card: Card,
     /// Plain allocations, by address.
@@ -103,6 +132,8 @@ pub struct World {
     /// Images, by module.
     pub modules: HashMap<u64, Vec<u8>>,
     pub functions: Vec<(Kernel, String)>,
+    pub graphs: HashMap<u64, Graph>,
+    pub execs: HashMap<u64, Exec>,
     pub contexts: u32,
     /// The error that nothing recovers from.
     pub sticky: Code,
@@ -126,6 +157,8 @@ static WORLD: LazyLock<Mutex<World>> = LazyLock::new(|| {
         events: HashMap::new(),
         modules: HashMap::new(),
         functions: Vec::new(),
+        graphs: HashMap::new(),
+        execs: HashMap::new(),
         contexts: 0,
         sticky: 0,
         pageable: 0,
