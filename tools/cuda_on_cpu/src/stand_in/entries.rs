@@ -410,7 +410,7 @@ functions! {
         if flags > 1 || !(-5..=0).contains(&priority) {
             return Err(INVALID_VALUE);
         }
-        give!(stream, world.open_stream());
+        give!(stream, world.open_stream(priority == 0));
         Ok(())
     }
     enter_context cuStreamDestroy_v2(stream: u64) |world| {
@@ -665,6 +665,13 @@ pub unsafe extern "C" fn cuda_on_cpu_fail(text: *const c_char) {
 pub unsafe extern "C" fn cuda_on_cpu_calls(function: *const c_char) -> u64 {
     // SAFETY: the caller's promise.
     world().calls(unsafe { CStr::from_ptr(function) }.to_str().expect("plain text"))
+}
+
+/// From now on copies of streams of the least priority begin and do not end; of 0, they end again.
+#[unsafe(no_mangle)]
+pub extern "C" fn cuda_on_cpu_hold(on: c_int) {
+    world().held = on != 0;
+    changed();
 }
 
 /// What is not given back, in words; empty if everything is.

@@ -62,6 +62,8 @@ pub struct Stream {
     done: u64,
     wanted: u64,
     closing: bool,
+    /// Of the least priority.
+    background: bool,
 }
 
 pub struct Event {
@@ -135,6 +137,8 @@ pub struct World {
     pub graphs: HashMap<u64, Graph>,
     pub execs: HashMap<u64, Exec>,
     pub contexts: u32,
+    /// Copies of background streams begin, and do not end.
+    pub held: bool,
     /// The error that nothing recovers from.
     pub sticky: Code,
     /// Copies that waited because their host memory was not pinned.
@@ -160,6 +164,7 @@ static WORLD: LazyLock<Mutex<World>> = LazyLock::new(|| {
         graphs: HashMap::new(),
         execs: HashMap::new(),
         contexts: 0,
+        held: false,
         sticky: 0,
         pageable: 0,
         calls: HashMap::new(),
@@ -313,9 +318,9 @@ impl World {
         }
     }
 
-    pub fn open_stream(&mut self) -> u64 {
+    pub fn open_stream(&mut self, background: bool) -> u64 {
         let id = self.handle();
-        self.streams.insert(id, Stream::default());
+        self.streams.insert(id, Stream { background, ..Stream::default() });
         std::thread::Builder::new().name(format!("stream {id}")).spawn(move || run(id)).expect("a thread");
         id
     }
@@ -335,9 +340,13 @@ fn run(id: u64) {
         if world.is_due(id) {
             let queue = world.streams.get_mut(&id).expect("it is due");
             let op = queue.ops.pop_front().expect("it is due");
+            let background = queue.background;
             let (sticky, backward, link) = (world.sticky, world.card.backward, world.card.link_mb_s);
-            drop(world);
             let begin = Instant::now();
+            while world.held && background && matches!(op, Op::Copy { .. }) {
+                world = wait(world);
+            }
+            drop(world);
             // After a fault nothing runs; marks are passed, and whoever asks for them gets the fault.
             let failed = if sticky == 0 { perform(&op, backward, link) } else { 0 };
             world = self::world();

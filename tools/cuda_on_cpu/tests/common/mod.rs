@@ -3,7 +3,7 @@
 
 use dynamicinfer::device::cuda::{Card, CudaDevice, Delivery, Options};
 use dynamicinfer::device::{Device, HostRoom};
-use std::ffi::{CStr, CString, c_char};
+use std::ffi::{CStr, CString, c_char, c_int};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::Duration;
@@ -139,6 +139,12 @@ impl StandIn {
         type Calls = unsafe extern "C" fn(*const c_char) -> u64;
         // SAFETY: as above.
         unsafe { (*self.0.get::<Calls>(b"cuda_on_cpu_calls").unwrap())(function.as_ptr()) }
+    }
+
+    /// Whether copies of neurons stay on their way, once they have begun.
+    pub fn hold(&self, on: bool) {
+        // SAFETY: the stand-in's function has this type.
+        unsafe { (*self.0.get::<unsafe extern "C" fn(c_int)>(b"cuda_on_cpu_hold").unwrap())(c_int::from(on)) }
     }
 
     /// What was not given back.
