@@ -51,7 +51,7 @@ pub fn rates() -> Result<CardRates, String> {
     let measured = || -> Result<CardRates> {
         let card = Card::open().map_err(error)?;
         let budget = card.free / 2;
-        let options = Options { budget, delivery: delivery(), pinnable: u64::MAX, patience: PATIENCE };
+        let options = Options { budget, delivery: delivery(), pinnable: u64::MAX, patience: PATIENCE, graphs: false };
         let mut device = CudaDevice::new(card, &options).map_err(error)?;
         // A card that is nearly full is measured with less.
         let bytes = (budget / 2) as usize / 4096 * 4096;
@@ -84,10 +84,10 @@ pub const fn pinnable(free: u64) -> u64 {
     free / 10 * 9
 }
 
-/// A device on the card, and a line on stderr that says what it is.
-pub fn device(card: Card, budget: u64) -> Result<CudaDevice> {
+/// A device on the card, with or without graphs, and a line on stderr that says what it is.
+pub fn device(card: Card, budget: u64, graphs: bool) -> Result<CudaDevice> {
     let pinnable = config::available_memory().map_or(u64::MAX, pinnable);
-    let options = Options { budget, delivery: delivery(), pinnable, patience: PATIENCE };
+    let options = Options { budget, delivery: delivery(), pinnable, patience: PATIENCE, graphs };
     let device = CudaDevice::new(card, &options).map_err(error)?;
     let card = device.card();
     eprintln!(
@@ -129,7 +129,7 @@ pub fn look() -> (&'static str, String) {
         said += "; it does not pin a mapped model, whose neurons then go through 32 MiB of pinned memory at the price of a copy by \
                  the processor";
     }
-    let options = Options { budget: 0, delivery: delivery(), pinnable: 0, patience: PATIENCE };
+    let options = Options { budget: 0, delivery: delivery(), pinnable: 0, patience: PATIENCE, graphs: false };
     match CudaDevice::new(card, &options) {
         Ok(device) => ("ok", format!("{said}; kernels {}", device.kernels())),
         Err(why) => ("problem", format!("{said}; {why}")),

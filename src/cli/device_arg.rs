@@ -54,6 +54,10 @@ pub struct DeviceArgs {
     /// needs), full (and thresholds of their own for device and CPU), lru or random [default: full]
     #[arg(long, value_name = "POLICY")]
     policy: Option<Policy>,
+    /// Start a layer's kernels and copies with a few calls of the driver instead of one each (CUDA graphs). Off until a card has
+    /// shown what it gains
+    #[arg(long, value_enum, default_value_t = Graphs::Off)]
+    graphs: Graphs,
     /// Layers that the scheduler looks ahead [default: 2 where the predictor was made for that, else 1]
     #[arg(long, value_name = "LAYERS")]
     lookahead: Option<usize>,
@@ -136,6 +140,7 @@ impl Default for DeviceArgs {
             machine: None,
             barrier: false,
             policy: None,
+            graphs: Graphs::Off,
             lookahead: None,
             deterministic: false,
             live: false,
@@ -155,6 +160,12 @@ pub enum DeviceKind {
     Cuda,
     Auto,
     Virtual,
+}
+
+#[derive(clap::ValueEnum, Clone, Copy, PartialEq, Eq)]
+pub enum Graphs {
+    Off,
+    On,
 }
 
 /// What an engine gets beside main memory.
@@ -232,11 +243,20 @@ impl DeviceArgs {
                 ("--policy", self.policy.is_some()),
                 ("--vram-schedule", !self.vram_schedule.is_empty()),
                 ("--fail-after", self.fail_after.is_some()),
+                ("--graphs on", self.graphs == Graphs::On),
             ];
             if let Some((name, _)) = said.iter().find(|(_, said)| *said) {
                 return Err(Error::Usage(format!("{name} is about a device; add --device cuda (or virtual)")));
             }
             return Ok(None);
+        }
+        if matches!(second, Second::Virtual) && self.graphs == Graphs::On {
+            return Err(Error::Usage(
+                "--graphs on is about an NVIDIA card; take --device cuda, or leave it out".into(),
+            ));
+        }
+        if self.traced && self.graphs == Graphs::On {
+            eprintln!("--trace times every kernel by itself: --graphs on has no effect");
         }
         let layers = engine.model.config.layers;
         if let Some(ahead) = self.lookahead.filter(|ahead| !(1..layers).contains(ahead)) {
@@ -298,7 +318,7 @@ impl DeviceArgs {
             }
         };
         let device: Box<dyn Device> = match second {
-            Second::Cuda(card) => Box::new(cuda::device(*card, plan.budget_bytes)?),
+            Second::Cuda(card) => Box::new(cuda::device(*card, plan.budget_bytes, self.graphs == Graphs::On)?),
             Second::Virtual | Second::Nothing => Box::new(self.pretended(plan.budget_bytes, &machine)),
         };
         let device = match self.traced {

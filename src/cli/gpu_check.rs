@@ -3,7 +3,7 @@ use crate::cpu::MAX_COLUMNS;
 use crate::device::Device;
 use crate::device::cuda::Card;
 use crate::error::{Error, Result};
-use crate::lab::kernel_check::{agreements, speeds};
+use crate::lab::kernel_check::{agreements, launching, speeds};
 use crate::lab::measure;
 use serde_json::json;
 
@@ -26,10 +26,11 @@ pub fn run(args: Args) -> Result<()> {
     let card = Card::open().map_err(cuda::error)?;
     let budget = card.free / 16 * 15;
     let (name, peak) = (card.name.clone(), card.peak_tflop_s());
-    let mut device = cuda::device(card, budget)?;
+    let mut device = cuda::device(card, budget, true)?;
     let rows = agreements(&mut device)?;
-    let (mut rates, mut times) = (None, Vec::new());
+    let (mut rates, mut times, mut layer) = (None, Vec::new(), None);
     if !args.no_speed {
+        layer = Some(launching(&mut device)?);
         rates = Some(measure::card(&mut device, None)?);
         times = speeds(&mut device, L2_BYTES, 1)?;
     }
@@ -37,13 +38,19 @@ pub fn run(args: Args) -> Result<()> {
     let left = device.memory().used;
     if args.json {
         super::print_json(
-            &json!({ "card": name, "f32_tflop_s": peak, "kernels": rows, "rates": rates, "speeds": times }),
+            &json!({ "card": name, "f32_tflop_s": peak, "kernels": rows, "rates": rates, "launching": layer, "speeds": times }),
         )?;
     } else {
         let mut text = String::new();
         for row in &rows {
             let verdict = if row.off > row.most { "WRONG" } else { "ok" };
             text += &format!("{verdict:6} {:18} {:3} columns  off by {:.1e}\n", row.kernel, row.columns, row.off);
+        }
+        if let Some(layer) = &layer {
+            text += &format!(
+                "launching: {} small calls in {:.1} us, as graphs (--graphs on) in {:.1} us\n",
+                layer.calls, layer.one_by_one_us, layer.graphs_us
+            );
         }
         if let Some(rates) = &rates {
             text += &format!(

@@ -191,6 +191,13 @@ pub trait Device: Send {
     /// Runs a kernel, when the stream comes to it.
     fn launch(&mut self, stream: Stream, call: &Call);
 
+    /// What comes onto the compute stream from here to [`Device::end_sequence`], kernels and copies, comes again and again, each time
+    /// under this number and nearly the same: a device may keep it prepared, and start it as one when it has ended.
+    fn begin_sequence(&mut self, _number: usize) {}
+
+    /// The end of a sequence, if one has begun.
+    fn end_sequence(&mut self) {}
+
     /// Marks the place after all that was put on the stream so far.
     fn record(&mut self, stream: Stream, event: Event);
 

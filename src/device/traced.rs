@@ -4,6 +4,8 @@
 //! group's own event. So tracing costs the streams these marks, and the host putting them there. Times on the device's clock are
 //! placed on the host's by what must hold: nothing begins before it was put on its stream, and nothing ends after the host saw it
 //! done. All marks of a pass narrow that down to some microseconds, and the middle of what is left is taken.
+//!
+//! Sequences are not handed on: each kernel is put on the stream by itself, where marks can stand between.
 
 use super::timeline::{Note, Part, Read, Span, Timeline, Track};
 use super::{Block, Buffer, Call, Device, Event, Fault, Memory, MoveMethod, OutOfMemory, Stream, Totals};

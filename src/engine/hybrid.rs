@@ -120,6 +120,15 @@ pub struct Hybrid {
     pub(super) merged: Vec<Event>,
 }
 
+/// What comes onto the device's stream in every layer of every pass nearly as it did in the last ([`crate::device::Device::begin_sequence`]).
+#[derive(Clone, Copy)]
+enum Again {
+    Attention,
+    Front,
+    Half,
+    Merge,
+}
+
 /// What a pass works with.
 pub(super) struct Pass<'a, 'o> {
     pub team: &'a mut Team,
@@ -253,7 +262,11 @@ impl Hybrid {
             // What was decided meanwhile is on its way while attention runs.
             self.apply(pass, &mut lap);
             // 1 attention: norm, qkv, rope, KV append, scores and mix, output, residual
+            if attends {
+                self.again(l, Again::Attention);
+            }
             self.attention(pass, l, attends);
+            self.cache.device.end_sequence();
             // 2 predict and 3 FFN
             self.ffn(pass, l, &mut lap);
         }
@@ -271,6 +284,11 @@ impl Hybrid {
 
     pub(super) fn launch(&mut self, call: Call) {
         self.cache.device.launch(Stream::Compute, &call);
+    }
+
+    /// What follows, up to the sequence's end, comes again in the next pass. The host has no part in it.
+    fn again(&mut self, l: usize, what: Again) {
+        self.cache.device.begin_sequence(4 * l + what as usize);
     }
 
     /// For a timeline, if one is kept.
@@ -380,6 +398,7 @@ impl Hybrid {
         // What the device can do before the host has seen the residual.
         self.note(Note::Compute(Some(Part::Front)));
         self.cache.commit(l);
+        self.again(l, Again::Front);
         let (input, residual) = (self.at(0), self.at(front.residual()));
         self.launch(Call::Norm(norm(c.norm, self.weights.layers[l].ffn_norm, h, n, residual, input)));
         let scored = mode == Mode::Predicted && self.score(c, l, n, sparsity.least(l));
@@ -402,6 +421,7 @@ impl Hybrid {
             let to = self.host.received.as_mut_ptr().cast();
             unsafe { self.cache.device.copy_out(Stream::Compute, self.rooms.front, 0, to, numbers * 4) };
         }
+        self.cache.device.end_sequence();
         self.cache.device.record(Stream::Compute, self.front[l]);
         self.host.active[l] = 0;
         if known {
@@ -556,17 +576,20 @@ impl Hybrid {
             return;
         }
         self.note(Note::Compute(Some(Part::Ffn)));
+        self.again(l, Again::Half);
         self.launch(Call::SparseFfn(self.ffn_call(c, l, n, layer, cut, slots)));
         self.note(Note::Compute(None));
-        self.cache.used(l);
         let (to, at) = (self.host.active[l..].as_mut_ptr().cast(), (n * c.hidden * 4) as u64);
         unsafe { self.cache.device.copy_out(Stream::Compute, self.rooms.output, at, to, 4) };
+        self.cache.device.end_sequence();
+        self.cache.used(l);
     }
 
     /// Adds the halves to the residual.
     fn merge(&mut self, l: usize, n: usize, h: usize, both: bool) {
         let (count, to) = (n * h, self.at(Front { n, hidden: h, ffn: self.host.masks.len() }.residual()));
         self.note(Note::Compute(Some(Part::Merge)));
+        self.again(l, Again::Merge);
         if both {
             let (from, half) = (self.host.half.as_ptr().cast(), self.rooms.half);
             unsafe { self.cache.device.copy_in(Stream::Compute, from, count * 4, half, 0) };
@@ -575,6 +598,7 @@ impl Hybrid {
         if !self.cache.layers[l].table.slots().is_empty() {
             self.launch(Call::Add(Add { count, from: self.rooms.output.into(), to }));
         }
+        self.cache.device.end_sequence();
         self.cache.device.record(Stream::Compute, self.merged[l]);
     }
 

@@ -1,9 +1,10 @@
 //! A device's kernels beside the CPU's, and how fast they read: what `gpu-check` shows.
 
+use crate::clock;
 use crate::cpu::{MAX_COLUMNS, sign};
 use crate::device::{
-    Append, Attend, Buffer, Call, DenseFfn, Device, Heads, Linear, NONE, Norm, OutOfMemory, Rates, Select, SignScores,
-    SparseFfn, Stream, Then, VirtualDevice,
+    Add, Append, Attend, Buffer, Call, DenseFfn, Device, Heads, Linear, NONE, Norm, OutOfMemory, Rates, Select,
+    SignScores, SparseFfn, Stream, Then, VirtualDevice,
 };
 use crate::engine::session::CHUNK;
 use crate::error::{Error, Result};
@@ -36,6 +37,15 @@ pub struct Speed {
     pub tflop_s: f64,
 }
 
+/// What it takes to start a token's kernels.
+#[derive(Clone, Copy, Debug, Serialize)]
+pub struct Launching {
+    /// Calls of a layer, and the time from the first to the end of the last: put on the stream by themselves, and as sequences.
+    pub calls: usize,
+    pub one_by_one_us: f64,
+    pub graphs_us: f64,
+}
+
 /// Sums in another order differ by this share of the largest, at most; a wrong kernel by far more.
 const MOST: f32 = 2e-4;
 
@@ -43,6 +53,8 @@ const MOST: f32 = 2e-4;
 struct Bench<'a> {
     device: &'a mut dyn Device,
     buffers: Vec<Buffer>,
+    /// Whether each call is a sequence, whose kernels then are those of another call than the last time.
+    sequences: bool,
 }
 
 impl Bench<'_> {
@@ -86,7 +98,11 @@ impl Bench<'_> {
 
     fn launch(&mut self, call: &Call) -> Result<()> {
         self.device.prepare(call).map_err(|e| Error::Memory(format!("{} bytes of scratch are refused", e.asked)))?;
+        if self.sequences {
+            self.device.begin_sequence(0);
+        }
         self.device.launch(Stream::Compute, call);
+        self.device.end_sequence();
         Ok(())
     }
 }
@@ -108,8 +124,15 @@ fn matrix(prng: &mut Prng, quant: Quant, rows: usize, cols: usize) -> Vec<u8> {
 }
 
 /// One kernel on operands that come from `seed`; what it wrote, as f32 or, for masks, as words.
-fn result(kernel: &str, quant: Quant, n: usize, seed: u64, device: &mut dyn Device) -> Result<Vec<u32>> {
-    let (mut prng, mut b) = (Prng::new(seed), Bench { device, buffers: Vec::new() });
+fn result(
+    kernel: &str,
+    quant: Quant,
+    n: usize,
+    seed: u64,
+    device: &mut dyn Device,
+    sequences: bool,
+) -> Result<Vec<u32>> {
+    let (mut prng, mut b) = (Prng::new(seed), Bench { device, buffers: Vec::new(), sequences });
     let (hidden, ffn) = (1056, 176);
     let none = b.room(0)?;
     let x = random(&mut prng, n * hidden);
@@ -235,7 +258,7 @@ fn result(kernel: &str, quant: Quant, n: usize, seed: u64, device: &mut dyn Devi
     }
 }
 
-/// Every kernel beside the CPU's, over types and columns.
+/// Every kernel beside the CPU's, over types and columns; started by itself and as a sequence, with the same bits.
 ///
 /// # Errors
 /// If the device has no room or fails; a kernel that is off is a row.
@@ -255,14 +278,18 @@ pub fn agreements(device: &mut dyn Device) -> Result<Vec<Agreement>> {
         for &quant in quants {
             for &columns in widths {
                 let seed = columns as u64 * 31 + quant as u64;
-                let found = result(kernel, quant, columns, seed, device)?;
-                let expected = result(kernel, quant, columns, seed, &mut VirtualDevice::new(u64::MAX, rates))?;
+                let found = result(kernel, quant, columns, seed, device, false)?;
+                let again = result(kernel, quant, columns, seed, device, true)?;
+                let reference = &mut VirtualDevice::new(u64::MAX, rates);
+                let expected = result(kernel, quant, columns, seed, reference, false)?;
                 let number = |bits: &u32| f32::from_bits(*bits);
                 let top = expected.iter().fold(f32::MIN_POSITIVE, |m, v| m.max(number(v).abs()));
                 let off = found.iter().zip(&expected).fold(0f32, |m, (a, b)| {
                     let apart = (number(a) - number(b)).abs() / top;
                     if apart.is_nan() { f32::INFINITY } else { m.max(apart) }
                 });
+                // The same kernels on the same operands, whoever starts them.
+                let off = if found == again { off } else { f32::INFINITY };
                 let name = if quants.len() > 1 { format!("{kernel} {}", quant.name()) } else { kernel.into() };
                 rows.push(Agreement { kernel: name, columns, off, most: MOST });
             }
@@ -291,7 +318,7 @@ pub fn speeds(device: &mut dyn Device, l2_bytes: u64, scale: usize) -> Result<Ve
     for (shape, quant, hidden, ffn, qkv) in SHAPES {
         let (hidden, ffn, qkv) = (hidden / scale, ffn / scale / 32 * 32, qkv / scale);
         for n in [1, 4, CHUNK] {
-            let mut b = Bench { device: &mut *device, buffers: Vec::new() };
+            let mut b = Bench { device: &mut *device, buffers: Vec::new(), sequences: false };
             let (mut prng, row_bytes) = (Prng::new(1), quant.row_bytes(hidden));
             let x = b.numbers(&random(&mut prng, n * hidden))?;
             // Some random rows, again and again: what the numbers are does not matter to how fast they come.
@@ -312,7 +339,7 @@ pub fn speeds(device: &mut dyn Device, l2_bytes: u64, scale: usize) -> Result<Ve
             drop(b);
             if n > MAX_COLUMNS {
                 // As many slots as a prompt's chunk has computed at a time.
-                let mut b = Bench { device: &mut *device, buffers: Vec::new() };
+                let mut b = Bench { device: &mut *device, buffers: Vec::new(), sequences: false };
                 let slots = ffn.min(4096);
                 let (blocks, bucket) = (many(slots * 3), (0..slots as u32).collect::<Vec<_>>());
                 let (x, bucket, up_bias) = (b.numbers(&random(&mut prng, n * hidden))?, b.words(&bucket)?, b.room(0)?);
@@ -345,7 +372,7 @@ pub fn speeds(device: &mut dyn Device, l2_bytes: u64, scale: usize) -> Result<Ve
             }
             // A tenth of the neurons, spread out, and all of them; every one fires.
             for (kernel, every) in [("sparse_ffn, a tenth", 10), ("sparse_ffn, all", 1)] {
-                let mut b = Bench { device: &mut *device, buffers: Vec::new() };
+                let mut b = Bench { device: &mut *device, buffers: Vec::new(), sequences: false };
                 let mask = |i: usize| if i.is_multiple_of(every) { u32::MAX >> (32 - n) } else { 0 };
                 let input: Vec<u32> =
                     random(&mut prng, n * hidden).iter().map(|v| v.to_bits()).chain((0..ffn).map(mask)).collect();
@@ -381,6 +408,64 @@ pub fn speeds(device: &mut dyn Device, l2_bytes: u64, scale: usize) -> Result<Ve
         }
     }
     Ok(speeds)
+}
+
+/// Times the calls of a layer that is so small that starting them is what takes the time, with and without sequences.
+pub fn launching(device: &mut dyn Device) -> Result<Launching> {
+    const LAYERS: usize = 8;
+    let (quant, hidden, ffn, slots, n) = (Quant::F16, 256, 512, 64, 1);
+    let (mut prng, mut b) = (Prng::new(1), Bench { device, buffers: Vec::new(), sequences: false });
+    let weights = b.put(&matrix(&mut prng, quant, ffn, hidden))?;
+    let (x, bucket) = (b.numbers(&random(&mut prng, ffn))?, b.words(&(0..slots as u32).collect::<Vec<_>>())?);
+    let (none, room, scores) = (b.room(0)?, b.room(ffn * 4)?, b.room(ffn * 4)?);
+    let (input, output) =
+        (b.room(SparseFfn::input_bytes(n, hidden, ffn))?, b.room(SparseFfn::output_bytes(n, hidden))?);
+    let blocks = b.put(&matrix(&mut prng, quant, slots * 3, hidden))?;
+    let norm = |x: Buffer, out: Buffer| {
+        let (kind, weight, bias) = (NormKind::Rms(1e-5), none, none);
+        Call::Norm(Norm { kind, hidden, n, weight, bias, x: x.into(), out: out.into() })
+    };
+    let linear = |rows: usize, out: Buffer| {
+        let (cols, bias, x, then) = (hidden, none, x.into(), Then::Store);
+        Call::Linear(Linear { quant, rows, cols, n, weights, bias, x, out: out.into(), then })
+    };
+    let add = |from: Buffer| Call::Add(Add { count: hidden, from: from.into(), to: room.into() });
+    let (kind, activation, cut, up_bias, least) = (Ffn::Gated, Activation::Silu, 0.0, none, [0.0; 2]);
+    let select = Select { ffn, n, slots, least, bucket, scores: scores.into(), masks: room.into() };
+    #[rustfmt::skip]
+    let half = SparseFfn { quant, kind, activation, cut, hidden, ffn, slots, n, blocks, bucket, up_bias, input, output };
+    // As the engine has them: attention, front, the device's half, the halves' sum.
+    let layer = [
+        vec![norm(x, room), linear(ffn, scores), linear(hidden, room)],
+        vec![norm(x, room), linear(ffn, scores), Call::Select(select)],
+        vec![Call::SparseFfn(half)],
+        vec![add(x), add(output)],
+    ];
+    layer.iter().flatten().try_for_each(|call| b.launch(call))?;
+    let mut times = [f64::INFINITY; 2];
+    // The first is for warming.
+    for pass in 0..=PASSES {
+        for (sequences, time) in times.iter_mut().enumerate() {
+            b.device.synchronize(Stream::Compute);
+            let began = clock::now();
+            for (number, calls) in (0..LAYERS).flat_map(|l| layer.iter().enumerate().map(move |(i, c)| (4 * l + i, c)))
+            {
+                if sequences == 1 {
+                    b.device.begin_sequence(number);
+                }
+                calls.iter().for_each(|call| b.device.launch(Stream::Compute, call));
+                b.device.end_sequence();
+            }
+            b.device.synchronize(Stream::Compute);
+            if pass > 0 {
+                *time = time.min(began.elapsed().as_secs_f64() * 1e6 / LAYERS as f64);
+            }
+        }
+    }
+    match b.device.fault() {
+        Some(fault) => Err(Error::Fatal(fault.0.clone())),
+        None => Ok(Launching { calls: layer.iter().map(Vec::len).sum(), one_by_one_us: times[0], graphs_us: times[1] }),
+    }
 }
 
 fn time(

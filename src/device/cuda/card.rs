@@ -166,6 +166,10 @@ impl Card {
         Ok(())
     }
 
+    pub(super) const fn context(&self) -> CUcontext {
+        self.context
+    }
+
     /// It is not asked for anything any more, not even to be given back.
     pub(super) fn abandon(&mut self) {
         self.abandoned = true;

@@ -6,7 +6,10 @@
 use cudarc::driver::sys;
 use std::ffi::{CStr, c_char, c_int, c_uint, c_ulonglong, c_void};
 
-pub use sys::{CUcontext, CUevent, CUfunction, CUmemAccessDesc, CUmemAllocationProp, CUmodule, CUstream};
+pub use sys::{
+    CUDA_KERNEL_NODE_PARAMS_v2 as KernelNode, CUDA_MEMCPY3D_v2 as MemcpyNode, CUcontext, CUevent, CUfunction, CUgraph,
+    CUgraphExec, CUgraphNode, CUmemAccessDesc, CUmemAllocationProp, CUmemorytype as MemoryType, CUmodule, CUstream,
+};
 
 /// What a function returns; 0 is success. Their meaning is the driver API's `CUresult`.
 pub type Code = u32;
@@ -21,27 +24,29 @@ pub const NOT_READY: Code = 600;
 pub type Address = u64;
 
 macro_rules! functions {
-    ($($name:ident = $symbol:literal ($($arg:ty),*);)*) => {
-        /// The functions that are used, each by its symbol of the driver API.
-        pub struct Functions { $(pub $name: unsafe extern "C" fn($($arg),*) -> Code,)* }
+    ($(#[$about:meta])* $table:ident: $($name:ident = $symbol:literal ($($arg:ty),*);)*) => {
+        $(#[$about])*
+        pub struct $table { $(pub $name: unsafe extern "C" fn($($arg),*) -> Code,)* }
 
-        impl Functions {
+        impl $table {
             /// # Safety
             /// The library is there: [`is_present`].
             ///
             /// # Errors
             /// The first symbol that it lacks.
-            unsafe fn load() -> Result<Functions, &'static str> {
+            unsafe fn load() -> Result<$table, &'static str> {
                 // SAFETY: the caller's promise: cudarc finds the library.
                 let library = unsafe { sys::culib() };
                 // SAFETY: the driver API declares each symbol as a function of these types.
-                Ok(Functions { $($name: *unsafe { library.get($symbol.as_bytes()) }.map_err(|_| $symbol)?,)* })
+                Ok($table { $($name: *unsafe { library.get($symbol.as_bytes()) }.map_err(|_| $symbol)?,)* })
             }
         }
     };
 }
 
 functions! {
+    /// The functions that are used, each by its symbol of the driver API.
+    Functions:
     init = "cuInit" (c_uint);
     version = "cuDriverGetVersion" (*mut c_int);
     error_name = "cuGetErrorName" (Code, *mut *const c_char);
@@ -89,6 +94,22 @@ functions! {
     launch = "cuLaunchKernel" (
         CUfunction, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, CUstream, *mut *mut c_void, *mut *mut c_void
     );
+}
+
+functions! {
+    /// Those for graphs.
+    GraphFunctions:
+    create = "cuGraphCreate" (*mut CUgraph, c_uint);
+    destroy = "cuGraphDestroy" (CUgraph);
+    add_kernel = "cuGraphAddKernelNode_v2" (*mut CUgraphNode, CUgraph, *const CUgraphNode, usize, *const KernelNode);
+    add_copy = "cuGraphAddMemcpyNode" (
+        *mut CUgraphNode, CUgraph, *const CUgraphNode, usize, *const MemcpyNode, CUcontext
+    );
+    instantiate = "cuGraphInstantiateWithFlags" (*mut CUgraphExec, CUgraph, c_ulonglong);
+    set_kernel = "cuGraphExecKernelNodeSetParams_v2" (CUgraphExec, CUgraphNode, *const KernelNode);
+    set_copy = "cuGraphExecMemcpyNodeSetParams" (CUgraphExec, CUgraphNode, *const MemcpyNode, CUcontext);
+    launch = "cuGraphLaunch" (CUgraphExec, CUstream);
+    exec_destroy = "cuGraphExecDestroy" (CUgraphExec);
 }
 
 /// `cuMemcpyBatchAsync` as CUDA 12.8 has it: targets, sources, bytes, count, attributes, the first copy that each attribute is for,
@@ -169,6 +190,8 @@ pub struct Driver {
     pub f: Functions,
     /// Of drivers for CUDA 12.8 and newer.
     pub copy_batch: Option<CopyBatch>,
+    /// Of all that are supported, by their documents; without them kernels are started one by one.
+    pub graphs: Option<GraphFunctions>,
 }
 
 impl Driver {
@@ -182,7 +205,9 @@ impl Driver {
         let f = unsafe { Functions::load()? };
         // SAFETY: as above; CUDA 12.8 declares this symbol so, and newer drivers keep it beside its second version.
         let copy_batch = unsafe { sys::culib().get(b"cuMemcpyBatchAsync") }.ok().map(|symbol| *symbol);
-        Ok(Driver { f, copy_batch })
+        // SAFETY: the caller's promise.
+        let graphs = unsafe { GraphFunctions::load() }.ok();
+        Ok(Driver { f, copy_batch, graphs })
     }
 
     /// `code` as an error, if it is one.

@@ -3,9 +3,9 @@
 
 use super::driver::{CUfunction, CUmodule, Code, Driver, INVALID_IMAGE, NO_BINARY_FOR_GPU, NOT_FOUND, Refusal};
 use super::nvrtc::Nvrtc;
-use crate::device::launch::Kernel;
+use crate::device::launch::{Kernel, Launch, MAX_ARGUMENTS};
 use crate::formats::temporary;
-use std::ffi::CString;
+use std::ffi::{CString, c_void};
 use std::path::{Path, PathBuf};
 use xxhash_rust::xxh3::xxh3_128;
 
@@ -153,6 +153,15 @@ impl Kernels {
             unsafe { (driver.f.module_unload)(module) };
         }
     }
+}
+
+/// Where a launch's arguments lie, as the driver is told it; it copies them at once.
+pub fn words(launch: &Launch) -> [*mut c_void; MAX_ARGUMENTS] {
+    let mut words = [std::ptr::null_mut(); MAX_ARGUMENTS];
+    for (pointer, word) in words.iter_mut().zip(launch.arguments()) {
+        *pointer = std::ptr::from_ref(word).cast_mut().cast();
+    }
+    words
 }
 
 /// NVRTC for one card.

@@ -6,6 +6,7 @@
 
 mod card;
 mod driver;
+mod graphs;
 mod kernels;
 mod memory;
 mod moves;
@@ -20,7 +21,8 @@ use super::launch;
 use super::{Block, Buffer, Call, Device, Event, Fault, Memory, MoveMethod, OutOfMemory, Stream, Totals, run};
 use crate::clock::{self, Duration, Instant};
 use driver::{Address, CUevent, CUstream, Code, NOT_READY, OUT_OF_MEMORY, Refusal, SUCCESS, remedy};
-use kernels::Kernels;
+use graphs::{Graphs, Maker, Op};
+use kernels::{Kernels, words};
 use memory::Place;
 use moves::{Batch, Lists, MOVES};
 use pins::{Pins, Staging};
@@ -42,6 +44,8 @@ pub struct Options {
     pub pinnable: u64,
     /// [`PATIENCE`]
     pub patience: Duration,
+    /// Whether a sequence ([`Device::begin_sequence`]) is started by one call of the driver. It takes memory of the card for each.
+    pub graphs: bool,
 }
 
 struct Bytes {
@@ -61,6 +65,7 @@ pub struct CudaDevice {
     streams: [CUstream; 2],
     spans: [Spans; 2],
     kernels: Option<Kernels>,
+    graphs: Graphs,
     /// For what a call keeps between its kernels.
     scratch: Place,
     pins: Pins,
@@ -96,6 +101,7 @@ impl CudaDevice {
             streams: [std::ptr::null_mut(); 2],
             spans,
             kernels: None,
+            graphs: Graphs::new(options.graphs),
             scratch: Place::Nowhere,
             pins: Pins::new(options.pinnable),
             staging: None,
@@ -123,6 +129,9 @@ impl CudaDevice {
         }
         let (arch, version) = (device.card.arch, device.card.driver_version);
         device.kernels = Some(Kernels::load(driver, &options.delivery, arch, version)?);
+        if device.card.driver.graphs.is_none() {
+            device.graphs.give_up(&"this driver has none");
+        }
         Ok(device)
     }
 
@@ -193,8 +202,15 @@ impl CudaDevice {
         code == SUCCESS
     }
 
-    /// Whether there is a device to work with, on this thread.
+    /// Whether there is a device to work with, on this thread. What of a sequence has come by then goes onto its stream first: whatever
+    /// asks is no part of it, and comes behind it.
     fn ready(&mut self) -> bool {
+        if let Some((_, ops)) = self.graphs.take() {
+            if !ops.is_empty() {
+                self.one_by_one(&ops);
+            }
+            self.graphs.reuse(ops);
+        }
         if self.fault.is_some() {
             return false;
         }
@@ -284,10 +300,16 @@ impl CudaDevice {
     }
 
     /// Bytes from pinned memory, or from any at the price of the call waiting for them.
-    fn send(&mut self, at: CUstream, from: *const u8, bytes: usize, to: Address) {
+    fn send(&mut self, at: CUstream, from: *const u8, bytes: usize, to: Address) -> bool {
         // SAFETY: readable until the copy is done, by the promise of `copy_in`'s caller; the target was checked.
         let code = unsafe { (self.card.driver.f.copy_in)(to, from.cast(), bytes, at) };
-        self.went("copy to the card", code);
+        self.went("copy to the card", code)
+    }
+
+    fn fetch(&mut self, at: CUstream, from: Address, to: *mut u8, bytes: usize) -> bool {
+        // SAFETY: writable until the copy is done, by the promise of `copy_out`'s caller; the source was checked.
+        let code = unsafe { (self.card.driver.f.copy_out)(to.cast(), from, bytes, at) };
+        self.went("copy from the card", code)
     }
 }
 
@@ -468,7 +490,7 @@ impl Device for CudaDevice {
 
     unsafe fn copy_in(&mut self, stream: Stream, from: *const u8, bytes: usize, to: Buffer, at: u64) {
         let to = self.address(to, at, bytes as u64);
-        if bytes == 0 {
+        if bytes == 0 || self.collects(stream, from, bytes, Op::In { from: from as usize, to, bytes }) {
             return;
         }
         let Some(queue) = self.begin(stream) else { return };
@@ -538,7 +560,7 @@ impl Device for CudaDevice {
 
     unsafe fn copy_out(&mut self, stream: Stream, from: Buffer, at: u64, to: *mut u8, bytes: usize) {
         let from = self.address(from, at, bytes as u64);
-        if bytes == 0 {
+        if bytes == 0 || self.collects(stream, to, bytes, Op::Out { from, to: to as usize, bytes }) {
             return;
         }
         let Some(queue) = self.begin(stream) else { return };
@@ -549,9 +571,7 @@ impl Device for CudaDevice {
             // SAFETY: within the caller's bytes.
             let next = unsafe { to.add(done) };
             let (piece, _) = self.pins.piece(next as usize, bytes - done);
-            // SAFETY: writable until the copy is done, by the promise of this function's caller; the source was checked.
-            let code = unsafe { (self.card.driver.f.copy_out)(next.cast(), from + done as u64, piece, queue) };
-            self.went("copy from the card", code);
+            self.fetch(queue, from + done as u64, next, piece);
             done += piece;
         }
     }
@@ -562,6 +582,27 @@ impl Device for CudaDevice {
 
     fn launch(&mut self, stream: Stream, call: &Call) {
         self.run(stream, call);
+    }
+
+    fn begin_sequence(&mut self, number: usize) {
+        if self.ready() {
+            self.graphs.begin(number);
+        }
+    }
+
+    fn end_sequence(&mut self) {
+        let Some((number, ops)) = self.graphs.take() else { return };
+        if !ops.is_empty()
+            && let Some(queue) = self.begin(Stream::Compute)
+        {
+            let kernels = self.kernels.as_ref().expect("there since the device is");
+            let by = Maker { driver: &self.card.driver, kernels, context: self.card.context() };
+            match self.graphs.start(number, &ops, &by, queue) {
+                Some(code) => _ = self.went("launch a graph", code),
+                None => self.one_by_one(&ops),
+            }
+        }
+        self.graphs.reuse(ops);
     }
 
     fn record(&mut self, stream: Stream, event: Event) {
@@ -707,12 +748,48 @@ impl CudaDevice {
             let code = OUT_OF_MEMORY;
             self.went("take memory for a kernel", code);
         }
-        let Some(queue) = self.begin(stream) else { return };
+        let collected = stream == Stream::Compute && self.graphs.collects();
+        let queue = if collected { None } else { self.begin(stream) };
+        if queue.is_none() && !collected {
+            return;
+        }
         self.totals.device_bytes += launch::weight_bytes(call);
         let launches = launch::launches(call, |b| self.address(b, 0, 0), self.scratch.address());
         self.totals.launches += 1;
         for launch in launches.iter() {
-            if !self.start(queue, launch) {
+            match queue {
+                None => self.graphs.push(Op::Launch(*launch)),
+                Some(queue) if self.start(queue, launch) => {}
+                Some(_) => return,
+            }
+        }
+    }
+
+    /// Whether a copy became part of the sequence that is coming, and is counted. One from or to pages that are not pinned cannot.
+    fn collects(&mut self, stream: Stream, host: *const u8, bytes: usize, op: Op) -> bool {
+        if stream != Stream::Compute || !self.graphs.collects() {
+            return false;
+        }
+        if self.pins.piece(host as usize, bytes) != (bytes, true) {
+            self.graphs.give_up(&"host memory could not be pinned");
+            return false;
+        }
+        self.totals.copies += 1;
+        self.totals.link_bytes[usize::from(matches!(op, Op::Out { .. }))] += bytes as u64;
+        self.graphs.push(op);
+        true
+    }
+
+    /// Puts what was collected on the compute stream as if it had not been.
+    fn one_by_one(&mut self, ops: &[Op]) {
+        let Some(queue) = self.begin(Stream::Compute) else { return };
+        for op in ops {
+            let went = match *op {
+                Op::Launch(launch) => self.start(queue, &launch),
+                Op::In { from, to, bytes } => self.send(queue, from as *const u8, bytes, to),
+                Op::Out { from, to, bytes } => self.fetch(queue, from, to as *mut u8, bytes),
+            };
+            if !went {
                 return;
             }
         }
@@ -720,10 +797,7 @@ impl CudaDevice {
 
     /// Whether the driver took it. Its operands lie in buffers, which are not given back before the stream is idle.
     fn start(&mut self, queue: CUstream, launch: &launch::Launch) -> bool {
-        let mut words = [std::ptr::null_mut(); launch::MAX_ARGUMENTS];
-        for (pointer, word) in words.iter_mut().zip(launch.arguments()) {
-            *pointer = std::ptr::from_ref(word).cast_mut().cast();
-        }
+        let mut words = words(launch);
         let function = self.kernels.as_ref().expect("there since the device is").function(launch.kernel);
         let [x, y, z] = launch.grid;
         // SAFETY: the kernel's arguments are as its declaration says (`launch`), and where they point to is memory of buffers, by
@@ -738,6 +812,8 @@ impl CudaDevice {
 
 impl Drop for CudaDevice {
     fn drop(&mut self) {
+        // Of a sequence that was broken off by a panic nothing is started.
+        self.graphs.take();
         // Nothing may run in memory that is given back.
         Stream::ALL.into_iter().for_each(|s| self.synchronize(s));
         if !self.ready() {
@@ -758,6 +834,7 @@ impl Drop for CudaDevice {
             bytes.place.release(driver, self.card.chunks.as_ref());
         }
         std::mem::replace(&mut self.scratch, Place::Nowhere).release(driver, None);
+        self.graphs.release(driver);
         if let Some(kernels) = self.kernels.take() {
             kernels.unload(driver);
         }

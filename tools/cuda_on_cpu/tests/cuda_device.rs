@@ -1,49 +1,15 @@
-//! The laws of a device, kept by `CudaDevice` on the stand-in for the driver: the same that `tests/device.rs` holds for the virtual one.
+//! The laws of every device (`tests/support/device.rs`), kept by `CudaDevice` on the stand-in for the driver, and a card's own.
 //! Each test is a process of its own, with a card as its environment says.
 
 mod common;
+#[path = "../../../tests/support/device.rs"]
+mod laws;
 
-use common::{Machine, StandIn, on};
-use dynamicinfer::device::cuda::{Card, CudaDevice, Delivery, Options, Unusable};
-use dynamicinfer::device::{Block, Buffer, Device, Event, HostRoom, Memory, MoveMethod, OutOfMemory, Stream};
-use dynamicinfer::prng::Prng;
+use common::{Machine, StandIn, device, on, options, room};
+use dynamicinfer::device::cuda::{Card, CudaDevice, Options, Unusable};
+use dynamicinfer::device::{Block, Device, HostRoom, Memory, MoveMethod, OutOfMemory, Stream};
+use laws::{MIB, content, get, put};
 use std::time::Duration;
-
-const MIB: u64 = 1 << 20;
-
-fn options(budget: u64) -> Options {
-    Options { budget, delivery: Delivery::default(), pinnable: u64::MAX, patience: Duration::from_secs(60) }
-}
-
-fn device(budget: u64) -> CudaDevice {
-    CudaDevice::new(Card::open().unwrap(), &options(budget)).unwrap()
-}
-
-fn put(device: &mut CudaDevice, stream: Stream, from: &[u32], to: Buffer, at: u64) {
-    // SAFETY: every test here keeps what it copies until it has synchronised.
-    unsafe { device.copy_in(stream, from.as_ptr().cast(), size_of_val(from), to, at) };
-}
-
-fn get(device: &mut CudaDevice, stream: Stream, from: Buffer, at: u64, to: &mut [u32]) {
-    // SAFETY: as above.
-    unsafe { device.copy_out(stream, from, at, to.as_mut_ptr().cast(), size_of_val(to)) };
-}
-
-fn content(device: &mut CudaDevice, buffer: Buffer) -> Vec<u32> {
-    let mut out = vec![0; buffer.bytes as usize / 4];
-    get(device, Stream::Compute, buffer, 0, &mut out);
-    device.synchronize(Stream::Compute);
-    out
-}
-
-/// Pinned words.
-fn room(device: &mut CudaDevice, words: usize) -> HostRoom {
-    let room = HostRoom::new(words);
-    // SAFETY: the tests drop the device first.
-    unsafe { device.pin(room.as_ptr().cast(), words * 4, true) };
-    assert_eq!(device.pinned().refused, 0);
-    room
-}
 
 /// After everything: nothing of the card is held.
 fn nothing_is_left(device: CudaDevice) {
@@ -55,45 +21,17 @@ fn nothing_is_left(device: CudaDevice) {
 #[test]
 fn the_budget_holds_to_the_byte_and_everything_is_given_back() {
     on(&Machine::new(), "the_budget_holds_to_the_byte_and_everything_is_given_back", &[], || {
-        let mut rng = Prng::new(1);
-        let budget = 10_007;
-        let mut device = device(budget);
-        let (mut held, mut used, mut peak): (Vec<Buffer>, u64, u64) = (Vec::new(), 0, 0);
-        for _ in 0..600 {
-            if rng.below(3) == 0 && !held.is_empty() {
-                let buffer = held.swap_remove(rng.below(held.len() as u64) as usize);
-                used -= buffer.bytes;
-                device.free(buffer);
-            } else {
-                let left = budget - used;
-                let bytes = [rng.below(3000), left, left + 1][rng.below(3) as usize];
-                let got = if rng.below(2) == 0 { device.alloc(bytes) } else { device.reserve(bytes) };
-                match got {
-                    Ok(buffer) => {
-                        assert!(bytes <= left && buffer.bytes == bytes);
-                        held.push(buffer);
-                        (used, peak) = (used + bytes, peak.max(used + bytes));
-                    }
-                    Err(error) => assert_eq!((error, bytes > left), (OutOfMemory { asked: bytes, left }, true)),
-                }
-            }
-            assert_eq!(device.memory(), Memory { budget, used, peak });
-        }
-        assert_eq!(peak, budget);
+        let mut device = device(10_007);
+        laws::the_budget_holds_to_the_byte_and_the_peak_is_kept(&mut device, 600);
         nothing_is_left(device);
     });
 }
 
 #[test]
-fn new_memory_is_zero_and_begins_a_cache_line() {
-    on(&Machine::new(), "new_memory_is_zero_and_begins_a_cache_line", &[], || {
+fn new_memory_is_zero() {
+    on(&Machine::new(), "new_memory_is_zero", &[], || {
         let mut device = device(64 * MIB);
-        for bytes in [4, 100, 64, 5 * MIB] {
-            let buffer = device.alloc(bytes).unwrap();
-            assert!(content(&mut device, buffer).iter().all(|&v| v == 0));
-            let growable = device.alloc_growable(bytes, 7 * MIB).unwrap();
-            assert!(content(&mut device, growable).iter().all(|&v| v == 0));
-        }
+        laws::new_memory_is_zero(&mut device);
         nothing_is_left(device);
     });
 }
@@ -102,51 +40,28 @@ fn new_memory_is_zero_and_begins_a_cache_line() {
 #[test]
 fn nothing_runs_when_it_is_put_on_a_stream() {
     on(&Machine::new(), "nothing_runs_when_it_is_put_on_a_stream", &[("CUDA_ON_CPU_LAZY", "1")], || {
-        for stream in Stream::ALL {
-            let mut device = device(64 * MIB);
-            let buffer = device.alloc(16).unwrap();
-            let (mut from, mut back) = (room(&mut device, 4), room(&mut device, 4));
-            from.fill(1);
-            put(&mut device, stream, &from, buffer, 0);
-            get(&mut device, stream, buffer, 0, &mut back);
-            from.fill(2);
-            assert_eq!(&back[..], [0; 4]);
-            device.synchronize(stream);
-            assert_eq!(&back[..], [2; 4], "the copy read the host's memory before it was its turn");
-            drop(device);
-        }
+        let mut device = device(64 * MIB);
+        laws::nothing_runs_when_it_is_put_on_a_stream(&mut device);
+        nothing_is_left(device);
     });
 }
 
 #[test]
-fn a_stream_keeps_its_order_and_an_event_means_the_mark_that_was_recorded_last() {
-    let name = "a_stream_keeps_its_order_and_an_event_means_the_mark_that_was_recorded_last";
+fn an_event_orders_streams_and_means_the_mark_that_was_recorded_last() {
+    let name = "an_event_orders_streams_and_means_the_mark_that_was_recorded_last";
     on(&Machine::new(), name, &[("CUDA_ON_CPU_LAZY", "1")], || {
         let mut device = device(64 * MIB);
-        let (buffer, event) = (device.alloc(4 * MIB).unwrap(), device.event());
-        assert!(device.is_done(event), "an event is done until it is recorded");
-        let words = MIB as usize;
-        let (mut from, mut seen) = (room(&mut device, words), room(&mut device, words));
-        from.fill(9);
-        put(&mut device, Stream::Copy, &from, buffer, 0);
-        device.record(Stream::Copy, event);
-        device.wait(Stream::Compute, event);
-        // Recorded again behind the wait: the wait does not mean this one.
-        (0..3).for_each(|_| put(&mut device, Stream::Copy, &from, buffer, 0));
-        let second: Event = event;
-        device.record(Stream::Copy, second);
-        get(&mut device, Stream::Compute, buffer, 0, &mut seen);
-        device.synchronize(Stream::Compute);
-        assert_eq!(&seen[..], &from[..]);
-        // The first copy was waited for; the other three and the mark behind them nobody has asked for.
-        assert!(!device.is_done(event), "the second mark is not done");
-        device.synchronize_event(event);
-        assert!(device.is_done(event));
-        let totals = device.totals();
-        assert_eq!((totals.copies, totals.migrated_bytes, totals.link_bytes), (5, 16 * MIB, [16 * MIB, 4 * MIB]));
-        assert!(totals.busy_ns.iter().all(|&ns| ns > 0), "{totals:?}");
-        drop(device);
-        assert_eq!(StandIn::new().left(), "");
+        laws::an_event_orders_streams_and_means_the_mark_that_was_recorded_last(&mut device);
+        nothing_is_left(device);
+    });
+}
+
+#[test]
+fn freeing_waits_for_what_uses_it() {
+    on(&Machine::new(), "freeing_waits_for_what_uses_it", &[("CUDA_ON_CPU_LAZY", "1")], || {
+        let mut device = device(64 * MIB);
+        laws::freeing_waits_for_what_uses_it(&mut device);
+        nothing_is_left(device);
     });
 }
 
@@ -287,23 +202,11 @@ fn shrinks_and_grows(gives_back: bool) {
     assert_eq!(card.gives_back_in_part(), gives_back);
     let mut device = CudaDevice::new(card, &options(64 * MIB)).unwrap();
     let kernels = device.taken();
-    let buffer = device.alloc_growable(24 * MIB, 48 * MIB).unwrap();
-    let from: Vec<u32> = (1..=6 * MIB as u32).collect();
-    put(&mut device, Stream::Copy, &from, buffer, 0);
-    let small = device.resize(buffer, 5 * MIB).unwrap();
-    assert_eq!((device.memory().used, small.bytes), (5 * MIB, 5 * MIB));
-    // Whole chunks of 2 MiB, where there are chunks.
-    assert_eq!(device.taken() - kernels, if gives_back { 6 * MIB } else { 5 * MIB });
-    let large = device.resize(small, 48 * MIB).unwrap();
-    assert_eq!(device.taken() - kernels, 48 * MIB);
-    let seen = content(&mut device, large);
-    let kept = 5 * MIB as usize / 4;
-    assert_eq!(seen[..kept], from[..kept], "what stays keeps its content");
-    assert!(seen[kept..].iter().all(|&v| v == 0), "new bytes are zero");
-    assert_eq!(device.resize(large, 64 * MIB + 1), Err(OutOfMemory { asked: 16 * MIB + 1, left: 16 * MIB }));
-    let none = device.resize(large, 0).unwrap();
-    assert_eq!(device.taken(), kernels);
-    device.free(none);
+    laws::a_buffer_that_is_resized_keeps_its_content(&mut device, |device, buffer| {
+        // Whole chunks of 2 MiB, where there are chunks.
+        let chunk = if gives_back { 2 * MIB } else { 1 };
+        assert_eq!(device.taken() - kernels, buffer.bytes.next_multiple_of(chunk));
+    });
     nothing_is_left(device);
 }
 
@@ -340,16 +243,7 @@ fn without_chunks_a_full_card_can_still_be_given_back() {
 fn what_is_not_there_cannot_be_used() {
     on(&Machine::new(), "what_is_not_there_cannot_be_used", &[], || {
         let mut device = device(MIB);
-        let (buffer, gone, counted) = (device.alloc(16).unwrap(), device.alloc(4).unwrap(), device.reserve(4).unwrap());
-        device.free(gone);
-        let mut said = |to: Buffer, at: u64| {
-            let run = std::panic::AssertUnwindSafe(|| put(&mut device, Stream::Compute, &[1, 2], to, at));
-            *std::panic::catch_unwind(run).expect_err("it was done").downcast::<String>().unwrap()
-        };
-        assert_eq!(said(gone, 0), "buffer 1 was freed, or never was");
-        assert_eq!(said(buffer, 12), "8 bytes at 12 are not in buffer 0 of 16");
-        assert_eq!(said(buffer, u64::MAX), format!("8 bytes at {} are not in buffer 0 of 16", u64::MAX));
-        assert_eq!(said(counted, 0), "buffer 2 is reserved: it is not the device's to copy");
+        laws::what_is_not_there_cannot_be_used(&mut device);
         nothing_is_left(device);
     });
 }

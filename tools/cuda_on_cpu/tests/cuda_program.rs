@@ -42,6 +42,17 @@ fn the_text_is_the_same_with_neurons_on_a_card() {
         &["--device", "cuda", "--ffn-share", "0.3", "--deterministic"],
         &["--device", "cuda"],
         &["--device", "auto", "--ffn-share", "0.3", "--deterministic", "--vram-schedule", "10=5MiB,20=9MiB"],
+        &[
+            "--device",
+            "cuda",
+            "--ffn-share",
+            "0.3",
+            "--deterministic",
+            "--vram-schedule",
+            "10=5MiB,20=9MiB",
+            "--graphs",
+            "on",
+        ],
     ] {
         let done = run(&machine, args, &report);
         assert_eq!(done.code, Some(0), "{args:?}: {}", done.said);
@@ -50,7 +61,7 @@ fn the_text_is_the_same_with_neurons_on_a_card() {
         assert!(done.said.contains("% of the active neurons, peak"), "{}", done.said);
     }
     let left = std::fs::read_to_string(machine.dir.path().join("report")).unwrap();
-    assert_eq!(left.lines().count(), 4);
+    assert_eq!(left.lines().count(), 5);
     assert!(left.lines().all(|line| line.starts_with("left: ; ")), "{left}");
 }
 
@@ -143,9 +154,16 @@ fn a_full_card_is_told_in_bytes() {
 
 #[test]
 fn a_card_that_fails_in_the_middle_of_a_text_ends_it_with_a_sentence_and_70() {
-    for function in ["cuLaunchKernel:60", "cuMemcpyHtoDAsync_v2:300", "cuMemcpyDtoHAsync_v2:30"] {
+    for (function, graphs) in [
+        ("cuLaunchKernel:60", "off"),
+        ("cuMemcpyHtoDAsync_v2:300", "off"),
+        ("cuMemcpyDtoHAsync_v2:30", "off"),
+        ("cuGraphLaunch:40", "on"),
+        ("cuGraphInstantiateWithFlags:3", "on"),
+        ("cuGraphExecKernelNodeSetParams_v2:1", "on"),
+    ] {
         let fail = format!("{function}=700");
-        let args = ["--device", "cuda", "--ffn-share", "0.5", "--deterministic"];
+        let args = ["--device", "cuda", "--ffn-share", "0.5", "--deterministic", "--graphs", graphs];
         let done = run(&Machine::new(), &args, &[("CUDA_ON_CPU_FAIL", &fail)]);
         assert_eq!(done.code, Some(70), "{function}: {}", done.said);
         let last = done.said.lines().last().unwrap();
@@ -155,6 +173,19 @@ fn a_card_that_fails_in_the_middle_of_a_text_ends_it_with_a_sentence_and_70() {
         );
         assert!(last.contains("an illegal memory access was encountered (CUDA_ERROR_ILLEGAL_ADDRESS, 700)"), "{last}");
     }
+}
+
+#[test]
+fn a_card_that_makes_no_graphs_says_so_and_the_text_is_the_same() {
+    let args = ["--device", "cuda", "--ffn-share", "0.5", "--deterministic", "--graphs", "on"];
+    let done = run(&Machine::new(), &args, &[("CUDA_ON_CPU_FAIL", "cuGraphInstantiateWithFlags:3=2")]);
+    assert_eq!((done.code, done.out), (Some(0), text_without_a_card()), "{}", done.said);
+    let why = "the driver could not make a graph ready: out of memory (CUDA_ERROR_OUT_OF_MEMORY, 2)";
+    let said = format!("CUDA graphs are not used, kernels are started one by one: {why}");
+    assert!(done.said.contains(&said), "{}", done.said);
+    let done = run(&Machine::new(), &["--graphs", "on"], &[]);
+    assert_eq!(done.code, Some(2));
+    assert_eq!(done.said, "dynamicinfer: --graphs on is about a device; add --device cuda (or virtual)\n");
 }
 
 /// Compiled once for the card, again when a kept file is damaged, and for another card anew.

@@ -3,21 +3,11 @@
 mod support;
 
 use dynamicinfer::device::{Call, DenseFfn, NONE};
-use dynamicinfer::formats::rows::{self, Quant};
+use dynamicinfer::formats::rows::Quant;
 use dynamicinfer::kernel::reference;
 use dynamicinfer::model::config::{Activation, Ffn};
 use dynamicinfer::prng::Prng;
-use support::{Memory, as_codes, assert_close, below, normal};
-
-const KINDS: [Ffn; 3] = [Ffn::Gated, Ffn::GatedBoth, Ffn::Plain];
-const ACTIVATIONS: [Activation; 6] = [
-    Activation::Relu,
-    Activation::Fatrelu(0.3),
-    Activation::Relu2,
-    Activation::Silu,
-    Activation::Gelu,
-    Activation::GeluTanh,
-];
+use support::{ACTIVATIONS, KINDS, Memory, as_codes, assert_close, below, normal, slots_of};
 
 struct Case {
     quant: Quant,
@@ -37,20 +27,7 @@ fn check(seed: u64, case: &Case) {
     let &Case { quant, kind, activation, cut, hidden, ffn, slots, n, .. } = case;
     let mut rng = Prng::new(seed);
     let (row_bytes, per_block) = (quant.row_bytes(hidden), kind.rows());
-    // What lies in slots without a neuron is rubbish: nothing may come of it.
-    let mut blocks = vec![0xffu8; slots * per_block * row_bytes];
-    let mut neurons: Vec<u32> = (0..ffn as u32).collect();
-    let mut bucket = vec![NONE; slots];
-    for (slot, block) in blocks.chunks_exact_mut(per_block * row_bytes).enumerate() {
-        if neurons.is_empty() || rng.next_f64() >= case.filled {
-            continue;
-        }
-        bucket[slot] = neurons.swap_remove(below(&mut rng, neurons.len()));
-        for row in block.chunks_exact_mut(row_bytes) {
-            let values: Vec<f32> = normal(&mut rng, hidden).iter().map(|v| v / (hidden as f32).sqrt()).collect();
-            rows::encode(quant, &values, row);
-        }
-    }
+    let (blocks, bucket) = slots_of(&mut rng, (quant, kind, hidden), ffn, slots, case.filled);
     let x = normal(&mut rng, n * hidden);
     let up_bias = if case.bias { normal(&mut rng, ffn) } else { Vec::new() };
     let before = normal(&mut rng, n * hidden);

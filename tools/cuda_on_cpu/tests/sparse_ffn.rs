@@ -4,21 +4,11 @@ mod support;
 
 use dynamicinfer::cpu::Kernels;
 use dynamicinfer::device::sparse_ffn::{self, Operands, Room};
-use dynamicinfer::device::{Call, NONE, SparseFfn};
-use dynamicinfer::formats::rows::{self, Quant};
+use dynamicinfer::device::{Call, SparseFfn};
+use dynamicinfer::formats::rows::Quant;
 use dynamicinfer::model::config::{Activation, Ffn};
 use dynamicinfer::prng::Prng;
-use support::{Memory, below, normal};
-
-const KINDS: [Ffn; 3] = [Ffn::Gated, Ffn::GatedBoth, Ffn::Plain];
-const ACTIVATIONS: [Activation; 6] = [
-    Activation::Relu,
-    Activation::Fatrelu(0.3),
-    Activation::Relu2,
-    Activation::Silu,
-    Activation::Gelu,
-    Activation::GeluTanh,
-];
+use support::{ACTIVATIONS, KINDS, Memory, below, normal, slots_of};
 
 struct Case {
     quant: Quant,
@@ -39,21 +29,8 @@ fn check(seed: u64, case: &Case) {
     let &Case { quant, kind, activation, cut, hidden, ffn, slots, n, .. } = case;
     let mut rng = Prng::new(seed);
     let row_bytes = quant.row_bytes(hidden);
-    // Rows of slots without a neuron are rubbish: nobody may look at them.
     let block_bytes = row_bytes * kind.rows();
-    let mut blocks = vec![0xffu8; slots * block_bytes];
-    let mut neurons: Vec<u32> = (0..ffn as u32).collect();
-    let mut bucket = vec![NONE; slots];
-    for (slot, block) in blocks.chunks_exact_mut(block_bytes).enumerate() {
-        if neurons.is_empty() || rng.next_f64() >= case.filled {
-            continue;
-        }
-        bucket[slot] = neurons.swap_remove(below(&mut rng, neurons.len()));
-        for row in block.chunks_exact_mut(row_bytes) {
-            let values: Vec<f32> = normal(&mut rng, hidden).iter().map(|v| v / (hidden as f32).sqrt()).collect();
-            rows::encode(quant, &values, row);
-        }
-    }
+    let (blocks, bucket) = slots_of(&mut rng, (quant, kind, hidden), ffn, slots, case.filled);
     let mut input = normal(&mut rng, n * hidden);
     let masks: Vec<u32> =
         (0..ffn).map(|_| (0..n).fold(0, |mask, b| mask | u32::from(rng.next_f64() < case.wanted) << b)).collect();

@@ -9,13 +9,13 @@ use std::collections::BTreeMap;
 use std::ffi::{CStr, c_char, c_int, c_uint, c_ulonglong, c_void};
 use std::sync::MutexGuard;
 
-const INVALID_VALUE: Code = 1;
-const OUT_OF_MEMORY: Code = 2;
+pub(super) const INVALID_VALUE: Code = 1;
+pub(super) const OUT_OF_MEMORY: Code = 2;
 const NOT_INITIALISED: Code = 3;
 const NO_DEVICE: Code = 100;
 const INVALID_IMAGE: Code = 200;
 const INVALID_CONTEXT: Code = 201;
-const INVALID_HANDLE: Code = 400;
+pub(super) const INVALID_HANDLE: Code = 400;
 const NOT_FOUND: Code = 500;
 const NOT_READY: Code = 600;
 const NOT_SUPPORTED: Code = 801;
@@ -24,7 +24,7 @@ const NOT_SUPPORTED: Code = 801;
 const GRANULE: u64 = 2 << 20;
 /// New memory holds this: a NaN as f32 and f16, and no index.
 const RUBBISH: u8 = 0xff;
-const CONTEXT: u64 = 0xc0;
+pub(super) const CONTEXT: u64 = 0xc0;
 
 thread_local! {
     static CURRENT: Cell<u64> = const { Cell::new(0) };
@@ -54,21 +54,28 @@ fn enter(function: &'static str) -> Result<MutexGuard<'static, World>, Code> {
 
 thread_local! {
     /// What the operation that is being put on a stream is to end with.
-    static FAILS: Cell<Code> = const { Cell::new(0) };
+    pub(super) static FAILS: Cell<Code> = const { Cell::new(0) };
 }
 
 fn is_queued(function: &str) -> bool {
-    ["cuLaunchKernel", "cuMemcpyHtoDAsync_v2", "cuMemcpyDtoHAsync_v2", "cuMemcpyBatchAsync", "cuMemsetD8Async"]
-        .contains(&function)
+    [
+        "cuLaunchKernel",
+        "cuGraphLaunch",
+        "cuMemcpyHtoDAsync_v2",
+        "cuMemcpyDtoHAsync_v2",
+        "cuMemcpyBatchAsync",
+        "cuMemsetD8Async",
+    ]
+    .contains(&function)
 }
 
 /// As [`enter`], with the context that most functions need.
-fn enter_context(function: &'static str) -> Result<MutexGuard<'static, World>, Code> {
+pub(super) fn enter_context(function: &'static str) -> Result<MutexGuard<'static, World>, Code> {
     let world = enter(function)?;
     if CURRENT.get() == 0 { Err(INVALID_CONTEXT) } else { Ok(world) }
 }
 
-fn put(world: &mut World, stream: u64, op: Op) -> Result<(), Code> {
+pub(super) fn put(world: &mut World, stream: u64, op: Op) -> Result<(), Code> {
     let code = FAILS.replace(0);
     world.put(stream, if code == 0 { op } else { Op::Fail(code) })
 }
@@ -110,6 +117,8 @@ macro_rules! give {
         unsafe { *$to = $value }
     };
 }
+
+pub(super) use {functions, give};
 
 functions! {
     enter cuInit(flags: c_uint) |world| {
@@ -401,7 +410,7 @@ functions! {
         if flags > 1 || !(-5..=0).contains(&priority) {
             return Err(INVALID_VALUE);
         }
-        give!(stream, world.open_stream());
+        give!(stream, world.open_stream(priority == 0));
         Ok(())
     }
     enter_context cuStreamDestroy_v2(stream: u64) |world| {
@@ -493,22 +502,13 @@ functions! {
         arguments: *const *const c_void,
         extra: *const c_void
     ) |world| {
-        let (kernel, name) = world.functions.get((function as usize).wrapping_sub(1)).cloned().ok_or(INVALID_HANDLE)?;
-        let blocks = u64::from(grid_x) * u64::from(grid_y) * u64::from(grid_z);
-        let threads = u64::from(block_x) * u64::from(block_y) * u64::from(block_z);
-        // What a launch may have without asking for more.
-        if blocks == 0 || threads == 0 || threads > 1024 || shared > 48 << 10 || !extra.is_null() {
+        let (grid, block) = ([grid_x, grid_y, grid_z], [block_x, block_y, block_z]);
+        if !extra.is_null() {
             return Err(INVALID_VALUE);
         }
-        let word = |(i, bytes): (usize, usize)| {
-            let mut word = [0u8; 8];
-            // SAFETY: the caller gives a pointer for each argument of the kernel, to as many bytes as it has.
-            unsafe { (*arguments.add(i)).cast::<u8>().copy_to_nonoverlapping(word.as_mut_ptr(), bytes) };
-            u64::from_le_bytes(word)
-        };
-        let words = kernel.arguments().into_iter().enumerate().map(word).collect();
-        let (grid, block) = ([grid_x, grid_y, grid_z], [block_x, block_y, block_z]);
-        put(&mut world, stream, Op::Launch { kernel, name, grid, block, shared: shared as usize, words })
+        // SAFETY: the caller gives a pointer for each argument.
+        let op = unsafe { launch_op(&world, function, grid, block, shared, arguments)? };
+        put(&mut world, stream, op)
     }
 }
 
@@ -562,6 +562,32 @@ pub unsafe extern "C" fn cuGetErrorString(code: Code, text: *mut *const c_char) 
     };
     give!(text, words.as_ptr());
     0
+}
+
+/// # Safety
+/// There is a pointer for each argument of the kernel, to as many bytes as it has.
+pub(super) unsafe fn launch_op(
+    world: &World,
+    function: u64,
+    grid: [c_uint; 3],
+    block: [c_uint; 3],
+    shared: c_uint,
+    arguments: *const *const c_void,
+) -> Result<Op, Code> {
+    let (kernel, name) = world.functions.get((function as usize).wrapping_sub(1)).cloned().ok_or(INVALID_HANDLE)?;
+    let [blocks, threads] = [grid, block].map(|sizes| sizes.iter().map(|&n| u64::from(n)).product::<u64>());
+    // What a launch may have without asking for more.
+    if blocks == 0 || threads == 0 || threads > 1024 || shared > 48 << 10 {
+        return Err(INVALID_VALUE);
+    }
+    let word = |(i, bytes): (usize, usize)| {
+        let mut word = [0u8; 8];
+        // SAFETY: the caller's promise.
+        unsafe { (*arguments.add(i)).cast::<u8>().copy_to_nonoverlapping(word.as_mut_ptr(), bytes) };
+        u64::from_le_bytes(word)
+    };
+    let words = kernel.arguments().into_iter().enumerate().map(word).collect();
+    Ok(Op::Launch { kernel, name, grid, block, shared: shared as usize, words })
 }
 
 /// A chunk goes when neither its handle nor a mapping holds it.
@@ -641,6 +667,13 @@ pub unsafe extern "C" fn cuda_on_cpu_calls(function: *const c_char) -> u64 {
     world().calls(unsafe { CStr::from_ptr(function) }.to_str().expect("plain text"))
 }
 
+/// From now on copies of streams of the least priority begin and do not end; of 0, they end again.
+#[unsafe(no_mangle)]
+pub extern "C" fn cuda_on_cpu_hold(on: c_int) {
+    world().held = on != 0;
+    changed();
+}
+
 /// What is not given back, in words; empty if everything is.
 ///
 /// # Safety
@@ -665,6 +698,7 @@ fn left(world: &World) -> String {
         ("streams", world.streams.len()),
         ("events", world.events.len()),
         ("modules", world.modules.len()),
+        ("graphs", world.graphs.len() + world.execs.len()),
         ("contexts", world.contexts as usize),
     ];
     let some = counts.into_iter().filter(|(_, count)| *count > 0);

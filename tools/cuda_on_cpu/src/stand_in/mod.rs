@@ -7,6 +7,7 @@
 //! What the card is like is said by environment variables; each has its default where it is read ([`Card::from_environment`]).
 
 mod entries;
+mod graphs;
 mod nvrtc;
 mod world;
 

@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 pub type Code = u32;
 
 /// Work of a stream.
+#[derive(Clone)]
 pub enum Op {
     Copy {
         from: u64,
@@ -61,6 +62,8 @@ pub struct Stream {
     done: u64,
     wanted: u64,
     closing: bool,
+    /// Of the least priority.
+    background: bool,
 }
 
 pub struct Event {
@@ -86,6 +89,34 @@ pub struct Reservation {
     pub mapped: BTreeMap<u64, (u64, bool)>,
 }
 
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Kind {
+    Kernel,
+    /// Copies to the card, and from it.
+    In,
+    Out,
+}
+
+/// A node of a graph, which runs after those that it names.
+#[derive(Clone)]
+pub struct Node {
+    pub id: u64,
+    pub kind: Kind,
+    pub op: Op,
+    pub after: Vec<u64>,
+}
+
+/// Nodes in the order in which they were made.
+pub struct Graph {
+    pub nodes: Vec<Node>,
+}
+
+/// What was made of a graph, and changed since.
+pub struct Exec {
+    pub graph: u64,
+    pub nodes: Vec<Node>,
+}
+
 pub struct World {
     pub card: Card,
     /// Plain allocations, by address.
@@ -103,7 +134,11 @@ pub struct World {
     /// Images, by module.
     pub modules: HashMap<u64, Vec<u8>>,
     pub functions: Vec<(Kernel, String)>,
+    pub graphs: HashMap<u64, Graph>,
+    pub execs: HashMap<u64, Exec>,
     pub contexts: u32,
+    /// Copies of background streams begin, and do not end.
+    pub held: bool,
     /// The error that nothing recovers from.
     pub sticky: Code,
     /// Copies that waited because their host memory was not pinned.
@@ -126,7 +161,10 @@ static WORLD: LazyLock<Mutex<World>> = LazyLock::new(|| {
         events: HashMap::new(),
         modules: HashMap::new(),
         functions: Vec::new(),
+        graphs: HashMap::new(),
+        execs: HashMap::new(),
         contexts: 0,
+        held: false,
         sticky: 0,
         pageable: 0,
         calls: HashMap::new(),
@@ -280,9 +318,9 @@ impl World {
         }
     }
 
-    pub fn open_stream(&mut self) -> u64 {
+    pub fn open_stream(&mut self, background: bool) -> u64 {
         let id = self.handle();
-        self.streams.insert(id, Stream::default());
+        self.streams.insert(id, Stream { background, ..Stream::default() });
         std::thread::Builder::new().name(format!("stream {id}")).spawn(move || run(id)).expect("a thread");
         id
     }
@@ -302,9 +340,13 @@ fn run(id: u64) {
         if world.is_due(id) {
             let queue = world.streams.get_mut(&id).expect("it is due");
             let op = queue.ops.pop_front().expect("it is due");
+            let background = queue.background;
             let (sticky, backward, link) = (world.sticky, world.card.backward, world.card.link_mb_s);
-            drop(world);
             let begin = Instant::now();
+            while world.held && background && matches!(op, Op::Copy { .. }) {
+                world = wait(world);
+            }
+            drop(world);
             // After a fault nothing runs; marks are passed, and whoever asks for them gets the fault.
             let failed = if sticky == 0 { perform(&op, backward, link) } else { 0 };
             world = self::world();

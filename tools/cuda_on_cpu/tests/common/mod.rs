@@ -1,9 +1,12 @@
 //! A machine whose driver is the stand-in: a folder with its libraries, and tests that run in a process of their own with it.
 #![allow(dead_code)]
 
-use std::ffi::{CStr, CString, c_char};
+use dynamicinfer::device::cuda::{Card, CudaDevice, Delivery, Options};
+use dynamicinfer::device::{Device, HostRoom};
+use std::ffi::{CStr, CString, c_char, c_int};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::time::Duration;
 
 /// A folder of libraries for LD_LIBRARY_PATH.
 pub struct Machine {
@@ -91,6 +94,29 @@ pub fn on(machine: &Machine, test: &str, environment: &[(&str, &str)], body: imp
     );
 }
 
+pub fn options(budget: u64) -> Options {
+    let patience = Duration::from_secs(60);
+    Options { budget, delivery: Delivery::default(), pinnable: u64::MAX, patience, graphs: false }
+}
+
+pub fn device(budget: u64) -> CudaDevice {
+    CudaDevice::new(Card::open().unwrap(), &options(budget)).unwrap()
+}
+
+/// One that keeps sequences as graphs.
+pub fn with_graphs(budget: u64) -> CudaDevice {
+    CudaDevice::new(Card::open().unwrap(), &Options { graphs: true, ..options(budget) }).unwrap()
+}
+
+/// Pinned words.
+pub fn room(device: &mut CudaDevice, words: usize) -> HostRoom {
+    let room = HostRoom::new(words);
+    // SAFETY: the tests drop the device first.
+    unsafe { device.pin(room.as_ptr().cast(), words * 4, true) };
+    assert_eq!(device.pinned().refused, 0);
+    room
+}
+
 /// The stand-in's own functions, of the library that this process has loaded as its driver.
 pub struct StandIn(libloading::Library);
 
@@ -113,6 +139,12 @@ impl StandIn {
         type Calls = unsafe extern "C" fn(*const c_char) -> u64;
         // SAFETY: as above.
         unsafe { (*self.0.get::<Calls>(b"cuda_on_cpu_calls").unwrap())(function.as_ptr()) }
+    }
+
+    /// Whether copies of neurons stay on their way, once they have begun.
+    pub fn hold(&self, on: bool) {
+        // SAFETY: the stand-in's function has this type.
+        unsafe { (*self.0.get::<unsafe extern "C" fn(c_int)>(b"cuda_on_cpu_hold").unwrap())(c_int::from(on)) }
     }
 
     /// What was not given back.

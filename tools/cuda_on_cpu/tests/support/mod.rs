@@ -6,8 +6,9 @@
 use cuda_on_cpu::{Kernel, Order};
 use dynamicinfer::cpu::Columns;
 use dynamicinfer::device::launch::{self, Launch, SCRATCH_ALIGN};
-use dynamicinfer::device::{Buffer, Call};
+use dynamicinfer::device::{Buffer, Call, NONE};
 use dynamicinfer::formats::rows::{self, Quant};
+use dynamicinfer::model::config::{Activation, Ffn};
 use dynamicinfer::prng::Prng;
 use rustix::mm::{MapFlags, MprotectFlags, ProtFlags, mmap_anonymous, mprotect, munmap};
 use std::ptr;
@@ -17,6 +18,42 @@ const PAGE: usize = 4096;
 const ALIGN: usize = 64;
 /// In memory that nobody has written to: as f32 and f16 it is NaN, as an index far away.
 const RUBBISH: u8 = 0xff;
+
+pub const KINDS: [Ffn; 3] = [Ffn::Gated, Ffn::GatedBoth, Ffn::Plain];
+pub const ACTIVATIONS: [Activation; 6] = [
+    Activation::Relu,
+    Activation::Fatrelu(0.3),
+    Activation::Relu2,
+    Activation::Silu,
+    Activation::Gelu,
+    Activation::GeluTanh,
+];
+
+/// Blocks and names of slots, a share of which holds random neurons of `ffn`. What lies in the others is rubbish: nothing may come of it.
+pub fn slots_of(
+    rng: &mut Prng,
+    (quant, kind, hidden): (Quant, Ffn, usize),
+    ffn: usize,
+    slots: usize,
+    filled: f64,
+) -> (Vec<u8>, Vec<u32>) {
+    let row_bytes = quant.row_bytes(hidden);
+    let block_bytes = row_bytes * kind.rows();
+    let mut blocks = vec![0xffu8; slots * block_bytes];
+    let mut neurons: Vec<u32> = (0..ffn as u32).collect();
+    let mut bucket = vec![NONE; slots];
+    for (slot, block) in blocks.chunks_exact_mut(block_bytes).enumerate() {
+        if neurons.is_empty() || rng.next_f64() >= filled {
+            continue;
+        }
+        bucket[slot] = neurons.swap_remove(below(rng, neurons.len()));
+        for row in block.chunks_exact_mut(row_bytes) {
+            let values: Vec<f32> = normal(rng, hidden).iter().map(|v| v / (hidden as f32).sqrt()).collect();
+            rows::encode(quant, &values, row);
+        }
+    }
+    (blocks, bucket)
+}
 
 /// Bytes that end at a page which nobody may touch: reading or writing behind them ends the test program.
 struct Guarded {
