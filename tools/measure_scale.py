@@ -62,17 +62,11 @@ def prompt(count, seed, vocab):
     return [(i * 7919 + seed * 104729 + 17) % (vocab - 300) + 290 for i in range(count)]
 
 
-def between(times):
-    return [1e3 * (b - a) for a, b in zip(times, times[1:])]
-
-
 def client(path, end, seed, a, answers):
-    """Asks until the time is over; the answers that are complete by then count."""
-    while time.monotonic() < end:
+    """Asks until the time is over. Says of each answer when its tokens came, counted back from the end."""
+    while (asked := time.monotonic()) < end:
         seed += 1000
-        times = ask(path, prompt(a.client_prompt, seed, a.vocab), a.client_generate)
-        if time.monotonic() < end:
-            answers.put((1e3 * times[0], between(times)))
+        answers.put((end - asked, [end - asked - t for t in ask(path, prompt(a.client_prompt, seed, a.vocab), a.client_generate)]))
     answers.put(None)
 
 
@@ -90,9 +84,9 @@ def clients(daemon, a, seeds):
                 left -= got is None
                 found += [got] if got else []
             [p.join() for p in each]
-            rows[n]["first"] += [f for f, _ in found]
-            rows[n]["gaps"] += [g for _, gaps in found for g in gaps]
-            rows[n]["tokens_per_s"].append(len(found) * a.client_generate / a.seconds)
+            rows[n]["first"] += [1e3 * (asked - left[0]) for asked, left in found]
+            rows[n]["gaps"] += [1e3 * (one - next) for _, left in found for one, next in zip(left, left[1:]) if next >= 0]
+            rows[n]["tokens_per_s"].append(sum(t >= 0 for _, left in found for t in left) / a.seconds)
     of = lambda values, share: sorted(values)[min(int(share * len(values)), len(values) - 1)] if values else None
     return [{"clients": n, "tokens_per_s": statistics.median(r["tokens_per_s"]), "tokens_per_s_rounds": r["tokens_per_s"],
              "answers": len(r["first"]), "first_token_ms_p50": of(r["first"], 0.5), "first_token_ms_p99": of(r["first"], 0.99),
