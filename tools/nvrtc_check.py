@@ -132,7 +132,8 @@ def embedded_text(site, source, headers):
     for path in [source, *headers]:
         digest.update(read(path) + b"\0")
     head = f"// Made by tools/nvrtc_check.py --write from sources of sha256 {digest.hexdigest()}.\n"
-    return head.encode() + Nvrtc(site).ptx(source, headers, EMBEDDED) + b"\n"
+    # Calls are numbered, in comments, through all that a process compiles: which that was depends on who was faster.
+    return head.encode() + re.sub(rb"// callseq \d+", b"// callseq", Nvrtc(site).ptx(source, headers, EMBEDDED)) + b"\n"
 
 
 def sizes(log):
