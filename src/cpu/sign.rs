@@ -184,8 +184,7 @@ mod x86 {
         let mut sum = _mm256_setzero_si256();
         for i in 0..2 * lines {
             if i % 2 == 0 {
-                // SAFETY: a hint; no address is wrong.
-                unsafe { _mm_prefetch::<_MM_HINT_T1>(row.cast::<i8>().wrapping_add(i * 32 + AHEAD)) };
+                _mm_prefetch::<_MM_HINT_T1>(row.cast::<i8>().wrapping_add(i * 32 + AHEAD));
             }
             // SAFETY: both have `lines`, of two registers each.
             let (a, b) = unsafe {
