@@ -19,6 +19,7 @@ pub const KERNELS: Kernels = Kernels {
     axpys: [axpy_f32, axpy_f16, axpy_q8, axpy_q4],
     touch: super::touch_nothing,
     block_ahead: true,
+    rows_together: [1; 4],
 };
 
 /// Numbers of each row that a tile of several columns goes through before the next tile: the inputs of four columns fill half of L1.
@@ -27,15 +28,18 @@ const DEPTH: usize = 1024;
 /// Up to this many columns rows are read one after the other, as for one column.
 const FEW: usize = 4;
 
-/// How far ahead of what is read f16 and f32 are asked for where nothing else is known. One thread read rows of f16 at 14.2 GB/s without
-/// and at 15.7 with it, two at 25.5 and 27.1, where loads alone reach 17.7 and 29.7 (Zen 3; 24 lines ahead gained nothing, 32 lost).
-const AHEAD: usize = 1024;
+/// How far ahead of what is read rows are asked for where nothing further is known. Zen 3: f16 rows were read by one thread at 14.2 GB/s
+/// without and at 15.7 with it, by two at 25.5 and 27.1, where loads alone reach 17.7 and 29.7 (24 lines gained nothing, 32 lost).
+/// Grouped types have more arithmetic to a byte, and the hardware runs less far ahead of it: two threads read rows of q8_0 at 17.7 GB/s
+/// without, 23.6 with 2 KiB, q4_0 at 21.1 with 1 KiB, 23.4 with two, where loads reach 25 and 27; up to 3 KiB it is all the same.
+const FLOATS_AHEAD: usize = 1024;
+const GROUPED_AHEAD: usize = 2048;
 
 /// Dots of f32 (or, HALF, f16) rows.
 #[target_feature(enable = "avx2,fma,f16c")]
 unsafe fn dot_float<const HALF: bool>(rows: Rows, count: usize, x: &Columns, y: *mut f32, stride: usize) {
     if x.n <= FEW {
-        let ahead = if rows.ahead == 0 { AHEAD } else { rows.ahead };
+        let ahead = whole_rows(rows.ahead, FLOATS_AHEAD);
         for r in 0..count {
             let rows = Rows { ahead, ..rows.from(r) };
             // SAFETY: the caller's promises; a prefetch may name any address.
@@ -114,11 +118,24 @@ unsafe fn float_tile<const HALF: bool, const AHEAD: bool, const R: usize, const 
     }
 }
 
+/// The scales of a row lie behind its codes and are asked for after them: the hardware follows what is asked for as far as it goes upward
+/// (asked for first, they cost more than they brought).
+#[inline]
+fn prefetch_scales(scales: *const u8, cols: usize, ahead: usize) {
+    (0..cols / GROUP * 2).step_by(64).for_each(|line| prefetch(scales.wrapping_add(line + ahead)));
+}
+
 /// Asks for the line that holds the byte at `at`, into L2 (why: `prefetch` in `avx512.rs`).
 #[inline]
 fn prefetch(at: *const u8) {
     // SAFETY: a hint; no address is wrong.
     unsafe { _mm_prefetch::<_MM_HINT_T1>(at.cast()) };
+}
+
+/// `ahead` as many times as makes at least `least`: of grouped rows, whole ones, so that scales, too, are asked for where they lie.
+#[inline]
+fn whole_rows(ahead: usize, least: usize) -> usize {
+    if ahead == 0 { least } else { ahead * least.div_ceil(ahead) }
 }
 
 /// Product of one row with one column, 32 numbers a turn: one cache line of f16.
@@ -151,12 +168,7 @@ unsafe fn dot_one<const HALF: bool, const AHEAD: bool>(row: *const u8, x: *const
 unsafe fn dot_grouped<const FOUR: bool>(rows: Rows, count: usize, x: &Columns, y: *mut f32, stride: usize) {
     if x.n <= FEW {
         for r in 0..count {
-            let rows = rows.from(r);
-            if x.n == 1 && rows.ahead == 0 {
-                // SAFETY: the caller's promises.
-                unsafe { *y.add(r) = grouped_tile::<FOUR, false, 1, 1>(rows, x, 0)[0][0] };
-                continue;
-            }
+            let rows = Rows { ahead: whole_rows(rows.ahead, GROUPED_AHEAD), ..rows.from(r) };
             tiles!(x.n, [4, 2, 1], |N, b| {
                 // SAFETY: the caller's promises.
                 unsafe {
@@ -259,6 +271,9 @@ unsafe fn grouped_tile<const FOUR: bool, const AHEAD: bool, const R: usize, cons
                 }
             }
         }
+        if AHEAD {
+            prefetch_scales(scales[0].cast(), x.cols, rows.ahead);
+        }
         let mut out = [[0f32; N]; R];
         for r in 0..R {
             for b in 0..N {
@@ -289,7 +304,7 @@ unsafe fn grouped_tile<const FOUR: bool, const AHEAD: bool, const R: usize, cons
 
 /// Defines an axpy from `$add::<$flag, R>(a, rows, out, cols)` over R rows and one column.
 macro_rules! axpys {
-    ($name:ident, $add:ident, $flag:literal) => {
+    ($name:ident, $add:ident, $flag:literal, $least:ident) => {
         #[target_feature(enable = "avx2,fma,f16c")]
         unsafe fn $name(rows: &[*const u8], ahead: usize, a: &[f32], cols: usize, out: &mut [f32]) {
             let n = out.len() / cols;
@@ -297,7 +312,7 @@ macro_rules! axpys {
                 let rows: [*const u8; R] = std::array::from_fn(|k| rows[r + k]);
                 for (b, out) in out.chunks_exact_mut(cols).enumerate() {
                     let a: [f32; R] = std::array::from_fn(|k| a[(r + k) * n + b]);
-                    let ahead = if b == 0 { ahead } else { 0 };
+                    let ahead = if b == 0 { whole_rows(ahead, $least) } else { 0 };
                     // SAFETY: the caller's promises.
                     unsafe { $add::<$flag, R>(a, rows, ahead, out.as_mut_ptr(), cols) };
                 }
@@ -306,10 +321,10 @@ macro_rules! axpys {
     };
 }
 
-axpys!(axpy_f32, add_floats, false);
-axpys!(axpy_f16, add_floats, true);
-axpys!(axpy_q8, add_grouped, false);
-axpys!(axpy_q4, add_grouped, true);
+axpys!(axpy_f32, add_floats, false, FLOATS_AHEAD);
+axpys!(axpy_f16, add_floats, true, FLOATS_AHEAD);
+axpys!(axpy_q8, add_grouped, false, GROUPED_AHEAD);
+axpys!(axpy_q4, add_grouped, true, GROUPED_AHEAD);
 
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
@@ -323,10 +338,29 @@ unsafe fn add_floats<const HALF: bool, const R: usize>(
     let (whole, size) = (n / 8 * 8, if HALF { 2 } else { 4 });
     // SAFETY: the caller's promises.
     unsafe {
-        for i in (0..whole).step_by(8) {
-            if ahead != 0 && (i * size).is_multiple_of(64) {
+        let mut i = 0;
+        while i < n / 32 * 32 {
+            if ahead != 0 {
                 prefetch(rows[R - 1].wrapping_add(i * size + ahead));
+                if !HALF {
+                    prefetch(rows[R - 1].wrapping_add(i * size + 64 + ahead));
+                }
             }
+            let mut sums = [_mm256_setzero_ps(); 4];
+            for k in 0..4 {
+                sums[k] = _mm256_loadu_ps(out.add(i + 8 * k));
+            }
+            for r in 0..R {
+                for k in 0..4 {
+                    sums[k] = _mm256_fmadd_ps(_mm256_set1_ps(a[r]), load_floats::<HALF>(rows[r], i + 8 * k), sums[k]);
+                }
+            }
+            for k in 0..4 {
+                _mm256_storeu_ps(out.add(i + 8 * k), sums[k]);
+            }
+            i += 32;
+        }
+        for i in (i..whole).step_by(8) {
             let mut sum = _mm256_loadu_ps(out.add(i));
             for r in 0..R {
                 sum = _mm256_fmadd_ps(_mm256_set1_ps(a[r]), load_floats::<HALF>(rows[r], i), sum);
@@ -351,29 +385,23 @@ unsafe fn add_grouped<const FOUR: bool, const R: usize>(
     out: *mut f32,
     cols: usize,
 ) {
-    // A code becomes a number where it stands in its lane: as a whole number it is too large by a power of two, which the row's
-    // coefficient makes up for without rounding. So the sum has the same bits however many rows are added together.
-    let excess = if FOUR { 8 } else { 128 };
-    let bits = if FOUR { 4 } else { 8 };
+    // A code becomes a number at the top of its lane, where it has its sign (of q4_0 once the top bit is turned over: codes less
+    // eight). As a whole number it is too large by a power of two, which the coefficient makes up for without rounding: so the sum
+    // has the same bits however many rows are added together.
     let at_scales = if FOUR { cols / 2 } else { cols };
+    let bits = if FOUR { 4 } else { 8 };
+    let top = _mm256_set1_epi32(-1 << (32 - bits));
+    let share = _mm256_set1_ps(1.0 / (1u32 << (32 - bits)) as f32);
     // SAFETY: the caller's promises.
     unsafe {
         for pack in 0..cols / PACK {
             for part in 0..2 {
-                // By row and by the code's place in its lane.
-                let mut c = [[_mm256_setzero_ps(); 8]; R];
+                let mut c = [_mm256_setzero_ps(); R];
                 for r in 0..R {
                     let scales = rows[r].add(at_scales).cast::<u16>().add(pack * 16 + part * 8);
-                    let scale = _mm256_mul_ps(_mm256_set1_ps(a[r]), load_f16(scales));
-                    for code in 0..32 / bits {
-                        // The code at the top would become a negative number: it is shifted down.
-                        let exponent = if code + 1 == 32 / bits { 0 } else { code * bits };
-                        let share = f32::from_bits((127 - exponent as u32) << 23);
-                        c[r][code] = _mm256_mul_ps(scale, _mm256_set1_ps(share));
-                    }
+                    c[r] = _mm256_mul_ps(_mm256_mul_ps(_mm256_set1_ps(a[r]), load_f16(scales)), share);
                 }
                 let out = out.add(pack * PACK + part * 8);
-                // The 8 registers of a pack in q8_0, the 4 of two each in q4_0.
                 for k in 0..if FOUR { 4 } else { 8 } {
                     let at = if FOUR { pack * (PACK / 2) } else { pack * PACK } + k * 64 + part * 32;
                     if ahead != 0 && part == 0 {
@@ -382,30 +410,28 @@ unsafe fn add_grouped<const FOUR: bool, const R: usize>(
                     let mut v = [_mm256_setzero_si256(); R];
                     for r in 0..R {
                         v[r] = _mm256_loadu_si256(rows[r].add(at).cast());
-                        if !FOUR {
-                            v[r] = _mm256_xor_si256(v[r], _mm256_set1_epi8(-128));
+                        if FOUR {
+                            v[r] = _mm256_xor_si256(v[r], _mm256_set1_epi8(-0x78));
                         }
                     }
                     // Codes of a lane, from its lowest bits: of q4_0 those of two registers take turns.
-                    for place_in_lane in 0..32 / bits {
-                        let (i, shift) = (place_in_lane, place_in_lane * bits);
+                    for i in 0..32 / bits {
                         let place = if FOUR { k * 8 + i % 2 * 4 + i / 2 } else { k * 4 + i };
+                        let below_top = _mm_cvtsi32_si128((32 - bits - i * bits) as i32);
                         let to = out.add(place * 16);
                         let mut sum = _mm256_loadu_ps(to);
                         for r in 0..R {
-                            let (code, excess) = if shift + bits == 32 {
-                                (_mm256_srl_epi32(v[r], _mm_cvtsi32_si128(shift as i32)), excess)
-                            } else {
-                                (_mm256_and_si256(v[r], _mm256_set1_epi32(((1 << bits) - 1) << shift)), excess << shift)
-                            };
-                            let number = _mm256_sub_epi32(code, _mm256_set1_epi32(excess));
-                            sum = _mm256_fmadd_ps(c[r][place_in_lane], _mm256_cvtepi32_ps(number), sum);
+                            let code = _mm256_and_si256(_mm256_sll_epi32(v[r], below_top), top);
+                            sum = _mm256_fmadd_ps(c[r], _mm256_cvtepi32_ps(code), sum);
                         }
                         _mm256_storeu_ps(to, sum);
                     }
                 }
             }
         }
+    }
+    if ahead != 0 {
+        prefetch_scales(rows[R - 1].wrapping_add(at_scales), cols, ahead);
     }
     let (low, eight) = (_mm256_set1_epi32(15), _mm256_set1_epi32(8));
     for g in cols / PACK * (PACK / GROUP)..cols / GROUP {

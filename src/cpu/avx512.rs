@@ -19,6 +19,7 @@ pub const KERNELS: Kernels = Kernels {
     axpys: [axpy_f32, axpy_f16, axpy_q8, axpy_q4],
     touch,
     block_ahead: false,
+    rows_together: [1, 1, 1, 2],
 };
 
 /// Numbers of each row that a tile of several columns goes through before the next tile: the inputs of six columns stay

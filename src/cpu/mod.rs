@@ -67,7 +67,7 @@ pub const MAX_AXPY_ROWS: usize = 4;
 
 /// out[b] += sum over r of a[r * n + b] * row r, for each column b of n. For grouped types `out` is in the order of
 /// `rows::axpy_place`; `rows::add_axpy` puts it right. `ahead`: bytes from the last row to what will be read next, for kernels that
-/// read rows from memory and not after a [`Touch`]; 0 asks for nothing.
+/// read rows from memory and not after a [`Touch`]; 0 leaves the choice to the kernel.
 ///
 /// # Safety
 /// The rows are `Quant::row_bytes(cols)` readable bytes each (of f32 and f16 the numbers are enough); `a.len()` is `rows.len()` times n and `out.len()` n times
@@ -94,6 +94,8 @@ pub struct Kernels {
     /// Of neurons that lie apart, each row of the next one is best asked for while the same row of this one is read; otherwise only its
     /// first row is, once.
     pub block_ahead: bool,
+    /// Down rows of each type that are added to one column's output at a time: more of them where storing the output binds.
+    rows_together: [usize; 4],
 }
 
 /// What a kernel was compiled for.
@@ -163,6 +165,10 @@ impl Kernels {
 
     pub fn dot(&self, quant: Quant) -> Dot {
         self.dots[quant as usize]
+    }
+
+    pub fn rows_together(&self, quant: Quant) -> usize {
+        self.rows_together[quant as usize]
     }
 
     pub fn axpy(&self, quant: Quant) -> Axpy {

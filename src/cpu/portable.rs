@@ -10,6 +10,7 @@ pub const KERNELS: Kernels = Kernels {
     axpys: [axpy::<F32>, axpy::<F16>, axpy::<Q8>, axpy::<Q4>],
     touch: super::touch_nothing,
     block_ahead: false,
+    rows_together: [1, 1, 1, 2],
 };
 
 dot_rows!(dot_f32, dot_f32_row);

@@ -372,7 +372,7 @@ impl Sparse<'_> {
         let (n, dots) = (x.n, per_block - 1);
         let (mut products, mut a) = ([0f32; 2 * MAX_COLUMNS], [0f32; MAX_COLUMNS]);
         let mut downs = Downs::new(kernels, &layer.ffn, n);
-        let ahead = dense_ahead(&layer.ffn);
+        let ahead = dense_ahead(kernels, &layer.ffn);
         let span = list.neurons[range.start]..list.neurons[range.end - 1] + 1;
         let (read, mut active, mut at) = (span.len() as u64, 0, range.start);
         for neuron in span {
@@ -404,10 +404,10 @@ impl Sparse<'_> {
     }
 }
 
-/// What to prefetch while a down row is added and every row is read: the short rows of q4_0 do better with the whole next row, the
-/// others with the next lines (`touch` in `cpu/avx512.rs`).
-fn dense_ahead(ffn: &Matrix) -> usize {
-    if ffn.quant == Quant::Q4 { ffn.ahead() } else { 0 }
+/// What to prefetch while a down row is added and every row is read: with AVX-512 the short rows of q4_0 do better with the whole next
+/// row, the others with the next lines (`touch` in `cpu/avx512.rs`).
+fn dense_ahead(kernels: &Kernels, ffn: &Matrix) -> usize {
+    if ffn.quant == Quant::Q4 || kernels.block_ahead { ffn.ahead() } else { 0 }
 }
 
 /// out += the share of `neurons`; `out` is `[n, hidden]`.
@@ -426,7 +426,7 @@ fn run_blocks(
     let mut products = [0f32; 2 * MAX_COLUMNS];
     let mut a = [0f32; MAX_COLUMNS];
     let mut downs = Downs::new(kernels, &layer.ffn, n);
-    let ahead = dense_ahead(&layer.ffn);
+    let ahead = dense_ahead(kernels, &layer.ffn);
     for neuron in neurons {
         // SAFETY: the rows are inside the section; the kernel is for this machine.
         unsafe { dot(layer.ffn.rows_from(neuron * per_block, 1), dots, x, products.as_mut_ptr(), dots) };
@@ -458,7 +458,7 @@ struct Downs<'a> {
 impl<'a> Downs<'a> {
     fn new(kernels: &'a Kernels, ffn: &'a Matrix, n: usize) -> Downs<'a> {
         // The output of several columns does not stay in L1 beside their inputs: it is loaded and stored once for some rows.
-        let together = if n > 1 { MAX_AXPY_ROWS } else { rows_together(ffn.quant) };
+        let together = if n > 1 { MAX_AXPY_ROWS } else { kernels.rows_together(ffn.quant) };
         let a = [0.0; MAX_AXPY_ROWS * MAX_COLUMNS];
         Downs { kernels, ffn, n, together, count: 0, ahead: 0, rows: [std::ptr::null(); MAX_AXPY_ROWS], a }
     }
@@ -482,14 +482,6 @@ impl<'a> Downs<'a> {
         // SAFETY: as above; `add` keeps as many coefficients as the rows want.
         unsafe { self.kernels.axpy(self.ffn.quant)(rows, self.ahead, a, self.ffn.cols, out) };
         self.count = 0;
-    }
-}
-
-/// Down rows that are added at a time: where the numbers of a row are many for its bytes, storing the output binds.
-const fn rows_together(quant: Quant) -> usize {
-    match quant {
-        Quant::F32 | Quant::F16 | Quant::Q8 => 1,
-        Quant::Q4 => 2,
     }
 }
 
