@@ -355,10 +355,11 @@ impl Sparse<'_> {
     /// where what is listed fires: of a ReLU's neurons most rows would be read for nothing.
     fn streams(&self, range: &Range<usize>) -> bool {
         let Sparse { config, layer, list, .. } = *self;
-        if range.is_empty() || self.known.is_some() || config.activation.is_sparse() {
+        // Kernels that ask for the next block wherever it lies read the list as fast (runs/2026-11-22-avx2-sparse).
+        if range.is_empty() || self.known.is_some() || config.activation.is_sparse() || self.kernels.block_ahead {
             return false;
         }
-        // Below these shares of neurons left out the sparse pass was the slower one (runs/2026-11-20-sparsity).
+        // With AVX-512: below these shares of neurons left out the sparse pass was the slower one (runs/2026-11-20-sparsity).
         let left_out = if layer.ffn.quant.is_grouped() { 45 } else { 20 };
         let span = (list.neurons[range.end - 1] - list.neurons[range.start]) as usize + 1;
         range.len() * 100 > span * (100 - left_out)
