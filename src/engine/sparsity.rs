@@ -263,12 +263,21 @@ impl Selection {
         self.neurons.resize(ffn, 0);
         self.masks.resize(ffn, 0);
         let mut len = 0;
-        for neuron in 0..ffn {
-            let least = least(neuron as u32);
-            let mask = (0..n).fold(0u32, |mask, b| mask | u32::from(scores[b * ffn + neuron] >= least) << b);
+        let mut put = |neuron: usize, mask: u32| {
             self.neurons[len] = neuron as u32;
             self.masks[len] = mask;
             len += usize::from(mask != 0);
+        };
+        if n == 1 {
+            scores
+                .iter()
+                .enumerate()
+                .for_each(|(neuron, &score)| put(neuron, u32::from(score >= least(neuron as u32))));
+        } else {
+            for neuron in 0..ffn {
+                let least = least(neuron as u32);
+                put(neuron, (0..n).fold(0, |mask, b| mask | u32::from(scores[b * ffn + neuron] >= least) << b));
+            }
         }
         self.neurons.truncate(len);
         self.masks.truncate(len);

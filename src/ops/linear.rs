@@ -27,9 +27,13 @@ pub fn linear(
     let (x, dot) = (&*columns, kernels.dot(matrix.quant));
     // Four rows at a time is what the tiles of the kernels take.
     let per_piece = (PIECE_BYTES / matrix.row_bytes).clamp(1, matrix.rows.div_ceil(team.threads())).next_multiple_of(4);
+    // The last piece of each thread comes in quarters, so that none waits long for another at the end.
+    let (large, small) =
+        ((matrix.rows / per_piece).saturating_sub(team.threads()), (per_piece / 4).next_multiple_of(4));
+    let start = |piece: usize| large.min(piece) * per_piece + piece.saturating_sub(large) * small;
     let out = Parts::new(out);
-    team.run(matrix.rows.div_ceil(per_piece), |_, piece| {
-        let range = piece * per_piece..matrix.rows.min((piece + 1) * per_piece);
+    team.run(large + (matrix.rows - start(large)).div_ceil(small), |_, piece| {
+        let range = start(piece)..start(piece + 1).min(matrix.rows);
         // SAFETY: the rows are inside the section; `kernels` are for this machine; each piece writes its own rows of `out`,
         // whose last index is (n - 1) * rows + rows - 1.
         unsafe { dot(matrix.rows_from(range.start, 1), range.len(), x, out.start().add(range.start), matrix.rows) };
