@@ -69,6 +69,11 @@ pub fn available_memory() -> Option<u64> {
     Some(line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()? * 1024)
 }
 
+/// The instruction set that kernels are to be taken from, by its name: `DYNAMICINFER_ISA=avx2`. For tests of what other machines run.
+pub fn instruction_set() -> Option<String> {
+    std::env::var("DYNAMICINFER_ISA").ok().filter(|name| !name.is_empty())
+}
+
 /// The value of one of this program's own variables.
 pub fn variable(name: &str) -> Option<String> {
     std::env::var(name).ok()

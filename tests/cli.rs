@@ -657,3 +657,15 @@ fn a_run_takes_the_file_its_keys_and_values_and_100_mb() {
     assert!(peak > file, "the file is in memory: {peak}");
     assert!(peak <= file + kv + 100_000_000, "{peak} bytes for a file of {file}");
 }
+
+#[test]
+fn an_instruction_set_that_is_asked_for_is_used_or_refused() {
+    let place = Place::new();
+    let with = |isa: &str, args: &[&str]| place.command(args).env("DYNAMICINFER_ISA", isa).output().unwrap();
+    let bench = ["bench", "demo", "-p", "0", "-n", "1", "-r", "1", "-t", "1", "-o", "json"];
+    let rows: Json = serde_json::from_slice(&with("portable", &bench).stdout).unwrap();
+    assert_eq!(rows[0]["instruction_set"], "portable");
+    let refused = with("mmx", &["ls"]);
+    let said = String::from_utf8(refused.stderr).unwrap();
+    assert!(refused.status.code() == Some(2) && said.contains("take avx512, avx2 or portable"), "{said}");
+}

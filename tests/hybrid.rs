@@ -21,7 +21,7 @@ use dynamicinfer::predictor::{Predictor, Sign};
 use dynamicinfer::prng::Prng;
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
-use support::law::{FAMILIES, FLIPPED, QUANTS, ROUNDED, Stores, all_exact, logits, slots, with_seeds};
+use support::law::{Case, FAMILIES, QUANTS, Stores, all_exact, logits, slots, with_seeds};
 use support::{ON_DEVICE, RATES, device_bytes, error, numbers, on_device};
 
 /// Has moves go one way, or the one that is taken where nothing was measured.
@@ -73,11 +73,11 @@ impl Restless {
 #[test]
 fn logits_are_the_dense_ones_for_every_budget_residency_and_interleaving() {
     let stores = Stores::new();
-    // Of f32 and f16, and of grouped types.
-    // By type, grouped ones without and with a chunk.
-    let seen = Mutex::new([vec![], vec![], vec![]]);
+    // Shares of what is allowed, of types that round nothing and of those that do; and those of the latter that are as near as the former.
+    let (worst, flipped) = (Mutex::new([0f32; 2]), Mutex::new([0; 3]));
     let (moves, landed) = (Arc::new(Mutex::new(0u64)), Mutex::new(0u64));
-    let dense = Mutex::new(HashMap::<(usize, usize, bool, Vec<usize>), Vec<f32>>::new());
+    type Dense = HashMap<(usize, usize, bool, Vec<usize>), (Vec<f32>, f32)>;
+    let dense = Mutex::new(Dense::new());
     let name = "logits_are_the_dense_ones_for_every_budget_residency_and_interleaving";
     with_seeds(name, 400, |seed| {
         let mut prng = Prng::new(seed);
@@ -128,41 +128,40 @@ fn logits_are_the_dense_ones_for_every_budget_residency_and_interleaving() {
         // Keys and values in f32 stay on the host; in f16 they lie on the device, and are rounded.
         let kind = [KvType::F32, KvType::F16][prng.below(2) as usize];
         let mut dense = dense.lock().unwrap();
-        let expected = dense
+        let case = Case { stores: &stores, family, quant, kind, sizes: &sizes };
+        let (expected, limit) = dense
             .entry((family, quant, kind == KvType::F16, sizes.clone()))
-            .or_insert_with(|| logits(&mut engine, kind, &sizes, None))
+            .or_insert_with(|| (logits(&mut engine, kind, &sizes, None), case.limit()))
             .clone();
         drop(dense);
         engine.hybrid = Some(hybrid);
         let choice = |prng: &mut Prng| if prng.below(4) == 0 { Choice::Dense } else { Choice::Exact { cut: 0.0 } };
         engine.set_sparsity(Sparsity::new((0..layers).map(|_| choice(&mut prng)).collect(), 0).unwrap());
         let found = logits(&mut engine, kind, &sizes, None);
-        let off = error(&found, &expected);
-        let (grouped, chunk) = (QUANTS[quant].is_grouped(), sizes.iter().any(|&n| n > MAX_COLUMNS));
-        let most = match (grouped, kind) {
-            (true, _) => FLIPPED,
-            (false, KvType::F32) => 1e-5,
-            (false, KvType::F16) => ROUNDED,
-        };
-        assert!(off <= most, "{} {}: off by {off}", FAMILIES[family], QUANTS[quant].name());
-        let mut seen = seen.lock().unwrap();
-        if kind == KvType::F32 {
-            seen[usize::from(grouped) + usize::from(grouped && chunk)].push(off);
+        let agreement = case.agrees(&found, &expected, limit);
+        let rounds = QUANTS[quant].is_grouped() || kind == KvType::F16;
+        let [flips, exact, rounding] = &mut *flipped.lock().unwrap();
+        *flips += usize::from(agreement.flipped.is_some());
+        *rounding += usize::from(rounds);
+        *exact += usize::from(rounds && agreement.off <= case.summed());
+        if agreement.flipped.is_none() {
+            let worst = &mut worst.lock().unwrap()[usize::from(rounds)];
+            *worst = worst.max(agreement.off / limit);
         }
         let cache = &engine.hybrid.as_ref().unwrap().cache;
         *landed.lock().unwrap() += cache.counters.landed;
         assert_eq!(cache.device.memory().peak, budget, "it took more than its budget");
     });
     let (moves, landed) = (*moves.lock().unwrap(), *landed.lock().unwrap());
-    let seen = seen.into_inner().unwrap();
-    let worst = seen.each_ref().map(|seen| seen.iter().fold(0f32, |m, e| m.max(*e)));
-    let flipped = seen.each_ref().map(|seen| (seen.iter().filter(|e| **e > 1e-5).count(), seen.len()));
-    eprintln!("{moves} moves begun, {landed} landed, worst {worst:?}, flipped {flipped:?}");
+    let ([flips, exact, rounding], worst) = (*flipped.lock().unwrap(), *worst.lock().unwrap());
+    eprintln!(
+        "{moves} moves begun, {landed} landed; worst {worst:?} of the limit; {flips} with a flip at a step; {exact} of {rounding} that \
+         round are off by sums alone"
+    );
     if std::env::var_os("HYBRID_SEED").is_none() {
-        let [_, (few, of), (chunks, of_chunks)] = flipped;
-        // How many are hangs on the instruction set: a quarter at most with AVX-512, with AVX2 15 of 43, and 13 of 26 with a chunk.
-        assert!(few * 2 < of, "{few} of {of} grouped cases are off");
-        assert!(chunks * 3 < of_chunks * 2, "{chunks} of {of_chunks} grouped cases with a chunk are off");
+        // A gate that lies within rounding of the step is rare: were it a tenth of the cases, it would be something else.
+        assert!(flips < 40, "{flips} of 400 cases have a gate on the other side of its step");
+        assert!(exact > 0, "every case that rounds rounds otherwise");
         assert!(moves > 10_000 && landed > 5_000, "{moves} moves, {landed} landed: nothing was tried");
     }
 }
@@ -743,8 +742,11 @@ fn keys_and_values_on_the_device_follow_what_happens_to_the_hosts() {
     let stores = Stores::new();
     with_seeds("keys_and_values_on_the_device_follow_what_happens_to_the_hosts", 60, |seed| {
         let mut prng = Prng::new(seed);
-        let open = || Engine::new(stores.open((seed % 5) as usize, 1), 1, Kernels::best());
+        // Those whose activation has no step.
+        let family = [0, 2, 3, 4][(seed % 4) as usize];
+        let open = || Engine::new(stores.open(family, 1), 1, Kernels::best());
         let (mut with, mut without) = (open(), open());
+        let limit = Case { stores: &stores, family, quant: 1, kind: KvType::F16, sizes: &[34, 3, 34, 1, 2] }.limit();
         let slots = vec![with.model.config.ffn / 2; with.model.config.layers];
         let device = Box::new(VirtualDevice::new(u64::MAX, RATES));
         // SAFETY: the engine has both.
@@ -779,7 +781,7 @@ fn keys_and_values_on_the_device_follow_what_happens_to_the_hosts() {
                     let found = forward(&mut with, &mut ours[at], &tokens);
                     let expected = forward(&mut without, &mut theirs[at], &tokens);
                     let off = error(&found, &expected);
-                    assert!(off <= ROUNDED, "{n} tokens at {}: off by {off}", ours[at].len - n);
+                    assert!(off <= limit, "{n} tokens at {}: off by {off}", ours[at].len - n);
                 }
             }
         }

@@ -7,14 +7,24 @@ use dynamicinfer::cache::NeuronCache;
 use dynamicinfer::cpu::{Kernels, MAX_COLUMNS};
 use dynamicinfer::device::{Faults, VirtualDevice};
 use dynamicinfer::engine::{Engine, Migrator, Observer, Seen, Sparsity};
-use dynamicinfer::model::KvType;
+use dynamicinfer::model::{Activation, KvType};
 use dynamicinfer::prng::Prng;
 use std::sync::{Arc, Mutex};
-use support::law::{FAMILIES, FLIPPED, QUANTS, ROUNDED, Stores, all_exact, logits, slots, with_seeds};
-use support::{RATES, error, on_device, streaming};
+use support::law::{Case, QUANTS, Stores, all_exact, logits, slots, with_seeds};
+use support::{RATES, on_device, streaming};
 
 /// Layer, first position and tokens of a chunk, and in how many of them each neuron was active.
 type Counted = (usize, usize, usize, Vec<u32>);
+
+/// Tokens times neurons that are active in one and not in the other, at least.
+fn differing(heard: &[Counted], seen: &[Counted]) -> u64 {
+    let mut flips = 0;
+    for (heard, seen) in heard.iter().zip(seen) {
+        assert_eq!((heard.0, heard.1, heard.2), (seen.0, seen.1, seen.2));
+        flips += heard.3.iter().zip(&seen.3).map(|(a, b)| u64::from(a.abs_diff(*b))).sum::<u64>();
+    }
+    flips
+}
 
 /// Hears how often neurons were active in prompts.
 #[derive(Default)]
@@ -29,24 +39,40 @@ impl Migrator for Hearing {
 }
 
 /// The same counts, from what an observer sees.
-#[derive(Default)]
-struct Watching(Vec<Counted>);
+struct Watching {
+    counted: Vec<Counted>,
+    activation: Activation,
+    /// Share of the largest sum that sums may be off.
+    limit: f32,
+    /// Neurons times tokens that such a difference makes active or not.
+    near: u64,
+}
 
 impl Observer for Watching {
     fn layer(&mut self, seen: &Seen<'_>) {
+        if seen.n <= MAX_COLUMNS {
+            return;
+        }
         let ffn = seen.activations.len() / seen.n;
         let active = |i: usize| seen.activations.iter().skip(i).step_by(ffn).filter(|a| **a != 0.0).count() as u32;
-        if seen.n > MAX_COLUMNS {
-            self.0.push((seen.layer, seen.first, seen.n, (0..ffn).map(active).collect()));
-        }
+        self.counted.push((seen.layer, seen.first, seen.n, (0..ffn).map(active).collect()));
+        let step = if let Activation::Fatrelu(step) = self.activation { step } else { 0.0 };
+        let near = |sums: &[f32], step: f32| {
+            let top = sums.iter().fold(0f32, |top, sum| top.max(sum.abs()));
+            sums.iter().filter(|sum| (*sum - step).abs() <= self.limit * top).count() as u64
+        };
+        // Where up goes through the activation, too, as many ups are a little below zero as a little above it: what came of those.
+        let small: Vec<f32> = seen.activations.iter().copied().filter(|a| *a != 0.0).collect();
+        self.near += near(seen.gates, step) + 2 * near(&small, 0.0);
     }
 }
 
 #[test]
 fn logits_after_a_long_prompt_are_the_dense_ones_wherever_its_neurons_are_computed() {
     let stores = Stores::new();
+    // Off as a share of what is allowed, at most; of types that round nothing, and of those that do.
     let (seen, told) = (Mutex::new([0f32; 2]), Mutex::new([0u64; 4]));
-    let flipped = Mutex::new([0; 2]);
+    let flipped = Mutex::new(0);
     let name = "logits_after_a_long_prompt_are_the_dense_ones_wherever_its_neurons_are_computed";
     with_seeds(name, 160, |seed| {
         let mut prng = Prng::new(seed);
@@ -79,7 +105,9 @@ fn logits_after_a_long_prompt_are_the_dense_ones_wherever_its_neurons_are_comput
         }
         let kind = [KvType::F32, KvType::F16][prng.below(2) as usize];
         let mut engine = Engine::new(model, 1 + prng.below(2) as usize, Kernels::best());
-        let mut watching = Watching::default();
+        let case = Case { stores: &stores, family, quant, kind, sizes: &sizes };
+        let (activation, limit) = (engine.model.config.activation, case.limit());
+        let mut watching = Watching { counted: Vec::new(), activation, limit, near: 0 };
         // With somebody who looks on, a prompt is the CPU's; without, the device's.
         let expected = logits(&mut engine, kind, &sizes, Some(&mut watching));
         let hearing = Hearing::default();
@@ -88,31 +116,19 @@ fn logits_after_a_long_prompt_are_the_dense_ones_wherever_its_neurons_are_comput
         engine.hybrid = Some(hybrid);
         engine.set_sparsity(all_exact(layers));
         let found = logits(&mut engine, kind, &sizes, None);
-        let (off, grouped) = (error(&found, &expected), QUANTS[quant].is_grouped());
-        let most = match (grouped, kind) {
-            // Ten times as many logits as of a short text: of 80,000 one is further off (0.05 with AVX2), so that what holds for most
-            // is asked below. What kernels of grouped types compute is compared with the scalar truth
-            // (tools/cuda_on_cpu/tests/dense_ffn.rs).
-            (true, _) => 15.0 * FLIPPED,
-            (false, KvType::F32) => 1e-5,
-            (false, KvType::F16) => 2.0 * ROUNDED,
-        };
-        if grouped {
-            let mut flipped = flipped.lock().unwrap();
-            flipped[0] += usize::from(off > FLIPPED);
-            flipped[1] += 1;
+        let agreement = case.agrees(&found, &expected, limit);
+        if let Some(activation) = agreement.flipped {
+            *flipped.lock().unwrap() += 1;
+            // What it makes of later tokens is no matter of rounding.
+            watching = Watching { counted: Vec::new(), activation, limit, near: 0 };
+            logits(&mut case.with(activation), kind, &sizes, Some(&mut watching));
         }
-        assert!(off <= most, "{} {} {sizes:?}: off by {off}", FAMILIES[family], QUANTS[quant].name());
         let heard = heard.lock().unwrap();
-        assert_eq!(heard.len(), watching.0.len());
-        let mut flips = 0;
-        for (heard, seen) in heard.iter().zip(&watching.0) {
-            assert_eq!((heard.0, heard.1, heard.2), (seen.0, seen.1, seen.2));
-            flips += heard.3.iter().zip(&seen.3).map(|(a, b)| u64::from(a.abs_diff(*b))).sum::<u64>();
-        }
-        // A sum in another order may fall on the other side of zero.
-        let pairs: u64 = watching.0.iter().map(|(.., counts)| counts.iter().map(|&c| u64::from(c)).sum::<u64>()).sum();
-        assert!(flips <= if most > 1e-4 { pairs / 100 + 2 } else { 2 }, "{flips} of {pairs} are counted otherwise");
+        assert_eq!(heard.len(), watching.counted.len());
+        let pairs: u64 =
+            watching.counted.iter().map(|(.., counts)| counts.iter().map(|&c| u64::from(c)).sum::<u64>()).sum();
+        let (flips, near) = (differing(&heard, &watching.counted), watching.near);
+        assert!(flips <= near, "{}: {flips} of {pairs} are counted otherwise, and {near} could be", case.name());
         let chunks = engine.hybrid.as_ref().unwrap().chunks;
         let long = sizes.iter().filter(|n| **n > MAX_COLUMNS).sum::<usize>();
         let all = [chunks.resident, chunks.streamed, chunks.on_cpu];
@@ -120,14 +136,17 @@ fn logits_after_a_long_prompt_are_the_dense_ones_wherever_its_neurons_are_comput
         assert!(streams || chunks.streamed == 0);
         let mut told = told.lock().unwrap();
         told.iter_mut().zip(all.into_iter().chain([pairs])).for_each(|(sum, n)| *sum += n);
-        let mut seen = seen.lock().unwrap();
-        seen[usize::from(grouped)] = seen[usize::from(grouped)].max(off);
+        let rounds = QUANTS[quant].is_grouped() || kind == KvType::F16;
+        let worst = &mut seen.lock().unwrap()[usize::from(rounds)];
+        if agreement.flipped.is_none() {
+            *worst = worst.max(agreement.off / agreement.limit);
+        }
     });
-    let (told, seen) = (*told.lock().unwrap(), *seen.lock().unwrap());
-    eprintln!("resident, streamed, on the CPU, active: {told:?}; worst {seen:?}");
+    let (told, seen, flipped) = (*told.lock().unwrap(), *seen.lock().unwrap(), *flipped.lock().unwrap());
+    eprintln!("resident, streamed, on the CPU, active: {told:?}; worst {seen:?} of the limit; {flipped} with a flip");
     if std::env::var_os("HYBRID_SEED").is_none() {
         assert!(told.iter().all(|&n| n > 300_000), "{told:?}: a part was not tried");
-        let [far, of] = *flipped.lock().unwrap();
-        assert!(far * 8 < of, "{far} of {of} grouped cases are further off than {FLIPPED}");
+        // A gate that lies within rounding of the step is rare: were it a tenth of the cases, it would be something else.
+        assert!(flipped < 16, "{flipped} of 160 cases have a gate on the other side of its step");
     }
 }

@@ -1,6 +1,6 @@
 use super::cuda;
 use super::settings_arg::{SocketArgs, read};
-use crate::cpu::Kernels;
+use crate::cpu::{Isa, Kernels};
 use crate::error::Result;
 use serde::Serialize;
 
@@ -34,14 +34,17 @@ fn findings(args: &Args) -> Result<Vec<Finding>> {
     let mut findings = Vec::new();
     let mut add = |what, verdict, found: String| findings.push(Finding { what, verdict, found });
     let threads = crate::config::default_threads();
-    let isa = Kernels::best().isa.name();
-    match isa {
-        "portable" => add(
+    match Kernels::best().isa {
+        Isa::Portable => add(
             "processor",
             "note",
             format!("{threads} threads, portable code: AVX2 with FMA and F16C is missing, so this is slow"),
         ),
-        isa => add("processor", "ok", format!("{threads} threads, kernels for {isa}")),
+        isa => {
+            let others = Isa::ALL.into_iter().filter(|other| *other != isa && other.is_supported()).map(Isa::name);
+            let others = others.collect::<Vec<_>>().join(", ");
+            add("processor", "ok", format!("{threads} threads, kernels for {}; it has {others}, too", isa.name()))
+        }
     }
     match crate::config::available_memory() {
         Some(bytes) => add(

@@ -122,7 +122,11 @@ pub fn main() -> ExitCode {
     if !matches!(args.verb, Verb::Serve(_)) {
         crate::interrupt::install();
     }
-    match dispatch(args.verb) {
+    let done = match crate::cpu::Isa::asked_for() {
+        Ok(_) => dispatch(args.verb),
+        Err(why) => Err(Error::Usage(why)),
+    };
+    match done {
         Ok(()) => ExitCode::SUCCESS,
         // The reader of our output has gone; it has what it wanted.
         Err(Error::Io { source, .. }) if source.kind() == std::io::ErrorKind::BrokenPipe => ExitCode::SUCCESS,

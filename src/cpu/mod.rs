@@ -49,6 +49,7 @@ pub use team::Team;
 
 pub use crate::formats::rows::Rows;
 
+use crate::config;
 use crate::formats::rows::Quant;
 
 /// Columns up to which the FFN runs neuron block by neuron block, each read once; past that it is bound by arithmetic and
@@ -119,6 +120,18 @@ impl Isa {
         }
     }
 
+    /// The one that the user's environment asks for; an error in words where there is none of that name or this machine lacks it.
+    pub fn asked_for() -> Result<Option<Isa>, String> {
+        let Some(name) = config::instruction_set() else { return Ok(None) };
+        match Isa::ALL.into_iter().find(|isa| isa.name() == name) {
+            None => Err(format!("DYNAMICINFER_ISA={name} is no instruction set: take avx512, avx2 or portable")),
+            Some(isa) if !isa.is_supported() => {
+                Err(format!("DYNAMICINFER_ISA={name}: this processor does not have it; take another or unset it"))
+            }
+            Some(isa) => Ok(Some(isa)),
+        }
+    }
+
     pub fn is_supported(self) -> bool {
         match self {
             Isa::Portable => true,
@@ -142,9 +155,16 @@ impl Isa {
 }
 
 impl Kernels {
-    /// The best that this machine runs.
+    /// The best that this machine runs, or those of the instruction set that [`config::instruction_set`] asks for.
+    ///
+    /// # Panics
+    /// If this machine does not have what is asked for: [`Isa::asked_for`] says so in words.
     pub fn best() -> Kernels {
-        Isa::ALL.into_iter().find_map(Kernels::of).expect("portable kernels run everywhere")
+        match Isa::asked_for() {
+            Ok(asked) => asked.or_else(|| Isa::ALL.into_iter().find(|isa| isa.is_supported())).and_then(Kernels::of),
+            Err(why) => panic!("{why}"),
+        }
+        .expect("portable kernels run everywhere")
     }
 
     /// The kernels of `isa`, if this machine runs them.

@@ -1,8 +1,10 @@
 //! What the laws of two memories share: fixtures in every type, seeds, and logits of a text.
 
-use super::packed;
-use dynamicinfer::engine::{Choice, Engine, Logits, Observer, Sparsity};
+use super::{error, packed};
+use dynamicinfer::cpu::Kernels;
+use dynamicinfer::engine::{Choice, Engine, Logits, Observer, Seen, Sparsity};
 use dynamicinfer::formats::rows::Quant;
+use dynamicinfer::model::config::Activation;
 use dynamicinfer::model::{KvCache, KvType, Model};
 use dynamicinfer::prng::Prng;
 use std::collections::HashMap;
@@ -12,14 +14,6 @@ use std::sync::Mutex;
 pub const FAMILIES: [&str; 5] = ["relullama", "prosparse", "bamboo", "opt", "llama-relu2"];
 /// Half of the cases in f32, where nothing but the order of sums differs.
 pub const QUANTS: [Quant; 6] = [Quant::F32, Quant::F32, Quant::F32, Quant::F16, Quant::Q8, Quant::Q4];
-
-/// How far logits of grouped types may be off. Their inputs are rounded to int8: a sum that is taken in another order, and differs
-/// in its last bit, can round to the next code. Without any device, 49 of 180 q8_0 runs over stores that are permuted, and
-/// otherwise the same, differ by 1e-3 to 1e-2 from the plain one. The strict law for these types is that of a layer, below.
-pub const FLIPPED: f32 = 2e-2;
-/// What keys and values in f16 may put logits off: a number that rounds up instead of down differs by half of this share of itself, and
-/// there are two layers of them.
-pub const ROUNDED: f32 = 1e-3;
 
 /// The seeds of a test: all below `count`, or the one that is to be repeated.
 pub fn seeds(count: u64) -> Vec<u64> {
@@ -73,6 +67,142 @@ pub fn logits(engine: &mut Engine, kind: KvType, sizes: &[usize], mut observer: 
     }
     out
 }
+
+/// What a law compares with: the dense logits of a text, computed by the CPU alone.
+#[derive(Clone, Copy)]
+pub struct Case<'a> {
+    pub stores: &'a Stores,
+    pub family: usize,
+    pub quant: usize,
+    pub kind: KvType,
+    /// Tokens of each pass.
+    pub sizes: &'a [usize],
+}
+
+/// A gate sum of the dense model.
+#[derive(Clone, Copy, Debug)]
+pub struct Gate {
+    pub layer: usize,
+    pub token: usize,
+    pub neuron: usize,
+    pub sum: f32,
+}
+
+/// All gate sums of a text.
+#[derive(Default)]
+struct Gates(Vec<Gate>);
+
+impl Observer for Gates {
+    fn layer(&mut self, seen: &Seen<'_>) {
+        let ffn = seen.gates.len() / seen.n;
+        let of =
+            |(i, &sum): (usize, &f32)| Gate { layer: seen.layer, token: seen.first + i / ffn, neuron: i % ffn, sum };
+        self.0.extend(seen.gates.iter().enumerate().map(of));
+    }
+}
+
+/// How logits agree with the dense ones.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Agreement {
+    /// As [`error`].
+    pub off: f32,
+    /// The limit that holds for it.
+    pub limit: f32,
+    /// Gates that lie within rounding of the activation's step and fell on its other side: the dense model with this activation has the
+    /// same logits.
+    pub flipped: Option<Activation>,
+}
+
+impl Case<'_> {
+    pub fn name(&self) -> String {
+        format!("{} {} {:?} {:?}", FAMILIES[self.family], QUANTS[self.quant].name(), self.kind, self.sizes)
+    }
+
+    /// The dense model on the CPU, with another activation than its own.
+    pub fn with(&self, activation: Activation) -> Engine {
+        self.engine(self.quant, Some(activation))
+    }
+
+    fn engine(&self, quant: usize, activation: Option<Activation>) -> Engine {
+        let mut model = self.stores.open(self.family, quant);
+        model.config.activation = activation.unwrap_or(model.config.activation);
+        Engine::new(model, 1, Kernels::best())
+    }
+
+    /// What sums in another order may put logits off, as [`error`] counts it. A sum of n numbers that round by 2^-24 of themselves at most
+    /// is off by some sqrt(n) of it; along a token's way these errors add up like random numbers, and of the hundred thousand logits that
+    /// a law looks at the furthest is 4.5 deviations off.
+    pub fn summed(&self) -> f32 {
+        let c = self.stores.open(self.family, self.quant).config;
+        let positions = self.sizes.iter().sum::<usize>();
+        let layer = [c.hidden, c.head_dim, positions, c.q_dim(), c.hidden, c.ffn];
+        let terms = c.layers * layer.iter().sum::<usize>() + c.hidden;
+        4.5 * (terms as f32).sqrt() * 2f32.powi(-24)
+    }
+
+    /// How far the types of this case put the dense logits off by rounding: inputs of grouped weights to int8, keys and values to f16. A
+    /// sum that differs in its last bit can round to the next number, and so does everything after it; but two ways to compute the same
+    /// differ by no more than rounding does. Both grouped types round their inputs alike, and q4_0 its weights far more: q8_0 stands for
+    /// both.
+    fn rounded(&self) -> f32 {
+        let grouped = QUANTS[self.quant].is_grouped();
+        let rounding = if grouped { Q8 } else { self.quant };
+        let without = if grouped { F32 } else { self.quant };
+        if rounding == without && self.kind == KvType::F32 {
+            return 0.0;
+        }
+        let with = logits(&mut self.engine(rounding, None), self.kind, self.sizes, None);
+        error(&with, &logits(&mut self.engine(without, None), KvType::F32, self.sizes, None))
+    }
+
+    /// How far off logits may be that are computed otherwise than the dense ones, and that no gate explains.
+    pub fn limit(&self) -> f32 {
+        self.summed() + self.rounded()
+    }
+
+    /// Whether `found` agrees with `expected`, the dense logits. Where they are further apart than sums and rounding can put them, a gate
+    /// has to be the reason that lies within rounding of the activation's step, and the logits have to be those of the dense model whose
+    /// step leaves that gate on the other side: ReLU has no step, fatrelu(t) jumps by t.
+    ///
+    /// # Panics
+    /// If they do not agree.
+    pub fn agrees(&self, found: &[f32], expected: &[f32], limit: f32) -> Agreement {
+        let off = error(found, expected);
+        if off <= limit {
+            return Agreement { off, limit, flipped: None };
+        }
+        let activation = self.stores.open(self.family, self.quant).config.activation;
+        let Activation::Fatrelu(step) = activation else {
+            panic!("{}: off by {off}, and sums and rounding allow {limit}", self.name());
+        };
+        let mut gates = Gates::default();
+        logits(&mut self.engine(self.quant, None), self.kind, self.sizes, Some(&mut gates));
+        let top = gates.0.iter().fold(0f32, |top, gate| top.max(gate.sum.abs()));
+        let mut near: Vec<Gate> = gates.0.into_iter().filter(|gate| (gate.sum - step).abs() <= limit * top).collect();
+        near.sort_by(|a, b| (a.sum - step).abs().total_cmp(&(b.sum - step).abs()));
+        let near = &near[..near.len().min(NEAREST)];
+        for gate in near {
+            // Beyond this gate's sum: the nearest ones of its side, up to this one, flip.
+            let moved = if gate.sum > step { gate.sum } else { gate.sum.next_down() };
+            let flipped = Some(Activation::Fatrelu(moved));
+            let left = error(found, &logits(&mut self.engine(self.quant, flipped), self.kind, self.sizes, None));
+            if left <= limit {
+                eprintln!("{}: {gate:?} falls on the other side of {step}: {off} becomes {left}", self.name());
+                return Agreement { off, limit, flipped };
+            }
+        }
+        panic!(
+            "{}: off by {off} where {limit} is allowed; none of the gates at the step explains it: {near:?}",
+            self.name()
+        );
+    }
+}
+
+/// Gates at a step that are looked at: each costs a run of the dense model.
+const NEAREST: usize = 12;
+/// Places in [`QUANTS`].
+const F32: usize = 0;
+const Q8: usize = 4;
 
 pub fn all_exact(layers: usize) -> Sparsity {
     Sparsity::new(vec![Choice::Exact { cut: 0.0 }; layers], 0).unwrap()
