@@ -7,7 +7,7 @@ use dynamicinfer::cpu::{Columns, Kernels, Team};
 use dynamicinfer::engine::ffn::{FfnBuffers, Tile, ffn};
 use dynamicinfer::engine::{Selection, Work};
 use dynamicinfer::formats::rows::Quant;
-use dynamicinfer::lab::measure::ReadBuffer;
+use dynamicinfer::lab::measure::{READ_BYTES, ReadBuffer};
 use dynamicinfer::lab::synth::{Shape, write_store};
 use dynamicinfer::model::Model;
 use dynamicinfer::model::config::Activation;
@@ -48,7 +48,7 @@ fn main() {
     let wanted: Vec<String> = std::env::args().skip(1).filter(|a| !a.starts_with('-')).collect();
     let dir = tempfile::tempdir().expect("a temporary directory");
     let kernels = Kernels::best();
-    let machine = ReadBuffer::new().expect("memory for the bandwidth measurement");
+    let machine = ReadBuffer::new(READ_BYTES, None).expect("memory for the bandwidth measurement");
     println!("{HIDDEN} x {NEURONS}, {}; median of {PASSES} passes over all layers", kernels.isa.name());
     for quant in [Quant::F16, Quant::Q8, Quant::Q4] {
         if !wanted.is_empty() && !wanted.iter().any(|w| w == quant.name()) {

@@ -1,7 +1,7 @@
 //! Everything that comes from outside the command line: environment variables, the user's directories, the machine's
 //! cores. Nothing else reads the environment.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 /// Where packed models go: `$XDG_CACHE_HOME/dynamicinfer`, else `~/.cache/dynamicinfer`.
 pub fn cache_dir() -> Option<PathBuf> {
@@ -62,11 +62,67 @@ pub fn fresh_seed() -> u64 {
     std::collections::hash_map::RandomState::new().build_hasher().finish() >> 32
 }
 
-/// Bytes of memory that can be taken without swapping, where the system says so.
+/// Bytes of memory that this process can take without swapping and without being ended: what the system has, what is left below the
+/// limits of its control groups, and below that of its address space. `None` where the system says nothing of any of them.
 pub fn available_memory() -> Option<u64> {
-    let info = std::fs::read_to_string("/proc/meminfo").ok()?;
-    let line = info.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
-    Some(line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()? * 1024)
+    [available_below(Path::new("/")), address_space_left()].into_iter().flatten().min()
+}
+
+/// What `/proc` and `/sys` below `root` say: free memory of the system, and what the control groups of this process leave of it. Pages of
+/// files count as free, as they do in the system's own figure: they can be read again.
+pub fn available_below(root: &Path) -> Option<u64> {
+    let read = |path: &str| std::fs::read_to_string(root.join(path)).ok();
+    let free = read("proc/meminfo").and_then(|info| Some(number_after(&info, "MemAvailable:")? * 1024));
+    let groups = read("proc/self/cgroup").unwrap_or_default();
+    // Version 2 has one hierarchy, version 1 one for memory: `N:CONTROLLERS:/PATH` a line.
+    let limits = groups.lines().filter_map(|line| {
+        let mut parts = line.splitn(3, ':').skip(1);
+        let (controllers, group) = (parts.next()?, parts.next()?);
+        match controllers {
+            "" => ["", "unified/"].iter().filter_map(|mount| left_in_groups(root, mount, group, &VERSION_2)).min(),
+            some if some.split(',').any(|name| name == "memory") => left_in_groups(root, "memory/", group, &VERSION_1),
+            _ => None,
+        }
+    });
+    limits.chain(free).min()
+}
+
+/// Names of a control group's files: limit, usage, and the pages of files in `memory.stat`.
+struct GroupFiles([&'static str; 4]);
+
+const VERSION_1: GroupFiles =
+    GroupFiles(["memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file", "total_active_file"]);
+const VERSION_2: GroupFiles = GroupFiles(["memory.max", "memory.current", "inactive_file", "active_file"]);
+
+/// The least that `group` or one of those around it leaves. In a container the path may name groups that only the host sees: the
+/// container's own is then the mount's root.
+fn left_in_groups(root: &Path, mount: &str, group: &str, files: &GroupFiles) -> Option<u64> {
+    let mount = root.join("sys/fs/cgroup").join(mount);
+    let GroupFiles([limit, usage, inactive, active]) = files;
+    let left = |group: &Path| {
+        let dir = mount.join(group.strip_prefix("/").unwrap_or(group));
+        let read = |name: &str| std::fs::read_to_string(dir.join(name)).ok();
+        // No limit is `max` in version 2 and a number beyond any machine in version 1.
+        let limit: u64 = read(limit)?.trim().parse().ok()?;
+        let used: u64 = read(usage)?.trim().parse().ok()?;
+        let stat = read("memory.stat").unwrap_or_default();
+        let pages: u64 = [inactive, active].iter().filter_map(|name| number_after(&stat, &format!("{name} "))).sum();
+        Some(limit.saturating_sub(used.saturating_sub(pages)))
+    };
+    Path::new(group).ancestors().filter_map(left).min()
+}
+
+/// What `ulimit -v` leaves.
+fn address_space_left() -> Option<u64> {
+    let limit = rustix::process::getrlimit(rustix::process::Resource::As).current?;
+    let pages: u64 = std::fs::read_to_string("/proc/self/statm").ok()?.split(' ').next()?.parse().ok()?;
+    Some(limit.saturating_sub(pages * rustix::param::page_size() as u64))
+}
+
+/// The number behind `name` at the beginning of a line.
+fn number_after(text: &str, name: &str) -> Option<u64> {
+    let rest = text.lines().find_map(|line| line.strip_prefix(name))?;
+    rest.split_whitespace().next()?.parse().ok()
 }
 
 /// The instruction set that kernels are to be taken from, by its name: `DYNAMICINFER_ISA=avx2`. For tests of what other machines run.
@@ -112,5 +168,57 @@ pub fn systemd() -> Systemd {
         notify: std::env::var_os("NOTIFY_SOCKET").filter(|name| !name.is_empty()),
         watchdog: watchdog.map(std::time::Duration::from_micros),
         socket: number("LISTEN_FDS") == Some(1) && number("LISTEN_PID") == Some(u64::from(std::process::id())),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn root(files: &[(&str, &str)]) -> tempfile::TempDir {
+        let root = tempfile::tempdir().unwrap();
+        for (path, text) in files {
+            let path = root.path().join(path);
+            std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+            std::fs::write(path, text).unwrap();
+        }
+        root
+    }
+
+    const MEMINFO: (&str, &str) =
+        ("proc/meminfo", "MemTotal:       24000000 kB\nMemFree:  1 kB\nMemAvailable:   20000000 kB\n");
+
+    /// A container with 1 GiB on a machine with 24 was told that 20 are free, and `bench` was killed there.
+    #[test]
+    fn the_limit_of_a_control_group_is_the_memory_that_is_free() {
+        let free = |files: &[(&str, &str)]| available_below(root(files).path());
+        assert_eq!(free(&[]), None);
+        assert_eq!(free(&[MEMINFO]), Some(20_000_000 << 10));
+        let v2 = ("proc/self/cgroup", "0::/user.slice/a\n");
+        let limited = [
+            MEMINFO,
+            v2,
+            ("sys/fs/cgroup/user.slice/a/memory.max", "max\n"),
+            ("sys/fs/cgroup/user.slice/a/memory.current", "600\n"),
+            ("sys/fs/cgroup/user.slice/memory.max", "1000\n"),
+            ("sys/fs/cgroup/user.slice/memory.current", "700\n"),
+            ("sys/fs/cgroup/user.slice/memory.stat", "anon 500\nfile 200\ninactive_file 150\nactive_file 50\n"),
+        ];
+        // The pages of files, 200 of the 700, can be read again.
+        assert_eq!(free(&limited), Some(500), "a group around this one has the limit");
+        let v1 = [
+            MEMINFO,
+            ("proc/self/cgroup", "5:cpu,cpuacct:/\n4:memory:/docker/1234\n0::/\n"),
+            ("sys/fs/cgroup/memory/memory.limit_in_bytes", "2000\n"),
+            ("sys/fs/cgroup/memory/memory.usage_in_bytes", "1500\n"),
+            ("sys/fs/cgroup/memory/memory.stat", "inactive_file 9\ntotal_inactive_file 100\ntotal_active_file 0\n"),
+        ];
+        assert_eq!(free(&v1), Some(600), "the container's group is the root of what it sees");
+        let mut none = v1;
+        none[2].1 = "9223372036854771712\n";
+        assert_eq!(free(&none), Some(20_000_000 << 10), "no limit is a number, too");
+        let mut over = v1;
+        over[3].1 = "2500\n";
+        assert_eq!(free(&over), Some(0));
     }
 }

@@ -658,6 +658,37 @@ fn a_run_takes_the_file_its_keys_and_values_and_100_mb() {
     assert!(peak <= file + kv + 100_000_000, "{peak} bytes for a file of {file}");
 }
 
+/// The limit on what a tokenizer's rules may take counted what the library logs of each step: with everything logged the demo model was
+/// refused.
+#[test]
+fn a_model_loads_however_much_is_logged() {
+    let place = Place::new();
+    let mut command = place.command(&["run", "demo", "Once upon a time", "-n", "4", "--seed", "1"]);
+    let logged = command.env("DYNAMICINFER_LOG", "trace").output().unwrap();
+    let said = String::from_utf8_lossy(&logged.stderr);
+    assert_eq!(logged.status.code(), Some(0), "{}", said.lines().last().unwrap_or_default());
+    assert!(said.contains("TRACE"), "it was asked for");
+}
+
+/// Its measurement of the memory's speed takes 2 GiB, which a container or a `ulimit` may not have.
+#[test]
+fn bench_runs_where_less_memory_can_be_had_than_it_would_read() {
+    let place = Place::new();
+    let limited = |kib: u64, args: &[&str]| {
+        let mut shell = Command::new("sh");
+        shell.args(["-c", "ulimit -v $0; exec \"$@\"", &kib.to_string(), env!("CARGO_BIN_EXE_dynamicinfer")]);
+        shell.args(args).env("XDG_CACHE_HOME", place.path().join("cache")).current_dir(place.path());
+        shell.output().unwrap()
+    };
+    let bench = ["bench", "demo", "-p", "0", "-n", "4", "-r", "1", "-t", "1", "-o", "json"];
+    let done = limited(1 << 20, &bench);
+    assert_eq!(done.status.code(), Some(0), "{}", String::from_utf8_lossy(&done.stderr));
+    let rows: Json = serde_json::from_slice(&done.stdout).unwrap();
+    assert!(rows[0]["machine_gb_s"].as_f64().unwrap() > 0.1, "{rows}");
+    let measured = limited(1 << 20, &["measure", "-t", "1"]);
+    assert_eq!(measured.status.code(), Some(0), "{}", String::from_utf8_lossy(&measured.stderr));
+}
+
 #[test]
 fn an_instruction_set_that_is_asked_for_is_used_or_refused() {
     let place = Place::new();

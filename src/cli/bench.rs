@@ -12,8 +12,8 @@ use serde::Serialize;
 ///
 /// As llama-bench: each repeat runs the whole prompt or generates all tokens from an empty context (or one of --n-depth tokens), after
 /// one warm-up; tokenising and sampling are left out. GB/s are the weight bytes that a token must read, without keys and values, over the
-/// median time between tokens; the share is of the best read of 2 GiB with the same threads just before and after. Decode runs what --predictor
-/// says; computed share and recall are of random tokens, as the timed ones were.
+/// median time between tokens; the share is of the best read of 2 GiB (where so much is not free: of the model) with the same threads just before and after. Decode runs what
+/// --predictor says; computed share and recall are of random tokens, as the timed ones were.
 #[derive(clap::Args)]
 pub struct Args {
     #[command(flatten)]
@@ -77,7 +77,7 @@ pub fn run(mut args: Args) -> Result<()> {
     args.device.timelines = options.sequences.iter().copied().max().unwrap_or(1);
     args.device.apply(&mut engine, options.context(), options.kv)?;
     args.trace.begin(&mut engine)?;
-    let rows = bench(&mut engine, &options);
+    let rows = bench(&mut engine, &options, crate::config::available_memory());
     let rows = args.trace.write_after(&mut engine, rows)?;
     match args.output {
         Output::Json => {

@@ -71,7 +71,8 @@ fn measure_now() -> Result<MachineProfile> {
     eprintln!(
         "there is no machine profile; measuring this one for two seconds (`dynamicinfer measure --save {DEFAULT}` keeps it)"
     );
-    let machine = measure::machine("this", crate::config::default_threads(), cuda::rates().ok(), Assumed::default())?;
+    let (threads, free) = (crate::config::default_threads(), crate::config::available_memory());
+    let machine = measure::machine("this", threads, free, cuda::rates().ok(), Assumed::default())?;
     eprintln!("{}", describe(&machine));
     Ok(machine)
 }

@@ -2,12 +2,12 @@ use super::cuda;
 use super::machine_arg;
 use crate::error::{Error, Result};
 use crate::interrupt;
-use crate::lab::measure::{Assumed, ReadBuffer, gflops, profile};
+use crate::lab::measure::{Assumed, READ_BYTES, ReadBuffer, gflops, profile};
 use std::path::PathBuf;
 
 /// Measure how fast this machine reads memory: the limit of every decoding speed
 ///
-/// Reads 2 GiB several times per thread count; the best pass counts. An NVIDIA card, if there is one that can be used, is measured,
+/// Reads 2 GiB (half of what is free, where that is less) several times per thread count; the best pass counts. An NVIDIA card, if there is one that can be used, is measured,
 /// too: its memory, and copies from and to pinned host memory. --save measures the processor's arithmetic and the cost of a call, too,
 /// and writes it all down as a machine profile, which `plan` reads. Without a card give its figures, or a small one is assumed; the profile says which figures are
 /// assumed.
@@ -57,7 +57,7 @@ pub fn run(args: Args) -> Result<()> {
         // A figure that cannot be is refused before anything is measured.
         profile(name, 1, 1.0, 1.0, None, assumed)?;
     }
-    let buffer = ReadBuffer::new()?;
+    let buffer = ReadBuffer::new(READ_BYTES, crate::config::available_memory())?;
     let mut measured = Vec::new();
     for threads in threads {
         interrupt::check()?;

@@ -1,7 +1,7 @@
 //! Speed of prefill and decode, beside what the machine's memory allows.
 
 use super::audit::{Audit, Shares};
-use super::measure::{ReadBandwidth, ReadBuffer};
+use super::measure::{READ_BYTES, ReadBandwidth, ReadBuffer, read_bandwidth};
 use crate::clock;
 use crate::engine::{Column, Engine, Logits, Report, Session};
 use crate::error::Result;
@@ -107,14 +107,19 @@ pub struct PartsMs {
     pub head: f64,
 }
 
-pub fn bench(engine: &mut Engine, options: &BenchOptions) -> Result<Vec<BenchRow>> {
-    let threads = engine.threads();
-    let buffer = ReadBuffer::new()?;
-    let before = buffer.measure(threads);
+/// Measures what `options` say, beside how fast the same threads read memory just before and after: 2 GiB of it, or, where `free` bytes
+/// do not leave that much beside the model, the model's own bytes.
+pub fn bench(engine: &mut Engine, options: &BenchOptions, free: Option<u64>) -> Result<Vec<BenchRow>> {
+    let (threads, model) = (engine.threads(), engine.model.clone());
+    let store = model.store().file().bytes();
+    let room = free.map_or(u64::MAX, |free| free.saturating_sub(store.len() as u64) / 2);
+    let buffer = (room >= READ_BYTES as u64).then(|| ReadBuffer::new(READ_BYTES, None).ok()).flatten();
+    let measure = || buffer.as_ref().map_or_else(|| read_bandwidth(store, threads), |buffer| buffer.measure(threads));
+    let before = measure();
     interrupt::check()?;
     let mut rows = speed(engine, options, before)?;
     // Whichever was better: the machine may have been busy during one.
-    let after = buffer.measure(threads);
+    let after = measure();
     for row in &mut rows {
         row.machine_gb_s = row.machine_gb_s.max(after.gb_per_s);
         row.share_of_machine = row.read_gb_s.map(|rate| rate / row.machine_gb_s);

@@ -35,16 +35,26 @@ pub struct ReadBandwidth {
 /// Memory to read, filled, in huge pages where the system gives them.
 pub struct ReadBuffer(MmapMut);
 
-impl ReadBuffer {
-    pub fn new() -> Result<ReadBuffer> {
-        ReadBuffer::of(READ_BYTES)
-    }
+/// Bytes that a measurement needs at least: a smaller buffer would lie in the cache of any machine.
+const LEAST_BYTES: u64 = 64 << 20;
 
-    /// `bytes` is a multiple of 1 MiB.
-    pub fn of(bytes: usize) -> Result<ReadBuffer> {
-        let no_room =
-            |e| Error::Memory(format!("the bandwidth measurement needs {} MiB of free memory: {e}", bytes >> 20));
-        let mut map = MmapMut::map_anon(bytes).map_err(no_room)?;
+impl ReadBuffer {
+    /// `most` bytes, or half of `free` where that is less: what is measured next needs memory, too. `None` for `free` is enough.
+    ///
+    /// # Errors
+    /// [`Error::Memory`] where that is below [`LEAST_BYTES`], or the system refuses.
+    pub fn new(most: usize, free: Option<u64>) -> Result<ReadBuffer> {
+        let refused =
+            |why: String| Error::Memory(format!("measuring how fast memory is read needs free memory: {why}"));
+        let bytes = free.map_or(most as u64, |free| (free / 2).min(most as u64)) / PIECE as u64 * PIECE as u64;
+        if bytes < LEAST_BYTES {
+            let least = 2 * LEAST_BYTES >> 20;
+            return Err(refused(format!(
+                "{} MiB are free and {least} would do; close something",
+                free.unwrap_or(0) >> 20
+            )));
+        }
+        let mut map = MmapMut::map_anon(bytes as usize).map_err(|e| refused(format!("{} MiB: {e}", bytes >> 20)))?;
         // Advice only: small pages give a slightly lower figure, not a wrong one.
         let _ = map.advise(Advice::HugePage);
         for (i, page) in map.chunks_mut(4096).enumerate() {
@@ -53,24 +63,29 @@ impl ReadBuffer {
         Ok(ReadBuffer(map))
     }
 
-    /// The best of a few sequential reads of the whole buffer by `threads` threads.
+    /// [`read_bandwidth`] of the whole buffer.
     pub fn measure(&self, threads: usize) -> ReadBandwidth {
-        let mut team = Team::new(threads);
-        let total = std::sync::atomic::AtomicU64::new(0);
-        let mut rates: Vec<f64> = (0..PASSES)
-            .map(|_| {
-                let start = clock::now();
-                team.run(self.0.len() / PIECE, |_, piece| {
-                    let sum = sum_words(&self.0[piece * PIECE..(piece + 1) * PIECE]);
-                    total.fetch_add(sum, std::sync::atomic::Ordering::Relaxed);
-                });
-                self.0.len() as f64 / start.elapsed().as_secs_f64() / 1e9
-            })
-            .collect();
-        std::hint::black_box(total);
-        rates.sort_by(f64::total_cmp);
-        ReadBandwidth { threads, gb_per_s: rates[PASSES - 1], worst_gb_per_s: rates[0] }
+        read_bandwidth(&self.0, threads)
     }
+}
+
+/// The best of a few sequential reads of `bytes`, which lie in memory and begin a page, by `threads` threads.
+pub fn read_bandwidth(bytes: &[u8], threads: usize) -> ReadBandwidth {
+    let mut team = Team::new(threads);
+    let total = std::sync::atomic::AtomicU64::new(0);
+    let mut rates: Vec<f64> = (0..PASSES)
+        .map(|_| {
+            let start = clock::now();
+            team.run(bytes.len().div_ceil(PIECE), |_, piece| {
+                let sum = sum_words(&bytes[piece * PIECE..bytes.len().min((piece + 1) * PIECE)]);
+                total.fetch_add(sum, std::sync::atomic::Ordering::Relaxed);
+            });
+            bytes.len() as f64 / start.elapsed().as_secs_f64() / 1e9
+        })
+        .collect();
+    std::hint::black_box(total);
+    rates.sort_by(f64::total_cmp);
+    ReadBandwidth { threads, gb_per_s: rates[PASSES - 1], worst_gb_per_s: rates[0] }
 }
 
 /// Rows and numbers of a row of the matrix that arithmetic is measured with: some of a 7B model's.
@@ -280,12 +295,18 @@ pub const ASSUMED: [(Rate, f64); 4] =
     [(Rate::DeviceGbS, 360.0), (Rate::LinkGbS, 31.5), (Rate::CopyUs, 10.0), (Rate::SyncUs, 10.0)];
 
 /// A profile of this machine: host memory, arithmetic and calls measured with `threads` threads, device and link those of the card, if there is
-/// one, and assumed otherwise. Takes about two seconds, most of them to fill memory.
+/// one, and assumed otherwise. Takes about two seconds, most of them to fill memory, of which `free` bytes can be had.
 ///
 /// # Errors
 /// [`Error::Usage`] for an assumed figure that cannot be, [`Error::Memory`] without room for the measurement.
-pub fn machine(name: &str, threads: usize, card: Option<CardRates>, assumed: Assumed) -> Result<MachineProfile> {
-    let dram_gb_s = ReadBuffer::of(QUICK_BYTES)?.measure(threads).gb_per_s;
+pub fn machine(
+    name: &str,
+    threads: usize,
+    free: Option<u64>,
+    card: Option<CardRates>,
+    assumed: Assumed,
+) -> Result<MachineProfile> {
+    let dram_gb_s = ReadBuffer::new(QUICK_BYTES, free)?.measure(threads).gb_per_s;
     profile(name, threads, dram_gb_s, gflops(threads), card, assumed)
 }
 
@@ -337,7 +358,7 @@ pub fn profile(
 
 /// Reads every word once, in several chains so that additions do not wait for each other.
 fn sum_words(bytes: &[u8]) -> u64 {
-    let words: &[u64] = bytemuck::cast_slice(bytes);
+    let words: &[u64] = bytemuck::cast_slice(&bytes[..bytes.len() / 8 * 8]);
     let mut sums = [0u64; 16];
     for chunk in words.chunks_exact(16) {
         for (sum, word) in sums.iter_mut().zip(chunk) {

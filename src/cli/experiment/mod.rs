@@ -184,7 +184,8 @@ fn read_record(dir: &Path, spec: &Spec, text: &str) -> Result<Record> {
 fn session(spec: &Spec) -> Result<Session> {
     let threads = crate::config::default_threads();
     let measured = spec.methods.contains(&Method::Bench);
-    let machine = measured.then(|| measure::machine("this", threads, None, Assumed::default())).transpose()?;
+    let free = crate::config::available_memory();
+    let machine = measured.then(|| measure::machine("this", threads, free, None, Assumed::default())).transpose()?;
     let info = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
     let cpu =
         info.lines().find_map(|l| l.strip_prefix("model name")?.split_once(':')).map_or("unknown", |(_, name)| name);
