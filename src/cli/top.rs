@@ -2,12 +2,14 @@ use super::settings_arg::SocketArgs;
 use crate::client::Client;
 use crate::clock::{self, Duration, Instant};
 use crate::error::{Error, Result};
+use crate::interrupt;
 use ratatui::crossterm::event::{self, Event, KeyCode, KeyModifiers};
 use ratatui::layout::{Constraint, Layout};
 use ratatui::style::Stylize;
 use ratatui::text::Line;
 use ratatui::widgets::{Block, Gauge, Paragraph, Row, Table};
 use ratatui::{DefaultTerminal, Frame};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use serde_json::Value;
 use std::collections::HashMap;
 use std::io::IsTerminal;
@@ -41,7 +43,8 @@ pub fn run(args: Args) -> Result<()> {
     }
     let mut terminal = ratatui::try_init().map_err(Error::io("draw on", "stdout".as_ref()))?;
     let result = watch(&mut terminal, &client, Duration::from_secs_f64(args.delay));
-    ratatui::restore();
+    // Where the terminal has gone there is nothing to restore.
+    let _ = ratatui::try_restore();
     result
 }
 
@@ -53,9 +56,16 @@ fn watch(terminal: &mut DefaultTerminal, client: &Client, delay: Duration) -> Re
         terminal.draw(|frame| draw(frame, &before, &now)).map_err(broken)?;
         let next = now.at + delay;
         loop {
+            interrupt::check()?;
+            if has_gone(&std::io::stdout()) {
+                return Err(Error::Failed("the terminal has gone".into()));
+            }
             let left = next.saturating_duration_since(clock::now());
-            if left.is_zero() || !event::poll(left).map_err(broken)? {
+            if left.is_zero() {
                 break;
+            }
+            if !event::poll(left.min(LOOK)).map_err(broken)? {
+                continue;
             }
             match event::read().map_err(broken)? {
                 Event::Key(key) if matches!(key.code, KeyCode::Char('q') | KeyCode::Esc) => return Ok(()),
@@ -70,6 +80,16 @@ fn watch(terminal: &mut DefaultTerminal, client: &Client, delay: Duration) -> Re
         }
         before = std::mem::replace(&mut now, Look::take(client)?);
     }
+}
+
+/// How often a wait for keys looks whether the terminal is still there: reading keys of one that has gone waits for nothing.
+const LOOK: Duration = Duration::from_millis(100);
+
+/// Whether the other end of a terminal was closed: its window, or the connection that it came over.
+fn has_gone(terminal: &impl std::os::fd::AsFd) -> bool {
+    let mut watched = [PollFd::new(terminal, PollFlags::empty())];
+    let at_once = Timespec { tv_sec: 0, tv_nsec: 0 };
+    poll(&mut watched, Some(&at_once)).is_ok() && watched[0].revents().intersects(PollFlags::HUP | PollFlags::ERR)
 }
 
 /// What the daemon says at one moment.
