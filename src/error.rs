@@ -12,6 +12,9 @@ pub enum Error {
     /// The caller asked for something that cannot be; exit 2.
     #[error("{0}")]
     Usage(String),
+    /// A prompt, or what was said so far, is longer than the model's context; exit 2.
+    #[error("{0}")]
+    TooLong(String),
     /// A model file (or a file made from one) is not what it must be; exit 5.
     #[error(transparent)]
     BadFile(Box<BadFile>),
@@ -92,7 +95,7 @@ impl Error {
 
     pub fn exit_code(&self) -> u8 {
         match self {
-            Error::Usage(_) => 2,
+            Error::Usage(_) | Error::TooLong(_) => 2,
             Error::BadFile(_) => 5,
             Error::Memory(_) => 6,
             Error::NoDaemon(_) => 3,

@@ -1,14 +1,17 @@
 //! `chat` and `top` as their users meet them: on a terminal.
 
+use rustix::event::{PollFd, PollFlags, poll};
 use rustix::process::{Pid, Signal, kill_process};
 use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
 use rustix::termios::{Winsize, tcsetwinsize};
 use std::fs::File;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::fs::PermissionsExt;
+use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::sync::mpsc::{Receiver, channel};
+use std::thread::JoinHandle;
 use std::time::Duration;
 
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -27,11 +30,14 @@ struct Terminal {
     keys: File,
     screen: Receiver<Vec<u8>>,
     seen: String,
+    /// Reads until this is closed.
+    closer: Option<UnixStream>,
+    reader: Option<JoinHandle<()>>,
 }
 
 impl Terminal {
     fn start(dir: &Path, args: &[&str]) -> Terminal {
-        let pty = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY).unwrap();
+        let pty = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC).unwrap();
         grantpt(&pty).unwrap();
         unlockpt(&pty).unwrap();
         tcsetwinsize(&pty, Winsize { ws_row: 40, ws_col: 120, ws_xpixel: 0, ws_ypixel: 0 }).unwrap();
@@ -41,16 +47,23 @@ impl Terminal {
         let keys = File::from(pty);
         let mut output = keys.try_clone().unwrap();
         let (send, screen) = channel();
-        std::thread::spawn(move || {
+        let (closer, closing) = UnixStream::pair().unwrap();
+        let reader = std::thread::spawn(move || {
             let mut piece = [0; 4096];
-            // The terminal's end is an error.
-            while let Ok(n) = output.read(&mut piece) {
+            loop {
+                let mut watched = [PollFd::new(&output, PollFlags::IN), PollFd::new(&closing, PollFlags::IN)];
+                poll(&mut watched, None).unwrap();
+                if !watched[1].revents().is_empty() {
+                    break;
+                }
+                // The terminal's end is an error.
+                let Ok(n) = output.read(&mut piece) else { break };
                 if n == 0 || send.send(piece[..n].to_vec()).is_err() {
                     break;
                 }
             }
         });
-        Terminal { child, keys, screen, seen: String::new() }
+        Terminal { child, keys, screen, seen: String::new(), closer: Some(closer), reader: Some(reader) }
     }
 
     fn type_in(&mut self, text: &str) {
@@ -70,6 +83,13 @@ impl Terminal {
                 Err(error) => panic!("'{what}' was not shown ({error}) but {:?}", self.seen),
             }
         }
+    }
+
+    /// Closes the window: no handle of the terminal's other end is left.
+    fn close(&mut self) {
+        self.closer = None;
+        self.reader.take().expect("it is closed once").join().unwrap();
+        self.keys = File::open("/dev/null").unwrap();
     }
 
     fn ends(&mut self) -> Option<i32> {
@@ -176,6 +196,56 @@ fn a_talk_without_a_daemon_and_an_answer_that_is_stopped() {
     terminal.wait_for(">>> ");
     terminal.type_in("\u{4}");
     assert_eq!(terminal.ends(), Some(0));
+}
+
+/// The demo model finds no end: its first answer filled the context of 512 tokens, and every message after it was refused.
+#[test]
+fn a_talk_goes_on_when_it_is_longer_than_the_context() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut terminal = Terminal::start(dir.path(), &["chat", "demo"]);
+    terminal.wait_for(">>> ");
+    terminal.type_in("/set ignore_eos true\r");
+    terminal.wait_for(">>> ");
+    terminal.type_in("Once upon a time\r");
+    assert!(terminal.wait_for(">>> ").contains("/set max_tokens N allows more"));
+    for message in ["What then", "And then", "And at last"] {
+        terminal.type_in(&format!("{message}\r"));
+        let answer = terminal.wait_for(">>> ");
+        assert!(!answer.contains("the context is"), "{answer:?}");
+        terminal.type_in("/stats\r");
+        let stats = terminal.wait_for(">>> ");
+        let tokens = stats.split("answer ").nth(1).unwrap().split(' ').next().unwrap().parse::<u32>().unwrap();
+        assert!((100..=256).contains(&tokens), "a quarter of the context, about, is left for an answer: {stats:?}");
+    }
+    // A message that is longer than the context by itself is refused, and the talk goes on.
+    terminal.type_in("/set max_tokens 8\r");
+    terminal.wait_for(">>> ");
+    terminal.type_in(&format!("{}\r", "word ".repeat(600)));
+    terminal.wait_for("the context is 512 tokens");
+    terminal.wait_for(">>> ");
+    terminal.type_in("Once more\r");
+    assert!(!terminal.wait_for(">>> ").contains("the context is"));
+    terminal.type_in("\u{4}");
+    assert_eq!(terminal.ends(), Some(0));
+}
+
+/// It read keys of a terminal whose window was closed, for ever, at half a core.
+#[test]
+fn top_ends_when_its_terminal_goes() {
+    let dir = tempfile::tempdir().unwrap();
+    let _daemon = Daemon::start(dir.path());
+    // It draws nothing more that could fail.
+    let mut terminal = Terminal::start(dir.path(), &["top", "--delay", "3600"]);
+    terminal.wait_for("tokens/s");
+    let pid = Pid::from_child(&terminal.child);
+    terminal.close();
+    let mut child = std::mem::replace(&mut terminal.child, Command::new("true").spawn().unwrap());
+    let (send, ended) = channel();
+    let waiting = std::thread::spawn(move || send.send(child.wait().unwrap()).unwrap());
+    let ended = ended.recv_timeout(Duration::from_secs(20));
+    let _ = kill_process(pid, Signal::KILL);
+    waiting.join().unwrap();
+    ended.expect("top goes on without a terminal");
 }
 
 #[test]

@@ -4,6 +4,9 @@ use crate::error::{Error, excerpt};
 use crate::generation::Refused;
 use serde_json::{Value, json};
 
+/// The code of a prompt that does not fit the context.
+pub const TOO_LONG: &str = "context_length_exceeded";
+
 /// `{"error": {message, type, param, code}}` and the status it goes with.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ApiError {
@@ -40,7 +43,7 @@ impl ApiError {
             "the prompt has {least}{tokens} tokens and the context is {context} tokens, of which one must be left for the \
              answer; shorten it, or start the server with a larger --ctx-size"
         );
-        ApiError::field(param, message).code("context_length_exceeded")
+        ApiError::field(param, message).code(TOO_LONG)
     }
 
     /// OpenAI's word for a status.

@@ -8,7 +8,7 @@ pub mod model;
 pub mod request;
 pub mod stream;
 
-pub use error::ApiError;
+pub use error::{ApiError, TOO_LONG};
 pub use model::ServedModel;
 pub use request::parse;
 pub use stream::{Answer, Collector, Prepared, Wire};

@@ -39,6 +39,10 @@ pub struct Talk {
     pub system: Option<String>,
     /// (user, assistant)
     pub turns: Vec<(String, String)>,
+    /// So many of the first turns are no longer sent: with them the talk is longer than the context.
+    pub left_out: usize,
+    /// Tokens of the model's context.
+    pub context: u64,
     /// Fields of the request that /set has set.
     pub set: Map<String, Value>,
     pub last: Option<(Taken, f64)>,
@@ -48,7 +52,7 @@ impl Talk {
     pub fn messages(&self, question: &str) -> Vec<Value> {
         let message = |role: &str, content: &str| json!({"role": role, "content": content});
         let mut messages: Vec<Value> = self.system.iter().map(|system| message("system", system)).collect();
-        for (user, assistant) in &self.turns {
+        for (user, assistant) in &self.turns[self.left_out..] {
             messages.extend([message("user", user), message("assistant", assistant)]);
         }
         messages.push(message("user", question));
@@ -57,20 +61,32 @@ impl Talk {
 
     /// Asks, and prints the answer as it comes. An answer that was cut by Ctrl-C is kept as far as it came.
     pub fn ask(&mut self, question: &str) -> Result<()> {
-        let mut request = json!({"messages": self.messages(question)});
-        for (field, value) in &self.set {
-            request[field] = value.clone();
-        }
-        let mut answer = String::new();
         let start = clock::now();
-        let result = self.backend.answer(&request, |piece| {
-            answer.push_str(piece);
-            super::print(&printable(piece))
-        });
+        let before = self.left_out;
+        self.make_room(question);
+        let (mut answer, result) = self.answer_to(question);
+        let mut result = result;
+        while matches!(result, Err(Error::TooLong(_))) && self.left_out < self.turns.len() {
+            self.left_out += 1;
+            (answer, result) = self.answer_to(question);
+        }
         let seconds = start.elapsed().as_secs_f64();
         super::print("\n")?;
+        if self.left_out > before {
+            eprintln!(
+                "(the first {} of {} turns are left out from here on: the talk is longer than the model's context of {} tokens)",
+                self.left_out,
+                self.turns.len(),
+                self.context
+            );
+        }
         match result {
-            Ok(taken) => self.last = Some((taken, seconds)),
+            Ok(taken) => {
+                if taken.cut && !self.set.contains_key(MAX_TOKENS) {
+                    eprintln!("(cut after {} tokens; /set max_tokens N allows more)", taken.generated_tokens);
+                }
+                self.last = Some((taken, seconds));
+            }
             Err(Error::Interrupted) => {
                 interrupt::take();
                 eprintln!("(stopped)");
@@ -83,7 +99,51 @@ impl Talk {
         self.turns.push((question.to_owned(), answer));
         Ok(())
     }
+
+    /// The answer as far as it came, printed meanwhile, and how it ended. Where nobody says how long it may be, it takes half of the
+    /// context: a model that finds no end would leave no room for a second question.
+    fn answer_to(&mut self, question: &str) -> (String, Result<Taken>) {
+        let mut request = json!({"messages": self.messages(question), (MAX_TOKENS): (self.context / 2).max(1)});
+        for (field, value) in &self.set {
+            request[field] = value.clone();
+        }
+        let mut answer = String::new();
+        let result = self.backend.answer(&request, |piece| {
+            answer.push_str(piece);
+            super::print(&printable(piece))
+        });
+        (answer, result)
+    }
+
+    /// Leaves out the first turns where, by the tokens that the last answer took a byte, the talk and a quarter of the context for the
+    /// answer would not fit: else answers would get shorter and shorter.
+    fn make_room(&mut self, question: &str) {
+        let Some((taken, _)) = self.last else { return };
+        let bytes = |turns: &[(String, String)]| turns.iter().map(|(q, a)| q.len() + a.len()).sum::<usize>() as f64;
+        let sent = bytes(&self.turns[self.left_out..]) + self.system.as_ref().map_or(0, String::len) as f64;
+        let tokens_a_byte = (taken.prompt_tokens + taken.generated_tokens) as f64 / sent.max(1.0);
+        let room = self.context as f64 * 0.75;
+        while self.left_out < self.turns.len()
+            && (bytes(&self.turns[self.left_out..]) + question.len() as f64) * tokens_a_byte > room
+        {
+            self.left_out += 1;
+        }
+    }
+
+    /// Begins anew with these turns.
+    pub fn restart(&mut self, turns: Vec<(String, String)>) {
+        (self.turns, self.left_out, self.last) = (turns, 0, None);
+    }
+
+    /// Takes the last question back.
+    pub fn take_back(&mut self) -> Option<String> {
+        let (question, _) = self.turns.pop()?;
+        self.left_out = self.left_out.min(self.turns.len());
+        Some(question)
+    }
 }
+
+const MAX_TOKENS: &str = "max_tokens";
 
 /// A model's text on a terminal: no escape sequence reaches it.
 fn printable(text: &str) -> String {
@@ -100,7 +160,9 @@ pub fn run(args: Args) -> Result<()> {
     if card["chat_template"] == false {
         eprintln!("note: {name} has no chat template: it continues the text of what is said");
     }
-    let mut talk = Talk { backend, name, system, turns: Vec::new(), set: Map::new(), last: None };
+    let context = card["context_length"].as_u64().unwrap_or(4096);
+    let (turns, set) = (Vec::new(), Map::new());
+    let mut talk = Talk { backend, name, system, turns, left_out: 0, context, set, last: None };
     let history = history(&settings);
     let result = talk_on(&mut talk, settings.whole("chat.history") as usize, history.as_deref());
     match result {

@@ -2,10 +2,10 @@
 
 use super::serve::Opener;
 use crate::api::chat::{CHAT_FIELDS, ChatRequest};
-use crate::api::{ServedModel, parse};
+use crate::api::{ApiError, ServedModel, TOO_LONG, parse};
 use crate::client::{Client, until_interrupted};
 use crate::error::{Error, Result};
-use crate::generation::{Event, Handle, Limits, start};
+use crate::generation::{Event, Handle, Limits, Reason, start};
 use crate::serve::Opened;
 use crate::settings::Settings;
 use serde_json::{Value, json};
@@ -31,6 +31,8 @@ pub struct Taken {
     pub prompt_tokens: u64,
     pub cached_tokens: u64,
     pub generated_tokens: u64,
+    /// The answer ended because it had as many tokens as it may have.
+    pub cut: bool,
 }
 
 impl Backend {
@@ -76,6 +78,7 @@ impl Backend {
                     if let Some(piece) = event["choices"][0]["delta"]["content"].as_str() {
                         text(piece)?;
                     }
+                    taken.cut |= event["choices"][0]["finish_reason"] == "length";
                     let usage = &event["usage"];
                     if usage.is_object() {
                         let number = |value: &Value| value.as_u64().unwrap_or_default();
@@ -83,6 +86,7 @@ impl Backend {
                             prompt_tokens: number(&usage["prompt_tokens"]),
                             cached_tokens: number(&usage["prompt_tokens_details"]["cached_tokens"]),
                             generated_tokens: number(&usage["completion_tokens"]),
+                            cut: taken.cut,
                         };
                     }
                     Ok(())
@@ -103,7 +107,10 @@ impl Backend {
 
 impl Here {
     fn answer(&mut self, request: &Value, mut text: impl FnMut(&str) -> Result<()>) -> Result<Taken> {
-        let refused = |e: crate::api::ApiError| Error::Usage(e.message);
+        let refused = |e: ApiError| match e.code {
+            Some(TOO_LONG) => Error::TooLong(e.message),
+            _ => Error::Usage(e.message),
+        };
         let request: ChatRequest = parse(request.to_string().as_bytes(), CHAT_FIELDS).map_err(refused)?;
         self.seeds = self.seeds.wrapping_add(1);
         let prepared = request.prepare(&self.model, 0, String::new(), self.seeds).map_err(refused)?;
@@ -119,6 +126,7 @@ impl Here {
                             prompt_tokens: done.prompt_tokens as u64,
                             cached_tokens: done.cached_tokens as u64,
                             generated_tokens: done.generated_tokens as u64,
+                            cut: done.reason == Reason::Length,
                         });
                     }
                 }

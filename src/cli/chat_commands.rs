@@ -42,13 +42,13 @@ pub fn run(talk: &mut Talk, line: &str) -> Result<Next> {
         "exit" | "bye" | "quit" => return Ok(Next::Exit),
         "help" | "?" | "" => super::print(HELP)?,
         "multi" => super::print("begin the message with \"\"\" and end it so; it may have any number of lines\n")?,
-        "clear" => talk.turns.clear(),
+        "clear" => talk.restart(Vec::new()),
         "system" => system(talk, rest)?,
         "set" => set(talk, rest)?,
         "show" => show(talk)?,
         "stats" => stats(talk)?,
         "regen" => {
-            let (question, _) = talk.turns.pop().ok_or_else(|| usage("there is no answer yet"))?;
+            let question = talk.take_back().ok_or_else(|| usage("there is no answer yet"))?;
             talk.ask(&question)?;
         }
         "save" => save(talk, rest)?,
@@ -141,7 +141,7 @@ fn load(talk: &mut Talk, path: &str) -> Result<()> {
     let value: Value = serde_json::from_str(&text).map_err(|_| bad())?;
     let turn = |turn: &Value| Some((turn[0].as_str()?.to_owned(), turn[1].as_str()?.to_owned()));
     let turns: Option<Vec<_>> = value["turns"].as_array().ok_or_else(bad)?.iter().map(turn).collect();
-    talk.turns = turns.ok_or_else(bad)?;
+    talk.restart(turns.ok_or_else(bad)?);
     talk.system = value["system"].as_str().map(str::to_owned);
     talk.set = value["set"].as_object().cloned().unwrap_or_default();
     super::print(&format!("{} turns\n", talk.turns.len()))

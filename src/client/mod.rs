@@ -134,6 +134,9 @@ fn method_of(name: &str) -> Method {
 fn refused(status: u16, text: &str) -> Error {
     let value: Value = serde_json::from_str(text).unwrap_or_default();
     match value["error"]["message"].as_str() {
+        Some(message) if value["error"]["code"] == "context_length_exceeded" => {
+            Error::TooLong(crate::error::printable(message))
+        }
         Some(message) => Error::Failed(crate::error::printable(message)),
         None => Error::Failed(format!("the daemon answered {status}: {}", excerpt(text))),
     }
