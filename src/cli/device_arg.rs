@@ -16,7 +16,7 @@ use crate::formats::history_file;
 use crate::formats::machine_profile::MachineProfile;
 use crate::formats::placement_file::PlacementFile;
 use crate::lab::place::{Budgeter, place, places};
-use crate::lab::plan::{Footprint, KvPlace, Request, plan};
+use crate::lab::plan::{Footprint, KvPlace, Plan, Request, plan};
 use crate::model::{KvType, Model};
 use crate::placement::policy::{self, Policy as Placement};
 use crate::scheduler::thresholds::Weight;
@@ -175,6 +175,16 @@ enum Second {
     Cuda(Box<Card>),
 }
 
+/// What is to lie on a device.
+struct Planned {
+    plan: Plan,
+    /// Of each layer, those that begin there.
+    neurons: Vec<Vec<u32>>,
+    /// Tokens that the plan's frequencies were counted over.
+    tokens: u64,
+    budgeter: Budgeter,
+}
+
 /// Writes a history, `[layers][ffn]` in the store's order.
 fn keep(model: &Model, learnt: &[Vec<f32>]) -> Result<()> {
     let c = &model.config;
@@ -236,7 +246,49 @@ impl DeviceArgs {
                 }
             },
         };
+        self.check_usage(engine)?;
         if matches!(second, Second::Nothing) {
+            return Ok(None);
+        }
+        if self.traced && self.graphs == Graphs::On {
+            eprintln!("--trace times every kernel by itself: --graphs on has no effect");
+        }
+        let layers = engine.model.config.layers;
+        let vram = match &second {
+            Second::Cuda(card) if self.vram.is_none() && self.ffn_share.is_none() => Some(cuda::most(card, layers)),
+            _ => self.vram,
+        };
+        let Planned { plan, neurons, tokens, budgeter } = self.plan(engine, context, kv, vram)?;
+        let machine = &budgeter.machine;
+        let device: Box<dyn Device> = match second {
+            Second::Cuda(card) => Box::new(cuda::device(*card, plan.budget_bytes, self.graphs == Graphs::On)?),
+            Second::Virtual | Second::Nothing => Box::new(self.pretended(plan.budget_bytes, machine)),
+        };
+        let device = match self.traced {
+            true => Box::new(Traced::new(device, Timeline::new(layers, MAX_COLUMNS))),
+            false => device,
+        };
+        place(engine, device, &plan, machine, &neurons)?;
+        let cache = &mut engine.hybrid.as_mut().expect("placed").cache;
+        cache.barrier = self.barrier;
+        cache.set_moves(&machine.moves);
+        self.schedule(engine, &budgeter, tokens, &neurons)?;
+        Ok(Some(InUse { budgeter, schedule: self.vram_schedule.clone(), keep_history: !self.no_history }))
+    }
+
+    /// Whether [`DeviceArgs::apply`] would be refused, as far as that can be told without a device. What a card has free cannot: another
+    /// model may lie there.
+    pub fn check(&self, engine: &Engine, context: usize, kv: KvType) -> Result<()> {
+        self.check_usage(engine)?;
+        let known = self.vram.is_some() || self.ffn_share.is_some();
+        if self.device == DeviceKind::Cpu || !known {
+            return Ok(());
+        }
+        self.plan(engine, context, kv, self.vram).map(drop)
+    }
+
+    fn check_usage(&self, engine: &Engine) -> Result<()> {
+        if self.device == DeviceKind::Cpu {
             let said = [
                 ("--vram", self.vram.is_some()),
                 ("--ffn-share", self.ffn_share.is_some()),
@@ -245,18 +297,17 @@ impl DeviceArgs {
                 ("--fail-after", self.fail_after.is_some()),
                 ("--graphs on", self.graphs == Graphs::On),
             ];
-            if let Some((name, _)) = said.iter().find(|(_, said)| *said) {
-                return Err(Error::Usage(format!("{name} is about a device; add --device cuda (or virtual)")));
-            }
-            return Ok(None);
+            return match said.iter().find(|(_, said)| *said) {
+                Some((name, _)) => {
+                    Err(Error::Usage(format!("{name} is about a device; add --device cuda (or virtual)")))
+                }
+                None => Ok(()),
+            };
         }
-        if matches!(second, Second::Virtual) && self.graphs == Graphs::On {
+        if self.device == DeviceKind::Virtual && self.graphs == Graphs::On {
             return Err(Error::Usage(
                 "--graphs on is about an NVIDIA card; take --device cuda, or leave it out".into(),
             ));
-        }
-        if self.traced && self.graphs == Graphs::On {
-            eprintln!("--trace times every kernel by itself: --graphs on has no effect");
         }
         let layers = engine.model.config.layers;
         if let Some(ahead) = self.lookahead.filter(|ahead| !(1..layers).contains(ahead)) {
@@ -265,11 +316,16 @@ impl DeviceArgs {
         if let Some(share) = self.ffn_share.filter(|s| !(*s > 0.0 && *s <= 1.0)) {
             return Err(Error::Usage(format!("--ffn-share {share}: take a share above 0 and at most 1")));
         }
-        if matches!(second, Second::Virtual) && self.vram.is_none() && self.ffn_share.is_none() {
+        if self.device == DeviceKind::Virtual && self.vram.is_none() && self.ffn_share.is_none() {
             return Err(Error::Usage("--device virtual needs a budget: --vram 8GiB, or --ffn-share 0.5".into()));
         }
+        Ok(())
+    }
+
+    /// What lies where, with `vram` bytes on the device.
+    fn plan(&self, engine: &Engine, context: usize, kv: KvType, vram: Option<u64>) -> Result<Planned> {
         let model = &engine.model;
-        let ffn = model.config.ffn;
+        let (layers, ffn) = (model.config.layers, model.config.ffn);
         let (counts, tokens) = match companions::profile(model)? {
             Some((_, profile)) => (
                 (0..layers).map(|layer| profile.counts(layer)).collect(),
@@ -279,10 +335,6 @@ impl DeviceArgs {
             None => (vec![vec![1; ffn]; layers], 10),
         };
         let machine = machine_arg::find(self.machine.as_deref())?;
-        let vram = match &second {
-            Second::Cuda(card) if self.vram.is_none() && self.ffn_share.is_none() => Some(cuda::most(card, layers)),
-            _ => self.vram,
-        };
         let request = Request {
             vram,
             ram: None,
@@ -300,38 +352,28 @@ impl DeviceArgs {
             Some("static") => policy::neurons(Placement::Static, &counts, &slots, 0),
             Some("random") => policy::neurons(Placement::Random, &counts, &slots, self.placement_seed),
             Some("none") => vec![Vec::new(); layers],
-            _ => {
-                let file = PlacementFile::read(&self.placement)?;
-                file.check_owner(&self.placement, &model.store().header.fingerprint, layers, ffn)?;
-                let wanted: u64 = file.layers.iter().map(|l| l.slots as u64).sum();
-                let needed = plan.min_bytes + wanted * plan.details.block_bytes;
-                if needed > plan.budget_bytes {
-                    return Err(Error::Memory(format!(
-                        "{}: its {wanted} slots make {needed} bytes on the device and the budget is {}; give --vram {needed} \
-                         or more, or plan again",
-                        self.placement.display(),
-                        plan.budget_bytes
-                    )));
-                }
-                plan.layers.iter_mut().zip(&file.layers).for_each(|(l, placed)| l.slots = placed.slots);
-                file.layers.into_iter().map(|l| l.neurons).collect()
-            }
+            _ => self.placed_by_file(model, &mut plan)?,
         };
-        let device: Box<dyn Device> = match second {
-            Second::Cuda(card) => Box::new(cuda::device(*card, plan.budget_bytes, self.graphs == Graphs::On)?),
-            Second::Virtual | Second::Nothing => Box::new(self.pretended(plan.budget_bytes, &machine)),
-        };
-        let device = match self.traced {
-            true => Box::new(Traced::new(device, Timeline::new(layers, MAX_COLUMNS))),
-            false => device,
-        };
-        place(engine, device, &plan, &machine, &neurons)?;
-        let cache = &mut engine.hybrid.as_mut().expect("placed").cache;
-        cache.barrier = self.barrier;
-        cache.set_moves(&machine.moves);
-        let budgeter = Budgeter { footprint, counts, machine, request };
-        self.schedule(engine, &budgeter, tokens, &neurons)?;
-        Ok(Some(InUse { budgeter, schedule: self.vram_schedule.clone(), keep_history: !self.no_history }))
+        Ok(Planned { plan, neurons, tokens, budgeter: Budgeter { footprint, counts, machine, request } })
+    }
+
+    /// The neurons that --placement FILE names; the plan's slots become the file's.
+    fn placed_by_file(&self, model: &Model, plan: &mut Plan) -> Result<Vec<Vec<u32>>> {
+        let (layers, ffn) = (model.config.layers, model.config.ffn);
+        let file = PlacementFile::read(&self.placement)?;
+        file.check_owner(&self.placement, &model.store().header.fingerprint, layers, ffn)?;
+        let wanted: u64 = file.layers.iter().map(|l| l.slots as u64).sum();
+        let needed = plan.min_bytes + wanted * plan.details.block_bytes;
+        if needed > plan.budget_bytes {
+            return Err(Error::Memory(format!(
+                "{}: its {wanted} slots make {needed} bytes on the device and the budget is {}; give --vram {needed} or more, \
+                 or plan again",
+                self.placement.display(),
+                plan.budget_bytes
+            )));
+        }
+        plan.layers.iter_mut().zip(&file.layers).for_each(|(l, placed)| l.slots = placed.slots);
+        Ok(file.layers.into_iter().map(|l| l.neurons).collect())
     }
 
     fn pretended(&self, budget: u64, machine: &MachineProfile) -> VirtualDevice {

@@ -58,7 +58,19 @@ impl EngineArgs {
         self.kv.kv()
     }
 
+    /// The engine, with its weights brought into memory where they fit.
     pub fn engine(&self, model: Model) -> Result<Engine> {
+        let engine = self.unread(model)?;
+        // A model larger than memory would push itself out again while it is read in.
+        let store = engine.model.store();
+        if crate::config::available_memory().is_none_or(|free| store.file_bytes() < free) {
+            store.load();
+        }
+        Ok(engine)
+    }
+
+    /// The engine, of whose weights nothing was read yet.
+    pub fn unread(&self, model: Model) -> Result<Engine> {
         let threads = self.threads.unwrap_or_else(crate::config::default_threads);
         if threads == 0 || threads > 1024 {
             return Err(Error::Usage(format!("--threads {threads}: take 1 to 1024")));
@@ -68,10 +80,6 @@ impl EngineArgs {
             Some(isa) => Kernels::of(isa)
                 .ok_or_else(|| Error::Usage(format!("--isa {}: this CPU does not have it", isa.name())))?,
         };
-        // A model larger than memory would push itself out again while it is read in.
-        if crate::config::available_memory().is_none_or(|free| model.store().file_bytes() < free) {
-            model.store().load();
-        }
         Ok(Engine::new(model, threads, kernels))
     }
 }

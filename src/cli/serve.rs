@@ -4,10 +4,10 @@ use super::model_arg::{EngineArgs, KvArg, ModelArgs, check_context};
 use super::settings_arg;
 use super::sparsity_arg::{SparsityArgs, Unsaid};
 use super::trace_arg::TraceArgs;
-use crate::engine::LiveAudit;
+use crate::engine::{Engine, LiveAudit};
 use crate::error::{Error, Result};
 use crate::formats::machine_profile::MachineProfile;
-use crate::model::KvCache;
+use crate::model::{KvCache, KvType};
 use crate::serve::{self, AtEnd, Load, Opened, PathLimits, SetBudget};
 use crate::settings::Settings;
 use crate::tokenizer::Tokenizer;
@@ -67,10 +67,9 @@ pub fn run(args: Args) -> Result<()> {
     let config = args.config.clone();
     let settings = flags.settings(config.as_deref())?;
     let opener = Opener { quant: args.quant, sparsity: args.sparsity, device: args.device, trace: args.trace };
-    let load: Load = Arc::new(move |model, settings| opener.open(model, settings));
     // Nobody may be there to read it, or the disk that it goes to may be full: that is no reason to stop.
     let say = |text: &str| drop(writeln!(std::io::stderr(), "{text}"));
-    serve::run(settings, load, move || flags.settings(config.as_deref()), say)
+    serve::run(settings, Arc::new(opener), move || flags.settings(config.as_deref()), say)
 }
 
 /// What was typed, so that a reload has it again.
@@ -116,8 +115,29 @@ pub struct Opener {
     pub trace: TraceArgs,
 }
 
+/// An engine and what it was opened with, before it has a device.
+struct Ready {
+    engine: Engine,
+    tokenizer: Tokenizer,
+    kv: KvType,
+    context: usize,
+    device: DeviceArgs,
+}
+
+impl Load for Opener {
+    fn check(&self, model: &str, settings: &Settings) -> Result<()> {
+        let Ready { engine, kv, context, device, .. } = self.ready(model, settings, false)?;
+        device.check(&engine, context, kv)
+    }
+
+    fn open(&self, model: &str, settings: &Settings) -> Result<Opened> {
+        Opener::open(self, model, settings)
+    }
+}
+
 impl Opener {
-    pub fn open(&self, model: &str, settings: &Settings) -> Result<Opened> {
+    /// The engine without its device. `loaded`: what it reads is brought into memory, and memory for its answers has to be free.
+    fn ready(&self, model: &str, settings: &Settings, loaded: bool) -> Result<Ready> {
         let kv = KvArg::from_str(settings.text("engine.kv").unwrap_or("f16"), true)
             .map_err(|_| Error::Usage(format!("engine.kv ({}): take f16 or f32", settings.origin("engine.kv"))))?;
         let threads = settings.whole("engine.threads") as usize;
@@ -130,13 +150,13 @@ impl Opener {
             0 => trained.min(4096),
             context => context,
         };
-        let mut engine = engine_args.engine(opened)?;
+        let mut engine = if loaded { engine_args.engine(opened)? } else { engine_args.unread(opened)? };
         let predictor = settings.text("engine.predictor").unwrap_or("auto");
         self.sparsity.or_predictor(predictor)?.apply(&mut engine, Unsaid::Auto)?;
         let slots = settings.whole("serve.parallel") as usize;
         check_context(&engine.model, context, kv.kv())?;
         let needed = KvCache::bytes_for(&engine.model.config, context, kv.kv()).saturating_mul(slots as u64);
-        if crate::config::available_memory().is_some_and(|free| free < needed) {
+        if loaded && crate::config::available_memory().is_some_and(|free| free < needed) {
             return Err(Error::Memory(format!(
                 "{slots} answers at once of {context} tokens need {} of memory, and that much is not free; take a smaller \
                  --parallel or --ctx-size",
@@ -146,7 +166,12 @@ impl Opener {
         let mut device = self.device.clone();
         (device.live, device.timelines, device.traced) = (true, slots, self.trace.is_on());
         device.deterministic |= settings.switch("serve.deterministic");
-        let in_use = device.apply(&mut engine, context, kv.kv())?.map(Arc::new);
+        Ok(Ready { engine, tokenizer, kv: kv.kv(), context, device })
+    }
+
+    pub fn open(&self, model: &str, settings: &Settings) -> Result<Opened> {
+        let Ready { mut engine, tokenizer, kv, context, device } = self.ready(model, settings, true)?;
+        let in_use = device.apply(&mut engine, context, kv)?.map(Arc::new);
         self.trace.begin(&mut engine)?;
         let limit = |m: &MachineProfile| PathLimits {
             cpu_gb_s: m.dram_gb_s,
@@ -177,7 +202,7 @@ impl Opener {
             engine.audit = Some(LiveAudit::new(audit, engine.model.config.activation, cuts));
         }
         let name = settings.text("serve.name").map_or_else(|| model_name(model), str::to_owned);
-        Ok(Opened { engine, tokenizer, name, kv: kv.kv(), context, set_budget, limits, at_end })
+        Ok(Opened { engine, tokenizer, name, kv, context, set_budget, limits, at_end })
     }
 }
 

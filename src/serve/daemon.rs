@@ -44,7 +44,18 @@ pub type AtEnd = Box<dyn FnOnce(&mut Engine) + Send>;
 pub type SetBudget = Box<dyn Fn(&mut Engine, u64) -> Result<()> + Send + Sync>;
 
 /// Opens the MODEL that somebody names; called on a thread of its own.
-pub type Load = Arc<dyn Fn(&str, &Settings) -> Result<Opened> + Send + Sync>;
+pub trait Load: Send + Sync {
+    /// Whether it can be opened, as far as its files and the plan of what lies where tell: asked while another model answers, whose
+    /// memory it leaves alone.
+    ///
+    /// # Errors
+    /// As [`Load::open`].
+    fn check(&self, model: &str, settings: &Settings) -> Result<()>;
+
+    /// # Errors
+    /// What is wrong with its files, the settings, or the memory there is.
+    fn open(&self, model: &str, settings: &Settings) -> Result<Opened>;
+}
 
 /// How often a model's files are looked at: an answer from another file's bytes is one of half a second at most.
 const LOOK: Duration = Duration::from_millis(500);
@@ -107,7 +118,7 @@ pub struct Daemon {
     settings: RwLock<Settings>,
     /// One load or unload at a time.
     loading: tokio::sync::Mutex<()>,
-    load: Load,
+    load: Arc<dyn Load>,
     pub counters: Counters,
     pub started: Instant,
     /// What TCP asks for.
@@ -121,7 +132,7 @@ pub struct Daemon {
 }
 
 impl Daemon {
-    pub fn new(settings: Settings, load: Load) -> Daemon {
+    pub fn new(settings: Settings, load: Arc<dyn Load>) -> Daemon {
         Daemon {
             state: RwLock::new(ModelState::None),
             settings: RwLock::new(settings),
@@ -192,17 +203,28 @@ impl Daemon {
         }
     }
 
-    /// Loads `source` in the place of what is loaded.
+    /// Loads `source` in the place of what is loaded. That goes on answering until the other's files were found good, and then has
+    /// `serve.drain_seconds` for the answers that are under way; new ones are refused meanwhile, as "is being loaded".
     ///
     /// # Errors
-    /// What the loader says; the daemon then has no model.
+    /// What the loader says. Where its check says it, what was loaded stays; otherwise the daemon then has no model.
     pub async fn load(self: &Arc<Daemon>, source: &str) -> Result<Arc<Loaded>> {
         let _one = self.loading.lock().await;
-        self.drop_model().await;
+        let before = match self.state() {
+            ModelState::Ready(before) if before.handle.is_alive() => {
+                self.on_a_thread(source, |daemon, source| daemon.load.check(source, &daemon.settings())).await?;
+                Some(before)
+            }
+            _ => None,
+        };
         *self.state.write() = ModelState::Loading(source.to_owned());
-        let (daemon, name) = (self.clone(), source.to_owned());
-        let opening = tokio::task::spawn_blocking(move || daemon.open(&name));
-        let loaded = opening.await.unwrap_or_else(|e| Err(Error::Failed(format!("loading has failed: {e}"))));
+        if let Some(before) = before {
+            let patience = Duration::from_secs(self.settings().whole("serve.drain_seconds"));
+            // Those that are not done by then are told that the server is stopping them.
+            let _ = tokio::time::timeout(patience, before.handle.idle()).await;
+            before.end().await;
+        }
+        let loaded = self.on_a_thread(source, |daemon, source| daemon.open(source)).await;
         *self.state.write() = match &loaded {
             Ok(loaded) => ModelState::Ready(loaded.clone()),
             Err(error) => ModelState::Failed(format!("the model could not be loaded: {error}")),
@@ -212,6 +234,17 @@ impl Daemon {
             tokio::spawn(async move { daemon.look_after(&loaded).await });
         }
         loaded
+    }
+
+    /// `work` on a thread that may wait.
+    async fn on_a_thread<T: Send + 'static>(
+        self: &Arc<Daemon>,
+        source: &str,
+        work: impl FnOnce(&Daemon, &str) -> Result<T> + Send + 'static,
+    ) -> Result<T> {
+        let (daemon, source) = (self.clone(), source.to_owned());
+        let working = tokio::task::spawn_blocking(move || work(&daemon, &source));
+        working.await.unwrap_or_else(|e| Err(Error::Failed(format!("loading has failed: {e}"))))
     }
 
     /// Looks, until the worker has ended, whether the model's files are what they were when they were opened.
@@ -251,7 +284,7 @@ impl Daemon {
     fn open(&self, source: &str) -> Result<Arc<Loaded>> {
         let settings = self.settings();
         let Opened { engine, tokenizer, name, kv, context, set_budget, limits: path_limits, at_end } =
-            (self.load)(source, &settings)?;
+            self.load.open(source, &settings)?;
         let files = engine.files();
         // What could not be read while it was loaded is zeros.
         files.iter().try_for_each(MappedFile::check_same)?;

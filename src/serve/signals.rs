@@ -34,7 +34,7 @@ const LAST_WORDS: Duration = Duration::from_millis(500);
 /// [`Error::Running`] if another daemon is there; [`Error::Fatal`] if the engine failed; what binding and the first load say.
 pub fn run(
     settings: Settings,
-    load: Load,
+    load: Arc<dyn Load>,
     reread: impl Fn() -> Result<Settings> + Send + Sync + 'static,
     say: impl Fn(&str) + Send + Sync + 'static,
 ) -> Result<()> {
@@ -49,7 +49,12 @@ pub fn run(
     result
 }
 
-async fn live(settings: Settings, load: Load, reread: impl Fn() -> Result<Settings>, say: impl Fn(&str)) -> Result<()> {
+async fn live(
+    settings: Settings,
+    load: Arc<dyn Load>,
+    reread: impl Fn() -> Result<Settings>,
+    say: impl Fn(&str),
+) -> Result<()> {
     raise_descriptor_limit();
     if !crate::formats::survive() {
         tracing::warn!("a model file that is cut while it is served will end this process");

@@ -196,8 +196,6 @@ fn models_come_and_go() {
     assert!(code == 1 && error.contains("CPU alone"), "{error}");
     let (code, doctor, _) = verb(&["doctor"]);
     assert!(code == 0 && doctor.contains(&format!("process {}", daemon.child.id())), "{doctor}");
-    assert_eq!(verb(&["load", "/nowhere"]).0, 1);
-    assert_eq!(daemon.call("GET", "/health", "").status, 503);
     assert_eq!(verb(&["load", "demo"]).0, 0);
     assert_eq!(verb(&["stop"]).0, 0);
     assert_eq!(daemon.get("/v1/x/ps")["state"], "empty");
@@ -205,6 +203,43 @@ fn models_come_and_go() {
     assert_eq!(daemon.wait().code(), Some(0));
     let (code, _, error) = verb(&["ps"]);
     assert!(code == 3 && error.contains("dynamicinfer serve MODEL"), "{error}");
+}
+
+/// `load` of a path that had a typing error took the model in service away, and every answer that was under way.
+#[test]
+fn a_load_that_cannot_be_leaves_the_model_that_answers() {
+    let dir = tempfile::tempdir().unwrap();
+    let daemon = Daemon::start_in(dir.path(), &[]);
+    let damaged = dir.path().join("damaged.gguf");
+    std::fs::write(&damaged, b"GGUF is what it says, and nothing behind it").unwrap();
+    let long = json!({"prompt": "Once", "max_tokens": 400, "ignore_eos": true, "temperature": 0, "stream": true});
+    let mut busy = daemon.connect();
+    busy.write_all(&request("POST", "/v1/completions", &long.to_string())).unwrap();
+    daemon.until("dynamicinfer_num_requests_running", 1.0);
+    for model in ["/nowhere", damaged.to_str().unwrap(), "demo\u{0}"] {
+        let refused = daemon.post("/v1/x/models/load", &json!({"model": model}));
+        assert!((400..500).contains(&refused.status), "{model}: {}", refused.text());
+        assert_eq!(daemon.get("/ready")["model"], "demo", "after {model}");
+    }
+    let (_, reason) = read_answer(&mut busy).streamed();
+    assert_eq!(reason.as_deref(), Some("length"), "the answer that was under way was not cut");
+    assert_eq!(daemon.post("/v1/completions", &json!({"prompt": "x", "max_tokens": 1})).status, 200);
+}
+
+/// Another model's `load` cut every answer in the middle.
+#[test]
+fn answers_under_way_end_before_another_model_takes_their_place() {
+    let dir = tempfile::tempdir().unwrap();
+    let daemon = Daemon::start_in(dir.path(), &["--name", "first"]);
+    let long = json!({"prompt": "Once", "max_tokens": 300, "ignore_eos": true, "temperature": 0, "stream": true});
+    let mut busy = daemon.connect();
+    busy.write_all(&request("POST", "/v1/completions", &long.to_string())).unwrap();
+    daemon.until("dynamicinfer_num_requests_running", 1.0);
+    let loaded = daemon.post("/v1/x/models/load", &json!({"model": "demo"}));
+    assert_eq!(loaded.status, 200, "{}", loaded.text());
+    let (_, reason) = read_answer(&mut busy).streamed();
+    assert_eq!(reason.as_deref(), Some("length"));
+    assert_eq!(daemon.get("/v1/x/ps")["state"], "ready");
 }
 
 #[test]
