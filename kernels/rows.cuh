@@ -134,10 +134,10 @@ template <int QUANT, int R, int N> struct Dots {
 
 // Adds the dots of 16 bytes each of weights and codes, word by word: in a pack, words belong to four groups.
 __device__ __forceinline__ void four_dots(uint4 w, uint4 v, int (&dots)[4]) {
-    dots[0] = __dp4a(int(w.x), int(v.x), dots[0]);
-    dots[1] = __dp4a(int(w.y), int(v.y), dots[1]);
-    dots[2] = __dp4a(int(w.z), int(v.z), dots[2]);
-    dots[3] = __dp4a(int(w.w), int(v.w), dots[3]);
+    dots[0] = dp4a(int(w.x), int(v.x), dots[0]);
+    dots[1] = dp4a(int(w.y), int(v.y), dots[1]);
+    dots[2] = dp4a(int(w.z), int(v.z), dots[2]);
+    dots[3] = dp4a(int(w.w), int(v.w), dots[3]);
 }
 
 // Grouped rows. Eight lanes share a pack: lane q of four has groups 4q to 4q + 4, and of two such fours each has half of their

@@ -133,11 +133,6 @@ static inline float __uint_as_float(unsigned bits) { return cuda_on_cpu::bits_of
 static inline unsigned __float_as_uint(float value) { return cuda_on_cpu::bits_of<unsigned>(value); }
 static inline int __popc(unsigned bits) { return __builtin_popcount(bits); }
 static inline int __ffs(int bits) { return __builtin_ffs(bits); }
-// The fourth register of the instruction is what is added to.
-static inline int __dp4a(int a, int b, int sum) {
-    for (int i = 0; i < 4; i++) sum += int(int8_t(a >> 8 * i)) * int(int8_t(b >> 8 * i));
-    return sum;
-}
 static inline unsigned __byte_perm(unsigned low, unsigned high, unsigned selector) {
     uint64_t bytes = uint64_t(high) << 32 | low;
     unsigned out = 0;
@@ -145,7 +140,11 @@ static inline unsigned __byte_perm(unsigned low, unsigned high, unsigned selecto
     return out;
 }
 
-// The kernels' own half conversions; on a GPU these are one instruction each.
+// The kernels' own dp4a and half conversions; on a GPU these are one instruction each.
+static inline int dp4a(int a, int b, int sum) {
+    for (int i = 0; i < 4; i++) sum += int(int8_t(a >> 8 * i)) * int(int8_t(b >> 8 * i));
+    return sum;
+}
 static inline float half_to_float(unsigned short bits) {
     _Float16 half;
     memcpy(&half, &bits, sizeof half);
