@@ -1,12 +1,16 @@
 #!/usr/bin/env python3
-"""Compiles the CUDA kernels with NVRTC, without a GPU or a toolkit.
+"""Compiles the CUDA kernels with NVRTC and assembles them, without a GPU or a toolkit.
 
 For every source of kernels/ and every architecture: PTX by NVRTC, machine code by ptxas, with registers and spills of each
 kernel. A spill is an error, but for those that are known (KNOWN_SPILLS), and so is a kernel that uses more registers than a
 block's threads can have.
 
 The PTX that the program embeds (kernels/ptx/, for compute_75, by the oldest NVRTC that is supported, so that old drivers take
-it) has to be what that NVRTC makes of the sources, byte for byte; --write makes it anew.
+it) has to be what that NVRTC makes of the sources, byte for byte; --write makes it anew. As it lies there, the
+ptxas of several releases has to assemble it, each for every card that it knows: a driver does what the ptxas of its release does.
+
+--all-versions shows what the program's list of NVRTC versions (SHOWN in src/device/cuda/nvrtc.rs) says: each makes machine code
+of every kernel, as the program asks for it, and the ptxas beside it assembles the embedded PTX; for a few cards.
 
 Compilers come from PyPI into a virtual environment, --venv, made at the first run. Standard library only.
 """
@@ -16,6 +20,7 @@ import concurrent.futures
 import ctypes
 import glob
 import hashlib
+import itertools
 import json
 import os
 import re
@@ -28,14 +33,39 @@ ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 KERNELS = os.path.join(ROOT, "kernels")
 PTX = os.path.join(KERNELS, "ptx")
 
-# The oldest NVRTC for CUDA 12.1 makes PTX 8.1, which every driver from 530 on reads. The newest of CUDA 12 knows all cards.
-OLDEST = {"nvidia-cuda-nvrtc-cu12": "12.1.105"}
-NEWEST = {"nvidia-cuda-nvrtc-cu12": "12.9.86", "nvidia-cuda-nvcc-cu12": "12.9.86"}
+# Releases of CUDA, with the newest NVRTC and ptxas that the package index has of each (of 12.7 it has none). The program's list
+# and the documents name the same ones: drift().
+RELEASES = {
+    "12.1": ("12.1.105", "12.1.105"),
+    "12.2": ("12.2.140", "12.2.140"),
+    "12.3": ("12.3.107", "12.3.107"),
+    "12.4": ("12.4.127", "12.4.131"),
+    "12.5": ("12.5.82", "12.5.82"),
+    "12.6": ("12.6.85", "12.6.85"),
+    "12.8": ("12.8.93", "12.8.93"),
+    "12.9": ("12.9.86", "12.9.86"),
+    "13.0": ("13.0.88", "13.0.88"),
+    "13.1": ("13.1.115", "13.1.115"),
+    "13.2": ("13.2.86", "13.2.86"),
+    "13.3": ("13.3.33", "13.3.73"),
+    "13.4": ("13.4.92", "13.4.92"),
+    "13.5": ("13.5.37", "13.5.37"),
+}
+PROGRAM = "src/device/cuda/nvrtc.rs"
+DOCUMENTS = ["docs/cuda.md", "kernels/README.md"]
+# Makes the embedded PTX: of a version that every driver from 530 on reads.
+OLDEST, PTX_VERSION = "12.1", "8.1"
+# Registers and spills are those of this one.
+MEASURED = "12.9"
+# Whose ptxas assembles the embedded PTX each time.
+ASSEMBLERS = ["12.1", "12.9", "13.5"]
 # As src/device/cuda/kernels.rs has them.
 OPTIONS = ["--std=c++17", "--fmad=false"]
 EMBEDDED = "compute_75"
 # RTX 20; A100; RTX 30; RTX 40; H100; RTX 50.
 ARCHITECTURES = [75, 80, 86, 89, 90, 120]
+# Those, Jetson Orin and B200: what the embedded PTX is assembled for.
+TARGETS = [75, 80, 86, 87, 89, 90, 100, 120]
 # Bytes that are known to be spilled, at most: with four and eight columns of int8 the compiler loads codes so far ahead that
 # it runs out of registers. One column, what a single user decodes with, never spills. Nobody has measured what these cost.
 KNOWN_SPILLS = {
@@ -52,9 +82,11 @@ def fail(text):
     sys.exit(f"nvrtc_check: {text}")
 
 
-def environment(folder, name, packages):
-    """site-packages of a virtual environment with exactly these packages."""
-    home = os.path.join(folder, name)
+def environment(folder, release):
+    """site-packages of a virtual environment with exactly the compilers of this release."""
+    home = os.path.join(folder, release)
+    suffix = "-cu12" if release.startswith("12.") else ""
+    packages = dict(zip([f"nvidia-cuda-nvrtc{suffix}", f"nvidia-cuda-nvcc{suffix}"], RELEASES[release]))
     wanted = json.dumps(packages, sort_keys=True)
     stamp = os.path.join(home, "packages.json")
     python = os.path.join(home, "bin", "python")
@@ -80,9 +112,17 @@ def only(pattern):
 
 
 class Nvrtc:
-    def __init__(self, site):
-        self.lib = ctypes.CDLL(only(os.path.join(site, "nvidia", "cuda_nvrtc", "lib", "libnvrtc.so.*")))
+    def __init__(self, site, release):
+        library = os.path.join(site, "nvidia", "*", "lib", "libnvrtc{}.so.*")
+        # 13.0 does not look beside itself for its other half, but takes one that is loaded.
+        ctypes.CDLL(only(library.format("-builtins")))
+        self.lib = ctypes.CDLL(only(library.format("")))
         self.lib.nvrtcGetErrorString.restype = ctypes.c_char_p
+        major, minor = ctypes.c_int(), ctypes.c_int()
+        self.check(self.lib.nvrtcVersion(ctypes.byref(major), ctypes.byref(minor)), "version")
+        # A process may have loaded another one before, with the same file name.
+        if f"{major.value}.{minor.value}" != release:
+            raise RuntimeError(f"the NVRTC of {release} in {site} says that it is {major.value}.{minor.value}")
 
     def check(self, code, what):
         if code:
@@ -95,8 +135,8 @@ class Nvrtc:
         self.check(getattr(self.lib, f"nvrtcGet{name}")(program, out), name)
         return out.raw.rstrip(b"\0")
 
-    def ptx(self, source, headers, architecture):
-        """PTX of the text of a source."""
+    def make(self, source, headers, architecture, what):
+        """PTX or CUBIN of the text of a source."""
         names = [os.path.basename(path).encode() for path in headers]
         texts = [read(path) for path in headers]
         array = ctypes.c_char_p * len(names)
@@ -110,9 +150,16 @@ class Nvrtc:
         log = self.text(program, "ProgramLog").decode().strip()
         if code or log:
             raise RuntimeError(f"{name} for {architecture}: {log or 'no message'}")
-        ptx = self.text(program, "PTX")
+        made = self.text(program, what)
         self.lib.nvrtcDestroyProgram(ctypes.byref(program))
-        return ptx
+        return made
+
+    def targets(self):
+        count = ctypes.c_int()
+        self.check(self.lib.nvrtcGetNumSupportedArchs(ctypes.byref(count)), "targets")
+        targets = (ctypes.c_int * count.value)()
+        self.check(self.lib.nvrtcGetSupportedArchs(targets), "targets")
+        return set(targets)
 
 
 def read(path):
@@ -120,20 +167,65 @@ def read(path):
         return file.read()
 
 
+def text_of(name):
+    return read(os.path.join(ROOT, name)).decode()
+
+
 def sources():
-    return sorted(glob.glob(os.path.join(KERNELS, "*.cu"))), sorted(glob.glob(os.path.join(KERNELS, "*.cuh")))
+    # Those that take longest are mostly the longest ones: begun first, none is left at the end for one core.
+    units = sorted(glob.glob(os.path.join(KERNELS, "*.cu")), key=lambda path: (-os.path.getsize(path), path))
+    return units, sorted(glob.glob(os.path.join(KERNELS, "*.cuh")))
+
+
+def embedded_path(source):
+    return os.path.join(PTX, os.path.splitext(os.path.basename(source))[0] + ".ptx")
 
 
 def embedded_text(site, source, headers):
     """What kernels/ptx/ has to hold for a source."""
     digest = hashlib.sha256()
-    for part in [*OPTIONS, EMBEDDED, *OLDEST.values()]:
+    for part in [*OPTIONS, EMBEDDED, RELEASES[OLDEST][0]]:
         digest.update(part.encode() + b"\0")
     for path in [source, *headers]:
         digest.update(read(path) + b"\0")
     head = f"// Made by tools/nvrtc_check.py --write from sources of sha256 {digest.hexdigest()}.\n"
+    ptx = Nvrtc(site, OLDEST).make(source, headers, EMBEDDED, "PTX")
     # Calls are numbered, in comments, through all that a process compiles: which that was depends on who was faster.
-    return head.encode() + re.sub(rb"// callseq \d+", b"// callseq", Nvrtc(site).ptx(source, headers, EMBEDDED)) + b"\n"
+    return head.encode() + re.sub(rb"// callseq \d+", b"// callseq", ptx) + b"\n"
+
+
+def faults(ptx):
+    """What no driver, or no old one, would take of PTX that is embedded."""
+    found = []
+    for name in re.findall(r"^\s*\.extern\s+\.func\s+(?:\([^)]*\)\s*)?([\w$]+)", ptx, re.M):
+        found.append(f"calls {name}, which is nowhere: the compiler knows no such function")
+    version = re.search(r"^\s*\.version\s+(\S+)", ptx, re.M)
+    if not version or version[1] != PTX_VERSION:
+        found.append(f"is of PTX {version[1] if version else 'no version'}, not {PTX_VERSION}, which the oldest drivers read")
+    return found
+
+
+def listed(program):
+    """The releases that the program's source says are shown."""
+    found = re.search(r"\bSHOWN: \[\(u32, u32\); \d+\] = \[(.*?)\];", program, re.S)
+    return [f"{major}.{minor}" for major, minor in re.findall(r"\((\d+), (\d+)\)", found[1])] if found else []
+
+
+def drift(program, documents):
+    """Where the program's source and the documents, texts by name, name other releases than RELEASES."""
+    names = ", ".join(RELEASES)
+    found = []
+    if listed(program) != list(RELEASES):
+        found.append(f"{PROGRAM} says that NVRTC {', '.join(listed(program))} were shown to compile the kernels, not {names}")
+    for name, text in documents.items():
+        if not re.search(rf"(?<![\d.,] ){re.escape(names)}(?!, \d)", " ".join(text.split())):
+            found.append(f"{name} does not say that NVRTC {names} were shown to compile the kernels")
+    return found
+
+
+def known(help_text):
+    """Cards that a ptxas assembles for, of what it says of itself."""
+    return {int(number) for number in re.findall(r"'sm_(\d+)'", help_text)}
 
 
 def sizes(log):
@@ -150,76 +242,133 @@ def sizes(log):
     return rows
 
 
-def compile_one(job):
-    """Sizes of the kernels of a source on an architecture; runs in a process of its own."""
-    site, source, headers, architecture = job
-    ptx = Nvrtc(site).ptx(source, headers, f"compute_{architecture}")
-    ptxas = os.path.join(site, "nvidia", "cuda_nvcc", "bin", "ptxas")
+def ptxas(site, *arguments):
+    program = only(os.path.join(site, "nvidia", "*", "bin", "ptxas"))
+    return subprocess.run([program, *arguments], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+
+def assemble(site, path, architecture):
+    """What ptxas says of a file that it takes."""
+    with tempfile.TemporaryDirectory() as folder:
+        done = ptxas(site, "-v", f"-arch=sm_{architecture}", path, "-o", os.path.join(folder, "kernel.cubin"))
+    if done.returncode:
+        raise RuntimeError(done.stdout.strip())
+    return done.stdout
+
+
+def refusal(call, *arguments):
+    """The words of one that fails, else None. In a process of the pool, like all that follows."""
+    try:
+        call(*arguments)
+    except RuntimeError as error:
+        return str(error)
+
+
+def compile_one(site, source, headers, architecture):
+    """Sizes of the kernels of a source on an architecture."""
+    ptx = Nvrtc(site, MEASURED).make(source, headers, f"compute_{architecture}", "PTX")
     with tempfile.TemporaryDirectory() as folder:
         path = os.path.join(folder, "kernel.ptx")
         with open(path, "wb") as file:
             file.write(ptx)
-        done = subprocess.run([ptxas, "-v", f"-arch=sm_{architecture}", path, "-o", path + ".cubin"],
-                              stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-    if done.returncode:
-        raise RuntimeError(f"{os.path.basename(source)} for sm_{architecture}: {done.stdout}")
+        try:
+            log = assemble(site, path, architecture)
+        except RuntimeError as error:
+            raise RuntimeError(f"{os.path.basename(source)} for sm_{architecture}: {error}") from None
     # Block sizes are the launch bounds, which PTX keeps.
     bounds = dict(re.findall(r"\.entry (\w+)\(.*?\.maxntid (\d+)", ptx.decode(), re.S))
-    return architecture, [(*row, int(bounds[row[0]])) for row in sizes(done.stdout)]
+    return architecture, [(*row, int(bounds[row[0]])) for row in sizes(log)]
 
 
-def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--write", action="store_true", help="make kernels/ptx/ anew instead of checking it")
-    parser.add_argument("--venv", default=os.path.join(ROOT, "target", "nvrtc"), help="where compilers are kept")
-    parser.add_argument("--arch", type=int, action="append", help="only this one (75, 80, ...); may be given again")
-    parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="compilers at once")
-    options = parser.parse_args()
+def as_the_program(site, release, source, headers, architecture):
+    Nvrtc(site, release).make(source, headers, f"sm_{architecture}", "CUBIN")
 
-    units, headers = sources()
-    if not units:
-        fail(f"{KERNELS} has no sources")
-    os.makedirs(options.venv, exist_ok=True)
-    oldest = environment(options.venv, "oldest", OLDEST)
-    newest = environment(options.venv, "newest", NEWEST)
-    architectures = options.arch or ARCHITECTURES
+
+def targets(site, release):
+    """Cards that both compilers of a release know."""
+    both = Nvrtc(site, release).targets() & known(ptxas(site, "--help").stdout)
+    return [target for target in TARGETS if target in both]
+
+
+def check_embedded(pool, site, units, headers, write):
+    """Problems of kernels/ptx/; it is as it has to be if `write`."""
     problems = []
-    # Each compiler in a process of its own: two NVRTC in one would be one, by their names.
-    with concurrent.futures.ProcessPoolExecutor(options.jobs) as pool:
-        jobs = [(newest, unit, headers, arch) for unit in units for arch in architectures]
-        compiled = [pool.submit(compile_one, job) for job in jobs]
-        embedded = [(unit, pool.submit(embedded_text, oldest, unit, headers)) for unit in units]
-        table = {}
-        for future in compiled:
-            try:
-                architecture, rows = future.result()
-            except RuntimeError as error:
-                fail(str(error))
-            for kernel, registers, spilled, stack, block in rows:
-                table.setdefault(kernel, {})[architecture] = (registers, spilled, stack)
-                if spilled > KNOWN_SPILLS.get(kernel, 0):
-                    problems.append(f"{kernel} spills {spilled} bytes on sm_{architecture}")
-                if registers * block > REGISTERS:
-                    problems.append(f"{kernel} needs {registers} registers for each of {block} threads on sm_{architecture}")
-        os.makedirs(PTX, exist_ok=True)
-        names = set()
-        for unit, future in embedded:
-            name = os.path.splitext(os.path.basename(unit))[0] + ".ptx"
-            names.add(name)
-            path, text = os.path.join(PTX, name), future.result()
-            there = read(path) if os.path.exists(path) else b""
-            if options.write:
-                if there != text:
-                    with open(path, "wb") as file:
-                        file.write(text)
-                    print(f"{os.path.relpath(path, ROOT)}: written, {len(text)} bytes")
-            elif there != text:
-                same = there.split(b"\n", 1)[0] == text.split(b"\n", 1)[0] and there
-                why = "was changed by hand" if same else "is not made from these sources"
-                problems.append(f"{os.path.relpath(path, ROOT)} {why}; run tools/nvrtc_check.py --write")
-        for name in sorted(set(os.listdir(PTX)) - names):
-            problems.append(f"kernels/ptx/{name} has no source; remove it")
+    os.makedirs(PTX, exist_ok=True)
+    made = [(embedded_path(unit), pool.submit(embedded_text, site, unit, headers)) for unit in units]
+    for path, future in made:
+        name, text = os.path.relpath(path, ROOT), future.result()
+        there = read(path) if os.path.exists(path) else b""
+        if write and there != text:
+            with open(path, "wb") as file:
+                file.write(text)
+            print(f"{name}: written, {len(text)} bytes")
+        elif there != text:
+            same = there.split(b"\n", 1)[0] == text.split(b"\n", 1)[0] and there
+            why = "was changed by hand" if same else "is not made from these sources"
+            problems.append(f"{name} {why}; run tools/nvrtc_check.py --write")
+        problems += [f"{name} {fault}" for fault in faults(read(path).decode())] if os.path.exists(path) else []
+    for name in sorted(set(os.listdir(PTX)) - {os.path.basename(path) for path, _ in made}):
+        problems.append(f"kernels/ptx/{name} has no source; remove it")
+    return problems
 
+
+class Attempts:
+    """Jobs that have to work, a line for each kind of failure."""
+
+    def __init__(self, pool):
+        self.pool, self.futures = pool, []
+
+    def add(self, what, architecture, call, *arguments):
+        self.futures.append((what, architecture, self.pool.submit(refusal, call, *arguments)))
+
+    def problems(self):
+        failed = {}
+        for what, architecture, future in self.futures:
+            if why := future.result():
+                failed.setdefault((what, why), []).append(f"sm_{architecture}")
+        return [f"{what} for {', '.join(cards)}: {why}" for (what, why), cards in failed.items()]
+
+
+def assemble_embedded(attempts, site, release, units, architectures):
+    for unit, architecture in itertools.product(units, architectures):
+        path = embedded_path(unit)
+        attempts.add(f"ptxas {release} refuses {os.path.relpath(path, ROOT)}", architecture, assemble, site, path, architecture)
+
+
+def show(pool, site, release, units, headers, wanted):
+    """Problems of the compilers of a release, with the oldest and the newest card that they know and the most frequent one."""
+    there = [target for target in pool.submit(targets, site, release).result() if target in wanted]
+    few = sorted({*there[:1], *there[-1:], *({86} & set(there))})
+    attempts = Attempts(pool)
+    for unit, architecture in itertools.product(units, few):
+        what = f"NVRTC {release} makes nothing of {os.path.basename(unit)}"
+        attempts.add(what, architecture, as_the_program, site, release, unit, headers, architecture)
+    assemble_embedded(attempts, site, release, units, few)
+    problems = attempts.problems()
+    cards = ", ".join(f"sm_{target}" for target in few)
+    verdict = f"{len(problems)} problems" if problems else "all sources compiled, all embedded PTX assembled"
+    print(f"CUDA {release} ({', '.join(RELEASES[release])}), {cards}: {verdict}", flush=True)
+    return problems
+
+
+def check_sizes(futures):
+    """Registers, spills and stack by kernel and architecture, and what is wrong with them."""
+    table, problems = {}, []
+    for future in futures:
+        try:
+            architecture, rows = future.result()
+        except RuntimeError as error:
+            fail(str(error))
+        for kernel, registers, spilled, stack, block in rows:
+            table.setdefault(kernel, {})[architecture] = (registers, spilled, stack)
+            if spilled > KNOWN_SPILLS.get(kernel, 0):
+                problems.append(f"{kernel} spills {spilled} bytes on sm_{architecture}")
+            if registers * block > REGISTERS:
+                problems.append(f"{kernel} needs {registers} registers for each of {block} threads on sm_{architecture}")
+    return table, problems
+
+
+def print_sizes(table, architectures):
     width = max(map(len, table))
     print(f"{'registers':{width}} " + " ".join(f"{'sm_' + str(arch):>8}" for arch in architectures))
     for kernel in sorted(table):
@@ -229,6 +378,40 @@ def main():
             cells.append(f"{registers}{f'+{spilled}B' if spilled else ''}{f'/{stack}' if stack and not spilled else ''}")
         print(f"{kernel:{width}} " + " ".join(f"{cell:>8}" for cell in cells))
     print(f"{len(table)} kernels on {len(architectures)} architectures; +nB is spilled, /n a stack frame of n bytes")
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--write", action="store_true", help="make kernels/ptx/ anew instead of checking it")
+    parser.add_argument("--all-versions", action="store_true", help="try the compilers of every release, and print no sizes")
+    parser.add_argument("--venv", default=os.path.join(ROOT, "target", "nvrtc"), help="where compilers are kept")
+    parser.add_argument("--arch", type=int, action="append", help="only this one (75, 80, ...); may be given again")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="compilers at once")
+    options = parser.parse_args()
+
+    units, headers = sources()
+    if not units:
+        fail(f"{KERNELS} has no sources")
+    os.makedirs(options.venv, exist_ok=True)
+    wanted = list(RELEASES) if options.all_versions else sorted({OLDEST, MEASURED, *ASSEMBLERS})
+    sites = {release: environment(options.venv, release) for release in wanted}
+    problems = drift(text_of(PROGRAM), {name: text_of(name) for name in DOCUMENTS})
+    with concurrent.futures.ProcessPoolExecutor(options.jobs) as pool:
+        problems += check_embedded(pool, sites[OLDEST], units, headers, options.write)
+        if options.all_versions:
+            for release in wanted:
+                problems += show(pool, sites[release], release, units, headers, options.arch or TARGETS)
+        else:
+            architectures = options.arch or ARCHITECTURES
+            compiled = [pool.submit(compile_one, sites[MEASURED], unit, headers, arch) for unit in units for arch in architectures]
+            attempts = Attempts(pool)
+            for release in ASSEMBLERS:
+                there = known(ptxas(sites[release], "--help").stdout) & set(options.arch or TARGETS)
+                assemble_embedded(attempts, sites[release], release, units, sorted(there))
+            table, wrong = check_sizes(compiled)
+            problems += wrong + attempts.problems()
+            print_sizes(table, architectures)
+            print(f"{len(attempts.futures)} times PTX of kernels/ptx/ for a card, by ptxas of CUDA {', '.join(ASSEMBLERS)}")
     if problems:
         fail("\n" + "\n".join(problems))
 

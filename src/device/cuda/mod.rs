@@ -16,6 +16,7 @@ mod spans;
 
 pub use card::{Card, OLDEST_CARD, OLDEST_DRIVER, Unusable};
 pub use kernels::{Delivery, SOURCES, Source};
+pub use nvrtc::SHOWN;
 
 use super::launch;
 use super::{Block, Buffer, Call, Device, Event, Fault, Memory, MoveMethod, OutOfMemory, Stream, Totals, run};

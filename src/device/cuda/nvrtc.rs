@@ -7,6 +7,25 @@ use std::ffi::{CString, c_char, c_int};
 use std::path::PathBuf;
 use std::ptr::null;
 
+/// Versions that were shown to make machine code of every kernel, by `tools/nvrtc_check.py --all-versions`; that check refuses
+/// another list than its own.
+pub const SHOWN: [(u32, u32); 14] = [
+    (12, 1),
+    (12, 2),
+    (12, 3),
+    (12, 4),
+    (12, 5),
+    (12, 6),
+    (12, 8),
+    (12, 9),
+    (13, 0),
+    (13, 1),
+    (13, 2),
+    (13, 3),
+    (13, 4),
+    (13, 5),
+];
+
 type Program = *mut std::ffi::c_void;
 type Get<T> = unsafe extern "C" fn(Program, *mut T) -> c_int;
 
