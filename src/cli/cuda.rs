@@ -3,7 +3,7 @@
 use super::human_bytes;
 use crate::config;
 use crate::device::MoveRate;
-use crate::device::cuda::{Card, CudaDevice, Delivery, Options, PATIENCE, Unusable};
+use crate::device::cuda::{Card, CudaDevice, Delivery, Options, PATIENCE, SHOWN, Unusable};
 use crate::error::{Error, Result};
 use crate::lab::measure::{self, CardRates};
 
@@ -101,6 +101,23 @@ pub fn device(card: Card, budget: u64, graphs: bool) -> Result<CudaDevice> {
     Ok(device)
 }
 
+/// Whether the compiler that is found is one that was shown to know the kernels; nothing without one, which none needs.
+fn compiler(found: Option<(u32, u32)>) -> String {
+    let name = |(major, minor): (u32, u32)| format!("{major}.{minor}");
+    match found {
+        None => String::new(),
+        Some(version) if SHOWN.contains(&version) => {
+            format!("; NVRTC {} is one that was shown to compile every kernel", name(version))
+        }
+        Some(version) => format!(
+            "; NVRTC {} was not tried with these kernels: {} were shown to compile every one (DYNAMICINFER_NVRTC names a file of \
+             one of them)",
+            name(version),
+            SHOWN.map(name).join(", ")
+        ),
+    }
+}
+
 /// What `doctor` says of the card: a verdict and a sentence.
 pub fn look() -> (&'static str, String) {
     let card = match Card::open() {
@@ -131,7 +148,10 @@ pub fn look() -> (&'static str, String) {
     }
     let options = Options { budget: 0, delivery: delivery(), pinnable: 0, patience: PATIENCE, graphs: false };
     match CudaDevice::new(card, &options) {
-        Ok(device) => ("ok", format!("{said}; kernels {}", device.kernels())),
+        Ok(device) => {
+            let compiler = compiler(options.delivery.nvrtc_version());
+            ("ok", format!("{said}; kernels {}{compiler}", device.kernels()))
+        }
         Err(why) => ("problem", format!("{said}; {why}")),
     }
 }

@@ -67,6 +67,13 @@ pub struct Delivery {
     pub nvrtc: Vec<PathBuf>,
 }
 
+impl Delivery {
+    /// Major and minor of the NVRTC that is found.
+    pub fn nvrtc_version(&self) -> Option<(u32, u32)> {
+        Nvrtc::find(&self.nvrtc).map(|nvrtc| nvrtc.version)
+    }
+}
+
 /// How the kernels came to be, for people: "compiled by NVRTC 12.4 for sm_86".
 pub type Origin = String;
 

@@ -15,6 +15,7 @@ const NOT_INITIALISED: Code = 3;
 const NO_DEVICE: Code = 100;
 const INVALID_IMAGE: Code = 200;
 const INVALID_CONTEXT: Code = 201;
+const INVALID_PTX: Code = 218;
 pub(super) const INVALID_HANDLE: Code = 400;
 const NOT_FOUND: Code = 500;
 const NOT_READY: Code = 600;
@@ -466,6 +467,10 @@ functions! {
         let text = unsafe { CStr::from_ptr(image) }.to_bytes();
         if !super::nvrtc::is_image(text, world.card.arch) && !is_ptx(text, world.card.arch) {
             return Err(INVALID_IMAGE);
+        }
+        // Nothing is linked to a module that is loaded alone.
+        if String::from_utf8_lossy(text).lines().any(|line| line.starts_with(".extern .func")) {
+            return Err(INVALID_PTX);
         }
         let id = world.handle();
         world.modules.insert(id, text.to_vec());
