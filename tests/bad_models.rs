@@ -1,19 +1,19 @@
 //! What the file readers leave to the model layer: files that are well formed and describe no model that this program
 //! can run. Each is refused with the file and the field, and never half packed.
 
+#[path = "support/gguf.rs"]
+mod gguf_file;
+
 use dynamicinfer::error::Error;
-use dynamicinfer::formats::gguf::{self, Array, Value};
+use dynamicinfer::formats::gguf::{Array, Value};
 use dynamicinfer::formats::rows::Quant;
-use dynamicinfer::formats::{DType, safetensors};
+use dynamicinfer::formats::safetensors;
 use dynamicinfer::lab::pack::{PackOptions, pack};
 use dynamicinfer::model::Activation;
 use dynamicinfer::model::source::Source;
+use gguf_file::{File, Tensor, fixture, text};
 use serde_json::{Value as Json, json};
-use std::path::{Path, PathBuf};
-
-fn fixture(name: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/models").join(name)
-}
+use std::path::Path;
 
 /// The message of a refusal, which names the file.
 fn refusal<T>(result: Result<T, Error>, file: &Path, case: &str) -> String {
@@ -31,139 +31,6 @@ fn assert_says(message: &str, wants: &[&str], case: &str) {
     for want in wants {
         assert!(message.contains(want), "{case}: no {want:?} in: {message}");
     }
-}
-
-// GGUF files: a good one taken apart, changed and put together again.
-
-struct Tensor {
-    name: String,
-    kind: u32,
-    shape: Vec<usize>,
-    data: Vec<u8>,
-}
-
-struct File {
-    keys: Vec<(String, Value)>,
-    tensors: Vec<Tensor>,
-}
-
-impl File {
-    fn read(name: &str) -> File {
-        let bytes = std::fs::read(fixture(name)).unwrap();
-        let read = gguf::parse(&bytes, Path::new(name)).unwrap();
-        let kind = |dtype: DType| match dtype {
-            DType::F32 => 0,
-            DType::F16 => 1,
-            DType::Q4_0 => 2,
-            DType::Q8_0 => 8,
-            other => panic!("{} is in none of the fixtures used here", other.name()),
-        };
-        let tensor = |t: &dynamicinfer::formats::TensorInfo| Tensor {
-            name: t.name.clone(),
-            kind: kind(t.dtype),
-            shape: t.shape.clone(),
-            data: bytes[t.offset as usize..(t.offset + t.bytes) as usize].to_vec(),
-        };
-        File {
-            keys: read.metadata.iter().map(|(key, value)| (key.to_owned(), value.clone())).collect(),
-            tensors: read.tensors.iter().map(tensor).collect(),
-        }
-    }
-
-    fn set(&mut self, key: &str, value: Value) {
-        self.remove(key);
-        self.keys.push((key.into(), value));
-    }
-
-    fn remove(&mut self, key: &str) {
-        self.keys.retain(|(k, _)| k != key);
-    }
-
-    fn tensor(&mut self, name: &str) -> &mut Tensor {
-        self.tensors.iter_mut().find(|t| t.name == name).unwrap_or_else(|| panic!("the fixture has {name}"))
-    }
-
-    fn drop_tensor(&mut self, name: &str) {
-        self.tensor(name);
-        self.tensors.retain(|t| t.name != name);
-    }
-
-    /// A SentencePiece vocabulary of `tokens` tokens.
-    fn vocabulary(&mut self, tokens: usize) {
-        let texts =
-            ["<unk>".into(), "<s>".into(), "</s>".into()].into_iter().chain((3..tokens).map(|i| format!("t{i}")));
-        self.set("tokenizer.ggml.model", text("llama"));
-        self.set("tokenizer.ggml.tokens", Value::Array(Array::Str(texts.take(tokens).collect())));
-        self.set("tokenizer.ggml.scores", Value::Array(Array::F32(vec![0.0; tokens])));
-        self.set("tokenizer.ggml.token_type", Value::Array(Array::I32(vec![1; tokens])));
-        self.set("tokenizer.ggml.bos_token_id", Value::U32(1));
-        self.set("tokenizer.ggml.eos_token_id", Value::U32(2));
-        self.set("tokenizer.ggml.unknown_token_id", Value::U32(0));
-    }
-
-    fn bytes(&self) -> Vec<u8> {
-        fn string(out: &mut Vec<u8>, text: &str) {
-            out.extend((text.len() as u64).to_le_bytes());
-            out.extend(text.as_bytes());
-        }
-        let mut out = b"GGUF\x03\0\0\0".to_vec();
-        out.extend((self.tensors.len() as u64).to_le_bytes());
-        out.extend((self.keys.len() as u64).to_le_bytes());
-        for (key, value) in &self.keys {
-            string(&mut out, key);
-            let mut number = |kind: u32, bytes: &[u8]| {
-                out.extend(kind.to_le_bytes());
-                out.extend(bytes);
-            };
-            match value {
-                Value::U16(v) => number(2, &v.to_le_bytes()),
-                Value::U32(v) => number(4, &v.to_le_bytes()),
-                Value::I32(v) => number(5, &v.to_le_bytes()),
-                Value::F32(v) => number(6, &v.to_le_bytes()),
-                Value::Bool(v) => number(7, &[u8::from(*v)]),
-                Value::Str(v) => {
-                    number(8, &[]);
-                    string(&mut out, v);
-                }
-                Value::Array(array) => {
-                    let (kind, len) = match array {
-                        Array::F32(v) => (6u32, v.len()),
-                        Array::I32(v) => (5, v.len()),
-                        Array::Str(v) => (8, v.len()),
-                        other => panic!("{other:?} is not written here"),
-                    };
-                    number(9, &kind.to_le_bytes());
-                    out.extend((len as u64).to_le_bytes());
-                    match array {
-                        Array::F32(v) => v.iter().for_each(|x| out.extend(x.to_le_bytes())),
-                        Array::I32(v) => v.iter().for_each(|x| out.extend(x.to_le_bytes())),
-                        Array::Str(v) => v.iter().for_each(|s| string(&mut out, s)),
-                        _ => unreachable!(),
-                    }
-                }
-                other => panic!("{other:?} is not written here"),
-            }
-        }
-        let mut offset = 0u64;
-        for t in &self.tensors {
-            string(&mut out, &t.name);
-            out.extend((t.shape.len() as u32).to_le_bytes());
-            t.shape.iter().rev().for_each(|&d| out.extend((d as u64).to_le_bytes()));
-            out.extend(t.kind.to_le_bytes());
-            out.extend(offset.to_le_bytes());
-            offset = (offset + t.data.len() as u64).next_multiple_of(32);
-        }
-        for t in &self.tensors {
-            out.resize(out.len().next_multiple_of(32), 0);
-            out.extend(&t.data);
-        }
-        out.resize(out.len().next_multiple_of(32), 0);
-        out
-    }
-}
-
-fn text(value: &str) -> Value {
-    Value::Str(value.into())
 }
 
 /// Opens the changed file under `name`; the refusal without the file's path.
@@ -444,7 +311,9 @@ fn ggufs_that_describe_no_model_are_refused() {
 #[test]
 fn a_llama_gguf_whose_name_says_relu_wants_its_activation_named() {
     let whole = ": llama.hidden_act: the name says that this is a ReLU model, but a GGUF of the llama architecture does not \
-                 carry its activation and would run with SiLU; name it: --activation relu, or fatrelu(0.01) for ProSparse 7B";
+                 carry its activation and would run with SiLU; name it: --activation relu, or fatrelu(0.01) for ProSparse 7B, \
+                 or drelu; relu is ReGLU, relu(gate) * up, as in ReluLLaMA and ProSparse; drelu is dReLU, relu(gate) * relu(up), \
+                 as in TurboSparse and Bamboo";
     let by_name =
         gguf_refusal("llama.gguf", "model.gguf", "name", |f| f.set("general.name", text("SparseLLM ReluLLaMA-7B")));
     assert_eq!(by_name, whole);
@@ -453,7 +322,7 @@ fn a_llama_gguf_whose_name_says_relu_wants_its_activation_named() {
     let path = dir.path().join("prosparse-llama-2-7b.gguf");
     std::fs::copy(fixture("llama.gguf"), &path).unwrap();
     let fatrelu = Activation::Fatrelu(0.01);
-    assert_eq!(Source::open(&path, Some(fatrelu)).unwrap().config.activation, fatrelu);
+    assert_eq!(Source::open(&path, Some(fatrelu.into())).unwrap().config.activation, fatrelu);
 }
 
 // Hugging Face directories: links to a fixture's files, some of them replaced.

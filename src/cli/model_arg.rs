@@ -7,8 +7,9 @@ use crate::error::{Error, Result, printable};
 use crate::formats::neuron_store::{EXTENSION, NeuronStore};
 use crate::formats::rows::Quant;
 use crate::lab::pack::{PackOptions, natural_quant, pack, packed_bytes};
+use crate::model::families::says_drelu;
 use crate::model::source::{Source, source_files};
-use crate::model::{Activation, KvCache, KvType, Model};
+use crate::model::{Ffn, KvCache, KvType, Model, NamedActivation};
 use clap::Args;
 use std::path::{Path, PathBuf};
 
@@ -20,9 +21,10 @@ pub struct ModelArgs {
     /// Type of the weights when the model has to be packed first: f32, f16, q8_0 or q4_0 [default: nearest to the model's]
     #[arg(long)]
     pub quant: Option<Quant>,
-    /// Activation function of a GGUF that does not carry it: relu, fatrelu(0.01), relu2, silu, gelu
+    /// Activation function of a model that does not say it, or says it wrong: relu, fatrelu(0.01), relu2, drelu (TurboSparse,
+    /// Bamboo: relu of gate and up), silu, gelu
     #[arg(long, value_parser = parse_activation)]
-    pub activation: Option<Activation>,
+    pub activation: Option<NamedActivation>,
 }
 
 #[derive(Args, Clone)]
@@ -84,8 +86,8 @@ impl EngineArgs {
     }
 }
 
-pub fn parse_activation(text: &str) -> Result<Activation, String> {
-    Activation::by_name(text, None)
+pub fn parse_activation(text: &str) -> Result<NamedActivation, String> {
+    NamedActivation::by_name(text, None)
 }
 
 fn parse_isa(text: &str) -> Result<crate::cpu::Isa, String> {
@@ -133,10 +135,15 @@ impl ModelArgs {
             && opened.header.quant == quant
             && opened.header.sources == source_files(&path)?
         {
-            return Model::from_store(opened);
+            let model = Model::from_store(opened)?;
+            if self.still_means(&path, &model)? {
+                return Ok(model);
+            }
         }
         let store = self.cached(&path, self.quant)?;
-        if let Some(model) = up_to_date(&store, &path)? {
+        if let Some(model) = up_to_date(&store, &path)?
+            && self.still_means(&path, &model)?
+        {
             return Ok(model);
         }
         let source = Source::open(&path, self.activation)?;
@@ -153,6 +160,19 @@ impl ModelArgs {
         pack(&source, &store, &PackOptions { quant, orders: None }, &|done, total| progress.step(done, total))?;
         progress.finish();
         Model::open(&store)
+    }
+
+    /// Not of a store from the days when a model called after a dReLU model was packed as another, without a word.
+    fn still_means(&self, path: &Path, packed: &Model) -> Result<bool> {
+        let c = &packed.config;
+        if self.activation.is_some()
+            || c.ffn_kind != Ffn::Gated
+            || !says_drelu(&format!("{} {}", path.display(), c.name))
+        {
+            return Ok(true);
+        }
+        let now = Source::open(path, None)?.config;
+        Ok((now.activation, now.ffn_kind) == (c.activation, c.ffn_kind))
     }
 
     /// Where the packed form of `path` belongs. The name tells people what it is, the hash keeps models apart.

@@ -4,7 +4,7 @@ use crate::error::{Error, Result, printable};
 use crate::formats::neuron_store::{EXTENSION, NeuronStore};
 use crate::formats::rows::Quant;
 use crate::lab::pack::{PackOptions, natural_quant, pack, packed_bytes};
-use crate::model::Activation;
+use crate::model::NamedActivation;
 use crate::model::source::{Source, read_json};
 use std::path::PathBuf;
 
@@ -23,9 +23,10 @@ pub struct Args {
     /// File to write [default: NAME.TYPE.neurons in the current directory]
     #[arg(short, long)]
     output: Option<PathBuf>,
-    /// Activation function of a GGUF that does not carry it: relu, fatrelu(0.01), relu2, silu, gelu
+    /// Activation function of a model that does not say it, or says it wrong: relu, fatrelu(0.01), relu2, drelu (TurboSparse,
+    /// Bamboo: relu of gate and up), silu, gelu
     #[arg(long, value_parser = parse_activation)]
-    activation: Option<Activation>,
+    activation: Option<NamedActivation>,
     /// JSON file with the order of each layer's neurons, [[3, 0, ...], ...]: hot neurons first, say
     #[arg(long)]
     order: Option<PathBuf>,

@@ -10,7 +10,7 @@ use crate::formats::placement_file::{LayerPlacement, PlacementFile, Policy, VERS
 use crate::formats::predictor_file;
 use crate::formats::rows::Quant;
 use crate::lab::plan::{Footprint, KvPlace, Plan, Request, plan, shape};
-use crate::model::{Activation, Model, ModelConfig};
+use crate::model::{Model, ModelConfig, NamedActivation};
 use crate::placement::{policy, problem::power_law};
 use crate::predictor;
 use comfy_table::{CellAlignment, Table};
@@ -32,9 +32,9 @@ pub struct Args {
     /// Type of the weights: f32, f16, q8_0 or q4_0 [default: nearest to the model's; of a shape f16]
     #[arg(long)]
     quant: Option<Quant>,
-    /// Activation function of a GGUF that does not carry it
+    /// Activation function of a model that does not say it: relu, drelu, silu and so on, as of `pack`
     #[arg(long, value_parser = parse_activation, conflicts_with = "shape")]
-    activation: Option<Activation>,
+    activation: Option<NamedActivation>,
     /// Room on the device for everything: 8GiB, 8GB, 8192MiB or bytes
     #[arg(long, value_name = "SIZE", value_parser = size::parse, allow_hyphen_values = true, required_unless_present = "ffn_share")]
     vram: Option<u64>,

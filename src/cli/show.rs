@@ -6,7 +6,7 @@ use crate::formats::predictor_file::{self, PredictorFile};
 use crate::formats::sections::{Header, SectionFile};
 use crate::lab::pack::{natural_quant, packed_bytes};
 use crate::model::source::Source;
-use crate::model::{Activation, KvCache, KvType, Model, ModelConfig};
+use crate::model::{KvCache, KvType, Model, ModelConfig, NamedActivation};
 use crate::tokenizer::{ModelSpec, TokenizerSpec};
 use comfy_table::Table;
 use serde::Serialize;
@@ -23,9 +23,9 @@ pub struct Args {
     /// Read the whole .neurons or .predictor file and compare its checksums
     #[arg(long)]
     verify: bool,
-    /// Activation function of a GGUF that does not carry it
+    /// Activation function of a model that does not say it: relu, drelu, silu and so on, as of `pack`
     #[arg(long, value_parser = parse_activation)]
-    activation: Option<Activation>,
+    activation: Option<NamedActivation>,
 }
 
 #[derive(Serialize)]

@@ -6,7 +6,7 @@ use crate::formats::gguf_writer;
 use crate::formats::neuron_store;
 use crate::formats::rows::Quant;
 use crate::lab::synth::{Draft, Shape, Statistics, pack_draft, write_gguf, write_predictor, write_store};
-use crate::model::Activation;
+use crate::model::{Activation, NamedActivation};
 use serde_json::json;
 use std::path::{Path, PathBuf};
 
@@ -44,7 +44,7 @@ pub struct Args {
     #[arg(long, default_value = "f16")]
     quant: Quant,
     /// relu, fatrelu(t), relu2, silu or gelu
-    #[arg(long, default_value = "relu", value_parser = parse_activation)]
+    #[arg(long, default_value = "relu", value_parser = parse_function)]
     activation: Activation,
     /// Mean share of neurons that are active for a token, 0.01 to 0.5; 0.10 is usual for ReLU models. Needs relu or relu2
     #[arg(long, value_name = "SHARE")]
@@ -61,6 +61,13 @@ pub struct Args {
     /// What was written and measured as JSON on stdout
     #[arg(long)]
     json: bool,
+}
+
+fn parse_function(text: &str) -> Result<Activation, String> {
+    match parse_activation(text)? {
+        NamedActivation { function, both: false } => Ok(function),
+        NamedActivation { both: true, .. } => Err("no model is made with drelu; take relu".into()),
+    }
 }
 
 pub fn run(args: Args) -> Result<()> {

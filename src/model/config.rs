@@ -21,9 +21,37 @@ pub enum Activation {
     GeluTanh,
 }
 
+/// What a config.json, a GGUF or a user calls an activation: a function, and what passes through it.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct NamedActivation {
+    pub function: Activation,
+    /// Up as well as the gate: `drelu`, relu(gate) * relu(up).
+    pub both: bool,
+}
+
+impl NamedActivation {
+    /// `parameter` is the threshold of fatrelu.
+    pub fn by_name(name: &str, parameter: Option<f32>) -> Result<NamedActivation, String> {
+        let both = name.eq_ignore_ascii_case("drelu");
+        let function = if both { Activation::Relu } else { Activation::by_name(name, parameter)? };
+        Ok(NamedActivation { function, both })
+    }
+}
+
+impl std::fmt::Display for NamedActivation {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        if self.both { write!(f, "drelu") } else { self.function.fmt(f) }
+    }
+}
+
+impl From<Activation> for NamedActivation {
+    fn from(function: Activation) -> NamedActivation {
+        NamedActivation { function, both: false }
+    }
+}
+
 impl Activation {
-    /// By the name a config.json or a user gives it; `parameter` is the threshold of fatrelu.
-    pub fn by_name(name: &str, parameter: Option<f32>) -> Result<Activation, String> {
+    fn by_name(name: &str, parameter: Option<f32>) -> Result<Activation, String> {
         let (name, parameter) = match name.split_once('(') {
             Some((name, rest)) => {
                 let number = rest.trim_end_matches(')').trim();
@@ -45,7 +73,7 @@ impl Activation {
             "gelu_new" | "gelu_pytorch_tanh" | "gelu_tanh" | "gelu_fast" => Activation::GeluTanh,
             other => {
                 return Err(format!(
-                    "activation '{}' is not known; known are relu, fatrelu(t), relu2, silu, gelu, gelu_pytorch_tanh",
+                    "activation '{}' is not known; known are relu, fatrelu(t), relu2, drelu, silu, gelu, gelu_pytorch_tanh",
                     excerpt(other)
                 ));
             }
@@ -119,7 +147,7 @@ fn erf(x: f32) -> f32 {
 pub enum Ffn {
     /// act(gate x) * up x
     Gated,
-    /// act(gate x) * act(up x): Bamboo's dReLU
+    /// act(gate x) * act(up x): dReLU, of Bamboo and TurboSparse
     GatedBoth,
     /// act(up x): no gate
     Plain,

@@ -1,16 +1,19 @@
 //! From a config.json or a GGUF's metadata to a [`ModelConfig`]. What is not known is refused by name: a model that runs
 //! with the wrong activation or without its scaling answers, and answers wrong.
 
-use super::config::{Activation, Ffn, ModelConfig, Norm, Positions, RopeScaling, rope_frequencies};
+use super::config::{Activation, Ffn, ModelConfig, NamedActivation, Norm, Positions, RopeScaling, rope_frequencies};
 use crate::error::{Error, Result, excerpt};
 use crate::formats::gguf::{Gguf, Metadata};
 use serde_json::Value;
 use std::path::Path;
 
+/// What the two are that files call relu alike.
+const RELU_OR_DRELU: &str = "relu is ReGLU, relu(gate) * up, as in ReluLLaMA and ProSparse; drelu is dReLU, relu(gate) * relu(up), \
+                             as in TurboSparse and Bamboo";
 const KNOWN: &str = "known are llama (also ReluLLaMA), mistral, qwen2, sparsellama (ProSparse), bamboo and opt";
 
 /// Reads a Hugging Face config.json.
-pub fn from_config_json(json: &Value, path: &Path, activation: Option<Activation>) -> Result<ModelConfig> {
+pub fn from_config_json(json: &Value, path: &Path, activation: Option<NamedActivation>) -> Result<ModelConfig> {
     let c = Fields { json, path };
     let family = c.text("model_type")?.ok_or_else(|| {
         Error::bad(path, "model_type", format!("missing, so the model's family is not known; {KNOWN}"))
@@ -22,7 +25,7 @@ pub fn from_config_json(json: &Value, path: &Path, activation: Option<Activation
     }
 }
 
-fn llama_like(c: &Fields, family: &str, activation: Option<Activation>) -> Result<ModelConfig> {
+fn llama_like(c: &Fields, family: &str, activation: Option<NamedActivation>) -> Result<ModelConfig> {
     let hidden = c.size("hidden_size")?;
     let heads = c.size("num_attention_heads")?;
     let head_dim = match c.optional_size("head_dim")? {
@@ -31,13 +34,7 @@ fn llama_like(c: &Fields, family: &str, activation: Option<Activation>) -> Resul
     };
     let activation = match activation {
         Some(activation) => activation,
-        None => {
-            let name = c.text("hidden_act")?.ok_or_else(|| {
-                Error::bad(c.path, "hidden_act", "missing; name it on the command line: --activation relu, say")
-            })?;
-            let parameter = c.number("hidden_act_param")?.map(|t| t as f32);
-            Activation::by_name(name, parameter).map_err(|why| Error::bad(c.path, "hidden_act", why))?
-        }
+        None => said_activation(c, family)?,
     };
     c.refuse_unless_default("mlp_bias", &Value::Bool(false))?;
     c.refuse_unless_default("partial_rotary_factor", &Value::from(1.0))?;
@@ -63,8 +60,9 @@ fn llama_like(c: &Fields, family: &str, activation: Option<Activation>) -> Resul
         context: c.optional_size("max_position_embeddings")?.unwrap_or(2048),
         window,
         norm: Norm::Rms(c.number("rms_norm_eps")?.unwrap_or(1e-6) as f32),
-        activation,
-        ffn_kind: if family == "bamboo" { Ffn::GatedBoth } else { Ffn::Gated },
+        activation: activation.function,
+        // Bamboo is dReLU, also where somebody names its function by what its file says, relu.
+        ffn_kind: if activation.both || family == "bamboo" { Ffn::GatedBoth } else { Ffn::Gated },
         positions: Positions::Rope { frequencies: rope_frequencies(head_dim.min(1 << 12), theta, &scaling) },
         attention_bias: family == "qwen2" || bias,
         output_bias: family != "qwen2" && bias,
@@ -74,7 +72,49 @@ fn llama_like(c: &Fields, family: &str, activation: Option<Activation>) -> Resul
     checked(config, c.path)
 }
 
-fn opt(c: &Fields, activation: Option<Activation>) -> Result<ModelConfig> {
+/// What config.json says. Bamboo's own files, TurboSparse's among them, call their function relu: that it is dReLU says the class
+/// they are for, which outlives a changed `model_type`.
+fn said_activation(c: &Fields, family: &str) -> Result<NamedActivation> {
+    let key = "hidden_act";
+    let name = c.text(key)?.ok_or_else(|| {
+        Error::bad(c.path, key, "missing; name it on the command line: --activation relu, say, or drelu")
+    })?;
+    let parameter = c.number("hidden_act_param")?.map(|t| t as f32);
+    let mut said = NamedActivation::by_name(name, parameter).map_err(|why| Error::bad(c.path, key, why))?;
+    let classes = c.json["architectures"].as_array().into_iter().flatten();
+    let classes = classes.chain(c.json["auto_map"].as_object().into_iter().flat_map(|map| map.values()));
+    said.both |= family == "bamboo" || classes.filter_map(Value::as_str).any(|class| class.contains("Bamboo"));
+    let directory = c.path.parent().and_then(Path::file_name).unwrap_or_default().to_string_lossy();
+    let names = [c.text("_name_or_path")?.unwrap_or_default(), &directory];
+    if said == Activation::Relu.into() && names.into_iter().any(says_drelu) {
+        return Err(wants_drelu(c.path, key));
+    }
+    Ok(said)
+}
+
+/// Whether a model is called after one of those with dReLU.
+pub fn says_drelu(name: &str) -> bool {
+    let name = name.to_lowercase().replace(['-', '_', ' '], "");
+    name.contains("turbosparse") || name.contains("bamboo")
+}
+
+fn wants_drelu(path: &Path, key: &str) -> Error {
+    let why = format!(
+        "the name says TurboSparse or Bamboo, which are dReLU models, and nothing in the file says that up passes through \
+         the ReLU as well as the gate; name it: --activation drelu; {RELU_OR_DRELU}"
+    );
+    Error::bad(path, key, why)
+}
+
+/// OPT's activation, which has no gate beside it.
+fn ungated(path: &Path, key: &str, named: NamedActivation) -> Result<Activation> {
+    match named.both {
+        true => Err(Error::bad(path, key, "drelu is relu(gate) * relu(up), and OPT has no gate; OPT's is relu")),
+        false => Ok(named.function),
+    }
+}
+
+fn opt(c: &Fields, activation: Option<NamedActivation>) -> Result<ModelConfig> {
     let hidden = c.size("hidden_size")?;
     let heads = c.size("num_attention_heads")?;
     c.refuse_unless_default("do_layer_norm_before", &Value::Bool(true))?;
@@ -86,9 +126,10 @@ fn opt(c: &Fields, activation: Option<Activation>) -> Result<ModelConfig> {
         Some(activation) => activation,
         None => {
             let name = c.text("activation_function")?.unwrap_or("relu");
-            Activation::by_name(name, None).map_err(|why| Error::bad(c.path, "activation_function", why))?
+            NamedActivation::by_name(name, None).map_err(|why| Error::bad(c.path, "activation_function", why))?
         }
     };
+    let activation = ungated(c.path, "activation_function", activation)?;
     let config = ModelConfig {
         family: "opt".into(),
         name: c.text("_name_or_path")?.unwrap_or_default().into(),
@@ -229,7 +270,7 @@ pub fn from_gguf(
     gguf: &Gguf,
     path: &Path,
     rope_factors: Option<Vec<f32>>,
-    activation: Option<Activation>,
+    activation: Option<NamedActivation>,
 ) -> Result<ModelConfig> {
     let meta = &gguf.metadata;
     let arch = meta.str("general.architecture")?.ok_or_else(|| Error::bad(path, "general.architecture", "missing"))?;
@@ -273,6 +314,12 @@ pub fn from_gguf(
         let frequencies = gguf_frequencies(meta, arch, path, head_dim, rope_factors)?;
         Positions::Rope { frequencies }
     };
+    let named = gguf_activation(gguf, arch, path, activation)?;
+    let (activation, ffn_kind) = match (opt, named.both || arch == "bamboo") {
+        (true, _) => (ungated(path, &format!("{arch}.hidden_act"), named)?, Ffn::Plain),
+        (false, true) => (named.function, Ffn::GatedBoth),
+        (false, false) => (named.function, Ffn::Gated),
+    };
     let config = ModelConfig {
         family: arch.into(),
         name: meta.str("general.name")?.unwrap_or_default().into(),
@@ -286,12 +333,8 @@ pub fn from_gguf(
         context: size("context_length")?.unwrap_or(2048),
         window: size("attention.sliding_window")?.filter(|&w| w > 0),
         norm: if opt { Norm::Layer(epsilon) } else { Norm::Rms(epsilon) },
-        activation: gguf_activation(gguf, arch, path, activation)?,
-        ffn_kind: match arch {
-            "bamboo" => Ffn::GatedBoth,
-            "opt" => Ffn::Plain,
-            _ => Ffn::Gated,
-        },
+        activation,
+        ffn_kind,
         positions,
         attention_bias: has("blk.0.attn_q.bias"),
         output_bias: has("blk.0.attn_output.bias"),
@@ -340,26 +383,39 @@ fn gguf_frequencies(
 }
 
 /// GGUF's llama architecture does not say its activation: readers take SiLU. A ReLU model converted to it carries no
-/// sign of that but its name or PowerInfer's magic, so a name that says ReLU without a word on the activation is refused.
-fn gguf_activation(gguf: &Gguf, arch: &str, path: &Path, given: Option<Activation>) -> Result<Activation> {
+/// sign of that but its name or PowerInfer's magic, so a name that says ReLU without a word on the activation is refused;
+/// and so is one that says dReLU where at most relu is said, which is what dReLU's own files call their function.
+fn gguf_activation(gguf: &Gguf, arch: &str, path: &Path, given: Option<NamedActivation>) -> Result<NamedActivation> {
     if let Some(activation) = given {
         return Ok(activation);
     }
-    let meta = &gguf.metadata;
+    let (meta, relu) = (&gguf.metadata, NamedActivation::from(Activation::Relu));
     let key = format!("{arch}.hidden_act");
-    if let Some(name) = meta.str(&key)? {
-        let parameter = meta.f32(&format!("{arch}.hidden_act_param"))?;
-        return Activation::by_name(name, parameter).map_err(|why| Error::bad(path, key, why));
-    }
-    if gguf.powerinfer || matches!(arch, "bamboo" | "opt") {
-        return Ok(Activation::Relu);
-    }
+    let said = match meta.str(&key)? {
+        Some(name) => {
+            let parameter = meta.f32(&format!("{arch}.hidden_act_param"))?;
+            Some(NamedActivation::by_name(name, parameter).map_err(|why| Error::bad(path, &key, why))?)
+        }
+        None => (gguf.powerinfer || matches!(arch, "bamboo" | "opt")).then_some(relu),
+    };
     let name = meta.str("general.name")?.unwrap_or_default().to_lowercase();
     let file = path.file_name().map(|f| f.to_string_lossy().to_lowercase()).unwrap_or_default();
-    if ["relu", "prosparse", "turbosparse", "minicpm-s"].iter().any(|word| name.contains(word) || file.contains(word)) {
-        let why = "the name says that this is a ReLU model, but a GGUF of the llama architecture does not carry its \
-                   activation and would run with SiLU; name it: --activation relu, or fatrelu(0.01) for ProSparse 7B";
-        return Err(Error::bad(path, key, why));
+    if !matches!(arch, "bamboo" | "opt")
+        && said.is_none_or(|said| said == relu)
+        && [&name, &file].into_iter().any(|n| says_drelu(n))
+    {
+        return Err(wants_drelu(path, &key));
     }
-    Ok(Activation::Silu)
+    let says_relu = |name: &str| ["relu", "prosparse", "minicpm-s"].iter().any(|word| name.contains(word));
+    match said {
+        Some(said) => Ok(said),
+        None if says_relu(&name) || says_relu(&file) => {
+            let why = format!(
+                "the name says that this is a ReLU model, but a GGUF of the {arch} architecture does not carry its activation \
+                 and would run with SiLU; name it: --activation relu, or fatrelu(0.01) for ProSparse 7B, or drelu; {RELU_OR_DRELU}"
+            );
+            Err(Error::bad(path, key, why))
+        }
+        None => Ok(Activation::Silu.into()),
+    }
 }

@@ -6,6 +6,6 @@ pub mod kv_cache;
 pub mod source;
 pub mod weights;
 
-pub use config::{Activation, Ffn, ModelConfig, Norm, Positions};
+pub use config::{Activation, Ffn, ModelConfig, NamedActivation, Norm, Positions};
 pub use kv_cache::{KvCache, KvType};
 pub use weights::{Matrix, Model};

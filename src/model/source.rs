@@ -1,6 +1,6 @@
 //! A model as it was published: a Hugging Face directory or a GGUF file, with its tensors found by role.
 
-use super::config::{Activation, ModelConfig, Positions};
+use super::config::{ModelConfig, NamedActivation, Positions};
 use super::families;
 use crate::error::{Error, Result};
 use crate::formats::gguf::{self, Gguf};
@@ -49,7 +49,7 @@ enum Naming {
 
 impl Source {
     /// Opens a directory or a GGUF. `activation` overrides what the file says, for files that do not say it.
-    pub fn open(path: &Path, activation: Option<Activation>) -> Result<Source> {
+    pub fn open(path: &Path, activation: Option<NamedActivation>) -> Result<Source> {
         let meta = std::fs::metadata(path).map_err(Error::io("open", path))?;
         let files = source_files(path)?;
         let mut source =
@@ -347,7 +347,7 @@ pub fn read_json(path: &Path, limit: u64) -> Result<serde_json::Value> {
     serde_json::from_slice(file.bytes()).map_err(|e| Error::bad(path, "", format!("not understood: {e}")))
 }
 
-fn open_dir(path: &Path, files: Vec<SourceFile>, activation: Option<Activation>) -> Result<Source> {
+fn open_dir(path: &Path, files: Vec<SourceFile>, activation: Option<NamedActivation>) -> Result<Source> {
     let config_path = path.join("config.json");
     if !config_path.exists() {
         let why =
@@ -371,7 +371,7 @@ fn open_dir(path: &Path, files: Vec<SourceFile>, activation: Option<Activation>)
     Ok(Source { path: path.to_owned(), config, tokenizer, tensors, naming, files })
 }
 
-fn open_gguf(path: &Path, files: Vec<SourceFile>, activation: Option<Activation>) -> Result<Source> {
+fn open_gguf(path: &Path, files: Vec<SourceFile>, activation: Option<NamedActivation>) -> Result<Source> {
     let file = MappedFile::open(path)?;
     let gguf: Gguf = gguf::parse(file.bytes(), path)?;
     let mut tensors = Tensors::default();
