@@ -6,6 +6,7 @@ use crate::engine::Engine;
 use crate::error::{Error, Result, printable};
 use crate::formats::neuron_store::{EXTENSION, NeuronStore};
 use crate::formats::rows::Quant;
+use crate::lab::fit::{self, Doubt};
 use crate::lab::pack::{PackOptions, natural_quant, pack, packed_bytes};
 use crate::model::families::says_drelu;
 use crate::model::source::{Source, source_files};
@@ -159,6 +160,7 @@ impl ModelArgs {
             Progress::new(format!("packing {} as {}", printable(&source.config.name), quant.name()), Unit::Bytes);
         pack(&source, &store, &PackOptions { quant, orders: None }, &|done, total| progress.step(done, total))?;
         progress.finish();
+        check_activation(&store)?;
         Model::open(&store)
     }
 
@@ -189,6 +191,34 @@ impl ModelArgs {
         let hash = xxhash_rust::xxh3::xxh3_64(key.as_bytes());
         Ok(cache.join("models").join(format!("{name}-{hash:016x}.{EXTENSION}")))
     }
+}
+
+/// Warns if a freshly packed model looks like another activation than the one it was packed with.
+pub fn check_activation(store: &Path) -> Result<()> {
+    let bytes = std::fs::metadata(store).map_err(Error::io("stat", store))?.len();
+    if let Some(free) = crate::config::available_memory().filter(|&free| free < bytes) {
+        let (bytes, free) = (super::human_bytes(bytes), super::human_bytes(free));
+        eprintln!(
+            "note: not checked whether the activation fits: the packed model takes {bytes} of memory and {free} are free"
+        );
+        return Ok(());
+    }
+    let fit = match fit::measure(store, crate::config::default_threads(), Kernels::best()) {
+        Ok(fit) => fit,
+        Err(Error::Interrupted) => return Err(Error::Interrupted),
+        Err(why) => {
+            eprintln!("note: not checked whether the activation fits: {why}");
+            return Ok(());
+        }
+    };
+    if let Some((fit, Doubt { rather, why })) = fit.and_then(|fit| fit.doubt().map(|doubt| (fit, doubt))) {
+        eprintln!(
+            "warning: packed with {}, and it looks like a model with {rather}: {why}. If it is one, its answers are wrong: pack it \
+             again with --activation {rather}",
+            fit.packed_as
+        );
+    }
+    Ok(())
 }
 
 /// The packed model, if it is there, whole, of this version, and made from the files as they are now.

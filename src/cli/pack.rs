@@ -1,4 +1,4 @@
-use super::model_arg::{check_room, find, parse_activation};
+use super::model_arg::{check_activation, check_room, find, parse_activation};
 use super::progress::{Progress, Unit};
 use crate::error::{Error, Result, printable};
 use crate::formats::neuron_store::{EXTENSION, NeuronStore};
@@ -73,5 +73,5 @@ pub fn run(args: Args) -> Result<()> {
     progress.finish();
     let bytes = std::fs::metadata(&output).map_err(Error::io("stat", &output))?.len();
     eprintln!("{} written, {}", output.display(), super::human_bytes(bytes));
-    Ok(())
+    check_activation(&output)
 }

@@ -4,6 +4,7 @@ pub mod audit;
 pub mod bench;
 pub mod evaluate;
 pub mod experiment;
+pub mod fit;
 pub mod histogram;
 pub mod kernel_check;
 pub mod measure;
