@@ -6,7 +6,7 @@ use dynamicinfer::cpu::Kernels;
 use dynamicinfer::engine::{Engine, Logits, Observer, Seen};
 use dynamicinfer::error::Error;
 use dynamicinfer::formats::rows::Quant;
-use dynamicinfer::formats::trace_file::{Part, TraceFile};
+use dynamicinfer::formats::trace_file::{Header, Part, TextInfo, TraceFile, TraceWriter};
 use dynamicinfer::lab::pack::{PackOptions, pack};
 use dynamicinfer::lab::record::{Request, record};
 use dynamicinfer::lab::replay::{self, Outcome, Setting, active, bound, frequencies};
@@ -20,7 +20,9 @@ use dynamicinfer::profile::Profile;
 use dynamicinfer::scheduler::Policy;
 use dynamicinfer::tokenizer::{Special, Tokenizer};
 use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::sync::Arc;
+use xxhash_rust::xxh3::xxh3_64;
 
 fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR"))
@@ -140,6 +142,121 @@ fn no_damaged_trace_is_believed() {
         }
     }
     assert!(refused > 200, "{refused} of 300 were refused");
+}
+
+/// A header and the rows of one that has two layers of `ffn` neurons and two texts of three tokens. `bits` are those of every row.
+fn small(path: &Path, ffn: usize, bits: u32) {
+    let texts: Vec<TextInfo> = ["a", "b"].map(|name| TextInfo { name: name.into(), tokens: 3 }).into();
+    let header = Header {
+        fingerprint: String::new(),
+        model: "small".into(),
+        layers: 2,
+        ffn,
+        block_bytes: 384,
+        ahead: 1,
+        predictor: "none".into(),
+        texts: texts.clone(),
+        made: serde_json::Value::Null,
+        sections: Vec::new(),
+    };
+    let writer = TraceWriter::create(path, header).unwrap();
+    for layer in 0..2 {
+        let words: Vec<u8> = (0..3 * 2 * ffn.div_ceil(32)).flat_map(|_| bits.to_le_bytes()).collect();
+        writer.write(Part::Active, layer, 0, &words).unwrap();
+        for part in if layer == 0 { &[Part::Own][..] } else { &[Part::Own, Part::Ahead] } {
+            writer.write(*part, layer, 0, &vec![200; 6 * ffn]).unwrap();
+        }
+    }
+    writer.finish(texts).unwrap();
+}
+
+/// The file with another header, its length and checksum right.
+fn with_header(path: &Path, change: impl FnOnce(&mut serde_json::Value)) {
+    let mut bytes = std::fs::read(path).unwrap();
+    let at = u64::from_le_bytes(bytes[16..24].try_into().unwrap()) as usize;
+    let mut header: serde_json::Value = serde_json::from_slice(&bytes.split_off(at)).unwrap();
+    change(&mut header);
+    let text = header.to_string();
+    bytes.extend(text.as_bytes());
+    let len = bytes.len() as u64;
+    for (place, number) in [(24, text.len() as u64), (32, xxh3_64(text.as_bytes())), (40, len)] {
+        bytes[place..place + 8].copy_from_slice(&number.to_le_bytes());
+    }
+    std::fs::write(path, bytes).unwrap();
+}
+
+/// What the verbs that read a trace say of it, with their exit status.
+fn verbs(path: &Path) -> [(i32, String); 2] {
+    let path = path.to_str().unwrap();
+    let replay = ["replay", path, "--json"];
+    let simulate =
+        ["simulate", "--shape", "llama-7b", "--machine", "rtx-4090", "--vram", "8GiB", "--trace", path, "--json"];
+    [&replay[..], &simulate].map(|args| {
+        let done = Command::new(env!("CARGO_BIN_EXE_dynamicinfer")).args(args).current_dir(root()).output().unwrap();
+        (done.status.code().unwrap_or(-1), String::from_utf8_lossy(&done.stderr).into_owned())
+    })
+}
+
+/// `replay` and `simulate` panicked ("index 7 of 7"): they count neurons by the numbers of the bits that are set, and a row's last
+/// word has bits that belong to no neuron.
+#[test]
+fn bits_of_neurons_that_are_not_there_are_refused_with_their_place() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("bits.trace");
+    for (ffn, bits, neuron) in [(7, 0x80, 7), (7, 0x8000_0055, 31), (33, 2, 33), (63, 1 << 31, 63)] {
+        small(&path, ffn, bits);
+        for (status, said) in verbs(&path) {
+            assert_eq!(status, 5, "{ffn} neurons, bits {bits:x}: {said}");
+            let want = format!(
+                "bits.trace: active.0: token 0 has neuron {neuron} active, and a layer has {ffn}; make it again with"
+            );
+            assert!(said.contains(&want) && said.contains("(at byte "), "{said}");
+        }
+    }
+    for (ffn, bits) in [(1, 1), (7, 0x7f), (32, u32::MAX), (64, u32::MAX)] {
+        small(&path, ffn, bits);
+        for (status, said) in verbs(&path) {
+            assert_eq!(status, 0, "{ffn} neurons, bits {bits:x}: {said}");
+        }
+    }
+}
+
+/// A header that says fewer neurons, tokens or layers than were recorded was believed, and rows were cut out of others.
+#[test]
+fn a_trace_whose_counts_are_not_those_of_its_sections_is_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("counts.trace");
+    type Change = fn(&mut serde_json::Value);
+    let cases: [(&str, Change, &str); 8] = [
+        ("fewer neurons", |h| h["ffn"] = 6.into(), "own.0: is (Bytes, 42), not Bytes of 36 bytes"),
+        ("more neurons", |h| h["ffn"] = 8.into(), "own.0: is (Bytes, 42), not Bytes of 48 bytes"),
+        ("fewer tokens", |h| h["texts"][0]["tokens"] = 2.into(), "active.0: is (Numbers, 24), not Numbers of 20 bytes"),
+        ("more tokens", |h| h["texts"][0]["tokens"] = 4.into(), "active.0: is (Numbers, 24), not Numbers of 28 bytes"),
+        (
+            "a text less",
+            |h| drop(h["texts"].as_array_mut().unwrap().pop()),
+            "active.0: is (Numbers, 24), not Numbers of 12",
+        ),
+        (
+            "fewer layers",
+            |h| h["layers"] = 1.into(),
+            "layers: 5 sections, and 1 layers with predictions from 1 before have 2",
+        ),
+        ("more layers", |h| h["layers"] = 3.into(), "active.2: the section is missing"),
+        (
+            "further ahead",
+            |h| h["ahead"] = 2.into(),
+            "layers: 5 sections, and 2 layers with predictions from 2 before have 4",
+        ),
+    ];
+    for (case, change, want) in cases {
+        small(&path, 7, 0x55);
+        with_header(&path, change);
+        for (status, said) in verbs(&path) {
+            assert_eq!(status, 5, "{case}: {said}");
+            assert!(said.contains(&format!("counts.trace: {want}")), "{case}: {said}");
+        }
+    }
 }
 
 /// A trace of the demo model on its held-out text, and what its profile says is frequent.

@@ -234,6 +234,13 @@ impl Writer {
         self.add(name, Content::Rows { quant, rows, cols }, (rows * quant.row_bytes(cols)) as u64)
     }
 
+    /// Gives up what lies behind the first `bytes` of a section.
+    pub fn shorten(&mut self, section: usize, bytes: u64) {
+        let section = &mut self.sections[section];
+        assert!(bytes <= section.bytes, "{} cannot grow", section.name);
+        section.bytes = bytes;
+    }
+
     /// Writes `bytes` at `at` within section `section`.
     pub fn write(&self, section: usize, at: u64, bytes: &[u8]) -> Result<()> {
         let section = &self.sections[section];

@@ -153,14 +153,45 @@ impl TraceFile {
                 let (name, (row, content)) = (part.section(layer), part.row(header));
                 let section = file.section(&name).ok_or_else(|| bad(&name, "the section is missing".into()))?;
                 let wanted = (row * header.tokens()) as u64;
-                if section.content != content || section.bytes < wanted {
+                if section.content != content || section.bytes != wanted {
                     let found = (section.content, section.bytes);
                     return Err(bad(&name, format!("is {found:?}, not {content:?} of {wanted} bytes")));
                 }
             }
         }
+        let (layers, ahead, sections) = (header.layers, header.ahead, header.sections.len());
+        let wanted: usize = (0..layers).map(|layer| Part::of(header, layer).len()).sum();
+        if sections != wanted {
+            let why =
+                format!("{sections} sections, and {layers} layers with predictions from {ahead} before have {wanted}");
+            return Err(bad("layers", why));
+        }
         file.verify(|_| ())?;
-        Ok(TraceFile { file })
+        let trace = TraceFile { file };
+        (0..layers).try_for_each(|layer| trace.check_bits(layer))?;
+        Ok(trace)
+    }
+
+    /// That a layer's bits name neurons that it has: those who read them index by them.
+    fn check_bits(&self, layer: usize) -> Result<()> {
+        let ffn = self.header().ffn;
+        if ffn.is_multiple_of(32) {
+            return Ok(());
+        }
+        let none = !0u32 << (ffn % 32);
+        let (name, row) = (Part::Active.section(layer), self.header().words() * 4);
+        let section = self.file.section(&name).expect("looked at above");
+        for (token, bits) in self.file.bytes(section).chunks_exact(row).enumerate() {
+            let last = u32::from_le_bytes(bits[row - 4..].try_into().expect("four bytes"));
+            if last & none != 0 {
+                let neuron = ffn / 32 * 32 + (last & none).trailing_zeros() as usize;
+                let remedy = <Header as sections::Header>::REMEDY;
+                let why = format!("token {token} has neuron {neuron} active, and a layer has {ffn}; {remedy}");
+                let at = section.offset + ((token + 1) * row - 4) as u64;
+                return Err(Error::bad_at(self.file.path(), name, at, why));
+            }
+        }
+        Ok(())
     }
 
     pub fn header(&self) -> &Header {
@@ -206,13 +237,18 @@ impl TraceWriter {
         self.writer.write(before + part as usize, (first * row) as u64, rows)
     }
 
-    /// The file is there when this returns.
+    /// The file is there when this returns. Room for tokens that `texts` do not say is left between the sections.
     ///
     /// # Errors
     /// [`Error::Usage`] if no text has a token.
     pub fn finish(mut self, texts: Vec<TextInfo>) -> Result<()> {
         self.header.texts = texts.into_iter().filter(|t| t.tokens > 0).collect();
         self.header.check().map_err(|(field, why)| Error::Usage(format!("a trace's {field} {why}")))?;
+        let (header, tokens) = (&self.header, self.header.tokens());
+        let parts = (0..header.layers).flat_map(|layer| Part::of(header, layer));
+        for (section, part) in parts.enumerate() {
+            self.writer.shorten(section, (part.row(header).0 * tokens) as u64);
+        }
         self.writer.finish(self.header)
     }
 }
