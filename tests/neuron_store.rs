@@ -259,12 +259,12 @@ fn stores_that_contradict_themselves_are_refused() {
             "layer.1.order: does not hold one number per neuron",
         ),
         (
-            "order is something else",
+            "two sections on the same bytes",
             |h| {
                 let at = section(h, "embed")["offset"].clone();
                 section(h, "layer.1.order")["offset"] = at
             },
-            "layer.1.order: does not name each neuron once",
+            "embed: begins before layer.1.order ends: sections may not share bytes; pack the model again (at byte ",
         ),
         ("tokenizer cut", |h| section(h, "tokenizer")["bytes"] = json!(100), "tokenizer: not understood: EOF"),
     ];
@@ -273,6 +273,12 @@ fn stores_that_contradict_themselves_are_refused() {
         let says = refusal(opened, dir.path().to_str().unwrap(), case);
         assert!(says.contains(&format!("x.neurons: {want}")), "{case}: no {want:?} in: {says}");
     }
+    let mut twice = good.clone();
+    let header = parse::<Header>(&good, Path::new("x")).unwrap();
+    let order = header.sections.iter().find(|s| s.name == "layer.1.order").unwrap().offset as usize;
+    twice.copy_within(order..order + 4, order + 4);
+    let says = refusal(open(dir.path(), &twice), dir.path().to_str().unwrap(), "order");
+    assert!(says.contains("x.neurons: layer.1.order: does not name each neuron once"), "{says}");
     let mut other_version = good.clone();
     other_version[8] = 2;
     let says = refusal(parse::<Header>(&other_version, Path::new("new")), "new: ", "version");

@@ -41,6 +41,9 @@ pub type HistoryFile = SectionFile<Header>;
 /// Opens a history and checks every number of it.
 pub fn open(path: &Path) -> Result<HistoryFile> {
     let file = HistoryFile::open(path)?;
+    let h = &file.header;
+    sections::check_shape(h.layers, h.hidden, h.ffn)
+        .map_err(|(field, why)| Error::bad(path, field, format!("{why}; {}", <Header as sections::Header>::REMEDY)))?;
     file.verify(|_| ())?;
     for layer in 0..file.header.layers {
         read(&file, layer)?;

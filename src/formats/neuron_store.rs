@@ -28,6 +28,7 @@ pub struct Header {
     /// Type of attention and FFN weights; embeddings and head are at least q8_0.
     pub quant: Quant,
     /// The model's shape; its meaning is `model::ModelConfig`'s.
+    #[serde(deserialize_with = "sections::few_values")]
     pub config: serde_json::Value,
     pub sections: Vec<Section>,
 }

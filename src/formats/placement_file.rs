@@ -81,19 +81,19 @@ impl PlacementFile {
         if self.layers.is_empty() || self.layers.len() > 1 << 12 {
             return Err(("layers".into(), format!("are {}; it must be 1 to {}", self.layers.len(), 1 << 12)));
         }
-        let mut in_layer = vec![usize::MAX; self.ffn];
         for (l, layer) in self.layers.iter().enumerate() {
             let bad = |why: String| Err((format!("layer {l}"), why));
             if layer.slots > self.ffn || layer.neurons.len() > layer.slots {
                 let found = layer.neurons.len();
                 return bad(format!("{found} neurons in {} slots of a layer of {}", layer.slots, self.ffn));
             }
-            for &n in &layer.neurons {
-                match in_layer.get_mut(n as usize) {
-                    None => return bad(format!("there is no neuron {n} among {}", self.ffn)),
-                    Some(last) if *last == l => return bad(format!("neuron {n} is there twice")),
-                    Some(last) => *last = l,
-                }
+            let mut neurons = layer.neurons.clone();
+            neurons.sort_unstable();
+            if let Some(n) = neurons.last().filter(|n| **n as usize >= self.ffn) {
+                return bad(format!("there is no neuron {n} among {}", self.ffn));
+            }
+            if let Some(pair) = neurons.windows(2).find(|pair| pair[0] == pair[1]) {
+                return bad(format!("neuron {} is there twice", pair[0]));
             }
         }
         Ok(())

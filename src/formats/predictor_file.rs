@@ -31,6 +31,7 @@ pub struct Header {
     pub cuts: Vec<f32>,
     pub tables: Vec<Table>,
     /// How it was made (texts, tokens, seconds): for people, not read by the program.
+    #[serde(deserialize_with = "sections::few_values")]
     pub made: serde_json::Value,
     pub sections: Vec<Section>,
 }
@@ -89,6 +90,7 @@ pub fn open(path: &Path) -> Result<PredictorFile> {
 fn check(h: &Header) -> Result<(), (String, String)> {
     let bad = |field: &str, why: String| Err((field.to_owned(), why));
     let share = |x: f32| (0.0..=1.0).contains(&x);
+    sections::check_shape(h.layers, h.hidden, h.ffn)?;
     if !share(h.threshold) {
         return bad("threshold", format!("is {}, not a probability", h.threshold));
     }

@@ -43,6 +43,7 @@ pub struct Header {
     /// Of an unfinished profile: a hash of everything that was asked for.
     pub request: Option<String>,
     /// How it was made: for people, not read by the program.
+    #[serde(deserialize_with = "sections::few_values")]
     pub made: serde_json::Value,
     pub sections: Vec<Section>,
 }
@@ -135,12 +136,7 @@ pub fn open_unfinished(path: &Path) -> Result<ProfileFile> {
 /// The field that is wrong, and how.
 fn check_header(h: &Header) -> Result<(), (String, String)> {
     let bad = |field: &str, why: String| Err((field.to_owned(), why));
-    // The bounds of `model::ModelConfig::check`: products stay far inside 64 bits.
-    for (field, value, top) in [("layers", h.layers, 1 << 12), ("hidden", h.hidden, 1 << 17), ("ffn", h.ffn, 1 << 20)] {
-        if value == 0 || value > top {
-            return bad(field, format!("is {value}; it must be 1 to {top}"));
-        }
-    }
+    sections::check_shape(h.layers, h.hidden, h.ffn)?;
     if h.cuts.len() != h.layers || h.cuts.iter().any(|c| !c.is_finite() || *c < 0.0) {
         return bad("cuts", format!("are not one magnitude for each of {} layers", h.layers));
     }

@@ -8,9 +8,11 @@ use super::MappedFile;
 use super::faults::step;
 use super::rows::Quant;
 use crate::error::{Error, Result, excerpt};
-use serde::de::DeserializeOwned;
-use serde::{Deserialize, Serialize};
+use serde::de::{DeserializeOwned, DeserializeSeed, MapAccess, SeqAccess, Visitor};
+use serde::{Deserialize, Deserializer, Serialize};
+use serde_json::{Map, Value};
 use std::collections::HashMap;
+use std::fmt;
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
@@ -21,6 +23,8 @@ pub const SECTION_ALIGN: u64 = 4096;
 const PREAMBLE: usize = 64;
 /// A header holds some hundred bytes per section, and a model has tens of sections per layer at most.
 const MAX_HEADER: u64 = 64 << 20;
+/// JSON values in a field whose form is not this module's business: a model's shape has 2048 RoPE frequencies at most.
+const MAX_VALUES: usize = 4096;
 
 /// What stands at the end of a file, and what kind of file that is.
 pub trait Header: Serialize + DeserializeOwned {
@@ -201,7 +205,106 @@ pub fn parse<H: Header>(bytes: &[u8], path: &Path) -> Result<H> {
             return Err(Error::bad(path, &section.name, why));
         }
     }
+    check_apart::<H>(header.sections(), path)?;
     Ok(header)
+}
+
+/// That no two sections share a byte: what readers make of them is then paid for by the file's length.
+fn check_apart<H: Header>(sections: &[Section], path: &Path) -> Result<()> {
+    let mut in_order: Vec<&Section> = sections.iter().collect();
+    in_order.sort_unstable_by_key(|s| (s.offset, s.bytes));
+    for pair in in_order.windows(2) {
+        let (first, second) = (pair[0], pair[1]);
+        if second.offset < first.offset + first.bytes {
+            let why =
+                format!("begins before {} ends: sections may not share bytes; {}", excerpt(&first.name), H::REMEDY);
+            return Err(Error::bad_at(path, &second.name, second.offset, why));
+        }
+    }
+    Ok(())
+}
+
+/// That each of these numbers, a field with its greatest value, is one that a model may have; else the field, and how it is wrong.
+pub fn check_bounds(fields: &[(&'static str, usize, usize)]) -> Result<(), (&'static str, String)> {
+    match fields.iter().find(|(_, value, top)| *value == 0 || value > top) {
+        Some((field, value, top)) => Err((field, format!("is {value}; it must be 1 to {top}"))),
+        None => Ok(()),
+    }
+}
+
+/// The same of a model's shape, with the bounds of `model::ModelConfig::check`: products stay far inside 64 bits.
+pub fn check_shape(layers: usize, hidden: usize, ffn: usize) -> Result<(), (String, String)> {
+    check_bounds(&[("layers", layers, 1 << 12), ("hidden", hidden, 1 << 17), ("ffn", ffn, 1 << 20)])
+        .map_err(|(field, why)| (field.to_owned(), why))
+}
+
+/// For `deserialize_with`: JSON of any form, but of [`MAX_VALUES`] at most. A value takes two bytes in a file and up to some
+/// hundred in memory.
+pub fn few_values<'de, D: Deserializer<'de>>(from: D) -> Result<Value, D::Error> {
+    Few(&mut 0).deserialize(from)
+}
+
+/// Reads a JSON value; in it, values so far.
+struct Few<'a>(&'a mut usize);
+
+impl<'de> DeserializeSeed<'de> for Few<'_> {
+    type Value = Value;
+
+    fn deserialize<D: Deserializer<'de>>(self, from: D) -> Result<Value, D::Error> {
+        *self.0 += 1;
+        if *self.0 > MAX_VALUES {
+            return Err(serde::de::Error::custom(format!("more than {MAX_VALUES} values in one field")));
+        }
+        from.deserialize_any(self)
+    }
+}
+
+impl<'de> Visitor<'de> for Few<'_> {
+    type Value = Value;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a JSON value")
+    }
+
+    fn visit_unit<E>(self) -> Result<Value, E> {
+        Ok(Value::Null)
+    }
+
+    fn visit_bool<E>(self, value: bool) -> Result<Value, E> {
+        Ok(value.into())
+    }
+
+    fn visit_i64<E>(self, value: i64) -> Result<Value, E> {
+        Ok(value.into())
+    }
+
+    fn visit_u64<E>(self, value: u64) -> Result<Value, E> {
+        Ok(value.into())
+    }
+
+    fn visit_f64<E>(self, value: f64) -> Result<Value, E> {
+        Ok(value.into())
+    }
+
+    fn visit_str<E>(self, value: &str) -> Result<Value, E> {
+        Ok(value.into())
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut from: A) -> Result<Value, A::Error> {
+        let mut values = Vec::new();
+        while let Some(value) = from.next_element_seed(Few(&mut *self.0))? {
+            values.push(value);
+        }
+        Ok(values.into())
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut from: A) -> Result<Value, A::Error> {
+        let mut map = Map::new();
+        while let Some(key) = from.next_key::<String>()? {
+            map.insert(key, from.next_value_seed(Few(&mut *self.0))?);
+        }
+        Ok(map.into())
+    }
 }
 
 /// Writes a file beside its final name and renames it when it is complete, so that a reader never sees half of one.

@@ -34,6 +34,7 @@ pub struct Header {
     pub predictor: String,
     pub texts: Vec<TextInfo>,
     /// How it was made: for people, not read by the program.
+    #[serde(deserialize_with = "sections::few_values")]
     pub made: serde_json::Value,
     pub sections: Vec<Section>,
 }
@@ -82,16 +83,12 @@ impl Header {
     /// The field that is wrong, and how.
     fn check(&self) -> std::result::Result<(), (&'static str, String)> {
         // The bounds of `model::ModelConfig::check`: products stay far inside 64 bits.
-        for (field, value, top) in [
+        sections::check_bounds(&[
             ("layers", self.layers, 1 << 12),
             ("ffn", self.ffn, 1 << 20),
             ("block_bytes", self.block_bytes, 1 << 24),
             ("ahead", self.ahead, 1 << 12),
-        ] {
-            if value == 0 || value > top {
-                return Err((field, format!("is {value}; it must be 1 to {top}")));
-            }
-        }
+        ])?;
         if self.texts.is_empty() || self.texts.len() > MAX_TEXTS {
             return Err(("texts", format!("are {}; it must be 1 to {MAX_TEXTS}", self.texts.len())));
         }

@@ -3,6 +3,7 @@
 
 mod directories;
 mod gguf;
+mod ours;
 mod safetensors;
 
 use dynamicinfer::error::Error;
