@@ -198,6 +198,25 @@ fn opened(bytes: &[u8], open: Open) -> (Opened, usize) {
     measured(|| open(&path))
 }
 
+/// Seeds that the readers refuse would leave the fuzzers to guess what a file is.
+#[test]
+fn the_fuzzers_start_from_good_files_of_ours() {
+    let readers: [(&str, Open); 6] = [
+        ("trace", |path| TraceFile::open(path).map(drop)),
+        ("history", |path| history_file::open(path).map(drop)),
+        ("predictor", |path| predictor_file::open(path).map(drop)),
+        ("profile", |path| profile_file::open_unfinished(path).map(drop)),
+        ("placement", |path| PlacementFile::read(path).map(drop)),
+        ("machine", |path| MachineProfile::read(path).map(drop)),
+    ];
+    for (target, open) in readers {
+        let seeds: Vec<_> =
+            std::fs::read_dir(format!("fuzz/seeds/{target}")).unwrap().map(|entry| entry.unwrap().path()).collect();
+        assert!(seeds.len() >= 2, "{target}");
+        seeds.iter().for_each(|seed| open(seed).unwrap_or_else(|error| panic!("{error}")));
+    }
+}
+
 /// Thousands of layers or texts may lie on one region: every reader found each section inside the file, and copied the region as
 /// often as it was named.
 #[test]

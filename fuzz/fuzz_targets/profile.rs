@@ -1,0 +1,28 @@
+//! Any bytes as an activation profile, as they are and put right: refused, or its sums are whole and its figures can be drawn up.
+#![no_main]
+
+mod support;
+
+use dynamicinfer::formats::profile_file::{BINS, open, open_unfinished};
+use dynamicinfer::profile::Profile;
+use libfuzzer_sys::fuzz_target;
+use std::path::Path;
+
+fn check(path: &Path) {
+    let Some(file) = support::accepted(open_unfinished(path), "make it again with") else { return };
+    let profile = Profile::read(&file).unwrap();
+    let h = &profile.header;
+    for text in &profile.texts {
+        assert_eq!((text.counts.len(), text.sums.len()), (h.layers * h.ffn, h.layers));
+        assert_eq!(text.magnitudes.len(), h.sparsity.map_or(0, |_| h.layers * BINS));
+    }
+    if support::accepted(open(path), "make it again with").is_some() {
+        profile.statistics();
+        for layer in 0..h.layers {
+            assert!(profile.counts(layer).iter().all(|&n| n <= profile.tokens()));
+            assert_eq!(profile.cut_for(layer, 0.5).is_some(), h.sparsity.is_some());
+        }
+    }
+}
+
+fuzz_target!(|bytes: &[u8]| support::both(bytes, b"PROFILE\0", |_| (), check));
