@@ -8,7 +8,7 @@
 // Tiles of registers are indexed: iterators over them do not stay in registers.
 #![allow(clippy::needless_range_loop)]
 
-use super::{Columns, Isa, Kernels, Rows};
+use super::{Columns, Isa, Kernels, Rows, whole_rows};
 use crate::formats::rows::{GROUP, PACK};
 use half::f16;
 use std::arch::x86_64::*;
@@ -18,6 +18,7 @@ pub const KERNELS: Kernels = Kernels {
     dots: [dot_float::<false>, dot_float::<true>, dot_grouped::<false>, dot_grouped::<true>],
     axpys: [axpy_f32, axpy_f16, axpy_q8, axpy_q4],
     touch: super::touch_nothing,
+    adds_as_read: true,
     block_ahead: true,
     rows_together: [1; 4],
 };
@@ -130,12 +131,6 @@ fn prefetch_scales(scales: *const u8, cols: usize, ahead: usize) {
 fn prefetch(at: *const u8) {
     // SAFETY: a hint; no address is wrong.
     unsafe { _mm_prefetch::<_MM_HINT_T1>(at.cast()) };
-}
-
-/// `ahead` as many times as makes at least `least`: of grouped rows, whole ones, so that scales, too, are asked for where they lie.
-#[inline]
-fn whole_rows(ahead: usize, least: usize) -> usize {
-    if ahead == 0 { least } else { ahead * least.div_ceil(ahead) }
 }
 
 /// Product of one row with one column, 32 numbers a turn: one cache line of f16.

@@ -85,6 +85,13 @@ pub type Touch = unsafe fn(row: *const u8, bytes: usize, ahead: usize);
 /// For instruction sets whose kernels take rows one by one: they come in order by themselves.
 unsafe fn touch_nothing(_: *const u8, _: usize, _: usize) {}
 
+/// `ahead` as many times as makes at least `least`: of grouped rows, whole ones, so that scales, too, are asked for where they lie.
+#[cfg(target_arch = "x86_64")]
+#[inline]
+fn whole_rows(ahead: usize, least: usize) -> usize {
+    if ahead == 0 { least } else { ahead * least.div_ceil(ahead) }
+}
+
 /// The kernels of one instruction set.
 #[derive(Clone, Copy)]
 pub struct Kernels {
@@ -92,6 +99,8 @@ pub struct Kernels {
     dots: [Dot; 4],
     axpys: [Axpy; 4],
     pub touch: Touch,
+    /// A down row is best added to one column's output as it is read, and asked for ahead; otherwise it is read first, by `touch`.
+    pub adds_as_read: bool,
     /// Of neurons that lie apart, each row of the next one is best asked for while the same row of this one is read; otherwise only its
     /// first row is, once.
     pub block_ahead: bool,
@@ -177,7 +186,7 @@ impl Kernels {
             #[cfg(target_arch = "x86_64")]
             Isa::Avx2 => avx2::KERNELS,
             #[cfg(target_arch = "x86_64")]
-            Isa::Avx512 => avx512::KERNELS,
+            Isa::Avx512 => avx512::kernels(),
             #[cfg(not(target_arch = "x86_64"))]
             _ => return None,
         })

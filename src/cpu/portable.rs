@@ -9,6 +9,7 @@ pub const KERNELS: Kernels = Kernels {
     dots: [dot_f32, dot_f16, dot_q8, dot_q4],
     axpys: [axpy::<F32>, axpy::<F16>, axpy::<Q8>, axpy::<Q4>],
     touch: super::touch_nothing,
+    adds_as_read: false,
     block_ahead: false,
     rows_together: [1, 1, 1, 2],
 };

@@ -408,7 +408,7 @@ impl Sparse<'_> {
 /// What to prefetch while a down row is added and every row is read: with AVX-512 the short rows of q4_0 do better with the whole next
 /// row, the others with the next lines (`touch` in `cpu/avx512.rs`).
 fn dense_ahead(kernels: &Kernels, ffn: &Matrix) -> usize {
-    if ffn.quant == Quant::Q4 || kernels.block_ahead { ffn.ahead() } else { 0 }
+    if ffn.quant == Quant::Q4 || kernels.adds_as_read { ffn.ahead() } else { 0 }
 }
 
 /// out += the share of `neurons`; `out` is `[n, hidden]`.
@@ -464,11 +464,13 @@ impl<'a> Downs<'a> {
         Downs { kernels, ffn, n, together, count: 0, ahead: 0, rows: [std::ptr::null(); MAX_AXPY_ROWS], a }
     }
 
-    /// The row is read here, where it lies, and added later: an axpy that waited for memory would hold back the stream.
+    /// Where an axpy that waited for memory would hold back the stream, the row is read here, where it lies, and added later.
     fn add(&mut self, row: usize, ahead: usize, a: &[f32], out: &mut [f32]) {
         let row = self.ffn.row_ptr(row);
-        // SAFETY: the row is inside the section; the kernel is for this machine.
-        unsafe { (self.kernels.touch)(row, self.ffn.row_bytes, ahead) };
+        if self.n > 1 || !self.kernels.adds_as_read {
+            // SAFETY: the row is inside the section; the kernel is for this machine.
+            unsafe { (self.kernels.touch)(row, self.ffn.row_bytes, ahead) };
+        }
         self.ahead = ahead;
         self.rows[self.count] = row;
         self.a[self.count * self.n..(self.count + 1) * self.n].copy_from_slice(a);
