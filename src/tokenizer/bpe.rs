@@ -116,7 +116,7 @@ pub fn encoder(spec: &BpeSpec, path: &Path) -> Result<Encoder> {
     let tokens = added.iter().map(|(text, special, _)| AddedToken::from(text.as_str(), *special).normalized(false));
     tokenizer.add_tokens(tokens).map_err(broken)?;
     outside.extend(added.iter().map(|(_, _, id)| id));
-    Ok(Encoder { tokenizer, outside: Some(outside) })
+    Ok(Encoder { tokenizer, outside: Some(outside), may_grow: false })
 }
 
 /// The character that stands for a byte in byte-level tokens (GPT-2's `bytes_to_unicode`).

@@ -1,6 +1,7 @@
 //! `tokenizer.json` through the tokenizers crate: what is checked before it may see the file, and how its tokens are
 //! bytes.
 
+use super::growth::{Growth, OF_NORMALIZER, OF_PRE_TOKENIZER, Weight};
 use super::spec::{MOST_TOKENS, TokenKind};
 use super::special::BREAK;
 use crate::error::{Error, Result};
@@ -10,10 +11,24 @@ use std::collections::HashMap;
 use std::path::Path;
 use std::time::Duration;
 use tokenizers::normalizers::{Replace, Sequence};
-use tokenizers::{ModelWrapper, NormalizerWrapper, PostProcessorWrapper, PreTokenizedString, PreTokenizer};
+use tokenizers::{ModelWrapper, NormalizedString, Normalizer, NormalizerWrapper, PostProcessorWrapper, PreTokenizer};
 
 /// The largest in use (Gemma 3) has 33 MB.
 pub const LONGEST_JSON: u64 = 64 << 20;
+/// Values in the parts that are kept as trees; the largest in use have some hundreds, for tokens that are put before a text.
+const MOST_VALUES: usize = 100_000;
+/// Bytes that a decoder may make of a token's one; what is in use shrinks them.
+const DECODER_GROWTH: f64 = 4.0;
+/// Of a decoder; each goes over every token. Those in use have up to five.
+const DECODER_STEPS: usize = 16;
+/// Bytes that a normaliser may make of one, over a whole text: a space becomes `▁`, which has three.
+const TEXT_GROWTH: usize = 4;
+/// What may stand before the first letter of a text, in bytes: `▁` has three.
+const MOST_BEFORE: usize = 16;
+/// Bytes of all added tokens, normalised; the most in use have some hundred thousand.
+const MOST_ADDED: f64 = (16 << 20) as f64;
+/// Bytes that are normalised at once to see how long they become.
+const CHUNK: usize = 4 << 10;
 
 /// A tokenizers pipeline. It never adds special tokens by itself.
 #[derive(Debug)]
@@ -21,11 +36,19 @@ pub struct Encoder {
     pub tokenizer: tokenizers::Tokenizer,
     /// The file's token for each of the tokenizer's own, where the two differ.
     pub outside: Option<Vec<u32>>,
+    /// Whether the normaliser could make more of a text than [`TEXT_GROWTH`].
+    pub may_grow: bool,
 }
 
 impl Encoder {
     /// Special tokens in the text are recognised unless a [`BREAK`] is inside them.
+    ///
+    /// # Errors
+    /// [`Error::Usage`] for a text that normalising makes many times as long.
     pub fn encode(&self, text: &str) -> Result<Vec<u32>> {
+        if self.may_grow {
+            self.check_growth(text)?;
+        }
         let encoding = self.tokenizer.encode_fast(text, false);
         let encoding = encoding.map_err(|e| Error::Failed(format!("cannot tokenize the text: {e}")))?;
         let ids = encoding.get_ids();
@@ -33,6 +56,26 @@ impl Encoder {
             None => ids.to_vec(),
             Some(outside) => ids.iter().map(|&id| outside[id as usize]).collect(),
         })
+    }
+
+    /// Piece by piece, so that what is refused for its length is never there.
+    fn check_growth(&self, text: &str) -> Result<()> {
+        let Some(normalizer) = self.tokenizer.get_normalizer() else { return Ok(()) };
+        let most = TEXT_GROWTH * text.len() + CHUNK;
+        let (mut rest, mut grown) = (text, 0);
+        while !rest.is_empty() {
+            let (chunk, behind) = rest.split_at(rest.floor_char_boundary(CHUNK));
+            let mut chunk = NormalizedString::from(chunk);
+            normalizer.normalize(&mut chunk).map_err(|e| Error::Failed(format!("cannot normalize the text: {e}")))?;
+            grown += chunk.len();
+            if grown > most {
+                let n = text.len();
+                let reason = format!("the tokenizer's normalizer makes more than {most} bytes of a text of {n}");
+                return Err(Error::Usage(reason));
+            }
+            rest = behind;
+        }
+        Ok(())
     }
 }
 
@@ -52,6 +95,8 @@ pub struct HfVocab {
     /// The special token that the post-processor puts before a text.
     pub before: Option<u32>,
     pub decoder: Decoder,
+    /// Bytes that the normaliser can make of one.
+    growth: f64,
 }
 
 impl HfVocab {
@@ -84,14 +129,19 @@ struct Root {
     #[serde(default)]
     added_tokens: Vec<Added>,
     normalizer: Option<Value>,
+    pre_tokenizer: Option<Value>,
     post_processor: Option<Value>,
     decoder: Option<Value>,
 }
 
-/// Only the kind: the vocabularies of other models have other shapes.
+/// Only the kind, for the vocabularies of other models have other shapes; and how large the parts are that will be kept as trees.
 #[derive(Deserialize)]
 struct RootKind {
     model: ModelKind,
+    normalizer: Option<Weight>,
+    pre_tokenizer: Option<Weight>,
+    post_processor: Option<Weight>,
+    decoder: Option<Weight>,
 }
 
 #[derive(Deserialize)]
@@ -135,6 +185,16 @@ pub fn read(json: &str, path: &Path) -> Result<HfVocab> {
         return Err(bad("", format!("{} bytes; at most {LONGEST_JSON} are supported", json.len())));
     }
     let kind: RootKind = serde_json::from_str(json).map_err(|e| bad("", format!("not a tokenizer.json: {e}")))?;
+    for (part, field) in [
+        (kind.normalizer, "normalizer"),
+        (kind.pre_tokenizer, "pre_tokenizer"),
+        (kind.post_processor, "post_processor"),
+        (kind.decoder, "decoder"),
+    ] {
+        if let Some(Weight(n)) = part.filter(|part| part.0 > MOST_VALUES) {
+            return Err(bad(field, format!("it has {n} values; at most {MOST_VALUES} are supported")));
+        }
+    }
     let kind = kind.model.kind.unwrap_or_else(|| "BPE".to_owned());
     if kind != "BPE" {
         return Err(bad("model.type", format!("{kind} models are not supported; BPE ones are")));
@@ -145,6 +205,9 @@ pub fn read(json: &str, path: &Path) -> Result<HfVocab> {
             return Err(bad(field, "Precompiled is not supported".into()));
         }
     }
+    let growth = Growth::of(root.normalizer.as_ref(), OF_NORMALIZER).map_err(|why| bad("normalizer", why))?;
+    check_added(&root.added_tokens, growth, path)?;
+    Growth::of(root.pre_tokenizer.as_ref(), OF_PRE_TOKENIZER).map_err(|why| bad("pre_tokenizer", why))?;
     check_merges(&root.model, path)?;
     let tokens = tokens_by_id(&root, path)?;
     let unk = match root.model.unk_token {
@@ -157,7 +220,8 @@ pub fn read(json: &str, path: &Path) -> Result<HfVocab> {
     let Some(decoder) = root.decoder else {
         return Err(bad("decoder", "there is none, so tokens have no exact bytes".into()));
     };
-    let mut vocab = HfVocab { tokens, unk, before: None, decoder: read_decoder(&decoder, path)? };
+    let mut vocab =
+        HfVocab { tokens, unk, before: None, decoder: read_decoder(&decoder, path)?, growth: growth.factor };
     vocab.before = root.post_processor.as_ref().and_then(token_before).and_then(|text| vocab.id_of(text));
     Ok(vocab)
 }
@@ -190,6 +254,16 @@ fn check_merges(model: &Model, path: &Path) -> Result<()> {
                 return Err(bad("model.merges", reason));
             }
         }
+    }
+    Ok(())
+}
+
+/// The library normalises added tokens while it reads the file.
+fn check_added(added: &[Added], growth: Growth, path: &Path) -> Result<()> {
+    let grown: f64 = added.iter().map(|token| growth.factor * token.content.len() as f64 + growth.added).sum();
+    if grown > MOST_ADDED {
+        let reason = format!("normalised, their texts can have {grown:.0} bytes; at most {MOST_ADDED} are supported");
+        return Err(Error::bad(path, "added_tokens", reason));
     }
     Ok(())
 }
@@ -268,6 +342,9 @@ fn read_decoder(value: &Value, path: &Path) -> Result<Decoder> {
             },
             "Metaspace" => {
                 let replacement = text("replacement").unwrap_or("▁").to_owned();
+                if replacement.is_empty() {
+                    return Err(not_supported());
+                }
                 decoder.steps.push(Step::Replace(replacement, " ".to_owned()));
                 let never = text("prepend_scheme") == Some("never");
                 let off = part.get("add_prefix_space").is_some_and(|v| v == false);
@@ -276,7 +353,26 @@ fn read_decoder(value: &Value, path: &Path) -> Result<Decoder> {
             _ => return Err(not_supported()),
         }
     }
+    let bad = |reason: String| Error::bad(path, "decoder", reason);
+    if parts.len() > DECODER_STEPS {
+        return Err(bad(format!("it has {} steps; at most {DECODER_STEPS} are supported", parts.len())));
+    }
+    let growth: f64 = decoder.steps.iter().map(Step::growth).product();
+    if growth > DECODER_GROWTH {
+        return Err(bad(format!(
+            "its steps can make {growth:.0} bytes of one; at most {DECODER_GROWTH} are supported"
+        )));
+    }
     Ok(decoder)
+}
+
+impl Step {
+    fn growth(&self) -> f64 {
+        match self {
+            Step::Replace(from, to) => (to.len() as f64 / from.len() as f64).max(1.0),
+            Step::ByteLevel | Step::ByteFallback => 1.0,
+        }
+    }
 }
 
 impl Decoder {
@@ -301,8 +397,8 @@ impl Decoder {
 /// An encoder for a `tokenizer.json` that [`read`] found good.
 ///
 /// # Errors
-/// [`Error::BadFile`]: what the tokenizers crate refuses, and splitting rules that take too long.
-pub fn encoder(json: &str, path: &Path) -> Result<Encoder> {
+/// [`Error::BadFile`]: what the tokenizers crate refuses or fails on, and rules that take too long.
+pub fn encoder(json: &str, vocab: &HfVocab, path: &Path) -> Result<Encoder> {
     let broken = |e: &dyn std::fmt::Display| Error::bad(path, "", format!("not a tokenizer.json: {e}"));
     // `read` refuses what is known to panic in there; a panic that is not known yet must not end the process either.
     let parsed = std::panic::catch_unwind(|| tokenizers::Tokenizer::from_bytes(json.as_bytes()));
@@ -331,10 +427,8 @@ pub fn encoder(json: &str, path: &Path) -> Result<Encoder> {
         tokenizer.add_tokens(special).map_err(|e| broken(&e))?;
     }
     // The library tells of each step where that is asked for, and what is timed is its rules.
-    tracing::subscriber::with_default(tracing::subscriber::NoSubscriber::default(), || {
-        check_splitting_time(&tokenizer, path)
-    })?;
-    Ok(Encoder { tokenizer, outside: None })
+    tracing::subscriber::with_default(tracing::subscriber::NoSubscriber::default(), || try_out(&tokenizer, path))?;
+    Ok(Encoder { tokenizer, outside: None, may_grow: vocab.growth > TEXT_GROWTH as f64 })
 }
 
 /// A good rule takes at most 2 us a byte, nearly all of it for the pieces; one that backtracks doubles with every character
@@ -343,26 +437,55 @@ fn longest_split(bytes: usize) -> Duration {
     Duration::from_millis(1) + Duration::from_micros(10) * bytes as u32
 }
 
-/// Tries the pre-tokeniser's regular expressions on texts of growing length, so that a file whose rules take exponential
-/// time is refused when it is loaded and not when a user types the wrong word.
-fn check_splitting_time(tokenizer: &tokenizers::Tokenizer, path: &Path) -> Result<()> {
-    let Some(splitter) = tokenizer.get_pre_tokenizer() else { return Ok(()) };
-    for unit in ["a", "A", " ", "1", "\n", "!", "é", "a ", "<a", "'s"] {
+/// Tries the normaliser and the pre-tokeniser on texts of growing length, so that a file whose rules take exponential time, or at
+/// which the library fails, is refused when it is loaded and not when a user types the wrong word. That they do not take all
+/// memory was seen before ([`Growth`]).
+fn try_out(tokenizer: &tokenizers::Tokenizer, path: &Path) -> Result<()> {
+    let normalized = |text: &str| {
+        let mut text = NormalizedString::from(text);
+        tokenizer.get_normalizer().is_none_or(|normalizer| normalizer.normalize(&mut text).is_ok()).then_some(text)
+    };
+    check_time("normalizer", path, &|text| normalized(text).is_some())?;
+    let before = normalized("a").map_or(0, |text| text.len());
+    if before > MOST_BEFORE {
+        let reason = format!("it makes {before} bytes of \"a\"; at most {MOST_BEFORE} are supported");
+        return Err(Error::bad(path, "normalizer", reason));
+    }
+    if let Some(splitter) = tokenizer.get_pre_tokenizer() {
+        check_time("pre_tokenizer", path, &|text| splitter.pre_tokenize(&mut text.into()).is_ok())?;
+    }
+    // The rules one after the other: what fails here, and did not alone, is what the normaliser left.
+    TRIED
+        .iter()
+        .try_for_each(|unit| library(path, "normalizer", unit, || drop(tokenizer.encode_fast(unit.repeat(16), false))))
+}
+
+const TRIED: [&str; 10] = ["a", "A", " ", "1", "\n", "!", "é", "a ", "<a", "'s"];
+
+/// That `step` takes a text of any length in time.
+fn check_time(field: &str, path: &Path, step: &dyn Fn(&str) -> bool) -> Result<()> {
+    for unit in TRIED {
         for bytes in [8, 16, 24, 32, 64, 256, 1024, 4096] {
             let text = unit.repeat(bytes / unit.len());
             // The best of three: another process may have emptied the caches.
-            let slow = (0..3).all(|_| {
-                let start = crate::clock::computed();
-                let mut pieces = PreTokenizedString::from(text.as_str());
-                let refused = splitter.pre_tokenize(&mut pieces).is_err();
-                refused || crate::clock::computed() - start > longest_split(bytes)
-            });
-            if slow {
-                let reason =
-                    format!("its rules take more than {:?} to split {bytes} bytes of {unit:?}", longest_split(bytes));
-                return Err(Error::bad(path, "pre_tokenizer", reason));
+            let slow = || {
+                (0..3).all(|_| {
+                    let start = crate::clock::computed();
+                    !step(&text) || crate::clock::computed() - start > longest_split(bytes)
+                })
+            };
+            if library(path, field, unit, slow)? {
+                let longest = longest_split(bytes);
+                let reason = format!("its rules take more than {longest:?} for {bytes} bytes of {unit:?}");
+                return Err(Error::bad(path, field, reason));
             }
         }
     }
     Ok(())
+}
+
+/// A panic of the library's is the file's fault.
+fn library<T>(path: &Path, field: &str, unit: &str, work: impl FnOnce() -> T) -> Result<T> {
+    let failed = |_| Error::bad(path, field, format!("the tokenizers library fails on a text of {unit:?}"));
+    std::panic::catch_unwind(std::panic::AssertUnwindSafe(work)).map_err(failed)
 }

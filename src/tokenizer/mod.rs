@@ -6,6 +6,7 @@
 
 pub mod bpe;
 pub mod chat_template;
+mod growth;
 pub mod hf;
 mod hf_dir;
 pub mod sentencepiece;
@@ -117,7 +118,7 @@ impl Tokenizer {
                 let vocab = hf::read(json, path)?;
                 vocab.tokens.iter().for_each(|token| add(&token.text, token.kind, &|t| vocab.decoder.bytes(t)));
                 spec::check_ids(&spec, vocab.tokens.len(), &spec::STORED, path)?;
-                (Encoder::Pipeline(Box::new(hf::encoder(json, path)?)), vocab.decoder.drops_leading_space)
+                (Encoder::Pipeline(Box::new(hf::encoder(json, &vocab, path)?)), vocab.decoder.drops_leading_space)
             }
         };
         if texts.bytes.len().max(bytes.bytes.len()) > u32::MAX as usize {

@@ -5,6 +5,7 @@ mod directories;
 mod gguf;
 mod ours;
 mod safetensors;
+mod tokenizers;
 
 use dynamicinfer::error::Error;
 use dynamicinfer::formats::TensorInfo;
