@@ -31,7 +31,7 @@ const fn key(name: &'static str, kind: Kind, default: &'static str, live: bool, 
 }
 
 /// Every key. `configs/default.toml` is written from this table, and a test keeps it so.
-pub const KEYS: [Key; 21] = [
+pub const KEYS: [Key; 22] = [
     key("serve.model", Kind::Text, "\"\"", false, "MODEL that is loaded at the start; empty for none"),
     key("serve.socket", Kind::Text, "\"\"", false, "Unix socket; empty for $XDG_RUNTIME_DIR/dynamicinfer.sock"),
     key(
@@ -75,9 +75,16 @@ pub const KEYS: [Key; 21] = [
     key(
         "serve.body_bytes",
         Kind::Whole(1024, 1 << 30),
-        "33554432",
+        "8388608",
         true,
         "bytes of a request's body; more is answered 413",
+    ),
+    key(
+        "serve.bodies_bytes",
+        Kind::Whole(1024, 1 << 40),
+        "67108864",
+        false,
+        "bytes of the bodies of all requests that have not been read to their end; more is answered 503",
     ),
     key("serve.connections", Kind::Whole(1, 1 << 20), "4096", false, "open connections; more wait to be accepted"),
     key(

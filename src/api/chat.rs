@@ -1,13 +1,13 @@
 //! POST /v1/chat/completions.
 
 use super::error::ApiError;
+use super::fields::{Counted, Item, TextOr};
 use super::model::ServedModel;
-use super::request::{MOST_TOP_LOGPROBS, OneOrMore, ResponseFormat, StreamOptions, request, room};
+use super::request::{Biases, MOST_TOP_LOGPROBS, ResponseFormat, StreamOptions, request, room};
 use super::stream::{Prepared, Wire};
 use crate::tokenizer::chat_template::Message;
 use serde::Deserialize;
 use serde::de::IgnoredAny;
-use serde_json::{Map, Value};
 use std::sync::Arc;
 
 /// A conversation of more turns is no conversation.
@@ -31,16 +31,16 @@ request! {
         presence_penalty: f32,
         frequency_penalty: f32,
         seed: i64,
-        stop: OneOrMore,
+        stop: TextOr<String>,
         n: u64,
         logprobs: bool,
         top_logprobs: u64,
-        logit_bias: Map<String, Value>,
+        logit_bias: Biases,
         response_format: ResponseFormat,
         ignore_eos: bool,
         /// Refused unless empty.
-        tools: Vec<Value>,
-        tool_choice: Value,
+        tools: Counted,
+        tool_choice: Item,
         /// Taken and without effect.
         user: String,
         metadata: IgnoredAny,
@@ -56,21 +56,14 @@ request! {
 #[serde(deny_unknown_fields)]
 pub struct ChatMessage {
     pub role: String,
-    pub content: Option<Content>,
+    pub content: Option<TextOr<Part>>,
     /// Taken and without effect.
     #[serde(rename = "name")]
     pub _name: Option<String>,
     #[serde(rename = "refusal")]
     pub _refusal: Option<IgnoredAny>,
-    pub tool_calls: Option<Vec<Value>>,
+    pub tool_calls: Option<Counted>,
     pub tool_call_id: Option<String>,
-}
-
-#[derive(Debug, Deserialize)]
-#[serde(untagged, expecting = "a string or a list of parts")]
-pub enum Content {
-    Text(String),
-    Parts(Vec<Part>),
 }
 
 #[derive(Debug, Deserialize)]
@@ -98,13 +91,13 @@ impl ChatMessage {
                 ));
             }
         };
-        if self.tool_calls.as_ref().is_some_and(|calls| !calls.is_empty()) || self.tool_call_id.is_some() {
+        if self.tool_calls.is_some_and(|calls| calls.0 > 0) || self.tool_call_id.is_some() {
             return Err(ApiError::field(at("tool_calls"), "calls of tools are not supported"));
         }
         let text = match &self.content {
             None => return Err(ApiError::field(at("content"), "the content is missing; give a string")),
-            Some(Content::Text(text)) => text.clone(),
-            Some(Content::Parts(parts)) => {
+            Some(TextOr::Text(text)) => text.clone(),
+            Some(TextOr::List(parts)) => {
                 let mut text = String::new();
                 for (i, part) in parts.iter().enumerate() {
                     let (Some(piece), "text") = (&part.text, part.kind.as_str()) else {
@@ -165,13 +158,13 @@ impl ChatRequest {
 }
 
 /// No tool is ever called; a request that leaves the choice to nobody is taken.
-fn refuse_tools(tools: Option<Vec<Value>>, choice: Option<Value>) -> Result<(), ApiError> {
-    if tools.is_some_and(|tools| !tools.is_empty()) {
+fn refuse_tools(tools: Option<Counted>, choice: Option<Item>) -> Result<(), ApiError> {
+    if tools.is_some_and(|tools| tools.0 > 0) {
         return Err(ApiError::field("tools", "calls of tools are not supported; leave tools out"));
     }
     match choice {
-        None | Some(Value::Null) => Ok(()),
-        Some(choice) if choice == "none" || choice == "auto" => Ok(()),
+        None => Ok(()),
+        Some(Item::Text(choice)) if choice == "none" || choice == "auto" => Ok(()),
         Some(_) => Err(ApiError::field("tool_choice", "calls of tools are not supported; leave tool_choice out")),
     }
 }

@@ -1,12 +1,11 @@
 //! POST /v1/completions.
 
 use super::error::ApiError;
+use super::fields::{Item, TextOr};
 use super::model::ServedModel;
-use super::request::{MOST_CHOICES, OneOrMore, ResponseFormat, StreamOptions, request, room};
+use super::request::{Biases, MOST_CHOICES, ResponseFormat, StreamOptions, request, room};
 use super::stream::{Prepared, Wire};
 use serde::Deserialize;
-use serde::de::IgnoredAny;
-use serde_json::{Map, Value};
 use std::sync::Arc;
 
 /// OpenAI's default of this older API.
@@ -17,7 +16,7 @@ request! {
     /// The request. A field that is not here is refused by its name.
     CompletionRequest, COMPLETION_FIELDS {
         model: String,
-        prompt: Prompt,
+        prompt: Item,
         stream: bool,
         stream_options: StreamOptions,
         max_tokens: u64,
@@ -29,10 +28,10 @@ request! {
         presence_penalty: f32,
         frequency_penalty: f32,
         seed: i64,
-        stop: OneOrMore,
+        stop: TextOr<String>,
         n: u64,
         logprobs: u64,
-        logit_bias: Map<String, Value>,
+        logit_bias: Biases,
         response_format: ResponseFormat,
         ignore_eos: bool,
         /// Refused unless they change nothing.
@@ -44,29 +43,28 @@ request! {
     }
 }
 
-/// Texts as they stand, or token ids.
-#[derive(Debug, Deserialize)]
-#[serde(untagged, expecting = "a string, a list of strings, token ids, or a list of lists of token ids")]
-pub enum Prompt {
-    Text(String),
-    Texts(Vec<String>),
-    Tokens(Vec<u32>),
-    ManyTokens(Vec<Vec<u32>>),
-    /// Gets a better refusal than serde's.
-    Other(IgnoredAny),
-}
-
-impl Prompt {
-    fn tokens(self, model: &ServedModel) -> Result<Vec<Vec<u32>>, ApiError> {
-        match self {
-            Prompt::Text(text) => Ok(vec![model.tokens("prompt", &text)?]),
-            Prompt::Texts(texts) => texts.iter().map(|text| model.tokens("prompt", text)).collect(),
-            Prompt::Tokens(ids) => Ok(vec![model.check_tokens("prompt", ids)?]),
-            Prompt::ManyTokens(lists) => lists.into_iter().map(|ids| model.check_tokens("prompt", ids)).collect(),
-            Prompt::Other(_) => Err(ApiError::field(
-                "prompt",
-                "the prompt is neither a text, nor texts, nor token ids (whole numbers from 0)",
-            )),
+/// The tokens of each prompt: texts as they stand, or token ids.
+fn prompts(prompt: Item, model: &ServedModel) -> Result<Vec<Vec<u32>>, ApiError> {
+    let checked = |ids| model.check_tokens("prompt", ids);
+    // Counted before any is tokenised.
+    let several = |n: usize| match n {
+        1..=MOST_CHOICES => Ok(()),
+        n => Err(ApiError::field("prompt", format!("there are {n} prompts; give 1 to {MOST_CHOICES}"))),
+    };
+    match prompt {
+        Item::Text(text) => Ok(vec![model.tokens("prompt", &text)?]),
+        Item::Token(_) | Item::Other => Err(ApiError::field(
+            "prompt",
+            "the prompt is neither a text, nor texts, nor token ids (whole numbers from 0)",
+        )),
+        Item::Tokens(ids) => several(usize::from(!ids.is_empty())).and_then(|()| Ok(vec![checked(ids)?])),
+        Item::Texts(texts) => {
+            several(texts.len())?;
+            texts.iter().map(|text| model.tokens("prompt", text)).collect()
+        }
+        Item::Lists(lists) => {
+            several(lists.len())?;
+            lists.into_iter().map(checked).collect()
         }
     }
 }
@@ -99,13 +97,8 @@ impl CompletionRequest {
         }
         let plan = self.common().check(model, fresh_seed)?;
         let prompt = self.prompt.take().ok_or_else(|| ApiError::field("prompt", "the prompt is missing"))?;
-        let prompts = prompt.tokens(model)?;
-        if prompts.is_empty() || prompts.len() > MOST_CHOICES {
-            let n = prompts.len();
-            return Err(ApiError::field("prompt", format!("there are {n} prompts; give 1 to {MOST_CHOICES}")));
-        }
         let mut jobs = Vec::new();
-        for prompt in prompts {
+        for prompt in prompts(prompt, model)? {
             let max_tokens =
                 room("max_tokens", Some(self.max_tokens.unwrap_or(DEFAULT_MAX_TOKENS)), prompt.len(), model.context)?;
             jobs.extend(plan.jobs(model, client, prompt, max_tokens, self.logprobs.map(|top| top as usize), false)?);

@@ -4,6 +4,7 @@
 pub mod chat;
 pub mod completions;
 pub mod error;
+pub mod fields;
 pub mod model;
 pub mod request;
 pub mod stream;

@@ -1,6 +1,6 @@
 //! What a request needs to know of the model that will answer it.
 
-use super::error::ApiError;
+use super::error::{ApiError, TOO_LONG};
 use crate::generation::Grammars;
 use crate::tokenizer::chat_template::{Input, Message, Renderer, this_program};
 use crate::tokenizer::{Special, Tokenizer};
@@ -9,6 +9,12 @@ use std::sync::{Arc, OnceLock};
 
 /// Bytes per token that no prompt exceeds: a longer one is refused without counting.
 const MOST_BYTES_PER_TOKEN: usize = 16;
+/// Contexts that are shorter count as this long, so that messages about a prompt that is a little too long tell its tokens.
+const LEAST_CONTEXT: usize = 1024;
+/// Bytes that /tokenize takes whatever the context: a book is counted chapter by chapter.
+const TOKENIZED_BYTES: usize = 1 << 20;
+/// Bytes of the text that a token of /detokenize stands for in the mean, at most.
+const TEXT_BYTES_PER_TOKEN: usize = 8;
 
 pub struct ServedModel {
     /// What requests call it.
@@ -106,10 +112,52 @@ impl ServedModel {
 
     fn check_length(&self, param: &str, bytes: usize) -> Result<(), ApiError> {
         let least = bytes / MOST_BYTES_PER_TOKEN;
-        if least >= self.context.max(1024) {
+        if least >= self.context.max(LEAST_CONTEXT) {
             return Err(ApiError::too_long(param, least, true, self.context));
         }
         Ok(())
+    }
+
+    /// Bytes that are tokenised for their own sake, and tokens that are made text.
+    fn most_tokenized(&self) -> usize {
+        TOKENIZED_BYTES.max(MOST_BYTES_PER_TOKEN * self.context)
+    }
+
+    /// Tokens of a text that is no prompt.
+    ///
+    /// # Errors
+    /// 400 for one that is many times the context.
+    pub fn tokenize(&self, text: &str, special: Special, add_special: bool) -> Result<Vec<u32>, ApiError> {
+        let (bytes, most) = (text.len(), self.most_tokenized());
+        if bytes > most {
+            let message = format!("the text has {bytes} bytes; at most {most} are tokenised at once: send it in parts");
+            return Err(ApiError::field("content", message).code(TOO_LONG));
+        }
+        let tokens = match add_special {
+            true => self.tokenizer.encode_prompt(text, special),
+            false => self.tokenizer.encode(text, special),
+        };
+        tokens.map_err(|e| ApiError::field("content", e.to_string()))
+    }
+
+    /// The text of tokens that are no answer.
+    ///
+    /// # Errors
+    /// 400 for ids that are none, and for more than a text could have that [`ServedModel::tokenize`] takes.
+    pub fn detokenize(&self, tokens: &[u32]) -> Result<String, ApiError> {
+        if let Some(bad) = tokens.iter().find(|&&t| t as usize >= self.vocab) {
+            let message = format!("token {bad} is not below the vocabulary size {}", self.vocab);
+            return Err(ApiError::field("tokens", message));
+        }
+        // A normaliser may add to a text.
+        let most = 2 * self.most_tokenized();
+        let bytes: usize = tokens.iter().map(|&id| self.tokenizer.token_bytes(id).map_or(0, <[u8]>::len)).sum();
+        if tokens.len() > most || bytes > TEXT_BYTES_PER_TOKEN * most {
+            let n = tokens.len();
+            let message = format!("{n} tokens of {bytes} bytes; at most {most} are taken at once: send them in parts");
+            return Err(ApiError::field("tokens", message).code(TOO_LONG));
+        }
+        Ok(self.tokenizer.decode(tokens))
     }
 
     /// Tokens of a conversation, by the model's chat template. A model without one continues the texts as they are,
@@ -126,6 +174,8 @@ impl ServedModel {
                 let messages: Vec<Message> = messages.iter().map(safe).collect();
                 let input = Input::of(template, &messages, &self.tokenizer);
                 let text = self.renderer.render(&input, self.tokenizer.path()).map_err(refuse)?;
+                // What a template adds is not the asker's, and is tokenised all the same.
+                self.check_length("messages", text.len())?;
                 self.tokenizer.encode(&text, Special::Parse)
             }
             None => {

@@ -1,6 +1,7 @@
 //! What chat and text completions have in common.
 
 use super::error::{ApiError, malformed};
+use super::fields::{Numbers, TextOr};
 use super::model::ServedModel;
 use super::stream::{Answer, Prepared, Wire};
 use crate::engine::sampler::SamplingParams;
@@ -8,7 +9,7 @@ use crate::generation::{Grammar, Job};
 use crate::tokenizer::TextStream;
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
-use serde_json::{Map, Value};
+use serde_json::Value;
 use std::sync::Arc;
 
 /// Answers per prompt, and prompts per request: each takes a place in the queue.
@@ -18,6 +19,7 @@ pub const MOST_TOP_LOGPROBS: usize = 20;
 const LARGEST_BIAS: f32 = 100.0;
 /// A bias is applied token by token, each time; OpenAI takes 300.
 const MOST_BIASES: usize = 1024;
+pub type Biases = Numbers<MOST_BIASES>;
 
 /// A request and the list of its fields: for messages, and for the OpenAPI document's test.
 macro_rules! request {
@@ -68,14 +70,6 @@ pub fn parse<T: DeserializeOwned>(body: &[u8], fields: &[&str]) -> Result<T, Api
     Ok(request)
 }
 
-/// One string or several.
-#[derive(Clone, Debug, Deserialize)]
-#[serde(untagged, expecting = "a string or a list of strings")]
-pub enum OneOrMore {
-    One(String),
-    More(Vec<String>),
-}
-
 #[derive(Clone, Copy, Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct StreamOptions {
@@ -96,9 +90,9 @@ pub struct Common {
     pub presence_penalty: Option<f32>,
     pub frequency_penalty: Option<f32>,
     pub seed: Option<i64>,
-    pub stop: Option<OneOrMore>,
+    pub stop: Option<TextOr<String>>,
     pub n: Option<u64>,
-    pub logit_bias: Option<Map<String, Value>>,
+    pub logit_bias: Option<Biases>,
     pub response_format: Option<ResponseFormat>,
     pub ignore_eos: Option<bool>,
     pub stream: Option<bool>,
@@ -153,8 +147,8 @@ impl Common {
         })?;
         let stops = match self.stop {
             None => Vec::new(),
-            Some(OneOrMore::One(stop)) => vec![stop],
-            Some(OneOrMore::More(stops)) => stops,
+            Some(TextOr::Text(stop)) => vec![stop],
+            Some(TextOr::List(stops)) => stops,
         };
         TextStream::continuation(&stops).map_err(|e| ApiError::field("stop", e.to_string()))?;
         let n = self.n.unwrap_or(1);
@@ -215,23 +209,20 @@ impl Plan {
     }
 }
 
-fn bias(map: Map<String, Value>, vocab: usize) -> Result<Vec<(u32, f32)>, ApiError> {
+fn bias(biases: Biases, vocab: usize) -> Result<Vec<(u32, f32)>, ApiError> {
     let refuse = |why: String| ApiError::field("logit_bias", why);
-    if map.len() > MOST_BIASES {
-        return Err(refuse(format!("logit_bias has {} entries; at most {MOST_BIASES} are taken", map.len())));
-    }
-    let entry = |(token, bias): (&String, &Value)| {
+    let entry = |(token, bias): (&String, &f64)| {
         let id = token.parse::<u32>().ok().filter(|&id| (id as usize) < vocab);
         let id = id.ok_or_else(|| {
             refuse(format!("logit_bias: '{}' is no token id below {vocab}", crate::error::excerpt(token)))
         })?;
-        let bias = bias.as_f64().map(|b| b as f32).filter(|b| (-LARGEST_BIAS..=LARGEST_BIAS).contains(b));
+        let bias = Some(*bias as f32).filter(|b| (-LARGEST_BIAS..=LARGEST_BIAS).contains(b));
         let bias = bias.ok_or_else(|| {
             refuse(format!("logit_bias of {id}: take a number from -{LARGEST_BIAS} to {LARGEST_BIAS}"))
         })?;
         Ok((id, bias))
     };
-    map.iter().map(entry).collect()
+    biases.0.iter().map(entry).collect()
 }
 
 /// Tokens that an answer may have: what was asked for, and what the context holds.
@@ -264,6 +255,7 @@ pub struct JsonSchema {
     pub _name: Option<String>,
     #[serde(rename = "description")]
     pub _description: Option<String>,
+    #[serde(default, deserialize_with = "super::fields::tree")]
     pub schema: Option<Value>,
     /// The schema is always enforced.
     #[serde(rename = "strict")]

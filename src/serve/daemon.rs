@@ -1,5 +1,6 @@
 //! What all connections share: the model, the settings, the counters.
 
+use super::limits::Limits as RequestLimits;
 use crate::api::{ApiError, ServedModel};
 use crate::clock::{self, Duration, Instant};
 use crate::engine::{Engine, Failure};
@@ -120,6 +121,8 @@ pub struct Daemon {
     loading: tokio::sync::Mutex<()>,
     load: Arc<dyn Load>,
     pub counters: Counters,
+    /// What requests may take together.
+    pub limits: RequestLimits,
     pub started: Instant,
     /// What TCP asks for.
     pub token: Mutex<Option<String>>,
@@ -135,6 +138,7 @@ impl Daemon {
     pub fn new(settings: Settings, load: Arc<dyn Load>) -> Daemon {
         Daemon {
             state: RwLock::new(ModelState::None),
+            limits: RequestLimits::new(&settings),
             settings: RwLock::new(settings),
             loading: tokio::sync::Mutex::new(()),
             load,

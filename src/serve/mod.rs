@@ -7,6 +7,7 @@ mod body;
 mod connection;
 mod control;
 mod daemon;
+mod limits;
 mod metrics;
 mod routes;
 mod signals;

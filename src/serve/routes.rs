@@ -3,6 +3,7 @@
 use super::body::EventStream;
 use super::connection::Peer;
 use super::daemon::{Daemon, Loaded, ModelState};
+use super::limits::Body as Held;
 use super::{control, metrics};
 use crate::api::chat::{CHAT_FIELDS, ChatRequest};
 use crate::api::completions::{COMPLETION_FIELDS, CompletionRequest};
@@ -10,7 +11,7 @@ use crate::api::{ApiError, Collector, Prepared, parse};
 use crate::clock::Duration;
 use crate::tokenizer::Special;
 use axum::Router;
-use axum::body::{Body, Bytes};
+use axum::body::Body;
 use axum::extract::{Path, Request, State};
 use axum::http::{HeaderMap, HeaderValue, Method, StatusCode, header};
 use axum::middleware::Next;
@@ -188,9 +189,9 @@ fn same(a: &[u8], b: &[u8]) -> bool {
 }
 
 /// The body, as long as it may be and as slow as it may come.
-async fn body(daemon: &Daemon, request: Request) -> Result<Bytes, ApiError> {
+async fn body(daemon: &Daemon, request: Request) -> Result<Held, ApiError> {
     let settings = daemon.settings();
-    let limit = settings.whole("serve.body_bytes") as usize;
+    let limit = daemon.limits.bodies_bytes().min(settings.whole("serve.body_bytes") as usize);
     let patience = Duration::from_secs(settings.whole("serve.stall_seconds"));
     let too_large =
         || ApiError::new(413, format!("the body has more than {limit} bytes; serve.body_bytes sets the limit"));
@@ -199,20 +200,18 @@ async fn body(daemon: &Daemon, request: Request) -> Result<Bytes, ApiError> {
         return Err(too_large());
     }
     let mut body = request.into_body();
-    let mut bytes = Vec::new();
+    let mut held = Held::default();
     loop {
         let frame = tokio::time::timeout(patience, body.frame());
         let frame =
             frame.await.map_err(|_| ApiError::new(408, format!("nothing of the body came for {patience:?}")))?;
-        let Some(frame) = frame else { return Ok(bytes.into()) };
+        let Some(frame) = frame else { return Ok(held) };
         let frame = frame.map_err(|e| ApiError::new(400, format!("the body broke off: {e}")))?;
         if let Some(data) = frame.data_ref() {
-            if bytes.len() + data.len() > limit {
+            if held.len() + data.len() > limit {
                 return Err(too_large());
             }
-            let full = |_| ApiError::new(503, "there is no memory for this body; send a shorter one, or later");
-            bytes.try_reserve(data.len()).map_err(full)?;
-            bytes.extend_from_slice(data);
+            daemon.limits.add(&mut held, data)?;
         }
     }
 }
@@ -262,6 +261,20 @@ async fn completions(State(daemon): Shared, request: Request) -> Response {
     generate(daemon, request, prepare).await.unwrap_or_else(|error| Refusal(error).into_response())
 }
 
+/// What `work` makes of a request's body. Tokenising a long text and running a template take time that other connections do not
+/// wait, and memory that is bounded by how many do so at once.
+async fn read<T: Send + 'static>(
+    daemon: &Daemon,
+    request: Request,
+    work: impl FnOnce(&Loaded, &[u8]) -> Result<T, ApiError> + Send + 'static,
+) -> Result<(Arc<Loaded>, T), ApiError> {
+    let body = body(daemon, request).await?;
+    let loaded = daemon.ready()?;
+    let at = loaded.clone();
+    let made = daemon.limits.in_a_place(move || work(&at, &body)).await?;
+    Ok((loaded, made))
+}
+
 async fn generate(
     daemon: Arc<Daemon>,
     request: Request,
@@ -269,13 +282,8 @@ async fn generate(
 ) -> Result<Response, ApiError> {
     let real_ip = request.headers().get("x-real-ip").map(HeaderValue::as_bytes);
     let client = request.extensions().get::<Peer>().map_or(0, |peer| peer.client(real_ip));
-    let body = body(&daemon, request).await?;
-    let loaded = daemon.ready()?;
     let fresh = daemon.fresh();
-    // Tokenising a long text and running a template take time that other connections do not wait.
-    let (at, work) = (loaded.clone(), move |loaded: Arc<Loaded>| prepare(&loaded, &body, client, fresh));
-    let prepared = tokio::task::spawn_blocking(move || work(at)).await;
-    let prepared = prepared.map_err(|_| ApiError::new(500, "the request could not be read"))??;
+    let (loaded, prepared) = read(&daemon, request, move |loaded, body| prepare(loaded, body, client, fresh)).await?;
     let Prepared { jobs, answer, stream, usage, per_prompt } = prepared;
     let mut events = Vec::new();
     for job in jobs {
@@ -310,24 +318,13 @@ struct Tokenize {
 }
 
 async fn tokenize(State(daemon): Shared, request: Request) -> Response {
-    let work = async {
-        let body = body(&daemon, request).await?;
-        let ask: Tokenize = parse(&body, &["content", "add_special", "parse_special"])?;
-        let loaded = daemon.ready()?;
-        let encode = move || {
-            let (tokenizer, special) =
-                (&loaded.model.tokenizer, if ask.parse_special { Special::Parse } else { Special::AsText });
-            if ask.add_special {
-                tokenizer.encode_prompt(&ask.content, special)
-            } else {
-                tokenizer.encode(&ask.content, special)
-            }
-        };
-        let tokens =
-            tokio::task::spawn_blocking(encode).await.map_err(|_| ApiError::new(500, "tokenising failed"))??;
+    let work = |loaded: &Loaded, body: &[u8]| {
+        let ask: Tokenize = parse(body, &["content", "add_special", "parse_special"])?;
+        let special = if ask.parse_special { Special::Parse } else { Special::AsText };
+        let tokens = loaded.model.tokenize(&ask.content, special, ask.add_special)?;
         Ok(json!({"count": tokens.len(), "tokens": tokens}))
     };
-    answer(work.await)
+    answer(read(&daemon, request, work).await.map(|(_, tokens)| tokens))
 }
 
 #[derive(Deserialize)]
@@ -337,17 +334,11 @@ struct Detokenize {
 }
 
 async fn detokenize(State(daemon): Shared, request: Request) -> Response {
-    let work = async {
-        let body = body(&daemon, request).await?;
-        let ask: Detokenize = parse(&body, &["tokens"])?;
-        let model = &daemon.ready()?.model;
-        if let Some(bad) = ask.tokens.iter().find(|&&t| t as usize >= model.vocab) {
-            let message = format!("token {bad} is not below the vocabulary size {}", model.vocab);
-            return Err(ApiError::field("tokens", message));
-        }
-        Ok(json!({"content": model.tokenizer.decode(&ask.tokens)}))
+    let work = |loaded: &Loaded, body: &[u8]| {
+        let ask: Detokenize = parse(body, &["tokens"])?;
+        Ok(json!({"content": loaded.model.detokenize(&ask.tokens)?}))
     };
-    answer(work.await)
+    answer(read(&daemon, request, work).await.map(|(_, text)| text))
 }
 
 async fn set_budget(State(daemon): Shared, request: Request) -> Response {
@@ -371,8 +362,7 @@ struct LoadRequest {
 /// Answers when the model is there, or when it is known why not.
 async fn load(State(daemon): Shared, request: Request) -> Response {
     let work = async {
-        let body = body(&daemon, request).await?;
-        let ask: LoadRequest = parse(&body, &["model"])?;
+        let ask: LoadRequest = parse(&body(&daemon, request).await?, &["model"])?;
         // Goes on if the client leaves: half a load is no state to be left in.
         let loading = tokio::spawn({
             let daemon = daemon.clone();

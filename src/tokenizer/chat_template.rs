@@ -158,10 +158,11 @@ impl Renderer {
         let renderer = self.clone();
         let start = move || {
             drop(done);
-            // What cannot be started now is started when it is needed, and complained of then.
-            if let Ok(child) = Child::start(&renderer.program) {
-                let before = renderer.spare.lock().unwrap_or_else(|e| e.into_inner()).replace(child);
-                drop(before);
+            let mut spare = renderer.spare.lock().unwrap_or_else(|e| e.into_inner());
+            // One is enough where several have ended together. What cannot be started now is started when it is needed, and
+            // complained of then.
+            if spare.is_none() {
+                *spare = Child::start(&renderer.program).ok();
             }
         };
         drop(std::thread::Builder::new().name("template".into()).spawn(start));

@@ -6,3 +6,4 @@ mod daemon;
 mod failures;
 mod files;
 mod life;
+mod memory;

@@ -1,0 +1,115 @@
+//! What requests may take together, whoever sends them: bytes of bodies in memory, and places in which bodies are read.
+
+use crate::api::ApiError;
+use crate::generation::Refused;
+use crate::settings::Settings;
+use std::ops::Deref;
+use std::sync::Arc;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+
+/// Bodies that are read at once: parsed, tokenised, put through the chat template, which is a process each. That takes a core, and
+/// memory that is a multiple of the body; two at least, so that a slow one does not stop all others, and of many cores most are the
+/// engine's.
+const PLACES: std::ops::RangeInclusive<usize> = 2..=4;
+
+pub struct Limits {
+    /// A permit is a byte.
+    bodies: Arc<Semaphore>,
+    bodies_bytes: usize,
+    places: Arc<Semaphore>,
+    /// A permit is a request that waits for a place.
+    waiting: Semaphore,
+    queue: usize,
+}
+
+/// A body, counted until it is dropped.
+#[derive(Default)]
+pub struct Body {
+    bytes: Vec<u8>,
+    held: Option<OwnedSemaphorePermit>,
+}
+
+impl Deref for Body {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        &self.bytes
+    }
+}
+
+impl Limits {
+    pub fn new(settings: &Settings) -> Limits {
+        let (bodies_bytes, queue) =
+            (settings.whole("serve.bodies_bytes") as usize, settings.whole("serve.queue") as usize);
+        let places = crate::config::default_threads().clamp(*PLACES.start(), *PLACES.end());
+        Limits {
+            bodies: Arc::new(Semaphore::new(bodies_bytes)),
+            bodies_bytes,
+            places: Arc::new(Semaphore::new(places)),
+            waiting: Semaphore::new(queue),
+            queue,
+        }
+    }
+
+    pub fn bodies_bytes(&self) -> usize {
+        self.bodies_bytes
+    }
+
+    /// Bytes of bodies in memory now.
+    pub fn held_bytes(&self) -> usize {
+        self.bodies_bytes - self.bodies.available_permits()
+    }
+
+    /// Requests that wait for a place.
+    pub fn waiting(&self) -> usize {
+        self.queue - self.waiting.available_permits()
+    }
+
+    /// Adds what has come of a body. What is not there yet is not counted: who announces much and sends nothing takes nothing.
+    ///
+    /// # Errors
+    /// 503 where all bodies together, or the memory, would be too many bytes.
+    pub fn add(&self, body: &mut Body, data: &[u8]) -> Result<(), ApiError> {
+        let busy = |why: String| ApiError::new(503, why).code("bodies_full").retry_after(1);
+        let all = self.bodies_bytes;
+        let more = u32::try_from(data.len()).ok().and_then(|n| self.bodies.clone().try_acquire_many_owned(n).ok());
+        let more = more.ok_or_else(|| {
+            busy(format!(
+                "the requests under way have {all} bytes of bodies; ask again later, or raise serve.bodies_bytes"
+            ))
+        })?;
+        match &mut body.held {
+            Some(held) => held.merge(more),
+            None => body.held = Some(more),
+        }
+        let full = |_| busy("there is no memory for this body; send a shorter one, or later".to_owned());
+        body.bytes.try_reserve(data.len()).map_err(full)?;
+        body.bytes.extend_from_slice(data);
+        Ok(())
+    }
+
+    /// Does `work` on a thread that may take its time, once there is a place. Who goes while he waits leaves the queue; what has
+    /// begun keeps its place to its end, for it keeps its memory so long.
+    ///
+    /// # Errors
+    /// 429 where `serve.queue` requests wait for a place already; those of `work`.
+    pub async fn in_a_place<T: Send + 'static>(
+        &self,
+        work: impl FnOnce() -> Result<T, ApiError> + Send + 'static,
+    ) -> Result<T, ApiError> {
+        let place = match self.places.clone().try_acquire_owned() {
+            Ok(place) => place,
+            Err(_) => {
+                let _waiting = self.waiting.try_acquire().map_err(|_| Refused::QueueFull(self.queue))?;
+                let place = self.places.clone().acquire_owned().await;
+                place.map_err(|_| ApiError::new(500, "requests are read no more"))?
+            }
+        };
+        let working = tokio::task::spawn_blocking(move || {
+            let done = work();
+            drop(place);
+            done
+        });
+        working.await.map_err(|_| ApiError::new(500, "the request could not be read"))?
+    }
+}
