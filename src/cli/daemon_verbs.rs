@@ -3,8 +3,10 @@
 use super::settings_arg::{SocketArgs, read};
 use super::size;
 use crate::error::{Error, Result};
+use crate::serve::socket;
 use clap::Subcommand;
 use comfy_table::Table;
+use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use serde_json::{Value, json};
 use std::path::Path;
 
@@ -93,12 +95,32 @@ pub fn stop(args: StopArgs) -> Result<()> {
         return Ok(());
     }
     let path = args.socket.path(&read(None)?);
-    let pid = crate::serve::socket::holder(&path).and_then(|pid| rustix::process::Pid::from_raw(pid as i32));
-    let pid = pid.ok_or_else(|| Error::NoDaemon(format!("no daemon runs at {}", path.display())))?;
-    rustix::process::kill_process(pid, rustix::process::Signal::TERM)
-        .map_err(|e| Error::Failed(format!("cannot end process {}: {e}", pid.as_raw_nonzero())))?;
-    eprintln!("process {} was asked to end", pid.as_raw_nonzero());
+    let pid = end(&path)?.as_raw_nonzero();
+    eprintln!("process {pid} was asked to end");
     Ok(())
+}
+
+/// Asks the daemon at `path` to end: whoever listens there, as the kernel says. A file could name any process.
+fn end(path: &Path) -> Result<Pid> {
+    let Some(peer) = socket::listener(path) else {
+        return Err(Error::NoDaemon(format!("no daemon runs at {}", path.display())));
+    };
+    let (pid, at) = (peer.pid.as_raw_nonzero(), path.display());
+    if !socket::is_held(path)? {
+        // Of a socket that systemd has handed over, the kernel names systemd.
+        return Err(Error::NoDaemon(format!(
+            "what listens at {at} (process {pid}) has no lock there and is left alone; end it with who started it: systemctl stop"
+        )));
+    }
+    if peer.uid != rustix::process::geteuid() {
+        let user = peer.uid.as_raw();
+        return Err(Error::Failed(format!("process {pid} at {at} is user {user}'s; only that user ends it")));
+    }
+    // A process of another namespace has the number 0 here, which would be this process's own group: that has no descriptor.
+    let process = pidfd_open(peer.pid, PidfdFlags::empty());
+    let asked = process.and_then(|process| pidfd_send_signal(process, Signal::TERM));
+    asked.map_err(|e| Error::Failed(format!("cannot end process {pid}: {e}")))?;
+    Ok(peer.pid)
 }
 
 /// Show or set how much memory the daemon's device may use

@@ -1,8 +1,10 @@
 use super::cuda;
 use super::settings_arg::{SocketArgs, read};
 use crate::cpu::{Isa, Kernels};
-use crate::error::Result;
+use crate::error::{Result, printable};
+use crate::serve::socket;
 use serde::Serialize;
+use std::path::Path;
 
 /// Look at this machine: what would run here, and why
 #[derive(clap::Args)]
@@ -86,21 +88,28 @@ fn findings(args: &Args) -> Result<Vec<Finding>> {
     let changed = settings.all().filter(|(_, _, origin)| **origin != crate::settings::Origin::Default).count();
     add("settings", "ok", format!("{changed} differ from their defaults (dynamicinfer config show --origin)"));
     let path = args.socket.path(&settings);
-    match (crate::serve::socket::holder(&path), args.socket.connect()) {
-        (Some(pid), Ok(client)) => {
-            let state = client.get("/v1/x/ps")?;
-            let model = state["models"][0]["name"].as_str().map_or("no model".into(), str::to_owned);
-            add("daemon", "ok", format!("process {pid} at {}, {model}", path.display()));
-        }
-        (Some(pid), Err(error)) => {
-            add("daemon", "problem", format!("process {pid} holds the socket and does not answer: {error}"))
-        }
-        (None, Ok(_)) => {
-            add("daemon", "problem", format!("something that is no daemon of ours listens at {}", path.display()))
-        }
-        (None, Err(_)) => {
-            add("daemon", "note", format!("none at {}; start one: dynamicinfer serve MODEL", path.display()))
-        }
-    }
+    let (verdict, found) = daemon(&path, args)?;
+    add("daemon", verdict, found);
     Ok(findings)
+}
+
+/// Who has the socket, and whether it answers.
+fn daemon(path: &Path, args: &Args) -> Result<(&'static str, String)> {
+    let at = path.display();
+    let held = match socket::is_held(path) {
+        Ok(held) => held,
+        Err(error) => return Ok(("problem", error.to_string())),
+    };
+    let process =
+        socket::listener(path).map_or("a process".into(), |peer| format!("process {}", peer.pid.as_raw_nonzero()));
+    Ok(match (held, args.socket.connect()) {
+        (true, Ok(client)) => {
+            let state = client.get("/v1/x/ps")?;
+            let model = state["models"][0]["name"].as_str().map_or("no model".into(), printable);
+            ("ok", format!("{process} at {at}, {model}"))
+        }
+        (true, Err(error)) => ("problem", format!("a daemon has the lock of {at} and does not answer: {error}")),
+        (false, Ok(_)) => ("problem", format!("something that is no daemon of ours listens at {at}")),
+        (false, Err(_)) => ("note", format!("none at {at}; start one: dynamicinfer serve MODEL")),
+    })
 }

@@ -1,18 +1,22 @@
 //! The Unix socket: who may have it, whether somebody has it, and what is left of those who had it.
 //!
 //! A lock file beside it, held as long as the process lives, decides between two that start at once; a socket without a
-//! holder of the lock is a leftover. The lock file says the holder's process id.
+//! holder of the lock is a leftover. Others may be able to write to the directory, so nothing is believed of what lies there: the
+//! lock is opened only if it is this user's own file, and who listens is what the kernel says.
 
 use crate::error::{Error, Result};
-use rustix::fs::{FlockOperation, Mode};
+use rustix::fs::{FlockOperation, Mode, OFlags};
+use rustix::net::UCred;
 use std::fs::File;
 use std::io::{Read, Seek, Write};
-use std::os::unix::fs::{DirBuilderExt, FileTypeExt, MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::{DirBuilderExt, FileTypeExt, MetadataExt};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 
 /// What the kernel's address of a socket holds.
 const LONGEST_PATH: usize = 107;
+/// A process number and a newline, with room to spare: a lock file that is longer is somebody's file.
+const LONGEST_LOCK: u64 = 16;
 
 /// Where the daemon listens when nobody says: the user's runtime directory, else a private directory below /tmp.
 pub fn default_path() -> PathBuf {
@@ -29,15 +33,25 @@ pub fn default_path() -> PathBuf {
 pub struct Bound {
     pub listener: UnixListener,
     path: PathBuf,
+    /// Device and inode of the socket's file.
+    file: (u64, u64),
     /// Held for as long as the socket is.
     _lock: File,
 }
 
 impl Drop for Bound {
     fn drop(&mut self) {
-        // The lock file stays: taking it away would let two hold locks on different files of one name.
-        let _ = std::fs::remove_file(&self.path);
+        // Where somebody took our file away, another daemon may have put its own there. The inode is not given to another file as
+        // long as the listener has it. The lock file stays: taking it away would let two hold locks on different files of one name.
+        if identity(&self.path).is_ok_and(|file| file == self.file) {
+            let _ = std::fs::remove_file(&self.path);
+        }
     }
+}
+
+/// Which file has this name, a link being one itself.
+fn identity(path: &Path) -> std::io::Result<(u64, u64)> {
+    std::fs::symlink_metadata(path).map(|meta| (meta.dev(), meta.ino()))
 }
 
 /// Binds `path` for this user alone.
@@ -75,7 +89,8 @@ pub fn bind(path: &Path) -> Result<Bound> {
     let listener = UnixListener::bind(path);
     rustix::process::umask(before);
     let listener = listener.map_err(Error::io("listen at", path))?;
-    Ok(Bound { listener, path: path.to_owned(), _lock: lock })
+    let file = identity(path).map_err(Error::io("look at", path))?;
+    Ok(Bound { listener, path: path.to_owned(), file, _lock: lock })
 }
 
 /// The directory of the default place below /tmp is made by us, and belongs to us or is refused.
@@ -98,18 +113,20 @@ fn make_private_dir(path: &Path) -> Result<()> {
 
 fn lock(path: &Path) -> Result<File> {
     let lock_path = lock_path(path);
-    let open = File::options().read(true).write(true).create(true).truncate(false).mode(0o600).open(&lock_path);
-    let mut file = open.map_err(Error::io("open", &lock_path))?;
+    let mut file = open_lock(&lock_path, OFlags::RDWR | OFlags::CREATE)?;
     if rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive).is_err() {
-        let mut pid = String::new();
         // Without its number the message is poorer, and still right.
-        let _ = file.read_to_string(&mut pid);
+        let process = listener(path).map_or(String::new(), |peer| format!(" (process {})", peer.pid.as_raw_nonzero()));
         return Err(Error::Running(format!(
-            "a daemon is already running at {} (process {}); use it, stop it with `dynamicinfer stop --daemon`, or take \
-             another --socket",
-            path.display(),
-            pid.trim()
+            "a daemon is already running at {}{process}; use it, stop it with `dynamicinfer stop --daemon`, or take another --socket",
+            path.display()
         )));
+    }
+    let mut before = Vec::new();
+    let read = (&mut file).take(LONGEST_LOCK + 1).read_to_end(&mut before);
+    read.map_err(Error::io("read", &lock_path))?;
+    if before.len() as u64 > LONGEST_LOCK || !before.iter().all(|b| b.is_ascii_digit() || *b == b'\n') {
+        return Err(not_ours(&lock_path, "holds something else than the number of a process"));
     }
     let write = |file: &mut File| {
         file.set_len(0)?;
@@ -120,17 +137,53 @@ fn lock(path: &Path) -> Result<File> {
     Ok(file)
 }
 
+/// Opens a lock file if it is this user's own: through a link somebody else's file would be written to, and what others own they
+/// can change.
+fn open_lock(path: &Path, how: OFlags) -> Result<File> {
+    // A pipe does not keep this waiting.
+    let flags = how | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+    let file = match rustix::fs::open(path, flags, Mode::from_raw_mode(0o600)) {
+        Ok(file) => File::from(file),
+        Err(rustix::io::Errno::LOOP) => return Err(not_ours(path, "is a symbolic link")),
+        Err(error) => return Err(Error::io("open", path)(error.into())),
+    };
+    let meta = file.metadata().map_err(Error::io("look at", path))?;
+    let why = if !meta.is_file() {
+        "is no regular file"
+    } else if meta.uid() != rustix::process::geteuid().as_raw() {
+        "belongs to another user"
+    } else if meta.nlink() != 1 {
+        "has other names, too (hard links)"
+    } else {
+        return Ok(file);
+    };
+    Err(not_ours(path, why))
+}
+
+fn not_ours(path: &Path, why: &str) -> Error {
+    let path = path.display();
+    Error::Usage(format!("the lock file {path} {why}: it is left alone. Remove it, or take another --socket"))
+}
+
 fn lock_path(path: &Path) -> PathBuf {
     let mut name = path.as_os_str().to_owned();
     name.push(".lock");
     name.into()
 }
 
-/// The process that listens at `path`, if a daemon does.
-pub fn holder(path: &Path) -> Option<u32> {
-    let file = File::open(lock_path(path)).ok()?;
-    if rustix::fs::flock(&file, FlockOperation::NonBlockingLockShared).is_ok() {
-        return None;
+/// Whether a daemon of this user has the lock of `path`.
+///
+/// # Errors
+/// [`Error::Usage`] for a lock file that is not this user's own; [`Error::Io`].
+pub fn is_held(path: &Path) -> Result<bool> {
+    match open_lock(&lock_path(path), OFlags::RDONLY) {
+        Ok(file) => Ok(rustix::fs::flock(&file, FlockOperation::NonBlockingLockShared).is_err()),
+        Err(Error::Io { source, .. }) if source.kind() == std::io::ErrorKind::NotFound => Ok(false),
+        Err(error) => Err(error),
     }
-    std::fs::read_to_string(lock_path(path)).ok()?.trim().parse().ok()
+}
+
+/// Who listens at `path`, as the kernel noted it when it began to: nothing that lies in a file.
+pub fn listener(path: &Path) -> Option<UCred> {
+    rustix::net::sockopt::socket_peercred(UnixStream::connect(path).ok()?).ok()
 }

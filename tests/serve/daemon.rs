@@ -7,7 +7,7 @@ use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::Mutex;
-use std::sync::mpsc::{Receiver, channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::time::Duration;
 
 /// Longer than any step of a test on a busy machine.
@@ -83,10 +83,14 @@ impl Daemon {
     }
 
     pub fn spawn(dir: &Path, args: &[&str], environment: &[(&str, &str)]) -> Daemon {
-        let socket = dir.join("dynamicinfer.sock");
         let mut command = command(dir, args);
         command.envs(environment.iter().copied());
-        let mut child = command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
+        Daemon::listening_to(command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap(), dir)
+    }
+
+    /// One that was started otherwise, with a pipe for what it says.
+    pub fn listening_to(mut child: Child, dir: &Path) -> Daemon {
+        let socket = dir.join("dynamicinfer.sock");
         let (send, said) = channel();
         let stderr = BufReader::new(child.stderr.take().unwrap());
         std::thread::spawn(move || stderr.lines().map_while(Result::ok).for_each(|line| drop(send.send(line))));
@@ -108,6 +112,15 @@ impl Daemon {
                 Ok(line) => all.push(line),
                 Err(error) => panic!("the daemon did not say '{what}' ({error}) but {all:?}"),
             }
+        }
+    }
+
+    /// What it says next; `None` when it will say nothing more.
+    pub fn next_line(&mut self) -> Option<String> {
+        match self.said.get_mut().unwrap().recv_timeout(PATIENCE) {
+            Ok(line) => Some(line),
+            Err(RecvTimeoutError::Disconnected) => None,
+            Err(RecvTimeoutError::Timeout) => panic!("the daemon neither says anything nor ends"),
         }
     }
 
@@ -195,6 +208,11 @@ pub fn request(method: &str, path: &str, body: &str) -> Vec<u8> {
 
 /// Reads to the end of the connection.
 pub fn read_answer(stream: &mut UnixStream) -> Answer {
+    read_all(stream)
+}
+
+/// The same of any connection.
+pub fn read_all(stream: &mut impl Read) -> Answer {
     let mut bytes = Vec::new();
     // A connection that was reset has said what it said.
     let _ = stream.read_to_end(&mut bytes);

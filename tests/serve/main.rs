@@ -7,3 +7,4 @@ mod failures;
 mod files;
 mod life;
 mod memory;
+mod strangers;
