@@ -2,6 +2,7 @@
 //!
 //! A message says what, which, why and what to do. Outcomes that are not failures are data, not errors.
 
+use std::borrow::Cow;
 use std::fmt;
 use std::path::{Path, PathBuf};
 
@@ -19,7 +20,7 @@ pub enum Error {
     #[error(transparent)]
     BadFile(Box<BadFile>),
     /// The operating system refused; exit 1.
-    #[error("cannot {action} {}: {source}", path.display())]
+    #[error("cannot {action} {}: {source}", printable(&path.to_string_lossy()))]
     Io { action: &'static str, path: PathBuf, source: std::io::Error },
     /// Not enough memory or budget; exit 6.
     #[error("{0}")]
@@ -107,7 +108,24 @@ impl Error {
     }
 }
 
-/// Text from a file, safe on a terminal: control characters (ANSI escapes too) are escaped, length is capped.
+/// Whether a terminal does something with a character instead of showing it: controls, with which escape sequences begin (those of
+/// one byte behind ASCII, too), and those that break lines or turn the direction of what follows, which then reads as something else.
+pub fn is_unprintable(c: char) -> bool {
+    c.is_control() || matches!(c, '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
+}
+
+/// Text of several lines that is not ours, safe on a terminal: newlines and tabs stay, each other character that a terminal would
+/// act on is replaced by a mark.
+pub fn safe_text(text: &str) -> Cow<'_, str> {
+    let bad = |c: char| is_unprintable(c) && !matches!(c, '\n' | '\t');
+    match text.contains(bad) {
+        true => text.replace(bad, "\u{fffd}").into(),
+        false => text.into(),
+    }
+}
+
+/// One line of text that is not ours (a name, a path, a file's words), safe on a terminal: what is unprintable is escaped, length is
+/// capped.
 pub fn printable(text: &str) -> String {
     printable_up_to(400, text)
 }
@@ -126,9 +144,32 @@ fn printable_up_to(longest: usize, text: &str) -> String {
         }
         match c {
             '\n' => out.push_str("\\n"),
-            c if c.is_control() => out.extend(c.escape_default()),
+            c if is_unprintable(c) => out.extend(c.escape_default()),
             c => out.push(c),
         }
     }
     out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// `run`, `ls`, `ps` and others printed names and texts as they were: a model's text set the terminal's title, a file's name
+    /// read backwards.
+    #[test]
+    fn nothing_that_a_terminal_acts_on_is_left_in_text_that_is_not_ours() {
+        let bad = (0..=u32::from(char::MAX)).filter_map(char::from_u32).filter(|c| is_unprintable(*c));
+        for c in bad {
+            let text = format!("a{c}b");
+            assert!(printable(&text).chars().all(|c| c.is_ascii_graphic()), "{text:?}");
+            let kept = matches!(c, '\n' | '\t');
+            assert_eq!(safe_text(&text), if kept { &*text } else { "a\u{fffd}b" });
+        }
+        for c in ['\u{1b}', '\u{7}', '\r', '\u{7f}', '\u{80}', '\u{9b}', '\u{9d}', '\u{202e}', '\u{2066}'] {
+            assert!(is_unprintable(c), "{c:?}");
+        }
+        let ordinary = "Größe, 大きさ, مرحبا, 👩‍🚀 and a no-break\u{a0}space";
+        assert_eq!((printable(ordinary).as_str(), &*safe_text(ordinary)), (ordinary, ordinary));
+    }
 }

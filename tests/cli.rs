@@ -507,6 +507,37 @@ fn a_models_own_name_is_neither_a_terminals_command_nor_a_path() {
     assert!(!temporary.exists());
 }
 
+/// A file's name went to the terminal as it was, from `ls` and from messages; one that is no UTF-8 ended `ls --json` by a panic.
+#[test]
+fn a_files_name_is_no_terminals_command() {
+    let place = Place::new();
+    let models = place.path().join("cache/dynamicinfer/models");
+    std::fs::create_dir_all(&models).unwrap();
+    let name = b"\x1b]0;owned\x07\xc2\x9b2J\xe2\x80\xae\nNAME\xff.neurons";
+    std::fs::write(models.join(OsStr::from_bytes(name)), "no model").unwrap();
+    let acts = |c: char| c.is_control() && c != '\n' || ('\u{202a}'..='\u{202e}').contains(&c);
+    let list = place.run(&["ls"]);
+    assert!(list.code == 0 && list.out.contains("owned") && !list.out.contains(acts), "{:?}", list.out);
+    assert!(!list.out.contains("\nNAME"), "a name is one line: {}", list.out);
+    let json = place.run(&["ls", "--json"]);
+    assert!(json.code == 0 && !json.out.contains(acts), "{} {:?}", json.err, json.out);
+    let listed: Json = serde_json::from_str(&json.out).unwrap();
+    assert!(listed[0]["path"].as_str().unwrap().contains("\u{1b}]0;owned"), "{listed}");
+    let path = OsStr::from_bytes(b"\x1b]0;owned\x07\xc2\x9b");
+    let calls: [&[&OsStr]; 4] = [
+        &["show".as_ref(), path],
+        &["run".as_ref(), path, "x".as_ref()],
+        &["pack".as_ref(), "demo".as_ref(), "-o".as_ref(), OsStr::from_bytes(b"no\x1b]0;owned/x")],
+        &["ps".as_ref(), "--socket".as_ref(), path],
+    ];
+    for args in calls {
+        let done = place.run(args);
+        assert!(done.code != 0 && done.err.contains("owned") && !done.err.contains(acts), "{args:?}: {:?}", done.err);
+    }
+    let unexpected = place.run(&["ls".as_ref(), path]);
+    assert!(unexpected.code == 2 && !unexpected.err.contains(acts), "{:?}", unexpected.err);
+}
+
 #[test]
 fn output_into_a_closed_pipe_ends_quietly() {
     let place = Place::new();

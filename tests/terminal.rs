@@ -7,10 +7,10 @@ use rustix::termios::{Winsize, tcsetwinsize};
 use std::fs::File;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::fs::PermissionsExt;
-use std::os::unix::net::UnixStream;
+use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
-use std::sync::mpsc::{Receiver, channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -37,13 +37,21 @@ struct Terminal {
 
 impl Terminal {
     fn start(dir: &Path, args: &[&str]) -> Terminal {
+        Terminal::of(command(dir, args), true)
+    }
+
+    /// `talk`: stderr is on the terminal, too.
+    fn of(mut command: Command, talk: bool) -> Terminal {
         let pty = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC).unwrap();
         grantpt(&pty).unwrap();
         unlockpt(&pty).unwrap();
         tcsetwinsize(&pty, Winsize { ws_row: 40, ws_col: 120, ws_xpixel: 0, ws_ypixel: 0 }).unwrap();
         let name = ptsname(&pty, Vec::new()).unwrap();
         let open = || File::options().read(true).write(true).open(name.to_str().unwrap()).unwrap();
-        let child = command(dir, args).stdin(open()).stdout(open()).stderr(open()).spawn().unwrap();
+        let stderr = if talk { open().into() } else { Stdio::null() };
+        let child = command.stdin(open()).stdout(open()).stderr(stderr).spawn().unwrap();
+        // Its handles of the terminal's other end: the last that is closed ends the reading here.
+        drop(command);
         let keys = File::from(pty);
         let mut output = keys.try_clone().unwrap();
         let (send, screen) = channel();
@@ -81,6 +89,17 @@ impl Terminal {
             match self.screen.recv_timeout(PATIENCE) {
                 Ok(piece) => self.seen.push_str(&String::from_utf8_lossy(&piece)),
                 Err(error) => panic!("'{what}' was not shown ({error}) but {:?}", self.seen),
+            }
+        }
+    }
+
+    /// All that is shown until the program has ended.
+    fn rest(&mut self) -> String {
+        loop {
+            match self.screen.recv_timeout(PATIENCE) {
+                Ok(piece) => self.seen.push_str(&String::from_utf8_lossy(&piece)),
+                Err(RecvTimeoutError::Disconnected) => return std::mem::take(&mut self.seen),
+                Err(error) => panic!("it does not end ({error}): {:?}", self.seen),
             }
         }
     }
@@ -267,6 +286,97 @@ fn top_draws_what_the_daemon_does() {
     let look: serde_json::Value = serde_json::from_slice(&done.stdout).unwrap();
     assert_eq!(look["ps"]["models"][0]["name"], "demo");
     assert_eq!(look["cache"]["layers"].as_array().unwrap().len(), 5);
+}
+
+/// What a terminal acts on; line breaks and tabs are text.
+fn acts(c: char) -> bool {
+    c.is_control() && !matches!(c, '\r' | '\n' | '\t') || ('\u{202a}'..='\u{202e}').contains(&c)
+}
+
+/// A model's text went to the terminal as it was, escape sequences too; into a pipe or a file it goes to the byte.
+#[test]
+fn a_models_text_is_text_on_a_terminal_and_every_byte_in_a_pipe() {
+    let dir = tempfile::tempdir().unwrap();
+    // Random weights at a temperature that makes every byte as likely as any other.
+    let shape = ["--hidden", "64", "--layers", "1", "--ffn", "64", "--heads", "2", "--kv-heads", "2", "--vocab", "320"];
+    let made = command(dir.path(), &[&["synth", "-o", "m.neurons"][..], &shape].concat()).output().unwrap();
+    assert!(made.status.success(), "{}", String::from_utf8_lossy(&made.stderr));
+    let wild =
+        ["--temp", "100", "--top-k", "0", "--top-p", "1", "--min-p", "0", "--ignore-eos", "-n", "2000", "--seed", "7"];
+    let run = || command(dir.path(), &[&["run", "m.neurons", "x"][..], &wild].concat());
+    let piped = String::from_utf8(run().output().unwrap().stdout).unwrap();
+    assert!(piped.contains('\u{1b}') && piped.contains('\u{7}'), "the model says no escape sequence: {piped:?}");
+    let shown = Terminal::of(run(), false).rest();
+    assert!(!shown.contains(acts), "{shown:?}");
+    // The terminal's own doing: a carriage return before each newline. Tabs stay.
+    let expected = piped.replace(|c| acts(c) || c == '\r', "\u{fffd}").replace('\n', "\r\n");
+    assert_eq!(shown, expected);
+}
+
+/// Something that listens in the daemon's place and answers these pages, whatever else is asked.
+fn hostile(dir: &Path, pages: [(&'static str, String); 3]) {
+    let listener = UnixListener::bind(dir.join("dynamicinfer.sock")).unwrap();
+    // Ends with the test program: it waits for who may still come.
+    std::thread::spawn(move || {
+        for mut stream in listener.incoming().map_while(Result::ok) {
+            let mut asked = Vec::new();
+            let mut byte = [0];
+            while !asked.ends_with(b"\r\n\r\n") && stream.read(&mut byte).is_ok_and(|n| n == 1) {
+                asked.extend(byte);
+            }
+            let asked = String::from_utf8_lossy(&asked).into_owned();
+            let page = pages.iter().find(|(path, _)| asked.contains(path)).map_or("{}", |(_, page)| page.as_str());
+            let head = format!("HTTP/1.1 200 OK\r\nContent-Length: {}\r\nConnection: close\r\n\r\n", page.len());
+            let _ = stream.write_all((head + page).as_bytes());
+        }
+    });
+}
+
+/// `top` drew a share of what is no number, which ends ratatui by a panic, and counts beyond 64 bits; names of a server went to the
+/// terminal with what turns their direction.
+#[test]
+fn top_draws_what_a_hostile_server_says_as_text_and_goes_on() {
+    let dir = tempfile::tempdir().unwrap();
+    let name = "\u{1b}]0;owned\u{7}\u{9b}2J\u{202e}name";
+    let layer = serde_json::json!({"layer": 0, "predictor": name, "hits": u64::MAX, "misses": u64::MAX, "slots": -1});
+    let model = serde_json::json!({"name": name, "predictor": name, "device": name, "threads": name, "file": name});
+    let numbers = "dynamicinfer_vram_used_bytes NaN\ndynamicinfer_vram_budget_bytes inf\ndynamicinfer_uptime_seconds -1\n\
+                   dynamicinfer_vram_used_bytes nan\ndynamicinfer_vram_budget_bytes 1\n";
+    let pages = [
+        ("/metrics", numbers.to_owned()),
+        ("/v1/x/ps", serde_json::json!({"state": "ready", "models": [model], "error": name}).to_string()),
+        ("/v1/x/cache", serde_json::json!({"layers": [layer]}).to_string()),
+    ];
+    hostile(dir.path(), pages);
+    let mut terminal = Terminal::start(dir.path(), &["top", "--delay", "0.1"]);
+    let drawn = terminal.wait_for("GB/s") + &terminal.wait_for("threshold");
+    assert!(drawn.contains("owned"), "{drawn:?}");
+    terminal.type_in("q");
+    let drawn = drawn + &terminal.rest();
+    assert!(!drawn.contains("]0;owned\u{7}") && !drawn.contains(['\u{9b}', '\u{202e}']), "{drawn:?}");
+    assert_eq!(terminal.ends(), Some(0));
+    for args in [&["ps"][..], &["doctor"], &["budget"], &["load", "x"]] {
+        let done = command(dir.path(), args).stdin(Stdio::null()).output().unwrap();
+        let said = String::from_utf8(done.stdout).unwrap() + &String::from_utf8(done.stderr).unwrap();
+        assert!(!said.contains(acts), "{args:?}: {said:?}");
+    }
+}
+
+/// A name that a terminal takes for a command, in a talk on one.
+#[test]
+fn a_talk_with_a_hostile_name_sets_no_title() {
+    let dir = tempfile::tempdir().unwrap();
+    let talk = serde_json::json!({"system": "\u{1b}]0;owned\u{7}", "set": {}, "turns": []});
+    std::fs::write(dir.path().join("talk.json"), talk.to_string()).unwrap();
+    let mut terminal = Terminal::start(dir.path(), &["chat", "demo"]);
+    terminal.wait_for(">>> ");
+    for line in ["/load talk.json\r", "/system\r", "/show\r"] {
+        terminal.type_in(line);
+        let shown = terminal.wait_for(">>> ");
+        assert!(!shown.contains("\u{1b}]0;"), "{shown:?}");
+    }
+    terminal.type_in("\u{4}");
+    assert_eq!(terminal.ends(), Some(0));
 }
 
 #[test]

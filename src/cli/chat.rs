@@ -3,7 +3,7 @@ use super::chat_commands::{self, Next};
 use super::settings_arg::{SocketArgs, read};
 use crate::client::Client;
 use crate::clock::{self, Seldom};
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, printable};
 use crate::interrupt;
 use crate::settings::Settings;
 use rustyline::error::ReadlineError;
@@ -110,7 +110,7 @@ impl Talk {
         let mut answer = String::new();
         let result = self.backend.answer(&request, |piece| {
             answer.push_str(piece);
-            super::print(&printable(piece))
+            super::print(piece)
         });
         (answer, result)
     }
@@ -145,17 +145,11 @@ impl Talk {
 
 const MAX_TOKENS: &str = "max_tokens";
 
-/// A model's text on a terminal: no escape sequence reaches it.
-fn printable(text: &str) -> String {
-    let safe = |c: char| matches!(c, '\n' | '\t') || !c.is_control();
-    text.chars().map(|c| if safe(c) { c } else { char::REPLACEMENT_CHARACTER }).collect()
-}
-
 pub fn run(args: Args) -> Result<()> {
     let settings = read(None)?;
     let backend = backend(&args, &settings)?;
     let card = backend.card()?;
-    let name = card["id"].as_str().unwrap_or_default().to_owned();
+    let name = printable(card["id"].as_str().unwrap_or_default());
     let system = args.system.clone().or_else(|| settings.text("chat.system").map(str::to_owned));
     if card["chat_template"] == false {
         eprintln!("note: {name} has no chat template: it continues the text of what is said");

@@ -3,7 +3,7 @@
 use super::chat::Talk;
 use super::daemon_verbs::budget_line;
 use crate::api::chat::CHAT_FIELDS;
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, printable};
 use crate::settings::nearest;
 use serde_json::{Value, json};
 use std::io::Write;
@@ -101,12 +101,12 @@ fn set(talk: &mut Talk, rest: &str) -> Result<()> {
 fn show(talk: &Talk) -> Result<()> {
     let card = talk.backend.card()?;
     let set: Vec<String> = talk.set.iter().map(|(field, value)| format!("{field} {value}")).collect();
-    let set = if set.is_empty() { "defaults".into() } else { set.join(", ") };
+    let set = if set.is_empty() { "defaults".into() } else { printable(&set.join(", ")) };
     super::print(&format!(
         "model    {}, {} tokens of context\nset      {set}\nsystem   {}\nturns    {}\n",
         talk.name,
         card["context_length"],
-        talk.system.as_deref().unwrap_or("none"),
+        printable(talk.system.as_deref().unwrap_or("none")),
         talk.turns.len()
     ))
 }
@@ -165,7 +165,7 @@ fn policy(talk: &Talk, name: &str) -> Result<()> {
     let body = (!name.is_empty()).then(|| json!({"policy": name}));
     let method = if body.is_some() { "PUT" } else { "GET" };
     match talk.backend.ask(method, "/v1/x/policy", body.as_ref())? {
-        Some(policy) => super::print(&format!("{}\n", policy["policy"].as_str().unwrap_or_default())),
+        Some(policy) => super::print(&format!("{}\n", printable(policy["policy"].as_str().unwrap_or_default()))),
         None => super::print(HERE),
     }
 }

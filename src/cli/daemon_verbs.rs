@@ -2,7 +2,7 @@
 
 use super::settings_arg::{SocketArgs, read};
 use super::size;
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, printable};
 use crate::serve::socket;
 use clap::Subcommand;
 use comfy_table::Table;
@@ -27,11 +27,11 @@ pub fn ps(args: Ps) -> Result<()> {
     let mut table = Table::new();
     table.load_style(comfy_table::presets::NOTHING);
     table.set_header(["NAME", "STATE", "SIZE", "KEYS", "PROCESSOR", "CONTEXT", "RUNNING", "WAITING"]);
-    let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+    let text = |value: &Value| printable(value.as_str().unwrap_or_default());
     let bytes = |value: &Value| super::human_bytes(value.as_u64().unwrap_or_default());
     for m in state["models"].as_array().into_iter().flatten() {
         let processor = match m["device"].as_str() {
-            Some(device) => format!("cpu + {device}"),
+            Some(device) => format!("cpu + {}", printable(device)),
             None => format!("cpu, {} threads", m["threads"]),
         };
         table.add_row([
@@ -54,7 +54,7 @@ pub fn ps(args: Ps) -> Result<()> {
     match (state["state"].as_str(), state["error"].as_str()) {
         (Some("ready"), _) => super::print(&format!("{table}\n{file}")),
         (Some("loading"), _) => super::print(&format!("loading {}\n", text(&state["loading"]))),
-        (_, Some(error)) => super::print(&format!("no model answers: {error}\n")),
+        (_, Some(error)) => super::print(&format!("no model answers: {}\n", printable(error))),
         _ => super::print("no model is loaded; load one: dynamicinfer load MODEL\n"),
     }
 }
@@ -74,7 +74,8 @@ pub fn load(args: LoadArgs) -> Result<()> {
     let named = Path::new(&args.model);
     let model = if named.exists() { named.canonicalize().map_err(Error::io("resolve", named))? } else { named.into() };
     let card = client.json("POST", "/v1/x/models/load", Some(&json!({"model": model.to_string_lossy()})))?;
-    eprintln!("{} is ready, {} tokens of context", card["id"].as_str().unwrap_or_default(), card["context_length"]);
+    let name = printable(card["id"].as_str().unwrap_or_default());
+    eprintln!("{name} is ready, {} tokens of context", card["context_length"]);
     Ok(())
 }
 
@@ -164,6 +165,7 @@ pub fn budget_line(budget: &Value) -> String {
     let memory = format!("memory: weights {}, keys and values up to {}", bytes("model_bytes"), bytes("kv_bytes"));
     match budget["device"].as_str() {
         Some(device) => {
+            let device = printable(device);
             format!("{device}: {} of {}; {memory}", bytes("vram_used_bytes"), bytes("vram_budget_bytes"))
         }
         None => format!("no device; {memory}"),

@@ -1,8 +1,8 @@
-use crate::error::Result;
+use crate::error::{Result, printable};
 use crate::formats::neuron_store::NeuronStore;
 use comfy_table::Table;
 use serde::Serialize;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 /// List the models that are packed on this machine
 #[derive(clap::Args)]
@@ -16,7 +16,8 @@ struct Entry {
     name: String,
     quant: &'static str,
     bytes: u64,
-    path: PathBuf,
+    /// As text; bytes that are none are replaced.
+    path: String,
     /// What is wrong with it, if it cannot be used.
     error: Option<String>,
 }
@@ -26,7 +27,7 @@ pub fn run(args: Args) -> Result<()> {
     let files = dir.iter().flat_map(|dir| std::fs::read_dir(dir).into_iter().flatten().flatten()).map(|e| e.path());
     let mut files: Vec<PathBuf> = files.filter(|path| path.extension().is_some_and(|e| e == "neurons")).collect();
     files.sort();
-    let entries: Vec<Entry> = files.into_iter().map(entry).collect();
+    let entries: Vec<Entry> = files.iter().map(|path| entry(path)).collect();
     if args.json {
         return super::print_json(&entries);
     }
@@ -35,18 +36,20 @@ pub fn run(args: Args) -> Result<()> {
     table.set_header(["NAME", "TYPE", "SIZE", "PATH"]);
     for e in entries {
         let name = e.error.map_or(e.name, |error| format!("unusable: {error}"));
-        table.add_row([name, e.quant.to_owned(), super::human_bytes(e.bytes), e.path.display().to_string()]);
+        let path = printable(&e.path);
+        table.add_row([printable(&name), e.quant.to_owned(), super::human_bytes(e.bytes), path]);
     }
     super::print(&(table.to_string() + "\ndemo and demo-silu come with the program.\n"))
 }
 
-fn entry(path: PathBuf) -> Entry {
-    let bytes = std::fs::metadata(&path).map_or(0, |meta| meta.len());
-    match NeuronStore::open(&path) {
+fn entry(path: &Path) -> Entry {
+    let bytes = std::fs::metadata(path).map_or(0, |meta| meta.len());
+    let (opened, path) = (NeuronStore::open(path), path.to_string_lossy().into_owned());
+    match opened {
         Ok(store) => {
             let name = store.header.config["name"].as_str().unwrap_or_default().to_owned();
             let quant = store.header.quant.name();
-            Entry { name: crate::error::printable(&name), quant, bytes, path, error: None }
+            Entry { name, quant, bytes, path, error: None }
         }
         Err(error) => Entry { name: String::new(), quant: "", bytes, path, error: Some(error.to_string()) },
     }

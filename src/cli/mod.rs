@@ -1,5 +1,10 @@
 //! The command line: one file per verb. Data goes to stdout, talk to stderr.
 
+/// As the standard one, for the modules below: what is said may hold a path, a name or an answer that is not ours ([`say`]).
+macro_rules! eprintln {
+    ($($text:tt)*) => { $crate::cli::say(format_args!($($text)*)) };
+}
+
 mod bench;
 mod calibrate;
 mod chart;
@@ -40,9 +45,10 @@ mod top;
 mod trace_arg;
 mod train_predictor;
 
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, is_unprintable, safe_text};
 use clap::{Parser, Subcommand};
-use std::io::Write;
+use std::fmt::Write as _;
+use std::io::{IsTerminal, Write};
 use std::process::ExitCode;
 
 /// Runs language models that do not fit in VRAM, neuron by neuron.
@@ -113,7 +119,12 @@ pub fn main() -> ExitCode {
         Ok(args) => args,
         Err(error) => {
             // Help and version are data, everything else is a complaint; both may go into a closed pipe.
-            let _ = error.print();
+            // It repeats what was typed, or what a shell made of a file's name.
+            if error.use_stderr() && std::env::args_os().any(|arg| arg.to_string_lossy().contains(is_unprintable)) {
+                eprintln!("{}", error.render().to_string().trim_end());
+            } else {
+                let _ = error.print();
+            }
             return ExitCode::from(if error.use_stderr() { 2 } else { 0 });
         }
     };
@@ -132,7 +143,7 @@ pub fn main() -> ExitCode {
         Err(Error::Io { source, .. }) if source.kind() == std::io::ErrorKind::BrokenPipe => ExitCode::SUCCESS,
         Err(error) => {
             // Whoever cannot read it has the exit status.
-            let _ = writeln!(std::io::stderr(), "dynamicinfer: {error}");
+            eprintln!("dynamicinfer: {error}");
             ExitCode::from(error.exit_code())
         }
     }
@@ -178,17 +189,43 @@ fn log() {
     // Set once, here; a second subscriber cannot be there yet.
     // A log that cannot be written is not complained of where it cannot be written either: that would panic.
     let subscriber = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
-    let _ = subscriber.log_internal_errors(false).try_init();
+    let subscriber = subscriber.log_internal_errors(false);
+    // Colours are for who looks at it now; in a file they are rubbish between the words.
+    let subscriber = if std::io::stderr().is_terminal() { subscriber } else { subscriber.with_ansi(false) };
+    let _ = subscriber.try_init();
 }
 
-/// Prints to stdout; a closed pipe is an error that ends the program quietly.
+/// Prints to stdout, whatever the text came from: nothing in it does more on a terminal than be read. A closed pipe is an error that
+/// ends the program quietly.
 fn print(text: &str) -> Result<()> {
+    print_as_it_is(&safe_text(text))
+}
+
+/// Prints bytes that somebody wants as they are: the text of a model that goes into a file or another program.
+fn print_as_it_is(text: &str) -> Result<()> {
     let mut out = std::io::stdout().lock();
     out.write_all(text.as_bytes()).and_then(|()| out.flush()).map_err(Error::io("write to", "stdout".as_ref()))
 }
 
+/// A line of talk on stderr, as safe as [`print`]. Where nobody can read it that is no failure.
+fn say(text: std::fmt::Arguments) {
+    let mut line = safe_text(&text.to_string()).into_owned();
+    line.push('\n');
+    let _ = std::io::stderr().write_all(line.as_bytes());
+}
+
+/// What JSON lets stand in a string and a terminal acts on is written as its number, which is the same JSON.
 fn print_json(value: &impl serde::Serialize) -> Result<()> {
-    print(&(serde_json::to_string_pretty(value).expect("plain data") + "\n"))
+    let text = serde_json::to_string_pretty(value).expect("plain data");
+    let mut safe = String::with_capacity(text.len() + 1);
+    for c in text.chars() {
+        if is_unprintable(c) && c != '\n' {
+            write!(safe, "\\u{:04x}", u32::from(c)).expect("a string takes all");
+        } else {
+            safe.push(c);
+        }
+    }
+    print(&(safe + "\n"))
 }
 
 /// 1.2 GiB and the like.

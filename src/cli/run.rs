@@ -12,7 +12,7 @@ use crate::tokenizer::chat_template::{Message, render};
 use crate::tokenizer::stream::TextStream;
 use crate::tokenizer::{Special, Tokenizer};
 use serde::Serialize;
-use std::io::{IsTerminal, Read, Write};
+use std::io::{IsTerminal, Read};
 
 /// Prompts above this are surely a mistake: no model has such a context.
 const MAX_PROMPT: u64 = 64 << 20;
@@ -233,13 +233,8 @@ fn generate(
     progress.finish();
     let prompt_seconds = start.elapsed().as_secs_f64();
 
-    let mut out = std::io::stdout().lock();
-    let mut emit = |piece: &str| -> Result<()> {
-        if args.json || piece.is_empty() {
-            return Ok(());
-        }
-        out.write_all(piece.as_bytes()).and_then(|()| out.flush()).map_err(Error::io("write to", "stdout".as_ref()))
-    };
+    let print = if std::io::stdout().is_terminal() { super::print } else { super::print_as_it_is };
+    let emit = |piece: &str| if args.json || piece.is_empty() { Ok(()) } else { print(piece) };
     let mut all = String::new();
     let mut generated = 0usize;
     let start = clock::now();

@@ -12,7 +12,6 @@ use crate::serve::{self, AtEnd, Load, Opened, PathLimits, SetBudget};
 use crate::settings::Settings;
 use crate::tokenizer::Tokenizer;
 use clap::ValueEnum;
-use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -68,7 +67,7 @@ pub fn run(args: Args) -> Result<()> {
     let settings = flags.settings(config.as_deref())?;
     let opener = Opener { quant: args.quant, sparsity: args.sparsity, device: args.device, trace: args.trace };
     // Nobody may be there to read it, or the disk that it goes to may be full: that is no reason to stop.
-    let say = |text: &str| drop(writeln!(std::io::stderr(), "{text}"));
+    let say = |text: &str| eprintln!("{text}");
     serve::run(settings, Arc::new(opener), move || flags.settings(config.as_deref()), say)
 }
 

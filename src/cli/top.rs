@@ -1,7 +1,7 @@
 use super::settings_arg::SocketArgs;
 use crate::client::Client;
 use crate::clock::{self, Duration, Instant};
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, printable};
 use crate::interrupt;
 use ratatui::crossterm::event::{self, Event, KeyCode, KeyModifiers};
 use ratatui::layout::{Constraint, Layout};
@@ -107,7 +107,9 @@ impl Look {
         let text = client.call("GET", "/metrics", None)?;
         let sample = |line: &str| {
             let (name, value) = line.rsplit_once(' ')?;
-            Some((name.strip_prefix("dynamicinfer_").unwrap_or(name).to_owned(), value.parse().ok()?))
+            // What is no number cannot be drawn as a share of another.
+            let value = value.parse().ok().filter(|value: &f64| value.is_finite())?;
+            Some((name.strip_prefix("dynamicinfer_").unwrap_or(name).to_owned(), value))
         };
         let numbers = text.lines().filter(|line| !line.starts_with('#')).filter_map(sample).collect();
         let ps = client.get("/v1/x/ps")?;
@@ -168,8 +170,9 @@ fn draw(frame: &mut Frame, before: &Look, now: &Look) {
 
 fn summary(before: &Look, now: &Look) -> Paragraph<'static> {
     let model = &now.ps["models"][0];
-    let name = model["name"].as_str().unwrap_or("no model").to_owned();
-    let state = now.ps["state"].as_str().unwrap_or_default().to_owned();
+    let text = |value: &Value| printable(value.as_str().unwrap_or_default());
+    let name = printable(model["name"].as_str().unwrap_or("no model"));
+    let state = text(&now.ps["state"]);
     let percent = |share: Option<f64>| share.map_or("-".into(), |s| format!("{:.1} %", 100.0 * s));
     let per_second = |name: &str| rate(before, now, name);
     let columns = share(before, now, "decode_columns_total", &["decode_passes_total"]);
@@ -177,7 +180,7 @@ fn summary(before: &Look, now: &Look) -> Paragraph<'static> {
         Line::from(format!(
             "{name}  {state}  up {} s  {}  {}",
             now.number("uptime_seconds") as u64,
-            model["predictor"].as_str().unwrap_or_default(),
+            text(&model["predictor"]),
             if now.number("draining") > 0.0 { "ending" } else { "" }
         ))
         .bold(),
@@ -227,13 +230,13 @@ fn layer_table(before: &Value, now: &Value) -> Table<'static> {
         // A model that was loaded anew counts from nothing.
         let added = |name: &str| number(name).saturating_sub(before["layers"][l][name].as_u64().unwrap_or_default());
         let (hits, misses) = (added("hits"), added("misses"));
-        let rate = match hits + misses {
+        let rate = match hits.saturating_add(misses) {
             0 => "-".into(),
             all => format!("{:.1} %", 100.0 * hits as f64 / all as f64),
         };
         Row::new([
             number("layer").to_string(),
-            layer["predictor"].as_str().unwrap_or_default().to_owned(),
+            printable(layer["predictor"].as_str().unwrap_or_default()),
             threshold,
             rate,
             format!("{} of {}", number("resident"), number("slots")),

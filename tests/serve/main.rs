@@ -8,3 +8,4 @@ mod files;
 mod life;
 mod memory;
 mod strangers;
+mod words;
