@@ -28,7 +28,7 @@ use memmap2::Mmap;
 use std::fs::{File, Metadata};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
 /// How the numbers of a tensor are stored in a source file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -111,8 +111,8 @@ struct Mapped {
     guarded: Option<Guarded>,
     map: Option<Mmap>,
     file: File,
-    /// As it was when it was opened.
-    then: Stamp,
+    /// As it was when it was opened; its standing, and when that changed, as it was last looked at.
+    then: Mutex<Stamp>,
 }
 
 /// What tells a file from another, and from itself after it was written to. A file that was only touched counts as written to.
@@ -121,11 +121,21 @@ struct Stamp {
     file: (u64, u64),
     bytes: u64,
     modified: (i64, i64),
+    /// The kernel's own: nobody can set it back, but a new name or other rights set it, too.
+    changed: (i64, i64),
+    /// How many names it has, mode, owner and group.
+    standing: (u64, u32, u32, u32),
 }
 
 impl Stamp {
     fn of(meta: &Metadata) -> Stamp {
-        Stamp { file: (meta.dev(), meta.ino()), bytes: meta.len(), modified: (meta.mtime(), meta.mtime_nsec()) }
+        Stamp {
+            file: (meta.dev(), meta.ino()),
+            bytes: meta.len(),
+            modified: (meta.mtime(), meta.mtime_nsec()),
+            changed: (meta.ctime(), meta.ctime_nsec()),
+            standing: (meta.nlink(), meta.mode(), meta.uid(), meta.gid()),
+        }
     }
 }
 
@@ -151,7 +161,7 @@ impl MappedFile {
             let what = if meta.is_dir() { "a directory" } else { "a pipe, device or socket" };
             return Err(Error::bad(path, "", format!("not a model file: it is {what}")));
         }
-        let mut mapped = Mapped { guarded: None, map: None, file, then: Stamp::of(&meta) };
+        let mut mapped = Mapped { guarded: None, map: None, file, then: Mutex::new(Stamp::of(&meta)) };
         if meta.len() > 0 {
             // SAFETY: the map is read-only. A file that is changed in place while it is mapped is the one thing that mmap cannot
             // guard against: `state` and `is_whole` tell of it (docs/neuron_store.md, "When the file changes").
@@ -184,7 +194,7 @@ impl MappedFile {
 
     /// Looks at the file and at what has its name now.
     pub fn state(&self) -> FileState {
-        let then = &self.mapped.then;
+        let mut then = self.mapped.then.lock().unwrap_or_else(|e| e.into_inner());
         let changed = |what: String| FileState::Changed(what);
         if !self.is_whole() {
             return changed("a part of it can no longer be read: it was cut short, or its disk has failed".into());
@@ -200,11 +210,17 @@ impl MappedFile {
             return changed("it was written to".into());
         }
         match std::fs::metadata(&self.path) {
-            Ok(meta) if Stamp::of(&meta).file != then.file => FileState::Replaced,
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound => FileState::Removed,
+            Ok(meta) if Stamp::of(&meta).file != then.file => return FileState::Replaced,
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => return FileState::Removed,
             // Who may not look at the name any more still has the file.
-            _ => FileState::Same,
+            _ => {}
         }
+        if now.changed != then.changed && now.standing == then.standing {
+            return changed("it was written to, and its time was set back".into());
+        }
+        // A name that came or went, or other rights.
+        *then = now;
+        FileState::Same
     }
 
     /// # Errors

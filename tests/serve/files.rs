@@ -1,11 +1,12 @@
 //! A model's file that is replaced, cut or written to while it is served; and a disk that takes nothing.
 
 use crate::daemon::{Daemon, command, read_answer, request};
+use dynamicinfer::formats::{FileState, MappedFile};
 use rustix::process::Signal;
 use serde_json::json;
 use std::fs::File;
 use std::io::Write;
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, PermissionsExt};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
@@ -102,6 +103,30 @@ fn a_model_file_that_is_written_to_fails_closed_and_the_daemon_lives() {
     // As `cp` over it does: cut to nothing, then written anew.
     File::options().write(true).open(&store).unwrap().set_len(0).unwrap();
     fails_closed_and_comes_back(&daemon, &store, &good, &before, "it ");
+}
+
+/// Its time, its size and its name were the same as before, so it went unnoticed, and answers were made of the new bytes. Names that
+/// come and go and other rights are nothing that was written.
+#[test]
+fn a_model_file_that_is_written_to_with_its_time_set_back_fails_closed() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = packed(dir.path());
+    let file = MappedFile::open(&store).unwrap();
+    let other = dir.path().join("other name");
+    std::fs::hard_link(&store, &other).unwrap();
+    assert_eq!(file.state(), FileState::Same);
+    std::fs::remove_file(&other).unwrap();
+    assert_eq!(file.state(), FileState::Same);
+    std::fs::set_permissions(&store, std::fs::Permissions::from_mode(0o640)).unwrap();
+    assert_eq!(file.state(), FileState::Same);
+    let good = std::fs::read(&store).unwrap();
+    let daemon = serve(dir.path(), &store);
+    let before = text(&daemon);
+    let file = File::options().write(true).open(&store).unwrap();
+    let time = file.metadata().unwrap().modified().unwrap();
+    file.write_all_at(&[0x3c; 4096], 1 << 16).unwrap();
+    file.set_modified(time).unwrap();
+    fails_closed_and_comes_back(&daemon, &store, &good, &before, "its time was set back");
 }
 
 /// A log on a full disk cannot be written, and neither can what is said to the user: eprintln would panic.
