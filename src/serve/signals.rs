@@ -43,7 +43,17 @@ pub fn run(
         .enable_all()
         .build()
         .map_err(|e| Error::Failed(format!("cannot start the runtime: {e}")))?;
-    let result = runtime.block_on(live(settings, load, reread, say));
+    let result = runtime.block_on(async {
+        let mut quit = harmless_signals()?;
+        tokio::select! {
+            result = live(settings, load, reread, &say) => result,
+            // What lived is dropped, and the socket with it.
+            _ = quit.recv() => {
+                say("SIGQUIT: ending at once");
+                Ok(())
+            }
+        }
+    });
     // What still computes is not waited for: its asker has been told.
     runtime.shutdown_background();
     result
@@ -53,7 +63,7 @@ async fn live(
     settings: Settings,
     load: Arc<dyn Load>,
     reread: impl Fn() -> Result<Settings>,
-    say: impl Fn(&str),
+    say: &impl Fn(&str),
 ) -> Result<()> {
     raise_descriptor_limit();
     if !crate::formats::survive() {
@@ -64,7 +74,7 @@ async fn live(
     let tcp = tcp_listener(&settings).await?;
     let daemon = Arc::new(Daemon::new(settings.clone(), load));
     if let Some(tcp) = &tcp {
-        let token = token(&settings, &say)?;
+        let token = token(&settings, say)?;
         *daemon.token.lock() = Some(token);
         let address = tcp.local_addr().map_err(|e| Error::Failed(format!("TCP has no address: {e}")))?;
         say(&format!("listening at http://{address}/v1"));
@@ -118,7 +128,7 @@ async fn live(
             },
         }
     }
-    drain(&daemon, &daemon.settings(), &mut signals, &end, &mut tasks, &say).await
+    drain(&daemon, &daemon.settings(), &mut signals, &end, &mut tasks, say).await
 }
 
 /// How the engine has failed, if it has.
@@ -175,6 +185,18 @@ async fn drain(
 
 fn listen(kind: SignalKind) -> Result<tokio::signal::unix::Signal> {
     signal(kind).map_err(|e| Error::Failed(format!("cannot listen for signals: {e}")))
+}
+
+/// Signals that would end the process where it stands, its socket left behind, mean nothing here from now on; the one that is
+/// returned is to end it at once. SIGXFSZ comes with a write beyond the limit on files: that then fails, in words.
+fn harmless_signals() -> Result<tokio::signal::unix::Signal> {
+    let numbers = [libc::SIGVTALRM, libc::SIGPROF, libc::SIGXFSZ].map(SignalKind::from_raw);
+    let named = [SignalKind::user_defined1(), SignalKind::user_defined2(), SignalKind::alarm(), SignalKind::io()];
+    for kind in named.into_iter().chain(numbers) {
+        // Nobody listens, and the handler stays.
+        drop(listen(kind)?);
+    }
+    listen(SignalKind::quit())
 }
 
 struct Signals {

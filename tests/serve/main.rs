@@ -7,5 +7,6 @@ mod failures;
 mod files;
 mod life;
 mod memory;
+mod signals;
 mod strangers;
 mod words;
