@@ -50,6 +50,14 @@ pub fn default_threads() -> usize {
     cores.len().clamp(1, logical)
 }
 
+/// Threads of the pool that offline jobs and the tokenizers crate share: one per logical core, or fewer if `RAYON_NUM_THREADS` says so.
+/// More would only wait for each other, and the system gives no hundred thousand.
+pub fn pool_threads() -> usize {
+    let cores = std::thread::available_parallelism().map_or(1, |n| n.get());
+    let asked = std::env::var("RAYON_NUM_THREADS").ok().and_then(|n| n.parse().ok()).filter(|n| *n > 0);
+    asked.map_or(cores, |n: usize| n.min(cores))
+}
+
 /// Which messages the program logs to stderr, in tracing's filter language: `DYNAMICINFER_LOG=debug`.
 pub fn log_filter() -> Option<String> {
     std::env::var("DYNAMICINFER_LOG").ok()

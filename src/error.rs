@@ -22,7 +22,7 @@ pub enum Error {
     /// The operating system refused; exit 1.
     #[error("cannot {action} {}: {source}", printable(&path.to_string_lossy()))]
     Io { action: &'static str, path: PathBuf, source: std::io::Error },
-    /// Not enough memory or budget; exit 6.
+    /// Not enough of what the system or a budget gives: memory, threads, processes, descriptors; exit 6.
     #[error("{0}")]
     Memory(String),
     /// No daemon answers; exit 3.

@@ -164,10 +164,14 @@ impl ServedModel {
     /// a line apart.
     ///
     /// # Errors
-    /// 400 if the template does not take these messages, or they are too long.
+    /// 400 if the template does not take these messages, or they are too long; 503 if the system has no process to run it.
     pub fn conversation(&self, messages: &[Message]) -> Result<Vec<u32>, ApiError> {
         self.check_length("messages", messages.iter().map(|m| m.content.len()).sum())?;
-        let refuse = |e: crate::Error| ApiError::field("messages", e.to_string());
+        let refuse = |e: crate::Error| match e {
+            // That is not the messages' doing.
+            crate::Error::Memory(_) => ApiError::from(e).retry_after(1),
+            e => ApiError::field("messages", e.to_string()),
+        };
         let tokens = match self.tokenizer.chat_template() {
             Some(template) => {
                 let safe = |m: &Message| Message::new(&m.role, &self.tokenizer.defuse(&m.content));

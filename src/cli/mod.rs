@@ -134,7 +134,7 @@ pub fn main() -> ExitCode {
         crate::interrupt::install();
     }
     let done = match crate::cpu::Isa::asked_for() {
-        Ok(_) => dispatch(args.verb),
+        Ok(_) => start_pool(&args.verb).and_then(|()| dispatch(args.verb)),
         Err(why) => Err(Error::Usage(why)),
     };
     match done {
@@ -180,6 +180,25 @@ fn dispatch(verb: Verb) -> Result<()> {
         Verb::Completions(args) => completions::run(args),
         Verb::Man(args) => man::run(args),
     }
+}
+
+/// Starts the threads that rayon's users share, in a number that has a limit: left to itself it starts as many as a variable says, and
+/// ends the program where it cannot.
+fn start_pool(verb: &Verb) -> Result<()> {
+    use Verb::{Budget, Completions, Config, Doctor, Load, Ls, Man, Ps, Stop, Top};
+    // Those that compute nothing are to be there at once.
+    if matches!(
+        verb,
+        Budget(_) | Completions(_) | Config(_) | Doctor(_) | Load(_) | Ls(_) | Man(_) | Ps(_) | Stop(_) | Top(_)
+    ) {
+        return Ok(());
+    }
+    let threads = crate::config::pool_threads();
+    rayon::ThreadPoolBuilder::new().num_threads(threads).build_global().map_err(|e| {
+        Error::Memory(format!(
+            "cannot start {threads} threads: {e}; raise the limit on processes (ulimit -u, TasksMax) or on memory (ulimit -v)"
+        ))
+    })
 }
 
 fn log() {

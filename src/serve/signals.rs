@@ -21,6 +21,12 @@ use tokio::task::JoinSet;
 
 /// Threads of the runtime: connections check, tokenise and write; the engine has its own.
 const WORKERS: usize = 2;
+/// Threads for what waits or takes long: loading, tokenising, templates, looking at files. More than work at once on any machine.
+const MOST_BLOCKING: usize = 64;
+/// Such a thread stays once it is there: where the system gives no more later, work goes on with those.
+const KEPT: Duration = Duration::from_secs(365 * 24 * 3600);
+/// Threads that a daemon begins with: the runtime's, one for what takes long, the engine's, a template's two.
+const THREADS_TO_BEGIN: usize = WORKERS + 4;
 /// After a connection could not be accepted (no descriptor is free, say), until the next try.
 const ACCEPT_AGAIN: Duration = Duration::from_millis(50);
 /// After running answers were cut, until the daemon ends: for the event that says so. A second signal is obeyed within 200 ms.
@@ -38,8 +44,11 @@ pub fn run(
     reread: impl Fn() -> Result<Settings> + Send + Sync + 'static,
     say: impl Fn(&str) + Send + Sync + 'static,
 ) -> Result<()> {
+    can_start(THREADS_TO_BEGIN)?;
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(WORKERS)
+        .max_blocking_threads(MOST_BLOCKING)
+        .thread_keep_alive(KEPT)
         .enable_all()
         .build()
         .map_err(|e| Error::Failed(format!("cannot start the runtime: {e}")))?;
@@ -59,6 +68,25 @@ pub fn run(
     result
 }
 
+/// Has that many threads at once, for a moment: the runtime panics where it cannot start its own.
+///
+/// # Errors
+/// [`Error::Memory`] if the system does not give that many.
+fn can_start(threads: usize) -> Result<()> {
+    let gate = parking_lot::Mutex::new(());
+    let started = std::thread::scope(|scope| {
+        let _shut = gate.lock();
+        let start = |_| std::thread::Builder::new().spawn_scoped(scope, || drop(gate.lock())).map(drop);
+        (0..threads).try_for_each(start)
+    });
+    started.map_err(|e| {
+        Error::Memory(format!(
+            "the daemon cannot start the {threads} threads that it begins with: {e}; raise the limit on processes (ulimit -u, TasksMax) or on \
+             memory (ulimit -v)"
+        ))
+    })
+}
+
 async fn live(
     settings: Settings,
     load: Arc<dyn Load>,
@@ -66,6 +94,8 @@ async fn live(
     say: &impl Fn(&str),
 ) -> Result<()> {
     raise_descriptor_limit();
+    // The first of those that stay.
+    drop(tokio::task::spawn_blocking(|| ()));
     if !crate::formats::survive() {
         tracing::warn!("a model file that is cut while it is served will end this process");
     }

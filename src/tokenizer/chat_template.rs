@@ -37,6 +37,8 @@ const MEMORY: u64 = 512 << 20;
 /// 64 KiB of source need 28 MiB at the measured 430 bytes of stack for every byte of `not not`.
 const STACK: usize = 32 << 20;
 const WALL: Duration = Duration::from_secs(2);
+/// The child's exit status where the system gives it no thread: EX_TEMPFAIL of sysexits.h.
+const NO_THREAD: u8 = 75;
 /// Instructions: 10,000 messages of 500 each, and half a second.
 const FUEL: u64 = 5_000_000;
 /// Of macros and loops within each other.
@@ -130,10 +132,10 @@ impl Input {
 ///
 /// # Errors
 /// [`Error::Usage`] if the template refuses the messages; [`Error::BadFile`] if it is broken or takes too much memory or
-/// time; [`Error::Io`] if the child cannot be started.
+/// time; [`Error::Memory`] or [`Error::Io`] if the child cannot be started.
 pub fn render_by(program: &Path, input: &Input, path: &Path) -> Result<String> {
     let request = input.request(path)?;
-    Child::start(program)?.render(&request).said(path)
+    Child::start(program)?.render(&request, program)?.said(path)
 }
 
 /// Renders many, each by a process of its own that was started beforehand: starting one takes longer than its work. None sees
@@ -176,12 +178,12 @@ impl Renderer {
         let request = input.request(path)?;
         let spare = self.spare.lock().unwrap_or_else(|e| e.into_inner()).take();
         let mut reply = match spare {
-            Some(spare) => spare.render(&request),
-            None => Child::start(&self.program)?.render(&request),
-        };
+            Some(spare) => spare.render(&request, &self.program),
+            None => Child::start(&self.program)?.render(&request, &self.program),
+        }?;
         // One that was ended while it waited has taken nothing in: that is not the template's doing.
         if !reply.taken {
-            reply = Child::start(&self.program)?.render(&request);
+            reply = Child::start(&self.program)?.render(&request, &self.program)?;
         }
         let (said, Reply { child, .. }) = (reply.said(path), reply);
         self.replace(Some(child));
@@ -211,31 +213,52 @@ impl Child {
         let mut command = Command::new(program);
         command.arg(CHILD_ARGUMENT).env_clear().stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
         // Ctrl-C is this process's to handle.
-        command.process_group(0).spawn().map(Child).map_err(Error::io("start", program))
+        let started = command.process_group(0).spawn();
+        started.map(Child).map_err(|error| no_room(error, program))
     }
 
-    fn render(mut self, request: &[u8]) -> Reply {
+    fn render(mut self, request: &[u8], program: &Path) -> Result<Reply> {
         let (mut stdin, stdout) = (self.0.stdin.take(), self.0.stdout.take());
         let (taken, answer) = std::thread::scope(|scope| {
             let (send, receive) = mpsc::channel();
             // A child that died early does not read; its end says why.
-            let writing = scope.spawn(move || stdin.take().is_some_and(|mut stdin| stdin.write_all(request).is_ok()));
-            scope.spawn(move || {
+            let thread = std::thread::Builder::new;
+            let write = move || stdin.take().is_some_and(|mut stdin| stdin.write_all(request).is_ok());
+            let writing = thread().spawn_scoped(scope, write)?;
+            let read = move || {
                 let mut answer = Vec::new();
                 if let Some(stdout) = stdout {
                     // JSON may write a character as six. Its end is not waited for: that takes as long as the work.
                     let _ = BufReader::new(stdout.take(8 * LONGEST_OUTPUT as u64)).read_until(b'\n', &mut answer);
                 }
                 let _ = send.send(answer);
-            });
+            };
+            // Without its reader the child would be waited for by the one who writes.
+            if let Err(error) = thread().spawn_scoped(scope, read) {
+                let _ = self.0.kill();
+                return Err(error);
+            }
             let answer = receive.recv_timeout(WALL).ok();
             if answer.is_none() {
                 // Fails only if it has just ended by itself.
                 let _ = self.0.kill();
             }
-            (writing.join().unwrap_or(false), answer)
-        });
-        Reply { child: self, taken, answer }
+            Ok((writing.join().unwrap_or(false), answer))
+        })
+        .map_err(|error| no_room(error, program))?;
+        Ok(Reply { child: self, taken, answer })
+    }
+}
+
+/// A process or a thread that the system does not give: for a lack of them, of descriptors or of memory, which may end.
+fn no_room(error: std::io::Error, program: &Path) -> Error {
+    use rustix::io::Errno;
+    match Errno::from_io_error(&error) {
+        Some(Errno::AGAIN | Errno::MFILE | Errno::NFILE | Errno::NOMEM) => Error::Memory(format!(
+            "the process that renders the chat template cannot be started: {error}; ask again later, or raise the limits on processes \
+             (ulimit -u) and descriptors (ulimit -n)"
+        )),
+        _ => Error::io("start", program)(error),
     }
 }
 
@@ -256,6 +279,9 @@ impl Reply {
             Some(Ok(Outcome::Refused(reason))) => Err(refused(&reason)),
             Some(Ok(Outcome::Broken(reason))) => broken(reason),
             Some(Err(_)) => match self.child.0.wait() {
+                Ok(status) if status.code() == Some(NO_THREAD.into()) => {
+                    Err(no_room(rustix::io::Errno::AGAIN.into(), &this_program()))
+                }
                 Ok(status) => broken(cause_of_death(status)),
                 Err(error) => broken(format!("the rendering process cannot be waited for: {error}")),
             },
@@ -320,7 +346,8 @@ pub fn child_main() -> ExitCode {
     });
     match worker.map(|w| w.join()) {
         Ok(Ok(Some(()))) => ExitCode::SUCCESS,
-        _ => ExitCode::FAILURE,
+        Ok(_) => ExitCode::FAILURE,
+        Err(_) => NO_THREAD.into(),
     }
 }
 

@@ -6,6 +6,7 @@ mod daemon;
 mod failures;
 mod files;
 mod life;
+mod limits;
 mod memory;
 mod signals;
 mod strangers;
