@@ -235,6 +235,10 @@ fn talk_on(talk: &mut Talk, remembered: usize, history: Option<&Path>) -> Result
                 eprintln!("Ctrl-D, /exit or Ctrl-C again ends");
                 continue;
             }
+            Err(error) if is_no_text(&error) => {
+                eprintln!("that line is not UTF-8 text; it is left out");
+                continue;
+            }
             Err(error) => return Err(broken(error)),
         };
         again = false;
@@ -266,6 +270,11 @@ fn talk_on(talk: &mut Talk, remembered: usize, history: Option<&Path>) -> Result
     }
 }
 
+/// Bytes that came in and are no text; those behind them can still be read.
+fn is_no_text(error: &ReadlineError) -> bool {
+    matches!(error, ReadlineError::Io(error) if error.kind() == std::io::ErrorKind::InvalidData)
+}
+
 /// A message in `"""` goes on over lines. `None` where input ends inside.
 fn whole(editor: &mut Editor<(), FileHistory>, first: String, terminal: bool) -> Result<Option<String>> {
     let Some(rest) = first.trim_start().strip_prefix("\"\"\"") else { return Ok(Some(first)) };
@@ -281,6 +290,7 @@ fn whole(editor: &mut Editor<(), FileHistory>, first: String, terminal: bool) ->
             }
             Err(ReadlineError::Eof) => return Ok(None),
             Err(ReadlineError::Interrupted) => return Ok(Some(String::new())),
+            Err(error) if is_no_text(&error) => eprintln!("that line is not UTF-8 text; it is left out"),
             Err(error) => return Err(Error::Failed(format!("cannot read lines: {error}"))),
         }
     }

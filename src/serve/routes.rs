@@ -12,6 +12,7 @@ use crate::clock::Duration;
 use crate::tokenizer::Special;
 use axum::Router;
 use axum::body::Body;
+use axum::extract::rejection::PathRejection;
 use axum::extract::{Path, Request, State};
 use axum::http::{HeaderMap, HeaderValue, Method, StatusCode, header};
 use axum::middleware::Next;
@@ -122,10 +123,19 @@ async fn door(State(daemon): Shared, request: Request, next: Next) -> Response {
     daemon.counters.requests.add(1);
     let id = request.headers().get("x-request-id").and_then(|id| safe_id(id.as_bytes()));
     let id = id.unwrap_or_else(|| format!("{:016x}", daemon.fresh()));
+    let origin = allowed_origin(&daemon, request.headers());
     let mut response = match admit(&daemon, &request) {
+        // A browser asks whether it may ask, without the token.
+        Ok(()) if origin.is_some() && is_preflight(&request) => preflight(),
         Ok(()) => next.run(request).await,
         Err(error) => Refusal(error).into_response(),
     };
+    if let Some(origin) = origin {
+        let headers = response.headers_mut();
+        headers.insert(header::ACCESS_CONTROL_ALLOW_ORIGIN, origin);
+        headers.insert(header::ACCESS_CONTROL_EXPOSE_HEADERS, HeaderValue::from_static("x-request-id, retry-after"));
+        headers.append(header::VARY, HeaderValue::from_static("origin"));
+    }
     if response.status().as_u16() >= 400 {
         daemon.counters.refused.add(1);
     }
@@ -133,6 +143,29 @@ async fn door(State(daemon): Shared, request: Request, next: Next) -> Response {
         response.headers_mut().insert("x-request-id", id);
     }
     response
+}
+
+/// What a page of the allowed origin may send.
+fn preflight() -> Response {
+    let headers = [
+        (header::ACCESS_CONTROL_ALLOW_METHODS, "GET, POST, PUT"),
+        (header::ACCESS_CONTROL_ALLOW_HEADERS, "authorization, content-type, x-request-id"),
+        (header::ACCESS_CONTROL_MAX_AGE, "600"),
+    ];
+    (StatusCode::NO_CONTENT, headers).into_response()
+}
+
+/// The request's origin, if it is the one whose pages may read the answers.
+fn allowed_origin(daemon: &Daemon, headers: &HeaderMap) -> Option<HeaderValue> {
+    let origin = headers.get(header::ORIGIN)?;
+    let settings = daemon.settings();
+    let allowed = settings.text("serve.allow_origin")?;
+    (origin.as_bytes() == allowed.as_bytes()).then(|| origin.clone())
+}
+
+/// A browser's question before the request that a page wants to make (CORS).
+fn is_preflight(request: &Request) -> bool {
+    request.method() == Method::OPTIONS && request.headers().contains_key(header::ACCESS_CONTROL_REQUEST_METHOD)
 }
 
 /// A client's own id, if it can go into a log as it is.
@@ -153,13 +186,14 @@ fn admit(daemon: &Daemon, request: &Request) -> Result<(), ApiError> {
     match request.extensions().get::<Peer>() {
         // Who may open the socket may use it; its mode says who.
         Some(Peer::Unix { .. }) => Ok(()),
-        Some(Peer::Tcp(_)) => admit_tcp(daemon, request.headers()),
+        Some(Peer::Tcp(_)) => admit_tcp(daemon, request),
         None => Err(ApiError::new(500, "a connection without a peer")),
     }
 }
 
 /// TCP can be reached by every program of this machine, and by every web page in its browsers.
-fn admit_tcp(daemon: &Daemon, headers: &HeaderMap) -> Result<(), ApiError> {
+fn admit_tcp(daemon: &Daemon, request: &Request) -> Result<(), ApiError> {
+    let headers = request.headers();
     let text = |name: header::HeaderName| headers.get(name).and_then(|value| value.to_str().ok());
     let host = text(header::HOST).unwrap_or_default();
     let name = host.rsplit_once(':').map_or(host, |(name, port)| if port.ends_with(']') { host } else { name });
@@ -167,13 +201,17 @@ fn admit_tcp(daemon: &Daemon, headers: &HeaderMap) -> Result<(), ApiError> {
         let message = format!("the host '{}' is not this machine's name for itself", crate::error::excerpt(host));
         return Err(ApiError::new(403, message));
     }
-    if let Some(origin) = headers.get(header::ORIGIN)
-        && Some(origin.as_bytes()) != daemon.settings().text("serve.allow_origin").map(str::as_bytes)
-    {
-        return Err(ApiError::new(
-            403,
-            "this origin may not use the server; serve.allow_origin names the one that may",
-        ));
+    if headers.contains_key(header::ORIGIN) {
+        if allowed_origin(daemon, headers).is_none() {
+            return Err(ApiError::new(
+                403,
+                "this origin may not use the server; serve.allow_origin names the one that may",
+            ));
+        }
+        // It carries no token, and its answer tells nothing but what may be sent.
+        if is_preflight(request) {
+            return Ok(());
+        }
     }
     let given = text(header::AUTHORIZATION).and_then(|value| value.strip_prefix("Bearer ")).unwrap_or_default();
     let token = daemon.token.lock().clone();
@@ -239,7 +277,10 @@ async fn models(State(daemon): Shared) -> Response {
     json_response(&json!({"object": "list", "data": cards}))
 }
 
-async fn model(State(daemon): Shared, Path(name): Path<String>) -> Response {
+async fn model(State(daemon): Shared, name: Result<Path<String>, PathRejection>) -> Response {
+    let Ok(Path(name)) = name else {
+        return Refusal(ApiError::new(400, "the model's name in the address is not UTF-8 text")).into_response();
+    };
     let card = daemon.ready().and_then(|loaded| loaded.model.check_name(Some(&name)).map(|()| loaded.model.card()));
     answer(card)
 }

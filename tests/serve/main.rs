@@ -10,4 +10,5 @@ mod limits;
 mod memory;
 mod signals;
 mod strangers;
+mod web;
 mod words;
