@@ -15,7 +15,7 @@ use crate::engine::{Between, Migrator, MigratorCounts, Sparsity};
 use crate::model::Model;
 use crate::predictor::{Bytes, Calibration, Predictor, Room, Tools};
 use crate::scheduler::greedy::{FILLING, Move};
-use crate::scheduler::thresholds::{BALANCE_EVERY, Balancer, Pair, Times, Weight};
+use crate::scheduler::thresholds::{BALANCE_EVERY, Balancer, Times, Weight, step};
 use crate::scheduler::{Policy, Rules, Scheduler, View, snapshot};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
@@ -65,8 +65,9 @@ struct Told {
     /// Neurons that are computed for it, and for how many tokens.
     active: Vec<u32>,
     counts: Vec<u32>,
-    /// Score of each neuron of this layer, where thresholds are balanced.
+    /// Score of each neuron of this layer, where thresholds are balanced, and the threshold that was set for it.
     scores: Vec<f32>,
+    own: f32,
     /// Slots of this layer and of the one that is `ahead` of it.
     slots: Vec<u32>,
     ahead_slots: Vec<u32>,
@@ -80,7 +81,8 @@ struct Told {
 struct Decided {
     layer: usize,
     moves: Vec<Move>,
-    thresholds: Option<Pair>,
+    /// Probabilities: the CPU's, the device's.
+    thresholds: Option<[f32; 2]>,
 }
 
 /// Seen from both sides.
@@ -138,6 +140,10 @@ impl Background {
         Policy::ALL[self.shared.policy.load(Ordering::Relaxed)]
     }
 
+    fn balances(&self) -> bool {
+        (self.tune)(self.holding().rules()).thresholds
+    }
+
     fn told(&mut self, sent: bool) {
         self.counts.untold += u64::from(!sent);
         if let Some(thread) = &self.thread {
@@ -161,12 +167,13 @@ impl Drop for Background {
 
 impl Migrator for Background {
     fn apply(&mut self, cache: &mut NeuronCache, sparsity: &mut Sparsity) {
+        // What was decided under a policy that balanced may still come under one that does not.
+        let balances = self.balances();
         // No more than there was when this began to look, for the thread goes on deciding.
         for _ in 0..DECIDED {
             let refused = self.from.try_take(|decided| {
-                if let Some(pair) = decided.thresholds.take() {
-                    let probability = |t: u8| f32::from(t) / 255.0;
-                    sparsity.set_thresholds(decided.layer, [probability(pair.cpu), probability(pair.device)]);
+                if let Some(probabilities) = decided.thresholds.take().filter(|_| balances) {
+                    sparsity.set_thresholds(decided.layer, probabilities);
                 }
                 let n = decided.moves.len();
                 let moves = decided.moves.iter().map(|m| (m.slot, m.neuron));
@@ -181,7 +188,7 @@ impl Migrator for Background {
 
     fn tell(&mut self, at: &Between<'_>, cache: &NeuronCache) {
         let Some(selection) = at.selection else { return };
-        let balances = (self.tune)(self.holding().rules()).thresholds;
+        let balances = self.balances();
         self.counts.told += 1;
         let sent = self.to.try_send(|told| {
             let first = if at.batch { 0 } else { at.residual.len() / at.n * (at.n - 1) };
@@ -195,8 +202,9 @@ impl Migrator for Background {
                 told.counts.extend(selection.masks.iter().map(|m| m.count_ones()));
             }
             told.scores.clear();
-            if at.n == 1 && balances {
-                told.scores.extend_from_slice(at.scores.unwrap_or_default());
+            if let Some((own, scores)) = at.own.filter(|_| at.n == 1 && balances) {
+                told.own = own;
+                told.scores.extend_from_slice(scores);
             }
             snapshot(cache.layers[at.layer].table.slots(), &mut told.slots);
             told.ahead_slots.clear();
@@ -229,8 +237,11 @@ impl Migrator for Background {
         Some(self.holding())
     }
 
-    fn set_policy(&mut self, policy: Policy) -> bool {
+    fn set_policy(&mut self, policy: Policy, sparsity: &mut Sparsity) -> bool {
         self.shared.policy.store(policy as usize, Ordering::Relaxed);
+        if !self.balances() {
+            sparsity.one_threshold();
+        }
         true
     }
 
@@ -259,7 +270,7 @@ struct Worker {
     setting: Setting,
     scheduler: Scheduler,
     policy: Policy,
-    balancers: Vec<Option<(Balancer, Bytes)>>,
+    balancers: Vec<Option<Balanced>>,
     /// Of each layer as seen from layers before.
     tables: Vec<Option<Bytes>>,
     outbox: Outbox,
@@ -273,6 +284,14 @@ struct Worker {
     here: Vec<bool>,
 }
 
+/// A layer whose thresholds are balanced.
+struct Balanced {
+    /// The single threshold that was set for it.
+    own: f32,
+    balancer: Balancer,
+    table: Bytes,
+}
+
 /// Where decisions go.
 struct Outbox {
     to: Sender<Decided>,
@@ -280,7 +299,7 @@ struct Outbox {
 }
 
 impl Outbox {
-    fn decide(&mut self, layer: usize, thresholds: Option<Pair>, moves: &[Move]) {
+    fn decide(&mut self, layer: usize, thresholds: Option<[f32; 2]>, moves: &[Move]) {
         if thresholds.is_none() && moves.is_empty() {
             return;
         }
@@ -314,8 +333,8 @@ impl Worker {
         let rules = (setting.tune)(setting.policy.rules());
         let scheduler = Scheduler::new(rules, window, block_bytes, history, &setting.placed, 1);
         let balancer = |own: &Option<(f32, Calibration)>| {
-            let (threshold, table) = own.as_ref()?;
-            Some((Balancer::new((threshold * 255.0).round() as u8), table.bytes()))
+            let (own, table) = own.as_ref()?;
+            Some(Balanced { own: *own, balancer: Balancer::new(step(*own)), table: table.bytes() })
         };
         let balancers = setting.thresholds.iter().map(balancer).collect();
         let table = |layer| setting.predictor.as_ref()?.calibration(layer, setting.ahead).map(Calibration::bytes);
@@ -380,9 +399,7 @@ impl Worker {
             return;
         }
         let thresholds = self.balance(told);
-        if let Some(pair) = thresholds {
-            self.outbox.decide(told.layer, Some(pair), &[]);
-        }
+        self.outbox.decide(told.layer, thresholds, &[]);
         let (target, under_way) = (told.layer + self.setting.ahead, told.in_flight * self.block_bytes);
         if target < self.model.config.layers && self.predict(target, &told.residual) {
             let view = View { layer: target, slots: &told.ahead_slots };
@@ -410,12 +427,9 @@ impl Worker {
         self.policy = policy;
         let rules = (self.setting.tune)(policy.rules());
         self.scheduler.set_rules(rules);
+        // The engine has taken its own thresholds back already.
         if !rules.thresholds {
-            for (layer, balancer) in self.balancers.iter_mut().enumerate() {
-                if let Some((balancer, _)) = balancer {
-                    self.outbox.decide(layer, Some(balancer.reset()), &[]);
-                }
-            }
+            self.balancers.iter_mut().flatten().for_each(|balanced| balanced.balancer.reset());
         }
     }
 
@@ -436,10 +450,14 @@ impl Worker {
     }
 
     /// Thresholds of this layer, if they are to change.
-    fn balance(&mut self, told: &Told) -> Option<Pair> {
-        let (balancer, table) = self.balancers[told.layer].as_mut()?;
+    fn balance(&mut self, told: &Told) -> Option<[f32; 2]> {
+        let Balanced { own, balancer, table } = self.balancers[told.layer].as_mut()?;
         if told.scores.is_empty() || !self.scheduler.rules().thresholds {
             return None;
+        }
+        // Another was set while it runs, and is used already.
+        if told.own != *own {
+            (*own, *balancer) = (told.own, Balancer::new(step(told.own)));
         }
         table.of(&told.scores, &mut self.probabilities);
         self.here.fill(false);
@@ -450,7 +468,7 @@ impl Worker {
         }
         let before = balancer.thresholds();
         let now = balancer.update(self.rates.times?, self.setting.weight);
-        (now != before).then_some(now)
+        (now != before).then(|| now.probabilities(*own))
     }
 
     /// Rates since the layer before this one.

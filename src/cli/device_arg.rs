@@ -61,7 +61,8 @@ pub struct DeviceArgs {
     /// Layers that the scheduler looks ahead [default: 2 where the predictor was made for that, else 1]
     #[arg(long, value_name = "LAYERS")]
     lookahead: Option<usize>,
-    /// One threshold for device and CPU, so that the text does not depend on what lies where
+    /// One threshold for device and CPU, so that the text does not depend on what lies where; in the daemon nothing moves, either, so
+    /// that it does not in its last digits
     #[arg(long)]
     pub deterministic: bool,
     /// Whether the policy may change while it runs: a static one has its scheduler ready, too.
@@ -426,7 +427,12 @@ impl DeviceArgs {
         let own = |l| engine.sparsity().own_threshold(l).map(|(threshold, table)| (threshold, table.clone()));
         let setting = Setting {
             policy,
-            tune: if self.deterministic { |rules| Rules { thresholds: false, ..rules } } else { |rules| rules },
+            tune: match (self.deterministic, self.live) {
+                (false, _) => |rules| rules,
+                (true, false) => |rules| Rules { thresholds: false, ..rules },
+                // Others' questions would decide what lies where, and CPU and device add up in another order.
+                (true, true) => |rules| Rules { thresholds: false, moves: false, ..rules },
+            },
             weight: if self.printed_loss { Weight::Complement } else { Weight::Probability },
             ahead,
             timelines: self.timelines,

@@ -20,6 +20,7 @@ use crate::ops::gates::gates;
 use crate::ops::linear::{linear, read_row};
 use crate::ops::math;
 use crate::predictor::{Room, Tools};
+use crate::scheduler::Policy;
 use std::sync::Arc;
 
 /// Which logits a forward pass makes: the head is as large as several layers.
@@ -131,6 +132,12 @@ impl Engine {
 
     pub fn sparsity_mut(&mut self) -> &mut Sparsity {
         &mut self.sparsity
+    }
+
+    /// Goes by another policy from the next layer on; `false` where nothing can move.
+    pub fn set_policy(&mut self, policy: Policy) -> bool {
+        let migrator = self.hybrid.as_mut().and_then(|hybrid| hybrid.migrator.as_mut());
+        migrator.is_some_and(|migrator| migrator.set_policy(policy, &mut self.sparsity))
     }
 
     pub fn threads(&self) -> usize {

@@ -36,8 +36,8 @@ pub struct Between<'a> {
     pub residual: &'a [f32],
     /// What will be computed; `None` for all.
     pub selection: Option<&'a Selection>,
-    /// The own predictor's scores of this layer, `[n, ffn]`, where it has one.
-    pub scores: Option<&'a [f32]>,
+    /// The threshold that was set for this layer and its own predictor's scores, `[n, ffn]`, where it has one.
+    pub own: Option<(f32, &'a [f32])>,
 }
 
 /// Decides, between layers, what moves and what is computed.
@@ -58,8 +58,9 @@ pub trait Migrator: Send {
         None
     }
 
-    /// Goes by another policy from the next layer on; `false` if it cannot.
-    fn set_policy(&mut self, _policy: Policy) -> bool {
+    /// Goes by another policy from the next layer on, and takes back what thresholds were made of by one that the other does not have;
+    /// `false` if it cannot.
+    fn set_policy(&mut self, _policy: Policy, _sparsity: &mut Sparsity) -> bool {
         false
     }
 
@@ -493,9 +494,9 @@ impl Hybrid {
         self.cache.device.note(Note::Host(Part::Drive));
         if let Some(mut migrator) = self.migrator.take() {
             report.ffn_ns += clock::lap(lap);
-            let scores = sparsity.own_threshold(l).map(|_| &b.predicted.scores[..]);
+            let own = sparsity.own_threshold(l).map(|(threshold, _)| (threshold, &b.predicted.scores[..]));
             let batch = b.places.windows(2).any(|two| two[0].cache != two[1].cache);
-            let at = Between { layer: l, first: b.places[0].position, n, batch, residual, selection, scores };
+            let at = Between { layer: l, first: b.places[0].position, n, batch, residual, selection, own };
             migrator.apply(&mut self.cache, sparsity);
             migrator.tell(&at, &self.cache);
             self.migrator = Some(migrator);

@@ -21,11 +21,13 @@ pub enum Choice {
 enum Rule {
     Dense,
     Exact,
-    /// `scores` are those from which on a neuron is computed that is elsewhere, and one that is on the device.
+    /// `threshold` is what was set; `used` are the probabilities, and `scores` the scores, from which on a neuron is computed that is
+    /// elsewhere, and one that is on the device.
     Predicted {
         predictor: Arc<dyn Predictor>,
         ahead: usize,
         threshold: f32,
+        used: [f32; 2],
         scores: [f32; 2],
     },
 }
@@ -76,8 +78,8 @@ impl Sparsity {
                         let kind = predictor.kind().name();
                         format!("the {kind} predictor has no table for layer {layer} from {ahead} layers before it")
                     })?;
-                    let score = table.score_at(threshold);
-                    (Rule::Predicted { predictor, ahead, threshold, scores: [score; 2] }, cut)
+                    let (used, scores) = ([threshold; 2], [table.score_at(threshold); 2]);
+                    (Rule::Predicted { predictor, ahead, threshold, used, scores }, cut)
                 }
             };
             rules.push(rule);
@@ -98,8 +100,8 @@ impl Sparsity {
         }
     }
 
-    /// The probability from which on this layer's neurons are computed, as it was set at first, and the table that it stands in; for
-    /// layers that are predicted from their own residual.
+    /// The probability from which on this layer's neurons are to be computed, as it was set, and the table that it stands in; for layers
+    /// that are predicted from their own residual.
     pub fn own_threshold(&self, layer: usize) -> Option<(f32, &Calibration)> {
         match &self.rules[layer] {
             Rule::Predicted { predictor, ahead: 0, threshold, .. } => {
@@ -111,9 +113,26 @@ impl Sparsity {
 
     /// Probabilities from which on a neuron of this layer is computed by the CPU, and by the device (DynamicInfer 4.4).
     pub fn set_thresholds(&mut self, layer: usize, probabilities: [f32; 2]) {
-        if let Rule::Predicted { predictor, ahead, scores, .. } = &mut self.rules[layer] {
+        if let Rule::Predicted { predictor, ahead, used, scores, .. } = &mut self.rules[layer] {
             let table = predictor.calibration(layer, *ahead).expect("looked at when it was made");
-            *scores = probabilities.map(|p| table.score_at(p));
+            (*used, *scores) = (probabilities, probabilities.map(|p| table.score_at(p)));
+        }
+    }
+
+    /// Every layer's own threshold again, for CPU and device alike.
+    pub fn one_threshold(&mut self) {
+        for layer in 0..self.rules.len() {
+            if let Some(threshold) = self.threshold(layer) {
+                self.set_thresholds(layer, [threshold; 2]);
+            }
+        }
+    }
+
+    /// What [`Sparsity::set_thresholds`] has set last, or the threshold twice: what is used now.
+    pub fn used(&self, layer: usize) -> Option<[f32; 2]> {
+        match &self.rules[layer] {
+            Rule::Predicted { used, .. } => Some(*used),
+            Rule::Dense | Rule::Exact => None,
         }
     }
 
@@ -126,7 +145,7 @@ impl Sparsity {
         &self.cuts
     }
 
-    /// The probability from which on this layer's neurons are computed, if it is predicted.
+    /// The probability from which on this layer's neurons are to be computed, if it is predicted.
     pub fn threshold(&self, layer: usize) -> Option<f32> {
         match &self.rules[layer] {
             Rule::Predicted { threshold, .. } => Some(*threshold),
@@ -136,9 +155,9 @@ impl Sparsity {
 
     /// Sets it; false for a layer that is not predicted.
     pub fn set_threshold(&mut self, layer: usize, new: f32) -> bool {
-        let Rule::Predicted { predictor, ahead, threshold, scores } = &mut self.rules[layer] else { return false };
-        let table = predictor.calibration(layer, *ahead).expect("it was there when the rule was made");
-        (*threshold, *scores) = (new, [table.score_at(new); 2]);
+        let Rule::Predicted { threshold, .. } = &mut self.rules[layer] else { return false };
+        *threshold = new;
+        self.set_thresholds(layer, [new; 2]);
         true
     }
 

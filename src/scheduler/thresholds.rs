@@ -3,6 +3,8 @@
 
 /// Probabilities are counted in steps of 1 / 255.
 pub const BINS: usize = 256;
+/// Mean probability of those that are counted as 0, which are below half a step.
+const RARE: f64 = 0.25 / (BINS - 1) as f64;
 /// Tokens between two looks for better thresholds of a layer.
 pub const BALANCE_EVERY: u32 = 8;
 
@@ -46,7 +48,8 @@ pub enum Weight {
 
 impl Weight {
     fn of(self, bin: usize) -> f64 {
-        let p = bin as f64 / (BINS - 1) as f64;
+        // With nothing to lose in the first bin, a threshold that lies in it would be raised to the next.
+        let p = (bin as f64 / (BINS - 1) as f64).max(RARE);
         match self {
             Weight::Probability => p,
             Weight::Complement => 1.0 - p,
@@ -59,6 +62,20 @@ impl Weight {
 pub struct Pair {
     pub device: u8,
     pub cpu: u8,
+}
+
+/// A probability as it is counted.
+pub fn step(probability: f32) -> u8 {
+    (probability * (BINS - 1) as f32).round() as u8
+}
+
+impl Pair {
+    /// As probabilities, the CPU's first. Where the layer's own threshold was not moved, it is `own` itself: most neurons are less
+    /// likely than a step, and a threshold rounded to 0 would have all of them computed.
+    pub fn probabilities(self, own: f32) -> [f32; 2] {
+        let exact = |t: u8| if t == step(own) { own } else { f32::from(t) / (BINS - 1) as f32 };
+        [exact(self.cpu), exact(self.device)]
+    }
 }
 
 impl Halves {
@@ -128,9 +145,8 @@ impl Balancer {
     }
 
     /// One threshold for both again.
-    pub fn reset(&mut self) -> Pair {
+    pub fn reset(&mut self) {
         self.now = Pair { device: self.base, cpu: self.base };
-        self.now
     }
 
     /// A token's probabilities (times 255), and which neurons were resident.
@@ -210,6 +226,20 @@ mod tests {
         let expected_loss = |t| h.lost(t, Weight::Probability);
         assert!(printed.cpu > 200, "{printed:?}");
         assert!(expected_loss(printed) > 3.0 * expected_loss(ours), "{printed:?} {ours:?}");
+    }
+
+    /// A threshold of 0.00027 went out as 0 / 255, and 47 % of the neurons were computed instead of 22.
+    #[test]
+    fn a_threshold_that_was_not_moved_is_itself_and_one_below_a_step_is_not_moved() {
+        for own in [0.00027f32, 0.1234567, 0.9999] {
+            let one = Pair { device: step(own), cpu: step(own) };
+            assert_eq!(one.probabilities(own), [own; 2]);
+            let two = Pair { device: step(own).saturating_sub(1), cpu: step(own).saturating_add(1) };
+            let [cpu, device] = two.probabilities(own);
+            assert!(device <= own && own <= cpu, "{device} {own} {cpu}");
+        }
+        let h = halves(&layer(1));
+        assert_eq!(balance(&h, step(0.00027), PC, Weight::Probability), Pair { device: 0, cpu: 0 });
     }
 
     /// Measured times are noisy by a fifth, and tokens differ: once settled, thresholds stay where they are.

@@ -4,7 +4,7 @@
 use super::daemon::{Daemon, Loaded, ModelState};
 use crate::api::{ApiError, parse};
 use crate::cache::Slot;
-use crate::engine::Engine;
+use crate::engine::{Engine, Sparsity};
 use crate::formats::FileState;
 use crate::scheduler::Policy;
 use serde::Deserialize;
@@ -67,6 +67,7 @@ fn cache_state(engine: &Engine) -> Value {
             "neurons": config.ffn,
             "predictor": sparsity.kind(l).name(),
             "threshold": sparsity.threshold(l),
+            "used": used(sparsity, l),
             "hits": engine.hybrid.as_ref().map(|hybrid| hybrid.cache.layers[l].hits),
             "misses": engine.hybrid.as_ref().map(|hybrid| hybrid.cache.layers[l].misses),
             "slots": table.map_or(0, <[Slot]>::len),
@@ -166,17 +167,15 @@ pub async fn set_policy(daemon: &Daemon, body: &[u8]) -> Result<Value, ApiError>
     }
     let change: Change = parse(body, &["policy"])?;
     let wanted: Policy = crate::error::excerpt(&change.policy).parse().map_err(|why| ApiError::field("policy", why))?;
-    let set = move |engine: &mut Engine| {
-        let migrator = engine.hybrid.as_mut().and_then(|hybrid| hybrid.migrator.as_mut());
-        migrator.is_some_and(|m| m.set_policy(wanted)).then(|| policy_of(engine))
-    };
+    let set = move |engine: &mut Engine| engine.set_policy(wanted).then(|| policy_of(engine));
     daemon.ready()?.handle.ask(set).await?.ok_or_else(|| {
         let message = "nothing can move: the model runs without a device, or computes every neuron";
         ApiError::new(409, message).code("no_scheduler")
     })
 }
 
-/// GET /v1/x/thresholds: the probability from which on a neuron is computed, by layer; null where nothing is predicted.
+/// GET /v1/x/thresholds: the probability from which on a neuron is to be computed, by layer, and those that are used now by the CPU and
+/// by the device; null where nothing is predicted.
 ///
 /// # Errors
 /// 503 without a model.
@@ -187,7 +186,15 @@ pub async fn thresholds(daemon: &Daemon) -> Result<Value, ApiError> {
 
 fn thresholds_of(engine: &Engine) -> Value {
     let layers = engine.model.config.layers;
-    json!({"thresholds": (0..layers).map(|l| engine.sparsity().threshold(l)).collect::<Vec<_>>()})
+    json!({
+        "thresholds": (0..layers).map(|l| engine.sparsity().threshold(l)).collect::<Vec<_>>(),
+        "used": (0..layers).map(|l| used(engine.sparsity(), l)).collect::<Vec<_>>(),
+    })
+}
+
+/// The probabilities from which on a layer's neurons are computed now, by where they lie.
+fn used(sparsity: &Sparsity, layer: usize) -> Value {
+    sparsity.used(layer).map_or(Value::Null, |[cpu, device]| json!({"cpu": cpu, "device": device}))
 }
 
 #[derive(Deserialize)]

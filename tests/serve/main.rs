@@ -8,6 +8,7 @@ mod files;
 mod life;
 mod limits;
 mod memory;
+mod neighbours;
 mod signals;
 mod strangers;
 mod web;
