@@ -31,7 +31,7 @@ const fn key(name: &'static str, kind: Kind, default: &'static str, live: bool, 
 }
 
 /// Every key. `configs/default.toml` is written from this table, and a test keeps it so.
-pub const KEYS: [Key; 22] = [
+pub const KEYS: [Key; 24] = [
     key("serve.model", Kind::Text, "\"\"", false, "MODEL that is loaded at the start; empty for none"),
     key("serve.socket", Kind::Text, "\"\"", false, "Unix socket; empty for $XDG_RUNTIME_DIR/dynamicinfer.sock"),
     key(
@@ -86,7 +86,27 @@ pub const KEYS: [Key; 22] = [
         false,
         "bytes of the bodies of all requests that have not been read to their end; more is answered 503",
     ),
-    key("serve.connections", Kind::Whole(1, 1 << 20), "4096", false, "open connections; more wait to be accepted"),
+    key(
+        "serve.connections",
+        Kind::Whole(1, 1 << 20),
+        "4096",
+        false,
+        "open connections of the Unix socket; more wait to be accepted",
+    ),
+    key(
+        "serve.tcp_connections",
+        Kind::Whole(1, 1 << 20),
+        "256",
+        false,
+        "open connections of the TCP port; more wait to be accepted",
+    ),
+    key(
+        "serve.token_seconds",
+        Kind::Whole(1, 3600),
+        "5",
+        true,
+        "seconds that a TCP connection has to show the token in, before it is cut",
+    ),
     key(
         "serve.stall_seconds",
         Kind::Whole(1, 3600),

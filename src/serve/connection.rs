@@ -10,6 +10,7 @@ use hyper_util::rt::{TokioIo, TokioTimer};
 use std::io;
 use std::pin::{Pin, pin};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::sync::watch;
@@ -42,7 +43,25 @@ impl Peer {
     }
 }
 
-/// Serves one connection until it closes, stands still, or `ending` says so.
+/// Whether a connection has shown that it may come in.
+#[derive(Clone)]
+pub struct Entered(Arc<AtomicBool>);
+
+impl Entered {
+    pub fn note(&self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+
+    /// Until the time is over in which that has to be shown, if it was not.
+    async fn refused(&self, patience: Duration) {
+        tokio::time::sleep(patience).await;
+        if self.0.load(Ordering::Relaxed) {
+            std::future::pending().await
+        }
+    }
+}
+
+/// Serves one connection until it closes, stands still, shows no token in time, or `ending` says so.
 pub async fn serve(
     daemon: Arc<Daemon>,
     app: Router,
@@ -51,9 +70,14 @@ pub async fn serve(
     mut ending: watch::Receiver<bool>,
 ) {
     daemon.counters.connections.add(1);
-    let stall = Duration::from_secs(daemon.settings().whole("serve.stall_seconds"));
+    let seconds = |name| Duration::from_secs(daemon.settings().whole(name));
+    let (stall, patience) = (seconds("serve.stall_seconds"), seconds("serve.token_seconds"));
+    // Who could open the socket has shown it.
+    let entered = Entered(Arc::new(matches!(peer, Peer::Unix { .. }).into()));
+    let enters = entered.clone();
     let service = service_fn(move |mut request: hyper::Request<hyper::body::Incoming>| {
         request.extensions_mut().insert(peer);
+        request.extensions_mut().insert(enters.clone());
         app.clone().oneshot(request.map(Body::new))
     });
     let connection = http1::Builder::new()
@@ -65,6 +89,7 @@ pub async fn serve(
     let mut connection = pin!(connection);
     let result = tokio::select! {
         result = connection.as_mut() => result,
+        () = entered.refused(patience) => return,
         () = told(&mut ending) => {
             connection.as_mut().graceful_shutdown();
             connection.as_mut().await

@@ -1,7 +1,7 @@
 //! What can be asked, and the order in which a request is looked at.
 
 use super::body::EventStream;
-use super::connection::Peer;
+use super::connection::{Entered, Peer};
 use super::daemon::{Daemon, Loaded, ModelState};
 use super::limits::Body as Held;
 use super::{control, metrics};
@@ -127,7 +127,12 @@ async fn door(State(daemon): Shared, request: Request, next: Next) -> Response {
     let mut response = match admit(&daemon, &request) {
         // A browser asks whether it may ask, without the token.
         Ok(()) if origin.is_some() && is_preflight(&request) => preflight(),
-        Ok(()) => next.run(request).await,
+        Ok(()) => {
+            if let Some(entered) = request.extensions().get::<Entered>() {
+                entered.note();
+            }
+            next.run(request).await
+        }
         Err(error) => Refusal(error).into_response(),
     };
     if let Some(origin) = origin {

@@ -113,10 +113,11 @@ async fn live(
     let (end, ending) = watch::channel(false);
     let mut tasks = JoinSet::new();
     let app = router(daemon.clone());
-    let room = Arc::new(Semaphore::new(settings.whole("serve.connections") as usize));
-    tasks.spawn(accept(unix, daemon.clone(), app.clone(), ending.clone(), room.clone()));
+    // Room of its own for each: whoever fills the port does not keep the socket's owner out.
+    let room = |name| Arc::new(Semaphore::new(settings.whole(name) as usize));
+    tasks.spawn(accept(unix, daemon.clone(), app.clone(), ending.clone(), room("serve.connections")));
     if let Some(tcp) = tcp {
-        tasks.spawn(accept(tcp, daemon.clone(), app, ending, room));
+        tasks.spawn(accept(tcp, daemon.clone(), app, ending, room("serve.tcp_connections")));
     }
     let (mut signals, mut reload) = (Signals::new()?, listen(SignalKind::hangup())?);
     // The socket answers from here on; a model that is being loaded says so.

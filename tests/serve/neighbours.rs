@@ -1,7 +1,10 @@
 //! Nobody changes what another is answered, and nobody keeps others waiting.
 
-use crate::daemon::Daemon;
+use crate::daemon::{Daemon, PATIENCE};
 use serde_json::{Value as Json, json};
+use std::io::{Read, Write};
+use std::net::TcpStream;
+use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 const POLICIES: [&str; 6] = ["static", "micro", "macro", "full", "lru", "random"];
@@ -111,4 +114,45 @@ fn thresholds_that_are_balanced_are_told_and_taken_back_whole() {
     assert_used_as_set(&daemon);
     answer(&daemon, PROMPTS[0], 60);
     assert_used_as_set(&daemon);
+}
+
+/// 4,096 connections to the port that said nothing kept the owner of the Unix socket waiting for 8 to 30 s.
+#[test]
+fn a_full_port_does_not_keep_the_sockets_owner_waiting() {
+    let dir = tempfile::tempdir().unwrap();
+    let (daemon, address, _) = with_port(
+        dir.path(),
+        &[
+            ("DYNAMICINFER_SERVE_CONNECTIONS", "8"),
+            ("DYNAMICINFER_SERVE_TCP_CONNECTIONS", "8"),
+            ("DYNAMICINFER_SERVE_STALL_SECONDS", "3600"),
+            ("DYNAMICINFER_SERVE_TOKEN_SECONDS", "3600"),
+        ],
+    );
+    let _idle: Vec<TcpStream> = (0..100).map(|_| tcp(&address)).collect();
+    for _ in 0..20 {
+        assert_eq!(daemon.get("/health")["status"], "ok");
+    }
+}
+
+/// A connection without a token was held for as long as a header may take.
+#[test]
+fn who_shows_no_token_is_cut_soon_and_who_has_shown_it_is_not() {
+    let dir = tempfile::tempdir().unwrap();
+    let (_daemon, address, token) = with_port(
+        dir.path(),
+        &[("DYNAMICINFER_SERVE_STALL_SECONDS", "3600"), ("DYNAMICINFER_SERVE_TOKEN_SECONDS", "1")],
+    );
+    let ask = |token: &str| format!("GET /health HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {token}\r\n\r\n");
+    let mut known = tcp(&address);
+    assert_eq!(status(&mut known, &ask(&token)), 200);
+    // One says nothing, one begins a header, one has a wrong token.
+    let mut strangers = [tcp(&address), tcp(&address), tcp(&address)];
+    strangers[1].write_all(b"GET /health HTT").unwrap();
+    assert_eq!(status(&mut strangers[2], &ask("0123456789abcdef")), 401);
+    for stranger in &mut strangers {
+        assert!(stranger.read(&mut [0; 512]).is_ok_and(|n| n == 0), "it is still there");
+    }
+    // That took longer than the other had to show its token.
+    assert_eq!(status(&mut known, &ask(&token)), 200);
 }
