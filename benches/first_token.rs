@@ -14,7 +14,7 @@ use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 const PROGRAM: &str = env!("CARGO_BIN_EXE_dynamicinfer");
 /// The daemon's own defaults for the demo model.
@@ -116,7 +116,8 @@ fn main() {
     let tokenizer = Arc::new(Tokenizer::new(model.tokenizer().expect("a tokenizer"), &store).expect("a good one"));
     let context = model.config.context;
     let engine = Engine::new(model, dynamicinfer::config::default_threads(), Kernels::best());
-    let limits = Limits { queue: 64, slots: SLOTS, context, kv: KvType::F16, deterministic: false };
+    let limits =
+        Limits { queue: 64, slots: SLOTS, context, kv: KvType::F16, deterministic: false, rest: Duration::MAX };
     let handle = start(engine, tokenizer.clone(), limits).expect("the worker starts");
     let daemon = Daemon::start(dir.path(), "d.sock", &store);
 

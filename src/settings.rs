@@ -115,6 +115,13 @@ pub const KEYS: [Key; 24] = [
         "seconds that a client may stop reading, or writing its request, before it is cut",
     ),
     key(
+        "serve.rest_seconds",
+        Kind::Whole(1, 3600),
+        "2",
+        false,
+        "seconds that a client may stop reading while others wait for its place, before its answer ends with an error",
+    ),
+    key(
         "serve.ping_seconds",
         Kind::Whole(1, 3600),
         "15",

@@ -3,6 +3,7 @@
 
 mod support;
 
+use dynamicinfer::clock::Duration;
 use dynamicinfer::cpu::Kernels;
 use dynamicinfer::device::{Buffer, Call, Device, Event, Memory, OutOfMemory, Stream, Totals, VirtualDevice};
 use dynamicinfer::engine::{Choice, Engine, Logits, Sparsity};
@@ -330,7 +331,8 @@ fn a_load_without_memory_for_its_keys_is_refused_in_words() {
         let model = Model::open(&demo).unwrap();
         let tokenizer = Arc::new(Tokenizer::new(model.tokenizer().unwrap(), &demo).unwrap());
         let engine = Engine::new(model, 1, Kernels::best());
-        let limits = Limits { queue: 4, slots: 4, context: 512, kv: KvType::F32, deterministic: false };
+        let limits =
+            Limits { queue: 4, slots: 4, context: 512, kv: KvType::F32, deterministic: false, rest: Duration::MAX };
         ALLOCATIONS.set(n);
         let started = start(engine, tokenizer.clone(), limits);
         let fired = ALLOCATIONS.replace(0) == 0;

@@ -4,6 +4,7 @@ use super::serve::Opener;
 use crate::api::chat::{CHAT_FIELDS, ChatRequest};
 use crate::api::{ApiError, ServedModel, TOO_LONG, parse};
 use crate::client::{Client, until_interrupted};
+use crate::clock::Duration;
 use crate::error::{Error, Result};
 use crate::generation::{Event, Handle, Limits, Reason, start};
 use crate::serve::Opened;
@@ -40,7 +41,7 @@ impl Backend {
         let Opened { engine, tokenizer, name, kv, context, .. } = Opener::default().open(model, settings)?;
         let tokenizer = Arc::new(tokenizer);
         let (vocab, fingerprint) = (engine.model.config.vocab, engine.model.store().header.fingerprint.clone());
-        let limits = Limits { queue: 1, slots: 1, context, kv, deterministic: false };
+        let limits = Limits { queue: 1, slots: 1, context, kv, deterministic: false, rest: Duration::MAX };
         let model = Arc::new(ServedModel::new(name, tokenizer.clone(), vocab, context, fingerprint));
         let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build();
         let runtime = runtime.map_err(|e| Error::Failed(format!("cannot start the runtime: {e}")))?;

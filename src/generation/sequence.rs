@@ -66,8 +66,8 @@ pub struct Sequence {
     pub out: Outbox,
     pub slot: usize,
     pub phase: Phase,
-    /// Its reader is behind: it waits and holds nobody up.
-    pub resting: bool,
+    /// Since when its reader is behind: it waits, and holds nobody up that has a slot.
+    pub resting: Option<Instant>,
     sampler: Sampler,
     text: TextStream,
     /// Tokens told of whose text is not out yet, with the byte at which each begins.
@@ -114,7 +114,7 @@ impl Sequence {
             out,
             slot,
             phase: Phase::Prompt(cached),
-            resting: false,
+            resting: None,
             sampler,
             text,
             pending: Vec::new(),

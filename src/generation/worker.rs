@@ -43,6 +43,8 @@ pub struct Limits {
     pub kv: KvType,
     /// Each answer is what it would be alone: one timeline in a pass, and no keys from before.
     pub deterministic: bool,
+    /// For so long an answer whose reader stands still keeps its slot while others wait.
+    pub rest: Duration,
 }
 
 enum Command {
@@ -229,6 +231,7 @@ impl Worker {
     fn run(mut self) {
         while self.failure.get().is_none() && self.take_commands() {
             self.let_go();
+            self.make_room();
             self.admit();
             self.decode();
             self.prefill();
@@ -244,7 +247,8 @@ impl Worker {
 
     /// Takes in what was asked; waits for it when there is nothing else to do. False: the end.
     fn take_commands(&mut self) -> bool {
-        let rests = self.running.iter().all(|s| s.resting) && self.queue.is_empty();
+        // Who waits in the queue waits for a slot: it is empty where one is free.
+        let rests = self.running.iter().all(|s| s.resting.is_some());
         let mut next = if self.running.is_empty() && self.leaving.is_empty() && self.queue.is_empty() {
             self.commands.recv().map_err(|_| TryRecvError::Disconnected)
         } else if rests {
@@ -288,8 +292,27 @@ impl Worker {
                 continue;
             }
             let sequence = &mut self.running[at];
-            sequence.resting = !sequence.out.flush();
+            sequence.resting =
+                if sequence.out.flush() { None } else { sequence.resting.or_else(|| Some(clock::now())) };
             at += 1;
+        }
+    }
+
+    /// Where more wait than slots are free, ends answers whose readers have stood still for too long, the longest first. To go on with
+    /// one later would take its keys, or computing them in another way than they were: its text would depend on who else asks.
+    fn make_room(&mut self) {
+        let free = self.limits.slots - self.slots.busy();
+        for _ in free..self.queue.len() {
+            let rests = self.running.iter().enumerate().filter_map(|(at, s)| Some((s.resting?, at)));
+            let Some((_, at)) = rests.min().filter(|(since, _)| since.elapsed() > self.limits.rest) else { return };
+            let sequence = self.running.swap_remove(at);
+            self.slots.give_back(sequence.slot);
+            let why = format!(
+                "nobody read this answer for {:?} while others waited for its place; ask again, and read faster \
+                 (serve.rest_seconds)",
+                self.limits.rest
+            );
+            leave(sequence, Ended::Failed(why), &mut self.leaving, &self.metrics);
         }
     }
 
@@ -325,7 +348,7 @@ impl Worker {
             while todo > 0 && self.columns.len() < at_once {
                 todo -= 1;
                 let sequence = &self.running[todo];
-                if let (Phase::Decoding(token), false) = (sequence.phase, sequence.resting) {
+                if let (Phase::Decoding(token), None) = (sequence.phase, sequence.resting) {
                     self.columns.push(Column { cache: sequence.slot, token });
                 }
             }
@@ -346,7 +369,7 @@ impl Worker {
             // The same order as above: from the back, so that an end moves only what was looked at.
             for at in (todo..first).rev() {
                 let sequence = &mut self.running[at];
-                let (Phase::Decoding(_), false) = (sequence.phase, sequence.resting) else { continue };
+                let (Phase::Decoding(_), None) = (sequence.phase, sequence.resting) else { continue };
                 let (column, logits) = rows.next().expect("a column for each");
                 let room = self.limits.context - self.slots.caches[column.cache].len;
                 if let Some(ended) = sequence.step(logits, room, &self.tokenizer, &self.metrics) {
@@ -365,7 +388,7 @@ impl Worker {
         let Some(at) = (0..n).map(|i| (self.next_prompt + i) % n).find(|&at| is_prompt(&self.running[at])) else {
             return;
         };
-        let company = self.running.iter().any(|s| !is_prompt(s) && !s.resting) && !self.limits.deterministic;
+        let company = self.running.iter().any(|s| !is_prompt(s) && s.resting.is_none()) && !self.limits.deterministic;
         self.next_prompt = at + 1;
         let sequence = &mut self.running[at];
         let Phase::Prompt(done) = sequence.phase else { return };

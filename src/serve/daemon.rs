@@ -299,6 +299,7 @@ impl Daemon {
             context,
             kv,
             deterministic: settings.switch("serve.deterministic"),
+            rest: Duration::from_secs(settings.whole("serve.rest_seconds")),
         };
         let config = &engine.model.config;
         let kv_bytes = crate::model::KvCache::bytes_for(config, context, kv).saturating_mul(limits.slots as u64);

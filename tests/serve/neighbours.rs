@@ -1,6 +1,6 @@
 //! Nobody changes what another is answered, and nobody keeps others waiting.
 
-use crate::daemon::{Daemon, PATIENCE};
+use crate::daemon::{Daemon, PATIENCE, read_answer, request};
 use serde_json::{Value as Json, json};
 use std::io::{Read, Write};
 use std::net::TcpStream;
@@ -155,4 +155,39 @@ fn who_shows_no_token_is_cut_soon_and_who_has_shown_it_is_not() {
     }
     // That took longer than the other had to show its token.
     assert_eq!(status(&mut known, &ask(&token)), 200);
+}
+
+/// Eight clients that did not read kept a ninth waiting for 24 to 40 s.
+#[test]
+fn who_does_not_read_gives_way_to_who_waits_and_who_reads_does_not() {
+    let dir = tempfile::tempdir().unwrap();
+    let settings = [("DYNAMICINFER_SERVE_STALL_SECONDS", "3600"), ("DYNAMICINFER_SERVE_REST_SECONDS", "1")];
+    let args = ["serve", "demo", "--parallel", "2", "--ctx-size", "4096"];
+    let mut daemon = Daemon::spawn(dir.path(), &args, &settings);
+    daemon.wait_for("is ready");
+    let ask = |tokens: u64, logprobs: Json| {
+        let ask =
+            json!({"prompt": "Once", "max_tokens": tokens, "ignore_eos": true, "stream": true, "logprobs": logprobs});
+        let mut stream = daemon.connect();
+        stream.write_all(&request("POST", "/v1/completions", &ask.to_string())).unwrap();
+        stream
+    };
+    // More than the kernel and the daemon hold for a reader.
+    let mut still = ask(4000, json!(20));
+    daemon.until("dynamicinfer_num_requests_running", 1.0);
+    let mut read = ask(3000, Json::Null);
+    let reader = std::thread::spawn(move || read_answer(&mut read));
+    daemon.until("dynamicinfer_num_requests_running", 2.0);
+    // Two wait for one place.
+    let waiting = [(); 2].map(|()| ask(8, Json::Null));
+    for mut stream in waiting {
+        assert_eq!(read_answer(&mut stream).streamed().1.as_deref(), Some("length"));
+        assert!(!reader.is_finished(), "it waited for who reads, while another did not");
+    }
+    let (_, reason) = reader.join().unwrap().streamed();
+    assert_eq!(reason.as_deref(), Some("length"), "who reads was cut");
+    let cut = read_answer(&mut still);
+    let last = cut.events().last().unwrap().clone();
+    assert!(!cut.whole && last.contains("nobody read this answer") && last.contains("serve.rest_seconds"), "{last}");
+    assert!(cut.events().len() > 1000, "{} events: what was made is not lost", cut.events().len());
 }
