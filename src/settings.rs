@@ -31,7 +31,7 @@ const fn key(name: &'static str, kind: Kind, default: &'static str, live: bool, 
 }
 
 /// Every key. `configs/default.toml` is written from this table, and a test keeps it so.
-pub const KEYS: [Key; 24] = [
+pub const KEYS: [Key; 25] = [
     key("serve.model", Kind::Text, "\"\"", false, "MODEL that is loaded at the start; empty for none"),
     key("serve.socket", Kind::Text, "\"\"", false, "Unix socket; empty for $XDG_RUNTIME_DIR/dynamicinfer.sock"),
     key(
@@ -85,6 +85,13 @@ pub const KEYS: [Key; 24] = [
         "67108864",
         false,
         "bytes of the bodies of all requests that have not been read to their end; more is answered 503",
+    ),
+    key(
+        "serve.body_seconds",
+        Kind::Whole(1, 3600),
+        "60",
+        true,
+        "seconds that a request's body may take from its first byte to its last, before it is answered 408",
     ),
     key(
         "serve.connections",

@@ -9,6 +9,7 @@ use crate::api::chat::{CHAT_FIELDS, ChatRequest};
 use crate::api::completions::{COMPLETION_FIELDS, CompletionRequest};
 use crate::api::{ApiError, Collector, Prepared, parse};
 use crate::clock::Duration;
+use crate::settings::Settings;
 use crate::tokenizer::Special;
 use axum::Router;
 use axum::body::Body;
@@ -234,6 +235,13 @@ fn same(a: &[u8], b: &[u8]) -> bool {
 /// The body, as long as it may be and as slow as it may come.
 async fn body(daemon: &Daemon, request: Request) -> Result<Held, ApiError> {
     let settings = daemon.settings();
+    let whole = Duration::from_secs(settings.whole("serve.body_seconds"));
+    let late =
+        |_| ApiError::new(408, format!("the body did not come within {whole:?}; serve.body_seconds sets the limit"));
+    tokio::time::timeout(whole, read_body(daemon, &settings, request)).await.map_err(late)?
+}
+
+async fn read_body(daemon: &Daemon, settings: &Settings, request: Request) -> Result<Held, ApiError> {
     let limit = daemon.limits.bodies_bytes().min(settings.whole("serve.body_bytes") as usize);
     let patience = Duration::from_secs(settings.whole("serve.stall_seconds"));
     let too_large =

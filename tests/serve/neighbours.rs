@@ -6,6 +6,7 @@ use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 const POLICIES: [&str; 6] = ["static", "micro", "macro", "full", "lru", "random"];
 const PROMPTS: [&str; 4] = ["Once upon a time", "The king said", "In the morning", "There was a house"];
@@ -190,4 +191,24 @@ fn who_does_not_read_gives_way_to_who_waits_and_who_reads_does_not() {
     let last = cut.events().last().unwrap().clone();
     assert!(!cut.whole && last.contains("nobody read this answer") && last.contains("serve.rest_seconds"), "{last}");
     assert!(cut.events().len() > 1000, "{} events: what was made is not lost", cut.events().len());
+}
+
+/// A body of which a byte came every 1.5 s was waited for as long as the client liked.
+#[test]
+fn a_body_that_comes_byte_by_byte_is_answered_in_the_end() {
+    let dir = tempfile::tempdir().unwrap();
+    let settings = [("DYNAMICINFER_SERVE_STALL_SECONDS", "3600"), ("DYNAMICINFER_SERVE_BODY_SECONDS", "1")];
+    let mut daemon = Daemon::spawn(dir.path(), &["serve", "demo"], &settings);
+    daemon.wait_for("is ready");
+    let mut slow = daemon.connect();
+    // The wait for an answer that does not come is the pause between two bytes.
+    slow.set_read_timeout(Some(Duration::from_millis(50))).unwrap();
+    write!(slow, "POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 100000\r\n\r\n").unwrap();
+    let mut bytes = [0; 4096];
+    let answer = (0..400).find_map(|_| {
+        slow.write_all(b" ").unwrap();
+        slow.read(&mut bytes).ok()
+    });
+    let answer = String::from_utf8_lossy(&bytes[..answer.expect("400 bytes in 20 s are still read")]).into_owned();
+    assert!(answer.starts_with("HTTP/1.1 408") && answer.contains("serve.body_seconds"), "{answer}");
 }
