@@ -1,7 +1,6 @@
 use super::chat_backend::{Backend, Taken};
 use super::chat_commands::{self, Next};
 use super::settings_arg::{SocketArgs, read};
-use crate::client::Client;
 use crate::clock::{self, Seldom};
 use crate::error::{Error, Result, printable};
 use crate::interrupt;
@@ -167,7 +166,7 @@ pub fn run(args: Args) -> Result<()> {
 
 /// The daemon if there is one, with the model that was named; else an engine here.
 fn backend(args: &Args, settings: &Settings) -> Result<Backend> {
-    let daemon = if args.here { None } else { Client::connect(&args.socket.path(settings)).ok() };
+    let daemon = if args.here { None } else { args.socket.connect_as(settings).ok() };
     let Some(client) = daemon else {
         let model =
             args.model.clone().or_else(|| settings.text("serve.model").map(str::to_owned)).ok_or_else(|| {
@@ -185,7 +184,7 @@ fn backend(args: &Args, settings: &Settings) -> Result<Backend> {
         let there = &state["models"][0];
         if there["source"] != source.as_str() && there["source"] != model.as_str() && there["name"] != model.as_str() {
             eprintln!("loading {model}");
-            client.json("POST", "/v1/x/models/load", Some(&json!({"model": source})))?;
+            client.long("POST", "/v1/x/models/load", Some(&json!({"model": source})))?;
         }
     }
     Ok(Backend::Daemon(client))

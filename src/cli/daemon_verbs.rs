@@ -73,7 +73,7 @@ pub fn load(args: LoadArgs) -> Result<()> {
     // The daemon runs elsewhere: a path means what it means here.
     let named = Path::new(&args.model);
     let model = if named.exists() { named.canonicalize().map_err(Error::io("resolve", named))? } else { named.into() };
-    let card = client.json("POST", "/v1/x/models/load", Some(&json!({"model": model.to_string_lossy()})))?;
+    let card = client.long("POST", "/v1/x/models/load", Some(&json!({"model": model.to_string_lossy()})))?;
     let name = printable(card["id"].as_str().unwrap_or_default());
     eprintln!("{name} is ready, {} tokens of context", card["context_length"]);
     Ok(())
@@ -91,7 +91,7 @@ pub struct StopArgs {
 
 pub fn stop(args: StopArgs) -> Result<()> {
     if !args.daemon {
-        args.socket.connect()?.call("POST", "/v1/x/models/unload", None)?;
+        args.socket.connect()?.long("POST", "/v1/x/models/unload", None)?;
         eprintln!("the model is unloaded; the daemon goes on");
         return Ok(());
     }

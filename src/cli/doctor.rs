@@ -4,6 +4,7 @@ use crate::cpu::{Isa, Kernels};
 use crate::error::{Result, printable};
 use crate::serve::socket;
 use serde::Serialize;
+use serde_json::Value;
 use std::path::Path;
 
 /// Look at this machine: what would run here, and why
@@ -104,9 +105,11 @@ fn daemon(path: &Path, args: &Args) -> Result<(&'static str, String)> {
         socket::listener(path).map_or("a process".into(), |peer| format!("process {}", peer.pid.as_raw_nonzero()));
     Ok(match (held, args.socket.connect()) {
         (true, Ok(client)) => {
-            let state = client.get("/v1/x/ps")?;
-            let model = state["models"][0]["name"].as_str().map_or("no model".into(), printable);
-            ("ok", format!("{process} at {at}, {model}"))
+            let model = |state: Value| state["models"][0]["name"].as_str().map_or("no model".into(), printable);
+            match client.get("/v1/x/ps").map(model) {
+                Ok(model) => ("ok", format!("{process} at {at}, {model}")),
+                Err(error) => ("problem", format!("{process}: {error}")),
+            }
         }
         (true, Err(error)) => ("problem", format!("a daemon has the lock of {at} and does not answer: {error}")),
         (false, Ok(_)) => ("problem", format!("something that is no daemon of ours listens at {at}")),

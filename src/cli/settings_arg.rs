@@ -1,5 +1,7 @@
 //! Settings as the verbs read them, and the socket that they mean.
 
+use crate::client::Client;
+use crate::clock::Duration;
 use crate::config;
 use crate::error::Result;
 use crate::settings::Settings;
@@ -12,6 +14,9 @@ pub struct SocketArgs {
     /// The daemon's Unix socket [default: serve.socket, or $XDG_RUNTIME_DIR/dynamicinfer.sock]
     #[arg(long, value_name = "PATH")]
     pub socket: Option<PathBuf>,
+    /// Seconds to wait for the daemon's answer; of what takes long, as `load` does, for a sign of life
+    #[arg(long, value_name = "SECONDS", default_value_t = 10, value_parser = clap::value_parser!(u64).range(1..=86_400))]
+    timeout: u64,
 }
 
 impl SocketArgs {
@@ -22,8 +27,14 @@ impl SocketArgs {
 
     /// # Errors
     /// [`crate::Error::NoDaemon`] with how to start one.
-    pub fn connect(&self) -> Result<crate::client::Client> {
-        crate::client::Client::connect(&self.path(&read(None)?))
+    pub fn connect(&self) -> Result<Client> {
+        self.connect_as(&read(None)?)
+    }
+
+    /// # Errors
+    /// As [`SocketArgs::connect`].
+    pub fn connect_as(&self, settings: &Settings) -> Result<Client> {
+        Client::connect(&self.path(settings), Duration::from_secs(self.timeout))
     }
 }
 

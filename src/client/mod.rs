@@ -3,7 +3,7 @@
 use crate::clock::Duration;
 use crate::error::{Error, Result, excerpt};
 use crate::interrupt;
-use http_body_util::{BodyExt, Full};
+use http_body_util::{BodyExt, Full, Limited};
 use hyper::body::{Bytes, Incoming};
 use hyper::{Method, Request, Response};
 use hyper_util::rt::TokioIo;
@@ -13,22 +13,27 @@ use tokio::runtime::Runtime;
 
 /// How often a waiting call looks whether Ctrl-C was pressed.
 const LOOK: Duration = Duration::from_millis(20);
+/// More than any answer or event of a daemon has.
+const MOST_BYTES: usize = 64 << 20;
 
 /// Calls one daemon; each call is a connection of its own, so that ending it cancels what it asked for.
 pub struct Client {
     socket: PathBuf,
     runtime: Runtime,
+    timeout: Duration,
 }
 
 impl Client {
+    /// For `timeout` an answer is waited for, and of what takes long a sign of life.
+    ///
     /// # Errors
     /// [`Error::NoDaemon`] if nothing listens at `socket`.
-    pub fn connect(socket: &Path) -> Result<Client> {
+    pub fn connect(socket: &Path, timeout: Duration) -> Result<Client> {
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()
             .build()
             .map_err(|e| Error::Failed(format!("cannot start the runtime: {e}")))?;
-        let client = Client { socket: socket.to_owned(), runtime };
+        let client = Client { socket: socket.to_owned(), runtime, timeout };
         client.runtime.block_on(client.open())?;
         Ok(client)
     }
@@ -59,26 +64,58 @@ impl Client {
         sender.send_request(request).await.map_err(broken)
     }
 
+    async fn answer(&self, method: &str, path: &str, body: Option<&Value>) -> Result<String> {
+        let response = self.send(method_of(method), path, body).await?;
+        let status = response.status().as_u16();
+        let bytes = Limited::new(response.into_body(), MOST_BYTES).collect().await;
+        let bytes = bytes.map_err(|e| Error::Failed(format!("the daemon broke off: {e}")))?.to_bytes();
+        let text = String::from_utf8_lossy(&bytes).into_owned();
+        if status >= 400 { Err(refused(status, &text)) } else { Ok(text) }
+    }
+
+    async fn in_time<T>(&self, work: impl Future<Output = Result<T>>) -> Result<T> {
+        let late = |_| {
+            Error::Failed(format!(
+                "the daemon at {} has not answered for {} s: it is stopped, or very busy; --timeout SECONDS waits longer",
+                self.socket.display(),
+                self.timeout.as_secs()
+            ))
+        };
+        tokio::time::timeout(self.timeout, work).await.map_err(late)?
+    }
+
+    /// Work that takes as long as it takes: whenever it is not done for a while, the daemon has to show that it is alive.
+    async fn while_alive<T>(&self, work: impl Future<Output = Result<T>>) -> Result<T> {
+        let mut work = std::pin::pin!(work);
+        loop {
+            if let Ok(done) = tokio::time::timeout(self.timeout, work.as_mut()).await {
+                return done;
+            }
+            // Whatever it says: a daemon that is loading, or has failed, says something.
+            self.in_time(self.send(Method::GET, "/health", None)).await?;
+        }
+    }
+
     /// The answer's text.
     ///
     /// # Errors
-    /// [`Error::Failed`] with the daemon's own words for a refusal; [`Error::Interrupted`] on Ctrl-C.
+    /// [`Error::Failed`] with the daemon's own words for a refusal, or if it does not answer in time; [`Error::Interrupted`] on Ctrl-C.
     pub fn call(&self, method: &str, path: &str, body: Option<&Value>) -> Result<String> {
-        self.runtime.block_on(until_interrupted(async {
-            let response = self.send(method_of(method), path, body).await?;
-            let status = response.status().as_u16();
-            let bytes = response.into_body().collect().await;
-            let bytes = bytes.map_err(|e| Error::Failed(format!("the daemon broke off: {e}")))?.to_bytes();
-            let text = String::from_utf8_lossy(&bytes).into_owned();
-            if status >= 400 { Err(refused(status, &text)) } else { Ok(text) }
-        }))
+        self.runtime.block_on(until_interrupted(self.in_time(self.answer(method, path, body))))
     }
 
     /// # Errors
     /// As [`Client::call`].
     pub fn json(&self, method: &str, path: &str, body: Option<&Value>) -> Result<Value> {
-        let text = self.call(method, path, body)?;
-        serde_json::from_str(&text).map_err(|e| Error::Failed(format!("the daemon answered no JSON: {e}")))
+        json(&self.call(method, path, body)?)
+    }
+
+    /// Of what may take long, as loading a model does: waits for as long as the daemon is alive.
+    ///
+    /// # Errors
+    /// As [`Client::call`].
+    pub fn long(&self, method: &str, path: &str, body: Option<&Value>) -> Result<Value> {
+        json(&self.runtime.block_on(until_interrupted(self.while_alive(self.answer(method, path, body))))?)
     }
 
     /// # Errors
@@ -92,7 +129,7 @@ impl Client {
     /// # Errors
     /// As [`Client::call`]; an error event is one, and so is a stream without its end.
     pub fn stream(&self, path: &str, body: &Value, mut event: impl FnMut(Value) -> Result<()>) -> Result<()> {
-        self.runtime.block_on(until_interrupted(async {
+        self.runtime.block_on(until_interrupted(self.while_alive(async {
             let response = self.send(Method::POST, path, Some(body)).await?;
             let status = response.status().as_u16();
             let mut body = response.into_body();
@@ -100,6 +137,9 @@ impl Client {
             while let Some(frame) = body.frame().await {
                 let frame = frame.map_err(|e| Error::Failed(format!("the daemon broke off: {e}")))?;
                 let Some(data) = frame.data_ref() else { continue };
+                if text.len() + data.len() > MOST_BYTES {
+                    return Err(Error::Failed(format!("the daemon sent an event of more than {MOST_BYTES} bytes")));
+                }
                 text.extend_from_slice(data);
                 if status >= 400 {
                     continue;
@@ -122,8 +162,12 @@ impl Client {
                 return Err(refused(status, &String::from_utf8_lossy(&text)));
             }
             Err(Error::Failed("the answer ended before its end".into()))
-        }))
+        })))
     }
+}
+
+fn json(text: &str) -> Result<Value> {
+    serde_json::from_str(text).map_err(|e| Error::Failed(format!("the daemon answered no JSON: {e}")))
 }
 
 /// Verbs name methods as HTTP does.

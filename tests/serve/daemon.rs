@@ -5,7 +5,7 @@ use serde_json::Value as Json;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, ExitStatus, Stdio};
+use std::process::{Child, Command, ExitStatus, Output, Stdio};
 use std::sync::Mutex;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::time::Duration;
@@ -188,6 +188,20 @@ impl Daemon {
     pub fn wait(&mut self) -> ExitStatus {
         self.child.wait().unwrap()
     }
+}
+
+/// What a program says; nothing if it does not end in time, and it is killed then.
+pub fn said(command: &mut Command) -> Option<Output> {
+    let child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let pid = Pid::from_child(&child);
+    let (send, ended) = channel();
+    let waiting = std::thread::spawn(move || send.send(child.wait_with_output().unwrap()));
+    let output = ended.recv_timeout(PATIENCE / 2).ok();
+    if output.is_none() {
+        let _ = kill_process(pid, Signal::KILL);
+    }
+    let _ = waiting.join().unwrap();
+    output
 }
 
 impl Drop for Daemon {

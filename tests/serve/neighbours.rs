@@ -1,6 +1,7 @@
 //! Nobody changes what another is answered, and nobody keeps others waiting.
 
-use crate::daemon::{Daemon, PATIENCE, read_answer, request};
+use crate::daemon::{Daemon, PATIENCE, command, read_answer, request, said};
+use rustix::process::Signal;
 use serde_json::{Value as Json, json};
 use std::io::{Read, Write};
 use std::net::TcpStream;
@@ -211,4 +212,37 @@ fn a_body_that_comes_byte_by_byte_is_answered_in_the_end() {
     });
     let answer = String::from_utf8_lossy(&bytes[..answer.expect("400 bytes in 20 s are still read")]).into_owned();
     assert!(answer.starts_with("HTTP/1.1 408") && answer.contains("serve.body_seconds"), "{answer}");
+}
+
+/// Every verb waited for ever for a daemon that had been stopped, as a debugger or a full machine does it.
+#[test]
+fn a_daemon_that_stands_still_ends_every_verb_in_words() {
+    let dir = tempfile::tempdir().unwrap();
+    let daemon = Daemon::start_in(dir.path(), &[]);
+    // Nothing takes so long that it is cut while the daemon lives.
+    let load = said(&mut command(dir.path(), &["load", "demo", "--timeout", "1"])).expect("load waits for ever");
+    assert!(load.status.success(), "{}", String::from_utf8_lossy(&load.stderr));
+    daemon.signal(Signal::STOP);
+    std::thread::scope(|scope| {
+        let verbs = ["ps", "budget", "budget set 1GiB", "load demo", "stop", "top --json", "chat"];
+        for verb in verbs {
+            let dir = dir.path();
+            scope.spawn(move || {
+                let mut words: Vec<&str> = verb.split(' ').collect();
+                words.splice(1..1, ["--timeout", "1"]);
+                let ended = said(&mut command(dir, &words));
+                let ended = ended.unwrap_or_else(|| panic!("{verb} waits for ever"));
+                let words = String::from_utf8_lossy(&ended.stderr);
+                assert_eq!(ended.status.code(), Some(1), "{verb}: {words}");
+                assert!(words.contains("has not answered for 1 s"), "{verb}: {words}");
+            });
+        }
+        scope.spawn(|| {
+            let doctor = said(&mut command(dir.path(), &["doctor", "--timeout", "1"])).expect("doctor waits for ever");
+            assert!(String::from_utf8_lossy(&doctor.stdout).contains("has not answered"));
+        });
+    });
+    // It does what it was asked meanwhile, and more is not to be said of its model.
+    daemon.signal(Signal::CONT);
+    assert_eq!(daemon.get("/health")["status"], "ok");
 }
