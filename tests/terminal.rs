@@ -3,7 +3,7 @@
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::process::{Pid, Signal, kill_process};
 use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
-use rustix::termios::{Winsize, tcsetwinsize};
+use rustix::termios::{Winsize, tcgetattr, tcsetwinsize};
 use std::fs::File;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::fs::PermissionsExt;
@@ -109,6 +109,18 @@ impl Terminal {
         self.closer = None;
         self.reader.take().expect("it is closed once").join().unwrap();
         self.keys = File::open("/dev/null").unwrap();
+    }
+
+    /// Its status, if it ends without being told to once more.
+    fn ends_soon(&mut self) -> Option<Option<i32>> {
+        let pid = Pid::from_child(&self.child);
+        let mut child = std::mem::replace(&mut self.child, Command::new("true").spawn().unwrap());
+        let (send, ended) = channel();
+        let waiting = std::thread::spawn(move || send.send(child.wait().unwrap()).unwrap());
+        let ended = ended.recv_timeout(Duration::from_secs(20));
+        let _ = kill_process(pid, Signal::KILL);
+        waiting.join().unwrap();
+        ended.ok().map(|status| status.code())
     }
 
     fn ends(&mut self) -> Option<i32> {
@@ -248,6 +260,28 @@ fn a_talk_goes_on_when_it_is_longer_than_the_context() {
     assert_eq!(terminal.ends(), Some(0));
 }
 
+/// It swallowed the first signal, and went on waiting for a line.
+#[test]
+fn a_talk_ends_at_its_prompt_by_the_first_signal_and_leaves_the_terminal_as_it_was() {
+    let dir = tempfile::tempdir().unwrap();
+    for signal in [Signal::TERM, Signal::HUP] {
+        for inside in [false, true] {
+            let mut terminal = Terminal::start(dir.path(), &["chat", "demo"]);
+            let modes = |keys: &File| tcgetattr(keys).unwrap().local_modes;
+            let before = modes(&terminal.keys);
+            terminal.wait_for(">>> ");
+            if inside {
+                terminal.type_in("\"\"\"one\r");
+                terminal.wait_for("... ");
+            }
+            assert_ne!(modes(&terminal.keys), before, "a prompt takes keys as they come");
+            kill_process(Pid::from_child(&terminal.child), signal).unwrap();
+            assert_eq!(terminal.ends_soon().expect("it waits for a line"), Some(130));
+            assert_eq!(modes(&terminal.keys), before);
+        }
+    }
+}
+
 /// It read keys of a terminal whose window was closed, for ever, at half a core.
 #[test]
 fn top_ends_when_its_terminal_goes() {
@@ -256,15 +290,8 @@ fn top_ends_when_its_terminal_goes() {
     // It draws nothing more that could fail.
     let mut terminal = Terminal::start(dir.path(), &["top", "--delay", "3600"]);
     terminal.wait_for("tokens/s");
-    let pid = Pid::from_child(&terminal.child);
     terminal.close();
-    let mut child = std::mem::replace(&mut terminal.child, Command::new("true").spawn().unwrap());
-    let (send, ended) = channel();
-    let waiting = std::thread::spawn(move || send.send(child.wait().unwrap()).unwrap());
-    let ended = ended.recv_timeout(Duration::from_secs(20));
-    let _ = kill_process(pid, Signal::KILL);
-    waiting.join().unwrap();
-    ended.expect("top goes on without a terminal");
+    terminal.ends_soon().expect("top goes on without a terminal");
 }
 
 #[test]

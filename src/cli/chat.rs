@@ -225,7 +225,7 @@ fn talk_on(talk: &mut Talk, remembered: usize, history: Option<&Path>) -> Result
     let (mut again, forgotten) = (false, Seldom::new());
     loop {
         let prompt = if terminal { ">>> " } else { "" };
-        let line = match editor.readline(prompt) {
+        let line = match type_in(&mut editor, prompt)? {
             Ok(line) => line,
             Err(ReadlineError::Eof) => return Ok(()),
             Err(ReadlineError::Interrupted) if again => return Ok(()),
@@ -255,7 +255,11 @@ fn talk_on(talk: &mut Talk, remembered: usize, history: Option<&Path>) -> Result
         // A leading backslash is what some other programs take.
         let command = said.strip_prefix(['/', '\\']).filter(|_| !said.contains('\n'));
         match command {
-            None => talk.ask(&said)?,
+            None => {
+                talk.ask(&said)?;
+                // One that came when the answer was just complete was meant for it.
+                interrupt::take();
+            }
             Some(command) => match chat_commands::run(talk, command) {
                 Ok(Next::Go) => {}
                 Ok(Next::Exit) => return Ok(()),
@@ -274,6 +278,18 @@ fn is_no_text(error: &ReadlineError) -> bool {
     matches!(error, ReadlineError::Io(error) if error.kind() == std::io::ErrorKind::InvalidData)
 }
 
+/// A line; SIGTERM and SIGHUP end the program meanwhile, with the terminal as it was found and no longer told to mark what is pasted.
+fn type_in(editor: &mut Editor<(), FileHistory>, prompt: &str) -> Result<rustyline::Result<String>> {
+    let before = rustix::termios::tcgetattr(std::io::stdin()).ok();
+    let restore = move || {
+        // Where the terminal has gone there is nothing to restore.
+        let Some(before) = before else { return };
+        let _ = rustix::termios::tcsetattr(std::io::stdin(), rustix::termios::OptionalActions::Now, &before);
+        let _ = writeln!(std::io::stderr(), "\x1b[?2004l");
+    };
+    interrupt::at_prompt(restore, || editor.readline(prompt))
+}
+
 /// A message in `"""` goes on over lines. `None` where input ends inside.
 fn whole(editor: &mut Editor<(), FileHistory>, first: String, terminal: bool) -> Result<Option<String>> {
     let Some(rest) = first.trim_start().strip_prefix("\"\"\"") else { return Ok(Some(first)) };
@@ -282,7 +298,7 @@ fn whole(editor: &mut Editor<(), FileHistory>, first: String, terminal: bool) ->
         if let Some(done) = text.trim_end().strip_suffix("\"\"\"") {
             return Ok(Some(done.trim_matches('\n').to_owned()));
         }
-        match editor.readline(if terminal { "... " } else { "" }) {
+        match type_in(editor, if terminal { "... " } else { "" })? {
             Ok(line) => {
                 text.push('\n');
                 text.push_str(&line);
