@@ -6,9 +6,9 @@ pub mod config;
 pub mod error;
 pub mod interrupt;
 pub mod prng;
-pub mod settings;
 
 pub mod formats;
+pub mod settings;
 pub mod tokenizer;
 
 pub mod cpu;

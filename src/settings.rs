@@ -2,6 +2,7 @@
 //! comes from. A key that nobody knows is an error that names its neighbour.
 
 use crate::error::{Error, Result, excerpt};
+use crate::formats::read_text;
 use std::collections::BTreeMap;
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -217,8 +218,11 @@ impl Settings {
     }
 
     fn read_file(&mut self, path: &Path) -> Result<()> {
-        let text = std::fs::read_to_string(path).map_err(Error::io("read", path))?;
         let refuse = |why: String| Error::Usage(format!("{}: {why}", path.display()));
+        let text = read_text(path).map_err(|error| match error {
+            Error::BadFile(bad) => refuse(bad.reason),
+            other => other,
+        })?;
         let table: toml::Table = toml::from_str(&text).map_err(|e| refuse(format!("not TOML: {e}")))?;
         for (section, values) in table {
             let sections = KEYS.iter().map(|key| key.name.split('.').next().expect("keys have sections"));

@@ -204,8 +204,8 @@ fn bad_files_are_5_and_what_cannot_be_read_is_1() {
         (&["show", "--verify", &flipped], 5, "the file is damaged; pack the model again"),
         (&["run", "empty", "x"], 5, "not a model directory: there is no config.json"),
         (&["pack", "json"], 5, "config.json: not understood: "),
-        (&["show", "fifo"], 5, "not a model file: it is a pipe, device or socket"),
-        (&["run", "/dev/zero", "x"], 5, "not a model file: it is a pipe, device or socket"),
+        (&["show", "fifo"], 5, "not a regular file: it is a pipe, device or socket"),
+        (&["run", "/dev/zero", "x"], 5, "not a regular file: it is a pipe, device or socket"),
         (&["eval", &model, "--text", "nowhere.txt"], 1, "cannot open nowhere.txt: No such file or directory"),
         (&["pack", &model, "-o", "nowhere/x.neurons"], 1, "nowhere/x.neurons"),
         (

@@ -12,8 +12,9 @@ const MODULES: [(&str, &[&str]); 26] = [
     ("error", &[]),
     ("interrupt", &["error"]),
     ("prng", &[]),
-    ("settings", &["error"]),
     ("formats", &["error"]),
+    // A file of settings is opened as every file that somebody names.
+    ("settings", &["error", "formats"]),
     ("tokenizer", &["clock", "error", "formats"]),
     // Kernels cannot fail and know no files: only how a row lies in memory. Which of them run can be asked for from outside.
     ("cpu", &["clock", "config", "formats"]),

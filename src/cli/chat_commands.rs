@@ -130,13 +130,16 @@ fn save(talk: &Talk, path: &str) -> Result<()> {
     let text = json!({"model": talk.name, "system": talk.system, "set": talk.set, "turns": turns}).to_string();
     // What was said is nobody else's to read.
     let path = Path::new(path);
-    let file = std::fs::File::options().write(true).create(true).truncate(true).mode(0o600).open(path);
+    let mut options = std::fs::File::options();
+    options.write(true).create(true).truncate(true).mode(0o600);
+    // A pipe that nobody reads is an error, and not waited for.
+    let file = options.custom_flags(rustix::fs::OFlags::NONBLOCK.bits() as i32).open(path);
     file.and_then(|mut file| file.write_all(text.as_bytes())).map_err(Error::io("write", path))
 }
 
 fn load(talk: &mut Talk, path: &str) -> Result<()> {
     let path = Path::new(path);
-    let text = std::fs::read_to_string(path).map_err(Error::io("read", path))?;
+    let text = crate::formats::read_text(path)?;
     let bad = || Error::bad(path, "talk", "is not what /save writes");
     let value: Value = serde_json::from_str(&text).map_err(|_| bad())?;
     let turn = |turn: &Value| Some((turn[0].as_str()?.to_owned(), turn[1].as_str()?.to_owned()));

@@ -150,17 +150,29 @@ pub enum FileState {
     Changed(String),
 }
 
+/// Opens a file that somebody has named, to read it. Anything but a regular file is refused without waiting: a pipe that nobody writes
+/// to would be waited for, for ever.
+pub fn open_regular(path: &Path) -> Result<(File, Metadata)> {
+    use rustix::fs::{Mode, OFlags};
+    let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::CLOEXEC;
+    let fd = rustix::fs::open(path, flags, Mode::empty()).map_err(|e| Error::io("open", path)(e.into()))?;
+    let file = File::from(fd);
+    let meta = file.metadata().map_err(Error::io("stat", path))?;
+    if !meta.is_file() {
+        let what = if meta.is_dir() { "a directory" } else { "a pipe, device or socket" };
+        return Err(Error::bad(path, "", format!("not a regular file: it is {what}")));
+    }
+    Ok((file, meta))
+}
+
+/// The text of a file that somebody has named, as [`open_regular`].
+pub fn read_text(path: &Path) -> Result<String> {
+    std::io::read_to_string(open_regular(path)?.0).map_err(Error::io("read", path))
+}
+
 impl MappedFile {
     pub fn open(path: &Path) -> Result<MappedFile> {
-        use rustix::fs::{Mode, OFlags};
-        let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::CLOEXEC;
-        let fd = rustix::fs::open(path, flags, Mode::empty()).map_err(|e| Error::io("open", path)(e.into()))?;
-        let file = File::from(fd);
-        let meta = file.metadata().map_err(Error::io("stat", path))?;
-        if !meta.is_file() {
-            let what = if meta.is_dir() { "a directory" } else { "a pipe, device or socket" };
-            return Err(Error::bad(path, "", format!("not a model file: it is {what}")));
-        }
+        let (file, meta) = open_regular(path)?;
         let mut mapped = Mapped { guarded: None, map: None, file, then: Mutex::new(Stamp::of(&meta)) };
         if meta.len() > 0 {
             // SAFETY: the map is read-only. A file that is changed in place while it is mapped is the one thing that mmap cannot

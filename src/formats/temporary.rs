@@ -54,7 +54,7 @@ fn remove_abandoned(path: &Path, name: &str) {
         let pid = number.and_then(|n| n.split('-').next()?.parse::<u32>().ok());
         let Some(pid) = pid else { continue };
         let gone = pid == std::process::id() || !Path::new(&format!("/proc/{pid}")).exists();
-        if gone && File::open(entry.path()).is_ok_and(|file| file.try_lock().is_ok()) {
+        if gone && super::open_regular(&entry.path()).is_ok_and(|(file, _)| file.try_lock().is_ok()) {
             let _ = std::fs::remove_file(entry.path());
         }
     }

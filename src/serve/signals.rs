@@ -7,6 +7,7 @@ use super::socket::{self, Bound};
 use super::systemd::{self, notify};
 use crate::clock::Duration;
 use crate::error::{Error, Result};
+use crate::formats::read_text;
 use crate::settings::Settings;
 use std::io;
 use std::net::SocketAddr;
@@ -280,7 +281,7 @@ async fn tcp_listener(settings: &Settings) -> Result<Option<TcpListener>> {
 fn token(settings: &Settings, say: &impl Fn(&str)) -> Result<String> {
     if let Some(path) = settings.text("serve.token_file") {
         let path = Path::new(path);
-        let text = std::fs::read_to_string(path).map_err(Error::io("read", path))?;
+        let text = read_text(path)?;
         let token = text.trim();
         if token.len() < 16 || !token.bytes().all(|b| b.is_ascii_graphic()) {
             return Err(Error::Usage(format!("{}: a token has 16 or more printable characters", path.display())));

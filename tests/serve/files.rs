@@ -1,6 +1,6 @@
 //! A model's file that is replaced, cut or written to while it is served; and a disk that takes nothing.
 
-use crate::daemon::{Daemon, command, read_answer, request};
+use crate::daemon::{Daemon, command, read_answer, request, said};
 use dynamicinfer::formats::{FileState, MappedFile};
 use rustix::process::Signal;
 use serde_json::json;
@@ -184,4 +184,38 @@ fn what_was_learnt_is_kept_when_the_model_goes_and_a_full_disk_keeps_the_old() {
     daemon.signal(Signal::TERM);
     assert_eq!(daemon.wait().code(), Some(0));
     assert!(std::fs::read(&kept).unwrap() != first, "the daemon ended and kept nothing");
+}
+
+/// A pipe that nobody writes to was waited for, for ever, and SIGTERM was not heard meanwhile.
+#[test]
+fn a_pipe_in_the_place_of_a_file_is_refused_at_once() {
+    let dir = tempfile::tempdir().unwrap();
+    let pipe = |name: &str| {
+        let path = dir.path().join(name);
+        rustix::fs::mknodat(rustix::fs::CWD, &path, rustix::fs::FileType::Fifo, rustix::fs::Mode::RUSR, 0).unwrap();
+        path
+    };
+    let fifo = pipe("fifo");
+    let name = fifo.to_str().unwrap();
+    let refused: [(&[&str], i32); 3] = [
+        (&["serve", "demo", "--config", name], 2),
+        (&["config", "show", "--config", name], 2),
+        (&["serve", "demo", "--listen", "127.0.0.1:0"], 5),
+    ];
+    for (verb, status) in refused {
+        let ended = said(command(dir.path(), verb).env("DYNAMICINFER_SERVE_TOKEN_FILE", name));
+        let ended = ended.unwrap_or_else(|| panic!("{verb:?} waits for ever"));
+        let words = String::from_utf8_lossy(&ended.stderr);
+        assert!(ended.status.code() == Some(status) && words.contains("it is a pipe"), "{verb:?}: {words}");
+    }
+    // What looks like the rest of a pack that was killed, by a process that cannot be.
+    let left = pipe("o.neurons.4294967295.tmp");
+    let packed = said(&mut command(dir.path(), &["pack", "demo", "-o", "o.neurons"])).expect("pack waits for ever");
+    assert!(packed.status.success(), "{}", String::from_utf8_lossy(&packed.stderr));
+    assert!(left.exists(), "it is not ours");
+    // Who holds a socket is asked of the lock beside it.
+    pipe("other.sock.lock");
+    let stop =
+        said(&mut command(dir.path(), &["stop", "--daemon", "--socket", "other.sock"])).expect("stop waits for ever");
+    assert_eq!(stop.status.code(), Some(3), "{}", String::from_utf8_lossy(&stop.stderr));
 }
