@@ -1,6 +1,6 @@
 //! Nobody changes what another is answered, and nobody keeps others waiting.
 
-use crate::daemon::{Daemon, PATIENCE, command, read_answer, request, said};
+use crate::daemon::{Answer, Daemon, PATIENCE, command, read_answer, request, said};
 use rustix::process::Signal;
 use serde_json::{Value as Json, json};
 use std::io::{Read, Write};
@@ -245,4 +245,38 @@ fn a_daemon_that_stands_still_ends_every_verb_in_words() {
     // It does what it was asked meanwhile, and more is not to be said of its model.
     daemon.signal(Signal::CONT);
     assert_eq!(daemon.get("/health")["status"], "ok");
+}
+
+/// One `load` of a model that is none took the model in service away, and every answer that was under way.
+#[test]
+fn thirty_bad_loads_at_once_cut_no_answer_and_leave_the_model() {
+    let dir = tempfile::tempdir().unwrap();
+    let daemon = &Daemon::start_in(dir.path(), &["--deterministic"]);
+    let damaged = dir.path().join("damaged.gguf");
+    std::fs::write(&damaged, b"GGUF is what it says, and nothing behind it").unwrap();
+    let bad = ["/nowhere", damaged.to_str().unwrap(), "demo\u{0}", "", dir.path().to_str().unwrap()];
+    let ask = |seed: usize| json!({"prompt": "Once", "max_tokens": 150, "ignore_eos": true, "seed": seed});
+    let said = |answer: Answer| {
+        assert_eq!(answer.status, 200, "{}", answer.text());
+        let choice = &answer.json()["choices"][0];
+        assert_eq!(choice["finish_reason"], "length", "the answer was cut");
+        choice["text"].clone()
+    };
+    let alone: Vec<Json> = (0..4).map(|seed| said(daemon.post("/v1/completions", &ask(seed)))).collect();
+    std::thread::scope(|scope| {
+        let running: Vec<_> =
+            (0..4).map(|seed| scope.spawn(move || daemon.post("/v1/completions", &ask(seed)))).collect();
+        daemon.until("dynamicinfer_num_requests_running", 4.0);
+        let load = |model: &str| daemon.post("/v1/x/models/load", &json!({"model": model}));
+        let loads: Vec<_> = (0..30).map(|i| scope.spawn(move || load(bad[i % bad.len()]))).collect();
+        for refused in loads {
+            let refused = refused.join().unwrap();
+            assert!((400..500).contains(&refused.status), "{}: {}", refused.status, refused.text());
+            assert_eq!(daemon.get("/ready")["model"], "demo");
+        }
+        for (running, alone) in running.into_iter().zip(&alone) {
+            assert_eq!(&said(running.join().unwrap()), alone);
+        }
+    });
+    assert_eq!(said(daemon.post("/v1/completions", &ask(0))), alone[0]);
 }
