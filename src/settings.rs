@@ -14,6 +14,8 @@ pub enum Kind {
     /// Least and most.
     Whole(u64, u64),
     Switch,
+    /// One of these words.
+    Choice(&'static [&'static str]),
 }
 
 /// One key: `section.name`.
@@ -32,7 +34,7 @@ const fn key(name: &'static str, kind: Kind, default: &'static str, live: bool, 
 }
 
 /// Every key. `configs/default.toml` is written from this table, and a test keeps it so.
-pub const KEYS: [Key; 25] = [
+pub const KEYS: [Key; 26] = [
     key("serve.model", Kind::Text, "\"\"", false, "MODEL that is loaded at the start; empty for none"),
     key("serve.socket", Kind::Text, "\"\"", false, "Unix socket; empty for $XDG_RUNTIME_DIR/dynamicinfer.sock"),
     key(
@@ -55,6 +57,13 @@ pub const KEYS: [Key; 25] = [
         "\"\"",
         true,
         "web origin that may use TCP: http://localhost:3000; empty refuses all browsers",
+    ),
+    key(
+        "serve.steering",
+        Kind::Choice(&["unix", "all", "off"]),
+        "\"unix\"",
+        true,
+        "who may change models, budget, policy and thresholds: unix for who may open the socket, all for TCP as well, off for nobody",
     ),
     key("serve.name", Kind::Text, "\"\"", false, "what requests call the model; empty for its file's name"),
     key("serve.queue", Kind::Whole(1, 65_536), "64", false, "requests that may wait; more are answered 429"),
@@ -330,7 +339,7 @@ pub fn nearest<'a>(word: &str, known: impl Iterator<Item = &'a str>) -> Option<&
 fn parse(key: &Key, text: &str) -> Result<toml::Value, String> {
     let value = match key.kind {
         // A default is written as in a file, a variable or flag as it is meant.
-        Kind::Text => toml::Value::String(text.trim_matches('"').to_owned()),
+        Kind::Text | Kind::Choice(_) => toml::Value::String(text.trim_matches('"').to_owned()),
         Kind::Whole(..) => match text.parse::<i64>() {
             Ok(number) => toml::Value::Integer(number),
             Err(_) => toml::Value::String(text.to_owned()),
@@ -347,6 +356,7 @@ fn parse(key: &Key, text: &str) -> Result<toml::Value, String> {
 fn check(key: &Key, value: toml::Value) -> Result<toml::Value, String> {
     let good = match (key.kind, &value) {
         (Kind::Text, toml::Value::String(_)) | (Kind::Switch, toml::Value::Boolean(_)) => true,
+        (Kind::Choice(words), toml::Value::String(text)) => words.contains(&text.as_str()),
         (Kind::Whole(least, most), toml::Value::Integer(n)) => {
             u64::try_from(*n).is_ok_and(|n| (least..=most).contains(&n))
         }
@@ -359,6 +369,7 @@ fn check(key: &Key, value: toml::Value) -> Result<toml::Value, String> {
         Kind::Text => "a text".to_owned(),
         Kind::Whole(least, most) => format!("a whole number from {least} to {most}"),
         Kind::Switch => "true or false".to_owned(),
+        Kind::Choice(words) => words.join(" or "),
     };
     Err(format!("{} is {}; it must be {wanted}", key.name, excerpt(value)))
 }

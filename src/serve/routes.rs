@@ -189,11 +189,26 @@ fn admit(daemon: &Daemon, request: &Request) -> Result<(), ApiError> {
     if headers > MOST_HEADER_BYTES {
         return Err(ApiError::new(431, format!("the headers have more than {MOST_HEADER_BYTES} bytes")));
     }
-    match request.extensions().get::<Peer>() {
+    let peer = request.extensions().get::<Peer>();
+    match peer {
         // Who may open the socket may use it; its mode says who.
         Some(Peer::Unix { .. }) => Ok(()),
         Some(Peer::Tcp(_)) => admit_tcp(daemon, request),
         None => Err(ApiError::new(500, "a connection without a peer")),
+    }?;
+    // What models there are and how they compute is everybody's.
+    let steers = !request.method().is_safe() && request.uri().path().starts_with("/v1/x/");
+    if steers { may_steer(daemon, peer) } else { Ok(()) }
+}
+
+fn may_steer(daemon: &Daemon, peer: Option<&Peer>) -> Result<(), ApiError> {
+    let settings = daemon.settings();
+    match (settings.text("serve.steering"), peer) {
+        (Some("all"), _) | (Some("unix"), Some(Peer::Unix { .. })) => Ok(()),
+        (whose, _) => {
+            let message = format!("nothing is changed from here: serve.steering is {}", whose.unwrap_or_default());
+            Err(ApiError::new(403, message).code("no_steering"))
+        }
     }
 }
 

@@ -280,3 +280,39 @@ fn thirty_bad_loads_at_once_cut_no_answer_and_leave_the_model() {
     });
     assert_eq!(said(daemon.post("/v1/completions", &ask(0))), alone[0]);
 }
+
+/// Whoever had the token for questions could unload the model that others were asking.
+#[test]
+fn the_port_answers_and_does_not_steer_unless_it_may() {
+    let dir = tempfile::tempdir().unwrap();
+    for (steering, at_socket, at_port) in [(None, true, false), (Some("all"), true, true), (Some("off"), false, false)]
+    {
+        let setting = steering.map(|value| ("DYNAMICINFER_SERVE_STEERING", value));
+        let (daemon, address, token) = with_port(dir.path(), setting.as_slice());
+        let lines = format!("Host: localhost\r\nAuthorization: Bearer {token}\r\nConnection: close\r\n");
+        let at_port_of = |method: &str, path: &str, body: &str| {
+            let ask = format!("{method} {path} HTTP/1.1\r\n{lines}Content-Length: {}\r\n\r\n{body}", body.len());
+            status(&mut tcp(&address), &ask)
+        };
+        assert_eq!(at_port_of("POST", "/v1/completions", r#"{"prompt": "x", "max_tokens": 1}"#), 200);
+        for looked_at in ["ps", "cache", "budget", "policy", "thresholds", "config"] {
+            assert_eq!(at_port_of("GET", &format!("/v1/x/{looked_at}"), ""), 200, "{looked_at}");
+        }
+        let steers = [
+            ("PUT", "budget"),
+            ("PUT", "policy"),
+            ("PUT", "thresholds"),
+            ("POST", "models/load"),
+            ("POST", "models/unload"),
+        ];
+        for (method, what) in steers {
+            let path = format!("/v1/x/{what}");
+            // Refused for what it says, and not for who says it.
+            assert_eq!(at_port_of(method, &path, "{}") != 403, at_port, "{steering:?} {path}");
+            assert_eq!(daemon.call(method, &path, "{}").status != 403, at_socket, "{steering:?} {path}");
+        }
+    }
+    let wrong = command(dir.path(), &["config", "show"]).env("DYNAMICINFER_SERVE_STEERING", "tcp").output().unwrap();
+    let words = String::from_utf8_lossy(&wrong.stderr);
+    assert!(wrong.status.code() == Some(2) && words.contains("unix or all or off"), "{words}");
+}
