@@ -14,9 +14,18 @@ pub fn unix_seconds() -> u64 {
 
 /// How long this thread has computed so far: what limits a stranger's file must not count the time in which others had the core.
 pub fn computed() -> Duration {
+    processor_time(libc::CLOCK_THREAD_CPUTIME_ID)
+}
+
+/// The same of all threads of this process together.
+pub fn process_computed() -> Duration {
+    processor_time(libc::CLOCK_PROCESS_CPUTIME_ID)
+}
+
+fn processor_time(of: libc::clockid_t) -> Duration {
     let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
     // SAFETY: the call writes one timespec, which is ours; a clock that every Linux has cannot be refused.
-    let refused = unsafe { libc::clock_gettime(libc::CLOCK_THREAD_CPUTIME_ID, &raw mut time) };
+    let refused = unsafe { libc::clock_gettime(of, &raw mut time) };
     debug_assert_eq!(refused, 0);
     Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
 }

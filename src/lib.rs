@@ -7,6 +7,8 @@ pub mod error;
 pub mod interrupt;
 pub mod prng;
 
+pub mod child;
+
 pub mod formats;
 pub mod settings;
 pub mod tokenizer;

@@ -6,16 +6,18 @@ use std::path::Path;
 
 /// Each top-level module and those it may use, in the order of lib.rs; none may use one that stands below it. A new
 /// pair is a decision about the architecture: change ARCHITECTURE.md with it.
-const MODULES: [(&str, &[&str]); 26] = [
+const MODULES: [(&str, &[&str]); 27] = [
     ("clock", &[]),
     ("config", &[]),
     ("error", &[]),
     ("interrupt", &["error"]),
     ("prng", &[]),
+    // A stranger's work in a process of its own; it does not know what work.
+    ("child", &["error"]),
     ("formats", &["error"]),
     // A file of settings is opened as every file that somebody names.
     ("settings", &["error", "formats"]),
-    ("tokenizer", &["clock", "error", "formats"]),
+    ("tokenizer", &["child", "clock", "error", "formats"]),
     // Kernels cannot fail and know no files: only how a row lies in memory. Which of them run can be asked for from outside.
     ("cpu", &["clock", "config", "formats"]),
     ("kernel", &["formats"]),
@@ -61,7 +63,7 @@ const MODULES: [(&str, &[&str]); 26] = [
         ],
     ),
     // The wire format without the wire: `chat` without a daemon uses it as the daemon does.
-    ("api", &["clock", "engine", "error", "generation", "settings", "tokenizer"]),
+    ("api", &["child", "clock", "engine", "error", "generation", "settings", "tokenizer"]),
     ("client", &["clock", "error", "interrupt"]),
     // Models come from a loader that cli hands in; the engine is asked on its own thread only.
     (
@@ -69,6 +71,7 @@ const MODULES: [(&str, &[&str]); 26] = [
         &[
             "api",
             "cache",
+            "child",
             "clock",
             "config",
             "engine",
@@ -86,6 +89,7 @@ const MODULES: [(&str, &[&str]); 26] = [
         &[
             "api",
             "background",
+            "child",
             "client",
             "clock",
             "config",

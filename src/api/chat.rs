@@ -3,7 +3,7 @@
 use super::error::ApiError;
 use super::fields::{Counted, Item, TextOr};
 use super::model::ServedModel;
-use super::request::{Biases, MOST_TOP_LOGPROBS, ResponseFormat, StreamOptions, request, room};
+use super::request::{Asker, Biases, MOST_TOP_LOGPROBS, ResponseFormat, StreamOptions, request, room};
 use super::stream::{Prepared, Wire};
 use crate::tokenizer::chat_template::Message;
 use serde::Deserialize;
@@ -120,7 +120,7 @@ impl ChatRequest {
     pub fn prepare(
         mut self,
         model: &Arc<ServedModel>,
-        client: u64,
+        asker: &Asker,
         id: String,
         fresh_seed: u64,
     ) -> Result<Prepared, ApiError> {
@@ -152,7 +152,7 @@ impl ChatRequest {
         };
         let max_tokens = room(param, asked, prompt.len(), model.context)?;
         let whole = model.tokenizer.chat_template().is_some() && model.tokenizer.drops_leading_space();
-        let jobs = plan.jobs(model, client, prompt, max_tokens, logprobs, whole)?;
+        let jobs = plan.jobs(model, asker, prompt, max_tokens, logprobs, whole)?;
         Ok(plan.prepared(Wire::Chat, format!("chatcmpl-{id}"), model, jobs))
     }
 }

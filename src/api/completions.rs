@@ -3,7 +3,7 @@
 use super::error::ApiError;
 use super::fields::{Item, TextOr};
 use super::model::ServedModel;
-use super::request::{Biases, MOST_CHOICES, ResponseFormat, StreamOptions, request, room};
+use super::request::{Asker, Biases, MOST_CHOICES, ResponseFormat, StreamOptions, request, room};
 use super::stream::{Prepared, Wire};
 use serde::Deserialize;
 use std::sync::Arc;
@@ -75,7 +75,7 @@ impl CompletionRequest {
     pub fn prepare(
         mut self,
         model: &Arc<ServedModel>,
-        client: u64,
+        asker: &Asker,
         id: String,
         fresh_seed: u64,
     ) -> Result<Prepared, ApiError> {
@@ -101,7 +101,7 @@ impl CompletionRequest {
         for prompt in prompts(prompt, model)? {
             let max_tokens =
                 room("max_tokens", Some(self.max_tokens.unwrap_or(DEFAULT_MAX_TOKENS)), prompt.len(), model.context)?;
-            jobs.extend(plan.jobs(model, client, prompt, max_tokens, self.logprobs.map(|top| top as usize), false)?);
+            jobs.extend(plan.jobs(model, asker, prompt, max_tokens, self.logprobs.map(|top| top as usize), false)?);
         }
         Ok(plan.prepared(Wire::Text, format!("cmpl-{id}"), model, jobs))
     }

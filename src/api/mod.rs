@@ -7,9 +7,11 @@ pub mod error;
 pub mod fields;
 pub mod model;
 pub mod request;
+pub mod schema;
+pub mod schema_bounds;
 pub mod stream;
 
 pub use error::{ApiError, TOO_LONG};
 pub use model::ServedModel;
-pub use request::parse;
+pub use request::{Asker, parse};
 pub use stream::{Answer, Collector, Prepared, Wire};

@@ -1,8 +1,10 @@
 //! What a request needs to know of the model that will answer it.
 
 use super::error::{ApiError, TOO_LONG};
+use super::schema::Schemas;
+use crate::child::this_program;
 use crate::generation::Grammars;
-use crate::tokenizer::chat_template::{Input, Message, Renderer, this_program};
+use crate::tokenizer::chat_template::{Input, Message, Renderer};
 use crate::tokenizer::{Special, Tokenizer};
 use serde_json::{Value, json};
 use std::sync::{Arc, OnceLock};
@@ -26,8 +28,9 @@ pub struct ServedModel {
     /// Seconds since 1970: when it was loaded.
     pub created: u64,
     pub fingerprint: String,
+    pub schemas: Schemas,
     grammars: OnceLock<Result<Grammars, String>>,
-    renderer: Arc<Renderer>,
+    renderer: Renderer,
 }
 
 impl ServedModel {
@@ -42,7 +45,8 @@ impl ServedModel {
         if tokenizer.chat_template().is_some() {
             renderer.prepare();
         }
-        ServedModel { name, tokenizer, vocab, context, created, fingerprint, grammars: OnceLock::new(), renderer }
+        let (schemas, grammars) = (Schemas::new(this_program()), OnceLock::new());
+        ServedModel { name, tokenizer, vocab, context, created, fingerprint, schemas, grammars, renderer }
     }
 
     /// As GET /v1/models shows it.

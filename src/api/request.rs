@@ -3,7 +3,8 @@
 use super::error::{ApiError, malformed};
 use super::fields::{Numbers, TextOr};
 use super::model::ServedModel;
-use super::stream::{Answer, Prepared, Wire};
+use super::stream::{Answer, Prepared, Wire, unsupported};
+use crate::child::Wanted;
 use crate::engine::sampler::SamplingParams;
 use crate::generation::{Grammar, Job};
 use crate::tokenizer::TextStream;
@@ -68,6 +69,14 @@ pub fn parse<T: DeserializeOwned>(body: &[u8], fields: &[&str]) -> Result<T, Api
     let request = serde_path_to_error::deserialize(&mut *json).map_err(|e| malformed(e, fields))?;
     json.end().map_err(|e| ApiError::new(400, format!("something follows the request's JSON: {e}")))?;
     Ok(request)
+}
+
+/// Who asks, and whether he still does.
+#[derive(Clone, Debug)]
+pub struct Asker {
+    /// As in [`Job::client`].
+    pub client: u64,
+    pub wanted: Wanted,
 }
 
 #[derive(Clone, Copy, Debug, Default, Deserialize)]
@@ -177,18 +186,18 @@ impl Plan {
     pub fn jobs(
         &self,
         model: &ServedModel,
-        client: u64,
+        asker: &Asker,
         prompt: Vec<u32>,
         max_tokens: usize,
         logprobs: Option<usize>,
         whole: bool,
     ) -> Result<Vec<Job>, ApiError> {
         let grammars = match &self.response_format {
-            Some(format) => format.grammars(model, self.n)?,
+            Some(format) => format.grammars(model, self.n, &asker.wanted)?,
             None => (0..self.n).map(|_| None).collect(),
         };
         let job = |(i, grammar)| Job {
-            client,
+            client: asker.client,
             prompt: prompt.clone(),
             params: SamplingParams { seed: self.params.seed.wrapping_add(i as u64), ..self.params.clone() },
             max_tokens,
@@ -267,7 +276,7 @@ impl ResponseFormat {
     ///
     /// # Errors
     /// 400 for what cannot be enforced: never an answer that ignores it.
-    pub fn grammars(&self, model: &ServedModel, n: usize) -> Result<Vec<Option<Grammar>>, ApiError> {
+    pub fn grammars(&self, model: &ServedModel, n: usize, wanted: &Wanted) -> Result<Vec<Option<Grammar>>, ApiError> {
         let refuse = |why: String| ApiError::field("response_format", why);
         let schema = match (self.kind.as_str(), &self.json_schema) {
             ("text", None) => return Ok((0..n).map(|_| None).collect()),
@@ -283,12 +292,10 @@ impl ResponseFormat {
             }
         };
         let grammars = model.grammars().map_err(refuse)?;
-        let one = || match schema {
-            None => grammars.json_object(),
-            Some(schema) => grammars.json_schema(schema),
+        let one = match schema {
+            None => grammars.json_object().map_err(unsupported)?,
+            Some(schema) => model.schemas.grammar(grammars, schema, wanted)?,
         };
-        let unsupported =
-            |why: String| refuse(format!("this schema cannot be enforced: {why}")).code("unsupported_schema");
-        (0..n).map(|_| one().map(Some).map_err(unsupported)).collect()
+        Ok(vec![Some(one); n])
     }
 }

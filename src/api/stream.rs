@@ -203,7 +203,7 @@ impl Collector {
     }
 
     /// # Errors
-    /// 500 if the engine failed.
+    /// 500 if the engine failed; 400 if the schema turned out to be too much.
     pub fn take(&mut self, index: usize, event: Event) -> Result<(), ApiError> {
         let (text, logprobs, done) = &mut self.choices[index];
         match event {
@@ -213,6 +213,7 @@ impl Collector {
             }
             Event::Done(end) => *done = Some(end),
             Event::Failed(why) => return Err(failed(why)),
+            Event::Unsupported(why) => return Err(unsupported(why)),
         }
         Ok(())
     }
@@ -228,6 +229,12 @@ impl Collector {
         }
         Ok(self.answer.whole(choices, &usage))
     }
+}
+
+/// 400, so that no client asks the same again: the schema of the request cannot be kept to.
+pub fn unsupported(why: impl std::fmt::Display) -> ApiError {
+    let message = format!("this schema cannot be enforced: {why}");
+    ApiError::field("response_format", message).code("unsupported_schema")
 }
 
 pub fn failed(why: String) -> ApiError {

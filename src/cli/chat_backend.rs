@@ -2,7 +2,8 @@
 
 use super::serve::Opener;
 use crate::api::chat::{CHAT_FIELDS, ChatRequest};
-use crate::api::{ApiError, ServedModel, TOO_LONG, parse};
+use crate::api::{ApiError, Asker, ServedModel, TOO_LONG, parse};
+use crate::child::Wanted;
 use crate::client::{Client, until_interrupted};
 use crate::clock::Duration;
 use crate::error::{Error, Result};
@@ -114,14 +115,15 @@ impl Here {
         };
         let request: ChatRequest = parse(request.to_string().as_bytes(), CHAT_FIELDS).map_err(refused)?;
         self.seeds = self.seeds.wrapping_add(1);
-        let prepared = request.prepare(&self.model, 0, String::new(), self.seeds).map_err(refused)?;
+        let asker = Asker { client: 0, wanted: Wanted::always() };
+        let prepared = request.prepare(&self.model, &asker, String::new(), self.seeds).map_err(refused)?;
         let job = prepared.jobs.into_iter().next().expect("n is 1");
         let mut events = self.handle.submit(job).map_err(|e| refused(e.into()))?;
         self.runtime.block_on(until_interrupted(async move {
             while let Some(event) = events.recv().await {
                 match event {
                     Event::Delta(delta) => text(&delta.text)?,
-                    Event::Failed(why) => return Err(Error::Failed(why)),
+                    Event::Failed(why) | Event::Unsupported(why) => return Err(Error::Failed(why)),
                     Event::Done(done) => {
                         return Ok(Taken {
                             prompt_tokens: done.prompt_tokens as u64,

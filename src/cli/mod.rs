@@ -111,9 +111,11 @@ enum Verb {
 
 /// The program. Returns its exit status.
 pub fn main() -> ExitCode {
-    // Chat templates render in a process of their own: this one, called again.
-    if std::env::args_os().nth(1).is_some_and(|first| first == crate::tokenizer::chat_template::CHILD_ARGUMENT) {
-        return crate::tokenizer::chat_template::child_main();
+    // Strangers' templates and schemas are worked on in a process of their own: this one, called again.
+    match std::env::args_os().nth(1).as_deref().and_then(std::ffi::OsStr::to_str) {
+        Some(crate::tokenizer::chat_template::CHILD_ARGUMENT) => return crate::tokenizer::chat_template::child_main(),
+        Some(crate::api::schema::CHILD_ARGUMENT) => return crate::api::schema::child_main(),
+        _ => {}
     }
     let args = match Args::try_parse() {
         Ok(args) => args,

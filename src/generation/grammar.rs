@@ -1,19 +1,22 @@
 //! What an answer must look like, as a mask over the next token.
 
+use crate::clock::{self, Duration};
 use crate::error::excerpt;
 use crate::tokenizer::Tokenizer;
-use llguidance::api::TopLevelGrammar;
-use llguidance::toktrie::{ApproximateTokEnv, TokRxInfo, TokTrie};
+use llguidance::api::{ParserLimits, TopLevelGrammar};
+use llguidance::toktrie::{ApproximateTokEnv, SimpleVob, TokRxInfo, TokTrie};
 use llguidance::{Matcher, ParserFactory};
 use std::sync::Arc;
 
-/// In bytes of JSON: a schema is part of a request, and the largest in use have some 100 KB.
-pub const LONGEST_SCHEMA: usize = 256 << 10;
+/// Of processor time, for one mask: the engine's thread makes them, and every other answer waits meanwhile. The library's own
+/// limits end a mask after some 20 ms; this is for what they do not count.
+const LONGEST_MASK: Duration = Duration::from_millis(500);
 
 /// Makes grammars for one tokenizer.
 pub struct Grammars(ParserFactory);
 
-/// One answer's grammar, as far as the answer is.
+/// One answer's grammar, as far as the answer is. A clone goes on by itself.
+#[derive(Clone)]
 pub struct Grammar(Box<Matcher>);
 
 impl Grammars {
@@ -25,9 +28,34 @@ impl Grammars {
         // Control tokens have no bytes and are never allowed; neither are rows of the head that stand for no token.
         let words: Vec<Vec<u8>> =
             (0..vocab as u32).map(|id| tokenizer.token_bytes(id).unwrap_or_default().to_vec()).collect();
-        let trie = TokTrie::from(&TokRxInfo::new(vocab as u32, eos), &words);
-        let mut factory = ParserFactory::new_simple(&(Arc::new(ApproximateTokEnv::new(trie)) as _)).map_err(excerpt)?;
+        Grammars::of(&words, eos)
+    }
+
+    /// Of bytes, what JSON is made of and short numbers: for trying a grammar where no model is.
+    ///
+    /// # Errors
+    /// None is known; the library may have a reason.
+    pub fn small() -> Result<Grammars, String> {
+        let mut words: Vec<Vec<u8>> = (0..=255).map(|byte| vec![byte]).collect();
+        words.extend((0..100).map(|number| format!("{number:02}").into_bytes()));
+        words.extend(
+            ["{\"", "\"}", "\": ", "\": \"", "\", \"", ", \"", "[\"", "\"]", "}}", "]}"].map(|w| w.as_bytes().to_vec()),
+        );
+        words.push(Vec::new());
+        Grammars::of(&words, words.len() as u32 - 1)
+    }
+
+    fn of(words: &[Vec<u8>], eos: u32) -> Result<Grammars, String> {
+        let trie = TokTrie::from(&TokRxInfo::new(words.len() as u32, eos), words);
+        let mut factory =
+            ParserFactory::new_simple(&(Arc::new(ApproximateTokEnv::new(trie)) as _)).map_err(in_short)?;
         factory.quiet();
+        *factory.limits_mut() = ParserLimits {
+            // Some 2 KiB each: an answer takes 32 MiB at most. The library's 250,000 would be half a gigabyte.
+            max_lexer_states: 16 << 10,
+            verbose_errors: false,
+            ..ParserLimits::default()
+        };
         Ok(Grammars(factory))
     }
 
@@ -39,29 +67,33 @@ impl Grammars {
         self.grammar(TopLevelGrammar::from_json_schema(compact(serde_json::json!({"type": "object"}))))
     }
 
-    /// JSON that fits a schema.
+    /// JSON that fits a schema. Compiling takes as much stack, memory and time as the schema wants: strangers' schemas are
+    /// tried in a process of their own before.
     ///
     /// # Errors
     /// What in the schema is not supported, or is too much.
     pub fn json_schema(&self, schema: &serde_json::Value) -> Result<Grammar, String> {
-        let bytes = schema.to_string().len();
-        if bytes > LONGEST_SCHEMA {
-            return Err(format!("the schema has {bytes} bytes; at most {LONGEST_SCHEMA} are taken"));
-        }
         self.grammar(TopLevelGrammar::from_json_schema(compact(schema.clone())))
     }
 
     fn grammar(&self, grammar: TopLevelGrammar) -> Result<Grammar, String> {
         let mut matcher = Matcher::new(self.0.create_parser(grammar));
         match matcher.get_error() {
-            Some(error) => Err(excerpt(error)),
+            Some(error) => Err(in_short(error)),
             None => {
                 // The first mask is where an impossible grammar shows.
-                matcher.compute_mask().map_err(excerpt)?;
+                matcher.compute_mask().map_err(in_short)?;
                 Ok(Grammar(Box::new(matcher)))
             }
         }
     }
+}
+
+/// What the library says, without the traces that it adds.
+fn in_short(error: impl std::fmt::Display) -> String {
+    let error = error.to_string();
+    let lines: Vec<&str> = error.lines().take_while(|line| !line.starts_with('<')).map(str::trim).collect();
+    excerpt(lines.join("; "))
 }
 
 /// JSON without free white space: a small model would go on with line breaks for ever.
@@ -79,7 +111,7 @@ impl Grammar {
     /// # Errors
     /// The grammar grew beyond its limits.
     pub fn mask(&mut self, logits: &mut [f32]) -> Result<(), String> {
-        let allowed = self.0.compute_mask_or_eos().map_err(excerpt)?;
+        let allowed = self.allowed()?;
         for (id, logit) in logits.iter_mut().enumerate() {
             if !allowed.get(id) {
                 *logit = f32::NEG_INFINITY;
@@ -88,12 +120,41 @@ impl Grammar {
         Ok(())
     }
 
+    fn allowed(&mut self) -> Result<SimpleVob, String> {
+        let before = clock::computed();
+        let allowed = self.0.compute_mask_or_eos().map_err(in_short)?;
+        let took = clock::computed() - before;
+        if took > LONGEST_MASK {
+            return Err(format!("finding what may come next took {took:.1?}; at most {LONGEST_MASK:?} are given"));
+        }
+        Ok(allowed)
+    }
+
     /// Notes the token that was chosen; whether nothing may follow it.
     ///
     /// # Errors
     /// The token was not allowed.
     pub fn accept(&mut self, token: u32) -> Result<bool, String> {
-        self.0.consume_token(token).map_err(excerpt)?;
+        self.0.consume_token(token).map_err(in_short)?;
         Ok(self.0.is_stopped())
+    }
+
+    /// Of a [`Grammars::small`]: a text of at most `most` bytes as the grammar allows it, at each place the first byte of
+    /// `preferred` that may stand there. `told` hears the text before each mask.
+    ///
+    /// # Errors
+    /// As [`Grammar::mask`].
+    pub fn walk(&mut self, preferred: &[u8], most: usize, mut told: impl FnMut(&[u8])) -> Result<(), String> {
+        let mut text = Vec::new();
+        while text.len() < most && !self.0.is_stopped() {
+            told(&text);
+            let allowed = self.allowed()?;
+            let may = |byte: &u8| allowed.get(usize::from(*byte));
+            let next = preferred.iter().copied().find(may).or_else(|| (b' '..=b'~').chain(0..=255).find(may));
+            let Some(byte) = next else { break };
+            self.accept(u32::from(byte))?;
+            text.push(byte);
+        }
+        Ok(())
     }
 }

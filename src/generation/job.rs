@@ -27,13 +27,15 @@ pub struct Job {
     pub grammar: Option<Grammar>,
 }
 
-/// What a job's asker is told, in this order: deltas, then one `Done` or `Failed`.
+/// What a job's asker is told, in this order: deltas, then one of the others.
 #[derive(Debug)]
 pub enum Event {
     Delta(Delta),
     Done(Done),
     /// The engine could not go on; in words.
     Failed(String),
+    /// The asker's own grammar could not be followed any further; in words.
+    Unsupported(String),
 }
 
 /// A piece of the answer.

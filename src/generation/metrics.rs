@@ -74,6 +74,8 @@ pub struct Metrics {
     /// Jobs whose asker went away, waiting or running.
     pub disconnects: Number,
     pub refused_full: Number,
+    /// Answers that ended because their schema was too much for the library.
+    pub refused_schema: Number,
     /// Passes through the model: of decoding, their columns, and of prompts.
     pub decode_passes: Number,
     pub decode_columns: Number,

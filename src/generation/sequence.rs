@@ -59,6 +59,7 @@ pub enum Phase {
 pub enum Ended {
     Done(Reason),
     Failed(String),
+    Unsupported(String),
 }
 
 pub struct Sequence {
@@ -142,7 +143,7 @@ impl Sequence {
         if let Some(grammar) = &mut self.job.grammar
             && let Err(why) = grammar.mask(logits)
         {
-            return Some(Ended::Failed(format!("the grammar of response_format gave up: {why}")));
+            return Some(Ended::Unsupported(why));
         }
         let token = self.sampler.sample(logits);
         if self.sampler.unusable_steps() > 0 {
@@ -156,7 +157,7 @@ impl Sequence {
         if let Some(grammar) = &mut self.job.grammar {
             match grammar.accept(token) {
                 Ok(stopped) => complete = stopped,
-                Err(why) => return Some(Ended::Failed(format!("the grammar of response_format gave up: {why}"))),
+                Err(why) => return Some(Ended::Unsupported(why)),
             }
         }
         if ends {
@@ -212,6 +213,10 @@ impl Sequence {
             Ended::Failed(why) => {
                 metrics.failed.add(1);
                 self.out.send(Event::Failed(why));
+            }
+            Ended::Unsupported(why) => {
+                metrics.refused_schema.add(1);
+                self.out.send(Event::Unsupported(why));
             }
             Ended::Done(reason) => {
                 let rest = self.text.finish();

@@ -1,6 +1,6 @@
 //! An answer as server-sent events, written as its reader takes it.
 
-use crate::api::stream::{Usage, cut_short, failed};
+use crate::api::stream::{Usage, cut_short, failed, unsupported};
 use crate::api::{Answer, ApiError};
 use crate::clock::{self, Duration};
 use crate::generation::Event;
@@ -75,6 +75,7 @@ impl EventStream {
                     Poll::Pending => break,
                     Poll::Ready(None) => return Err(cut_short()),
                     Poll::Ready(Some(Event::Failed(why))) => return Err(failed(why)),
+                    Poll::Ready(Some(Event::Unsupported(why))) => return Err(unsupported(why)),
                     Poll::Ready(Some(Event::Delta(delta))) => {
                         write(out, &self.answer.delta_chunk(index, &delta, choice.offset));
                         choice.offset += delta.text.len();

@@ -24,6 +24,9 @@ pub fn page(daemon: &Daemon) -> String {
     page.gauge("num_requests_unread", "requests that wait to be parsed and tokenised", daemon.limits.waiting() as f64);
     if let ModelState::Ready(loaded) = &state {
         worker(&mut page, &loaded.handle.metrics);
+        let schemas = &loaded.model.schemas;
+        page.counter("schemas_tried_total", "schemas tried in a process of their own", schemas.tried.get());
+        page.counter("schemas_refused_total", "requests refused for their schema", schemas.refused.get());
         paths(&mut page, loaded);
     }
     process(&mut page);
@@ -47,6 +50,7 @@ fn worker(page: &mut Page, m: &Metrics) {
     page.counter("request_failed_total", "answers that the engine could not finish", m.failed.get());
     page.family("requests_rejected_total", "counter", "requests that were not taken");
     page.sample("requests_rejected_total", "{reason=\"queue_full\"}", m.refused_full.get() as f64);
+    page.sample("requests_rejected_total", "{reason=\"schema\"}", m.refused_schema.get() as f64);
     page.counter("client_disconnects_total", "answers whose client went away", m.disconnects.get());
     page.counter("decode_passes_total", "passes that made tokens", m.decode_passes.get());
     page.counter("decode_columns_total", "tokens made in them", m.decode_columns.get());

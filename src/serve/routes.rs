@@ -7,7 +7,8 @@ use super::limits::Body as Held;
 use super::{control, metrics};
 use crate::api::chat::{CHAT_FIELDS, ChatRequest};
 use crate::api::completions::{COMPLETION_FIELDS, CompletionRequest};
-use crate::api::{ApiError, Collector, Prepared, parse};
+use crate::api::{ApiError, Asker, Collector, Prepared, parse};
+use crate::child::Wanted;
 use crate::clock::Duration;
 use crate::settings::Settings;
 use crate::tokenizer::Special;
@@ -315,17 +316,17 @@ async fn model(State(daemon): Shared, name: Result<Path<String>, PathRejection>)
 
 /// A request that is a conversation or a prompt.
 async fn chat(State(daemon): Shared, request: Request) -> Response {
-    let prepare = |loaded: &Loaded, body: &[u8], client, fresh: u64| {
+    let prepare = |loaded: &Loaded, body: &[u8], asker: &Asker, fresh: u64| {
         let request: ChatRequest = parse(body, CHAT_FIELDS)?;
-        request.prepare(&loaded.model, client, format!("{fresh:016x}"), fresh >> 32)
+        request.prepare(&loaded.model, asker, format!("{fresh:016x}"), fresh >> 32)
     };
     generate(daemon, request, prepare).await.unwrap_or_else(|error| Refusal(error).into_response())
 }
 
 async fn completions(State(daemon): Shared, request: Request) -> Response {
-    let prepare = |loaded: &Loaded, body: &[u8], client, fresh: u64| {
+    let prepare = |loaded: &Loaded, body: &[u8], asker: &Asker, fresh: u64| {
         let request: CompletionRequest = parse(body, COMPLETION_FIELDS)?;
-        request.prepare(&loaded.model, client, format!("{fresh:016x}"), fresh >> 32)
+        request.prepare(&loaded.model, asker, format!("{fresh:016x}"), fresh >> 32)
     };
     generate(daemon, request, prepare).await.unwrap_or_else(|error| Refusal(error).into_response())
 }
@@ -347,12 +348,16 @@ async fn read<T: Send + 'static>(
 async fn generate(
     daemon: Arc<Daemon>,
     request: Request,
-    prepare: impl FnOnce(&Loaded, &[u8], u64, u64) -> Result<Prepared, ApiError> + Send + 'static,
+    prepare: impl FnOnce(&Loaded, &[u8], &Asker, u64) -> Result<Prepared, ApiError> + Send + 'static,
 ) -> Result<Response, ApiError> {
     let real_ip = request.headers().get("x-real-ip").map(HeaderValue::as_bytes);
     let client = request.extensions().get::<Peer>().map_or(0, |peer| peer.client(real_ip));
     let fresh = daemon.fresh();
-    let (loaded, prepared) = read(&daemon, request, move |loaded, body| prepare(loaded, body, client, fresh)).await?;
+    // This future is dropped when the client goes, and with it `here`: a child that works for it is ended then.
+    let here = Arc::new(());
+    let asker = Asker { client, wanted: Wanted::by(&here) };
+    let (loaded, prepared) = read(&daemon, request, move |loaded, body| prepare(loaded, body, &asker, fresh)).await?;
+    drop(here);
     let Prepared { jobs, answer, stream, usage, per_prompt } = prepared;
     let mut events = Vec::new();
     for job in jobs {

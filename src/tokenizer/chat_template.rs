@@ -9,17 +9,15 @@
 //! and maps, `raise_exception`, `strftime_now`, and `tojson` as Python's json.dumps writes.
 
 use super::Tokenizer;
+use crate::child::{Children, End, Wanted, Work};
 use crate::error::{Error, Result};
 use minijinja::syntax::SyntaxConfig;
 use minijinja::value::Kwargs;
 use minijinja::{Environment, ErrorKind, Value};
-use rustix::process::{Resource, Rlimit, setrlimit};
 use serde::{Deserialize, Serialize};
-use std::io::{BufRead, BufReader, Read, Write};
-use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::io::Write;
 use std::path::{Path, PathBuf};
-use std::process::{Command, ExitCode, ExitStatus, Stdio};
-use std::sync::mpsc;
+use std::process::ExitCode;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -32,13 +30,18 @@ pub const LONGEST_SOURCE: usize = 64 << 10;
 const LONGEST_OUTPUT: usize = 16 << 20;
 /// In bytes, of the messages as JSON.
 const LONGEST_REQUEST: usize = 64 << 20;
-/// Of address space beyond the program itself.
-const MEMORY: u64 = 512 << 20;
-/// 64 KiB of source need 28 MiB at the measured 430 bytes of stack for every byte of `not not`.
-const STACK: usize = 32 << 20;
-const WALL: Duration = Duration::from_secs(2);
-/// The child's exit status where the system gives it no thread: EX_TEMPFAIL of sysexits.h.
-const NO_THREAD: u8 = 75;
+static RENDERING: Work = Work {
+    argument: CHILD_ARGUMENT,
+    doing: "rendering",
+    longest_request: LONGEST_REQUEST,
+    // JSON may write a character as six.
+    longest_answer: 8 * LONGEST_OUTPUT,
+    memory: 512 << 20,
+    // 64 KiB of source need 28 MiB at the measured 430 bytes of stack for every byte of `not not`.
+    stack: 32 << 20,
+    computed: Duration::from_secs(2),
+    wall: Duration::from_secs(2),
+};
 /// Instructions: 10,000 messages of 500 each, and half a second.
 const FUEL: u64 = 5_000_000;
 /// Of macros and loops within each other.
@@ -84,11 +87,6 @@ enum Outcome {
     Broken(String),
 }
 
-/// This program: the file that runs, even if another has taken its name since.
-pub fn this_program() -> PathBuf {
-    PathBuf::from("/proc/self/exe")
-}
-
 /// The prompt that asks the assistant to answer `messages`, now: [`render_by`] with the tokenizer's own names for BOS and
 /// EOS. Special tokens in the result are real ones; what users wrote goes through [`Tokenizer::defuse`] first. The
 /// template writes BOS itself if it wants one.
@@ -96,7 +94,7 @@ pub fn this_program() -> PathBuf {
 /// # Errors
 /// As [`render_by`].
 pub fn render(template: &str, messages: &[Message], tokenizer: &Tokenizer) -> Result<String> {
-    render_by(&this_program(), &Input::of(template, messages, tokenizer), tokenizer.path())
+    render_by(&crate::child::this_program(), &Input::of(template, messages, tokenizer), tokenizer.path())
 }
 
 impl Input {
@@ -135,158 +133,44 @@ impl Input {
 /// time; [`Error::Memory`] or [`Error::Io`] if the child cannot be started.
 pub fn render_by(program: &Path, input: &Input, path: &Path) -> Result<String> {
     let request = input.request(path)?;
-    Child::start(program)?.render(&request, program)?.said(path)
+    said(RENDERING.ask(program, &request)?, path)
 }
 
-/// Renders many, each by a process of its own that was started beforehand: starting one takes longer than its work. None sees
-/// two requests.
-pub struct Renderer {
-    program: PathBuf,
-    spare: Mutex<Option<Child>>,
-}
+/// Renders many, each by a process of its own that was started beforehand.
+#[derive(Clone)]
+pub struct Renderer(Arc<Children>);
 
 impl Renderer {
-    pub fn new(program: PathBuf) -> Arc<Renderer> {
-        Arc::new(Renderer { program, spare: Mutex::new(None) })
+    pub fn new(program: PathBuf) -> Renderer {
+        Renderer(Children::new(&RENDERING, program))
     }
 
     /// Has a process wait for the next request, beside what this thread does.
-    pub fn prepare(self: &Arc<Self>) {
-        self.replace(None);
-    }
-
-    /// The same, once one that has done its work has ended.
-    fn replace(self: &Arc<Self>, done: Option<Child>) {
-        let renderer = self.clone();
-        let start = move || {
-            drop(done);
-            let mut spare = renderer.spare.lock().unwrap_or_else(|e| e.into_inner());
-            // One is enough where several have ended together. What cannot be started now is started when it is needed, and
-            // complained of then.
-            if spare.is_none() {
-                *spare = Child::start(&renderer.program).ok();
-            }
-        };
-        drop(std::thread::Builder::new().name("template".into()).spawn(start));
+    pub fn prepare(&self) {
+        self.0.prepare();
     }
 
     /// As [`render_by`].
     ///
     /// # Errors
     /// As [`render_by`].
-    pub fn render(self: &Arc<Self>, input: &Input, path: &Path) -> Result<String> {
-        let request = input.request(path)?;
-        let spare = self.spare.lock().unwrap_or_else(|e| e.into_inner()).take();
-        let mut reply = match spare {
-            Some(spare) => spare.render(&request, &self.program),
-            None => Child::start(&self.program)?.render(&request, &self.program),
-        }?;
-        // One that was ended while it waited has taken nothing in: that is not the template's doing.
-        if !reply.taken {
-            reply = Child::start(&self.program)?.render(&request, &self.program)?;
-        }
-        let (said, Reply { child, .. }) = (reply.said(path), reply);
-        self.replace(Some(child));
-        said
-    }
-
-    /// The process that waits, if one does.
-    pub fn waiting(&self) -> Option<u32> {
-        self.spare.lock().unwrap_or_else(|e| e.into_inner()).as_ref().map(|child| child.0.id())
+    pub fn render(&self, input: &Input, path: &Path) -> Result<String> {
+        said(self.0.ask(&input.request(path)?, &Wanted::always())?, path)
     }
 }
 
-/// A process that renders one request, or waits for it. Dropped, it is ended.
-struct Child(std::process::Child);
-
-/// What came of it.
-struct Reply {
-    child: Child,
-    /// Whether it has read the request.
-    taken: bool,
-    /// One line, if it came to its end; `None` after [`WALL`].
-    answer: Option<Vec<u8>>,
-}
-
-impl Child {
-    fn start(program: &Path) -> Result<Child> {
-        let mut command = Command::new(program);
-        command.arg(CHILD_ARGUMENT).env_clear().stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
-        // Ctrl-C is this process's to handle.
-        let started = command.process_group(0).spawn();
-        started.map(Child).map_err(|error| no_room(error, program))
-    }
-
-    fn render(mut self, request: &[u8], program: &Path) -> Result<Reply> {
-        let (mut stdin, stdout) = (self.0.stdin.take(), self.0.stdout.take());
-        let (taken, answer) = std::thread::scope(|scope| {
-            let (send, receive) = mpsc::channel();
-            // A child that died early does not read; its end says why.
-            let thread = std::thread::Builder::new;
-            let write = move || stdin.take().is_some_and(|mut stdin| stdin.write_all(request).is_ok());
-            let writing = thread().spawn_scoped(scope, write)?;
-            let read = move || {
-                let mut answer = Vec::new();
-                if let Some(stdout) = stdout {
-                    // JSON may write a character as six. Its end is not waited for: that takes as long as the work.
-                    let _ = BufReader::new(stdout.take(8 * LONGEST_OUTPUT as u64)).read_until(b'\n', &mut answer);
-                }
-                let _ = send.send(answer);
-            };
-            // Without its reader the child would be waited for by the one who writes.
-            if let Err(error) = thread().spawn_scoped(scope, read) {
-                let _ = self.0.kill();
-                return Err(error);
-            }
-            let answer = receive.recv_timeout(WALL).ok();
-            if answer.is_none() {
-                // Fails only if it has just ended by itself.
-                let _ = self.0.kill();
-            }
-            Ok((writing.join().unwrap_or(false), answer))
-        })
-        .map_err(|error| no_room(error, program))?;
-        Ok(Reply { child: self, taken, answer })
-    }
-}
-
-/// A process or a thread that the system does not give: for a lack of them, of descriptors or of memory, which may end.
-fn no_room(error: std::io::Error, program: &Path) -> Error {
-    use rustix::io::Errno;
-    match Errno::from_io_error(&error) {
-        Some(Errno::AGAIN | Errno::MFILE | Errno::NFILE | Errno::NOMEM) => Error::Memory(format!(
-            "the process that renders the chat template cannot be started: {error}; ask again later, or raise the limits on processes \
-             (ulimit -u) and descriptors (ulimit -n)"
-        )),
-        _ => Error::io("start", program)(error),
-    }
-}
-
-impl Drop for Child {
-    fn drop(&mut self) {
-        // Fails if it has ended, and then there is nothing to do.
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
-
-impl Reply {
-    /// What the child has said, or what its end means.
-    fn said(&mut self, path: &Path) -> Result<String> {
-        let broken = |reason: String| Err(Error::bad(path, "chat template", reason));
-        match self.answer.take().map(|a| serde_json::from_slice(&a)) {
-            Some(Ok(Outcome::Text(text))) => Ok(text),
-            Some(Ok(Outcome::Refused(reason))) => Err(refused(&reason)),
-            Some(Ok(Outcome::Broken(reason))) => broken(reason),
-            Some(Err(_)) => match self.child.0.wait() {
-                Ok(status) if status.code() == Some(NO_THREAD.into()) => {
-                    Err(no_room(rustix::io::Errno::AGAIN.into(), &this_program()))
-                }
-                Ok(status) => broken(cause_of_death(status)),
-                Err(error) => broken(format!("the rendering process cannot be waited for: {error}")),
-            },
-            None => broken(format!("rendering takes more than {WALL:?}")),
-        }
+/// What the child has said, or what its end means.
+fn said(end: End, path: &Path) -> Result<String> {
+    let broken = |reason: String| Err(Error::bad(path, "chat template", reason));
+    match end {
+        End::Said(line) => match serde_json::from_slice(&line) {
+            Ok(Outcome::Text(text)) => Ok(text),
+            Ok(Outcome::Refused(reason)) => Err(refused(&reason)),
+            Ok(Outcome::Broken(reason)) => broken(reason),
+            Err(_) => broken("the rendering process said nothing that can be read".into()),
+        },
+        End::Died(status) => broken(RENDERING.cause_of_death(status)),
+        End::Late | End::Unwanted => broken(format!("rendering takes more than {:?}", RENDERING.wall)),
     }
 }
 
@@ -316,53 +200,15 @@ fn refused(reason: &str) -> Error {
     Error::Usage(format!("the model's chat template does not take these messages: {reason}"))
 }
 
-fn cause_of_death(status: ExitStatus) -> String {
-    match status.signal() {
-        // A failed allocation and an overflowed stack both abort.
-        Some(6 | 11) => format!("rendering takes more than {} MiB of memory, or nests too deeply", MEMORY >> 20),
-        Some(24 | 9) => format!("rendering takes more than {WALL:?}"),
-        Some(signal) => format!("rendering was ended by signal {signal}"),
-        None => format!("the rendering process failed with {status}"),
-    }
-}
-
 /// The child's whole life: reads an [`Input`] as JSON from standard input and writes what became of it to standard
 /// output. `main` calls it when the first argument is [`CHILD_ARGUMENT`].
 pub fn child_main() -> ExitCode {
-    if limit_this_process().is_err() {
-        return ExitCode::FAILURE;
-    }
-    let worker = std::thread::Builder::new().stack_size(STACK).spawn(|| {
-        let mut request = Vec::new();
-        std::io::stdin().take(LONGEST_REQUEST as u64 + 1).read_to_end(&mut request).ok()?;
+    RENDERING.run(|request| {
         let input: Input = serde_json::from_slice(&request).ok()?;
         drop(request);
         check_source(&input.template, Path::new("")).ok()?;
-        let outcome = run(&input);
-        let mut stdout = std::io::stdout().lock();
-        serde_json::to_writer(&mut stdout, &outcome).ok()?;
-        stdout.write_all(b"\n").ok()?;
-        stdout.flush().ok()
-    });
-    match worker.map(|w| w.join()) {
-        Ok(Ok(Some(()))) => ExitCode::SUCCESS,
-        Ok(_) => ExitCode::FAILURE,
-        Err(_) => NO_THREAD.into(),
-    }
-}
-
-/// Memory, processor time, no files, no core dump. It ends with the parent: what it reads from then ends, or its processor time
-/// does. (A signal at the parent's death is one of the parent's thread, and threads of the daemon come and go.)
-fn limit_this_process() -> std::io::Result<()> {
-    // The program's own mappings are not the template's doing.
-    let status = std::fs::read_to_string("/proc/self/status")?;
-    let own = status.lines().find_map(|l| l.strip_prefix("VmSize:")?.trim().strip_suffix(" kB")?.parse::<u64>().ok());
-    let own = own.ok_or_else(|| std::io::Error::other("no VmSize"))? << 10;
-    let set = |resource, limit| setrlimit(resource, Rlimit { current: Some(limit), maximum: Some(limit) });
-    set(Resource::Core, 0)?;
-    set(Resource::Fsize, 0)?;
-    set(Resource::Cpu, WALL.as_secs())?;
-    Ok(set(Resource::As, own + MEMORY)?)
+        serde_json::to_vec(&run(&input)).ok()
+    })
 }
 
 fn run(input: &Input) -> Outcome {

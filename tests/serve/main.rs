@@ -9,6 +9,7 @@ mod life;
 mod limits;
 mod memory;
 mod neighbours;
+mod schemas;
 mod signals;
 mod strangers;
 mod web;

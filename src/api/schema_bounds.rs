@@ -1,0 +1,141 @@
+//! What can be said of a schema without understanding it: how large it is, and where something in it is heavy.
+
+use crate::error::excerpt;
+use serde_json::Value;
+
+/// In bytes of JSON: a schema is part of a request, and the largest in use have some 100 KB.
+pub const LONGEST: usize = 256 << 10;
+/// Of lists and objects within each other; a schema's own level takes two ("properties", the name).
+pub const DEEPEST: usize = 64;
+/// Of lists, objects, numbers, texts in all, and in one of them. The library recurses once for each name of an object, and
+/// the objects of an `allOf` become one.
+pub const MOST_VALUES: usize = 16_384;
+pub const MOST_ENTRIES: usize = 4_096;
+/// Of heavy places that a message names.
+const NAMED: usize = 3;
+
+/// Where in the schema, as a JSON pointer: the way there, the innermost last.
+fn pointer(way: &[String]) -> String {
+    if way.is_empty() {
+        return "the root".into();
+    }
+    let step = |step: &String| format!("/{}", step.replace('~', "~0").replace('/', "~1"));
+    excerpt(way.iter().map(step).collect::<String>())
+}
+
+/// Whether it is small enough to be looked at.
+///
+/// # Errors
+/// What is too large, and where.
+pub fn check(schema: &Value) -> Result<(), String> {
+    let mut values = 0;
+    visit(schema, &mut Vec::new(), &mut |way, value| {
+        values += 1;
+        let entries = value.as_array().map(Vec::len).or_else(|| value.as_object().map(|o| o.len())).unwrap_or(0);
+        if way.len() > DEEPEST {
+            return Err(format!("{}: this is level {}; at most {DEEPEST} are taken", pointer(way), way.len()));
+        }
+        if entries > MOST_ENTRIES {
+            return Err(format!("{} has {entries} entries; at most {MOST_ENTRIES} are taken", pointer(way)));
+        }
+        if values > MOST_VALUES {
+            return Err(format!("at {} it has more than {MOST_VALUES} values, which are taken at most", pointer(way)));
+        }
+        Ok(())
+    })?;
+    let bytes = schema.to_string().len();
+    if bytes > LONGEST {
+        return Err(format!("it has {bytes} bytes; at most {LONGEST} are taken"));
+    }
+    Ok(())
+}
+
+/// Every value with the way to it, outermost first. It goes no deeper than one level below [`DEEPEST`].
+fn visit<E, F: FnMut(&[String], &Value) -> Result<(), E>>(
+    value: &Value,
+    way: &mut Vec<String>,
+    see: &mut F,
+) -> Result<(), E> {
+    see(way, value)?;
+    if way.len() > DEEPEST {
+        return Ok(());
+    }
+    let mut enter = |step: String, inner: &Value| {
+        way.push(step);
+        let seen = visit(inner, way, see);
+        way.pop();
+        seen
+    };
+    match value {
+        Value::Array(items) => items.iter().enumerate().try_for_each(|(i, item)| enter(i.to_string(), item)),
+        Value::Object(map) => map.iter().try_for_each(|(key, inner)| enter(key.clone(), inner)),
+        _ => Ok(()),
+    }
+}
+
+/// Places that can make a schema heavy: numbers that a count goes up to, patterns, long lists. Empty if there is none.
+pub fn heavy_places(schema: &Value) -> Vec<String> {
+    let mut places = Vec::new();
+    let _ = visit(schema, &mut Vec::new(), &mut |way, value| {
+        let heavy = match (way.last().map(String::as_str), value) {
+            (Some("multipleOf"), _) | (Some("pattern"), _) => true,
+            (Some("patternProperties"), Value::Object(_)) => true,
+            (Some(key), Value::Number(n)) if key.starts_with("min") || key.starts_with("max") => {
+                n.as_f64().is_some_and(|n| n >= 500.0)
+            }
+            (_, Value::Array(items)) => items.len() >= 500,
+            (_, Value::Object(map)) => map.len() >= 500,
+            _ => false,
+        };
+        if heavy {
+            places.push(pointer(way));
+        }
+        if places.len() < NAMED { Ok(()) } else { Err(()) }
+    });
+    places
+}
+
+/// Where the words that the library complains of stand, if they stand in one place only.
+pub fn place_of(schema: &Value, complaint: &str) -> Option<String> {
+    let mut places = Vec::new();
+    let _ = visit(schema, &mut Vec::new(), &mut |way, value| {
+        let key = way.last().map(String::as_str).unwrap_or_default();
+        let (quoted, typed) = (format!("[\"{key}\"]"), value.as_str().map(|text| format!("Invalid type: {text}")));
+        if complaint.contains(&quoted) || typed.is_some_and(|typed| complaint == typed) {
+            places.push(pointer(way));
+        }
+        if places.len() < 2 { Ok(()) } else { Err(()) }
+    });
+    (places.len() == 1).then(|| places.remove(0))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn what_is_too_large_is_named_by_its_place() {
+        let many: Vec<String> = (0..=MOST_ENTRIES).map(|i| i.to_string()).collect();
+        let wide = check(&json!({"properties": {"a/b": {"required": many}}})).unwrap_err();
+        assert!(wide.starts_with("/properties/a~1b/required has 4097 entries"), "{wide}");
+        let deep = (0..100).fold(json!({}), |inner, _| json!({"not": inner}));
+        assert!(check(&deep).unwrap_err().contains("this is level 65"));
+        let block: Vec<u32> = (0..MOST_ENTRIES as u32).collect();
+        let blocks = json!({"a": block, "b": block, "c": block, "d": block});
+        assert!(check(&blocks).unwrap_err().contains("more than 16384 values"));
+        assert!(check(&json!({"const": "x".repeat(LONGEST)})).unwrap_err().contains("bytes"));
+        assert_eq!(check(&json!({"type": "object", "properties": {"a": {"enum": block}}})), Ok(()));
+    }
+
+    #[test]
+    fn heavy_places_and_complaints_have_a_pointer() {
+        let schema =
+            json!({"allOf": [{"multipleOf": 9973}, {"multipleOf": 9967}], "properties": {"x": {"type": "strnig"}}});
+        assert_eq!(heavy_places(&schema), ["/allOf/0/multipleOf", "/allOf/1/multipleOf"]);
+        assert_eq!(place_of(&schema, "Invalid type: strnig").as_deref(), Some("/properties/x/type"));
+        assert_eq!(place_of(&json!({"not": {}}), "Unimplemented keys: [\"not\"]").as_deref(), Some("/not"));
+        assert_eq!(place_of(&schema, "something else"), None);
+        assert_eq!(heavy_places(&json!({"maxLength": 12})), Vec::<String>::new());
+    }
+}
