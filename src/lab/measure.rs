@@ -48,7 +48,7 @@ impl ReadBuffer {
             |why: String| Error::Memory(format!("measuring how fast memory is read needs free memory: {why}"));
         let bytes = free.map_or(most as u64, |free| (free / 2).min(most as u64)) / PIECE as u64 * PIECE as u64;
         if bytes < LEAST_BYTES {
-            let least = 2 * LEAST_BYTES >> 20;
+            let least = (2 * LEAST_BYTES) >> 20;
             return Err(refused(format!(
                 "{} MiB are free and {least} would do; close something",
                 free.unwrap_or(0) >> 20
