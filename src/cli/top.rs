@@ -57,14 +57,14 @@ fn watch(terminal: &mut DefaultTerminal, client: &Client, delay: Duration) -> Re
         let next = now.at + delay;
         loop {
             interrupt::check()?;
-            if has_gone(&std::io::stdout()) {
+            let left = next.saturating_duration_since(clock::now());
+            if goes_while_waiting(&std::io::stdout(), left.min(LOOK)) {
                 return Err(Error::Failed("the terminal has gone".into()));
             }
-            let left = next.saturating_duration_since(clock::now());
             if left.is_zero() {
                 break;
             }
-            if !event::poll(left.min(LOOK)).map_err(broken)? {
+            if !event::poll(Duration::ZERO).map_err(broken)? {
                 continue;
             }
             match event::read().map_err(broken)? {
@@ -82,14 +82,15 @@ fn watch(terminal: &mut DefaultTerminal, client: &Client, delay: Duration) -> Re
     }
 }
 
-/// How often a wait for keys looks whether the terminal is still there: reading keys of one that has gone waits for nothing.
+/// How often a wait for keys looks for what is no key: a change of the terminal's size, and Ctrl-C.
 const LOOK: Duration = Duration::from_millis(100);
 
-/// Whether the other end of a terminal was closed: its window, or the connection that it came over.
-fn has_gone(terminal: &impl std::os::fd::AsFd) -> bool {
-    let mut watched = [PollFd::new(terminal, PollFlags::empty())];
-    let at_once = Timespec { tv_sec: 0, tv_nsec: 0 };
-    poll(&mut watched, Some(&at_once)).is_ok() && watched[0].revents().intersects(PollFlags::HUP | PollFlags::ERR)
+/// Waits for a key, and tells whether the terminal's other end was closed meanwhile or before: its window, or the connection that it
+/// came over. crossterm does not wait: where the terminal goes while it does, it reads nothing again and again and never comes back.
+fn goes_while_waiting(terminal: &impl std::os::fd::AsFd, most: Duration) -> bool {
+    let mut watched = [PollFd::new(terminal, PollFlags::IN)];
+    let most = Timespec { tv_sec: most.as_secs() as i64, tv_nsec: most.subsec_nanos().into() };
+    poll(&mut watched, Some(&most)).is_ok() && watched[0].revents().intersects(PollFlags::HUP | PollFlags::ERR)
 }
 
 /// What the daemon says at one moment.
