@@ -457,7 +457,8 @@ impl Worker {
         }
         // Another was set while it runs, and is used already.
         if told.own != *own {
-            (*own, *balancer) = (told.own, Balancer::new(step(told.own)));
+            *own = told.own;
+            balancer.rebase(step(*own));
         }
         table.of(&told.scores, &mut self.probabilities);
         self.here.fill(false);

@@ -146,7 +146,12 @@ impl Balancer {
 
     /// One threshold for both again.
     pub fn reset(&mut self) {
-        self.now = Pair { device: self.base, cpu: self.base };
+        self.rebase(self.base);
+    }
+
+    /// Another single threshold; how likely neurons are stays known.
+    pub fn rebase(&mut self, base: u8) {
+        (self.base, self.now) = (base, Pair { device: base, cpu: base });
     }
 
     /// A token's probabilities (times 255), and which neurons were resident.
