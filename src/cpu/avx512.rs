@@ -16,9 +16,9 @@ use std::arch::x86_64::*;
 /// Those that this processor's memory likes best.
 ///
 /// What is read far ahead by the hardware differs. On a Zen 4 rows of f16 came no faster when they were asked for, and down rows faster when
-/// they were read before they were added. Intel's server cores stop at each 4 KiB page: there one thread took 221 ms for a dense token of
-/// f16, and 148 with every line asked for 4 KiB before it is read, down rows included; q8_0 85 and 63, q4_0 52 and 44; 2 KiB and 8 KiB were
-/// slower, and so were holes in what is asked for (runs/2026-11-22-avx512-intel).
+/// they were read before they were added. On an Intel server core one thread took 221 ms for a dense token of
+/// f16, and 148 with every line asked for 4 KiB before it is read, down rows included; q8_0 85 and 63, q4_0 52 and 44; 2 KiB was slower, 8 KiB
+/// level or slower, and holes in what is asked for slower (runs/2026-11-22-avx512-intel).
 pub fn kernels() -> Kernels {
     let vendor = __cpuid(0);
     let intel = [vendor.ebx, vendor.edx, vendor.ecx].map(u32::to_le_bytes).concat() == b"GenuineIntel";

@@ -225,7 +225,7 @@ fn of_passes(sums: &Sums, what: &str, device: bool) -> String {
     out
 }
 
-/// What issue 6 asks: FFN time at most 1.1 * max(device's half, host's half + sync).
+/// How far a layer's FFN is from its longer side; the aim is at most 1.1 * max(device's half, host's half + sync).
 fn of_ffn(f: &FfnSums) -> String {
     let us = |ns: u64| ns as f64 / f.layers as f64 / 1e3;
     format!(
