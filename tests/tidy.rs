@@ -9,10 +9,11 @@ use std::path::Path;
 
 /// Each top-level module and those it may use, in the order of lib.rs; none may use one that stands below it. A new
 /// pair is a decision about the architecture: change ARCHITECTURE.md with it.
-const MODULES: [(&str, &[&str]); 27] = [
+const MODULES: [(&str, &[&str]); 28] = [
     ("clock", &[]),
     ("config", &[]),
     ("error", &[]),
+    ("ids", &[]),
     ("interrupt", &["error"]),
     ("prng", &[]),
     // A stranger's work in a process of its own; it does not know what work.
@@ -23,26 +24,39 @@ const MODULES: [(&str, &[&str]); 27] = [
     ("tokenizer", &["child", "clock", "error", "formats"]),
     // Kernels cannot fail and know no files: only how a row lies in memory. Which of them run can be asked for from outside.
     ("cpu", &["clock", "config", "formats"]),
-    ("model", &["error", "formats", "tokenizer"]),
+    ("model", &["error", "formats", "ids", "tokenizer"]),
     // A real device is timed by the clock.
-    ("device", &["clock", "cpu", "formats", "model", "prng"]),
-    ("cache", &["device"]),
-    ("ops", &["cpu", "formats", "model"]),
-    ("predictor", &["cpu", "error", "formats", "model", "ops"]),
-    ("profile", &["error", "formats", "model"]),
+    ("device", &["clock", "cpu", "formats", "ids", "model", "prng"]),
+    ("cache", &["device", "ids"]),
+    ("ops", &["cpu", "formats", "ids", "model"]),
+    ("predictor", &["cpu", "error", "formats", "ids", "model", "ops"]),
+    ("profile", &["error", "formats", "ids", "model"]),
     // Decides, and knows no thread or clock.
-    ("scheduler", &["cache", "device", "prng"]),
+    ("scheduler", &["cache", "device", "ids", "prng"]),
     // The engine sees tokens as numbers, no text; and nothing here knows the command line.
     (
         "engine",
-        &["cache", "clock", "cpu", "device", "error", "formats", "model", "ops", "predictor", "prng", "scheduler"],
+        &[
+            "cache",
+            "clock",
+            "cpu",
+            "device",
+            "error",
+            "formats",
+            "ids",
+            "model",
+            "ops",
+            "predictor",
+            "prng",
+            "scheduler",
+        ],
     ),
     // What lies on a device, as plain data: the model gives sizes, the engine those of its working memory.
-    ("placement", &["clock", "engine", "error", "formats", "model", "prng"]),
+    ("placement", &["clock", "engine", "error", "formats", "ids", "model", "prng"]),
     // Answers for many: tokens and text, no HTTP.
     ("generation", &["clock", "cpu", "device", "engine", "error", "model", "tokenizer"]),
     // A thread beside the engine's: it decides by `scheduler` and predicts, and the engine knows it as a `Migrator`.
-    ("background", &["cache", "cpu", "device", "engine", "model", "predictor", "scheduler"]),
+    ("background", &["cache", "cpu", "device", "engine", "ids", "model", "predictor", "scheduler"]),
     (
         "lab",
         &[
@@ -53,6 +67,7 @@ const MODULES: [(&str, &[&str]); 27] = [
             "engine",
             "error",
             "formats",
+            "ids",
             "interrupt",
             "model",
             "ops",
@@ -77,6 +92,7 @@ const MODULES: [(&str, &[&str]); 27] = [
             "engine",
             "error",
             "formats",
+            "ids",
             "lab",
             "model",
             "placement",
@@ -122,6 +138,7 @@ const MODULES: [(&str, &[&str]); 27] = [
             "error",
             "formats",
             "generation",
+            "ids",
             "interrupt",
             "lab",
             "model",
