@@ -73,16 +73,12 @@ pub fn run(args: Args) -> Result<()> {
         kv: args.engine.kv(),
     };
     let engine = EngineOptions {
-        model: args.model.options(),
-        threads: args.engine.threads,
-        isa: args.engine.isa,
-        kv: options.kv,
         context: Some(options.context()),
         sequences: options.sequences.iter().copied().max().unwrap_or(1),
         sparsity: args.sparsity.options_or_dense(),
-        audit: 0,
         traced: args.trace.is_on(),
         device: args.device.options()?,
+        ..args.engine.options(&args.model)
     };
     let Opened { mut engine, .. } = open(&engine, &Terminal)?;
     args.trace.begin(&mut engine)?;

@@ -57,16 +57,10 @@ pub fn run(args: Args) -> Result<()> {
         return Err(Error::Usage(format!("-c {context}: a window needs at least two tokens")));
     }
     let options = EngineOptions {
-        model: args.model.options(),
-        threads: args.engine.threads,
-        isa: args.engine.isa,
-        kv: args.engine.kv(),
         context: args.context,
-        sequences: 1,
         sparsity: args.sparsity.options_or_dense(),
-        audit: 0,
-        traced: false,
         device: args.device.options()?,
+        ..args.engine.options(&args.model)
     };
     let Opened { mut engine, context, .. } = open(&options, &Terminal)?;
     let (spec, store) = (engine.model.tokenizer(), engine.model.store().path().to_owned());

@@ -41,16 +41,11 @@ pub fn run(mut args: Args) -> Result<()> {
     let limit = if model.positions.is_some() { model.config.context } else { usize::MAX };
     args.n_prompt.retain(|n| (1..=limit).contains(n));
     let options = EngineOptions {
-        model: args.model.options(),
-        threads: args.engine.threads,
-        isa: args.engine.isa,
-        kv,
         context: Some(context(&args.n_prompt)),
         sequences: args.sequences.iter().copied().max().unwrap_or(1),
         sparsity: args.sparsity.options_or_dense(),
-        audit: 0,
-        traced: false,
         device: args.device.options()?,
+        ..args.engine.options(&args.model)
     };
     let mut engine = open_model(model, &options, &Terminal)?.engine;
     let hashes = logits_hashes(&mut engine, &args.sequences, &args.n_prompt, kv)?;

@@ -6,7 +6,7 @@ use crate::engine::Engine;
 use crate::error::Result;
 use crate::formats::rows::Quant;
 use crate::model::{KvType, Model, NamedActivation};
-use crate::open::{self, Listener, ModelOptions, Step};
+use crate::open::{self, EngineOptions, Listener, ModelOptions, Step};
 use clap::Args;
 use std::path::PathBuf;
 
@@ -55,6 +55,17 @@ impl KvArg {
 impl EngineArgs {
     pub fn kv(&self) -> KvType {
         self.kv.kv()
+    }
+
+    /// Options with what was typed for the model and here, and defaults for everything else.
+    pub fn options(&self, model: &ModelArgs) -> EngineOptions {
+        EngineOptions {
+            model: model.options(),
+            threads: self.threads,
+            isa: self.isa,
+            kv: self.kv(),
+            ..EngineOptions::new(&model.model)
+        }
     }
 
     /// An engine that computes every neuron on the processor, with its weights brought into memory where they fit.

@@ -131,16 +131,12 @@ pub fn run(args: Args) -> Result<()> {
     }
     let prompt = read_prompt(args.prompt.as_deref())?;
     let options = EngineOptions {
-        model: args.model.options(),
-        threads: args.engine.threads,
-        isa: args.engine.isa,
-        kv: args.engine.kv(),
         context: args.context,
-        sequences: 1,
         sparsity: args.sparsity.options(),
         audit: args.audit,
         traced: args.trace.is_on(),
         device: args.device.options()?,
+        ..args.engine.options(&args.model)
     };
     let model = options.model.open(&Terminal)?;
     let tokenizer = Tokenizer::new(model.tokenizer()?, model.store().path())?;
