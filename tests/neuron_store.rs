@@ -6,6 +6,7 @@ use dynamicinfer::engine::{Engine, Logits, Session};
 use dynamicinfer::error::Error;
 use dynamicinfer::formats::neuron_store::{Header, NeuronStore, parse};
 use dynamicinfer::formats::rows::Quant;
+use dynamicinfer::ids::Permutation;
 use dynamicinfer::lab::pack::{PackOptions, pack};
 use dynamicinfer::model::source::Source;
 use dynamicinfer::model::{KvType, Model};
@@ -21,6 +22,7 @@ fn source(name: &str) -> Source {
 }
 
 fn packed(name: &str, quant: Quant, path: &Path, orders: Option<Vec<Vec<u32>>>) {
+    let orders = orders.map(|orders| orders.iter().map(|order| Permutation::new(order).unwrap()).collect());
     pack(&source(name), path, &PackOptions { quant, orders }, &|_, _| Ok(())).unwrap();
 }
 

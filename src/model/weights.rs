@@ -5,6 +5,7 @@ use super::layer::Norms;
 use crate::error::{Error, Result, excerpt};
 use crate::formats::neuron_store::{Content, NeuronStore};
 use crate::formats::rows::{self, Quant, Rows};
+use crate::ids::Permutation;
 use crate::tokenizer::TokenizerSpec;
 use std::path::Path;
 
@@ -119,8 +120,8 @@ pub struct Layer {
     pub up_bias: Vec<f32>,
     /// `[hidden]`; empty where the family has none.
     pub down_bias: Vec<f32>,
-    /// For each place in the store the neuron's number in the published model, `[ffn]`; `None` where they are the same.
-    pub order: Option<Vec<u32>>,
+    /// The order of its neurons.
+    pub order: Permutation,
 }
 
 /// A model in a mapped store, whose matrices point into the map.
@@ -239,16 +240,11 @@ impl Sections<'_> {
         let ffn = self.matrix(&name("ffn"), c.ffn * c.ffn_kind.rows(), c.hidden)?;
         let order = match self.0.section(&name("order")) {
             Some(section) if section.content == Content::Numbers && section.bytes == c.ffn as u64 * 4 => {
-                let order: Vec<u32> = bytemuck::cast_slice(self.0.bytes(section)).to_vec();
-                let mut seen = vec![false; c.ffn];
-                let fresh = |&n: &u32| seen.get_mut(n as usize).is_some_and(|s| !std::mem::replace(s, true));
-                if !order.iter().all(fresh) {
-                    return Err(self.bad(&name("order"), "does not name each neuron once".into()));
-                }
-                Some(order)
+                Permutation::new(bytemuck::cast_slice(self.0.bytes(section)))
+                    .ok_or_else(|| self.bad(&name("order"), "does not name each neuron once".into()))?
             }
             Some(_) => return Err(self.bad(&name("order"), "does not hold one number per neuron".into())),
-            None => None,
+            None => Permutation::identity(),
         };
         debug_assert!(c.ffn_kind != Ffn::Plain || ffn.rows == 2 * c.ffn);
         let attn_norm = self.norm(&name("attn_norm"), c)?;

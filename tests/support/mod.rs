@@ -9,6 +9,7 @@ use dynamicinfer::cpu::aligned::Aligned;
 use dynamicinfer::device::{Device, OutOfMemory, Rates, VirtualDevice};
 use dynamicinfer::engine::{ChunkCosts, Split};
 use dynamicinfer::formats::rows::{self, Quant};
+use dynamicinfer::ids::Permutation;
 use dynamicinfer::lab::pack::{PackOptions, pack};
 use dynamicinfer::lab::synth::Shape;
 use dynamicinfer::model::config::{Activation, Ffn};
@@ -78,7 +79,7 @@ pub fn alone(kind: Ffn, activation: Activation, quant: Quant, hidden: usize, ffn
         ffn: matrix(count),
         up_bias: if rng.below(2) == 0 { Vec::new() } else { numbers(rng, ffn, 0.3) },
         down_bias: Vec::new(),
-        order: None,
+        order: Permutation::identity(),
     };
     Alone { config, layer, _bytes: bytes }
 }
