@@ -26,6 +26,32 @@ fn packed(name: &str, quant: Quant, path: &Path, orders: Option<Vec<Vec<u32>>>) 
     pack(&source(name), path, &PackOptions { quant, orders }, &|_, _| Ok(())).unwrap();
 }
 
+#[test]
+fn the_parts_of_a_block_are_its_rows_one_behind_the_other() {
+    let dir = tempfile::tempdir().unwrap();
+    for (name, rows) in [("opt", 2), ("llama", 3)] {
+        for quant in Quant::ALL {
+            let path = dir.path().join("x.neurons");
+            packed(name, quant, &path, None);
+            let model = Model::open(&path).unwrap();
+            let layer = model.layers.last().unwrap();
+            let (parts, up, down) = (layer.block.parts(), layer.block.up(), layer.block.down());
+            assert_eq!((parts.len(), layer.block.gate_or_up(), up), (rows, parts[0], parts[rows - 2]));
+            assert_eq!((down, down.offset + down.bytes), (parts[rows - 1], layer.block.bytes()));
+            assert_eq!(layer.ffn.bytes(), (model.config.ffn * layer.block.bytes()) as u64);
+            for neuron in [0, 1, model.config.ffn - 1] {
+                assert_eq!(layer.block_ptr(neuron), layer.ffn.row_ptr(neuron * rows));
+                assert_eq!(layer.input_rows(neuron).row(rows - 2), layer.ffn.row_ptr(neuron * rows + rows - 2));
+                for (r, &part) in parts.iter().enumerate() {
+                    let row = neuron * rows + r;
+                    assert_eq!((part.quant, layer.part(part, neuron)), (quant, layer.ffn.row(row)), "{name} {row}");
+                    assert_eq!(layer.part_rows(part, 0).row(neuron), layer.ffn.row_ptr(row));
+                }
+            }
+        }
+    }
+}
+
 /// A good store with every kind of section: neurons in another order, biases, a tokenizer.
 fn good() -> Vec<u8> {
     let dir = tempfile::tempdir().unwrap();

@@ -10,6 +10,7 @@ use crate::formats::neuron_store::{Header, Writer};
 use crate::formats::rows::{self, GROUP, Quant};
 use crate::formats::{DType, TensorView, quant};
 use crate::ids::{Permutation, PublishedId};
+use crate::model::BlockLayout;
 use crate::model::config::{Ffn, Norm, Positions};
 use crate::model::layer::Norms;
 use crate::model::source::{Role, Source, finite};
@@ -48,9 +49,9 @@ pub fn packed_bytes(source: &Source, quant: Quant) -> u64 {
     let c = &source.config;
     let edge = quant.of_edges();
     let embeddings = c.vocab * edge.row_bytes(c.hidden) * if c.tied { 1 } else { 2 };
-    let layer =
-        (c.qkv_dim() + c.ffn * c.ffn_kind.rows()) * quant.row_bytes(c.hidden) + c.hidden * quant.row_bytes(c.q_dim());
-    (embeddings + c.layers * layer) as u64
+    let attention = c.qkv_dim() * quant.row_bytes(c.hidden) + c.hidden * quant.row_bytes(c.q_dim());
+    let neurons = c.ffn * BlockLayout::new(c.ffn_kind, quant, c.hidden).bytes();
+    (embeddings + c.layers * (attention + neurons)) as u64
 }
 
 /// Packs `source` into a neuron store at `path`. `progress(done, total)` is called with bytes of the store, from several threads; an error
@@ -192,10 +193,10 @@ impl Job<'_> {
         let up = self.source.weight(Role::Up, layer)?;
         let down = self.source.weight(Role::Down, layer)?;
         let by_neuron = self.source.down_by_neuron(layer);
-        let (per_block, cols) = (c.ffn_kind.rows(), c.hidden);
-        let row_bytes = quant.row_bytes(cols);
-        let block_bytes = per_block * row_bytes;
-        let section = writer.add_rows(name, quant, c.ffn * per_block, cols);
+        let cols = c.hidden;
+        let layout = BlockLayout::new(c.ffn_kind, quant, cols);
+        let block_bytes = layout.bytes();
+        let section = writer.add_rows(name, quant, c.ffn * layout.parts().len(), cols);
         let published: Vec<PublishedId> = (0..c.ffn).map(PublishedId::new).collect();
         let positions = order.positions(&published);
         (0..c.ffn.div_ceil(NEURONS_PER_TASK)).into_par_iter().try_for_each(|task| {
@@ -204,17 +205,16 @@ impl Job<'_> {
             let mut blocks = vec![0; range.len() * block_bytes];
             let mut values = vec![0.0; cols];
             for (neuron, block) in range.clone().zip(blocks.chunks_exact_mut(block_bytes)) {
-                let mut parts = block.chunks_exact_mut(row_bytes);
-                for view in gate.into_iter().chain([up]) {
-                    convert_row(view, neuron, quant, &mut values, parts.next().expect("a row of the block"))?;
+                for (view, part) in gate.into_iter().chain([up]).zip(layout.parts()) {
+                    convert_row(view, neuron, part.quant, &mut values, part.of_mut(block))?;
                 }
-                let part = parts.next().expect("the last row of the block");
+                let part = layout.down();
                 if by_neuron {
-                    convert_row(down, neuron, quant, &mut values, part)?;
+                    convert_row(down, neuron, part.quant, &mut values, part.of_mut(block))?;
                 } else {
                     let at = (neuron - range.start) * cols;
-                    rows::encode(quant, &columns[at..at + cols], part);
-                    check_range(&columns[at..at + cols], quant, down)?;
+                    rows::encode(part.quant, &columns[at..at + cols], part.of_mut(block));
+                    check_range(&columns[at..at + cols], part.quant, down)?;
                 }
             }
             if order.table().is_none() {

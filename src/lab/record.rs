@@ -38,7 +38,7 @@ impl Request {
             model: c.name.clone(),
             layers: c.layers,
             ffn: c.ffn,
-            block_bytes: model.layers[0].ffn.row_bytes * c.ffn_kind.rows(),
+            block_bytes: model.layers[0].block.bytes(),
             ahead: self.ahead,
             predictor: self.predictor.kind().name().into(),
             thresholds: (0..c.layers).map(|layer| self.predictor.threshold(layer, 0)).collect(),

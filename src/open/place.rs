@@ -6,6 +6,7 @@ use crate::engine::{ChunkCosts, ChunkRates, Engine, Split};
 use crate::error::{Error, Result};
 use crate::formats::machine_profile::MachineProfile;
 use crate::ids::{PublishedId, StoreId};
+use crate::model::weights::Layer;
 use crate::model::{KvCache, KvType, Model};
 use crate::placement::memory_plan::{PartName, Plan, streamed_bytes};
 use bytemuck::TransparentWrapper;
@@ -66,8 +67,10 @@ fn open_split(
 ) -> std::result::Result<Split, OutOfMemory> {
     let c = &model.config;
     let block_bytes = plan.details.block_bytes as usize;
-    let blocks =
-        |layer: &crate::model::weights::Layer| HostBlocks { first: layer.ffn.row_ptr(0), block_bytes, neurons: c.ffn };
+    let blocks = |layer: &Layer| {
+        let (first, block_bytes) = (layer.block_ptr(0), layer.block.bytes());
+        HostBlocks { first, block_bytes, neurons: c.ffn }
+    };
     let host: Vec<HostBlocks> = model.layers.iter().map(blocks).collect();
     let bias: Vec<&[f32]> = model.layers.iter().map(|l| &l.up_bias[..]).collect();
     // SAFETY: the blocks lie in the store's map, which lives in the same engine as the cache.

@@ -15,7 +15,7 @@ use dynamicinfer::lab::synth::Shape;
 use dynamicinfer::model::config::{Activation, Ffn};
 use dynamicinfer::model::source::Source;
 use dynamicinfer::model::weights::{Layer, Matrix, NormWeights};
-use dynamicinfer::model::{Model, ModelConfig as Config};
+use dynamicinfer::model::{BlockLayout, Model, ModelConfig as Config};
 use dynamicinfer::prng::Prng;
 use std::path::{Path, PathBuf};
 
@@ -77,6 +77,7 @@ pub fn alone(kind: Ffn, activation: Activation, quant: Quant, hidden: usize, ffn
         o_bias: Vec::new(),
         ffn_norm: norm(),
         ffn: matrix(count),
+        block: BlockLayout::new(kind, quant, hidden),
         up_bias: if rng.below(2) == 0 { Vec::new() } else { numbers(rng, ffn, 0.3) },
         down_bias: Vec::new(),
         order: Permutation::identity(),
