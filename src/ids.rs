@@ -66,18 +66,19 @@ impl Permutation {
         published.iter().all(fresh).then(|| Permutation(Some(published.iter().map(|&n| PublishedId(n)).collect())))
     }
 
-    /// The published number of each position of the store; `None` if the orders are the same.
+    /// The published number of each position of the store, `[neurons]`; `None` if the orders are the same.
     pub fn table(&self) -> Option<&[PublishedId]> {
         self.0.as_deref()
     }
 
-    /// The published number of a neuron.
+    /// The published numbers of a layer of so many neurons, in the store's order.
     ///
     /// # Panics
-    /// If the layer has no such neuron.
+    /// If the table is of fewer.
     #[inline]
-    pub fn published(&self, neuron: StoreId) -> PublishedId {
-        self.0.as_ref().map_or(PublishedId(neuron.0), |table| table[neuron.index()])
+    pub fn in_store_order(&self, neurons: usize) -> impl Iterator<Item = PublishedId> {
+        let table = self.table();
+        (0..neurons).map(move |at| table.map_or_else(|| PublishedId::new(at), |table| table[at]))
     }
 
     /// Where the store has each of these neurons.
@@ -85,24 +86,24 @@ impl Permutation {
     /// # Panics
     /// If the layer has no such neuron.
     pub fn positions(&self, neurons: &[PublishedId]) -> Vec<StoreId> {
-        let Some(table) = &self.0 else { return neurons.iter().map(|n| StoreId(n.0)).collect() };
+        let Some(table) = self.table() else { return neurons.iter().map(|n| StoreId(n.0)).collect() };
         let mut position = vec![StoreId(0); table.len()];
         table.iter().enumerate().for_each(|(at, n)| position[n.index()] = StoreId::new(at));
         neurons.iter().map(|n| position[n.index()]).collect()
     }
 
-    /// A value per neuron, `[neurons]` in the published order, in the store's order.
-    pub fn into_store<T: Copy>(&self, by_published: &[T]) -> Vec<T> {
-        match &self.0 {
-            None => by_published.to_vec(),
-            Some(table) => table.iter().map(|n| by_published[n.index()]).collect(),
+    /// Values in the published order, `[neurons]`, in the store's.
+    pub fn into_store<T: Copy>(&self, mut by_published: Vec<T>) -> Vec<T> {
+        if let Some(table) = self.table() {
+            by_published = table.iter().map(|n| by_published[n.index()]).collect();
         }
+        by_published
     }
 
-    /// A value per neuron, `[neurons]` in the store's order, in the published order.
+    /// Values in the store's order, `[neurons]`, in the published one.
     pub fn into_published<T: Copy>(&self, by_store: &[T]) -> Vec<T> {
         let mut by_published = by_store.to_vec();
-        if let Some(table) = &self.0 {
+        if let Some(table) = self.table() {
             table.iter().zip(by_store).for_each(|(n, &value)| by_published[n.index()] = value);
         }
         by_published

@@ -180,7 +180,7 @@ fn a_budget_decides_how_many_timelines_lie_on_the_device() {
     let (embeddings, kv) = (footprint.embeddings_bytes, footprint.kv_bytes);
     let plan = budgeter.plan(full).unwrap();
     assert_eq!((plan.timelines, plan.total_bytes), (3, full));
-    let neurons = budgeter.placed(&engine.model, &vec![ffn; layers]);
+    let neurons = budgeter.placed(&vec![ffn; layers]);
     place(&mut engine, Box::new(VirtualDevice::new(full, RATES)), &plan, &budgeter.machine, &neurons).unwrap();
     let least = plan.min_bytes;
     for (vram, timelines) in [(full, 3), (full - embeddings - 1, 2), (full - embeddings - kv, 2), (least, 0), (full, 3)]

@@ -11,6 +11,7 @@ use dynamicinfer::engine::{Choice, DividedLayer, Engine, Logits, Migrator, Spars
 use dynamicinfer::formats::machine_profile::{MachineProfile, Rate};
 use dynamicinfer::formats::rows::Quant;
 use dynamicinfer::formats::trace_file::TraceFile;
+use dynamicinfer::ids::PublishedId;
 use dynamicinfer::lab::record::{Request, record};
 use dynamicinfer::lab::replay::{self, replay_with};
 use dynamicinfer::lab::simulate::{self, Calls, simulate_with};
@@ -92,6 +93,13 @@ struct Case {
     history: Vec<Vec<f32>>,
 }
 
+impl Case {
+    /// `placed` as the published model counts: the store is in its order.
+    fn placed(&self) -> Vec<Vec<PublishedId>> {
+        self.placed.iter().map(|placed| placed.iter().map(|&n| PublishedId(n)).collect()).collect()
+    }
+}
+
 /// Moves that each observation led to, in rising order, as the engine began them.
 fn by_engine(store: &Path, case: &Case) -> Vec<Vec<Moved>> {
     let model = Model::open(store).unwrap();
@@ -156,7 +164,7 @@ fn by_replay(trace: &TraceFile, case: &Case) -> Vec<Vec<Moved>> {
         rules: timeless(case.policy.rules()),
         slots: case.slots.clone(),
         link: 1e6,
-        placed: case.placed.clone(),
+        placed: case.placed(),
         history: case.history.clone(),
         thresholds: trace.header().thresholds(None),
         cost: 0.0,
@@ -190,7 +198,7 @@ fn by_simulator(trace: &TraceFile, case: &Case, real: &Footprint) -> Vec<Vec<Mov
         policy: case.policy,
         rules: timeless(case.policy.rules()),
         slots: case.slots.clone(),
-        placed: case.placed.clone(),
+        placed: case.placed(),
         history: case.history.clone(),
         device: true,
         predictor_bytes: 0,

@@ -277,7 +277,7 @@ impl Rig {
             input: room(input.len() * 4),
             output: room(output.len() * 4),
         };
-        assert_eq!(call.block_bytes(), words * 4);
+        assert_eq!(call.block().bytes(), words * 4);
         put(device, Stream::Compute, &blocks, call.blocks, 0);
         put(device, Stream::Compute, &bucket, call.bucket, 0);
         put(device, Stream::Compute, bytemuck::cast_slice(&layer.up_bias), call.up_bias, 0);
@@ -345,7 +345,7 @@ fn the_kernel_computes_what_the_cpu_computes() {
                 computed += found.1;
                 // The rows it is charged for are rows of neurons that are there and wanted.
                 let wanted = rig.selection.masks.iter().filter(|&&mask| mask != 0).count() as u64;
-                assert!(device.totals().device_bytes <= wanted * rig.call.block_bytes() as u64, "{what}");
+                assert!(device.totals().device_bytes <= wanted * rig.call.block().bytes() as u64, "{what}");
             }
         }
     }

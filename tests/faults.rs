@@ -12,6 +12,7 @@ use dynamicinfer::formats::machine_profile::{MachineProfile, Rate};
 use dynamicinfer::formats::rows::Quant;
 use dynamicinfer::formats::{faults, history_file};
 use dynamicinfer::generation::{Event as Said, Job, Limits, start};
+use dynamicinfer::ids::PublishedId;
 use dynamicinfer::lab::pack::{PackOptions, pack};
 use dynamicinfer::model::source::Source;
 use dynamicinfer::model::{KvCache, KvType, Model};
@@ -269,7 +270,7 @@ fn a_device_that_refuses_anything_leaves_an_engine_that_is_right_and_can_go_on()
             let (least, most) = (whole.min_bytes, whole.budget_bytes);
             let plan = budgeter.plan(most).unwrap();
             let slots: Vec<usize> = plan.layers.iter().map(|l| l.slots).collect();
-            let neurons = budgeter.placed(&engine.model, &slots);
+            let neurons = budgeter.placed(&slots);
             let left = Arc::new(AtomicU64::new(n));
             let device = || Box::new(Miser { inner: VirtualDevice::new(most, RATES), left: left.clone() });
             if place(&mut engine, device(), &plan, &budgeter.machine, &neurons).is_err() {
@@ -313,7 +314,7 @@ fn used_without_refusal(
     store: &Path,
     budgeter: &VramBudget,
     plan: &dynamicinfer::placement::memory_plan::Plan,
-    neurons: &[Vec<u32>],
+    neurons: &[Vec<PublishedId>],
     most: u64,
     budgets: [u64; 4],
 ) -> u64 {

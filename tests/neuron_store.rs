@@ -6,6 +6,7 @@ use dynamicinfer::engine::{Engine, Logits, Session};
 use dynamicinfer::error::Error;
 use dynamicinfer::formats::neuron_store::{Header, NeuronStore, parse};
 use dynamicinfer::formats::rows::Quant;
+use dynamicinfer::ids::Permutation;
 use dynamicinfer::lab::pack::{PackOptions, pack};
 use dynamicinfer::model::source::Source;
 use dynamicinfer::model::{KvType, Model};
@@ -21,7 +22,34 @@ fn source(name: &str) -> Source {
 }
 
 fn packed(name: &str, quant: Quant, path: &Path, orders: Option<Vec<Vec<u32>>>) {
+    let orders = orders.map(|orders| orders.iter().map(|order| Permutation::new(order).unwrap()).collect());
     pack(&source(name), path, &PackOptions { quant, orders }, &|_, _| Ok(())).unwrap();
+}
+
+#[test]
+fn the_parts_of_a_block_are_its_rows_one_behind_the_other() {
+    let dir = tempfile::tempdir().unwrap();
+    for (name, rows) in [("opt", 2), ("llama", 3)] {
+        for quant in Quant::ALL {
+            let path = dir.path().join("x.neurons");
+            packed(name, quant, &path, None);
+            let model = Model::open(&path).unwrap();
+            let layer = model.layers.last().unwrap();
+            let (parts, up, down) = (layer.block.parts(), layer.block.up(), layer.block.down());
+            assert_eq!((parts.len(), layer.block.gate_or_up(), up), (rows, parts[0], parts[rows - 2]));
+            assert_eq!((down, down.offset + down.bytes), (parts[rows - 1], layer.block.bytes()));
+            assert_eq!(layer.ffn.bytes(), (model.config.ffn * layer.block.bytes()) as u64);
+            for neuron in [0, 1, model.config.ffn - 1] {
+                assert_eq!(layer.block_ptr(neuron), layer.ffn.row_ptr(neuron * rows));
+                assert_eq!(layer.input_rows(neuron).row(rows - 2), layer.ffn.row_ptr(neuron * rows + rows - 2));
+                for (r, &part) in parts.iter().enumerate() {
+                    let row = neuron * rows + r;
+                    assert_eq!((part.quant, layer.part(part, neuron)), (quant, layer.ffn.row(row)), "{name} {row}");
+                    assert_eq!(layer.part_rows(part, 0).row(neuron), layer.ffn.row_ptr(row));
+                }
+            }
+        }
+    }
 }
 
 /// A good store with every kind of section: neurons in another order, biases, a tokenizer.

@@ -3,6 +3,7 @@
 use dynamicinfer::formats::machine_profile::{MachineProfile, MoveMethod, MoveRate, Rate};
 use dynamicinfer::formats::placement_file::{LayerPlacement, PlacementFile, Policy, VERSION};
 use dynamicinfer::formats::rows::Quant;
+use dynamicinfer::ids::PublishedId;
 use dynamicinfer::lab::pack::{PackOptions, pack};
 use dynamicinfer::lab::synth::shape;
 use dynamicinfer::model::source::Source;
@@ -271,15 +272,15 @@ fn policies_fill_the_same_slots() {
     let of = |policy, seed| policy::neurons(policy, &counts, &slots, seed);
     for (l, neurons) in of(Policy::Static, 0).into_iter().enumerate() {
         assert_eq!(neurons, ranking(&counts[l])[..slots[l]]);
-        let worst = neurons.iter().map(|&n| counts[l][n as usize]).min().unwrap_or(0);
-        let left = (0..100).filter(|n| !neurons.contains(n)).map(|n| counts[l][n as usize]);
+        let worst = neurons.iter().map(|n| counts[l][n.index()]).min().unwrap_or(0);
+        let left = (0..100).map(PublishedId).filter(|n| !neurons.contains(n)).map(|n| counts[l][n.index()]);
         assert!(neurons.is_empty() || left.max().is_none_or(|best| best <= worst));
     }
     let random = of(Policy::Random, 1);
     assert_eq!(random, of(Policy::Random, 1));
     assert_ne!(random[2], of(Policy::Random, 2)[2]);
     assert_eq!(random.iter().map(Vec::len).collect::<Vec<_>>(), slots);
-    assert_eq!(random[3], (0..100).collect::<Vec<u32>>());
+    assert_eq!(random[3], (0..100).map(PublishedId).collect::<Vec<_>>());
     assert!(random.iter().all(|n| n.windows(2).all(|pair| pair[0] < pair[1])));
     assert!(of(Policy::None, 1).iter().all(Vec::is_empty));
 }

@@ -5,6 +5,7 @@ use dynamicinfer::cpu::sign::{self, BitLine};
 use dynamicinfer::cpu::{Isa, Kernels, Team};
 use dynamicinfer::formats::predictor_file::Header;
 use dynamicinfer::formats::rows::{self, Quant};
+use dynamicinfer::ids::Permutation;
 use dynamicinfer::lab::pack::{PackOptions, pack};
 use dynamicinfer::model::Model;
 use dynamicinfer::model::source::Source;
@@ -26,16 +27,17 @@ fn supported() -> Vec<Kernels> {
 }
 
 /// A tiny model of the fixtures: hidden 64, two layers of 96 neurons.
-fn model(dir: &Path, name: &str, quant: Quant, orders: Option<Vec<Vec<u32>>>) -> Model {
+fn model(dir: &Path, name: &str, quant: Quant, orders: Option<Vec<Permutation>>) -> Model {
     let path = dir.join(format!("{name}-{}-{}.neurons", quant.name(), orders.is_some()));
     let from = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/models").join(name);
     pack(&Source::open(&from, None).unwrap(), &path, &PackOptions { quant, orders }, &|_, _| Ok(())).unwrap();
     Model::open(&path).unwrap()
 }
 
-fn orders(model: &Model) -> Vec<Vec<u32>> {
+fn orders(model: &Model) -> Vec<Permutation> {
     let (layers, ffn) = (model.config.layers, model.config.ffn as u32);
-    (0..layers as u32).map(|l| (0..ffn).map(|n| (n * 5 + l) % ffn).collect()).collect()
+    let numbers = |l| (0..ffn).map(|n| (n * 5 + l) % ffn).collect::<Vec<_>>();
+    (0..layers as u32).map(|l| Permutation::new(&numbers(l)).unwrap()).collect()
 }
 
 /// Scores of `n` columns.
@@ -289,10 +291,10 @@ fn a_permuted_store_gives_each_neuron_the_same_score() {
         [&sign as &dyn Predictor, &exact, &*mlp].map(|p| scores(p, model, &Kernels::best(), 2, at, &residual))
     };
     for (layer, ahead) in [(0, 0), (1, 0), (1, 1)] {
-        let order = permuted.layers[layer].order.as_ref().unwrap();
+        let order = permuted.layers[layer].order.table().unwrap();
         for (before, after) in every(&plain, (layer, ahead)).iter().zip(&every(&permuted, (layer, ahead))) {
             for (before, after) in before.chunks_exact(96).zip(after.chunks_exact(96)) {
-                assert!(order.iter().zip(after).all(|(&neuron, score)| *score == before[neuron as usize]));
+                assert!(order.iter().zip(after).all(|(neuron, score)| *score == before[neuron.index()]));
             }
         }
     }

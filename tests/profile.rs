@@ -6,6 +6,7 @@ use dynamicinfer::engine::{Engine, Logits, Observer, Seen, Session};
 use dynamicinfer::error::Error;
 use dynamicinfer::formats::profile_file::{self, AHEADS, BINS, TextInfo};
 use dynamicinfer::formats::rows::Quant;
+use dynamicinfer::ids::Permutation;
 use dynamicinfer::lab::pack::{PackOptions, pack};
 use dynamicinfer::lab::profile::{Input, Request, profile, unfinished};
 use dynamicinfer::model::source::Source;
@@ -35,6 +36,7 @@ fn fixture(name: &str) -> PathBuf {
 /// Packs in f32: what is compared with plain arithmetic is not to differ by rounding.
 fn packed(source: &Path, to: &Path, orders: Option<Vec<Vec<u32>>>) -> Model {
     let source = Source::open(source, None).unwrap();
+    let orders = orders.map(|orders| orders.iter().map(|order| Permutation::new(order).unwrap()).collect());
     pack(&source, to, &PackOptions { quant: Quant::F32, orders }, &|_, _| Ok(())).unwrap();
     Model::open(to).unwrap()
 }

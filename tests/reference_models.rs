@@ -10,6 +10,7 @@ use dynamicinfer::engine::{Engine, Logits, Session};
 use dynamicinfer::formats::neuron_store::NeuronStore;
 use dynamicinfer::formats::rows::Quant;
 use dynamicinfer::formats::{MappedFile, quant, safetensors};
+use dynamicinfer::ids::Permutation;
 use dynamicinfer::lab::pack::{PackOptions, pack};
 use dynamicinfer::model::source::{Source, source_files};
 use dynamicinfer::model::{KvCache, KvType, Model};
@@ -226,11 +227,12 @@ fn a_permuted_store_gives_the_same_logits_and_keeps_the_permutation() {
     let source = Source::open(&fixtures().join("opt"), None).unwrap();
     let (layers, ffn) = (source.config.layers, source.config.ffn as u32);
     let orders: Vec<Vec<u32>> = (0..layers as u32).map(|l| (0..ffn).map(|n| (n * 5 + l) % ffn).collect()).collect();
+    let orders: Vec<Permutation> = orders.iter().map(|order| Permutation::new(order).unwrap()).collect();
     let path = dir.path().join("permuted.neurons");
     pack(&source, &path, &PackOptions { quant: Quant::F32, orders: Some(orders.clone()) }, &|_, _| Ok(())).unwrap();
     let permuted = Model::open(&path).unwrap();
     for (layer, order) in permuted.layers.iter().zip(&orders) {
-        assert_eq!(layer.order.as_ref(), Some(order));
+        assert_eq!(&layer.order, order);
     }
     let logits = |model: Model| {
         let mut engine = Engine::new(model, 1, Kernels::best());

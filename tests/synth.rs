@@ -4,6 +4,7 @@
 use dynamicinfer::cpu::Kernels;
 use dynamicinfer::engine::{Choice, Engine, Logits, Observer, Seen, Sparsity};
 use dynamicinfer::formats::rows::Quant;
+use dynamicinfer::ids::Permutation;
 use dynamicinfer::lab::audit::{Audit, Shares};
 use dynamicinfer::lab::pack::{PackOptions, pack};
 use dynamicinfer::lab::synth::{Shape, Statistics, pack_draft, write_gguf, write_predictor, write_store};
@@ -223,7 +224,8 @@ fn the_predictor_of_a_gguf_belongs_to_every_store_that_is_packed_from_it() {
     assert!(!gone.exists(), "{}", gone.display());
 
     let source = Source::open(&gguf, None).unwrap();
-    let reversed = (0..shape.layers).map(|_| (0..shape.ffn as u32).rev().collect()).collect();
+    let reversed = Permutation::new(&(0..shape.ffn as u32).rev().collect::<Vec<_>>()).unwrap();
+    let reversed = vec![reversed; shape.layers];
     for (quant, orders) in [(Quant::Q8, None), (Quant::F16, Some(reversed))] {
         let packed = dir.path().join("packed.neurons");
         pack(&source, &packed, &PackOptions { quant, orders }, &|_, _| Ok(())).unwrap();

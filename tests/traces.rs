@@ -6,6 +6,7 @@ use dynamicinfer::engine::{Engine, Logits, Observer, Seen};
 use dynamicinfer::error::Error;
 use dynamicinfer::formats::rows::Quant;
 use dynamicinfer::formats::trace_file::{Header, Part, TextInfo, TraceFile, TraceWriter};
+use dynamicinfer::ids::Permutation;
 use dynamicinfer::lab::pack::{PackOptions, pack};
 use dynamicinfer::lab::record::{Request, record};
 use dynamicinfer::lab::replay::{self, Outcome, Setting, active, bound, frequencies};
@@ -31,6 +32,7 @@ fn root() -> &'static Path {
 fn fixture(name: &str, dir: &Path, orders: Option<Vec<Vec<u32>>>) -> Engine {
     let source = Source::open(&root().join("tests/fixtures/models").join(name), None).unwrap();
     let store = dir.join(format!("{name}-{}.neurons", orders.is_some()));
+    let orders = orders.map(|orders| orders.iter().map(|order| Permutation::new(order).unwrap()).collect());
     pack(&source, &store, &PackOptions { quant: Quant::F32, orders }, &|_, _| Ok(())).unwrap();
     Engine::new(Model::open(&store).unwrap(), 1, Kernels::best())
 }

@@ -6,6 +6,7 @@ use dynamicinfer::engine::Engine;
 use dynamicinfer::error::Error;
 use dynamicinfer::formats::predictor_file;
 use dynamicinfer::formats::rows::Quant;
+use dynamicinfer::ids::Permutation;
 use dynamicinfer::lab::network::{Pairs, Training, log_odds};
 use dynamicinfer::lab::pack::{PackOptions, pack};
 use dynamicinfer::lab::samples::{Plan, Samples, collect};
@@ -128,8 +129,8 @@ fn entropy_falls_with_sparsity_and_with_skew() {
 fn model(dir: &Path) -> Model {
     let path = dir.join("m.neurons");
     let from = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/models/relullama");
-    let orders = (0..2u32).map(|l| (0..96u32).map(|n| (n * 5 + l) % 96).collect()).collect();
-    let options = PackOptions { quant: Quant::F32, orders: Some(orders) };
+    let order = |l| Permutation::new(&(0..96u32).map(|n| (n * 5 + l) % 96).collect::<Vec<_>>()).unwrap();
+    let options = PackOptions { quant: Quant::F32, orders: Some((0..2).map(order).collect()) };
     pack(&Source::open(&from, None).unwrap(), &path, &options, &|_, _| Ok(())).unwrap();
     Model::open(&path).unwrap()
 }
@@ -167,15 +168,20 @@ fn samples_are_what_the_model_does() {
     assert!(extent.train > 4 * extent.held_back && extent.held_back > 0 && extent.tokens() <= 2048 + 512, "{extent:?}");
 
     // The first window's first tokens, run again: neurons that the samples call active are those that fire.
-    struct Look<'a>(&'a Samples, Vec<Vec<u32>>);
+    struct Look<'a>(&'a Samples, Vec<Permutation>);
     impl dynamicinfer::engine::Observer for Look<'_> {
         fn layer(&mut self, seen: &dynamicinfer::engine::Seen<'_>) {
             let Look(samples, orders) = self;
             for t in 0..seen.n {
-                for (place, &neuron) in orders[seen.layer].iter().enumerate() {
-                    let word = samples.labels(seen.layer)[t * 2 + neuron as usize / 64];
+                for (place, neuron) in orders[seen.layer].table().unwrap().iter().enumerate() {
+                    let word = samples.labels(seen.layer)[t * 2 + neuron.index() / 64];
                     let active = seen.activations[t * 96 + place] != 0.0;
-                    assert_eq!(word >> (neuron % 64) & 1 == 1, active, "layer {} token {t} place {place}", seen.layer);
+                    assert_eq!(
+                        word >> (neuron.index() % 64) & 1 == 1,
+                        active,
+                        "layer {} token {t} place {place}",
+                        seen.layer
+                    );
                 }
                 let residual = &samples.residuals(seen.layer)[t * 64..][..64];
                 let same = residual.iter().zip(&seen.residual[t * 64..]).all(|(a, b)| *a == f16::from_f32(*b));
@@ -183,7 +189,7 @@ fn samples_are_what_the_model_does() {
             }
         }
     }
-    let orders = engine.model.layers.iter().map(|l| l.order.clone().unwrap()).collect();
+    let orders = engine.model.layers.iter().map(|l| l.order.clone()).collect();
     let mut kv = KvCache::new(&engine.model.config, 128, KvType::F16).unwrap();
     engine.forward_observed(&mut kv, &tokens[..128], dynamicinfer::engine::Logits::None, &mut Look(&samples, orders));
     assert!(Samples::open(&dir.path().join("samples"), extent).is_some());

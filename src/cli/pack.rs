@@ -3,11 +3,12 @@ use super::progress::{Progress, Unit};
 use crate::error::{Error, Result, printable};
 use crate::formats::neuron_store::{EXTENSION, NeuronStore};
 use crate::formats::rows::Quant;
+use crate::ids::Permutation;
 use crate::lab::pack::{PackOptions, natural_quant, pack, packed_bytes};
 use crate::model::NamedActivation;
 use crate::model::source::{Source, read_json};
 use crate::open::model::{check_activation, check_room, find};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 /// Pack a model into a neuron store
 ///
@@ -43,6 +44,17 @@ fn file_name(name: &str) -> String {
     if safe.is_empty() { "model".into() } else { safe }
 }
 
+/// The orders in a JSON file, `[layers]`.
+fn read_orders(path: &Path) -> Result<Vec<Permutation>> {
+    let bad = |why: String| Error::Usage(format!("{}: {why}", path.display()));
+    let layers: Vec<Vec<u32>> = serde_json::from_value(read_json(path, 1 << 30)?)
+        .map_err(|e| bad(format!("not a list of neuron numbers per layer: {e}")))?;
+    let order = |(layer, numbers): (usize, &Vec<u32>)| {
+        Permutation::new(numbers).ok_or_else(|| bad(format!("layer {layer} does not name each of its neurons once")))
+    };
+    layers.iter().enumerate().map(order).collect()
+}
+
 pub fn run(args: Args) -> Result<()> {
     let path = find(&args.model)?;
     if !path.is_dir() && NeuronStore::is_one(&path) {
@@ -59,13 +71,7 @@ pub fn run(args: Args) -> Result<()> {
     if output.exists() && !args.force {
         return Err(Error::Usage(format!("{} is there already; add --force to replace it", output.display())));
     }
-    let orders =
-        match &args.order {
-            None => None,
-            Some(file) => Some(serde_json::from_value(read_json(file, 1 << 30)?).map_err(|e| {
-                Error::Usage(format!("{}: not a list of neuron numbers per layer: {e}", file.display()))
-            })?),
-        };
+    let orders = args.order.as_deref().map(read_orders).transpose()?;
     let dir = output.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(".".as_ref());
     check_room(dir, packed_bytes(&source, quant))?;
     let progress =

@@ -7,6 +7,7 @@ use crate::formats::machine_profile::MachineProfile;
 use crate::formats::placement_file::{LayerPlacement, PlacementFile, Policy, VERSION};
 use crate::formats::predictor_file;
 use crate::formats::rows::Quant;
+use crate::ids::PublishedId;
 use crate::lab::synth::shape;
 use crate::model::{Model, ModelConfig, NamedActivation};
 use crate::open::artifacts::{self, Kind};
@@ -14,6 +15,7 @@ use crate::open::pinnable;
 use crate::placement::memory_plan::{Footprint, KvPlace, PartName, Plan, Request, plan};
 use crate::placement::{policy, problem::power_law};
 use crate::predictor;
+use bytemuck::allocation::TransparentWrapperAlloc;
 use comfy_table::{CellAlignment, Table};
 use std::path::PathBuf;
 
@@ -254,7 +256,11 @@ fn placement(args: &Args, model: &Model, counts: &[Vec<u64>], plan: &Plan) -> Pl
         ffn: model.config.ffn,
         policy,
         seed: (policy == Policy::Random).then_some(args.seed),
-        layers: slots.into_iter().zip(neurons).map(|(slots, neurons)| LayerPlacement { slots, neurons }).collect(),
+        layers: slots
+            .into_iter()
+            .zip(neurons)
+            .map(|(slots, neurons)| LayerPlacement { slots, neurons: PublishedId::peel_vec(neurons) })
+            .collect(),
     }
 }
 

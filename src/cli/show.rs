@@ -6,7 +6,7 @@ use crate::formats::predictor_file::{self, PredictorFile};
 use crate::formats::sections::{Header, SectionFile};
 use crate::lab::pack::{natural_quant, packed_bytes};
 use crate::model::source::Source;
-use crate::model::{KvCache, KvType, Model, ModelConfig, NamedActivation};
+use crate::model::{BlockLayout, KvCache, KvType, Model, ModelConfig, NamedActivation};
 use crate::open::model::find;
 use crate::tokenizer::{ModelSpec, TokenizerSpec};
 use comfy_table::Table;
@@ -122,7 +122,7 @@ fn describe(
     tokenizer: Option<TokenizerSpec>,
     config: ModelConfig,
 ) -> Shown {
-    let block = (config.ffn_kind.rows() * quant.row_bytes(config.hidden)) as u64;
+    let block = BlockLayout::new(config.ffn_kind, quant, config.hidden).bytes() as u64;
     Shown {
         path: path.to_string_lossy().into_owned(),
         packed,

@@ -8,8 +8,9 @@ use crate::cpu::team::Parts;
 use crate::cpu::{Columns, Kernels, MAX_AXPY_ROWS, MAX_COLUMNS, Rows, Team};
 use crate::device::NONE;
 use crate::formats::rows::{self, PACK, Quant};
+use crate::model::block::{BlockLayout, BlockPart};
 use crate::model::config::{Activation, Ffn, ModelConfig};
-use crate::model::weights::{Layer, Matrix};
+use crate::model::weights::Layer;
 use crate::ops::gates::TILE_NEURONS;
 use crate::ops::math;
 use faer::{Accum, MatMut, MatRef, Par};
@@ -156,6 +157,12 @@ impl Counts {
     pub fn rows(&self) -> u64 {
         self.gates + self.ups + self.downs
     }
+
+    /// Bytes of these rows, of blocks with this layout.
+    pub fn bytes(&self, block: &BlockLayout) -> u64 {
+        let parts = [(self.gates, block.gate_or_up()), (self.ups, block.up()), (self.downs, block.down())];
+        parts.into_iter().map(|(rows, part)| rows * part.bytes as u64).sum()
+    }
 }
 
 impl std::ops::AddAssign for Counts {
@@ -218,8 +225,7 @@ pub fn ffn(
     let sparse = list.map(|(list, known)| Sparse { kernels, config, layer, x, list, known, cut });
     let neurons = list.map_or(config.ffn, |(list, _)| list.neurons.len());
 
-    let block_bytes = layer.ffn.row_bytes * config.ffn_kind.rows();
-    let units_of = |neurons: usize| (neurons * block_bytes / MIN_UNIT_BYTES).clamp(1, MAX_UNITS);
+    let units_of = |neurons: usize| (neurons * layer.block.bytes() / MIN_UNIT_BYTES).clamp(1, MAX_UNITS);
     let units = units_of(neurons);
     let size = (x.n * config.hidden).next_multiple_of(LINE);
     // Sized for all neurons, so that a longer list later allocates nothing.
@@ -297,31 +303,33 @@ impl Sparse<'_> {
             return self.stream(range, out);
         }
         let Sparse { config, layer, x, list, cut, .. } = *self;
-        let (n, plain, per_block) = (x.n, config.ffn_kind == Ffn::Plain, config.ffn_kind.rows());
-        // The first row that is read of a neuron.
-        let first = (self.known.is_some() && !plain) as usize;
+        let (n, plain, block_bytes) = (x.n, config.ffn_kind == Ffn::Plain, layer.block.bytes());
+        let (gate_or_up, up_part, down) = (layer.block.gate_or_up(), layer.block.up(), layer.block.down());
+        // Where what is read of a neuron begins in its block.
+        let first = if self.known.is_some() { up_part.offset } else { 0 };
         // During which row the next neuron is asked for: of the places tried, the fastest (f16 13.1 against 9.3 and 11.7 GB/s
         // with 90 % left out, q8_0 10.6 against 7.4 and 9.7).
-        let from = if layer.ffn.quant.is_grouped() { per_block - 1 } else { per_block - 2 };
-        let mut downs = Downs::new(self.kernels, &layer.ffn, n);
+        let from = if down.quant.is_grouped() { down } else { up_part };
+        let mut downs = Downs::new(self.kernels, layer, n);
         let mut counts = Counts::default();
         let (mut gate, mut up, mut a) = ([0f32; MAX_COLUMNS], [0f32; MAX_COLUMNS], [0f32; MAX_COLUMNS]);
         for i in range.clone() {
             let (neuron, wanted) = (list.neurons[i] as usize, list.masks[i]);
-            let row = neuron * per_block;
-            let next = if i + 1 < range.end { list.neurons[i + 1] as usize * per_block + first } else { 0 };
-            // What to prefetch while row r of this neuron is read: of the next one, where it lies apart, the same row or, once, the first.
-            let ahead = |r: usize| match self.kernels.block_ahead {
-                _ if next <= row + per_block => layer.ffn.ahead(),
-                true => (next - first - row) * layer.ffn.row_bytes,
-                false if r == from => (next - row - r) * layer.ffn.row_bytes,
-                false => layer.ffn.ahead(),
+            let block = layer.block_ptr(neuron);
+            // Bytes to the block of the next one.
+            let next = if i + 1 < range.end { (list.neurons[i + 1] as usize - neuron) * block_bytes } else { 0 };
+            // What to prefetch while this part is read: of the next block, where it lies apart, the same part or, once, the first.
+            let ahead = |part: BlockPart| match self.kernels.block_ahead {
+                _ if next + first <= block_bytes => part.quant.ahead(part.bytes),
+                true => next,
+                false if part.offset == from.offset => next + first - part.offset,
+                false => part.quant.ahead(part.bytes),
             };
             let bias = layer.up_bias.get(neuron).copied().unwrap_or(0.0);
             match self.known {
                 Some(known) => (0..n).for_each(|b| gate[b] = known[b * config.ffn + neuron]),
                 None => {
-                    self.dot(row, ahead(0), &mut gate);
+                    self.dot(gate_or_up, block, ahead(gate_or_up), &mut gate);
                     *if plain { &mut counts.ups } else { &mut counts.gates } += 1;
                     if plain {
                         gate[..n].iter_mut().for_each(|gate| *gate += bias);
@@ -336,7 +344,7 @@ impl Sparse<'_> {
             if plain {
                 up = gate;
             } else {
-                self.dot(row + 1, ahead(1), &mut up);
+                self.dot(up_part, block, ahead(up_part), &mut up);
                 counts.ups += 1;
                 up[..n].iter_mut().for_each(|up| *up += bias);
             }
@@ -349,7 +357,7 @@ impl Sparse<'_> {
                 continue;
             }
             counts.active += active as u64;
-            downs.add(row + per_block - 1, ahead(per_block - 1), &a[..n], out);
+            downs.add(block, ahead(down), &a[..n], out);
             counts.downs += 1;
         }
         downs.flush(out);
@@ -373,21 +381,19 @@ impl Sparse<'_> {
     /// As [`Sparse::run`], reading every row from the first neuron of the range to the last.
     fn stream(&self, range: Range<usize>, out: &mut [f32]) -> Counts {
         let Sparse { kernels, config, layer, x, list, cut, .. } = *self;
-        let dot = kernels.dot(layer.ffn.quant);
-        let per_block = config.ffn_kind.rows();
-        let (n, dots) = (x.n, per_block - 1);
+        let dot = kernels.dot(layer.block.up().quant);
+        let (n, dots) = (x.n, layer.block.parts().len() - 1);
         let (mut products, mut a) = ([0f32; 2 * MAX_COLUMNS], [0f32; MAX_COLUMNS]);
-        let mut downs = Downs::new(kernels, &layer.ffn, n);
-        let ahead = dense_ahead(kernels, &layer.ffn);
+        let mut downs = Downs::new(kernels, layer, n);
+        let ahead = dense_ahead(kernels, layer.block.down());
         let span = list.neurons[range.start]..list.neurons[range.end - 1] + 1;
         let (read, mut active, mut at) = (span.len() as u64, 0, range.start);
         for neuron in span {
             let listed = list.neurons[at] == neuron;
             let wanted = if listed { list.masks[at] } else { 0 };
             at = (at + usize::from(listed)).min(range.end - 1);
-            let row = neuron as usize * per_block;
             // SAFETY: the rows are inside the section; the kernel is for this machine.
-            unsafe { dot(layer.ffn.rows_from(row, 1), dots, x, products.as_mut_ptr(), dots) };
+            unsafe { dot(layer.input_rows(neuron as usize), dots, x, products.as_mut_ptr(), dots) };
             let bias = layer.up_bias.get(neuron as usize).copied().unwrap_or(0.0);
             for (b, (a, products)) in a.iter_mut().zip(products.chunks_exact(dots)).take(n).enumerate() {
                 let (gate, up) = (products[0] + if dots == 1 { bias } else { 0.0 }, products[dots - 1] + bias);
@@ -395,25 +401,24 @@ impl Sparse<'_> {
                 *a = if fires { activation(config.ffn_kind, config.activation, gate, up) } else { 0.0 };
                 active += u64::from(*a != 0.0);
             }
-            downs.add(row + dots, ahead, &a[..n], out);
+            downs.add(layer.block_ptr(neuron as usize), ahead, &a[..n], out);
         }
         downs.flush(out);
         Counts { gates: if dots == 1 { 0 } else { read }, ups: read, downs: read, active }
     }
 
-    /// out[b] = row times column b. The row `ahead` bytes further is the next that will be read.
-    fn dot(&self, row: usize, ahead: usize, out: &mut [f32; MAX_COLUMNS]) {
-        let ffn = &self.layer.ffn;
-        let rows = Rows { ahead, ..ffn.rows_from(row, 1) };
+    /// out[b] = a part of the block at `block` times column b. `ahead` bytes further is what will be read next.
+    fn dot(&self, part: BlockPart, block: *const u8, ahead: usize, out: &mut [f32; MAX_COLUMNS]) {
+        let rows = Rows { first: block.wrapping_add(part.offset), stride: part.bytes, ahead };
         // SAFETY: the row is inside the section; the kernel is for this machine; there are at most MAX_COLUMNS columns.
-        unsafe { self.kernels.dot(ffn.quant)(rows, 1, self.x, out.as_mut_ptr(), 1) };
+        unsafe { self.kernels.dot(part.quant)(rows, 1, self.x, out.as_mut_ptr(), 1) };
     }
 }
 
 /// What to prefetch while a down row is added and every row is read: with AVX-512 the short rows of q4_0 do better with the whole next
 /// row, the others with the next lines (`touch` in `cpu/avx512/axpy.rs`).
-fn dense_ahead(kernels: &Kernels, ffn: &Matrix) -> usize {
-    if ffn.quant == Quant::Q4 || kernels.adds_as_read { ffn.ahead() } else { 0 }
+fn dense_ahead(kernels: &Kernels, down: BlockPart) -> usize {
+    if down.quant == Quant::Q4 || kernels.adds_as_read { down.quant.ahead(down.bytes) } else { 0 }
 }
 
 /// Adds to `out`, `[n, hidden]`, what `neurons` contribute.
@@ -425,25 +430,23 @@ fn run_blocks(
     neurons: Range<usize>,
     out: &mut [f32],
 ) {
-    let dot = kernels.dot(layer.ffn.quant);
-    let per_block = config.ffn_kind.rows();
-    let (n, dots) = (x.n, per_block - 1);
+    let (dot, down) = (kernels.dot(layer.block.up().quant), layer.block.down());
+    let (n, dots) = (x.n, layer.block.parts().len() - 1);
     // [columns, gate and up], or [columns, up].
     let mut products = [0f32; 2 * MAX_COLUMNS];
     let mut a = [0f32; MAX_COLUMNS];
-    let mut downs = Downs::new(kernels, &layer.ffn, n);
-    let ahead = dense_ahead(kernels, &layer.ffn);
+    let mut downs = Downs::new(kernels, layer, n);
+    // With the arithmetic of several columns between them, lines have to be asked for, as the dots do.
+    let ahead = if n > 1 { 2 * down.bytes } else { dense_ahead(kernels, down) };
     for neuron in neurons {
         // SAFETY: the rows are inside the section; the kernel is for this machine.
-        unsafe { dot(layer.ffn.rows_from(neuron * per_block, 1), dots, x, products.as_mut_ptr(), dots) };
+        unsafe { dot(layer.input_rows(neuron), dots, x, products.as_mut_ptr(), dots) };
         let bias = layer.up_bias.get(neuron).copied().unwrap_or(0.0);
         for (a, products) in a.iter_mut().zip(products.chunks_exact(dots)).take(n) {
             *a = activation(config.ffn_kind, config.activation, products[0], products[dots - 1] + bias);
         }
         // Also where a is zero: skipping down rows breaks the stream, and what is left comes more slowly than all.
-        // With the arithmetic of several columns between them, lines have to be asked for, as the dots do.
-        let ahead = if n > 1 { 2 * layer.ffn.row_bytes } else { ahead };
-        downs.add(neuron * per_block + dots, ahead, &a[..n], out);
+        downs.add(layer.block_ptr(neuron), ahead, &a[..n], out);
     }
     downs.flush(out);
 }
@@ -451,7 +454,8 @@ fn run_blocks(
 /// Down rows on their way to the output, some at a time.
 struct Downs<'a> {
     kernels: &'a Kernels,
-    ffn: &'a Matrix,
+    part: BlockPart,
+    cols: usize,
     n: usize,
     together: usize,
     count: usize,
@@ -462,19 +466,20 @@ struct Downs<'a> {
 }
 
 impl<'a> Downs<'a> {
-    fn new(kernels: &'a Kernels, ffn: &'a Matrix, n: usize) -> Downs<'a> {
+    fn new(kernels: &'a Kernels, layer: &Layer, n: usize) -> Downs<'a> {
+        let (part, cols) = (layer.block.down(), layer.ffn.cols);
         // The output of several columns does not stay in L1 beside their inputs: it is loaded and stored once for some rows.
-        let together = if n > 1 { MAX_AXPY_ROWS } else { kernels.rows_together(ffn.quant) };
+        let together = if n > 1 { MAX_AXPY_ROWS } else { kernels.rows_together(part.quant) };
         let a = [0.0; MAX_AXPY_ROWS * MAX_COLUMNS];
-        Downs { kernels, ffn, n, together, count: 0, ahead: 0, rows: [std::ptr::null(); MAX_AXPY_ROWS], a }
+        Downs { kernels, part, cols, n, together, count: 0, ahead: 0, rows: [std::ptr::null(); MAX_AXPY_ROWS], a }
     }
 
     /// Where an axpy that waited for memory would hold back the stream, the row is read here, where it lies, and added later.
-    fn add(&mut self, row: usize, ahead: usize, a: &[f32], out: &mut [f32]) {
-        let row = self.ffn.row_ptr(row);
+    fn add(&mut self, block: *const u8, ahead: usize, a: &[f32], out: &mut [f32]) {
+        let row = block.wrapping_add(self.part.offset);
         if self.n > 1 || !self.kernels.adds_as_read {
             // SAFETY: the row is inside the section; the kernel is for this machine.
-            unsafe { (self.kernels.touch)(row, self.ffn.row_bytes, ahead) };
+            unsafe { (self.kernels.touch)(row, self.part.bytes, ahead) };
         }
         self.ahead = ahead;
         self.rows[self.count] = row;
@@ -488,7 +493,7 @@ impl<'a> Downs<'a> {
     fn flush(&mut self, out: &mut [f32]) {
         let (rows, a) = (&self.rows[..self.count], &self.a[..self.count * self.n]);
         // SAFETY: as above; `add` keeps as many coefficients as the rows want.
-        unsafe { self.kernels.axpy(self.ffn.quant)(rows, self.ahead, a, self.ffn.cols, out) };
+        unsafe { self.kernels.axpy(self.part.quant)(rows, self.ahead, a, self.cols, out) };
         self.count = 0;
     }
 }
@@ -518,21 +523,20 @@ pub fn products(
     gates: &mut [f32],
     activations: &mut [f32],
 ) {
-    let (n, len, per_block) = (x.n, neurons.len(), config.ffn_kind.rows());
+    let (n, len, gate_or_up, up) = (x.n, neurons.len(), layer.block.gate_or_up(), layer.block.up());
     assert_eq!((gates.len(), activations.len()), (n * len, n * len));
     let (gates, activations) = (Parts::new(gates), Parts::new(activations));
-    let dot = kernels.dot(layer.ffn.quant);
+    let dots = [gate_or_up, up].map(|part| kernels.dot(part.quant));
     let gated = config.ffn_kind != Ffn::Plain;
     team.run(len.div_ceil(TILE_NEURONS), |_, piece| {
         let range = piece * TILE_NEURONS..len.min((piece + 1) * TILE_NEURONS);
         neurons.runs(range.clone(), |run, place| {
-            let rows = |k: usize| layer.ffn.rows_from(place * per_block + k, per_block);
             // SAFETY: the rows are inside the section; the kernels are for this machine; each piece writes its own neurons of what
             // is [n, neurons].
             unsafe {
-                dot(rows(0), run.len(), x, gates.start().add(run.start), len);
+                dots[0](layer.part_rows(gate_or_up, place), run.len(), x, gates.start().add(run.start), len);
                 if gated {
-                    dot(rows(1), run.len(), x, activations.start().add(run.start), len);
+                    dots[1](layer.part_rows(up, place), run.len(), x, activations.start().add(run.start), len);
                 }
             }
         });
@@ -564,7 +568,7 @@ pub fn down(
     tiles: &mut [Tile],
     hidden: &mut [f32],
 ) {
-    let (len, cols, per_block) = (neurons.len(), config.hidden, config.ffn_kind.rows());
+    let (len, cols, part) = (neurons.len(), config.hidden, layer.block.down());
     assert_eq!((activations.len(), hidden.len()), (n * len, n * cols));
     let rooms = Parts::new(tiles);
     let per_slice = TILE_HIDDEN.min(cols.div_ceil(team.threads()).next_multiple_of(PACK));
@@ -578,7 +582,7 @@ pub fn down(
         for first in (0..len).step_by(tile_neurons) {
             let here = tile_neurons.min(len - first);
             for (i, values) in (first..first + here).zip(room.chunks_exact_mut(range.len())) {
-                decode_down(&layer.ffn, neurons.place(i) * per_block + per_block - 1, range.start, values);
+                rows::decode_range(part.quant, layer.part(part, neurons.place(i)), cols, range.start, values);
             }
             // SAFETY: n rows of `cols` numbers, of which this piece alone writes columns `range`.
             unsafe {
@@ -591,8 +595,4 @@ pub fn down(
         }
     });
     add_down_bias(layer, hidden);
-}
-
-fn decode_down(ffn: &Matrix, row: usize, start: usize, values: &mut [f32]) {
-    rows::decode_range(ffn.quant, ffn.row(row), ffn.cols, start, values);
 }

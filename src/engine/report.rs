@@ -58,8 +58,8 @@ impl Report {
             (_, Some(selection)) => selection.pairs(),
             (_, None) => read.active,
         };
-        let gates = if wanted == Wanted::Gates { config.ffn as u64 } else { 0 };
-        self.ffn_bytes += (read.rows() + gates) * layer.ffn.row_bytes as u64;
+        let gates = if wanted == Wanted::Gates { (config.ffn * layer.block.gate_or_up().bytes) as u64 } else { 0 };
+        self.ffn_bytes += gates + read.bytes(&layer.block);
     }
 
     /// Sets all sums to 0, and keeps the memory.

@@ -140,7 +140,7 @@ pub fn measure(
         Kind::Sign => Histogram::of_signs(e.hidden),
         _ => Histogram::of_logits(),
     };
-    let order = model.layers[layer].order.as_deref();
+    let order = &model.layers[layer].order;
     for first in range.clone().step_by(MAX_COLUMNS) {
         let n = MAX_COLUMNS.min(range.end - first);
         residual.resize(n * e.hidden, 0.0);
@@ -150,9 +150,8 @@ pub fn measure(
         predictor.score(&mut tools, layer, ahead, &residual, n, &mut scores);
         let labels = samples.labels(layer)[first * e.words()..].chunks_exact(e.words());
         for (scores, labels) in scores.chunks_exact(e.ffn).zip(labels) {
-            for (place, &score) in scores.iter().enumerate() {
-                let neuron = order.map_or(place, |order| order[place] as usize);
-                histogram.add(score, labels[neuron / 64] >> (neuron % 64) & 1 == 1);
+            for (neuron, &score) in order.in_store_order(e.ffn).zip(scores) {
+                histogram.add(score, labels[neuron.index() / 64] >> (neuron.index() % 64) & 1 == 1);
             }
         }
         step()?;

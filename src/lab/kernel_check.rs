@@ -9,6 +9,7 @@ use crate::device::{
 use crate::engine::session::CHUNK;
 use crate::error::{Error, Result};
 use crate::formats::rows::{self, Quant};
+use crate::model::BlockLayout;
 use crate::model::config::{Activation, Ffn, Norm as NormKind};
 use crate::prng::Prng;
 use serde::Serialize;
@@ -450,7 +451,7 @@ impl Timing<'_> {
         let (shape, quant, n, hidden, ffn, x) = (self.shape, self.quant, self.n, self.hidden, self.ffn, self.x());
         // As many slots as a prompt's chunk computes at a time.
         let slots = ffn.min(4096);
-        let bytes = (slots * 3 * quant.row_bytes(hidden)) as u64;
+        let bytes = (slots * BlockLayout::new(Ffn::Gated, quant, hidden).bytes()) as u64;
         let (blocks, turns, mut b) = (self.many(slots * 3), self.turns(bytes).min(4), self.bench());
         let (x, bucket) = (b.numbers(&x)?.into(), b.words(&(0..slots as u32).collect::<Vec<_>>())?.into());
         let (products, out) = (b.alloc(n * slots * 4)?, b.alloc(n * hidden * 4)?.into());
@@ -469,7 +470,7 @@ impl Timing<'_> {
     /// Times the FFN of one neuron in `every`, wanted by all tokens.
     fn sparse_ffn(&mut self, name: &str, every: usize) -> Result<Speed> {
         let (shape, quant, n, hidden, ffn, x) = (self.shape, self.quant, self.n, self.hidden, self.ffn, self.x());
-        let bytes = (ffn.div_ceil(every) * 3 * quant.row_bytes(hidden)) as u64;
+        let bytes = (ffn.div_ceil(every) * BlockLayout::new(Ffn::Gated, quant, hidden).bytes()) as u64;
         let (blocks, turns, mut b) = (self.many(ffn * 3), self.turns(bytes).min(4), self.bench());
         let mask = |i: usize| if i.is_multiple_of(every) { u32::MAX >> (32 - n) } else { 0 };
         let input: Vec<u32> = x.iter().map(|v| v.to_bits()).chain((0..ffn).map(mask)).collect();

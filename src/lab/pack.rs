@@ -9,9 +9,12 @@ use crate::error::{Error, Result};
 use crate::formats::neuron_store::{Header, Writer};
 use crate::formats::rows::{self, GROUP, Quant};
 use crate::formats::{DType, TensorView, quant};
+use crate::ids::{Permutation, PublishedId};
+use crate::model::BlockLayout;
 use crate::model::config::{Ffn, Norm, Positions};
 use crate::model::layer::Norms;
 use crate::model::source::{Role, Source, finite};
+use bytemuck::TransparentWrapper;
 use rayon::prelude::*;
 use std::path::Path;
 
@@ -24,8 +27,8 @@ const NEURONS_PER_TASK: usize = 256;
 pub struct PackOptions {
     /// Type of the attention and FFN rows; embeddings and head get at least q8_0.
     pub quant: Quant,
-    /// Neurons of each layer in the order in which they are stored, `[layers][ffn]`; `None` keeps the model's order.
-    pub orders: Option<Vec<Vec<u32>>>,
+    /// The order in which the neurons of each layer are stored, `[layers]`; `None` keeps the model's order.
+    pub orders: Option<Vec<Permutation>>,
 }
 
 /// The store type nearest to the source's. Q8_0 and Q4_0 stay what they are. Floats become f16, which rounds F32 weights (`f32` keeps
@@ -46,9 +49,9 @@ pub fn packed_bytes(source: &Source, quant: Quant) -> u64 {
     let c = &source.config;
     let edge = quant.of_edges();
     let embeddings = c.vocab * edge.row_bytes(c.hidden) * if c.tied { 1 } else { 2 };
-    let layer =
-        (c.qkv_dim() + c.ffn * c.ffn_kind.rows()) * quant.row_bytes(c.hidden) + c.hidden * quant.row_bytes(c.q_dim());
-    (embeddings + c.layers * layer) as u64
+    let attention = c.qkv_dim() * quant.row_bytes(c.hidden) + c.hidden * quant.row_bytes(c.q_dim());
+    let neurons = c.ffn * BlockLayout::new(c.ffn_kind, quant, c.hidden).bytes();
+    (embeddings + c.layers * (attention + neurons)) as u64
 }
 
 /// Packs `source` into a neuron store at `path`. `progress(done, total)` is called with bytes of the store, from several threads; an error
@@ -66,6 +69,7 @@ pub fn pack(
     let c = &source.config;
     check_groups(source, options.quant)?;
     check_orders(options, c.layers, c.ffn)?;
+    let as_published = Permutation::identity();
     let (quant, edge) = (options.quant, options.quant.of_edges());
     let job = Job { source, progress, total: packed_bytes(source, quant), done: Default::default() };
     let mut writer = Writer::create(path)?;
@@ -95,19 +99,14 @@ pub fn pack(
         if c.form.norms != Norms::ParallelShared {
             job.norm(&mut writer, &name("ffn_norm"), Role::FfnNorm, layer)?;
         }
-        let order = options.orders.as_ref().map(|orders| orders[layer].as_slice());
+        let order = options.orders.as_ref().map_or(&as_published, |orders| &orders[layer]);
         job.neurons(&mut writer, &name("ffn"), quant, layer, order)?;
         if c.ffn_bias {
-            let up = source.bias(Role::Up, layer)?;
-            let up: Vec<f32> = match order {
-                Some(order) => order.iter().map(|&n| up[n as usize]).collect(),
-                None => up,
-            };
-            vector(&mut writer, &name("up_bias"), &up)?;
+            vector(&mut writer, &name("up_bias"), &order.into_store(source.bias(Role::Up, layer)?))?;
             vector(&mut writer, &name("down_bias"), &source.bias(Role::Down, layer)?)?;
         }
-        if let Some(order) = order {
-            numbers(&mut writer, &name("order"), order)?;
+        if let Some(published) = order.table() {
+            numbers(&mut writer, &name("order"), PublishedId::peel_slice(published))?;
         }
     }
     if let Some(tokenizer) = &source.tokenizer {
@@ -134,19 +133,17 @@ fn check_groups(source: &Source, quant: Quant) -> Result<()> {
     )))
 }
 
+/// Refuses orders that are not the model's.
 fn check_orders(options: &PackOptions, layers: usize, ffn: usize) -> Result<()> {
     let Some(orders) = &options.orders else { return Ok(()) };
     if orders.len() != layers {
         return Err(Error::Usage(format!("the order names {} layers, the model has {layers}", orders.len())));
     }
-    for (layer, order) in orders.iter().enumerate() {
-        let mut seen = vec![false; ffn];
-        let fresh = |&n: &u32| seen.get_mut(n as usize).is_some_and(|s| !std::mem::replace(s, true));
-        if order.len() != ffn || !order.iter().all(fresh) {
-            return Err(Error::Usage(format!("layer {layer}'s order does not name each of its {ffn} neurons once")));
-        }
+    let other = |order: &Permutation| order.table().is_some_and(|table| table.len() != ffn);
+    match orders.iter().position(other) {
+        Some(layer) => Err(Error::Usage(format!("layer {layer}'s order does not name each of its {ffn} neurons once"))),
+        None => Ok(()),
     }
-    Ok(())
 }
 
 struct Job<'a> {
@@ -187,14 +184,7 @@ impl Job<'_> {
     }
 
     /// Writes the neuron blocks of a layer.
-    fn neurons(
-        &self,
-        writer: &mut Writer,
-        name: &str,
-        quant: Quant,
-        layer: usize,
-        order: Option<&[u32]>,
-    ) -> Result<()> {
+    fn neurons(&self, writer: &mut Writer, name: &str, quant: Quant, layer: usize, order: &Permutation) -> Result<()> {
         let c = &self.source.config;
         let gate = match c.ffn_kind {
             Ffn::Plain => None,
@@ -203,43 +193,35 @@ impl Job<'_> {
         let up = self.source.weight(Role::Up, layer)?;
         let down = self.source.weight(Role::Down, layer)?;
         let by_neuron = self.source.down_by_neuron(layer);
-        let (per_block, cols) = (c.ffn_kind.rows(), c.hidden);
-        let row_bytes = quant.row_bytes(cols);
-        let block_bytes = per_block * row_bytes;
-        let section = writer.add_rows(name, quant, c.ffn * per_block, cols);
-        // Place of each neuron in the store, the inverse of `order`.
-        let place: Vec<usize> = match order {
-            None => (0..c.ffn).collect(),
-            Some(order) => {
-                let mut place = vec![0; c.ffn];
-                order.iter().enumerate().for_each(|(at, &n)| place[n as usize] = at);
-                place
-            }
-        };
+        let cols = c.hidden;
+        let layout = BlockLayout::new(c.ffn_kind, quant, cols);
+        let block_bytes = layout.bytes();
+        let section = writer.add_rows(name, quant, c.ffn * layout.parts().len(), cols);
+        let published: Vec<PublishedId> = (0..c.ffn).map(PublishedId::new).collect();
+        let positions = order.positions(&published);
         (0..c.ffn.div_ceil(NEURONS_PER_TASK)).into_par_iter().try_for_each(|task| {
             let range = task * NEURONS_PER_TASK..c.ffn.min((task + 1) * NEURONS_PER_TASK);
             let columns = if by_neuron { Vec::new() } else { gather_columns(down, range.clone())? };
             let mut blocks = vec![0; range.len() * block_bytes];
             let mut values = vec![0.0; cols];
             for (neuron, block) in range.clone().zip(blocks.chunks_exact_mut(block_bytes)) {
-                let mut parts = block.chunks_exact_mut(row_bytes);
-                for view in gate.into_iter().chain([up]) {
-                    convert_row(view, neuron, quant, &mut values, parts.next().expect("a row of the block"))?;
+                for (view, part) in gate.into_iter().chain([up]).zip(layout.parts()) {
+                    convert_row(view, neuron, part.quant, &mut values, part.of_mut(block))?;
                 }
-                let part = parts.next().expect("the last row of the block");
+                let part = layout.down();
                 if by_neuron {
-                    convert_row(down, neuron, quant, &mut values, part)?;
+                    convert_row(down, neuron, part.quant, &mut values, part.of_mut(block))?;
                 } else {
                     let at = (neuron - range.start) * cols;
-                    rows::encode(quant, &columns[at..at + cols], part);
-                    check_range(&columns[at..at + cols], quant, down)?;
+                    rows::encode(part.quant, &columns[at..at + cols], part.of_mut(block));
+                    check_range(&columns[at..at + cols], part.quant, down)?;
                 }
             }
-            if order.is_none() {
+            if order.table().is_none() {
                 writer.write(section, (range.start * block_bytes) as u64, &blocks)?;
             } else {
                 for (neuron, block) in range.clone().zip(blocks.chunks_exact(block_bytes)) {
-                    writer.write(section, (place[neuron] * block_bytes) as u64, block)?;
+                    writer.write(section, (positions[neuron].index() * block_bytes) as u64, block)?;
                 }
             }
             self.advance(blocks.len() as u64)

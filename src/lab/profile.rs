@@ -169,7 +169,7 @@ pub fn profile(
             });
             // After Ctrl-C in a window's last chunk the window is complete and counts.
             if counted == window.len() {
-                let orders: Vec<_> = engine.model.layers.iter().map(|l| l.order.as_deref()).collect();
+                let orders: Vec<_> = engine.model.layers.iter().map(|l| &l.order).collect();
                 accumulator.end_window(&mut profile.texts[i], window.len(), &orders).map_err(|why| {
                     let text = printable(&input.info.name);
                     Error::Failed(format!("{why}, at token {} of {text}: the model is damaged", done + window.len()))

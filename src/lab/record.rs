@@ -4,6 +4,7 @@ use crate::cpu::MAX_COLUMNS;
 use crate::engine::{Engine, Logits, Observer, Seen, Session, Sparsity};
 use crate::error::{Error, Result};
 use crate::formats::trace_file::{Header, Part, TextInfo, TraceWriter};
+use crate::ids::Permutation;
 use crate::model::{Activation, KvType};
 use crate::predictor::Predictor;
 use std::path::Path;
@@ -37,7 +38,7 @@ impl Request {
             model: c.name.clone(),
             layers: c.layers,
             ffn: c.ffn,
-            block_bytes: model.layers[0].ffn.row_bytes * c.ffn_kind.rows(),
+            block_bytes: model.layers[0].block.bytes(),
             ahead: self.ahead,
             predictor: self.predictor.kind().name().into(),
             thresholds: (0..c.layers).map(|layer| self.predictor.threshold(layer, 0)).collect(),
@@ -95,9 +96,8 @@ pub fn record(
                 let n = chunk.len();
                 scores.resize(n * c.ffn, 0.0);
                 for layer in 0..c.layers {
-                    let order = model.layers[layer].order.as_deref();
-                    let name_of = |place: usize| order.map_or(place, |order| order[place] as usize);
-                    bits(&looking.active[layer], n, name_of, &mut row);
+                    let order = &model.layers[layer].order;
+                    bits(&looking.active[layer], n, order, &mut row);
                     writer.write(Part::Active, layer, done, bytemuck::cast_slice(&row))?;
                     for (part, back) in [(Part::Own, 0), (Part::Ahead, ahead)] {
                         if back > layer {
@@ -108,8 +108,8 @@ pub fn record(
                         predictor.score(&mut engine.tools(), layer, back, residual, n, &mut scores);
                         let mut bytes = vec![0u8; n * c.ffn];
                         for (scores, bytes) in scores.chunks_exact(c.ffn).zip(bytes.chunks_exact_mut(c.ffn)) {
-                            for (place, &score) in scores.iter().enumerate() {
-                                bytes[name_of(place)] = (table.probability(score) * 255.0).round() as u8;
+                            for (neuron, &score) in order.in_store_order(c.ffn).zip(scores) {
+                                bytes[neuron.index()] = (table.probability(score) * 255.0).round() as u8;
                             }
                         }
                         writer.write(part, layer, done, &bytes)?;
@@ -130,15 +130,14 @@ pub fn record(
 }
 
 /// Turns flags of n tokens in store order, `[n, ffn]`, into words of bits in the published order, `[n, ffn / 32]`.
-fn bits(active: &[bool], n: usize, name_of: impl Fn(usize) -> usize, words: &mut Vec<u32>) {
+fn bits(active: &[bool], n: usize, order: &Permutation, words: &mut Vec<u32>) {
     let ffn = active.len() / n;
     let each = ffn.div_ceil(32);
     words.clear();
     words.resize(n * each, 0);
     for (active, words) in active.chunks_exact(ffn).zip(words.chunks_exact_mut(each)) {
-        for (place, &active) in active.iter().enumerate() {
-            let neuron = name_of(place);
-            words[neuron / 32] |= u32::from(active) << (neuron % 32);
+        for (neuron, &active) in order.in_store_order(ffn).zip(active) {
+            words[neuron.index() / 32] |= u32::from(active) << (neuron.index() % 32);
         }
     }
 }

@@ -8,8 +8,10 @@
 pub use super::trace_run::active;
 use super::trace_run::{Clock, Copies, Counted, Decided, TraceRun};
 use crate::formats::trace_file::{Part, TraceFile};
+use crate::ids::PublishedId;
 use crate::scheduler::thresholds::LossWeight;
 use crate::scheduler::{self, Policy, Rules};
+use bytemuck::TransparentWrapper;
 use serde::Serialize;
 
 /// Length of a unit on the scheduler's clock, ns: long enough that rounding to whole nanoseconds changes nothing.
@@ -29,7 +31,7 @@ pub struct Setting {
     /// Link rate: neurons per layer's time.
     pub link: f64,
     /// Neurons that are on the device at the beginning, `[layers]`, at most `slots` of each.
-    pub placed: Vec<Vec<u32>>,
+    pub placed: Vec<Vec<PublishedId>>,
     /// Frequency of each neuron that the scheduler knows at the beginning, `[layers][ffn]`, 0 to 1.
     pub history: Vec<Vec<f32>>,
     /// Probability from which on a neuron is computed, `[layers]`; the scheduler's frequencies count those.
@@ -107,7 +109,7 @@ fn start<'a>(trace: &'a TraceFile, setting: &Setting) -> TraceRun<'a> {
         predicts: true,
         block_bytes: h.block_bytes,
         history: setting.history.clone(),
-        placed: setting.placed.clone(),
+        placed: setting.placed.iter().map(|placed| PublishedId::peel_slice(placed).to_vec()).collect(),
         thresholds: vec![None; h.layers],
         link_gb_s: gb_s,
         sync_ns: 0.0,
@@ -207,7 +209,7 @@ pub fn likeness(trace: &TraceFile) -> (f64, Option<f64>) {
 /// load the dual is (1 - m) uses + m (kept + loads), linear in m in 0..1, so its smallest value is at an end: min(uses, kept + loads).
 ///
 /// The first `skip` texts are left out; `slots` and `placed` are per layer, and `link` is in neurons per layer's time.
-pub fn bound(trace: &TraceFile, skip: usize, slots: &[usize], placed: &[Vec<u32>], link: f64) -> u64 {
+pub fn bound(trace: &TraceFile, skip: usize, slots: &[usize], placed: &[Vec<PublishedId>], link: f64) -> u64 {
     let h = trace.header();
     let before: usize = h.texts[..skip].iter().map(|t| t.tokens).sum();
     let tokens = h.tokens() - before;
@@ -228,12 +230,12 @@ pub fn bound(trace: &TraceFile, skip: usize, slots: &[usize], placed: &[Vec<u32>
 
 /// The largest number of gaps between two uses of a neuron that can be bridged by keeping it in one of `slots` slots. `uses[n]` are the
 /// rising times, below `times`, at which neuron n is used; neurons of `placed` are there at time 0.
-pub fn keep(uses: &[Vec<u32>], placed: &[u32], slots: usize, times: usize) -> u64 {
+pub fn keep(uses: &[Vec<u32>], placed: &[PublishedId], slots: usize, times: usize) -> u64 {
     // Ends of the gaps, by the time at which they begin.
     let mut begins: Vec<Vec<u32>> = vec![Vec::new(); times];
     let mut first = Vec::new();
     for (neuron, uses) in uses.iter().enumerate() {
-        if placed.contains(&(neuron as u32))
+        if placed.contains(&PublishedId::new(neuron))
             && let Some(&end) = uses.first()
         {
             first.push(end);
@@ -274,9 +276,9 @@ mod tests {
     use crate::prng::Prng;
 
     /// All that any policy can do, by trying everything: residents as a set of bits, at most `slots` of them and `loads` loads.
-    fn brute(uses: &[Vec<u32>], placed: &[u32], slots: usize, times: usize, loads: usize) -> u64 {
+    fn brute(uses: &[Vec<u32>], placed: &[PublishedId], slots: usize, times: usize, loads: usize) -> u64 {
         let n = uses.len();
-        let begin = placed.iter().fold(0usize, |set, n| set | 1 << n);
+        let begin = placed.iter().fold(0usize, |set, n| set | 1 << n.0);
         // best[set][loads used]
         let mut best = vec![vec![None; loads + 1]; 1 << n];
         best[begin][0] = Some(0u64);
@@ -309,7 +311,7 @@ mod tests {
             let slots = 1 + prng.below(n as u64) as usize;
             let uses: Vec<Vec<u32>> =
                 (0..n).map(|_| (0..times as u32).filter(|_| prng.below(3) == 0).collect()).collect();
-            let placed: Vec<u32> = (0..slots as u32).collect();
+            let placed: Vec<PublishedId> = (0..slots).map(PublishedId::new).collect();
             let all: u64 =
                 (0..times).map(|t| uses.iter().filter(|u| u.contains(&(t as u32))).count().min(slots) as u64).sum();
             let kept = keep(&uses, &placed, slots, times);

@@ -8,6 +8,7 @@
 use crate::engine::{Engine, Logits, Observer, Seen, Session};
 use crate::error::{Error, Result};
 use crate::formats::{MappedFile, temporary};
+use crate::ids::Permutation;
 use crate::model::{Activation, KvType, Model};
 use half::f16;
 use half::slice::HalfFloatSliceExt;
@@ -158,7 +159,7 @@ pub fn collect(
     let remove = RemoveUnlessDone(&temporary);
     file.set_len(plan.extent.file_bytes()).map_err(Error::io("write", &temporary))?;
     let mut session = Session::new(engine, WINDOW.min(engine.model.config.context), KvType::F16)?;
-    let orders: Vec<Option<Vec<u32>>> = engine.model.layers.iter().map(|l| l.order.clone()).collect();
+    let orders: Vec<Permutation> = engine.model.layers.iter().map(|l| l.order.clone()).collect();
     let mut recorder = Recorder {
         file: &file,
         extent: plan.extent,
@@ -204,7 +205,7 @@ struct Recorder<'a> {
     extent: Extent,
     cuts: &'a [f32],
     activation: Activation,
-    orders: &'a [Option<Vec<u32>>],
+    orders: &'a [Permutation],
     /// Index among the samples of this pass's first token.
     place: usize,
     halves: Vec<f16>,
@@ -219,16 +220,15 @@ impl Observer for Recorder<'_> {
         self.halves.convert_from_f32_slice(seen.residual);
         self.bits.clear();
         self.bits.resize(seen.n * e.words(), 0);
-        let order = self.orders[seen.layer].as_deref();
+        let order = &self.orders[seen.layer];
         for (t, bits) in self.bits.chunks_exact_mut(e.words()).enumerate() {
-            for place in 0..e.ffn {
+            for (place, neuron) in order.in_store_order(e.ffn).enumerate() {
                 let at = t * e.ffn + place;
                 let active = match cut > 0.0 {
                     true => self.activation.apply(seen.gates[at]).abs() > cut,
                     false => seen.activations[at] != 0.0,
                 };
-                let neuron = order.map_or(place, |order| order[place] as usize);
-                bits[neuron / 64] |= u64::from(active) << (neuron % 64);
+                bits[neuron.index() / 64] |= u64::from(active) << (neuron.index() % 64);
             }
         }
         let layer = seen.layer as u64 * e.layer_bytes();

@@ -1,10 +1,12 @@
 //! A model ready to run: its shape and where each matrix lies in the mapped neuron store. No weight is copied.
 
-use super::config::{Ffn, ModelConfig, Norm, Positions};
+use super::block::{BlockLayout, BlockPart};
+use super::config::{ModelConfig, Norm, Positions};
 use super::layer::Norms;
 use crate::error::{Error, Result, excerpt};
 use crate::formats::neuron_store::{Content, NeuronStore};
 use crate::formats::rows::{self, Quant, Rows};
+use crate::ids::Permutation;
 use crate::tokenizer::TokenizerSpec;
 use std::path::Path;
 
@@ -46,17 +48,10 @@ impl Matrix {
         self.start.wrapping_add(r * self.row_bytes)
     }
 
-    /// Every `step`th row from row `r` on.
+    /// The rows from row `r` on.
     #[inline]
-    pub fn rows_from(&self, r: usize, step: usize) -> Rows {
-        Rows { first: self.row_ptr(r), stride: step * self.row_bytes, ahead: self.ahead() }
-    }
-
-    /// How many bytes ahead to prefetch in a stream of rows. The rows of grouped types are short and need much arithmetic per byte: one
-    /// row ahead took q8_0 decoding on one thread of a Zen 4 from 17.5 to 21 GB/s. f16 gained nothing that could be shown.
-    #[inline]
-    pub fn ahead(&self) -> usize {
-        if self.quant.is_grouped() { self.row_bytes } else { 0 }
+    pub fn rows_from(&self, r: usize) -> Rows {
+        Rows { first: self.row_ptr(r), stride: self.row_bytes, ahead: self.quant.ahead(self.row_bytes) }
     }
 
     /// The bytes of row `r`, padding included, `[row_bytes]`.
@@ -113,14 +108,54 @@ pub struct Layer {
     pub o_bias: Vec<f32>,
     /// The norm of the FFN's input; a copy of `attn_norm` where the layer has one norm for both.
     pub ffn_norm: NormWeights,
-    /// Neuron blocks: rows gate, up, down (or up, down) of neuron 0, then of neuron 1, and so on.
+    /// Neuron blocks, one after the other.
     pub ffn: Matrix,
+    /// What each of them holds, and where.
+    pub block: BlockLayout,
     /// `[ffn]`; empty where the family has none.
     pub up_bias: Vec<f32>,
     /// `[hidden]`; empty where the family has none.
     pub down_bias: Vec<f32>,
-    /// For each place in the store the neuron's number in the published model, `[ffn]`; `None` where they are the same.
-    pub order: Option<Vec<u32>>,
+    /// The order of its neurons.
+    pub order: Permutation,
+}
+
+impl Layer {
+    /// The first byte of a neuron's block.
+    #[inline]
+    pub fn block_ptr(&self, neuron: usize) -> *const u8 {
+        let at = neuron * self.block.bytes();
+        debug_assert!((at as u64) < self.ffn.bytes());
+        self.ffn.start.wrapping_add(at)
+    }
+
+    /// One part of the blocks from `neuron` on, a row for each neuron.
+    #[inline]
+    pub fn part_rows(&self, part: BlockPart, neuron: usize) -> Rows {
+        let first = self.block_ptr(neuron).wrapping_add(part.offset);
+        Rows { first, stride: self.block.bytes(), ahead: part.quant.ahead(part.bytes) }
+    }
+
+    /// What of a neuron's block is multiplied with the input: gate and up, or up alone.
+    #[inline]
+    pub fn input_rows(&self, neuron: usize) -> Rows {
+        let (first, up) = (self.block.gate_or_up(), self.block.up());
+        debug_assert_eq!(
+            (first.quant, first.bytes),
+            (up.quant, up.bytes),
+            "a kernel reads rows of one type at equal distances"
+        );
+        Rows { stride: first.bytes, ..self.part_rows(first, neuron) }
+    }
+
+    /// One part of a neuron's block, padding included.
+    ///
+    /// # Panics
+    /// If there is no such neuron.
+    #[inline]
+    pub fn part(&self, part: BlockPart, neuron: usize) -> &[u8] {
+        part.of(&self.ffn.all()[neuron * self.block.bytes()..])
+    }
 }
 
 /// A model in a mapped store, whose matrices point into the map.
@@ -239,23 +274,19 @@ impl Sections<'_> {
         let ffn = self.matrix(&name("ffn"), c.ffn * c.ffn_kind.rows(), c.hidden)?;
         let order = match self.0.section(&name("order")) {
             Some(section) if section.content == Content::Numbers && section.bytes == c.ffn as u64 * 4 => {
-                let order: Vec<u32> = bytemuck::cast_slice(self.0.bytes(section)).to_vec();
-                let mut seen = vec![false; c.ffn];
-                let fresh = |&n: &u32| seen.get_mut(n as usize).is_some_and(|s| !std::mem::replace(s, true));
-                if !order.iter().all(fresh) {
-                    return Err(self.bad(&name("order"), "does not name each neuron once".into()));
-                }
-                Some(order)
+                Permutation::new(bytemuck::cast_slice(self.0.bytes(section)))
+                    .ok_or_else(|| self.bad(&name("order"), "does not name each neuron once".into()))?
             }
             Some(_) => return Err(self.bad(&name("order"), "does not hold one number per neuron".into())),
-            None => None,
+            None => Permutation::identity(),
         };
-        debug_assert!(c.ffn_kind != Ffn::Plain || ffn.rows == 2 * c.ffn);
         let attn_norm = self.norm(&name("attn_norm"), c)?;
         let ffn_norm = match c.form.norms {
             Norms::ParallelShared => attn_norm.clone(),
             _ => self.norm(&name("ffn_norm"), c)?,
         };
+        let block = BlockLayout::new(c.ffn_kind, ffn.quant, c.hidden);
+        debug_assert_eq!(ffn.bytes(), (c.ffn * block.bytes()) as u64);
         Ok(Layer {
             attn_norm,
             qkv: self.matrix(&name("qkv"), c.qkv_dim(), c.hidden)?,
@@ -264,6 +295,7 @@ impl Sections<'_> {
             o_bias: self.vector_if(c.output_bias, &name("o_bias"), c.hidden)?,
             ffn_norm,
             ffn,
+            block,
             up_bias: self.vector_if(c.ffn_bias, &name("up_bias"), c.ffn)?,
             down_bias: self.vector_if(c.ffn_bias, &name("down_bias"), c.hidden)?,
             order,

@@ -1,6 +1,6 @@
 //! Opens the device that was asked for: plans what lies there, opens the device itself, places its first neurons, and starts the scheduler.
 
-use super::place::{place, places};
+use super::place::place;
 use super::{Listener, VramBudget, artifacts, cuda, machine, sparsity};
 use crate::background::{Background, Setting};
 use crate::clock::{self, Seldom};
@@ -11,11 +11,13 @@ use crate::error::{Error, Result};
 use crate::formats::history_file;
 use crate::formats::machine_profile::MachineProfile;
 use crate::formats::placement_file::PlacementFile;
+use crate::ids::{PublishedId, StoreId};
 use crate::model::{KvType, Model};
 use crate::placement::memory_plan::{Footprint, KvPlace, Plan, Request, plan};
 use crate::placement::policy::{self, Policy};
 use crate::scheduler::thresholds::LossWeight;
 use crate::scheduler::{Policy as Migration, Rules};
+use bytemuck::allocation::TransparentWrapperAlloc;
 use std::path::{Path, PathBuf};
 
 /// Kind of device.
@@ -134,13 +136,8 @@ impl DeviceSession {
 /// Saves learnt frequencies, `[layers][ffn]` in the store's order.
 fn keep(model: &Model, learnt: &[Vec<f32>]) -> Result<()> {
     let c = &model.config;
-    let named = |(layer, learnt): (usize, &Vec<f32>)| {
-        let Some(order) = &model.layers[layer].order else { return learnt.clone() };
-        let mut by_name = vec![0.0; learnt.len()];
-        order.iter().zip(learnt).for_each(|(&neuron, &f)| by_name[neuron as usize] = f);
-        by_name
-    };
-    let frequencies: Vec<Vec<f32>> = learnt.iter().enumerate().map(named).collect();
+    let frequencies: Vec<Vec<f32>> =
+        model.layers.iter().zip(learnt).map(|(layer, learnt)| layer.order.into_published(learnt)).collect();
     let header = history_file::Header {
         fingerprint: model.store().header.fingerprint.clone(),
         model: c.name.clone(),
@@ -199,8 +196,8 @@ impl Found {
 /// What is planned to lie on a device.
 struct Planned {
     plan: Plan,
-    /// Neurons of each layer that are there at the beginning, in the published model's numbering.
-    neurons: Vec<Vec<u32>>,
+    /// Neurons of each layer that are there at the beginning.
+    neurons: Vec<Vec<PublishedId>>,
     /// Tokens over which the plan's counts were taken.
     tokens: u64,
     budget: VramBudget,
@@ -333,11 +330,9 @@ impl DeviceOptions {
             Some(file) => history_file::read(file, l),
             None => Ok(budget.counts[l].iter().map(|&n| n as f32 / (*tokens).max(1) as f32).collect()),
         };
-        let history = (0..layers).map(|l| {
-            let by_name: Vec<f32> = known(l)?;
-            let order = model.layers[l].order.as_deref();
-            Ok((0..by_name.len()).map(|place| by_name[order.map_or(place, |o| o[place] as usize)]).collect())
-        });
+        let history = (0..layers).map(|l| Ok(model.layers[l].order.into_store(known(l)?)));
+        let positions =
+            |(l, neurons): (usize, &Vec<PublishedId>)| StoreId::peel_vec(model.layers[l].order.positions(neurons));
         let own = |l| engine.sparsity().own_threshold(l).map(|(threshold, table)| (threshold, table.clone()));
         let setting = Setting {
             policy,
@@ -353,7 +348,7 @@ impl DeviceOptions {
             predictor: Some(predictor),
             thresholds: (0..layers).map(own).collect(),
             history: history.collect::<Result<_>>()?,
-            placed: placed.iter().enumerate().map(|(l, neurons)| places(&model, l, neurons)).collect(),
+            placed: placed.iter().enumerate().map(positions).collect(),
             kernels: engine.kernels,
             link_gb_s: budget.machine.link_gb_s,
             sync_ns: budget.machine.sync_us * 1e3,
@@ -367,7 +362,7 @@ impl DeviceOptions {
 }
 
 /// The neurons that a placement file names; its slots replace the plan's.
-fn placed_by_file(path: &Path, model: &Model, plan: &mut Plan) -> Result<Vec<Vec<u32>>> {
+fn placed_by_file(path: &Path, model: &Model, plan: &mut Plan) -> Result<Vec<Vec<PublishedId>>> {
     let (layers, ffn) = (model.config.layers, model.config.ffn);
     let file = PlacementFile::read(path)?;
     file.check_owner(path, &model.store().header.fingerprint, layers, ffn)?;
@@ -382,7 +377,7 @@ fn placed_by_file(path: &Path, model: &Model, plan: &mut Plan) -> Result<Vec<Vec
         )));
     }
     plan.layers.iter_mut().zip(&file.layers).for_each(|(l, placed)| l.slots = placed.slots);
-    Ok(file.layers.into_iter().map(|l| l.neurons).collect())
+    Ok(file.layers.into_iter().map(|l| PublishedId::wrap_vec(l.neurons)).collect())
 }
 
 fn virtual_device(budget: u64, machine: &MachineProfile, fail_after: Option<u64>) -> VirtualDevice {

@@ -5,15 +5,17 @@ use crate::device::{Device, OutOfMemory};
 use crate::engine::{ChunkCosts, ChunkRates, Engine, Split};
 use crate::error::{Error, Result};
 use crate::formats::machine_profile::MachineProfile;
+use crate::ids::{PublishedId, StoreId};
+use crate::model::weights::Layer;
 use crate::model::{KvCache, KvType, Model};
 use crate::placement::memory_plan::{PartName, Plan, streamed_bytes};
+use bytemuck::TransparentWrapper;
 
 pub(super) fn out_of_memory(e: OutOfMemory) -> Error {
     Error::Memory(format!("the device has {} bytes left and {} more are needed; give a larger --vram", e.left, e.asked))
 }
 
-/// Gives the engine `device`, with `plan`'s slots. `neurons` are the first residents of each layer, in the published model's numbering, at
-/// most as many as it has slots.
+/// Gives the engine `device`, with `plan`'s slots. `neurons` are the first residents of each layer, at most as many as it has slots.
 ///
 /// Parts of the plan that the engine does not use there (embeddings) are reserved, so that the budget is used as planned.
 ///
@@ -25,12 +27,15 @@ pub fn place(
     device: Box<dyn Device>,
     plan: &Plan,
     machine: &MachineProfile,
-    neurons: &[Vec<u32>],
+    neurons: &[Vec<PublishedId>],
 ) -> Result<()> {
     let mut split = open_split(&engine.model, device, plan, machine).map_err(out_of_memory)?;
     for (l, neurons) in neurons.iter().enumerate() {
-        let places = places(&engine.model, l, neurons);
-        split.cache.load(l, &places).map_err(|e| Error::Failed(format!("layer {l} cannot be placed: {e:?}")))?;
+        let neurons = engine.model.layers[l].order.positions(neurons);
+        split
+            .cache
+            .load(l, StoreId::peel_slice(&neurons))
+            .map_err(|e| Error::Failed(format!("layer {l} cannot be placed: {e:?}")))?;
     }
     split.cache.settle();
     split.upload_predictors(engine.sparsity(), &engine.model.config).map_err(out_of_memory)?;
@@ -62,8 +67,10 @@ fn open_split(
 ) -> std::result::Result<Split, OutOfMemory> {
     let c = &model.config;
     let block_bytes = plan.details.block_bytes as usize;
-    let blocks =
-        |layer: &crate::model::weights::Layer| HostBlocks { first: layer.ffn.row_ptr(0), block_bytes, neurons: c.ffn };
+    let blocks = |layer: &Layer| {
+        let (first, block_bytes) = (layer.block_ptr(0), layer.block.bytes());
+        HostBlocks { first, block_bytes, neurons: c.ffn }
+    };
     let host: Vec<HostBlocks> = model.layers.iter().map(blocks).collect();
     let bias: Vec<&[f32]> = model.layers.iter().map(|l| &l.up_bias[..]).collect();
     // SAFETY: the blocks lie in the store's map, which lives in the same engine as the cache.
@@ -81,12 +88,4 @@ fn open_split(
     split.stream(c, &model.layers[0], ChunkCosts::of(&rates, c, block_bytes), streamed_bytes(c))?;
     split.reserved = split.cache.device.reserve(elsewhere(model, plan, &split))?;
     Ok(split)
-}
-
-/// The places in the store of neurons that are given in the published model's numbering.
-pub fn places(model: &Model, layer: usize, neurons: &[u32]) -> Vec<u32> {
-    let Some(order) = &model.layers[layer].order else { return neurons.to_vec() };
-    let mut place_of = vec![0; order.len()];
-    order.iter().enumerate().for_each(|(place, &neuron)| place_of[neuron as usize] = place as u32);
-    neurons.iter().map(|&n| place_of[n as usize]).collect()
 }

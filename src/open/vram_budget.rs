@@ -1,11 +1,12 @@
 //! The memory budget of a device, and how it is changed while a text is generated.
 
-use super::place::{elsewhere, out_of_memory, places};
+use super::place::{elsewhere, out_of_memory};
 use crate::cache::Slot;
 use crate::device::OutOfMemory;
 use crate::engine::{Engine, Split};
 use crate::error::{Error, Result};
 use crate::formats::machine_profile::MachineProfile;
+use crate::ids::PublishedId;
 use crate::model::{KvCache, KvType, Model};
 use crate::placement::memory_plan::{Footprint, Plan, Request, plan};
 use crate::placement::policy::{self, Policy};
@@ -14,7 +15,7 @@ use crate::placement::policy::{self, Policy};
 pub struct VramBudget {
     /// Shape of the model and bytes of its parts.
     pub footprint: Footprint,
-    /// How often each neuron was active, `[layers][ffn]`, in the published model's numbering.
+    /// How often each neuron was active, `[layers][ffn]`, in the published order.
     pub counts: Vec<Vec<u64>>,
     /// Machine that plans are made for.
     pub machine: MachineProfile,
@@ -32,10 +33,9 @@ impl VramBudget {
         plan(&self.footprint, &self.counts, &self.machine, &request)
     }
 
-    /// Neurons of the static placement for `slots` slots per layer, the most important first, in the store's numbering.
-    pub fn placed(&self, model: &Model, slots: &[usize]) -> Vec<Vec<u32>> {
-        let neurons = policy::neurons(Policy::Static, &self.counts, slots, 0);
-        neurons.iter().enumerate().map(|(l, neurons)| places(model, l, neurons)).collect()
+    /// Neurons of the static placement for `slots` slots per layer, `[layers]`, the most important first.
+    pub fn placed(&self, slots: &[usize]) -> Vec<Vec<PublishedId>> {
+        policy::neurons(Policy::Static, &self.counts, slots, 0)
     }
 
     /// Token positions of a sequence.
@@ -88,13 +88,14 @@ impl VramBudget {
         set.map_err(none)?;
         let Split { cache, .. } = split;
         cache.resize(&slots).map_err(none)?;
-        for (l, neurons) in self.placed(&model, &slots).into_iter().enumerate() {
+        for (l, neurons) in self.placed(&slots).iter().enumerate() {
             let table = &cache.layers[l].table;
             let mut free: Vec<u32> =
                 (0u32..).zip(table.slots()).filter(|(_, s)| **s == Slot::Free).map(|(i, _)| i).collect();
             free.reverse();
-            let missing: Vec<u32> = neurons.into_iter().filter(|&n| !table.location(n).is_device()).collect();
-            cache.migrate_all(l, missing.into_iter().map_while(|n| Some((free.pop()?, n))));
+            let mut missing = model.layers[l].order.positions(neurons);
+            missing.retain(|n| !table.location(n.0).is_device());
+            cache.migrate_all(l, missing.into_iter().map_while(|n| Some((free.pop()?, n.0))));
         }
         Ok(plan)
     }

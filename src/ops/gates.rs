@@ -13,13 +13,13 @@ pub const TILE_NEURONS: usize = 128;
 /// which has no gates, the up products with their bias.
 pub fn gates(team: &mut Team, kernels: &Kernels, config: &ModelConfig, layer: &Layer, x: &Columns, gates: &mut [f32]) {
     assert_eq!(gates.len(), x.n * config.ffn);
-    let (gates, per_block) = (Parts::new(gates), config.ffn_kind.rows());
+    let (gates, part) = (Parts::new(gates), layer.block.gate_or_up());
     team.run(config.ffn.div_ceil(TILE_NEURONS), |_, piece| {
         let range = piece * TILE_NEURONS..config.ffn.min((piece + 1) * TILE_NEURONS);
-        let rows = layer.ffn.rows_from(range.start * per_block, per_block);
+        let rows = layer.part_rows(part, range.start);
         // SAFETY: the rows are inside the section; the kernels are for this machine; each piece writes its own neurons of `gates`,
         // which is [n, ffn].
-        unsafe { kernels.dot(layer.ffn.quant)(rows, range.len(), x, gates.start().add(range.start), config.ffn) };
+        unsafe { kernels.dot(part.quant)(rows, range.len(), x, gates.start().add(range.start), config.ffn) };
         if config.ffn_kind == Ffn::Plain && !layer.up_bias.is_empty() {
             for b in 0..x.n {
                 // SAFETY: each piece has its own neurons.

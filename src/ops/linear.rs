@@ -37,7 +37,7 @@ pub fn linear(
         let range = start(piece)..start(piece + 1).min(matrix.rows);
         // SAFETY: the rows are inside the section; `kernels` are for this machine; each piece writes its own rows of `out`,
         // whose last index is (n - 1) * rows + rows - 1.
-        unsafe { dot(matrix.rows_from(range.start, 1), range.len(), x, out.start().add(range.start), matrix.rows) };
+        unsafe { dot(matrix.rows_from(range.start), range.len(), x, out.start().add(range.start), matrix.rows) };
     });
 }
 

@@ -9,7 +9,7 @@ use crate::error::{Error, Result};
 use crate::formats::machine_profile::MachineProfile;
 use crate::formats::rows::Quant;
 use crate::model::config::{ModelConfig, Norm, Positions};
-use crate::model::{KvCache, KvType, Model};
+use crate::model::{BlockLayout, KvCache, KvType, Model};
 use serde::Serialize;
 
 /// Shape of a model and bytes of its parts.
@@ -40,7 +40,7 @@ impl Footprint {
     pub fn of_model(model: &Model, context: usize, kv: KvType) -> Footprint {
         let layers = model.layers.iter();
         Footprint {
-            block_bytes: (model.config.ffn_kind.rows() * model.layers[0].ffn.row_bytes) as u64,
+            block_bytes: model.layers[0].block.bytes() as u64,
             attention_bytes: layers.map(|l| l.qkv.bytes() + l.o.bytes()).sum::<u64>() + small_bytes(&model.config),
             embeddings_bytes: if model.config.tied { 0 } else { model.embed.bytes() }
                 + model.positions.map_or(0, |p| p.bytes()),
@@ -61,7 +61,7 @@ impl Footprint {
             layers: c.layers,
             hidden: c.hidden,
             ffn: c.ffn,
-            block_bytes: (c.ffn_kind.rows() * quant.row_bytes(c.hidden)) as u64,
+            block_bytes: BlockLayout::new(c.ffn_kind, quant, c.hidden).bytes() as u64,
             attention_bytes: (c.layers * attention) as u64 + small_bytes(c),
             embeddings_bytes: if c.tied { 0 } else { edge } + positions as u64,
             head_bytes: edge + norm_bytes(c),

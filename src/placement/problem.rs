@@ -1,5 +1,7 @@
 //! The placement problem as plain data.
 
+use crate::ids::PublishedId;
+
 /// Neurons of a batch: "64 neurons with similar impacts from a layer into a single batch" (powerinfer 6.3.3).
 const BATCH: usize = 64;
 /// Largest number of cells of the solver's table (layers times batches of the budget), 4 bytes each. An 80-layer model with 448 batches a
@@ -47,7 +49,7 @@ impl Problem {
             .iter()
             .map(|counts| {
                 let ranked = ranking(counts);
-                let sum = |neurons: &[u32]| neurons.iter().map(|&n| counts[n as usize]).sum();
+                let sum = |neurons: &[PublishedId]| neurons.iter().map(|n| counts[n.index()]).sum();
                 LayerProblem {
                     impacts: ranked.chunks_exact(batch).map(sum).collect(),
                     least: least_neurons.div_ceil(batch).clamp(1, neurons / batch),
@@ -103,9 +105,9 @@ fn batch_size(layers: usize, neurons: usize) -> usize {
 }
 
 /// Neurons in the order of falling counts; of equal counts the lower number comes first.
-pub fn ranking(counts: &[u64]) -> Vec<u32> {
-    let mut neurons: Vec<u32> = (0..counts.len() as u32).collect();
-    neurons.sort_by_key(|&n| (std::cmp::Reverse(counts[n as usize]), n));
+pub fn ranking(counts: &[u64]) -> Vec<PublishedId> {
+    let mut neurons: Vec<PublishedId> = (0..counts.len()).map(PublishedId::new).collect();
+    neurons.sort_by_key(|&n| (std::cmp::Reverse(counts[n.index()]), n));
     neurons
 }
 

@@ -22,7 +22,7 @@ impl Exact {
         assert_eq!(cuts.len(), model.config.layers);
         Exact {
             tables: cuts.iter().map(|&cut| Calibration::step(cut)).collect(),
-            gate_bytes: model.layers.iter().map(|l| (model.config.ffn * l.ffn.row_bytes) as u64).collect(),
+            gate_bytes: model.layers.iter().map(|l| (model.config.ffn * l.block.gate_or_up().bytes) as u64).collect(),
         }
     }
 }

@@ -265,11 +265,8 @@ impl Ready {
                 None => Ok(bytes),
             }
         };
-        let mut outer_bias = vector("outer_bias", ffn)?;
-        let order = model.layers[table.layer].order.as_deref();
-        if let Some(order) = order {
-            outer_bias = order.iter().map(|&neuron| outer_bias[neuron as usize]).collect();
-        }
+        let order = &model.layers[table.layer].order;
+        let outer_bias = order.into_store(vector("outer_bias", ffn)?);
         let calibration = Calibration::new(table.scores.clone(), table.probabilities.clone());
         let (mut permuted, threshold) = (Vec::new(), table.threshold);
         if rank == 0 {
@@ -278,12 +275,12 @@ impl Ready {
         }
         let inner_bias = vector("inner_bias", rank)?;
         let (inner, mut outer) = (matrix("inner", rank, hidden)?, matrix("outer", ffn, rank)?);
-        if let Some(order) = order {
+        if let Some(order) = order.table() {
             let row_bytes = QUANT.row_bytes(rank);
             permuted = vec![BitLine::default(); outer.len().div_ceil(size_of::<BitLine>())];
             let copy: &mut [u8] = bytemuck::cast_slice_mut(&mut permuted);
-            for (to, &neuron) in copy.chunks_exact_mut(row_bytes).zip(order) {
-                to.copy_from_slice(&outer[neuron as usize * row_bytes..][..row_bytes]);
+            for (to, neuron) in copy.chunks_exact_mut(row_bytes).zip(order) {
+                to.copy_from_slice(&outer[neuron.index() * row_bytes..][..row_bytes]);
             }
             outer = bytemuck::cast_slice(&permuted);
         }

@@ -61,7 +61,7 @@ impl Sign {
     /// Packs the signs of `model`; it can predict what `tables` has. Panics if there is no memory for the signs.
     pub fn new(model: &Model, tables: Tables) -> Sign {
         let c = &model.config;
-        let (lines, per_block) = (sign::lines(c.hidden), c.ffn_kind.rows());
+        let lines = sign::lines(c.hidden);
         let mut bits =
             MmapMut::map_anon(c.layers * c.ffn * lines * size_of::<BitLine>()).expect("memory for the signs");
         // Advice only: small pages are slower.
@@ -69,9 +69,9 @@ impl Sign {
         bytemuck::cast_slice_mut::<u8, BitLine>(&mut bits).par_chunks_exact_mut(lines).enumerate().for_each_init(
             || vec![0.0; c.hidden],
             |values, (row, bits)| {
-                // The first row of a block is the gate's, or up's where there is no gate.
                 let (layer, neuron) = (&model.layers[row / c.ffn], row % c.ffn);
-                rows::decode(layer.ffn.quant, layer.ffn.row(neuron * per_block), values);
+                let part = layer.block.gate_or_up();
+                rows::decode(part.quant, layer.part(part, neuron), values);
                 sign::pack(values, bits);
             },
         );

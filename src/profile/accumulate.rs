@@ -3,6 +3,7 @@
 
 use super::magnitude;
 use crate::formats::profile_file::{AHEADS, BINS, Header, LayerSums, Text};
+use crate::ids::Permutation;
 use crate::model::Activation;
 
 /// Layers whose residuals are kept: as many as the furthest look-ahead needs.
@@ -113,22 +114,18 @@ impl Accumulator {
         self.kept[layer % KEPT] = here;
     }
 
-    /// Adds the window of `tokens` tokens to its text. `orders` gives for each layer the model's neuron at each place of the store, `None`
-    /// where they are the same.
+    /// Adds the window of `tokens` tokens to its text. `orders` are those of the layers' neurons, `[layers]`.
     ///
     /// # Errors
     /// The first layer whose hidden states are not numbers, in words; nothing is added.
-    pub fn end_window(&mut self, text: &mut Text, tokens: usize, orders: &[Option<&[u32]>]) -> Result<(), String> {
+    pub fn end_window(&mut self, text: &mut Text, tokens: usize, orders: &[&Permutation]) -> Result<(), String> {
         if let Some(layer) = self.sums.iter().position(|s| s.cosines.iter().any(|c| !c.is_finite())) {
             return Err(format!("hidden states of layer {layer} or one after it are not numbers"));
         }
         text.info.tokens += tokens;
         let layers = self.counts.chunks_exact(self.ffn).zip(text.counts.chunks_exact_mut(self.ffn));
         for ((from, to), order) in layers.zip(orders) {
-            match order {
-                None => to.iter_mut().zip(from).for_each(|(sum, n)| *sum += n),
-                Some(order) => order.iter().zip(from).for_each(|(&neuron, n)| to[neuron as usize] += n),
-            }
+            to.iter_mut().zip(order.into_published(from)).for_each(|(sum, n)| *sum += n);
         }
         text.sums.iter_mut().zip(&self.sums).for_each(|(sum, s)| sum.add(s));
         text.magnitudes.iter_mut().zip(&self.magnitudes).for_each(|(sum, n)| *sum += n);

@@ -9,12 +9,13 @@ use dynamicinfer::cpu::aligned::Aligned;
 use dynamicinfer::device::{Device, OutOfMemory, Rates, VirtualDevice};
 use dynamicinfer::engine::{ChunkCosts, Split};
 use dynamicinfer::formats::rows::{self, Quant};
+use dynamicinfer::ids::Permutation;
 use dynamicinfer::lab::pack::{PackOptions, pack};
 use dynamicinfer::lab::synth::Shape;
 use dynamicinfer::model::config::{Activation, Ffn};
 use dynamicinfer::model::source::Source;
 use dynamicinfer::model::weights::{Layer, Matrix, NormWeights};
-use dynamicinfer::model::{Model, ModelConfig as Config};
+use dynamicinfer::model::{BlockLayout, Model, ModelConfig as Config};
 use dynamicinfer::prng::Prng;
 use std::path::{Path, PathBuf};
 
@@ -76,9 +77,10 @@ pub fn alone(kind: Ffn, activation: Activation, quant: Quant, hidden: usize, ffn
         o_bias: Vec::new(),
         ffn_norm: norm(),
         ffn: matrix(count),
+        block: BlockLayout::new(kind, quant, hidden),
         up_bias: if rng.below(2) == 0 { Vec::new() } else { numbers(rng, ffn, 0.3) },
         down_bias: Vec::new(),
-        order: None,
+        order: Permutation::identity(),
     };
     Alone { config, layer, _bytes: bytes }
 }

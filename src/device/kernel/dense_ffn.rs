@@ -7,6 +7,7 @@ use super::{DeviceKernel, Function, NONE, Operand, View};
 use crate::cpu::{Columns, Kernels, Rows};
 use crate::device::Buffer;
 use crate::formats::rows::{self, Quant};
+use crate::model::block::BlockLayout;
 use crate::model::config::{Activation, Ffn};
 
 pub(super) const FUNCTIONS: &[&[&str]] = &[
@@ -70,9 +71,9 @@ pub struct Scratch {
 }
 
 impl DenseFfn {
-    /// Bytes of a neuron's rows.
-    pub const fn block_bytes(&self) -> usize {
-        self.quant.row_bytes(self.hidden) * if matches!(self.kind, Ffn::Plain) { 2 } else { 3 }
+    /// What a neuron's block holds, and where.
+    fn block(&self) -> BlockLayout {
+        BlockLayout::new(self.kind, self.quant, self.hidden)
     }
 
     /// Columns that one part of the counts covers: those of a tile.
@@ -87,13 +88,12 @@ impl DenseFfn {
 
     /// Gates and ups of all slots and columns; without a gate both are up's.
     fn dots(&self, blocks: &[u8], kernels: &Kernels, columns: &Columns, [gates, ups]: [&mut Vec<f32>; 2]) {
-        let (slots, block_bytes) = (self.slots, self.block_bytes());
-        for (row, to) in [(0, gates), (self.kind.rows() - 2, ups)] {
+        let (slots, layout) = (self.slots, self.block());
+        for (part, to) in [(layout.gate_or_up(), gates), (layout.up(), ups)] {
             to.resize(self.n * slots, 0.0);
-            let first = blocks[row * self.quant.row_bytes(self.hidden)..].as_ptr();
-            let rows = Rows { first, stride: block_bytes, ahead: 0 };
+            let rows = Rows { first: part.of(blocks).as_ptr(), stride: layout.bytes(), ahead: 0 };
             // SAFETY: the blocks hold the rows, `to` is [n, slots]; the kernels are for this machine.
-            unsafe { kernels.dot(self.quant)(rows, slots, columns, to.as_mut_ptr(), slots) };
+            unsafe { kernels.dot(part.quant)(rows, slots, columns, to.as_mut_ptr(), slots) };
         }
     }
 
@@ -116,7 +116,7 @@ impl DeviceKernel for DenseFfn {
 
     fn operands(&self, see: &mut dyn FnMut(Operand)) {
         let &DenseFfn { hidden, ffn, slots, n, .. } = self;
-        see(Operand::read(self.blocks, slots * self.block_bytes()));
+        see(Operand::read(self.blocks, slots * self.block().bytes()));
         see(Operand::read(self.bucket, slots * 4));
         see(Operand::optional(self.up_bias, ffn * 4));
         see(Operand::read(self.x, n * hidden * 4));
@@ -127,7 +127,7 @@ impl DeviceKernel for DenseFfn {
 
     fn run(&self, at: &dyn HostMemory, kernels: &Kernels, scratch: &mut Scratch) -> u64 {
         let &DenseFfn { quant, hidden, ffn, slots, n, .. } = self;
-        let (block_bytes, row_bytes) = (self.block_bytes(), quant.row_bytes(hidden));
+        let (block_bytes, down) = (self.block().bytes(), self.block().down());
         let blocks = bytes(at, self.blocks, slots * block_bytes);
         let (bucket, up_bias) = (words(at, self.bucket, slots), at.of(self.up_bias));
         let Scratch { columns, gates, ups, row, out, counts } = scratch;
@@ -144,8 +144,7 @@ impl DeviceKernel for DenseFfn {
         for (slot, &neuron) in bucket.iter().enumerate().filter(|(_, neuron)| **neuron != NONE) {
             let neuron = neuron as usize;
             assert!(neuron < ffn, "the bucket names neuron {neuron} of {ffn}");
-            let down = &blocks[slot * block_bytes + (self.kind.rows() - 1) * row_bytes..][..row_bytes];
-            rows::decode(quant, down, row);
+            rows::decode(down.quant, down.of(&blocks[slot * block_bytes..]), row);
             read += block_bytes as u64;
             let bias = up_bias.get(neuron).copied().unwrap_or(0.0);
             let mut count = 0;

@@ -8,6 +8,7 @@ use crate::cpu::aligned::Aligned;
 use crate::cpu::{Columns, Kernels, MAX_COLUMNS, Rows};
 use crate::device::Buffer;
 use crate::formats::rows::{self, Quant};
+use crate::model::block::{BlockLayout, BlockPart};
 use crate::model::config::{Activation, Ffn};
 
 pub(super) const FUNCTIONS: &[&[&str]] =
@@ -75,9 +76,9 @@ pub struct Scratch {
 type PerColumn = [f32; MAX_COLUMNS];
 
 impl SparseFfn {
-    /// Bytes of a neuron's rows.
-    pub const fn block_bytes(&self) -> usize {
-        self.quant.row_bytes(self.hidden) * if matches!(self.kind, Ffn::Plain) { 2 } else { 3 }
+    /// What a neuron's block holds, and where.
+    pub fn block(&self) -> BlockLayout {
+        BlockLayout::new(self.kind, self.quant, self.hidden)
     }
 
     /// Bytes of [`SparseFfn::input`].
@@ -91,19 +92,26 @@ impl SparseFfn {
     }
 
     /// One neuron, for the columns of `wanted`: its share is added to the sum. Returns bytes of rows that were read.
-    fn neuron(&self, block: &[u8], bias: f32, wanted: u32, kernels: &Kernels, scratch: &mut Scratch) -> u64 {
-        let &SparseFfn { quant, kind, activation, hidden, n, .. } = self;
+    fn neuron(
+        &self,
+        layout: &BlockLayout,
+        block: &[u8],
+        bias: f32,
+        wanted: u32,
+        kernels: &Kernels,
+        scratch: &mut Scratch,
+    ) -> u64 {
+        let &SparseFfn { kind, activation, hidden, n, .. } = self;
         let Scratch { columns, sum, active, gate, up, product } = scratch;
-        let row_bytes = quant.row_bytes(hidden);
         let mut read = 0;
-        let mut dots = |row: usize, out: &mut PerColumn| {
-            read += row_bytes as u64;
-            let rows = Rows { first: block[row * row_bytes..].as_ptr(), stride: row_bytes, ahead: 0 };
+        let mut dots = |part: BlockPart, out: &mut PerColumn| {
+            read += part.bytes as u64;
+            let rows = Rows { first: part.of(block).as_ptr(), stride: part.bytes, ahead: 0 };
             // SAFETY: the block holds the row; the kernels are for this machine; there are at most MAX_COLUMNS columns.
-            unsafe { kernels.dot(quant)(rows, 1, columns, out.as_mut_ptr(), 1) };
+            unsafe { kernels.dot(part.quant)(rows, 1, columns, out.as_mut_ptr(), 1) };
         };
         // Without a gate, up takes its place.
-        dots(0, gate);
+        dots(layout.gate_or_up(), gate);
         if kind == Ffn::Plain {
             gate[..n].iter_mut().for_each(|gate| *gate += bias);
         }
@@ -113,7 +121,7 @@ impl SparseFfn {
             return read;
         }
         if kind != Ffn::Plain {
-            dots(1, up);
+            dots(layout.up(), up);
             up[..n].iter_mut().for_each(|up| *up += bias);
         }
         for b in 0..n {
@@ -129,10 +137,10 @@ impl SparseFfn {
         if product[..n].iter().all(|&a| a == 0.0) {
             return read;
         }
-        let down = block[(kind.rows() - 1) * row_bytes..].as_ptr();
+        let down = layout.down();
         // SAFETY: the block holds the row; the kernels are for this machine.
-        unsafe { kernels.axpy(quant)(&[down], 0, &product[..n], hidden, sum) };
-        read + row_bytes as u64
+        unsafe { kernels.axpy(down.quant)(&[down.of(block).as_ptr()], 0, &product[..n], hidden, sum) };
+        read + down.bytes as u64
     }
 }
 
@@ -141,7 +149,7 @@ impl DeviceKernel for SparseFfn {
 
     fn operands(&self, see: &mut dyn FnMut(Operand)) {
         let &SparseFfn { hidden, ffn, slots, n, .. } = self;
-        see(Operand::read(self.blocks, slots * self.block_bytes()));
+        see(Operand::read(self.blocks, slots * self.block().bytes()));
         see(Operand::read(self.bucket, slots * 4));
         see(Operand::optional(self.up_bias, ffn * 4));
         see(Operand::read(self.input, SparseFfn::input_bytes(n, hidden, ffn)));
@@ -154,19 +162,20 @@ impl DeviceKernel for SparseFfn {
         let (input, masks) = numbers(at, self.input, n * hidden + ffn).split_at(n * hidden);
         let (bucket, masks): (&[u32], &[u32]) = (bytemuck::cast_slice(at.of(self.bucket)), bytemuck::cast_slice(masks));
         let up_bias = at.of(self.up_bias);
-        assert!(n <= MAX_COLUMNS && blocks.len() >= slots * self.block_bytes());
+        let layout = self.block();
+        assert!(n <= MAX_COLUMNS && blocks.len() >= slots * layout.bytes());
         scratch.columns.set(input, n, quant);
         scratch.sum.resize(n * hidden);
         scratch.sum.fill(0.0);
         scratch.active = 0;
         let mut read = 0;
-        let resident = blocks.chunks_exact(self.block_bytes()).zip(&bucket[..slots]).filter(|(_, n)| **n != NONE);
+        let resident = blocks.chunks_exact(layout.bytes()).zip(&bucket[..slots]).filter(|(_, n)| **n != NONE);
         for (block, &neuron) in resident {
             assert!((neuron as usize) < ffn, "the bucket names neuron {neuron} of {ffn}");
             let wanted = masks[neuron as usize];
             if wanted != 0 {
                 let bias = up_bias.get(neuron as usize).copied().unwrap_or(0.0);
-                read += self.neuron(block, bias, wanted, kernels, scratch);
+                read += self.neuron(&layout, block, bias, wanted, kernels, scratch);
             }
         }
         read

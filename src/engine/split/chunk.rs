@@ -51,7 +51,7 @@ impl Split {
     /// # Errors
     /// The device has no room.
     pub fn stream(&mut self, c: &ModelConfig, layer: &Layer, costs: ChunkCosts, bytes: u64) -> Result<(), OutOfMemory> {
-        let block = layer.ffn.row_bytes * c.ffn_kind.rows();
+        let block = layer.block.bytes();
         let half = (bytes as usize / 2 / block).min(c.ffn).min(SLOTS_AT_ONCE) / 4 * 4;
         if half == 0 {
             return Ok(());
@@ -125,7 +125,7 @@ impl Split {
 
     /// Has the device compute the neurons in slots.
     fn resident(&mut self, c: &ModelConfig, l: usize, n: usize, layer: &Layer, cut: f32) {
-        let (at, block) = (&self.cache.layers[l], layer.ffn.row_bytes * c.ffn_kind.rows());
+        let (at, block) = (&self.cache.layers[l], layer.block.bytes());
         let (slots, blocks, bucket) = (at.table.slots().len(), at.blocks, at.bucket);
         for first in (0..slots).step_by(SLOTS_AT_ONCE) {
             let blocks = View { buffer: blocks, at: (first * block) as u64 };
@@ -137,8 +137,7 @@ impl Split {
 
     /// Copies `runs` to the device, one half of the scratch memory after the other, and has each half computed while the next is filled.
     fn streamed(&mut self, c: &ModelConfig, l: usize, n: usize, layer: &Layer, cut: f32) {
-        let (rows, names) = (c.ffn_kind.rows(), &mut self.host.names[l * c.ffn..][..c.ffn]);
-        let block = layer.ffn.row_bytes * rows;
+        let (block, names) = (layer.block.bytes(), &mut self.host.names[l * c.ffn..][..c.ffn]);
         let mut wanted = self.host_selection.neurons.iter().copied().peekable();
         let mut count = 0;
         for neuron in self.runs.iter().flat_map(|run| run.first..run.first + run.len) {
@@ -160,7 +159,7 @@ impl Split {
             let (start, mut filled) = ((half * s.half * block) as u64, 0);
             while filled < here {
                 let now = (self.runs[run].len - sent).min(here - filled);
-                let from = layer.ffn.row_ptr((self.runs[run].first + sent) * rows);
+                let from = layer.block_ptr(self.runs[run].first + sent);
                 // SAFETY: neuron blocks of the store, which outlives the device.
                 unsafe {
                     device.copy_in(Stream::Copy, from, now * block, s.scratch, start + (filled * block) as u64);
@@ -214,7 +213,7 @@ impl Split {
         let mut lap = clock::now();
         let work = Work::Some(&self.host_selection.neurons[self.host_selection.neurons.len() - count..]);
         let read = ffn::ffn(team, kernels, c, layer, &b.columns, work, 0.0, &mut b.tiles, &mut b.ffn, half);
-        self.cache.device.worked(read.rows() * layer.ffn.row_bytes as u64, clock::lap(&mut lap), 0);
+        self.cache.device.worked(read.bytes(&layer.block), clock::lap(&mut lap), 0);
         let (from, room) = (self.host.half.as_ptr().cast(), self.workspace.half);
         // SAFETY: as above; it is written to again only behind the next layer's event.
         unsafe { self.cache.device.copy_in(Stream::Compute, from, numbers * 4, room, 0) };

@@ -19,11 +19,13 @@ use crate::cache::Tier;
 use crate::error::Result;
 use crate::formats::machine_profile::MachineProfile;
 use crate::formats::trace_file::TraceFile;
+use crate::ids::PublishedId;
 use crate::interrupt;
 use crate::placement::Costs;
 use crate::placement::memory_plan::Footprint;
 use crate::scheduler::thresholds::LossWeight;
 use crate::scheduler::{self, Policy, Rules};
+use bytemuck::TransparentWrapper;
 use serde::Serialize;
 
 /// Sizes of a model with the trace's `layers` and `ffn` whose parts take as long as the real one's: each simulated layer stands for
@@ -68,7 +70,7 @@ pub struct Setting<'a> {
     /// Neuron slots of each layer on the device, in neurons of the trace, `[layers]`; all 0 without a device.
     pub slots: Vec<usize>,
     /// Neurons that are on the device at the beginning, `[layers]`, at most `slots` of each.
-    pub placed: Vec<Vec<u32>>,
+    pub placed: Vec<Vec<PublishedId>>,
     /// Frequency of each neuron that the scheduler knows at the beginning, `[layers][ffn]`, 0 to 1.
     pub history: Vec<Vec<f32>>,
     /// Whether there is a device, which then runs attention, head and predictors; without one everything is read from host memory.
@@ -250,7 +252,7 @@ impl<'a> Simulation<'a> {
             predicts: true,
             block_bytes: scale.block_bytes as usize,
             history: setting.history.clone(),
-            placed: setting.placed.clone(),
+            placed: setting.placed.iter().map(|placed| PublishedId::peel_slice(placed).to_vec()).collect(),
             thresholds: setting.thresholds.iter().copied().map(Some).collect(),
             link_gb_s: m.link_gb_s,
             sync_ns: scale.sync_ns,

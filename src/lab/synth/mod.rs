@@ -17,6 +17,7 @@ use crate::error::{Error, Result};
 use crate::formats::gguf_writer::{self, GgufWriter, Value};
 use crate::formats::neuron_store::{Header, Writer};
 use crate::formats::rows::{self, GROUP, Quant};
+use crate::model::BlockLayout;
 use crate::model::config::{Activation, Ffn, ModelConfig, Norm, Positions, RopeScaling, rope_frequencies};
 use crate::model::layer::LayerForm;
 use crate::tokenizer::{ModelSpec, SpmSpec, TokenKind, TokenizerSpec};
@@ -206,8 +207,9 @@ pub fn write_store(
         (r, q, kv) => (Stream::V, r - q - kv),
     };
     let block = |r: usize| ([Stream::Gate, Stream::Up, Stream::Down][r % 3], r / 3);
-    let layer_rows = (c.qkv_dim() + c.ffn * 3) * quant.row_bytes(c.hidden) + c.hidden * quant.row_bytes(c.q_dim());
-    let total = (2 * c.vocab * edge.row_bytes(c.hidden) + c.layers * layer_rows) as u64;
+    let attention = c.qkv_dim() * quant.row_bytes(c.hidden) + c.hidden * quant.row_bytes(c.q_dim());
+    let layer_bytes = attention + c.ffn * BlockLayout::new(c.ffn_kind, quant, c.hidden).bytes();
+    let total = (2 * c.vocab * edge.row_bytes(c.hidden) + c.layers * layer_bytes) as u64;
     let meter = Meter { done: AtomicU64::new(0), total, progress };
     let mut writer = Writer::create(path)?;
     let matrix = |writer: &mut Writer,

@@ -249,12 +249,13 @@ fn networks(model: &Model, sparse: &Sparse, places: &Places<'_>) -> Vec<Network>
 
 /// Coordinates of each gate along the basis, after its rounding, `[ffn, RANK]`.
 fn gates(model: &Model, sparse: &Sparse, layer: usize) -> Vec<f32> {
-    let (blocks, per_block) = (&model.layers[layer].ffn, model.config.ffn_kind.rows());
+    let layer = &model.layers[layer];
+    let part = layer.block.gate_or_up();
     let mut along = vec![0.0; model.config.ffn * RANK];
     along.par_chunks_exact_mut(RANK).enumerate().for_each_init(
         || vec![0.0; model.config.hidden],
         |gate, (neuron, along)| {
-            rows::decode(blocks.quant, blocks.row(neuron * per_block), gate);
+            rows::decode(part.quant, layer.part(part, neuron), gate);
             along.iter_mut().zip(sparse.basis()).for_each(|(a, direction)| *a = dot(direction, gate));
         },
     );

@@ -1,0 +1,73 @@
+//! How a neuron block lies in memory.
+
+use super::config::Ffn;
+use crate::formats::rows::Quant;
+
+/// One row of a neuron block.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BlockPart {
+    /// How its numbers are stored.
+    pub quant: Quant,
+    /// Bytes from the beginning of the block to that of the row.
+    pub offset: usize,
+    /// Bytes of the row, padding included.
+    pub bytes: usize,
+}
+
+impl BlockPart {
+    /// The part's bytes in those of a block.
+    pub fn of(self, block: &[u8]) -> &[u8] {
+        &block[self.offset..self.offset + self.bytes]
+    }
+
+    /// The same, to be written to.
+    pub fn of_mut(self, block: &mut [u8]) -> &mut [u8] {
+        &mut block[self.offset..self.offset + self.bytes]
+    }
+}
+
+/// The parts of a layer's neuron blocks, all of which are alike: gate, up and down of a neuron, or up and down where the FFN has no gate.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BlockLayout {
+    parts: [BlockPart; 3],
+    count: usize,
+    bytes: usize,
+}
+
+impl BlockLayout {
+    /// The layout of blocks whose rows have `cols` numbers of one type each.
+    pub fn new(kind: Ffn, quant: Quant, cols: usize) -> BlockLayout {
+        let (bytes, count) = (quant.row_bytes(cols), kind.rows());
+        let parts = std::array::from_fn(|i| BlockPart { quant, offset: i * bytes, bytes });
+        BlockLayout { parts, count, bytes: count * bytes }
+    }
+
+    /// The parts in the order in which they lie, without gaps.
+    pub fn parts(&self) -> &[BlockPart] {
+        &self.parts[..self.count]
+    }
+
+    /// Bytes of a block: from one neuron's to the next one's.
+    #[inline]
+    pub fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    /// The row whose product the activation function is applied to: gate, or up where there is no gate.
+    #[inline]
+    pub fn gate_or_up(&self) -> BlockPart {
+        self.parts[0]
+    }
+
+    /// The row of up.
+    #[inline]
+    pub fn up(&self) -> BlockPart {
+        self.parts[self.count - 2]
+    }
+
+    /// The row of down: a column of the published matrix.
+    #[inline]
+    pub fn down(&self) -> BlockPart {
+        self.parts[self.count - 1]
+    }
+}
