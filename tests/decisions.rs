@@ -6,7 +6,7 @@ use dynamicinfer::background::{Background, Setting};
 use dynamicinfer::cache::{NeuronCache, Slot};
 use dynamicinfer::clock::{self, Duration};
 use dynamicinfer::cpu::Kernels;
-use dynamicinfer::device::{Rates, VirtualDevice};
+use dynamicinfer::device::{Device, Rates, VirtualDevice};
 use dynamicinfer::engine::{Choice, DividedLayer, Engine, Logits, Migrator, Sparsity};
 use dynamicinfer::formats::machine_profile::{MachineProfile, Rate};
 use dynamicinfer::formats::rows::Quant;
@@ -66,15 +66,15 @@ impl Followed {
 }
 
 impl Migrator for Followed {
-    fn apply(&mut self, cache: &mut NeuronCache, sparsity: &mut Sparsity) {
+    fn apply(&mut self, device: &mut dyn Device, cache: &mut NeuronCache, sparsity: &mut Sparsity) {
         let before = Followed::filling(cache);
-        self.background.apply(cache, sparsity);
+        self.background.apply(device, cache, sparsity);
         self.moved.extend(Followed::filling(cache).difference(&before));
     }
 
-    fn tell(&mut self, at: &DividedLayer<'_>, cache: &NeuronCache) {
+    fn tell(&mut self, at: &DividedLayer<'_>, device: &dyn Device, cache: &NeuronCache) {
         self.told.send(std::mem::take(&mut self.moved)).unwrap();
-        self.background.tell(at, cache);
+        self.background.tell(at, device, cache);
         let start = clock::now();
         while self.background.counts().decided < self.background.counts().told {
             assert!(start.elapsed() < Duration::from_secs(60), "the scheduler hangs: {:?}", self.background.counts());
@@ -99,8 +99,8 @@ fn by_engine(store: &Path, case: &Case) -> Vec<Vec<Moved>> {
     let device = Box::new(VirtualDevice::new(u64::MAX, FAST));
     // SAFETY: the engine drops its device's part before its model: it has both.
     let mut split = unsafe { on_device(&model, device, &case.slots) }.unwrap();
-    (0..layers).for_each(|l| split.cache.load(l, &case.placed[l]).unwrap());
-    split.cache.settle();
+    (0..layers).for_each(|l| split.cache.load(&mut *split.device, l, &case.placed[l]).unwrap());
+    split.cache.settle(&mut *split.device);
     let block_bytes = model.layers[0].ffn.row_bytes * model.config.ffn_kind.rows();
     let mut engine = Engine::new(model, 1, Kernels::best());
     let setting = Setting {

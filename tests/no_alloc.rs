@@ -9,7 +9,7 @@ use dynamicinfer::background::{Background, Setting};
 use dynamicinfer::cache::{Migration, NeuronCache};
 use dynamicinfer::clock::{self, Duration};
 use dynamicinfer::cpu::Kernels;
-use dynamicinfer::device::{Rates, VirtualDevice};
+use dynamicinfer::device::{Device, Rates, VirtualDevice};
 use dynamicinfer::engine::{BatchToken, Choice, Engine, Logits, Migrator, Sparsity};
 use dynamicinfer::formats::predictor_file::Header;
 use dynamicinfer::formats::rows::Quant;
@@ -71,13 +71,13 @@ const COUNTED: usize = 60;
 struct Restless(Prng);
 
 impl Migrator for Restless {
-    fn apply(&mut self, cache: &mut NeuronCache, _sparsity: &mut Sparsity) {
+    fn apply(&mut self, device: &mut dyn Device, cache: &mut NeuronCache, _sparsity: &mut Sparsity) {
         let layer = self.0.below(LAYERS as u64) as usize;
         let slots = cache.layers[layer].table.slots().len() as u64;
         for _ in 0..self.0.below(20) {
             let (slot, neuron) = (self.0.below(slots) as u32, self.0.below(FFN as u64) as u32);
             // A refusal is an answer.
-            let _ = cache.migrate(Migration { layer: layer as u32, slot, neuron });
+            let _ = cache.migrate(device, Migration { layer: layer as u32, slot, neuron });
         }
     }
 }

@@ -9,7 +9,7 @@
 use crate::cache::exchange::{Receiver, Sender, exchange_of};
 use crate::cache::{NeuronCache, PerTier};
 use crate::cpu::{Kernels, Team};
-use crate::device::Totals;
+use crate::device::{Device, Totals};
 use crate::engine::{DividedLayer, Migrator, MigratorCounts, Sparsity};
 use crate::model::Model;
 use crate::predictor::{Bytes, Calibration, Predictor, Room, Tools};
@@ -172,7 +172,7 @@ impl Drop for Background {
 }
 
 impl Migrator for Background {
-    fn apply(&mut self, cache: &mut NeuronCache, sparsity: &mut Sparsity) {
+    fn apply(&mut self, device: &mut dyn Device, cache: &mut NeuronCache, sparsity: &mut Sparsity) {
         // Decisions made under a policy that balances thresholds may arrive after a change to one that does not.
         let balances = self.balances();
         // A bounded number, because the thread goes on deciding meanwhile.
@@ -183,7 +183,7 @@ impl Migrator for Background {
                 }
                 let n = decided.moves.len();
                 let moves = decided.moves.iter().map(|m| (m.slot(), m.neuron()));
-                n - cache.migrate_all(decided.layer, moves)
+                n - cache.migrate_all(device, decided.layer, moves)
             });
             match refused {
                 Some(refused) => self.counts.refused += refused as u64,
@@ -192,7 +192,7 @@ impl Migrator for Background {
         }
     }
 
-    fn tell(&mut self, at: &DividedLayer<'_>, cache: &NeuronCache) {
+    fn tell(&mut self, at: &DividedLayer<'_>, device: &dyn Device, cache: &NeuronCache) {
         let Some(selection) = at.selection else { return };
         let (balances, decodes) = (self.balances(), at.n == 1 || at.batch);
         let sent = self.to.try_send(|seen| {
@@ -217,7 +217,7 @@ impl Migrator for Background {
                 snapshot(target.table.slots(), &mut seen.ahead_slots);
             }
             seen.in_flight = cache.in_flight() as u64;
-            (seen.totals, seen.hits, seen.misses) = (cache.device.totals(), cache.counters.hits, cache.counters.misses);
+            (seen.totals, seen.hits, seen.misses) = (device.totals(), cache.counters.hits, cache.counters.misses);
         });
         self.sent(sent);
     }

@@ -231,9 +231,9 @@ impl DeviceOptions {
             false => device,
         };
         place(engine, device, plan, machine, &planned.neurons)?;
-        let cache = &mut engine.split.as_mut().expect("placed").cache;
-        cache.barrier = self.barrier;
-        cache.set_moves(&machine.moves);
+        let split = engine.split.as_mut().expect("placed");
+        split.cache.barrier = self.barrier;
+        split.cache.set_moves(&mut *split.device, &machine.moves);
         self.schedule(engine, need, &planned)?;
         Ok(Some(DeviceSession { budget: planned.budget, keep_history: self.history }))
     }

@@ -1,6 +1,6 @@
 //! Puts a plan into effect: gives the engine its device, with the plan's parts on it and the chosen neurons in their slots.
 
-use crate::cache::{HostBlocks, NeuronCache};
+use crate::cache::NeuronCache;
 use crate::device::{Device, OutOfMemory};
 use crate::engine::{ChunkCosts, ChunkRates, Engine, Split};
 use crate::error::{Error, Result};
@@ -30,9 +30,12 @@ pub fn place(
     let mut split = open_split(&engine.model, device, plan, machine).map_err(out_of_memory)?;
     for (l, neurons) in neurons.iter().enumerate() {
         let places = places(&engine.model, l, neurons);
-        split.cache.load(l, &places).map_err(|e| Error::Failed(format!("layer {l} cannot be placed: {e:?}")))?;
+        split
+            .cache
+            .load(&mut *split.device, l, &places)
+            .map_err(|e| Error::Failed(format!("layer {l} cannot be placed: {e:?}")))?;
     }
-    split.cache.settle();
+    split.cache.settle(&mut *split.device);
     split.upload_predictors(engine.sparsity(), &engine.model.config).map_err(out_of_memory)?;
     // All copies have arrived; from here on the counters count what the text does.
     split.cache.counters = Default::default();
@@ -62,15 +65,10 @@ fn open_split(
 ) -> std::result::Result<Split, OutOfMemory> {
     let c = &model.config;
     let block_bytes = plan.details.block_bytes as usize;
-    let blocks =
-        |layer: &crate::model::weights::Layer| HostBlocks { first: layer.ffn.row_ptr(0), block_bytes, neurons: c.ffn };
-    let host: Vec<HostBlocks> = model.layers.iter().map(blocks).collect();
-    let bias: Vec<&[f32]> = model.layers.iter().map(|l| &l.up_bias[..]).collect();
-    // SAFETY: the blocks lie in the store's map, which lives in the same engine as the cache.
-    let cache = unsafe { NeuronCache::new(device, &plan.slots(), &host, &bias)? };
     let kv = plan.part(PartName::Kv).bytes;
     let context = kv / KvCache::bytes_for(c, 1, KvType::F16) / plan.timelines.max(1) as u64;
-    let mut split = Split::new(cache, model, context as usize, plan.timelines)?;
+    // SAFETY: the store's map lives in the same engine, and is dropped after this.
+    let mut split = unsafe { Split::new(device, &plan.slots(), model, context as usize, plan.timelines)? };
     let rates = ChunkRates {
         host_gflops: machine.host_gflops,
         host_gb_s: machine.dram_gb_s,
@@ -79,7 +77,7 @@ fn open_split(
         sync_us: machine.sync_us,
     };
     split.stream(c, &model.layers[0], ChunkCosts::of(&rates, c, block_bytes), streamed_bytes(c))?;
-    split.reserved = split.cache.device.reserve(elsewhere(model, plan, &split))?;
+    split.reserved = split.device.reserve(elsewhere(model, plan, &split))?;
     Ok(split)
 }
 

@@ -37,9 +37,9 @@ pub struct DeviceReport {
 /// What the engine's device did so far; `None` without one.
 pub fn report(engine: &Engine) -> Option<DeviceReport> {
     let split = engine.split.as_ref()?;
-    let (counters, memory) = (split.cache.counters, split.cache.device.memory());
+    let (counters, memory) = (split.cache.counters, split.device.memory());
     Some(DeviceReport {
-        device: split.cache.device.name(),
+        device: split.device.name(),
         gpu_share: counters.hits as f64 / (counters.hits + counters.misses).max(1) as f64,
         hits: counters.hits,
         misses: counters.misses,
@@ -48,7 +48,7 @@ pub fn report(engine: &Engine) -> Option<DeviceReport> {
         scheduler: split.migrator.as_ref().map(|m| m.counts()),
         scheduling_share: engine.report.scheduler_ns as f64 / engine.report.total_ns().max(1) as f64,
         device_clock_ffn_ms: counters.ffn_ns as f64 / 1e6 / counters.tokens.max(1) as f64,
-        measured: split.cache.device.is_real(),
+        measured: split.device.is_real(),
         budget_bytes: memory.budget,
         peak_device_bytes: memory.peak,
     })

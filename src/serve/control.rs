@@ -85,9 +85,9 @@ fn cache_state(engine: &Engine) -> Value {
 /// The device's memory and counters; null without one.
 fn device(engine: &Engine) -> Value {
     let Some(split) = &engine.split else { return Value::Null };
-    let (memory, counters) = (split.cache.device.memory(), split.cache.counters);
+    let (memory, counters) = (split.device.memory(), split.cache.counters);
     json!({
-        "name": split.cache.device.name(),
+        "name": split.device.name(),
         "budget_bytes": memory.budget,
         "used_bytes": memory.used,
         "hits": counters.hits,
