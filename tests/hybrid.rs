@@ -5,7 +5,7 @@
 
 mod support;
 
-use dynamicinfer::cache::{HostBlocks, Location, MAX_IN_FLIGHT, Migration, NeuronCache, NotBegun, Refused, Slot};
+use dynamicinfer::cache::{HostBlocks, Location, MAX_IN_FLIGHT, Migration, NeuronCache, NotBegun, Refused, Slot, Tier};
 use dynamicinfer::cpu::aligned::Aligned;
 use dynamicinfer::cpu::{Columns, Kernels, MAX_COLUMNS, Team};
 use dynamicinfer::device::{
@@ -304,8 +304,11 @@ fn hits_and_misses_are_the_active_neurons() {
         let mut active = Active::default();
         logits(&mut engine, KvType::F32, &[1; 12], Some(&mut active));
         let counters = engine.split.as_ref().unwrap().cache.counters;
-        assert_eq!(counters.hits + counters.misses, active.0, "{counters:?}");
-        assert!(active.0 > 0 && slots.iter().sum::<usize>() == 0 || counters.hits > 0, "{counters:?} {slots:?}");
+        assert_eq!(counters.computed.total(), active.0, "{counters:?}");
+        assert!(
+            active.0 > 0 && slots.iter().sum::<usize>() == 0 || counters.computed[Tier::Device] > 0,
+            "{counters:?} {slots:?}"
+        );
     });
 }
 
@@ -327,7 +330,7 @@ fn with_every_neuron_on_the_device_the_cpu_computes_none_and_a_prompt_hits_by_to
         let mut active = Active::default();
         logits(&mut engine, KvType::F16, &[9, 1, 4], Some(&mut active));
         let counters = engine.split.as_ref().unwrap().cache.counters;
-        assert_eq!((counters.hits, counters.misses), (active.0, 0), "{name}");
+        assert_eq!((counters.computed[Tier::Device], counters.computed[Tier::Host]), (active.0, 0), "{name}");
     }
 }
 
@@ -387,10 +390,8 @@ impl Tagged {
                 blocks
             })
             .collect();
-        let host: Vec<HostBlocks> = blocks
-            .iter()
-            .map(|b| HostBlocks { first: b.as_ptr().cast(), block_bytes: block * 4, neurons: NEURONS })
-            .collect();
+        let host: Vec<HostBlocks> =
+            blocks.iter().map(|b| HostBlocks::new(b.as_ptr().cast(), block * 4, NEURONS)).collect();
         // SAFETY: the device is dropped before cache and blocks, by the order of the fields.
         let mut cache = unsafe { NeuronCache::new(&mut *device, &[SLOTS; LAYERS], &host, &[&[][..]; LAYERS]) }.unwrap();
         let input = device.alloc(SparseFfn::input_bytes(1, HIDDEN, NEURONS) as u64).unwrap();
@@ -708,7 +709,7 @@ fn too_many_moves_at_once_are_refused_and_may_be_made_again() {
     let neurons = MAX_IN_FLIGHT + 100;
     let mut blocks = Aligned::default();
     blocks.resize(neurons * 32);
-    let host = HostBlocks { first: blocks.as_ptr().cast(), block_bytes: 128, neurons };
+    let host = HostBlocks::new(blocks.as_ptr().cast(), 128, neurons);
     // SAFETY: the device is dropped before cache and blocks: it is moved to where it is the last variable.
     let mut cache = unsafe { NeuronCache::new(&mut device, &[neurons], &[host], &[&[][..]]) }.unwrap();
     let mut device = device;

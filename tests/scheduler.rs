@@ -3,7 +3,7 @@
 mod support;
 
 use dynamicinfer::background::{Background, Setting};
-use dynamicinfer::cache::NeuronCache;
+use dynamicinfer::cache::{NeuronCache, Tier};
 use dynamicinfer::clock::{self, Duration};
 use dynamicinfer::cpu::Kernels;
 use dynamicinfer::device::{Device, Faults, Rates, VirtualDevice};
@@ -211,7 +211,7 @@ fn it_brings_what_the_next_layer_needs() {
         let mut b = bench(dir.path(), "relullama", policy, Faults::default(), true);
         decode(&mut b.engine, |engine, _| catch_up(engine));
         let c = split(&mut b.engine).cache.counters;
-        c.hits as f64 / (c.hits + c.misses) as f64
+        c.computed[Tier::Device] as f64 / c.computed.total() as f64
     };
     let (fixed, full) = (share(Policy::Static), share(Policy::Full));
     // Half of these models' neurons fire at any token, so there is little to choose.
@@ -250,7 +250,8 @@ fn what_is_decided_before_a_layer_begins_is_there_for_it() {
         engine.split = Some(split);
         let mut kv = KvCache::new(&engine.model.config, 2, KvType::F32).unwrap();
         engine.forward(&mut kv, &tokens()[..1], Logits::Last);
-        let first: Vec<u64> = engine.split.as_ref().unwrap().cache.layers.iter().map(|layer| layer.hits).collect();
+        let first: Vec<u64> =
+            engine.split.as_ref().unwrap().cache.layers.iter().map(|layer| layer.computed[Tier::Device]).collect();
         engine.forward(&mut kv, &tokens()[1..2], Logits::Last);
         let second: Vec<u64> = engine
             .split
@@ -260,7 +261,7 @@ fn what_is_decided_before_a_layer_begins_is_there_for_it() {
             .layers
             .iter()
             .zip(&first)
-            .map(|(now, first)| now.hits - first)
+            .map(|(now, first)| now.computed[Tier::Device] - first)
             .collect();
         (first, second)
     };

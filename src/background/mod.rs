@@ -74,8 +74,7 @@ struct SentObservation {
     ahead_slots: Vec<u32>,
     in_flight: u64,
     totals: Totals,
-    hits: u64,
-    misses: u64,
+    counted: PerTier<u64>,
 }
 
 /// A [`Decision`] on its way to the engine.
@@ -217,7 +216,7 @@ impl Migrator for Background {
                 snapshot(target.table.slots(), &mut seen.ahead_slots);
             }
             seen.in_flight = cache.in_flight() as u64;
-            (seen.totals, seen.hits, seen.misses) = (device.totals(), cache.counters.hits, cache.counters.misses);
+            (seen.totals, seen.counted) = (device.totals(), cache.counters.computed);
         });
         self.sent(sent);
     }
@@ -376,8 +375,7 @@ impl Worker {
             ahead_slots: &seen.ahead_slots,
             in_flight: seen.in_flight,
             totals: seen.totals,
-            hits: seen.hits,
-            misses: seen.misses,
+            computed: seen.counted,
         };
         let observation = LayerObservation {
             layer: seen.layer,

@@ -5,7 +5,9 @@
 //! before it uses the layer (DynamicInfer C.3), on the same code path.
 
 use super::slot_table::{Refused, Slot, SlotTable};
+use super::tier::PerTier;
 use crate::device::{Block, Buffer, Device, Event, HostRoom, MoveRate, Note, OutOfMemory, Stream, fastest, run};
+use crate::ids::StoreId;
 
 /// Most groups of moves that are on their way at once. A further one is refused, and may be asked for again later.
 pub const MAX_IN_FLIGHT: usize = 4096;
@@ -34,11 +36,30 @@ pub enum NotBegun {
 #[derive(Clone, Copy)]
 pub struct HostBlocks {
     /// First byte of neuron 0's block.
-    pub first: *const u8,
+    first: *const u8,
     /// Bytes of a block, which holds all rows of one neuron, and from one block to the next.
-    pub block_bytes: usize,
+    block_bytes: usize,
     /// Blocks of the layer: all its neurons.
-    pub neurons: usize,
+    neurons: usize,
+}
+
+impl HostBlocks {
+    /// `neurons` blocks of `block_bytes` bytes, one after the other from `first` on.
+    pub fn new(first: *const u8, block_bytes: usize, neurons: usize) -> HostBlocks {
+        HostBlocks { first, block_bytes, neurons }
+    }
+
+    /// The first byte of a neuron's block.
+    #[inline]
+    pub fn block(&self, neuron: StoreId) -> *const u8 {
+        debug_assert!(neuron.index() < self.neurons);
+        self.first.wrapping_add(neuron.index() * self.block_bytes)
+    }
+
+    /// Bytes of all blocks.
+    fn bytes(&self) -> usize {
+        self.neurons * self.block_bytes
+    }
 }
 
 // SAFETY: it points into a read-only map that outlives cache and device, by the promise of `NeuronCache::new`'s caller.
@@ -47,10 +68,8 @@ unsafe impl Send for HostBlocks {}
 /// What a cache has done since it was made.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct CacheCounters {
-    /// Active neurons that the device computed, summed over tokens.
-    pub hits: u64,
-    /// Active neurons that the CPU computed, summed over tokens.
-    pub misses: u64,
+    /// Active neurons by who computed them, summed over tokens: the device's are hits, the CPU's misses.
+    pub computed: PerTier<u64>,
     /// Groups of moves by [`crate::device::MoveMethod`].
     pub groups: [u64; 3],
     /// Moves that were begun.
@@ -71,10 +90,8 @@ pub struct CacheCounters {
 pub struct LayerCache {
     /// What each slot of the layer holds.
     pub table: SlotTable,
-    /// Active neurons that the device computed, summed over tokens.
-    pub hits: u64,
-    /// Active neurons that the CPU computed, summed over tokens.
-    pub misses: u64,
+    /// Active neurons by who computed them, summed over tokens: the device's are hits, the CPU's misses.
+    pub computed: PerTier<u64>,
     /// The neuron blocks in the slots, `[slots]`.
     pub blocks: Buffer,
     /// The neuron in each slot, or [`crate::device::NONE`]: the paper's `gpu_bucket`, `[slots]` u32.
@@ -164,8 +181,7 @@ impl NeuronCache {
             };
             let mut layer = LayerCache {
                 table: SlotTable::new(slots, host.neurons),
-                hits: 0,
-                misses: 0,
+                computed: PerTier::default(),
                 blocks: grows(device, host.block_bytes)?,
                 bucket: grows(device, 4)?,
                 up_bias: device.alloc_growable(0, size_of_val(*bias) as u64)?,
@@ -182,7 +198,7 @@ impl NeuronCache {
         for LayerCache { host, mirror, .. } in &layers {
             // SAFETY: host blocks and cache outlive the device by the caller's promise, and the mirror stays where it is.
             unsafe {
-                device.pin(host.first, host.neurons * host.block_bytes, false);
+                device.pin(host.first, host.bytes(), false);
                 device.pin(mirror.as_ptr().cast(), size_of_val(&mirror[..]), false);
             }
         }
@@ -254,8 +270,7 @@ impl NeuronCache {
         device.wait(Stream::Copy, *last_use);
         group.clear();
         group.extend(in_flight[in_flight.len() - n..].iter().map(|&(slot, _)| match table.slots()[slot as usize] {
-            // SAFETY: `fill` has checked that there is such a neuron.
-            Slot::Filling(neuron) => Block { from: unsafe { host.first.add(neuron as usize * bytes) }, slot },
+            Slot::Filling(neuron) => Block { from: host.block(StoreId(neuron)), slot },
             other => unreachable!("slot {slot} is {other:?}"),
         }));
         let (mut runs, mut rest) = (0, &group[..]);
@@ -264,7 +279,7 @@ impl NeuronCache {
         }
         let by = fastest(moves, n, runs, (n * bytes) as u64);
         counters.groups[by as usize] += 1;
-        // SAFETY: host blocks outlive the device.
+        // SAFETY: host blocks outlive the device, and `fill` has checked that there are such neurons.
         unsafe { device.move_blocks(by, group, bytes, *blocks) };
         device.record(Stream::Copy, events.pop().expect("looked at by the callers"));
         counters.migrations += n as u64;

@@ -42,7 +42,7 @@ impl Location {
 }
 
 /// A value for each tier.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PerTier<T>([T; Tier::ALL.len()]);
 
 impl<T> PerTier<T> {
@@ -54,6 +54,20 @@ impl<T> PerTier<T> {
     /// What `of` makes of each value.
     pub fn map<U>(self, of: impl FnMut(T) -> U) -> PerTier<U> {
         PerTier(self.0.map(of))
+    }
+
+    /// The same with another value for one tier.
+    pub fn with(mut self, tier: Tier, value: T) -> PerTier<T> {
+        self[tier] = value;
+        self
+    }
+
+    /// The sum over all tiers.
+    pub fn total(self) -> T
+    where
+        T: std::iter::Sum,
+    {
+        self.0.into_iter().sum()
     }
 
     /// The values in the order of [`Tier::ALL`].

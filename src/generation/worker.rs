@@ -9,6 +9,7 @@ use super::metrics::Metrics;
 use super::queue::Queue;
 use super::sequence::{Ended, Outbox, Phase, Sequence};
 use super::slots::Slots;
+use crate::cache::Tier;
 use crate::clock::{self, Duration, Instant};
 use crate::cpu::MAX_COLUMNS;
 use crate::device::Stream;
@@ -447,8 +448,8 @@ impl Worker {
         self.engine.report.clear();
         if let Some(split) = &self.engine.split {
             let (counters, memory) = (split.cache.counters, split.device.memory());
-            m.hits.set(counters.hits);
-            m.misses.set(counters.misses);
+            m.hits.set(counters.computed[Tier::Device]);
+            m.misses.set(counters.computed[Tier::Host]);
             m.migrations.set(counters.migrations);
             m.device_budget_bytes.set(memory.budget);
             m.device_used_bytes.set(memory.used);

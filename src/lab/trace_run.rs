@@ -7,7 +7,7 @@
 //! the next layer can arrive during that layer's attention, and those of one decision arrive together.
 
 use super::link::{Copy, Link};
-use crate::cache::{PerTier, SlotTable};
+use crate::cache::{PerTier, SlotTable, Tier};
 use crate::device::{Stream, Totals};
 use crate::formats::trace_file::{Part, TraceFile};
 use crate::scheduler::thresholds::to_bin;
@@ -227,8 +227,7 @@ impl<'a> TraceRun<'a> {
             ahead_slots: &self.ahead_slots,
             in_flight: self.in_flight,
             totals,
-            hits: counted.hits,
-            misses: counted.misses,
+            computed: PerTier::all(counted.misses).with(Tier::Device, counted.hits),
         };
         let observation = LayerObservation {
             layer,

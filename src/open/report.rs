@@ -1,5 +1,6 @@
 //! What an engine's device did, for the commands to print.
 
+use crate::cache::Tier;
 use crate::engine::{ChunkCounts, Engine, MigratorCounts};
 use serde::Serialize;
 
@@ -40,9 +41,9 @@ pub fn report(engine: &Engine) -> Option<DeviceReport> {
     let (counters, memory) = (split.cache.counters, split.device.memory());
     Some(DeviceReport {
         device: split.device.name(),
-        gpu_share: counters.hits as f64 / (counters.hits + counters.misses).max(1) as f64,
-        hits: counters.hits,
-        misses: counters.misses,
+        gpu_share: counters.computed[Tier::Device] as f64 / counters.computed.total().max(1) as f64,
+        hits: counters.computed[Tier::Device],
+        misses: counters.computed[Tier::Host],
         migrations: counters.migrations,
         prompts: split.chunks,
         scheduler: split.migrator.as_ref().map(|m| m.counts()),

@@ -6,7 +6,7 @@ use super::importance::Frequencies;
 use super::policy::greedy::{self, FILLING, Move};
 use super::policy::{ChooseMoves, LayerState, Policy, Rules, Scratch};
 use super::rates::Rates;
-use super::thresholds::{BALANCE_EVERY, Balancer, LossWeight, to_bin};
+use super::thresholds::{BALANCE_EVERY, Balancer, LossWeight, probabilities, to_bin};
 use super::window::Window;
 use crate::cache::{PerTier, Slot};
 use crate::device::{NONE, Totals};
@@ -89,10 +89,8 @@ pub struct DeviceState<'a> {
     pub in_flight: u64,
     /// What the device has counted so far.
     pub totals: Totals,
-    /// Active neurons times tokens that the device has computed so far.
-    pub hits: u64,
-    /// Active neurons times tokens that the CPU has computed so far.
-    pub misses: u64,
+    /// Active neurons times tokens computed so far, by where.
+    pub computed: PerTier<u64>,
 }
 
 /// What is decided for a layer.
@@ -240,7 +238,7 @@ impl Scheduler {
     /// The next token of one sequence or of several.
     fn decoded(&mut self, seen: &LayerObservation<'_>) {
         let Some(device) = &seen.device else { return };
-        if let Some(now) = self.rates.measure(device.totals, device.hits, device.misses) {
+        if let Some(now) = self.rates.measure(device.totals, device.computed) {
             self.window.measured(now.layer_ns, now.link_gb_s);
         }
         let Scheduler { layers, here, rules, token, policy, gain, .. } = self;
@@ -258,20 +256,20 @@ impl Scheduler {
     /// New thresholds for this layer, if they are to change.
     fn balance(&mut self, seen: &LayerObservation<'_>, slots: &[u32]) -> Option<PerTier<f32>> {
         let (own, balancer) = self.layers[seen.layer].balancer.as_mut()?;
-        let (set, probabilities) = seen.own.filter(|_| self.rules.thresholds)?;
+        let (set, predicted) = seen.own.filter(|_| self.rules.thresholds)?;
         // The user has set another threshold, which is used already.
         if set != *own {
             *own = set;
             balancer.rebase(to_bin(set));
         }
         mark(&mut self.here, slots);
-        balancer.token(probabilities, |n| self.here[n as usize]);
+        balancer.token(predicted, |n| self.here[n as usize]);
         if !self.token.wrapping_sub(1).is_multiple_of(BALANCE_EVERY) {
             return None;
         }
         let before = balancer.thresholds();
         let now = balancer.update(self.rates.times()?, self.loss);
-        (now != before).then(|| now.probabilities(*own))
+        (now != before).then(|| probabilities(now, *own))
     }
 
     /// Moves for a layer that will be used. `probabilities`, times 255, are those of that use, if it was predicted; `under_way` are the

@@ -242,11 +242,7 @@ impl Split {
 /// As [`NeuronCache::new`].
 unsafe fn neuron_cache(device: &mut dyn Device, slots: &[usize], model: &Model) -> Result<NeuronCache, OutOfMemory> {
     let c = &model.config;
-    let blocks = |layer: &Layer| HostBlocks {
-        first: layer.ffn.row_ptr(0),
-        block_bytes: layer.ffn.row_bytes * c.ffn_kind.rows(),
-        neurons: c.ffn,
-    };
+    let blocks = |layer: &Layer| HostBlocks::new(layer.ffn.row_ptr(0), layer.ffn.row_bytes * c.ffn_kind.rows(), c.ffn);
     let host: Vec<HostBlocks> = model.layers.iter().map(blocks).collect();
     let bias: Vec<&[f32]> = model.layers.iter().map(|layer| &layer.up_bias[..]).collect();
     // SAFETY: the caller's promise.

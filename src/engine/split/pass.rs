@@ -4,7 +4,7 @@ use super::scorers::Scorer;
 use super::weights::norm;
 use super::workspace::ExchangeLayout;
 use super::{DividedLayer, Split};
-use crate::cache::PerTier;
+use crate::cache::{PerTier, Tier};
 use crate::clock;
 use crate::cpu::MAX_COLUMNS;
 use crate::device::{Add, Append, Attend, Call, Note, Part, Select, SignScores, SparseFfn, Stream, Then, View};
@@ -111,8 +111,8 @@ impl Executor for Split {
         let (n, c, layer) = (pass.n(), &pass.model.config, &pass.model.layers[l]);
         let needed = !self.host_selection.neurons.is_empty() || !layer.down_bias.is_empty();
         let read = if needed { self.host_half(pass, l) } else { Counts::default() };
-        self.cache.counters.misses += read.active;
-        self.cache.layers[l].misses += read.active;
+        self.cache.counters.computed[Tier::Host] += read.active;
+        self.cache.layers[l].computed[Tier::Host] += read.active;
         self.merge(c, l, n, needed);
         let selection = (wanted != Wanted::All).then(|| &pass.buffers.predicted.selections[l]);
         pass.probe.report.add_layer((l, layer), c, n, wanted, selection, read);
@@ -522,8 +522,8 @@ impl Split {
         cache.counters.tokens += pass.n() as u64;
         let mut rows = 0;
         for ((layer, &active), &wanted) in cache.layers.iter_mut().zip(host.active.iter()).zip(&self.wanted) {
-            layer.hits += u64::from(active);
-            cache.counters.hits += u64::from(active);
+            layer.computed[Tier::Device] += u64::from(active);
+            cache.counters.computed[Tier::Device] += u64::from(active);
             // The first row of what was wanted, the others of what is active for some token.
             rows += wanted + wanted.min(active as usize) * (c.ffn_kind.rows() - 1);
         }

@@ -6,7 +6,7 @@ mod common;
 mod support;
 
 use common::{Machine, StandIn, device, on, with_graphs};
-use dynamicinfer::cache::{Migration, NeuronCache, NotBegun, Refused, Slot};
+use dynamicinfer::cache::{Migration, NeuronCache, NotBegun, Refused, Slot, Tier};
 use dynamicinfer::cpu::Kernels;
 use dynamicinfer::device::{Device, MoveMethod, MoveRate, VirtualDevice};
 use dynamicinfer::engine::{Choice, Engine, Logits, Migrator, Sparsity, Split};
@@ -139,7 +139,7 @@ fn run(seed: u64, sizes: &[usize], barrier: bool, graphs: bool) -> (Vec<f32>, Ve
     };
     let chunks = engine.split.as_ref().unwrap().chunks;
     STREAMED.fetch_add(chunks.streamed, Ordering::Relaxed);
-    HITS.fetch_add(engine.split.as_ref().unwrap().cache.counters.hits, Ordering::Relaxed);
+    HITS.fetch_add(engine.split.as_ref().unwrap().cache.counters.computed[Tier::Device], Ordering::Relaxed);
     (found, expected, most)
 }
 
