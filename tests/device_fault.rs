@@ -8,6 +8,7 @@ use dynamicinfer::cpu::Kernels;
 use dynamicinfer::device::VirtualDevice;
 use dynamicinfer::engine::{Choice, Engine, Logits, Session, Sparsity, Split};
 use dynamicinfer::formats::rows::Quant;
+use dynamicinfer::ids::{SlotId, StoreId};
 use dynamicinfer::model::{KvType, Model};
 use std::process::Command;
 use support::{RATES, on_device, packed, streaming};
@@ -20,7 +21,7 @@ fn engine(dir: &std::path::Path, fails_at: u64) -> Engine {
     // SAFETY: the engine drops its device's part before its model.
     let mut split = unsafe { on_device(&model, Box::new(device), &slots) }.unwrap();
     let neurons: Vec<u32> = (0..slots[0] as u32).collect();
-    (0..layers).for_each(|l| split.cache.load(&mut *split.device, l, &neurons).unwrap());
+    (0..layers).for_each(|l| split.cache.load(&mut *split.device, l, bytemuck::cast_slice(&neurons)).unwrap());
     split.cache.settle(&mut *split.device);
     let mut engine = Engine::new(model, 1, Kernels::best());
     engine.set_sparsity(Sparsity::new(vec![Choice::Exact { cut: 0.0 }; layers], 0).unwrap());
@@ -54,7 +55,7 @@ fn a_fault_ends_the_pass_with_an_error_and_leaves_no_number() {
         // Every way to wait for it comes back: moves that were on their way, another budget, the end.
         let Split { device, cache, .. } = engine.split.as_mut().unwrap();
         cache.barrier = true;
-        cache.migrate_all(&mut **device, 0, [(0, 40)].into_iter());
+        cache.migrate_all(&mut **device, 0, [(SlotId(0), StoreId(40))].into_iter());
         cache.commit(&mut **device, 0);
         cache.settle(&mut **device);
         assert_eq!(cache.in_flight(), 0);

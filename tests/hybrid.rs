@@ -15,6 +15,7 @@ use dynamicinfer::device::{
 use dynamicinfer::engine::ffn::{self, FfnBuffers};
 use dynamicinfer::engine::{Choice, Engine, Logits, Migrator, Observer, Seen, Selection, Sparsity, Work};
 use dynamicinfer::formats::rows::Quant;
+use dynamicinfer::ids::{LayerId, SlotId, StoreId};
 use dynamicinfer::model::config::{Activation, Ffn};
 use dynamicinfer::model::{KvCache, KvType, Model};
 use dynamicinfer::predictor::{Predictor, Sign};
@@ -58,10 +59,12 @@ impl Restless {
             let (slot, neuron) = (prng.below(slots) as u32, prng.below(96) as u32);
             if prng.below(10) == 0 {
                 let filling = matches!(table.slots()[slot as usize], Slot::Filling(_));
-                assert_eq!(table.clear(slot).is_err(), filling);
+                assert_eq!(table.clear(SlotId(slot)).is_err(), filling);
                 continue;
             }
-            match cache.migrate(device, Migration { layer: layer as u32, slot, neuron }) {
+            match cache
+                .migrate(device, Migration { layer: LayerId::new(layer), slot: SlotId(slot), neuron: StoreId(neuron) })
+            {
                 Ok(()) => *self.begun.lock().unwrap() += 1,
                 Err(NotBegun::Refused(Refused::OutOfRange)) => panic!("slot {slot}, neuron {neuron}"),
                 Err(NotBegun::Refused(Refused::Busy | Refused::AlreadyThere) | NotBegun::Full) => {}
@@ -114,7 +117,10 @@ fn logits_are_the_dense_ones_for_every_budget_residency_and_interleaving() {
             if prng.below(2) == 0 {
                 let step = [1, 5, 7, 11][prng.below(4) as usize];
                 let neurons: Vec<u32> = (0..slots as u32).map(|i| (i * step + 3) % ffn as u32).collect();
-                split.cache.load(&mut *split.device, l, &neurons).expect("they fit and no neuron is named twice");
+                split
+                    .cache
+                    .load(&mut *split.device, l, bytemuck::cast_slice(&neurons))
+                    .expect("they fit and no neuron is named twice");
                 split.cache.settle(&mut *split.device);
             }
         }
@@ -259,7 +265,7 @@ fn on_the_same_input_the_halves_of_a_layer_are_the_whole_layer() {
             let table = &split.cache.layers[l].table;
             let mut rest = Selection::default();
             for (&neuron, &mask) in selection.neurons.iter().zip(&selection.masks) {
-                if !table.location(neuron).is_device() {
+                if !table.location(StoreId(neuron)).is_device() {
                     rest.neurons.push(neuron);
                     rest.masks.push(mask);
                 }
@@ -322,7 +328,7 @@ fn with_every_neuron_on_the_device_the_cpu_computes_none_and_a_prompt_hits_by_to
         let device = Box::new(VirtualDevice::new(u64::MAX, RATES));
         let mut split = unsafe { on_device(&model, device, &vec![ffn; layers]) }.unwrap();
         let all: Vec<u32> = (0..ffn as u32).rev().collect();
-        (0..layers).for_each(|l| split.cache.load(&mut *split.device, l, &all).unwrap());
+        (0..layers).for_each(|l| split.cache.load(&mut *split.device, l, bytemuck::cast_slice(&all)).unwrap());
         split.cache.settle(&mut *split.device);
         let mut engine = Engine::new(model, 2, Kernels::best());
         engine.split = Some(split);
@@ -406,15 +412,15 @@ impl Tagged {
             let (layer, slot, neuron) =
                 (self.prng.below(LAYERS as u64), self.prng.below(SLOTS as u64), self.prng.below(NEURONS as u64));
             let n = self.prng.below(most + 1);
-            let group = (0..n).map(|i| ((slot + i) as u32, (neuron + i) as u32));
+            let group = (0..n).map(|i| (SlotId((slot + i) as u32), StoreId((neuron + i) as u32)));
             self.cache.migrate_all(&mut *self.device, layer as usize, group);
             return;
         }
         for _ in 0..self.prng.below(most + 1) {
             let m = Migration {
-                layer: self.prng.below(LAYERS as u64) as u32,
-                slot: self.prng.below(SLOTS as u64) as u32,
-                neuron: self.prng.below(NEURONS as u64) as u32,
+                layer: LayerId(self.prng.below(LAYERS as u64) as u32),
+                slot: SlotId(self.prng.below(SLOTS as u64) as u32),
+                neuron: StoreId(self.prng.below(NEURONS as u64) as u32),
             };
             // A refusal is an answer.
             let _ = self.cache.migrate(&mut *self.device, m);
@@ -431,7 +437,7 @@ impl Tagged {
         let mut active = 0;
         for neuron in 0..NEURONS {
             let wanted = self.prng.below(2) == 0;
-            if wanted && self.cache.layers[layer].table.location(neuron as u32).is_device() {
+            if wanted && self.cache.layers[layer].table.location(StoreId::new(neuron)).is_device() {
                 sent[HIDDEN + neuron] = 1;
                 let a = strength(layer, neuron);
                 expected.iter_mut().enumerate().for_each(|(k, e)| *e += a * tag(layer, neuron, k));
@@ -714,25 +720,25 @@ fn too_many_moves_at_once_are_refused_and_may_be_made_again() {
     let mut cache = unsafe { NeuronCache::new(&mut device, &[neurons], &[host], &[&[][..]]) }.unwrap();
     let mut device = device;
     let device: &mut dyn Device = &mut device;
-    let to = |i: usize| Migration { layer: 0, slot: i as u32, neuron: i as u32 };
+    let to = |i: usize| Migration { layer: LayerId(0), slot: SlotId::new(i), neuron: StoreId::new(i) };
     (0..MAX_IN_FLIGHT).for_each(|i| cache.migrate(device, to(i)).unwrap());
     assert_eq!(cache.migrate(device, to(MAX_IN_FLIGHT)), Err(NotBegun::Full));
     assert_eq!((cache.in_flight(), cache.counters.dropped), (MAX_IN_FLIGHT, 1));
     assert!(device.totals().waited_ns < 1_000_000, "beginning a move waits for none");
     cache.settle(device);
     cache.migrate(device, to(MAX_IN_FLIGHT)).unwrap();
-    let rest: Vec<u32> = (0..neurons as u32).rev().collect();
+    let rest: Vec<StoreId> = (0..neurons).rev().map(StoreId::new).collect();
     assert_eq!(cache.migrate(device, to(0)), Err(NotBegun::Refused(Refused::AlreadyThere)));
     cache.settle(device);
     assert_eq!(cache.layers[0].table.residents(), MAX_IN_FLIGHT + 1);
     // A placement may be larger than what may be under way.
-    for slot in 0..neurons as u32 {
+    for slot in (0..neurons).map(SlotId::new) {
         cache.layers[0].table.clear(slot).unwrap();
     }
     cache.load(device, 0, &rest).unwrap();
     cache.settle(device);
     assert_eq!(cache.layers[0].table.residents(), neurons);
-    assert_eq!(cache.layers[0].table.location(0), Location::Device(neurons as u32 - 1));
+    assert_eq!(cache.layers[0].table.location(StoreId(0)), Location::Device(SlotId::new(neurons - 1)));
 }
 
 /// Runs `tokens` and returns the logits of the last.
@@ -807,7 +813,7 @@ fn a_predictor_on_the_device_chooses_what_it_chooses_on_the_host() {
         let mut split = unsafe { on_device(&model, device, &slots) }.unwrap();
         for (l, &slots) in slots.iter().enumerate() {
             let neurons: Vec<u32> = (0..slots as u32).collect();
-            split.cache.load(&mut *split.device, l, &neurons).unwrap();
+            split.cache.load(&mut *split.device, l, bytemuck::cast_slice(&neurons)).unwrap();
         }
         split.cache.settle(&mut *split.device);
         let mut engine = Engine::new(model, 1, Kernels::best());

@@ -13,6 +13,7 @@ use dynamicinfer::device::{Device, Rates, VirtualDevice};
 use dynamicinfer::engine::{BatchToken, Choice, Engine, Logits, Migrator, Sparsity};
 use dynamicinfer::formats::predictor_file::Header;
 use dynamicinfer::formats::rows::Quant;
+use dynamicinfer::ids::{LayerId, SlotId, StoreId};
 use dynamicinfer::lab::synth::{Shape, write_store};
 use dynamicinfer::model::config::Activation;
 use dynamicinfer::model::{KvCache, KvType, Model};
@@ -76,8 +77,9 @@ impl Migrator for Restless {
         let slots = cache.layers[layer].table.slots().len() as u64;
         for _ in 0..self.0.below(20) {
             let (slot, neuron) = (self.0.below(slots) as u32, self.0.below(FFN as u64) as u32);
+            let (layer, slot, neuron) = (LayerId::new(layer), SlotId(slot), StoreId(neuron));
             // A refusal is an answer.
-            let _ = cache.migrate(device, Migration { layer: layer as u32, slot, neuron });
+            let _ = cache.migrate(device, Migration { layer, slot, neuron });
         }
     }
 }

@@ -93,7 +93,7 @@ fn logits_after_a_long_prompt_are_the_dense_ones_wherever_its_neurons_are_comput
             let filled = prng.below(slots as u64 + 1) as u32;
             let step = [1, 5, 7, 11][prng.below(4) as usize];
             let neurons: Vec<u32> = (0..filled).map(|i| (i * step + 3) % ffn as u32).collect();
-            split.cache.load(&mut *split.device, l, &neurons).unwrap();
+            split.cache.load(&mut *split.device, l, bytemuck::cast_slice(&neurons)).unwrap();
         }
         // Some are still on their way when the prompt comes.
         if prng.below(2) == 0 {

@@ -10,6 +10,7 @@ use dynamicinfer::device::{Device, Faults, Rates, VirtualDevice};
 use dynamicinfer::engine::{Choice, Engine, Logits, Migrator, Observer, Seen, Sparsity, Split};
 use dynamicinfer::formats::machine_profile::{MachineProfile, Rate};
 use dynamicinfer::formats::rows::Quant;
+use dynamicinfer::ids::{SlotId, StoreId};
 use dynamicinfer::model::{KvCache, KvType, Model};
 use dynamicinfer::open::VramBudget;
 use dynamicinfer::placement::memory_plan::{Footprint, KvPlace, Request};
@@ -90,7 +91,7 @@ fn bench(dir: &std::path::Path, family: &str, policy: Policy, faults: Faults, op
     let device = VirtualDevice::new(budget, SLOW).with_faults(faults);
     // SAFETY: the engine drops its device's part before its model: it has both.
     let mut split = unsafe { on_device(&model, Box::new(device), &slots) }.unwrap();
-    let placed: Vec<Vec<u32>> = vec![(0..ffn as u32 / 2).collect(); layers];
+    let placed: Vec<Vec<StoreId>> = vec![(0..ffn / 2).map(StoreId::new).collect(); layers];
     (0..layers).for_each(|l| split.cache.load(&mut *split.device, l, &placed[l]).unwrap());
     split.cache.settle(&mut *split.device);
     let block_bytes = model.layers[0].ffn.row_bytes * model.config.ffn_kind.rows();
@@ -229,8 +230,8 @@ impl Migrator for Brings {
         let (layer, again) = (self.calls / 2, self.calls % 2 == 1);
         self.calls += 1;
         if again == self.late && layer < cache.layers.len() {
-            let slots = cache.layers[layer].table.slots().len() as u32;
-            assert_eq!(cache.migrate_all(device, layer, (0..slots).map(|n| (n, n))), slots as usize);
+            let slots = cache.layers[layer].table.slots().len();
+            assert_eq!(cache.migrate_all(device, layer, (0..slots).map(|n| (SlotId::new(n), StoreId::new(n)))), slots);
         }
     }
 }

@@ -7,7 +7,7 @@
 use super::slot_table::{Refused, Slot, SlotTable};
 use super::tier::PerTier;
 use crate::device::{Block, Buffer, Device, Event, HostRoom, MoveRate, Note, OutOfMemory, Stream, fastest, run};
-use crate::ids::StoreId;
+use crate::ids::{LayerId, SlotId, StoreId};
 
 /// Most groups of moves that are on their way at once. A further one is refused, and may be asked for again later.
 pub const MAX_IN_FLIGHT: usize = 4096;
@@ -15,12 +15,12 @@ pub const MAX_IN_FLIGHT: usize = 4096;
 /// A move of one neuron into a slot of its layer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Migration {
-    /// The layer, from 0.
-    pub layer: u32,
+    /// The layer.
+    pub layer: LayerId,
     /// The slot of that layer; the neuron that is in it is replaced.
-    pub slot: u32,
-    /// The neuron, by its place in the store.
-    pub neuron: u32,
+    pub slot: SlotId,
+    /// The neuron.
+    pub neuron: StoreId,
 }
 
 /// Why a move was not begun.
@@ -105,7 +105,7 @@ pub struct LayerCache {
     /// Recorded on the compute stream after the layer's last use.
     last_use: Event,
     /// Slots that are being filled, each with the event that is recorded after its copy.
-    in_flight: Vec<(u32, Event)>,
+    in_flight: Vec<(SlotId, Event)>,
 }
 
 impl LayerCache {
@@ -229,7 +229,7 @@ impl NeuronCache {
     /// # Errors
     /// Why the move was not begun; no slot has changed then.
     pub fn migrate(&mut self, device: &mut dyn Device, m: Migration) -> Result<(), NotBegun> {
-        let Some(layer) = self.layers.get_mut(m.layer as usize) else {
+        let Some(layer) = self.layers.get_mut(m.layer.index()) else {
             return Err(NotBegun::Refused(Refused::OutOfRange));
         };
         if self.events.is_empty() {
@@ -238,13 +238,18 @@ impl NeuronCache {
         }
         layer.table.fill(m.slot, m.neuron).map_err(NotBegun::Refused)?;
         layer.in_flight.push((m.slot, self.events[self.events.len() - 1]));
-        self.send(device, m.layer as usize, 1);
+        self.send(device, m.layer.index(), 1);
         Ok(())
     }
 
     /// Begins to move several neurons of layer `l`, given as (slot, neuron), as one group with one event. Neighbours in the store that
     /// go to neighbouring slots can be one copy. Returns how many moves were begun; the others were refused.
-    pub fn migrate_all(&mut self, device: &mut dyn Device, l: usize, moves: impl Iterator<Item = (u32, u32)>) -> usize {
+    pub fn migrate_all(
+        &mut self,
+        device: &mut dyn Device,
+        l: usize,
+        moves: impl Iterator<Item = (SlotId, StoreId)>,
+    ) -> usize {
         let Some(&event) = self.events.last() else {
             self.counters.dropped += moves.count() as u64;
             return 0;
@@ -269,9 +274,9 @@ impl NeuronCache {
         // The last use may still be reading the slots.
         device.wait(Stream::Copy, *last_use);
         group.clear();
-        group.extend(in_flight[in_flight.len() - n..].iter().map(|&(slot, _)| match table.slots()[slot as usize] {
-            Slot::Filling(neuron) => Block { from: host.block(StoreId(neuron)), slot },
-            other => unreachable!("slot {slot} is {other:?}"),
+        group.extend(in_flight[in_flight.len() - n..].iter().map(|&(slot, _)| match table.slots()[slot.index()] {
+            Slot::Filling(neuron) => Block { from: host.block(neuron), slot: slot.0 },
+            other => unreachable!("slot {} is {other:?}", slot.0),
         }));
         let (mut runs, mut rest) = (0, &group[..]);
         while !rest.is_empty() {
@@ -317,15 +322,15 @@ impl NeuronCache {
             !landed
         });
         let (mut first, mut end) = (table.slots().len(), 0);
-        table.take_stale(|slot, neuron| {
-            let slot = slot as usize;
-            mirror[slot] = neuron;
+        table.take_stale(|slot, entry| {
+            let slot = slot.index();
+            mirror[slot] = entry;
             (first, end) = (first.min(slot), end.max(slot + 1));
         });
         if first < end {
             let changed = &mirror[first..end];
-            // SAFETY: the mirror lives as long as the cache, which outlives the device, and changes again only after the layer's use, which ends with
-            // the compute stream being synchronised.
+            // SAFETY: the mirror lives as long as the cache, which outlives the device, and changes again only after the layer's use,
+            // which ends with the compute stream being synchronised.
             unsafe {
                 let from = changed.as_ptr().cast();
                 device.copy_in(Stream::Compute, from, size_of_val(changed), *bucket, first as u64 * 4);
@@ -388,9 +393,9 @@ impl NeuronCache {
     }
 
     /// Fills the slots of a layer, from the first on, with these neurons (a placement), and waits until they are there.
-    pub fn load(&mut self, device: &mut dyn Device, l: usize, neurons: &[u32]) -> Result<(), NotBegun> {
+    pub fn load(&mut self, device: &mut dyn Device, l: usize, neurons: &[StoreId]) -> Result<(), NotBegun> {
         for (slot, &neuron) in neurons.iter().enumerate() {
-            let m = Migration { layer: l as u32, slot: slot as u32, neuron };
+            let m = Migration { layer: LayerId::new(l), slot: SlotId::new(slot), neuron };
             if self.migrate(device, m) == Err(NotBegun::Full) {
                 self.counters.dropped -= 1;
                 self.settle(device);

@@ -1,6 +1,7 @@
 //! The memories that a neuron can lie in, as data: thresholds and locations go by it. Another one (a disk) begins with a line in
 //! [`Tier::ALL`] and a variant of [`Location`].
 
+use crate::ids::SlotId;
 use std::ops::{Index, IndexMut};
 
 /// A memory, and whoever computes the neurons in it.
@@ -23,7 +24,7 @@ pub enum Location {
     /// On the host: in no slot, or in one that is still being filled.
     Host,
     /// In this slot of its layer on the device.
-    Device(u32),
+    Device(SlotId),
 }
 
 impl Location {

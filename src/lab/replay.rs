@@ -107,7 +107,7 @@ fn start<'a>(trace: &'a TraceFile, setting: &Setting) -> TraceRun<'a> {
         predicts: true,
         block_bytes: h.block_bytes,
         history: setting.history.clone(),
-        placed: setting.placed.clone(),
+        placed: setting.placed.iter().map(|placed| bytemuck::cast_slice(placed).to_vec()).collect(),
         thresholds: vec![None; h.layers],
         link_gb_s: gb_s,
         sync_ns: 0.0,

@@ -353,7 +353,11 @@ impl DeviceOptions {
             predictor: Some(predictor),
             thresholds: (0..layers).map(own).collect(),
             history: history.collect::<Result<_>>()?,
-            placed: placed.iter().enumerate().map(|(l, neurons)| places(&model, l, neurons)).collect(),
+            placed: placed
+                .iter()
+                .enumerate()
+                .map(|(l, neurons)| bytemuck::allocation::cast_vec(places(&model, l, neurons)))
+                .collect(),
             kernels: engine.kernels,
             link_gb_s: budget.machine.link_gb_s,
             sync_ns: budget.machine.sync_us * 1e3,

@@ -32,7 +32,7 @@ pub fn place(
         let places = places(&engine.model, l, neurons);
         split
             .cache
-            .load(&mut *split.device, l, &places)
+            .load(&mut *split.device, l, bytemuck::cast_slice(&places))
             .map_err(|e| Error::Failed(format!("layer {l} cannot be placed: {e:?}")))?;
     }
     split.cache.settle(&mut *split.device);

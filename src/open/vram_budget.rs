@@ -6,6 +6,7 @@ use crate::device::OutOfMemory;
 use crate::engine::{Engine, Split};
 use crate::error::{Error, Result};
 use crate::formats::machine_profile::MachineProfile;
+use crate::ids::{SlotId, StoreId};
 use crate::model::{KvCache, KvType, Model};
 use crate::placement::memory_plan::{Footprint, Plan, Request, plan};
 use crate::placement::policy::{self, Policy};
@@ -90,10 +91,11 @@ impl VramBudget {
         cache.resize(&mut **device, &slots).map_err(none)?;
         for (l, neurons) in self.placed(&model, &slots).into_iter().enumerate() {
             let table = &cache.layers[l].table;
-            let mut free: Vec<u32> =
-                (0u32..).zip(table.slots()).filter(|(_, s)| **s == Slot::Free).map(|(i, _)| i).collect();
+            let mut free: Vec<SlotId> =
+                (0..).map(SlotId).zip(table.slots()).filter(|(_, s)| **s == Slot::Free).map(|(i, _)| i).collect();
             free.reverse();
-            let missing: Vec<u32> = neurons.into_iter().filter(|&n| !table.location(n).is_device()).collect();
+            let missing: Vec<StoreId> =
+                neurons.into_iter().map(StoreId).filter(|&n| !table.location(n).is_device()).collect();
             cache.migrate_all(&mut **device, l, missing.into_iter().map_while(|n| Some((free.pop()?, n))));
         }
         Ok(plan)

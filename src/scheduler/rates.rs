@@ -61,7 +61,8 @@ impl Rates {
         self.totals.clock_ns = 0;
     }
 
-    /// Takes what the device has counted so far, and the active neurons times tokens that were computed so far, by where. `None` at the first call and after [`Rates::begin_anew`].
+    /// Takes what the device has counted so far, and the active neurons times tokens that were computed so far, by where. `None` at the
+    /// first call and after [`Rates::begin_anew`].
     pub fn measure(&mut self, now: Totals, computed: PerTier<u64>) -> Option<Measured> {
         let before = std::mem::replace(&mut self.totals, now);
         let known = std::mem::replace(&mut self.computed, computed);

@@ -2,6 +2,7 @@
 //! expensive, without losing more than with one threshold for both.
 
 use crate::cache::{PerTier, Tier};
+use crate::ids::StoreId;
 
 /// Bins of a histogram of probabilities: probabilities are counted in steps of 1 / 255.
 pub const BINS: usize = 256;
@@ -158,11 +159,11 @@ impl Balancer {
     }
 
     /// Counts a token's probabilities, times 255, `[ffn]`; `resident` says which neurons are on the device.
-    pub fn token(&mut self, probabilities: &[u8], resident: impl Fn(u32) -> bool) {
+    pub fn token(&mut self, probabilities: &[u8], resident: impl Fn(StoreId) -> bool) {
         let neurons = &mut self.histograms.neurons;
         Tier::ALL.into_iter().for_each(|tier| neurons[tier].iter_mut().for_each(|n| *n *= 1.0 - FOLLOW));
         for (neuron, &p) in probabilities.iter().enumerate() {
-            let tier = if resident(neuron as u32) { Tier::Device } else { Tier::Host };
+            let tier = if resident(StoreId(neuron as u32)) { Tier::Device } else { Tier::Host };
             neurons[tier][p as usize] += FOLLOW;
         }
     }
@@ -253,7 +254,7 @@ mod tests {
         let (mut changes, mut before) = (0, balancer.thresholds());
         for token in 0..2000 {
             let p = layer(1000 + token % 97);
-            balancer.token(&p, |n| n % 2 == 0);
+            balancer.token(&p, |n| n.0 % 2 == 0);
             let mut noisy = |t: f64| t * (0.8 + 0.4 * prng.next_f64());
             let device_ns = noisy(25.0);
             let neuron_ns = PerTier::all(noisy(280.0)).with(Tier::Device, device_ns);

@@ -10,6 +10,7 @@ use crate::device::{Add, Buffer, Call, DenseFfn, Event, NONE, OutOfMemory, Part,
 use crate::engine::ffn::{self, Counts, Neurons, Work};
 use crate::engine::forward::Pass;
 use crate::engine::sparsity::Wanted;
+use crate::ids::StoreId;
 use crate::model::config::ModelConfig;
 use crate::model::weights::Layer;
 
@@ -115,12 +116,15 @@ impl Split {
     fn divide_chunk(&mut self, l: usize, n: usize, ffn: usize) -> (usize, usize) {
         let table = &self.cache.layers[l].table;
         self.host_selection.neurons.clear();
-        self.host_selection.neurons.extend((0..ffn as u32).filter(|&neuron| !table.location(neuron).is_device()));
+        self.host_selection
+            .neurons
+            .extend((0..ffn as u32).filter(|&neuron| !table.location(StoreId(neuron)).is_device()));
         let missing = self.host_selection.neurons.len();
         let Some(Streaming { costs, .. }) = &self.streaming else { return (missing, 0) };
-        let carried = runs(&self.host_selection.neurons, costs.bridge(), &mut self.runs);
+        let carried = runs(bytemuck::cast_slice(&self.host_selection.neurons), costs.bridge(), &mut self.runs);
         let on_cpu = costs.on_cpu(missing, self.runs.len(), carried, n);
-        (on_cpu, runs(&self.host_selection.neurons[..missing - on_cpu], costs.bridge(), &mut self.runs))
+        let others = bytemuck::cast_slice(&self.host_selection.neurons[..missing - on_cpu]);
+        (on_cpu, runs(others, costs.bridge(), &mut self.runs))
     }
 
     /// Has the device compute the neurons in slots.

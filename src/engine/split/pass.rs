@@ -14,6 +14,7 @@ use crate::engine::embed::embed;
 use crate::engine::ffn::{self, Counts, Selection, Work};
 use crate::engine::forward::{Executor, Pass, Phase, Step};
 use crate::engine::sparsity::Wanted;
+use crate::ids::StoreId;
 use crate::model::config::{ModelConfig, Norm as NormKind, Positions};
 use crate::model::layer::Norms;
 use crate::model::weights::Layer;
@@ -355,7 +356,8 @@ impl Split {
         host_selection.masks.clear();
         let table = &cache.layers[l].table;
         if !self.begun.alone {
-            for (&neuron, &mask) in all.neurons.iter().zip(&all.masks).filter(|(n, _)| !table.location(**n).is_device())
+            for (&neuron, &mask) in
+                all.neurons.iter().zip(&all.masks).filter(|(n, _)| !table.location(StoreId(**n)).is_device())
             {
                 host_selection.neurons.push(neuron);
                 host_selection.masks.push(mask);

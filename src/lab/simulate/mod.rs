@@ -250,7 +250,7 @@ impl<'a> Simulation<'a> {
             predicts: true,
             block_bytes: scale.block_bytes as usize,
             history: setting.history.clone(),
-            placed: setting.placed.clone(),
+            placed: setting.placed.iter().map(|placed| bytemuck::cast_slice(placed).to_vec()).collect(),
             thresholds: setting.thresholds.iter().copied().map(Some).collect(),
             link_gb_s: m.link_gb_s,
             sync_ns: scale.sync_ns,

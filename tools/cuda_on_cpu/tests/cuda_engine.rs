@@ -11,6 +11,7 @@ use dynamicinfer::cpu::Kernels;
 use dynamicinfer::device::{Device, MoveMethod, MoveRate, VirtualDevice};
 use dynamicinfer::engine::{Choice, Engine, Logits, Migrator, Sparsity, Split};
 use dynamicinfer::formats::rows::Quant;
+use dynamicinfer::ids::{LayerId, SlotId, StoreId};
 use dynamicinfer::model::{KvCache, KvType, Model};
 use dynamicinfer::prng::Prng;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -35,7 +36,8 @@ impl Migrator for Restless {
             // A group: some are neighbours, some are refused.
             let layer = self.0.below(layers) as usize;
             let (slot, neuron, n) = (self.0.below(48) as u32, self.0.below(48) as u32, self.0.below(20) as u32);
-            let group: Vec<(u32, u32)> = (0..n).map(|i| (slot + i, (neuron + i * (1 + i % 2)) % 96)).collect();
+            let at = |i: u32| (SlotId(slot + i), StoreId((neuron + i * (1 + i % 2)) % 96));
+            let group: Vec<(SlotId, StoreId)> = (0..n).map(at).collect();
             BEGUN.fetch_add(cache.migrate_all(device, layer, group.into_iter()) as u64, Ordering::Relaxed);
         }
         for _ in 0..self.0.below(12) {
@@ -48,10 +50,12 @@ impl Migrator for Restless {
             let (slot, neuron) = (self.0.below(slots) as u32, self.0.below(96) as u32);
             if self.0.below(10) == 0 {
                 let filling = matches!(table.slots()[slot as usize], Slot::Filling(_));
-                assert_eq!(table.clear(slot).is_err(), filling);
+                assert_eq!(table.clear(SlotId(slot)).is_err(), filling);
                 continue;
             }
-            match cache.migrate(device, Migration { layer: layer as u32, slot, neuron }) {
+            match cache
+                .migrate(device, Migration { layer: LayerId::new(layer), slot: SlotId(slot), neuron: StoreId(neuron) })
+            {
                 Ok(()) => _ = BEGUN.fetch_add(1, Ordering::Relaxed),
                 Err(NotBegun::Refused(Refused::OutOfRange)) => panic!("slot {slot}, neuron {neuron}"),
                 Err(NotBegun::Refused(Refused::Busy | Refused::AlreadyThere) | NotBegun::Full) => {}
@@ -106,7 +110,7 @@ fn run(seed: u64, sizes: &[usize], barrier: bool, graphs: bool) -> (Vec<f32>, Ve
     let mut split = unsafe { on_device(&model, Box::new(device), &first) }.unwrap();
     for (l, &slots) in first.iter().enumerate() {
         let neurons: Vec<u32> = (0..slots as u32).map(|i| (i * 5 + 3) % ffn as u32).collect();
-        split.cache.load(&mut *split.device, l, &neurons).unwrap();
+        split.cache.load(&mut *split.device, l, bytemuck::cast_slice(&neurons)).unwrap();
     }
     split.cache.settle(&mut *split.device);
     let method = MoveMethod::ALL[seed as usize % 3];
@@ -229,7 +233,8 @@ fn bytes_that_a_card_reads_are_those_that_the_virtual_device_counts() {
                 // SAFETY: the engine drops its device's part before its model.
                 let mut split = unsafe { on_device(&model, device, &vec![ffn / 2; layers]) }.unwrap();
                 let neurons: Vec<u32> = (0..ffn as u32 / 2).map(|i| 2 * i).collect();
-                (0..layers).for_each(|l| split.cache.load(&mut *split.device, l, &neurons).unwrap());
+                (0..layers)
+                    .for_each(|l| split.cache.load(&mut *split.device, l, bytemuck::cast_slice(&neurons)).unwrap());
                 split.cache.settle(&mut *split.device);
                 let mut engine = Engine::new(model, 1, Kernels::best());
                 engine.split = Some(split);
@@ -268,14 +273,20 @@ fn neurons_move_while_kernels_run() {
         // SAFETY: the engine drops its device's part before its model.
         let mut split = unsafe { on_device(&model, Box::new(device), &slots) }.unwrap();
         let neurons: Vec<u32> = (0..slots[0] as u32 - 16).collect();
-        (0..layers).for_each(|l| split.cache.load(&mut *split.device, l, &neurons).unwrap());
+        (0..layers).for_each(|l| split.cache.load(&mut *split.device, l, bytemuck::cast_slice(&neurons)).unwrap());
         split.cache.settle(&mut *split.device);
         let before = split.residents();
         stand_in.hold(true);
         // The last neurons are in nobody's slot.
         for (l, i) in (0..layers).flat_map(|l| (0..4).map(move |i| (l, i))) {
             let (slot, neuron) = (ffn as u32 / 2 - 1 - i, ffn as u32 - 1 - i);
-            split.cache.migrate(&mut *split.device, Migration { layer: l as u32, slot, neuron }).unwrap();
+            split
+                .cache
+                .migrate(
+                    &mut *split.device,
+                    Migration { layer: LayerId::new(l), slot: SlotId(slot), neuron: StoreId(neuron) },
+                )
+                .unwrap();
         }
         let mut engine = Engine::new(model, 1, Kernels::best());
         engine.set_sparsity(Sparsity::new(vec![Choice::Exact { cut: 0.0 }; layers], 0).unwrap());
