@@ -190,7 +190,7 @@ fn a_budget_decides_how_many_timelines_lie_on_the_device() {
         assert_eq!((plan.timelines, split.sequences()), (timelines, timelines), "{vram} of {full}");
         let sizes = (PartName::Kv, timelines as u64 * kv, (3 - timelines as u64) * kv);
         assert!(plan.parts.iter().any(|p| (p.name, p.bytes, p.host_bytes) == sizes));
-        let memory = split.cache.device.memory();
+        let memory = split.device.memory();
         assert!(memory.budget == vram && memory.used <= vram, "{memory:?}");
         joining_and_leaving(&mut engine, KvType::F16, &format!("{timelines} by the budget"));
     }

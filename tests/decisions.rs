@@ -6,7 +6,7 @@ use dynamicinfer::background::{Background, Setting};
 use dynamicinfer::cache::{NeuronCache, Slot};
 use dynamicinfer::clock::{self, Duration};
 use dynamicinfer::cpu::Kernels;
-use dynamicinfer::device::{Rates, VirtualDevice};
+use dynamicinfer::device::{Device, Rates, VirtualDevice};
 use dynamicinfer::engine::{Choice, DividedLayer, Engine, Logits, Migrator, Sparsity};
 use dynamicinfer::formats::machine_profile::{MachineProfile, Rate};
 use dynamicinfer::formats::rows::Quant;
@@ -57,7 +57,7 @@ impl Followed {
         let of = |(l, layer): (usize, &dynamicinfer::cache::LayerCache)| {
             let slots = layer.table.slots().iter().enumerate();
             let filling = slots.filter_map(move |(slot, s)| match s {
-                Slot::Filling(neuron) => Some((l, slot as u32, *neuron)),
+                Slot::Filling(neuron) => Some((l, slot as u32, neuron.0)),
                 Slot::Free | Slot::Resident(_) => None,
             });
             filling.collect::<Vec<_>>()
@@ -67,15 +67,15 @@ impl Followed {
 }
 
 impl Migrator for Followed {
-    fn apply(&mut self, cache: &mut NeuronCache, sparsity: &mut Sparsity) {
+    fn apply(&mut self, device: &mut dyn Device, cache: &mut NeuronCache, sparsity: &mut Sparsity) {
         let before = Followed::filling(cache);
-        self.background.apply(cache, sparsity);
+        self.background.apply(device, cache, sparsity);
         self.moved.extend(Followed::filling(cache).difference(&before));
     }
 
-    fn tell(&mut self, at: &DividedLayer<'_>, cache: &NeuronCache) {
+    fn tell(&mut self, at: &DividedLayer<'_>, device: &dyn Device, cache: &NeuronCache) {
         self.told.send(std::mem::take(&mut self.moved)).unwrap();
-        self.background.tell(at, cache);
+        self.background.tell(at, device, cache);
         let start = clock::now();
         while self.background.counts().decided < self.background.counts().told {
             assert!(start.elapsed() < Duration::from_secs(60), "the scheduler hangs: {:?}", self.background.counts());
@@ -107,8 +107,8 @@ fn by_engine(store: &Path, case: &Case) -> Vec<Vec<Moved>> {
     let device = Box::new(VirtualDevice::new(u64::MAX, FAST));
     // SAFETY: the engine drops its device's part before its model: it has both.
     let mut split = unsafe { on_device(&model, device, &case.slots) }.unwrap();
-    (0..layers).for_each(|l| split.cache.load(l, &case.placed[l]).unwrap());
-    split.cache.settle();
+    (0..layers).for_each(|l| split.cache.load(&mut *split.device, l, bytemuck::cast_slice(&case.placed[l])).unwrap());
+    split.cache.settle(&mut *split.device);
     let block_bytes = model.layers[0].ffn.row_bytes * model.config.ffn_kind.rows();
     let mut engine = Engine::new(model, 1, Kernels::best());
     let setting = Setting {
@@ -120,7 +120,7 @@ fn by_engine(store: &Path, case: &Case) -> Vec<Vec<Moved>> {
         predictor: Some(Arc::new(Exact::new(&engine.model, &vec![0.0; layers]))),
         thresholds: vec![None; layers],
         history: case.history.clone(),
-        placed: case.placed.clone(),
+        placed: case.placed.iter().map(|placed| bytemuck::cast_slice(placed).to_vec()).collect(),
         kernels: engine.kernels,
         link_gb_s: FAST.link_gb_s,
         sync_ns: 0.0,
@@ -152,7 +152,7 @@ fn recorded(store: &Path, path: &Path, ahead: usize) -> TraceFile {
 
 /// Keeps the moves of each observation, in rising order.
 fn keep(all: &mut Vec<Vec<Moved>>, decided: &[Decided]) {
-    let of = |d: &Decided| d.moves.iter().map(|m| (d.layer, m.slot(), m.neuron())).collect::<Vec<_>>();
+    let of = |d: &Decided| d.moves.iter().map(|m| (d.layer, m.slot().0, m.neuron().0)).collect::<Vec<_>>();
     let mut moves: Vec<Moved> = decided.iter().flat_map(of).collect();
     moves.sort_unstable();
     all.push(moves);

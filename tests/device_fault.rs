@@ -6,8 +6,9 @@ mod support;
 use dynamicinfer::Error;
 use dynamicinfer::cpu::Kernels;
 use dynamicinfer::device::VirtualDevice;
-use dynamicinfer::engine::{Choice, Engine, Logits, Session, Sparsity};
+use dynamicinfer::engine::{Choice, Engine, Logits, Session, Sparsity, Split};
 use dynamicinfer::formats::rows::Quant;
+use dynamicinfer::ids::{SlotId, StoreId};
 use dynamicinfer::model::{KvType, Model};
 use std::process::Command;
 use support::{RATES, on_device, packed, streaming};
@@ -20,8 +21,8 @@ fn engine(dir: &std::path::Path, fails_at: u64) -> Engine {
     // SAFETY: the engine drops its device's part before its model.
     let mut split = unsafe { on_device(&model, Box::new(device), &slots) }.unwrap();
     let neurons: Vec<u32> = (0..slots[0] as u32).collect();
-    (0..layers).for_each(|l| split.cache.load(l, &neurons).unwrap());
-    split.cache.settle();
+    (0..layers).for_each(|l| split.cache.load(&mut *split.device, l, bytemuck::cast_slice(&neurons)).unwrap());
+    split.cache.settle(&mut *split.device);
     let mut engine = Engine::new(model, 1, Kernels::best());
     engine.set_sparsity(Sparsity::new(vec![Choice::Exact { cut: 0.0 }; layers], 0).unwrap());
     engine.split = Some(split);
@@ -52,14 +53,14 @@ fn a_fault_ends_the_pass_with_an_error_and_leaves_no_number() {
         assert!(!logits.is_empty() && logits.iter().all(|logit| logit.is_nan()));
         assert!(engine.answer().is_err());
         // Every way to wait for it comes back: moves that were on their way, another budget, the end.
-        let cache = &mut engine.split.as_mut().unwrap().cache;
+        let Split { device, cache, .. } = engine.split.as_mut().unwrap();
         cache.barrier = true;
-        cache.migrate_all(0, [(0, 40)].into_iter());
-        cache.commit(0);
-        cache.settle();
+        cache.migrate_all(&mut **device, 0, [(SlotId(0), StoreId(40))].into_iter());
+        cache.commit(&mut **device, 0);
+        cache.settle(&mut **device);
         assert_eq!(cache.in_flight(), 0);
         let fewer: Vec<usize> = cache.slots().iter().map(|slots| slots / 2).collect();
-        cache.resize(&fewer).unwrap();
+        cache.resize(&mut **device, &fewer).unwrap();
         drop(engine);
     }
 }
@@ -88,7 +89,7 @@ fn without_the_fault_the_same_engine_answers() {
     for token in 5..15 {
         session.append(&mut engine, &[token], |_| Ok(())).unwrap();
     }
-    assert!(engine.split.as_ref().unwrap().cache.device.totals().launches > 9, "the faults above were never reached");
+    assert!(engine.split.as_ref().unwrap().device.totals().launches > 9, "the faults above were never reached");
 }
 
 #[test]

@@ -281,7 +281,7 @@ fn a_device_that_refuses_anything_leaves_an_engine_that_is_right_and_can_go_on()
             let right = |engine: &mut Engine, when: &str| {
                 let off = error(&logits(engine, 5), &expected);
                 assert!(off < 1e-5, "{family}, allocation {n} refused, {when}: off by {off}");
-                let memory = engine.split.as_ref().unwrap().cache.device.memory();
+                let memory = engine.split.as_ref().unwrap().device.memory();
                 assert!(memory.used <= memory.budget, "{memory:?}");
             };
             right(&mut engine, "placed");
@@ -294,7 +294,7 @@ fn a_device_that_refuses_anything_leaves_an_engine_that_is_right_and_can_go_on()
                 }
                 right(&mut engine, "set");
             }
-            let used = engine.split.as_ref().unwrap().cache.device.memory().used;
+            let used = engine.split.as_ref().unwrap().device.memory().used;
             tried = n;
             if left.load(Ordering::SeqCst) > 0 {
                 assert_eq!(n, tried);
@@ -321,7 +321,7 @@ fn used_without_refusal(
     let mut engine = engine(store);
     place(&mut engine, Box::new(VirtualDevice::new(most, RATES)), plan, &budgeter.machine, neurons).unwrap();
     budgets.into_iter().for_each(|vram| drop(budgeter.set(&mut engine, vram).unwrap()));
-    engine.split.as_ref().unwrap().cache.device.memory().used
+    engine.split.as_ref().unwrap().device.memory().used
 }
 
 /// Keys and values are the large allocations of a load: each in turn is refused, and the load says so.

@@ -5,7 +5,7 @@
 
 mod support;
 
-use dynamicinfer::cache::{HostBlocks, Location, MAX_IN_FLIGHT, Migration, NeuronCache, NotBegun, Refused, Slot};
+use dynamicinfer::cache::{HostBlocks, Location, MAX_IN_FLIGHT, Migration, NeuronCache, NotBegun, Refused, Slot, Tier};
 use dynamicinfer::cpu::aligned::Aligned;
 use dynamicinfer::cpu::{Columns, Kernels, MAX_COLUMNS, Team};
 use dynamicinfer::device::{
@@ -15,6 +15,7 @@ use dynamicinfer::device::{
 use dynamicinfer::engine::ffn::{self, FfnBuffers};
 use dynamicinfer::engine::{Choice, Engine, Logits, Migrator, Observer, Seen, Selection, Sparsity, Work};
 use dynamicinfer::formats::rows::Quant;
+use dynamicinfer::ids::{LayerId, SlotId, StoreId};
 use dynamicinfer::model::config::{Activation, Ffn};
 use dynamicinfer::model::{KvCache, KvType, Model};
 use dynamicinfer::predictor::{Predictor, Sign};
@@ -25,9 +26,9 @@ use support::law::{Case, FAMILIES, QUANTS, Stores, all_exact, logits, slots, wit
 use support::{ON_DEVICE, RATES, device_bytes, error, numbers, on_device};
 
 /// Has moves go one way, or the one that is taken where nothing was measured.
-fn one_way(cache: &mut NeuronCache, seed: u64) {
+fn one_way(device: &mut dyn Device, cache: &mut NeuronCache, seed: u64) {
     if let Some(&method) = MoveMethod::ALL.get(seed as usize % 4) {
-        cache.set_moves(&[MoveRate { method, group_us: 1.0, piece_us: 1.0, gb_s: 1.0 }]);
+        cache.set_moves(device, &[MoveRate { method, group_us: 1.0, piece_us: 1.0, gb_s: 1.0 }]);
     }
 }
 
@@ -40,13 +41,13 @@ struct Restless {
 }
 
 impl Migrator for Restless {
-    fn apply(&mut self, cache: &mut NeuronCache, _sparsity: &mut Sparsity) {
-        self.shuffle(cache);
+    fn apply(&mut self, device: &mut dyn Device, cache: &mut NeuronCache, _sparsity: &mut Sparsity) {
+        self.shuffle(device, cache);
     }
 }
 
 impl Restless {
-    fn shuffle(&mut self, cache: &mut NeuronCache) {
+    fn shuffle(&mut self, device: &mut dyn Device, cache: &mut NeuronCache) {
         let (layers, prng) = (cache.layers.len() as u64, &mut self.prng);
         for _ in 0..prng.below(self.most + 1) {
             let layer = prng.below(layers) as usize;
@@ -58,10 +59,12 @@ impl Restless {
             let (slot, neuron) = (prng.below(slots) as u32, prng.below(96) as u32);
             if prng.below(10) == 0 {
                 let filling = matches!(table.slots()[slot as usize], Slot::Filling(_));
-                assert_eq!(table.clear(slot).is_err(), filling);
+                assert_eq!(table.clear(SlotId(slot)).is_err(), filling);
                 continue;
             }
-            match cache.migrate(Migration { layer: layer as u32, slot, neuron }) {
+            match cache
+                .migrate(device, Migration { layer: LayerId::new(layer), slot: SlotId(slot), neuron: StoreId(neuron) })
+            {
                 Ok(()) => *self.begun.lock().unwrap() += 1,
                 Err(NotBegun::Refused(Refused::OutOfRange)) => panic!("slot {slot}, neuron {neuron}"),
                 Err(NotBegun::Refused(Refused::Busy | Refused::AlreadyThere) | NotBegun::Full) => {}
@@ -107,15 +110,18 @@ fn logits_are_the_dense_ones_for_every_budget_residency_and_interleaving() {
         };
         // SAFETY: the engine drops its device's part before its model: it has both.
         let mut split = unsafe { on_device(&model, device, &slots) }.expect("the budget is what it takes");
-        one_way(&mut split.cache, seed);
-        assert_eq!((split.cache.device.memory().used, split.cache.device.memory().peak), (budget, budget));
+        one_way(&mut *split.device, &mut split.cache, seed);
+        assert_eq!((split.device.memory().used, split.device.memory().peak), (budget, budget));
         // A placement to begin with: none, or some neurons in order of a hash.
         for (l, &slots) in slots.iter().enumerate() {
             if prng.below(2) == 0 {
                 let step = [1, 5, 7, 11][prng.below(4) as usize];
                 let neurons: Vec<u32> = (0..slots as u32).map(|i| (i * step + 3) % ffn as u32).collect();
-                split.cache.load(l, &neurons).expect("they fit and no neuron is named twice");
-                split.cache.settle();
+                split
+                    .cache
+                    .load(&mut *split.device, l, bytemuck::cast_slice(&neurons))
+                    .expect("they fit and no neuron is named twice");
+                split.cache.settle(&mut *split.device);
             }
         }
         split.cache.barrier = prng.below(3) == 0;
@@ -148,9 +154,9 @@ fn logits_are_the_dense_ones_for_every_budget_residency_and_interleaving() {
             let worst = &mut worst.lock().unwrap()[usize::from(rounds)];
             *worst = worst.max(agreement.off / limit);
         }
-        let cache = &engine.split.as_ref().unwrap().cache;
-        *landed.lock().unwrap() += cache.counters.landed;
-        assert_eq!(cache.device.memory().peak, budget, "it took more than its budget");
+        let split = engine.split.as_ref().unwrap();
+        *landed.lock().unwrap() += split.cache.counters.landed;
+        assert_eq!(split.device.memory().peak, budget, "it took more than its budget");
     });
     let (moves, landed) = (*moves.lock().unwrap(), *landed.lock().unwrap());
     let ([flips, exact, rounding], worst) = (*flipped.lock().unwrap(), *worst.lock().unwrap());
@@ -168,6 +174,7 @@ fn logits_are_the_dense_ones_for_every_budget_residency_and_interleaving() {
 
 /// What the device computes of a layer.
 fn device_half(
+    device: &mut dyn Device,
     cache: &mut NeuronCache,
     model: &Model,
     l: usize,
@@ -177,14 +184,13 @@ fn device_half(
 ) -> Vec<f32> {
     let (c, layer) = (&model.config, &model.layers[l]);
     let (hidden, ffn, n) = (c.hidden, c.ffn, input.len() / c.hidden);
-    cache.commit(l);
+    cache.commit(device, l);
     let mut sent: Vec<u32> = input.iter().map(|v| v.to_bits()).collect();
     sent.resize(sent.len() + ffn, 0);
     for (&neuron, &mask) in wanted.neurons.iter().zip(&wanted.masks) {
         sent[n * hidden + neuron as usize] = mask;
     }
     let mut received = vec![0f32; n * hidden + 1];
-    let device = &mut cache.device;
     let input = device.alloc(SparseFfn::input_bytes(n, hidden, ffn) as u64).unwrap();
     let output = device.alloc(SparseFfn::output_bytes(n, hidden) as u64).unwrap();
     let at = &cache.layers[l];
@@ -209,9 +215,9 @@ fn device_half(
         device.launch(Stream::Compute, &Call::SparseFfn(call));
         device.copy_out(Stream::Compute, output, 0, received.as_mut_ptr().cast(), received.len() * 4);
     }
-    cache.used(l);
-    cache.device.synchronize(Stream::Compute);
-    [input, output].into_iter().for_each(|b| cache.device.free(b));
+    cache.used(device, l);
+    device.synchronize(Stream::Compute);
+    [input, output].into_iter().for_each(|b| device.free(b));
     received.truncate(n * hidden);
     received
 }
@@ -229,7 +235,7 @@ fn on_the_same_input_the_halves_of_a_layer_are_the_whole_layer() {
         let device = Box::new(VirtualDevice::new(u64::MAX, RATES).with_faults(faults));
         // SAFETY: the model outlives it.
         let mut split = unsafe { on_device(&model, device, &slots) }.unwrap();
-        one_way(&mut split.cache, seed);
+        one_way(&mut *split.device, &mut split.cache, seed);
         let mut restless = Restless { prng: Prng::new(seed), most: 40, begun: Arc::default() };
         let (mut x, mut buffers) = (Columns::default(), FfnBuffers::default());
         let mut fired = Selection::default();
@@ -252,14 +258,14 @@ fn on_the_same_input_the_halves_of_a_layer_are_the_whole_layer() {
             let mut halves = whole.clone();
             let work = if dense { Work::All } else { Work::Selected(&selection) };
             ffn::ffn(&mut team, &kernels, c, layer, &x, work, cut, &mut [], &mut buffers, &mut whole);
-            restless.shuffle(&mut split.cache);
+            restless.shuffle(&mut *split.device, &mut split.cache);
             let all = Selection { neurons: (0..c.ffn as u32).collect(), masks: vec![u32::MAX >> (32 - n); c.ffn] };
             let (selection, cut) = if dense { (&all, -1.0) } else { (&selection, cut) };
-            let half = device_half(&mut split.cache, &model, l, &normed, selection, cut);
+            let half = device_half(&mut *split.device, &mut split.cache, &model, l, &normed, selection, cut);
             let table = &split.cache.layers[l].table;
             let mut rest = Selection::default();
             for (&neuron, &mask) in selection.neurons.iter().zip(&selection.masks) {
-                if !table.location(neuron).is_device() {
+                if !table.location(StoreId(neuron)).is_device() {
                     rest.neurons.push(neuron);
                     rest.masks.push(mask);
                 }
@@ -304,8 +310,11 @@ fn hits_and_misses_are_the_active_neurons() {
         let mut active = Active::default();
         logits(&mut engine, KvType::F32, &[1; 12], Some(&mut active));
         let counters = engine.split.as_ref().unwrap().cache.counters;
-        assert_eq!(counters.hits + counters.misses, active.0, "{counters:?}");
-        assert!(active.0 > 0 && slots.iter().sum::<usize>() == 0 || counters.hits > 0, "{counters:?} {slots:?}");
+        assert_eq!(counters.computed.total(), active.0, "{counters:?}");
+        assert!(
+            active.0 > 0 && slots.iter().sum::<usize>() == 0 || counters.computed[Tier::Device] > 0,
+            "{counters:?} {slots:?}"
+        );
     });
 }
 
@@ -319,15 +328,15 @@ fn with_every_neuron_on_the_device_the_cpu_computes_none_and_a_prompt_hits_by_to
         let device = Box::new(VirtualDevice::new(u64::MAX, RATES));
         let mut split = unsafe { on_device(&model, device, &vec![ffn; layers]) }.unwrap();
         let all: Vec<u32> = (0..ffn as u32).rev().collect();
-        (0..layers).for_each(|l| split.cache.load(l, &all).unwrap());
-        split.cache.settle();
+        (0..layers).for_each(|l| split.cache.load(&mut *split.device, l, bytemuck::cast_slice(&all)).unwrap());
+        split.cache.settle(&mut *split.device);
         let mut engine = Engine::new(model, 2, Kernels::best());
         engine.split = Some(split);
         engine.set_sparsity(all_exact(layers));
         let mut active = Active::default();
         logits(&mut engine, KvType::F16, &[9, 1, 4], Some(&mut active));
         let counters = engine.split.as_ref().unwrap().cache.counters;
-        assert_eq!((counters.hits, counters.misses), (active.0, 0), "{name}");
+        assert_eq!((counters.computed[Tier::Device], counters.computed[Tier::Host]), (active.0, 0), "{name}");
     }
 }
 
@@ -363,6 +372,7 @@ fn tag(layer: usize, neuron: usize, k: usize) -> f32 {
 
 /// A cache over tagged blocks and what it takes to use it as the engine does.
 struct Tagged {
+    device: Box<dyn Device>,
     cache: NeuronCache,
     input: Buffer,
     output: Buffer,
@@ -373,7 +383,7 @@ struct Tagged {
 }
 
 impl Tagged {
-    fn new(device: Box<dyn Device>, seed: u64) -> Tagged {
+    fn new(mut device: Box<dyn Device>, seed: u64) -> Tagged {
         let block = 2 * HIDDEN;
         let blocks: Vec<Aligned> = (0..LAYERS)
             .map(|layer| {
@@ -386,16 +396,14 @@ impl Tagged {
                 blocks
             })
             .collect();
-        let host: Vec<HostBlocks> = blocks
-            .iter()
-            .map(|b| HostBlocks { first: b.as_ptr().cast(), block_bytes: block * 4, neurons: NEURONS })
-            .collect();
-        // SAFETY: the blocks are dropped with the cache.
-        let mut cache = unsafe { NeuronCache::new(device, &[SLOTS; LAYERS], &host, &[&[][..]; LAYERS]) }.unwrap();
-        let input = cache.device.alloc(SparseFfn::input_bytes(1, HIDDEN, NEURONS) as u64).unwrap();
-        let output = cache.device.alloc(SparseFfn::output_bytes(1, HIDDEN) as u64).unwrap();
-        one_way(&mut cache, seed);
-        Tagged { cache, input, output, prng: Prng::new(seed), wrong: 0, hits: 0, _blocks: blocks }
+        let host: Vec<HostBlocks> =
+            blocks.iter().map(|b| HostBlocks::new(b.as_ptr().cast(), block * 4, NEURONS)).collect();
+        // SAFETY: the device is dropped before cache and blocks, by the order of the fields.
+        let mut cache = unsafe { NeuronCache::new(&mut *device, &[SLOTS; LAYERS], &host, &[&[][..]; LAYERS]) }.unwrap();
+        let input = device.alloc(SparseFfn::input_bytes(1, HIDDEN, NEURONS) as u64).unwrap();
+        let output = device.alloc(SparseFfn::output_bytes(1, HIDDEN) as u64).unwrap();
+        one_way(&mut *device, &mut cache, seed);
+        Tagged { device, cache, input, output, prng: Prng::new(seed), wrong: 0, hits: 0, _blocks: blocks }
     }
 
     fn move_some(&mut self, most: u64) {
@@ -404,32 +412,32 @@ impl Tagged {
             let (layer, slot, neuron) =
                 (self.prng.below(LAYERS as u64), self.prng.below(SLOTS as u64), self.prng.below(NEURONS as u64));
             let n = self.prng.below(most + 1);
-            let group = (0..n).map(|i| ((slot + i) as u32, (neuron + i) as u32));
-            self.cache.migrate_all(layer as usize, group);
+            let group = (0..n).map(|i| (SlotId((slot + i) as u32), StoreId((neuron + i) as u32)));
+            self.cache.migrate_all(&mut *self.device, layer as usize, group);
             return;
         }
         for _ in 0..self.prng.below(most + 1) {
             let m = Migration {
-                layer: self.prng.below(LAYERS as u64) as u32,
-                slot: self.prng.below(SLOTS as u64) as u32,
-                neuron: self.prng.below(NEURONS as u64) as u32,
+                layer: LayerId(self.prng.below(LAYERS as u64) as u32),
+                slot: SlotId(self.prng.below(SLOTS as u64) as u32),
+                neuron: StoreId(self.prng.below(NEURONS as u64) as u32),
             };
             // A refusal is an answer.
-            let _ = self.cache.migrate(m);
+            let _ = self.cache.migrate(&mut *self.device, m);
         }
     }
 
     /// Uses a layer with some neurons wanted, as `engine/split.rs` does, moving others before, and behind its back.
     fn use_layer(&mut self, layer: usize, most: u64) {
         self.move_some(most);
-        self.cache.commit(layer);
+        self.cache.commit(&mut *self.device, layer);
         let mut sent = [0u32; HIDDEN + NEURONS];
         sent[0] = 1f32.to_bits();
         let mut expected = [0f32; HIDDEN];
         let mut active = 0;
         for neuron in 0..NEURONS {
             let wanted = self.prng.below(2) == 0;
-            if wanted && self.cache.layers[layer].table.location(neuron as u32).is_device() {
+            if wanted && self.cache.layers[layer].table.location(StoreId::new(neuron)).is_device() {
                 sent[HIDDEN + neuron] = 1;
                 let a = strength(layer, neuron);
                 expected.iter_mut().enumerate().for_each(|(k, e)| *e += a * tag(layer, neuron, k));
@@ -453,17 +461,17 @@ impl Tagged {
             output: self.output,
         };
         let mut received = [0u32; HIDDEN + 1];
-        let device = &mut self.cache.device;
+        let device = &mut self.device;
         // SAFETY: both arrays live until the compute stream has been synchronised, below.
         unsafe {
             device.copy_in(Stream::Compute, sent.as_ptr().cast(), size_of_val(&sent), self.input, 0);
             device.launch(Stream::Compute, &Call::SparseFfn(call));
             device.copy_out(Stream::Compute, self.output, 0, received.as_mut_ptr().cast(), size_of_val(&received));
         }
-        self.cache.used(layer);
+        self.cache.used(&mut *self.device, layer);
         // The layer is still being computed, and its next moves are begun already.
         self.move_some(most);
-        self.cache.device.synchronize(Stream::Compute);
+        self.device.synchronize(Stream::Compute);
         let (values, count) = received.split_at(HIDDEN);
         let right = bytemuck::cast_slice::<u32, f32>(values) == expected && count[0] == active;
         self.wrong += u64::from(!right);
@@ -526,20 +534,20 @@ fn a_budget_that_changes_all_the_time_loses_no_result_and_is_never_exceeded() {
             let slots: Vec<usize> = (0..LAYERS).map(|_| prng.below(SLOTS as u64 + 1) as usize).collect();
             let budget = others + slots.iter().map(|&s| bytes(s)).sum::<u64>();
             // Less is made room for first; more is allowed first.
-            let cache = &mut tagged.cache;
-            if budget < cache.device.memory().budget {
-                cache.resize(&slots).unwrap();
-                cache.device.set_budget(budget).unwrap();
+            let Tagged { device, cache, .. } = &mut tagged;
+            if budget < device.memory().budget {
+                cache.resize(&mut **device, &slots).unwrap();
+                device.set_budget(budget).unwrap();
             } else {
-                cache.device.set_budget(budget).unwrap();
-                cache.resize(&slots).unwrap();
+                device.set_budget(budget).unwrap();
+                cache.resize(&mut **device, &slots).unwrap();
             }
-            assert_eq!((cache.slots(), cache.device.memory().used), (slots.clone(), budget));
-            assert!(cache.device.set_budget(budget - 1).is_err());
+            assert_eq!((cache.slots(), device.memory().used), (slots.clone(), budget));
+            assert!(device.set_budget(budget - 1).is_err());
             let more: Vec<usize> = slots.iter().map(|s| s + 1).collect();
-            assert!(cache.resize(&more).is_err(), "there is no room for it");
+            assert!(cache.resize(&mut **device, &more).is_err(), "there is no room for it");
             (0..12).for_each(|i| tagged.use_layer(i % LAYERS, 6));
-            let memory = tagged.cache.device.memory();
+            let memory = tagged.device.memory();
             assert!(memory.peak <= memory.budget, "{memory:?}");
         }
         assert_eq!(tagged.wrong, 0, "{:?}", tagged.cache.counters);
@@ -554,7 +562,7 @@ fn lost_copies_cost_slots_for_a_while_and_never_a_result() {
         let device = VirtualDevice::new(1 << 20, RATES).with_faults(faults);
         let mut tagged = Tagged::new(Box::new(device), seed);
         tagged.run(300, 6);
-        tagged.cache.settle();
+        tagged.cache.settle(&mut *tagged.device);
         (0..LAYERS).for_each(|layer| tagged.use_layer(layer, 0));
         assert_eq!(tagged.wrong, 0);
         let c = tagged.cache.counters;
@@ -703,33 +711,34 @@ fn the_law_does_not_hold_for_a_cache_that_marks_neurons_resident_at_once() {
 
 #[test]
 fn too_many_moves_at_once_are_refused_and_may_be_made_again() {
-    let device = VirtualDevice::new(64 << 20, RATES);
+    let mut device = VirtualDevice::new(64 << 20, RATES);
     let neurons = MAX_IN_FLIGHT + 100;
     let mut blocks = Aligned::default();
     blocks.resize(neurons * 32);
-    let host = HostBlocks { first: blocks.as_ptr().cast(), block_bytes: 128, neurons };
-    // SAFETY: the blocks outlive the cache.
-    let mut cache = unsafe { NeuronCache::new(Box::new(device), &[neurons], &[host], &[&[][..]]) }.unwrap();
-    let to = |i: usize| Migration { layer: 0, slot: i as u32, neuron: i as u32 };
-    (0..MAX_IN_FLIGHT).for_each(|i| cache.migrate(to(i)).unwrap());
-    assert_eq!(cache.migrate(to(MAX_IN_FLIGHT)), Err(NotBegun::Full));
+    let host = HostBlocks::new(blocks.as_ptr().cast(), 128, neurons);
+    // SAFETY: the device is dropped before cache and blocks: it is moved to where it is the last variable.
+    let mut cache = unsafe { NeuronCache::new(&mut device, &[neurons], &[host], &[&[][..]]) }.unwrap();
+    let mut device = device;
+    let device: &mut dyn Device = &mut device;
+    let to = |i: usize| Migration { layer: LayerId(0), slot: SlotId::new(i), neuron: StoreId::new(i) };
+    (0..MAX_IN_FLIGHT).for_each(|i| cache.migrate(device, to(i)).unwrap());
+    assert_eq!(cache.migrate(device, to(MAX_IN_FLIGHT)), Err(NotBegun::Full));
     assert_eq!((cache.in_flight(), cache.counters.dropped), (MAX_IN_FLIGHT, 1));
-    assert!(cache.device.totals().waited_ns < 1_000_000, "beginning a move waits for none");
-    cache.settle();
-    cache.migrate(to(MAX_IN_FLIGHT)).unwrap();
-    let rest: Vec<u32> = (0..neurons as u32).rev().collect();
-    assert_eq!(cache.migrate(to(0)), Err(NotBegun::Refused(Refused::AlreadyThere)));
-    cache.settle();
+    assert!(device.totals().waited_ns < 1_000_000, "beginning a move waits for none");
+    cache.settle(device);
+    cache.migrate(device, to(MAX_IN_FLIGHT)).unwrap();
+    let rest: Vec<StoreId> = (0..neurons).rev().map(StoreId::new).collect();
+    assert_eq!(cache.migrate(device, to(0)), Err(NotBegun::Refused(Refused::AlreadyThere)));
+    cache.settle(device);
     assert_eq!(cache.layers[0].table.residents(), MAX_IN_FLIGHT + 1);
     // A placement may be larger than what may be under way.
-    for slot in 0..neurons as u32 {
+    for slot in (0..neurons).map(SlotId::new) {
         cache.layers[0].table.clear(slot).unwrap();
     }
-    cache.load(0, &rest).unwrap();
-    cache.settle();
+    cache.load(device, 0, &rest).unwrap();
+    cache.settle(device);
     assert_eq!(cache.layers[0].table.residents(), neurons);
-    assert_eq!(cache.layers[0].table.location(0), Location::Device(neurons as u32 - 1));
-    drop(cache);
+    assert_eq!(cache.layers[0].table.location(StoreId(0)), Location::Device(SlotId::new(neurons - 1)));
 }
 
 /// Runs `tokens` and returns the logits of the last.
@@ -804,9 +813,9 @@ fn a_predictor_on_the_device_chooses_what_it_chooses_on_the_host() {
         let mut split = unsafe { on_device(&model, device, &slots) }.unwrap();
         for (l, &slots) in slots.iter().enumerate() {
             let neurons: Vec<u32> = (0..slots as u32).collect();
-            split.cache.load(l, &neurons).unwrap();
+            split.cache.load(&mut *split.device, l, bytemuck::cast_slice(&neurons)).unwrap();
         }
-        split.cache.settle();
+        split.cache.settle(&mut *split.device);
         let mut engine = Engine::new(model, 1, Kernels::best());
         engine.set_sparsity(Sparsity::new(vec![choice; layers], 0).unwrap());
         let sizes = [3, 1, 1, 8, 1];

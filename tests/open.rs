@@ -3,6 +3,7 @@
 mod support;
 
 use dynamicinfer::Error;
+use dynamicinfer::cache::Tier;
 use dynamicinfer::engine::sampler::argmax;
 use dynamicinfer::formats::rows::Quant;
 use dynamicinfer::open::{DeviceKind, DeviceOptions, EngineOptions, Listener, Opened, Quiet, open};
@@ -30,7 +31,10 @@ fn continued(options: &EngineOptions) -> Vec<u32> {
         tokens.push(next.expect("logits are numbers"));
     }
     if let Some(device) = device {
-        assert!(engine.split.as_ref().unwrap().cache.counters.hits > 0, "nothing was computed on the device");
+        assert!(
+            engine.split.as_ref().unwrap().cache.counters.computed[Tier::Device] > 0,
+            "nothing was computed on the device"
+        );
         device.budget.set(&mut engine, 1).unwrap_err();
         device.finish(&mut engine);
     }

@@ -5,7 +5,7 @@ mod support;
 
 use dynamicinfer::cache::NeuronCache;
 use dynamicinfer::cpu::{Kernels, MAX_COLUMNS};
-use dynamicinfer::device::{Faults, VirtualDevice};
+use dynamicinfer::device::{Device, Faults, VirtualDevice};
 use dynamicinfer::engine::{Engine, Migrator, Observer, Seen, Sparsity};
 use dynamicinfer::model::{Activation, KvType};
 use dynamicinfer::prng::Prng;
@@ -31,7 +31,7 @@ fn differing(heard: &[Counted], seen: &[Counted]) -> u64 {
 struct Hearing(Arc<Mutex<Vec<Counted>>>);
 
 impl Migrator for Hearing {
-    fn apply(&mut self, _cache: &mut NeuronCache, _sparsity: &mut Sparsity) {}
+    fn apply(&mut self, _device: &mut dyn Device, _cache: &mut NeuronCache, _sparsity: &mut Sparsity) {}
 
     fn prompt(&mut self, layer: usize, first: usize, tokens: usize, counts: &[u32]) {
         self.0.lock().unwrap().push((layer, first, tokens, counts.to_vec()));
@@ -93,11 +93,11 @@ fn logits_after_a_long_prompt_are_the_dense_ones_wherever_its_neurons_are_comput
             let filled = prng.below(slots as u64 + 1) as u32;
             let step = [1, 5, 7, 11][prng.below(4) as usize];
             let neurons: Vec<u32> = (0..filled).map(|i| (i * step + 3) % ffn as u32).collect();
-            split.cache.load(l, &neurons).unwrap();
+            split.cache.load(&mut *split.device, l, bytemuck::cast_slice(&neurons)).unwrap();
         }
         // Some are still on their way when the prompt comes.
         if prng.below(2) == 0 {
-            split.cache.settle();
+            split.cache.settle(&mut *split.device);
         }
         let streams = prng.below(4) != 0;
         if streams {

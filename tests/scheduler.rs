@@ -3,13 +3,14 @@
 mod support;
 
 use dynamicinfer::background::{Background, Setting};
-use dynamicinfer::cache::NeuronCache;
+use dynamicinfer::cache::{NeuronCache, Tier};
 use dynamicinfer::clock::{self, Duration};
 use dynamicinfer::cpu::Kernels;
-use dynamicinfer::device::{Faults, Rates, VirtualDevice};
-use dynamicinfer::engine::{Choice, Engine, Logits, Migrator, Observer, Seen, Sparsity};
+use dynamicinfer::device::{Device, Faults, Rates, VirtualDevice};
+use dynamicinfer::engine::{Choice, Engine, Logits, Migrator, Observer, Seen, Sparsity, Split};
 use dynamicinfer::formats::machine_profile::{MachineProfile, Rate};
 use dynamicinfer::formats::rows::Quant;
+use dynamicinfer::ids::{SlotId, StoreId};
 use dynamicinfer::model::{KvCache, KvType, Model};
 use dynamicinfer::open::VramBudget;
 use dynamicinfer::placement::memory_plan::{Footprint, KvPlace, Request};
@@ -90,9 +91,9 @@ fn bench(dir: &std::path::Path, family: &str, policy: Policy, faults: Faults, op
     let device = VirtualDevice::new(budget, SLOW).with_faults(faults);
     // SAFETY: the engine drops its device's part before its model: it has both.
     let mut split = unsafe { on_device(&model, Box::new(device), &slots) }.unwrap();
-    let placed: Vec<Vec<u32>> = vec![(0..ffn as u32 / 2).collect(); layers];
-    (0..layers).for_each(|l| split.cache.load(l, &placed[l]).unwrap());
-    split.cache.settle();
+    let placed: Vec<Vec<StoreId>> = vec![(0..ffn / 2).map(StoreId::new).collect(); layers];
+    (0..layers).for_each(|l| split.cache.load(&mut *split.device, l, &placed[l]).unwrap());
+    split.cache.settle(&mut *split.device);
     let block_bytes = model.layers[0].ffn.row_bytes * model.config.ffn_kind.rows();
     let mut engine = Engine::new(model, 2, Kernels::best());
     let (open, asked) = (Arc::new(AtomicBool::new(open)), Arc::default());
@@ -120,8 +121,8 @@ fn bench(dir: &std::path::Path, family: &str, policy: Policy, faults: Faults, op
     Bench { engine, open, asked, others }
 }
 
-fn cache(engine: &mut Engine) -> &mut NeuronCache {
-    &mut engine.split.as_mut().unwrap().cache
+fn split(engine: &mut Engine) -> &mut Split {
+    engine.split.as_mut().unwrap()
 }
 
 /// Waits until the thread has handled everything it was told.
@@ -164,18 +165,18 @@ fn logits_are_the_dense_ones_with_every_policy_and_a_budget_that_changes_in_the_
                 let model = engine.model.clone();
                 let budget = device_bytes(&model, &slots);
                 assert!(budget >= others);
-                let cache = cache(engine);
+                let Split { device, cache, .. } = split(engine);
                 let least: Vec<usize> = cache.slots().iter().zip(&slots).map(|(a, b)| *a.min(b)).collect();
-                cache.resize(&least).unwrap();
-                cache.device.set_budget(budget).unwrap();
-                cache.resize(&slots).unwrap();
+                cache.resize(&mut **device, &least).unwrap();
+                device.set_budget(budget).unwrap();
+                cache.resize(&mut **device, &slots).unwrap();
             });
             let off = error(&found, &expected);
             assert!(off < 1e-5, "{family} {policy:?}: off by {off}");
-            let memory = cache(&mut b.engine).device.memory();
+            let memory = split(&mut b.engine).device.memory();
             assert!(memory.peak <= memory.budget, "{memory:?}");
             if policy != Policy::Static {
-                moved += cache(&mut b.engine).counters.landed;
+                moved += split(&mut b.engine).cache.counters.landed;
             }
         }
         assert!(moved > 100, "{family}: {moved} neurons moved: nothing was tried");
@@ -210,8 +211,8 @@ fn it_brings_what_the_next_layer_needs() {
     let share = |policy| {
         let mut b = bench(dir.path(), "relullama", policy, Faults::default(), true);
         decode(&mut b.engine, |engine, _| catch_up(engine));
-        let c = cache(&mut b.engine).counters;
-        c.hits as f64 / (c.hits + c.misses) as f64
+        let c = split(&mut b.engine).cache.counters;
+        c.computed[Tier::Device] as f64 / c.computed.total() as f64
     };
     let (fixed, full) = (share(Policy::Static), share(Policy::Full));
     // Half of these models' neurons fire at any token, so there is little to choose.
@@ -225,12 +226,12 @@ struct Brings {
 }
 
 impl Migrator for Brings {
-    fn apply(&mut self, cache: &mut NeuronCache, _sparsity: &mut Sparsity) {
+    fn apply(&mut self, device: &mut dyn Device, cache: &mut NeuronCache, _sparsity: &mut Sparsity) {
         let (layer, again) = (self.calls / 2, self.calls % 2 == 1);
         self.calls += 1;
         if again == self.late && layer < cache.layers.len() {
-            let slots = cache.layers[layer].table.slots().len() as u32;
-            assert_eq!(cache.migrate_all(layer, (0..slots).map(|n| (n, n))), slots as usize);
+            let slots = cache.layers[layer].table.slots().len();
+            assert_eq!(cache.migrate_all(device, layer, (0..slots).map(|n| (SlotId::new(n), StoreId::new(n)))), slots);
         }
     }
 }
@@ -250,10 +251,19 @@ fn what_is_decided_before_a_layer_begins_is_there_for_it() {
         engine.split = Some(split);
         let mut kv = KvCache::new(&engine.model.config, 2, KvType::F32).unwrap();
         engine.forward(&mut kv, &tokens()[..1], Logits::Last);
-        let first: Vec<u64> = cache(&mut engine).layers.iter().map(|layer| layer.hits).collect();
+        let first: Vec<u64> =
+            engine.split.as_ref().unwrap().cache.layers.iter().map(|layer| layer.computed[Tier::Device]).collect();
         engine.forward(&mut kv, &tokens()[1..2], Logits::Last);
-        let second: Vec<u64> =
-            cache(&mut engine).layers.iter().zip(&first).map(|(now, first)| now.hits - first).collect();
+        let second: Vec<u64> = engine
+            .split
+            .as_ref()
+            .unwrap()
+            .cache
+            .layers
+            .iter()
+            .zip(&first)
+            .map(|(now, first)| now.computed[Tier::Device] - first)
+            .collect();
         (first, second)
     };
     let (first, second) = hits(false);
@@ -352,7 +362,7 @@ fn the_acknowledged_budget_is_never_exceeded() {
                 }
             }
             changes += 1;
-            let memory = cache(engine).device.memory();
+            let memory = split(engine).device.memory();
             assert!(memory.used <= memory.budget && memory.peak <= memory.budget, "{memory:?}");
         });
         if changes >= 5000 {
@@ -360,7 +370,7 @@ fn the_acknowledged_budget_is_never_exceeded() {
         }
     }
     assert!(changes >= 4800 && refused > 10 && refused < changes / 4, "{changes} changes, {refused} refused");
-    assert!(cache(&mut b.engine).counters.landed > 1000);
+    assert!(split(&mut b.engine).cache.counters.landed > 1000);
 }
 
 fn machine() -> MachineProfile {

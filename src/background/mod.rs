@@ -7,15 +7,16 @@
 //! device and no slot table, only copies of the latter, so a late or stalled thread costs hits and never changes a result.
 
 use crate::cache::exchange::{Receiver, Sender, exchange_of};
-use crate::cache::{NeuronCache, PerTier};
+use crate::cache::{NeuronCache, PerTier, Slot};
 use crate::cpu::{Kernels, Team};
-use crate::device::Totals;
+use crate::device::{Device, Totals};
 use crate::engine::{DividedLayer, Migrator, MigratorCounts, Sparsity};
+use crate::ids::{LayerId, StoreId};
 use crate::model::Model;
 use crate::predictor::{Bytes, Calibration, Predictor, Room, Tools};
 use crate::scheduler::thresholds::LossWeight;
 use crate::scheduler::{
-    Decision, DeviceState, LayerObservation, Move, Policy, Prompt, Rules, Scheduler, Setting as Scheduling, snapshot,
+    Decision, DeviceState, LayerObservation, Move, Policy, Prompt, Rules, Scheduler, Setting as Scheduling,
 };
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
@@ -46,7 +47,7 @@ pub struct Setting {
     /// How often each neuron was active before, 0 to 1, `[layers][ffn]`, neurons in the store's order.
     pub history: Vec<Vec<f32>>,
     /// By layer, the neurons of the static placement, in the store's order.
-    pub placed: Vec<Vec<u32>>,
+    pub placed: Vec<Vec<StoreId>>,
     /// CPU kernels for the predictor.
     pub kernels: Kernels,
     /// The link's rate in GB/s, until it has been measured.
@@ -58,30 +59,29 @@ pub struct Setting {
 /// A [`LayerObservation`] on its way to the thread, before anything was predicted from it.
 #[derive(Default)]
 struct SentObservation {
-    layer: usize,
+    layer: LayerId,
     begins: bool,
     /// Tokens of a piece of a prompt; `None` while decoding.
     prompt: Option<usize>,
     /// The residual after attention: of the last token, `[hidden]`, or of all tokens of a batch, `[n, hidden]`. Empty for a long prompt.
     residual: Vec<f32>,
-    computed: Vec<u32>,
+    computed: Vec<StoreId>,
     counts: Vec<u32>,
     /// The score of each neuron of this layer, where its thresholds are balanced.
     scores: Vec<f32>,
     /// The layer's own threshold, to go with `scores`.
     own: f32,
-    slots: Vec<u32>,
-    ahead_slots: Vec<u32>,
+    slots: Vec<Slot>,
+    ahead_slots: Vec<Slot>,
     in_flight: u64,
     totals: Totals,
-    hits: u64,
-    misses: u64,
+    counted: PerTier<u64>,
 }
 
 /// A [`Decision`] on its way to the engine.
 #[derive(Default)]
 struct SentDecision {
-    layer: usize,
+    layer: LayerId,
     moves: Vec<Move>,
     thresholds: Option<PerTier<f32>>,
 }
@@ -172,18 +172,18 @@ impl Drop for Background {
 }
 
 impl Migrator for Background {
-    fn apply(&mut self, cache: &mut NeuronCache, sparsity: &mut Sparsity) {
+    fn apply(&mut self, device: &mut dyn Device, cache: &mut NeuronCache, sparsity: &mut Sparsity) {
         // Decisions made under a policy that balances thresholds may arrive after a change to one that does not.
         let balances = self.balances();
         // A bounded number, because the thread goes on deciding meanwhile.
         for _ in 0..DECISIONS {
             let refused = self.from.try_take(|decided| {
                 if let Some(probabilities) = decided.thresholds.take().filter(|_| balances) {
-                    sparsity.set_thresholds(decided.layer, probabilities);
+                    sparsity.set_thresholds(decided.layer.index(), probabilities);
                 }
                 let n = decided.moves.len();
                 let moves = decided.moves.iter().map(|m| (m.slot(), m.neuron()));
-                n - cache.migrate_all(decided.layer, moves)
+                n - cache.migrate_all(device, decided.layer.index(), moves)
             });
             match refused {
                 Some(refused) => self.counts.refused += refused as u64,
@@ -192,16 +192,17 @@ impl Migrator for Background {
         }
     }
 
-    fn tell(&mut self, at: &DividedLayer<'_>, cache: &NeuronCache) {
+    fn tell(&mut self, at: &DividedLayer<'_>, device: &dyn Device, cache: &NeuronCache) {
         let Some(selection) = at.selection else { return };
         let (balances, decodes) = (self.balances(), at.n == 1 || at.batch);
         let sent = self.to.try_send(|seen| {
             let first = if at.batch { 0 } else { at.residual.len() / at.n * (at.n - 1) };
-            (seen.layer, seen.begins) = (at.layer, at.first == 0 && at.layer == 0);
+            (seen.layer, seen.begins) = (LayerId::new(at.layer), at.first == 0 && at.layer == 0);
             seen.prompt = (!decodes).then_some(at.n);
             seen.residual.clear();
             seen.residual.extend_from_slice(&at.residual[first..]);
-            seen.computed.clone_from(&selection.neurons);
+            seen.computed.clear();
+            seen.computed.extend_from_slice(bytemuck::cast_slice(&selection.neurons));
             seen.counts.clear();
             if !decodes {
                 seen.counts.extend(selection.masks.iter().map(|m| m.count_ones()));
@@ -211,26 +212,27 @@ impl Migrator for Background {
                 seen.own = own;
                 seen.scores.extend_from_slice(scores);
             }
-            snapshot(cache.layers[at.layer].table.slots(), &mut seen.slots);
+            seen.slots.clear();
+            seen.slots.extend_from_slice(cache.layers[at.layer].table.slots());
             seen.ahead_slots.clear();
             if let Some(target) = cache.layers.get(at.layer + self.ahead) {
-                snapshot(target.table.slots(), &mut seen.ahead_slots);
+                seen.ahead_slots.extend_from_slice(target.table.slots());
             }
             seen.in_flight = cache.in_flight() as u64;
-            (seen.totals, seen.hits, seen.misses) = (cache.device.totals(), cache.counters.hits, cache.counters.misses);
+            (seen.totals, seen.counted) = (device.totals(), cache.counters.computed);
         });
         self.sent(sent);
     }
 
     fn prompt(&mut self, layer: usize, first: usize, tokens: usize, counts: &[u32]) {
         let sent = self.to.try_send(|seen| {
-            (seen.layer, seen.begins, seen.prompt) = (layer, first == 0 && layer == 0, Some(tokens));
+            (seen.layer, seen.begins, seen.prompt) = (LayerId::new(layer), first == 0 && layer == 0, Some(tokens));
             seen.residual.clear();
             seen.scores.clear();
             seen.computed.clear();
             seen.counts.clear();
             for (neuron, &count) in counts.iter().enumerate().filter(|(_, count)| **count > 0) {
-                seen.computed.push(neuron as u32);
+                seen.computed.push(StoreId(neuron as u32));
                 seen.counts.push(count);
             }
         });
@@ -365,9 +367,10 @@ impl Worker {
     /// Predicts what the scheduler needs to know, and lets it decide.
     fn handle(&mut self, seen: &mut SentObservation) {
         self.follow_policy();
-        let target = seen.layer + self.ahead;
+        let layer = seen.layer.index();
+        let target = layer + self.ahead;
         let predicted = !seen.residual.is_empty() && target < self.tables.len() && self.predict(target, &seen.residual);
-        let own_table = self.own_tables[seen.layer].as_ref().filter(|_| !seen.scores.is_empty());
+        let own_table = self.own_tables[layer].as_ref().filter(|_| !seen.scores.is_empty());
         if let Some(table) = own_table {
             table.of(&seen.scores, &mut self.own);
         }
@@ -376,8 +379,7 @@ impl Worker {
             ahead_slots: &seen.ahead_slots,
             in_flight: seen.in_flight,
             totals: seen.totals,
-            hits: seen.hits,
-            misses: seen.misses,
+            computed: seen.counted,
         };
         let observation = LayerObservation {
             layer: seen.layer,
@@ -390,7 +392,7 @@ impl Worker {
         };
         let outbox = &mut self.outbox;
         self.scheduler.step(&observation, |decision| outbox.send(decision));
-        if seen.layer + 1 == self.tables.len() {
+        if layer + 1 == self.tables.len() {
             outbox.shared.moving.store(self.scheduler.moving(), Ordering::Relaxed);
         }
     }

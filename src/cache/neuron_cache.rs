@@ -5,7 +5,9 @@
 //! before it uses the layer (DynamicInfer C.3), on the same code path.
 
 use super::slot_table::{Refused, Slot, SlotTable};
+use super::tier::PerTier;
 use crate::device::{Block, Buffer, Device, Event, HostRoom, MoveRate, Note, OutOfMemory, Stream, fastest, run};
+use crate::ids::{LayerId, SlotId, StoreId};
 
 /// Most groups of moves that are on their way at once. A further one is refused, and may be asked for again later.
 pub const MAX_IN_FLIGHT: usize = 4096;
@@ -13,12 +15,12 @@ pub const MAX_IN_FLIGHT: usize = 4096;
 /// A move of one neuron into a slot of its layer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Migration {
-    /// The layer, from 0.
-    pub layer: u32,
+    /// The layer.
+    pub layer: LayerId,
     /// The slot of that layer; the neuron that is in it is replaced.
-    pub slot: u32,
-    /// The neuron, by its place in the store.
-    pub neuron: u32,
+    pub slot: SlotId,
+    /// The neuron.
+    pub neuron: StoreId,
 }
 
 /// Why a move was not begun.
@@ -34,23 +36,40 @@ pub enum NotBegun {
 #[derive(Clone, Copy)]
 pub struct HostBlocks {
     /// First byte of neuron 0's block.
-    pub first: *const u8,
+    first: *const u8,
     /// Bytes of a block, which holds all rows of one neuron, and from one block to the next.
-    pub block_bytes: usize,
+    block_bytes: usize,
     /// Blocks of the layer: all its neurons.
-    pub neurons: usize,
+    neurons: usize,
 }
 
-// SAFETY: it points into a read-only map that outlives the cache, by the promise of `NeuronCache::new`'s caller.
+impl HostBlocks {
+    /// `neurons` blocks of `block_bytes` bytes, one after the other from `first` on.
+    pub fn new(first: *const u8, block_bytes: usize, neurons: usize) -> HostBlocks {
+        HostBlocks { first, block_bytes, neurons }
+    }
+
+    /// The first byte of a neuron's block.
+    #[inline]
+    pub fn block(&self, neuron: StoreId) -> *const u8 {
+        debug_assert!(neuron.index() < self.neurons);
+        self.first.wrapping_add(neuron.index() * self.block_bytes)
+    }
+
+    /// Bytes of all blocks.
+    fn bytes(&self) -> usize {
+        self.neurons * self.block_bytes
+    }
+}
+
+// SAFETY: it points into a read-only map that outlives cache and device, by the promise of `NeuronCache::new`'s caller.
 unsafe impl Send for HostBlocks {}
 
 /// What a cache has done since it was made.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct CacheCounters {
-    /// Active neurons that the device computed, summed over tokens.
-    pub hits: u64,
-    /// Active neurons that the CPU computed, summed over tokens.
-    pub misses: u64,
+    /// Active neurons by who computed them, summed over tokens: the device's are hits, the CPU's misses.
+    pub computed: PerTier<u64>,
     /// Groups of moves by [`crate::device::MoveMethod`].
     pub groups: [u64; 3],
     /// Moves that were begun.
@@ -71,10 +90,8 @@ pub struct CacheCounters {
 pub struct LayerCache {
     /// What each slot of the layer holds.
     pub table: SlotTable,
-    /// Active neurons that the device computed, summed over tokens.
-    pub hits: u64,
-    /// Active neurons that the CPU computed, summed over tokens.
-    pub misses: u64,
+    /// Active neurons by who computed them, summed over tokens: the device's are hits, the CPU's misses.
+    pub computed: PerTier<u64>,
     /// The neuron blocks in the slots, `[slots]`.
     pub blocks: Buffer,
     /// The neuron in each slot, or [`crate::device::NONE`]: the paper's `gpu_bucket`, `[slots]` u32.
@@ -88,7 +105,7 @@ pub struct LayerCache {
     /// Recorded on the compute stream after the layer's last use.
     last_use: Event,
     /// Slots that are being filled, each with the event that is recorded after its copy.
-    in_flight: Vec<(u32, Event)>,
+    in_flight: Vec<(SlotId, Event)>,
 }
 
 impl LayerCache {
@@ -123,10 +140,9 @@ impl LayerCache {
     }
 }
 
-/// The neuron cache of one device: the slots of all layers, and the moves that are on their way to them.
+/// The neuron cache of one device: the slots of all layers, and the moves that are on their way to them. It does not own the device;
+/// methods that need it are given it, and it is the same one each time.
 pub struct NeuronCache {
-    /// The device that the slots are on. Dropped first: it may have pinned memory of the fields below.
-    pub device: Box<dyn Device>,
     /// One for each layer of the model.
     pub layers: Vec<LayerCache>,
     /// What was done since the cache was made.
@@ -142,39 +158,30 @@ pub struct NeuronCache {
 }
 
 impl NeuronCache {
-    /// A cache with `slots[l]` slots for layer `l`, but never more than the layer has neurons; all are empty. `up_bias` has a vector per
-    /// layer, empty where there is none.
+    /// A cache on `device` with `slots[l]` slots for layer `l`, but never more than the layer has neurons; all are empty. `up_bias` has
+    /// a vector per layer, empty where there is none.
     ///
     /// # Errors
-    /// If the device has no room for all.
+    /// If the device has no room for all; it has pinned nothing then.
     ///
     /// # Safety
-    /// Every layer's host blocks are readable for as long as the cache lives.
+    /// Every layer's host blocks are readable until both are dropped, and the device is dropped before the cache, whose memory it has
+    /// pinned.
     pub unsafe fn new(
-        device: Box<dyn Device>,
+        device: &mut dyn Device,
         slots: &[usize],
         host: &[HostBlocks],
         up_bias: &[&[f32]],
     ) -> Result<NeuronCache, OutOfMemory> {
-        // Made before anything can fail, so that on a failure, too, the device is dropped before what it has pinned.
-        let mut cache = NeuronCache {
-            device,
-            layers: Vec::with_capacity(slots.len()),
-            counters: CacheCounters::default(),
-            barrier: false,
-            moves: Vec::new(),
-            blocks: Vec::with_capacity(host.iter().map(|host| host.neurons).max().unwrap_or(0)),
-            events: Vec::new(),
-        };
+        let mut layers = Vec::with_capacity(slots.len());
         for ((&slots, &host), bias) in slots.iter().zip(host).zip(up_bias) {
-            let (slots, device) = (slots.min(host.neurons), &mut *cache.device);
+            let slots = slots.min(host.neurons);
             let grows = |device: &mut dyn Device, each: usize| {
                 device.alloc_growable((slots * each) as u64, (host.neurons * each) as u64)
             };
-            cache.layers.push(LayerCache {
+            let mut layer = LayerCache {
                 table: SlotTable::new(slots, host.neurons),
-                hits: 0,
-                misses: 0,
+                computed: PerTier::default(),
                 blocks: grows(device, host.block_bytes)?,
                 bucket: grows(device, 4)?,
                 up_bias: device.alloc_growable(0, size_of_val(*bias) as u64)?,
@@ -183,25 +190,32 @@ impl NeuronCache {
                 bias: bias.to_vec(),
                 last_use: device.event(),
                 in_flight: Vec::with_capacity(host.neurons.min(MAX_IN_FLIGHT)),
-            });
-            let layer = cache.layers.last_mut().expect("pushed above");
+            };
             layer.put_bias(device, slots)?;
-            // SAFETY: host blocks outlive the cache by the caller's promise; the mirror stays where it is, and the cache drops its
-            // device first.
+            layers.push(layer);
+        }
+        // Only once nothing can fail: on a failure the layers are dropped before the device.
+        for LayerCache { host, mirror, .. } in &layers {
+            // SAFETY: host blocks and cache outlive the device by the caller's promise, and the mirror stays where it is.
             unsafe {
-                device.pin(host.first, host.neurons * host.block_bytes, false);
-                device.pin(layer.mirror.as_ptr().cast(), size_of_val(&layer.mirror[..]), false);
+                device.pin(host.first, host.bytes(), false);
+                device.pin(mirror.as_ptr().cast(), size_of_val(&mirror[..]), false);
             }
         }
-        cache.device.synchronize(Stream::Compute);
-        cache.events = (0..MAX_IN_FLIGHT).map(|_| cache.device.event()).collect();
-        Ok(cache)
+        device.synchronize(Stream::Compute);
+        Ok(NeuronCache {
+            layers,
+            counters: CacheCounters::default(),
+            barrier: false,
+            moves: Vec::new(),
+            blocks: Vec::with_capacity(host.iter().map(|host| host.neurons).max().unwrap_or(0)),
+            events: (0..MAX_IN_FLIGHT).map(|_| device.event()).collect(),
+        })
     }
 
     /// From now on blocks are moved by the method that is fastest by these rates; those of methods that the device does not have are
     /// ignored. Not on the token path.
-    pub fn set_moves(&mut self, rates: &[MoveRate]) {
-        let device = &mut self.device;
+    pub fn set_moves(&mut self, device: &mut dyn Device, rates: &[MoveRate]) {
         self.moves = rates.iter().filter(|rate| device.can_move(rate.method)).copied().collect();
     }
 
@@ -214,8 +228,8 @@ impl NeuronCache {
     ///
     /// # Errors
     /// Why the move was not begun; no slot has changed then.
-    pub fn migrate(&mut self, m: Migration) -> Result<(), NotBegun> {
-        let Some(layer) = self.layers.get_mut(m.layer as usize) else {
+    pub fn migrate(&mut self, device: &mut dyn Device, m: Migration) -> Result<(), NotBegun> {
+        let Some(layer) = self.layers.get_mut(m.layer.index()) else {
             return Err(NotBegun::Refused(Refused::OutOfRange));
         };
         if self.events.is_empty() {
@@ -224,13 +238,18 @@ impl NeuronCache {
         }
         layer.table.fill(m.slot, m.neuron).map_err(NotBegun::Refused)?;
         layer.in_flight.push((m.slot, self.events[self.events.len() - 1]));
-        self.send(m.layer as usize, 1);
+        self.send(device, m.layer.index(), 1);
         Ok(())
     }
 
     /// Begins to move several neurons of layer `l`, given as (slot, neuron), as one group with one event. Neighbours in the store that
     /// go to neighbouring slots can be one copy. Returns how many moves were begun; the others were refused.
-    pub fn migrate_all(&mut self, l: usize, moves: impl Iterator<Item = (u32, u32)>) -> usize {
+    pub fn migrate_all(
+        &mut self,
+        device: &mut dyn Device,
+        l: usize,
+        moves: impl Iterator<Item = (SlotId, StoreId)>,
+    ) -> usize {
         let Some(&event) = self.events.last() else {
             self.counters.dropped += moves.count() as u64;
             return 0;
@@ -241,24 +260,23 @@ impl NeuronCache {
             .extend(moves.filter(|&(slot, neuron)| table.fill(slot, neuron).is_ok()).map(|(slot, _)| (slot, event)));
         let begun = in_flight.len() - before;
         if begun > 0 {
-            self.send(l, begun);
+            self.send(device, l, begun);
         }
         begun
     }
 
     /// Puts the copies for the last `n` entries of layer `l`'s `in_flight` on the copy stream, and the last free event after them.
-    fn send(&mut self, l: usize, n: usize) {
-        let NeuronCache { device, layers, counters, events, moves, blocks: group, .. } = self;
+    fn send(&mut self, device: &mut dyn Device, l: usize, n: usize) {
+        let NeuronCache { layers, counters, events, moves, blocks: group, .. } = self;
         let LayerCache { table, in_flight, blocks, host, last_use, .. } = &layers[l];
         let bytes = host.block_bytes;
         device.note(Note::Moves { layer: l, neurons: n });
         // The last use may still be reading the slots.
         device.wait(Stream::Copy, *last_use);
         group.clear();
-        group.extend(in_flight[in_flight.len() - n..].iter().map(|&(slot, _)| match table.slots()[slot as usize] {
-            // SAFETY: `fill` has checked that there is such a neuron.
-            Slot::Filling(neuron) => Block { from: unsafe { host.first.add(neuron as usize * bytes) }, slot },
-            other => unreachable!("slot {slot} is {other:?}"),
+        group.extend(in_flight[in_flight.len() - n..].iter().map(|&(slot, _)| match table.slots()[slot.index()] {
+            Slot::Filling(neuron) => Block { from: host.block(neuron), slot: slot.0 },
+            other => unreachable!("slot {} is {other:?}", slot.0),
         }));
         let (mut runs, mut rest) = (0, &group[..]);
         while !rest.is_empty() {
@@ -266,7 +284,7 @@ impl NeuronCache {
         }
         let by = fastest(moves, n, runs, (n * bytes) as u64);
         counters.groups[by as usize] += 1;
-        // SAFETY: host blocks outlive the cache.
+        // SAFETY: host blocks outlive the device, and `fill` has checked that there are such neurons.
         unsafe { device.move_blocks(by, group, bytes, *blocks) };
         device.record(Stream::Copy, events.pop().expect("looked at by the callers"));
         counters.migrations += n as u64;
@@ -274,8 +292,8 @@ impl NeuronCache {
 
     /// To be called before layer `l` is used: neurons whose copies are done become resident, and the device's bucket is brought up to
     /// date. Returns whether the bucket has changed: the compute stream must then be synchronised before the next commit of the layer.
-    pub fn commit(&mut self, l: usize) -> bool {
-        let NeuronCache { device, layers, counters, events, .. } = self;
+    pub fn commit(&mut self, device: &mut dyn Device, l: usize) -> bool {
+        let NeuronCache { layers, counters, events, .. } = self;
         let LayerCache { table, mirror, bucket, in_flight, .. } = &mut layers[l];
         if self.barrier
             && let Some(&(_, last)) = in_flight.last()
@@ -304,15 +322,15 @@ impl NeuronCache {
             !landed
         });
         let (mut first, mut end) = (table.slots().len(), 0);
-        table.take_stale(|slot, neuron| {
-            let slot = slot as usize;
-            mirror[slot] = neuron;
+        table.take_stale(|slot, entry| {
+            let slot = slot.index();
+            mirror[slot] = entry;
             (first, end) = (first.min(slot), end.max(slot + 1));
         });
         if first < end {
             let changed = &mirror[first..end];
-            // SAFETY: the mirror lives as long as the cache, and changes again only after the layer's use, which ends with
-            // the compute stream being synchronised.
+            // SAFETY: the mirror lives as long as the cache, which outlives the device, and changes again only after the layer's use,
+            // which ends with the compute stream being synchronised.
             unsafe {
                 let from = changed.as_ptr().cast();
                 device.copy_in(Stream::Compute, from, size_of_val(changed), *bucket, first as u64 * 4);
@@ -322,16 +340,16 @@ impl NeuronCache {
     }
 
     /// To be called after the work of layer `l` was put on the compute stream: later moves wait for that work.
-    pub fn used(&mut self, l: usize) {
-        self.device.record(Stream::Compute, self.layers[l].last_use);
+    pub fn used(&self, device: &mut dyn Device, l: usize) {
+        device.record(Stream::Compute, self.layers[l].last_use);
     }
 
     /// Waits until all moves are done and their neurons resident. A move whose copy has not arrived by then was lost: its slot is free
     /// again.
-    pub fn settle(&mut self) {
-        self.device.synchronize(Stream::Copy);
+    pub fn settle(&mut self, device: &mut dyn Device) {
+        device.synchronize(Stream::Copy);
         for l in 0..self.layers.len() {
-            self.commit(l);
+            self.commit(device, l);
             let LayerCache { table, in_flight, .. } = &mut self.layers[l];
             for (slot, event) in in_flight.drain(..) {
                 table.abandon(slot);
@@ -341,7 +359,7 @@ impl NeuronCache {
                 self.counters.lost += 1;
             }
         }
-        self.device.synchronize(Stream::Compute);
+        device.synchronize(Stream::Compute);
     }
 
     /// Gives each layer `l` `slots[l]` slots. Where there are fewer than before, the last slots go and their neurons become misses. First
@@ -349,9 +367,9 @@ impl NeuronCache {
     ///
     /// # Errors
     /// If the device has no room for all slots; no layer has grown then.
-    pub fn resize(&mut self, slots: &[usize]) -> Result<(), OutOfMemory> {
-        self.settle();
-        let NeuronCache { device, layers, .. } = self;
+    pub fn resize(&mut self, device: &mut dyn Device, slots: &[usize]) -> Result<(), OutOfMemory> {
+        self.settle(device);
+        let layers = &mut self.layers;
         let bytes = |layer: &LayerCache, slots: usize| {
             NeuronCache::layer_bytes(slots, layer.host.block_bytes, layer.bias.len())
         };
@@ -359,7 +377,7 @@ impl NeuronCache {
         let wanted = |l: usize, layer: &LayerCache| slots[l].min(layer.host.neurons);
         for (l, layer) in layers.iter_mut().enumerate() {
             let slots = wanted(l, layer).min(of(layer));
-            layer.resize(&mut **device, slots)?;
+            layer.resize(device, slots)?;
         }
         let more: u64 = layers.iter().enumerate().map(|(l, at)| bytes(at, wanted(l, at)) - bytes(at, of(at))).sum();
         let memory = device.memory();
@@ -369,19 +387,19 @@ impl NeuronCache {
         }
         for (l, layer) in layers.iter_mut().enumerate() {
             let slots = wanted(l, layer);
-            layer.resize(&mut **device, slots)?;
+            layer.resize(device, slots)?;
         }
         Ok(())
     }
 
     /// Fills the slots of a layer, from the first on, with these neurons (a placement), and waits until they are there.
-    pub fn load(&mut self, l: usize, neurons: &[u32]) -> Result<(), NotBegun> {
+    pub fn load(&mut self, device: &mut dyn Device, l: usize, neurons: &[StoreId]) -> Result<(), NotBegun> {
         for (slot, &neuron) in neurons.iter().enumerate() {
-            let m = Migration { layer: l as u32, slot: slot as u32, neuron };
-            if self.migrate(m) == Err(NotBegun::Full) {
+            let m = Migration { layer: LayerId::new(l), slot: SlotId::new(slot), neuron };
+            if self.migrate(device, m) == Err(NotBegun::Full) {
                 self.counters.dropped -= 1;
-                self.settle();
-                self.migrate(m)?;
+                self.settle(device);
+                self.migrate(device, m)?;
             }
         }
         Ok(())

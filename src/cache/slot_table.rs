@@ -6,6 +6,7 @@
 
 use super::tier::Location;
 use crate::device::NONE;
+use crate::ids::{SlotId, StoreId};
 
 /// What a slot holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -13,9 +14,20 @@ pub enum Slot {
     /// No neuron, and none on its way.
     Free,
     /// A copy of this neuron is on its way.
-    Filling(u32),
+    Filling(StoreId),
     /// This neuron, all of whose bytes are there.
-    Resident(u32),
+    Resident(StoreId),
+}
+
+impl Slot {
+    /// The neuron that can be read there, if there is one.
+    #[inline]
+    pub fn resident(self) -> Option<StoreId> {
+        match self {
+            Slot::Resident(neuron) => Some(neuron),
+            Slot::Free | Slot::Filling(_) => None,
+        }
+    }
 }
 
 /// The slots of one layer, and where each of its neurons is.
@@ -27,7 +39,7 @@ pub struct SlotTable {
     /// Per neuron: whether a copy of it is on its way.
     coming: Vec<bool>,
     /// Slots whose entry of `gpu_bucket` has changed since the device was last told, each once.
-    stale: Vec<u32>,
+    stale: Vec<SlotId>,
     is_stale: Vec<bool>,
     residents: usize,
 }
@@ -51,7 +63,7 @@ impl SlotTable {
             places: vec![NONE; neurons],
             coming: vec![false; neurons],
             // The device's bucket begins as zeros; all entries have to be sent once.
-            stale: (0..slots as u32).collect(),
+            stale: (0..slots).map(SlotId::new).collect(),
             is_stale: vec![true; slots],
             residents: 0,
         }
@@ -64,40 +76,37 @@ impl SlotTable {
 
     /// Where a neuron is computed.
     #[inline]
-    pub fn location(&self, neuron: u32) -> Location {
-        match self.places[neuron as usize] {
+    pub fn location(&self, neuron: StoreId) -> Location {
+        match self.places[neuron.index()] {
             NONE => Location::Host,
-            slot => Location::Device(slot),
+            slot => Location::Device(SlotId(slot)),
         }
     }
 
     /// The entry of the device's `gpu_bucket` for a slot: its resident neuron, or [`NONE`].
-    pub fn bucket(&self, slot: u32) -> u32 {
-        match self.slots[slot as usize] {
-            Slot::Resident(neuron) => neuron,
-            Slot::Free | Slot::Filling(_) => NONE,
-        }
+    pub fn bucket(&self, slot: SlotId) -> u32 {
+        self.slots[slot.index()].resident().map_or(NONE, |neuron| neuron.0)
     }
 
     /// Begins to fill a slot with a neuron. The neuron that was resident there is returned and is a miss from now on.
-    pub fn fill(&mut self, slot: u32, neuron: u32) -> Result<Option<u32>, Refused> {
-        let (Some(&state), Some(&place)) = (self.slots.get(slot as usize), self.places.get(neuron as usize)) else {
+    pub fn fill(&mut self, slot: SlotId, neuron: StoreId) -> Result<Option<StoreId>, Refused> {
+        let (Some(&state), Some(&place)) = (self.slots.get(slot.index()), self.places.get(neuron.index())) else {
             return Err(Refused::OutOfRange);
         };
-        if place != NONE || self.coming[neuron as usize] {
+        if place != NONE || self.coming[neuron.index()] {
             return Err(Refused::AlreadyThere);
         }
         let evicted = match state {
             Slot::Free => None,
             Slot::Filling(_) => return Err(Refused::Busy),
             Slot::Resident(old) => {
-                self.places[old as usize] = NONE;
+                self.places[old.index()] = NONE;
                 self.residents -= 1;
                 Some(old)
             }
         };
-        self.slots[slot as usize] = Slot::Filling(neuron);
-        self.coming[neuron as usize] = true;
+        self.slots[slot.index()] = Slot::Filling(neuron);
+        self.coming[neuron.index()] = true;
         self.mark(slot);
         Ok(evicted)
     }
@@ -106,11 +115,11 @@ impl SlotTable {
     ///
     /// # Panics
     /// If the slot is not being filled.
-    pub fn landed(&mut self, slot: u32) {
-        let Slot::Filling(neuron) = self.slots[slot as usize] else { panic!("slot {slot} is not being filled") };
-        self.slots[slot as usize] = Slot::Resident(neuron);
-        self.places[neuron as usize] = slot;
-        self.coming[neuron as usize] = false;
+    pub fn landed(&mut self, slot: SlotId) {
+        let Slot::Filling(neuron) = self.slots[slot.index()] else { panic!("slot {} is not being filled", slot.0) };
+        self.slots[slot.index()] = Slot::Resident(neuron);
+        self.places[neuron.index()] = slot.0;
+        self.coming[neuron.index()] = false;
         self.residents += 1;
         self.mark(slot);
     }
@@ -119,14 +128,14 @@ impl SlotTable {
     ///
     /// # Errors
     /// If there is no such slot, or it is being filled: its copy cannot be called back and would overwrite what came there next.
-    pub fn clear(&mut self, slot: u32) -> Result<Option<u32>, Refused> {
-        match self.slots.get(slot as usize) {
+    pub fn clear(&mut self, slot: SlotId) -> Result<Option<StoreId>, Refused> {
+        match self.slots.get(slot.index()) {
             None => Err(Refused::OutOfRange),
             Some(Slot::Filling(_)) => Err(Refused::Busy),
             Some(Slot::Free) => Ok(None),
             Some(&Slot::Resident(neuron)) => {
-                self.places[neuron as usize] = NONE;
-                self.slots[slot as usize] = Slot::Free;
+                self.places[neuron.index()] = NONE;
+                self.slots[slot.index()] = Slot::Free;
                 self.residents -= 1;
                 self.mark(slot);
                 Ok(Some(neuron))
@@ -138,10 +147,10 @@ impl SlotTable {
     ///
     /// # Panics
     /// If the slot is not being filled.
-    pub fn abandon(&mut self, slot: u32) {
-        let Slot::Filling(neuron) = self.slots[slot as usize] else { panic!("slot {slot} is not being filled") };
-        self.slots[slot as usize] = Slot::Free;
-        self.coming[neuron as usize] = false;
+    pub fn abandon(&mut self, slot: SlotId) {
+        let Slot::Filling(neuron) = self.slots[slot.index()] else { panic!("slot {} is not being filled", slot.0) };
+        self.slots[slot.index()] = Slot::Free;
+        self.coming[neuron.index()] = false;
         self.mark(slot);
     }
 
@@ -151,27 +160,27 @@ impl SlotTable {
     /// If a slot that goes away is being filled.
     pub fn resize(&mut self, slots: usize) {
         for slot in slots..self.slots.len() {
-            self.clear(slot as u32).expect("no slot that goes away is being filled");
+            self.clear(SlotId::new(slot)).expect("no slot that goes away is being filled");
         }
         let before = self.slots.len().min(slots);
         self.slots.resize(slots, Slot::Free);
         self.is_stale.resize(slots, false);
-        self.stale.retain(|&slot| (slot as usize) < slots);
-        (before..slots).for_each(|slot| self.mark(slot as u32));
+        self.stale.retain(|&slot| slot.index() < slots);
+        (before..slots).for_each(|slot| self.mark(SlotId::new(slot)));
     }
 
-    fn mark(&mut self, slot: u32) {
-        if !std::mem::replace(&mut self.is_stale[slot as usize], true) {
+    fn mark(&mut self, slot: SlotId) {
+        if !std::mem::replace(&mut self.is_stale[slot.index()], true) {
             self.stale.push(slot);
         }
     }
 
     /// Calls `tell` with each slot whose entry of `gpu_bucket` the device does not know yet, and the entry. The device counts as told.
-    pub fn take_stale(&mut self, mut tell: impl FnMut(u32, u32)) {
+    pub fn take_stale(&mut self, mut tell: impl FnMut(SlotId, u32)) {
         // Taken out and put back: nothing is allocated.
         let mut stale = std::mem::take(&mut self.stale);
         for slot in stale.drain(..) {
-            self.is_stale[slot as usize] = false;
+            self.is_stale[slot.index()] = false;
             tell(slot, self.bucket(slot));
         }
         self.stale = stale;

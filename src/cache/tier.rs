@@ -1,6 +1,7 @@
 //! The memories that a neuron can lie in, as data: thresholds and locations go by it. Another one (a disk) begins with a line in
 //! [`Tier::ALL`] and a variant of [`Location`].
 
+use crate::ids::SlotId;
 use std::ops::{Index, IndexMut};
 
 /// A memory, and whoever computes the neurons in it.
@@ -23,7 +24,7 @@ pub enum Location {
     /// On the host: in no slot, or in one that is still being filled.
     Host,
     /// In this slot of its layer on the device.
-    Device(u32),
+    Device(SlotId),
 }
 
 impl Location {
@@ -42,7 +43,7 @@ impl Location {
 }
 
 /// A value for each tier.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PerTier<T>([T; Tier::ALL.len()]);
 
 impl<T> PerTier<T> {
@@ -54,6 +55,20 @@ impl<T> PerTier<T> {
     /// What `of` makes of each value.
     pub fn map<U>(self, of: impl FnMut(T) -> U) -> PerTier<U> {
         PerTier(self.0.map(of))
+    }
+
+    /// The same with another value for one tier.
+    pub fn with(mut self, tier: Tier, value: T) -> PerTier<T> {
+        self[tier] = value;
+        self
+    }
+
+    /// The sum over all tiers.
+    pub fn total(self) -> T
+    where
+        T: std::iter::Sum,
+    {
+        self.0.into_iter().sum()
     }
 
     /// The values in the order of [`Tier::ALL`].

@@ -158,7 +158,7 @@ impl Engine {
 
     /// The device's failure, if it has failed.
     fn fault(&self) -> Option<&Fault> {
-        self.split.as_ref()?.cache.device.fault()
+        self.split.as_ref()?.device.fault()
     }
 
     /// The last pass's logits, once more.
@@ -178,7 +178,7 @@ impl Engine {
     /// The trace kept since [`Engine::keep_timeline`]; `None` if none is kept.
     pub fn timeline(&mut self) -> Option<&mut Timeline> {
         match &mut self.split {
-            Some(split) => split.cache.device.timeline(),
+            Some(split) => split.device.timeline(),
             None => self.timeline.as_deref_mut(),
         }
     }

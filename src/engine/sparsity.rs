@@ -3,6 +3,7 @@
 use super::ffn::Selection;
 use crate::cache::{NeuronCache, PerTier, Tier};
 use crate::formats::MappedFile;
+use crate::ids::StoreId;
 use crate::predictor::{Calibration, Kind, Predictor, Tools};
 use std::sync::Arc;
 
@@ -271,7 +272,7 @@ impl Sparsity {
             match (cache, least.shared()) {
                 (Some(cache), None) => {
                     let table = &cache.layers[layer].table;
-                    selections[layer].reaching(scores, n, |neuron| least[table.location(neuron).tier()]);
+                    selections[layer].reaching(scores, n, |neuron| least[table.location(StoreId(neuron)).tier()]);
                 }
                 // Without a device everything is the host's.
                 _ => selections[layer].reaching(scores, n, |_| least[Tier::Host]),

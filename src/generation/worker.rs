@@ -9,6 +9,7 @@ use super::metrics::Metrics;
 use super::queue::Queue;
 use super::sequence::{Ended, Outbox, Phase, Sequence};
 use super::slots::Slots;
+use crate::cache::Tier;
 use crate::clock::{self, Duration, Instant};
 use crate::cpu::MAX_COLUMNS;
 use crate::device::Stream;
@@ -446,13 +447,13 @@ impl Worker {
         m.neurons_all.add(report.tokens * (config.ffn * config.layers) as u64);
         self.engine.report.clear();
         if let Some(split) = &self.engine.split {
-            let (counters, memory) = (split.cache.counters, split.cache.device.memory());
-            m.hits.set(counters.hits);
-            m.misses.set(counters.misses);
+            let (counters, memory) = (split.cache.counters, split.device.memory());
+            m.hits.set(counters.computed[Tier::Device]);
+            m.misses.set(counters.computed[Tier::Host]);
             m.migrations.set(counters.migrations);
             m.device_budget_bytes.set(memory.budget);
             m.device_used_bytes.set(memory.used);
-            let totals = split.cache.device.totals();
+            let totals = split.device.totals();
             m.device_bytes.set(totals.device_bytes);
             m.device_ns.set(totals.busy_ns[Stream::Compute as usize]);
             m.link_bytes.set(totals.migrated_bytes);

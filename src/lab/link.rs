@@ -1,5 +1,6 @@
 //! A simulated host-to-device link and the host memory bandwidth that it shares with the CPU.
 
+use crate::ids::SlotId;
 use std::collections::VecDeque;
 
 /// Share of the host's memory bandwidth that a busy link takes at most: the memory controller serves CPU and link.
@@ -11,7 +12,7 @@ pub struct Copy {
     /// Layer whose neurons it carries.
     pub layer: usize,
     /// Slots of that layer that it fills.
-    pub slots: Vec<u32>,
+    pub slots: Vec<SlotId>,
     /// Bytes that it carries.
     pub bytes: f64,
     /// Time that it takes on the link once it has begun, ns.

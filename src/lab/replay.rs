@@ -11,7 +11,6 @@ use crate::formats::trace_file::{Part, TraceFile};
 use crate::ids::PublishedId;
 use crate::scheduler::thresholds::LossWeight;
 use crate::scheduler::{self, Policy, Rules};
-use bytemuck::TransparentWrapper;
 use serde::Serialize;
 
 /// Length of a unit on the scheduler's clock, ns: long enough that rounding to whole nanoseconds changes nothing.
@@ -109,7 +108,8 @@ fn start<'a>(trace: &'a TraceFile, setting: &Setting) -> TraceRun<'a> {
         predicts: true,
         block_bytes: h.block_bytes,
         history: setting.history.clone(),
-        placed: setting.placed.iter().map(|placed| PublishedId::peel_slice(placed).to_vec()).collect(),
+            // A trace's neurons have their published numbers, and so have those of the scheduler that runs on it.
+            placed: setting.placed.iter().map(|placed| bytemuck::cast_slice(placed).to_vec()).collect(),
         thresholds: vec![None; h.layers],
         link_gb_s: gb_s,
         sync_ns: 0.0,

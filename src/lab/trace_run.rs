@@ -7,11 +7,12 @@
 //! the next layer can arrive during that layer's attention, and those of one decision arrive together.
 
 use super::link::{Copy, Link};
-use crate::cache::{PerTier, SlotTable};
+use crate::cache::{PerTier, Slot, SlotTable, Tier};
 use crate::device::{Stream, Totals};
 use crate::formats::trace_file::{Part, TraceFile};
+use crate::ids::{LayerId, SlotId, StoreId};
 use crate::scheduler::thresholds::to_bin;
-use crate::scheduler::{DeviceState, LayerObservation, Move, Scheduler, Setting, snapshot};
+use crate::scheduler::{DeviceState, LayerObservation, Move, Scheduler, Setting};
 
 /// Replaces `out` by the neurons whose bits are set in a row of [`Part::Active`], in rising order.
 pub fn active(row: &[u8], out: &mut Vec<u32>) {
@@ -80,7 +81,7 @@ pub struct TraceRun<'a> {
     pub link: Link,
     copies: Copies,
     /// Of each layer, the slots whose neurons have arrived since its last use.
-    landed: Vec<Vec<u32>>,
+    landed: Vec<Vec<SlotId>>,
     in_flight: u64,
     /// Number of moves begun.
     pub moves: u64,
@@ -96,8 +97,8 @@ pub struct TraceRun<'a> {
     pub computed: Vec<u32>,
     /// Whether each neuron was resident on the device then, `[ffn]`.
     pub here: Vec<bool>,
-    slots: Vec<u32>,
-    ahead_slots: Vec<u32>,
+    slots: Vec<Slot>,
+    ahead_slots: Vec<Slot>,
 }
 
 /// A probability times 255, as the trace stores them. One above 0 is not rounded to 0: most probabilities in a trace are 0, and all those
@@ -117,9 +118,9 @@ impl<'a> TraceRun<'a> {
         copies: Copies,
     ) -> TraceRun<'a> {
         let (h, ahead) = (trace.header(), setting.ahead);
-        let table = |(&slots, placed): (&usize, &Vec<u32>)| {
+        let table = |(&slots, placed): (&usize, &Vec<StoreId>)| {
             let mut table = SlotTable::new(slots, h.ffn);
-            for (slot, &neuron) in (0..slots as u32).zip(placed) {
+            for (slot, &neuron) in (0..slots).map(SlotId::new).zip(placed) {
                 table.fill(slot, neuron).expect("a placement has a neuron once");
                 table.landed(slot);
             }
@@ -159,14 +160,15 @@ impl<'a> TraceRun<'a> {
         }
     }
 
-    fn send(&mut self, layer: usize, slots: Vec<u32>) {
+    fn send(&mut self, layer: usize, slots: Vec<SlotId>) {
         if slots.is_empty() {
             return;
         }
         self.in_flight += slots.len() as u64;
         self.moves += slots.len() as u64;
         let Copies { block_bytes, gb_s, start_ns, apart } = self.copies;
-        let groups: Vec<Vec<u32>> = if apart { slots.into_iter().map(|one| vec![one]).collect() } else { vec![slots] };
+        let groups: Vec<Vec<SlotId>> =
+            if apart { slots.into_iter().map(|one| vec![one]).collect() } else { vec![slots] };
         for slots in groups {
             let bytes = block_bytes * slots.len() as f64;
             let ns = start_ns + bytes / gb_s;
@@ -192,7 +194,7 @@ impl<'a> TraceRun<'a> {
         let thresholds = self.thresholds[layer];
         self.computed.clear();
         for (n, &p) in self.trace.row(Part::Own, layer, token).iter().enumerate() {
-            let location = table.location(n as u32);
+            let location = table.location(StoreId(n as u32));
             self.here[n] = location.is_device();
             if p >= thresholds[location.tier()] {
                 self.computed.push(n as u32);
@@ -213,10 +215,11 @@ impl<'a> TraceRun<'a> {
         balances: bool,
     ) -> &[Decided] {
         let (trace, target) = (self.trace, layer + self.ahead);
-        snapshot(self.tables[layer].slots(), &mut self.slots);
+        self.slots.clear();
+        self.slots.extend_from_slice(self.tables[layer].slots());
         self.ahead_slots.clear();
         if let Some(table) = self.tables.get(target) {
-            snapshot(table.slots(), &mut self.ahead_slots);
+            self.ahead_slots.extend_from_slice(table.slots());
         }
         let mut totals = Totals { clock_ns: clock.now_ns as u64, host_ns: clock.host_ns as u64, ..Totals::default() };
         totals.busy_ns[Stream::Compute as usize] = clock.device_ns as u64;
@@ -227,13 +230,12 @@ impl<'a> TraceRun<'a> {
             ahead_slots: &self.ahead_slots,
             in_flight: self.in_flight,
             totals,
-            hits: counted.hits,
-            misses: counted.misses,
+            computed: PerTier::all(counted.misses).with(Tier::Device, counted.hits),
         };
         let observation = LayerObservation {
-            layer,
+            layer: LayerId::new(layer),
             begins: begins && layer == 0,
-            computed: &self.computed,
+            computed: bytemuck::cast_slice(&self.computed),
             prompt: None,
             device: Some(device),
             own: balances.then(|| (self.own[layer], trace.row(Part::Own, layer, token))),
@@ -241,7 +243,7 @@ impl<'a> TraceRun<'a> {
         };
         let decided = &mut self.decided;
         self.scheduler.step(&observation, |d| {
-            decided.push(Decided { layer: d.layer, moves: d.moves.to_vec(), thresholds: d.thresholds });
+            decided.push(Decided { layer: d.layer.index(), moves: d.moves.to_vec(), thresholds: d.thresholds });
         });
         &self.decided
     }

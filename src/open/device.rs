@@ -11,7 +11,7 @@ use crate::error::{Error, Result};
 use crate::formats::history_file;
 use crate::formats::machine_profile::MachineProfile;
 use crate::formats::placement_file::PlacementFile;
-use crate::ids::{PublishedId, StoreId};
+use crate::ids::PublishedId;
 use crate::model::{KvType, Model};
 use crate::placement::memory_plan::{Footprint, KvPlace, Plan, Request, plan};
 use crate::placement::policy::{self, Policy};
@@ -228,9 +228,9 @@ impl DeviceOptions {
             false => device,
         };
         place(engine, device, plan, machine, &planned.neurons)?;
-        let cache = &mut engine.split.as_mut().expect("placed").cache;
-        cache.barrier = self.barrier;
-        cache.set_moves(&machine.moves);
+        let split = engine.split.as_mut().expect("placed");
+        split.cache.barrier = self.barrier;
+        split.cache.set_moves(&mut *split.device, &machine.moves);
         self.schedule(engine, need, &planned)?;
         Ok(Some(DeviceSession { budget: planned.budget, keep_history: self.history }))
     }
@@ -331,8 +331,7 @@ impl DeviceOptions {
             None => Ok(budget.counts[l].iter().map(|&n| n as f32 / (*tokens).max(1) as f32).collect()),
         };
         let history = (0..layers).map(|l| Ok(model.layers[l].order.into_store(known(l)?)));
-        let positions =
-            |(l, neurons): (usize, &Vec<PublishedId>)| StoreId::peel_vec(model.layers[l].order.positions(neurons));
+        let positions = |(l, neurons): (usize, &Vec<PublishedId>)| model.layers[l].order.positions(neurons);
         let own = |l| engine.sparsity().own_threshold(l).map(|(threshold, table)| (threshold, table.clone()));
         let setting = Setting {
             policy,

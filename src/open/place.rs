@@ -1,15 +1,13 @@
 //! Puts a plan into effect: gives the engine its device, with the plan's parts on it and the chosen neurons in their slots.
 
-use crate::cache::{HostBlocks, NeuronCache};
+use crate::cache::NeuronCache;
 use crate::device::{Device, OutOfMemory};
 use crate::engine::{ChunkCosts, ChunkRates, Engine, Split};
 use crate::error::{Error, Result};
 use crate::formats::machine_profile::MachineProfile;
-use crate::ids::{PublishedId, StoreId};
-use crate::model::weights::Layer;
+use crate::ids::PublishedId;
 use crate::model::{KvCache, KvType, Model};
 use crate::placement::memory_plan::{PartName, Plan, streamed_bytes};
-use bytemuck::TransparentWrapper;
 
 pub(super) fn out_of_memory(e: OutOfMemory) -> Error {
     Error::Memory(format!("the device has {} bytes left and {} more are needed; give a larger --vram", e.left, e.asked))
@@ -34,10 +32,10 @@ pub fn place(
         let neurons = engine.model.layers[l].order.positions(neurons);
         split
             .cache
-            .load(l, StoreId::peel_slice(&neurons))
+            .load(&mut *split.device, l, &neurons)
             .map_err(|e| Error::Failed(format!("layer {l} cannot be placed: {e:?}")))?;
     }
-    split.cache.settle();
+    split.cache.settle(&mut *split.device);
     split.upload_predictors(engine.sparsity(), &engine.model.config).map_err(out_of_memory)?;
     // All copies have arrived; from here on the counters count what the text does.
     split.cache.counters = Default::default();
@@ -67,17 +65,10 @@ fn open_split(
 ) -> std::result::Result<Split, OutOfMemory> {
     let c = &model.config;
     let block_bytes = plan.details.block_bytes as usize;
-    let blocks = |layer: &Layer| {
-        let (first, block_bytes) = (layer.block_ptr(0), layer.block.bytes());
-        HostBlocks { first, block_bytes, neurons: c.ffn }
-    };
-    let host: Vec<HostBlocks> = model.layers.iter().map(blocks).collect();
-    let bias: Vec<&[f32]> = model.layers.iter().map(|l| &l.up_bias[..]).collect();
-    // SAFETY: the blocks lie in the store's map, which lives in the same engine as the cache.
-    let cache = unsafe { NeuronCache::new(device, &plan.slots(), &host, &bias)? };
     let kv = plan.part(PartName::Kv).bytes;
     let context = kv / KvCache::bytes_for(c, 1, KvType::F16) / plan.timelines.max(1) as u64;
-    let mut split = Split::new(cache, model, context as usize, plan.timelines)?;
+    // SAFETY: the store's map lives in the same engine, and is dropped after this.
+    let mut split = unsafe { Split::new(device, &plan.slots(), model, context as usize, plan.timelines)? };
     let rates = ChunkRates {
         host_gflops: machine.host_gflops,
         host_gb_s: machine.dram_gb_s,
@@ -86,6 +77,6 @@ fn open_split(
         sync_us: machine.sync_us,
     };
     split.stream(c, &model.layers[0], ChunkCosts::of(&rates, c, block_bytes), streamed_bytes(c))?;
-    split.reserved = split.cache.device.reserve(elsewhere(model, plan, &split))?;
+    split.reserved = split.device.reserve(elsewhere(model, plan, &split))?;
     Ok(split)
 }

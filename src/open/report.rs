@@ -1,5 +1,6 @@
 //! What an engine's device did, for the commands to print.
 
+use crate::cache::Tier;
 use crate::engine::{ChunkCounts, Engine, MigratorCounts};
 use serde::Serialize;
 
@@ -37,18 +38,18 @@ pub struct DeviceReport {
 /// What the engine's device did so far; `None` without one.
 pub fn report(engine: &Engine) -> Option<DeviceReport> {
     let split = engine.split.as_ref()?;
-    let (counters, memory) = (split.cache.counters, split.cache.device.memory());
+    let (counters, memory) = (split.cache.counters, split.device.memory());
     Some(DeviceReport {
-        device: split.cache.device.name(),
-        gpu_share: counters.hits as f64 / (counters.hits + counters.misses).max(1) as f64,
-        hits: counters.hits,
-        misses: counters.misses,
+        device: split.device.name(),
+        gpu_share: counters.computed[Tier::Device] as f64 / counters.computed.total().max(1) as f64,
+        hits: counters.computed[Tier::Device],
+        misses: counters.computed[Tier::Host],
         migrations: counters.migrations,
         prompts: split.chunks,
         scheduler: split.migrator.as_ref().map(|m| m.counts()),
         scheduling_share: engine.report.scheduler_ns as f64 / engine.report.total_ns().max(1) as f64,
         device_clock_ffn_ms: counters.ffn_ns as f64 / 1e6 / counters.tokens.max(1) as f64,
-        measured: split.cache.device.is_real(),
+        measured: split.device.is_real(),
         budget_bytes: memory.budget,
         peak_device_bytes: memory.peak,
     })

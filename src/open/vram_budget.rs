@@ -6,7 +6,7 @@ use crate::device::OutOfMemory;
 use crate::engine::{Engine, Split};
 use crate::error::{Error, Result};
 use crate::formats::machine_profile::MachineProfile;
-use crate::ids::PublishedId;
+use crate::ids::{PublishedId, SlotId};
 use crate::model::{KvCache, KvType, Model};
 use crate::placement::memory_plan::{Footprint, Plan, Request, plan};
 use crate::placement::policy::{self, Policy};
@@ -59,23 +59,23 @@ impl VramBudget {
         let slots = plan.slots();
         let none = |e: OutOfMemory| out_of_memory(e);
         let least: Vec<usize> = split.cache.slots().iter().zip(&slots).map(|(&now, &then)| now.min(then)).collect();
-        split.cache.resize(&least).map_err(none)?;
+        split.cache.resize(&mut *split.device, &least).map_err(none)?;
         // First the reserved bytes are given back, then as many are reserved as the new plan wants, or as before if the new budget is
         // refused.
-        let nothing = split.cache.device.reserve(0).map_err(none)?;
+        let nothing = split.device.reserve(0).map_err(none)?;
         let before = std::mem::replace(&mut split.reserved, nothing);
-        split.cache.device.free(before);
+        split.device.free(before);
         let (context, timelines) = (self.context(&model), split.sequences());
         let reserve = |split: &mut Split, bytes: u64| {
-            let now = split.cache.device.reserve(bytes)?;
+            let now = split.device.reserve(bytes)?;
             let nothing = std::mem::replace(&mut split.reserved, now);
-            split.cache.device.free(nothing);
+            split.device.free(nothing);
             Ok(())
         };
         // Keys and values leave the device before the budget shrinks, and come after it has grown.
         let set = split
             .set_sequences(&model, context, plan.timelines.min(timelines))
-            .and_then(|()| split.cache.device.set_budget(plan.budget_bytes))
+            .and_then(|()| split.device.set_budget(plan.budget_bytes))
             .and_then(|()| split.set_sequences(&model, context, plan.timelines))
             .and_then(|()| {
                 let bytes = elsewhere(&model, &plan, split);
@@ -86,16 +86,16 @@ impl VramBudget {
             let _ = split.set_sequences(&model, context, timelines).and_then(|()| reserve(split, before.bytes));
         }
         set.map_err(none)?;
-        let Split { cache, .. } = split;
-        cache.resize(&slots).map_err(none)?;
+        let Split { device, cache, .. } = split;
+        cache.resize(&mut **device, &slots).map_err(none)?;
         for (l, neurons) in self.placed(&slots).iter().enumerate() {
             let table = &cache.layers[l].table;
-            let mut free: Vec<u32> =
-                (0u32..).zip(table.slots()).filter(|(_, s)| **s == Slot::Free).map(|(i, _)| i).collect();
+            let mut free: Vec<SlotId> =
+                (0..).map(SlotId).zip(table.slots()).filter(|(_, s)| **s == Slot::Free).map(|(i, _)| i).collect();
             free.reverse();
             let mut missing = model.layers[l].order.positions(neurons);
-            missing.retain(|n| !table.location(n.0).is_device());
-            cache.migrate_all(l, missing.into_iter().map_while(|n| Some((free.pop()?, n.0))));
+            missing.retain(|&n| !table.location(n).is_device());
+            cache.migrate_all(&mut **device, l, missing.into_iter().map_while(|n| Some((free.pop()?, n))));
         }
         Ok(plan)
     }

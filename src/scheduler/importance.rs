@@ -1,5 +1,7 @@
 //! What a neuron is worth on the device: v = a + lambda f (DynamicInfer E.3.1).
 
+use crate::ids::StoreId;
+
 /// How often each neuron of a layer is active: an exponentially decaying mean over the tokens of the sequence, which starts from the mean
 /// over earlier texts.
 #[derive(Clone, Debug)]
@@ -27,9 +29,9 @@ impl Frequencies {
     }
 
     /// Counts a token at which exactly these neurons were active; `decay` is what is left of older tokens, 0 to 1.
-    pub fn token(&mut self, active: &[u32], decay: f32) {
+    pub fn token(&mut self, active: &[StoreId], decay: f32) {
         self.now.iter_mut().for_each(|f| *f *= decay);
-        active.iter().for_each(|&n| self.now[n as usize] += 1.0 - decay);
+        active.iter().for_each(|&n| self.now[n.index()] += 1.0 - decay);
     }
 
     /// Counts a prompt of `tokens` tokens, of which neuron n was active for `counts[n]` (E.3.3: the prefill's activations): as if its
@@ -67,7 +69,7 @@ mod tests {
     #[test]
     fn a_prompt_counts_as_its_tokens_one_by_one() {
         let mut one_by_one = Frequencies::new(vec![0.5, 0.5, 0.0]);
-        (0..20).for_each(|_| one_by_one.token(&[0, 2], 0.9));
+        (0..20).for_each(|_| one_by_one.token(&[StoreId(0), StoreId(2)], 0.9));
         let mut prompt = Frequencies::new(vec![0.5, 0.5, 0.0]);
         prompt.prompt(&[20, 0, 20], 20, 0.9);
         for (a, b) in one_by_one.now().iter().zip(prompt.now()) {
@@ -78,7 +80,7 @@ mod tests {
     #[test]
     fn a_frequency_is_the_share_of_tokens_and_a_new_sequence_begins_with_the_history() {
         let mut f = Frequencies::new(vec![0.0; 2]);
-        (0..2000).for_each(|t| f.token(if t % 4 == 0 { &[0] } else { &[] }, 0.99));
+        (0..2000).for_each(|t| f.token(if t % 4 == 0 { &[StoreId(0)] } else { &[] }, 0.99));
         assert!((f.now()[0] - 0.25).abs() < 0.02 && f.now()[1] == 0.0);
         f.end_sequence(0.5);
         assert!((f.now()[0] - 0.125).abs() < 0.01);

@@ -13,6 +13,6 @@ mod step;
 pub mod thresholds;
 pub mod window;
 
-pub use policy::greedy::{FILLING, Move};
+pub use policy::greedy::Move;
 pub use policy::{Policy, Rules};
-pub use step::{Decision, DeviceState, LayerObservation, Prompt, Scheduler, Setting, snapshot};
+pub use step::{Decision, DeviceState, LayerObservation, Prompt, Scheduler, Setting};

@@ -1,6 +1,7 @@
 //! How fast device, CPU and link are, from what the device has counted since the last layer.
 
 use super::thresholds::Times;
+use crate::cache::{PerTier, Tier};
 use crate::device::{Stream, Totals};
 
 /// Weight of a new measurement in a rate: a rate is about the mean of the last twenty layers.
@@ -14,8 +15,7 @@ pub struct Rates {
     /// What merging the halves of an FFN takes, ns.
     sync_ns: f64,
     totals: Totals,
-    hits: u64,
-    misses: u64,
+    computed: PerTier<u64>,
     times: Option<Times>,
     cpu_share: f64,
 }
@@ -36,10 +36,17 @@ fn follow(old: f64, new: f64) -> f64 {
 impl Rates {
     /// `link_gb_s` holds until the link has been measured; `sync_ns` is what merging the halves of an FFN takes, and is not measured.
     pub fn new(link_gb_s: f64, sync_ns: f64) -> Rates {
-        Rates { link_gb_s, sync_ns, totals: Totals::default(), hits: 0, misses: 0, times: None, cpu_share: 0.0 }
+        Rates {
+            link_gb_s,
+            sync_ns,
+            totals: Totals::default(),
+            computed: PerTier::default(),
+            times: None,
+            cpu_share: 0.0,
+        }
     }
 
-    /// What one neuron takes on device and CPU; `None` until something was measured.
+    /// What one neuron takes in each memory; `None` until something was measured.
     pub fn times(&self) -> Option<Times> {
         self.times
     }
@@ -54,12 +61,11 @@ impl Rates {
         self.totals.clock_ns = 0;
     }
 
-    /// Takes what the device and the cache have counted so far: `hits` and `misses` are active neurons times tokens that the device and the
-    /// CPU have computed. `None` at the first call and after [`Rates::begin_anew`].
-    pub fn measure(&mut self, now: Totals, hits: u64, misses: u64) -> Option<Measured> {
+    /// Takes what the device has counted so far, and the active neurons times tokens that were computed so far, by where. `None` at the
+    /// first call and after [`Rates::begin_anew`].
+    pub fn measure(&mut self, now: Totals, computed: PerTier<u64>) -> Option<Measured> {
         let before = std::mem::replace(&mut self.totals, now);
-        let new_hits = hits - std::mem::replace(&mut self.hits, hits).min(hits);
-        let new_misses = misses - std::mem::replace(&mut self.misses, misses).min(misses);
+        let known = std::mem::replace(&mut self.computed, computed);
         if before.clock_ns == 0 || now.clock_ns <= before.clock_ns {
             return None;
         }
@@ -72,13 +78,18 @@ impl Rates {
         let cpu = (now.host_ns - before.host_ns) as f64;
         self.cpu_share = follow(self.cpu_share, (cpu / passed).min(1.0));
         let device = (now.busy_ns[Stream::Compute as usize] - before.busy_ns[Stream::Compute as usize]) as f64;
-        let old = self.times.unwrap_or(Times { device_ns: 0.0, cpu_ns: 0.0, sync_ns: self.sync_ns });
-        let each = |ns: f64, n: u64, old: f64| if n == 0 { old } else { follow(old, ns / n as f64) };
-        self.times = Some(Times {
-            device_ns: each(device, new_hits, old.device_ns),
-            cpu_ns: each(cpu, new_misses, old.cpu_ns),
-            ..old
-        });
+        let old = self.times.unwrap_or(Times { neuron_ns: PerTier::all(0.0), sync_ns: self.sync_ns });
+        let neuron_ns = |tier: Tier| {
+            let busy_ns = match tier {
+                Tier::Host => cpu,
+                Tier::Device => device,
+            };
+            match computed[tier].saturating_sub(known[tier]) {
+                0 => old.neuron_ns[tier],
+                n => follow(old.neuron_ns[tier], busy_ns / n as f64),
+            }
+        };
+        self.times = Some(Times { neuron_ns: PerTier::from_fn(neuron_ns), ..old });
         Some(Measured { layer_ns: passed, link_gb_s })
     }
 }

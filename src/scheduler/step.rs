@@ -3,18 +3,19 @@
 
 use super::gain::Gain;
 use super::importance::Frequencies;
-use super::policy::greedy::{self, FILLING, Move};
+use super::policy::greedy::{self, Move};
 use super::policy::{ChooseMoves, LayerState, Policy, Rules, Scratch};
 use super::rates::Rates;
-use super::thresholds::{BALANCE_EVERY, Balancer, LossWeight, to_bin};
+use super::thresholds::{BALANCE_EVERY, Balancer, LossWeight, probabilities, to_bin};
 use super::window::Window;
 use crate::cache::{PerTier, Slot};
-use crate::device::{NONE, Totals};
+use crate::device::Totals;
+use crate::ids::{LayerId, StoreId};
 
 /// Share that a sequence has in the history with which the next one starts.
 const HISTORY_SHARE: f32 = 0.2;
 
-/// What a scheduler starts with. Neurons have the numbers of the store, or all of them the published ones.
+/// What a scheduler starts with. Where a trace is replayed, the store is in the published order.
 #[derive(Clone, Debug)]
 pub struct Setting {
     /// Chooses which neurons move.
@@ -32,7 +33,7 @@ pub struct Setting {
     /// The frequencies with which the first sequence starts, 0 to 1, `[layers][ffn]`.
     pub history: Vec<Vec<f32>>,
     /// The neurons of the static placement, `[layers]`.
-    pub placed: Vec<Vec<u32>>,
+    pub placed: Vec<Vec<StoreId>>,
     /// The single threshold, a probability, of each layer whose thresholds are balanced, `[layers]`; `None` for the others.
     pub thresholds: Vec<Option<f32>>,
     /// The link's rate until it has been measured, GB/s.
@@ -49,13 +50,13 @@ pub struct Setting {
 /// What is known of a layer once its neurons have been chosen.
 #[derive(Clone, Copy, Debug)]
 pub struct LayerObservation<'a> {
-    /// The layer's number, from 0.
-    pub layer: usize,
+    /// The layer.
+    pub layer: LayerId,
     /// This is the first layer of the first pass of a text.
     pub begins: bool,
     /// Neurons that are computed for some token of the pass, ascending. In a batch a neuron counts once, however many tokens need it,
     /// because it is read once.
-    pub computed: &'a [u32],
+    pub computed: &'a [StoreId],
     /// The pass is a piece of a prompt; `None` for the next token of one sequence or of several.
     pub prompt: Option<Prompt<'a>>,
     /// The device's state; `None` if nothing is to move. A long prompt is no time to fill the link (E.3.3); what it showed is used from the
@@ -81,25 +82,23 @@ pub struct Prompt<'a> {
 /// The device's state when the layer's neurons were divided between device and CPU.
 #[derive(Clone, Copy, Debug)]
 pub struct DeviceState<'a> {
-    /// Slots of the layer, in the form of [`snapshot`].
-    pub slots: &'a [u32],
-    /// Slots of the layer [`Setting::ahead`] after it; empty if there is no such layer.
-    pub ahead_slots: &'a [u32],
+    /// What the layer's slots hold.
+    pub slots: &'a [Slot],
+    /// What the slots of the layer [`Setting::ahead`] after it hold; empty if there is no such layer.
+    pub ahead_slots: &'a [Slot],
     /// Neurons of all layers whose copies have not arrived, or have and their layer was not used since.
     pub in_flight: u64,
     /// What the device has counted so far.
     pub totals: Totals,
-    /// Active neurons times tokens that the device has computed so far.
-    pub hits: u64,
-    /// Active neurons times tokens that the CPU has computed so far.
-    pub misses: u64,
+    /// Active neurons times tokens computed so far, by where.
+    pub computed: PerTier<u64>,
 }
 
 /// What is decided for a layer.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Decision<'a> {
     /// The layer that it is for.
-    pub layer: usize,
+    pub layer: LayerId,
     /// Moves for its slots, the most urgent first.
     pub moves: &'a [Move],
     /// Probabilities from which on its neurons are computed, by where they lie; `None` to leave them.
@@ -143,9 +142,9 @@ impl Scheduler {
     /// A scheduler that has seen no token.
     pub fn new(setting: Setting) -> Scheduler {
         let (layers, ffn) = (setting.history.len(), setting.history.first().map_or(0, Vec::len));
-        let layer = |(l, (history, placed)): (usize, (Vec<f32>, &Vec<u32>))| {
+        let layer = |(l, (history, placed)): (usize, (Vec<f32>, &Vec<StoreId>))| {
             let mut is_static = vec![false; ffn];
-            placed.iter().for_each(|&n| is_static[n as usize] = true);
+            placed.iter().for_each(|&n| is_static[n.index()] = true);
             let own = setting.thresholds.get(l).copied().flatten();
             let balancer = own.map(|own| (own, Balancer::new(to_bin(own))));
             Layer { f: Frequencies::new(history), is_static, last: vec![0; ffn], balancer }
@@ -200,23 +199,24 @@ impl Scheduler {
         }
         match seen.prompt {
             None => self.decoded(seen),
-            Some(prompt) => self.prompted(seen.layer, seen.computed, prompt),
+            Some(prompt) => self.prompted(seen.layer.index(), seen.computed, prompt),
         }
         let Some(device) = &seen.device else { return };
         if let Some(thresholds) = self.balance(seen, device.slots) {
             decide(Decision { layer: seen.layer, moves: &[], thresholds: Some(thresholds) });
         }
-        let (target, under_way) = (seen.layer + self.ahead, device.in_flight * self.block_bytes);
+        let (layer, under_way) = (seen.layer.index(), device.in_flight * self.block_bytes);
+        let target = layer + self.ahead;
         if seen.ahead.is_some() && target < self.layers.len() {
             let moves = self.plan(target, device.ahead_slots, seen.ahead, under_way);
-            decide(Decision { layer: target, moves, thresholds: None });
+            decide(Decision { layer: LayerId::new(target), moves, thresholds: None });
         }
         // No layer stands far enough before the first ones to predict them, and layers without a prediction move by their frequencies.
-        if seen.layer < self.ahead || !self.predicts {
-            let moves = self.plan(seen.layer, device.slots, None, under_way);
+        if layer < self.ahead || !self.predicts {
+            let moves = self.plan(layer, device.slots, None, under_way);
             decide(Decision { layer: seen.layer, moves, thresholds: None });
         }
-        if seen.layer + 1 == self.layers.len() {
+        if layer + 1 == self.layers.len() {
             self.gain.token(self.move_cost.unwrap_or(self.rates.cpu_share()));
             self.window.token();
             self.token = self.token.wrapping_add(1);
@@ -230,53 +230,53 @@ impl Scheduler {
     }
 
     /// A piece of a prompt. The time that it took says nothing of decoding.
-    fn prompted(&mut self, layer: usize, active: &[u32], prompt: Prompt<'_>) {
+    fn prompted(&mut self, layer: usize, active: &[StoreId], prompt: Prompt<'_>) {
         self.rates.begin_anew();
         self.counts.fill(0);
-        active.iter().zip(prompt.counts).for_each(|(&n, &count)| self.counts[n as usize] = count);
+        active.iter().zip(prompt.counts).for_each(|(&n, &count)| self.counts[n.index()] = count);
         self.layers[layer].f.prompt(&self.counts, prompt.tokens, self.rules.decay);
     }
 
     /// The next token of one sequence or of several.
     fn decoded(&mut self, seen: &LayerObservation<'_>) {
         let Some(device) = &seen.device else { return };
-        if let Some(now) = self.rates.measure(device.totals, device.hits, device.misses) {
+        if let Some(now) = self.rates.measure(device.totals, device.computed) {
             self.window.measured(now.layer_ns, now.link_gb_s);
         }
         let Scheduler { layers, here, rules, token, policy, gain, .. } = self;
-        let layer = &mut layers[seen.layer];
+        let layer = &mut layers[seen.layer.index()];
         layer.f.token(seen.computed, rules.decay);
-        seen.computed.iter().for_each(|&n| layer.last[n as usize] = *token);
+        seen.computed.iter().for_each(|&n| layer.last[n.index()] = *token);
         mark(here, device.slots);
-        let hits = seen.computed.iter().filter(|&&n| here[n as usize]).count();
-        let of_static = seen.computed.iter().filter(|&&n| layer.is_static[n as usize]).count();
+        let hits = seen.computed.iter().filter(|n| here[n.index()]).count();
+        let of_static = seen.computed.iter().filter(|n| layer.is_static[n.index()]).count();
         gain.layer(hits as u64, of_static as u64);
-        let at = layer.state(seen.layer, device.slots, None, *token, rules);
+        let at = layer.state(seen.layer.index(), device.slots, None, *token, rules);
         policy.computed(&at, seen.computed);
     }
 
     /// New thresholds for this layer, if they are to change.
-    fn balance(&mut self, seen: &LayerObservation<'_>, slots: &[u32]) -> Option<PerTier<f32>> {
-        let (own, balancer) = self.layers[seen.layer].balancer.as_mut()?;
-        let (set, probabilities) = seen.own.filter(|_| self.rules.thresholds)?;
+    fn balance(&mut self, seen: &LayerObservation<'_>, slots: &[Slot]) -> Option<PerTier<f32>> {
+        let (own, balancer) = self.layers[seen.layer.index()].balancer.as_mut()?;
+        let (set, predicted) = seen.own.filter(|_| self.rules.thresholds)?;
         // The user has set another threshold, which is used already.
         if set != *own {
             *own = set;
             balancer.rebase(to_bin(set));
         }
         mark(&mut self.here, slots);
-        balancer.token(probabilities, |n| self.here[n as usize]);
+        balancer.token(predicted, |n| self.here[n.index()]);
         if !self.token.wrapping_sub(1).is_multiple_of(BALANCE_EVERY) {
             return None;
         }
         let before = balancer.thresholds();
         let now = balancer.update(self.rates.times()?, self.loss);
-        (now != before).then(|| now.probabilities(*own))
+        (now != before).then(|| probabilities(now, *own))
     }
 
     /// Moves for a layer that will be used. `probabilities`, times 255, are those of that use, if it was predicted; `under_way` are the
     /// bytes on the link.
-    fn plan(&mut self, layer: usize, slots: &[u32], probabilities: Option<&[u8]>, under_way: u64) -> &[Move] {
+    fn plan(&mut self, layer: usize, slots: &[Slot], probabilities: Option<&[u8]>, under_way: u64) -> &[Move] {
         self.moves.clear();
         if !self.rules.moves {
             return &self.moves;
@@ -303,7 +303,7 @@ impl Layer {
     fn state<'a>(
         &'a self,
         layer: usize,
-        slots: &'a [u32],
+        slots: &'a [Slot],
         probabilities: Option<&'a [u8]>,
         token: u32,
         rules: &'a Rules,
@@ -313,17 +313,7 @@ impl Layer {
 }
 
 /// Sets `here` to which neurons are resident.
-fn mark(here: &mut [bool], slots: &[u32]) {
+fn mark(here: &mut [bool], slots: &[Slot]) {
     here.fill(false);
-    slots.iter().filter(|&&n| n < FILLING).for_each(|&n| here[n as usize] = true);
-}
-
-/// Writes a slot table as the scheduler reads it: for each slot its neuron, [`NONE`] if it is free, or [`FILLING`].
-pub fn snapshot(slots: &[Slot], out: &mut Vec<u32>) {
-    out.clear();
-    out.extend(slots.iter().map(|slot| match slot {
-        Slot::Free => NONE,
-        Slot::Filling(_) => FILLING,
-        Slot::Resident(neuron) => *neuron,
-    }));
+    slots.iter().filter_map(|slot| slot.resident()).for_each(|n| here[n.index()] = true);
 }

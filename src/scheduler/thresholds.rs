@@ -2,6 +2,7 @@
 //! expensive, without losing more than with one threshold for both.
 
 use crate::cache::{PerTier, Tier};
+use crate::ids::StoreId;
 
 /// Bins of a histogram of probabilities: probabilities are counted in steps of 1 / 255.
 pub const BINS: usize = 256;
@@ -13,33 +14,38 @@ pub const BALANCE_EVERY: u32 = 8;
 /// How many neurons of a layer have each predicted probability; a decaying mean over tokens.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Histograms {
-    /// Neurons on the device, `[BINS]`.
-    pub device: Vec<f32>,
-    /// The other neurons, `[BINS]`.
-    pub cpu: Vec<f32>,
+    /// By memory, how many neurons in it have each probability, `[BINS]`.
+    pub neurons: PerTier<Vec<f32>>,
 }
 
 impl Default for Histograms {
     fn default() -> Histograms {
-        Histograms { device: vec![0.0; BINS], cpu: vec![0.0; BINS] }
+        Histograms { neurons: PerTier::from_fn(|_| vec![0.0; BINS]) }
     }
 }
 
 /// What computing takes, ns (E.3.3: t_gpu, t_cpu, t_sync).
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Times {
-    /// One neuron on the device.
-    pub device_ns: f64,
-    /// One neuron on the CPU.
-    pub cpu_ns: f64,
+    /// One neuron, by where it lies.
+    pub neuron_ns: PerTier<f64>,
     /// Merging the CPU's half with the device's, once.
     pub sync_ns: f64,
 }
 
 impl Times {
-    /// Time of the slower half for so many neurons on device and CPU, ns: max(t_gpu N_gpu, t_cpu N_cpu + t_sync).
-    pub fn slower(&self, device: f64, cpu: f64) -> f64 {
-        (self.device_ns * device).max(self.cpu_ns * cpu + self.sync_ns)
+    /// Time of each half for so many neurons, ns; the CPU's with the merging: t_cpu N_cpu + t_sync, and t_gpu N_gpu.
+    fn halves(&self, neurons: PerTier<f64>) -> PerTier<f64> {
+        PerTier::from_fn(|tier| match tier {
+            Tier::Host => self.neuron_ns[tier] * neurons[tier] + self.sync_ns,
+            Tier::Device => self.neuron_ns[tier] * neurons[tier],
+        })
+    }
+
+    /// Time of the slower half for so many neurons, ns.
+    pub fn slower(&self, neurons: PerTier<f64>) -> f64 {
+        let halves = self.halves(neurons);
+        halves[Tier::Device].max(halves[Tier::Host])
     }
 }
 
@@ -64,72 +70,57 @@ impl LossWeight {
     }
 }
 
-/// A neuron is computed if its probability, times 255, reaches the threshold of where it is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct ThresholdPair {
-    /// For neurons on the device, 0 to 255.
-    pub device: u8,
-    /// For the other neurons, 0 to 255.
-    pub cpu: u8,
-}
+/// A neuron is computed if its probability, times 255, reaches the threshold of where it lies.
+pub type Thresholds = PerTier<u8>;
 
 /// The bin of a probability.
 pub fn to_bin(probability: f32) -> u8 {
     (probability * (BINS - 1) as f32).round() as u8
 }
 
-impl ThresholdPair {
-    /// The pair as probabilities. A threshold equal to the layer's own is given as `own` itself: most neurons are less
-    /// likely than a step, and a threshold rounded to 0 would have all of them computed.
-    pub fn probabilities(self, own: f32) -> PerTier<f32> {
-        let exact = |t: u8| if t == to_bin(own) { own } else { f32::from(t) / (BINS - 1) as f32 };
-        PerTier::from_fn(|tier| match tier {
-            Tier::Host => exact(self.cpu),
-            Tier::Device => exact(self.device),
-        })
-    }
+/// Thresholds as probabilities. One that is equal to the layer's own is given as `own` itself: most neurons are less likely than a step,
+/// and a threshold rounded to 0 would have all of them computed.
+pub fn probabilities(thresholds: Thresholds, own: f32) -> PerTier<f32> {
+    thresholds.map(|t| if t == to_bin(own) { own } else { f32::from(t) / (BINS - 1) as f32 })
 }
 
 impl Histograms {
-    /// How many neurons are computed, on the device and on the CPU.
-    pub fn computed(&self, t: ThresholdPair) -> (f64, f64) {
-        let above = |bins: &[f32], from: u8| bins[from as usize..].iter().map(|&n| f64::from(n)).sum();
-        (above(&self.device, t.device), above(&self.cpu, t.cpu))
+    /// How many neurons are computed, by where they lie.
+    pub fn computed(&self, thresholds: Thresholds) -> PerTier<f64> {
+        let above = |tier: Tier| &self.neurons[tier][thresholds[tier] as usize..];
+        PerTier::from_fn(|tier| above(tier).iter().map(|&n| f64::from(n)).sum())
     }
 
     /// What is lost: the sum of the weights of all neurons left out.
-    pub fn lost(&self, t: ThresholdPair, weight: LossWeight) -> f64 {
-        let below = |bins: &[f32], to: u8| -> f64 {
-            bins[..to as usize].iter().enumerate().map(|(bin, &n)| weight.of(bin) * f64::from(n)).sum()
-        };
-        below(&self.device, t.device) + below(&self.cpu, t.cpu)
+    pub fn lost(&self, thresholds: Thresholds, weight: LossWeight) -> f64 {
+        let below = |tier: Tier| &self.neurons[tier][..thresholds[tier] as usize];
+        let lost = |tier| below(tier).iter().enumerate().map(|(bin, &n)| weight.of(bin) * f64::from(n)).sum::<f64>();
+        PerTier::from_fn(lost).total()
     }
 }
 
-/// The pair with the least time of the slower half that loses no more than threshold `base` for both (E.4.2). Starting from `base`, the
-/// device's threshold goes down step by step, and the CPU's goes up as far as that pays for.
-pub fn balance(histograms: &Histograms, base: u8, times: Times, weight: LossWeight) -> ThresholdPair {
-    let mut now = ThresholdPair { device: base, cpu: base };
+/// The thresholds with the least time of the slower half that lose no more than threshold `base` for both (E.4.2). Starting from `base`,
+/// the device's threshold goes down step by step, and the CPU's goes up as far as that pays for.
+pub fn balance(histograms: &Histograms, base: u8, times: Times, weight: LossWeight) -> Thresholds {
+    use Tier::{Device, Host};
+    let mut now = Thresholds::all(base);
     let allowed = histograms.lost(now, weight) * (1.0 + 1e-9);
-    let time = |t: ThresholdPair| {
-        let (device, cpu) = histograms.computed(t);
-        times.slower(device, cpu)
-    };
+    let time = |thresholds| times.slower(histograms.computed(thresholds));
     let (mut best, mut best_time) = (now, time(now));
     loop {
-        while now.cpu < u8::MAX && histograms.lost(ThresholdPair { cpu: now.cpu + 1, ..now }, weight) <= allowed {
-            now.cpu += 1;
+        while now[Host] < u8::MAX && histograms.lost(now.with(Host, now[Host] + 1), weight) <= allowed {
+            now[Host] += 1;
         }
         let t = time(now);
         if t < best_time {
             (best, best_time) = (now, t);
         }
-        let (device, cpu) = histograms.computed(now);
+        let halves = times.halves(histograms.computed(now));
         // Once the device is the slower one, more on it helps no further.
-        if now.device == 0 || times.device_ns * device >= times.cpu_ns * cpu + times.sync_ns {
+        if now[Device] == 0 || halves[Device] >= halves[Host] {
             return best;
         }
-        now.device -= 1;
+        now[Device] -= 1;
     }
 }
 
@@ -138,22 +129,22 @@ pub fn balance(histograms: &Histograms, base: u8, times: Times, weight: LossWeig
 pub struct Balancer {
     histograms: Histograms,
     base: u8,
-    now: ThresholdPair,
+    now: Thresholds,
 }
 
 /// Weight of a new token in the histograms: they are about the mean of the last thirty tokens.
 const FOLLOW: f32 = 0.03;
-/// A new pair must be faster by this share, or the old one stays: small errors of measured times then change nothing.
+/// New thresholds must be faster by this share, or the old ones stay: small errors of measured times then change nothing.
 const WORTH: f64 = 0.03;
 
 impl Balancer {
     /// `base` is the layer's single threshold, times 255.
     pub fn new(base: u8) -> Balancer {
-        Balancer { histograms: Histograms::default(), base, now: ThresholdPair { device: base, cpu: base } }
+        Balancer { histograms: Histograms::default(), base, now: Thresholds::all(base) }
     }
 
     /// The thresholds now.
-    pub fn thresholds(&self) -> ThresholdPair {
+    pub fn thresholds(&self) -> Thresholds {
         self.now
     }
 
@@ -164,27 +155,24 @@ impl Balancer {
 
     /// Sets another single threshold, for both; the histograms stay.
     pub fn rebase(&mut self, base: u8) {
-        (self.base, self.now) = (base, ThresholdPair { device: base, cpu: base });
+        (self.base, self.now) = (base, Thresholds::all(base));
     }
 
     /// Counts a token's probabilities, times 255, `[ffn]`; `resident` says which neurons are on the device.
-    pub fn token(&mut self, probabilities: &[u8], resident: impl Fn(u32) -> bool) {
-        let Histograms { device, cpu } = &mut self.histograms;
-        device.iter_mut().chain(cpu.iter_mut()).for_each(|n| *n *= 1.0 - FOLLOW);
+    pub fn token(&mut self, probabilities: &[u8], resident: impl Fn(StoreId) -> bool) {
+        let neurons = &mut self.histograms.neurons;
+        Tier::ALL.into_iter().for_each(|tier| neurons[tier].iter_mut().for_each(|n| *n *= 1.0 - FOLLOW));
         for (neuron, &p) in probabilities.iter().enumerate() {
-            let bins = if resident(neuron as u32) { &mut *device } else { &mut *cpu };
-            bins[p as usize] += FOLLOW;
+            let tier = if resident(StoreId(neuron as u32)) { Tier::Device } else { Tier::Host };
+            neurons[tier][p as usize] += FOLLOW;
         }
     }
 
-    /// Looks for a better pair. The old one stays unless it is clearly slower, or loses too much by now. Returns the thresholds now.
-    pub fn update(&mut self, times: Times, weight: LossWeight) -> ThresholdPair {
+    /// Looks for better thresholds. The old ones stay unless they are clearly slower, or lose too much by now. Returns the thresholds now.
+    pub fn update(&mut self, times: Times, weight: LossWeight) -> Thresholds {
         let found = balance(&self.histograms, self.base, times, weight);
-        let time = |t: ThresholdPair| {
-            let (device, cpu) = self.histograms.computed(t);
-            times.slower(device, cpu)
-        };
-        let base = ThresholdPair { device: self.base, cpu: self.base };
+        let time = |thresholds| times.slower(self.histograms.computed(thresholds));
+        let base = Thresholds::all(self.base);
         let loses = self.histograms.lost(self.now, weight) > self.histograms.lost(base, weight) * (1.0 + 1e-9);
         if loses || time(found) < time(self.now) * (1.0 - WORTH) {
             self.now = found;
@@ -207,26 +195,24 @@ mod tests {
     fn histograms(p: &[u8]) -> Histograms {
         let mut h = Histograms::default();
         for (n, &p) in p.iter().enumerate() {
-            let bins = if n % 2 == 0 { &mut h.device } else { &mut h.cpu };
-            bins[p as usize] += 1.0;
+            h.neurons[if n % 2 == 0 { Tier::Device } else { Tier::Host }][p as usize] += 1.0;
         }
         h
     }
 
-    const PC: Times = Times { device_ns: 25.0, cpu_ns: 280.0, sync_ns: 10_000.0 };
+    fn pc() -> Times {
+        Times { neuron_ns: PerTier::all(280.0).with(Tier::Device, 25.0), sync_ns: 10_000.0 }
+    }
 
     #[test]
     fn the_pair_is_faster_and_loses_no_more_than_one_threshold() {
         for seed in 0..20 {
             let h = histograms(&layer(seed));
             for base in [10, 40, 100, 200] {
-                let one = ThresholdPair { device: base, cpu: base };
-                let two = balance(&h, base, PC, LossWeight::Probability);
+                let one = Thresholds::all(base);
+                let two = balance(&h, base, pc(), LossWeight::Probability);
                 assert!(h.lost(two, LossWeight::Probability) <= h.lost(one, LossWeight::Probability) * 1.000001);
-                let time = |t| {
-                    let (d, c) = h.computed(t);
-                    PC.slower(d, c)
-                };
+                let time = |thresholds| pc().slower(h.computed(thresholds));
                 assert!(time(two) <= time(one));
                 if base >= 40 {
                     assert!(time(two) < 0.9 * time(one), "base {base}: {} of {}", time(two), time(one));
@@ -239,10 +225,10 @@ mod tests {
     #[test]
     fn the_printed_weight_would_leave_out_all_that_the_cpu_has() {
         let h = histograms(&layer(1));
-        let printed = balance(&h, 40, PC, LossWeight::Complement);
-        let ours = balance(&h, 40, PC, LossWeight::Probability);
+        let printed = balance(&h, 40, pc(), LossWeight::Complement);
+        let ours = balance(&h, 40, pc(), LossWeight::Probability);
         let expected_loss = |t| h.lost(t, LossWeight::Probability);
-        assert!(printed.cpu > 200, "{printed:?}");
+        assert!(printed[Tier::Host] > 200, "{printed:?}");
         assert!(expected_loss(printed) > 3.0 * expected_loss(ours), "{printed:?} {ours:?}");
     }
 
@@ -250,14 +236,14 @@ mod tests {
     #[test]
     fn a_threshold_that_was_not_moved_is_itself_and_one_below_a_step_is_not_moved() {
         for own in [0.00027f32, 0.1234567, 0.9999] {
-            let one = ThresholdPair { device: to_bin(own), cpu: to_bin(own) };
-            assert_eq!(one.probabilities(own), PerTier::all(own));
-            let two = ThresholdPair { device: to_bin(own).saturating_sub(1), cpu: to_bin(own).saturating_add(1) };
-            let [cpu, device] = two.probabilities(own).into_array();
+            let one = Thresholds::all(to_bin(own));
+            assert_eq!(probabilities(one, own), PerTier::all(own));
+            let two = Thresholds::all(to_bin(own).saturating_add(1)).with(Tier::Device, to_bin(own).saturating_sub(1));
+            let [cpu, device] = probabilities(two, own).into_array();
             assert!(device <= own && own <= cpu, "{device} {own} {cpu}");
         }
         let h = histograms(&layer(1));
-        assert_eq!(balance(&h, to_bin(0.00027), PC, LossWeight::Probability), ThresholdPair { device: 0, cpu: 0 });
+        assert_eq!(balance(&h, to_bin(0.00027), pc(), LossWeight::Probability), Thresholds::all(0));
     }
 
     /// Measured times are noisy by a fifth, and tokens differ: once settled, thresholds stay where they are.
@@ -268,9 +254,11 @@ mod tests {
         let (mut changes, mut before) = (0, balancer.thresholds());
         for token in 0..2000 {
             let p = layer(1000 + token % 97);
-            balancer.token(&p, |n| n % 2 == 0);
+            balancer.token(&p, |n| n.0 % 2 == 0);
             let mut noisy = |t: f64| t * (0.8 + 0.4 * prng.next_f64());
-            let times = Times { device_ns: noisy(25.0), cpu_ns: noisy(280.0), sync_ns: noisy(10_000.0) };
+            let device_ns = noisy(25.0);
+            let neuron_ns = PerTier::all(noisy(280.0)).with(Tier::Device, device_ns);
+            let times = Times { neuron_ns, sync_ns: noisy(10_000.0) };
             let now = balancer.update(times, LossWeight::Probability);
             if token > 200 {
                 changes += usize::from(now != before);

@@ -68,8 +68,8 @@ fn cache_state(engine: &Engine) -> Value {
             "predictor": sparsity.kind(l).name(),
             "threshold": sparsity.threshold(l),
             "used": used(sparsity, l),
-            "hits": engine.split.as_ref().map(|split| split.cache.layers[l].hits),
-            "misses": engine.split.as_ref().map(|split| split.cache.layers[l].misses),
+            "hits": engine.split.as_ref().map(|split| split.cache.layers[l].computed[Tier::Device]),
+            "misses": engine.split.as_ref().map(|split| split.cache.layers[l].computed[Tier::Host]),
             "slots": table.map_or(0, <[Slot]>::len),
             "resident": count(|slot| matches!(slot, Slot::Resident(_))),
             "filling": count(|slot| matches!(slot, Slot::Filling(_))),
@@ -85,13 +85,13 @@ fn cache_state(engine: &Engine) -> Value {
 /// The device's memory and counters; null without one.
 fn device(engine: &Engine) -> Value {
     let Some(split) = &engine.split else { return Value::Null };
-    let (memory, counters) = (split.cache.device.memory(), split.cache.counters);
+    let (memory, counters) = (split.device.memory(), split.cache.counters);
     json!({
-        "name": split.cache.device.name(),
+        "name": split.device.name(),
         "budget_bytes": memory.budget,
         "used_bytes": memory.used,
-        "hits": counters.hits,
-        "misses": counters.misses,
+        "hits": counters.computed[Tier::Device],
+        "misses": counters.computed[Tier::Host],
         "migrations": counters.migrations,
         "landed": counters.landed,
     })

@@ -344,7 +344,7 @@ impl Daemon {
             kv_bytes,
             threads: engine.threads(),
             predictor: engine.sparsity().name(),
-            device: engine.split.as_ref().map(|split| split.cache.device.name()),
+            device: engine.split.as_ref().map(|split| split.device.name()),
             set_budget,
             limits: path_limits,
             at_end: Mutex::new(at_end),

@@ -4,7 +4,6 @@
 pub mod device;
 pub mod law;
 
-use dynamicinfer::cache::{HostBlocks, NeuronCache};
 use dynamicinfer::cpu::aligned::Aligned;
 use dynamicinfer::device::{Device, OutOfMemory, Rates, VirtualDevice};
 use dynamicinfer::engine::{ChunkCosts, Split};
@@ -96,7 +95,7 @@ pub fn error(a: &[f32], b: &[f32]) -> f32 {
 pub fn device_bytes(model: &Model, slots: &[usize]) -> u64 {
     // SAFETY: dropped here.
     let split = unsafe { on_device(model, Box::new(VirtualDevice::new(u64::MAX, RATES)), slots) };
-    split.expect("there is room").cache.device.memory().used
+    split.expect("there is room").device.memory().used
 }
 
 /// Positions of a timeline that [`on_device`] has room for: what the fixtures were made with.
@@ -117,14 +116,6 @@ pub fn streaming(split: &mut Split, model: &Model, blocks: usize, cpu: f64) {
 /// # Safety
 /// It is dropped before the model's store is.
 pub unsafe fn on_device(model: &Model, device: Box<dyn Device>, slots: &[usize]) -> Result<Split, OutOfMemory> {
-    let config = &model.config;
-    let host = |layer: &Layer| HostBlocks {
-        first: layer.ffn.row_ptr(0),
-        block_bytes: layer.ffn.row_bytes * config.ffn_kind.rows(),
-        neurons: config.ffn,
-    };
-    let host: Vec<HostBlocks> = model.layers.iter().map(host).collect();
-    let bias: Vec<&[f32]> = model.layers.iter().map(|layer| &layer.up_bias[..]).collect();
     // SAFETY: the caller's promise.
-    Split::new(unsafe { NeuronCache::new(device, slots, &host, &bias)? }, model, ON_DEVICE, 1)
+    unsafe { Split::new(device, slots, model, ON_DEVICE, 1) }
 }

@@ -296,7 +296,7 @@ fn bench(settings: &[(String, Value)], metrics: &mut Metrics) -> Result<()> {
     let unknown = ReadBandwidth { threads: engine.threads(), gb_per_s: f64::NAN, worst_gb_per_s: f64::NAN };
     let rows = speed(&mut engine, &options, unknown)?;
     // The time of a pretended device's own work is no speed of anything.
-    let real = engine.split.as_ref().is_none_or(|h| h.cache.device.is_real());
+    let real = engine.split.as_ref().is_none_or(|h| h.device.is_real());
     for row in rows {
         let decode = row.n_gen > 0;
         if real {

@@ -10,6 +10,7 @@ use crate::device::{Add, Buffer, Call, DenseFfn, Event, NONE, OutOfMemory, Part,
 use crate::engine::ffn::{self, Counts, Neurons, Work};
 use crate::engine::forward::Pass;
 use crate::engine::sparsity::Wanted;
+use crate::ids::StoreId;
 use crate::model::config::ModelConfig;
 use crate::model::weights::Layer;
 
@@ -56,7 +57,7 @@ impl Split {
         if half == 0 {
             return Ok(());
         }
-        let device = &mut self.cache.device;
+        let device = &mut self.device;
         let scratch = device.alloc((2 * half * block) as u64)?;
         let mut two = || [device.event(), device.event()];
         let (arrived, done) = (two(), two());
@@ -70,15 +71,15 @@ impl Split {
         let (model, n) = (pass.model, pass.n());
         let (c, layer) = (&model.config, &model.layers[l]);
         let (h, cut) = (c.hidden, pass.sparsity.cut(l));
-        self.cache.commit(l);
+        self.cache.commit(&mut *self.device, l);
         self.norm_ffn_input(c, l, n);
         let (on_cpu, carried) = self.divide_chunk(l, n, c.ffn);
         let needed = on_cpu > 0 || !layer.down_bias.is_empty();
         if needed {
             let (input, to, bytes) = (self.at(0), self.host.received.as_mut_ptr().cast(), n * h * 4);
             // SAFETY: as in `Split::upload`: it lives as long as the pass and is looked at behind the event.
-            unsafe { self.cache.device.copy_out(Stream::Compute, input.buffer, input.at, to, bytes) };
-            self.cache.device.record(Stream::Compute, self.exchanged[l]);
+            unsafe { self.device.copy_out(Stream::Compute, input.buffer, input.at, to, bytes) };
+            self.device.record(Stream::Compute, self.exchanged[l]);
         }
         if c.layer(l).norms.parallel() {
             self.add_attention(c, l, n);
@@ -89,7 +90,7 @@ impl Split {
         }
         let mut read = Counts::default();
         if needed {
-            self.cache.device.synchronize_event(self.exchanged[l]);
+            self.device.synchronize_event(self.exchanged[l]);
             pass.probe.lap(Part::Attention);
             read = self.on_cpu(pass, l, n, on_cpu);
         }
@@ -99,9 +100,9 @@ impl Split {
             let bytes = DenseFfn::parts(layer.ffn.quant, n) * c.ffn * 4;
             let to = self.host.counts[l % 2 * MAX_PARTS * c.ffn..].as_mut_ptr().cast();
             // SAFETY: as above.
-            unsafe { self.cache.device.copy_out(Stream::Compute, self.workspace.counts, 0, to, bytes) };
+            unsafe { self.device.copy_out(Stream::Compute, self.workspace.counts, 0, to, bytes) };
         }
-        self.cache.device.record(Stream::Compute, self.merged[l]);
+        self.device.record(Stream::Compute, self.merged[l]);
         let missing = self.host_selection.neurons.len();
         let [resident, streamed, on_cpu] = [c.ffn - missing, missing - on_cpu, on_cpu].map(|m| (m * n) as u64);
         self.chunks.resident += resident;
@@ -115,12 +116,15 @@ impl Split {
     fn divide_chunk(&mut self, l: usize, n: usize, ffn: usize) -> (usize, usize) {
         let table = &self.cache.layers[l].table;
         self.host_selection.neurons.clear();
-        self.host_selection.neurons.extend((0..ffn as u32).filter(|&neuron| !table.location(neuron).is_device()));
+        self.host_selection
+            .neurons
+            .extend((0..ffn as u32).filter(|&neuron| !table.location(StoreId(neuron)).is_device()));
         let missing = self.host_selection.neurons.len();
         let Some(Streaming { costs, .. }) = &self.streaming else { return (missing, 0) };
-        let carried = runs(&self.host_selection.neurons, costs.bridge(), &mut self.runs);
+        let carried = runs(bytemuck::cast_slice(&self.host_selection.neurons), costs.bridge(), &mut self.runs);
         let on_cpu = costs.on_cpu(missing, self.runs.len(), carried, n);
-        (on_cpu, runs(&self.host_selection.neurons[..missing - on_cpu], costs.bridge(), &mut self.runs))
+        let others = bytemuck::cast_slice(&self.host_selection.neurons[..missing - on_cpu]);
+        (on_cpu, runs(others, costs.bridge(), &mut self.runs))
     }
 
     /// Has the device compute the neurons in slots.
@@ -132,7 +136,7 @@ impl Split {
             let bucket = View { buffer: bucket, at: first as u64 * 4 };
             self.compute(c, l, n, layer, cut, Blocks { slots: SLOTS_AT_ONCE.min(slots - first), blocks, bucket });
         }
-        self.cache.used(l);
+        self.cache.used(&mut *self.device, l);
     }
 
     /// Copies `runs` to the device, one half of the scratch memory after the other, and has each half computed while the next is filled.
@@ -146,14 +150,12 @@ impl Split {
             count += 1;
         }
         // SAFETY: every layer has names of its own, which live as long as the pass.
-        unsafe {
-            self.cache.device.copy_in(Stream::Compute, names.as_ptr().cast(), count * 4, self.workspace.names, 0)
-        };
+        unsafe { self.device.copy_in(Stream::Compute, names.as_ptr().cast(), count * 4, self.workspace.names, 0) };
         // The run that is next, and how many of its blocks are on their way.
         let (mut run, mut sent, mut first) = (0, 0, 0);
         while first < count {
             let Some(s) = &mut self.streaming else { return };
-            let (half, here, device) = (s.turn % 2, s.half.min(count - first), &mut self.cache.device);
+            let (half, here, device) = (s.turn % 2, s.half.min(count - first), &mut self.device);
             s.turn += 1;
             device.wait(Stream::Copy, s.done[half]);
             let (start, mut filled) = ((half * s.half * block) as u64, 0);
@@ -174,7 +176,7 @@ impl Split {
             let (blocks, done) = (View { buffer: s.scratch, at: start }, s.done[half]);
             let bucket = View { buffer: self.workspace.names, at: first as u64 * 4 };
             self.compute(c, l, n, layer, cut, Blocks { slots: here, blocks, bucket });
-            self.cache.device.record(Stream::Compute, done);
+            self.device.record(Stream::Compute, done);
             first += here;
         }
     }
@@ -213,10 +215,10 @@ impl Split {
         let mut lap = clock::now();
         let work = Work::Some(&self.host_selection.neurons[self.host_selection.neurons.len() - count..]);
         let read = ffn::ffn(team, kernels, c, layer, &b.columns, work, 0.0, &mut b.tiles, &mut b.ffn, half);
-        self.cache.device.worked(read.bytes(&layer.block), clock::lap(&mut lap), 0);
+        self.device.worked(read.bytes(&layer.block), clock::lap(&mut lap), 0);
         let (from, room) = (self.host.half.as_ptr().cast(), self.workspace.half);
         // SAFETY: as above; it is written to again only behind the next layer's event.
-        unsafe { self.cache.device.copy_in(Stream::Compute, from, numbers * 4, room, 0) };
+        unsafe { self.device.copy_in(Stream::Compute, from, numbers * 4, room, 0) };
         self.launch(Call::Add(Add { count: numbers, from: room.into(), to }));
         read
     }
@@ -224,7 +226,7 @@ impl Split {
     /// Takes over what the device made of a layer: keys and values, and the counts for the scheduler.
     pub(super) fn read_back(&mut self, pass: &mut Pass<'_, '_>, l: usize) {
         let (n, ffn) = (pass.n(), pass.model.config.ffn);
-        self.cache.device.synchronize_event(self.merged[l]);
+        self.device.synchronize_event(self.merged[l]);
         pass.probe.lap(Part::Ffn);
         if self.attends {
             self.read_back_kv(pass, l);

@@ -1,6 +1,7 @@
 //! The interface between the engine and what decides which neurons move.
 
 use crate::cache::NeuronCache;
+use crate::device::Device;
 use crate::engine::ffn::Selection;
 use crate::engine::sparsity::Sparsity;
 use crate::scheduler::Policy;
@@ -27,10 +28,10 @@ pub struct DividedLayer<'a> {
 pub trait Migrator: Send {
     /// Begins the moves that were decided since the last call. Called on the engine's thread when a layer begins, so that copies for it can
     /// arrive during its attention, and again before its FFN; must not wait.
-    fn apply(&mut self, cache: &mut NeuronCache, sparsity: &mut Sparsity);
+    fn apply(&mut self, device: &mut dyn Device, cache: &mut NeuronCache, sparsity: &mut Sparsity);
 
     /// Is given a layer before its FFN, once it is decided which neurons are computed where; must not wait.
-    fn tell(&mut self, _at: &DividedLayer<'_>, _cache: &NeuronCache) {}
+    fn tell(&mut self, _at: &DividedLayer<'_>, _device: &dyn Device, _cache: &NeuronCache) {}
 
     /// Is told of a layer of a prompt's chunk, which was computed dense: `tokens` tokens from position `first` on, and for how many of them
     /// each neuron was active, `[ffn]`.

@@ -18,11 +18,12 @@ pub use workspace::workspace_bytes;
 use super::ffn::Selection;
 use super::session::CHUNK;
 use super::sparsity::Sparsity;
-use crate::cache::NeuronCache;
+use crate::cache::{HostBlocks, NeuronCache};
 use crate::cpu::MAX_COLUMNS;
-use crate::device::{Attend, Buffer, Call, Event, Note, OutOfMemory, Stream, Then, View};
+use crate::device::{Attend, Buffer, Call, Device, Event, Note, OutOfMemory, Stream, Then, View};
 use crate::model::Model;
 use crate::model::config::ModelConfig;
+use crate::model::weights::Layer;
 use allocator::DeviceAllocator;
 use chunk::Streaming;
 use kv::DeviceKv;
@@ -34,7 +35,9 @@ use workspace::{DeviceWorkspace, PinnedBuffers};
 
 /// A device's part in the engine.
 pub struct Split {
-    /// The neurons in the device's slots, and the device itself. Dropped first, because the device has pinned memory that is owned below.
+    /// The device. Dropped first: fields are dropped in their order, and it has pinned memory that the cache and `host` own.
+    pub device: Box<dyn Device>,
+    /// Which neurons lie in the device's slots.
     pub cache: NeuronCache,
     /// Decides which neurons move; `None`: none do.
     pub migrator: Option<Box<dyn Migrator>>,
@@ -72,22 +75,36 @@ pub struct Split {
 }
 
 impl Split {
-    /// Uploads attention and head to the cache's device. The keys and values of up to `sequences` sequences of `context` positions are kept
-    /// there, too; with 0, the CPU computes attention.
+    /// Gives layer `l` of the model `slots[l]` slots on `device`, all empty, and uploads attention and head. The keys and values of up to
+    /// `sequences` sequences of `context` positions are kept there, too; with 0, the CPU computes attention.
     ///
     /// # Errors
     /// The device has no room.
-    pub fn new(mut cache: NeuronCache, model: &Model, context: usize, sequences: usize) -> Result<Split, OutOfMemory> {
+    ///
+    /// # Safety
+    /// The model's store stays mapped until this is dropped, and nobody takes the cache out to drop it before the device.
+    pub unsafe fn new(
+        mut device: Box<dyn Device>,
+        slots: &[usize],
+        model: &Model,
+        context: usize,
+        sequences: usize,
+    ) -> Result<Split, OutOfMemory> {
         let c = &model.config;
-        let reserved = cache.device.reserve(0)?;
-        let mut allocator = DeviceAllocator { device: &mut *cache.device, bytes: 0 };
+        // SAFETY: the blocks lie in the store, by the caller's promise; the device is dropped before the cache.
+        let cache = unsafe { neuron_cache(&mut *device, slots, model)? };
+        // SAFETY: the device is dropped before the pinned memory.
+        let host = unsafe { PinnedBuffers::new(&mut *device, c) };
+        // As a later variable it is dropped before both, too, if one of the next steps fails.
+        let mut device = device;
+        let reserved = device.reserve(0)?;
+        let mut allocator = DeviceAllocator { device: &mut *device, bytes: 0 };
         let (weights, workspace) = (Weights::new(&mut allocator, model)?, DeviceWorkspace::new(&mut allocator, c)?);
         let bytes = allocator.bytes;
-        // SAFETY: the device is the cache's, which is dropped before the pinned memory.
-        let host = unsafe { PinnedBuffers::new(&mut *cache.device, c) };
-        let mut events = || (0..c.layers).map(|_| cache.device.timed_event()).collect();
+        let mut events = || (0..c.layers).map(|_| device.timed_event()).collect();
         let (exchanged, merged) = (events(), events());
         let mut split = Split {
+            device,
             cache,
             migrator: None,
             reserved,
@@ -129,14 +146,14 @@ impl Split {
         if self.sequences() == sequences {
             return Ok(());
         }
-        let device = &mut *self.cache.device;
+        let device = &mut *self.device;
         if let Some(kv) = self.kv.take() {
             self.bytes -= kv.release(device);
         }
         if sequences == 0 {
             return Ok(());
         }
-        // SAFETY: the device is the cache's, which is dropped before the pinned memory.
+        // SAFETY: the device is dropped before the pinned memory, by the order of the fields.
         unsafe { self.host.attend(device, c) };
         let mut allocator = DeviceAllocator { device, bytes: 0 };
         let kv = DeviceKv::new(&mut allocator, c, context, sequences)?;
@@ -153,7 +170,7 @@ impl Split {
     /// Has the device take, once, the memory that the calls of passes need beside their operands.
     fn prepare(&mut self, model: &Model) -> Result<(), OutOfMemory> {
         let calls = self.calls(model);
-        let mut allocator = DeviceAllocator { device: &mut *self.cache.device, bytes: 0 };
+        let mut allocator = DeviceAllocator { device: &mut *self.device, bytes: 0 };
         calls.iter().try_for_each(|call| allocator.prepare(call))?;
         self.bytes += allocator.bytes;
         Ok(())
@@ -193,28 +210,41 @@ impl Split {
     /// # Errors
     /// The rest of the reservation cannot be allocated again.
     pub fn upload_predictors(&mut self, sparsity: &Sparsity, c: &ModelConfig) -> Result<(), OutOfMemory> {
-        let Split { cache, scorers, reserved, .. } = self;
-        let nothing = cache.device.reserve(0)?;
+        let Split { device, scorers, reserved, .. } = self;
+        let nothing = device.reserve(0)?;
         let before = std::mem::replace(reserved, nothing);
         let planned = before.bytes + scorers.bytes;
-        cache.device.free(before);
-        scorers.upload(&mut *cache.device, sparsity, c);
-        let rest = cache.device.reserve(planned.saturating_sub(scorers.bytes))?;
-        cache.device.free(std::mem::replace(reserved, rest));
+        device.free(before);
+        scorers.upload(&mut **device, sparsity, c);
+        let rest = device.reserve(planned.saturating_sub(scorers.bytes))?;
+        device.free(std::mem::replace(reserved, rest));
         Ok(())
     }
 
     fn launch(&mut self, call: Call) {
-        self.cache.device.launch(Stream::Compute, &call);
+        self.device.launch(Stream::Compute, &call);
     }
 
     /// Adds a note to the trace, if one is kept.
     pub(super) fn note(&mut self, note: Note) {
-        self.cache.device.note(note);
+        self.device.note(note);
     }
 
     /// The part of the exchanged bytes that begins at number `at`.
     fn at(&self, at: usize) -> View {
         View { buffer: self.workspace.exchange, at: at as u64 * 4 }
     }
+}
+
+/// A neuron cache whose blocks are those of the model's store.
+///
+/// # Safety
+/// As [`NeuronCache::new`].
+unsafe fn neuron_cache(device: &mut dyn Device, slots: &[usize], model: &Model) -> Result<NeuronCache, OutOfMemory> {
+    let c = &model.config;
+    let blocks = |layer: &Layer| HostBlocks::new(layer.block_ptr(0), layer.block.bytes(), c.ffn);
+    let host: Vec<HostBlocks> = model.layers.iter().map(blocks).collect();
+    let bias: Vec<&[f32]> = model.layers.iter().map(|layer| &layer.up_bias[..]).collect();
+    // SAFETY: the caller's promise.
+    unsafe { NeuronCache::new(device, slots, &host, &bias) }
 }

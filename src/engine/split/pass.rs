@@ -4,7 +4,7 @@ use super::scorers::Scorer;
 use super::weights::norm;
 use super::workspace::ExchangeLayout;
 use super::{DividedLayer, Split};
-use crate::cache::PerTier;
+use crate::cache::{PerTier, Tier};
 use crate::clock;
 use crate::cpu::MAX_COLUMNS;
 use crate::device::{Add, Append, Attend, Call, Note, Part, Select, SignScores, SparseFfn, Stream, Then, View};
@@ -14,6 +14,7 @@ use crate::engine::embed::embed;
 use crate::engine::ffn::{self, Counts, Selection, Work};
 use crate::engine::forward::{Executor, Pass, Phase, Step};
 use crate::engine::sparsity::Wanted;
+use crate::ids::StoreId;
 use crate::model::config::{ModelConfig, Norm as NormKind, Positions};
 use crate::model::layer::Norms;
 use crate::model::weights::Layer;
@@ -56,7 +57,7 @@ impl Executor for Split {
         // Copies that were decided meanwhile run while attention does.
         let Some(migrator) = &mut self.migrator else { return };
         pass.probe.lap(Part::Attention);
-        migrator.apply(&mut self.cache, pass.sparsity);
+        migrator.apply(&mut *self.device, &mut self.cache, pass.sparsity);
         pass.probe.lap(Part::Scheduler);
     }
 
@@ -80,7 +81,7 @@ impl Executor for Split {
             self.add_attention(c, l, n);
         }
         if !pass.is_chunk() {
-            self.cache.device.end_sequence();
+            self.device.end_sequence();
         }
     }
 
@@ -111,8 +112,8 @@ impl Executor for Split {
         let (n, c, layer) = (pass.n(), &pass.model.config, &pass.model.layers[l]);
         let needed = !self.host_selection.neurons.is_empty() || !layer.down_bias.is_empty();
         let read = if needed { self.host_half(pass, l) } else { Counts::default() };
-        self.cache.counters.misses += read.active;
-        self.cache.layers[l].misses += read.active;
+        self.cache.counters.computed[Tier::Host] += read.active;
+        self.cache.layers[l].computed[Tier::Host] += read.active;
         self.merge(c, l, n, needed);
         let selection = (wanted != Wanted::All).then(|| &pass.buffers.predicted.selections[l]);
         pass.probe.report.add_layer((l, layer), c, n, wanted, selection, read);
@@ -129,7 +130,7 @@ impl Executor for Split {
             self.read_back(pass, pass.model.layers.len() - 1);
         }
         self.head(pass);
-        self.cache.device.synchronize(Stream::Compute);
+        self.device.synchronize(Stream::Compute);
         if !pass.is_chunk() {
             self.count(pass);
             self.read_back_all(pass);
@@ -155,13 +156,13 @@ impl Executor for Split {
 impl Split {
     /// Begins a section of the stream, up to `end_sequence`, that comes again in the next pass. The host has no part in it.
     fn begin_section(&mut self, l: usize, section: GraphSection) {
-        self.cache.device.begin_sequence(4 * l + section as usize);
+        self.device.begin_sequence(4 * l + section as usize);
     }
 
     /// Uploads the residual, the tokens' positions, and the keys and values that the device lacks, if there is room for them.
     fn upload(&mut self, pass: &Pass<'_, '_>) {
         let (c, b) = (&pass.model.config, &pass.buffers);
-        let (to, device) = (self.at(ExchangeLayout::new(b.positions.len(), c).residual()), &mut self.cache.device);
+        let (to, device) = (self.at(ExchangeLayout::new(b.positions.len(), c).residual()), &mut self.device);
         // SAFETY: here and below, what is copied in or out lives as long as the pass, and is touched again only after the compute
         // stream was synchronised, or an event that was recorded behind the copy.
         unsafe { device.copy_in(Stream::Compute, b.x.as_ptr().cast(), size_of_val(&b.x[..]), to.buffer, to.at) };
@@ -231,7 +232,7 @@ impl Split {
         let range = self.qkv_range(c, l, n);
         let made = &mut self.host.qkv_read_back[range];
         let (to, bytes) = (made.as_mut_ptr().cast(), size_of_val(made));
-        unsafe { self.cache.device.copy_out(Stream::Compute, qkv, 0, to, bytes) };
+        unsafe { self.device.copy_out(Stream::Compute, qkv, 0, to, bytes) };
     }
 
     /// Attention over keys and values in host memory: needs one more copy each way.
@@ -240,8 +241,8 @@ impl Split {
         let c = &model.config;
         let Buffers { positions, cos_sin, attend, .. } = &mut **buffers;
         let n = positions.len();
-        let Split { cache, host, workspace, .. } = self;
-        let (device, qkv) = (&mut cache.device, &mut host.qkv[..n * c.qkv_dim()]);
+        let Split { device, host, workspace, .. } = self;
+        let qkv = &mut host.qkv[..n * c.qkv_dim()];
         let bytes = size_of_val(qkv);
         unsafe { device.copy_out(Stream::Compute, workspace.qkv, 0, qkv.as_mut_ptr().cast(), bytes) };
         device.synchronize(Stream::Compute);
@@ -260,7 +261,7 @@ impl Split {
         let (c, layer, n) = (&pass.model.config, &pass.model.layers[l], pass.n());
         let layout = ExchangeLayout::new(n, c);
         self.note(Note::Compute(Some(Part::Front)));
-        self.cache.commit(l);
+        self.cache.commit(&mut *self.device, l);
         self.begin_section(l, GraphSection::Exchange);
         self.norm_ffn_input(c, l, n);
         let scored = wanted == Wanted::Selected && self.score(c, l, n, pass.sparsity.least(l));
@@ -281,10 +282,10 @@ impl Split {
                 (false, false) => layout.scores(),
             };
             let to = self.host.received.as_mut_ptr().cast();
-            unsafe { self.cache.device.copy_out(Stream::Compute, self.workspace.exchange, 0, to, numbers * 4) };
+            unsafe { self.device.copy_out(Stream::Compute, self.workspace.exchange, 0, to, numbers * 4) };
         }
-        self.cache.device.end_sequence();
-        self.cache.device.record(Stream::Compute, self.exchanged[l]);
+        self.device.end_sequence();
+        self.device.record(Stream::Compute, self.exchanged[l]);
         if c.layer(l).norms.parallel() {
             self.note(Note::Compute(Some(Part::Attention)));
             self.add_attention(c, l, n);
@@ -297,7 +298,7 @@ impl Split {
 
     /// Waits for what the host needs of a layer: residual and normalised input.
     fn receive(&mut self, pass: &mut Pass<'_, '_>, l: usize) {
-        self.cache.device.synchronize_event(self.exchanged[l]);
+        self.device.synchronize_event(self.exchanged[l]);
         pass.probe.lap(Part::Attention);
         let (n, h, b) = (pass.n(), pass.model.config.hidden, &mut *pass.buffers);
         let residual = ExchangeLayout::new(n, &pass.model.config).residual();
@@ -312,7 +313,7 @@ impl Split {
         let mut tools = Tools { model, team, kernels, room: &mut b.room };
         sparsity.predict(&mut tools, l, &b.x, n, Some(&self.cache), self.begun.scored, &mut b.predicted);
         probe.lap(Part::Predictor);
-        self.cache.device.note(Note::Host(Part::Predictor));
+        self.device.note(Note::Host(Part::Predictor));
         b.columns.set(&b.normed, n, model.layers[l].ffn.quant);
         b.predicted.selections.resize_with(c.layers, Selection::default);
         if !self.begun.scored {
@@ -348,19 +349,20 @@ impl Split {
 
     /// Finds the wanted neurons that are in no slot, which the CPU computes.
     fn divide(&mut self, pass: &Pass<'_, '_>, l: usize, wanted: Wanted) {
-        let Split { cache, host_selection, all, .. } = self;
+        let Split { device, cache, host_selection, all, .. } = self;
         let selections = &pass.buffers.predicted.selections;
         let all = if wanted == Wanted::All { &*all } else { &selections[l] };
         host_selection.neurons.clear();
         host_selection.masks.clear();
         let table = &cache.layers[l].table;
         if !self.begun.alone {
-            for (&neuron, &mask) in all.neurons.iter().zip(&all.masks).filter(|(n, _)| !table.location(**n).is_device())
+            for (&neuron, &mask) in
+                all.neurons.iter().zip(&all.masks).filter(|(n, _)| !table.location(StoreId(**n)).is_device())
             {
                 host_selection.neurons.push(neuron);
                 host_selection.masks.push(mask);
             }
-            cache.device.note(Note::Host(Part::Drive));
+            device.note(Note::Host(Part::Drive));
         }
         self.wanted[l] = all.neurons.len() - host_selection.neurons.len();
     }
@@ -375,8 +377,8 @@ impl Split {
         let (first, n, residual) = (b.positions[0].position, b.positions.len(), &b.x[..]);
         let selection = (wanted != Wanted::All).then(|| &b.predicted.selections[l]);
         let at = DividedLayer { layer: l, first, n, batch, residual, selection, own };
-        migrator.apply(&mut self.cache, sparsity);
-        migrator.tell(&at, &self.cache);
+        migrator.apply(&mut *self.device, &mut self.cache, sparsity);
+        migrator.tell(&at, &*self.device, &self.cache);
         self.migrator = Some(migrator);
         pass.probe.lap(Part::Scheduler);
         self.note(Note::Host(Part::Scheduler));
@@ -391,7 +393,7 @@ impl Split {
         half.fill(0.0);
         let (work, cut) = (Work::Selected(&self.host_selection), activation_threshold(sparsity.cut(l), pass.wanted));
         let read = ffn::ffn(team, kernels, c, layer, &b.columns, work, cut, &mut [], &mut b.ffn, half);
-        self.cache.device.worked(read.rows() * layer.ffn.row_bytes as u64, clock::lap(&mut lap), 0);
+        self.device.worked(read.bytes(&layer.block), clock::lap(&mut lap), 0);
         read
     }
 
@@ -421,7 +423,7 @@ impl Split {
     fn send_masks(&mut self, layout: ExchangeLayout, all: bool) {
         let masks = if all { &self.host.all_masks } else { &self.host.masks };
         let (from, bytes, to) = (masks.as_ptr().cast(), size_of_val(&masks[..]), self.at(layout.masks()));
-        unsafe { self.cache.device.copy_in(Stream::Compute, from, bytes, to.buffer, to.at) };
+        unsafe { self.device.copy_in(Stream::Compute, from, bytes, to.buffer, to.at) };
     }
 
     /// The device's half of a layer with so many slots.
@@ -465,9 +467,9 @@ impl Split {
         self.launch(Call::SparseFfn(self.ffn_call(c, l, n, layer, cut, slots)));
         self.note(Note::Compute(None));
         let (to, at) = (self.host.active[l..].as_mut_ptr().cast(), (n * c.hidden * 4) as u64);
-        unsafe { self.cache.device.copy_out(Stream::Compute, self.workspace.output, at, to, 4) };
-        self.cache.device.end_sequence();
-        self.cache.used(l);
+        unsafe { self.device.copy_out(Stream::Compute, self.workspace.output, at, to, 4) };
+        self.device.end_sequence();
+        self.cache.used(&mut *self.device, l);
     }
 
     /// Adds the halves to the residual; `both` says whether the host has one.
@@ -477,14 +479,14 @@ impl Split {
         self.begin_section(l, GraphSection::Merge);
         if both {
             let (from, half) = (self.host.half.as_ptr().cast(), self.workspace.half);
-            unsafe { self.cache.device.copy_in(Stream::Compute, from, count * 4, half, 0) };
+            unsafe { self.device.copy_in(Stream::Compute, from, count * 4, half, 0) };
             self.launch(Call::Add(Add { count, from: half.into(), to }));
         }
         if !self.cache.layers[l].table.slots().is_empty() {
             self.launch(Call::Add(Add { count, from: self.workspace.output.into(), to }));
         }
-        self.cache.device.end_sequence();
-        self.cache.device.record(Stream::Compute, self.merged[l]);
+        self.device.end_sequence();
+        self.device.record(Stream::Compute, self.merged[l]);
     }
 
     /// Where a layer's queries, keys and values are read back to; for a chunk two layers take turns.
@@ -508,26 +510,26 @@ impl Split {
             let out = self.workspace.logits;
             self.launch(Call::Linear(self.weights.head.call(rows.len(), self.at(0), out.into(), Then::Store)));
             let (to, bytes) = (logits.as_mut_ptr().cast(), size_of_val(logits));
-            unsafe { self.cache.device.copy_out(Stream::Compute, out, 0, to, bytes) };
+            unsafe { self.device.copy_out(Stream::Compute, out, 0, to, bytes) };
         }
     }
 
     /// Counts what the device did in a pass that is over there.
     fn count(&mut self, pass: &Pass<'_, '_>) {
         let c = &pass.model.config;
-        let Split { cache, host, .. } = self;
+        let Split { device, cache, host, .. } = self;
         for (exchanged, merged) in self.exchanged.iter().zip(&self.merged) {
-            cache.counters.ffn_ns += cache.device.elapsed_ns(*exchanged, *merged);
+            cache.counters.ffn_ns += device.elapsed_ns(*exchanged, *merged);
         }
         cache.counters.tokens += pass.n() as u64;
         let mut rows = 0;
         for ((layer, &active), &wanted) in cache.layers.iter_mut().zip(host.active.iter()).zip(&self.wanted) {
-            layer.hits += u64::from(active);
-            cache.counters.hits += u64::from(active);
+            layer.computed[Tier::Device] += u64::from(active);
+            cache.counters.computed[Tier::Device] += u64::from(active);
             // The first row of what was wanted, the others of what is active for some token.
             rows += wanted + wanted.min(active as usize) * (c.ffn_kind.rows() - 1);
         }
-        cache.device.has_read((rows * pass.model.layers[0].ffn.row_bytes) as u64);
+        device.has_read((rows * pass.model.layers[0].ffn.row_bytes) as u64);
     }
 
     /// The host's caches get the keys and values of a pass of few tokens, of all layers.

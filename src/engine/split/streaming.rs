@@ -4,6 +4,7 @@
 //! columns a neuron of a 7B model in f16 is 6.3 million multiplications and additions, or 24 KiB over the link. So most neurons go over the
 //! link, as in PowerInfer and llama.cpp, and the CPU takes what it can compute meanwhile.
 
+use crate::ids::StoreId;
 use crate::model::config::{Ffn, ModelConfig};
 
 /// A machine's rates, as its profile has them.
@@ -88,9 +89,9 @@ pub struct Run {
 
 /// Writes to `out` the runs that bring `neurons`, ascending; up to `bridge` other blocks between two of them are copied along. Returns the
 /// number of blocks in all runs.
-pub fn runs(neurons: &[u32], bridge: usize, out: &mut Vec<Run>) -> usize {
+pub fn runs(neurons: &[StoreId], bridge: usize, out: &mut Vec<Run>) -> usize {
     out.clear();
-    for neuron in neurons.iter().map(|&neuron| neuron as usize) {
+    for neuron in neurons.iter().map(|neuron| neuron.index()) {
         match out.last_mut() {
             Some(run) if neuron <= run.first + run.len + bridge => run.len = neuron + 1 - run.first,
             _ => out.push(Run { first: neuron, len: 1 }),
@@ -115,7 +116,7 @@ mod tests {
             let most = 1 + prng.below(9);
             let neurons: Vec<u32> = (0..300).filter(|_| prng.below(most) == 0).collect();
             let (bridge, mut found) = (prng.below(5) as usize, Vec::new());
-            let carried = runs(&neurons, bridge, &mut found);
+            let carried = runs(bytemuck::cast_slice(&neurons), bridge, &mut found);
             let brought: Vec<usize> = found.iter().flat_map(|run| run.first..run.first + run.len).collect();
             assert_eq!(brought.len(), carried);
             assert!(neurons.iter().all(|&n| brought.binary_search(&(n as usize)).is_ok()), "seed {seed}");

@@ -25,7 +25,6 @@ use crate::placement::Costs;
 use crate::placement::memory_plan::Footprint;
 use crate::scheduler::thresholds::LossWeight;
 use crate::scheduler::{self, Policy, Rules};
-use bytemuck::TransparentWrapper;
 use serde::Serialize;
 
 /// Sizes of a model with the trace's `layers` and `ffn` whose parts take as long as the real one's: each simulated layer stands for
@@ -252,7 +251,8 @@ impl<'a> Simulation<'a> {
             predicts: true,
             block_bytes: scale.block_bytes as usize,
             history: setting.history.clone(),
-            placed: setting.placed.iter().map(|placed| PublishedId::peel_slice(placed).to_vec()).collect(),
+            // A trace's neurons have their published numbers, and so have those of the scheduler that runs on it.
+            placed: setting.placed.iter().map(|placed| bytemuck::cast_slice(placed).to_vec()).collect(),
             thresholds: setting.thresholds.iter().copied().map(Some).collect(),
             link_gb_s: m.link_gb_s,
             sync_ns: scale.sync_ns,

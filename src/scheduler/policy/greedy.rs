@@ -1,30 +1,28 @@
 //! Fill and evict (DynamicInfer E.3.4): the neurons worth most that are not on the device take the slots of the residents worth least, as
 //! many as the link allows.
 
-use crate::device::NONE;
-
-/// Stands for the neuron of a slot whose copy has not arrived; [`NONE`] stands for a free slot.
-pub const FILLING: u32 = NONE - 1;
+use crate::cache::Slot;
+use crate::ids::{SlotId, StoreId};
 
 /// Brings a neuron into a slot of its layer. Only policies make one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Move {
-    slot: u32,
-    neuron: u32,
+    slot: SlotId,
+    neuron: StoreId,
 }
 
 impl Move {
-    pub(super) fn new(slot: u32, neuron: u32) -> Move {
+    pub(super) fn new(slot: SlotId, neuron: StoreId) -> Move {
         Move { slot, neuron }
     }
 
     /// The slot in its layer.
-    pub fn slot(self) -> u32 {
+    pub fn slot(self) -> SlotId {
         self.slot
     }
 
-    /// The neuron, in the store's order; in the published order if a trace is replayed.
-    pub fn neuron(self) -> u32 {
+    /// The neuron. Where a trace is replayed, the store is in the published order.
+    pub fn neuron(self) -> StoreId {
         self.neuron
     }
 }
@@ -35,9 +33,9 @@ pub struct Lists {
     /// Whether each neuron is resident, `[ffn]`.
     here: Vec<bool>,
     /// Importance and neuron of those that may come.
-    coming: Vec<(f32, u32)>,
+    coming: Vec<(f32, StoreId)>,
     /// Importance of its neuron, and slot, of those that may be replaced.
-    going: Vec<(f32, u32)>,
+    going: Vec<(f32, SlotId)>,
 }
 
 impl Lists {
@@ -47,17 +45,17 @@ impl Lists {
     }
 }
 
-/// Writes at most `most` moves to `moves`, the best first. `slots` has for each slot its neuron, [`NONE`] or [`FILLING`]; `v` is the
-/// importance of each neuron, `[ffn]`. A resident with `stays(neuron)` is never replaced. A newcomer must exceed the resident's importance
-/// by more than `margin`, or 0 if the slot is free, and must not be `left_out(neuron)`.
+/// Writes at most `most` moves to `moves`, the best first. `slots` is what each slot holds; `v` is the importance of each neuron, `[ffn]`.
+/// A resident with `stays(neuron)` is never replaced. A newcomer must exceed the resident's importance by more than `margin`, or 0 if the
+/// slot is free, and must not be `left_out(neuron)`.
 #[allow(clippy::too_many_arguments)]
 pub fn choose(
-    slots: &[u32],
+    slots: &[Slot],
     v: &[f32],
     most: usize,
     margin: f32,
-    stays: impl Fn(u32) -> bool,
-    left_out: impl Fn(u32) -> bool,
+    stays: impl Fn(StoreId) -> bool,
+    left_out: impl Fn(StoreId) -> bool,
     lists: &mut Lists,
     moves: &mut Vec<Move>,
 ) {
@@ -71,37 +69,38 @@ pub fn choose(
         return;
     }
     let mut weakest = f32::INFINITY;
-    for (slot, &neuron) in slots.iter().enumerate() {
-        match neuron {
-            FILLING => {}
-            NONE => {
-                going.push((f32::NEG_INFINITY, slot as u32));
+    for (slot, &held) in slots.iter().enumerate() {
+        let slot = SlotId(slot as u32);
+        match held {
+            Slot::Filling(_) => {}
+            Slot::Free => {
+                going.push((f32::NEG_INFINITY, slot));
                 weakest = f32::NEG_INFINITY;
             }
-            neuron => {
-                here[neuron as usize] = true;
+            Slot::Resident(neuron) => {
+                here[neuron.index()] = true;
                 if !stays(neuron) {
-                    going.push((v[neuron as usize], slot as u32));
-                    weakest = weakest.min(v[neuron as usize]);
+                    going.push((v[neuron.index()], slot));
+                    weakest = weakest.min(v[neuron.index()]);
                 }
             }
         }
     }
     // A neuron that cannot replace even the weakest resident is no candidate: of thousands of neurons this leaves tens.
     let least = if weakest == f32::NEG_INFINITY { 0.0 } else { weakest + margin };
-    let outside = v.iter().enumerate().filter(|&(n, &v)| v > least && !here[n] && !left_out(n as u32));
-    coming.extend(outside.map(|(n, &v)| (v, n as u32)));
+    let outside = v.iter().enumerate().filter(|&(n, &v)| v > least && !here[n] && !left_out(StoreId(n as u32)));
+    coming.extend(outside.map(|(n, &v)| (v, StoreId(n as u32))));
     let most = most.min(coming.len()).min(going.len());
     if most == 0 {
         return;
     }
     // Ties are broken by number, so that the result depends on nothing else.
-    let best = |a: &(f32, u32), b: &(f32, u32)| b.0.total_cmp(&a.0).then(a.1.cmp(&b.1));
-    let worst = |a: &(f32, u32), b: &(f32, u32)| a.0.total_cmp(&b.0).then(a.1.cmp(&b.1));
+    let best = |a: &(f32, StoreId), b: &(f32, StoreId)| b.0.total_cmp(&a.0).then(a.1.cmp(&b.1));
+    let worst = |a: &(f32, SlotId), b: &(f32, SlotId)| a.0.total_cmp(&b.0).then(a.1.cmp(&b.1));
     take_first(coming, most, best);
     take_first(going, most, worst);
     let pairs = coming.iter().zip(going.iter());
-    let pays = |(new, old): &(&(f32, u32), &(f32, u32))| old.0 == f32::NEG_INFINITY || new.0 > old.0 + margin;
+    let pays = |(new, old): &(&(f32, StoreId), &(f32, SlotId))| old.0 == f32::NEG_INFINITY || new.0 > old.0 + margin;
     moves.extend(pairs.take_while(pays).map(|(new, old)| Move::new(old.1, new.1)));
 }
 
@@ -117,30 +116,35 @@ fn take_first<T>(all: &mut Vec<T>, n: usize, order: impl Fn(&T, &T) -> std::cmp:
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::scheduler::policy::testing::{FILLING, FREE, slots};
     use proptest::prelude::*;
 
-    fn run(slots: &[u32], v: &[f32], most: usize, margin: f32, pinned: &[u32]) -> Vec<Move> {
+    fn run(held: &[u32], v: &[f32], most: usize, margin: f32, pinned: &[u32]) -> Vec<Move> {
         let mut moves = Vec::new();
-        let stays = |n: u32| pinned.contains(&n);
-        choose(slots, v, most, margin, stays, |_| false, &mut Lists::default(), &mut moves);
+        let stays = |n: StoreId| pinned.contains(&n.0);
+        choose(&slots(held), v, most, margin, stays, |_| false, &mut Lists::default(), &mut moves);
         moves
+    }
+
+    fn to(slot: u32, neuron: u32) -> Move {
+        Move::new(SlotId(slot), StoreId(neuron))
     }
 
     #[test]
     fn the_best_newcomer_takes_the_worst_place_and_pinned_ones_stay() {
         let v = [0.1, 0.9, 0.5, 0.8, 0.0, 0.7];
         // Residents 0, 2, 4; 4 is pinned although nobody is less important.
-        assert_eq!(run(&[0, 2, 4], &v, 9, 0.0, &[4]), [Move { slot: 0, neuron: 1 }, Move { slot: 1, neuron: 3 }]);
-        assert_eq!(run(&[0, 2, 4], &v, 1, 0.0, &[]), [Move { slot: 2, neuron: 1 }]);
-        assert_eq!(run(&[0, 2, 4], &v, 9, 0.65, &[]), [Move { slot: 2, neuron: 1 }, Move { slot: 0, neuron: 3 }]);
+        assert_eq!(run(&[0, 2, 4], &v, 9, 0.0, &[4]), [to(0, 1), to(1, 3)]);
+        assert_eq!(run(&[0, 2, 4], &v, 1, 0.0, &[]), [to(2, 1)]);
+        assert_eq!(run(&[0, 2, 4], &v, 9, 0.65, &[]), [to(2, 1), to(0, 3)]);
     }
 
     #[test]
     fn free_slots_go_first_and_slots_being_filled_are_left_alone() {
         let v = [0.1, 0.9, 0.5, 0.0];
-        assert_eq!(run(&[0, NONE, FILLING], &v, 1, 0.0, &[]), [Move { slot: 1, neuron: 1 }]);
+        assert_eq!(run(&[0, FREE, FILLING], &v, 1, 0.0, &[]), [to(1, 1)]);
         // Nobody comes who is worth nothing.
-        assert_eq!(run(&[NONE, NONE], &[0.0, 0.0], 2, 0.0, &[]), []);
+        assert_eq!(run(&[FREE, FREE], &[0.0, 0.0], 2, 0.0, &[]), []);
     }
 
     proptest! {
@@ -154,7 +158,7 @@ mod tests {
             let moves = run(&slots, &v, most, 0.0, &[]);
             prop_assert!(moves.len() <= most);
             let mut after = slots.clone();
-            moves.iter().for_each(|m| after[m.slot as usize] = m.neuron);
+            moves.iter().for_each(|m| after[m.slot.index()] = m.neuron.0);
             let mut unique = after.clone();
             unique.sort_unstable();
             unique.dedup();

@@ -3,6 +3,7 @@
 
 use super::greedy::Move;
 use super::{ChooseMoves, Entry, LayerState, Rules, Scratch, replace_least};
+use crate::ids::StoreId;
 
 pub(super) const ENTRY: Entry = Entry {
     name: "lfu",
@@ -29,14 +30,14 @@ struct Lfu {
 }
 
 impl ChooseMoves for Lfu {
-    fn computed(&mut self, at: &LayerState<'_>, neurons: &[u32]) {
+    fn computed(&mut self, at: &LayerState<'_>, neurons: &[StoreId]) {
         let counts = &mut self.layers[at.layer];
         if counts.tokens == AGE {
             counts.tokens = 0;
             counts.of.iter_mut().for_each(|count| *count /= 2);
         }
         counts.tokens += 1;
-        neurons.iter().for_each(|&n| counts.of[n as usize] += 1);
+        neurons.iter().for_each(|&n| counts.of[n.index()] += 1);
     }
 
     fn choose(&mut self, at: &LayerState<'_>, most: usize, scratch: &mut Scratch, moves: &mut Vec<Move>) {

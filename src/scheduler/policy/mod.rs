@@ -6,8 +6,10 @@
 pub mod greedy;
 
 use super::importance::importance;
+use crate::cache::Slot;
+use crate::ids::StoreId;
 use crate::prng::Prng;
-use greedy::{FILLING, Lists, Move};
+use greedy::{Lists, Move};
 
 /// Declares the policies: for each its name in the code and its file.
 macro_rules! policies {
@@ -68,7 +70,7 @@ struct Entry {
 /// A policy at work on all layers. It is told of every token that is decoded and chooses what moves.
 pub trait ChooseMoves: Send {
     /// A decoding pass has computed these neurons of a layer, ascending; prompts are not told of.
-    fn computed(&mut self, _at: &LayerState<'_>, _neurons: &[u32]) {}
+    fn computed(&mut self, _at: &LayerState<'_>, _neurons: &[StoreId]) {}
 
     /// Writes at most `most` moves for the coming use of a layer to `moves`, which is empty; the most urgent first.
     fn choose(&mut self, at: &LayerState<'_>, most: usize, scratch: &mut Scratch, moves: &mut Vec<Move>);
@@ -79,8 +81,8 @@ pub trait ChooseMoves: Send {
 pub struct LayerState<'a> {
     /// The layer's number, from 0.
     pub layer: usize,
-    /// For each slot its neuron, [`crate::device::NONE`] or [`FILLING`].
-    pub slots: &'a [u32],
+    /// What each slot holds.
+    pub slots: &'a [Slot],
     /// Probabilities of the layer's coming use, times 255, `[ffn]`; `None` if it was not predicted.
     pub probabilities: Option<&'a [u8]>,
     /// How often each neuron was computed lately, 0 to 1, `[ffn]`.
@@ -95,12 +97,12 @@ pub struct LayerState<'a> {
 
 impl LayerState<'_> {
     /// Whether the coming use needs this neuron: its probability is one half or more, or, without a prediction, the last token computed it.
-    pub fn needs(&self, neuron: u32) -> bool {
+    pub fn needs(&self, neuron: StoreId) -> bool {
         /// Probability of 255.
         const NEEDED: u8 = 128;
         match self.probabilities {
-            Some(p) => p[neuron as usize] >= NEEDED,
-            None => self.last[neuron as usize] == self.token,
+            Some(p) => p[neuron.index()] >= NEEDED,
+            None => self.last[neuron.index()] == self.token,
         }
     }
 }
@@ -208,10 +210,10 @@ impl ByImportance {
 impl ChooseMoves for ByImportance {
     fn choose(&mut self, at: &LayerState<'_>, most: usize, scratch: &mut Scratch, moves: &mut Vec<Move>) {
         let (f, rules) = (at.frequencies, at.rules);
-        let frequent = |n: u32| n < FILLING && f[n as usize] >= rules.pinned;
+        let frequent = |n: StoreId| f[n.index()] >= rules.pinned;
         // Capped below the number of slots: where nearly all would stay, nothing could come.
-        let crowded = at.slots.iter().filter(|&&n| frequent(n)).count() * 4 > at.slots.len() * 3;
-        let stays = |n: u32| !crowded && frequent(n);
+        let crowded = at.slots.iter().filter(|s| s.resident().is_some_and(frequent)).count() * 4 > at.slots.len() * 3;
+        let stays = |n: StoreId| !crowded && frequent(n);
         importance(at.probabilities, f, rules.lambda, &mut scratch.worth);
         greedy::choose(at.slots, &scratch.worth, most, rules.margin, stays, |_| false, &mut scratch.lists, moves);
     }
@@ -229,7 +231,7 @@ fn replace_least(
 ) {
     v.clear();
     v.extend(worth);
-    (0..v.len()).filter(|&n| at.needs(n as u32)).for_each(|n| v[n] = 2.0);
+    (0..v.len()).filter(|&n| at.needs(StoreId(n as u32))).for_each(|n| v[n] = 2.0);
     greedy::choose(at.slots, v, most, 0.0, |_| false, |n| !at.needs(n), lists, moves);
 }
 
@@ -237,20 +239,35 @@ fn replace_least(
 mod testing {
     use super::*;
 
+    /// In a list of slots' neurons: none.
+    pub const FREE: u32 = u32::MAX;
+    /// In a list of slots' neurons: one that has not arrived.
+    pub const FILLING: u32 = u32::MAX - 1;
+
+    /// Slots from the neurons that they hold.
+    pub fn slots(held: &[u32]) -> Vec<Slot> {
+        let slot = |&held: &u32| match held {
+            FREE => Slot::Free,
+            FILLING => Slot::Filling(StoreId(0)),
+            neuron => Slot::Resident(StoreId(neuron)),
+        };
+        held.iter().map(slot).collect()
+    }
+
     /// One layer under a policy whose moves land at once.
     pub struct Story {
         policy: Box<dyn ChooseMoves>,
         rules: Rules,
-        slots: Vec<u32>,
+        slots: Vec<Slot>,
         last: Vec<u32>,
         token: u32,
         scratch: Scratch,
     }
 
     impl Story {
-        pub fn new(policy: Policy, ffn: usize, slots: &[u32]) -> Story {
+        pub fn new(policy: Policy, ffn: usize, held: &[u32]) -> Story {
             let (rules, scratch) = (policy.rules(), Scratch::new(ffn, 1));
-            Story { policy: policy.start(1, ffn), rules, slots: slots.to_vec(), last: vec![0; ffn], token: 0, scratch }
+            Story { policy: policy.start(1, ffn), rules, slots: slots(held), last: vec![0; ffn], token: 0, scratch }
         }
 
         /// These are computed for the next token.
@@ -268,11 +285,11 @@ mod testing {
                 token: *token,
                 rules,
             };
-            policy.computed(&at, computed);
+            policy.computed(&at, bytemuck::cast_slice(computed));
         }
 
-        /// These are foreseen: the slots then.
-        pub fn needs(&mut self, neurons: &[u32]) -> &[u32] {
+        /// These are foreseen: the neurons in the slots then.
+        pub fn needs(&mut self, neurons: &[u32]) -> Vec<u32> {
             let Story { policy, rules, slots, last, token, scratch } = self;
             let mut probabilities = vec![0; last.len()];
             neurons.iter().for_each(|&n| probabilities[n as usize] = 255);
@@ -281,8 +298,8 @@ mod testing {
                 LayerState { layer: 0, slots, probabilities, frequencies: &frequencies, last, token: *token, rules };
             let mut moves = Vec::new();
             policy.choose(&at, usize::MAX, scratch, &mut moves);
-            moves.iter().for_each(|m| slots[m.slot() as usize] = m.neuron());
-            &self.slots
+            moves.iter().for_each(|m| slots[m.slot().index()] = Slot::Resident(m.neuron()));
+            slots.iter().map(|slot| slot.resident().map_or(FREE, |neuron| neuron.0)).collect()
         }
     }
 }

@@ -6,9 +6,11 @@
 //! Two things are particular to this cache: a neuron joins the queue when its copy has arrived, because it cannot be evicted before; and
 //! the hand passes over neurons that the coming use needs.
 
-use super::greedy::{FILLING, Move};
+use super::greedy::Move;
 use super::{ChooseMoves, Entry, LayerState, Rules, Scratch};
+use crate::cache::Slot;
 use crate::device::NONE;
+use crate::ids::{SlotId, StoreId};
 
 pub(super) const ENTRY: Entry = Entry {
     name: "sieve",
@@ -56,10 +58,11 @@ impl Queue {
     }
 
     /// Follows the slots: neurons that left are removed, those that arrived become the newest.
-    fn follow(&mut self, slots: &[u32]) {
+    fn follow(&mut self, slots: &[Slot]) {
+        let held = |slot: &Slot| slot.resident().map_or(NONE, |neuron| neuron.0);
         let before = self.neurons.len();
         for slot in 0..before {
-            let now = slots.get(slot).copied().unwrap_or(NONE);
+            let now = slots.get(slot).map_or(NONE, held);
             if self.neurons[slot] != NONE && self.neurons[slot] != now {
                 self.leave(slot as u32);
             }
@@ -67,8 +70,8 @@ impl Queue {
         for list in [&mut self.neurons, &mut self.older, &mut self.newer] {
             list.resize(slots.len(), NONE);
         }
-        for (slot, &now) in slots.iter().enumerate() {
-            if now < FILLING && self.neurons[slot] == NONE {
+        for (slot, now) in slots.iter().map(held).enumerate() {
+            if now != NONE && self.neurons[slot] == NONE {
                 self.come(slot as u32, now);
             }
         }
@@ -104,7 +107,7 @@ impl Queue {
     }
 
     /// Removes a neuron from the queue and returns its slot; `None` if all are needed.
-    fn evict(&mut self, needs: impl Fn(u32) -> bool) -> Option<u32> {
+    fn evict(&mut self, needs: impl Fn(StoreId) -> bool) -> Option<SlotId> {
         // The first round may only remove marks; the second then finds a neuron without one, unless all are needed.
         for _ in 0..2 * self.neurons.len() {
             let slot = if self.hand == NONE { self.oldest } else { self.hand };
@@ -113,12 +116,12 @@ impl Queue {
             }
             let neuron = self.neurons[slot as usize];
             self.hand = self.newer[slot as usize];
-            if needs(neuron) {
+            if needs(StoreId(neuron)) {
                 continue;
             }
             if !std::mem::take(&mut self.visited[neuron as usize]) {
                 self.leave(slot);
-                return Some(slot);
+                return Some(SlotId(slot));
             }
         }
         None
@@ -126,26 +129,26 @@ impl Queue {
 }
 
 impl ChooseMoves for Sieve {
-    fn computed(&mut self, at: &LayerState<'_>, neurons: &[u32]) {
+    fn computed(&mut self, at: &LayerState<'_>, neurons: &[StoreId]) {
         let queue = &mut self.layers[at.layer];
         queue.follow(at.slots);
-        for &neuron in neurons {
-            queue.visited[neuron as usize] = queue.here[neuron as usize];
+        for neuron in neurons {
+            queue.visited[neuron.index()] = queue.here[neuron.index()];
         }
     }
 
     fn choose(&mut self, at: &LayerState<'_>, most: usize, _scratch: &mut Scratch, moves: &mut Vec<Move>) {
         let queue = &mut self.layers[at.layer];
         queue.follow(at.slots);
-        let mut free = (0..at.slots.len()).filter(|&slot| at.slots[slot] == NONE);
-        for neuron in 0..at.last.len() as u32 {
+        let mut free = (0..at.slots.len()).filter(|&slot| at.slots[slot] == Slot::Free);
+        for neuron in (0..at.last.len() as u32).map(StoreId) {
             if moves.len() == most {
                 return;
             }
-            if queue.here[neuron as usize] || !at.needs(neuron) {
+            if queue.here[neuron.index()] || !at.needs(neuron) {
                 continue;
             }
-            let slot = free.next().map(|slot| slot as u32).or_else(|| queue.evict(|n| at.needs(n)));
+            let slot = free.next().map(SlotId::new).or_else(|| queue.evict(|n| at.needs(n)));
             let Some(slot) = slot else { return };
             moves.push(Move::new(slot, neuron));
         }
@@ -156,7 +159,7 @@ impl ChooseMoves for Sieve {
 mod tests {
     use super::*;
     use crate::scheduler::Policy;
-    use crate::scheduler::policy::testing::Story;
+    use crate::scheduler::policy::testing::{FILLING, FREE, Story, slots};
 
     /// From the oldest to the newest, a star behind those that are marked, the hand before whom it looks at next.
     fn shown(queue: &Queue) -> String {
@@ -175,37 +178,37 @@ mod tests {
     #[test]
     fn the_hand_passes_who_was_visited_and_stays_where_it_evicted() {
         let mut queue = Queue::new(12);
-        queue.follow(&[0, 1, 2, 3, 4, 5, 6]);
+        queue.follow(&slots(&[0, 1, 2, 3, 4, 5, 6]));
         for visited in [0, 1, 6] {
             queue.visited[visited] = true;
         }
         assert_eq!(shown(&queue), "0* 1* 2 3 4 5 6*");
         // For 7: 0 and 1 lose their marks, 2 goes.
-        assert_eq!(queue.evict(|_| false), Some(2));
+        assert_eq!(queue.evict(|_| false), Some(SlotId(2)));
         assert_eq!(shown(&queue), "0 1 >3 4 5 6*");
-        queue.follow(&[0, 1, 7, 3, 4, 5, 6]);
+        queue.follow(&slots(&[0, 1, 7, 3, 4, 5, 6]));
         assert_eq!(shown(&queue), "0 1 >3 4 5 6* 7");
         // 0 is computed again and nobody looks; for 8 the hand goes on from where it was.
         queue.visited[0] = true;
-        assert_eq!(queue.evict(|_| false), Some(3));
-        queue.follow(&[0, 1, 7, 8, 4, 5, 6]);
+        assert_eq!(queue.evict(|_| false), Some(SlotId(3)));
+        queue.follow(&slots(&[0, 1, 7, 8, 4, 5, 6]));
         assert_eq!(shown(&queue), "0* 1 >4 5 6* 7 8");
         assert_eq!(
             (queue.evict(|_| false), queue.evict(|_| false), queue.evict(|_| false)),
-            (Some(4), Some(5), Some(2))
+            (Some(SlotId(4)), Some(SlotId(5)), Some(SlotId(2)))
         );
         assert_eq!(shown(&queue), "0* 1 6 >8");
         // Round the end to the oldest.
-        assert_eq!((queue.evict(|_| false), queue.evict(|_| false)), (Some(3), Some(1)));
+        assert_eq!((queue.evict(|_| false), queue.evict(|_| false)), (Some(SlotId(3)), Some(SlotId(1))));
         assert_eq!(shown(&queue), "0 >6");
     }
 
     #[test]
     fn who_is_needed_stays_with_its_mark_and_where_all_are_needed_nobody_goes() {
         let mut queue = Queue::new(4);
-        queue.follow(&[0, 1, 2]);
+        queue.follow(&slots(&[0, 1, 2]));
         queue.visited[0] = true;
-        assert_eq!(queue.evict(|n| n < 2), Some(2));
+        assert_eq!(queue.evict(|n| n.0 < 2), Some(SlotId(2)));
         assert_eq!(shown(&queue), "0* 1");
         assert_eq!(queue.evict(|_| true), None);
         assert_eq!(shown(&queue), "0* 1");
@@ -215,20 +218,20 @@ mod tests {
     #[test]
     fn the_queue_follows_the_slots_whatever_becomes_of_them() {
         let mut queue = Queue::new(10);
-        queue.follow(&[0, 1, 2, 3]);
-        queue.follow(&[0, FILLING]);
+        queue.follow(&slots(&[0, 1, 2, 3]));
+        queue.follow(&slots(&[0, FILLING]));
         assert_eq!(shown(&queue), "0");
-        queue.follow(&[0, NONE, 7, 8, 1]);
+        queue.follow(&slots(&[0, FREE, 7, 8, 1]));
         assert_eq!(shown(&queue), "0 7 8 1");
-        queue.follow(&[5, 6, 7, 8, 1]);
+        queue.follow(&slots(&[5, 6, 7, 8, 1]));
         assert_eq!(shown(&queue), "7 8 1 5 6");
-        queue.follow(&[]);
+        queue.follow(&slots(&[]));
         assert_eq!((shown(&queue).as_str(), queue.evict(|_| false)), ("", None));
     }
 
     #[test]
     fn newcomers_take_free_slots_first_and_then_those_of_old_ones_that_were_not_computed() {
-        let mut story = Story::new(Policy::Sieve, 10, &[0, 1, 2, NONE]);
+        let mut story = Story::new(Policy::Sieve, 10, &[0, 1, 2, FREE]);
         story.token(&[0]);
         assert_eq!(story.needs(&[5]), [0, 1, 2, 5]);
         // 0 was computed and keeps its place; 1 did not.

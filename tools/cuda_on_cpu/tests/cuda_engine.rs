@@ -6,11 +6,12 @@ mod common;
 mod support;
 
 use common::{Machine, StandIn, device, on, with_graphs};
-use dynamicinfer::cache::{Migration, NeuronCache, NotBegun, Refused, Slot};
+use dynamicinfer::cache::{Migration, NeuronCache, NotBegun, Refused, Slot, Tier};
 use dynamicinfer::cpu::Kernels;
 use dynamicinfer::device::{Device, MoveMethod, MoveRate, VirtualDevice};
-use dynamicinfer::engine::{Choice, Engine, Logits, Migrator, Sparsity};
+use dynamicinfer::engine::{Choice, Engine, Logits, Migrator, Sparsity, Split};
 use dynamicinfer::formats::rows::Quant;
+use dynamicinfer::ids::{LayerId, SlotId, StoreId};
 use dynamicinfer::model::{KvCache, KvType, Model};
 use dynamicinfer::prng::Prng;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -29,14 +30,15 @@ static STREAMED: AtomicU64 = AtomicU64::new(0);
 struct Restless(Prng);
 
 impl Migrator for Restless {
-    fn apply(&mut self, cache: &mut NeuronCache, _sparsity: &mut Sparsity) {
+    fn apply(&mut self, device: &mut dyn Device, cache: &mut NeuronCache, _sparsity: &mut Sparsity) {
         let layers = cache.layers.len() as u64;
         if self.0.below(3) == 0 {
             // A group: some are neighbours, some are refused.
             let layer = self.0.below(layers) as usize;
             let (slot, neuron, n) = (self.0.below(48) as u32, self.0.below(48) as u32, self.0.below(20) as u32);
-            let group: Vec<(u32, u32)> = (0..n).map(|i| (slot + i, (neuron + i * (1 + i % 2)) % 96)).collect();
-            BEGUN.fetch_add(cache.migrate_all(layer, group.into_iter()) as u64, Ordering::Relaxed);
+            let at = |i: u32| (SlotId(slot + i), StoreId((neuron + i * (1 + i % 2)) % 96));
+            let group: Vec<(SlotId, StoreId)> = (0..n).map(at).collect();
+            BEGUN.fetch_add(cache.migrate_all(device, layer, group.into_iter()) as u64, Ordering::Relaxed);
         }
         for _ in 0..self.0.below(12) {
             let layer = self.0.below(layers) as usize;
@@ -48,10 +50,12 @@ impl Migrator for Restless {
             let (slot, neuron) = (self.0.below(slots) as u32, self.0.below(96) as u32);
             if self.0.below(10) == 0 {
                 let filling = matches!(table.slots()[slot as usize], Slot::Filling(_));
-                assert_eq!(table.clear(slot).is_err(), filling);
+                assert_eq!(table.clear(SlotId(slot)).is_err(), filling);
                 continue;
             }
-            match cache.migrate(Migration { layer: layer as u32, slot, neuron }) {
+            match cache
+                .migrate(device, Migration { layer: LayerId::new(layer), slot: SlotId(slot), neuron: StoreId(neuron) })
+            {
                 Ok(()) => _ = BEGUN.fetch_add(1, Ordering::Relaxed),
                 Err(NotBegun::Refused(Refused::OutOfRange)) => panic!("slot {slot}, neuron {neuron}"),
                 Err(NotBegun::Refused(Refused::Busy | Refused::AlreadyThere) | NotBegun::Full) => {}
@@ -106,11 +110,11 @@ fn run(seed: u64, sizes: &[usize], barrier: bool, graphs: bool) -> (Vec<f32>, Ve
     let mut split = unsafe { on_device(&model, Box::new(device), &first) }.unwrap();
     for (l, &slots) in first.iter().enumerate() {
         let neurons: Vec<u32> = (0..slots as u32).map(|i| (i * 5 + 3) % ffn as u32).collect();
-        split.cache.load(l, &neurons).unwrap();
+        split.cache.load(&mut *split.device, l, bytemuck::cast_slice(&neurons)).unwrap();
     }
-    split.cache.settle();
+    split.cache.settle(&mut *split.device);
     let method = MoveMethod::ALL[seed as usize % 3];
-    split.cache.set_moves(&[MoveRate { method, group_us: 1.0, piece_us: 1.0, gb_s: 1.0 }]);
+    split.cache.set_moves(&mut *split.device, &[MoveRate { method, group_us: 1.0, piece_us: 1.0, gb_s: 1.0 }]);
     split.cache.barrier = barrier;
     // Of a prompt's missing neurons some are copied for it, some are the CPU's.
     streaming(&mut split, &model, 12, [0.0, 0.4][prng.below(2) as usize]);
@@ -124,8 +128,8 @@ fn run(seed: u64, sizes: &[usize], barrier: bool, graphs: bool) -> (Vec<f32>, Ve
         engine.check().unwrap();
         // Another budget between two tokens: less, then more.
         if i % 3 == 1 {
-            let cache = &mut engine.split.as_mut().unwrap().cache;
-            cache.resize(if i % 2 == 1 { &later } else { &first }).unwrap();
+            let Split { device, cache, .. } = engine.split.as_mut().unwrap();
+            cache.resize(&mut **device, if i % 2 == 1 { &later } else { &first }).unwrap();
             resized += 1;
         }
     });
@@ -139,7 +143,7 @@ fn run(seed: u64, sizes: &[usize], barrier: bool, graphs: bool) -> (Vec<f32>, Ve
     };
     let chunks = engine.split.as_ref().unwrap().chunks;
     STREAMED.fetch_add(chunks.streamed, Ordering::Relaxed);
-    HITS.fetch_add(engine.split.as_ref().unwrap().cache.counters.hits, Ordering::Relaxed);
+    HITS.fetch_add(engine.split.as_ref().unwrap().cache.counters.computed[Tier::Device], Ordering::Relaxed);
     (found, expected, most)
 }
 
@@ -229,14 +233,15 @@ fn bytes_that_a_card_reads_are_those_that_the_virtual_device_counts() {
                 // SAFETY: the engine drops its device's part before its model.
                 let mut split = unsafe { on_device(&model, device, &vec![ffn / 2; layers]) }.unwrap();
                 let neurons: Vec<u32> = (0..ffn as u32 / 2).map(|i| 2 * i).collect();
-                (0..layers).for_each(|l| split.cache.load(l, &neurons).unwrap());
-                split.cache.settle();
+                (0..layers)
+                    .for_each(|l| split.cache.load(&mut *split.device, l, bytemuck::cast_slice(&neurons)).unwrap());
+                split.cache.settle(&mut *split.device);
                 let mut engine = Engine::new(model, 1, Kernels::best());
                 engine.split = Some(split);
                 engine.set_sparsity(Sparsity::new(vec![Choice::Exact { cut: 0.0 }; layers], 0).unwrap());
                 // Attention over f32 is the host's: keys and values are no weights.
                 logits(&mut engine, KvType::F32, &[1; 12], |_, _| ());
-                engine.split.as_ref().unwrap().cache.device.totals().device_bytes
+                engine.split.as_ref().unwrap().device.totals().device_bytes
             };
             let card = read(Box::new(device(64 << 20)));
             let expected = read(Box::new(VirtualDevice::new(u64::MAX, support::RATES)));
@@ -268,14 +273,20 @@ fn neurons_move_while_kernels_run() {
         // SAFETY: the engine drops its device's part before its model.
         let mut split = unsafe { on_device(&model, Box::new(device), &slots) }.unwrap();
         let neurons: Vec<u32> = (0..slots[0] as u32 - 16).collect();
-        (0..layers).for_each(|l| split.cache.load(l, &neurons).unwrap());
-        split.cache.settle();
+        (0..layers).for_each(|l| split.cache.load(&mut *split.device, l, bytemuck::cast_slice(&neurons)).unwrap());
+        split.cache.settle(&mut *split.device);
         let before = split.residents();
         stand_in.hold(true);
         // The last neurons are in nobody's slot.
         for (l, i) in (0..layers).flat_map(|l| (0..4).map(move |i| (l, i))) {
             let (slot, neuron) = (ffn as u32 / 2 - 1 - i, ffn as u32 - 1 - i);
-            split.cache.migrate(Migration { layer: l as u32, slot, neuron }).unwrap();
+            split
+                .cache
+                .migrate(
+                    &mut *split.device,
+                    Migration { layer: LayerId::new(l), slot: SlotId(slot), neuron: StoreId(neuron) },
+                )
+                .unwrap();
         }
         let mut engine = Engine::new(model, 1, Kernels::best());
         engine.set_sparsity(Sparsity::new(vec![Choice::Exact { cut: 0.0 }; layers], 0).unwrap());
@@ -285,7 +296,7 @@ fn neurons_move_while_kernels_run() {
         let split = engine.split.as_mut().unwrap();
         assert_eq!((split.cache.in_flight(), split.residents()), (4 * layers, before));
         stand_in.hold(false);
-        split.cache.settle();
+        split.cache.settle(&mut *split.device);
         assert_eq!((split.cache.in_flight(), split.residents()), (0, before + 4 * layers));
     });
     // In both processes; the child's own reading is of a file that is not whole yet.
