@@ -3,7 +3,7 @@
 //!
 //! Run: cargo bench --bench ffn [-- TYPE...]
 
-use dynamicinfer::cpu::{Columns, Kernels, Team};
+use dynamicinfer::cpu::{Columns, Kernels, ThreadPool};
 use dynamicinfer::engine::ffn::{FfnBuffers, Tile, ffn};
 use dynamicinfer::engine::{Selection, Work};
 use dynamicinfer::formats::rows::Quant;
@@ -59,7 +59,7 @@ fn main() {
             let read = machine.measure(threads).gb_per_s;
             println!("\n{} on {threads} threads; the machine reads {read:.1} GB/s", quant.name());
             println!("sparsity   ms/layer   GB/s   of machine   of dense time");
-            let mut run = Run { model: &model, kernels, team: Team::new(threads), rng: Prng::new(2) };
+            let mut run = Run { model: &model, kernels, pool: ThreadPool::new(threads), rng: Prng::new(2) };
             let (dense, bytes) = run.time(None);
             let row = |name: &str, seconds: f64, bytes: f64| {
                 let rate = bytes / seconds / 1e9;
@@ -78,7 +78,7 @@ fn main() {
 struct Run<'a> {
     model: &'a Model,
     kernels: Kernels,
-    team: Team,
+    pool: ThreadPool,
     rng: Prng,
 }
 
@@ -88,7 +88,7 @@ impl Run<'_> {
         let config = &self.model.config;
         let input: Vec<f32> = (0..HIDDEN).map(|_| self.rng.next_f64() as f32 - 0.5).collect();
         let (mut x, mut buffers, mut hidden) = (Columns::default(), FfnBuffers::default(), vec![0.0; HIDDEN]);
-        let mut tiles = vec![Tile::new(); self.team.threads()];
+        let mut tiles = vec![Tile::new(); self.pool.threads()];
         let layers = self.model.layers.len();
         let mut passes = Vec::new();
         let mut rows = 0;
@@ -99,8 +99,8 @@ impl Run<'_> {
             for (layer, list) in self.model.layers.iter().zip(&lists) {
                 let work = if sparsity.is_some() { Work::Selected(list) } else { Work::All };
                 x.set(&input, 1, layer.ffn.quant);
-                let (team, kernels) = (&mut self.team, &self.kernels);
-                rows += ffn(team, kernels, config, layer, &x, work, 0.0, &mut tiles, &mut buffers, &mut hidden).rows();
+                let (pool, kernels) = (&mut self.pool, &self.kernels);
+                rows += ffn(pool, kernels, config, layer, &x, work, 0.0, &mut tiles, &mut buffers, &mut hidden).rows();
             }
             passes.push(start.elapsed().as_secs_f64() / layers as f64);
         }

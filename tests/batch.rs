@@ -1,4 +1,4 @@
-//! Laws of several timelines in one pass: each gets the logits that it gets alone, whatever runs beside it, when it joins and
+//! Laws of several sequences in one pass: each gets the logits that it gets alone, whatever runs beside it, when it joins and
 //! when it leaves.
 
 mod support;
@@ -27,7 +27,7 @@ fn engine(name: &str, exact: bool) -> Engine {
     let layers = model.config.layers;
     let mut engine = Engine::new(model, 2, Kernels::best());
     if exact {
-        engine.set_sparsity(Sparsity::new(vec![Choice::Exact { cut: 0.0 }; layers], 0).unwrap());
+        engine.set_sparsity(Sparsity::new(vec![Choice::Exact { activation_threshold: 0.0 }; layers], 0).unwrap());
     }
     engine
 }
@@ -119,7 +119,7 @@ fn it_does_so_with_neurons_on_a_device() {
     joining_and_leaving(&mut engine, KvType::F32, "relullama on a device");
 }
 
-/// Of four timelines, none to all have their keys and values on the device: where there are too few places for a pass, attention is
+/// Of four sequences, none to all have their keys and values on the device: where there are too few places for a pass, attention is
 /// the CPU's, and a place that changes hands is filled anew.
 #[test]
 fn it_does_so_with_keys_and_values_of_some_timelines_on_a_device() {
@@ -129,23 +129,23 @@ fn it_does_so_with_keys_and_values_of_some_timelines_on_a_device() {
         let device = Box::new(VirtualDevice::new(u64::MAX, RATES));
         // SAFETY: the engine has both.
         engine.split = Some(unsafe { on_device(&engine.model, device, &slots) }.unwrap());
-        for timelines in [1, 4, 0, 3, 2] {
+        for sequences in [1, 4, 0, 3, 2] {
             let model = engine.model.clone();
             let split = engine.split.as_mut().unwrap();
             split.set_sequences(&model, CONTEXT, 0).unwrap();
             let without = split.bytes();
-            split.set_sequences(&model, CONTEXT, timelines).unwrap();
+            split.set_sequences(&model, CONTEXT, sequences).unwrap();
             let each = KvCache::bytes_for(&model.config, CONTEXT, KvType::F16);
             let small = 64 * (8 + model.config.head_dim as u64 * 4);
             let bytes = split.bytes() - without;
-            let least = timelines as u64 * each;
-            assert!(bytes >= least && bytes <= least + small, "{timelines} timelines: {bytes} bytes");
-            joining_and_leaving(&mut engine, KvType::F16, &format!("{name}, {timelines} on the device"));
+            let least = sequences as u64 * each;
+            assert!(bytes >= least && bytes <= least + small, "{sequences} sequences: {bytes} bytes");
+            joining_and_leaving(&mut engine, KvType::F16, &format!("{name}, {sequences} on the device"));
         }
     }
 }
 
-/// A budget has room for the keys and values of some timelines; another one has it for fewer, and gives them back.
+/// A budget has room for the keys and values of some sequences; another one has it for fewer, and gives them back.
 #[test]
 fn a_budget_decides_how_many_timelines_lie_on_the_device() {
     let mut engine = engine("relullama", true);
@@ -156,7 +156,7 @@ fn a_budget_decides_how_many_timelines_lie_on_the_device() {
         ram: None,
         ffn_share: None,
         kv: KvPlace::Auto,
-        timelines: 3,
+        sequences: 3,
         predictor_bytes: 0,
         ilp_seconds: None,
     };
@@ -179,20 +179,20 @@ fn a_budget_decides_how_many_timelines_lie_on_the_device() {
     let full = budgeter.plan(u64::MAX).unwrap().full_bytes;
     let (embeddings, kv) = (footprint.embeddings_bytes, footprint.kv_bytes);
     let plan = budgeter.plan(full).unwrap();
-    assert_eq!((plan.timelines, plan.total_bytes), (3, full));
+    assert_eq!((plan.sequences, plan.total_bytes), (3, full));
     let neurons = budgeter.placed(&vec![ffn; layers]);
     place(&mut engine, Box::new(VirtualDevice::new(full, RATES)), &plan, &budgeter.machine, &neurons).unwrap();
     let least = plan.min_bytes;
-    for (vram, timelines) in [(full, 3), (full - embeddings - 1, 2), (full - embeddings - kv, 2), (least, 0), (full, 3)]
+    for (vram, sequences) in [(full, 3), (full - embeddings - 1, 2), (full - embeddings - kv, 2), (least, 0), (full, 3)]
     {
         let plan = budgeter.set(&mut engine, vram).unwrap();
         let split = engine.split.as_ref().unwrap();
-        assert_eq!((plan.timelines, split.sequences()), (timelines, timelines), "{vram} of {full}");
-        let sizes = (PartName::Kv, timelines as u64 * kv, (3 - timelines as u64) * kv);
+        assert_eq!((plan.sequences, split.sequences()), (sequences, sequences), "{vram} of {full}");
+        let sizes = (PartName::Kv, sequences as u64 * kv, (3 - sequences as u64) * kv);
         assert!(plan.parts.iter().any(|p| (p.name, p.bytes, p.host_bytes) == sizes));
         let memory = split.device.memory();
         assert!(memory.budget == vram && memory.used <= vram, "{memory:?}");
-        joining_and_leaving(&mut engine, KvType::F16, &format!("{timelines} by the budget"));
+        joining_and_leaving(&mut engine, KvType::F16, &format!("{sequences} by the budget"));
     }
 }
 

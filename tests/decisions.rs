@@ -2,7 +2,7 @@
 
 mod support;
 
-use dynamicinfer::background::{Background, Setting};
+use dynamicinfer::background::{Background, BackgroundOptions};
 use dynamicinfer::cache::{NeuronCache, Slot};
 use dynamicinfer::clock::{self, Duration};
 use dynamicinfer::cpu::Kernels;
@@ -16,7 +16,7 @@ use dynamicinfer::lab::record::{Request, record};
 use dynamicinfer::lab::replay::{self, replay_with};
 use dynamicinfer::lab::simulate::{self, Calls, simulate_with};
 use dynamicinfer::lab::synth::{Shape, write_store};
-use dynamicinfer::lab::trace_run::Decided;
+use dynamicinfer::lab::trace_run::OwnedDecision;
 use dynamicinfer::model::{Activation, KvCache, KvType, Model};
 use dynamicinfer::placement::memory_plan::Footprint;
 use dynamicinfer::predictor::{Exact, Predictor};
@@ -111,12 +111,12 @@ fn by_engine(store: &Path, case: &Case) -> Vec<Vec<Moved>> {
     split.cache.settle(&mut *split.device);
     let block_bytes = model.layers[0].ffn.row_bytes * model.config.ffn_kind.rows();
     let mut engine = Engine::new(model, 1, Kernels::best());
-    let setting = Setting {
+    let setting = BackgroundOptions {
         policy: case.policy,
         tune: timeless,
         weight: LossWeight::Probability,
         ahead: case.ahead,
-        timelines: 1,
+        sequences: 1,
         predictor: Some(Arc::new(Exact::new(&engine.model, &vec![0.0; layers]))),
         thresholds: vec![None; layers],
         history: case.history.clone(),
@@ -129,7 +129,7 @@ fn by_engine(store: &Path, case: &Case) -> Vec<Vec<Moved>> {
     let (told, moved): (_, Receiver<Vec<Moved>>) = channel();
     split.migrator = Some(Box::new(Followed { background, moved: Vec::new(), told }));
     engine.split = Some(split);
-    engine.set_sparsity(Sparsity::new(vec![Choice::Exact { cut: 0.0 }; layers], 0).unwrap());
+    engine.set_sparsity(Sparsity::new(vec![Choice::Exact { activation_threshold: 0.0 }; layers], 0).unwrap());
     let mut kv = KvCache::new(&engine.model.config, TOKENS, KvType::F32).unwrap();
     for token in tokens() {
         engine.forward(&mut kv, &[token], Logits::Last);
@@ -141,25 +141,25 @@ fn by_engine(store: &Path, case: &Case) -> Vec<Vec<Moved>> {
 /// What the model did on the same tokens.
 fn recorded(store: &Path, path: &Path, ahead: usize) -> TraceFile {
     let mut engine = Engine::new(Model::open(store).unwrap(), 1, Kernels::best());
-    let cuts = vec![0.0; engine.model.config.layers];
-    let predictor: Arc<dyn Predictor> = Arc::new(Exact::new(&engine.model, &cuts));
+    let activation_thresholds = vec![0.0; engine.model.config.layers];
+    let predictor: Arc<dyn Predictor> = Arc::new(Exact::new(&engine.model, &activation_thresholds));
     let texts = vec![("text".into(), tokens())];
     let made = serde_json::Value::Null;
-    let request = Request { texts, window: TOKENS, kv: KvType::F32, predictor, cuts, ahead, made };
+    let request = Request { texts, window: TOKENS, kv: KvType::F32, predictor, activation_thresholds, ahead, made };
     record(&mut engine, &request, path, |_, _| Ok(())).unwrap();
     TraceFile::open(path).unwrap()
 }
 
 /// Keeps the moves of each observation, in rising order.
-fn keep(all: &mut Vec<Vec<Moved>>, decided: &[Decided]) {
-    let of = |d: &Decided| d.moves.iter().map(|m| (d.layer, m.slot().0, m.neuron().0)).collect::<Vec<_>>();
-    let mut moves: Vec<Moved> = decided.iter().flat_map(of).collect();
+fn keep(all: &mut Vec<Vec<Moved>>, decisions: &[OwnedDecision]) {
+    let of = |d: &OwnedDecision| d.moves.iter().map(|m| (d.layer, m.slot().0, m.neuron().0)).collect::<Vec<_>>();
+    let mut moves: Vec<Moved> = decisions.iter().flat_map(of).collect();
     moves.sort_unstable();
     all.push(moves);
 }
 
 fn by_replay(trace: &TraceFile, case: &Case) -> Vec<Vec<Moved>> {
-    let setting = replay::Setting {
+    let setting = replay::ReplayOptions {
         policy: case.policy,
         rules: timeless(case.policy.rules()),
         slots: case.slots.clone(),
@@ -192,7 +192,7 @@ fn by_simulator(trace: &TraceFile, case: &Case, real: &Footprint) -> Vec<Vec<Mov
         sync_us: 0.1,
         moves: Vec::new(),
     };
-    let setting = simulate::Setting {
+    let setting = simulate::SimulateOptions {
         machine: &machine,
         real,
         policy: case.policy,

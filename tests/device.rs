@@ -3,7 +3,7 @@
 
 mod support;
 
-use dynamicinfer::cpu::{Columns, Kernels, MAX_COLUMNS, Team};
+use dynamicinfer::cpu::{Columns, Kernels, MAX_COLUMNS, ThreadPool};
 use dynamicinfer::device::{Call, Device, Event, Faults, HOST_CALL_NS, NONE, Rates, SparseFfn, Stream, VirtualDevice};
 use dynamicinfer::engine::ffn::{FfnBuffers, activations, ffn};
 use dynamicinfer::engine::{Selection, Work};
@@ -235,7 +235,7 @@ struct Rig {
 }
 
 impl Rig {
-    fn new(device: &mut VirtualDevice, alone: &Alone, n: usize, cut: f32, rng: &mut Prng) -> Rig {
+    fn new(device: &mut VirtualDevice, alone: &Alone, n: usize, activation_threshold: f32, rng: &mut Prng) -> Rig {
         let Alone { config, layer, .. } = alone;
         let (hidden, ffn) = (config.hidden, config.ffn);
         let mut order: Vec<u32> = (0..ffn as u32).collect();
@@ -266,7 +266,7 @@ impl Rig {
             quant: layer.ffn.quant,
             kind: config.ffn_kind,
             activation: config.activation,
-            cut,
+            activation_threshold,
             hidden,
             ffn,
             slots,
@@ -304,16 +304,17 @@ impl Rig {
     /// The same by the CPU's FFN, and the pairs that are active.
     fn truth(&self, alone: &Alone) -> (Vec<f32>, u32) {
         let Alone { config, layer, .. } = alone;
-        let SparseFfn { n, cut, hidden, .. } = self.call;
-        let (mut team, kernels, x) = (Team::new(1), Kernels::best(), self.columns());
+        let SparseFfn { n, activation_threshold, hidden, .. } = self.call;
+        let (mut pool, kernels, x) = (ThreadPool::new(1), Kernels::best(), self.columns());
         let mut out = vec![0.0; n * hidden];
         let (work, buffers) = (Work::Selected(&self.selection), &mut FfnBuffers::default());
-        ffn(&mut team, &kernels, config, layer, &x, work, cut, &mut [], buffers, &mut out);
+        ffn(&mut pool, &kernels, config, layer, &x, work, activation_threshold, &mut [], buffers, &mut out);
         let (mut gates, mut acts) = (vec![0.0; n * config.ffn], vec![0.0; n * config.ffn]);
-        activations(&mut team, &kernels, config, layer, &x, &mut gates, &mut acts);
+        activations(&mut pool, &kernels, config, layer, &x, &mut gates, &mut acts);
         let active = |(&neuron, &mask): (&u32, &u32)| {
             let at = |b: usize| b * config.ffn + neuron as usize;
-            let fires = |b: usize| mask >> b & 1 == 1 && config.activation.apply(gates[at(b)]).abs() > cut;
+            let fires =
+                |b: usize| mask >> b & 1 == 1 && config.activation.apply(gates[at(b)]).abs() > activation_threshold;
             (0..n).filter(|&b| fires(b) && acts[at(b)] != 0.0).count() as u32
         };
         (out, self.selection.neurons.iter().zip(&self.selection.masks).map(active).sum())
@@ -332,14 +333,17 @@ fn the_kernel_computes_what_the_cpu_computes() {
             for round in 0..12 {
                 let hidden = [32, 64, 544, 1056][rng.below(4) as usize];
                 let activation = ACTIVATIONS[round % 5];
-                let cut = [0.0, 0.15, -1.0][round % 3];
+                let activation_threshold = [0.0, 0.15, -1.0][round % 3];
                 let size = 1 + rng.below(80) as usize;
                 let alone = alone(kind, activation, quant, hidden, size, &mut rng);
                 let n = 1 + rng.below(MAX_COLUMNS as u64) as usize;
                 let mut device = device();
-                let mut rig = Rig::new(&mut device, &alone, n, cut, &mut rng);
+                let mut rig = Rig::new(&mut device, &alone, n, activation_threshold, &mut rng);
                 let (found, truth) = (rig.run(&mut device), rig.truth(&alone));
-                let what = format!("{} {kind:?} {activation:?} cut {cut}, {n} x {hidden} x {size}", quant.name());
+                let what = format!(
+                    "{} {kind:?} {activation:?} activation_threshold {activation_threshold}, {n} x {hidden} x {size}",
+                    quant.name()
+                );
                 assert!(error(&found.0, &truth.0) < 1e-5, "{what}: off by {}", error(&found.0, &truth.0));
                 assert_eq!(found.1, truth.1, "{what}");
                 computed += found.1;

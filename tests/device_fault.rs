@@ -24,7 +24,7 @@ fn engine(dir: &std::path::Path, fails_at: u64) -> Engine {
     (0..layers).for_each(|l| split.cache.load(&mut *split.device, l, bytemuck::cast_slice(&neurons)).unwrap());
     split.cache.settle(&mut *split.device);
     let mut engine = Engine::new(model, 1, Kernels::best());
-    engine.set_sparsity(Sparsity::new(vec![Choice::Exact { cut: 0.0 }; layers], 0).unwrap());
+    engine.set_sparsity(Sparsity::new(vec![Choice::Exact { activation_threshold: 0.0 }; layers], 0).unwrap());
     engine.split = Some(split);
     engine
 }

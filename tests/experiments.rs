@@ -199,9 +199,9 @@ fn every_shipped_experiment_can_be_read_and_an_arm_that_cannot_be_is_refused_bef
     assert!(!dir.path().join("experiment-tiny/rows.jsonl").exists());
 }
 
-/// The whole path with a model and a pretended device: budgets that are too small are rows that do not count, and no time is speed.
+/// The whole path with a model and a virtual device: budgets that are too small are rows that do not count, and no time is speed.
 #[test]
-fn a_device_that_is_too_small_is_a_refused_row_and_a_pretended_clock_is_no_speed() {
+fn a_device_that_is_too_small_is_a_refused_row_and_a_virtual_clock_is_no_speed() {
     let dir = tempfile::tempdir().unwrap();
     let text = r#"
 name = "device"

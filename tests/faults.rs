@@ -225,7 +225,7 @@ fn engine(store: &Path) -> Engine {
     let model = Model::open(store).unwrap();
     let layers = model.config.layers;
     let mut engine = Engine::new(model, 1, Kernels::best());
-    engine.set_sparsity(Sparsity::new(vec![Choice::Exact { cut: 0.0 }; layers], 0).unwrap());
+    engine.set_sparsity(Sparsity::new(vec![Choice::Exact { activation_threshold: 0.0 }; layers], 0).unwrap());
     engine
 }
 
@@ -254,7 +254,7 @@ fn a_device_that_refuses_anything_leaves_an_engine_that_is_right_and_can_go_on()
                 ffn_share: Some(0.5),
                 kv: KvPlace::Host,
                 predictor_bytes: 0,
-                timelines: 1,
+                sequences: 1,
                 ilp_seconds: None,
             };
             let footprint = Footprint::of_model(&engine.model, CONTEXT, KvType::F32);

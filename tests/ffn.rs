@@ -1,7 +1,7 @@
 //! The laws of the FFN over chosen neurons, on every instruction set, for every row type and kind of FFN: what is left out
 //! counts as zero, what is chosen is computed as in the dense pass, and no result depends on the number of threads.
 
-use dynamicinfer::cpu::{Columns, Isa, Kernels, Team};
+use dynamicinfer::cpu::{Columns, Isa, Kernels, ThreadPool};
 use dynamicinfer::engine::ffn::{FfnBuffers, Neurons, Tile, activations, down, ffn};
 use dynamicinfer::engine::{Counts, Selection, Work};
 use dynamicinfer::formats::neuron_store::{Header, Writer};
@@ -75,7 +75,7 @@ fn model(kind: Ffn, activation: Activation, quant: Quant) -> Model {
 struct Bench<'a> {
     model: &'a Model,
     kernels: Kernels,
-    team: Team,
+    pool: ThreadPool,
     input: Vec<f32>,
     n: usize,
 }
@@ -89,11 +89,11 @@ impl Bench<'_> {
 
     fn run(&mut self, work: Work, cut: f32) -> (Vec<f32>, Counts) {
         let (x, mut hidden) = (self.columns(), self.residual());
-        let mut tiles = vec![Tile::new(); self.team.threads()];
+        let mut tiles = vec![Tile::new(); self.pool.threads()];
         let buffers = &mut FfnBuffers::default();
         let Model { config, layers, .. } = self.model;
         let counts =
-            ffn(&mut self.team, &self.kernels, config, &layers[0], &x, work, cut, &mut tiles, buffers, &mut hidden);
+            ffn(&mut self.pool, &self.kernels, config, &layers[0], &x, work, cut, &mut tiles, buffers, &mut hidden);
         (hidden, counts)
     }
 
@@ -105,16 +105,16 @@ impl Bench<'_> {
         let x = self.columns();
         let (mut gates, mut acts) = (vec![f32::NAN; self.n * NEURONS], vec![f32::NAN; self.n * NEURONS]);
         let Model { config, layers, .. } = self.model;
-        activations(&mut self.team, &self.kernels, config, &layers[0], &x, &mut gates, &mut acts);
+        activations(&mut self.pool, &self.kernels, config, &layers[0], &x, &mut gates, &mut acts);
         (gates, acts)
     }
 
     /// The FFN with these activations: the truth for any choice of neurons.
     fn down(&mut self, acts: &[f32]) -> Vec<f32> {
         let mut hidden = self.residual();
-        let mut tiles = vec![Tile::new(); self.team.threads()];
+        let mut tiles = vec![Tile::new(); self.pool.threads()];
         let (config, layer) = (&self.model.config, &self.model.layers[0]);
-        down(&mut self.team, config, layer, Neurons::All(config.ffn), acts, self.n, &mut tiles, &mut hidden);
+        down(&mut self.pool, config, layer, Neurons::All(config.ffn), acts, self.n, &mut tiles, &mut hidden);
         hidden
     }
 }
@@ -128,7 +128,7 @@ fn everywhere(activation: Activation, law: impl Fn(&mut Bench, &str)) {
                 for n in [1, 3] {
                     let input = numbers(&mut Prng::new(5), n * HIDDEN, 1.7);
                     let what = format!("{} {kind:?} {} {n} columns", quant.name(), kernels.isa.name());
-                    law(&mut Bench { model: &model, kernels, team: Team::new(2), input, n }, &what);
+                    law(&mut Bench { model: &model, kernels, pool: ThreadPool::new(2), input, n }, &what);
                 }
             }
         }
@@ -202,7 +202,7 @@ fn known_gates_leave_out_nothing_that_fires() {
         let dense = bench.run(Work::All, 0.0).0;
         let (x, mut known) = (bench.columns(), vec![f32::NAN; bench.n * NEURONS]);
         let Model { config, layers, .. } = bench.model;
-        gates(&mut bench.team, &bench.kernels, config, &layers[0], &x, &mut known);
+        gates(&mut bench.pool, &bench.kernels, config, &layers[0], &x, &mut known);
         assert_eq!(known, bench.gates_and_activations().0, "{what}");
         let (sparse, counts) = bench.run(Work::Gates(&known), 0.0);
         assert_close(&sparse, &dense, what);
@@ -242,7 +242,8 @@ fn a_column_gets_what_it_would_get_alone() {
             let column = b * HIDDEN..(b + 1) * HIDDEN;
             let residual = bench.residual()[column.clone()].to_vec();
             let input = bench.input[column.clone()].to_vec();
-            let mut single = Bench { model: bench.model, kernels: bench.kernels, team: Team::new(1), input, n: 1 };
+            let mut single =
+                Bench { model: bench.model, kernels: bench.kernels, pool: ThreadPool::new(1), input, n: 1 };
             let mut out = single.run(Work::Selected(&alone), 0.0).0;
             // The same change of another residual.
             out.iter_mut().zip(single.residual()).zip(&residual).for_each(|((o, s), r)| *o += r - s);
@@ -259,7 +260,7 @@ fn no_result_depends_on_the_number_of_threads() {
         let works = [Work::All, Work::Selected(&selection), Work::Gates(&known)];
         let two = works.map(|work| bench.run(work, 0.1));
         for threads in [1, 3] {
-            bench.team = Team::new(threads);
+            bench.pool = ThreadPool::new(threads);
             assert_eq!(works.map(|work| bench.run(work, 0.1)), two, "{what} {threads} threads");
         }
     });

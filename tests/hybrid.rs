@@ -7,7 +7,7 @@ mod support;
 
 use dynamicinfer::cache::{HostBlocks, Location, MAX_IN_FLIGHT, Migration, NeuronCache, NotBegun, Refused, Slot, Tier};
 use dynamicinfer::cpu::aligned::Aligned;
-use dynamicinfer::cpu::{Columns, Kernels, MAX_COLUMNS, Team};
+use dynamicinfer::cpu::{Columns, Kernels, MAX_COLUMNS, ThreadPool};
 use dynamicinfer::device::{
     Buffer, Call, Device, Event, Faults, Memory, MoveMethod, MoveRate, OutOfMemory, SparseFfn, Stream, Timeline,
     Totals, Traced, VirtualDevice,
@@ -141,7 +141,9 @@ fn logits_are_the_dense_ones_for_every_budget_residency_and_interleaving() {
             .clone();
         drop(dense);
         engine.split = Some(split);
-        let choice = |prng: &mut Prng| if prng.below(4) == 0 { Choice::Dense } else { Choice::Exact { cut: 0.0 } };
+        let choice = |prng: &mut Prng| {
+            if prng.below(4) == 0 { Choice::Dense } else { Choice::Exact { activation_threshold: 0.0 } }
+        };
         engine.set_sparsity(Sparsity::new((0..layers).map(|_| choice(&mut prng)).collect(), 0).unwrap());
         let found = logits(&mut engine, kind, &sizes, None);
         let agreement = case.agrees(&found, &expected, limit);
@@ -180,7 +182,7 @@ fn device_half(
     l: usize,
     input: &[f32],
     wanted: &Selection,
-    cut: f32,
+    activation_threshold: f32,
 ) -> Vec<f32> {
     let (c, layer) = (&model.config, &model.layers[l]);
     let (hidden, ffn, n) = (c.hidden, c.ffn, input.len() / c.hidden);
@@ -198,7 +200,7 @@ fn device_half(
         quant: layer.ffn.quant,
         kind: c.ffn_kind,
         activation: c.activation,
-        cut,
+        activation_threshold,
         hidden,
         ffn,
         slots: at.table.slots().len(),
@@ -229,7 +231,7 @@ fn on_the_same_input_the_halves_of_a_layer_are_the_whole_layer() {
         let mut prng = Prng::new(seed);
         let (family, quant) = ((seed % 5) as usize, 2 + (seed / 5 % 4) as usize);
         let model = stores.open(family, quant);
-        let (c, kernels, mut team) = (&model.config, Kernels::best(), Team::new(1));
+        let (c, kernels, mut pool) = (&model.config, Kernels::best(), ThreadPool::new(1));
         let slots: Vec<usize> = (0..c.layers).map(|_| slots(&mut prng, c.ffn)).collect();
         let faults = Faults { late: 0.3, lost: 0.01, reorder: true, seed };
         let device = Box::new(VirtualDevice::new(u64::MAX, RATES).with_faults(faults));
@@ -245,9 +247,9 @@ fn on_the_same_input_the_halves_of_a_layer_are_the_whole_layer() {
             let normed = numbers(&mut prng, n * c.hidden, 2.0);
             x.set(&normed, n, layer.ffn.quant);
             let mut gates = vec![0.0; n * c.ffn];
-            dynamicinfer::ops::gates::gates(&mut team, &kernels, c, layer, &x, &mut gates);
-            let cut = [0.0, 0.1][prng.below(2) as usize];
-            fired.fired(c, &gates, n, cut);
+            dynamicinfer::ops::gates::gates(&mut pool, &kernels, c, layer, &x, &mut gates);
+            let activation_threshold = [0.0, 0.1][prng.below(2) as usize];
+            fired.fired(c, &gates, n, activation_threshold);
             // What is wanted and does not fire costs a gate and adds nothing.
             let (dense, most) = (prng.below(4) == 0, prng.below(2) == 0);
             let selection = match most {
@@ -257,11 +259,13 @@ fn on_the_same_input_the_halves_of_a_layer_are_the_whole_layer() {
             let mut whole = numbers(&mut prng, n * c.hidden, 0.1);
             let mut halves = whole.clone();
             let work = if dense { Work::All } else { Work::Selected(&selection) };
-            ffn::ffn(&mut team, &kernels, c, layer, &x, work, cut, &mut [], &mut buffers, &mut whole);
+            ffn::ffn(&mut pool, &kernels, c, layer, &x, work, activation_threshold, &mut [], &mut buffers, &mut whole);
             restless.shuffle(&mut *split.device, &mut split.cache);
             let all = Selection { neurons: (0..c.ffn as u32).collect(), masks: vec![u32::MAX >> (32 - n); c.ffn] };
-            let (selection, cut) = if dense { (&all, -1.0) } else { (&selection, cut) };
-            let half = device_half(&mut *split.device, &mut split.cache, &model, l, &normed, selection, cut);
+            let (selection, activation_threshold) =
+                if dense { (&all, -1.0) } else { (&selection, activation_threshold) };
+            let half =
+                device_half(&mut *split.device, &mut split.cache, &model, l, &normed, selection, activation_threshold);
             let table = &split.cache.layers[l].table;
             let mut rest = Selection::default();
             for (&neuron, &mask) in selection.neurons.iter().zip(&selection.masks) {
@@ -271,7 +275,7 @@ fn on_the_same_input_the_halves_of_a_layer_are_the_whole_layer() {
                 }
             }
             let work = Work::Selected(&rest);
-            ffn::ffn(&mut team, &kernels, c, layer, &x, work, cut, &mut [], &mut buffers, &mut halves);
+            ffn::ffn(&mut pool, &kernels, c, layer, &x, work, activation_threshold, &mut [], &mut buffers, &mut halves);
             halves.iter_mut().zip(&half).for_each(|(sum, half)| *sum += half);
             let off = error(&halves, &whole);
             assert!(off < 1e-5, "{} {} turn {turn}: off by {off}", FAMILIES[family], QUANTS[quant].name());
@@ -304,8 +308,8 @@ fn hits_and_misses_are_the_active_neurons() {
         split.migrator = Some(Box::new(Restless { prng: Prng::new(seed), most: 30, begun }));
         let mut engine = Engine::new(model, 1, Kernels::best());
         engine.split = Some(split);
-        let choices =
-            (0..layers).map(|l| if l as u64 == seed % 3 { Choice::Dense } else { Choice::Exact { cut: 0.0 } });
+        let choices = (0..layers)
+            .map(|l| if l as u64 == seed % 3 { Choice::Dense } else { Choice::Exact { activation_threshold: 0.0 } });
         engine.set_sparsity(Sparsity::new(choices.collect(), 0).unwrap());
         let mut active = Active::default();
         logits(&mut engine, KvType::F32, &[1; 12], Some(&mut active));
@@ -449,7 +453,7 @@ impl Tagged {
             quant: Quant::F32,
             kind: Ffn::Plain,
             activation: Activation::Relu,
-            cut: 0.0,
+            activation_threshold: 0.0,
             hidden: HIDDEN,
             ffn: NEURONS,
             slots: at.table.slots().len(),
@@ -760,7 +764,7 @@ fn keys_and_values_on_the_device_follow_what_happens_to_the_hosts() {
         let device = Box::new(VirtualDevice::new(u64::MAX, RATES));
         // SAFETY: the engine has both.
         with.split = Some(unsafe { on_device(&with.model, device, &slots) }.unwrap());
-        // More timelines than the device has room for.
+        // More sequences than the device has room for.
         let new = |_| KvCache::new(&with.model.config, ON_DEVICE, KvType::F16).unwrap();
         let mut ours: Vec<KvCache> = (0..3).map(new).collect();
         let mut theirs: Vec<KvCache> = (0..3).map(new).collect();
@@ -806,7 +810,7 @@ fn a_predictor_on_the_device_chooses_what_it_chooses_on_the_host() {
         let model = stores.open(family, quant);
         let sign: Arc<dyn Predictor> = Arc::new(Sign::uncalibrated(&model));
         let (layers, ffn) = (model.config.layers, model.config.ffn);
-        let choice = Choice::Predicted { predictor: sign, threshold: 0.5, cut: 0.0 };
+        let choice = Choice::Predicted { predictor: sign, threshold: 0.5, activation_threshold: 0.0 };
         let slots: Vec<usize> = (0..layers).map(|_| slots(&mut prng, ffn)).collect();
         let device = Box::new(VirtualDevice::new(u64::MAX, RATES));
         // SAFETY: as above.

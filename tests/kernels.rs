@@ -1,7 +1,7 @@
 //! The law of the row kernels: whatever the CPU's instruction set, row type, length and number of columns, they agree
 //! with the scalar truth up to rounding (grouped types: up to the rounding of their int8 inputs).
 
-use dynamicinfer::cpu::attend::{AttendRoom, Head};
+use dynamicinfer::cpu::attend::{AttendScratch, Head};
 use dynamicinfer::cpu::reference;
 use dynamicinfer::cpu::{Columns, Isa, Kernels, MAX_AXPY_ROWS, Rows};
 use dynamicinfer::formats::rows::{self, Quant, ROW_ALIGN};
@@ -164,7 +164,7 @@ proptest! {
                 rng.below(end as u64) as usize..end
             }).collect();
             for kernels in supported() {
-                let mut room = AttendRoom::default();
+                let mut room = AttendScratch::default();
                 room.queries(n * dim).copy_from_slice(&queries);
                 let mixed = room.attend(&kernels, head, dim, |b| sees[b].clone()).to_vec();
                 for (b, seen) in sees.iter().enumerate() {

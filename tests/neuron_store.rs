@@ -118,8 +118,8 @@ fn a_store_cut_anywhere_is_refused() {
     let good = good();
     let at = header_at(&good);
     assert!(at > 40 * 4096, "enough data for cuts");
-    let cuts = (0..64).chain((64..at).step_by(4096)).chain(at..good.len());
-    for end in cuts {
+    let activation_thresholds = (0..64).chain((64..at).step_by(4096)).chain(at..good.len());
+    for end in activation_thresholds {
         refusal(parse::<Header>(&good[..end], Path::new("cut")), "cut: ", &format!("cut at {end}"));
     }
     for extra in [1, 4096] {

@@ -1,11 +1,11 @@
 //! Decoding allocates nothing once it is warm: with every kind of predictor, with a device and without, while neurons move.
 //!
-//! Every allocation of the process is counted, also those of the team's threads; so this binary has one test. Locks are not counted
+//! Every allocation of the process is counted, also those of the pool's threads; so this binary has one test. Locks are not counted
 //! here: `tests/tidy.rs` looks for them in the source.
 
 mod support;
 
-use dynamicinfer::background::{Background, Setting};
+use dynamicinfer::background::{Background, BackgroundOptions};
 use dynamicinfer::cache::{Migration, NeuronCache, Tier};
 use dynamicinfer::clock::{self, Duration};
 use dynamicinfer::cpu::Kernels;
@@ -101,7 +101,7 @@ fn networks(model: &Model) -> Vec<Network> {
     (0..LAYERS).map(&mut network).collect()
 }
 
-/// Waits for longer than the team spins, so that every thread has slept once: what that needs is allocated the first time.
+/// Waits for longer than the pool spins, so that every thread has slept once: what that needs is allocated the first time.
 fn let_the_team_sleep() {
     let lock = parking_lot::Mutex::new(());
     parking_lot::Condvar::new().wait_for(&mut lock.lock(), Duration::from_millis(1));
@@ -111,7 +111,7 @@ fn let_the_team_sleep() {
     }
 }
 
-/// What its thread needs for so many timelines is allocated the first time, too.
+/// What its thread needs for so many sequences is allocated the first time, too.
 fn let_the_scheduler_catch_up(engine: &Engine) {
     let Some(migrator) = engine.split.as_ref().and_then(|split| split.migrator.as_ref()) else { return };
     let start = clock::now();
@@ -152,7 +152,7 @@ fn a_warm_engine_decodes_without_allocating() {
             hidden: model.config.hidden,
             ffn: FFN,
             threshold: 0.5,
-            cuts: vec![0.0; LAYERS],
+            activation_thresholds: vec![0.0; LAYERS],
             tables: Vec::new(),
             made: json!({}),
             sections: Vec::new(),
@@ -161,14 +161,14 @@ fn a_warm_engine_decodes_without_allocating() {
         let predicted = |predictor: &Arc<dyn Predictor>, threshold| Choice::Predicted {
             predictor: predictor.clone(),
             threshold,
-            cut: 0.0,
+            activation_threshold: 0.0,
         };
         let sign: Arc<dyn Predictor> = Arc::new(Sign::uncalibrated(&model));
         let mlp = predictor::open(&mlp_path, &model).unwrap();
         // While it gets warm, fewer neurons are computed than later: the rooms are made for all of them at once.
         let choices = [
             ("dense", [Choice::Dense, Choice::Dense]),
-            ("exact", [Choice::Exact { cut: 1.5 }, Choice::Exact { cut: 0.0 }]),
+            ("exact", [Choice::Exact { activation_threshold: 1.5 }, Choice::Exact { activation_threshold: 0.0 }]),
             ("sign", [predicted(&sign, 0.5), predicted(&sign, 0.5)]),
             ("mlp", [predicted(&mlp, 0.8), predicted(&mlp, 0.2)]),
         ];
@@ -180,13 +180,13 @@ fn a_warm_engine_decodes_without_allocating() {
                     if name == "dense" && device == Some(Moving::Scheduled) {
                         continue;
                     }
-                    for timelines in [1, 3] {
-                        let allocations = count(&path, &choice, threads, device, timelines);
+                    for sequences in [1, 3] {
+                        let allocations = count(&path, &choice, threads, device, sequences);
                         if allocations == 0 {
                             continue;
                         }
                         let what =
-                            format!("{} {name}, {threads} threads, {device:?}, {timelines} timelines", quant.name());
+                            format!("{} {name}, {threads} threads, {device:?}, {sequences} sequences", quant.name());
                         failed.push(format!("{what}: {allocations} allocations in {COUNTED} tokens"));
                     }
                 }
@@ -211,12 +211,12 @@ fn background(engine: &Engine) -> Background {
     let model = engine.model.clone();
     let block_bytes = model.layers[0].ffn.row_bytes * model.config.ffn_kind.rows();
     let own = |l| engine.sparsity().own_threshold(l).map(|(threshold, table)| (threshold, table.clone()));
-    let setting = Setting {
+    let setting = BackgroundOptions {
         policy: Policy::Full,
         tune: |rules| Rules { gain: false, ..rules },
         weight: LossWeight::Probability,
         ahead: 1,
-        timelines: 3,
+        sequences: 3,
         predictor: Some(Arc::new(Exact::new(&model, &[0.0; LAYERS]))),
         thresholds: (0..LAYERS).map(own).collect(),
         history: vec![vec![0.1; FFN]; LAYERS],
@@ -229,7 +229,7 @@ fn background(engine: &Engine) -> Background {
 }
 
 /// Allocations of [`COUNTED`] tokens that run as `choice[1]` says, after some that ran as `choice[0]` does.
-fn count(path: &Path, choice: &[Choice; 2], threads: usize, moving: Option<Moving>, timelines: usize) -> u64 {
+fn count(path: &Path, choice: &[Choice; 2], threads: usize, moving: Option<Moving>, sequences: usize) -> u64 {
     let mut engine = Engine::new(Model::open(path).unwrap(), threads, Kernels::best());
     let sparsity = |choice: &Choice| Sparsity::new(vec![choice.clone(); LAYERS], 0).unwrap();
     engine.set_sparsity(sparsity(&choice[0]));
@@ -245,8 +245,8 @@ fn count(path: &Path, choice: &[Choice; 2], threads: usize, moving: Option<Movin
         engine.split = Some(split);
     }
     let new = |_| KvCache::new(&engine.model.config, WARM + COUNTED, KvType::F16).unwrap();
-    let mut caches: Vec<KvCache> = (0..timelines).map(new).collect();
-    let mut columns: Vec<BatchToken> = (0..timelines).map(|sequence| BatchToken { sequence, token: 0 }).collect();
+    let mut caches: Vec<KvCache> = (0..sequences).map(new).collect();
+    let mut columns: Vec<BatchToken> = (0..sequences).map(|sequence| BatchToken { sequence, token: 0 }).collect();
     let mut step = |engine: &mut Engine, token: u32| {
         columns.iter_mut().zip(0..).for_each(|(column, i)| column.token = (token * 5 + i * 31) % 500);
         match &mut caches[..] {
@@ -267,7 +267,7 @@ fn count(path: &Path, choice: &[Choice; 2], threads: usize, moving: Option<Movin
         step(&mut engine, token + 9);
     }
     let allocations = ALLOCATIONS.load(Ordering::Relaxed) - before;
-    let all = (share(&engine) * engine.report.tokens as f64 - warm * tokens as f64) / (COUNTED * timelines) as f64;
+    let all = (share(&engine) * engine.report.tokens as f64 - warm * tokens as f64) / (COUNTED * sequences) as f64;
     println!("{warm:.2} of the neurons computed while warming, {all:.2} later");
     if let Some(split) = &engine.split {
         let counters = split.cache.counters;

@@ -1,7 +1,7 @@
 //! The laws of the placement: the best there is, never above the budget, the same every time; and the verb `plan`.
 
 use dynamicinfer::formats::machine_profile::{MachineProfile, MoveMethod, MoveRate, Rate};
-use dynamicinfer::formats::placement_file::{LayerPlacement, PlacementFile, Policy, VERSION};
+use dynamicinfer::formats::placement_file::{LayerPlacement, PlacementFile, PlacementPolicy, VERSION};
 use dynamicinfer::formats::rows::Quant;
 use dynamicinfer::ids::PublishedId;
 use dynamicinfer::lab::pack::{PackOptions, pack};
@@ -10,7 +10,7 @@ use dynamicinfer::model::source::Source;
 use dynamicinfer::model::{KvType, Model};
 use dynamicinfer::placement::memory_plan::{Footprint, KvPlace, PartName, Plan, Request, plan};
 use dynamicinfer::placement::problem::{LayerProblem, power_law};
-use dynamicinfer::placement::{Costs, Problem, ilp, least_neurons, policy, ranking, solve, upper_bound};
+use dynamicinfer::placement::{Costs, Problem, ilp, min_neurons, policy, ranking, solve, upper_bound};
 use dynamicinfer::prng::Prng;
 use serde_json::{Value as Json, json};
 use std::path::{Path, PathBuf};
@@ -22,7 +22,7 @@ fn random_problem(prng: &mut Prng, layers: usize, batches: usize, top: u64) -> P
         let count = 1 + prng.below(batches as u64) as usize;
         let mut impacts: Vec<u64> = (0..count).map(|_| prng.below(top)).collect();
         impacts.sort_unstable_by(|a, b| b.cmp(a));
-        LayerProblem { least: 1 + prng.below(count as u64) as usize, impacts }
+        LayerProblem { min_neurons: 1 + prng.below(count as u64) as usize, impacts }
     };
     Problem { batch: 1, batch_bytes: 1, layers: (0..layers).map(|_| layer(prng)).collect() }
 }
@@ -30,7 +30,7 @@ fn random_problem(prng: &mut Prng, layers: usize, batches: usize, top: u64) -> P
 /// Impact, batches and minus the sum of squares of the best placement: all are tried.
 fn brute_force(layers: &[LayerProblem], room: usize) -> (u64, usize, i64) {
     let Some((layer, rest)) = layers.split_first() else { return (0, 0, 0) };
-    let counts = (0..=layer.impacts.len().min(room)).filter(|&n| n == 0 || n >= layer.least);
+    let counts = (0..=layer.impacts.len().min(room)).filter(|&n| n == 0 || n >= layer.min_neurons);
     let with = counts.map(|n| {
         let (impact, batches, squares) = brute_force(rest, room - n);
         (impact + layer.impacts[..n].iter().sum::<u64>(), batches + n, squares - (n * n) as i64)
@@ -154,12 +154,12 @@ fn a_split_layer_has_just_enough_neurons_to_pay_for_its_synchronisation() {
     // Two copies of 16 KiB, started at 5 us each, and one wait.
     assert!((costs.t_sync_us - (20.0 + 2.0 * 0.8192)).abs() < 1e-9);
     let pays = |c: usize| c as f64 * costs.t_gpu_us + costs.t_sync_us <= c as f64 * costs.t_cpu_us;
-    let least = least_neurons(&costs, 11008);
+    let least = min_neurons(&costs, 11008);
     assert!(pays(least) && !pays(least - 1), "{least}");
     // A layer that lies on the device whole is not split.
-    assert_eq!(least_neurons(&costs, 40), 40);
-    assert_eq!(least_neurons(&Costs { t_gpu_us: 1.0, ..costs }, 11008), 11008);
-    assert_eq!(least_neurons(&Costs { t_sync_us: 0.0, ..costs }, 11008), 1);
+    assert_eq!(min_neurons(&costs, 40), 40);
+    assert_eq!(min_neurons(&Costs { t_gpu_us: 1.0, ..costs }, 11008), 11008);
+    assert_eq!(min_neurons(&Costs { t_sync_us: 0.0, ..costs }, 11008), 1);
 }
 
 fn fixture(name: &str) -> PathBuf {
@@ -175,7 +175,7 @@ fn packed(name: &str, quant: Quant, dir: &Path) -> Model {
 
 fn request(vram: u64) -> Request {
     let kv = KvPlace::Auto;
-    Request { vram: Some(vram), ram: None, ffn_share: None, kv, timelines: 1, predictor_bytes: 777, ilp_seconds: None }
+    Request { vram: Some(vram), ram: None, ffn_share: None, kv, sequences: 1, predictor_bytes: 777, ilp_seconds: None }
 }
 
 /// What holds for every plan.
@@ -186,7 +186,7 @@ fn check(plan: &Plan, footprint: &Footprint) {
     let slots: u64 = plan.layers.iter().map(|l| l.slots as u64).sum();
     let ffn = plan.parts.iter().find(|p| p.name == PartName::FfnSlots).unwrap();
     assert_eq!((ffn.bytes, ffn.host_bytes), (slots * footprint.block_bytes, footprint.ffn_bytes()));
-    let least = plan.details.least_neurons;
+    let least = plan.details.min_neurons;
     assert!(plan.layers.iter().all(|l| l.slots == 0 || (least..=footprint.ffn).contains(&l.slots)));
     assert!((0.0..=1.0).contains(&plan.gap) && plan.objective <= plan.details.bound);
 }
@@ -270,19 +270,19 @@ fn policies_fill_the_same_slots() {
     let counts: Vec<Vec<u64>> = (0..4).map(|_| (0..100).map(|_| prng.below(9)).collect()).collect();
     let slots = [0, 1, 50, 100];
     let of = |policy, seed| policy::neurons(policy, &counts, &slots, seed);
-    for (l, neurons) in of(Policy::Static, 0).into_iter().enumerate() {
+    for (l, neurons) in of(PlacementPolicy::Static, 0).into_iter().enumerate() {
         assert_eq!(neurons, ranking(&counts[l])[..slots[l]]);
         let worst = neurons.iter().map(|n| counts[l][n.index()]).min().unwrap_or(0);
         let left = (0..100).map(PublishedId).filter(|n| !neurons.contains(n)).map(|n| counts[l][n.index()]);
         assert!(neurons.is_empty() || left.max().is_none_or(|best| best <= worst));
     }
-    let random = of(Policy::Random, 1);
-    assert_eq!(random, of(Policy::Random, 1));
-    assert_ne!(random[2], of(Policy::Random, 2)[2]);
+    let random = of(PlacementPolicy::Random, 1);
+    assert_eq!(random, of(PlacementPolicy::Random, 1));
+    assert_ne!(random[2], of(PlacementPolicy::Random, 2)[2]);
     assert_eq!(random.iter().map(Vec::len).collect::<Vec<_>>(), slots);
     assert_eq!(random[3], (0..100).map(PublishedId).collect::<Vec<_>>());
     assert!(random.iter().all(|n| n.windows(2).all(|pair| pair[0] < pair[1])));
-    assert!(of(Policy::None, 1).iter().all(Vec::is_empty));
+    assert!(of(PlacementPolicy::None, 1).iter().all(Vec::is_empty));
 }
 
 #[test]
@@ -299,7 +299,7 @@ fn a_placement_reads_back_and_a_wrong_one_is_refused() {
         fingerprint: "abc".into(),
         model: "m".into(),
         ffn: 5,
-        policy: Policy::Static,
+        policy: PlacementPolicy::Static,
         seed: None,
         layers,
     };
@@ -425,7 +425,7 @@ fn a_model_is_planned_and_its_placement_checked() {
     assert!(err.contains("there is no activation profile for this model, so every neuron counts the same"), "{err}");
     let json: Json = serde_json::from_str(&out).unwrap();
     let keys: Vec<&String> = json.as_object().unwrap().keys().collect();
-    let wanted = "budget_bytes total_bytes min_bytes full_bytes parts layers timelines objective gap details";
+    let wanted = "budget_bytes total_bytes min_bytes full_bytes parts layers sequences objective gap details";
     assert_eq!(keys, wanted.split(' ').collect::<Vec<_>>());
     let pinned = &json["details"]["pinned_bytes"];
     assert_eq!(pinned, &json["parts"][6]["host_bytes"], "every neuron block, and nothing else");

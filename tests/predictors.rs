@@ -2,7 +2,7 @@
 //! neurons; and a predictor file that is not right is refused with what to do about it.
 
 use dynamicinfer::cpu::sign::{self, BitLine};
-use dynamicinfer::cpu::{Isa, Kernels, Team};
+use dynamicinfer::cpu::{Isa, Kernels, ThreadPool};
 use dynamicinfer::formats::predictor_file::Header;
 use dynamicinfer::formats::rows::{self, Quant};
 use dynamicinfer::ids::Permutation;
@@ -11,7 +11,7 @@ use dynamicinfer::model::Model;
 use dynamicinfer::model::source::Source;
 use dynamicinfer::ops::math;
 use dynamicinfer::predictor::mlp::{self, Measured, Network};
-use dynamicinfer::predictor::{self, Calibration, Exact, Mlp, Predictor, Room, Sign, Tools};
+use dynamicinfer::predictor::{self, Calibration, Exact, Mlp, Predictor, Scratch, Sign, Tools};
 use dynamicinfer::prng::Prng;
 use proptest::prelude::*;
 use serde_json::{Value as Json, json};
@@ -51,8 +51,8 @@ fn scores(
 ) -> Vec<f32> {
     let n = residual.len() / model.config.hidden;
     let mut out = vec![f32::NAN; n * model.config.ffn];
-    let (mut team, mut room) = (Team::new(threads), Room::default());
-    p.score(&mut Tools { model, team: &mut team, kernels, room: &mut room }, at.0, at.1, residual, n, &mut out);
+    let (mut pool, mut room) = (ThreadPool::new(threads), Scratch::default());
+    p.score(&mut Tools { model, pool: &mut pool, kernels, room: &mut room }, at.0, at.1, residual, n, &mut out);
     out
 }
 
@@ -129,13 +129,13 @@ fn without_a_calibration_threshold_one_half_means_the_papers_alphas() {
     let predictor = Sign::uncalibrated(&model);
     assert_eq!(predictor.threshold(1, 0), 0.5);
     for (layer, alpha) in [(0, 1.03f64), (1, 1.0)] {
-        let cut = predictor.calibration(layer, 0).unwrap().score_at(0.5);
+        let activation_threshold = predictor.calibration(layer, 0).unwrap().score_at(0.5);
         // Of 4096 signs these match: SparseInfer computes a neuron unless alpha * matching < differing.
         for matching in 0..=4096 {
             let differing = 4096 - matching;
             let score = (matching - differing) as f32 / 4096.0;
             let computed = alpha * matching as f64 >= differing as f64;
-            assert_eq!(score >= cut, computed, "layer {layer}: {matching} of 4096");
+            assert_eq!(score >= activation_threshold, computed, "layer {layer}: {matching} of 4096");
         }
     }
     assert!((predictor::sign::alpha_of_score(predictor::sign::score_of_alpha(1.02)) - 1.02).abs() < 1e-6);
@@ -164,7 +164,7 @@ fn header(model: &Model) -> Header {
         hidden: model.config.hidden,
         ffn: model.config.ffn,
         threshold: 0.25,
-        cuts: vec![0.0; model.config.layers],
+        activation_thresholds: vec![0.0; model.config.layers],
         tables: Vec::new(),
         made: json!({}),
         sections: Vec::new(),

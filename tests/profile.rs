@@ -53,8 +53,8 @@ fn text(seed: u64, n: usize, vocab: usize) -> Input {
     Input { info: TextInfo { name, checksum, tokens: 0, wanted: n, window: WINDOW }, tokens }
 }
 
-fn request(texts: Vec<Input>, cuts: Option<Vec<f32>>) -> Request {
-    Request { texts, window: WINDOW, kv: KvType::F32, sparsity: 0.5, cuts }
+fn request(texts: Vec<Input>, activation_thresholds: Option<Vec<f32>>) -> Request {
+    Request { texts, window: WINDOW, kv: KvType::F32, sparsity: 0.5, activation_thresholds }
 }
 
 fn nowhere() -> &'static Path {
@@ -66,7 +66,7 @@ fn counted(engine: &mut Engine, request: &Request) -> Profile {
 }
 
 fn assert_same(a: &Profile, b: &Profile) {
-    assert_eq!(a.header.cuts, b.header.cuts);
+    assert_eq!(a.header.activation_thresholds, b.header.activation_thresholds);
     assert_eq!(a.texts.len(), b.texts.len());
     for (a, b) in a.texts.iter().zip(&b.texts) {
         assert_eq!(a, b);
@@ -80,10 +80,10 @@ fn a_profile_of_two_texts_is_that_of_one_merged_with_that_of_the_other() {
         let mut engine = engine(name, dir.path());
         let both = counted(&mut engine, &request(vec![text(1, 130, 320), text(2, 75, 320)], None));
         // Cuts are found on all texts that are there at first; who adds to a profile keeps its cuts.
-        let cuts = Some(both.header.cuts.clone()).filter(|c| c[0] > 0.0);
-        assert_eq!(cuts.is_some(), name == "llama");
-        let mut one = counted(&mut engine, &request(vec![text(1, 130, 320)], cuts.clone()));
-        let other = counted(&mut engine, &request(vec![text(2, 75, 320)], cuts));
+        let activation_thresholds = Some(both.header.activation_thresholds.clone()).filter(|c| c[0] > 0.0);
+        assert_eq!(activation_thresholds.is_some(), name == "llama");
+        let mut one = counted(&mut engine, &request(vec![text(1, 130, 320)], activation_thresholds.clone()));
+        let other = counted(&mut engine, &request(vec![text(2, 75, 320)], activation_thresholds));
         one.merge(other.clone()).unwrap();
         assert_same(&one, &both);
         // Once more changes nothing, on disk neither.
@@ -95,8 +95,8 @@ fn a_profile_of_two_texts_is_that_of_one_merged_with_that_of_the_other() {
         stranger.header.fingerprint = "0".into();
         assert!(one.merge(stranger).unwrap_err().contains("the other of"));
         let mut differing = both.clone();
-        differing.header.cuts[0] += 0.5;
-        assert!(one.merge(differing).unwrap_err().contains("other cuts"));
+        differing.header.activation_thresholds[0] += 0.5;
+        assert!(one.merge(differing).unwrap_err().contains("other activation thresholds"));
     }
 }
 
@@ -171,7 +171,7 @@ fn a_store_in_another_order_gives_the_same_profile() {
 /// Counts by plain loops over the model's rows.
 struct Naive<'a> {
     model: &'a Model,
-    cuts: &'a [f32],
+    activation_thresholds: &'a [f32],
     /// Least and most: neurons too near to the border to be told by rounding are in the second only. `[layers, ffn]`
     counts: [Vec<u32>; 2],
     /// Of `Seen::activations` and `gates`: the sets of tokens, `[layers][tokens]`, and the residuals of the chunk.
@@ -185,7 +185,7 @@ impl Observer for Naive<'_> {
     fn layer(&mut self, seen: &Seen<'_>) {
         let (c, layer) = (&self.model.config, &self.model.layers[seen.layer]);
         let (h, ffn, rows) = (c.hidden, c.ffn, c.ffn_kind.rows());
-        let cut = self.cuts[seen.layer] as f64;
+        let cut = self.activation_thresholds[seen.layer] as f64;
         let mut row = vec![0f32; h];
         for neuron in 0..ffn {
             for (t, input) in seen.input.chunks_exact(h).enumerate() {
@@ -236,7 +236,7 @@ fn agrees_with_plain_loops(model: Model, tokens: usize) {
     let model = Model::open(&path).unwrap();
     let mut naive = Naive {
         model: &model,
-        cuts: &made.header.cuts,
+        activation_thresholds: &made.header.activation_thresholds,
         counts: [vec![0; c.layers * c.ffn], vec![0; c.layers * c.ffn]],
         sets: vec![Vec::new(); c.layers],
         residuals: Vec::new(),
@@ -270,7 +270,7 @@ fn agrees_with_plain_loops(model: Model, tokens: usize) {
             assert!((a - b).abs() < 1e-9 * tokens as f64, "{name}, layer {layer}: {a} {b}");
         }
         for sparsity in [0.1, 0.5, 0.9] {
-            let Some(cut) = made.cut_for(layer, sparsity) else {
+            let Some(cut) = made.threshold_for_sparsity(layer, sparsity) else {
                 assert!(c.activation.is_sparse());
                 continue;
             };
@@ -512,7 +512,7 @@ fn a_profile_is_made_added_to_shown_and_found_again() {
     place.refused(
         &["profile", silu, "--text", "b.txt", "--sparsity", "0.5"],
         2,
-        "the profile has cuts for 0.7; take those, or start anew with --fresh",
+        "the profile has activation thresholds for 0.7; take those, or start anew with --fresh",
     );
     let more = place.json(&["profile", silu, "--text", "b.txt", "--json"]);
     assert_eq!((&more["layers"][1]["cut"], &more["texts"]), (&cut["layers"][1]["cut"], &json!(2)));

@@ -2,7 +2,7 @@
 
 mod support;
 
-use dynamicinfer::background::{Background, Setting};
+use dynamicinfer::background::{Background, BackgroundOptions};
 use dynamicinfer::cache::{NeuronCache, Tier};
 use dynamicinfer::clock::{self, Duration};
 use dynamicinfer::cpu::Kernels;
@@ -99,13 +99,13 @@ fn bench(dir: &std::path::Path, family: &str, policy: Policy, faults: Faults, op
     let (open, asked) = (Arc::new(AtomicBool::new(open)), Arc::default());
     let exact = Exact::new(&engine.model, &vec![0.0; layers]);
     let predictor = Arc::new(Gated { exact, open: open.clone(), asked: Arc::clone(&asked) });
-    let setting = Setting {
+    let setting = BackgroundOptions {
         policy,
         // Whether moving pays is not the question here.
         tune: |rules| Rules { gain: false, ..rules },
         weight: LossWeight::Probability,
         ahead: 1,
-        timelines: 3,
+        sequences: 3,
         predictor: Some(predictor),
         thresholds: vec![None; layers],
         history: vec![vec![0.1; ffn]; layers],
@@ -116,7 +116,7 @@ fn bench(dir: &std::path::Path, family: &str, policy: Policy, faults: Faults, op
     };
     split.migrator = Some(Box::new(Background::start(engine.model.clone(), block_bytes, setting).unwrap()));
     engine.split = Some(split);
-    engine.set_sparsity(Sparsity::new(vec![Choice::Exact { cut: 0.0 }; layers], 0).unwrap());
+    engine.set_sparsity(Sparsity::new(vec![Choice::Exact { activation_threshold: 0.0 }; layers], 0).unwrap());
     let others = engine.split.as_ref().unwrap().bytes();
     Bench { engine, open, asked, others }
 }
@@ -340,7 +340,7 @@ fn the_acknowledged_budget_is_never_exceeded() {
             ffn_share: Some(0.5),
             kv: KvPlace::Host,
             predictor_bytes: 0,
-            timelines: 1,
+            sequences: 1,
             ilp_seconds: None,
         },
     };

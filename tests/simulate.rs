@@ -11,7 +11,7 @@ use dynamicinfer::lab::simulate::{Calls, Outcome, scaled};
 use dynamicinfer::lab::synth::shape;
 use dynamicinfer::lab::synth::trace::{TraceShape, write_trace};
 use dynamicinfer::model::KvType;
-use dynamicinfer::placement::Policy as Placement;
+use dynamicinfer::placement::PlacementPolicy as Placement;
 use dynamicinfer::placement::memory_plan::Footprint;
 use dynamicinfer::scheduler::Policy;
 use std::path::Path;

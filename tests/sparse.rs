@@ -51,7 +51,7 @@ fn error(a: &[f32], b: &[f32]) -> f32 {
 }
 
 fn exact(layers: usize) -> Sparsity {
-    Sparsity::new(vec![Choice::Exact { cut: 0.0 }; layers], 0).unwrap()
+    Sparsity::new(vec![Choice::Exact { activation_threshold: 0.0 }; layers], 0).unwrap()
 }
 
 const PASSES: [usize; 8] = [7, 1, 1, 1, 17, 1, 1, 1];
@@ -141,7 +141,7 @@ fn noted(engine: &mut Engine, ahead: usize) -> Arc<Noted> {
     let layers = engine.model.config.layers;
     let tables = vec![Calibration::new(vec![0.0, 1.0], vec![0.0, 1.0]); layers];
     let predictor = Arc::new(Noted { tables, asked: Mutex::default() });
-    let choice = Choice::Predicted { predictor: predictor.clone(), threshold: 0.5, cut: 0.0 };
+    let choice = Choice::Predicted { predictor: predictor.clone(), threshold: 0.5, activation_threshold: 0.0 };
     engine.set_sparsity(Sparsity::new(vec![choice; layers], ahead).unwrap());
     predictor
 }
@@ -185,7 +185,7 @@ fn a_look_ahead_without_a_table_is_refused_by_layer() {
     let engine = engine("relullama", 1);
     let layers = engine.model.config.layers;
     let predictor = Arc::new(Noted { tables: vec![Calibration::step(0.5); layers], asked: Mutex::default() });
-    let choice = Choice::Predicted { predictor, threshold: 0.5, cut: 0.0 };
+    let choice = Choice::Predicted { predictor, threshold: 0.5, activation_threshold: 0.0 };
     // Layer 0 has nothing before it; a later one is asked for two layers before.
     let many = vec![choice; 3];
     let error = Sparsity::new(many, 2).err().unwrap();
@@ -219,7 +219,7 @@ fn a_mixed_choice_names_its_layers() {
     let mut engine = engine("relullama", 1);
     let layers = engine.model.config.layers;
     assert!(layers >= 2);
-    let mut choices = vec![Choice::Exact { cut: 0.0 }; layers];
+    let mut choices = vec![Choice::Exact { activation_threshold: 0.0 }; layers];
     choices[0] = Choice::Dense;
     let sparsity = Sparsity::new(choices, 0).unwrap();
     assert!(sparsity.name().starts_with("dense@0,exact@1"), "{}", sparsity.name());

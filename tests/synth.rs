@@ -125,7 +125,8 @@ fn predicted(store: &Path, predictor: &Path, ahead: usize) -> Shares {
     let mut engine = engine(store);
     let predictor = predictor::open(predictor, &engine.model).unwrap();
     let threshold = predictor.threshold(0, 0);
-    let choices = vec![Choice::Predicted { predictor, threshold, cut: 0.0 }; engine.model.config.layers];
+    let choices =
+        vec![Choice::Predicted { predictor, threshold, activation_threshold: 0.0 }; engine.model.config.layers];
     engine.set_sparsity(Sparsity::new(choices, ahead).unwrap());
     let (all, by_layer) = Firing::of(&mut engine).audit.shares();
     for (layer, shares) in by_layer.iter().enumerate() {

@@ -237,17 +237,17 @@ const RULES: [Rule; 9] = [
 ];
 
 /// What a person still reads in one sitting: lines of a test file, and of a source file without the tests at its end.
-const LONGEST_FILE: usize = 900;
-const LONGEST_SOURCE: usize = 600;
+const MAX_FILE: usize = 900;
+const MAX_SOURCE: usize = 600;
 /// Lines of a function, and the median that all functions of the crate stay below.
-const LONGEST_FUNCTION: usize = 90;
+const MAX_FUNCTION: usize = 90;
 const MEDIAN_FUNCTION: usize = 10;
 
 /// The phases of a layer may be called by one page only, and what they are made of by their executors: a second description of a layer
 /// would have to be kept like the first.
 const PHASE_CALLS: [&str; 5] = [".begin_layer(pass", ".attention(pass", ".select(pass", ".ffn(pass", ".end_layer(pass"];
 const FORWARD_PAGE: &str = "src/engine/forward.rs";
-const LAYER_PARTS: [&str; 2] = ["attention(team", "ffn::ffn("];
+const LAYER_PARTS: [&str; 2] = ["attention(pool", "ffn::ffn("];
 const EXECUTORS: [&str; 2] = ["src/engine/host.rs", "src/engine/split/"];
 
 /// Functions of a file as rustfmt writes them: name, first line and number of lines. A function ends where a brace stands as far in as
@@ -285,16 +285,15 @@ fn functions_and_files_are_short() {
         let text = text.split("\n#[cfg(test)]\nmod tests {").next().unwrap_or_default();
         for (name, line, length) in functions(text) {
             lengths.push(length);
-            if length > LONGEST_FUNCTION {
-                complaints.push(format!(
-                    "{path}:{line}: {name} has {length} lines, {LONGEST_FUNCTION} at most: name its steps"
-                ));
+            if length > MAX_FUNCTION {
+                complaints
+                    .push(format!("{path}:{line}: {name} has {length} lines, {MAX_FUNCTION} at most: name its steps"));
             }
         }
         let lines = text.lines().count();
-        if lines > LONGEST_SOURCE {
+        if lines > MAX_SOURCE {
             complaints.push(format!(
-                "{path}: {lines} lines without its tests, {LONGEST_SOURCE} at most: split it by what it is about"
+                "{path}: {lines} lines without its tests, {MAX_SOURCE} at most: split it by what it is about"
             ));
         }
     }
@@ -415,7 +414,7 @@ fn planted_offences_are_caught() {
     assert!(one("benches/x.rs", concat!("to", "do!()\n")).contains("finish it"));
     assert!(one("tests/x.rs", concat!("// FIX", "ME: rounding\n")).contains("finish it"));
     assert!(one("tests/x.rs", concat!("#[ign", "ore]\nfn f() {}\n")).contains("reason"));
-    assert!(one("src/lab/x.rs", &"\n".repeat(LONGEST_FILE + 1)).contains("split it"));
+    assert!(one("src/lab/x.rs", &"\n".repeat(MAX_FILE + 1)).contains("split it"));
 
     let nothing = |path: &str, text: &str| assert_eq!(check(path, text), Vec::<String>::new(), "{text:?} in {path}");
     nothing(
@@ -428,11 +427,11 @@ fn planted_offences_are_caught() {
     nothing("tests/x.rs", concat!("let start = Instant::now();\n#[ign", "ore = \"takes an hour\"]\n"));
 }
 
-/// Folders whose code decodes tokens, and the files in them that may name a lock: the team takes one to sleep and to wake;
+/// Folders whose code decodes tokens, and the files in them that may name a lock: the pool takes one to sleep and to wake;
 /// the worker and its sequences have the channels to their askers, which are tried and never waited for while a token is made.
 const TOKEN_PATH: [&str; 7] =
     ["src/cache/", "src/cpu/", "src/device/", "src/engine/", "src/generation/", "src/ops/", "src/predictor/"];
-const MAY_LOCK: [&str; 3] = ["src/cpu/team.rs", "src/generation/sequence.rs", "src/generation/worker.rs"];
+const MAY_LOCK: [&str; 3] = ["src/cpu/thread_pool.rs", "src/generation/sequence.rs", "src/generation/worker.rs"];
 
 #[test]
 fn no_lock_is_named_on_the_way_of_a_token() {
@@ -498,16 +497,16 @@ fn check(path: &str, text: &str) -> Vec<String> {
             complain(i + 1, "a test is left out without a reason; write #[ignore = \"why, and how to run it\"]".into());
         }
     }
-    if code.len() > LONGEST_FILE {
+    if code.len() > MAX_FILE {
         complain(
-            LONGEST_FILE + 1,
-            format!("the file has {} lines, {LONGEST_FILE} at most; split it by what it is about", code.len()),
+            MAX_FILE + 1,
+            format!("the file has {} lines, {MAX_FILE} at most; split it by what it is about", code.len()),
         );
     }
     complaints
 }
 
-/// The top-level module of a file below src: `src/cpu/team.rs` and `src/cpu.rs` are cpu's.
+/// The top-level module of a file below src: `src/cpu/thread_pool.rs` and `src/cpu.rs` are cpu's.
 fn module_of(path: &str) -> Option<&str> {
     let rest = path.strip_prefix("src/")?;
     Some(rest.split('/').next()?.trim_end_matches(".rs"))

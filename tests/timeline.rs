@@ -1,5 +1,5 @@
 //! `--trace FILE`, as whoever opens it meets it: the file is whole whatever ends the run, slices nest, and a virtual device's clock is
-//! called pretended. `tools/cuda_on_cpu/tests/cuda_timeline.rs` looks at one of a card.
+//! called virtual. `tools/cuda_on_cpu/tests/cuda_timeline.rs` looks at one of a card.
 
 #[path = "support/timeline.rs"]
 mod timeline;
@@ -58,12 +58,12 @@ fn without_a_device_a_token_is_layers_and_a_layer_its_parts() {
 }
 
 #[test]
-fn a_virtual_devices_clock_is_called_pretended() {
+fn a_virtual_devices_clock_is_called_virtual() {
     let (trace, output) = Place::new().run(&[&RUN[..], &VIRTUAL].concat(), 0);
     trace.check();
-    assert!(trace.text.contains("virtual device (pretended clock)") && trace.text.contains("no measurement"));
+    assert!(trace.text.contains("virtual device (virtual clock)") && trace.text.contains("no measurement"));
     let said = String::from_utf8(output.stderr).unwrap();
-    assert!(said.contains("all times are pretended") && said.contains("both computed"), "{said}");
+    assert!(said.contains("all times are those of a virtual device") && said.contains("both computed"), "{said}");
     // By the given rates both halves take their time, and run beside each other.
     assert!(trace.overlap_of_halves_ns() > 0, "{said}");
     assert!(trace.moves().iter().any(|s| s.args["bytes"].as_u64() > Some(0)), "nothing moved: {said}");

@@ -313,14 +313,14 @@ proptest! {
             1 => prop::collection::vec(any::<u8>(), 1..4),
         ], 0..24),
         stops in prop::collection::vec("[ab]{1,4}|é|☃a|😀|👧b|<\\|im_end\\|>|\u{fffd}", 0..4),
-        cuts in prop::collection::vec(1usize..6, 1..40),
+        activation_thresholds in prop::collection::vec(1usize..6, 1..40),
     ) {
         let bytes = text.concat();
         let whole = String::from_utf8_lossy(&bytes).into_owned();
         let cut = stops.iter().filter_map(|s| whole.find(s.as_str())).min();
         let mut stream = TextStream::continuation(&stops).unwrap();
         let (mut got, mut rest, mut stopped) = (String::new(), &bytes[..], false);
-        for cut in cuts.iter().cycle() {
+        for cut in activation_thresholds.iter().cycle() {
             if rest.is_empty() {
                 break;
             }

@@ -5,16 +5,16 @@ use dynamicinfer::cpu::Kernels;
 use dynamicinfer::engine::{Engine, Logits, Observer, Seen};
 use dynamicinfer::error::Error;
 use dynamicinfer::formats::rows::Quant;
-use dynamicinfer::formats::trace_file::{Header, Part, TextInfo, TraceFile, TraceWriter};
+use dynamicinfer::formats::trace_file::{Header, TextInfo, TraceFile, TraceSection, TraceWriter};
 use dynamicinfer::ids::Permutation;
 use dynamicinfer::lab::pack::{PackOptions, pack};
 use dynamicinfer::lab::record::{Request, record};
-use dynamicinfer::lab::replay::{self, Outcome, Setting, active, bound, frequencies};
+use dynamicinfer::lab::replay::{self, Outcome, ReplayOptions, active, bound, frequencies};
 use dynamicinfer::lab::synth::trace::{TraceShape, write_trace};
 use dynamicinfer::model::source::Source;
 use dynamicinfer::model::{KvCache, KvType, Model};
 use dynamicinfer::open::artifacts;
-use dynamicinfer::placement::policy::{self, Policy as Placement};
+use dynamicinfer::placement::policy::{self, PlacementPolicy as Placement};
 use dynamicinfer::predictor::{self, Exact, Predictor};
 use dynamicinfer::prng::Prng;
 use dynamicinfer::profile::Profile;
@@ -42,9 +42,17 @@ fn ids(n: usize) -> Vec<u32> {
 }
 
 fn request(engine: &Engine, texts: Vec<(String, Vec<u32>)>) -> Request {
-    let cuts = vec![0.0; engine.model.config.layers];
-    let predictor: Arc<dyn Predictor> = Arc::new(Exact::new(&engine.model, &cuts));
-    Request { texts, window: 50, kv: KvType::F32, predictor, cuts, ahead: 1, made: serde_json::Value::Null }
+    let activation_thresholds = vec![0.0; engine.model.config.layers];
+    let predictor: Arc<dyn Predictor> = Arc::new(Exact::new(&engine.model, &activation_thresholds));
+    Request {
+        texts,
+        window: 50,
+        kv: KvType::F32,
+        predictor,
+        activation_thresholds,
+        ahead: 1,
+        made: serde_json::Value::Null,
+    }
 }
 
 fn two_texts() -> Vec<(String, Vec<u32>)> {
@@ -88,14 +96,14 @@ fn a_trace_holds_what_the_model_did_whatever_the_order_of_its_store() {
     let (mut now, mut other) = (Vec::new(), Vec::new());
     for layer in 0..layers {
         for token in 0..79 {
-            active(a.row(Part::Active, layer, token), &mut now);
-            active(b.row(Part::Active, layer, token), &mut other);
+            active(a.row(TraceSection::Active, layer, token), &mut now);
+            active(b.row(TraceSection::Active, layer, token), &mut other);
             assert_eq!(now, other, "layer {layer}, token {token}");
             if token < 50 {
                 assert_eq!(now, truth.0[layer][token], "layer {layer}, token {token}");
             }
             // From its own residual the true gate is never wrong: it says yes wherever something fired.
-            let own = a.row(Part::Own, layer, token);
+            let own = a.row(TraceSection::Own, layer, token);
             assert!(now.iter().all(|&n| own[n as usize] == 255), "layer {layer}, token {token}");
         }
     }
@@ -138,7 +146,7 @@ fn no_damaged_trace_is_believed() {
             Ok(trace) => {
                 let good = TraceFile::open(&path).unwrap();
                 for layer in 0..trace.header().layers {
-                    assert_eq!(trace.row(Part::Active, layer, 5), good.row(Part::Active, layer, 5));
+                    assert_eq!(trace.row(TraceSection::Active, layer, 5), good.row(TraceSection::Active, layer, 5));
                 }
             }
         }
@@ -165,8 +173,8 @@ fn small(path: &Path, ffn: usize, bits: u32) {
     let writer = TraceWriter::create(path, header).unwrap();
     for layer in 0..2 {
         let words: Vec<u8> = (0..3 * 2 * ffn.div_ceil(32)).flat_map(|_| bits.to_le_bytes()).collect();
-        writer.write(Part::Active, layer, 0, &words).unwrap();
-        for part in if layer == 0 { &[Part::Own][..] } else { &[Part::Own, Part::Ahead] } {
+        writer.write(TraceSection::Active, layer, 0, &words).unwrap();
+        for part in if layer == 0 { &[TraceSection::Own][..] } else { &[TraceSection::Own, TraceSection::Ahead] } {
             writer.write(*part, layer, 0, &vec![200; 6 * ffn]).unwrap();
         }
     }
@@ -279,7 +287,7 @@ fn demo(dir: &Path, tokens: usize) -> (TraceFile, Vec<Vec<f32>>) {
         window: 512,
         kv: KvType::F16,
         predictor: predictor::open(&files.join("mlp.predictor"), &model).unwrap(),
-        cuts: vec![0.0; model.config.layers],
+        activation_thresholds: vec![0.0; model.config.layers],
         ahead: 1,
         made: serde_json::Value::Null,
     };
@@ -307,7 +315,7 @@ impl Case<'_> {
         let placed = policy::neurons(placement, &counts, &slots, 1);
         let link = link_percent / 100.0 * self.trace.header().ffn as f64;
         let most = bound(self.trace, self.skip, &slots, &placed, link);
-        let setting = Setting {
+        let setting = ReplayOptions {
             policy,
             rules: policy.rules(),
             thresholds: self.trace.header().thresholds(None),
@@ -389,7 +397,7 @@ fn where_moving_does_not_pay_the_static_placement_stays() {
         history.iter().map(|f| f.iter().map(|&f| (f64::from(f) * 1e9) as u64).collect()).collect();
     let slots = replay::slots(&counts, 0.7);
     let placed = policy::neurons(Placement::Static, &counts, &slots, 1);
-    let setting = |cost| Setting {
+    let setting = |cost| ReplayOptions {
         policy: Policy::Full,
         rules: Policy::Full.rules(),
         thresholds: trace.header().thresholds(None),

@@ -142,7 +142,7 @@ fn options(model: &Model) -> Options {
         // This model is so small that biases alone are more than a tenth of it.
         budget: 1 << 20,
         seed: 7,
-        cuts: vec![0.0; model.config.layers],
+        activation_thresholds: vec![0.0; model.config.layers],
         made: serde_json::json!({}),
     }
 }

@@ -13,7 +13,7 @@ use dynamicinfer::lab::replay::{Setting, active, bound, frequencies, likeness, r
 use dynamicinfer::lab::simulate::Calls;
 use dynamicinfer::lab::simulate::case::{Case, POSITION};
 use dynamicinfer::model::KvType;
-use dynamicinfer::placement::policy::{self, Policy as Placement};
+use dynamicinfer::placement::policy::{self, PlacementPolicy as Placement};
 use dynamicinfer::scheduler::Policy;
 use libfuzzer_sys::fuzz_target;
 use std::path::Path;

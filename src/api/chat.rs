@@ -3,7 +3,7 @@
 use super::error::ApiError;
 use super::fields::{Counted, Item, TextOr};
 use super::model::ServedModel;
-use super::request::{Asker, Biases, MOST_TOP_LOGPROBS, ResponseFormat, StreamOptions, request, room};
+use super::request::{Asker, Biases, MAX_TOP_LOGPROBS, ResponseFormat, StreamOptions, request, room};
 use super::stream::{Prepared, Wire};
 use crate::tokenizer::chat_template::Message;
 use serde::Deserialize;
@@ -11,7 +11,7 @@ use serde::de::IgnoredAny;
 use std::sync::Arc;
 
 /// Messages in a request, at most.
-const MOST_MESSAGES: usize = 4096;
+const MAX_MESSAGES: usize = 4096;
 
 request! {
     /// Body of POST /v1/chat/completions. A field that is not listed is refused by name; `None` is a field that was left out.
@@ -46,7 +46,7 @@ request! {
         seed: i64,
         /// The answer ends before the first of these texts. `None`: only the model ends it.
         stop: TextOr<String>,
-        /// Answers to each prompt, 1 to [`MOST_CHOICES`](super::request::MOST_CHOICES). `None`: 1.
+        /// Answers to each prompt, 1 to [`MAX_CHOICES`](super::request::MAX_CHOICES). `None`: 1.
         n: u64,
         /// Whether the log probability of each token of the answer is reported. `None`: no.
         logprobs: bool,
@@ -86,7 +86,7 @@ pub struct ChatMessage {
     /// `system`, `developer` (the same), `user` or `assistant`.
     pub role: String,
     /// The text, whole or in parts; a message without it is refused.
-    pub content: Option<TextOr<Part>>,
+    pub content: Option<TextOr<ContentPart>>,
     /// Accepted and ignored.
     #[serde(rename = "name")]
     pub _name: Option<String>,
@@ -101,7 +101,7 @@ pub struct ChatMessage {
 
 /// A part of a message's content.
 #[derive(Debug, Deserialize)]
-pub struct Part {
+pub struct ContentPart {
     /// Only `text` is supported.
     #[serde(rename = "type")]
     pub kind: String,
@@ -166,9 +166,9 @@ impl ChatRequest {
         model.check_name(self.model.as_deref())?;
         refuse_tools(self.tools.take(), self.tool_choice.take())?;
         let messages = self.messages.take().unwrap_or_default();
-        if messages.is_empty() || messages.len() > MOST_MESSAGES {
+        if messages.is_empty() || messages.len() > MAX_MESSAGES {
             let n = messages.len();
-            return Err(ApiError::field("messages", format!("there are {n} messages; give 1 to {MOST_MESSAGES}")));
+            return Err(ApiError::field("messages", format!("there are {n} messages; give 1 to {MAX_MESSAGES}")));
         }
         let messages = messages.iter().enumerate().map(|(i, m)| m.check(i)).collect::<Result<Vec<_>, _>>()?;
         let logprobs = match (self.logprobs.unwrap_or(false), self.top_logprobs) {
@@ -176,8 +176,8 @@ impl ChatRequest {
             (false, Some(_)) => return Err(ApiError::field("top_logprobs", "top_logprobs needs logprobs: true")),
             (true, top) => {
                 let top = top.unwrap_or(0);
-                if top > MOST_TOP_LOGPROBS as u64 {
-                    let message = format!("top_logprobs is {top}; take 0 to {MOST_TOP_LOGPROBS}");
+                if top > MAX_TOP_LOGPROBS as u64 {
+                    let message = format!("top_logprobs is {top}; take 0 to {MAX_TOP_LOGPROBS}");
                     return Err(ApiError::field("top_logprobs", message));
                 }
                 Some(top as usize)

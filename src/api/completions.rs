@@ -3,7 +3,7 @@
 use super::error::ApiError;
 use super::fields::{Item, TextOr};
 use super::model::ServedModel;
-use super::request::{Asker, Biases, MOST_CHOICES, ResponseFormat, StreamOptions, request, room};
+use super::request::{Asker, Biases, MAX_CHOICES, ResponseFormat, StreamOptions, request, room};
 use super::stream::{Prepared, Wire};
 use serde::Deserialize;
 use std::sync::Arc;
@@ -11,7 +11,7 @@ use std::sync::Arc;
 /// OpenAI's default of this older API.
 const DEFAULT_MAX_TOKENS: u64 = 16;
 /// Likeliest tokens reported at each position, at most.
-const MOST_LOGPROBS: u64 = 20;
+const MAX_LOGPROBS: u64 = 20;
 
 request! {
     /// Body of POST /v1/completions. A field that is not listed is refused by name; `None` is a field that was left out.
@@ -44,7 +44,7 @@ request! {
         seed: i64,
         /// The answer ends before the first of these texts. `None`: only the model ends it.
         stop: TextOr<String>,
-        /// Answers to each prompt, 1 to [`MOST_CHOICES`]. `None`: 1.
+        /// Answers to each prompt, 1 to [`MAX_CHOICES`]. `None`: 1.
         n: u64,
         /// Reports the log probability of each token of the answer and of this many of the likeliest, 0 to 20. `None`: reports none.
         logprobs: u64,
@@ -70,8 +70,8 @@ fn prompts(prompt: Item, model: &ServedModel) -> Result<Vec<Vec<u32>>, ApiError>
     let checked = |ids| model.check_tokens("prompt", ids);
     // Their number is checked before any is tokenised.
     let several = |n: usize| match n {
-        1..=MOST_CHOICES => Ok(()),
-        n => Err(ApiError::field("prompt", format!("there are {n} prompts; give 1 to {MOST_CHOICES}"))),
+        1..=MAX_CHOICES => Ok(()),
+        n => Err(ApiError::field("prompt", format!("there are {n} prompts; give 1 to {MAX_CHOICES}"))),
     };
     match prompt {
         Item::Text(text) => Ok(vec![model.tokens("prompt", &text)?]),
@@ -117,8 +117,8 @@ impl CompletionRequest {
         if let Some(best_of) = self.best_of.filter(|&best| best != self.n.unwrap_or(1)) {
             return Err(ApiError::field("best_of", format!("best_of is {best_of}; only as many as n are supported")));
         }
-        if let Some(top) = self.logprobs.filter(|&top| top > MOST_LOGPROBS) {
-            return Err(ApiError::field("logprobs", format!("logprobs is {top}; take 0 to {MOST_LOGPROBS}")));
+        if let Some(top) = self.logprobs.filter(|&top| top > MAX_LOGPROBS) {
+            return Err(ApiError::field("logprobs", format!("logprobs is {top}; take 0 to {MAX_LOGPROBS}")));
         }
         let plan = self.common().check(model, fresh_seed)?;
         let prompt = self.prompt.take().ok_or_else(|| ApiError::field("prompt", "the prompt is missing"))?;

@@ -185,9 +185,9 @@ impl<'de> Deserialize<'de> for Item {
 }
 
 /// Values in a tree that is kept: more than any schema that is accepted has.
-const MOST_VALUES: usize = 128 << 10;
+const MAX_VALUES: usize = 128 << 10;
 
-/// Reads a JSON tree of at most `MOST_VALUES` values, for `deserialize_with`; `None` for null.
+/// Reads a JSON tree of at most `MAX_VALUES` values, for `deserialize_with`; `None` for null.
 ///
 /// # Errors
 /// Invalid JSON, or too many values.
@@ -202,8 +202,8 @@ struct Tree<'a>(&'a Cell<usize>);
 impl Tree<'_> {
     fn one<E: Error>(&self, value: impl Into<Value>) -> Result<Value, E> {
         self.0.set(self.0.get() + 1);
-        match self.0.get() > MOST_VALUES {
-            true => Err(E::custom(format!("there are more than {MOST_VALUES} values"))),
+        match self.0.get() > MAX_VALUES {
+            true => Err(E::custom(format!("there are more than {MAX_VALUES} values"))),
             false => Ok(value.into()),
         }
     }
@@ -277,8 +277,8 @@ mod tests {
         assert_eq!(read(&value.to_string()).unwrap(), Some(value));
         assert_eq!(read("null").unwrap(), None);
         let many = |n: usize| format!("[0{}]", ",0".repeat(n - 2));
-        assert!(read(&many(MOST_VALUES)).is_ok());
-        let error = read(&many(MOST_VALUES + 1)).unwrap_err();
+        assert!(read(&many(MAX_VALUES)).is_ok());
+        let error = read(&many(MAX_VALUES + 1)).unwrap_err();
         assert!(error.to_string().contains("more than 131072 values"), "{error}");
     }
 

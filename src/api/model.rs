@@ -10,10 +10,10 @@ use serde_json::{Value, json};
 use std::sync::{Arc, OnceLock};
 
 /// Bytes per token that no prompt exceeds: a longer text is refused before it is tokenised.
-const MOST_BYTES_PER_TOKEN: usize = 16;
+const MAX_BYTES_PER_TOKEN: usize = 16;
 /// A shorter context counts as this many tokens in that check, so that a prompt that is a little too long is tokenised and its refusal can
 /// tell the exact number.
-const LEAST_CONTEXT: usize = 1024;
+const MIN_CONTEXT: usize = 1024;
 /// Bytes that /tokenize accepts however short the context, for counting the tokens of long texts.
 const TOKENIZED_BYTES: usize = 1 << 20;
 /// Mean bytes of text per token that /detokenize accepts, at most.
@@ -127,8 +127,8 @@ impl ServedModel {
 
     /// Refuses a text so long that its tokens cannot fit the context, without tokenising it.
     fn check_length(&self, param: &str, bytes: usize) -> Result<(), ApiError> {
-        let least = bytes / MOST_BYTES_PER_TOKEN;
-        if least >= self.context.max(LEAST_CONTEXT) {
+        let least = bytes / MAX_BYTES_PER_TOKEN;
+        if least >= self.context.max(MIN_CONTEXT) {
             return Err(ApiError::too_long(param, least, true, self.context));
         }
         Ok(())
@@ -136,7 +136,7 @@ impl ServedModel {
 
     /// Bytes of text that /tokenize accepts; /detokenize accepts twice as many tokens.
     fn most_tokenized(&self) -> usize {
-        TOKENIZED_BYTES.max(MOST_BYTES_PER_TOKEN * self.context)
+        TOKENIZED_BYTES.max(MAX_BYTES_PER_TOKEN * self.context)
     }
 
     /// Tokens of a text that need not fit the context, with BOS if `add_special` and the model wants it.

@@ -14,15 +14,15 @@ use serde_json::Value;
 use std::sync::Arc;
 
 /// Answers per prompt, and prompts per request, at most: each answer takes a place in the queue.
-pub const MOST_CHOICES: usize = 8;
+pub const MAX_CHOICES: usize = 8;
 /// Likeliest tokens reported at each position of a chat, at most: OpenAI's limit.
-pub const MOST_TOP_LOGPROBS: usize = 20;
+pub const MAX_TOP_LOGPROBS: usize = 20;
 /// Logit biases are from minus this to this: OpenAI's limit.
-const LARGEST_BIAS: f32 = 100.0;
+const MAX_BIAS: f32 = 100.0;
 /// Logit biases in a request. Each is applied at every token; OpenAI takes 300.
-const MOST_BIASES: usize = 1024;
+const MAX_BIASES: usize = 1024;
 /// The field `logit_bias`: token id, as text, to the number added to its logit.
-pub type Biases = Numbers<MOST_BIASES>;
+pub type Biases = Numbers<MAX_BIASES>;
 
 /// Declares a request type and the list of its fields' names, which error messages and the OpenAPI document's test use.
 macro_rules! request {
@@ -115,7 +115,7 @@ pub struct Common {
     pub seed: Option<i64>,
     /// Texts that end the answer.
     pub stop: Option<TextOr<String>>,
-    /// Answers to each prompt, 1 to [`MOST_CHOICES`]; `None`: 1.
+    /// Answers to each prompt, 1 to [`MAX_CHOICES`]; `None`: 1.
     pub n: Option<u64>,
     /// Token id, as text, to a number from -100 to 100.
     pub logit_bias: Option<Biases>,
@@ -184,8 +184,8 @@ impl Common {
         };
         TextStream::continuation(&stops).map_err(|e| ApiError::field("stop", e.to_string()))?;
         let n = self.n.unwrap_or(1);
-        if !(1..=MOST_CHOICES as u64).contains(&n) {
-            return Err(ApiError::field("n", format!("n is {n}; take 1 to {MOST_CHOICES}")));
+        if !(1..=MAX_CHOICES as u64).contains(&n) {
+            return Err(ApiError::field("n", format!("n is {n}; take 1 to {MAX_CHOICES}")));
         }
         let logit_bias = bias(self.logit_bias.unwrap_or_default(), model.vocab)?;
         Ok(Plan {
@@ -250,10 +250,9 @@ fn bias(biases: Biases, vocab: usize) -> Result<Vec<(u32, f32)>, ApiError> {
         let id = id.ok_or_else(|| {
             refuse(format!("logit_bias: '{}' is no token id below {vocab}", crate::error::excerpt(token)))
         })?;
-        let bias = Some(*bias as f32).filter(|b| (-LARGEST_BIAS..=LARGEST_BIAS).contains(b));
-        let bias = bias.ok_or_else(|| {
-            refuse(format!("logit_bias of {id}: take a number from -{LARGEST_BIAS} to {LARGEST_BIAS}"))
-        })?;
+        let bias = Some(*bias as f32).filter(|b| (-MAX_BIAS..=MAX_BIAS).contains(b));
+        let bias =
+            bias.ok_or_else(|| refuse(format!("logit_bias of {id}: take a number from -{MAX_BIAS} to {MAX_BIAS}")))?;
         Ok((id, bias))
     };
     biases.0.iter().map(entry).collect()

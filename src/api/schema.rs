@@ -29,12 +29,12 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 pub const CHILD_ARGUMENT: &str = "__try-schema";
 
 /// Stack in bytes for compiling a schema, in the child and here. 2 MiB are too little for an object of 8,000 names and enough for 6,000;
-/// all [`super::schema_bounds::MOST_VALUES`] values may be names.
+/// all [`super::schema_bounds::MAX_VALUES`] values may be names.
 const STACK: usize = 64 << 20;
 /// Stack in bytes for computing masks in the child: half of what the engine's thread has.
 const MASK_STACK: usize = 1 << 20;
 /// Processor time of a trial: 4,096 required names take half of it, an ordinary schema some milliseconds.
-const LONGEST_TRIAL: Duration = Duration::from_secs(2);
+const MAX_TRIAL: Duration = Duration::from_secs(2);
 /// Resident memory in bytes that a trial may take; the daemon needs as much again when it compiles.
 const LARGEST: u64 = 128 << 20;
 
@@ -47,7 +47,7 @@ static TRIAL: Work = Work {
     memory: 512 << 20,
     stack: STACK,
     // The child says by itself where it is when its time is over; this is for one that does not.
-    computed: LONGEST_TRIAL.saturating_add(Duration::from_secs(1)),
+    computed: MAX_TRIAL.saturating_add(Duration::from_secs(1)),
     // A machine whose cores are taken is given time.
     wall: Duration::from_secs(15),
 };
@@ -56,14 +56,14 @@ static TRIAL: Work = Work {
 /// many digits.
 const WAYS: [&[u8]; 3] = [b"\"]},:0", b",[{\"", b"-9876543210"];
 /// Length of a walk in bytes.
-const LONGEST_WAY: usize = 64;
+const MAX_POINTER: usize = 64;
 
 /// Verdicts that are remembered; applications use a handful of schemas.
 const KEPT: usize = 64;
 /// Bytes of their schemas together.
 const KEPT_BYTES: usize = 1 << 20;
 /// Requests that may wait for their schema's trial; each holds a thread.
-const MOST_WAITING: usize = 64;
+const MAX_WAITING: usize = 64;
 /// How often a waiting request looks whether its client is still there.
 const LOOK: Duration = Duration::from_millis(50);
 
@@ -169,9 +169,8 @@ impl Schemas {
     /// Waits until no other schema is being tried.
     fn take_turn(&self, wanted: &Wanted) -> Result<Taken<'_>, ApiError> {
         let mut turn = lock(&self.turn);
-        if turn.taken && turn.waiting >= MOST_WAITING {
-            let message =
-                format!("{MOST_WAITING} requests wait already for their schemas to be tried; ask again later");
+        if turn.taken && turn.waiting >= MAX_WAITING {
+            let message = format!("{MAX_WAITING} requests wait already for their schemas to be tried; ask again later");
             return Err(ApiError::new(429, message).code("queue_full").retry_after(1));
         }
         turn.waiting += 1;
@@ -243,7 +242,7 @@ fn watched(schema: &Value) -> Verdict {
         let (done, over) = channel::<()>();
         let watch = move || {
             while over.recv_timeout(LOOK) == Err(RecvTimeoutError::Timeout) {
-                if clock::process_computed() > LONGEST_TRIAL {
+                if clock::process_computed() > MAX_TRIAL {
                     let late: Verdict = Err(weighed(schema, &late(lock(at).as_deref())));
                     serde_json::to_vec(&late).ok().and_then(say);
                     // A computation cannot be stopped from outside; the process is a child that nobody needs any more.
@@ -260,10 +259,10 @@ fn watched(schema: &Value) -> Verdict {
 
 fn late(at: Option<&[u8]>) -> String {
     match at {
-        None => format!("compiling takes more than {LONGEST_TRIAL:?}"),
+        None => format!("compiling takes more than {MAX_TRIAL:?}"),
         Some(text) => {
             let text = excerpt(String::from_utf8_lossy(&text[text.len().saturating_sub(40)..]));
-            format!("finding what may follow '{text}' takes more than {LONGEST_TRIAL:?}")
+            format!("finding what may follow '{text}' takes more than {MAX_TRIAL:?}")
         }
     }
 }
@@ -276,7 +275,7 @@ pub fn trial(schema: &Value, mut told: impl FnMut(&[u8]) + Send) -> Verdict {
     let small = Grammars::small()?;
     let before = status_bytes("VmHWM:").unwrap_or(0);
     let grammar = small.json_schema(schema).map_err(|why| placed(schema, &why))?;
-    with_stack(MASK_STACK, move || WAYS.iter().try_for_each(|way| grammar.clone().walk(way, LONGEST_WAY, &mut told)))??;
+    with_stack(MASK_STACK, move || WAYS.iter().try_for_each(|way| grammar.clone().walk(way, MAX_POINTER, &mut told)))??;
     match status_bytes("VmHWM:").unwrap_or(0).saturating_sub(before) {
         more if more > LARGEST => Err(weighed(schema, &format!("it takes more than {} MiB of memory", LARGEST >> 20))),
         _ => Ok(()),

@@ -8,10 +8,10 @@ pub const LONGEST: usize = 256 << 10;
 /// Lists and objects nested within each other, at most; a level of the schema itself takes two ("properties", the name).
 pub const DEEPEST: usize = 64;
 /// Values (lists, objects, numbers, texts) in the whole schema, at most.
-pub const MOST_VALUES: usize = 16_384;
+pub const MAX_VALUES: usize = 16_384;
 /// Entries of one list or object, at most: the library recurses once for each name of an object, and merges the objects of an `allOf` into
 /// one.
-const MOST_ENTRIES: usize = 4_096;
+const MAX_ENTRIES: usize = 4_096;
 /// Heavy places that a message names.
 const NAMED: usize = 3;
 
@@ -36,11 +36,11 @@ pub fn check(schema: &Value) -> Result<(), String> {
         if way.len() > DEEPEST {
             return Err(format!("{}: this is level {}; at most {DEEPEST} are taken", pointer(way), way.len()));
         }
-        if entries > MOST_ENTRIES {
-            return Err(format!("{} has {entries} entries; at most {MOST_ENTRIES} are taken", pointer(way)));
+        if entries > MAX_ENTRIES {
+            return Err(format!("{} has {entries} entries; at most {MAX_ENTRIES} are taken", pointer(way)));
         }
-        if values > MOST_VALUES {
-            return Err(format!("at {} it has more than {MOST_VALUES} values, which are taken at most", pointer(way)));
+        if values > MAX_VALUES {
+            return Err(format!("at {} it has more than {MAX_VALUES} values, which are taken at most", pointer(way)));
         }
         Ok(())
     })?;
@@ -117,12 +117,12 @@ mod tests {
 
     #[test]
     fn what_is_too_large_is_named_by_its_place() {
-        let many: Vec<String> = (0..=MOST_ENTRIES).map(|i| i.to_string()).collect();
+        let many: Vec<String> = (0..=MAX_ENTRIES).map(|i| i.to_string()).collect();
         let wide = check(&json!({"properties": {"a/b": {"required": many}}})).unwrap_err();
         assert!(wide.starts_with("/properties/a~1b/required has 4097 entries"), "{wide}");
         let deep = (0..100).fold(json!({}), |inner, _| json!({"not": inner}));
         assert!(check(&deep).unwrap_err().contains("this is level 65"));
-        let block: Vec<u32> = (0..MOST_ENTRIES as u32).collect();
+        let block: Vec<u32> = (0..MAX_ENTRIES as u32).collect();
         let blocks = json!({"a": block, "b": block, "c": block, "d": block});
         assert!(check(&blocks).unwrap_err().contains("more than 16384 values"));
         assert!(check(&json!({"const": "x".repeat(LONGEST)})).unwrap_err().contains("bytes"));

@@ -8,15 +8,15 @@
 
 use crate::cache::exchange::{Receiver, Sender, exchange_of};
 use crate::cache::{NeuronCache, PerTier, Slot};
-use crate::cpu::{Kernels, Team};
+use crate::cpu::{Kernels, ThreadPool};
 use crate::device::{Device, Totals};
 use crate::engine::{DividedLayer, Migrator, MigratorCounts, Sparsity};
 use crate::ids::{LayerId, StoreId};
 use crate::model::Model;
-use crate::predictor::{Bytes, Calibration, Predictor, Room, Tools};
+use crate::predictor::{Bytes, Calibration, Predictor, Scratch, Tools};
 use crate::scheduler::thresholds::LossWeight;
 use crate::scheduler::{
-    Decision, DeviceState, LayerObservation, Move, Policy, Prompt, Rules, Scheduler, Setting as Scheduling,
+    Decision, DeviceState, LayerObservation, Move, Policy, Prompt, Rules, Scheduler, SchedulerOptions,
 };
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
@@ -28,7 +28,7 @@ const OBSERVATIONS: usize = 64;
 const DECISIONS: usize = 64;
 
 /// What the thread works with.
-pub struct Setting {
+pub struct BackgroundOptions {
     /// The policy to begin with.
     pub policy: Policy,
     /// Changes the rules of that policy, and of any that is set later.
@@ -38,7 +38,7 @@ pub struct Setting {
     /// Layers to look ahead, 1 or more.
     pub ahead: usize,
     /// Sequences that may be in one pass; memory for them is taken at the start.
-    pub timelines: usize,
+    pub sequences: usize,
     /// Predicts what later layers will need; `None`: only frequencies count.
     pub predictor: Option<Arc<dyn Predictor>>,
     /// By layer: its single threshold and calibration table, if it is predicted from its own residual; such layers' thresholds are
@@ -61,7 +61,7 @@ pub struct Setting {
 struct SentObservation {
     layer: LayerId,
     begins: bool,
-    /// Tokens of a piece of a prompt; `None` while decoding.
+    /// Tokens of a chunk of a prompt; `None` while decoding.
     prompt: Option<usize>,
     /// The residual after attention: of the last token, `[hidden]`, or of all tokens of a batch, `[n, hidden]`. Empty for a long prompt.
     residual: Vec<f32>,
@@ -115,11 +115,11 @@ impl Background {
     ///
     /// # Errors
     /// The thread cannot be started.
-    pub fn start(model: Arc<Model>, block_bytes: usize, setting: Setting) -> std::io::Result<Background> {
+    pub fn start(model: Arc<Model>, block_bytes: usize, setting: BackgroundOptions) -> std::io::Result<Background> {
         let (hidden, ffn) = (model.config.hidden, model.config.ffn);
-        let timelines = setting.timelines.max(1);
+        let sequences = setting.sequences.max(1);
         let observation = || SentObservation {
-            residual: Vec::with_capacity(hidden * timelines),
+            residual: Vec::with_capacity(hidden * sequences),
             computed: Vec::with_capacity(ffn),
             counts: Vec::with_capacity(ffn),
             scores: Vec::with_capacity(ffn),
@@ -280,8 +280,8 @@ struct Worker {
     /// By layer, the calibration of scores from the residual `ahead` layers before.
     tables: Vec<Option<Bytes>>,
     outbox: Outbox,
-    team: Team,
-    room: Room,
+    pool: ThreadPool,
+    room: Scratch,
     scores: Vec<f32>,
     /// Probabilities of the observed layer's neurons, times 255, `[ffn]`.
     own: Vec<u8>,
@@ -312,12 +312,12 @@ impl Outbox {
 }
 
 impl Worker {
-    fn new(model: Arc<Model>, block_bytes: usize, setting: Setting, outbox: Outbox) -> Worker {
-        let (ffn, timelines, ahead) = (model.config.ffn, setting.timelines.max(1), setting.ahead.max(1));
+    fn new(model: Arc<Model>, block_bytes: usize, setting: BackgroundOptions, outbox: Outbox) -> Worker {
+        let (ffn, sequences, ahead) = (model.config.ffn, setting.sequences.max(1), setting.ahead.max(1));
         let own_tables = setting.thresholds.iter().map(|own| own.as_ref().map(|(_, table)| table.bytes())).collect();
         let table = |layer| setting.predictor.as_ref()?.calibration(layer, ahead).map(Calibration::bytes);
         let tables = (0..model.config.layers).map(table).collect();
-        let scheduler = Scheduler::new(Scheduling {
+        let scheduler = Scheduler::new(SchedulerOptions {
             policy: setting.policy,
             rules: (setting.tune)(setting.policy.rules()),
             loss: setting.weight,
@@ -343,9 +343,9 @@ impl Worker {
             own_tables,
             tables,
             outbox,
-            team: Team::new(1),
-            room: Room::default(),
-            scores: vec![0.0; ffn * timelines],
+            pool: ThreadPool::new(1),
+            room: Scratch::default(),
+            scores: vec![0.0; ffn * sequences],
             own: Vec::with_capacity(ffn),
             probabilities: Vec::with_capacity(ffn),
         }
@@ -409,9 +409,9 @@ impl Worker {
     /// Predicts layer `target` from the residual of the layer `ahead` before it; for a batch, each neuron gets the highest of its scores.
     /// Returns whether there is a predictor for it.
     fn predict(&mut self, target: usize, residual: &[f32]) -> bool {
-        let Worker { model, predictor, kernels, tables, ahead, team, room, scores, probabilities, .. } = self;
+        let Worker { model, predictor, kernels, tables, ahead, pool, room, scores, probabilities, .. } = self;
         let (Some(predictor), Some(table)) = (predictor, &tables[target]) else { return false };
-        let mut tools = Tools { model, team, kernels, room };
+        let mut tools = Tools { model, pool, kernels, room };
         let (n, ffn) = (residual.len() / model.config.hidden, model.config.ffn);
         scores.resize(n * ffn, 0.0);
         predictor.score(&mut tools, target, *ahead, residual, n, scores);

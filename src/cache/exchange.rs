@@ -1,7 +1,7 @@
 //! A queue from one thread to another that never waits and never allocates: a ring of items that were made beforehand.
 //!
 //! The engine gives predictions to the scheduler and takes migrations from it (DynamicInfer 4.2.1). Neither may wait for the other, so
-//! a full ring refuses an item and the sender counts it. Items are filled and used in their places, so an item's buffers are reused.
+//! a full ring refuses an item and the sender counts it. Items are filled and used in their items, so an item's buffers are reused.
 //!
 //! Only the sender changes `sent`, only the receiver `taken`. A place belongs to the sender until `sent` says that it is filled,
 //! and to the receiver from then on until `taken` says that it is free: each is stored with Release after the last access to the
@@ -17,7 +17,7 @@ struct Ring<T> {
     /// Number of items taken since the beginning; `sent` counts those sent. Both wrap.
     taken: Padded,
     sent: Padded,
-    places: Box<[UnsafeCell<T>]>,
+    items: Box<[UnsafeCell<T>]>,
 }
 
 // SAFETY: only one thread at a time accesses a place, see the module's text; the items go from thread to thread.
@@ -45,8 +45,8 @@ pub fn exchange<T: Default>(capacity: usize) -> (Sender<T>, Receiver<T>) {
 
 /// As [`exchange`], with items that `make` makes.
 pub fn exchange_of<T>(capacity: usize, mut make: impl FnMut() -> T) -> (Sender<T>, Receiver<T>) {
-    let places = (0..capacity.max(1)).map(|_| UnsafeCell::new(make())).collect();
-    let ring = Ring { taken: Padded(AtomicUsize::new(0)), sent: Padded(AtomicUsize::new(0)), places };
+    let items = (0..capacity.max(1)).map(|_| UnsafeCell::new(make())).collect();
+    let ring = Ring { taken: Padded(AtomicUsize::new(0)), sent: Padded(AtomicUsize::new(0)), items };
     let ring = Arc::new(ring);
     (Sender { ring: ring.clone(), sent: 0 }, Receiver { ring, taken: 0 })
 }
@@ -56,12 +56,12 @@ impl<T> Sender<T> {
     /// no room.
     #[inline]
     pub fn try_send(&mut self, fill: impl FnOnce(&mut T)) -> bool {
-        let Ring { taken, sent, places } = &*self.ring;
-        if self.sent.wrapping_sub(taken.0.load(Ordering::Acquire)) == places.len() {
+        let Ring { taken, sent, items } = &*self.ring;
+        if self.sent.wrapping_sub(taken.0.load(Ordering::Acquire)) == items.len() {
             return false;
         }
         // SAFETY: the receiver is done with the place, and does not look at it before `sent` is stored.
-        places[self.sent % places.len()].with_mut(|item| fill(unsafe { &mut *item }));
+        items[self.sent % items.len()].with_mut(|item| fill(unsafe { &mut *item }));
         self.sent = self.sent.wrapping_add(1);
         sent.0.store(self.sent, Ordering::Release);
         true
@@ -72,12 +72,12 @@ impl<T> Receiver<T> {
     /// Lets `take` use the oldest item, which it may swap for another, and gives its place back; `None` if there is none.
     #[inline]
     pub fn try_take<R>(&mut self, take: impl FnOnce(&mut T) -> R) -> Option<R> {
-        let Ring { taken, sent, places } = &*self.ring;
+        let Ring { taken, sent, items } = &*self.ring;
         if self.taken == sent.0.load(Ordering::Acquire) {
             return None;
         }
         // SAFETY: the sender has filled the place, and does not touch it before `taken` is stored.
-        let result = places[self.taken % places.len()].with_mut(|item| take(unsafe { &mut *item }));
+        let result = items[self.taken % items.len()].with_mut(|item| take(unsafe { &mut *item }));
         self.taken = self.taken.wrapping_add(1);
         taken.0.store(self.taken, Ordering::Release);
         Some(result)

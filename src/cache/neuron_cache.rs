@@ -6,7 +6,7 @@
 
 use super::slot_table::{Refused, Slot, SlotTable};
 use super::tier::PerTier;
-use crate::device::{Block, Buffer, Device, Event, HostRoom, MoveRate, Note, OutOfMemory, Stream, fastest, run};
+use crate::device::{Block, Buffer, Device, Event, MoveRate, Note, OutOfMemory, PinnedBuffer, Stream, fastest, run};
 use crate::ids::{LayerId, SlotId, StoreId};
 
 /// Most groups of moves that are on their way at once. A further one is refused, and may be asked for again later.
@@ -99,7 +99,7 @@ pub struct LayerCache {
     /// The bias of up, `[ffn]` f32; no bytes where there is none or the layer has no slots.
     pub up_bias: Buffer,
     /// What `bucket` will hold once the compute stream has come to the last update; room for every neuron.
-    mirror: HostRoom,
+    mirror: PinnedBuffer,
     host: HostBlocks,
     bias: Vec<f32>,
     /// Recorded on the compute stream after the layer's last use.
@@ -185,7 +185,7 @@ impl NeuronCache {
                 blocks: grows(device, host.block_bytes)?,
                 bucket: grows(device, 4)?,
                 up_bias: device.alloc_growable(0, size_of_val(*bias) as u64)?,
-                mirror: HostRoom::new(host.neurons),
+                mirror: PinnedBuffer::new(host.neurons),
                 host,
                 bias: bias.to_vec(),
                 last_use: device.event(),

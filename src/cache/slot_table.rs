@@ -35,7 +35,7 @@ impl Slot {
 pub struct SlotTable {
     slots: Vec<Slot>,
     /// Per neuron: the slot where it is resident, or [`NONE`].
-    places: Vec<u32>,
+    slot_of: Vec<u32>,
     /// Per neuron: whether a copy of it is on its way.
     coming: Vec<bool>,
     /// Slots whose entry of `gpu_bucket` has changed since the device was last told, each once.
@@ -60,7 +60,7 @@ impl SlotTable {
     pub fn new(slots: usize, neurons: usize) -> SlotTable {
         SlotTable {
             slots: vec![Slot::Free; slots],
-            places: vec![NONE; neurons],
+            slot_of: vec![NONE; neurons],
             coming: vec![false; neurons],
             // The device's bucket begins as zeros; all entries have to be sent once.
             stale: (0..slots).map(SlotId::new).collect(),
@@ -77,7 +77,7 @@ impl SlotTable {
     /// Where a neuron is computed.
     #[inline]
     pub fn location(&self, neuron: StoreId) -> Location {
-        match self.places[neuron.index()] {
+        match self.slot_of[neuron.index()] {
             NONE => Location::Host,
             slot => Location::Device(SlotId(slot)),
         }
@@ -90,17 +90,17 @@ impl SlotTable {
 
     /// Begins to fill a slot with a neuron. The neuron that was resident there is returned and is a miss from now on.
     pub fn fill(&mut self, slot: SlotId, neuron: StoreId) -> Result<Option<StoreId>, Refused> {
-        let (Some(&state), Some(&place)) = (self.slots.get(slot.index()), self.places.get(neuron.index())) else {
+        let (Some(&state), Some(&held)) = (self.slots.get(slot.index()), self.slot_of.get(neuron.index())) else {
             return Err(Refused::OutOfRange);
         };
-        if place != NONE || self.coming[neuron.index()] {
+        if held != NONE || self.coming[neuron.index()] {
             return Err(Refused::AlreadyThere);
         }
         let evicted = match state {
             Slot::Free => None,
             Slot::Filling(_) => return Err(Refused::Busy),
             Slot::Resident(old) => {
-                self.places[old.index()] = NONE;
+                self.slot_of[old.index()] = NONE;
                 self.residents -= 1;
                 Some(old)
             }
@@ -118,7 +118,7 @@ impl SlotTable {
     pub fn landed(&mut self, slot: SlotId) {
         let Slot::Filling(neuron) = self.slots[slot.index()] else { panic!("slot {} is not being filled", slot.0) };
         self.slots[slot.index()] = Slot::Resident(neuron);
-        self.places[neuron.index()] = slot.0;
+        self.slot_of[neuron.index()] = slot.0;
         self.coming[neuron.index()] = false;
         self.residents += 1;
         self.mark(slot);
@@ -134,7 +134,7 @@ impl SlotTable {
             Some(Slot::Filling(_)) => Err(Refused::Busy),
             Some(Slot::Free) => Ok(None),
             Some(&Slot::Resident(neuron)) => {
-                self.places[neuron.index()] = NONE;
+                self.slot_of[neuron.index()] = NONE;
                 self.slots[slot.index()] = Slot::Free;
                 self.residents -= 1;
                 self.mark(slot);

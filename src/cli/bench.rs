@@ -26,7 +26,7 @@ pub struct Args {
     /// Tokens to generate; 0 skips decode
     #[arg(short, long, default_value_t = 128)]
     n_gen: usize,
-    /// Timelines that generate together, a row for each number: 1,2,4,8; at most 32
+    /// Sequences that generate together, a row for each number: 1,2,4,8; at most 32
     #[arg(long, value_name = "N,...", value_delimiter = ',', default_value = "1")]
     sequences: Vec<usize>,
     /// Tokens that are in the context when the clock starts, rows for each number: 0,1024,4096

@@ -1,6 +1,6 @@
 //! Who answers a chat: the daemon, or an engine in this process.
 
-use super::serve::Opener;
+use super::serve::ModelLoader;
 use crate::api::chat::{CHAT_FIELDS, ChatRequest};
 use crate::api::{ApiError, Asker, ServedModel, TOO_LONG, parse};
 use crate::child::Wanted;
@@ -39,7 +39,7 @@ pub struct Taken {
 
 impl Backend {
     pub fn here(model: &str, settings: &Settings) -> Result<Backend> {
-        let Opened { engine, tokenizer, name, kv, context, .. } = Opener::default().open(model, settings)?;
+        let Opened { engine, tokenizer, name, kv, context, .. } = ModelLoader::default().open(model, settings)?;
         let tokenizer = Arc::new(tokenizer);
         let (vocab, fingerprint) = (engine.model.config.vocab, engine.model.store().header.fingerprint.clone());
         let limits = Limits { queue: 1, slots: 1, context, kv, deterministic: false, rest: Duration::MAX };

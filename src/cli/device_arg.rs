@@ -10,7 +10,7 @@ use std::path::PathBuf;
 #[derive(Args, Clone)]
 pub struct DeviceArgs {
     /// Where neurons may lie beside main memory: cpu is nowhere else; cuda is an NVIDIA card; auto is a card if there is one that
-    /// can be used; virtual is a pretended device with a budget, for tests and experiments: its results are real, its times are not
+    /// can be used; virtual is host memory with a budget and a clock, for tests and experiments: its results are real, its times are not
     #[arg(long, value_enum, default_value_t = DeviceArg::Cpu)]
     pub device: DeviceArg,
     /// Room on the device for everything: 8GiB, 8GB, 8192MiB or bytes (`dynamicinfer plan` shows what it holds) [default of cuda:
@@ -26,7 +26,7 @@ pub struct DeviceArgs {
     /// Of --placement random
     #[arg(long, default_value_t = 1)]
     pub placement_seed: u64,
-    /// Machine that the virtual device pretends to be: a profile of `measure --save`, or a .toml file
+    /// Machine that the virtual device stands for: a profile of `measure --save`, or a .toml file
     #[arg(long, value_name = "NAME")]
     pub machine: Option<PathBuf>,
     /// Wait for a layer's copies before it is used (DynamicInfer C.3), instead of computing on the CPU what has not landed

@@ -6,7 +6,7 @@ use crate::engine::Engine;
 use crate::error::Result;
 use crate::formats::rows::Quant;
 use crate::model::{KvType, Model, NamedActivation};
-use crate::open::{self, EngineOptions, Listener, ModelOptions, Step};
+use crate::open::{self, EngineOptions, Listener, ModelOptions, PackProgress};
 use clap::Args;
 use std::path::PathBuf;
 
@@ -100,7 +100,7 @@ impl Listener for Terminal {
         eprintln!("{text}");
     }
 
-    fn packing(&self, what: &str, work: &mut dyn FnMut(Step<'_>) -> Result<()>) -> Result<()> {
+    fn packing(&self, what: &str, work: &mut dyn FnMut(PackProgress<'_>) -> Result<()>) -> Result<()> {
         let progress = Progress::new(what, Unit::Bytes);
         work(&|done, total| progress.step(done, total))?;
         progress.finish();

@@ -4,7 +4,7 @@ use super::size;
 use crate::cpu::{MAX_COLUMNS, sign};
 use crate::error::{Error, Result, printable};
 use crate::formats::machine_profile::MachineProfile;
-use crate::formats::placement_file::{LayerPlacement, PlacementFile, Policy, VERSION};
+use crate::formats::placement_file::{LayerPlacement, PlacementFile, PlacementPolicy, VERSION};
 use crate::formats::predictor_file;
 use crate::formats::rows::Quant;
 use crate::ids::PublishedId;
@@ -159,7 +159,7 @@ pub fn run(args: Args) -> Result<()> {
             KvPlaceArg::Host => KvPlace::Host,
             KvPlaceArg::Device => KvPlace::Device,
         },
-        timelines: args.parallel,
+        sequences: args.parallel,
         predictor_bytes,
         ilp_seconds: args.ilp,
     };
@@ -243,9 +243,9 @@ fn predictor_bytes(subject: &Subject, wanted: PredictorArg) -> Result<(u64, &'st
 
 fn placement(args: &Args, model: &Model, counts: &[Vec<u64>], plan: &Plan) -> PlacementFile {
     let policy = match args.policy {
-        PolicyArg::Static => Policy::Static,
-        PolicyArg::Random => Policy::Random,
-        PolicyArg::None => Policy::None,
+        PolicyArg::Static => PlacementPolicy::Static,
+        PolicyArg::Random => PlacementPolicy::Random,
+        PolicyArg::None => PlacementPolicy::None,
     };
     let slots: Vec<usize> = plan.layers.iter().map(|l| l.slots).collect();
     let neurons = policy::neurons(policy, counts, &slots, args.seed);
@@ -255,7 +255,7 @@ fn placement(args: &Args, model: &Model, counts: &[Vec<u64>], plan: &Plan) -> Pl
         model: model.config.name.clone(),
         ffn: model.config.ffn,
         policy,
-        seed: (policy == Policy::Random).then_some(args.seed),
+        seed: (policy == PlacementPolicy::Random).then_some(args.seed),
         layers: slots
             .into_iter()
             .zip(neurons)
@@ -311,7 +311,7 @@ fn shown(args: &Args, plan: &Plan, subject: &Subject, machine: &MachineProfile, 
             PartName::Predictors => format!("predictors ({predictor})"),
             PartName::FfnSlots => "FFN slots".into(),
             PartName::Kv if args.parallel > 1 => {
-                format!("keys and values ({} of {} on the device)", plan.timelines, args.parallel)
+                format!("keys and values ({} of {} on the device)", plan.sequences, args.parallel)
             }
             PartName::Kv => "keys and values".into(),
             PartName::Attention => "attention".into(),
@@ -365,7 +365,7 @@ fn shown(args: &Args, plan: &Plan, subject: &Subject, machine: &MachineProfile, 
         d.t_gpu_us,
         d.t_trans_us,
         d.t_sync_us,
-        d.least_neurons,
+        d.min_neurons,
         pinned(d.pinned_bytes, crate::config::available_memory()),
         d.solve_ms,
         d.batch,

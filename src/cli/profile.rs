@@ -15,7 +15,7 @@ use std::path::{Path, PathBuf};
 
 /// Tokens per window at most, unless the user says otherwise: what Ctrl-C throws away of the work is one window.
 const MAX_WINDOW: usize = 1024;
-/// The share that the cuts of silu and gelu models leave inactive, unless the user says otherwise (CATS, Lee et al. 2024).
+/// The share that the activation thresholds of silu and gelu models leave inactive, unless the user says otherwise (CATS, Lee et al. 2024).
 const SPARSITY: f32 = 0.5;
 
 /// Count which neurons are active on texts
@@ -118,7 +118,7 @@ fn count(args: &Args, model: Model, target: &Path, old: Option<&Profile>) -> Res
     if let (Some(old), Some(share)) = (old.and_then(|old| old.header.sparsity), args.sparsity)
         && old != share
     {
-        let why = format!("--sparsity {share}: the profile has cuts for {old}");
+        let why = format!("--sparsity {share}: the profile has activation thresholds for {old}");
         return Err(Error::Usage(format!("{why}; take those, or start anew with --fresh")));
     }
     let window = args.context.unwrap_or(model.config.context.min(MAX_WINDOW));
@@ -155,9 +155,9 @@ fn count(args: &Args, model: Model, target: &Path, old: Option<&Profile>) -> Res
     if texts.is_empty() {
         return Ok(None);
     }
-    let cuts = old.filter(|_| !sparse).map(|old| old.header.cuts.clone());
+    let activation_thresholds = old.filter(|_| !sparse).map(|old| old.header.activation_thresholds.clone());
     let sparsity = old.and_then(|old| old.header.sparsity).or(args.sparsity).unwrap_or(SPARSITY);
-    let request = Request { texts, window, kv: args.engine.kv(), sparsity, cuts };
+    let request = Request { texts, window, kv: args.engine.kv(), sparsity, activation_thresholds };
     let partial = partial(target);
     let begun = match partial.exists().then(|| profile::unfinished(&partial, &request, &model)) {
         None => None,
@@ -196,7 +196,7 @@ struct Shown<'a> {
     path: String,
     model: &'a str,
     fingerprint: &'a str,
-    /// What the cuts were made for; absent for ReLU models.
+    /// What the activation thresholds were made for; absent for ReLU models.
     sparsity: Option<f32>,
     profiled: &'a [TextInfo],
     #[serde(flatten)]
@@ -223,7 +223,10 @@ fn show(args: &Args, path: &Path, profile: &Profile) -> Result<()> {
         });
     }
     let what = match h.sparsity {
-        Some(share) => format!("neurons with |act(gate)| above a cut, made for a sparsity of {:.0} %", percent(share)),
+        Some(share) => format!(
+            "neurons with |act(gate)| above an activation threshold, made for a sparsity of {:.0} %",
+            percent(share)
+        ),
         None => "neurons with act(gate) * up not zero".into(),
     };
     super::print(&format!(
@@ -245,19 +248,19 @@ fn percent(share: f32) -> f64 {
     100.0 * share as f64
 }
 
-fn table(s: &Statistics, cuts: bool) -> Table {
+fn table(s: &Statistics, activation_thresholds: bool) -> Table {
     let mut table = Table::new();
     table.load_style(comfy_table::presets::ASCII_MARKDOWN);
     let mut header = vec!["layer".to_owned(), "inactive %".into(), "80 % made by %".into(), "top 40 % make %".into()];
     header.extend(["never".into(), "gini".into(), "next token".into(), "texts".into()]);
     header.extend(AHEADS.map(|ahead| format!("cos +{ahead}")));
-    header.extend(cuts.then(|| "cut".into()));
+    header.extend(activation_thresholds.then(|| "cut".into()));
     let columns = header.len();
     table.set_header(header);
     for layer in &s.layers {
         let mut row = spread_cells(layer.layer.to_string(), &layer.spread);
         row.extend(other_cells(layer));
-        row.extend(cuts.then(|| format!("{:.4}", layer.cut)));
+        row.extend(activation_thresholds.then(|| format!("{:.4}", layer.activation_threshold)));
         table.add_row(row);
     }
     let mut all = spread_cells("all".into(), &s.model_spread);

@@ -104,13 +104,14 @@ pub fn run(args: Args) -> Result<()> {
         texts.push((name, tokens));
     }
     let mut engine = args.engine.engine(model)?;
-    let (predictor, cuts) = sparsity_arg::one(&engine, args.predictor, args.predictor_file.clone())?;
+    let (predictor, activation_thresholds) = sparsity_arg::one(&engine, args.predictor, args.predictor_file.clone())?;
     let made = serde_json::json!({
         "program": concat!("dynamicinfer ", env!("CARGO_PKG_VERSION")),
         "weights": engine.model.quant.name(),
         "window": window,
     });
-    let request = Request { texts, window, kv: args.engine.kv(), predictor, cuts, ahead: args.ahead, made };
+    let request =
+        Request { texts, window, kv: args.engine.kv(), predictor, activation_thresholds, ahead: args.ahead, made };
     let result = record(&mut engine, &request, &args.output, |done, all| progress.step(done, all));
     progress.finish();
     if let Err(Error::Interrupted) = result {

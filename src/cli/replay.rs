@@ -4,8 +4,8 @@ use super::progress::{Progress, Unit};
 use crate::error::{Error, Result};
 use crate::formats::profile_file;
 use crate::formats::trace_file::TraceFile;
-use crate::lab::replay::{self, Outcome, Setting, bound, frequencies, likeness};
-use crate::placement::policy::{self, Policy as Placement};
+use crate::lab::replay::{self, Outcome, ReplayOptions, bound, frequencies, likeness};
+use crate::placement::policy::{self, PlacementPolicy as Placement};
 use crate::profile::Profile;
 use crate::scheduler::Policy;
 use comfy_table::{CellAlignment, Table};
@@ -149,7 +149,7 @@ pub fn run(args: Args) -> Result<()> {
                 rules.lambda = args.lambda.filter(|_| rules.lambda > 0.0).unwrap_or(rules.lambda);
                 rules.decay = args.decay.unwrap_or(rules.decay);
                 rules.margin = args.margin.unwrap_or(rules.margin);
-                let setting = Setting {
+                let setting = ReplayOptions {
                     policy,
                     rules,
                     thresholds: h.thresholds(args.threshold),

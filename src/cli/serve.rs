@@ -65,10 +65,10 @@ pub fn run(args: Args) -> Result<()> {
     let flags = Flags::of(&args);
     let config = args.config.clone();
     let settings = flags.settings(config.as_deref())?;
-    let opener = Opener { quant: args.quant, sparsity: args.sparsity, device: args.device, trace: args.trace };
+    let loader = ModelLoader { quant: args.quant, sparsity: args.sparsity, device: args.device, trace: args.trace };
     // Nobody may be there to read it, or the disk that it goes to may be full: that is no reason to stop.
     let say = |text: &str| eprintln!("{text}");
-    serve::run(settings, Arc::new(opener), move || flags.settings(config.as_deref()), say)
+    serve::run(settings, Arc::new(loader), move || flags.settings(config.as_deref()), say)
 }
 
 /// Has the C library serve all threads' allocations from two arenas. By default each thread gets an arena of its own, up to eight per
@@ -118,24 +118,24 @@ impl Flags {
 
 /// Opens models as the settings and the flags say; `chat` without a daemon does the same.
 #[derive(Default)]
-pub struct Opener {
+pub struct ModelLoader {
     pub quant: Option<crate::formats::rows::Quant>,
     pub sparsity: SparsityArgs,
     pub device: DeviceArgs,
     pub trace: TraceArgs,
 }
 
-impl Load for Opener {
+impl Load for ModelLoader {
     fn check(&self, model: &str, settings: &Settings) -> Result<()> {
         open::check(&self.options(model, settings)?, &Terminal)
     }
 
     fn open(&self, model: &str, settings: &Settings) -> Result<Opened> {
-        Opener::open(self, model, settings)
+        ModelLoader::open(self, model, settings)
     }
 }
 
-impl Opener {
+impl ModelLoader {
     fn options(&self, model: &str, settings: &Settings) -> Result<EngineOptions> {
         let kv = KvArg::from_str(settings.text("engine.kv").unwrap_or("f16"), true)
             .map_err(|_| Error::Usage(format!("engine.kv ({}): take f16 or f32", settings.origin("engine.kv"))))?;

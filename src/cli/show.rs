@@ -96,7 +96,7 @@ fn show_predictor(args: &Args, path: &Path) -> Result<()> {
     if args.json {
         return super::print_json(&serde_json::json!({
             "path": path.to_string_lossy(), "kind": h.kind, "model": h.model, "fingerprint": h.fingerprint,
-            "bytes": file.file_bytes(), "threshold": h.threshold, "cuts": h.cuts, "tables": h.tables, "made": h.made,
+            "bytes": file.file_bytes(), "threshold": h.threshold, "cuts": h.activation_thresholds, "tables": h.tables, "made": h.made,
         }));
     }
     let mut table = Table::new();

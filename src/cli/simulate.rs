@@ -15,7 +15,7 @@ use crate::lab::simulate::{Calls, Outcome};
 use crate::lab::synth::shape;
 use crate::lab::synth::trace::{TraceShape, write_trace};
 use crate::model::KvType;
-use crate::placement::Policy as Placement;
+use crate::placement::PlacementPolicy as Placement;
 use crate::placement::memory_plan::Footprint;
 use crate::scheduler::Policy;
 use comfy_table::{CellAlignment, Table};
@@ -187,7 +187,7 @@ fn file_name(model: &str) -> String {
 }
 
 fn paper(args: &Args, s: &SetUp, placement: Placement) -> Result<Report> {
-    let trace = made_up(s.active, args.lookahead, args.seed)?;
+    let trace = synthetic_trace(s.active, args.lookahead, args.seed)?;
     let machine = machine_arg::find(Some(Path::new(s.machine)))?;
     let real = Footprint::of_shape(&shape(s.shape)?, s.quant, CONTEXT, KvType::F16);
     let vram = (s.vram_gib * (1u64 << 30) as f64) as u64;
@@ -211,7 +211,7 @@ fn given(args: &Args) -> Result<Report> {
     };
     let trace = match &args.trace {
         Some(path) => TraceFile::open(path)?,
-        None => made_up(args.active, args.lookahead, args.seed)?,
+        None => synthetic_trace(args.active, args.lookahead, args.seed)?,
     };
     let machine = machine_arg::find(args.machine.as_deref())?;
     let budgets: Vec<Option<u64>> =
@@ -287,7 +287,7 @@ fn report(model: String, case: &Case<'_>, rows: Vec<Row>, published: Option<Publ
 
 /// A made-up trace, kept in the cache directory: the same settings are the same file. Many layers rather than many neurons: the first
 /// `ahead` layers have no prediction, which in a model of 80 is next to nothing.
-pub fn made_up(active: f64, ahead: usize, seed: u64) -> Result<TraceFile> {
+pub fn synthetic_trace(active: f64, ahead: usize, seed: u64) -> Result<TraceFile> {
     let shape =
         TraceShape { layers: 16, ffn: 512, texts: 8, tokens_per_text: 100, active, ahead, seed, ..TraceShape::paper() };
     if ahead == 0 || ahead >= shape.layers {

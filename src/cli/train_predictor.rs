@@ -127,7 +127,7 @@ impl TextArgs {
             recall,
             budget: train::model_bytes(model) * BUDGET_PERCENT / 100,
             seed,
-            cuts: cuts(model, sparsity)?,
+            activation_thresholds: activation_thresholds(model, sparsity)?,
             made: serde_json::json!({ "texts": names, "tokens": limit }),
         };
         Ok(Asked { options, tokens, output, limit })
@@ -136,7 +136,7 @@ impl TextArgs {
 
 /// |act(gate)| per layer above which a neuron is active: zeros for ReLU, else what leaves out the share `sparsity` of the
 /// activations that the model's profile saw.
-fn cuts(model: &Model, sparsity: Option<f64>) -> Result<Vec<f32>> {
+fn activation_thresholds(model: &Model, sparsity: Option<f64>) -> Result<Vec<f32>> {
     let layers = model.config.layers;
     if model.config.activation.is_sparse() {
         return match sparsity {
@@ -156,7 +156,7 @@ fn cuts(model: &Model, sparsity: Option<f64>) -> Result<Vec<f32>> {
         ))
     };
     let (_, profile) = artifacts::profile(model)?.ok_or_else(missing)?;
-    (0..layers).map(|layer| profile.cut_for(layer, share).ok_or_else(missing)).collect()
+    (0..layers).map(|layer| profile.threshold_for_sparsity(layer, share).ok_or_else(missing)).collect()
 }
 
 /// Where samples and finished parts lie until the file is written.
@@ -189,7 +189,7 @@ pub fn samples(engine: &mut Engine, asked: &Asked, dir: &Path) -> Result<Samples
     }
     let progress = Progress::new("running the model", Unit::Tokens);
     let step = |done, total| progress.step(done, total);
-    let samples = collect(engine, &asked.tokens, &plan, &asked.options.cuts, &path, step)?;
+    let samples = collect(engine, &asked.tokens, &plan, &asked.options.activation_thresholds, &path, step)?;
     progress.finish();
     Ok(samples)
 }

@@ -14,7 +14,7 @@ use tokio::runtime::Runtime;
 /// How often a waiting call checks whether Ctrl-C was pressed.
 const LOOK: Duration = Duration::from_millis(20);
 /// Largest answer or event that is accepted, bytes: more than a daemon sends.
-const MOST_BYTES: usize = 64 << 20;
+const MAX_BYTES: usize = 64 << 20;
 
 /// Calls one daemon. Each call has its own connection, so that closing it cancels the request.
 pub struct Client {
@@ -67,7 +67,7 @@ impl Client {
     async fn answer(&self, method: &str, path: &str, body: Option<&Value>) -> Result<String> {
         let response = self.send(method_of(method), path, body).await?;
         let status = response.status().as_u16();
-        let bytes = Limited::new(response.into_body(), MOST_BYTES).collect().await;
+        let bytes = Limited::new(response.into_body(), MAX_BYTES).collect().await;
         let bytes = bytes.map_err(|e| Error::Failed(format!("the daemon broke off: {e}")))?.to_bytes();
         let text = String::from_utf8_lossy(&bytes).into_owned();
         if status >= 400 { Err(refused(status, &text)) } else { Ok(text) }
@@ -143,8 +143,8 @@ impl Client {
             while let Some(frame) = body.frame().await {
                 let frame = frame.map_err(|e| Error::Failed(format!("the daemon broke off: {e}")))?;
                 let Some(data) = frame.data_ref() else { continue };
-                if text.len() + data.len() > MOST_BYTES {
-                    return Err(Error::Failed(format!("the daemon sent an event of more than {MOST_BYTES} bytes")));
+                if text.len() + data.len() > MAX_BYTES {
+                    return Err(Error::Failed(format!("the daemon sent an event of more than {MAX_BYTES} bytes")));
                 }
                 text.extend_from_slice(data);
                 if status >= 400 {

@@ -20,7 +20,7 @@ pub struct Head<'a> {
 
 /// One thread's buffers, kept between calls.
 #[derive(Default)]
-pub struct AttendRoom {
+pub struct AttendScratch {
     /// `[n, dim]`
     queries: Vec<f32>,
     columns: Columns,
@@ -32,7 +32,7 @@ pub struct AttendRoom {
     mixed: Vec<f32>,
 }
 
-impl AttendRoom {
+impl AttendScratch {
     /// Allocates what up to `queries` queries of `dim` numbers over `positions` positions need, so that nothing is allocated later.
     pub fn reserve(&mut self, queries: usize, positions: usize, dim: usize) {
         let room = |v: &mut Vec<f32>, numbers: usize| v.reserve(numbers.saturating_sub(v.len()));
@@ -45,7 +45,7 @@ impl AttendRoom {
         }
     }
 
-    /// The buffer to write the queries to before [`AttendRoom::attend`], `[n, dim]`; `numbers` is its length.
+    /// The buffer to write the queries to before [`AttendScratch::attend`], `[n, dim]`; `numbers` is its length.
     pub fn queries(&mut self, numbers: usize) -> &mut [f32] {
         self.queries.resize(numbers, 0.0);
         &mut self.queries
@@ -61,7 +61,7 @@ impl AttendRoom {
         dim: usize,
         sees: impl Fn(usize) -> Range<usize>,
     ) -> &[f32] {
-        let AttendRoom { queries, columns, scores, weights, mixed } = self;
+        let AttendScratch { queries, columns, scores, weights, mixed } = self;
         let (n, stride) = (queries.len() / dim, head.quant.number_bytes(dim));
         let positions = head.keys.len() / stride;
         assert!(!head.quant.is_grouped() && head.values.len() == head.keys.len());

@@ -324,7 +324,7 @@ unsafe fn last_groups<const FOUR: bool, const R: usize, const N: usize>(
             for g in cols / PACK * (PACK / GROUP)..cols / GROUP {
                 // SAFETY: the caller's promises.
                 unsafe {
-                    let (v, scale) = (_mm256_loadu_si256(codes.add(g * GROUP).cast()), half(scales.add(g)));
+                    let (v, scale) = (_mm256_loadu_si256(codes.add(g * GROUP).cast()), f16_at(scales.add(g)));
                     let pairs = if FOUR {
                         let bytes = _mm_loadu_si128(rows.row(r).add(g * GROUP / 2).cast());
                         let w = _mm256_and_si256(_mm256_set_m128i(_mm_srli_epi16::<4>(bytes), bytes), low);
@@ -480,7 +480,7 @@ unsafe fn add_grouped<const FOUR: bool, const R: usize>(
             // SAFETY: the caller's promises.
             unsafe {
                 let row = rows[r];
-                let c = _mm256_set1_ps(a[r] * half(row.add(at_scales).cast::<u16>().add(g)));
+                let c = _mm256_set1_ps(a[r] * f16_at(row.add(at_scales).cast::<u16>().add(g)));
                 for k in 0..4 {
                     let codes = if FOUR {
                         let bytes = _mm_loadl_epi64(row.add(g * GROUP / 2 + k % 2 * 8).cast());
@@ -521,7 +521,7 @@ unsafe fn load_f16(at: *const u16) -> __m256 {
 
 #[inline]
 #[target_feature(enable = "f16c")]
-unsafe fn half(at: *const u16) -> f32 {
+unsafe fn f16_at(at: *const u16) -> f32 {
     _mm_cvtss_f32(_mm_cvtph_ps(_mm_cvtsi32_si128(unsafe { at.read() } as i32)))
 }
 

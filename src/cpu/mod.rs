@@ -1,4 +1,4 @@
-//! The CPU's kernels and its thread team: the host half of the FFN, and all of it on a machine without a GPU.
+//! The CPU's kernels and its thread pool: the host half of the FFN, and all of it on a machine without a GPU.
 //!
 //! A kernel is two primitives over rows of weights in the form of [`crate::formats::rows`], for one or many
 //! columns (tokens) at once: `dot` (gate, up, q, k, v, o, head: row times input) and `axpy` (down: output plus
@@ -44,10 +44,10 @@ mod columns;
 mod portable;
 pub mod reference;
 pub mod sign;
-pub mod team;
+pub mod thread_pool;
 
 pub use columns::Columns;
-pub use team::Team;
+pub use thread_pool::ThreadPool;
 
 pub use crate::formats::rows::Rows;
 

@@ -1,7 +1,7 @@
 //! Kernels in plain Rust, for CPUs without AVX2. The others have the same signatures and the same order of groups.
 
 use super::{Columns, Isa, Kernels, Rows};
-use crate::formats::rows::{GROUP, Quant, axpy_place, place, q4_code, scales};
+use crate::formats::rows::{GROUP, Quant, axpy_position, code_position, q4_code, scales};
 use half::f16;
 
 pub const KERNELS: Kernels = Kernels {
@@ -48,7 +48,7 @@ unsafe fn dot_f16_row(row: *const u8, x: &Columns, b: usize) -> f32 {
 
 unsafe fn dot_q8_row(row: *const u8, x: &Columns, b: usize) -> f32 {
     let row = unsafe { bytes(row, Quant::Q8, x.cols) };
-    dot_codes(x, b, scales(Quant::Q8, row, x.cols), |i| row[place(i, x.cols)] as i8 as i32)
+    dot_codes(x, b, scales(Quant::Q8, row, x.cols), |i| row[code_position(i, x.cols)] as i8 as i32)
 }
 
 unsafe fn dot_q4_row(row: *const u8, x: &Columns, b: usize) -> f32 {
@@ -57,8 +57,9 @@ unsafe fn dot_q4_row(row: *const u8, x: &Columns, b: usize) -> f32 {
 }
 
 fn dot_codes(x: &Columns, b: usize, steps: &[f16], code: impl Fn(usize) -> i32) -> f32 {
-    let group =
-        |g: usize| -> i32 { (g * GROUP..(g + 1) * GROUP).map(|i| code(i) * x.codes(b)[place(i, x.cols)] as i32).sum() };
+    let group = |g: usize| -> i32 {
+        (g * GROUP..(g + 1) * GROUP).map(|i| code(i) * x.codes(b)[code_position(i, x.cols)] as i32).sum()
+    };
     steps.iter().zip(x.steps(b)).enumerate().map(|(g, (sw, sx))| group(g) as f32 * sw.to_f32() * sx).sum()
 }
 
@@ -86,7 +87,7 @@ impl Row for F16 {
 impl Row for Q8 {
     const QUANT: Quant = Quant::Q8;
     fn number(row: &[u8], cols: usize, i: usize) -> f32 {
-        row[place(i, cols)] as i8 as f32 * scales(Quant::Q8, row, cols)[i / GROUP].to_f32()
+        row[code_position(i, cols)] as i8 as f32 * scales(Quant::Q8, row, cols)[i / GROUP].to_f32()
     }
 }
 impl Row for Q4 {
@@ -102,7 +103,7 @@ unsafe fn axpy<R: Row>(rows: &[*const u8], _: usize, a: &[f32], cols: usize, out
         let row = unsafe { bytes(rows[k / n], R::QUANT, cols) };
         let out = &mut out[k % n * cols..][..cols];
         for i in 0..cols {
-            let at = if R::QUANT.is_grouped() { axpy_place(i, cols) } else { i };
+            let at = if R::QUANT.is_grouped() { axpy_position(i, cols) } else { i };
             out[at] += a * R::number(row, cols, i);
         }
     }

@@ -7,19 +7,19 @@
 
 #[cfg(feature = "cuda")]
 pub mod cuda;
-mod host_room;
 pub mod kernel;
 mod moves;
+mod pinned_buffer;
 pub mod timeline;
 mod traced;
 mod virtual_device;
 
-pub use host_room::HostRoom;
 pub use kernel::{
     Add, Append, Attend, Call, DenseFfn, Heads, Linear, NONE, Norm, Select, SignScores, SparseFfn, Then, View,
 };
 pub use moves::{Block, MoveMethod, MoveRate, fastest, run};
-pub use timeline::{Note, Part, Timeline};
+pub use pinned_buffer::PinnedBuffer;
+pub use timeline::{Note, Stage, Timeline};
 pub use traced::Traced;
 pub use virtual_device::{Faults, HOST_CALL_NS, QUEUES, Rates, VirtualDevice};
 

@@ -26,7 +26,7 @@ pub enum Track {
 
 /// What time is used for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Part {
+pub enum Stage {
     /// A whole pass.
     Pass,
     /// A layer of a pass.
@@ -40,7 +40,7 @@ pub enum Part {
     /// The last norm and the logits.
     Head,
     /// The device's work before the FFN's halves: what is left of the last layer, the norm, the scores, and copying them to the host.
-    Front,
+    Exchange,
     /// Copying the host's half to the device and adding both halves.
     Merge,
     /// Telling the scheduler what was seen, and beginning the moves that it has decided.
@@ -53,44 +53,44 @@ pub enum Part {
     Move,
 }
 
-impl Part {
+impl Stage {
     /// All parts, in the order of arrays by part.
-    pub const ALL: [Part; 12] = [
-        Part::Pass,
-        Part::Layer,
-        Part::Attention,
-        Part::Predictor,
-        Part::Ffn,
-        Part::Head,
-        Part::Front,
-        Part::Merge,
-        Part::Scheduler,
-        Part::Drive,
-        Part::Wait,
-        Part::Move,
+    pub const ALL: [Stage; 12] = [
+        Stage::Pass,
+        Stage::Layer,
+        Stage::Attention,
+        Stage::Predictor,
+        Stage::Ffn,
+        Stage::Head,
+        Stage::Exchange,
+        Stage::Merge,
+        Stage::Scheduler,
+        Stage::Drive,
+        Stage::Wait,
+        Stage::Move,
     ];
 
     /// The part's name for people.
     pub const fn name(self) -> &'static str {
         match self {
-            Part::Pass => "pass",
-            Part::Layer => "layer",
-            Part::Attention => "attention",
-            Part::Predictor => "predictor",
-            Part::Ffn => "FFN half",
-            Part::Head => "head",
-            Part::Front => "front",
-            Part::Merge => "merge",
-            Part::Scheduler => "scheduler",
-            Part::Drive => "driving",
-            Part::Wait => "waiting",
-            Part::Move => "move",
+            Stage::Pass => "pass",
+            Stage::Layer => "layer",
+            Stage::Attention => "attention",
+            Stage::Predictor => "predictor",
+            Stage::Ffn => "FFN half",
+            Stage::Head => "head",
+            Stage::Exchange => "exchange",
+            Stage::Merge => "merge",
+            Stage::Scheduler => "scheduler",
+            Stage::Drive => "driving",
+            Stage::Wait => "waiting",
+            Stage::Move => "move",
         }
     }
 
     /// Whether the host's cores compute during this part.
     const fn computes(self) -> bool {
-        matches!(self, Part::Attention | Part::Predictor | Part::Ffn | Part::Head)
+        matches!(self, Stage::Attention | Stage::Predictor | Stage::Ffn | Stage::Head)
     }
 }
 
@@ -107,9 +107,9 @@ pub enum Note {
     /// A layer of the pass begins.
     Layer(usize),
     /// The host has spent the time since the last note on this part.
-    Host(Part),
+    Host(Stage),
     /// What is put on the compute stream from now on belongs to this part; with `None`, no spans of it are kept.
-    Compute(Option<Part>),
+    Compute(Option<Stage>),
     /// What is put on the copy stream next is a group of moves.
     Moves {
         /// The layer whose neurons are moved.
@@ -134,7 +134,7 @@ pub struct Span {
     /// Whose time it is.
     pub track: Track,
     /// What it was used for.
-    pub part: Part,
+    pub part: Stage,
     /// When it began, on the host's clock.
     pub begin_ns: u64,
     /// When it ended, on the host's clock.
@@ -173,10 +173,10 @@ pub struct Sums {
     pub tokens: u64,
     /// Time from the beginning to the end of each pass.
     pub ns: u64,
-    /// The host's time by [`Part`].
-    pub host_ns: [u64; Part::ALL.len()],
-    /// The compute stream's time by [`Part`].
-    pub compute_ns: [u64; Part::ALL.len()],
+    /// The host's time by [`Stage`].
+    pub host_ns: [u64; Stage::ALL.len()],
+    /// The compute stream's time by [`Stage`].
+    pub compute_ns: [u64; Stage::ALL.len()],
     /// Time in which host and device computed.
     pub both_ns: u64,
     /// Time in which only the host computed.
@@ -224,7 +224,7 @@ pub struct MoveSums {
 /// One layer of the current pass: points in time and durations in ns, 0 for what has not happened.
 #[derive(Clone, Copy, Debug, Default)]
 struct LayerTimes {
-    front_end: u64,
+    exchange_end: u64,
     /// When the host saw that the front had ended.
     seen: u64,
     device: u64,
@@ -248,7 +248,7 @@ pub struct Timeline {
     /// The device's name; `None` if the host computes alone.
     pub device: Option<String>,
     /// Whether the times are those of a virtual device.
-    pub pretended: bool,
+    pub is_virtual: bool,
     /// By how much, in ns, a span of the device may at most be misplaced in time against those of the host.
     pub uncertain_ns: u64,
     /// Spans of the device whose times are not known: there were too many at once, or the device has failed.
@@ -311,7 +311,7 @@ impl Timeline {
     pub fn of(layers: usize, long: usize, spans: usize) -> Timeline {
         Timeline {
             device: None,
-            pretended: false,
+            is_virtual: false,
             uncertain_ns: 0,
             unknown: 0,
             sums: Default::default(),
@@ -367,7 +367,7 @@ impl Timeline {
                 let (begin_ns, end_ns) = (now, now);
                 let span = Span {
                     track: Track::Host,
-                    part: Part::Move,
+                    part: Stage::Move,
                     begin_ns,
                     end_ns,
                     layer,
@@ -379,7 +379,7 @@ impl Timeline {
             }
             Note::End { residents, neurons } => self.end(now, residents as f64 / neurons.max(1) as f64, read),
             // The head is no part of the last layer.
-            Note::Compute(Some(Part::Head)) => self.end_layer(now),
+            Note::Compute(Some(Stage::Head)) => self.end_layer(now),
             Note::Compute(_) | Note::Late(_) => {}
         }
     }
@@ -389,7 +389,7 @@ impl Timeline {
         let (begin_ns, end_ns) = (now, now);
         let layer = None;
         self.pass =
-            Some(Span { track: Track::Host, part: Part::Pass, begin_ns, end_ns, layer, count, value, late: false });
+            Some(Span { track: Track::Host, part: Stage::Pass, begin_ns, end_ns, layer, count, value, late: false });
         (self.mark, self.layer, self.sum) = (now, None, Sums::default());
         self.host.clear();
         self.compute.clear();
@@ -398,12 +398,12 @@ impl Timeline {
 
     fn begin_layer(&mut self, now: u64, layer: usize) {
         self.end_layer(now);
-        let begun = Span { part: Part::Layer, layer: Some(layer as u32), count: 0, value: 0, ..self.still(now) };
+        let begun = Span { part: Stage::Layer, layer: Some(layer as u32), count: 0, value: 0, ..self.still(now) };
         self.layer = Some(begun);
     }
 
     fn end_layer(&mut self, now: u64) {
-        self.host(Part::Drive, now);
+        self.host(Stage::Drive, now);
         if let Some(layer) = self.layer.take() {
             self.spans.push(Span { end_ns: now, ..layer });
         }
@@ -411,11 +411,11 @@ impl Timeline {
 
     fn still(&self, now: u64) -> Span {
         let (begin_ns, end_ns, layer) = (now, now, self.layer.and_then(|layer| layer.layer));
-        Span { track: Track::Host, part: Part::Drive, begin_ns, end_ns, layer, count: 0, value: 0, late: false }
+        Span { track: Track::Host, part: Stage::Drive, begin_ns, end_ns, layer, count: 0, value: 0, late: false }
     }
 
     /// Records that the host has spent the time since its last span on `part`.
-    fn host(&mut self, part: Part, now: u64) {
+    fn host(&mut self, part: Stage, now: u64) {
         let begin_ns = std::mem::replace(&mut self.mark, now);
         if self.pass.is_none() || now <= begin_ns {
             return;
@@ -427,7 +427,7 @@ impl Timeline {
             self.host.push([begin_ns, now]);
         }
         if let Some(layer) = self.layer.and_then(|layer| self.layers.get_mut(layer.layer? as usize))
-            && part == Part::Ffn
+            && part == Stage::Ffn
         {
             layer.host += ns;
         }
@@ -441,7 +441,7 @@ impl Timeline {
     }
 
     /// Records a span of the device's compute stream in the pass that ends. To be called in the order of the stream.
-    pub fn compute(&mut self, part: Part, layer: Option<u32>, [begin_ns, end_ns]: [u64; 2]) {
+    pub fn compute(&mut self, part: Stage, layer: Option<u32>, [begin_ns, end_ns]: [u64; 2]) {
         let track = Track::Compute;
         self.spans.push(Span { track, part, begin_ns, end_ns, layer, count: 0, value: 0, late: false });
         self.sum.compute_ns[part as usize] += end_ns - begin_ns;
@@ -450,9 +450,9 @@ impl Timeline {
         }
         if let Some(layer) = layer.and_then(|layer| self.layers.get_mut(layer as usize)) {
             match part {
-                Part::Front => layer.front_end = end_ns,
-                Part::Ffn => layer.device += end_ns - begin_ns,
-                Part::Merge => layer.merge = [begin_ns, end_ns],
+                Stage::Exchange => layer.exchange_end = end_ns,
+                Stage::Ffn => layer.device += end_ns - begin_ns,
+                Stage::Merge => layer.merge = [begin_ns, end_ns],
                 _ => {}
             }
         }
@@ -497,12 +497,12 @@ impl FfnSums {
     fn add(&mut self, at: &LayerTimes) {
         let [merge, end] = at.merge;
         // Only where both had a half, and every part of it is known.
-        if at.host == 0 || at.device == 0 || at.front_end == 0 || end == 0 {
+        if at.host == 0 || at.device == 0 || at.exchange_end == 0 || end == 0 {
             return;
         }
-        let sync = at.seen.saturating_sub(at.front_end) + (end - merge);
+        let sync = at.seen.saturating_sub(at.exchange_end) + (end - merge);
         self.layers += 1;
-        self.ns += end.saturating_sub(at.front_end);
+        self.ns += end.saturating_sub(at.exchange_end);
         self.device_ns += at.device;
         self.host_ns += at.host;
         self.sync_ns += sync;
@@ -571,16 +571,16 @@ mod tests {
             let at = |ns| pass * 100 + ns;
             timeline.note(Note::Pass { tokens: 1, first: pass as usize }, at(0), Read::default());
             timeline.note(Note::Layer(0), at(0), Read::default());
-            timeline.note(Note::Host(Part::Attention), at(30), Read::default());
-            timeline.note(Note::Host(Part::Wait), at(50), Read::default());
-            timeline.compute(Part::Front, Some(0), [at(20), at(45)]);
+            timeline.note(Note::Host(Stage::Attention), at(30), Read::default());
+            timeline.note(Note::Host(Stage::Wait), at(50), Read::default());
+            timeline.compute(Stage::Exchange, Some(0), [at(20), at(45)]);
             let read = Read { host: 200 * (pass + 1), device: 0, link: 0 };
             timeline.note(Note::End { residents: 1, neurons: 4 }, at(100), read);
         }
         // Of each pass: attention, waiting, the device's front, the rest, the layer and the pass.
         assert_eq!((timeline.spans().count(), timeline.left_out()), (10, 32));
         let last = timeline.spans().last().unwrap();
-        assert_eq!((last.part, last.begin_ns, last.end_ns, last.value), (Part::Pass, 600, 700, 6));
+        assert_eq!((last.part, last.begin_ns, last.end_ns, last.value), (Stage::Pass, 600, 700, 6));
         let sums = timeline.sums[0];
         assert_eq!((sums.passes, sums.ns, timeline.sums[1].passes), (7, 700, 0));
         assert_eq!([sums.both_ns, sums.host_alone_ns, sums.device_alone_ns, sums.neither_ns], [70, 140, 105, 385]);

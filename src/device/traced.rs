@@ -7,7 +7,7 @@
 //!
 //! Sequences are not handed on: each kernel is put on the stream by itself, so that marks can stand between kernels.
 
-use super::timeline::{Note, Part, Read, Span, Timeline, Track};
+use super::timeline::{Note, Read, Span, Stage, Timeline, Track};
 use super::{Block, Buffer, Call, Device, Event, Fault, Memory, MoveMethod, OutOfMemory, Stream, Totals};
 
 /// Most spans of the compute stream in a pass, and most groups of moves on their way, that are timed: a layer has five such spans, and
@@ -17,7 +17,7 @@ const GROUPS: usize = 256;
 
 /// Work on the compute stream, between two marks.
 struct Stretch {
-    part: Part,
+    part: Stage,
     layer: Option<u32>,
     marks: [Event; 2],
     put_ns: u64,
@@ -55,9 +55,9 @@ pub struct Traced {
     /// Events that are not in use.
     free: Vec<Event>,
     /// The part that work on the compute stream belongs to now.
-    part: Option<Part>,
+    part: Option<Stage>,
     layer: Option<u32>,
-    open: Option<Open<Part>>,
+    open: Option<Open<Stage>>,
     stretches: Vec<Stretch>,
     /// By event: how many spans lie before its mark on the compute stream.
     before: Vec<u32>,
@@ -75,7 +75,7 @@ impl Traced {
     pub fn new(mut inner: Box<dyn Device>, mut timeline: Timeline) -> Traced {
         let zero = inner.timed_event();
         let free = (0..2 * STRETCHES + GROUPS).map(|_| inner.timed_event()).collect();
-        (timeline.device, timeline.pretended) = (Some(inner.name()), !inner.is_real());
+        (timeline.device, timeline.is_virtual) = (Some(inner.name()), !inner.is_real());
         Traced {
             inner,
             timeline,
@@ -97,7 +97,7 @@ impl Traced {
 
     /// The time on the host's clock, ns.
     fn now(&self) -> u64 {
-        if self.timeline.pretended { self.inner.totals().clock_ns } else { self.timeline.now() }
+        if self.timeline.is_virtual { self.inner.totals().clock_ns } else { self.timeline.now() }
     }
 
     fn tell(&mut self, note: Note) {
@@ -157,7 +157,7 @@ impl Traced {
         let now = self.now();
         for stretch in self.stretches[..count].iter_mut().rev().take_while(|s| s.seen_ns == u64::MAX) {
             stretch.seen_ns = now;
-            if let (Part::Front, Some(layer)) = (stretch.part, stretch.layer) {
+            if let (Stage::Exchange, Some(layer)) = (stretch.part, stretch.layer) {
                 self.timeline.seen(layer, now);
             }
         }
@@ -166,9 +166,9 @@ impl Traced {
     /// Calls `wait`, and records its time as the host's waiting.
     fn waits(&mut self, wait: impl FnOnce(&mut dyn Device)) {
         self.closes();
-        self.tell(Note::Host(Part::Drive));
+        self.tell(Note::Host(Stage::Drive));
         wait(&mut *self.inner);
-        self.tell(Note::Host(Part::Wait));
+        self.tell(Note::Host(Stage::Wait));
     }
 
     /// Converts the times of the pass to the host's clock and records them. The compute stream has nothing left to do.
@@ -194,8 +194,8 @@ impl Traced {
                 most = most.min(stretch.seen_ns.min(end_ns) as i64 - end);
             }
             // A virtual clock is the same on both sides.
-            let zero_ns = if self.timeline.pretended { self.zero_ns as i64 } else { least + (most - least) / 2 };
-            if !self.timeline.pretended {
+            let zero_ns = if self.timeline.is_virtual { self.zero_ns as i64 } else { least + (most - least) / 2 };
+            if !self.timeline.is_virtual {
                 self.timeline.uncertain_ns = self.timeline.uncertain_ns.max((most - least).unsigned_abs() / 2);
             }
             let at = |since: i64| u64::try_from(zero_ns + since).unwrap_or(0);
@@ -209,7 +209,7 @@ impl Traced {
                 let begin_ns = at(begin);
                 self.timeline.moved(Span {
                     track: Track::Copy,
-                    part: Part::Move,
+                    part: Stage::Move,
                     begin_ns,
                     end_ns: begin_ns + ns,
                     layer: Some(group.layer),
@@ -345,7 +345,7 @@ impl Device for Traced {
     fn worked(&mut self, host_bytes: u64, host_ns: u64, device_bytes: u64) {
         self.inner.worked(host_bytes, host_ns, device_bytes);
         self.host_bytes += host_bytes;
-        self.tell(Note::Host(Part::Ffn));
+        self.tell(Note::Host(Stage::Ffn));
     }
 
     fn has_read(&mut self, bytes: u64) {
@@ -397,7 +397,7 @@ impl Device for Traced {
                     self.closes();
                     self.part = part;
                 }
-                if part == Some(Part::Head) {
+                if part == Some(Stage::Head) {
                     self.layer = None;
                     self.tell(note);
                 }

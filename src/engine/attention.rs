@@ -1,9 +1,9 @@
 //! Attention over the KV cache.
 
 use super::batch::TokenPosition;
-use crate::cpu::attend::{AttendRoom, Head, QUERIES};
-use crate::cpu::team::Parts;
-use crate::cpu::{Kernels, Team};
+use crate::cpu::attend::{AttendScratch, Head, QUERIES};
+use crate::cpu::thread_pool::Parts;
+use crate::cpu::{Kernels, ThreadPool};
 use crate::model::KvCache;
 use crate::model::config::{ModelConfig, Positions};
 use crate::ops::math;
@@ -33,14 +33,14 @@ pub(super) fn rotate_and_put(
 /// token, or of a few neighbouring tokens of a prompt, which then share the reading of keys and values.
 #[allow(clippy::too_many_arguments)]
 pub(super) fn attention(
-    team: &mut Team,
+    pool: &mut ThreadPool,
     kernels: &Kernels,
     config: &ModelConfig,
     caches: &[KvCache],
     layer: usize,
     positions: &[TokenPosition],
     qkv: &[f32],
-    rooms: &mut [AttendRoom],
+    rooms: &mut [AttendScratch],
     out: &mut [f32],
 ) {
     let (dim, q_dim, shared) = (config.head_dim, config.q_dim(), config.heads / config.kv_heads);
@@ -49,13 +49,13 @@ pub(super) fn attention(
     let follows = |two: &[TokenPosition]| two[0].sequence == two[1].sequence && two[0].position + 1 == two[1].position;
     let tokens = if positions.windows(2).all(follows) { (QUERIES / shared).max(1) } else { 1 };
     let (out, rooms) = (Parts::new(out), Parts::new(rooms));
-    team.run(n.div_ceil(tokens) * config.kv_heads, |thread, piece| {
-        let (first, kv_head) = (piece / config.kv_heads * tokens, piece % config.kv_heads);
+    pool.run(n.div_ceil(tokens) * config.kv_heads, |thread, task| {
+        let (first, kv_head) = (task / config.kv_heads * tokens, task % config.kv_heads);
         let positions = &positions[first..n.min(first + tokens)];
         let (kv, last) = (&caches[positions[0].sequence], positions[positions.len() - 1].position);
         let sees = |position: usize| config.window.map_or(0, |w| (position + 1).saturating_sub(w))..position + 1;
         let all = sees(positions[0].position).start..last + 1;
-        // SAFETY: one room per thread; each piece writes its own heads.
+        // SAFETY: one scratch per thread; each task writes its own heads.
         let room = &mut unsafe { rooms.part(thread..thread + 1) }[0];
         let queries = room.queries(positions.len() * shared * dim);
         let heads = |t: usize| kv_head * shared * dim + t..(kv_head + 1) * shared * dim + t;

@@ -3,8 +3,8 @@
 use super::ffn::{FfnBuffers, Tile};
 use super::sparsity::Predicted;
 use crate::cpu::Columns;
-use crate::cpu::attend::AttendRoom;
-use crate::predictor::Room;
+use crate::cpu::attend::AttendScratch;
+use crate::predictor::Scratch;
 
 /// Which logits a forward pass computes: the head is as large as several layers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -63,7 +63,7 @@ pub(super) struct Buffers {
     /// What predictors have found.
     pub predicted: Predicted,
     /// Working memory of predictors.
-    pub room: Room,
+    pub room: Scratch,
     /// Gate products of all neurons, `[n, ffn]`, in layers where all gates are computed first.
     pub gates: Vec<f32>,
     /// True gate products for an observer, `[n, ffn]`.
@@ -75,7 +75,7 @@ pub(super) struct Buffers {
     /// Unpacked weights, one per thread.
     pub tiles: Vec<Tile>,
     /// Working memory of attention, one per thread.
-    pub attend: Vec<AttendRoom>,
+    pub attend: Vec<AttendScratch>,
     /// Cosine and sine of a token's rotation, `[head_dim / 2]`.
     pub cos_sin: Vec<(f32, f32)>,
 }
@@ -85,13 +85,13 @@ impl Buffers {
     pub fn new(threads: usize) -> Buffers {
         Buffers {
             tiles: (0..threads).map(|_| Tile::new()).collect(),
-            attend: (0..threads).map(|_| AttendRoom::default()).collect(),
+            attend: (0..threads).map(|_| AttendScratch::default()).collect(),
             ..Buffers::default()
         }
     }
 
     /// Takes the tokens of the next pass, and decides whose logits are computed.
-    pub fn place(&mut self, tokens: impl Iterator<Item = (u32, TokenPosition)>, want: Logits) {
+    pub fn set_tokens(&mut self, tokens: impl Iterator<Item = (u32, TokenPosition)>, want: Logits) {
         let Buffers { tokens: ids, positions, logit_rows, .. } = self;
         ids.clear();
         positions.clear();

@@ -4,8 +4,8 @@
 //! added in order. So the result does not depend on how many threads there are or which one was faster.
 
 use crate::cpu::aligned::{Aligned, LINE};
-use crate::cpu::team::Parts;
-use crate::cpu::{Columns, Kernels, MAX_AXPY_ROWS, MAX_COLUMNS, Rows, Team};
+use crate::cpu::thread_pool::Parts;
+use crate::cpu::{Columns, Kernels, MAX_AXPY_ROWS, MAX_COLUMNS, Rows, ThreadPool};
 use crate::device::NONE;
 use crate::formats::rows::{self, PACK, Quant};
 use crate::model::block::{BlockLayout, BlockPart};
@@ -42,18 +42,29 @@ pub struct FfnBuffers {
 impl FfnBuffers {
     /// For how many of the `n` tokens of the last dense pass over more than [`MAX_COLUMNS`] each of `neurons`, which it computed, was
     /// active: `[ffn]`, [`NONE`] for all others.
-    pub fn counts(&self, config: &ModelConfig, neurons: Neurons<'_>, n: usize, cut: f32, out: &mut Vec<u32>) {
+    pub fn counts(
+        &self,
+        config: &ModelConfig,
+        neurons: Neurons<'_>,
+        n: usize,
+        activation_threshold: f32,
+        out: &mut Vec<u32>,
+    ) {
         let len = neurons.len();
         out.clear();
         out.resize(config.ffn, NONE);
-        (0..len).for_each(|i| out[neurons.place(i)] = 0);
+        (0..len).for_each(|i| out[neurons.store_index(i)] = 0);
         if len == 0 {
             return;
         }
         for (gates, activations) in self.gates.chunks_exact(len).zip(self.activations.chunks_exact(len)).take(n) {
             for (i, (&gate, &a)) in gates.iter().zip(activations).enumerate() {
-                let active = if cut > 0.0 { config.activation.apply(gate).abs() > cut } else { a != 0.0 };
-                out[neurons.place(i)] += u32::from(active);
+                let active = if activation_threshold > 0.0 {
+                    config.activation.apply(gate).abs() > activation_threshold
+                } else {
+                    a != 0.0
+                };
+                out[neurons.store_index(i)] += u32::from(active);
             }
         }
     }
@@ -77,7 +88,7 @@ impl Neurons<'_> {
     }
 
     /// Place in the store of number `i`.
-    fn place(self, i: usize) -> usize {
+    fn store_index(self, i: usize) -> usize {
         match self {
             Neurons::All(_) => i,
             Neurons::Some(list) => list[i] as usize,
@@ -88,12 +99,12 @@ impl Neurons<'_> {
     fn runs(self, numbers: Range<usize>, mut see: impl FnMut(Range<usize>, usize)) {
         let mut first = numbers.start;
         while first < numbers.end {
-            let place = self.place(first);
+            let start = self.store_index(first);
             let mut end = first + 1;
-            while end < numbers.end && self.place(end) == place + end - first {
+            while end < numbers.end && self.store_index(end) == start + end - first {
                 end += 1;
             }
-            see(first..end, place);
+            see(first..end, start);
             first = end;
         }
     }
@@ -115,7 +126,7 @@ pub enum Work<'a> {
     All,
     /// All rows of these neurons only, ascending; for more than [`MAX_COLUMNS`] columns.
     Some(&'a [u32]),
-    /// These neurons; their up and down rows are read only if the gate is above the cut for some column.
+    /// These neurons; their up and down rows are read only if the gate is above the activation threshold for some column.
     Selected(&'a Selection),
     /// Gate pre-activations `[n, ffn]` of all neurons are given; up and down rows are read of those that fire.
     Gates(&'a [f32]),
@@ -188,17 +199,17 @@ pub fn activation(kind: Ffn, act: Activation, gate: f32, up: f32) -> f32 {
 }
 
 /// hidden += FFN(x). `x` is the normalised input, set for the type of `layer.ffn`; `hidden` is `[n, hidden]`. A neuron is
-/// active for a column when |act(gate)| (plain FFNs: |act(up)|) is above `cut`: 0 for ReLU models, a CATS threshold for
-/// others. [`Work::All`] has no cut.
+/// active for a column when |act(gate)| (plain FFNs: |act(up)|) is above `activation_threshold`: 0 for ReLU models, a CATS threshold for
+/// others. [`Work::All`] has no threshold.
 #[allow(clippy::too_many_arguments)]
 pub fn ffn(
-    team: &mut Team,
+    pool: &mut ThreadPool,
     kernels: &Kernels,
     config: &ModelConfig,
     layer: &Layer,
     x: &Columns,
     work: Work,
-    cut: f32,
+    activation_threshold: f32,
     tiles: &mut [Tile],
     buffers: &mut FfnBuffers,
     hidden: &mut [f32],
@@ -209,20 +220,20 @@ pub fn ffn(
             let neurons = if let Work::Some(list) = work { Neurons::Some(list) } else { Neurons::All(config.ffn) };
             gates.resize(x.n * neurons.len(), 0.0);
             acts.resize(x.n * neurons.len(), 0.0);
-            products(team, kernels, config, layer, x, neurons, gates, acts);
-            down(team, config, layer, neurons, acts, x.n, tiles, hidden);
+            products(pool, kernels, config, layer, x, neurons, gates, acts);
+            down(pool, config, layer, neurons, acts, x.n, tiles, hidden);
             return rows_of(config, neurons.len());
         }
         Work::All => None,
         Work::Some(_) => unreachable!("only for more than {MAX_COLUMNS} columns"),
         Work::Selected(selection) => Some((selection, None)),
         Work::Gates(known) => {
-            fired.fired(config, known, x.n, cut);
+            fired.fired(config, known, x.n, activation_threshold);
             Some((&*fired, Some(known)))
         }
     };
     assert!(x.n <= MAX_COLUMNS);
-    let sparse = list.map(|(list, known)| Sparse { kernels, config, layer, x, list, known, cut });
+    let sparse = list.map(|(list, known)| Sparse { kernels, config, layer, x, list, known, activation_threshold });
     let neurons = list.map_or(config.ffn, |(list, _)| list.neurons.len());
 
     let units_of = |neurons: usize| (neurons * layer.block.bytes() / MIN_UNIT_BYTES).clamp(1, MAX_UNITS);
@@ -233,7 +244,7 @@ pub fn ffn(
     let partial = &mut partial[..units * size];
     let parts = Parts::new(partial);
     let counts = SharedCounts::default();
-    team.run(units, |_, unit| {
+    pool.run(units, |_, unit| {
         // SAFETY: each unit has its own part.
         let out = unsafe { parts.part(unit * size..(unit + 1) * size) };
         out.fill(0.0);
@@ -267,15 +278,15 @@ fn add_down_bias(layer: &Layer, hidden: &mut [f32]) {
 }
 
 impl Selection {
-    /// Becomes the neurons that fire for some column: |act(gate)| above `cut`; `gates` is `[n, ffn]`.
-    pub fn fired(&mut self, config: &ModelConfig, gates: &[f32], n: usize, cut: f32) {
+    /// Becomes the neurons that fire for some column: |act(gate)| above `activation_threshold`; `gates` is `[n, ffn]`.
+    pub fn fired(&mut self, config: &ModelConfig, gates: &[f32], n: usize, activation_threshold: f32) {
         assert_eq!(gates.len(), n * config.ffn);
         self.neurons.clear();
         self.masks.clear();
         self.neurons.reserve(config.ffn);
         self.masks.reserve(config.ffn);
         for neuron in 0..config.ffn {
-            let fires = |b: usize| config.activation.apply(gates[b * config.ffn + neuron]).abs() > cut;
+            let fires = |b: usize| config.activation.apply(gates[b * config.ffn + neuron]).abs() > activation_threshold;
             let mask = (0..n).fold(0, |mask, b| mask | (fires(b) as u32) << b);
             if mask != 0 {
                 self.neurons.push(neuron as u32);
@@ -293,7 +304,7 @@ struct Sparse<'a> {
     x: &'a Columns,
     list: &'a Selection,
     known: Option<&'a [f32]>,
-    cut: f32,
+    activation_threshold: f32,
 }
 
 impl Sparse<'_> {
@@ -302,7 +313,7 @@ impl Sparse<'_> {
         if self.streams(&range) {
             return self.stream(range, out);
         }
-        let Sparse { config, layer, x, list, cut, .. } = *self;
+        let Sparse { config, layer, x, list, activation_threshold, .. } = *self;
         let (n, plain, block_bytes) = (x.n, config.ffn_kind == Ffn::Plain, layer.block.bytes());
         let (gate_or_up, up_part, down) = (layer.block.gate_or_up(), layer.block.up(), layer.block.down());
         // Where what is read of a neuron begins in its block.
@@ -336,7 +347,8 @@ impl Sparse<'_> {
                     }
                 }
             }
-            let fires = |b: usize| wanted >> b & 1 == 1 && config.activation.apply(gate[b]).abs() > cut;
+            let fires =
+                |b: usize| wanted >> b & 1 == 1 && config.activation.apply(gate[b]).abs() > activation_threshold;
             let mask = (0..n).fold(0u32, |mask, b| mask | (fires(b) as u32) << b);
             if mask == 0 {
                 continue;
@@ -380,7 +392,7 @@ impl Sparse<'_> {
 
     /// As [`Sparse::run`], reading every row from the first neuron of the range to the last.
     fn stream(&self, range: Range<usize>, out: &mut [f32]) -> Counts {
-        let Sparse { kernels, config, layer, x, list, cut, .. } = *self;
+        let Sparse { kernels, config, layer, x, list, activation_threshold, .. } = *self;
         let dot = kernels.dot(layer.block.up().quant);
         let (n, dots) = (x.n, layer.block.parts().len() - 1);
         let (mut products, mut a) = ([0f32; 2 * MAX_COLUMNS], [0f32; MAX_COLUMNS]);
@@ -397,7 +409,7 @@ impl Sparse<'_> {
             let bias = layer.up_bias.get(neuron as usize).copied().unwrap_or(0.0);
             for (b, (a, products)) in a.iter_mut().zip(products.chunks_exact(dots)).take(n).enumerate() {
                 let (gate, up) = (products[0] + if dots == 1 { bias } else { 0.0 }, products[dots - 1] + bias);
-                let fires = wanted >> b & 1 == 1 && config.activation.apply(gate).abs() > cut;
+                let fires = wanted >> b & 1 == 1 && config.activation.apply(gate).abs() > activation_threshold;
                 *a = if fires { activation(config.ffn_kind, config.activation, gate, up) } else { 0.0 };
                 active += u64::from(*a != 0.0);
             }
@@ -500,7 +512,7 @@ impl<'a> Downs<'a> {
 
 /// Gate pre-activations (as `gates`) and activations of all neurons, `[n, ffn]` each: for an observer.
 pub fn activations(
-    team: &mut Team,
+    pool: &mut ThreadPool,
     kernels: &Kernels,
     config: &ModelConfig,
     layer: &Layer,
@@ -508,13 +520,13 @@ pub fn activations(
     gates: &mut [f32],
     activations: &mut [f32],
 ) {
-    products(team, kernels, config, layer, x, Neurons::All(config.ffn), gates, activations);
+    products(pool, kernels, config, layer, x, Neurons::All(config.ffn), gates, activations);
 }
 
 /// The same for `neurons` only, `[n, neurons]` each. Followed by [`down`] this is the dense FFN over many columns.
 #[allow(clippy::too_many_arguments)]
 pub fn products(
-    team: &mut Team,
+    pool: &mut ThreadPool,
     kernels: &Kernels,
     config: &ModelConfig,
     layer: &Layer,
@@ -528,24 +540,24 @@ pub fn products(
     let (gates, activations) = (Parts::new(gates), Parts::new(activations));
     let dots = [gate_or_up, up].map(|part| kernels.dot(part.quant));
     let gated = config.ffn_kind != Ffn::Plain;
-    team.run(len.div_ceil(TILE_NEURONS), |_, piece| {
-        let range = piece * TILE_NEURONS..len.min((piece + 1) * TILE_NEURONS);
-        neurons.runs(range.clone(), |run, place| {
-            // SAFETY: the rows are inside the section; the kernels are for this machine; each piece writes its own neurons of what
+    pool.run(len.div_ceil(TILE_NEURONS), |_, task| {
+        let range = task * TILE_NEURONS..len.min((task + 1) * TILE_NEURONS);
+        neurons.runs(range.clone(), |run, first_neuron| {
+            // SAFETY: the rows are inside the section; the kernels are for this machine; each task writes its own neurons of what
             // is [n, neurons].
             unsafe {
-                dots[0](layer.part_rows(gate_or_up, place), run.len(), x, gates.start().add(run.start), len);
+                dots[0](layer.part_rows(gate_or_up, first_neuron), run.len(), x, gates.start().add(run.start), len);
                 if gated {
-                    dots[1](layer.part_rows(up, place), run.len(), x, activations.start().add(run.start), len);
+                    dots[1](layer.part_rows(up, first_neuron), run.len(), x, activations.start().add(run.start), len);
                 }
             }
         });
         for b in 0..n {
             let part = b * len + range.start..b * len + range.end;
-            // SAFETY: each piece has its own neurons.
+            // SAFETY: each task has its own neurons.
             let (gates, out) = unsafe { (gates.part(part.clone()), activations.part(part)) };
             for ((out, gate), i) in out.iter_mut().zip(gates).zip(range.clone()) {
-                let bias = if layer.up_bias.is_empty() { 0.0 } else { layer.up_bias[neurons.place(i)] };
+                let bias = if layer.up_bias.is_empty() { 0.0 } else { layer.up_bias[neurons.store_index(i)] };
                 if !gated {
                     *gate += bias;
                 }
@@ -559,7 +571,7 @@ pub fn products(
 /// hidden += down of `activations` (`[n, neurons]`) and its bias. The sum runs over neurons: a GEMM over tiles of the rows made f32.
 #[allow(clippy::too_many_arguments)]
 pub fn down(
-    team: &mut Team,
+    pool: &mut ThreadPool,
     config: &ModelConfig,
     layer: &Layer,
     neurons: Neurons<'_>,
@@ -571,20 +583,20 @@ pub fn down(
     let (len, cols, part) = (neurons.len(), config.hidden, layer.block.down());
     assert_eq!((activations.len(), hidden.len()), (n * len, n * cols));
     let rooms = Parts::new(tiles);
-    let per_slice = TILE_HIDDEN.min(cols.div_ceil(team.threads()).next_multiple_of(PACK));
+    let per_slice = TILE_HIDDEN.min(cols.div_ceil(pool.threads()).next_multiple_of(PACK));
     let out = Parts::new(hidden);
-    team.run(cols.div_ceil(per_slice), |thread, piece| {
-        let range = piece * per_slice..cols.min((piece + 1) * per_slice);
-        // SAFETY: one room per thread.
+    pool.run(cols.div_ceil(per_slice), |thread, task| {
+        let range = task * per_slice..cols.min((task + 1) * per_slice);
+        // SAFETY: one scratch per thread.
         let room = &mut unsafe { rooms.part(thread..thread + 1) }[0];
         let tile_neurons = 2 * TILE_NEURONS;
         room.resize(room.len().max(tile_neurons * range.len()), 0.0);
         for first in (0..len).step_by(tile_neurons) {
             let here = tile_neurons.min(len - first);
             for (i, values) in (first..first + here).zip(room.chunks_exact_mut(range.len())) {
-                rows::decode_range(part.quant, layer.part(part, neurons.place(i)), cols, range.start, values);
+                rows::decode_range(part.quant, layer.part(part, neurons.store_index(i)), cols, range.start, values);
             }
-            // SAFETY: n rows of `cols` numbers, of which this piece alone writes columns `range`.
+            // SAFETY: n rows of `cols` numbers, of which this task alone writes columns `range`.
             unsafe {
                 let dst = out.part(range.start..range.start + 1).as_mut_ptr();
                 let dst = MatMut::from_raw_parts_mut(dst, n, range.len(), cols as isize, 1);

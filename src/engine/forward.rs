@@ -9,7 +9,7 @@
 use super::batch::Buffers;
 use super::probe::Probe;
 use super::sparsity::{Sparsity, Wanted};
-use crate::cpu::{Kernels, MAX_COLUMNS, Team};
+use crate::cpu::{Kernels, MAX_COLUMNS, ThreadPool};
 use crate::model::{KvCache, Model};
 
 /// A part of a forward pass. All but the first and the last are done once per layer.
@@ -62,7 +62,7 @@ pub(super) struct Pass<'a, 'o> {
     /// The model.
     pub model: &'a Model,
     /// The threads that compute.
-    pub team: &'a mut Team,
+    pub pool: &'a mut ThreadPool,
     /// The CPU kernels that are used.
     pub kernels: &'a Kernels,
     /// Which neurons each layer computes.
@@ -85,7 +85,7 @@ impl Pass<'_, '_> {
 
     /// Shows the true activations of layer `l` to the observer ([`Probe::show`]).
     pub fn show(&mut self, l: usize, listed: bool) {
-        self.probe.show(self.model, self.team, self.kernels, self.buffers, l, listed);
+        self.probe.show(self.model, self.pool, self.kernels, self.buffers, l, listed);
     }
 
     /// Whether this is a chunk of a prompt: more tokens than sparse kernels take, so every FFN is dense.

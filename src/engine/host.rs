@@ -8,9 +8,9 @@ use super::forward::{Executor, Pass, Phase, Step};
 use super::report::Report;
 use super::sparsity::Wanted;
 use super::split::Split;
-use crate::cpu::Team;
-use crate::cpu::team::Parts;
-use crate::device::timeline::{Note, Part, Read, Timeline};
+use crate::cpu::ThreadPool;
+use crate::cpu::thread_pool::Parts;
+use crate::device::timeline::{Note, Read, Stage, Timeline};
 use crate::model::layer::Norms;
 use crate::model::weights::Layer;
 use crate::ops::gates::gates;
@@ -49,17 +49,17 @@ impl Executor for Host<'_> {
     }
 
     fn attention(&mut self, pass: &mut Pass<'_, '_>, l: usize) {
-        let Pass { model, team, kernels, buffers: b, caches, .. } = pass;
+        let Pass { model, pool, kernels, buffers: b, caches, .. } = pass;
         let (c, layer, n) = (&model.config, &model.layers[l], b.positions.len());
         let h = c.hidden;
-        each(team, n, &mut b.normed, |t, out| math::norm(c.norm, &layer.attn_norm, &b.x[t * h..(t + 1) * h], out));
-        linear(team, kernels, &layer.qkv, &b.normed, n, &mut b.columns, &mut b.qkv);
+        each(pool, n, &mut b.normed, |t, out| math::norm(c.norm, &layer.attn_norm, &b.x[t * h..(t + 1) * h], out));
+        linear(pool, kernels, &layer.qkv, &b.normed, n, &mut b.columns, &mut b.qkv);
         if !layer.qkv_bias.is_empty() {
             b.qkv.chunks_exact_mut(c.qkv_dim()).for_each(|qkv| math::add(qkv, &layer.qkv_bias));
         }
         rotate_and_put(c, caches, l, &b.positions, &mut b.qkv, &mut b.cos_sin);
-        attention(team, kernels, c, caches, l, &b.positions, &b.qkv, &mut b.attend, &mut b.attended);
-        linear(team, kernels, &layer.o, &b.attended, n, &mut b.columns, &mut b.projected);
+        attention(pool, kernels, c, caches, l, &b.positions, &b.qkv, &mut b.attend, &mut b.attended);
+        linear(pool, kernels, &layer.o, &b.attended, n, &mut b.columns, &mut b.projected);
         if !c.layer(l).norms.parallel() {
             add_attention(b, layer);
         }
@@ -70,8 +70,8 @@ impl Executor for Host<'_> {
             return Wanted::All;
         }
         let n = pass.n();
-        let Pass { model, team, kernels, buffers: b, sparsity, .. } = pass;
-        let mut tools = crate::predictor::Tools { model, team, kernels, room: &mut b.room };
+        let Pass { model, pool, kernels, buffers: b, sparsity, .. } = pass;
+        let mut tools = crate::predictor::Tools { model, pool, kernels, room: &mut b.room };
         sparsity.predict(&mut tools, l, &b.x, n, None, false, &mut b.predicted);
         sparsity.wanted(l)
     }
@@ -80,8 +80,8 @@ impl Executor for Host<'_> {
         let listed = ffn_input(pass, l, wanted);
         pass.show(l, listed);
         let n = pass.n();
-        let Pass { model, team, kernels, buffers: b, sparsity, probe, .. } = pass;
-        let (c, layer, cut) = (&model.config, &model.layers[l], sparsity.cut(l));
+        let Pass { model, pool, kernels, buffers: b, sparsity, probe, .. } = pass;
+        let (c, layer, activation_threshold) = (&model.config, &model.layers[l], sparsity.activation_threshold(l));
         if c.layer(l).norms.parallel() {
             add_attention(b, layer);
         }
@@ -91,20 +91,20 @@ impl Executor for Host<'_> {
             Wanted::Gates => Work::Gates(gates),
             Wanted::Selected => Work::Selected(&predicted.selections[l]),
         };
-        let read = ffn::ffn(team, kernels, c, layer, columns, work, cut, tiles, scratch, x);
+        let read = ffn::ffn(pool, kernels, c, layer, columns, work, activation_threshold, tiles, scratch, x);
         let selection = listed.then(|| &predicted.selections[l]);
         probe.report.add_layer((l, layer), c, n, wanted, selection, read);
         if n > crate::cpu::MAX_COLUMNS
             && let Some(migrator) = self.split.as_mut().and_then(|split| split.migrator.as_mut())
         {
-            b.ffn.counts(c, Neurons::All(c.ffn), n, cut, &mut b.counts);
+            b.ffn.counts(c, Neurons::All(c.ffn), n, activation_threshold, &mut b.counts);
             migrator.prompt(l, b.positions[0].position, n, &b.counts);
         }
     }
 
     fn logits(&mut self, pass: &mut Pass<'_, '_>) {
-        self.note(pass.probe.report, Note::Compute(Some(Part::Head)));
-        let Pass { model, team, kernels, buffers: b, .. } = pass;
+        self.note(pass.probe.report, Note::Compute(Some(Stage::Head)));
+        let Pass { model, pool, kernels, buffers: b, .. } = pass;
         let (c, rows, h) = (&model.config, &b.logit_rows, model.config.hidden);
         b.logits.resize(rows.len() * c.vocab, 0.0);
         if rows.is_empty() {
@@ -112,18 +112,18 @@ impl Executor for Host<'_> {
         }
         let (x, normed) = (&b.x, &mut b.normed[..rows.len() * h]);
         let row = |i: usize| &x[rows[i] * h..(rows[i] + 1) * h];
-        each(team, rows.len(), normed, |i, out| math::norm(c.norm, &model.out_norm, row(i), out));
-        linear(team, kernels, &model.head, normed, rows.len(), &mut b.columns, &mut b.logits);
+        each(pool, rows.len(), normed, |i, out| math::norm(c.norm, &model.out_norm, row(i), out));
+        linear(pool, kernels, &model.head, normed, rows.len(), &mut b.columns, &mut b.logits);
     }
 
     fn done(&mut self, pass: &mut Pass<'_, '_>, step: Step) {
         let part = match step.phase {
             // The embedding counts as attention of the first layer.
             Phase::Begin | Phase::BeginLayer | Phase::EndLayer => return,
-            Phase::Attention => Part::Attention,
-            Phase::Select => Part::Predictor,
-            Phase::Ffn => Part::Ffn,
-            Phase::Logits => Part::Head,
+            Phase::Attention => Stage::Attention,
+            Phase::Select => Stage::Predictor,
+            Phase::Ffn => Stage::Ffn,
+            Phase::Logits => Stage::Head,
         };
         pass.probe.lap(part);
         self.note(pass.probe.report, Note::Host(part));
@@ -141,35 +141,35 @@ fn add_attention(b: &mut Buffers, layer: &Layer) {
 /// Normalises the residual into `buffers.normed` and `columns`, and computes all gates if the layer asks for them. Returns whether the
 /// layer's selection lists what will be computed; for gates it does so only with an observer, because the FFN makes its own list.
 fn ffn_input(pass: &mut Pass<'_, '_>, l: usize, wanted: Wanted) -> bool {
-    let Pass { model, team, kernels, buffers: b, sparsity, probe, .. } = pass;
+    let Pass { model, pool, kernels, buffers: b, sparsity, probe, .. } = pass;
     let (c, layer, n) = (&model.config, &model.layers[l], b.positions.len());
     let h = c.hidden;
     // Attention has normed the same residual with the same norm, if it is the FFN's, too.
     if c.layer(l).norms != Norms::ParallelShared {
-        each(team, n, &mut b.normed, |t, out| math::norm(c.norm, &layer.ffn_norm, &b.x[t * h..(t + 1) * h], out));
+        each(pool, n, &mut b.normed, |t, out| math::norm(c.norm, &layer.ffn_norm, &b.x[t * h..(t + 1) * h], out));
     }
     b.columns.set(&b.normed, n, layer.ffn.quant);
     if wanted != Wanted::Gates {
         return wanted == Wanted::Selected;
     }
     b.gates.resize(n * c.ffn, 0.0);
-    gates(team, kernels, c, layer, &b.columns, &mut b.gates);
+    gates(pool, kernels, c, layer, &b.columns, &mut b.gates);
     if probe.observer.is_none() {
         return false;
     }
     b.predicted.selections.resize_with(c.layers, Selection::default);
-    b.predicted.selections[l].fired(c, &b.gates, n, sparsity.cut(l));
+    b.predicted.selections[l].fired(c, &b.gates, n, sparsity.activation_threshold(l));
     true
 }
 
-/// Calls `f(token, its part of out)` for each of n tokens, over the team if there are many.
-fn each(team: &mut Team, n: usize, out: &mut [f32], f: impl Fn(usize, &mut [f32]) + Sync) {
+/// Calls `f(token, its part of out)` for each of n tokens, over the pool if there are many.
+fn each(pool: &mut ThreadPool, n: usize, out: &mut [f32], f: impl Fn(usize, &mut [f32]) + Sync) {
     let size = out.len() / n;
     if n < 8 {
         out.chunks_exact_mut(size).enumerate().for_each(|(t, out)| f(t, out));
         return;
     }
     let parts = Parts::new(out);
-    // SAFETY: each piece has its own part.
-    team.run(n, |_, t| f(t, unsafe { parts.part(t * size..(t + 1) * size) }));
+    // SAFETY: each task has its own part.
+    pool.run(n, |_, t| f(t, unsafe { parts.part(t * size..(t + 1) * size) }));
 }

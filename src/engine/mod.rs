@@ -26,7 +26,7 @@ pub use split::streaming::{ChunkCosts, ChunkRates};
 pub use split::{ChunkCounts, DividedLayer, Migrator, MigratorCounts, Split, workspace_bytes};
 
 use crate::clock;
-use crate::cpu::{Kernels, MAX_COLUMNS, Team};
+use crate::cpu::{Kernels, MAX_COLUMNS, ThreadPool};
 use crate::device::Fault;
 use crate::device::timeline::{Note, Timeline};
 use crate::error::{Error, Result};
@@ -56,7 +56,7 @@ pub struct Engine {
     pub audit: Option<LiveAudit>,
     /// What is done and when, if a trace is kept; with a device, the device keeps it.
     timeline: Option<Box<Timeline>>,
-    team: Team,
+    pool: ThreadPool,
     sparsity: Sparsity,
     buffers: Buffers,
 }
@@ -64,11 +64,11 @@ pub struct Engine {
 impl Engine {
     /// An engine without a device that computes every neuron, with `threads` threads.
     pub fn new(model: Model, threads: usize, kernels: Kernels) -> Engine {
-        let team = Team::new(threads);
-        let buffers = Buffers::new(team.threads());
+        let pool = ThreadPool::new(threads);
+        let buffers = Buffers::new(pool.threads());
         let sparsity = Sparsity::dense(model.config.layers);
         let (model, report) = (Arc::new(model), Report::default());
-        Engine { model, kernels, report, split: None, audit: None, timeline: None, team, sparsity, buffers }
+        Engine { model, kernels, report, split: None, audit: None, timeline: None, pool, sparsity, buffers }
     }
 
     /// Sets which neurons the FFNs of passes of up to [`MAX_COLUMNS`] tokens compute; longer prompts compute all. Returns what was set
@@ -99,19 +99,19 @@ impl Engine {
 
     /// Threads that compute, the caller's included.
     pub fn threads(&self) -> usize {
-        self.team.threads()
+        self.pool.threads()
     }
 
     /// What predictors compute with, between two passes.
     pub fn tools(&mut self) -> Tools<'_> {
-        let Engine { model, kernels, team, buffers, .. } = self;
-        Tools { model, team, kernels, room: &mut buffers.room }
+        let Engine { model, kernels, pool, buffers, .. } = self;
+        Tools { model, pool, kernels, room: &mut buffers.room }
     }
 
     /// Runs `tokens` at the positions after those in `kv` and adds them to it. Returns the logits, `[0, 1 or n, vocab]`. The tokens must be
     /// below the vocabulary size and fit the cache, which [`Session::check`] checks.
     pub fn forward(&mut self, kv: &mut KvCache, tokens: &[u32], want: Logits) -> &mut [f32] {
-        self.place(kv.len, tokens, want);
+        self.set_tokens(kv.len, tokens, want);
         self.run_audited(std::slice::from_mut(kv), tokens.len() == 1)
     }
 
@@ -120,10 +120,10 @@ impl Engine {
     /// neurons that the sparsity selects. Logits are in the order of their tokens, `[0, sequences or n, vocab]`.
     pub fn forward_batch(&mut self, caches: &mut [KvCache], batch: &[BatchToken], want: Logits) -> &mut [f32] {
         let earlier = |t: usize, sequence: usize| batch[..t].iter().filter(|b| b.sequence == sequence).count();
-        let place = |(t, &BatchToken { sequence, token }): (usize, &BatchToken)| {
+        let token_of = |(t, &BatchToken { sequence, token }): (usize, &BatchToken)| {
             (token, TokenPosition { sequence, position: caches[sequence].len + earlier(t, sequence) })
         };
-        self.buffers.place(batch.iter().enumerate().map(place), want);
+        self.buffers.set_tokens(batch.iter().enumerate().map(token_of), want);
         self.run_audited(caches, batch.len() <= MAX_COLUMNS)
     }
 
@@ -135,7 +135,7 @@ impl Engine {
         want: Logits,
         observer: &mut dyn Observer,
     ) -> &mut [f32] {
-        self.place(kv.len, tokens, want);
+        self.set_tokens(kv.len, tokens, want);
         self.run(std::slice::from_mut(kv), Some(observer));
         &mut self.buffers.logits
     }
@@ -184,9 +184,9 @@ impl Engine {
     }
 
     /// Takes the tokens of one sequence for the next pass, the first at position `first`.
-    fn place(&mut self, first: usize, tokens: &[u32], want: Logits) {
-        let place = |(t, &token): (usize, &u32)| (token, TokenPosition { sequence: 0, position: first + t });
-        self.buffers.place(tokens.iter().enumerate().map(place), want);
+    fn set_tokens(&mut self, first: usize, tokens: &[u32], want: Logits) {
+        let token_of = |(t, &token): (usize, &u32)| (token, TokenPosition { sequence: 0, position: first + t });
+        self.buffers.set_tokens(tokens.iter().enumerate().map(token_of), want);
     }
 
     /// Runs the pass, with the live audit as observer if it is due; `decodes` says whether the pass is of the kind that is audited.
@@ -201,7 +201,7 @@ impl Engine {
 
     /// Runs the tokens that were placed.
     fn run(&mut self, caches: &mut [KvCache], observer: Option<&mut dyn Observer>) {
-        let Engine { model, kernels, report, split, team, sparsity, buffers, timeline, .. } = self;
+        let Engine { model, kernels, report, split, pool, sparsity, buffers, timeline, .. } = self;
         let (n, neurons) = (buffers.positions.len(), model.config.ffn * model.config.layers);
         assert!(n > 0 && buffers.positions.iter().all(|p| p.position < caches[p.sequence].context));
         let first = buffers.positions[0].position;
@@ -212,7 +212,7 @@ impl Engine {
         };
         let mut host = Host { split: from_host, timeline: timeline.as_deref_mut() };
         let probe = Probe { lap: clock::now(), report, observer };
-        let mut pass = Pass { model, team, kernels, sparsity, buffers, caches, probe, wanted: Wanted::All };
+        let mut pass = Pass { model, pool, kernels, sparsity, buffers, caches, probe, wanted: Wanted::All };
         match on_device {
             Some(split) => {
                 split.note(Note::Pass { tokens: n, first });

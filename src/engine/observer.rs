@@ -36,7 +36,7 @@ pub struct Seen<'a> {
 pub struct LiveAudit {
     every: u64,
     passes: u64,
-    cuts: Vec<f32>,
+    activation_thresholds: Vec<f32>,
     activation: Activation,
     /// What was found so far.
     pub counts: AuditCounts,
@@ -61,9 +61,9 @@ impl AuditCounts {
 }
 
 impl LiveAudit {
-    /// Audits each `every`th decoding pass. `cuts`: for each layer the magnitude above which a neuron counts as active, 0 for ReLU models.
-    pub fn new(every: u64, activation: Activation, cuts: Vec<f32>) -> LiveAudit {
-        LiveAudit { every: every.max(1), passes: 0, cuts, activation, counts: AuditCounts::default() }
+    /// Audits each `every`th decoding pass. `activation_thresholds`: for each layer the magnitude above which a neuron counts as active, 0 for ReLU models.
+    pub fn new(every: u64, activation: Activation, activation_thresholds: Vec<f32>) -> LiveAudit {
+        LiveAudit { every: every.max(1), passes: 0, activation_thresholds, activation, counts: AuditCounts::default() }
     }
 
     /// Counts the coming pass, of `tokens` tokens, and says whether it is audited.
@@ -78,9 +78,9 @@ impl LiveAudit {
 impl Observer for LiveAudit {
     fn layer(&mut self, seen: &Seen<'_>) {
         let Some(selection) = seen.selection else { return };
-        let cut = self.cuts[seen.layer];
-        let active = |n: usize| match cut > 0.0 {
-            true => self.activation.apply(seen.gates[n]).abs() > cut,
+        let activation_threshold = self.activation_thresholds[seen.layer];
+        let active = |n: usize| match activation_threshold > 0.0 {
+            true => self.activation.apply(seen.gates[n]).abs() > activation_threshold,
             false => seen.activations[n] != 0.0,
         };
         self.counts.active += (0..seen.activations.len()).filter(|&n| active(n)).count() as u64;

@@ -5,13 +5,13 @@ use super::ffn;
 use super::observer::{Observer, Seen};
 use super::report::Report;
 use crate::clock;
-use crate::cpu::{Kernels, Team};
-use crate::device::timeline::Part;
+use crate::cpu::{Kernels, ThreadPool};
+use crate::device::timeline::Stage;
 use crate::model::Model;
 
 /// Measures and shows the phases of one pass.
 pub(super) struct Probe<'a, 'o> {
-    /// When the current part began.
+    /// When the current stage began.
     pub lap: clock::Instant,
     /// Sums of times and of what was computed.
     pub report: &'a mut Report,
@@ -20,20 +20,28 @@ pub(super) struct Probe<'a, 'o> {
 }
 
 impl Probe<'_, '_> {
-    /// Adds the time since the last lap to `part`.
-    pub fn lap(&mut self, part: Part) {
-        self.report.add_ns(part, clock::lap(&mut self.lap));
+    /// Adds the time since the last lap to `stage`.
+    pub fn lap(&mut self, stage: Stage) {
+        self.report.add_ns(stage, clock::lap(&mut self.lap));
     }
 
     /// Computes the true activations of layer `l` for the observer, from its residual and FFN input in `b`. `listed`: the layer's selection
     /// is what will be computed; if false, all neurons are.
-    pub fn show(&mut self, model: &Model, team: &mut Team, kernels: &Kernels, b: &mut Buffers, l: usize, listed: bool) {
+    pub fn show(
+        &mut self,
+        model: &Model,
+        pool: &mut ThreadPool,
+        kernels: &Kernels,
+        b: &mut Buffers,
+        l: usize,
+        listed: bool,
+    ) {
         let Some(observer) = &mut self.observer else { return };
         let (c, layer, n) = (&model.config, &model.layers[l], b.positions.len());
         b.true_gates.resize(n * c.ffn, 0.0);
         b.activations.resize(n * c.ffn, 0.0);
         let (gates, activations) = (&mut b.true_gates, &mut b.activations);
-        ffn::activations(team, kernels, c, layer, &b.columns, gates, activations);
+        ffn::activations(pool, kernels, c, layer, &b.columns, gates, activations);
         let selection = listed.then(|| &b.predicted.selections[l]);
         let (first, residual, input) = (b.positions[0].position, &b.x, &b.normed);
         observer.layer(&Seen { layer: l, first, n, residual, input, gates, activations, selection });

@@ -1,8 +1,8 @@
-//! What the engine did: time by part, neurons computed, bytes read.
+//! What the engine did: time by stage, neurons computed, bytes read.
 
 use super::ffn::{Counts, Selection};
 use super::sparsity::Wanted;
-use crate::device::timeline::Part;
+use crate::device::timeline::Stage;
 use crate::model::config::ModelConfig;
 use crate::model::weights::Layer;
 
@@ -31,13 +31,13 @@ pub struct Report {
 }
 
 impl Report {
-    /// Adds nanoseconds to the sum of a part; parts without a sum of their own count as attention.
-    pub fn add_ns(&mut self, part: Part, ns: u64) {
-        *match part {
-            Part::Predictor => &mut self.predictor_ns,
-            Part::Scheduler => &mut self.scheduler_ns,
-            Part::Ffn => &mut self.ffn_ns,
-            Part::Head => &mut self.head_ns,
+    /// Adds nanoseconds to the sum of a stage; parts without a sum of their own count as attention.
+    pub fn add_ns(&mut self, stage: Stage, ns: u64) {
+        *match stage {
+            Stage::Predictor => &mut self.predictor_ns,
+            Stage::Scheduler => &mut self.scheduler_ns,
+            Stage::Ffn => &mut self.ffn_ns,
+            Stage::Head => &mut self.head_ns,
             _ => &mut self.attention_ns,
         } += ns;
     }

@@ -57,9 +57,9 @@ impl Default for SamplingParams {
 }
 
 /// The window is kept token by token: 1 Mi tokens are more than any context and cost 4 MiB.
-const LONGEST_WINDOW: usize = 1 << 20;
+const MAX_WINDOW: usize = 1 << 20;
 /// OpenAI's range is -2..=2; a penalty beyond 100 only ever means a typing error.
-const LARGEST_PENALTY: f32 = 100.0;
+const MAX_PENALTY: f32 = 100.0;
 
 impl SamplingParams {
     /// Always the most likely token.
@@ -81,14 +81,12 @@ impl SamplingParams {
         in_range("--temperature", self.temperature, -1.0, 100.0)?;
         in_range("--top-p", self.top_p, 0.0, 1.0)?;
         in_range("--min-p", self.min_p, 0.0, 1.0)?;
-        in_range("--repeat-penalty", self.repeat_penalty, 0.01, LARGEST_PENALTY)?;
-        in_range("--presence-penalty", self.presence_penalty, -LARGEST_PENALTY, LARGEST_PENALTY)?;
-        in_range("--frequency-penalty", self.frequency_penalty, -LARGEST_PENALTY, LARGEST_PENALTY)?;
-        if self.repeat_last_n > LONGEST_WINDOW {
+        in_range("--repeat-penalty", self.repeat_penalty, 0.01, MAX_PENALTY)?;
+        in_range("--presence-penalty", self.presence_penalty, -MAX_PENALTY, MAX_PENALTY)?;
+        in_range("--frequency-penalty", self.frequency_penalty, -MAX_PENALTY, MAX_PENALTY)?;
+        if self.repeat_last_n > MAX_WINDOW {
             let n = self.repeat_last_n;
-            return Err(Error::Usage(format!(
-                "--repeat-last-n is {n}; it must be a number from 0 to {LONGEST_WINDOW}"
-            )));
+            return Err(Error::Usage(format!("--repeat-last-n is {n}; it must be a number from 0 to {MAX_WINDOW}")));
         }
         Ok(())
     }

@@ -15,7 +15,7 @@ pub enum Choice {
     /// The gates of all neurons are computed first, then the rest of the neurons that fire.
     Exact {
         /// A neuron fires if |act(gate)| is above this: 0 for ReLU models.
-        cut: f32,
+        activation_threshold: f32,
     },
     /// Only neurons that are predicted are computed, and up and down only of those that then fire.
     Predicted {
@@ -24,7 +24,7 @@ pub enum Choice {
         /// A neuron is computed if its predicted probability, 0 to 1, reaches this.
         threshold: f32,
         /// A neuron fires if |act(gate)| is above this: 0 for ReLU models.
-        cut: f32,
+        activation_threshold: f32,
     },
 }
 
@@ -46,7 +46,7 @@ enum Rule {
 /// What each layer computes.
 pub struct Sparsity {
     rules: Vec<Rule>,
-    cuts: Vec<f32>,
+    activation_thresholds: Vec<f32>,
 }
 
 /// Which neurons of a layer its FFN computes, in one pass.
@@ -72,7 +72,7 @@ pub struct Predicted {
 impl Sparsity {
     /// Every neuron of every layer.
     pub fn dense(layers: usize) -> Sparsity {
-        Sparsity { rules: (0..layers).map(|_| Rule::Dense).collect(), cuts: vec![0.0; layers] }
+        Sparsity { rules: (0..layers).map(|_| Rule::Dense).collect(), activation_thresholds: vec![0.0; layers] }
     }
 
     /// Layer l is predicted from the residual `ahead` layers before it; the first `ahead` layers from their own, because there is none
@@ -81,25 +81,25 @@ impl Sparsity {
     /// # Errors
     /// The layer and look-ahead for which a predictor has no table.
     pub fn new(choices: Vec<Choice>, ahead: usize) -> Result<Sparsity, String> {
-        let (mut rules, mut cuts) = (Vec::new(), Vec::new());
+        let (mut rules, mut activation_thresholds) = (Vec::new(), Vec::new());
         for (layer, choice) in choices.into_iter().enumerate() {
-            let (rule, cut) = match choice {
+            let (rule, activation_threshold) = match choice {
                 Choice::Dense => (Rule::Dense, 0.0),
-                Choice::Exact { cut } => (Rule::Exact, cut),
-                Choice::Predicted { predictor, threshold, cut } => {
+                Choice::Exact { activation_threshold } => (Rule::Exact, activation_threshold),
+                Choice::Predicted { predictor, threshold, activation_threshold } => {
                     let ahead = if layer < ahead { 0 } else { ahead };
                     let table = predictor.calibration(layer, ahead).ok_or_else(|| {
                         let kind = predictor.kind().name();
                         format!("the {kind} predictor has no table for layer {layer} from {ahead} layers before it")
                     })?;
                     let (used, scores) = (PerTier::all(threshold), PerTier::all(table.score_at(threshold)));
-                    (Rule::Predicted { predictor, ahead, threshold, used, scores }, cut)
+                    (Rule::Predicted { predictor, ahead, threshold, used, scores }, activation_threshold)
                 }
             };
             rules.push(rule);
-            cuts.push(cut);
+            activation_thresholds.push(activation_threshold);
         }
-        Ok(Sparsity { rules, cuts })
+        Ok(Sparsity { rules, activation_thresholds })
     }
 
     /// Whether every layer computes every neuron.
@@ -154,13 +154,13 @@ impl Sparsity {
     }
 
     /// The |act(gate)| above which a neuron of this layer is active; 0 for ReLU models.
-    pub fn cut(&self, layer: usize) -> f32 {
-        self.cuts[layer]
+    pub fn activation_threshold(&self, layer: usize) -> f32 {
+        self.activation_thresholds[layer]
     }
 
     /// [`Sparsity::cut`] of every layer.
-    pub fn cuts(&self) -> &[f32] {
-        &self.cuts
+    pub fn activation_thresholds(&self) -> &[f32] {
+        &self.activation_thresholds
     }
 
     /// The threshold of a layer as it was set, a probability; `None` for a layer that is not predicted.
@@ -233,7 +233,7 @@ impl Sparsity {
 
     /// Scores from which on a neuron of this layer is computed, on the CPU and on the device; minus infinity for a layer that is not
     /// predicted.
-    pub fn least(&self, layer: usize) -> PerTier<f32> {
+    pub fn min_scores(&self, layer: usize) -> PerTier<f32> {
         match &self.rules[layer] {
             Rule::Predicted { scores, .. } => *scores,
             Rule::Dense | Rule::Exact => PerTier::all(f32::NEG_INFINITY),
@@ -263,19 +263,19 @@ impl Sparsity {
         let Predicted { scores, selections } = predicted;
         selections.resize_with(self.rules.len(), Selection::default);
         for (layer, rule) in self.rules.iter().enumerate().skip(here) {
-            let Rule::Predicted { predictor, ahead, scores: least, .. } = rule else { continue };
+            let Rule::Predicted { predictor, ahead, scores: min_scores, .. } = rule else { continue };
             if here + ahead != layer || (scored && *ahead == 0) {
                 continue;
             }
             scores.resize(n * tools.model.config.ffn, 0.0);
             predictor.score(tools, layer, *ahead, residual, n, scores);
-            match (cache, least.shared()) {
+            match (cache, min_scores.shared()) {
                 (Some(cache), None) => {
                     let table = &cache.layers[layer].table;
-                    selections[layer].reaching(scores, n, |neuron| least[table.location(StoreId(neuron)).tier()]);
+                    selections[layer].reaching(scores, n, |neuron| min_scores[table.location(StoreId(neuron)).tier()]);
                 }
                 // Without a device everything is the host's.
-                _ => selections[layer].reaching(scores, n, |_| least[Tier::Host]),
+                _ => selections[layer].reaching(scores, n, |_| min_scores[Tier::Host]),
             }
         }
     }
@@ -296,7 +296,7 @@ impl Selection {
     }
 
     /// Becomes the neurons whose score reaches their `least` in some column; `scores` is `[n, ffn]`.
-    fn reaching(&mut self, scores: &[f32], n: usize, least: impl Fn(u32) -> f32) {
+    fn reaching(&mut self, scores: &[f32], n: usize, min_score: impl Fn(u32) -> f32) {
         let ffn = scores.len() / n;
         // Written without branches: which neurons fire is hard to guess.
         self.neurons.resize(ffn, 0);
@@ -311,11 +311,11 @@ impl Selection {
             scores
                 .iter()
                 .enumerate()
-                .for_each(|(neuron, &score)| put(neuron, u32::from(score >= least(neuron as u32))));
+                .for_each(|(neuron, &score)| put(neuron, u32::from(score >= min_score(neuron as u32))));
         } else {
             for neuron in 0..ffn {
-                let least = least(neuron as u32);
-                put(neuron, (0..n).fold(0, |mask, b| mask | u32::from(scores[b * ffn + neuron] >= least) << b));
+                let at_least = min_score(neuron as u32);
+                put(neuron, (0..n).fold(0, |mask, b| mask | u32::from(scores[b * ffn + neuron] >= at_least) << b));
             }
         }
         self.neurons.truncate(len);

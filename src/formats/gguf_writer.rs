@@ -59,7 +59,7 @@ pub fn encode_row(quant: Quant, values: &[f32], out: &mut [u8]) {
         Quant::Q8 => {
             for (g, (block, scale)) in out.chunks_exact_mut(34).zip(rows::scales(quant, &row, cols)).enumerate() {
                 block[..2].copy_from_slice(&scale.to_le_bytes());
-                block[2..].iter_mut().enumerate().for_each(|(i, b)| *b = row[rows::place(g * GROUP + i, cols)]);
+                block[2..].iter_mut().enumerate().for_each(|(i, b)| *b = row[rows::code_position(g * GROUP + i, cols)]);
             }
         }
         Quant::Q4 => {

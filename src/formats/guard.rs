@@ -1,7 +1,7 @@
 //! Survival of pages that can no longer be read: a mapped file was cut short, or its disk has failed.
 //!
 //! Reading such a page raises SIGBUS, which ends a process. A program that must live on calls [`survive`] once: from then on zeros
-//! take the place of what cannot be read, and it is noted which file that was. Whoever computes with a mapped file must then ask
+//! take the range of what cannot be read, and it is noted which file that was. Whoever computes with a mapped file must then ask
 //! [`super::MappedFile::is_whole`] before using the result. A program that does not call [`survive`] ends as it would without this.
 
 use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous};
@@ -11,10 +11,10 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 /// Most maps that are watched over; a bad page of any further one ends the process. An open model is a store and a few predictors; a
 /// model that is being packed has as many files as it was published in.
-const PLACES: usize = 1024;
+const RANGES: usize = 1024;
 
 /// A map's addresses, for a signal handler to read at any moment.
-struct Place {
+struct GuardedRange {
     taken: AtomicBool,
     /// Odd while the addresses change.
     version: AtomicUsize,
@@ -23,17 +23,17 @@ struct Place {
     lost: AtomicBool,
 }
 
-static TABLE: [Place; PLACES] = [const {
-    Place {
+static TABLE: [GuardedRange; RANGES] = [const {
+    GuardedRange {
         taken: AtomicBool::new(false),
         version: AtomicUsize::new(0),
         start: AtomicUsize::new(0),
         end: AtomicUsize::new(0),
         lost: AtomicBool::new(false),
     }
-}; PLACES];
+}; RANGES];
 
-impl Place {
+impl GuardedRange {
     fn set(&self, start: usize, end: usize) {
         self.version.fetch_add(1, Ordering::SeqCst);
         self.start.store(start, Ordering::SeqCst);
@@ -57,7 +57,7 @@ pub(super) struct Guarded(usize);
 impl Guarded {
     /// `None` where all places are taken.
     pub fn new(map: &[u8]) -> Option<Guarded> {
-        let take = |place: &Place| !place.taken.swap(true, Ordering::SeqCst);
+        let take = |range: &GuardedRange| !range.taken.swap(true, Ordering::SeqCst);
         let at = TABLE.iter().position(take)?;
         TABLE[at].lost.store(false, Ordering::SeqCst);
         TABLE[at].set(map.as_ptr().addr(), map.as_ptr().addr() + map.len());
@@ -99,18 +99,18 @@ pub fn survive() -> bool {
     true
 }
 
-/// May interrupt the program at any place, so it uses atomics and system calls only.
+/// May interrupt the program at any range, so it uses atomics and system calls only.
 extern "C" fn on_bus_error(_: libc::c_int, info: *mut libc::siginfo_t, _: *mut libc::c_void) {
     // SAFETY: SA_SIGINFO: the kernel gives a valid one, and SIGBUS has an address in it.
     let address = unsafe { (*info).si_addr() }.addr();
-    for place in &TABLE {
-        let Some(end) = place.end_of(address) else { continue };
+    for range in &TABLE {
+        let Some(end) = range.end_of(address) else { continue };
         let from = address & !(PAGE.load(Ordering::Relaxed) - 1);
         let flags = MapFlags::PRIVATE | MapFlags::FIXED;
         // Noted before the zeros are there: whoever reads them finds the note, too.
-        place.lost.store(true, Ordering::Release);
+        range.lost.store(true, Ordering::Release);
         // Zeros to the end of the map at once: a file that was cut has lost everything from here on.
-        // SAFETY: the addresses are those of a read-only map that is there as long as its place in the table; it reads zeros now.
+        // SAFETY: the addresses are those of a read-only map that is there as long as its range in the table; it reads zeros now.
         if unsafe { mmap_anonymous(from as *mut _, end - from, ProtFlags::READ, flags) }.is_ok() {
             return;
         }

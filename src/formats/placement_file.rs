@@ -13,7 +13,7 @@ const REMEDY: &str = "make it again with `dynamicinfer plan MODEL --vram SIZE -o
 /// How the neurons of a layer's slots are chosen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Policy {
+pub enum PlacementPolicy {
     /// The neurons with the most impact, as the plan has computed it.
     Static,
     /// As many neurons in each layer, but chosen at random: what the plan is compared with (PowerInfer 8.3.1).
@@ -22,13 +22,13 @@ pub enum Policy {
     None,
 }
 
-impl Policy {
+impl PlacementPolicy {
     /// The policy's name as the file writes it.
     pub const fn name(self) -> &'static str {
         match self {
-            Policy::Static => "static",
-            Policy::Random => "random",
-            Policy::None => "none",
+            PlacementPolicy::Static => "static",
+            PlacementPolicy::Random => "random",
+            PlacementPolicy::None => "none",
         }
     }
 }
@@ -46,8 +46,8 @@ pub struct PlacementFile {
     /// Neurons per layer.
     pub ffn: usize,
     /// How `neurons` of each layer were chosen.
-    pub policy: Policy,
-    /// Seed of [`Policy::Random`]; `None` for the others.
+    pub policy: PlacementPolicy,
+    /// Seed of [`PlacementPolicy::Random`]; `None` for the others.
     pub seed: Option<u64>,
     /// One entry per layer of the model, in their order.
     pub layers: Vec<LayerPlacement>,

@@ -31,7 +31,8 @@ pub struct Header {
     /// A neuron is computed from this probability on, unless its table or the user says otherwise.
     pub threshold: f32,
     /// `[layers]`: the magnitude |act(gate)| above which a neuron of the layer counts as active; zeros for ReLU models.
-    pub cuts: Vec<f32>,
+    #[serde(rename = "cuts")]
+    pub activation_thresholds: Vec<f32>,
     /// One table per layer and look-ahead, each at most once.
     pub tables: Vec<Table>,
     /// How it was made (texts, tokens, seconds): for people, not read by the program.
@@ -105,7 +106,7 @@ fn check(h: &Header) -> Result<(), (String, String)> {
     if !share(h.threshold) {
         return bad("threshold", format!("is {}, not a probability", h.threshold));
     }
-    if h.cuts.len() != h.layers || h.cuts.iter().any(|c| !c.is_finite() || *c < 0.0) {
+    if h.activation_thresholds.len() != h.layers || h.activation_thresholds.iter().any(|c| !c.is_finite() || *c < 0.0) {
         return bad("cuts", "are not one magnitude per layer".into());
     }
     let mut seen = std::collections::HashSet::new();

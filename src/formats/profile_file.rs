@@ -38,10 +38,11 @@ pub struct Header {
     pub hidden: usize,
     /// Neurons per layer.
     pub ffn: usize,
-    /// The share of neurons, between 0 and 1, that `cuts` were chosen to leave inactive; `None` for ReLU models.
+    /// The share of neurons, between 0 and 1, that the activation thresholds were chosen to leave inactive; `None` for ReLU models.
     pub sparsity: Option<f32>,
     /// `[layers]`: the magnitude |act(gate)| above which a neuron of the layer counts as active; zeros for ReLU models.
-    pub cuts: Vec<f32>,
+    #[serde(rename = "cuts")]
+    pub activation_thresholds: Vec<f32>,
     /// The texts, in the order of their sections; no two have the same checksum.
     pub texts: Vec<TextInfo>,
     /// For an unfinished profile a hash of everything that was asked for, so that only the same request goes on with it; `None` for a
@@ -148,12 +149,14 @@ pub fn open_unfinished(path: &Path) -> Result<ProfileFile> {
 fn check_header(h: &Header) -> Result<(), (String, String)> {
     let bad = |field: &str, why: String| Err((field.to_owned(), why));
     sections::check_shape(h.layers, h.hidden, h.ffn)?;
-    if h.cuts.len() != h.layers || h.cuts.iter().any(|c| !c.is_finite() || *c < 0.0) {
+    if h.activation_thresholds.len() != h.layers || h.activation_thresholds.iter().any(|c| !c.is_finite() || *c < 0.0) {
         return bad("cuts", format!("are not one magnitude for each of {} layers", h.layers));
     }
     match h.sparsity {
         Some(s) if !(s > 0.0 && s < 1.0) => return bad("sparsity", format!("is {s}, not a share between 0 and 1")),
-        None if h.cuts.iter().any(|&c| c != 0.0) => return bad("cuts", "are there without a sparsity".into()),
+        None if h.activation_thresholds.iter().any(|&c| c != 0.0) => {
+            return bad("cuts", "are there without a sparsity".into());
+        }
         _ => {}
     }
     if h.texts.is_empty() || h.texts.len() > MAX_TEXTS {

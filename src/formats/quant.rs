@@ -81,19 +81,19 @@ fn blocks<const BYTES: usize, const LEN: usize>(src: &[u8], out: &mut [f32], blo
     }
 }
 
-fn half(bytes: &[u8], at: usize) -> f32 {
+fn f16_at(bytes: &[u8], at: usize) -> f32 {
     f16::from_le_bytes([bytes[at], bytes[at + 1]]).to_f32()
 }
 
 fn q8_0(src: &[u8; 34], out: &mut [f32; 32]) {
-    let d = half(src, 0);
+    let d = f16_at(src, 0);
     for (x, &q) in out.iter_mut().zip(&src[2..]) {
         *x = f32::from(q as i8) * d;
     }
 }
 
 fn q4_0(src: &[u8; 18], out: &mut [f32; 32]) {
-    let d = half(src, 0);
+    let d = f16_at(src, 0);
     let (low, high) = out.split_at_mut(16);
     for ((low, high), &q) in low.iter_mut().zip(high).zip(&src[2..]) {
         *low = f32::from((q & 15) as i8 - 8) * d;
@@ -115,7 +115,7 @@ fn scales_and_mins(packed: &[u8]) -> [(f32, f32); 8] {
 }
 
 fn q4_k(src: &[u8; 144], out: &mut [f32; 256]) {
-    let (d, dmin) = (half(src, 0), half(src, 2));
+    let (d, dmin) = (f16_at(src, 0), f16_at(src, 2));
     let scales = scales_and_mins(&src[4..16]);
     // 64 numbers share 32 bytes: one group in the low halves, the next in the high ones.
     for (pair, (out, q)) in out.chunks_exact_mut(64).zip(src[16..].chunks_exact(32)).enumerate() {
@@ -131,7 +131,7 @@ fn q4_k(src: &[u8; 144], out: &mut [f32; 256]) {
 }
 
 fn q5_k(src: &[u8; 176], out: &mut [f32; 256]) {
-    let (d, dmin) = (half(src, 0), half(src, 2));
+    let (d, dmin) = (f16_at(src, 0), f16_at(src, 2));
     let scales = scales_and_mins(&src[4..16]);
     let fifth = &src[16..48];
     // As Q4_K; bit g of fifth[i] belongs to number i of group g.
@@ -149,7 +149,7 @@ fn q5_k(src: &[u8; 176], out: &mut [f32; 256]) {
 }
 
 fn q6_k(src: &[u8; 210], out: &mut [f32; 256]) {
-    let d = half(src, 208);
+    let d = f16_at(src, 208);
     let scale = |i: usize| d * f32::from(src[192 + i] as i8);
     for (part, out) in out.chunks_exact_mut(128).enumerate() {
         let low = &src[64 * part..64 * part + 64];

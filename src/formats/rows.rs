@@ -30,7 +30,7 @@ pub const GROUP: usize = 32;
 pub const PACK: usize = 512;
 
 /// Where number `i` of a grouped row of `cols` stands: byte of a q8_0 row, half byte (before pairing) of a q4_0 row.
-pub const fn place(i: usize, cols: usize) -> usize {
+pub const fn code_position(i: usize, cols: usize) -> usize {
     if i < cols / PACK * PACK {
         let (group, number) = (i % PACK / GROUP, i % GROUP);
         i / PACK * PACK + number / 4 * 64 + group * 4 + number % 4
@@ -40,11 +40,11 @@ pub const fn place(i: usize, cols: usize) -> usize {
 }
 
 /// Where an axpy over grouped rows puts number `i` of its output: within a pack, all 16 groups' numbers side by side.
-pub const fn axpy_place(i: usize, cols: usize) -> usize {
+pub const fn axpy_position(i: usize, cols: usize) -> usize {
     if i < cols / PACK * PACK { i / PACK * PACK + i % GROUP * 16 + i % PACK / GROUP } else { i }
 }
 
-/// to += from, where `from` is the output of an axpy over rows of this type, in the order of [`axpy_place`].
+/// to += from, where `from` is the output of an axpy over rows of this type, in the order of [`axpy_position`].
 pub fn add_axpy(quant: Quant, from: &[f32], to: &mut [f32]) {
     let cols = to.len();
     let packed = if quant.is_grouped() { cols / PACK * PACK } else { 0 };
@@ -58,7 +58,7 @@ pub fn add_axpy(quant: Quant, from: &[f32], to: &mut [f32]) {
 
 /// Byte and shift of number `i` in a q4_0 row of `cols`.
 const fn q4_place(i: usize, cols: usize) -> (usize, u32) {
-    let at = place(i, cols);
+    let at = code_position(i, cols);
     if i < cols / PACK * PACK {
         let register = at % PACK / 64;
         (at / PACK * (PACK / 2) + register / 2 * 64 + at % 64, (register % 2 * 4) as u32)
@@ -292,7 +292,7 @@ fn put_scale(scales: &mut [u8], g: usize, scale: f16) {
 
 fn put_q8_group(numbers: &mut [u8], cols: usize, g: usize, codes: &[u8; GROUP]) {
     for (i, code) in codes.iter().enumerate() {
-        numbers[place(g * GROUP + i, cols)] = *code;
+        numbers[code_position(g * GROUP + i, cols)] = *code;
     }
 }
 

@@ -17,13 +17,13 @@ use std::fmt;
 use std::path::Path;
 
 /// The reference implementation's limit; files of 300,000 tensors need 30 MB.
-const LONGEST_HEADER: u64 = 100_000_000;
+const MAX_HEADER: u64 = 100_000_000;
 /// Weights have at most four dimensions; the rest is room for tensors that are skipped.
-const MOST_DIMS: usize = 8;
+const MAX_DIMS: usize = 8;
 /// A shard is an open map each, of the 65,530 that Linux gives a process; the largest models have about 200.
-const MOST_SHARDS: usize = 4096;
+const MAX_SHARDS: usize = 4096;
 /// Names longer than this are in no model.
-const LONGEST_NAME: usize = 1024;
+const MAX_NAME: usize = 1024;
 
 const SINGLE: &str = "model.safetensors";
 const INDEX: &str = "model.safetensors.index.json";
@@ -107,8 +107,8 @@ fn open_shards(dir: &Path, index_path: &Path) -> Result<Tensors> {
     let mut shards: Vec<&str> = places.values().map(String::as_str).collect();
     shards.sort_unstable();
     shards.dedup();
-    if shards.len() > MOST_SHARDS {
-        let reason = format!("names {} files, at most {MOST_SHARDS} are opened", shards.len());
+    if shards.len() > MAX_SHARDS {
+        let reason = format!("names {} files, at most {MAX_SHARDS} are opened", shards.len());
         return Err(Error::bad(index_path, "weight_map", reason));
     }
     // All of them before the first is read: a missing one is the usual trouble, an unfinished download.
@@ -157,11 +157,11 @@ fn is_parameter(name: &str) -> bool {
 
 /// Which file holds which tensor.
 fn index(bytes: &[u8], path: &Path) -> Result<HashMap<String, String>> {
-    if bytes.len() as u64 > LONGEST_HEADER {
+    if bytes.len() as u64 > MAX_HEADER {
         return Err(Error::bad(
             path,
             "",
-            format!("has {} bytes, the longest index allowed has {LONGEST_HEADER}", bytes.len()),
+            format!("has {} bytes, the longest index allowed has {MAX_HEADER}", bytes.len()),
         ));
     }
     let at = At::default();
@@ -244,8 +244,8 @@ fn header<'a>(bytes: &'a [u8], path: &Path) -> Result<&'a [u8]> {
     let Some(length) = bytes.first_chunk().map(|b| u64::from_le_bytes(*b)) else {
         return bad(format!("not a model file: it has only {} bytes", bytes.len()));
     };
-    if length > LONGEST_HEADER {
-        return bad(format!("is {length}, allowed are {LONGEST_HEADER}: not a safetensors file, or a corrupt one"));
+    if length > MAX_HEADER {
+        return bad(format!("is {length}, allowed are {MAX_HEADER}: not a safetensors file, or a corrupt one"));
     }
     match bytes[8..].get(..length as usize) {
         None => bad(format!(
@@ -361,8 +361,8 @@ impl<'de> Visitor<'de> for HeaderSeed<'_> {
                 map.next_value_seed(MetadataSeed)?;
                 continue;
             }
-            if name.is_empty() || name.len() > LONGEST_NAME {
-                let reason = format!("a tensor has a name of {} bytes, allowed are 1 to {LONGEST_NAME}", name.len());
+            if name.is_empty() || name.len() > MAX_NAME {
+                let reason = format!("a tensor has a name of {} bytes, allowed are 1 to {MAX_NAME}", name.len());
                 return Err(A::Error::custom(reason));
             }
             entries.push(map.next_value_seed(EntrySeed { name })?);
@@ -465,8 +465,8 @@ impl<'de> Visitor<'de> for ShapeSeed {
     fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<Vec<u64>, A::Error> {
         let mut shape = Vec::new();
         while let Some(n) = seq.next_element()? {
-            if shape.len() == MOST_DIMS {
-                return Err(A::Error::custom(format!("has more than {MOST_DIMS} dimensions")));
+            if shape.len() == MAX_DIMS {
+                return Err(A::Error::custom(format!("has more than {MAX_DIMS} dimensions")));
             }
             shape.push(n);
         }

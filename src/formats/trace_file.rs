@@ -42,7 +42,7 @@ pub struct Header {
     /// How it was made: for people, not read by the program.
     #[serde(deserialize_with = "sections::few_values")]
     pub made: serde_json::Value,
-    /// The sections of all layers, each layer's in the order of [`Part`]; filled in when the file is written.
+    /// The sections of all layers, each layer's in the order of [`TraceSection`]; filled in when the file is written.
     pub sections: Vec<Section>,
 }
 
@@ -132,7 +132,7 @@ pub struct TraceFile {
 
 /// What a section of one layer holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Part {
+pub enum TraceSection {
     /// Which neurons were active, a bit each (`active.L`).
     Active,
     /// Probabilities predicted from the layer's own residual (`own.L`).
@@ -141,12 +141,12 @@ pub enum Part {
     Ahead,
 }
 
-impl Part {
+impl TraceSection {
     fn section(self, layer: usize) -> String {
         let name = match self {
-            Part::Active => "active",
-            Part::Own => "own",
-            Part::Ahead => "ahead",
+            TraceSection::Active => "active",
+            TraceSection::Own => "own",
+            TraceSection::Ahead => "ahead",
         };
         format!("{name}.{layer}")
     }
@@ -154,14 +154,18 @@ impl Part {
     /// Bytes that one token takes in a section of this part, and what they are.
     fn row(self, header: &Header) -> (usize, Content) {
         match self {
-            Part::Active => (header.words() * 4, Content::Numbers),
-            Part::Own | Part::Ahead => (header.ffn, Content::Bytes),
+            TraceSection::Active => (header.words() * 4, Content::Numbers),
+            TraceSection::Own | TraceSection::Ahead => (header.ffn, Content::Bytes),
         }
     }
 
-    /// The parts that a layer has: the first `ahead` layers have no [`Part::Ahead`].
-    fn of(header: &Header, layer: usize) -> &'static [Part] {
-        if layer < header.ahead { &[Part::Active, Part::Own] } else { &[Part::Active, Part::Own, Part::Ahead] }
+    /// The parts that a layer has: the first `ahead` layers have no [`TraceSection::Ahead`].
+    fn of(header: &Header, layer: usize) -> &'static [TraceSection] {
+        if layer < header.ahead {
+            &[TraceSection::Active, TraceSection::Own]
+        } else {
+            &[TraceSection::Active, TraceSection::Own, TraceSection::Ahead]
+        }
     }
 }
 
@@ -178,7 +182,7 @@ impl TraceFile {
         let header = &file.header;
         header.check().map_err(|(field, why)| bad(field, why))?;
         for layer in 0..header.layers {
-            for &part in Part::of(header, layer) {
+            for &part in TraceSection::of(header, layer) {
                 let (name, (row, content)) = (part.section(layer), part.row(header));
                 let section = file.section(&name).ok_or_else(|| bad(&name, "the section is missing".into()))?;
                 let wanted = (row * header.tokens()) as u64;
@@ -189,7 +193,7 @@ impl TraceFile {
             }
         }
         let (layers, ahead, sections) = (header.layers, header.ahead, header.sections.len());
-        let wanted: usize = (0..layers).map(|layer| Part::of(header, layer).len()).sum();
+        let wanted: usize = (0..layers).map(|layer| TraceSection::of(header, layer).len()).sum();
         if sections != wanted {
             let why =
                 format!("{sections} sections, and {layers} layers with predictions from {ahead} before have {wanted}");
@@ -208,7 +212,7 @@ impl TraceFile {
             return Ok(());
         }
         let none = !0u32 << (ffn % 32);
-        let (name, row) = (Part::Active.section(layer), self.header().words() * 4);
+        let (name, row) = (TraceSection::Active.section(layer), self.header().words() * 4);
         let section = self.file.section(&name).expect("looked at above");
         for (token, bits) in self.file.bytes(section).chunks_exact(row).enumerate() {
             let last = u32::from_le_bytes(bits[row - 4..].try_into().expect("four bytes"));
@@ -231,8 +235,8 @@ impl TraceFile {
     /// The bytes of a token in one part of a layer: `[words]` u32 or `[ffn]` u8.
     ///
     /// # Panics
-    /// If the layer has no such part: [`Part::Ahead`] begins with layer `ahead`.
-    pub fn row(&self, part: Part, layer: usize, token: usize) -> &[u8] {
+    /// If the layer has no such part: [`TraceSection::Ahead`] begins with layer `ahead`.
+    pub fn row(&self, part: TraceSection, layer: usize, token: usize) -> &[u8] {
         let section = self.file.section(&part.section(layer)).expect("checked when it was opened");
         let row = part.row(&self.file.header).0;
         &self.file.bytes(section)[token * row..(token + 1) * row]
@@ -256,7 +260,7 @@ impl TraceWriter {
         header.check().map_err(|(field, why)| Error::Usage(format!("a trace's {field} {why}")))?;
         let mut writer = Writer::create(path)?;
         for layer in 0..header.layers {
-            for &part in Part::of(&header, layer) {
+            for &part in TraceSection::of(&header, layer) {
                 let (row, content) = part.row(&header);
                 writer.add(&part.section(layer), content, (row * header.tokens()) as u64);
             }
@@ -265,8 +269,8 @@ impl TraceWriter {
     }
 
     /// Writes the bytes of consecutive tokens in one part of a layer; the first of them is token `first` of the whole trace.
-    pub fn write(&self, part: Part, layer: usize, first: usize, rows: &[u8]) -> Result<()> {
-        let section = |layer: usize| Part::of(&self.header, layer).len();
+    pub fn write(&self, part: TraceSection, layer: usize, first: usize, rows: &[u8]) -> Result<()> {
+        let section = |layer: usize| TraceSection::of(&self.header, layer).len();
         let before: usize = (0..layer).map(section).sum();
         let row = part.row(&self.header).0;
         self.writer.write(before + part as usize, (first * row) as u64, rows)
@@ -281,7 +285,7 @@ impl TraceWriter {
         self.header.texts = texts.into_iter().filter(|t| t.tokens > 0).collect();
         self.header.check().map_err(|(field, why)| Error::Usage(format!("a trace's {field} {why}")))?;
         let (header, tokens) = (&self.header, self.header.tokens());
-        let parts = (0..header.layers).flat_map(|layer| Part::of(header, layer));
+        let parts = (0..header.layers).flat_map(|layer| TraceSection::of(header, layer));
         for (section, part) in parts.enumerate() {
             self.writer.shorten(section, (part.row(header).0 * tokens) as u64);
         }

@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 /// Processor time for one mask: the engine's thread computes them, and every other answer waits meanwhile. The library's own limits end a
 /// mask after some 20 ms; this one is for work that they do not count.
-const LONGEST_MASK: Duration = Duration::from_millis(500);
+const MAX_MASK: Duration = Duration::from_millis(500);
 
 /// Compiles grammars for one tokenizer.
 pub struct Grammars(ParserFactory);
@@ -126,8 +126,8 @@ impl Grammar {
         let before = clock::computed();
         let allowed = self.0.compute_mask_or_eos().map_err(in_short)?;
         let took = clock::computed() - before;
-        if took > LONGEST_MASK {
-            return Err(format!("finding what may come next took {took:.1?}; at most {LONGEST_MASK:?} are given"));
+        if took > MAX_MASK {
+            return Err(format!("finding what may come next took {took:.1?}; at most {MAX_MASK:?} are given"));
         }
         Ok(allowed)
     }

@@ -98,7 +98,7 @@ pub struct Metrics {
     pub decode_passes: Number,
     /// Tokens in these passes, one for each sequence in a pass.
     pub decode_columns: Number,
-    /// Passes through the model over pieces of prompts.
+    /// Passes through the model over chunks of prompts.
     pub prompt_passes: Number,
     /// Nanoseconds in attention.
     pub attention_ns: Number,

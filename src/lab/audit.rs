@@ -18,7 +18,7 @@ struct Tally {
 /// activation threshold, when |act(gate)| is above it.
 pub struct Audit {
     config: ModelConfig,
-    cuts: Vec<f32>,
+    activation_thresholds: Vec<f32>,
     layers: Vec<Tally>,
 }
 
@@ -36,10 +36,10 @@ pub struct Shares {
 }
 
 impl Audit {
-    /// Nothing counted yet. `cuts` are the layers' activation thresholds, `[layers]`: 0 for ReLU models.
-    pub fn new(config: &ModelConfig, cuts: Vec<f32>) -> Audit {
-        assert_eq!(cuts.len(), config.layers);
-        Audit { layers: vec![Tally::default(); config.layers], config: config.clone(), cuts }
+    /// Nothing counted yet. `activation_thresholds` are the layers' activation thresholds, `[layers]`: 0 for ReLU models.
+    pub fn new(config: &ModelConfig, activation_thresholds: Vec<f32>) -> Audit {
+        assert_eq!(activation_thresholds.len(), config.layers);
+        Audit { layers: vec![Tally::default(); config.layers], config: config.clone(), activation_thresholds }
     }
 
     /// The shares over all layers together, and those of each layer, `[layers]`.
@@ -68,9 +68,10 @@ impl Tally {
 
 impl Observer for Audit {
     fn layer(&mut self, seen: &Seen<'_>) {
-        let (ffn, cut, act) = (self.config.ffn, self.cuts[seen.layer], self.config.activation);
-        let active = |at: usize| match cut > 0.0 {
-            true => act.apply(seen.gates[at]).abs() > cut,
+        let (ffn, activation_threshold, act) =
+            (self.config.ffn, self.activation_thresholds[seen.layer], self.config.activation);
+        let active = |at: usize| match activation_threshold > 0.0 {
+            true => act.apply(seen.gates[at]).abs() > activation_threshold,
             false => seen.activations[at] != 0.0,
         };
         let tally = &mut self.layers[seen.layer];

@@ -226,7 +226,7 @@ fn audit(engine: &mut Engine, kv: KvType) -> Result<Shares> {
     const TOKENS: usize = 64;
     let mut rng = crate::prng::Prng::new(2);
     let mut session = Session::new(engine, TOKENS, kv)?;
-    let mut audit = Audit::new(&engine.model.config, engine.sparsity().cuts().to_vec());
+    let mut audit = Audit::new(&engine.model.config, engine.sparsity().activation_thresholds().to_vec());
     for _ in 0..TOKENS {
         interrupt::check()?;
         let token = rng.below(engine.model.config.vocab as u64) as u32;

@@ -1,11 +1,11 @@
 //! A predictor's scores compared with which neurons were active: counts by score, and the thresholds and calibration that follow from them.
 
-use crate::cpu::{Kernels, MAX_COLUMNS, Team};
+use crate::cpu::{Kernels, MAX_COLUMNS, ThreadPool};
 use crate::error::Result;
 use crate::lab::samples::Samples;
 use crate::model::Model;
 use crate::predictor::mlp::Measured;
-use crate::predictor::{Calibration, Kind, Predictor, Room, Tools};
+use crate::predictor::{Calibration, Kind, Predictor, Scratch, Tools};
 use half::slice::HalfFloatSliceExt;
 use std::ops::Range;
 
@@ -128,14 +128,14 @@ pub fn measure(
     predictor: &dyn Predictor,
     model: &Model,
     kernels: &Kernels,
-    team: &mut Team,
+    pool: &mut ThreadPool,
     samples: &Samples,
     (layer, ahead): (usize, usize),
     range: Range<usize>,
     mut step: impl FnMut() -> Result<()>,
 ) -> Result<Histogram> {
     let e = samples.extent;
-    let (mut scores, mut residual, mut room) = (Vec::new(), Vec::new(), Room::default());
+    let (mut scores, mut residual, mut room) = (Vec::new(), Vec::new(), Scratch::default());
     let mut histogram = match predictor.kind() {
         Kind::Sign => Histogram::of_signs(e.hidden),
         _ => Histogram::of_logits(),
@@ -146,7 +146,7 @@ pub fn measure(
         residual.resize(n * e.hidden, 0.0);
         scores.resize(n * e.ffn, 0.0);
         samples.residuals(layer - ahead)[first * e.hidden..][..n * e.hidden].convert_to_f32_slice(&mut residual);
-        let mut tools = Tools { model, team: &mut *team, kernels, room: &mut room };
+        let mut tools = Tools { model, pool: &mut *pool, kernels, room: &mut room };
         predictor.score(&mut tools, layer, ahead, &residual, n, &mut scores);
         let labels = samples.labels(layer)[first * e.words()..].chunks_exact(e.words());
         for (scores, labels) in scores.chunks_exact(e.ffn).zip(labels) {

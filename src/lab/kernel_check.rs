@@ -219,13 +219,13 @@ fn heads(c: &mut Case<'_>) -> Result<(Heads, Buffer, Buffer)> {
     let cache = c.bench.put(bytemuck::cast_slice(&before))?;
     let heads = Heads { heads, kv_heads, head_dim, layers, context, cache };
     let qkv = c.numbers(c.n * heads.qkv_dim())?;
-    let places: Vec<u32> = (0..c.n as u32).flat_map(|i| [0, context as u32 - c.n as u32 + i]).collect();
-    Ok((heads, qkv, c.bench.words(&places)?))
+    let positions: Vec<u32> = (0..c.n as u32).flat_map(|i| [0, context as u32 - c.n as u32 + i]).collect();
+    Ok((heads, qkv, c.bench.words(&positions)?))
 }
 
 /// The rotated queries, keys and values, followed by the whole KV cache.
 fn append(c: &mut Case<'_>) -> Result<Vec<u32>> {
-    let (heads, qkv, places) = heads(c)?;
+    let (heads, qkv, positions) = heads(c)?;
     let angle = |i: usize| {
         let (sin, cos) = (i as f32 * 0.37).sin_cos();
         [cos, sin]
@@ -238,7 +238,7 @@ fn append(c: &mut Case<'_>) -> Result<Vec<u32>> {
         n: c.n,
         qkv: qkv.into(),
         angles,
-        places: places.into(),
+        positions: positions.into(),
     }))?;
     let mut out = c.bench.get(qkv)?;
     let cache = c.bench.get(heads.cache)?;
@@ -248,10 +248,10 @@ fn append(c: &mut Case<'_>) -> Result<Vec<u32>> {
 }
 
 fn attend(c: &mut Case<'_>) -> Result<Vec<u32>> {
-    let (n, (heads, qkv, places)) = (c.n, heads(c)?);
+    let (n, (heads, qkv, positions)) = (c.n, heads(c)?);
     let out = c.bench.alloc(n * heads.q_dim() * 4)?;
-    let (layer, window, most, qkv, places) = (1, None, heads.context, qkv.into(), places.into());
-    c.bench.launch(&Call::Attend(Attend { heads, layer, n, window, most, qkv, places, out: out.into() }))?;
+    let (layer, window, most, qkv, positions) = (1, None, heads.context, qkv.into(), positions.into());
+    c.bench.launch(&Call::Attend(Attend { heads, layer, n, window, most, qkv, positions, out: out.into() }))?;
     c.bench.get(out)
 }
 
@@ -269,8 +269,8 @@ fn select(c: &mut Case<'_>) -> Result<Vec<u32>> {
     let (ffn, n, scores) = (FFN, c.n, c.numbers(c.n * FFN)?);
     let bucket: Vec<u32> = (0..64).map(|i| if i % 5 == 0 { NONE } else { i * 2 }).collect();
     let (slots, bucket, masks) = (bucket.len(), c.bench.words(&bucket)?, c.bench.alloc(ffn * 4)?);
-    let (least, scores) = ([0.3, -0.2], scores.into());
-    c.bench.launch(&Call::Select(Select { ffn, n, slots, least, bucket, scores, masks: masks.into() }))?;
+    let (min_scores, scores) = ([0.3, -0.2], scores.into());
+    c.bench.launch(&Call::Select(Select { ffn, n, slots, min_scores, bucket, scores, masks: masks.into() }))?;
     let masks = c.bench.get(masks)?;
     Ok(masks.into_iter().flat_map(|m| (0..n as u32).map(move |i| ((m >> i & 1) as f32).to_bits())).collect())
 }
@@ -290,10 +290,10 @@ fn sparse_ffn(c: &mut Case<'_>) -> Result<Vec<u32>> {
     let masks = (0..FFN).map(|_| c.prng.next_u64() as u32 & (u32::MAX >> (32 - n)));
     let input: Vec<u32> = x.iter().map(|v| v.to_bits()).chain(masks).collect();
     let (input, output) = (c.bench.words(&input)?, c.bench.alloc(SparseFfn::output_bytes(n, HIDDEN))?);
-    let (quant, kind, activation, cut) = (c.quant, Ffn::Gated, Activation::Relu, 0.0);
+    let (quant, kind, activation, activation_threshold) = (c.quant, Ffn::Gated, Activation::Relu, 0.0);
     let (hidden, ffn, slots, up_bias) = (HIDDEN, FFN, SLOTS, c.bench.alloc(0)?);
     #[rustfmt::skip]
-    let call = SparseFfn { quant, kind, activation, cut, hidden, ffn, slots, n, blocks, bucket, up_bias, input, output };
+    let call = SparseFfn { quant, kind, activation, activation_threshold, hidden, ffn, slots, n, blocks, bucket, up_bias, input, output };
     c.bench.launch(&Call::SparseFfn(call))?;
     let mut out = c.bench.get(output)?;
     let active = out.pop().expect("the count") as f32;
@@ -310,7 +310,7 @@ fn dense_ffn(c: &mut Case<'_>) -> Result<Vec<u32>> {
         quant: c.quant,
         kind: Ffn::Gated,
         activation: Activation::Relu,
-        cut: 0.0,
+        activation_threshold: 0.0,
         hidden: HIDDEN,
         ffn: FFN,
         slots: SLOTS,
@@ -456,11 +456,11 @@ impl Timing<'_> {
         let (x, bucket) = (b.numbers(&x)?.into(), b.words(&(0..slots as u32).collect::<Vec<_>>())?.into());
         let (products, out) = (b.alloc(n * slots * 4)?, b.alloc(n * hidden * 4)?.into());
         let (counts, up_bias) = (b.alloc(DenseFfn::parts(quant, n) * ffn * 4)?, b.alloc(0)?);
-        let (kind, activation, cut) = (Ffn::Gated, Activation::Silu, 0.0);
+        let (kind, activation, activation_threshold) = (Ffn::Gated, Activation::Silu, 0.0);
         let call = |b: &mut Bench<'_>| -> Result<Call> {
             let blocks = b.put(&blocks)?.into();
             #[rustfmt::skip]
-            let call = DenseFfn { quant, kind, activation, cut, hidden, ffn, slots, n, blocks, bucket, up_bias, x, products, counts, out };
+            let call = DenseFfn { quant, kind, activation, activation_threshold, hidden, ffn, slots, n, blocks, bucket, up_bias, x, products, counts, out };
             Ok(Call::DenseFfn(call))
         };
         let calls = (0..turns).map(|_| call(&mut b)).collect::<Result<Vec<_>>>()?;
@@ -476,11 +476,11 @@ impl Timing<'_> {
         let input: Vec<u32> = x.iter().map(|v| v.to_bits()).chain((0..ffn).map(mask)).collect();
         let (input, bucket) = (b.words(&input)?, b.words(&(0..ffn as u32).collect::<Vec<_>>())?);
         let (output, up_bias) = (b.alloc(SparseFfn::output_bytes(n, hidden))?, b.alloc(0)?);
-        let (kind, activation, cut, slots) = (Ffn::Gated, Activation::Silu, -1.0, ffn);
+        let (kind, activation, activation_threshold, slots) = (Ffn::Gated, Activation::Silu, -1.0, ffn);
         let call = |b: &mut Bench<'_>| -> Result<Call> {
             let blocks = b.put(&blocks)?;
             #[rustfmt::skip]
-            let call = SparseFfn { quant, kind, activation, cut, hidden, ffn, slots, n, blocks, bucket, up_bias, input, output };
+            let call = SparseFfn { quant, kind, activation, activation_threshold, hidden, ffn, slots, n, blocks, bucket, up_bias, input, output };
             Ok(Call::SparseFfn(call))
         };
         let calls = (0..turns).map(|_| call(&mut b)).collect::<Result<Vec<_>>>()?;
@@ -511,10 +511,11 @@ pub fn launching(device: &mut dyn Device) -> Result<Launching> {
         Call::Linear(Linear { quant, rows, cols, n, weights, bias, x, out: out.into(), then })
     };
     let add = |from: Buffer| Call::Add(Add { count: hidden, from: from.into(), to: room.into() });
-    let (kind, activation, cut, up_bias, least) = (Ffn::Gated, Activation::Silu, 0.0, none, [0.0; 2]);
-    let select = Select { ffn, n, slots, least, bucket, scores: scores.into(), masks: room.into() };
+    let (kind, activation, activation_threshold, up_bias, min_scores) =
+        (Ffn::Gated, Activation::Silu, 0.0, none, [0.0; 2]);
+    let select = Select { ffn, n, slots, min_scores, bucket, scores: scores.into(), masks: room.into() };
     #[rustfmt::skip]
-    let half = SparseFfn { quant, kind, activation, cut, hidden, ffn, slots, n, blocks, bucket, up_bias, input, output };
+    let half = SparseFfn { quant, kind, activation, activation_threshold, hidden, ffn, slots, n, blocks, bucket, up_bias, input, output };
     // Grouped as in the engine: attention, selection, the device's half of the FFN, sum of the halves.
     let layer = [
         vec![norm(x, room), linear(ffn, scores), linear(hidden, room)],

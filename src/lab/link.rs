@@ -4,7 +4,7 @@ use crate::ids::SlotId;
 use std::collections::VecDeque;
 
 /// Share of the host's memory bandwidth that a busy link takes at most: the memory controller serves CPU and link.
-const MOST_OF_MEMORY: f64 = 0.5;
+const MAX_MEMORY_SHARE: f64 = 0.5;
 
 /// A group of copies that arrives as a whole.
 #[derive(Clone, Debug, PartialEq)]
@@ -66,7 +66,7 @@ impl Link {
 
 /// Time that the CPU takes to read `bytes`, ns, at `dram` GB/s, while the link reads the same memory at `link` GB/s for another `busy_ns`.
 pub fn cpu_ns(bytes: f64, dram: f64, link: f64, busy_ns: f64) -> f64 {
-    let beside = dram - link.min(dram * MOST_OF_MEMORY);
+    let beside = dram - link.min(dram * MAX_MEMORY_SHARE);
     if bytes <= beside * busy_ns {
         return bytes / beside;
     }

@@ -2,8 +2,8 @@
 
 use crate::clock;
 use crate::cpu::aligned::Aligned;
-use crate::cpu::{Columns, Kernels, Team};
-use crate::device::{Block, Buffer, Device, HostRoom, MoveMethod, MoveRate, Stream};
+use crate::cpu::{Columns, Kernels, ThreadPool};
+use crate::device::{Block, Buffer, Device, MoveMethod, MoveRate, PinnedBuffer, Stream};
 use crate::engine::session::CHUNK;
 use crate::error::{Error, Result};
 use crate::formats::machine_profile::{MachineProfile, Rate};
@@ -20,7 +20,7 @@ pub const QUICK_BYTES: usize = 512 << 20;
 /// Passes of a measurement; the best counts, since other load on the machine can only slow one down.
 pub(super) const PASSES: usize = 4;
 /// Bytes that a thread takes at a time.
-const PIECE: usize = 1 << 20;
+const TASK_BYTES: usize = 1 << 20;
 
 /// How fast memory is read sequentially.
 #[derive(Clone, Copy, Debug, Serialize)]
@@ -37,20 +37,21 @@ pub struct ReadBandwidth {
 pub struct ReadBuffer(MmapMut);
 
 /// Smallest buffer for a measurement, bytes: less would fit into a cache.
-const LEAST_BYTES: u64 = 64 << 20;
+const MIN_BYTES: u64 = 64 << 20;
 
 impl ReadBuffer {
     /// Allocates and fills `most` bytes, or half of the `free` ones if that is less, because what is measured next needs memory, too.
     /// `None` for `free` means that there is enough.
     ///
     /// # Errors
-    /// [`Error::Memory`] where that is below `LEAST_BYTES`, or the system refuses.
+    /// [`Error::Memory`] where that is below `MIN_BYTES`, or the system refuses.
     pub fn new(most: usize, free: Option<u64>) -> Result<ReadBuffer> {
         let refused =
             |why: String| Error::Memory(format!("measuring how fast memory is read needs free memory: {why}"));
-        let bytes = free.map_or(most as u64, |free| (free / 2).min(most as u64)) / PIECE as u64 * PIECE as u64;
-        if bytes < LEAST_BYTES {
-            let least = (2 * LEAST_BYTES) >> 20;
+        let bytes =
+            free.map_or(most as u64, |free| (free / 2).min(most as u64)) / TASK_BYTES as u64 * TASK_BYTES as u64;
+        if bytes < MIN_BYTES {
+            let least = (2 * MIN_BYTES) >> 20;
             return Err(refused(format!(
                 "{} MiB are free and {least} would do; close something",
                 free.unwrap_or(0) >> 20
@@ -73,13 +74,13 @@ impl ReadBuffer {
 
 /// How fast `threads` threads read `bytes`, which lie in memory and begin at a page boundary: a few sequential passes.
 pub fn read_bandwidth(bytes: &[u8], threads: usize) -> ReadBandwidth {
-    let mut team = Team::new(threads);
+    let mut pool = ThreadPool::new(threads);
     let total = std::sync::atomic::AtomicU64::new(0);
     let mut rates: Vec<f64> = (0..PASSES)
         .map(|_| {
             let start = clock::now();
-            team.run(bytes.len().div_ceil(PIECE), |_, piece| {
-                let sum = sum_words(&bytes[piece * PIECE..bytes.len().min((piece + 1) * PIECE)]);
+            pool.run(bytes.len().div_ceil(TASK_BYTES), |_, task| {
+                let sum = sum_words(&bytes[task * TASK_BYTES..bytes.len().min((task + 1) * TASK_BYTES)]);
                 total.fetch_add(sum, std::sync::atomic::Ordering::Relaxed);
             });
             bytes.len() as f64 / start.elapsed().as_secs_f64() / 1e9
@@ -104,11 +105,11 @@ pub fn gflops(threads: usize) -> f64 {
     encoded.chunks_exact_mut(quant.row_bytes(cols)).for_each(|row| rows::encode(quant, &ones, row));
     // SAFETY: the bytes outlive the matrix and stay where they are.
     let matrix = unsafe { Matrix::over(bytemuck::cast_slice(&bytes), quant, rows, cols) };
-    let (mut team, kernels, mut columns) = (Team::new(threads), Kernels::best(), Columns::default());
+    let (mut pool, kernels, mut columns) = (ThreadPool::new(threads), Kernels::best(), Columns::default());
     let (input, mut out) = (vec![1.0; n * cols], vec![0.0; n * rows]);
     let mut pass = || {
         let start = clock::now();
-        linear(&mut team, &kernels, &matrix, &input, n, &mut columns, &mut out);
+        linear(&mut pool, &kernels, &matrix, &input, n, &mut columns, &mut out);
         start.elapsed().as_secs_f64()
     };
     let best = (0..=PASSES).map(|_| pass()).fold(f64::INFINITY, f64::min);
@@ -120,12 +121,12 @@ const CALLS: usize = 2000;
 
 /// Time of one fork and join of `threads` threads that do nothing, us: the median of `CALLS` calls, one after the other.
 pub fn call_us(threads: usize) -> f64 {
-    let mut team = Team::new(threads);
+    let mut pool = ThreadPool::new(threads);
     let mut mark = clock::now();
     let mut times: Vec<u64> = (0..CALLS)
         .map(|_| {
-            // A single piece would run on the calling thread and wake no other.
-            team.run(threads.max(2), |_, _| ());
+            // A single task would run on the calling thread and wake no other.
+            pool.run(threads.max(2), |_, _| ());
             clock::lap(&mut mark)
         })
         .collect();
@@ -163,7 +164,7 @@ const LARGE_BYTES: usize = 1 << 20;
 ///
 /// # Errors
 /// [`Error::Failed`] if the bytes that arrive are not those of the host; [`Error::Fatal`] if the device fails.
-pub fn moves(device: &mut dyn Device, host: &HostRoom, to: Buffer) -> Result<Vec<MoveRate>> {
+pub fn moves(device: &mut dyn Device, host: &PinnedBuffer, to: Buffer) -> Result<Vec<MoveRate>> {
     let bytes = size_of_val(&host[..]);
     let large = LARGE_BYTES.min(bytes / (2 * LARGE_BLOCKS) / 4096 * 4096);
     let [begin, end] = [device.timed_event(), device.timed_event()];
@@ -325,7 +326,7 @@ mod tests {
         let rates =
             Rates { device_gb_s: 100.0, link_gb_s: 8.0, host_gb_s: 50.0, call_us: 20.0, copy_us: 6.0, sync_us: 9.0 };
         let mut device = VirtualDevice::new(u64::MAX, rates);
-        let mut host = HostRoom::new(8 << 20);
+        let mut host = PinnedBuffer::new(8 << 20);
         host.iter_mut().zip(0..).for_each(|(word, i)| *word = i);
         let to = device.alloc(32 << 20).unwrap();
         let found = moves(&mut device, &host, to).unwrap();

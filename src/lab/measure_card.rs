@@ -3,7 +3,7 @@
 use super::measure::{CardRates, PASSES, SMALL_BYTES, moves};
 use crate::clock;
 use crate::device::cuda::CudaDevice;
-use crate::device::{Device, HostRoom, OutOfMemory, Stream};
+use crate::device::{Device, OutOfMemory, PinnedBuffer, Stream};
 use crate::error::{Error, Result};
 
 /// Bytes of a large copy: more than any card's caches hold.
@@ -25,7 +25,7 @@ pub fn card(device: &mut CudaDevice, bytes: Option<usize>) -> Result<CardRates> 
         ))
     };
     let [from, to] = [device.alloc(bytes as u64).map_err(full)?, device.alloc(bytes as u64).map_err(full)?];
-    let mut host = HostRoom::new(bytes / 4);
+    let mut host = PinnedBuffer::new(bytes / 4);
     // SAFETY: the room outlives every copy below, each of which is waited for; `release` below ends the pin before the room goes.
     unsafe { device.pin(host.as_ptr().cast(), bytes, true) };
     host.fill(1);

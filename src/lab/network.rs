@@ -90,7 +90,7 @@ struct Trained {
 
 /// Learning rate and bias corrections of one step.
 #[derive(Clone, Copy)]
-struct Step {
+struct UpdateStep {
     rate: f32,
     decay: f32,
     /// 1 / (1 - beta^t)
@@ -105,7 +105,7 @@ impl Trained {
     }
 
     /// AdamW (Loshchilov and Hutter, 2019).
-    fn update(&mut self, s: Step) {
+    fn update(&mut self, s: UpdateStep) {
         let state = self.mean.iter_mut().zip(&mut self.square).zip(&self.gradient);
         for (w, ((m, v), &g)) in self.weights.iter_mut().zip(state) {
             *m = BETA1 * *m + (1.0 - BETA1) * g;
@@ -263,13 +263,17 @@ impl Training {
             let rate = RATE * (progress / WARM_UP).min(1.0) * 0.5 * (1.0 + (progress * std::f32::consts::PI).cos());
             let n = t as i32 + 1;
             let correct = |beta: f32| 1.0 / (1.0 - beta.powi(n));
-            self.step(pairs, &batch, Step { rate, decay: DECAY, correct1: correct(BETA1), correct2: correct(BETA2) });
+            self.step(
+                pairs,
+                &batch,
+                UpdateStep { rate, decay: DECAY, correct1: correct(BETA1), correct2: correct(BETA2) },
+            );
             step()?;
         }
         Ok(())
     }
 
-    fn step(&mut self, pairs: &Pairs<'_>, batch: &[usize; BATCH], s: Step) {
+    fn step(&mut self, pairs: &Pairs<'_>, batch: &[usize; BATCH], s: UpdateStep) {
         let (hidden, rank) = (self.hidden, self.rank);
         self.forward_inner(pairs, batch);
         let (values, input) = (&self.values, &self.input);
@@ -281,7 +285,7 @@ impl Training {
         }
         self.gradient.iter_mut().zip(values).for_each(|(g, v)| *g = if *v > 0.0 { *g } else { 0.0 });
         let gradient = matrix(&self.gradient, BATCH, rank);
-        let inner_rate = Step { rate: s.rate * (RATE_AT_HIDDEN / hidden as f32).sqrt(), ..s };
+        let inner_rate = UpdateStep { rate: s.rate * (RATE_AT_HIDDEN / hidden as f32).sqrt(), ..s };
         self.inner.par_iter_mut().enumerate().for_each(|(i, part)| {
             let mine = gradient.subcols(i * INNER_ROWS, part.rows);
             let to = matrix_mut(&mut part.weights.gradient, part.rows, hidden);
@@ -290,7 +294,7 @@ impl Training {
             for (r, sum) in part.bias.gradient.iter_mut().enumerate() {
                 *sum = (0..BATCH).map(|b| mine[(b, r)]).sum();
             }
-            part.bias.update(Step { decay: 0.0, ..inner_rate });
+            part.bias.update(UpdateStep { decay: 0.0, ..inner_rate });
         });
     }
 
@@ -366,7 +370,7 @@ impl Slice {
         multiply(matrix_mut(&mut self.logits, n, self.neurons), matrix(values, n, rank), weights.transpose());
     }
 
-    fn step(&mut self, pairs: &Pairs<'_>, batch: &[usize; BATCH], values: &[f32], rank: usize, s: Step) {
+    fn step(&mut self, pairs: &Pairs<'_>, batch: &[usize; BATCH], values: &[f32], rank: usize, s: UpdateStep) {
         self.forward(values, BATCH, rank);
         // The loss is summed over neurons and averaged over tokens. Neurons do not share a loss, so a layer with more of them is no harder
         // to train.
@@ -390,7 +394,7 @@ impl Slice {
         let gradient = matrix_mut(&mut self.weights.gradient, self.neurons, rank);
         multiply(gradient, logits.transpose(), matrix(values, BATCH, rank));
         self.weights.update(s);
-        self.bias.update(Step { decay: 0.0, ..s });
+        self.bias.update(UpdateStep { decay: 0.0, ..s });
     }
 }
 

@@ -173,7 +173,7 @@ impl Job<'_> {
                 let mut out = vec![0; range.len() * row_bytes];
                 let mut values = vec![0.0; cols];
                 for (row, out) in range.clone().zip(out.chunks_exact_mut(row_bytes)) {
-                    convert_row(part.view, part.place(row), quant, &mut values, out)?;
+                    convert_row(part.view, part.file_row(row), quant, &mut values, out)?;
                 }
                 writer.write(section, ((first + range.start) * row_bytes) as u64, &out)?;
                 self.advance(out.len() as u64)

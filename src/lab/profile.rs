@@ -60,7 +60,7 @@ pub struct Request {
     /// For models without exact zeros: the share of neurons, 0 to 1, that the activation thresholds are to leave inactive.
     pub sparsity: f32,
     /// Activation thresholds to use, `[layers]`, because the profile is to be merged into one that has them; `None` finds them.
-    pub cuts: Option<Vec<f32>>,
+    pub activation_thresholds: Option<Vec<f32>>,
 }
 
 impl Request {
@@ -73,7 +73,7 @@ impl Request {
             self.kv,
             self.window,
             self.sparsity,
-            self.cuts,
+            self.activation_thresholds,
             texts
         ]);
         format!("{:032x}", xxh3_128(all.to_string().as_bytes()))
@@ -93,7 +93,7 @@ impl Request {
             hidden: c.hidden,
             ffn: c.ffn,
             sparsity: (!c.activation.is_sparse()).then_some(self.sparsity),
-            cuts: self.cuts.clone().unwrap_or_else(|| vec![0.0; c.layers]),
+            activation_thresholds: self.activation_thresholds.clone().unwrap_or_else(|| vec![0.0; c.layers]),
             texts: Vec::new(),
             request: Some(self.key(model)),
             made,
@@ -148,8 +148,8 @@ pub fn profile(
         Some(profile) => profile,
         None => {
             let mut header = request.header(&engine.model);
-            if header.sparsity.is_some() && request.cuts.is_none() {
-                header.cuts = calibrate(engine, &mut session, request, || step(0, all))?;
+            if header.sparsity.is_some() && request.activation_thresholds.is_none() {
+                header.activation_thresholds = calibrate(engine, &mut session, request, || step(0, all))?;
             }
             Profile { header, texts: Vec::new() }
         }
@@ -242,8 +242,8 @@ fn calibrate(
             }
         }
     }
-    let cut = |bins: &[u64]| magnitude::cut_for(bins, request.sparsity as f64);
-    Ok(magnitudes.bins.chunks_exact(BINS).map(cut).collect())
+    let activation_threshold = |bins: &[u64]| magnitude::threshold_for_sparsity(bins, request.sparsity as f64);
+    Ok(magnitudes.bins.chunks_exact(BINS).map(activation_threshold).collect())
 }
 
 struct Magnitudes {

@@ -3,7 +3,7 @@
 use crate::cpu::MAX_COLUMNS;
 use crate::engine::{Engine, Logits, Observer, Seen, Session, Sparsity};
 use crate::error::{Error, Result};
-use crate::formats::trace_file::{Header, Part, TextInfo, TraceWriter};
+use crate::formats::trace_file::{Header, TextInfo, TraceSection, TraceWriter};
 use crate::ids::Permutation;
 use crate::model::{Activation, KvType};
 use crate::predictor::Predictor;
@@ -21,7 +21,7 @@ pub struct Request {
     /// Predictor whose probabilities are recorded.
     pub predictor: Arc<dyn Predictor>,
     /// Activation thresholds: |act(gate)| above which a neuron counts as active, `[layers]`; zeros for ReLU models.
-    pub cuts: Vec<f32>,
+    pub activation_thresholds: Vec<f32>,
     /// Number of layers before its own from whose residual a layer is predicted a second time.
     pub ahead: usize,
     /// How the trace was made, for the header: for people, not read by the program.
@@ -79,7 +79,7 @@ pub fn record(
     let mut session = Session::new(engine, request.window, request.kv)?;
     let before = engine.set_sparsity(Sparsity::dense(c.layers));
     let mut looking = Looking {
-        cuts: &request.cuts,
+        activation_thresholds: &request.activation_thresholds,
         activation: c.activation,
         residuals: vec![Vec::new(); c.layers],
         active: vec![Vec::new(); c.layers],
@@ -98,8 +98,8 @@ pub fn record(
                 for layer in 0..c.layers {
                     let order = &model.layers[layer].order;
                     bits(&looking.active[layer], n, order, &mut row);
-                    writer.write(Part::Active, layer, done, bytemuck::cast_slice(&row))?;
-                    for (part, back) in [(Part::Own, 0), (Part::Ahead, ahead)] {
+                    writer.write(TraceSection::Active, layer, done, bytemuck::cast_slice(&row))?;
+                    for (part, back) in [(TraceSection::Own, 0), (TraceSection::Ahead, ahead)] {
                         if back > layer {
                             continue;
                         }
@@ -144,7 +144,7 @@ fn bits(active: &[bool], n: usize, order: &Permutation, words: &mut Vec<u32>) {
 
 /// Observer that keeps a pass's residuals and active neurons.
 struct Looking<'a> {
-    cuts: &'a [f32],
+    activation_thresholds: &'a [f32],
     activation: Activation,
     /// `[layers][n, hidden]`
     residuals: Vec<Vec<f32>>,
@@ -154,13 +154,13 @@ struct Looking<'a> {
 
 impl Observer for Looking<'_> {
     fn layer(&mut self, seen: &Seen<'_>) {
-        let cut = self.cuts[seen.layer];
+        let activation_threshold = self.activation_thresholds[seen.layer];
         self.residuals[seen.layer].clear();
         self.residuals[seen.layer].extend_from_slice(seen.residual);
         let active = &mut self.active[seen.layer];
         active.clear();
-        active.extend(seen.activations.iter().zip(seen.gates).map(|(&a, &gate)| match cut > 0.0 {
-            true => self.activation.apply(gate).abs() > cut,
+        active.extend(seen.activations.iter().zip(seen.gates).map(|(&a, &gate)| match activation_threshold > 0.0 {
+            true => self.activation.apply(gate).abs() > activation_threshold,
             false => a != 0.0,
         }));
     }

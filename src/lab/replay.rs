@@ -6,8 +6,8 @@
 //! CPU are not known, so both have the same threshold, and the policy `full` does what `macro` does.
 
 pub use super::trace_run::active;
-use super::trace_run::{Clock, Copies, Counted, Decided, TraceRun};
-use crate::formats::trace_file::{Part, TraceFile};
+use super::trace_run::{Clock, Copies, Counted, OwnedDecision, TraceRun};
+use crate::formats::trace_file::{TraceFile, TraceSection};
 use crate::ids::PublishedId;
 use crate::scheduler::thresholds::LossWeight;
 use crate::scheduler::{self, Policy, Rules};
@@ -20,7 +20,7 @@ const ATTENTION: f64 = 1.0 / 3.0;
 
 /// What to replay.
 #[derive(Clone, Debug)]
-pub struct Setting {
+pub struct ReplayOptions {
     /// Which neurons move to the device, and which they replace.
     pub policy: Policy,
     /// Which parts of the policy are on, and their constants.
@@ -64,12 +64,16 @@ impl Outcome {
 }
 
 /// Replays the texts of the trace.
-pub fn replay(trace: &TraceFile, setting: &Setting) -> Outcome {
+pub fn replay(trace: &TraceFile, setting: &ReplayOptions) -> Outcome {
     replay_with(trace, setting, |_, _, _| ())
 }
 
-/// As [`replay`]. After each layer `decided` is given the token, the layer and the decisions made.
-pub fn replay_with(trace: &TraceFile, setting: &Setting, mut decided: impl FnMut(usize, usize, &[Decided])) -> Outcome {
+/// As [`replay`]. After each layer `decisions` is given the token, the layer and the decisions made.
+pub fn replay_with(
+    trace: &TraceFile,
+    setting: &ReplayOptions,
+    mut decisions: impl FnMut(usize, usize, &[OwnedDecision]),
+) -> Outcome {
     let mut run = start(trace, setting);
     let (mut outcome, mut clock) = (Outcome::default(), Clock::default());
     let (mut first, mut moving, mut all) = (0, 0u64, 0u64);
@@ -83,7 +87,7 @@ pub fn replay_with(trace: &TraceFile, setting: &Setting, mut decided: impl FnMut
                 run.choose(layer, token);
                 outcome.active += run.truth.len() as u64;
                 outcome.hits += run.truth.iter().filter(|&&n| run.here[n as usize]).count() as u64;
-                decided(token, layer, run.observe(layer, token, token == first, clock, Counted::default(), false));
+                decisions(token, layer, run.observe(layer, token, token == first, clock, Counted::default(), false));
                 run.pass((1.0 - ATTENTION) * LAYER_NS);
                 clock.now_ns += (1.0 - ATTENTION) * LAYER_NS;
             }
@@ -97,10 +101,10 @@ pub fn replay_with(trace: &TraceFile, setting: &Setting, mut decided: impl FnMut
     outcome
 }
 
-fn start<'a>(trace: &'a TraceFile, setting: &Setting) -> TraceRun<'a> {
+fn start<'a>(trace: &'a TraceFile, setting: &ReplayOptions) -> TraceRun<'a> {
     let h = trace.header();
     let gb_s = setting.link * h.block_bytes as f64 / LAYER_NS;
-    let scheduling = scheduler::Setting {
+    let scheduling = scheduler::SchedulerOptions {
         policy: setting.policy,
         rules: setting.rules,
         loss: LossWeight::Probability,
@@ -108,8 +112,8 @@ fn start<'a>(trace: &'a TraceFile, setting: &Setting) -> TraceRun<'a> {
         predicts: true,
         block_bytes: h.block_bytes,
         history: setting.history.clone(),
-            // A trace's neurons have their published numbers, and so have those of the scheduler that runs on it.
-            placed: setting.placed.iter().map(|placed| bytemuck::cast_slice(placed).to_vec()).collect(),
+        // A trace's neurons have their published numbers, and so have those of the scheduler that runs on it.
+        placed: setting.placed.iter().map(|placed| bytemuck::cast_slice(placed).to_vec()).collect(),
         thresholds: vec![None; h.layers],
         link_gb_s: gb_s,
         sync_ns: 0.0,
@@ -129,7 +133,7 @@ pub fn frequencies(trace: &TraceFile, texts: impl Fn(usize) -> bool) -> Vec<Vec<
             tokens += text.tokens;
             for token in first..first + text.tokens {
                 for (layer, counts) in counts.iter_mut().enumerate() {
-                    active(trace.row(Part::Active, layer, token), &mut now);
+                    active(trace.row(TraceSection::Active, layer, token), &mut now);
                     now.iter().for_each(|&n| counts[n as usize] += 1.0);
                 }
             }
@@ -163,7 +167,7 @@ pub fn likeness(trace: &TraceFile) -> (f64, Option<f64>) {
         for text in &h.texts {
             for token in first..first + text.tokens {
                 let last = before.iter().filter(|&&b| b).count();
-                active(trace.row(Part::Active, layer, token), &mut now);
+                active(trace.row(TraceSection::Active, layer, token), &mut now);
                 let both = now.iter().filter(|&&n| before[n as usize]).count();
                 let either = last + now.len() - both;
                 if token > first && either > 0 {
@@ -218,7 +222,7 @@ pub fn bound(trace: &TraceFile, skip: usize, slots: &[usize], placed: &[Vec<Publ
     for layer in 0..h.layers {
         let mut of: Vec<Vec<u32>> = vec![Vec::new(); h.ffn];
         for token in 0..tokens {
-            active(trace.row(Part::Active, layer, before + token), &mut now);
+            active(trace.row(TraceSection::Active, layer, before + token), &mut now);
             uses += now.len().min(slots[layer]) as u64;
             now.iter().for_each(|&n| of[n as usize].push(token as u32));
         }

@@ -141,7 +141,7 @@ impl Samples {
 }
 
 /// Runs the engine's model densely over the windows of `plan` and writes the samples to `path`. A neuron is active when its activation is
-/// not zero or, where its layer has an activation threshold in `cuts` (`[layers]`, 0 for none), when |act(gate)| is above it.
+/// not zero or, where its layer has an activation threshold in `activation_thresholds` (`[layers]`, 0 for none), when |act(gate)| is above it.
 /// `step(done, total)` reports tokens.
 ///
 /// # Errors
@@ -151,7 +151,7 @@ pub fn collect(
     engine: &mut Engine,
     tokens: &[u32],
     plan: &Plan,
-    cuts: &[f32],
+    activation_thresholds: &[f32],
     path: &Path,
     mut step: impl FnMut(u64, u64) -> Result<()>,
 ) -> Result<Samples> {
@@ -163,7 +163,7 @@ pub fn collect(
     let mut recorder = Recorder {
         file: &file,
         extent: plan.extent,
-        cuts,
+        activation_thresholds,
         activation: engine.model.config.activation,
         orders: &orders,
         place: 0,
@@ -203,7 +203,7 @@ impl Drop for RemoveUnlessDone<'_> {
 struct Recorder<'a> {
     file: &'a File,
     extent: Extent,
-    cuts: &'a [f32],
+    activation_thresholds: &'a [f32],
     activation: Activation,
     orders: &'a [Permutation],
     /// Index among the samples of this pass's first token.
@@ -215,7 +215,7 @@ struct Recorder<'a> {
 
 impl Observer for Recorder<'_> {
     fn layer(&mut self, seen: &Seen<'_>) {
-        let (e, cut) = (self.extent, self.cuts[seen.layer]);
+        let (e, activation_threshold) = (self.extent, self.activation_thresholds[seen.layer]);
         self.halves.resize(seen.residual.len(), f16::ZERO);
         self.halves.convert_from_f32_slice(seen.residual);
         self.bits.clear();
@@ -224,8 +224,8 @@ impl Observer for Recorder<'_> {
         for (t, bits) in self.bits.chunks_exact_mut(e.words()).enumerate() {
             for (place, neuron) in order.in_store_order(e.ffn).enumerate() {
                 let at = t * e.ffn + place;
-                let active = match cut > 0.0 {
-                    true => self.activation.apply(seen.gates[at]).abs() > cut,
+                let active = match activation_threshold > 0.0 {
+                    true => self.activation.apply(seen.gates[at]).abs() > activation_threshold,
                     false => seen.activations[at] != 0.0,
                 };
                 bits[neuron.index() / 64] |= u64::from(active) << (neuron.index() % 64);

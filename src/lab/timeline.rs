@@ -3,7 +3,7 @@
 //!
 //! Process 1 is the host, process 2 the device with a thread for each of its streams. Slices of the host nest: pass, layer, part.
 
-use crate::device::timeline::{FfnSums, Part, Sample, Span, Sums, Track};
+use crate::device::timeline::{FfnSums, Sample, Span, Stage, Sums, Track};
 use crate::device::{Timeline, timeline::MoveSums};
 use serde::ser::{Serialize, SerializeMap, SerializeSeq, Serializer};
 
@@ -38,8 +38,8 @@ impl About {
     fn of(timeline: &Timeline) -> About {
         About {
             program: concat!("dynamicinfer ", env!("CARGO_PKG_VERSION")),
-            clock: if timeline.pretended {
-                "pretended: that of a virtual device, no measurement"
+            clock: if timeline.is_virtual {
+                "virtual: that of a virtual device, no measurement"
             } else {
                 "the host's; the device's events placed on it"
             },
@@ -59,7 +59,7 @@ struct Events<'a>(&'a Timeline);
 impl Serialize for Events<'_> {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let timeline = self.0;
-        let pretended = if timeline.pretended { " (pretended clock)" } else { "" };
+        let clock = if timeline.is_virtual { " (virtual clock)" } else { "" };
         let mut seq = serializer.serialize_seq(None)?;
         let mut name = |what, (pid, tid), name: &str| {
             seq.serialize_element(&Event {
@@ -67,10 +67,10 @@ impl Serialize for Events<'_> {
                 ..meta(what, pid, tid)
             })
         };
-        name("process_name", (HOST, 0), &format!("host{pretended}"))?;
+        name("process_name", (HOST, 0), &format!("host{clock}"))?;
         name("thread_name", (HOST, 1), "engine")?;
         if let Some(device) = &timeline.device {
-            name("process_name", (DEVICE, 0), &format!("{device}{pretended}"))?;
+            name("process_name", (DEVICE, 0), &format!("{device}{clock}"))?;
             name("thread_name", (DEVICE, 1), "compute stream")?;
             name("thread_name", (DEVICE, 2), "copy stream")?;
         }
@@ -134,16 +134,16 @@ fn slice(span: &Span) -> Event<'static> {
     let event = Event { name: span.part.name(), ph: "X", pid, tid, ts, dur: Some(us(ns)), ..Event::default() };
     let neurons = Some(span.count);
     match (span.part, span.track) {
-        (Part::Pass, _) => {
+        (Stage::Pass, _) => {
             let args = Args { tokens: Some(span.count), position: Some(span.value), ..args };
             let name = if span.count == 1 { "token" } else { "pass" };
             Event { name, args: Some(args), ..event }
         }
-        (Part::Move, Track::Host) => {
+        (Stage::Move, Track::Host) => {
             let args = Args { neurons, ..args };
             Event { name: "move decided", ph: "i", s: Some("t"), dur: None, args: Some(args), ..event }
         }
-        (Part::Move, _) => {
+        (Stage::Move, _) => {
             let gb_s = Some(span.value as f64 / ns.max(1) as f64);
             let args = Args { neurons, bytes: Some(span.value), gb_s, ..args };
             let name = if span.late { "move, late" } else { "move, in time" };
@@ -180,8 +180,8 @@ pub fn summary(timeline: &Timeline) -> String {
     if out.is_empty() {
         return out;
     }
-    if timeline.pretended {
-        out += "  all times are pretended: a virtual device's clock, no measurement\n";
+    if timeline.is_virtual {
+        out += "  all times are those of a virtual device's clock, no measurement\n";
     } else if timeline.device.is_some() {
         out += &format!(
             "  the device's times are placed on the host's clock within {:.1} us\n",
@@ -203,8 +203,8 @@ fn of_passes(sums: &Sums, what: &str, device: bool) -> String {
     let n = sums.passes;
     let percent = |ns: u64| 100.0 * ns as f64 / sums.ns.max(1) as f64;
     let parts = |ns: &[u64]| -> String {
-        let some = Part::ALL.into_iter().filter(|part| ns[*part as usize] > 0);
-        let text = |part: Part| format!("{} {:.3}", part.name(), ms(ns[part as usize], n));
+        let some = Stage::ALL.into_iter().filter(|part| ns[*part as usize] > 0);
+        let text = |stage: Stage| format!("{} {:.3}", stage.name(), ms(ns[stage as usize], n));
         some.map(text).collect::<Vec<_>>().join(", ")
     };
     let mut out = format!("timeline: {n} {what}, {:.3} ms each\n", ms(sums.ns, n));

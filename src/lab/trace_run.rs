@@ -9,12 +9,12 @@
 use super::link::{Copy, Link};
 use crate::cache::{PerTier, Slot, SlotTable, Tier};
 use crate::device::{Stream, Totals};
-use crate::formats::trace_file::{Part, TraceFile};
+use crate::formats::trace_file::{TraceFile, TraceSection};
 use crate::ids::{LayerId, SlotId, StoreId};
 use crate::scheduler::thresholds::to_bin;
-use crate::scheduler::{DeviceState, LayerObservation, Move, Scheduler, Setting};
+use crate::scheduler::{DeviceState, LayerObservation, Move, Scheduler, SchedulerOptions};
 
-/// Replaces `out` by the neurons whose bits are set in a row of [`Part::Active`], in rising order.
+/// Replaces `out` by the neurons whose bits are set in a row of [`TraceSection::Active`], in rising order.
 pub fn active(row: &[u8], out: &mut Vec<u32>) {
     out.clear();
     for (i, word) in row.chunks_exact(4).enumerate() {
@@ -28,7 +28,7 @@ pub fn active(row: &[u8], out: &mut Vec<u32>) {
 
 /// A decision about a layer, which takes effect when the next layer begins.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Decided {
+pub struct OwnedDecision {
     /// The layer that it is about.
     pub layer: usize,
     /// Neurons to bring to the device, with their slots.
@@ -90,7 +90,7 @@ pub struct TraceRun<'a> {
     own: Vec<f32>,
     /// Probabilities, times 255, from which on a neuron is computed: on the CPU and on the device, `[layers]`.
     pub thresholds: Vec<PerTier<u8>>,
-    decided: Vec<Decided>,
+    decisions: Vec<OwnedDecision>,
     /// Neurons that were truly active, in the layer and token that [`TraceRun::choose`] was last called for.
     pub truth: Vec<u32>,
     /// Neurons that are computed there, in rising order.
@@ -112,7 +112,7 @@ impl<'a> TraceRun<'a> {
     /// thresholds, `[layers]`.
     pub fn new(
         trace: &'a TraceFile,
-        setting: Setting,
+        setting: SchedulerOptions,
         slots: &[usize],
         thresholds: Vec<f32>,
         copies: Copies,
@@ -139,7 +139,7 @@ impl<'a> TraceRun<'a> {
             carried: (0.0, 0.0),
             thresholds: thresholds.iter().map(|&t| PerTier::all(bin(t))).collect(),
             own: thresholds,
-            decided: Vec::new(),
+            decisions: Vec::new(),
             truth: Vec::new(),
             computed: Vec::new(),
             here: vec![false; h.ffn],
@@ -150,7 +150,7 @@ impl<'a> TraceRun<'a> {
 
     /// A layer begins: the decisions made so far take effect, and their copies are put on the link.
     pub fn apply(&mut self) {
-        for Decided { layer, moves, thresholds } in std::mem::take(&mut self.decided) {
+        for OwnedDecision { layer, moves, thresholds } in std::mem::take(&mut self.decisions) {
             if let Some(probabilities) = thresholds {
                 self.thresholds[layer] = probabilities.map(bin);
             }
@@ -193,14 +193,14 @@ impl<'a> TraceRun<'a> {
         }
         let thresholds = self.thresholds[layer];
         self.computed.clear();
-        for (n, &p) in self.trace.row(Part::Own, layer, token).iter().enumerate() {
+        for (n, &p) in self.trace.row(TraceSection::Own, layer, token).iter().enumerate() {
             let location = table.location(StoreId(n as u32));
             self.here[n] = location.is_device();
             if p >= thresholds[location.tier()] {
                 self.computed.push(n as u32);
             }
         }
-        active(self.trace.row(Part::Active, layer, token), &mut self.truth);
+        active(self.trace.row(TraceSection::Active, layer, token), &mut self.truth);
     }
 
     /// Tells the scheduler about the layer that was chosen for, and returns the decisions that wait to be applied. `begins` is whether
@@ -213,7 +213,7 @@ impl<'a> TraceRun<'a> {
         clock: Clock,
         counted: Counted,
         balances: bool,
-    ) -> &[Decided] {
+    ) -> &[OwnedDecision] {
         let (trace, target) = (self.trace, layer + self.ahead);
         self.slots.clear();
         self.slots.extend_from_slice(self.tables[layer].slots());
@@ -238,13 +238,13 @@ impl<'a> TraceRun<'a> {
             computed: bytemuck::cast_slice(&self.computed),
             prompt: None,
             device: Some(device),
-            own: balances.then(|| (self.own[layer], trace.row(Part::Own, layer, token))),
-            ahead: self.tables.get(target).map(|_| trace.row(Part::Ahead, target, token)),
+            own: balances.then(|| (self.own[layer], trace.row(TraceSection::Own, layer, token))),
+            ahead: self.tables.get(target).map(|_| trace.row(TraceSection::Ahead, target, token)),
         };
-        let decided = &mut self.decided;
+        let decisions = &mut self.decisions;
         self.scheduler.step(&observation, |d| {
-            decided.push(Decided { layer: d.layer.index(), moves: d.moves.to_vec(), thresholds: d.thresholds });
+            decisions.push(OwnedDecision { layer: d.layer.index(), moves: d.moves.to_vec(), thresholds: d.thresholds });
         });
-        &self.decided
+        &self.decisions
     }
 }

@@ -12,7 +12,7 @@
 //! to the square root of its layer's entropy among the networks still to come (the first bytes help most); what it leaves goes to
 //! those after it. Networks that predict from their own layer's residual come first and count `OWN_WEIGHT` times.
 
-use crate::cpu::{Kernels, Team};
+use crate::cpu::{Kernels, ThreadPool};
 use crate::error::{Error, Result};
 use crate::formats::predictor_file::{self, Header, Table};
 use crate::lab::histogram::{self, Histogram, measure};
@@ -34,7 +34,7 @@ const OWN_WEIGHT: f64 = 3.0;
 const PASSES: usize = 8;
 const TRIAL_SHARE: f64 = 0.25;
 /// Smallest number of steps of a network that is kept: small sets of samples are seen more often.
-const LEAST_STEPS: usize = 400;
+const MIN_STEPS: usize = 400;
 /// Version of the training, raised when it changes, so that networks of different versions are never put into one file.
 const VERSION: u32 = 1;
 
@@ -50,7 +50,7 @@ pub struct Options {
     /// Seed of initial weights and of the order of samples.
     pub seed: u64,
     /// Activation thresholds: |act(gate)| above which a neuron is active, `[layers]`; zeros for ReLU models.
-    pub cuts: Vec<f32>,
+    pub activation_thresholds: Vec<f32>,
     /// How the samples were made, for the header: for people, not read by the program.
     pub made: serde_json::Value,
 }
@@ -86,7 +86,13 @@ pub fn key(model: &Model, options: &Options, tokens: &[u32], limit: usize) -> u6
     let store = &model.store().header;
     let all = format!(
         "{VERSION}|{}|{:?}|{text}|{limit}|{:?}|{}|{}|{}|{:?}",
-        store.fingerprint, store.quant, options.ahead, options.recall, options.budget, options.seed, options.cuts
+        store.fingerprint,
+        store.quant,
+        options.ahead,
+        options.recall,
+        options.budget,
+        options.seed,
+        options.activation_thresholds
     );
     xxhash_rust::xxh3::xxh3_64(all.as_bytes())
 }
@@ -223,7 +229,7 @@ pub struct Summary {
 }
 
 /// A finished network: its file, and its quality on the tokens held back.
-struct Part {
+struct NetworkPart {
     path: PathBuf,
     table: Table,
     judged: Judged,
@@ -256,8 +262,8 @@ pub fn train(job: Job<'_>, parts: &Path, step: &dyn Fn(f64, usize) -> Result<()>
     }
     // Bytes left to divide, besides the bias that each network has.
     let mut left = options.budget - least;
-    let mut finished: Vec<Part> = Vec::new();
-    let mut team = Team::new(threads);
+    let mut finished: Vec<NetworkPart> = Vec::new();
+    let mut pool = ThreadPool::new(threads);
     for (i, &at) in list.iter().enumerate() {
         let path = parts.join(format!("layer-{}-ahead-{}.{}", at.0, at.1, predictor_file::EXTENSION));
         let bias = mlp::file_bytes(e.hidden, e.ffn, 0);
@@ -278,9 +284,9 @@ pub fn train(job: Job<'_>, parts: &Path, step: &dyn Fn(f64, usize) -> Result<()>
         let predictor = crate::predictor::open(&path, model)?;
         let held_back = e.train..e.tokens();
         let histogram =
-            measure(&*predictor, model, kernels, &mut team, samples, at, held_back, crate::interrupt::check)?;
+            measure(&*predictor, model, kernels, &mut pool, samples, at, held_back, crate::interrupt::check)?;
         left = left.saturating_sub(mlp::file_bytes(e.hidden, e.ffn, table.rank) - bias);
-        finished.push(Part { path, table, judged: Judged::new(at, histogram, options.recall) });
+        finished.push(NetworkPart { path, table, judged: Judged::new(at, histogram, options.recall) });
         step((i + 1) as f64, list.len())?;
     }
     let mut writer = NetworkWriter::create(output, e.hidden, e.ffn)?;
@@ -392,7 +398,7 @@ fn one(
     let e = samples.extent;
     let pairs = pairs(samples, at.0, at.1);
     let odds = log_odds(counts, e.train);
-    let steps = (e.train * PASSES / BATCH).max(LEAST_STEPS);
+    let steps = (e.train * PASSES / BATCH).max(MIN_STEPS);
     let trial_steps = (steps as f64 * TRIAL_SHARE) as usize;
     // Each network has its own random numbers, whatever was trained before it.
     let seed = options.seed ^ ((at.0 as u64) << 32 | at.1 as u64).wrapping_mul(0x9E37_79B9_7F4A_7C15);
@@ -440,7 +446,7 @@ pub fn header(model: &Model, options: &Options, threshold: f32) -> Header {
         hidden: model.config.hidden,
         ffn: model.config.ffn,
         threshold,
-        cuts: options.cuts.clone(),
+        activation_thresholds: options.activation_thresholds.clone(),
         tables: Vec::new(),
         made: json!({ "how": options.made, "recall": options.recall, "seed": options.seed }),
         sections: Vec::new(),
@@ -457,13 +463,13 @@ pub fn calibrate_sign(job: Job<'_>, step: &dyn Fn(f64, usize) -> Result<()>) -> 
     let e = samples.extent;
     let sign = crate::predictor::Sign::uncalibrated(model);
     let list = networks(e.layers, &options.ahead);
-    let mut team = Team::new(threads);
+    let mut pool = ThreadPool::new(threads);
     let mut found = Vec::new();
     for (i, &at) in list.iter().enumerate() {
         let mut done = 0.0;
         let batches = e.tokens().div_ceil(crate::cpu::MAX_COLUMNS) as f64;
         // A table of about fifty numbers cannot overfit hundreds of thousands of neurons, so no tokens need to be held back.
-        let histogram = measure(&sign, model, kernels, &mut team, samples, at, 0..e.tokens(), || {
+        let histogram = measure(&sign, model, kernels, &mut pool, samples, at, 0..e.tokens(), || {
             done += 1.0 / batches;
             step(i as f64 + done, list.len())
         })?;

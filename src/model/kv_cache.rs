@@ -48,8 +48,8 @@ pub struct KvCache {
     heads: usize,
     head_dim: usize,
     /// `[layers, 2 (keys, values), heads, context, head_dim]`
-    half: Vec<u16>,
-    full: Vec<f32>,
+    f16s: Vec<u16>,
+    f32s: Vec<f32>,
     /// Positions filled.
     pub len: usize,
     id: u64,
@@ -76,7 +76,7 @@ impl KvCache {
         let no_room = |()| Error::Memory(format!("there is no memory for the keys and values of {context} positions"));
         let numbers = (config.layers * 2 * config.kv_dim()).checked_mul(context).ok_or(()).map_err(no_room)?;
         // Zeroed allocations are mapped lazily by the allocator: untouched positions cost no memory.
-        let (half, full) = match kind {
+        let (f16s, f32s) = match kind {
             KvType::F16 => (try_zeroed_vec(numbers).map_err(no_room)?, Vec::new()),
             KvType::F32 => (Vec::new(), try_zeroed_vec(numbers).map_err(no_room)?),
         };
@@ -86,8 +86,8 @@ impl KvCache {
             kind,
             heads: config.kv_heads,
             head_dim: config.head_dim,
-            half,
-            full,
+            f16s,
+            f32s,
             len: 0,
             id,
             untouched: 0,
@@ -106,9 +106,9 @@ impl KvCache {
             let at = self.start(layer, part, head) + position * self.head_dim;
             match self.kind {
                 KvType::F16 => {
-                    self.half[at..at + self.head_dim].reinterpret_cast_mut::<f16>().convert_from_f32_slice(values)
+                    self.f16s[at..at + self.head_dim].reinterpret_cast_mut::<f16>().convert_from_f32_slice(values)
                 }
-                KvType::F32 => self.full[at..at + self.head_dim].copy_from_slice(values),
+                KvType::F32 => self.f32s[at..at + self.head_dim].copy_from_slice(values),
             }
         }
     }
@@ -132,7 +132,7 @@ impl KvCache {
     /// part 0 being keys.
     pub fn run(&self, run: usize, from: usize) -> &[u16] {
         let start = run * self.context * self.head_dim;
-        &self.half[start + from * self.head_dim..start + self.len * self.head_dim]
+        &self.f16s[start + from * self.head_dim..start + self.len * self.head_dim]
     }
 
     /// Keys and values of one head at positions `range`, `[positions, head_dim]` numbers of [`KvType::quant`] each.
@@ -142,8 +142,8 @@ impl KvCache {
             let start = self.start(layer, part, head);
             let range = start + range.start * self.head_dim..start + range.end * self.head_dim;
             match self.kind {
-                KvType::F16 => bytemuck::cast_slice(&self.half[range]),
-                KvType::F32 => bytemuck::cast_slice(&self.full[range]),
+                KvType::F16 => bytemuck::cast_slice(&self.f16s[range]),
+                KvType::F32 => bytemuck::cast_slice(&self.f32s[range]),
             }
         };
         [part(0), part(1)]
@@ -156,10 +156,10 @@ impl KvCache {
         // Per layer, part and head: one run each.
         let (from_run, to_run) = (other.context * self.head_dim, self.context * self.head_dim);
         let numbers = len * self.head_dim;
-        for (to, from) in self.half.chunks_exact_mut(to_run).zip(other.half.chunks_exact(from_run)) {
+        for (to, from) in self.f16s.chunks_exact_mut(to_run).zip(other.f16s.chunks_exact(from_run)) {
             to[..numbers].copy_from_slice(&from[..numbers]);
         }
-        for (to, from) in self.full.chunks_exact_mut(to_run).zip(other.full.chunks_exact(from_run)) {
+        for (to, from) in self.f32s.chunks_exact_mut(to_run).zip(other.f32s.chunks_exact(from_run)) {
             to[..numbers].copy_from_slice(&from[..numbers]);
         }
         (self.len, self.untouched) = (len, 0);

@@ -36,7 +36,7 @@ pub struct RoleRows<'a> {
 
 impl RoleRows<'_> {
     /// The tensor's row that is row `row` of the role.
-    pub fn place(&self, row: usize) -> usize {
+    pub fn file_row(&self, row: usize) -> usize {
         self.order.as_ref().map_or(row, |order| order[row])
     }
 }

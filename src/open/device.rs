@@ -2,7 +2,7 @@
 
 use super::place::place;
 use super::{Listener, VramBudget, artifacts, cuda, machine, sparsity};
-use crate::background::{Background, Setting};
+use crate::background::{Background, BackgroundOptions};
 use crate::clock::{self, Seldom};
 use crate::cpu::MAX_COLUMNS;
 use crate::device::{Device, Rates, Timeline, Traced, VirtualDevice};
@@ -14,7 +14,7 @@ use crate::formats::placement_file::PlacementFile;
 use crate::ids::PublishedId;
 use crate::model::{KvType, Model};
 use crate::placement::memory_plan::{Footprint, KvPlace, Plan, Request, plan};
-use crate::placement::policy::{self, Policy};
+use crate::placement::policy::{self, PlacementPolicy};
 use crate::scheduler::thresholds::LossWeight;
 use crate::scheduler::{Policy as Migration, Rules};
 use bytemuck::allocation::TransparentWrapperAlloc;
@@ -284,7 +284,7 @@ impl DeviceOptions {
             ffn_share: self.ffn_share,
             // The device's kernels read keys and values in f16 only.
             kv: if need.kv == KvType::F16 { KvPlace::Auto } else { KvPlace::Host },
-            timelines: need.sequences,
+            sequences: need.sequences,
             predictor_bytes: engine.sparsity().predictor_bytes(),
             ilp_seconds: None,
         };
@@ -292,8 +292,8 @@ impl DeviceOptions {
         let mut plan = plan(&footprint, &counts, &machine, &request)?;
         let slots = plan.slots();
         let neurons = match &self.placement {
-            Placement::Static => policy::neurons(Policy::Static, &counts, &slots, 0),
-            Placement::Random { seed } => policy::neurons(Policy::Random, &counts, &slots, *seed),
+            Placement::Static => policy::neurons(PlacementPolicy::Static, &counts, &slots, 0),
+            Placement::Random { seed } => policy::neurons(PlacementPolicy::Random, &counts, &slots, *seed),
             Placement::Empty => vec![Vec::new(); layers],
             Placement::File(path) => placed_by_file(path, model, &mut plan)?,
         };
@@ -333,7 +333,7 @@ impl DeviceOptions {
         let history = (0..layers).map(|l| Ok(model.layers[l].order.into_store(known(l)?)));
         let positions = |(l, neurons): (usize, &Vec<PublishedId>)| model.layers[l].order.positions(neurons);
         let own = |l| engine.sparsity().own_threshold(l).map(|(threshold, table)| (threshold, table.clone()));
-        let setting = Setting {
+        let setting = BackgroundOptions {
             policy,
             tune: match (self.deterministic, self.live) {
                 (false, _) => |rules| rules,
@@ -343,7 +343,7 @@ impl DeviceOptions {
             },
             weight: if self.printed_loss { LossWeight::Complement } else { LossWeight::Probability },
             ahead,
-            timelines: need.sequences,
+            sequences: need.sequences,
             predictor: Some(predictor),
             thresholds: (0..layers).map(own).collect(),
             history: history.collect::<Result<_>>()?,

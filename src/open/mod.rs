@@ -93,13 +93,13 @@ pub trait Listener {
 
     /// Runs `work`, which packs a model; `what` describes it. `work` is given a callback for bytes done and all bytes, which it calls from
     /// several threads; an error from the callback ends it.
-    fn packing(&self, _what: &str, work: &mut dyn FnMut(Step<'_>) -> Result<()>) -> Result<()> {
+    fn packing(&self, _what: &str, work: &mut dyn FnMut(PackProgress<'_>) -> Result<()>) -> Result<()> {
         work(&|_, _| Ok(()))
     }
 }
 
 /// Callback for progress: bytes done and all bytes.
-pub type Step<'a> = &'a (dyn Fn(u64, u64) -> Result<()> + Sync);
+pub type PackProgress<'a> = &'a (dyn Fn(u64, u64) -> Result<()> + Sync);
 
 /// A listener that only logs.
 pub struct Quiet;
@@ -155,8 +155,8 @@ pub fn open_model(model: Model, options: &EngineOptions, told: &dyn Listener) ->
     read_in(&engine.model);
     options.sparsity.apply(&mut engine)?;
     if options.audit > 0 && !engine.sparsity().is_dense() {
-        let cuts = engine.sparsity().cuts().to_vec();
-        engine.audit = Some(LiveAudit::new(options.audit, engine.model.config.activation, cuts));
+        let activation_thresholds = engine.sparsity().activation_thresholds().to_vec();
+        engine.audit = Some(LiveAudit::new(options.audit, engine.model.config.activation, activation_thresholds));
     }
     let need = options.need(&engine.model);
     check_context(&engine.model, need.context, need.kv, told)?;

@@ -66,9 +66,9 @@ fn open_split(
     let c = &model.config;
     let block_bytes = plan.details.block_bytes as usize;
     let kv = plan.part(PartName::Kv).bytes;
-    let context = kv / KvCache::bytes_for(c, 1, KvType::F16) / plan.timelines.max(1) as u64;
+    let context = kv / KvCache::bytes_for(c, 1, KvType::F16) / plan.sequences.max(1) as u64;
     // SAFETY: the store's map lives in the same engine, and is dropped after this.
-    let mut split = unsafe { Split::new(device, &plan.slots(), model, context as usize, plan.timelines)? };
+    let mut split = unsafe { Split::new(device, &plan.slots(), model, context as usize, plan.sequences)? };
     let rates = ChunkRates {
         host_gflops: machine.host_gflops,
         host_gb_s: machine.dram_gb_s,

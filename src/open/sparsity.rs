@@ -122,14 +122,14 @@ pub fn one(engine: &Engine, kind: Option<Kind>, file: Option<PathBuf>) -> Result
         Kind::Sign => found.sign()?,
         Kind::Mlp => found.mlp()?,
     };
-    Ok((ready.predictor, ready.cuts))
+    Ok((ready.predictor, ready.activation_thresholds))
 }
 
 /// A predictor with its layers' activation thresholds.
 #[derive(Clone)]
 struct Ready {
     predictor: Arc<dyn Predictor>,
-    cuts: Vec<f32>,
+    activation_thresholds: Vec<f32>,
 }
 
 /// Predictors, each opened when the first layer asks for it.
@@ -154,7 +154,7 @@ impl Found<'_> {
             Kind::Exact => {
                 let ready = self.exact()?;
                 if self.options.ahead == 0 {
-                    return Ok(Choice::Exact { cut: ready.cuts[layer] });
+                    return Ok(Choice::Exact { activation_threshold: ready.activation_thresholds[layer] });
                 }
                 ready
             }
@@ -163,7 +163,11 @@ impl Found<'_> {
         };
         let ahead = if layer < self.options.ahead { 0 } else { self.options.ahead };
         let threshold = self.options.threshold.unwrap_or_else(|| ready.predictor.threshold(layer, ahead));
-        Ok(Choice::Predicted { predictor: ready.predictor, threshold, cut: ready.cuts[layer] })
+        Ok(Choice::Predicted {
+            predictor: ready.predictor,
+            threshold,
+            activation_threshold: ready.activation_thresholds[layer],
+        })
     }
 
     /// The kind that `auto` means for this model.
@@ -179,14 +183,17 @@ impl Found<'_> {
 
     fn exact(&mut self) -> Result<Ready> {
         if self.exact.is_none() {
-            let cuts = self.cuts()?;
-            self.exact = Some(Ready { predictor: Arc::new(Exact::new(&self.engine.model, &cuts)), cuts });
+            let activation_thresholds = self.activation_thresholds()?;
+            self.exact = Some(Ready {
+                predictor: Arc::new(Exact::new(&self.engine.model, &activation_thresholds)),
+                activation_thresholds,
+            });
         }
         Ok(self.exact.clone().expect("made above"))
     }
 
     /// Activation thresholds of the layers, `[layers]`: zero for ReLU, else from the profile.
-    fn cuts(&self) -> Result<Vec<f32>> {
+    fn activation_thresholds(&self) -> Result<Vec<f32>> {
         let model = &self.engine.model;
         if model.config.activation.is_sparse() {
             return Ok(vec![0.0; model.config.layers]);
@@ -200,8 +207,8 @@ impl Found<'_> {
             ))
         })?;
         let profile = Profile::read(&file)?;
-        let cut = |layer| {
-            profile.cut_for(layer, share).ok_or_else(|| {
+        let activation_threshold = |layer| {
+            profile.threshold_for_sparsity(layer, share).ok_or_else(|| {
                 Error::bad(
                     file.path(),
                     "magnitudes",
@@ -209,7 +216,7 @@ impl Found<'_> {
                 )
             })
         };
-        (0..model.config.layers).map(cut).collect()
+        (0..model.config.layers).map(activation_threshold).collect()
     }
 
     fn sign(&mut self) -> Result<Ready> {
@@ -225,7 +232,7 @@ impl Found<'_> {
                 Some(file) => predictor::open(file.path(), model)?,
                 None => Arc::new(Sign::uncalibrated(model)),
             };
-            self.sign = Some(Ready { predictor, cuts: vec![0.0; model.config.layers] });
+            self.sign = Some(Ready { predictor, activation_thresholds: vec![0.0; model.config.layers] });
         }
         Ok(self.sign.clone().expect("made above"))
     }
@@ -240,7 +247,10 @@ impl Found<'_> {
                         .into(),
                 )
             })?;
-            self.mlp = Some(Ready { predictor: predictor::open(file.path(), model)?, cuts: file.header.cuts.clone() });
+            self.mlp = Some(Ready {
+                predictor: predictor::open(file.path(), model)?,
+                activation_thresholds: file.header.activation_thresholds.clone(),
+            });
         }
         Ok(self.mlp.clone().expect("made above"))
     }

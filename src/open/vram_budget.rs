@@ -9,7 +9,7 @@ use crate::formats::machine_profile::MachineProfile;
 use crate::ids::{PublishedId, SlotId};
 use crate::model::{KvCache, KvType, Model};
 use crate::placement::memory_plan::{Footprint, Plan, Request, plan};
-use crate::placement::policy::{self, Policy};
+use crate::placement::policy::{self, PlacementPolicy};
 
 /// What a budget means for one model on one machine: how many slots each layer has, and which neurons begin in them.
 pub struct VramBudget {
@@ -35,7 +35,7 @@ impl VramBudget {
 
     /// Neurons of the static placement for `slots` slots per layer, `[layers]`, the most important first.
     pub fn placed(&self, slots: &[usize]) -> Vec<Vec<PublishedId>> {
-        policy::neurons(Policy::Static, &self.counts, slots, 0)
+        policy::neurons(PlacementPolicy::Static, &self.counts, slots, 0)
     }
 
     /// Token positions of a sequence.
@@ -65,7 +65,7 @@ impl VramBudget {
         let nothing = split.device.reserve(0).map_err(none)?;
         let before = std::mem::replace(&mut split.reserved, nothing);
         split.device.free(before);
-        let (context, timelines) = (self.context(&model), split.sequences());
+        let (context, sequences) = (self.context(&model), split.sequences());
         let reserve = |split: &mut Split, bytes: u64| {
             let now = split.device.reserve(bytes)?;
             let nothing = std::mem::replace(&mut split.reserved, now);
@@ -74,16 +74,16 @@ impl VramBudget {
         };
         // Keys and values leave the device before the budget shrinks, and come after it has grown.
         let set = split
-            .set_sequences(&model, context, plan.timelines.min(timelines))
+            .set_sequences(&model, context, plan.sequences.min(sequences))
             .and_then(|()| split.device.set_budget(plan.budget_bytes))
-            .and_then(|()| split.set_sequences(&model, context, plan.timelines))
+            .and_then(|()| split.set_sequences(&model, context, plan.sequences))
             .and_then(|()| {
                 let bytes = elsewhere(&model, &plan, split);
                 reserve(split, bytes)
             });
         if set.is_err() {
             // Keys and values that find no room stay on the host.
-            let _ = split.set_sequences(&model, context, timelines).and_then(|()| reserve(split, before.bytes));
+            let _ = split.set_sequences(&model, context, sequences).and_then(|()| reserve(split, before.bytes));
         }
         set.map_err(none)?;
         let Split { device, cache, .. } = split;

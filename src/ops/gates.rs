@@ -1,7 +1,7 @@
 //! Gate products of all neurons, which the FFN and the exact predictor compute alike.
 
-use crate::cpu::team::Parts;
-use crate::cpu::{Columns, Kernels, Team};
+use crate::cpu::thread_pool::Parts;
+use crate::cpu::{Columns, Kernels, ThreadPool};
 use crate::model::config::{Ffn, ModelConfig};
 use crate::model::weights::Layer;
 use crate::ops::math;
@@ -11,18 +11,25 @@ pub const TILE_NEURONS: usize = 128;
 
 /// Computes the gates of all neurons before the activation function, `[n, ffn]`, for the n tokens of `x`, `[n, hidden]`; in a plain FFN,
 /// which has no gates, the up products with their bias.
-pub fn gates(team: &mut Team, kernels: &Kernels, config: &ModelConfig, layer: &Layer, x: &Columns, gates: &mut [f32]) {
+pub fn gates(
+    pool: &mut ThreadPool,
+    kernels: &Kernels,
+    config: &ModelConfig,
+    layer: &Layer,
+    x: &Columns,
+    gates: &mut [f32],
+) {
     assert_eq!(gates.len(), x.n * config.ffn);
     let (gates, part) = (Parts::new(gates), layer.block.gate_or_up());
-    team.run(config.ffn.div_ceil(TILE_NEURONS), |_, piece| {
-        let range = piece * TILE_NEURONS..config.ffn.min((piece + 1) * TILE_NEURONS);
+    pool.run(config.ffn.div_ceil(TILE_NEURONS), |_, task| {
+        let range = task * TILE_NEURONS..config.ffn.min((task + 1) * TILE_NEURONS);
         let rows = layer.part_rows(part, range.start);
-        // SAFETY: the rows are inside the section; the kernels are for this machine; each piece writes its own neurons of `gates`,
+        // SAFETY: the rows are inside the section; the kernels are for this machine; each task writes its own neurons of `gates`,
         // which is [n, ffn].
         unsafe { kernels.dot(part.quant)(rows, range.len(), x, gates.start().add(range.start), config.ffn) };
         if config.ffn_kind == Ffn::Plain && !layer.up_bias.is_empty() {
             for b in 0..x.n {
-                // SAFETY: each piece has its own neurons.
+                // SAFETY: each task has its own neurons.
                 let out = unsafe { gates.part(b * config.ffn + range.start..b * config.ffn + range.end) };
                 math::add(out, &layer.up_bias[range.clone()]);
             }

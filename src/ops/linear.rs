@@ -3,19 +3,19 @@
 //! For one token the row kernels read each weight once from memory, which limits them; for the many tokens of a prompt they hold
 //! tiles of rows and tokens in registers and are limited by arithmetic. Grouped types multiply int8 by int8.
 
-use crate::cpu::team::Parts;
-use crate::cpu::{Columns, Kernels, Team};
+use crate::cpu::thread_pool::Parts;
+use crate::cpu::{Columns, Kernels, ThreadPool};
 use crate::formats::rows;
 use crate::model::Matrix;
 
 /// Weight bytes that a thread takes at a time: some tens of microseconds of reading, so that a core that is taken away delays little and
-/// taking a piece costs nothing. With many tokens it stays in a core's L2 cache, together with their inputs.
+/// taking a task costs nothing. With many tokens it stays in a core's L2 cache, together with their inputs.
 const PIECE_BYTES: usize = 256 << 10;
 
 /// `out[b * rows + r]` = matrix row r · `input[b]`, with `input` `[n, cols]` and `out` `[n, rows]`. `columns` is workspace for inputs in
 /// the form that the kernels read.
 pub fn linear(
-    team: &mut Team,
+    pool: &mut ThreadPool,
     kernels: &Kernels,
     matrix: &Matrix,
     input: &[f32],
@@ -27,15 +27,14 @@ pub fn linear(
     columns.set(input, n, matrix.quant);
     let (x, dot) = (&*columns, kernels.dot(matrix.quant));
     // The kernels' tiles take four rows at a time.
-    let per_piece = (PIECE_BYTES / matrix.row_bytes).clamp(1, matrix.rows.div_ceil(team.threads())).next_multiple_of(4);
-    // The last piece of each thread is divided into quarters, so that no thread waits long for another at the end.
-    let (large, small) =
-        ((matrix.rows / per_piece).saturating_sub(team.threads()), (per_piece / 4).next_multiple_of(4));
-    let start = |piece: usize| large.min(piece) * per_piece + piece.saturating_sub(large) * small;
+    let per_task = (PIECE_BYTES / matrix.row_bytes).clamp(1, matrix.rows.div_ceil(pool.threads())).next_multiple_of(4);
+    // The last task of each thread is divided into quarters, so that no thread waits long for another at the end.
+    let (large, small) = ((matrix.rows / per_task).saturating_sub(pool.threads()), (per_task / 4).next_multiple_of(4));
+    let start = |task: usize| large.min(task) * per_task + task.saturating_sub(large) * small;
     let out = Parts::new(out);
-    team.run(large + (matrix.rows - start(large)).div_ceil(small), |_, piece| {
-        let range = start(piece)..start(piece + 1).min(matrix.rows);
-        // SAFETY: the rows are inside the section; `kernels` are for this machine; each piece writes its own rows of `out`,
+    pool.run(large + (matrix.rows - start(large)).div_ceil(small), |_, task| {
+        let range = start(task)..start(task + 1).min(matrix.rows);
+        // SAFETY: the rows are inside the section; `kernels` are for this machine; each task writes its own rows of `out`,
         // whose last index is (n - 1) * rows + rows - 1.
         unsafe { dot(matrix.rows_from(range.start), range.len(), x, out.start().add(range.start), matrix.rows) };
     });

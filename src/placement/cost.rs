@@ -33,7 +33,7 @@ impl Costs {
 /// C_l, the fewest neurons that a split layer may have on the device: the least C with C t_gpu + T_sync <= C t_cpu
 /// (powerinfer 6.3.1, inequality 4). A layer that lies on the device whole is not split, so C_l is `neurons` at most, and
 /// exactly that where the device is no faster.
-pub fn least_neurons(costs: &Costs, neurons: usize) -> usize {
+pub fn min_neurons(costs: &Costs, neurons: usize) -> usize {
     let gain = costs.t_cpu_us - costs.t_gpu_us;
     if gain <= 0.0 {
         return neurons;

@@ -47,7 +47,7 @@ pub fn solve(problem: &Problem, budget_bytes: u64, seconds: f64) -> Result<IlpSo
     model.add_constraint(all.leq(problem.capacity(budget_bytes) as f64));
     for ((layer, vars), &used) in problem.layers.iter().zip(&on_device).zip(&used) {
         let count: Expression = vars.iter().copied().sum();
-        model.add_constraint(count.geq(layer.least as f64 * used));
+        model.add_constraint(count.geq(layer.min_neurons as f64 * used));
         // Inequality 8 for each batch by itself: with K = 1 it is as tight as possible.
         for &var in vars {
             model.add_constraint((var - used).leq(0.0));

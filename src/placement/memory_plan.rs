@@ -1,7 +1,7 @@
 //! The plan of what lies on the device and what on the host, within a budget, to the byte. `docs/plan.md` explains the rules.
 
 use super::solve::gap;
-use super::{Costs, Problem, Solution, ilp, least_neurons, solve, upper_bound};
+use super::{Costs, Problem, Solution, ilp, min_neurons, solve, upper_bound};
 use crate::clock;
 use crate::engine::session::CHUNK;
 use crate::engine::workspace_bytes;
@@ -126,7 +126,7 @@ pub struct Request {
     /// Where keys and values are to lie.
     pub kv: KvPlace,
     /// Number of sequences that may be decoded at once, each with its own keys and values; 0 counts as 1.
-    pub timelines: usize,
+    pub sequences: usize,
     /// Bytes of all predictors' weights.
     pub predictor_bytes: u64,
     /// Also solve the placement as an integer linear programme, in at most this many seconds; `None` does not.
@@ -155,7 +155,7 @@ pub enum PartName {
 
 /// One line of the plan: where a part's bytes lie.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct Part {
+pub struct PlanPart {
     /// The part.
     pub name: PartName,
     /// Bytes on the device.
@@ -183,11 +183,11 @@ pub struct Plan {
     /// Device memory that everything would take, bytes; a larger budget is of no use.
     pub full_bytes: u64,
     /// One line for each of [`PartName`].
-    pub parts: Vec<Part>,
+    pub parts: Vec<PlanPart>,
     /// Slots of each layer, `[layers]`.
     pub layers: Vec<LayerSlots>,
     /// Number of sequences whose keys and values lie on the device.
-    pub timelines: usize,
+    pub sequences: usize,
     /// Sum of the impacts of the neurons on the device.
     pub objective: u64,
     /// (bound - objective) / bound, where no placement has more impact than the bound; 0 is optimal.
@@ -198,7 +198,7 @@ pub struct Plan {
 
 impl Plan {
     /// The line that is about `name`; every plan has each once.
-    pub fn part(&self, name: PartName) -> &Part {
+    pub fn part(&self, name: PartName) -> &PlanPart {
         self.parts.iter().find(|p| p.name == name).expect("a plan has every part")
     }
 
@@ -224,7 +224,7 @@ pub struct Details {
     /// Neurons that are placed together, as one batch.
     pub batch: usize,
     /// C_l: fewest neurons of a layer that pay on the device, if any are there.
-    pub least_neurons: usize,
+    pub min_neurons: usize,
     /// Time to read a neuron block from host memory, us ([`Costs`]).
     pub t_cpu_us: f64,
     /// Time to read a neuron block from device memory, us.
@@ -263,8 +263,8 @@ pub struct IlpCheck {
 pub fn plan(footprint: &Footprint, counts: &[Vec<u64>], machine: &MachineProfile, request: &Request) -> Result<Plan> {
     let f = footprint;
     assert_eq!((counts.len(), counts[0].len()), (f.layers, f.ffn));
-    let timelines = request.timelines.max(1);
-    let kv_bytes = f.kv_bytes * timelines as u64;
+    let sequences = request.sequences.max(1);
+    let kv_bytes = f.kv_bytes * sequences as u64;
     let kv_first = if request.kv == KvPlace::Device { kv_bytes } else { 0 };
     let min_bytes = f.attention_bytes + f.head_bytes + request.predictor_bytes + f.buffers_bytes + kv_first;
     let kv_later = if request.kv == KvPlace::Auto { kv_bytes } else { 0 };
@@ -289,7 +289,7 @@ pub fn plan(footprint: &Footprint, counts: &[Vec<u64>], machine: &MachineProfile
     }
 
     let costs = Costs::of(machine, f.block_bytes, f.hidden);
-    let least = least_neurons(&costs, f.ffn);
+    let least = min_neurons(&costs, f.ffn);
     let failed = |why: String| Error::Failed(format!("the placement cannot be planned: {why}"));
     let problem = Problem::new(counts, f.block_bytes, least).map_err(failed)?;
     let ffn_budget = room.min(wanted);
@@ -303,7 +303,7 @@ pub fn plan(footprint: &Footprint, counts: &[Vec<u64>], machine: &MachineProfile
     let slots_bytes = f.block_bytes * slots.iter().sum::<usize>() as u64;
     // With `vram`, bytes that neurons could still use stay free for them: a larger budget never takes neurons off the device.
     let rest = if request.vram.is_some() { room - ffn_budget } else { 0 };
-    let (timelines, parts) = divide(f, request, slots_bytes, rest);
+    let (sequences, parts) = divide(f, request, slots_bytes, rest);
     let host_bytes: u64 = parts.iter().map(|p| p.host_bytes).sum();
     if let Some(ram) = request.ram.filter(|&ram| ram < host_bytes) {
         return Err(Error::Memory(format!(
@@ -318,7 +318,7 @@ pub fn plan(footprint: &Footprint, counts: &[Vec<u64>], machine: &MachineProfile
         full_bytes,
         parts,
         layers: slots.into_iter().map(|slots| LayerSlots { slots }).collect(),
-        timelines,
+        sequences,
         objective: impact,
         gap: gap(bound, impact),
         details: Details {
@@ -328,7 +328,7 @@ pub fn plan(footprint: &Footprint, counts: &[Vec<u64>], machine: &MachineProfile
             pinned_bytes: f.ffn_bytes(),
             block_bytes: f.block_bytes,
             batch: problem.batch,
-            least_neurons: least,
+            min_neurons: least,
             t_cpu_us: costs.t_cpu_us,
             t_gpu_us: costs.t_gpu_us,
             t_trans_us: costs.t_trans_us,
@@ -341,19 +341,19 @@ pub fn plan(footprint: &Footprint, counts: &[Vec<u64>], machine: &MachineProfile
 
 /// Divides the parts between device and host, with neurons in `slots_bytes` and `rest` bytes left after them. Returns also the number of
 /// sequences whose keys and values lie on the device: as many as there is room for.
-fn divide(f: &Footprint, request: &Request, slots_bytes: u64, mut rest: u64) -> (usize, Vec<Part>) {
-    let wanted = request.timelines.max(1);
-    let timelines = match request.kv {
+fn divide(f: &Footprint, request: &Request, slots_bytes: u64, mut rest: u64) -> (usize, Vec<PlanPart>) {
+    let wanted = request.sequences.max(1);
+    let sequences = match request.kv {
         KvPlace::Device => wanted,
         KvPlace::Host => 0,
         KvPlace::Auto => wanted.min((rest / f.kv_bytes.max(1)) as usize),
     };
-    let (kv, kv_bytes) = (f.kv_bytes * timelines as u64, f.kv_bytes * wanted as u64);
+    let (kv, kv_bytes) = (f.kv_bytes * sequences as u64, f.kv_bytes * wanted as u64);
     if request.kv == KvPlace::Auto {
         rest -= kv;
     }
     let embeddings = if f.embeddings_bytes <= rest { (f.embeddings_bytes, 0) } else { (0, f.embeddings_bytes) };
-    let part = |name, (bytes, host_bytes)| Part { name, bytes, host_bytes };
+    let part = |name, (bytes, host_bytes)| PlanPart { name, bytes, host_bytes };
     let parts = vec![
         part(PartName::Attention, (f.attention_bytes, 0)),
         part(PartName::Embeddings, embeddings),
@@ -364,7 +364,7 @@ fn divide(f: &Footprint, request: &Request, slots_bytes: u64, mut rest: u64) -> 
         // The host keeps every neuron (dynamicinfer C.2), so a neuron that leaves the device need not be copied back.
         part(PartName::FfnSlots, (slots_bytes, f.ffn_bytes())),
     ];
-    (timelines, parts)
+    (sequences, parts)
 }
 
 fn ilp_check(problem: &Problem, budget_bytes: u64, ours: u64, seconds: f64) -> Result<IlpCheck> {

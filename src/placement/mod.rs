@@ -10,7 +10,7 @@ pub mod policy;
 pub mod problem;
 pub mod solve;
 
-pub use cost::{Costs, least_neurons};
-pub use policy::Policy;
+pub use cost::{Costs, min_neurons};
+pub use policy::PlacementPolicy;
 pub use problem::{Problem, ranking};
 pub use solve::{Solution, solve, upper_bound};

@@ -25,16 +25,16 @@ pub struct LayerProblem {
     /// Impact v of each batch, in falling order, `[batches]`.
     pub impacts: Vec<u64>,
     /// C_l in batches: either none or at least this many are on the device; 1 up to all of them.
-    pub least: usize,
+    pub min_neurons: usize,
 }
 
 impl Problem {
-    /// The problem for `counts`, how often each neuron fired, `[layers][neurons]`, which is its impact (powerinfer 6.2). `least_neurons` is
+    /// The problem for `counts`, how often each neuron fired, `[layers][neurons]`, which is its impact (powerinfer 6.2). `min_neurons` is
     /// C_l.
     ///
     /// # Errors
     /// The reason in words, where layers differ in size or are empty, or the counts are too large to add up.
-    pub fn new(counts: &[Vec<u64>], neuron_bytes: u64, least_neurons: usize) -> Result<Problem, String> {
+    pub fn new(counts: &[Vec<u64>], neuron_bytes: u64, min_neurons: usize) -> Result<Problem, String> {
         let neurons = counts.first().map_or(0, Vec::len);
         if neurons == 0 || neuron_bytes == 0 {
             return Err("there are no neurons to place".into());
@@ -52,7 +52,7 @@ impl Problem {
                 let sum = |neurons: &[PublishedId]| neurons.iter().map(|n| counts[n.index()]).sum();
                 LayerProblem {
                     impacts: ranked.chunks_exact(batch).map(sum).collect(),
-                    least: least_neurons.div_ceil(batch).clamp(1, neurons / batch),
+                    min_neurons: min_neurons.div_ceil(batch).clamp(1, neurons / batch),
                 }
             })
             .collect();

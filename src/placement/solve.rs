@@ -25,12 +25,13 @@ pub fn solve(problem: &Problem, budget_bytes: u64) -> Solution {
     // [layers, capacity + 1]: batches that the layer takes.
     let mut taken = vec![0u32; problem.layers.len() * (capacity + 1)];
     for (layer, taken) in problem.layers.iter().zip(taken.chunks_exact_mut(capacity + 1)) {
-        if layer.least > capacity {
+        if layer.min_neurons > capacity {
             continue;
         }
         let values = values(layer, impact_weight, batch_weight);
-        let mut step = Step { layer: &values, least: layer.least, before: &best, after: best.clone(), taken };
-        step.rows(layer.least, capacity + 1, 0, capacity);
+        let mut step =
+            LayerStep { layer: &values, min_neurons: layer.min_neurons, before: &best, after: best.clone(), taken };
+        step.rows(layer.min_neurons, capacity + 1, 0, capacity);
         best = step.after;
     }
     let mut batches = vec![0; problem.layers.len()];
@@ -55,10 +56,10 @@ fn values(layer: &LayerProblem, impact_weight: i128, batch_weight: i128) -> Vec<
 }
 
 /// One layer of the programme.
-struct Step<'a> {
+struct LayerStep<'a> {
     /// Value of the layer's first n batches.
     layer: &'a [i128],
-    least: usize,
+    min_neurons: usize,
     /// Best value of the layers before in at most c batches.
     before: &'a [i128],
     /// Best value with this layer in at most c batches.
@@ -66,7 +67,7 @@ struct Step<'a> {
     taken: &'a mut [u32],
 }
 
-impl Step<'_> {
+impl LayerStep<'_> {
     /// Fills the states `low..high`, whose best previous states lie in `from..=to`. The middle one is searched; the best previous states of
     /// those below it are no later than its own, of those above no earlier.
     fn rows(&mut self, low: usize, high: usize, from: usize, to: usize) {
@@ -75,7 +76,7 @@ impl Step<'_> {
         }
         let middle = low + (high - low) / 2;
         let first = from.max(middle.saturating_sub(self.layer.len() - 1));
-        let last = to.min(middle - self.least);
+        let last = to.min(middle - self.min_neurons);
         let (mut best, mut at) = (i128::MIN, first);
         for (state, value) in self.before.iter().enumerate().take(last + 1).skip(first) {
             let with = value + self.layer[middle - state];
@@ -101,8 +102,8 @@ pub fn upper_bound(problem: &Problem, budget_bytes: u64) -> u64 {
     // Batches and impact of each piece.
     let mut pieces: Vec<(u128, u128)> = Vec::new();
     for layer in &problem.layers {
-        let (opening, single) = layer.impacts.split_at(layer.least);
-        pieces.push((layer.least as u128, opening.iter().map(|&v| v as u128).sum()));
+        let (opening, single) = layer.impacts.split_at(layer.min_neurons);
+        pieces.push((layer.min_neurons as u128, opening.iter().map(|&v| v as u128).sum()));
         pieces.extend(single.iter().map(|&v| (1, v as u128)));
     }
     // By falling impact per batch.

@@ -17,11 +17,14 @@ pub struct Exact {
 }
 
 impl Exact {
-    /// `cuts`: for each layer the magnitude above which a neuron counts as active, 0 for ReLU models.
-    pub fn new(model: &Model, cuts: &[f32]) -> Exact {
-        assert_eq!(cuts.len(), model.config.layers);
+    /// `activation_thresholds`: for each layer the magnitude above which a neuron counts as active, 0 for ReLU models.
+    pub fn new(model: &Model, activation_thresholds: &[f32]) -> Exact {
+        assert_eq!(activation_thresholds.len(), model.config.layers);
         Exact {
-            tables: cuts.iter().map(|&cut| Calibration::step(cut)).collect(),
+            tables: activation_thresholds
+                .iter()
+                .map(|&activation_threshold| Calibration::step(activation_threshold))
+                .collect(),
             gate_bytes: model.layers.iter().map(|l| (model.config.ffn * l.block.gate_or_up().bytes) as u64).collect(),
         }
     }
@@ -49,7 +52,7 @@ impl Predictor for Exact {
         n: usize,
         scores: &mut [f32],
     ) {
-        let Tools { model, team, kernels, room } = tools;
+        let Tools { model, pool, kernels, room } = tools;
         let (c, layer) = (&model.config, &model.layers[layer]);
         let (h, ffn) = (c.hidden, c.ffn);
         assert_eq!((residual.len(), scores.len()), (n * h, n * ffn));
@@ -58,7 +61,7 @@ impl Predictor for Exact {
             math::norm(c.norm, &layer.ffn_norm, x, out);
         }
         room.columns.set(&room.normed[..n * h], n, layer.ffn.quant);
-        gates(team, kernels, c, layer, &room.columns, scores);
+        gates(pool, kernels, c, layer, &room.columns, scores);
         scores.iter_mut().for_each(|score| *score = c.activation.apply(*score).abs());
     }
 

@@ -305,7 +305,7 @@ impl Predictor for Mlp {
     }
 
     fn score(&self, tools: &mut Tools<'_>, layer: usize, ahead: usize, residual: &[f32], n: usize, scores: &mut [f32]) {
-        let Tools { model, team, kernels, room } = tools;
+        let Tools { model, pool, kernels, room } = tools;
         let (h, ffn) = (model.config.hidden, model.config.ffn);
         assert_eq!((residual.len(), scores.len()), (n * h, n * ffn));
         let network = &self.networks[&(layer, ahead)];
@@ -318,11 +318,11 @@ impl Predictor for Mlp {
             normalise(x, out);
         }
         room.inner.resize(n * inner.rows, 0.0);
-        linear(team, kernels, inner, &room.normed[..n * h], n, &mut room.columns, &mut room.inner);
+        linear(pool, kernels, inner, &room.normed[..n * h], n, &mut room.columns, &mut room.inner);
         for values in room.inner.chunks_exact_mut(inner.rows) {
             values.iter_mut().zip(&network.inner_bias).for_each(|(v, b)| *v = (*v + b).max(0.0));
         }
-        linear(team, kernels, outer, &room.inner, n, &mut room.columns, scores);
+        linear(pool, kernels, outer, &room.inner, n, &mut room.columns, scores);
         scores.chunks_exact_mut(ffn).for_each(|scores| math::add(scores, &network.outer_bias));
     }
 

@@ -17,7 +17,7 @@ pub use mlp::Mlp;
 pub use sign::Sign;
 
 use crate::cpu::sign::BitLine;
-use crate::cpu::{Columns, Kernels, Team};
+use crate::cpu::{Columns, Kernels, ThreadPool};
 use crate::formats::MappedFile;
 use crate::model::{Matrix, Model};
 
@@ -62,16 +62,16 @@ pub struct Tools<'a> {
     /// The model that is predicted.
     pub model: &'a Model,
     /// The threads that compute.
-    pub team: &'a mut Team,
+    pub pool: &'a mut ThreadPool,
     /// The CPU kernels that are used.
     pub kernels: &'a Kernels,
     /// Memory for intermediate values.
-    pub room: &'a mut Room,
+    pub room: &'a mut Scratch,
 }
 
 /// Memory for the intermediate values of predictors.
 #[derive(Default)]
-pub struct Room {
+pub struct Scratch {
     /// The input of a matrix product, as kernels read it.
     pub columns: Columns,
     /// Normalised residual, `[n, hidden]`.

@@ -6,7 +6,7 @@
 
 use super::{Calibration, Form, Kind, Predictor, Tools};
 use crate::cpu::sign::{self, BitLine};
-use crate::cpu::team::Parts;
+use crate::cpu::thread_pool::Parts;
 use crate::formats::rows;
 use crate::model::Model;
 use crate::ops::math;
@@ -106,7 +106,7 @@ impl Predictor for Sign {
         n: usize,
         scores: &mut [f32],
     ) {
-        let Tools { model, team, kernels, room } = tools;
+        let Tools { model, pool, kernels, room } = tools;
         let (h, ffn) = (model.config.hidden, model.config.ffn);
         assert_eq!((residual.len(), scores.len()), (n * h, n * ffn));
         let lines = sign::lines(h);
@@ -117,12 +117,12 @@ impl Predictor for Sign {
             sign::pack(&room.normed, bits);
         }
         let (rows, columns, kernel) = (self.layer(layer), &room.bits, sign::kernel(kernels.isa));
-        let per_piece = (PIECE_BYTES / (lines * size_of::<BitLine>())).clamp(1, ffn.div_ceil(team.threads()));
+        let per_task = (PIECE_BYTES / (lines * size_of::<BitLine>())).clamp(1, ffn.div_ceil(pool.threads()));
         let out = Parts::new(scores);
-        team.run(ffn.div_ceil(per_piece), |_, piece| {
-            let range = piece * per_piece..ffn.min((piece + 1) * per_piece);
+        pool.run(ffn.div_ceil(per_task), |_, task| {
+            let range = task * per_task..ffn.min((task + 1) * per_task);
             let rows = &rows[range.start * lines..range.end * lines];
-            // SAFETY: `rows` and `columns` hold whole rows; each piece writes its own neurons of each column, the last index
+            // SAFETY: `rows` and `columns` hold whole rows; each task writes its own neurons of each column, the last index
             // is (n - 1) * ffn + ffn - 1; the kernel is for this machine.
             unsafe {
                 let scores = out.start().add(range.start);

@@ -15,7 +15,7 @@ pub struct Accumulator {
     ffn: usize,
     /// Activation thresholds, `[layers]`, and the activation function: a neuron is active where |act(gate)| is above its layer's; `None`
     /// for ReLU models, where it is active if its activation is not zero.
-    cuts: Option<(Vec<f32>, Activation)>,
+    activation_thresholds: Option<(Vec<f32>, Activation)>,
     /// Tokens of the window for which each neuron was active, in the store's order, `[layers, ffn]`.
     counts: Vec<u32>,
     /// `[layers]`
@@ -48,7 +48,7 @@ impl Accumulator {
         Accumulator {
             hidden: header.hidden,
             ffn,
-            cuts: magnitudes.then(|| (header.cuts.clone(), activation)),
+            activation_thresholds: magnitudes.then(|| (header.activation_thresholds.clone(), activation)),
             counts: vec![0; layers * ffn],
             sums: vec![LayerSums::default(); layers],
             magnitudes: vec![0; if magnitudes { layers * BINS } else { 0 }],
@@ -74,15 +74,15 @@ impl Accumulator {
         let ffn = self.ffn;
         let counts = &mut self.counts[layer * ffn..(layer + 1) * ffn];
         for (gates, activations) in gates.chunks_exact(ffn).zip(activations.chunks_exact(ffn)) {
-            match &self.cuts {
+            match &self.activation_thresholds {
                 None => mark(activations, 0.0, &mut self.now, counts),
-                Some((cuts, activation)) => {
+                Some((activation_thresholds, activation)) => {
                     let bins = &mut self.magnitudes[layer * BINS..(layer + 1) * BINS];
                     for (value, &gate) in self.values.iter_mut().zip(gates) {
                         *value = activation.apply(gate).abs();
                         bins[magnitude::bin(*value)] += 1;
                     }
-                    mark(&self.values, cuts[layer], &mut self.now, counts);
+                    mark(&self.values, activation_thresholds[layer], &mut self.now, counts);
                 }
             }
             let last = &mut self.last[layer];
@@ -133,12 +133,12 @@ impl Accumulator {
     }
 }
 
-/// Sets the bit of each neuron with |value| > cut, and counts it. Without branches, since which neurons fire is hard to predict.
-fn mark(values: &[f32], cut: f32, bits: &mut [u64], counts: &mut [u32]) {
+/// Sets the bit of each neuron with |value| > activation threshold, and counts it. Without branches, since which neurons fire is hard to predict.
+fn mark(values: &[f32], activation_threshold: f32, bits: &mut [u64], counts: &mut [u32]) {
     for ((values, counts), word) in values.chunks(64).zip(counts.chunks_mut(64)).zip(bits) {
         *word = 0;
         for (i, (value, count)) in values.iter().zip(counts).enumerate() {
-            let active = value.abs() > cut;
+            let active = value.abs() > activation_threshold;
             *word |= u64::from(active) << i;
             *count += u32::from(active);
         }

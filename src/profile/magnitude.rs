@@ -21,7 +21,7 @@ pub fn edge(bin: usize) -> f32 {
 
 /// The activation threshold that leaves the share `share` (0 to 1) of the magnitudes in `bins`, `[BINS]`, at or below it; magnitudes are
 /// taken as evenly spread within a bin. 0 where `bins` are empty.
-pub fn cut_for(bins: &[u64], share: f64) -> f32 {
+pub fn threshold_for_sparsity(bins: &[u64], share: f64) -> f32 {
     let all: u64 = bins.iter().sum();
     let wanted = share * all as f64;
     let mut below = 0.0;
@@ -54,11 +54,11 @@ mod tests {
 
     #[test]
     fn a_cut_of_nothing_is_zero_and_shares_rise() {
-        assert_eq!(cut_for(&[0; BINS], 0.5), 0.0);
+        assert_eq!(threshold_for_sparsity(&[0; BINS], 0.5), 0.0);
         let mut bins = vec![0; BINS];
         (bins[100], bins[120]) = (10, 30);
-        assert_eq!(cut_for(&bins, 0.25), edge(101));
-        assert_eq!(cut_for(&bins, 0.125), (edge(100) + edge(101)) / 2.0);
-        assert_eq!(cut_for(&bins, 1.0), edge(121));
+        assert_eq!(threshold_for_sparsity(&bins, 0.25), edge(101));
+        assert_eq!(threshold_for_sparsity(&bins, 0.125), (edge(100) + edge(101)) / 2.0);
+        assert_eq!(threshold_for_sparsity(&bins, 1.0), edge(121));
     }
 }

@@ -61,14 +61,14 @@ impl Profile {
     }
 
     /// The activation threshold that leaves the share `sparsity` of a layer's neurons inactive; `None` for ReLU models.
-    pub fn cut_for(&self, layer: usize, sparsity: f64) -> Option<f32> {
+    pub fn threshold_for_sparsity(&self, layer: usize, sparsity: f64) -> Option<f32> {
         self.header.sparsity?;
         let mut bins = vec![0u64; BINS];
         for text in &self.texts {
             let here = &text.magnitudes[layer * BINS..(layer + 1) * BINS];
             bins.iter_mut().zip(here).for_each(|(sum, &n)| *sum += n);
         }
-        Some(magnitude::cut_for(&bins, sparsity))
+        Some(magnitude::threshold_for_sparsity(&bins, sparsity))
     }
 
     /// Adds the texts of a profile of the same model with the same activation thresholds; a text that is in both is taken from `other`.
@@ -80,8 +80,8 @@ impl Profile {
         if ours.fingerprint != its.fingerprint {
             return Err(format!("one profile is of the model {}, the other of {}", ours.model, its.model));
         }
-        if ours.cuts != its.cuts {
-            return Err("the profiles have other cuts, so other neurons counted as active".into());
+        if ours.activation_thresholds != its.activation_thresholds {
+            return Err("the profiles have other activation thresholds, so other neurons counted as active".into());
         }
         self.texts.retain(|t| other.texts.iter().all(|o| o.info.checksum != t.info.checksum));
         self.texts.extend(other.texts);

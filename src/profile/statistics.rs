@@ -33,7 +33,7 @@ pub struct LayerStatistics {
     /// Number of the layer, from 0.
     pub layer: usize,
     /// Activation threshold: |act(gate)| above which a neuron counts as active; 0 for ReLU models.
-    pub cut: f32,
+    pub activation_threshold: f32,
     /// Spread of the activations over the layer's neurons.
     #[serde(flatten)]
     pub spread: Spread,
@@ -87,7 +87,7 @@ impl Profile {
                 let has = |ahead: usize| layer + ahead < h.layers && tokens > 0;
                 LayerStatistics {
                     layer,
-                    cut: h.cuts[layer],
+                    activation_threshold: h.activation_thresholds[layer],
                     spread,
                     neighbours: (sums.pairs > 0).then(|| sums.jaccard / sums.pairs as f64),
                     texts: self.between_texts(layer),

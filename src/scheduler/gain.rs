@@ -9,7 +9,7 @@ const SPAN: u32 = 32;
 /// Tokens of the first rest.
 const FIRST_REST: u32 = 64;
 /// Tokens of a rest, at most.
-const LONGEST_REST: u32 = 1024;
+const MAX_REST: u32 = 1024;
 /// Spans at the beginning of a try that do not count, because the cache has to fill first.
 const WARM_UP: u32 = 1;
 
@@ -69,7 +69,7 @@ impl Gain {
         }
         if (hits as f64) < cost * moves as f64 {
             self.rest = self.next_rest;
-            self.next_rest = (2 * self.next_rest).min(LONGEST_REST);
+            self.next_rest = (2 * self.next_rest).min(MAX_REST);
             self.spans = 0;
         } else {
             self.next_rest = FIRST_REST;

@@ -15,4 +15,4 @@ pub mod window;
 
 pub use policy::greedy::Move;
 pub use policy::{Policy, Rules};
-pub use step::{Decision, DeviceState, LayerObservation, Prompt, Scheduler, Setting};
+pub use step::{Decision, DeviceState, LayerObservation, Prompt, Scheduler, SchedulerOptions};

@@ -17,7 +17,7 @@ const HISTORY_SHARE: f32 = 0.2;
 
 /// What a scheduler starts with. Where a trace is replayed, the store is in the published order.
 #[derive(Clone, Debug)]
-pub struct Setting {
+pub struct SchedulerOptions {
     /// Chooses which neurons move.
     pub policy: Policy,
     /// The policy's numbers and switches.
@@ -57,7 +57,7 @@ pub struct LayerObservation<'a> {
     /// Neurons that are computed for some token of the pass, ascending. In a batch a neuron counts once, however many tokens need it,
     /// because it is read once.
     pub computed: &'a [StoreId],
-    /// The pass is a piece of a prompt; `None` for the next token of one sequence or of several.
+    /// The pass is a chunk of a prompt; `None` for the next token of one sequence or of several.
     pub prompt: Option<Prompt<'a>>,
     /// The device's state; `None` if nothing is to move. A long prompt is no time to fill the link (E.3.3); what it showed is used from the
     /// first token on.
@@ -65,12 +65,12 @@ pub struct LayerObservation<'a> {
     /// For a layer whose thresholds are balanced: its single threshold now, and the predicted probabilities of its neurons, times 255,
     /// `[ffn]`.
     pub own: Option<(f32, &'a [u8])>,
-    /// Predicted probabilities of the neurons of the layer [`Setting::ahead`] after this one, times 255, `[ffn]`; `None` if it was not
+    /// Predicted probabilities of the neurons of the layer [`SchedulerOptions::ahead`] after this one, times 255, `[ffn]`; `None` if it was not
     /// predicted.
     pub ahead: Option<&'a [u8]>,
 }
 
-/// A piece of a prompt.
+/// A chunk of a prompt.
 #[derive(Clone, Copy, Debug)]
 pub struct Prompt<'a> {
     /// Its tokens.
@@ -84,7 +84,7 @@ pub struct Prompt<'a> {
 pub struct DeviceState<'a> {
     /// What the layer's slots hold.
     pub slots: &'a [Slot],
-    /// What the slots of the layer [`Setting::ahead`] after it hold; empty if there is no such layer.
+    /// What the slots of the layer [`SchedulerOptions::ahead`] after it hold; empty if there is no such layer.
     pub ahead_slots: &'a [Slot],
     /// Neurons of all layers whose copies have not arrived, or have and their layer was not used since.
     pub in_flight: u64,
@@ -140,7 +140,7 @@ pub struct Scheduler {
 
 impl Scheduler {
     /// A scheduler that has seen no token.
-    pub fn new(setting: Setting) -> Scheduler {
+    pub fn new(setting: SchedulerOptions) -> Scheduler {
         let (layers, ffn) = (setting.history.len(), setting.history.first().map_or(0, Vec::len));
         let layer = |(l, (history, placed)): (usize, (Vec<f32>, &Vec<StoreId>))| {
             let mut is_static = vec![false; ffn];
@@ -229,7 +229,7 @@ impl Scheduler {
         self.window.begin_sequence();
     }
 
-    /// A piece of a prompt. The time that it took says nothing of decoding.
+    /// A chunk of a prompt. The time that it took says nothing of decoding.
     fn prompted(&mut self, layer: usize, active: &[StoreId], prompt: Prompt<'_>) {
         self.rates.begin_anew();
         self.counts.fill(0);

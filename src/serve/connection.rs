@@ -18,8 +18,8 @@ use tokio::time::Sleep;
 use tower::ServiceExt;
 
 /// Bytes of a request's line and headers together, and how many headers.
-const MOST_HEADER_BYTES: usize = 64 << 10;
-const MOST_HEADERS: usize = 100;
+const MAX_HEADER_BYTES: usize = 64 << 10;
+const MAX_HEADERS: usize = 100;
 
 /// Who is at the other end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -83,8 +83,8 @@ pub async fn serve(
     let connection = http1::Builder::new()
         .timer(TokioTimer::new())
         .header_read_timeout(stall)
-        .max_buf_size(MOST_HEADER_BYTES)
-        .max_headers(MOST_HEADERS)
+        .max_buf_size(MAX_HEADER_BYTES)
+        .max_headers(MAX_HEADERS)
         .serve_connection(TokioIo::new(Patience::new(stream, stall)), service);
     let mut connection = pin!(connection);
     let result = tokio::select! {

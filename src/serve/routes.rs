@@ -50,10 +50,10 @@ pub const ROUTES: [(&str, &[&str]); 19] = [
 
 const OPENAPI: &str = include_str!("openapi.json");
 /// Bytes of a request's address, at most: no address here is as long.
-const LONGEST_URI: usize = 8 << 10;
+const MAX_URI: usize = 8 << 10;
 /// Bytes of a request's headers, at most: checked again, because hyper reads a little more than its limit.
-const MOST_HEADER_BYTES: usize = 64 << 10;
-const LONGEST_REQUEST_ID: usize = 128;
+const MAX_HEADER_BYTES: usize = 64 << 10;
+const MAX_REQUEST_ID: usize = 128;
 
 type Shared = State<Arc<Daemon>>;
 
@@ -179,17 +179,17 @@ fn is_preflight(request: &Request) -> bool {
 /// The request id that a client chose, if it can go into a log as it is.
 fn safe_id(id: &[u8]) -> Option<String> {
     let safe = |b: &u8| b.is_ascii_alphanumeric() || b"-_.:".contains(b);
-    let good = !id.is_empty() && id.len() <= LONGEST_REQUEST_ID && id.iter().all(safe);
+    let good = !id.is_empty() && id.len() <= MAX_REQUEST_ID && id.iter().all(safe);
     good.then(|| String::from_utf8_lossy(id).into_owned())
 }
 
 fn admit(daemon: &Daemon, request: &Request) -> Result<(), ApiError> {
-    if request.uri().to_string().len() > LONGEST_URI {
-        return Err(ApiError::new(414, format!("the address has more than {LONGEST_URI} bytes")));
+    if request.uri().to_string().len() > MAX_URI {
+        return Err(ApiError::new(414, format!("the address has more than {MAX_URI} bytes")));
     }
     let headers: usize = request.headers().iter().map(|(name, value)| name.as_str().len() + value.len()).sum();
-    if headers > MOST_HEADER_BYTES {
-        return Err(ApiError::new(431, format!("the headers have more than {MOST_HEADER_BYTES} bytes")));
+    if headers > MAX_HEADER_BYTES {
+        return Err(ApiError::new(431, format!("the headers have more than {MAX_HEADER_BYTES} bytes")));
     }
     let peer = request.extensions().get::<Peer>();
     match peer {

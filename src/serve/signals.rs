@@ -23,7 +23,7 @@ use tokio::task::JoinSet;
 /// Threads of the runtime: connections check, tokenise and write there; the engine has its own.
 const WORKERS: usize = 2;
 /// Threads for work that waits or takes long (loading, tokenising, templates, checking files): more than work at once on any machine.
-const MOST_BLOCKING: usize = 64;
+const MAX_BLOCKING: usize = 64;
 /// How long such a thread is kept: practically for ever, so that work goes on if the system gives no more threads later.
 const KEPT: Duration = Duration::from_secs(365 * 24 * 3600);
 /// Threads that a daemon starts with: the runtime's, one for long work, the engine's, and two for a template.
@@ -48,7 +48,7 @@ pub fn run(
     can_start(THREADS_TO_BEGIN)?;
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(WORKERS)
-        .max_blocking_threads(MOST_BLOCKING)
+        .max_blocking_threads(MAX_BLOCKING)
         .thread_keep_alive(KEPT)
         .enable_all()
         .build()

@@ -14,9 +14,9 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 
 /// Bytes of a path that fit the kernel's address of a socket.
-const LONGEST_PATH: usize = 107;
+const MAX_PATH: usize = 107;
 /// Bytes of a lock file, at most: a process number and a newline, with room to spare. A longer file is not a lock.
-const LONGEST_LOCK: u64 = 16;
+const MAX_LOCK: u64 = 16;
 
 /// Where the daemon listens by default: in the user's runtime directory, else in a private directory below /tmp.
 pub fn default_path() -> PathBuf {
@@ -61,9 +61,9 @@ fn identity(path: &Path) -> std::io::Result<(u64, u64)> {
 /// [`Error::Running`] with the process that listens there; [`Error::Io`]; [`Error::Usage`] for a path that cannot be a socket.
 pub fn bind(path: &Path) -> Result<Bound> {
     let length = path.as_os_str().len();
-    if length > LONGEST_PATH {
+    if length > MAX_PATH {
         return Err(Error::Usage(format!(
-            "--socket {}: {length} bytes, and the path of a socket has at most {LONGEST_PATH}; take a shorter one",
+            "--socket {}: {length} bytes, and the path of a socket has at most {MAX_PATH}; take a shorter one",
             path.display()
         )));
     }
@@ -124,9 +124,9 @@ fn lock(path: &Path) -> Result<File> {
         )));
     }
     let mut before = Vec::new();
-    let read = (&mut file).take(LONGEST_LOCK + 1).read_to_end(&mut before);
+    let read = (&mut file).take(MAX_LOCK + 1).read_to_end(&mut before);
     read.map_err(Error::io("read", &lock_path))?;
-    if before.len() as u64 > LONGEST_LOCK || !before.iter().all(|b| b.is_ascii_digit() || *b == b'\n') {
+    if before.len() as u64 > MAX_LOCK || !before.iter().all(|b| b.is_ascii_digit() || *b == b'\n') {
         return Err(not_ours(&lock_path, "holds something else than the number of a process"));
     }
     let write = |file: &mut File| {

@@ -25,17 +25,17 @@ use std::time::Duration;
 pub const CHILD_ARGUMENT: &str = "__render-template";
 
 /// Bytes of a template, at most. The longest in use (Cohere's) has 18 KB; 28 KiB of `not not` already overflow a 2 MiB stack.
-pub const LONGEST_SOURCE: usize = 64 << 10;
+pub const MAX_SOURCE: usize = 64 << 10;
 /// Bytes of the rendered prompt, at most: more than any context holds.
-const LONGEST_OUTPUT: usize = 16 << 20;
+const MAX_OUTPUT: usize = 16 << 20;
 /// Bytes of the messages as JSON, at most.
-const LONGEST_REQUEST: usize = 64 << 20;
+const MAX_REQUEST: usize = 64 << 20;
 static RENDERING: Work = Work {
     argument: CHILD_ARGUMENT,
     doing: "rendering",
-    longest_request: LONGEST_REQUEST,
+    longest_request: MAX_REQUEST,
     // JSON may write a character as six.
-    longest_answer: 8 * LONGEST_OUTPUT,
+    longest_answer: 8 * MAX_OUTPUT,
     memory: 512 << 20,
     // 64 KiB of source need 28 MiB at the measured 430 bytes of stack for every byte of `not not`.
     stack: 32 << 20,
@@ -122,9 +122,9 @@ impl Input {
         check_source(&self.template, path)?;
         let request =
             serde_json::to_vec(self).map_err(|e| Error::Failed(format!("cannot pass on the messages: {e}")))?;
-        if request.len() > LONGEST_REQUEST {
+        if request.len() > MAX_REQUEST {
             let n = request.len();
-            return Err(Error::Usage(format!("the messages have {n} bytes; at most {LONGEST_REQUEST} are taken")));
+            return Err(Error::Usage(format!("the messages have {n} bytes; at most {MAX_REQUEST} are taken")));
         }
         Ok(request)
     }
@@ -195,10 +195,10 @@ pub fn render_in_process(input: &Input, path: &Path) -> Result<String> {
 
 fn check_source(template: &str, path: &Path) -> Result<()> {
     let len = template.len();
-    if len <= LONGEST_SOURCE {
+    if len <= MAX_SOURCE {
         return Ok(());
     }
-    Err(Error::bad(path, "chat template", format!("{len} bytes of source; at most {LONGEST_SOURCE} are taken")))
+    Err(Error::bad(path, "chat template", format!("{len} bytes of source; at most {MAX_SOURCE} are taken")))
 }
 
 fn refused(reason: &str) -> Error {
@@ -240,18 +240,18 @@ fn run(input: &Input) -> Outcome {
         },
         (Some(_), Some(reason)) => Outcome::Refused(reason),
         (Some(error), None) if error.kind() == ErrorKind::WriteFailure => {
-            Outcome::Broken(format!("the rendered text has more than {LONGEST_OUTPUT} bytes"))
+            Outcome::Broken(format!("the rendered text has more than {MAX_OUTPUT} bytes"))
         }
         (Some(error), None) => Outcome::Broken(error.to_string()),
     }
 }
 
-/// Output that fails beyond [`LONGEST_OUTPUT`] bytes.
+/// Output that fails beyond [`MAX_OUTPUT`] bytes.
 struct Capped(Vec<u8>);
 
 impl Write for Capped {
     fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
-        if self.0.len() + bytes.len() > LONGEST_OUTPUT {
+        if self.0.len() + bytes.len() > MAX_OUTPUT {
             return Err(std::io::Error::other("too long"));
         }
         self.0.extend_from_slice(bytes);

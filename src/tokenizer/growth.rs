@@ -11,11 +11,11 @@ pub const OF_NORMALIZER: f64 = 1024.0;
 /// The same for a pre-tokeniser: Metaspace and ByteLevel make 4 each, with a space before every piece.
 pub const OF_PRE_TOKENIZER: f64 = 16.0;
 /// Steps of one part, at most; each goes over the whole text. The most in use are some ten.
-const MOST_STEPS: usize = 256;
+const MAX_STEPS: usize = 256;
 /// Bytes of the text that a step replaces or inserts, at most: usually a letter or a word.
-const LONGEST_WORD: usize = 1024;
+const MAX_WORD: usize = 1024;
 /// Bytes of a regex, at most; the longest in use have some thousands and list writing systems letter by letter.
-const LONGEST_REGEX: usize = 64 << 10;
+const MAX_REGEX: usize = 64 << 10;
 
 /// An upper bound of what the steps of a part make of n bytes: `factor * n + added`.
 #[derive(Clone, Copy, Debug)]
@@ -35,8 +35,8 @@ impl Growth {
     pub fn of(part: Option<&Value>, most: f64) -> Result<Growth, String> {
         let mut growth = Growth { factor: 1.0, added: 0.0, steps: 0 };
         part.map_or(Ok(()), |part| growth.walk(part))?;
-        if growth.steps > MOST_STEPS {
-            return Err(format!("it has {} steps; at most {MOST_STEPS} are supported", growth.steps));
+        if growth.steps > MAX_STEPS {
+            return Err(format!("it has {} steps; at most {MAX_STEPS} are supported", growth.steps));
         }
         if growth.factor > most || growth.added > most {
             let most_of_one = growth.factor.max(growth.added);
@@ -95,9 +95,9 @@ fn replaced(pattern: &Value, content: f64) -> Result<(f64, f64), String> {
     match (text("String"), text("Regex")) {
         (Some(""), _) | (_, Some("")) => Err("the pattern of a step is empty, and that is everywhere".into()),
         (Some(text), _) => Ok(((content / checked("pattern", text)? as f64).max(1.0), 0.0)),
-        (None, Some(regex)) if regex.len() > LONGEST_REGEX => {
+        (None, Some(regex)) if regex.len() > MAX_REGEX => {
             let n = regex.len();
-            Err(format!("the regular expression of a step has {n} bytes; at most {LONGEST_REGEX} are supported"))
+            Err(format!("the regular expression of a step has {n} bytes; at most {MAX_REGEX} are supported"))
         }
         // It may match between any two letters, and at the end.
         (None, _) => Ok((1.0 + content, content)),
@@ -106,9 +106,7 @@ fn replaced(pattern: &Value, content: f64) -> Result<(f64, f64), String> {
 
 fn checked(key: &str, word: &str) -> Result<usize, String> {
     match word.len() {
-        n if n > LONGEST_WORD => {
-            Err(format!("the {key} of a step has {n} bytes; at most {LONGEST_WORD} are supported"))
-        }
+        n if n > MAX_WORD => Err(format!("the {key} of a step has {n} bytes; at most {MAX_WORD} are supported")),
         n => Ok(n),
     }
 }

@@ -2,7 +2,7 @@
 
 use super::byte_tokens::{byte_of, token_bytes};
 use super::growth::{Growth, OF_NORMALIZER, OF_PRE_TOKENIZER, Weight};
-use super::spec::{MOST_TOKENS, TokenKind};
+use super::spec::{MAX_TOKENS, TokenKind};
 use super::special::BREAK;
 use crate::error::{Error, Result};
 use serde::Deserialize;
@@ -14,9 +14,9 @@ use tokenizers::normalizers::{Replace, Sequence};
 use tokenizers::{ModelWrapper, NormalizedString, Normalizer, NormalizerWrapper, PostProcessorWrapper, PreTokenizer};
 
 /// Bytes of a `tokenizer.json`, at most. The largest in use (Gemma 3) has 33 MB.
-pub const LONGEST_JSON: u64 = 64 << 20;
+pub const MAX_JSON: u64 = 64 << 20;
 /// JSON values in each part that is kept as a tree, at most; the largest in use have some hundreds, for tokens that are put before a text.
-const MOST_VALUES: usize = 100_000;
+const MAX_VALUES: usize = 100_000;
 /// Bytes that a decoder may make of one byte of a token; decoders in use make fewer.
 const DECODER_GROWTH: f64 = 4.0;
 /// Steps of a decoder, at most; each goes over every token. Decoders in use have up to five.
@@ -24,9 +24,9 @@ const DECODER_STEPS: usize = 16;
 /// Bytes that a normaliser may make of one, over a whole text: a space becomes `▁`, which has three.
 const TEXT_GROWTH: usize = 4;
 /// Bytes that may be put before the first letter of a text: `▁` has three.
-const MOST_BEFORE: usize = 16;
+const MAX_PREFIX: usize = 16;
 /// Bytes of all added tokens after normalisation, at most; the most in use have some hundred thousand.
-const MOST_ADDED: f64 = (16 << 20) as f64;
+const MAX_ADDED: f64 = (16 << 20) as f64;
 /// Bytes that are normalised at a time when a text's growth is measured.
 const CHUNK: usize = 4 << 10;
 
@@ -117,13 +117,13 @@ impl HfVocab {
 /// How a token's text becomes bytes.
 #[derive(Debug, Default, PartialEq)]
 pub struct Decoder {
-    steps: Vec<Step>,
+    steps: Vec<DecodeStep>,
     /// Whether the first space of a whole text is dropped.
     pub drops_leading_space: bool,
 }
 
 #[derive(Debug, PartialEq)]
-enum Step {
+enum DecodeStep {
     ByteLevel,
     ByteFallback,
     Replace(String, String),
@@ -188,8 +188,8 @@ struct Added {
 /// [`Error::BadFile`] that names the part of the file that is wrong or not supported.
 pub fn read(json: &str, path: &Path) -> Result<HfVocab> {
     let bad = |field: &str, reason: String| Error::bad(path, field, reason);
-    if json.len() as u64 > LONGEST_JSON {
-        return Err(bad("", format!("{} bytes; at most {LONGEST_JSON} are supported", json.len())));
+    if json.len() as u64 > MAX_JSON {
+        return Err(bad("", format!("{} bytes; at most {MAX_JSON} are supported", json.len())));
     }
     let kind: RootKind = serde_json::from_str(json).map_err(|e| bad("", format!("not a tokenizer.json: {e}")))?;
     for (part, field) in [
@@ -198,8 +198,8 @@ pub fn read(json: &str, path: &Path) -> Result<HfVocab> {
         (kind.post_processor, "post_processor"),
         (kind.decoder, "decoder"),
     ] {
-        if let Some(Weight(n)) = part.filter(|part| part.0 > MOST_VALUES) {
-            return Err(bad(field, format!("it has {n} values; at most {MOST_VALUES} are supported")));
+        if let Some(Weight(n)) = part.filter(|part| part.0 > MAX_VALUES) {
+            return Err(bad(field, format!("it has {n} values; at most {MAX_VALUES} are supported")));
         }
     }
     let kind = kind.model.kind.unwrap_or_else(|| "BPE".to_owned());
@@ -268,8 +268,8 @@ fn check_merges(model: &Model, path: &Path) -> Result<()> {
 /// Checks added tokens, which the library normalises while it reads the file.
 fn check_added(added: &[Added], growth: Growth, path: &Path) -> Result<()> {
     let grown: f64 = added.iter().map(|token| growth.factor * token.content.len() as f64 + growth.added).sum();
-    if grown > MOST_ADDED {
-        let reason = format!("normalised, their texts can have {grown:.0} bytes; at most {MOST_ADDED} are supported");
+    if grown > MAX_ADDED {
+        let reason = format!("normalised, their texts can have {grown:.0} bytes; at most {MAX_ADDED} are supported");
         return Err(Error::bad(path, "added_tokens", reason));
     }
     Ok(())
@@ -284,7 +284,7 @@ fn tokens_by_id(root: &Root, path: &Path) -> Result<Vec<HfToken>> {
     // Some models leave gaps; a table many times the size of the file is not one of them.
     let count = root.model.vocab.len() + root.added_tokens.len();
     let len = largest as usize + 1;
-    if len > MOST_TOKENS || len > 4 * count + 65_536 {
+    if len > MAX_TOKENS || len > 4 * count + 65_536 {
         return Err(bad("model.vocab", format!("token {largest} is out of range for a vocabulary of {count} tokens")));
     }
     let mut tokens = vec![HfToken { text: String::new(), kind: TokenKind::Unused }; len];
@@ -333,14 +333,14 @@ fn read_decoder(value: &Value, path: &Path) -> Result<Decoder> {
         let number = |key: &str| part.get(key).and_then(Value::as_u64).unwrap_or(0);
         let not_supported = || Error::bad(path, "decoder", format!("decoder {part} is not supported"));
         match kind {
-            "ByteLevel" => decoder.steps.push(Step::ByteLevel),
-            "ByteFallback" => decoder.steps.push(Step::ByteFallback),
+            "ByteLevel" => decoder.steps.push(DecodeStep::ByteLevel),
+            "ByteFallback" => decoder.steps.push(DecodeStep::ByteFallback),
             "Fuse" => {}
             "Replace" => {
                 let from = part.get("pattern").and_then(|p| p.get("String")).and_then(Value::as_str);
                 let from = from.filter(|f| !f.is_empty()).ok_or_else(not_supported)?;
                 let to = text("content").ok_or_else(not_supported)?;
-                decoder.steps.push(Step::Replace(from.to_owned(), to.to_owned()));
+                decoder.steps.push(DecodeStep::Replace(from.to_owned(), to.to_owned()));
             }
             "Strip" => match (text("content"), number("start"), number("stop")) {
                 (Some(" "), 1, 0) => decoder.drops_leading_space = true,
@@ -352,7 +352,7 @@ fn read_decoder(value: &Value, path: &Path) -> Result<Decoder> {
                 if replacement.is_empty() {
                     return Err(not_supported());
                 }
-                decoder.steps.push(Step::Replace(replacement, " ".to_owned()));
+                decoder.steps.push(DecodeStep::Replace(replacement, " ".to_owned()));
                 let never = text("prepend_scheme") == Some("never");
                 let off = part.get("add_prefix_space").is_some_and(|v| v == false);
                 decoder.drops_leading_space |= !never && !off;
@@ -364,7 +364,7 @@ fn read_decoder(value: &Value, path: &Path) -> Result<Decoder> {
     if parts.len() > DECODER_STEPS {
         return Err(bad(format!("it has {} steps; at most {DECODER_STEPS} are supported", parts.len())));
     }
-    let growth: f64 = decoder.steps.iter().map(Step::growth).product();
+    let growth: f64 = decoder.steps.iter().map(DecodeStep::growth).product();
     if growth > DECODER_GROWTH {
         return Err(bad(format!(
             "its steps can make {growth:.0} bytes of one; at most {DECODER_GROWTH} are supported"
@@ -373,11 +373,11 @@ fn read_decoder(value: &Value, path: &Path) -> Result<Decoder> {
     Ok(decoder)
 }
 
-impl Step {
+impl DecodeStep {
     fn growth(&self) -> f64 {
         match self {
-            Step::Replace(from, to) => (to.len() as f64 / from.len() as f64).max(1.0),
-            Step::ByteLevel | Step::ByteFallback => 1.0,
+            DecodeStep::Replace(from, to) => (to.len() as f64 / from.len() as f64).max(1.0),
+            DecodeStep::ByteLevel | DecodeStep::ByteFallback => 1.0,
         }
     }
 }
@@ -388,13 +388,13 @@ impl Decoder {
         let mut text = text.to_owned();
         for step in &self.steps {
             match step {
-                Step::ByteLevel => return token_bytes(&text),
-                Step::ByteFallback => {
+                DecodeStep::ByteLevel => return token_bytes(&text),
+                DecodeStep::ByteFallback => {
                     if let Some(byte) = byte_of(&text) {
                         return vec![byte];
                     }
                 }
-                Step::Replace(from, to) => text = text.replace(from, to),
+                DecodeStep::Replace(from, to) => text = text.replace(from, to),
             }
         }
         text.into_bytes()
@@ -454,8 +454,8 @@ fn try_out(tokenizer: &tokenizers::Tokenizer, path: &Path) -> Result<()> {
     };
     check_time("normalizer", path, &|text| normalized(text).is_some())?;
     let before = normalized("a").map_or(0, |text| text.len());
-    if before > MOST_BEFORE {
-        let reason = format!("it makes {before} bytes of \"a\"; at most {MOST_BEFORE} are supported");
+    if before > MAX_PREFIX {
+        let reason = format!("it makes {before} bytes of \"a\"; at most {MAX_PREFIX} are supported");
         return Err(Error::bad(path, "normalizer", reason));
     }
     if let Some(splitter) = tokenizer.get_pre_tokenizer() {

@@ -10,9 +10,9 @@ use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
 /// The largest `tokenizer_config.json` in use has 1.2 MB (a thousand added tokens).
-const LONGEST_CONFIG: u64 = 16 << 20;
+const MAX_CONFIG: u64 = 16 << 20;
 /// The largest `tokenizer.model` in use (Gemma) has 4.7 MB.
-const LONGEST_MODEL: u64 = 64 << 20;
+const MAX_MODEL: u64 = 64 << 20;
 
 const KEYS: Keys = Keys {
     tokens: "vocabulary",
@@ -43,12 +43,12 @@ pub fn from_hf_dir(dir: &Path) -> Result<TokenizerSpec> {
         generation: read_json(&dir.join("generation_config.json"))?,
         model: read_json(&dir.join("config.json"))?,
     };
-    let mut spec = if let Some((path, json)) = read_text(dir, "tokenizer.json", hf::LONGEST_JSON)? {
+    let mut spec = if let Some((path, json)) = read_text(dir, "tokenizer.json", hf::MAX_JSON)? {
         let vocab = hf::read(&json, &path)?;
         from_vocab(ModelSpec::HfJson { json }, &vocab, &configs, &path)?
-    } else if let Some((path, file)) = open(dir, "tokenizer.model", LONGEST_MODEL)? {
+    } else if let Some((path, file)) = open(dir, "tokenizer.model", MAX_MODEL)? {
         from_sentencepiece(file.bytes(), &path, dir, &configs)?
-    } else if let Some((path, vocab)) = read_text(dir, "vocab.json", hf::LONGEST_JSON)? {
+    } else if let Some((path, vocab)) = read_text(dir, "vocab.json", hf::MAX_JSON)? {
         from_vocab_and_merges(&vocab, &path, dir, &configs)?
     } else {
         let reason = "there is no tokenizer.json, tokenizer.model or vocab.json; download the model's tokenizer files";
@@ -104,7 +104,7 @@ fn from_sentencepiece(bytes: &[u8], path: &Path, dir: &Path, configs: &Configs) 
 /// `vocab.json` and `merges.txt`: GPT-2's files, its pre-tokeniser, and no other known model family without a
 /// `tokenizer.json`.
 fn from_vocab_and_merges(vocab: &str, path: &Path, dir: &Path, configs: &Configs) -> Result<TokenizerSpec> {
-    let Some((_, merges)) = read_text(dir, "merges.txt", hf::LONGEST_JSON)? else {
+    let Some((_, merges)) = read_text(dir, "merges.txt", hf::MAX_JSON)? else {
         return Err(Error::bad(dir, "merges.txt", "vocab.json is there and merges.txt is not; download it too"));
     };
     let merges = merges.lines().filter(|l| !l.starts_with("#version") && !l.is_empty()).map(str::to_owned).collect();
@@ -140,7 +140,7 @@ fn checked(mut spec: TokenizerSpec, path: &Path) -> Result<TokenizerSpec> {
 
 /// Tokens that were added to a finished vocabulary: `added_tokens.json`, and `added_tokens_decoder` in the configuration.
 fn add_tokens(tokens: &mut Vec<String>, kinds: &mut Vec<TokenKind>, dir: &Path, configs: &Configs) -> Result<()> {
-    if let Some((path, json)) = read_text(dir, "added_tokens.json", LONGEST_CONFIG)? {
+    if let Some((path, json)) = read_text(dir, "added_tokens.json", MAX_CONFIG)? {
         let first = tokens.len();
         place_tokens(&json, &path, TokenKind::UserDefined, tokens, kinds)?;
         for id in first..tokens.len() {
@@ -180,7 +180,7 @@ fn place_tokens(
     let most = tokens.len() + 4 * map.len() + 65_536;
     for (text, id) in map {
         let at = id as usize;
-        if at >= most.min(spec::MOST_TOKENS) {
+        if at >= most.min(spec::MAX_TOKENS) {
             return Err(Error::bad(path, text, format!("token {id} is out of range")));
         }
         if at >= tokens.len() {
@@ -232,7 +232,7 @@ fn end_tokens(configs: &Configs, id_of: &dyn Fn(&str) -> Option<u32>) -> Vec<u32
 }
 
 fn chat_template(dir: &Path, configs: &Configs) -> Result<Option<String>> {
-    if let Some((_, source)) = read_text(dir, "chat_template.jinja", LONGEST_CONFIG)? {
+    if let Some((_, source)) = read_text(dir, "chat_template.jinja", MAX_CONFIG)? {
         return Ok(Some(source));
     }
     Ok(match configs.tokenizer.get("chat_template") {
@@ -252,7 +252,7 @@ fn read_json(path: &Path) -> Result<Value> {
     let (Some(dir), Some(name)) = (path.parent(), path.file_name().and_then(|n| n.to_str())) else {
         return Ok(Value::Null);
     };
-    match read_text(dir, name, LONGEST_CONFIG)? {
+    match read_text(dir, name, MAX_CONFIG)? {
         None => Ok(Value::Null),
         Some((path, text)) => serde_json::from_str(&text).map_err(|e| Error::bad(&path, "", format!("not JSON: {e}"))),
     }

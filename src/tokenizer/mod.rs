@@ -51,7 +51,7 @@ pub enum Special {
 }
 
 /// Bytes of a text, at most: positions in a text are 32 bits wide in some of the encoders.
-const LONGEST_TEXT: usize = 1 << 30;
+const MAX_TEXT: usize = 1 << 30;
 
 /// A tokenizer ready for use.
 #[derive(Debug)]
@@ -171,8 +171,8 @@ impl Tokenizer {
     /// # Errors
     /// [`Error::Usage`] for a text of more than 1 GiB, or one that normalisation makes many times as long.
     pub fn encode(&self, text: &str, special: Special) -> Result<Vec<u32>> {
-        if text.len() > LONGEST_TEXT {
-            return Err(Error::Usage(format!("a text of {} bytes; at most {LONGEST_TEXT} are taken", text.len())));
+        if text.len() > MAX_TEXT {
+            return Err(Error::Usage(format!("a text of {} bytes; at most {MAX_TEXT} are taken", text.len())));
         }
         match (&self.encoder, special) {
             (Encoder::Pipeline(pipeline), Special::Parse) => pipeline.encode(text),

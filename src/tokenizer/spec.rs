@@ -125,7 +125,7 @@ pub const STORED: Keys = Keys {
 };
 
 /// Tokens in a vocabulary, at most. The largest in use has 262,144; with more than this the logits of one position would take 64 MiB.
-pub const MOST_TOKENS: usize = 1 << 24;
+pub const MAX_TOKENS: usize = 1 << 24;
 
 /// Tokens whose text alone says that a turn is over. Conversions often leave them out of the metadata (llama.cpp keeps a similar list), and
 /// a chat model would then talk to itself to the end of the context.
@@ -158,9 +158,9 @@ pub fn check(spec: &TokenizerSpec, keys: &Keys, path: &Path) -> Result<()> {
     if tokens.is_empty() {
         return Err(Error::bad(path, keys.tokens, "the vocabulary is empty"));
     }
-    if tokens.len() > MOST_TOKENS {
+    if tokens.len() > MAX_TOKENS {
         let n = tokens.len();
-        return Err(Error::bad(path, keys.tokens, format!("{n} tokens; at most {MOST_TOKENS} are supported")));
+        return Err(Error::bad(path, keys.tokens, format!("{n} tokens; at most {MAX_TOKENS} are supported")));
     }
     check_len(kinds.len(), tokens.len(), keys.kinds, keys.tokens, path)?;
     if let ModelSpec::Spm(spm) = &spec.model {

@@ -12,9 +12,9 @@
 use crate::error::{Error, Result};
 
 /// Stop strings of an answer, at most. OpenAI's API takes 4; some clients send every role marker of a template.
-pub const MOST_STOPS: usize = 16;
+pub const MAX_STOPS: usize = 16;
 /// Bytes of a stop string, at most: text that may be its beginning is held back, which costs memory and delay.
-pub const LONGEST_STOP: usize = 4096;
+pub const MAX_STOP: usize = 4096;
 
 /// The text that one push released.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -58,7 +58,7 @@ impl TextStream {
     /// Text that follows a prompt: every byte counts.
     ///
     /// # Errors
-    /// [`Error::Usage`] for an empty stop string, one of more than [`LONGEST_STOP`] bytes, or more than [`MOST_STOPS`].
+    /// [`Error::Usage`] for an empty stop string, one of more than [`MAX_STOP`] bytes, or more than [`MAX_STOPS`].
     pub fn continuation(stops: &[String]) -> Result<TextStream> {
         TextStream::new(stops, false)
     }
@@ -72,8 +72,8 @@ impl TextStream {
     }
 
     fn new(stops: &[String], drop_space: bool) -> Result<TextStream> {
-        if stops.len() > MOST_STOPS {
-            return Err(Error::Usage(format!("{} stop strings; at most {MOST_STOPS} are taken", stops.len())));
+        if stops.len() > MAX_STOPS {
+            return Err(Error::Usage(format!("{} stop strings; at most {MAX_STOPS} are taken", stops.len())));
         }
         let stops = stops.iter().map(|s| Stop::new(s)).collect::<Result<_>>()?;
         Ok(TextStream {
@@ -168,9 +168,9 @@ impl Stop {
         if text.is_empty() {
             return Err(Error::Usage("a stop string is empty; leave it out to generate without one".into()));
         }
-        if text.len() > LONGEST_STOP {
+        if text.len() > MAX_STOP {
             let n = text.len();
-            return Err(Error::Usage(format!("a stop string has {n} bytes; at most {LONGEST_STOP} are taken")));
+            return Err(Error::Usage(format!("a stop string has {n} bytes; at most {MAX_STOP} are taken")));
         }
         let text: Box<[u8]> = text.as_bytes().into();
         let mut fallback = vec![0u32; text.len()];

@@ -130,12 +130,12 @@ fn predictor(layers: usize, hidden: usize, ffn: usize) -> Ours {
         tables.push(json!({ "layer": layer, "ahead": 0, "rank": 0, "scores": [0.0], "probabilities": [0.5],
             "recall": 1.0, "precision": 1.0, "computed_share": 1.0 }));
     }
-    let cuts = vec![0.0; layers];
+    let activation_thresholds = vec![0.0; layers];
     Ours {
         magic: b"PREDICT\0",
         open: |path| predictor_file::open(path).map(drop),
         header: json!({ "fingerprint": "", "model": "m", "kind": "mlp", "layers": layers, "hidden": hidden, "ffn": ffn,
-            "threshold": 0.5, "cuts": cuts, "tables": tables, "made": null }),
+            "threshold": 0.5, "cuts": activation_thresholds, "tables": tables, "made": null }),
         sections,
     }
 }
@@ -148,12 +148,12 @@ fn profile(texts: usize, layers: usize, ffn: usize) -> Ours {
         sections.push((format!("text.{text}.sums"), json!("bytes"), 40 * layers));
         infos.push(json!({ "name": "", "checksum": text.to_string(), "tokens": 1, "wanted": 1, "window": 1 }));
     }
-    let cuts = vec![0.0; layers];
+    let activation_thresholds = vec![0.0; layers];
     Ours {
         magic: b"PROFILE\0",
         open: |path| profile_file::open(path).and_then(|file| Profile::read(&file)).map(drop),
         header: json!({ "fingerprint": "", "model": "m", "layers": layers, "hidden": 64, "ffn": ffn, "sparsity": null,
-            "cuts": cuts, "texts": infos, "request": null, "made": null }),
+            "cuts": activation_thresholds, "texts": infos, "request": null, "made": null }),
         sections,
     }
 }

@@ -57,7 +57,7 @@ fn as_a_user(dir: &Path) -> Command {
     limited
 }
 
-/// The runtime, rayon and the engine's team panicked where a thread could not be started.
+/// The runtime, rayon and the engine's pool panicked where a thread could not be started.
 #[test]
 fn where_there_are_too_few_threads_it_says_so() {
     let dir = tempfile::tempdir().unwrap();

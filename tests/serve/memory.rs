@@ -42,7 +42,7 @@ fn peak_mib(daemon: &Daemon) -> u64 {
 /// and objects that nobody reads were kept as trees of fifty times their size.
 #[test]
 fn no_body_takes_many_times_its_bytes_whatever_it_holds() {
-    const MOST_MIB: u64 = 1024;
+    const MAX_MIB: u64 = 1024;
     let dir = tempfile::tempdir().unwrap();
     let daemon = limited(dir.path(), 3 << 20);
     let fill = |bytes: usize, head: &str, unit: &str, tail: &str| {
@@ -82,7 +82,7 @@ fn no_body_takes_many_times_its_bytes_whatever_it_holds() {
         let answers: Vec<_> = (0..3).map(asked).collect::<Vec<_>>().iter_mut().map(read_answer).collect();
         let peak = peak_mib(&daemon);
         println!("{peak} MiB after {path} {shown}");
-        assert!(peak < MOST_MIB, "{peak} MiB after {path} {shown}");
+        assert!(peak < MAX_MIB, "{peak} MiB after {path} {shown}");
         answers.iter().for_each(|answer| assert_eq!(answer.status, status, "{path} {shown}"));
     }
     daemon.until("dynamicinfer_body_bytes", 0.0);

@@ -1,6 +1,6 @@
 //! What every device promises, whatever it is: the virtual one and a card on the stand-in for the driver keep the same laws.
 
-use dynamicinfer::device::{Buffer, Device, HostRoom, Memory, OutOfMemory, Stream};
+use dynamicinfer::device::{Buffer, Device, Memory, OutOfMemory, PinnedBuffer, Stream};
 use dynamicinfer::prng::Prng;
 
 pub const MIB: u64 = 1 << 20;
@@ -24,8 +24,8 @@ pub fn content(device: &mut dyn Device, buffer: Buffer) -> Vec<u32> {
 }
 
 /// Words that the device may copy from and to in place; they stay for ever, since a device may be dropped later than they would be.
-pub fn room(device: &mut dyn Device, words: usize) -> &'static mut HostRoom {
-    let room = Box::leak(Box::new(HostRoom::new(words)));
+pub fn room(device: &mut dyn Device, words: usize) -> &'static mut PinnedBuffer {
+    let room = Box::leak(Box::new(PinnedBuffer::new(words)));
     // SAFETY: it stays.
     unsafe { device.pin(room.as_ptr().cast(), words * 4, true) };
     room

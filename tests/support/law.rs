@@ -206,7 +206,7 @@ const F32: usize = 0;
 const Q8: usize = 4;
 
 pub fn all_exact(layers: usize) -> Sparsity {
-    Sparsity::new(vec![Choice::Exact { cut: 0.0 }; layers], 0).unwrap()
+    Sparsity::new(vec![Choice::Exact { activation_threshold: 0.0 }; layers], 0).unwrap()
 }
 
 /// Slots of a layer with `ffn` neurons: nothing, everything and all between.

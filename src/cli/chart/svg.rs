@@ -10,9 +10,9 @@ use plotters::style::{BLACK, HSLColor, WHITE};
 
 const SIZE: (u32, u32) = (900, 600);
 /// A legend of more lines would cover the plot; further layers are drawn without a name.
-const MOST_NAMES: usize = 12;
+const MAX_NAMES: usize = 12;
 /// Numbers below an axis.
-const MOST_LABELS: usize = 11;
+const MAX_LABELS: usize = 11;
 
 /// `plot` as the text of an SVG file.
 pub fn svg(plot: &Plot) -> Result<String> {
@@ -32,7 +32,7 @@ fn draw(svg: &mut String, plot: &Plot) -> std::result::Result<(), Box<dyn std::e
         .y_label_area_size(60)
         .build_cartesian_2d(plot.x.1.clone(), least..plot.y.1.end)?;
     // Whole layers only: there is none between two.
-    let close = plot.x.1.end - plot.x.1.start < MOST_LABELS as f64 / 2.0;
+    let close = plot.x.1.end - plot.x.1.start < MAX_LABELS as f64 / 2.0;
     let whole = |x: &f64| match plot.names.get(x.round().max(0.0) as usize) {
         Some(name) if (x - x.round()).abs() < 1e-6 => name.clone(),
         _ if !plot.names.is_empty() => String::new(),
@@ -41,21 +41,21 @@ fn draw(svg: &mut String, plot: &Plot) -> std::result::Result<(), Box<dyn std::e
     };
     let labels = match plot.names.len() {
         0 if plot.dots && !close => plot.x.1.end as usize + 1,
-        0 => MOST_LABELS,
+        0 => MAX_LABELS,
         // Half a step is left free on either side.
         names => 2 * names + 1,
     };
     let mut mesh = chart.configure_mesh();
     mesh.x_desc(&plot.x.0)
         .y_desc(&plot.y.0)
-        .x_labels(labels.min(if plot.names.is_empty() { MOST_LABELS } else { labels }))
+        .x_labels(labels.min(if plot.names.is_empty() { MAX_LABELS } else { labels }))
         .x_label_formatter(&whole);
     mesh.max_light_lines(0).draw()?;
     for (i, line) in plot.lines.iter().enumerate() {
         let colour = HSLColor(i as f64 / plot.lines.len() as f64, 0.75, 0.42);
         let drawn = chart.draw_series(LineSeries::new(line.points.iter().copied(), colour.stroke_width(2)))?;
         // The last line stands for the whole and is always named.
-        if i + 1 == plot.lines.len() || i + 1 < MOST_NAMES {
+        if i + 1 == plot.lines.len() || i + 1 < MAX_NAMES {
             let sample = move |(x, y)| PathElement::new(vec![(x, y), (x + 20, y)], colour.stroke_width(2));
             drawn.label(line.name.as_str()).legend(sample);
         }

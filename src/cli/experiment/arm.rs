@@ -11,11 +11,11 @@ use crate::lab::evaluate::{choices, likelihood, read_questions};
 use crate::lab::experiment::rows::Metrics;
 use crate::lab::experiment::{Arm, Method, Spec, Value, arm_name};
 use crate::lab::measure::ReadBandwidth;
-use crate::lab::replay::{self, Setting, bound, frequencies};
+use crate::lab::replay::{self, ReplayOptions, bound, frequencies};
 use crate::lab::simulate::case::POSITION;
 use crate::open::report::report;
 use crate::open::{DeviceOptions, EngineOptions, ModelOptions, SparsityOptions, open};
-use crate::placement::policy::{self, Policy as Placement};
+use crate::placement::policy::{self, PlacementPolicy as Placement};
 use crate::predictor::Kind;
 use crate::scheduler::Policy;
 use crate::tokenizer::{Special, Tokenizer};
@@ -295,7 +295,7 @@ fn bench(settings: &[(String, Value)], metrics: &mut Metrics) -> Result<()> {
     // Shares of the machine's rate are not asked for; it is in run.json.
     let unknown = ReadBandwidth { threads: engine.threads(), gb_per_s: f64::NAN, worst_gb_per_s: f64::NAN };
     let rows = speed(&mut engine, &options, unknown)?;
-    // The time of a pretended device's own work is no speed of anything.
+    // The time of a virtual device's own work is no speed of anything.
     let real = engine.split.as_ref().is_none_or(|h| h.device.is_real());
     for row in rows {
         let decode = row.n_gen > 0;
@@ -380,7 +380,7 @@ fn replayed(settings: &[(String, Value)], metrics: &mut Metrics) -> Result<()> {
             "an arm cannot be: take an ffn_share of 0 to 1, and a link of 0 to 100 percent".into(),
         ));
     }
-    let trace = simulate::made_up(args.active, args.lookahead, args.seed)?;
+    let trace = simulate::synthetic_trace(args.active, args.lookahead, args.seed)?;
     let h = trace.header();
     let skip = h.texts.len() / 2;
     let history = frequencies(&trace, |text| text < skip);
@@ -390,7 +390,7 @@ fn replayed(settings: &[(String, Value)], metrics: &mut Metrics) -> Result<()> {
     let placed = policy::neurons(Placement::Static, &counts, &slots, 0);
     let link = args.link / 100.0 * h.ffn as f64;
     let most = bound(&trace, skip, &slots, &placed, link);
-    let setting = |policy: Policy| Setting {
+    let setting = |policy: Policy| ReplayOptions {
         policy,
         rules: policy.rules(),
         thresholds: h.thresholds(None),

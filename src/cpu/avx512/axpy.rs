@@ -1,6 +1,6 @@
 //! The axpy kernels for AVX-512, and `touch`, which reads a row before it is added.
 
-use super::{AHEAD, half, load_floats, prefetch, prefetch_scales, tail_mask};
+use super::{AHEAD, f16_at, load_floats, prefetch, prefetch_scales, tail_mask};
 use crate::cpu::whole_rows;
 use crate::formats::rows::{GROUP, PACK};
 use std::arch::x86_64::*;
@@ -171,7 +171,7 @@ unsafe fn add_last_groups<const FOUR: bool, const R: usize>(
         for r in 0..R {
             unsafe {
                 let row = rows[r];
-                let c = [_mm512_mul_ps(a[r], _mm512_set1_ps(half(row.add(scales_at).cast::<u16>().add(g))))];
+                let c = [_mm512_mul_ps(a[r], _mm512_set1_ps(f16_at(row.add(scales_at).cast::<u16>().add(g))))];
                 let out = out.add(g * GROUP);
                 let (low, high) = if FOUR {
                     let codes = _mm512_cvtepu8_epi32(_mm_loadu_si128(row.add(g * GROUP / 2).cast()));

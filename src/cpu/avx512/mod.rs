@@ -331,7 +331,7 @@ unsafe fn grouped_tile<const FOUR: bool, const AHEAD: bool, const R: usize, cons
         for r in 0..R {
             unsafe {
                 let w = _mm512_zextsi256_si512(load_group::<FOUR>(rows[r], g));
-                let scale = half(scales[r].add(g));
+                let scale = f16_at(scales[r].add(g));
                 for b in 0..N {
                     let input = _mm512_zextsi256_si512(_mm256_loadu_si256(codes[b].add(g * GROUP).cast()));
                     let dot = _mm512_cvtepi32_ps(_mm512_dpbusd_epi32(_mm512_setzero_si512(), w, input));
@@ -408,6 +408,6 @@ fn tail_mask(left: usize) -> u16 {
 
 #[inline]
 #[target_feature(enable = "f16c")]
-unsafe fn half(at: *const u16) -> f32 {
+unsafe fn f16_at(at: *const u16) -> f32 {
     _mm_cvtss_f32(_mm_cvtph_ps(_mm_cvtsi32_si128(unsafe { at.read() } as i32)))
 }

@@ -2,7 +2,7 @@
 
 use super::CudaDevice;
 use super::driver::{Address, OUT_OF_MEMORY, Refusal};
-use super::memory::Place;
+use super::memory::Allocation;
 use crate::device::{Buffer, Device, OutOfMemory, Stream};
 
 /// Growable buffers of at most so many chunks are taken whole.
@@ -11,7 +11,7 @@ const SMALL: usize = 2;
 /// A buffer.
 pub(super) struct Bytes {
     /// Where its bytes are.
-    pub place: Place,
+    pub allocation: Allocation,
     /// Its length.
     pub bytes: u64,
     /// The most bytes that it may grow to.
@@ -31,31 +31,34 @@ impl CudaDevice {
         let nowhere = reserved || !self.ready();
         let (bytes, most) = (bytes as usize, most as usize);
         let driver = &self.card.driver;
-        let place = match &self.card.chunks {
-            _ if nowhere => Ok(Place::Nowhere),
-            Some(chunks) if most > bytes && most > SMALL * chunks.granule => Place::addresses(driver, chunks, most)
-                .and_then(|mut place| match place.fit(driver, chunks, bytes) {
-                    Ok(()) => Ok(place),
-                    Err(refusal) => {
-                        place.release(driver, Some(chunks));
-                        Err(refusal)
+        let allocation = match &self.card.chunks {
+            _ if nowhere => Ok(Allocation::Nowhere),
+            Some(chunks) if most > bytes && most > SMALL * chunks.granule => {
+                Allocation::addresses(driver, chunks, most).and_then(|mut allocation| {
+                    match allocation.fit(driver, chunks, bytes) {
+                        Ok(()) => Ok(allocation),
+                        Err(refusal) => {
+                            allocation.release(driver, Some(chunks));
+                            Err(refusal)
+                        }
                     }
-                }),
+                })
+            }
             // A small buffer gets all that it may need at once: it would take a whole chunk in any case.
-            Some(_) => Place::whole(driver, most),
-            None => Place::whole(driver, bytes),
+            Some(_) => Allocation::whole(driver, most),
+            None => Allocation::whole(driver, bytes),
         };
-        let place = match place {
-            Ok(place) => place,
+        let allocation = match allocation {
+            Ok(allocation) => allocation,
             Err(refusal) if refusal.code == OUT_OF_MEMORY => return Err(self.refused(bytes as u64, refusal)),
             Err(refusal) => {
                 self.fail(refusal);
-                Place::Nowhere
+                Allocation::Nowhere
             }
         };
-        let address = place.address();
+        let address = allocation.address();
         let (bytes, most) = (bytes as u64, most as u64);
-        self.buffers.push(Some(Bytes { place, bytes, most, reserved }));
+        self.buffers.push(Some(Bytes { allocation, bytes, most, reserved }));
         if !reserved && self.ready() {
             self.zero(address, bytes);
         }
@@ -81,19 +84,19 @@ impl CudaDevice {
             self.memory.used = self.memory.used - before + bytes;
             return Ok(Buffer { bytes, ..buffer });
         }
-        let fitted = match (&mut there.place, &self.card.chunks) {
-            (place @ Place::Chunked { .. }, Some(chunks)) => place.fit(driver, chunks, bytes as usize),
-            (Place::Whole { bytes: taken, .. }, Some(_)) if bytes as usize <= *taken => Ok(()),
-            (place, _) => {
+        let fitted = match (&mut there.allocation, &self.card.chunks) {
+            (allocation @ Allocation::Chunked { .. }, Some(chunks)) => allocation.fit(driver, chunks, bytes as usize),
+            (Allocation::Whole { bytes: taken, .. }, Some(_)) if bytes as usize <= *taken => Ok(()),
+            (allocation, _) => {
                 let stream = self.streams[Stream::Compute as usize];
-                place.move_to(driver, bytes as usize, before.min(bytes) as usize, stream)
+                allocation.move_to(driver, bytes as usize, before.min(bytes) as usize, stream)
             }
         };
         if let Err(refusal) = fitted {
             return Err(self.refused(bytes.saturating_sub(before), refusal));
         }
         there.bytes = bytes;
-        let address = there.place.address();
+        let address = there.allocation.address();
         self.memory.used = self.memory.used - before + bytes;
         self.memory.peak = self.memory.peak.max(self.memory.used);
         self.zero(address + before, bytes.saturating_sub(before));
@@ -108,7 +111,7 @@ impl CudaDevice {
         self.memory.used -= there.bytes;
         // Of a card that has failed, the process's end gives everything back.
         if self.ready() {
-            there.place.release(&self.card.driver, self.card.chunks.as_ref());
+            there.allocation.release(&self.card.driver, self.card.chunks.as_ref());
         }
     }
 
@@ -121,9 +124,9 @@ impl CudaDevice {
         if !self.ready() {
             return Ok(());
         }
-        std::mem::replace(&mut self.scratch, Place::Nowhere).release(&self.card.driver, None);
+        std::mem::replace(&mut self.scratch, Allocation::Nowhere).release(&self.card.driver, None);
         self.scratch =
-            Place::whole(&self.card.driver, bytes as usize).map_err(|refusal| self.refused(bytes, refusal))?;
+            Allocation::whole(&self.card.driver, bytes as usize).map_err(|refusal| self.refused(bytes, refusal))?;
         Ok(())
     }
 
@@ -157,6 +160,6 @@ impl CudaDevice {
         assert!(!there.reserved, "buffer {} is reserved: it is not the device's to copy", buffer.id);
         let end = at.checked_add(bytes).filter(|&end| end <= there.bytes);
         assert!(end.is_some(), "{bytes} bytes at {at} are not in buffer {} of {}", buffer.id, there.bytes);
-        there.place.address() + at
+        there.allocation.address() + at
     }
 }

@@ -50,7 +50,7 @@ impl Chunks {
 
 /// Where a buffer's bytes lie.
 #[derive(Debug)]
-pub enum Place {
+pub enum Allocation {
     /// Nowhere: it has no bytes, or they are only counted.
     Nowhere,
     Whole {
@@ -64,49 +64,49 @@ pub enum Place {
     },
 }
 
-impl Place {
+impl Allocation {
     /// `bytes` now.
-    pub fn whole(driver: &Driver, bytes: usize) -> Result<Place, Refusal> {
+    pub fn whole(driver: &Driver, bytes: usize) -> Result<Allocation, Refusal> {
         if bytes == 0 {
-            return Ok(Place::Nowhere);
+            return Ok(Allocation::Nowhere);
         }
         let mut address = 0;
         // SAFETY: it writes an address.
         driver.check("take memory", unsafe { (driver.f.alloc)(&mut address, bytes) })?;
-        Ok(Place::Whole { address, bytes })
+        Ok(Allocation::Whole { address, bytes })
     }
 
     /// Addresses for `most` bytes, without memory behind them.
-    pub fn addresses(driver: &Driver, chunks: &Chunks, most: usize) -> Result<Place, Refusal> {
+    pub fn addresses(driver: &Driver, chunks: &Chunks, most: usize) -> Result<Allocation, Refusal> {
         let reserved = most.next_multiple_of(chunks.granule);
         let mut address = 0;
         // SAFETY: it writes an address; it may be any.
         let code = unsafe { (driver.f.address_reserve)(&mut address, reserved, 0, 0, 0) };
         driver.check("reserve addresses", code)?;
-        Ok(Place::Chunked { address, reserved, mapped: 0 })
+        Ok(Allocation::Chunked { address, reserved, mapped: 0 })
     }
 
     /// The address of its first byte; 0 if it is nowhere.
     pub const fn address(&self) -> Address {
         match *self {
-            Place::Nowhere => 0,
-            Place::Whole { address, .. } | Place::Chunked { address, .. } => address,
+            Allocation::Nowhere => 0,
+            Allocation::Whole { address, .. } | Allocation::Chunked { address, .. } => address,
         }
     }
 
     /// Bytes that it takes from the card.
     pub const fn taken(&self) -> usize {
         match *self {
-            Place::Nowhere => 0,
-            Place::Whole { bytes, .. } => bytes,
-            Place::Chunked { mapped, .. } => mapped,
+            Allocation::Nowhere => 0,
+            Allocation::Whole { bytes, .. } => bytes,
+            Allocation::Chunked { mapped, .. } => mapped,
         }
     }
 
-    /// Gives a chunked place memory for `bytes`, rounded up to whole chunks. No work may be using it. If it cannot grow it stays as it
+    /// Gives a chunked allocation memory for `bytes`, rounded up to whole chunks. No work may be using it. If it cannot grow it stays as it
     /// was.
     pub fn fit(&mut self, driver: &Driver, chunks: &Chunks, bytes: usize) -> Result<(), Refusal> {
-        let Place::Chunked { address, reserved, mapped } = self else {
+        let Allocation::Chunked { address, reserved, mapped } = self else {
             panic!("only chunked memory grows and shrinks")
         };
         let wanted = bytes.next_multiple_of(chunks.granule);
@@ -133,7 +133,7 @@ impl Place {
     /// memory; where the card has no room for both, the bytes are kept on the host meanwhile. No work may be using it. If it cannot grow
     /// it stays as it was.
     pub fn move_to(&mut self, driver: &Driver, bytes: usize, kept: usize, stream: CUstream) -> Result<(), Refusal> {
-        let to = match Place::whole(driver, bytes) {
+        let to = match Allocation::whole(driver, bytes) {
             Ok(to) => to,
             Err(refusal) if refusal.code == OUT_OF_MEMORY && bytes <= self.taken() => {
                 return self.move_through_host(driver, bytes, kept, stream);
@@ -164,8 +164,8 @@ impl Place {
         // SAFETY: the buffer has as many bytes; the room lives until the copy is done.
         let code = unsafe { (driver.f.copy_out)(host.as_mut_ptr().cast(), self.address(), kept, stream) };
         driver.check("move memory", code).and_then(|()| finish(driver, stream))?;
-        std::mem::replace(self, Place::Nowhere).release(driver, None);
-        *self = Place::whole(driver, bytes)?;
+        std::mem::replace(self, Allocation::Nowhere).release(driver, None);
+        *self = Allocation::whole(driver, bytes)?;
         // SAFETY: as above.
         let code = unsafe { (driver.f.copy_in)(self.address(), host.as_ptr().cast(), kept, stream) };
         driver.check("move memory", code).and_then(|()| finish(driver, stream))
@@ -174,10 +174,10 @@ impl Place {
     /// Gives everything back. Errors are ignored: they come only from a driver that has failed already.
     pub fn release(self, driver: &Driver, chunks: Option<&Chunks>) {
         match (self, chunks) {
-            (Place::Nowhere, _) => {}
+            (Allocation::Nowhere, _) => {}
             // SAFETY: it was taken there, and no work uses it.
-            (Place::Whole { address, .. }, _) => _ = unsafe { (driver.f.free)(address) },
-            (Place::Chunked { address, reserved, mapped }, Some(chunks)) => {
+            (Allocation::Whole { address, .. }, _) => _ = unsafe { (driver.f.free)(address) },
+            (Allocation::Chunked { address, reserved, mapped }, Some(chunks)) => {
                 for at in (0..mapped).step_by(chunks.granule) {
                     // SAFETY: each granule was mapped by itself, and no work uses it.
                     unsafe { (driver.f.chunk_unmap)(address + at as u64, chunks.granule) };
@@ -185,7 +185,7 @@ impl Place {
                 // SAFETY: nothing is mapped there any more.
                 unsafe { (driver.f.address_free)(address, reserved) };
             }
-            (Place::Chunked { .. }, None) => unreachable!("chunks were there when it was made"),
+            (Allocation::Chunked { .. }, None) => unreachable!("chunks were there when it was made"),
         }
     }
 }

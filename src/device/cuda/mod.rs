@@ -27,7 +27,7 @@ use buffers::Bytes;
 use driver::{CUevent, CUstream, Code, NOT_READY, Refusal, SUCCESS, remedy};
 use graphs::Graphs;
 use kernels::Kernels;
-use memory::Place;
+use memory::Allocation;
 use moves::{Batch, Lists};
 use pins::{Pins, Staging};
 use spans::Spans;
@@ -65,7 +65,7 @@ pub struct CudaDevice {
     kernels: Option<Kernels>,
     graphs: Graphs,
     /// Memory that the launches of a call hand to each other in.
-    scratch: Place,
+    scratch: Allocation,
     pins: Pins,
     staging: Option<Staging>,
     /// The lists of `gather`, once somebody has asked whether the device can gather.
@@ -100,7 +100,7 @@ impl CudaDevice {
             spans,
             kernels: None,
             graphs: Graphs::new(options.graphs),
-            scratch: Place::Nowhere,
+            scratch: Allocation::Nowhere,
             pins: Pins::new(options.pinnable),
             staging: None,
             lists: None,
@@ -181,7 +181,7 @@ impl CudaDevice {
 
     /// Bytes of the card's memory that its buffers take, in whole chunks.
     pub fn taken(&self) -> u64 {
-        self.buffers.iter().flatten().map(|b| b.place.taken() as u64).sum::<u64>() + self.scratch.taken() as u64
+        self.buffers.iter().flatten().map(|b| b.allocation.taken() as u64).sum::<u64>() + self.scratch.taken() as u64
     }
 
     /// Makes what the driver has refused the device's fault, unless there is one: the first is what matters.
@@ -492,9 +492,9 @@ impl Drop for CudaDevice {
             lists.release(driver);
         }
         for bytes in self.buffers.drain(..).flatten() {
-            bytes.place.release(driver, self.card.chunks.as_ref());
+            bytes.allocation.release(driver, self.card.chunks.as_ref());
         }
-        std::mem::replace(&mut self.scratch, Place::Nowhere).release(driver, None);
+        std::mem::replace(&mut self.scratch, Allocation::Nowhere).release(driver, None);
         self.graphs.release(driver);
         if let Some(kernels) = self.kernels.take() {
             kernels.unload(driver);

@@ -26,19 +26,19 @@ pub struct Append {
     /// rotated.
     pub angles: Buffer,
     /// `[n, 2]` u32: sequence and position of each column.
-    pub places: View,
+    pub positions: View,
 }
 
 impl DeviceKernel for Append {
-    /// `[n, qkv_dim]` rotated, then `[n, 2]` u32, the places.
+    /// `[n, qkv_dim]` rotated, then `[n, 2]` u32, the positions.
     type Scratch = Vec<f32>;
 
     fn operands(&self, see: &mut dyn FnMut(Operand)) {
-        let &Append { heads, n, qkv, angles, places, .. } = self;
+        let &Append { heads, n, qkv, angles, positions, .. } = self;
         see(Operand::written(heads.cache, heads.sequence() * 2));
         see(Operand::written(qkv, n * heads.qkv_dim() * 4));
         see(Operand::optional(angles, n * heads.head_dim * 4));
-        see(Operand::read(places, n * 8));
+        see(Operand::read(positions, n * 8));
     }
 
     fn run(&self, at: &dyn HostMemory, _: &Kernels, out: &mut Vec<f32>) -> u64 {
@@ -57,16 +57,16 @@ impl DeviceKernel for Append {
                 }
             }
         }
-        out.extend(numbers(at, self.places, self.n * 2));
+        out.extend(numbers(at, self.positions, self.n * 2));
         0
     }
 
     fn store(&self, scratch: &Vec<f32>, at: &mut dyn HostMemory) {
         let h = &self.heads;
-        let (qkv, places) = scratch.split_at(self.n * h.qkv_dim());
+        let (qkv, positions) = scratch.split_at(self.n * h.qkv_dim());
         put(at, self.qkv, qkv);
         let cache: &mut [f16] = bytemuck::cast_slice_mut(at.of_mut(h.cache));
-        for (qkv, place) in qkv.chunks_exact(h.qkv_dim()).zip(places.chunks_exact(2)) {
+        for (qkv, place) in qkv.chunks_exact(h.qkv_dim()).zip(positions.chunks_exact(2)) {
             let [sequence, position] = [place[0], place[1]].map(|p| p.to_bits() as usize);
             for (i, new) in qkv[h.q_dim()..].chunks_exact(h.head_dim).enumerate() {
                 let to = &mut cache[h.start(sequence, self.layer, i) + position * h.head_dim..][..h.head_dim];
@@ -79,7 +79,7 @@ impl DeviceKernel for Append {
         let h = &self.heads;
         let warps = (h.head_dim / 2).div_ceil(WARP).clamp(1, 8);
         let grid = [h.heads + 2 * h.kv_heads, self.n, 1];
-        let operands = [at.view(self.qkv), at.optional(self.angles), at.view(self.places), at.buffer(h.cache)];
+        let operands = [at.view(self.qkv), at.optional(self.angles), at.view(self.positions), at.buffer(h.cache)];
         let launch = Launch::new(APPEND, grid, warps, 0).words(operands);
         out.push(launch.ints([h.heads, h.kv_heads, h.head_dim, h.layers, self.layer, h.context]));
     }

@@ -4,7 +4,7 @@ use super::host::{HostMemory, numbers, put, words};
 use super::launch::{Addresses, Launch, Launches, WARP};
 use super::{DeviceKernel, Function, Operand, View};
 use crate::cpu::Kernels;
-use crate::cpu::attend::{AttendRoom, Head};
+use crate::cpu::attend::{AttendScratch, Head};
 use crate::device::Buffer;
 use crate::formats::rows::Quant;
 use half::f16;
@@ -77,7 +77,7 @@ pub struct Attend {
     /// `[n, qkv_dim]`, q first, rotated.
     pub qkv: View,
     /// `[n, 2]` u32: sequence and position of each column.
-    pub places: View,
+    pub positions: View,
     /// `[n, q_dim]`
     pub out: View,
 }
@@ -85,7 +85,7 @@ pub struct Attend {
 /// Buffers of a run on the host.
 #[derive(Default)]
 pub struct Scratch {
-    attend: AttendRoom,
+    attend: AttendScratch,
     /// `[n, q_dim]`
     out: Vec<f32>,
 }
@@ -115,16 +115,16 @@ impl DeviceKernel for Attend {
     type Scratch = Scratch;
 
     fn operands(&self, see: &mut dyn FnMut(Operand)) {
-        let &Attend { heads, n, qkv, places, out, .. } = self;
+        let &Attend { heads, n, qkv, positions, out, .. } = self;
         see(Operand::read(heads.cache, heads.sequence() * 2));
         see(Operand::read(qkv, n * heads.qkv_dim() * 4));
-        see(Operand::read(places, n * 8));
+        see(Operand::read(positions, n * 8));
         see(Operand::written(out, n * heads.q_dim() * 4));
     }
 
     fn run(&self, at: &dyn HostMemory, kernels: &Kernels, Scratch { attend, out }: &mut Scratch) -> u64 {
         let (h, dim, n) = (&self.heads, self.heads.head_dim, self.n);
-        let (qkv, places) = (numbers(at, self.qkv, n * h.qkv_dim()), words(at, self.places, n * 2));
+        let (qkv, positions) = (numbers(at, self.qkv, n * h.qkv_dim()), words(at, self.positions, n * 2));
         let cache: &[f16] = bytemuck::cast_slice(at.of(h.cache));
         let group = h.heads / h.kv_heads * dim;
         let mut read = 0;
@@ -132,7 +132,7 @@ impl DeviceKernel for Attend {
         out.resize(n * h.q_dim(), 0.0);
         // Nothing is allocated later.
         attend.reserve(h.heads / h.kv_heads, h.context, dim);
-        for (b, place) in places.chunks_exact(2).enumerate() {
+        for (b, place) in positions.chunks_exact(2).enumerate() {
             let [sequence, position] = [place[0] as usize, place[1] as usize];
             assert!(position < self.most && self.most <= h.context, "position {position} of {}", self.most);
             let start = self.window.map_or(0, |w| (position + 1).saturating_sub(w));
@@ -165,7 +165,7 @@ impl DeviceKernel for Attend {
         let (function, at_once, shared_bytes) = self.member();
         let (mix, peaks) = (scratch, scratch + (self.n * h.heads * splits * dim * 4) as u64);
         let grid = [h.kv_heads * (h.heads / h.kv_heads).div_ceil(at_once), splits, self.n];
-        let operands = [at.view(self.qkv), at.buffer(h.cache), at.view(self.places), mix, peaks];
+        let operands = [at.view(self.qkv), at.buffer(h.cache), at.view(self.positions), mix, peaks];
         let launch = Launch::new(function, grid, WARPS, shared_bytes).words(operands);
         // A window of all positions is none.
         let window = self.window.unwrap_or(0);

@@ -30,7 +30,7 @@ pub struct DenseFfn {
     pub activation: Activation,
     /// Activation threshold: above zero a neuron is active when |act(gate)| is above it (plain FFNs: |act(up)|); else when its product
     /// is not zero.
-    pub cut: f32,
+    pub activation_threshold: f32,
     /// Numbers of a row.
     pub hidden: usize,
     /// Neurons of the layer.
@@ -107,7 +107,10 @@ impl DenseFfn {
             Ffn::GatedBoth => value * self.activation.apply(up),
             Ffn::Plain => value,
         };
-        (product, if self.cut > 0.0 { value.abs() > self.cut } else { product != 0.0 })
+        (
+            product,
+            if self.activation_threshold > 0.0 { value.abs() > self.activation_threshold } else { product != 0.0 },
+        )
     }
 }
 
@@ -182,7 +185,7 @@ impl DeviceKernel for DenseFfn {
         let operands = [blocks, bucket, at.optional(self.up_bias), x, products, at.buffer(self.counts)];
         let launch = Launch::new(NEURONS.next(quant as usize), grid, WARPS, shared).words(operands);
         let launch = launch.ints([hidden, slots, n, ffn, kind, activation]);
-        out.push(launch.float(parameter).float(self.cut));
+        out.push(launch.float(parameter).float(self.activation_threshold));
         let grid = [hidden.div_ceil(128), n.div_ceil(64), 1];
         let launch = Launch::new(DOWN.next(quant as usize), grid, WARPS, WIDE_TILE_BYTES);
         let launch = launch.words([blocks, bucket, products, at.view(self.out)]);

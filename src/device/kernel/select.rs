@@ -20,7 +20,7 @@ pub struct Select {
     /// Slots of the layer.
     pub slots: usize,
     /// Minimum score of a neuron elsewhere, and of one in a slot.
-    pub least: [f32; 2],
+    pub min_scores: [f32; 2],
     /// `gpu_bucket`, `[slots]` u32: the neuron in each slot, or [`NONE`].
     pub bucket: Buffer,
     /// `[n, ffn]`
@@ -41,14 +41,14 @@ impl DeviceKernel for Select {
 
     fn run(&self, at: &dyn HostMemory, _: &Kernels, out: &mut Vec<f32>) -> u64 {
         let scores = numbers(at, self.scores, self.n * self.ffn);
-        let mask = |i: usize, least: f32| {
-            let wanted = |b: usize| u32::from(scores[b * self.ffn + i] >= least);
+        let mask = |i: usize, min_score: f32| {
+            let wanted = |b: usize| u32::from(scores[b * self.ffn + i] >= min_score);
             f32::from_bits((0..self.n).fold(0u32, |mask, b| mask | wanted(b) << b))
         };
         out.clear();
-        out.extend((0..self.ffn).map(|i| mask(i, self.least[0])));
+        out.extend((0..self.ffn).map(|i| mask(i, self.min_scores[0])));
         for &neuron in words(at, self.bucket, self.slots).iter().filter(|&&neuron| neuron != NONE) {
-            out[neuron as usize] = mask(neuron as usize, self.least[1]);
+            out[neuron as usize] = mask(neuron as usize, self.min_scores[1]);
         }
         0
     }
@@ -59,11 +59,11 @@ impl DeviceKernel for Select {
 
     fn launch(&self, at: &Addresses<'_>, _: u64, out: &mut Launches) {
         const WARPS: usize = 8;
-        let &Select { ffn, n, slots, least, .. } = self;
+        let &Select { ffn, n, slots, min_scores, .. } = self;
         let (scores, masks) = (at.view(self.scores), at.view(self.masks));
         let over = |function, count: usize| Launch::new(function, [count.div_ceil(WARPS * WARP), 1, 1], WARPS, 0);
-        out.push(over(ALL, ffn).words([scores, masks]).ints([ffn, n]).float(least[0]));
+        out.push(over(ALL, ffn).words([scores, masks]).ints([ffn, n]).float(min_scores[0]));
         let resident = over(RESIDENT, slots).words([scores, at.buffer(self.bucket), masks]);
-        out.push(resident.ints([ffn, slots, n]).float(least[1]));
+        out.push(resident.ints([ffn, slots, n]).float(min_scores[1]));
     }
 }

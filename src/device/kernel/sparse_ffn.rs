@@ -37,7 +37,7 @@ pub struct SparseFfn {
     /// The activation function of the gate, or of up where there is no gate.
     pub activation: Activation,
     /// Activation threshold: a neuron is active when |act(gate)| is above this (plain FFNs: |act(up)|).
-    pub cut: f32,
+    pub activation_threshold: f32,
     /// Numbers of a row.
     pub hidden: usize,
     /// Neurons of the layer.
@@ -115,7 +115,7 @@ impl SparseFfn {
         if kind == Ffn::Plain {
             gate[..n].iter_mut().for_each(|gate| *gate += bias);
         }
-        let fires = |b: usize| wanted >> b & 1 == 1 && activation.apply(gate[b]).abs() > self.cut;
+        let fires = |b: usize| wanted >> b & 1 == 1 && activation.apply(gate[b]).abs() > self.activation_threshold;
         let mask = (0..n).fold(0u32, |mask, b| mask | (fires(b) as u32) << b);
         if mask == 0 {
             return read;
@@ -203,7 +203,9 @@ impl DeviceKernel for SparseFfn {
             let (blocks, bucket, up_bias) = (at.buffer(self.blocks), at.buffer(self.bucket), at.optional(self.up_bias));
             let launch = Launch::new(NEURONS.of_rows(quant, width), [s.chunks, 1, 1], WARPS, CHUNK * 4);
             let launch = launch.words([blocks, bucket, up_bias, x, masks, s.products, s.list, s.counts]);
-            out.push(launch.ints([hidden, slots, n, kind, activation]).float(parameter).float(self.cut));
+            out.push(
+                launch.ints([hidden, slots, n, kind, activation]).float(parameter).float(self.activation_threshold),
+            );
 
             let entries = s.chunks.div_ceil(s.splits) * CHUNK * 4;
             let sums = DOWN_WARPS / 2 * WARP * 4 * width * down_numbers(quant, width);

@@ -6,7 +6,7 @@ use super::Split;
 use super::streaming::{ChunkCosts, runs};
 use super::workspace::{ExchangeLayout, MAX_PARTS, SLOTS_AT_ONCE};
 use crate::clock;
-use crate::device::{Add, Buffer, Call, DenseFfn, Event, NONE, OutOfMemory, Part, Stream, View};
+use crate::device::{Add, Buffer, Call, DenseFfn, Event, NONE, OutOfMemory, Stage, Stream, View};
 use crate::engine::ffn::{self, Counts, Neurons, Work};
 use crate::engine::forward::Pass;
 use crate::engine::sparsity::Wanted;
@@ -70,7 +70,7 @@ impl Split {
     pub(super) fn chunk_ffn(&mut self, pass: &mut Pass<'_, '_>, l: usize) {
         let (model, n) = (pass.model, pass.n());
         let (c, layer) = (&model.config, &model.layers[l]);
-        let (h, cut) = (c.hidden, pass.sparsity.cut(l));
+        let (h, activation_threshold) = (c.hidden, pass.sparsity.activation_threshold(l));
         self.cache.commit(&mut *self.device, l);
         self.norm_ffn_input(c, l, n);
         let (on_cpu, carried) = self.divide_chunk(l, n, c.ffn);
@@ -84,19 +84,19 @@ impl Split {
         if c.layer(l).norms.parallel() {
             self.add_attention(c, l, n);
         }
-        self.resident(c, l, n, layer, cut);
+        self.resident(c, l, n, layer, activation_threshold);
         if carried > 0 {
-            self.streamed(c, l, n, layer, cut);
+            self.streamed(c, l, n, layer, activation_threshold);
         }
         let mut read = Counts::default();
         if needed {
             self.device.synchronize_event(self.exchanged[l]);
-            pass.probe.lap(Part::Attention);
+            pass.probe.lap(Stage::Attention);
             read = self.on_cpu(pass, l, n, on_cpu);
         }
         if self.migrator.is_some() {
             let missing = &self.host_selection.neurons[self.host_selection.neurons.len() - on_cpu..];
-            pass.buffers.ffn.counts(c, Neurons::Some(missing), n, cut, &mut self.cpu_counts[l % 2]);
+            pass.buffers.ffn.counts(c, Neurons::Some(missing), n, activation_threshold, &mut self.cpu_counts[l % 2]);
             let bytes = DenseFfn::parts(layer.ffn.quant, n) * c.ffn * 4;
             let to = self.host.counts[l % 2 * MAX_PARTS * c.ffn..].as_mut_ptr().cast();
             // SAFETY: as above.
@@ -128,19 +128,26 @@ impl Split {
     }
 
     /// Has the device compute the neurons in slots.
-    fn resident(&mut self, c: &ModelConfig, l: usize, n: usize, layer: &Layer, cut: f32) {
+    fn resident(&mut self, c: &ModelConfig, l: usize, n: usize, layer: &Layer, activation_threshold: f32) {
         let (at, block) = (&self.cache.layers[l], layer.block.bytes());
         let (slots, blocks, bucket) = (at.table.slots().len(), at.blocks, at.bucket);
         for first in (0..slots).step_by(SLOTS_AT_ONCE) {
             let blocks = View { buffer: blocks, at: (first * block) as u64 };
             let bucket = View { buffer: bucket, at: first as u64 * 4 };
-            self.compute(c, l, n, layer, cut, Blocks { slots: SLOTS_AT_ONCE.min(slots - first), blocks, bucket });
+            self.compute(
+                c,
+                l,
+                n,
+                layer,
+                activation_threshold,
+                Blocks { slots: SLOTS_AT_ONCE.min(slots - first), blocks, bucket },
+            );
         }
         self.cache.used(&mut *self.device, l);
     }
 
     /// Copies `runs` to the device, one half of the scratch memory after the other, and has each half computed while the next is filled.
-    fn streamed(&mut self, c: &ModelConfig, l: usize, n: usize, layer: &Layer, cut: f32) {
+    fn streamed(&mut self, c: &ModelConfig, l: usize, n: usize, layer: &Layer, activation_threshold: f32) {
         let (block, names) = (layer.block.bytes(), &mut self.host.names[l * c.ffn..][..c.ffn]);
         let mut wanted = self.host_selection.neurons.iter().copied().peekable();
         let mut count = 0;
@@ -175,20 +182,20 @@ impl Split {
             device.wait(Stream::Compute, s.arrived[half]);
             let (blocks, done) = (View { buffer: s.scratch, at: start }, s.done[half]);
             let bucket = View { buffer: self.workspace.names, at: first as u64 * 4 };
-            self.compute(c, l, n, layer, cut, Blocks { slots: here, blocks, bucket });
+            self.compute(c, l, n, layer, activation_threshold, Blocks { slots: here, blocks, bucket });
             self.device.record(Stream::Compute, done);
             first += here;
         }
     }
 
-    fn compute(&mut self, c: &ModelConfig, l: usize, n: usize, layer: &Layer, cut: f32, at: Blocks) {
+    fn compute(&mut self, c: &ModelConfig, l: usize, n: usize, layer: &Layer, activation_threshold: f32, at: Blocks) {
         let Blocks { slots, blocks, bucket } = at;
         // Without a slot the layer has no bias there; the blocks that are copied for it need one.
         self.launch(Call::DenseFfn(DenseFfn {
             quant: layer.ffn.quant,
             kind: c.ffn_kind,
             activation: c.activation,
-            cut,
+            activation_threshold,
             hidden: c.hidden,
             ffn: c.ffn,
             slots,
@@ -205,18 +212,18 @@ impl Split {
 
     /// Computes the last `count` missing neurons on the CPU, and adds them and the bias of down to the device's sum.
     fn on_cpu(&mut self, pass: &mut Pass<'_, '_>, l: usize, n: usize, count: usize) -> Counts {
-        let Pass { team, kernels, model, buffers: b, .. } = pass;
+        let Pass { pool, kernels, model, buffers: b, .. } = pass;
         let (c, layer) = (&model.config, &model.layers[l]);
         let (numbers, to) = (n * c.hidden, self.at(ExchangeLayout::new(n, c).residual()));
         b.normed.copy_from_slice(bytemuck::cast_slice(&self.host.received[..numbers]));
         b.columns.set(&b.normed, n, layer.ffn.quant);
-        let half: &mut [f32] = bytemuck::cast_slice_mut(&mut self.host.half[..numbers]);
-        half.fill(0.0);
+        let partial: &mut [f32] = bytemuck::cast_slice_mut(&mut self.host.partial[..numbers]);
+        partial.fill(0.0);
         let mut lap = clock::now();
         let work = Work::Some(&self.host_selection.neurons[self.host_selection.neurons.len() - count..]);
-        let read = ffn::ffn(team, kernels, c, layer, &b.columns, work, 0.0, &mut b.tiles, &mut b.ffn, half);
+        let read = ffn::ffn(pool, kernels, c, layer, &b.columns, work, 0.0, &mut b.tiles, &mut b.ffn, partial);
         self.device.worked(read.bytes(&layer.block), clock::lap(&mut lap), 0);
-        let (from, room) = (self.host.half.as_ptr().cast(), self.workspace.half);
+        let (from, room) = (self.host.partial.as_ptr().cast(), self.workspace.partial);
         // SAFETY: as above; it is written to again only behind the next layer's event.
         unsafe { self.device.copy_in(Stream::Compute, from, numbers * 4, room, 0) };
         self.launch(Call::Add(Add { count: numbers, from: room.into(), to }));
@@ -227,10 +234,10 @@ impl Split {
     pub(super) fn read_back(&mut self, pass: &mut Pass<'_, '_>, l: usize) {
         let (n, ffn) = (pass.n(), pass.model.config.ffn);
         self.device.synchronize_event(self.merged[l]);
-        pass.probe.lap(Part::Ffn);
+        pass.probe.lap(Stage::Ffn);
         if self.attends {
             self.read_back_kv(pass, l);
-            pass.probe.lap(Part::Attention);
+            pass.probe.lap(Stage::Attention);
         }
         if let Some(migrator) = &mut self.migrator {
             let quant = pass.model.layers[l].ffn.quant;
@@ -240,7 +247,7 @@ impl Split {
                 *count = parts.iter().skip(i).step_by(ffn).sum();
             }
             migrator.prompt(l, pass.buffers.positions[0].position, n, counts);
-            pass.probe.lap(Part::Scheduler);
+            pass.probe.lap(Stage::Scheduler);
         }
     }
 }

@@ -15,7 +15,7 @@ pub struct DeviceKv {
     passes: u64,
 }
 
-/// Which sequence's keys and values are in a place on the device.
+/// Which sequence's keys and values are at an index on the device.
 #[derive(Clone, Copy, Default)]
 struct Held {
     /// Id of its cache on the host; 0 for none.
@@ -54,37 +54,37 @@ impl DeviceKv {
     }
 
     /// Whether there is room for all sequences of a pass.
-    pub fn takes(&self, places: &[TokenPosition], caches: &[KvCache]) -> bool {
-        let sequences = (0..caches.len()).filter(|&i| places.iter().any(|p| p.sequence == i)).count();
+    pub fn takes(&self, positions: &[TokenPosition], caches: &[KvCache]) -> bool {
+        let sequences = (0..caches.len()).filter(|&i| positions.iter().any(|p| p.sequence == i)).count();
         let fits = |p: &TokenPosition| caches[p.sequence].kind == KvType::F16 && p.position < self.heads.context;
-        sequences <= self.held.len() && places.iter().all(fits)
+        sequences <= self.held.len() && positions.iter().all(fits)
     }
 
-    /// The place of a cache that the current pass has loaded.
-    pub fn place_of(&self, kv: &KvCache) -> usize {
+    /// The index of a cache that the current pass has loaded.
+    pub fn index_of(&self, kv: &KvCache) -> usize {
         self.held.iter().position(|held| held.id == kv.id()).expect("loaded at the beginning of the pass")
     }
 
-    /// Gives each sequence of a pass a place, and copies what the host has added since.
-    pub fn upload(&mut self, device: &mut dyn Device, places: &[TokenPosition], caches: &[KvCache]) {
+    /// Gives each sequence of a pass an index, and copies what the host has added since.
+    pub fn upload(&mut self, device: &mut dyn Device, positions: &[TokenPosition], caches: &[KvCache]) {
         self.passes += 1;
-        for TokenPosition { sequence, .. } in places {
+        for TokenPosition { sequence, .. } in positions {
             let kv = &caches[*sequence];
             if self.held.iter().any(|held| held.id == kv.id() && held.used == self.passes) {
                 continue;
             }
             let known = self.held.iter().position(|held| held.id == kv.id());
             let oldest = || (0..self.held.len()).min_by_key(|&i| self.held[i].used).expect("there are sequences");
-            let place = known.unwrap_or_else(oldest);
-            let old = known.map_or(0, |place| self.held[place].len);
+            let index = known.unwrap_or_else(oldest);
+            let old = known.map_or(0, |index| self.held[index].len);
             let (from, dim) = (old.min(kv.untouched()).min(kv.len), self.heads.head_dim);
-            self.held[place] = Held { id: kv.id(), len: kv.len, used: self.passes };
+            self.held[index] = Held { id: kv.id(), len: kv.len, used: self.passes };
             if from == kv.len {
                 continue;
             }
             for run in 0..self.heads.layers * 2 * self.heads.kv_heads {
                 let (layer, head) = (run / (2 * self.heads.kv_heads), run % (2 * self.heads.kv_heads));
-                let to = self.heads.start(place, layer, head) + from * dim;
+                let to = self.heads.start(index, layer, head) + from * dim;
                 let numbers = kv.run(run, from);
                 // SAFETY: done before anything else can happen to the cache.
                 unsafe {
@@ -97,10 +97,10 @@ impl DeviceKv {
     }
 
     /// Notes that the host's caches have what the device's kernels wrote in a pass.
-    pub fn mark_synced(&mut self, places: &[TokenPosition], caches: &mut [KvCache]) {
-        for &TokenPosition { sequence, position } in places {
-            let place = self.place_of(&caches[sequence]);
-            self.held[place].len = self.held[place].len.max(position + 1);
+    pub fn mark_synced(&mut self, positions: &[TokenPosition], caches: &mut [KvCache]) {
+        for &TokenPosition { sequence, position } in positions {
+            let index = self.index_of(&caches[sequence]);
+            self.held[index].len = self.held[index].len.max(position + 1);
             caches[sequence].mark_synced();
         }
     }

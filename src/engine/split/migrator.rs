@@ -14,7 +14,7 @@ pub struct DividedLayer<'a> {
     pub first: usize,
     /// Tokens of the pass.
     pub n: usize,
-    /// The tokens continue several sequences, and are not a piece of one.
+    /// The tokens continue several sequences, and are not a chunk of one.
     pub batch: bool,
     /// Residual that the FFN reads, `[n, hidden]`: after attention, or before it where the two stand side by side.
     pub residual: &'a [f32],

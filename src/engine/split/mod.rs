@@ -188,9 +188,9 @@ impl Split {
             calls.extend(projections(n));
             calls.push(Call::Linear(weights.head.call(n, x, workspace.logits.into(), Then::Store)));
             if let Some(kv) = &self.kv {
-                let (heads, places) = (kv.heads, workspace.positions.into());
+                let (heads, positions) = (kv.heads, workspace.positions.into());
                 let (window, most) = (c.window, heads.context);
-                calls.push(Call::Attend(Attend { heads, layer: 0, n, window, most, qkv, places, out: attended }));
+                calls.push(Call::Attend(Attend { heads, layer: 0, n, window, most, qkv, positions, out: attended }));
             }
         }
         calls.extend(projections(CHUNK));

@@ -7,7 +7,7 @@ use super::{DividedLayer, Split};
 use crate::cache::{PerTier, Tier};
 use crate::clock;
 use crate::cpu::MAX_COLUMNS;
-use crate::device::{Add, Append, Attend, Call, Note, Part, Select, SignScores, SparseFfn, Stream, Then, View};
+use crate::device::{Add, Append, Attend, Call, Note, Select, SignScores, SparseFfn, Stage, Stream, Then, View};
 use crate::engine::attention;
 use crate::engine::batch::{Buffers, TokenPosition};
 use crate::engine::embed::embed;
@@ -27,7 +27,7 @@ use crate::predictor::Tools;
 enum GraphSection {
     Attention,
     Exchange,
-    Half,
+    Ffn,
     Merge,
 }
 
@@ -37,7 +37,7 @@ pub(super) struct Begun {
     /// It has scored the neurons itself.
     scored: bool,
     /// It knows which neurons are wanted, and computes its half.
-    half: bool,
+    device_ffn: bool,
     /// It has every neuron, all are wanted, and there is no bias of down, observer or scheduler: the host has nothing to do.
     alone: bool,
 }
@@ -45,7 +45,7 @@ pub(super) struct Begun {
 impl Executor for Split {
     fn begin(&mut self, pass: &mut Pass<'_, '_>) {
         embed(pass);
-        pass.probe.lap(Part::Attention);
+        pass.probe.lap(Stage::Attention);
         self.upload(pass);
     }
 
@@ -56,9 +56,9 @@ impl Executor for Split {
         self.note(Note::Layer(l));
         // Copies that were decided meanwhile run while attention does.
         let Some(migrator) = &mut self.migrator else { return };
-        pass.probe.lap(Part::Attention);
+        pass.probe.lap(Stage::Attention);
         migrator.apply(&mut *self.device, &mut self.cache, pass.sparsity);
-        pass.probe.lap(Part::Scheduler);
+        pass.probe.lap(Stage::Scheduler);
     }
 
     fn attention(&mut self, pass: &mut Pass<'_, '_>, l: usize) {
@@ -68,7 +68,7 @@ impl Executor for Split {
         let (c, n) = (&pass.model.config, pass.n());
         let (input, residual) = (self.at(0), self.at(ExchangeLayout::new(n, c).residual()));
         let qkv: View = self.workspace.qkv.into();
-        self.note(Note::Compute(Some(Part::Attention)));
+        self.note(Note::Compute(Some(Stage::Attention)));
         let project = self.weights.layers[l].qkv.call(n, input, qkv, Then::Store);
         self.launch(Call::Norm(norm(c.norm, self.weights.layers[l].attn_norm, c.hidden, n, residual, input)));
         self.launch(Call::Linear(project));
@@ -102,7 +102,7 @@ impl Executor for Split {
         if pass.is_chunk() {
             return self.chunk_ffn(pass, l);
         }
-        if !self.begun.half {
+        if !self.begun.device_ffn {
             self.launch_selected(pass, l, wanted);
         }
         pass.show(l, wanted != Wanted::All);
@@ -111,7 +111,7 @@ impl Executor for Split {
         // Together: the device computes its half while the CPU computes its own.
         let (n, c, layer) = (pass.n(), &pass.model.config, &pass.model.layers[l]);
         let needed = !self.host_selection.neurons.is_empty() || !layer.down_bias.is_empty();
-        let read = if needed { self.host_half(pass, l) } else { Counts::default() };
+        let read = if needed { self.host_ffn(pass, l) } else { Counts::default() };
         self.cache.counters.computed[Tier::Host] += read.active;
         self.cache.layers[l].computed[Tier::Host] += read.active;
         self.merge(c, l, n, needed);
@@ -146,9 +146,9 @@ impl Executor for Split {
             Phase::Begin | Phase::BeginLayer | Phase::Attention | Phase::EndLayer => {}
             // Its own laps stand where the host has seen the residual and where it has predicted.
             Phase::Select => {}
-            Phase::Ffn if !pass.is_chunk() && self.begun.alone => pass.probe.lap(Part::Attention),
-            Phase::Ffn => pass.probe.lap(Part::Ffn),
-            Phase::Logits => pass.probe.lap(Part::Head),
+            Phase::Ffn if !pass.is_chunk() && self.begun.alone => pass.probe.lap(Stage::Attention),
+            Phase::Ffn => pass.probe.lap(Stage::Ffn),
+            Phase::Logits => pass.probe.lap(Stage::Head),
         }
     }
 }
@@ -172,8 +172,8 @@ impl Split {
         let workspace = &self.workspace;
         let angles: &mut [f32] = bytemuck::cast_slice_mut(&mut self.host.angles);
         for (t, &TokenPosition { sequence, position }) in b.positions.iter().enumerate() {
-            let place = kv.place_of(&pass.caches[sequence]) as u32;
-            self.host.positions[2 * t..2 * t + 2].copy_from_slice(&[place, position as u32]);
+            let index = kv.index_of(&pass.caches[sequence]) as u32;
+            self.host.positions[2 * t..2 * t + 2].copy_from_slice(&[index, position as u32]);
             if let Positions::Rope { frequencies } = &c.positions {
                 let pairs = angles[t * c.head_dim..(t + 1) * c.head_dim].chunks_exact_mut(2);
                 for (pair, f) in pairs.zip(frequencies) {
@@ -213,7 +213,7 @@ impl Split {
         let heads = self.kv.as_ref().expect("looked at when the pass began").heads;
         let (qkv, attended) = (self.workspace.qkv, self.workspace.attended);
         let (angles, positions) = (self.workspace.angles, self.workspace.positions);
-        self.launch(Call::Append(Append { heads, layer: l, n, qkv: qkv.into(), angles, places: positions.into() }));
+        self.launch(Call::Append(Append { heads, layer: l, n, qkv: qkv.into(), angles, positions: positions.into() }));
         for (i, group) in b.positions.chunks(MAX_COLUMNS).enumerate() {
             let most = group.iter().map(|p| p.position + 1).max().unwrap_or(1);
             let part = |buffer, each: usize| View { buffer, at: (i * MAX_COLUMNS * each * 4) as u64 };
@@ -224,7 +224,7 @@ impl Split {
                 window: c.window,
                 most,
                 qkv: part(qkv, c.qkv_dim()),
-                places: part(positions, 2),
+                positions: part(positions, 2),
                 out: part(attended, c.q_dim()),
             }));
         }
@@ -237,7 +237,7 @@ impl Split {
 
     /// Attention over keys and values in host memory: needs one more copy each way.
     fn attend_on_host(&mut self, pass: &mut Pass<'_, '_>, l: usize) {
-        let Pass { model, team, kernels, caches, buffers, .. } = pass;
+        let Pass { model, pool, kernels, caches, buffers, .. } = pass;
         let c = &model.config;
         let Buffers { positions, cos_sin, attend, .. } = &mut **buffers;
         let n = positions.len();
@@ -249,8 +249,8 @@ impl Split {
         let qkv: &mut [f32] = bytemuck::cast_slice_mut(qkv);
         let attended: &mut [f32] = bytemuck::cast_slice_mut(&mut host.attended[..n * c.q_dim()]);
         attention::rotate_and_put(c, caches, l, positions, qkv, cos_sin);
-        attention::attention(team, kernels, c, caches, l, positions, qkv, attend, attended);
-        device.note(Note::Host(Part::Attention));
+        attention::attention(pool, kernels, c, caches, l, positions, qkv, attend, attended);
+        device.note(Note::Host(Stage::Attention));
         let bytes = size_of_val(attended);
         unsafe { device.copy_in(Stream::Compute, attended.as_ptr().cast(), bytes, workspace.attended, 0) };
     }
@@ -260,23 +260,23 @@ impl Split {
     fn begin_ffn(&mut self, pass: &mut Pass<'_, '_>, l: usize, wanted: Wanted) {
         let (c, layer, n) = (&pass.model.config, &pass.model.layers[l], pass.n());
         let layout = ExchangeLayout::new(n, c);
-        self.note(Note::Compute(Some(Part::Front)));
+        self.note(Note::Compute(Some(Stage::Exchange)));
         self.cache.commit(&mut *self.device, l);
         self.begin_section(l, GraphSection::Exchange);
         self.norm_ffn_input(c, l, n);
-        let scored = wanted == Wanted::Selected && self.score(c, l, n, pass.sparsity.least(l));
+        let scored = wanted == Wanted::Selected && self.score(c, l, n, pass.sparsity.min_scores(l));
         if wanted == Wanted::All {
             self.host.all_masks.fill(u32::MAX >> (MAX_COLUMNS - n));
             self.all.masks.copy_from_slice(&self.host.all_masks);
             self.send_masks(layout, true);
         }
-        let half = scored || wanted == Wanted::All;
+        let device_ffn = scored || wanted == Wanted::All;
         let whole = wanted == Wanted::All && self.cache.layers[l].table.residents() == c.ffn;
         let observed = pass.probe.observer.is_some() || self.migrator.is_some();
-        self.begun = Begun { scored, half, alone: whole && layer.down_bias.is_empty() && !observed };
+        self.begun = Begun { scored, device_ffn, alone: whole && layer.down_bias.is_empty() && !observed };
         if !self.begun.alone {
             let looks_on = observed || pass.sparsity.looks_ahead(l);
-            let numbers = match (scored && self.migrator.is_some(), half && !looks_on) {
+            let numbers = match (scored && self.migrator.is_some(), device_ffn && !looks_on) {
                 (true, _) => layout.scores() + n * c.ffn,
                 (false, true) => layout.residual(),
                 (false, false) => layout.scores(),
@@ -287,19 +287,19 @@ impl Split {
         self.device.end_sequence();
         self.device.record(Stream::Compute, self.exchanged[l]);
         if c.layer(l).norms.parallel() {
-            self.note(Note::Compute(Some(Part::Attention)));
+            self.note(Note::Compute(Some(Stage::Attention)));
             self.add_attention(c, l, n);
         }
         self.host.active[l] = 0;
-        if half {
-            self.launch_half(pass, l, wanted);
+        if device_ffn {
+            self.launch_ffn(pass, l, wanted);
         }
     }
 
     /// Waits for what the host needs of a layer: residual and normalised input.
     fn receive(&mut self, pass: &mut Pass<'_, '_>, l: usize) {
         self.device.synchronize_event(self.exchanged[l]);
-        pass.probe.lap(Part::Attention);
+        pass.probe.lap(Stage::Attention);
         let (n, h, b) = (pass.n(), pass.model.config.hidden, &mut *pass.buffers);
         let residual = ExchangeLayout::new(n, &pass.model.config).residual();
         b.x.copy_from_slice(bytemuck::cast_slice(&self.host.received[residual..][..n * h]));
@@ -308,12 +308,12 @@ impl Split {
 
     /// Fills the selections of this layer and of those that are predicted from it: as the device has chosen, or by the host.
     fn predict(&mut self, pass: &mut Pass<'_, '_>, l: usize) {
-        let Pass { model, team, kernels, sparsity, buffers: b, probe, .. } = pass;
+        let Pass { model, pool, kernels, sparsity, buffers: b, probe, .. } = pass;
         let (c, n) = (&model.config, b.positions.len());
-        let mut tools = Tools { model, team, kernels, room: &mut b.room };
+        let mut tools = Tools { model, pool, kernels, room: &mut b.room };
         sparsity.predict(&mut tools, l, &b.x, n, Some(&self.cache), self.begun.scored, &mut b.predicted);
-        probe.lap(Part::Predictor);
-        self.device.note(Note::Host(Part::Predictor));
+        probe.lap(Stage::Predictor);
+        self.device.note(Note::Host(Stage::Predictor));
         b.columns.set(&b.normed, n, model.layers[l].ffn.quant);
         b.predicted.selections.resize_with(c.layers, Selection::default);
         if !self.begun.scored {
@@ -330,21 +330,21 @@ impl Split {
 
     /// Sends the masks of the wanted neurons to the device, which the host has found, and has it compute its half.
     fn launch_selected(&mut self, pass: &mut Pass<'_, '_>, l: usize, wanted: Wanted) {
-        let Pass { model, team, kernels, sparsity, buffers: b, .. } = pass;
+        let Pass { model, pool, kernels, sparsity, buffers: b, .. } = pass;
         let (c, layer, n) = (&model.config, &model.layers[l], b.positions.len());
         let selection = &mut b.predicted.selections[l];
         if wanted == Wanted::Gates {
             b.gates.resize(n * c.ffn, 0.0);
-            gates(team, kernels, c, layer, &b.columns, &mut b.gates);
-            selection.fired(c, &b.gates, n, sparsity.cut(l));
-            self.note(Note::Host(Part::Predictor));
+            gates(pool, kernels, c, layer, &b.columns, &mut b.gates);
+            selection.fired(c, &b.gates, n, sparsity.activation_threshold(l));
+            self.note(Note::Host(Stage::Predictor));
         }
         self.host.masks.fill(0);
         for (&neuron, &mask) in selection.neurons.iter().zip(&selection.masks) {
             self.host.masks[neuron as usize] = mask;
         }
         self.send_masks(ExchangeLayout::new(n, c), false);
-        self.launch_half(pass, l, wanted);
+        self.launch_ffn(pass, l, wanted);
     }
 
     /// Finds the wanted neurons that are in no slot, which the CPU computes.
@@ -362,7 +362,7 @@ impl Split {
                 host_selection.neurons.push(neuron);
                 host_selection.masks.push(mask);
             }
-            device.note(Note::Host(Part::Drive));
+            device.note(Note::Host(Stage::Drive));
         }
         self.wanted[l] = all.neurons.len() - host_selection.neurons.len();
     }
@@ -370,7 +370,7 @@ impl Split {
     /// Tells the scheduler of a layer whose neurons have been divided, and begins what it has decided meanwhile.
     fn tell(&mut self, pass: &mut Pass<'_, '_>, l: usize, wanted: Wanted) {
         let Some(mut migrator) = self.migrator.take() else { return };
-        pass.probe.lap(Part::Ffn);
+        pass.probe.lap(Stage::Ffn);
         let Pass { sparsity, buffers: b, .. } = pass;
         let own = sparsity.own_threshold(l).map(|(threshold, _)| (threshold, &b.predicted.scores[..]));
         let batch = b.positions.windows(2).any(|two| two[0].sequence != two[1].sequence);
@@ -380,25 +380,27 @@ impl Split {
         migrator.apply(&mut *self.device, &mut self.cache, sparsity);
         migrator.tell(&at, &*self.device, &self.cache);
         self.migrator = Some(migrator);
-        pass.probe.lap(Part::Scheduler);
-        self.note(Note::Host(Part::Scheduler));
+        pass.probe.lap(Stage::Scheduler);
+        self.note(Note::Host(Stage::Scheduler));
     }
 
     /// Computes the neurons that are in no slot, and the bias of down, for the device to add.
-    fn host_half(&mut self, pass: &mut Pass<'_, '_>, l: usize) -> Counts {
+    fn host_ffn(&mut self, pass: &mut Pass<'_, '_>, l: usize) -> Counts {
         let mut lap = clock::now();
-        let Pass { model, team, kernels, sparsity, buffers: b, .. } = pass;
+        let Pass { model, pool, kernels, sparsity, buffers: b, .. } = pass;
         let (c, layer) = (&model.config, &model.layers[l]);
-        let half: &mut [f32] = bytemuck::cast_slice_mut(&mut self.host.half[..b.positions.len() * c.hidden]);
-        half.fill(0.0);
-        let (work, cut) = (Work::Selected(&self.host_selection), activation_threshold(sparsity.cut(l), pass.wanted));
-        let read = ffn::ffn(team, kernels, c, layer, &b.columns, work, cut, &mut [], &mut b.ffn, half);
+        let partial: &mut [f32] = bytemuck::cast_slice_mut(&mut self.host.partial[..b.positions.len() * c.hidden]);
+        partial.fill(0.0);
+        let (work, activation_threshold) =
+            (Work::Selected(&self.host_selection), threshold_for(sparsity.activation_threshold(l), pass.wanted));
+        let read =
+            ffn::ffn(pool, kernels, c, layer, &b.columns, work, activation_threshold, &mut [], &mut b.ffn, partial);
         self.device.worked(read.bytes(&layer.block), clock::lap(&mut lap), 0);
         read
     }
 
     /// Has the device score a layer's neurons and choose among them. Returns whether it has the predictor.
-    fn score(&mut self, c: &ModelConfig, l: usize, n: usize, least: PerTier<f32>) -> bool {
+    fn score(&mut self, c: &ModelConfig, l: usize, n: usize, min_scores: PerTier<f32>) -> bool {
         let layout = ExchangeLayout::new(n, c);
         let (input, residual, scores) = (self.at(0), self.at(layout.residual()), self.at(layout.scores()));
         match self.scorers.get(l) {
@@ -408,15 +410,15 @@ impl Split {
             }
             Some(&Scorer::Mlp { inner, outer, epsilon }) => {
                 let room = self.scorers.inner.expect("made with the first network").into();
-                let x = self.workspace.half.into();
+                let x = self.workspace.partial.into();
                 self.launch(Call::Norm(norm(NormKind::Rms(epsilon), self.weights.plain, c.hidden, n, residual, x)));
                 self.launch(Call::Linear(inner.call(n, x, room, Then::Relu)));
                 self.launch(Call::Linear(outer.call(n, room, scores, Then::Store)));
             }
         }
         let (masks, at) = (self.at(layout.masks()), &self.cache.layers[l]);
-        let (bucket, slots, least) = (at.bucket, at.table.slots().len(), least.into_array());
-        self.launch(Call::Select(Select { ffn: c.ffn, n, slots, least, bucket, scores, masks }));
+        let (bucket, slots, min_scores) = (at.bucket, at.table.slots().len(), min_scores.into_array());
+        self.launch(Call::Select(Select { ffn: c.ffn, n, slots, min_scores, bucket, scores, masks }));
         true
     }
 
@@ -433,7 +435,7 @@ impl Split {
         l: usize,
         n: usize,
         layer: &Layer,
-        cut: f32,
+        activation_threshold: f32,
         slots: usize,
     ) -> SparseFfn {
         let at = &self.cache.layers[l];
@@ -441,7 +443,7 @@ impl Split {
             quant: layer.ffn.quant,
             kind: c.ffn_kind,
             activation: c.activation,
-            cut,
+            activation_threshold,
             hidden: c.hidden,
             ffn: c.ffn,
             slots,
@@ -455,16 +457,16 @@ impl Split {
     }
 
     /// Puts the device's half of a layer on its stream, and the copy out of how many neurons were active.
-    fn launch_half(&mut self, pass: &Pass<'_, '_>, l: usize, wanted: Wanted) {
+    fn launch_ffn(&mut self, pass: &Pass<'_, '_>, l: usize, wanted: Wanted) {
         let (c, layer, n) = (&pass.model.config, &pass.model.layers[l], pass.n());
         let slots = self.cache.layers[l].table.slots().len();
         if slots == 0 {
             return;
         }
-        let cut = activation_threshold(pass.sparsity.cut(l), wanted);
-        self.note(Note::Compute(Some(Part::Ffn)));
-        self.begin_section(l, GraphSection::Half);
-        self.launch(Call::SparseFfn(self.ffn_call(c, l, n, layer, cut, slots)));
+        let activation_threshold = threshold_for(pass.sparsity.activation_threshold(l), wanted);
+        self.note(Note::Compute(Some(Stage::Ffn)));
+        self.begin_section(l, GraphSection::Ffn);
+        self.launch(Call::SparseFfn(self.ffn_call(c, l, n, layer, activation_threshold, slots)));
         self.note(Note::Compute(None));
         let (to, at) = (self.host.active[l..].as_mut_ptr().cast(), (n * c.hidden * 4) as u64);
         unsafe { self.device.copy_out(Stream::Compute, self.workspace.output, at, to, 4) };
@@ -475,12 +477,12 @@ impl Split {
     /// Adds the halves to the residual; `both` says whether the host has one.
     fn merge(&mut self, c: &ModelConfig, l: usize, n: usize, both: bool) {
         let (count, to) = (n * c.hidden, self.at(ExchangeLayout::new(n, c).residual()));
-        self.note(Note::Compute(Some(Part::Merge)));
+        self.note(Note::Compute(Some(Stage::Merge)));
         self.begin_section(l, GraphSection::Merge);
         if both {
-            let (from, half) = (self.host.half.as_ptr().cast(), self.workspace.half);
-            unsafe { self.device.copy_in(Stream::Compute, from, count * 4, half, 0) };
-            self.launch(Call::Add(Add { count, from: half.into(), to }));
+            let (from, partial) = (self.host.partial.as_ptr().cast(), self.workspace.partial);
+            unsafe { self.device.copy_in(Stream::Compute, from, count * 4, partial, 0) };
+            self.launch(Call::Add(Add { count, from: partial.into(), to }));
         }
         if !self.cache.layers[l].table.slots().is_empty() {
             self.launch(Call::Add(Add { count, from: self.workspace.output.into(), to }));
@@ -501,7 +503,7 @@ impl Split {
         let (n, h) = (b.positions.len(), c.hidden);
         let residual = ExchangeLayout::new(n, c).residual();
         b.logits.resize(b.logit_rows.len() * c.vocab, 0.0);
-        self.note(Note::Compute(Some(Part::Head)));
+        self.note(Note::Compute(Some(Stage::Head)));
         for (rows, logits) in b.logit_rows.chunks(MAX_COLUMNS).zip(b.logits.chunks_mut(MAX_COLUMNS * c.vocab)) {
             for (i, &row) in rows.iter().enumerate() {
                 let (x, out) = (self.at(residual + row * h), self.at(i * h));
@@ -553,6 +555,6 @@ impl Split {
 }
 
 /// |act(gate)| above which a neuron is active; a dense layer computes everything, whatever the magnitude.
-fn activation_threshold(set: f32, wanted: Wanted) -> f32 {
+fn threshold_for(set: f32, wanted: Wanted) -> f32 {
     if wanted == Wanted::All { -1.0 } else { set }
 }

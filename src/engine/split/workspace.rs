@@ -2,7 +2,7 @@
 
 use super::allocator::DeviceAllocator;
 use crate::cpu::MAX_COLUMNS;
-use crate::device::{Buffer, DenseFfn, Device, HostRoom, OutOfMemory, SparseFfn};
+use crate::device::{Buffer, DenseFfn, Device, OutOfMemory, PinnedBuffer, SparseFfn};
 use crate::engine::session::CHUNK;
 use crate::formats::rows::Quant;
 use crate::model::config::{ModelConfig, Positions};
@@ -23,7 +23,7 @@ pub struct DeviceWorkspace {
     /// The device's half of an FFN's output, `[n, hidden]`, then a count; for up to [`MAX_COLUMNS`] tokens.
     pub output: Buffer,
     /// The host's half of an FFN's output, `[n, hidden]`; before that, a predictor's input.
-    pub half: Buffer,
+    pub partial: Buffer,
     /// `[n, vocab]`, for up to [`MAX_COLUMNS`] tokens.
     pub logits: Buffer,
     /// For a chunk: products, `[n, SLOTS_AT_ONCE]`.
@@ -69,7 +69,7 @@ impl DeviceWorkspace {
             qkv: next()?,
             attended: next()?,
             output: next()?,
-            half: next()?,
+            partial: next()?,
             logits: next()?,
             products: next()?,
             counts: next()?,
@@ -88,30 +88,30 @@ pub fn workspace_bytes(c: &ModelConfig) -> u64 {
 /// What host and device exchange in a pass, on the host's side, in pages that the device may pin.
 pub struct PinnedBuffers {
     /// What came out of the device: see [`ExchangeLayout`].
-    pub received: HostRoom,
+    pub received: PinnedBuffer,
     /// Masks of the wanted neurons, `[ffn]`, that go in.
-    pub masks: HostRoom,
+    pub masks: PinnedBuffer,
     /// Masks of every neuron, `[ffn]`, for dense layers.
-    pub all_masks: HostRoom,
+    pub all_masks: PinnedBuffer,
     /// The CPU's half, `[n, hidden]`.
-    pub half: HostRoom,
+    pub partial: PinnedBuffer,
     /// By layer, active neurons times tokens of the device's half.
-    pub active: HostRoom,
+    pub active: PinnedBuffer,
     /// Queries, keys and values that the device made, `[layers, n, qkv_dim]`; for a chunk two layers take turns. Keys and values go to the
     /// host's caches.
-    pub qkv_read_back: HostRoom,
+    pub qkv_read_back: PinnedBuffer,
     /// Input of attention, `[n, qkv_dim]`, if the CPU computes it.
-    pub qkv: HostRoom,
+    pub qkv: PinnedBuffer,
     /// Output of attention, `[n, q_dim]`, if the CPU computes it.
-    pub attended: HostRoom,
+    pub attended: PinnedBuffer,
     /// Places and positions of the tokens, as the device reads them.
-    pub positions: HostRoom,
+    pub positions: PinnedBuffer,
     /// Rotations of the tokens, as the device reads them.
-    pub angles: HostRoom,
+    pub angles: PinnedBuffer,
     /// For a chunk: in how many tokens each neuron is active, `[2, MAX_PARTS, ffn]`; two layers take turns.
-    pub counts: HostRoom,
+    pub counts: PinnedBuffer,
     /// For a chunk: the neurons that are copied for it, `[layers, ffn]`.
-    pub names: HostRoom,
+    pub names: PinnedBuffer,
 }
 
 impl PinnedBuffers {
@@ -119,7 +119,7 @@ impl PinnedBuffers {
     /// The device is dropped before they are.
     pub unsafe fn new(device: &mut dyn Device, c: &ModelConfig) -> PinnedBuffers {
         let mut room = |words: usize, written: bool| {
-            let room = HostRoom::new(words);
+            let room = PinnedBuffer::new(words);
             // SAFETY: rooms stay where they are, and the caller's promise.
             unsafe { device.pin(room.as_ptr().cast(), words * 4, written) };
             room
@@ -128,9 +128,9 @@ impl PinnedBuffers {
             received: room((ExchangeLayout::new(MAX_COLUMNS, c).bytes() / 4).max(CHUNK * c.hidden), true),
             masks: room(c.ffn, false),
             all_masks: room(c.ffn, false),
-            half: room(CHUNK * c.hidden, false),
+            partial: room(CHUNK * c.hidden, false),
             active: room(c.layers, true),
-            qkv_read_back: HostRoom::new(0),
+            qkv_read_back: PinnedBuffer::new(0),
             qkv: room(CHUNK * c.qkv_dim(), true),
             attended: room(CHUNK * c.q_dim(), false),
             positions: room(CHUNK * 2, false),
@@ -146,7 +146,7 @@ impl PinnedBuffers {
     /// The device is dropped before they are.
     pub unsafe fn attend(&mut self, device: &mut dyn Device, c: &ModelConfig) {
         if self.qkv_read_back.is_empty() {
-            self.qkv_read_back = HostRoom::new((c.layers * MAX_COLUMNS).max(2 * CHUNK) * c.qkv_dim());
+            self.qkv_read_back = PinnedBuffer::new((c.layers * MAX_COLUMNS).max(2 * CHUNK) * c.qkv_dim());
             // SAFETY: rooms stay where they are, and the caller's promise.
             unsafe { device.pin(self.qkv_read_back.as_ptr().cast(), size_of_val(&self.qkv_read_back[..]), true) };
         }

@@ -14,7 +14,7 @@ use std::path::Path;
 /// Bytes of an experiment's file at most; a usual one has some fifty lines.
 const LONGEST: usize = 64 << 10;
 /// Rows at most: with more of them, an axis probably has a zero too many.
-const MOST_ROWS: usize = 10_000;
+const MAX_ROWS: usize = 10_000;
 
 /// How a row is made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -181,8 +181,8 @@ impl Spec {
         }
         let rows =
             self.axes.values().map(|v| v.as_array().map_or(1, Vec::len)).try_fold(self.repeats, usize::checked_mul);
-        if self.axes.is_empty() || rows.is_none_or(|n| n == 0 || n > MOST_ROWS) {
-            return Err(("axes", format!("make {rows:?} rows; it must be 1 to {MOST_ROWS}")));
+        if self.axes.is_empty() || rows.is_none_or(|n| n == 0 || n > MAX_ROWS) {
+            return Err(("axes", format!("make {rows:?} rows; it must be 1 to {MAX_ROWS}")));
         }
         match self.plots.iter().find(|p| !self.axes.contains_key(&p.x)) {
             Some(plot) => Err(("plots", format!("x = {}: that is no axis", excerpt(&plot.x)))),

@@ -1,12 +1,12 @@
 //! One model on one machine with one memory budget: its plan, and the simulated result of a policy.
 
-use super::{Calls, Outcome, Setting, layer_offload, scaled, simulate};
+use super::{Calls, Outcome, SimulateOptions, layer_offload, scaled, simulate};
 use crate::error::{Error, Result};
 use crate::formats::machine_profile::MachineProfile;
 use crate::formats::trace_file::TraceFile;
 use crate::lab::replay::frequencies;
 use crate::placement::memory_plan::{Footprint, KvPlace, Request, plan};
-use crate::placement::policy::{self, Policy as Placement};
+use crate::placement::policy::{self, PlacementPolicy as Placement};
 use crate::scheduler::Policy;
 
 /// Bytes of trained predictors as a share of the model's (powerinfer 5.1).
@@ -82,7 +82,7 @@ impl Case<'_> {
                 let per_layer = h.layers as f64 / self.real.layers as f64;
                 let part = |bytes: u64| (bytes as f64 * per_layer) as u64;
                 let request = Request {
-                    timelines: 1,
+                    sequences: 1,
                     vram: Some(part(vram)),
                     ram: None,
                     ffn_share: None,
@@ -104,7 +104,7 @@ impl Case<'_> {
                 (slots, placed)
             }
         };
-        let setting = Setting {
+        let setting = SimulateOptions {
             machine: self.machine,
             real: self.real,
             policy,

@@ -14,7 +14,7 @@ pub mod case;
 pub mod papers;
 
 use super::link::cpu_ns;
-use super::trace_run::{Clock, Copies, Counted, Decided, TraceRun};
+use super::trace_run::{Clock, Copies, Counted, OwnedDecision, TraceRun};
 use crate::cache::Tier;
 use crate::error::Result;
 use crate::formats::machine_profile::MachineProfile;
@@ -57,7 +57,7 @@ pub enum Calls {
 
 /// What to simulate.
 #[derive(Clone, Debug)]
-pub struct Setting<'a> {
+pub struct SimulateOptions<'a> {
     /// Rates of the machine.
     pub machine: &'a MachineProfile,
     /// Sizes of the real model; its layers and neurons are compared with the trace's to scale times ([`scaled`]).
@@ -157,7 +157,7 @@ struct Scale {
 }
 
 impl Scale {
-    fn of(setting: &Setting<'_>, layers: usize, ffn: usize) -> Scale {
+    fn of(setting: &SimulateOptions<'_>, layers: usize, ffn: usize) -> Scale {
         let (m, real) = (setting.machine, setting.real);
         // GB/s are bytes per nanosecond.
         let weights = if setting.device { m.device_gb_s } else { m.dram_gb_s };
@@ -184,18 +184,18 @@ impl Scale {
 ///
 /// # Errors
 /// [`crate::Error::Interrupted`] after Ctrl-C.
-pub fn simulate(trace: &TraceFile, setting: &Setting<'_>) -> Result<Outcome> {
+pub fn simulate(trace: &TraceFile, setting: &SimulateOptions<'_>) -> Result<Outcome> {
     simulate_with(trace, setting, |_, _, _| ())
 }
 
-/// As [`simulate`]. After each layer `decided` is given the token, the layer and the decisions made.
+/// As [`simulate`]. After each layer `decisions` is given the token, the layer and the decisions made.
 ///
 /// # Errors
 /// [`crate::Error::Interrupted`] after Ctrl-C.
 pub fn simulate_with(
     trace: &TraceFile,
-    setting: &Setting<'_>,
-    mut decided: impl FnMut(usize, usize, &[Decided]),
+    setting: &SimulateOptions<'_>,
+    mut decisions: impl FnMut(usize, usize, &[OwnedDecision]),
 ) -> Result<Outcome> {
     let mut sim = Simulation::new(trace, setting);
     let texts = &trace.header().texts;
@@ -204,7 +204,7 @@ pub fn simulate_with(
         if i >= setting.skip {
             for token in first..first + text.tokens {
                 interrupt::check()?;
-                sim.token(token, token == first, &mut decided);
+                sim.token(token, token == first, &mut decisions);
             }
         }
         first += text.tokens;
@@ -214,7 +214,7 @@ pub fn simulate_with(
 
 struct Simulation<'a> {
     trace: &'a TraceFile,
-    setting: &'a Setting<'a>,
+    setting: &'a SimulateOptions<'a>,
     scale: Scale,
     run: TraceRun<'a>,
     clock: Clock,
@@ -240,10 +240,10 @@ struct Sum {
 }
 
 impl<'a> Simulation<'a> {
-    fn new(trace: &'a TraceFile, setting: &'a Setting<'a>) -> Simulation<'a> {
+    fn new(trace: &'a TraceFile, setting: &'a SimulateOptions<'a>) -> Simulation<'a> {
         let (h, m) = (trace.header(), setting.machine);
         let scale = Scale::of(setting, h.layers, h.ffn);
-        let scheduling = scheduler::Setting {
+        let scheduling = scheduler::SchedulerOptions {
             policy: setting.policy,
             rules: setting.rules,
             loss: LossWeight::Probability,
@@ -278,10 +278,10 @@ impl<'a> Simulation<'a> {
         }
     }
 
-    fn token(&mut self, token: usize, begins: bool, decided: &mut impl FnMut(usize, usize, &[Decided])) {
+    fn token(&mut self, token: usize, begins: bool, decisions: &mut impl FnMut(usize, usize, &[OwnedDecision])) {
         let mut ns = 0.0;
         for layer in 0..self.trace.header().layers {
-            ns += self.layer(layer, token, begins, decided);
+            ns += self.layer(layer, token, begins, decisions);
         }
         // The simulated layers stand for `scale.layers` times as many, so the clock runs for that part of the head only.
         let head = self.scale.head_ns / self.scale.layers;
@@ -304,7 +304,7 @@ impl<'a> Simulation<'a> {
         layer: usize,
         token: usize,
         begins: bool,
-        decided: &mut impl FnMut(usize, usize, &[Decided]),
+        decisions: &mut impl FnMut(usize, usize, &[OwnedDecision]),
     ) -> f64 {
         self.run.apply();
         let before = self.scale.attention_ns + self.scale.predictor_ns;
@@ -312,7 +312,7 @@ impl<'a> Simulation<'a> {
         self.run.choose(layer, token);
         let (gpu, cpu) = self.count(layer);
         let balances = self.setting.rules.thresholds && self.setting.device;
-        decided(token, layer, self.run.observe(layer, token, begins, self.clock, self.counted, balances));
+        decisions(token, layer, self.run.observe(layer, token, begins, self.clock, self.counted, balances));
         let ffn = self.ffn(gpu as f64, cpu as f64);
         self.sum.attention += self.scale.attention_ns;
         self.sum.predictor += self.scale.predictor_ns;

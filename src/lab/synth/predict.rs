@@ -7,7 +7,7 @@
 use super::noise::{Noise, Stream, dot};
 use super::sparse::{LATENT, Sparse};
 use super::{RECIPE, Shape};
-use crate::cpu::{Kernels, Team};
+use crate::cpu::{Kernels, ThreadPool};
 use crate::engine::{Engine, Logits, Observer, Seen};
 use crate::error::{Error, Result};
 use crate::formats::predictor_file::{self, Header, Table};
@@ -16,7 +16,7 @@ use crate::lab::pack::{self, PackOptions};
 use crate::model::source::Source;
 use crate::model::{KvCache, KvType, Model};
 use crate::predictor::mlp::{Measured, Network, NetworkWriter, normalise};
-use crate::predictor::{self, Calibration, Predictor, Room, Tools};
+use crate::predictor::{self, Calibration, Predictor, Scratch, Tools};
 use rayon::prelude::*;
 use serde::Serialize;
 use std::collections::{BTreeMap, VecDeque};
@@ -143,7 +143,7 @@ pub fn write_predictor(
         hidden: model.config.hidden,
         ffn: model.config.ffn,
         threshold,
-        cuts: vec![0.0; model.config.layers],
+        activation_thresholds: vec![0.0; model.config.layers],
         tables: Vec::new(),
         made: serde_json::json!({
             "by": "synth", "recipe": RECIPE, "seed": shape.seed, "active": active,
@@ -369,9 +369,9 @@ impl Share {
 struct Tally<'a> {
     model: &'a Model,
     predictor: Arc<dyn Predictor>,
-    team: Team,
+    pool: ThreadPool,
     kernels: Kernels,
-    room: Room,
+    room: Scratch,
     calibrating: bool,
     /// Residuals of the layers so far, the latest last, as many as the farthest look-ahead needs.
     residuals: VecDeque<Vec<f32>>,
@@ -391,9 +391,9 @@ impl<'a> Tally<'a> {
         Tally {
             model,
             predictor,
-            team: Team::new(threads),
+            pool: ThreadPool::new(threads),
             kernels: Kernels::best(),
-            room: Room::default(),
+            room: Scratch::default(),
             calibrating: true,
             residuals: VecDeque::new(),
             scores: Vec::new(),
@@ -504,8 +504,8 @@ impl Observer for Tally<'_> {
         self.scores.resize(n * ffn, 0.0);
         for ahead in AHEADS.into_iter().filter(|&ahead| ahead <= layer) {
             let residual = &self.residuals[self.residuals.len() - 1 - ahead];
-            let (team, kernels, room) = (&mut self.team, &self.kernels, &mut self.room);
-            let mut tools = Tools { model: self.model, team, kernels, room };
+            let (pool, kernels, room) = (&mut self.pool, &self.kernels, &mut self.room);
+            let mut tools = Tools { model: self.model, pool, kernels, room };
             self.predictor.score(&mut tools, layer, ahead, residual, n, &mut self.scores);
             let bins = self.bins.entry((layer, ahead)).or_insert_with(|| [Bins::new(), Bins::new()]);
             let bins = &mut bins[usize::from(!self.calibrating)];

@@ -7,7 +7,7 @@
 
 use super::sparse::{Sphere, shares};
 use crate::error::Result;
-use crate::formats::trace_file::{Header, Part, TextInfo, TraceWriter};
+use crate::formats::trace_file::{Header, TextInfo, TraceSection, TraceWriter};
 use crate::prng::Prng;
 use std::path::Path;
 
@@ -114,10 +114,10 @@ pub fn write_trace(s: &TraceShape, path: &Path, mut step: impl FnMut(u64, u64) -
                     own[n] = likely((seen + drift - f64::from(*threshold)) / UNSEEN);
                     early[n] = likely((seen - f64::from(*threshold)) / UNSEEN.hypot(UNSEEN_AHEAD));
                 }
-                writer.write(Part::Active, layer, token, bytemuck::cast_slice(&bits))?;
-                writer.write(Part::Own, layer, token, &own)?;
+                writer.write(TraceSection::Active, layer, token, bytemuck::cast_slice(&bits))?;
+                writer.write(TraceSection::Own, layer, token, &own)?;
                 if layer >= s.ahead {
-                    writer.write(Part::Ahead, layer, token, &early)?;
+                    writer.write(TraceSection::Ahead, layer, token, &early)?;
                 }
             }
             token += 1;

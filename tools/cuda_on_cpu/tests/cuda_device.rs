@@ -7,7 +7,7 @@ mod laws;
 
 use common::{Machine, StandIn, device, on, options, room};
 use dynamicinfer::device::cuda::{Card, CudaDevice, Options, Unusable};
-use dynamicinfer::device::{Block, Device, HostRoom, Memory, MoveMethod, OutOfMemory, Stream};
+use dynamicinfer::device::{Block, Device, Memory, MoveMethod, OutOfMemory, PinnedBuffer, Stream};
 use laws::{MIB, content, get, put};
 use std::time::Duration;
 
@@ -96,7 +96,7 @@ fn a_copy_from_pinned_memory_runs_beside_everything_else() {
 fn pinned_pieces_and_what_lies_between_them_are_copied_whole() {
     on(&Machine::new(), "pinned_pieces_and_what_lies_between_them_are_copied_whole", &[], || {
         let mut device = device(64 * MIB);
-        let mut host = HostRoom::new(5 * 1024);
+        let mut host = PinnedBuffer::new(5 * 1024);
         host.iter_mut().enumerate().for_each(|(i, word)| *word = i as u32);
         let page = |i: usize| &host[i * 1024..(i + 1) * 1024];
         // The first two overlap by a page; the fourth is not pinned.
@@ -256,7 +256,7 @@ fn out_of_memory_at_any_call_gives_everything_back() {
         let build = || -> Result<(), String> {
             let card = Card::open().map_err(|why| why.to_string())?;
             let mut device = CudaDevice::new(card, &options(64 * MIB)).map_err(|why| why.to_string())?;
-            let host = HostRoom::new(4096);
+            let host = PinnedBuffer::new(4096);
             // SAFETY: dropped after the device's end below.
             unsafe { device.pin(host.as_ptr().cast(), 4096 * 4, false) };
             let mut built = || -> Result<(), OutOfMemory> {

@@ -122,7 +122,7 @@ fn run(seed: u64, sizes: &[usize], barrier: bool, graphs: bool) -> (Vec<f32>, Ve
     let mut engine = Engine::new(model, 1, Kernels::best());
     let expected = logits(&mut engine, kind, sizes, |_, _| ());
     engine.split = Some(split);
-    engine.set_sparsity(Sparsity::new(vec![Choice::Exact { cut: 0.0 }; layers], 0).unwrap());
+    engine.set_sparsity(Sparsity::new(vec![Choice::Exact { activation_threshold: 0.0 }; layers], 0).unwrap());
     let mut resized = 0;
     let found = logits(&mut engine, kind, sizes, |engine, i| {
         engine.check().unwrap();
@@ -238,7 +238,8 @@ fn bytes_that_a_card_reads_are_those_that_the_virtual_device_counts() {
                 split.cache.settle(&mut *split.device);
                 let mut engine = Engine::new(model, 1, Kernels::best());
                 engine.split = Some(split);
-                engine.set_sparsity(Sparsity::new(vec![Choice::Exact { cut: 0.0 }; layers], 0).unwrap());
+                engine
+                    .set_sparsity(Sparsity::new(vec![Choice::Exact { activation_threshold: 0.0 }; layers], 0).unwrap());
                 // Attention over f32 is the host's: keys and values are no weights.
                 logits(&mut engine, KvType::F32, &[1; 12], |_, _| ());
                 engine.split.as_ref().unwrap().device.totals().device_bytes
@@ -289,7 +290,7 @@ fn neurons_move_while_kernels_run() {
                 .unwrap();
         }
         let mut engine = Engine::new(model, 1, Kernels::best());
-        engine.set_sparsity(Sparsity::new(vec![Choice::Exact { cut: 0.0 }; layers], 0).unwrap());
+        engine.set_sparsity(Sparsity::new(vec![Choice::Exact { activation_threshold: 0.0 }; layers], 0).unwrap());
         engine.split = Some(split);
         logits(&mut engine, KvType::F16, &[1; TOKENS], |_, _| ());
         engine.check().unwrap();

@@ -4,7 +4,7 @@ mod common;
 
 use common::{Machine, StandIn, device, on, room, with_graphs};
 use dynamicinfer::device::cuda::CudaDevice;
-use dynamicinfer::device::{Add, Buffer, Call, Device, HostRoom, Stream, View};
+use dynamicinfer::device::{Add, Buffer, Call, Device, PinnedBuffer, Stream, View};
 use dynamicinfer::lab::kernel_check::launching;
 use dynamicinfer::prng::Prng;
 
@@ -17,8 +17,8 @@ fn add(count: usize, from: Buffer, to: Buffer) -> Call {
 
 /// What is copied in, added to `sums` as often as is said, and copied out.
 struct Sequence {
-    input: HostRoom,
-    output: HostRoom,
+    input: PinnedBuffer,
+    output: PinnedBuffer,
     term: Buffer,
     sums: Buffer,
 }
@@ -144,7 +144,7 @@ fn what_cannot_be_part_of_a_graph_keeps_its_place() {
         let (mut one, mut seen) = (room(&mut device, 4), room(&mut device, 4));
         one.fill(1f32.to_bits());
         let event = device.event();
-        let run = |device: &mut CudaDevice, seen: &mut HostRoom, between: &mut dyn FnMut(&mut CudaDevice)| {
+        let run = |device: &mut CudaDevice, seen: &mut PinnedBuffer, between: &mut dyn FnMut(&mut CudaDevice)| {
             device.begin_sequence(0);
             // SAFETY: kept until the device has been waited for.
             unsafe { device.copy_in(Stream::Compute, one.as_ptr().cast(), 16, buffers[0], 0) };

@@ -216,9 +216,11 @@ fn kernels_are_compiled_once_and_a_damaged_one_again() {
     let kept: Vec<_> = std::fs::read_dir(&kernels).unwrap().map(|entry| entry.unwrap().path()).collect();
     assert_eq!(kept.len(), 3 * sources);
     let mine = |path: &&std::path::PathBuf| path.file_name().unwrap().to_str().unwrap().contains("sm_89");
-    let [cut, turned, ..] = kept.iter().filter(mine).collect::<Vec<_>>()[..] else { panic!("{kept:?}") };
-    let mut bytes = std::fs::read(cut).unwrap();
-    std::fs::write(cut, &bytes[..bytes.len() / 2]).unwrap();
+    let [activation_threshold, turned, ..] = kept.iter().filter(mine).collect::<Vec<_>>()[..] else {
+        panic!("{kept:?}")
+    };
+    let mut bytes = std::fs::read(activation_threshold).unwrap();
+    std::fs::write(activation_threshold, &bytes[..bytes.len() / 2]).unwrap();
     bytes = std::fs::read(turned).unwrap();
     let last = bytes.len() - 2;
     bytes[last] ^= 1;

@@ -13,7 +13,7 @@ struct Case {
     quant: Quant,
     kind: Ffn,
     activation: Activation,
-    cut: f32,
+    activation_threshold: f32,
     hidden: usize,
     ffn: usize,
     slots: usize,
@@ -24,7 +24,7 @@ struct Case {
 }
 
 fn check(seed: u64, case: &Case) {
-    let &Case { quant, kind, activation, cut, hidden, ffn, slots, n, .. } = case;
+    let &Case { quant, kind, activation, activation_threshold, hidden, ffn, slots, n, .. } = case;
     let mut rng = Prng::new(seed);
     let (row_bytes, per_block) = (quant.row_bytes(hidden), kind.rows());
     let (blocks, bucket) = slots_of(&mut rng, (quant, kind, hidden), ffn, slots, case.filled);
@@ -38,7 +38,7 @@ fn check(seed: u64, case: &Case) {
         quant,
         kind,
         activation,
-        cut,
+        activation_threshold,
         hidden,
         ffn,
         slots,
@@ -72,7 +72,8 @@ fn check(seed: u64, case: &Case) {
                 Ffn::GatedBoth if value != 0.0 => value * activation.apply(up),
                 _ => value,
             };
-            active[neuron as usize] += u32::from(if cut > 0.0 { value.abs() > cut } else { product != 0.0 });
+            active[neuron as usize] +=
+                u32::from(if activation_threshold > 0.0 { value.abs() > activation_threshold } else { product != 0.0 });
             for (i, weight) in down.iter().enumerate() {
                 truth[b * hidden + i] += f64::from(product) * f64::from(*weight);
                 // A product is off by what its sums are off, which are sums of numbers of about one.
@@ -80,8 +81,9 @@ fn check(seed: u64, case: &Case) {
             }
         }
     }
-    let what =
-        format!("{quant:?} {kind:?} {activation} hidden {hidden} ffn {ffn} slots {slots} n {n} cut {cut}, seed {seed}");
+    let what = format!(
+        "{quant:?} {kind:?} {activation} hidden {hidden} ffn {ffn} slots {slots} n {n} activation_threshold {activation_threshold}, seed {seed}"
+    );
     assert_close(&what, &out, &truth, &scale, 4e-6);
     let sums: Vec<u32> = (0..ffn).map(|i| counts.iter().skip(i).step_by(ffn).sum()).collect();
     assert_eq!(sums, active, "columns in which neurons are active: {what}");
@@ -98,10 +100,13 @@ fn it_is_the_scalar_truth_for_all_types_and_kinds() {
                 let hidden = if quant.is_grouped() { 32 * (1 + below(&mut rng, 20)) } else { 2 + below(&mut rng, 300) };
                 let (ffn, slots) = (1 + below(&mut rng, 150), 1 + below(&mut rng, 100));
                 let n = 33 + below(&mut rng, 60);
-                let cut = [0.0, 0.25][below(&mut rng, 2)];
+                let activation_threshold = [0.0, 0.25][below(&mut rng, 2)];
                 let filled = [0.6, 1.0][below(&mut rng, 2)];
                 let bias = below(&mut rng, 2) == 1;
-                check(seed, &Case { quant, kind, activation, cut, hidden, ffn, slots, n, filled, bias });
+                check(
+                    seed,
+                    &Case { quant, kind, activation, activation_threshold, hidden, ffn, slots, n, filled, bias },
+                );
             }
         }
     }
@@ -118,7 +123,18 @@ fn whole_tiles_and_their_edges_are_right() {
             (Ffn::Plain, 96, 31, 1),
         ] {
             let (activation, ffn) = (Activation::Silu, slots + 3);
-            let case = Case { quant, kind, activation, cut: 0.0, hidden, ffn, slots, n, filled: 0.9, bias: true };
+            let case = Case {
+                quant,
+                kind,
+                activation,
+                activation_threshold: 0.0,
+                hidden,
+                ffn,
+                slots,
+                n,
+                filled: 0.9,
+                bias: true,
+            };
             check(n as u64, &case);
         }
     }
@@ -129,8 +145,18 @@ fn nothing_resident_adds_nothing() {
     for quant in Quant::ALL {
         for slots in [0, 40] {
             let (kind, activation) = (Ffn::Gated, Activation::Relu);
-            let case =
-                Case { quant, kind, activation, cut: 0.0, hidden: 96, ffn: 64, slots, n: 40, filled: 0.0, bias: false };
+            let case = Case {
+                quant,
+                kind,
+                activation,
+                activation_threshold: 0.0,
+                hidden: 96,
+                ffn: 64,
+                slots,
+                n: 40,
+                filled: 0.0,
+                bias: false,
+            };
             check(3, &case);
         }
     }

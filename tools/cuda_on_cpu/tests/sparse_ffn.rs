@@ -12,7 +12,7 @@ struct Case {
     quant: Quant,
     kind: Ffn,
     activation: Activation,
-    cut: f32,
+    activation_threshold: f32,
     hidden: usize,
     ffn: usize,
     slots: usize,
@@ -24,7 +24,7 @@ struct Case {
 }
 
 fn check(seed: u64, case: &Case) {
-    let &Case { quant, kind, activation, cut, hidden, ffn, slots, n, .. } = case;
+    let &Case { quant, kind, activation, activation_threshold, hidden, ffn, slots, n, .. } = case;
     let mut rng = Prng::new(seed);
     let (blocks, bucket) = slots_of(&mut rng, (quant, kind, hidden), ffn, slots, case.filled);
     let mut input = normal(&mut rng, n * hidden);
@@ -38,7 +38,7 @@ fn check(seed: u64, case: &Case) {
         quant,
         kind,
         activation,
-        cut,
+        activation_threshold,
         hidden,
         ffn,
         slots,
@@ -56,8 +56,9 @@ fn check(seed: u64, case: &Case) {
     memory.call_on_host(&Call::SparseFfn(truth));
     let truth: Vec<f32> = memory.get(truth.output);
 
-    let what =
-        format!("{quant:?} {kind:?} {activation} hidden {hidden} ffn {ffn} slots {slots} n {n} cut {cut}, seed {seed}");
+    let what = format!(
+        "{quant:?} {kind:?} {activation} hidden {hidden} ffn {ffn} slots {slots} n {n} activation_threshold {activation_threshold}, seed {seed}"
+    );
     assert_eq!(got[n * hidden].to_bits(), truth[n * hidden].to_bits(), "active pairs: {what}");
     for b in 0..n {
         let (got, truth) = (&got[b * hidden..][..hidden], &truth[b * hidden..][..hidden]);
@@ -81,10 +82,25 @@ fn it_is_that_of_the_virtual_device_for_all_types_and_kinds() {
                 let hidden = if quant.is_grouped() { 32 * (1 + below(&mut rng, 36)) } else { 2 + below(&mut rng, 700) };
                 let (ffn, slots) = (1 + below(&mut rng, 200), 1 + below(&mut rng, 150));
                 let n = if seed % 3 == 0 { 1 } else { 1 + below(&mut rng, 32) };
-                let cut = [0.0, 0.25][below(&mut rng, 2)];
+                let activation_threshold = [0.0, 0.25][below(&mut rng, 2)];
                 let (filled, wanted) = ([0.7, 1.0][below(&mut rng, 2)], [0.1, 0.5, 1.0][below(&mut rng, 3)]);
                 let bias = below(&mut rng, 2) == 1;
-                check(seed, &Case { quant, kind, activation, cut, hidden, ffn, slots, n, filled, wanted, bias });
+                check(
+                    seed,
+                    &Case {
+                        quant,
+                        kind,
+                        activation,
+                        activation_threshold,
+                        hidden,
+                        ffn,
+                        slots,
+                        n,
+                        filled,
+                        wanted,
+                        bias,
+                    },
+                );
             }
         }
     }
@@ -98,7 +114,7 @@ fn every_number_of_columns_is_right() {
                 quant,
                 kind: Ffn::Gated,
                 activation: Activation::Relu,
-                cut: 0.0,
+                activation_threshold: 0.0,
                 hidden: 608,
                 ffn: 90,
                 slots: 70,
@@ -121,7 +137,7 @@ fn nothing_resident_or_nothing_wanted_is_zero() {
                 quant,
                 kind,
                 activation,
-                cut: 0.0,
+                activation_threshold: 0.0,
                 hidden: 96,
                 ffn: 64,
                 slots,
@@ -144,7 +160,7 @@ fn many_slots_and_a_real_width_are_right() {
             quant,
             kind,
             activation,
-            cut: 0.0,
+            activation_threshold: 0.0,
             hidden: 5120,
             ffn: 700,
             slots: 600,
@@ -160,7 +176,7 @@ fn many_slots_and_a_real_width_are_right() {
         quant,
         kind,
         activation,
-        cut: 0.0,
+        activation_threshold: 0.0,
         hidden: 32,
         ffn: 20_000,
         slots: 17_000,

@@ -2,7 +2,7 @@
 #![allow(dead_code)]
 
 use dynamicinfer::device::cuda::{Card, CudaDevice, Delivery, Options};
-use dynamicinfer::device::{Device, HostRoom};
+use dynamicinfer::device::{Device, PinnedBuffer};
 use std::ffi::{CStr, CString, c_char, c_int};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -109,8 +109,8 @@ pub fn with_graphs(budget: u64) -> CudaDevice {
 }
 
 /// Pinned words.
-pub fn room(device: &mut CudaDevice, words: usize) -> HostRoom {
-    let room = HostRoom::new(words);
+pub fn room(device: &mut CudaDevice, words: usize) -> PinnedBuffer {
+    let room = PinnedBuffer::new(words);
     // SAFETY: the tests drop the device first.
     unsafe { device.pin(room.as_ptr().cast(), words * 4, true) };
     assert_eq!(device.pinned().refused, 0);

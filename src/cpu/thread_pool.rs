@@ -1,8 +1,8 @@
-//! The thread team: fork and join many times per token, cheaply, and without waiting long for a core that is busy.
+//! The thread pool: fork and join many times per token, cheaply, and without waiting long for a core that is busy.
 //!
-//! A region is one call of [`Team::run`], split into pieces. Every thread takes the next free piece until none is left, so a thread
-//! whose core is slow or taken away holds back one piece, not its share. Threads wait for work by spinning for `SPIN` and then sleep;
-//! the caller waits for the last piece in the same way. Spinning longer would win nothing on an idle machine (regions follow each
+//! A parallel call is one call of [`ThreadPool::run`], split into tasks. Every thread takes the next free task until none is left, so a thread
+//! whose core is slow or taken away holds back one task, not its share. Threads wait for work by spinning for `SPIN` and then sleep;
+//! the caller waits for the last task in the same way. Spinning longer would win nothing on an idle machine (parallel calls follow each
 //! other within microseconds) and would burn the time slice that a busy machine gives us.
 
 use crate::clock::{self, Duration};
@@ -11,7 +11,7 @@ use std::hint::spin_loop;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, AtomicUsize, Ordering};
 
-/// Longest spin before sleeping. Covers the serial work between two regions (norms, RoPE: a few microseconds).
+/// Longest spin before sleeping. Covers the serial work between two parallel calls (norms, RoPE: a few microseconds).
 const SPIN: Duration = Duration::from_micros(60);
 /// Spins between two looks at the clock, which costs as much as some tens of spins.
 const SPINS_PER_LOOK: u32 = 64;
@@ -22,14 +22,14 @@ const SPINS_PER_LOOK: u32 = 64;
 struct Padded<T>(T);
 
 struct Shared {
-    /// Number of the region that is running; a change is the start signal.
-    region: Padded<AtomicU64>,
-    /// Next piece to take.
+    /// Number of the parallel call that is running; a change is the start signal.
+    call_number: Padded<AtomicU64>,
+    /// Next task to take.
     next: Padded<AtomicUsize>,
-    /// Workers that have not finished the region.
+    /// Workers that have not finished the parallel call.
     busy: Padded<AtomicUsize>,
-    pieces: AtomicUsize,
-    /// The region's closure, type erased; valid from the start signal until `busy` is zero.
+    tasks: AtomicUsize,
+    /// The parallel call's closure, type erased; valid from the start signal until `busy` is zero.
     call: AtomicPtr<()>,
     closure: AtomicPtr<()>,
     stop: AtomicBool,
@@ -40,22 +40,22 @@ struct Shared {
     wake_caller: Condvar,
 }
 
-/// A fixed set of threads, the caller being one of them. One team per process: two would spin against each other.
-pub struct Team {
+/// A fixed set of threads, the caller being one of them. One pool per process: two would spin against each other.
+pub struct ThreadPool {
     shared: Arc<Shared>,
     workers: Vec<std::thread::JoinHandle<()>>,
 }
 
 type Call = unsafe fn(*const (), usize, usize);
 
-impl Team {
-    /// A team of `threads` in all; at least one, the caller.
-    pub fn new(threads: usize) -> Team {
+impl ThreadPool {
+    /// A pool of `threads` in all; at least one, the caller.
+    pub fn new(threads: usize) -> ThreadPool {
         let shared = Arc::new(Shared {
-            region: Padded::default(),
+            call_number: Padded::default(),
             next: Padded::default(),
             busy: Padded::default(),
-            pieces: AtomicUsize::new(0),
+            tasks: AtomicUsize::new(0),
             call: AtomicPtr::default(),
             closure: AtomicPtr::default(),
             stop: AtomicBool::new(false),
@@ -68,45 +68,45 @@ impl Team {
         let workers = (1..threads.max(1))
             .map(|thread| {
                 let shared = shared.clone();
-                std::thread::Builder::new().name(format!("team-{thread}")).spawn(move || work(&shared, thread))
+                std::thread::Builder::new().name(format!("pool-{thread}")).spawn(move || work(&shared, thread))
             })
             // Where the system gives no more threads, those that there are do the work: it is the same, and slower.
             .map_while(std::io::Result::ok)
             .collect();
-        Team { shared, workers }
+        ThreadPool { shared, workers }
     }
 
-    /// Threads of the team, the caller among them: fewer than were asked for where the system gave no more.
+    /// Threads of the pool, the caller among them: fewer than were asked for where the system gave no more.
     pub fn threads(&self) -> usize {
         self.workers.len() + 1
     }
 
-    /// Runs `f(thread, piece)` for each piece in `0..pieces`, each once, and returns when all are done. `thread` is
-    /// below [`Team::threads`] and no two calls run at once with the same one. `&mut self`: one region at a time.
-    pub fn run<F: Fn(usize, usize) + Sync>(&mut self, pieces: usize, f: F) {
-        if self.workers.is_empty() || pieces <= 1 {
-            (0..pieces).for_each(|piece| f(0, piece));
+    /// Runs `f(thread, task)` for each task in `0..tasks`, each once, and returns when all are done. `thread` is
+    /// below [`ThreadPool::threads`] and no two calls run at once with the same one. `&mut self`: one parallel call at a time.
+    pub fn run<F: Fn(usize, usize) + Sync>(&mut self, tasks: usize, f: F) {
+        if self.workers.is_empty() || tasks <= 1 {
+            (0..tasks).for_each(|task| f(0, task));
             return;
         }
-        unsafe fn call<F: Fn(usize, usize)>(closure: *const (), thread: usize, piece: usize) {
-            // SAFETY: `closure` is the `&f` that `run` keeps alive until every worker has left the region.
-            unsafe { (*closure.cast::<F>())(thread, piece) }
+        unsafe fn call<F: Fn(usize, usize)>(closure: *const (), thread: usize, task: usize) {
+            // SAFETY: `closure` is the `&f` that `run` keeps alive until every worker has left the parallel call.
+            unsafe { (*closure.cast::<F>())(thread, task) }
         }
         let s = &*self.shared;
         s.closure.store((&raw const f).cast_mut().cast(), Ordering::Relaxed);
         s.call.store(call::<F> as Call as *mut (), Ordering::Relaxed);
-        s.pieces.store(pieces, Ordering::Relaxed);
+        s.tasks.store(tasks, Ordering::Relaxed);
         s.next.0.store(0, Ordering::Relaxed);
         s.busy.0.store(self.workers.len(), Ordering::Relaxed);
-        // SeqCst with the sleepers' count: either a worker sees the new region or we see that it sleeps.
-        s.region.0.fetch_add(1, Ordering::SeqCst);
+        // SeqCst with the sleepers' count: either a worker sees the new parallel call or we see that it sleeps.
+        s.call_number.0.fetch_add(1, Ordering::SeqCst);
         if s.sleepers.load(Ordering::SeqCst) > 0 {
             let _guard = s.lock.lock();
             s.wake_workers.notify_all();
         }
         // Joins on the way out even when `f` panics: workers still hold a pointer to it.
         let _join = Join(s);
-        take_pieces(s, 0);
+        take_tasks(s, 0);
     }
 }
 
@@ -127,11 +127,11 @@ impl Drop for Join<'_> {
     }
 }
 
-impl Drop for Team {
+impl Drop for ThreadPool {
     fn drop(&mut self) {
         let s = &*self.shared;
         s.stop.store(true, Ordering::Relaxed);
-        s.region.0.fetch_add(1, Ordering::SeqCst);
+        s.call_number.0.fetch_add(1, Ordering::SeqCst);
         {
             let _guard = s.lock.lock();
             s.wake_workers.notify_all();
@@ -146,20 +146,20 @@ impl Drop for Team {
 fn work(s: &Shared, thread: usize) {
     let mut seen = 0;
     loop {
-        if !spin_until(|| s.region.0.load(Ordering::Acquire) != seen) {
+        if !spin_until(|| s.call_number.0.load(Ordering::Acquire) != seen) {
             let mut guard = s.lock.lock();
             s.sleepers.fetch_add(1, Ordering::SeqCst);
-            while s.region.0.load(Ordering::SeqCst) == seen {
+            while s.call_number.0.load(Ordering::SeqCst) == seen {
                 s.wake_workers.wait(&mut guard);
             }
             s.sleepers.fetch_sub(1, Ordering::Relaxed);
         }
-        seen = s.region.0.load(Ordering::Acquire);
+        seen = s.call_number.0.load(Ordering::Acquire);
         if s.stop.load(Ordering::Relaxed) {
             return;
         }
-        // A panic in a piece would leave the caller waiting for ever: end the process, the message is printed.
-        if std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| take_pieces(s, thread))).is_err() {
+        // A panic in a task would leave the caller waiting for ever: end the process, the message is printed.
+        if std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| take_tasks(s, thread))).is_err() {
             std::process::abort();
         }
         if s.busy.0.fetch_sub(1, Ordering::SeqCst) == 1 && s.caller_sleeps.load(Ordering::SeqCst) {
@@ -169,18 +169,18 @@ fn work(s: &Shared, thread: usize) {
     }
 }
 
-fn take_pieces(s: &Shared, thread: usize) {
-    let pieces = s.pieces.load(Ordering::Relaxed);
+fn take_tasks(s: &Shared, thread: usize) {
+    let tasks = s.tasks.load(Ordering::Relaxed);
     let closure = s.closure.load(Ordering::Relaxed);
     // SAFETY: `run` stored a `Call` before the start signal.
     let call: Call = unsafe { std::mem::transmute::<*mut (), Call>(s.call.load(Ordering::Relaxed)) };
     loop {
-        let piece = s.next.0.fetch_add(1, Ordering::Relaxed);
-        if piece >= pieces {
+        let task = s.next.0.fetch_add(1, Ordering::Relaxed);
+        if task >= tasks {
             return;
         }
-        // SAFETY: the closure lives until all workers have left the region.
-        unsafe { call(closure, thread, piece) };
+        // SAFETY: the closure lives until all workers have left the parallel call.
+        unsafe { call(closure, thread, task) };
     }
 }
 
@@ -200,7 +200,7 @@ fn spin_until(done: impl Fn() -> bool) -> bool {
     }
 }
 
-/// A mutable slice that the pieces of a region share, each its own part.
+/// A mutable slice that the tasks of a parallel call share, each its own part.
 pub struct Parts<T>(*mut T, usize);
 
 // SAFETY: it only hands out parts; that they do not overlap is the promise of `Parts::part`'s caller.
@@ -240,13 +240,13 @@ mod tests {
     #[test]
     fn every_piece_of_every_region_runs_once() {
         for threads in [1, 2, 4] {
-            let mut team = Team::new(threads);
-            for pieces in [0, 1, 2, 7, 100] {
+            let mut pool = ThreadPool::new(threads);
+            for tasks in [0, 1, 2, 7, 100] {
                 for _ in 0..200 {
-                    let counts: Vec<AtomicU32> = (0..pieces).map(|_| AtomicU32::new(0)).collect();
-                    team.run(pieces, |thread, piece| {
+                    let counts: Vec<AtomicU32> = (0..tasks).map(|_| AtomicU32::new(0)).collect();
+                    pool.run(tasks, |thread, task| {
                         assert!(thread < threads);
-                        counts[piece].fetch_add(1, Ordering::Relaxed);
+                        counts[task].fetch_add(1, Ordering::Relaxed);
                     });
                     assert!(counts.iter().all(|c| c.load(Ordering::Relaxed) == 1));
                 }
