@@ -1,0 +1,115 @@
+//! The dense FFN over many columns, of a prompt's chunk: products of gate and up, then down as a matrix product.
+
+use super::{Neurons, activation, add_down_bias};
+use crate::cpu::thread_pool::Parts;
+use crate::cpu::{Columns, Kernels, ThreadPool};
+use crate::formats::rows::{self, PACK};
+use crate::model::config::{Ffn, ModelConfig};
+use crate::model::weights::Layer;
+use crate::ops::gates::TILE_NEURONS;
+use faer::{Accum, MatMut, MatRef, Par};
+
+/// Columns of `down` that a thread multiplies at a time, over tiles of neurons.
+const TILE_HIDDEN: usize = 1024;
+
+/// A thread's memory for unpacked weights.
+pub type Tile = Vec<f32>;
+
+/// Gate pre-activations (as `gates`) and activations of all neurons, `[n, ffn]` each: for an observer.
+pub fn activations(
+    pool: &mut ThreadPool,
+    kernels: &Kernels,
+    config: &ModelConfig,
+    layer: &Layer,
+    x: &Columns,
+    gates: &mut [f32],
+    activations: &mut [f32],
+) {
+    products(pool, kernels, config, layer, x, Neurons::All(config.ffn), gates, activations);
+}
+
+/// The same for `neurons` only, `[n, neurons]` each. Followed by [`down`] this is the dense FFN over many columns.
+#[allow(clippy::too_many_arguments)]
+pub fn products(
+    pool: &mut ThreadPool,
+    kernels: &Kernels,
+    config: &ModelConfig,
+    layer: &Layer,
+    x: &Columns,
+    neurons: Neurons<'_>,
+    gates: &mut [f32],
+    activations: &mut [f32],
+) {
+    let (n, len, gate_or_up, up) = (x.n, neurons.len(), layer.block.gate_or_up(), layer.block.up());
+    assert_eq!((gates.len(), activations.len()), (n * len, n * len));
+    let (gates, activations) = (Parts::new(gates), Parts::new(activations));
+    let dots = [gate_or_up, up].map(|part| kernels.dot(part.quant));
+    let gated = config.ffn_kind != Ffn::Plain;
+    pool.run(len.div_ceil(TILE_NEURONS), |_, task| {
+        let range = task * TILE_NEURONS..len.min((task + 1) * TILE_NEURONS);
+        neurons.runs(range.clone(), |run, first_neuron| {
+            // SAFETY: the rows are inside the section; the kernels are for this machine; each task writes its own neurons of what
+            // is [n, neurons].
+            unsafe {
+                dots[0](layer.part_rows(gate_or_up, first_neuron), run.len(), x, gates.start().add(run.start), len);
+                if gated {
+                    dots[1](layer.part_rows(up, first_neuron), run.len(), x, activations.start().add(run.start), len);
+                }
+            }
+        });
+        for b in 0..n {
+            let part = b * len + range.start..b * len + range.end;
+            // SAFETY: each task has its own neurons.
+            let (gates, out) = unsafe { (gates.part(part.clone()), activations.part(part)) };
+            for ((out, gate), i) in out.iter_mut().zip(gates).zip(range.clone()) {
+                let bias = if layer.up_bias.is_empty() { 0.0 } else { layer.up_bias[neurons.store_index(i)] };
+                if !gated {
+                    *gate += bias;
+                }
+                let up = if gated { *out + bias } else { *gate };
+                *out = activation(config.ffn_kind, config.activation, *gate, up);
+            }
+        }
+    });
+}
+
+/// hidden += down of `activations` (`[n, neurons]`) and its bias. The sum runs over neurons: a GEMM over tiles of the rows made f32.
+#[allow(clippy::too_many_arguments)]
+pub fn down(
+    pool: &mut ThreadPool,
+    config: &ModelConfig,
+    layer: &Layer,
+    neurons: Neurons<'_>,
+    activations: &[f32],
+    n: usize,
+    tiles: &mut [Tile],
+    hidden: &mut [f32],
+) {
+    let (len, cols, part) = (neurons.len(), config.hidden, layer.block.down());
+    assert_eq!((activations.len(), hidden.len()), (n * len, n * cols));
+    let rooms = Parts::new(tiles);
+    let per_slice = TILE_HIDDEN.min(cols.div_ceil(pool.threads()).next_multiple_of(PACK));
+    let out = Parts::new(hidden);
+    pool.run(cols.div_ceil(per_slice), |thread, task| {
+        let range = task * per_slice..cols.min((task + 1) * per_slice);
+        // SAFETY: one scratch per thread.
+        let room = &mut unsafe { rooms.part(thread..thread + 1) }[0];
+        let tile_neurons = 2 * TILE_NEURONS;
+        room.resize(room.len().max(tile_neurons * range.len()), 0.0);
+        for first in (0..len).step_by(tile_neurons) {
+            let here = tile_neurons.min(len - first);
+            for (i, values) in (first..first + here).zip(room.chunks_exact_mut(range.len())) {
+                rows::decode_range(part.quant, layer.part(part, neurons.store_index(i)), cols, range.start, values);
+            }
+            // SAFETY: n rows of `cols` numbers, of which this task alone writes columns `range`.
+            unsafe {
+                let dst = out.part(range.start..range.start + 1).as_mut_ptr();
+                let dst = MatMut::from_raw_parts_mut(dst, n, range.len(), cols as isize, 1);
+                let a = MatRef::from_raw_parts(activations.as_ptr().add(first), n, here, len as isize, 1);
+                let w = MatRef::from_raw_parts(room.as_ptr(), here, range.len(), range.len() as isize, 1);
+                faer::linalg::matmul::matmul(dst, Accum::Add, a, w, 1.0, Par::Seq);
+            }
+        }
+    });
+    add_down_bias(layer, hidden);
+}
