@@ -1,10 +1,12 @@
 //! The simulator: its clock is that of the formulas where these can be solved by hand, its policies stand in the order of the paper,
 //! and what it says does not depend on the size of the trace.
 
-use dynamicinfer::error::Error;
+use dynamicinfer::error::{Error, Result};
 use dynamicinfer::formats::machine_profile::MachineProfile;
 use dynamicinfer::formats::rows::Quant;
 use dynamicinfer::formats::trace_file::TraceFile;
+use dynamicinfer::lab::simulate::assumption::{Assumption, given_up_for};
+use dynamicinfer::lab::simulate::calibration::{SKEW, Statistics, TEXTS, TOKEN_TO_HOT, TOKENS, calibrate, furthest};
 use dynamicinfer::lab::simulate::case::{Case, POSITION};
 use dynamicinfer::lab::simulate::papers::SET_UPS;
 use dynamicinfer::lab::simulate::{Calls, Outcome, scaled};
@@ -207,4 +209,99 @@ fn a_scaled_model_keeps_its_bytes_a_layer_and_the_papers_set_ups_are_there() {
     for name in ["powerinfer-pc-high", "powerinfer-pc-low"] {
         machine(name);
     }
+}
+
+/// A shape of the size that the papers' set-ups are simulated with, but for its layers.
+fn uncalibrated(active: f64, seed: u64) -> TraceShape {
+    TraceShape { layers: 3, ffn: 512, texts: 8, tokens_per_text: 100, active, seed, ..TraceShape::paper() }
+}
+
+fn measured(dir: &Path, shape: &TraceShape) -> Result<Statistics> {
+    let path = dir.join("measured.trace");
+    write_trace(shape, &path, |_, _| Ok(()))?;
+    Ok(Statistics::of(&TraceFile::open(&path)?))
+}
+
+#[test]
+fn calibrated_traces_are_as_far_apart_as_published_and_the_skew_gives_way() {
+    let dir = tempfile::tempdir().unwrap();
+    let within = |(from, to): (f64, f64), value: f64| (from..=to).contains(&value);
+    for s in SET_UPS {
+        for seed in [1, 2] {
+            let start = uncalibrated(s.active, seed);
+            let before = measured(dir.path(), &start).unwrap();
+            let mut traces = 0;
+            let shape = calibrate(&start, |shape| {
+                traces += 1;
+                measured(dir.path(), shape)
+            })
+            .unwrap();
+            let after = measured(dir.path(), &shape).unwrap();
+            let told = format!("{}, seed {seed}, {traces} traces: {before:?} and {after:?}", s.name);
+            assert!(!within(TOKENS, before.token_distance), "{told}");
+            assert!(within(TOKENS, after.token_distance) && within(TEXTS, after.text_distance.unwrap()), "{told}");
+            assert!((after.active / s.active - 1.0).abs() < 0.05 && traces < 10, "{told}");
+            // Not aimed at, and there.
+            let (from, to) = TOKEN_TO_HOT;
+            assert!(within((from - 0.01, to), after.token_to_hot), "{told}");
+            // What gives way: more of it where more neurons are active.
+            let gap = SKEW - after.skew;
+            assert!((0.04..0.22).contains(&gap) && (after.skew_in_text > after.skew), "{told}");
+            assert_eq!(shape.seed, seed);
+            assert_eq!(format!("{shape:?}"), format!("{:?}", calibrate(&start, |s| measured(dir.path(), s)).unwrap()));
+        }
+    }
+    assert!(furthest(0.30) < TOKENS.0 && furthest(0.22) > TOKENS.1, "{} {}", furthest(0.30), furthest(0.22));
+}
+
+#[test]
+fn a_calibration_that_cannot_reach_its_aim_ends_and_one_that_fails_says_why() {
+    let start = uncalibrated(0.2, 1);
+    let mut traces = 0;
+    let stubborn = Statistics { token_distance: 0.2, text_distance: Some(0.9), ..Statistics::default() };
+    let shape = calibrate(&start, |_| {
+        traces += 1;
+        Ok(stubborn)
+    })
+    .unwrap();
+    assert_eq!(traces, 20);
+    assert!((0.0..=3.0).contains(&shape.exponent) && (0.0..=0.9).contains(&shape.locality), "{shape:?}");
+    let error = calibrate(&start, |_| Err(Error::Usage("the disk is full".into()))).unwrap_err();
+    assert_eq!(error.to_string(), "the disk is full");
+}
+
+#[test]
+fn statistics_of_a_trace_in_which_everything_is_alike_are_those_of_chance() {
+    let dir = tempfile::tempdir().unwrap();
+    let alike = TraceShape { exponent: 0.0, locality: 0.0, ..uncalibrated(0.3, 1) };
+    let s = measured(dir.path(), &alike).unwrap();
+    // Two independent sets of a share p are 1 - p / (2 - p) apart; one of p and one of 0.4 that it does not depend on share 0.4 p.
+    assert!((s.active - 0.3).abs() < 0.01 && (s.token_distance - (1.0 - 0.3 / 1.7)).abs() < 0.02, "{s:?}");
+    assert!((0.4..0.5).contains(&s.skew), "the noise of counting alone: {s:?}");
+    assert!((s.token_to_hot - (1.0 - 0.12 / 0.58)).abs() < 0.08, "{s:?}");
+    // With everything common to its text, neighbours differ by noise alone.
+    let still = measured(dir.path(), &TraceShape { locality: 0.9, ..uncalibrated(0.3, 1) }).unwrap();
+    assert!(still.token_distance < 0.45, "{still:?}");
+}
+
+/// Which assumption makes a simulated system too fast: the less of it holds, the slower it is, and as much as may hold is found.
+#[test]
+fn an_assumption_is_given_up_as_far_as_a_speed_asks_for() {
+    let dir = tempfile::tempdir().unwrap();
+    let trace = trace(dir.path(), 0.18, 4, 512, 1);
+    let (m, real) = (machine("dynamicinfer-pc-high"), footprint("llama-70b", Quant::Q4));
+    let case = case(&trace, &m, &real, Some(23 * GIB));
+    let all = case.run(Policy::Full).unwrap();
+    for assumption in Assumption::ALL {
+        assert_eq!(assumption.run(&case, Policy::Full, 1.0).unwrap().tokens, all.tokens);
+        let wanted = 0.9 * all.tokens_per_s;
+        let found = given_up_for(assumption, &case, wanted).unwrap();
+        let told = format!("{found:?}, {wanted} of {} wanted", all.tokens_per_s);
+        assert!(found.share.is_some_and(|share| (0.05..1.0).contains(&share)), "{told}");
+        assert!(found.tokens_per_s <= wanted && found.tokens_per_s > 0.95 * wanted, "{told}");
+        // What cannot be reached is not said to be.
+        assert_eq!(given_up_for(assumption, &case, 1e-3).unwrap().share, None);
+    }
+    let fewer = given_up_for(Assumption::NeuronMemory, &case, 0.5 * all.tokens_per_s).unwrap();
+    assert!(fewer.gpu_share.0 < fewer.gpu_share.1 && fewer.gpu_share.1 < all.gpu_share, "{fewer:?}");
 }

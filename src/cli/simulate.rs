@@ -8,7 +8,8 @@ use crate::error::{Error, Result, printable};
 use crate::formats::machine_profile::MachineProfile;
 use crate::formats::rows::Quant;
 use crate::formats::trace_file::{EXTENSION, TraceFile};
-use crate::lab::replay::likeness;
+use crate::lab::simulate::assumption::{Assumption, Switched, given_up_for};
+use crate::lab::simulate::calibration::{SKEW, Statistics, TEXTS, TOKEN_TO_HOT, TOKENS, calibrate, furthest};
 use crate::lab::simulate::case::{Case, POSITION, PREDICTOR_SHARE};
 use crate::lab::simulate::papers::{Published, SET_UPS, SetUp};
 use crate::lab::simulate::{Calls, Outcome};
@@ -133,14 +134,15 @@ pub struct Report {
     /// Real layers and neurons that one of the trace stands for.
     layers_each: f64,
     neurons_each: f64,
-    /// Mean Jaccard distances in the trace.
-    token_distance: f64,
-    text_distance: Option<f64>,
+    trace: Statistics,
     placement: Placement,
     contention: bool,
     calls: Calls,
     #[serde(skip_serializing_if = "Option::is_none")]
     published: Option<Published>,
+    /// Where `full` is faster beside layer offload than was published: what of the assumptions would have to be given up for that.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    assumptions: Vec<Switched>,
     pub rows: Vec<Row>,
 }
 
@@ -187,13 +189,31 @@ fn file_name(model: &str) -> String {
 }
 
 fn paper(args: &Args, s: &SetUp, placement: Placement) -> Result<Report> {
-    let trace = synthetic_trace(s.active, args.lookahead, args.seed)?;
+    let trace = as_published(s.active, args.lookahead, args.seed)?;
     let machine = machine_arg::find(Some(Path::new(s.machine)))?;
     let real = Footprint::of_shape(&shape(s.shape)?, s.quant, CONTEXT, KvType::F16);
     let vram = (s.vram_gib * (1u64 << 30) as f64) as u64;
     let case = Case { placement, ..case(args, &trace, &machine, &real) };
     let rows = rows(args, &case, &[Some(vram)])?;
-    Ok(report(s.name.into(), &case, rows, Some(s.published)))
+    let case = Case { vram: Some(vram), ..case };
+    let assumptions = assumptions(&case, &rows, &s.published)?;
+    Ok(Report { published: Some(s.published), assumptions, ..report(s.name.into(), &case, rows) })
+}
+
+/// Where `full` is further above dense layer offload than was published: which assumption does it.
+fn assumptions(case: &Case<'_>, rows: &[Row], published: &Published) -> Result<Vec<Switched>> {
+    let speed = |policy| rows.iter().find(|row| row.policy == policy).map(|row| row.tokens_per_s);
+    let (Some((_, most)), Some(dense), Some(full)) =
+        (published.full_over_llama_cpp, speed(None), speed(Some(Policy::Full)))
+    else {
+        return Ok(Vec::new());
+    };
+    let most = (1.0 + most / 100.0) * dense;
+    // From another placement than the plan's the published systems do not begin.
+    if full <= most || case.placement != Placement::Static {
+        return Ok(Vec::new());
+    }
+    Assumption::ALL.iter().map(|&a| given_up_for(a, case, most)).collect()
 }
 
 fn given(args: &Args) -> Result<Report> {
@@ -218,7 +238,7 @@ fn given(args: &Args) -> Result<Report> {
         if args.vram.is_empty() { vec![None] } else { args.vram.iter().copied().map(Some).collect() };
     let case = case(args, &trace, &machine, &real);
     let rows = rows(args, &case, &budgets)?;
-    Ok(report(name, &case, rows, None))
+    Ok(report(name, &case, rows))
 }
 
 fn case<'a>(args: &Args, trace: &'a TraceFile, machine: &'a MachineProfile, real: &'a Footprint) -> Case<'a> {
@@ -266,43 +286,28 @@ fn rows(args: &Args, case: &Case<'_>, budgets: &[Option<u64>]) -> Result<Vec<Row
     Ok(rows)
 }
 
-fn report(model: String, case: &Case<'_>, rows: Vec<Row>, published: Option<Published>) -> Report {
+fn report(model: String, case: &Case<'_>, rows: Vec<Row>) -> Report {
     let h = case.trace.header();
-    let (token_distance, text_distance) = likeness(case.trace);
     Report {
         simulated: true,
         model,
         machine: case.machine.name.clone(),
         layers_each: case.real.layers as f64 / h.layers as f64,
         neurons_each: case.real.ffn as f64 / h.ffn as f64,
-        token_distance,
-        text_distance,
+        trace: Statistics::of(case.trace),
         placement: case.placement,
         contention: case.contention,
         calls: case.calls,
-        published,
+        published: None,
+        assumptions: Vec::new(),
         rows,
     }
 }
 
-/// A made-up trace, kept in the cache directory: the same settings are the same file. Many layers rather than many neurons: the first
-/// `ahead` layers have no prediction, which in a model of 80 is next to nothing.
+/// A made-up trace, kept in the cache directory: the same settings are the same file.
 pub fn synthetic_trace(active: f64, ahead: usize, seed: u64) -> Result<TraceFile> {
-    let shape =
-        TraceShape { layers: 16, ffn: 512, texts: 8, tokens_per_text: 100, active, ahead, seed, ..TraceShape::paper() };
-    if ahead == 0 || ahead >= shape.layers {
-        return Err(Error::Usage(format!("--lookahead {ahead}: take 1 to {}", shape.layers - 1)));
-    }
-    if active < 0.01 {
-        return Err(Error::Usage(format!("--active {active}: take 0.01 to 0.5")));
-    }
-    let dir = crate::config::cache_dir()
-        .ok_or_else(|| {
-            Error::Usage("there is no cache directory for a made-up trace: set HOME or XDG_CACHE_HOME".into())
-        })?
-        .join("traces");
-    std::fs::create_dir_all(&dir).map_err(Error::io("create", &dir))?;
-    let path = dir.join(format!("made-up-16x512x800-{active}-{ahead}-{seed}.{EXTENSION}"));
+    let shape = small(active, ahead, seed)?;
+    let path = kept(&format!("made-up-16x512x800-{active}-{ahead}-{seed}"))?;
     // One that is damaged or of another version is made again.
     if let Ok(trace) = TraceFile::open(&path) {
         return Ok(trace);
@@ -311,6 +316,50 @@ pub fn synthetic_trace(active: f64, ahead: usize, seed: u64) -> Result<TraceFile
     write_trace(&shape, &path, |done, all| progress.step(done, all))?;
     progress.finish();
     TraceFile::open(&path)
+}
+
+/// As [`synthetic_trace`], with locality and skew such that tokens and texts are as far apart as DynamicInfer measured them.
+fn as_published(active: f64, ahead: usize, seed: u64) -> Result<TraceFile> {
+    let shape = small(active, ahead, seed)?;
+    let path = kept(&format!("as-published-16x512x800-{active}-{ahead}-{seed}"))?;
+    if let Ok(trace) = TraceFile::open(&path) {
+        return Ok(trace);
+    }
+    // Nobody else's trial is measured.
+    let trial = kept(&format!("trial-{}", std::process::id()))?;
+    let progress = Progress::new("calibrating a trace", Unit::Tokens);
+    let shape = calibrate(&shape, |shape| {
+        write_trace(shape, &trial, |done, all| progress.step(done, all))?;
+        Ok(Statistics::of(&TraceFile::open(&trial)?))
+    });
+    let _ = std::fs::remove_file(&trial);
+    write_trace(&shape?, &path, |done, all| progress.step(done, all))?;
+    progress.finish();
+    TraceFile::open(&path)
+}
+
+/// Many layers rather than many neurons: the first `ahead` layers have no prediction, which in a model of 80 is next to nothing.
+fn small(active: f64, ahead: usize, seed: u64) -> Result<TraceShape> {
+    let shape =
+        TraceShape { layers: 16, ffn: 512, texts: 8, tokens_per_text: 100, active, ahead, seed, ..TraceShape::paper() };
+    if ahead == 0 || ahead >= shape.layers {
+        return Err(Error::Usage(format!("--lookahead {ahead}: take 1 to {}", shape.layers - 1)));
+    }
+    if active < 0.01 {
+        return Err(Error::Usage(format!("--active {active}: take 0.01 to 0.5")));
+    }
+    Ok(shape)
+}
+
+/// Where a trace of this name is kept.
+fn kept(name: &str) -> Result<PathBuf> {
+    let dir = crate::config::cache_dir()
+        .ok_or_else(|| {
+            Error::Usage("there is no cache directory for a made-up trace: set HOME or XDG_CACHE_HOME".into())
+        })?
+        .join("traces");
+    std::fs::create_dir_all(&dir).map_err(Error::io("create", &dir))?;
+    Ok(dir.join(format!("{name}.{EXTENSION}")))
 }
 
 fn shown(r: &Report) -> String {
@@ -368,10 +417,10 @@ fn shown(r: &Report) -> String {
         },
         r.layers_each,
         r.neurons_each,
-        r.token_distance,
-        r.text_distance.map_or(String::new(), |d| format!(", texts {d:.3}")),
+        r.trace.token_distance,
+        r.trace.text_distance.map_or(String::new(), |d| format!(", texts {d:.3}")),
         if r.contention { "take their share of" } else { "take no" },
-        r.published.as_ref().map_or(String::new(), |p| beside(r, p)),
+        r.published.as_ref().map_or(String::new(), |p| [alike(&r.trace), beside(r, p), switched(r, p)].join("\n")),
     )
 }
 
@@ -382,6 +431,78 @@ fn over(r: &Report, row: &Row) -> String {
         .iter()
         .find(same)
         .map_or("-".into(), |s| format!("{:+.1} %", 100.0 * (row.tokens_per_s / s.tokens_per_s - 1.0)))
+}
+
+/// What DynamicInfer says of activations (section 3), and what the trace has.
+fn alike(t: &Statistics) -> String {
+    let range = |(from, to): (f64, f64)| format!("{from:.2} to {to:.2}");
+    let reached = |(from, to): (f64, f64), value: f64| match (from - value).max(value - to) {
+        off if off > 0.0 => format!("{value:.3}, {off:.3} outside"),
+        _ => format!("{value:.3}"),
+    };
+    let (skew, in_text) = (100.0 * t.skew, 100.0 * t.skew_in_text);
+    let gives_way = if t.skew > SKEW - 0.02 {
+        String::new()
+    } else if furthest(t.active) < TOKENS.0 {
+        let most = furthest(t.active);
+        format!(
+            "The skew gives way by {:.1} points: with it independent tokens are at most {most:.3} apart.\n",
+            100.0 * SKEW - skew
+        )
+    } else {
+        format!(
+            "The skew gives way by {:.1} points: with it, under a power law, tokens and texts are nearer to each other.\n",
+            100.0 * SKEW - skew
+        )
+    };
+    [
+        "| activations | published | this trace |".to_owned(),
+        "|---|---|---|".into(),
+        format!("| active for a token | | {:.1} % |", 100.0 * t.active),
+        format!("| tokens apart (figure 2c) | {} | {} |", range(TOKENS), reached(TOKENS, t.token_distance)),
+        format!(
+            "| texts apart (2b) | {} | {} |",
+            range(TEXTS),
+            t.text_distance.map_or("-".into(), |d| reached(TEXTS, d))
+        ),
+        format!(
+            "| token and hot neurons apart | {} | {} |",
+            range(TOKEN_TO_HOT),
+            reached(TOKEN_TO_HOT, t.token_to_hot)
+        ),
+        format!(
+            "| activations made by the top 40 % (2a) | about {:.0} % | {skew:.1} %, within a text {in_text:.1} % |",
+            100.0 * SKEW
+        ),
+        String::new(),
+        gives_way,
+    ]
+    .join("\n")
+}
+
+/// Which assumption makes `full` faster beside layer offload than was published.
+fn switched(r: &Report, p: &Published) -> String {
+    let (Some((_, most)), Some(dense)) = (p.full_over_llama_cpp, r.rows.iter().find(|row| row.policy.is_none())) else {
+        return String::new();
+    };
+    if r.assumptions.is_empty() {
+        return String::new();
+    }
+    let mut lines = vec![
+        format!(
+            "Above the published +{most:.0} % over llama.cpp. What each assumption, given up alone, does about it:\n"
+        ),
+        "| assumption | of it may hold | full over llama.cpp | on GPU: static, full |".into(),
+        "|---|---|---|---|".into(),
+    ];
+    for s in &r.assumptions {
+        let share = s.share.map_or("less than 3 %".into(), |share| format!("{:.1} %", 100.0 * share));
+        let over = 100.0 * (s.tokens_per_s / dense.tokens_per_s - 1.0);
+        let (fixed, full) = (100.0 * s.gpu_share.0, 100.0 * s.gpu_share.1);
+        lines.push(format!("| {} | {share} | {over:+.0} % | {fixed:.1}, {full:.1} % |", s.assumption.says()));
+    }
+    lines.push(String::new());
+    lines.join("\n")
 }
 
 /// Published and simulated, percent faster.
@@ -407,6 +528,17 @@ fn beside(r: &Report, p: &Published) -> String {
             let what = format!("{} over static (figure 10)", policy.name());
             line(&what, format!("+{published:.1} %"), more(Some(policy), Some(Policy::Static)));
         }
+    }
+    if let (Some(published), Some(dense)) = (p.llama_cpp, speed(None)) {
+        lines.push(format!("| dense layer offload (llama.cpp, table 4), tokens/s | {published} | {dense:.1} |"));
+    }
+    let shares = [Policy::Static, Policy::Full].map(|policy| {
+        let row = r.rows.iter().find(|row| row.policy == Some(policy));
+        row.and_then(|row| row.outcome.as_ref()).map_or("-".into(), |o| format!("{:.1} %", 100.0 * o.gpu_share))
+    });
+    if let Some((fixed, full)) = p.gpu_share {
+        let what = "computed on GPU: static, full (5.3, mean of PC-High)";
+        lines.push(format!("| {what} | {fixed:.0} %, {full:.0} % | {} |", shares.join(", ")));
     }
     lines.push(String::new());
     lines.join("\n")

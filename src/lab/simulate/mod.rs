@@ -10,6 +10,8 @@
 //!
 //! A trace may be smaller than the model: [`scaled`] makes each of its neurons and layers stand for several.
 
+pub mod assumption;
+pub mod calibration;
 pub mod case;
 pub mod papers;
 

@@ -31,6 +31,10 @@ pub struct Published {
     pub full_over_llama_cpp: Option<(f64, f64)>,
     /// Percent faster than PowerInfer, for ReluLLaMA (5.5, figure 10): with micro, with micro and macro, with everything.
     pub ablation: Option<[f64; 3]>,
+    /// Tokens per second of llama.cpp with Llama-2 of that size (table 4).
+    pub llama_cpp: Option<f64>,
+    /// Share of the active neurons that the device computes, percent: PowerInfer's and DynamicInfer's (5.3, the mean over PC-High's models).
+    pub gpu_share: Option<(f64, f64)>,
 }
 
 const fn set_up(
@@ -54,14 +58,26 @@ pub const SET_UPS: [SetUp; 4] = [
         LOW,
         "llama-7b",
         (Quant::F16, 10.5, 0.30),
-        Published { full_over_static: Some((20.0, 35.0)), full_over_llama_cpp: Some((176.0, 202.0)), ablation: None },
+        Published {
+            full_over_static: Some((20.0, 35.0)),
+            full_over_llama_cpp: Some((176.0, 202.0)),
+            ablation: None,
+            llama_cpp: Some(7.9),
+            gpu_share: None,
+        },
     ),
     set_up(
         "PC-Low 13B f16",
         LOW,
         "llama-13b",
         (Quant::F16, 10.5, 0.22),
-        Published { full_over_static: Some((11.0, 13.0)), full_over_llama_cpp: Some((156.0, 191.0)), ablation: None },
+        Published {
+            full_over_static: Some((11.0, 13.0)),
+            full_over_llama_cpp: Some((156.0, 191.0)),
+            ablation: None,
+            llama_cpp: Some(2.5),
+            gpu_share: None,
+        },
     ),
     set_up(
         "PC-High 13B f16",
@@ -72,6 +88,8 @@ pub const SET_UPS: [SetUp; 4] = [
             full_over_static: Some((18.0, 26.0)),
             full_over_llama_cpp: Some((60.0, 97.0)),
             ablation: Some([11.3, 13.6, 23.1]),
+            llama_cpp: Some(9.8),
+            gpu_share: Some((51.0, 68.0)),
         },
     ),
     set_up(
@@ -83,6 +101,8 @@ pub const SET_UPS: [SetUp; 4] = [
             full_over_static: Some((53.0, 59.0)),
             full_over_llama_cpp: Some((148.0, 253.0)),
             ablation: Some([27.6, 34.0, 57.1]),
+            llama_cpp: None,
+            gpu_share: Some((51.0, 68.0)),
         },
     ),
 ];

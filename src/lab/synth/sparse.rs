@@ -30,7 +30,7 @@ const REST: f64 = 0.3;
 /// give both statistics of DynamicInfer (section 3): the top 40 % of neurons make 83 % of the activations (about 80 there)
 /// and the active sets of two tokens are 0.735 apart in Jaccard distance (0.70 to 0.75 there). One follows from the
 /// other: for independent tokens the distance is 1 - q / (2 - q) with q = sum p^2 / sum p.
-const ALPHA: f64 = 1.06;
+pub(super) const ALPHA: f64 = 1.06;
 const TOP_SHARE: f64 = 0.97;
 /// Deviation of the part of a gate's value that a predictor cannot see, as a share of that of the part it can. With it a perfect low-rank
 /// network finds 96.5 % of the active neurons by computing 1.05 times as many as there are.
@@ -77,7 +77,7 @@ impl Sparse {
         let power = power(c.activation).expect("the activation was checked");
         let (hidden, layers) = (c.hidden as f64, c.layers as f64);
         let latent = LATENT as f64;
-        let shares = shares(c.ffn, active);
+        let shares = shares(c.ffn, active, ALPHA);
         let sphere = Sphere::new();
         // The deviation of a gate's value over tokens is that of its latent part times this.
         let spread = (1.0 + UNSEEN * UNSEEN).sqrt();
@@ -197,8 +197,8 @@ fn latent(noise: Noise, stream: Stream, layer: usize, r: usize) -> [f32; LATENT]
 }
 
 /// For which share of tokens the neuron of each rank is active; the mean is `active`.
-pub(super) fn shares(ffn: usize, active: f64) -> Vec<f64> {
-    let law = |c: f64| (0..ffn).map(move |i| (c * ((i as f64 + 0.5) / ffn as f64).powf(-ALPHA)).min(TOP_SHARE));
+pub(super) fn shares(ffn: usize, active: f64, exponent: f64) -> Vec<f64> {
+    let law = |c: f64| (0..ffn).map(move |i| (c * ((i as f64 + 0.5) / ffn as f64).powf(-exponent)).min(TOP_SHARE));
     let (mut low, mut high) = (0.0, 1.0);
     // The mean rises with c; sixty halvings exhaust an f64.
     for _ in 0..60 {
@@ -255,7 +255,7 @@ mod tests {
 
     #[test]
     fn the_law_has_its_mean_and_the_statistics_of_the_paper() {
-        let p = shares(5504, 0.10);
+        let p = shares(5504, 0.10, ALPHA);
         let sum: f64 = p.iter().sum();
         assert!((sum / 5504.0 - 0.10).abs() < 1e-6);
         let top = p[..5504 * 2 / 5].iter().sum::<f64>() / sum;
@@ -264,7 +264,7 @@ mod tests {
         let jaccard = 1.0 - q / (2.0 - q);
         assert!((0.70..0.75).contains(&jaccard), "the Jaccard distance is {jaccard}");
         for active in [0.01, 0.3, 0.5] {
-            assert!((shares(1000, active).iter().sum::<f64>() / 1000.0 - active).abs() < 1e-6);
+            assert!((shares(1000, active, ALPHA).iter().sum::<f64>() / 1000.0 - active).abs() < 1e-6);
         }
     }
 

@@ -5,7 +5,7 @@
 //! latent space. Here z is drawn towards a point that belongs to its text, and there is no model: probabilities are those of a network
 //! that knows z up to some noise, and, from layers before, does not know how z moves until the predicted layer.
 
-use super::sparse::{Sphere, shares};
+use super::sparse::{ALPHA, Sphere, shares};
 use crate::error::Result;
 use crate::formats::trace_file::{Header, TextInfo, TraceSection, TraceWriter};
 use crate::prng::Prng;
@@ -33,6 +33,8 @@ pub struct TraceShape {
     pub active: f64,
     /// How much of a token's z is common to its text: 0 nothing, 1 everything.
     pub locality: f64,
+    /// Exponent of the power law by which neurons differ in how often they are active: 0 all alike, 1.06 the synthetic models'.
+    pub exponent: f64,
     /// Number of layers between an early prediction and its layer.
     pub ahead: usize,
     /// Seed of all random numbers.
@@ -49,6 +51,7 @@ impl TraceShape {
             tokens_per_text: 200,
             active: 0.10,
             locality: 0.2,
+            exponent: ALPHA,
             ahead: 1,
             seed: 1,
         }
@@ -73,7 +76,9 @@ pub fn write_trace(s: &TraceShape, path: &Path, mut step: impl FnMut(u64, u64) -
         predictor: "made up".into(),
         thresholds: Vec::new(),
         texts: texts.clone(),
-        made: serde_json::json!({ "active": s.active, "locality": s.locality, "seed": s.seed }),
+        made: serde_json::json!({
+            "active": s.active, "locality": s.locality, "exponent": s.exponent, "seed": s.seed
+        }),
         sections: Vec::new(),
     };
     let all = header.tokens() as u64;
@@ -81,7 +86,7 @@ pub fn write_trace(s: &TraceShape, path: &Path, mut step: impl FnMut(u64, u64) -
     let sphere = Sphere::new();
     let unseen = |deviation: f64| (1.0 + deviation * deviation).sqrt();
     let thresholds: Vec<f64> =
-        shares(s.ffn, s.active).iter().map(|&p| unseen(UNSEEN) * sphere.exceeded_by(p)).collect();
+        shares(s.ffn, s.active, s.exponent).iter().map(|&p| unseen(UNSEEN) * sphere.exceeded_by(p)).collect();
     let mut prng = Prng::new(s.seed);
     // Directions and thresholds of each layer's neurons, with the hot ones spread at random.
     let neurons: Vec<Vec<([f32; LATENT], f32)>> = (0..s.layers)
