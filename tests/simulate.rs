@@ -5,7 +5,7 @@ use dynamicinfer::error::{Error, Result};
 use dynamicinfer::formats::machine_profile::MachineProfile;
 use dynamicinfer::formats::rows::Quant;
 use dynamicinfer::formats::trace_file::TraceFile;
-use dynamicinfer::lab::simulate::assumption::{Assumption, given_up_for};
+use dynamicinfer::lab::simulate::assumption::{Assumption, given_up_for, held};
 use dynamicinfer::lab::simulate::calibration::{SKEW, Statistics, TEXTS, TOKEN_TO_HOT, TOKENS, calibrate, furthest};
 use dynamicinfer::lab::simulate::case::{Case, POSITION};
 use dynamicinfer::lab::simulate::papers::SET_UPS;
@@ -17,6 +17,7 @@ use dynamicinfer::placement::PlacementPolicy as Placement;
 use dynamicinfer::placement::memory_plan::Footprint;
 use dynamicinfer::scheduler::Policy;
 use std::path::Path;
+use std::process::Command;
 
 const CONTEXT: usize = 2048;
 const GIB: u64 = 1 << 30;
@@ -294,6 +295,7 @@ fn an_assumption_is_given_up_as_far_as_a_speed_asks_for() {
     let all = case.run(Policy::Full).unwrap();
     for assumption in Assumption::ALL {
         assert_eq!(assumption.run(&case, Policy::Full, 1.0).unwrap().tokens, all.tokens);
+        // What 10 % slower asks of each lies inside of what is tried.
         let wanted = 0.9 * all.tokens_per_s;
         let found = given_up_for(assumption, &case, wanted).unwrap();
         let told = format!("{found:?}, {wanted} of {} wanted", all.tokens_per_s);
@@ -302,6 +304,36 @@ fn an_assumption_is_given_up_as_far_as_a_speed_asks_for() {
         // What cannot be reached is not said to be.
         assert_eq!(given_up_for(assumption, &case, 1e-3).unwrap().share, None);
     }
+    // A prompt of half as many tokens, each as slow as a decoded one.
+    let counted = Assumption::Prompt.run(&case, Policy::Full, 0.0).unwrap();
+    assert!(near(counted.tokens_per_s * 1.5, all.tokens_per_s));
+    // Neurons that the device cannot hold are not there, and only as few as asked for.
+    let half = held(&case, &[Policy::Static, Policy::Macro], 0.5).unwrap().unwrap();
+    let [fixed, moving] = &half.outcomes[..] else { panic!("{half:?}") };
+    assert!((0.45..=0.5).contains(&fixed.1.gpu_share) && moving.1.gpu_share > fixed.1.gpu_share, "{half:?}");
+    assert!(held(&case, &[Policy::Static], -1.0).unwrap().is_none());
     let fewer = given_up_for(Assumption::NeuronMemory, &case, 0.5 * all.tokens_per_s).unwrap();
     assert!(fewer.gpu_share.0 < fewer.gpu_share.1 && fewer.gpu_share.1 < all.gpu_share, "{fewer:?}");
+}
+
+#[test]
+fn simulate_papers_prints_what_its_traces_reached_beside_the_papers_figures() {
+    let dir = tempfile::tempdir().unwrap();
+    let done = Command::new(env!("CARGO_BIN_EXE_dynamicinfer"))
+        .args(["simulate", "--papers", "--policy", "static", "--placement", "static"])
+        .current_dir(env!("CARGO_MANIFEST_DIR"))
+        .env("XDG_CACHE_HOME", dir.path())
+        .output()
+        .unwrap();
+    let said = String::from_utf8(done.stdout).unwrap();
+    assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));
+    let count = |what: &str| said.lines().filter(|line| line.contains(what)).count();
+    assert_eq!(count("| tokens apart (figure 2c) | 0.70 to 0.75 | 0.7"), 4, "{said}");
+    assert_eq!(count("| texts apart (2b) | 0.53 to 0.57 | 0.5"), 4, "{said}");
+    assert_eq!((count("outside"), count("The skew gives way by")), (0, 4), "{said}");
+    assert_eq!(count("independent tokens are at most"), 1, "at 30 % active it cannot be otherwise: {said}");
+    assert_eq!(count("so that static computes 51 % of them on the GPU (5.3)"), 2, "{said}");
+    // Trials are not left behind.
+    let kept = std::fs::read_dir(dir.path().join("dynamicinfer/traces")).unwrap().count();
+    assert_eq!(kept, 3);
 }

@@ -1,3 +1,5 @@
+mod beside;
+
 use super::chart::{self, Line, Plot};
 use super::machine_arg;
 use super::model_arg::ModelArgs;
@@ -8,8 +10,8 @@ use crate::error::{Error, Result, printable};
 use crate::formats::machine_profile::MachineProfile;
 use crate::formats::rows::Quant;
 use crate::formats::trace_file::{EXTENSION, TraceFile};
-use crate::lab::simulate::assumption::{Assumption, Switched, given_up_for};
-use crate::lab::simulate::calibration::{SKEW, Statistics, TEXTS, TOKEN_TO_HOT, TOKENS, calibrate, furthest};
+use crate::lab::simulate::assumption::{Assumption, Held, Switched, given_up_for, held};
+use crate::lab::simulate::calibration::{Statistics, calibrate};
 use crate::lab::simulate::case::{Case, POSITION, PREDICTOR_SHARE};
 use crate::lab::simulate::papers::{Published, SET_UPS, SetUp};
 use crate::lab::simulate::{Calls, Outcome};
@@ -22,6 +24,9 @@ use crate::scheduler::Policy;
 use comfy_table::{CellAlignment, Table};
 use serde::Serialize;
 use std::path::{Path, PathBuf};
+
+/// What DynamicInfer adds step by step to PowerInfer in figure 10, from `static` to `full`.
+const STEPS: [Policy; 4] = [Policy::Static, Policy::Micro, Policy::Macro, Policy::Full];
 
 /// Positions that room is planned for, unless the user says otherwise: those of ReluLLaMA.
 const CONTEXT: usize = 2048;
@@ -143,6 +148,9 @@ pub struct Report {
     /// Where `full` is faster beside layer offload than was published: what of the assumptions would have to be given up for that.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     assumptions: Vec<Switched>,
+    /// With as much device memory for neurons as gives `static` the published share of neurons on the device.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    held: Option<Held>,
     pub rows: Vec<Row>,
 }
 
@@ -197,7 +205,12 @@ fn paper(args: &Args, s: &SetUp, placement: Placement) -> Result<Report> {
     let rows = rows(args, &case, &[Some(vram)])?;
     let case = Case { vram: Some(vram), ..case };
     let assumptions = assumptions(&case, &rows, &s.published)?;
-    Ok(Report { published: Some(s.published), assumptions, ..report(s.name.into(), &case, rows) })
+    // From another placement than the plan's the published systems do not begin.
+    let held = match s.published.gpu_share {
+        Some((fixed, _)) if placement == Placement::Static => held(&case, &STEPS, fixed / 100.0)?,
+        _ => None,
+    };
+    Ok(Report { published: Some(s.published), assumptions, held, ..report(s.name.into(), &case, rows) })
 }
 
 /// Where `full` is further above dense layer offload than was published: which assumption does it.
@@ -209,7 +222,6 @@ fn assumptions(case: &Case<'_>, rows: &[Row], published: &Published) -> Result<V
         return Ok(Vec::new());
     };
     let most = (1.0 + most / 100.0) * dense;
-    // From another placement than the plan's the published systems do not begin.
     if full <= most || case.placement != Placement::Static {
         return Ok(Vec::new());
     }
@@ -300,6 +312,7 @@ fn report(model: String, case: &Case<'_>, rows: Vec<Row>) -> Report {
         calls: case.calls,
         published: None,
         assumptions: Vec::new(),
+        held: None,
         rows,
     }
 }
@@ -420,7 +433,7 @@ fn shown(r: &Report) -> String {
         r.trace.token_distance,
         r.trace.text_distance.map_or(String::new(), |d| format!(", texts {d:.3}")),
         if r.contention { "take their share of" } else { "take no" },
-        r.published.as_ref().map_or(String::new(), |p| [alike(&r.trace), beside(r, p), switched(r, p)].join("\n")),
+        r.published.as_ref().map_or(String::new(), |p| compared(r, p)),
     )
 }
 
@@ -433,80 +446,21 @@ fn over(r: &Report, row: &Row) -> String {
         .map_or("-".into(), |s| format!("{:+.1} %", 100.0 * (row.tokens_per_s / s.tokens_per_s - 1.0)))
 }
 
-/// What DynamicInfer says of activations (section 3), and what the trace has.
-fn alike(t: &Statistics) -> String {
-    let range = |(from, to): (f64, f64)| format!("{from:.2} to {to:.2}");
-    let reached = |(from, to): (f64, f64), value: f64| match (from - value).max(value - to) {
-        off if off > 0.0 => format!("{value:.3}, {off:.3} outside"),
-        _ => format!("{value:.3}"),
-    };
-    let (skew, in_text) = (100.0 * t.skew, 100.0 * t.skew_in_text);
-    let gives_way = if t.skew > SKEW - 0.02 {
-        String::new()
-    } else if furthest(t.active) < TOKENS.0 {
-        let most = furthest(t.active);
-        format!(
-            "The skew gives way by {:.1} points: with it independent tokens are at most {most:.3} apart.\n",
-            100.0 * SKEW - skew
-        )
-    } else {
-        format!(
-            "The skew gives way by {:.1} points: with it, under a power law, tokens and texts are nearer to each other.\n",
-            100.0 * SKEW - skew
-        )
-    };
-    [
-        "| activations | published | this trace |".to_owned(),
-        "|---|---|---|".into(),
-        format!("| active for a token | | {:.1} % |", 100.0 * t.active),
-        format!("| tokens apart (figure 2c) | {} | {} |", range(TOKENS), reached(TOKENS, t.token_distance)),
-        format!(
-            "| texts apart (2b) | {} | {} |",
-            range(TEXTS),
-            t.text_distance.map_or("-".into(), |d| reached(TEXTS, d))
-        ),
-        format!(
-            "| token and hot neurons apart | {} | {} |",
-            range(TOKEN_TO_HOT),
-            reached(TOKEN_TO_HOT, t.token_to_hot)
-        ),
-        format!(
-            "| activations made by the top 40 % (2a) | about {:.0} % | {skew:.1} %, within a text {in_text:.1} % |",
-            100.0 * SKEW
-        ),
-        String::new(),
-        gives_way,
-    ]
-    .join("\n")
-}
-
-/// Which assumption makes `full` faster beside layer offload than was published.
-fn switched(r: &Report, p: &Published) -> String {
-    let (Some((_, most)), Some(dense)) = (p.full_over_llama_cpp, r.rows.iter().find(|row| row.policy.is_none())) else {
-        return String::new();
-    };
-    if r.assumptions.is_empty() {
-        return String::new();
+/// Everything that is printed beside what was published.
+fn compared(r: &Report, p: &Published) -> String {
+    let dense = r.rows.iter().find(|row| row.policy.is_none()).map_or(0.0, |row| row.tokens_per_s);
+    let mut parts = vec![beside::alike(&r.trace), speeds(r, p)];
+    if let Some((_, most)) = p.full_over_llama_cpp {
+        parts.push(beside::switched(&r.assumptions, most, dense));
     }
-    let mut lines = vec![
-        format!(
-            "Above the published +{most:.0} % over llama.cpp. What each assumption, given up alone, does about it:\n"
-        ),
-        "| assumption | of it may hold | full over llama.cpp | on GPU: static, full |".into(),
-        "|---|---|---|---|".into(),
-    ];
-    for s in &r.assumptions {
-        let share = s.share.map_or("less than 3 %".into(), |share| format!("{:.1} %", 100.0 * share));
-        let over = 100.0 * (s.tokens_per_s / dense.tokens_per_s - 1.0);
-        let (fixed, full) = (100.0 * s.gpu_share.0, 100.0 * s.gpu_share.1);
-        lines.push(format!("| {} | {share} | {over:+.0} % | {fixed:.1}, {full:.1} % |", s.assumption.says()));
+    if let (Some(held), Some(published)) = (&r.held, p.gpu_share) {
+        parts.push(beside::with_published_share(held, published, dense));
     }
-    lines.push(String::new());
-    lines.join("\n")
+    parts.join("\n")
 }
 
 /// Published and simulated, percent faster.
-fn beside(r: &Report, p: &Published) -> String {
+fn speeds(r: &Report, p: &Published) -> String {
     let speed = |policy: Option<Policy>| r.rows.iter().find(|row| row.policy == policy).map(|row| row.tokens_per_s);
     let more = |policy, than| match (speed(policy), speed(than)) {
         (Some(a), Some(b)) => format!("{:+.1} %", 100.0 * (a / b - 1.0)),

@@ -23,11 +23,18 @@ pub enum Assumption {
     DeviceRate,
     /// All device memory beside attention, head, predictors and buffers holds neurons.
     NeuronMemory,
+    /// The prompt is free. The paper divides decoded tokens by the time of the whole response (5.1), and the code that it is built on has
+    /// nothing that makes prompts fast (D.1): without this assumption each token of a prompt takes as long as a decoded one.
+    Prompt,
 }
+
+/// Tokens of a prompt for each decoded one in DynamicInfer 5.1: 64 and 128.
+pub const PROMPT: f64 = 64.0 / 128.0;
 
 impl Assumption {
     /// All of them.
-    pub const ALL: [Assumption; 3] = [Assumption::HostRate, Assumption::DeviceRate, Assumption::NeuronMemory];
+    pub const ALL: [Assumption; 4] =
+        [Assumption::HostRate, Assumption::DeviceRate, Assumption::NeuronMemory, Assumption::Prompt];
 
     /// The assumption as a sentence for reports.
     pub fn says(self) -> &'static str {
@@ -35,6 +42,9 @@ impl Assumption {
             Assumption::HostRate => "the CPU reads scattered neurons at the rate of whole matrices",
             Assumption::DeviceRate => "the sparse side's device reads at its memory's rate, launches are free",
             Assumption::NeuronMemory => "all VRAM beside attention, head, predictors and buffers holds neurons",
+            Assumption::Prompt => {
+                "the sparse side's prompt is free (else each of its tokens takes a decoded one's time)"
+            }
         }
     }
 
@@ -49,8 +59,13 @@ impl Assumption {
             Assumption::HostRate => machine.dram_gb_s *= share,
             Assumption::DeviceRate => machine.device_gb_s *= share,
             Assumption::NeuronMemory => vram = vram.map(|bytes| with_neurons(case, bytes, share)),
+            Assumption::Prompt => (),
         }
-        Case { machine: &machine, vram, ..*case }.run(policy)
+        let mut outcome = Case { machine: &machine, vram, ..*case }.run(policy)?;
+        if self == Assumption::Prompt {
+            outcome.tokens_per_s /= 1.0 + PROMPT * (1.0 - share);
+        }
+        Ok(outcome)
     }
 }
 
@@ -80,20 +95,44 @@ pub struct Switched {
 /// # Errors
 /// Those of [`Case::run`].
 pub fn given_up_for(assumption: Assumption, case: &Case<'_>, most: f64) -> Result<Switched> {
-    let speed = |share| Ok(assumption.run(case, Policy::Full, share)?.tokens_per_s);
+    let run = |policy, share| assumption.run(case, policy, share);
+    let share = largest(|share| Ok(run(Policy::Full, share)?.tokens_per_s <= most))?;
+    let (fixed, full) = (run(Policy::Static, share.unwrap_or(LEAST))?, run(Policy::Full, share.unwrap_or(LEAST))?);
+    Ok(Switched { assumption, share, tokens_per_s: full.tokens_per_s, gpu_share: (fixed.gpu_share, full.gpu_share) })
+}
+
+/// The largest share up to which `holds`, to a thousandth; `None` if it does not even with [`LEAST`].
+fn largest(mut holds: impl FnMut(f64) -> Result<bool>) -> Result<Option<f64>> {
     let (mut low, mut high) = (LEAST, 1.0);
-    let enough = speed(LEAST)? <= most;
-    // More of what is assumed is faster.
-    for _ in 0..if enough { HALVINGS } else { 0 } {
-        let middle = (low + high) / 2.0;
-        if speed(middle)? <= most { low = middle } else { high = middle }
+    if !holds(low)? {
+        return Ok(None);
     }
-    let of = |policy| assumption.run(case, policy, low);
-    let (fixed, full) = (of(Policy::Static)?, of(Policy::Full)?);
-    Ok(Switched {
-        assumption,
-        share: enough.then_some(low),
-        tokens_per_s: full.tokens_per_s,
-        gpu_share: (fixed.gpu_share, full.gpu_share),
-    })
+    for _ in 0..HALVINGS {
+        let middle = (low + high) / 2.0;
+        if holds(middle)? { low = middle } else { high = middle }
+    }
+    Ok(Some(low))
+}
+
+/// Results where less device memory holds neurons.
+#[derive(Clone, Debug, Serialize)]
+pub struct Held {
+    /// Share of the memory that neurons could have, 0 to 1.
+    pub share: f64,
+    /// What each policy reaches with it.
+    pub outcomes: Vec<(Policy, Outcome)>,
+}
+
+/// What `policies` reach where the device holds no more than `gpu_share` (0 to 1) of the computed neurons under `static`; `None` if it
+/// cannot hold so few.
+///
+/// # Errors
+/// Those of [`Case::run`].
+pub fn held(case: &Case<'_>, policies: &[Policy], gpu_share: f64) -> Result<Option<Held>> {
+    let run = |policy, share| Assumption::NeuronMemory.run(case, policy, share);
+    let Some(share) = largest(|share| Ok(run(Policy::Static, share)?.gpu_share <= gpu_share))? else {
+        return Ok(None);
+    };
+    let outcomes = policies.iter().map(|&policy| Ok((policy, run(policy, share)?))).collect::<Result<_>>()?;
+    Ok(Some(Held { share, outcomes }))
 }
