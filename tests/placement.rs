@@ -400,10 +400,16 @@ fn the_profiles_of_the_checkout_claim_no_measurement() {
 
 /// The program in a place of its own: status, stdout, stderr.
 fn program(place: &Path, args: &[&str]) -> (i32, String, String) {
+    logging(place, args, None)
+}
+
+/// The same, with this in DYNAMICINFER_LOG.
+fn logging(place: &Path, args: &[&str], filter: Option<&str>) -> (i32, String, String) {
     let mut command = Command::new(env!("CARGO_BIN_EXE_dynamicinfer"));
     command.args(args).current_dir(place).stdin(Stdio::null());
     command.env("XDG_CACHE_HOME", place.join("cache")).env("XDG_DATA_HOME", place.join("data"));
     command.env_remove("DYNAMICINFER_LOG").env_remove("DYNAMICINFER_ASSETS");
+    command.envs(filter.map(|filter| ("DYNAMICINFER_LOG", filter)));
     let done = command.output().unwrap();
     let text = |bytes| String::from_utf8(bytes).unwrap();
     let (out, err) = (text(done.stdout), text(done.stderr));
@@ -602,5 +608,36 @@ fn no_budget_changes_a_text_that_is_to_be_deterministic() {
             let more = [&device[..], &["--vram-schedule", schedule]].concat();
             assert_eq!(text(predictor, &more), alone, "{predictor}, {schedule}");
         }
+    }
+}
+
+#[test]
+fn the_log_says_why_neurons_thresholds_and_the_budget_moved_and_only_if_asked() {
+    let place = tempfile::tempdir().unwrap();
+    let args = ["run", "demo", "Once upon a time", "--temp", "0", "-n", "150", "--ignore-eos", "--no-history"];
+    let device = ["--predictor", "mlp", "--device", "virtual", "--ffn-share", "0.5", "--machine", "demo-pc"];
+    let args = [&args[..], &device, &["--policy", "full", "--vram-schedule", "60=9MiB,100=12MiB"]].concat();
+    let said = |filter: Option<&str>| {
+        let (code, _, err) = logging(place.path(), &args, filter);
+        assert_eq!(code, 0, "{err}");
+        err
+    };
+    let (debug, trace) = (said(Some("debug")), said(Some("dynamicinfer=trace")));
+    let with = |said: &str, all: &[&str]| said.lines().any(|line| all.iter().all(|word| line.contains(word)));
+    let events: [&[&str]; 4] = [
+        &["scheduler::log: moves token=", " layer=", " neurons=", " came=", " left=", " moving=true"],
+        &["scheduler::log: thresholds token=", " cpu_before=", " device_after=", " cpu_ns=", " device_ns="],
+        &["scheduler::log: rates token=", " link_gb_s=", " layer_us="],
+        &["request{id=1 ", "budget bytes_before=", " bytes_after=9437184 ", " slots_after="],
+    ];
+    for all in events {
+        assert!(with(&debug, all), "{all:?} is not in\n{debug}");
+    }
+    // What moves begins in a layer of a pass of the request.
+    let begins = ["request{id=1 ", ":pass{number=", " tokens=1 sequences=1}:layer{number=", "moves begin layer="];
+    assert!(with(&trace, &begins) && !with(&debug, &["layer{number="]), "{trace}");
+    let silent = said(None);
+    for word in ["moves", "thresholds", "rates", "bytes_before", "request{", "pass{"] {
+        assert!(!silent.contains(word), "{word}: {silent}");
     }
 }

@@ -164,7 +164,7 @@ struct Rule {
     instead: &'static str,
 }
 
-const RULES: [Rule; 9] = [
+const RULES: [Rule; 10] = [
     Rule {
         needles: &[
             "env::var",
@@ -221,6 +221,12 @@ const RULES: [Rule; 9] = [
         below: "",
         except: &[],
         instead: "nothing sleeps: wait for the event itself, or take the clock as a parameter",
+    },
+    Rule {
+        needles: &["_timeout(", "wait_for(", "tick(", "after(", "spin_loop"],
+        below: "src/generation/worker.rs",
+        except: &[],
+        instead: "the engine's thread looks at nothing in intervals: it is woken by what it waits for",
     },
     Rule {
         needles: &[
@@ -410,6 +416,7 @@ fn planted_offences_are_caught() {
     assert!(one("src/lab/x.rs", "impl ChooseMoves for Mine {\n").contains("src/scheduler/policy"));
     assert!(one("src/scheduler/x.rs", "moves.push(Move::new(slot, neuron));\n").contains("src/scheduler/policy"));
     assert!(one("src/engine/x.rs", "eprintln!(\"slow\");\n").contains("tracing"));
+    assert!(one("src/generation/worker.rs", "let c = self.commands.recv_timeout(MS);\n").contains("woken"));
     assert!(one("tests/x.rs", concat!("std::thread::", "sleep(d);\n")).contains("nothing sleeps"));
     assert!(one("benches/x.rs", concat!("to", "do!()\n")).contains("finish it"));
     assert!(one("tests/x.rs", concat!("// FIX", "ME: rounding\n")).contains("finish it"));
@@ -428,15 +435,16 @@ fn planted_offences_are_caught() {
 }
 
 /// Folders whose code decodes tokens, and the files in them that may name a lock: the pool takes one to sleep and to wake;
-/// the worker and its sequences have the channels to their askers, which are tried and never waited for while a token is made.
+/// the worker and its outboxes have the channels to their askers, which are tried and never waited for while a token is made.
 const TOKEN_PATH: [&str; 7] =
     ["src/cache/", "src/cpu/", "src/device/", "src/engine/", "src/generation/", "src/ops/", "src/predictor/"];
-const MAY_LOCK: [&str; 3] = ["src/cpu/thread_pool.rs", "src/generation/sequence.rs", "src/generation/worker.rs"];
+const MAY_LOCK: [&str; 3] = ["src/cpu/thread_pool.rs", "src/generation/outbox.rs", "src/generation/worker.rs"];
 
 #[test]
 fn no_lock_is_named_on_the_way_of_a_token() {
     let locks = |text: &str| -> Vec<usize> {
-        let names = ["Mutex", "RwLock", "Condvar", "Barrier", "OnceLock", "LazyLock", "mpsc", ".lock()", "park("];
+        let names =
+            ["Mutex", "RwLock", "Condvar", "Barrier", "OnceLock", "LazyLock", "mpsc", "crossbeam", ".lock()", "park("];
         let line = |(i, line): (usize, &str)| names.iter().any(|n| code_of(line).contains(n)).then_some(i + 1);
         text.lines().enumerate().filter_map(line).collect()
     };

@@ -21,6 +21,7 @@ use crate::scheduler::{
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::thread::JoinHandle;
+use tracing::trace;
 
 /// Observations that may wait for the thread: one token's layers of a large model.
 const OBSERVATIONS: usize = 64;
@@ -183,7 +184,11 @@ impl Migrator for Background {
                 }
                 let n = decided.moves.len();
                 let moves = decided.moves.iter().map(|m| (m.slot(), m.neuron()));
-                n - cache.migrate_all(device, decided.layer.index(), moves)
+                let refused = n - cache.migrate_all(device, decided.layer.index(), moves);
+                if n > 0 {
+                    trace!(layer = decided.layer.index(), moves = n, refused, "moves begin");
+                }
+                refused
             });
             match refused {
                 Some(refused) => self.counts.refused += refused as u64,

@@ -118,7 +118,8 @@ impl Here {
         let asker = Asker { client: 0, wanted: Wanted::always() };
         let prepared = request.prepare(&self.model, &asker, String::new(), self.seeds).map_err(refused)?;
         let job = prepared.jobs.into_iter().next().expect("n is 1");
-        let mut events = self.handle.submit(job).map_err(|e| refused(e.into()))?;
+        let span = tracing::debug_span!("request", id = self.seeds, client = 0, model = self.model.name);
+        let mut events = span.in_scope(|| self.handle.submit(job)).map_err(|e| refused(e.into()))?;
         self.runtime.block_on(until_interrupted(async move {
             while let Some(event) = events.recv().await {
                 match event {

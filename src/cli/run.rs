@@ -224,6 +224,7 @@ fn generate(
     params: SamplingParams,
 ) -> Result<Answer> {
     let seed = params.seed;
+    let _request = tracing::debug_span!("request", id = 1, client = 0, model = engine.model.config.name).entered();
     let mut sampler = Sampler::new(params, engine.model.config.vocab)?;
     let mut text = TextStream::continuation(&args.stop)?;
     prompt.iter().for_each(|&token| sampler.accept(token));

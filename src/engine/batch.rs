@@ -90,6 +90,12 @@ impl Buffers {
         }
     }
 
+    /// Sequences that the tokens of the pass belong to.
+    pub fn sequences(&self) -> usize {
+        let first = |t: &usize| !self.positions[..*t].iter().any(|p| p.sequence == self.positions[*t].sequence);
+        (0..self.positions.len()).filter(first).count()
+    }
+
     /// Takes the tokens of the next pass, and decides whose logits are computed.
     pub fn set_tokens(&mut self, tokens: impl Iterator<Item = (u32, TokenPosition)>, want: Logits) {
         let Buffers { tokens: ids, positions, logit_rows, .. } = self;

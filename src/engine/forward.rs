@@ -11,6 +11,7 @@ use super::probe::Probe;
 use super::sparsity::{Sparsity, Wanted};
 use crate::cpu::{Kernels, MAX_COLUMNS, ThreadPool};
 use crate::model::{KvCache, Model};
+use tracing::{Level, trace_span};
 
 /// A part of a forward pass. All but the first and the last are done once per layer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -96,8 +97,17 @@ impl Pass<'_, '_> {
 
 /// Runs a pass, step by step; afterwards the logits of `buffers.logit_rows` are in `buffers.logits`.
 pub(super) fn forward(executor: &mut dyn Executor, pass: &mut Pass<'_, '_>) {
+    // Looked up once: where layers are not logged, they cost a comparison.
+    let traced = tracing::enabled!(Level::TRACE);
+    let mut _layer = None;
     for step in in_order(pass.model.layers.len()) {
+        if traced && step.phase == Phase::BeginLayer {
+            _layer = Some(trace_span!("layer", number = step.layer).entered());
+        }
         perform(executor, pass, step);
+        if step.phase == Phase::EndLayer {
+            _layer = None;
+        }
     }
 }
 

@@ -40,6 +40,7 @@ use probe::Probe;
 use session::CHUNK;
 use sparsity::Wanted;
 use std::sync::Arc;
+use tracing::debug_span;
 
 /// A model, the threads that run it, and their working memory.
 pub struct Engine {
@@ -59,6 +60,8 @@ pub struct Engine {
     pool: ThreadPool,
     sparsity: Sparsity,
     buffers: Buffers,
+    /// Passes so far, for the log.
+    passes: u64,
 }
 
 impl Engine {
@@ -68,7 +71,7 @@ impl Engine {
         let buffers = Buffers::new(pool.threads());
         let sparsity = Sparsity::dense(model.config.layers);
         let (model, report) = (Arc::new(model), Report::default());
-        Engine { model, kernels, report, split: None, audit: None, timeline: None, pool, sparsity, buffers }
+        Engine { model, kernels, report, split: None, audit: None, timeline: None, pool, sparsity, buffers, passes: 0 }
     }
 
     /// Sets which neurons the FFNs of passes of up to [`MAX_COLUMNS`] tokens compute; longer prompts compute all. Returns what was set
@@ -93,8 +96,11 @@ impl Engine {
 
     /// Changes the scheduler's policy from the next layer on; `false` if nothing can move.
     pub fn set_policy(&mut self, policy: Policy) -> bool {
-        let migrator = self.split.as_mut().and_then(|split| split.migrator.as_mut());
-        migrator.is_some_and(|migrator| migrator.set_policy(policy, &mut self.sparsity))
+        let Some(migrator) = self.split.as_mut().and_then(|split| split.migrator.as_mut()) else { return false };
+        let before = migrator.policy().map_or("none", Policy::name);
+        let set = migrator.set_policy(policy, &mut self.sparsity);
+        tracing::debug!(before, after = policy.name(), set, "policy");
+        set
     }
 
     /// Threads that compute, the caller's included.
@@ -201,6 +207,9 @@ impl Engine {
 
     /// Runs the tokens that were placed.
     fn run(&mut self, caches: &mut [KvCache], observer: Option<&mut dyn Observer>) {
+        self.passes += 1;
+        let (number, tokens) = (self.passes, self.buffers.positions.len());
+        let _pass = debug_span!("pass", number, tokens, sequences = self.buffers.sequences()).entered();
         let Engine { model, kernels, report, split, pool, sparsity, buffers, timeline, .. } = self;
         let (n, neurons) = (buffers.positions.len(), model.config.ffn * model.config.layers);
         assert!(n > 0 && buffers.positions.iter().all(|p| p.position < caches[p.sequence].context));

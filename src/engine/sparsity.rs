@@ -138,6 +138,7 @@ impl Sparsity {
 
     /// Gives CPU and device the same threshold again: each layer's own.
     pub fn one_threshold(&mut self) {
+        tracing::debug!("one threshold for CPU and device");
         for layer in 0..self.rules.len() {
             if let Some(threshold) = self.threshold(layer) {
                 self.set_thresholds(layer, PerTier::all(threshold));
@@ -174,7 +175,8 @@ impl Sparsity {
     /// Sets a layer's threshold, for CPU and device; `false` for a layer that is not predicted.
     pub fn set_threshold(&mut self, layer: usize, new: f32) -> bool {
         let Rule::Predicted { threshold, .. } = &mut self.rules[layer] else { return false };
-        *threshold = new;
+        let before = std::mem::replace(threshold, new);
+        tracing::debug!(layer, before, after = new, "threshold set");
         self.set_thresholds(layer, PerTier::all(new));
         true
     }

@@ -3,51 +3,12 @@
 use super::job::{Delta, Done, Event, Job, Logprob, Reason};
 use super::logprobs::logprobs;
 use super::metrics::Metrics;
+use super::outbox::Outbox;
 use crate::clock::{self, Instant};
 use crate::engine::sampler::Sampler;
 use crate::error::Error;
 use crate::tokenizer::{TextStream, Tokenizer};
-use std::collections::VecDeque;
-use tokio::sync::mpsc::{Sender, error::TrySendError};
-
-/// The channel to a client. If the client reads slowly and the channel is full, events wait here and the sequence pauses.
-pub struct Outbox {
-    events: Sender<Event>,
-    backlog: VecDeque<Event>,
-}
-
-impl Outbox {
-    /// An outbox that sends to `events`.
-    pub fn new(events: Sender<Event>) -> Outbox {
-        Outbox { events, backlog: VecDeque::new() }
-    }
-
-    /// Sends an event, or keeps it while the channel is full.
-    pub fn send(&mut self, event: Event) {
-        self.backlog.push_back(event);
-        self.flush();
-    }
-
-    /// Moves waiting events into the channel. Returns whether none are left; if the client has gone, they are dropped.
-    pub fn flush(&mut self) -> bool {
-        while let Some(event) = self.backlog.pop_front() {
-            match self.events.try_send(event) {
-                Ok(()) => {}
-                Err(TrySendError::Full(event)) => {
-                    self.backlog.push_front(event);
-                    return false;
-                }
-                Err(TrySendError::Closed(_)) => self.backlog.clear(),
-            }
-        }
-        true
-    }
-
-    /// Whether the client has gone.
-    pub fn is_closed(&self) -> bool {
-        self.events.is_closed()
-    }
-}
+use tracing::{Span, debug};
 
 /// How far a sequence has come.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -66,6 +27,18 @@ pub enum Ended {
     Failed(String),
     /// The job's grammar could not be followed; the reason.
     Unsupported(String),
+}
+
+/// A job that waits for a slot.
+pub struct Waiting {
+    /// The job as it was handed in.
+    pub job: Box<Job>,
+    /// The channel to its client.
+    pub out: Outbox,
+    /// When it was handed in.
+    pub asked_at: Instant,
+    /// The request that it belongs to, for the log.
+    pub span: Span,
 }
 
 /// A job that has a slot.
@@ -93,24 +66,19 @@ pub struct Sequence {
     cached: usize,
     generated: usize,
     asked_at: Instant,
+    span: Span,
     admitted_at: Instant,
     first_at: Option<Instant>,
     last_at: Instant,
 }
 
 impl Sequence {
-    /// Gives `job` the slot `slot`, whose KV cache already holds the first `cached` tokens of its prompt.
+    /// Gives a job the slot `slot`, whose KV cache already holds the first `cached` tokens of its prompt.
     ///
     /// # Errors
     /// The job's parameters are bad; the outbox comes back, to tell the client.
-    pub fn new(
-        job: Job,
-        out: Outbox,
-        vocab: usize,
-        slot: usize,
-        cached: usize,
-        asked_at: Instant,
-    ) -> Result<Sequence, (Error, Outbox)> {
+    pub fn new(waiting: Waiting, vocab: usize, slot: usize, cached: usize) -> Result<Sequence, (Error, Outbox)> {
+        let Waiting { job, out, asked_at, span } = waiting;
         // `job.whole` is set only where the tokenizer drops the first space of a whole text.
         let made = Sampler::new(job.params.clone(), vocab)
             .and_then(|sampler| Ok((sampler, TextStream::whole(&job.stops, job.whole)?)));
@@ -124,8 +92,9 @@ impl Sequence {
             job.prompt.iter().for_each(|&token| sampler.accept(token));
         }
         let now = clock::now();
+        debug!(parent: &span, slot, prompt = job.prompt.len(), cached, queued = ?now - asked_at, "has a slot");
         Ok(Sequence {
-            job,
+            job: *job,
             out,
             slot,
             phase: Phase::Prompt(cached),
@@ -139,6 +108,7 @@ impl Sequence {
             cached,
             generated: 0,
             asked_at,
+            span,
             admitted_at: now,
             first_at: None,
             last_at: now,
@@ -223,14 +193,22 @@ impl Sequence {
         }
     }
 
+    /// Ends it without an answer, because its client has gone. Returns its slot.
+    pub fn cancel(self) -> usize {
+        debug!(parent: &self.span, generated = self.generated, "its client has gone");
+        self.slot
+    }
+
     /// Sends the last event. The returned outbox may still hold it, if the client reads slowly.
     pub fn end(mut self, ended: Ended, metrics: &Metrics) -> Outbox {
         match ended {
             Ended::Failed(why) => {
+                debug!(parent: &self.span, generated = self.generated, "failed: {why}");
                 metrics.failed.add(1);
                 self.out.send(Event::Failed(why));
             }
             Ended::Unsupported(why) => {
+                debug!(parent: &self.span, generated = self.generated, "cannot be followed: {why}");
                 metrics.refused_schema.add(1);
                 self.out.send(Event::Unsupported(why));
             }
@@ -253,6 +231,7 @@ impl Sequence {
                     prompt_time: first - self.admitted_at,
                     generation_time: self.last_at - first,
                 };
+                debug!(parent: &self.span, ?reason, generated = done.generated_tokens, took = ?self.last_at - self.asked_at, "answered");
                 self.out.send(Event::Done(done));
             }
         }

@@ -1,13 +1,15 @@
 //! The thread that owns the engine.
 //!
-//! Each turn of its loop: receive commands, drop jobs whose client has gone, give free slots to waiting jobs, run one token of every answer
-//! (one pass for up to 32 of them), run one chunk of one prompt. So a running answer waits for one chunk at most, and a client that goes
-//! away is noticed within a turn.
+//! Each turn of its loop: receive jobs and commands, drop jobs whose client has gone, give free slots to waiting jobs, run one token of
+//! every answer (one pass for up to 32 of them), run one chunk of one prompt. So a running answer waits for one chunk at most, a client that
+//! goes away is noticed within a turn, and commands, which have a channel of their own, are carried out after the current pass. Where no
+//! answer can go on it waits for whatever comes first; nothing is looked at in intervals.
 
 use super::job::{Event, Job, Refused};
 use super::metrics::Metrics;
+use super::outbox::{Events, Outbox, to_client};
 use super::queue::Queue;
-use super::sequence::{Ended, Outbox, Phase, Sequence};
+use super::sequence::{Ended, Phase, Sequence, Waiting};
 use super::slots::Slots;
 use crate::cache::Tier;
 use crate::clock::{self, Duration, Instant};
@@ -18,19 +20,15 @@ use crate::engine::{BatchToken, Engine, Failure, Logits, Session};
 use crate::error::{Error, Result};
 use crate::model::{KvCache, KvType};
 use crate::tokenizer::Tokenizer;
+use crossbeam_channel::{Receiver, Sender, TryRecvError, at, bounded, never, select, unbounded};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, TryRecvError, channel};
 use std::sync::{Arc, OnceLock};
-use tokio::sync::{mpsc, oneshot, watch};
+use tokio::sync::{oneshot, watch};
+use tracing::Span;
 
 /// Tokens of a prompt's chunk while other answers wait for their next token: it takes about as long as a few of those.
 const CHUNK_IN_COMPANY: usize = 64;
-/// Events that may wait for a client before its answer pauses: some 100 bytes each, so a client that stops reading costs a few hundred KiB
-/// at most.
-pub const EVENTS: usize = 1024;
-/// How often clients are checked for having caught up, when there is nothing else to do.
-const CATCH_UP: Duration = Duration::from_millis(2);
 
 /// Limits of a worker.
 #[derive(Clone, Copy, Debug)]
@@ -50,7 +48,6 @@ pub struct Limits {
 }
 
 enum Command {
-    Job(Box<Job>, mpsc::Sender<Event>, Instant),
     Ask(Box<dyn FnOnce(&mut Engine) + Send>),
     /// Keys and values computed so far are not used for later prompts.
     Forget,
@@ -62,6 +59,9 @@ enum Command {
 #[derive(Clone)]
 pub struct Handle {
     commands: Sender<Command>,
+    submitted: Sender<Waiting>,
+    /// Wakes the worker when a client has read an event or has gone.
+    read: Sender<()>,
     waiting: Arc<AtomicUsize>,
     /// Jobs that wait or run.
     jobs: watch::Receiver<usize>,
@@ -73,23 +73,25 @@ pub struct Handle {
 }
 
 impl Handle {
-    /// Hands in a job. Dropping the receiver cancels it.
+    /// Hands in a job, which is logged in the span that is entered here. Dropping the events cancels it.
     ///
     /// # Errors
     /// The queue is full, or the worker has ended.
-    pub fn submit(&self, job: Job) -> Result<mpsc::Receiver<Event>, Refused> {
+    pub fn submit(&self, job: Job) -> Result<Events, Refused> {
         let limit = self.limits.queue;
         let more = |n: usize| (n < limit).then_some(n + 1);
         if self.waiting.fetch_update(Ordering::SeqCst, Ordering::SeqCst, more).is_err() {
             self.metrics.refused_full.add(1);
             return Err(Refused::QueueFull(limit));
         }
-        let (send, receive) = mpsc::channel(EVENTS);
-        self.commands.send(Command::Job(Box::new(job), send, clock::now())).map_err(|_| Refused::Gone)?;
-        Ok(receive)
+        let (out, events) = to_client(self.read.clone());
+        let waiting = Waiting { job: Box::new(job), out, asked_at: clock::now(), span: Span::current() };
+        self.submitted.send(waiting).map_err(|_| Refused::Gone)?;
+        Ok(events)
     }
 
-    /// Runs `question` on the worker's thread between two passes and returns its result.
+    /// Runs `question` on the worker's thread after the current pass and returns its result. A job that is handed in afterwards begins
+    /// after it.
     ///
     /// # Errors
     /// The worker has ended.
@@ -164,12 +166,17 @@ pub fn start(engine: Engine, tokenizer: Arc<Tokenizer>, limits: Limits) -> Resul
     let metrics = Arc::new(Metrics::default());
     metrics.slots.set(limits.slots as u64);
     let waiting = Arc::new(AtomicUsize::new(0));
-    let (send, receive) = channel();
+    let (send, commands) = unbounded();
+    let (submitted, jobs_in) = unbounded();
+    // One signal says that somebody has read; a second would say the same.
+    let (read_send, read) = bounded(1);
     let (jobs_send, jobs) = watch::channel(0);
     let failure = Arc::new(OnceLock::new());
     let failed = failure.clone();
     let handle = Handle {
         commands: send,
+        submitted,
+        read: read_send,
         waiting: waiting.clone(),
         jobs,
         failure: failure.clone(),
@@ -183,7 +190,10 @@ pub fn start(engine: Engine, tokenizer: Arc<Tokenizer>, limits: Limits) -> Resul
         running: Vec::new(),
         leaving: Vec::new(),
         next_prompt: 0,
-        commands: receive,
+        commands,
+        submitted: jobs_in,
+        read,
+        ending: false,
         jobs: jobs_send,
         engine,
         tokenizer,
@@ -208,12 +218,6 @@ pub fn start(engine: Engine, tokenizer: Arc<Tokenizer>, limits: Limits) -> Resul
     Ok(handle)
 }
 
-struct Waiting {
-    job: Box<Job>,
-    out: Outbox,
-    asked_at: Instant,
-}
-
 struct Worker {
     engine: Engine,
     tokenizer: Arc<Tokenizer>,
@@ -226,6 +230,12 @@ struct Worker {
     /// Index into `running` from which the next prompt to run is searched, so that prompts take turns.
     next_prompt: usize,
     commands: Receiver<Command>,
+    /// Jobs that are not in the queue yet. It has no limit: [`Handle::submit`] refuses what is too many.
+    submitted: Receiver<Waiting>,
+    /// A client has read an event or has gone.
+    read: Receiver<()>,
+    /// The loop is to end.
+    ending: bool,
     jobs: watch::Sender<usize>,
     limits: Limits,
     waiting: Arc<AtomicUsize>,
@@ -235,14 +245,24 @@ struct Worker {
 
 impl Worker {
     fn run(mut self) {
-        while self.failure.get().is_none() && self.take_commands() {
+        loop {
+            self.wait();
+            // Jobs first: every command that was sent before a job is then carried out before the job begins.
+            self.take_jobs();
+            if !self.obey() {
+                break;
+            }
             self.let_go();
             self.make_room();
             self.admit();
             self.decode();
+            if !self.obey() {
+                break;
+            }
             self.prefill();
             self.publish();
         }
+        self.take_jobs();
         let why = self.failure.get().map_or_else(|| "the server is stopping".into(), Failure::to_string);
         let stopping = || Event::Failed(why.clone());
         for sequence in &mut self.running {
@@ -251,36 +271,70 @@ impl Worker {
         self.queue.drain().for_each(|mut waiting| waiting.out.send(stopping()));
     }
 
-    /// Receives commands; waits for one if there is nothing else to do. False: the worker is to end.
-    fn take_commands(&mut self) -> bool {
-        // Jobs wait only for a slot: where one is free, the queue is empty.
-        let rests = self.running.iter().all(|s| s.resting.is_some());
-        let mut next = if self.running.is_empty() && self.leaving.is_empty() && self.queue.is_empty() {
-            self.commands.recv().map_err(|_| TryRecvError::Disconnected)
-        } else if rests {
-            self.commands.recv_timeout(CATCH_UP).map_err(|e| match e {
-                RecvTimeoutError::Timeout => TryRecvError::Empty,
-                RecvTimeoutError::Disconnected => TryRecvError::Disconnected,
-            })
-        } else {
-            self.commands.try_recv()
-        };
-        loop {
-            match next {
-                Ok(Command::Job(job, events, asked_at)) => {
-                    self.queue.push(job.client, Waiting { job, out: Outbox::new(events), asked_at });
-                }
-                Ok(Command::Ask(question)) => question(&mut self.engine),
-                Ok(Command::Forget) => self.slots.forget(),
-                Ok(Command::Fail(why)) => {
-                    let _ = self.failure.set(why);
-                    return false;
-                }
-                Ok(Command::Stop) | Err(TryRecvError::Disconnected) => return false,
-                Err(TryRecvError::Empty) => return true,
-            }
-            next = self.commands.try_recv();
+    /// If no answer can go on, waits until one may: for a command, a job, a client that reads or goes away, or the end of the time for which
+    /// an answer that nobody reads may keep its slot.
+    fn wait(&mut self) {
+        let goes_on = self.running.iter().any(|s| s.resting.is_none());
+        let begins = !self.queue.is_empty() && self.slots.busy() < self.limits.slots;
+        if goes_on || begins || self.ending {
+            return;
         }
+        let late = self.end_of_rest().map_or_else(never, at);
+        let (command, waiting) = select! {
+            recv(self.commands) -> command => (Some(command), None),
+            recv(self.submitted) -> waiting => (None, waiting.ok()),
+            recv(self.read) -> _ => (None, None),
+            recv(late) -> _ => (None, None),
+        };
+        if let Some(waiting) = waiting {
+            self.enqueue(waiting);
+        }
+        if let Some(command) = command {
+            // Without a handle nobody can ask for anything any more.
+            self.carry_out(command.unwrap_or(Command::Stop));
+        }
+    }
+
+    /// When the first answer that nobody reads has to give way to a job that waits; `None` if none has to.
+    fn end_of_rest(&self) -> Option<Instant> {
+        let rests = self.running.iter().filter_map(|s| s.resting?.checked_add(self.limits.rest));
+        rests.min().filter(|_| !self.queue.is_empty())
+    }
+
+    /// Carries out the commands that have come, in their order. False: the worker is to end.
+    fn obey(&mut self) -> bool {
+        while !self.ending {
+            match self.commands.try_recv() {
+                Ok(command) => self.carry_out(command),
+                Err(TryRecvError::Empty) => return true,
+                Err(TryRecvError::Disconnected) => self.ending = true,
+            }
+        }
+        false
+    }
+
+    fn carry_out(&mut self, command: Command) {
+        match command {
+            Command::Ask(question) => question(&mut self.engine),
+            Command::Forget => self.slots.forget(),
+            Command::Stop => self.ending = true,
+            Command::Fail(why) => self.fail(why),
+        }
+    }
+
+    fn fail(&mut self, why: Failure) {
+        let _ = self.failure.set(why);
+        self.ending = true;
+    }
+
+    fn take_jobs(&mut self) {
+        while let Ok(waiting) = self.submitted.try_recv() {
+            self.enqueue(waiting);
+        }
+    }
+
+    fn enqueue(&mut self, waiting: Waiting) {
+        self.queue.push(waiting.job.client, waiting);
     }
 
     /// Drops jobs and answers whose client has gone, and notes whose clients read slowly.
@@ -293,7 +347,7 @@ impl Worker {
         while at < self.running.len() {
             if self.running[at].out.is_closed() {
                 let sequence = self.running.swap_remove(at);
-                self.slots.give_back(sequence.slot);
+                self.slots.give_back(sequence.cancel());
                 self.metrics.disconnects.add(1);
                 continue;
             }
@@ -310,7 +364,7 @@ impl Worker {
         let free = self.limits.slots - self.slots.busy();
         for _ in free..self.queue.len() {
             let rests = self.running.iter().enumerate().filter_map(|(at, s)| Some((s.resting?, at)));
-            let Some((_, at)) = rests.min().filter(|(since, _)| since.elapsed() > self.limits.rest) else { return };
+            let Some((_, at)) = rests.min().filter(|(since, _)| since.elapsed() >= self.limits.rest) else { return };
             let sequence = self.running.swap_remove(at);
             self.slots.give_back(sequence.slot);
             let why = format!(
@@ -325,14 +379,14 @@ impl Worker {
     /// Gives free slots to waiting jobs.
     fn admit(&mut self) {
         while self.slots.busy() < self.limits.slots
-            && let Some(Waiting { job, out, asked_at }) = self.queue.pop()
+            && let Some(waiting) = self.queue.pop()
         {
             self.waiting.fetch_sub(1, Ordering::SeqCst);
-            let Some((slot, reused)) = self.slots.take(&job.prompt) else { unreachable!("a slot is free") };
-            self.metrics.queue_time.observe(asked_at.elapsed());
+            let Some((slot, reused)) = self.slots.take(&waiting.job.prompt) else { unreachable!("a slot is free") };
+            self.metrics.queue_time.observe(waiting.asked_at.elapsed());
             self.metrics.cached_tokens.add(reused as u64);
             let vocab = self.engine.model.config.vocab;
-            match Sequence::new(*job, out, vocab, slot, reused, asked_at) {
+            match Sequence::new(waiting, vocab, slot, reused) {
                 Ok(sequence) => self.running.push(sequence),
                 Err((error, mut out)) => {
                     self.slots.give_back(slot);
@@ -384,6 +438,9 @@ impl Worker {
                     leave(sequence, ended, &mut self.leaving, &self.metrics);
                 }
             }
+            if !self.obey() {
+                return;
+            }
         }
     }
 
@@ -426,9 +483,9 @@ impl Worker {
     }
 
     /// Whether the last pass cannot be used. Then nothing of it is sent: the loop ends and tells the clients why.
-    fn has_failed(&self) -> bool {
+    fn has_failed(&mut self) -> bool {
         let Some(why) = self.engine.failure() else { return false };
-        let _ = self.failure.set(why);
+        self.fail(why);
         true
     }
 

@@ -57,14 +57,15 @@ impl VramBudget {
             ));
         };
         let slots = plan.slots();
+        let (before, slots_before) = (split.device.memory().budget, split.cache.slots());
         let none = |e: OutOfMemory| out_of_memory(e);
-        let least: Vec<usize> = split.cache.slots().iter().zip(&slots).map(|(&now, &then)| now.min(then)).collect();
+        let least: Vec<usize> = slots_before.iter().zip(&slots).map(|(&now, &then)| now.min(then)).collect();
         split.cache.resize(&mut *split.device, &least).map_err(none)?;
         // First the reserved bytes are given back, then as many are reserved as the new plan wants, or as before if the new budget is
         // refused.
         let nothing = split.device.reserve(0).map_err(none)?;
-        let before = std::mem::replace(&mut split.reserved, nothing);
-        split.device.free(before);
+        let reserved = std::mem::replace(&mut split.reserved, nothing);
+        split.device.free(reserved);
         let (context, sequences) = (self.context(&model), split.sequences());
         let reserve = |split: &mut Split, bytes: u64| {
             let now = split.device.reserve(bytes)?;
@@ -83,7 +84,7 @@ impl VramBudget {
             });
         if set.is_err() {
             // Keys and values that find no room stay on the host.
-            let _ = split.set_sequences(&model, context, sequences).and_then(|()| reserve(split, before.bytes));
+            let _ = split.set_sequences(&model, context, sequences).and_then(|()| reserve(split, reserved.bytes));
         }
         set.map_err(none)?;
         let Split { device, cache, .. } = split;
@@ -97,6 +98,15 @@ impl VramBudget {
             missing.retain(|&n| !table.location(n).is_device());
             cache.migrate_all(&mut **device, l, missing.into_iter().map_while(|n| Some((free.pop()?, n))));
         }
+        let total = |slots: &[usize]| slots.iter().sum::<usize>();
+        tracing::debug!(
+            bytes_before = before,
+            bytes_after = plan.budget_bytes,
+            slots_before = total(&slots_before),
+            slots_after = total(&slots),
+            sequences = plan.sequences,
+            "budget"
+        );
         Ok(plan)
     }
 }

@@ -4,6 +4,8 @@
 //! CPU. Moves must therefore win more hits than they cost. Where they do not (other systems measure this above some 65 % of residency), the
 //! static placement is restored, and moving is tried again after a rest, which doubles each time.
 
+use tracing::debug;
+
 /// Tokens over which gain and cost are summed.
 const SPAN: u32 = 32;
 /// Tokens of the first rest.
@@ -54,6 +56,9 @@ impl Gain {
     pub fn token(&mut self, cost: f64) {
         if self.rest > 0 {
             self.rest -= 1;
+            if self.rest == 0 {
+                debug!("moving is tried again");
+            }
             (self.hits, self.moves) = (0, 0);
             return;
         }
@@ -69,6 +74,7 @@ impl Gain {
         }
         if (hits as f64) < cost * moves as f64 {
             self.rest = self.next_rest;
+            debug!(tokens = SPAN, hits, moves, cost = %format_args!("{cost:.2}"), rest = self.rest, "moving does not pay: the static placement returns");
             self.next_rest = (2 * self.next_rest).min(MAX_REST);
             self.spans = 0;
         } else {

@@ -7,6 +7,7 @@
 
 pub mod gain;
 pub mod importance;
+mod log;
 pub mod policy;
 pub mod rates;
 mod step;

@@ -29,7 +29,8 @@ pub struct Measured {
     pub link_gb_s: f64,
 }
 
-fn follow(old: f64, new: f64) -> f64 {
+/// The mean with a new measurement in it; 0 stands for none so far.
+pub(super) fn follow(old: f64, new: f64) -> f64 {
     if old == 0.0 { new } else { old + FOLLOW * (new - old) }
 }
 

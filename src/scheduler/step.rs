@@ -3,6 +3,7 @@
 
 use super::gain::Gain;
 use super::importance::Frequencies;
+use super::log::{self, RatesLog};
 use super::policy::greedy::{self, Move};
 use super::policy::{ChooseMoves, LayerState, Policy, Rules, Scratch};
 use super::rates::Rates;
@@ -126,6 +127,7 @@ pub struct Scheduler {
     move_cost: Option<f64>,
     window: Window,
     rates: Rates,
+    rates_log: RatesLog,
     gain: Gain,
     layers: Vec<Layer>,
     /// Number of the current token, from 1 on.
@@ -161,6 +163,7 @@ impl Scheduler {
             // Until rates are known, nothing is put on the link.
             window: Window::new(0.0, ahead),
             rates: Rates::new(setting.link_gb_s, setting.sync_ns),
+            rates_log: RatesLog::default(),
             gain: Gain::default(),
             layers: setting.history.into_iter().zip(&setting.placed).enumerate().map(layer).collect(),
             token: 1,
@@ -242,6 +245,7 @@ impl Scheduler {
         let Some(device) = &seen.device else { return };
         if let Some(now) = self.rates.measure(device.totals, device.computed) {
             self.window.measured(now.layer_ns, now.link_gb_s);
+            self.rates_log.measured(self.token, now, self.rates.times(), self.window.bytes_per_layer());
         }
         let Scheduler { layers, here, rules, token, policy, gain, .. } = self;
         let layer = &mut layers[seen.layer.index()];
@@ -269,9 +273,14 @@ impl Scheduler {
         if !self.token.wrapping_sub(1).is_multiple_of(BALANCE_EVERY) {
             return None;
         }
-        let before = balancer.thresholds();
-        let now = balancer.update(self.rates.times()?, self.loss);
-        (now != before).then(|| probabilities(now, *own))
+        let (before, times) = (balancer.thresholds(), self.rates.times()?);
+        let now = balancer.update(times, self.loss);
+        if now == before {
+            return None;
+        }
+        let [before, now] = [before, now].map(|thresholds| probabilities(thresholds, *own));
+        log::thresholds(self.token, seen.layer.index(), before, now, times);
+        Some(now)
     }
 
     /// Moves for a layer that will be used. `probabilities`, times 255, are those of that use, if it was predicted; `under_way` are the
@@ -294,6 +303,7 @@ impl Scheduler {
             v.extend(layers[layer].is_static.iter().map(|&placed| f32::from(u8::from(placed))));
             greedy::choose(slots, v, most, 0.0, |_| false, |_| false, &mut scratch.lists, moves);
         }
+        log::moves(&at, moving, most, moves);
         self.gain.moved(if moving { moves.len() } else { 0 });
         &self.moves
     }

@@ -4,12 +4,11 @@ use crate::api::error::unsupported;
 use crate::api::stream::{Usage, cut_short, failed};
 use crate::api::{Answer, ApiError};
 use crate::clock::{self, Duration};
-use crate::generation::Event;
+use crate::generation::{Event, Events};
 use hyper::body::{Body, Bytes, Frame};
 use serde_json::Value;
 use std::pin::Pin;
 use std::task::{Context, Poll};
-use tokio::sync::mpsc::Receiver;
 use tokio::time::Sleep;
 
 /// Time from an error event to the end of its connection: when a body fails, hyper drops what it has not written yet.
@@ -17,7 +16,7 @@ const LINGER: Duration = Duration::from_millis(50);
 
 /// One choice of the answer.
 struct Choice {
-    events: Receiver<Event>,
+    events: Events,
     /// Bytes of its text so far.
     offset: usize,
     ended: bool,
@@ -49,7 +48,7 @@ impl EventStream {
     /// Streams the events of all choices, `per_prompt` of them for each prompt; `with_usage` adds a last chunk with the numbers of tokens.
     pub fn new(
         answer: Answer,
-        events: Vec<Receiver<Event>>,
+        events: Vec<Events>,
         per_prompt: usize,
         with_usage: bool,
         ping_every: Duration,

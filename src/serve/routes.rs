@@ -55,6 +55,10 @@ const MAX_URI: usize = 8 << 10;
 const MAX_HEADER_BYTES: usize = 64 << 10;
 const MAX_REQUEST_ID: usize = 128;
 
+/// The id of a request, as its answer has it in x-request-id.
+#[derive(Clone)]
+struct RequestId(String);
+
 type Shared = State<Arc<Daemon>>;
 
 /// Answers all routes.
@@ -122,10 +126,11 @@ fn answer(result: Result<Value, ApiError>) -> Response {
 }
 
 /// Every request passes here: it is checked whether it may come in, and the answer gets the headers that all answers have.
-async fn door(State(daemon): Shared, request: Request, next: Next) -> Response {
+async fn door(State(daemon): Shared, mut request: Request, next: Next) -> Response {
     daemon.counters.requests.add(1);
     let id = request.headers().get("x-request-id").and_then(|id| safe_id(id.as_bytes()));
     let id = id.unwrap_or_else(|| format!("{:016x}", daemon.fresh()));
+    request.extensions_mut().insert(RequestId(id.clone()));
     let origin = allowed_origin(&daemon, request.headers());
     let mut response = match admit(&daemon, &request) {
         // A browser asks whether it may send the request; that question carries no token.
@@ -353,6 +358,7 @@ async fn generate(
 ) -> Result<Response, ApiError> {
     let real_ip = request.headers().get("x-real-ip").map(HeaderValue::as_bytes);
     let client = request.extensions().get::<Peer>().map_or(0, |peer| peer.client(real_ip));
+    let id = request.extensions().get::<RequestId>().map(|id| id.0.clone()).unwrap_or_default();
     let fresh = daemon.fresh();
     // This future, and `here` with it, is dropped when the client goes away; a child process that works for it is then ended.
     let here = Arc::new(());
@@ -360,11 +366,10 @@ async fn generate(
     let (loaded, prepared) = read(&daemon, request, move |loaded, body| prepare(loaded, body, &asker, fresh)).await?;
     drop(here);
     let Prepared { jobs, answer, stream, usage, per_prompt } = prepared;
-    let mut events = Vec::new();
-    for job in jobs {
-        // If one job is refused, the receivers of the others are dropped, which cancels them.
-        events.push(loaded.handle.submit(job)?);
-    }
+    let span = tracing::debug_span!("request", id, client, model = loaded.model.name);
+    // If one job is refused, the events of the others are dropped, which cancels them.
+    let submit = || jobs.into_iter().map(|job| loaded.handle.submit(job)).collect::<Result<Vec<_>, _>>();
+    let events = span.in_scope(submit)?;
     if stream {
         let ping = Duration::from_secs(daemon.settings().whole("serve.ping_seconds"));
         let body = EventStream::new(answer, events, per_prompt, usage, ping);

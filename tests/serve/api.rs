@@ -346,3 +346,28 @@ fn the_document_lists_every_route_and_every_field() {
     }
     assert_eq!(daemon.get("/openapi.json"), document);
 }
+
+#[test]
+fn the_log_tells_each_request_by_its_id_and_what_was_changed_from_outside() {
+    let dir = tempfile::tempdir().unwrap();
+    let device = ["--device", "virtual", "--ffn-share", "0.5", "--machine", "demo-pc", "--predictor", "mlp"];
+    let args = [&["serve", "demo", "--no-history"], &device[..]].concat();
+    let mut daemon = Daemon::spawn(dir.path(), &args, &[("DYNAMICINFER_LOG", "dynamicinfer=debug")]);
+    daemon.wait_for("is ready");
+    let body = json!({"prompt": "Once", "max_tokens": 3, "ignore_eos": true}).to_string();
+    let named = format!(
+        "POST /v1/completions HTTP/1.1\r\nhost: localhost\r\nx-request-id: mine-7\r\nconnection: close\r\ncontent-length: {}\r\n\r\n{body}",
+        body.len()
+    );
+    assert_eq!(daemon.raw(named.as_bytes()).status, 200);
+    let slot = daemon.wait_for("has a slot");
+    assert!(slot.contains("request{id=\"mine-7\" client=") && slot.contains(" model=\"demo\"}"), "{slot}");
+    let answered = daemon.wait_for("answered");
+    assert!(answered.contains("mine-7") && answered.contains(" generated=3 "), "{answered}");
+    assert_eq!(daemon.call("PUT", "/v1/x/policy", r#"{"policy": "lru"}"#).status, 200);
+    daemon.wait_for("policy before=\"full\" after=\"lru\"");
+    assert_eq!(daemon.call("PUT", "/v1/x/thresholds", r#"{"threshold": 0.25}"#).status, 200);
+    daemon.wait_for("after=0.25");
+    assert_eq!(daemon.call("PUT", "/v1/x/budget", r#"{"vram_budget_bytes": 9437184}"#).status, 200);
+    daemon.wait_for("bytes_after=9437184");
+}

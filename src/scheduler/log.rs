@@ -1,0 +1,90 @@
+//! What is logged of decisions: what changed, and the numbers that led to it. Nothing is computed unless it is logged.
+
+use super::policy::LayerState;
+use super::policy::greedy::Move;
+use super::rates::{Measured, follow};
+use super::thresholds::Times;
+use crate::cache::{PerTier, Tier};
+use tracing::{Level, debug, enabled};
+
+/// A rate is logged again when it has changed by more than this share.
+const CHANGED: f64 = 0.1;
+
+/// What micro, macro and full choose by: v = a + lambda f. The other policies have measures of their own.
+fn importance(at: &LayerState<'_>, neuron: usize) -> f32 {
+    let probability = at.probabilities.map_or(0.0, |p| f32::from(p[neuron]) / 255.0);
+    probability + at.rules.lambda * at.frequencies[neuron]
+}
+
+/// The least and the greatest, as text; `-` if there are none.
+fn range(of: impl Iterator<Item = f32>) -> String {
+    let (least, most) = of.fold((f32::INFINITY, f32::NEG_INFINITY), |(least, most), v| (least.min(v), most.max(v)));
+    if least > most { "-".into() } else { format!("{least:.3}..{most:.3}") }
+}
+
+/// Neurons that are to come to a layer's slots. `room` is how many the link has room for; `moving` is false while the static placement is
+/// restored.
+pub(super) fn moves(at: &LayerState<'_>, moving: bool, room: usize, moves: &[Move]) {
+    if moves.is_empty() || !enabled!(Level::DEBUG) {
+        return;
+    }
+    let came = range(moves.iter().map(|m| importance(at, m.neuron().index())));
+    let replaced = || moves.iter().filter_map(|m| at.slots[m.slot().index()].resident());
+    let left = range(replaced().map(|neuron| importance(at, neuron.index())));
+    let (neurons, free) = (moves.len(), moves.len() - replaced().count());
+    let predicted = at.probabilities.is_some();
+    debug!(token = at.token, layer = at.layer, neurons, room, free, %came, %left, predicted, moving, "moves");
+}
+
+/// A layer's neurons are computed from other probabilities on.
+pub(super) fn thresholds(token: u32, layer: usize, before: PerTier<f32>, after: PerTier<f32>, times: Times) {
+    let ns = times.neuron_ns;
+    debug!(
+        token,
+        layer,
+        cpu_before = %format_args!("{:.4}", before[Tier::Host]),
+        cpu_after = %format_args!("{:.4}", after[Tier::Host]),
+        device_before = %format_args!("{:.4}", before[Tier::Device]),
+        device_after = %format_args!("{:.4}", after[Tier::Device]),
+        cpu_ns = %format_args!("{:.1}", ns[Tier::Host]),
+        device_ns = %format_args!("{:.1}", ns[Tier::Device]),
+        "thresholds"
+    );
+}
+
+/// The rates that were logged last, and the mean time of a layer.
+#[derive(Default)]
+pub(super) struct RatesLog {
+    /// Mean time of a layer over about the last twenty, ns; 0 until one was measured.
+    layer_ns: f64,
+    /// Link in GB/s, layer in ns, and a neuron on the CPU and on the device in ns, as they were logged last.
+    told: [f64; 4],
+}
+
+impl RatesLog {
+    /// A layer was measured; `times` are what one neuron takes by now, `window` the bytes that the link carries during a layer.
+    pub fn measured(&mut self, token: u32, now: Measured, times: Option<Times>, window: f64) {
+        if !enabled!(Level::DEBUG) {
+            return;
+        }
+        self.layer_ns = follow(self.layer_ns, now.layer_ns);
+        let [cpu_ns, device_ns] =
+            times.map_or([0.0; 2], |times| [times.neuron_ns[Tier::Host], times.neuron_ns[Tier::Device]]);
+        let rates = [now.link_gb_s, self.layer_ns, cpu_ns, device_ns];
+        let changed = |(now, told): (&f64, &f64)| (now - told).abs() > CHANGED * told;
+        if !rates.iter().zip(&self.told).any(changed) {
+            return;
+        }
+        let from_to = |i: usize, unit: f64| format!("{:.2}->{:.2}", self.told[i] / unit, rates[i] / unit);
+        debug!(
+            token,
+            link_gb_s = %from_to(0, 1.0),
+            layer_us = %from_to(1, 1e3),
+            cpu_ns = %from_to(2, 1.0),
+            device_ns = %from_to(3, 1.0),
+            window_bytes = window as u64,
+            "rates"
+        );
+        self.told = rates;
+    }
+}

@@ -1,0 +1,225 @@
+//! The thread that owns the engine, as its clients meet it: when commands are carried out, and what wakes it.
+
+mod support;
+
+use dynamicinfer::clock::{self, Duration};
+use dynamicinfer::cpu::Kernels;
+use dynamicinfer::engine::{Choice, Engine, Sparsity};
+use dynamicinfer::formats::rows::Quant;
+use dynamicinfer::generation::outbox::EVENTS;
+use dynamicinfer::generation::{Event, Events, Handle, Job, Limits, start};
+use dynamicinfer::model::{KvType, Model};
+use dynamicinfer::predictor::{Calibration, Kind, Predictor, Tools};
+use dynamicinfer::tokenizer::Tokenizer;
+use std::future::Future;
+use std::path::Path;
+use std::pin::pin;
+use std::sync::mpsc::channel;
+use std::sync::{Arc, Mutex, OnceLock};
+use std::task::{Context, Waker};
+use support::packed;
+
+/// Longer than any step of a test on a busy machine.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// A worker on a tiny model; `of` changes the engine before.
+fn worker(dir: &Path, slots: usize, context: usize, deterministic: bool, of: impl FnOnce(&mut Engine)) -> Handle {
+    let store = packed(dir, "relullama", Quant::F32);
+    let model = Model::open(&store).unwrap();
+    let tokenizer = Arc::new(Tokenizer::new(model.tokenizer().unwrap(), &store).unwrap());
+    let mut engine = Engine::new(model, 1, Kernels::best());
+    of(&mut engine);
+    let limits = Limits { queue: 8, slots, context, kv: KvType::F16, deterministic, rest: Duration::MAX };
+    start(engine, tokenizer, limits).unwrap()
+}
+
+/// An answer of so many tokens, each with an event of its own.
+fn job(client: u64, max_tokens: usize) -> Job {
+    Job {
+        client,
+        prompt: vec![1, 2, 3],
+        params: Default::default(),
+        max_tokens,
+        stops: Vec::new(),
+        whole: false,
+        ignore_eos: true,
+        logit_bias: Vec::new(),
+        logprobs: Some(0),
+        grammar: None,
+    }
+}
+
+/// Sends a command, and does not wait for its answer.
+fn send(handle: &Handle, command: impl FnOnce(&mut Engine) + Send + 'static) {
+    let asked = pin!(handle.ask(command));
+    assert!(asked.poll(&mut Context::from_waker(Waker::noop())).is_pending());
+}
+
+/// The result of a future that another thread completes.
+fn within_patience<T>(future: impl Future<Output = T>) -> T {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
+    runtime.block_on(async { tokio::time::timeout(PATIENCE, future).await }).expect("it comes in time")
+}
+
+fn ask<T: Send + 'static>(handle: &Handle, question: impl FnOnce(&mut Engine) -> T + Send + 'static) -> T {
+    within_patience(handle.ask(question)).unwrap()
+}
+
+/// The tokens of a whole answer.
+fn read(events: &mut Events) -> usize {
+    within_patience(async {
+        loop {
+            match events.recv().await {
+                Some(Event::Delta(_)) => {}
+                Some(Event::Done(done)) => return done.generated_tokens,
+                other => panic!("{other:?}"),
+            }
+        }
+    })
+}
+
+fn passes(handle: &Handle) -> u64 {
+    handle.metrics.prompt_passes.get() + handle.metrics.decode_passes.get()
+}
+
+/// How often this thread of the process has gone to sleep by itself.
+fn sleeps(thread: i32) -> u64 {
+    let status = std::fs::read_to_string(format!("/proc/self/task/{thread}/status")).unwrap();
+    let line = status.lines().find_map(|line| line.strip_prefix("voluntary_ctxt_switches:")).unwrap();
+    line.trim().parse().unwrap()
+}
+
+/// Waits until the worker, on this thread, has made `tokens` tokens and does not wake any more, not even to look whether it should.
+fn until_it_stands_still(handle: &Handle, thread: i32, tokens: u64) {
+    let lock = parking_lot::Mutex::new(());
+    let began = clock::now();
+    while began.elapsed() < PATIENCE {
+        let seen = || (handle.metrics.generated_tokens.get(), sleeps(thread));
+        let before = seen();
+        parking_lot::Condvar::new().wait_for(&mut lock.lock(), Duration::from_millis(50));
+        if before.0 >= tokens && before == seen() {
+            return;
+        }
+    }
+    panic!("the worker wakes although nothing has come");
+}
+
+fn thread_of(handle: &Handle) -> i32 {
+    ask(handle, |_| rustix::thread::gettid().as_raw_nonzero().get())
+}
+
+/// It used to look every 2 ms whether the client had read on.
+#[test]
+fn a_worker_whose_client_does_not_read_stands_still_and_goes_on_when_it_does() {
+    let dir = tempfile::tempdir().unwrap();
+    let handle = worker(dir.path(), 1, 4096, false, |_| {});
+    let thread = thread_of(&handle);
+    until_it_stands_still(&handle, thread, 0);
+    let tokens = 2 * EVENTS;
+    let mut events = handle.submit(job(1, tokens)).unwrap();
+    until_it_stands_still(&handle, thread, EVENTS as u64);
+    assert!(handle.metrics.generated_tokens.get() < tokens as u64, "it ran ahead of its client");
+    // A command is answered all the same.
+    ask(&handle, |_| ());
+    until_it_stands_still(&handle, thread, EVENTS as u64);
+    assert_eq!(read(&mut events), tokens);
+    within_patience(handle.idle());
+}
+
+#[test]
+fn a_job_that_is_cancelled_ends_though_nothing_else_happens() {
+    let dir = tempfile::tempdir().unwrap();
+    let handle = worker(dir.path(), 1, 4096, false, |_| {});
+    let thread = thread_of(&handle);
+    let unread = handle.submit(job(1, 3 * EVENTS)).unwrap();
+    until_it_stands_still(&handle, thread, EVENTS as u64);
+    let waits = handle.submit(job(2, 5)).unwrap();
+    let mut next = handle.submit(job(3, 5)).unwrap();
+    until_it_stands_still(&handle, thread, 0);
+    assert_eq!((handle.jobs(), handle.metrics.waiting.get()), (3, 2));
+    drop(waits);
+    until_it_stands_still(&handle, thread, 0);
+    assert_eq!((handle.jobs(), handle.metrics.disconnects.get()), (2, 1));
+    drop(unread);
+    assert_eq!(read(&mut next), 5);
+    within_patience(handle.idle());
+    assert_eq!(handle.metrics.disconnects.get(), 2);
+}
+
+/// Calls something on the engine's thread in the middle of every pass.
+struct Amid(Calibration, Box<dyn Fn() + Send + Sync>);
+
+impl Predictor for Amid {
+    fn kind(&self) -> Kind {
+        Kind::Mlp
+    }
+
+    fn threshold(&self, _: usize, _: usize) -> f32 {
+        0.5
+    }
+
+    fn calibration(&self, _: usize, ahead: usize) -> Option<&Calibration> {
+        (ahead == 0).then_some(&self.0)
+    }
+
+    fn score(&self, _: &mut Tools<'_>, layer: usize, _: usize, _: &[f32], _: usize, scores: &mut [f32]) {
+        scores.fill(1.0);
+        if layer == 0 {
+            self.1();
+        }
+    }
+
+    fn weight_bytes(&self, _: usize, _: usize) -> u64 {
+        0
+    }
+}
+
+/// Between two tokens of an answer ran those of all others, each a pass of its own where answers must not depend on each other.
+#[test]
+fn a_command_is_carried_out_after_the_current_pass_and_in_the_order_in_which_it_came() {
+    let dir = tempfile::tempdir().unwrap();
+    let (known, done) = (Arc::new(OnceLock::<Handle>::new()), Arc::new(Mutex::new(Vec::new())));
+    let (handle, seen) = (known.clone(), done.clone());
+    let commands = move || {
+        let Some(handle) = handle.get() else { return };
+        for number in 0..2 {
+            let (sent, then, seen) = (passes(handle), handle.clone(), seen.clone());
+            send(handle, move |_| seen.lock().unwrap().push((sent, passes(&then), number)));
+        }
+    };
+    let handle = worker(dir.path(), 3, 64, true, |engine| {
+        let amid: Arc<dyn Predictor> =
+            Arc::new(Amid(Calibration::new(vec![-1.0, 1.0], vec![0.1, 0.9]), Box::new(commands)));
+        let predicted = Choice::Predicted { predictor: amid, threshold: 0.5, activation_threshold: 0.0 };
+        engine.set_sparsity(Sparsity::new(vec![predicted; engine.model.config.layers], 0).unwrap());
+    });
+    assert!(known.set(handle.clone()).is_ok());
+    let mut answers: Vec<Events> = (0..3).map(|client| handle.submit(job(client, 20)).unwrap()).collect();
+    for events in &mut answers {
+        assert_eq!(read(events), 20);
+    }
+    within_patience(handle.idle());
+    let done = done.lock().unwrap();
+    // Each of the three prompts is a pass, and each token but its first.
+    let expected: Vec<(u64, u64, u64)> = (0..3 * 20).flat_map(|n| [(n, n + 1, 0), (n, n + 1, 1)]).collect();
+    assert_eq!(*done, expected);
+    handle.stop();
+}
+
+/// Jobs have a channel of their own, and yet a changed threshold holds for every job that is handed in after the change.
+#[test]
+fn what_was_asked_before_a_job_is_carried_out_before_it() {
+    let dir = tempfile::tempdir().unwrap();
+    let handle = worker(dir.path(), 1, 64, false, |_| {});
+    let (release, held) = channel::<()>();
+    send(&handle, move |_| held.recv_timeout(PATIENCE).unwrap());
+    let seen = Arc::new(Mutex::new(Vec::new()));
+    for number in 0..5 {
+        let (then, seen) = (handle.clone(), seen.clone());
+        send(&handle, move |_| seen.lock().unwrap().push((number, passes(&then))));
+    }
+    let mut events = handle.submit(job(1, 4)).unwrap();
+    release.send(()).unwrap();
+    assert_eq!(read(&mut events), 4);
+    assert_eq!(*seen.lock().unwrap(), [(0, 0), (1, 0), (2, 0), (3, 0), (4, 0)]);
+}
