@@ -1,9 +1,9 @@
 // Computes: the resident half of an FFN (DynamicInfer C.2): for every slot whose neuron some column wants, gate, activation
 //           and cut; up where the gate lets it through; out[b] = the sum over neurons of a[b] * down row.
 // Shapes:   blocks [slots] of the rows gate, up, down (plain: up, down); bucket [slots]; masks [ffn]; x [n, cols] f32 or its
-//           codes; out [n, cols] f32, then one u32: neurons times columns that were active.
-//           Scratch: a [slots, n] f32; list [chunks, 32] slots; counts [chunks, 2]: slots in the list, active pairs;
-//           partial [splits, n, cols] f32.
+//           codes; out [n, cols] f32, then fired [n, chunks]: bit k of a word says that the neuron in slot k of the chunk was active
+//           for that column.
+//           Scratch: a [slots, n] f32; list [chunks, 32] slots; counts [chunks]: slots in the list; partial [splits, n, cols] f32.
 // Moves:    bucket and wanted masks; gate rows of wanted neurons; up rows of those that fire; down rows of those with a
 //           product that is not zero; partial sums, written and read once.
 // Launch:   ffn_neurons, ffn_down, ffn_merge, one after the other.
@@ -11,7 +11,7 @@
 //           ffn_down_<type>_<N>: grid (tiles of a row, splits, ceil(n / N)); 8 warps take entries of the split in turns.
 //             Split s has chunks s, s + splits, ...: at most 256, in the order of slots. Shared memory: 4 bytes an entry, or
 //             512 bytes an accumulator, whatever is more.
-//           ffn_merge: a thread per number of out; 4 bytes of shared memory per warp.
+//           ffn_merge: a thread per number of out.
 //
 // The order of every sum is that of chunks, warps and splits, which follow from the shapes alone.
 #include "activation.cuh"
@@ -31,8 +31,8 @@ template <int N> __device__ __forceinline__ float of_lane(const float (&values)[
 
 template <int QUANT, int N>
 __device__ __forceinline__ void neurons(const u8 *blocks, const u32 *bucket, const float *up_bias, const void *x,
-                                        const u32 *masks, float *a, u32 *list, uint2 *counts, int cols, int slots, int n,
-                                        int kind, int activation, float parameter, float cut) {
+                                        const u32 *masks, float *a, u32 *list, u32 *counts, u32 *fired, int cols, int slots,
+                                        int n, int kind, int activation, float parameter, float cut) {
     u32 *active = reinterpret_cast<u32 *>(dynamic_shared); // [CHUNK] columns in which the neuron's product is not zero
     const int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP, warps = blockDim.x / WARP;
     const int slot = blockIdx.x * CHUNK + lane;
@@ -87,8 +87,14 @@ __device__ __forceinline__ void neurons(const u8 *blocks, const u32 *bucket, con
     const u32 columns = wanted >> lane & 1 ? active[lane] : 0;
     const u32 chosen = __ballot_sync(ALL, columns != 0);
     if (columns != 0) list[size_t(blockIdx.x) * CHUNK + __popc(chosen & ((1u << lane) - 1))] = u32(slot);
-    const u32 pairs = warp_sum(u32(__popc(columns)));
-    if (lane == 0) counts[blockIdx.x] = make_uint2(__popc(chosen), pairs);
+    if (lane == 0) counts[blockIdx.x] = __popc(chosen);
+    // Lane b has column b's word.
+    u32 mine = 0;
+    for (int b = 0; b < n; b++) {
+        const u32 bits = __ballot_sync(ALL, columns >> b & 1);
+        if (lane == b) mine = bits;
+    }
+    if (lane < n) fired[size_t(lane) * gridDim.x + blockIdx.x] = mine;
 }
 
 // What a thread adds of a row: WORDS words of 4 bytes, NUMBERS numbers, each word's at `at[word]` and following.
@@ -145,7 +151,7 @@ template <int WORDS> __device__ __forceinline__ void word_scales(const u8 *at, b
 }
 
 template <int QUANT, int N>
-__device__ __forceinline__ void down(const u8 *blocks, const float *a, const u32 *list, const uint2 *counts, float *partial,
+__device__ __forceinline__ void down(const u8 *blocks, const float *a, const u32 *list, const u32 *counts, float *partial,
                                      int cols, int n, int rows, int chunks) {
     constexpr int WORDS = Share<QUANT, N>::WORDS, NUMBERS = Share<QUANT, N>::NUMBERS, TURN = 4;
     constexpr bool grouped = QUANT == Q8 || QUANT == Q4;
@@ -155,7 +161,7 @@ __device__ __forceinline__ void down(const u8 *blocks, const float *a, const u32
 
     // The split's entries, chunk by chunk. Thread t has its chunk t; the last words of the room are the warps' sums.
     const int chunk = blockIdx.y + threadIdx.x * splits;
-    const u32 count = chunk < chunks ? counts[chunk].x : 0;
+    const u32 count = chunk < chunks ? counts[chunk] : 0;
     u32 end = count;
 #pragma unroll
     for (int by = 1; by < WARP; by *= 2) {
@@ -284,40 +290,28 @@ __device__ __forceinline__ void down(const u8 *blocks, const float *a, const u32
 }
 
 KERNEL __launch_bounds__(256)
-    ffn_merge(const float *partial, const uint2 *counts, float *out, u32 count, int splits, int chunks) {
+    ffn_merge(const float *partial, float *out, u32 count, int splits) {
     const u32 i = blockIdx.x * blockDim.x + threadIdx.x;
-    if (i < count) {
-        float sum = 0.0f;
+    if (i >= count) return;
+    float sum = 0.0f;
 #pragma unroll 8
-        for (int s = 0; s < splits; s++) sum += partial[size_t(s) * count + i];
-        out[i] = sum;
-    }
-    if (blockIdx.x != 0) return;
-    u32 *room = reinterpret_cast<u32 *>(dynamic_shared);
-    u32 pairs = 0;
-    for (int c = threadIdx.x; c < chunks; c += blockDim.x) pairs += counts[c].y;
-    pairs = warp_sum(pairs);
-    if (threadIdx.x % WARP == 0) room[threadIdx.x / WARP] = pairs;
-    __syncthreads();
-    if (threadIdx.x != 0) return;
-    pairs = 0;
-    for (int w = 0; w < int(blockDim.x) / WARP; w++) pairs += room[w];
-    reinterpret_cast<u32 *>(out)[count] = pairs;
+    for (int s = 0; s < splits; s++) sum += partial[size_t(s) * count + i];
+    out[i] = sum;
 }
 
 #define NEURONS(QUANT, type, N)                                                                                         \
     KERNEL __launch_bounds__(128, ROW_BLOCKS(N))                                                                         \
         ffn_neurons_##type##_##N(const u8 *blocks, const u32 *bucket, const float *up_bias, const void *x,               \
-                                 const u32 *masks, float *a, u32 *list, uint2 *counts, int cols, int slots, int n,       \
-                                 int kind, int activation, float parameter, float cut) {                                 \
-        neurons<QUANT, N>(blocks, bucket, up_bias, x, masks, a, list, counts, cols, slots, n, kind, activation,          \
+                                 const u32 *masks, float *a, u32 *list, u32 *counts, u32 *fired, int cols, int slots,    \
+                                 int n, int kind, int activation, float parameter, float cut) {                          \
+        neurons<QUANT, N>(blocks, bucket, up_bias, x, masks, a, list, counts, fired, cols, slots, n, kind, activation,   \
                           parameter, cut);                                                                               \
     }
 FOR_QUANTS_AND_WIDTHS(NEURONS)
 
 #define DOWN(QUANT, type, N)                                                                                            \
     KERNEL __launch_bounds__(256) ffn_down_##type##_##N(const u8 *blocks, const float *a, const u32 *list,              \
-                                                        const uint2 *counts, float *partial, int cols, int n, int rows, \
+                                                        const u32 *counts, float *partial, int cols, int n, int rows,   \
                                                         int chunks) {                                                   \
         down<QUANT, N>(blocks, a, list, counts, partial, cols, n, rows, chunks);                                        \
     }

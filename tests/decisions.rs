@@ -67,9 +67,16 @@ impl Followed {
 }
 
 impl Migrator for Followed {
-    fn apply(&mut self, device: &mut dyn Device, cache: &mut NeuronCache, sparsity: &mut Sparsity) {
+    fn apply(
+        &mut self,
+        layer: usize,
+        begins: bool,
+        device: &mut dyn Device,
+        cache: &mut NeuronCache,
+        sparsity: &mut Sparsity,
+    ) {
         let before = Followed::filling(cache);
-        self.background.apply(device, cache, sparsity);
+        self.background.apply(layer, begins, device, cache, sparsity);
         self.moved.extend(Followed::filling(cache).difference(&before));
     }
 
@@ -77,7 +84,7 @@ impl Migrator for Followed {
         self.told.send(std::mem::take(&mut self.moved)).unwrap();
         self.background.tell(at, device, cache);
         let start = clock::now();
-        while self.background.counts().decided < self.background.counts().told {
+        while self.background.counts().handled < self.background.counts().observed {
             assert!(start.elapsed() < Duration::from_secs(60), "the scheduler hangs: {:?}", self.background.counts());
             std::thread::yield_now();
         }
@@ -123,7 +130,7 @@ fn by_engine(store: &Path, case: &Case) -> Vec<Vec<Moved>> {
         placed: case.placed.iter().map(|placed| bytemuck::cast_slice(placed).to_vec()).collect(),
         kernels: engine.kernels,
         link_gb_s: FAST.link_gb_s,
-        sync_ns: 0.0,
+        latency: None,
     };
     let background = Background::start(engine.model.clone(), block_bytes, setting).unwrap();
     let (told, moved): (_, Receiver<Vec<Moved>>) = channel();

@@ -260,7 +260,7 @@ impl Rig {
         let selection = Selection { masks: residents.iter().map(|&i| masks[i as usize]).collect(), neurons: residents };
         let mut input: Vec<u32> = numbers(rng, n * hidden, 1.5).into_iter().map(f32::to_bits).collect();
         input.extend(&masks);
-        let output = vec![u32::MAX; n * hidden + 1];
+        let output = vec![u32::MAX; SparseFfn::output_bytes(n, hidden, slots) / 4];
         let mut room = |bytes: usize| device.alloc(bytes as u64).unwrap();
         let call = SparseFfn {
             quant: layer.ffn.quant,
@@ -285,14 +285,14 @@ impl Rig {
         Rig { call, input, blocks, bucket, output, selection }
     }
 
-    /// The output, `[n, hidden]`, and the count.
+    /// The output, `[n, hidden]`, and the pairs that are active.
     fn run(&mut self, device: &mut VirtualDevice) -> (Vec<f32>, u32) {
         put(device, Stream::Compute, &self.input, self.call.input, 0);
         device.launch(Stream::Compute, &Call::SparseFfn(self.call));
         get(device, Stream::Compute, self.call.output, 0, &mut self.output);
         device.synchronize(Stream::Compute);
         let (values, active) = self.output.split_at(self.call.n * self.call.hidden);
-        (bytemuck::cast_slice(values).to_vec(), active[0])
+        (bytemuck::cast_slice(values).to_vec(), active.iter().map(|bits| bits.count_ones()).sum())
     }
 
     fn columns(&self) -> Columns {

@@ -21,6 +21,7 @@ use dynamicinfer::model::{KvCache, KvType, Model};
 use dynamicinfer::predictor::{Predictor, Sign};
 use dynamicinfer::prng::Prng;
 use std::collections::HashMap;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use support::law::{Case, FAMILIES, QUANTS, Stores, all_exact, logits, slots, with_seeds};
 use support::{ON_DEVICE, RATES, device_bytes, error, numbers, on_device};
@@ -41,7 +42,14 @@ struct Restless {
 }
 
 impl Migrator for Restless {
-    fn apply(&mut self, device: &mut dyn Device, cache: &mut NeuronCache, _sparsity: &mut Sparsity) {
+    fn apply(
+        &mut self,
+        _layer: usize,
+        _begins: bool,
+        device: &mut dyn Device,
+        cache: &mut NeuronCache,
+        _sparsity: &mut Sparsity,
+    ) {
         self.shuffle(device, cache);
     }
 }
@@ -192,9 +200,9 @@ fn device_half(
     for (&neuron, &mask) in wanted.neurons.iter().zip(&wanted.masks) {
         sent[n * hidden + neuron as usize] = mask;
     }
-    let mut received = vec![0f32; n * hidden + 1];
+    let mut received = vec![0f32; n * hidden];
     let input = device.alloc(SparseFfn::input_bytes(n, hidden, ffn) as u64).unwrap();
-    let output = device.alloc(SparseFfn::output_bytes(n, hidden) as u64).unwrap();
+    let output = device.alloc(SparseFfn::output_bytes(n, hidden, cache.layers[l].table.slots().len()) as u64).unwrap();
     let at = &cache.layers[l];
     let call = SparseFfn {
         quant: layer.ffn.quant,
@@ -405,7 +413,7 @@ impl Tagged {
         // SAFETY: the device is dropped before cache and blocks, by the order of the fields.
         let mut cache = unsafe { NeuronCache::new(&mut *device, &[SLOTS; LAYERS], &host, &[&[][..]; LAYERS]) }.unwrap();
         let input = device.alloc(SparseFfn::input_bytes(1, HIDDEN, NEURONS) as u64).unwrap();
-        let output = device.alloc(SparseFfn::output_bytes(1, HIDDEN) as u64).unwrap();
+        let output = device.alloc(SparseFfn::output_bytes(1, HIDDEN, NEURONS) as u64).unwrap();
         one_way(&mut *device, &mut cache, seed);
         Tagged { device, cache, input, output, prng: Prng::new(seed), wrong: 0, hits: 0, _blocks: blocks }
     }
@@ -464,7 +472,7 @@ impl Tagged {
             input: self.input,
             output: self.output,
         };
-        let mut received = [0u32; HIDDEN + 1];
+        let mut received = [0u32; HIDDEN + SparseFfn::fired_words(NEURONS)];
         let device = &mut self.device;
         // SAFETY: both arrays live until the compute stream has been synchronised, below.
         unsafe {
@@ -476,8 +484,10 @@ impl Tagged {
         // The layer is still being computed, and its next moves are begun already.
         self.move_some(most);
         self.device.synchronize(Stream::Compute);
-        let (values, count) = received.split_at(HIDDEN);
-        let right = bytemuck::cast_slice::<u32, f32>(values) == expected && count[0] == active;
+        let (values, fired) = received.split_at(HIDDEN);
+        let fired = &fired[..SparseFfn::fired_words(call.slots)];
+        let right = bytemuck::cast_slice::<u32, f32>(values) == expected
+            && fired.iter().map(|bits| bits.count_ones()).sum::<u32>() == active;
         self.wrong += u64::from(!right);
         self.hits += active as u64;
     }
@@ -595,6 +605,14 @@ enum Flaw {
 struct Broken {
     device: VirtualDevice,
     flaw: Flaw,
+    /// How often the host has waited for it.
+    waits: Arc<AtomicU64>,
+}
+
+impl Broken {
+    fn new(device: VirtualDevice, flaw: Flaw) -> Box<Broken> {
+        Box::new(Broken { device, flaw, waits: Arc::default() })
+    }
 }
 
 impl Device for Broken {
@@ -627,6 +645,7 @@ impl Device for Broken {
     }
 
     fn synchronize_event(&mut self, event: Event) {
+        self.waits.fetch_add(1, Ordering::Relaxed);
         self.device.synchronize_event(event)
     }
 
@@ -674,6 +693,7 @@ impl Device for Broken {
     }
 
     fn synchronize(&mut self, stream: Stream) {
+        self.waits.fetch_add(1, Ordering::Relaxed);
         self.device.synchronize(stream)
     }
 }
@@ -686,7 +706,7 @@ fn the_same_checker_catches_every_broken_protocol() {
         for seed in 0..5 {
             let faults = Faults { late: 0.2, lost: 0.0, reorder: true, seed };
             let device = VirtualDevice::new(1 << 20, RATES).with_faults(faults);
-            let mut tagged = Tagged::new(Box::new(Broken { device, flaw }), seed);
+            let mut tagged = Tagged::new(Broken::new(device, flaw), seed);
             tagged.run(2000, 6);
             wrong += tagged.wrong;
         }
@@ -701,7 +721,7 @@ fn the_law_does_not_hold_for_a_cache_that_marks_neurons_resident_at_once() {
     let model = stores.open(0, 0);
     let (layers, ffn) = (model.config.layers, model.config.ffn);
     let device = VirtualDevice::new(u64::MAX, RATES).with_faults(Faults { late: 0.5, seed: 1, ..Faults::default() });
-    let device = Box::new(Broken { device, flaw: Flaw::DoneAtOnce });
+    let device = Broken::new(device, Flaw::DoneAtOnce);
     // SAFETY: the engine has both.
     let mut split = unsafe { on_device(&model, device, &vec![ffn / 2; layers]) }.unwrap();
     split.migrator = Some(Box::new(Restless { prng: Prng::new(1), most: 40, begun: Arc::default() }));
@@ -743,6 +763,45 @@ fn too_many_moves_at_once_are_refused_and_may_be_made_again() {
     cache.settle(device);
     assert_eq!(cache.layers[0].table.residents(), neurons);
     assert_eq!(cache.layers[0].table.location(StoreId(0)), Location::Device(SlotId::new(neurons - 1)));
+}
+
+/// Waits of the host in a layer of one token, after which come those of the whole pass: one, for the logits.
+fn waits_of_a_layer(model: Model, kind: KvType, whole: bool) -> u64 {
+    let (layers, ffn) = (model.config.layers, model.config.ffn);
+    let device = Broken::new(VirtualDevice::new(u64::MAX, RATES), Flaw::None);
+    let waits = device.waits.clone();
+    // SAFETY: the engine has both.
+    let mut split = unsafe { on_device(&model, device, &vec![ffn; layers]) }.unwrap();
+    let neurons: Vec<StoreId> = (0..if whole { ffn } else { ffn / 2 }).map(StoreId::new).collect();
+    (0..layers).for_each(|l| split.cache.load(&mut *split.device, l, &neurons).unwrap());
+    split.cache.settle(&mut *split.device);
+    let mut engine = Engine::new(model, 1, Kernels::best());
+    engine.split = Some(split);
+    let mut kv = KvCache::new(&engine.model.config, 3, kind).unwrap();
+    let mut pass = |token| {
+        let before = waits.load(Ordering::Relaxed);
+        engine.forward(&mut kv, &[token], Logits::Last);
+        waits.load(Ordering::Relaxed) - before
+    };
+    let passes = [5, 42, 79].map(&mut pass);
+    assert!(passes.iter().all(|&waits| waits == passes[0]), "{passes:?}");
+    assert_eq!((passes[0] - 1) % layers as u64, 0, "{passes:?}");
+    (passes[0] - 1) / layers as u64
+}
+
+/// The host waits for what it has to compute with: the FFN's input if some neurons are its own, queries, keys and values if the cache is.
+/// Where attention and FFN read the same residual, both come at once; else the FFN's input is made from attention's output.
+#[test]
+fn a_layer_waits_twice_only_if_the_hosts_part_of_the_ffn_follows_the_hosts_attention() {
+    let stores = Stores::new();
+    for (name, side_by_side) in [("relullama", false), ("falcon", true), ("relufalcon", true)] {
+        let family = FAMILIES.iter().position(|family| *family == name).unwrap();
+        let waits = |kind, whole| waits_of_a_layer(stores.open(family, 0), kind, whole);
+        // Keys in f16 lie on the device, in f32 on the host.
+        assert_eq!((waits(KvType::F16, true), waits(KvType::F16, false)), (0, 1), "{name}");
+        let both = if side_by_side { 1 } else { 2 };
+        assert_eq!((waits(KvType::F32, true), waits(KvType::F32, false)), (1, both), "{name}");
+    }
 }
 
 /// Runs `tokens` and returns the logits of the last.

@@ -72,7 +72,14 @@ const COUNTED: usize = 60;
 struct Restless(Prng);
 
 impl Migrator for Restless {
-    fn apply(&mut self, device: &mut dyn Device, cache: &mut NeuronCache, _sparsity: &mut Sparsity) {
+    fn apply(
+        &mut self,
+        _layer: usize,
+        _begins: bool,
+        device: &mut dyn Device,
+        cache: &mut NeuronCache,
+        _sparsity: &mut Sparsity,
+    ) {
         let layer = self.0.below(LAYERS as u64) as usize;
         let slots = cache.layers[layer].table.slots().len() as u64;
         for _ in 0..self.0.below(20) {
@@ -117,7 +124,7 @@ fn let_the_scheduler_catch_up(engine: &Engine) {
     let start = clock::now();
     let behind = || {
         let c = migrator.counts();
-        c.decided + c.untold < c.told
+        c.handled + c.lost < c.observed
     };
     while behind() && start.elapsed() < Duration::from_secs(60) {
         std::thread::yield_now();
@@ -223,7 +230,7 @@ fn background(engine: &Engine) -> Background {
         placed: vec![Vec::new(); LAYERS],
         kernels: engine.kernels,
         link_gb_s: SLOW.link_gb_s,
-        sync_ns: 1e3,
+        latency: None,
     };
     Background::start(model, block_bytes, setting).unwrap()
 }

@@ -31,9 +31,17 @@ fn differing(heard: &[Counted], seen: &[Counted]) -> u64 {
 struct Hearing(Arc<Mutex<Vec<Counted>>>);
 
 impl Migrator for Hearing {
-    fn apply(&mut self, _device: &mut dyn Device, _cache: &mut NeuronCache, _sparsity: &mut Sparsity) {}
+    fn apply(
+        &mut self,
+        _layer: usize,
+        _begins: bool,
+        _device: &mut dyn Device,
+        _cache: &mut NeuronCache,
+        _sparsity: &mut Sparsity,
+    ) {
+    }
 
-    fn prompt(&mut self, layer: usize, first: usize, tokens: usize, counts: &[u32]) {
+    fn prompt(&mut self, layer: usize, first: usize, tokens: usize, _sequence: u64, counts: &[u32]) {
         self.0.lock().unwrap().push((layer, first, tokens, counts.to_vec()));
     }
 }

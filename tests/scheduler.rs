@@ -2,16 +2,17 @@
 
 mod support;
 
-use dynamicinfer::background::{Background, BackgroundOptions};
+use dynamicinfer::background::{Background, BackgroundOptions, Latency};
 use dynamicinfer::cache::{NeuronCache, Tier};
 use dynamicinfer::clock::{self, Duration};
 use dynamicinfer::cpu::Kernels;
-use dynamicinfer::device::{Device, Faults, Rates, VirtualDevice};
-use dynamicinfer::engine::{Choice, Engine, Logits, Migrator, Observer, Seen, Sparsity, Split};
+use dynamicinfer::device::{Device, Faults, Rates, Totals, VirtualDevice};
+use dynamicinfer::engine::{Choice, DividedLayer, Engine, Logits, Migrator, Observer, Seen, Sparsity, Split};
 use dynamicinfer::formats::machine_profile::{MachineProfile, Rate};
 use dynamicinfer::formats::rows::Quant;
 use dynamicinfer::ids::{SlotId, StoreId};
-use dynamicinfer::model::{KvCache, KvType, Model};
+use dynamicinfer::lab::synth::{Shape, write_store};
+use dynamicinfer::model::{Activation, KvCache, KvType, Model};
 use dynamicinfer::open::VramBudget;
 use dynamicinfer::placement::memory_plan::{Footprint, KvPlace, Request};
 use dynamicinfer::predictor::{Calibration, Exact, Kind, Predictor, Tools};
@@ -84,6 +85,18 @@ struct Bench {
 
 /// An engine with a device and a scheduler, half of each layer's neurons in slots.
 fn bench(dir: &std::path::Path, family: &str, policy: Policy, faults: Faults, open: bool) -> Bench {
+    bench_at(dir, family, policy, faults, open, None)
+}
+
+/// The same with a scheduler that takes so long on the device's clock; `None` for a thread.
+fn bench_at(
+    dir: &std::path::Path,
+    family: &str,
+    policy: Policy,
+    faults: Faults,
+    open: bool,
+    latency: Option<Latency>,
+) -> Bench {
     let model = Model::open(&packed(dir, family, Quant::F32)).unwrap();
     let (layers, ffn) = (model.config.layers, model.config.ffn);
     let slots = vec![ffn / 2; layers];
@@ -112,7 +125,7 @@ fn bench(dir: &std::path::Path, family: &str, policy: Policy, faults: Faults, op
         placed,
         kernels: engine.kernels,
         link_gb_s: SLOW.link_gb_s,
-        sync_ns: 1e3,
+        latency,
     };
     split.migrator = Some(Box::new(Background::start(engine.model.clone(), block_bytes, setting).unwrap()));
     engine.split = Some(split);
@@ -130,7 +143,7 @@ fn catch_up(engine: &Engine) {
     let start = clock::now();
     loop {
         let c = engine.split.as_ref().unwrap().migrator.as_ref().unwrap().counts();
-        if c.decided + c.untold >= c.told {
+        if c.handled + c.lost >= c.observed {
             return;
         }
         assert!(start.elapsed() < Duration::from_secs(60), "the scheduler hangs: {c:?}");
@@ -200,8 +213,9 @@ fn a_stalled_scheduler_costs_no_result_and_no_wait() {
     assert!(error(&found, &expected) < 1e-5);
     catch_up(&b.engine);
     let counts = b.engine.split.as_ref().unwrap().migrator.as_ref().unwrap().counts();
-    assert_eq!(counts.told, (TOKENS * b.engine.model.config.layers) as u64);
-    assert!(b.asked.load(Ordering::SeqCst) > 0);
+    assert_eq!(counts.observed, (TOKENS * b.engine.model.config.layers) as u64);
+    // What it came to while it was useful it has predicted; the rest was too late.
+    assert!(b.asked.load(Ordering::SeqCst) + counts.late > 0, "{counts:?}");
 }
 
 /// What will be needed is brought before it is needed: with a link that is fast enough the scheduler hits more than the placement.
@@ -226,12 +240,20 @@ struct Brings {
 }
 
 impl Migrator for Brings {
-    fn apply(&mut self, device: &mut dyn Device, cache: &mut NeuronCache, _sparsity: &mut Sparsity) {
+    fn apply(
+        &mut self,
+        _layer: usize,
+        _begins: bool,
+        device: &mut dyn Device,
+        cache: &mut NeuronCache,
+        _sparsity: &mut Sparsity,
+    ) {
         let (layer, again) = (self.calls / 2, self.calls % 2 == 1);
         self.calls += 1;
         if again == self.late && layer < cache.layers.len() {
             let slots = cache.layers[layer].table.slots().len();
-            assert_eq!(cache.migrate_all(device, layer, (0..slots).map(|n| (SlotId::new(n), StoreId::new(n)))), slots);
+            let moves = (0..slots).map(|n| (SlotId::new(n), StoreId::new(n)));
+            assert_eq!(cache.migrate_all(device, layer, moves).begun, slots);
         }
     }
 }
@@ -388,5 +410,176 @@ fn machine() -> MachineProfile {
         copy_us: 0.1,
         sync_us: 0.1,
         moves: Vec::new(),
+    }
+}
+
+/// On a virtual clock nothing depends on how fast the machine is, or on what else it does.
+#[test]
+fn the_same_run_decides_the_same_whatever_else_the_machine_does() {
+    let dir = tempfile::tempdir().unwrap();
+    let run = |policy, latency| {
+        let mut b = bench_at(dir.path(), "relullama", policy, Faults::default(), true, Some(latency));
+        let mut all = Vec::new();
+        let logits = decode(&mut b.engine, |engine, _| {
+            let split = split(engine);
+            let slots: Vec<_> = split.cache.layers.iter().map(|layer| layer.table.slots().to_vec()).collect();
+            all.push((split.cache.counters, split.migrator.as_ref().unwrap().counts(), slots));
+        });
+        (all, logits)
+    };
+    for policy in [Policy::Full, Policy::Macro, Policy::Random] {
+        for observation_ns in [1e3, 1e5] {
+            let latency = Latency { observation_ns, gb_s: 10.0 };
+            let alone = run(policy, latency);
+            let stop = AtomicBool::new(false);
+            let beside = std::thread::scope(|scope| {
+                for _ in 0..std::thread::available_parallelism().map_or(2, usize::from) {
+                    scope.spawn(|| {
+                        while !stop.load(Ordering::Relaxed) {
+                            std::hint::spin_loop();
+                        }
+                    });
+                }
+                let beside = run(policy, latency);
+                stop.store(true, Ordering::Relaxed);
+                beside
+            });
+            assert!(alone == beside, "{policy:?}, {observation_ns} ns an observation");
+            let (counters, counts, _) = alone.0.last().unwrap();
+            assert!(counters.landed > 0 && counts.handled > 0, "{policy:?}: nothing moved: {counters:?} {counts:?}");
+        }
+    }
+}
+
+/// A scheduler that is slower than the engine works on nothing that has passed, and the link carries nothing for it.
+#[test]
+fn what_comes_too_late_is_skipped_and_only_teaches() {
+    let dir = tempfile::tempdir().unwrap();
+    let at = |observation_ns| {
+        let latency = Latency { observation_ns, gb_s: 1e6 };
+        let mut b = bench_at(dir.path(), "relullama", Policy::Micro, Faults::default(), true, Some(latency));
+        decode(&mut b.engine, |_, _| ());
+        let split = split(&mut b.engine);
+        (split.migrator.as_ref().unwrap().counts(), split.cache.counters, b.asked.load(Ordering::SeqCst))
+    };
+    let (fast, moved, asked) = at(10.0);
+    assert_eq!((fast.late, fast.lost, fast.stale), (0, 0, 0), "{fast:?}");
+    assert!(moved.migrations > 0 && asked > 0);
+    let (slow, _, asked_late) = at(3e6);
+    // The last layer has none after it to be late for.
+    assert!(slow.late > slow.handled / 3, "{slow:?}");
+    assert!(asked_late < asked / 2, "it predicted {asked_late} times for layers that had passed, of {asked}");
+}
+
+/// Compares each layer's times with what the device makes of the bytes that were read.
+struct Watches {
+    row_bytes: u64,
+    hidden: usize,
+    /// By layer: neurons wanted and fired, on the host and on the device, of the pass before.
+    expected: Vec<[[u64; 2]; 2]>,
+    /// What was fired in a layer whose device's part is not known yet.
+    before: Totals,
+    worst: Arc<std::sync::Mutex<[f64; 3]>>,
+    /// What the device would take for a neuron if its busy time were divided by all that it has computed.
+    by_totals: Arc<std::sync::Mutex<Vec<f64>>>,
+    computed: u64,
+}
+
+impl Watches {
+    fn off(found: u64, expected: f64) -> f64 {
+        (found as f64 / expected - 1.0).abs()
+    }
+}
+
+impl Migrator for Watches {
+    fn apply(&mut self, _: usize, _: bool, _: &mut dyn Device, _: &mut NeuronCache, _: &mut Sparsity) {}
+
+    fn tell(&mut self, at: &DividedLayer<'_>, device: &dyn Device, cache: &NeuronCache) {
+        let on_device = |l: usize, n: &u32| usize::from(cache.layers[l].bucket_entries().contains(n));
+        if let Some(l) = at.fired.layer {
+            let fired = &mut self.expected[l][1];
+            *fired = [0; 2];
+            at.fired.neurons.neurons.iter().for_each(|n| fired[on_device(l, n)] += 1);
+        }
+        let l = at.layer;
+        let [wanted, fired] = self.expected[l];
+        if at.times.neurons.total() > 0 {
+            assert_eq!(wanted, [at.times.neurons[Tier::Host], at.times.neurons[Tier::Device]], "layer {l}");
+            let bytes = |tier: usize| (self.row_bytes * (wanted[tier] + 2 * fired[tier])) as f64;
+            let device_ns = SLOW.call_us * 1e3 + bytes(1) / SLOW.device_gb_s;
+            let merge_bytes = (self.hidden * 4) as f64;
+            let merge_ns = SLOW.copy_us * 1e3 + merge_bytes / SLOW.link_gb_s + 2.0 * SLOW.call_us * 1e3;
+            let mut worst = self.worst.lock().unwrap();
+            let off = [
+                Watches::off(at.times.ffn_ns[Tier::Host], bytes(0) / SLOW.host_gb_s),
+                Watches::off(at.times.ffn_ns[Tier::Device], device_ns),
+                Watches::off(at.times.merge_ns, merge_ns),
+            ];
+            worst.iter_mut().zip(off).for_each(|(worst, off)| *worst = worst.max(off));
+            let now = device.totals();
+            let busy = (now.busy_ns[0] - self.before.busy_ns[0]) as f64;
+            let computed = cache.counters.computed[Tier::Device];
+            if computed > self.computed {
+                let each = busy / (computed - self.computed) as f64;
+                self.by_totals.lock().unwrap().push(each / (device_ns / wanted[1] as f64));
+            }
+            (self.before, self.computed) = (now, computed);
+        }
+        self.expected[l][0] = [0; 2];
+        for n in &at.selection.unwrap().neurons {
+            self.expected[l][0][on_device(l, n)] += 1;
+        }
+    }
+}
+
+/// Each layer's parts are timed by themselves, to within a twentieth of what the virtual device computes its clock from.
+#[test]
+fn the_times_of_each_layer_are_those_of_its_own_neurons() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = dir.path().join("deep.neurons");
+    let shape = Shape {
+        hidden: 64,
+        layers: 24,
+        ffn: 256,
+        heads: 4,
+        kv_heads: 2,
+        vocab: 512,
+        context: 128,
+        activation: Activation::Relu,
+        active: None,
+        seed: 9,
+    };
+    write_store(&shape, Quant::F32, &store, &|_, _| Ok(())).unwrap();
+    for path in [store, packed(dir.path(), "relullama", Quant::F32)] {
+        let model = Model::open(&path).unwrap();
+        let (layers, ffn, hidden) = (model.config.layers, model.config.ffn, model.config.hidden);
+        let slots = vec![ffn / 2; layers];
+        let device = Box::new(VirtualDevice::new(u64::MAX, SLOW));
+        // SAFETY: the engine drops its device's part before its model: it has both.
+        let mut split = unsafe { on_device(&model, device, &slots) }.unwrap();
+        let placed: Vec<StoreId> = (0..ffn / 2).map(StoreId::new).collect();
+        (0..layers).for_each(|l| split.cache.load(&mut *split.device, l, &placed).unwrap());
+        split.cache.settle(&mut *split.device);
+        let (worst, by_totals) = (Arc::default(), Arc::default());
+        split.migrator = Some(Box::new(Watches {
+            row_bytes: model.layers[0].ffn.row_bytes as u64,
+            hidden,
+            expected: vec![[[0; 2]; 2]; layers],
+            before: Totals::default(),
+            worst: Arc::clone(&worst),
+            by_totals: Arc::clone(&by_totals),
+            computed: 0,
+        }));
+        let mut engine = Engine::new(model, 1, Kernels::best());
+        engine.split = Some(split);
+        let choices = vec![Choice::Exact { activation_threshold: 0.0 }; layers];
+        engine.set_sparsity(Sparsity::new(choices, 0).unwrap());
+        decode(&mut engine, |_, _| ());
+        let worst: [f64; 3] = *worst.lock().unwrap();
+        assert!(worst.iter().all(|off| *off < 0.05), "CPU, device and merging are off by {worst:?}");
+        // A layer's time divided by all layers' neurons, with attention and head in it, is none of these.
+        let by_totals = by_totals.lock().unwrap();
+        let near = by_totals.iter().filter(|ratio| (0.95..1.05).contains(*ratio)).count();
+        assert!(by_totals.len() > TOKENS / 2 && near * 10 < by_totals.len(), "{near} of {}", by_totals.len());
     }
 }

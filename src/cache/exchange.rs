@@ -1,9 +1,10 @@
 //! A queue from one thread to another that never waits and never allocates: a ring of items that were made beforehand.
 //!
-//! The engine gives predictions to the scheduler and takes migrations from it (DynamicInfer 4.2.1). Neither may wait for the other, so
-//! a full ring refuses an item and the sender counts it. Items are filled and used in their items, so an item's buffers are reused.
+//! The engine sends observations to the scheduler and takes decisions from it (DynamicInfer 4.2.1). Neither may wait for the other, so
+//! a full ring refuses an item and the sender counts it. Items are filled and used where they lie in the ring, so their buffers are
+//! reused.
 //!
-//! Only the sender changes `sent`, only the receiver `taken`. A place belongs to the sender until `sent` says that it is filled,
+//! Only the sender changes `sent`, only the receiver `taken`. An item belongs to the sender until `sent` says that it is filled,
 //! and to the receiver from then on until `taken` says that it is free: each is stored with Release after the last access to the
 //! item and loaded with Acquire before the first.
 
@@ -20,7 +21,7 @@ struct Ring<T> {
     items: Box<[UnsafeCell<T>]>,
 }
 
-// SAFETY: only one thread at a time accesses a place, see the module's text; the items go from thread to thread.
+// SAFETY: only one thread at a time accesses an item, see the module's text; the items go from thread to thread.
 unsafe impl<T: Send> Sync for Ring<T> {}
 // SAFETY: as above.
 unsafe impl<T: Send> Send for Ring<T> {}
@@ -60,7 +61,7 @@ impl<T> Sender<T> {
         if self.sent.wrapping_sub(taken.0.load(Ordering::Acquire)) == items.len() {
             return false;
         }
-        // SAFETY: the receiver is done with the place, and does not look at it before `sent` is stored.
+        // SAFETY: the receiver is done with the item, and does not look at it before `sent` is stored.
         items[self.sent % items.len()].with_mut(|item| fill(unsafe { &mut *item }));
         self.sent = self.sent.wrapping_add(1);
         sent.0.store(self.sent, Ordering::Release);
@@ -69,14 +70,14 @@ impl<T> Sender<T> {
 }
 
 impl<T> Receiver<T> {
-    /// Lets `take` use the oldest item, which it may swap for another, and gives its place back; `None` if there is none.
+    /// Lets `take` use the oldest item, which it may swap for another, and gives it back to the sender; `None` if there is none.
     #[inline]
     pub fn try_take<R>(&mut self, take: impl FnOnce(&mut T) -> R) -> Option<R> {
         let Ring { taken, sent, items } = &*self.ring;
         if self.taken == sent.0.load(Ordering::Acquire) {
             return None;
         }
-        // SAFETY: the sender has filled the place, and does not touch it before `taken` is stored.
+        // SAFETY: the sender has filled the item, and does not touch it before `taken` is stored.
         let result = items[self.taken % items.len()].with_mut(|item| take(unsafe { &mut *item }));
         self.taken = self.taken.wrapping_add(1);
         taken.0.store(self.taken, Ordering::Release);

@@ -1,8 +1,9 @@
 //! The slots of all layers on one device: which neurons they hold, which are on their way, and the moves that bring them.
 //!
-//! No move waits, and nobody waits for one. The slot's old neuron is a miss at once, the copy runs on the copy stream after the layer's
-//! last use, and once it is seen to be done the new neuron is a hit. With [`NeuronCache::barrier`] the engine waits for a layer's copies
-//! before it uses the layer (DynamicInfer C.3), on the same code path.
+//! No move waits, and nobody waits for one: what the device has no room for is put off, and whoever decides asks again if it is still
+//! wanted. The slot's old neuron is a miss at once, the copy runs on the copy stream after the layer's last use, and once it is seen to be
+//! done the new neuron is a hit. With [`NeuronCache::barrier`] the engine waits for a layer's copies before it uses the layer (DynamicInfer
+//! C.3), on the same code path.
 
 use super::slot_table::{Refused, Slot, SlotTable};
 use super::tier::PerTier;
@@ -78,12 +79,24 @@ pub struct CacheCounters {
     pub landed: u64,
     /// Moves that were asked for and not begun, because [`MAX_IN_FLIGHT`] groups were under way.
     pub dropped: u64,
+    /// Moves that were asked for and not begun, because beginning them would have made the engine wait for older copies.
+    pub put_off: u64,
     /// Moves whose copy never arrived, found by [`NeuronCache::settle`].
     pub lost: u64,
-    /// Time of the FFNs by the device's clock, ns: the slower of both halves of each layer, and merging them.
+    /// Time of the FFNs by the device's clock, ns: the slower part of each layer, and adding the parts.
     pub ffn_ns: u64,
     /// Tokens of all passes.
     pub tokens: u64,
+}
+
+/// What became of the moves of a group. Those that are neither begun nor refused had no room: they are counted in
+/// [`CacheCounters::dropped`] or [`CacheCounters::put_off`], and may be asked for again later.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct GroupOutcome {
+    /// Moves that are on their way.
+    pub begun: usize,
+    /// Moves that the layer's slot table refused.
+    pub refused: usize,
 }
 
 /// One layer's part of the cache.
@@ -109,6 +122,11 @@ pub struct LayerCache {
 }
 
 impl LayerCache {
+    /// The neuron in each slot, or [`crate::device::NONE`], as the device's bucket had them when the layer was used last, `[slots]`.
+    pub fn bucket_entries(&self) -> &[u32] {
+        &self.mirror[..self.table.slots().len()]
+    }
+
     /// Gives the layer `slots` slots while no move is on its way. If the device refuses some memory, the layer is left with no more slots
     /// than its buffers have room for.
     fn resize(&mut self, device: &mut dyn Device, slots: usize) -> Result<(), OutOfMemory> {
@@ -224,7 +242,8 @@ impl NeuronCache {
         if slots == 0 { 0 } else { (slots * (block_bytes + 4) + bias_numbers * 4) as u64 }
     }
 
-    /// Begins to move one neuron, as a group of its own. Only between two uses of its layer, which the borrow of `self` ensures.
+    /// Begins to move one neuron, as a group of its own; waits where the device has no room for it, so it is not for the token path. Only
+    /// between two uses of its layer, which the borrow of `self` ensures.
     ///
     /// # Errors
     /// Why the move was not begun; no slot has changed then.
@@ -243,26 +262,57 @@ impl NeuronCache {
     }
 
     /// Begins to move several neurons of layer `l`, given as (slot, neuron), as one group with one event. Neighbours in the store that
-    /// go to neighbouring slots can be one copy. Returns how many moves were begun; the others were refused.
+    /// go to neighbouring slots can be one copy. Never waits: if the device has room for only some of the moves, those are the first ones,
+    /// and the others leave their slots as they are.
     pub fn migrate_all(
         &mut self,
         device: &mut dyn Device,
         l: usize,
         moves: impl Iterator<Item = (SlotId, StoreId)>,
-    ) -> usize {
+    ) -> GroupOutcome {
+        let HostBlocks { first, block_bytes, .. } = self.layers[l].host;
+        let room = device.room_for_moves(first, self.layers[l].host.bytes(), block_bytes);
+        self.begin_group(device, l, room, moves)
+    }
+
+    /// As [`NeuronCache::migrate_all`], but waits where the device has no room. Not on the token path.
+    pub fn migrate_all_waiting(
+        &mut self,
+        device: &mut dyn Device,
+        l: usize,
+        moves: impl Iterator<Item = (SlotId, StoreId)>,
+    ) -> GroupOutcome {
+        self.begin_group(device, l, usize::MAX, moves)
+    }
+
+    /// Begins to move the first `room` of these neurons that the slot table takes.
+    fn begin_group(
+        &mut self,
+        device: &mut dyn Device,
+        l: usize,
+        room: usize,
+        moves: impl Iterator<Item = (SlotId, StoreId)>,
+    ) -> GroupOutcome {
+        let mut outcome = GroupOutcome::default();
         let Some(&event) = self.events.last() else {
             self.counters.dropped += moves.count() as u64;
-            return 0;
+            return outcome;
         };
         let LayerCache { table, in_flight, .. } = &mut self.layers[l];
-        let before = in_flight.len();
-        in_flight
-            .extend(moves.filter(|&(slot, neuron)| table.fill(slot, neuron).is_ok()).map(|(slot, _)| (slot, event)));
-        let begun = in_flight.len() - before;
-        if begun > 0 {
-            self.send(device, l, begun);
+        for (slot, neuron) in moves {
+            if outcome.begun == room {
+                self.counters.put_off += 1;
+            } else if table.fill(slot, neuron).is_ok() {
+                in_flight.push((slot, event));
+                outcome.begun += 1;
+            } else {
+                outcome.refused += 1;
+            }
         }
-        begun
+        if outcome.begun > 0 {
+            self.send(device, l, outcome.begun);
+        }
+        outcome
     }
 
     /// Puts the copies for the last `n` entries of layer `l`'s `in_flight` on the copy stream, and the last free event after them.

@@ -38,7 +38,7 @@ pub struct SlotTable {
     slot_of: Vec<u32>,
     /// Per neuron: whether a copy of it is on its way.
     coming: Vec<bool>,
-    /// Slots whose entry of `gpu_bucket` has changed since the device was last told, each once.
+    /// Slots whose entry of `gpu_bucket` has changed since the device got the entries last, each once.
     stale: Vec<SlotId>,
     is_stale: Vec<bool>,
     residents: usize,
@@ -175,7 +175,7 @@ impl SlotTable {
         }
     }
 
-    /// Calls `tell` with each slot whose entry of `gpu_bucket` the device does not know yet, and the entry. The device counts as told.
+    /// Calls `tell` with each slot whose entry of `gpu_bucket` the device does not have yet, and the entry. It counts as having them then.
     pub fn take_stale(&mut self, mut tell: impl FnMut(SlotId, u32)) {
         // Taken out and put back: nothing is allocated.
         let mut stale = std::mem::take(&mut self.stale);

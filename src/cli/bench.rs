@@ -12,10 +12,10 @@ use serde::Serialize;
 
 /// Measure prefill and decode speed, beside what the machine's memory allows
 ///
-/// As llama-bench: each repeat runs the whole prompt or generates all tokens from an empty context (or one of --n-depth tokens), after
-/// one warm-up; tokenising and sampling are left out. GB/s are the weight bytes that a token must read, without keys and values, over the
-/// median time between tokens; the share is of the best read of 2 GiB (where so much is not free: of the model) with the same threads just before and after. Decode runs what
-/// --predictor says; computed share and recall are of random tokens, as the timed ones were.
+/// As llama-bench: each repeat runs the whole prompt or generates all tokens from an empty context (or one of --n-depth tokens), after one
+/// warm-up; tokenising and sampling are left out. GB/s are the weight bytes that a token must read, without keys and values, over the
+/// median time between tokens; the share is of the best read of 2 GiB (where so much is not free: of the model) with the same threads just
+/// before and after. Decode runs what --predictor says; computed share and recall are of random tokens, as the timed ones were.
 #[derive(clap::Args)]
 pub struct Args {
     #[command(flatten)]

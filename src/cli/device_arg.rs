@@ -55,6 +55,10 @@ pub struct DeviceArgs {
     /// Let the virtual device fail for good after so many kernels, as a GPU does after an illegal address
     #[arg(long, hide_short_help = true, value_name = "KERNELS")]
     pub fail_after: Option<u64>,
+    /// On the virtual device, let the scheduler run on a thread for as long as it takes; without it, it takes a stated time on the device's
+    /// clock, and the same command decides the same again
+    #[arg(long, hide_short_help = true)]
+    pub wall_clock: bool,
     /// Balance thresholds by 1 - p, as the paper prints the loss of a neuron left out, to see what that does
     #[arg(long, hide_short_help = true)]
     pub printed_loss: bool,
@@ -84,6 +88,7 @@ impl Default for DeviceArgs {
             no_history: false,
             vram_schedule: Vec::new(),
             fail_after: None,
+            wall_clock: false,
             printed_loss: false,
         }
     }
@@ -134,6 +139,7 @@ impl DeviceArgs {
             deterministic: self.deterministic,
             history: !self.no_history,
             fail_after: self.fail_after,
+            wall_clock: self.wall_clock,
             printed_loss: self.printed_loss,
         }))
     }

@@ -7,10 +7,10 @@ use std::path::PathBuf;
 
 /// Measure how fast this machine reads memory: the limit of every decoding speed
 ///
-/// Reads 2 GiB (half of what is free, where that is less) several times per thread count; the best pass counts. An NVIDIA card, if there is one that can be used, is measured,
-/// too: its memory, and copies from and to pinned host memory. --save measures the processor's arithmetic and the cost of a call, too,
-/// and writes it all down as a machine profile, which `plan` reads. Without a card give its figures, or a small one is assumed; the profile says which figures are
-/// assumed.
+/// Reads 2 GiB (half of what is free, where that is less) several times per thread count; the best pass counts. An NVIDIA card, if there is
+/// one that can be used, is measured, too: its memory, and copies from and to pinned host memory. --save measures the processor's
+/// arithmetic and the cost of a call, too, and writes it all down as a machine profile, which `plan` reads. Without a card give its
+/// figures, or a small one is assumed; the profile says which figures are assumed.
 #[derive(clap::Args)]
 pub struct Args {
     /// Thread counts to measure [default: 1 and one per core]

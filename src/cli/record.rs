@@ -16,7 +16,7 @@ const MAX_WINDOW: usize = 1024;
 ///
 /// Runs MODEL densely over the texts and writes, for every token and layer, which neurons were active and how likely the predictor
 /// thought each, from the layer's own residual and from --ahead layers before. Ctrl-C keeps what was recorded. With --synth there is
-/// no model: a trace is made up that has the statistics of the paper's models.
+/// no model: a synthetic trace is made that has the statistics of the paper's models.
 #[derive(clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub struct Args {

@@ -33,10 +33,10 @@ const CONTEXT: usize = 2048;
 
 /// Simulate decoding on a machine that is not here
 ///
-/// The real scheduler, policies, thresholds and planner on a discrete-event clock, fed by a machine profile and by a trace of
-/// activations: recorded (`record`), or made up with the statistics of the paper's models. Nothing is measured: every figure follows from
-/// the profile and the trace. A trace is smaller than a large model: each of its layers and neurons stands for several. Prompts
-/// are left out. --papers does so for the set-ups of DynamicInfer 5 and prints what was published beside it.
+/// The real scheduler, policies, thresholds and planner on a discrete-event clock, fed by a machine profile and by a trace of activations:
+/// recorded (`record`), or synthetic, with the statistics of the paper's models. Nothing is measured: every figure follows from the profile
+/// and the trace. A trace is smaller than a large model: each of its layers and neurons stands for several. Prompts are left out. --papers
+/// does so for the set-ups of DynamicInfer 5 and prints what was published beside it.
 #[derive(clap::Args)]
 #[command(after_help = EXAMPLES)]
 #[command(group = clap::ArgGroup::new("what").required(true))]
@@ -62,16 +62,16 @@ pub struct Args {
     /// Policies [default: all]
     #[arg(long, num_args = 1.., value_name = "POLICY", value_parser = policy_arg::names())]
     pub policy: Vec<Policy>,
-    /// A file of `dynamicinfer record` with two or more texts, instead of a made-up trace
+    /// A file of `dynamicinfer record` with two or more texts, instead of a synthetic trace
     #[arg(long, value_name = "FILE")]
     pub trace: Option<PathBuf>,
-    /// Of the made-up trace: share of neurons that are active for a token
+    /// Of the synthetic trace: share of neurons that are active for a token
     #[arg(long, default_value_t = 0.10, value_name = "SHARE")]
     pub active: f64,
-    /// Of the made-up trace: layers that predictions look ahead
+    /// Of the synthetic trace: layers that predictions look ahead
     #[arg(long, default_value_t = 2, value_name = "LAYERS")]
     pub lookahead: usize,
-    /// Of the made-up trace, and of --policy random
+    /// Of the synthetic trace, and of --policy random
     #[arg(long, default_value_t = 1)]
     pub seed: u64,
     /// Probability from which on a neuron is computed; 0 computes all [default: as the trace was recorded, else 0.5]
@@ -317,7 +317,7 @@ fn report(model: String, case: &Case<'_>, rows: Vec<Row>) -> Report {
     }
 }
 
-/// A made-up trace, kept in the cache directory: the same settings are the same file.
+/// A synthetic trace, kept in the cache directory: the same settings are the same file.
 pub fn synthetic_trace(active: f64, ahead: usize, seed: u64) -> Result<TraceFile> {
     let shape = small(active, ahead, seed)?;
     let path = kept(&format!("made-up-16x512x800-{active}-{ahead}-{seed}"))?;

@@ -1,7 +1,7 @@
 //! The thread pool: fork and join many times per token, cheaply, and without waiting long for a core that is busy.
 //!
-//! A parallel call is one call of [`ThreadPool::run`], split into tasks. Every thread takes the next free task until none is left, so a thread
-//! whose core is slow or taken away holds back one task, not its share. Threads wait for work by spinning for `SPIN` and then sleep;
+//! A parallel call is one call of [`ThreadPool::run`], split into tasks. Every thread takes the next free task until none is left, so a
+//! thread whose core is slow or taken away holds back one task, not its share. Threads wait for work by spinning for `SPIN` and then sleep;
 //! the caller waits for the last task in the same way. Spinning longer would win nothing on an idle machine (parallel calls follow each
 //! other within microseconds) and would burn the time slice that a busy machine gives us.
 

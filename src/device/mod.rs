@@ -1,6 +1,6 @@
 //! Devices: a GPU as the engine sees it, a second memory that computes. The virtual device stands in for one.
 //!
-//! Work is put on streams. A stream does its work in order, streams run in parallel, and nothing waits unless it is told to. Events
+//! Work is put on streams. A stream does its work in order, streams run in parallel, and nothing waits unless it is asked to. Events
 //! order the streams and let the host ask what is done. The host blocks in functions whose name or text says so, and nowhere else.
 //!
 //! A device belongs to the engine's thread. Its memory has a hard budget: [`Device::alloc`] refuses what is beyond.
@@ -74,6 +74,8 @@ pub struct Totals {
     pub link_bytes: [u64; 2],
     /// Those of the bytes to the device that went on the copy stream.
     pub migrated_bytes: u64,
+    /// Copies that these bytes came in.
+    pub migrations: u64,
     /// Time in which the host computed, ns ([`Device::worked`]).
     pub host_ns: u64,
     /// Bytes of weights that kernels read from the device's memory.
@@ -194,6 +196,12 @@ pub trait Device: Send {
         }
     }
 
+    /// How many blocks of `block_bytes` bytes out of the host memory from `from` on, `bytes` long, [`Device::move_blocks`] can take now
+    /// without waiting on the caller's thread. It takes more than that, too, but then the call may wait until older copies are done.
+    fn room_for_moves(&mut self, _from: *const u8, _bytes: usize, _block_bytes: usize) -> usize {
+        usize::MAX
+    }
+
     /// Copies bytes of the buffer `from`, from its byte `at` on, to the host, when the stream comes to it.
     ///
     /// # Safety
@@ -210,21 +218,21 @@ pub trait Device: Send {
     /// Ends the sequence, if one has begun.
     fn end_sequence(&mut self) {}
 
-    /// Records the event: it marks the place after all that was put on the stream so far.
+    /// Records the event: it marks the point after all that was put on the stream so far.
     fn record(&mut self, stream: Stream, event: Event);
 
     /// Lets what is put on the stream from now on wait for the event as it was recorded last.
     fn wait(&mut self, stream: Stream, event: Event);
 
     /// Tells the device that the host has computed: it read `host_bytes` in `host_ns`, and `device_bytes` stand for work of the device
-    /// that the host did in its place. A virtual device lets as much time pass on its clock as its rates say.
+    /// that the host did in its stead. A virtual device lets as much time pass on its clock as its rates say.
     fn worked(&mut self, host_bytes: u64, host_ns: u64, device_bytes: u64);
 
     /// Adds bytes of weights that kernels have read to the totals: those of [`SparseFfn`], which are known from its results only. A
     /// device that counts them itself ignores it.
     fn has_read(&mut self, _bytes: u64) {}
 
-    /// Whether the stream has come to the place where the event was last recorded. Never blocks.
+    /// Whether the stream has come to the point where the event was last recorded. Never blocks.
     fn is_done(&mut self, event: Event) -> bool;
 
     /// An event that [`Device::elapsed_ns`] may be asked about. Not on the token path.

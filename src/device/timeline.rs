@@ -35,17 +35,17 @@ pub enum Stage {
     Attention,
     /// Predicting scores and selecting the neurons to compute.
     Predictor,
-    /// The host's or the device's half of a layer's FFN.
+    /// The host's or the device's part of a layer's FFN.
     Ffn,
     /// The last norm and the logits.
     Head,
-    /// The device's work before the FFN's halves: what is left of the last layer, the norm, the scores, and copying them to the host.
+    /// The device's work before the FFN's parts: what is left of the last layer, the norm, the scores, and copying them to the host.
     Exchange,
-    /// Copying the host's half to the device and adding both halves.
+    /// Copying the host's part of an FFN's output to the device and adding both parts.
     Merge,
-    /// Telling the scheduler what was seen, and beginning the moves that it has decided.
+    /// Sending the scheduler an observation, and beginning the moves that it has decided.
     Scheduler,
-    /// Putting work on the device's streams, and all that lies between the other parts.
+    /// Putting work on the device's streams, and all that lies between the other stages.
     Drive,
     /// The host waits for the device.
     Wait,
@@ -189,20 +189,20 @@ pub struct Sums {
     pub ffn: FfnSums,
 }
 
-/// Sums over FFNs of which both host and device computed a half; times are in ns.
+/// Sums over FFNs of which both host and device computed a part; times are in ns.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct FfnSums {
     /// How many such FFNs there were.
     pub layers: u64,
-    /// From the front's end on the device until the halves were added there.
+    /// From the end of [`Stage::Exchange`] on the device until the parts were added there.
     pub ns: u64,
-    /// Time in which the device computed its halves.
+    /// Time in which the device computed its parts.
     pub device_ns: u64,
-    /// Time in which the host computed its halves.
+    /// Time in which the host computed its parts.
     pub host_ns: u64,
-    /// Time from the front's end until the host saw it, and the time in which the host's half was copied to the device and added.
+    /// Time from the end of the exchange until the host saw it, and that in which the host's part was copied to the device and added.
     pub sync_ns: u64,
-    /// For each FFN the longer of the device's half and of the host's half with its `sync_ns`.
+    /// For each FFN the longer of the device's part and of the host's part with its `sync_ns`.
     pub longer_ns: u64,
 }
 
@@ -225,7 +225,7 @@ pub struct MoveSums {
 #[derive(Clone, Copy, Debug, Default)]
 struct LayerTimes {
     exchange_end: u64,
-    /// When the host saw that the front had ended.
+    /// When the host saw that the exchange had ended.
     seen: u64,
     device: u64,
     host: u64,
@@ -433,7 +433,7 @@ impl Timeline {
         }
     }
 
-    /// Records that the host has seen the end of this layer's front.
+    /// Records that the host has seen the end of this layer's exchange.
     pub fn seen(&mut self, layer: u32, now: u64) {
         if let Some(layer) = self.layers.get_mut(layer as usize) {
             layer.seen = now;
@@ -496,7 +496,7 @@ impl Timeline {
 impl FfnSums {
     fn add(&mut self, at: &LayerTimes) {
         let [merge, end] = at.merge;
-        // Only where both had a half, and every part of it is known.
+        // Only where both computed a part, and every time is known.
         if at.host == 0 || at.device == 0 || at.exchange_end == 0 || end == 0 {
             return;
         }
@@ -577,7 +577,7 @@ mod tests {
             let read = Read { host: 200 * (pass + 1), device: 0, link: 0 };
             timeline.note(Note::End { residents: 1, neurons: 4 }, at(100), read);
         }
-        // Of each pass: attention, waiting, the device's front, the rest, the layer and the pass.
+        // Of each pass: attention, waiting, the device's exchange, driving, the layer and the pass.
         assert_eq!((timeline.spans().count(), timeline.left_out()), (10, 32));
         let last = timeline.spans().last().unwrap();
         assert_eq!((last.part, last.begin_ns, last.end_ns, last.value), (Stage::Pass, 600, 700, 6));

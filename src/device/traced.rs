@@ -294,6 +294,10 @@ impl Device for Traced {
         unsafe { self.inner.copy_in(stream, from, bytes, to, at) }
     }
 
+    fn room_for_moves(&mut self, from: *const u8, bytes: usize, block_bytes: usize) -> usize {
+        self.inner.room_for_moves(from, bytes, block_bytes)
+    }
+
     unsafe fn copy_out(&mut self, stream: Stream, from: Buffer, at: u64, to: *mut u8, bytes: usize) {
         self.opens(stream, 0);
         // SAFETY: the caller's promise.
@@ -329,7 +333,7 @@ impl Device for Traced {
         if stream == Stream::Copy
             && let Some(Open { mark, what, .. }) = self.opening.take()
         {
-            // Recorded again, an event does not tell of what was lost before.
+            // Recorded again, an event says nothing of what was lost before.
             if let Some(lost) = self.groups.iter().position(|g| g.end == event && g.ns.is_none()) {
                 self.free.push(self.groups.swap_remove(lost).begin);
             }

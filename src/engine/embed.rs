@@ -16,7 +16,7 @@ pub(super) fn embed(pass: &mut Pass<'_, '_>) {
     b.qkv.resize(n * c.qkv_dim(), 0.0);
     b.attended.resize(n * c.q_dim(), 0.0);
     b.projected.resize(n * h, 0.0);
-    // Attention's room grows with the position: the whole context at once, for nothing is allocated later.
+    // Attention's scratch memory grows with the position: all that the context needs at once, for nothing is allocated later.
     let context = caches.iter().map(|kv| kv.context).max().unwrap_or(0);
     b.attend.iter_mut().for_each(|room| room.reserve(queries(c), context, c.head_dim));
     for ((&token, at), x) in b.tokens.iter().zip(&b.positions).zip(b.x.chunks_exact_mut(h)) {

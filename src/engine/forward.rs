@@ -54,7 +54,7 @@ pub(super) trait Executor {
     fn ffn(&mut self, pass: &mut Pass<'_, '_>, l: usize, wanted: Wanted);
     fn end_layer(&mut self, _pass: &mut Pass<'_, '_>, _l: usize) {}
     fn logits(&mut self, pass: &mut Pass<'_, '_>);
-    /// Notes the end of a phase: its time, and its place in the trace.
+    /// Notes the end of a phase: its time, and its span in the trace.
     fn done(&mut self, pass: &mut Pass<'_, '_>, step: Step);
 }
 

@@ -19,7 +19,7 @@ use crate::ops::math;
 
 /// The CPU by itself.
 pub(super) struct Host<'a> {
-    /// A device that takes no part in this pass: it keeps the trace, and its scheduler is told of prompts.
+    /// A device that takes no part in this pass: it keeps the trace, and its scheduler gets prompts.
     pub split: Option<&'a mut Split>,
     /// The trace, without a device.
     pub timeline: Option<&'a mut Timeline>,
@@ -98,7 +98,8 @@ impl Executor for Host<'_> {
             && let Some(migrator) = self.split.as_mut().and_then(|split| split.migrator.as_mut())
         {
             b.ffn.counts(c, Neurons::All(c.ffn), n, activation_threshold, &mut b.counts);
-            migrator.prompt(l, b.positions[0].position, n, &b.counts);
+            let first = b.positions[0];
+            migrator.prompt(l, first.position, n, pass.caches[first.sequence].id(), &b.counts);
         }
     }
 

@@ -7,6 +7,12 @@ use crate::model::Activation;
 pub trait Observer {
     /// Looks at one layer.
     fn layer(&mut self, seen: &Seen<'_>);
+
+    /// The neurons of the layer that it looked at last that were active for some token and not computed, ascending; `None` if it does not
+    /// keep them.
+    fn missed(&self) -> Option<&[u32]> {
+        None
+    }
 }
 
 /// One layer of a pass, for n tokens. Neurons are in the store's order (`Layer::order` gives their published numbers).
@@ -38,6 +44,10 @@ pub struct LiveAudit {
     passes: u64,
     activation_thresholds: Vec<f32>,
     activation: Activation,
+    /// Of the layer that was audited last: active for some token and not computed.
+    missed: Vec<u32>,
+    /// Whether each neuron of the layer is active for some token.
+    any: Vec<bool>,
     /// What was found so far.
     pub counts: AuditCounts,
 }
@@ -61,9 +71,18 @@ impl AuditCounts {
 }
 
 impl LiveAudit {
-    /// Audits each `every`th decoding pass. `activation_thresholds`: for each layer the magnitude above which a neuron counts as active, 0 for ReLU models.
+    /// Audits each `every`th decoding pass. `activation_thresholds`: for each layer the magnitude above which a neuron counts as active, 0
+    /// for ReLU models.
     pub fn new(every: u64, activation: Activation, activation_thresholds: Vec<f32>) -> LiveAudit {
-        LiveAudit { every: every.max(1), passes: 0, activation_thresholds, activation, counts: AuditCounts::default() }
+        LiveAudit {
+            every: every.max(1),
+            passes: 0,
+            activation_thresholds,
+            activation,
+            missed: Vec::new(),
+            any: Vec::new(),
+            counts: AuditCounts::default(),
+        }
     }
 
     /// Counts the coming pass, of `tokens` tokens, and says whether it is audited.
@@ -85,9 +104,18 @@ impl Observer for LiveAudit {
         };
         self.counts.active += (0..seen.activations.len()).filter(|&n| active(n)).count() as u64;
         let ffn = seen.activations.len() / seen.n;
+        self.any.clear();
+        self.any.extend((0..ffn).map(|neuron| (0..seen.n).any(|token| active(token * ffn + neuron))));
+        selection.neurons.iter().for_each(|&neuron| self.any[neuron as usize] = false);
+        self.missed.clear();
+        self.missed.extend((0..ffn as u32).filter(|&neuron| self.any[neuron as usize]));
         for (&neuron, &mask) in selection.neurons.iter().zip(&selection.masks) {
             let computed = (0..seen.n).filter(|token| mask >> token & 1 == 1);
             self.counts.found += computed.filter(|token| active(token * ffn + neuron as usize)).count() as u64;
         }
+    }
+
+    fn missed(&self) -> Option<&[u32]> {
+        Some(&self.missed)
     }
 }

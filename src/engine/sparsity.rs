@@ -159,7 +159,7 @@ impl Sparsity {
         self.activation_thresholds[layer]
     }
 
-    /// [`Sparsity::cut`] of every layer.
+    /// [`Sparsity::activation_threshold`] of every layer.
     pub fn activation_thresholds(&self) -> &[f32] {
         &self.activation_thresholds
     }
@@ -297,7 +297,7 @@ impl Selection {
         }
     }
 
-    /// Becomes the neurons whose score reaches their `least` in some column; `scores` is `[n, ffn]`.
+    /// Becomes the neurons whose score reaches their `min_score` in some column; `scores` is `[n, ffn]`.
     fn reaching(&mut self, scores: &[f32], n: usize, min_score: impl Fn(u32) -> f32) {
         let ffn = scores.len() / n;
         // Written without branches: which neurons fire is hard to guess.

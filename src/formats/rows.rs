@@ -124,8 +124,8 @@ impl Quant {
         }
     }
 
-    /// How many bytes ahead to prefetch in a stream of rows of so many bytes. The rows of grouped types are short and need much arithmetic per
-    /// byte: one row ahead took q8_0 decoding on one thread of a Zen 4 from 17.5 to 21 GB/s. f16 gained nothing that could be shown.
+    /// How many bytes ahead to prefetch in a stream of rows of so many bytes. The rows of grouped types are short and need much arithmetic
+    /// per byte: one row ahead took q8_0 decoding on one thread of a Zen 4 from 17.5 to 21 GB/s. f16 gained nothing that could be shown.
     #[inline]
     pub const fn ahead(self, row_bytes: usize) -> usize {
         if self.is_grouped() { row_bytes } else { 0 }

@@ -1,9 +1,9 @@
 //! The thread that owns the engine.
 //!
 //! Each turn of its loop: receive jobs and commands, drop jobs whose client has gone, give free slots to waiting jobs, run one token of
-//! every answer (one pass for up to 32 of them), run one chunk of one prompt. So a running answer waits for one chunk at most, a client that
-//! goes away is noticed within a turn, and commands, which have a channel of their own, are carried out after the current pass. Where no
-//! answer can go on it waits for whatever comes first; nothing is looked at in intervals.
+//! every answer (one pass for up to 32 of them), run one chunk of one prompt. So a running answer waits for one chunk at most, a client
+//! that goes away is noticed within a turn, and commands, which have a channel of their own, are carried out after the current pass. Where
+//! no answer can go on it waits for whatever comes first; nothing is looked at in intervals.
 
 use super::job::{Event, Job, Refused};
 use super::metrics::Metrics;
@@ -271,8 +271,8 @@ impl Worker {
         self.queue.drain().for_each(|mut waiting| waiting.out.send(stopping()));
     }
 
-    /// If no answer can go on, waits until one may: for a command, a job, a client that reads or goes away, or the end of the time for which
-    /// an answer that nobody reads may keep its slot.
+    /// If no answer can go on, waits until one may: for a command, a job, a client that reads or goes away, or the end of the time for
+    /// which an answer that nobody reads may keep its slot.
     fn wait(&mut self) {
         let goes_on = self.running.iter().any(|s| s.resting.is_none());
         let begins = !self.queue.is_empty() && self.slots.busy() < self.limits.slots;

@@ -26,7 +26,7 @@ pub fn card(device: &mut CudaDevice, bytes: Option<usize>) -> Result<CardRates> 
     };
     let [from, to] = [device.alloc(bytes as u64).map_err(full)?, device.alloc(bytes as u64).map_err(full)?];
     let mut host = PinnedBuffer::new(bytes / 4);
-    // SAFETY: the room outlives every copy below, each of which is waited for; `release` below ends the pin before the room goes.
+    // SAFETY: `host` outlives every copy below, each of which is waited for; `release` below ends the pin before `host` goes.
     unsafe { device.pin(host.as_ptr().cast(), bytes, true) };
     host.fill(1);
     let best = |device: &mut CudaDevice, work: &mut dyn FnMut(&mut CudaDevice)| {
@@ -39,7 +39,7 @@ pub fn card(device: &mut CudaDevice, bytes: Option<usize>) -> Result<CardRates> 
         (0..=PASSES).map(pass).fold(f64::INFINITY, f64::min)
     };
     let at = host.as_mut_ptr().cast::<u8>();
-    // SAFETY: in the room, and waited for.
+    // SAFETY: inside `host`, and waited for.
     let link = best(device, &mut |device| unsafe { device.copy_in(Stream::Compute, at, bytes, from, 0) });
     // SAFETY: as above.
     let back = best(device, &mut |device| unsafe { device.copy_out(Stream::Compute, from, 0, at, bytes) });

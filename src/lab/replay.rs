@@ -6,7 +6,7 @@
 //! CPU are not known, so both have the same threshold, and the policy `full` does what `macro` does.
 
 pub use super::trace_run::active;
-use super::trace_run::{Clock, Copies, Counted, OwnedDecision, TraceRun};
+use super::trace_run::{Clock, Copies, OwnedDecision, TraceRun};
 use crate::formats::trace_file::{TraceFile, TraceSection};
 use crate::ids::PublishedId;
 use crate::scheduler::thresholds::LossWeight;
@@ -33,7 +33,7 @@ pub struct ReplayOptions {
     pub placed: Vec<Vec<PublishedId>>,
     /// Frequency of each neuron that the scheduler knows at the beginning, `[layers][ffn]`, 0 to 1.
     pub history: Vec<Vec<f32>>,
-    /// Probability from which on a neuron is computed, `[layers]`; the scheduler's frequencies count those.
+    /// Probability from which on a neuron is computed, `[layers]`; the scheduler's frequencies count those of them that are active.
     pub thresholds: Vec<f32>,
     /// Cost of a move in hits ([`crate::scheduler::gain`]).
     pub cost: f64,
@@ -87,7 +87,7 @@ pub fn replay_with(
                 run.choose(layer, token);
                 outcome.active += run.truth.len() as u64;
                 outcome.hits += run.truth.iter().filter(|&&n| run.here[n as usize]).count() as u64;
-                decisions(token, layer, run.observe(layer, token, token == first, clock, Counted::default(), false));
+                decisions(token, layer, run.observe(layer, token, token == first, clock, false));
                 run.pass((1.0 - ATTENTION) * LAYER_NS);
                 clock.now_ns += (1.0 - ATTENTION) * LAYER_NS;
             }
@@ -116,7 +116,6 @@ fn start<'a>(trace: &'a TraceFile, setting: &ReplayOptions) -> TraceRun<'a> {
         placed: setting.placed.iter().map(|placed| bytemuck::cast_slice(placed).to_vec()).collect(),
         thresholds: vec![None; h.layers],
         link_gb_s: gb_s,
-        sync_ns: 0.0,
         move_cost: Some(setting.cost),
         seed: setting.seed,
     };

@@ -141,8 +141,8 @@ impl Samples {
 }
 
 /// Runs the engine's model densely over the windows of `plan` and writes the samples to `path`. A neuron is active when its activation is
-/// not zero or, where its layer has an activation threshold in `activation_thresholds` (`[layers]`, 0 for none), when |act(gate)| is above it.
-/// `step(done, total)` reports tokens.
+/// not zero or, where its layer has an activation threshold in `activation_thresholds` (`[layers]`, 0 for none), when |act(gate)| is above
+/// it. `step(done, total)` reports tokens.
 ///
 /// # Errors
 /// Those of `step`, after which no file is left; [`Error::Io`] where the file cannot be written; [`Error::Memory`] where keys and values do

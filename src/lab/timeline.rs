@@ -1,7 +1,7 @@
-//! A timeline as Chrome's trace events, which Perfetto (ui.perfetto.dev) and chrome://tracing open, and a summary of
-//! it as text.
+//! A trace of host and device ([`Timeline`]) as Chrome's trace events, which Perfetto (ui.perfetto.dev) and chrome://tracing open, and a
+//! summary of it as text.
 //!
-//! Process 1 is the host, process 2 the device with a thread for each of its streams. Slices of the host nest: pass, layer, part.
+//! Process 1 is the host, process 2 the device with a thread for each of its streams. Slices of the host nest: pass, layer, stage.
 
 use crate::device::timeline::{FfnSums, Sample, Span, Stage, Sums, Track};
 use crate::device::{Timeline, timeline::MoveSums};
@@ -10,7 +10,7 @@ use serde::ser::{Serialize, SerializeMap, SerializeSeq, Serializer};
 const HOST: u32 = 1;
 const DEVICE: u32 = 2;
 
-/// The whole file, to be serialised as JSON. Times are us since the beginning of the timeline.
+/// The whole file, to be serialised as JSON. Times are us since the beginning of the trace.
 pub struct Chrome<'a>(pub &'a Timeline);
 
 impl Serialize for Chrome<'_> {
@@ -166,7 +166,7 @@ fn counters(sample: &Sample) -> [Event<'static>; 4] {
     })
 }
 
-/// Summary of a timeline as lines of text; empty where nothing ran.
+/// Summary of a trace as lines of text; empty where nothing ran.
 pub fn summary(timeline: &Timeline) -> String {
     let mut out = String::new();
     for (sums, what) in timeline.sums.iter().zip(["passes", "long passes of prompts"]) {
@@ -226,7 +226,7 @@ fn of_passes(sums: &Sums, what: &str, device: bool) -> String {
     out
 }
 
-/// Compares the time of a layer's FFN with that of its slower half; the aim is at most 1.1 * max(device's half, host's half + sync).
+/// Compares the time of a layer's FFN with that of its slower part; the aim is at most 1.1 * max(device's part, host's part + sync).
 fn of_ffn(f: &FfnSums) -> String {
     let us = |ns: u64| ns as f64 / f.layers as f64 / 1e3;
     format!(

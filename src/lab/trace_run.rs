@@ -1,18 +1,18 @@
 //! A recorded trace, the scheduler and the neuron cache's slot tables, without a device: what replay and simulator share. These two say
 //! how much time passes; everything else is as in the engine.
 //!
-//! The steps of a layer are in the engine's order: the decisions made since the layer before are sent over the link
-//! ([`TraceRun::apply`]), attention's time passes, neurons that have arrived for this layer become resident and the layer's neurons are
-//! chosen ([`TraceRun::choose`]), the scheduler is told ([`TraceRun::observe`]), the FFN's time passes. So the copies of a decision for
-//! the next layer can arrive during that layer's attention, and those of one decision arrive together.
+//! The steps of a layer are in the engine's order: the decisions made since the layer before are sent over the link ([`TraceRun::apply`]),
+//! attention's time passes, neurons that have arrived for this layer become resident and the layer's neurons are chosen
+//! ([`TraceRun::choose`]), the scheduler gets its observation ([`TraceRun::observe`]), the FFN's time passes. So the copies of a decision
+//! for the next layer can arrive during that layer's attention, and those of one decision arrive together.
 
 use super::link::{Copy, Link};
-use crate::cache::{PerTier, Slot, SlotTable, Tier};
+use crate::cache::{PerTier, Slot, SlotTable};
 use crate::device::{Stream, Totals};
 use crate::formats::trace_file::{TraceFile, TraceSection};
 use crate::ids::{LayerId, SlotId, StoreId};
 use crate::scheduler::thresholds::to_bin;
-use crate::scheduler::{DeviceState, LayerObservation, Move, Scheduler, SchedulerOptions};
+use crate::scheduler::{DeviceState, Fired, LayerObservation, LayerTimes, Move, Scheduler, SchedulerOptions};
 
 /// Replaces `out` by the neurons whose bits are set in a row of [`TraceSection::Active`], in rising order.
 pub fn active(row: &[u8], out: &mut Vec<u32>) {
@@ -61,15 +61,6 @@ pub struct Clock {
     pub host_ns: f64,
 }
 
-/// Numbers of computed (neuron, token) pairs.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct Counted {
-    /// Those computed on the device.
-    pub hits: u64,
-    /// Those computed on the CPU.
-    pub misses: u64,
-}
-
 /// One run over the texts of a trace.
 pub struct TraceRun<'a> {
     trace: &'a TraceFile,
@@ -99,7 +90,14 @@ pub struct TraceRun<'a> {
     pub here: Vec<bool>,
     slots: Vec<Slot>,
     ahead_slots: Vec<Slot>,
+    /// What each layer took at its last use, as far as the run knows it.
+    pub times: Vec<LayerTimes>,
+    /// The layer that the scheduler got last, and the neurons that were active and computed there.
+    fired: (Option<usize>, Vec<StoreId>),
 }
+
+/// The one sequence of a trace: its texts come one after the other.
+const SEQUENCE: [u64; 1] = [1];
 
 /// A probability times 255, as the trace stores them. One above 0 is not rounded to 0: most probabilities in a trace are 0, and all those
 /// neurons would be computed.
@@ -108,7 +106,7 @@ fn bin(threshold: f32) -> u8 {
 }
 
 impl<'a> TraceRun<'a> {
-    /// A run with `slots[l]` slots in each layer l, in which the neurons of `setting.placed` lie. `thresholds` are the layers' probability
+    /// A run with `slots[l]` slots in each layer l, which hold the neurons of `setting.placed`. `thresholds` are the layers' probability
     /// thresholds, `[layers]`.
     pub fn new(
         trace: &'a TraceFile,
@@ -145,6 +143,8 @@ impl<'a> TraceRun<'a> {
             here: vec![false; h.ffn],
             slots: Vec::new(),
             ahead_slots: Vec::new(),
+            times: vec![LayerTimes::default(); h.layers],
+            fired: (None, Vec::new()),
         }
     }
 
@@ -203,7 +203,7 @@ impl<'a> TraceRun<'a> {
         active(self.trace.row(TraceSection::Active, layer, token), &mut self.truth);
     }
 
-    /// Tells the scheduler about the layer that was chosen for, and returns the decisions that wait to be applied. `begins` is whether
+    /// Gives the scheduler the layer that was chosen for, and returns the decisions that wait to be applied. `begins` is whether
     /// `token` is the first of a text; thresholds are balanced if `balances` is set.
     pub fn observe(
         &mut self,
@@ -211,7 +211,6 @@ impl<'a> TraceRun<'a> {
         token: usize,
         begins: bool,
         clock: Clock,
-        counted: Counted,
         balances: bool,
     ) -> &[OwnedDecision] {
         let (trace, target) = (self.trace, layer + self.ahead);
@@ -230,11 +229,17 @@ impl<'a> TraceRun<'a> {
             ahead_slots: &self.ahead_slots,
             in_flight: self.in_flight,
             totals,
-            computed: PerTier::all(counted.misses).with(Tier::Device, counted.hits),
+            times: self.times[layer],
         };
+        let (fired_layer, neurons) = &self.fired;
+        let masks = vec![1; neurons.len()];
+        let fired = fired_layer.map(|layer| Fired { layer, neurons, masks: &masks, sequences: &SEQUENCE });
         let observation = LayerObservation {
             layer: LayerId::new(layer),
+            sequences: &SEQUENCE,
             begins: begins && layer == 0,
+            fired,
+            missed: None,
             computed: bytemuck::cast_slice(&self.computed),
             prompt: None,
             device: Some(device),
@@ -245,6 +250,9 @@ impl<'a> TraceRun<'a> {
         self.scheduler.step(&observation, |d| {
             decisions.push(OwnedDecision { layer: d.layer.index(), moves: d.moves.to_vec(), thresholds: d.thresholds });
         });
+        // What is active is known once it is computed: with the next layer.
+        let active = self.computed.iter().filter(|n| self.truth.binary_search(n).is_ok());
+        self.fired = (Some(layer), active.map(|&n| StoreId(n)).collect());
         &self.decisions
     }
 }

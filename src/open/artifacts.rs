@@ -94,7 +94,7 @@ pub fn profile_at(model: &Model, path: &Path) -> Result<Profile> {
 /// The model's own file of this kind, opened and checked by `open`; `None` if there is none.
 ///
 /// # Errors
-/// [`Error::BadFile`] for a file in this model's place that is damaged or another model's: going on without it would change what runs.
+/// [`Error::BadFile`] for a file of this model that is damaged or another model's: going on without it would change what runs.
 pub fn find<H: Owned>(
     model: &Model,
     kind: Kind,

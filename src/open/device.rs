@@ -1,8 +1,8 @@
 //! Opens the device that was asked for: plans what lies there, opens the device itself, places its first neurons, and starts the scheduler.
 
 use super::place::place;
-use super::{Listener, VramBudget, artifacts, cuda, machine, sparsity};
-use crate::background::{Background, BackgroundOptions};
+use super::{EngineOptions, Listener, SparsityOptions, VramBudget, artifacts, cuda, machine, sparsity};
+use crate::background::{Background, BackgroundOptions, Latency};
 use crate::clock::{self, Seldom};
 use crate::cpu::MAX_COLUMNS;
 use crate::device::{Device, Rates, Timeline, Traced, VirtualDevice};
@@ -15,10 +15,16 @@ use crate::ids::PublishedId;
 use crate::model::{KvType, Model};
 use crate::placement::memory_plan::{Footprint, KvPlace, Plan, Request, plan};
 use crate::placement::policy::{self, PlacementPolicy};
+use crate::predictor::Predictor;
 use crate::scheduler::thresholds::LossWeight;
 use crate::scheduler::{Policy as Migration, Rules};
 use bytemuck::allocation::TransparentWrapperAlloc;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+/// What an observation takes the scheduler on a virtual clock, ns, beside reading the predictor's weights: copying it and choosing among
+/// some thousand neurons.
+const OBSERVATION_NS: f64 = 20e3;
 
 /// Kind of device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -78,6 +84,9 @@ pub struct DeviceOptions {
     pub history: bool,
     /// Lets the virtual device fail for good after this many kernels, as a GPU does after an illegal address; `None` never.
     pub fail_after: Option<u64>,
+    /// On a virtual device, run the scheduler on a thread of its own for as long as it takes, instead of a stated time on the device's
+    /// clock: then two runs of the same command differ.
+    pub wall_clock: bool,
     /// Balance thresholds with 1 - p as the loss of a neuron that is left out, as the paper prints it, to see the effect.
     pub printed_loss: bool,
 }
@@ -99,6 +108,7 @@ impl DeviceOptions {
             deterministic: false,
             history: true,
             fail_after: None,
+            wall_clock: false,
             printed_loss: false,
         }
     }
@@ -210,20 +220,20 @@ impl DeviceOptions {
         &self,
         engine: &mut Engine,
         need: Need,
-        traced: bool,
+        options: &EngineOptions,
         told: &dyn Listener,
     ) -> Result<Option<DeviceSession>> {
         let layers = engine.model.config.layers;
         self.check(layers)?;
         let Some(found) = Found::of(self.kind, told)? else { return Ok(None) };
-        if traced && self.graphs {
+        if options.traced && self.graphs {
             told.note("--trace times every kernel by itself: --graphs on has no effect");
         }
         let vram = if self.has_budget() { self.vram } else { found.most(layers) };
         let planned = self.plan(engine, need, vram, told)?;
         let (plan, machine) = (&planned.plan, &planned.budget.machine);
         let device = found.open(self, plan.budget_bytes, machine, told)?;
-        let device = match traced {
+        let device = match options.traced {
             true => Box::new(Traced::new(device, Timeline::new(layers, MAX_COLUMNS))),
             false => device,
         };
@@ -231,7 +241,7 @@ impl DeviceOptions {
         let split = engine.split.as_mut().expect("placed");
         split.cache.barrier = self.barrier;
         split.cache.set_moves(&mut *split.device, &machine.moves);
-        self.schedule(engine, need, &planned)?;
+        self.schedule(engine, need, &planned, &options.sparsity, told)?;
         Ok(Some(DeviceSession { budget: planned.budget, keep_history: self.history }))
     }
 
@@ -300,8 +310,48 @@ impl DeviceOptions {
         Ok(Planned { plan, neurons, tokens, budget: VramBudget { footprint, counts, machine, request } })
     }
 
+    /// The predictor that looks ahead, and how many layers: the one that the user has chosen for the layers themselves, or the model's
+    /// best. Without one that was made to look ahead, neurons move by how often they are active.
+    fn look_ahead(
+        &self,
+        engine: &Engine,
+        options: &SparsityOptions,
+        told: &dyn Listener,
+    ) -> Result<(Option<Arc<dyn Predictor>>, usize)> {
+        let layers = engine.model.config.layers;
+        // A look-ahead of two gives a copy a whole layer's time to arrive, and predictions are hardly worse: runs/2026-11-22-lookahead.
+        let wanted = self.lookahead.map_or(vec![2, 1], |ahead| vec![ahead]);
+        let Some(predictor) = sparsity::ahead(engine, options)? else {
+            return Ok((None, wanted[0].min(layers - 1).max(1)));
+        };
+        let looks = |&ahead: &usize| (ahead..layers).all(|l| predictor.calibration(l, ahead).is_some());
+        match (wanted.iter().copied().filter(|&ahead| ahead < layers).find(looks), self.lookahead) {
+            (Some(ahead), _) => Ok((Some(predictor), ahead)),
+            (None, Some(ahead)) => Err(Error::Usage(format!(
+                "the {} predictor has no tables from {ahead} layers before; take a --lookahead that it was made for, make one \
+                 (train-predictor, calibrate), or take --policy static",
+                predictor.kind().name(),
+            ))),
+            (None, None) => {
+                told.note(&format!(
+                    "note: the {} predictor was not made to look ahead, so neurons move by how often they are active only; make one \
+                     that does with train-predictor or calibrate",
+                    predictor.kind().name()
+                ));
+                Ok((None, 1))
+            }
+        }
+    }
+
     /// Starts the scheduler, unless nothing can move.
-    fn schedule(&self, engine: &mut Engine, need: Need, planned: &Planned) -> Result<()> {
+    fn schedule(
+        &self,
+        engine: &mut Engine,
+        need: Need,
+        planned: &Planned,
+        sparsity: &SparsityOptions,
+        told: &dyn Listener,
+    ) -> Result<()> {
         let Planned { neurons: placed, tokens, budget, .. } = planned;
         let policy = self.policy;
         // A dense model needs all neurons of a layer for every token, so there is nothing to choose.
@@ -310,18 +360,7 @@ impl DeviceOptions {
         }
         let model = engine.model.clone();
         let layers = model.config.layers;
-        let (predictor, _) = sparsity::one(engine, None, None)?;
-        let looks = |&ahead: &usize| (ahead..layers).all(|l| predictor.calibration(l, ahead).is_some());
-        // A look-ahead of two gives a copy a whole layer's time to arrive, and predictions are hardly worse: runs/2026-11-22-lookahead.
-        let wanted = self.lookahead.map_or(vec![2, 1], |ahead| vec![ahead]);
-        let Some(ahead) = wanted.iter().copied().filter(|&ahead| ahead < layers).find(looks) else {
-            return Err(Error::Usage(format!(
-                "the {} predictor has no tables from {} layers before; take a --lookahead that it was made for, make one \
-                 (train-predictor, calibrate), or take --policy static",
-                predictor.kind().name(),
-                wanted[0]
-            )));
-        };
+        let (predictor, ahead) = self.look_ahead(engine, sparsity, told)?;
         let kept = match self.history {
             true => artifacts::find(&model, artifacts::Kind::History, history_file::open)?,
             false => None,
@@ -344,13 +383,14 @@ impl DeviceOptions {
             weight: if self.printed_loss { LossWeight::Complement } else { LossWeight::Probability },
             ahead,
             sequences: need.sequences,
-            predictor: Some(predictor),
+            predictor,
             thresholds: (0..layers).map(own).collect(),
             history: history.collect::<Result<_>>()?,
             placed: placed.iter().enumerate().map(positions).collect(),
             kernels: engine.kernels,
             link_gb_s: budget.machine.link_gb_s,
-            sync_ns: budget.machine.sync_us * 1e3,
+            latency: (self.kind == DeviceKind::Virtual && !self.wall_clock)
+                .then_some(Latency { observation_ns: OBSERVATION_NS, gb_s: budget.machine.dram_gb_s }),
         };
         let block_bytes = budget.footprint.block_bytes as usize;
         let background = Background::start(model, block_bytes, setting)

@@ -162,7 +162,7 @@ pub fn open_model(model: Model, options: &EngineOptions, told: &dyn Listener) ->
     check_context(&engine.model, need.context, need.kv, told)?;
     check_sequences(&engine.model, need)?;
     let device = match &options.device {
-        Some(device) => device.apply(&mut engine, need, options.traced, told)?,
+        Some(device) => device.apply(&mut engine, need, options, told)?,
         None => None,
     };
     Ok(Opened { engine, context: need.context, kv: need.kv, device })

@@ -17,6 +17,8 @@ pub struct DeviceReport {
     pub misses: u64,
     /// Moves of neurons to the device that were begun.
     pub migrations: u64,
+    /// Moves that were asked for and put off, because the engine would have had to wait for older copies.
+    pub put_off: u64,
     /// (Neuron, token) pairs of prompts' chunks of more than 32 tokens, by where they were computed; not counted above.
     pub prompts: ChunkCounts,
     /// What the scheduler did; `None` without one.
@@ -45,6 +47,7 @@ pub fn report(engine: &Engine) -> Option<DeviceReport> {
         hits: counters.computed[Tier::Device],
         misses: counters.computed[Tier::Host],
         migrations: counters.migrations,
+        put_off: counters.put_off,
         prompts: split.chunks,
         scheduler: split.migrator.as_ref().map(|m| m.counts()),
         scheduling_share: engine.report.scheduler_ns as f64 / engine.report.total_ns().max(1) as f64,

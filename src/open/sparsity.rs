@@ -26,8 +26,9 @@ pub struct SparsityOptions {
     pub predictor_file: Option<PathBuf>,
 }
 
-/// Kinds of predictors and the layers they are for (all, if none are named); a later entry overrides an earlier one. Without a kind it is
-/// the best one that a ReLU model has, and dense for other models; that is the default. As text: `auto`, `mlp,dense@0,exact@3-5`.
+/// Kinds of predictors and the layers they are for (all, if none are named); a later entry overrides an earlier one. Without a kind it is a
+/// trained one where the model has it, else the signs for a ReLU model and dense for others; that is the default. As text: `auto`,
+/// `mlp,dense@0,exact@3-5`.
 #[derive(Clone, Debug)]
 pub struct PredictorChoice(Vec<(Option<Kind>, Option<RangeInclusive<usize>>)>);
 
@@ -99,6 +100,27 @@ impl SparsityOptions {
         engine.set_sparsity(sparsity);
         Ok(())
     }
+}
+
+/// The predictor that looks ahead for the scheduler: of the kind that is chosen for the layers, from the file that the user has named.
+/// `None` if only the true gates would say it: nothing but the layer itself multiplies all of them.
+///
+/// # Errors
+/// As [`one`].
+pub(super) fn ahead(engine: &Engine, options: &SparsityOptions) -> Result<Option<Arc<dyn Predictor>>> {
+    let mut found = Found { options, engine, file: None, exact: None, sign: None, mlp: None };
+    let chosen = options.predictor.0.iter().filter_map(|(kind, _)| *kind).find(|k| matches!(k, Kind::Sign | Kind::Mlp));
+    let kind = match chosen {
+        Some(kind) => kind,
+        None if found.has_mlp()? => Kind::Mlp,
+        None => found.best()?,
+    };
+    let ready = match kind {
+        Kind::Dense | Kind::Exact => return Ok(None),
+        Kind::Sign => found.sign()?,
+        Kind::Mlp => found.mlp()?,
+    };
+    Ok(Some(ready.predictor))
 }
 
 /// One predictor for all layers, and the layers' activation thresholds, `[layers]`. Without a `kind` it is the best that there is (the
@@ -175,10 +197,15 @@ impl Found<'_> {
         if !self.engine.model.config.activation.is_sparse() {
             return Ok(Kind::Dense);
         }
+        Ok(if self.has_mlp()? { Kind::Mlp } else { Kind::Sign })
+    }
+
+    /// Whether there is a trained predictor.
+    fn has_mlp(&mut self) -> Result<bool> {
         if self.file.is_none() {
             self.file = Some(self.open(File::MlpPredictor)?.is_some());
         }
-        Ok(if self.file == Some(true) { Kind::Mlp } else { Kind::Sign })
+        Ok(self.file == Some(true))
     }
 
     fn exact(&mut self) -> Result<Ready> {

@@ -96,7 +96,7 @@ impl VramBudget {
             free.reverse();
             let mut missing = model.layers[l].order.positions(neurons);
             missing.retain(|&n| !table.location(n).is_device());
-            cache.migrate_all(&mut **device, l, missing.into_iter().map_while(|n| Some((free.pop()?, n))));
+            cache.migrate_all_waiting(&mut **device, l, missing.into_iter().map_while(|n| Some((free.pop()?, n))));
         }
         let total = |slots: &[usize]| slots.iter().sum::<usize>();
         tracing::debug!(

@@ -12,7 +12,7 @@ pub struct Costs {
     pub t_gpu_us: f64,
     /// Copying a neuron block over the link in a run of copies, without the cost of starting one.
     pub t_trans_us: f64,
-    /// T_sync, what splitting a layer costs for each token: copying its input out and the CPU's half of the output in, and one wait.
+    /// T_sync, what splitting a layer costs for each token: copying its input out and the CPU's part of the output in, and one wait.
     pub t_sync_us: f64,
 }
 

@@ -97,9 +97,9 @@ impl LayerStep<'_> {
 /// instead of 0 or 1), rounded down, since an impact is a whole number.
 ///
 /// With fractions a layer may take its first `least` batches in part, at their mean impact, then further batches at falling impacts: the
-/// budget goes to the best pieces of all layers, and the last piece is cut.
+/// budget goes to the best shares of all layers, and of the last one only what fits is taken.
 pub fn upper_bound(problem: &Problem, budget_bytes: u64) -> u64 {
-    // Batches and impact of each piece.
+    // Batches and impact of each share.
     let mut pieces: Vec<(u128, u128)> = Vec::new();
     for layer in &problem.layers {
         let (opening, single) = layer.impacts.split_at(layer.min_neurons);

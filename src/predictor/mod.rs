@@ -1,8 +1,9 @@
 //! Predicts which neurons of a layer will be active, before its FFN runs (PowerInfer 5.1, SparseInfer IV, DynamicInfer 4.2.1).
 //!
-//! A predictor gives every neuron of a layer a *score*, from the residual after the attention (before it where attention and FFN stand
-//! side by side) of that layer or of one `ahead` layers before it. A [`Calibration`] per layer and look-ahead turns scores into probabilities, so that one threshold means the same for every kind of
-//! predictor; the hot path turns the threshold into a score once and compares scores.
+//! A predictor gives every neuron of a layer a *score*, from the residual after the attention (before it where attention and FFN stand side
+//! by side) of that layer or of one `ahead` layers before it. A [`Calibration`] per layer and look-ahead turns scores into probabilities,
+//! so that one threshold means the same for every kind of predictor; the hot path turns the threshold into a score once and compares
+//! scores.
 
 mod calibration;
 pub mod exact;

@@ -133,7 +133,8 @@ impl Accumulator {
     }
 }
 
-/// Sets the bit of each neuron with |value| > activation threshold, and counts it. Without branches, since which neurons fire is hard to predict.
+/// Sets the bit of each neuron with |value| > activation threshold, and counts it. Without branches, since which neurons fire is hard to
+/// predict.
 fn mark(values: &[f32], activation_threshold: f32, bits: &mut [u64], counts: &mut [u32]) {
     for ((values, counts), word) in values.chunks(64).zip(counts.chunks_mut(64)).zip(bits) {
         *word = 0;

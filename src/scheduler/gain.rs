@@ -1,6 +1,6 @@
 //! Whether moving neurons pays: at every token the hits are compared with those that the static placement would have had.
 //!
-//! A copy reads the same host memory as the CPU's half, so while the CPU computes, a copy costs as much as computing the neuron once on the
+//! A copy reads the same host memory as the CPU's part, so while the CPU computes, a copy costs as much as computing the neuron once on the
 //! CPU. Moves must therefore win more hits than they cost. Where they do not (other systems measure this above some 65 % of residency), the
 //! static placement is restored, and moving is tried again after a rest, which doubles each time.
 
@@ -52,7 +52,7 @@ impl Gain {
         self.moves += n as u64;
     }
 
-    /// Ends a token. `cost` is what one move costs in hits: the share of the time, 0 to 1, in which the CPU's half reads memory.
+    /// Ends a token. `cost` is what one move costs in hits: the share of the time, 0 to 1, in which the CPU's part reads memory.
     pub fn token(&mut self, cost: f64) {
         if self.rest > 0 {
             self.rest -= 1;

@@ -16,13 +16,13 @@ fn importance(at: &LayerState<'_>, neuron: usize) -> f32 {
     probability + at.rules.lambda * at.frequencies[neuron]
 }
 
-/// The least and the greatest, as text; `-` if there are none.
+/// The lowest and the highest, as text; `-` if there are none.
 fn range(of: impl Iterator<Item = f32>) -> String {
     let (least, most) = of.fold((f32::INFINITY, f32::NEG_INFINITY), |(least, most), v| (least.min(v), most.max(v)));
     if least > most { "-".into() } else { format!("{least:.3}..{most:.3}") }
 }
 
-/// Neurons that are to come to a layer's slots. `room` is how many the link has room for; `moving` is false while the static placement is
+/// Neurons that are to come to a layer's slots. `room` is how many the link can take; `moving` is false while the static placement is
 /// restored.
 pub(super) fn moves(at: &LayerState<'_>, moving: bool, room: usize, moves: &[Move]) {
     if moves.is_empty() || !enabled!(Level::DEBUG) {
@@ -55,22 +55,23 @@ pub(super) fn thresholds(token: u32, layer: usize, before: PerTier<f32>, after: 
 /// The rates that were logged last, and the mean time of a layer.
 #[derive(Default)]
 pub(super) struct RatesLog {
-    /// Mean time of a layer over about the last twenty, ns; 0 until one was measured.
-    layer_ns: f64,
-    /// Link in GB/s, layer in ns, and a neuron on the CPU and on the device in ns, as they were logged last.
+    /// Mean time of a layer over about the last twenty, ns; `None` until one was measured.
+    layer_ns: Option<f64>,
+    /// Link in GB/s, layer in ns, and a neuron of the first layer on the CPU and on the device in ns, as they were logged last.
     told: [f64; 4],
 }
 
 impl RatesLog {
-    /// A layer was measured; `times` are what one neuron takes by now, `window` the bytes that the link carries during a layer.
-    pub fn measured(&mut self, token: u32, now: Measured, times: Option<Times>, window: f64) {
+    /// A layer was measured; `times` are what one neuron of the first layer takes by now, `window` the bytes that the link carries during a
+    /// layer.
+    pub fn measured(&mut self, token: u32, now: Measured, times: Option<Times>, start_ns: Option<f64>, window: f64) {
         if !enabled!(Level::DEBUG) {
             return;
         }
         self.layer_ns = follow(self.layer_ns, now.layer_ns);
         let [cpu_ns, device_ns] =
             times.map_or([0.0; 2], |times| [times.neuron_ns[Tier::Host], times.neuron_ns[Tier::Device]]);
-        let rates = [now.link_gb_s, self.layer_ns, cpu_ns, device_ns];
+        let rates = [now.link_gb_s, self.layer_ns.unwrap_or(0.0), cpu_ns, device_ns];
         let changed = |(now, told): (&f64, &f64)| (now - told).abs() > CHANGED * told;
         if !rates.iter().zip(&self.told).any(changed) {
             return;
@@ -82,6 +83,7 @@ impl RatesLog {
             layer_us = %from_to(1, 1e3),
             cpu_ns = %from_to(2, 1.0),
             device_ns = %from_to(3, 1.0),
+            copy_start_us = %start_ns.map_or("unknown".into(), |ns| format!("{:.2}", ns / 1e3)),
             window_bytes = window as u64,
             "rates"
         );

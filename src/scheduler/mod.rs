@@ -2,18 +2,21 @@
 //!
 //! [`Scheduler::step`] takes an observation of a layer and gives decisions. It is the one loop of the thread beside the engine, of a
 //! replayed trace and of the simulator. What it decides by is pure or owns only its own history: [`policy`] chooses, one file per policy,
-//! [`importance`] scores, [`window`] limits what is on the link, [`gain`] notices when moving does not pay, [`rates`] measures, and
-//! [`thresholds`] balances the two halves. `docs/papers.md` has the paper's equation for each.
+//! [`importance`] scores, [`sequences`] counts what fires, [`window`] limits what is on the link, [`gain`] notices when moving does not
+//! pay, [`rates`] measures, and [`thresholds`] balances the parts of device and CPU. `docs/papers.md` has the paper's equation for each.
 
 pub mod gain;
 pub mod importance;
 mod log;
 pub mod policy;
 pub mod rates;
+pub mod sequences;
 mod step;
 pub mod thresholds;
 pub mod window;
 
 pub use policy::greedy::Move;
 pub use policy::{Policy, Rules};
+pub use rates::LayerTimes;
+pub use sequences::Fired;
 pub use step::{Decision, DeviceState, LayerObservation, Prompt, Scheduler, SchedulerOptions};

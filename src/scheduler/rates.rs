@@ -1,58 +1,81 @@
-//! How fast device, CPU and link are, from what the device has counted since the last layer.
+//! How fast device, CPU and link are, as measured while tokens are made. What was not measured yet is said to be unknown.
 
 use super::thresholds::Times;
 use crate::cache::{PerTier, Tier};
 use crate::device::{Stream, Totals};
 
-/// Weight of a new measurement in a rate: a rate is about the mean of the last twenty layers.
+/// Weight of a new measurement in a rate: a rate is about the mean of the last twenty.
 const FOLLOW: f64 = 0.05;
+
+/// What computing one layer took in one pass of few tokens.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct LayerTimes {
+    /// Time of each memory's part of the FFN, ns.
+    pub ffn_ns: PerTier<u64>,
+    /// Neurons that this time was spent on: their first row was read, whether they were active or not.
+    pub neurons: PerTier<u64>,
+    /// Time of adding the parts together, ns.
+    pub merge_ns: u64,
+}
 
 /// The rates as measured so far.
 #[derive(Clone, Debug)]
 pub struct Rates {
     /// The link's rate until it has been measured, GB/s.
-    link_gb_s: f64,
-    /// What merging the halves of an FFN takes, ns.
-    sync_ns: f64,
+    assumed_link_gb_s: f64,
     totals: Totals,
-    computed: PerTier<u64>,
-    times: Option<Times>,
     cpu_share: f64,
+    layers: Vec<LayerRates>,
+    copies: CopyFit,
 }
 
-/// What was measured of one layer.
+/// What one layer takes.
+#[derive(Clone, Copy, Debug, Default)]
+struct LayerRates {
+    neuron_ns: PerTier<Option<f64>>,
+    merge_ns: Option<f64>,
+}
+
+/// What was measured of the time since the last observation.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Measured {
     /// Time of the layer, ns.
     pub layer_ns: f64,
-    /// The link's rate, GB/s.
+    /// The link's rate, GB/s, with the time to start copies in it.
     pub link_gb_s: f64,
 }
 
-/// The mean with a new measurement in it; 0 stands for none so far.
-pub(super) fn follow(old: f64, new: f64) -> f64 {
-    if old == 0.0 { new } else { old + FOLLOW * (new - old) }
+/// The mean with a new measurement in it.
+pub(super) fn follow(old: Option<f64>, new: f64) -> Option<f64> {
+    Some(old.map_or(new, |old| old + FOLLOW * (new - old)))
 }
 
 impl Rates {
-    /// `link_gb_s` holds until the link has been measured; `sync_ns` is what merging the halves of an FFN takes, and is not measured.
-    pub fn new(link_gb_s: f64, sync_ns: f64) -> Rates {
+    /// Nothing measured of a model with so many layers. `link_gb_s` holds until the link has been measured.
+    pub fn new(link_gb_s: f64, layers: usize) -> Rates {
         Rates {
-            link_gb_s,
-            sync_ns,
+            assumed_link_gb_s: link_gb_s,
             totals: Totals::default(),
-            computed: PerTier::default(),
-            times: None,
             cpu_share: 0.0,
+            layers: vec![LayerRates::default(); layers],
+            copies: CopyFit::default(),
         }
     }
 
-    /// What one neuron takes in each memory; `None` until something was measured.
-    pub fn times(&self) -> Option<Times> {
-        self.times
+    /// What a neuron of this layer takes in each memory, and merging; `None` until all three were measured.
+    pub fn times(&self, layer: usize) -> Option<Times> {
+        let LayerRates { neuron_ns, merge_ns } = self.layers[layer];
+        let known = PerTier::from_fn(|tier| neuron_ns[tier].unwrap_or(f64::NAN));
+        let complete = Tier::ALL.iter().all(|&tier| neuron_ns[tier].is_some());
+        complete.then_some(Times { neuron_ns: known, sync_ns: merge_ns? })
     }
 
-    /// Share of the time, 0 to 1, in which the CPU's half reads memory.
+    /// Time to start a copy on the link, ns (t_0); `None` until copies of different sizes have shown it.
+    pub fn copy_start_ns(&self) -> Option<f64> {
+        self.copies.start_ns()
+    }
+
+    /// Share of the time, 0 to 1, in which the CPU's part reads memory.
     pub fn cpu_share(&self) -> f64 {
         self.cpu_share
     }
@@ -62,35 +85,94 @@ impl Rates {
         self.totals.clock_ns = 0;
     }
 
-    /// Takes what the device has counted so far, and the active neurons times tokens that were computed so far, by where. `None` at the
-    /// first call and after [`Rates::begin_anew`].
-    pub fn measure(&mut self, now: Totals, computed: PerTier<u64>) -> Option<Measured> {
+    /// Takes what a layer took in a pass. A part that computed no neuron says nothing.
+    pub fn layer(&mut self, layer: usize, now: LayerTimes) {
+        let LayerRates { neuron_ns, merge_ns } = &mut self.layers[layer];
+        for tier in Tier::ALL.into_iter().filter(|&tier| now.neurons[tier] > 0) {
+            neuron_ns[tier] = follow(neuron_ns[tier], now.ffn_ns[tier] as f64 / now.neurons[tier] as f64);
+        }
+        if Tier::ALL.iter().all(|&tier| now.neurons[tier] > 0) {
+            *merge_ns = follow(*merge_ns, now.merge_ns as f64);
+        }
+    }
+
+    /// Takes what the device has counted so far. `None` at the first call and after [`Rates::begin_anew`].
+    pub fn measure(&mut self, now: Totals) -> Option<Measured> {
         let before = std::mem::replace(&mut self.totals, now);
-        let known = std::mem::replace(&mut self.computed, computed);
         if before.clock_ns == 0 || now.clock_ns <= before.clock_ns {
             return None;
         }
         let passed = (now.clock_ns - before.clock_ns) as f64;
+        let since = |of: fn(&Totals) -> u64| of(&now).saturating_sub(of(&before)) as f64;
+        let copying = since(|t| t.busy_ns[Stream::Copy as usize]);
+        self.copies.add(since(|t| t.migrations), since(|t| t.migrated_bytes), copying);
         // GB/s: bytes per nanosecond of copying, from the beginning, for single copies are few.
         let link_gb_s = match now.busy_ns[Stream::Copy as usize] {
-            0 => self.link_gb_s,
+            0 => self.assumed_link_gb_s,
             copying => now.migrated_bytes as f64 / copying as f64,
         };
-        let cpu = (now.host_ns - before.host_ns) as f64;
-        self.cpu_share = follow(self.cpu_share, (cpu / passed).min(1.0));
-        let device = (now.busy_ns[Stream::Compute as usize] - before.busy_ns[Stream::Compute as usize]) as f64;
-        let old = self.times.unwrap_or(Times { neuron_ns: PerTier::all(0.0), sync_ns: self.sync_ns });
-        let neuron_ns = |tier: Tier| {
-            let busy_ns = match tier {
-                Tier::Host => cpu,
-                Tier::Device => device,
-            };
-            match computed[tier].saturating_sub(known[tier]) {
-                0 => old.neuron_ns[tier],
-                n => follow(old.neuron_ns[tier], busy_ns / n as f64),
-            }
-        };
-        self.times = Some(Times { neuron_ns: PerTier::from_fn(neuron_ns), ..old });
+        self.cpu_share += FOLLOW * ((since(|t| t.host_ns) / passed).min(1.0) - self.cpu_share);
         Some(Measured { layer_ns: passed, link_gb_s })
+    }
+}
+
+/// The time of copies as a start for each and a time for each byte: least squares over what was copied of late.
+#[derive(Clone, Debug, Default)]
+struct CopyFit {
+    /// Sums over layers: copies squared, copies times bytes, bytes squared, copies times ns, bytes times ns.
+    sums: [f64; 5],
+}
+
+/// What is left of a sum when another measurement comes.
+const KEEP: f64 = 0.999;
+/// The time to start copies and the time of their bytes can be told apart where the number of copies leaves more than this share of the
+/// bytes' variation unexplained.
+const APART: f64 = 1e-3;
+
+impl CopyFit {
+    fn add(&mut self, copies: f64, bytes: f64, ns: f64) {
+        if copies > 0.0 {
+            let new = [copies * copies, copies * bytes, bytes * bytes, copies * ns, bytes * ns];
+            self.sums.iter_mut().zip(new).for_each(|(sum, new)| *sum = *sum * KEEP + new);
+        }
+    }
+
+    fn start_ns(&self) -> Option<f64> {
+        let [cc, cb, bb, ct, bt] = self.sums;
+        let apart = cc * bb - cb * cb;
+        (apart > APART * cc * bb).then(|| ((ct * bb - bt * cb) / apart).max(0.0))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::prng::Prng;
+
+    #[test]
+    fn a_layers_times_are_those_of_its_own_neurons_and_unknown_until_all_are_measured() {
+        let mut rates = Rates::new(16.0, 2);
+        let at = |host: u64, device: u64| PerTier::all(host).with(Tier::Device, device);
+        rates.layer(0, LayerTimes { ffn_ns: at(0, 500), neurons: at(0, 10), merge_ns: 70 });
+        assert_eq!(rates.times(0), None);
+        rates.layer(0, LayerTimes { ffn_ns: at(900, 500), neurons: at(3, 10), merge_ns: 70 });
+        let times = rates.times(0).unwrap();
+        assert_eq!((times.neuron_ns[Tier::Host], times.neuron_ns[Tier::Device], times.sync_ns), (300.0, 50.0, 70.0));
+        assert_eq!(rates.times(1), None);
+    }
+
+    #[test]
+    fn the_start_of_a_copy_is_found_from_copies_of_different_sizes_only() {
+        let (mut fit, mut prng) = (CopyFit::default(), Prng::new(3));
+        for _ in 0..50 {
+            fit.add(2.0, 2e4, 2.0 * 5e3 + 2e4 / 16.0);
+        }
+        assert_eq!(fit.start_ns(), None);
+        for _ in 0..200 {
+            let (copies, bytes) = (1.0 + prng.below(8) as f64, 1e3 * (1.0 + prng.below(400) as f64));
+            fit.add(copies, bytes, (copies * 5e3 + bytes / 16.0) * (0.95 + 0.1 * prng.next_f64()));
+        }
+        let found = fit.start_ns().unwrap();
+        assert!((found / 5e3 - 1.0).abs() < 0.05, "{found}");
     }
 }

@@ -2,19 +2,16 @@
 //! thread beside the engine, a replay and the simulator all call [`Scheduler::step`], and nothing else decides.
 
 use super::gain::Gain;
-use super::importance::Frequencies;
 use super::log::{self, RatesLog};
 use super::policy::greedy::{self, Move};
 use super::policy::{ChooseMoves, LayerState, Policy, Rules, Scratch};
-use super::rates::Rates;
-use super::thresholds::{BALANCE_EVERY, Balancer, LossWeight, probabilities, to_bin};
+use super::rates::{LayerTimes, Rates};
+use super::sequences::{Fired, Known, Sequences};
+use super::thresholds::{Balancer, LossWeight, probabilities, to_bin};
 use super::window::Window;
 use crate::cache::{PerTier, Slot};
 use crate::device::Totals;
 use crate::ids::{LayerId, StoreId};
-
-/// Share that a sequence has in the history with which the next one starts.
-const HISTORY_SHARE: f32 = 0.2;
 
 /// What a scheduler starts with. Where a trace is replayed, the store is in the published order.
 #[derive(Clone, Debug)]
@@ -39,8 +36,6 @@ pub struct SchedulerOptions {
     pub thresholds: Vec<Option<f32>>,
     /// The link's rate until it has been measured, GB/s.
     pub link_gb_s: f64,
-    /// What merging the halves of an FFN takes, ns.
-    pub sync_ns: f64,
     /// What a move costs, in neurons that the CPU could compute meanwhile; `None` for the measured share of the time in which the CPU reads
     /// memory.
     pub move_cost: Option<f64>,
@@ -53,8 +48,14 @@ pub struct SchedulerOptions {
 pub struct LayerObservation<'a> {
     /// The layer.
     pub layer: LayerId,
-    /// This is the first layer of the first pass of a text.
+    /// The sequence of each token of the pass, by numbers that no other sequence has; of a prompt's chunk one stands for all.
+    pub sequences: &'a [u64],
+    /// This is the first layer of the first pass of a text: the first of the sequences begins anew.
     pub begins: bool,
+    /// Which neurons were active in a layer that was computed before this one: the device's part is known a layer late.
+    pub fired: Option<Fired<'a>>,
+    /// The pass is audited: neurons of this layer that were active for some token and not computed, ascending.
+    pub missed: Option<&'a [StoreId]>,
     /// Neurons that are computed for some token of the pass, ascending. In a batch a neuron counts once, however many tokens need it,
     /// because it is read once.
     pub computed: &'a [StoreId],
@@ -66,8 +67,8 @@ pub struct LayerObservation<'a> {
     /// For a layer whose thresholds are balanced: its single threshold now, and the predicted probabilities of its neurons, times 255,
     /// `[ffn]`.
     pub own: Option<(f32, &'a [u8])>,
-    /// Predicted probabilities of the neurons of the layer [`SchedulerOptions::ahead`] after this one, times 255, `[ffn]`; `None` if it was not
-    /// predicted.
+    /// Predicted probabilities of the neurons of the layer [`SchedulerOptions::ahead`] after this one, times 255, `[ffn]`; `None` if it was
+    /// not predicted.
     pub ahead: Option<&'a [u8]>,
 }
 
@@ -91,8 +92,8 @@ pub struct DeviceState<'a> {
     pub in_flight: u64,
     /// What the device has counted so far.
     pub totals: Totals,
-    /// Active neurons times tokens computed so far, by where.
-    pub computed: PerTier<u64>,
+    /// What this layer took in the pass before; no neurons if it is not known.
+    pub times: LayerTimes,
 }
 
 /// What is decided for a layer.
@@ -107,7 +108,6 @@ pub struct Decision<'a> {
 }
 
 struct Layer {
-    f: Frequencies,
     /// Whether the neuron is in the static placement, `[ffn]`.
     is_static: Vec<bool>,
     /// Token at which the neuron was computed last, `[ffn]`; 0 for never.
@@ -130,6 +130,9 @@ pub struct Scheduler {
     rates_log: RatesLog,
     gain: Gain,
     layers: Vec<Layer>,
+    sequences: Sequences,
+    /// The layer that was observed last.
+    observed: Option<LayerId>,
     /// Number of the current token, from 1 on.
     token: u32,
     scratch: Scratch,
@@ -144,12 +147,12 @@ impl Scheduler {
     /// A scheduler that has seen no token.
     pub fn new(setting: SchedulerOptions) -> Scheduler {
         let (layers, ffn) = (setting.history.len(), setting.history.first().map_or(0, Vec::len));
-        let layer = |(l, (history, placed)): (usize, (Vec<f32>, &Vec<StoreId>))| {
+        let layer = |(l, placed): (usize, &Vec<StoreId>)| {
             let mut is_static = vec![false; ffn];
             placed.iter().for_each(|&n| is_static[n.index()] = true);
             let own = setting.thresholds.get(l).copied().flatten();
             let balancer = own.map(|own| (own, Balancer::new(to_bin(own))));
-            Layer { f: Frequencies::new(history), is_static, last: vec![0; ffn], balancer }
+            Layer { is_static, last: vec![0; ffn], balancer }
         };
         let ahead = setting.ahead.max(1);
         Scheduler {
@@ -162,10 +165,12 @@ impl Scheduler {
             move_cost: setting.move_cost,
             // Until rates are known, nothing is put on the link.
             window: Window::new(0.0, ahead),
-            rates: Rates::new(setting.link_gb_s, setting.sync_ns),
+            rates: Rates::new(setting.link_gb_s, layers),
             rates_log: RatesLog::default(),
             gain: Gain::default(),
-            layers: setting.history.into_iter().zip(&setting.placed).enumerate().map(layer).collect(),
+            layers: setting.placed.iter().enumerate().map(layer).collect(),
+            sequences: Sequences::new(setting.history),
+            observed: None,
             token: 1,
             scratch: Scratch::new(ffn, setting.seed),
             moves: Vec::with_capacity(ffn),
@@ -189,20 +194,32 @@ impl Scheduler {
         self.rules.moves && (!self.rules.gain || self.gain.moving())
     }
 
-    /// Ends the last text. Returns how often each neuron was computed, 0 to 1, `[layers][ffn]`: the history of the next scheduler.
-    pub fn finish(mut self) -> Vec<Vec<f32>> {
-        self.begin_sequence();
-        self.layers.iter().map(|layer| layer.f.history().to_vec()).collect()
+    /// The frequencies of each sequence, which other threads may read.
+    pub fn known(&self) -> Known {
+        self.sequences.known()
+    }
+
+    /// Ends the last text. Returns how often each neuron was active, 0 to 1, `[layers][ffn]`: the history of the next scheduler.
+    pub fn finish(self) -> Vec<Vec<f32>> {
+        self.sequences.finish()
     }
 
     /// Takes one layer of one pass, and calls `decide` with each decision. Every pass must be given layer by layer, in order.
     pub fn step(&mut self, seen: &LayerObservation<'_>, mut decide: impl FnMut(Decision<'_>)) {
-        if seen.begins {
-            self.begin_sequence();
+        if let Some(fired) = seen.fired {
+            self.sequences.tokens(fired, self.rules.decay);
         }
+        if let Some(missed) = seen.missed {
+            self.sequences.audited(seen.layer.index(), missed);
+        }
+        // Dense layers are not told of, so that the first one of a pass may be any.
+        if self.observed.is_none_or(|before| seen.layer <= before) {
+            self.begin_pass(seen);
+        }
+        self.observed = Some(seen.layer);
         match seen.prompt {
             None => self.decoded(seen),
-            Some(prompt) => self.prompted(seen.layer.index(), seen.computed, prompt),
+            Some(prompt) => self.prompted(seen, prompt),
         }
         let Some(device) = &seen.device else { return };
         if let Some(thresholds) = self.balance(seen, device.slots) {
@@ -211,12 +228,12 @@ impl Scheduler {
         let (layer, under_way) = (seen.layer.index(), device.in_flight * self.block_bytes);
         let target = layer + self.ahead;
         if seen.ahead.is_some() && target < self.layers.len() {
-            let moves = self.plan(target, device.ahead_slots, seen.ahead, under_way);
+            let moves = self.plan(target, seen.sequences, device.ahead_slots, seen.ahead, under_way);
             decide(Decision { layer: LayerId::new(target), moves, thresholds: None });
         }
         // No layer stands far enough before the first ones to predict them, and layers without a prediction move by their frequencies.
         if layer < self.ahead || !self.predicts {
-            let moves = self.plan(layer, device.slots, None, under_way);
+            let moves = self.plan(layer, seen.sequences, device.slots, None, under_way);
             decide(Decision { layer: seen.layer, moves, thresholds: None });
         }
         if layer + 1 == self.layers.len() {
@@ -226,36 +243,42 @@ impl Scheduler {
         }
     }
 
-    /// Another text begins.
-    fn begin_sequence(&mut self) {
-        self.layers.iter_mut().for_each(|l| l.f.end_sequence(HISTORY_SHARE));
-        self.window.begin_sequence();
+    /// A pass begins.
+    fn begin_pass(&mut self, seen: &LayerObservation<'_>) {
+        if seen.begins {
+            seen.sequences.first().into_iter().for_each(|&sequence| self.sequences.begin(sequence));
+            self.window.begin_sequence();
+        }
+        self.sequences.touch(seen.sequences);
     }
 
     /// A chunk of a prompt. The time that it took says nothing of decoding.
-    fn prompted(&mut self, layer: usize, active: &[StoreId], prompt: Prompt<'_>) {
+    fn prompted(&mut self, seen: &LayerObservation<'_>, prompt: Prompt<'_>) {
         self.rates.begin_anew();
         self.counts.fill(0);
-        active.iter().zip(prompt.counts).for_each(|(&n, &count)| self.counts[n.index()] = count);
-        self.layers[layer].f.prompt(&self.counts, prompt.tokens, self.rules.decay);
+        seen.computed.iter().zip(prompt.counts).for_each(|(&n, &count)| self.counts[n.index()] = count);
+        // Of few tokens the neurons that fired come by themselves.
+        let Some(&sequence) = seen.sequences.first().filter(|_| seen.device.is_none()) else { return };
+        self.sequences.prompt(sequence, seen.layer.index(), &self.counts, prompt.tokens, self.rules.decay);
     }
 
     /// The next token of one sequence or of several.
     fn decoded(&mut self, seen: &LayerObservation<'_>) {
         let Some(device) = &seen.device else { return };
-        if let Some(now) = self.rates.measure(device.totals, device.computed) {
+        self.rates.layer(seen.layer.index(), device.times);
+        if let Some(now) = self.rates.measure(device.totals) {
             self.window.measured(now.layer_ns, now.link_gb_s);
-            self.rates_log.measured(self.token, now, self.rates.times(), self.window.bytes_per_layer());
+            let (times, start_ns) = (self.rates.times(0), self.rates.copy_start_ns());
+            self.rates_log.measured(self.token, now, times, start_ns, self.window.bytes_per_layer());
         }
         let Scheduler { layers, here, rules, token, policy, gain, .. } = self;
         let layer = &mut layers[seen.layer.index()];
-        layer.f.token(seen.computed, rules.decay);
         seen.computed.iter().for_each(|&n| layer.last[n.index()] = *token);
         mark(here, device.slots);
         let hits = seen.computed.iter().filter(|n| here[n.index()]).count();
         let of_static = seen.computed.iter().filter(|n| layer.is_static[n.index()]).count();
         gain.layer(hits as u64, of_static as u64);
-        let at = layer.state(seen.layer.index(), device.slots, None, *token, rules);
+        let at = layer.state(seen.layer.index(), device.slots, None, &[], *token, rules);
         policy.computed(&at, seen.computed);
     }
 
@@ -269,12 +292,12 @@ impl Scheduler {
             balancer.rebase(to_bin(set));
         }
         mark(&mut self.here, slots);
-        balancer.token(predicted, |n| self.here[n.index()]);
-        if !self.token.wrapping_sub(1).is_multiple_of(BALANCE_EVERY) {
+        balancer.token(self.token, predicted, |n| self.here[n.index()]);
+        if !balancer.is_due(self.token) {
             return None;
         }
-        let (before, times) = (balancer.thresholds(), self.rates.times()?);
-        let now = balancer.update(times, self.loss);
+        let (before, times) = (balancer.thresholds(), self.rates.times(seen.layer.index())?);
+        let now = balancer.update(self.token, times, self.loss);
         if now == before {
             return None;
         }
@@ -285,7 +308,14 @@ impl Scheduler {
 
     /// Moves for a layer that will be used. `probabilities`, times 255, are those of that use, if it was predicted; `under_way` are the
     /// bytes on the link.
-    fn plan(&mut self, layer: usize, slots: &[Slot], probabilities: Option<&[u8]>, under_way: u64) -> &[Move] {
+    fn plan(
+        &mut self,
+        layer: usize,
+        sequences: &[u64],
+        slots: &[Slot],
+        probabilities: Option<&[u8]>,
+        under_way: u64,
+    ) -> &[Move] {
         self.moves.clear();
         if !self.rules.moves {
             return &self.moves;
@@ -293,7 +323,8 @@ impl Scheduler {
         let most = (self.window.room(under_way) / self.block_bytes) as usize;
         let moving = self.moving();
         let Scheduler { layers, policy, scratch, moves, token, rules, .. } = self;
-        let at = layers[layer].state(layer, slots, probabilities, *token, rules);
+        let f = self.sequences.frequencies(layer, sequences);
+        let at = layers[layer].state(layer, slots, probabilities, f, *token, rules);
         if moving {
             policy.choose(&at, most, scratch, moves);
         } else {
@@ -315,10 +346,11 @@ impl Layer {
         layer: usize,
         slots: &'a [Slot],
         probabilities: Option<&'a [u8]>,
+        frequencies: &'a [f32],
         token: u32,
         rules: &'a Rules,
     ) -> LayerState<'a> {
-        LayerState { layer, slots, probabilities, frequencies: self.f.now(), last: &self.last, token, rules }
+        LayerState { layer, slots, probabilities, frequencies, last: &self.last, token, rules }
     }
 }
 

@@ -94,6 +94,7 @@ fn device(engine: &Engine) -> Value {
         "misses": counters.computed[Tier::Host],
         "migrations": counters.migrations,
         "landed": counters.landed,
+        "put_off": counters.put_off,
     })
 }
 

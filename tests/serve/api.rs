@@ -267,7 +267,7 @@ fn what_lies_on_a_device_is_told_by_layer() {
     // From now on neurons move.
     assert_eq!(daemon.call("PUT", "/v1/x/policy", r#"{"policy": "full"}"#).status, 200);
     let now = daemon.get("/v1/x/policy");
-    assert_eq!((&now["policy"], now["scheduler"]["told"].as_u64() > Some(0)), (&json!("full"), true), "{now}");
+    assert_eq!((&now["policy"], now["scheduler"]["observed"].as_u64() > Some(0)), (&json!("full"), true), "{now}");
     assert_eq!(daemon.call("PUT", "/v1/x/policy", r#"{"policy": "clever"}"#).status, 400);
     for bad in ["-1", "\"8GiB\"", "1e30", "null"] {
         assert_eq!(

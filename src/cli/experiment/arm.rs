@@ -154,6 +154,7 @@ fn of_device(f: &mut Fields) -> Result<Option<DeviceOptions>> {
         no_history: f.get("no_history")?.unwrap_or(true),
         vram_schedule: Vec::new(),
         fail_after: f.get("fail_after")?,
+        wall_clock: f.flag("wall_clock")?,
         printed_loss: f.flag("printed_loss")?,
     };
     args.options()
@@ -210,7 +211,7 @@ fn put(metrics: &mut Metrics, name: &str, value: impl Into<Option<f64>>) {
     metrics.insert(name.to_owned(), value.into().filter(|v| v.is_finite()));
 }
 
-/// All settings of an arm; of what is made up each repeat is another one.
+/// All settings of an arm; of what is synthetic each repeat is another one.
 fn settings(spec: &Spec, arm: &Arm, method: Method, repeat: usize) -> Arm {
     let settings = [&spec.fixed()[..], arm].concat();
     match method {

@@ -1,7 +1,7 @@
 //! Copies between the host's memory and the card's.
 
 use super::CudaDevice;
-use super::driver::{Address, CUstream};
+use super::driver::{Address, CUstream, SUCCESS};
 use super::graphs::Op;
 use super::moves::{Batch, MOVES};
 use crate::device::{Block, Buffer, MoveMethod, Stream, kernel, run};
@@ -20,6 +20,7 @@ impl CudaDevice {
         self.totals.link_bytes[0] += bytes as u64;
         if stream == Stream::Copy {
             self.totals.migrated_bytes += bytes as u64;
+            self.totals.migrations += 1;
         }
         // The driver refuses one copy over two pinned pieces, so it is split at their border.
         let mut done = 0;
@@ -27,30 +28,50 @@ impl CudaDevice {
             // SAFETY: within the caller's bytes.
             let next = unsafe { from.add(done) };
             let (piece, pinned) = self.pins.piece(next as usize, bytes - done);
-            match &mut self.staging {
-                Some(staging) if !pinned && stream == Stream::Copy => {
-                    let (slot, length) = staging.next(piece);
-                    self.wait_for(|device| {
-                        let staging = device.staging.as_ref().expect("looked at above");
-                        // SAFETY: an event of ours.
-                        unsafe { (device.card.driver.f.event_query)(staging.event(slot)) }
-                    });
-                    let staging = self.staging.as_ref().expect("looked at above");
-                    // SAFETY: nothing copies from this slot any more, and the caller's bytes are readable.
-                    let staged = unsafe { staging.fill(slot, next, length) };
-                    let event = staging.event(slot);
-                    self.send(queue, staged, length, to + done as u64);
-                    // SAFETY: event and stream are there.
-                    let code = unsafe { (self.card.driver.f.event_record)(event, queue) };
-                    self.went("record an event", code);
-                    done += length;
-                }
-                _ => {
+            // SAFETY: as above.
+            done += match !pinned && stream == Stream::Copy && self.staging.is_some() {
+                true => unsafe { self.send_staged(queue, next, piece, to + done as u64) },
+                false => {
                     self.send(queue, next, piece, to + done as u64);
-                    done += piece;
+                    piece
                 }
-            }
+            };
         }
+    }
+
+    /// Copies the first of these unpinned bytes through the ring of pinned memory, and returns how many. If the ring is full it waits for
+    /// the oldest copy; whoever must not wait asks [`CudaDevice::room`] first.
+    ///
+    /// # Safety
+    /// The bytes are readable, and there is a ring.
+    unsafe fn send_staged(&mut self, queue: CUstream, from: *const u8, bytes: usize, to: Address) -> usize {
+        let staging = self.staging.as_mut().expect("the caller has looked");
+        let staged = staging.take(bytes);
+        let (before, event) = (staging.before(staged), staging.event(staged));
+        if let Some(before) = before {
+            // SAFETY: an event of ours.
+            self.wait_for(|device| unsafe { (device.card.driver.f.event_query)(before) });
+        }
+        let staging = self.staging.as_ref().expect("as above");
+        // SAFETY: nothing copies from these bytes of the ring any more, and the caller's are readable.
+        let at = unsafe { staging.fill(staged, from) };
+        self.send(queue, at, staged.bytes, to);
+        // SAFETY: event and stream are there.
+        let code = unsafe { (self.card.driver.f.event_record)(event, queue) };
+        self.went("record an event", code);
+        staged.bytes
+    }
+
+    /// [`Device::room_for_moves`](crate::device::Device::room_for_moves)
+    pub(super) fn room(&mut self, from: *const u8, bytes: usize, block_bytes: usize) -> usize {
+        if self.pins.covers(from as usize, bytes) || !self.ready() {
+            return usize::MAX;
+        }
+        // Without a ring the driver copies unpinned memory by itself, and its call waits.
+        let Some(staging) = &self.staging else { return 0 };
+        // SAFETY: events of ours.
+        let bytes = staging.room(|event| unsafe { (self.card.driver.f.event_query)(event) } == SUCCESS);
+        bytes / block_bytes
     }
 
     /// [`Device::copy_out`](crate::device::Device::copy_out) from an address that was checked.
@@ -106,7 +127,7 @@ impl CudaDevice {
         let Some((list, event)) = lists.write(&self.card.driver, &self.pins, blocks, bytes) else { return false };
         let Some(queue) = self.begin(Stream::Copy) else { return true };
         self.totals.launches += 1;
-        self.count_moved(blocks.len() * bytes);
+        self.count_moved(1, blocks.len() * bytes);
         if self.start(queue, &kernel::gather(list, blocks.len(), slots, bytes as u64)) {
             // SAFETY: event and stream are there.
             let code = unsafe { (self.card.driver.f.event_record)(event, queue) };
@@ -137,7 +158,7 @@ impl CudaDevice {
         let copied = all_pinned && batch.len() > 1;
         if copied && let Some(queue) = self.begin(Stream::Copy) {
             self.totals.copies += batch.len() as u64;
-            self.count_moved(blocks.len() * bytes);
+            self.count_moved(batch.len(), blocks.len() * bytes);
             // SAFETY: pinned, looked at above; readable until it is done, by the promise of `move_blocks`'s caller.
             let code = unsafe { batch.send(copy, queue) };
             self.went("copy to the card", code);
@@ -146,7 +167,8 @@ impl CudaDevice {
         copied
     }
 
-    fn count_moved(&mut self, bytes: usize) {
+    fn count_moved(&mut self, copies: usize, bytes: usize) {
+        self.totals.migrations += copies as u64;
         self.totals.link_bytes[0] += bytes as u64;
         self.totals.migrated_bytes += bytes as u64;
     }

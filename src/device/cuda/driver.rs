@@ -19,7 +19,7 @@ pub const INVALID_IMAGE: Code = 200;
 pub const NO_BINARY_FOR_GPU: Code = 209;
 pub const NOT_READY: Code = 600;
 
-/// A place in device memory.
+/// An address in device memory.
 pub type Address = u64;
 
 macro_rules! functions {

@@ -161,7 +161,7 @@ impl Allocation {
         stream: CUstream,
     ) -> Result<(), Refusal> {
         let mut host = vec![0u8; kept];
-        // SAFETY: the buffer has as many bytes; the room lives until the copy is done.
+        // SAFETY: the buffer has as many bytes; `host` lives until the copy is done.
         let code = unsafe { (driver.f.copy_out)(host.as_mut_ptr().cast(), self.address(), kept, stream) };
         driver.check("move memory", code).and_then(|()| finish(driver, stream))?;
         std::mem::replace(self, Allocation::Nowhere).release(driver, None);

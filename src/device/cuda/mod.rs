@@ -2,7 +2,7 @@
 //!
 //! Every operation is put on one of two streams and returns at once. If the driver refuses something, that becomes the device's
 //! [`Fault`]: from then on nothing runs and no wait blocks. Streams wait for each other only by events of our own, one for each thing
-//! that is waited for, so that copies and kernels wait where they are told to and nowhere else.
+//! that is waited for, so that copies and kernels wait where they are asked to and nowhere else.
 
 mod buffers;
 mod card;
@@ -309,11 +309,17 @@ impl Device for CudaDevice {
             if self.staging.is_none() {
                 // Without it the driver copies by itself, and the call waits for that.
                 self.staging = Staging::new(&self.card.driver).ok();
-                tracing::warn!(
-                    "the model cannot be pinned ({why}): its blocks go to the card through {} MiB of pinned memory, which costs \
-                     the CPU a copy of each",
-                    self.staging.as_ref().map_or(0, Staging::bytes) >> 20
-                );
+                match &self.staging {
+                    Some(staging) => tracing::warn!(
+                        "the model cannot be pinned ({why}): its blocks go to the card through {} MiB of pinned memory, which \
+                         costs the CPU a copy of each",
+                        staging.bytes() >> 20
+                    ),
+                    None => tracing::warn!(
+                        "the model cannot be pinned ({why}), nor any memory to copy its blocks through: they do not move to the \
+                         card while a text is generated; free some memory, or raise the limit of locked memory (ulimit -l)"
+                    ),
+                }
             }
         }
     }
@@ -382,6 +388,10 @@ impl Device for CudaDevice {
     unsafe fn move_blocks(&mut self, by: MoveMethod, blocks: &[Block], bytes: usize, to: Buffer) {
         // SAFETY: the caller's promise.
         unsafe { self.bring(by, blocks, bytes, to) };
+    }
+
+    fn room_for_moves(&mut self, from: *const u8, bytes: usize, block_bytes: usize) -> usize {
+        self.room(from, bytes, block_bytes)
     }
 
     unsafe fn copy_out(&mut self, stream: Stream, from: Buffer, at: u64, to: *mut u8, bytes: usize) {

@@ -79,6 +79,19 @@ impl Pins {
         }
     }
 
+    /// Whether all of these bytes are pinned, in one range or in several.
+    pub fn covers(&self, at: usize, bytes: usize) -> bool {
+        let mut done = 0;
+        while done < bytes {
+            let (length, pinned) = self.piece(at + done, bytes - done);
+            if !pinned {
+                return false;
+            }
+            done += length;
+        }
+        true
+    }
+
     /// Where the card sees these bytes, if they lie in one range that it sees.
     pub fn seen(&self, at: usize, bytes: usize) -> Option<Address> {
         let range = self.ranges.get(self.ranges.partition_point(|range| range.end <= at))?;
@@ -102,16 +115,28 @@ pub fn address_of(driver: &Driver, host: *mut c_void) -> Option<Address> {
     (code == SUCCESS).then_some(address)
 }
 
-/// Slots of the ring, and bytes of each: a slot holds a few blocks, and the ring more than the link carries while a layer is computed.
+/// Slots of the ring, and bytes of each: a slot holds many blocks, and the ring more than the link carries while a layer is computed.
 const SLOTS: usize = 16;
 const SLOT: usize = 2 << 20;
 
-/// A ring of pinned memory that the CPU copies into.
+/// A ring of pinned memory that the CPU copies into. Copies fill a slot one behind the other; it is filled anew once all of them are done.
 pub struct Staging {
     memory: *mut u8,
     /// For each slot the event after the last copy from it.
     events: Vec<CUevent>,
-    next: usize,
+    /// The slot that is being filled, and how many of its bytes are taken.
+    slot: usize,
+    used: usize,
+}
+
+/// Bytes of the ring that one copy uses.
+#[derive(Clone, Copy)]
+pub struct Staged {
+    slot: usize,
+    /// First byte in the slot.
+    at: usize,
+    /// Number of bytes.
+    pub bytes: usize,
 }
 
 impl Staging {
@@ -120,7 +145,7 @@ impl Staging {
         // SAFETY: it writes an address. Flags of 0: memory that the CPU may read, too.
         let code = unsafe { (driver.f.host_alloc)(&mut memory, SLOTS * SLOT, 0) };
         driver.check("take pinned host memory", code)?;
-        let mut staging = Staging { memory: memory.cast(), events: Vec::with_capacity(SLOTS), next: 0 };
+        let mut staging = Staging { memory: memory.cast(), events: Vec::with_capacity(SLOTS), slot: 0, used: 0 };
         for _ in 0..SLOTS {
             const NO_TIMES: u32 = 2;
             let mut event = std::ptr::null_mut();
@@ -140,27 +165,41 @@ impl Staging {
         (SLOTS * SLOT) as u64
     }
 
-    /// The next slot of the ring, and how many of `bytes` it has room for.
-    pub fn next(&mut self, bytes: usize) -> (usize, usize) {
-        let slot = self.next;
-        self.next = (slot + 1) % SLOTS;
-        (slot, bytes.min(SLOT))
+    /// Takes the next bytes of the ring for a copy of at most `bytes`: those that the current slot has left, or the next slot.
+    pub fn take(&mut self, bytes: usize) -> Staged {
+        if self.used == SLOT {
+            (self.slot, self.used) = ((self.slot + 1) % SLOTS, 0);
+        }
+        let staged = Staged { slot: self.slot, at: self.used, bytes: bytes.min(SLOT - self.used) };
+        self.used += staged.bytes;
+        staged
     }
 
-    /// The event after the last copy from a slot.
-    pub fn event(&self, slot: usize) -> CUevent {
-        self.events[slot]
+    /// How many bytes can be taken without waiting; `is_done` says whether an event is.
+    pub fn room(&self, is_done: impl Fn(CUevent) -> bool) -> usize {
+        let others = (1..SLOTS).map(|i| self.events[(self.slot + i) % SLOTS]);
+        SLOT - self.used + others.take_while(|&event| is_done(event)).count() * SLOT
     }
 
-    /// Copies host bytes into a slot and returns where they are.
+    /// The event after the last copy from the slot of these bytes.
+    pub fn event(&self, staged: Staged) -> CUevent {
+        self.events[staged.slot]
+    }
+
+    /// The event that must be done before these bytes are written: only the first ones of a slot can still be read by an older copy.
+    pub fn before(&self, staged: Staged) -> Option<CUevent> {
+        (staged.at == 0).then(|| self.event(staged))
+    }
+
+    /// Copies host bytes into their slot of the ring and returns its address.
     ///
     /// # Safety
-    /// The last copy from the slot is done, and `from` is readable for `bytes`, at most what `next` said.
-    pub unsafe fn fill(&self, slot: usize, from: *const u8, bytes: usize) -> *const u8 {
+    /// The event [`Staging::before`] is done, and `from` is readable for as many bytes as were taken.
+    pub unsafe fn fill(&self, staged: Staged, from: *const u8) -> *const u8 {
         // SAFETY: the slot lies in the ring, which nobody else writes to; the rest is the caller's promise.
         unsafe {
-            let at = self.memory.add(slot * SLOT);
-            at.copy_from_nonoverlapping(from, bytes);
+            let at = self.memory.add(staged.slot * SLOT + staged.at);
+            at.copy_from_nonoverlapping(from, staged.bytes);
             at
         }
     }

@@ -181,7 +181,7 @@ pub trait DeviceKernel {
     }
 }
 
-/// Stands for no neuron in `gpu_bucket`, where a slot is free or being filled, and for no slot in tables of places.
+/// Stands for no neuron in `gpu_bucket`, where a slot is free or being filled, and for no slot in the table of each neuron's slot.
 pub const NONE: u32 = u32::MAX;
 
 /// A part of a buffer: what lies there from byte `at` on.
@@ -269,12 +269,12 @@ impl Function {
         panic!("no source has a function of this name")
     }
 
-    /// The function that stands so many places after this one in its source's list.
+    /// The function that stands so many entries after this one in its source's list.
     const fn next(self, members: usize) -> Function {
         Function(self.0 + members as u16)
     }
 
-    /// Its place in a table of all functions, source by source.
+    /// Its index in a table of all functions, source by source.
     pub const fn index(self) -> usize {
         self.0 as usize
     }

@@ -22,11 +22,11 @@ const CHUNK: usize = 32;
 /// Warps of a block of `ffn_down`, and chunks of a split: a thread has one each.
 const DOWN_WARPS: usize = 8;
 const SPLIT_CHUNKS: usize = DOWN_WARPS * WARP;
-/// Blocks that the down half is split into at least: two to four for each multiprocessor of a consumer card. More would write more
+/// Blocks that the product with down is split into at least: two to four for each multiprocessor of a consumer card. More would write more
 /// partial sums: 8 bytes a number of the output and split, there and back.
 const DOWN_BLOCKS: usize = 256;
 
-/// The resident half of one layer's FFN for n tokens (DynamicInfer C.2): for every slot whose neuron some token wants, gate,
+/// The resident neurons' part of one layer's FFN for n tokens (DynamicInfer C.2): for every slot whose neuron some token wants, gate,
 /// then up and down where the gate lets it through.
 #[derive(Clone, Copy, Debug)]
 pub struct SparseFfn {
@@ -54,8 +54,8 @@ pub struct SparseFfn {
     pub up_bias: Buffer,
     /// Normalised input, `[n, hidden]` f32, then `[ffn]` u32 masks: bit b says that column b wants the neuron.
     pub input: Buffer,
-    /// What these neurons add to the FFN's output, `[n, hidden]` f32, then one u32: the number of pairs of a neuron and a column for which
-    /// it was active.
+    /// What these neurons add to the FFN's output, `[n, hidden]` f32, then `[n, ceil(slots / 32)]` u32 with a bit for each slot: its neuron
+    /// was active for that column.
     pub output: Buffer,
 }
 
@@ -65,8 +65,8 @@ pub struct Scratch {
     columns: Columns,
     /// `[n, hidden]`, in the order of axpys.
     sum: Aligned,
-    /// Pairs of a neuron and a column for which it was active.
-    active: u32,
+    /// A bit for each slot: its neuron was active, `[n, ceil(slots / 32)]`.
+    fired: Vec<u32>,
     /// For one neuron a number for each column: gate, up, and what the down row is multiplied by.
     gate: PerColumn,
     up: PerColumn,
@@ -87,22 +87,28 @@ impl SparseFfn {
     }
 
     /// Bytes of [`SparseFfn::output`].
-    pub const fn output_bytes(n: usize, hidden: usize) -> usize {
-        (n * hidden + 1) * 4
+    pub const fn output_bytes(n: usize, hidden: usize, slots: usize) -> usize {
+        (n * hidden + n * SparseFfn::fired_words(slots)) * 4
     }
 
-    /// One neuron, for the columns of `wanted`: its share is added to the sum. Returns bytes of rows that were read.
+    /// Words of a bit for each slot.
+    pub const fn fired_words(slots: usize) -> usize {
+        slots.div_ceil(CHUNK)
+    }
+
+    /// The neuron of one slot, for the columns of `wanted`: its share is added to the sum. Returns bytes of rows that were read.
     fn neuron(
         &self,
         layout: &BlockLayout,
-        block: &[u8],
+        slot: (usize, &[u8]),
         bias: f32,
         wanted: u32,
         kernels: &Kernels,
         scratch: &mut Scratch,
     ) -> u64 {
+        let (slot, block) = slot;
         let &SparseFfn { kind, activation, hidden, n, .. } = self;
-        let Scratch { columns, sum, active, gate, up, product } = scratch;
+        let Scratch { columns, sum, fired, gate, up, product } = scratch;
         let mut read = 0;
         let mut dots = |part: BlockPart, out: &mut PerColumn| {
             read += part.bytes as u64;
@@ -132,7 +138,8 @@ impl SparseFfn {
                 Ffn::GatedBoth => act * activation.apply(up[b]),
                 Ffn::Plain => act,
             };
-            *active += u32::from(product[b] != 0.0);
+            fired[b * SparseFfn::fired_words(self.slots) + slot / CHUNK] |=
+                u32::from(product[b] != 0.0) << (slot % CHUNK);
         }
         if product[..n].iter().all(|&a| a == 0.0) {
             return read;
@@ -153,7 +160,7 @@ impl DeviceKernel for SparseFfn {
         see(Operand::read(self.bucket, slots * 4));
         see(Operand::optional(self.up_bias, ffn * 4));
         see(Operand::read(self.input, SparseFfn::input_bytes(n, hidden, ffn)));
-        see(Operand::written(self.output, SparseFfn::output_bytes(n, hidden)));
+        see(Operand::written(self.output, SparseFfn::output_bytes(n, hidden, slots)));
     }
 
     fn run(&self, at: &dyn HostMemory, kernels: &Kernels, scratch: &mut Scratch) -> u64 {
@@ -167,15 +174,17 @@ impl DeviceKernel for SparseFfn {
         scratch.columns.set(input, n, quant);
         scratch.sum.resize(n * hidden);
         scratch.sum.fill(0.0);
-        scratch.active = 0;
+        scratch.fired.clear();
+        scratch.fired.resize(n * SparseFfn::fired_words(slots), 0);
         let mut read = 0;
-        let resident = blocks.chunks_exact(layout.bytes()).zip(&bucket[..slots]).filter(|(_, n)| **n != NONE);
-        for (block, &neuron) in resident {
+        let slots = blocks.chunks_exact(layout.bytes()).enumerate().zip(&bucket[..slots]);
+        let resident = slots.filter(|(_, n)| **n != NONE);
+        for (slot, &neuron) in resident {
             assert!((neuron as usize) < ffn, "the bucket names neuron {neuron} of {ffn}");
             let wanted = masks[neuron as usize];
             if wanted != 0 {
                 let bias = up_bias.get(neuron as usize).copied().unwrap_or(0.0);
-                read += self.neuron(&layout, block, bias, wanted, kernels, scratch);
+                read += self.neuron(&layout, slot, bias, wanted, kernels, scratch);
             }
         }
         read
@@ -187,7 +196,7 @@ impl DeviceKernel for SparseFfn {
         for (sum, out) in scratch.sum.chunks_exact(self.hidden).zip(values.chunks_exact_mut(self.hidden)) {
             rows::add_axpy(self.quant, sum, out);
         }
-        rest[0] = f32::from_bits(scratch.active);
+        bytemuck::cast_slice_mut(rest)[..scratch.fired.len()].copy_from_slice(&scratch.fired);
     }
 
     fn launch(&self, at: &Addresses<'_>, scratch: u64, out: &mut Launches) {
@@ -202,7 +211,8 @@ impl DeviceKernel for SparseFfn {
             let (kind, activation, parameter) = activation_words(self.kind, self.activation);
             let (blocks, bucket, up_bias) = (at.buffer(self.blocks), at.buffer(self.bucket), at.optional(self.up_bias));
             let launch = Launch::new(NEURONS.of_rows(quant, width), [s.chunks, 1, 1], WARPS, CHUNK * 4);
-            let launch = launch.words([blocks, bucket, up_bias, x, masks, s.products, s.list, s.counts]);
+            let fired = output + (n * hidden * 4) as u64;
+            let launch = launch.words([blocks, bucket, up_bias, x, masks, s.products, s.list, s.counts, fired]);
             out.push(
                 launch.ints([hidden, slots, n, kind, activation]).float(parameter).float(self.activation_threshold),
             );
@@ -216,8 +226,8 @@ impl DeviceKernel for SparseFfn {
         }
         const WARPS: usize = 8;
         let count = n * hidden;
-        let merge = Launch::new(MERGE, [count.div_ceil(WARPS * WARP), 1, 1], WARPS, WARPS * 4);
-        out.push(merge.words([s.partial, s.counts, output]).ints([count, s.splits, s.chunks]));
+        let merge = Launch::new(MERGE, [count.div_ceil(WARPS * WARP), 1, 1], WARPS, 0);
+        out.push(merge.words([s.partial, output]).ints([count, s.splits]));
     }
 
     fn scratch_bytes(&self) -> u64 {
@@ -253,7 +263,7 @@ impl DeviceScratch {
         let codes = take(codes_bytes(c.quant, c.n, c.hidden) as usize);
         let products = take(chunks * CHUNK * c.n * 4);
         let list = take(chunks * CHUNK * 4);
-        let counts = take(chunks * 8);
+        let counts = take(chunks * 4);
         let partial = take(splits * c.n * c.hidden * 4);
         DeviceScratch { codes, products, list, counts, partial, end: at, chunks, tiles, splits }
     }

@@ -214,6 +214,7 @@ impl VirtualDevice {
         self.totals.link_bytes[way] += bytes as u64;
         if s == Stream::Copy as usize && way == 0 {
             self.totals.migrated_bytes += bytes as u64;
+            self.totals.migrations += 1;
         }
         self.totals.busy_ns[s] += ns;
         self.link_free_ns[way] = now + ns;

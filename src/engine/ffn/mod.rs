@@ -32,9 +32,16 @@ pub struct FfnBuffers {
     activations: Vec<f32>,
     /// The neurons that fire, for [`Work::Gates`].
     fired: Selection,
+    /// For each neuron of the last list that was computed, bit b: it was active for column b.
+    active: Vec<u32>,
 }
 
 impl FfnBuffers {
+    /// For each neuron of the selection that was computed last, bit b: it was active for column b, `[neurons]`.
+    pub fn active(&self) -> &[u32] {
+        &self.active
+    }
+
     /// For how many of the `n` tokens of the last dense pass over more than [`MAX_COLUMNS`] each of `neurons`, which it computed, was
     /// active: `[ffn]`, [`NONE`] for all others.
     pub fn counts(
@@ -70,7 +77,7 @@ impl FfnBuffers {
 pub enum Neurons<'a> {
     /// All neurons; how many there are.
     All(usize),
-    /// These, by their places in the store.
+    /// These, by their ids in the store.
     Some(&'a [u32]),
 }
 
@@ -82,7 +89,7 @@ impl Neurons<'_> {
         }
     }
 
-    /// Place in the store of number `i`.
+    /// Id in the store of number `i`.
     fn store_index(self, i: usize) -> usize {
         match self {
             Neurons::All(_) => i,
@@ -90,7 +97,7 @@ impl Neurons<'_> {
         }
     }
 
-    /// Calls `see(numbers, place of the first)` for each run of neighbours in the store.
+    /// Calls `see(numbers, id of the first)` for each run of neighbours in the store.
     fn runs(self, numbers: Range<usize>, mut see: impl FnMut(Range<usize>, usize)) {
         let mut first = numbers.start;
         while first < numbers.end {
@@ -108,7 +115,7 @@ impl Neurons<'_> {
 /// Which neurons of a layer are computed for which column.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Selection {
-    /// Ascending places in the store.
+    /// Ids in the store, ascending.
     pub neurons: Vec<u32>,
     /// For each neuron, bit b: it is computed for column b.
     pub masks: Vec<u32>,
@@ -209,7 +216,7 @@ pub fn ffn(
     buffers: &mut FfnBuffers,
     hidden: &mut [f32],
 ) -> Counts {
-    let FfnBuffers { partial, gates, activations: acts, fired } = buffers;
+    let FfnBuffers { partial, gates, activations: acts, fired, active } = buffers;
     let list = match work {
         Work::All | Work::Some(_) if x.n > MAX_COLUMNS => {
             let neurons = if let Work::Some(list) = work { Neurons::Some(list) } else { Neurons::All(config.ffn) };
@@ -239,6 +246,11 @@ pub fn ffn(
     let partial = &mut partial[..units * size];
     let parts = Parts::new(partial);
     let counts = SharedCounts::default();
+    active.clear();
+    // Taken for all neurons, so that a longer list later allocates nothing.
+    active.reserve(config.ffn);
+    active.resize(list.map_or(0, |_| neurons), 0);
+    let active = Parts::new(active);
     pool.run(units, |_, unit| {
         // SAFETY: each unit has its own part.
         let out = unsafe { parts.part(unit * size..(unit + 1) * size) };
@@ -248,7 +260,8 @@ pub fn ffn(
         match &sparse {
             None => run_blocks(kernels, config, layer, x, range, out),
             Some(sparse) => {
-                counts.add(sparse.run(range, out));
+                // SAFETY: each unit has its own neurons.
+                counts.add(sparse.run(range.clone(), out, unsafe { active.part(range) }));
             }
         }
     });
@@ -303,17 +316,18 @@ struct Sparse<'a> {
 }
 
 impl Sparse<'_> {
-    /// Adds to `out`, `[n, hidden]`, what neurons `range` of the list contribute.
-    fn run(&self, range: Range<usize>, out: &mut [f32]) -> Counts {
+    /// Adds to `out`, `[n, hidden]`, what neurons `range` of the list contribute, and sets the bits of those that are active in
+    /// `active`, which has a zero for each.
+    fn run(&self, range: Range<usize>, out: &mut [f32], active: &mut [u32]) -> Counts {
         if self.streams(&range) {
-            return self.stream(range, out);
+            return self.stream(range, out, active);
         }
         let Sparse { config, layer, x, list, activation_threshold, .. } = *self;
         let (n, plain, block_bytes) = (x.n, config.ffn_kind == Ffn::Plain, layer.block.bytes());
         let (gate_or_up, up_part, down) = (layer.block.gate_or_up(), layer.block.up(), layer.block.down());
         // Where what is read of a neuron begins in its block.
         let first = if self.known.is_some() { up_part.offset } else { 0 };
-        // During which row the next neuron is asked for: of the places tried, the fastest (f16 13.1 against 9.3 and 11.7 GB/s
+        // During which row the next neuron is asked for: of the rows tried, the fastest (f16 13.1 against 9.3 and 11.7 GB/s
         // with 90 % left out, q8_0 10.6 against 7.4 and 9.7).
         let from = if down.quant.is_grouped() { down } else { up_part };
         let mut downs = Downs::new(self.kernels, layer, n);
@@ -359,11 +373,12 @@ impl Sparse<'_> {
                 let fires = mask >> b & 1 == 1;
                 a[b] = if fires { activation(config.ffn_kind, config.activation, gate[b], up[b]) } else { 0.0 };
             }
-            let active = a[..n].iter().filter(|&&a| a != 0.0).count();
-            if active == 0 {
+            let fired = a[..n].iter().enumerate().fold(0, |bits, (b, &a)| bits | u32::from(a != 0.0) << b);
+            if fired == 0 {
                 continue;
             }
-            counts.active += active as u64;
+            active[i - range.start] = fired;
+            counts.active += u64::from(fired.count_ones());
             downs.add(block, ahead(down), &a[..n], out);
             counts.downs += 1;
         }
@@ -386,7 +401,7 @@ impl Sparse<'_> {
     }
 
     /// As [`Sparse::run`], reading every row from the first neuron of the range to the last.
-    fn stream(&self, range: Range<usize>, out: &mut [f32]) -> Counts {
+    fn stream(&self, range: Range<usize>, out: &mut [f32], active: &mut [u32]) -> Counts {
         let Sparse { kernels, config, layer, x, list, activation_threshold, .. } = *self;
         let dot = kernels.dot(layer.block.up().quant);
         let (n, dots) = (x.n, layer.block.parts().len() - 1);
@@ -394,11 +409,11 @@ impl Sparse<'_> {
         let mut downs = Downs::new(kernels, layer, n);
         let ahead = dense_ahead(kernels, layer.block.down());
         let span = list.neurons[range.start]..list.neurons[range.end - 1] + 1;
-        let (read, mut active, mut at) = (span.len() as u64, 0, range.start);
+        let (read, mut pairs, mut at) = (span.len() as u64, 0, range.start);
         for neuron in span {
             let listed = list.neurons[at] == neuron;
             let wanted = if listed { list.masks[at] } else { 0 };
-            at = (at + usize::from(listed)).min(range.end - 1);
+            let mut fired = 0;
             // SAFETY: the rows are inside the section; the kernel is for this machine.
             unsafe { dot(layer.input_rows(neuron as usize), dots, x, products.as_mut_ptr(), dots) };
             let bias = layer.up_bias.get(neuron as usize).copied().unwrap_or(0.0);
@@ -406,12 +421,15 @@ impl Sparse<'_> {
                 let (gate, up) = (products[0] + if dots == 1 { bias } else { 0.0 }, products[dots - 1] + bias);
                 let fires = wanted >> b & 1 == 1 && config.activation.apply(gate).abs() > activation_threshold;
                 *a = if fires { activation(config.ffn_kind, config.activation, gate, up) } else { 0.0 };
-                active += u64::from(*a != 0.0);
+                fired |= u32::from(*a != 0.0) << b;
             }
+            active[at - range.start] |= fired;
+            at = (at + usize::from(listed)).min(range.end - 1);
+            pairs += u64::from(fired.count_ones());
             downs.add(layer.block_ptr(neuron as usize), ahead, &a[..n], out);
         }
         downs.flush(out);
-        Counts { gates: if dots == 1 { 0 } else { read }, ups: read, downs: read, active }
+        Counts { gates: if dots == 1 { 0 } else { read }, ups: read, downs: read, active: pairs }
     }
 
     /// out[b] = a part of the block at `block` times column b. `ahead` bytes further is what will be read next.

@@ -14,7 +14,7 @@ use crate::ids::StoreId;
 use crate::model::config::ModelConfig;
 use crate::model::weights::Layer;
 
-/// Device memory for blocks that are copied for a chunk, in two halves: one is filled while the other is computed.
+/// Device memory for blocks that are copied for a chunk, two buffers in one: one half is filled while the other is computed.
 pub struct Streaming {
     costs: ChunkCosts,
     scratch: Buffer,
@@ -79,7 +79,7 @@ impl Split {
             let (input, to, bytes) = (self.at(0), self.host.received.as_mut_ptr().cast(), n * h * 4);
             // SAFETY: as in `Split::upload`: it lives as long as the pass and is looked at behind the event.
             unsafe { self.device.copy_out(Stream::Compute, input.buffer, input.at, to, bytes) };
-            self.device.record(Stream::Compute, self.exchanged[l]);
+            self.device.record(Stream::Compute, self.marks[l].exchanged);
         }
         if c.layer(l).norms.parallel() {
             self.add_attention(c, l, n);
@@ -90,7 +90,7 @@ impl Split {
         }
         let mut read = Counts::default();
         if needed {
-            self.device.synchronize_event(self.exchanged[l]);
+            self.device.synchronize_event(self.marks[l].exchanged);
             pass.probe.lap(Stage::Attention);
             read = self.on_cpu(pass, l, n, on_cpu);
         }
@@ -102,7 +102,7 @@ impl Split {
             // SAFETY: as above.
             unsafe { self.device.copy_out(Stream::Compute, self.workspace.counts, 0, to, bytes) };
         }
-        self.device.record(Stream::Compute, self.merged[l]);
+        self.device.record(Stream::Compute, self.marks[l].merge[1]);
         let missing = self.host_selection.neurons.len();
         let [resident, streamed, on_cpu] = [c.ffn - missing, missing - on_cpu, on_cpu].map(|m| (m * n) as u64);
         self.chunks.resident += resident;
@@ -233,7 +233,7 @@ impl Split {
     /// Takes over what the device made of a layer: keys and values, and the counts for the scheduler.
     pub(super) fn read_back(&mut self, pass: &mut Pass<'_, '_>, l: usize) {
         let (n, ffn) = (pass.n(), pass.model.config.ffn);
-        self.device.synchronize_event(self.merged[l]);
+        self.device.synchronize_event(self.marks[l].merge[1]);
         pass.probe.lap(Stage::Ffn);
         if self.attends {
             self.read_back_kv(pass, l);
@@ -246,7 +246,8 @@ impl Split {
             for (i, count) in counts.iter_mut().enumerate().filter(|(_, count)| **count == NONE) {
                 *count = parts.iter().skip(i).step_by(ffn).sum();
             }
-            migrator.prompt(l, pass.buffers.positions[0].position, n, counts);
+            let first = pass.buffers.positions[0];
+            migrator.prompt(l, first.position, n, pass.caches[first.sequence].id(), counts);
             pass.probe.lap(Stage::Scheduler);
         }
     }

@@ -1,10 +1,11 @@
 //! The interface between the engine and what decides which neurons move.
 
+use super::measure::Fired;
 use crate::cache::NeuronCache;
 use crate::device::Device;
 use crate::engine::ffn::Selection;
 use crate::engine::sparsity::Sparsity;
-use crate::scheduler::Policy;
+use crate::scheduler::{LayerTimes, Policy};
 
 /// A layer whose neurons have been divided between host and device, before its FFN: what the engine knows of it.
 pub struct DividedLayer<'a> {
@@ -22,20 +23,40 @@ pub struct DividedLayer<'a> {
     pub selection: Option<&'a Selection>,
     /// The layer's threshold as it was set and its own predictor's scores, `[n, ffn]`; `None` if it is not predicted from its own residual.
     pub own: Option<(f32, &'a [f32])>,
+    /// The keys and values that each token goes to ([`crate::model::KvCache::id`]), `[n]`.
+    pub sequences: &'a [u64],
+    /// Which neurons were active in the layer before, of this pass or, for the first layer, of the pass before.
+    pub fired: &'a Fired,
+    /// In an audited pass, the neurons of this layer that are active for some token and not computed, ascending.
+    pub missed: Option<&'a [u32]>,
+    /// What this layer took in the pass of few tokens before; no neurons if there was none.
+    pub times: LayerTimes,
 }
 
 /// Decides, between layers, which neurons move to the device and from which probability on they are computed.
 pub trait Migrator: Send {
-    /// Begins the moves that were decided since the last call. Called on the engine's thread when a layer begins, so that copies for it can
-    /// arrive during its attention, and again before its FFN; must not wait.
-    fn apply(&mut self, device: &mut dyn Device, cache: &mut NeuronCache, sparsity: &mut Sparsity);
+    /// Begins the moves that were decided since the last call. Called on the engine's thread when `layer` `begins`, so that copies for it
+    /// can arrive during its attention, and again before its FFN; must not wait.
+    fn apply(
+        &mut self,
+        layer: usize,
+        begins: bool,
+        device: &mut dyn Device,
+        cache: &mut NeuronCache,
+        sparsity: &mut Sparsity,
+    );
+
+    /// Whether it will use the scores of the layer that begins: they have to come from the device.
+    fn wants_scores(&self) -> bool {
+        true
+    }
 
     /// Is given a layer before its FFN, once it is decided which neurons are computed where; must not wait.
     fn tell(&mut self, _at: &DividedLayer<'_>, _device: &dyn Device, _cache: &NeuronCache) {}
 
-    /// Is told of a layer of a prompt's chunk, which was computed dense: `tokens` tokens from position `first` on, and for how many of them
-    /// each neuron was active, `[ffn]`.
-    fn prompt(&mut self, _layer: usize, _first: usize, _tokens: usize, _counts: &[u32]) {}
+    /// Is given a layer of a prompt's chunk, which was computed dense: `tokens` tokens from position `first` on, and for how many of them
+    /// each neuron was active, `[ffn]`. The keys and values go to `sequence`.
+    fn prompt(&mut self, _layer: usize, _first: usize, _tokens: usize, _sequence: u64, _counts: &[u32]) {}
 
     /// The policy in force; `None` if it has none.
     fn policy(&self) -> Option<Policy> {
@@ -62,15 +83,21 @@ pub trait Migrator: Send {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
 pub struct MigratorCounts {
     /// Observations of layers that the engine sent.
-    pub told: u64,
+    pub observed: u64,
     /// Of these, observations that were lost because too many waited.
-    pub untold: u64,
+    pub lost: u64,
     /// Observations that were handled.
-    pub decided: u64,
+    pub handled: u64,
+    /// Of these, observations that came when the neurons of the layer to predict had been divided, and only taught what is frequent.
+    pub late: u64,
     /// Decisions that were lost because too many waited for the engine.
     pub dropped: u64,
+    /// Moves that were not begun because the use that they were for had passed.
+    pub stale: u64,
     /// Moves that the cache refused, because the slot or the neuron had changed meanwhile.
     pub refused: u64,
+    /// Sequences whose frequencies are kept.
+    pub sequences: u64,
     /// Whether neurons move now; `false` while the static placement is kept because moving does not pay.
     pub moving: bool,
 }

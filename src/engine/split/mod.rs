@@ -4,6 +4,7 @@
 mod allocator;
 mod chunk;
 mod kv;
+mod measure;
 mod migrator;
 mod pass;
 mod scorers;
@@ -12,6 +13,7 @@ mod weights;
 mod workspace;
 
 pub use chunk::ChunkCounts;
+pub use measure::Fired;
 pub use migrator::{DividedLayer, Migrator, MigratorCounts};
 pub use workspace::workspace_bytes;
 
@@ -20,13 +22,15 @@ use super::session::CHUNK;
 use super::sparsity::Sparsity;
 use crate::cache::{HostBlocks, NeuronCache};
 use crate::cpu::MAX_COLUMNS;
-use crate::device::{Attend, Buffer, Call, Device, Event, Note, OutOfMemory, Stream, Then, View};
+use crate::device::{Attend, Buffer, Call, Device, Note, OutOfMemory, Stream, Then, View};
 use crate::model::Model;
 use crate::model::config::ModelConfig;
 use crate::model::weights::Layer;
+use crate::scheduler::LayerTimes;
 use allocator::DeviceAllocator;
 use chunk::Streaming;
 use kv::DeviceKv;
+use measure::Marks;
 use pass::Begun;
 use scorers::Scorers;
 use streaming::Run;
@@ -56,6 +60,15 @@ pub struct Split {
     host: PinnedBuffers,
     /// By layer: neurons on the device that some token wanted.
     wanted: Vec<usize>,
+    /// By layer: neurons on the device times tokens for which they were active.
+    active: Vec<u64>,
+    /// By layer: times of the last pass of few tokens, and what is known of the current one.
+    times: Vec<LayerTimes>,
+    current: Vec<LayerTimes>,
+    /// Which neurons were active in the last layer that was computed.
+    fired: Fired,
+    /// The keys and values that each token of the pass goes to.
+    sequences: Vec<u64>,
     /// Neurons that are in no slot; of few tokens the CPU computes them.
     host_selection: Selection,
     /// For a chunk, the blocks that are copied for it.
@@ -64,12 +77,13 @@ pub struct Split {
     cpu_counts: [Vec<u32>; 2],
     /// Every neuron, for dense layers.
     all: Selection,
-    /// By layer: what the host asked for has arrived.
-    exchanged: Vec<Event>,
-    /// By layer: the two halves have been added.
-    merged: Vec<Event>,
+    /// By layer: marks on the compute stream.
+    marks: Vec<Marks>,
     /// Whether the device computes attention in the current pass.
     attends: bool,
+    /// Whether the host computes the current layer's attention only when it has the FFN's input, too: where both read the same residual,
+    /// one wait is enough for both.
+    attends_late: bool,
     /// What the device has begun of the current layer.
     begun: Begun,
 }
@@ -101,8 +115,7 @@ impl Split {
         let mut allocator = DeviceAllocator { device: &mut *device, bytes: 0 };
         let (weights, workspace) = (Weights::new(&mut allocator, model)?, DeviceWorkspace::new(&mut allocator, c)?);
         let bytes = allocator.bytes;
-        let mut events = || (0..c.layers).map(|_| device.timed_event()).collect();
-        let (exchanged, merged) = (events(), events());
+        let marks = Marks::new(&mut *device, c.layers);
         let mut split = Split {
             device,
             cache,
@@ -117,13 +130,18 @@ impl Split {
             bytes,
             host,
             wanted: vec![0; c.layers],
+            active: vec![0; c.layers],
+            times: vec![LayerTimes::default(); c.layers],
+            current: vec![LayerTimes::default(); c.layers],
+            fired: Fired::new(c.ffn),
+            sequences: Vec::with_capacity(MAX_COLUMNS),
             runs: Vec::with_capacity(c.ffn),
             cpu_counts: Default::default(),
             host_selection: Selection { neurons: Vec::with_capacity(c.ffn), masks: Vec::with_capacity(c.ffn) },
             all: Selection { neurons: (0..c.ffn as u32).collect(), masks: vec![0; c.ffn] },
-            exchanged,
-            merged,
+            marks,
             attends: false,
+            attends_late: false,
             begun: Begun::default(),
         };
         split.prepare(model)?;

@@ -36,7 +36,7 @@ enum GraphSection {
 pub(super) struct Begun {
     /// It has scored the neurons itself.
     scored: bool,
-    /// It knows which neurons are wanted, and computes its half.
+    /// It knows which neurons are wanted, and computes its part.
     device_ffn: bool,
     /// It has every neuron, all are wanted, and there is no bias of down, observer or scheduler: the host has nothing to do.
     alone: bool,
@@ -46,6 +46,13 @@ impl Executor for Split {
     fn begin(&mut self, pass: &mut Pass<'_, '_>) {
         embed(pass);
         pass.probe.lap(Stage::Attention);
+        self.sequences.clear();
+        if pass.is_chunk() {
+            // Another text may begin.
+            self.fired.layer = None;
+        } else {
+            self.sequences.extend(pass.buffers.positions.iter().map(|p| pass.caches[p.sequence].id()));
+        }
         self.upload(pass);
     }
 
@@ -57,15 +64,16 @@ impl Executor for Split {
         // Copies that were decided meanwhile run while attention does.
         let Some(migrator) = &mut self.migrator else { return };
         pass.probe.lap(Stage::Attention);
-        migrator.apply(&mut *self.device, &mut self.cache, pass.sparsity);
+        migrator.apply(l, true, &mut *self.device, &mut self.cache, pass.sparsity);
         pass.probe.lap(Stage::Scheduler);
     }
 
     fn attention(&mut self, pass: &mut Pass<'_, '_>, l: usize) {
+        let (c, n) = (&pass.model.config, pass.n());
+        self.attends_late = !self.attends && !pass.is_chunk() && c.layer(l).norms.parallel();
         if self.attends && !pass.is_chunk() {
             self.begin_section(l, GraphSection::Attention);
         }
-        let (c, n) = (&pass.model.config, pass.n());
         let (input, residual) = (self.at(0), self.at(ExchangeLayout::new(n, c).residual()));
         let qkv: View = self.workspace.qkv.into();
         self.note(Note::Compute(Some(Stage::Attention)));
@@ -75,7 +83,11 @@ impl Executor for Split {
         if self.attends {
             self.attend(pass, l);
         } else {
-            self.attend_on_host(pass, l);
+            self.fetch_qkv(c, n);
+            if !self.attends_late {
+                self.device.synchronize(Stream::Compute);
+                self.attend_on_host(pass, l);
+            }
         }
         if !c.layer(l).norms.parallel() {
             self.add_attention(c, l, n);
@@ -91,8 +103,16 @@ impl Executor for Split {
         }
         let wanted = pass.sparsity.wanted(l);
         self.begin_ffn(pass, l, wanted);
+        if self.attends_late || !self.begun.alone {
+            self.device.synchronize_event(self.marks[l].exchanged);
+        }
+        if self.attends_late {
+            self.note(Note::Compute(Some(Stage::Attention)));
+            self.attend_on_host(pass, l);
+            self.add_attention(&pass.model.config, l, pass.n());
+        }
         if !self.begun.alone {
-            self.receive(pass, l);
+            self.receive(pass);
             self.predict(pass, l);
         }
         wanted
@@ -108,10 +128,13 @@ impl Executor for Split {
         pass.show(l, wanted != Wanted::All);
         self.divide(pass, l, wanted);
         self.tell(pass, l, wanted);
-        // Together: the device computes its half while the CPU computes its own.
+        // Together: the device computes its part while the CPU computes its own.
         let (n, c, layer) = (pass.n(), &pass.model.config, &pass.model.layers[l]);
         let needed = !self.host_selection.neurons.is_empty() || !layer.down_bias.is_empty();
         let read = if needed { self.host_ffn(pass, l) } else { Counts::default() };
+        if wanted != Wanted::All {
+            self.host_fired(l, if needed { pass.buffers.ffn.active() } else { &[] });
+        }
         self.cache.counters.computed[Tier::Host] += read.active;
         self.cache.layers[l].computed[Tier::Host] += read.active;
         self.merge(c, l, n, needed);
@@ -132,6 +155,7 @@ impl Executor for Split {
         self.head(pass);
         self.device.synchronize(Stream::Compute);
         if !pass.is_chunk() {
+            self.device_fired();
             self.count(pass);
             self.read_back_all(pass);
         }
@@ -235,7 +259,15 @@ impl Split {
         unsafe { self.device.copy_out(Stream::Compute, qkv, 0, to, bytes) };
     }
 
-    /// Attention over keys and values in host memory: needs one more copy each way.
+    /// Puts the copy out of queries, keys and values on the stream, for attention on the host.
+    fn fetch_qkv(&mut self, c: &ModelConfig, n: usize) {
+        let qkv = &mut self.host.qkv[..n * c.qkv_dim()];
+        let (to, bytes) = (qkv.as_mut_ptr().cast(), size_of_val(qkv));
+        unsafe { self.device.copy_out(Stream::Compute, self.workspace.qkv, 0, to, bytes) };
+    }
+
+    /// Attention over keys and values in host memory, once queries, keys and values have come: needs a copy more each way. It also needs a
+    /// wait more, since the FFN's input depends on its output; not where both read the same residual, and one event covers what both need.
     fn attend_on_host(&mut self, pass: &mut Pass<'_, '_>, l: usize) {
         let Pass { model, pool, kernels, caches, buffers, .. } = pass;
         let c = &model.config;
@@ -243,9 +275,6 @@ impl Split {
         let n = positions.len();
         let Split { device, host, workspace, .. } = self;
         let qkv = &mut host.qkv[..n * c.qkv_dim()];
-        let bytes = size_of_val(qkv);
-        unsafe { device.copy_out(Stream::Compute, workspace.qkv, 0, qkv.as_mut_ptr().cast(), bytes) };
-        device.synchronize(Stream::Compute);
         let qkv: &mut [f32] = bytemuck::cast_slice_mut(qkv);
         let attended: &mut [f32] = bytemuck::cast_slice_mut(&mut host.attended[..n * c.q_dim()]);
         attention::rotate_and_put(c, caches, l, positions, qkv, cos_sin);
@@ -256,7 +285,7 @@ impl Split {
     }
 
     /// Puts on the stream what the device can do of an FFN before the host has seen the residual: the norm, the scores if it has the
-    /// predictor, the copy out of what the host needs, and its half if it knows which neurons are wanted.
+    /// predictor, the copy out of what the host needs, and its part if it knows which neurons are wanted.
     fn begin_ffn(&mut self, pass: &mut Pass<'_, '_>, l: usize, wanted: Wanted) {
         let (c, layer, n) = (&pass.model.config, &pass.model.layers[l], pass.n());
         let layout = ExchangeLayout::new(n, c);
@@ -276,7 +305,7 @@ impl Split {
         self.begun = Begun { scored, device_ffn, alone: whole && layer.down_bias.is_empty() && !observed };
         if !self.begun.alone {
             let looks_on = observed || pass.sparsity.looks_ahead(l);
-            let numbers = match (scored && self.migrator.is_some(), device_ffn && !looks_on) {
+            let numbers = match (scored && self.wants_scores(), device_ffn && !looks_on) {
                 (true, _) => layout.scores() + n * c.ffn,
                 (false, true) => layout.residual(),
                 (false, false) => layout.scores(),
@@ -285,20 +314,23 @@ impl Split {
             unsafe { self.device.copy_out(Stream::Compute, self.workspace.exchange, 0, to, numbers * 4) };
         }
         self.device.end_sequence();
-        self.device.record(Stream::Compute, self.exchanged[l]);
-        if c.layer(l).norms.parallel() {
+        self.device.record(Stream::Compute, self.marks[l].exchanged);
+        if c.layer(l).norms.parallel() && self.attends {
             self.note(Note::Compute(Some(Stage::Attention)));
             self.add_attention(c, l, n);
         }
-        self.host.active[l] = 0;
         if device_ffn {
             self.launch_ffn(pass, l, wanted);
         }
     }
 
-    /// Waits for what the host needs of a layer: residual and normalised input.
-    fn receive(&mut self, pass: &mut Pass<'_, '_>, l: usize) {
-        self.device.synchronize_event(self.exchanged[l]);
+    /// Whether scores of the device are copied to the host.
+    fn wants_scores(&self) -> bool {
+        self.migrator.as_ref().is_some_and(|migrator| migrator.wants_scores())
+    }
+
+    /// Takes over what the host needs of a layer, which has come: residual and normalised input.
+    fn receive(&mut self, pass: &mut Pass<'_, '_>) {
         pass.probe.lap(Stage::Attention);
         let (n, h, b) = (pass.n(), pass.model.config.hidden, &mut *pass.buffers);
         let residual = ExchangeLayout::new(n, &pass.model.config).residual();
@@ -322,13 +354,13 @@ impl Split {
         let layout = ExchangeLayout::new(n, c);
         b.predicted.selections[l].set_masks(&self.host.received[layout.masks()..][..c.ffn]);
         b.predicted.scores.resize(n * c.ffn, 0.0);
-        if self.migrator.is_some() {
+        if self.wants_scores() {
             let scores = &self.host.received[layout.scores()..][..n * c.ffn];
             b.predicted.scores.copy_from_slice(bytemuck::cast_slice(scores));
         }
     }
 
-    /// Sends the masks of the wanted neurons to the device, which the host has found, and has it compute its half.
+    /// Sends the device the masks of the wanted neurons, which the host has found, and has it compute its part.
     fn launch_selected(&mut self, pass: &mut Pass<'_, '_>, l: usize, wanted: Wanted) {
         let Pass { model, pool, kernels, sparsity, buffers: b, .. } = pass;
         let (c, layer, n) = (&model.config, &model.layers[l], b.positions.len());
@@ -365,19 +397,28 @@ impl Split {
             device.note(Note::Host(Stage::Drive));
         }
         self.wanted[l] = all.neurons.len() - host_selection.neurons.len();
+        self.current[l].neurons[Tier::Host] = host_selection.neurons.len() as u64;
+        self.current[l].ffn_ns[Tier::Host] = 0;
     }
 
-    /// Tells the scheduler of a layer whose neurons have been divided, and begins what it has decided meanwhile.
+    /// Begins the moves that the scheduler has decided meanwhile, and gives it a layer whose neurons have been divided.
     fn tell(&mut self, pass: &mut Pass<'_, '_>, l: usize, wanted: Wanted) {
         let Some(mut migrator) = self.migrator.take() else { return };
         pass.probe.lap(Stage::Ffn);
-        let Pass { sparsity, buffers: b, .. } = pass;
-        let own = sparsity.own_threshold(l).map(|(threshold, _)| (threshold, &b.predicted.scores[..]));
+        if l > 0 {
+            self.device_fired();
+        }
+        let Pass { sparsity, buffers: b, probe, .. } = pass;
+        let scores_are_here = !self.begun.scored || migrator.wants_scores();
+        let own = sparsity.own_threshold(l).filter(|_| scores_are_here);
+        let own = own.map(|(threshold, _)| (threshold, &b.predicted.scores[..]));
         let batch = b.positions.windows(2).any(|two| two[0].sequence != two[1].sequence);
         let (first, n, residual) = (b.positions[0].position, b.positions.len(), &b.x[..]);
         let selection = (wanted != Wanted::All).then(|| &b.predicted.selections[l]);
-        let at = DividedLayer { layer: l, first, n, batch, residual, selection, own };
-        migrator.apply(&mut *self.device, &mut self.cache, sparsity);
+        let missed = probe.observer.as_ref().and_then(|observer| observer.missed());
+        let (sequences, fired, times) = (&self.sequences[..], &self.fired, self.times[l]);
+        let at = DividedLayer { layer: l, first, n, batch, residual, selection, own, sequences, fired, missed, times };
+        migrator.apply(l, false, &mut *self.device, &mut self.cache, sparsity);
         migrator.tell(&at, &*self.device, &self.cache);
         self.migrator = Some(migrator);
         pass.probe.lap(Stage::Scheduler);
@@ -386,7 +427,7 @@ impl Split {
 
     /// Computes the neurons that are in no slot, and the bias of down, for the device to add.
     fn host_ffn(&mut self, pass: &mut Pass<'_, '_>, l: usize) -> Counts {
-        let mut lap = clock::now();
+        let (mut lap, before) = (clock::now(), self.device.totals().host_ns);
         let Pass { model, pool, kernels, sparsity, buffers: b, .. } = pass;
         let (c, layer) = (&model.config, &model.layers[l]);
         let partial: &mut [f32] = bytemuck::cast_slice_mut(&mut self.host.partial[..b.positions.len() * c.hidden]);
@@ -396,6 +437,7 @@ impl Split {
         let read =
             ffn::ffn(pool, kernels, c, layer, &b.columns, work, activation_threshold, &mut [], &mut b.ffn, partial);
         self.device.worked(read.bytes(&layer.block), clock::lap(&mut lap), 0);
+        self.current[l].ffn_ns[Tier::Host] = self.device.totals().host_ns - before;
         read
     }
 
@@ -428,7 +470,7 @@ impl Split {
         unsafe { self.device.copy_in(Stream::Compute, from, bytes, to.buffer, to.at) };
     }
 
-    /// The device's half of a layer with so many slots.
+    /// The device's part of the FFN of a layer with so many slots.
     pub(super) fn ffn_call(
         &self,
         c: &ModelConfig,
@@ -456,7 +498,7 @@ impl Split {
         }
     }
 
-    /// Puts the device's half of a layer on its stream, and the copy out of how many neurons were active.
+    /// Puts the device's part of a layer's FFN on its stream.
     fn launch_ffn(&mut self, pass: &Pass<'_, '_>, l: usize, wanted: Wanted) {
         let (c, layer, n) = (&pass.model.config, &pass.model.layers[l], pass.n());
         let slots = self.cache.layers[l].table.slots().len();
@@ -465,19 +507,20 @@ impl Split {
         }
         let activation_threshold = threshold_for(pass.sparsity.activation_threshold(l), wanted);
         self.note(Note::Compute(Some(Stage::Ffn)));
+        self.device.record(Stream::Compute, self.marks[l].ffn[0]);
         self.begin_section(l, GraphSection::Ffn);
         self.launch(Call::SparseFfn(self.ffn_call(c, l, n, layer, activation_threshold, slots)));
         self.note(Note::Compute(None));
-        let (to, at) = (self.host.active[l..].as_mut_ptr().cast(), (n * c.hidden * 4) as u64);
-        unsafe { self.device.copy_out(Stream::Compute, self.workspace.output, at, to, 4) };
         self.device.end_sequence();
+        self.device.record(Stream::Compute, self.marks[l].ffn[1]);
         self.cache.used(&mut *self.device, l);
     }
 
-    /// Adds the halves to the residual; `both` says whether the host has one.
+    /// Adds the parts of the FFN's output to the residual; `both` says whether the host has one.
     fn merge(&mut self, c: &ModelConfig, l: usize, n: usize, both: bool) {
         let (count, to) = (n * c.hidden, self.at(ExchangeLayout::new(n, c).residual()));
         self.note(Note::Compute(Some(Stage::Merge)));
+        self.device.record(Stream::Compute, self.marks[l].merge[0]);
         self.begin_section(l, GraphSection::Merge);
         if both {
             let (from, partial) = (self.host.partial.as_ptr().cast(), self.workspace.partial);
@@ -488,7 +531,11 @@ impl Split {
             self.launch(Call::Add(Add { count, from: self.workspace.output.into(), to }));
         }
         self.device.end_sequence();
-        self.device.record(Stream::Compute, self.merged[l]);
+        self.device.record(Stream::Compute, self.marks[l].merge[1]);
+        if self.wanted[l] > 0 {
+            self.note(Note::Compute(None));
+            self.fetch_fired(l, n, c.hidden);
+        }
     }
 
     /// Where a layer's queries, keys and values are read back to; for a chunk two layers take turns.
@@ -514,24 +561,6 @@ impl Split {
             let (to, bytes) = (logits.as_mut_ptr().cast(), size_of_val(logits));
             unsafe { self.device.copy_out(Stream::Compute, out, 0, to, bytes) };
         }
-    }
-
-    /// Counts what the device did in a pass that is over there.
-    fn count(&mut self, pass: &Pass<'_, '_>) {
-        let c = &pass.model.config;
-        let Split { device, cache, host, .. } = self;
-        for (exchanged, merged) in self.exchanged.iter().zip(&self.merged) {
-            cache.counters.ffn_ns += device.elapsed_ns(*exchanged, *merged);
-        }
-        cache.counters.tokens += pass.n() as u64;
-        let mut rows = 0;
-        for ((layer, &active), &wanted) in cache.layers.iter_mut().zip(host.active.iter()).zip(&self.wanted) {
-            layer.computed[Tier::Device] += u64::from(active);
-            cache.counters.computed[Tier::Device] += u64::from(active);
-            // The first row of what was wanted, the others of what is active for some token.
-            rows += wanted + wanted.min(active as usize) * (c.ffn_kind.rows() - 1);
-        }
-        device.has_read((rows * pass.model.layers[0].ffn.row_bytes) as u64);
     }
 
     /// The host's caches get the keys and values of a pass of few tokens, of all layers.

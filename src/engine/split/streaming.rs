@@ -81,7 +81,7 @@ impl ChunkCosts {
 /// Neighbouring blocks in the store that one copy brings.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Run {
-    /// Place of the first.
+    /// Id in the store of the first.
     pub first: usize,
     /// Number of blocks, 1 or more.
     pub len: usize,

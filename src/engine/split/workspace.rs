@@ -20,9 +20,9 @@ pub struct DeviceWorkspace {
     pub qkv: Buffer,
     /// `[n, q_dim]`
     pub attended: Buffer,
-    /// The device's half of an FFN's output, `[n, hidden]`, then a count; for up to [`MAX_COLUMNS`] tokens.
+    /// What [`SparseFfn`] gives for up to [`MAX_COLUMNS`] tokens.
     pub output: Buffer,
-    /// The host's half of an FFN's output, `[n, hidden]`; before that, a predictor's input.
+    /// The host's part of an FFN's output, `[n, hidden]`; before that, a predictor's input.
     pub partial: Buffer,
     /// `[n, vocab]`, for up to [`MAX_COLUMNS`] tokens.
     pub logits: Buffer,
@@ -32,7 +32,7 @@ pub struct DeviceWorkspace {
     pub counts: Buffer,
     /// For a chunk: the neurons whose blocks are copied for it, `[ffn]`.
     pub names: Buffer,
-    /// Place and position of each token, `[n, 2]` u32.
+    /// Of each token, the index of its sequence on the device and its position, `[n, 2]` u32.
     pub positions: Buffer,
     /// Rotation of each token, cosines and sines, `[n, head_dim]`; no bytes without rotation.
     pub angles: Buffer,
@@ -46,7 +46,7 @@ impl DeviceWorkspace {
             ExchangeLayout::new(MAX_COLUMNS, c).bytes().max(ExchangeLayout::new(CHUNK, c).scores() * 4),
             CHUNK * c.qkv_dim() * 4,
             CHUNK * c.q_dim() * 4,
-            SparseFfn::output_bytes(MAX_COLUMNS, c.hidden),
+            SparseFfn::output_bytes(MAX_COLUMNS, c.hidden, c.ffn),
             CHUNK * c.hidden * 4,
             MAX_COLUMNS * c.vocab * 4,
             CHUNK * c.ffn.min(SLOTS_AT_ONCE) * 4,
@@ -93,10 +93,10 @@ pub struct PinnedBuffers {
     pub masks: PinnedBuffer,
     /// Masks of every neuron, `[ffn]`, for dense layers.
     pub all_masks: PinnedBuffer,
-    /// The CPU's half, `[n, hidden]`.
+    /// The host's part of an FFN's output, `[n, hidden]`.
     pub partial: PinnedBuffer,
-    /// By layer, active neurons times tokens of the device's half.
-    pub active: PinnedBuffer,
+    /// By layer, which slots' neurons were active for each token ([`SparseFfn::output`]): `[layers, MAX_COLUMNS, fired_words(ffn)]`.
+    pub fired: PinnedBuffer,
     /// Queries, keys and values that the device made, `[layers, n, qkv_dim]`; for a chunk two layers take turns. Keys and values go to the
     /// host's caches.
     pub qkv_read_back: PinnedBuffer,
@@ -104,7 +104,7 @@ pub struct PinnedBuffers {
     pub qkv: PinnedBuffer,
     /// Output of attention, `[n, q_dim]`, if the CPU computes it.
     pub attended: PinnedBuffer,
-    /// Places and positions of the tokens, as the device reads them.
+    /// The tokens' sequences and positions, as the device reads them.
     pub positions: PinnedBuffer,
     /// Rotations of the tokens, as the device reads them.
     pub angles: PinnedBuffer,
@@ -120,7 +120,7 @@ impl PinnedBuffers {
     pub unsafe fn new(device: &mut dyn Device, c: &ModelConfig) -> PinnedBuffers {
         let mut room = |words: usize, written: bool| {
             let room = PinnedBuffer::new(words);
-            // SAFETY: rooms stay where they are, and the caller's promise.
+            // SAFETY: its memory does not move, and the caller's promise.
             unsafe { device.pin(room.as_ptr().cast(), words * 4, written) };
             room
         };
@@ -129,7 +129,7 @@ impl PinnedBuffers {
             masks: room(c.ffn, false),
             all_masks: room(c.ffn, false),
             partial: room(CHUNK * c.hidden, false),
-            active: room(c.layers, true),
+            fired: room(c.layers * MAX_COLUMNS * SparseFfn::fired_words(c.ffn), true),
             qkv_read_back: PinnedBuffer::new(0),
             qkv: room(CHUNK * c.qkv_dim(), true),
             attended: room(CHUNK * c.q_dim(), false),
@@ -140,14 +140,14 @@ impl PinnedBuffers {
         }
     }
 
-    /// Takes room for the keys and values that the device makes, if there is none.
+    /// Allocates memory for the keys and values that the device makes, if there is none.
     ///
     /// # Safety
     /// The device is dropped before they are.
     pub unsafe fn attend(&mut self, device: &mut dyn Device, c: &ModelConfig) {
         if self.qkv_read_back.is_empty() {
             self.qkv_read_back = PinnedBuffer::new((c.layers * MAX_COLUMNS).max(2 * CHUNK) * c.qkv_dim());
-            // SAFETY: rooms stay where they are, and the caller's promise.
+            // SAFETY: its memory does not move, and the caller's promise.
             unsafe { device.pin(self.qkv_read_back.as_ptr().cast(), size_of_val(&self.qkv_read_back[..]), true) };
         }
     }

@@ -4,8 +4,8 @@
 //!
 //! In a layer, attention, predictor and FFN take their time one after the other. The FFN takes max(t_gpu N_gpu, t_cpu N_cpu + t_sync)
 //! (DynamicInfer E.3.3). Meanwhile the link works on its queue and may take host memory bandwidth from the CPU, which the paper leaves
-//! out. A neuron that has not arrived when its layer's neurons are chosen is computed by the CPU. As in the engine, the scheduler is
-//! told of a layer after its neurons were chosen, its decisions are sent over the link when the next layer begins, and it knows rates
+//! out. A neuron that has not arrived when its layer's neurons are chosen is computed by the CPU. As in the engine, the scheduler
+//! gets a layer after its neurons were chosen, its decisions are sent over the link when the next layer begins, and it knows rates
 //! from what device and cache have counted by then.
 //!
 //! A trace may be smaller than the model: [`scaled`] makes each of its neurons and layers stand for several.
@@ -16,8 +16,8 @@ pub mod case;
 pub mod papers;
 
 use super::link::cpu_ns;
-use super::trace_run::{Clock, Copies, Counted, OwnedDecision, TraceRun};
-use crate::cache::Tier;
+use super::trace_run::{Clock, Copies, OwnedDecision, TraceRun};
+use crate::cache::{PerTier, Tier};
 use crate::error::Result;
 use crate::formats::machine_profile::MachineProfile;
 use crate::formats::trace_file::TraceFile;
@@ -26,7 +26,7 @@ use crate::interrupt;
 use crate::placement::Costs;
 use crate::placement::memory_plan::Footprint;
 use crate::scheduler::thresholds::LossWeight;
-use crate::scheduler::{self, Policy, Rules};
+use crate::scheduler::{self, LayerTimes, Policy, Rules};
 use serde::Serialize;
 
 /// Sizes of a model with the trace's `layers` and `ffn` whose parts take as long as the real one's: each simulated layer stands for
@@ -220,7 +220,6 @@ struct Simulation<'a> {
     scale: Scale,
     run: TraceRun<'a>,
     clock: Clock,
-    counted: Counted,
     tokens_ns: Vec<f64>,
     sum: Sum,
 }
@@ -257,7 +256,6 @@ impl<'a> Simulation<'a> {
             placed: setting.placed.iter().map(|placed| bytemuck::cast_slice(placed).to_vec()).collect(),
             thresholds: setting.thresholds.iter().copied().map(Some).collect(),
             link_gb_s: m.link_gb_s,
-            sync_ns: scale.sync_ns,
             // Where copies take nothing from the CPU, moves are free.
             move_cost: if setting.contention { None } else { Some(0.0) },
             seed: setting.seed,
@@ -274,7 +272,6 @@ impl<'a> Simulation<'a> {
             run: TraceRun::new(trace, scheduling, &setting.slots, setting.thresholds.clone(), copies),
             scale,
             clock: Clock::default(),
-            counted: Counted::default(),
             tokens_ns: Vec::new(),
             sum: Sum::default(),
         }
@@ -314,8 +311,8 @@ impl<'a> Simulation<'a> {
         self.run.choose(layer, token);
         let (gpu, cpu) = self.count(layer);
         let balances = self.setting.rules.thresholds && self.setting.device;
-        decisions(token, layer, self.run.observe(layer, token, begins, self.clock, self.counted, balances));
-        let ffn = self.ffn(gpu as f64, cpu as f64);
+        decisions(token, layer, self.run.observe(layer, token, begins, self.clock, balances));
+        let ffn = self.ffn(layer, gpu as f64, cpu as f64);
         self.sum.attention += self.scale.attention_ns;
         self.sum.predictor += self.scale.predictor_ns;
         self.sum.ffn += ffn;
@@ -326,8 +323,6 @@ impl<'a> Simulation<'a> {
     fn count(&mut self, layer: usize) -> (u64, u64) {
         let TraceRun { truth, computed, here, thresholds, .. } = &self.run;
         let gpu = computed.iter().filter(|&&n| here[n as usize]).count() as u64;
-        self.counted.hits += gpu;
-        self.counted.misses += computed.len() as u64 - gpu;
         let sum = &mut self.sum;
         sum.found += truth.iter().filter(|n| computed.binary_search(n).is_ok()).count() as u64;
         sum.active += truth.len() as u64;
@@ -339,7 +334,7 @@ impl<'a> Simulation<'a> {
     }
 
     /// Time of a layer's FFN, ns, if the device computes `gpu` simulated neurons and the CPU `cpu`.
-    fn ffn(&mut self, gpu: f64, cpu: f64) -> f64 {
+    fn ffn(&mut self, layer: usize, gpu: f64, cpu: f64) -> f64 {
         let (s, m, scale) = (self.setting, self.setting.machine, &self.scale);
         let device_ns = gpu * scale.block_bytes / m.device_gb_s;
         let ffn = self.run.here.len() as f64;
@@ -355,6 +350,9 @@ impl<'a> Simulation<'a> {
         self.sum.device += device_ns;
         self.sum.cpu += host_ns;
         self.clock.host_ns += host_ns;
+        let of = |host: f64, device: f64| PerTier::all(host as u64).with(Tier::Device, device as u64);
+        self.run.times[layer] =
+            LayerTimes { ffn_ns: of(host_ns, device_ns), neurons: of(cpu, gpu), merge_ns: scale.sync_ns as u64 };
         self.pass(all, device_ns);
         all
     }

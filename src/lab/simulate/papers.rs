@@ -33,7 +33,8 @@ pub struct Published {
     pub ablation: Option<[f64; 3]>,
     /// Tokens per second of llama.cpp with Llama-2 of that size (table 4).
     pub llama_cpp: Option<f64>,
-    /// Share of the active neurons that the device computes, percent: PowerInfer's and DynamicInfer's (5.3, the mean over PC-High's models).
+    /// Share of the active neurons that the device computes, percent: PowerInfer's and DynamicInfer's (5.3, the mean over PC-High's
+    /// models).
     pub gpu_share: Option<(f64, f64)>,
 }
 

@@ -237,7 +237,7 @@ impl Sphere {
         point.map_or(f64::NEG_INFINITY, |(place, _)| *place)
     }
 
-    /// Mean over `limits` of the mean of (place - limit)^power where that is positive.
+    /// Mean over `limits` of the mean of (point - limit)^power over the points, where that is positive.
     fn moment(&self, limits: &[f64], power: i32) -> f64 {
         let mean = |limit: f64| -> f64 {
             let above = self.points.iter().rev().take_while(|(place, _)| *place > limit);

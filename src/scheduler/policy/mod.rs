@@ -67,9 +67,9 @@ struct Entry {
     start: fn(usize, usize) -> Box<dyn ChooseMoves>,
 }
 
-/// A policy at work on all layers. It is told of every token that is decoded and chooses what moves.
+/// A policy at work on all layers. It gets every token that is decoded and chooses what moves.
 pub trait ChooseMoves: Send {
-    /// A decoding pass has computed these neurons of a layer, ascending; prompts are not told of.
+    /// A decoding pass has computed these neurons of a layer, ascending; prompts are left out.
     fn computed(&mut self, _at: &LayerState<'_>, _neurons: &[StoreId]) {}
 
     /// Writes at most `most` moves for the coming use of a layer to `moves`, which is empty; the most urgent first.
@@ -85,7 +85,7 @@ pub struct LayerState<'a> {
     pub slots: &'a [Slot],
     /// Probabilities of the layer's coming use, times 255, `[ffn]`; `None` if it was not predicted.
     pub probabilities: Option<&'a [u8]>,
-    /// How often each neuron was computed lately, 0 to 1, `[ffn]`.
+    /// How often each neuron was active lately in the sequences that are decoded, 0 to 1, `[ffn]`.
     pub frequencies: &'a [f32],
     /// Token at which each neuron was computed last, `[ffn]`; 0 for never.
     pub last: &'a [u32],

@@ -1,5 +1,5 @@
 //! SIEVE (Zhang et al., NSDI 2024): residents are queued in the order in which they came. A neuron that is computed is marked as visited
-//! and keeps its place. To evict one, a hand moves from the oldest towards the newest, removes the marks that it finds, and stops at the
+//! and keeps its position. To evict one, a hand moves from the oldest towards the newest, removes the marks that it finds, and stops at the
 //! first neuron without one, which is evicted. The hand stays there for the next time, so that a neuron that was computed is looked at
 //! again only after all newer ones.
 //!
@@ -234,7 +234,7 @@ mod tests {
         let mut story = Story::new(Policy::Sieve, 10, &[0, 1, 2, FREE]);
         story.token(&[0]);
         assert_eq!(story.needs(&[5]), [0, 1, 2, 5]);
-        // 0 was computed and keeps its place; 1 did not.
+        // 0 was computed and keeps its position; 1 was not.
         assert_eq!(story.needs(&[6]), [0, 6, 2, 5]);
         story.token(&[5, 6]);
         assert_eq!(story.needs(&[7]), [0, 6, 7, 5]);

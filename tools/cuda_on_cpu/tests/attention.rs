@@ -29,7 +29,7 @@ fn check(seed: u64, shape: &Shape) {
     // Values of the cache as a run of earlier tokens left them; behind what was written there is NaN.
     let run = context * dim;
     let numbers = TIMELINES * LAYERS * 2 * kv_heads * run;
-    // Columns of different timelines at different places, or one after the other in one.
+    // Columns of different sequences at different positions, or one after the other in one.
     let first = below(&mut rng, context - n + 1);
     let places: Vec<[u32; 2]> = (0..n)
         .map(|b| {
@@ -75,7 +75,7 @@ fn check(seed: u64, shape: &Shape) {
         n,
         qkv: memory.put(&qkv).into(),
         angles: if rotates { memory.put(&angles) } else { memory.put::<u8>(&[]) },
-        places: memory.put(&places).into(),
+        positions: memory.put(&places).into(),
     };
     memory.call(&Call::Append(append));
 
@@ -105,7 +105,7 @@ fn check(seed: u64, shape: &Shape) {
         window,
         most: seen_most,
         qkv: append.qkv,
-        places: append.places,
+        positions: append.positions,
         out: out.into(),
     };
     memory.call(&Call::Attend(attend));

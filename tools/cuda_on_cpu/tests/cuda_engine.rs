@@ -30,7 +30,14 @@ static STREAMED: AtomicU64 = AtomicU64::new(0);
 struct Restless(Prng);
 
 impl Migrator for Restless {
-    fn apply(&mut self, device: &mut dyn Device, cache: &mut NeuronCache, _sparsity: &mut Sparsity) {
+    fn apply(
+        &mut self,
+        _layer: usize,
+        _begins: bool,
+        device: &mut dyn Device,
+        cache: &mut NeuronCache,
+        _sparsity: &mut Sparsity,
+    ) {
         let layers = cache.layers.len() as u64;
         if self.0.below(3) == 0 {
             // A group: some are neighbours, some are refused.
@@ -38,7 +45,8 @@ impl Migrator for Restless {
             let (slot, neuron, n) = (self.0.below(48) as u32, self.0.below(48) as u32, self.0.below(20) as u32);
             let at = |i: u32| (SlotId(slot + i), StoreId((neuron + i * (1 + i % 2)) % 96));
             let group: Vec<(SlotId, StoreId)> = (0..n).map(at).collect();
-            BEGUN.fetch_add(cache.migrate_all(device, layer, group.into_iter()) as u64, Ordering::Relaxed);
+            let begun = cache.migrate_all(device, layer, group.into_iter()).begun;
+            BEGUN.fetch_add(begun as u64, Ordering::Relaxed);
         }
         for _ in 0..self.0.below(12) {
             let layer = self.0.below(layers) as usize;

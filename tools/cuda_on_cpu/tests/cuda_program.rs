@@ -67,7 +67,7 @@ fn the_text_is_the_same_with_neurons_on_a_card() {
 
 /// The shipped file as it is, but for its length: what it measures on a machine with a card is the card, planned for one machine.
 #[test]
-fn an_experiment_that_is_pretended_without_a_card_is_measured_with_one() {
+fn an_experiment_whose_times_are_virtual_without_a_card_is_measured_with_one() {
     let machine = Machine::new();
     let shipped = include_str!("../../../configs/experiments/vram_sweep.toml");
     let shorter = shipped

@@ -116,7 +116,7 @@ fn selection_asks_less_of_what_is_resident() {
             ffn,
             n,
             slots,
-            least,
+            min_scores: least,
             bucket: memory.put(&bucket),
             scores: memory.put(&scores).into(),
             masks: memory.alloc(ffn * 4).into(),

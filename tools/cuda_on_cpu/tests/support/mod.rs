@@ -226,7 +226,7 @@ pub fn as_codes(x: &[f32], n: usize, quant: Quant) -> Vec<f32> {
     (0..n)
         .flat_map(|b| {
             let (codes, steps) = (columns.codes(b), columns.steps(b));
-            (0..cols).map(move |i| f32::from(codes[rows::place(i, cols)]) * steps[i / 32])
+            (0..cols).map(move |i| f32::from(codes[rows::code_position(i, cols)]) * steps[i / 32])
         })
         .collect()
 }

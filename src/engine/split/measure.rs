@@ -1,0 +1,139 @@
+//! What a pass shows of each layer, for the scheduler: how long each memory's part of the FFN took, and which neurons were active.
+
+use super::Split;
+use crate::cache::Tier;
+use crate::cpu::MAX_COLUMNS;
+use crate::device::{Device, Event, NONE, SparseFfn, Stream};
+use crate::engine::ffn::Selection;
+use crate::engine::forward::Pass;
+use crate::scheduler::LayerTimes;
+
+/// The marks around a layer's work on the compute stream.
+pub(super) struct Marks {
+    /// What the host asked for has arrived.
+    pub exchanged: Event,
+    /// The device begins with its neurons, and is done with them.
+    pub ffn: [Event; 2],
+    /// The device begins to add the parts of both memories, and has added them.
+    pub merge: [Event; 2],
+}
+
+impl Marks {
+    /// Marks of `layers` layers. Not on the token path.
+    pub fn new(device: &mut dyn Device, layers: usize) -> Vec<Marks> {
+        let mut event = || device.timed_event();
+        (0..layers).map(|_| Marks { exchanged: event(), ffn: [event(), event()], merge: [event(), event()] }).collect()
+    }
+}
+
+/// The neurons of a layer that were active in one pass of few tokens.
+#[derive(Default)]
+pub struct Fired {
+    /// The layer, from 0; `None` before the first pass.
+    pub layer: Option<usize>,
+    /// The active neurons, in no order, and for each, bit b: for token b.
+    pub neurons: Selection,
+    /// The keys and values that each token went to ([`crate::model::KvCache::id`]), `[n]`.
+    pub sequences: Vec<u64>,
+    /// Whether the neurons in slots are among them.
+    complete: bool,
+}
+
+impl Fired {
+    /// Memory for a layer of `ffn` neurons.
+    pub(super) fn new(ffn: usize) -> Fired {
+        let neurons = Selection { neurons: Vec::with_capacity(ffn), masks: Vec::with_capacity(ffn) };
+        Fired { layer: None, neurons, sequences: Vec::with_capacity(MAX_COLUMNS), complete: false }
+    }
+}
+
+impl Split {
+    /// Keeps which neurons the CPU has found active; `active` has a mask for each of its selection. Those of the device come later.
+    pub(super) fn host_fired(&mut self, l: usize, active: &[u32]) {
+        let Split { fired, host_selection, sequences, .. } = self;
+        (fired.layer, fired.complete) = (Some(l), false);
+        fired.sequences.clone_from(sequences);
+        fired.neurons.neurons.clear();
+        fired.neurons.masks.clear();
+        for (&neuron, &mask) in host_selection.neurons.iter().zip(active).filter(|(_, mask)| **mask != 0) {
+            fired.neurons.neurons.push(neuron);
+            fired.neurons.masks.push(mask);
+        }
+    }
+
+    /// Adds the neurons in slots that were active in the same layer. Their words have arrived: the host has waited for something that
+    /// stands behind them on the stream.
+    pub(super) fn device_fired(&mut self) {
+        let Some(l) = self.fired.layer.filter(|_| !self.fired.complete) else { return };
+        self.fired.complete = true;
+        if self.wanted[l] == 0 {
+            return;
+        }
+        // The slots as they were when the device used the layer: moves may have been begun since.
+        let (slots, n) = (self.cache.layers[l].bucket_entries(), self.fired.sequences.len());
+        let words = SparseFfn::fired_words(slots.len());
+        let bits = &self.host.fired[self.fired_range(l, slots.len(), n)];
+        for (chunk, slots) in slots.chunks(32).enumerate() {
+            let any = (0..n).fold(0, |any, b| any | bits[b * words + chunk]);
+            for (k, &neuron) in slots.iter().enumerate().filter(|(k, neuron)| any >> k & 1 == 1 && **neuron != NONE) {
+                let mask = (0..n).fold(0, |mask, b| mask | (bits[b * words + chunk] >> k & 1) << b);
+                self.fired.neurons.neurons.push(neuron);
+                self.fired.neurons.masks.push(mask);
+            }
+        }
+    }
+
+    /// Where a layer's words of active neurons are copied to.
+    pub(super) fn fired_range(&self, l: usize, slots: usize, n: usize) -> std::ops::Range<usize> {
+        let start = l * (self.host.fired.len() / self.cache.layers.len());
+        start..start + n * SparseFfn::fired_words(slots)
+    }
+
+    /// Puts the copy of which neurons were active on the compute stream.
+    pub(super) fn fetch_fired(&mut self, l: usize, n: usize, hidden: usize) {
+        let slots = self.cache.layers[l].table.slots().len();
+        let range = self.fired_range(l, slots, n);
+        let to = &mut self.host.fired[range];
+        let (at, bytes, from) = ((n * hidden * 4) as u64, size_of_val(to), self.workspace.output);
+        // SAFETY: the words are looked at after an event behind the copy, or after the stream was synchronised.
+        unsafe { self.device.copy_out(Stream::Compute, from, at, to.as_mut_ptr().cast(), bytes) };
+    }
+
+    /// Reads the times of a pass of few tokens that is over on the device, and how many pairs of a neuron and a token were active in slots.
+    fn measure(&mut self, n: usize) {
+        for l in 0..self.marks.len() {
+            let Split { device, cache, marks, current, wanted, .. } = self;
+            let Marks { exchanged, ffn, merge } = &marks[l];
+            cache.counters.ffn_ns += device.elapsed_ns(*exchanged, merge[1]);
+            let t = &mut current[l];
+            t.neurons[Tier::Device] = wanted[l] as u64;
+            t.ffn_ns[Tier::Device] = if wanted[l] == 0 { 0 } else { device.elapsed_ns(ffn[0], ffn[1]) };
+            t.merge_ns = device.elapsed_ns(merge[0], merge[1]);
+            let slots = cache.layers[l].bucket_entries().len();
+            let range = self.fired_range(l, slots, n);
+            let active: u64 = self.host.fired[range].iter().map(|bits| u64::from(bits.count_ones())).sum();
+            self.active[l] = if self.wanted[l] == 0 { 0 } else { active };
+        }
+        // What a few tokens of a prompt take says nothing of a token alone.
+        if n > 1 && self.sequences.windows(2).all(|two| two[0] == two[1]) {
+            self.current.fill(LayerTimes::default());
+        }
+        std::mem::swap(&mut self.current, &mut self.times);
+    }
+
+    /// Counts what the device did in a pass that is over there.
+    pub(super) fn count(&mut self, pass: &Pass<'_, '_>) {
+        let c = &pass.model.config;
+        self.measure(pass.n());
+        let Split { device, cache, .. } = self;
+        cache.counters.tokens += pass.n() as u64;
+        let mut rows = 0;
+        for ((layer, &active), &wanted) in cache.layers.iter_mut().zip(&self.active).zip(&self.wanted) {
+            layer.computed[Tier::Device] += active;
+            cache.counters.computed[Tier::Device] += active;
+            // The first row of what was wanted, the others of what is active for some token.
+            rows += wanted + wanted.min(active as usize) * (c.ffn_kind.rows() - 1);
+        }
+        device.has_read((rows * pass.model.layers[0].ffn.row_bytes) as u64);
+    }
+}
