@@ -2,7 +2,7 @@
 //! computes.
 //!
 //! On a thread of its own, it exchanges observations and decisions with the engine over two rings on which neither waits
-//! ([`crate::cache::exchange`]); what does not fit is dropped and counted. On a virtual clock ([`Ticker`]) the same observations and
+//! ([`crate::cache::exchange`]); what does not fit is dropped and counted. On a virtual clock ([`Latency`]) the same observations and
 //! decisions take a stated time instead, so that a run can be repeated to the bit, whatever else the machine does.
 //!
 //! Before a layer's FFN the engine sends what it knows of the layer. It applies new decisions there and when the next layer begins, so that

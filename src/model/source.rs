@@ -27,7 +27,7 @@ pub struct Source {
 
 /// The rows of a tensor that belong to one role: all of them, or some where several roles share the tensor.
 pub struct RoleRows<'a> {
-    /// The whole tensor; [`RoleRows::place`] says where a row stands in it.
+    /// The whole tensor; [`RoleRows::file_row`] says where a row stands in it.
     pub view: TensorView<'a>,
     /// How many rows the role has.
     pub rows: usize,
