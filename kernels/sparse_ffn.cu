@@ -11,7 +11,7 @@
 //           ffn_down_<type>_<N>: grid (tiles of a row, splits, ceil(n / N)); 8 warps take entries of the split in turns.
 //             Split s has chunks s, s + splits, ...: at most 256, in the order of slots. Shared memory: 4 bytes an entry, or
 //             512 bytes an accumulator, whatever is more.
-//           ffn_merge: a thread per number of out.
+//           ffn_merge: a thread per number of out and per chunk.
 //
 // The order of every sum is that of chunks, warps and splits, which follow from the shapes alone.
 #include "activation.cuh"
@@ -31,8 +31,8 @@ template <int N> __device__ __forceinline__ float of_lane(const float (&values)[
 
 template <int QUANT, int N>
 __device__ __forceinline__ void neurons(const u8 *blocks, const u32 *bucket, const float *up_bias, const void *x,
-                                        const u32 *masks, float *a, u32 *list, u32 *counts, u32 *fired, int cols, int slots,
-                                        int n, int kind, int activation, float parameter, float cut) {
+                                        const u32 *masks, float *a, u32 *list, u32 *counts, int cols, int slots, int n, int kind,
+                                        int activation, float parameter, float cut) {
     u32 *active = reinterpret_cast<u32 *>(dynamic_shared); // [CHUNK] columns in which the neuron's product is not zero
     const int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP, warps = blockDim.x / WARP;
     const int slot = blockIdx.x * CHUNK + lane;
@@ -88,13 +88,6 @@ __device__ __forceinline__ void neurons(const u8 *blocks, const u32 *bucket, con
     const u32 chosen = __ballot_sync(ALL, columns != 0);
     if (columns != 0) list[size_t(blockIdx.x) * CHUNK + __popc(chosen & ((1u << lane) - 1))] = u32(slot);
     if (lane == 0) counts[blockIdx.x] = __popc(chosen);
-    // Lane b has column b's word.
-    u32 mine = 0;
-    for (int b = 0; b < n; b++) {
-        const u32 bits = __ballot_sync(ALL, columns >> b & 1);
-        if (lane == b) mine = bits;
-    }
-    if (lane < n) fired[size_t(lane) * gridDim.x + blockIdx.x] = mine;
 }
 
 // What a thread adds of a row: WORDS words of 4 bytes, NUMBERS numbers, each word's at `at[word]` and following.
@@ -290,21 +283,33 @@ __device__ __forceinline__ void down(const u8 *blocks, const float *a, const u32
 }
 
 KERNEL __launch_bounds__(256)
-    ffn_merge(const float *partial, float *out, u32 count, int splits) {
+    ffn_merge(const float *partial, const float *a, const u32 *list, const u32 *counts, float *out, u32 count, int splits,
+              u32 chunks, int n) {
     const u32 i = blockIdx.x * blockDim.x + threadIdx.x;
-    if (i >= count) return;
-    float sum = 0.0f;
+    if (i < count) {
+        float sum = 0.0f;
 #pragma unroll 8
-    for (int s = 0; s < splits; s++) sum += partial[size_t(s) * count + i];
-    out[i] = sum;
+        for (int s = 0; s < splits; s++) sum += partial[size_t(s) * count + i];
+        out[i] = sum;
+    }
+    if (i >= chunks) return;
+    // The words of chunk i: which of its slots' products are not zero.
+    for (int b = 0; b < n; b++) {
+        u32 bits = 0;
+        for (u32 k = 0; k < counts[i]; k++) {
+            const u32 slot = list[size_t(i) * CHUNK + k];
+            if (a[size_t(slot) * n + b] != 0.0f) bits |= 1u << slot % CHUNK;
+        }
+        reinterpret_cast<u32 *>(out)[count + b * chunks + i] = bits;
+    }
 }
 
 #define NEURONS(QUANT, type, N)                                                                                         \
     KERNEL __launch_bounds__(128, ROW_BLOCKS(N))                                                                         \
         ffn_neurons_##type##_##N(const u8 *blocks, const u32 *bucket, const float *up_bias, const void *x,               \
-                                 const u32 *masks, float *a, u32 *list, u32 *counts, u32 *fired, int cols, int slots,    \
-                                 int n, int kind, int activation, float parameter, float cut) {                          \
-        neurons<QUANT, N>(blocks, bucket, up_bias, x, masks, a, list, counts, fired, cols, slots, n, kind, activation,   \
+                                 const u32 *masks, float *a, u32 *list, u32 *counts, int cols, int slots, int n,         \
+                                 int kind, int activation, float parameter, float cut) {                                 \
+        neurons<QUANT, N>(blocks, bucket, up_bias, x, masks, a, list, counts, cols, slots, n, kind, activation,          \
                           parameter, cut);                                                                               \
     }
 FOR_QUANTS_AND_WIDTHS(NEURONS)

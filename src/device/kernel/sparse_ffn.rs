@@ -211,8 +211,7 @@ impl DeviceKernel for SparseFfn {
             let (kind, activation, parameter) = activation_words(self.kind, self.activation);
             let (blocks, bucket, up_bias) = (at.buffer(self.blocks), at.buffer(self.bucket), at.optional(self.up_bias));
             let launch = Launch::new(NEURONS.of_rows(quant, width), [s.chunks, 1, 1], WARPS, CHUNK * 4);
-            let fired = output + (n * hidden * 4) as u64;
-            let launch = launch.words([blocks, bucket, up_bias, x, masks, s.products, s.list, s.counts, fired]);
+            let launch = launch.words([blocks, bucket, up_bias, x, masks, s.products, s.list, s.counts]);
             out.push(
                 launch.ints([hidden, slots, n, kind, activation]).float(parameter).float(self.activation_threshold),
             );
@@ -226,8 +225,8 @@ impl DeviceKernel for SparseFfn {
         }
         const WARPS: usize = 8;
         let count = n * hidden;
-        let merge = Launch::new(MERGE, [count.div_ceil(WARPS * WARP), 1, 1], WARPS, 0);
-        out.push(merge.words([s.partial, output]).ints([count, s.splits]));
+        let merge = Launch::new(MERGE, [count.max(s.chunks).div_ceil(WARPS * WARP), 1, 1], WARPS, 0);
+        out.push(merge.words([s.partial, s.products, s.list, s.counts, output]).ints([count, s.splits, s.chunks, n]));
     }
 
     fn scratch_bytes(&self) -> u64 {
