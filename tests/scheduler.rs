@@ -223,8 +223,10 @@ fn a_stalled_scheduler_costs_no_result_and_no_wait() {
 fn it_brings_what_the_next_layer_needs() {
     let dir = tempfile::tempdir().unwrap();
     let share = |policy| {
-        let mut b = bench(dir.path(), "relullama", policy, Faults::default(), true);
-        decode(&mut b.engine, |engine, _| catch_up(engine));
+        // On the device's clock: a thread may be kept from its core until a layer has passed.
+        let latency = Latency { observation_ns: 100.0, gb_s: 1e6 };
+        let mut b = bench_at(dir.path(), "relullama", policy, Faults::default(), true, Some(latency));
+        decode(&mut b.engine, |_, _| ());
         let c = split(&mut b.engine).cache.counters;
         c.computed[Tier::Device] as f64 / c.computed.total() as f64
     };

@@ -41,8 +41,13 @@ fn both_halves_work_at_the_same_time_and_everything_lies_in_its_token() {
     let layers = trace.layers();
     let of = |name: &str| trace.device().iter().filter(|s| s.name == name).count();
     assert_eq!((tokens, of("head")), (15, 16));
-    // In every layer of every pass; attention and front go over to the host and back, in some.
-    assert!(of("front") >= 16 * layers && of("attention") >= 16 * layers, "{} and {}", of("front"), of("attention"));
+    // In every layer of every pass; attention and exchange go over to the host and back, in some.
+    assert!(
+        of("exchange") >= 16 * layers && of("attention") >= 16 * layers,
+        "{} and {}",
+        of("exchange"),
+        of("attention")
+    );
     // In every layer that has slots.
     let halves: std::collections::BTreeSet<u64> =
         trace.device().iter().filter(|s| s.name == "FFN half").filter_map(|s| s.args["layer"].as_u64()).collect();
