@@ -23,6 +23,39 @@ fn user_dir(variable: &str, below_home: &str) -> Option<PathBuf> {
     Some(base.join("dynamicinfer"))
 }
 
+/// The Hugging Face hub as the environment names it, by the variables that its own tools read.
+pub struct HubSettings {
+    /// Where it answers (`HF_ENDPOINT`).
+    pub endpoint: String,
+    /// Where fetched models are kept (`HF_HUB_CACHE`, `HF_HOME`); `None` where there is no home.
+    pub cache: Option<PathBuf>,
+    /// The user's token (`HF_TOKEN`, else what `hf auth login` has left).
+    pub token: Option<String>,
+    /// Whether nothing is to be fetched (`HF_HUB_OFFLINE`).
+    pub offline: bool,
+}
+
+/// Reads the hub's environment variables.
+pub fn hub() -> HubSettings {
+    let given = |name: &str| std::env::var(name).ok().filter(|value| !value.is_empty());
+    let home = given("HF_HOME").map(PathBuf::from).or_else(|| {
+        let cache = given("XDG_CACHE_HOME").map(PathBuf::from);
+        let cache = cache.or_else(|| given("HOME").map(|home| PathBuf::from(home).join(".cache")));
+        cache.map(|cache| cache.join("huggingface"))
+    });
+    let left = || {
+        let path = given("HF_TOKEN_PATH").map(PathBuf::from).or_else(|| Some(home.as_ref()?.join("token")))?;
+        std::fs::read_to_string(path).ok().map(|token| token.trim().to_owned())
+    };
+    HubSettings {
+        endpoint: given("HF_ENDPOINT").unwrap_or_else(|| "https://huggingface.co".into()),
+        cache: given("HF_HUB_CACHE").map(PathBuf::from).or_else(|| Some(home.as_ref()?.join("hub"))),
+        token: given("HF_TOKEN").or_else(left).filter(|token| !token.is_empty()),
+        offline: given("HF_HUB_OFFLINE")
+            .is_some_and(|value| ["1", "on", "yes", "true"].contains(&&*value.to_lowercase())),
+    }
+}
+
 /// Directories that may hold `assets/`: `$DYNAMICINFER_ASSETS` itself, then the ancestors of the program (a build lies
 /// in `target/` of the checkout) and of the working directory.
 pub fn asset_dirs() -> Vec<PathBuf> {

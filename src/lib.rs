@@ -11,6 +11,7 @@ pub mod interrupt;
 pub mod prng;
 
 pub mod child;
+pub mod hub;
 
 pub mod formats;
 pub mod settings;

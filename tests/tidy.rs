@@ -9,7 +9,7 @@ use std::path::Path;
 
 /// Each top-level module and those it may use, in the order of lib.rs; none may use one that stands below it. A new
 /// pair is a decision about the architecture: change ARCHITECTURE.md with it.
-const MODULES: [(&str, &[&str]); 28] = [
+const MODULES: [(&str, &[&str]); 29] = [
     ("clock", &[]),
     ("config", &[]),
     ("error", &[]),
@@ -18,13 +18,15 @@ const MODULES: [(&str, &[&str]); 28] = [
     ("prng", &[]),
     // A stranger's work in a process of its own; it does not know what work.
     ("child", &["error"]),
+    // Names of models on the hub; the only connection to another machine.
+    ("hub", &["error"]),
     ("formats", &["error"]),
     // A file of settings is opened as every file that somebody names.
     ("settings", &["error", "formats"]),
     ("tokenizer", &["child", "clock", "error", "formats"]),
     // Kernels cannot fail and know no files: only how a row lies in memory. Which of them run can be asked for from outside.
     ("cpu", &["clock", "config", "formats"]),
-    ("model", &["error", "formats", "ids", "tokenizer"]),
+    ("model", &["error", "formats", "hub", "ids", "tokenizer"]),
     // A real device is timed by the clock.
     ("device", &["clock", "cpu", "formats", "ids", "model", "prng"]),
     ("cache", &["device", "ids"]),
@@ -92,6 +94,7 @@ const MODULES: [(&str, &[&str]); 28] = [
             "engine",
             "error",
             "formats",
+            "hub",
             "ids",
             "lab",
             "model",
@@ -138,6 +141,7 @@ const MODULES: [(&str, &[&str]); 28] = [
             "error",
             "formats",
             "generation",
+            "hub",
             "ids",
             "interrupt",
             "lab",
@@ -164,7 +168,7 @@ struct Rule {
     instead: &'static str,
 }
 
-const RULES: [Rule; 10] = [
+const RULES: [Rule; 11] = [
     Rule {
         needles: &[
             "env::var",
@@ -202,6 +206,12 @@ const RULES: [Rule; 10] = [
         below: "src/",
         except: &["src/device/cuda/"],
         instead: "only src/device/cuda speaks to the driver: use device::cuda::Card and CudaDevice",
+    },
+    Rule {
+        needles: &["hf_hub", "TcpStream::connect", "ureq"],
+        below: "src/",
+        except: &["src/hub/fetch.rs"],
+        instead: "only src/hub/fetch.rs opens a connection to another machine, for the verb `pull`",
     },
     Rule {
         // Nothing moves but by a `Move`, and nothing else chooses by itself.

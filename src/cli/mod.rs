@@ -36,6 +36,8 @@ mod policy_arg;
 mod profile;
 mod profile_plots;
 mod progress;
+#[cfg(feature = "pull")]
+mod pull;
 mod record;
 mod replay;
 mod run;
@@ -59,8 +61,8 @@ use std::process::ExitCode;
 
 /// Runs language models that do not fit in VRAM, neuron by neuron.
 ///
-/// MODEL is a Hugging Face directory, a GGUF file, a packed .neurons file, or `demo` for the small model that comes with
-/// the program. A model that is not packed is packed once into the user's cache directory.
+/// MODEL is a Hugging Face directory, a GGUF file, a packed .neurons file, the name of a model that was fetched with `pull`, or `demo` for
+/// the small model that comes with the program. A model that is not packed is packed once into the user's cache directory.
 #[derive(Parser)]
 #[command(name = "dynamicinfer", version, max_term_width = 110, after_help = EXAMPLES, arg_required_else_help = true)]
 struct Args {
@@ -100,6 +102,8 @@ enum Verb {
     GpuCheck(gpu_check::Args),
     Config(config::Args),
     Show(show::Args),
+    #[cfg(feature = "pull")]
+    Pull(pull::Args),
     Pack(pack::Args),
     Bench(bench::Args),
     Eval(eval::Args),
@@ -175,6 +179,8 @@ fn dispatch(verb: Verb) -> Result<()> {
         Verb::GpuCheck(args) => gpu_check::run(args),
         Verb::Config(args) => config::run(args),
         Verb::Show(args) => show::run(args),
+        #[cfg(feature = "pull")]
+        Verb::Pull(args) => pull::run(args),
         Verb::Pack(args) => pack::run(args),
         Verb::Bench(args) => bench::run(args),
         Verb::Eval(args) => eval::run(args),
@@ -203,6 +209,8 @@ fn start_pool(verb: &Verb) -> Result<()> {
         Budget(_) | Completions(_) | Config(_) | Doctor(_) | Load(_) | Ls(_) | Man(_) | Ps(_) | Stop(_) => false,
         #[cfg(feature = "tui")]
         Verb::Top(_) => false,
+        #[cfg(feature = "pull")]
+        Verb::Pull(_) => false,
         _ => true,
     };
     if !computes {

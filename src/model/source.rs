@@ -8,6 +8,7 @@ use crate::error::{Error, Result};
 use crate::formats::gguf::{self, Gguf};
 use crate::formats::neuron_store::SourceFile;
 use crate::formats::{DType, MappedFile, TensorView, Tensors, quant, safetensors};
+use crate::hub;
 use crate::tokenizer::{TokenizerSpec, from_gguf, from_hf_dir};
 use std::path::{Path, PathBuf};
 
@@ -53,8 +54,7 @@ impl Source {
         let mut source =
             if meta.is_dir() { open_dir(path, files, activation)? } else { open_gguf(path, files, activation)? };
         if source.config.name.is_empty() || source.config.name.starts_with('/') {
-            let resolved = path.canonicalize().unwrap_or_else(|_| path.to_owned());
-            source.config.name = resolved.file_stem().unwrap_or_default().to_string_lossy().into_owned();
+            source.config.name = hub::file_stem(path);
         }
         source.see_forms()?;
         source.check_all()?;

@@ -5,6 +5,7 @@ use crate::cpu::Kernels;
 use crate::error::{Error, Result, human_bytes, printable};
 use crate::formats::neuron_store::{EXTENSION, NeuronStore};
 use crate::formats::rows::Quant;
+use crate::hub;
 use crate::lab::fit::{self, Doubt};
 use crate::lab::pack::{PackOptions, natural_quant, pack, packed_bytes};
 use crate::model::families::says_drelu;
@@ -23,10 +24,10 @@ pub struct ModelOptions {
     pub activation: Option<NamedActivation>,
 }
 
-/// The file or directory that MODEL means: a path, or the name of a demo model.
+/// The file or directory that MODEL means: a path, the name of a demo model, or the name on the hub of one that was fetched.
 ///
 /// # Errors
-/// [`Error::Usage`] where there is no such model.
+/// [`Error::Usage`] where there is no such model, or the name fits several files of one.
 pub fn find(model: &Path) -> Result<PathBuf> {
     if model.exists() {
         return Ok(model.to_owned());
@@ -41,8 +42,17 @@ pub fn find(model: &Path) -> Result<PathBuf> {
             "the model '{name}' was not found: run from a checkout of the project, or set DYNAMICINFER_ASSETS to its assets directory"
         )));
     }
+    let fetched = hub::Name::parse(&name);
+    if let (Some(name), Some(cache)) = (&fetched, crate::config::hub().cache)
+        && let Some(found) = hub::Cache(cache).find(name)?
+    {
+        return Ok(found);
+    }
+    let fetch =
+        fetched.map_or(String::new(), |name| format!("; if the Hugging Face hub has it: dynamicinfer pull {name}"));
     Err(Error::Usage(format!(
-        "there is no model at '{}': MODEL is a Hugging Face directory, a .gguf, a .neurons file, or `demo`",
+        "there is no model at '{}': MODEL is a Hugging Face directory, a .gguf, a .neurons file, a model's name on the hub after `pull`, \
+         or `demo`{fetch}",
         printable(&name)
     )))
 }
@@ -123,7 +133,7 @@ impl ModelOptions {
             )
         })?;
         let key = format!("{}|{:?}|{:?}", real.display(), quant, self.activation);
-        let name = real.file_stem().unwrap_or_default().to_string_lossy().into_owned();
+        let name = hub::file_stem(path);
         let hash = xxhash_rust::xxh3::xxh3_64(key.as_bytes());
         Ok(cache.join("models").join(format!("{name}-{hash:016x}.{EXTENSION}")))
     }

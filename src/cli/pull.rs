@@ -1,0 +1,99 @@
+use super::progress::{Progress, Unit};
+use crate::config;
+use crate::error::{Error, Result, human_bytes, printable};
+use crate::hub::fetch::{Hub, HubFile, Listing};
+use crate::hub::{Cache, Name};
+use crate::interrupt;
+use crate::open::model::free_bytes;
+use std::path::{Path, PathBuf};
+
+/// Fetch a model from the Hugging Face hub
+///
+/// NAME is OWNER/MODEL, or OWNER/MODEL:FILE for one GGUF file of several, where FILE may be a part of the file's name (Q4_0). Afterwards
+/// every verb takes the same NAME as its MODEL. The files go where the hub's own tools keep theirs ($HF_HOME/hub, else
+/// ~/.cache/huggingface/hub), and what is there is not fetched again. Their SHA-256 is checked. A fetch that was cut or stopped goes on
+/// where it was when the command is given again. No other verb of this program opens a connection to another machine.
+#[derive(clap::Args)]
+#[command(after_help = EXAMPLES)]
+pub struct Args {
+    /// OWNER/MODEL or OWNER/MODEL:FILE
+    name: String,
+}
+
+const EXAMPLES: &str = "\
+Examples:
+  dynamicinfer pull OWNER/MODEL                     safetensors and what belongs to them, or the only GGUF
+  dynamicinfer pull OWNER/MODEL-GGUF:Q4_0           one GGUF of several
+  dynamicinfer run OWNER/MODEL-GGUF:Q4_0 \"Once\"     the same name runs it
+
+Environment: HF_ENDPOINT (another hub, or a mirror), HF_HOME, HF_HUB_CACHE, HF_TOKEN (for models that are not open to all),
+HF_HUB_OFFLINE=1 (refuse to fetch).";
+
+pub fn run(args: Args) -> Result<()> {
+    let name = Name::parse(&args.name).ok_or_else(|| {
+        Error::Usage(format!(
+            "'{}' is no name of the hub: give OWNER/MODEL, or OWNER/MODEL:FILE for one GGUF file of several",
+            printable(&args.name)
+        ))
+    })?;
+    let settings = config::hub();
+    if settings.offline {
+        return Err(Error::Failed(
+            "HF_HUB_OFFLINE is set, and pull fetches from the network: unset it, or fetch the files elsewhere and give their directory or \
+             .gguf as MODEL (docs/start.md)"
+                .into(),
+        ));
+    }
+    let cache = Cache(settings.cache.ok_or_else(|| {
+        Error::Usage("there is no directory to fetch into: set HOME, HF_HOME or HF_HUB_CACHE".into())
+    })?);
+    let hub = Hub::new(&settings.endpoint, cache.clone(), settings.token)?;
+    // What is waited for cannot be asked to stop: the first Ctrl-C ends the program, and what came is on disk.
+    let listing = interrupt::at_prompt(|| (), || hub.list(&name))??;
+    announce(&hub, &name, &listing, &cache.0)?;
+    for file in &listing.files {
+        pull(&hub, &name, &listing, file)?;
+    }
+    let path = cache.find(&name)?.unwrap_or_else(|| cache.folder(&name));
+    eprintln!("{name} is here; every verb takes it as MODEL: dynamicinfer run {name} \"Once upon a time\"");
+    super::print(&format!("{}\n", path.display()))
+}
+
+/// Says how much is to come and where it goes, and refuses where there is no room.
+fn announce(hub: &Hub, name: &Name, listing: &Listing, cache: &Path) -> Result<()> {
+    let all: u64 = listing.files.iter().map(|file| file.bytes).sum();
+    let here: u64 = listing.files.iter().map(|file| hub.here(name, file)).sum();
+    let there = cache.ancestors().find(|dir| dir.exists()).unwrap_or(cache);
+    let free = free_bytes(there).unwrap_or(u64::MAX);
+    let missing = all - here;
+    eprintln!(
+        "{name}: {} files, {}; {} to fetch into {}, {} free",
+        listing.files.len(),
+        human_bytes(all),
+        human_bytes(missing),
+        cache.display(),
+        human_bytes(free)
+    );
+    if free < missing {
+        return Err(Error::Failed(format!(
+            "{} has {} free and {} are to come; free some, or set HF_HOME to a larger place",
+            cache.display(),
+            human_bytes(free),
+            human_bytes(missing)
+        )));
+    }
+    Ok(())
+}
+
+/// Fetches and checks one file. A file that was here is checked, too: who fetched it may not have done so.
+fn pull(hub: &Hub, name: &Name, listing: &Listing, file: &HubFile) -> Result<PathBuf> {
+    let shown = printable(&file.name);
+    let progress = Progress::new(format!("fetching {shown}"), Unit::Bytes);
+    let note = || super::say(format_args!("\nstopped; what came is kept: the same command goes on there"));
+    let path = interrupt::at_prompt(note, || hub.fetch(name, listing, file, &|done, all| progress.step(done, all)))??;
+    progress.finish();
+    let progress = Progress::new(format!("checking {shown}"), Unit::Bytes);
+    hub.check(name, file, &path, &|done, all| progress.step(done, all))?;
+    progress.finish();
+    Ok(path)
+}

@@ -1,0 +1,377 @@
+//! `pull` against a local server that speaks the hub's protocol: what is fetched, checked, refused and gone on with.
+
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::json;
+use sha2::{Digest, Sha256};
+use std::io::{BufRead, BufReader, Write};
+use std::net::{TcpListener, TcpStream};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, Mutex};
+
+const COMMIT: &str = "0123456789abcdef0123456789abcdef01234567";
+
+/// What a server does with the bytes of large files.
+#[derive(Clone, Copy, Default)]
+struct Manner {
+    /// Connections that break after so many bytes of a file, before one that does not.
+    breaks: usize,
+    after: usize,
+    /// The last of these stays open instead of breaking.
+    hangs: bool,
+    /// Another byte stands in the middle of each file.
+    lies: bool,
+    /// Status of every answer, instead of the right one.
+    status: u16,
+}
+
+/// The hub with one model, `owner/model`. Files of 64 KiB and more are large: they have a SHA-256 and come from another address.
+struct Hub {
+    endpoint: String,
+    /// The address and the first byte of each request for more than one byte of a large file.
+    asked: Arc<Mutex<Vec<(String, usize)>>>,
+    /// Tells that a connection hangs now.
+    hanging: Receiver<()>,
+}
+
+struct Server {
+    address: String,
+    files: Vec<(String, Vec<u8>)>,
+    manner: Manner,
+    asked: Arc<Mutex<Vec<(String, usize)>>>,
+    hanging: Sender<()>,
+    /// Connections that stay open until the test ends.
+    held: Vec<TcpStream>,
+}
+
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+fn sha256(bytes: &[u8]) -> String {
+    hex(&Sha256::digest(bytes))
+}
+
+fn is_large(bytes: &[u8]) -> bool {
+    bytes.len() >= 64 << 10
+}
+
+/// What a file is called in `blobs/`. The hub has git's hash for small files; here another of the same length.
+fn blob(bytes: &[u8]) -> String {
+    let sum = sha256(bytes);
+    if is_large(bytes) { sum } else { sum[..40].to_owned() }
+}
+
+impl Hub {
+    fn with(files: &[(&str, Vec<u8>)], manner: Manner) -> Hub {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap().to_string();
+        let asked = Arc::default();
+        let (hanging, hangs) = channel();
+        let mut server = Server {
+            address: address.clone(),
+            files: files.iter().map(|(name, bytes)| ((*name).to_owned(), bytes.clone())).collect(),
+            manner,
+            asked: Arc::clone(&asked),
+            hanging,
+            held: Vec::new(),
+        };
+        // Ends with the test program: it waits for who may still come.
+        std::thread::spawn(move || listener.incoming().map_while(Result::ok).for_each(|stream| server.answer(stream)));
+        Hub { endpoint: format!("http://{address}"), asked, hanging: hangs }
+    }
+
+    /// First bytes of the requests for large files so far.
+    fn starts(&self) -> Vec<usize> {
+        self.asked.lock().unwrap().iter().map(|(_, start)| *start).collect()
+    }
+}
+
+impl Server {
+    /// One request of a connection, which then ends.
+    fn answer(&mut self, mut stream: TcpStream) {
+        let mut lines = BufReader::new(stream.try_clone().unwrap()).lines().map_while(Result::ok);
+        let Some(first) = lines.next() else { return };
+        let head: Vec<String> = lines.take_while(|line| !line.is_empty()).collect();
+        let path = first.split(' ').nth(1).unwrap_or_default().to_owned();
+        let range = head.iter().find_map(|line| {
+            let (name, value) = line.split_once(": ")?;
+            let (start, end) =
+                name.eq_ignore_ascii_case("range").then(|| value.strip_prefix("bytes="))??.split_once('-')?;
+            Some((start.parse::<usize>().ok()?, end.parse::<usize>().ok()))
+        });
+        if self.manner.status != 0 {
+            return reply(&mut stream, &format!("{} No", self.manner.status), "", b"");
+        }
+        if path.starts_with("/api/models/owner/model/revision/main") {
+            let page = self.listing().to_string();
+            return reply(&mut stream, "200 OK", "Content-Type: application/json\r\n", page.as_bytes());
+        }
+        let found = self.files.iter().find(|(name, bytes)| {
+            path == format!("/owner/model/resolve/main/{name}") || path == format!("/cdn/{}", blob(bytes))
+        });
+        let Some((_, bytes)) = found.cloned() else { return reply(&mut stream, "404 Not Found", "", b"") };
+        let said = format!("ETag: \"{}\"\r\nX-Repo-Commit: {COMMIT}\r\n", blob(&bytes));
+        if is_large(&bytes) && !path.starts_with("/cdn/") {
+            let to = format!(
+                "Location: http://{}/cdn/{}\r\nX-Linked-Etag: \"{}\"\r\n",
+                self.address,
+                blob(&bytes),
+                blob(&bytes)
+            );
+            return reply(&mut stream, "302 Found", &(said + &to), b"");
+        }
+        let (start, end) =
+            range.map_or((0, bytes.len()), |(start, end)| (start, end.map_or(bytes.len(), |end| end + 1)));
+        self.send(stream, &path, &bytes, start, end.min(bytes.len()), &said);
+    }
+
+    fn send(&mut self, mut stream: TcpStream, path: &str, bytes: &[u8], start: usize, end: usize, said: &str) {
+        let all = bytes.len();
+        if start >= end {
+            return reply(&mut stream, "416 Range Not Satisfiable", &format!("Content-Range: bytes */{all}\r\n"), b"");
+        }
+        let mut bytes = bytes.to_vec();
+        if self.manner.lies && is_large(&bytes) {
+            bytes[all / 2] ^= 1;
+        }
+        let whole = is_large(&bytes) && end - start > 1;
+        let said = format!("{said}Content-Range: bytes {start}-{}/{all}\r\n", end - 1);
+        if !whole {
+            return reply(&mut stream, "206 Partial Content", &said, &bytes[start..end]);
+        }
+        self.asked.lock().unwrap().push((path.to_owned(), start));
+        if self.manner.breaks == 0 {
+            return reply(&mut stream, "206 Partial Content", &said, &bytes[start..end]);
+        }
+        self.manner.breaks -= 1;
+        let length = end - start;
+        let head =
+            format!("HTTP/1.1 206 Partial Content\r\n{said}Content-Length: {length}\r\nConnection: close\r\n\r\n");
+        let part = &bytes[start..start + self.manner.after.min(length - 1)];
+        // Who has gone does not read it.
+        let _ = stream.write_all(head.as_bytes()).and_then(|()| stream.write_all(part));
+        if self.manner.hangs && self.manner.breaks == 0 {
+            self.held.push(stream);
+            let _ = self.hanging.send(());
+        }
+    }
+
+    /// What the hub says of the model's files.
+    fn listing(&self) -> serde_json::Value {
+        let sibling = |(name, bytes): &(String, Vec<u8>)| {
+            let git = &sha256(bytes)[..40];
+            match is_large(bytes) {
+                true => json!({
+                    "rfilename": name, "size": bytes.len(), "blobId": git,
+                    "lfs": { "sha256": sha256(bytes), "size": bytes.len(), "pointerSize": 131 },
+                }),
+                false => json!({ "rfilename": name, "size": bytes.len(), "blobId": git }),
+            }
+        };
+        json!({ "id": "owner/model", "sha": COMMIT, "siblings": self.files.iter().map(sibling).collect::<Vec<_>>() })
+    }
+}
+
+fn reply(stream: &mut TcpStream, status: &str, head: &str, body: &[u8]) {
+    let head = format!("HTTP/1.1 {status}\r\n{head}Content-Length: {}\r\nConnection: close\r\n\r\n", body.len());
+    let _ = stream.write_all(head.as_bytes()).and_then(|()| stream.write_all(body));
+}
+
+/// The program in a home of its own.
+fn command(home: &Path, endpoint: &str, args: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_dynamicinfer"));
+    command.args(args).current_dir(home).env_clear().env("PATH", "/usr/bin:/bin").env("HOME", home);
+    command.env("HF_ENDPOINT", endpoint).stdin(Stdio::null());
+    command
+}
+
+fn run(home: &Path, endpoint: &str, args: &[&str]) -> (i32, String, String) {
+    let Output { status, stdout, stderr } = command(home, endpoint, args).output().unwrap();
+    let (out, err) = (String::from_utf8(stdout).unwrap(), String::from_utf8(stderr).unwrap());
+    assert!(!err.contains("panicked"), "{args:?}: {err}");
+    (status.code().unwrap(), out, err)
+}
+
+fn fixture(name: &str) -> Vec<u8> {
+    std::fs::read(format!("{}/tests/fixtures/models/{name}", env!("CARGO_MANIFEST_DIR"))).unwrap()
+}
+
+/// A model as a directory, with files that are none of it.
+fn relullama() -> Vec<(&'static str, Vec<u8>)> {
+    let names = ["config.json", "model.safetensors", "tokenizer.json"];
+    let files = names.map(|name| (name, fixture(&format!("relullama/{name}"))));
+    let others = [("README.md", b"# Model".to_vec()), ("pytorch_model.bin", vec![7; 100_000])];
+    files.into_iter().chain(others).collect()
+}
+
+fn folder(home: &Path) -> PathBuf {
+    home.join(".cache/huggingface/hub/models--owner--model")
+}
+
+const NOBODY: &str = "http://127.0.0.1:1";
+
+#[test]
+fn a_model_is_fetched_once_and_then_runs_by_its_name_without_a_network() {
+    let home = tempfile::tempdir().unwrap();
+    let (home, files) = (home.path(), relullama());
+    let hub = Hub::with(&files, Manner::default());
+    let (code, out, err) = run(home, &hub.endpoint, &["pull", "owner/model"]);
+    assert_eq!(code, 0, "{err}");
+    // What comes is announced before it comes, and its place is the answer.
+    assert!(err.lines().next().unwrap().starts_with("owner/model: 3 files, 441."), "{err}");
+    let snapshot = folder(home).join("snapshots").join(COMMIT);
+    assert_eq!(out.trim(), snapshot.to_str().unwrap());
+    // As huggingface_hub keeps it: other tools find it, too.
+    assert_eq!(std::fs::read_to_string(folder(home).join("refs/main")).unwrap(), COMMIT);
+    for (name, bytes) in &files[..3] {
+        assert_eq!(std::fs::read(snapshot.join(name)).unwrap(), *bytes, "{name}");
+        let link = std::fs::read_link(snapshot.join(name)).unwrap();
+        assert_eq!(link, Path::new("../../blobs").join(blob(bytes)), "{name}");
+    }
+    assert!(!snapshot.join("pytorch_model.bin").exists(), "a file that no verb reads");
+    assert_eq!(hub.starts(), [0]);
+    // Again: nothing is fetched.
+    assert_eq!(run(home, &hub.endpoint, &["pull", "owner/model"]).0, 0);
+    assert_eq!(hub.starts(), [0]);
+    let fixture = format!("{}/tests/fixtures/models/relullama", env!("CARGO_MANIFEST_DIR"));
+    let text = |model: &str| run(home, NOBODY, &["run", model, "Once", "-n", "8", "--temp", "0"]);
+    let (code, said, err) = text("owner/model");
+    assert_eq!(code, 0, "{err}");
+    assert_eq!(said, text(&fixture).1);
+    // Its packed copy is called after it, not after a checksum.
+    let stores: Vec<_> = std::fs::read_dir(home.join(".cache/dynamicinfer/models")).unwrap().flatten().collect();
+    assert!(stores.iter().any(|store| store.file_name().to_string_lossy().starts_with("model-")), "{stores:?}");
+}
+
+#[test]
+fn a_connection_that_breaks_is_gone_on_with_where_it_broke() {
+    let home = tempfile::tempdir().unwrap();
+    let files = relullama();
+    let hub = Hub::with(&files, Manner { breaks: 3, after: 100_000, ..Manner::default() });
+    let (code, _, err) = run(home.path(), &hub.endpoint, &["pull", "owner/model"]);
+    assert_eq!(code, 0, "{err}");
+    assert_eq!(hub.starts(), [0, 100_000, 200_000, 300_000]);
+    let blob = folder(home.path()).join("blobs").join(blob(&files[1].1));
+    assert!(std::fs::read(blob).unwrap() == files[1].1, "no byte came twice");
+}
+
+/// A connection that brings nothing more is not tried for ever; the next command goes on.
+#[test]
+fn a_pull_that_is_given_up_goes_on_the_next_time() {
+    let home = tempfile::tempdir().unwrap();
+    let files = relullama();
+    let hub = Hub::with(&files, Manner { breaks: 2, after: 0, ..Manner::default() });
+    let (code, _, err) = run(home.path(), &hub.endpoint, &["pull", "owner/model"]);
+    assert_eq!((code, hub.starts()), (1, vec![0]), "{err}");
+    let broken = Hub::with(&files, Manner { breaks: 1, after: 70_000, hangs: true, ..Manner::default() });
+    let mut pull = command(home.path(), &broken.endpoint, &["pull", "owner/model"]);
+    let pull = pull.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    broken.hanging.recv().unwrap();
+    kill_process(Pid::from_child(&pull), Signal::INT).unwrap();
+    let done = pull.wait_with_output().unwrap();
+    let said = String::from_utf8_lossy(&done.stderr).into_owned();
+    assert_eq!(done.status.code(), Some(130), "{said}");
+    assert!(said.contains("what came is kept"), "{said}");
+    // How much of what was sent had come is left to chance; what came counts.
+    let part = folder(home.path()).join("blobs").join(blob(&files[1].1)).with_extension("part");
+    let came = std::fs::metadata(part).map_or(0, |meta| meta.len() as usize);
+    let whole = Hub::with(&files, Manner::default());
+    let (code, _, err) = run(home.path(), &whole.endpoint, &["pull", "owner/model"]);
+    assert_eq!((code, whole.starts()), (0, vec![came]), "{err}");
+}
+
+/// All bytes were there under the name of an unfinished file: the hub had none behind them to go on with.
+#[test]
+fn a_file_that_came_whole_and_did_not_get_its_name_gets_it() {
+    let home = tempfile::tempdir().unwrap();
+    let files = relullama();
+    let blobs = folder(home.path()).join("blobs");
+    std::fs::create_dir_all(&blobs).unwrap();
+    for more in [&b""[..], b"more than the hub has"] {
+        let part = blobs.join(blob(&files[1].1)).with_extension("part");
+        std::fs::write(&part, [&files[1].1, more].concat()).unwrap();
+        let hub = Hub::with(&files, Manner::default());
+        let (code, _, err) = run(home.path(), &hub.endpoint, &["pull", "owner/model"]);
+        assert_eq!(code, 0, "{err}");
+        assert!(!part.exists());
+        std::fs::remove_file(blobs.join(blob(&files[1].1))).unwrap();
+    }
+}
+
+#[test]
+fn a_file_with_another_checksum_is_refused_and_not_kept() {
+    let home = tempfile::tempdir().unwrap();
+    let files = relullama();
+    let hub = Hub::with(&files, Manner { lies: true, ..Manner::default() });
+    let (code, _, err) = run(home.path(), &hub.endpoint, &["pull", "owner/model"]);
+    assert_eq!(code, 5, "{err}");
+    let sum = sha256(&files[1].1);
+    assert!(
+        err.contains("model.safetensors: has the SHA-256 ") && err.contains(&sum) && err.contains("was removed"),
+        "{err}"
+    );
+    let left = |name: &str| folder(home.path()).join(name).exists();
+    assert!(!left(&format!("blobs/{sum}")) && !left(&format!("snapshots/{COMMIT}/model.safetensors")));
+    assert_ne!(run(home.path(), NOBODY, &["run", "owner/model", "x"]).0, 0);
+    // The right bytes then come whole.
+    let hub = Hub::with(&files, Manner::default());
+    assert_eq!(run(home.path(), &hub.endpoint, &["pull", "owner/model"]).0, 0);
+    assert_eq!(hub.starts(), [0]);
+    // And what is damaged on the disk is found by the next pull.
+    let blob = folder(home.path()).join("blobs").join(&sum);
+    let mut bytes = files[1].1.clone();
+    bytes[1000] ^= 1;
+    std::fs::write(&blob, bytes).unwrap();
+    let (code, _, err) = run(home.path(), &hub.endpoint, &["pull", "owner/model"]);
+    assert_eq!(code, 5, "{err}");
+    assert!(!blob.exists());
+}
+
+#[test]
+fn of_several_gguf_files_one_is_named() {
+    let home = tempfile::tempdir().unwrap();
+    let (f32, q4) = (fixture("llama.gguf"), fixture("llama.q4_0.gguf"));
+    let hub = Hub::with(&[("m.f32.gguf", f32), ("m.Q4_0.gguf", q4)], Manner::default());
+    let (code, _, err) = run(home.path(), &hub.endpoint, &["pull", "owner/model"]);
+    assert_eq!(code, 2, "{err}");
+    assert!(err.contains("has several GGUF files; name one, owner/model:m.f32.gguf"), "{err}");
+    assert_eq!(run(home.path(), &hub.endpoint, &["pull", "owner/model:q4_0"]).0, 0);
+    for name in ["owner/model:q4_0", "owner/model:m.Q4_0.gguf", "owner/model"] {
+        let (code, out, err) = run(home.path(), NOBODY, &["show", name, "--json"]);
+        assert_eq!(code, 0, "{err}");
+        assert!(out.contains("q4_0"), "{out}");
+    }
+    let (code, _, err) = run(home.path(), NOBODY, &["show", "owner/model:f32"]);
+    assert_eq!(code, 2);
+    assert!(err.contains("none of owner/model's files is called 'f32': m.Q4_0.gguf"), "{err}");
+}
+
+#[test]
+fn what_cannot_be_fetched_is_said_with_what_to_do() {
+    let home = tempfile::tempdir().unwrap();
+    let home = home.path();
+    let says = |endpoint: &str, name: &str, code: i32, wanted: &str| {
+        let (ended, out, err) = run(home, endpoint, &["pull", name]);
+        assert_eq!((ended, out.as_str()), (code, ""), "{err}");
+        assert!(err.contains(wanted), "no {wanted:?} in {err}");
+    };
+    says(NOBODY, "owner/model", 1, "cannot reach http://127.0.0.1:1: ");
+    says(NOBODY, "owner/model", 1, "Without one, fetch the files elsewhere and give their directory or .gguf as MODEL");
+    says(NOBODY, "demo", 2, "'demo' is no name of the hub: give OWNER/MODEL");
+    says(NOBODY, "../model", 2, "is no name of the hub");
+    let refuses = |status| Hub::with(&[], Manner { status, ..Manner::default() }).endpoint;
+    says(&refuses(404), "owner/model", 1, "has no model owner/model");
+    says(&refuses(401), "owner/model", 1, "set HF_TOKEN to a token of yours, or run `hf auth login`");
+    says(&refuses(503), "owner/model", 1, "answers status 503 for owner/model; try later");
+    let pickled = Hub::with(&[("config.json", b"{}".to_vec()), ("pytorch_model.bin", vec![1])], Manner::default());
+    says(&pickled.endpoint, "owner/model", 2, "has only PyTorch's pytorch_model.bin");
+    let done = command(home, NOBODY, &["pull", "owner/model"]).env("HF_HUB_OFFLINE", "1").output().unwrap();
+    assert_eq!(done.status.code(), Some(1));
+    assert!(String::from_utf8_lossy(&done.stderr).contains("HF_HUB_OFFLINE is set"));
+    // A name that was not fetched is no model, and says how it becomes one.
+    let (code, _, err) = run(home, NOBODY, &["run", "owner/model", "x"]);
+    assert_eq!(code, 2);
+    assert!(err.contains("if the Hugging Face hub has it: dynamicinfer pull owner/model"), "{err}");
+}
