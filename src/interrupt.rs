@@ -1,15 +1,24 @@
 //! Ctrl-C, SIGTERM and SIGHUP: the first signal asks the running work to end in order, the second ends the process. While the program
-//! waits at a prompt, where it could not react, the first one ends the process.
+//! waits at a prompt, where it could not react, the first one ends the process; work that may take long between two looks at [`check`]
+//! is given half a second.
 
 use crate::error::{Error, Result};
-use parking_lot::Mutex;
+use parking_lot::{Condvar, Mutex};
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 static REQUESTED: AtomicBool = AtomicBool::new(false);
 
 /// Undoes what a prompt has changed on the terminal.
 type Restore = Box<dyn FnOnce() + Send>;
 static PROMPT: Mutex<Option<Restore>> = Mutex::new(None);
+/// What is to be done before work is ended that does not end by itself, and what tells that it has.
+static HURRIED: Mutex<Option<Restore>> = Mutex::new(None);
+static ENDED: Condvar = Condvar::new();
+
+/// How long hurried work may go on after a signal: with what the process takes to end, half a second.
+#[cfg(feature = "cli")]
+const PATIENCE: Duration = Duration::from_millis(350);
 
 /// Installs the handler; called once by `main`.
 #[cfg(feature = "cli")]
@@ -19,6 +28,12 @@ pub fn install() {
         let prompt = PROMPT.lock().take();
         if before || prompt.is_some() {
             prompt.into_iter().for_each(|restore| restore());
+            std::process::exit(130);
+        }
+        let mut hurried = HURRIED.lock();
+        ENDED.wait_while_for(&mut hurried, |hurried| hurried.is_some(), PATIENCE);
+        if let Some(restore) = hurried.take() {
+            restore();
             std::process::exit(130);
         }
     };
@@ -46,6 +61,16 @@ pub fn at_prompt<T>(restore: impl FnOnce() + Send + 'static, wait: impl FnOnce()
     let waited = check().map(|()| wait());
     *PROMPT.lock() = None;
     waited
+}
+
+/// Calls `work` and returns its result. A signal meanwhile asks it to end, as everywhere; where it goes on for another third of a second,
+/// `restore` is called and the process ended with status 130. For work that leaves nothing but what `restore` can tidy up.
+pub fn hurried<T>(restore: impl FnOnce() + Send + 'static, work: impl FnOnce() -> T) -> T {
+    let outer = HURRIED.lock().replace(Box::new(restore));
+    let done = work();
+    *HURRIED.lock() = outer;
+    ENDED.notify_all();
+    done
 }
 
 /// Whether a signal has come; it then counts as answered. For programs that go on after the work that it was meant for has ended.

@@ -1,21 +1,25 @@
+mod form;
+
 use super::device_arg::DeviceArgs;
 use super::model_arg::{EngineArgs, ModelArgs, Terminal};
+use super::progress::{Progress, Unit, stoppable};
 use super::sparsity_arg::SparsityArgs;
 use super::trace_arg::TraceArgs;
 use crate::cpu::MAX_COLUMNS;
 use crate::error::{Error, Result};
-use crate::lab::bench::{BenchOptions, BenchRow, bench};
+use crate::lab::bench::{BenchOptions, BenchRow, Watch, bench};
 use crate::open::report::{DeviceReport, report};
 use crate::open::{EngineOptions, Opened, open};
-use comfy_table::{CellAlignment, Table};
+use parking_lot::Mutex;
 use serde::Serialize;
+use std::sync::Arc;
 
 /// Measure prefill and decode speed, beside what the machine's memory allows
 ///
 /// As llama-bench: each repeat runs the whole prompt or generates all tokens from an empty context (or one of --n-depth tokens), after one
 /// warm-up; tokenising and sampling are left out. GB/s are the weight bytes that a token must read, without keys and values, over the
 /// median time between tokens; the share is of the best read of 2 GiB (where so much is not free: of the model) with the same threads just
-/// before and after. Decode runs what --predictor says; computed share and recall are of random tokens, as the timed ones were.
+/// before and after. Decode runs what --predictor says; computed share and recall are of random tokens, as the timed ones were. Ctrl-C ends it at once; the rows that are measured by then are printed.
 #[derive(clap::Args)]
 pub struct Args {
     #[command(flatten)]
@@ -50,8 +54,16 @@ pub struct Args {
 
 #[derive(clap::ValueEnum, Clone, Copy, PartialEq)]
 enum Output {
+    /// Tables for people, at most 80 columns wide
     Table,
+    /// Everything that is known of each row
     Json,
+    /// As llama-bench's
+    Csv,
+    /// As llama-bench's, for a page
+    Md,
+    /// For sqlite and its like
+    Sql,
 }
 
 pub fn run(args: Args) -> Result<()> {
@@ -82,20 +94,47 @@ pub fn run(args: Args) -> Result<()> {
     };
     let Opened { mut engine, .. } = open(&engine, &Terminal)?;
     args.trace.begin(&mut engine)?;
-    let rows = bench(&mut engine, &options, crate::config::available_memory());
+    let progress = Progress::new("measuring", Unit::Tokens);
+    let measured = Arc::new(Mutex::new(Vec::new()));
+    let (so_far, output) = (Arc::clone(&measured), args.output);
+    let watch = Watch {
+        step: &|done, all| progress.step(done, all),
+        row: &|row| measured.lock().push(Row { row: row.clone(), device: None }),
+    };
+    let rows = stoppable(
+        move || print_so_far(&so_far.lock(), output),
+        || bench(&mut engine, &options, crate::config::available_memory(), &watch),
+    );
+    progress.finish();
+    if matches!(rows, Err(Error::Interrupted)) {
+        print_so_far(&measured.lock(), args.output);
+    }
     let rows = args.trace.write_after(&mut engine, rows)?;
-    match args.output {
-        Output::Json => {
-            let device = report(&engine);
-            super::print_json(&rows.into_iter().map(|row| Row { row, device: device.clone() }).collect::<Vec<_>>())
-        }
-        Output::Table => {
-            super::print(&(table(&rows) + "\n"))?;
-            if let Some(device) = report(&engine).filter(|device| !device.measured) {
-                eprintln!("{}: its times are not real, and neither are the speeds above", device.device);
-            }
-            Ok(())
-        }
+    let device = report(&engine);
+    let rows: Vec<Row> = rows.into_iter().map(|row| Row { row, device: device.clone() }).collect();
+    print(&rows, args.output)?;
+    if let Some(device) = device.filter(|device| !device.measured && args.output == Output::Table) {
+        eprintln!("{}: its times are not real, and neither are the speeds above", device.device);
+    }
+    Ok(())
+}
+
+fn print(rows: &[Row], output: Output) -> Result<()> {
+    match output {
+        Output::Json => super::print_json(&rows),
+        Output::Table => super::print(&form::tables(rows)),
+        Output::Csv => super::print(&form::csv(rows)),
+        Output::Md => super::print(&form::markdown(rows)),
+        Output::Sql => super::print(&form::sql(rows)),
+    }
+}
+
+/// What was measured before Ctrl-C came.
+fn print_so_far(rows: &[Row], output: Output) {
+    if !rows.is_empty() {
+        // Nobody is left to tell if it cannot be written.
+        let _ = print(rows, output);
+        eprintln!("{} rows were measured before it was stopped", rows.len());
     }
 }
 
@@ -106,45 +145,4 @@ struct Row {
     row: BenchRow,
     #[serde(flatten, skip_serializing_if = "Option::is_none")]
     device: Option<DeviceReport>,
-}
-
-fn table(rows: &[BenchRow]) -> String {
-    let mut table = Table::new();
-    table.load_style(comfy_table::presets::ASCII_MARKDOWN);
-    table.set_header([
-        "model",
-        "size",
-        "threads",
-        "test",
-        "tokens/s",
-        "ms/token p50 / p95 / p99",
-        "GB/s",
-        "of machine",
-        "predictor",
-        "computed / recall",
-        "ms attention + predictor + ffn + head",
-    ]);
-    for row in rows {
-        let percent = |share: Option<f64>| share.map_or("-".into(), |share| format!("{:.0} %", 100.0 * share));
-        let ms = |v: Option<f64>| v.map_or("-".into(), |v| format!("{v:.2}"));
-        table.add_row([
-            row.model_type.clone(),
-            super::human_bytes(row.model_size),
-            row.n_threads.to_string(),
-            row.test.clone(),
-            format!("{:.2} ± {:.2}", row.avg_ts, row.stddev_ts),
-            format!("{} / {} / {}", ms(row.token_ms_p50), ms(row.token_ms_p95), ms(row.token_ms_p99)),
-            row.read_gb_s.map_or("-".into(), |rate| format!("{rate:.1} of {:.1}", row.machine_gb_s)),
-            percent(row.share_of_machine),
-            row.predictor.clone(),
-            format!("{} / {}", percent(row.computed_share), percent(row.recall)),
-            row.parts_ms.map_or("-".into(), |p| {
-                format!("{:.2} + {:.2} + {:.2} + {:.2}", p.attention, p.predictor, p.ffn, p.head)
-            }),
-        ]);
-    }
-    for column in table.column_iter_mut().skip(1) {
-        column.set_cell_alignment(CellAlignment::Right);
-    }
-    table.to_string()
 }

@@ -55,6 +55,7 @@ mod train_predictor;
 
 use crate::error::{Error, Result, human_bytes, is_unprintable, safe_text};
 use clap::{Parser, Subcommand};
+use progress::stoppable;
 use std::fmt::Write as _;
 use std::io::{IsTerminal, Write};
 use std::process::ExitCode;
@@ -181,19 +182,19 @@ fn dispatch(verb: Verb) -> Result<()> {
         Verb::Show(args) => show::run(args),
         #[cfg(feature = "pull")]
         Verb::Pull(args) => pull::run(args),
-        Verb::Pack(args) => pack::run(args),
+        Verb::Pack(args) => stoppable(|| (), || pack::run(args)),
         Verb::Bench(args) => bench::run(args),
         Verb::Eval(args) => eval::run(args),
         Verb::LogitsHash(args) => logits_hash::run(args),
         Verb::Profile(args) => profile::run(args),
         Verb::Measure(args) => measure::run(args),
         Verb::Plan(args) => plan::run(args),
-        Verb::Synth(args) => synth::run(args),
+        Verb::Synth(args) => stoppable(|| (), || synth::run(args)),
         Verb::TrainPredictor(args) => train_predictor::run(args),
         Verb::Calibrate(args) => calibrate::run(args),
         Verb::Record(args) => record::run(args),
-        Verb::Replay(args) => replay::run(args),
-        Verb::Simulate(args) => simulate::run(args),
+        Verb::Replay(args) => stoppable(|| (), || replay::run(args)),
+        Verb::Simulate(args) => stoppable(|| (), || simulate::run(args)),
         Verb::Experiment(args) => experiment::run(args),
         Verb::Completions(args) => completions::run(args),
         Verb::Man(args) => man::run(args),

@@ -1,6 +1,6 @@
 //! MODEL and how it is computed, as typed.
 
-use super::progress::{Progress, Unit};
+use super::progress::{Progress, Unit, stoppable};
 use crate::cpu::Isa;
 use crate::engine::Engine;
 use crate::error::Result;
@@ -102,7 +102,7 @@ impl Listener for Terminal {
 
     fn packing(&self, what: &str, work: &mut dyn FnMut(PackProgress<'_>) -> Result<()>) -> Result<()> {
         let progress = Progress::new(what, Unit::Bytes);
-        work(&|done, total| progress.step(done, total))?;
+        stoppable(|| (), || work(&|done, total| progress.step(done, total)))?;
         progress.finish();
         Ok(())
     }

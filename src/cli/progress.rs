@@ -20,6 +20,21 @@ pub enum Unit {
     Percent,
 }
 
+/// Runs long work so that Ctrl-C ends it within half a second, in the midst of a step if need be: what it has not finished writing is
+/// removed, and `kept` says what is left.
+pub fn stoppable<T>(kept: impl FnOnce() + Send + 'static, work: impl FnOnce() -> T) -> T {
+    let restore = move || {
+        crate::formats::temporary::remove_unfinished();
+        // The bar's line stays; what is said begins on one of its own.
+        if std::io::stderr().is_terminal() {
+            eprintln!("");
+        }
+        kept();
+        eprintln!("dynamicinfer: interrupted");
+    };
+    interrupt::hurried(restore, work)
+}
+
 pub struct Progress {
     what: String,
     unit: Unit,

@@ -1,13 +1,14 @@
 use super::model_arg::{EngineArgs, ModelArgs, check_context};
 use super::progress::{Progress, Unit};
 use super::sparsity_arg;
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, human_bytes};
 use crate::formats::trace_file::EXTENSION;
 use crate::lab::record::{Request, record};
 use crate::lab::synth::trace::{TraceShape, write_trace};
+use crate::open::model::free_bytes;
 use crate::predictor::Kind;
 use crate::tokenizer::{Special, Tokenizer};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 /// Tokens per window at most, unless the user says otherwise.
 const MAX_WINDOW: usize = 1024;
@@ -76,6 +77,7 @@ pub fn run(args: Args) -> Result<()> {
             seed: args.seed,
             ..TraceShape::paper()
         };
+        announce(&args.output, shape.bytes())?;
         write_trace(&shape, &args.output, |done, all| progress.step(done, all))?;
         progress.finish();
         eprintln!("{} written", args.output.display());
@@ -112,6 +114,8 @@ pub fn run(args: Args) -> Result<()> {
     });
     let request =
         Request { texts, window, kv: args.engine.kv(), predictor, activation_thresholds, ahead: args.ahead, made };
+    let header = request.header(&engine);
+    announce(&args.output, header.token_bytes() * header.tokens() as u64)?;
     let result = record(&mut engine, &request, &args.output, |done, all| progress.step(done, all));
     progress.finish();
     if let Err(Error::Interrupted) = result {
@@ -120,4 +124,18 @@ pub fn run(args: Args) -> Result<()> {
     result?;
     eprintln!("{} written", args.output.display());
     Ok(())
+}
+
+/// Says how large the trace becomes, which is some thousand times its text, and refuses where there is no room for it.
+fn announce(path: &Path, bytes: u64) -> Result<()> {
+    let dir = path.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(".".as_ref());
+    eprintln!("{} becomes {}", path.display(), human_bytes(bytes));
+    match free_bytes(dir).filter(|&free| free < bytes) {
+        None => Ok(()),
+        Some(free) => Err(Error::Failed(format!(
+            "{} has {} free; take fewer --max-tokens, or another -o",
+            dir.display(),
+            human_bytes(free)
+        ))),
+    }
 }

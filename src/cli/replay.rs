@@ -109,7 +109,8 @@ struct Report<'a> {
     rows: Vec<Row>,
 }
 
-pub fn run(args: Args) -> Result<()> {
+/// That the numbers typed make sense.
+fn check(args: &Args) -> Result<()> {
     for (name, values, top) in [("--ffn-share", &args.ffn_share, 1.0), ("--link", &args.link, 100.0)] {
         if let Some(bad) = values.iter().find(|v| !(**v > 0.0 && **v <= top)) {
             return Err(Error::Usage(format!("{name} {bad}: take numbers above 0 to {top}")));
@@ -120,6 +121,11 @@ pub fn run(args: Args) -> Result<()> {
             return Err(Error::Usage(format!("{name} {value}: take a share, 0 to 1")));
         }
     }
+    Ok(())
+}
+
+pub fn run(args: Args) -> Result<()> {
+    check(&args)?;
     let trace = TraceFile::open(&args.trace)?;
     let h = trace.header();
     let skip = if args.profile.is_some() { 0 } else { args.known.unwrap_or(h.texts.len().div_ceil(2)) };
@@ -136,7 +142,8 @@ pub fn run(args: Args) -> Result<()> {
     let counts: Vec<Vec<u64>> =
         history.iter().map(|f| f.iter().map(|&f| (f64::from(f) * 1e9) as u64).collect()).collect();
     let policies = if args.policy.is_empty() { Policy::ALL.to_vec() } else { args.policy.clone() };
-    let all = (args.ffn_share.len() * args.link.len() * policies.len()) as u64;
+    // A row for each policy, and one for the bound.
+    let all = (args.ffn_share.len() * args.link.len() * (policies.len() + 1)) as u64;
     let progress = Progress::new("replaying", Unit::Percent);
     let mut rows = Vec::new();
     for &share in &args.ffn_share {
@@ -164,12 +171,13 @@ pub fn run(args: Args) -> Result<()> {
                 let outcome = replay::replay(&trace, &setting);
                 let gpu_share = outcome.gpu_share();
                 rows.push(Row { ffn_share: share, link_percent: percent, policy: Some(policy), gpu_share, outcome });
-                progress.step(rows.len() as u64 * 1000, all * 1000)?;
+                progress.step(rows.len() as u64, all)?;
             }
             let active = rows.last().expect("there is a policy").outcome.active;
             let outcome = Outcome { active, hits: bound(&trace, skip, &slots, &placed, link), ..Outcome::default() };
             let gpu_share = outcome.gpu_share();
             rows.push(Row { ffn_share: share, link_percent: percent, policy: None, gpu_share, outcome });
+            progress.step(rows.len() as u64, all)?;
         }
     }
     progress.finish();

@@ -325,7 +325,7 @@ pub fn synthetic_trace(active: f64, ahead: usize, seed: u64) -> Result<TraceFile
     if let Ok(trace) = TraceFile::open(&path) {
         return Ok(trace);
     }
-    let progress = Progress::new("making up a trace", Unit::Tokens);
+    let progress = Progress::new(format!("making up a trace, {}", super::human_bytes(shape.bytes())), Unit::Tokens);
     write_trace(&shape, &path, |done, all| progress.step(done, all))?;
     progress.finish();
     TraceFile::open(&path)
@@ -340,7 +340,7 @@ fn as_published(active: f64, ahead: usize, seed: u64) -> Result<TraceFile> {
     }
     // Nobody else's trial is measured.
     let trial = kept(&format!("trial-{}", std::process::id()))?;
-    let progress = Progress::new("calibrating a trace", Unit::Tokens);
+    let progress = Progress::new(format!("calibrating a trace, {}", super::human_bytes(shape.bytes())), Unit::Tokens);
     let shape = calibrate(&shape, |shape| {
         write_trace(shape, &trial, |done, all| progress.step(done, all))?;
         Ok(Statistics::of(&TraceFile::open(&trial)?))
@@ -376,51 +376,9 @@ fn kept(name: &str) -> Result<PathBuf> {
 }
 
 fn shown(r: &Report) -> String {
-    let mut table = Table::new();
-    table.load_style(comfy_table::presets::ASCII_MARKDOWN);
-    table.set_header([
-        "VRAM",
-        "policy",
-        "tokens/s",
-        "over static",
-        "on GPU",
-        "computed",
-        "recall",
-        "ms attention + predictor + ffn + head",
-        "ffn: GPU, CPU",
-        "MB moved a token",
-        "moving",
-    ]);
-    let percent = |share: f64| format!("{:.1} %", 100.0 * share);
-    for row in &r.rows {
-        let vram = row.vram_bytes.map_or("-".into(), super::human_bytes);
-        let Some(o) = &row.outcome else {
-            let layers = row.layers_on_device.unwrap_or(0);
-            let name = format!("dense, {layers} layers on GPU");
-            table.add_row([vram, name, format!("{:.2}", row.tokens_per_s), over(r, row)]);
-            continue;
-        };
-        let p = &o.parts_ms;
-        table.add_row([
-            vram,
-            row.policy.map_or("", Policy::name).into(),
-            format!("{:.2}", row.tokens_per_s),
-            over(r, row),
-            percent(o.gpu_share),
-            percent(o.computed_share),
-            percent(o.recall),
-            format!("{:.2} + {:.2} + {:.2} + {:.2}", p.attention, p.predictor, p.ffn, p.head),
-            format!("{:.2}, {:.2}", p.ffn_device, p.ffn_cpu),
-            format!("{:.1}", o.moved_bytes_per_token / 1e6),
-            percent(o.moving),
-        ]);
-    }
-    for column in table.column_iter_mut().skip(2) {
-        column.set_cell_alignment(CellAlignment::Right);
-    }
     format!(
-        "SIMULATED: {} on {}, {} placement. A layer of the trace stands for {:.1}, a neuron for {:.1}; neighbouring tokens are {:.3} apart{}. \
-         Copies {} memory bandwidth.\n{table}\n{}\n",
+        "SIMULATED: {} on {}, {} placement.\nA layer of the trace stands for {:.1}, a neuron for {:.1}; neighbouring tokens are {:.3} \
+         apart{}.\nCopies {} memory bandwidth.\n{}\n{}\n",
         r.model,
         printable(&r.machine),
         match r.placement {
@@ -433,8 +391,48 @@ fn shown(r: &Report) -> String {
         r.trace.token_distance,
         r.trace.text_distance.map_or(String::new(), |d| format!(", texts {d:.3}")),
         if r.contention { "take their share of" } else { "take no" },
+        tables(r),
         r.published.as_ref().map_or(String::new(), |p| compared(r, p)),
     )
+}
+
+/// Three tables of at most 80 columns: speeds, what was computed and moved, where the time went.
+fn tables(r: &Report) -> String {
+    let mut speeds = empty(&["VRAM, policy", "tokens/s", "vs static", "on GPU", "computed", "recall"]);
+    let mut times = empty(&["VRAM, policy", "ms: attention", "predictor", "FFN", "head"]);
+    let mut moves = empty(&["VRAM, policy", "ms: FFN on GPU", "on CPU", "MB moved a token", "moving"]);
+    for row in &r.rows {
+        let vram = row.vram_bytes.map_or("-".into(), super::human_bytes);
+        // So that no line of it is taken for a measurement.
+        let speed = format!("{:.2} sim.", row.tokens_per_s);
+        let Some(o) = &row.outcome else {
+            let name = format!("{vram}, {} layers", row.layers_on_device.unwrap_or(0));
+            speeds.add_row([name, speed, over(r, row)]);
+            continue;
+        };
+        let name = format!("{vram}, {}", row.policy.map_or("", Policy::name));
+        let percent = |share: f64| format!("{:.1} %", 100.0 * share);
+        let shares = [o.gpu_share, o.computed_share, o.recall].map(percent);
+        speeds.add_row([name.clone(), speed, over(r, row)].into_iter().chain(shares));
+        let p = &o.parts_ms;
+        let ms = |ms: f64| format!("{ms:.2}");
+        times.add_row([name.clone()].into_iter().chain([p.attention, p.predictor, p.ffn, p.head].map(ms)));
+        let moved = format!("{:.1}", o.moved_bytes_per_token / 1e6);
+        moves.add_row([name, ms(p.ffn_device), ms(p.ffn_cpu), moved, percent(o.moving)]);
+    }
+    let tables = [speeds, times, moves].map(|table| format!("{table}\n")).join("\n");
+    format!("{tables}N layers: dense, N whole layers on the GPU and the others on the CPU, as llama.cpp.\n")
+}
+
+/// A table whose first column is words and whose others are numbers.
+fn empty(head: &[&str]) -> Table {
+    let mut table = Table::new();
+    table.load_style(comfy_table::presets::ASCII_MARKDOWN);
+    table.set_header(head.iter().copied());
+    for column in table.column_iter_mut().skip(1) {
+        column.set_cell_alignment(CellAlignment::Right);
+    }
+    table
 }
 
 /// Percent faster than static with the same budget.
@@ -484,14 +482,14 @@ fn speeds(r: &Report, p: &Published) -> String {
         }
     }
     if let (Some(published), Some(dense)) = (p.llama_cpp, speed(None)) {
-        lines.push(format!("| dense layer offload (llama.cpp, table 4), tokens/s | {published} | {dense:.1} |"));
+        lines.push(format!("| dense layer offload (llama.cpp, table 4), tokens/s | {published} | {dense:.1} sim. |"));
     }
     let shares = [Policy::Static, Policy::Full].map(|policy| {
         let row = r.rows.iter().find(|row| row.policy == Some(policy));
         row.and_then(|row| row.outcome.as_ref()).map_or("-".into(), |o| format!("{:.1} %", 100.0 * o.gpu_share))
     });
     if let Some((fixed, full)) = p.gpu_share {
-        let what = "computed on GPU: static, full (5.3, mean of PC-High)";
+        let what = "on GPU: static, full (5.3, mean of PC-High)";
         lines.push(format!("| {what} | {fixed:.0} %, {full:.0} % | {} |", shares.join(", ")));
     }
     lines.push(String::new());

@@ -1,5 +1,5 @@
 use super::model_arg::{EngineArgs, ModelArgs, check_context};
-use super::progress::{Progress, Unit};
+use super::progress::{Progress, Unit, stoppable};
 use crate::engine::Engine;
 use crate::error::{Error, Result};
 use crate::lab::samples::{Extent, Plan, Samples, WINDOW, collect};
@@ -205,14 +205,16 @@ pub fn with_samples(
     let dir = work_dir(key)?;
     check_context(&model, WINDOW.min(model.config.context), engine.kv())?;
     let mut engine = engine.engine(model)?;
-    let made = samples(&mut engine, asked, &dir).and_then(|samples| {
+    let kept = || eprintln!("what is finished was kept; the same command goes on");
+    let made = stoppable(kept, || {
+        let samples = samples(&mut engine, asked, &dir)?;
         let (threads, kernels) = (engine.threads(), &engine.kernels);
         let (options, output) = (&asked.options, &*asked.output);
         make(Job { model: &engine.model, kernels, threads, samples: &samples, options, output }, &dir)
     });
     match made {
         Err(Error::Interrupted) => {
-            eprintln!("what is finished was kept; the same command goes on");
+            kept();
             Err(Error::Interrupted)
         }
         Err(error) => Err(error),

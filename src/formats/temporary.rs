@@ -2,8 +2,21 @@
 
 use super::faults::step;
 use crate::error::{Error, Result};
+use parking_lot::Mutex;
 use std::fs::{File, TryLockError};
 use std::path::{Path, PathBuf};
+
+/// The last temporary files of this process: those that are not renamed yet are among them.
+static CREATED: Mutex<Vec<PathBuf>> = Mutex::new(Vec::new());
+/// No program writes so many files at once.
+const MAX_CREATED: usize = 64;
+
+/// Removes the temporary files that this process has begun and not finished, before it ends without unwinding.
+pub fn remove_unfinished() {
+    for path in CREATED.lock().drain(..) {
+        let _ = std::fs::remove_file(path);
+    }
+}
 
 /// Creates the temporary file of `path`, locked while it is open, and removes those that killed processes have left.
 ///
@@ -26,12 +39,23 @@ pub fn create(path: &Path) -> Result<(File, PathBuf)> {
             Ok(file) => match file.try_lock() {
                 // Another process is about to remove it as abandoned.
                 Err(TryLockError::WouldBlock) => count += 1,
-                _ => return Ok((file, temporary)),
+                _ => {
+                    remember(&temporary);
+                    return Ok((file, temporary));
+                }
             },
             Err(e) if e.kind() == std::io::ErrorKind::AlreadyExists && count < 1000 => count += 1,
             Err(e) => return Err(Error::io("create", &temporary)(e)),
         }
     }
+}
+
+fn remember(temporary: &Path) {
+    let mut created = CREATED.lock();
+    if created.len() == MAX_CREATED {
+        created.remove(0);
+    }
+    created.push(std::path::absolute(temporary).unwrap_or_else(|_| temporary.to_owned()));
 }
 
 /// Writes `bytes` to `path`, whole or not at all.

@@ -35,6 +35,13 @@ struct Test {
     sequences: usize,
 }
 
+impl Test {
+    /// Tokens that are run for it: those of the context, and each repeat's with the warm-up's.
+    fn tokens(&self, repeats: usize) -> u64 {
+        (self.depth + (repeats + 1) * (self.prompt + self.generate * self.sequences)) as u64
+    }
+}
+
 impl BenchOptions {
     /// Token positions that a sequence needs for the longest row.
     pub fn context(&self) -> usize {
@@ -58,7 +65,7 @@ pub struct BenchRow {
     pub test: String,
     /// Path of the packed model.
     pub model_filename: String,
-    /// Family and weight type, such as `llama q4_0`.
+    /// Family, size and weight type as llama-bench names them, such as `llama 7B Q4_0`.
     pub model_type: String,
     /// Bytes of the packed model's file.
     pub model_size: u64,
@@ -131,12 +138,26 @@ pub struct PartsMs {
     pub head: f64,
 }
 
+/// Looks on while rows are measured, outside the timed steps.
+pub struct Watch<'a> {
+    /// Gets the tokens that were run and those of all rows together, warm-ups included; an error ends the work.
+    pub step: &'a dyn Fn(u64, u64) -> Result<()>,
+    /// Gets each row when it is measured, without the second measurement of the machine.
+    pub row: &'a dyn Fn(&BenchRow),
+}
+
 /// Measures what `options` say, and how fast the same threads read memory just before and after. The read is of 2 GiB if twice that fits
 /// into the `free` bytes beside the model, else of the model's own bytes; `None` for `free` means that there is enough.
 ///
 /// # Errors
-/// [`crate::Error::Memory`] where keys and values do not fit, [`crate::Error::Interrupted`] after Ctrl-C, and the device's if it fails.
-pub fn bench(engine: &mut Engine, options: &BenchOptions, free: Option<u64>) -> Result<Vec<BenchRow>> {
+/// [`crate::Error::Memory`] where keys and values do not fit, [`crate::Error::Interrupted`] after Ctrl-C, those of `watch`, and the device's
+/// if it fails.
+pub fn bench(
+    engine: &mut Engine,
+    options: &BenchOptions,
+    free: Option<u64>,
+    watch: &Watch<'_>,
+) -> Result<Vec<BenchRow>> {
     let (threads, model) = (engine.threads(), engine.model.clone());
     let store = model.store().file().bytes();
     let room = free.map_or(u64::MAX, |free| free.saturating_sub(store.len() as u64) / 2);
@@ -144,7 +165,7 @@ pub fn bench(engine: &mut Engine, options: &BenchOptions, free: Option<u64>) -> 
     let measure = || buffer.as_ref().map_or_else(|| read_bandwidth(store, threads), |buffer| buffer.measure(threads));
     let before = measure();
     interrupt::check()?;
-    let mut rows = speed(engine, options, before)?;
+    let mut rows = speed(engine, options, before, watch)?;
     // The better of the two counts: the machine may have been busy during one.
     let after = measure();
     for row in &mut rows {
@@ -158,10 +179,18 @@ pub fn bench(engine: &mut Engine, options: &BenchOptions, free: Option<u64>) -> 
 ///
 /// # Errors
 /// As [`bench()`].
-pub fn speed(engine: &mut Engine, options: &BenchOptions, before: ReadBandwidth) -> Result<Vec<BenchRow>> {
-    let mut rows = Vec::new();
-    for test in options.tests() {
-        let samples = run(engine, test, options)?;
+pub fn speed(
+    engine: &mut Engine,
+    options: &BenchOptions,
+    before: ReadBandwidth,
+    watch: &Watch<'_>,
+) -> Result<Vec<BenchRow>> {
+    let tests = options.tests();
+    let all: u64 = tests.iter().map(|test| test.tokens(options.repeats)).sum();
+    let (mut rows, mut before_this) = (Vec::new(), 0);
+    for test in tests {
+        let samples = run(engine, test, options, &|done| (watch.step)((before_this + done).min(all), all))?;
+        before_this += test.tokens(options.repeats);
         let mut row = row(engine, test, options.kv, before, &samples);
         if test.generate > 0 {
             let shares = audit(engine, options.kv)?;
@@ -169,20 +198,27 @@ pub fn speed(engine: &mut Engine, options: &BenchOptions, before: ReadBandwidth)
             row.recall = Some(shares.recall);
             row.precision = Some(shares.precision);
         }
+        (watch.row)(&row);
         rows.push(row);
     }
     Ok(rows)
 }
 
-/// Time of each step in each repeat, ns, `[repeats][steps]`: a prefill is one step, a decode one per token (of each sequence).
-fn run(engine: &mut Engine, test: Test, options: &BenchOptions) -> Result<Vec<Vec<u64>>> {
+/// Time of each step in each repeat, ns, `[repeats][steps]`: a prefill is one step, a decode one per token (of each sequence). `step(done)`
+/// gets the tokens that were run.
+fn run(
+    engine: &mut Engine,
+    test: Test,
+    options: &BenchOptions,
+    step: &dyn Fn(u64) -> Result<()>,
+) -> Result<Vec<Vec<u64>>> {
     let vocab = engine.model.config.vocab as u64;
     let mut rng = crate::prng::Prng::new(1);
     let context = test.depth + test.prompt + test.generate;
     let mut session = Session::new(engine, context, options.kv)?;
     let mut draw = |n: usize| -> Vec<u32> { (0..n).map(|_| rng.below(vocab) as u32).collect() };
     if test.depth > 0 {
-        session.append(engine, &draw(test.depth), |_| interrupt::check())?;
+        session.append(engine, &draw(test.depth), |done| step(done as u64))?;
     }
     // All sequences begin with the same tokens; each has its own copy of their keys and values.
     let cache = |_| {
@@ -195,12 +231,14 @@ fn run(engine: &mut Engine, test: Test, options: &BenchOptions) -> Result<Vec<Ve
     let mut repeats = Vec::new();
     for repeat in 0..=options.repeats {
         let mut steps = Vec::new();
+        let done = test.tokens(repeat) - test.tokens(0) + test.depth as u64;
         if test.prompt > 0 {
             session.truncate(test.depth);
             let tokens = draw(test.prompt);
             let start = clock::now();
             session.append(engine, &tokens, |_| interrupt::check())?;
             steps.push(start.elapsed().as_nanos() as u64);
+            step(done)?;
         }
         caches.iter_mut().for_each(|cache| cache.truncate(test.depth));
         for _ in 0..if repeat == 0 { test.generate.min(4) } else { test.generate } {
@@ -210,7 +248,7 @@ fn run(engine: &mut Engine, test: Test, options: &BenchOptions) -> Result<Vec<Ve
             engine.forward_batch(&mut caches, &columns, Logits::All);
             engine.check()?;
             steps.push(start.elapsed().as_nanos() as u64);
-            interrupt::check()?;
+            step(done + (steps.len() * test.sequences) as u64)?;
         }
         if repeat > 0 {
             repeats.push(steps);
@@ -272,7 +310,7 @@ fn row(
             (true, n) => format!("tg{generate} x {n}{at_depth}"),
         },
         model_filename: model.store().path().display().to_string(),
-        model_type: format!("{} {}", model.config.family, model.quant.name()),
+        model_type: type_name(&model.config.family, model.config.parameters(), model.quant.name()),
         model_size: model.store().file_bytes(),
         model_n_params: model.config.parameters(),
         n_threads: engine.threads(),
@@ -304,6 +342,18 @@ fn row(
     }
 }
 
+/// A model's type as llama-bench names it: family, parameters in round numbers, type of the weights.
+fn type_name(family: &str, parameters: u64, quant: &str) -> String {
+    let n = parameters as f64;
+    let size = match n {
+        _ if n >= 1.95e9 => format!("{:.0}B", n / 1e9),
+        _ if n >= 0.95e9 => format!("{:.1}B", n / 1e9),
+        _ if n >= 0.95e6 => format!("{:.0}M", n / 1e6),
+        _ => format!("{:.0}K", n / 1e3),
+    };
+    format!("{family} {size} {}", quant.to_uppercase())
+}
+
 /// Mean and sample standard deviation (0 for a single sample).
 fn mean_and_deviation(samples: &[f64]) -> (f64, f64) {
     let n = samples.len() as f64;
@@ -316,4 +366,18 @@ fn mean_and_deviation(samples: &[f64]) -> (f64, f64) {
 fn percentile(sorted: &[u64], share: f64) -> u64 {
     let rank = (share * sorted.len() as f64).ceil() as usize;
     sorted[rank.clamp(1, sorted.len()) - 1]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn types_are_named_as_llama_bench_names_them() {
+        assert_eq!(type_name("llama", 6_738_415_616, "q4_0"), "llama 7B Q4_0");
+        assert_eq!(type_name("opt", 13_015_864_320, "f16"), "opt 13B F16");
+        assert_eq!(type_name("llama", 1_100_048_384, "q8_0"), "llama 1.1B Q8_0");
+        assert_eq!(type_name("llama", 940_214_272, "f16"), "llama 940M F16");
+        assert_eq!(type_name("llama", 320_000, "f32"), "llama 320K F32");
+    }
 }

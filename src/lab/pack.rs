@@ -54,8 +54,8 @@ pub fn packed_bytes(source: &Source, quant: Quant) -> u64 {
     (embeddings + c.layers * (attention + neurons)) as u64
 }
 
-/// Packs `source` into a neuron store at `path`. `progress(done, total)` is called with bytes of the store, from several threads; an error
-/// it returns (Ctrl-C) ends the work and removes what was written.
+/// Packs `source` into a neuron store at `path`. `progress(done, total)` is called from several threads, with bytes of the store and
+/// those that are read once more for the fingerprint; an error it returns (Ctrl-C) ends the work and removes what was written.
 ///
 /// # Errors
 /// [`Error::Usage`] for a type or an order that this model cannot have, [`Error::BadFile`] for damaged weights, [`Error::Io`] where the
@@ -71,7 +71,8 @@ pub fn pack(
     check_orders(options, c.layers, c.ffn)?;
     let as_published = Permutation::identity();
     let (quant, edge) = (options.quant, options.quant.of_edges());
-    let job = Job { source, progress, total: packed_bytes(source, quant), done: Default::default() };
+    let total = packed_bytes(source, quant) + source.tensor_bytes();
+    let job = Job { source, progress, total, done: Default::default() };
     let mut writer = Writer::create(path)?;
 
     job.rows(&mut writer, "embed", edge, c.hidden, &[(Role::Embed, 0)])?;
@@ -114,7 +115,7 @@ pub fn pack(
         bytes(&mut writer, "tokenizer", &json)?;
     }
     let config = serde_json::to_value(c).expect("a configuration is plain data");
-    let (fingerprint, sources) = (source.fingerprint(), source.files().to_vec());
+    let (fingerprint, sources) = (source.fingerprint_by(&|bytes| job.advance(bytes))?, source.files().to_vec());
     // If the source changed meanwhile, the store would mix two models under one fingerprint.
     source.check_same()?;
     writer.finish(Header { fingerprint, sources, quant, config, sections: Vec::new() })

@@ -6,7 +6,7 @@ use crate::cli::model_arg::{KvArg, Terminal, parse_activation, parse_isa};
 use crate::cli::{eval, simulate, size};
 use crate::engine::Engine;
 use crate::error::{Error, Result, excerpt};
-use crate::lab::bench::{BenchOptions, speed};
+use crate::lab::bench::{BenchOptions, Watch, speed};
 use crate::lab::evaluate::{choices, likelihood, read_questions};
 use crate::lab::experiment::rows::Metrics;
 use crate::lab::experiment::{Arm, Method, Spec, Value, arm_name};
@@ -295,7 +295,7 @@ fn bench(settings: &[(String, Value)], metrics: &mut Metrics) -> Result<()> {
     };
     // Shares of the machine's rate are not asked for; it is in run.json.
     let unknown = ReadBandwidth { threads: engine.threads(), gb_per_s: f64::NAN, worst_gb_per_s: f64::NAN };
-    let rows = speed(&mut engine, &options, unknown)?;
+    let rows = speed(&mut engine, &options, unknown, &Watch { step: &|_, _| crate::interrupt::check(), row: &|_| () })?;
     // The time of a virtual device's own work is no speed of anything.
     let real = engine.split.as_ref().is_none_or(|h| h.device.is_real());
     for row in rows {

@@ -58,29 +58,40 @@ impl TraceShape {
     }
 }
 
+impl TraceShape {
+    /// Bytes of the trace's file, but for its header.
+    pub fn bytes(&self) -> u64 {
+        self.header().token_bytes() * (self.texts * self.tokens_per_text) as u64
+    }
+
+    fn header(&self) -> Header {
+        let text = |i| TextInfo { name: format!("made-up {i}"), tokens: self.tokens_per_text };
+        Header {
+            fingerprint: String::new(),
+            model: "made up".into(),
+            layers: self.layers,
+            ffn: self.ffn,
+            // The block size of a 7B model in f16.
+            block_bytes: 3 * 4096 * 2,
+            ahead: self.ahead,
+            predictor: "made up".into(),
+            thresholds: Vec::new(),
+            texts: (0..self.texts).map(text).collect(),
+            made: serde_json::json!({
+                "active": self.active, "locality": self.locality, "exponent": self.exponent, "seed": self.seed
+            }),
+            sections: Vec::new(),
+        }
+    }
+}
+
 /// Writes the trace to `path`. `step(done, all)` counts tokens.
 ///
 /// # Errors
 /// Those of `step`; [`crate::Error::Io`] where the file cannot be written.
 pub fn write_trace(s: &TraceShape, path: &Path, mut step: impl FnMut(u64, u64) -> Result<()>) -> Result<()> {
-    let texts: Vec<TextInfo> =
-        (0..s.texts).map(|i| TextInfo { name: format!("made-up {i}"), tokens: s.tokens_per_text }).collect();
-    let header = Header {
-        fingerprint: String::new(),
-        model: "made up".into(),
-        layers: s.layers,
-        ffn: s.ffn,
-        // The block size of a 7B model in f16.
-        block_bytes: 3 * 4096 * 2,
-        ahead: s.ahead,
-        predictor: "made up".into(),
-        thresholds: Vec::new(),
-        texts: texts.clone(),
-        made: serde_json::json!({
-            "active": s.active, "locality": s.locality, "exponent": s.exponent, "seed": s.seed
-        }),
-        sections: Vec::new(),
-    };
+    let header = s.header();
+    let texts = header.texts.clone();
     let all = header.tokens() as u64;
     let writer = TraceWriter::create(path, header)?;
     let sphere = Sphere::new();
