@@ -261,7 +261,7 @@ fn a_prompt_may_come_from_a_pipe_and_need_not_be_text() {
     let streamed = place.run(&["run", &model, "--temp", "0", "-n", "12", "Once upon a time"]);
     assert_eq!((streamed.code, streamed.out), (0, format!("{}\n", given.as_str().unwrap())));
     assert!(
-        streamed.err.starts_with("[ prompt: ") && streamed.err.contains(" t/s | generation: 12 tokens, "),
+        streamed.err.contains("\n[ prompt: ") && streamed.err.contains(" t/s | generation: 12 tokens, "),
         "{}",
         streamed.err
     );
@@ -293,9 +293,10 @@ fn json_answers_have_the_documented_keys() {
     let wanted = "text finish_reason seed prompt_tokens generated_tokens prompt_tokens_per_s generation_tokens_per_s \
                   predictor computed_share audited_tokens";
     assert_eq!(keys(&run).join(" "), wanted);
-    // A ReLU model without any file beside it runs with sign bits.
-    assert_eq!(run["predictor"], "sign");
-    let audited = place.json(&["run", &model, "Once", "--json", "-n", "9", "--ignore-eos", "--audit", "4"]);
+    // A ReLU model without any file beside it is computed whole.
+    assert_eq!(run["predictor"], "dense");
+    let sign = ["--predictor", "sign", "--audit", "4"];
+    let audited = place.json(&[&["run", &model, "Once", "--json", "-n", "9", "--ignore-eos"][..], &sign].concat());
     assert_eq!(audited["audited_tokens"], 2);
     assert!((0.1..=1.0).contains(&audited["recall"].as_f64().unwrap()), "{audited}");
     assert_eq!(
@@ -546,8 +547,8 @@ fn output_into_a_closed_pipe_ends_quietly() {
     let calls: [&[&str]; 7] = [
         &["show", &model],
         &["show", &model, "--json"],
-        &["run", &model, "Once", "-n", "-1", "--ignore-eos"],
-        &["run", &model, "Once", "-n", "5", "--json"],
+        &["run", &model, "Once", "-n", "-1", "--ignore-eos", "--predictor", "dense"],
+        &["run", &model, "Once", "-n", "5", "--json", "--predictor", "dense"],
         &["eval", &model, "--token-ids", &ids],
         &["completions", "bash"],
         &["--help"],

@@ -96,6 +96,7 @@ const MODULES: [(&str, &[&str]); 29] = [
             "formats",
             "hub",
             "ids",
+            "interrupt",
             "lab",
             "model",
             "placement",

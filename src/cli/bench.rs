@@ -19,7 +19,8 @@ use std::sync::Arc;
 /// As llama-bench: each repeat runs the whole prompt or generates all tokens from an empty context (or one of --n-depth tokens), after one
 /// warm-up; tokenising and sampling are left out. GB/s are the weight bytes that a token must read, without keys and values, over the
 /// median time between tokens; the share is of the best read of 2 GiB (where so much is not free: of the model) with the same threads just
-/// before and after. Decode runs what --predictor says; computed share and recall are of random tokens, as the timed ones were. Ctrl-C ends it at once; the rows that are measured by then are printed.
+/// before and after. Decode computes the neurons that `run` would, with the same --predictor; computed share and recall are of random
+/// tokens, as the timed ones were. Ctrl-C ends it at once; the rows that are measured by then are printed.
 #[derive(clap::Args)]
 pub struct Args {
     #[command(flatten)]
@@ -87,7 +88,7 @@ pub fn run(args: Args) -> Result<()> {
     let engine = EngineOptions {
         context: Some(options.context()),
         sequences: options.sequences.iter().copied().max().unwrap_or(1),
-        sparsity: args.sparsity.options_or_dense(),
+        sparsity: args.sparsity.options(),
         traced: args.trace.is_on(),
         device: args.device.options()?,
         ..args.engine.options(&args.model)

@@ -320,6 +320,8 @@ fn report(args: &Args, engine: &Engine, answer: &Answer) -> Result<()> {
             answer.recall.map_or(String::new(), |recall| format!(", {:.1} % of the active", 100.0 * recall))
         ),
     };
+    let virtual_time = answer.device.as_ref().is_some_and(|d| !d.measured);
+    let unit = if virtual_time { "t/s (virtual)" } else { "t/s" };
     let device = answer.device.as_ref().map_or(String::new(), |d| {
         format!(
             " | {}: {:.0} % of the active neurons, peak {} of {}",
@@ -330,7 +332,7 @@ fn report(args: &Args, engine: &Engine, answer: &Answer) -> Result<()> {
         )
     });
     eprintln!(
-        "[ prompt: {} tokens, {:.1} t/s | generation: {} tokens, {speed} t/s{sparse}{device} | {} threads, {} | ended by {} | seed {} ]",
+        "[ prompt: {} tokens, {:.1} {unit} | generation: {} tokens, {speed} {unit}{sparse}{device} | {} threads, {} | ended by {} | seed {} ]",
         answer.prompt_tokens,
         answer.prompt_tokens_per_s,
         answer.generated_tokens,

@@ -12,8 +12,8 @@ pub struct SparsityArgs {
     /// What tells which neurons a token needs: dense (all), exact, sign, mlp or auto; by layer as `mlp,dense@0,exact@3-5`
     ///
     /// exact computes every gate first, then what fired: nothing is lost, a third is always read. sign compares sign bits
-    /// of gates and input and needs no training. mlp is trained with `train-predictor`. auto takes the best there is for a
-    /// ReLU model and dense for others.
+    /// of gates and input and needs no training; calibrated, it misses less. mlp is trained with `train-predictor`. auto, the default, takes
+    /// for a ReLU model the trained one if there is one, else sign if it is calibrated, else dense; dense for others.
     #[arg(long, value_name = "KIND[@LAYERS],...")]
     predictor: Option<PredictorChoice>,
     /// Probability from which on a neuron is computed, 0 to 1 [default: the predictor file's]
@@ -28,6 +28,9 @@ pub struct SparsityArgs {
     /// Predictor file to take instead of the model's own
     #[arg(long, value_name = "FILE")]
     predictor_file: Option<PathBuf>,
+    /// Texts to calibrate the sign predictor on first, once, where the model has no trained one
+    #[arg(long, value_name = "FILE,...", value_delimiter = ',')]
+    calibrate: Vec<PathBuf>,
 }
 
 impl SparsityArgs {
@@ -54,6 +57,7 @@ impl SparsityArgs {
             ahead: self.ahead,
             sparsity: self.sparsity,
             predictor_file: self.predictor_file.clone(),
+            calibrate: self.calibrate.clone(),
         }
     }
 }

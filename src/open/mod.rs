@@ -2,6 +2,7 @@
 //! neurons on it and starts the scheduler's thread. Everything that runs a model comes through here; nothing here knows a command line.
 
 pub mod artifacts;
+mod calibration;
 #[cfg(feature = "cuda")]
 pub mod cuda;
 #[cfg(not(feature = "cuda"))]
@@ -153,7 +154,7 @@ pub fn open(options: &EngineOptions, told: &dyn Listener) -> Result<Opened> {
 pub fn open_model(model: Model, options: &EngineOptions, told: &dyn Listener) -> Result<Opened> {
     let mut engine = processor(model, options.threads, options.isa)?;
     read_in(&engine.model);
-    options.sparsity.apply(&mut engine)?;
+    options.sparsity.apply(&mut engine, told)?;
     if options.audit > 0 && !engine.sparsity().is_dense() {
         let activation_thresholds = engine.sparsity().activation_thresholds().to_vec();
         engine.audit = Some(LiveAudit::new(options.audit, engine.model.config.activation, activation_thresholds));
@@ -175,7 +176,7 @@ pub fn open_model(model: Model, options: &EngineOptions, told: &dyn Listener) ->
 pub fn check(options: &EngineOptions, told: &dyn Listener) -> Result<()> {
     let mut engine = processor(options.model.open(told)?, options.threads, options.isa)?;
     Tokenizer::new(engine.model.tokenizer()?, engine.model.store().path())?;
-    options.sparsity.apply(&mut engine)?;
+    options.sparsity.apply(&mut engine, told)?;
     let need = options.need(&engine.model);
     check_context(&engine.model, need.context, need.kv, told)?;
     options.device.as_ref().map_or(Ok(()), |device| device.try_plan(&engine, need, told))

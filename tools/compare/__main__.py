@@ -51,8 +51,10 @@ def measure_llama(a, model, ngl=0, cpu_ffn=0, probe=False):
 
 def measure_ours(a, model, *more):
     """`bench -o json` prints a list of rows as llama-bench does: one for the prompt, one for generation."""
+    # llama.cpp leaves no neurons out; without a word `bench` measures what `run` would compute.
+    dense = [] if any(arg.startswith("--predictor") for arg in [*a.ours_args, *more]) else ["--predictor", "dense"]
     out = run([str(a.bin), "bench", str(model), "-p", str(a.n_prompt), "-n", str(a.n_gen),
-               "-t", str(a.threads), "-r", "1", "-o", "json", *a.ours_args, *more])
+               "-t", str(a.threads), "-r", "1", "-o", "json", *dense, *a.ours_args, *more])
     rows = json.loads(out[out.index("["):])
     got = {}
     for row in rows:

@@ -134,6 +134,7 @@ fn of_sparsity(f: &mut Fields) -> Result<SparsityOptions> {
         ahead: f.get("ahead")?.unwrap_or(0),
         sparsity: f.get("sparsity")?,
         predictor_file: f.get("predictor_file")?,
+        calibrate: Vec::new(),
     })
 }
 
