@@ -38,6 +38,7 @@ mod profile_plots;
 mod progress;
 mod record;
 mod replay;
+mod rm;
 mod run;
 mod serve;
 mod settings_arg;
@@ -94,7 +95,9 @@ enum Verb {
     Load(daemon_verbs::LoadArgs),
     Stop(daemon_verbs::StopArgs),
     Budget(daemon_verbs::BudgetArgs),
+    #[command(visible_alias = "list")]
     Ls(ls::Args),
+    Rm(rm::Args),
     Doctor(doctor::Args),
     #[cfg(feature = "cuda")]
     GpuCheck(gpu_check::Args),
@@ -170,6 +173,7 @@ fn dispatch(verb: Verb) -> Result<()> {
         Verb::Stop(args) => daemon_verbs::stop(args),
         Verb::Budget(args) => daemon_verbs::budget(args),
         Verb::Ls(args) => ls::run(args),
+        Verb::Rm(args) => rm::run(args),
         Verb::Doctor(args) => doctor::run(args),
         #[cfg(feature = "cuda")]
         Verb::GpuCheck(args) => gpu_check::run(args),
@@ -197,10 +201,12 @@ fn dispatch(verb: Verb) -> Result<()> {
 /// Starts the threads that rayon's users share, in a number that has a limit: left to itself it starts as many as a variable says, and
 /// ends the program where it cannot.
 fn start_pool(verb: &Verb) -> Result<()> {
-    use Verb::{Budget, Completions, Config, Doctor, Load, Ls, Man, Ps, Stop};
+    use Verb::{Budget, Completions, Config, Doctor, Load, Ls, Man, Ps, Rm, Stop};
     // Those that compute nothing are to be there at once.
     let computes = match verb {
-        Budget(_) | Completions(_) | Config(_) | Doctor(_) | Load(_) | Ls(_) | Man(_) | Ps(_) | Stop(_) => false,
+        Budget(_) | Completions(_) | Config(_) | Doctor(_) | Load(_) | Ls(_) | Man(_) | Ps(_) | Rm(_) | Stop(_) => {
+            false
+        },
         #[cfg(feature = "tui")]
         Verb::Top(_) => false,
         _ => true,

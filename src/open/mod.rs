@@ -13,6 +13,7 @@ pub mod model;
 pub mod place;
 pub mod report;
 pub mod sparsity;
+pub mod stores;
 mod vram_budget;
 
 pub use device::{DeviceKind, DeviceOptions, DeviceSession, Placement};
