@@ -23,15 +23,17 @@ fn user_dir(variable: &str, below_home: &str) -> Option<PathBuf> {
     Some(base.join("dynamicinfer"))
 }
 
-/// Directories that may hold `assets/`: `$DYNAMICINFER_ASSETS` itself, then the ancestors of the program (a build lies
-/// in `target/` of the checkout) and of the working directory.
+/// Directories that may be the checkout's `assets/`: `$DYNAMICINFER_ASSETS` and no other where it is set, else those beside the ancestors
+/// of the program (a build lies in `target/` of the checkout) and of the working directory.
 pub fn asset_dirs() -> Vec<PathBuf> {
-    let given = std::env::var_os("DYNAMICINFER_ASSETS").map(PathBuf::from);
+    if let Some(given) = std::env::var_os("DYNAMICINFER_ASSETS") {
+        return Some(PathBuf::from(given)).filter(|dir| dir.is_dir()).into_iter().collect();
+    }
     let checkout = option_env!("CARGO_MANIFEST_DIR").map(|dir| PathBuf::from(dir).join("assets"));
     let near = [std::env::current_exe().ok(), std::env::current_dir().ok()];
     let ancestors =
         near.into_iter().flatten().flat_map(|path| path.ancestors().map(|dir| dir.join("assets")).collect::<Vec<_>>());
-    given.into_iter().chain(ancestors).chain(checkout).filter(|dir| dir.is_dir()).collect()
+    ancestors.chain(checkout).filter(|dir| dir.is_dir()).collect()
 }
 
 /// Threads to compute with when no setting says: one per physical core. Hyperthreads share the units and the memory port

@@ -52,6 +52,8 @@ mod top;
 mod trace_arg;
 mod train_predictor;
 
+pub use crate::open::embedded::{File, carry};
+
 use crate::error::{Error, Result, human_bytes, is_unprintable, safe_text};
 use clap::{Parser, Subcommand};
 use std::fmt::Write as _;

@@ -8,6 +8,7 @@ pub mod cuda;
 #[path = "no_cuda.rs"]
 pub mod cuda;
 pub mod device;
+pub mod embedded;
 pub mod machine;
 pub mod model;
 pub mod place;

@@ -1,7 +1,7 @@
 //! Finds a model by its name or path, packs it if it is not packed yet, and opens it.
 
-use super::Listener;
 use super::stores::{self, Origin};
+use super::{Listener, embedded};
 use crate::cpu::Kernels;
 use crate::error::{Error, Result, human_bytes, printable};
 use crate::formats::neuron_store::{EXTENSION, NeuronStore, SourceFile};
@@ -41,6 +41,11 @@ pub fn find(model: &Path) -> Result<PathBuf> {
         let places = crate::config::asset_dirs();
         if let Some(found) = places.iter().map(|dir| dir.join(&*name)).find(|dir| dir.join("config.json").exists()) {
             return Ok(found);
+        }
+        if embedded::has_model(&name)
+            && let Some(assets) = embedded::assets()?
+        {
+            return Ok(assets.join(&*name));
         }
     }
     if let Some(stored) = stores::named(&name)? {
