@@ -24,6 +24,8 @@ mod eval;
 mod experiment;
 #[cfg(feature = "cuda")]
 mod gpu_check;
+mod habits;
+mod help;
 mod logits_hash;
 mod ls;
 mod machine_arg;
@@ -55,7 +57,7 @@ mod train_predictor;
 pub use crate::open::embedded::{File, carry};
 
 use crate::error::{Error, Result, human_bytes, is_unprintable, safe_text};
-use clap::{Parser, Subcommand};
+use clap::{FromArgMatches, Parser, Subcommand};
 use std::fmt::Write as _;
 use std::io::{IsTerminal, Write};
 use std::process::ExitCode;
@@ -67,24 +69,25 @@ use std::process::ExitCode;
 #[derive(Parser)]
 #[command(name = "dynamicinfer", version, max_term_width = 110, after_help = EXAMPLES, arg_required_else_help = true)]
 struct Args {
+    /// The daemon's Unix socket; verbs that ask the daemon have it too, and it may stand before or behind them
+    #[arg(long, global = true, hide = true, value_name = "PATH")]
+    socket: Option<std::path::PathBuf>,
     #[command(subcommand)]
     verb: Verb,
 }
 
 const EXAMPLES: &str = "\
 Examples:
-  dynamicinfer run demo \"Once upon a time\"         a story from the model that comes with the program
-  dynamicinfer serve demo                          OpenAI's API on a Unix socket
-  dynamicinfer chat demo                           talk to a model
-  echo \"Summarise: ...\" | dynamicinfer run M       the prompt from a pipe
-  dynamicinfer show demo                           what a model is made of
-  dynamicinfer bench demo -p 128 -n 64             tokens per second, and how near to the memory's limit
-  dynamicinfer plan demo --vram 8GiB               what lies in VRAM and what in memory
-  dynamicinfer pack model.gguf --quant q8_0        make the packed file yourself
-  dynamicinfer train-predictor M --text a.txt      teach it which neurons a token needs
+  dynamicinfer run demo \"Once upon a time\"     a story from the model in the program
+  dynamicinfer serve demo                      OpenAI's API on a Unix socket
+  dynamicinfer chat demo                       talk to a model
+  echo \"Summarise: ...\" | dynamicinfer run M   the prompt from a pipe
+  dynamicinfer bench demo -p 128 -n 64         tokens per second
+  dynamicinfer plan demo --vram 8GiB           what lies in VRAM and what in memory
+  dynamicinfer pack model.gguf --quant q8_0    make the packed file yourself
 
-Exit status: 0 done, 1 failed, 2 wrong usage, 3 no daemon, 4 a daemon is there already, 5 bad model file, 6 not enough memory,
-70 the engine failed, 130 Ctrl-C.";
+Exit status: 0 done, 1 failed, 2 wrong usage, 3 no daemon, 4 a daemon is there already,
+5 bad model file, 6 not enough memory, 70 the engine failed, 130 Ctrl-C.";
 
 #[derive(Subcommand)]
 enum Verb {
@@ -129,9 +132,17 @@ pub fn main() -> ExitCode {
     if let Some(done) = crate::api::child(first.as_deref().and_then(std::ffi::OsStr::to_str)) {
         return done;
     }
-    let args = match Args::try_parse() {
+    let command = help::command();
+    let parsed = command.clone().try_get_matches().and_then(|found| Args::from_arg_matches(&found));
+    let args = match parsed {
         Ok(args) => args,
         Err(error) => {
+            let typed: Vec<String> =
+                std::env::args_os().skip(1).map(|arg| arg.to_string_lossy().into_owned()).collect();
+            if let Some(answer) = habits::answer(&command, &typed).filter(|_| error.use_stderr()) {
+                eprintln!("dynamicinfer: {answer}");
+                return ExitCode::from(2);
+            }
             // Help and version are data, everything else is a complaint; both may go into a closed pipe.
             // It repeats what was typed, or what a shell made of a file's name.
             if error.use_stderr() && std::env::args_os().any(|arg| arg.to_string_lossy().contains(is_unprintable)) {
@@ -208,7 +219,7 @@ fn start_pool(verb: &Verb) -> Result<()> {
     let computes = match verb {
         Budget(_) | Completions(_) | Config(_) | Doctor(_) | Load(_) | Ls(_) | Man(_) | Ps(_) | Rm(_) | Stop(_) => {
             false
-        },
+        }
         #[cfg(feature = "tui")]
         Verb::Top(_) => false,
         _ => true,

@@ -12,7 +12,7 @@ use comfy_table::{CellAlignment, Table};
 use serde::Serialize;
 use std::path::{Path, PathBuf};
 
-/// Run a recorded trace again under policies, budgets and link rates
+/// Run a recorded trace under policies, budgets and link rates
 ///
 /// For each share of the neurons that fits into VRAM and each link rate it says which share of the active neurons would have been
 /// computed on the device (GPU share): under every policy, and at most, had the future been known (bound). What is frequent beforehand
