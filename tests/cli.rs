@@ -116,7 +116,7 @@ fn wrong_use_is_2_and_says_what_is_wrong() {
         (&["run", &model, "x", "--quant", "q2_k"], "'q2_k' is not a store type; take f32, f16, q8_0 or q4_0"),
         (&["run", &model, "x", "--activation", "tanh"], "activation 'tanh' is not known; known are relu"),
         (&["run", &model, "x", "--chat"], "this model has no chat template"),
-        (&["run", &model, "x", "--system", "y"], "--chat"),
+        (&["run", &model, "x", "--system", "y"], "leave out --system"),
         (
             &["run", &model, "Once upon a time", "-c", "2"],
             "and the context 2: shorten it, or raise -c (this model was trained for 256)",

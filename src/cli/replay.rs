@@ -23,7 +23,7 @@ pub struct Args {
     /// A file of `dynamicinfer record`
     trace: PathBuf,
     /// Policies [default: all]
-    #[arg(long, num_args = 1.., value_name = "POLICY", value_parser = policy_arg::names())]
+    #[arg(long, num_args = 1.., value_name = "POLICY", ignore_case = true, value_parser = policy_arg::names())]
     policy: Vec<Policy>,
     /// Shares of the FFN neurons that the device has room for
     #[arg(long, num_args = 1.., value_name = "SHARE", default_values_t = [0.3, 0.5, 0.7])]
