@@ -15,7 +15,7 @@ pub mod report;
 pub mod sparsity;
 mod vram_budget;
 
-pub use device::{DeviceKind, DeviceOptions, DeviceSession, Placement};
+pub use device::{DeviceKind, DeviceOptions, DeviceSession, LookaheadOn, Placement};
 pub use model::{ModelOptions, check_context};
 pub use place::place;
 pub use report::DeviceReport;
@@ -178,7 +178,7 @@ pub fn check(options: &EngineOptions, told: &dyn Listener) -> Result<()> {
     options.sparsity.apply(&mut engine)?;
     let need = options.need(&engine.model);
     check_context(&engine.model, need.context, need.kv, told)?;
-    options.device.as_ref().map_or(Ok(()), |device| device.try_plan(&engine, need, told))
+    options.device.as_ref().map_or(Ok(()), |device| device.try_plan(&engine, need, &options.sparsity, told))
 }
 
 /// An engine that computes every neuron on the processor. None of its weights is read yet.
