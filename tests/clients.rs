@@ -119,7 +119,9 @@ fn a_batch_of_two_texts_has_nine_tenths_of_what_who_knows_the_future_could_give_
     other.split = None;
     for text in &texts {
         let mut kv = cache();
-        text.iter().for_each(|&token| drop(other.forward_observed(&mut kv, &[token], Logits::Last, &mut uses)));
+        for &token in text {
+            other.forward_observed(&mut kv, &[token], Logits::Last, &mut uses);
+        }
         for (all, here) in merged.iter_mut().flatten().zip(uses.0.iter_mut().flatten()) {
             all.append(here);
             all.sort_unstable();

@@ -86,9 +86,9 @@ impl Migrator for Followed {
         self.background.lookahead()
     }
 
-    fn tell(&mut self, at: &DividedLayer<'_>, device: &dyn Device, cache: &NeuronCache) {
+    fn observe(&mut self, at: &DividedLayer<'_>, device: &dyn Device, cache: &NeuronCache) {
         self.told.send(std::mem::take(&mut self.moved)).unwrap();
-        self.background.tell(at, device, cache);
+        self.background.observe(at, device, cache);
         let start = clock::now();
         while self.background.counts().handled < self.background.counts().observed {
             assert!(start.elapsed() < Duration::from_secs(60), "the scheduler hangs: {:?}", self.background.counts());

@@ -237,7 +237,7 @@ impl Migrator for Background {
         self.lookahead.as_ref().filter(|_| (self.tune)(self.holding().rules()).moves)
     }
 
-    fn tell(&mut self, at: &DividedLayer<'_>, device: &dyn Device, cache: &NeuronCache) {
+    fn observe(&mut self, at: &DividedLayer<'_>, device: &dyn Device, cache: &NeuronCache) {
         let Some(selection) = at.selection else { return };
         let (wants_scores, decodes) = (self.wants_scores(), at.n == 1 || at.batch);
         let (position, ahead) = (self.now, self.ahead);

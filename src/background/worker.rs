@@ -168,7 +168,7 @@ impl Worker {
             return true;
         }
         let residual = &seen.residual[..];
-        let mut tools = Tools { model, pool, kernels, room: scratch };
+        let mut tools = Tools { model, pool, kernels, scratch };
         let (n, ffn) = (residual.len() / model.config.hidden, model.config.ffn);
         scores.resize(n * ffn, 0.0);
         predictor.score(&mut tools, target, *ahead, residual, n, scores);

@@ -71,7 +71,7 @@ impl Executor for Host<'_> {
         }
         let n = pass.n();
         let Pass { model, pool, kernels, buffers: b, sparsity, .. } = pass;
-        let mut tools = crate::predictor::Tools { model, pool, kernels, room: &mut b.room };
+        let mut tools = crate::predictor::Tools { model, pool, kernels, scratch: &mut b.scratch };
         sparsity.predict(&mut tools, l, &b.x, n, None, Scored::default(), &mut b.predicted);
         sparsity.wanted(l)
     }

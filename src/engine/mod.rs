@@ -122,7 +122,7 @@ impl Engine {
     /// What predictors compute with, between two passes.
     pub fn tools(&mut self) -> Tools<'_> {
         let Engine { model, kernels, pool, buffers, .. } = self;
-        Tools { model, pool, kernels, room: &mut buffers.room }
+        Tools { model, pool, kernels, scratch: &mut buffers.scratch }
     }
 
     /// Runs `tokens` at the positions after those in `kv` and adds them to it. Returns the logits, `[0, 1 or n, vocab]`. The tokens must be

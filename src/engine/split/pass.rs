@@ -127,7 +127,7 @@ impl Executor for Split {
         }
         pass.show(l, wanted != Wanted::All);
         self.divide(pass, l, wanted);
-        self.tell(pass, l, wanted);
+        self.observe(pass, l, wanted);
         // Together: the device computes its part while the CPU computes its own.
         let (n, c, layer) = (pass.n(), &pass.model.config, &pass.model.layers[l]);
         let needed = !self.host_selection.neurons.is_empty() || !layer.down_bias.is_empty();
@@ -377,7 +377,7 @@ impl Split {
     }
 
     /// Begins the moves that the scheduler has decided meanwhile, and gives it a layer whose neurons have been divided.
-    fn tell(&mut self, pass: &mut Pass<'_, '_>, l: usize, wanted: Wanted) {
+    fn observe(&mut self, pass: &mut Pass<'_, '_>, l: usize, wanted: Wanted) {
         let Some(mut migrator) = self.migrator.take() else { return };
         pass.probe.lap(Stage::Ffn);
         if l > 0 {
@@ -407,7 +407,7 @@ impl Split {
             times,
         };
         migrator.apply(l, false, &mut *self.device, &mut self.cache, sparsity);
-        migrator.tell(&at, &*self.device, &self.cache);
+        migrator.observe(&at, &*self.device, &self.cache);
         self.migrator = Some(migrator);
         pass.probe.lap(Stage::Scheduler);
         self.note(Note::Host(Stage::Scheduler));

@@ -29,7 +29,7 @@ impl Split {
     pub(super) fn predict(&mut self, pass: &mut Pass<'_, '_>, l: usize) {
         let Pass { model, pool, kernels, sparsity, buffers: b, probe, .. } = pass;
         let (c, n) = (&model.config, b.positions.len());
-        let mut tools = Tools { model, pool, kernels, room: &mut b.room };
+        let mut tools = Tools { model, pool, kernels, scratch: &mut b.scratch };
         sparsity.predict(&mut tools, l, &b.x, n, Some(&self.cache), self.begun.scored, &mut b.predicted);
         probe.lap(Stage::Predictor);
         self.device.note(Note::Host(Stage::Predictor));
