@@ -23,15 +23,17 @@ fn user_dir(variable: &str, below_home: &str) -> Option<PathBuf> {
     Some(base.join("dynamicinfer"))
 }
 
-/// Directories that may hold `assets/`: `$DYNAMICINFER_ASSETS` itself, then the ancestors of the program (a build lies
-/// in `target/` of the checkout) and of the working directory.
+/// Directories that may be the checkout's `assets/`: `$DYNAMICINFER_ASSETS` and no other where it is set, else those beside the ancestors
+/// of the program (a build lies in `target/` of the checkout) and of the working directory.
 pub fn asset_dirs() -> Vec<PathBuf> {
-    let given = std::env::var_os("DYNAMICINFER_ASSETS").map(PathBuf::from);
+    if let Some(given) = std::env::var_os("DYNAMICINFER_ASSETS") {
+        return Some(PathBuf::from(given)).filter(|dir| dir.is_dir()).into_iter().collect();
+    }
     let checkout = option_env!("CARGO_MANIFEST_DIR").map(|dir| PathBuf::from(dir).join("assets"));
     let near = [std::env::current_exe().ok(), std::env::current_dir().ok()];
     let ancestors =
         near.into_iter().flatten().flat_map(|path| path.ancestors().map(|dir| dir.join("assets")).collect::<Vec<_>>());
-    given.into_iter().chain(ancestors).chain(checkout).filter(|dir| dir.is_dir()).collect()
+    ancestors.chain(checkout).filter(|dir| dir.is_dir()).collect()
 }
 
 /// Threads to compute with when no setting says: one per physical core. Hyperthreads share the units and the memory port
@@ -133,6 +135,36 @@ fn number_after(text: &str, name: &str) -> Option<u64> {
     rest.split_whitespace().next()?.parse().ok()
 }
 
+/// Processor time since the system began, seconds.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct ProcessorTime {
+    /// Of everything that ran, other virtual machines in our place included.
+    pub all: f64,
+    /// Of this process.
+    pub own: f64,
+    /// Number of processors.
+    pub processors: usize,
+}
+
+/// How much the processors have worked; `None` where the system does not say.
+pub fn processor_time() -> Option<ProcessorTime> {
+    let read = |path: &str| std::fs::read_to_string(path).ok();
+    processor_time_in(&read("/proc/stat")?, &read("/proc/self/stat")?, rustix::param::clock_ticks_per_second())
+}
+
+/// `stat` and `own` are `/proc/stat` and `/proc/self/stat`, in ticks of which a second has `ticks`.
+fn processor_time_in(stat: &str, own: &str, ticks: u64) -> Option<ProcessorTime> {
+    let seconds = |sum: u64| sum as f64 / ticks as f64;
+    let line: Vec<u64> = stat.strip_prefix("cpu ")?.lines().next()?.split_whitespace().flat_map(str::parse).collect();
+    // user nice system idle iowait irq softirq steal; what guests took is in user.
+    let busy = line.get(..8)?.iter().sum::<u64>() - line[3] - line[4];
+    // The second field is the program's name in brackets, and may hold anything.
+    let fields: Vec<&str> = own.rsplit_once(')')?.1.split_whitespace().collect();
+    let mine = fields.get(11)?.parse::<u64>().ok()? + fields.get(12)?.parse::<u64>().ok()?;
+    let is_one = |line: &&str| line.starts_with("cpu") && !line.starts_with("cpu ");
+    Some(ProcessorTime { all: seconds(busy), own: seconds(mine), processors: stat.lines().filter(is_one).count() })
+}
+
 /// The name of the instruction set whose kernels are to be used, for tests of what other machines run: `DYNAMICINFER_ISA=avx2`.
 pub fn instruction_set() -> Option<String> {
     std::env::var("DYNAMICINFER_ISA").ok().filter(|name| !name.is_empty())
@@ -194,6 +226,17 @@ mod tests {
             std::fs::write(path, text).unwrap();
         }
         root
+    }
+
+    #[test]
+    fn processor_time_is_what_everybody_has_worked_and_what_this_process_has() {
+        let stat = "cpu  100 20 30 4000 500 6 7 8 9 10\ncpu0 1 2\ncpu1 1 2\nintr 5\n";
+        let own = "42 (a) b (c)) R 1 2 3 4 5 6 7 8 9 10 70 30 0 0 20 0 1\n";
+        let time = processor_time_in(stat, own, 100).unwrap();
+        assert_eq!(time, ProcessorTime { all: 1.71, own: 1.0, processors: 2 });
+        assert_eq!(processor_time_in("cpu  1 2 3\n", own, 100), None);
+        let now = processor_time().expect("Linux says it");
+        assert!(now.processors > 0 && now.all > 0.0);
     }
 
     const MEMINFO: (&str, &str) =

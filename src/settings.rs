@@ -8,15 +8,17 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 
 /// Which values a key may have.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Kind {
     /// Any text; an empty one means that the key is not set.
     Text,
     /// A whole number from the first of these to the second, both included.
     Whole(u64, u64),
+    /// A number from the first of these to the second, both included.
+    Number(f64, f64),
     /// True or false.
     Switch,
-    /// One of these words.
+    /// One of these words, in any case.
     Choice(&'static [&'static str]),
 }
 
@@ -39,7 +41,7 @@ const fn key(name: &'static str, kind: Kind, default: &'static str, live: bool, 
 }
 
 /// Every key. `configs/default.toml` is written from this table, and a test keeps it so.
-pub const KEYS: [Key; 27] = [
+pub const KEYS: [Key; 38] = [
     key("serve.model", Kind::Text, "\"\"", false, "MODEL that is loaded at the start; empty for none"),
     key("serve.socket", Kind::Text, "\"\"", false, "Unix socket; empty for $XDG_RUNTIME_DIR/dynamicinfer.sock"),
     key(
@@ -173,6 +175,65 @@ pub const KEYS: [Key; 27] = [
         false,
         "check the predictor at every so many passes against the true activations, for `top`; 0 for never",
     ),
+    key(
+        "engine.quant",
+        Kind::Text,
+        "\"\"",
+        false,
+        "type of the weights when a model is packed; empty for the nearest to its own",
+    ),
+    key(
+        "engine.activation",
+        Kind::Text,
+        "\"\"",
+        false,
+        "activation function of models that do not say it; empty for the files'",
+    ),
+    key(
+        "engine.device",
+        Kind::Choice(&["cpu", "cuda", "auto", "virtual"]),
+        "\"cpu\"",
+        false,
+        "where neurons may lie beside main memory: cpu is nowhere else, auto a card if there is one",
+    ),
+    key("engine.vram", Kind::Text, "\"\"", false, "room on the device: 8GiB; empty for most of what is free"),
+    key("engine.ram", Kind::Text, "\"\"", false, "host memory that a model may take: 32GiB; empty for what is free"),
+    key("engine.policy", Kind::Text, "\"full\"", false, "what moves to the device while a text is generated"),
+    key(
+        "sampling.temperature",
+        Kind::Number(0.0, 100.0),
+        "0.8",
+        false,
+        "of requests that do not say it, as all of this section; 0 takes the likeliest token",
+    ),
+    key(
+        "sampling.top_k",
+        Kind::Whole(0, 1 << 24),
+        "40",
+        false,
+        "choose among so many of the likeliest tokens; 0 is all",
+    ),
+    key(
+        "sampling.top_p",
+        Kind::Number(0.0, 1.0),
+        "0.95",
+        false,
+        "choose among the likeliest tokens that have this probability together",
+    ),
+    key(
+        "sampling.min_p",
+        Kind::Number(0.0, 1.0),
+        "0.05",
+        false,
+        "drop tokens less likely than this share of the likeliest",
+    ),
+    key(
+        "sampling.repeat_penalty",
+        Kind::Number(0.01, 100.0),
+        "1.0",
+        false,
+        "divide the logits of repeated tokens by this",
+    ),
     key("chat.system", Kind::Text, "\"\"", false, "system message that `chat` begins with; empty for none"),
     key(
         "chat.history",
@@ -194,6 +255,8 @@ pub enum Origin {
     Environment(String),
     /// The command line's flag of this name.
     Flag(&'static str),
+    /// `load`, for the model that it loads.
+    Load,
 }
 
 impl fmt::Display for Origin {
@@ -203,6 +266,7 @@ impl fmt::Display for Origin {
             Origin::File(path) => write!(f, "{}", path.display()),
             Origin::Environment(name) => write!(f, "${name}"),
             Origin::Flag(name) => write!(f, "{name}"),
+            Origin::Load => write!(f, "load"),
         }
     }
 }
@@ -274,6 +338,22 @@ impl Settings {
         Ok(())
     }
 
+    /// These settings with `values` for one model: of the engine, the sampler, and the context.
+    ///
+    /// # Errors
+    /// [`Error::Usage`] for a key that is about the daemon itself; as [`Settings::set`].
+    pub fn for_load(&self, values: &BTreeMap<String, String>) -> Result<Settings> {
+        let mut settings = self.clone();
+        for (name, text) in values {
+            if !(name.starts_with("engine.") || name.starts_with("sampling.") || name == "serve.context") {
+                let why = "a model is loaded with keys of [engine] and [sampling], and with serve.context";
+                return Err(Error::Usage(format!("'{}' is not about a model; {why}", excerpt(name))));
+            }
+            settings.set(name, text, Origin::Load)?;
+        }
+        Ok(settings)
+    }
+
     /// Sets a key to the value that the command line's `flag` was given; `None` leaves it as it is.
     ///
     /// # Errors
@@ -299,6 +379,11 @@ impl Settings {
     /// The value of a [`Kind::Whole`] key; 0 for a key of another kind.
     pub fn whole(&self, name: &str) -> u64 {
         self.value(name).as_integer().unwrap_or_default() as u64
+    }
+
+    /// The value of a [`Kind::Number`] key; 0 for a key of another kind.
+    pub fn number(&self, name: &str) -> f64 {
+        self.value(name).as_float().unwrap_or_default()
     }
 
     /// The value of a [`Kind::Switch`] key; false for a key of another kind.
@@ -358,6 +443,10 @@ fn parse(key: &Key, text: &str) -> Result<toml::Value, String> {
             Ok(number) => toml::Value::Integer(number),
             Err(_) => toml::Value::String(text.to_owned()),
         },
+        Kind::Number(..) => match text.parse::<f64>() {
+            Ok(number) => toml::Value::Float(number),
+            Err(_) => toml::Value::String(text.to_owned()),
+        },
         Kind::Switch => match text {
             "true" | "1" | "yes" => toml::Value::Boolean(true),
             "false" | "0" | "no" => toml::Value::Boolean(false),
@@ -368,12 +457,21 @@ fn parse(key: &Key, text: &str) -> Result<toml::Value, String> {
 }
 
 fn check(key: &Key, value: toml::Value) -> Result<toml::Value, String> {
+    let value = match (key.kind, value) {
+        (Kind::Number(..), toml::Value::Integer(n)) => toml::Value::Float(n as f64),
+        (Kind::Choice(words), toml::Value::String(text)) => {
+            let known = words.iter().find(|word| word.eq_ignore_ascii_case(&text));
+            toml::Value::String(known.map_or(text, |word| (*word).to_owned()))
+        }
+        (_, value) => value,
+    };
     let good = match (key.kind, &value) {
         (Kind::Text, toml::Value::String(_)) | (Kind::Switch, toml::Value::Boolean(_)) => true,
         (Kind::Choice(words), toml::Value::String(text)) => words.contains(&text.as_str()),
         (Kind::Whole(least, most), toml::Value::Integer(n)) => {
             u64::try_from(*n).is_ok_and(|n| (least..=most).contains(&n))
         }
+        (Kind::Number(least, most), toml::Value::Float(n)) => (least..=most).contains(n),
         _ => false,
     };
     if good {
@@ -382,6 +480,7 @@ fn check(key: &Key, value: toml::Value) -> Result<toml::Value, String> {
     let wanted = match key.kind {
         Kind::Text => "a text".to_owned(),
         Kind::Whole(least, most) => format!("a whole number from {least} to {most}"),
+        Kind::Number(least, most) => format!("a number from {least} to {most}"),
         Kind::Switch => "true or false".to_owned(),
         Kind::Choice(words) => words.join(" or "),
     };

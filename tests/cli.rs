@@ -116,7 +116,7 @@ fn wrong_use_is_2_and_says_what_is_wrong() {
         (&["run", &model, "x", "--quant", "q2_k"], "'q2_k' is not a store type; take f32, f16, q8_0 or q4_0"),
         (&["run", &model, "x", "--activation", "tanh"], "activation 'tanh' is not known; known are relu"),
         (&["run", &model, "x", "--chat"], "this model has no chat template"),
-        (&["run", &model, "x", "--system", "y"], "--chat"),
+        (&["run", &model, "x", "--system", "y"], "leave out --system"),
         (
             &["run", &model, "Once upon a time", "-c", "2"],
             "and the context 2: shorten it, or raise -c (this model was trained for 256)",
@@ -315,14 +315,15 @@ fn json_answers_have_the_documented_keys() {
     // The last token is sampled from a full context and needs no place in it.
     assert_eq!(full["prompt_tokens"].as_u64().unwrap() + full["generated_tokens"].as_u64().unwrap(), 21);
 
-    let wanted = "path packed quant bytes parameters neuron_block_bytes ffn_share kv_bytes_per_token fingerprint tokenizer \
+    let wanted = "path packed store copies quant bytes parameters neuron_block_bytes ffn_share kv_bytes_per_token fingerprint tokenizer \
                   chat_template config";
     let shown = place.json(&["show", &model, "--json"]);
     assert_eq!(keys(&shown).join(" "), wanted);
     let store = &place.stores()[0];
     let packed = place.json(&["show", store.to_str().unwrap(), "--json"]);
     assert_eq!(keys(&packed).join(" "), wanted);
-    assert_eq!((&shown["packed"], &packed["packed"]), (&json!(false), &json!(true)));
+    assert_eq!((&shown["packed"], &packed["packed"]), (&json!(true), &json!(true)), "run has packed it");
+    assert_eq!((&shown["store"], &packed["store"]), (&packed["path"], &packed["path"]));
     for same in ["quant", "parameters", "fingerprint", "tokenizer", "config"] {
         assert_eq!(shown[same], packed[same], "{same}");
     }

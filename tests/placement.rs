@@ -572,9 +572,12 @@ fn without_a_profile_the_machine_is_measured_and_said_to_be() {
     assert!(err.contains("there is no machine profile; measuring this one for two seconds"), "{err}");
     assert!(out.contains("measured dram_gb_s ") && out.contains("assumed device_gb_s 360.0000"), "{out}");
 
-    let save = ["measure", "-t", "1", "--save", "default", "--device-gb-s", "900", "--link-gb-s", "25"];
+    let save = ["measure", "-t", "1", "--save", "default", "--device-gb-s", "900", "--link-gb-s", "25", "--force"];
     let (code, _, err) = program(place.path(), &save);
     assert_eq!(code, 0, "{err}");
+    for rate in ["dram_gb_s", "host_gflops", "call_us"] {
+        assert!(err.lines().any(|line| line.starts_with(rate) && line.ends_with(" in 5 rounds")), "{rate}: {err}");
+    }
     let saved = MachineProfile::read(&place.path().join("data/dynamicinfer/machines/default.toml")).unwrap();
     assert_eq!((saved.name.as_str(), saved.device_gb_s, saved.link_gb_s), ("default", 900.0, 25.0));
     assert_eq!(saved.measured, [Rate::DramGbS, Rate::HostGflops, Rate::CallUs]);

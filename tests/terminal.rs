@@ -229,6 +229,35 @@ fn a_talk_without_a_daemon_and_an_answer_that_is_stopped() {
     assert_eq!(terminal.ends(), Some(0));
 }
 
+#[test]
+fn run_without_a_prompt_opens_the_chat_with_the_options_that_were_given() {
+    let dir = tempfile::tempdir().unwrap();
+    let args = ["run", "demo", "-n", "7", "--temp", "0", "--device", "virtual", "--vram", "64M", "--no-history"];
+    let mut terminal = Terminal::start(dir.path(), &args);
+    terminal.wait_for("runs in this process");
+    terminal.wait_for(">>> ");
+    terminal.type_in("Once upon a time\r");
+    terminal.wait_for(">>> ");
+    terminal.type_in("/stats\r");
+    assert!(terminal.wait_for(">>> ").contains("answer 7 tokens"));
+    terminal.type_in("/show\r");
+    assert!(terminal.wait_for(">>> ").contains("temperature 0"));
+    // The device is there, and its budget changes in the words of the verb.
+    for (words, of) in
+        [("/budget", "of 64.00 MiB"), ("/budget set 32MiB", "of 32.00 MiB"), ("/budget get", "of 32.00 MiB")]
+    {
+        terminal.type_in(&format!("{words}\r"));
+        let said = terminal.wait_for(">>> ");
+        assert!(said.contains("virtual") && said.contains(of), "{words}: {said:?}");
+    }
+    terminal.type_in("\u{4}");
+    assert_eq!(terminal.ends(), Some(0));
+    // What only a single answer has is not for a talk.
+    let mut terminal = Terminal::start(dir.path(), &["run", "demo", "--json"]);
+    terminal.wait_for("there is no prompt");
+    assert_eq!(terminal.ends(), Some(2));
+}
+
 /// The demo model finds no end: its first answer filled the context of 512 tokens, and every message after it was refused.
 #[test]
 fn a_talk_goes_on_when_it_is_longer_than_the_context() {

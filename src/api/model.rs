@@ -3,6 +3,7 @@
 use super::error::{ApiError, TOO_LONG};
 use super::schema::Schemas;
 use crate::child::this_program;
+use crate::engine::sampler::SamplingParams;
 use crate::generation::Grammars;
 use crate::tokenizer::chat_template::{Input, Message, Renderer};
 use crate::tokenizer::{Special, Tokenizer};
@@ -33,6 +34,8 @@ pub struct ServedModel {
     pub created: u64,
     /// 32 hex digits that identify the content of its file; `system_fingerprint` in answers.
     pub fingerprint: String,
+    /// How tokens are drawn for requests that do not say it.
+    pub sampling: SamplingParams,
     /// Compiles the JSON schemas of requests.
     pub schemas: Schemas,
     grammars: OnceLock<Result<Grammars, String>>,
@@ -53,7 +56,14 @@ impl ServedModel {
             renderer.prepare();
         }
         let (schemas, grammars) = (Schemas::new(this_program()), OnceLock::new());
-        ServedModel { name, tokenizer, vocab, context, created, fingerprint, schemas, grammars, renderer }
+        let sampling = SamplingParams::default();
+        ServedModel { name, tokenizer, vocab, context, created, fingerprint, sampling, schemas, grammars, renderer }
+    }
+
+    /// The model with other defaults of how tokens are drawn.
+    #[must_use]
+    pub fn with_sampling(self, sampling: SamplingParams) -> ServedModel {
+        ServedModel { sampling, ..self }
     }
 
     /// The model's entry in GET /v1/models.

@@ -152,7 +152,7 @@ impl Common {
         if self.stream_options.is_some() && !stream {
             return Err(ApiError::field("stream_options", "stream_options needs stream: true"));
         }
-        let d = SamplingParams::default();
+        let d = model.sampling.clone();
         let params = SamplingParams {
             temperature: self.temperature.unwrap_or(d.temperature),
             top_k: self.top_k.map_or(d.top_k, |k| usize::try_from(k).unwrap_or(usize::MAX)),

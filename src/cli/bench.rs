@@ -10,7 +10,7 @@ use crate::open::{EngineOptions, Opened, open};
 use comfy_table::{CellAlignment, Table};
 use serde::Serialize;
 
-/// Measure prefill and decode speed, beside what the machine's memory allows
+/// Measure prefill and decode speed beside what memory allows
 ///
 /// As llama-bench: each repeat runs the whole prompt or generates all tokens from an empty context (or one of --n-depth tokens), after one
 /// warm-up; tokenising and sampling are left out. GB/s are the weight bytes that a token must read, without keys and values, over the

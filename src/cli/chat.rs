@@ -1,6 +1,9 @@
 use super::chat_backend::Backend;
 use super::chat_commands::{self, Next};
 use super::chat_session::ChatSession;
+use super::loader_arg::LoaderArgs;
+use super::sampling_arg::SamplingArgs;
+use super::serve::ModelLoader;
 use super::settings_arg::{SocketArgs, read};
 use crate::clock::{self, Seldom};
 use crate::error::{Error, Result, printable};
@@ -9,7 +12,7 @@ use crate::settings::Settings;
 use rustyline::error::ReadlineError;
 use rustyline::history::FileHistory;
 use rustyline::{Config, Editor};
-use serde_json::{Map, json};
+use serde_json::json;
 use std::io::{IsTerminal, Write};
 use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
@@ -20,20 +23,33 @@ use std::path::{Path, PathBuf};
 /// ends an answer, Ctrl-D the talk; a message that begins with """ goes on to the next """. /help lists the commands.
 #[derive(clap::Args)]
 pub struct Args {
-    /// A Hugging Face directory, a .gguf, a packed .neurons file, or `demo` [default: what the daemon has]
-    model: Option<String>,
+    /// A Hugging Face directory, a .gguf, a packed .neurons file, a name that `ls` lists, or `demo` [default: what the daemon
+    /// has]
+    pub model: Option<String>,
     /// System message
     #[arg(long)]
-    system: Option<String>,
-    /// Run the model in this process even if there is a daemon
+    pub system: Option<String>,
+    /// Tokens of an answer, at most [default: half of the context]
+    #[arg(short, long, value_name = "N")]
+    pub n_predict: Option<u64>,
+    /// Run the model in this process even if there is a daemon; so does every option of model, sparsity and device
     #[arg(long)]
-    here: bool,
+    pub here: bool,
     #[command(flatten)]
-    socket: SocketArgs,
+    pub sampling: SamplingArgs,
+    #[command(flatten)]
+    pub engine: LoaderArgs,
+    #[command(flatten)]
+    pub socket: SocketArgs,
 }
 
 pub fn run(args: Args) -> Result<()> {
-    let settings = read(None)?;
+    let mut settings = read(None)?;
+    for (key, flag, value) in args.engine.flags() {
+        settings.flag(key, flag, Some(value))?;
+    }
+    let mut set = args.sampling.fields()?;
+    set.extend(args.n_predict.map(|n| ("max_tokens".to_owned(), json!(n))));
     let backend = backend(&args, &settings)?;
     let card = backend.card()?;
     let name = printable(card["id"].as_str().unwrap_or_default());
@@ -42,8 +58,7 @@ pub fn run(args: Args) -> Result<()> {
         eprintln!("note: {name} has no chat template: it continues the text of what is said");
     }
     let context = card["context_length"].as_u64().unwrap_or(4096);
-    let (turns, set) = (Vec::new(), Map::new());
-    let mut talk = ChatSession { backend, name, system, turns, left_out: 0, context, set, last: None };
+    let mut talk = ChatSession { backend, name, system, turns: Vec::new(), left_out: 0, context, set, last: None };
     let history = history(&settings);
     let result = talk_on(&mut talk, settings.whole("chat.history") as usize, history.as_deref());
     match result {
@@ -54,16 +69,22 @@ pub fn run(args: Args) -> Result<()> {
 
 /// The daemon if there is one, with the model that was named; else an engine here.
 fn backend(args: &Args, settings: &Settings) -> Result<Backend> {
-    let daemon = if args.here { None } else { args.socket.connect_as(settings).ok() };
+    // A daemon has its model open already, in its own way.
+    let here = args.here || args.engine != LoaderArgs::default();
+    let daemon = if here { None } else { args.socket.connect_as(settings).ok() };
     let Some(client) = daemon else {
         let model =
             args.model.clone().or_else(|| settings.text("serve.model").map(str::to_owned)).ok_or_else(|| {
-                Error::Usage(
-                    "no daemon runs here; name a MODEL to run it in this process: dynamicinfer chat demo".into(),
-                )
+                let why = if here {
+                    "a model in this process has to be named"
+                } else {
+                    "no daemon runs here; name a MODEL to run it in this process"
+                };
+                Error::Usage(format!("{why}: dynamicinfer chat demo"))
             })?;
-        eprintln!("no daemon: the model runs in this process");
-        return Backend::here(&model, settings);
+        eprintln!("{}the model runs in this process", if here { "" } else { "no daemon: " });
+        let loader = ModelLoader { args: args.engine.clone(), ..ModelLoader::default() };
+        return Backend::here(&model, settings, &loader);
     };
     if let Some(model) = &args.model {
         let state = client.get("/v1/x/ps")?;

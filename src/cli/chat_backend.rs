@@ -1,5 +1,6 @@
 //! Who answers a chat: the daemon, or an engine in this process.
 
+use super::daemon_verbs::budget_of;
 use super::serve::ModelLoader;
 use crate::api::chat::{CHAT_FIELDS, ChatRequest};
 use crate::api::{ApiError, Asker, ServedModel, TOO_LONG, parse};
@@ -8,7 +9,8 @@ use crate::client::{Client, until_interrupted};
 use crate::clock::Duration;
 use crate::error::{Error, Result};
 use crate::generation::{Event, Handle, Limits, Reason, start};
-use crate::serve::Opened;
+use crate::model::KvCache;
+use crate::serve::{AtEnd, Opened, SetBudget};
 use crate::settings::Settings;
 use serde_json::{Value, json};
 use std::sync::Arc;
@@ -25,6 +27,21 @@ pub struct Here {
     handle: Handle,
     runtime: Runtime,
     seeds: u64,
+    /// Changes the budget of the device; none without one.
+    set_budget: Option<Arc<SetBudget>>,
+    at_end: Option<AtEnd>,
+    /// Of the talk's keys and values.
+    kv_bytes: u64,
+}
+
+impl Drop for Here {
+    /// What the scheduler has learnt is kept.
+    fn drop(&mut self) {
+        if let Some(at_end) = self.at_end.take() {
+            // A failed engine has nothing to keep.
+            let _ = self.runtime.block_on(self.handle.ask(at_end));
+        }
+    }
 }
 
 /// What an answer took.
@@ -38,16 +55,30 @@ pub struct Taken {
 }
 
 impl Backend {
-    pub fn here(model: &str, settings: &Settings) -> Result<Backend> {
-        let Opened { engine, tokenizer, name, kv, context, .. } = ModelLoader::default().open(model, settings)?;
+    /// The model in this process, opened by `loader` as the settings say, for one answer at a time.
+    pub fn here(model: &str, settings: &Settings, loader: &ModelLoader) -> Result<Backend> {
+        let mut settings = settings.clone();
+        settings.flag("serve.parallel", "chat", Some(1))?;
+        let opened = loader.open(model, &settings)?;
+        let Opened { engine, tokenizer, name, kv, context, sampling, set_budget, at_end, .. } = opened;
         let tokenizer = Arc::new(tokenizer);
         let (vocab, fingerprint) = (engine.model.config.vocab, engine.model.store().header.fingerprint.clone());
+        let kv_bytes = KvCache::bytes_for(&engine.model.config, context, kv);
         let limits = Limits { queue: 1, slots: 1, context, kv, deterministic: false, rest: Duration::MAX };
-        let model = Arc::new(ServedModel::new(name, tokenizer.clone(), vocab, context, fingerprint));
+        let model = ServedModel::new(name, tokenizer.clone(), vocab, context, fingerprint).with_sampling(sampling);
         let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build();
         let runtime = runtime.map_err(|e| Error::Failed(format!("cannot start the runtime: {e}")))?;
         let handle = start(engine, tokenizer, limits)?;
-        Ok(Backend::Here(Here { model, handle, runtime, seeds: crate::config::fresh_seed() }))
+        let (model, seeds) = (Arc::new(model), crate::config::fresh_seed());
+        Ok(Backend::Here(Here {
+            model,
+            handle,
+            runtime,
+            seeds,
+            set_budget: set_budget.map(Arc::new),
+            at_end,
+            kv_bytes,
+        }))
     }
 
     /// The model's name, its context, and whether it has a chat template.
@@ -96,6 +127,30 @@ impl Backend {
                 Ok(taken)
             }
         }
+    }
+
+    /// The device's budget, after it was set to `vram` bytes if that is given; `None` where the engine is here and has no device.
+    pub fn budget(&self, vram: Option<u64>) -> Result<Option<Value>> {
+        let here = match self {
+            Backend::Daemon(client) => return budget_of(client, vram).map(Some),
+            Backend::Here(here) => here,
+        };
+        let Some(set) = here.set_budget.clone() else { return Ok(None) };
+        let kv_bytes = here.kv_bytes;
+        let answer = here.handle.ask(move |engine| {
+            vram.map_or(Ok(()), |vram| set(engine, vram))?;
+            let memory = engine.split.as_ref().map(|split| (split.device.name(), split.device.memory()));
+            Ok(memory.map(|(device, memory)| {
+                json!({
+                    "device": device,
+                    "vram_budget_bytes": memory.budget,
+                    "vram_used_bytes": memory.used,
+                    "model_bytes": engine.model.store().file_bytes(),
+                    "kv_bytes": kv_bytes,
+                })
+            }))
+        });
+        here.runtime.block_on(answer).map_err(|e| Error::Failed(ApiError::from(e).message))?
     }
 
     /// Reads something of the daemon's; `None` where the engine is here.

@@ -1,7 +1,7 @@
 //! What `chat` does for lines that begin with a slash.
 
 use super::chat_session::ChatSession;
-use super::daemon_verbs::budget_line;
+use super::daemon_verbs::{budget_line, budget_words};
 use crate::api::chat::CHAT_FIELDS;
 use crate::error::{Error, Result, printable};
 use crate::settings::nearest;
@@ -23,7 +23,7 @@ const HELP: &str = "\
 /regen           throw the last answer away and ask again
 /clear           forget the talk
 /save FILE       write the talk to a file; /load FILE reads one
-/budget [SIZE]   memory that the device may use; with SIZE set it
+/budget [SIZE]   memory that the device may use; with SIZE set it (also: get, set SIZE)
 /policy [NAME]   which neurons are brought to the device
 /multi           a message over several lines: begin it with \"\"\" and end it so
 /exit            also /bye, /quit, Ctrl-D
@@ -150,15 +150,10 @@ fn load(talk: &mut ChatSession, path: &str) -> Result<()> {
     super::print(&format!("{} turns\n", talk.turns.len()))
 }
 
-const HERE: &str = "the model runs in this process, on the processor: there is no device\n";
+const HERE: &str = "the model runs in this process, on the processor alone: there is no device; begin with --device cuda (or virtual) and --vram 8GiB\n";
 
 fn budget(talk: &ChatSession, size: &str) -> Result<()> {
-    let body = match size {
-        "" => None,
-        size => Some(json!({"vram_budget_bytes": super::size::parse(size).map_err(usage)?})),
-    };
-    let method = if body.is_some() { "PUT" } else { "GET" };
-    match talk.backend.ask(method, "/v1/x/budget", body.as_ref())? {
+    match talk.backend.budget(budget_words(size).map_err(usage)?)? {
         Some(budget) => super::print(&(budget_line(&budget) + "\n")),
         None => super::print(HERE),
     }
@@ -169,6 +164,6 @@ fn policy(talk: &ChatSession, name: &str) -> Result<()> {
     let method = if body.is_some() { "PUT" } else { "GET" };
     match talk.backend.ask(method, "/v1/x/policy", body.as_ref())? {
         Some(policy) => super::print(&format!("{}\n", printable(policy["policy"].as_str().unwrap_or_default()))),
-        None => super::print(HERE),
+        None => super::print("the model runs in this process, whose policy is set when it begins: --policy NAME\n"),
     }
 }

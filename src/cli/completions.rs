@@ -1,5 +1,4 @@
 use crate::error::{Error, Result};
-use clap::CommandFactory;
 use clap_complete::Shell;
 
 /// Print a completion script for your shell
@@ -12,7 +11,7 @@ pub struct Args {
 
 pub fn run(args: Args) -> Result<()> {
     let mut script = Vec::new();
-    clap_complete::generate(args.shell, &mut super::Args::command(), "dynamicinfer", &mut script);
+    clap_complete::generate(args.shell, &mut super::help::command(), "dynamicinfer", &mut script);
     let script = String::from_utf8(script).map_err(|e| Error::Failed(format!("the script is not text: {e}")))?;
     super::print(&script)
 }

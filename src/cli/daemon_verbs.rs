@@ -1,14 +1,19 @@
 //! The short verbs that ask the daemon: ps, load, stop, budget.
 
+use super::model_arg::parse_activation;
 use super::settings_arg::{SocketArgs, read};
 use super::size;
+use crate::client::Client;
 use crate::error::{Error, Result, printable};
+use crate::formats::rows::Quant;
+use crate::open::PredictorChoice;
+use crate::scheduler::Policy;
 use crate::serve::socket;
-use clap::Subcommand;
 use comfy_table::Table;
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 use std::path::Path;
+use std::str::FromStr;
 
 /// List what the daemon runs
 #[derive(clap::Args)]
@@ -62,10 +67,73 @@ pub fn ps(args: Ps) -> Result<()> {
 /// Load a model into the daemon, in the place of what it has
 #[derive(clap::Args)]
 pub struct LoadArgs {
-    /// A Hugging Face directory, a .gguf, a packed .neurons file, or `demo`
+    /// A Hugging Face directory, a .gguf, a packed .neurons file, a name that `ls` lists, or `demo`
     model: String,
+    /// Tokens of a prompt and its answer together [default: the model's, at most 4096]
+    #[arg(short, long = "ctx-size", value_name = "N")]
+    context: Option<u64>,
+    /// Type of the weights when the model has to be packed first: f32, f16, q8_0 or q4_0
+    #[arg(long, value_parser = checked::<Quant>)]
+    quant: Option<String>,
+    /// Activation function of a model that does not say it, or says it wrong: relu, fatrelu(0.01), drelu, silu and so on
+    #[arg(long, value_parser = |text: &str| parse_activation(text).map(|_| text.to_owned()))]
+    activation: Option<String>,
+    /// Threads to compute with [default: one per core]
+    #[arg(short, long)]
+    threads: Option<u64>,
+    /// How keys and values are stored: f16 or f32
+    #[arg(long, ignore_case = true, value_parser = ["f16", "f32"])]
+    kv: Option<String>,
+    /// Host memory that weights, keys and values may take: 32GiB, 32G or bytes; a model that needs more is refused
+    #[arg(long, value_name = "SIZE", value_parser = checked_size)]
+    ram: Option<String>,
+    /// What tells which neurons a token needs: dense (all), exact, sign, mlp or auto; by layer as `mlp,dense@0,exact@3-5`
+    #[arg(long, value_name = "KIND[@LAYERS],...", value_parser = checked::<PredictorChoice>)]
+    predictor: Option<String>,
+    /// Where neurons may lie beside main memory: cpu is nowhere else; cuda is an NVIDIA card; auto is a card if there is one
+    #[arg(long, ignore_case = true, value_parser = ["cpu", "cuda", "auto", "virtual"])]
+    device: Option<String>,
+    /// Room on the device for everything: 8GiB, 8G, 8GB, 8192MiB or bytes [default of cuda: most of what is free]
+    #[arg(long, value_name = "SIZE", value_parser = checked_size)]
+    vram: Option<String>,
+    /// What moves while a text is generated [default: full]
+    #[arg(long, value_name = "POLICY", value_parser = checked::<Policy>)]
+    policy: Option<String>,
+    /// Temperature of requests that name none
+    #[arg(long)]
+    temp: Option<f32>,
     #[command(flatten)]
     socket: SocketArgs,
+}
+
+impl LoadArgs {
+    /// What was typed, as settings for this model alone.
+    fn settings(&self) -> Map<String, Value> {
+        let number = |n: Option<u64>| n.map(|n| n.to_string());
+        let values = [
+            ("serve.context", number(self.context)),
+            ("engine.quant", self.quant.clone()),
+            ("engine.activation", self.activation.clone()),
+            ("engine.threads", number(self.threads)),
+            ("engine.kv", self.kv.clone()),
+            ("engine.ram", self.ram.clone()),
+            ("engine.predictor", self.predictor.clone()),
+            ("engine.device", self.device.clone()),
+            ("engine.vram", self.vram.clone()),
+            ("engine.policy", self.policy.clone()),
+            ("sampling.temperature", self.temp.map(|temp| temp.to_string())),
+        ];
+        values.into_iter().filter_map(|(key, value)| Some((key.to_owned(), value?.into()))).collect()
+    }
+}
+
+/// The text itself, if it can be read as a `T`: the daemon reads it again.
+fn checked<T: FromStr<Err = String>>(text: &str) -> std::result::Result<String, String> {
+    text.parse::<T>().map(|_| text.to_owned())
+}
+
+fn checked_size(text: &str) -> std::result::Result<String, String> {
+    size::parse(text).map(|_| text.to_owned())
 }
 
 pub fn load(args: LoadArgs) -> Result<()> {
@@ -73,7 +141,8 @@ pub fn load(args: LoadArgs) -> Result<()> {
     // The daemon runs elsewhere: a path means what it means here.
     let named = Path::new(&args.model);
     let model = if named.exists() { named.canonicalize().map_err(Error::io("resolve", named))? } else { named.into() };
-    let card = client.long("POST", "/v1/x/models/load", Some(&json!({"model": model.to_string_lossy()})))?;
+    let body = json!({"model": model.to_string_lossy(), "settings": args.settings()});
+    let card = client.long("POST", "/v1/x/models/load", Some(&body))?;
     let name = printable(card["id"].as_str().unwrap_or_default());
     eprintln!("{name} is ready, {} tokens of context", card["context_length"]);
     Ok(())
@@ -125,35 +194,55 @@ fn end(path: &Path) -> Result<Pid> {
 }
 
 /// Show or set how much memory the daemon's device may use
+///
+/// budget, budget get, budget 6GiB and budget set 6GiB: the words that /budget takes in a chat.
 #[derive(clap::Args)]
 pub struct BudgetArgs {
-    #[command(subcommand)]
-    what: Option<Budget>,
+    /// get, or set SIZE, or SIZE alone: 6GiB, 6G, 6GB, 6144MiB or bytes
+    #[arg(value_name = "WORDS", num_args = 0..=3)]
+    words: Vec<String>,
+    /// Machine-readable
+    #[arg(long)]
+    json: bool,
     #[command(flatten)]
     socket: SocketArgs,
 }
 
-#[derive(Subcommand)]
-enum Budget {
-    /// What may be used and what is
-    Get {
-        #[arg(long)]
-        json: bool,
-    },
-    /// Set it: 6GiB, 6GB, 6144MiB or bytes
-    Set {
-        #[arg(value_parser = size::parse)]
-        size: u64,
-    },
+/// What `budget` and /budget are told: the size to set, or `None` to show what is set.
+pub fn budget_words(words: &str) -> std::result::Result<Option<u64>, String> {
+    let words: Vec<&str> = words.split_whitespace().collect();
+    match words[..] {
+        [] | ["get"] => Ok(None),
+        ["set"] => Err("set what? take a size: set 6GiB".into()),
+        ["set", ref size @ ..] => size::parse(&size.concat()).map(Some),
+        ref size => size::parse(&size.concat()).map(Some),
+    }
 }
 
+/// The budget of the daemon's device, after it was set to `vram` bytes if that is given.
+///
+/// # Errors
+/// Where there is no device, [`Error::Failed`] with how to get one; the client's.
+pub fn budget_of(client: &Client, vram: Option<u64>) -> Result<Value> {
+    let now = client.get("/v1/x/budget")?;
+    let Some(vram) = vram else { return Ok(now) };
+    if now["device"].is_null() {
+        let source = client.get("/v1/x/ps")?["models"][0]["source"].as_str().map_or("MODEL".into(), printable);
+        return Err(Error::Failed(format!(
+            "{NO_DEVICE}; load it with one: dynamicinfer load {source} --device cuda --vram {vram} (an NVIDIA card; `doctor` says \
+             whether one can be used, `plan {source} --vram {vram}` what it would hold)"
+        )));
+    }
+    client.json("PUT", "/v1/x/budget", Some(&json!({"vram_budget_bytes": vram})))
+}
+
+/// Why there is no budget to set.
+pub const NO_DEVICE: &str = "the model runs on the CPU alone: there is no device whose memory could have a budget";
+
 pub fn budget(args: BudgetArgs) -> Result<()> {
-    let client = args.socket.connect()?;
-    let budget = match args.what {
-        Some(Budget::Set { size }) => client.json("PUT", "/v1/x/budget", Some(&json!({"vram_budget_bytes": size})))?,
-        Some(Budget::Get { .. }) | None => client.get("/v1/x/budget")?,
-    };
-    if matches!(args.what, Some(Budget::Get { json: true })) {
+    let set = budget_words(&args.words.join(" ")).map_err(|why| Error::Usage(format!("budget: {why}")))?;
+    let budget = budget_of(&args.socket.connect()?, set)?;
+    if args.json {
         return super::print_json(&budget);
     }
     super::print(&(budget_line(&budget) + "\n"))

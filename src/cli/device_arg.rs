@@ -1,18 +1,21 @@
 //! `--device`, `--vram` and what belongs to them, as typed.
 
+use super::settings_arg::{chosen, is_of_load};
 use super::size;
 use crate::error::{Error, Result};
 use crate::open::{DeviceKind, DeviceOptions, LookaheadOn, Placement};
 use crate::scheduler::Policy;
-use clap::Args;
+use crate::settings::Settings;
+use clap::{Args, ValueEnum};
 use std::path::PathBuf;
 
-#[derive(Args, Clone)]
+#[derive(Args, Clone, PartialEq)]
 pub struct DeviceArgs {
     /// Where neurons may lie beside main memory: cpu is nowhere else; cuda is an NVIDIA card; auto is a card if there is one that
     /// can be used; virtual is host memory with a budget and a clock, for tests and experiments: its results are real, its times are not
-    #[arg(long, value_enum, default_value_t = DeviceArg::Cpu)]
-    pub device: DeviceArg,
+    /// [default: cpu]
+    #[arg(long, value_enum, ignore_case = true)]
+    pub device: Option<DeviceArg>,
     /// Room on the device for everything: 8GiB, 8GB, 8192MiB or bytes (`dynamicinfer plan` shows what it holds) [default of cuda:
     /// most of what is free]
     #[arg(long, value_name = "SIZE", value_parser = size::parse, allow_hyphen_values = true)]
@@ -30,14 +33,14 @@ pub struct DeviceArgs {
     #[arg(long, value_name = "NAME")]
     pub machine: Option<PathBuf>,
     /// Wait for a layer's copies before it is used (DynamicInfer C.3), instead of computing on the CPU what has not landed
-    #[arg(long, hide_short_help = true)]
+    #[arg(long, hide = true)]
     pub barrier: bool,
     /// What moves while a text is generated [default: full]
-    #[arg(long, value_name = "POLICY", value_parser = super::policy_arg::names())]
+    #[arg(long, value_name = "POLICY", ignore_case = true, value_parser = super::policy_arg::names())]
     pub policy: Option<Policy>,
     /// Start a layer's kernels and copies with a few calls of the driver instead of one each (CUDA graphs). Off until a card has
     /// shown what it gains
-    #[arg(long, value_enum, default_value_t = Graphs::Off)]
+    #[arg(long, value_enum, ignore_case = true, default_value_t = Graphs::Off)]
     pub graphs: Graphs,
     /// Layers that the scheduler looks ahead [default: 2 where the predictor was made for that, else 1]
     #[arg(long, value_name = "LAYERS")]
@@ -57,14 +60,14 @@ pub struct DeviceArgs {
     #[arg(long, value_name = "TOKEN=SIZE,...", value_delimiter = ',', value_parser = parse_step)]
     pub vram_schedule: Vec<(usize, u64)>,
     /// Let the virtual device fail for good after so many kernels, as a GPU does after an illegal address
-    #[arg(long, hide_short_help = true, value_name = "KERNELS")]
+    #[arg(long, hide = true, value_name = "KERNELS")]
     pub fail_after: Option<u64>,
     /// On the virtual device, let the scheduler run on a thread for as long as it takes; without it, it takes a stated time on the device's
     /// clock, and the same command decides the same again
-    #[arg(long, hide_short_help = true)]
+    #[arg(long, hide = true)]
     pub wall_clock: bool,
     /// Balance thresholds by 1 - p, as the paper prints the loss of a neuron left out, to see what that does
-    #[arg(long, hide_short_help = true)]
+    #[arg(long, hide = true)]
     pub printed_loss: bool,
 }
 
@@ -78,7 +81,7 @@ fn parse_step(text: &str) -> std::result::Result<(usize, u64), String> {
 impl Default for DeviceArgs {
     fn default() -> DeviceArgs {
         DeviceArgs {
-            device: DeviceArg::Cpu,
+            device: None,
             vram: None,
             ffn_share: None,
             placement: "static".into(),
@@ -120,12 +123,32 @@ pub enum Graphs {
 }
 
 impl DeviceArgs {
+    /// What was typed, and for device, budget and policy what the settings say where nothing was.
+    ///
+    /// # Errors
+    /// [`Error::Usage`] for a setting that is none.
+    pub fn or_settings(&self, settings: &Settings) -> Result<DeviceArgs> {
+        let device = chosen(settings, "engine.device", self.device, |text| DeviceArg::from_str(text, true))?;
+        let mut args = DeviceArgs { device, ..self.clone() };
+        if device.is_none_or(|device| device == DeviceArg::Cpu) {
+            // `load` may ask for the processor alone where the daemon was started with a device.
+            let plain = DeviceArgs { deterministic: self.deterministic, ..DeviceArgs::default() };
+            return Ok(if is_of_load(settings, "engine.device") { plain } else { args });
+        }
+        // A share sets the budget by itself.
+        if self.ffn_share.is_none() || is_of_load(settings, "engine.vram") {
+            args.vram = chosen(settings, "engine.vram", self.vram, size::parse)?;
+        }
+        args.policy = chosen(settings, "engine.policy", self.policy, str::parse)?;
+        Ok(args)
+    }
+
     /// What was typed; `None` for the processor alone.
     ///
     /// # Errors
     /// [`Error::Usage`] for what is about a device where there is to be none.
     pub fn options(&self) -> Result<Option<DeviceOptions>> {
-        let kind = match self.device {
+        let kind = match self.device.unwrap_or(DeviceArg::Cpu) {
             DeviceArg::Cpu => return self.check_nothing_is_about_a_device().map(|()| None),
             DeviceArg::Cuda => DeviceKind::Cuda,
             DeviceArg::Auto => DeviceKind::Auto,

@@ -69,6 +69,9 @@ fn findings(args: &Args) -> Result<Vec<Finding>> {
         crate::config::asset_dirs().into_iter().map(|dir| dir.join("demo/config.json")).find(|file| file.exists());
     match demo {
         Some(_) => add("demo model", "ok", "is there: dynamicinfer run demo \"Once upon a time\"".into()),
+        None if crate::open::embedded::has_model("demo") => {
+            add("demo model", "ok", "is in the program: dynamicinfer run demo \"Once upon a time\"".into());
+        }
         None => add("demo model", "note", "was not found; run from a checkout, or set DYNAMICINFER_ASSETS".into()),
     }
     for (what, dir) in [("cache", crate::config::cache_dir()), ("data", crate::config::data_dir())] {

@@ -17,7 +17,7 @@ use std::path::{Path, PathBuf};
 /// Texts above this are surely not meant: a day of evaluation.
 const MAX_TEXT: u64 = 1 << 30;
 
-/// Measure how well a model predicts a text, or answers multiple-choice questions
+/// Measure how well a model predicts text or answers questions
 ///
 /// --text and --token-ids: mean negative log-likelihood over windows of the context that do not overlap; the first token
 /// of each window is not scored. --choices: lines of {"context": "...", "choices": ["...", "..."], "answer": 0}.

@@ -8,7 +8,7 @@ use crate::lab::measure_card;
 use crate::open::cuda::{device, error};
 use serde_json::json;
 
-/// Check an NVIDIA card: every kernel beside the CPU's, then how fast they read and compute
+/// Check a card's kernels beside the CPU's, and time them
 ///
 /// Needs some 4 GiB of the card. `tools/gpu_check` runs this and everything else that wants a card, and keeps the results.
 #[derive(clap::Args)]

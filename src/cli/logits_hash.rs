@@ -6,7 +6,7 @@ use crate::error::{Error, Result};
 use crate::lab::logits_hash::{context, logits_hashes};
 use crate::open::{EngineOptions, open_model};
 
-/// Print hashes of the logits' bits, to see whether two builds or two settings compute the same
+/// Print hashes of the logits, to compare builds and settings
 ///
 /// Random tokens of a fixed seed are decoded alone and in batches, and run as prompts. Equal hashes mean equal logits, to the last bit.
 /// The number of threads changes none; another instruction set (DYNAMICINFER_ISA) or another placement may, by rounding. With a device,

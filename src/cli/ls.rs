@@ -1,56 +1,68 @@
 use crate::error::{Result, printable};
-use crate::formats::neuron_store::NeuronStore;
+use crate::open::stores::{self, Stored};
 use comfy_table::Table;
 use serde::Serialize;
-use std::path::{Path, PathBuf};
 
 /// List the models that are packed on this machine
+///
+/// A name of the list is taken as MODEL by every verb. Copies whose source is gone are marked; `rm --unused` removes them.
 #[derive(clap::Args)]
 pub struct Args {
+    /// Machine-readable
     #[arg(long)]
     json: bool,
 }
 
 #[derive(Serialize)]
 struct Entry {
+    /// What MODEL may be to mean it.
     name: String,
     quant: &'static str,
     bytes: u64,
     /// As text; bytes that are none are replaced.
     path: String,
+    /// What it was packed from, if that is known.
+    source: Option<String>,
+    /// Whether that is still there.
+    source_exists: Option<bool>,
     /// What is wrong with it, if it cannot be used.
     error: Option<String>,
 }
 
 pub fn run(args: Args) -> Result<()> {
-    let dir = crate::config::cache_dir().map(|dir| dir.join("models"));
-    let files = dir.iter().flat_map(|dir| std::fs::read_dir(dir).into_iter().flatten().flatten()).map(|e| e.path());
-    let mut files: Vec<PathBuf> = files.filter(|path| path.extension().is_some_and(|e| e == "neurons")).collect();
-    files.sort();
-    let entries: Vec<Entry> = files.iter().map(|path| entry(path)).collect();
+    let stored = stores::all();
     if args.json {
-        return super::print_json(&entries);
+        return super::print_json(&stored.into_iter().map(entry).collect::<Vec<_>>());
     }
     let mut table = Table::new();
     table.load_style(comfy_table::presets::NOTHING);
-    table.set_header(["NAME", "TYPE", "SIZE", "PATH"]);
-    for e in entries {
-        let name = e.error.map_or(e.name, |error| format!("unusable: {error}"));
-        let path = printable(&e.path);
-        table.add_row([printable(&name), e.quant.to_owned(), super::human_bytes(e.bytes), path]);
+    table.set_header(["NAME", "TYPE", "SIZE", "PACKED FROM"]);
+    for one in &stored {
+        let from = one.source.as_ref().map_or("-".into(), |source| printable(&source.to_string_lossy()));
+        let from = match &one.error {
+            Some(error) => format!("unusable: {}", printable(error)),
+            None if one.is_orphan() => format!("gone: {from}"),
+            None => from,
+        };
+        let quant = one.quant.map_or("", |quant| quant.name());
+        table.add_row([printable(&one.label), quant.to_owned(), super::human_bytes(one.bytes), from]);
     }
-    super::print(&(table.to_string() + "\ndemo and demo-silu come with the program.\n"))
+    let unused = match stored.iter().filter(|one| one.is_unused()).count() {
+        0 => String::new(),
+        n => format!("{n} of no more use: dynamicinfer rm --unused\n"),
+    };
+    super::print(&format!("{table}\n{unused}demo and demo-silu come with the program.\n"))
 }
 
-fn entry(path: &Path) -> Entry {
-    let bytes = std::fs::metadata(path).map_or(0, |meta| meta.len());
-    let (opened, path) = (NeuronStore::open(path), path.to_string_lossy().into_owned());
-    match opened {
-        Ok(store) => {
-            let name = store.header.config["name"].as_str().unwrap_or_default().to_owned();
-            let quant = store.header.quant.name();
-            Entry { name, quant, bytes, path, error: None }
-        }
-        Err(error) => Entry { name: String::new(), quant: "", bytes, path, error: Some(error.to_string()) },
+fn entry(one: Stored) -> Entry {
+    let source_exists = one.source.as_ref().map(|source| source.exists());
+    Entry {
+        quant: one.quant.map_or("", |quant| quant.name()),
+        bytes: one.bytes,
+        path: one.path.to_string_lossy().into_owned(),
+        source: one.source.map(|source| source.to_string_lossy().into_owned()),
+        source_exists,
+        error: one.error,
+        name: one.label,
     }
 }

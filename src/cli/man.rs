@@ -1,5 +1,4 @@
 use crate::error::{Error, Result};
-use clap::CommandFactory;
 use std::path::PathBuf;
 
 /// Write the man pages, one for each verb
@@ -13,7 +12,6 @@ pub struct Args {
 
 pub fn run(args: Args) -> Result<()> {
     std::fs::create_dir_all(&args.dir).map_err(Error::io("create", &args.dir))?;
-    let mut command = super::Args::command();
-    command.build();
-    clap_mangen::generate_to(command, &args.dir).map_err(Error::io("write man pages to", &args.dir))
+    clap_mangen::generate_to(super::help::without_help_verbs(), &args.dir)
+        .map_err(Error::io("write man pages to", &args.dir))
 }

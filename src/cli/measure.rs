@@ -1,16 +1,19 @@
 use super::machine_arg;
+use crate::clock;
+use crate::config::{ProcessorTime, processor_time};
 use crate::device::MoveRate;
 use crate::error::{Error, Result};
+use crate::formats::machine_profile::{MachineProfile, Rate};
 use crate::interrupt;
-use crate::lab::measure::{Assumed, READ_BYTES, ReadBuffer, gflops, profile};
-use std::path::PathBuf;
+use crate::lab::measure::{Assumed, HostRates, READ_BYTES, ReadBuffer, Repeated, call_us, gflops, profile};
+use std::path::{Path, PathBuf};
 
-/// Measure how fast this machine reads memory: the limit of every decoding speed
+/// Measure how fast this machine reads memory, and its card
 ///
 /// Reads 2 GiB (half of what is free, where that is less) several times per thread count; the best pass counts. An NVIDIA card, if there is
 /// one that can be used, is measured, too: its memory, and copies from and to pinned host memory. --save measures the processor's
-/// arithmetic and the cost of a call, too, and writes it all down as a machine profile, which `plan` reads. Without a card give its
-/// figures, or a small one is assumed; the profile says which figures are assumed.
+/// memory, arithmetic and the cost of a call five times, and writes the medians down as a machine profile, which `plan` reads; figures
+/// that other work has disturbed are not saved. Without a card give its figures, or a small one is assumed; the profile says which.
 #[derive(clap::Args)]
 pub struct Args {
     /// Thread counts to measure [default: 1 and one per core]
@@ -19,6 +22,9 @@ pub struct Args {
     /// Write a machine profile: a name, or a .toml file
     #[arg(long, value_name = "NAME")]
     save: Option<PathBuf>,
+    /// Save the profile even if its figures are far apart, or far from those that it has
+    #[arg(short, long, requires = "save")]
+    force: bool,
     /// 10^9 bytes per second that the device reads from its memory
     #[arg(long, requires = "save", allow_negative_numbers = true)]
     device_gb_s: Option<f64>,
@@ -55,7 +61,7 @@ pub fn run(args: Args) -> Result<()> {
     };
     if let Some((name, _)) = &save {
         // A figure that cannot be is refused before anything is measured.
-        profile(name, 1, 1.0, 1.0, None, assumed)?;
+        profile(name, 1, HostRates { dram_gb_s: 1.0, gflops: 1.0, call_us: 1.0 }, None, assumed)?;
     }
     let buffer = ReadBuffer::new(READ_BYTES, crate::config::available_memory())?;
     let mut measured = Vec::new();
@@ -88,13 +94,68 @@ pub fn run(args: Args) -> Result<()> {
     }
     if let Some((name, path)) = save {
         let most = measured.iter().map(|rate| rate.threads).max().unwrap_or(1);
-        let fastest = measured.iter().max_by(|a, b| a.gb_per_s.total_cmp(&b.gb_per_s)).expect("one at least");
-        let machine = profile(&name, fastest.threads, fastest.gb_per_s, gflops(most), card.ok(), assumed)?;
+        let fastest = measured.iter().max_by(|a, b| a.gb_per_s.total_cmp(&b.gb_per_s)).expect("one at least").threads;
+        let (before, start) = (processor_time(), clock::now());
+        let host = rounds(&buffer, fastest, most)?;
+        let others = busy_besides(before.zip(processor_time()), start.elapsed().as_secs_f64(), most);
+        let median = |at: usize| host[at].1.median();
+        let rates = HostRates { dram_gb_s: median(0), gflops: median(1), call_us: median(2) };
+        let machine = profile(&name, fastest, rates, card.ok(), assumed)?;
+        if !args.force {
+            check(&host, others, &machine, &path)?;
+        }
         machine.write(&path)?;
         eprintln!("{}", machine_arg::describe(&machine));
         eprintln!("written to {}", path.display());
     }
     Ok(())
+}
+
+/// Measures the processor's rates for a profile, each in several rounds, and says how far apart those are.
+fn rounds(buffer: &ReadBuffer, fastest: usize, most: usize) -> Result<[(Rate, Repeated); 3]> {
+    let measured = |rate: Rate, measure: &dyn Fn() -> f64| {
+        let rounds = Repeated::of(|| interrupt::check().map(|()| measure()))?;
+        let [from, to] = rounds.range();
+        eprintln!("{:12} {:.2}, from {from:.2} to {to:.2} in {} rounds", rate.name(), rounds.median(), rounds.0.len());
+        Ok::<_, Error>((rate, rounds))
+    };
+    Ok([
+        measured(Rate::DramGbS, &|| buffer.measure(fastest).gb_per_s)?,
+        measured(Rate::HostGflops, &|| gflops(most))?,
+        measured(Rate::CallUs, &|| call_us(fastest))?,
+    ])
+}
+
+/// What other processes took of the processors that were measured, in words; `None` if they left them alone.
+fn busy_besides(times: Option<(ProcessorTime, ProcessorTime)>, seconds: f64, threads: usize) -> Option<String> {
+    let (before, after) = times?;
+    let others = ((after.all - before.all) - (after.own - before.own)) / seconds;
+    let processors = after.processors as f64;
+    // A quarter of one is what an idle desktop takes.
+    let disturbed = others > (processors - threads as f64).max(0.0) + 0.25;
+    disturbed.then(|| format!("other processes took {others:.1} of {processors} processors meanwhile"))
+}
+
+/// Refuses figures that other work has disturbed: what it took of the processors says so, or they are far apart, or half of what the profile
+/// has.
+fn check(host: &[(Rate, Repeated)], others: Option<String>, machine: &MachineProfile, path: &Path) -> Result<()> {
+    let of_rounds = host.iter().filter_map(|(rate, rounds)| rounds.check(*rate).err());
+    let mut odd: Vec<String> = others.into_iter().chain(of_rounds).collect();
+    if let Some(before) = MachineProfile::read(path).ok().filter(|before| before.measured.contains(&Rate::DramGbS)) {
+        for rate in [Rate::DramGbS, Rate::HostGflops] {
+            let (now, then) = (machine.rate(rate), before.rate(rate));
+            if now < then / 2.0 {
+                odd.push(format!("{} {now:.2}, and the profile has {then:.2}", rate.name()));
+            }
+        }
+    }
+    if odd.is_empty() {
+        return Ok(());
+    }
+    Err(Error::Failed(format!(
+        "not saved, for something else uses this machine: {}; measure again when it is quiet, or add --force",
+        odd.join("; ")
+    )))
 }
 
 /// The ways that neuron blocks can take, a line each, with what a few and many blocks take.
@@ -114,4 +175,19 @@ pub fn ways(rates: &[MoveRate]) -> String {
         )
     };
     rates.iter().map(line).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn work_beside_a_measurement_is_told_where_it_takes_its_processors() {
+        let time = |all, own| ProcessorTime { all, own, processors: 4 };
+        let besides = |all: f64, threads| busy_besides(Some((time(10.0, 1.0), time(10.0 + all, 5.0))), 2.0, threads);
+        assert_eq!(besides(4.2, 4), None, "four seconds of ours, and 0.1 of another's each second");
+        assert_eq!(besides(8.0, 4).unwrap(), "other processes took 2.0 of 4 processors meanwhile");
+        assert_eq!(besides(8.0, 2), None, "two were left");
+        assert_eq!(busy_besides(None, 2.0, 4), None);
+    }
 }

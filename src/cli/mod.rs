@@ -24,6 +24,9 @@ mod eval;
 mod experiment;
 #[cfg(feature = "cuda")]
 mod gpu_check;
+mod habits;
+mod help;
+mod loader_arg;
 mod logits_hash;
 mod ls;
 mod machine_arg;
@@ -38,7 +41,9 @@ mod profile_plots;
 mod progress;
 mod record;
 mod replay;
+mod rm;
 mod run;
+mod sampling_arg;
 mod serve;
 mod settings_arg;
 mod show;
@@ -51,8 +56,10 @@ mod top;
 mod trace_arg;
 mod train_predictor;
 
+pub use crate::open::embedded::{File, carry};
+
 use crate::error::{Error, Result, human_bytes, is_unprintable, safe_text};
-use clap::{Parser, Subcommand};
+use clap::{FromArgMatches, Parser, Subcommand};
 use std::fmt::Write as _;
 use std::io::{IsTerminal, Write};
 use std::process::ExitCode;
@@ -64,24 +71,25 @@ use std::process::ExitCode;
 #[derive(Parser)]
 #[command(name = "dynamicinfer", version, max_term_width = 110, after_help = EXAMPLES, arg_required_else_help = true)]
 struct Args {
+    /// The daemon's Unix socket; verbs that ask the daemon have it too, and it may stand before or behind them
+    #[arg(long, global = true, hide = true, value_name = "PATH")]
+    socket: Option<std::path::PathBuf>,
     #[command(subcommand)]
     verb: Verb,
 }
 
 const EXAMPLES: &str = "\
 Examples:
-  dynamicinfer run demo \"Once upon a time\"         a story from the model that comes with the program
-  dynamicinfer serve demo                          OpenAI's API on a Unix socket
-  dynamicinfer chat demo                           talk to a model
-  echo \"Summarise: ...\" | dynamicinfer run M       the prompt from a pipe
-  dynamicinfer show demo                           what a model is made of
-  dynamicinfer bench demo -p 128 -n 64             tokens per second, and how near to the memory's limit
-  dynamicinfer plan demo --vram 8GiB               what lies in VRAM and what in memory
-  dynamicinfer pack model.gguf --quant q8_0        make the packed file yourself
-  dynamicinfer train-predictor M --text a.txt      teach it which neurons a token needs
+  dynamicinfer run demo \"Once upon a time\"     a story from the model in the program
+  dynamicinfer serve demo                      OpenAI's API on a Unix socket
+  dynamicinfer chat demo                       talk to a model
+  echo \"Summarise: ...\" | dynamicinfer run M   the prompt from a pipe
+  dynamicinfer bench demo -p 128 -n 64         tokens per second
+  dynamicinfer plan demo --vram 8GiB           what lies in VRAM and what in memory
+  dynamicinfer pack model.gguf --quant q8_0    make the packed file yourself
 
-Exit status: 0 done, 1 failed, 2 wrong usage, 3 no daemon, 4 a daemon is there already, 5 bad model file, 6 not enough memory,
-70 the engine failed, 130 Ctrl-C.";
+Exit status: 0 done, 1 failed, 2 wrong usage, 3 no daemon, 4 a daemon is there already,
+5 bad model file, 6 not enough memory, 70 the engine failed, 130 Ctrl-C.";
 
 #[derive(Subcommand)]
 enum Verb {
@@ -94,7 +102,9 @@ enum Verb {
     Load(daemon_verbs::LoadArgs),
     Stop(daemon_verbs::StopArgs),
     Budget(daemon_verbs::BudgetArgs),
+    #[command(visible_alias = "list")]
     Ls(ls::Args),
+    Rm(rm::Args),
     Doctor(doctor::Args),
     #[cfg(feature = "cuda")]
     GpuCheck(gpu_check::Args),
@@ -124,9 +134,17 @@ pub fn main() -> ExitCode {
     if let Some(done) = crate::api::child(first.as_deref().and_then(std::ffi::OsStr::to_str)) {
         return done;
     }
-    let args = match Args::try_parse() {
+    let command = help::command();
+    let parsed = command.clone().try_get_matches().and_then(|found| Args::from_arg_matches(&found));
+    let args = match parsed {
         Ok(args) => args,
         Err(error) => {
+            let typed: Vec<String> =
+                std::env::args_os().skip(1).map(|arg| arg.to_string_lossy().into_owned()).collect();
+            if let Some(answer) = habits::answer(&command, &typed).filter(|_| error.use_stderr()) {
+                eprintln!("dynamicinfer: {answer}");
+                return ExitCode::from(2);
+            }
             // Help and version are data, everything else is a complaint; both may go into a closed pipe.
             // It repeats what was typed, or what a shell made of a file's name.
             if error.use_stderr() && std::env::args_os().any(|arg| arg.to_string_lossy().contains(is_unprintable)) {
@@ -170,6 +188,7 @@ fn dispatch(verb: Verb) -> Result<()> {
         Verb::Stop(args) => daemon_verbs::stop(args),
         Verb::Budget(args) => daemon_verbs::budget(args),
         Verb::Ls(args) => ls::run(args),
+        Verb::Rm(args) => rm::run(args),
         Verb::Doctor(args) => doctor::run(args),
         #[cfg(feature = "cuda")]
         Verb::GpuCheck(args) => gpu_check::run(args),
@@ -197,10 +216,12 @@ fn dispatch(verb: Verb) -> Result<()> {
 /// Starts the threads that rayon's users share, in a number that has a limit: left to itself it starts as many as a variable says, and
 /// ends the program where it cannot.
 fn start_pool(verb: &Verb) -> Result<()> {
-    use Verb::{Budget, Completions, Config, Doctor, Load, Ls, Man, Ps, Stop};
+    use Verb::{Budget, Completions, Config, Doctor, Load, Ls, Man, Ps, Rm, Stop};
     // Those that compute nothing are to be there at once.
     let computes = match verb {
-        Budget(_) | Completions(_) | Config(_) | Doctor(_) | Load(_) | Ls(_) | Man(_) | Ps(_) | Stop(_) => false,
+        Budget(_) | Completions(_) | Config(_) | Doctor(_) | Load(_) | Ls(_) | Man(_) | Ps(_) | Rm(_) | Stop(_) => {
+            false
+        }
         #[cfg(feature = "tui")]
         Verb::Top(_) => false,
         _ => true,

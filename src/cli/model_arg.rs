@@ -13,7 +13,7 @@ use std::path::PathBuf;
 /// What every verb that runs a model takes.
 #[derive(Args, Clone)]
 pub struct ModelArgs {
-    /// A Hugging Face directory, a .gguf, a packed .neurons file, or `demo`
+    /// A Hugging Face directory, a .gguf, a packed .neurons file, a name that `ls` lists, or `demo`
     pub model: PathBuf,
     /// Type of the weights when the model has to be packed first: f32, f16, q8_0 or q4_0 [default: nearest to the model's]
     #[arg(long)]
@@ -29,15 +29,18 @@ pub struct EngineArgs {
     /// Threads to compute with [default: one per core]
     #[arg(short, long)]
     pub threads: Option<usize>,
-    /// How keys and values are stored
-    #[arg(long, value_enum, default_value_t = KvArg::F16)]
-    pub kv: KvArg,
+    /// How keys and values are stored [default: f16]
+    #[arg(long, value_enum, ignore_case = true)]
+    pub kv: Option<KvArg>,
+    /// Host memory that weights, keys and values may take: 32GiB, 32G or bytes; a model that needs more is refused
+    #[arg(long, value_name = "SIZE", value_parser = super::size::parse, allow_hyphen_values = true)]
+    pub ram: Option<u64>,
     /// Instruction set: avx512, avx2 or portable [default: the best there is]
-    #[arg(long, hide_short_help = true, value_parser = parse_isa)]
+    #[arg(long, hide = true, value_parser = parse_isa)]
     pub isa: Option<Isa>,
 }
 
-#[derive(clap::ValueEnum, Clone, Copy)]
+#[derive(clap::ValueEnum, Clone, Copy, PartialEq)]
 pub enum KvArg {
     F16,
     F32,
@@ -54,7 +57,7 @@ impl KvArg {
 
 impl EngineArgs {
     pub fn kv(&self) -> KvType {
-        self.kv.kv()
+        self.kv.unwrap_or(KvArg::F16).kv()
     }
 
     /// Options with what was typed for the model and here, and defaults for everything else.
@@ -64,6 +67,7 @@ impl EngineArgs {
             threads: self.threads,
             isa: self.isa,
             kv: self.kv(),
+            ram: self.ram,
             ..EngineOptions::new(&model.model)
         }
     }
@@ -114,5 +118,5 @@ pub fn parse_activation(text: &str) -> Result<NamedActivation, String> {
 
 pub fn parse_isa(text: &str) -> Result<Isa, String> {
     let all = Isa::ALL;
-    all.into_iter().find(|i| i.name() == text).ok_or_else(|| "take avx512, avx2 or portable".into())
+    all.into_iter().find(|i| i.name().eq_ignore_ascii_case(text)).ok_or_else(|| "take avx512, avx2 or portable".into())
 }

@@ -5,13 +5,14 @@ use crate::cpu::{MAX_COLUMNS, sign};
 use crate::error::{Error, Result, printable};
 use crate::formats::machine_profile::MachineProfile;
 use crate::formats::placement_file::{LayerPlacement, PlacementFile, PlacementPolicy, VERSION};
-use crate::formats::predictor_file;
+use crate::formats::predictor_file::{self, PredictorFile};
 use crate::formats::rows::Quant;
 use crate::ids::PublishedId;
 use crate::lab::synth::shape;
 use crate::model::{Model, ModelConfig, NamedActivation};
 use crate::open::artifacts::{self, Kind};
 use crate::open::pinnable;
+use crate::placement::estimate::{Bound, Estimate, Reads, estimate};
 use crate::placement::memory_plan::{Footprint, KvPlace, PartName, Plan, Request, plan};
 use crate::placement::{policy, problem::power_law};
 use crate::predictor;
@@ -26,7 +27,7 @@ use std::path::PathBuf;
 /// Without an activation profile every neuron counts the same.
 #[derive(clap::Args)]
 pub struct Args {
-    /// A Hugging Face directory, a .gguf, a packed .neurons file, or `demo`
+    /// A Hugging Face directory, a .gguf, a packed .neurons file, a name that `ls` lists, or `demo`
     #[arg(required_unless_present = "shape", conflicts_with = "shape")]
     model: Option<PathBuf>,
     /// Plan a model that is not here: llama-7b, llama-13b or llama-70b with ReLU, its activations after a power law
@@ -54,19 +55,19 @@ pub struct Args {
     #[arg(long, value_name = "N", default_value_t = 1)]
     parallel: usize,
     /// How keys and values are stored
-    #[arg(long, value_enum, default_value_t = KvArg::F16)]
+    #[arg(long, value_enum, ignore_case = true, default_value_t = KvArg::F16)]
     kv: KvArg,
     /// Where they are stored: auto takes the device where they displace no neuron
-    #[arg(long, value_enum, default_value_t = KvPlaceArg::Auto)]
+    #[arg(long, value_enum, ignore_case = true, default_value_t = KvPlaceArg::Auto)]
     kv_place: KvPlaceArg,
     /// Predictors on the device: auto counts the trained ones, else signs, and none for models without ReLU
-    #[arg(long, value_enum, default_value_t = PredictorArg::Auto)]
+    #[arg(long, value_enum, ignore_case = true, default_value_t = PredictorArg::Auto)]
     predictor: PredictorArg,
     /// Machine that it is for: a profile of `measure --save`, or a .toml file [default: `default`, else measured now]
     #[arg(long, value_name = "NAME")]
     machine: Option<PathBuf>,
     /// Neurons that begin in the slots: those of the plan, random ones, or none
-    #[arg(long, value_enum, default_value_t = PolicyArg::Static)]
+    #[arg(long, value_enum, ignore_case = true, default_value_t = PolicyArg::Static)]
     policy: PolicyArg,
     /// Of --policy random
     #[arg(long, default_value_t = 1)]
@@ -123,7 +124,13 @@ struct Subject {
     counts: Vec<Vec<u64>>,
     /// Where they are from.
     counted: String,
+    /// Share of the neurons that are active for a token.
+    active_share: f64,
 }
+
+/// Share of the neurons of a ReLU model that a token has active, where nobody has counted them: what the demo model has, and about what is
+/// published of the large ones.
+const ACTIVE_SHARE: f64 = 0.1;
 
 pub fn run(args: Args) -> Result<()> {
     if let Some(share) = args.ffn_share.filter(|s| !(*s > 0.0 && *s <= 1.0)) {
@@ -148,7 +155,7 @@ pub fn run(args: Args) -> Result<()> {
         Some(model) => Footprint::of_model(model, context, kv),
         None => Footprint::of_shape(&subject.config, subject.quant, context, kv),
     };
-    let (predictor_bytes, predictor) = predictor_bytes(&subject, args.predictor)?;
+    let prediction = prediction(&subject, args.predictor)?;
     let machine = machine_arg::find(args.machine.as_deref())?;
     let request = Request {
         vram: args.vram,
@@ -160,7 +167,7 @@ pub fn run(args: Args) -> Result<()> {
             KvPlaceArg::Device => KvPlace::Device,
         },
         sequences: args.parallel,
-        predictor_bytes,
+        predictor_bytes: prediction.bytes,
         ilp_seconds: args.ilp,
     };
     let plan = plan(&footprint, &subject.counts, &machine, &request)?;
@@ -171,11 +178,16 @@ pub fn run(args: Args) -> Result<()> {
         placement(&args, model, &subject.counts, &plan).write(path)?;
         eprintln!("written to {}", path.display());
     }
+    let Prediction { bytes: predictor_bytes, computed_share, .. } = prediction;
+    let reads = Reads { predictor_bytes, computed_share, active_share: subject.active_share };
+    let expected = estimate(&footprint, &plan, &machine, reads);
     if !args.json {
-        return super::print(&shown(&args, &plan, &subject, &machine, predictor));
+        let text = shown(&args, &plan, &subject, &machine, prediction.name);
+        return super::print(&(text + &speed(&expected, &prediction, &machine)));
     }
     let mut json = serde_json::to_value(&plan).expect("plain data");
-    json["details"]["predictor"] = predictor.into();
+    json["details"]["predictor"] = prediction.name.into();
+    json["details"]["expected"] = serde_json::to_value(expected).expect("plain data");
     json["details"]["impacts_from"] = subject.counted.into();
     json["details"]["machine"] = serde_json::to_value(&machine).expect("plain data");
     super::print_json(&json)
@@ -192,6 +204,7 @@ fn subject(args: &Args) -> Result<Subject> {
             model: None,
             counts,
             counted: "assumed: 40 % of a layer's neurons make 80 %".into(),
+            active_share: ACTIVE_SHARE,
         });
     }
     let model = args.model.clone().expect("clap asks for a model or a shape");
@@ -201,44 +214,105 @@ fn subject(args: &Args) -> Result<Subject> {
         None => artifacts::profile(&model)?,
     };
     let layers = model.config.layers;
-    let (counts, counted) = match profile {
+    let ffn = model.config.ffn;
+    let (counts, counted, active_share) = match profile {
         Some((path, profile)) => {
             let counted = format!("{} tokens of {}", profile.tokens(), path.display());
-            ((0..layers).map(|layer| profile.counts(layer)).collect(), counted)
+            let counts: Vec<Vec<u64>> = (0..layers).map(|layer| profile.counts(layer)).collect();
+            let active: u64 = counts.iter().flatten().sum();
+            (counts, counted, active as f64 / (profile.tokens().max(1) as f64 * (layers * ffn) as f64))
         }
         None => {
             eprintln!(
                 "there is no activation profile for this model, so every neuron counts the same; make one: dynamicinfer \
                  profile MODEL --text FILE"
             );
-            (vec![vec![1; model.config.ffn]; layers], "no profile: every neuron counts the same".into())
+            (vec![vec![1; ffn]; layers], "no profile: every neuron counts the same".into(), ACTIVE_SHARE)
         }
     };
-    Ok(Subject { config: model.config.clone(), quant: model.quant, model: Some(model), counts, counted })
+    let (config, quant) = (model.config.clone(), model.quant);
+    Ok(Subject { config, quant, model: Some(model), counts, counted, active_share })
 }
 
-/// Bytes of the predictors that run when nobody says otherwise, and their kind.
-fn predictor_bytes(subject: &Subject, wanted: PredictorArg) -> Result<(u64, &'static str)> {
+/// The predictors that run when nobody says otherwise.
+struct Prediction {
+    bytes: u64,
+    name: &'static str,
+    /// Share of the neurons that they have computed for a token.
+    computed_share: f64,
+    /// Where that figure is from.
+    counted: &'static str,
+}
+
+/// Share of the neurons that sign bits have computed where nobody has calibrated them: what they took of the demo model.
+const SIGNS_COMPUTE: f64 = 0.6;
+
+fn prediction(subject: &Subject, wanted: PredictorArg) -> Result<Prediction> {
     let c = &subject.config;
-    let find = |model: &Model| artifacts::find(model, Kind::MlpPredictor, predictor_file::open);
-    let trained = match (&subject.model, wanted) {
-        (Some(model), PredictorArg::Auto | PredictorArg::Mlp) => match find(model)? {
-            Some(file) => Some(predictor::open(file.path(), model)?),
-            None => None,
-        },
+    let find = |kind| match &subject.model {
+        Some(model) => artifacts::find(model, kind, predictor_file::open),
+        None => Ok(None),
+    };
+    let none = Prediction { bytes: 0, name: "none", computed_share: 1.0, counted: "every neuron" };
+    let trained = match wanted {
+        PredictorArg::Auto | PredictorArg::Mlp => find(Kind::MlpPredictor)?,
         _ => None,
     };
-    let sign = c.layers * c.ffn * sign::lines(c.hidden) * size_of::<sign::BitLine>();
     match (wanted, trained) {
-        (PredictorArg::Auto, _) if !c.activation.is_sparse() => Ok((0, "none")),
-        (_, Some(mlp)) => Ok(((0..c.layers).map(|layer| mlp.weight_bytes(layer, 0)).sum(), "trained")),
+        (PredictorArg::Auto, _) if !c.activation.is_sparse() => Ok(none),
+        (_, Some(file)) => {
+            let mlp = predictor::open(file.path(), subject.model.as_ref().expect("it has a file"))?;
+            let bytes = (0..c.layers).map(|layer| mlp.weight_bytes(layer, 0)).sum();
+            Ok(Prediction { bytes, name: "trained", computed_share: computed(&file), counted: "as its file says" })
+        }
         (PredictorArg::Mlp, None) => Err(Error::Usage(
             "--predictor mlp: there is none for this model yet; make one: dynamicinfer train-predictor MODEL --text FILE"
                 .into(),
         )),
-        (PredictorArg::None, None) => Ok((0, "none")),
-        (PredictorArg::Auto | PredictorArg::Sign, None) => Ok((sign as u64, "signs")),
+        (PredictorArg::None, None) => Ok(none),
+        (PredictorArg::Auto | PredictorArg::Sign, None) => {
+            let bytes = (c.layers * c.ffn * sign::lines(c.hidden) * size_of::<sign::BitLine>()) as u64;
+            Ok(match find(Kind::SignPredictor)? {
+                Some(file) => {
+                    Prediction { bytes, name: "signs", computed_share: computed(&file), counted: "as their file says" }
+                }
+                None => Prediction { bytes, name: "signs", computed_share: SIGNS_COMPUTE, counted: "assumed" },
+            })
+        }
     }
+}
+
+/// Mean share of the neurons that a predictor had computed on the texts that it was made with.
+fn computed(file: &PredictorFile) -> f64 {
+    let own: Vec<f64> =
+        file.header.tables.iter().filter(|t| t.ahead == 0).map(|t| f64::from(t.computed_share)).collect();
+    if own.is_empty() { 1.0 } else { own.iter().sum::<f64>() / own.len() as f64 }
+}
+
+/// What the plan comes to: tokens a second, and what they are bound by.
+fn speed(e: &Estimate, prediction: &Prediction, machine: &MachineProfile) -> String {
+    let rates = match (machine.measured.is_empty(), machine.assumed.is_empty()) {
+        (true, _) => "assumed rates",
+        (false, true) => "measured rates",
+        (false, false) => "rates that are measured in part",
+    };
+    let bound = match e.bound {
+        Bound::DeviceMemory => "how fast the device reads its memory",
+        Bound::HostMemory => "how fast the processor reads host memory",
+        Bound::Waits => "copies and waits between host and device",
+    };
+    format!(
+        "expected, by {rates}: at most {:.1} tokens/s, bound by {bound}; on the processor alone at most {:.1}\n\
+         a token: {:.2} ms of device memory, {:.2} of host memory at the same time, {:.2} of waits; {:.0} % of the neurons computed \
+         ({}), context short\n",
+        e.tokens_per_s,
+        e.cpu_tokens_per_s,
+        e.device_ms,
+        e.host_ms,
+        e.wait_ms,
+        100.0 * e.computed_share,
+        prediction.counted
+    )
 }
 
 fn placement(args: &Args, model: &Model, counts: &[Vec<u64>], plan: &Plan) -> PlacementFile {

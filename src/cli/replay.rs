@@ -12,7 +12,7 @@ use comfy_table::{CellAlignment, Table};
 use serde::Serialize;
 use std::path::{Path, PathBuf};
 
-/// Run a recorded trace again under policies, budgets and link rates
+/// Run a recorded trace under policies, budgets and link rates
 ///
 /// For each share of the neurons that fits into VRAM and each link rate it says which share of the active neurons would have been
 /// computed on the device (GPU share): under every policy, and at most, had the future been known (bound). What is frequent beforehand
@@ -23,7 +23,7 @@ pub struct Args {
     /// A file of `dynamicinfer record`
     trace: PathBuf,
     /// Policies [default: all]
-    #[arg(long, num_args = 1.., value_name = "POLICY", value_parser = policy_arg::names())]
+    #[arg(long, num_args = 1.., value_name = "POLICY", ignore_case = true, value_parser = policy_arg::names())]
     policy: Vec<Policy>,
     /// Shares of the FFN neurons that the device has room for
     #[arg(long, num_args = 1.., value_name = "SHARE", default_values_t = [0.3, 0.5, 0.7])]

@@ -1,6 +1,10 @@
+use super::chat;
 use super::device_arg::DeviceArgs;
+use super::loader_arg::LoaderArgs;
 use super::model_arg::{EngineArgs, ModelArgs, Terminal};
 use super::progress::{Progress, Unit};
+use super::sampling_arg::SamplingArgs;
+use super::settings_arg::SocketArgs;
 use super::sparsity_arg::SparsityArgs;
 use super::trace_arg::TraceArgs;
 use crate::clock;
@@ -19,63 +23,39 @@ use std::io::{IsTerminal, Read};
 /// Prompts above this are surely a mistake: no model has such a context.
 const MAX_PROMPT: u64 = 64 << 20;
 
-/// Continue a prompt
+/// Answer or continue a prompt
 ///
-/// The text streams to stdout; a last line on stderr tells the speed. Without PROMPT it is read from a pipe.
+/// A model with a chat template answers PROMPT as a user's message; one without, and any with --raw, goes on with the text. It
+/// streams to stdout; a last line on stderr tells the speed. Without PROMPT it is read from a pipe; on a terminal the chat opens.
 #[derive(clap::Args)]
 pub struct Args {
     #[command(flatten)]
     model: ModelArgs,
-    /// Text to continue; read from stdin when piped
+    /// Text to answer or to continue; read from stdin when piped
     prompt: Option<String>,
-    /// Tokens to generate; -1 until the model ends or the context is full
-    #[arg(short, long, default_value_t = 256, allow_negative_numbers = true)]
-    n_predict: i64,
+    /// Tokens to generate; -1 until the model ends or the context is full [default: 256]
+    #[arg(short, long, allow_negative_numbers = true)]
+    n_predict: Option<i64>,
     /// Context: tokens of prompt and answer together [default: the model's, at most 4096]
     #[arg(short, long = "ctx-size")]
     context: Option<usize>,
-    /// Temperature; 0 always takes the likeliest token
-    #[arg(long, default_value_t = 0.8)]
-    temp: f32,
-    /// Choose among the K likeliest tokens; 0 is all
-    #[arg(long, default_value_t = 40)]
-    top_k: usize,
-    /// Choose among the likeliest tokens that have this probability together; 1 is all
-    #[arg(long, default_value_t = 0.95)]
-    top_p: f32,
-    /// Drop tokens less likely than this share of the likeliest
-    #[arg(long, default_value_t = 0.05)]
-    min_p: f32,
-    /// Divide the logits of repeated tokens by this
-    #[arg(long, default_value_t = 1.0)]
-    repeat_penalty: f32,
-    /// How many tokens back the penalties look
-    #[arg(long, default_value_t = 64)]
-    repeat_last_n: usize,
-    /// Subtract this from the logits of tokens that were there
-    #[arg(long, default_value_t = 0.0, allow_negative_numbers = true)]
-    presence_penalty: f32,
-    /// Subtract this times their count from the logits of tokens that were there
-    #[arg(long, default_value_t = 0.0, allow_negative_numbers = true)]
-    frequency_penalty: f32,
-    /// Seed of the sampler: the same seed gives the same text [default: a new one, told at the end]
-    #[arg(short, long)]
-    seed: Option<u64>,
-    /// End before this text; may be given several times
-    #[arg(long, allow_hyphen_values = true)]
-    stop: Vec<String>,
-    /// Treat PROMPT as a user's message and put it into the model's chat template
-    #[arg(long)]
-    chat: bool,
-    /// System message for --chat
-    #[arg(long, requires = "chat")]
+    /// System message, for a model with a chat template
+    #[arg(long, conflicts_with = "raw")]
     system: Option<String>,
-    /// Keep generating past the model's end-of-text token
-    #[arg(long)]
-    ignore_eos: bool,
+    /// Continue PROMPT as it is, without the model's chat template
+    #[arg(long, visible_alias = "no-chat")]
+    raw: bool,
+    /// Refuse a model without a chat template, instead of continuing the text
+    #[arg(long, conflicts_with = "raw")]
+    chat: bool,
     /// One JSON object at the end instead of a stream
     #[arg(long)]
     json: bool,
+    #[command(flatten)]
+    sampling: SamplingArgs,
+    /// How many tokens back the penalties look
+    #[arg(long, default_value_t = 64)]
+    repeat_last_n: usize,
     #[command(flatten)]
     sparsity: SparsityArgs,
     /// Check the predictor at every Nth token against the true activations, and report its recall; 0 for never
@@ -114,20 +94,13 @@ struct Answer {
 }
 
 pub fn run(args: Args) -> Result<()> {
-    let params = SamplingParams {
-        temperature: args.temp,
-        top_k: args.top_k,
-        top_p: args.top_p,
-        min_p: args.min_p,
-        repeat_penalty: args.repeat_penalty,
-        repeat_last_n: args.repeat_last_n,
-        presence_penalty: args.presence_penalty,
-        frequency_penalty: args.frequency_penalty,
-        seed: args.seed.unwrap_or_else(crate::config::fresh_seed),
-    };
+    let params = SamplingParams { repeat_last_n: args.repeat_last_n, ..args.sampling.params()? };
     params.validate()?;
-    if args.n_predict < -1 {
-        return Err(Error::Usage(format!("-n {}: take -1 or more", args.n_predict)));
+    if let Some(n) = args.n_predict.filter(|&n| n < -1) {
+        return Err(Error::Usage(format!("-n {n}: take -1 or more")));
+    }
+    if args.wants_a_chat() {
+        return chat::run(args.into_chat());
     }
     let prompt = read_prompt(args.prompt.as_deref())?;
     let options = EngineOptions {
@@ -158,6 +131,42 @@ pub fn run(args: Args) -> Result<()> {
     if answer.finish_reason == "interrupted" { Err(Error::Interrupted) } else { Ok(()) }
 }
 
+impl Args {
+    /// On a terminal, without a prompt and with nothing that only a single answer has, people want to talk.
+    fn wants_a_chat(&self) -> bool {
+        let single = self.raw || self.json || self.trace.is_on() || !self.device.vram_schedule.is_empty();
+        let terminal = std::io::stdin().is_terminal() && std::io::stdout().is_terminal();
+        self.prompt.is_none() && !single && terminal
+    }
+
+    /// The same model, opened in the same way, to talk to: in this process, for `run` never asks the daemon.
+    fn into_chat(self) -> chat::Args {
+        chat::Args {
+            model: Some(self.model.model.to_string_lossy().into_owned()),
+            system: self.system,
+            n_predict: self.n_predict.and_then(|n| u64::try_from(n).ok()),
+            here: true,
+            sampling: self.sampling,
+            engine: LoaderArgs {
+                context: self.context.map(|n| n as u64),
+                quant: self.model.quant,
+                activation: self.model.activation,
+                threads: self.engine.threads.map(|n| n as u64),
+                kv: self.engine.kv,
+                ram: self.engine.ram,
+                sparsity: self.sparsity,
+                device: self.device,
+            },
+            socket: SocketArgs::default(),
+        }
+    }
+
+    /// Tokens to generate, at most; `None` until the model ends or the context is full.
+    fn limit(&self) -> Option<usize> {
+        usize::try_from(self.n_predict.unwrap_or(256)).ok()
+    }
+}
+
 fn read_prompt(given: Option<&str>) -> Result<String> {
     if let Some(prompt) = given {
         return Ok(prompt.to_owned());
@@ -183,19 +192,20 @@ fn read_prompt(given: Option<&str>) -> Result<String> {
 }
 
 fn prompt_tokens(args: &Args, tokenizer: &Tokenizer, prompt: &str) -> Result<Vec<u32>> {
-    let tokens = if args.chat {
-        let template = tokenizer.chat_template().ok_or_else(|| {
-            Error::Usage("this model has no chat template; leave out --chat and write the prompt it expects".into())
-        })?;
-        let mut messages = Vec::new();
-        if let Some(system) = &args.system {
-            messages.push(Message::new("system", &tokenizer.defuse(system)));
+    let template = tokenizer.chat_template().filter(|_| !args.raw);
+    let tokens = match template {
+        Some(template) => {
+            let system = args.system.iter().map(|system| Message::new("system", &tokenizer.defuse(system)));
+            let user = Message::new("user", &tokenizer.defuse(prompt));
+            let messages: Vec<Message> = system.chain([user]).collect();
+            tokenizer.encode(&render(template, &messages, tokenizer)?, Special::Parse)?
         }
-        messages.push(Message::new("user", &tokenizer.defuse(prompt)));
-        let text = render(template, &messages, tokenizer)?;
-        tokenizer.encode(&text, Special::Parse)?
-    } else {
-        tokenizer.encode_prompt(prompt, Special::AsText)?
+        None if args.chat || args.system.is_some() => {
+            let flag = if args.chat { "--chat" } else { "--system" };
+            let why = format!("this model has no chat template; leave out {flag} and write the prompt it expects");
+            return Err(Error::Usage(why));
+        }
+        None => tokenizer.encode_prompt(prompt, Special::AsText)?,
     };
     if tokens.is_empty() {
         return Err(Error::Usage("the prompt is empty and this model has no token to begin a text with".into()));
@@ -226,7 +236,7 @@ fn generate(
     let seed = params.seed;
     let _request = tracing::debug_span!("request", id = 1, client = 0, model = engine.model.config.name).entered();
     let mut sampler = Sampler::new(params, engine.model.config.vocab)?;
-    let mut text = TextStream::continuation(&args.stop)?;
+    let mut text = TextStream::continuation(&args.sampling.stop)?;
     prompt.iter().for_each(|&token| sampler.accept(token));
 
     let start = clock::now();
@@ -242,11 +252,11 @@ fn generate(
     let start = clock::now();
     let mut seconds = 0.0;
     let finish_reason = loop {
-        if args.n_predict >= 0 && generated as i64 >= args.n_predict {
+        if args.limit() == Some(generated) {
             break "length";
         }
         let token = sampler.sample(logits);
-        if tokenizer.is_end(token) && !args.ignore_eos {
+        if tokenizer.is_end(token) && !args.sampling.ignore_eos {
             break "stop";
         }
         generated += 1;
@@ -263,7 +273,7 @@ fn generate(
         if session.kv.len == session.kv.context {
             break "context";
         }
-        if args.n_predict >= 0 && generated as i64 >= args.n_predict {
+        if args.limit() == Some(generated) {
             break "length";
         }
         if generated == 1 {

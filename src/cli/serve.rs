@@ -1,16 +1,15 @@
-use super::device_arg::DeviceArgs;
+use super::loader_arg::LoaderArgs;
 use super::machine_arg;
-use super::model_arg::{KvArg, Terminal};
+use super::model_arg::Terminal;
+use super::sampling_arg;
 use super::settings_arg;
-use super::sparsity_arg::SparsityArgs;
 use super::trace_arg::TraceArgs;
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::formats::machine_profile::MachineProfile;
-use crate::open::{self, DeviceOptions, EngineOptions, ModelOptions};
+use crate::open;
 use crate::serve::{self, AtEnd, Load, Opened, PathLimits, SetBudget};
 use crate::settings::Settings;
 use crate::tokenizer::Tokenizer;
-use clap::ValueEnum;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -40,22 +39,8 @@ pub struct Args {
     /// Answers at once, 1 to 32
     #[arg(long, value_name = "N")]
     parallel: Option<u64>,
-    /// Tokens of a prompt and its answer together [default: the model's, at most 4096]
-    #[arg(short, long = "ctx-size", value_name = "N")]
-    context: Option<u64>,
-    /// Type of the weights when a model has to be packed first: f32, f16, q8_0 or q4_0
-    #[arg(long)]
-    quant: Option<crate::formats::rows::Quant>,
-    /// Threads to compute with [default: one per core]
-    #[arg(short, long)]
-    threads: Option<u64>,
-    /// How keys and values are stored: f16 or f32
-    #[arg(long, value_enum)]
-    kv: Option<KvArg>,
     #[command(flatten)]
-    sparsity: SparsityArgs,
-    #[command(flatten)]
-    device: DeviceArgs,
+    engine: LoaderArgs,
     #[command(flatten)]
     trace: TraceArgs,
 }
@@ -65,7 +50,7 @@ pub fn run(args: Args) -> Result<()> {
     let flags = Flags::of(&args);
     let config = args.config.clone();
     let settings = flags.settings(config.as_deref())?;
-    let loader = ModelLoader { quant: args.quant, sparsity: args.sparsity, device: args.device, trace: args.trace };
+    let loader = ModelLoader { args: args.engine, trace: args.trace };
     // Nobody may be there to read it, or the disk that it goes to may be full: that is no reason to stop.
     let say = |text: &str| eprintln!("{text}");
     serve::run(settings, Arc::new(loader), move || flags.settings(config.as_deref()), say)
@@ -99,11 +84,7 @@ impl Flags {
         add("serve.name", "--name", args.name.clone());
         add("serve.queue", "--queue", number(args.queue));
         add("serve.parallel", "--parallel", number(args.parallel));
-        add("serve.context", "--ctx-size", number(args.context));
-        add("serve.deterministic", "--deterministic", args.device.deterministic.then(|| "true".into()));
-        add("engine.threads", "--threads", number(args.threads));
-        let kv = args.kv.and_then(|kv| Some(kv.to_possible_value()?.get_name().to_owned()));
-        add("engine.kv", "--kv", kv);
+        values.extend(args.engine.flags());
         Flags { values }
     }
 
@@ -119,15 +100,13 @@ impl Flags {
 /// Opens models as the settings and the flags say; `chat` without a daemon does the same.
 #[derive(Default)]
 pub struct ModelLoader {
-    pub quant: Option<crate::formats::rows::Quant>,
-    pub sparsity: SparsityArgs,
-    pub device: DeviceArgs,
+    pub args: LoaderArgs,
     pub trace: TraceArgs,
 }
 
 impl Load for ModelLoader {
     fn check(&self, model: &str, settings: &Settings) -> Result<()> {
-        open::check(&self.options(model, settings)?, &Terminal)
+        open::check(&self.args.options(model, settings, self.trace.is_on())?, &Terminal)
     }
 
     fn open(&self, model: &str, settings: &Settings) -> Result<Opened> {
@@ -136,28 +115,8 @@ impl Load for ModelLoader {
 }
 
 impl ModelLoader {
-    fn options(&self, model: &str, settings: &Settings) -> Result<EngineOptions> {
-        let kv = KvArg::from_str(settings.text("engine.kv").unwrap_or("f16"), true)
-            .map_err(|_| Error::Usage(format!("engine.kv ({}): take f16 or f32", settings.origin("engine.kv"))))?;
-        // Zero stands for what nobody has set.
-        let set = |key: &str| Some(settings.whole(key) as usize).filter(|&n| n > 0);
-        let deterministic = self.device.deterministic || settings.switch("serve.deterministic");
-        Ok(EngineOptions {
-            model: ModelOptions { path: model.into(), quant: self.quant, activation: None },
-            threads: set("engine.threads"),
-            isa: None,
-            kv: kv.kv(),
-            context: set("serve.context"),
-            sequences: settings.whole("serve.parallel") as usize,
-            sparsity: self.sparsity.options_or_setting(settings.text("engine.predictor").unwrap_or("auto"))?,
-            audit: settings.whole("engine.audit"),
-            traced: self.trace.is_on(),
-            device: self.device.options()?.map(|device| DeviceOptions { live: true, deterministic, ..device }),
-        })
-    }
-
     pub fn open(&self, model: &str, settings: &Settings) -> Result<Opened> {
-        let options = self.options(model, settings)?;
+        let options = self.args.options(model, settings, self.trace.is_on())?;
         let weights = options.model.open(&Terminal)?;
         // Before the weights are read: a model without one cannot be served.
         let tokenizer = Tokenizer::new(weights.tokenizer()?, weights.store().path())?;
@@ -188,7 +147,8 @@ impl ModelLoader {
             })
         });
         let name = settings.text("serve.name").map_or_else(|| model_name(model), str::to_owned);
-        Ok(Opened { engine, tokenizer, name, kv, context, set_budget, limits, at_end })
+        let sampling = sampling_arg::defaults(settings)?;
+        Ok(Opened { engine, tokenizer, name, kv, context, sampling, set_budget, limits, at_end })
     }
 }
 

@@ -3,8 +3,8 @@
 use crate::client::Client;
 use crate::clock::Duration;
 use crate::config;
-use crate::error::Result;
-use crate::settings::Settings;
+use crate::error::{Error, Result};
+use crate::settings::{Origin, Settings};
 use clap::Args;
 use std::path::{Path, PathBuf};
 
@@ -12,11 +12,18 @@ use std::path::{Path, PathBuf};
 #[derive(Args, Clone)]
 pub struct SocketArgs {
     /// The daemon's Unix socket [default: serve.socket, or $XDG_RUNTIME_DIR/dynamicinfer.sock]
-    #[arg(long, value_name = "PATH")]
+    #[arg(long, global = true, value_name = "PATH")]
     pub socket: Option<PathBuf>,
     /// Seconds to wait for the daemon's answer; of what takes long, as `load` does, for a sign of life
-    #[arg(long, value_name = "SECONDS", default_value_t = 10, value_parser = clap::value_parser!(u64).range(1..=86_400))]
+    #[arg(long, global = true, value_name = "SECONDS", default_value_t = 10, value_parser = clap::value_parser!(u64).range(1..=86_400))]
     timeout: u64,
+}
+
+/// As nothing was typed.
+impl Default for SocketArgs {
+    fn default() -> SocketArgs {
+        SocketArgs { socket: None, timeout: 10 }
+    }
 }
 
 impl SocketArgs {
@@ -41,4 +48,26 @@ impl SocketArgs {
 /// The system's file, the user's, the one that was named, the environment.
 pub fn read(named: Option<&Path>) -> Result<Settings> {
     Settings::read(&config::config_files(), named, config::variable)
+}
+
+/// What was typed for a key, else what the settings say of it; what `load` was given comes before both.
+///
+/// # Errors
+/// [`Error::Usage`] for a setting that `parse` refuses, with where it comes from.
+pub fn chosen<T>(
+    settings: &Settings,
+    key: &'static str,
+    typed: Option<T>,
+    parse: impl Fn(&str) -> std::result::Result<T, String>,
+) -> Result<Option<T>> {
+    if typed.is_some() && !is_of_load(settings, key) {
+        return Ok(typed);
+    }
+    let refused = |why| Error::Usage(format!("{key} ({}): {why}", settings.origin(key)));
+    settings.text(key).map(|text| parse(text).map_err(refused)).transpose()
+}
+
+/// Whether `load` was given this key's value, for the model that it loads.
+pub fn is_of_load(settings: &Settings, key: &str) -> bool {
+    *settings.origin(key) == Origin::Load
 }

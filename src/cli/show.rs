@@ -8,6 +8,8 @@ use crate::lab::pack::{natural_quant, packed_bytes};
 use crate::model::source::Source;
 use crate::model::{BlockLayout, KvCache, KvType, Model, ModelConfig, NamedActivation};
 use crate::open::model::find;
+use crate::open::stores::{self, Stored};
+use crate::open::{ModelOptions, Quiet};
 use crate::tokenizer::{ModelSpec, TokenizerSpec};
 use comfy_table::Table;
 use serde::Serialize;
@@ -34,6 +36,10 @@ struct Shown {
     /// As text; bytes that are none are replaced.
     path: String,
     packed: bool,
+    /// The packed file: what `path` is, or its copy in the cache; none if it is not packed.
+    store: Option<String>,
+    /// Other copies of it in the cache, as `ls` lists them.
+    copies: Vec<String>,
     /// Type of attention and FFN weights, or the type `run` would pack it as.
     quant: &'static str,
     /// Bytes packed.
@@ -54,22 +60,34 @@ pub fn run(args: Args) -> Result<()> {
     if !path.is_dir() && PredictorFile::is_one(&path) {
         return show_predictor(&args, &path);
     }
-    let packed = !path.is_dir() && NeuronStore::is_one(&path);
-    let shown = if packed {
-        let model = Model::open(&path)?;
-        if args.verify {
-            verify(model.store())?;
+    let shown = match packed(&args, &path)? {
+        Some(model) => {
+            if args.verify {
+                verify(model.store())?;
+            }
+            let tokenizer = model.tokenizer().ok();
+            let (bytes, fingerprint) = (model.store().file_bytes(), model.store().header.fingerprint.clone());
+            let store = model.store().path().to_owned();
+            describe(path, Some(store), model.quant, bytes, fingerprint, tokenizer, model.config)
         }
-        let tokenizer = model.tokenizer().ok();
-        let (bytes, fingerprint) = (model.store().file_bytes(), model.store().header.fingerprint.clone());
-        describe(path, true, model.quant, bytes, fingerprint, tokenizer, model.config)
-    } else {
-        let source = Source::open(&path, args.activation)?;
-        let quant = natural_quant(&source)?;
-        let (bytes, fingerprint) = (packed_bytes(&source, quant), source.fingerprint());
-        describe(path, false, quant, bytes, fingerprint, source.tokenizer, source.config)
+        None => {
+            let source = Source::open(&path, args.activation)?;
+            let quant = natural_quant(&source)?;
+            let (bytes, fingerprint) = (packed_bytes(&source, quant), source.fingerprint());
+            describe(path, None, quant, bytes, fingerprint, source.tokenizer, source.config)
+        }
     };
     if args.json { super::print_json(&shown) } else { super::print(&(table(&shown) + "\n")) }
+}
+
+/// The model as it is packed: the file itself, or its copy in the cache.
+fn packed(args: &Args, path: &Path) -> Result<Option<Model>> {
+    if !path.is_dir() && NeuronStore::is_one(path) {
+        return Model::open(path).map(Some);
+    }
+    let options = ModelOptions { activation: args.activation, ..ModelOptions::new(path) };
+    // Without a cache directory nothing is packed there; what is wrong with the files is said when they are opened.
+    Ok(options.packed(path, &Quiet).unwrap_or(None))
 }
 
 fn verify<H: Header>(file: &SectionFile<H>) -> Result<()> {
@@ -113,19 +131,29 @@ fn show_predictor(args: &Args, path: &Path) -> Result<()> {
     super::print(&format!("{} predictor of {model} ({fingerprint}), {bytes}\n{table}\n", printable(&h.kind)))
 }
 
+/// Labels of the copies that were packed from `path`, as another type or with another activation than `store`.
+fn copies(path: &Path, store: Option<&Path>) -> Vec<String> {
+    let Ok(real) = path.canonicalize() else { return Vec::new() };
+    let other = |one: &Stored| one.source.as_ref() == Some(&real) && Some(&*one.path) != store;
+    stores::all().into_iter().filter(other).map(|one| one.label).collect()
+}
+
 fn describe(
     path: PathBuf,
-    packed: bool,
+    store: Option<PathBuf>,
     quant: crate::formats::rows::Quant,
     bytes: u64,
     fingerprint: String,
     tokenizer: Option<TokenizerSpec>,
     config: ModelConfig,
 ) -> Shown {
+    let copies = copies(&path, store.as_deref());
     let block = BlockLayout::new(config.ffn_kind, quant, config.hidden).bytes() as u64;
     Shown {
         path: path.to_string_lossy().into_owned(),
-        packed,
+        packed: store.is_some(),
+        store: store.map(|store| store.to_string_lossy().into_owned()),
+        copies,
         quant: quant.name(),
         bytes,
         parameters: config.parameters(),
@@ -145,14 +173,23 @@ fn describe(
 
 fn table(shown: &Shown) -> String {
     let c = &shown.config;
-    let state = if shown.packed { "packed as" } else { "not packed; run packs it as" };
+    let size = super::human_bytes(shown.bytes);
+    let state = match &shown.store {
+        Some(store) if *store == shown.path => format!("packed as {}, {size}", shown.quant),
+        Some(store) => format!("packed as {}, {size}, at {}", shown.quant, printable(store)),
+        None => format!("not packed; run packs it as {}, {size}", shown.quant),
+    };
+    let state = match &shown.copies[..] {
+        [] => state,
+        copies => format!("{state}; packed otherwise, too: {}", printable(&copies.join(", "))),
+    };
     let sparse = if c.activation.is_sparse() { "sparse" } else { "dense" };
     let window = c.window.map_or(String::new(), |w| format!(", attention window {w}"));
     let rows: [(&str, String); 12] = [
         ("model", printable(&c.name)),
         ("path", printable(&shown.path)),
         ("family", printable(&c.family)),
-        ("state", format!("{state} {}, {}", shown.quant, super::human_bytes(shown.bytes))),
+        ("state", state),
         ("parameters", format!("{:.3} B", shown.parameters as f64 / 1e9)),
         ("layers", format!("{} of hidden size {}", c.layers, c.hidden)),
         ("attention", format!("{} heads of {}, {} key/value heads{window}", c.heads, c.head_dim, c.kv_heads)),

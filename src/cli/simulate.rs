@@ -60,7 +60,7 @@ pub struct Args {
     #[arg(long, num_args = 1.., value_name = "SIZE", value_parser = size::parse)]
     pub vram: Vec<u64>,
     /// Policies [default: all]
-    #[arg(long, num_args = 1.., value_name = "POLICY", value_parser = policy_arg::names())]
+    #[arg(long, num_args = 1.., value_name = "POLICY", ignore_case = true, value_parser = policy_arg::names())]
     pub policy: Vec<Policy>,
     /// A file of `dynamicinfer record` with two or more texts, instead of a synthetic trace
     #[arg(long, value_name = "FILE")]

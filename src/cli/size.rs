@@ -5,7 +5,8 @@ use crate::error::excerpt;
 /// More than any one memory has; a larger number has a unit too many.
 const ABSURD: u64 = 1 << 50;
 
-const UNITS: [(&str, u64); 9] = [
+/// Letters alone are powers of two, as of `docker -m 8g` and `ls -h`.
+const UNITS: [(&str, u64); 13] = [
     ("KiB", 1 << 10),
     ("MiB", 1 << 20),
     ("GiB", 1 << 30),
@@ -14,14 +15,18 @@ const UNITS: [(&str, u64); 9] = [
     ("MB", 1_000_000),
     ("GB", 1_000_000_000),
     ("TB", 1_000_000_000_000),
+    ("K", 1 << 10),
+    ("M", 1 << 20),
+    ("G", 1 << 30),
+    ("T", 1 << 40),
     ("B", 1),
 ];
 
-/// Bytes from `8GiB`, `8 GB`, `8192MiB`, `1.5GiB` or plain bytes. GiB are 2^30 bytes, GB 10^9. A fraction of a byte is
+/// Bytes from `8GiB`, `8G`, `8 GB`, `8192MiB`, `1.5GiB` or plain bytes. GiB and G are 2^30 bytes, GB 10^9. A fraction of a byte is
 /// dropped.
 pub fn parse(text: &str) -> Result<u64, String> {
     let shown = excerpt(text);
-    let how = "write 8GiB (2^30 bytes), 8GB (10^9 bytes), 8192MiB or plain bytes";
+    let how = "write 8GiB or 8G (2^30 bytes), 8GB (10^9 bytes), 8192MiB or plain bytes";
     let trimmed = text.trim();
     let unit = UNITS.iter().find_map(|(name, bytes)| {
         let at = trimmed.len().checked_sub(name.len())?;
@@ -59,6 +64,10 @@ mod tests {
             ("8GiB", 8 << 30),
             ("8gib", 8 << 30),
             ("8 GiB", 8 << 30),
+            ("8G", 8 << 30),
+            ("8g", 8 << 30),
+            ("1.5k", 1536),
+            ("1T", 1 << 40),
             ("8192MiB", 8 << 30),
             ("8GB", 8_000_000_000),
             ("1.5KiB", 1536),
@@ -82,7 +91,8 @@ mod tests {
             ("0GiB", "no room at all"),
             ("-8GiB", "is negative"),
             ("-0", "is negative"),
-            ("8G", "not a size"),
+            ("8 Gi", "not a size"),
+            ("G", "not a size"),
             ("8.GiB", "not a size"),
             (".5GiB", "not a size"),
             ("GiB", "not a size"),

@@ -1,13 +1,15 @@
 //! `--predictor` and what belongs to it, as typed.
 
-use crate::error::{Error, Result};
+use super::settings_arg::chosen;
+use crate::error::Result;
 pub use crate::open::sparsity::one;
 use crate::open::{PredictorChoice, SparsityOptions};
 use crate::predictor::Kind;
+use crate::settings::Settings;
 use clap::Args;
 use std::path::PathBuf;
 
-#[derive(Args, Clone, Default)]
+#[derive(Args, Clone, Default, PartialEq)]
 pub struct SparsityArgs {
     /// What tells which neurons a token needs: dense (all), exact, sign, mlp or auto; by layer as `mlp,dense@0,exact@3-5`
     ///
@@ -42,9 +44,12 @@ impl SparsityArgs {
     }
 
     /// What was typed; without a predictor what the setting `engine.predictor` says.
-    pub fn options_or_setting(&self, predictor: &str) -> Result<SparsityOptions> {
-        let said = predictor.parse().map_err(|why| Error::Usage(format!("engine.predictor: {why}")))?;
-        Ok(self.options_or(said))
+    ///
+    /// # Errors
+    /// [`Error::Usage`] for a setting that is none.
+    pub fn options_or_setting(&self, settings: &Settings) -> Result<SparsityOptions> {
+        let predictor = chosen(settings, "engine.predictor", self.predictor.clone(), str::parse)?;
+        Ok(SparsityArgs { predictor, ..self.clone() }.options())
     }
 
     fn options_or(&self, unsaid: PredictorChoice) -> SparsityOptions {

@@ -11,7 +11,7 @@ use crate::open::model::check_room;
 use serde_json::json;
 use std::path::{Path, PathBuf};
 
-/// Make a model of any shape with random weights, to measure speed without a download
+/// Make a model of any shape with random weights
 ///
 /// The text it writes is noise. Its tokeniser has every byte, so any prompt works. Shape, type and seed say every number:
 /// the .gguf and the .neurons file of the same ones hold the same model.

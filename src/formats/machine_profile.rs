@@ -201,14 +201,22 @@ impl MachineProfile {
     /// [`Error::BadFile`] with the field that is wrong, [`Error::Io`] if it cannot be opened.
     pub fn read(path: &Path) -> Result<MachineProfile> {
         let file = MappedFile::open(path)?;
-        let bad = |field: &str, why: String| Error::bad(path, field, format!("{why}; {REMEDY}"));
+        let bad = |field: &str, why: String| bad(path, field, why);
         if file.bytes().len() > LONGEST {
             return Err(bad("", "too long for a machine profile".into()));
         }
         let text = std::str::from_utf8(file.bytes()).map_err(|_| bad("", "is not text".into()))?;
-        let profile: MachineProfile =
-            toml::from_str(text).map_err(|e| bad("", format!("not a machine profile: {}", excerpt(e.message()))))?;
-        profile.check().map_err(|(field, why)| bad(field, why))?;
+        MachineProfile::parse(text, path)
+    }
+
+    /// Reads the profile in `text`, which came from `path`, and checks it.
+    ///
+    /// # Errors
+    /// [`Error::BadFile`] with the field that is wrong.
+    pub fn parse(text: &str, path: &Path) -> Result<MachineProfile> {
+        let profile: MachineProfile = toml::from_str(text)
+            .map_err(|e| bad(path, "", format!("not a machine profile: {}", excerpt(e.message()))))?;
+        profile.check().map_err(|(field, why)| bad(path, field, why))?;
         Ok(profile)
     }
 
@@ -221,6 +229,10 @@ impl MachineProfile {
         let text = toml::to_string(self).expect("a machine profile is plain data");
         temporary::write_whole(path, text.as_bytes())
     }
+}
+
+fn bad(path: &Path, field: &str, why: String) -> Error {
+    Error::bad(path, field, format!("{why}; {REMEDY}"))
 }
 
 /// Checks that `name` can be a machine's name, which becomes a file name; the error says what a name consists of.

@@ -168,7 +168,7 @@ impl std::str::FromStr for Quant {
     fn from_str(text: &str) -> Result<Quant, String> {
         Quant::ALL
             .into_iter()
-            .find(|q| q.name() == text)
+            .find(|q| q.name().eq_ignore_ascii_case(text))
             .ok_or_else(|| format!("'{text}' is not a store type; take f32, f16, q8_0 or q4_0"))
     }
 }

@@ -13,6 +13,56 @@ use crate::ops::linear::linear;
 use memmap2::{Advice, MmapMut};
 use serde::Serialize;
 
+/// Times that a figure is measured for a profile that is kept: the median of five is right if two of them were disturbed.
+const ROUNDS: usize = 5;
+/// How many times as fast the fastest round of a rate may be as the slowest: on a machine that does nothing else they differ by a tenth.
+const STEADY: f64 = 1.5;
+/// Time of a call, us, beyond which threads wait for cores that something else uses; and the most by which rounds differ without that.
+const SLOW_CALL_US: f64 = 50.0;
+const STEADY_CALL_US: f64 = 10.0;
+
+/// A figure that was measured several times, smallest first.
+#[derive(Clone, Debug, Serialize)]
+pub struct Repeated(pub Vec<f64>);
+
+impl Repeated {
+    /// Measures a figure five times.
+    ///
+    /// # Errors
+    /// Those of `measure`.
+    pub fn of(mut measure: impl FnMut() -> Result<f64>) -> Result<Repeated> {
+        let mut rounds = (0..ROUNDS).map(|_| measure()).collect::<Result<Vec<f64>>>()?;
+        rounds.sort_by(f64::total_cmp);
+        Ok(Repeated(rounds))
+    }
+
+    /// The middle figure.
+    pub fn median(&self) -> f64 {
+        self.0[self.0.len() / 2]
+    }
+
+    /// The smallest and the largest figure.
+    pub fn range(&self) -> [f64; 2] {
+        [self.0[0], self.0[self.0.len() - 1]]
+    }
+
+    /// Checks that nothing disturbed the measurement of `rate`: rounds that are near each other, and a call that takes as long as calls do.
+    /// The error says what is odd.
+    pub fn check(&self, rate: Rate) -> Result<(), String> {
+        let ([least, most], median) = (self.range(), self.median());
+        let odd = match rate {
+            Rate::CallUs => median > SLOW_CALL_US || most - least > STEADY_CALL_US.max(median),
+            _ => most > STEADY * least,
+        };
+        let name = rate.name();
+        if odd {
+            Err(format!("{name} {median:.2}, from {least:.2} to {most:.2} in {} rounds", self.0.len()))
+        } else {
+            Ok(())
+        }
+    }
+}
+
 /// Bytes read per pass, far more than any cache holds.
 pub const READ_BYTES: usize = 2 << 30;
 /// Bytes read per pass when the measurement must take less than two seconds: still more than the caches of most machines.
@@ -252,18 +302,28 @@ pub fn machine(
     assumed: Assumed,
 ) -> Result<MachineProfile> {
     let dram_gb_s = ReadBuffer::new(QUICK_BYTES, free)?.measure(threads).gb_per_s;
-    profile(name, threads, dram_gb_s, gflops(threads), card, assumed)
+    profile(name, threads, HostRates { dram_gb_s, gflops: gflops(threads), call_us: call_us(threads) }, card, assumed)
 }
 
-/// As [`machine`], with memory and arithmetic rates that were measured already.
+/// Measured rates of the processor.
+#[derive(Clone, Copy, Debug)]
+pub struct HostRates {
+    /// 10^9 bytes a second that it reads from memory.
+    pub dram_gb_s: f64,
+    /// 10^9 multiplications and additions a second.
+    pub gflops: f64,
+    /// Time of a fork and join of its threads, us.
+    pub call_us: f64,
+}
+
+/// As [`machine`], with rates of the processor that were measured already, with `threads` threads.
 ///
 /// # Errors
 /// [`Error::Usage`] for a name or an assumed figure that is out of range.
 pub fn profile(
     name: &str,
     threads: usize,
-    dram_gb_s: f64,
-    host_gflops: f64,
+    host: HostRates,
     card: Option<CardRates>,
     assumed: Assumed,
 ) -> Result<MachineProfile> {
@@ -288,11 +348,11 @@ pub fn profile(
         measured_unix: Some(clock::unix_seconds()),
         measured,
         assumed: not,
-        dram_gb_s,
-        host_gflops,
+        dram_gb_s: host.dram_gb_s,
+        host_gflops: host.gflops,
         device_gb_s,
         link_gb_s,
-        call_us: call_us(threads),
+        call_us: host.call_us,
         copy_us,
         sync_us,
         moves: card.map(|card| card.moves).unwrap_or_default(),
@@ -320,6 +380,22 @@ fn sum_words(bytes: &[u8]) -> u64 {
 mod tests {
     use super::*;
     use crate::device::{Rates, VirtualDevice};
+
+    /// A profile was saved beside other work, with calls of 130 us instead of 0.1.
+    #[test]
+    fn a_figure_that_something_else_disturbed_is_told_from_one_that_is_steady() {
+        let check = |rate, rounds: [f64; 5]| {
+            let mut rounds = rounds.into_iter();
+            Repeated::of(|| Ok(rounds.next().unwrap())).unwrap().check(rate)
+        };
+        assert_eq!(check(Rate::DramGbS, [30.0, 34.0, 35.0, 36.0, 35.5]), Ok(()));
+        let why = check(Rate::DramGbS, [35.0, 12.0, 34.0, 36.0, 35.0]).unwrap_err();
+        assert_eq!(why, "dram_gb_s 35.00, from 12.00 to 36.00 in 5 rounds");
+        assert_eq!(check(Rate::CallUs, [0.1, 0.3, 0.1, 2.0, 0.1]), Ok(()), "microseconds change no plan");
+        assert_eq!(check(Rate::CallUs, [20.0, 21.0, 19.0, 25.0, 30.0]), Ok(()), "a machine with slow calls");
+        assert!(check(Rate::CallUs, [130.0, 131.0, 129.0, 130.0, 130.0]).is_err(), "disturbed all the time");
+        assert!(check(Rate::CallUs, [0.1, 0.1, 0.1, 0.2, 90.0]).is_err());
+    }
 
     #[test]
     fn ways_of_a_device_with_known_rates_are_found() {

@@ -63,7 +63,7 @@ impl Activation {
             }
             None => (name, parameter),
         };
-        Ok(match name {
+        Ok(match &*name.to_ascii_lowercase() {
             "relu" => Activation::Relu,
             "fatrelu" => match parameter {
                 Some(t) if t.is_finite() && t >= 0.0 => Activation::Fatrelu(t),
@@ -74,10 +74,10 @@ impl Activation {
             "silu" | "swish" => Activation::Silu,
             "gelu" => Activation::Gelu,
             "gelu_new" | "gelu_pytorch_tanh" | "gelu_tanh" | "gelu_fast" => Activation::GeluTanh,
-            other => {
+            _ => {
                 return Err(format!(
                     "activation '{}' is not known; known are relu, fatrelu(t), relu2, drelu, silu, gelu, gelu_pytorch_tanh",
-                    excerpt(other)
+                    excerpt(name)
                 ));
             }
         })

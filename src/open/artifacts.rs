@@ -3,7 +3,7 @@
 //!
 //! 1. Beside the packed store, `STORE.KIND`: `m.activation.profile` for `m.neurons`.
 //! 2. In the user's data directory, `models/NAME-FINGERPRINT/KIND`; new ones are written here.
-//! 3. In the source checkout, `profiles/models/*/KIND`: those of the models that come with the program.
+//! 3. In the source checkout, or in the program itself, `profiles/models/*/KIND`: those of the models that come with the program.
 
 use crate::error::{Error, Result, printable};
 use crate::formats::sections::{Header, SectionFile};
@@ -187,10 +187,10 @@ fn file_name(name: &str) -> String {
     if safe.is_empty() { "model".into() } else { safe }
 }
 
-/// `profiles/models` of the checkouts in which the assets were found.
+/// `profiles/models` of the checkouts in which the assets were found, and of what the program carries.
 fn checkouts() -> Vec<PathBuf> {
     let mut dirs: Vec<PathBuf> = Vec::new();
-    for assets in crate::config::asset_dirs() {
+    for assets in crate::config::asset_dirs().into_iter().chain(super::embedded::written()) {
         let dir = assets.with_file_name("profiles").join("models");
         if dir.is_dir() && !dirs.contains(&dir) {
             dirs.push(dir);

@@ -124,12 +124,14 @@ impl DeviceOptions {
     }
 }
 
-/// What the device needs room for: keys and values of `sequences` sequences of `context` tokens each.
+/// What the device needs room for: keys and values of `sequences` sequences of `context` tokens each; and the host memory that may be taken,
+/// bytes.
 #[derive(Clone, Copy)]
 pub(super) struct Need {
     pub context: usize,
     pub kv: KvType,
     pub sequences: usize,
+    pub ram: Option<u64>,
 }
 
 /// A device that is in use.
@@ -321,7 +323,7 @@ impl DeviceOptions {
         let machine = machine::find(self.machine.as_deref(), told)?;
         let request = Request {
             vram,
-            ram: None,
+            ram: need.ram,
             ffn_share: self.ffn_share,
             // The device's kernels read keys and values in f16 only.
             kv: if need.kv == KvType::F16 { KvPlace::Auto } else { KvPlace::Host },

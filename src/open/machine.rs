@@ -1,6 +1,6 @@
 //! The machine that a plan is for: a saved profile, or this machine, measured now.
 
-use super::{Listener, cuda};
+use super::{Listener, cuda, embedded};
 use crate::error::{Error, Result, printable};
 use crate::formats::machine_profile::{MachineProfile, Rate, check_name};
 use crate::lab::measure::{self, Assumed};
@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 /// Name of the profile that is used when none is named.
 const DEFAULT: &str = "default";
 
-/// The profile that `--machine` means: a .toml file, or a name among the user's profiles, then among the checkout's. `None` takes the
+/// The profile that `--machine` means: a .toml file, or a name among the user's profiles, then among the checkout's and the program's. `None` takes the
 /// profile `default`; if there is none, this machine is measured now, and `told` is told.
 ///
 /// # Errors
@@ -21,15 +21,18 @@ pub fn find(machine: Option<&Path>, told: &dyn Listener) -> Result<MachineProfil
         return MachineProfile::read(machine);
     }
     check_name(&name).map_err(|why| Error::Usage(format!("--machine: {why}")))?;
-    let places = places(&name);
-    match places.iter().find(|p| p.is_file()) {
-        Some(path) => MachineProfile::read(path),
-        None => Err(Error::Usage(format!(
-            "--machine {}: there is no such profile; make one with `dynamicinfer measure --save {}`, or name a .toml file",
-            printable(&name),
-            printable(&name)
-        ))),
+    if let Some(path) = places(&name).iter().find(|p| p.is_file()) {
+        return MachineProfile::read(path);
     }
+    embedded::machine(&name).ok_or_else(|| {
+        let known: Vec<&str> = embedded::machines().collect();
+        Error::Usage(format!(
+            "--machine {0}: there is no such profile; make one with `dynamicinfer measure --save {0}`, name a .toml file, or take one \
+             that comes with the program: {1}",
+            printable(&name),
+            known.join(", ")
+        ))
+    })
 }
 
 /// The profile `default`, if there is one.

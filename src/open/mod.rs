@@ -8,11 +8,13 @@ pub mod cuda;
 #[path = "no_cuda.rs"]
 pub mod cuda;
 pub mod device;
+pub mod embedded;
 pub mod machine;
 pub mod model;
 pub mod place;
 pub mod report;
 pub mod sparsity;
+pub mod stores;
 mod vram_budget;
 
 pub use device::{DeviceKind, DeviceOptions, DeviceSession, LookaheadOn, Placement};
@@ -47,6 +49,8 @@ pub struct EngineOptions {
     pub context: Option<usize>,
     /// Number of sequences that may be decoded together, 1 or more.
     pub sequences: usize,
+    /// Host memory that weights, keys and values may take, bytes; `None` is what is free.
+    pub ram: Option<u64>,
     /// Which neurons are computed.
     pub sparsity: SparsityOptions,
     /// Compare the predictor with the true activations in every `audit`-th decoding pass; 0 for never.
@@ -67,6 +71,7 @@ impl EngineOptions {
             kv: KvType::F16,
             context: None,
             sequences: 1,
+            ram: None,
             sparsity: SparsityOptions::default(),
             audit: 0,
             traced: false,
@@ -80,7 +85,7 @@ impl EngineOptions {
     }
 
     fn need(&self, model: &Model) -> device::Need {
-        device::Need { context: self.context_of(model), kv: self.kv, sequences: self.sequences }
+        device::Need { context: self.context_of(model), kv: self.kv, sequences: self.sequences, ram: self.ram }
     }
 }
 
@@ -165,6 +170,9 @@ pub fn open_model(model: Model, options: &EngineOptions, told: &dyn Listener) ->
         Some(device) => device.apply(&mut engine, need, options, told)?,
         None => None,
     };
+    if device.is_none() {
+        check_ram(&engine.model, need)?;
+    }
     Ok(Opened { engine, context: need.context, kv: need.kv, device })
 }
 
@@ -178,7 +186,10 @@ pub fn check(options: &EngineOptions, told: &dyn Listener) -> Result<()> {
     options.sparsity.apply(&mut engine)?;
     let need = options.need(&engine.model);
     check_context(&engine.model, need.context, need.kv, told)?;
-    options.device.as_ref().map_or(Ok(()), |device| device.try_plan(&engine, need, &options.sparsity, told))
+    match &options.device {
+        Some(device) => device.try_plan(&engine, need, &options.sparsity, told),
+        None => check_ram(&engine.model, need),
+    }
 }
 
 /// An engine that computes every neuron on the processor. None of its weights is read yet.
@@ -219,6 +230,22 @@ fn check_sequences(model: &Model, need: device::Need) -> Result<()> {
         need.context,
         human_bytes(bytes)
     )))
+}
+
+/// Checks that weights, keys and values of all sequences fit into the memory that the user allows, without a device: a plan checks it by
+/// itself.
+fn check_ram(model: &Model, need: device::Need) -> Result<()> {
+    let keys = KvCache::bytes_for(&model.config, need.context, need.kv).saturating_mul(need.sequences as u64);
+    let bytes = model.store().file_bytes().saturating_add(keys);
+    match need.ram.filter(|&ram| ram < bytes) {
+        None => Ok(()),
+        Some(ram) => Err(Error::Memory(format!(
+            "--ram {} is below the {} that weights, keys and values take; give more, take a smaller --ctx-size, or pack the model in a \
+             smaller type (--quant q4_0)",
+            human_bytes(ram),
+            human_bytes(bytes)
+        ))),
+    }
 }
 
 /// How much of `free` bytes of host memory may be pinned for a card: a tenth is left to the rest of the system, because pinned pages cannot

@@ -1,9 +1,10 @@
 //! Finds a model by its name or path, packs it if it is not packed yet, and opens it.
 
-use super::Listener;
+use super::stores::{self, Origin};
+use super::{Listener, embedded};
 use crate::cpu::Kernels;
 use crate::error::{Error, Result, human_bytes, printable};
-use crate::formats::neuron_store::{EXTENSION, NeuronStore};
+use crate::formats::neuron_store::{EXTENSION, NeuronStore, SourceFile};
 use crate::formats::rows::Quant;
 use crate::lab::fit::{self, Doubt};
 use crate::lab::pack::{PackOptions, natural_quant, pack, packed_bytes};
@@ -11,6 +12,9 @@ use crate::model::families::says_drelu;
 use crate::model::source::{Source, source_files};
 use crate::model::{Ffn, KvCache, KvType, Model, NamedActivation};
 use std::path::{Path, PathBuf};
+
+/// Bytes that are read without a word: about what a second brings from a disk.
+const LONG_READ: u64 = 1 << 30;
 
 /// Which model to open, and how to pack it if it is not packed yet.
 #[derive(Clone, Debug)]
@@ -23,26 +27,38 @@ pub struct ModelOptions {
     pub activation: Option<NamedActivation>,
 }
 
-/// The file or directory that MODEL means: a path, or the name of a demo model.
+/// The file or directory that MODEL means: a path, the name of a demo model, or that of a packed model in the cache.
 ///
 /// # Errors
-/// [`Error::Usage`] where there is no such model.
+/// [`Error::Usage`] where there is no such model, or where several packed models have that name.
 pub fn find(model: &Path) -> Result<PathBuf> {
     if model.exists() {
         return Ok(model.to_owned());
     }
     let name = model.to_string_lossy();
-    if matches!(&*name, "demo" | "demo-silu") {
+    let is_demo = matches!(&*name, "demo" | "demo-silu");
+    if is_demo {
         let places = crate::config::asset_dirs();
         if let Some(found) = places.iter().map(|dir| dir.join(&*name)).find(|dir| dir.join("config.json").exists()) {
             return Ok(found);
         }
+        if embedded::has_model(&name)
+            && let Some(assets) = embedded::assets()?
+        {
+            return Ok(assets.join(&*name));
+        }
+    }
+    if let Some(stored) = stores::named(&name)? {
+        return Ok(stored.path);
+    }
+    if is_demo {
         return Err(Error::Usage(format!(
             "the model '{name}' was not found: run from a checkout of the project, or set DYNAMICINFER_ASSETS to its assets directory"
         )));
     }
     Err(Error::Usage(format!(
-        "there is no model at '{}': MODEL is a Hugging Face directory, a .gguf, a .neurons file, or `demo`",
+        "there is no model at '{}': MODEL is a Hugging Face directory, a .gguf, a .neurons file, a name that `dynamicinfer ls` lists, or \
+         `demo`",
         printable(&name)
     )))
 }
@@ -67,22 +83,7 @@ impl ModelOptions {
             }
             return Ok(model);
         }
-        // The store of the default type has no type in its key; it also serves those who ask for that type by name.
-        let own = self.cached(&path, None)?;
-        if let Some(quant) = self.quant
-            && let Ok(opened) = NeuronStore::open(&own)
-            && opened.header.quant == quant
-            && opened.header.sources == source_files(&path)?
-        {
-            let model = Model::from_store(opened)?;
-            if self.still_means(&path, &model)? {
-                return Ok(model);
-            }
-        }
-        let store = self.cached(&path, self.quant)?;
-        if let Some(model) = up_to_date(&store, &path, told)?
-            && self.still_means(&path, &model)?
-        {
+        if let Some(model) = self.packed(&path, told)? {
             return Ok(model);
         }
         let source = Source::open(&path, self.activation)?;
@@ -90,14 +91,82 @@ impl ModelOptions {
             Some(quant) => quant,
             None => natural_quant(&source)?,
         };
-        let store = if quant == natural_quant(&source)? { own } else { store };
+        let natural = quant == natural_quant(&source)?;
+        let store = self.cached(&path, self.quant.filter(|_| !natural))?;
         let dir = store.parent().expect("the cache path has a directory");
         std::fs::create_dir_all(dir).map_err(Error::io("create", dir))?;
         check_room(dir, packed_bytes(&source, quant))?;
         let what = format!("packing {} as {}", printable(&source.config.name), quant.name());
         told.packing(&what, &mut |step| pack(&source, &store, &PackOptions { quant, orders: None }, step))?;
+        Origin::write(&store, &path, source.files().to_vec());
         check_activation(&store, told)?;
         Model::open(&store)
+    }
+
+    /// The packed copy of `path` in the cache, if there is one that holds what the files now do.
+    ///
+    /// # Errors
+    /// [`Error::Io`] where the files cannot be looked at, [`Error::Usage`] without a cache directory.
+    pub fn packed(&self, path: &Path, told: &dyn Listener) -> Result<Option<Model>> {
+        // The store of the default type has no type in its key; it also serves those who ask for that type by name.
+        let own = self.cached(path, None)?;
+        let serves = |quant| NeuronStore::open(&own).is_ok_and(|store| store.header.quant == quant);
+        let store = match self.quant {
+            Some(quant) if !serves(quant) => self.cached(path, self.quant)?,
+            _ => own,
+        };
+        match self.up_to_date(&store, path, told)? {
+            Some(model) if self.still_means(path, &model)? => Ok(Some(model)),
+            _ => Ok(None),
+        }
+    }
+
+    /// The packed model, if it exists, is complete, of this version, and made from the files as they are now.
+    fn up_to_date(&self, store: &Path, source: &Path, told: &dyn Listener) -> Result<Option<Model>> {
+        if !store.exists() {
+            return Ok(None);
+        }
+        let opened = match NeuronStore::open(store) {
+            Ok(opened) => opened,
+            Err(error) => {
+                told.note(&format!("{error}; packing it again"));
+                return Ok(None);
+            }
+        };
+        let (now, origin) = (source_files(source)?, Origin::read(store));
+        if origin.as_ref().is_some_and(|origin| origin.files == now) {
+            return Ok(Some(Model::from_store(opened)?));
+        }
+        let same = opened.header.sources == now;
+        let model = match Model::from_store(opened) {
+            Ok(model) => model,
+            Err(error) if same => return Err(error),
+            Err(_) => return Ok(None),
+        };
+        if same || self.holds_what_is_packed(source, &now, &model, told) {
+            Origin::write(store, source, now);
+            return Ok(Some(model));
+        }
+        told.note(&format!("{} has changed since it was packed; packing it again", source.display()));
+        Ok(None)
+    }
+
+    /// Whether files that were written to since they were packed, and are as long as they were then, still hold what is packed: copying
+    /// or touching a file gives it another time. Reads all of them.
+    fn holds_what_is_packed(&self, path: &Path, now: &[SourceFile], packed: &Model, told: &dyn Listener) -> bool {
+        let header = &packed.store().header;
+        let shape = |files: &[SourceFile]| files.iter().map(|f| (f.name.clone(), f.bytes)).collect::<Vec<_>>();
+        if shape(now) != shape(&header.sources) {
+            return false;
+        }
+        let bytes: u64 = now.iter().map(|file| file.bytes).sum();
+        if bytes > LONG_READ {
+            let (path, bytes) = (path.display(), human_bytes(bytes));
+            told.note(&format!("{path} has a new date; reading its {bytes} to see whether it has changed"));
+        }
+        // What is wrong with the files is said where they are packed.
+        let Ok(source) = Source::open(path, self.activation) else { return false };
+        source.tokenizer == packed.tokenizer().ok() && source.fingerprint() == header.fingerprint
     }
 
     /// False for a store of an older version that packed a model named after a dReLU model with another activation, without a warning.
@@ -158,24 +227,6 @@ pub fn check_activation(store: &Path, told: &dyn Listener) -> Result<()> {
         ));
     }
     Ok(())
-}
-
-/// The packed model, if it exists, is complete, of this version, and made from the files as they are now.
-fn up_to_date(store: &Path, source: &Path, told: &dyn Listener) -> Result<Option<Model>> {
-    if !store.exists() {
-        return Ok(None);
-    }
-    match NeuronStore::open(store) {
-        Ok(opened) if opened.header.sources == source_files(source)? => Ok(Some(Model::from_store(opened)?)),
-        Ok(_) => {
-            told.note(&format!("{} has changed since it was packed; packing it again", source.display()));
-            Ok(None)
-        }
-        Err(error) => {
-            told.note(&format!("{error}; packing it again"));
-            Ok(None)
-        }
-    }
 }
 
 /// Checks that the model has `context` positions and the machine the memory for their keys and values. A context beyond the trained one is

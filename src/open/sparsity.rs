@@ -29,7 +29,7 @@ pub struct SparsityOptions {
 /// Kinds of predictors and the layers they are for (all, if none are named); a later entry overrides an earlier one. Without a kind it is a
 /// trained one where the model has it, else the signs for a ReLU model and dense for others; that is the default. As text: `auto`,
 /// `mlp,dense@0,exact@3-5`.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct PredictorChoice(Vec<(Option<Kind>, Option<RangeInclusive<usize>>)>);
 
 impl Default for PredictorChoice {
@@ -50,7 +50,7 @@ impl std::str::FromStr for PredictorChoice {
     fn from_str(text: &str) -> Result<PredictorChoice, String> {
         let entry = |entry: &str| -> Result<_, String> {
             let (kind, layers) = entry.split_once('@').map_or((entry, None), |(kind, layers)| (kind, Some(layers)));
-            let kind = if kind == "auto" { None } else { Some(kind.parse::<Kind>()?) };
+            let kind = if kind.eq_ignore_ascii_case("auto") { None } else { Some(kind.parse::<Kind>()?) };
             let layers = match layers {
                 None => None,
                 Some(layers) => {

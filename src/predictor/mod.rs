@@ -53,7 +53,7 @@ impl Kind {
 impl std::str::FromStr for Kind {
     type Err = String;
     fn from_str(text: &str) -> Result<Kind, String> {
-        let found = Kind::ALL.into_iter().find(|k| k.name() == text);
+        let found = Kind::ALL.into_iter().find(|k| k.name().eq_ignore_ascii_case(text));
         found.ok_or_else(|| format!("'{text}' is not a predictor; take dense, exact, sign or mlp"))
     }
 }

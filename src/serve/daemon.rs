@@ -3,6 +3,7 @@
 use super::limits::Limits as RequestLimits;
 use crate::api::{ApiError, ServedModel};
 use crate::clock::{self, Duration, Instant};
+use crate::engine::sampler::SamplingParams;
 use crate::engine::{Engine, Failure};
 use crate::error::{Error, Result};
 use crate::formats::{FileState, MappedFile};
@@ -26,6 +27,8 @@ pub struct Opened {
     pub kv: KvType,
     /// Positions of each sequence.
     pub context: usize,
+    /// How tokens are drawn for requests that do not say it.
+    pub sampling: SamplingParams,
     /// Changes the device's memory budget; `None` without a device.
     pub set_budget: Option<SetBudget>,
     /// The rates in the machine's profile; `None` if it was never measured.
@@ -245,10 +248,19 @@ impl Daemon {
     /// # Errors
     /// What the loader reports. If its check fails, the current model stays; otherwise there is no model then.
     pub async fn load(self: &Arc<Daemon>, source: &str) -> Result<Arc<Loaded>> {
+        self.load_as(source, self.settings()).await
+    }
+
+    /// As [`Daemon::load`], with settings that hold for this model alone.
+    ///
+    /// # Errors
+    /// As [`Daemon::load`].
+    pub async fn load_as(self: &Arc<Daemon>, source: &str, settings: Settings) -> Result<Arc<Loaded>> {
         let _one = self.loading.lock().await;
         let before = match self.state() {
             ModelState::Ready(before) if before.handle.is_alive() => {
-                self.on_a_thread(source, |daemon, source| daemon.load.check(source, &daemon.settings())).await?;
+                let settings = settings.clone();
+                self.on_a_thread(source, move |daemon, source| daemon.load.check(source, &settings)).await?;
                 Some(before)
             }
             _ => None,
@@ -260,7 +272,7 @@ impl Daemon {
             let _ = tokio::time::timeout(patience, before.handle.idle()).await;
             before.end().await;
         }
-        let loaded = self.on_a_thread(source, |daemon, source| daemon.open(source)).await;
+        let loaded = self.on_a_thread(source, move |daemon, source| daemon.open(source, &settings)).await;
         *self.state.write() = match &loaded {
             Ok(loaded) => ModelState::Ready(loaded.clone()),
             Err(error) => ModelState::Failed(format!("the model could not be loaded: {error}")),
@@ -317,10 +329,9 @@ impl Daemon {
         loaded.handle.fail(failure);
     }
 
-    fn open(&self, source: &str) -> Result<Arc<Loaded>> {
-        let settings = self.settings();
-        let Opened { engine, tokenizer, name, kv, context, set_budget, limits: path_limits, at_end } =
-            self.load.open(source, &settings)?;
+    fn open(&self, source: &str, settings: &Settings) -> Result<Arc<Loaded>> {
+        let Opened { engine, tokenizer, name, kv, context, sampling, set_budget, limits: path_limits, at_end } =
+            self.load.open(source, settings)?;
         let files = engine.files();
         // Parts that could not be read while loading are zeros.
         files.iter().try_for_each(MappedFile::check_same)?;
@@ -336,7 +347,8 @@ impl Daemon {
         let config = &engine.model.config;
         let kv_bytes = crate::model::KvCache::bytes_for(config, context, kv).saturating_mul(limits.slots as u64);
         let fingerprint = engine.model.store().header.fingerprint.clone();
-        let model = ServedModel::new(name, tokenizer.clone(), config.vocab, context, fingerprint);
+        let model =
+            ServedModel::new(name, tokenizer.clone(), config.vocab, context, fingerprint).with_sampling(sampling);
         let loaded = Loaded {
             model: Arc::new(model),
             source: source.to_owned(),

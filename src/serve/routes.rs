@@ -23,6 +23,7 @@ use axum::routing::{get, post};
 use http_body_util::BodyExt;
 use serde::Deserialize;
 use serde_json::{Value, json};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 /// Every route with its methods, as the OpenAPI document has them.
@@ -437,16 +438,20 @@ async fn set_thresholds(State(daemon): Shared, request: Request) -> Response {
 #[serde(deny_unknown_fields)]
 struct LoadRequest {
     model: String,
+    /// Settings for this model alone, as texts: those of the engine and the sampler, and `serve.context`.
+    #[serde(default)]
+    settings: BTreeMap<String, String>,
 }
 
 /// Answers when the model is loaded, or when it is known why it cannot be.
 async fn load(State(daemon): Shared, request: Request) -> Response {
     let work = async {
-        let ask: LoadRequest = parse(&body(&daemon, request).await?, &["model"])?;
+        let ask: LoadRequest = parse(&body(&daemon, request).await?, &["model", "settings"])?;
+        let settings = daemon.settings().for_load(&ask.settings)?;
         // Goes on if the client goes away: a load must not stop half-way.
         let loading = tokio::spawn({
             let daemon = daemon.clone();
-            async move { daemon.load(&ask.model).await }
+            async move { daemon.load_as(&ask.model, settings).await }
         });
         let loaded = loading.await.map_err(|_| ApiError::new(500, "loading failed"))?;
         Ok(loaded.map_err(|e| ApiError { param: Some("model".into()), ..ApiError::from(e) })?.model.card())

@@ -9,6 +9,7 @@ mod life;
 mod limits;
 mod memory;
 mod neighbours;
+mod options;
 mod schemas;
 mod signals;
 mod soak;

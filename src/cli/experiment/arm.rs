@@ -1,7 +1,7 @@
 //! From an arm's settings to a row. A setting has the name of the command line's option, with `_` for `-`, and is read as that is; what
 //! nobody takes is refused.
 
-use crate::cli::device_arg::{DeviceArg, DeviceArgs, Graphs, LookaheadOnArg};
+use crate::cli::device_arg::{DeviceArgs, Graphs, LookaheadOnArg};
 use crate::cli::model_arg::{KvArg, Terminal, parse_activation, parse_isa};
 use crate::cli::{eval, simulate, size};
 use crate::engine::Engine;
@@ -139,7 +139,7 @@ fn of_sparsity(f: &mut Fields) -> Result<SparsityOptions> {
 
 fn of_device(f: &mut Fields) -> Result<Option<DeviceOptions>> {
     let args = DeviceArgs {
-        device: f.one_of("device")?.unwrap_or(DeviceArg::Cpu),
+        device: f.one_of("device")?,
         vram: f.read("vram", size::parse)?,
         ffn_share: f.get("ffn_share")?,
         placement: f.get("placement")?.unwrap_or_else(|| "static".into()),

@@ -13,7 +13,7 @@ use crate::lab::measure::{self, Assumed};
 use serde::{Deserialize, Serialize};
 use std::path::{Path, PathBuf};
 
-/// Run a declared experiment: rows in turns, resumable, with a report
+/// Run a declared experiment: rows in turns, with a report
 ///
 /// FILE names the question, what is varied, what must hold for a row to count and what was expected (docs/experiments.md). Rows are added
 /// to DIR/rows.jsonl one by one; after Ctrl-C or a kill the same command goes on where it stopped. At the end, and after Ctrl-C,

@@ -162,7 +162,7 @@ impl TryFrom<String> for Policy {
 impl std::str::FromStr for Policy {
     type Err = String;
     fn from_str(text: &str) -> Result<Policy, String> {
-        let found = Policy::ALL.into_iter().find(|p| p.name() == text);
+        let found = Policy::ALL.into_iter().find(|p| p.name().eq_ignore_ascii_case(text));
         found.ok_or_else(|| {
             let [names @ .., last] = &Policy::ALL.map(Policy::name);
             format!("'{text}' is not a policy; take {} or {last}", names.join(", "))

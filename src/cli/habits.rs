@@ -1,0 +1,39 @@
+//! Flags that other programs of this kind have, and what to type here instead.
+
+use clap::Command;
+
+/// Flags as llama.cpp and its like have them, and the answer to each.
+const ANSWERS: [(&[&str], &str); 7] = [
+    (&["-m", "--model"], "the model stands by itself, without a flag: dynamicinfer run MODEL \"Once upon a time\""),
+    (&["-p", "--prompt"], "the prompt follows the model, without a flag: dynamicinfer run MODEL \"Once upon a time\""),
+    (&["-f", "--file"], "a prompt in a file comes through a pipe: dynamicinfer run MODEL < FILE"),
+    (
+        &["-ngl", "--n-gpu-layers", "--gpu-layers"],
+        "neurons lie on the card, not layers, and as many as fit: take --device cuda, with --vram 8GiB for less than all of it; \
+         `dynamicinfer plan MODEL --vram 8GiB` shows what fits",
+    ),
+    (
+        &["-cnv", "--conversation", "-i", "--interactive"],
+        "to talk to a model take another verb: dynamicinfer chat MODEL",
+    ),
+    (&["-sys", "--system-prompt"], "the system message is --system TEXT"),
+    (&["--host", "--port"], "an address is one option: dynamicinfer serve MODEL --listen 127.0.0.1:8080"),
+];
+
+/// The answer to the first of the refused arguments that is another program's flag and none of the verb's own; `None` if there is none.
+pub fn answer(command: &Command, args: &[String]) -> Option<String> {
+    let verb = args.iter().find_map(|arg| command.find_subcommand(arg));
+    let typed = args.iter().take_while(|arg| *arg != "--");
+    typed.into_iter().find_map(|arg| {
+        let name = arg.split_once('=').map_or(arg.as_str(), |(name, _)| name);
+        // `-ngl99` and `-ngl 99` are one habit, and begin with a flag that there is.
+        let name = if name.starts_with("-ngl") { "-ngl" } else { name };
+        let (_, answer) = ANSWERS.iter().find(|(flags, _)| flags.contains(&name))?;
+        let own = |arg: &clap::Arg| match name.strip_prefix("--") {
+            Some(long) => arg.get_long() == Some(long),
+            None => name.len() == 2 && arg.get_short() == name.chars().nth(1),
+        };
+        let is_own = verb.is_some_and(|verb| verb.get_arguments().any(own));
+        (!is_own).then(|| format!("{name} is no option here: {answer}"))
+    })
+}

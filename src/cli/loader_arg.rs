@@ -1,0 +1,84 @@
+//! How `serve` and `chat` open a model, as typed; what was not typed, the settings say.
+
+use super::device_arg::DeviceArgs;
+use super::model_arg::{KvArg, parse_activation};
+use super::settings_arg::chosen;
+use super::size;
+use super::sparsity_arg::SparsityArgs;
+use crate::error::{Error, Result};
+use crate::formats::rows::Quant;
+use crate::model::NamedActivation;
+use crate::open::{DeviceOptions, EngineOptions, ModelOptions};
+use crate::settings::Settings;
+use clap::{Args, ValueEnum};
+
+#[derive(Args, Clone, Default, PartialEq)]
+pub struct LoaderArgs {
+    /// Tokens of a prompt and its answer together [default: the model's, at most 4096]
+    #[arg(short, long = "ctx-size", value_name = "N")]
+    pub context: Option<u64>,
+    /// Type of the weights when a model has to be packed first: f32, f16, q8_0 or q4_0
+    #[arg(long)]
+    pub quant: Option<Quant>,
+    /// Activation function of a model that does not say it, or says it wrong: relu, fatrelu(0.01), drelu, silu and so on
+    #[arg(long, value_parser = parse_activation)]
+    pub activation: Option<NamedActivation>,
+    /// Threads to compute with [default: one per core]
+    #[arg(short, long)]
+    pub threads: Option<u64>,
+    /// How keys and values are stored: f16 or f32
+    #[arg(long, value_enum, ignore_case = true)]
+    pub kv: Option<KvArg>,
+    /// Host memory that weights, keys and values may take: 32GiB, 32G or bytes; a model that needs more is refused
+    #[arg(long, value_name = "SIZE", value_parser = size::parse, allow_hyphen_values = true)]
+    pub ram: Option<u64>,
+    #[command(flatten)]
+    pub sparsity: SparsityArgs,
+    #[command(flatten)]
+    pub device: DeviceArgs,
+}
+
+impl LoaderArgs {
+    /// What was typed and is a setting that requests are answered by, so that a reload has it again: key, flag and value.
+    pub fn flags(&self) -> Vec<(&'static str, &'static str, String)> {
+        let number = |n: Option<u64>| n.map(|n| n.to_string());
+        let kv = self.kv.and_then(|kv| Some(kv.to_possible_value()?.get_name().to_owned()));
+        let values = [
+            ("serve.context", "--ctx-size", number(self.context)),
+            ("serve.deterministic", "--deterministic", self.device.deterministic.then(|| "true".into())),
+            ("engine.threads", "--threads", number(self.threads)),
+            ("engine.kv", "--kv", kv),
+        ];
+        values.into_iter().filter_map(|(key, flag, value)| Some((key, flag, value?))).collect()
+    }
+
+    /// How to open `model`, traced or not.
+    ///
+    /// # Errors
+    /// [`Error::Usage`] for a setting that is none, and for what is about a device where there is to be none.
+    pub fn options(&self, model: &str, settings: &Settings, traced: bool) -> Result<EngineOptions> {
+        let kv = KvArg::from_str(settings.text("engine.kv").unwrap_or("f16"), true)
+            .map_err(|_| Error::Usage(format!("engine.kv ({}): take f16 or f32", settings.origin("engine.kv"))))?;
+        // Zero stands for what nobody has set.
+        let set = |key: &str| Some(settings.whole(key) as usize).filter(|&n| n > 0);
+        let deterministic = self.device.deterministic || settings.switch("serve.deterministic");
+        let device = self.device.or_settings(settings)?.options()?;
+        Ok(EngineOptions {
+            model: ModelOptions {
+                path: model.into(),
+                quant: chosen(settings, "engine.quant", self.quant, str::parse)?,
+                activation: chosen(settings, "engine.activation", self.activation, parse_activation)?,
+            },
+            threads: set("engine.threads"),
+            isa: None,
+            kv: kv.kv(),
+            context: set("serve.context"),
+            sequences: settings.whole("serve.parallel") as usize,
+            ram: chosen(settings, "engine.ram", self.ram, size::parse)?,
+            sparsity: self.sparsity.options_or_setting(settings)?,
+            audit: settings.whole("engine.audit"),
+            traced,
+            device: device.map(|device| DeviceOptions { live: true, deterministic, ..device }),
+        })
+    }
+}

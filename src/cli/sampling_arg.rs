@@ -1,0 +1,105 @@
+//! `--temp` and what else the sampler takes, as typed.
+
+use crate::engine::sampler::SamplingParams;
+use crate::error::{Error, Result};
+use crate::settings::Settings;
+use clap::Args;
+use serde_json::{Map, Value, json};
+
+#[derive(Args, Clone, Default)]
+pub struct SamplingArgs {
+    /// Temperature; 0 always takes the likeliest token [default: 0.8]
+    #[arg(long)]
+    temp: Option<f32>,
+    /// Choose among the K likeliest tokens; 0 is all [default: 40]
+    #[arg(long)]
+    top_k: Option<usize>,
+    /// Choose among the likeliest tokens that have this probability together; 1 is all [default: 0.95]
+    #[arg(long)]
+    top_p: Option<f32>,
+    /// Drop tokens less likely than this share of the likeliest [default: 0.05]
+    #[arg(long)]
+    min_p: Option<f32>,
+    /// Divide the logits of repeated tokens by this [default: 1]
+    #[arg(long)]
+    repeat_penalty: Option<f32>,
+    /// Subtract this from the logits of tokens that were there [default: 0]
+    #[arg(long, allow_negative_numbers = true)]
+    presence_penalty: Option<f32>,
+    /// Subtract this times their count from the logits of tokens that were there [default: 0]
+    #[arg(long, allow_negative_numbers = true)]
+    frequency_penalty: Option<f32>,
+    /// Seed of the sampler: the same seed gives the same text [default: a new one, told at the end]
+    #[arg(short, long)]
+    seed: Option<u64>,
+    /// End before this text; may be given several times
+    #[arg(long, allow_hyphen_values = true)]
+    pub stop: Vec<String>,
+    /// Keep generating past the model's end-of-text token
+    #[arg(long)]
+    pub ignore_eos: bool,
+}
+
+impl SamplingArgs {
+    /// What was typed, and for the rest the defaults, with a new seed.
+    ///
+    /// # Errors
+    /// [`Error::Usage`] for a figure that is out of range.
+    pub fn params(&self) -> Result<SamplingParams> {
+        let d = SamplingParams::default();
+        let params = SamplingParams {
+            temperature: self.temp.unwrap_or(d.temperature),
+            top_k: self.top_k.unwrap_or(d.top_k),
+            top_p: self.top_p.unwrap_or(d.top_p),
+            min_p: self.min_p.unwrap_or(d.min_p),
+            repeat_penalty: self.repeat_penalty.unwrap_or(d.repeat_penalty),
+            presence_penalty: self.presence_penalty.unwrap_or(d.presence_penalty),
+            frequency_penalty: self.frequency_penalty.unwrap_or(d.frequency_penalty),
+            seed: self.seed.unwrap_or_else(crate::config::fresh_seed),
+            ..d
+        };
+        params.validate()?;
+        Ok(params)
+    }
+
+    /// What was typed, as fields of a request; what nobody has said is left to who answers.
+    ///
+    /// # Errors
+    /// [`Error::Usage`] for a figure that is out of range.
+    pub fn fields(&self) -> Result<Map<String, Value>> {
+        self.params()?;
+        // As it was typed, not as the nearest f32 is written in twice as many digits.
+        let number = |value: f32| json!(value.to_string().parse::<f64>().unwrap_or(value.into()));
+        let typed = [
+            ("temperature", self.temp.map(number)),
+            ("top_k", self.top_k.map(|v| json!(v))),
+            ("top_p", self.top_p.map(number)),
+            ("min_p", self.min_p.map(number)),
+            ("repeat_penalty", self.repeat_penalty.map(number)),
+            ("presence_penalty", self.presence_penalty.map(number)),
+            ("frequency_penalty", self.frequency_penalty.map(number)),
+            ("seed", self.seed.map(|v| json!(v))),
+            ("stop", (!self.stop.is_empty()).then(|| json!(self.stop))),
+            ("ignore_eos", self.ignore_eos.then(|| json!(true))),
+        ];
+        Ok(typed.into_iter().filter_map(|(field, value)| Some((field.to_owned(), value?))).collect())
+    }
+}
+
+/// The sampler's settings in the files, for who answers requests that do not say them.
+///
+/// # Errors
+/// [`Error::Usage`] for a figure that is out of range.
+pub fn defaults(settings: &Settings) -> Result<SamplingParams> {
+    let number = |key: &str| settings.number(key) as f32;
+    let params = SamplingParams {
+        temperature: number("sampling.temperature"),
+        top_k: settings.whole("sampling.top_k") as usize,
+        top_p: number("sampling.top_p"),
+        min_p: number("sampling.min_p"),
+        repeat_penalty: number("sampling.repeat_penalty"),
+        ..SamplingParams::default()
+    };
+    params.validate().map_err(|why| Error::Usage(format!("[sampling]: {why}")))?;
+    Ok(params)
+}
