@@ -7,6 +7,7 @@ use dynamicinfer::cpu::{Columns, Kernels, ThreadPool};
 use dynamicinfer::engine::ffn::{FfnBuffers, Tile, ffn};
 use dynamicinfer::engine::{Selection, Work};
 use dynamicinfer::formats::rows::Quant;
+use dynamicinfer::ids::StoreId;
 use dynamicinfer::lab::measure::{READ_BYTES, ReadBuffer};
 use dynamicinfer::lab::synth::{Shape, write_store};
 use dynamicinfer::model::Model;
@@ -114,7 +115,7 @@ impl Run<'_> {
         let mut neurons = Vec::new();
         for neuron in 0..NEURONS {
             if self.rng.below((NEURONS - neuron) as u64) < left as u64 {
-                neurons.push(neuron as u32);
+                neurons.push(StoreId::new(neuron));
                 left -= 1;
             }
         }

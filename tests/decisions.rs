@@ -7,7 +7,7 @@ use dynamicinfer::cache::{NeuronCache, Slot};
 use dynamicinfer::clock::{self, Duration};
 use dynamicinfer::cpu::Kernels;
 use dynamicinfer::device::{Device, Rates, VirtualDevice};
-use dynamicinfer::engine::{Choice, DividedLayer, Engine, Logits, Migrator, Sparsity};
+use dynamicinfer::engine::{Choice, DividedLayer, Engine, Logits, Lookahead, Migrator, Sparsity};
 use dynamicinfer::formats::machine_profile::{MachineProfile, Rate};
 use dynamicinfer::formats::rows::Quant;
 use dynamicinfer::formats::trace_file::TraceFile;
@@ -19,12 +19,14 @@ use dynamicinfer::lab::synth::{Shape, write_store};
 use dynamicinfer::lab::trace_run::OwnedDecision;
 use dynamicinfer::model::{Activation, KvCache, KvType, Model};
 use dynamicinfer::placement::memory_plan::Footprint;
-use dynamicinfer::predictor::{Exact, Predictor};
+use dynamicinfer::predictor::{Calibration, Exact, Form, Kind, Predictor, Sign, Tools};
 use dynamicinfer::scheduler::thresholds::LossWeight;
 use dynamicinfer::scheduler::{Policy, Rules};
 use std::collections::BTreeSet;
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use support::{RATES, on_device};
 
@@ -80,14 +82,46 @@ impl Migrator for Followed {
         self.moved.extend(Followed::filling(cache).difference(&before));
     }
 
-    fn tell(&mut self, at: &DividedLayer<'_>, device: &dyn Device, cache: &NeuronCache) {
+    fn lookahead(&self) -> Option<&Lookahead> {
+        self.background.lookahead()
+    }
+
+    fn observe(&mut self, at: &DividedLayer<'_>, device: &dyn Device, cache: &NeuronCache) {
         self.told.send(std::mem::take(&mut self.moved)).unwrap();
-        self.background.tell(at, device, cache);
+        self.background.observe(at, device, cache);
         let start = clock::now();
         while self.background.counts().handled < self.background.counts().observed {
             assert!(start.elapsed() < Duration::from_secs(60), "the scheduler hangs: {:?}", self.background.counts());
             std::thread::yield_now();
         }
+    }
+}
+
+/// The signs, counting how often they are asked for scores.
+struct Asked {
+    sign: Sign,
+    times: AtomicU64,
+}
+
+impl Predictor for Asked {
+    fn kind(&self) -> Kind {
+        self.sign.kind()
+    }
+    fn threshold(&self, layer: usize, ahead: usize) -> f32 {
+        self.sign.threshold(layer, ahead)
+    }
+    fn calibration(&self, layer: usize, ahead: usize) -> Option<&Calibration> {
+        self.sign.calibration(layer, ahead)
+    }
+    fn score(&self, tools: &mut Tools<'_>, layer: usize, ahead: usize, residual: &[f32], n: usize, scores: &mut [f32]) {
+        self.times.fetch_add(1, Ordering::SeqCst);
+        self.sign.score(tools, layer, ahead, residual, n, scores);
+    }
+    fn form(&self, layer: usize, ahead: usize) -> Option<Form<'_>> {
+        self.sign.form(layer, ahead)
+    }
+    fn weight_bytes(&self, layer: usize, ahead: usize) -> u64 {
+        self.sign.weight_bytes(layer, ahead)
     }
 }
 
@@ -109,6 +143,18 @@ impl Case {
 
 /// Moves that each observation led to, in rising order, as the engine began them.
 fn by_engine(store: &Path, case: &Case) -> Vec<Vec<Moved>> {
+    let exact = |model: &Model| Arc::new(Exact::new(model, &vec![0.0; model.config.layers])) as Arc<dyn Predictor>;
+    let gates = vec![Choice::Exact { activation_threshold: 0.0 }; case.slots.len()];
+    by_engine_with(store, case, exact, |_| (Sparsity::new(gates.clone(), 0).unwrap(), false))
+}
+
+/// As [`by_engine`], looking ahead by this predictor; `chosen` says what the engine computes by it, and whether the device looks ahead.
+fn by_engine_with(
+    store: &Path,
+    case: &Case,
+    predictor: impl Fn(&Model) -> Arc<dyn Predictor>,
+    chosen: impl Fn(&Arc<dyn Predictor>) -> (Sparsity, bool),
+) -> Vec<Vec<Moved>> {
     let model = Model::open(store).unwrap();
     let layers = model.config.layers;
     let device = Box::new(VirtualDevice::new(u64::MAX, FAST));
@@ -118,13 +164,15 @@ fn by_engine(store: &Path, case: &Case) -> Vec<Vec<Moved>> {
     split.cache.settle(&mut *split.device);
     let block_bytes = model.layers[0].ffn.row_bytes * model.config.ffn_kind.rows();
     let mut engine = Engine::new(model, 1, Kernels::best());
+    let predictor = predictor(&engine.model);
+    let (sparsity, predicts_on_device) = chosen(&predictor);
     let setting = BackgroundOptions {
         policy: case.policy,
         tune: timeless,
         weight: LossWeight::Probability,
         ahead: case.ahead,
         sequences: 1,
-        predictor: Some(Arc::new(Exact::new(&engine.model, &vec![0.0; layers]))),
+        predictor: Some(predictor.clone()),
         thresholds: vec![None; layers],
         history: case.history.clone(),
         placed: case.placed.iter().map(|placed| bytemuck::cast_slice(placed).to_vec()).collect(),
@@ -135,8 +183,9 @@ fn by_engine(store: &Path, case: &Case) -> Vec<Vec<Moved>> {
     let background = Background::start(engine.model.clone(), block_bytes, setting).unwrap();
     let (told, moved): (_, Receiver<Vec<Moved>>) = channel();
     split.migrator = Some(Box::new(Followed { background, moved: Vec::new(), told }));
+    split.lookahead = predicts_on_device.then_some((predictor, case.ahead));
     engine.split = Some(split);
-    engine.set_sparsity(Sparsity::new(vec![Choice::Exact { activation_threshold: 0.0 }; layers], 0).unwrap());
+    engine.set_sparsity(sparsity);
     let mut kv = KvCache::new(&engine.model.config, TOKENS, KvType::F32).unwrap();
     for token in tokens() {
         engine.forward(&mut kv, &[token], Logits::Last);
@@ -270,6 +319,59 @@ fn engine_replay_and_simulator_decide_the_same_on_the_same_observations() {
 }
 
 /// A policy is a file and a line in the list; what cannot take it from the list is held to it here.
+/// Where a prediction is made changes no decision: by the scheduler, by the device beside its other work, or by the engine, which chooses
+/// by it, too. It is made once.
+#[test]
+fn layers_ahead_are_predicted_alike_by_scheduler_device_and_engine() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = dir.path().join("synth.neurons");
+    let (layers, ffn) = (4, 128);
+    let shape = Shape {
+        hidden: 64,
+        layers,
+        ffn,
+        heads: 4,
+        kv_heads: 2,
+        vocab: 512,
+        context: 128,
+        activation: Activation::Relu,
+        active: None,
+        seed: 4,
+    };
+    write_store(&shape, Quant::F32, &store, &|_, _| Ok(())).unwrap();
+    for ahead in [1, 2] {
+        let case = Case {
+            policy: Policy::Micro,
+            ahead,
+            slots: vec![ffn / 2; layers],
+            placed: vec![(0..ffn as u32 / 2).collect(); layers],
+            history: vec![vec![0.1; ffn]; layers],
+        };
+        let by = |chosen_ahead: usize, on_device: bool| {
+            let chosen = |predictor: &Arc<dyn Predictor>| {
+                let predictor = predictor.clone();
+                let choice = Choice::Predicted { predictor, threshold: 0.5, activation_threshold: 0.0 };
+                (Sparsity::new(vec![choice; layers], chosen_ahead).unwrap(), on_device)
+            };
+            let sign = OnceLock::new();
+            let predictor = |model: &Model| {
+                let asked = Asked { sign: Sign::uncalibrated(model), times: AtomicU64::new(0) };
+                sign.get_or_init(|| Arc::new(asked)).clone() as Arc<dyn Predictor>
+            };
+            let moves = by_engine_with(&store, &case, predictor, chosen);
+            (moves, sign.get().unwrap().times.load(Ordering::SeqCst))
+        };
+        let ((scheduler, asked), (device, asked_device)) = (by(0, false), by(0, true));
+        assert!(scheduler.iter().any(|moves| !moves.is_empty()), "nothing moved");
+        assert_eq!(scheduler, device, "{ahead} ahead");
+        // Once at the start, to take memory. The device chooses each layer's neurons by its own scores in any case.
+        assert_eq!((asked, asked_device), (1 + (TOKENS * (layers - ahead)) as u64, 1), "{ahead} ahead");
+        // The engine computes other neurons if it chooses by an earlier residual.
+        let ((_, asked), (_, asked_device)) = (by(ahead, false), by(ahead, true));
+        assert_eq!((asked, asked_device), (1, 1), "{ahead} ahead for both");
+    }
+}
+
 #[test]
 fn every_policy_is_named_wherever_all_of_them_are() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));

@@ -8,6 +8,7 @@ use dynamicinfer::device::{Call, Device, Event, Faults, HOST_CALL_NS, NONE, Rate
 use dynamicinfer::engine::ffn::{FfnBuffers, activations, ffn};
 use dynamicinfer::engine::{Selection, Work};
 use dynamicinfer::formats::rows::Quant;
+use dynamicinfer::ids::StoreId;
 use dynamicinfer::model::config::{Activation, Ffn};
 use dynamicinfer::prng::Prng;
 use support::device::{self as laws, MIB, content, get, put};
@@ -255,9 +256,10 @@ impl Rig {
         let masks: Vec<u32> = (0..ffn)
             .map(|_| if rng.below(3) == 0 { 0 } else { rng.next_u64() as u32 & (u32::MAX >> (MAX_COLUMNS - n)) })
             .collect();
-        let mut residents: Vec<u32> = bucket.iter().copied().filter(|&neuron| neuron != NONE).collect();
+        let mut residents: Vec<StoreId> =
+            bucket.iter().copied().filter(|&neuron| neuron != NONE).map(StoreId).collect();
         residents.sort();
-        let selection = Selection { masks: residents.iter().map(|&i| masks[i as usize]).collect(), neurons: residents };
+        let selection = Selection { masks: residents.iter().map(|&i| masks[i.index()]).collect(), neurons: residents };
         let mut input: Vec<u32> = numbers(rng, n * hidden, 1.5).into_iter().map(f32::to_bits).collect();
         input.extend(&masks);
         let output = vec![u32::MAX; SparseFfn::output_bytes(n, hidden, slots) / 4];
@@ -311,8 +313,8 @@ impl Rig {
         ffn(&mut pool, &kernels, config, layer, &x, work, activation_threshold, &mut [], buffers, &mut out);
         let (mut gates, mut acts) = (vec![0.0; n * config.ffn], vec![0.0; n * config.ffn]);
         activations(&mut pool, &kernels, config, layer, &x, &mut gates, &mut acts);
-        let active = |(&neuron, &mask): (&u32, &u32)| {
-            let at = |b: usize| b * config.ffn + neuron as usize;
+        let active = |(&neuron, &mask): (&StoreId, &u32)| {
+            let at = |b: usize| b * config.ffn + neuron.index();
             let fires =
                 |b: usize| mask >> b & 1 == 1 && config.activation.apply(gates[at(b)]).abs() > activation_threshold;
             (0..n).filter(|&b| fires(b) && acts[at(b)] != 0.0).count() as u32

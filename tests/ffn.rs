@@ -6,6 +6,7 @@ use dynamicinfer::engine::ffn::{FfnBuffers, Neurons, Tile, activations, down, ff
 use dynamicinfer::engine::{Counts, Selection, Work};
 use dynamicinfer::formats::neuron_store::{Header, Writer};
 use dynamicinfer::formats::rows::{self, Quant};
+use dynamicinfer::ids::StoreId;
 use dynamicinfer::lab::synth::Shape;
 use dynamicinfer::model::Model;
 use dynamicinfer::model::config::{Activation, Ffn};
@@ -143,13 +144,13 @@ fn assert_close(a: &[f32], b: &[f32], what: &str) {
 }
 
 fn every_neuron(n: usize) -> Selection {
-    Selection { neurons: (0..NEURONS as u32).collect(), masks: vec![(1 << n) - 1; NEURONS] }
+    Selection { neurons: (0..NEURONS as u32).map(StoreId).collect(), masks: vec![(1 << n) - 1; NEURONS] }
 }
 
 /// About a third of the neurons, with random masks; some masks are empty.
 fn some_neurons(n: usize) -> Selection {
     let mut rng = Prng::new(11);
-    let neurons: Vec<u32> = (0..NEURONS as u32).filter(|_| rng.below(3) == 0).collect();
+    let neurons: Vec<StoreId> = (0..NEURONS as u32).map(StoreId).filter(|_| rng.below(3) == 0).collect();
     let masks = neurons.iter().map(|_| rng.below(1 << n) as u32).collect();
     Selection { neurons, masks }
 }
@@ -159,7 +160,7 @@ fn masked(values: &[f32], selection: &Selection, keep: impl Fn(usize) -> bool) -
     let mut out = vec![0.0; values.len()];
     for (&neuron, &mask) in selection.neurons.iter().zip(&selection.masks) {
         for b in 0..values.len() / NEURONS {
-            let at = b * NEURONS + neuron as usize;
+            let at = b * NEURONS + neuron.index();
             if mask >> b & 1 == 1 && keep(at) {
                 out[at] = values[at];
             }

@@ -198,7 +198,7 @@ fn device_half(
     let mut sent: Vec<u32> = input.iter().map(|v| v.to_bits()).collect();
     sent.resize(sent.len() + ffn, 0);
     for (&neuron, &mask) in wanted.neurons.iter().zip(&wanted.masks) {
-        sent[n * hidden + neuron as usize] = mask;
+        sent[n * hidden + neuron.index()] = mask;
     }
     let mut received = vec![0f32; n * hidden];
     let input = device.alloc(SparseFfn::input_bytes(n, hidden, ffn) as u64).unwrap();
@@ -262,14 +262,20 @@ fn on_the_same_input_the_halves_of_a_layer_are_the_whole_layer() {
             let (dense, most) = (prng.below(4) == 0, prng.below(2) == 0);
             let selection = match most {
                 true => fired.clone(),
-                false => Selection { neurons: (0..c.ffn as u32).collect(), masks: vec![u32::MAX >> (32 - n); c.ffn] },
+                false => Selection {
+                    neurons: (0..c.ffn as u32).map(StoreId).collect(),
+                    masks: vec![u32::MAX >> (32 - n); c.ffn],
+                },
             };
             let mut whole = numbers(&mut prng, n * c.hidden, 0.1);
             let mut halves = whole.clone();
             let work = if dense { Work::All } else { Work::Selected(&selection) };
             ffn::ffn(&mut pool, &kernels, c, layer, &x, work, activation_threshold, &mut [], &mut buffers, &mut whole);
             restless.shuffle(&mut *split.device, &mut split.cache);
-            let all = Selection { neurons: (0..c.ffn as u32).collect(), masks: vec![u32::MAX >> (32 - n); c.ffn] };
+            let all = Selection {
+                neurons: (0..c.ffn as u32).map(StoreId).collect(),
+                masks: vec![u32::MAX >> (32 - n); c.ffn],
+            };
             let (selection, activation_threshold) =
                 if dense { (&all, -1.0) } else { (&selection, activation_threshold) };
             let half =
@@ -277,7 +283,7 @@ fn on_the_same_input_the_halves_of_a_layer_are_the_whole_layer() {
             let table = &split.cache.layers[l].table;
             let mut rest = Selection::default();
             for (&neuron, &mask) in selection.neurons.iter().zip(&selection.masks) {
-                if !table.location(StoreId(neuron)).is_device() {
+                if !table.location(neuron).is_device() {
                     rest.neurons.push(neuron);
                     rest.masks.push(mask);
                 }
@@ -867,8 +873,9 @@ fn a_predictor_on_the_device_chooses_what_it_chooses_on_the_host() {
         let mut prng = Prng::new(seed);
         let (family, quant) = (seed as usize % FAMILIES.len(), 1);
         let model = stores.open(family, quant);
+        let (layers, ffn, ahead) = (model.config.layers, model.config.ffn, seed as usize % 3);
+        let ahead = ahead.min(layers - 1);
         let sign: Arc<dyn Predictor> = Arc::new(Sign::uncalibrated(&model));
-        let (layers, ffn) = (model.config.layers, model.config.ffn);
         let choice = Choice::Predicted { predictor: sign, threshold: 0.5, activation_threshold: 0.0 };
         let slots: Vec<usize> = (0..layers).map(|_| slots(&mut prng, ffn)).collect();
         let device = Box::new(VirtualDevice::new(u64::MAX, RATES));
@@ -880,7 +887,7 @@ fn a_predictor_on_the_device_chooses_what_it_chooses_on_the_host() {
         }
         split.cache.settle(&mut *split.device);
         let mut engine = Engine::new(model, 1, Kernels::best());
-        engine.set_sparsity(Sparsity::new(vec![choice; layers], 0).unwrap());
+        engine.set_sparsity(Sparsity::new(vec![choice; layers], ahead).unwrap());
         let sizes = [3, 1, 1, 8, 1];
         let expected = logits(&mut engine, KvType::F32, &sizes, None);
         let computed = std::mem::take(&mut engine.report).computed;

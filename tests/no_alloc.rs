@@ -217,7 +217,7 @@ const SLOW: Rates = Rates { device_gb_s: 2.0, link_gb_s: 2.0, host_gb_s: 0.3, ..
 fn background(engine: &Engine) -> Background {
     let model = engine.model.clone();
     let block_bytes = model.layers[0].ffn.row_bytes * model.config.ffn_kind.rows();
-    let own = |l| engine.sparsity().own_threshold(l).map(|(threshold, table)| (threshold, table.clone()));
+    let own = |l| Some((engine.sparsity().threshold(l)?, engine.sparsity().calibration(l)?.clone()));
     let setting = BackgroundOptions {
         policy: Policy::Full,
         tune: |rules| Rules { gain: false, ..rules },

@@ -52,7 +52,7 @@ fn scores(
     let n = residual.len() / model.config.hidden;
     let mut out = vec![f32::NAN; n * model.config.ffn];
     let (mut pool, mut room) = (ThreadPool::new(threads), Scratch::default());
-    p.score(&mut Tools { model, pool: &mut pool, kernels, room: &mut room }, at.0, at.1, residual, n, &mut out);
+    p.score(&mut Tools { model, pool: &mut pool, kernels, scratch: &mut room }, at.0, at.1, residual, n, &mut out);
     out
 }
 

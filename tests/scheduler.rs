@@ -496,8 +496,8 @@ impl Watches {
 impl Migrator for Watches {
     fn apply(&mut self, _: usize, _: bool, _: &mut dyn Device, _: &mut NeuronCache, _: &mut Sparsity) {}
 
-    fn tell(&mut self, at: &DividedLayer<'_>, device: &dyn Device, cache: &NeuronCache) {
-        let on_device = |l: usize, n: &u32| usize::from(cache.layers[l].bucket_entries().contains(n));
+    fn observe(&mut self, at: &DividedLayer<'_>, device: &dyn Device, cache: &NeuronCache) {
+        let on_device = |l: usize, n: &StoreId| usize::from(cache.layers[l].bucket_entries().contains(&n.0));
         if let Some(l) = at.fired.layer {
             let fired = &mut self.expected[l][1];
             *fired = [0; 2];

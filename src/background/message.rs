@@ -62,6 +62,8 @@ pub struct SentObservation {
     pub scores: Vec<f32>,
     /// The layer's own threshold, to go with `scores`.
     pub own: f32,
+    /// The highest score of each neuron of the layer ahead over the tokens, if the engine has them.
+    pub ahead_scores: Vec<f32>,
     /// What the layer's slots hold.
     pub slots: Vec<Slot>,
     /// What the slots of the layer ahead hold.
@@ -86,6 +88,7 @@ impl SentObservation {
             fired_sequences: Vec::with_capacity(MAX_COLUMNS),
             missed: Vec::with_capacity(ffn),
             scores: Vec::with_capacity(ffn),
+            ahead_scores: Vec::with_capacity(ffn),
             slots: Vec::with_capacity(ffn),
             ahead_slots: Vec::with_capacity(ffn),
             ..SentObservation::default()

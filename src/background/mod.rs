@@ -18,7 +18,7 @@ use crate::cache::NeuronCache;
 use crate::cache::exchange::{Receiver, Sender, exchange_of};
 use crate::cpu::Kernels;
 use crate::device::Device;
-use crate::engine::{DividedLayer, Migrator, MigratorCounts, Sparsity};
+use crate::engine::{DividedLayer, Lookahead, Migrator, MigratorCounts, Sparsity};
 use crate::ids::{LayerId, StoreId};
 use crate::model::Model;
 use crate::predictor::{Calibration, Predictor};
@@ -104,6 +104,8 @@ pub struct Background {
     shared: Arc<Shared>,
     layers: usize,
     ahead: usize,
+    /// What predicts `ahead` layers ahead; `None`: only frequencies count.
+    lookahead: Option<Lookahead>,
     tune: fn(Rules) -> Rules,
     /// Passes of few tokens that have begun.
     pass: u64,
@@ -124,6 +126,7 @@ impl Background {
         let shared = Shared { policy: AtomicUsize::new(options.policy as usize), ..Shared::default() };
         let shared = Arc::new(shared);
         let (ahead, tune, latency) = (options.ahead.max(1), options.tune, options.latency);
+        let lookahead = options.predictor.clone().map(|predictor| (predictor, ahead));
         let worker = Worker::new(model, block_bytes, options);
         let known = worker.scheduler.known();
         let observation = || SentObservation::new(hidden, ffn, sequences);
@@ -138,7 +141,8 @@ impl Background {
             Beside::Thread { to, from, thread: Some(std::thread::Builder::new().name("scheduler".into()).spawn(run)?) }
         };
         let counts = MigratorCounts::default();
-        Ok(Background { beside, shared, layers, ahead, tune, pass: 0, now: Position::default(), counts, known })
+        let (pass, now) = (0, Position::default());
+        Ok(Background { beside, shared, layers, ahead, lookahead, tune, pass, now, counts, known })
     }
 
     fn holding(&self) -> Policy {
@@ -229,7 +233,11 @@ impl Migrator for Background {
         self.balances() && self.pass.is_multiple_of(SCORES_EVERY)
     }
 
-    fn tell(&mut self, at: &DividedLayer<'_>, device: &dyn Device, cache: &NeuronCache) {
+    fn lookahead(&self) -> Option<&Lookahead> {
+        self.lookahead.as_ref().filter(|_| (self.tune)(self.holding().rules()).moves)
+    }
+
+    fn observe(&mut self, at: &DividedLayer<'_>, device: &dyn Device, cache: &NeuronCache) {
         let Some(selection) = at.selection else { return };
         let (wants_scores, decodes) = (self.wants_scores(), at.n == 1 || at.batch);
         let (position, ahead) = (self.now, self.ahead);
@@ -244,7 +252,7 @@ impl Migrator for Background {
             seen.residual.clear();
             seen.residual.extend_from_slice(&at.residual[first..]);
             seen.computed.clear();
-            seen.computed.extend_from_slice(bytemuck::cast_slice(&selection.neurons));
+            seen.computed.extend_from_slice(&selection.neurons);
             seen.counts.clear();
             seen.fired_layer = at.fired.layer;
             seen.fired.neurons.clone_from(&at.fired.neurons.neurons);
@@ -252,15 +260,16 @@ impl Migrator for Background {
             seen.fired_sequences.clone_from(&at.fired.sequences);
             seen.audited = at.missed.is_some();
             seen.missed.clear();
-            seen.missed.extend(at.missed.into_iter().flatten().map(|&n| StoreId(n)));
+            seen.missed.extend(at.missed.into_iter().flatten());
             seen.scores.clear();
             if let Some((own, scores)) = at.own.filter(|_| decodes && wants_scores) {
-                let ffn = scores.len() / at.n;
                 seen.own = own;
-                seen.scores.extend_from_slice(&scores[..ffn]);
-                for other in scores[ffn..].chunks_exact(ffn) {
-                    seen.scores.iter_mut().zip(other).for_each(|(most, other)| *most = most.max(*other));
-                }
+                extend_with_highest(&mut seen.scores, scores, at.n);
+            }
+            seen.ahead_scores.clear();
+            if let Some(scores) = at.ahead {
+                let of_last = if at.batch { 0 } else { scores.len() / at.n * (at.n - 1) };
+                extend_with_highest(&mut seen.ahead_scores, &scores[of_last..], if at.batch { at.n } else { 1 });
             }
             seen.slots.clear();
             seen.slots.extend_from_slice(cache.layers[at.layer].table.slots());
@@ -282,6 +291,7 @@ impl Migrator for Background {
             (seen.fired_layer, seen.audited) = (None, false);
             seen.residual.clear();
             seen.scores.clear();
+            seen.ahead_scores.clear();
             seen.computed.clear();
             seen.counts.clear();
             for (neuron, &count) in counts.iter().enumerate().filter(|(_, count)| **count > 0) {
@@ -322,6 +332,15 @@ impl Migrator for Background {
             Beside::Thread { .. } => ended,
         };
         scheduler.map(Scheduler::finish)
+    }
+}
+
+/// Adds, for each neuron, the highest of its `n` scores; `scores` is `[n, ffn]`.
+fn extend_with_highest(to: &mut Vec<f32>, scores: &[f32], n: usize) {
+    let ffn = scores.len() / n;
+    to.extend_from_slice(&scores[..ffn]);
+    for other in scores[ffn..].chunks_exact(ffn) {
+        to.iter_mut().zip(other).for_each(|(most, other)| *most = most.max(*other));
     }
 }
 

@@ -76,7 +76,9 @@ impl Worker {
     /// that the first prediction may come at any time.
     pub fn warm(&mut self) {
         if let Some(target) = self.tables.iter().position(Option::is_some) {
-            self.predict(target, &vec![0.0; self.scores.len() / self.model.config.ffn * self.model.config.hidden]);
+            let sequences = self.scores.len() / self.model.config.ffn;
+            let residual = vec![0.0; sequences * self.model.config.hidden];
+            self.predict(target, &SentObservation { residual, ..SentObservation::default() });
         }
     }
 
@@ -90,7 +92,7 @@ impl Worker {
     /// Bytes of weights that are read to predict from an observation.
     pub fn predictor_bytes(&self, seen: &SentObservation) -> u64 {
         let target = seen.layer.index() + self.ahead;
-        if seen.residual.is_empty() {
+        if seen.residual.is_empty() || !seen.ahead_scores.is_empty() {
             return 0;
         }
         let table = self.tables.get(target).and_then(Option::as_ref);
@@ -118,7 +120,7 @@ impl Worker {
         let ahead = seen.position.later(self.ahead);
         let late = self.is_late(seen, now);
         let predicts = !late && !seen.residual.is_empty() && target < self.tables.len();
-        let predicted = predicts && self.predict(target, &seen.residual);
+        let predicted = predicts && self.predict(target, seen);
         let own_table = self.own_tables[layer].as_ref().filter(|_| !seen.scores.is_empty());
         if let Some(table) = own_table {
             table.of(&seen.scores, &mut self.own);
@@ -132,7 +134,7 @@ impl Worker {
         };
         let fired = seen.fired_layer.map(|layer| Fired {
             layer,
-            neurons: bytemuck::cast_slice(&seen.fired.neurons),
+            neurons: &seen.fired.neurons,
             masks: &seen.fired.masks,
             sequences: &seen.fired_sequences,
         });
@@ -156,12 +158,17 @@ impl Worker {
         late
     }
 
-    /// Predicts layer `target` from the residual of the layer `ahead` before it; for a batch, each neuron gets the highest of its scores.
-    /// Returns whether there is a predictor for it.
-    fn predict(&mut self, target: usize, residual: &[f32]) -> bool {
+    /// Predicts layer `target`, which is `ahead` layers after the one that is seen: by the scores that the engine has sent, else from the
+    /// residual; for a batch, each neuron gets the highest of its scores. Returns whether there is a predictor for it.
+    fn predict(&mut self, target: usize, seen: &SentObservation) -> bool {
         let Worker { model, predictor, kernels, tables, ahead, pool, scratch, scores, probabilities, .. } = self;
         let (Some(predictor), Some(table)) = (predictor, &tables[target]) else { return false };
-        let mut tools = Tools { model, pool, kernels, room: scratch };
+        if !seen.ahead_scores.is_empty() {
+            table.of(&seen.ahead_scores, probabilities);
+            return true;
+        }
+        let residual = &seen.residual[..];
+        let mut tools = Tools { model, pool, kernels, scratch };
         let (n, ffn) = (residual.len() / model.config.hidden, model.config.ffn);
         scores.resize(n * ffn, 0.0);
         predictor.score(&mut tools, target, *ahead, residual, n, scores);

@@ -85,6 +85,8 @@ pub struct CacheCounters {
     pub lost: u64,
     /// Time of the FFNs by the device's clock, ns: the slower part of each layer, and adding the parts.
     pub ffn_ns: u64,
+    /// Time of the passes of few tokens by the device's clock, ns.
+    pub pass_ns: u64,
     /// Tokens of all passes.
     pub tokens: u64,
 }

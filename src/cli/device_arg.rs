@@ -3,7 +3,7 @@
 use super::settings_arg::{chosen, is_of_load};
 use super::size;
 use crate::error::{Error, Result};
-use crate::open::{DeviceKind, DeviceOptions, Placement};
+use crate::open::{DeviceKind, DeviceOptions, LookaheadOn, Placement};
 use crate::scheduler::Policy;
 use crate::settings::Settings;
 use clap::{Args, ValueEnum};
@@ -45,6 +45,10 @@ pub struct DeviceArgs {
     /// Layers that the scheduler looks ahead [default: 2 where the predictor was made for that, else 1]
     #[arg(long, value_name = "LAYERS")]
     pub lookahead: Option<usize>,
+    /// Who predicts the layers ahead: the scheduler on a core of its own, or the device, which takes memory there. With --ahead as
+    /// large as --lookahead, one prediction serves for both
+    #[arg(long, value_enum, default_value_t = LookaheadOnArg::Scheduler, hide_short_help = true)]
+    pub lookahead_on: LookaheadOnArg,
     /// One threshold for device and CPU, so that the text does not depend on what lies where; in the daemon nothing moves, either, so
     /// that it does not in its last digits
     #[arg(long)]
@@ -87,6 +91,7 @@ impl Default for DeviceArgs {
             policy: None,
             graphs: Graphs::Off,
             lookahead: None,
+            lookahead_on: LookaheadOnArg::Scheduler,
             deterministic: false,
             no_history: false,
             vram_schedule: Vec::new(),
@@ -103,6 +108,12 @@ pub enum DeviceArg {
     Cuda,
     Auto,
     Virtual,
+}
+
+#[derive(clap::ValueEnum, Clone, Copy, PartialEq, Eq)]
+pub enum LookaheadOnArg {
+    Scheduler,
+    Device,
 }
 
 #[derive(clap::ValueEnum, Clone, Copy, PartialEq, Eq)]
@@ -159,6 +170,10 @@ impl DeviceArgs {
             live: false,
             graphs: self.graphs == Graphs::On,
             lookahead: self.lookahead,
+            lookahead_on: match self.lookahead_on {
+                LookaheadOnArg::Scheduler => LookaheadOn::Scheduler,
+                LookaheadOnArg::Device => LookaheadOn::Device,
+            },
             deterministic: self.deterministic,
             history: !self.no_history,
             fail_after: self.fail_after,

@@ -63,7 +63,7 @@ pub(super) struct Buffers {
     /// What predictors have found.
     pub predicted: Predicted,
     /// Working memory of predictors.
-    pub room: Scratch,
+    pub scratch: Scratch,
     /// Gate products of all neurons, `[n, ffn]`, in layers where all gates are computed first.
     pub gates: Vec<f32>,
     /// True gate products for an observer, `[n, ffn]`.

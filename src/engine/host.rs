@@ -6,7 +6,7 @@ use super::embed::embed;
 use super::ffn::{self, Neurons, Selection, Work};
 use super::forward::{Executor, Pass, Phase, Step};
 use super::report::Report;
-use super::sparsity::Wanted;
+use super::sparsity::{Scored, Wanted};
 use super::split::Split;
 use crate::cpu::ThreadPool;
 use crate::cpu::thread_pool::Parts;
@@ -71,8 +71,8 @@ impl Executor for Host<'_> {
         }
         let n = pass.n();
         let Pass { model, pool, kernels, buffers: b, sparsity, .. } = pass;
-        let mut tools = crate::predictor::Tools { model, pool, kernels, room: &mut b.room };
-        sparsity.predict(&mut tools, l, &b.x, n, None, false, &mut b.predicted);
+        let mut tools = crate::predictor::Tools { model, pool, kernels, scratch: &mut b.scratch };
+        sparsity.predict(&mut tools, l, &b.x, n, None, Scored::default(), &mut b.predicted);
         sparsity.wanted(l)
     }
 

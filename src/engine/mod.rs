@@ -23,12 +23,14 @@ pub use report::Report;
 pub use session::Session;
 pub use sparsity::{Choice, Sparsity};
 pub use split::streaming::{ChunkCosts, ChunkRates};
-pub use split::{ChunkCounts, DividedLayer, Migrator, MigratorCounts, Split, workspace_bytes};
+pub use split::{
+    ChunkCounts, DividedLayer, Lookahead, Migrator, MigratorCounts, Split, predictor_bytes, workspace_bytes,
+};
 
 use crate::clock;
 use crate::cpu::{Kernels, MAX_COLUMNS, ThreadPool};
-use crate::device::Fault;
 use crate::device::timeline::{Note, Timeline};
+use crate::device::{Fault, OutOfMemory};
 use crate::error::{Error, Result};
 use crate::model::{KvCache, Model};
 use crate::predictor::Tools;
@@ -84,6 +86,15 @@ impl Engine {
         std::mem::replace(&mut self.sparsity, sparsity)
     }
 
+    /// Uploads the predictors that the device is to have, in place of what was reserved for them.
+    ///
+    /// # Errors
+    /// The rest of the reservation cannot be allocated again.
+    pub fn upload_predictors(&mut self) -> Result<(), OutOfMemory> {
+        let Engine { split, sparsity, model, .. } = self;
+        split.as_mut().map_or(Ok(()), |split| split.upload_predictors(sparsity, &model.config))
+    }
+
     /// Which neurons each layer computes.
     pub fn sparsity(&self) -> &Sparsity {
         &self.sparsity
@@ -111,7 +122,7 @@ impl Engine {
     /// What predictors compute with, between two passes.
     pub fn tools(&mut self) -> Tools<'_> {
         let Engine { model, kernels, pool, buffers, .. } = self;
-        Tools { model, pool, kernels, room: &mut buffers.room }
+        Tools { model, pool, kernels, scratch: &mut buffers.scratch }
     }
 
     /// Runs `tokens` at the positions after those in `kv` and adds them to it. Returns the logits, `[0, 1 or n, vocab]`. The tokens must be

@@ -1,6 +1,7 @@
 //! Observing a model while it runs: what profilers, trainers and audits need of each layer.
 
 use super::ffn::Selection;
+use crate::ids::StoreId;
 use crate::model::Activation;
 
 /// Is called for each layer once its activations are known, before its FFN is added to the residual.
@@ -10,7 +11,7 @@ pub trait Observer {
 
     /// The neurons of the layer that it looked at last that were active for some token and not computed, ascending; `None` if it does not
     /// keep them.
-    fn missed(&self) -> Option<&[u32]> {
+    fn missed(&self) -> Option<&[StoreId]> {
         None
     }
 }
@@ -45,7 +46,7 @@ pub struct LiveAudit {
     activation_thresholds: Vec<f32>,
     activation: Activation,
     /// Of the layer that was audited last: active for some token and not computed.
-    missed: Vec<u32>,
+    missed: Vec<StoreId>,
     /// Whether each neuron of the layer is active for some token.
     any: Vec<bool>,
     /// What was found so far.
@@ -106,16 +107,16 @@ impl Observer for LiveAudit {
         let ffn = seen.activations.len() / seen.n;
         self.any.clear();
         self.any.extend((0..ffn).map(|neuron| (0..seen.n).any(|token| active(token * ffn + neuron))));
-        selection.neurons.iter().for_each(|&neuron| self.any[neuron as usize] = false);
+        selection.neurons.iter().for_each(|neuron| self.any[neuron.index()] = false);
         self.missed.clear();
-        self.missed.extend((0..ffn as u32).filter(|&neuron| self.any[neuron as usize]));
+        self.missed.extend((0..ffn as u32).map(StoreId).filter(|neuron| self.any[neuron.index()]));
         for (&neuron, &mask) in selection.neurons.iter().zip(&selection.masks) {
             let computed = (0..seen.n).filter(|token| mask >> token & 1 == 1);
-            self.counts.found += computed.filter(|token| active(token * ffn + neuron as usize)).count() as u64;
+            self.counts.found += computed.filter(|token| active(token * ffn + neuron.index())).count() as u64;
         }
     }
 
-    fn missed(&self) -> Option<&[u32]> {
+    fn missed(&self) -> Option<&[StoreId]> {
         Some(&self.missed)
     }
 }

@@ -63,10 +63,42 @@ pub enum Wanted {
 /// What predictors have found.
 #[derive(Default)]
 pub struct Predicted {
-    /// Scores of the layer that was predicted last, `[n, ffn]`.
-    pub scores: Vec<f32>,
+    /// The last scores of some layers, each `[n, ffn]`: of layer l at `l % scores.len()`, one for each layer from that which is computed to
+    /// the last that is looked ahead to.
+    scores: Vec<Vec<f32>>,
     /// For each layer, what was predicted for it last.
     pub selections: Vec<Selection>,
+}
+
+impl Predicted {
+    /// Makes place for layers up to `ahead` after the one that is computed.
+    pub fn look_ahead(&mut self, ahead: usize) {
+        if self.scores.len() <= ahead {
+            self.scores.resize_with(ahead + 1, Vec::new);
+        }
+    }
+
+    /// The scores that a layer was given last, `[n, ffn]`.
+    pub fn scores(&self, layer: usize) -> &[f32] {
+        &self.scores[layer % self.scores.len()]
+    }
+
+    /// The same to be written to, `count` numbers.
+    pub fn scores_mut(&mut self, layer: usize, count: usize) -> &mut [f32] {
+        let places = self.scores.len();
+        let scores = &mut self.scores[layer % places];
+        scores.resize(count, 0.0);
+        scores
+    }
+}
+
+/// What the device has scored already, of what is predicted at one layer.
+#[derive(Clone, Copy, Default)]
+pub struct Scored {
+    /// The layer itself is divided.
+    pub own: bool,
+    /// A later layer has its scores.
+    pub ahead: bool,
 }
 
 impl Sparsity {
@@ -116,15 +148,10 @@ impl Sparsity {
         }
     }
 
-    /// The threshold of a layer as it was set, a probability, and the layer's calibration; `None` if the layer is not predicted from its
-    /// own residual.
-    pub fn own_threshold(&self, layer: usize) -> Option<(f32, &Calibration)> {
-        match &self.rules[layer] {
-            Rule::Predicted { predictor, ahead: 0, threshold, .. } => {
-                Some((*threshold, predictor.calibration(layer, 0).expect("looked at when it was made")))
-            }
-            _ => None,
-        }
+    /// The calibration of the scores by which a layer's neurons are chosen; `None` for a layer that is not predicted.
+    pub fn calibration(&self, layer: usize) -> Option<&Calibration> {
+        let (predictor, ahead) = self.predictor(layer)?;
+        predictor.calibration(layer, ahead)
     }
 
     /// Sets the probabilities from which on a neuron of this layer is computed, by where it lies (DynamicInfer 4.4); nothing
@@ -225,12 +252,17 @@ impl Sparsity {
         self.rules.iter().enumerate().map(bytes).sum()
     }
 
-    /// The predictor of a layer that is predicted from its own residual, else `None`.
-    pub fn own_predictor(&self, layer: usize) -> Option<&Arc<dyn Predictor>> {
+    /// The predictor of a layer, and how many layers before it stands the residual that it reads; `None` for a layer that is not predicted.
+    pub fn predictor(&self, layer: usize) -> Option<(&Arc<dyn Predictor>, usize)> {
         match &self.rules[layer] {
-            Rule::Predicted { predictor, ahead: 0, .. } => Some(predictor),
-            _ => None,
+            Rule::Predicted { predictor, ahead, .. } => Some((predictor, *ahead)),
+            Rule::Dense | Rule::Exact => None,
         }
+    }
+
+    /// The largest number of layers that one is predicted ahead.
+    pub fn ahead(&self) -> usize {
+        (0..self.rules.len()).filter_map(|layer| self.predictor(layer)).map(|(_, ahead)| ahead).max().unwrap_or(0)
     }
 
     /// Scores from which on a neuron of this layer is computed, on the CPU and on the device; minus infinity for a layer that is not
@@ -249,8 +281,8 @@ impl Sparsity {
     }
 
     /// Fills the selection of every layer that is predicted from `residual`, `[n, hidden]`: the residual after the attention of layer
-    /// `here`. If `scored`, the device has already filled that of `here` itself. n is at most [`crate::cpu::MAX_COLUMNS`]. Neurons in
-    /// `cache` have the device's threshold.
+    /// `here`, but for what the device has `scored`. n is at most [`crate::cpu::MAX_COLUMNS`]. Neurons in `cache` have the device's
+    /// threshold.
     #[allow(clippy::too_many_arguments)]
     pub fn predict(
         &self,
@@ -259,22 +291,24 @@ impl Sparsity {
         residual: &[f32],
         n: usize,
         cache: Option<&NeuronCache>,
-        scored: bool,
+        scored: Scored,
         predicted: &mut Predicted,
     ) {
-        let Predicted { scores, selections } = predicted;
-        selections.resize_with(self.rules.len(), Selection::default);
+        predicted.selections.resize_with(self.rules.len(), Selection::default);
+        predicted.look_ahead(self.ahead());
         for (layer, rule) in self.rules.iter().enumerate().skip(here) {
             let Rule::Predicted { predictor, ahead, scores: min_scores, .. } = rule else { continue };
-            if here + ahead != layer || (scored && *ahead == 0) {
+            let scored = if *ahead == 0 { scored.own } else { scored.ahead };
+            if here + ahead != layer || scored {
                 continue;
             }
-            scores.resize(n * tools.model.config.ffn, 0.0);
-            predictor.score(tools, layer, *ahead, residual, n, scores);
+            predictor.score(tools, layer, *ahead, residual, n, predicted.scores_mut(layer, n * tools.model.config.ffn));
+            let Predicted { scores, selections } = &mut *predicted;
+            let scores = &scores[layer % scores.len()];
             match (cache, min_scores.shared()) {
                 (Some(cache), None) => {
                     let table = &cache.layers[layer].table;
-                    selections[layer].reaching(scores, n, |neuron| min_scores[table.location(StoreId(neuron)).tier()]);
+                    selections[layer].reaching(scores, n, |neuron| min_scores[table.location(neuron).tier()]);
                 }
                 // Without a device everything is the host's.
                 _ => selections[layer].reaching(scores, n, |_| min_scores[Tier::Host]),
@@ -292,20 +326,20 @@ impl Selection {
         self.neurons.reserve(masks.len());
         self.masks.reserve(masks.len());
         for (neuron, &mask) in masks.iter().enumerate().filter(|(_, mask)| **mask != 0) {
-            self.neurons.push(neuron as u32);
+            self.neurons.push(StoreId(neuron as u32));
             self.masks.push(mask);
         }
     }
 
     /// Becomes the neurons whose score reaches their `min_score` in some column; `scores` is `[n, ffn]`.
-    fn reaching(&mut self, scores: &[f32], n: usize, min_score: impl Fn(u32) -> f32) {
+    fn reaching(&mut self, scores: &[f32], n: usize, min_score: impl Fn(StoreId) -> f32) {
         let ffn = scores.len() / n;
         // Written without branches: which neurons fire is hard to guess.
-        self.neurons.resize(ffn, 0);
+        self.neurons.resize(ffn, StoreId(0));
         self.masks.resize(ffn, 0);
         let mut len = 0;
         let mut put = |neuron: usize, mask: u32| {
-            self.neurons[len] = neuron as u32;
+            self.neurons[len] = StoreId(neuron as u32);
             self.masks[len] = mask;
             len += usize::from(mask != 0);
         };
@@ -313,10 +347,10 @@ impl Selection {
             scores
                 .iter()
                 .enumerate()
-                .for_each(|(neuron, &score)| put(neuron, u32::from(score >= min_score(neuron as u32))));
+                .for_each(|(neuron, &score)| put(neuron, u32::from(score >= min_score(StoreId(neuron as u32)))));
         } else {
             for neuron in 0..ffn {
-                let at_least = min_score(neuron as u32);
+                let at_least = min_score(StoreId(neuron as u32));
                 put(neuron, (0..n).fold(0, |mask, b| mask | u32::from(scores[b * ffn + neuron] >= at_least) << b));
             }
         }

@@ -88,7 +88,7 @@ impl Observer for Audit {
                 tally.computed += selection.pairs();
                 for (&neuron, &mask) in selection.neurons.iter().zip(&selection.masks) {
                     let wanted = (0..seen.n).filter(|b| mask >> b & 1 == 1);
-                    tally.hit += wanted.filter(|b| active(b * ffn + neuron as usize)).count() as u64;
+                    tally.hit += wanted.filter(|b| active(b * ffn + neuron.index())).count() as u64;
                 }
             }
         }

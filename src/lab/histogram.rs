@@ -135,7 +135,7 @@ pub fn measure(
     mut step: impl FnMut() -> Result<()>,
 ) -> Result<Histogram> {
     let e = samples.extent;
-    let (mut scores, mut residual, mut room) = (Vec::new(), Vec::new(), Scratch::default());
+    let (mut scores, mut residual, mut scratch) = (Vec::new(), Vec::new(), Scratch::default());
     let mut histogram = match predictor.kind() {
         Kind::Sign => Histogram::of_signs(e.hidden),
         _ => Histogram::of_logits(),
@@ -146,7 +146,7 @@ pub fn measure(
         residual.resize(n * e.hidden, 0.0);
         scores.resize(n * e.ffn, 0.0);
         samples.residuals(layer - ahead)[first * e.hidden..][..n * e.hidden].convert_to_f32_slice(&mut residual);
-        let mut tools = Tools { model, pool: &mut *pool, kernels, room: &mut room };
+        let mut tools = Tools { model, pool: &mut *pool, kernels, scratch: &mut scratch };
         predictor.score(&mut tools, layer, ahead, &residual, n, &mut scores);
         let labels = samples.labels(layer)[first * e.words()..].chunks_exact(e.words());
         for (scores, labels) in scores.chunks_exact(e.ffn).zip(labels) {

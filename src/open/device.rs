@@ -1,12 +1,12 @@
 //! Opens the device that was asked for: plans what lies there, opens the device itself, places its first neurons, and starts the scheduler.
 
-use super::place::place;
-use super::{EngineOptions, Listener, SparsityOptions, VramBudget, artifacts, cuda, machine, sparsity};
+use super::place::{out_of_memory, place};
+use super::{EngineOptions, Listener, Quiet, SparsityOptions, VramBudget, artifacts, cuda, machine, sparsity};
 use crate::background::{Background, BackgroundOptions, Latency};
 use crate::clock::{self, Seldom};
 use crate::cpu::MAX_COLUMNS;
 use crate::device::{Device, Rates, Timeline, Traced, VirtualDevice};
-use crate::engine::Engine;
+use crate::engine::{Engine, Lookahead, predictor_bytes};
 use crate::error::{Error, Result};
 use crate::formats::history_file;
 use crate::formats::machine_profile::MachineProfile;
@@ -15,12 +15,10 @@ use crate::ids::PublishedId;
 use crate::model::{KvType, Model};
 use crate::placement::memory_plan::{Footprint, KvPlace, Plan, Request, plan};
 use crate::placement::policy::{self, PlacementPolicy};
-use crate::predictor::Predictor;
 use crate::scheduler::thresholds::LossWeight;
 use crate::scheduler::{Policy as Migration, Rules};
 use bytemuck::allocation::TransparentWrapperAlloc;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 
 /// What an observation takes the scheduler on a virtual clock, ns, beside reading the predictor's weights: copying it and choosing among
 /// some thousand neurons.
@@ -35,6 +33,15 @@ pub enum DeviceKind {
     Auto,
     /// Host memory with a budget that stands in for a card: its results are real, its times are simulated.
     Virtual,
+}
+
+/// Who predicts what the layers ahead will need.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LookaheadOn {
+    /// The scheduler, on a core of its own.
+    Scheduler,
+    /// The device, beside its other work of a layer: it takes device memory for the predictors.
+    Device,
 }
 
 /// Which neurons are on the device at the beginning.
@@ -78,6 +85,8 @@ pub struct DeviceOptions {
     pub graphs: bool,
     /// Number of layers that the scheduler looks ahead; `None` is 2 if the predictor was made for that, else 1.
     pub lookahead: Option<usize>,
+    /// Who predicts the layers ahead, where the engine has not done so to choose neurons.
+    pub lookahead_on: LookaheadOn,
     /// Use one threshold for device and CPU, so that the text does not depend on where neurons lie; with `live` nothing moves, either.
     pub deterministic: bool,
     /// Read and save the neuron frequencies that are learnt from texts.
@@ -105,6 +114,7 @@ impl DeviceOptions {
             live: false,
             graphs: false,
             lookahead: None,
+            lookahead_on: LookaheadOn::Scheduler,
             deterministic: false,
             history: true,
             fail_after: None,
@@ -205,6 +215,9 @@ impl Found {
     }
 }
 
+/// What looks ahead for the scheduler, `None` if only frequencies do, and how many layers.
+type LooksAhead = (Option<Lookahead>, usize);
+
 /// What is planned to lie on a device.
 struct Planned {
     plan: Plan,
@@ -232,7 +245,8 @@ impl DeviceOptions {
             told.note("--trace times every kernel by itself: --graphs on has no effect");
         }
         let vram = if self.has_budget() { self.vram } else { found.most(layers) };
-        let planned = self.plan(engine, need, vram, told)?;
+        let lookahead = self.lookahead(engine, &options.sparsity, told)?;
+        let planned = self.plan(engine, need, vram, self.on_device(&lookahead), told)?;
         let (plan, machine) = (&planned.plan, &planned.budget.machine);
         let device = found.open(self, plan.budget_bytes, machine, told)?;
         let device = match options.traced {
@@ -243,15 +257,25 @@ impl DeviceOptions {
         let split = engine.split.as_mut().expect("placed");
         split.cache.barrier = self.barrier;
         split.cache.set_moves(&mut *split.device, &machine.moves);
-        self.schedule(engine, need, &planned, &options.sparsity, told)?;
+        self.schedule(engine, need, &planned, lookahead)?;
         Ok(Some(DeviceSession { budget: planned.budget, keep_history: self.history }))
     }
 
     /// Checks whether [`DeviceOptions::apply`] would be refused, as far as that can be told without opening a device: another model may
     /// occupy a card, so its free memory says nothing.
-    pub(super) fn try_plan(&self, engine: &Engine, need: Need, told: &dyn Listener) -> Result<()> {
+    pub(super) fn try_plan(
+        &self,
+        engine: &Engine,
+        need: Need,
+        options: &SparsityOptions,
+        told: &dyn Listener,
+    ) -> Result<()> {
         self.check(engine.model.config.layers)?;
-        if self.has_budget() { self.plan(engine, need, self.vram, told).map(drop) } else { Ok(()) }
+        if !self.has_budget() {
+            return Ok(());
+        }
+        let lookahead = self.lookahead(engine, options, &Quiet)?;
+        self.plan(engine, need, self.vram, self.on_device(&lookahead), told).map(drop)
     }
 
     fn has_budget(&self) -> bool {
@@ -278,7 +302,14 @@ impl DeviceOptions {
     }
 
     /// Plans what lies where, with `vram` bytes on the device.
-    fn plan(&self, engine: &Engine, need: Need, vram: Option<u64>, told: &dyn Listener) -> Result<Planned> {
+    fn plan(
+        &self,
+        engine: &Engine,
+        need: Need,
+        vram: Option<u64>,
+        lookahead: Option<&Lookahead>,
+        told: &dyn Listener,
+    ) -> Result<Planned> {
         let model = &engine.model;
         let (layers, ffn) = (model.config.layers, model.config.ffn);
         let (counts, tokens) = match artifacts::profile(model)? {
@@ -297,7 +328,7 @@ impl DeviceOptions {
             // The device's kernels read keys and values in f16 only.
             kv: if need.kv == KvType::F16 { KvPlace::Auto } else { KvPlace::Host },
             sequences: need.sequences,
-            predictor_bytes: engine.sparsity().predictor_bytes(),
+            predictor_bytes: predictor_bytes(engine.sparsity(), lookahead, &model.config),
             ilp_seconds: None,
         };
         let footprint = Footprint::of_model(model, need.context, need.kv);
@@ -312,15 +343,23 @@ impl DeviceOptions {
         Ok(Planned { plan, neurons, tokens, budget: VramBudget { footprint, counts, machine, request } })
     }
 
+    /// Whether a scheduler is started: a dense model needs all neurons of a layer for every token, so there is nothing to choose.
+    fn schedules(&self, engine: &Engine) -> bool {
+        (self.policy != Migration::Static || self.live) && !engine.sparsity().is_dense()
+    }
+
+    /// The part of a look-ahead that the device does for the scheduler.
+    fn on_device<'a>(&self, (predictor, _): &'a LooksAhead) -> Option<&'a Lookahead> {
+        predictor.as_ref().filter(|_| self.lookahead_on == LookaheadOn::Device)
+    }
+
     /// The predictor that looks ahead, and how many layers: the one that the user has chosen for the layers themselves, or the model's
     /// best. Without one that was made to look ahead, neurons move by how often they are active.
-    fn look_ahead(
-        &self,
-        engine: &Engine,
-        options: &SparsityOptions,
-        told: &dyn Listener,
-    ) -> Result<(Option<Arc<dyn Predictor>>, usize)> {
+    fn lookahead(&self, engine: &Engine, options: &SparsityOptions, told: &dyn Listener) -> Result<LooksAhead> {
         let layers = engine.model.config.layers;
+        if !self.schedules(engine) {
+            return Ok((None, 1));
+        }
         // A look-ahead of two gives a copy a whole layer's time to arrive, and predictions are hardly worse: runs/2026-11-22-lookahead.
         let wanted = self.lookahead.map_or(vec![2, 1], |ahead| vec![ahead]);
         let Some(predictor) = sparsity::ahead(engine, options)? else {
@@ -328,7 +367,7 @@ impl DeviceOptions {
         };
         let looks = |&ahead: &usize| (ahead..layers).all(|l| predictor.calibration(l, ahead).is_some());
         match (wanted.iter().copied().filter(|&ahead| ahead < layers).find(looks), self.lookahead) {
-            (Some(ahead), _) => Ok((Some(predictor), ahead)),
+            (Some(ahead), _) => Ok((Some((predictor, ahead)), ahead)),
             (None, Some(ahead)) => Err(Error::Usage(format!(
                 "the {} predictor has no tables from {ahead} layers before; take a --lookahead that it was made for, make one \
                  (train-predictor, calibrate), or take --policy static",
@@ -346,23 +385,16 @@ impl DeviceOptions {
     }
 
     /// Starts the scheduler, unless nothing can move.
-    fn schedule(
-        &self,
-        engine: &mut Engine,
-        need: Need,
-        planned: &Planned,
-        sparsity: &SparsityOptions,
-        told: &dyn Listener,
-    ) -> Result<()> {
+    fn schedule(&self, engine: &mut Engine, need: Need, planned: &Planned, lookahead: LooksAhead) -> Result<()> {
         let Planned { neurons: placed, tokens, budget, .. } = planned;
         let policy = self.policy;
-        // A dense model needs all neurons of a layer for every token, so there is nothing to choose.
-        if (policy == Migration::Static && !self.live) || engine.sparsity().is_dense() {
+        if !self.schedules(engine) {
             return Ok(());
         }
         let model = engine.model.clone();
         let layers = model.config.layers;
-        let (predictor, ahead) = self.look_ahead(engine, sparsity, told)?;
+        let on_device = self.on_device(&lookahead).cloned();
+        let (predictor, ahead) = lookahead;
         let kept = match self.history {
             true => artifacts::find(&model, artifacts::Kind::History, history_file::open)?,
             false => None,
@@ -373,7 +405,7 @@ impl DeviceOptions {
         };
         let history = (0..layers).map(|l| Ok(model.layers[l].order.into_store(known(l)?)));
         let positions = |(l, neurons): (usize, &Vec<PublishedId>)| model.layers[l].order.positions(neurons);
-        let own = |l| engine.sparsity().own_threshold(l).map(|(threshold, table)| (threshold, table.clone()));
+        let own = |l| Some((engine.sparsity().threshold(l)?, engine.sparsity().calibration(l)?.clone()));
         let setting = BackgroundOptions {
             policy,
             tune: match (self.deterministic, self.live) {
@@ -385,7 +417,7 @@ impl DeviceOptions {
             weight: if self.printed_loss { LossWeight::Complement } else { LossWeight::Probability },
             ahead,
             sequences: need.sequences,
-            predictor,
+            predictor: predictor.map(|(predictor, _)| predictor),
             thresholds: (0..layers).map(own).collect(),
             history: history.collect::<Result<_>>()?,
             placed: placed.iter().enumerate().map(positions).collect(),
@@ -397,8 +429,13 @@ impl DeviceOptions {
         let block_bytes = budget.footprint.block_bytes as usize;
         let background = Background::start(model, block_bytes, setting)
             .map_err(|e| Error::Failed(format!("the scheduler's thread cannot be started: {e}")))?;
-        engine.split.as_mut().expect("placed").migrator = Some(Box::new(background));
-        Ok(())
+        let split = engine.split.as_mut().expect("placed");
+        split.migrator = Some(Box::new(background));
+        if on_device.is_none() {
+            return Ok(());
+        }
+        split.lookahead = on_device;
+        engine.upload_predictors().map_err(out_of_memory)
     }
 }
 

@@ -18,7 +18,7 @@ pub mod sparsity;
 pub mod stores;
 mod vram_budget;
 
-pub use device::{DeviceKind, DeviceOptions, DeviceSession, Placement};
+pub use device::{DeviceKind, DeviceOptions, DeviceSession, LookaheadOn, Placement};
 pub use model::{ModelOptions, check_context};
 pub use place::place;
 pub use report::DeviceReport;
@@ -188,7 +188,7 @@ pub fn check(options: &EngineOptions, told: &dyn Listener) -> Result<()> {
     let need = options.need(&engine.model);
     check_context(&engine.model, need.context, need.kv, told)?;
     match &options.device {
-        Some(device) => device.try_plan(&engine, need, told),
+        Some(device) => device.try_plan(&engine, need, &options.sparsity, told),
         None => check_ram(&engine.model, need),
     }
 }

@@ -29,6 +29,8 @@ pub struct DeviceReport {
     /// Mean time of a token's FFNs by the device's clock, ms; of the virtual device an estimate from the machine profile, not a
     /// measurement.
     pub device_clock_ffn_ms: f64,
+    /// Mean time of a token by the device's clock, ms. On the virtual device the host's work other than its part of the FFNs takes no time.
+    pub device_clock_ms: f64,
     /// Whether the device's clock is real.
     pub measured: bool,
     /// Device memory that may be used, bytes.
@@ -52,6 +54,7 @@ pub fn report(engine: &Engine) -> Option<DeviceReport> {
         scheduler: split.migrator.as_ref().map(|m| m.counts()),
         scheduling_share: engine.report.scheduler_ns as f64 / engine.report.total_ns().max(1) as f64,
         device_clock_ffn_ms: counters.ffn_ns as f64 / 1e6 / counters.tokens.max(1) as f64,
+        device_clock_ms: counters.pass_ns as f64 / 1e6 / counters.tokens.max(1) as f64,
         measured: split.device.is_real(),
         budget_bytes: memory.budget,
         peak_device_bytes: memory.peak,

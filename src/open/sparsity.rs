@@ -133,6 +133,11 @@ pub(super) fn ahead(engine: &Engine, options: &SparsityOptions) -> Result<Option
         None if found.has_mlp()? => Kind::Mlp,
         None => found.best()?,
     };
+    // The engine's own, so that one prediction can be used for both.
+    let used = |layer| engine.sparsity().predictor(layer).map(|(predictor, _)| predictor);
+    if let Some(used) = (0..engine.model.config.layers).filter_map(used).find(|used| used.kind() == kind) {
+        return Ok(Some(used.clone()));
+    }
     let ready = match kind {
         Kind::Dense | Kind::Exact => return Ok(None),
         Kind::Sign => found.sign()?,

@@ -52,16 +52,16 @@ impl Predictor for Exact {
         n: usize,
         scores: &mut [f32],
     ) {
-        let Tools { model, pool, kernels, room } = tools;
+        let Tools { model, pool, kernels, scratch } = tools;
         let (c, layer) = (&model.config, &model.layers[layer]);
         let (h, ffn) = (c.hidden, c.ffn);
         assert_eq!((residual.len(), scores.len()), (n * h, n * ffn));
-        room.normed.resize(n * h, 0.0);
-        for (x, out) in residual.chunks_exact(h).zip(room.normed.chunks_exact_mut(h)) {
+        scratch.normed.resize(n * h, 0.0);
+        for (x, out) in residual.chunks_exact(h).zip(scratch.normed.chunks_exact_mut(h)) {
             math::norm(c.norm, &layer.ffn_norm, x, out);
         }
-        room.columns.set(&room.normed[..n * h], n, layer.ffn.quant);
-        gates(pool, kernels, c, layer, &room.columns, scores);
+        scratch.columns.set(&scratch.normed[..n * h], n, layer.ffn.quant);
+        gates(pool, kernels, c, layer, &scratch.columns, scores);
         scores.iter_mut().for_each(|score| *score = c.activation.apply(*score).abs());
     }
 

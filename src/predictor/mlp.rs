@@ -305,7 +305,7 @@ impl Predictor for Mlp {
     }
 
     fn score(&self, tools: &mut Tools<'_>, layer: usize, ahead: usize, residual: &[f32], n: usize, scores: &mut [f32]) {
-        let Tools { model, pool, kernels, room } = tools;
+        let Tools { model, pool, kernels, scratch } = tools;
         let (h, ffn) = (model.config.hidden, model.config.ffn);
         assert_eq!((residual.len(), scores.len()), (n * h, n * ffn));
         let network = &self.networks[&(layer, ahead)];
@@ -313,16 +313,16 @@ impl Predictor for Mlp {
             scores.chunks_exact_mut(ffn).for_each(|scores| scores.copy_from_slice(&network.outer_bias));
             return;
         };
-        room.normed.resize(n * h, 0.0);
-        for (x, out) in residual.chunks_exact(h).zip(room.normed.chunks_exact_mut(h)) {
+        scratch.normed.resize(n * h, 0.0);
+        for (x, out) in residual.chunks_exact(h).zip(scratch.normed.chunks_exact_mut(h)) {
             normalise(x, out);
         }
-        room.inner.resize(n * inner.rows, 0.0);
-        linear(pool, kernels, inner, &room.normed[..n * h], n, &mut room.columns, &mut room.inner);
-        for values in room.inner.chunks_exact_mut(inner.rows) {
+        scratch.inner.resize(n * inner.rows, 0.0);
+        linear(pool, kernels, inner, &scratch.normed[..n * h], n, &mut scratch.columns, &mut scratch.inner);
+        for values in scratch.inner.chunks_exact_mut(inner.rows) {
             values.iter_mut().zip(&network.inner_bias).for_each(|(v, b)| *v = (*v + b).max(0.0));
         }
-        linear(pool, kernels, outer, &room.inner, n, &mut room.columns, scores);
+        linear(pool, kernels, outer, &scratch.inner, n, &mut scratch.columns, scores);
         scores.chunks_exact_mut(ffn).for_each(|scores| math::add(scores, &network.outer_bias));
     }
 

@@ -67,7 +67,7 @@ pub struct Tools<'a> {
     /// The CPU kernels that are used.
     pub kernels: &'a Kernels,
     /// Memory for intermediate values.
-    pub room: &'a mut Scratch,
+    pub scratch: &'a mut Scratch,
 }
 
 /// Memory for the intermediate values of predictors.

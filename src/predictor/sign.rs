@@ -106,17 +106,17 @@ impl Predictor for Sign {
         n: usize,
         scores: &mut [f32],
     ) {
-        let Tools { model, pool, kernels, room } = tools;
+        let Tools { model, pool, kernels, scratch } = tools;
         let (h, ffn) = (model.config.hidden, model.config.ffn);
         assert_eq!((residual.len(), scores.len()), (n * h, n * ffn));
         let lines = sign::lines(h);
-        room.normed.resize(h, 0.0);
-        room.bits.resize(n * lines, BitLine::default());
-        for (x, bits) in residual.chunks_exact(h).zip(room.bits.chunks_exact_mut(lines)) {
-            math::norm(model.config.norm, &model.layers[layer].ffn_norm, x, &mut room.normed);
-            sign::pack(&room.normed, bits);
+        scratch.normed.resize(h, 0.0);
+        scratch.bits.resize(n * lines, BitLine::default());
+        for (x, bits) in residual.chunks_exact(h).zip(scratch.bits.chunks_exact_mut(lines)) {
+            math::norm(model.config.norm, &model.layers[layer].ffn_norm, x, &mut scratch.normed);
+            sign::pack(&scratch.normed, bits);
         }
-        let (rows, columns, kernel) = (self.layer(layer), &room.bits, sign::kernel(kernels.isa));
+        let (rows, columns, kernel) = (self.layer(layer), &scratch.bits, sign::kernel(kernels.isa));
         let per_task = (PIECE_BYTES / (lines * size_of::<BitLine>())).clamp(1, ffn.div_ceil(pool.threads()));
         let out = Parts::new(scores);
         pool.run(ffn.div_ceil(per_task), |_, task| {

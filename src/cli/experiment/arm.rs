@@ -1,7 +1,7 @@
 //! From an arm's settings to a row. A setting has the name of the command line's option, with `_` for `-`, and is read as that is; what
 //! nobody takes is refused.
 
-use crate::cli::device_arg::{DeviceArgs, Graphs};
+use crate::cli::device_arg::{DeviceArgs, Graphs, LookaheadOnArg};
 use crate::cli::model_arg::{KvArg, Terminal, parse_activation, parse_isa};
 use crate::cli::{eval, simulate, size};
 use crate::engine::Engine;
@@ -150,6 +150,7 @@ fn of_device(f: &mut Fields) -> Result<Option<DeviceOptions>> {
         policy: f.get("policy")?,
         graphs: f.one_of("graphs")?.unwrap_or(Graphs::Off),
         lookahead: f.get("lookahead")?,
+        lookahead_on: f.one_of("lookahead_on")?.unwrap_or(LookaheadOnArg::Scheduler),
         deterministic: f.flag("deterministic")?,
         // Rows must not learn from those before them.
         no_history: f.get("no_history")?.unwrap_or(true),

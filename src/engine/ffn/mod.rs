@@ -10,6 +10,7 @@ use crate::cpu::thread_pool::Parts;
 use crate::cpu::{Columns, Kernels, MAX_AXPY_ROWS, MAX_COLUMNS, Rows, ThreadPool};
 use crate::device::NONE;
 use crate::formats::rows::{self, Quant};
+use crate::ids::StoreId;
 use crate::model::block::{BlockLayout, BlockPart};
 use crate::model::config::{Activation, Ffn, ModelConfig};
 use crate::model::weights::Layer;
@@ -77,8 +78,8 @@ impl FfnBuffers {
 pub enum Neurons<'a> {
     /// All neurons; how many there are.
     All(usize),
-    /// These, by their ids in the store.
-    Some(&'a [u32]),
+    /// These.
+    Some(&'a [StoreId]),
 }
 
 impl Neurons<'_> {
@@ -93,7 +94,7 @@ impl Neurons<'_> {
     fn store_index(self, i: usize) -> usize {
         match self {
             Neurons::All(_) => i,
-            Neurons::Some(list) => list[i] as usize,
+            Neurons::Some(list) => list[i].index(),
         }
     }
 
@@ -115,8 +116,8 @@ impl Neurons<'_> {
 /// Which neurons of a layer are computed for which column.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Selection {
-    /// Ids in the store, ascending.
-    pub neurons: Vec<u32>,
+    /// The neurons, ascending.
+    pub neurons: Vec<StoreId>,
     /// For each neuron, bit b: it is computed for column b.
     pub masks: Vec<u32>,
 }
@@ -127,7 +128,7 @@ pub enum Work<'a> {
     /// Every neuron: reads every row, whatever the input.
     All,
     /// All rows of these neurons only, ascending; for more than [`MAX_COLUMNS`] columns.
-    Some(&'a [u32]),
+    Some(&'a [StoreId]),
     /// These neurons; their up and down rows are read only if the gate is above the activation threshold for some column.
     Selected(&'a Selection),
     /// Gate pre-activations `[n, ffn]` of all neurons are given; up and down rows are read of those that fire.
@@ -297,7 +298,7 @@ impl Selection {
             let fires = |b: usize| config.activation.apply(gates[b * config.ffn + neuron]).abs() > activation_threshold;
             let mask = (0..n).fold(0, |mask, b| mask | (fires(b) as u32) << b);
             if mask != 0 {
-                self.neurons.push(neuron as u32);
+                self.neurons.push(StoreId::new(neuron));
                 self.masks.push(mask);
             }
         }
@@ -334,10 +335,10 @@ impl Sparse<'_> {
         let mut counts = Counts::default();
         let (mut gate, mut up, mut a) = ([0f32; MAX_COLUMNS], [0f32; MAX_COLUMNS], [0f32; MAX_COLUMNS]);
         for i in range.clone() {
-            let (neuron, wanted) = (list.neurons[i] as usize, list.masks[i]);
+            let (neuron, wanted) = (list.neurons[i].index(), list.masks[i]);
             let block = layer.block_ptr(neuron);
             // Bytes to the block of the next one.
-            let next = if i + 1 < range.end { (list.neurons[i + 1] as usize - neuron) * block_bytes } else { 0 };
+            let next = if i + 1 < range.end { (list.neurons[i + 1].index() - neuron) * block_bytes } else { 0 };
             // What to prefetch while this part is read: of the next block, where it lies apart, the same part or, once, the first.
             let ahead = |part: BlockPart| match self.kernels.block_ahead {
                 _ if next + first <= block_bytes => part.quant.ahead(part.bytes),
@@ -396,7 +397,7 @@ impl Sparse<'_> {
         }
         // With AVX-512: below these shares of neurons left out the sparse pass was the slower one (runs/2026-11-20-sparsity).
         let left_out = if layer.ffn.quant.is_grouped() { 45 } else { 20 };
-        let span = (list.neurons[range.end - 1] - list.neurons[range.start]) as usize + 1;
+        let span = list.neurons[range.end - 1].index() - list.neurons[range.start].index() + 1;
         range.len() * 100 > span * (100 - left_out)
     }
 
@@ -408,10 +409,10 @@ impl Sparse<'_> {
         let (mut products, mut a) = ([0f32; 2 * MAX_COLUMNS], [0f32; MAX_COLUMNS]);
         let mut downs = Downs::new(kernels, layer, n);
         let ahead = dense_ahead(kernels, layer.block.down());
-        let span = list.neurons[range.start]..list.neurons[range.end - 1] + 1;
+        let span = list.neurons[range.start].0..list.neurons[range.end - 1].0 + 1;
         let (read, mut pairs, mut at) = (span.len() as u64, 0, range.start);
         for neuron in span {
-            let listed = list.neurons[at] == neuron;
+            let listed = list.neurons[at].0 == neuron;
             let wanted = if listed { list.masks[at] } else { 0 };
             let mut fired = 0;
             // SAFETY: the rows are inside the section; the kernel is for this machine.

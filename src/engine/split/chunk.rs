@@ -118,12 +118,12 @@ impl Split {
         self.host_selection.neurons.clear();
         self.host_selection
             .neurons
-            .extend((0..ffn as u32).filter(|&neuron| !table.location(StoreId(neuron)).is_device()));
+            .extend((0..ffn as u32).map(StoreId).filter(|&neuron| !table.location(neuron).is_device()));
         let missing = self.host_selection.neurons.len();
         let Some(Streaming { costs, .. }) = &self.streaming else { return (missing, 0) };
-        let carried = runs(bytemuck::cast_slice(&self.host_selection.neurons), costs.bridge(), &mut self.runs);
+        let carried = runs(&self.host_selection.neurons, costs.bridge(), &mut self.runs);
         let on_cpu = costs.on_cpu(missing, self.runs.len(), carried, n);
-        let others = bytemuck::cast_slice(&self.host_selection.neurons[..missing - on_cpu]);
+        let others = &self.host_selection.neurons[..missing - on_cpu];
         (on_cpu, runs(others, costs.bridge(), &mut self.runs))
     }
 
@@ -153,7 +153,7 @@ impl Split {
         let mut count = 0;
         for neuron in self.runs.iter().flat_map(|run| run.first..run.first + run.len) {
             // What lies between is in a slot.
-            names[count] = wanted.next_if_eq(&(neuron as u32)).unwrap_or(NONE);
+            names[count] = wanted.next_if_eq(&StoreId(neuron as u32)).map_or(NONE, |neuron| neuron.0);
             count += 1;
         }
         // SAFETY: every layer has names of its own, which live as long as the pass.

@@ -6,6 +6,7 @@ use crate::cpu::MAX_COLUMNS;
 use crate::device::{Device, Event, NONE, SparseFfn, Stream};
 use crate::engine::ffn::Selection;
 use crate::engine::forward::Pass;
+use crate::ids::StoreId;
 use crate::scheduler::LayerTimes;
 
 /// The marks around a layer's work on the compute stream.
@@ -77,7 +78,7 @@ impl Split {
             let any = (0..n).fold(0, |any, b| any | bits[b * words + chunk]);
             for (k, &neuron) in slots.iter().enumerate().filter(|(k, neuron)| any >> k & 1 == 1 && **neuron != NONE) {
                 let mask = (0..n).fold(0, |mask, b| mask | (bits[b * words + chunk] >> k & 1) << b);
-                self.fired.neurons.neurons.push(neuron);
+                self.fired.neurons.neurons.push(StoreId(neuron));
                 self.fired.neurons.masks.push(mask);
             }
         }

@@ -1,10 +1,12 @@
 //! The interface between the engine and what decides which neurons move.
 
 use super::measure::Fired;
+use super::scorers::Lookahead;
 use crate::cache::NeuronCache;
 use crate::device::Device;
 use crate::engine::ffn::Selection;
 use crate::engine::sparsity::Sparsity;
+use crate::ids::StoreId;
 use crate::scheduler::{LayerTimes, Policy};
 
 /// A layer whose neurons have been divided between host and device, before its FFN: what the engine knows of it.
@@ -21,14 +23,17 @@ pub struct DividedLayer<'a> {
     pub residual: &'a [f32],
     /// Which neurons will be computed; `None` for all.
     pub selection: Option<&'a Selection>,
-    /// The layer's threshold as it was set and its own predictor's scores, `[n, ffn]`; `None` if it is not predicted from its own residual.
+    /// The layer's threshold as it was set and the scores by which its neurons were chosen, `[n, ffn]`; `None` if it is not predicted, or its
+    /// scores have not left the device.
     pub own: Option<(f32, &'a [f32])>,
+    /// The scores of the layer that the migrator looks ahead to, `[n, ffn]`, by its predictor; `None` if it has to predict them itself.
+    pub ahead: Option<&'a [f32]>,
     /// The keys and values that each token goes to ([`crate::model::KvCache::id`]), `[n]`.
     pub sequences: &'a [u64],
     /// Which neurons were active in the layer before, of this pass or, for the first layer, of the pass before.
     pub fired: &'a Fired,
     /// In an audited pass, the neurons of this layer that are active for some token and not computed, ascending.
-    pub missed: Option<&'a [u32]>,
+    pub missed: Option<&'a [StoreId]>,
     /// What this layer took in the pass of few tokens before; no neurons if there was none.
     pub times: LayerTimes,
 }
@@ -51,8 +56,13 @@ pub trait Migrator: Send {
         true
     }
 
+    /// The predictor by which it looks ahead now, and how many layers; `None` if it uses no prediction.
+    fn lookahead(&self) -> Option<&Lookahead> {
+        None
+    }
+
     /// Is given a layer before its FFN, once it is decided which neurons are computed where; must not wait.
-    fn tell(&mut self, _at: &DividedLayer<'_>, _device: &dyn Device, _cache: &NeuronCache) {}
+    fn observe(&mut self, _at: &DividedLayer<'_>, _device: &dyn Device, _cache: &NeuronCache) {}
 
     /// Is given a layer of a prompt's chunk, which was computed dense: `tokens` tokens from position `first` on, and for how many of them
     /// each neuron was active, `[ffn]`. The keys and values go to `sequence`.

@@ -7,6 +7,7 @@ mod kv;
 mod measure;
 mod migrator;
 mod pass;
+mod predict;
 mod scorers;
 pub mod streaming;
 mod weights;
@@ -15,6 +16,7 @@ mod workspace;
 pub use chunk::ChunkCounts;
 pub use measure::Fired;
 pub use migrator::{DividedLayer, Migrator, MigratorCounts};
+pub use scorers::{Lookahead, predictor_bytes};
 pub use workspace::workspace_bytes;
 
 use super::ffn::Selection;
@@ -23,6 +25,7 @@ use super::sparsity::Sparsity;
 use crate::cache::{HostBlocks, NeuronCache};
 use crate::cpu::MAX_COLUMNS;
 use crate::device::{Attend, Buffer, Call, Device, Note, OutOfMemory, Stream, Then, View};
+use crate::ids::StoreId;
 use crate::model::Model;
 use crate::model::config::ModelConfig;
 use crate::model::weights::Layer;
@@ -45,6 +48,8 @@ pub struct Split {
     pub cache: NeuronCache,
     /// Decides which neurons move; `None`: none do.
     pub migrator: Option<Box<dyn Migrator>>,
+    /// What the device predicts for the migrator, beside what the engine predicts to choose neurons; `None`: nothing.
+    pub lookahead: Option<Lookahead>,
     /// Device memory that the plan sets aside, beside the cache and [`Split::bytes`].
     pub reserved: Buffer,
     /// Where the neurons of prompts' chunks were computed.
@@ -86,6 +91,8 @@ pub struct Split {
     attends_late: bool,
     /// What the device has begun of the current layer.
     begun: Begun,
+    /// When the pass began by the device's clock, ns.
+    pass_began_ns: u64,
 }
 
 impl Split {
@@ -120,6 +127,7 @@ impl Split {
             device,
             cache,
             migrator: None,
+            lookahead: None,
             reserved,
             chunks: ChunkCounts::default(),
             weights,
@@ -138,11 +146,12 @@ impl Split {
             runs: Vec::with_capacity(c.ffn),
             cpu_counts: Default::default(),
             host_selection: Selection { neurons: Vec::with_capacity(c.ffn), masks: Vec::with_capacity(c.ffn) },
-            all: Selection { neurons: (0..c.ffn as u32).collect(), masks: vec![0; c.ffn] },
+            all: Selection { neurons: (0..c.ffn as u32).map(StoreId).collect(), masks: vec![0; c.ffn] },
             marks,
             attends: false,
             attends_late: false,
             begun: Begun::default(),
+            pass_began_ns: 0,
         };
         split.prepare(model)?;
         split.set_sequences(model, context, sequences)?;
@@ -223,17 +232,17 @@ impl Split {
         self.bytes + self.scorers.bytes
     }
 
-    /// Uploads the predictors of `sparsity` in place of what was reserved for them. Those for which there is no room run on the host.
+    /// Uploads the predictors of `sparsity` and [`Split::lookahead`] in place of what was reserved for them. Those for which there is no room run on the host.
     ///
     /// # Errors
     /// The rest of the reservation cannot be allocated again.
     pub fn upload_predictors(&mut self, sparsity: &Sparsity, c: &ModelConfig) -> Result<(), OutOfMemory> {
-        let Split { device, scorers, reserved, .. } = self;
+        let Split { device, scorers, reserved, lookahead, .. } = self;
         let nothing = device.reserve(0)?;
         let before = std::mem::replace(reserved, nothing);
         let planned = before.bytes + scorers.bytes;
         device.free(before);
-        scorers.upload(&mut **device, sparsity, c);
+        scorers.upload(&mut **device, sparsity, lookahead.as_ref(), c);
         let rest = device.reserve(planned.saturating_sub(scorers.bytes))?;
         device.free(std::mem::replace(reserved, rest));
         Ok(())

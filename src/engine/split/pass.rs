@@ -1,25 +1,22 @@
 //! The phases of a pass of few tokens on host and device. Those of a prompt's chunk are the same but for the FFN ([`super::chunk`]).
 
-use super::scorers::Scorer;
 use super::weights::norm;
 use super::workspace::ExchangeLayout;
 use super::{DividedLayer, Split};
-use crate::cache::{PerTier, Tier};
+use crate::cache::Tier;
 use crate::clock;
 use crate::cpu::MAX_COLUMNS;
-use crate::device::{Add, Append, Attend, Call, Note, Select, SignScores, SparseFfn, Stage, Stream, Then, View};
+use crate::device::{Add, Append, Attend, Call, Note, SparseFfn, Stage, Stream, Then, View};
 use crate::engine::attention;
 use crate::engine::batch::{Buffers, TokenPosition};
 use crate::engine::embed::embed;
-use crate::engine::ffn::{self, Counts, Selection, Work};
+use crate::engine::ffn::{self, Counts, Work};
 use crate::engine::forward::{Executor, Pass, Phase, Step};
-use crate::engine::sparsity::Wanted;
-use crate::ids::StoreId;
-use crate::model::config::{ModelConfig, Norm as NormKind, Positions};
+use crate::engine::sparsity::{Scored, Wanted};
+use crate::model::config::{ModelConfig, Positions};
 use crate::model::layer::Norms;
 use crate::model::weights::Layer;
 use crate::ops::gates::gates;
-use crate::predictor::Tools;
 
 /// Parts of a layer that come onto the device's stream in every pass nearly unchanged, and are recorded once
 /// ([`crate::device::Device::begin_sequence`]).
@@ -34,8 +31,10 @@ enum GraphSection {
 /// What the device has begun of a layer's FFN before the host has seen the residual.
 #[derive(Clone, Copy, Default)]
 pub(super) struct Begun {
-    /// It has scored the neurons itself.
-    scored: bool,
+    /// What it has scored itself.
+    pub scored: Scored,
+    /// The layer whose scores come with the exchange for the migrator.
+    pub ahead: Option<usize>,
     /// It knows which neurons are wanted, and computes its part.
     device_ffn: bool,
     /// It has every neuron, all are wanted, and there is no bias of down, observer or scheduler: the host has nothing to do.
@@ -47,6 +46,7 @@ impl Executor for Split {
         embed(pass);
         pass.probe.lap(Stage::Attention);
         self.sequences.clear();
+        self.pass_began_ns = self.device.totals().clock_ns;
         if pass.is_chunk() {
             // Another text may begin.
             self.fired.layer = None;
@@ -127,7 +127,7 @@ impl Executor for Split {
         }
         pass.show(l, wanted != Wanted::All);
         self.divide(pass, l, wanted);
-        self.tell(pass, l, wanted);
+        self.observe(pass, l, wanted);
         // Together: the device computes its part while the CPU computes its own.
         let (n, c, layer) = (pass.n(), &pass.model.config, &pass.model.layers[l]);
         let needed = !self.host_selection.neurons.is_empty() || !layer.down_bias.is_empty();
@@ -155,6 +155,7 @@ impl Executor for Split {
         self.head(pass);
         self.device.synchronize(Stream::Compute);
         if !pass.is_chunk() {
+            self.cache.counters.pass_ns += self.device.totals().clock_ns - self.pass_began_ns;
             self.device_fired();
             self.count(pass);
             self.read_back_all(pass);
@@ -293,19 +294,21 @@ impl Split {
         self.cache.commit(&mut *self.device, l);
         self.begin_section(l, GraphSection::Exchange);
         self.norm_ffn_input(c, l, n);
-        let scored = wanted == Wanted::Selected && self.score(c, l, n, pass.sparsity.min_scores(l));
+        let own = wanted == Wanted::Selected && self.choose(c, l, n, pass.sparsity.min_scores(l));
+        let scored = Scored { own, ahead: self.score_ahead(c, l, n) };
         if wanted == Wanted::All {
             self.host.all_masks.fill(u32::MAX >> (MAX_COLUMNS - n));
             self.all.masks.copy_from_slice(&self.host.all_masks);
             self.send_masks(layout, true);
         }
-        let device_ffn = scored || wanted == Wanted::All;
+        let device_ffn = scored.own || wanted == Wanted::All;
         let whole = wanted == Wanted::All && self.cache.layers[l].table.residents() == c.ffn;
         let observed = pass.probe.observer.is_some() || self.migrator.is_some();
-        self.begun = Begun { scored, device_ffn, alone: whole && layer.down_bias.is_empty() && !observed };
+        let ahead = self.send_ahead(c, l, n);
+        self.begun = Begun { scored, ahead, device_ffn, alone: whole && layer.down_bias.is_empty() && !observed };
         if !self.begun.alone {
             let looks_on = observed || pass.sparsity.looks_ahead(l);
-            let numbers = match (scored && self.wants_scores(), device_ffn && !looks_on) {
+            let numbers = match (scored.own && self.wants_scores(), device_ffn && !looks_on) {
                 (true, _) => layout.scores() + n * c.ffn,
                 (false, true) => layout.residual(),
                 (false, false) => layout.scores(),
@@ -324,11 +327,6 @@ impl Split {
         }
     }
 
-    /// Whether scores of the device are copied to the host.
-    fn wants_scores(&self) -> bool {
-        self.migrator.as_ref().is_some_and(|migrator| migrator.wants_scores())
-    }
-
     /// Takes over what the host needs of a layer, which has come: residual and normalised input.
     fn receive(&mut self, pass: &mut Pass<'_, '_>) {
         pass.probe.lap(Stage::Attention);
@@ -336,28 +334,6 @@ impl Split {
         let residual = ExchangeLayout::new(n, &pass.model.config).residual();
         b.x.copy_from_slice(bytemuck::cast_slice(&self.host.received[residual..][..n * h]));
         b.normed.copy_from_slice(bytemuck::cast_slice(&self.host.received[..n * h]));
-    }
-
-    /// Fills the selections of this layer and of those that are predicted from it: as the device has chosen, or by the host.
-    fn predict(&mut self, pass: &mut Pass<'_, '_>, l: usize) {
-        let Pass { model, pool, kernels, sparsity, buffers: b, probe, .. } = pass;
-        let (c, n) = (&model.config, b.positions.len());
-        let mut tools = Tools { model, pool, kernels, room: &mut b.room };
-        sparsity.predict(&mut tools, l, &b.x, n, Some(&self.cache), self.begun.scored, &mut b.predicted);
-        probe.lap(Stage::Predictor);
-        self.device.note(Note::Host(Stage::Predictor));
-        b.columns.set(&b.normed, n, model.layers[l].ffn.quant);
-        b.predicted.selections.resize_with(c.layers, Selection::default);
-        if !self.begun.scored {
-            return;
-        }
-        let layout = ExchangeLayout::new(n, c);
-        b.predicted.selections[l].set_masks(&self.host.received[layout.masks()..][..c.ffn]);
-        b.predicted.scores.resize(n * c.ffn, 0.0);
-        if self.wants_scores() {
-            let scores = &self.host.received[layout.scores()..][..n * c.ffn];
-            b.predicted.scores.copy_from_slice(bytemuck::cast_slice(scores));
-        }
     }
 
     /// Sends the device the masks of the wanted neurons, which the host has found, and has it compute its part.
@@ -373,7 +349,7 @@ impl Split {
         }
         self.host.masks.fill(0);
         for (&neuron, &mask) in selection.neurons.iter().zip(&selection.masks) {
-            self.host.masks[neuron as usize] = mask;
+            self.host.masks[neuron.index()] = mask;
         }
         self.send_masks(ExchangeLayout::new(n, c), false);
         self.launch_ffn(pass, l, wanted);
@@ -388,8 +364,7 @@ impl Split {
         host_selection.masks.clear();
         let table = &cache.layers[l].table;
         if !self.begun.alone {
-            for (&neuron, &mask) in
-                all.neurons.iter().zip(&all.masks).filter(|(n, _)| !table.location(StoreId(**n)).is_device())
+            for (&neuron, &mask) in all.neurons.iter().zip(&all.masks).filter(|(n, _)| !table.location(**n).is_device())
             {
                 host_selection.neurons.push(neuron);
                 host_selection.masks.push(mask);
@@ -402,24 +377,37 @@ impl Split {
     }
 
     /// Begins the moves that the scheduler has decided meanwhile, and gives it a layer whose neurons have been divided.
-    fn tell(&mut self, pass: &mut Pass<'_, '_>, l: usize, wanted: Wanted) {
+    fn observe(&mut self, pass: &mut Pass<'_, '_>, l: usize, wanted: Wanted) {
         let Some(mut migrator) = self.migrator.take() else { return };
         pass.probe.lap(Stage::Ffn);
         if l > 0 {
             self.device_fired();
         }
         let Pass { sparsity, buffers: b, probe, .. } = pass;
-        let scores_are_here = !self.begun.scored || migrator.wants_scores();
-        let own = sparsity.own_threshold(l).filter(|_| scores_are_here);
-        let own = own.map(|(threshold, _)| (threshold, &b.predicted.scores[..]));
+        let threshold = sparsity.threshold(l).filter(|_| self.scores_are_here(&*migrator, sparsity, l));
+        let own = threshold.map(|threshold| (threshold, b.predicted.scores(l)));
+        let ahead = self.scored_for(&*migrator, sparsity, l).map(|later| b.predicted.scores(later));
         let batch = b.positions.windows(2).any(|two| two[0].sequence != two[1].sequence);
         let (first, n, residual) = (b.positions[0].position, b.positions.len(), &b.x[..]);
         let selection = (wanted != Wanted::All).then(|| &b.predicted.selections[l]);
         let missed = probe.observer.as_ref().and_then(|observer| observer.missed());
         let (sequences, fired, times) = (&self.sequences[..], &self.fired, self.times[l]);
-        let at = DividedLayer { layer: l, first, n, batch, residual, selection, own, sequences, fired, missed, times };
+        let at = DividedLayer {
+            layer: l,
+            first,
+            n,
+            batch,
+            residual,
+            selection,
+            own,
+            ahead,
+            sequences,
+            fired,
+            missed,
+            times,
+        };
         migrator.apply(l, false, &mut *self.device, &mut self.cache, sparsity);
-        migrator.tell(&at, &*self.device, &self.cache);
+        migrator.observe(&at, &*self.device, &self.cache);
         self.migrator = Some(migrator);
         pass.probe.lap(Stage::Scheduler);
         self.note(Note::Host(Stage::Scheduler));
@@ -439,29 +427,6 @@ impl Split {
         self.device.worked(read.bytes(&layer.block), clock::lap(&mut lap), 0);
         self.current[l].ffn_ns[Tier::Host] = self.device.totals().host_ns - before;
         read
-    }
-
-    /// Has the device score a layer's neurons and choose among them. Returns whether it has the predictor.
-    fn score(&mut self, c: &ModelConfig, l: usize, n: usize, min_scores: PerTier<f32>) -> bool {
-        let layout = ExchangeLayout::new(n, c);
-        let (input, residual, scores) = (self.at(0), self.at(layout.residual()), self.at(layout.scores()));
-        match self.scorers.get(l) {
-            None => return false,
-            Some(&Scorer::Sign { bits }) => {
-                self.launch(Call::SignScores(SignScores { hidden: c.hidden, ffn: c.ffn, n, bits, x: input, scores }));
-            }
-            Some(&Scorer::Mlp { inner, outer, epsilon }) => {
-                let room = self.scorers.inner.expect("made with the first network").into();
-                let x = self.workspace.partial.into();
-                self.launch(Call::Norm(norm(NormKind::Rms(epsilon), self.weights.plain, c.hidden, n, residual, x)));
-                self.launch(Call::Linear(inner.call(n, x, room, Then::Relu)));
-                self.launch(Call::Linear(outer.call(n, room, scores, Then::Store)));
-            }
-        }
-        let (masks, at) = (self.at(layout.masks()), &self.cache.layers[l]);
-        let (bucket, slots, min_scores) = (at.bucket, at.table.slots().len(), min_scores.into_array());
-        self.launch(Call::Select(Select { ffn: c.ffn, n, slots, min_scores, bucket, scores, masks }));
-        true
     }
 
     fn send_masks(&mut self, layout: ExchangeLayout, all: bool) {

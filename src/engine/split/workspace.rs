@@ -89,6 +89,8 @@ pub fn workspace_bytes(c: &ModelConfig) -> u64 {
 pub struct PinnedBuffers {
     /// What came out of the device: see [`ExchangeLayout`].
     pub received: PinnedBuffer,
+    /// Scores of later layers that came out of the device, `[MAX_COLUMNS, ffn]`.
+    pub ahead: PinnedBuffer,
     /// Masks of the wanted neurons, `[ffn]`, that go in.
     pub masks: PinnedBuffer,
     /// Masks of every neuron, `[ffn]`, for dense layers.
@@ -126,6 +128,7 @@ impl PinnedBuffers {
         };
         PinnedBuffers {
             received: room((ExchangeLayout::new(MAX_COLUMNS, c).bytes() / 4).max(CHUNK * c.hidden), true),
+            ahead: room(MAX_COLUMNS * c.ffn, true),
             masks: room(c.ffn, false),
             all_masks: room(c.ffn, false),
             partial: room(CHUNK * c.hidden, false),

@@ -371,7 +371,7 @@ struct Tally<'a> {
     predictor: Arc<dyn Predictor>,
     pool: ThreadPool,
     kernels: Kernels,
-    room: Scratch,
+    scratch: Scratch,
     calibrating: bool,
     /// Residuals of the layers so far, the latest last, as many as the farthest look-ahead needs.
     residuals: VecDeque<Vec<f32>>,
@@ -393,7 +393,7 @@ impl<'a> Tally<'a> {
             predictor,
             pool: ThreadPool::new(threads),
             kernels: Kernels::best(),
-            room: Scratch::default(),
+            scratch: Scratch::default(),
             calibrating: true,
             residuals: VecDeque::new(),
             scores: Vec::new(),
@@ -504,8 +504,8 @@ impl Observer for Tally<'_> {
         self.scores.resize(n * ffn, 0.0);
         for ahead in AHEADS.into_iter().filter(|&ahead| ahead <= layer) {
             let residual = &self.residuals[self.residuals.len() - 1 - ahead];
-            let (pool, kernels, room) = (&mut self.pool, &self.kernels, &mut self.room);
-            let mut tools = Tools { model: self.model, pool, kernels, room };
+            let (pool, kernels, scratch) = (&mut self.pool, &self.kernels, &mut self.scratch);
+            let mut tools = Tools { model: self.model, pool, kernels, scratch };
             self.predictor.score(&mut tools, layer, ahead, residual, n, &mut self.scores);
             let bins = self.bins.entry((layer, ahead)).or_insert_with(|| [Bins::new(), Bins::new()]);
             let bins = &mut bins[usize::from(!self.calibrating)];
