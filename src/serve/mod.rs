@@ -13,6 +13,7 @@ mod routes;
 mod signals;
 pub mod socket;
 mod systemd;
+mod tcp;
 
 pub use daemon::{AtEnd, Daemon, Load, Opened, PathLimits, SetBudget};
 pub use routes::ROUTES;

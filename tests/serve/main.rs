@@ -2,6 +2,7 @@
 
 mod api;
 mod bad_requests;
+mod clients;
 mod daemon;
 mod failures;
 mod files;
