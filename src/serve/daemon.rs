@@ -154,6 +154,8 @@ pub struct Daemon {
     pub counters: Counters,
     /// Limits on what requests take together.
     pub limits: RequestLimits,
+    /// Held while a request's texts are embedded: each takes keys and values of its own.
+    pub embedding: tokio::sync::Mutex<()>,
     /// When the daemon started.
     pub started: Instant,
     /// The token that requests over TCP must carry; `None` if nothing listens on TCP.
@@ -174,6 +176,7 @@ impl Daemon {
             limits: RequestLimits::new(&settings),
             settings: RwLock::new(settings),
             loading: tokio::sync::Mutex::new(()),
+            embedding: tokio::sync::Mutex::new(()),
             load,
             counters: Counters::default(),
             started: clock::now(),

@@ -7,6 +7,7 @@ mod body;
 mod connection;
 mod control;
 mod daemon;
+mod embeddings;
 mod limits;
 mod metrics;
 mod routes;

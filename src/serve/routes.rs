@@ -4,9 +4,11 @@ use super::body::EventStream;
 use super::connection::{Entered, Peer};
 use super::daemon::{Daemon, Loaded, ModelState};
 use super::limits::Body as Held;
-use super::{control, metrics};
+use super::{control, embeddings, metrics};
 use crate::api::chat::{CHAT_FIELDS, ChatRequest};
 use crate::api::completions::{COMPLETION_FIELDS, CompletionRequest};
+use crate::api::embeddings::{EMBEDDING_FIELDS, EmbeddingRequest};
+use crate::api::responses::{RESPONSES_FIELDS, ResponsesRequest};
 use crate::api::{ApiError, Asker, Collector, Prepared, parse};
 use crate::child::Wanted;
 use crate::clock::Duration;
@@ -27,7 +29,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 /// Every route with its methods, as the OpenAPI document has them.
-pub const ROUTES: [(&str, &[&str]); 19] = [
+pub const ROUTES: [(&str, &[&str]); 20] = [
     ("/health", &["get"]),
     ("/ready", &["get"]),
     ("/metrics", &["get"]),
@@ -36,6 +38,7 @@ pub const ROUTES: [(&str, &[&str]); 19] = [
     ("/v1/models/{model}", &["get"]),
     ("/v1/chat/completions", &["post"]),
     ("/v1/completions", &["post"]),
+    ("/v1/responses", &["post"]),
     ("/v1/embeddings", &["post"]),
     ("/tokenize", &["post"]),
     ("/detokenize", &["post"]),
@@ -73,7 +76,8 @@ pub fn router(daemon: Arc<Daemon>) -> Router {
         .route("/v1/models/{*model}", get(model))
         .route("/v1/chat/completions", post(chat))
         .route("/v1/completions", post(completions))
-        .route("/v1/embeddings", post(|| async { Refusal(ApiError::new(501, "this server makes no embeddings")) }))
+        .route("/v1/responses", post(responses))
+        .route("/v1/embeddings", post(embed))
         .route("/tokenize", post(tokenize))
         .route("/detokenize", post(detokenize))
         .route("/v1/x/ps", get(|State(d): Shared| async move { json_response(&control::ps(&d)) }))
@@ -348,6 +352,26 @@ async fn completions(State(daemon): Shared, request: Request) -> Response {
         request.prepare(&loaded.model, asker, format!("{fresh:016x}"), fresh >> 32)
     };
     generate(daemon, request, prepare).await.unwrap_or_else(|error| Refusal(error).into_response())
+}
+
+async fn responses(State(daemon): Shared, request: Request) -> Response {
+    let prepare = |loaded: &Loaded, body: &[u8], asker: &Asker, fresh: u64| {
+        let request: ResponsesRequest = parse(body, RESPONSES_FIELDS)?;
+        request.prepare(&loaded.model, asker, format!("{fresh:016x}"), fresh >> 32)
+    };
+    generate(daemon, request, prepare).await.unwrap_or_else(|error| Refusal(error).into_response())
+}
+
+async fn embed(State(daemon): Shared, request: Request) -> Response {
+    let work = |loaded: &Loaded, body: &[u8]| {
+        let request: EmbeddingRequest = parse(body, EMBEDDING_FIELDS)?;
+        request.prepare(&loaded.model)
+    };
+    let embedded = async {
+        let (loaded, texts) = read(&daemon, request, work).await?;
+        embeddings::answer(&daemon, &loaded, texts).await
+    };
+    answer(embedded.await)
 }
 
 /// Runs `work` on a request's body. Tokenising a long text and running a template take long, so they run beside the other connections; how
