@@ -55,6 +55,7 @@ mod synth;
 mod top;
 mod trace_arg;
 mod train_predictor;
+mod wrap;
 
 pub use crate::open::embedded::{File, carry};
 
