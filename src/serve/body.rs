@@ -1,5 +1,6 @@
 //! An answer as server-sent events, written as fast as the client reads it.
 
+use super::log::Noted;
 use crate::api::error::unsupported;
 use crate::api::stream::{ChoiceStream, Usage, cut_short, failed};
 use crate::api::{Answer, ApiError, Wire};
@@ -33,6 +34,8 @@ pub struct EventStream {
     state: State,
     ping: Pin<Box<Sleep>>,
     ping_every: Duration,
+    /// What the log is to know of it.
+    noted: Noted,
 }
 
 #[derive(PartialEq)]
@@ -51,6 +54,7 @@ impl EventStream {
         per_prompt: usize,
         with_usage: bool,
         ping_every: Duration,
+        noted: Noted,
     ) -> EventStream {
         let choice = |(i, events)| Choice { events, stream: ChoiceStream::new(&answer, i), ended: false };
         EventStream {
@@ -63,6 +67,7 @@ impl EventStream {
             state: State::Running,
             ping: Box::pin(tokio::time::sleep(ping_every)),
             ping_every,
+            noted,
         }
     }
 
@@ -80,6 +85,7 @@ impl EventStream {
                     Poll::Ready(Some(Event::Done(done))) => {
                         choice.ended = true;
                         self.usage.add(&done, index, self.per_prompt);
+                        self.noted.answer(&done, index, self.per_prompt);
                         write(out, choice.stream.end(&done));
                     }
                 }
@@ -121,6 +127,7 @@ impl Body for EventStream {
             this.choices.iter_mut().for_each(|choice| write(&mut out, choice.stream.begin()));
         }
         if let Err(error) = this.collect(context, &mut out) {
+            this.noted.reason(&error.message);
             write(&mut out, vec![error.body()]);
             this.state = State::Aborting;
         } else if this.choices.iter().all(|choice| choice.ended) {

@@ -275,7 +275,13 @@ impl Daemon {
             let _ = tokio::time::timeout(patience, before.handle.idle()).await;
             before.end().await;
         }
+        let began = clock::now();
         let loaded = self.on_a_thread(source, move |daemon, source| daemon.open(source, &settings)).await;
+        let ms = began.elapsed().as_millis() as u64;
+        match &loaded {
+            Ok(loaded) => tracing::info!(model = loaded.model.name, ms, "loaded"),
+            Err(error) => tracing::warn!(source = crate::error::printable(source), ms, reason = %error, "not loaded"),
+        }
         *self.state.write() = match &loaded {
             Ok(loaded) => ModelState::Ready(loaded.clone()),
             Err(error) => ModelState::Failed(format!("the model could not be loaded: {error}")),

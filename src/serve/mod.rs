@@ -9,6 +9,7 @@ mod control;
 mod daemon;
 mod embeddings;
 mod limits;
+mod log;
 mod metrics;
 mod routes;
 mod signals;

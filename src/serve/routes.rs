@@ -4,6 +4,7 @@ use super::body::EventStream;
 use super::connection::{Entered, Peer};
 use super::daemon::{Daemon, Loaded, ModelState};
 use super::limits::Body as Held;
+use super::log::{LogEntry, Noted, RefusalReason};
 use super::{control, embeddings, metrics};
 use crate::api::chat::{CHAT_FIELDS, ChatRequest};
 use crate::api::completions::{COMPLETION_FIELDS, CompletionRequest};
@@ -12,6 +13,7 @@ use crate::api::responses::{RESPONSES_FIELDS, ResponsesRequest};
 use crate::api::{ApiError, Asker, Collector, Prepared, parse};
 use crate::child::Wanted;
 use crate::clock::Duration;
+use crate::generation::Event;
 use crate::settings::Settings;
 use crate::tokenizer::Special;
 use axum::Router;
@@ -109,6 +111,7 @@ impl IntoResponse for Refusal {
         let status = StatusCode::from_u16(self.0.status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
         let mut response = json_response(&self.0.body());
         *response.status_mut() = status;
+        response.extensions_mut().insert(RefusalReason(self.0.message.clone()));
         if let Some(seconds) = self.0.retry_after {
             response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from(seconds));
         }
@@ -136,6 +139,8 @@ async fn door(State(daemon): Shared, mut request: Request, next: Next) -> Respon
     let id = request.headers().get("x-request-id").and_then(|id| safe_id(id.as_bytes()));
     let id = id.unwrap_or_else(|| format!("{:016x}", daemon.fresh()));
     request.extensions_mut().insert(RequestId(id.clone()));
+    let entry = LogEntry::new(id.clone(), request.method().clone(), request.uri().path());
+    request.extensions_mut().insert(entry.noted.clone());
     let origin = allowed_origin(&daemon, request.headers());
     let mut response = match admit(&daemon, &request) {
         // A browser asks whether it may send the request; that question carries no token.
@@ -160,7 +165,11 @@ async fn door(State(daemon): Shared, mut request: Request, next: Next) -> Respon
     if let Ok(id) = HeaderValue::from_str(&id) {
         response.headers_mut().insert("x-request-id", id);
     }
-    response
+    if let Some(RefusalReason(why)) = response.extensions().get() {
+        entry.noted.reason(why);
+    }
+    let status = response.status();
+    response.map(|body| entry.hold(status, body))
 }
 
 /// The answer to a preflight: what a page of the allowed origin may send.
@@ -367,8 +376,11 @@ async fn embed(State(daemon): Shared, request: Request) -> Response {
         let request: EmbeddingRequest = parse(body, EMBEDDING_FIELDS)?;
         request.prepare(&loaded.model)
     };
+    let noted = noted(&request);
     let embedded = async {
         let (loaded, texts) = read(&daemon, request, work).await?;
+        noted.model(&loaded.model.name);
+        noted.prompt(texts.tokens.iter().map(Vec::len).sum());
         embeddings::answer(&daemon, &loaded, texts).await
     };
     answer(embedded.await)
@@ -388,6 +400,11 @@ async fn read<T: Send + 'static>(
     Ok((loaded, made))
 }
 
+/// What the log is to know of a request.
+fn noted(request: &Request) -> Noted {
+    request.extensions().get::<Noted>().cloned().unwrap_or_default()
+}
+
 async fn generate(
     daemon: Arc<Daemon>,
     request: Request,
@@ -396,6 +413,7 @@ async fn generate(
     let real_ip = request.headers().get("x-real-ip").map(HeaderValue::as_bytes);
     let client = request.extensions().get::<Peer>().map_or(0, |peer| peer.client(real_ip));
     let id = request.extensions().get::<RequestId>().map(|id| id.0.clone()).unwrap_or_default();
+    let noted = noted(&request);
     let fresh = daemon.fresh();
     // This future, and `here` with it, is dropped when the client goes away; a child process that works for it is then ended.
     let here = Arc::new(());
@@ -403,19 +421,23 @@ async fn generate(
     let (loaded, prepared) = read(&daemon, request, move |loaded, body| prepare(loaded, body, &asker, fresh)).await?;
     drop(here);
     let Prepared { jobs, answer, stream, usage, per_prompt } = prepared;
+    noted.model(&loaded.model.name);
     let span = tracing::debug_span!("request", id, client, model = loaded.model.name);
     // If one job is refused, the events of the others are dropped, which cancels them.
     let submit = || jobs.into_iter().map(|job| loaded.handle.submit(job)).collect::<Result<Vec<_>, _>>();
     let events = span.in_scope(submit)?;
     if stream {
         let ping = Duration::from_secs(daemon.settings().whole("serve.ping_seconds"));
-        let body = EventStream::new(answer, events, per_prompt, usage, ping);
+        let body = EventStream::new(answer, events, per_prompt, usage, ping, noted);
         let headers = [(header::CONTENT_TYPE, "text/event-stream"), (header::CACHE_CONTROL, "no-cache")];
         return Ok((headers, Body::new(body)).into_response());
     }
     let mut collector = Collector::new(answer, events.len(), per_prompt);
     for (index, mut events) in events.into_iter().enumerate() {
         while let Some(event) = events.recv().await {
+            if let Event::Done(done) = &event {
+                noted.answer(done, index, per_prompt);
+            }
             collector.take(index, event)?;
         }
     }

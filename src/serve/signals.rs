@@ -113,6 +113,8 @@ async fn live(
     }
     let why = socket::why_not_in_runtime_dir(&path).map_or(String::new(), |why| format!(" ({why})"));
     say(&format!("listening at {}{why}", path.display()));
+    tracing::info!(version = env!("CARGO_PKG_VERSION"), process = std::process::id(), socket = %path.display(), "starts");
+    let _ends = Ends(daemon.clone());
     let (end, ending) = watch::channel(false);
     let mut tasks = JoinSet::new();
     let app = router(daemon.clone());
@@ -163,6 +165,15 @@ async fn live(
         }
     }
     drain(&daemon, &daemon.settings(), &mut signals, &end, &mut tasks, say).await
+}
+
+/// Writes the log's last line, whichever way the daemon ends.
+struct Ends(Arc<Daemon>);
+
+impl Drop for Ends {
+    fn drop(&mut self) {
+        tracing::info!(requests = self.0.counters.requests.get(), "ends");
+    }
 }
 
 /// The engine's failure, if it has failed.

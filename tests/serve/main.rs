@@ -8,6 +8,7 @@ mod failures;
 mod files;
 mod life;
 mod limits;
+mod log;
 mod memory;
 mod neighbours;
 mod options;
