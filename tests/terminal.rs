@@ -421,17 +421,35 @@ fn top_draws_what_the_daemon_does() {
     terminal.wait_for("tokens/s");
     // Blanks are not drawn, so what is looked for are words.
     terminal.wait_for("running,");
-    terminal.wait_for("recall");
+    terminal.wait_for("CPU");
     terminal.wait_for("GB/s");
-    terminal.wait_for("resident,");
+    terminal.wait_for("resident");
     terminal.wait_for("threshold");
-    terminal.wait_for("hits");
+    terminal.wait_for("ends");
     terminal.type_in("q");
     assert_eq!(terminal.ends(), Some(0));
     let done = command(dir.path(), &["top", "--json"]).output().unwrap();
     let look: serde_json::Value = serde_json::from_slice(&done.stdout).unwrap();
     assert_eq!(look["ps"]["models"][0]["name"], "demo");
     assert_eq!(look["cache"]["layers"].as_array().unwrap().len(), 5);
+}
+
+/// It ended with the daemon, and so was gone when one looked for what had happened.
+#[test]
+fn top_waits_for_a_daemon_that_has_ended_and_goes_on_with_the_next_one() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut daemon = Daemon::start(dir.path());
+    let mut terminal = Terminal::start(dir.path(), &["top", "--delay", "0.1"]);
+    terminal.wait_for("threshold");
+    daemon.0.kill().unwrap();
+    daemon.0.wait().unwrap();
+    // What is drawn once stays as long as it waits.
+    terminal.wait_for("below");
+    terminal.wait_for("threshold");
+    let _next = Daemon::start(dir.path());
+    terminal.wait_for("threshold");
+    terminal.type_in("q");
+    assert_eq!(terminal.ends(), Some(0));
 }
 
 /// What a terminal acts on; line breaks and tabs are text.
