@@ -221,8 +221,16 @@ pub fn state_dir() -> Option<PathBuf> {
 }
 
 /// The user's directory for sockets, which the system makes at login and clears: `$XDG_RUNTIME_DIR`.
-pub fn runtime_dir() -> Option<PathBuf> {
-    std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from).filter(|dir| dir.is_absolute())
+///
+/// # Errors
+/// Why it cannot be used: it is not set, no absolute path, or not there, as after `su`.
+pub fn runtime_dir() -> Result<PathBuf, &'static str> {
+    let dir = std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from).ok_or("XDG_RUNTIME_DIR is not set")?;
+    match dir {
+        dir if !dir.is_absolute() => Err("XDG_RUNTIME_DIR is no absolute path"),
+        dir if !dir.is_dir() => Err("the directory of XDG_RUNTIME_DIR is not there"),
+        dir => Ok(dir),
+    }
 }
 
 /// What systemd tells this process through the environment.

@@ -43,20 +43,26 @@ const fn key(name: &'static str, kind: Kind, default: &'static str, live: bool, 
 /// Every key. `configs/default.toml` is written from this table, and a test keeps it so.
 pub const KEYS: [Key; 38] = [
     key("serve.model", Kind::Text, "\"\"", false, "MODEL that is loaded at the start; empty for none"),
-    key("serve.socket", Kind::Text, "\"\"", false, "Unix socket; empty for $XDG_RUNTIME_DIR/dynamicinfer.sock"),
+    key(
+        "serve.socket",
+        Kind::Text,
+        "\"\"",
+        false,
+        "Unix socket; empty for $XDG_RUNTIME_DIR/dynamicinfer.sock, or /tmp/dynamicinfer-UID/dynamicinfer.sock",
+    ),
     key(
         "serve.listen",
         Kind::Text,
         "\"\"",
         false,
-        "TCP address to listen at as well, of this machine: 127.0.0.1:8080; empty for none",
+        "TCP port to listen at as well, of this machine: 8093, localhost:8093; empty for none",
     ),
     key(
         "serve.token_file",
         Kind::Text,
         "\"\"",
         false,
-        "file with the bearer token that TCP asks for; empty makes a new one at each start",
+        "file with the bearer token that TCP asks for; empty for ~/.local/state/dynamicinfer/token, which is made",
     ),
     key(
         "serve.allow_origin",

@@ -41,11 +41,15 @@ impl Terminal {
     }
 
     /// `talk`: stderr is on the terminal, too.
-    fn of(mut command: Command, talk: bool) -> Terminal {
+    fn of(command: Command, talk: bool) -> Terminal {
+        Terminal::sized(command, talk, 120)
+    }
+
+    fn sized(mut command: Command, talk: bool, columns: u16) -> Terminal {
         let pty = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC).unwrap();
         grantpt(&pty).unwrap();
         unlockpt(&pty).unwrap();
-        tcsetwinsize(&pty, Winsize { ws_row: 40, ws_col: 120, ws_xpixel: 0, ws_ypixel: 0 }).unwrap();
+        tcsetwinsize(&pty, Winsize { ws_row: 40, ws_col: columns, ws_xpixel: 0, ws_ypixel: 0 }).unwrap();
         let name = ptsname(&pty, Vec::new()).unwrap();
         let open = || File::options().read(true).write(true).open(name.to_str().unwrap()).unwrap();
         let stderr = if talk { open().into() } else { Stdio::null() };
@@ -268,23 +272,109 @@ fn a_talk_goes_on_when_it_is_longer_than_the_context() {
     terminal.wait_for(">>> ");
     terminal.type_in("Once upon a time\r");
     assert!(terminal.wait_for(">>> ").contains("/set max_tokens N allows more"));
-    for message in ["What then", "And then", "And at last"] {
-        terminal.type_in(&format!("{message}\r"));
+    let mut left_out = String::new();
+    for turn in 0..10 {
+        terminal.type_in(&format!("And what came to pass in year {turn}\r"));
         let answer = terminal.wait_for(">>> ");
         assert!(!answer.contains("the context is"), "{answer:?}");
+        left_out += answer.split_once("(the first ").map_or("", |(_, notice)| notice);
         terminal.type_in("/stats\r");
         let stats = terminal.wait_for(">>> ");
         let tokens = stats.split("answer ").nth(1).unwrap().split(' ').next().unwrap().parse::<u32>().unwrap();
         assert!((100..=256).contains(&tokens), "a quarter of the context, about, is left for an answer: {stats:?}");
     }
+    let notice = left_out.split_whitespace().collect::<Vec<_>>().join(" ");
+    assert!(notice.contains("turns are left out from here on") && notice.contains("/clear begins anew"), "{notice}");
     // A message that is longer than the context by itself is refused, and the talk goes on.
     terminal.type_in("/set max_tokens 8\r");
     terminal.wait_for(">>> ");
     terminal.type_in(&format!("{}\r", "word ".repeat(600)));
     terminal.wait_for("the context is 512 tokens");
+    terminal.wait_for("/clear");
     terminal.wait_for(">>> ");
     terminal.type_in("Once more\r");
     assert!(!terminal.wait_for(">>> ").contains("the context is"));
+    terminal.type_in("\u{4}");
+    assert_eq!(terminal.ends(), Some(0));
+}
+
+#[test]
+fn every_command_says_what_it_did_and_a_value_is_checked_when_it_is_set() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut terminal = Terminal::start(dir.path(), &["chat", "demo"]);
+    terminal.wait_for(">>> ");
+    for (line, said) in [
+        ("/set temperature warm", "temperature: invalid type"),
+        ("/set temperature -1", "temperature is -1; take 0 or more"),
+        ("/set top_p 2", "0 to 1"),
+        ("/set max_tokens 0", "max_tokens is 0; take 1 or more"),
+        ("/set tools []", "'tools' cannot be set"),
+        ("/set temperature 0.5", "temperature is 0.5"),
+        ("/set stop THE END", "stop is \"THE END\""),
+        ("/set temperature -", "temperature is the default again"),
+        ("/system Be brief.", "the system message is set"),
+        ("/system -", "there is no system message now"),
+        ("/save talk.json", "0 turns are in talk.json"),
+        ("/load talk.json", "0 turns"),
+        ("/clear", "0 turns are forgotten"),
+        ("/show", "stop \"THE END\""),
+    ] {
+        terminal.type_in(&format!("{line}\r"));
+        let shown = terminal.wait_for(">>> ");
+        // Behind the line itself.
+        let shown = shown.rsplit(line).next().unwrap();
+        assert!(shown.contains(said), "{line}: {shown:?}");
+    }
+    terminal.type_in("\u{4}");
+    assert_eq!(terminal.ends(), Some(0));
+}
+
+#[test]
+fn ctrl_c_leaves_what_has_been_typed_and_the_second_one_keeps_it_for_the_next_talk() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut terminal = Terminal::start(dir.path(), &["chat", "demo"]);
+    terminal.wait_for(">>> ");
+    terminal.type_in("/sho");
+    terminal.wait_for("/sho");
+    terminal.type_in("\u{3}");
+    terminal.wait_for("Ctrl-C again ends");
+    terminal.wait_for("/sho");
+    terminal.type_in("w\r");
+    terminal.wait_for("turns    0");
+    terminal.wait_for(">>> ");
+    terminal.type_in("kept for later");
+    terminal.wait_for("kept for later");
+    terminal.type_in("\u{3}");
+    terminal.wait_for("Ctrl-C again ends");
+    terminal.wait_for("kept for later");
+    terminal.type_in("\u{3}");
+    assert_eq!(terminal.ends(), Some(0));
+    let history = std::fs::read_to_string(dir.path().join(".local/state/dynamicinfer/chat_history")).unwrap();
+    assert!(history.contains("kept for later"), "{history}");
+}
+
+#[test]
+fn lines_of_an_answer_end_between_words() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut terminal = Terminal::sized(command(dir.path(), &["chat", "demo"]), true, 40);
+    terminal.wait_for(">>> ");
+    for line in ["/set ignore_eos true", "/set max_tokens 100", "/set temperature 0"] {
+        terminal.type_in(&format!("{line}\r"));
+        terminal.wait_for(">>> ");
+    }
+    terminal.type_in("Once upon a time\r");
+    terminal.wait_for("Once upon a time");
+    let shown = terminal.wait_for(">>> ").replace("\r\n", "\n");
+    terminal.type_in("/save talk.json\r");
+    terminal.wait_for("turns are in");
+    let talk: serde_json::Value =
+        serde_json::from_slice(&std::fs::read(dir.path().join("talk.json")).unwrap()).unwrap();
+    let answer = talk["turns"][0][1].as_str().unwrap();
+    let lines: Vec<&str> = shown.lines().filter(|line| !line.contains('\u{1b}')).collect();
+    assert!(lines.len() > 4 && lines.iter().all(|line| line.chars().count() <= 40), "{lines:?}");
+    let words: Vec<&str> = shown.split_whitespace().collect();
+    let expected: Vec<&str> = answer.split_whitespace().collect();
+    assert!(words.windows(expected.len()).any(|words| words == expected), "{words:?} and {expected:?}");
     terminal.type_in("\u{4}");
     assert_eq!(terminal.ends(), Some(0));
 }
@@ -331,17 +421,35 @@ fn top_draws_what_the_daemon_does() {
     terminal.wait_for("tokens/s");
     // Blanks are not drawn, so what is looked for are words.
     terminal.wait_for("running,");
-    terminal.wait_for("recall");
+    terminal.wait_for("CPU");
     terminal.wait_for("GB/s");
-    terminal.wait_for("resident,");
+    terminal.wait_for("resident");
     terminal.wait_for("threshold");
-    terminal.wait_for("hits");
+    terminal.wait_for("ends");
     terminal.type_in("q");
     assert_eq!(terminal.ends(), Some(0));
     let done = command(dir.path(), &["top", "--json"]).output().unwrap();
     let look: serde_json::Value = serde_json::from_slice(&done.stdout).unwrap();
     assert_eq!(look["ps"]["models"][0]["name"], "demo");
     assert_eq!(look["cache"]["layers"].as_array().unwrap().len(), 5);
+}
+
+/// It ended with the daemon, and so was gone when one looked for what had happened.
+#[test]
+fn top_waits_for_a_daemon_that_has_ended_and_goes_on_with_the_next_one() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut daemon = Daemon::start(dir.path());
+    let mut terminal = Terminal::start(dir.path(), &["top", "--delay", "0.1"]);
+    terminal.wait_for("threshold");
+    daemon.0.kill().unwrap();
+    daemon.0.wait().unwrap();
+    // What is drawn once stays as long as it waits.
+    terminal.wait_for("below");
+    terminal.wait_for("threshold");
+    let _next = Daemon::start(dir.path());
+    terminal.wait_for("threshold");
+    terminal.type_in("q");
+    assert_eq!(terminal.ends(), Some(0));
 }
 
 /// What a terminal acts on; line breaks and tabs are text.

@@ -2,14 +2,18 @@
 
 mod support;
 
+use dynamicinfer::background::{Background, BackgroundOptions, Latency};
 use dynamicinfer::clock::{self, Duration};
 use dynamicinfer::cpu::Kernels;
+use dynamicinfer::device::VirtualDevice;
 use dynamicinfer::engine::{Choice, Engine, Sparsity};
 use dynamicinfer::formats::rows::Quant;
 use dynamicinfer::generation::outbox::EVENTS;
 use dynamicinfer::generation::{Event, Events, Handle, Job, Limits, start};
 use dynamicinfer::model::{KvType, Model};
 use dynamicinfer::predictor::{Calibration, Kind, Predictor, Tools};
+use dynamicinfer::scheduler::Policy;
+use dynamicinfer::scheduler::thresholds::LossWeight;
 use dynamicinfer::tokenizer::Tokenizer;
 use std::future::Future;
 use std::path::Path;
@@ -17,7 +21,7 @@ use std::pin::pin;
 use std::sync::mpsc::channel;
 use std::sync::{Arc, Mutex, OnceLock};
 use std::task::{Context, Waker};
-use support::packed;
+use support::{RATES, on_device, packed};
 
 /// Longer than any step of a test on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -222,4 +226,48 @@ fn what_was_asked_before_a_job_is_carried_out_before_it() {
     release.send(()).unwrap();
     assert_eq!(read(&mut events), 4);
     assert_eq!(*seen.lock().unwrap(), [(0, 0), (1, 0), (2, 0), (3, 0), (4, 0)]);
+}
+
+/// Gives the engine a device and a scheduler that takes no time on the device's clock.
+fn with_scheduler(engine: &mut Engine) {
+    let (layers, ffn) = (engine.model.config.layers, engine.model.config.ffn);
+    let device = Box::new(VirtualDevice::new(u64::MAX, RATES));
+    // SAFETY: the engine drops its device's part before its model: it has both.
+    let mut split = unsafe { on_device(&engine.model, device, &vec![ffn / 2; layers]) }.unwrap();
+    let options = BackgroundOptions {
+        policy: Policy::Full,
+        tune: |rules| rules,
+        weight: LossWeight::Probability,
+        ahead: 1,
+        sequences: 2,
+        predictor: None,
+        thresholds: vec![None; layers],
+        history: vec![vec![0.1; ffn]; layers],
+        placed: vec![Vec::new(); layers],
+        kernels: engine.kernels,
+        link_gb_s: RATES.link_gb_s,
+        latency: Some(Latency { observation_ns: 0.0, gb_s: 1e6 }),
+    };
+    let block_bytes = engine.model.layers[0].ffn.row_bytes * engine.model.config.ffn_kind.rows();
+    split.migrator = Some(Box::new(Background::start(engine.model.clone(), block_bytes, options).unwrap()));
+    engine.split = Some(split);
+    engine.set_sparsity(Sparsity::new(vec![Choice::Exact { activation_threshold: 0.0 }; layers], 0).unwrap());
+}
+
+/// Frequencies used to belong to the slot: whatever text came into it next went on with those of the text before, because both begin with
+/// the same token and so no text but the first began at position 0.
+#[test]
+fn a_new_text_has_frequencies_of_its_own_and_one_that_is_resumed_finds_its_own() {
+    let dir = tempfile::tempdir().unwrap();
+    let handle = worker(dir.path(), 2, 64, false, with_scheduler);
+    let text = |from: u32, tokens: u32| -> Vec<u32> { [1].into_iter().chain(from..from + tokens).collect() };
+    // In two slots: two texts, the first one again, and a third in place of the second.
+    for (prompt, expected) in [(text(5, 20), 1), (text(40, 20), 2), (text(5, 24), 2), (text(60, 20), 3)] {
+        let mut events = handle.submit(Job { prompt, ..job(1, 4) }).unwrap();
+        assert_eq!(read(&mut events), 4);
+        let sequences =
+            ask(&handle, |engine| engine.split.as_ref().unwrap().migrator.as_ref().unwrap().counts().sequences);
+        assert_eq!(sequences, expected);
+    }
+    assert!(handle.metrics.cached_tokens.get() >= 21, "the first text was resumed");
 }

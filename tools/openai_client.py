@@ -71,6 +71,31 @@ check("other model: 404", refused(openai.NotFoundError, model="gpt-9").code == "
 check("bad field: 400", refused(openai.BadRequestError, n=99).param == "n")
 long = [{"role": "user", "content": "word " * 3000}]
 check("too long: 400", refused(openai.BadRequestError, messages=long).code == "context_length_exceeded")
+forecast = {"name": "forecast", "parameters": {
+    "type": "object",
+    "properties": {"place": {"enum": ["Rome", "Oslo"]}, "days": {"type": "integer", "minimum": 1, "maximum": 9}},
+    "required": ["place", "days"],
+    "additionalProperties": False,
+}}
+CALL = {**ASK, "max_tokens": 100, "tools": [{"type": "function", "function": forecast}], "tool_choice": "required"}
+made = client.chat.completions.create(**CALL, reasoning_effort="low").choices[0]
+called = made.message.tool_calls[0]
+arguments = json.loads(called.function.arguments)
+check("tool call", made.finish_reason == "tool_calls" and called.function.name == "forecast" and arguments["days"] > 0)
+pieces = [c.choices[0].delta.tool_calls for c in client.chat.completions.create(**CALL, stream=True) if c.choices]
+pieces = [piece for calls in pieces for piece in calls or []]
+check("tool call, streamed", json.loads("".join(p.function.arguments or "" for p in pieces)) == arguments)
+result = {"role": "tool", "tool_call_id": called.id, "content": "sunny"}
+turns = [*ASK["messages"], made.message.model_dump(exclude_none=True), result]
+check("tool result", client.chat.completions.create(**{**CALL, "messages": turns, "tool_choice": "auto"}).choices)
+NEW = dict(model="demo", input="Once upon a time", temperature=0, max_output_tokens=24)
+response = client.responses.create(**NEW)
+check("responses", response.output_text == text and response.status == "incomplete", response.output_text)
+events = list(client.responses.create(**NEW, stream=True))
+streamed = "".join(e.delta for e in events if e.type == "response.output_text.delta")
+check("responses, streamed", streamed == text and events[-1].response.usage.output_tokens == 24, streamed)
+vectors = client.embeddings.create(model="demo", input=["A cat sat.", "The king."]).data
+check("embeddings", all(abs(sum(x * x for x in v.embedding) - 1) < 1e-3 for v in vectors) and len(vectors) == 2)
 running = client.chat.completions.create(**{**ASK, "max_tokens": 400}, stream=True, extra_body={"ignore_eos": True})
 next(iter(running))
 running.close()

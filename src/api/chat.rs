@@ -1,13 +1,16 @@
 //! POST /v1/chat/completions.
 
 use super::error::ApiError;
-use super::fields::{Counted, Item, TextOr};
+use super::fields::TextOr;
 use super::model::ServedModel;
 use super::request::{Asker, Biases, MAX_TOP_LOGPROBS, ResponseFormat, StreamOptions, request, room};
 use super::stream::{Prepared, Wire};
+use super::tools::{FunctionCall, Tools};
+use crate::engine::sampler::SamplingParams;
 use crate::tokenizer::chat_template::Message;
 use serde::Deserialize;
 use serde::de::IgnoredAny;
+use serde_json::Value;
 use std::sync::Arc;
 
 /// Messages in a request, at most.
@@ -58,10 +61,14 @@ request! {
         response_format: ResponseFormat,
         /// Whether generation goes on after the model's end-of-text token. `None`: no.
         ignore_eos: bool,
-        /// Refused unless empty: tool calls are not supported.
-        tools: Counted,
-        /// Refused unless `none` or `auto`.
-        tool_choice: Item,
+        /// Functions that the answer may call, 128 at most ([`super::tools`]).
+        #[serde(deserialize_with = "super::fields::tree")]
+        tools: Value,
+        /// `auto`, `none`, `required`, or the function to call. `None`: `auto`.
+        #[serde(deserialize_with = "super::fields::tree")]
+        tool_choice: Value,
+        /// Accepted and ignored: no model here thinks before it answers.
+        reasoning_effort: IgnoredAny,
         /// Accepted and ignored.
         user: String,
         /// Accepted and ignored.
@@ -83,9 +90,9 @@ request! {
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ChatMessage {
-    /// `system`, `developer` (the same), `user` or `assistant`.
+    /// `system`, `developer` (the same), `user`, `assistant` or `tool`.
     pub role: String,
-    /// The text, whole or in parts; a message without it is refused.
+    /// The text, whole or in parts; only an assistant's message that calls functions may be without it.
     pub content: Option<TextOr<ContentPart>>,
     /// Accepted and ignored.
     #[serde(rename = "name")]
@@ -93,16 +100,34 @@ pub struct ChatMessage {
     /// Accepted and ignored.
     #[serde(rename = "refusal")]
     pub _refusal: Option<IgnoredAny>,
-    /// Refused unless empty: tool calls are not supported.
-    pub tool_calls: Option<Counted>,
-    /// Refused if present: messages of tools are not supported.
+    /// The calls of functions that the assistant's message was.
+    pub tool_calls: Option<Vec<PastCall>>,
+    /// The call that a tool's message answers.
     pub tool_call_id: Option<String>,
+}
+
+/// A call of a function in an earlier message.
+#[derive(Debug, Deserialize)]
+pub struct PastCall {
+    /// As the answer had it.
+    pub id: String,
+    /// The function and its arguments.
+    pub function: CalledFunction,
+}
+
+/// The function of a call.
+#[derive(Debug, Deserialize)]
+pub struct CalledFunction {
+    /// Its name.
+    pub name: String,
+    /// Its arguments, as JSON.
+    pub arguments: String,
 }
 
 /// A part of a message's content.
 #[derive(Debug, Deserialize)]
 pub struct ContentPart {
-    /// Only `text` is supported.
+    /// `text`; in the responses API `input_text` or `output_text`. Nothing else is supported.
     #[serde(rename = "type")]
     pub kind: String,
     /// The part's text.
@@ -110,47 +135,103 @@ pub struct ContentPart {
 }
 
 impl ChatMessage {
-    fn check(&self, index: usize) -> Result<Message, ApiError> {
-        let at = |field: &str| format!("messages.{index}.{field}");
-        let role = match self.role.as_str() {
-            // OpenAI's newer name for the system role.
-            "developer" => "system",
-            role @ ("system" | "user" | "assistant") => role,
-            "tool" | "function" => {
-                return Err(ApiError::field(at("role"), "messages of tools are not supported: this server calls none"));
-            }
-            role => {
-                let role = crate::error::excerpt(role);
-                return Err(ApiError::field(
-                    at("role"),
-                    format!("the role '{role}' is unknown; take system, user or assistant"),
-                ));
-            }
-        };
-        if self.tool_calls.is_some_and(|calls| calls.0 > 0) || self.tool_call_id.is_some() {
-            return Err(ApiError::field(at("tool_calls"), "calls of tools are not supported"));
-        }
-        let text = match &self.content {
-            None => return Err(ApiError::field(at("content"), "the content is missing; give a string")),
-            Some(TextOr::Text(text)) => text.clone(),
+    /// A message without calls.
+    pub fn new(role: String, content: Option<TextOr<ContentPart>>) -> ChatMessage {
+        ChatMessage { role, content, _name: None, _refusal: None, tool_calls: None, tool_call_id: None }
+    }
+
+    /// The text of the message; `field` is its place in the request.
+    fn text(&self, field: &str) -> Result<String, ApiError> {
+        match &self.content {
+            None if self.tool_calls.is_some() => Ok(String::new()),
+            None => Err(ApiError::field(format!("{field}.content"), "the content is missing; give a string")),
+            Some(TextOr::Text(text)) => Ok(text.clone()),
             Some(TextOr::List(parts)) => {
-                let mut text = String::new();
-                for (i, part) in parts.iter().enumerate() {
-                    let (Some(piece), "text") = (&part.text, part.kind.as_str()) else {
-                        let kind = crate::error::excerpt(&part.kind);
+                let piece = |(i, part): (usize, &ContentPart)| match (&part.text, part.kind.as_str()) {
+                    (Some(piece), "text" | "input_text" | "output_text") => Ok(piece.clone()),
+                    (_, kind) => {
+                        let kind = crate::error::excerpt(kind);
                         let message = format!("a part of type '{kind}' cannot be read; only text can");
-                        return Err(ApiError::field(format!("messages.{index}.content.{i}"), message));
-                    };
-                    text.push_str(piece);
-                }
-                text
+                        Err(ApiError::field(format!("{field}.content.{i}"), message))
+                    }
+                };
+                parts.iter().enumerate().map(piece).collect()
             }
-        };
-        Ok(Message::new(role, &text))
+        }
+    }
+
+    /// The function that the message of a tool answers for, among `earlier` messages.
+    fn answers<'a>(&self, field: &str, earlier: &'a [ChatMessage]) -> Result<&'a str, ApiError> {
+        let mut calls = earlier.iter().rev().filter_map(|m| m.tool_calls.as_ref()).flatten();
+        let id = self.tool_call_id.as_deref();
+        let call = calls.find(|call| Some(call.id.as_str()) == id);
+        call.map(|call| call.function.name.as_str()).ok_or_else(|| {
+            ApiError::field(
+                format!("{field}.tool_call_id"),
+                "a tool's message needs the id of a call in a message before it",
+            )
+        })
     }
 }
 
+/// The messages of a conversation as templates know them: what functions gave is told by the user, because few templates know a tool.
+///
+/// # Errors
+/// 400 that names the bad message; `field` is the list's name in the request.
+pub fn conversation(field: &str, said: &[ChatMessage]) -> Result<Vec<Message>, ApiError> {
+    let n = said.len();
+    if n == 0 || n > MAX_MESSAGES {
+        return Err(ApiError::field(field, format!("there are {n} messages; give 1 to {MAX_MESSAGES}")));
+    }
+    let mut messages: Vec<Message> = Vec::with_capacity(n);
+    for (i, message) in said.iter().enumerate() {
+        let at = format!("{field}.{i}");
+        let text = message.text(&at)?;
+        if message.tool_calls.is_some() && message.role != "assistant" {
+            return Err(ApiError::field(format!("{at}.tool_calls"), "only the assistant calls functions"));
+        }
+        match message.role.as_str() {
+            // OpenAI's newer name for the system role.
+            "developer" => messages.push(Message::new("system", &text)),
+            role @ ("system" | "user") => messages.push(Message::new(role, &text)),
+            "assistant" => {
+                let calls = message.tool_calls.iter().flatten();
+                let calls = calls.map(|call| FunctionCall::said(&call.function.name, &call.function.arguments));
+                let text: Vec<String> = Some(text).filter(|text| !text.is_empty()).into_iter().chain(calls).collect();
+                messages.push(Message::new("assistant", &text.join("\n")));
+            }
+            "tool" => {
+                let text = format!("The function {} returned:\n{text}", message.answers(&at, &said[..i])?);
+                match messages.last_mut().filter(|_| i > 0 && said[i - 1].role == "tool") {
+                    // Templates want user and assistant in turn.
+                    Some(before) => before.content = format!("{}\n{text}", before.content),
+                    None => messages.push(Message::new("user", &text)),
+                }
+            }
+            role => {
+                let role = crate::error::excerpt(role);
+                let message = format!("the role '{role}' is unknown; take system, user, assistant or tool");
+                return Err(ApiError::field(format!("{at}.role"), message));
+            }
+        }
+    }
+    Ok(messages)
+}
+
 impl ChatRequest {
+    /// Checks the values of all fields that can be checked without the model and the messages.
+    ///
+    /// # Errors
+    /// 400 that names the bad field.
+    pub fn check_values(mut self) -> Result<(), ApiError> {
+        for (field, asked) in [("max_tokens", self.max_tokens), ("max_completion_tokens", self.max_completion_tokens)] {
+            room(field, asked, 0, usize::MAX)?;
+        }
+        let mut common = self.common();
+        common.sampling(SamplingParams::default(), 0)?;
+        common.stops().map(drop)
+    }
+
     /// Checks the request, renders the conversation with the model's chat template and makes a job for each answer. `id` is the request's
     /// own, without its prefix; `fresh_seed` is used where the request names no seed.
     ///
@@ -164,13 +245,11 @@ impl ChatRequest {
         fresh_seed: u64,
     ) -> Result<Prepared, ApiError> {
         model.check_name(self.model.as_deref())?;
-        refuse_tools(self.tools.take(), self.tool_choice.take())?;
-        let messages = self.messages.take().unwrap_or_default();
-        if messages.is_empty() || messages.len() > MAX_MESSAGES {
-            let n = messages.len();
-            return Err(ApiError::field("messages", format!("there are {n} messages; give 1 to {MAX_MESSAGES}")));
+        let tools = Tools::read(self.tools.take(), self.tool_choice.take())?;
+        let mut messages = conversation("messages", &self.messages.take().unwrap_or_default())?;
+        if let Some(tools) = &tools {
+            messages = tools.introduced(messages);
         }
-        let messages = messages.iter().enumerate().map(|(i, m)| m.check(i)).collect::<Result<Vec<_>, _>>()?;
         let logprobs = match (self.logprobs.unwrap_or(false), self.top_logprobs) {
             (false, None | Some(0)) => None,
             (false, Some(_)) => return Err(ApiError::field("top_logprobs", "top_logprobs needs logprobs: true")),
@@ -183,7 +262,7 @@ impl ChatRequest {
                 Some(top as usize)
             }
         };
-        let plan = self.common().check(model, fresh_seed)?;
+        let plan = self.common().check(model, fresh_seed)?.with_tools(tools)?;
         let prompt = model.conversation(&messages)?;
         let (param, asked) = match self.max_completion_tokens {
             Some(most) => ("max_completion_tokens", Some(most)),
@@ -193,17 +272,5 @@ impl ChatRequest {
         let whole = model.tokenizer.chat_template().is_some() && model.tokenizer.drops_leading_space();
         let jobs = plan.jobs(model, asker, prompt, max_tokens, logprobs, whole)?;
         Ok(plan.prepared(Wire::Chat, format!("chatcmpl-{id}"), model, jobs))
-    }
-}
-
-/// Refuses tools and every `tool_choice` that demands a call: no tool is ever called.
-fn refuse_tools(tools: Option<Counted>, choice: Option<Item>) -> Result<(), ApiError> {
-    if tools.is_some_and(|tools| tools.0 > 0) {
-        return Err(ApiError::field("tools", "calls of tools are not supported; leave tools out"));
-    }
-    match choice {
-        None => Ok(()),
-        Some(Item::Text(choice)) if choice == "none" || choice == "auto" => Ok(()),
-        Some(_) => Err(ApiError::field("tool_choice", "calls of tools are not supported; leave tool_choice out")),
     }
 }

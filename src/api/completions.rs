@@ -65,24 +65,27 @@ request! {
     }
 }
 
-/// The tokens of each prompt: texts are tokenised without a template, token ids are checked.
-fn prompts(prompt: Item, model: &ServedModel) -> Result<Vec<Vec<u32>>, ApiError> {
-    let checked = |ids| model.check_tokens("prompt", ids);
+/// The tokens of each text in the field `field`, 1 to `most` of them: texts are tokenised without a template, token ids are checked.
+///
+/// # Errors
+/// 400 for what is no text and no tokens, and for what [`ServedModel::tokens`] refuses.
+pub fn prompts(field: &str, prompt: Item, most: usize, model: &ServedModel) -> Result<Vec<Vec<u32>>, ApiError> {
+    let checked = |ids| model.check_tokens(field, ids);
     // Their number is checked before any is tokenised.
     let several = |n: usize| match n {
-        1..=MAX_CHOICES => Ok(()),
-        n => Err(ApiError::field("prompt", format!("there are {n} prompts; give 1 to {MAX_CHOICES}"))),
+        n if (1..=most).contains(&n) => Ok(()),
+        n => Err(ApiError::field(field, format!("there are {n} {field}s; give 1 to {most}"))),
     };
     match prompt {
-        Item::Text(text) => Ok(vec![model.tokens("prompt", &text)?]),
+        Item::Text(text) => Ok(vec![model.tokens(field, &text)?]),
         Item::Token(_) | Item::Other => Err(ApiError::field(
-            "prompt",
-            "the prompt is neither a text, nor texts, nor token ids (whole numbers from 0)",
+            field,
+            format!("the {field} is neither a text, nor texts, nor token ids (whole numbers from 0)"),
         )),
         Item::Tokens(ids) => several(usize::from(!ids.is_empty())).and_then(|()| Ok(vec![checked(ids)?])),
         Item::Texts(texts) => {
             several(texts.len())?;
-            texts.iter().map(|text| model.tokens("prompt", text)).collect()
+            texts.iter().map(|text| model.tokens(field, text)).collect()
         }
         Item::Lists(lists) => {
             several(lists.len())?;
@@ -123,7 +126,7 @@ impl CompletionRequest {
         let plan = self.common().check(model, fresh_seed)?;
         let prompt = self.prompt.take().ok_or_else(|| ApiError::field("prompt", "the prompt is missing"))?;
         let mut jobs = Vec::new();
-        for prompt in prompts(prompt, model)? {
+        for prompt in prompts("prompt", prompt, MAX_CHOICES, model)? {
             let max_tokens =
                 room("max_tokens", Some(self.max_tokens.unwrap_or(DEFAULT_MAX_TOKENS)), prompt.len(), model.context)?;
             jobs.extend(plan.jobs(model, asker, prompt, max_tokens, self.logprobs.map(|top| top as usize), false)?);

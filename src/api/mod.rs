@@ -3,13 +3,17 @@
 
 pub mod chat;
 pub mod completions;
+pub mod embeddings;
 pub mod error;
 pub mod fields;
 pub mod model;
 pub mod request;
+mod response_object;
+pub mod responses;
 pub mod schema;
 pub mod schema_bounds;
 pub mod stream;
+pub mod tools;
 
 pub use error::{ApiError, TOO_LONG};
 pub use model::ServedModel;

@@ -4,6 +4,7 @@ use super::error::{ApiError, malformed, unsupported};
 use super::fields::{Numbers, TextOr};
 use super::model::ServedModel;
 use super::stream::{Answer, Prepared, Wire};
+use super::tools::Tools;
 use crate::child::Wanted;
 use crate::engine::sampler::SamplingParams;
 use crate::generation::{Grammar, Job};
@@ -137,22 +138,19 @@ pub struct Plan {
     n: usize,
     logit_bias: Vec<(u32, f32)>,
     response_format: Option<ResponseFormat>,
+    /// `None`: nothing can be called.
+    tools: Option<Tools>,
     ignore_eos: bool,
     stream: bool,
     usage: bool,
 }
 
 impl Common {
-    /// Checks every field against its range; `fresh_seed` is used where no seed is given.
+    /// The checked sampling parameters; what the request leaves out is as in `d`, and `fresh_seed` is used where no seed is given.
     ///
     /// # Errors
     /// 400 that names the bad field.
-    pub fn check(self, model: &ServedModel, fresh_seed: u64) -> Result<Plan, ApiError> {
-        let stream = self.stream.unwrap_or(false);
-        if self.stream_options.is_some() && !stream {
-            return Err(ApiError::field("stream_options", "stream_options needs stream: true"));
-        }
-        let d = model.sampling.clone();
+    pub fn sampling(&self, d: SamplingParams, fresh_seed: u64) -> Result<SamplingParams, ApiError> {
         let params = SamplingParams {
             temperature: self.temperature.unwrap_or(d.temperature),
             top_k: self.top_k.map_or(d.top_k, |k| usize::try_from(k).unwrap_or(usize::MAX)),
@@ -177,12 +175,34 @@ impl Common {
             let param = flag.trim_start_matches('-').replace('-', "_");
             ApiError::field(param.clone(), message.replacen(&flag, &param, 1))
         })?;
-        let stops = match self.stop {
+        Ok(params)
+    }
+
+    /// The checked texts that end the answer.
+    ///
+    /// # Errors
+    /// 400 for an empty or too long one, and for too many.
+    pub fn stops(&mut self) -> Result<Vec<String>, ApiError> {
+        let stops = match self.stop.take() {
             None => Vec::new(),
             Some(TextOr::Text(stop)) => vec![stop],
             Some(TextOr::List(stops)) => stops,
         };
         TextStream::continuation(&stops).map_err(|e| ApiError::field("stop", e.to_string()))?;
+        Ok(stops)
+    }
+
+    /// Checks every field against its range; `fresh_seed` is used where no seed is given.
+    ///
+    /// # Errors
+    /// 400 that names the bad field.
+    pub fn check(mut self, model: &ServedModel, fresh_seed: u64) -> Result<Plan, ApiError> {
+        let stream = self.stream.unwrap_or(false);
+        if self.stream_options.is_some() && !stream {
+            return Err(ApiError::field("stream_options", "stream_options needs stream: true"));
+        }
+        let params = self.sampling(model.sampling.clone(), fresh_seed)?;
+        let stops = self.stops()?;
         let n = self.n.unwrap_or(1);
         if !(1..=MAX_CHOICES as u64).contains(&n) {
             return Err(ApiError::field("n", format!("n is {n}; take 1 to {MAX_CHOICES}")));
@@ -194,6 +214,7 @@ impl Common {
             n: n as usize,
             logit_bias,
             response_format: self.response_format,
+            tools: None,
             ignore_eos: self.ignore_eos.unwrap_or(false),
             stream,
             usage: self.stream_options.and_then(|o| o.include_usage).unwrap_or(false),
@@ -202,11 +223,37 @@ impl Common {
 }
 
 impl Plan {
+    /// Lets the answers call functions.
+    ///
+    /// # Errors
+    /// 400 if the request wants a form of its own for the answer, too.
+    pub fn with_tools(self, tools: Option<Tools>) -> Result<Plan, ApiError> {
+        if tools.is_some() && self.response_format.as_ref().is_some_and(|format| format.kind != "text") {
+            let message = "an answer cannot have a form of its own and call tools; leave one of the two out";
+            return Err(ApiError::field("response_format", message));
+        }
+        Ok(Plan { tools, ..self })
+    }
+
+    /// A grammar for each answer to a prompt; `None` for plain text.
+    fn grammars(&self, model: &ServedModel, wanted: &Wanted) -> Result<Vec<Option<Grammar>>, ApiError> {
+        if let Some(tools) = &self.tools {
+            let of_tools = |e: ApiError| ApiError { param: Some("tools".into()), ..e };
+            let grammars = model.grammars().map_err(|why| ApiError::field("tools", why))?;
+            let call = model.schemas.grammar(grammars, &tools.schema(), wanted).map_err(of_tools)?;
+            return Ok(vec![Some(if tools.required { call } else { call.if_json() }); self.n]);
+        }
+        match &self.response_format {
+            Some(format) => format.grammars(model, self.n, wanted),
+            None => Ok((0..self.n).map(|_| None).collect()),
+        }
+    }
+
     /// One job for each answer to `prompt`; answer i draws with seed + i. `whole`: the answer is a text of its own and does not continue
     /// the prompt ([`Job::whole`]).
     ///
     /// # Errors
-    /// 400 for a `response_format` that cannot be enforced.
+    /// 400 for a `response_format` or `tools` that cannot be enforced.
     pub fn jobs(
         &self,
         model: &ServedModel,
@@ -216,10 +263,7 @@ impl Plan {
         logprobs: Option<usize>,
         whole: bool,
     ) -> Result<Vec<Job>, ApiError> {
-        let grammars = match &self.response_format {
-            Some(format) => format.grammars(model, self.n, &asker.wanted)?,
-            None => (0..self.n).map(|_| None).collect(),
-        };
+        let grammars = self.grammars(model, &asker.wanted)?;
         let job = |(i, grammar)| Job {
             client: asker.client,
             prompt: prompt.clone(),
@@ -237,7 +281,9 @@ impl Plan {
 
     /// Puts `jobs`, of all prompts, together with what is needed to write the answer.
     pub fn prepared(&self, wire: Wire, id: String, model: &Arc<ServedModel>, jobs: Vec<Job>) -> Prepared {
-        let answer = Answer { wire, id, created: crate::clock::unix_seconds(), model: model.clone() };
+        let calls = self.tools.is_some();
+        let answer =
+            Answer { wire, id, created: crate::clock::unix_seconds(), model: model.clone(), calls, echo: Value::Null };
         Prepared { per_prompt: self.n, jobs, answer, stream: self.stream, usage: self.usage }
     }
 }
@@ -301,6 +347,13 @@ pub struct JsonSchema {
     /// Accepted and ignored: the schema is always enforced.
     #[serde(rename = "strict")]
     pub _strict: Option<bool>,
+}
+
+impl JsonSchema {
+    /// A schema without a name.
+    pub fn of(schema: Option<Value>) -> JsonSchema {
+        JsonSchema { _name: None, _description: None, schema, _strict: None }
+    }
 }
 
 impl ResponseFormat {

@@ -2,17 +2,21 @@
 
 use super::error::{ApiError, unsupported};
 use super::model::ServedModel;
+use super::response_object::{self, Response};
+use super::tools::FunctionCall;
 use crate::generation::{Delta, Done, Event, Job, Logprob, Reason};
 use serde_json::{Map, Value, json};
 use std::sync::Arc;
 
-/// Which of the two APIs an answer is for.
+/// Which API an answer is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Wire {
     /// `/v1/chat/completions`.
     Chat,
     /// `/v1/completions`.
     Text,
+    /// `/v1/responses`.
+    Responses,
 }
 
 /// A checked request: its jobs and how to answer.
@@ -34,12 +38,16 @@ pub struct Prepared {
 pub struct Answer {
     /// The API whose objects are written.
     pub wire: Wire,
-    /// Id of the answer: `chatcmpl-...` or `cmpl-...`.
+    /// Id of the answer: `chatcmpl-...`, `cmpl-...` or `resp_...`.
     pub id: String,
     /// When the request was accepted, in seconds since 1970.
     pub created: u64,
     /// The model that answers.
     pub model: Arc<ServedModel>,
+    /// Whether an answer may be a call of a function.
+    pub calls: bool,
+    /// What the answer repeats of the request, for [`Wire::Responses`]; null for the others.
+    pub echo: Value,
 }
 
 /// Tokens of a request, summed over the choices that have ended.
@@ -73,6 +81,9 @@ impl Usage {
     }
 }
 
+/// The `finish_reason` of an answer that is a call.
+const CALLED: &str = "tool_calls";
+
 fn finish_reason(reason: Reason) -> &'static str {
     match reason {
         Reason::Stop => "stop",
@@ -97,37 +108,42 @@ impl Answer {
 
     fn chunk_name(&self) -> &'static str {
         match self.wire {
-            Wire::Chat => "chat.completion.chunk",
             Wire::Text => "text_completion",
+            _ => "chat.completion.chunk",
         }
     }
 
-    /// The first chunk of choice `index` of a chat, which names the role; `None` for text completions.
-    pub fn role_chunk(&self, index: usize) -> Option<Value> {
-        let delta = json!({"index": index, "delta": {"role": "assistant", "content": ""}, "logprobs": null, "finish_reason": null});
-        (self.wire == Wire::Chat).then(|| self.object(self.chunk_name(), vec![delta]).into())
+    fn response(&self) -> Response {
+        let Answer { id, created, model, echo, .. } = self.clone();
+        Response { id, created, model: model.name.clone(), echo }
+    }
+
+    fn chunk(&self, choice: Value) -> Value {
+        self.object(self.chunk_name(), vec![choice]).into()
     }
 
     /// The chunk with a piece of choice `index`; `offset` is the number of bytes of the choice's text before it.
-    pub fn delta_chunk(&self, index: usize, delta: &Delta, offset: usize) -> Value {
-        let logprobs = self.logprobs(&delta.logprobs, offset);
-        let choice = match self.wire {
-            Wire::Chat => {
-                json!({"index": index, "delta": {"content": delta.text}, "logprobs": logprobs, "finish_reason": null})
-            }
-            Wire::Text => json!({"index": index, "text": delta.text, "logprobs": logprobs, "finish_reason": null}),
-        };
-        self.object(self.chunk_name(), vec![choice]).into()
+    fn delta_chunk(&self, index: usize, text: &str, logprobs: &[Logprob], offset: usize) -> Value {
+        let logprobs = self.logprobs(logprobs, offset);
+        self.chunk(match self.wire {
+            Wire::Text => json!({"index": index, "text": text, "logprobs": logprobs, "finish_reason": null}),
+            _ => json!({"index": index, "delta": {"content": text}, "logprobs": logprobs, "finish_reason": null}),
+        })
     }
 
     /// The last chunk of choice `index`, with its `finish_reason`.
-    pub fn end_chunk(&self, index: usize, done: &Done) -> Value {
-        let reason = finish_reason(done.reason);
-        let choice = match self.wire {
-            Wire::Chat => json!({"index": index, "delta": {}, "logprobs": null, "finish_reason": reason}),
+    fn end_chunk(&self, index: usize, reason: &str) -> Value {
+        self.chunk(match self.wire {
             Wire::Text => json!({"index": index, "text": "", "logprobs": null, "finish_reason": reason}),
-        };
-        self.object(self.chunk_name(), vec![choice]).into()
+            _ => json!({"index": index, "delta": {}, "logprobs": null, "finish_reason": reason}),
+        })
+    }
+
+    /// The call that choice `index` is, as `tool_calls` has it; `None` if it is text, or was cut off.
+    fn call(&self, index: usize, text: &str, reason: Reason) -> Option<Value> {
+        let call = FunctionCall::of(text).filter(|_| self.calls && reason == Reason::Stop)?;
+        let own = self.id.rsplit('-').next().unwrap_or_default();
+        Some(call.json(&format!("{own}_{index}")))
     }
 
     /// The chunk with the numbers of tokens: after all choices, and without any.
@@ -145,16 +161,18 @@ impl Answer {
     }
 
     fn choice(&self, index: usize, text: &str, logprobs: &[Logprob], reason: Reason) -> Value {
-        let reason = finish_reason(reason);
+        let (call, reason) = (self.call(index, text, reason), finish_reason(reason));
         let logprobs = self.logprobs(logprobs, 0);
-        match self.wire {
-            Wire::Chat => json!({
-                "index": index,
-                "message": {"role": "assistant", "content": text, "refusal": null},
-                "logprobs": logprobs,
-                "finish_reason": reason,
-            }),
-            Wire::Text => json!({"index": index, "text": text, "logprobs": logprobs, "finish_reason": reason}),
+        let choice = |message: Value, reason: &str| json!({"index": index, "message": message, "logprobs": logprobs, "finish_reason": reason});
+        match call {
+            _ if self.wire == Wire::Text => {
+                json!({"index": index, "text": text, "logprobs": logprobs, "finish_reason": reason})
+            }
+            None => choice(json!({"role": "assistant", "content": text, "refusal": null}), reason),
+            Some(call) => {
+                let message = json!({"role": "assistant", "content": null, "refusal": null, "tool_calls": [call]});
+                choice(message, CALLED)
+            }
         }
     }
 
@@ -168,7 +186,7 @@ impl Answer {
             json!({"token": token, "logprob": finite(logprob), "bytes": bytes})
         };
         match self.wire {
-            Wire::Chat => {
+            Wire::Chat | Wire::Responses => {
                 let token = |l: &Logprob| {
                     let mut token = entry(l.token, l.logprob);
                     token["top_logprobs"] = l.top.iter().map(|&(id, p)| entry(id, p)).collect();
@@ -195,6 +213,89 @@ impl Answer {
                 })
             }
         }
+    }
+}
+
+/// Writes one choice of a streamed answer.
+pub struct ChoiceStream {
+    answer: Answer,
+    index: usize,
+    /// Bytes of its text so far.
+    offset: usize,
+    /// Whether it may still turn out to be a call: it is held back then.
+    undecided: bool,
+    /// The text that is held back; for [`Wire::Responses`] all of it.
+    text: String,
+    /// Events so far, for [`Wire::Responses`].
+    events: response_object::ResponseEvents,
+}
+
+impl ChoiceStream {
+    /// Choice number `index` of an answer.
+    pub fn new(answer: &Answer, index: usize) -> ChoiceStream {
+        let (answer, undecided) = (answer.clone(), answer.calls);
+        ChoiceStream {
+            answer,
+            index,
+            offset: 0,
+            undecided,
+            text: String::new(),
+            events: response_object::ResponseEvents::default(),
+        }
+    }
+
+    /// What comes before the first piece.
+    pub fn begin(&mut self) -> Vec<Value> {
+        let role = json!({"role": "assistant", "content": ""});
+        match self.answer.wire {
+            Wire::Text => Vec::new(),
+            Wire::Responses => self.events.begin(&self.answer.response()),
+            Wire::Chat => {
+                let choice = json!({"index": self.index, "delta": role, "logprobs": null, "finish_reason": null});
+                vec![self.answer.chunk(choice)]
+            }
+        }
+    }
+
+    /// The next piece.
+    pub fn delta(&mut self, delta: &Delta) -> Vec<Value> {
+        if self.answer.wire == Wire::Responses {
+            self.text.push_str(&delta.text);
+            return vec![self.events.delta(&self.answer.response(), &delta.text)];
+        }
+        let mut text = delta.text.clone();
+        if self.undecided {
+            self.text.push_str(&text);
+            self.undecided = self.text.trim_start().chars().next().is_none_or(|first| first == '{');
+            text = if self.undecided { String::new() } else { std::mem::take(&mut self.text) };
+        }
+        self.piece(&text, &delta.logprobs)
+    }
+
+    fn piece(&mut self, text: &str, logprobs: &[Logprob]) -> Vec<Value> {
+        if text.is_empty() && logprobs.is_empty() {
+            return Vec::new();
+        }
+        let chunk = self.answer.delta_chunk(self.index, text, logprobs, self.offset);
+        self.offset += text.len();
+        vec![chunk]
+    }
+
+    /// What comes after the last piece.
+    pub fn end(&mut self, done: &Done) -> Vec<Value> {
+        let text = std::mem::take(&mut self.text);
+        if self.answer.wire == Wire::Responses {
+            return self.events.end(&self.answer.response(), &text, done);
+        }
+        let Some(mut call) = self.answer.call(self.index, &text, done.reason) else {
+            let mut chunks = self.piece(&text, &[]);
+            chunks.push(self.answer.end_chunk(self.index, finish_reason(done.reason)));
+            return chunks;
+        };
+        call["index"] = 0.into();
+        let delta =
+            json!({"index": self.index, "delta": {"tool_calls": [call]}, "logprobs": null, "finish_reason": null});
+        vec![self.answer.chunk(delta), self.answer.end_chunk(self.index, CALLED)]
     }
 }
 
@@ -243,6 +344,9 @@ impl Collector {
         for (index, (text, logprobs, done)) in self.choices.iter().enumerate() {
             let done = done.as_ref().ok_or_else(cut_short)?;
             usage.add(done, index, self.per_prompt);
+            if self.answer.wire == Wire::Responses {
+                return Ok(response_object::whole(&self.answer.response(), text, done));
+            }
             choices.push(self.answer.choice(index, text, logprobs, done.reason));
         }
         Ok(self.answer.whole(choices, &usage))

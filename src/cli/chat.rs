@@ -9,10 +9,15 @@ use crate::clock::{self, Seldom};
 use crate::error::{Error, Result, printable};
 use crate::interrupt;
 use crate::settings::Settings;
+use rustyline::completion::Completer;
 use rustyline::error::ReadlineError;
+use rustyline::highlight::Highlighter;
+use rustyline::hint::Hinter;
 use rustyline::history::FileHistory;
-use rustyline::{Config, Editor};
+use rustyline::validate::Validator;
+use rustyline::{Config, Editor, Helper};
 use serde_json::json;
+use std::cell::RefCell;
 use std::io::{IsTerminal, Write};
 use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
@@ -123,7 +128,8 @@ fn talk_on(talk: &mut ChatSession, remembered: usize, history: Option<&Path>) ->
     let terminal = std::io::stdin().is_terminal();
     let config = Config::builder().max_history_size(remembered).map(|b| b.auto_add_history(false).build());
     let broken = |e: ReadlineError| Error::Failed(format!("cannot read lines: {e}"));
-    let mut editor: Editor<(), FileHistory> = Editor::with_config(config.map_err(broken)?).map_err(broken)?;
+    let mut editor = LineEditor::with_config(config.map_err(broken)?).map_err(broken)?;
+    editor.set_helper(Some(Typed::default()));
     if let Some(path) = history {
         // A damaged history is no reason not to talk.
         let _ = editor.load_history(path);
@@ -131,15 +137,19 @@ fn talk_on(talk: &mut ChatSession, remembered: usize, history: Option<&Path>) ->
     if terminal {
         eprintln!("{}; /help lists the commands, Ctrl-D ends", talk.name);
     }
-    let (mut again, forgotten) = (false, Seldom::new());
+    let (mut again, mut half, forgotten) = (false, String::new(), Seldom::new());
     loop {
         let prompt = if terminal { ">>> " } else { "" };
-        let line = match type_in(&mut editor, prompt)? {
+        let line = match type_in(&mut editor, prompt, &half)? {
             Ok(line) => line,
             Err(ReadlineError::Eof) => return Ok(()),
-            Err(ReadlineError::Interrupted) if again => return Ok(()),
             Err(ReadlineError::Interrupted) => {
-                again = true;
+                let typed = typed(&editor);
+                if again && typed == half {
+                    remember(&mut editor, history, &half, &forgotten);
+                    return Ok(());
+                }
+                (again, half) = (true, typed);
                 eprintln!("Ctrl-D, /exit or Ctrl-C again ends");
                 continue;
             }
@@ -150,16 +160,15 @@ fn talk_on(talk: &mut ChatSession, remembered: usize, history: Option<&Path>) ->
             Err(error) => return Err(broken(error)),
         };
         again = false;
-        let Some(said) = whole(&mut editor, line, terminal)? else { return Ok(()) };
-        if said.trim().is_empty() {
+        half.clear();
+        let (said, sent) = match whole(&mut editor, line, terminal)? {
+            TypedMessage::Sent(said) => (said, true),
+            TypedMessage::Dropped(said) => (said, false),
+            TypedMessage::End => return Ok(()),
+        };
+        remember(&mut editor, history, &said, &forgotten);
+        if !sent || said.trim().is_empty() {
             continue;
-        }
-        let _ = editor.add_history_entry(said.as_str());
-        if let Some(path) = history
-            && let Err(error) = editor.append_history(path)
-            && forgotten.is_due(clock::unix_seconds())
-        {
-            tracing::warn!("the line is not remembered: {error}");
         }
         // A leading backslash is what some other programs take.
         let command = said.strip_prefix(['/', '\\']).filter(|_| !said.contains('\n'));
@@ -182,13 +191,58 @@ fn talk_on(talk: &mut ChatSession, remembered: usize, history: Option<&Path>) ->
     }
 }
 
+type LineEditor = Editor<Typed, FileHistory>;
+
+/// What has been typed of the line so far: an editor tells it only to who may have a hint for it, and forgets it on Ctrl-C.
+#[derive(Default)]
+struct Typed(RefCell<String>);
+
+impl Hinter for Typed {
+    type Hint = String;
+
+    fn hint(&self, line: &str, _: usize, _: &rustyline::Context<'_>) -> Option<String> {
+        line.clone_into(&mut self.0.borrow_mut());
+        None
+    }
+}
+
+impl Completer for Typed {
+    type Candidate = String;
+}
+
+impl Highlighter for Typed {}
+impl Validator for Typed {}
+impl Helper for Typed {}
+
+/// The line that was being typed when Ctrl-C came.
+fn typed(editor: &LineEditor) -> String {
+    editor.helper().map_or(String::new(), |typed| typed.0.borrow().clone())
+}
+
+/// Adds a message to those that the arrow keys bring back.
+fn remember(editor: &mut LineEditor, history: Option<&Path>, said: &str, forgotten: &Seldom) {
+    if said.trim().is_empty() {
+        return;
+    }
+    let _ = editor.add_history_entry(said);
+    if let Some(path) = history
+        && let Err(error) = editor.append_history(path)
+        && forgotten.is_due(clock::unix_seconds())
+    {
+        tracing::warn!("the line is not remembered: {error}");
+    }
+}
+
 /// Bytes that came in and are no text; those behind them can still be read.
 fn is_no_text(error: &ReadlineError) -> bool {
     matches!(error, ReadlineError::Io(error) if error.kind() == std::io::ErrorKind::InvalidData)
 }
 
-/// A line; SIGTERM and SIGHUP end the program meanwhile, with the terminal as it was found and no longer told to mark what is pasted.
-fn type_in(editor: &mut Editor<(), FileHistory>, prompt: &str) -> Result<rustyline::Result<String>> {
+/// A line, of which `half` has been typed already; SIGTERM and SIGHUP end the program meanwhile, with the terminal as it was found and no longer told to mark what is pasted.
+fn type_in(editor: &mut LineEditor, prompt: &str, half: &str) -> Result<rustyline::Result<String>> {
+    if let Some(typed) = editor.helper() {
+        half.clone_into(&mut typed.0.borrow_mut());
+    }
     let before = rustix::termios::tcgetattr(std::io::stdin()).ok();
     let restore = move || {
         // Where the terminal has gone there is nothing to restore.
@@ -196,24 +250,35 @@ fn type_in(editor: &mut Editor<(), FileHistory>, prompt: &str) -> Result<rustyli
         let _ = rustix::termios::tcsetattr(std::io::stdin(), rustix::termios::OptionalActions::Now, &before);
         let _ = writeln!(std::io::stderr(), "\x1b[?2004l");
     };
-    interrupt::at_prompt(restore, || editor.readline(prompt))
+    interrupt::at_prompt(restore, || editor.readline_with_initial(prompt, (half, "")))
 }
 
-/// A message in `"""` goes on over lines. `None` where input ends inside.
-fn whole(editor: &mut Editor<(), FileHistory>, first: String, terminal: bool) -> Result<Option<String>> {
-    let Some(rest) = first.trim_start().strip_prefix("\"\"\"") else { return Ok(Some(first)) };
+enum TypedMessage {
+    Sent(String),
+    /// Ctrl-C came before its end; what there was of it.
+    Dropped(String),
+    /// Input ended inside.
+    End,
+}
+
+/// A message in `"""` goes on over lines.
+fn whole(editor: &mut LineEditor, first: String, terminal: bool) -> Result<TypedMessage> {
+    let Some(rest) = first.trim_start().strip_prefix("\"\"\"") else { return Ok(TypedMessage::Sent(first)) };
     let mut text = rest.to_owned();
     loop {
         if let Some(done) = text.trim_end().strip_suffix("\"\"\"") {
-            return Ok(Some(done.trim_matches('\n').to_owned()));
+            return Ok(TypedMessage::Sent(done.trim_matches('\n').to_owned()));
         }
-        match type_in(editor, if terminal { "... " } else { "" })? {
+        match type_in(editor, if terminal { "... " } else { "" }, "")? {
             Ok(line) => {
                 text.push('\n');
                 text.push_str(&line);
             }
-            Err(ReadlineError::Eof) => return Ok(None),
-            Err(ReadlineError::Interrupted) => return Ok(Some(String::new())),
+            Err(ReadlineError::Eof) => return Ok(TypedMessage::End),
+            Err(ReadlineError::Interrupted) => {
+                eprintln!("(the message is not sent; the arrow up brings it back)");
+                return Ok(TypedMessage::Dropped(format!("{text}\n{}", typed(editor))));
+            }
             Err(error) if is_no_text(&error) => eprintln!("that line is not UTF-8 text; it is left out"),
             Err(error) => return Err(Error::Failed(format!("cannot read lines: {error}"))),
         }

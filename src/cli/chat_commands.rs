@@ -2,10 +2,11 @@
 
 use super::chat_session::ChatSession;
 use super::daemon_verbs::{budget_line, budget_words};
-use crate::api::chat::CHAT_FIELDS;
+use crate::api::chat::{CHAT_FIELDS, ChatRequest};
+use crate::api::parse;
 use crate::error::{Error, Result, printable};
 use crate::settings::nearest;
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 use std::io::Write;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
@@ -33,7 +34,18 @@ const COMMANDS: [&str; 15] = [
     "load", "multi",
 ];
 /// Set by the talk itself.
-const NOT_SET: [&str; 5] = ["messages", "stream", "stream_options", "n", "model"];
+const NOT_SET: [&str; 9] = [
+    "messages",
+    "stream",
+    "stream_options",
+    "n",
+    "model",
+    // An answer here is text.
+    "tools",
+    "tool_choice",
+    "logprobs",
+    "top_logprobs",
+];
 
 pub fn run(talk: &mut ChatSession, line: &str) -> Result<Next> {
     let (command, rest) = line.trim().split_once(char::is_whitespace).unwrap_or((line.trim(), ""));
@@ -42,7 +54,11 @@ pub fn run(talk: &mut ChatSession, line: &str) -> Result<Next> {
         "exit" | "bye" | "quit" => return Ok(Next::Exit),
         "help" | "?" | "" => super::print(HELP)?,
         "multi" => super::print("begin the message with \"\"\" and end it so; it may have any number of lines\n")?,
-        "clear" => talk.restart(Vec::new()),
+        "clear" => {
+            let turns = talk.turns.len();
+            talk.restart(Vec::new());
+            super::print(&format!("{turns} turns are forgotten\n"))?;
+        }
         "system" => system(talk, rest)?,
         "set" => set(talk, rest)?,
         "show" => show(talk)?,
@@ -73,11 +89,11 @@ fn system(talk: &mut ChatSession, text: &str) -> Result<()> {
         "" => super::print(&format!("{}\n", talk.system.as_deref().unwrap_or("there is none"))),
         "-" => {
             talk.system = None;
-            Ok(())
+            super::print("there is no system message now\n")
         }
         text => {
             talk.system = Some(text.to_owned());
-            Ok(())
+            super::print("the system message is set; it holds from the next answer on\n")
         }
     }
 }
@@ -90,12 +106,32 @@ fn set(talk: &mut ChatSession, rest: &str) -> Result<()> {
         return Err(usage(format!("'{}' cannot be set{hint}", crate::error::excerpt(field))));
     }
     match value.trim() {
-        "" => return Err(usage(format!("/set {field} VALUE, or /set {field} - to take it back"))),
-        "-" => drop(talk.set.remove(field)),
-        // What is no JSON is meant as text.
-        value => drop(talk.set.insert(field.into(), serde_json::from_str(value).unwrap_or_else(|_| value.into()))),
+        "" => Err(usage(format!("/set {field} VALUE, or /set {field} - to take it back"))),
+        "-" => {
+            talk.set.remove(field);
+            super::print(&format!("{field} is the default again\n"))
+        }
+        text => {
+            // What is no JSON is meant as text.
+            let value: Value = serde_json::from_str(text).unwrap_or_else(|_| text.into());
+            check(field, &value).map_err(usage)?;
+            super::print(&format!("{field} is {}\n", printable(&value.to_string())))?;
+            talk.set.insert(field.into(), value);
+            Ok(())
+        }
     }
-    Ok(())
+}
+
+/// Checks a value of a field as the server does when it is asked.
+///
+/// # Errors
+/// What is wrong with it.
+fn check(field: &str, value: &Value) -> std::result::Result<(), String> {
+    let mut request = Map::new();
+    request.insert(field.to_owned(), value.clone());
+    let request: ChatRequest = parse(Value::from(request).to_string().as_bytes(), CHAT_FIELDS)
+        .map_err(|e| format!("{field}: {}", e.message.trim_start_matches("the request is not what it must be: ")))?;
+    request.check_values().map_err(|e| e.message)
 }
 
 fn show(talk: &ChatSession) -> Result<()> {
@@ -134,7 +170,8 @@ fn save(talk: &ChatSession, path: &str) -> Result<()> {
     options.write(true).create(true).truncate(true).mode(0o600);
     // A pipe that nobody reads is an error, and not waited for.
     let file = options.custom_flags(rustix::fs::OFlags::NONBLOCK.bits() as i32).open(path);
-    file.and_then(|mut file| file.write_all(text.as_bytes())).map_err(Error::io("write", path))
+    file.and_then(|mut file| file.write_all(text.as_bytes())).map_err(Error::io("write", path))?;
+    super::print(&format!("{} turns are in {}\n", talk.turns.len(), printable(&path.to_string_lossy())))
 }
 
 fn load(talk: &mut ChatSession, path: &str) -> Result<()> {

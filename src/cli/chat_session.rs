@@ -1,12 +1,19 @@
 //! A talk with a model: its turns, and what is sent of them.
 
 use super::chat_backend::{Backend, Taken};
+use super::wrap::{Wrap, columns};
 use crate::clock;
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, safe_text};
 use crate::interrupt;
 use serde_json::{Map, Value, json};
 
 const MAX_TOKENS: &str = "max_tokens";
+/// Shares of the context. What is said so far takes at most the first, and an answer at most the second where nobody says how long it may
+/// be: a model that finds no end would leave no room for the next question, and an eighth is left for it.
+const MAX_SAID: f64 = 0.625;
+const MAX_ANSWER: f64 = 0.25;
+/// So much is left of what was said when turns have to leave: the keys of what stays are then found again for some turns.
+const KEPT: f64 = 0.375;
 
 /// What was said so far, and with whom.
 pub struct ChatSession {
@@ -50,7 +57,8 @@ impl ChatSession {
         super::print("\n")?;
         if self.left_out > before {
             eprintln!(
-                "(the first {} of {} turns are left out from here on: the talk is longer than the model's context of {} tokens)",
+                "(the first {} of {} turns are left out from here on: the talk is longer than the model's context of {} tokens; /clear \
+                 begins anew)",
                 self.left_out,
                 self.turns.len(),
                 self.context
@@ -67,6 +75,13 @@ impl ChatSession {
                 interrupt::take();
                 eprintln!("(stopped)");
             }
+            Err(Error::TooLong(why)) => {
+                eprintln!("{why}");
+                eprintln!(
+                    "(this message alone is too long, whatever was said before; send less of it at a time, or /clear to begin anew)"
+                );
+                return Ok(());
+            }
             Err(error) => {
                 eprintln!("{error}");
                 return Ok(());
@@ -76,33 +91,36 @@ impl ChatSession {
         Ok(())
     }
 
-    /// The answer as far as it came, printed meanwhile, and how it ended. Where nobody says how long it may be, it takes half of the
-    /// context: a model that finds no end would leave no room for a second question.
+    /// The answer as far as it came, printed meanwhile, and how it ended.
     fn answer_to(&mut self, question: &str) -> (String, Result<Taken>) {
-        let mut request = json!({"messages": self.messages(question), (MAX_TOKENS): (self.context / 2).max(1)});
+        let most = (self.context as f64 * MAX_ANSWER).max(1.0) as u64;
+        let mut request = json!({"messages": self.messages(question), (MAX_TOKENS): most});
         for (field, value) in &self.set {
             request[field] = value.clone();
         }
-        let mut answer = String::new();
+        let (mut answer, mut lines) = (String::new(), Wrap::default());
         let result = self.backend.answer(&request, |piece| {
             answer.push_str(piece);
-            super::print(piece)
+            // What a terminal acts on has no width: it is replaced before lines are measured.
+            super::print_as_it_is(&lines.push(&safe_text(piece), columns()))
         });
-        (answer, result)
+        let rest = super::print_as_it_is(&lines.finish(columns()));
+        (answer, result.and_then(|taken| rest.map(|()| taken)))
     }
 
-    /// Leaves out the first turns where, by the tokens that the last answer took a byte, the talk and a quarter of the context for the
-    /// answer would not fit: else answers would get shorter and shorter.
+    /// Leaves out the first turns where, by the tokens that the last answer took a byte, the talk would take more than [`MAX_SAID`].
     fn make_room(&mut self, question: &str) {
         let Some((taken, _)) = self.last else { return };
         let bytes = |turns: &[(String, String)]| turns.iter().map(|(q, a)| q.len() + a.len()).sum::<usize>() as f64;
-        let sent = bytes(&self.turns[self.left_out..]) + self.system.as_ref().map_or(0, String::len) as f64;
+        let system = self.system.as_ref().map_or(0, String::len) as f64;
+        let sent = bytes(&self.turns[self.left_out..]) + system;
         let tokens_a_byte = (taken.prompt_tokens + taken.generated_tokens) as f64 / sent.max(1.0);
-        let room = self.context as f64 * 0.75;
-        while self.left_out < self.turns.len()
-            && (bytes(&self.turns[self.left_out..]) + question.len() as f64) * tokens_a_byte > room
-        {
-            self.left_out += 1;
+        let share = |from: usize| {
+            (bytes(&self.turns[from..]) + system + question.len() as f64) * tokens_a_byte / self.context as f64
+        };
+        if share(self.left_out) > MAX_SAID {
+            let stays = (self.left_out..self.turns.len()).find(|&from| share(from) <= KEPT);
+            self.left_out = stays.unwrap_or(self.turns.len());
         }
     }
 

@@ -57,6 +57,7 @@ mod synth;
 mod top;
 mod trace_arg;
 mod train_predictor;
+mod wrap;
 
 pub use crate::open::embedded::{File, carry};
 
@@ -160,7 +161,7 @@ pub fn main() -> ExitCode {
             return ExitCode::from(if error.use_stderr() { 2 } else { 0 });
         }
     };
-    log();
+    log(matches!(args.verb, Verb::Serve(_)));
     // The daemon has its own ways with signals.
     if !matches!(args.verb, Verb::Serve(_)) {
         crate::interrupt::install();
@@ -246,10 +247,12 @@ fn start_pool(verb: &Verb) -> Result<()> {
     })
 }
 
-fn log() {
+/// Logs to stderr what `DYNAMICINFER_LOG` says; by default warnings, and of a daemon its requests.
+fn log(daemon: bool) {
     use tracing_subscriber::EnvFilter;
     let given = crate::config::log_filter().and_then(|filter| EnvFilter::try_new(filter).ok());
-    let filter = given.unwrap_or_else(|| EnvFilter::new("warn"));
+    let filter = if daemon { "warn,dynamicinfer::serve=info" } else { "warn" };
+    let filter = given.unwrap_or_else(|| EnvFilter::new(filter));
     // Set once, here; a second subscriber cannot be there yet.
     // A log that cannot be written is not complained of where it cannot be written either: that would panic.
     let subscriber = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);

@@ -21,14 +21,15 @@ use std::sync::Arc;
 pub struct Args {
     /// A model to load at the start; others, and none, with `load` and `stop` [default: serve.model]
     model: Option<String>,
-    /// Unix socket to listen at; only you can open it [default: $XDG_RUNTIME_DIR/dynamicinfer.sock]
+    /// Unix socket to listen at; only you can open it [default: $XDG_RUNTIME_DIR/dynamicinfer.sock,
+    /// or /tmp/dynamicinfer-UID/dynamicinfer.sock where that directory is not there]
     #[arg(long)]
     socket: Option<PathBuf>,
     /// Settings file to read beside the user's and the system's
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
-    /// Listen at a TCP port of this machine, too: 127.0.0.1:8080; asks for a bearer token
-    #[arg(long, value_name = "ADDRESS:PORT")]
+    /// Listen at a TCP port of this machine, too: 8093, localhost:8093; asks for a bearer token
+    #[arg(long, value_name = "[ADDRESS:]PORT")]
     listen: Option<String>,
     /// What requests call the model [default: its file's name]
     #[arg(long)]

@@ -11,7 +11,8 @@ use std::path::{Path, PathBuf};
 /// What every verb takes that talks to the daemon.
 #[derive(Args, Clone)]
 pub struct SocketArgs {
-    /// The daemon's Unix socket [default: serve.socket, or $XDG_RUNTIME_DIR/dynamicinfer.sock]
+    /// The daemon's Unix socket [default: serve.socket, or $XDG_RUNTIME_DIR/dynamicinfer.sock,
+    /// or /tmp/dynamicinfer-UID/dynamicinfer.sock where that directory is not there]
     #[arg(long, global = true, value_name = "PATH")]
     pub socket: Option<PathBuf>,
     /// Seconds to wait for the daemon's answer; of what takes long, as `load` does, for a sign of life

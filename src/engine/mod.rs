@@ -33,6 +33,7 @@ use crate::device::timeline::{Note, Timeline};
 use crate::device::{Fault, OutOfMemory};
 use crate::error::{Error, Result};
 use crate::model::{KvCache, Model};
+use crate::ops::math;
 use crate::predictor::Tools;
 use crate::scheduler::Policy;
 use batch::{Buffers, TokenPosition};
@@ -153,8 +154,21 @@ impl Engine {
         observer: &mut dyn Observer,
     ) -> &mut [f32] {
         self.set_tokens(kv.len, tokens, want);
-        self.run(std::slice::from_mut(kv), Some(observer));
+        self.run(std::slice::from_mut(kv), Some(observer), true);
         &mut self.buffers.logits
+    }
+
+    /// Runs `tokens` as [`Engine::forward`] does, by the CPU alone, and returns their hidden states instead of logits: the residual behind
+    /// the last layer, normalised as the head reads it, `[n, hidden]`.
+    pub fn hidden_states(&mut self, kv: &mut KvCache, tokens: &[u32]) -> Vec<f32> {
+        self.set_tokens(kv.len, tokens, Logits::None);
+        self.run(std::slice::from_mut(kv), None, false);
+        let (c, x) = (&self.model.config, &self.buffers.x);
+        let mut hidden = vec![0.0; tokens.len() * c.hidden];
+        for (x, out) in x.chunks_exact(c.hidden).zip(hidden.chunks_exact_mut(c.hidden)) {
+            math::norm(c.norm, &self.model.out_norm, x, out);
+        }
+        hidden
     }
 
     /// Logits of the last pass, as it returned them.
@@ -211,13 +225,13 @@ impl Engine {
         let (mut audit, n) = (self.audit.take(), self.buffers.positions.len() as u64);
         let due = audit.as_mut().filter(|_| decodes).is_some_and(|audit| audit.is_due(n));
         let observer = audit.as_mut().filter(|_| due).map(|audit| audit as &mut dyn Observer);
-        self.run(caches, observer);
+        self.run(caches, observer, true);
         self.audit = audit;
         &mut self.buffers.logits
     }
 
-    /// Runs the tokens that were placed.
-    fn run(&mut self, caches: &mut [KvCache], observer: Option<&mut dyn Observer>) {
+    /// Runs the tokens that were placed; where `divided` is false, a device has no part in it.
+    fn run(&mut self, caches: &mut [KvCache], observer: Option<&mut dyn Observer>, divided: bool) {
         self.passes += 1;
         let (number, tokens) = (self.passes, self.buffers.positions.len());
         let _pass = debug_span!("pass", number, tokens, sequences = self.buffers.sequences()).entered();
@@ -227,7 +241,7 @@ impl Engine {
         let first = buffers.positions[0].position;
         // With an observer, a prompt's chunk is computed by the CPU.
         let (on_device, from_host) = match &mut *split {
-            Some(split) if n <= MAX_COLUMNS || n <= CHUNK && observer.is_none() => (Some(split), None),
+            Some(split) if divided && (n <= MAX_COLUMNS || n <= CHUNK && observer.is_none()) => (Some(split), None),
             idle => (None, idle.as_mut()),
         };
         let mut host = Host { split: from_host, timeline: timeline.as_deref_mut() };

@@ -17,7 +17,20 @@ pub struct Grammars(ParserFactory);
 
 /// The grammar of one answer and how far the answer has come in it. A clone continues independently.
 #[derive(Clone)]
-pub struct Grammar(Box<Matcher>);
+pub struct Grammar {
+    matcher: Box<Matcher>,
+    holds: Holds,
+}
+
+/// Whether the answer has to follow the grammar.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Holds {
+    Yes,
+    /// If it begins with `{`; so far it has no character but white space.
+    IfJson,
+    /// It began otherwise, and may go on as it likes.
+    No,
+}
 
 impl Grammars {
     /// For logits of `vocab` tokens.
@@ -85,7 +98,7 @@ impl Grammars {
             None => {
                 // An impossible grammar shows at the first mask.
                 matcher.compute_mask().map_err(in_short)?;
-                Ok(Grammar(Box::new(matcher)))
+                Ok(Grammar { matcher: Box::new(matcher), holds: Holds::Yes })
             }
         }
     }
@@ -107,15 +120,34 @@ fn compact(mut schema: serde_json::Value) -> serde_json::Value {
     schema
 }
 
+/// Where in a token's bytes an answer begins: behind white space. `None` for a token of white space, and for one without bytes.
+fn first_character(bytes: &[u8]) -> Option<usize> {
+    bytes.iter().position(|byte| !byte.is_ascii_whitespace())
+}
+
 impl Grammar {
+    /// The same for an answer that may also be any text that does not begin with `{`.
+    pub fn if_json(self) -> Grammar {
+        Grammar { holds: Holds::IfJson, ..self }
+    }
+
     /// Sets the logits of all tokens that the grammar does not allow here to minus infinity; `logits` is `[vocab]`.
     ///
     /// # Errors
     /// The grammar exceeded its limits of memory or time.
     pub fn mask(&mut self, logits: &mut [f32]) -> Result<(), String> {
+        if self.holds == Holds::No {
+            return Ok(());
+        }
         let allowed = self.allowed()?;
+        let tokens = self.matcher.tok_env().map_err(in_short)?;
+        // White space before the brace would have to be part of the grammar; alone it is no answer yet.
+        let is_text = |id: usize| {
+            let bytes = tokens.tok_trie().token(id as u32);
+            first_character(bytes).is_none_or(|at| bytes[at] != b'{')
+        };
         for (id, logit) in logits.iter_mut().enumerate() {
-            if !allowed.get(id) {
+            if !(allowed.get(id) || self.holds == Holds::IfJson && is_text(id)) {
                 *logit = f32::NEG_INFINITY;
             }
         }
@@ -124,7 +156,7 @@ impl Grammar {
 
     fn allowed(&mut self) -> Result<SimpleVob, String> {
         let before = clock::computed();
-        let allowed = self.0.compute_mask_or_eos().map_err(in_short)?;
+        let allowed = self.matcher.compute_mask_or_eos().map_err(in_short)?;
         let took = clock::computed() - before;
         if took > MAX_MASK {
             return Err(format!("finding what may come next took {took:.1?}; at most {MAX_MASK:?} are given"));
@@ -137,8 +169,20 @@ impl Grammar {
     /// # Errors
     /// The token was not allowed.
     pub fn accept(&mut self, token: u32) -> Result<bool, String> {
-        self.0.consume_token(token).map_err(in_short)?;
-        Ok(self.0.is_stopped())
+        if self.holds == Holds::IfJson {
+            let tokens = self.matcher.tok_env().map_err(in_short)?;
+            let bytes = tokens.tok_trie().token(token);
+            self.holds = match first_character(bytes) {
+                None => return Ok(false),
+                Some(at) if bytes[at] == b'{' => Holds::Yes,
+                Some(_) => Holds::No,
+            };
+        }
+        if self.holds == Holds::No {
+            return Ok(false);
+        }
+        self.matcher.consume_token(token).map_err(in_short)?;
+        Ok(self.matcher.is_stopped())
     }
 
     /// For a grammar of [`Grammars::small`]: writes a text of at most `most` bytes that the grammar allows, at each place the first byte of
@@ -148,7 +192,7 @@ impl Grammar {
     /// As [`Grammar::mask`].
     pub fn walk(&mut self, preferred: &[u8], most: usize, mut told: impl FnMut(&[u8])) -> Result<(), String> {
         let mut text = Vec::new();
-        while text.len() < most && !self.0.is_stopped() {
+        while text.len() < most && !self.matcher.is_stopped() {
             told(&text);
             let allowed = self.allowed()?;
             let may = |byte: &u8| allowed.get(usize::from(*byte));

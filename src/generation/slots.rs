@@ -40,9 +40,13 @@ impl Slots {
         // is taken only as the one unused for longest.
         let continues = |slot: &usize| common[*slot] * 2 > self.held[*slot].len();
         // Another slot may hold more of the prompt: copying keys and values is much cheaper than computing them.
-        let slot = (0..self.caches.len()).filter(free).filter(continues).max_by_key(|&slot| (common[slot], slot));
+        let resumed = (0..self.caches.len()).filter(free).filter(continues).max_by_key(|&slot| (common[slot], slot));
         let oldest = || (0..self.caches.len()).filter(free).min_by_key(|&slot| (self.used[slot], slot));
-        let slot = slot.or_else(oldest)?;
+        let slot = resumed.or_else(oldest)?;
+        if resumed.is_none() {
+            // Another text: it is not to inherit what was counted for the one before.
+            self.caches[slot].renew();
+        }
         let donor = (0..self.caches.len()).max_by_key(|&slot| common[slot])?;
         let mut reused = common[slot];
         if common[donor] > reused {

@@ -57,8 +57,11 @@ pub struct KvCache {
     untouched: usize,
 }
 
-/// The number of the next cache: each has its own in this process.
-static IDS: AtomicU64 = AtomicU64::new(1);
+/// A number that no other text of this process has; never 0.
+fn fresh_id() -> u64 {
+    static IDS: AtomicU64 = AtomicU64::new(1);
+    IDS.fetch_add(1, Ordering::Relaxed)
+}
 
 impl KvCache {
     /// Bytes of the keys and values of `context` positions in all layers; `u64::MAX` where it would be more.
@@ -80,7 +83,6 @@ impl KvCache {
             KvType::F16 => (try_zeroed_vec(numbers).map_err(no_room)?, Vec::new()),
             KvType::F32 => (Vec::new(), try_zeroed_vec(numbers).map_err(no_room)?),
         };
-        let id = IDS.fetch_add(1, Ordering::Relaxed);
         Ok(KvCache {
             context,
             kind,
@@ -89,7 +91,7 @@ impl KvCache {
             f16s,
             f32s,
             len: 0,
-            id,
+            id: fresh_id(),
             untouched: 0,
         })
     }
@@ -113,9 +115,16 @@ impl KvCache {
         }
     }
 
-    /// The cache's number, which no other cache of this process has; never 0.
+    /// The number of the text whose keys and values it holds: no other cache of this process has it, nor another text in this cache that
+    /// [`KvCache::renew`] was called for; never 0.
     pub fn id(&self) -> u64 {
         self.id
+    }
+
+    /// Takes a new number, because another text begins here. What others keep under the old one, such as how often each neuron fires and
+    /// copies of keys and values, is not found any more.
+    pub fn renew(&mut self) {
+        self.id = fresh_id();
     }
 
     /// Positions before this one have not been written since [`KvCache::mark_synced`].

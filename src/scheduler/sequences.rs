@@ -8,8 +8,11 @@ use crate::ids::StoreId;
 use dashmap::DashMap;
 use std::sync::Arc;
 
-/// Sequences whose frequencies are kept at most; who was not decoded for longest goes first.
+/// Sequences whose frequencies are kept at most, twice what a pass can carry; who was not decoded for longest goes first.
 pub const MAX_SEQUENCES: usize = 64;
+/// Bytes that their frequencies take at most: 47 sequences of a 7B model. Twice the sequences of a pass are kept in any case, or those that
+/// wait for their next turn would forget while others are decoded.
+const MAX_BYTES: usize = 64 << 20;
 /// Share that a sequence has in the history with which the next one starts.
 const HISTORY_SHARE: f32 = 0.2;
 /// Weight of an audited token in how often a neuron is active and left out.
@@ -50,6 +53,8 @@ pub struct Sequences {
     /// How often each neuron is active and left out, as audits have found it, 0 to 1, `[layers][ffn]`.
     missed: Vec<Vec<f32>>,
     passes: u64,
+    /// Most sequences that one pass has had.
+    widest: usize,
     /// The frequencies of one layer for the sequences that are decoded now, `[ffn]`.
     now: Vec<f32>,
 }
@@ -59,7 +64,7 @@ impl Sequences {
     pub fn new(history: Vec<Vec<f32>>) -> Sequences {
         let missed = history.iter().map(|layer| vec![0.0; layer.len()]).collect();
         let now = Vec::with_capacity(history.first().map_or(0, Vec::len));
-        Sequences { known: Known::default(), history, missed, passes: 0, now }
+        Sequences { known: Known::default(), history, missed, passes: 0, widest: 1, now }
     }
 
     /// The map of all sequences.
@@ -74,16 +79,34 @@ impl Sequences {
         self.touch(&[sequence]);
     }
 
-    /// A pass over these sequences begins. Those that are not known start from the history.
+    /// Sequences whose frequencies are kept now, at most.
+    fn most(&self) -> usize {
+        let bytes: usize = self.history.iter().map(|layer| size_of_val(&layer[..])).sum();
+        (MAX_BYTES / bytes.max(1)).clamp(2 * self.widest, MAX_SEQUENCES.max(2 * self.widest))
+    }
+
+    /// A pass over these sequences, one for each token, begins. Those that are not known start from the history, to which is added before
+    /// what the others have shown.
     pub fn touch(&mut self, sequences: &[u64]) {
         self.passes += 1;
+        // A batch has one token of each sequence; a chunk is all of one.
+        self.widest = self.widest.max(1 + sequences.windows(2).filter(|two| two[0] != two[1]).count());
+        let mut are_known = true;
+        for sequence in sequences {
+            match self.known.get_mut(sequence) {
+                Some(mut known) => known.used = self.passes,
+                None => are_known = false,
+            }
+        }
+        if are_known {
+            return;
+        }
+        self.update_history();
         for &sequence in sequences {
-            if let Some(mut known) = self.known.get_mut(&sequence) {
-                known.used = self.passes;
+            if self.known.contains_key(&sequence) {
                 continue;
             }
-            if self.known.len() >= MAX_SEQUENCES {
-                self.update_history();
+            while self.known.len() >= self.most() {
                 let oldest = self.known.iter().min_by_key(|known| (known.used, *known.key())).map(|known| *known.key());
                 oldest.and_then(|oldest| self.known.remove(&oldest));
             }
@@ -217,6 +240,32 @@ mod tests {
         token(&mut s, 1, &[0, 2], 0.95);
         token(&mut s, 1000, &[1], 0.5);
         assert!(!s.known.contains_key(&2) && s.known.contains_key(&1) && s.known.len() == MAX_SEQUENCES);
+    }
+
+    /// Only a sequence that began at position 0 used to; a conversation whose first words another had said before begins later.
+    #[test]
+    fn a_sequence_that_is_not_known_starts_from_what_the_others_have_shown() {
+        let mut s = Sequences::new(vec![vec![0.0; 2]]);
+        (0..200).for_each(|_| token(&mut s, 1, &[0], 0.9));
+        s.touch(&[2]);
+        let begun = s.frequencies(0, &[2]).to_vec();
+        assert!((begun[0] - HISTORY_SHARE).abs() < 1e-3 && begun[1] == 0.0, "{begun:?}");
+    }
+
+    #[test]
+    fn frequencies_of_a_large_model_take_64_mib_and_those_of_two_passes_are_kept() {
+        // 8 MiB a sequence.
+        let mut s = Sequences::new(vec![vec![0.0; 1 << 21]]);
+        (0..20).for_each(|sequence| s.touch(&[sequence]));
+        assert_eq!(s.known.len(), 8);
+        let batch: Vec<u64> = (100..105).collect();
+        s.touch(&batch);
+        (20..30).for_each(|sequence| s.touch(&[sequence]));
+        assert_eq!(s.known.len(), 10);
+        // Five of the latest ten are still the batch's, whatever came in between.
+        s.touch(&batch);
+        (30..35).for_each(|sequence| s.touch(&[sequence]));
+        assert!(batch.iter().all(|sequence| s.known.contains_key(sequence)));
     }
 
     #[test]

@@ -1,8 +1,9 @@
 //! An answer as server-sent events, written as fast as the client reads it.
 
+use super::log::Noted;
 use crate::api::error::unsupported;
-use crate::api::stream::{Usage, cut_short, failed};
-use crate::api::{Answer, ApiError};
+use crate::api::stream::{ChoiceStream, Usage, cut_short, failed};
+use crate::api::{Answer, ApiError, Wire};
 use crate::clock::{self, Duration};
 use crate::generation::{Event, Events};
 use hyper::body::{Body, Bytes, Frame};
@@ -17,8 +18,7 @@ const LINGER: Duration = Duration::from_millis(50);
 /// One choice of the answer.
 struct Choice {
     events: Events,
-    /// Bytes of its text so far.
-    offset: usize,
+    stream: ChoiceStream,
     ended: bool,
 }
 
@@ -34,6 +34,8 @@ pub struct EventStream {
     state: State,
     ping: Pin<Box<Sleep>>,
     ping_every: Duration,
+    /// What the log is to know of it.
+    noted: Noted,
 }
 
 #[derive(PartialEq)]
@@ -52,11 +54,12 @@ impl EventStream {
         per_prompt: usize,
         with_usage: bool,
         ping_every: Duration,
+        noted: Noted,
     ) -> EventStream {
-        let choice = |events| Choice { events, offset: 0, ended: false };
+        let choice = |(i, events)| Choice { events, stream: ChoiceStream::new(&answer, i), ended: false };
         EventStream {
+            choices: events.into_iter().enumerate().map(choice).collect(),
             answer,
-            choices: events.into_iter().map(choice).collect(),
             per_prompt,
             with_usage,
             usage: Usage::default(),
@@ -64,6 +67,7 @@ impl EventStream {
             state: State::Running,
             ping: Box::pin(tokio::time::sleep(ping_every)),
             ping_every,
+            noted,
         }
     }
 
@@ -77,14 +81,12 @@ impl EventStream {
                     Poll::Ready(None) => return Err(cut_short()),
                     Poll::Ready(Some(Event::Failed(why))) => return Err(failed(why)),
                     Poll::Ready(Some(Event::Unsupported(why))) => return Err(unsupported(why)),
-                    Poll::Ready(Some(Event::Delta(delta))) => {
-                        write(out, &self.answer.delta_chunk(index, &delta, choice.offset));
-                        choice.offset += delta.text.len();
-                    }
+                    Poll::Ready(Some(Event::Delta(delta))) => write(out, choice.stream.delta(&delta)),
                     Poll::Ready(Some(Event::Done(done))) => {
                         choice.ended = true;
                         self.usage.add(&done, index, self.per_prompt);
-                        write(out, &self.answer.end_chunk(index, &done));
+                        self.noted.answer(&done, index, self.per_prompt);
+                        write(out, choice.stream.end(&done));
                     }
                 }
             }
@@ -93,10 +95,14 @@ impl EventStream {
     }
 }
 
-fn write(out: &mut String, chunk: &Value) {
-    out.push_str("data: ");
-    out.push_str(&chunk.to_string());
-    out.push_str("\n\n");
+/// Writes each as an event; one that has a type has it as its event's name, too.
+fn write(out: &mut String, events: Vec<Value>) {
+    for event in events {
+        if let Some(name) = event["type"].as_str() {
+            out.push_str(&format!("event: {name}\n"));
+        }
+        out.push_str(&format!("data: {event}\n\n"));
+    }
 }
 
 impl Body for EventStream {
@@ -118,16 +124,20 @@ impl Body for EventStream {
         }
         let mut out = String::new();
         if !std::mem::replace(&mut this.begun, true) {
-            (0..this.choices.len()).filter_map(|i| this.answer.role_chunk(i)).for_each(|chunk| write(&mut out, &chunk));
+            this.choices.iter_mut().for_each(|choice| write(&mut out, choice.stream.begin()));
         }
         if let Err(error) = this.collect(context, &mut out) {
-            write(&mut out, &error.body());
+            this.noted.reason(&error.message);
+            write(&mut out, vec![error.body()]);
             this.state = State::Aborting;
         } else if this.choices.iter().all(|choice| choice.ended) {
             if this.with_usage {
-                write(&mut out, &this.answer.usage_chunk(&this.usage));
+                write(&mut out, vec![this.answer.usage_chunk(&this.usage)]);
             }
-            out.push_str("data: [DONE]\n\n");
+            // The events of a response say by themselves which is the last.
+            if this.answer.wire != Wire::Responses {
+                out.push_str("data: [DONE]\n\n");
+            }
             this.state = State::Complete;
         }
         if out.is_empty() {

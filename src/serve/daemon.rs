@@ -154,6 +154,8 @@ pub struct Daemon {
     pub counters: Counters,
     /// Limits on what requests take together.
     pub limits: RequestLimits,
+    /// Held while a request's texts are embedded: each takes keys and values of its own.
+    pub embedding: tokio::sync::Mutex<()>,
     /// When the daemon started.
     pub started: Instant,
     /// The token that requests over TCP must carry; `None` if nothing listens on TCP.
@@ -174,6 +176,7 @@ impl Daemon {
             limits: RequestLimits::new(&settings),
             settings: RwLock::new(settings),
             loading: tokio::sync::Mutex::new(()),
+            embedding: tokio::sync::Mutex::new(()),
             load,
             counters: Counters::default(),
             started: clock::now(),
@@ -272,7 +275,13 @@ impl Daemon {
             let _ = tokio::time::timeout(patience, before.handle.idle()).await;
             before.end().await;
         }
+        let began = clock::now();
         let loaded = self.on_a_thread(source, move |daemon, source| daemon.open(source, &settings)).await;
+        let ms = began.elapsed().as_millis() as u64;
+        match &loaded {
+            Ok(loaded) => tracing::info!(model = loaded.model.name, ms, "loaded"),
+            Err(error) => tracing::warn!(source = crate::error::printable(source), ms, reason = %error, "not loaded"),
+        }
         *self.state.write() = match &loaded {
             Ok(loaded) => ModelState::Ready(loaded.clone()),
             Err(error) => ModelState::Failed(format!("the model could not be loaded: {error}")),

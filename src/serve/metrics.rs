@@ -114,9 +114,19 @@ fn process(page: &mut Page) {
     };
     let bytes = number("VmRSS:") * 1024.0;
     page.plain("process_resident_memory_bytes", "resident memory", bytes);
+    page.head("process_cpu_seconds_total", "counter", "processor time of the process and all its threads");
+    let _ = writeln!(page.0, "process_cpu_seconds_total {}", crate::clock::process_computed().as_secs_f64());
+    page.gauge("cores", "logical processors that the process may use", logical_cores() as f64);
+    if let Some(bytes) = crate::config::available_memory() {
+        page.gauge("available_memory_bytes", "memory that the process could take in addition", bytes as f64);
+    }
     page.plain("process_threads", "threads", number("Threads:"));
     let descriptors = std::fs::read_dir("/proc/self/fd").map_or(0, |entries| entries.count().saturating_sub(1));
     page.plain("process_open_fds", "open file descriptors", descriptors as f64);
+}
+
+fn logical_cores() -> usize {
+    std::thread::available_parallelism().map_or(1, |n| n.get())
 }
 
 struct Page(String);

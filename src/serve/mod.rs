@@ -7,12 +7,15 @@ mod body;
 mod connection;
 mod control;
 mod daemon;
+mod embeddings;
 mod limits;
+mod log;
 mod metrics;
 mod routes;
 mod signals;
 pub mod socket;
 mod systemd;
+mod tcp;
 
 pub use daemon::{AtEnd, Daemon, Load, Opened, PathLimits, SetBudget};
 pub use routes::ROUTES;

@@ -4,12 +4,16 @@ use super::body::EventStream;
 use super::connection::{Entered, Peer};
 use super::daemon::{Daemon, Loaded, ModelState};
 use super::limits::Body as Held;
-use super::{control, metrics};
+use super::log::{LogEntry, Noted, RefusalReason};
+use super::{control, embeddings, metrics};
 use crate::api::chat::{CHAT_FIELDS, ChatRequest};
 use crate::api::completions::{COMPLETION_FIELDS, CompletionRequest};
+use crate::api::embeddings::{EMBEDDING_FIELDS, EmbeddingRequest};
+use crate::api::responses::{RESPONSES_FIELDS, ResponsesRequest};
 use crate::api::{ApiError, Asker, Collector, Prepared, parse};
 use crate::child::Wanted;
 use crate::clock::Duration;
+use crate::generation::Event;
 use crate::settings::Settings;
 use crate::tokenizer::Special;
 use axum::Router;
@@ -27,7 +31,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 /// Every route with its methods, as the OpenAPI document has them.
-pub const ROUTES: [(&str, &[&str]); 19] = [
+pub const ROUTES: [(&str, &[&str]); 20] = [
     ("/health", &["get"]),
     ("/ready", &["get"]),
     ("/metrics", &["get"]),
@@ -36,6 +40,7 @@ pub const ROUTES: [(&str, &[&str]); 19] = [
     ("/v1/models/{model}", &["get"]),
     ("/v1/chat/completions", &["post"]),
     ("/v1/completions", &["post"]),
+    ("/v1/responses", &["post"]),
     ("/v1/embeddings", &["post"]),
     ("/tokenize", &["post"]),
     ("/detokenize", &["post"]),
@@ -73,7 +78,8 @@ pub fn router(daemon: Arc<Daemon>) -> Router {
         .route("/v1/models/{*model}", get(model))
         .route("/v1/chat/completions", post(chat))
         .route("/v1/completions", post(completions))
-        .route("/v1/embeddings", post(|| async { Refusal(ApiError::new(501, "this server makes no embeddings")) }))
+        .route("/v1/responses", post(responses))
+        .route("/v1/embeddings", post(embed))
         .route("/tokenize", post(tokenize))
         .route("/detokenize", post(detokenize))
         .route("/v1/x/ps", get(|State(d): Shared| async move { json_response(&control::ps(&d)) }))
@@ -105,6 +111,7 @@ impl IntoResponse for Refusal {
         let status = StatusCode::from_u16(self.0.status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
         let mut response = json_response(&self.0.body());
         *response.status_mut() = status;
+        response.extensions_mut().insert(RefusalReason(self.0.message.clone()));
         if let Some(seconds) = self.0.retry_after {
             response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from(seconds));
         }
@@ -132,12 +139,14 @@ async fn door(State(daemon): Shared, mut request: Request, next: Next) -> Respon
     let id = request.headers().get("x-request-id").and_then(|id| safe_id(id.as_bytes()));
     let id = id.unwrap_or_else(|| format!("{:016x}", daemon.fresh()));
     request.extensions_mut().insert(RequestId(id.clone()));
+    let entry = LogEntry::new(id.clone(), request.method().clone(), request.uri().path());
+    request.extensions_mut().insert(entry.noted.clone());
     let origin = allowed_origin(&daemon, request.headers());
     let mut response = match admit(&daemon, &request) {
         // A browser asks whether it may send the request; that question carries no token.
         Ok(()) if origin.is_some() && is_preflight(&request) => preflight(),
         Ok(()) => {
-            if let Some(entered) = request.extensions().get::<Entered>() {
+            if let Some(entered) = request.extensions().get::<Entered>().filter(|_| !needs_no_token(&request)) {
                 entered.note();
             }
             next.run(request).await
@@ -156,7 +165,11 @@ async fn door(State(daemon): Shared, mut request: Request, next: Next) -> Respon
     if let Ok(id) = HeaderValue::from_str(&id) {
         response.headers_mut().insert("x-request-id", id);
     }
-    response
+    if let Some(RefusalReason(why)) = response.extensions().get() {
+        entry.noted.reason(why);
+    }
+    let status = response.status();
+    response.map(|body| entry.hold(status, body))
 }
 
 /// The answer to a preflight: what a page of the allowed origin may send.
@@ -220,6 +233,12 @@ fn may_steer(daemon: &Daemon, peer: Option<&Peer>) -> Result<(), ApiError> {
     }
 }
 
+/// Whether the answer tells nothing that is worth a secret: a supervisor or a load balancer asks without one. Such a question does not show
+/// that its connection may stay.
+fn needs_no_token(request: &Request) -> bool {
+    request.method().is_safe() && request.uri().path() == "/health"
+}
+
 /// Checks a request over TCP, which every program of this machine can reach, and every web page in its browsers.
 fn admit_tcp(daemon: &Daemon, request: &Request) -> Result<(), ApiError> {
     let headers = request.headers();
@@ -242,11 +261,17 @@ fn admit_tcp(daemon: &Daemon, request: &Request) -> Result<(), ApiError> {
             return Ok(());
         }
     }
+    if needs_no_token(request) {
+        return Ok(());
+    }
     let given = text(header::AUTHORIZATION).and_then(|value| value.strip_prefix("Bearer ")).unwrap_or_default();
     let token = daemon.token.lock().clone();
     match token {
         Some(token) if same(given.as_bytes(), token.as_bytes()) => Ok(()),
-        _ => Err(ApiError::new(401, "the bearer token is missing or wrong: Authorization: Bearer TOKEN")),
+        _ => Err(ApiError::new(
+            401,
+            "the bearer token is missing or wrong: Authorization: Bearer TOKEN; `dynamicinfer serve` says at its start where it is kept",
+        )),
     }
 }
 
@@ -338,6 +363,29 @@ async fn completions(State(daemon): Shared, request: Request) -> Response {
     generate(daemon, request, prepare).await.unwrap_or_else(|error| Refusal(error).into_response())
 }
 
+async fn responses(State(daemon): Shared, request: Request) -> Response {
+    let prepare = |loaded: &Loaded, body: &[u8], asker: &Asker, fresh: u64| {
+        let request: ResponsesRequest = parse(body, RESPONSES_FIELDS)?;
+        request.prepare(&loaded.model, asker, format!("{fresh:016x}"), fresh >> 32)
+    };
+    generate(daemon, request, prepare).await.unwrap_or_else(|error| Refusal(error).into_response())
+}
+
+async fn embed(State(daemon): Shared, request: Request) -> Response {
+    let work = |loaded: &Loaded, body: &[u8]| {
+        let request: EmbeddingRequest = parse(body, EMBEDDING_FIELDS)?;
+        request.prepare(&loaded.model)
+    };
+    let noted = noted(&request);
+    let embedded = async {
+        let (loaded, texts) = read(&daemon, request, work).await?;
+        noted.model(&loaded.model.name);
+        noted.prompt(texts.tokens.iter().map(Vec::len).sum());
+        embeddings::answer(&daemon, &loaded, texts).await
+    };
+    answer(embedded.await)
+}
+
 /// Runs `work` on a request's body. Tokenising a long text and running a template take long, so they run beside the other connections; how
 /// many run at once limits their memory.
 async fn read<T: Send + 'static>(
@@ -352,6 +400,11 @@ async fn read<T: Send + 'static>(
     Ok((loaded, made))
 }
 
+/// What the log is to know of a request.
+fn noted(request: &Request) -> Noted {
+    request.extensions().get::<Noted>().cloned().unwrap_or_default()
+}
+
 async fn generate(
     daemon: Arc<Daemon>,
     request: Request,
@@ -360,6 +413,7 @@ async fn generate(
     let real_ip = request.headers().get("x-real-ip").map(HeaderValue::as_bytes);
     let client = request.extensions().get::<Peer>().map_or(0, |peer| peer.client(real_ip));
     let id = request.extensions().get::<RequestId>().map(|id| id.0.clone()).unwrap_or_default();
+    let noted = noted(&request);
     let fresh = daemon.fresh();
     // This future, and `here` with it, is dropped when the client goes away; a child process that works for it is then ended.
     let here = Arc::new(());
@@ -367,19 +421,23 @@ async fn generate(
     let (loaded, prepared) = read(&daemon, request, move |loaded, body| prepare(loaded, body, &asker, fresh)).await?;
     drop(here);
     let Prepared { jobs, answer, stream, usage, per_prompt } = prepared;
+    noted.model(&loaded.model.name);
     let span = tracing::debug_span!("request", id, client, model = loaded.model.name);
     // If one job is refused, the events of the others are dropped, which cancels them.
     let submit = || jobs.into_iter().map(|job| loaded.handle.submit(job)).collect::<Result<Vec<_>, _>>();
     let events = span.in_scope(submit)?;
     if stream {
         let ping = Duration::from_secs(daemon.settings().whole("serve.ping_seconds"));
-        let body = EventStream::new(answer, events, per_prompt, usage, ping);
+        let body = EventStream::new(answer, events, per_prompt, usage, ping, noted);
         let headers = [(header::CONTENT_TYPE, "text/event-stream"), (header::CACHE_CONTROL, "no-cache")];
         return Ok((headers, Body::new(body)).into_response());
     }
     let mut collector = Collector::new(answer, events.len(), per_prompt);
     for (index, mut events) in events.into_iter().enumerate() {
         while let Some(event) = events.recv().await {
+            if let Event::Done(done) = &event {
+                noted.answer(done, index, per_prompt);
+            }
             collector.take(index, event)?;
         }
     }

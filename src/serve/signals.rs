@@ -5,12 +5,11 @@ use super::daemon::{Daemon, Load, ModelState};
 use super::routes::router;
 use super::socket::{self, Bound};
 use super::systemd::{self, notify};
+use super::tcp;
 use crate::clock::Duration;
 use crate::error::{Error, Result};
-use crate::formats::read_text;
 use crate::settings::Settings;
 use std::io;
-use std::net::SocketAddr;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -102,15 +101,20 @@ async fn live(
     }
     let path = settings.text("serve.socket").map_or_else(socket::default_path, Into::into);
     let (unix, _bound) = unix_listener(&path)?;
-    let tcp = tcp_listener(&settings).await?;
+    let tcp = tcp::listener(&settings).await?;
     let daemon = Arc::new(Daemon::new(settings.clone(), load));
     if let Some(tcp) = &tcp {
-        let token = token(&settings, say)?;
-        *daemon.token.lock() = Some(token);
         let address = tcp.local_addr().map_err(|e| Error::Failed(format!("TCP has no address: {e}")))?;
-        say(&format!("listening at http://{address}/v1"));
+        let (token, file) = tcp::token(&settings)?;
+        let kept = file.map_or("until it ends".into(), |file| format!("kept in {}", file.display()));
+        say(&format!("listening at http://{address}/v1; it asks for a token, {kept}. For clients made for OpenAI:"));
+        tcp::exports(address, &token).iter().for_each(|line| say(&format!("  {line}")));
+        *daemon.token.lock() = Some(token);
     }
-    say(&format!("listening at {}", path.display()));
+    let why = socket::why_not_in_runtime_dir(&path).map_or(String::new(), |why| format!(" ({why})"));
+    say(&format!("listening at {}{why}", path.display()));
+    tracing::info!(version = env!("CARGO_PKG_VERSION"), process = std::process::id(), socket = %path.display(), "starts");
+    let _ends = Ends(daemon.clone());
     let (end, ending) = watch::channel(false);
     let mut tasks = JoinSet::new();
     let app = router(daemon.clone());
@@ -161,6 +165,15 @@ async fn live(
         }
     }
     drain(&daemon, &daemon.settings(), &mut signals, &end, &mut tasks, say).await
+}
+
+/// Writes the log's last line, whichever way the daemon ends.
+struct Ends(Arc<Daemon>);
+
+impl Drop for Ends {
+    fn drop(&mut self) {
+        tracing::info!(requests = self.0.counters.requests.get(), "ends");
+    }
 }
 
 /// The engine's failure, if it has failed.
@@ -261,40 +274,6 @@ fn unix_listener(path: &Path) -> Result<(UnixListener, Option<Bound>)> {
     };
     listener.set_nonblocking(true).map_err(Error::io("listen at", path))?;
     Ok((UnixListener::from_std(listener).map_err(Error::io("listen at", path))?, bound))
-}
-
-async fn tcp_listener(settings: &Settings) -> Result<Option<TcpListener>> {
-    let Some(text) = settings.text("serve.listen") else { return Ok(None) };
-    let address: SocketAddr = text.parse().map_err(|_| {
-        Error::Usage(format!("--listen {}: take an address with a port: 127.0.0.1:8080", crate::error::excerpt(text)))
-    })?;
-    if !address.ip().is_loopback() {
-        return Err(Error::Usage(format!(
-            "--listen {address}: only this machine's own addresses are taken (127.0.0.1, [::1]); to serve others, put a proxy with TLS in front"
-        )));
-    }
-    let listener = TcpListener::bind(address).await;
-    listener.map(Some).map_err(|e| Error::Failed(format!("cannot listen at {address}: {e}; take another port")))
-}
-
-/// The token that requests over TCP must carry: from the file in the settings, or a new one that is shown once.
-fn token(settings: &Settings, say: &impl Fn(&str)) -> Result<String> {
-    if let Some(path) = settings.text("serve.token_file") {
-        let path = Path::new(path);
-        let text = read_text(path)?;
-        let token = text.trim();
-        if token.len() < 16 || !token.bytes().all(|b| b.is_ascii_graphic()) {
-            return Err(Error::Usage(format!("{}: a token has 16 or more printable characters", path.display())));
-        }
-        return Ok(token.to_owned());
-    }
-    let mut bytes = [0u8; 16];
-    let source = Path::new("/dev/urandom");
-    let read = std::fs::File::open(source).and_then(|mut file| std::io::Read::read_exact(&mut file, &mut bytes));
-    read.map_err(Error::io("read", source))?;
-    let token: String = bytes.iter().map(|b| format!("{b:02x}")).collect();
-    say(&format!("bearer token of this run: {token}"));
-    Ok(token)
 }
 
 /// Accepts connections.

@@ -18,15 +18,21 @@ const MAX_PATH: usize = 107;
 /// Bytes of a lock file, at most: a process number and a newline, with room to spare. A longer file is not a lock.
 const MAX_LOCK: u64 = 16;
 
-/// Where the daemon listens by default: in the user's runtime directory, else in a private directory below /tmp.
+/// Where the daemon listens by default: in the user's runtime directory, else in a private directory below /tmp. Whatever else the
+/// environment says of temporary files, all verbs of a user find the same socket.
 pub fn default_path() -> PathBuf {
     match crate::config::runtime_dir() {
-        Some(dir) => dir.join("dynamicinfer.sock"),
-        None => {
+        Ok(dir) => dir.join("dynamicinfer.sock"),
+        Err(_) => {
             let uid = rustix::process::getuid().as_raw();
-            std::env::temp_dir().join(format!("dynamicinfer-{uid}")).join("dynamicinfer.sock")
+            PathBuf::from(format!("/tmp/dynamicinfer-{uid}/dynamicinfer.sock"))
         }
     }
+}
+
+/// Why `path` is the default one below /tmp; `None` if it is another.
+pub fn why_not_in_runtime_dir(path: &Path) -> Option<&'static str> {
+    crate::config::runtime_dir().err().filter(|_| path == default_path())
 }
 
 /// A socket that listens. Dropping it removes its file.

@@ -3,6 +3,8 @@
 use crate::daemon::Daemon;
 use dynamicinfer::api::chat::CHAT_FIELDS;
 use dynamicinfer::api::completions::COMPLETION_FIELDS;
+use dynamicinfer::api::embeddings::EMBEDDING_FIELDS;
+use dynamicinfer::api::responses::RESPONSES_FIELDS;
 use dynamicinfer::serve::ROUTES;
 use serde_json::{Value as Json, json};
 use std::collections::BTreeSet;
@@ -326,7 +328,13 @@ fn the_document_lists_every_route_and_every_field() {
     let routes =
         ROUTES.iter().flat_map(|(path, methods)| methods.iter().map(|m| ((*path).to_owned(), (*m).to_owned())));
     assert_eq!(documented, routes.collect());
-    for (schema, fields) in [("ChatRequest", CHAT_FIELDS), ("CompletionRequest", COMPLETION_FIELDS)] {
+    let schemas = [
+        ("ChatRequest", CHAT_FIELDS),
+        ("CompletionRequest", COMPLETION_FIELDS),
+        ("ResponsesRequest", RESPONSES_FIELDS),
+        ("EmbeddingRequest", EMBEDDING_FIELDS),
+    ];
+    for (schema, fields) in schemas {
         let documented = document["components"]["schemas"][schema]["properties"].as_object().unwrap();
         assert!(documented.keys().map(String::as_str).eq(fields.iter().copied()), "{schema}");
     }

@@ -115,6 +115,14 @@ impl Daemon {
         }
     }
 
+    /// The address of its TCP port, and its token, as it says them for clients made for OpenAI.
+    pub fn port(&mut self) -> (String, String) {
+        let mut said = |name: &str| self.wait_for(name).split_once('=').unwrap().1.to_owned();
+        let url = said("export OPENAI_BASE_URL=");
+        let address = url.strip_prefix("http://").and_then(|url| url.strip_suffix("/v1")).expect("a whole address");
+        (address.to_owned(), said("export OPENAI_API_KEY="))
+    }
+
     /// What it says next; `None` when it will say nothing more.
     pub fn next_line(&mut self) -> Option<String> {
         match self.said.get_mut().unwrap().recv_timeout(PATIENCE) {

@@ -246,9 +246,7 @@ fn answers_under_way_end_before_another_model_takes_their_place() {
 fn tcp_wants_its_token_and_no_stranger_as_origin() {
     let dir = tempfile::tempdir().unwrap();
     let mut daemon = Daemon::spawn(dir.path(), &["serve", "--listen", "127.0.0.1:0"], &[]);
-    let token = daemon.wait_for("bearer token").rsplit(' ').next().unwrap().to_owned();
-    let line = daemon.wait_for("http://127.0.0.1");
-    let address = line.split("http://").nth(1).unwrap().trim_end_matches("/v1").to_owned();
+    let (address, token) = daemon.port();
     let ask = |headers: &str| {
         let mut stream = TcpStream::connect(&address).unwrap();
         stream.set_read_timeout(Some(PATIENCE)).unwrap();

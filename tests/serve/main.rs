@@ -2,11 +2,13 @@
 
 mod api;
 mod bad_requests;
+mod clients;
 mod daemon;
 mod failures;
 mod files;
 mod life;
 mod limits;
+mod log;
 mod memory;
 mod neighbours;
 mod options;

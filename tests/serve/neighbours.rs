@@ -15,8 +15,7 @@ const PROMPTS: [&str; 4] = ["Once upon a time", "The king said", "In the morning
 /// The demo model with these settings, listening at a TCP port as well: its address, and its token.
 fn with_port(dir: &Path, settings: &[(&str, &str)]) -> (Daemon, String, String) {
     let mut daemon = Daemon::spawn(dir, &["serve", "demo", "--listen", "127.0.0.1:0"], settings);
-    let token = daemon.wait_for("bearer token").rsplit(' ').next().unwrap().to_owned();
-    let address = daemon.wait_for("http://").split("http://").nth(1).unwrap().trim_end_matches("/v1").to_owned();
+    let (address, token) = daemon.port();
     daemon.wait_for("is ready");
     (daemon, address, token)
 }
@@ -147,13 +146,15 @@ fn who_shows_no_token_is_cut_soon_and_who_has_shown_it_is_not() {
         dir.path(),
         &[("DYNAMICINFER_SERVE_STALL_SECONDS", "3600"), ("DYNAMICINFER_SERVE_TOKEN_SECONDS", "1")],
     );
-    let ask = |token: &str| format!("GET /health HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {token}\r\n\r\n");
+    let ask =
+        |token: &str| format!("GET /v1/models HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {token}\r\n\r\n");
     let mut known = tcp(&address);
     assert_eq!(status(&mut known, &ask(&token)), 200);
-    // One says nothing, one begins a header, one has a wrong token.
-    let mut strangers = [tcp(&address), tcp(&address), tcp(&address)];
+    // One says nothing, one begins a header, one has a wrong token, one asks what everybody may.
+    let mut strangers = [tcp(&address), tcp(&address), tcp(&address), tcp(&address)];
     strangers[1].write_all(b"GET /health HTT").unwrap();
     assert_eq!(status(&mut strangers[2], &ask("0123456789abcdef")), 401);
+    assert_eq!(status(&mut strangers[3], "GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"), 200);
     for stranger in &mut strangers {
         assert!(stranger.read(&mut [0; 512]).is_ok_and(|n| n == 0), "it is still there");
     }

@@ -12,9 +12,7 @@ fn a_page_of_the_allowed_origin_may_ask_with_its_token_and_read_the_answer() {
     let dir = tempfile::tempdir().unwrap();
     let environment = [("DYNAMICINFER_SERVE_ALLOW_ORIGIN", "http://localhost:3000")];
     let mut daemon = Daemon::spawn(dir.path(), &["serve", "--listen", "127.0.0.1:0"], &environment);
-    let token = daemon.wait_for("bearer token").rsplit(' ').next().unwrap().to_owned();
-    let line = daemon.wait_for("http://127.0.0.1");
-    let address = line.split("http://").nth(1).unwrap().trim_end_matches("/v1").to_owned();
+    let (address, token) = daemon.port();
     let ask = |method: &str, headers: &str| -> Answer {
         let mut stream = TcpStream::connect(&address).unwrap();
         stream.set_read_timeout(Some(PATIENCE)).unwrap();

@@ -18,7 +18,7 @@ pub struct DeviceKv {
 /// Which sequence's keys and values are at an index on the device.
 #[derive(Clone, Copy, Default)]
 struct Held {
-    /// Id of its cache on the host; 0 for none.
+    /// [`KvCache::id`] of its text; 0 for none.
     id: u64,
     /// Positions that are there.
     len: usize,
@@ -74,7 +74,10 @@ impl DeviceKv {
                 continue;
             }
             let known = self.held.iter().position(|held| held.id == kv.id());
-            let oldest = || (0..self.held.len()).min_by_key(|&i| self.held[i].used).expect("there are sequences");
+            // A text that no cache holds any more goes first.
+            let needed = |held: &Held| caches.iter().any(|kv| kv.id() == held.id);
+            let oldest = || (0..self.held.len()).min_by_key(|&i| (needed(&self.held[i]), self.held[i].used));
+            let oldest = || oldest().expect("there are sequences");
             let index = known.unwrap_or_else(oldest);
             let old = known.map_or(0, |index| self.held[index].len);
             let (from, dim) = (old.min(kv.untouched()).min(kv.len), self.heads.head_dim);

@@ -1,0 +1,280 @@
+//! Functions that the model may ask its client to call (`tools`).
+//!
+//! A model need not have been trained for it: what may be called stands in the system message, and a grammar keeps a call to its form and
+//! its arguments to the function's schema. A call is an answer that is nothing but `{"name": ..., "arguments": {...}}`.
+
+use super::error::ApiError;
+use crate::error::excerpt;
+use crate::tokenizer::chat_template::Message;
+use serde::Deserialize;
+use serde::de::IgnoredAny;
+use serde_json::{Value, json};
+
+/// Functions of a request, at most: OpenAI's limit.
+const MAX_FUNCTIONS: usize = 128;
+/// Bytes of a function's name, at most: OpenAI's limit.
+const LONGEST_NAME: usize = 64;
+
+/// The functions that an answer may call.
+#[derive(Clone, Debug)]
+pub struct Tools {
+    functions: Vec<Function>,
+    /// Whether the answer has to be a call; if not, it may also be text.
+    pub required: bool,
+}
+
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Function {
+    name: String,
+    description: Option<String>,
+    /// A JSON schema. `None`: the function has no arguments.
+    parameters: Option<Value>,
+    /// Accepted and ignored: the schema is always enforced.
+    #[serde(rename = "strict")]
+    _strict: Option<IgnoredAny>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Tool {
+    #[serde(rename = "type")]
+    kind: String,
+    function: Function,
+}
+
+impl Tools {
+    /// Reads the fields `tools` and `tool_choice`. `None` where nothing may be called.
+    ///
+    /// # Errors
+    /// 400 that names the bad field.
+    pub fn read(tools: Option<Value>, choice: Option<Value>) -> Result<Option<Tools>, ApiError> {
+        let tools = tools.unwrap_or_else(|| json!([]));
+        let tools: Vec<Tool> = serde_json::from_value(tools).map_err(|e| {
+            ApiError::field("tools", format!("tools is not what it must be: {}", excerpt(e.to_string())))
+        })?;
+        let functions = tools.into_iter().enumerate().map(checked).collect::<Result<Vec<_>, _>>()?;
+        if functions.len() > MAX_FUNCTIONS {
+            let n = functions.len();
+            return Err(ApiError::field("tools", format!("there are {n} functions; give {MAX_FUNCTIONS} at most")));
+        }
+        if let Some((i, twice)) =
+            functions.iter().enumerate().find(|(i, f)| functions[..*i].iter().any(|g| g.name == f.name))
+        {
+            return Err(ApiError::field(
+                format!("tools.{i}.function.name"),
+                format!("'{}' is there twice", twice.name),
+            ));
+        }
+        let (functions, required) = chosen(functions, choice.as_ref())?;
+        Ok((!functions.is_empty()).then_some(Tools { functions, required }))
+    }
+
+    /// The messages with what can be called, in the system message.
+    pub fn introduced(&self, mut messages: Vec<Message>) -> Vec<Message> {
+        let text = self.introduction();
+        match messages.first_mut().filter(|first| first.role == "system") {
+            Some(system) => system.content = format!("{}\n\n{text}", system.content),
+            None => messages.insert(0, Message::new("system", &text)),
+        }
+        messages
+    }
+
+    fn introduction(&self) -> String {
+        let mut text = String::from(
+            "You can call functions. To call one, answer with nothing but its name and arguments as JSON:\n\
+             {\"name\": \"NAME\", \"arguments\": {...}}\n",
+        );
+        text.push_str(match self.required {
+            true => "Answer with a call.",
+            false => "If no call is needed, answer in plain text.",
+        });
+        text.push_str(" The functions, each with the JSON schema of its arguments:");
+        for function in &self.functions {
+            let about = function.description.as_ref().map_or(String::new(), |about| format!("{about} "));
+            text.push_str(&format!("\n- {}: {about}{}", function.name, function.arguments()));
+        }
+        text
+    }
+
+    /// The JSON schema of a call of one of the functions.
+    pub fn schema(&self) -> Value {
+        match &self.functions[..] {
+            [only] => only.call("#/properties/arguments"),
+            several => {
+                let call = |(i, f): (usize, &Function)| f.call(&format!("#/anyOf/{i}/properties/arguments"));
+                json!({"anyOf": several.iter().enumerate().map(call).collect::<Vec<_>>()})
+            }
+        }
+    }
+}
+
+fn checked((i, tool): (usize, Tool)) -> Result<Function, ApiError> {
+    let at = |field: &str| format!("tools.{i}.{field}");
+    let Tool { kind, function } = tool;
+    if kind != "function" {
+        let message = format!("a tool of type '{}' cannot be called; only functions can", excerpt(kind));
+        return Err(ApiError::field(at("type"), message));
+    }
+    let plain = |b: u8| b.is_ascii_alphanumeric() || b == b'_' || b == b'-';
+    if !(1..=LONGEST_NAME).contains(&function.name.len()) || !function.name.bytes().all(plain) {
+        let message = format!(
+            "'{}' is no name of a function: take 1 to {LONGEST_NAME} letters, digits, _ and -",
+            excerpt(function.name)
+        );
+        return Err(ApiError::field(at("function.name"), message));
+    }
+    if function.parameters.as_ref().is_some_and(|schema| !schema.is_object()) {
+        return Err(ApiError::field(at("function.parameters"), "parameters is no JSON schema of an object"));
+    }
+    Ok(function)
+}
+
+/// The functions that `tool_choice` leaves, and whether one has to be called.
+fn chosen(functions: Vec<Function>, choice: Option<&Value>) -> Result<(Vec<Function>, bool), ApiError> {
+    let refuse = |why: &str| Err(ApiError::field("tool_choice", why));
+    match choice {
+        None => Ok((functions, false)),
+        Some(Value::String(word)) => match word.as_str() {
+            "auto" => Ok((functions, false)),
+            "none" => Ok((Vec::new(), false)),
+            "required" if functions.is_empty() => refuse("a call is required, and there are no tools"),
+            "required" => Ok((functions, true)),
+            _ => refuse("take none, auto, required, or {\"type\": \"function\", \"function\": {\"name\": NAME}}"),
+        },
+        Some(choice) => match choice["function"]["name"].as_str().filter(|_| choice["type"] == "function") {
+            None => refuse("take none, auto, required, or {\"type\": \"function\", \"function\": {\"name\": NAME}}"),
+            Some(name) => match functions.into_iter().find(|f| f.name == name) {
+                None => refuse(&format!("'{}' is none of the tools", excerpt(name))),
+                Some(function) => Ok((vec![function], true)),
+            },
+        },
+    }
+}
+
+impl Function {
+    /// The JSON schema of its arguments.
+    fn arguments(&self) -> Value {
+        let none = || json!({"type": "object", "properties": {}, "additionalProperties": false});
+        self.parameters.clone().unwrap_or_else(none)
+    }
+
+    /// The JSON schema of a call, in which the arguments' schema has its place at the JSON pointer `root`.
+    fn call(&self, root: &str) -> Value {
+        let mut arguments = self.arguments();
+        if arguments.get("type").is_none() && arguments.get("$ref").is_none() {
+            arguments["type"] = "object".into();
+        }
+        reroot(&mut arguments, root);
+        json!({
+            "type": "object",
+            "properties": {"name": {"const": self.name}, "arguments": arguments},
+            "required": ["name", "arguments"],
+            "additionalProperties": false,
+        })
+    }
+}
+
+/// Has references within a schema point to where they did, now that the schema is part of another at `root`.
+fn reroot(schema: &mut Value, root: &str) {
+    match schema {
+        Value::Array(items) => items.iter_mut().for_each(|item| reroot(item, root)),
+        Value::Object(map) => {
+            for (key, value) in map {
+                match value {
+                    Value::String(to) if key == "$ref" && to.starts_with('#') => *to = format!("{root}{}", &to[1..]),
+                    inner => reroot(inner, root),
+                }
+            }
+        }
+        _ => {}
+    }
+}
+
+/// A call that an answer is.
+#[derive(Clone, Debug, PartialEq)]
+pub struct FunctionCall {
+    /// The function's name.
+    pub name: String,
+    /// The arguments as JSON.
+    pub arguments: String,
+}
+
+impl FunctionCall {
+    /// The call in an answer's whole text; `None` if it is another text, or a call that was cut off.
+    pub fn of(text: &str) -> Option<FunctionCall> {
+        #[derive(Deserialize)]
+        struct Said {
+            name: String,
+            arguments: Value,
+        }
+        let Said { name, arguments } = serde_json::from_str(text).ok()?;
+        Some(FunctionCall { name, arguments: arguments.to_string() })
+    }
+
+    /// As the model has said it, for the turns that follow.
+    pub fn said(name: &str, arguments: &str) -> String {
+        let arguments = if arguments.trim().is_empty() { "{}" } else { arguments };
+        format!("{{\"name\": {}, \"arguments\": {arguments}}}", json!(name))
+    }
+
+    /// The object in `tool_calls`; `id` is the answer's own.
+    pub fn json(&self, id: &str) -> Value {
+        json!({
+            "id": format!("call_{id}"),
+            "type": "function",
+            "function": {"name": self.name, "arguments": self.arguments},
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(tools: Value, choice: Value) -> Result<Option<Tools>, ApiError> {
+        Tools::read(Some(tools), Some(choice).filter(|choice| !choice.is_null()))
+    }
+
+    fn function(name: &str, parameters: Value) -> Value {
+        json!({"type": "function", "function": {"name": name, "parameters": parameters}})
+    }
+
+    #[test]
+    fn references_of_a_functions_schema_still_point_to_its_own_definitions() {
+        let parameters =
+            json!({"properties": {"at": {"$ref": "#/$defs/place"}}, "$defs": {"place": {"type": "string"}}});
+        for n in 1..3 {
+            let tools: Vec<Value> = (0..n).map(|i| function(&format!("f{i}"), parameters.clone())).collect();
+            let schema = read(tools.into(), json!("required")).unwrap().unwrap().schema();
+            for i in 0..n {
+                let call = if n == 1 { &schema } else { &schema["anyOf"][i] };
+                let to = call["properties"]["arguments"]["properties"]["at"]["$ref"].as_str().unwrap();
+                assert_eq!(schema.pointer(to.strip_prefix('#').unwrap()), Some(&json!({"type": "string"})), "{to}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_choice_leaves_the_functions_that_it_names_and_a_bad_one_is_refused() {
+        let two = json!([function("a", json!({})), function("b", json!({}))]);
+        let named = |name: &str| json!({"type": "function", "function": {"name": name}});
+        let left = |choice: Value| read(two.clone(), choice).unwrap().map(|t| (t.functions.len(), t.required));
+        assert_eq!(left(Value::Null), Some((2, false)));
+        assert_eq!(left(json!("auto")), Some((2, false)));
+        assert_eq!(left(json!("none")), None);
+        assert_eq!(left(json!("required")), Some((2, true)));
+        assert_eq!(left(named("b")), Some((1, true)));
+        for bad in [named("c"), json!("some"), json!({"type": "code"}), json!(5)] {
+            assert_eq!(read(two.clone(), bad).unwrap_err().param.as_deref(), Some("tool_choice"));
+        }
+        for (tools, param) in [
+            (json!([{"type": "web_search"}]), "tools"),
+            (json!([function("a b", json!({}))]), "tools.0.function.name"),
+            (json!([function("a", json!(5))]), "tools.0.function.parameters"),
+            (json!([function("a", json!({})), function("a", json!({}))]), "tools.1.function.name"),
+        ] {
+            assert_eq!(read(tools, Value::Null).unwrap_err().param.as_deref(), Some(param));
+        }
+    }
+}

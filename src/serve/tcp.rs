@@ -1,0 +1,148 @@
+//! The TCP port: which address is meant, and the token that its clients have to show.
+
+use crate::error::{Error, Result, excerpt};
+use crate::formats::{open_regular, read_text};
+use crate::settings::Settings;
+use std::io::{Read, Write};
+use std::net::{Ipv4Addr, SocketAddr};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use tokio::net::TcpListener;
+
+/// Printable characters of a token, at least.
+const SHORTEST_TOKEN: usize = 16;
+/// Characters of a file that are read as a token, at most.
+const LONGEST_TOKEN: u64 = 4096;
+
+/// The address that `--listen` means: `8093`, `:8093`, `localhost:8093`, `127.0.0.1:8093` or `[::1]:8093`.
+///
+/// # Errors
+/// [`Error::Usage`] for what is no address with a port, or not one of this machine's own.
+fn address(text: &str) -> Result<SocketAddr> {
+    let (host, port) = text.rsplit_once(':').unwrap_or(("", text));
+    let own = host.is_empty() || host.eq_ignore_ascii_case("localhost");
+    let parsed = match port.parse::<u16>() {
+        Ok(port) if own => Some(SocketAddr::from((Ipv4Addr::LOCALHOST, port))),
+        _ => text.parse().ok(),
+    };
+    let address = parsed.ok_or_else(|| {
+        Error::Usage(format!(
+            "--listen {}: take a port, or an address of this machine with one: 8093, localhost:8093, 127.0.0.1:8093",
+            excerpt(text)
+        ))
+    })?;
+    if !address.ip().is_loopback() {
+        return Err(Error::Usage(format!(
+            "--listen {address}: only this machine's own addresses are taken (127.0.0.1, [::1]); to serve others, put a proxy with TLS in front"
+        )));
+    }
+    Ok(address)
+}
+
+/// Listens where `serve.listen` says; `None` where it says nothing.
+///
+/// # Errors
+/// [`Error::Usage`] for what is no address of this machine; [`Error::Failed`] if something else listens there.
+pub async fn listener(settings: &Settings) -> Result<Option<TcpListener>> {
+    let Some(text) = settings.text("serve.listen") else { return Ok(None) };
+    let address = address(text)?;
+    let listener = TcpListener::bind(address).await;
+    listener.map(Some).map_err(|e| Error::Failed(format!("cannot listen at {address}: {e}; take another port")))
+}
+
+/// The token that requests over TCP must carry, and the file that it is kept in: that of the settings, or one in the user's directory for
+/// state, which is made at the first start. `None` for the file where there is no such directory; the token is a new one then.
+///
+/// # Errors
+/// [`Error::Usage`] for a file that holds no token, or that others can read; [`Error::Io`].
+pub fn token(settings: &Settings) -> Result<(String, Option<PathBuf>)> {
+    if let Some(path) = settings.text("serve.token_file") {
+        return Ok((checked(Path::new(path), &read_text(Path::new(path))?)?, Some(path.into())));
+    }
+    let Some(path) = crate::config::state_dir().map(|dir| dir.join("token")) else { return Ok((fresh()?, None)) };
+    if !path.exists() {
+        keep(&path, &fresh()?)?;
+    }
+    Ok((kept(&path)?, Some(path)))
+}
+
+/// The token in a file that this program has made: nobody else may be able to read it.
+fn kept(path: &Path) -> Result<String> {
+    let (file, meta) = open_regular(path)?;
+    if meta.mode() & 0o077 != 0 || meta.uid() != rustix::process::geteuid().as_raw() {
+        let path = path.display();
+        return Err(Error::Usage(format!(
+            "{path}: others can read this token; remove the file, and a new one is made at the next start"
+        )));
+    }
+    let mut text = String::new();
+    file.take(LONGEST_TOKEN).read_to_string(&mut text).map_err(Error::io("read", path))?;
+    checked(path, &text)
+}
+
+fn checked(path: &Path, text: &str) -> Result<String> {
+    let token = text.trim();
+    if token.len() < SHORTEST_TOKEN || !token.bytes().all(|b| b.is_ascii_graphic()) {
+        let path = path.display();
+        return Err(Error::Usage(format!(
+            "{path}: this is no token, which has {SHORTEST_TOKEN} or more printable characters; write one, or remove the file"
+        )));
+    }
+    Ok(token.to_owned())
+}
+
+/// 128 random bits as hexadecimal digits.
+fn fresh() -> Result<String> {
+    let mut bytes = [0u8; 16];
+    let source = Path::new("/dev/urandom");
+    let read = std::fs::File::open(source).and_then(|mut file| file.read_exact(&mut bytes));
+    read.map_err(Error::io("read", source))?;
+    Ok(bytes.iter().map(|b| format!("{b:02x}")).collect())
+}
+
+/// Writes a token to a file that only this user can read. Of two daemons that start at once the first one's token stays: nobody reads half
+/// a file, because it gets its name when it is complete.
+fn keep(path: &Path, token: &str) -> Result<()> {
+    let dir = path.parent().unwrap_or(Path::new("."));
+    let whole = dir.join(format!("token.{}.tmp", std::process::id()));
+    let write = || {
+        std::fs::create_dir_all(dir)?;
+        let mut file = std::fs::File::options().write(true).create(true).truncate(true).mode(0o600).open(&whole)?;
+        writeln!(file, "{token}")?;
+        match std::fs::hard_link(&whole, path) {
+            Err(error) if error.kind() != std::io::ErrorKind::AlreadyExists => Err(error),
+            _ => Ok(()),
+        }
+    };
+    let written = write();
+    // A rest of it does no harm.
+    let _ = std::fs::remove_file(&whole);
+    written.map_err(Error::io("write", path))
+}
+
+/// What a user types so that clients made for OpenAI find this server.
+pub fn exports(address: SocketAddr, token: &str) -> [String; 2] {
+    [format!("export OPENAI_BASE_URL=http://{address}/v1"), format!("export OPENAI_API_KEY={token}")]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_port_alone_and_localhost_are_addresses_of_this_machine() {
+        for (text, wanted) in [
+            ("8093", "127.0.0.1:8093"),
+            (":8093", "127.0.0.1:8093"),
+            ("localhost:8093", "127.0.0.1:8093"),
+            ("LocalHost:0", "127.0.0.1:0"),
+            ("127.0.0.2:80", "127.0.0.2:80"),
+            ("[::1]:8093", "[::1]:8093"),
+        ] {
+            assert_eq!(address(text).unwrap().to_string(), wanted, "{text}");
+        }
+        for bad in ["", "localhost", "127.0.0.1", "65536", "-1", "example.org:80", "0.0.0.0:80", "[::]:80", "here"] {
+            assert!(matches!(address(bad), Err(Error::Usage(_))), "{bad}");
+        }
+    }
+}
