@@ -69,12 +69,11 @@ fn two_clients_in_turns_have_what_each_has_alone() {
     let (Opened { mut engine, .. }, texts) = opened();
     let cache = || KvCache::new(&engine.model.config, 2 * TOKENS, dynamicinfer::model::KvType::F16).unwrap();
     let mut caches = [cache(), cache()];
-    for turn in 0..2 {
-        for client in 0..2 {
-            let here = go_on(&mut engine, &mut caches[client], &texts[client], TOKENS / 2);
-            println!("turn {turn}, client {client}: {here:.2} % on the device, alone {:.2} %", alone[client][turn]);
-            assert!(here > alone[client][turn] - 1.0, "{here} % beside another, alone {} %", alone[client][turn]);
-        }
+    for (turn, client) in [(0, 0), (0, 1), (1, 0), (1, 1)] {
+        let here = go_on(&mut engine, &mut caches[client], &texts[client], TOKENS / 2);
+        let alone = alone[client][turn];
+        println!("turn {turn}, client {client}: {here:.2} % on the device, alone {alone:.2} %");
+        assert!(here > alone - 1.0, "{here} % beside another, alone {alone} %");
     }
     assert_eq!(engine.split.as_ref().unwrap().migrator.as_ref().unwrap().counts().sequences, 2);
 }
@@ -107,8 +106,8 @@ fn a_batch_of_two_texts_has_nine_tenths_of_what_who_knows_the_future_could_give_
     });
     let (begin, block): (Vec<_>, _) = (begin.collect(), engine.model.layers[0].block.bytes());
     let mut caches = [cache(), cache()];
-    for t in 0..TOKENS {
-        let batch = [0, 1].map(|sequence| BatchToken { sequence, token: texts[sequence][t] });
+    for (&first, &second) in texts[0].iter().zip(&texts[1]) {
+        let batch = [BatchToken { sequence: 0, token: first }, BatchToken { sequence: 1, token: second }];
         engine.forward_batch(&mut caches, &batch, Logits::Last);
     }
     let ours = share(&engine, [0; 2]);

@@ -232,6 +232,10 @@ fn device_half(
     received
 }
 
+fn all(n: usize, ffn: usize) -> Selection {
+    Selection { neurons: (0..ffn as u32).map(StoreId).collect(), masks: vec![u32::MAX >> (32 - n); ffn] }
+}
+
 #[test]
 fn on_the_same_input_the_halves_of_a_layer_are_the_whole_layer() {
     let stores = Stores::new();
@@ -262,20 +266,14 @@ fn on_the_same_input_the_halves_of_a_layer_are_the_whole_layer() {
             let (dense, most) = (prng.below(4) == 0, prng.below(2) == 0);
             let selection = match most {
                 true => fired.clone(),
-                false => Selection {
-                    neurons: (0..c.ffn as u32).map(StoreId).collect(),
-                    masks: vec![u32::MAX >> (32 - n); c.ffn],
-                },
+                false => all(n, c.ffn),
             };
             let mut whole = numbers(&mut prng, n * c.hidden, 0.1);
             let mut halves = whole.clone();
             let work = if dense { Work::All } else { Work::Selected(&selection) };
             ffn::ffn(&mut pool, &kernels, c, layer, &x, work, activation_threshold, &mut [], &mut buffers, &mut whole);
             restless.shuffle(&mut *split.device, &mut split.cache);
-            let all = Selection {
-                neurons: (0..c.ffn as u32).map(StoreId).collect(),
-                masks: vec![u32::MAX >> (32 - n); c.ffn],
-            };
+            let all = all(n, c.ffn);
             let (selection, activation_threshold) =
                 if dense { (&all, -1.0) } else { (&selection, activation_threshold) };
             let half =
@@ -873,8 +871,8 @@ fn a_predictor_on_the_device_chooses_what_it_chooses_on_the_host() {
         let mut prng = Prng::new(seed);
         let (family, quant) = (seed as usize % FAMILIES.len(), 1);
         let model = stores.open(family, quant);
-        let (layers, ffn, ahead) = (model.config.layers, model.config.ffn, seed as usize % 3);
-        let ahead = ahead.min(layers - 1);
+        let (layers, ffn) = (model.config.layers, model.config.ffn);
+        let ahead = (seed as usize % 3).min(layers - 1);
         let sign: Arc<dyn Predictor> = Arc::new(Sign::uncalibrated(&model));
         let choice = Choice::Predicted { predictor: sign, threshold: 0.5, activation_threshold: 0.0 };
         let slots: Vec<usize> = (0..layers).map(|_| slots(&mut prng, ffn)).collect();
