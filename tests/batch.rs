@@ -3,6 +3,7 @@
 
 mod support;
 
+use dynamicinfer::cache::Tier;
 use dynamicinfer::cpu::{Kernels, MAX_COLUMNS};
 use dynamicinfer::device::VirtualDevice;
 use dynamicinfer::engine::sampler::argmax;
@@ -189,7 +190,7 @@ fn a_budget_decides_how_many_timelines_lie_on_the_device() {
         let split = engine.split.as_ref().unwrap();
         assert_eq!((plan.sequences, split.sequences()), (sequences, sequences), "{vram} of {full}");
         let sizes = (PartName::Kv, sequences as u64 * kv, (3 - sequences as u64) * kv);
-        assert!(plan.parts.iter().any(|p| (p.name, p.bytes, p.host_bytes) == sizes));
+        assert!(plan.parts.iter().any(|p| (p.name, p.bytes[Tier::Device], p.bytes[Tier::Host]) == sizes));
         let memory = split.device.memory();
         assert!(memory.budget == vram && memory.used <= vram, "{memory:?}");
         joining_and_leaving(&mut engine, KvType::F16, &format!("{sequences} by the budget"));

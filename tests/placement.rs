@@ -1,5 +1,6 @@
 //! The laws of the placement: the best there is, never above the budget, the same every time; and the verb `plan`.
 
+use dynamicinfer::cache::Tier;
 use dynamicinfer::formats::machine_profile::{MachineProfile, MoveMethod, MoveRate, Rate};
 use dynamicinfer::formats::placement_file::{LayerPlacement, PlacementFile, PlacementPolicy, VERSION};
 use dynamicinfer::formats::rows::Quant;
@@ -180,12 +181,15 @@ fn request(vram: u64) -> Request {
 
 /// What holds for every plan.
 fn check(plan: &Plan, footprint: &Footprint) {
-    assert_eq!(plan.total_bytes, plan.parts.iter().map(|p| p.bytes).sum::<u64>());
-    assert_eq!(plan.details.host_bytes, plan.parts.iter().map(|p| p.host_bytes).sum::<u64>());
+    assert_eq!(plan.total_bytes, plan.parts.iter().map(|p| p.bytes[Tier::Device]).sum::<u64>());
+    assert_eq!(plan.details.host_bytes, plan.parts.iter().map(|p| p.bytes[Tier::Host]).sum::<u64>());
     assert!(plan.min_bytes <= plan.total_bytes && plan.total_bytes <= plan.budget_bytes.min(plan.full_bytes));
     let slots: u64 = plan.layers.iter().map(|l| l.slots as u64).sum();
     let ffn = plan.parts.iter().find(|p| p.name == PartName::FfnSlots).unwrap();
-    assert_eq!((ffn.bytes, ffn.host_bytes), (slots * footprint.block_bytes, footprint.ffn_bytes()));
+    assert_eq!(
+        (ffn.bytes[Tier::Device], ffn.bytes[Tier::Host]),
+        (slots * footprint.block_bytes, footprint.ffn_bytes())
+    );
     let least = plan.details.min_neurons;
     assert!(plan.layers.iter().all(|l| l.slots == 0 || (least..=footprint.ffn).contains(&l.slots)));
     assert!((0.0..=1.0).contains(&plan.gap) && plan.objective <= plan.details.bound);
@@ -248,7 +252,7 @@ fn a_share_sets_the_neurons_alone_and_the_host_has_a_budget_too() {
         both.parts
             .iter()
             .filter(|p| p.name == PartName::Kv || p.name == PartName::Embeddings)
-            .all(|p| p.host_bytes == 0)
+            .all(|p| p.bytes[Tier::Host] == 0)
     );
     let refused = plan_of(&Request { vram: Some(by_share.total_bytes - 1), ..half }).unwrap_err();
     assert!(refused.to_string().contains(&format!("give --vram {} or more", by_share.total_bytes)), "{refused}");
@@ -261,7 +265,7 @@ fn a_share_sets_the_neurons_alone_and_the_host_has_a_budget_too() {
     let on_device = plan_of(&Request { kv: KvPlace::Device, ..half }).unwrap();
     assert_eq!(on_device.min_bytes, by_share.min_bytes + footprint.kv_bytes);
     let on_host = plan_of(&Request { kv: KvPlace::Host, ..request(u64::MAX) }).unwrap();
-    assert_eq!(on_host.parts.iter().find(|p| p.name == PartName::Kv).unwrap().host_bytes, footprint.kv_bytes);
+    assert_eq!(on_host.parts.iter().find(|p| p.name == PartName::Kv).unwrap().bytes[Tier::Host], footprint.kv_bytes);
 }
 
 #[test]

@@ -1,6 +1,7 @@
 use super::machine_arg;
 use super::model_arg::{KvArg, ModelArgs, parse_activation};
 use super::size;
+use crate::cache::Tier;
 use crate::cpu::{MAX_COLUMNS, sign};
 use crate::error::{Error, Result, printable};
 use crate::formats::machine_profile::MachineProfile;
@@ -393,7 +394,8 @@ fn shown(args: &Args, plan: &Plan, subject: &Subject, machine: &MachineProfile, 
             PartName::Head => "head".into(),
             PartName::Buffers => "buffers".into(),
         };
-        table.add_row([name, bytes(part.bytes), bytes(part.host_bytes), part.bytes.to_string()]);
+        let [device, host] = [Tier::Device, Tier::Host].map(|tier| part.bytes[tier]);
+        table.add_row([name, bytes(device), bytes(host), device.to_string()]);
     }
     table.add_row(["total".into(), bytes(plan.total_bytes), bytes(d.host_bytes), plan.total_bytes.to_string()]);
     table.add_row(["budget".into(), bytes(plan.budget_bytes), String::new(), plan.budget_bytes.to_string()]);

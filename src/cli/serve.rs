@@ -57,14 +57,21 @@ pub fn run(args: Args) -> Result<()> {
     serve::run(settings, Arc::new(loader), move || flags.settings(config.as_deref()), say)
 }
 
+/// Large buffers are mapped by themselves, bytes: they go back to the system as they are freed.
+#[cfg(all(target_os = "linux", target_env = "gnu"))]
+const MAPPED_BYTES: i32 = 128 << 10;
+
 /// Has the C library serve all threads' allocations from two arenas. By default each thread gets an arena of its own, up to eight per
 /// core, and keeps what its largest request took: the daemon's memory grows with every thread that a burst of requests reaches. A
-/// token allocates nothing, so nobody waits for the arenas' locks.
+/// token allocates nothing, so nobody waits for the arenas' locks. Large buffers stay out of them: by default the size from which
+/// on they do grows with the largest that was freed, up to 32 MiB, and what lies above a freed one keeps its pages.
 fn bound_arenas() {
     #[cfg(all(target_os = "linux", target_env = "gnu"))]
-    // SAFETY: the call sets a number in the C library, which takes its own lock; no memory of ours is involved.
+    // SAFETY: the calls set numbers in the C library, which takes its own lock; no memory of ours is involved.
     unsafe {
         libc::mallopt(libc::M_ARENA_MAX, 2);
+        libc::mallopt(libc::M_MMAP_THRESHOLD, MAPPED_BYTES);
+        libc::mallopt(libc::M_TRIM_THRESHOLD, MAPPED_BYTES);
     }
 }
 

@@ -1,6 +1,6 @@
 //! Puts a plan into effect: gives the engine its device, with the plan's parts on it and the chosen neurons in their slots.
 
-use crate::cache::NeuronCache;
+use crate::cache::{NeuronCache, Tier};
 use crate::device::{Device, OutOfMemory};
 use crate::engine::{ChunkCosts, ChunkRates, Engine, Split};
 use crate::error::{Error, Result};
@@ -53,7 +53,8 @@ pub(super) fn elsewhere(model: &Model, plan: &Plan, split: &Split) -> u64 {
         .into_iter()
         .map(|s| NeuronCache::layer_bytes(s, block_bytes, bias) - (s * block_bytes) as u64)
         .sum();
-    let elsewhere: u64 = plan.parts.iter().filter(|p| p.name != PartName::FfnSlots).map(|p| p.bytes).sum();
+    let elsewhere: u64 =
+        plan.parts.iter().filter(|p| p.name != PartName::FfnSlots).map(|p| p.bytes[Tier::Device]).sum();
     elsewhere.saturating_sub(own + split.bytes())
 }
 
@@ -65,7 +66,7 @@ fn open_split(
 ) -> std::result::Result<Split, OutOfMemory> {
     let c = &model.config;
     let block_bytes = plan.details.block_bytes as usize;
-    let kv = plan.part(PartName::Kv).bytes;
+    let kv = plan.part(PartName::Kv).bytes[Tier::Device];
     let context = kv / KvCache::bytes_for(c, 1, KvType::F16) / plan.sequences.max(1) as u64;
     // SAFETY: the store's map lives in the same engine, and is dropped after this.
     let mut split = unsafe { Split::new(device, &plan.slots(), model, context as usize, plan.sequences)? };

@@ -2,6 +2,7 @@
 
 use super::solve::gap;
 use super::{Costs, Problem, Solution, ilp, min_neurons, solve, upper_bound};
+use crate::cache::{PerTier, Tier};
 use crate::clock;
 use crate::engine::session::CHUNK;
 use crate::engine::workspace_bytes;
@@ -10,7 +11,7 @@ use crate::formats::machine_profile::MachineProfile;
 use crate::formats::rows::Quant;
 use crate::model::config::{ModelConfig, Norm, Positions};
 use crate::model::{BlockLayout, KvCache, KvType, Model};
-use serde::Serialize;
+use serde::ser::{Serialize, SerializeStruct, Serializer};
 
 /// Shape of a model and bytes of its parts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -154,14 +155,23 @@ pub enum PartName {
 }
 
 /// One line of the plan: where a part's bytes lie.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PlanPart {
     /// The part.
     pub name: PartName,
-    /// Bytes on the device.
-    pub bytes: u64,
-    /// Bytes on the host.
-    pub host_bytes: u64,
+    /// Bytes in each memory.
+    pub bytes: PerTier<u64>,
+}
+
+/// As the output of `plan --json` has it: `bytes` are the device's.
+impl Serialize for PlanPart {
+    fn serialize<S: Serializer>(&self, to: S) -> std::result::Result<S::Ok, S::Error> {
+        let mut part = to.serialize_struct("PlanPart", 3)?;
+        part.serialize_field("name", &self.name)?;
+        part.serialize_field("bytes", &self.bytes[Tier::Device])?;
+        part.serialize_field("host_bytes", &self.bytes[Tier::Host])?;
+        part.end()
+    }
 }
 
 /// One layer's share of the slots.
@@ -304,7 +314,8 @@ pub fn plan(footprint: &Footprint, counts: &[Vec<u64>], machine: &MachineProfile
     // With `vram`, bytes that neurons could still use stay free for them: a larger budget never takes neurons off the device.
     let rest = if request.vram.is_some() { room - ffn_budget } else { 0 };
     let (sequences, parts) = divide(f, request, slots_bytes, rest);
-    let host_bytes: u64 = parts.iter().map(|p| p.host_bytes).sum();
+    let [host_bytes, total_bytes] =
+        [Tier::Host, Tier::Device].map(|tier| parts.iter().map(|part| part.bytes[tier]).sum::<u64>());
     if let Some(ram) = request.ram.filter(|&ram| ram < host_bytes) {
         return Err(Error::Memory(format!(
             "--ram {ram} is below the {host_bytes} bytes that stay on the host: all neurons, and what is not on the device; \
@@ -313,7 +324,7 @@ pub fn plan(footprint: &Footprint, counts: &[Vec<u64>], machine: &MachineProfile
     }
     Ok(Plan {
         budget_bytes,
-        total_bytes: parts.iter().map(|p| p.bytes).sum(),
+        total_bytes,
         min_bytes,
         full_bytes,
         parts,
@@ -353,7 +364,10 @@ fn divide(f: &Footprint, request: &Request, slots_bytes: u64, mut rest: u64) -> 
         rest -= kv;
     }
     let embeddings = if f.embeddings_bytes <= rest { (f.embeddings_bytes, 0) } else { (0, f.embeddings_bytes) };
-    let part = |name, (bytes, host_bytes)| PlanPart { name, bytes, host_bytes };
+    let part = |name, (device, host)| {
+        let bytes = PerTier::from_fn(|tier| if tier == Tier::Device { device } else { host });
+        PlanPart { name, bytes }
+    };
     let parts = vec![
         part(PartName::Attention, (f.attention_bytes, 0)),
         part(PartName::Embeddings, embeddings),
