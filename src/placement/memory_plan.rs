@@ -11,7 +11,8 @@ use crate::formats::machine_profile::MachineProfile;
 use crate::formats::rows::Quant;
 use crate::model::config::{ModelConfig, Norm, Positions};
 use crate::model::{BlockLayout, KvCache, KvType, Model};
-use serde::ser::{Serialize, SerializeStruct, Serializer};
+use serde::Serialize;
+use serde::ser::{SerializeStruct, Serializer};
 
 /// Shape of a model and bytes of its parts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -305,7 +305,9 @@ impl Split {
         let whole = wanted == Wanted::All && self.cache.layers[l].table.residents() == c.ffn;
         let observed = pass.probe.observer.is_some() || self.migrator.is_some();
         let ahead = self.send_ahead(c, l, n);
-        self.begun = Begun { scored, ahead, device_ffn, alone: whole && layer.down_bias.is_empty() && !observed };
+        let host_predicts = pass.sparsity.looks_ahead(l) && !scored.ahead;
+        let alone = whole && layer.down_bias.is_empty() && !observed && !host_predicts;
+        self.begun = Begun { scored, ahead, device_ffn, alone };
         if !self.begun.alone {
             let looks_on = observed || pass.sparsity.looks_ahead(l);
             let numbers = match (scored.own && self.wants_scores(), device_ffn && !looks_on) {

@@ -30,13 +30,14 @@ impl Split {
         let Pass { model, pool, kernels, sparsity, buffers: b, probe, .. } = pass;
         let (c, n) = (&model.config, b.positions.len());
         let mut tools = Tools { model, pool, kernels, scratch: &mut b.scratch };
+        // Places are made before anything is put there.
+        b.predicted.look_ahead(self.begun.ahead.map_or(0, |later| later - l).max(sparsity.ahead()));
         sparsity.predict(&mut tools, l, &b.x, n, Some(&self.cache), self.begun.scored, &mut b.predicted);
         probe.lap(Stage::Predictor);
         self.device.note(Note::Host(Stage::Predictor));
         b.columns.set(&b.normed, n, model.layers[l].ffn.quant);
         b.predicted.selections.resize_with(c.layers, Selection::default);
         let count = n * c.ffn;
-        b.predicted.look_ahead(self.begun.ahead.map_or(0, |later| later - l));
         if let Some(later) = self.begun.ahead {
             b.predicted.scores_mut(later, count).copy_from_slice(bytemuck::cast_slice(&self.host.ahead[..count]));
         }
@@ -70,10 +71,11 @@ impl Split {
     /// Has the device score the later layers that are predicted from this one's residual. Returns whether it has scored the one whose
     /// neurons the engine chooses by that.
     pub(super) fn score_ahead(&mut self, c: &ModelConfig, l: usize, n: usize) -> bool {
-        let (mut chooses, wanted) = (false, self.migrator.as_ref().and_then(|migrator| Some(migrator.lookahead()?.1)));
+        let (mut chooses, wanted) = (false, self.migrator.as_ref().and_then(|migrator| migrator.lookahead().cloned()));
         for ahead in self.scorers.aheads().filter(|ahead| l + ahead < c.layers) {
             let chosen = self.scorers.chooses(l + ahead) == Some(ahead);
-            if chosen || wanted == Some(ahead) && self.scorers.get(l + ahead, ahead).is_some() {
+            let is_wanted = |from: &Lookahead| from.1 == ahead && self.scorers.get_as(l + ahead, from).is_some();
+            if chosen || wanted.as_ref().is_some_and(is_wanted) {
                 self.score(c, l + ahead, ahead, n, self.scorers.scores(l + ahead, c.ffn));
             }
             chooses |= chosen;
@@ -118,15 +120,15 @@ impl Split {
     pub(super) fn scored_for(&self, migrator: &dyn Migrator, sparsity: &Sparsity, l: usize) -> Option<usize> {
         let from = migrator.lookahead()?;
         let later = Some(l + from.1).filter(|&later| later < self.marks.len())?;
-        let on_host = is_chosen_by(sparsity, from, later) && self.scorers.get(later, from.1).is_none();
+        let on_host = is_chosen_by(sparsity, from, later) && self.scorers.get_as(later, from).is_none();
         (on_host || self.begun.ahead == Some(later)).then_some(later)
     }
 
     /// Has the scores that the migrator wants copied out. Returns their layer.
     pub(super) fn send_ahead(&mut self, c: &ModelConfig, l: usize, n: usize) -> Option<usize> {
-        let ahead = self.migrator.as_ref()?.lookahead()?.1;
-        let later = Some(l + ahead).filter(|&later| later < c.layers)?;
-        self.scorers.get(later, ahead)?;
+        let from = self.migrator.as_ref()?.lookahead()?;
+        let later = Some(l + from.1).filter(|&later| later < c.layers)?;
+        self.scorers.get_as(later, from)?;
         let (from, bytes) = (self.scorers.scores(later, c.ffn), n * c.ffn * 4);
         let to = self.host.ahead.as_mut_ptr().cast();
         unsafe { self.device.copy_out(Stream::Compute, from.buffer, from.at, to, bytes) };

@@ -60,7 +60,9 @@ fn wanted(sparsity: &Sparsity, lookahead: Option<&Lookahead>, layer: usize) -> [
     let fits = |(predictor, ahead): &Lookahead| predictor.form(layer, *ahead).is_some();
     let chosen = sparsity.predictor(layer).map(|(predictor, ahead)| (predictor.clone(), ahead)).filter(fits);
     let is_new = |ahead: &&Lookahead| ahead.1 <= layer && !chosen.as_ref().is_some_and(|chosen| same(chosen, ahead));
-    let ahead = lookahead.filter(is_new).cloned().filter(fits);
+    // Another prediction between would take the place of the scores by which the engine chooses.
+    let is_before = |ahead: &&Lookahead| sparsity.predictor(layer).is_none_or(|(_, chosen)| chosen < ahead.1);
+    let ahead = lookahead.filter(is_new).filter(is_before).cloned().filter(fits);
     [chosen, ahead]
 }
 
@@ -89,6 +91,12 @@ impl Scorers {
     /// What scores `layer` from the residual `ahead` layers before; `None` if the host has to.
     pub fn get(&self, layer: usize, ahead: usize) -> Option<Scorer> {
         let fits = |at: &[Option<Loaded>]| at.get(layer)?.as_ref().filter(|l| l.from.1 == ahead).map(|l| l.scorer);
+        fits(&self.chosen).or_else(|| fits(&self.ahead))
+    }
+
+    /// What scores `layer` by this prediction and no other; `None` if the host has to.
+    pub fn get_as(&self, layer: usize, from: &Lookahead) -> Option<Scorer> {
+        let fits = |at: &[Option<Loaded>]| at.get(layer)?.as_ref().filter(|l| same(&l.from, from)).map(|l| l.scorer);
         fits(&self.chosen).or_else(|| fits(&self.ahead))
     }
 
@@ -132,6 +140,15 @@ impl Scorers {
             }
         }
         self.keep_scores(&mut allocator, places(sparsity, lookahead, c.layers), c.ffn);
+        // What has no place for its scores is the host's.
+        let kept = self.places;
+        for at in self.chosen.iter_mut().chain(&mut self.ahead) {
+            let homeless = at.take_if(|loaded| loaded.from.1 > 0 && loaded.from.1 >= kept);
+            if let Some(old) = homeless.filter(|old| !old.shared) {
+                old.scorer.free(&mut *allocator.device);
+                self.bytes -= old.bytes;
+            }
+        }
         for l in 0..c.layers {
             let [chosen, ahead] = wanted(sparsity, lookahead, l);
             let kept = self.places;
@@ -191,16 +208,15 @@ fn load(
         return None;
     }
     let before = allocator.bytes;
-    let grown = match *room {
-        Some(inner) if inner.bytes >= inner_bytes as u64 => Ok(()),
-        old => {
-            if let Some(old) = old {
-                allocator.device.free(old);
-                *bytes -= old.bytes;
-            }
-            allocator.alloc(inner_bytes).map(|inner| *room = Some(inner))
+    let fits = room.is_some_and(|room| room.bytes >= inner_bytes as u64);
+    // The old one stays until there is a larger one: networks that are loaded use it.
+    let grown = if fits { Ok(None) } else { allocator.alloc(inner_bytes).map(|larger| room.replace(larger)) };
+    let grown = grown.map(|old| {
+        if let Some(old) = old {
+            allocator.device.free(old);
+            *bytes -= old.bytes;
         }
-    };
+    });
     let grown_to = allocator.bytes;
     let scorer = grown.and_then(|()| scorer(allocator, form, c));
     *bytes += allocator.bytes - before;

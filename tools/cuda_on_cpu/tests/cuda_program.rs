@@ -287,7 +287,8 @@ fn doctor_and_measure_know_the_card() {
     let machine = Machine::new();
     let card = [("CUDA_ON_CPU_LINK_MB_S", "500"), ("CUDA_ON_CPU_MEMORY", "67108864")];
     let profile = machine.dir.path().join("here.toml");
-    let done = machine.program(&["measure", "-t", "1", "--save", profile.to_str().unwrap(), "--sync-us", "7"], &card);
+    let done = machine
+        .program(&["measure", "-t", "1", "--save", profile.to_str().unwrap(), "--force", "--sync-us", "7"], &card);
     assert_eq!(done.code, Some(0), "{}", done.said);
     assert!(done.out.contains("\ncard: memory "), "{}", done.out);
     let text = std::fs::read_to_string(profile).unwrap();
