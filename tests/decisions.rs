@@ -366,6 +366,8 @@ fn layers_ahead_are_predicted_alike_by_scheduler_device_and_engine() {
         assert_eq!(scheduler, device, "{ahead} ahead");
         // Once at the start, to take memory. The device chooses each layer's neurons by its own scores in any case.
         assert_eq!((asked, asked_device), (1 + (TOKENS * (layers - ahead)) as u64, 1), "{ahead} ahead");
+        // Further ahead than the scheduler looks, the device keeps the scores by which it chooses.
+        assert_eq!(by(ahead + 1, false).0, by(ahead + 1, true).0, "{ahead} ahead, chosen {} ahead", ahead + 1);
         // The engine computes other neurons if it chooses by an earlier residual.
         let ((_, asked), (_, asked_device)) = (by(ahead, false), by(ahead, true));
         assert_eq!((asked, asked_device), (1, 1), "{ahead} ahead for both");

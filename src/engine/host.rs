@@ -23,6 +23,8 @@ pub(super) struct Host<'a> {
     pub split: Option<&'a mut Split>,
     /// The trace, without a device.
     pub timeline: Option<&'a mut Timeline>,
+    /// What is active in a long prompt's chunk is told to the scheduler; not what is only embedded, which nobody continues.
+    pub teaches: bool,
 }
 
 impl Host<'_> {
@@ -95,6 +97,7 @@ impl Executor for Host<'_> {
         let selection = listed.then(|| &predicted.selections[l]);
         probe.report.add_layer((l, layer), c, n, wanted, selection, read);
         if n > crate::cpu::MAX_COLUMNS
+            && self.teaches
             && let Some(migrator) = self.split.as_mut().and_then(|split| split.migrator.as_mut())
         {
             b.ffn.counts(c, Neurons::All(c.ffn), n, activation_threshold, &mut b.counts);

@@ -244,7 +244,7 @@ impl Engine {
             Some(split) if divided && (n <= MAX_COLUMNS || n <= CHUNK && observer.is_none()) => (Some(split), None),
             idle => (None, idle.as_mut()),
         };
-        let mut host = Host { split: from_host, timeline: timeline.as_deref_mut() };
+        let mut host = Host { split: from_host, timeline: timeline.as_deref_mut(), teaches: divided };
         let probe = Probe { lap: clock::now(), report, observer };
         let mut pass = Pass { model, pool, kernels, sparsity, buffers, caches, probe, wanted: Wanted::All };
         match on_device {
@@ -261,7 +261,7 @@ impl Engine {
         report.tokens += n as u64;
         report.passes += 1;
         let residents = split.as_ref().map_or(0, Split::residents);
-        Host { split: split.as_mut(), timeline: timeline.as_deref_mut() }
+        Host { split: split.as_mut(), timeline: timeline.as_deref_mut(), teaches: false }
             .note(report, Note::End { residents, neurons });
         if self.fault().is_some() {
             // No result in which a failed device had a part may pass for an answer.

@@ -297,7 +297,7 @@ impl Sparsity {
         predicted.selections.resize_with(self.rules.len(), Selection::default);
         predicted.look_ahead(self.ahead());
         for (layer, rule) in self.rules.iter().enumerate().skip(here) {
-            let Rule::Predicted { predictor, ahead, scores: min_scores, .. } = rule else { continue };
+            let Rule::Predicted { predictor, ahead, threshold, scores: min_scores, .. } = rule else { continue };
             let scored = if *ahead == 0 { scored.own } else { scored.ahead };
             if here + ahead != layer || scored {
                 continue;
@@ -309,6 +309,12 @@ impl Sparsity {
                 (Some(cache), None) => {
                     let table = &cache.layers[layer].table;
                     selections[layer].reaching(scores, n, |neuron| min_scores[table.location(neuron).tier()]);
+                }
+                // A pass in which the device has no part: the balance between both is not about it.
+                (None, None) => {
+                    let table = predictor.calibration(layer, *ahead).expect("looked at when it was made");
+                    let least = table.score_at(*threshold);
+                    selections[layer].reaching(scores, n, |_| least);
                 }
                 // Without a device everything is the host's.
                 _ => selections[layer].reaching(scores, n, |_| min_scores[Tier::Host]),
