@@ -132,6 +132,7 @@ const MODULES: [(&str, &[&str]); 29] = [
         "cli",
         &[
             "api",
+            "cache",
             "child",
             "client",
             "clock",
