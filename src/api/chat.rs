@@ -5,12 +5,13 @@ use super::fields::TextOr;
 use super::model::ServedModel;
 use super::request::{Asker, Biases, MAX_TOP_LOGPROBS, ResponseFormat, StreamOptions, request, room};
 use super::stream::{Prepared, Wire};
-use super::tools::{FunctionCall, Tools};
+use super::tools::{FunctionCall, Tools, check_name};
 use crate::engine::sampler::SamplingParams;
 use crate::tokenizer::chat_template::Message;
 use serde::Deserialize;
 use serde::de::IgnoredAny;
 use serde_json::Value;
+use std::collections::HashMap;
 use std::sync::Arc;
 
 /// Messages in a request, at most.
@@ -160,12 +161,10 @@ impl ChatMessage {
         }
     }
 
-    /// The function that the message of a tool answers for, among `earlier` messages.
-    fn answers<'a>(&self, field: &str, earlier: &'a [ChatMessage]) -> Result<&'a str, ApiError> {
-        let mut calls = earlier.iter().rev().filter_map(|m| m.tool_calls.as_ref()).flatten();
-        let id = self.tool_call_id.as_deref();
-        let call = calls.find(|call| Some(call.id.as_str()) == id);
-        call.map(|call| call.function.name.as_str()).ok_or_else(|| {
+    /// The function that the message of a tool answers for; `called` has the functions by the ids of the calls before it.
+    fn answers<'a>(&self, field: &str, called: &HashMap<&str, &'a str>) -> Result<&'a str, ApiError> {
+        let name = self.tool_call_id.as_deref().and_then(|id| called.get(id).copied());
+        name.ok_or_else(|| {
             ApiError::field(
                 format!("{field}.tool_call_id"),
                 "a tool's message needs the id of a call in a message before it",
@@ -184,6 +183,7 @@ pub fn conversation(field: &str, said: &[ChatMessage]) -> Result<Vec<Message>, A
         return Err(ApiError::field(field, format!("there are {n} messages; give 1 to {MAX_MESSAGES}")));
     }
     let mut messages: Vec<Message> = Vec::with_capacity(n);
+    let mut called: HashMap<&str, &str> = HashMap::new();
     for (i, message) in said.iter().enumerate() {
         let at = format!("{field}.{i}");
         let text = message.text(&at)?;
@@ -196,15 +196,20 @@ pub fn conversation(field: &str, said: &[ChatMessage]) -> Result<Vec<Message>, A
             role @ ("system" | "user") => messages.push(Message::new(role, &text)),
             "assistant" => {
                 let calls = message.tool_calls.iter().flatten();
+                for (j, call) in calls.clone().enumerate() {
+                    // A name is repeated for each answer of its function, so a long one would multiply the body.
+                    check_name(&format!("{at}.tool_calls.{j}.function.name"), &call.function.name)?;
+                    called.insert(&call.id, &call.function.name);
+                }
                 let calls = calls.map(|call| FunctionCall::said(&call.function.name, &call.function.arguments));
                 let text: Vec<String> = Some(text).filter(|text| !text.is_empty()).into_iter().chain(calls).collect();
                 messages.push(Message::new("assistant", &text.join("\n")));
             }
             "tool" => {
-                let text = format!("The function {} returned:\n{text}", message.answers(&at, &said[..i])?);
+                let text = format!("The function {} returned:\n{text}", message.answers(&at, &called)?);
                 match messages.last_mut().filter(|_| i > 0 && said[i - 1].role == "tool") {
                     // Templates want user and assistant in turn.
-                    Some(before) => before.content = format!("{}\n{text}", before.content),
+                    Some(before) => before.content.extend(["\n", &text]),
                     None => messages.push(Message::new("user", &text)),
                 }
             }
@@ -272,5 +277,48 @@ impl ChatRequest {
         let whole = model.tokenizer.chat_template().is_some() && model.tokenizer.drops_leading_space();
         let jobs = plan.jobs(model, asker, prompt, max_tokens, logprobs, whole)?;
         Ok(plan.prepared(Wire::Chat, format!("chatcmpl-{id}"), model, jobs))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    fn said(messages: Value) -> Result<Vec<Message>, ApiError> {
+        conversation("messages", &serde_json::from_value::<Vec<ChatMessage>>(messages).unwrap())
+    }
+
+    fn call(id: &str, name: &str) -> Value {
+        json!({"id": id, "type": "function", "function": {"name": name, "arguments": "{}"}})
+    }
+
+    /// One request with a name of megabytes and thousands of answers took as much memory as their product.
+    #[test]
+    fn an_earlier_call_of_what_is_no_functions_name_is_refused_by_its_field() {
+        for bad in [String::new(), "a b".into(), "x".repeat(65), "x".repeat(1 << 20)] {
+            let refused = said(json!([{"role": "assistant", "tool_calls": [call("1", "good"), call("2", &bad)]}]));
+            let refused = refused.unwrap_err();
+            assert_eq!(refused.param.as_deref(), Some("messages.0.tool_calls.1.function.name"));
+            assert!(refused.status == 400 && refused.message.len() < 1000, "{}", refused.message);
+        }
+        assert!(said(json!([{"role": "assistant", "tool_calls": [call("1", &"x".repeat(64))]}])).is_ok());
+    }
+
+    #[test]
+    fn answers_of_functions_that_follow_each_other_are_one_message_and_each_names_the_last_call_of_its_id() {
+        let tool = |id: &str, text: &str| json!({"role": "tool", "tool_call_id": id, "content": text});
+        let messages = said(json!([
+            {"role": "assistant", "tool_calls": [call("1", "old"), call("2", "two")]},
+            tool("1", "a"),
+            {"role": "assistant", "tool_calls": [call("1", "new")]},
+            tool("2", "b"),
+            tool("1", "c"),
+        ]));
+        let texts: Vec<String> = messages.unwrap().into_iter().map(|message| message.content).collect();
+        assert_eq!(texts[1], "The function old returned:\na");
+        assert_eq!(texts[3..], ["The function two returned:\nb\nThe function new returned:\nc"]);
+        let unknown = said(json!([tool("1", "a"), {"role": "assistant", "tool_calls": [call("1", "late")]}]));
+        assert_eq!(unknown.unwrap_err().param.as_deref(), Some("messages.0.tool_call_id"));
     }
 }

@@ -116,18 +116,25 @@ fn checked((i, tool): (usize, Tool)) -> Result<Function, ApiError> {
         let message = format!("a tool of type '{}' cannot be called; only functions can", excerpt(kind));
         return Err(ApiError::field(at("type"), message));
     }
-    let plain = |b: u8| b.is_ascii_alphanumeric() || b == b'_' || b == b'-';
-    if !(1..=LONGEST_NAME).contains(&function.name.len()) || !function.name.bytes().all(plain) {
-        let message = format!(
-            "'{}' is no name of a function: take 1 to {LONGEST_NAME} letters, digits, _ and -",
-            excerpt(function.name)
-        );
-        return Err(ApiError::field(at("function.name"), message));
-    }
+    check_name(&at("function.name"), &function.name)?;
     if function.parameters.as_ref().is_some_and(|schema| !schema.is_object()) {
         return Err(ApiError::field(at("function.parameters"), "parameters is no JSON schema of an object"));
     }
     Ok(function)
+}
+
+/// Checks the name of a function; `field` is its place in the request.
+///
+/// # Errors
+/// 400 that names the field.
+pub fn check_name(field: &str, name: &str) -> Result<(), ApiError> {
+    let plain = |b: u8| b.is_ascii_alphanumeric() || b == b'_' || b == b'-';
+    if (1..=LONGEST_NAME).contains(&name.len()) && name.bytes().all(plain) {
+        return Ok(());
+    }
+    let name = excerpt(name);
+    let message = format!("'{name}' is no name of a function: take 1 to {LONGEST_NAME} letters, digits, _ and -");
+    Err(ApiError::field(field, message))
 }
 
 /// The functions that `tool_choice` leaves, and whether one has to be called.

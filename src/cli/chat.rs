@@ -5,6 +5,7 @@ use super::loader_arg::LoaderArgs;
 use super::sampling_arg::SamplingArgs;
 use super::serve::ModelLoader;
 use super::settings_arg::{SocketArgs, read};
+use crate::client::Client;
 use crate::clock::{self, Seldom};
 use crate::error::{Error, Result, printable};
 use crate::interrupt;
@@ -76,7 +77,7 @@ pub fn run(args: Args) -> Result<()> {
 fn backend(args: &Args, settings: &Settings) -> Result<Backend> {
     // A daemon has its model open already, in its own way.
     let here = args.here || args.engine != LoaderArgs::default();
-    let daemon = if here { None } else { args.socket.connect_as(settings).ok() };
+    let daemon = if here { None } else { asked(args.socket.connect_as(settings)) };
     let Some(client) = daemon else {
         let model =
             args.model.clone().or_else(|| settings.text("serve.model").map(str::to_owned)).ok_or_else(|| {
@@ -102,6 +103,16 @@ fn backend(args: &Args, settings: &Settings) -> Result<Backend> {
         }
     }
     Ok(Backend::Daemon(client))
+}
+
+/// The daemon if one answers; why it is not asked is said, unless there is none.
+fn asked(daemon: Result<Client>) -> Option<Client> {
+    if let Err(error) = &daemon
+        && !matches!(error, Error::NoDaemon(_))
+    {
+        eprintln!("note: no daemon is asked: {error}");
+    }
+    daemon.ok()
 }
 
 /// The file of remembered lines, this user's alone; made here, for an editor would make it for everybody.

@@ -102,7 +102,7 @@ fn findings(args: &Args) -> Result<Vec<Finding>> {
 /// Who has the socket, and whether it answers.
 fn daemon(path: &Path, args: &Args) -> Result<(&'static str, String)> {
     let at = path.display();
-    let held = match socket::is_held(path) {
+    let held = match socket::check_default_dir(path).and_then(|()| socket::is_held(path)) {
         Ok(held) => held,
         Err(error) => return Ok(("problem", error.to_string())),
     };

@@ -40,9 +40,11 @@ impl SocketArgs {
     }
 
     /// # Errors
-    /// As [`SocketArgs::connect`].
+    /// As [`SocketArgs::connect`]; [`Error::Usage`] where others could listen in the daemon's place.
     pub fn connect_as(&self, settings: &Settings) -> Result<Client> {
-        Client::connect(&self.path(settings), Duration::from_secs(self.timeout))
+        let path = self.path(settings);
+        crate::serve::socket::check_default_dir(&path)?;
+        Client::connect(&path, Duration::from_secs(self.timeout))
     }
 }
 

@@ -4,6 +4,7 @@
 
 use crate::error::{Error, Result};
 use crate::formats::machine_profile::MachineProfile;
+use crate::formats::temporary;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
@@ -37,19 +38,18 @@ pub fn has_model(name: &str) -> bool {
 
 /// The directory `assets` of what the program carries, if it was written to the cache directory before.
 pub fn written() -> Option<PathBuf> {
-    Some(dir()?.join("assets")).filter(|assets| assets.is_dir())
+    let (files, dir) = (FILES.get()?, dir()?);
+    files.iter().all(|file| is_whole(file, &dir)).then(|| dir.join("assets"))
 }
 
-/// The directory `assets` of what the program carries, which is written to the cache directory if it is not there; `None` for a program
+/// The directory `assets` of what the program carries, of which what is missing or cut is written to the cache directory; `None` for a program
 /// that carries nothing.
 ///
 /// # Errors
 /// [`Error::Io`] where it cannot be written.
 pub fn assets() -> Result<Option<PathBuf>> {
     let (Some(files), Some(dir)) = (FILES.get(), dir()) else { return Ok(None) };
-    if !dir.is_dir() {
-        write(files, &dir)?;
-    }
+    write(files, &dir)?;
     Ok(Some(dir.join("assets")))
 }
 
@@ -63,23 +63,20 @@ fn dir() -> Option<PathBuf> {
     Some(crate::config::cache_dir()?.join("program").join(format!("{:016x}", hash.digest())))
 }
 
-/// Writes the files below `dir`, which appears when all of them are there.
+/// Whether the file below `dir` is there with its length: one of an interrupted or full disk is shorter.
+fn is_whole((path, bytes): &File, dir: &Path) -> bool {
+    dir.join(path).metadata().is_ok_and(|meta| meta.is_file() && meta.len() == bytes.len() as u64)
+}
+
+/// Writes the files that are not whole below `dir`; each appears when all of it is on the disk.
 fn write(files: &[File], dir: &Path) -> Result<()> {
-    let unfinished = dir.with_extension(format!("{}.tmp", std::process::id()));
-    for (path, bytes) in files {
-        let path = unfinished.join(path);
+    for file in files.iter().filter(|file| !is_whole(file, dir)) {
+        let path = dir.join(file.0);
         let parent = path.parent().expect("it is below a directory");
         std::fs::create_dir_all(parent).map_err(Error::io("create", parent))?;
-        std::fs::write(&path, bytes).map_err(Error::io("write", &path))?;
+        temporary::write_whole(&path, file.1)?;
     }
-    match std::fs::rename(&unfinished, dir) {
-        // Another process was faster.
-        Err(_) if dir.is_dir() => {
-            let _ = std::fs::remove_dir_all(&unfinished);
-            Ok(())
-        }
-        done => done.map_err(Error::io("write", dir)),
-    }
+    Ok(())
 }
 
 /// The machine's profile of this name that comes with the program.
@@ -96,6 +93,31 @@ pub fn machines() -> impl Iterator<Item = &'static str> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// What the cache had under the right name was believed for ever.
+    #[test]
+    fn a_file_in_the_cache_that_was_cut_or_removed_is_written_anew_and_nothing_else_is_left() {
+        let dir = tempfile::tempdir().unwrap();
+        let files: &[File] = &[("assets/demo/config.json", b"{\"a\": 1}"), ("assets/demo/weights", b"0123456789")];
+        let weights = dir.path().join(files[1].0);
+        let whole = || files.iter().all(|file| is_whole(file, dir.path()));
+        for damage in [
+            |_: &Path| (),
+            |path: &Path| std::fs::write(path, "0123").unwrap(),
+            |path: &Path| {
+                std::fs::remove_file(path).unwrap();
+            },
+        ] {
+            if weights.exists() {
+                damage(&weights);
+            }
+            write(files, dir.path()).unwrap();
+            assert!(whole() && std::fs::read(&weights).unwrap() == files[1].1);
+        }
+        assert_eq!(std::fs::read_dir(weights.parent().unwrap()).unwrap().count(), files.len());
+        std::fs::write(&weights, "").unwrap();
+        assert!(!whole());
+    }
 
     #[test]
     fn every_machines_profile_of_the_checkout_is_in_the_program() {

@@ -28,19 +28,25 @@ pub struct Stored {
     pub source: Option<PathBuf>,
     /// Why it cannot be used; `None` if it can.
     pub error: Option<String>,
+    /// Whether what is in the file is the reason; if not, the system has refused, and the file may be good.
+    pub is_damaged: bool,
 }
 
 impl Stored {
     fn read(path: PathBuf) -> Stored {
         let bytes = std::fs::metadata(&path).map_or(0, |meta| meta.len());
         let source = Origin::read(&path).map(|origin| origin.source);
-        let stored = Stored { label: stem(&path), name: String::new(), quant: None, bytes, path, source, error: None };
+        let (label, name, quant) = (stem(&path), String::new(), None);
+        let stored = Stored { label, name, quant, bytes, path, source, error: None, is_damaged: false };
         match NeuronStore::open(&stored.path) {
             Ok(store) => {
                 let name = store.header.config["name"].as_str().unwrap_or_default().to_owned();
                 Stored { name, quant: Some(store.header.quant), ..stored }
             }
-            Err(error) => Stored { error: Some(error.to_string()), ..stored },
+            Err(error) => {
+                let is_damaged = matches!(error, Error::BadFile(_));
+                Stored { error: Some(error.to_string()), is_damaged, ..stored }
+            }
         }
     }
 
@@ -48,14 +54,18 @@ impl Stored {
         self.quant.map_or(self.name.clone(), |quant| format!("{}:{}", self.name, quant.name()))
     }
 
-    /// Whether the file or directory that it was packed from is gone.
+    /// Whether the file or directory that it was packed from is gone. Where the directory around it is not there either, or the system
+    /// does not say, it may be on a disk that is not mounted now.
     pub fn is_orphan(&self) -> bool {
-        self.source.as_ref().is_some_and(|source| !source.exists())
+        let gone = |source: &PathBuf| {
+            source.try_exists().is_ok_and(|there| !there) && source.parent().is_some_and(Path::is_dir)
+        };
+        self.source.as_ref().is_some_and(gone)
     }
 
-    /// Whether nothing is lost by removing it: it cannot be used, or what it was packed from is gone.
+    /// Whether nothing is lost by removing it: it is damaged, or what it was packed from is gone.
     pub fn is_unused(&self) -> bool {
-        self.error.is_some() || self.is_orphan()
+        self.is_damaged || self.is_orphan()
     }
 
     /// Removes the file and what is known of its origin.
@@ -160,5 +170,28 @@ impl Origin {
         if written().is_none() {
             tracing::debug!("what {} was packed from could not be written down", store.display());
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_copy_is_unused_where_it_is_damaged_or_its_source_gone_and_not_where_a_disk_or_the_system_is_the_reason() {
+        let dir = tempfile::tempdir().unwrap();
+        let damaged = dir.path().join("copy.neurons");
+        std::fs::write(&damaged, "no store").unwrap();
+        assert!(Stored::read(damaged).is_unused());
+        // The system opens no link that leads to itself.
+        let closed = dir.path().join("closed.neurons");
+        std::os::unix::fs::symlink(&closed, &closed).unwrap();
+        let closed = Stored::read(closed);
+        assert!(closed.error.is_some() && !closed.is_unused());
+        let from = |source: PathBuf| Stored { source: Some(source), ..closed.clone() };
+        assert!(from(dir.path().join("gone")).is_unused());
+        assert!(!from(dir.path().join("not mounted/model")).is_unused());
+        assert!(!from(dir.path().join("closed.neurons")).is_unused(), "the system does not say whether it is there");
+        assert!(!from(dir.path().to_owned()).is_unused());
     }
 }

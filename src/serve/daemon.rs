@@ -154,7 +154,7 @@ pub struct Daemon {
     pub counters: Counters,
     /// Limits on what requests take together.
     pub limits: RequestLimits,
-    /// Held while a request's texts are embedded: each takes keys and values of its own.
+    /// Held while a text is embedded: each takes keys and values of its own.
     pub embedding: tokio::sync::Mutex<()>,
     /// When the daemon started.
     pub started: Instant,

@@ -46,15 +46,16 @@ fn unit(vector: &[f32]) -> Vec<f32> {
     vector.iter().map(|v| (f64::from(*v) / length) as f32).collect()
 }
 
-/// The answer to a request for embeddings. Requests take turns.
+/// The answer to a request for embeddings. Requests take turns with each of their texts.
 ///
 /// # Errors
-/// 400 for another number of dimensions than the model has; 503 without memory or model; 500 if the engine failed.
+/// 400 for another number of dimensions than the model has; 429 if `serve.queue` requests wait already; 503 without memory or model; 500 if the engine failed.
 pub async fn answer(daemon: &Daemon, loaded: &Loaded, texts: Texts) -> Result<Value, ApiError> {
+    let _one = daemon.limits.embedding()?;
     texts.check_dimensions(loaded.handle.ask(|engine| engine.model.config.hidden).await?)?;
-    let _turn = daemon.embedding.lock().await;
     let mut vectors = Vec::with_capacity(texts.tokens.len());
     for tokens in &texts.tokens {
+        let _turn = daemon.embedding.lock().await;
         let (own, kind) = (tokens.clone(), loaded.handle.limits.kv);
         let mut running = loaded.handle.ask(move |engine| Running::new(engine, own, kind)).await??;
         let vector = loop {

@@ -5,7 +5,7 @@ use crate::generation::Refused;
 use crate::settings::Settings;
 use std::ops::Deref;
 use std::sync::Arc;
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, SemaphorePermit};
 
 /// Bodies that are processed at once: parsed, tokenised and put through the chat template, each in a process of its own. That takes a core,
 /// and memory that is a multiple of the body. At least two, so that a slow one does not stop the others; on many cores at most four,
@@ -20,6 +20,8 @@ pub struct Limits {
     places: Arc<Semaphore>,
     /// One permit for each request that may wait for a place.
     waiting: Semaphore,
+    /// One permit for the request for embeddings that runs, and one for each that may wait.
+    embeddings: Semaphore,
     queue: usize,
 }
 
@@ -49,6 +51,7 @@ impl Limits {
             bodies_bytes,
             places: Arc::new(Semaphore::new(places)),
             waiting: Semaphore::new(queue),
+            embeddings: Semaphore::new(queue + 1),
             queue,
         }
     }
@@ -66,6 +69,14 @@ impl Limits {
     /// Requests that wait for a place now.
     pub fn waiting(&self) -> usize {
         self.queue - self.waiting.available_permits()
+    }
+
+    /// A request for embeddings comes in, until what is returned is dropped.
+    ///
+    /// # Errors
+    /// 429 if one runs and `serve.queue` wait already.
+    pub fn embedding(&self) -> Result<SemaphorePermit<'_>, ApiError> {
+        self.embeddings.try_acquire().map_err(|_| Refused::QueueFull(self.queue).into())
     }
 
     /// Adds bytes of a body that have arrived. A body counts only as it arrives, so announcing a large one takes nothing.
@@ -114,5 +125,22 @@ impl Limits {
             done
         });
         working.await.map_err(|_| ApiError::new(500, "the request could not be read"))?
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn as_many_requests_for_embeddings_wait_as_the_queue_has_places_and_the_next_is_told_to_come_back() {
+        let mut settings = Settings::read(&[], None, |_| None).unwrap();
+        settings.flag("serve.queue", "x", Some(2)).unwrap();
+        let limits = Limits::new(&settings);
+        let mut held: Vec<_> = (0..3).map(|_| limits.embedding().unwrap()).collect();
+        let refused = limits.embedding().unwrap_err();
+        assert_eq!((refused.status, refused.retry_after), (429, Some(1)));
+        held.pop();
+        assert!(limits.embedding().is_ok());
     }
 }

@@ -28,6 +28,7 @@ use http_body_util::BodyExt;
 use serde::Deserialize;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::sync::Arc;
 
 /// Every route with its methods, as the OpenAPI document has them.
@@ -244,8 +245,7 @@ fn admit_tcp(daemon: &Daemon, request: &Request) -> Result<(), ApiError> {
     let headers = request.headers();
     let text = |name: header::HeaderName| headers.get(name).and_then(|value| value.to_str().ok());
     let host = text(header::HOST).unwrap_or_default();
-    let name = host.rsplit_once(':').map_or(host, |(name, port)| if port.ends_with(']') { host } else { name });
-    if !["localhost", "127.0.0.1", "[::1]"].contains(&name) {
+    if !is_loopback(host) {
         let message = format!("the host '{}' is not this machine's name for itself", crate::error::excerpt(host));
         return Err(ApiError::new(403, message));
     }
@@ -273,6 +273,17 @@ fn admit_tcp(daemon: &Daemon, request: &Request) -> Result<(), ApiError> {
             "the bearer token is missing or wrong: Authorization: Bearer TOKEN; `dynamicinfer serve` says at its start where it is kept",
         )),
     }
+}
+
+/// Whether a Host header means this machine: `localhost` or one of its own addresses, with a port or without. Another name may be that of a
+/// web page whose address was made to be this machine's.
+fn is_loopback(host: &str) -> bool {
+    let name = host.rsplit_once(':').map_or(host, |(name, port)| if port.ends_with(']') { host } else { name });
+    let address: Option<IpAddr> = match name.strip_prefix('[').and_then(|name| name.strip_suffix(']')) {
+        Some(v6) => v6.parse::<Ipv6Addr>().ok().map(IpAddr::from),
+        None => name.parse::<Ipv4Addr>().ok().map(IpAddr::from),
+    };
+    name.eq_ignore_ascii_case("localhost") || address.is_some_and(|address| address.is_loopback())
 }
 
 /// Compares in the same time wherever the two differ, so that a token cannot be guessed byte by byte.
@@ -316,12 +327,17 @@ async fn read_body(daemon: &Daemon, settings: &Settings, request: Request) -> Re
 }
 
 /// 200 while the process can do its work or has no model; 503 once it cannot work.
-async fn health(State(daemon): Shared) -> Response {
+async fn health(State(daemon): Shared, request: Request) -> Response {
+    let local = matches!(request.extensions().get(), Some(Peer::Unix { .. }));
     match daemon.state() {
         ModelState::Ready(loaded) if !loaded.handle.is_alive() => {
             Refusal(ApiError::new(503, "the engine has failed").code("engine_failed")).into_response()
         }
-        ModelState::Failed(why) => Refusal(ApiError::new(503, why).code("model_failed")).into_response(),
+        ModelState::Failed(why) => {
+            // Over TCP no token was shown, and the reason has paths in it; /ready tells it to who has one.
+            let why = if local { why } else { "the model cannot be used".into() };
+            Refusal(ApiError::new(503, why).code("model_failed")).into_response()
+        }
         _ => json_response(&json!({"status": "ok", "version": env!("CARGO_PKG_VERSION")})),
     }
 }
@@ -526,4 +542,30 @@ async fn config(State(daemon): Shared) -> Response {
     let settings = daemon.settings();
     let row = |(key, value, origin): (&crate::settings::Key, String, &crate::settings::Origin)| json!({"key": key.name, "value": value, "origin": origin.to_string()});
     json_response(&settings.all().map(row).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_address_of_this_machine_is_a_host_and_no_other_name_is() {
+        for host in
+            ["localhost", "LocalHost:80", "127.0.0.1:8093", "127.0.0.2:8093", "127.1.2.3", "[::1]", "[::1]:8093"]
+        {
+            assert!(is_loopback(host), "{host}");
+        }
+        for host in [
+            "",
+            ":80",
+            "example.org",
+            "localhost.example.org:80",
+            "127.0.0.1.example.org",
+            "10.0.0.1:80",
+            "[::2]:80",
+            "[127.0.0.1]",
+        ] {
+            assert!(!is_loopback(host), "{host}");
+        }
+    }
 }

@@ -9,7 +9,7 @@ use super::tcp;
 use crate::clock::Duration;
 use crate::error::{Error, Result};
 use crate::settings::Settings;
-use std::io;
+use std::io::{self, IsTerminal};
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -106,9 +106,10 @@ async fn live(
     if let Some(tcp) = &tcp {
         let address = tcp.local_addr().map_err(|e| Error::Failed(format!("TCP has no address: {e}")))?;
         let (token, file) = tcp::token(&settings)?;
-        let kept = file.map_or("until it ends".into(), |file| format!("kept in {}", file.display()));
+        let kept = file.as_ref().map_or("until it ends".into(), |file| format!("kept in {}", file.display()));
         say(&format!("listening at http://{address}/v1; it asks for a token, {kept}. For clients made for OpenAI:"));
-        tcp::exports(address, &token).iter().for_each(|line| say(&format!("  {line}")));
+        let exports = tcp::exports(address, &token, file.as_deref(), io::stderr().is_terminal());
+        exports.iter().for_each(|line| say(&format!("  {line}")));
         *daemon.token.lock() = Some(token);
     }
     let why = socket::why_not_in_runtime_dir(&path).map_or(String::new(), |why| format!(" ({why})"));

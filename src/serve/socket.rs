@@ -106,16 +106,45 @@ fn make_private_dir(path: &Path) -> Result<()> {
     if !dir.exists() {
         std::fs::DirBuilder::new().mode(0o700).recursive(true).create(dir).map_err(Error::io("create", dir))?;
     }
-    if path == default_path() {
-        let meta = std::fs::symlink_metadata(dir).map_err(Error::io("look at", dir))?;
-        if !meta.is_dir() || meta.uid() != rustix::process::getuid().as_raw() || meta.mode() & 0o022 != 0 {
-            return Err(Error::Usage(format!(
-                "{} can be written to by others; set XDG_RUNTIME_DIR, or give --socket in a directory of your own",
+    check_default_dir(path)
+}
+
+/// Checks that nobody else can listen at `path` if it is the default one: others may have made its directory below /tmp first, and whoever
+/// listens there reads what this user asks. A path that somebody chose, and a directory that is not there, are not looked at.
+///
+/// # Errors
+/// [`Error::Usage`] with what is wrong with the directory; [`Error::Io`].
+pub fn check_default_dir(path: &Path) -> Result<()> {
+    let Some(dir) = path.parent().filter(|_| path == default_path()) else { return Ok(()) };
+    // In a runtime directory the system has made what is above it.
+    let below_tmp = why_not_in_runtime_dir(path).is_some();
+    match std::fs::symlink_metadata(dir) {
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(()),
+        Err(error) => Err(Error::io("look at", dir)(error)),
+        Ok(_) => others_can(dir, below_tmp).map_or(Ok(()), |what| {
+            Err(Error::Usage(format!(
+                "{} {what}; set XDG_RUNTIME_DIR, or give --socket in a directory of your own",
                 dir.display()
-            )));
-        }
+            )))
+        }),
     }
-    Ok(())
+}
+
+/// Why `dir` is not this user's alone; `None` if it is. With `above`, whether others can put another in its place counts, too.
+fn others_can(dir: &Path, above: bool) -> Option<&'static str> {
+    let Ok(meta) = std::fs::symlink_metadata(dir) else { return Some("cannot be looked at") };
+    let replaced = |parent: std::fs::Metadata| parent.mode() & 0o022 != 0 && parent.mode() & 0o1000 == 0;
+    if !meta.is_dir() {
+        Some("is no directory, or a symbolic link")
+    } else if meta.uid() != rustix::process::getuid().as_raw() {
+        Some("belongs to another user")
+    } else if meta.mode() & 0o022 != 0 {
+        Some("can be written to by others")
+    } else if above && dir.parent().is_none_or(|parent| parent.metadata().map_or(true, replaced)) {
+        Some("can be replaced by others")
+    } else {
+        None
+    }
 }
 
 fn lock(path: &Path) -> Result<File> {
@@ -193,4 +222,35 @@ pub fn is_held(path: &Path) -> Result<bool> {
 /// The process that listens at `path`, as the kernel knows it and no file claims; `None` if nobody does.
 pub fn listener(path: &Path) -> Option<UCred> {
     rustix::net::sockopt::socket_peercred(UnixStream::connect(path).ok()?).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs::{Permissions, set_permissions};
+    use std::os::unix::fs::PermissionsExt;
+
+    #[test]
+    fn a_sockets_directory_is_trusted_only_where_nobody_else_can_listen_in_it() {
+        let above = tempfile::tempdir().unwrap();
+        let dir = above.path().join("dir");
+        std::fs::create_dir(&dir).unwrap();
+        let mode = |dir: &Path, mode: u32| set_permissions(dir, Permissions::from_mode(mode)).unwrap();
+        mode(&dir, 0o700);
+        assert_eq!(others_can(&dir, true), None);
+        mode(above.path(), 0o777);
+        assert_eq!((others_can(&dir, true), others_can(&dir, false)), (Some("can be replaced by others"), None));
+        mode(above.path(), 0o1777);
+        assert_eq!(others_can(&dir, true), None);
+        mode(&dir, 0o770);
+        assert_eq!(others_can(&dir, true), Some("can be written to by others"));
+        mode(&dir, 0o700);
+        let link = above.path().join("link");
+        std::os::unix::fs::symlink(&dir, &link).unwrap();
+        assert_eq!(others_can(&link, true), Some("is no directory, or a symbolic link"));
+        if rustix::process::geteuid().is_root() {
+            std::os::unix::fs::chown(&dir, Some(54_321), None).unwrap();
+            assert_eq!(others_can(&dir, true), Some("belongs to another user"));
+        }
+    }
 }

@@ -1,7 +1,7 @@
 //! The TCP port: which address is meant, and the token that its clients have to show.
 
 use crate::error::{Error, Result, excerpt};
-use crate::formats::{open_regular, read_text};
+use crate::formats::open_regular;
 use crate::settings::Settings;
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, SocketAddr};
@@ -57,23 +57,24 @@ pub async fn listener(settings: &Settings) -> Result<Option<TcpListener>> {
 /// [`Error::Usage`] for a file that holds no token, or that others can read; [`Error::Io`].
 pub fn token(settings: &Settings) -> Result<(String, Option<PathBuf>)> {
     if let Some(path) = settings.text("serve.token_file") {
-        return Ok((checked(Path::new(path), &read_text(Path::new(path))?)?, Some(path.into())));
+        let path = PathBuf::from(path);
+        let remedy = format!("keep it from them: chmod 600 '{}'", path.display());
+        return Ok((read(&path, &remedy)?, Some(path)));
     }
     let Some(path) = crate::config::state_dir().map(|dir| dir.join("token")) else { return Ok((fresh()?, None)) };
     if !path.exists() {
         keep(&path, &fresh()?)?;
     }
-    Ok((kept(&path)?, Some(path)))
+    Ok((read(&path, "remove the file, and a new one is made at the next start")?, Some(path)))
 }
 
-/// The token in a file that this program has made: nobody else may be able to read it.
-fn kept(path: &Path) -> Result<String> {
+/// The token in a file, which nobody else may be able to read; `remedy` says what to do where somebody can.
+fn read(path: &Path, remedy: &str) -> Result<String> {
     let (file, meta) = open_regular(path)?;
-    if meta.mode() & 0o077 != 0 || meta.uid() != rustix::process::geteuid().as_raw() {
-        let path = path.display();
-        return Err(Error::Usage(format!(
-            "{path}: others can read this token; remove the file, and a new one is made at the next start"
-        )));
+    // Root reads every file, so one that is root's is as private.
+    let private = [0, rustix::process::geteuid().as_raw()].contains(&meta.uid());
+    if meta.mode() & 0o077 != 0 || !private {
+        return Err(Error::Usage(format!("{}: others can read this token; {remedy}", path.display())));
     }
     let mut text = String::new();
     file.take(LONGEST_TOKEN).read_to_string(&mut text).map_err(Error::io("read", path))?;
@@ -120,14 +121,48 @@ fn keep(path: &Path, token: &str) -> Result<()> {
     written.map_err(Error::io("write", path))
 }
 
-/// What a user types so that clients made for OpenAI find this server.
-pub fn exports(address: SocketAddr, token: &str) -> [String; 2] {
-    [format!("export OPENAI_BASE_URL=http://{address}/v1"), format!("export OPENAI_API_KEY={token}")]
+/// What a user types so that clients made for OpenAI find this server; `file` has the token. The token itself is `shown` on a terminal
+/// only, and where no file has it: what the start says may go to a journal that others read.
+pub fn exports(address: SocketAddr, token: &str, file: Option<&Path>, shown: bool) -> [String; 2] {
+    let key = match file.filter(|_| !shown) {
+        Some(file) => format!("$(cat '{}')", file.display().to_string().replace('\'', r"'\''")),
+        None => token.to_owned(),
+    };
+    [format!("export OPENAI_BASE_URL=http://{address}/v1"), format!("export OPENAI_API_KEY={key}")]
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::os::unix::fs::PermissionsExt;
+
+    #[test]
+    fn a_tokens_file_that_others_can_read_is_refused_and_a_long_one_is_not_read_to_its_end() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("token");
+        let mut settings = Settings::read(&[], None, |_| None).unwrap();
+        settings.flag("serve.token_file", "x", Some(path.display())).unwrap();
+        std::fs::write(&path, "0123456789abcdef\n").unwrap();
+        for (mode, taken) in [(0o600, true), (0o400, true), (0o640, false), (0o604, false), (0o620, false)] {
+            std::fs::set_permissions(&path, std::fs::Permissions::from_mode(mode)).unwrap();
+            match token(&settings) {
+                Ok((token, file)) => assert!(taken && token == "0123456789abcdef" && file == Some(path.clone())),
+                Err(error) => assert!(!taken && error.to_string().contains("chmod 600"), "{mode:o}: {error}"),
+            }
+        }
+        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o600)).unwrap();
+        std::fs::File::options().write(true).open(&path).unwrap().set_len(1 << 40).unwrap();
+        assert!(matches!(token(&settings), Err(Error::Usage(_))), "a terabyte of zeros");
+    }
+
+    #[test]
+    fn a_token_that_a_file_has_is_shown_on_a_terminal_only() {
+        let (address, file) = (SocketAddr::from((Ipv4Addr::LOCALHOST, 8093)), Path::new("/a b/it's"));
+        let key = |file, shown| exports(address, "secret", file, shown)[1].clone();
+        assert_eq!(key(Some(file), true), "export OPENAI_API_KEY=secret");
+        assert_eq!(key(None, false), "export OPENAI_API_KEY=secret");
+        assert_eq!(key(Some(file), false), r"export OPENAI_API_KEY=$(cat '/a b/it'\''s')");
+    }
 
     #[test]
     fn a_port_alone_and_localhost_are_addresses_of_this_machine() {

@@ -120,7 +120,10 @@ impl Daemon {
         let mut said = |name: &str| self.wait_for(name).split_once('=').unwrap().1.to_owned();
         let url = said("export OPENAI_BASE_URL=");
         let address = url.strip_prefix("http://").and_then(|url| url.strip_suffix("/v1")).expect("a whole address");
-        (address.to_owned(), said("export OPENAI_API_KEY="))
+        let key = said("export OPENAI_API_KEY=");
+        // What it says goes to a pipe, so it says where the token is.
+        let file = key.strip_prefix("$(cat '").and_then(|rest| rest.strip_suffix("')")).expect("a token's file");
+        (address.to_owned(), std::fs::read_to_string(file).unwrap().trim().to_owned())
     }
 
     /// What it says next; `None` when it will say nothing more.

@@ -1,6 +1,6 @@
 //! How it lives and ends: one instance, leftovers, signals, clients that go away, a full queue, TCP, systemd.
 
-use crate::daemon::{Daemon, PATIENCE, command, read_answer, request};
+use crate::daemon::{Daemon, PATIENCE, command, read_all, read_answer, request};
 use rustix::process::Signal;
 use serde_json::json;
 use std::io::{Read, Write};
@@ -260,11 +260,30 @@ fn tcp_wants_its_token_and_no_stranger_as_origin() {
     assert_eq!(ask(host), 401);
     assert_eq!(ask(&format!("{host}Authorization: Bearer {}0\r\n", &token[1..])), 401);
     assert_eq!(ask(&format!("{host}Origin: http://evil.example\r\nAuthorization: Bearer {token}\r\n")), 403);
+    assert_eq!(ask(&format!("Host: 127.0.0.2:80\r\nAuthorization: Bearer {token}\r\n")), 200);
     assert_eq!(ask(&format!("Host: evil.example\r\nAuthorization: Bearer {token}\r\n")), 403);
     for wide in ["0.0.0.0:0", "192.0.2.1:80", "here"] {
         let done = command(dir.path(), &["serve", "--socket", "other.sock", "--listen", wide]).output().unwrap();
         assert_eq!(done.status.code(), Some(2), "{wide}");
     }
+}
+
+/// Whoever can reach the port read the paths of this user's models.
+#[test]
+fn health_says_why_a_model_cannot_be_used_at_the_socket_only() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut daemon = Daemon::spawn(dir.path(), &["serve", "--listen", "0"], &[]);
+    let (address, _) = daemon.port();
+    let path = dir.path().join("no-such-model.gguf");
+    assert_ne!(daemon.post("/v1/x/models/load", &json!({"model": path})).status, 200);
+    assert!(daemon.call("GET", "/health", "").text().contains("no-such-model"));
+    let mut stream = TcpStream::connect(&address).unwrap();
+    stream.set_read_timeout(Some(PATIENCE)).unwrap();
+    stream.write_all(&request("GET", "/health", "")).unwrap();
+    let told = read_all(&mut stream);
+    assert_eq!(told.status, 503);
+    let error = &told.json()["error"];
+    assert_eq!((&error["message"], &error["code"]), (&json!("the model cannot be used"), &json!("model_failed")));
 }
 
 #[test]
