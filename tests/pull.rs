@@ -13,7 +13,7 @@ use std::sync::{Arc, Mutex};
 const COMMIT: &str = "0123456789abcdef0123456789abcdef01234567";
 
 /// What a server does with the bytes of large files.
-#[derive(Clone, Copy, Default)]
+#[derive(Clone, Default)]
 struct Manner {
     /// Connections that break after so many bytes of a file, before one that does not.
     breaks: usize,
@@ -22,15 +22,24 @@ struct Manner {
     hangs: bool,
     /// Another byte stands in the middle of each file.
     lies: bool,
+    /// More bytes come than the listing says.
+    longer: bool,
+    /// Every answer is the whole file, whatever part of it was asked for.
+    whole: bool,
     /// Status of every answer, instead of the right one.
     status: u16,
+    /// Headers of every answer with a file, and the address that large files come from; instead of the right ones.
+    headers: &'static str,
+    sent_to: Option<&'static str>,
 }
 
 /// The hub with one model, `owner/model`. Files of 64 KiB and more are large: they have a SHA-256 and come from another address.
 struct Hub {
     endpoint: String,
-    /// The address and the first byte of each request for more than one byte of a large file.
+    /// The address and the first byte of each request for bytes of a large file.
     asked: Arc<Mutex<Vec<(String, usize)>>>,
+    /// The address of each request, and whether it carries the user's token.
+    tokens: Arc<Mutex<Vec<(String, bool)>>>,
     /// Tells that a connection hangs now.
     hanging: Receiver<()>,
 }
@@ -40,6 +49,7 @@ struct Server {
     files: Vec<(String, Vec<u8>)>,
     manner: Manner,
     asked: Arc<Mutex<Vec<(String, usize)>>>,
+    tokens: Arc<Mutex<Vec<(String, bool)>>>,
     hanging: Sender<()>,
     /// Connections that stay open until the test ends.
     held: Vec<TcpStream>,
@@ -65,21 +75,23 @@ fn blob(bytes: &[u8]) -> String {
 
 impl Hub {
     fn with(files: &[(&str, Vec<u8>)], manner: Manner) -> Hub {
-        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        let address = listener.local_addr().unwrap().to_string();
-        let asked = Arc::default();
+        // On every local address: another of them is another machine to the program.
+        let listener = TcpListener::bind("0.0.0.0:0").unwrap();
+        let address = format!("127.0.0.1:{}", listener.local_addr().unwrap().port());
+        let (asked, tokens) = (Arc::default(), Arc::default());
         let (hanging, hangs) = channel();
         let mut server = Server {
             address: address.clone(),
             files: files.iter().map(|(name, bytes)| ((*name).to_owned(), bytes.clone())).collect(),
             manner,
             asked: Arc::clone(&asked),
+            tokens: Arc::clone(&tokens),
             hanging,
             held: Vec::new(),
         };
         // Ends with the test program: it waits for who may still come.
         std::thread::spawn(move || listener.incoming().map_while(Result::ok).for_each(|stream| server.answer(stream)));
-        Hub { endpoint: format!("http://{address}"), asked, hanging: hangs }
+        Hub { endpoint: format!("http://{address}"), asked, tokens, hanging: hangs }
     }
 
     /// First bytes of the requests for large files so far.
@@ -97,10 +109,11 @@ impl Server {
         let path = first.split(' ').nth(1).unwrap_or_default().to_owned();
         let range = head.iter().find_map(|line| {
             let (name, value) = line.split_once(": ")?;
-            let (start, end) =
-                name.eq_ignore_ascii_case("range").then(|| value.strip_prefix("bytes="))??.split_once('-')?;
-            Some((start.parse::<usize>().ok()?, end.parse::<usize>().ok()))
+            name.eq_ignore_ascii_case("range")
+                .then(|| value.strip_prefix("bytes=")?.strip_suffix('-')?.parse::<usize>().ok())?
         });
+        let token = head.iter().any(|line| line.eq_ignore_ascii_case("authorization: bearer secret"));
+        self.tokens.lock().unwrap().push((path.clone(), token));
         if self.manner.status != 0 {
             return reply(&mut stream, &format!("{} No", self.manner.status), "", b"");
         }
@@ -109,46 +122,48 @@ impl Server {
             return reply(&mut stream, "200 OK", "Content-Type: application/json\r\n", page.as_bytes());
         }
         let found = self.files.iter().find(|(name, bytes)| {
-            path == format!("/owner/model/resolve/main/{name}") || path == format!("/cdn/{}", blob(bytes))
+            path == format!("/owner/model/resolve/{COMMIT}/{name}") || path == format!("/cdn/{}", blob(bytes))
         });
         let Some((_, bytes)) = found.cloned() else { return reply(&mut stream, "404 Not Found", "", b"") };
-        let said = format!("ETag: \"{}\"\r\nX-Repo-Commit: {COMMIT}\r\n", blob(&bytes));
+        let said = match self.manner.headers {
+            "" => format!("ETag: \"{}\"\r\nX-Repo-Commit: {COMMIT}\r\n", blob(&bytes)),
+            other => other.to_owned(),
+        };
         if is_large(&bytes) && !path.starts_with("/cdn/") {
-            let to = format!(
-                "Location: http://{}/cdn/{}\r\nX-Linked-Etag: \"{}\"\r\n",
-                self.address,
-                blob(&bytes),
-                blob(&bytes)
-            );
+            let port = self.address.rsplit(':').next().unwrap();
+            let to = match self.manner.sent_to.unwrap_or("127.0.0.1") {
+                "nowhere" => String::new(),
+                host => format!("Location: http://{host}:{port}/cdn/{}\r\n", blob(&bytes)),
+            };
             return reply(&mut stream, "302 Found", &(said + &to), b"");
         }
-        let (start, end) =
-            range.map_or((0, bytes.len()), |(start, end)| (start, end.map_or(bytes.len(), |end| end + 1)));
-        self.send(stream, &path, &bytes, start, end.min(bytes.len()), &said);
+        self.send(stream, &path, bytes, range.filter(|_| !self.manner.whole), &said);
     }
 
-    fn send(&mut self, mut stream: TcpStream, path: &str, bytes: &[u8], start: usize, end: usize, said: &str) {
-        let all = bytes.len();
-        if start >= end {
+    fn send(&mut self, mut stream: TcpStream, path: &str, mut bytes: Vec<u8>, range: Option<usize>, said: &str) {
+        let (all, start, large) = (bytes.len(), range.unwrap_or(0), is_large(&bytes));
+        if start > 0 && start >= all {
             return reply(&mut stream, "416 Range Not Satisfiable", &format!("Content-Range: bytes */{all}\r\n"), b"");
         }
-        let mut bytes = bytes.to_vec();
-        if self.manner.lies && is_large(&bytes) {
+        let (status, said) = match range {
+            Some(_) => ("206 Partial Content", format!("{said}Content-Range: bytes {start}-{}/{all}\r\n", all - 1)),
+            None => ("200 OK", said.to_owned()),
+        };
+        if large {
+            self.asked.lock().unwrap().push((path.to_owned(), start));
+        }
+        if self.manner.lies && large {
             bytes[all / 2] ^= 1;
         }
-        let whole = is_large(&bytes) && end - start > 1;
-        let said = format!("{said}Content-Range: bytes {start}-{}/{all}\r\n", end - 1);
-        if !whole {
-            return reply(&mut stream, "206 Partial Content", &said, &bytes[start..end]);
+        if self.manner.longer && large {
+            bytes.resize(all + (4 << 20), 7);
         }
-        self.asked.lock().unwrap().push((path.to_owned(), start));
-        if self.manner.breaks == 0 {
-            return reply(&mut stream, "206 Partial Content", &said, &bytes[start..end]);
+        if self.manner.breaks == 0 || !large {
+            return reply(&mut stream, status, &said, &bytes[start..]);
         }
         self.manner.breaks -= 1;
-        let length = end - start;
-        let head =
-            format!("HTTP/1.1 206 Partial Content\r\n{said}Content-Length: {length}\r\nConnection: close\r\n\r\n");
+        let length = bytes.len() - start;
+        let head = format!("HTTP/1.1 {status}\r\n{said}Content-Length: {length}\r\nConnection: close\r\n\r\n");
         let part = &bytes[start..start + self.manner.after.min(length - 1)];
         // Who has gone does not read it.
         let _ = stream.write_all(head.as_bytes()).and_then(|()| stream.write_all(part));
@@ -275,14 +290,17 @@ fn a_pull_that_is_given_up_goes_on_the_next_time() {
     assert_eq!(done.status.code(), Some(130), "{said}");
     assert!(said.contains("what came is kept"), "{said}");
     // How much of what was sent had come is left to chance; what came counts.
-    let part = folder(home.path()).join("blobs").join(blob(&files[1].1)).with_extension("part");
+    let whole = folder(home.path()).join("blobs").join(blob(&files[1].1));
+    let part = whole.with_extension("part");
+    let named = ["snapshots/".to_owned() + COMMIT + "/model.safetensors", "refs/main".into()];
+    assert!(!whole.exists() && named.iter().all(|name| folder(home.path()).join(name).symlink_metadata().is_err()));
     let came = std::fs::metadata(part).map_or(0, |meta| meta.len() as usize);
     let whole = Hub::with(&files, Manner::default());
     let (code, _, err) = run(home.path(), &whole.endpoint, &["pull", "owner/model"]);
     assert_eq!((code, whole.starts()), (0, vec![came]), "{err}");
 }
 
-/// All bytes were there under the name of an unfinished file: the hub had none behind them to go on with.
+/// All bytes were there under the name of an unfinished file: there are none behind them to ask for.
 #[test]
 fn a_file_that_came_whole_and_did_not_get_its_name_gets_it() {
     let home = tempfile::tempdir().unwrap();
@@ -327,6 +345,98 @@ fn a_file_with_another_checksum_is_refused_and_not_kept() {
     let (code, _, err) = run(home.path(), &hub.endpoint, &["pull", "owner/model"]);
     assert_eq!(code, 5, "{err}");
     assert!(!blob.exists());
+}
+
+#[test]
+fn a_mirror_that_goes_on_behind_a_files_end_fills_no_disk() {
+    let home = tempfile::tempdir().unwrap();
+    let files = relullama();
+    let hub = Hub::with(&files, Manner { longer: true, ..Manner::default() });
+    let (code, _, err) = run(home.path(), &hub.endpoint, &["pull", "owner/model"]);
+    assert_eq!((code, hub.starts()), (5, vec![0]), "{err}");
+    assert!(err.contains("model.safetensors: goes on behind the length that the hub's list gives"), "{err}");
+    let blob = folder(home.path()).join("blobs").join(blob(&files[1].1));
+    assert!(!blob.exists() && !blob.with_extension("part").exists());
+    assert!(!folder(home.path()).join("refs/main").exists(), "the model is not here");
+}
+
+#[test]
+fn a_mirror_that_cannot_go_on_sends_the_file_anew() {
+    let home = tempfile::tempdir().unwrap();
+    let files = relullama();
+    let blob = folder(home.path()).join("blobs").join(blob(&files[1].1));
+    std::fs::create_dir_all(blob.parent().unwrap()).unwrap();
+    std::fs::write(blob.with_extension("part"), &files[1].1[..1000]).unwrap();
+    let hub = Hub::with(&files, Manner { whole: true, ..Manner::default() });
+    let (code, _, err) = run(home.path(), &hub.endpoint, &["pull", "owner/model"]);
+    assert_eq!((code, hub.starts()), (0, vec![0]), "{err}");
+    assert!(std::fs::read(blob).unwrap() == files[1].1);
+}
+
+/// Every file and link below a folder, with the folder's name taken off.
+fn all_below(dir: &Path) -> Vec<PathBuf> {
+    let entries = std::fs::read_dir(dir).unwrap().map(|entry| entry.unwrap().path());
+    let mut found: Vec<PathBuf> = entries
+        .flat_map(|path| match path.symlink_metadata().unwrap().is_dir() {
+            true => {
+                all_below(&path).into_iter().map(|below| Path::new(path.file_name().unwrap()).join(below)).collect()
+            }
+            false => vec![path.file_name().unwrap().into()],
+        })
+        .collect();
+    found.sort();
+    found
+}
+
+/// The names that a hub's headers give were once paths in the cache: with these a mirror could write where it liked.
+#[test]
+fn no_file_is_written_where_a_mirrors_headers_say() {
+    let files = relullama();
+    let written = |headers: &'static str| {
+        let outer = tempfile::tempdir().unwrap();
+        let home = outer.path().join("home");
+        std::fs::create_dir(&home).unwrap();
+        let hub = Hub::with(&files, Manner { headers, ..Manner::default() });
+        let (code, _, err) = run(&home, &hub.endpoint, &["pull", "owner/model"]);
+        assert_eq!(code, 0, "{err}");
+        all_below(outer.path())
+    };
+    let right = written("");
+    assert!(right.iter().any(|path| path.ends_with(format!("{COMMIT}/model.safetensors"))), "{right:?}");
+    let absolute = std::env::temp_dir().join(format!("dynamicinfer-escaped-{}", std::process::id()));
+    let at = absolute.display();
+    let hostile: [String; 2] = [
+        "ETag: \"../../../escaped\"\r\nX-Repo-Commit: ../../../escaped\r\n".into(),
+        format!("ETag: \"{at}\"\r\nX-Linked-Etag: \"{at}\"\r\nX-Repo-Commit: {at}\r\n"),
+    ];
+    for headers in hostile {
+        assert_eq!(written(headers.leak()), right);
+    }
+    for extension in ["", "part", "lock"] {
+        assert!(!absolute.with_extension(extension).exists());
+    }
+}
+
+#[test]
+fn the_users_token_goes_to_no_other_machine() {
+    let files = relullama();
+    let pulled = |sent_to| {
+        let home = tempfile::tempdir().unwrap();
+        let hub = Hub::with(&files, Manner { sent_to: Some(sent_to), ..Manner::default() });
+        let done = command(home.path(), &hub.endpoint, &["pull", "owner/model"]).env("HF_TOKEN", "secret").output();
+        let done = done.unwrap();
+        let tokens = hub.tokens.lock().unwrap().clone();
+        (done.status.code().unwrap(), String::from_utf8(done.stderr).unwrap(), tokens)
+    };
+    let (code, err, tokens) = pulled("127.0.0.2");
+    assert_eq!(code, 0, "{err}");
+    assert!(tokens.iter().any(|(path, _)| path.starts_with("/cdn/")));
+    for (path, token) in tokens {
+        assert_eq!(token, !path.starts_with("/cdn/"), "{path}");
+    }
+    let (code, err, _) = pulled("nowhere");
+    assert_eq!(code, 1, "{err}");
+    assert!(err.contains("missing a location header"), "{err}");
 }
 
 #[test]

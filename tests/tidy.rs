@@ -210,7 +210,7 @@ const RULES: [Rule; 11] = [
         instead: "only src/device/cuda speaks to the driver: use device::cuda::Card and CudaDevice",
     },
     Rule {
-        needles: &["hf_hub", "TcpStream::connect", "ureq"],
+        needles: &["TcpStream::connect", "ureq"],
         below: "src/",
         except: &["src/hub/fetch.rs"],
         instead: "only src/hub/fetch.rs opens a connection to another machine, for the verb `pull`",

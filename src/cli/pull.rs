@@ -5,7 +5,7 @@ use crate::hub::fetch::{Hub, HubFile, Listing};
 use crate::hub::{Cache, Name};
 use crate::interrupt;
 use crate::open::model::free_bytes;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 /// Fetch a model from the Hugging Face hub
 ///
@@ -47,13 +47,14 @@ pub fn run(args: Args) -> Result<()> {
     let cache = Cache(settings.cache.ok_or_else(|| {
         Error::Usage("there is no directory to fetch into: set HOME, HF_HOME or HF_HUB_CACHE".into())
     })?);
-    let hub = Hub::new(&settings.endpoint, cache.clone(), settings.token)?;
+    let hub = Hub::new(&settings.endpoint, cache.clone(), settings.token);
     // What is waited for cannot be asked to stop: the first Ctrl-C ends the program, and what came is on disk.
     let listing = interrupt::at_prompt(|| (), || hub.list(&name))??;
     announce(&hub, &name, &listing, &cache.0)?;
     for file in &listing.files {
         pull(&hub, &name, &listing, file)?;
     }
+    hub.finish(&name, &listing)?;
     let path = cache.find(&name)?.unwrap_or_else(|| cache.folder(&name));
     eprintln!("{name} is here; every verb takes it as MODEL: dynamicinfer run {name} \"Once upon a time\"");
     super::print(&format!("{}\n", path.display()))
@@ -61,8 +62,8 @@ pub fn run(args: Args) -> Result<()> {
 
 /// Says how much is to come and where it goes, and refuses where there is no room.
 fn announce(hub: &Hub, name: &Name, listing: &Listing, cache: &Path) -> Result<()> {
-    let all: u64 = listing.files.iter().map(|file| file.bytes).sum();
-    let here: u64 = listing.files.iter().map(|file| hub.here(name, file)).sum();
+    let all: u64 = listing.files.iter().map(|file| file.bytes).fold(0, u64::saturating_add);
+    let here: u64 = listing.files.iter().map(|file| hub.here(name, file)).fold(0, u64::saturating_add);
     let there = cache.ancestors().find(|dir| dir.exists()).unwrap_or(cache);
     let free = free_bytes(there).unwrap_or(u64::MAX);
     let missing = all - here;
@@ -86,14 +87,14 @@ fn announce(hub: &Hub, name: &Name, listing: &Listing, cache: &Path) -> Result<(
 }
 
 /// Fetches and checks one file. A file that was here is checked, too: who fetched it may not have done so.
-fn pull(hub: &Hub, name: &Name, listing: &Listing, file: &HubFile) -> Result<PathBuf> {
+fn pull(hub: &Hub, name: &Name, listing: &Listing, file: &HubFile) -> Result<()> {
     let shown = printable(&file.name);
     let progress = Progress::new(format!("fetching {shown}"), Unit::Bytes);
     let note = || super::say(format_args!("\nstopped; what came is kept: the same command goes on there"));
-    let path = interrupt::at_prompt(note, || hub.fetch(name, listing, file, &|done, all| progress.step(done, all)))??;
+    interrupt::at_prompt(note, || hub.fetch(name, listing, file, &|done, all| progress.step(done, all)))??;
     progress.finish();
     let progress = Progress::new(format!("checking {shown}"), Unit::Bytes);
-    hub.check(name, file, &path, &|done, all| progress.step(done, all))?;
+    hub.keep(name, listing, file, &|done, all| progress.step(done, all))?;
     progress.finish();
-    Ok(path)
+    Ok(())
 }

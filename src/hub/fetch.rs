@@ -1,25 +1,31 @@
-//! Fetches models from the hub. The only code that opens a connection to another machine. The hf-hub crate speaks the protocol and keeps
-//! the cache as other tools have it; what it lacks is here: the sizes before the first byte, going on after a cut, and SHA-256.
+//! Fetches models from the hub. The only code that opens a connection to another machine. The cache is laid out as the hub's own tools
+//! have it. A hub, or a mirror that stands for it, is not trusted: no path comes from a header, no answer is read beyond the length that
+//! the listing gives, and bytes get a file's name only after their SHA-256 was checked.
 
 use super::{Cache, Choice, Name, choose};
 use crate::error::{Error, Result, excerpt, human_bytes, printable};
-use hf_hub::api::Progress;
-use hf_hub::api::sync::{Api, ApiBuilder, ApiError};
 use sha2::{Digest, Sha256};
 use std::fs::File;
-use std::io::Read;
+use std::io::{ErrorKind, Read, Write};
 use std::path::{Path, PathBuf};
+use std::time::Duration;
+use ureq::config::RedirectAuthHeaders;
+use ureq::{Agent, Body, http::Response};
+
+/// How long a machine may take to accept a connection, and after that to send its next bytes.
+const SILENCE: Duration = Duration::from_secs(60);
 
 /// Attempts at one file, as long as each brings something: a connection that breaks more often is not worth going on with now.
 const ATTEMPTS: usize = 10;
 
-/// Bytes that are hashed between two looks at Ctrl-C.
-const HASHED_AT_ONCE: usize = 1 << 20;
+/// Bytes that are read between two looks at Ctrl-C.
+const READ_AT_ONCE: usize = 1 << 20;
 
 /// The hub, as the environment names it.
 pub struct Hub {
-    api: Api,
+    agent: Agent,
     endpoint: String,
+    token: Option<String>,
     cache: Cache,
 }
 
@@ -50,15 +56,17 @@ pub type Step<'a> = &'a dyn Fn(u64, u64) -> Result<()>;
 
 impl Hub {
     /// The hub at `endpoint` (`https://...`). `token` is that of a user, for models that are not open to all.
-    ///
-    /// # Errors
-    /// [`Error::Failed`] where no client can be made.
-    pub fn new(endpoint: &str, cache: Cache, token: Option<String>) -> Result<Hub> {
-        let endpoint = endpoint.trim_end_matches('/').to_owned();
-        let builder = ApiBuilder::from_cache(hf_hub::Cache::new(cache.0.clone()));
-        let builder = builder.with_endpoint(endpoint.clone()).with_token(token).with_progress(false);
-        let api = builder.build().map_err(|why| Error::Failed(format!("cannot speak to {endpoint}: {why}")))?;
-        Ok(Hub { api, endpoint, cache })
+    pub fn new(endpoint: &str, cache: Cache, token: Option<String>) -> Hub {
+        let agent = Agent::config_builder()
+            // Large files come from other machines, and the token is for the hub alone.
+            .redirect_auth_headers(RedirectAuthHeaders::SameHost)
+            .timeout_connect(Some(SILENCE))
+            .timeout_per_read(Some(SILENCE))
+            .accept_encoding("identity")
+            .user_agent(concat!("dynamicinfer/", env!("CARGO_PKG_VERSION")))
+            .build()
+            .new_agent();
+        Hub { agent, endpoint: endpoint.trim_end_matches('/').to_owned(), token, cache }
     }
 
     /// The files that `name` means.
@@ -66,8 +74,8 @@ impl Hub {
     /// # Errors
     /// [`Error::Failed`] where the hub cannot be reached or gives none, [`Error::Usage`] where the name fits none or several of them.
     pub fn list(&self, name: &Name) -> Result<Listing> {
-        let request = self.api.model(name.repository.clone()).info_request().query("blobs", "true");
-        let mut answer = request.call().map_err(|why| self.refused(name, &ApiError::RequestError(Box::new(why))))?;
+        let path = format!("api/models/{}/revision/main?blobs=true", name.repository);
+        let mut answer = self.get(&path, 0).map_err(|why| self.refused(name, &why))?;
         let page: serde_json::Value = answer.body_mut().read_json().map_err(|why| self.odd(&why.to_string()))?;
         let commit =
             page["sha"].as_str().filter(|sha| is_hex(sha, 40)).ok_or_else(|| self.odd("it names no commit"))?;
@@ -87,103 +95,153 @@ impl Hub {
 
     /// Bytes of a file that are here already, whole or as the beginning that a broken fetch has left.
     pub fn here(&self, name: &Name, file: &HubFile) -> u64 {
-        let bytes = |path: PathBuf| std::fs::metadata(path).map_or(0, |meta| meta.len());
+        let bytes = |path: PathBuf| length(&path).unwrap_or(0);
         bytes(self.blob(name, file)).max(bytes(self.part(name, file))).min(file.bytes)
     }
 
-    /// Fetches a file, or what is missing of it, and gives it its name in the cache. It is not checked yet.
+    /// Fetches a file, or what is missing of it. It has no name yet: see [`Hub::keep`].
     ///
     /// # Errors
-    /// [`Error::Failed`] where the hub cannot be reached, refuses, or breaks off again and again; what came is kept.
-    pub fn fetch(&self, name: &Name, listing: &Listing, file: &HubFile, step: Step<'_>) -> Result<PathBuf> {
-        let blob = self.blob(name, file);
-        if std::fs::metadata(&blob).is_ok_and(|meta| meta.len() == file.bytes) {
-            return self.point_to(name, listing, file, &blob);
+    /// [`Error::Failed`] where the hub cannot be reached, refuses, or breaks off again and again; what came is kept. [`Error::BadFile`]
+    /// where it sends more than the file's length; nothing of that is kept.
+    pub fn fetch(&self, name: &Name, listing: &Listing, file: &HubFile, step: Step<'_>) -> Result<()> {
+        if length(&self.blob(name, file)) == Some(file.bytes) {
+            return Ok(());
         }
-        let repository = self.api.model(name.repository.clone());
-        let mut had = self.prepare(name, file)?;
+        let (_lock, part) = (self.lock(name, file)?, self.part(name, file));
+        let mut opened = File::options().append(true).create(true).open(&part).map_err(Error::io("open", &part))?;
+        let mut had = length(&part).unwrap_or(0);
         for attempt in 1.. {
-            let progress = Steps { done: 0, all: file.bytes, step };
-            match repository.download_with_progress(&file.name, progress) {
-                Ok(path) => return Ok(path),
-                Err(why) => {
-                    let has = self.here(name, file);
-                    if has <= had || attempt == ATTEMPTS {
-                        return Err(self.broken(name, file, has, &why));
-                    }
-                    tracing::info!("{}: {why}; going on at byte {has}", file.name);
-                    had = self.prepare(name, file)?;
-                }
+            let why = match self.download(name, listing, file, (&mut opened, &part), step) {
+                Ok(()) => return Ok(()),
+                Err(Stop::Here(why)) => return Err(why),
+                Err(Stop::There(why)) => why,
+            };
+            let has = length(&part).unwrap_or(0);
+            if has <= had || attempt == ATTEMPTS {
+                return Err(self.broken(name, file, has, &why));
             }
+            tracing::info!("{}: {why}; going on at byte {has}", file.name);
+            had = has;
         }
         unreachable!("the loop ends with its last attempt")
     }
 
-    /// Checks a fetched file against the hub's length and SHA-256. What does not agree is removed.
+    /// Asks once for what is missing of a file and adds it to what has come.
+    fn download(
+        &self,
+        name: &Name,
+        listing: &Listing,
+        file: &HubFile,
+        (part, path): (&mut File, &Path),
+        step: Step<'_>,
+    ) -> Result<(), Stop> {
+        let mut has = length(path).unwrap_or(0);
+        if has == file.bytes {
+            return Ok(());
+        }
+        let from = if has < file.bytes { has } else { 0 };
+        let url = format!("{}/resolve/{}/{}", name.repository, listing.commit, escaped(&file.name));
+        let answer = self.get(&url, from)?;
+        if from == 0 || !goes_on(&answer, from) {
+            if answer.status() != 200 {
+                return Err(Stop::There(ureq::Error::StatusCode(answer.status().as_u16())));
+            }
+            part.set_len(0).map_err(Error::io("cut", path))?;
+            has = 0;
+        }
+        let (mut body, mut piece) = (answer.into_body().into_reader(), vec![0; READ_AT_ONCE]);
+        loop {
+            let n = body.read(&mut piece).map_err(ureq::Error::from)?;
+            if n == 0 {
+                break;
+            }
+            has += n as u64;
+            if has > file.bytes {
+                return Err(Stop::Here(remove(
+                    name,
+                    file,
+                    &[path],
+                    "goes on behind the length that the hub's list gives",
+                )));
+            }
+            part.write_all(&piece[..n]).map_err(Error::io("write", path))?;
+            step(has, file.bytes)?;
+        }
+        match has == file.bytes {
+            true => Ok(()),
+            false => Err(Stop::There(std::io::Error::from(ErrorKind::UnexpectedEof).into())),
+        }
+    }
+
+    /// Asks the hub for what is at `path`, from byte `start` on.
+    fn get(&self, path: &str, start: u64) -> Result<Response<Body>, ureq::Error> {
+        let mut request = self.agent.get(format!("{}/{path}", self.endpoint));
+        if let Some(token) = &self.token {
+            request = request.header("Authorization", format!("Bearer {token}"));
+        }
+        if start > 0 {
+            request = request.header("Range", format!("bytes={start}-"));
+        }
+        request.call()
+    }
+
+    /// Checks a fetched file against the hub's length and SHA-256, and then gives it its name in the cache. What does not agree is removed.
     ///
     /// # Errors
-    /// [`Error::BadFile`] where it does not agree, and what `step` returns.
-    pub fn check(&self, name: &Name, file: &HubFile, path: &Path, step: Step<'_>) -> Result<()> {
-        let bytes = std::fs::metadata(path).map_err(Error::io("stat", path))?.len();
+    /// [`Error::BadFile`] where it does not agree, [`Error::Io`] where it cannot be read or named, and what `step` returns.
+    pub fn keep(&self, name: &Name, listing: &Listing, file: &HubFile, step: Step<'_>) -> Result<()> {
+        let (blob, part) = (self.blob(name, file), self.part(name, file));
+        let link = self.cache.folder(name).join("snapshots").join(&listing.commit).join(&file.name);
+        let came = if length(&blob) == Some(file.bytes) { &blob } else { &part };
+        let bytes = std::fs::metadata(came).map_err(Error::io("stat", came))?.len();
         let why = match &file.sha256 {
-            _ if bytes != file.bytes => format!("has {bytes} bytes, and the hub says {}", file.bytes),
-            None => return Ok(()),
-            Some(wanted) => match sha256(path, step)? {
-                sum if sum == *wanted => return Ok(()),
-                sum => format!("has the SHA-256 {sum}, and the hub says {wanted}"),
-            },
+            _ if bytes != file.bytes => Some(format!("has {bytes} bytes, and the hub says {}", file.bytes)),
+            None => None,
+            Some(wanted) => {
+                let sum = sha256(came, step)?;
+                (sum != *wanted).then(|| format!("has the SHA-256 {sum}, and the hub says {wanted}"))
+            }
         };
-        for wrong in [path.to_owned(), self.blob(name, file)] {
-            std::fs::remove_file(&wrong).map_err(Error::io("remove", &wrong))?;
+        if let Some(why) = why {
+            return Err(remove(name, file, &[came, &link], &why));
         }
-        Err(Error::bad(path, "", format!("{why}: it is not the hub's file, and was removed; pull it again")))
+        if came == &part {
+            std::fs::rename(&part, &blob).map_err(Error::io("rename", &part))?;
+        }
+        point(&link, &Path::new("../../blobs").join(&file.blob))
+    }
+
+    /// Makes the listing's commit the one that the model's name means. For when all its files are kept.
+    ///
+    /// # Errors
+    /// [`Error::Io`] where that cannot be written.
+    pub fn finish(&self, name: &Name, listing: &Listing) -> Result<()> {
+        let refs = self.cache.folder(name).join("refs");
+        std::fs::create_dir_all(&refs).map_err(Error::io("create", &refs))?;
+        let main = refs.join("main");
+        std::fs::write(&main, &listing.commit).map_err(Error::io("write", &main))
     }
 
     fn blob(&self, name: &Name, file: &HubFile) -> PathBuf {
         self.cache.folder(name).join("blobs").join(&file.blob)
     }
 
-    /// Where hf-hub keeps what has come of a file.
+    /// Where the beginning of a file is kept, and the whole until it is checked.
     fn part(&self, name: &Name, file: &HubFile) -> PathBuf {
         self.blob(name, file).with_extension("part")
     }
 
-    /// Makes sure that hf-hub can go on with what has come; returns its bytes.
-    fn prepare(&self, name: &Name, file: &HubFile) -> Result<u64> {
-        let (part, lock) = (self.part(name, file), self.blob(name, file).with_extension("lock"));
-        let blobs = part.parent().expect("it lies in blobs/");
+    /// Keeps other programs from fetching the same file, until the answer is dropped.
+    fn lock(&self, name: &Name, file: &HubFile) -> Result<File> {
+        let lock = self.blob(name, file).with_extension("lock");
+        let blobs = lock.parent().expect("it lies in blobs/");
         std::fs::create_dir_all(blobs).map_err(Error::io("create", blobs))?;
-        // hf-hub waits for it for some seconds and then gives up without saying what to do.
         let held = File::create(&lock).map_err(Error::io("create", &lock))?;
         rustix::fs::flock(&held, rustix::fs::FlockOperation::NonBlockingLockExclusive).map_err(|_| {
             Error::Failed(format!("{} is being fetched by another program; wait for it", printable(&file.name)))
         })?;
-        let Ok(meta) = std::fs::metadata(&part) else { return Ok(0) };
-        if meta.len() < file.bytes {
-            return Ok(meta.len());
-        }
-        // All of it came, and it did not get its name. A server has no bytes behind the last one: the last is asked for again.
-        let opened = File::options().write(true).open(&part).map_err(Error::io("open", &part))?;
-        let keep = file.bytes.saturating_sub(1);
-        opened.set_len(keep).map_err(Error::io("cut", &part))?;
-        Ok(keep)
-    }
-
-    /// Gives bytes that are here already their name in this commit.
-    fn point_to(&self, name: &Name, listing: &Listing, file: &HubFile, blob: &Path) -> Result<PathBuf> {
-        let folder = self.cache.folder(name);
-        let (refs, snapshot) = (folder.join("refs"), folder.join("snapshots").join(&listing.commit));
-        for dir in [&refs, &snapshot] {
-            std::fs::create_dir_all(dir).map_err(Error::io("create", dir))?;
-        }
-        let path = snapshot.join(&file.name);
-        if path.symlink_metadata().is_err() {
-            let target = Path::new("../../blobs").join(blob.file_name().expect("it has a name"));
-            std::os::unix::fs::symlink(target, &path).map_err(Error::io("link", &path))?;
-        }
-        let main = refs.join("main");
-        std::fs::write(&main, &listing.commit).map_err(Error::io("write", &main))?;
-        Ok(path)
+        Ok(held)
     }
 
     fn odd(&self, why: &str) -> Error {
@@ -192,9 +250,10 @@ impl Hub {
     }
 
     /// Why the hub gave nothing, with what to do about it.
-    fn refused(&self, name: &Name, why: &ApiError) -> Error {
+    fn refused(&self, name: &Name, why: &ureq::Error) -> Error {
         let (repository, endpoint) = (&name.repository, &self.endpoint);
-        Error::Failed(match status(why) {
+        let status = if let ureq::Error::StatusCode(status) = why { Some(*status) } else { None };
+        Error::Failed(match status {
             Some(404) => format!("{endpoint} has no model {repository}: look for its name there"),
             Some(status @ (401 | 403)) => format!(
                 "{endpoint} does not give out {repository} (status {status}): there is none of this name, or it is only for those who \
@@ -209,7 +268,7 @@ impl Hub {
         })
     }
 
-    fn broken(&self, name: &Name, file: &HubFile, has: u64, why: &ApiError) -> Error {
+    fn broken(&self, name: &Name, file: &HubFile, has: u64, why: &ureq::Error) -> Error {
         if has == 0 {
             return self.refused(name, why);
         }
@@ -223,12 +282,66 @@ impl Hub {
     }
 }
 
-/// The status that a server answered with; `None` where there was no answer.
-fn status(why: &ApiError) -> Option<u16> {
-    // The number stands in hf-hub's text and nowhere else that it shows.
-    let text = why.to_string();
-    let (_, rest) = text.split_once("http status: ")?;
-    rest.get(..3)?.parse().ok()
+/// Why a download ended before its file did.
+enum Stop {
+    /// The hub's doing, or the network's: another attempt may go on.
+    There(ureq::Error),
+    /// What no other attempt changes.
+    Here(Error),
+}
+
+impl From<ureq::Error> for Stop {
+    fn from(why: ureq::Error) -> Stop {
+        Stop::There(why)
+    }
+}
+
+impl From<Error> for Stop {
+    fn from(why: Error) -> Stop {
+        Stop::Here(why)
+    }
+}
+
+/// Whether an answer is the rest of a file from byte `start` on, not the whole.
+fn goes_on(answer: &Response<Body>, start: u64) -> bool {
+    let range = answer.headers().get("Content-Range").and_then(|range| range.to_str().ok());
+    answer.status() == 206 && range.is_some_and(|range| range.starts_with(&format!("bytes {start}-")))
+}
+
+/// A file's name as it stands in an address.
+fn escaped(name: &str) -> String {
+    let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-._~".contains(&byte);
+    let escape = |byte: u8| if plain(byte) { char::from(byte).to_string() } else { format!("%{byte:02X}") };
+    name.bytes().map(escape).collect()
+}
+
+fn length(path: &Path) -> Option<u64> {
+    std::fs::metadata(path).ok().map(|meta| meta.len())
+}
+
+/// Removes what is not the hub's file; the error says why.
+fn remove(name: &Name, file: &HubFile, wrong: &[&Path], why: &str) -> Error {
+    for path in wrong {
+        match std::fs::remove_file(path) {
+            Err(why) if why.kind() != ErrorKind::NotFound => return Error::io("remove", path)(why),
+            _ => (),
+        }
+    }
+    let path = Path::new(&name.repository).join(&file.name);
+    Error::bad(&path, "", format!("{why}: it is not the hub's file, and was removed; pull it again"))
+}
+
+/// Makes `link` lead to `target`, whatever it was before.
+fn point(link: &Path, target: &Path) -> Result<()> {
+    if std::fs::read_link(link).is_ok_and(|old| old == target) {
+        return Ok(());
+    }
+    let snapshot = link.parent().expect("it lies in a snapshot");
+    std::fs::create_dir_all(snapshot).map_err(Error::io("create", snapshot))?;
+    if link.symlink_metadata().is_ok() {
+        std::fs::remove_file(link).map_err(Error::io("remove", link))?;
+    }
+    std::os::unix::fs::symlink(target, link).map_err(Error::io("link", link))
 }
 
 fn no_model(name: &Name, files: &[String]) -> Error {
@@ -271,7 +384,7 @@ fn is_hex(text: &str, digits: usize) -> bool {
 fn sha256(path: &Path, step: Step<'_>) -> Result<String> {
     let mut file = File::open(path).map_err(Error::io("open", path))?;
     let all = file.metadata().map_err(Error::io("stat", path))?.len();
-    let (mut hash, mut done, mut piece) = (Sha256::new(), 0, vec![0; HASHED_AT_ONCE]);
+    let (mut hash, mut done, mut piece) = (Sha256::new(), 0, vec![0; READ_AT_ONCE]);
     loop {
         let n = file.read(&mut piece).map_err(Error::io("read", path))?;
         if n == 0 {
@@ -282,24 +395,4 @@ fn sha256(path: &Path, step: Step<'_>) -> Result<String> {
         step(done, all)?;
     }
     Ok(hash.finalize().iter().map(|byte| format!("{byte:02x}")).collect())
-}
-
-/// Progress as hf-hub tells it. It cannot be ended from here.
-struct Steps<'a> {
-    done: u64,
-    all: u64,
-    step: Step<'a>,
-}
-
-impl Progress for Steps<'_> {
-    fn init(&mut self, size: usize, _: &str) {
-        (self.done, self.all) = (0, size as u64);
-    }
-
-    fn update(&mut self, bytes: usize) {
-        self.done += bytes as u64;
-        let _ = (self.step)(self.done, self.all);
-    }
-
-    fn finish(&mut self) {}
 }
