@@ -358,13 +358,16 @@ fn lines_of_an_answer_end_between_words() {
     let dir = tempfile::tempdir().unwrap();
     let mut terminal = Terminal::sized(command(dir.path(), &["chat", "demo"]), true, 40);
     terminal.wait_for(">>> ");
-    for line in ["/set ignore_eos true", "/set max_tokens 100", "/set temperature 0"] {
+    // The prompt is drawn anew with each key: the one that comes after the line's end is the next.
+    let mut ask = |line: &str| {
         terminal.type_in(&format!("{line}\r"));
-        terminal.wait_for(">>> ");
+        terminal.wait_for("\n");
+        terminal.wait_for(">>> ")
+    };
+    for line in ["/set ignore_eos true", "/set max_tokens 100", "/set temperature 0"] {
+        ask(line);
     }
-    terminal.type_in("Once upon a time\r");
-    terminal.wait_for("Once upon a time");
-    let shown = terminal.wait_for(">>> ").replace("\r\n", "\n");
+    let shown = ask("Once upon a time").replace("\r\n", "\n");
     terminal.type_in("/save talk.json\r");
     terminal.wait_for("turns are in");
     let talk: serde_json::Value =
