@@ -23,7 +23,7 @@ use dynamicinfer::predictor::{Calibration, Exact, Form, Kind, Predictor, Sign, T
 use dynamicinfer::scheduler::thresholds::LossWeight;
 use dynamicinfer::scheduler::{Policy, Rules};
 use std::collections::BTreeSet;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -31,6 +31,26 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use support::{RATES, on_device};
 
 const TOKENS: usize = 40;
+
+const SHAPE: Shape = Shape {
+    hidden: 64,
+    layers: 4,
+    ffn: 128,
+    heads: 4,
+    kv_heads: 2,
+    vocab: 512,
+    context: 128,
+    activation: Activation::Relu,
+    active: None,
+    seed: 4,
+};
+
+/// A model of this shape with random weights.
+fn synth(dir: &Path) -> PathBuf {
+    let store = dir.join("synth.neurons");
+    write_store(&SHAPE, Quant::F32, &store, &|_, _| Ok(())).unwrap();
+    store
+}
 
 /// Every decision arrives before its layer is divided, whoever counts the time.
 const FAST: Rates = Rates { device_gb_s: 1.0, link_gb_s: 1e6, host_gb_s: 1.0, copy_us: 0.0, ..RATES };
@@ -135,6 +155,13 @@ struct Case {
 }
 
 impl Case {
+    /// Half of the neurons of each layer are in slots at the beginning, and all are as frequent.
+    fn new(policy: Policy, ahead: usize) -> Case {
+        let Shape { layers, ffn, .. } = SHAPE;
+        let (slots, placed) = (vec![ffn / 2; layers], vec![(0..ffn as u32 / 2).collect(); layers]);
+        Case { policy, ahead, slots, placed, history: vec![vec![0.1; ffn]; layers] }
+    }
+
     /// `placed` as the published model counts: the store is in its order.
     fn placed(&self) -> Vec<Vec<PublishedId>> {
         self.placed.iter().map(|placed| placed.iter().map(|&n| PublishedId(n)).collect()).collect()
@@ -276,33 +303,13 @@ fn by_simulator(trace: &TraceFile, case: &Case, real: &Footprint) -> Vec<Vec<Mov
 #[test]
 fn engine_replay_and_simulator_decide_the_same_on_the_same_observations() {
     let dir = tempfile::tempdir().unwrap();
-    let store = dir.path().join("synth.neurons");
-    let shape = Shape {
-        hidden: 64,
-        layers: 4,
-        ffn: 128,
-        heads: 4,
-        kv_heads: 2,
-        vocab: 512,
-        context: 128,
-        activation: Activation::Relu,
-        active: None,
-        seed: 4,
-    };
-    write_store(&shape, Quant::F32, &store, &|_, _| Ok(())).unwrap();
-    let model = Model::open(&store).unwrap();
-    let (layers, ffn) = (model.config.layers, model.config.ffn);
+    let store = synth(dir.path());
+    let (model, layers) = (Model::open(&store).unwrap(), SHAPE.layers);
     let real = Footprint::of_model(&model, TOKENS, KvType::F32);
     for ahead in [1, 2] {
         let trace = recorded(&store, &dir.path().join(format!("{ahead}.trace")), ahead);
         for policy in Policy::ALL {
-            let case = Case {
-                policy,
-                ahead,
-                slots: vec![ffn / 2; layers],
-                placed: vec![(0..ffn as u32 / 2).collect(); layers],
-                history: vec![vec![0.1; ffn]; layers],
-            };
+            let case = Case::new(policy, ahead);
             let engine = by_engine(&store, &case);
             let (replay, simulator) = (by_replay(&trace, &case), by_simulator(&trace, &case, &real));
             // What follows from the last observation is never begun.
@@ -318,35 +325,15 @@ fn engine_replay_and_simulator_decide_the_same_on_the_same_observations() {
     }
 }
 
-/// A policy is a file and a line in the list; what cannot take it from the list is held to it here.
 /// Where a prediction is made changes no decision: by the scheduler, by the device beside its other work, or by the engine, which chooses
 /// by it, too. It is made once.
 #[test]
 fn layers_ahead_are_predicted_alike_by_scheduler_device_and_engine() {
     let dir = tempfile::tempdir().unwrap();
-    let store = dir.path().join("synth.neurons");
-    let (layers, ffn) = (4, 128);
-    let shape = Shape {
-        hidden: 64,
-        layers,
-        ffn,
-        heads: 4,
-        kv_heads: 2,
-        vocab: 512,
-        context: 128,
-        activation: Activation::Relu,
-        active: None,
-        seed: 4,
-    };
-    write_store(&shape, Quant::F32, &store, &|_, _| Ok(())).unwrap();
+    let store = synth(dir.path());
+    let layers = SHAPE.layers;
     for ahead in [1, 2] {
-        let case = Case {
-            policy: Policy::Micro,
-            ahead,
-            slots: vec![ffn / 2; layers],
-            placed: vec![(0..ffn as u32 / 2).collect(); layers],
-            history: vec![vec![0.1; ffn]; layers],
-        };
+        let case = Case::new(Policy::Micro, ahead);
         let by = |chosen_ahead: usize, on_device: bool| {
             let chosen = |predictor: &Arc<dyn Predictor>| {
                 let predictor = predictor.clone();
@@ -374,6 +361,7 @@ fn layers_ahead_are_predicted_alike_by_scheduler_device_and_engine() {
     }
 }
 
+/// A policy is a file and a line in the list; what cannot take it from the list is held to it here.
 #[test]
 fn every_policy_is_named_wherever_all_of_them_are() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
