@@ -26,7 +26,7 @@ fn weights(rng: &mut Prng, quant: Quant) -> Vec<u64> {
 
 fn kernels(criterion: &mut Criterion) {
     let mut rng = Prng::new(1);
-    for quant in Quant::ALL {
+    for quant in Quant::OWN {
         let storage = weights(&mut rng, quant);
         let row_bytes = quant.row_bytes(COLS);
         let base: *const u8 = storage.as_ptr().cast();

@@ -122,7 +122,7 @@ impl Bench<'_> {
 
 /// Runs `law` for every row type, kind of FFN and instruction set, with one and with three columns.
 fn everywhere(activation: Activation, law: impl Fn(&mut Bench, &str)) {
-    for quant in Quant::ALL {
+    for quant in Quant::OWN {
         for kind in KINDS {
             let model = model(kind, activation, quant);
             for kernels in Isa::ALL.into_iter().filter_map(Kernels::of) {

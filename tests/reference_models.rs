@@ -9,7 +9,7 @@ use dynamicinfer::engine::session::CHUNK;
 use dynamicinfer::engine::{Engine, Logits, Session};
 use dynamicinfer::formats::neuron_store::NeuronStore;
 use dynamicinfer::formats::rows::Quant;
-use dynamicinfer::formats::{MappedFile, quant, safetensors};
+use dynamicinfer::formats::{MappedFile, blocks, safetensors};
 use dynamicinfer::ids::Permutation;
 use dynamicinfer::lab::pack::{PackOptions, pack};
 use dynamicinfer::model::source::{Source, source_files};
@@ -47,7 +47,7 @@ fn expected(stem: &str) -> Expected {
         let info = infos.iter().find(|i| i.name == name).unwrap();
         let mut out = vec![0.0; info.shape.iter().product()];
         let at = info.offset as usize;
-        quant::dequantize(info.dtype, &file.bytes()[at..at + info.bytes as usize], &mut out);
+        blocks::dequantize(info.dtype, &file.bytes()[at..at + info.bytes as usize], &mut out);
         out
     };
     Expected {

@@ -1,7 +1,7 @@
 //! Any bytes as a GGUF file: refused, or every tensor is whole, alone and decodable, and every key readable.
 #![no_main]
 
-use dynamicinfer::formats::{gguf, quant};
+use dynamicinfer::formats::{blocks, gguf};
 use libfuzzer_sys::fuzz_target;
 use std::collections::HashSet;
 use std::path::Path;
@@ -24,8 +24,8 @@ fuzz_target!(|bytes: &[u8]| {
         let data = &bytes[tensor.offset as usize..end as usize];
         let numbers: usize = tensor.shape.iter().product();
         let mut out = vec![0.0; numbers];
-        quant::dequantize(tensor.dtype, data, &mut out);
-        quant::first_non_finite(&out);
+        blocks::dequantize(tensor.dtype, data, &mut out);
+        blocks::first_non_finite(&out);
     }
     let m = &read.metadata;
     let mut keys = HashSet::new();

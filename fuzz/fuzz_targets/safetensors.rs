@@ -1,7 +1,7 @@
 //! Any bytes as a safetensors file: refused, or every tensor is whole, alone and decodable.
 #![no_main]
 
-use dynamicinfer::formats::{quant, safetensors};
+use dynamicinfer::formats::{blocks, safetensors};
 use libfuzzer_sys::fuzz_target;
 use std::collections::HashSet;
 use std::path::Path;
@@ -22,6 +22,6 @@ fuzz_target!(|bytes: &[u8]| {
         assert!(tensor.offset >= end && tensor.bytes > 0);
         end = tensor.offset + tensor.bytes;
         let mut out = vec![0.0; tensor.shape.iter().product()];
-        quant::dequantize(tensor.dtype, &bytes[tensor.offset as usize..end as usize], &mut out);
+        blocks::dequantize(tensor.dtype, &bytes[tensor.offset as usize..end as usize], &mut out);
     }
 });

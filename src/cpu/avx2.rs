@@ -8,19 +8,20 @@
 // Tiles of registers are indexed: iterators over them do not stay in registers.
 #![allow(clippy::needless_range_loop)]
 
-use super::{Columns, Isa, Kernels, Rows, whole_rows};
+use super::{Columns, Isa, Kernels, Rows, by_type, portable, whole_rows};
+use crate::formats::blocks::BlockType;
 use crate::formats::rows::{GROUP, PACK};
 use half::f16;
 use std::arch::x86_64::*;
 
 pub const KERNELS: Kernels = Kernels {
     isa: Isa::Avx2,
-    dots: [dot_float::<false>, dot_float::<true>, dot_grouped::<false>, dot_grouped::<true>],
-    axpys: [axpy_f32, axpy_f16, axpy_q8, axpy_q4],
+    dots: by_type([dot_float::<false>, dot_float::<true>, dot_grouped::<false>, dot_grouped::<true>], portable::BLOCK_DOTS),
+    axpys: by_type([axpy_f32, axpy_f16, axpy_q8, axpy_q4], portable::BLOCK_AXPYS),
     touch: super::touch_nothing,
     adds_as_read: true,
     block_ahead: true,
-    rows_together: [1; 4],
+    rows_together: by_type([1; 4], [1; BlockType::COUNT]),
 };
 
 /// A tile of several columns works on so many numbers of each row before the next tile: the inputs of four columns then fill half of L1.

@@ -1,7 +1,7 @@
-//! The input of a kernel: 1 to 32 columns (tokens) of activations, as f32 and, for grouped weights, as int8.
+//! The input of a kernel: 1 to 32 columns (tokens) of activations, as f32 and, for quantised weights, as int8.
 
 use super::aligned::{Aligned, LINE};
-use crate::formats::rows::{GROUP, PACK, Quant};
+use crate::formats::rows::{GROUP, Input, PACK, Quant};
 
 /// Columns of activations. Built once per matrix input and read by all threads.
 #[derive(Default, Debug)]
@@ -22,11 +22,35 @@ pub struct Columns {
     pub code_stride: usize,
     /// Numbers from one column to the next in `steps` and `sums`, which have one number for each group of 32 codes.
     pub group_stride: usize,
+    block: BlockInput,
 }
+
+/// Input for GGUF's blocks: the same codes in their own order, with steps and sums for each 16 of them, which is the smallest group that
+/// a block type has. Columns lie [`BLOCK`] numbers rounded up apart, with zeros behind the last number.
+#[derive(Default, Debug)]
+struct BlockInput {
+    /// int8 codes, `[n * stride]`.
+    codes: Aligned,
+    /// Step of each 16 codes, `[n * stride / 16]`; two neighbours share one.
+    steps: Aligned,
+    /// Step times the sum of each 16 codes, `[n * stride / 16]`.
+    sums: Aligned,
+    stride: usize,
+}
+
+/// Numbers of the longest of GGUF's blocks. Input for blocks is padded to a multiple of it.
+pub const BLOCK: usize = 256;
+/// Codes for which [`Columns::block_steps`] and [`Columns::block_sums`] have one number.
+pub const BLOCK_GROUP: usize = 16;
 
 impl Columns {
     /// Takes `values` (`[n * cols]`) as input for weights of type `quant`. Buffers are kept between calls.
     pub fn set(&mut self, values: &[f32], n: usize, quant: Quant) {
+        self.set_for(values, n, [quant]);
+    }
+
+    /// The same for weights of several types.
+    pub fn set_for(&mut self, values: &[f32], n: usize, quants: impl IntoIterator<Item = Quant>) {
         debug_assert!(n > 0 && values.len().is_multiple_of(n));
         self.n = n;
         self.cols = values.len() / n;
@@ -35,9 +59,21 @@ impl Columns {
         for (to, from) in self.values.chunks_exact_mut(stride).zip(values.chunks_exact(self.cols)) {
             to[..self.cols].copy_from_slice(from);
         }
-        if !quant.is_grouped() {
-            return;
+        let (mut packs, mut blocks) = (false, false);
+        for quant in quants {
+            packs |= quant.input() == Input::Packs;
+            blocks |= quant.input() == Input::Blocks;
         }
+        if packs {
+            self.set_packs(values);
+        }
+        if blocks {
+            self.set_blocks(values);
+        }
+    }
+
+    fn set_packs(&mut self, values: &[f32]) {
+        let n = self.n;
         self.code_stride = self.cols.next_multiple_of(PACK);
         self.group_stride = self.code_stride / GROUP;
         self.codes.clear();
@@ -51,17 +87,7 @@ impl Columns {
             let codes = &mut self.codes[b * self.code_stride..];
             let packed = self.cols / PACK * PACK;
             for (g, group) in values.chunks_exact(GROUP).enumerate() {
-                let top = group.iter().fold(0f32, |m, v| m.max(v.abs()));
-                let step = top / 127.0;
-                let inverse = if step > 0.0 { 1.0 / step } else { 0.0 };
-                let mut rounded = [0i8; GROUP];
-                let mut sum = 0i32;
-                for (code, v) in rounded.iter_mut().zip(group) {
-                    // Round to nearest by the addition that pushes the fraction out of an f32: it vectorises.
-                    const MAGIC: f32 = 12_582_912.0; // 1.5 * 2^23
-                    *code = ((v * inverse + MAGIC).to_bits() as i32 - MAGIC.to_bits() as i32) as i8;
-                    sum += *code as i32;
-                }
+                let (step, rounded) = round(group);
                 let start = g * GROUP;
                 if start < packed {
                     let pack = &mut codes[start / PACK * PACK..][..PACK];
@@ -73,7 +99,33 @@ impl Columns {
                     codes[start..start + GROUP].copy_from_slice(&rounded);
                 }
                 self.steps[b * self.group_stride + g] = step;
-                self.sums[b * self.group_stride + g] = step * sum as f32;
+                self.sums[b * self.group_stride + g] = step * sum(&rounded);
+            }
+        }
+    }
+
+    fn set_blocks(&mut self, values: &[f32]) {
+        let BlockInput { codes, steps, sums, stride } = &mut self.block;
+        *stride = self.cols.next_multiple_of(BLOCK);
+        let (stride, groups) = (*stride, *stride / BLOCK_GROUP);
+        codes.resize(self.n * stride / size_of::<f32>());
+        steps.resize(self.n * groups);
+        sums.resize(self.n * groups);
+        let codes: &mut [i8] = bytemuck::cast_slice_mut(codes);
+        let columns = codes.chunks_exact_mut(stride).zip(steps.chunks_exact_mut(groups).zip(sums.chunks_exact_mut(groups)));
+        for (values, (codes, (steps, sums))) in values.chunks_exact(self.cols).zip(columns) {
+            codes[self.cols..].fill(0);
+            steps[self.cols / BLOCK_GROUP..].fill(0.0);
+            sums[self.cols / BLOCK_GROUP..].fill(0.0);
+            let groups = steps.as_chunks_mut::<2>().0.iter_mut().zip(sums.as_chunks_mut::<2>().0);
+            for ((values, codes), (steps, sums)) in
+                values.chunks_exact(GROUP).zip(codes.as_chunks_mut::<GROUP>().0).zip(groups)
+            {
+                let step;
+                (step, *codes) = round(values);
+                *steps = [step; 2];
+                let (low, high) = codes.split_at(BLOCK_GROUP);
+                *sums = [step * sum(low), step * sum(high)];
             }
         }
     }
@@ -104,4 +156,41 @@ impl Columns {
     pub fn sums(&self, b: usize) -> &[f32] {
         &self.sums[b * self.group_stride..(b + 1) * self.group_stride]
     }
+
+    /// Column `b` as int8 codes in their own order, zeros up to a multiple of [`BLOCK`], from a multiple of 64 bytes; only after
+    /// [`Columns::set`] for a block type.
+    pub fn block_codes(&self, b: usize) -> &[i8] {
+        &bytemuck::cast_slice(&self.block.codes)[b * self.block.stride..(b + 1) * self.block.stride]
+    }
+
+    /// What each 16 codes of column `b` are multiplied by, 16 numbers for each [`BLOCK`] codes; only after [`Columns::set`] for a block
+    /// type.
+    pub fn block_steps(&self, b: usize) -> &[f32] {
+        let groups = self.block.stride / BLOCK_GROUP;
+        &self.block.steps[b * groups..(b + 1) * groups]
+    }
+
+    /// Step times the sum of each 16 codes of column `b`, laid out as [`Columns::block_steps`].
+    pub fn block_sums(&self, b: usize) -> &[f32] {
+        let groups = self.block.stride / BLOCK_GROUP;
+        &self.block.sums[b * groups..(b + 1) * groups]
+    }
+}
+
+/// A group of 32 numbers as codes of -127 to 127 and their step.
+fn round(group: &[f32]) -> (f32, [i8; GROUP]) {
+    let top = group.iter().fold(0f32, |m, v| m.max(v.abs()));
+    let step = top / 127.0;
+    let inverse = if step > 0.0 { 1.0 / step } else { 0.0 };
+    let mut rounded = [0i8; GROUP];
+    for (code, v) in rounded.iter_mut().zip(group) {
+        // Round to nearest by the addition that pushes the fraction out of an f32: it vectorises.
+        const MAGIC: f32 = 12_582_912.0; // 1.5 * 2^23
+        *code = ((v * inverse + MAGIC).to_bits() as i32 - MAGIC.to_bits() as i32) as i8;
+    }
+    (step, rounded)
+}
+
+fn sum(codes: &[i8]) -> f32 {
+    codes.iter().map(|&code| i32::from(code)).sum::<i32>() as f32
 }

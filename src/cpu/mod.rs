@@ -52,6 +52,7 @@ pub use thread_pool::ThreadPool;
 pub use crate::formats::rows::Rows;
 
 use crate::config;
+use crate::formats::blocks::BlockType;
 use crate::formats::rows::Quant;
 
 /// Most columns for which the FFN runs neuron block by neuron block and reads each once; with more columns it is bound by arithmetic
@@ -61,7 +62,8 @@ pub const MAX_COLUMNS: usize = 32;
 /// `y[b * stride + r] = row r · x[b]`, for `count` rows and each column b.
 ///
 /// # Safety
-/// `rows` are `Quant::row_bytes(x.cols)` readable bytes each (of f32 and f16 the numbers are enough), of the function's own type; `y` is
+/// `rows` are `Quant::row_bytes(x.cols)` readable bytes each (of all but q8_0 and q4_0 the numbers are enough; kernels read no
+/// byte behind them), of the function's own type; `y` is
 /// writable at every index named; the CPU has the instructions the function was compiled for.
 pub type Dot = unsafe fn(rows: Rows, count: usize, x: &Columns, y: *mut f32, stride: usize);
 
@@ -95,13 +97,24 @@ fn whole_rows(ahead: usize, least: usize) -> usize {
     if ahead == 0 { least } else { ahead * least.div_ceil(ahead) }
 }
 
+/// A table by type, of what our own types have and what block types have.
+const fn by_type<T: Copy>(own: [T; Quant::OWN.len()], blocks: [T; BlockType::COUNT]) -> [T; Quant::COUNT] {
+    let mut all = [own[0]; Quant::COUNT];
+    let mut i = 0;
+    while i < Quant::COUNT {
+        all[i] = if i < own.len() { own[i] } else { blocks[i - own.len()] };
+        i += 1;
+    }
+    all
+}
+
 /// The kernels of one instruction set.
 #[derive(Clone, Copy)]
 pub struct Kernels {
     /// The instruction set that they need.
     pub isa: Isa,
-    dots: [Dot; 4],
-    axpys: [Axpy; 4],
+    dots: [Dot; Quant::COUNT],
+    axpys: [Axpy; Quant::COUNT],
     /// Brings a row into the caches before it is used; does nothing for instruction sets whose kernels read rows one by one.
     pub touch: Touch,
     /// Whether a down row is best added to one column's output as it is read from memory, with prefetches; otherwise `touch` reads it
@@ -112,7 +125,7 @@ pub struct Kernels {
     pub block_ahead: bool,
     /// By type, the down rows that are added to one column's output at a time: more than one where storing the output takes the most
     /// time.
-    rows_together: [usize; 4],
+    rows_together: [usize; Quant::COUNT],
 }
 
 /// An instruction set that there are kernels for.
@@ -206,16 +219,16 @@ impl Kernels {
 
     /// The dot product for rows of this type.
     pub fn dot(&self, quant: Quant) -> Dot {
-        self.dots[quant as usize]
+        self.dots[quant.index()]
     }
 
     /// How many down rows of this type are best added to one column's output by a call of `axpy`; at most [`MAX_AXPY_ROWS`].
     pub fn rows_together(&self, quant: Quant) -> usize {
-        self.rows_together[quant as usize]
+        self.rows_together[quant.index()]
     }
 
     /// The kernel that adds multiples of rows of this type to an output.
     pub fn axpy(&self, quant: Quant) -> Axpy {
-        self.axpys[quant as usize]
+        self.axpys[quant.index()]
     }
 }

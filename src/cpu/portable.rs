@@ -1,18 +1,30 @@
 //! Kernels in plain Rust, for CPUs without AVX2. The others have the same signatures and the same order of groups.
 
-use super::{Columns, Isa, Kernels, Rows};
+use super::columns::BLOCK;
+use super::{Axpy, Columns, Dot, Isa, Kernels, Rows, by_type};
+use crate::formats::blocks::{self, Block, BlockType, each_block_type};
 use crate::formats::rows::{GROUP, Quant, axpy_position, code_position, q4_code, scales};
 use half::f16;
 
 pub const KERNELS: Kernels = Kernels {
     isa: Isa::Portable,
-    dots: [dot_f32, dot_f16, dot_q8, dot_q4],
-    axpys: [axpy::<F32>, axpy::<F16>, axpy::<Q8>, axpy::<Q4>],
+    dots: by_type([dot_f32, dot_f16, dot_q8, dot_q4], BLOCK_DOTS),
+    axpys: by_type([axpy::<F32>, axpy::<F16>, axpy::<Q8>, axpy::<Q4>], BLOCK_AXPYS),
     touch: super::touch_nothing,
     adds_as_read: false,
     block_ahead: false,
-    rows_together: [1, 1, 1, 2],
+    rows_together: by_type([1, 1, 1, 2], [1; BlockType::COUNT]),
 };
+
+macro_rules! block_kernels {
+    ($($name:ident),*) => {
+        /// Dots of all block types, derived from their decoders, with inputs in f32: slow, and the truth for tests of whole models.
+        pub(super) const BLOCK_DOTS: [Dot; BlockType::COUNT] = [$(dot_blocks::<blocks::$name>),*];
+        /// Axpys of all block types, derived from their decoders.
+        pub(super) const BLOCK_AXPYS: [Axpy; BlockType::COUNT] = [$(axpy_blocks::<blocks::$name>),*];
+    };
+}
+each_block_type!(block_kernels);
 
 dot_rows!(dot_f32, dot_f32_row);
 dot_rows!(dot_f16, dot_f16_row);
@@ -105,6 +117,52 @@ unsafe fn axpy<R: Row>(rows: &[*const u8], _: usize, a: &[f32], cols: usize, out
         for i in 0..cols {
             let at = if R::QUANT.is_grouped() { axpy_position(i, cols) } else { i };
             out[at] += a * R::number(row, cols, i);
+        }
+    }
+}
+
+/// Calls `see(numbers, index of the first)` for each of a row's blocks, decoded.
+unsafe fn decode_blocks<T: Block>(row: *const u8, cols: usize, mut see: impl FnMut(&[f32], usize)) {
+    // SAFETY: the caller of a kernel promises that many bytes.
+    let row = unsafe { std::slice::from_raw_parts(row, cols / T::NUMBERS * T::BYTES) };
+    let mut numbers = [0.0; BLOCK];
+    for (i, block) in row.chunks_exact(T::BYTES).enumerate() {
+        T::decode(block, &mut numbers[..T::NUMBERS]);
+        see(&numbers[..T::NUMBERS], i * T::NUMBERS);
+    }
+}
+
+unsafe fn dot_blocks<T: Block>(rows: Rows, count: usize, x: &Columns, y: *mut f32, stride: usize) {
+    for r in 0..count {
+        let mut sums = [0f64; super::MAX_COLUMNS];
+        // More columns than that come in runs.
+        for first in (0..x.n).step_by(sums.len()) {
+            let n = sums.len().min(x.n - first);
+            sums.fill(0.0);
+            // SAFETY: the caller's promises.
+            unsafe {
+                decode_blocks::<T>(rows.row(r), x.cols, |numbers, at| {
+                    for (b, sum) in sums[..n].iter_mut().enumerate() {
+                        let x = &x.values(first + b)[at..at + numbers.len()];
+                        *sum += f64::from(dot_lanes(numbers.iter().copied().zip(x.iter().copied())));
+                    }
+                });
+                sums[..n].iter().enumerate().for_each(|(b, sum)| *y.add((first + b) * stride + r) = *sum as f32);
+            }
+        }
+    }
+}
+
+unsafe fn axpy_blocks<T: Block>(rows: &[*const u8], _: usize, a: &[f32], cols: usize, out: &mut [f32]) {
+    let n = out.len() / cols;
+    for (row, a) in rows.iter().zip(a.chunks_exact(n)) {
+        // SAFETY: the caller's promises.
+        unsafe {
+            decode_blocks::<T>(*row, cols, |numbers, at| {
+                for (a, out) in a.iter().zip(out.chunks_exact_mut(cols)) {
+                    out[at..].iter_mut().zip(numbers).for_each(|(out, number)| *out += a * number);
+                }
+            });
         }
     }
 }

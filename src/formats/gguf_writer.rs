@@ -36,6 +36,7 @@ fn type_number(quant: Quant) -> u32 {
         Quant::F16 => 1,
         Quant::Q4 => 2,
         Quant::Q8 => 8,
+        Quant::Block(kind) => kind.form().ggml,
     }
 }
 
@@ -46,6 +47,7 @@ pub const fn row_bytes(quant: Quant, cols: usize) -> usize {
         Quant::F16 => cols * 2,
         Quant::Q8 => cols / GROUP * 34,
         Quant::Q4 => cols / GROUP * 18,
+        Quant::Block(_) => quant.number_bytes(cols),
     }
 }
 
@@ -55,7 +57,7 @@ pub fn encode_row(quant: Quant, values: &[f32], out: &mut [u8]) {
     let mut row = vec![0; quant.row_bytes(cols)];
     rows::encode(quant, values, &mut row);
     match quant {
-        Quant::F32 | Quant::F16 => out.copy_from_slice(&row[..out.len()]),
+        Quant::F32 | Quant::F16 | Quant::Block(_) => out.copy_from_slice(&row[..out.len()]),
         Quant::Q8 => {
             for (g, (block, scale)) in out.chunks_exact_mut(34).zip(rows::scales(quant, &row, cols)).enumerate() {
                 block[..2].copy_from_slice(&scale.to_le_bytes());

@@ -3,6 +3,7 @@
 //! Every reader takes bytes and a path for its messages, checks every number before it is used, allocates nothing that
 //! the file's own length does not pay for, and answers with [`crate::Error::BadFile`].
 
+pub mod blocks;
 pub mod faults;
 pub mod gguf;
 pub mod gguf_writer;
@@ -13,7 +14,6 @@ pub mod neuron_store;
 pub mod placement_file;
 pub mod predictor_file;
 pub mod profile_file;
-pub mod quant;
 pub mod rows;
 pub mod safetensors;
 pub mod sections;
@@ -23,6 +23,7 @@ pub mod trace_file;
 pub use guard::survive;
 
 use crate::error::{Error, Result};
+use blocks::BlockType;
 use guard::Guarded;
 use memmap2::Mmap;
 use std::fs::{File, Metadata};
@@ -32,33 +33,28 @@ use std::sync::{Arc, Mutex};
 
 /// How the numbers of a tensor are stored in a source file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[allow(non_camel_case_types)]
 pub enum DType {
     /// 32-bit floats.
     F32,
     /// 16-bit floats (IEEE 754 half precision).
     F16,
-    /// 16-bit floats with the exponent range of f32 (bfloat16).
-    BF16,
-    /// GGUF blocks of 32 numbers: an f16 scale, then a signed byte each.
-    Q8_0,
-    /// GGUF blocks of 32 numbers: an f16 scale, then 4 bits each, where v means v - 8.
-    Q4_0,
-    /// GGUF blocks of 256 numbers of 4 bits, in 8 groups with a 6-bit scale and minimum each.
-    Q4_K,
-    /// GGUF blocks of 256 numbers of 5 bits, in 8 groups with a 6-bit scale and minimum each.
-    Q5_K,
-    /// GGUF blocks of 256 numbers of 6 bits, in 16 groups with an 8-bit scale each.
-    Q6_K,
+    /// One of GGUF's block types; bfloat16 among them.
+    Block(BlockType),
 }
 
 impl DType {
+    /// 16-bit floats with the exponent range of f32 (bfloat16).
+    pub const BF16: DType = DType::Block(BlockType::BF16);
+    /// GGUF blocks of 32 numbers: an f16 scale, then a signed byte each.
+    pub const Q8_0: DType = DType::Block(BlockType::Q8_0);
+    /// GGUF blocks of 32 numbers: an f16 scale, then 4 bits each, where v means v - 8.
+    pub const Q4_0: DType = DType::Block(BlockType::Q4_0);
+
     /// Numbers per block.
     pub const fn block_len(self) -> usize {
         match self {
-            DType::F32 | DType::F16 | DType::BF16 => 1,
-            DType::Q8_0 | DType::Q4_0 => 32,
-            DType::Q4_K | DType::Q5_K | DType::Q6_K => 256,
+            DType::F32 | DType::F16 => 1,
+            DType::Block(kind) => kind.form().numbers,
         }
     }
 
@@ -66,12 +62,8 @@ impl DType {
     pub const fn block_bytes(self) -> usize {
         match self {
             DType::F32 => 4,
-            DType::F16 | DType::BF16 => 2,
-            DType::Q8_0 => 34,
-            DType::Q4_0 => 18,
-            DType::Q4_K => 144,
-            DType::Q5_K => 176,
-            DType::Q6_K => 210,
+            DType::F16 => 2,
+            DType::Block(kind) => kind.form().bytes,
         }
     }
 
@@ -85,12 +77,7 @@ impl DType {
         match self {
             DType::F32 => "F32",
             DType::F16 => "F16",
-            DType::BF16 => "BF16",
-            DType::Q8_0 => "Q8_0",
-            DType::Q4_0 => "Q4_0",
-            DType::Q4_K => "Q4_K",
-            DType::Q5_K => "Q5_K",
-            DType::Q6_K => "Q6_K",
+            DType::Block(kind) => kind.form().ggml_name,
         }
     }
 }

@@ -5,6 +5,7 @@
 //! ```text
 //! f32   4 bytes a number
 //! f16   2 bytes a number
+//! block types (`formats::blocks`)   GGUF's blocks as they are
 //! q8_0  1 byte a number (i8) in packs of 512, then one f16 scale a group of 32
 //! q4_0  half a byte a number (v means v - 8) in packs of 512, then one f16 scale a group of 32
 //! ```
@@ -18,9 +19,10 @@
 //! are aligned runs and the scales of 16 groups are one load. The values are the same: converting a GGUF row to this
 //! form and back changes no bit.
 
+use super::blocks::BlockType;
 use half::f16;
 use half::slice::HalfFloatSliceExt;
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 /// Rows begin at multiples of this: a cache line and a full AVX-512 register.
 pub const ROW_ALIGN: usize = 64;
@@ -74,24 +76,34 @@ pub fn q4_code(row: &[u8], i: usize, cols: usize) -> u8 {
 }
 
 /// How a row's numbers are stored.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Quant {
     /// 4 bytes a number.
     F32,
     /// 2 bytes a number (IEEE 754 half precision).
     F16,
     /// A signed byte a number, and an f16 scale for each group of 32 (`q8_0`).
-    #[serde(rename = "q8_0")]
     Q8,
     /// 4 bits a number, and an f16 scale for each group of 32 (`q4_0`).
-    #[serde(rename = "q4_0")]
     Q4,
+    /// GGUF's blocks, untouched.
+    Block(BlockType),
+}
+
+/// The form in which a kernel takes its input for weights of a type.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Input {
+    /// f32 numbers.
+    Floats,
+    /// int8 codes in the order of packs.
+    Packs,
+    /// int8 codes in their own order.
+    Blocks,
 }
 
 impl Quant {
-    /// All types, in the order of their discriminants, which index tables by type.
-    pub const ALL: [Quant; 4] = [Quant::F32, Quant::F16, Quant::Q8, Quant::Q4];
+    /// The types of our own form, which every device can compute with.
+    pub const OWN: [Quant; 4] = [Quant::F32, Quant::F16, Quant::Q8, Quant::Q4];
 
     /// The type's name in files, flags and messages.
     pub const fn name(self) -> &'static str {
@@ -100,6 +112,45 @@ impl Quant {
             Quant::F16 => "f16",
             Quant::Q8 => "q8_0",
             Quant::Q4 => "q4_0",
+            Quant::Block(kind) => kind.form().name,
+        }
+    }
+
+    /// How many types there are.
+    pub const COUNT: usize = Quant::OWN.len() + BlockType::COUNT;
+
+    /// The type's place in tables by type, below [`Quant::COUNT`].
+    #[inline]
+    pub const fn index(self) -> usize {
+        match self {
+            Quant::F32 => 0,
+            Quant::F16 => 1,
+            Quant::Q8 => 2,
+            Quant::Q4 => 3,
+            Quant::Block(kind) => Quant::OWN.len() + kind as usize,
+        }
+    }
+
+    /// All types.
+    pub fn all() -> impl Iterator<Item = Quant> {
+        Quant::OWN.into_iter().chain(BlockType::ALL.map(Quant::Block))
+    }
+
+    /// A row's length must be a multiple of this many numbers.
+    pub const fn unit(self) -> usize {
+        match self {
+            Quant::F32 | Quant::F16 => 1,
+            Quant::Q8 | Quant::Q4 => GROUP,
+            Quant::Block(kind) => kind.form().numbers,
+        }
+    }
+
+    /// What kernels for weights of this type take as input.
+    pub const fn input(self) -> Input {
+        match self {
+            Quant::F32 | Quant::F16 | Quant::Block(BlockType::BF16) => Input::Floats,
+            Quant::Q8 | Quant::Q4 => Input::Packs,
+            Quant::Block(_) => Input::Blocks,
         }
     }
 
@@ -114,13 +165,14 @@ impl Quant {
         matches!(self, Quant::Q8 | Quant::Q4)
     }
 
-    /// Bytes of the numbers of a row, without scales and padding.
+    /// Bytes of the numbers of a row, without padding and, in our own types, without scales.
     pub const fn number_bytes(self, cols: usize) -> usize {
         match self {
             Quant::F32 => cols * 4,
             Quant::F16 => cols * 2,
             Quant::Q8 => cols,
             Quant::Q4 => cols / 2,
+            Quant::Block(kind) => cols / kind.form().numbers * kind.form().bytes,
         }
     }
 
@@ -131,7 +183,7 @@ impl Quant {
         if self.is_grouped() { row_bytes } else { 0 }
     }
 
-    /// Bytes of a row of `cols` numbers, padded. Grouped types need `cols` to be a multiple of [`GROUP`].
+    /// Bytes of a row of `cols` numbers, a multiple of [`Quant::unit`], padded.
     pub const fn row_bytes(self, cols: usize) -> usize {
         let scales = if self.is_grouped() { cols / GROUP * 2 } else { 0 };
         (self.number_bytes(cols) + scales).next_multiple_of(ROW_ALIGN)
@@ -166,10 +218,24 @@ impl Rows {
 impl std::str::FromStr for Quant {
     type Err = String;
     fn from_str(text: &str) -> Result<Quant, String> {
-        Quant::ALL
+        Quant::OWN
             .into_iter()
             .find(|q| q.name().eq_ignore_ascii_case(text))
             .ok_or_else(|| format!("'{text}' is not a store type; take f32, f16, q8_0 or q4_0"))
+    }
+}
+
+impl Serialize for Quant {
+    fn serialize<S: Serializer>(&self, out: S) -> Result<S::Ok, S::Error> {
+        out.serialize_str(self.name())
+    }
+}
+
+impl<'de> Deserialize<'de> for Quant {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Quant, D::Error> {
+        let name = std::borrow::Cow::<str>::deserialize(from)?;
+        let known = Quant::all().find(|quant| quant.name() == name);
+        known.ok_or_else(|| serde::de::Error::custom(format_args!("'{name}' is no type of weights")))
     }
 }
 
@@ -202,6 +268,7 @@ pub fn encode(quant: Quant, values: &[f32], row: &mut [u8]) {
                 put_q4_group(numbers, cols, g, &codes);
             }
         }
+        Quant::Block(kind) => panic!("nothing writes {} yet", kind.form().name),
     }
 }
 
@@ -219,6 +286,10 @@ pub fn decode_range(quant: Quant, row: &[u8], cols: usize, start: usize, out: &m
     match quant {
         Quant::F32 => out.copy_from_slice(bytemuck::cast_slice(&row[start * 4..end * 4])),
         Quant::F16 => bytemuck::cast_slice::<u8, f16>(&row[start * 2..end * 2]).convert_to_f32_slice(out),
+        Quant::Block(kind) => {
+            let form = kind.form();
+            kind.decode(&row[start / form.numbers * form.bytes..end / form.numbers * form.bytes], out);
+        }
         Quant::Q8 | Quant::Q4 => {
             let scales = &scales(quant, row, cols)[start / GROUP..];
             let packed = cols / PACK * PACK;
@@ -361,7 +432,7 @@ mod tests {
     #[test]
     fn any_range_of_a_row_is_the_same_as_in_the_whole_row() {
         let cols = 1120; // two packs and a tail of three groups
-        for quant in Quant::ALL {
+        for quant in Quant::OWN {
             let mut row = vec![0; quant.row_bytes(cols)];
             encode(quant, &wave(cols), &mut row);
             let mut whole = vec![0.0; cols];

@@ -69,7 +69,7 @@ pub enum Content {
         quant: Quant,
         /// How many rows there are.
         rows: usize,
-        /// Numbers of a row; a multiple of 32 for grouped types.
+        /// Numbers of a row; a multiple of [`Quant::unit`].
         cols: usize,
     },
     /// Little-endian u32 numbers.
@@ -82,7 +82,7 @@ impl Content {
     fn expected_bytes(self) -> Option<u64> {
         match self {
             Content::Rows { quant, rows, cols } => {
-                let fits = cols < 1 << 32 && (!quant.is_grouped() || cols.is_multiple_of(super::rows::GROUP));
+                let fits = cols < 1 << 32 && cols.is_multiple_of(quant.unit());
                 fits.then(|| (quant.row_bytes(cols) as u64).checked_mul(rows as u64)).flatten()
             }
             Content::Numbers | Content::Bytes => None,

@@ -162,13 +162,13 @@ const FEW: &[usize] = &[1, 2, 5, 32];
 #[rustfmt::skip]
 const CHECKS: &[Check] = &[
     Check { kernel: "norm", quants: ONE, columns: FEW, run: norm },
-    Check { kernel: "linear", quants: &Quant::ALL, columns: &[1, 2, 5, 32, 200], run: linear },
+    Check { kernel: "linear", quants: &Quant::OWN, columns: &[1, 2, 5, 32, 200], run: linear },
     Check { kernel: "append", quants: ONE, columns: FEW, run: append },
     Check { kernel: "attend", quants: ONE, columns: FEW, run: attend },
     Check { kernel: "sign_scores", quants: ONE, columns: FEW, run: sign_scores },
     Check { kernel: "select", quants: ONE, columns: FEW, run: select },
-    Check { kernel: "sparse_ffn", quants: &Quant::ALL, columns: FEW, run: sparse_ffn },
-    Check { kernel: "dense_ffn", quants: &Quant::ALL, columns: &[33, 200], run: dense_ffn },
+    Check { kernel: "sparse_ffn", quants: &Quant::OWN, columns: FEW, run: sparse_ffn },
+    Check { kernel: "dense_ffn", quants: &Quant::OWN, columns: &[33, 200], run: dense_ffn },
     Check { kernel: "add", quants: ONE, columns: FEW, run: add },
 ];
 

@@ -8,7 +8,7 @@
 use crate::error::{Error, Result};
 use crate::formats::neuron_store::{Header, Writer};
 use crate::formats::rows::{self, GROUP, Quant};
-use crate::formats::{DType, TensorView, quant};
+use crate::formats::{DType, TensorView, blocks};
 use crate::ids::{Permutation, PublishedId};
 use crate::model::BlockLayout;
 use crate::model::config::{Ffn, Norm, Positions};
@@ -253,7 +253,7 @@ fn convert_row(view: TensorView<'_>, from: usize, quant: Quant, values: &mut [f3
             check_scales(quant, out, cols, view)?;
         }
         _ => {
-            quant::dequantize(dtype, src, values);
+            blocks::dequantize(dtype, src, values);
             finite(values, view)?;
             rows::encode(quant, values, out);
             check_range(values, quant, view)?;
@@ -292,7 +292,7 @@ fn gather_columns(down: TensorView<'_>, neurons: std::ops::Range<usize>) -> Resu
     let mut part = vec![0.0; (cut.len()) / dtype.block_bytes() * dtype.block_len()];
     let mut columns = vec![0.0; neurons.len() * hidden];
     for h in 0..hidden {
-        quant::dequantize(dtype, &down.data[h * row_bytes..][cut.clone()], &mut part);
+        blocks::dequantize(dtype, &down.data[h * row_bytes..][cut.clone()], &mut part);
         finite(&part, down)?;
         for (n, value) in part.iter().enumerate().take(neurons.len()) {
             columns[n * hidden + h] = *value;

@@ -7,7 +7,7 @@ pub use super::role::Role;
 use crate::error::{Error, Result};
 use crate::formats::gguf::{self, Gguf};
 use crate::formats::neuron_store::SourceFile;
-use crate::formats::{DType, MappedFile, TensorView, Tensors, quant, safetensors};
+use crate::formats::{DType, MappedFile, TensorView, Tensors, blocks, safetensors};
 use crate::hub;
 use crate::tokenizer::{TokenizerSpec, from_gguf, from_hf_dir};
 use std::path::{Path, PathBuf};
@@ -112,7 +112,7 @@ impl Source {
     pub fn vector(&self, view: TensorView<'_>) -> Result<Vec<f32>> {
         check_vector(view)?;
         let mut out = vec![0.0; view.info.shape.iter().product()];
-        quant::dequantize(view.info.dtype, view.data, &mut out);
+        blocks::dequantize(view.info.dtype, view.data, &mut out);
         finite(&out, view)?;
         Ok(out)
     }
@@ -290,7 +290,7 @@ fn check_vector(view: TensorView<'_>) -> Result<()> {
 /// # Errors
 /// [`Error::BadFile`] with the tensor's name and the first such number.
 pub fn finite(values: &[f32], view: TensorView<'_>) -> Result<()> {
-    match quant::first_non_finite(values) {
+    match blocks::first_non_finite(values) {
         None => Ok(()),
         Some(at) => {
             let why = format!("holds {} (number {at} of those read): the model is damaged", values[at]);
@@ -372,7 +372,7 @@ fn open_gguf(path: &Path, files: Vec<SourceFile>, activation: Option<NamedActiva
     let factors = match tensors.get("rope_freqs.weight") {
         Some(view) if view.info.dtype == DType::F32 => {
             let mut factors = vec![0.0; view.info.shape.iter().product()];
-            quant::dequantize(DType::F32, view.data, &mut factors);
+            blocks::dequantize(DType::F32, view.data, &mut factors);
             Some(factors)
         }
         Some(view) => return Err(Error::bad(path, &view.info.name, "must be F32")),

@@ -11,7 +11,8 @@
 
 mod axpy;
 
-use super::{Columns, Isa, Kernels, Rows, whole_rows};
+use super::{Columns, Isa, Kernels, Rows, by_type, portable, whole_rows};
+use crate::formats::blocks::BlockType;
 use crate::formats::rows::{GROUP, PACK};
 use axpy::{axpy_f16, axpy_f32, axpy_q4, axpy_q8, touch};
 use std::arch::x86_64::*;
@@ -32,12 +33,12 @@ pub fn kernels() -> Kernels {
 const fn of<const FAR: bool>() -> Kernels {
     Kernels {
         isa: Isa::Avx512,
-        dots: [dot_float::<false, FAR>, dot_float::<true, FAR>, dot_grouped::<false, FAR>, dot_grouped::<true, FAR>],
-        axpys: [axpy_f32::<FAR>, axpy_f16::<FAR>, axpy_q8::<FAR>, axpy_q4::<FAR>],
+        dots: by_type([dot_float::<false, FAR>, dot_float::<true, FAR>, dot_grouped::<false, FAR>, dot_grouped::<true, FAR>], portable::BLOCK_DOTS),
+        axpys: by_type([axpy_f32::<FAR>, axpy_f16::<FAR>, axpy_q8::<FAR>, axpy_q4::<FAR>], portable::BLOCK_AXPYS),
         touch,
         adds_as_read: FAR,
         block_ahead: FAR,
-        rows_together: [1, 1, 1, 2],
+        rows_together: by_type([1, 1, 1, 2], [1; BlockType::COUNT]),
     }
 }
 

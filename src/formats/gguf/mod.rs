@@ -196,7 +196,7 @@ mod tests {
             let data = &file.bytes()[ours.offset as usize..][..ours.bytes as usize];
             let numbers = |dtype, data, n| {
                 let mut out = vec![0.0; n];
-                crate::formats::quant::dequantize(dtype, data, &mut out);
+                crate::formats::blocks::dequantize(dtype, data, &mut out);
                 out
             };
             let n = ours.shape.iter().product();

@@ -2,6 +2,7 @@
 
 use super::reader::Reader;
 use crate::error::{Error, Result};
+use crate::formats::blocks::BlockType;
 use crate::formats::{DType, TensorInfo};
 
 /// ggml's own limit (`GGML_MAX_NAME` is 64 with its NUL): no other program could load a longer one either.
@@ -82,13 +83,10 @@ fn dtype(id: u32, powerinfer: bool) -> Result<DType, String> {
     match id {
         0 => return Ok(DType::F32),
         1 => return Ok(DType::F16),
-        2 => return Ok(DType::Q4_0),
-        8 => return Ok(DType::Q8_0),
-        12 => return Ok(DType::Q4_K),
-        13 => return Ok(DType::Q5_K),
-        14 => return Ok(DType::Q6_K),
-        30 => return Ok(DType::BF16),
         _ => {}
+    }
+    if let Some(kind) = BlockType::of_ggml(id) {
+        return Ok(DType::Block(kind));
     }
     Err(match other_type(id, powerinfer) {
         Some(name @ ("I8" | "I16" | "I32" | "I64")) => {

@@ -1,19 +1,137 @@
-//! Decodes the quantised blocks of ggml.
+//! The types in which GGUF files store numbers by blocks, a file each, and the decoding of all source types.
 //!
-//! Block layouts and the order of the arithmetic are those of ggml-quants.c (`dequantize_row_*`), so that every result
-//! has the same bits as ggml's own. `d` and `dmin` are f16.
-//!
-//! ```text
-//! Q8_0   32 numbers   d | q i8[32]                                                          34 bytes
-//! Q4_0   32 numbers   d | q u8[16]: number j low, 16+j high                                 18 bytes
-//! Q4_K  256 numbers   d | dmin | scales u8[12] | q u8[128]                                 144 bytes
-//! Q5_K  256 numbers   d | dmin | scales u8[12] | fifth bits u8[32] | q u8[128]             176 bytes
-//! Q6_K  256 numbers   low 4 bits u8[128] | high 2 bits u8[64] | scales i8[16] | d          210 bytes
-//! ```
+//! A block is a run of numbers with what they share. Layouts and the order of the arithmetic are those of ggml-quants.c
+//! (`dequantize_row_*`), so that every result has the same bits as ggml's own. A new type is a file here and a line in
+//! `each_block_type`; it works at once, slowly (`cpu/portable.rs`), and fast with a file for each instruction set.
+
+mod bf16;
+mod k_scales;
+mod q4_0;
+mod q4_k;
+mod q5_k;
+mod q6_k;
+mod q8_0;
+
+pub use bf16::BF16;
+pub use q4_0::Q4_0;
+pub use q4_k::Q4_K;
+pub use q5_k::Q5_K;
+pub use q6_k::Q6_K;
+pub use q8_0::Q8_0;
 
 use super::DType;
 use half::f16;
 use half::slice::HalfFloatSliceExt;
+
+/// Calls a macro with the names of all block types.
+macro_rules! each_block_type {
+    ($then:ident) => {
+        $then! { BF16, Q8_0, Q4_0, Q4_K, Q5_K, Q6_K }
+    };
+}
+pub(crate) use each_block_type;
+
+/// A block type, as code.
+pub trait Block: 'static {
+    /// The type.
+    const TYPE: BlockType;
+    /// Its number in GGUF files.
+    const GGML: u32;
+    /// Its name in a neuron store, in flags and in messages.
+    const NAME: &'static str;
+    /// Numbers of a block.
+    const NUMBERS: usize;
+    /// Bytes of a block.
+    const BYTES: usize;
+    /// Where the f16 scales of a block begin. In a block of finite scales every number is finite.
+    const SCALES: &'static [usize];
+
+    /// Decodes a block, [`Block::BYTES`] long, into its [`Block::NUMBERS`].
+    fn decode(block: &[u8], out: &mut [f32]);
+
+    /// Why the block is damaged, if it is.
+    fn fault(block: &[u8]) -> Option<f32> {
+        Self::SCALES.iter().map(|&at| f16_at(block, at)).find(|scale| !scale.is_finite())
+    }
+}
+
+/// A block type, as data.
+#[derive(Clone, Copy)]
+pub struct Form {
+    /// Its number in GGUF files.
+    pub ggml: u32,
+    /// Its name in a neuron store, in flags and in messages.
+    pub name: &'static str,
+    /// Its name in GGUF's tools.
+    pub ggml_name: &'static str,
+    /// Numbers of a block.
+    pub numbers: usize,
+    /// Bytes of a block.
+    pub bytes: usize,
+    /// Decodes whole blocks.
+    decode: fn(&[u8], &mut [f32]),
+    fault: fn(&[u8]) -> Option<f32>,
+}
+
+impl Form {
+    const fn of<T: Block>(ggml_name: &'static str) -> Form {
+        Form {
+            ggml: T::GGML,
+            name: T::NAME,
+            ggml_name,
+            numbers: T::NUMBERS,
+            bytes: T::BYTES,
+            decode: decode_all::<T>,
+            fault: T::fault,
+        }
+    }
+}
+
+macro_rules! block_type {
+    ($($name:ident),*) => {
+        /// A type of GGUF's blocks.
+        #[allow(non_camel_case_types, missing_docs)]
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+        pub enum BlockType { $($name),* }
+
+        impl BlockType {
+            /// All of them, in the order of their discriminants.
+            pub const ALL: [BlockType; BlockType::COUNT] = [$(BlockType::$name),*];
+            /// How many there are.
+            pub const COUNT: usize = [$(stringify!($name)),*].len();
+
+            /// What it is.
+            pub const fn form(self) -> Form {
+                match self { $(BlockType::$name => Form::of::<$name>(stringify!($name))),* }
+            }
+        }
+    };
+}
+each_block_type!(block_type);
+
+impl BlockType {
+    /// The type with this number in GGUF files.
+    pub fn of_ggml(number: u32) -> Option<BlockType> {
+        BlockType::ALL.into_iter().find(|kind| kind.form().ggml == number)
+    }
+
+    /// Decodes whole blocks, `[out.len() / numbers * bytes]`.
+    pub fn decode(self, src: &[u8], out: &mut [f32]) {
+        (self.form().decode)(src, out);
+    }
+
+    /// The first block whose scale is no finite number: its index and the scale.
+    pub fn first_fault(self, src: &[u8]) -> Option<(usize, f32)> {
+        let form = self.form();
+        src.chunks_exact(form.bytes).enumerate().find_map(|(i, block)| (form.fault)(block).map(|scale| (i, scale)))
+    }
+}
+
+fn decode_all<T: Block>(src: &[u8], out: &mut [f32]) {
+    for (src, out) in src.chunks_exact(T::BYTES).zip(out.chunks_exact_mut(T::NUMBERS)) {
+        T::decode(src, out);
+    }
+}
 
 /// Decodes `src`, whole blocks of `dtype`, into `out`, one f32 per number.
 ///
@@ -25,12 +143,7 @@ pub fn dequantize(dtype: DType, src: &[u8], out: &mut [f32]) {
     match dtype {
         DType::F32 => f32s(src, out),
         DType::F16 => f16s(src, out),
-        DType::BF16 => bf16s(src, out),
-        DType::Q8_0 => blocks(src, out, q8_0),
-        DType::Q4_0 => blocks(src, out, q4_0),
-        DType::Q4_K => blocks(src, out, q4_k),
-        DType::Q5_K => blocks(src, out, q5_k),
-        DType::Q6_K => blocks(src, out, q6_k),
+        DType::Block(kind) => kind.decode(src, out),
     }
 }
 
@@ -68,106 +181,9 @@ fn f16s(src: &[u8], out: &mut [f32]) {
     }
 }
 
-fn bf16s(src: &[u8], out: &mut [f32]) {
-    for (x, bytes) in out.iter_mut().zip(src.as_chunks().0) {
-        *x = f32::from_bits(u32::from(u16::from_le_bytes(*bytes)) << 16);
-    }
-}
-
-/// `block` for every block of `BYTES` bytes and `LEN` numbers.
-fn blocks<const BYTES: usize, const LEN: usize>(src: &[u8], out: &mut [f32], block: fn(&[u8; BYTES], &mut [f32; LEN])) {
-    for (src, out) in src.as_chunks().0.iter().zip(out.as_chunks_mut().0) {
-        block(src, out);
-    }
-}
-
+/// The f16 at byte `at`, as f32.
 fn f16_at(bytes: &[u8], at: usize) -> f32 {
     f16::from_le_bytes([bytes[at], bytes[at + 1]]).to_f32()
-}
-
-fn q8_0(src: &[u8; 34], out: &mut [f32; 32]) {
-    let d = f16_at(src, 0);
-    for (x, &q) in out.iter_mut().zip(&src[2..]) {
-        *x = f32::from(q as i8) * d;
-    }
-}
-
-fn q4_0(src: &[u8; 18], out: &mut [f32; 32]) {
-    let d = f16_at(src, 0);
-    let (low, high) = out.split_at_mut(16);
-    for ((low, high), &q) in low.iter_mut().zip(high).zip(&src[2..]) {
-        *low = f32::from((q & 15) as i8 - 8) * d;
-        *high = f32::from((q >> 4) as i8 - 8) * d;
-    }
-}
-
-/// The 6-bit scale and minimum of each group of 32: eight of either, in twelve bytes. The first four groups have
-/// bytes of their own; the rest take four bits from the last bytes and two from the tops of the first ones.
-fn scales_and_mins(packed: &[u8]) -> [(f32, f32); 8] {
-    std::array::from_fn(|j| {
-        let (scale, min) = if j < 4 {
-            (packed[j] & 63, packed[j + 4] & 63)
-        } else {
-            (packed[j + 4] & 15 | packed[j - 4] >> 6 << 4, packed[j + 4] >> 4 | packed[j] >> 6 << 4)
-        };
-        (f32::from(scale), f32::from(min))
-    })
-}
-
-fn q4_k(src: &[u8; 144], out: &mut [f32; 256]) {
-    let (d, dmin) = (f16_at(src, 0), f16_at(src, 2));
-    let scales = scales_and_mins(&src[4..16]);
-    // 64 numbers share 32 bytes: one group in the low halves, the next in the high ones.
-    for (pair, (out, q)) in out.chunks_exact_mut(64).zip(src[16..].chunks_exact(32)).enumerate() {
-        let (low, high) = out.split_at_mut(32);
-        let ((low_scale, low_min), (high_scale, high_min)) = (scales[2 * pair], scales[2 * pair + 1]);
-        let (low_d, low_m) = (d * low_scale, dmin * low_min);
-        let (high_d, high_m) = (d * high_scale, dmin * high_min);
-        for ((low, high), &q) in low.iter_mut().zip(high).zip(q) {
-            *low = low_d * f32::from(q & 15) - low_m;
-            *high = high_d * f32::from(q >> 4) - high_m;
-        }
-    }
-}
-
-fn q5_k(src: &[u8; 176], out: &mut [f32; 256]) {
-    let (d, dmin) = (f16_at(src, 0), f16_at(src, 2));
-    let scales = scales_and_mins(&src[4..16]);
-    let fifth = &src[16..48];
-    // As Q4_K; bit g of fifth[i] belongs to number i of group g.
-    for (pair, (out, q)) in out.chunks_exact_mut(64).zip(src[48..].chunks_exact(32)).enumerate() {
-        let (low, high) = out.split_at_mut(32);
-        let ((low_scale, low_min), (high_scale, high_min)) = (scales[2 * pair], scales[2 * pair + 1]);
-        let (low_d, low_m) = (d * low_scale, dmin * low_min);
-        let (high_d, high_m) = (d * high_scale, dmin * high_min);
-        for (((low, high), &q), &fifth) in low.iter_mut().zip(high).zip(q).zip(fifth) {
-            let fifth = fifth >> (2 * pair);
-            *low = low_d * f32::from(q & 15 | (fifth & 1) << 4) - low_m;
-            *high = high_d * f32::from(q >> 4 | (fifth >> 1 & 1) << 4) - high_m;
-        }
-    }
-}
-
-fn q6_k(src: &[u8; 210], out: &mut [f32; 256]) {
-    let d = f16_at(src, 208);
-    let scale = |i: usize| d * f32::from(src[192 + i] as i8);
-    for (part, out) in out.chunks_exact_mut(128).enumerate() {
-        let low = &src[64 * part..64 * part + 64];
-        let top = &src[128 + 32 * part..128 + 32 * part + 32];
-        // Four runs of 32 numbers share the 32 bytes of `top`, two bits each; every 16 numbers have a scale.
-        for (run, out) in out.chunks_exact_mut(32).enumerate() {
-            let low = &low[32 * (run % 2)..32 * (run % 2) + 32];
-            let (low_shift, top_shift) = (4 * (run / 2), 2 * run);
-            for (half, out) in out.chunks_exact_mut(16).enumerate() {
-                let scale = scale(8 * part + 2 * run + half);
-                let (low, top) = (&low[16 * half..16 * half + 16], &top[16 * half..16 * half + 16]);
-                for ((x, &low), &top) in out.iter_mut().zip(low).zip(top) {
-                    let q = low >> low_shift & 15 | (top >> top_shift & 3) << 4;
-                    *x = scale * f32::from(q as i8 - 32);
-                }
-            }
-        }
-    }
 }
 
 #[cfg(test)]

@@ -1,0 +1,14 @@
+//! The packed scales of Q4_K and Q5_K.
+
+/// The 6-bit scale and minimum of each group of 32: eight of either, in twelve bytes. The first four groups have
+/// bytes of their own; the rest take four bits from the last bytes and two from the tops of the first ones.
+pub(super) fn scales_and_mins(packed: &[u8]) -> [(f32, f32); 8] {
+    std::array::from_fn(|j| {
+        let (scale, min) = if j < 4 {
+            (packed[j] & 63, packed[j + 4] & 63)
+        } else {
+            (packed[j + 4] & 15 | packed[j - 4] >> 6 << 4, packed[j + 4] >> 4 | packed[j] >> 6 << 4)
+        };
+        (f32::from(scale), f32::from(min))
+    })
+}

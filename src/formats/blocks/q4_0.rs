@@ -1,0 +1,25 @@
+//! Q4_0: 32 numbers as `d f16 | q u8[16]`, number j in the low and 16 + j in the high half of byte j; code v means d (v - 8).
+
+use super::{Block, BlockType, f16_at};
+
+/// The type.
+#[allow(non_camel_case_types)]
+pub struct Q4_0;
+
+impl Block for Q4_0 {
+    const TYPE: BlockType = BlockType::Q4_0;
+    const GGML: u32 = 2;
+    const NAME: &'static str = "gguf_q4_0";
+    const NUMBERS: usize = 32;
+    const BYTES: usize = 18;
+    const SCALES: &'static [usize] = &[0];
+
+    fn decode(src: &[u8], out: &mut [f32]) {
+        let d = f16_at(src, 0);
+        let (low, high) = out.split_at_mut(16);
+        for ((low, high), &q) in low.iter_mut().zip(high).zip(&src[2..]) {
+            *low = f32::from((q & 15) as i8 - 8) * d;
+            *high = f32::from((q >> 4) as i8 - 8) * d;
+        }
+    }
+}
