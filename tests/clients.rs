@@ -104,7 +104,7 @@ fn a_batch_of_two_texts_has_nine_tenths_of_what_who_knows_the_future_could_give_
         };
         layer.table.slots().iter().filter_map(resident).collect::<Vec<_>>()
     });
-    let (begin, block): (Vec<_>, _) = (begin.collect(), engine.model.layers[0].block.bytes());
+    let (begin, block): (Vec<_>, _) = (begin.collect(), engine.model.layers[0].block().bytes());
     let mut caches = [cache(), cache()];
     for (&first, &second) in texts[0].iter().zip(&texts[1]) {
         let batch = [BatchToken { sequence: 0, token: first }, BatchToken { sequence: 1, token: second }];

@@ -189,7 +189,7 @@ fn by_engine_with(
     let mut split = unsafe { on_device(&model, device, &case.slots) }.unwrap();
     (0..layers).for_each(|l| split.cache.load(&mut *split.device, l, bytemuck::cast_slice(&case.placed[l])).unwrap());
     split.cache.settle(&mut *split.device);
-    let block_bytes = model.layers[0].ffn.row_bytes * model.config.ffn_kind.rows();
+    let block_bytes = model.layers[0].block().bytes();
     let mut engine = Engine::new(model, 1, Kernels::best());
     let predictor = predictor(&engine.model);
     let (sparsity, predicts_on_device) = chosen(&predictor);

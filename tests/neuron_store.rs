@@ -35,17 +35,17 @@ fn the_parts_of_a_block_are_its_rows_one_behind_the_other() {
             packed(name, quant, &path, None);
             let model = Model::open(&path).unwrap();
             let layer = model.layers.last().unwrap();
-            let (parts, up, down) = (layer.block.parts(), layer.block.up(), layer.block.down());
-            assert_eq!((parts.len(), layer.block.gate_or_up(), up), (rows, parts[0], parts[rows - 2]));
-            assert_eq!((down, down.offset + down.bytes), (parts[rows - 1], layer.block.bytes()));
-            assert_eq!(layer.ffn.bytes(), (model.config.ffn * layer.block.bytes()) as u64);
+            let (parts, up, down) = (layer.block().parts(), layer.block().up(), layer.block().down());
+            assert_eq!((parts.len(), layer.block().gate_or_up(), up), (rows, parts[0], parts[rows - 2]));
+            assert_eq!((down, down.offset + down.bytes), (parts[rows - 1], layer.block().bytes()));
+            assert_eq!(layer.ffn.bytes(), (model.config.ffn * layer.block().bytes()) as u64);
             for neuron in [0, 1, model.config.ffn - 1] {
-                assert_eq!(layer.block_ptr(neuron), layer.ffn.row_ptr(neuron * rows));
-                assert_eq!(layer.input_rows(neuron).row(rows - 2), layer.ffn.row_ptr(neuron * rows + rows - 2));
+                assert_eq!(layer.neurons().ptr(neuron), layer.ffn.row_ptr(neuron * rows));
+                assert_eq!(layer.neurons().input_rows(neuron).row(rows - 2), layer.ffn.row_ptr(neuron * rows + rows - 2));
                 for (r, &part) in parts.iter().enumerate() {
                     let row = neuron * rows + r;
-                    assert_eq!((part.quant, layer.part(part, neuron)), (quant, layer.ffn.row(row)), "{name} {row}");
-                    assert_eq!(layer.part_rows(part, 0).row(neuron), layer.ffn.row_ptr(row));
+                    assert_eq!((part.quant, layer.neurons().part(part, neuron)), (quant, layer.ffn.row(row)), "{name} {row}");
+                    assert_eq!(layer.neurons().part_rows(part, 0).row(neuron), layer.ffn.row_ptr(row));
                 }
             }
         }

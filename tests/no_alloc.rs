@@ -152,7 +152,7 @@ fn a_warm_engine_decodes_without_allocating() {
         let model = Model::open(&path).unwrap();
         let mlp_path = dir.path().join(format!("{}.predictor", quant.name()));
         let header = Header {
-            fingerprint: model.store().header.fingerprint.clone(),
+            fingerprint: model.fingerprint().to_owned(),
             model: model.config.name.clone(),
             kind: String::new(),
             layers: LAYERS,
@@ -216,7 +216,7 @@ const SLOW: Rates = Rates { device_gb_s: 2.0, link_gb_s: 2.0, host_gb_s: 0.3, ..
 /// A scheduler with everything that it can do. Its thread is counted, too.
 fn background(engine: &Engine) -> Background {
     let model = engine.model.clone();
-    let block_bytes = model.layers[0].ffn.row_bytes * model.config.ffn_kind.rows();
+    let block_bytes = model.layers[0].block().bytes();
     let own = |l| Some((engine.sparsity().threshold(l)?, engine.sparsity().calibration(l)?.clone()));
     let setting = BackgroundOptions {
         policy: Policy::Full,

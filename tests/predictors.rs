@@ -157,7 +157,7 @@ fn network(rng: &mut Prng, model: &Model, layer: usize, ahead: usize, rank: usiz
 
 fn header(model: &Model) -> Header {
     Header {
-        fingerprint: model.store().header.fingerprint.clone(),
+        fingerprint: model.fingerprint().to_owned(),
         model: model.config.name.clone(),
         kind: String::new(),
         layers: model.config.layers,
@@ -282,7 +282,7 @@ fn a_permuted_store_gives_each_neuron_the_same_score() {
     let dir = tempfile::tempdir().unwrap();
     let plain = model(dir.path(), "relullama", Quant::F16, None);
     let permuted = model(dir.path(), "relullama", Quant::F16, Some(orders(&plain)));
-    assert_eq!(plain.store().header.fingerprint, permuted.store().header.fingerprint);
+    assert_eq!(plain.fingerprint(), permuted.fingerprint());
     let path = dir.path().join("m.predictor");
     write_mlp(&path, &plain, 3);
     let residual = normal(&mut Prng::new(9), 2 * plain.config.hidden);

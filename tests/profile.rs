@@ -229,7 +229,7 @@ impl Observer for Naive<'_> {
 
 fn agrees_with_plain_loops(model: Model, tokens: usize) {
     let (c, name) = (model.config.clone(), model.config.name.clone());
-    let path = model.store().path().to_owned();
+    let path = model.path().to_owned();
     let mut engine = Engine::new(model, 2, Kernels::best());
     let request = request(vec![text(7, tokens, c.vocab)], None);
     let made = counted(&mut engine, &request);

@@ -107,7 +107,7 @@ fn bench_at(
     let placed: Vec<Vec<StoreId>> = vec![(0..ffn / 2).map(StoreId::new).collect(); layers];
     (0..layers).for_each(|l| split.cache.load(&mut *split.device, l, &placed[l]).unwrap());
     split.cache.settle(&mut *split.device);
-    let block_bytes = model.layers[0].ffn.row_bytes * model.config.ffn_kind.rows();
+    let block_bytes = model.layers[0].block().bytes();
     let mut engine = Engine::new(model, 2, Kernels::best());
     let (open, asked) = (Arc::new(AtomicBool::new(open)), Arc::default());
     let exact = Exact::new(&engine.model, &vec![0.0; layers]);

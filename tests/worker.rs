@@ -248,7 +248,7 @@ fn with_scheduler(engine: &mut Engine) {
         link_gb_s: RATES.link_gb_s,
         latency: Some(Latency { observation_ns: 0.0, gb_s: 1e6 }),
     };
-    let block_bytes = engine.model.layers[0].ffn.row_bytes * engine.model.config.ffn_kind.rows();
+    let block_bytes = engine.model.layers[0].block().bytes();
     split.migrator = Some(Box::new(Background::start(engine.model.clone(), block_bytes, options).unwrap()));
     engine.split = Some(split);
     engine.set_sparsity(Sparsity::new(vec![Choice::Exact { activation_threshold: 0.0 }; layers], 0).unwrap());

@@ -62,7 +62,7 @@ impl Backend {
         let opened = loader.open(model, &settings)?;
         let Opened { engine, tokenizer, name, kv, context, sampling, set_budget, at_end, .. } = opened;
         let tokenizer = Arc::new(tokenizer);
-        let (vocab, fingerprint) = (engine.model.config.vocab, engine.model.store().header.fingerprint.clone());
+        let (vocab, fingerprint) = (engine.model.config.vocab, engine.model.fingerprint().to_owned());
         let kv_bytes = KvCache::bytes_for(&engine.model.config, context, kv);
         let limits = Limits { queue: 1, slots: 1, context, kv, deterministic: false, rest: Duration::MAX };
         let model = ServedModel::new(name, tokenizer.clone(), vocab, context, fingerprint).with_sampling(sampling);
@@ -145,7 +145,7 @@ impl Backend {
                     "device": device,
                     "vram_budget_bytes": memory.budget,
                     "vram_used_bytes": memory.used,
-                    "model_bytes": engine.model.store().file_bytes(),
+                    "model_bytes": engine.model.file_bytes(),
                     "kv_bytes": kv_bytes,
                 })
             }))

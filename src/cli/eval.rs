@@ -63,7 +63,7 @@ pub fn run(args: Args) -> Result<()> {
         ..args.engine.options(&args.model)
     };
     let Opened { mut engine, context, .. } = open(&options, &Terminal)?;
-    let (spec, store) = (engine.model.tokenizer(), engine.model.store().path().to_owned());
+    let (spec, store) = (engine.model.tokenizer(), engine.model.path().to_owned());
     if let Some(file) = &args.choices {
         let tokenizer = Tokenizer::new(spec?, &store)?;
         let questions = read_questions(&read_text(file)?, file)?;

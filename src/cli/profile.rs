@@ -126,7 +126,7 @@ fn count(args: &Args, model: Model, target: &Path, old: Option<&Profile>) -> Res
         return Err(Error::Usage("-c and --max-tokens: take at least one token".into()));
     }
     check_context(&model, window, args.engine.kv())?;
-    let tokenizer = Tokenizer::new(model.tokenizer()?, model.store().path())?;
+    let tokenizer = Tokenizer::new(model.tokenizer()?, model.path())?;
     let mut texts: Vec<Input> = Vec::new();
     for path in &args.text {
         let text = super::eval::read_text(path)?;

@@ -94,7 +94,7 @@ pub fn run(args: Args) -> Result<()> {
         return Err(Error::Usage(why));
     }
     check_context(&model, window, args.engine.kv())?;
-    let tokenizer = Tokenizer::new(model.tokenizer()?, model.store().path())?;
+    let tokenizer = Tokenizer::new(model.tokenizer()?, model.path())?;
     let mut texts = Vec::new();
     for path in &args.text {
         let mut tokens = tokenizer.encode_prompt(&super::eval::read_text(path)?, Special::AsText)?;

@@ -111,8 +111,8 @@ pub fn run(args: Args) -> Result<()> {
         device: args.device.options()?,
         ..args.engine.options(&args.model)
     };
-    let model = options.model.open(&Terminal)?;
-    let tokenizer = Tokenizer::new(model.tokenizer()?, model.store().path())?;
+    let model = options.open_model(&Terminal)?;
+    let tokenizer = Tokenizer::new(model.tokenizer()?, model.path())?;
     let tokens = prompt_tokens(&args, &tokenizer, &prompt)?;
     check_prompt(&model, tokens.len(), options.context_of(&model))?;
     let Opened { mut engine, context, device, .. } = open::open_model(model, &options, &Terminal)?;

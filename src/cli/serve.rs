@@ -125,9 +125,9 @@ impl Load for ModelLoader {
 impl ModelLoader {
     pub fn open(&self, model: &str, settings: &Settings) -> Result<Opened> {
         let options = self.args.options(model, settings, self.trace.is_on())?;
-        let weights = options.model.open(&Terminal)?;
+        let weights = options.open_model(&Terminal)?;
         // Before the weights are read: a model without one cannot be served.
-        let tokenizer = Tokenizer::new(weights.tokenizer()?, weights.store().path())?;
+        let tokenizer = Tokenizer::new(weights.tokenizer()?, weights.path())?;
         let open::Opened { mut engine, context, kv, device } = open::open_model(weights, &options, &Terminal)?;
         let device = device.map(Arc::new);
         self.trace.begin(&mut engine)?;

@@ -63,11 +63,11 @@ pub fn run(args: Args) -> Result<()> {
     let shown = match packed(&args, &path)? {
         Some(model) => {
             if args.verify {
-                verify(model.store())?;
+                model.store().map_or(Ok(()), verify)?;
             }
             let tokenizer = model.tokenizer().ok();
-            let (bytes, fingerprint) = (model.store().file_bytes(), model.store().header.fingerprint.clone());
-            let store = model.store().path().to_owned();
+            let (bytes, fingerprint) = (model.file_bytes(), model.fingerprint().to_owned());
+            let store = model.path().to_owned();
             describe(path, Some(store), model.quant, bytes, fingerprint, tokenizer, model.config)
         }
         None => {

@@ -110,7 +110,7 @@ impl TextArgs {
         if let Some(far) = far {
             eprintln!("note: the model has {} layers, so nothing is {far} layers ahead", model.config.layers);
         }
-        let tokenizer = Tokenizer::new(model.tokenizer()?, model.store().path())?;
+        let tokenizer = Tokenizer::new(model.tokenizer()?, model.path())?;
         let mut tokens = Vec::new();
         for path in &self.text {
             tokens.extend(tokenizer.encode_prompt(&super::eval::read_text(path)?, Special::AsText)?);

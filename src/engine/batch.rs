@@ -50,6 +50,8 @@ pub(super) struct Buffers {
     pub normed: Vec<f32>,
     /// `[n, qkv_dim]`
     pub qkv: Vec<f32>,
+    /// Products in a file's order, `[n, qkv_dim]`.
+    pub unordered: Vec<f32>,
     /// `[n, q_dim]`
     pub attended: Vec<f32>,
     /// `[n, hidden]`

@@ -47,7 +47,7 @@ impl fmt::Display for Failure {
 impl Engine {
     /// The files that the engine reads while it runs.
     pub fn files(&self) -> Vec<MappedFile> {
-        let mut files = vec![self.model.store().file().clone()];
+        let mut files = self.model.files().to_vec();
         for file in self.sparsity().files() {
             if !files.iter().any(|known| known.path == file.path) {
                 files.push(file.clone());
@@ -61,7 +61,7 @@ impl Engine {
         if let Some(fault) = self.fault() {
             return Some(Failure::Device(fault.0.clone()));
         }
-        let whole = self.model.store().file().is_whole() && self.sparsity().files().all(MappedFile::is_whole);
+        let whole = self.model.files().iter().chain(self.sparsity().files()).all(MappedFile::is_whole);
         if whole { None } else { Failure::of_files(&self.files()) }
     }
 }

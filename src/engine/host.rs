@@ -14,7 +14,7 @@ use crate::device::timeline::{Note, Read, Stage, Timeline};
 use crate::model::layer::Norms;
 use crate::model::weights::Layer;
 use crate::ops::gates::gates;
-use crate::ops::linear::linear;
+use crate::ops::linear::{linear, linear_stacked};
 use crate::ops::math;
 
 /// The CPU by itself.
@@ -55,7 +55,8 @@ impl Executor for Host<'_> {
         let (c, layer, n) = (&model.config, &model.layers[l], b.positions.len());
         let h = c.hidden;
         each(pool, n, &mut b.normed, |t, out| math::norm(c.norm, &layer.attn_norm, &b.x[t * h..(t + 1) * h], out));
-        linear(pool, kernels, &layer.qkv, &b.normed, n, &mut b.columns, &mut b.qkv);
+        let Buffers { columns, unordered, qkv, normed, .. } = &mut **b;
+        linear_stacked(pool, kernels, &layer.qkv, normed, n, columns, unordered, qkv);
         if !layer.qkv_bias.is_empty() {
             b.qkv.chunks_exact_mut(c.qkv_dim()).for_each(|qkv| math::add(qkv, &layer.qkv_bias));
         }
@@ -152,7 +153,7 @@ fn ffn_input(pass: &mut Pass<'_, '_>, l: usize, wanted: Wanted) -> bool {
     if c.layer(l).norms != Norms::ParallelShared {
         each(pool, n, &mut b.normed, |t, out| math::norm(c.norm, &layer.ffn_norm, &b.x[t * h..(t + 1) * h], out));
     }
-    b.columns.set(&b.normed, n, layer.ffn.quant);
+    b.columns.set_for(&b.normed, n, layer.ffn.input_quants());
     if wanted != Wanted::Gates {
         return wanted == Wanted::Selected;
     }

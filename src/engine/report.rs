@@ -58,8 +58,8 @@ impl Report {
             (_, Some(selection)) => selection.pairs(),
             (_, None) => read.active,
         };
-        let gates = if wanted == Wanted::Gates { (config.ffn * layer.block.gate_or_up().bytes) as u64 } else { 0 };
-        self.ffn_bytes += gates + read.bytes(&layer.block);
+        let gates = if wanted == Wanted::Gates { (config.ffn * layer.block().gate_or_up().bytes) as u64 } else { 0 };
+        self.ffn_bytes += gates + read.bytes(&layer.ffn);
     }
 
     /// Sets all sums to 0, and keeps the memory.

@@ -19,6 +19,7 @@
 //! are aligned runs and the scales of 16 groups are one load. The values are the same: converting a GGUF row to this
 //! form and back changes no bit.
 
+use super::DType;
 use super::blocks::BlockType;
 use half::f16;
 use half::slice::HalfFloatSliceExt;
@@ -113,6 +114,15 @@ impl Quant {
             Quant::Q8 => "q8_0",
             Quant::Q4 => "q4_0",
             Quant::Block(kind) => kind.form().name,
+        }
+    }
+
+    /// The type of rows that a source file's numbers have as they lie there.
+    pub const fn of_source(dtype: DType) -> Quant {
+        match dtype {
+            DType::F32 => Quant::F32,
+            DType::F16 => Quant::F16,
+            DType::Block(kind) => Quant::Block(kind),
         }
     }
 

@@ -72,6 +72,19 @@ pub enum Content {
         /// Numbers of a row; a multiple of [`Quant::unit`].
         cols: usize,
     },
+    /// Neuron blocks whose rows have types of their own: `neurons` times the rows of gate, up and down, `Quant::row_bytes(cols)` each.
+    Neurons {
+        /// The type of gate rows; `None` where neurons have no gate.
+        gate: Option<Quant>,
+        /// The type of up rows.
+        up: Quant,
+        /// The type of down rows.
+        down: Quant,
+        /// How many neurons there are.
+        neurons: usize,
+        /// Numbers of a row; a multiple of each type's [`Quant::unit`].
+        cols: usize,
+    },
     /// Little-endian u32 numbers.
     Numbers,
     /// Bytes of something with a format of its own (the tokeniser's JSON).
@@ -84,6 +97,12 @@ impl Content {
             Content::Rows { quant, rows, cols } => {
                 let fits = cols < 1 << 32 && cols.is_multiple_of(quant.unit());
                 fits.then(|| (quant.row_bytes(cols) as u64).checked_mul(rows as u64)).flatten()
+            }
+            Content::Neurons { gate, up, down, neurons, cols } => {
+                let mut quants = gate.into_iter().chain([up, down]);
+                let fits = cols < 1 << 32 && quants.clone().all(|quant| cols.is_multiple_of(quant.unit()));
+                let block = || quants.try_fold(0u64, |sum, quant| sum.checked_add(quant.row_bytes(cols) as u64));
+                fits.then(block).flatten()?.checked_mul(neurons as u64)
             }
             Content::Numbers | Content::Bytes => None,
         }
@@ -224,7 +243,7 @@ pub fn parse<H: Header>(bytes: &[u8], path: &Path) -> Result<H> {
             return Err(Error::bad(path, &section.name, why));
         }
         let wanted = match section.content {
-            Content::Rows { .. } => section.content.expected_bytes(),
+            Content::Rows { .. } | Content::Neurons { .. } => section.content.expected_bytes(),
             Content::Numbers => Some(section.bytes / 4 * 4),
             Content::Bytes => Some(section.bytes),
         };

@@ -159,10 +159,10 @@ pub fn bench(
     watch: &Watch<'_>,
 ) -> Result<Vec<BenchRow>> {
     let (threads, model) = (engine.threads(), engine.model.clone());
-    let store = model.store().file().bytes();
-    let room = free.map_or(u64::MAX, |free| free.saturating_sub(store.len() as u64) / 2);
+    let file = model.files()[0].bytes();
+    let room = free.map_or(u64::MAX, |free| free.saturating_sub(model.file_bytes()) / 2);
     let buffer = (room >= READ_BYTES as u64).then(|| ReadBuffer::new(READ_BYTES, None).ok()).flatten();
-    let measure = || buffer.as_ref().map_or_else(|| read_bandwidth(store, threads), |buffer| buffer.measure(threads));
+    let measure = || buffer.as_ref().map_or_else(|| read_bandwidth(file, threads), |buffer| buffer.measure(threads));
     let before = measure();
     interrupt::check()?;
     let mut rows = speed(engine, options, before, watch)?;
@@ -309,9 +309,9 @@ fn row(
             (true, 1) => format!("tg{generate}{at_depth}"),
             (true, n) => format!("tg{generate} x {n}{at_depth}"),
         },
-        model_filename: model.store().path().display().to_string(),
+        model_filename: model.path().display().to_string(),
         model_type: type_name(&model.config.family, model.config.parameters(), model.quant.name()),
-        model_size: model.store().file_bytes(),
+        model_size: model.file_bytes(),
         model_n_params: model.config.parameters(),
         n_threads: engine.threads(),
         type_k: if kv == KvType::F16 { "f16".into() } else { "f32".into() },

@@ -110,7 +110,7 @@ fn others(packed_as: NamedActivation) -> impl Iterator<Item = NamedActivation> {
 /// The first tokens of the text; `None` if the model has no tokenizer or it makes too few tokens of the text.
 fn text(model: &Model) -> Result<Option<Vec<u32>>> {
     let Ok(spec) = model.tokenizer() else { return Ok(None) };
-    let mut tokens = Tokenizer::new(spec, model.store().path())?.encode_prompt(TEXT, Special::AsText)?;
+    let mut tokens = Tokenizer::new(spec, model.path())?.encode_prompt(TEXT, Special::AsText)?;
     tokens.truncate(MAX_COLUMNS.min(model.config.context));
     Ok((tokens.len() > MAX_COLUMNS / 2 && tokens.iter().all(|&t| (t as usize) < model.config.vocab)).then_some(tokens))
 }

@@ -353,7 +353,7 @@ pub fn agreements(device: &mut dyn Device) -> Result<Vec<Agreement>> {
 fn off(run: Run, quant: Quant, n: usize, device: &mut dyn Device) -> Result<f32> {
     let result = |device: &mut dyn Device, sequences: bool| {
         let bench = Bench { device, buffers: Vec::new(), sequences };
-        run(&mut Case { bench, prng: Prng::new(n as u64 * 31 + quant as u64), quant, n })
+        run(&mut Case { bench, prng: Prng::new(n as u64 * 31 + quant.index() as u64), quant, n })
     };
     let (found, again) = (result(device, false)?, result(device, true)?);
     let rates = Rates { device_gb_s: 1.0, link_gb_s: 1.0, host_gb_s: 1.0, call_us: 0.0, copy_us: 0.0, sync_us: 0.0 };

@@ -40,7 +40,7 @@ pub fn natural_quant(source: &Source) -> Result<Quant> {
     Ok(match source.weight(Role::Up, 0)?.info.dtype {
         DType::F32 | DType::F16 | DType::BF16 => Quant::F16,
         DType::Q4_0 => Quant::Q4,
-        DType::Q8_0 | DType::Q4_K | DType::Q5_K | DType::Q6_K => Quant::Q8,
+        DType::Block(_) => Quant::Q8,
     })
 }
 

@@ -68,7 +68,7 @@ impl Request {
     fn key(&self, model: &Model) -> String {
         let texts: Vec<_> = self.texts.iter().map(|t| (&t.info.checksum, t.info.wanted)).collect();
         let all = serde_json::json!([
-            model.store().header.fingerprint,
+            model.fingerprint(),
             model.quant.name(),
             self.kv,
             self.window,
@@ -87,7 +87,7 @@ impl Request {
             "kv": self.kv,
         });
         Header {
-            fingerprint: model.store().header.fingerprint.clone(),
+            fingerprint: model.fingerprint().to_owned(),
             model: c.name.clone(),
             layers: c.layers,
             hidden: c.hidden,

@@ -34,11 +34,11 @@ impl Request {
         let (model, c) = (&engine.model, &engine.model.config);
         let text = |(name, tokens): &(String, Vec<u32>)| TextInfo { name: name.clone(), tokens: tokens.len() };
         Header {
-            fingerprint: model.store().header.fingerprint.clone(),
+            fingerprint: model.fingerprint().to_owned(),
             model: c.name.clone(),
             layers: c.layers,
             ffn: c.ffn,
-            block_bytes: model.layers[0].block.bytes(),
+            block_bytes: model.layers[0].block().bytes(),
             ahead: self.ahead,
             predictor: self.predictor.kind().name().into(),
             thresholds: (0..c.layers).map(|layer| self.predictor.threshold(layer, 0)).collect(),

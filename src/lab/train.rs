@@ -83,11 +83,10 @@ pub struct Job<'a> {
 /// the same key. `tokens` is the text, of which at most `limit` tokens are sampled.
 pub fn key(model: &Model, options: &Options, tokens: &[u32], limit: usize) -> u64 {
     let text = xxhash_rust::xxh3::xxh3_64(bytemuck::cast_slice(tokens));
-    let store = &model.store().header;
     let all = format!(
         "{VERSION}|{}|{:?}|{text}|{limit}|{:?}|{}|{}|{}|{:?}",
-        store.fingerprint,
-        store.quant,
+        model.fingerprint(),
+        model.quant,
         options.ahead,
         options.recall,
         options.budget,
@@ -432,14 +431,14 @@ fn one(
 /// The table of a finished part, if there is one.
 fn part_table(path: &Path, model: &Model, at: (usize, usize)) -> Option<Table> {
     let file = predictor_file::open(path).ok()?;
-    let mine = file.header.fingerprint == model.store().header.fingerprint && file.verify(|_| ()).is_ok();
+    let mine = file.header.fingerprint == model.fingerprint() && file.verify(|_| ()).is_ok();
     file.header.tables.iter().find(|t| mine && (t.layer, t.ahead) == at).cloned()
 }
 
 /// The header of a predictor file of this model, without tables.
 pub fn header(model: &Model, options: &Options, threshold: f32) -> Header {
     Header {
-        fingerprint: model.store().header.fingerprint.clone(),
+        fingerprint: model.fingerprint().to_owned(),
         model: model.config.name.clone(),
         kind: Kind::Mlp.name().into(),
         layers: model.config.layers,

@@ -35,11 +35,31 @@ pub struct BlockLayout {
 }
 
 impl BlockLayout {
-    /// The layout of blocks whose rows have `cols` numbers of one type each.
+    /// The layout of blocks whose rows have `cols` numbers, all of one type.
     pub fn new(kind: Ffn, quant: Quant, cols: usize) -> BlockLayout {
-        let (bytes, count) = (quant.row_bytes(cols), kind.rows());
-        let parts = std::array::from_fn(|i| BlockPart { quant, offset: i * bytes, bytes });
-        BlockLayout { parts, count, bytes: count * bytes }
+        BlockLayout::mixed(&[quant; 3][..kind.rows()], cols)
+    }
+
+    /// The layout of blocks whose rows have `cols` numbers of these types: gate, up, down, or up and down.
+    pub fn mixed(quants: &[Quant], cols: usize) -> BlockLayout {
+        let mut offset = 0;
+        let parts = std::array::from_fn(|i| {
+            let quant = quants[i.min(quants.len() - 1)];
+            let part = BlockPart { quant, offset, bytes: quant.row_bytes(cols) };
+            offset += if i < quants.len() { part.bytes } else { 0 };
+            part
+        });
+        BlockLayout { parts, count: quants.len(), bytes: offset }
+    }
+
+    /// The type that all parts have.
+    ///
+    /// # Panics
+    /// If they differ: what a device computes is checked when it is opened ([`super::Model::uniform`]).
+    pub fn uniform(&self) -> Quant {
+        let first = self.parts[0].quant;
+        assert!(self.parts().iter().all(|part| part.quant == first), "the parts of a neuron differ in type");
+        first
     }
 
     /// The parts in the order in which they lie, without gaps.

@@ -3,14 +3,19 @@
 pub mod block;
 pub mod config;
 pub mod families;
+pub mod ffn_weights;
 pub mod form;
+pub mod in_place;
 pub mod kv_cache;
 pub mod layer;
 pub mod role;
 pub mod source;
+pub mod stacked;
 pub mod weights;
 
 pub use block::{BlockLayout, BlockPart};
 pub use config::{Activation, Ffn, ModelConfig, NamedActivation, Norm, Positions};
+pub use ffn_weights::{FfnMatrices, FfnWeights, NeuronBlocks};
 pub use kv_cache::{KvCache, KvType};
+pub use stacked::Stacked;
 pub use weights::{Matrix, Model};

@@ -235,6 +235,16 @@ impl Source {
         Err(Error::bad(&self.path, "vocabulary", why))
     }
 
+    /// All tensors.
+    pub fn tensors(&self) -> impl Iterator<Item = TensorView<'_>> + Send {
+        self.tensors.iter()
+    }
+
+    /// The files that the tensors lie in.
+    pub fn mapped(&self) -> &[MappedFile] {
+        self.tensors.files()
+    }
+
     /// Bytes of all tensors together.
     pub fn tensor_bytes(&self) -> u64 {
         self.tensors.iter().map(|t| t.data.len() as u64).sum()

@@ -1,14 +1,19 @@
 //! A model ready to run: its shape and where each matrix lies in the mapped neuron store. No weight is copied.
 
-use super::block::{BlockLayout, BlockPart};
+use super::block::BlockLayout;
 use super::config::{ModelConfig, Norm, Positions};
+use super::ffn_weights::{FfnWeights, NeuronBlocks};
 use super::layer::Norms;
+use super::stacked::Stacked;
 use crate::error::{Error, Result, excerpt};
 use crate::formats::neuron_store::{Content, NeuronStore};
+use super::source::Source;
+use crate::formats::MappedFile;
 use crate::formats::rows::{self, Quant, Rows};
 use crate::ids::Permutation;
 use crate::tokenizer::TokenizerSpec;
 use std::path::Path;
+use std::sync::OnceLock;
 
 /// A matrix whose rows lie one after the other in memory that it does not own, usually a mapped store.
 #[derive(Clone, Copy, Debug)]
@@ -38,6 +43,16 @@ impl Matrix {
         let row_bytes = quant.row_bytes(cols);
         assert!(bytes.len() >= rows * row_bytes);
         debug_assert!(rows == 0 || bytes.as_ptr().addr().is_multiple_of(rows::ROW_ALIGN));
+        Matrix { quant, rows, cols, row_bytes, start: bytes.as_ptr() }
+    }
+
+    /// The matrix of `rows` rows of `cols` numbers that lie without padding from the first of `bytes` on, at any address.
+    ///
+    /// # Safety
+    /// `bytes` outlives the matrix.
+    pub unsafe fn unpadded(bytes: &[u8], quant: Quant, rows: usize, cols: usize) -> Matrix {
+        let row_bytes = quant.number_bytes(cols);
+        assert!(bytes.len() >= rows * row_bytes);
         Matrix { quant, rows, cols, row_bytes, start: bytes.as_ptr() }
     }
 
@@ -88,7 +103,7 @@ pub struct NormWeights {
 
 impl NormWeights {
     /// The same norm with a result that is `scale` times as large.
-    fn scaled(mut self, scale: f32) -> NormWeights {
+    pub(super) fn scaled(mut self, scale: f32) -> NormWeights {
         self.weight.iter_mut().chain(&mut self.bias).for_each(|weight| *weight *= scale);
         self
     }
@@ -99,7 +114,7 @@ pub struct Layer {
     /// The norm of attention's input.
     pub attn_norm: NormWeights,
     /// Queries, keys and values, `[q_dim + 2 kv_dim, hidden]`: the rows of q, then of k, then of v.
-    pub qkv: Matrix,
+    pub qkv: Stacked,
     /// `[q_dim + 2 kv_dim]`; empty where the family has none.
     pub qkv_bias: Vec<f32>,
     /// Attention's output projection, `[hidden, heads * head_dim]`.
@@ -108,10 +123,8 @@ pub struct Layer {
     pub o_bias: Vec<f32>,
     /// The norm of the FFN's input; a copy of `attn_norm` where the layer has one norm for both.
     pub ffn_norm: NormWeights,
-    /// Neuron blocks, one after the other.
-    pub ffn: Matrix,
-    /// What each of them holds, and where.
-    pub block: BlockLayout,
+    /// The weights of the FFN.
+    pub ffn: FfnWeights,
     /// `[ffn]`; empty where the family has none.
     pub up_bias: Vec<f32>,
     /// `[hidden]`; empty where the family has none.
@@ -121,40 +134,22 @@ pub struct Layer {
 }
 
 impl Layer {
-    /// The first byte of a neuron's block.
-    #[inline]
-    pub fn block_ptr(&self, neuron: usize) -> *const u8 {
-        let at = neuron * self.block.bytes();
-        debug_assert!((at as u64) < self.ffn.bytes());
-        self.ffn.start.wrapping_add(at)
-    }
-
-    /// One part of the blocks from `neuron` on, a row for each neuron.
-    #[inline]
-    pub fn part_rows(&self, part: BlockPart, neuron: usize) -> Rows {
-        let first = self.block_ptr(neuron).wrapping_add(part.offset);
-        Rows { first, stride: self.block.bytes(), ahead: part.quant.ahead(part.bytes) }
-    }
-
-    /// What of a neuron's block is multiplied with the input: gate and up, or up alone.
-    #[inline]
-    pub fn input_rows(&self, neuron: usize) -> Rows {
-        let (first, up) = (self.block.gate_or_up(), self.block.up());
-        debug_assert_eq!(
-            (first.quant, first.bytes),
-            (up.quant, up.bytes),
-            "a kernel reads rows of one type at equal distances"
-        );
-        Rows { stride: first.bytes, ..self.part_rows(first, neuron) }
-    }
-
-    /// One part of a neuron's block, padding included.
+    /// The neuron blocks.
     ///
     /// # Panics
-    /// If there is no such neuron.
+    /// If the FFN is whole matrices: what needs neurons opens models with them.
     #[inline]
-    pub fn part(&self, part: BlockPart, neuron: usize) -> &[u8] {
-        part.of(&self.ffn.all()[neuron * self.block.bytes()..])
+    pub fn neurons(&self) -> &NeuronBlocks {
+        match &self.ffn {
+            FfnWeights::Neurons(blocks) => blocks,
+            FfnWeights::Matrices(_) => panic!("the model runs in place and has no neuron blocks"),
+        }
+    }
+
+    /// What a neuron block holds, and where.
+    #[inline]
+    pub fn block(&self) -> &BlockLayout {
+        &self.neurons().layout
     }
 }
 
@@ -175,7 +170,15 @@ pub struct Model {
     pub out_norm: NormWeights,
     /// The layers, first to last.
     pub layers: Vec<Layer>,
-    store: NeuronStore,
+    pub(super) files: Files,
+}
+
+/// Where a model's matrices lie.
+pub(super) enum Files {
+    /// In a packed store.
+    Store(NeuronStore),
+    /// In a GGUF; with the hash of its content once somebody has asked for it.
+    Source(Box<Source>, OnceLock<String>),
 }
 
 impl Model {
@@ -209,12 +212,74 @@ impl Model {
         };
         let out_norm = s.norm("out_norm", c)?.scaled(logit_scale);
         let layers = (0..c.layers).map(|l| s.layer(l, c)).collect::<Result<_>>()?;
-        Ok(Model { quant, embed, head, positions, out_norm, layers, config, store })
+        Ok(Model { quant, embed, head, positions, out_norm, layers, config, files: Files::Store(store) })
     }
 
-    /// The store that the matrices lie in.
-    pub fn store(&self) -> &NeuronStore {
-        &self.store
+    /// The store that the matrices lie in; `None` for a model that is read in place.
+    pub fn store(&self) -> Option<&NeuronStore> {
+        match &self.files {
+            Files::Store(store) => Some(store),
+            Files::Source(..) => None,
+        }
+    }
+
+    /// Whether it has neuron blocks: neurons can be left out and moved one by one.
+    pub fn has_neurons(&self) -> bool {
+        matches!(self.files, Files::Store(_))
+    }
+
+    /// The file that it was opened by.
+    pub fn path(&self) -> &Path {
+        match &self.files {
+            Files::Store(store) => store.path(),
+            Files::Source(source, _) => &source.path,
+        }
+    }
+
+    /// The files that the matrices lie in.
+    pub fn files(&self) -> &[MappedFile] {
+        match &self.files {
+            Files::Store(store) => std::slice::from_ref(store.file()),
+            Files::Source(source, _) => source.mapped(),
+        }
+    }
+
+    /// Bytes of these files.
+    pub fn file_bytes(&self) -> u64 {
+        self.files().iter().map(|file| file.bytes().len() as u64).sum()
+    }
+
+    /// Hash of the published model's content, 32 hex digits, by which profiles, predictors and placements name their model. Of a model
+    /// that is read in place it is computed when it is first asked for, which reads the whole file.
+    pub fn fingerprint(&self) -> &str {
+        match &self.files {
+            Files::Store(store) => &store.header.fingerprint,
+            Files::Source(source, known) => known.get_or_init(|| source.fingerprint()),
+        }
+    }
+
+    /// The one type that all weights of the layers have; `None` where they differ.
+    pub fn uniform(&self) -> Option<Quant> {
+        let of = |layer: &Layer| {
+            let rest = layer.qkv.parts().iter().chain([&layer.o]).map(|part| part.quant);
+            rest.chain(layer.ffn.bytes_by_type().map(|(quant, _)| quant)).collect::<Vec<_>>()
+        };
+        self.layers.iter().flat_map(of).all(|quant| quant == self.quant).then_some(self.quant)
+    }
+
+    /// The types of the layers' weights, the one with most bytes first, as text: `q4_k, q6_k`.
+    pub fn types(&self) -> String {
+        let mut bytes: Vec<(Quant, u64)> = Vec::new();
+        let mut add = |quant: Quant, more: u64| match bytes.iter_mut().find(|(known, _)| *known == quant) {
+            Some((_, bytes)) => *bytes += more,
+            None => bytes.push((quant, more)),
+        };
+        for layer in &self.layers {
+            layer.qkv.parts().iter().chain([&layer.o]).for_each(|part| add(part.quant, part.bytes()));
+            layer.ffn.bytes_by_type().for_each(|(quant, bytes)| add(quant, bytes));
+        }
+        bytes.sort_by_key(|(_, bytes)| std::cmp::Reverse(*bytes));
+        bytes.iter().map(|(quant, _)| quant.name()).collect::<Vec<_>>().join(", ")
     }
 
     /// The tokeniser that was packed with the model.
@@ -222,11 +287,15 @@ impl Model {
     /// # Errors
     /// [`Error::BadFile`] if there is none, or it cannot be read.
     pub fn tokenizer(&self) -> Result<TokenizerSpec> {
-        let path = self.store.path();
-        let section = self.store.section("tokenizer").ok_or_else(|| {
-            Error::bad(path, "tokenizer", "the model came without one, so it takes token ids only (eval --token-ids)")
-        })?;
-        serde_json::from_slice(self.store.bytes(section))
+        let path = self.path();
+        let missing =
+            || Error::bad(path, "tokenizer", "the model came without one, so it takes token ids only (eval --token-ids)");
+        let store = match &self.files {
+            Files::Store(store) => store,
+            Files::Source(source, _) => return source.tokenizer.clone().ok_or_else(missing),
+        };
+        let section = store.section("tokenizer").ok_or_else(missing)?;
+        serde_json::from_slice(store.bytes(section))
             .map_err(|e| Error::bad(path, "tokenizer", format!("not understood: {}; pack the model again", excerpt(e))))
     }
 
@@ -269,9 +338,42 @@ impl Sections<'_> {
         Ok(NormWeights { weight, bias })
     }
 
+    /// One section, or three where their types differ.
+    fn qkv(&self, layer: usize, c: &ModelConfig) -> Result<Stacked> {
+        let name = |part: &str| format!("layer.{layer}.{part}");
+        if self.0.section(&name("q")).is_none() {
+            return Ok(Stacked::new(vec![self.matrix(&name("qkv"), c.qkv_dim(), c.hidden)?]));
+        }
+        let parts = [("q", c.q_dim()), ("k", c.kv_dim()), ("v", c.kv_dim())];
+        let parts = parts.iter().map(|&(part, rows)| self.matrix(&name(part), rows, c.hidden));
+        Ok(Stacked::new(parts.collect::<Result<_>>()?))
+    }
+
+    fn neurons(&self, name: &str, c: &ModelConfig) -> Result<NeuronBlocks> {
+        let section = self.0.section(name).ok_or_else(|| self.bad(name, "the section is missing".into()))?;
+        let rows = c.ffn_kind.rows();
+        let layout = match section.content {
+            Content::Rows { quant, rows: r, cols } if (r, cols) == (c.ffn * rows, c.hidden) => {
+                BlockLayout::new(c.ffn_kind, quant, cols)
+            }
+            Content::Neurons { gate, up, down, neurons, cols }
+                if (neurons, cols, 2 + usize::from(gate.is_some())) == (c.ffn, c.hidden, rows) =>
+            {
+                let quants: Vec<Quant> = gate.into_iter().chain([up, down]).collect();
+                BlockLayout::mixed(&quants, cols)
+            }
+            other => {
+                let (ffn, hidden) = (c.ffn, c.hidden);
+                return Err(self.bad(name, format!("is {other:?}, not {ffn} neurons of {rows} rows of {hidden} numbers")));
+            }
+        };
+        // SAFETY: the bytes are the map's, which the model keeps open; sections are checked to be as long as they say.
+        Ok(unsafe { NeuronBlocks::over(self.0.bytes(section), layout, c.ffn, c.hidden) })
+    }
+
     fn layer(&self, layer: usize, c: &ModelConfig) -> Result<Layer> {
         let name = |part: &str| format!("layer.{layer}.{part}");
-        let ffn = self.matrix(&name("ffn"), c.ffn * c.ffn_kind.rows(), c.hidden)?;
+        let ffn = FfnWeights::Neurons(self.neurons(&name("ffn"), c)?);
         let order = match self.0.section(&name("order")) {
             Some(section) if section.content == Content::Numbers && section.bytes == c.ffn as u64 * 4 => {
                 Permutation::new(bytemuck::cast_slice(self.0.bytes(section)))
@@ -285,17 +387,14 @@ impl Sections<'_> {
             Norms::ParallelShared => attn_norm.clone(),
             _ => self.norm(&name("ffn_norm"), c)?,
         };
-        let block = BlockLayout::new(c.ffn_kind, ffn.quant, c.hidden);
-        debug_assert_eq!(ffn.bytes(), (c.ffn * block.bytes()) as u64);
         Ok(Layer {
             attn_norm,
-            qkv: self.matrix(&name("qkv"), c.qkv_dim(), c.hidden)?,
+            qkv: self.qkv(layer, c)?,
             qkv_bias: self.vector_if(c.attention_bias, &name("qkv_bias"), c.qkv_dim())?,
             o: self.matrix(&name("o"), c.hidden, c.q_dim())?,
             o_bias: self.vector_if(c.output_bias, &name("o_bias"), c.hidden)?,
             ffn_norm,
             ffn,
-            block,
             up_bias: self.vector_if(c.ffn_bias, &name("up_bias"), c.ffn)?,
             down_bias: self.vector_if(c.ffn_bias, &name("down_bias"), c.hidden)?,
             order,

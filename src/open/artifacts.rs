@@ -122,7 +122,7 @@ pub fn find<H: Owned>(
 /// # Errors
 /// [`Error::BadFile`] with the command that makes the right file.
 pub fn check_owner<H: Owned>(file: &SectionFile<H>, model: &Model) -> Result<()> {
-    let (its, ours) = (file.header.fingerprint(), model.store().header.fingerprint.as_str());
+    let (its, ours) = (file.header.fingerprint(), model.fingerprint());
     if its == ours {
         let (c, shape) = (&model.config, file.header.shape());
         if shape == [c.layers, c.hidden, c.ffn] {
@@ -164,7 +164,7 @@ pub fn update_path(model: &Model, kind: Kind) -> Result<PathBuf> {
 }
 
 fn beside(model: &Model, kind: Kind) -> PathBuf {
-    let store = model.store().path();
+    let store = model.path();
     let mut name = store.file_stem().unwrap_or_default().to_owned();
     name.push(".");
     name.push(kind.file_name());
@@ -172,7 +172,7 @@ fn beside(model: &Model, kind: Kind) -> PathBuf {
 }
 
 fn user_dir(model: &Model) -> Option<PathBuf> {
-    let fingerprint: String = model.store().header.fingerprint.chars().take(12).collect();
+    let fingerprint: String = model.fingerprint().chars().take(12).collect();
     let name = format!("{}-{}", file_name(&model.config.name), file_name(&fingerprint));
     Some(crate::config::data_dir()?.join("models").join(name))
 }

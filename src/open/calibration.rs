@@ -23,7 +23,7 @@ const RECALL: f64 = 0.9;
 /// [`crate::Error::Interrupted`] after Ctrl-C.
 pub fn calibrate(engine: &mut Engine, texts: &[PathBuf], told: &dyn Listener) -> Result<()> {
     let model = engine.model.clone();
-    let tokenizer = Tokenizer::new(model.tokenizer()?, model.store().path())?;
+    let tokenizer = Tokenizer::new(model.tokenizer()?, model.path())?;
     let mut tokens = Vec::new();
     for path in texts {
         tokens.extend(tokenizer.encode_prompt(&read_text(path)?, Special::AsText)?);

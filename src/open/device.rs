@@ -12,6 +12,7 @@ use crate::formats::history_file;
 use crate::formats::machine_profile::MachineProfile;
 use crate::formats::placement_file::PlacementFile;
 use crate::ids::PublishedId;
+use crate::formats::rows::Quant;
 use crate::model::{KvType, Model};
 use crate::placement::memory_plan::{Footprint, KvPlace, Plan, Request, plan};
 use crate::placement::policy::{self, PlacementPolicy};
@@ -161,7 +162,7 @@ fn keep(model: &Model, learnt: &[Vec<f32>]) -> Result<()> {
     let frequencies: Vec<Vec<f32>> =
         model.layers.iter().zip(learnt).map(|(layer, learnt)| layer.order.into_published(learnt)).collect();
     let header = history_file::Header {
-        fingerprint: model.store().header.fingerprint.clone(),
+        fingerprint: model.fingerprint().to_owned(),
         model: c.name.clone(),
         layers: c.layers,
         hidden: c.hidden,
@@ -239,7 +240,7 @@ impl DeviceOptions {
         told: &dyn Listener,
     ) -> Result<Option<DeviceSession>> {
         let layers = engine.model.config.layers;
-        self.check(layers)?;
+        self.check(&engine.model)?;
         let Some(found) = Found::of(self.kind, told)? else { return Ok(None) };
         if options.traced && self.graphs {
             told.note("--trace times every kernel by itself: --graphs on has no effect");
@@ -270,7 +271,7 @@ impl DeviceOptions {
         options: &SparsityOptions,
         told: &dyn Listener,
     ) -> Result<()> {
-        self.check(engine.model.config.layers)?;
+        self.check(&engine.model)?;
         if !self.has_budget() {
             return Ok(());
         }
@@ -283,7 +284,13 @@ impl DeviceOptions {
     }
 
     /// Refuses options that are wrong on every machine.
-    fn check(&self, layers: usize) -> Result<()> {
+    fn check(&self, model: &Model) -> Result<()> {
+        let layers = model.config.layers;
+        if !model.uniform().is_some_and(|quant| Quant::OWN.contains(&quant)) {
+            let why = "a device computes with f32, f16, q8_0 or q4_0, the same for all layers, and this model's weights are";
+            let types = model.types();
+            return Err(Error::Usage(format!("{why} {types}; give --quant q8_0 (or pack it so) to use a device")));
+        }
         if self.kind == DeviceKind::Virtual && self.graphs {
             return Err(Error::Usage(
                 "--graphs on is about an NVIDIA card; take --device cuda, or leave it out".into(),
@@ -443,7 +450,7 @@ impl DeviceOptions {
 fn placed_by_file(path: &Path, model: &Model, plan: &mut Plan) -> Result<Vec<Vec<PublishedId>>> {
     let (layers, ffn) = (model.config.layers, model.config.ffn);
     let file = PlacementFile::read(path)?;
-    file.check_owner(path, &model.store().header.fingerprint, layers, ffn)?;
+    file.check_owner(path, &model.fingerprint(), layers, ffn)?;
     let wanted: u64 = file.layers.iter().map(|l| l.slots as u64).sum();
     let needed = plan.min_bytes + wanted * plan.details.block_bytes;
     if needed > plan.budget_bytes {

@@ -28,6 +28,7 @@ pub use vram_budget::VramBudget;
 use crate::cpu::{Isa, Kernels};
 use crate::engine::{Engine, LiveAudit, Session};
 use crate::error::{Error, Result, human_bytes};
+use crate::formats::MappedFile;
 use crate::model::{KvCache, KvType, Model};
 use crate::tokenizer::Tokenizer;
 use std::path::PathBuf;
@@ -77,6 +78,25 @@ impl EngineOptions {
             audit: 0,
             traced: false,
             device: None,
+        }
+    }
+
+    /// Opens the model in the form that the other options need: a dense GGUF is read in place unless neurons are to be left out or moved,
+    /// everything else is packed first if that was not done yet.
+    ///
+    /// # Errors
+    /// As [`ModelOptions::open`].
+    pub fn open_model(&self, told: &dyn Listener) -> Result<Model> {
+        let in_place = self.device.is_none() && self.sparsity.may_be_dense();
+        match in_place.then(|| self.model.in_place()).transpose()?.flatten() {
+            Some(source) => {
+                let model = Model::in_place(source)?;
+                if fits(&model) {
+                    model.check_numbers()?;
+                }
+                Ok(model)
+            }
+            None => self.model.open(told),
         }
     }
 
@@ -131,7 +151,7 @@ impl Opened {
     /// [`Error::BadFile`] where the model has no tokenizer of a known kind.
     pub fn tokenizer(&self) -> Result<Tokenizer> {
         let model = &self.engine.model;
-        Tokenizer::new(model.tokenizer()?, model.store().path())
+        Tokenizer::new(model.tokenizer()?, model.path())
     }
 
     /// A new sequence with room for [`Opened::context`] tokens.
@@ -149,7 +169,7 @@ impl Opened {
 /// [`Error::Usage`] for options that this model or machine does not allow, [`Error::BadFile`] for damaged files, [`Error::Memory`] where
 /// there is too little of it.
 pub fn open(options: &EngineOptions, told: &dyn Listener) -> Result<Opened> {
-    open_model(options.model.open(told)?, options, told)
+    open_model(options.open_model(told)?, options, told)
 }
 
 /// As [`open`], with a model that was opened already.
@@ -182,8 +202,8 @@ pub fn open_model(model: Model, options: &EngineOptions, told: &dyn Listener) ->
 /// # Errors
 /// As [`open`].
 pub fn check(options: &EngineOptions, told: &dyn Listener) -> Result<()> {
-    let mut engine = processor(options.model.open(told)?, options.threads, options.isa)?;
-    Tokenizer::new(engine.model.tokenizer()?, engine.model.store().path())?;
+    let mut engine = processor(options.open_model(told)?, options.threads, options.isa)?;
+    Tokenizer::new(engine.model.tokenizer()?, engine.model.path())?;
     options.sparsity.apply(&mut engine, told)?;
     let need = options.need(&engine.model);
     check_context(&engine.model, need.context, need.kv, told)?;
@@ -211,11 +231,15 @@ pub fn processor(model: Model, threads: Option<usize>, isa: Option<Isa>) -> Resu
     Ok(Engine::new(model, threads, kernels))
 }
 
+/// Whether the model's files fit into the memory that is free.
+fn fits(model: &Model) -> bool {
+    crate::config::available_memory().is_none_or(|free| model.file_bytes() < free)
+}
+
 /// Reads the weights into memory if they fit: a model larger than memory would displace its own beginning.
 pub fn read_in(model: &Model) {
-    let store = model.store();
-    if crate::config::available_memory().is_none_or(|free| store.file_bytes() < free) {
-        store.load();
+    if fits(model) {
+        model.files().iter().for_each(MappedFile::load);
     }
 }
 
@@ -237,7 +261,7 @@ fn check_sequences(model: &Model, need: device::Need) -> Result<()> {
 /// itself.
 fn check_ram(model: &Model, need: device::Need) -> Result<()> {
     let keys = KvCache::bytes_for(&model.config, need.context, need.kv).saturating_mul(need.sequences as u64);
-    let bytes = model.store().file_bytes().saturating_add(keys);
+    let bytes = model.file_bytes().saturating_add(keys);
     match need.ram.filter(|&ram| ram < bytes) {
         None => Ok(()),
         Some(ram) => Err(Error::Memory(format!(

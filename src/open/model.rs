@@ -10,6 +10,7 @@ use crate::hub;
 use crate::lab::fit::{self, Doubt};
 use crate::lab::pack::{PackOptions, natural_quant, pack, packed_bytes};
 use crate::model::families::says_drelu;
+use crate::model::in_place::not_in_place;
 use crate::model::source::{Source, source_files};
 use crate::model::{Ffn, KvCache, KvType, Model, NamedActivation};
 use std::path::{Path, PathBuf};
@@ -113,6 +114,21 @@ impl ModelOptions {
         Model::open(&store)
     }
 
+    /// The published model, if it can be read in place and nothing is gained by packing it: a GGUF of a dense model, of which no other
+    /// type was asked for.
+    ///
+    /// # Errors
+    /// As [`ModelOptions::open`].
+    pub fn in_place(&self) -> Result<Option<Source>> {
+        let path = find(&self.path)?;
+        if self.quant.is_some() || path.is_dir() || NeuronStore::is_one(&path) {
+            return Ok(None);
+        }
+        let source = Source::open(&path, self.activation)?;
+        let dense = !source.config.activation.is_sparse() && not_in_place(&source).is_none();
+        Ok(dense.then_some(source))
+    }
+
     /// The packed copy of `path` in the cache, if there is one that holds what the files now do.
     ///
     /// # Errors
@@ -164,7 +180,7 @@ impl ModelOptions {
     /// Whether files that were written to since they were packed, and are as long as they were then, still hold what is packed: copying
     /// or touching a file gives it another time. Reads all of them.
     fn holds_what_is_packed(&self, path: &Path, now: &[SourceFile], packed: &Model, told: &dyn Listener) -> bool {
-        let header = &packed.store().header;
+        let Some(header) = packed.store().map(|store| &store.header) else { return false };
         let shape = |files: &[SourceFile]| files.iter().map(|f| (f.name.clone(), f.bytes)).collect::<Vec<_>>();
         if shape(now) != shape(&header.sources) {
             return false;

@@ -69,6 +69,14 @@ impl std::str::FromStr for PredictorChoice {
 }
 
 impl SparsityOptions {
+    /// Whether every neuron may be computed: nothing was asked for that leaves some out.
+    pub(super) fn may_be_dense(&self) -> bool {
+        let SparsityOptions { predictor, threshold, ahead, sparsity, predictor_file, calibrate } = self;
+        let numbers = threshold.is_none() && *ahead == 0 && sparsity.is_none();
+        let dense = predictor.0.iter().all(|(kind, _)| matches!(kind, None | Some(Kind::Dense)));
+        dense && numbers && predictor_file.is_none() && calibrate.is_empty()
+    }
+
     /// Tells the engine which neurons to compute. `told` hears of a choice that costs speed or quality.
     ///
     /// # Errors

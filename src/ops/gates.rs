@@ -20,10 +20,10 @@ pub fn gates(
     gates: &mut [f32],
 ) {
     assert_eq!(gates.len(), x.n * config.ffn);
-    let (gates, part) = (Parts::new(gates), layer.block.gate_or_up());
+    let (gates, part) = (Parts::new(gates), layer.block().gate_or_up());
     pool.run(config.ffn.div_ceil(TILE_NEURONS), |_, task| {
         let range = task * TILE_NEURONS..config.ffn.min((task + 1) * TILE_NEURONS);
-        let rows = layer.part_rows(part, range.start);
+        let rows = layer.neurons().part_rows(part, range.start);
         // SAFETY: the rows are inside the section; the kernels are for this machine; each task writes its own neurons of `gates`,
         // which is [n, ffn].
         unsafe { kernels.dot(part.quant)(rows, range.len(), x, gates.start().add(range.start), config.ffn) };

@@ -42,7 +42,7 @@ impl Footprint {
     pub fn of_model(model: &Model, context: usize, kv: KvType) -> Footprint {
         let layers = model.layers.iter();
         Footprint {
-            block_bytes: model.layers[0].block.bytes() as u64,
+            block_bytes: model.layers[0].block().bytes() as u64,
             attention_bytes: layers.map(|l| l.qkv.bytes() + l.o.bytes()).sum::<u64>() + small_bytes(&model.config),
             embeddings_bytes: if model.config.tied { 0 } else { model.embed.bytes() }
                 + model.positions.map_or(0, |p| p.bytes()),

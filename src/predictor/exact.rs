@@ -25,7 +25,7 @@ impl Exact {
                 .iter()
                 .map(|&activation_threshold| Calibration::step(activation_threshold))
                 .collect(),
-            gate_bytes: model.layers.iter().map(|l| (model.config.ffn * l.block.gate_or_up().bytes) as u64).collect(),
+            gate_bytes: model.layers.iter().map(|l| (model.config.ffn * l.block().gate_or_up().bytes) as u64).collect(),
         }
     }
 }
@@ -60,7 +60,7 @@ impl Predictor for Exact {
         for (x, out) in residual.chunks_exact(h).zip(scratch.normed.chunks_exact_mut(h)) {
             math::norm(c.norm, &layer.ffn_norm, x, out);
         }
-        scratch.columns.set(&scratch.normed[..n * h], n, layer.ffn.quant);
+        scratch.columns.set_for(&scratch.normed[..n * h], n, layer.ffn.input_quants());
         gates(pool, kernels, c, layer, &scratch.columns, scores);
         scores.iter_mut().for_each(|score| *score = c.activation.apply(*score).abs());
     }

@@ -59,7 +59,7 @@ fn check_model(file: &PredictorFile, model: &Model) -> Result<()> {
             return bad(field, format!("is {found}, the model has {wanted}: it belongs to {}", h.model));
         }
     }
-    if h.fingerprint != model.store().header.fingerprint {
+    if h.fingerprint != model.fingerprint() {
         return bad("fingerprint", format!("is another model's: it belongs to {}, not to {}", h.model, c.name));
     }
     Ok(())

@@ -70,8 +70,8 @@ impl Sign {
             || vec![0.0; c.hidden],
             |values, (row, bits)| {
                 let (layer, neuron) = (&model.layers[row / c.ffn], row % c.ffn);
-                let part = layer.block.gate_or_up();
-                rows::decode(part.quant, layer.part(part, neuron), values);
+                let part = layer.block().gate_or_up();
+                rows::decode(part.quant, layer.neurons().part(part, neuron), values);
                 sign::pack(values, bits);
             },
         );

@@ -355,13 +355,13 @@ impl Daemon {
         };
         let config = &engine.model.config;
         let kv_bytes = crate::model::KvCache::bytes_for(config, context, kv).saturating_mul(limits.slots as u64);
-        let fingerprint = engine.model.store().header.fingerprint.clone();
+        let fingerprint = engine.model.fingerprint().to_owned();
         let model =
             ServedModel::new(name, tokenizer.clone(), config.vocab, context, fingerprint).with_sampling(sampling);
         let loaded = Loaded {
             model: Arc::new(model),
             source: source.to_owned(),
-            file_bytes: engine.model.store().file_bytes(),
+            file_bytes: engine.model.file_bytes(),
             kv_bytes,
             threads: engine.threads(),
             predictor: engine.sparsity().name(),

@@ -337,7 +337,7 @@ fn asset(path: &Path) -> PathBuf {
 fn evaluate(settings: &[(String, Value)], metrics: &mut Metrics) -> Result<()> {
     let args = of_engine(settings)?;
     let mut engine = engine(&args, args.context)?;
-    let tokenizer = Tokenizer::new(engine.model.tokenizer()?, engine.model.store().path())?;
+    let tokenizer = Tokenizer::new(engine.model.tokenizer()?, engine.model.path())?;
     let mut tokens = tokenizer.encode_prompt(&eval::read_text(&asset(&args.text))?, Special::AsText)?;
     tokens.truncate(args.tokens);
     let result = likelihood(&mut engine, &tokens, Some(&tokenizer), args.context, args.options.kv, None, |_, _| ())?;
@@ -366,7 +366,7 @@ fn answer(settings: &[(String, Value)], metrics: &mut Metrics) -> Result<()> {
     let file = asset(file);
     let questions = read_questions(&eval::read_text(&file)?, &file)?;
     let mut engine = engine(&args, args.context)?;
-    let tokenizer = Tokenizer::new(engine.model.tokenizer()?, engine.model.store().path())?;
+    let tokenizer = Tokenizer::new(engine.model.tokenizer()?, engine.model.path())?;
     let result = choices(&mut engine, &tokenizer, &questions, args.context, args.options.kv, |_, _| ())?;
     put(metrics, "accuracy", result.accuracy);
     put(metrics, "accuracy_per_byte", result.accuracy_per_byte);

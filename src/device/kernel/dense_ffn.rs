@@ -183,11 +183,11 @@ impl DeviceKernel for DenseFfn {
         let neurons = if self.kind == Ffn::Plain { 2 * neurons } else { neurons };
         let grid = [slots.div_ceil(neurons), DenseFfn::parts(quant, n), 1];
         let operands = [blocks, bucket, at.optional(self.up_bias), x, products, at.buffer(self.counts)];
-        let launch = Launch::new(NEURONS.next(quant as usize), grid, WARPS, shared).words(operands);
+        let launch = Launch::new(NEURONS.next(quant.index()), grid, WARPS, shared).words(operands);
         let launch = launch.ints([hidden, slots, n, ffn, kind, activation]);
         out.push(launch.float(parameter).float(self.activation_threshold));
         let grid = [hidden.div_ceil(128), n.div_ceil(64), 1];
-        let launch = Launch::new(DOWN.next(quant as usize), grid, WARPS, WIDE_TILE_BYTES);
+        let launch = Launch::new(DOWN.next(quant.index()), grid, WARPS, WIDE_TILE_BYTES);
         let launch = launch.words([blocks, bucket, products, at.view(self.out)]);
         out.push(launch.ints([hidden, slots, n, self.kind.rows()]));
     }

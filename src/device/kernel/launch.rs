@@ -49,7 +49,7 @@ impl Function {
     /// Where this is the first of functions for all types and widths: the function for rows of type `quant` and `width` columns at once, 1,
     /// 2, 4 or 8.
     pub(super) const fn of_rows(self, quant: Quant, width: usize) -> Function {
-        self.next(quant as usize * 4 + width.trailing_zeros() as usize)
+        self.next(quant.index() * 4 + width.trailing_zeros() as usize)
     }
 }
 

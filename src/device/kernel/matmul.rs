@@ -19,7 +19,8 @@ pub(super) fn tiles(quant: Quant, rows: usize, n: usize) -> Launch {
         Quant::Q8 | Quant::Q4 => (MATMUL, [32, 32], GROUPED_TILE_BYTES),
         Quant::F32 | Quant::F16 if n >= WIDE_COLUMNS => (WIDE, [128, 64], WIDE_TILE_BYTES),
         Quant::F32 | Quant::F16 => (MATMUL, [64, 32], 13312),
+        Quant::Block(_) => unreachable!("`open` refuses them"),
     };
     let grid = [rows.div_ceil(tile_rows), n.div_ceil(tile_columns), 1];
-    Launch::new(first.next(quant as usize), grid, 8, shared)
+    Launch::new(first.next(quant.index()), grid, 8, shared)
 }

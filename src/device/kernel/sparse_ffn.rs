@@ -274,6 +274,7 @@ const fn down_words(quant: Quant, width: usize) -> usize {
         (Quant::F32 | Quant::F16, _) | (Quant::Q8, ..=2) => 4,
         (Quant::Q8, _) | (Quant::Q4, ..=2) => 2,
         (Quant::Q4, _) => 1,
+        (Quant::Block(_), _) => panic!("`open` refuses them"),
     }
 }
 
@@ -285,5 +286,6 @@ const fn down_numbers(quant: Quant, width: usize) -> usize {
             Quant::F16 => 2,
             Quant::Q8 => 4,
             Quant::Q4 => 8,
+            Quant::Block(_) => panic!("`open` refuses them"),
         }
 }

@@ -1,10 +1,11 @@
 //! The dense FFN over many columns, of a prompt's chunk: products of gate and up, then down as a matrix product.
 
-use super::{Neurons, activation, add_down_bias};
+use super::{Neurons, activation, add_down_bias, whole};
 use crate::cpu::thread_pool::Parts;
 use crate::cpu::{Columns, Kernels, ThreadPool};
 use crate::formats::rows::{self, PACK};
 use crate::model::config::{Ffn, ModelConfig};
+use crate::model::ffn_weights::FfnWeights;
 use crate::model::weights::Layer;
 use crate::ops::gates::TILE_NEURONS;
 use faer::{Accum, MatMut, MatRef, Par};
@@ -25,6 +26,9 @@ pub fn activations(
     gates: &mut [f32],
     activations: &mut [f32],
 ) {
+    if let FfnWeights::Matrices(weights) = &layer.ffn {
+        return whole::activations(pool, kernels, config, layer, weights, x, gates, activations);
+    }
     products(pool, kernels, config, layer, x, Neurons::All(config.ffn), gates, activations);
 }
 
@@ -40,7 +44,7 @@ pub fn products(
     gates: &mut [f32],
     activations: &mut [f32],
 ) {
-    let (n, len, gate_or_up, up) = (x.n, neurons.len(), layer.block.gate_or_up(), layer.block.up());
+    let (n, len, gate_or_up, up) = (x.n, neurons.len(), layer.block().gate_or_up(), layer.block().up());
     assert_eq!((gates.len(), activations.len()), (n * len, n * len));
     let (gates, activations) = (Parts::new(gates), Parts::new(activations));
     let dots = [gate_or_up, up].map(|part| kernels.dot(part.quant));
@@ -51,9 +55,9 @@ pub fn products(
             // SAFETY: the rows are inside the section; the kernels are for this machine; each task writes its own neurons of what
             // is [n, neurons].
             unsafe {
-                dots[0](layer.part_rows(gate_or_up, first_neuron), run.len(), x, gates.start().add(run.start), len);
+                dots[0](layer.neurons().part_rows(gate_or_up, first_neuron), run.len(), x, gates.start().add(run.start), len);
                 if gated {
-                    dots[1](layer.part_rows(up, first_neuron), run.len(), x, activations.start().add(run.start), len);
+                    dots[1](layer.neurons().part_rows(up, first_neuron), run.len(), x, activations.start().add(run.start), len);
                 }
             }
         });
@@ -85,7 +89,7 @@ pub fn down(
     tiles: &mut [Tile],
     hidden: &mut [f32],
 ) {
-    let (len, cols, part) = (neurons.len(), config.hidden, layer.block.down());
+    let (len, cols, part) = (neurons.len(), config.hidden, layer.block().down());
     assert_eq!((activations.len(), hidden.len()), (n * len, n * cols));
     let rooms = Parts::new(tiles);
     let per_slice = TILE_HIDDEN.min(cols.div_ceil(pool.threads()).next_multiple_of(PACK));
@@ -99,7 +103,7 @@ pub fn down(
         for first in (0..len).step_by(tile_neurons) {
             let here = tile_neurons.min(len - first);
             for (i, values) in (first..first + here).zip(room.chunks_exact_mut(range.len())) {
-                rows::decode_range(part.quant, layer.part(part, neurons.store_index(i)), cols, range.start, values);
+                rows::decode_range(part.quant, layer.neurons().part(part, neurons.store_index(i)), cols, range.start, values);
             }
             // SAFETY: n rows of `cols` numbers, of which this task alone writes columns `range`.
             unsafe {

@@ -4,15 +4,17 @@
 //! added in order. So the result does not depend on how many threads there are or which one was faster.
 
 mod many;
+mod whole;
 
 use crate::cpu::aligned::{Aligned, LINE};
 use crate::cpu::thread_pool::Parts;
 use crate::cpu::{Columns, Kernels, MAX_AXPY_ROWS, MAX_COLUMNS, Rows, ThreadPool};
 use crate::device::NONE;
-use crate::formats::rows::{self, Quant};
+use crate::formats::rows::{self, Input, Quant};
 use crate::ids::StoreId;
-use crate::model::block::{BlockLayout, BlockPart};
+use crate::model::block::BlockPart;
 use crate::model::config::{Activation, Ffn, ModelConfig};
+use crate::model::ffn_weights::{FfnWeights, NeuronBlocks};
 use crate::model::weights::Layer;
 use crate::ops::math;
 pub use many::{Tile, activations, down, products};
@@ -35,6 +37,7 @@ pub struct FfnBuffers {
     fired: Selection,
     /// For each neuron of the last list that was computed, bit b: it was active for column b.
     active: Vec<u32>,
+    whole: whole::WholeBuffers,
 }
 
 impl FfnBuffers {
@@ -172,8 +175,9 @@ impl Counts {
         self.gates + self.ups + self.downs
     }
 
-    /// Bytes of these rows, of blocks with this layout.
-    pub fn bytes(&self, block: &BlockLayout) -> u64 {
+    /// Bytes of these rows, of the FFN with these weights; of whole matrices all rows were read.
+    pub fn bytes(&self, weights: &FfnWeights) -> u64 {
+        let FfnWeights::Neurons(NeuronBlocks { layout: block, .. }) = weights else { return weights.bytes() };
         let parts = [(self.gates, block.gate_or_up()), (self.ups, block.up()), (self.downs, block.down())];
         parts.into_iter().map(|(rows, part)| rows * part.bytes as u64).sum()
     }
@@ -217,7 +221,11 @@ pub fn ffn(
     buffers: &mut FfnBuffers,
     hidden: &mut [f32],
 ) -> Counts {
-    let FfnBuffers { partial, gates, activations: acts, fired, active } = buffers;
+    if let FfnWeights::Matrices(weights) = &layer.ffn {
+        assert!(matches!(work, Work::All), "whole matrices are computed for every token");
+        return whole::ffn(pool, kernels, config, layer, weights, x, buffers, hidden);
+    }
+    let FfnBuffers { partial, gates, activations: acts, fired, active, .. } = buffers;
     let list = match work {
         Work::All | Work::Some(_) if x.n > MAX_COLUMNS => {
             let neurons = if let Work::Some(list) = work { Neurons::Some(list) } else { Neurons::All(config.ffn) };
@@ -239,7 +247,7 @@ pub fn ffn(
     let sparse = list.map(|(list, known)| Sparse { kernels, config, layer, x, list, known, activation_threshold });
     let neurons = list.map_or(config.ffn, |(list, _)| list.neurons.len());
 
-    let units_of = |neurons: usize| (neurons * layer.block.bytes() / MIN_UNIT_BYTES).clamp(1, MAX_UNITS);
+    let units_of = |neurons: usize| (neurons * layer.block().bytes() / MIN_UNIT_BYTES).clamp(1, MAX_UNITS);
     let units = units_of(neurons);
     let size = (x.n * config.hidden).next_multiple_of(LINE);
     // Sized for all neurons, so that a longer list later allocates nothing.
@@ -269,7 +277,7 @@ pub fn ffn(
     let (sum, rest) = partial.split_at_mut(size);
     rest.chunks_exact(size).for_each(|part| math::add(sum, part));
     for (sum, hidden) in sum.chunks_exact(config.hidden).zip(hidden.chunks_exact_mut(config.hidden)) {
-        rows::add_axpy(layer.ffn.quant, sum, hidden);
+        rows::add_axpy(layer.block().down().quant, sum, hidden);
     }
     add_down_bias(layer, hidden);
     if sparse.is_none() { rows_of(config, config.ffn) } else { counts.sum() }
@@ -324,19 +332,19 @@ impl Sparse<'_> {
             return self.stream(range, out, active);
         }
         let Sparse { config, layer, x, list, activation_threshold, .. } = *self;
-        let (n, plain, block_bytes) = (x.n, config.ffn_kind == Ffn::Plain, layer.block.bytes());
-        let (gate_or_up, up_part, down) = (layer.block.gate_or_up(), layer.block.up(), layer.block.down());
+        let (n, plain, block_bytes) = (x.n, config.ffn_kind == Ffn::Plain, layer.block().bytes());
+        let (gate_or_up, up_part, down) = (layer.block().gate_or_up(), layer.block().up(), layer.block().down());
         // Where what is read of a neuron begins in its block.
         let first = if self.known.is_some() { up_part.offset } else { 0 };
         // During which row the next neuron is asked for: of the rows tried, the fastest (f16 13.1 against 9.3 and 11.7 GB/s
         // with 90 % left out, q8_0 10.6 against 7.4 and 9.7).
-        let from = if down.quant.is_grouped() { down } else { up_part };
+        let from = if down.quant.input() == Input::Floats { up_part } else { down };
         let mut downs = Downs::new(self.kernels, layer, n);
         let mut counts = Counts::default();
         let (mut gate, mut up, mut a) = ([0f32; MAX_COLUMNS], [0f32; MAX_COLUMNS], [0f32; MAX_COLUMNS]);
         for i in range.clone() {
             let (neuron, wanted) = (list.neurons[i].index(), list.masks[i]);
-            let block = layer.block_ptr(neuron);
+            let block = layer.neurons().ptr(neuron);
             // Bytes to the block of the next one.
             let next = if i + 1 < range.end { (list.neurons[i + 1].index() - neuron) * block_bytes } else { 0 };
             // What to prefetch while this part is read: of the next block, where it lies apart, the same part or, once, the first.
@@ -396,7 +404,7 @@ impl Sparse<'_> {
             return false;
         }
         // With AVX-512: below these shares of neurons left out the sparse pass was the slower one (runs/2026-11-20-sparsity).
-        let left_out = if layer.ffn.quant.is_grouped() { 45 } else { 20 };
+        let left_out = if layer.block().down().quant.input() == Input::Floats { 20 } else { 45 };
         let span = list.neurons[range.end - 1].index() - list.neurons[range.start].index() + 1;
         range.len() * 100 > span * (100 - left_out)
     }
@@ -404,11 +412,10 @@ impl Sparse<'_> {
     /// As [`Sparse::run`], reading every row from the first neuron of the range to the last.
     fn stream(&self, range: Range<usize>, out: &mut [f32], active: &mut [u32]) -> Counts {
         let Sparse { kernels, config, layer, x, list, activation_threshold, .. } = *self;
-        let dot = kernels.dot(layer.block.up().quant);
-        let (n, dots) = (x.n, layer.block.parts().len() - 1);
+        let (n, dots) = (x.n, layer.block().parts().len() - 1);
         let (mut products, mut a) = ([0f32; 2 * MAX_COLUMNS], [0f32; MAX_COLUMNS]);
         let mut downs = Downs::new(kernels, layer, n);
-        let ahead = dense_ahead(kernels, layer.block.down());
+        let ahead = dense_ahead(kernels, layer.block().down());
         let span = list.neurons[range.start].0..list.neurons[range.end - 1].0 + 1;
         let (read, mut pairs, mut at) = (span.len() as u64, 0, range.start);
         for neuron in span {
@@ -416,7 +423,7 @@ impl Sparse<'_> {
             let wanted = if listed { list.masks[at] } else { 0 };
             let mut fired = 0;
             // SAFETY: the rows are inside the section; the kernel is for this machine.
-            unsafe { dot(layer.input_rows(neuron as usize), dots, x, products.as_mut_ptr(), dots) };
+            unsafe { input_products(kernels, layer.neurons(), neuron as usize, x, &mut products) };
             let bias = layer.up_bias.get(neuron as usize).copied().unwrap_or(0.0);
             for (b, (a, products)) in a.iter_mut().zip(products.chunks_exact(dots)).take(n).enumerate() {
                 let (gate, up) = (products[0] + if dots == 1 { bias } else { 0.0 }, products[dots - 1] + bias);
@@ -427,7 +434,7 @@ impl Sparse<'_> {
             active[at - range.start] |= fired;
             at = (at + usize::from(listed)).min(range.end - 1);
             pairs += u64::from(fired.count_ones());
-            downs.add(layer.block_ptr(neuron as usize), ahead, &a[..n], out);
+            downs.add(layer.neurons().ptr(neuron as usize), ahead, &a[..n], out);
         }
         downs.flush(out);
         Counts { gates: if dots == 1 { 0 } else { read }, ups: read, downs: read, active: pairs }
@@ -447,6 +454,31 @@ fn dense_ahead(kernels: &Kernels, down: BlockPart) -> usize {
     if down.quant == Quant::Q4 || kernels.adds_as_read { down.quant.ahead(down.bytes) } else { 0 }
 }
 
+/// Products of a neuron's gate and up with each column, `[columns, gate and up]`, or of up, `[columns]`.
+///
+/// # Safety
+/// The kernels are for this machine; there are at most [`MAX_COLUMNS`] columns.
+#[inline]
+unsafe fn input_products(
+    kernels: &Kernels,
+    blocks: &NeuronBlocks,
+    neuron: usize,
+    x: &Columns,
+    products: &mut [f32; 2 * MAX_COLUMNS],
+) {
+    let (layout, out) = (&blocks.layout, products.as_mut_ptr());
+    let (first, up, dots) = (layout.gate_or_up(), layout.up(), layout.parts().len() - 1);
+    // SAFETY: the rows are inside the blocks.
+    unsafe {
+        if first.quant == up.quant {
+            kernels.dot(up.quant)(blocks.input_rows(neuron), dots, x, out, dots);
+        } else {
+            kernels.dot(first.quant)(blocks.part_rows(first, neuron), 1, x, out, dots);
+            kernels.dot(up.quant)(blocks.part_rows(up, neuron), 1, x, out.add(1), dots);
+        }
+    }
+}
+
 /// Adds to `out`, `[n, hidden]`, what `neurons` contribute.
 fn run_blocks(
     kernels: &Kernels,
@@ -456,8 +488,8 @@ fn run_blocks(
     neurons: Range<usize>,
     out: &mut [f32],
 ) {
-    let (dot, down) = (kernels.dot(layer.block.up().quant), layer.block.down());
-    let (n, dots) = (x.n, layer.block.parts().len() - 1);
+    let down = layer.block().down();
+    let (n, dots) = (x.n, layer.block().parts().len() - 1);
     // [columns, gate and up], or [columns, up].
     let mut products = [0f32; 2 * MAX_COLUMNS];
     let mut a = [0f32; MAX_COLUMNS];
@@ -466,13 +498,13 @@ fn run_blocks(
     let ahead = if n > 1 { 2 * down.bytes } else { dense_ahead(kernels, down) };
     for neuron in neurons {
         // SAFETY: the rows are inside the section; the kernel is for this machine.
-        unsafe { dot(layer.input_rows(neuron), dots, x, products.as_mut_ptr(), dots) };
+        unsafe { input_products(kernels, layer.neurons(), neuron, x, &mut products) };
         let bias = layer.up_bias.get(neuron).copied().unwrap_or(0.0);
         for (a, products) in a.iter_mut().zip(products.chunks_exact(dots)).take(n) {
             *a = activation(config.ffn_kind, config.activation, products[0], products[dots - 1] + bias);
         }
         // Also where a is zero: skipping down rows breaks the stream, and what is left comes more slowly than all.
-        downs.add(layer.block_ptr(neuron), ahead, &a[..n], out);
+        downs.add(layer.neurons().ptr(neuron), ahead, &a[..n], out);
     }
     downs.flush(out);
 }
@@ -493,7 +525,7 @@ struct Downs<'a> {
 
 impl<'a> Downs<'a> {
     fn new(kernels: &'a Kernels, layer: &Layer, n: usize) -> Downs<'a> {
-        let (part, cols) = (layer.block.down(), layer.ffn.cols);
+        let (part, cols) = (layer.block().down(), layer.neurons().cols);
         // The output of several columns does not stay in L1 beside their inputs: it is loaded and stored once for some rows.
         let together = if n > 1 { MAX_AXPY_ROWS } else { kernels.rows_together(part.quant) };
         let a = [0.0; MAX_AXPY_ROWS * MAX_COLUMNS];

@@ -52,7 +52,7 @@ impl Split {
     /// # Errors
     /// The device has no room.
     pub fn stream(&mut self, c: &ModelConfig, layer: &Layer, costs: ChunkCosts, bytes: u64) -> Result<(), OutOfMemory> {
-        let block = layer.block.bytes();
+        let block = layer.block().bytes();
         let half = (bytes as usize / 2 / block).min(c.ffn).min(SLOTS_AT_ONCE) / 4 * 4;
         if half == 0 {
             return Ok(());
@@ -97,7 +97,7 @@ impl Split {
         if self.migrator.is_some() {
             let missing = &self.host_selection.neurons[self.host_selection.neurons.len() - on_cpu..];
             pass.buffers.ffn.counts(c, Neurons::Some(missing), n, activation_threshold, &mut self.cpu_counts[l % 2]);
-            let bytes = DenseFfn::parts(layer.ffn.quant, n) * c.ffn * 4;
+            let bytes = DenseFfn::parts(layer.block().uniform(), n) * c.ffn * 4;
             let to = self.host.counts[l % 2 * MAX_PARTS * c.ffn..].as_mut_ptr().cast();
             // SAFETY: as above.
             unsafe { self.device.copy_out(Stream::Compute, self.workspace.counts, 0, to, bytes) };
@@ -129,7 +129,7 @@ impl Split {
 
     /// Has the device compute the neurons in slots.
     fn resident(&mut self, c: &ModelConfig, l: usize, n: usize, layer: &Layer, activation_threshold: f32) {
-        let (at, block) = (&self.cache.layers[l], layer.block.bytes());
+        let (at, block) = (&self.cache.layers[l], layer.block().bytes());
         let (slots, blocks, bucket) = (at.table.slots().len(), at.blocks, at.bucket);
         for first in (0..slots).step_by(SLOTS_AT_ONCE) {
             let blocks = View { buffer: blocks, at: (first * block) as u64 };
@@ -148,7 +148,7 @@ impl Split {
 
     /// Copies `runs` to the device, one half of the scratch memory after the other, and has each half computed while the next is filled.
     fn streamed(&mut self, c: &ModelConfig, l: usize, n: usize, layer: &Layer, activation_threshold: f32) {
-        let (block, names) = (layer.block.bytes(), &mut self.host.names[l * c.ffn..][..c.ffn]);
+        let (block, names) = (layer.block().bytes(), &mut self.host.names[l * c.ffn..][..c.ffn]);
         let mut wanted = self.host_selection.neurons.iter().copied().peekable();
         let mut count = 0;
         for neuron in self.runs.iter().flat_map(|run| run.first..run.first + run.len) {
@@ -168,7 +168,7 @@ impl Split {
             let (start, mut filled) = ((half * s.half * block) as u64, 0);
             while filled < here {
                 let now = (self.runs[run].len - sent).min(here - filled);
-                let from = layer.block_ptr(self.runs[run].first + sent);
+                let from = layer.neurons().ptr(self.runs[run].first + sent);
                 // SAFETY: neuron blocks of the store, which outlives the device.
                 unsafe {
                     device.copy_in(Stream::Copy, from, now * block, s.scratch, start + (filled * block) as u64);
@@ -192,7 +192,7 @@ impl Split {
         let Blocks { slots, blocks, bucket } = at;
         // Without a slot the layer has no bias there; the blocks that are copied for it need one.
         self.launch(Call::DenseFfn(DenseFfn {
-            quant: layer.ffn.quant,
+            quant: layer.block().uniform(),
             kind: c.ffn_kind,
             activation: c.activation,
             activation_threshold,
@@ -216,13 +216,13 @@ impl Split {
         let (c, layer) = (&model.config, &model.layers[l]);
         let (numbers, to) = (n * c.hidden, self.at(ExchangeLayout::new(n, c).residual()));
         b.normed.copy_from_slice(bytemuck::cast_slice(&self.host.received[..numbers]));
-        b.columns.set(&b.normed, n, layer.ffn.quant);
+        b.columns.set_for(&b.normed, n, layer.ffn.input_quants());
         let partial: &mut [f32] = bytemuck::cast_slice_mut(&mut self.host.partial[..numbers]);
         partial.fill(0.0);
         let mut lap = clock::now();
         let work = Work::Some(&self.host_selection.neurons[self.host_selection.neurons.len() - count..]);
         let read = ffn::ffn(pool, kernels, c, layer, &b.columns, work, 0.0, &mut b.tiles, &mut b.ffn, partial);
-        self.device.worked(read.bytes(&layer.block), clock::lap(&mut lap), 0);
+        self.device.worked(read.bytes(&layer.ffn), clock::lap(&mut lap), 0);
         let (from, room) = (self.host.partial.as_ptr().cast(), self.workspace.partial);
         // SAFETY: as above; it is written to again only behind the next layer's event.
         unsafe { self.device.copy_in(Stream::Compute, from, numbers * 4, room, 0) };
@@ -240,7 +240,7 @@ impl Split {
             pass.probe.lap(Stage::Attention);
         }
         if let Some(migrator) = &mut self.migrator {
-            let quant = pass.model.layers[l].ffn.quant;
+            let quant = pass.model.layers[l].block().uniform();
             let parts = &self.host.counts[l % 2 * MAX_PARTS * ffn..][..DenseFfn::parts(quant, n) * ffn];
             let counts = &mut self.cpu_counts[l % 2];
             for (i, count) in counts.iter_mut().enumerate().filter(|(_, count)| **count == NONE) {

@@ -124,17 +124,18 @@ impl Split {
 
     /// Counts what the device did in a pass that is over there.
     pub(super) fn count(&mut self, pass: &Pass<'_, '_>) {
-        let c = &pass.model.config;
+        let block = *pass.model.layers[0].block();
         self.measure(pass.n());
         let Split { device, cache, .. } = self;
         cache.counters.tokens += pass.n() as u64;
-        let mut rows = 0;
+        let mut bytes = 0;
         for ((layer, &active), &wanted) in cache.layers.iter_mut().zip(&self.active).zip(&self.wanted) {
             layer.computed[Tier::Device] += active;
             cache.counters.computed[Tier::Device] += active;
             // The first row of what was wanted, the others of what is active for some token.
-            rows += wanted + wanted.min(active as usize) * (c.ffn_kind.rows() - 1);
+            let first = block.gate_or_up().bytes;
+            bytes += wanted * first + wanted.min(active as usize) * (block.bytes() - first);
         }
-        device.has_read((rows * pass.model.layers[0].ffn.row_bytes) as u64);
+        device.has_read(bytes as u64);
     }
 }

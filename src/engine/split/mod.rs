@@ -269,7 +269,7 @@ impl Split {
 /// As [`NeuronCache::new`].
 unsafe fn neuron_cache(device: &mut dyn Device, slots: &[usize], model: &Model) -> Result<NeuronCache, OutOfMemory> {
     let c = &model.config;
-    let blocks = |layer: &Layer| HostBlocks::new(layer.block_ptr(0), layer.block.bytes(), c.ffn);
+    let blocks = |layer: &Layer| HostBlocks::new(layer.neurons().ptr(0), layer.block().bytes(), c.ffn);
     let host: Vec<HostBlocks> = model.layers.iter().map(blocks).collect();
     let bias: Vec<&[f32]> = model.layers.iter().map(|layer| &layer.up_bias[..]).collect();
     // SAFETY: the caller's promise.

@@ -426,7 +426,7 @@ impl Split {
             (Work::Selected(&self.host_selection), threshold_for(sparsity.activation_threshold(l), pass.wanted));
         let read =
             ffn::ffn(pool, kernels, c, layer, &b.columns, work, activation_threshold, &mut [], &mut b.ffn, partial);
-        self.device.worked(read.bytes(&layer.block), clock::lap(&mut lap), 0);
+        self.device.worked(read.bytes(&layer.ffn), clock::lap(&mut lap), 0);
         self.current[l].ffn_ns[Tier::Host] = self.device.totals().host_ns - before;
         read
     }
@@ -449,7 +449,7 @@ impl Split {
     ) -> SparseFfn {
         let at = &self.cache.layers[l];
         SparseFfn {
-            quant: layer.ffn.quant,
+            quant: layer.block().uniform(),
             kind: c.ffn_kind,
             activation: c.activation,
             activation_threshold,

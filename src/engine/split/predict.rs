@@ -35,7 +35,7 @@ impl Split {
         sparsity.predict(&mut tools, l, &b.x, n, Some(&self.cache), self.begun.scored, &mut b.predicted);
         probe.lap(Stage::Predictor);
         self.device.note(Note::Host(Stage::Predictor));
-        b.columns.set(&b.normed, n, model.layers[l].ffn.quant);
+        b.columns.set_for(&b.normed, n, model.layers[l].ffn.input_quants());
         b.predicted.selections.resize_with(c.layers, Selection::default);
         let count = n * c.ffn;
         if let Some(later) = self.begun.ahead {

@@ -3,7 +3,7 @@
 use super::allocator::DeviceAllocator;
 use crate::device::{Buffer, Linear, Norm, OutOfMemory, Then, View};
 use crate::formats::rows::Quant;
-use crate::model::Model;
+use crate::model::{Model, Stacked};
 use crate::model::config::Norm as NormKind;
 use crate::model::weights::{Matrix, NormWeights};
 
@@ -62,6 +62,11 @@ pub struct LayerWeights {
     pub up_bias: Buffer,
 }
 
+/// Queries, keys and values of a model whose weights have one type, which is what a device computes with.
+fn uniform(matrix: &Stacked) -> &Matrix {
+    matrix.single().expect("`open` refuses other models")
+}
+
 /// The weights of all layers, without neurons, and of the head.
 pub struct Weights {
     /// `[layers]`
@@ -83,7 +88,7 @@ impl Weights {
         let layer = |layer: &crate::model::weights::Layer| {
             Ok(LayerWeights {
                 attn_norm: allocator.norm(&layer.attn_norm)?,
-                qkv: allocator.linear(&layer.qkv, &layer.qkv_bias)?,
+                qkv: allocator.linear(uniform(&layer.qkv), &layer.qkv_bias)?,
                 o: allocator.linear(&layer.o, &layer.o_bias)?,
                 ffn_norm: allocator.norm(&layer.ffn_norm)?,
                 up_bias: allocator.numbers(&layer.up_bias)?,

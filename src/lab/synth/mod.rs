@@ -355,6 +355,7 @@ fn metadata(writer: &mut GgufWriter, c: &ModelConfig, quant: Quant) {
         Quant::F16 => 1,
         Quant::Q4 => 2,
         Quant::Q8 => 7,
+        Quant::Block(kind) => unreachable!("nothing is made as {}", kind.form().name),
     };
     let sizes = [
         ("context_length", c.context),

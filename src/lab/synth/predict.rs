@@ -136,7 +136,7 @@ pub fn write_predictor(
     }
     let networks = networks(&model, &sparse, &places);
     let header = |threshold: f32| Header {
-        fingerprint: model.store().header.fingerprint.clone(),
+        fingerprint: model.fingerprint().to_owned(),
         model: model.config.name.clone(),
         kind: String::new(),
         layers: model.config.layers,
@@ -250,12 +250,12 @@ fn networks(model: &Model, sparse: &Sparse, places: &Places<'_>) -> Vec<Network>
 /// Coordinates of each gate along the basis, after its rounding, `[ffn, RANK]`.
 fn gates(model: &Model, sparse: &Sparse, layer: usize) -> Vec<f32> {
     let layer = &model.layers[layer];
-    let part = layer.block.gate_or_up();
+    let part = layer.block().gate_or_up();
     let mut along = vec![0.0; model.config.ffn * RANK];
     along.par_chunks_exact_mut(RANK).enumerate().for_each_init(
         || vec![0.0; model.config.hidden],
         |gate, (neuron, along)| {
-            rows::decode(part.quant, layer.part(part, neuron), gate);
+            rows::decode(part.quant, layer.neurons().part(part, neuron), gate);
             along.iter_mut().zip(sparse.basis()).for_each(|(a, direction)| *a = dot(direction, gate));
         },
     );

@@ -1,0 +1,100 @@
+//! The FFN as whole matrices, of a model that is read in place: gate and up, activation, down.
+
+use super::{Counts, FfnBuffers, activation, add_down_bias, rows_of};
+use crate::cpu::thread_pool::Parts;
+use crate::cpu::{Columns, Kernels, ThreadPool};
+use crate::model::FfnMatrices;
+use crate::model::config::{Ffn, ModelConfig};
+use crate::model::weights::Layer;
+use crate::ops::linear;
+use crate::ops::math;
+
+/// Neurons whose activations a thread computes at a time.
+const ACTIVATIONS: usize = 1024;
+
+/// What an FFN of whole matrices works with.
+#[derive(Default)]
+pub(super) struct WholeBuffers {
+    /// Products of gate and up, `[n, 2 ffn]`, or of up alone.
+    products: Vec<f32>,
+    /// `[n, ffn]`
+    activations: Vec<f32>,
+    /// The activations as the kernels read them.
+    columns: Columns,
+    /// `[n, hidden]`
+    out: Vec<f32>,
+}
+
+/// hidden += FFN(x), of every neuron for every column.
+#[allow(clippy::too_many_arguments)]
+pub(super) fn ffn(
+    pool: &mut ThreadPool,
+    kernels: &Kernels,
+    config: &ModelConfig,
+    layer: &Layer,
+    weights: &FfnMatrices,
+    x: &Columns,
+    buffers: &mut FfnBuffers,
+    hidden: &mut [f32],
+) -> Counts {
+    let WholeBuffers { products, activations, columns, out } = &mut buffers.whole;
+    activations.resize(x.n * config.ffn, 0.0);
+    products.resize(x.n * weights.input.rows(), 0.0);
+    linear::products(pool, kernels, weights.input.parts(), x, products);
+    activate(pool, config, layer, products, activations, None);
+    columns.set(activations, x.n, weights.down.quant);
+    out.resize(x.n * config.hidden, 0.0);
+    linear::products(pool, kernels, std::slice::from_ref(&weights.down), columns, out);
+    math::add(hidden, out);
+    add_down_bias(layer, hidden);
+    rows_of(config, config.ffn)
+}
+
+/// Gate pre-activations, biases of up where there is no gate included, and activations of all neurons, `[n, ffn]` each.
+#[allow(clippy::too_many_arguments)]
+pub(super) fn activations(
+    pool: &mut ThreadPool,
+    kernels: &Kernels,
+    config: &ModelConfig,
+    layer: &Layer,
+    weights: &FfnMatrices,
+    x: &Columns,
+    gates: &mut [f32],
+    activations: &mut [f32],
+) {
+    let mut products = vec![0.0; x.n * weights.input.rows()];
+    linear::products(pool, kernels, weights.input.parts(), x, &mut products);
+    activate(pool, config, layer, &products, activations, Some(gates));
+}
+
+/// Activations from products, `[n, ffn]`; `gates` gets what the activation function was applied to.
+fn activate(
+    pool: &mut ThreadPool,
+    config: &ModelConfig,
+    layer: &Layer,
+    products: &[f32],
+    activations: &mut [f32],
+    gates: Option<&mut [f32]>,
+) {
+    let (ffn, gated) = (config.ffn, config.ffn_kind != Ffn::Plain);
+    let rows = if gated { 2 * ffn } else { ffn };
+    let (n, pieces) = (products.len() / rows, ffn.div_ceil(ACTIVATIONS));
+    let (out, gates) = (Parts::new(activations), gates.map(Parts::new));
+    pool.run(n * pieces, |_, task| {
+        let (b, first) = (task / pieces, task % pieces * ACTIVATIONS);
+        let range = first..ffn.min(first + ACTIVATIONS);
+        let of = b * ffn + range.start..b * ffn + range.end;
+        // SAFETY: each task has its own neurons of its own column.
+        let (out, mut gates) =
+            unsafe { (out.part(of.clone()), gates.as_ref().map(|gates| gates.part(of))) };
+        for (i, neuron) in range.enumerate() {
+            let (gate, up) = (products[b * rows + neuron], products[b * rows + rows - ffn + neuron]);
+            let up = up + layer.up_bias.get(neuron).copied().unwrap_or(0.0);
+            let gate = if gated { gate } else { up };
+            if let Some(gates) = &mut gates {
+                gates[i] = gate;
+            }
+            out[i] = activation(config.ffn_kind, config.activation, gate, up);
+        }
+    });
+}

@@ -1,0 +1,127 @@
+//! The weights of a layer's FFN: neuron by neuron, or as the three matrices that were published.
+
+use super::block::{BlockLayout, BlockPart};
+use super::stacked::Stacked;
+use super::weights::Matrix;
+use crate::formats::rows::{Quant, Rows};
+
+/// The weights of an FFN.
+#[derive(Clone, Debug)]
+pub enum FfnWeights {
+    /// Neuron blocks: each neuron can be computed, moved or left out by itself.
+    Neurons(NeuronBlocks),
+    /// Whole matrices, as a GGUF has them: all of it is computed for every token.
+    Matrices(FfnMatrices),
+}
+
+/// The matrices of an FFN.
+#[derive(Clone, Debug)]
+pub struct FfnMatrices {
+    /// Gate and up, `[2 ffn, hidden]`, or up alone.
+    pub input: Stacked,
+    /// `[hidden, ffn]`
+    pub down: Matrix,
+}
+
+/// The neuron blocks of a layer, one after the other in memory that they do not own.
+#[derive(Clone, Copy, Debug)]
+pub struct NeuronBlocks {
+    /// What each of them holds, and where.
+    pub layout: BlockLayout,
+    /// How many there are.
+    pub count: usize,
+    /// Numbers of a row.
+    pub cols: usize,
+    start: *const u8,
+}
+
+// SAFETY: as for `Matrix`: it points at bytes that nobody writes and that outlive it.
+unsafe impl Send for NeuronBlocks {}
+unsafe impl Sync for NeuronBlocks {}
+
+impl NeuronBlocks {
+    /// `count` blocks whose first byte is that of `bytes`.
+    ///
+    /// # Safety
+    /// `bytes` begins at a multiple of [`crate::formats::rows::ROW_ALIGN`] and outlives the blocks.
+    pub unsafe fn over(bytes: &[u8], layout: BlockLayout, count: usize, cols: usize) -> NeuronBlocks {
+        assert!(bytes.len() >= count * layout.bytes());
+        NeuronBlocks { layout, count, cols, start: bytes.as_ptr() }
+    }
+
+    /// Bytes of all blocks.
+    pub fn bytes(&self) -> u64 {
+        (self.count * self.layout.bytes()) as u64
+    }
+
+    /// All bytes of the blocks.
+    pub fn all(&self) -> &[u8] {
+        // SAFETY: `over` has checked the length.
+        unsafe { std::slice::from_raw_parts(self.start, self.count * self.layout.bytes()) }
+    }
+
+    /// The first byte of a neuron's block.
+    #[inline]
+    pub fn ptr(&self, neuron: usize) -> *const u8 {
+        debug_assert!(neuron < self.count);
+        self.start.wrapping_add(neuron * self.layout.bytes())
+    }
+
+    /// One part of the blocks from `neuron` on, a row for each neuron.
+    #[inline]
+    pub fn part_rows(&self, part: BlockPart, neuron: usize) -> Rows {
+        let first = self.ptr(neuron).wrapping_add(part.offset);
+        Rows { first, stride: self.layout.bytes(), ahead: part.quant.ahead(part.bytes) }
+    }
+
+    /// What of a neuron's block is multiplied with the input, gate and up or up alone, where both have the same type.
+    #[inline]
+    pub fn input_rows(&self, neuron: usize) -> Rows {
+        let (first, up) = (self.layout.gate_or_up(), self.layout.up());
+        debug_assert_eq!((first.quant, first.bytes), (up.quant, up.bytes), "a kernel reads rows of one type");
+        Rows { stride: first.bytes, ..self.part_rows(first, neuron) }
+    }
+
+    /// One part of a neuron's block, padding included.
+    ///
+    /// # Panics
+    /// If there is no such neuron.
+    #[inline]
+    pub fn part(&self, part: BlockPart, neuron: usize) -> &[u8] {
+        part.of(&self.all()[neuron * self.layout.bytes()..])
+    }
+}
+
+impl FfnWeights {
+    /// Bytes of all weights.
+    pub fn bytes(&self) -> u64 {
+        match self {
+            FfnWeights::Neurons(blocks) => blocks.bytes(),
+            FfnWeights::Matrices(FfnMatrices { input, down }) => input.bytes() + down.bytes(),
+        }
+    }
+
+    /// The types of what the FFN's input is multiplied with: gate and up, or up twice.
+    pub fn input_quants(&self) -> [Quant; 2] {
+        match self {
+            FfnWeights::Neurons(NeuronBlocks { layout, .. }) => [layout.gate_or_up().quant, layout.up().quant],
+            FfnWeights::Matrices(FfnMatrices { input, .. }) => {
+                let parts = input.parts();
+                [parts[0].quant, parts[parts.len() - 1].quant]
+            }
+        }
+    }
+
+    /// Type and bytes of each part: gate, up, down, or up and down.
+    pub fn bytes_by_type(&self) -> impl Iterator<Item = (Quant, u64)> {
+        let (blocks, matrices) = match self {
+            FfnWeights::Neurons(blocks) => (Some(blocks), None),
+            FfnWeights::Matrices(matrices) => (None, Some(matrices)),
+        };
+        let blocks = blocks.into_iter().flat_map(|blocks| {
+            blocks.layout.parts().iter().map(|part| (part.quant, (blocks.count * part.bytes) as u64))
+        });
+        let matrices = matrices.into_iter().flat_map(|FfnMatrices { input, down }| input.parts().iter().chain([down]));
+        blocks.chain(matrices.map(|part| (part.quant, part.bytes())))
+    }
+}

@@ -1,0 +1,153 @@
+//! A model read in place: the matrices of a GGUF where they lie in the file, without packing.
+//!
+//! A GGUF stores `down` by output, so its FFNs are whole matrices and no neuron can be left out or moved. That is all that a dense model
+//! needs.
+
+use super::config::{Ffn, Norm, Positions};
+use super::ffn_weights::{FfnMatrices, FfnWeights};
+use super::layer::Norms;
+use super::source::{Role, Source};
+use super::stacked::Stacked;
+use super::weights::{Files, Layer, Matrix, Model, NormWeights};
+use crate::error::{Error, Result};
+use crate::formats::rows::Quant;
+use crate::formats::{DType, TensorView, blocks};
+
+impl Model {
+    /// The model of a GGUF, which is read in place.
+    ///
+    /// # Errors
+    /// [`Error::BadFile`] for what only packing can read: tensors from safetensors files, and `down` stored by neuron.
+    pub fn in_place(source: Source) -> Result<Model> {
+        if let Some(why) = not_in_place(&source) {
+            return Err(Error::bad(&source.path, "", format!("cannot run without being packed: {why}")));
+        }
+        let mut config = source.config.clone().in_residual_units();
+        let logit_scale = std::mem::replace(&mut config.logit_scale, 1.0);
+        let c = &config;
+        let embed = matrix(source.weight(Role::Embed, 0)?);
+        let head = if c.tied { embed } else { matrix(source.weight(Role::Head, 0)?) };
+        let positions = match c.positions {
+            Positions::Learned { .. } => Some(matrix(source.weight(Role::Positions, 0)?)),
+            Positions::Rope { .. } => None,
+        };
+        let out_norm = norm(&source, Role::OutNorm, 0)?.scaled(logit_scale);
+        let layers: Vec<Layer> = (0..c.layers).map(|l| layer(&source, l)).collect::<Result<_>>()?;
+        let quant = layers[0].ffn.input_quants()[1];
+        let files = Files::Source(Box::new(source), Default::default());
+        Ok(Model { quant, embed, head, positions, out_norm, layers, config, files })
+    }
+
+    /// Checks that every number of a model that is read in place is finite: of quantised blocks, their scales. Reads the whole file. Of a
+    /// packed model, packing has checked it.
+    ///
+    /// # Errors
+    /// [`Error::BadFile`] with the file, the tensor and the offset of the first number that is not.
+    pub fn check_numbers(&self) -> Result<()> {
+        match &self.files {
+            Files::Source(source, _) => check_numbers(source),
+            Files::Store(_) => Ok(()),
+        }
+    }
+}
+
+/// Why this model can only run packed; `None` if it can be read in place.
+pub fn not_in_place(source: &Source) -> Option<&'static str> {
+    if source.path.is_dir() {
+        Some("it is not a GGUF file")
+    } else if source.down_by_neuron(0) {
+        Some("it stores ffn_down by neuron")
+    } else {
+        None
+    }
+}
+
+fn check_numbers(source: &Source) -> Result<()> {
+    use rayon::prelude::*;
+    source.tensors().par_bridge().try_for_each(|view| {
+        let dtype = view.info.dtype;
+        // Pieces of whole blocks, so that a large matrix is checked by all threads.
+        let piece = (4 << 20) / dtype.block_bytes() * dtype.block_bytes();
+        view.data.par_chunks(piece).enumerate().try_for_each(|(i, bytes)| match first_fault(dtype, bytes) {
+            None => Ok(()),
+            Some((block, number)) => {
+                let at = view.info.offset + (i * piece + block * dtype.block_bytes()) as u64;
+                let what = if dtype.block_len() > 1 { "a scale of " } else { "" };
+                let why = format!("holds {what}{number} at byte {at}: the model is damaged");
+                Err(Error::bad_at(view.path, &view.info.name, view.info.offset, why))
+            }
+        })
+    })
+}
+
+/// The first block of `bytes` with a number that is not finite, and that number.
+fn first_fault(dtype: DType, bytes: &[u8]) -> Option<(usize, f32)> {
+    if let DType::Block(kind) = dtype {
+        return kind.first_fault(bytes);
+    }
+    let mut numbers = vec![0.0; bytes.len() / dtype.block_bytes()];
+    blocks::dequantize(dtype, bytes, &mut numbers);
+    blocks::first_non_finite(&numbers).map(|at| (at, numbers[at]))
+}
+
+fn matrix(view: TensorView<'_>) -> Matrix {
+    let (quant, [rows, cols]) = (Quant::of_source(view.info.dtype), [view.info.shape[0], view.info.shape[1]]);
+    // SAFETY: the bytes are the map's, which the model keeps open with its source; the reader has checked their length.
+    unsafe { Matrix::unpadded(view.data, quant, rows, cols) }
+}
+
+fn norm(source: &Source, role: Role, layer: usize) -> Result<NormWeights> {
+    let weight = source.vector(source.weight(role, layer)?)?;
+    let bias = match source.config.norm {
+        Norm::Layer(_) => source.bias(role, layer)?,
+        Norm::Rms(_) => Vec::new(),
+    };
+    Ok(NormWeights { weight, bias })
+}
+
+fn layer(source: &Source, layer: usize) -> Result<Layer> {
+    let c = &source.config;
+    let weight = |role| source.weight(role, layer).map(matrix);
+    let biases = |there: bool, roles: &[Role]| -> Result<Vec<f32>> {
+        let roles = if there { roles } else { &[] };
+        Ok(roles.iter().map(|&role| source.bias(role, layer)).collect::<Result<Vec<_>>>()?.concat())
+    };
+    let input = match c.ffn_kind {
+        Ffn::Plain => vec![weight(Role::Up)?],
+        Ffn::Gated | Ffn::GatedBoth => vec![weight(Role::Gate)?, weight(Role::Up)?],
+    };
+    let attn_norm = norm(source, Role::AttnNorm, layer)?;
+    let ffn_norm = match c.form.norms {
+        Norms::ParallelShared => attn_norm.clone(),
+        _ => norm(source, Role::FfnNorm, layer)?,
+    };
+    Ok(Layer {
+        attn_norm,
+        qkv: qkv(source, layer)?,
+        qkv_bias: biases(c.attention_bias, &[Role::Q, Role::K, Role::V])?,
+        o: weight(Role::O)?,
+        o_bias: biases(c.output_bias, &[Role::O])?,
+        ffn_norm,
+        ffn: FfnWeights::Matrices(FfnMatrices { input: Stacked::new(input), down: weight(Role::Down)? }),
+        up_bias: biases(c.ffn_bias, &[Role::Up])?,
+        down_bias: biases(c.ffn_bias, &[Role::Down])?,
+        order: crate::ids::Permutation::identity(),
+    })
+}
+
+/// Queries, keys and values as the file has them, and where the engine's rows stand in them.
+fn qkv(source: &Source, layer: usize) -> Result<Stacked> {
+    let roles = [Role::Q, Role::K, Role::V].map(|role| source.rows(role, layer));
+    let [q, k, v] = roles;
+    let roles = [q?, k?, v?];
+    let fused = roles[0].view.info.name == roles[1].view.info.name;
+    let (mut order, mut first) = (Vec::new(), 0);
+    for role in &roles {
+        order.extend((0..role.rows).map(|row| (first + role.file_row(row)) as u32));
+        first += if fused { 0 } else { role.rows };
+    }
+    let parts = if fused { &roles[..1] } else { &roles[..] };
+    let stacked = Stacked::new(parts.iter().map(|part| matrix(part.view)).collect());
+    let as_it_is = order.iter().enumerate().all(|(i, &from)| i == from as usize);
+    Ok(if as_it_is { stacked } else { stacked.in_order(order) })
+}
