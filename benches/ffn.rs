@@ -41,7 +41,7 @@ fn model(quant: Quant, dir: &std::path::Path) -> Model {
     let path = dir.join(format!("{}.neurons", quant.name()));
     write_store(&shape, quant, &path, &|_, _| Ok(())).expect("there is room for a store");
     let model = Model::open(&path).expect("it was just written");
-    model.store().load();
+    model.store().unwrap().load();
     model
 }
 
@@ -99,14 +99,14 @@ impl Run<'_> {
             let start = Instant::now();
             for (layer, list) in self.model.layers.iter().zip(&lists) {
                 let work = if sparsity.is_some() { Work::Selected(list) } else { Work::All };
-                x.set(&input, 1, layer.ffn.quant);
+                x.set_for(&input, 1, layer.ffn.input_quants());
                 let (pool, kernels) = (&mut self.pool, &self.kernels);
                 rows += ffn(pool, kernels, config, layer, &x, work, 0.0, &mut tiles, &mut buffers, &mut hidden).rows();
             }
             passes.push(start.elapsed().as_secs_f64() / layers as f64);
         }
         passes.sort_by(f64::total_cmp);
-        (passes[PASSES / 2], rows as f64 / layers as f64 * self.model.layers[0].ffn.row_bytes as f64)
+        (passes[PASSES / 2], rows as f64 / layers as f64 * self.model.layers[0].block().up().bytes as f64)
     }
 
     /// Exactly the wanted share of the neurons, chosen at random.

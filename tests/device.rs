@@ -244,14 +244,12 @@ impl Rig {
         let slots = rng.below(ffn as u64 + 1) as usize;
         let bucket: Vec<u32> =
             order[..slots].iter().map(|&neuron| if rng.below(4) == 0 { NONE } else { neuron }).collect();
-        let words = layer.ffn.row_bytes * config.ffn_kind.rows() / 4;
+        let words = layer.block().bytes() / 4;
         // Empty slots hold something too, which nobody may compute with.
         let mut blocks: Vec<u32> = vec![f32::NAN.to_bits(); slots * words];
         for (block, &neuron) in blocks.chunks_exact_mut(words).zip(&bucket).filter(|(_, neuron)| **neuron != NONE) {
-            for (r, row) in block.chunks_exact_mut(layer.ffn.row_bytes / 4).enumerate() {
-                let from = layer.ffn.row(neuron as usize * config.ffn_kind.rows() + r);
-                bytemuck::cast_slice_mut::<u32, u8>(row).copy_from_slice(from);
-            }
+            let from = &layer.neurons().all()[neuron as usize * 4 * words..][..4 * words];
+            bytemuck::cast_slice_mut::<u32, u8>(block).copy_from_slice(from);
         }
         let masks: Vec<u32> = (0..ffn)
             .map(|_| if rng.below(3) == 0 { 0 } else { rng.next_u64() as u32 & (u32::MAX >> (MAX_COLUMNS - n)) })
@@ -265,7 +263,7 @@ impl Rig {
         let output = vec![u32::MAX; SparseFfn::output_bytes(n, hidden, slots) / 4];
         let mut room = |bytes: usize| device.alloc(bytes as u64).unwrap();
         let call = SparseFfn {
-            quant: layer.ffn.quant,
+            quant: layer.block().uniform(),
             kind: config.ffn_kind,
             activation: config.activation,
             activation_threshold,

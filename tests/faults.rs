@@ -124,7 +124,7 @@ fn a_full_disk_leaves_every_old_file_as_it_was() {
     let steps =
         alone.install(|| every_step_of_writing_fails(&store, &|| pack(&source, &store, &options, &|_, _| Ok(()))));
     assert!(steps > 20, "{steps}");
-    Model::open(&store).unwrap().store().verify(|_| ()).unwrap();
+    Model::open(&store).unwrap().store().unwrap().verify(|_| ()).unwrap();
 }
 
 fn profile() -> MachineProfile {

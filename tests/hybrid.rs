@@ -205,7 +205,7 @@ fn device_half(
     let output = device.alloc(SparseFfn::output_bytes(n, hidden, cache.layers[l].table.slots().len()) as u64).unwrap();
     let at = &cache.layers[l];
     let call = SparseFfn {
-        quant: layer.ffn.quant,
+        quant: layer.block().uniform(),
         kind: c.ffn_kind,
         activation: c.activation,
         activation_threshold,
@@ -257,7 +257,7 @@ fn on_the_same_input_the_halves_of_a_layer_are_the_whole_layer() {
             let (l, n) = (turn % c.layers, [1, 1, 3, MAX_COLUMNS][prng.below(4) as usize]);
             let layer = &model.layers[l];
             let normed = numbers(&mut prng, n * c.hidden, 2.0);
-            x.set(&normed, n, layer.ffn.quant);
+            x.set_for(&normed, n, layer.ffn.input_quants());
             let mut gates = vec![0.0; n * c.ffn];
             dynamicinfer::ops::gates::gates(&mut pool, &kernels, c, layer, &x, &mut gates);
             let activation_threshold = [0.0, 0.1][prng.below(2) as usize];

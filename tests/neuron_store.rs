@@ -40,12 +40,14 @@ fn the_parts_of_a_block_are_its_rows_one_behind_the_other() {
             assert_eq!((down, down.offset + down.bytes), (parts[rows - 1], layer.block().bytes()));
             assert_eq!(layer.ffn.bytes(), (model.config.ffn * layer.block().bytes()) as u64);
             for neuron in [0, 1, model.config.ffn - 1] {
-                assert_eq!(layer.neurons().ptr(neuron), layer.ffn.row_ptr(neuron * rows));
-                assert_eq!(layer.neurons().input_rows(neuron).row(rows - 2), layer.ffn.row_ptr(neuron * rows + rows - 2));
+                let (blocks, row_bytes) = (layer.neurons(), quant.row_bytes(model.config.hidden));
+                let at = |row: usize| &blocks.all()[row * row_bytes..(row + 1) * row_bytes];
+                assert_eq!(blocks.ptr(neuron), at(neuron * rows).as_ptr());
+                assert_eq!(blocks.input_rows(neuron).row(rows - 2), at(neuron * rows + rows - 2).as_ptr());
                 for (r, &part) in parts.iter().enumerate() {
                     let row = neuron * rows + r;
-                    assert_eq!((part.quant, layer.neurons().part(part, neuron)), (quant, layer.ffn.row(row)), "{name} {row}");
-                    assert_eq!(layer.neurons().part_rows(part, 0).row(neuron), layer.ffn.row_ptr(row));
+                    assert_eq!((part.quant, blocks.part(part, neuron)), (quant, at(row)), "{name} {row}");
+                    assert_eq!(blocks.part_rows(part, 0).row(neuron), at(row).as_ptr());
                 }
             }
         }
@@ -322,8 +324,8 @@ fn damaged_weights_are_found_by_verify_in_the_section_they_are_in() {
     let good = good();
     let dir = tempfile::tempdir().unwrap();
     let (model, _) = open(dir.path(), &good).unwrap();
-    model.store().verify(|_| ()).unwrap();
-    let sections = model.store().header.sections.clone();
+    model.store().unwrap().verify(|_| ()).unwrap();
+    let sections = model.store().unwrap().header.sections.clone();
     drop(model);
     let mut random = Prng::new(3);
     for section in sections {
@@ -348,7 +350,7 @@ fn a_damaged_tokenizer_is_refused_and_never_panics() {
     let dir = tempfile::tempdir().unwrap();
     let tokenizer = {
         let (model, _) = open(dir.path(), &good).unwrap();
-        model.store().section("tokenizer").unwrap().clone()
+        model.store().unwrap().section("tokenizer").unwrap().clone()
     };
     let mut random = Prng::new(4);
     let mut refused = 0;
@@ -391,7 +393,7 @@ fn packing_that_is_interrupted_at_any_step_leaves_nothing() {
         interruptions += 1;
     }
     assert!(interruptions > 10, "{interruptions}");
-    Model::open(&path).unwrap().store().verify(|_| ()).unwrap();
+    Model::open(&path).unwrap().store().unwrap().verify(|_| ()).unwrap();
 }
 
 #[test]
@@ -426,9 +428,9 @@ fn a_store_that_is_replaced_stays_whole_for_its_readers() {
     let row = old.embed.row(7).to_vec();
     packed("llama", Quant::Q4, &path, None);
     assert_eq!(old.embed.row(7), row);
-    old.store().verify(|_| ()).unwrap();
+    old.store().unwrap().verify(|_| ()).unwrap();
     let new = Model::open(&path).unwrap();
     assert_eq!((old.quant, new.quant), (Quant::F32, Quant::Q4));
-    new.store().verify(|_| ()).unwrap();
+    new.store().unwrap().verify(|_| ()).unwrap();
     assert_eq!(files_in(dir.path()), ["x.neurons"]);
 }

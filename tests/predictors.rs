@@ -112,7 +112,7 @@ fn the_sign_predictor_compares_signs_of_gate_rows_and_the_normed_residual() {
             for (b, x) in residual.chunks_exact(c.hidden).enumerate() {
                 math::norm(c.norm, &layer.ffn_norm, x, &mut normed);
                 for neuron in 0..c.ffn {
-                    rows::decode(quant, layer.ffn.row(neuron * c.ffn_kind.rows()), &mut row);
+                    rows::decode(quant, layer.neurons().part(layer.block().gate_or_up(), neuron), &mut row);
                     let same = row.iter().zip(&normed).filter(|(w, x)| (**w < 0.0) == (**x < 0.0)).count() as f32;
                     let score = (2.0 * same - c.hidden as f32) / c.hidden as f32;
                     assert_eq!(found[b * c.ffn + neuron], score, "{name} neuron {neuron}");
@@ -242,7 +242,7 @@ fn exact_looking_ahead_is_the_target_layers_gate() {
         for (b, x) in residual.chunks_exact(c.hidden).enumerate() {
             math::norm(c.norm, &layer.ffn_norm, x, &mut normed);
             for neuron in 0..c.ffn {
-                rows::decode(Quant::F32, layer.ffn.row(neuron * c.ffn_kind.rows()), &mut row);
+                rows::decode(Quant::F32, layer.neurons().part(layer.block().gate_or_up(), neuron), &mut row);
                 let bias = if name == "opt" { layer.up_bias[neuron] } else { 0.0 };
                 let gate = dynamicinfer::cpu::reference::dot(&row, &normed) as f32 + bias;
                 let score = found[b * c.ffn + neuron];

@@ -12,7 +12,7 @@ use dynamicinfer::lab::profile::{Input, Request, profile, unfinished};
 use dynamicinfer::model::source::Source;
 use dynamicinfer::model::{Ffn, KvType, Model};
 use dynamicinfer::open::artifacts::profile_at;
-use dynamicinfer::ops::linear::read_row;
+use dynamicinfer::formats::rows::decode;
 use dynamicinfer::prng::Prng;
 use dynamicinfer::profile::Profile;
 use rustix::process::{Pid, Signal, kill_process};
@@ -190,7 +190,8 @@ impl Observer for Naive<'_> {
         for neuron in 0..ffn {
             for (t, input) in seen.input.chunks_exact(h).enumerate() {
                 let mut product = |r: usize| {
-                    read_row(&layer.ffn, neuron * rows + r, &mut row);
+                    let part = layer.block().parts()[r];
+                    decode(part.quant, layer.neurons().part(part, neuron), &mut row);
                     row.iter().zip(input).map(|(w, x)| *w as f64 * *x as f64).sum::<f64>()
                 };
                 let act = |x: f64| c.activation.apply(x as f32) as f64;

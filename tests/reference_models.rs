@@ -63,7 +63,7 @@ fn open(file: &str, quant: Quant, dir: &Path) -> Model {
     let store = dir.join("model.neurons");
     pack(&source, &store, &PackOptions { quant, orders: None }, &|_, _| Ok(())).unwrap();
     let model = Model::open(&store).unwrap();
-    model.store().verify(|_| ()).unwrap();
+    model.store().unwrap().verify(|_| ()).unwrap();
     model
 }
 
@@ -296,5 +296,5 @@ fn vocab_and_merges_are_a_tokenizer_and_belong_to_the_source() {
     std::fs::write(dir.path().join("merges.txt"), "#version: 0.2\na b\n\n").unwrap();
     let store = dir.path().join("model.neurons");
     pack(&source, &store, &PackOptions { quant: Quant::F32, orders: None }, &|_, _| Ok(())).unwrap();
-    assert_ne!(Model::open(&store).unwrap().store().header.sources, source_files(dir.path()).unwrap());
+    assert_ne!(Model::open(&store).unwrap().store().unwrap().header.sources, source_files(dir.path()).unwrap());
 }

@@ -564,7 +564,7 @@ fn the_times_of_each_layer_are_those_of_its_own_neurons() {
         split.cache.settle(&mut *split.device);
         let (worst, by_totals) = (Arc::default(), Arc::default());
         split.migrator = Some(Box::new(Watches {
-            row_bytes: model.layers[0].ffn.row_bytes as u64,
+            row_bytes: model.layers[0].block().up().bytes as u64,
             hidden,
             expected: vec![[[0; 2]; 2]; layers],
             before: Totals::default(),

@@ -14,7 +14,7 @@ use dynamicinfer::lab::synth::Shape;
 use dynamicinfer::model::config::{Activation, Ffn};
 use dynamicinfer::model::source::Source;
 use dynamicinfer::model::weights::{Layer, Matrix, NormWeights};
-use dynamicinfer::model::{BlockLayout, Model, ModelConfig as Config};
+use dynamicinfer::model::{BlockLayout, FfnWeights, Model, ModelConfig as Config, NeuronBlocks, Stacked};
 use dynamicinfer::prng::Prng;
 use std::path::{Path, PathBuf};
 
@@ -59,24 +59,25 @@ pub fn alone(kind: Ffn, activation: Activation, quant: Quant, hidden: usize, ffn
     };
     let mut config = shape.config().unwrap();
     (config.ffn_kind, config.ffn_bias) = (kind, kind == Ffn::Plain);
-    let (count, row_bytes) = (ffn * kind.rows(), quant.row_bytes(hidden));
+    let (layout, row_bytes) = (BlockLayout::new(kind, quant, hidden), quant.row_bytes(hidden));
     let mut bytes = Aligned::default();
-    bytes.resize(count * row_bytes / 4);
+    bytes.resize(ffn * layout.bytes() / 4);
     for row in bytemuck::cast_slice_mut::<f32, u8>(&mut bytes).chunks_exact_mut(row_bytes) {
         rows::encode(quant, &numbers(rng, hidden, 2.0 / (hidden as f64).sqrt()), row);
     }
     // SAFETY: the bytes lie in the same struct, and an `Aligned` that nobody resizes stays where it is.
-    let matrix = |rows| unsafe { Matrix::over(bytemuck::cast_slice(&bytes), quant, rows, hidden) };
+    let blocks = unsafe { NeuronBlocks::over(bytemuck::cast_slice(&bytes), layout, ffn, hidden) };
+    // SAFETY: nothing is read of no rows.
+    let nothing = unsafe { Matrix::over(&[], quant, 0, hidden) };
     let norm = || NormWeights { weight: vec![1.0; hidden], bias: Vec::new() };
     let layer = Layer {
         attn_norm: norm(),
-        qkv: matrix(0),
+        qkv: Stacked::new(vec![nothing]),
         qkv_bias: Vec::new(),
-        o: matrix(0),
+        o: nothing,
         o_bias: Vec::new(),
         ffn_norm: norm(),
-        ffn: matrix(count),
-        block: BlockLayout::new(kind, quant, hidden),
+        ffn: FfnWeights::Neurons(blocks),
         up_bias: if rng.below(2) == 0 { Vec::new() } else { numbers(rng, ffn, 0.3) },
         down_bias: Vec::new(),
         order: Permutation::identity(),
@@ -104,7 +105,7 @@ pub const ON_DEVICE: usize = 256;
 /// Lets a chunk's missing neurons be copied, `blocks` at once, and the CPU have about `cpu` of them, 0 to 1.
 pub fn streaming(split: &mut Split, model: &Model, blocks: usize, cpu: f64) {
     let layer = &model.layers[0];
-    let bytes = 2 * blocks * layer.ffn.row_bytes * model.config.ffn_kind.rows();
+    let bytes = 2 * blocks * layer.block().bytes();
     // The CPU has cpu / (1 - cpu) of what the link brings in the same time.
     let read_us = if cpu > 0.0 { (1.0 - cpu) / cpu } else { 1e12 };
     let costs = ChunkCosts { column_us: 0.0, read_us, link_us: 1.0, copy_us: 1.5, cross_us: 0.0, sync_us: 0.0 };
