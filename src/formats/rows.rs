@@ -246,8 +246,8 @@ pub fn scales(quant: Quant, row: &[u8], cols: usize) -> &[f16] {
     bytemuck::cast_slice(&row[at..at + cols / GROUP * 2])
 }
 
-/// Writes `values` as a row; `row` is [`Quant::row_bytes`] long. Refuse before what is beyond f16 in types whose scales are f16: too large
-/// a number becomes the largest of the type or 0.
+/// Writes finite `values` as a row; `row` is [`Quant::row_bytes`] long. What is beyond f16 must have been refused before, except for f32,
+/// bf16 and mxfp4: the others cannot hold it or its scale, and what it becomes here is not said.
 pub fn encode(quant: Quant, values: &[f32], row: &mut [u8]) {
     encode_weighted(quant, values, None, row);
 }

@@ -9,8 +9,8 @@ use super::levels::{Levels, Whole};
 const LANES: usize = 8;
 /// A group below it is all zeros: half the smallest number that an f16 scale (2^-24) times a code can give.
 const NOTHING: f32 = 1.0 / (1u32 << 25) as f32;
-/// How often codes and scale are improved in turns, at most.
-const TURNS: usize = 3;
+/// How often codes and scale are improved in turns, at most. The first turn lowers the error by up to 1 %, a third by 0.02 %.
+const TURNS: usize = 2;
 /// What is better by less than this factor is the same but for rounding: of two scales that both fit exactly the first is kept, of which
 /// the second may be no f16.
 const GAIN: f32 = 1.0 + 1e-6;

@@ -217,6 +217,19 @@ fn rows_that_a_simple_type_can_hold_exactly_keep_every_number() {
 }
 
 #[test]
+fn equal_numbers_stay_what_they_are() {
+    // Each level that is not 0 fits them, but only one has a scale that is an f16.
+    let ends =
+        [(BlockType::Q8_0, 127.0), (BlockType::Q4_0, -8.0), (BlockType::Q5_0, -16.0), (BlockType::IQ4_NL, -127.0)];
+    for (kind, end) in ends {
+        for i in 1..300 {
+            let value = f16::from_f32(i as f32 / 123.0).to_f32() * end;
+            assert_eq!(round_trip(kind, &[value; 32], None), [value; 32], "{}", kind.form().name);
+        }
+    }
+}
+
+#[test]
 fn no_error_is_larger_than_that_of_gguf_py() {
     let fixture = fixture();
     let values: Vec<f32> = bytemuck::pod_collect_to_vec(tensor(&fixture, "quantize.input"));

@@ -3,7 +3,7 @@
 //!
 //! A block is a run of numbers with what they share. Layouts and the order of the arithmetic are those of ggml-quants.c
 //! (`dequantize_row_*`), so that every result has the same bits as ggml's own. Encoders are ours: they search for the scales of the least
-//! squared error (`fit.rs`; `groups.rs` for K types), which is below ggml's. A new type is a file here and a line in
+//! squared error (`fit.rs`, and `groups.rs` for blocks of 256 numbers). A new type is a file here and a line in
 //! `each_block_type`; it works at once, slowly (`cpu/portable.rs`), and fast with a file for each instruction set.
 
 mod bf16;
@@ -156,7 +156,7 @@ impl BlockType {
 
     /// Encodes values into whole blocks, `[values.len() / numbers * bytes]`, with a small sum of squared errors. `importance`, of as many
     /// numbers, none of them negative, says how much the error of each value counts; without it all count alike. Values are finite. What is
-    /// too large for scales of f16 becomes some smaller number: refuse before what is beyond f16.
+    /// beyond f16 must have been refused before, except for BF16 and MXFP4: its block would be finite, and wrong.
     ///
     /// # Panics
     /// Where the lengths do not belong together.
