@@ -618,7 +618,7 @@ fn a_directory_needs_its_config_and_its_own_tokenizer() {
 fn pack_refusal(model: &Path, quant: Quant, case: &str) -> String {
     let out = tempfile::tempdir().unwrap();
     let source = Source::open(model, None).unwrap();
-    let packed = pack(&source, &out.path().join("x.neurons"), &PackOptions { quant, orders: None }, &|_, _| Ok(()));
+    let packed = pack(&source, &out.path().join("x.neurons"), &PackOptions { types: quant.into(), orders: None }, &|_, _| Ok(()));
     assert_eq!(std::fs::read_dir(out.path()).unwrap().count(), 0, "{case}: packing left something behind");
     refusal(packed, model, case)
 }
@@ -659,7 +659,7 @@ fn numbers_that_no_store_can_hold_are_refused_by_the_tensors_name() {
         let dir = with_number(tensor, -70_000.0);
         let out = tempfile::tempdir().unwrap();
         let source = Source::open(dir.path(), None).unwrap();
-        let options = PackOptions { quant: Quant::F32, orders: None };
+        let options = PackOptions { types: Quant::F32.into(), orders: None };
         pack(&source, &out.path().join("x.neurons"), &options, &|_, _| Ok(())).unwrap();
         if !tensor.contains("norm") {
             for quant in [Quant::F16, Quant::Q8, Quant::Q4] {

@@ -28,7 +28,7 @@ fn logits(store: &Path) -> Vec<f32> {
 fn packed(from: &Path, dir: &Path) -> PathBuf {
     let store = dir.join("packed.neurons");
     let source = Source::open(from, None).unwrap_or_else(|why| panic!("{why}"));
-    pack(&source, &store, &PackOptions { quant: Quant::F32, orders: None }, &|_, _| Ok(())).unwrap();
+    pack(&source, &store, &PackOptions { types: Quant::F32.into(), orders: None }, &|_, _| Ok(())).unwrap();
     store
 }
 

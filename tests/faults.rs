@@ -118,7 +118,7 @@ fn a_full_disk_leaves_every_old_file_as_it_was() {
     let store = dir.path().join("s.neurons");
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/models/relullama");
     let source = Source::open(&source, None).unwrap();
-    let options = PackOptions { quant: Quant::F32, orders: None };
+    let options = PackOptions { types: Quant::F32.into(), orders: None };
     // One thread, so that every step is this thread's.
     let alone = rayon::ThreadPoolBuilder::new().num_threads(1).use_current_thread().build().unwrap();
     let steps =
@@ -330,7 +330,7 @@ fn a_load_without_memory_for_its_keys_is_refused_in_words() {
     let dir = tempfile::tempdir().unwrap();
     let demo = dir.path().join("demo.neurons");
     let source = Source::open(&Path::new(env!("CARGO_MANIFEST_DIR")).join("assets/demo"), None).unwrap();
-    pack(&source, &demo, &PackOptions { quant: Quant::F16, orders: None }, &|_, _| Ok(())).unwrap();
+    pack(&source, &demo, &PackOptions { types: Quant::F16.into(), orders: None }, &|_, _| Ok(())).unwrap();
     let mut refused = 0;
     for n in 1.. {
         let model = Model::open(&demo).unwrap();

@@ -4,6 +4,7 @@
 use dynamicinfer::cpu::{Columns, Isa, Kernels, ThreadPool};
 use dynamicinfer::engine::ffn::{FfnBuffers, Neurons, Tile, activations, down, ffn};
 use dynamicinfer::engine::{Counts, Selection, Work};
+use dynamicinfer::formats::blocks::BlockType;
 use dynamicinfer::formats::neuron_store::{Header, Writer};
 use dynamicinfer::formats::rows::{self, Quant};
 use dynamicinfer::ids::StoreId;
@@ -13,8 +14,8 @@ use dynamicinfer::model::config::{Activation, Ffn};
 use dynamicinfer::ops::gates::gates;
 use dynamicinfer::prng::Prng;
 
-/// One pack and a tail of a group; odd numbers of neurons.
-const HIDDEN: usize = 544;
+/// One pack and a tail of groups, whole blocks of every type; odd numbers of neurons.
+const HIDDEN: usize = 768;
 const NEURONS: usize = 333;
 
 const KINDS: [Ffn; 3] = [Ffn::Gated, Ffn::GatedBoth, Ffn::Plain];
@@ -23,14 +24,26 @@ fn numbers(rng: &mut Prng, n: usize, size: f64) -> Vec<f32> {
     (0..n).map(|_| ((rng.next_f64() * 2.0 - 1.0) * size) as f32).collect()
 }
 
+/// Types of gate, up and down: all alike, and mixed as files mix them.
+fn types() -> Vec<[Quant; 3]> {
+    let block = Quant::Block;
+    let mixed = [
+        [block(BlockType::Q4_K), block(BlockType::Q4_K), block(BlockType::Q6_K)],
+        [block(BlockType::IQ4_XS), block(BlockType::Q5_K), Quant::Q8],
+        [Quant::Q8, block(BlockType::Q4_K), Quant::Q4],
+        [Quant::F16, block(BlockType::MXFP4), block(BlockType::BF16)],
+    ];
+    Quant::OWN.map(|quant| [quant; 3]).into_iter().chain(mixed).collect()
+}
+
 /// A model of one layer with random weights; a plain FFN has biases, as in OPT.
-fn model(kind: Ffn, activation: Activation, quant: Quant) -> Model {
+fn model(kind: Ffn, activation: Activation, quants: [Quant; 3]) -> Model {
     let mut rng = Prng::new(7);
     let shape = Shape {
         hidden: HIDDEN,
         layers: 1,
         ffn: NEURONS,
-        heads: 17,
+        heads: HIDDEN / 32,
         kv_heads: 1,
         vocab: 259,
         context: 16,
@@ -53,6 +66,7 @@ fn model(kind: Ffn, activation: Activation, quant: Quant) -> Model {
             writer.write(section, (r * row.len()) as u64, &row).unwrap();
         }
     };
+    let quant = quants[1];
     add("embed", quant, config.vocab, HIDDEN);
     add("out_norm", Quant::F32, 1, HIDDEN);
     for part in ["attn_norm", "ffn_norm"] {
@@ -60,10 +74,17 @@ fn model(kind: Ffn, activation: Activation, quant: Quant) -> Model {
     }
     add("layer.0.qkv", quant, config.qkv_dim(), HIDDEN);
     add("layer.0.o", quant, HIDDEN, config.q_dim());
-    add("layer.0.ffn", quant, NEURONS * kind.rows(), HIDDEN);
     if config.ffn_bias {
         add("layer.0.up_bias", Quant::F32, 1, NEURONS);
         add("layer.0.down_bias", Quant::F32, 1, HIDDEN);
+    }
+    let parts = &quants[3 - kind.rows()..];
+    let (section, mut at) = (writer.add_neurons("layer.0.ffn", parts, NEURONS, HIDDEN), 0);
+    for quant in parts.iter().copied().cycle().take(NEURONS * parts.len()) {
+        let mut row = vec![0; quant.row_bytes(HIDDEN)];
+        rows::encode(quant, &numbers(&mut rng, HIDDEN, 1.0 / (HIDDEN as f64).sqrt()), &mut row);
+        writer.write(section, at, &row).unwrap();
+        at += row.len() as u64;
     }
     let json = serde_json::to_value(&config).unwrap();
     let header = Header { fingerprint: "0".repeat(32), sources: Vec::new(), quant, config: json, sections: Vec::new() };
@@ -84,7 +105,7 @@ struct Bench<'a> {
 impl Bench<'_> {
     fn columns(&self) -> Columns {
         let mut x = Columns::default();
-        x.set(&self.input, self.n, self.model.quant);
+        x.set_for(&self.input, self.n, self.model.layers[0].ffn.input_quants());
         x
     }
 
@@ -122,13 +143,13 @@ impl Bench<'_> {
 
 /// Runs `law` for every row type, kind of FFN and instruction set, with one and with three columns.
 fn everywhere(activation: Activation, law: impl Fn(&mut Bench, &str)) {
-    for quant in Quant::OWN {
+    for quants in types() {
         for kind in KINDS {
-            let model = model(kind, activation, quant);
+            let model = model(kind, activation, quants);
             for kernels in Isa::ALL.into_iter().filter_map(Kernels::of) {
                 for n in [1, 3] {
                     let input = numbers(&mut Prng::new(5), n * HIDDEN, 1.7);
-                    let what = format!("{} {kind:?} {} {n} columns", quant.name(), kernels.isa.name());
+                    let what = format!("{} {kind:?} {} {n} columns", quants.map(Quant::name).join(" "), kernels.isa.name());
                     law(&mut Bench { model: &model, kernels, pool: ThreadPool::new(2), input, n }, &what);
                 }
             }

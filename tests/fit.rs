@@ -28,7 +28,7 @@ fn fit(model: &Path, activation: Option<&str>, quant: Quant) -> Option<Fit> {
     let dir = tempfile::tempdir().unwrap();
     let store = dir.path().join("m.neurons");
     let source = Source::open(model, activation.map(named)).unwrap();
-    pack(&source, &store, &PackOptions { quant, orders: None }, &|_, _| Ok(())).unwrap();
+    pack(&source, &store, &PackOptions { types: quant.into(), orders: None }, &|_, _| Ok(())).unwrap();
     let fit = measure(&store, 2, Kernels::best()).unwrap();
     println!("{} as {activation:?}, {}: {fit:?}", model.display(), quant.name());
     fit

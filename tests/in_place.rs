@@ -6,7 +6,7 @@ use dynamicinfer::engine::{Engine, Logits, Observer, Seen, Session};
 use dynamicinfer::formats::{MappedFile, blocks, safetensors};
 use dynamicinfer::model::source::Source;
 use dynamicinfer::model::{KvType, Model};
-use dynamicinfer::open::{EngineOptions, Quiet, open};
+use dynamicinfer::open::{EngineOptions, Quiet};
 use std::path::{Path, PathBuf};
 
 fn fixtures() -> PathBuf {
@@ -111,7 +111,7 @@ fn an_observer_sees_what_it_sees_of_the_packed_model() {
     for (file, stem) in [("llama.gguf", "llama"), ("opt.gguf", "opt")] {
         let dir = tempfile::tempdir().unwrap();
         let store = dir.path().join("model.neurons");
-        let options = dynamicinfer::lab::pack::PackOptions { quant: dynamicinfer::formats::rows::Quant::F32, orders: None };
+        let options = dynamicinfer::lab::pack::PackOptions { types: dynamicinfer::formats::rows::Quant::F32.into(), orders: None };
         let source = Source::open(&fixtures().join(file), None).unwrap();
         dynamicinfer::lab::pack::pack(&source, &store, &options, &|_, _| Ok(())).unwrap();
         let [ours, theirs] = [in_place(file), Model::open(&store).unwrap()].map(|model| {
@@ -134,9 +134,8 @@ fn an_observer_sees_what_it_sees_of_the_packed_model() {
 fn what_needs_no_neurons_packs_nothing() {
     let needs = |file: &str, change: &dyn Fn(&mut EngineOptions)| {
         let mut options = EngineOptions::new(fixtures().join(file));
-        options.context = Some(64);
         change(&mut options);
-        open(&options, &Quiet).unwrap().engine.model.has_neurons()
+        options.open_model(&Quiet).unwrap().has_neurons()
     };
     let cache = tempfile::tempdir().unwrap();
     // SAFETY: the only test of this binary that packs into the cache, before any thread of its own reads the environment.
@@ -156,7 +155,7 @@ fn a_damaged_scale_is_named_with_its_tensor_and_its_place() {
     let path = dir.path().join("damaged.gguf");
     let mut bytes = std::fs::read(fixtures().join("k256.q6_k.gguf")).unwrap();
     let source = Source::open(&fixtures().join("k256.q6_k.gguf"), None).unwrap();
-    let view = source.weight(dynamicinfer::model::source::Role::Up, 1).unwrap();
+    let view = source.weight(dynamicinfer::model::source::Role::Up, 0).unwrap();
     let block = view.info.dtype.block_bytes();
     let (name, at) = (view.info.name.clone(), view.info.offset as usize + 3 * block);
     // The last two bytes of a Q6_K block are its scale; 0x7E00 is a NaN.

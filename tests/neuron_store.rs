@@ -5,10 +5,11 @@ use dynamicinfer::cpu::Kernels;
 use dynamicinfer::engine::{Engine, Logits, Session};
 use dynamicinfer::error::Error;
 use dynamicinfer::formats::neuron_store::{Header, NeuronStore, parse};
-use dynamicinfer::formats::rows::Quant;
+use dynamicinfer::formats::blocks;
+use dynamicinfer::formats::rows::{self, Quant};
 use dynamicinfer::ids::Permutation;
-use dynamicinfer::lab::pack::{PackOptions, pack};
-use dynamicinfer::model::source::Source;
+use dynamicinfer::lab::pack::{DOWN, PackOptions, Types, pack};
+use dynamicinfer::model::source::{Role, Source};
 use dynamicinfer::model::{KvType, Model};
 use dynamicinfer::prng::Prng;
 use dynamicinfer::tokenizer::Tokenizer;
@@ -23,7 +24,7 @@ fn source(name: &str) -> Source {
 
 fn packed(name: &str, quant: Quant, path: &Path, orders: Option<Vec<Vec<u32>>>) {
     let orders = orders.map(|orders| orders.iter().map(|order| Permutation::new(order).unwrap()).collect());
-    pack(&source(name), path, &PackOptions { quant, orders }, &|_, _| Ok(())).unwrap();
+    pack(&source(name), path, &PackOptions { types: quant.into(), orders }, &|_, _| Ok(())).unwrap();
 }
 
 #[test]
@@ -52,6 +53,49 @@ fn the_parts_of_a_block_are_its_rows_one_behind_the_other() {
             }
         }
     }
+}
+
+/// A store of a GGUF whose tensors have types of their own: what is not down has the file's bytes, and down its numbers nearly.
+#[test]
+fn a_mix_keeps_its_bytes() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("x.neurons");
+    let source = source("k256.q4_k_m.gguf");
+    let types = Types::natural(&source).unwrap();
+    assert_eq!(types, Types::Own { down: DOWN });
+    let published: Vec<u32> = (0..source.config.ffn as u32).rev().collect();
+    let orders = Some(vec![Permutation::new(&published).unwrap(); source.config.layers]);
+    pack(&source, &path, &PackOptions { types, orders }, &|_, _| Ok(())).unwrap();
+    let (model, c) = (Model::open(&path).unwrap(), &source.config);
+    let mut kinds = std::collections::BTreeSet::new();
+    for (l, layer) in model.layers.iter().enumerate() {
+        for (matrix, role) in layer.qkv.parts().iter().zip([Role::Q, Role::K, Role::V]).chain([(&layer.o, Role::O)]) {
+            let rows = source.rows(role, l).unwrap();
+            kinds.insert(matrix.quant.name());
+            for row in 0..matrix.rows {
+                let from = matrix.quant.number_bytes(matrix.cols);
+                assert_eq!(matrix.row(row)[..from], rows.view.data[rows.file_row(row) * from..][..from], "{role:?} {row}");
+            }
+        }
+        let (blocks, down) = (layer.neurons(), source.weight(Role::Down, l).unwrap());
+        let mut whole = vec![0.0; c.hidden * c.ffn];
+        blocks::dequantize(down.info.dtype, down.data, &mut whole);
+        for neuron in 0..c.ffn {
+            let in_file = published[neuron] as usize;
+            for (part, role) in [(layer.block().gate_or_up(), Role::Gate), (layer.block().up(), Role::Up)] {
+                let (view, bytes) = (source.weight(role, l).unwrap(), part.quant.number_bytes(c.hidden));
+                assert_eq!(part.quant, Quant::of_source(view.info.dtype));
+                assert_eq!(blocks.part(part, neuron)[..bytes], view.data[in_file * bytes..][..bytes], "{role:?} {neuron}");
+            }
+            let mut column = vec![0.0; c.hidden];
+            rows::decode(DOWN, blocks.part(layer.block().down(), neuron), &mut column);
+            let truth: Vec<f32> = (0..c.hidden).map(|h| whole[h * c.ffn + in_file]).collect();
+            let off: f32 = column.iter().zip(&truth).map(|(a, b)| (a - b).powi(2)).sum();
+            let size: f32 = truth.iter().map(|b| b.powi(2)).sum();
+            assert!(off.sqrt() <= 0.03 * size.sqrt(), "down of {neuron} is off by {} of {}", off.sqrt(), size.sqrt());
+        }
+    }
+    assert!(kinds.len() > 1, "the fixture's attention is no mix: {kinds:?}");
 }
 
 /// A good store with every kind of section: neurons in another order, biases, a tokenizer.
@@ -385,7 +429,7 @@ fn packing_that_is_interrupted_at_any_step_leaves_nothing() {
             n if n == interruptions => Err(Error::Interrupted),
             _ => Ok(()),
         };
-        match pack(&source, &path, &PackOptions { quant: Quant::Q8, orders: None }, &stop) {
+        match pack(&source, &path, &PackOptions { types: Quant::Q8.into(), orders: None }, &stop) {
             Err(Error::Interrupted) => assert_eq!(files_in(dir.path()), [""; 0], "after {interruptions} steps"),
             Err(other) => panic!("{other:?}"),
             Ok(()) => break,

@@ -169,7 +169,7 @@ fn fixture(name: &str) -> PathBuf {
 
 fn packed(name: &str, quant: Quant, dir: &Path) -> Model {
     let path = dir.join(format!("{name}.{}.neurons", quant.name()));
-    let options = PackOptions { quant, orders: None };
+    let options = PackOptions { types: quant.into(), orders: None };
     pack(&Source::open(&fixture(name), None).unwrap(), &path, &options, &|_, _| Ok(())).unwrap();
     Model::open(&path).unwrap()
 }

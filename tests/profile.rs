@@ -37,7 +37,7 @@ fn fixture(name: &str) -> PathBuf {
 fn packed(source: &Path, to: &Path, orders: Option<Vec<Vec<u32>>>) -> Model {
     let source = Source::open(source, None).unwrap();
     let orders = orders.map(|orders| orders.iter().map(|order| Permutation::new(order).unwrap()).collect());
-    pack(&source, to, &PackOptions { quant: Quant::F32, orders }, &|_, _| Ok(())).unwrap();
+    pack(&source, to, &PackOptions { types: Quant::F32.into(), orders }, &|_, _| Ok(())).unwrap();
     Model::open(to).unwrap()
 }
 

@@ -61,7 +61,7 @@ fn expected(stem: &str) -> Expected {
 fn open(file: &str, quant: Quant, dir: &Path) -> Model {
     let source = Source::open(&fixtures().join(file), None).unwrap();
     let store = dir.join("model.neurons");
-    pack(&source, &store, &PackOptions { quant, orders: None }, &|_, _| Ok(())).unwrap();
+    pack(&source, &store, &PackOptions { types: quant.into(), orders: None }, &|_, _| Ok(())).unwrap();
     let model = Model::open(&store).unwrap();
     model.store().unwrap().verify(|_| ()).unwrap();
     model
@@ -152,7 +152,7 @@ fn a_directory_and_its_gguf_twin_are_packed_into_the_same_rows() {
         let store = |file: &str| {
             let path = dir.path().join(file);
             let source = Source::open(&fixtures().join(file), None).unwrap();
-            pack(&source, &path, &PackOptions { quant: Quant::F32, orders: None }, &|_, _| Ok(())).unwrap();
+            pack(&source, &path, &PackOptions { types: Quant::F32.into(), orders: None }, &|_, _| Ok(())).unwrap();
             NeuronStore::open(&path).unwrap()
         };
         let (one, other) = (store(model), store(&gguf));
@@ -229,7 +229,7 @@ fn a_permuted_store_gives_the_same_logits_and_keeps_the_permutation() {
     let orders: Vec<Vec<u32>> = (0..layers as u32).map(|l| (0..ffn).map(|n| (n * 5 + l) % ffn).collect()).collect();
     let orders: Vec<Permutation> = orders.iter().map(|order| Permutation::new(order).unwrap()).collect();
     let path = dir.path().join("permuted.neurons");
-    pack(&source, &path, &PackOptions { quant: Quant::F32, orders: Some(orders.clone()) }, &|_, _| Ok(())).unwrap();
+    pack(&source, &path, &PackOptions { types: Quant::F32.into(), orders: Some(orders.clone()) }, &|_, _| Ok(())).unwrap();
     let permuted = Model::open(&path).unwrap();
     for (layer, order) in permuted.layers.iter().zip(&orders) {
         assert_eq!(&layer.order, order);
@@ -295,6 +295,6 @@ fn vocab_and_merges_are_a_tokenizer_and_belong_to_the_source() {
     // What replaces a file while the model is packed makes the store stale.
     std::fs::write(dir.path().join("merges.txt"), "#version: 0.2\na b\n\n").unwrap();
     let store = dir.path().join("model.neurons");
-    pack(&source, &store, &PackOptions { quant: Quant::F32, orders: None }, &|_, _| Ok(())).unwrap();
+    pack(&source, &store, &PackOptions { types: Quant::F32.into(), orders: None }, &|_, _| Ok(())).unwrap();
     assert_ne!(Model::open(&store).unwrap().store().unwrap().header.sources, source_files(dir.path()).unwrap());
 }

@@ -19,7 +19,7 @@ fn model(name: &str) -> Model {
     let source = Source::open(&fixture, None).unwrap();
     let dir = tempfile::tempdir().unwrap();
     let store = dir.path().join("m.neurons");
-    pack(&source, &store, &PackOptions { quant: Quant::F32, orders: None }, &|_, _| Ok(())).unwrap();
+    pack(&source, &store, &PackOptions { types: Quant::F32.into(), orders: None }, &|_, _| Ok(())).unwrap();
     Model::open(&store).unwrap()
 }
 

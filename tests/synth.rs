@@ -192,7 +192,7 @@ fn a_gguf_and_a_store_of_one_shape_are_the_same_model() {
             let gguf = dir.path().join("m.gguf");
             write_gguf(&shape, quant, &gguf, &|_, _| Ok(())).unwrap();
             let packed = dir.path().join("packed.neurons");
-            let options = PackOptions { quant, orders: None };
+            let options = PackOptions { types: quant.into(), orders: None };
             pack(&Source::open(&gguf, None).unwrap(), &packed, &options, &|_, _| Ok(())).unwrap();
             let (a, b) = (logits(&direct), logits(&packed));
             if quant.is_grouped() {
@@ -229,7 +229,7 @@ fn the_predictor_of_a_gguf_belongs_to_every_store_that_is_packed_from_it() {
     let reversed = vec![reversed; shape.layers];
     for (quant, orders) in [(Quant::Q8, None), (Quant::F16, Some(reversed))] {
         let packed = dir.path().join("packed.neurons");
-        pack(&source, &packed, &PackOptions { quant, orders }, &|_, _| Ok(())).unwrap();
+        pack(&source, &packed, &PackOptions { types: quant.into(), orders }, &|_, _| Ok(())).unwrap();
         let shares = predicted(&packed, &written, 0);
         assert!(shares.recall >= 0.95 && shares.computed_share <= 1.3 * shares.active_share, "{shares:?}");
     }

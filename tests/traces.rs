@@ -33,7 +33,7 @@ fn fixture(name: &str, dir: &Path, orders: Option<Vec<Vec<u32>>>) -> Engine {
     let source = Source::open(&root().join("tests/fixtures/models").join(name), None).unwrap();
     let store = dir.join(format!("{name}-{}.neurons", orders.is_some()));
     let orders = orders.map(|orders| orders.iter().map(|order| Permutation::new(order).unwrap()).collect());
-    pack(&source, &store, &PackOptions { quant: Quant::F32, orders }, &|_, _| Ok(())).unwrap();
+    pack(&source, &store, &PackOptions { types: Quant::F32.into(), orders }, &|_, _| Ok(())).unwrap();
     Engine::new(Model::open(&store).unwrap(), 1, Kernels::best())
 }
 
@@ -274,7 +274,7 @@ fn a_trace_whose_counts_are_not_those_of_its_sections_is_refused() {
 fn demo(dir: &Path, tokens: usize) -> (TraceFile, Vec<Vec<f32>>) {
     let store = dir.join("demo.neurons");
     let source = Source::open(&root().join("assets/demo"), None).unwrap();
-    pack(&source, &store, &PackOptions { quant: Quant::F16, orders: None }, &|_, _| Ok(())).unwrap();
+    pack(&source, &store, &PackOptions { types: Quant::F16.into(), orders: None }, &|_, _| Ok(())).unwrap();
     let mut engine = Engine::new(Model::open(&store).unwrap(), 2, Kernels::best());
     let model = engine.model.clone();
     let files = root().join("profiles/models/demo");

@@ -130,7 +130,7 @@ fn model(dir: &Path) -> Model {
     let path = dir.join("m.neurons");
     let from = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/models/relullama");
     let order = |l| Permutation::new(&(0..96u32).map(|n| (n * 5 + l) % 96).collect::<Vec<_>>()).unwrap();
-    let options = PackOptions { quant: Quant::F32, orders: Some((0..2).map(order).collect()) };
+    let options = PackOptions { types: Quant::F32.into(), orders: Some((0..2).map(order).collect()) };
     pack(&Source::open(&from, None).unwrap(), &path, &options, &|_, _| Ok(())).unwrap();
     Model::open(&path).unwrap()
 }

@@ -65,9 +65,9 @@ impl LoaderArgs {
         let device = self.device.or_settings(settings)?.options()?;
         Ok(EngineOptions {
             model: ModelOptions {
-                path: model.into(),
                 quant: chosen(settings, "engine.quant", self.quant, str::parse)?,
                 activation: chosen(settings, "engine.activation", self.activation, parse_activation)?,
+                ..ModelOptions::new(model)
             },
             threads: set("engine.threads"),
             isa: None,

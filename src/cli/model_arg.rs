@@ -82,7 +82,7 @@ impl EngineArgs {
 
 impl ModelArgs {
     pub fn options(&self) -> ModelOptions {
-        ModelOptions { path: self.model.clone(), quant: self.quant, activation: self.activation }
+        ModelOptions { quant: self.quant, activation: self.activation, ..ModelOptions::new(&self.model) }
     }
 
     /// Opens the model, packing it first if that was not done yet.

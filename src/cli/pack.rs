@@ -4,7 +4,7 @@ use crate::error::{Error, Result, printable};
 use crate::formats::neuron_store::{EXTENSION, NeuronStore};
 use crate::formats::rows::Quant;
 use crate::ids::Permutation;
-use crate::lab::pack::{PackOptions, natural_quant, pack, packed_bytes};
+use crate::lab::pack::{PackOptions, Types, pack, packed_bytes};
 use crate::model::NamedActivation;
 use crate::model::source::{Source, read_json};
 use crate::open::model::{check_activation, check_room, find};
@@ -61,22 +61,19 @@ pub fn run(args: Args) -> Result<()> {
         return Err(Error::Usage(format!("{} is packed already; pack the model it was made from", path.display())));
     }
     let source = Source::open(&path, args.activation)?;
-    let quant = match args.quant {
-        Some(quant) => quant,
-        None => natural_quant(&source)?,
-    };
+    let types = args.quant.map_or_else(|| Types::natural(&source), |quant| Ok(quant.into()))?;
+    let name = types.name(&source)?;
     let output = args
         .output
-        .unwrap_or_else(|| PathBuf::from(format!("{}.{}.{EXTENSION}", file_name(&source.config.name), quant.name())));
+        .unwrap_or_else(|| PathBuf::from(format!("{}.{}.{EXTENSION}", file_name(&source.config.name), name)));
     if output.exists() && !args.force {
         return Err(Error::Usage(format!("{} is there already; add --force to replace it", output.display())));
     }
     let orders = args.order.as_deref().map(read_orders).transpose()?;
     let dir = output.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(".".as_ref());
-    check_room(dir, packed_bytes(&source, quant))?;
-    let progress =
-        Progress::new(format!("packing {} as {}", printable(&source.config.name), quant.name()), Unit::Bytes);
-    pack(&source, &output, &PackOptions { quant, orders }, &|done, total| progress.step(done, total))?;
+    check_room(dir, packed_bytes(&source, types)?)?;
+    let progress = Progress::new(format!("packing {} as {name}", printable(&source.config.name)), Unit::Bytes);
+    pack(&source, &output, &PackOptions { types, orders }, &|done, total| progress.step(done, total))?;
     progress.finish();
     let bytes = std::fs::metadata(&output).map_err(Error::io("stat", &output))?.len();
     eprintln!("{} written, {}", output.display(), super::human_bytes(bytes));

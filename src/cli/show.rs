@@ -4,8 +4,8 @@ use crate::error::{Result, printable};
 use crate::formats::neuron_store::NeuronStore;
 use crate::formats::predictor_file::{self, PredictorFile};
 use crate::formats::sections::{Header, SectionFile};
-use crate::lab::pack::{natural_quant, packed_bytes};
-use crate::model::source::Source;
+use crate::lab::pack::{Types, packed_bytes};
+use crate::model::source::{Role, Source};
 use crate::model::{BlockLayout, KvCache, KvType, Model, ModelConfig, NamedActivation};
 use crate::open::model::find;
 use crate::open::stores::{self, Stored};
@@ -72,8 +72,9 @@ pub fn run(args: Args) -> Result<()> {
         }
         None => {
             let source = Source::open(&path, args.activation)?;
-            let quant = natural_quant(&source)?;
-            let (bytes, fingerprint) = (packed_bytes(&source, quant), source.fingerprint());
+            let types = Types::natural(&source)?;
+            let quant = types.of(&source, Role::Up, 0)?;
+            let (bytes, fingerprint) = (packed_bytes(&source, types)?, source.fingerprint());
             describe(path, None, quant, bytes, fingerprint, source.tokenizer, source.config)
         }
     };

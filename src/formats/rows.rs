@@ -126,6 +126,16 @@ impl Quant {
         }
     }
 
+    /// The type of our own form that holds the same numbers bit for bit, if there is one, else the type itself.
+    pub const fn packed(self) -> Quant {
+        match self {
+            Quant::Block(BlockType::Q8_0) => Quant::Q8,
+            Quant::Block(BlockType::Q4_0) => Quant::Q4,
+            Quant::Block(BlockType::BF16) => Quant::F16,
+            other => other,
+        }
+    }
+
     /// How many types there are.
     pub const COUNT: usize = Quant::OWN.len() + BlockType::COUNT;
 
@@ -164,10 +174,17 @@ impl Quant {
         }
     }
 
-    /// The type of embeddings and head in a store whose other weights have this type: q8_0 in place of q4_0, because four bits there
-    /// cost too much quality for the bytes that they save.
+    /// The type of embeddings and head in a store whose other weights have this type: q8_0 in place of q4_0, and q6_k in place of smaller
+    /// blocks of as many numbers, because four bits there cost too much quality for the bytes that they save.
     pub fn of_edges(self) -> Quant {
-        if self == Quant::Q4 { Quant::Q8 } else { self }
+        let q6_k = BlockType::Q6_K.form();
+        match self {
+            Quant::Q4 => Quant::Q8,
+            Quant::Block(kind) if kind.form().bits() < q6_k.bits() => {
+                if kind.form().numbers == q6_k.numbers { Quant::Block(BlockType::Q6_K) } else { Quant::Q8 }
+            }
+            other => other,
+        }
     }
 
     /// Whether groups of [`GROUP`] numbers share a scale: true of q8_0 and q4_0.

@@ -394,6 +394,18 @@ impl Writer {
         self.add(name, Content::Rows { quant, rows, cols }, (rows * quant.row_bytes(cols)) as u64)
     }
 
+    /// Reserves a section of neuron blocks with rows of these types (gate, up, down, or up and down) of `cols` numbers. Where all have one
+    /// type, they are its rows, which is what stores of older versions have.
+    pub fn add_neurons(&mut self, name: &str, quants: &[Quant], neurons: usize, cols: usize) -> usize {
+        let (up, down) = (quants[quants.len() - 2], quants[quants.len() - 1]);
+        if quants.iter().all(|quant| *quant == down) {
+            return self.add_rows(name, down, neurons * quants.len(), cols);
+        }
+        let gate = (quants.len() == 3).then(|| quants[0]);
+        let block: usize = quants.iter().map(|quant| quant.row_bytes(cols)).sum();
+        self.add(name, Content::Neurons { gate, up, down, neurons, cols }, (neurons * block) as u64)
+    }
+
     /// Cuts a section to its first `bytes`; the space after them stays unused in the file.
     pub fn shorten(&mut self, section: usize, bytes: u64) {
         let section = &mut self.sections[section];

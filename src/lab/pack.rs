@@ -1,13 +1,14 @@
 //! Packs a published model into a neuron store.
 //!
-//! Norms and biases become f32. Attention and FFN rows get the store's type, embeddings and head at least q8_0. Rows
-//! whose type and groups stay the same (Q8_0 to q8_0, Q4_0 to q4_0) are copied bit for bit; everything else goes through
-//! f32. `down` is stored by output in both file formats and needed by neuron: its columns are gathered and, for grouped
-//! types, quantised along the hidden dimension.
+//! Norms and biases become f32. Attention and FFN rows get the store's type, embeddings and head at least q8_0; or every tensor keeps its
+//! own type ([`Types`]). Rows whose type and groups stay the same are copied bit for bit; everything else goes through f32. `down` is
+//! stored by output in both file formats and needed by neuron: its columns are gathered and, for quantised types, coded along the hidden
+//! dimension.
 
 use crate::error::{Error, Result};
 use crate::formats::neuron_store::{Header, Writer};
 use crate::formats::rows::{self, GROUP, Quant};
+use crate::formats::blocks::BlockType;
 use crate::formats::{DType, TensorView, blocks};
 use crate::ids::{Permutation, PublishedId};
 use crate::model::BlockLayout;
@@ -25,33 +26,126 @@ const NEURONS_PER_TASK: usize = 256;
 
 /// How to pack a model.
 pub struct PackOptions {
-    /// Type of the attention and FFN rows; embeddings and head get at least q8_0.
-    pub quant: Quant,
+    /// The types of the store's rows.
+    pub types: Types,
     /// The order in which the neurons of each layer are stored, `[layers]`; `None` keeps the model's order.
     pub orders: Option<Vec<Permutation>>,
 }
 
-/// The store type nearest to the source's. Q8_0 and Q4_0 stay what they are. Floats become f16, which rounds F32 weights (`f32` keeps
-/// them). K quants become q8_0, which is larger than they are: no smaller type holds their values closely.
-///
-/// # Errors
-/// [`Error::BadFile`] where the source lacks the first layer's up matrix.
-pub fn natural_quant(source: &Source) -> Result<Quant> {
-    Ok(match source.weight(Role::Up, 0)?.info.dtype {
-        DType::F32 | DType::F16 | DType::BF16 => Quant::F16,
-        DType::Q4_0 => Quant::Q4,
-        DType::Block(_) => Quant::Q8,
-    })
+/// The types of a store's rows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Types {
+    /// One for attention and FFN; embeddings and head get at least q8_0, or q6_k.
+    One(Quant),
+    /// Every tensor's own, its blocks untouched. Only `down` is coded again, because GGUF codes it along the neurons and a store has it by
+    /// neuron.
+    Own {
+        /// The type of `down`.
+        down: Quant,
+    },
 }
 
+impl From<Quant> for Types {
+    fn from(quant: Quant) -> Types {
+        Types::One(quant)
+    }
+}
+
+impl Types {
+    /// What a store of this source is made of if nothing else is said. Floats become f16, which rounds F32 weights (`f32` keeps them);
+    /// Q8_0 and Q4_0 stay what they are; the types of a mix stay, and `down` becomes [`DOWN`].
+    ///
+    /// # Errors
+    /// [`Error::BadFile`] where the source lacks the first layer's up matrix.
+    pub fn natural(source: &Source) -> Result<Types> {
+        Ok(match Quant::of_source(source.weight(Role::Up, 0)?.info.dtype).packed() {
+            Quant::Block(_) if source.config.hidden.is_multiple_of(DOWN.unit()) => Types::Own { down: DOWN },
+            Quant::Block(_) => Types::Own { down: Quant::Q8 },
+            Quant::F32 => Types::One(Quant::F16),
+            quant => Types::One(quant),
+        })
+    }
+
+    /// The natural types, if a device can compute with them, else q8_0 for all.
+    ///
+    /// # Errors
+    /// As [`Types::natural`].
+    pub fn for_device(source: &Source) -> Result<Types> {
+        Ok(match Types::natural(source)? {
+            Types::Own { .. } => Types::One(Quant::Q8),
+            one => one,
+        })
+    }
+
+    /// The type of a role's rows.
+    ///
+    /// # Errors
+    /// [`Error::BadFile`] where the source lacks the tensor.
+    pub fn of(self, source: &Source, role: Role, layer: usize) -> Result<Quant> {
+        Ok(match (self, role) {
+            (_, Role::Positions) => Quant::F32,
+            (Types::One(quant), Role::Embed | Role::Head) => quant.of_edges(),
+            (Types::One(quant), _) => quant,
+            (Types::Own { down }, Role::Down) => down,
+            (Types::Own { .. }, _) => match Quant::of_source(source.weight(role, layer)?.info.dtype).packed() {
+                Quant::F32 => Quant::F16,
+                own => own,
+            },
+        })
+    }
+
+    /// The one type that was asked for; `None` where every tensor has its own.
+    pub fn one(self) -> Option<Quant> {
+        match self {
+            Types::One(quant) => Some(quant),
+            Types::Own { .. } => None,
+        }
+    }
+
+    /// The types as text, for people and file names.
+    pub fn name(self, source: &Source) -> Result<String> {
+        Ok(match self {
+            Types::One(quant) => quant.name().into(),
+            Types::Own { down } => {
+                let up = self.of(source, Role::Up, 0)?;
+                if up == down { up.name().into() } else { format!("{}-{}", up.name(), down.name()) }
+            }
+        })
+    }
+}
+
+/// The type of `down` in a store of a mix: the smallest that costs less than 0.1 % of perplexity (runs/2026-11-23-mixed-types).
+pub const DOWN: Quant = Quant::Block(BlockType::Q6_K);
+
 /// Bytes that a store of this source will have, up to a page per section.
-pub fn packed_bytes(source: &Source, quant: Quant) -> u64 {
+///
+/// # Errors
+/// [`Error::BadFile`] where the source lacks a tensor.
+pub fn packed_bytes(source: &Source, types: Types) -> Result<u64> {
     let c = &source.config;
-    let edge = quant.of_edges();
-    let embeddings = c.vocab * edge.row_bytes(c.hidden) * if c.tied { 1 } else { 2 };
-    let attention = c.qkv_dim() * quant.row_bytes(c.hidden) + c.hidden * quant.row_bytes(c.q_dim());
-    let neurons = c.ffn * BlockLayout::new(c.ffn_kind, quant, c.hidden).bytes();
-    (embeddings + c.layers * (attention + neurons)) as u64
+    let bytes = |role, layer, rows: usize, cols| Ok(rows as u64 * types.of(source, role, layer)?.row_bytes(cols) as u64);
+    let mut sum = bytes(Role::Embed, 0, c.vocab, c.hidden)?;
+    if !c.tied {
+        sum += bytes(Role::Head, 0, c.vocab, c.hidden)?;
+    }
+    for layer in 0..c.layers {
+        for (role, rows) in [(Role::Q, c.q_dim()), (Role::K, c.kv_dim()), (Role::V, c.kv_dim())] {
+            sum += bytes(role, layer, rows, c.hidden)?;
+        }
+        sum += bytes(Role::O, layer, c.hidden, c.q_dim())?;
+        sum += (c.ffn * layout(source, types, layer)?.bytes()) as u64;
+    }
+    Ok(sum)
+}
+
+/// The layout of a layer's neuron blocks.
+fn layout(source: &Source, types: Types, layer: usize) -> Result<BlockLayout> {
+    let roles: &[Role] = match source.config.ffn_kind {
+        Ffn::Plain => &[Role::Up, Role::Down],
+        Ffn::Gated | Ffn::GatedBoth => &[Role::Gate, Role::Up, Role::Down],
+    };
+    let quants: Vec<Quant> = roles.iter().map(|&role| types.of(source, role, layer)).collect::<Result<_>>()?;
+    Ok(BlockLayout::mixed(&quants, source.config.hidden))
 }
 
 /// Packs `source` into a neuron store at `path`. `progress(done, total)` is called from several threads, with bytes of the store and
@@ -67,33 +161,40 @@ pub fn pack(
     progress: &(dyn Fn(u64, u64) -> Result<()> + Sync),
 ) -> Result<()> {
     let c = &source.config;
-    check_groups(source, options.quant)?;
+    let types = options.types;
+    check_rows(source, types)?;
     check_orders(options, c.layers, c.ffn)?;
     let as_published = Permutation::identity();
-    let (quant, edge) = (options.quant, options.quant.of_edges());
-    let total = packed_bytes(source, quant) + source.tensor_bytes();
-    let job = Job { source, progress, total, done: Default::default() };
+    let total = packed_bytes(source, types)? + source.tensor_bytes();
+    let job = Job { source, types, progress, total, done: Default::default() };
     let mut writer = Writer::create(path)?;
 
-    job.rows(&mut writer, "embed", edge, c.hidden, &[(Role::Embed, 0)])?;
+    job.rows(&mut writer, "embed", c.hidden, &[(Role::Embed, 0)])?;
     if !c.tied {
-        job.rows(&mut writer, "head", edge, c.hidden, &[(Role::Head, 0)])?;
+        job.rows(&mut writer, "head", c.hidden, &[(Role::Head, 0)])?;
     }
     if matches!(c.positions, Positions::Learned { .. }) {
-        job.rows(&mut writer, "positions", Quant::F32, c.hidden, &[(Role::Positions, 0)])?;
+        job.rows(&mut writer, "positions", c.hidden, &[(Role::Positions, 0)])?;
     }
     job.norm(&mut writer, "out_norm", Role::OutNorm, 0)?;
     for layer in 0..c.layers {
         let name = |part: &str| format!("layer.{layer}.{part}");
         job.norm(&mut writer, &name("attn_norm"), Role::AttnNorm, layer)?;
-        job.rows(&mut writer, &name("qkv"), quant, c.hidden, &[(Role::Q, layer), (Role::K, layer), (Role::V, layer)])?;
+        let qkv = [(Role::Q, layer), (Role::K, layer), (Role::V, layer)];
+        if job.have_one_type(&qkv)? {
+            job.rows(&mut writer, &name("qkv"), c.hidden, &qkv)?;
+        } else {
+            for (part, role) in ["q", "k", "v"].into_iter().zip(qkv) {
+                job.rows(&mut writer, &name(part), c.hidden, &[role])?;
+            }
+        }
         if c.attention_bias {
             let mut bias = source.bias(Role::Q, layer)?;
             bias.extend(source.bias(Role::K, layer)?);
             bias.extend(source.bias(Role::V, layer)?);
             vector(&mut writer, &name("qkv_bias"), &bias)?;
         }
-        job.rows(&mut writer, &name("o"), quant, c.q_dim(), &[(Role::O, layer)])?;
+        job.rows(&mut writer, &name("o"), c.q_dim(), &[(Role::O, layer)])?;
         if c.output_bias {
             vector(&mut writer, &name("o_bias"), &source.bias(Role::O, layer)?)?;
         }
@@ -101,7 +202,7 @@ pub fn pack(
             job.norm(&mut writer, &name("ffn_norm"), Role::FfnNorm, layer)?;
         }
         let order = options.orders.as_ref().map_or(&as_published, |orders| &orders[layer]);
-        job.neurons(&mut writer, &name("ffn"), quant, layer, order)?;
+        job.neurons(&mut writer, &name("ffn"), layer, order)?;
         if c.ffn_bias {
             vector(&mut writer, &name("up_bias"), &order.into_store(source.bias(Role::Up, layer)?))?;
             vector(&mut writer, &name("down_bias"), &source.bias(Role::Down, layer)?)?;
@@ -118,20 +219,28 @@ pub fn pack(
     let (fingerprint, sources) = (source.fingerprint_by(&|bytes| job.advance(bytes))?, source.files().to_vec());
     // If the source changed meanwhile, the store would mix two models under one fingerprint.
     source.check_same()?;
+    let quant = types.of(source, Role::Up, 0)?;
     writer.finish(Header { fingerprint, sources, quant, config, sections: Vec::new() })
 }
 
-fn check_groups(source: &Source, quant: Quant) -> Result<()> {
+/// Refuses types whose blocks do not fit the rows.
+fn check_rows(source: &Source, types: Types) -> Result<()> {
     let c = &source.config;
-    if !quant.is_grouped() || (c.hidden.is_multiple_of(GROUP) && c.q_dim().is_multiple_of(GROUP)) {
-        return Ok(());
+    let rows = [Role::Embed, Role::Q, Role::K, Role::V, Role::Up, Role::Down].map(|role| (role, c.hidden));
+    for (role, cols) in rows.into_iter().chain([(Role::O, c.q_dim())]) {
+        let quant = types.of(source, role, 0)?;
+        if !cols.is_multiple_of(quant.unit()) {
+            return Err(Error::Usage(format!(
+                "{} needs rows of a multiple of {} numbers, and this model has {} and {}; pack it with --quant {}",
+                quant.name(),
+                quant.unit(),
+                c.hidden,
+                c.q_dim(),
+                if cols.is_multiple_of(GROUP) { "q8_0" } else { "f16" }
+            )));
+        }
     }
-    Err(Error::Usage(format!(
-        "{} needs rows of a multiple of {GROUP} numbers, and this model has {} and {}; pack it with --quant f16",
-        quant.name(),
-        c.hidden,
-        c.q_dim()
-    )))
+    Ok(())
 }
 
 /// Refuses orders that are not the model's.
@@ -149,6 +258,7 @@ fn check_orders(options: &PackOptions, layers: usize, ffn: usize) -> Result<()> 
 
 struct Job<'a> {
     source: &'a Source,
+    types: Types,
     progress: &'a (dyn Fn(u64, u64) -> Result<()> + Sync),
     total: u64,
     done: std::sync::atomic::AtomicU64,
@@ -160,8 +270,15 @@ impl Job<'_> {
         (self.progress)(done, self.total.max(done))
     }
 
-    /// Writes one section with the rows of several tensors, one after the other.
-    fn rows(&self, writer: &mut Writer, name: &str, quant: Quant, cols: usize, parts: &[(Role, usize)]) -> Result<()> {
+    fn have_one_type(&self, parts: &[(Role, usize)]) -> Result<bool> {
+        let quant = |&(role, layer): &(Role, usize)| self.types.of(self.source, role, layer);
+        let quants = parts.iter().map(quant).collect::<Result<Vec<_>>>()?;
+        Ok(quants.iter().all(|quant| *quant == quants[0]))
+    }
+
+    /// Writes one section with the rows of several tensors of one type, one after the other.
+    fn rows(&self, writer: &mut Writer, name: &str, cols: usize, parts: &[(Role, usize)]) -> Result<()> {
+        let quant = self.types.of(self.source, parts[0].0, parts[0].1)?;
         let parts: Vec<_> = parts.iter().map(|&(role, layer)| self.source.rows(role, layer)).collect::<Result<_>>()?;
         let rows = parts.iter().map(|part| part.rows).sum();
         let section = writer.add_rows(name, quant, rows, cols);
@@ -185,7 +302,7 @@ impl Job<'_> {
     }
 
     /// Writes the neuron blocks of a layer.
-    fn neurons(&self, writer: &mut Writer, name: &str, quant: Quant, layer: usize, order: &Permutation) -> Result<()> {
+    fn neurons(&self, writer: &mut Writer, name: &str, layer: usize, order: &Permutation) -> Result<()> {
         let c = &self.source.config;
         let gate = match c.ffn_kind {
             Ffn::Plain => None,
@@ -195,9 +312,9 @@ impl Job<'_> {
         let down = self.source.weight(Role::Down, layer)?;
         let by_neuron = self.source.down_by_neuron(layer);
         let cols = c.hidden;
-        let layout = BlockLayout::new(c.ffn_kind, quant, cols);
+        let layout = layout(self.source, self.types, layer)?;
         let block_bytes = layout.bytes();
-        let section = writer.add_rows(name, quant, c.ffn * layout.parts().len(), cols);
+        let section = writer.add_neurons(name, &layout.parts().iter().map(|part| part.quant).collect::<Vec<_>>(), c.ffn, cols);
         let published: Vec<PublishedId> = (0..c.ffn).map(PublishedId::new).collect();
         let positions = order.positions(&published);
         (0..c.ffn.div_ceil(NEURONS_PER_TASK)).into_par_iter().try_for_each(|task| {
@@ -251,6 +368,15 @@ fn convert_row(view: TensorView<'_>, from: usize, quant: Quant, values: &mut [f3
         (DType::Q4_0, Quant::Q4) => {
             rows::from_gguf_q4_0(src, cols, out);
             check_scales(quant, out, cols, view)?;
+        }
+        (DType::Block(kind), Quant::Block(same)) if kind == same => {
+            out[..src.len()].copy_from_slice(src);
+            out[src.len()..].fill(0);
+            if let Some((block, scale)) = kind.first_fault(src) {
+                let at = view.info.offset + (from * bytes + block * dtype.block_bytes()) as u64;
+                let why = format!("holds a scale of {scale} at byte {at}: the model is damaged");
+                return Err(Error::bad_at(view.path, &view.info.name, view.info.offset, why));
+            }
         }
         _ => {
             blocks::dequantize(dtype, src, values);

@@ -258,13 +258,14 @@ impl Model {
         }
     }
 
-    /// The one type that all weights of the layers have; `None` where they differ.
-    pub fn uniform(&self) -> Option<Quant> {
+    /// Whether all weights of the layers, and embedding and head, have types that a device knows, those of the layers all the same.
+    pub fn is_uniform(&self) -> bool {
         let of = |layer: &Layer| {
             let rest = layer.qkv.parts().iter().chain([&layer.o]).map(|part| part.quant);
             rest.chain(layer.ffn.bytes_by_type().map(|(quant, _)| quant)).collect::<Vec<_>>()
         };
-        self.layers.iter().flat_map(of).all(|quant| quant == self.quant).then_some(self.quant)
+        let known = [self.quant, self.embed.quant, self.head.quant].iter().all(|quant| Quant::OWN.contains(quant));
+        known && self.has_neurons() && self.layers.iter().flat_map(of).all(|quant| quant == self.quant)
     }
 
     /// The types of the layers' weights, the one with most bytes first, as text: `q4_k, q6_k`.

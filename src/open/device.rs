@@ -12,7 +12,6 @@ use crate::formats::history_file;
 use crate::formats::machine_profile::MachineProfile;
 use crate::formats::placement_file::PlacementFile;
 use crate::ids::PublishedId;
-use crate::formats::rows::Quant;
 use crate::model::{KvType, Model};
 use crate::placement::memory_plan::{Footprint, KvPlace, Plan, Request, plan};
 use crate::placement::policy::{self, PlacementPolicy};
@@ -286,7 +285,7 @@ impl DeviceOptions {
     /// Refuses options that are wrong on every machine.
     fn check(&self, model: &Model) -> Result<()> {
         let layers = model.config.layers;
-        if !model.uniform().is_some_and(|quant| Quant::OWN.contains(&quant)) {
+        if !model.is_uniform() {
             let why = "a device computes with f32, f16, q8_0 or q4_0, the same for all layers, and this model's weights are";
             let types = model.types();
             return Err(Error::Usage(format!("{why} {types}; give --quant q8_0 (or pack it so) to use a device")));

@@ -96,7 +96,7 @@ impl EngineOptions {
                 }
                 Ok(model)
             }
-            None => self.model.open(told),
+            None => ModelOptions { uniform: self.device.is_some(), ..self.model.clone() }.open(told),
         }
     }
 

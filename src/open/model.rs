@@ -8,7 +8,7 @@ use crate::formats::neuron_store::{EXTENSION, NeuronStore, SourceFile};
 use crate::formats::rows::Quant;
 use crate::hub;
 use crate::lab::fit::{self, Doubt};
-use crate::lab::pack::{PackOptions, natural_quant, pack, packed_bytes};
+use crate::lab::pack::{PackOptions, Types, pack, packed_bytes};
 use crate::model::families::says_drelu;
 use crate::model::in_place::not_in_place;
 use crate::model::source::{Source, source_files};
@@ -25,6 +25,8 @@ pub struct ModelOptions {
     pub path: PathBuf,
     /// Type of the packed weights; `None` takes the one nearest to the model's.
     pub quant: Option<Quant>,
+    /// A device is to compute with it: the weights must all have one type, of those that a device knows. A mix is packed as q8_0 then.
+    pub uniform: bool,
     /// Activation function of a model whose files do not name it, or name a wrong one; `None` takes the files'.
     pub activation: Option<NamedActivation>,
 }
@@ -77,7 +79,7 @@ pub fn find(model: &Path) -> Result<PathBuf> {
 impl ModelOptions {
     /// The model at `path`, packed as its files say.
     pub fn new(path: impl Into<PathBuf>) -> ModelOptions {
-        ModelOptions { path: path.into(), quant: None, activation: None }
+        ModelOptions { path: path.into(), quant: None, uniform: false, activation: None }
     }
 
     /// Opens the model; packs it into the cache directory first if that was not done yet.
@@ -94,21 +96,22 @@ impl ModelOptions {
             }
             return Ok(model);
         }
-        if let Some(model) = self.packed(&path, told)? {
+        if let Some(model) = self.packed(&path, told)?.filter(|model| !self.uniform || model.is_uniform()) {
             return Ok(model);
         }
         let source = Source::open(&path, self.activation)?;
-        let quant = match self.quant {
-            Some(quant) => quant,
-            None => natural_quant(&source)?,
+        let natural = Types::natural(&source)?;
+        let types = match self.quant {
+            Some(quant) => quant.into(),
+            None if self.uniform => Types::for_device(&source)?,
+            None => natural,
         };
-        let natural = quant == natural_quant(&source)?;
-        let store = self.cached(&path, self.quant.filter(|_| !natural))?;
+        let store = self.cached(&path, if types == natural { None } else { types.one() })?;
         let dir = store.parent().expect("the cache path has a directory");
         std::fs::create_dir_all(dir).map_err(Error::io("create", dir))?;
-        check_room(dir, packed_bytes(&source, quant))?;
-        let what = format!("packing {} as {}", printable(&source.config.name), quant.name());
-        told.packing(&what, &mut |step| pack(&source, &store, &PackOptions { quant, orders: None }, step))?;
+        check_room(dir, packed_bytes(&source, types)?)?;
+        let what = format!("packing {} as {}", printable(&source.config.name), types.name(&source)?);
+        told.packing(&what, &mut |step| pack(&source, &store, &PackOptions { types, orders: None }, step))?;
         Origin::write(&store, &path, source.files().to_vec());
         check_activation(&store, told)?;
         Model::open(&store)

@@ -109,9 +109,9 @@ fn of_engine(settings: &[(String, Value)]) -> Result<OfEngine> {
         ..EngineOptions::new("")
     };
     let model = ModelOptions {
-        path: needed("model", f.get("model")?)?,
         quant: f.get("quant")?,
         activation: f.read("activation", parse_activation)?,
+        ..ModelOptions::new(needed::<PathBuf>("model", f.get("model")?)?)
     };
     let of = OfEngine {
         options: EngineOptions { model, ..options },

@@ -16,7 +16,7 @@ use super::pack::{self, vector};
 use crate::error::{Error, Result};
 use crate::formats::gguf_writer::{self, GgufWriter, Value};
 use crate::formats::neuron_store::{Header, Writer};
-use crate::formats::rows::{self, GROUP, Quant};
+use crate::formats::rows::{self, Quant};
 use crate::model::BlockLayout;
 use crate::model::config::{Activation, Ffn, ModelConfig, Norm, Positions, RopeScaling, rope_frequencies};
 use crate::model::layer::LayerForm;
@@ -179,8 +179,9 @@ fn fill(
 }
 
 fn check_groups(config: &ModelConfig, quant: Quant, sizes: &[usize]) -> Result<()> {
-    if quant.is_grouped() && sizes.iter().any(|s| !s.is_multiple_of(GROUP)) {
-        let why = format!("{} needs sizes that are multiples of {GROUP}", quant.name());
+    let unit = quant.unit();
+    if sizes.iter().any(|s| !s.is_multiple_of(unit)) {
+        let why = format!("{} needs sizes that are multiples of {unit}", quant.name());
         return Err(Error::Usage(format!("{why}; --hidden is {}, --ffn {}", config.hidden, config.ffn)));
     }
     Ok(())
@@ -200,7 +201,7 @@ pub fn write_store(
     let weights = Weights::new(shape)?;
     let c = &weights.config;
     check_groups(c, quant, &[c.hidden])?;
-    let edge = if quant == Quant::Q4 { Quant::Q8 } else { quant };
+    let edge = quant.of_edges();
     let qkv = |r: usize| match (r, c.q_dim(), c.kv_dim()) {
         (r, q, _) if r < q => (Stream::Q, r),
         (r, q, kv) if r < q + kv => (Stream::K, r - q),
@@ -267,7 +268,7 @@ pub fn write_gguf(
     let weights = Weights::new(shape)?;
     let c = &weights.config;
     check_groups(c, quant, &[c.hidden, c.ffn])?;
-    let edge = if quant == Quant::Q4 { Quant::Q8 } else { quant };
+    let edge = quant.of_edges();
     let mut writer = GgufWriter::new(path);
     metadata(&mut writer, c, quant);
     let mut tensors = Vec::new();
@@ -355,7 +356,8 @@ fn metadata(writer: &mut GgufWriter, c: &ModelConfig, quant: Quant) {
         Quant::F16 => 1,
         Quant::Q4 => 2,
         Quant::Q8 => 7,
-        Quant::Block(kind) => unreachable!("nothing is made as {}", kind.form().name),
+        // None of its numbers says that all matrices have one type of blocks.
+        Quant::Block(_) => 1024,
     };
     let sizes = [
         ("context_length", c.context),

@@ -92,7 +92,7 @@ pub struct Distance {
 pub fn pack_draft(gguf: &Path, progress: &(dyn Fn(u64, u64) -> Result<()> + Sync)) -> Result<Draft> {
     let source = Source::open(gguf, None)?;
     let draft = Draft::beside(gguf);
-    pack::pack(&source, draft.path(), &PackOptions { quant: pack::natural_quant(&source)?, orders: None }, progress)?;
+    pack::pack(&source, draft.path(), &PackOptions { types: pack::Types::natural(&source)?, orders: None }, progress)?;
     Ok(draft)
 }
 
