@@ -354,10 +354,11 @@ fn bad_tensors_are_refused() {
     refused_gguf("part of a block", &shape(&[128, 2], 12), &["has rows of 128 numbers, but Q4_K stores blocks of 256"]);
     for (kind, want) in [
         (4, "is stored as Q4_2 (removed"),
-        (3, "is stored as Q4_1, which is not supported: convert the model to F16"),
-        (10, "is stored as Q2_K"),
+        (9, "is stored as Q8_1, which is not supported: convert the model to F16"),
         (16, "is stored as IQ2_XXS"),
-        (39, "is stored as MXFP4"),
+        (21, "is stored as IQ3_S"),
+        (29, "is stored as IQ1_M"),
+        (35, "is stored as TQ2_0"),
         (28, "is stored as F64"),
         (26, "holds I32 numbers"),
         (999, "has the unknown type 999"),
@@ -449,10 +450,10 @@ fn important_messages_in_full() {
             ),
         ),
         (
-            with_tensor(|t| t.kind = 23),
+            with_tensor(|t| t.kind = 17),
             format!(
-                "model.gguf: b.weight: is stored as IQ4_XS, which is not supported: convert the model to F16, Q8_0, Q4_0 or \
-                 a K quant (Q4_K to Q6_K) (at byte {})",
+                "model.gguf: b.weight: is stored as IQ2_XS, which is not supported: convert the model to F16, BF16, Q8_0, a 4- or \
+                 5-bit type (Q4_0, Q4_1, Q5_0, Q5_1, IQ4_NL, IQ4_XS, MXFP4) or a K quant (Q2_K to Q6_K) (at byte {})",
                 good().header().len() - (9 + 4 + 8 + 4 + 8) - (4 + 8)
             ),
         ),

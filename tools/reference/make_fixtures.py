@@ -995,10 +995,33 @@ def make_quant():
     for name in ["Q8_0", "Q4_0", "BF16"]:
         out[f"quantize.{name}"] = np.ascontiguousarray(
             gguf.quants.quantize(x, gguf.GGMLQuantizationType[name])).view(np.uint8)
+    out |= more_blocks(np.random.default_rng(12))
     assert all(np.isfinite(v).all() for k, v in out.items() if v.dtype == np.float32)
     save_file(out, FIX / "quant_blocks.safetensors")
     (FIX / "quant_blocks.safetensors").chmod(0o644)
     print({k: v.shape for k, v in out.items()})
+
+
+def more_blocks(rng):
+    """The types that came later, with random numbers of their own, so that the others stay as they were."""
+    import gguf
+
+    out, n = {}, 8
+    for name, scales in [("Q4_1", [0, 2]), ("Q5_0", [0]), ("Q5_1", [0, 2]), ("Q2_K", [80, 82]), ("Q3_K", [108]),
+                         ("IQ4_NL", [0]), ("IQ4_XS", [0]), ("MXFP4", None)]:
+        t = gguf.GGMLQuantizationType[name]
+        raw = rng.integers(0, 256, (n, gguf.GGML_QUANT_SIZES[t][1]), dtype=np.uint8)
+        if scales is None:
+            # An exponent in place of f16 scales: the two subnormal ones, the smallest normal one, the largest whose numbers are finite.
+            raw[:, 0] = rng.integers(110, 130, n)
+            raw[:4, 0] = [0, 1, 2, 252]
+        for at in scales or []:
+            s = (rng.normal(size=n) * 0.01).astype(np.float16)
+            s[:4] = [0.0, 6e-8, 3e-5, 60.0]
+            raw[:, at:at + 2] = s.view(np.uint8).reshape(n, 2)
+        out[f"{name}.raw"] = raw
+        out[f"{name}.values"] = gguf.quants.dequantize(raw, t).astype(np.float32)
+    return out
 
 
 def main():

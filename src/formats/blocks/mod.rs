@@ -5,16 +5,33 @@
 //! `each_block_type`; it works at once, slowly (`cpu/portable.rs`), and fast with a file for each instruction set.
 
 mod bf16;
+mod fifth_bits;
+mod iq4_nl;
+mod iq4_xs;
 mod k_scales;
+mod mxfp4;
+mod q2_k;
+mod q3_k;
 mod q4_0;
+mod q4_1;
 mod q4_k;
+mod q5_0;
+mod q5_1;
 mod q5_k;
 mod q6_k;
 mod q8_0;
 
 pub use bf16::BF16;
+pub use iq4_nl::IQ4_NL;
+pub use iq4_xs::IQ4_XS;
+pub use mxfp4::MXFP4;
+pub use q2_k::Q2_K;
+pub use q3_k::Q3_K;
 pub use q4_0::Q4_0;
+pub use q4_1::Q4_1;
 pub use q4_k::Q4_K;
+pub use q5_0::Q5_0;
+pub use q5_1::Q5_1;
 pub use q5_k::Q5_K;
 pub use q6_k::Q6_K;
 pub use q8_0::Q8_0;
@@ -26,7 +43,7 @@ use half::slice::HalfFloatSliceExt;
 /// Calls a macro with the names of all block types.
 macro_rules! each_block_type {
     ($then:ident) => {
-        $then! { BF16, Q8_0, Q4_0, Q4_K, Q5_K, Q6_K }
+        $then! { BF16, Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, Q2_K, Q3_K, Q4_K, Q5_K, Q6_K, IQ4_NL, IQ4_XS, MXFP4 }
     };
 }
 pub(crate) use each_block_type;
@@ -43,13 +60,14 @@ pub trait Block: 'static {
     const NUMBERS: usize;
     /// Bytes of a block.
     const BYTES: usize;
-    /// Where the f16 scales of a block begin. In a block of finite scales every number is finite.
+    /// Where the f16 scales of a block begin. In a block of finite scales every number is finite; a type of which that is not true has a
+    /// [`Block::fault`] of its own.
     const SCALES: &'static [usize];
 
     /// Decodes a block, [`Block::BYTES`] long, into its [`Block::NUMBERS`].
     fn decode(block: &[u8], out: &mut [f32]);
 
-    /// Why the block is damaged, if it is.
+    /// The scale that makes the block damaged, if one does: infinite or no number. In a block without one every number is finite.
     fn fault(block: &[u8]) -> Option<f32> {
         Self::SCALES.iter().map(|&at| f16_at(block, at)).find(|scale| !scale.is_finite())
     }
@@ -211,11 +229,11 @@ mod tests {
     #[test]
     fn every_type_decodes_to_the_bits_that_gguf_py_gives() {
         let fixture = fixture();
-        for dtype in [DType::F16, DType::BF16, DType::Q8_0, DType::Q4_0, DType::Q4_K, DType::Q5_K, DType::Q6_K] {
+        for dtype in BlockType::ALL.map(DType::Block).into_iter().chain([DType::F16]) {
             let name = dtype.name();
             let ours = decoded(dtype, tensor(&fixture, &format!("{name}.raw")));
             let theirs = decoded(DType::F32, tensor(&fixture, &format!("{name}.values")));
-            assert_eq!(ours.len(), theirs.len(), "{name}");
+            assert!(!ours.is_empty() && ours.len() == theirs.len(), "{name}: {} of {}", ours.len(), theirs.len());
             for (i, (a, b)) in ours.iter().zip(&theirs).enumerate() {
                 let same = a.to_bits() == b.to_bits() || a.is_nan() && b.is_nan();
                 assert!(same, "{name}[{i}]: {a} ({:08x}), gguf-py has {b} ({:08x})", a.to_bits(), b.to_bits());
@@ -238,7 +256,7 @@ mod tests {
     #[test]
     fn bytes_at_an_odd_address_decode_alike() {
         let fixture = fixture();
-        for dtype in [DType::F16, DType::BF16, DType::Q8_0, DType::Q6_K] {
+        for dtype in BlockType::ALL.map(DType::Block).into_iter().chain([DType::F16]) {
             let aligned = tensor(&fixture, &format!("{}.raw", dtype.name()));
             let mut shifted = vec![0u8];
             shifted.extend_from_slice(aligned);
@@ -249,8 +267,58 @@ mod tests {
 
     #[test]
     fn nothing_decodes_to_nothing() {
-        for dtype in [DType::F32, DType::F16, DType::BF16, DType::Q8_0, DType::Q4_K] {
+        for dtype in BlockType::ALL.map(DType::Block).into_iter().chain([DType::F32, DType::F16]) {
             dequantize(dtype, &[], &mut []);
+        }
+    }
+
+    /// Bytes of no meaning, the same at each call.
+    fn noise(bytes: usize) -> Vec<u8> {
+        let mut state = 1u32;
+        let mut next = || {
+            state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+            (state >> 24) as u8
+        };
+        (0..bytes).map(|_| next()).collect()
+    }
+
+    #[test]
+    fn a_block_is_damaged_if_and_only_if_a_number_of_it_may_not_be_finite() {
+        for kind in BlockType::ALL {
+            let form = kind.form();
+            let mut faults = 0;
+            let bytes = noise(form.bytes * 16_384);
+            for block in bytes.chunks_exact(form.bytes) {
+                let mut numbers = vec![0.0; form.numbers];
+                kind.decode(block, &mut numbers);
+                let fault = kind.first_fault(block);
+                faults += usize::from(fault.is_some());
+                assert!(fault.is_some() || first_non_finite(&numbers).is_none(), "{}: {block:?}", form.name);
+                assert!(fault.is_none_or(|(at, scale)| at == 0 && !scale.is_finite()), "{}: {fault:?}", form.name);
+            }
+            assert!((1..8192).contains(&faults), "{}: {faults} of 16384 random blocks are damaged", form.name);
+        }
+    }
+
+    #[test]
+    fn a_damaged_block_is_found_among_good_ones() {
+        for kind in BlockType::ALL {
+            let form = kind.form();
+            let mut blocks = vec![0; 3 * form.bytes];
+            assert_eq!(kind.first_fault(&blocks), None, "{}", form.name);
+            blocks[2 * form.bytes..].fill(0xFF);
+            let (at, scale) = kind.first_fault(&blocks).expect(form.name);
+            assert!(at == 2 && scale.is_nan(), "{}: block {at}, {scale}", form.name);
+        }
+    }
+
+    #[test]
+    fn no_two_types_share_a_number_or_a_name() {
+        for (i, a) in BlockType::ALL.into_iter().enumerate() {
+            assert_eq!(BlockType::of_ggml(a.form().ggml), Some(a));
+            for b in &BlockType::ALL[..i] {
+                assert!(a.form().name != b.form().name && a.form().ggml_name != b.form().ggml_name);
+            }
         }
     }
 

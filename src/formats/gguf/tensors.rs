@@ -96,37 +96,31 @@ fn dtype(id: u32, powerinfer: bool) -> Result<DType, String> {
         }
         Some(name) => {
             format!(
-                "is stored as {name}, which is not supported: convert the model to F16, Q8_0, Q4_0 or a K quant (Q4_K to Q6_K)"
+                "is stored as {name}, which is not supported: convert the model to F16, BF16, Q8_0, a 4- or 5-bit type (Q4_0, Q4_1, \
+                 Q5_0, Q5_1, IQ4_NL, IQ4_XS, MXFP4) or a K quant (Q2_K to Q6_K)"
             )
         }
         None => format!("has the unknown type {id}: the file is corrupt or too new"),
     })
 }
 
-/// Names of ggml's other types (ggml.h, 2026-08), for messages.
+/// Names of ggml's types that have no file in `blocks` (ggml.h, 2026-08), for messages.
 fn other_type(id: u32, powerinfer: bool) -> Option<&'static str> {
     Some(match id {
         // PowerInfer left llama.cpp in October 2023, before the IQ types took these numbers.
         16 if powerinfer => "I8",
         17 if powerinfer => "I16",
         18 if powerinfer => "I32",
-        3 => "Q4_1",
         4 => "Q4_2 (removed from ggml in 2023)",
         5 => "Q4_3 (removed from ggml in 2023)",
-        6 => "Q5_0",
-        7 => "Q5_1",
         9 => "Q8_1",
-        10 => "Q2_K",
-        11 => "Q3_K",
         15 => "Q8_K",
         16 => "IQ2_XXS",
         17 => "IQ2_XS",
         18 => "IQ3_XXS",
         19 => "IQ1_S",
-        20 => "IQ4_NL",
         21 => "IQ3_S",
         22 => "IQ2_S",
-        23 => "IQ4_XS",
         24 => "I8",
         25 => "I16",
         26 => "I32",
@@ -137,7 +131,6 @@ fn other_type(id: u32, powerinfer: bool) -> Option<&'static str> {
         34 => "TQ1_0",
         35 => "TQ2_0",
         36..=38 => "IQ4_NL in a repacked form (removed from ggml in 2024)",
-        39 => "MXFP4",
         40 => "NVFP4",
         41 => "Q1_0",
         42 => "Q2_0",

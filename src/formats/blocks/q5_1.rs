@@ -1,0 +1,23 @@
+//! Q5_1: 32 numbers as `d f16 | m f16 | fifth bits u32 | q u8[16]`; as Q4_1 with a bit more, code v means d v + m.
+
+use super::{Block, BlockType, f16_at, fifth_bits};
+
+/// The type.
+#[allow(non_camel_case_types)]
+pub struct Q5_1;
+
+impl Block for Q5_1 {
+    const TYPE: BlockType = BlockType::Q5_1;
+    const GGML: u32 = 7;
+    const NAME: &'static str = "q5_1";
+    const NUMBERS: usize = 32;
+    const BYTES: usize = 24;
+    const SCALES: &'static [usize] = &[0, 2];
+
+    fn decode(src: &[u8], out: &mut [f32]) {
+        let (d, m) = (f16_at(src, 0), f16_at(src, 2));
+        for (x, q) in out.iter_mut().zip(fifth_bits::codes(&src[4..])) {
+            *x = f32::from(q) * d + m;
+        }
+    }
+}
