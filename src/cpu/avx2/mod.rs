@@ -23,10 +23,11 @@ macro_rules! axpys {
     };
 }
 
+mod blocks;
 mod floats;
 mod grouped;
 
-use super::{Columns, Isa, Kernels, Rows, by_type, portable, whole_rows};
+use super::{Columns, Isa, Kernels, Rows, by_type, whole_rows};
 use crate::formats::blocks::BlockType;
 use floats::{axpy_f16, axpy_f32, dot_float};
 use grouped::{axpy_q4, axpy_q8, dot_grouped};
@@ -36,9 +37,9 @@ pub const KERNELS: Kernels = Kernels {
     isa: Isa::Avx2,
     dots: by_type(
         [dot_float::<false>, dot_float::<true>, dot_grouped::<false>, dot_grouped::<true>],
-        portable::BLOCK_DOTS,
+        blocks::DOTS,
     ),
-    axpys: by_type([axpy_f32, axpy_f16, axpy_q8, axpy_q4], portable::BLOCK_AXPYS),
+    axpys: by_type([axpy_f32, axpy_f16, axpy_q8, axpy_q4], blocks::AXPYS),
     touch: super::touch_nothing,
     adds_as_read: true,
     block_ahead: true,

@@ -23,8 +23,10 @@ mod q8_0;
 
 pub use bf16::BF16;
 pub use iq4_nl::IQ4_NL;
+pub(crate) use iq4_nl::LEVELS as IQ4_LEVELS;
 pub use iq4_xs::IQ4_XS;
 pub use mxfp4::MXFP4;
+pub(crate) use mxfp4::LEVELS as MXFP4_LEVELS;
 pub use q2_k::Q2_K;
 pub use q3_k::Q3_K;
 pub use q4_0::Q4_0;
