@@ -88,6 +88,8 @@ pub struct Form {
     pub numbers: usize,
     /// Bytes of a block.
     pub bytes: usize,
+    /// Where the f16 scales of a block begin.
+    pub scales: &'static [usize],
     /// Decodes whole blocks.
     decode: fn(&[u8], &mut [f32]),
     fault: fn(&[u8]) -> Option<f32>,
@@ -101,6 +103,7 @@ impl Form {
             ggml_name,
             numbers: T::NUMBERS,
             bytes: T::BYTES,
+            scales: T::SCALES,
             decode: decode_all::<T>,
             fault: T::fault,
         }
