@@ -13,6 +13,7 @@ mod axpy;
 mod iq4_nl;
 mod iq4_xs;
 mod k_scales;
+mod many;
 mod mxfp4;
 mod q2_k;
 mod q3_k;
@@ -31,9 +32,8 @@ use crate::cpu::columns::{BLOCK, BLOCK_GROUP};
 use crate::cpu::{Axpy, Columns, Dot, Rows, portable};
 use crate::formats::blocks::{self, Block, BlockType};
 use axpy::axpy;
-use source::{SLOTS, Source, Span, Unpacked, added, in_memory, unpack};
+use source::{SLOTS, Source, added, in_memory};
 use std::arch::x86_64::*;
-use std::mem::MaybeUninit;
 
 /// Dots and axpys by type. A type that is not named here has those of plain Rust.
 macro_rules! kernels {
@@ -56,10 +56,6 @@ kernels!(Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, Q2_K, Q3_K, Q4_K, Q5_K, Q6_K, IQ4_NL, IQ4
 
 /// How many bytes ahead rows are prefetched where the caller leaves it to the kernel.
 const BLOCKS_AHEAD: usize = 2048;
-
-/// Rows that are unpacked at a time, so many spans of each: they and the inputs of four columns fit in L1.
-const ROWS: usize = 4;
-const SPANS: usize = 8;
 
 /// Pointers to the codes, steps and sums of a column.
 type Input = (*const i8, *const f32, *const f32);
@@ -86,15 +82,7 @@ unsafe fn dot<T: Source + Block>(rows: Rows, count: usize, x: &Columns, y: *mut 
         return;
     }
     // SAFETY: the caller's promises.
-    unsafe {
-        if T::SIGNED {
-            many::<T, Unpacked<true, false>>(rows, count, x, y, stride);
-        } else if T::HALVES {
-            many::<T, Unpacked<false, true>>(rows, count, x, y, stride);
-        } else {
-            many::<T, Unpacked<false, false>>(rows, count, x, y, stride);
-        }
-    }
+    unsafe { many::dot_many::<T>(rows, count, x, y, stride) };
 }
 
 /// Rows one after the other times N columns. A function of its own, because so short a loop is slower inside of a long function.
@@ -134,54 +122,6 @@ unsafe fn rest<T: Block>(row: *const u8, cols: usize) -> [u8; LONGEST] {
     // SAFETY: the caller of a kernel promises that many bytes.
     span[..bytes].copy_from_slice(unsafe { std::slice::from_raw_parts(row.add(start), bytes) });
     span
-}
-
-/// Unpacks span `index` of a row of `cols` numbers.
-#[inline]
-#[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn unpack_span<T: Source + Block>(row: *const u8, index: usize, cols: usize, to: *mut Span) {
-    // SAFETY: the caller's promises.
-    unsafe {
-        if (index + 1) * BLOCK <= cols {
-            unpack::<T>(row.add(index * <T as Source>::BYTES), to);
-        } else {
-            unpack::<T>(rest::<T>(row, cols).as_ptr(), to);
-        }
-    }
-}
-
-/// Any number of columns, by tiles of unpacked rows.
-#[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn many<T: Source + Block, U: Source>(rows: Rows, count: usize, x: &Columns, y: *mut f32, stride: usize) {
-    let all = x.cols.div_ceil(BLOCK);
-    let mut unpacked: MaybeUninit<[[Span; SPANS]; ROWS]> = MaybeUninit::uninit();
-    let unpacked: *mut [Span; SPANS] = unpacked.as_mut_ptr().cast();
-    for start in (0..all).step_by(SPANS) {
-        let spans = SPANS.min(all - start);
-        for first in (0..count).step_by(ROWS) {
-            let some = ROWS.min(count - first);
-            // SAFETY: the caller's promises; what is read from `unpacked` was written before.
-            unsafe {
-                for r in 0..some {
-                    let to: *mut Span = unpacked.add(r).cast();
-                    (0..spans).for_each(|i| unpack_span::<T>(rows.row(first + r), start + i, x.cols, to.add(i)));
-                }
-                tiles!(x.n, [4, 2, 1], |N, b| {
-                    let inputs = inputs::<N>(x, b, start);
-                    tiles!(some, [2, 1], |R, r| {
-                        let rows = std::array::from_fn(|k| unpacked.add(r + k).cast_const().cast());
-                        let sums = tile::<U, false, R, N>(rows, spans, 0, inputs);
-                        for (k, sums) in sums.iter().enumerate() {
-                            for (c, sum) in sums.iter().enumerate() {
-                                let y = y.add((b + c) * stride + first + r + k);
-                                *y = if start == 0 { *sum } else { *y + *sum };
-                            }
-                        }
-                    });
-                });
-            }
-        }
-    }
 }
 
 /// Products of so many spans of R rows with N columns.

@@ -5,6 +5,16 @@ use super::source::{Factors, Source, span_bytes};
 use crate::formats::blocks::{Block, MXFP4, MXFP4_LEVELS};
 use std::arch::x86_64::*;
 
+/// Levels and their offset, so that they are unsigned.
+const LEVELS: [i8; 16] = {
+    let (mut levels, mut i) = (MXFP4_LEVELS, 0);
+    while i < levels.len() {
+        levels[i] += MXFP4::OFFSET;
+        i += 1;
+    }
+    levels
+};
+
 impl Source for MXFP4 {
     const BYTES: usize = span_bytes::<MXFP4>();
     const OFFSET: i8 = 12;
@@ -22,11 +32,9 @@ impl Source for MXFP4 {
     #[inline]
     #[target_feature(enable = "avx2,fma,f16c")]
     unsafe fn codes(at: *const u8, k: usize) -> __m256i {
-        // Levels and their offset, so that they are unsigned.
-        let levels = MXFP4_LEVELS.map(|level| level + MXFP4::OFFSET);
         // SAFETY: the caller's promises.
         unsafe {
-            let levels = _mm256_broadcastsi128_si256(_mm_loadu_si128(levels.as_ptr().cast()));
+            let levels = _mm256_broadcastsi128_si256(_mm_loadu_si128(LEVELS.as_ptr().cast()));
             _mm256_shuffle_epi8(levels, nibbles(at.add(k * <MXFP4 as Block>::BYTES + 1)))
         }
     }

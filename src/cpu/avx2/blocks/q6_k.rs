@@ -7,6 +7,7 @@ use std::arch::x86_64::*;
 
 impl Source for Q6_K {
     const BYTES: usize = span_bytes::<Q6_K>();
+    const TOP: i32 = 63;
     const OFFSET: i8 = 32;
     const HALVES: bool = true;
 

@@ -1,6 +1,6 @@
-//! What the loops over blocks take: spans of a block type, or spans that were unpacked before.
+//! What the loops over blocks take: a block type by spans.
 
-use crate::cpu::columns::{BLOCK, BLOCK_GROUP};
+use crate::cpu::columns::BLOCK;
 use crate::formats::blocks::Block;
 use std::arch::x86_64::*;
 
@@ -17,12 +17,14 @@ pub struct Factors {
     pub mins: Option<[__m256; 2]>,
 }
 
-/// Spans of [`BLOCK`] numbers.
+/// A block type by spans of [`BLOCK`] numbers.
 pub trait Source {
     /// Bytes of a span.
     const BYTES: usize;
-    /// Whether codes are signed. Others are at most 63, so that four products with an int8 fit in 16 bits.
+    /// Whether codes are signed.
     const SIGNED: bool = false;
+    /// The largest code that is not signed: four products of 63 with an int8 fit in 16 bits, and eight of 31.
+    const TOP: i32 = 31;
     /// What is to be taken off each code.
     const OFFSET: i8 = 0;
     /// Whether each 16 numbers have a scale; otherwise each 32.
@@ -104,65 +106,4 @@ macro_rules! each_32 {
             $body
         })*
     };
-}
-
-/// An unpacked span.
-#[repr(C, align(64))]
-pub struct Span {
-    pub codes: [u8; BLOCK],
-    /// As in [`Factors`].
-    pub scales: [f32; BLOCK / BLOCK_GROUP],
-    /// What [`added`] returns, if anything.
-    pub added: [f32; BLOCK / BLOCK_GROUP],
-}
-
-/// Unpacks the span at `at`.
-///
-/// # Safety
-/// As [`Source::factors`]; `to` is writable.
-#[inline]
-#[target_feature(enable = "avx2,fma,f16c")]
-pub unsafe fn unpack<T: Source>(at: *const u8, to: *mut Span) {
-    // SAFETY: the caller's promises.
-    unsafe {
-        let factors = T::factors(at);
-        let added = added::<T>(factors);
-        for i in 0..if T::HALVES { 2 } else { 1 } {
-            _mm256_store_ps((&raw mut (*to).scales).cast::<f32>().add(8 * i), factors.scales[i]);
-            if let Some(added) = added {
-                _mm256_store_ps((&raw mut (*to).added).cast::<f32>().add(8 * i), added[i]);
-            }
-        }
-        let codes: *mut __m256i = (&raw mut (*to).codes).cast();
-        each_32!(|K| { _mm256_store_si256(codes.add(K), T::codes(at, K)) });
-    }
-}
-
-/// Unpacked spans. Of signed codes there are no minima: where a type has an offset, its codes are unsigned and the offset is a minimum.
-pub struct Unpacked<const SIGNED: bool, const HALVES: bool>;
-
-impl<const SIGNED: bool, const HALVES: bool> Source for Unpacked<SIGNED, HALVES> {
-    const BYTES: usize = size_of::<Span>();
-    const SIGNED: bool = SIGNED;
-    const HALVES: bool = HALVES;
-
-    #[inline]
-    #[target_feature(enable = "avx2,fma,f16c")]
-    unsafe fn factors(at: *const u8) -> Factors {
-        let span: *const Span = at.cast();
-        // SAFETY: the caller's promises.
-        unsafe {
-            let pair = |at: *const f32| [_mm256_load_ps(at), _mm256_load_ps(at.add(8))];
-            let scales = pair((&raw const (*span).scales).cast());
-            let mins = if SIGNED { None } else { Some(pair((&raw const (*span).added).cast())) };
-            Factors { scales, mins }
-        }
-    }
-
-    #[inline]
-    #[target_feature(enable = "avx2,fma,f16c")]
-    unsafe fn codes(at: *const u8, k: usize) -> __m256i {
-        // SAFETY: the caller's promises.
-        unsafe { _mm256_load_si256(at.cast::<__m256i>().add(k)) }
-    }
 }
