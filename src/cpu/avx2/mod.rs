@@ -6,7 +6,7 @@
 
 /// Defines an axpy from `$add::<$flag, R>(a, rows, out, cols)` over R rows and one column.
 macro_rules! axpys {
-    ($name:ident, $add:ident, $flag:literal, $least:ident) => {
+    ($name:ident, $add:ident, $flag:expr, $least:ident) => {
         #[target_feature(enable = "avx2,fma,f16c")]
         pub(super) unsafe fn $name(rows: &[*const u8], ahead: usize, a: &[f32], cols: usize, out: &mut [f32]) {
             let n = out.len() / cols;
@@ -16,7 +16,7 @@ macro_rules! axpys {
                     let a: [f32; R] = std::array::from_fn(|k| a[(r + k) * n + b]);
                     let ahead = if b == 0 { whole_rows(ahead, $least) } else { 0 };
                     // SAFETY: the caller's promises.
-                    unsafe { $add::<$flag, R>(a, rows, ahead, out.as_mut_ptr(), cols) };
+                    unsafe { $add::<{ $flag }, R>(a, rows, ahead, out.as_mut_ptr(), cols) };
                 }
             });
         }
@@ -36,7 +36,7 @@ use std::arch::x86_64::*;
 pub const KERNELS: Kernels = Kernels {
     isa: Isa::Avx2,
     dots: by_type(
-        [dot_float::<false>, dot_float::<true>, dot_grouped::<false>, dot_grouped::<true>],
+        [dot_float::<{ floats::F32 }>, dot_float::<{ floats::F16 }>, dot_grouped::<false>, dot_grouped::<true>],
         blocks::DOTS,
     ),
     axpys: by_type([axpy_f32, axpy_f16, axpy_q8, axpy_q4], blocks::AXPYS),

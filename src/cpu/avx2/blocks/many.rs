@@ -43,8 +43,7 @@ pub unsafe fn dot_many<T: Source + Block>(rows: Rows, count: usize, x: &Columns,
                     }
                 }
                 tiles!(x.n, [4, 2, 1], |N, b| {
-                    let inputs: [*const LaneBlock; N] =
-                        std::array::from_fn(|i| x.lane_blocks(b + i)[start..].as_ptr());
+                    let inputs: [*const LaneBlock; N] = std::array::from_fn(|i| x.lane_blocks(b + i)[start..].as_ptr());
                     for r in 0..some {
                         let sums = tile_of::<T, N>(unpacked.add(r).cast(), spans, inputs);
                         for (c, sum) in sums.iter().enumerate() {
@@ -61,7 +60,11 @@ pub unsafe fn dot_many<T: Source + Block>(rows: Rows, count: usize, x: &Columns,
 /// The tile for a type's kind of codes.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn tile_of<T: Source, const N: usize>(row: *const Span, spans: usize, inputs: [*const LaneBlock; N]) -> [f32; N] {
+unsafe fn tile_of<T: Source, const N: usize>(
+    row: *const Span,
+    spans: usize,
+    inputs: [*const LaneBlock; N],
+) -> [f32; N] {
     // SAFETY: the caller's promises.
     unsafe {
         match () {

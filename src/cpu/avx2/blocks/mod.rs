@@ -27,6 +27,7 @@ mod q6_k;
 mod q8_0;
 mod short;
 
+use super::floats::{self, axpy_bf16, dot_float};
 use super::{FEW, prefetch, sum1, whole_rows};
 use crate::cpu::columns::{BLOCK, BLOCK_GROUP};
 use crate::cpu::{Axpy, Columns, Dot, Rows, portable};
@@ -41,12 +42,14 @@ macro_rules! kernels {
         /// The dots of all block types.
         pub(super) const DOTS: [Dot; BlockType::COUNT] = {
             let mut all = portable::BLOCK_DOTS;
+            all[BlockType::BF16 as usize] = dot_float::<{ floats::BF16 }>;
             $(all[BlockType::$name as usize] = dot::<blocks::$name>;)*
             all
         };
         /// The axpys of all block types.
         pub(super) const AXPYS: [Axpy; BlockType::COUNT] = {
             let mut all = portable::BLOCK_AXPYS;
+            all[BlockType::BF16 as usize] = axpy_bf16;
             $(all[BlockType::$name as usize] = axpy::<blocks::$name>;)*
             all
         };
