@@ -4,29 +4,114 @@
 use dynamicinfer::cpu::attend::{AttendScratch, Head};
 use dynamicinfer::cpu::reference;
 use dynamicinfer::cpu::{Columns, Isa, Kernels, MAX_AXPY_ROWS, Rows};
-use dynamicinfer::formats::rows::{self, Quant, ROW_ALIGN};
+use dynamicinfer::formats::blocks::BlockType;
+use dynamicinfer::formats::rows::{self, Input, Quant};
 use dynamicinfer::prng::Prng;
 use half::f16;
 use proptest::prelude::*;
+use rustix::mm::{MapFlags, MprotectFlags, ProtFlags, mmap_anonymous, mprotect, munmap};
 
 fn normal(rng: &mut Prng, n: usize) -> Vec<f32> {
     (0..n).map(|_| (0..4).map(|_| rng.next_f64() as f32 * 2.0 - 1.0).sum::<f32>()).collect()
 }
 
-/// Rows at aligned addresses, with guard bytes of 0xFF behind each: reading past a row would bring in NaN.
-fn encoded_rows(rng: &mut Prng, quant: Quant, cols: usize, count: usize) -> (Vec<u64>, Vec<usize>) {
-    let row_bytes = quant.row_bytes(cols);
-    let stride = row_bytes + ROW_ALIGN;
-    let mut storage = vec![u64::MAX; (count * stride + ROW_ALIGN) / 8];
-    let base = storage.as_ptr().align_offset(ROW_ALIGN) * 8;
-    let mut starts = Vec::new();
-    for r in 0..count {
-        let values = normal(rng, cols);
-        let at = base + r * stride;
-        rows::encode(quant, &values, &mut bytemuck::cast_slice_mut::<u64, u8>(&mut storage)[at..at + row_bytes]);
-        starts.push(at);
+/// Rows that each end where memory ends: reading a byte behind one is a fault. Those of our own types begin at multiples of 64 bytes if
+/// their padding counts.
+struct FencedRows {
+    quant: Quant,
+    cols: usize,
+    map: *mut u8,
+    bytes: usize,
+    rows: Rows,
+}
+
+impl FencedRows {
+    /// `count` random rows. For grouped types a row's padding belongs to it.
+    fn random(rng: &mut Prng, quant: Quant, cols: usize, count: usize) -> FencedRows {
+        let page = rustix::param::page_size();
+        let row_bytes = if quant.is_grouped() { quant.row_bytes(cols) } else { quant.number_bytes(cols) };
+        let room = row_bytes.next_multiple_of(page);
+        let (stride, bytes) = (room + page, count * (room + page));
+        // SAFETY: new memory.
+        let map = unsafe {
+            mmap_anonymous(std::ptr::null_mut(), bytes, ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE).unwrap()
+        };
+        let first = map.cast::<u8>().wrapping_add(room - row_bytes);
+        for r in 0..count {
+            // SAFETY: the row lies in the map, and the page behind it does.
+            unsafe {
+                let row = std::slice::from_raw_parts_mut(first.add(r * stride), row_bytes);
+                fill(rng, quant, cols, row);
+                mprotect(map.add(r * stride + room), page, MprotectFlags::empty()).unwrap();
+            }
+        }
+        FencedRows { quant, cols, map: map.cast(), bytes, rows: Rows { first, stride, ahead: 0 } }
     }
-    (storage, starts)
+
+    fn numbers(&self, r: usize) -> Vec<f32> {
+        // SAFETY: the numbers of a row.
+        let row = unsafe { std::slice::from_raw_parts(self.rows.row(r), self.row_bytes()) };
+        reference::numbers(self.quant, row, self.cols)
+    }
+
+    fn row_bytes(&self) -> usize {
+        if self.quant.is_grouped() { self.quant.row_bytes(self.cols) } else { self.quant.number_bytes(self.cols) }
+    }
+}
+
+impl Drop for FencedRows {
+    fn drop(&mut self) {
+        // SAFETY: the map of `random`.
+        unsafe { munmap(self.map.cast(), self.bytes).unwrap() };
+    }
+}
+
+/// Fills a row with numbers of about one.
+fn fill(rng: &mut Prng, quant: Quant, cols: usize, row: &mut [u8]) {
+    match quant {
+        Quant::Block(BlockType::BF16) => {
+            for (to, number) in row.as_chunks_mut().0.iter_mut().zip(normal(rng, cols)) {
+                *to = half::bf16::from_f32(number).to_le_bytes();
+            }
+        }
+        Quant::Block(kind) => fill_blocks(rng, kind, cols, row),
+        _ => {
+            let mut whole = vec![0; quant.row_bytes(cols)];
+            // Rows are encoded where they are aligned.
+            let mut aligned = vec![0u64; whole.len() / 8];
+            rows::encode(quant, &normal(rng, cols), bytemuck::cast_slice_mut(&mut aligned));
+            whole.copy_from_slice(bytemuck::cast_slice(&aligned));
+            row.copy_from_slice(&whole[..row.len()]);
+        }
+    }
+}
+
+/// Blocks of random bytes, with such scales that each block's largest number is below two.
+fn fill_blocks(rng: &mut Prng, kind: BlockType, cols: usize, row: &mut [u8]) {
+    let form = kind.form();
+    row.fill_with(|| rng.next_u64() as u8);
+    assert_eq!(row.len(), cols / form.numbers * form.bytes);
+    for block in row.chunks_exact_mut(form.bytes) {
+        if kind == BlockType::MXFP4 {
+            block[0] = 118 + rng.below(8) as u8;
+        }
+        let scales: Vec<f32> = form.scales.iter().map(|_| (rng.next_f64() as f32 + 0.5) * if rng.below(2) == 0 { 1.0 } else { -1.0 }).collect();
+        let put = |block: &mut [u8], factor: f32| {
+            for (&at, scale) in form.scales.iter().zip(&scales) {
+                block[at..at + 2].copy_from_slice(&f16::from_f32(scale * factor).to_le_bytes());
+            }
+        };
+        put(block, 1.0);
+        let mut numbers = vec![0.0; form.numbers];
+        kind.decode(block, &mut numbers);
+        let top = numbers.iter().fold(1f32, |top, number| top.max(number.abs()));
+        put(block, top.log2().floor().exp2().recip());
+    }
+}
+
+/// A row's length: `groups` groups of 32 numbers and, where rows may have any length, `odd` more.
+fn length(quant: Quant, groups: usize, odd: usize) -> usize {
+    (groups * 32 + if quant.unit() == 1 { odd } else { 0 }).next_multiple_of(quant.unit())
 }
 
 fn supported() -> Vec<Kernels> {
@@ -37,32 +122,29 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(60))]
 
     #[test]
-    fn dots_agree_with_the_scalar_truth(seed in any::<u64>(), groups in 1usize..40, odd in 0usize..32, n in 1usize..=32,
-                                        count in 1usize..=7) {
+    fn dots_agree_with_the_scalar_truth(seed in any::<u64>(), groups in 1usize..40, odd in 0usize..32,
+                                        n in prop_oneof![1usize..=32, Just(40)], count in 1usize..=7) {
         let mut rng = Prng::new(seed);
-        for quant in Quant::OWN {
-            let cols = groups * 32 + if quant.is_grouped() { 0 } else { odd };
-            let (storage, starts) = encoded_rows(&mut rng, quant, cols, count);
-            let bytes: &[u8] = bytemuck::cast_slice(&storage);
-            let rows: Vec<&[u8]> = starts.iter().map(|&s| &bytes[s..s + quant.row_bytes(cols)]).collect();
+        for quant in Quant::all() {
+            let cols = length(quant, groups, odd);
+            let rows = FencedRows::random(&mut rng, quant, cols, count);
             let input = normal(&mut rng, n * cols);
             let mut x = Columns::default();
             x.set(&input, n, quant);
+            // What is asked for ahead changes nothing.
+            let at = Rows { ahead: if seed % 2 == 0 { 0 } else { rows.rows.stride }, ..rows.rows };
+            let numbers: Vec<Vec<f32>> = (0..count).map(|r| rows.numbers(r)).collect();
             for kernels in supported() {
                 let mut y = vec![f32::NAN; n * count];
-                let stride = quant.row_bytes(cols) + ROW_ALIGN;
-                // What is asked for ahead changes nothing.
-                let at = Rows { first: rows[0].as_ptr(), stride, ahead: if seed % 2 == 0 { 0 } else { stride } };
                 // SAFETY: the rows are whole, the kernels are supported here.
                 unsafe { kernels.dot(quant)(at, count, &x, y.as_mut_ptr(), count) };
                 for (i, y) in y.iter().enumerate() {
                     let (b, r) = (i / count, i % count);
-                    let numbers = reference::numbers(quant, rows[r], cols);
                     let column = &input[b * cols..(b + 1) * cols];
-                    let exact = reference::dot(&numbers, column);
+                    let exact = reference::dot(&numbers[r], column);
                     // int8 inputs are off by half a step of max/127 each, with random signs.
-                    let tolerance = if quant.is_grouped() { 0.02 } else { 1e-6 };
-                    let scale = reference::dot_scale(&numbers, column);
+                    let tolerance = if quant.input() == Input::Floats { 1e-6 } else { 0.02 };
+                    let scale = reference::dot_scale(&numbers[r], column);
                     prop_assert!(
                         (*y as f64 - exact).abs() <= tolerance * scale,
                         "{} {} cols {cols} row {r} column {b} of {n}: {y}, truth {exact}", kernels.isa.name(), quant.name()
@@ -73,30 +155,30 @@ proptest! {
     }
 
     #[test]
-    fn grouped_dots_are_exact_for_inputs_that_int8_holds(seed in any::<u64>(), groups in 1usize..40, n in 1usize..=9) {
+    fn dots_are_exact_for_inputs_that_int8_holds(seed in any::<u64>(), groups in 1usize..40,
+                                                 n in prop_oneof![1usize..=32, Just(40)], count in 1usize..=7) {
         let mut rng = Prng::new(seed);
-        for quant in [Quant::Q8, Quant::Q4] {
-            let cols = groups * 32;
-            let (storage, starts) = encoded_rows(&mut rng, quant, cols, 1);
-            let bytes: &[u8] = bytemuck::cast_slice(&storage);
-            let row = &bytes[starts[0]..starts[0] + quant.row_bytes(cols)];
-            let numbers = reference::numbers(quant, row, cols);
+        for quant in Quant::all().filter(|quant| quant.input() != Input::Floats) {
+            let cols = length(quant, groups, 0);
+            let rows = FencedRows::random(&mut rng, quant, cols, count);
             // Whole numbers with 127 in each group: the step is one.
             let input: Vec<f32> =
                 (0..n * cols).map(|i| if i % 32 == 5 { 127.0 } else { (rng.below(255) as f32) - 127.0 }).collect();
             let mut x = Columns::default();
             x.set(&input, n, quant);
+            let numbers: Vec<Vec<f32>> = (0..count).map(|r| rows.numbers(r)).collect();
             for kernels in supported() {
-                let mut y = vec![f32::NAN; n];
+                let mut y = vec![f32::NAN; n * count];
                 // SAFETY: as above.
-                unsafe { kernels.dot(quant)(Rows { first: row.as_ptr(), stride: 0, ahead: 0 }, 1, &x, y.as_mut_ptr(), 1) };
-                for (b, y) in y.iter().enumerate() {
+                unsafe { kernels.dot(quant)(rows.rows, count, &x, y.as_mut_ptr(), count) };
+                for (i, y) in y.iter().enumerate() {
+                    let (b, r) = (i / count, i % count);
                     let column = &input[b * cols..(b + 1) * cols];
-                    let exact = reference::dot(&numbers, column);
-                    let scale = reference::dot_scale(&numbers, column);
+                    let exact = reference::dot(&numbers[r], column);
+                    let scale = reference::dot_scale(&numbers[r], column);
                     prop_assert!(
                         (*y as f64 - exact).abs() <= 2e-6 * scale,
-                        "{} {} cols {cols} column {b}: {y}, truth {exact}", kernels.isa.name(), quant.name()
+                        "{} {} cols {cols} row {r} column {b}: {y}, truth {exact}", kernels.isa.name(), quant.name()
                     );
                 }
             }
@@ -107,22 +189,20 @@ proptest! {
     fn axpys_agree_with_the_scalar_truth(seed in any::<u64>(), groups in 1usize..20, odd in 0usize..32,
                                         n in 1usize..=5, count in 1usize..=MAX_AXPY_ROWS) {
         let mut rng = Prng::new(seed);
-        for quant in Quant::OWN {
-            let cols = groups * 32 + if quant.is_grouped() { 0 } else { odd };
-            let (storage, starts) = encoded_rows(&mut rng, quant, cols, count);
-            let bytes: &[u8] = bytemuck::cast_slice(&storage);
-            let rows: Vec<&[u8]> = starts.iter().map(|&s| &bytes[s..s + quant.row_bytes(cols)]).collect();
+        for quant in Quant::all() {
+            let cols = length(quant, groups, odd);
+            let rows = FencedRows::random(&mut rng, quant, cols, count);
             let a = normal(&mut rng, count * n);
             let before = normal(&mut rng, n * cols);
             let mut exact: Vec<f64> = before.iter().map(|&v| v as f64).collect();
-            for (r, row) in rows.iter().enumerate() {
-                let numbers = reference::numbers(quant, row, cols);
+            for r in 0..count {
+                let numbers = rows.numbers(r);
                 for b in 0..n {
                     reference::axpy(a[r * n + b], &numbers, &mut exact[b * cols..(b + 1) * cols]);
                 }
             }
             // Each kernel starts from zero: its output order is its own until `add_axpy` puts it right.
-            let pointers: Vec<*const u8> = rows.iter().map(|r| r.as_ptr()).collect();
+            let pointers: Vec<*const u8> = (0..count).map(|r| rows.rows.row(r)).collect();
             for kernels in supported() {
                 let mut sums = vec![0.0; n * cols];
                 // SAFETY: as above.

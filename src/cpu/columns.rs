@@ -35,7 +35,43 @@ struct BlockInput {
     steps: Aligned,
     /// Step times the sum of each 16 codes, `[n * stride / 16]`.
     sums: Aligned,
+    /// The same again as [`LaneBlock`]s, `[n * stride / 256]`.
+    lanes: Vec<LaneBlock>,
     stride: usize,
+}
+
+/// [`BLOCK`] numbers of a column with one group of [`BLOCK_GROUP`] in each lane of 32 bits: products of all four registers of codes then
+/// add up in whole numbers before anything is scaled.
+#[repr(C, align(64))]
+#[derive(Clone, Copy, Debug, bytemuck::Zeroable, bytemuck::Pod)]
+pub struct LaneBlock {
+    /// Register k has numbers 4k..4k+4 of each group; lane `lane` that of [`group_of_lane`].
+    pub codes: [[[i8; 4]; BLOCK / BLOCK_GROUP]; BLOCK_GROUP / 4],
+    /// As [`Columns::block_steps`], by lane.
+    pub steps: [f32; BLOCK / BLOCK_GROUP],
+    /// As [`Columns::block_sums`], by lane.
+    pub sums: [f32; BLOCK / BLOCK_GROUP],
+}
+
+/// The group that lane `lane` of a [`LaneBlock`] belongs to, and also the lane of group `lane`: the order into which weights come when four
+/// registers of 64 codes are transposed within their quarters.
+pub const fn group_of_lane(lane: usize) -> usize {
+    lane % 4 * 4 + lane / 4
+}
+
+impl LaneBlock {
+    fn of(codes: &[i8], steps: &[f32], sums: &[f32]) -> LaneBlock {
+        let mut block: LaneBlock = bytemuck::Zeroable::zeroed();
+        let (fours, _) = codes.as_chunks::<4>();
+        for lane in 0..BLOCK / BLOCK_GROUP {
+            let group = group_of_lane(lane);
+            (block.steps[lane], block.sums[lane]) = (steps[group], sums[group]);
+            for (k, to) in block.codes.iter_mut().enumerate() {
+                to[lane] = fours[group * (BLOCK_GROUP / 4) + k];
+            }
+        }
+        block
+    }
 }
 
 /// Numbers of the longest of GGUF's blocks. Input for blocks is padded to a multiple of it.
@@ -105,7 +141,7 @@ impl Columns {
     }
 
     fn set_blocks(&mut self, values: &[f32]) {
-        let BlockInput { codes, steps, sums, stride } = &mut self.block;
+        let BlockInput { codes, steps, sums, stride, .. } = &mut self.block;
         *stride = self.cols.next_multiple_of(BLOCK);
         let (stride, groups) = (*stride, *stride / BLOCK_GROUP);
         codes.resize(self.n * stride / size_of::<f32>());
@@ -128,6 +164,16 @@ impl Columns {
                 *sums = [step * sum(low), step * sum(high)];
             }
         }
+        self.set_lanes();
+    }
+
+    fn set_lanes(&mut self) {
+        let BlockInput { codes, steps, sums, lanes, .. } = &mut self.block;
+        const GROUPS: usize = BLOCK / BLOCK_GROUP;
+        let codes = bytemuck::cast_slice(codes).chunks_exact(BLOCK);
+        let scales = steps.chunks_exact(GROUPS).zip(sums.chunks_exact(GROUPS));
+        lanes.clear();
+        lanes.extend(codes.zip(scales).map(|(codes, (steps, sums))| LaneBlock::of(codes, steps, sums)));
     }
 
     /// Numbers from one column to the next: an odd number of cache lines, or the same places of all columns would fall into
@@ -174,6 +220,12 @@ impl Columns {
     pub fn block_sums(&self, b: usize) -> &[f32] {
         let groups = self.block.stride / BLOCK_GROUP;
         &self.block.sums[b * groups..(b + 1) * groups]
+    }
+
+    /// Column `b` by lanes; only after [`Columns::set`] for a block type.
+    pub fn lane_blocks(&self, b: usize) -> &[LaneBlock] {
+        let blocks = self.block.stride / BLOCK;
+        &self.block.lanes[b * blocks..(b + 1) * blocks]
     }
 }
 

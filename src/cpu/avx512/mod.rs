@@ -10,8 +10,9 @@
 #![allow(clippy::needless_range_loop)]
 
 mod axpy;
+mod blocks;
 
-use super::{Columns, Isa, Kernels, Rows, by_type, portable, whole_rows};
+use super::{Columns, Isa, Kernels, Rows, by_type, whole_rows};
 use crate::formats::blocks::BlockType;
 use crate::formats::rows::{GROUP, PACK};
 use axpy::{axpy_f16, axpy_f32, axpy_q4, axpy_q8, touch};
@@ -33,8 +34,8 @@ pub fn kernels() -> Kernels {
 const fn of<const FAR: bool>() -> Kernels {
     Kernels {
         isa: Isa::Avx512,
-        dots: by_type([dot_float::<false, FAR>, dot_float::<true, FAR>, dot_grouped::<false, FAR>, dot_grouped::<true, FAR>], portable::BLOCK_DOTS),
-        axpys: by_type([axpy_f32::<FAR>, axpy_f16::<FAR>, axpy_q8::<FAR>, axpy_q4::<FAR>], portable::BLOCK_AXPYS),
+        dots: by_type([dot_float::<false, FAR>, dot_float::<true, FAR>, dot_grouped::<false, FAR>, dot_grouped::<true, FAR>], blocks::dots::<FAR>()),
+        axpys: by_type([axpy_f32::<FAR>, axpy_f16::<FAR>, axpy_q8::<FAR>, axpy_q4::<FAR>], blocks::axpys::<FAR>()),
         touch,
         adds_as_read: FAR,
         block_ahead: FAR,

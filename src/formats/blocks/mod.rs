@@ -30,8 +30,10 @@ mod q8_0;
 pub use bf16::BF16;
 pub use fit::Weighted;
 pub use iq4_nl::IQ4_NL;
+pub(crate) use iq4_nl::LEVELS as IQ4_LEVELS;
 pub use iq4_xs::IQ4_XS;
 pub use mxfp4::MXFP4;
+pub(crate) use mxfp4::LEVELS as MXFP4_LEVELS;
 pub use q2_k::Q2_K;
 pub use q3_k::Q3_K;
 pub use q4_0::Q4_0;
@@ -100,6 +102,8 @@ pub struct Form {
     pub numbers: usize,
     /// Bytes of a block.
     pub bytes: usize,
+    /// Where the f16 scales of a block begin.
+    pub scales: &'static [usize],
     /// Decodes whole blocks.
     decode: fn(&[u8], &mut [f32]),
     encode: fn(&[f32], Option<&[f32]>, &mut [u8]),
@@ -119,6 +123,7 @@ impl Form {
             ggml_name,
             numbers: T::NUMBERS,
             bytes: T::BYTES,
+            scales: T::SCALES,
             decode: decode_all::<T>,
             encode: encode_all::<T>,
             fault: T::fault,

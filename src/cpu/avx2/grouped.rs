@@ -1,164 +1,12 @@
-//! Kernels for AVX2 with FMA and F16C.
+//! Kernels for our own quantised types.
 //!
 //! Without VNNI, byte products go through `maddubs`, whose 16-bit sums would overflow for full-range unsigned weights.
 //! q8_0 therefore multiplies |w| by x carrying w's sign (both within 127); q4_0 codes are at most 15, so they stay
 //! unsigned, the products of a whole pack fit 16 bits, and eight times the input sum is taken out at the end.
 
-#![cfg(target_arch = "x86_64")]
-// Tiles of registers are indexed: iterators over them do not stay in registers.
-#![allow(clippy::needless_range_loop)]
-
-use super::{Columns, Isa, Kernels, Rows, by_type, portable, whole_rows};
-use crate::formats::blocks::BlockType;
+use super::{Columns, FEW, GROUPED_AHEAD, Rows, f16_at, load_f16, prefetch, sum1, whole_rows};
 use crate::formats::rows::{GROUP, PACK};
-use half::f16;
 use std::arch::x86_64::*;
-
-pub const KERNELS: Kernels = Kernels {
-    isa: Isa::Avx2,
-    dots: by_type([dot_float::<false>, dot_float::<true>, dot_grouped::<false>, dot_grouped::<true>], portable::BLOCK_DOTS),
-    axpys: by_type([axpy_f32, axpy_f16, axpy_q8, axpy_q4], portable::BLOCK_AXPYS),
-    touch: super::touch_nothing,
-    adds_as_read: true,
-    block_ahead: true,
-    rows_together: by_type([1; 4], [1; BlockType::COUNT]),
-};
-
-/// A tile of several columns works on so many numbers of each row before the next tile: the inputs of four columns then fill half of L1.
-const DEPTH: usize = 1024;
-
-/// Up to this many columns rows are read one after the other, as for one column.
-const FEW: usize = 4;
-
-/// How many bytes ahead rows are prefetched where the caller leaves it to the kernel. On a Zen 3 one thread read f16 rows at 14.2 GB/s
-/// without it and at 15.7 with it, two threads at 25.5 and 27.1, where loads alone reach 17.7 and 29.7 (24 lines gained nothing, 32
-/// lost). Grouped types need more arithmetic per byte, and the hardware prefetches less far ahead of it: two threads read rows of q8_0 at
-/// 17.7 GB/s without it and at 23.6 with 2 KiB, rows of q4_0 at 21.1 with 1 KiB and 23.4 with 2 KiB, where loads reach 25 and 27; up to
-/// 3 KiB made no difference.
-const FLOATS_AHEAD: usize = 1024;
-const GROUPED_AHEAD: usize = 2048;
-
-/// The dot kernel for f32 rows; with HALF for f16 rows.
-#[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn dot_float<const HALF: bool>(rows: Rows, count: usize, x: &Columns, y: *mut f32, stride: usize) {
-    if x.n <= FEW {
-        let ahead = whole_rows(rows.ahead, FLOATS_AHEAD);
-        for r in 0..count {
-            let rows = Rows { ahead, ..rows.from(r) };
-            // SAFETY: the caller's promises; a prefetch may name any address.
-            unsafe {
-                if x.n == 1 {
-                    *y.add(r) = dot_one::<HALF, true>(rows.first, x.values(0).as_ptr(), x.cols, ahead);
-                    continue;
-                }
-                tiles!(x.n, [4, 3, 2], |N, b| {
-                    let sums = float_tile::<HALF, true, 1, N>(rows, x, b, (0, x.cols))[0];
-                    sums.iter().enumerate().for_each(|(c, sum)| *y.add((b + c) * stride + r) = *sum);
-                });
-            }
-        }
-        return;
-    }
-    for start in (0..x.cols).step_by(DEPTH) {
-        let range = (start, x.cols.min(start + DEPTH));
-        tiles!(x.n, [4, 3, 2, 1], |N, b| {
-            tiles!(count, [3, 2, 1], |R, r| {
-                // SAFETY: the caller's promises.
-                unsafe {
-                    let sums = float_tile::<HALF, false, R, N>(rows.from(r), x, b, range);
-                    for (k, sums) in sums.iter().enumerate() {
-                        for (c, sum) in sums.iter().enumerate() {
-                            let y = y.add((b + c) * stride + r + k);
-                            *y = if start == 0 { *sum } else { *y + *sum };
-                        }
-                    }
-                }
-            });
-        });
-    }
-}
-
-/// Products of numbers `range` of R rows with N columns.
-#[inline]
-#[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn float_tile<const HALF: bool, const AHEAD: bool, const R: usize, const N: usize>(
-    rows: Rows,
-    x: &Columns,
-    first: usize,
-    (start, end): (usize, usize),
-) -> [[f32; N]; R] {
-    let xs: [*const f32; N] = std::array::from_fn(|b| x.values(first + b).as_ptr());
-    let size = if HALF { 2 } else { 4 };
-    let mut sums = [[_mm256_setzero_ps(); N]; R];
-    let whole = start + (end - start) / 8 * 8;
-    let mut i = start;
-    // SAFETY: the caller's promises; a prefetch may name any address.
-    unsafe {
-        while i < whole {
-            if AHEAD && (i * size).is_multiple_of(64) {
-                prefetch(rows.row(0).wrapping_add(i * size + rows.ahead));
-            }
-            let mut w = [_mm256_setzero_ps(); R];
-            for r in 0..R {
-                w[r] = load_floats::<HALF>(rows.row(r), i);
-            }
-            for b in 0..N {
-                let x = _mm256_loadu_ps(xs[b].add(i));
-                for r in 0..R {
-                    sums[r][b] = _mm256_fmadd_ps(w[r], x, sums[r][b]);
-                }
-            }
-            i += 8;
-        }
-        let mut out = [[0f32; N]; R];
-        for r in 0..R {
-            for b in 0..N {
-                let rest = (whole..end).map(|i| number::<HALF>(rows.row(r), i) * *xs[b].add(i));
-                out[r][b] = rest.fold(sum1(sums[r][b]), |sum, product| sum + product);
-            }
-        }
-        out
-    }
-}
-
-/// Prefetches the scales of a row, which lie behind its codes, after the codes: the hardware's prefetcher follows rising addresses.
-/// (Prefetched first, they cost more than they gained.)
-#[inline]
-fn prefetch_scales(scales: *const u8, cols: usize, ahead: usize) {
-    (0..cols / GROUP * 2).step_by(64).for_each(|line| prefetch(scales.wrapping_add(line + ahead)));
-}
-
-/// Prefetches the line that holds the byte at `at` into L2 (`prefetch` in `avx512/mod.rs` says why).
-#[inline]
-fn prefetch(at: *const u8) {
-    // SAFETY: a hint; no address is wrong.
-    unsafe { _mm_prefetch::<_MM_HINT_T1>(at.cast()) };
-}
-
-/// Product of one row with one column, 32 numbers a turn: one cache line of f16.
-#[inline]
-#[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn dot_one<const HALF: bool, const AHEAD: bool>(row: *const u8, x: *const f32, n: usize, ahead: usize) -> f32 {
-    let mut sums = [_mm256_setzero_ps(); 4];
-    let whole = n / 32 * 32;
-    // SAFETY: the caller's promises; a prefetch may name any address.
-    unsafe {
-        for i in (0..whole).step_by(32) {
-            if AHEAD {
-                let at = row.wrapping_add(if HALF { 2 * i } else { 4 * i } + ahead);
-                prefetch(at);
-                if !HALF {
-                    prefetch(at.wrapping_add(64));
-                }
-            }
-            for k in 0..4 {
-                let at = i + 8 * k;
-                sums[k] = _mm256_fmadd_ps(load_floats::<HALF>(row, at), _mm256_loadu_ps(x.add(at)), sums[k]);
-            }
-        }
-        sum4(sums) + (whole..n).map(|i| number::<HALF>(row, i) * *x.add(i)).sum::<f32>()
-    }
-}
 
 /// Pointers to the codes, steps and sums of a column.
 type Input = (*const i8, *const f32, *const f32);
@@ -169,7 +17,7 @@ fn inputs<const N: usize>(x: &Columns, first: usize) -> [Input; N] {
 
 /// The dot kernel for q8_0 rows; with FOUR for q4_0 rows.
 #[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn dot_grouped<const FOUR: bool>(rows: Rows, count: usize, x: &Columns, y: *mut f32, stride: usize) {
+pub(super) unsafe fn dot_grouped<const FOUR: bool>(rows: Rows, count: usize, x: &Columns, y: *mut f32, stride: usize) {
     if x.n <= FEW {
         let rows = Rows { ahead: whole_rows(rows.ahead, GROUPED_AHEAD), ..rows };
         // One tile, whatever n is: rows are read from memory once.
@@ -344,78 +192,15 @@ unsafe fn last_groups<const FOUR: bool, const R: usize, const N: usize>(
     (sums, rest)
 }
 
-/// Defines an axpy from `$add::<$flag, R>(a, rows, out, cols)` over R rows and one column.
-macro_rules! axpys {
-    ($name:ident, $add:ident, $flag:literal, $least:ident) => {
-        #[target_feature(enable = "avx2,fma,f16c")]
-        unsafe fn $name(rows: &[*const u8], ahead: usize, a: &[f32], cols: usize, out: &mut [f32]) {
-            let n = out.len() / cols;
-            tiles!(rows.len(), [4, 2, 1], |R, r| {
-                let rows: [*const u8; R] = std::array::from_fn(|k| rows[r + k]);
-                for (b, out) in out.chunks_exact_mut(cols).enumerate() {
-                    let a: [f32; R] = std::array::from_fn(|k| a[(r + k) * n + b]);
-                    let ahead = if b == 0 { whole_rows(ahead, $least) } else { 0 };
-                    // SAFETY: the caller's promises.
-                    unsafe { $add::<$flag, R>(a, rows, ahead, out.as_mut_ptr(), cols) };
-                }
-            });
-        }
-    };
+/// Prefetches the scales of a row, which lie behind its codes, after the codes: the hardware's prefetcher follows rising addresses.
+/// (Prefetched first, they cost more than they gained.)
+#[inline]
+fn prefetch_scales(scales: *const u8, cols: usize, ahead: usize) {
+    (0..cols / GROUP * 2).step_by(64).for_each(|line| prefetch(scales.wrapping_add(line + ahead)));
 }
 
-axpys!(axpy_f32, add_floats, false, FLOATS_AHEAD);
-axpys!(axpy_f16, add_floats, true, FLOATS_AHEAD);
 axpys!(axpy_q8, add_grouped, false, GROUPED_AHEAD);
 axpys!(axpy_q4, add_grouped, true, GROUPED_AHEAD);
-
-#[inline]
-#[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn add_floats<const HALF: bool, const R: usize>(
-    a: [f32; R],
-    rows: [*const u8; R],
-    ahead: usize,
-    out: *mut f32,
-    n: usize,
-) {
-    let (whole, size) = (n / 8 * 8, if HALF { 2 } else { 4 });
-    // SAFETY: the caller's promises.
-    unsafe {
-        let mut i = 0;
-        while i < n / 32 * 32 {
-            if ahead != 0 {
-                prefetch(rows[R - 1].wrapping_add(i * size + ahead));
-                if !HALF {
-                    prefetch(rows[R - 1].wrapping_add(i * size + 64 + ahead));
-                }
-            }
-            let mut sums = [_mm256_setzero_ps(); 4];
-            for k in 0..4 {
-                sums[k] = _mm256_loadu_ps(out.add(i + 8 * k));
-            }
-            for r in 0..R {
-                for k in 0..4 {
-                    sums[k] = _mm256_fmadd_ps(_mm256_set1_ps(a[r]), load_floats::<HALF>(rows[r], i + 8 * k), sums[k]);
-                }
-            }
-            for k in 0..4 {
-                _mm256_storeu_ps(out.add(i + 8 * k), sums[k]);
-            }
-            i += 32;
-        }
-        for i in (i..whole).step_by(8) {
-            let mut sum = _mm256_loadu_ps(out.add(i));
-            for r in 0..R {
-                sum = _mm256_fmadd_ps(_mm256_set1_ps(a[r]), load_floats::<HALF>(rows[r], i), sum);
-            }
-            _mm256_storeu_ps(out.add(i), sum);
-        }
-        for i in whole..n {
-            for r in 0..R {
-                *out.add(i) += a[r] * number::<HALF>(rows[r], i);
-            }
-        }
-    }
-}
 
 /// out += sum of a[r] * row r, in the order of `rows::axpy_place`.
 #[inline]
@@ -497,45 +282,4 @@ unsafe fn add_grouped<const FOUR: bool, const R: usize>(
             }
         }
     }
-}
-
-/// Numbers i..i+8 of an f32 (or, HALF, f16) row.
-#[inline]
-#[target_feature(enable = "avx2,f16c")]
-unsafe fn load_floats<const HALF: bool>(row: *const u8, i: usize) -> __m256 {
-    unsafe { if HALF { load_f16(row.cast::<u16>().add(i)) } else { _mm256_loadu_ps(row.cast::<f32>().add(i)) } }
-}
-
-/// Number i of an f32 (or, HALF, f16) row.
-#[inline]
-unsafe fn number<const HALF: bool>(row: *const u8, i: usize) -> f32 {
-    unsafe {
-        if HALF { f16::from_bits(row.cast::<u16>().add(i).read()).to_f32() } else { row.cast::<f32>().add(i).read() }
-    }
-}
-
-#[inline]
-#[target_feature(enable = "avx2,f16c")]
-unsafe fn load_f16(at: *const u16) -> __m256 {
-    _mm256_cvtph_ps(unsafe { _mm_loadu_si128(at.cast()) })
-}
-
-#[inline]
-#[target_feature(enable = "f16c")]
-unsafe fn f16_at(at: *const u16) -> f32 {
-    _mm_cvtss_f32(_mm_cvtph_ps(_mm_cvtsi32_si128(unsafe { at.read() } as i32)))
-}
-
-#[inline]
-#[target_feature(enable = "avx2")]
-fn sum4(s: [__m256; 4]) -> f32 {
-    sum1(_mm256_add_ps(_mm256_add_ps(s[0], s[1]), _mm256_add_ps(s[2], s[3])))
-}
-
-#[inline]
-#[target_feature(enable = "avx2")]
-fn sum1(s: __m256) -> f32 {
-    let halves = _mm_add_ps(_mm256_castps256_ps128(s), _mm256_extractf128_ps::<1>(s));
-    let pairs = _mm_add_ps(halves, _mm_movehl_ps(halves, halves));
-    _mm_cvtss_f32(_mm_add_ss(pairs, _mm_movehdup_ps(pairs)))
 }

@@ -1,0 +1,27 @@
+//! Q5_0: `d f16 | fifth bits u32 | q u8[16]`; code v means v - 16.
+
+use super::short::{fifth_bits, halves, nibbles};
+use super::source::{Factors, Source, span_bytes};
+use crate::formats::blocks::{Block, Q5_0};
+use std::arch::x86_64::*;
+
+impl Source for Q5_0 {
+    const BYTES: usize = span_bytes::<Q5_0>();
+    const OFFSET: i8 = 16;
+
+    #[inline]
+    #[target_feature(enable = "avx2,fma,f16c")]
+    unsafe fn factors(at: *const u8) -> Factors {
+        // SAFETY: the caller's promises.
+        let scales = unsafe { halves::<Q5_0>(at, 0) };
+        Factors { scales: [scales; 2], mins: None }
+    }
+
+    #[inline]
+    #[target_feature(enable = "avx2,fma,f16c")]
+    unsafe fn codes(at: *const u8, k: usize) -> __m256i {
+        let block = at.wrapping_add(k * <Q5_0 as Block>::BYTES);
+        // SAFETY: the caller's promises.
+        unsafe { _mm256_or_si256(nibbles(block.add(6)), fifth_bits(block.add(2))) }
+    }
+}

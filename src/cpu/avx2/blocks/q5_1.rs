@@ -1,0 +1,26 @@
+//! Q5_1: `d f16 | m f16 | fifth bits u32 | q u8[16]`.
+
+use super::short::{fifth_bits, halves, nibbles};
+use super::source::{Factors, Source, span_bytes};
+use crate::formats::blocks::{Block, Q5_1};
+use std::arch::x86_64::*;
+
+impl Source for Q5_1 {
+    const BYTES: usize = span_bytes::<Q5_1>();
+
+    #[inline]
+    #[target_feature(enable = "avx2,fma,f16c")]
+    unsafe fn factors(at: *const u8) -> Factors {
+        // SAFETY: the caller's promises.
+        let (scales, mins) = unsafe { (halves::<Q5_1>(at, 0), halves::<Q5_1>(at, 2)) };
+        Factors { scales: [scales; 2], mins: Some([mins; 2]) }
+    }
+
+    #[inline]
+    #[target_feature(enable = "avx2,fma,f16c")]
+    unsafe fn codes(at: *const u8, k: usize) -> __m256i {
+        let block = at.wrapping_add(k * <Q5_1 as Block>::BYTES);
+        // SAFETY: the caller's promises.
+        unsafe { _mm256_or_si256(nibbles(block.add(8)), fifth_bits(block.add(4))) }
+    }
+}

@@ -1,0 +1,376 @@
+//! Dots and axpys over GGUF's blocks as they lie in the file.
+//!
+//! Every type is numbers `scale * code - min`, with a scale and a minimum for 16 or 32 numbers and codes that are, or are made, unsigned.
+//! A type says how 256 of its numbers become registers ([`Unpack`]); the rest is written once. In a dot each lane of 32 bits belongs to one
+//! group of 16 numbers (`LaneBlock`), so the products of 256 numbers add up in four instructions before they are scaled.
+
+mod k_scales;
+mod q4_k;
+mod q6_k;
+
+use super::{AHEAD, DEPTH, FEW, prefetch, reduce};
+use crate::cpu::columns::{BLOCK, BLOCK_GROUP, LaneBlock, group_of_lane};
+use crate::cpu::{Axpy, Columns, Dot, Rows, portable, whole_rows};
+use crate::formats::blocks::{self, Block, BlockType};
+use std::arch::x86_64::*;
+use std::mem::MaybeUninit;
+
+/// A block type as registers of 256 numbers: one block, or eight of 32.
+///
+/// # Safety
+/// For all functions: at `at` stand blocks of 256 numbers, and the CPU has the instructions.
+trait Unpack: Block {
+    /// Bytes of 256 numbers.
+    const STEP: usize = BLOCK / Self::NUMBERS * Self::BYTES;
+
+    /// Scales and minima.
+    unsafe fn scales(at: *const u8) -> Scales;
+
+    /// The codes as unsigned bytes in their own order.
+    unsafe fn codes(at: *const u8) -> [__m512i; 4];
+
+    /// The codes by lane, as [`LaneBlock::codes`].
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,f16c")]
+    unsafe fn lanes(at: *const u8) -> [__m512i; 4] {
+        // SAFETY: the caller's promises.
+        by_lane(unsafe { Self::codes(at) })
+    }
+}
+
+/// What 16 groups of 16 numbers share, by lane (`columns::group_of_lane`): number = scale * code - min.
+#[derive(Clone, Copy)]
+struct Scales {
+    scale: __m512,
+    min: __m512,
+}
+
+/// 256 numbers, unpacked, with their codes by lane or in their own order.
+#[repr(align(64))]
+#[derive(Clone, Copy)]
+struct Weights {
+    codes: [__m512i; 4],
+    scales: Scales,
+}
+
+/// Transposes the 4 by 4 lanes in each quarter of four registers, which takes codes from their own order to that by lane.
+#[inline]
+#[target_feature(enable = "avx512f")]
+fn by_lane([a, b, c, d]: [__m512i; 4]) -> [__m512i; 4] {
+    let (ab, cd) = (_mm512_unpacklo_epi32(a, b), _mm512_unpacklo_epi32(c, d));
+    let (ab_high, cd_high) = (_mm512_unpackhi_epi32(a, b), _mm512_unpackhi_epi32(c, d));
+    [
+        _mm512_unpacklo_epi64(ab, cd),
+        _mm512_unpackhi_epi64(ab, cd),
+        _mm512_unpacklo_epi64(ab_high, cd_high),
+        _mm512_unpackhi_epi64(ab_high, cd_high),
+    ]
+}
+
+/// A constant register: an i32 for each of 16 lanes.
+macro_rules! lanes {
+    (|$lane:ident| $value:expr) => {
+        const {
+            let mut lanes = [0i32; 16];
+            let mut $lane = 0usize;
+            while $lane < 16 {
+                lanes[$lane] = $value as i32;
+                $lane += 1;
+            }
+            // SAFETY: both are 64 bytes without rules.
+            unsafe { std::mem::transmute::<[i32; 16], std::arch::x86_64::__m512i>(lanes) }
+        }
+    };
+}
+use lanes;
+
+macro_rules! block_kernels {
+    ($($name:ident),*) => {
+        /// The dots of all block types.
+        pub(super) const fn dots<const FAR: bool>() -> [Dot; BlockType::COUNT] {
+            let mut dots = portable::BLOCK_DOTS;
+            $(dots[blocks::$name::TYPE as usize] = dot::<blocks::$name, FAR>;)*
+            dots
+        }
+
+        /// The axpys of all block types.
+        pub(super) const fn axpys<const FAR: bool>() -> [Axpy; BlockType::COUNT] {
+            let mut axpys = portable::BLOCK_AXPYS;
+            $(axpys[blocks::$name::TYPE as usize] = axpy::<blocks::$name, FAR>;)*
+            axpys
+        }
+    };
+}
+block_kernels!(Q4_K, Q6_K);
+
+/// Most bytes of 256 numbers: those of q8_0.
+const MAX_STEP: usize = 272;
+
+/// Where step `i` of a row of `cols` numbers can be read.
+#[inline]
+unsafe fn step<T: Unpack>(row: *const u8, i: usize, cols: usize, tail: &mut [u8; MAX_STEP]) -> *const u8 {
+    let at = row.wrapping_add(i * T::STEP);
+    let left = cols - i * BLOCK;
+    if left >= BLOCK {
+        return at;
+    }
+    let bytes = left / T::NUMBERS * T::BYTES;
+    // SAFETY: what is left of the row; the caller promises it.
+    unsafe { std::ptr::copy_nonoverlapping(at, tail.as_mut_ptr(), bytes) };
+    tail.as_ptr()
+}
+
+/// Prefetches step `i` of a row that lies `ahead` bytes further.
+#[inline]
+fn prefetch_step<T: Unpack>(row: *const u8, i: usize, ahead: usize) {
+    (0..T::STEP).step_by(64).for_each(|line| prefetch(row.wrapping_add(i * T::STEP + line + ahead)));
+}
+
+/// The dot kernel for rows of one block type.
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,f16c")]
+unsafe fn dot<T: Unpack, const FAR: bool>(rows: Rows, count: usize, x: &Columns, y: *mut f32, stride: usize) {
+    if x.n > FEW {
+        // SAFETY: the caller's promises.
+        return unsafe { dot_many::<T>(rows, count, x, y, stride) };
+    }
+    let ahead = if FAR { whole_rows(rows.ahead, AHEAD) } else { rows.ahead };
+    for r in 0..count {
+        tiles!(x.n, [4, 3, 2, 1], |N, b| {
+            // SAFETY: the caller's promises.
+            unsafe {
+                let sums = if ahead == 0 {
+                    dot_row::<T, N, false>(rows.row(r), x, b, 0)
+                } else {
+                    dot_row::<T, N, true>(rows.row(r), x, b, ahead)
+                };
+                sums.iter().enumerate().for_each(|(c, sum)| *y.add((b + c) * stride + r) = *sum);
+            }
+        });
+    }
+}
+
+/// Products of one row with N columns.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,f16c")]
+unsafe fn dot_row<T: Unpack, const N: usize, const AHEAD: bool>(
+    row: *const u8,
+    x: &Columns,
+    first: usize,
+    ahead: usize,
+) -> [f32; N] {
+    let xs: [*const LaneBlock; N] = std::array::from_fn(|b| x.lane_blocks(first + b).as_ptr());
+    let mut sums = [[_mm512_setzero_ps(); N]];
+    let mut tail = [0; MAX_STEP];
+    for i in 0..x.cols.div_ceil(BLOCK) {
+        if AHEAD {
+            prefetch_step::<T>(row, i, ahead);
+        }
+        // SAFETY: a step of the row, and columns are padded to whole steps.
+        unsafe {
+            let at = step::<T>(row, i, x.cols, &mut tail);
+            let weights = Weights { codes: T::lanes(at), scales: T::scales(at) };
+            multiply([&weights], xs, i, &mut sums);
+        }
+    }
+    reduce(&sums)[0]
+}
+
+/// sums += products of 256 numbers of R rows with block `i` of N columns.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,f16c")]
+unsafe fn multiply<const R: usize, const N: usize>(
+    weights: [&Weights; R],
+    xs: [*const LaneBlock; N],
+    i: usize,
+    sums: &mut [[__m512; N]; R],
+) {
+    let mut dots = [[_mm512_setzero_si512(); N]; R];
+    // SAFETY: the caller promises block `i` of each column.
+    unsafe {
+        for k in 0..4 {
+            for b in 0..N {
+                let input = _mm512_load_si512((&raw const (*xs[b].add(i)).codes[k]).cast());
+                for r in 0..R {
+                    dots[r][b] = _mm512_dpbusd_epi32(dots[r][b], weights[r].codes[k], input);
+                }
+            }
+        }
+        for b in 0..N {
+            let steps = _mm512_load_ps((&raw const (*xs[b].add(i)).steps).cast());
+            let totals = _mm512_load_ps((&raw const (*xs[b].add(i)).sums).cast());
+            for r in 0..R {
+                let Scales { scale, min } = weights[r].scales;
+                sums[r][b] = _mm512_fnmadd_ps(min, totals, sums[r][b]);
+                sums[r][b] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(dots[r][b]), _mm512_mul_ps(scale, steps), sums[r][b]);
+            }
+        }
+    }
+}
+
+/// Steps of a row that are unpacked before they meet all columns: four rows of them stay in L1.
+const STEPS: usize = DEPTH / BLOCK;
+
+/// [`dot`] for many columns: rows are unpacked once for all of them.
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,f16c")]
+unsafe fn dot_many<T: Unpack>(rows: Rows, count: usize, x: &Columns, y: *mut f32, stride: usize) {
+    let steps = x.cols.div_ceil(BLOCK);
+    for start in (0..steps).step_by(STEPS) {
+        let range = (start, steps.min(start + STEPS));
+        tiles!(count, [4, 2, 1], |R, r| {
+            // SAFETY: the caller's promises; the tile sees only what was unpacked.
+            unsafe {
+                let mut weights = [[const { MaybeUninit::uninit() }; STEPS]; R];
+                for (k, weights) in weights.iter_mut().enumerate() {
+                    unpack_range::<T>(rows.row(r + k), range, x.cols, weights);
+                }
+                tiles!(x.n, [3, 2, 1], |N, b| {
+                    let sums = tile::<R, N>(&weights, x, b, range);
+                    for (k, sums) in sums.iter().enumerate() {
+                        for (c, sum) in sums.iter().enumerate() {
+                            let y = y.add((b + c) * stride + r + k);
+                            *y = if start == 0 { *sum } else { *y + *sum };
+                        }
+                    }
+                });
+            }
+        });
+    }
+}
+
+/// Steps `range` of a row, unpacked.
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,f16c")]
+unsafe fn unpack_range<T: Unpack>(
+    row: *const u8,
+    (start, end): (usize, usize),
+    cols: usize,
+    to: &mut [MaybeUninit<Weights>; STEPS],
+) {
+    let mut tail = [0; MAX_STEP];
+    for (i, to) in (start..end).zip(to) {
+        // SAFETY: a step of the row.
+        unsafe {
+            let at = step::<T>(row, i, cols, &mut tail);
+            to.write(Weights { codes: T::lanes(at), scales: T::scales(at) });
+        }
+    }
+}
+
+/// Products of steps `range` of R rows with N columns.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,f16c")]
+unsafe fn tile<const R: usize, const N: usize>(
+    weights: &[[MaybeUninit<Weights>; STEPS]; R],
+    x: &Columns,
+    first: usize,
+    (start, end): (usize, usize),
+) -> [[f32; N]; R] {
+    let xs: [*const LaneBlock; N] = std::array::from_fn(|b| x.lane_blocks(first + b).as_ptr());
+    let mut sums = [[_mm512_setzero_ps(); N]; R];
+    for i in start..end {
+        // SAFETY: the caller has unpacked the range.
+        unsafe {
+            let weights = std::array::from_fn(|r| weights[r][i - start].assume_init_ref());
+            multiply::<R, N>(weights, xs, i, &mut sums);
+        }
+    }
+    reduce(&sums)
+}
+
+/// The axpy kernel for rows of one block type.
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,f16c")]
+unsafe fn axpy<T: Unpack, const FAR: bool>(rows: &[*const u8], ahead: usize, a: &[f32], cols: usize, out: &mut [f32]) {
+    let n = out.len() / cols;
+    // Rows for several columns have been read by `touch`.
+    let ahead = if FAR && n == 1 { whole_rows(ahead, AHEAD) } else { 0 };
+    tiles!(rows.len(), [4, 2, 1], |R, r| {
+        let rows: [*const u8; R] = std::array::from_fn(|k| rows[r + k]);
+        // SAFETY: the caller's promises.
+        unsafe {
+            if n == 1 {
+                add_rows::<T, R, true>(rows, ahead, &a[r * n..], cols, out);
+            } else {
+                add_rows::<T, R, false>(rows, ahead, &a[r * n..], cols, out);
+            }
+        }
+    });
+}
+
+/// out[b] += sum of a[r * n + b] * row r; with ONE for one column.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,f16c")]
+unsafe fn add_rows<T: Unpack, const R: usize, const ONE: bool>(
+    rows: [*const u8; R],
+    ahead: usize,
+    a: &[f32],
+    cols: usize,
+    out: &mut [f32],
+) {
+    let n = if ONE { 1 } else { out.len() / cols };
+    let mut tail = [0; MAX_STEP];
+    for i in 0..cols.div_ceil(BLOCK) {
+        if ahead != 0 {
+            prefetch_step::<T>(rows[R - 1], i, ahead);
+        }
+        let mut weights = [const { MaybeUninit::uninit() }; R];
+        // SAFETY: steps of the rows, and of the output only numbers that it has.
+        unsafe {
+            for r in 0..R {
+                let at = step::<T>(rows[r], i, cols, &mut tail);
+                weights[r].write(Weights { codes: T::codes(at), scales: T::scales(at) });
+            }
+            let weights = weights.map(|weights| weights.assume_init());
+            let start = i * BLOCK;
+            for g in 0..(cols - start).min(BLOCK) / BLOCK_GROUP {
+                let mut numbers = [_mm512_setzero_ps(); R];
+                for r in 0..R {
+                    numbers[r] = group(&weights[r], g);
+                }
+                for b in 0..n {
+                    let out = out.as_mut_ptr().add(b * cols + start + g * BLOCK_GROUP);
+                    let mut sum = _mm512_loadu_ps(out);
+                    for r in 0..R {
+                        sum = _mm512_fmadd_ps(_mm512_set1_ps(*a.get_unchecked(r * n + b)), numbers[r], sum);
+                    }
+                    _mm512_storeu_ps(out, sum);
+                }
+            }
+        }
+    }
+}
+
+/// The 16 numbers of group `g`, of weights with codes in their own order.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,f16c")]
+unsafe fn group(weights: &Weights, g: usize) -> __m512 {
+    let lane = group_of_lane(g);
+    // SAFETY: `g` and so `lane` are below 16.
+    unsafe {
+        let codes = _mm_load_si128((&raw const weights.codes).cast::<__m128i>().add(g));
+        let scale = _mm512_set1_ps(*(&raw const weights.scales.scale).cast::<f32>().add(lane));
+        let min = _mm512_set1_ps(*(&raw const weights.scales.min).cast::<f32>().add(lane));
+        _mm512_fmsub_ps(_mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(codes)), scale, min)
+    }
+}
+
+/// The f16 at `at`, in all lanes.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,f16c")]
+unsafe fn f16_everywhere(at: *const u8) -> __m512 {
+    // SAFETY: the caller's promises.
+    _mm512_cvtph_ps(_mm256_set1_epi16(unsafe { at.cast::<i16>().read_unaligned() }))
+}
+
+/// 32 bytes in both halves.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,f16c")]
+unsafe fn twice(at: *const u8) -> __m512i {
+    // SAFETY: the caller's promises.
+    _mm512_broadcast_i64x4(unsafe { _mm256_loadu_si256(at.cast()) })
+}
+
+/// For each bit: that of `yes` where `mask` has one, else that of `no`.
+#[inline]
+#[target_feature(enable = "avx512f")]
+fn select(mask: __m512i, yes: __m512i, no: __m512i) -> __m512i {
+    _mm512_ternarylogic_epi32::<0xCA>(mask, yes, no)
+}

@@ -1,0 +1,46 @@
+//! Q4_K.
+
+use super::{Scales, Unpack, k_scales, lanes, twice};
+use crate::formats::blocks::Q4_K;
+use std::arch::x86_64::*;
+
+impl Unpack for Q4_K {
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,f16c")]
+    unsafe fn scales(at: *const u8) -> Scales {
+        // SAFETY: the caller's promises.
+        unsafe { k_scales::scales(at) }
+    }
+
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,f16c")]
+    unsafe fn codes(at: *const u8) -> [__m512i; 4] {
+        let mut codes = [_mm512_setzero_si512(); 4];
+        for k in 0..4 {
+            // SAFETY: the caller's promises.
+            let bytes = unsafe { twice(at.add(16 + 32 * k)) };
+            let halves = _mm512_srlv_epi32(bytes, lanes!(|lane| lane / 8 * 4));
+            codes[k] = _mm512_and_si512(halves, _mm512_set1_epi8(15));
+        }
+        codes
+    }
+
+    /// Each register's numbers stand in eight places of four bytes, which a permutation of all 128 takes out at once.
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,f16c")]
+    unsafe fn lanes(at: *const u8) -> [__m512i; 4] {
+        use crate::cpu::columns::group_of_lane;
+        // SAFETY: the caller's promises.
+        let (first, last) = unsafe { (_mm512_loadu_si512(at.add(16).cast()), _mm512_loadu_si512(at.add(80).cast())) };
+        // Four groups of 16 share 32 bytes: two in the low halves, two in the high ones.
+        let places = lanes!(|lane| group_of_lane(lane) / 4 * 8 + group_of_lane(lane) % 2 * 4);
+        let down = lanes!(|lane| group_of_lane(lane) % 4 / 2 * 4);
+        let mut codes = [_mm512_setzero_si512(); 4];
+        for k in 0..4 {
+            let places = _mm512_add_epi32(places, _mm512_set1_epi32(k as i32));
+            let bytes = _mm512_permutex2var_epi32(first, places, last);
+            codes[k] = _mm512_and_si512(_mm512_srlv_epi32(bytes, down), _mm512_set1_epi8(15));
+        }
+        codes
+    }
+}
