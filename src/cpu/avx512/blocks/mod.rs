@@ -4,9 +4,22 @@
 //! A type says how 256 of its numbers become registers ([`Unpack`]); the rest is written once. In a dot each lane of 32 bits belongs to one
 //! group of 16 numbers (`LaneBlock`), so the products of 256 numbers add up in four instructions before they are scaled.
 
+mod iq4_nl;
+mod iq4_xs;
 mod k_scales;
+mod levels;
+mod mxfp4;
+mod q2_k;
+mod q3_k;
+mod q4_0;
+mod q4_1;
 mod q4_k;
+mod q5_0;
+mod q5_1;
+mod q5_k;
 mod q6_k;
+mod q8_0;
+mod small;
 
 use super::{AHEAD, DEPTH, FEW, prefetch, reduce};
 use crate::cpu::columns::{BLOCK, BLOCK_GROUP, LaneBlock, group_of_lane};
@@ -126,7 +139,7 @@ macro_rules! block_kernels {
         }
     };
 }
-block_kernels!(Q4_K, Q6_K);
+block_kernels!(Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, Q2_K, Q3_K, Q4_K, Q5_K, Q6_K, IQ4_NL, IQ4_XS, MXFP4);
 
 /// Most bytes of 256 numbers: those of q8_0.
 const MAX_STEP: usize = 272;
@@ -406,6 +419,15 @@ unsafe fn add_rows_to_many<T: Unpack, const R: usize>(rows: [*const u8; R], a: &
 unsafe fn f16_everywhere(at: *const u8) -> __m512 {
     // SAFETY: the caller's promises.
     _mm512_cvtph_ps(_mm256_set1_epi16(unsafe { at.cast::<i16>().read_unaligned() }))
+}
+
+/// 16 bytes in the order of their groups' lanes.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,f16c")]
+unsafe fn bytes_by_lane(at: *const u8) -> __m128i {
+    // SAFETY: the caller's promises.
+    let bytes = unsafe { _mm_loadu_si128(at.cast()) };
+    _mm_shuffle_epi8(bytes, _mm512_cvtepi32_epi8(lanes!(|lane| group_of_lane(lane))))
 }
 
 /// 32 bytes in both halves.
