@@ -33,6 +33,14 @@ impl Unpack for IQ4_XS {
 
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,f16c")]
+    unsafe fn lanes(at: *const u8) -> [__m512i; 4] {
+        // Eight runs of 16 bytes lie as the codes of eight small blocks would.
+        // SAFETY: the caller's promises.
+        levels::look_up(unsafe { small::Eight::<16>(at).nibbles_by_lane(8) }, &levels::IQ4)
+    }
+
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,f16c")]
     unsafe fn add(at: *const u8, a: __m512, out: *mut f32) {
         // SAFETY: the caller's promises.
         unsafe {

@@ -37,6 +37,9 @@ trait Unpack: Block {
     /// Bytes of 256 numbers.
     const STEP: usize = BLOCK / Self::NUMBERS * Self::BYTES;
 
+    /// If the minimum of each group is this many times its scale: what a number's code is more than the number is scales.
+    const BIAS: Option<i8> = None;
+
     /// Scales and minima.
     unsafe fn scales(at: *const u8) -> Scales;
 
@@ -57,15 +60,35 @@ trait Unpack: Block {
     unsafe fn add(at: *const u8, a: __m512, out: *mut f32) {
         // SAFETY: the caller's promises.
         unsafe {
-            let codes = Self::codes(at);
+            let mut codes = Self::codes(at);
+            if let Some(bias) = Self::BIAS {
+                codes = codes.map(|codes| _mm512_sub_epi8(codes, _mm512_set1_epi8(bias)));
+            }
             let scales = Self::scales(at).times(a);
+            // From memory, where a broadcast costs nothing: of registers the compiler would make shuffles.
             let (codes, scales) = black_box((&codes, &scales));
             for g in 0..BLOCK / BLOCK_GROUP {
                 let out = out.add(g * BLOCK_GROUP);
-                let sum = _mm512_sub_ps(_mm512_loadu_ps(out), of_group(&scales.min, g));
-                _mm512_storeu_ps(out, _mm512_fmadd_ps(codes_of_group(codes, g), of_group(&scales.scale, g), sum));
+                let bytes = codes.as_ptr().cast::<__m128i>().add(g);
+                add_codes::<Self>(bytes, g, scales, out);
             }
         }
+    }
+}
+
+/// Adds group `g` to 16 numbers at `out`. The codes stand at `bytes`, signed if the type has a bias.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,f16c")]
+unsafe fn add_codes<T: Unpack + ?Sized>(bytes: *const __m128i, g: usize, scales: &Scales, out: *mut f32) {
+    // SAFETY: the caller promises the numbers and that `g` is below 16.
+    unsafe {
+        let (bytes, sum) = (_mm_loadu_si128(bytes), _mm512_loadu_ps(out));
+        let (codes, sum) = if T::BIAS.is_some() {
+            (_mm512_cvtepi8_epi32(bytes), sum)
+        } else {
+            (_mm512_cvtepu8_epi32(bytes), _mm512_sub_ps(sum, of_group(&scales.min, g)))
+        };
+        _mm512_storeu_ps(out, _mm512_fmadd_ps(_mm512_cvtepi32_ps(codes), of_group(&scales.scale, g), sum));
     }
 }
 

@@ -6,6 +6,8 @@ use crate::formats::blocks::Q3_K;
 use std::arch::x86_64::*;
 
 impl Unpack for Q3_K {
+    const BIAS: Option<i8> = Some(4);
+
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,f16c")]
     unsafe fn scales(at: *const u8) -> Scales {

@@ -9,7 +9,7 @@ impl Unpack for Q4_0 {
     #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,f16c")]
     unsafe fn scales(at: *const u8) -> Scales {
         // SAFETY: the caller's promises.
-        small::biased(unsafe { small::Eight::<18>(at).heads() }, 8.0)
+        small::biased(_mm512_cvtph_ps(unsafe { small::Eight::<18>(at).short_heads() }), 8.0)
     }
 
     #[inline]
@@ -17,6 +17,13 @@ impl Unpack for Q4_0 {
     unsafe fn codes(at: *const u8) -> [__m512i; 4] {
         // SAFETY: the caller's promises.
         unsafe { small::Eight::<18>(at).nibbles(2) }
+    }
+
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,f16c")]
+    unsafe fn lanes(at: *const u8) -> [__m512i; 4] {
+        // SAFETY: the caller's promises.
+        unsafe { small::Eight::<18>(at).nibbles_by_lane(2) }
     }
 
     #[inline]

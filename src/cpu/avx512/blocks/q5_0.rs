@@ -5,11 +5,13 @@ use crate::formats::blocks::Q5_0;
 use std::arch::x86_64::*;
 
 impl Unpack for Q5_0 {
+    const BIAS: Option<i8> = Some(16);
+
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,f16c")]
     unsafe fn scales(at: *const u8) -> Scales {
         // SAFETY: the caller's promises.
-        small::biased(unsafe { small::Eight::<22>(at).heads() }, 16.0)
+        small::biased(small::low_f16(unsafe { small::Eight::<22>(at).heads() }), 16.0)
     }
 
     #[inline]

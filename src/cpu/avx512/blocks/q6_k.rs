@@ -5,6 +5,8 @@ use crate::formats::blocks::Q6_K;
 use std::arch::x86_64::*;
 
 impl Unpack for Q6_K {
+    const BIAS: Option<i8> = Some(32);
+
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,f16c")]
     unsafe fn scales(at: *const u8) -> Scales {

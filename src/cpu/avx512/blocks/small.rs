@@ -51,6 +51,62 @@ impl<const BYTES: usize> Eight<BYTES> {
         codes
     }
 
+    /// The same codes by lane. The bytes of four blocks fill a register, and each register of codes is a choice of eight places of four
+    /// bytes from two of them.
+    ///
+    /// # Safety
+    /// As above.
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,f16c")]
+    pub(super) unsafe fn nibbles_by_lane(self, at: usize) -> [__m512i; 4] {
+        // SAFETY: the caller's promises.
+        let four = |first: usize| unsafe {
+            let of = |i: usize| self.0.add((first + i) * BYTES + at);
+            if BYTES == 16 {
+                return _mm512_loadu_si512(of(0).cast());
+            }
+            let bytes = |i: usize| _mm_loadu_si128(of(i).cast());
+            let two = _mm512_mask_broadcast_i32x4(_mm512_broadcast_i32x4(bytes(0)), 0x00F0, bytes(1));
+            let three = _mm512_mask_broadcast_i32x4(two, 0x0F00, bytes(2));
+            _mm512_mask_broadcast_i32x4(three, 0xF000, bytes(3))
+        };
+        let (first, last) = (four(0), four(4));
+        let places = lanes!(|lane| group_of_lane(lane) / 2 * 4);
+        let down = lanes!(|lane| group_of_lane(lane) % 2 * 4);
+        let mut codes = [_mm512_setzero_si512(); 4];
+        for k in 0..4 {
+            let places = _mm512_add_epi32(places, _mm512_set1_epi32(k as i32));
+            let bytes = _mm512_permutex2var_epi32(first, places, last);
+            codes[k] = _mm512_and_si512(_mm512_srlv_epi32(bytes, down), _mm512_set1_epi8(15));
+        }
+        codes
+    }
+
+    /// The first two bytes of each block in its lanes, of blocks of at most 20 bytes: fewer instructions than [`Eight::heads`].
+    ///
+    /// # Safety
+    /// As above.
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,f16c")]
+    pub(super) unsafe fn short_heads(self) -> __m256i {
+        const { assert!(BYTES.is_multiple_of(2) && 3 * BYTES + 2 <= 64 && 4 * BYTES >= 64) };
+        // SAFETY: the caller's promises; the second load ends within the eight blocks.
+        let (first, last) = unsafe { (_mm512_loadu_si512(self.0.cast()), _mm512_loadu_si512(self.0.add(4 * BYTES).cast())) };
+        // Words of the first four blocks from the first register, those of the others from the second.
+        let words = const {
+            let (mut words, mut lane) = ([0i16; 32], 0);
+            while lane < 16 {
+                let block = group_of_lane(lane) / 2;
+                words[lane] = (block / 4 * 32 + block % 4 * BYTES / 2) as i16;
+                lane += 1;
+            }
+            words
+        };
+        // SAFETY: 64 bytes.
+        let words = unsafe { _mm512_loadu_si512(words.as_ptr().cast()) };
+        _mm512_castsi512_si256(_mm512_permutex2var_epi16(first, words, last))
+    }
+
     /// Adds the numbers to 256 at `out`, of codes of 4 bits that stand for the 16 `levels`.
     ///
     /// # Safety
@@ -96,11 +152,10 @@ pub(super) fn low_f16(lanes: __m512i) -> __m512 {
     _mm512_cvtph_ps(_mm512_cvtepi32_epi16(lanes))
 }
 
-/// Scales from f16 in the low halves of lanes, for codes that stand for numbers `bias` below them.
+/// Scales for codes that are `bias` scales above their numbers.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,f16c")]
-pub(super) fn biased(heads: __m512i, bias: f32) -> Scales {
-    let scale = low_f16(heads);
+pub(super) fn biased(scale: __m512, bias: f32) -> Scales {
     Scales { scale, min: _mm512_mul_ps(scale, _mm512_set1_ps(bias)) }
 }
 
