@@ -3,7 +3,7 @@
 use super::{Block, BlockType, f16_at};
 
 /// What the codes of IQ4_NL and IQ4_XS mean: levels that lie closer together near 0, where most weights are.
-pub(super) const LEVELS: [i8; 16] = [-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113];
+pub const LEVELS: [i8; 16] = [-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113];
 
 /// The type.
 #[allow(non_camel_case_types)]

@@ -22,9 +22,9 @@ mod q6_k;
 mod q8_0;
 
 pub use bf16::BF16;
-pub use iq4_nl::IQ4_NL;
+pub use iq4_nl::{IQ4_NL, LEVELS as IQ4_LEVELS};
 pub use iq4_xs::IQ4_XS;
-pub use mxfp4::MXFP4;
+pub use mxfp4::{LEVELS as MXFP4_LEVELS, MXFP4};
 pub use q2_k::Q2_K;
 pub use q3_k::Q3_K;
 pub use q4_0::Q4_0;

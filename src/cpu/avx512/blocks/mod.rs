@@ -4,15 +4,30 @@
 //! A type says how 256 of its numbers become registers ([`Unpack`]); the rest is written once. In a dot each lane of 32 bits belongs to one
 //! group of 16 numbers (`LaneBlock`), so the products of 256 numbers add up in four instructions before they are scaled.
 
+mod iq4_nl;
+mod iq4_xs;
 mod k_scales;
+mod levels;
+mod mxfp4;
+mod q2_k;
+mod q3_k;
+mod q4_0;
+mod q4_1;
 mod q4_k;
+mod q5_0;
+mod q5_1;
+mod q5_k;
 mod q6_k;
+mod q8_0;
+mod small;
 
-use super::{AHEAD, DEPTH, FEW, prefetch, reduce};
+use super::axpy::axpy_bf16;
+use super::{AHEAD, BF16, DEPTH, FEW, dot_float, prefetch, reduce};
 use crate::cpu::columns::{BLOCK, BLOCK_GROUP, LaneBlock, group_of_lane};
 use crate::cpu::{Axpy, Columns, Dot, Rows, portable, whole_rows};
 use crate::formats::blocks::{self, Block, BlockType};
 use std::arch::x86_64::*;
+use std::hint::black_box;
 use std::mem::MaybeUninit;
 
 /// A block type as registers of 256 numbers: one block, or eight of 32.
@@ -22,6 +37,9 @@ use std::mem::MaybeUninit;
 trait Unpack: Block {
     /// Bytes of 256 numbers.
     const STEP: usize = BLOCK / Self::NUMBERS * Self::BYTES;
+
+    /// If the minimum of each group is this many times its scale: what a number's code is more than the number is scales.
+    const BIAS: Option<i8> = None;
 
     /// Scales and minima.
     unsafe fn scales(at: *const u8) -> Scales;
@@ -36,6 +54,43 @@ trait Unpack: Block {
         // SAFETY: the caller's promises.
         by_lane(unsafe { Self::codes(at) })
     }
+
+    /// Adds the numbers times `a` to 256 numbers at `out`.
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,f16c")]
+    unsafe fn add(at: *const u8, a: __m512, out: *mut f32) {
+        // SAFETY: the caller's promises.
+        unsafe {
+            let mut codes = Self::codes(at);
+            if let Some(bias) = Self::BIAS {
+                codes = codes.map(|codes| _mm512_sub_epi8(codes, _mm512_set1_epi8(bias)));
+            }
+            let scales = Self::scales(at).times(a);
+            // From memory, where a broadcast costs nothing: of registers the compiler would make shuffles.
+            let (codes, scales) = black_box((&codes, &scales));
+            for g in 0..BLOCK / BLOCK_GROUP {
+                let out = out.add(g * BLOCK_GROUP);
+                let bytes = codes.as_ptr().cast::<__m128i>().add(g);
+                add_codes::<Self>(bytes, g, scales, out);
+            }
+        }
+    }
+}
+
+/// Adds group `g` to 16 numbers at `out`. The codes stand at `bytes`, signed if the type has a bias.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,f16c")]
+unsafe fn add_codes<T: Unpack + ?Sized>(bytes: *const __m128i, g: usize, scales: &Scales, out: *mut f32) {
+    // SAFETY: the caller promises the numbers and that `g` is below 16.
+    unsafe {
+        let (bytes, sum) = (_mm_loadu_si128(bytes), _mm512_loadu_ps(out));
+        let (codes, sum) = if T::BIAS.is_some() {
+            (_mm512_cvtepi8_epi32(bytes), sum)
+        } else {
+            (_mm512_cvtepu8_epi32(bytes), _mm512_sub_ps(sum, of_group(&scales.min, g)))
+        };
+        _mm512_storeu_ps(out, _mm512_fmadd_ps(_mm512_cvtepi32_ps(codes), of_group(&scales.scale, g), sum));
+    }
 }
 
 /// What 16 groups of 16 numbers share, by lane (`columns::group_of_lane`): number = scale * code - min.
@@ -45,8 +100,15 @@ struct Scales {
     min: __m512,
 }
 
+impl Scales {
+    #[inline]
+    #[target_feature(enable = "avx512f")]
+    fn times(self, a: __m512) -> Scales {
+        Scales { scale: _mm512_mul_ps(self.scale, a), min: _mm512_mul_ps(self.min, a) }
+    }
+}
+
 /// 256 numbers, unpacked, with their codes by lane or in their own order.
-#[repr(align(64))]
 #[derive(Clone, Copy)]
 struct Weights {
     codes: [__m512i; 4],
@@ -89,19 +151,21 @@ macro_rules! block_kernels {
         /// The dots of all block types.
         pub(super) const fn dots<const FAR: bool>() -> [Dot; BlockType::COUNT] {
             let mut dots = portable::BLOCK_DOTS;
-            $(dots[blocks::$name::TYPE as usize] = dot::<blocks::$name, FAR>;)*
+            dots[BlockType::BF16 as usize] = dot_float::<BF16, FAR>;
+            $(dots[BlockType::$name as usize] = dot::<blocks::$name, FAR>;)*
             dots
         }
 
         /// The axpys of all block types.
         pub(super) const fn axpys<const FAR: bool>() -> [Axpy; BlockType::COUNT] {
             let mut axpys = portable::BLOCK_AXPYS;
-            $(axpys[blocks::$name::TYPE as usize] = axpy::<blocks::$name, FAR>;)*
+            axpys[BlockType::BF16 as usize] = axpy_bf16::<FAR>;
+            $(axpys[BlockType::$name as usize] = axpy::<blocks::$name, FAR>;)*
             axpys
         }
     };
 }
-block_kernels!(Q4_K, Q6_K);
+block_kernels!(Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, Q2_K, Q3_K, Q4_K, Q5_K, Q6_K, IQ4_NL, IQ4_XS, MXFP4);
 
 /// Most bytes of 256 numbers: those of q8_0.
 const MAX_STEP: usize = 272;
@@ -111,7 +175,7 @@ const MAX_STEP: usize = 272;
 unsafe fn step<T: Unpack>(row: *const u8, i: usize, cols: usize, tail: &mut [u8; MAX_STEP]) -> *const u8 {
     let at = row.wrapping_add(i * T::STEP);
     let left = cols - i * BLOCK;
-    if left >= BLOCK {
+    if T::NUMBERS == BLOCK || left >= BLOCK {
         return at;
     }
     let bytes = left / T::NUMBERS * T::BYTES;
@@ -120,7 +184,8 @@ unsafe fn step<T: Unpack>(row: *const u8, i: usize, cols: usize, tail: &mut [u8;
     tail.as_ptr()
 }
 
-/// Prefetches step `i` of a row that lies `ahead` bytes further.
+/// Prefetches what lies `ahead` bytes behind step `i` of a row. It names some lines twice: to find out which ones took longer than that
+/// (q4_k came at 77 instead of 82 % of what loads alone read).
 #[inline]
 fn prefetch_step<T: Unpack>(row: *const u8, i: usize, ahead: usize) {
     (0..T::STEP).step_by(64).for_each(|line| prefetch(row.wrapping_add(i * T::STEP + line + ahead)));
@@ -207,23 +272,24 @@ unsafe fn multiply<const R: usize, const N: usize>(
     }
 }
 
-/// Steps of a row that are unpacked before they meet all columns: four rows of them stay in L1.
+/// Steps of a row that are unpacked before they meet all columns: three rows of them stay in L1.
 const STEPS: usize = DEPTH / BLOCK;
 
-/// [`dot`] for many columns: rows are unpacked once for all of them.
+/// [`dot`] for many columns: rows are unpacked once for all of them. Tiles of 3 by 4 and 4 by 3 hold their sums and products in registers
+/// and are as fast; of two rows, which is what the FFN of a few columns has, the first are faster. Tiles of 4 by 4 took half as long again.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,f16c")]
 unsafe fn dot_many<T: Unpack>(rows: Rows, count: usize, x: &Columns, y: *mut f32, stride: usize) {
     let steps = x.cols.div_ceil(BLOCK);
     for start in (0..steps).step_by(STEPS) {
         let range = (start, steps.min(start + STEPS));
-        tiles!(count, [4, 2, 1], |R, r| {
+        tiles!(count, [3, 2, 1], |R, r| {
             // SAFETY: the caller's promises; the tile sees only what was unpacked.
             unsafe {
                 let mut weights = [[const { MaybeUninit::uninit() }; STEPS]; R];
                 for (k, weights) in weights.iter_mut().enumerate() {
                     unpack_range::<T>(rows.row(r + k), range, x.cols, weights);
                 }
-                tiles!(x.n, [3, 2, 1], |N, b| {
+                tiles!(x.n, [4, 3, 2, 1], |N, b| {
                     let sums = tile::<R, N>(&weights, x, b, range);
                     for (k, sums) in sums.iter().enumerate() {
                         for (c, sum) in sums.iter().enumerate() {
@@ -282,35 +348,71 @@ unsafe fn axpy<T: Unpack, const FAR: bool>(rows: &[*const u8], ahead: usize, a: 
     let n = out.len() / cols;
     // Rows for several columns have been read by `touch`.
     let ahead = if FAR && n == 1 { whole_rows(ahead, AHEAD) } else { 0 };
+    if n == 1 {
+        for (row, a) in rows.iter().zip(a) {
+            // SAFETY: the caller's promises.
+            unsafe { add_row::<T>(*row, ahead, *a, out) };
+        }
+        return;
+    }
     tiles!(rows.len(), [4, 2, 1], |R, r| {
         let rows: [*const u8; R] = std::array::from_fn(|k| rows[r + k]);
         // SAFETY: the caller's promises.
-        unsafe {
-            if n == 1 {
-                add_rows::<T, R, true>(rows, ahead, &a[r * n..], cols, out);
-            } else {
-                add_rows::<T, R, false>(rows, ahead, &a[r * n..], cols, out);
-            }
-        }
+        unsafe { add_rows_to_many::<T, R>(rows, &a[r * n..], cols, out) };
     });
 }
 
-/// out[b] += sum of a[r * n + b] * row r; with ONE for one column.
+/// out += a * row.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,f16c")]
-unsafe fn add_rows<T: Unpack, const R: usize, const ONE: bool>(
-    rows: [*const u8; R],
-    ahead: usize,
-    a: &[f32],
-    cols: usize,
-    out: &mut [f32],
-) {
-    let n = if ONE { 1 } else { out.len() / cols };
+unsafe fn add_row<T: Unpack>(row: *const u8, ahead: usize, a: f32, out: &mut [f32]) {
+    let a = _mm512_set1_ps(a);
+    let whole = out.len() / BLOCK;
+    for i in 0..whole {
+        if ahead != 0 {
+            prefetch_step::<T>(row, i, ahead);
+        }
+        // SAFETY: a step of the row and its numbers.
+        unsafe { T::add(row.add(i * T::STEP), a, out.as_mut_ptr().add(i * BLOCK)) };
+    }
+    let rest = &mut out[whole * BLOCK..];
+    if !rest.is_empty() {
+        let mut numbers = [0.0; BLOCK];
+        numbers[..rest.len()].copy_from_slice(rest);
+        let mut tail = [0; MAX_STEP];
+        // SAFETY: what is left of the row, with zeros behind it.
+        unsafe {
+            let at = step::<T>(row, whole, whole * BLOCK + rest.len(), &mut tail);
+            T::add(at, a, numbers.as_mut_ptr());
+        }
+        rest.copy_from_slice(&numbers[..rest.len()]);
+    }
+}
+
+/// The codes of group `g`, of codes in their own order.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,f16c")]
+unsafe fn codes_of_group(codes: &[__m512i; 4], g: usize) -> __m512 {
+    // SAFETY: the caller promises that `g` is below 16.
+    let codes = unsafe { _mm_load_si128((&raw const *codes).cast::<__m128i>().add(g)) };
+    _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(codes))
+}
+
+/// What belongs to group `g` of scales by lane.
+#[inline]
+#[target_feature(enable = "avx512f")]
+unsafe fn of_group(by_lane: &__m512, g: usize) -> __m512 {
+    // SAFETY: the caller promises that `g`, and so its lane, is below 16.
+    _mm512_set1_ps(unsafe { *(&raw const *by_lane).cast::<f32>().add(group_of_lane(g)) })
+}
+
+/// out[b] += sum of a[r * n + b] * row r, for n columns.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,f16c")]
+unsafe fn add_rows_to_many<T: Unpack, const R: usize>(rows: [*const u8; R], a: &[f32], cols: usize, out: &mut [f32]) {
+    let n = out.len() / cols;
     let mut tail = [0; MAX_STEP];
     for i in 0..cols.div_ceil(BLOCK) {
-        if ahead != 0 {
-            prefetch_step::<T>(rows[R - 1], i, ahead);
-        }
         let mut weights = [const { MaybeUninit::uninit() }; R];
         // SAFETY: steps of the rows, and of the output only numbers that it has.
         unsafe {
@@ -318,12 +420,14 @@ unsafe fn add_rows<T: Unpack, const R: usize, const ONE: bool>(
                 let at = step::<T>(rows[r], i, cols, &mut tail);
                 weights[r].write(Weights { codes: T::codes(at), scales: T::scales(at) });
             }
-            let weights = weights.map(|weights| weights.assume_init());
+            let weights = black_box(&weights).each_ref().map(|weights| weights.assume_init_ref());
             let start = i * BLOCK;
             for g in 0..(cols - start).min(BLOCK) / BLOCK_GROUP {
                 let mut numbers = [_mm512_setzero_ps(); R];
                 for r in 0..R {
-                    numbers[r] = group(&weights[r], g);
+                    let Scales { scale, min } = &weights[r].scales;
+                    numbers[r] =
+                        _mm512_fmsub_ps(codes_of_group(&weights[r].codes, g), of_group(scale, g), of_group(min, g));
                 }
                 for b in 0..n {
                     let out = out.as_mut_ptr().add(b * cols + start + g * BLOCK_GROUP);
@@ -338,20 +442,6 @@ unsafe fn add_rows<T: Unpack, const R: usize, const ONE: bool>(
     }
 }
 
-/// The 16 numbers of group `g`, of weights with codes in their own order.
-#[inline]
-#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,f16c")]
-unsafe fn group(weights: &Weights, g: usize) -> __m512 {
-    let lane = group_of_lane(g);
-    // SAFETY: `g` and so `lane` are below 16.
-    unsafe {
-        let codes = _mm_load_si128((&raw const weights.codes).cast::<__m128i>().add(g));
-        let scale = _mm512_set1_ps(*(&raw const weights.scales.scale).cast::<f32>().add(lane));
-        let min = _mm512_set1_ps(*(&raw const weights.scales.min).cast::<f32>().add(lane));
-        _mm512_fmsub_ps(_mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(codes)), scale, min)
-    }
-}
-
 /// The f16 at `at`, in all lanes.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,f16c")]
@@ -360,12 +450,35 @@ unsafe fn f16_everywhere(at: *const u8) -> __m512 {
     _mm512_cvtph_ps(_mm256_set1_epi16(unsafe { at.cast::<i16>().read_unaligned() }))
 }
 
+/// 16 bytes in the order of their groups' lanes.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,f16c")]
+unsafe fn bytes_by_lane(at: *const u8) -> __m128i {
+    // SAFETY: the caller's promises.
+    let bytes = unsafe { _mm_loadu_si128(at.cast()) };
+    _mm_shuffle_epi8(bytes, _mm512_cvtepi32_epi8(lanes!(|lane| group_of_lane(lane))))
+}
+
 /// 32 bytes in both halves.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,f16c")]
 unsafe fn twice(at: *const u8) -> __m512i {
     // SAFETY: the caller's promises.
     _mm512_broadcast_i64x4(unsafe { _mm256_loadu_si256(at.cast()) })
+}
+
+/// Adds what 16 bytes of two codes of 4 bits each mean to 16 numbers at `low` and 16 at `high`, from a table for either.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,f16c")]
+unsafe fn add_nibbles(bytes: *const u8, tables: [__m512; 2], low: *mut f32, high: *mut f32) {
+    // SAFETY: the caller's promises.
+    unsafe {
+        // A permutation sees the four lowest bits alone.
+        let codes = _mm512_cvtepu8_epi32(_mm_loadu_si128(bytes.cast()));
+        _mm512_storeu_ps(low, _mm512_add_ps(_mm512_loadu_ps(low), _mm512_permutexvar_ps(codes, tables[0])));
+        let codes = _mm512_srli_epi32::<4>(codes);
+        _mm512_storeu_ps(high, _mm512_add_ps(_mm512_loadu_ps(high), _mm512_permutexvar_ps(codes, tables[1])));
+    }
 }
 
 /// For each bit: that of `yes` where `mask` has one, else that of `no`.

@@ -1,8 +1,9 @@
 //! Q4_K.
 
-use super::{Scales, Unpack, k_scales, lanes, twice};
+use super::{Scales, Unpack, add_nibbles, k_scales, lanes, of_group, twice};
 use crate::formats::blocks::Q4_K;
 use std::arch::x86_64::*;
+use std::hint::black_box;
 
 impl Unpack for Q4_K {
     #[inline]
@@ -42,5 +43,24 @@ impl Unpack for Q4_K {
             codes[k] = _mm512_and_si512(_mm512_srlv_epi32(bytes, down), _mm512_set1_epi8(15));
         }
         codes
+    }
+
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,f16c")]
+    unsafe fn add(at: *const u8, a: __m512, out: *mut f32) {
+        let codes = _mm512_cvtepi32_ps(lanes!(|lane| lane));
+        // SAFETY: the caller's promises.
+        unsafe {
+            let scales = Self::scales(at).times(a);
+            let Scales { scale, min } = black_box(&scales);
+            for k in 0..4 {
+                let table = |group: usize| _mm512_fmsub_ps(codes, of_group(scale, 2 * group), of_group(min, 2 * group));
+                let tables = [table(2 * k), table(2 * k + 1)];
+                for half in 0..2 {
+                    let out = out.add(64 * k + 16 * half);
+                    add_nibbles(at.add(16 + 32 * k + 16 * half), tables, out, out.add(32));
+                }
+            }
+        }
     }
 }

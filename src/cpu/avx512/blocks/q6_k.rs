@@ -1,19 +1,18 @@
 //! Q6_K.
 
-use super::{Scales, Unpack, f16_everywhere, lanes, select, twice};
-use crate::cpu::columns::group_of_lane;
+use super::{Scales, Unpack, bytes_by_lane, f16_everywhere, lanes, select, twice};
 use crate::formats::blocks::Q6_K;
 use std::arch::x86_64::*;
 
 impl Unpack for Q6_K {
+    const BIAS: Option<i8> = Some(32);
+
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,f16c")]
     unsafe fn scales(at: *const u8) -> Scales {
         // SAFETY: the caller's promises.
-        let (packed, d) = unsafe { (_mm_loadu_si128(at.add(192).cast()), f16_everywhere(at.add(208))) };
-        let by_lane = _mm512_cvtepi32_epi8(lanes!(|lane| group_of_lane(lane)));
-        let scales = _mm512_cvtepi8_epi32(_mm_shuffle_epi8(packed, by_lane));
-        let scale = _mm512_mul_ps(_mm512_cvtepi32_ps(scales), d);
+        let (packed, d) = unsafe { (bytes_by_lane(at.add(192)), f16_everywhere(at.add(208))) };
+        let scale = _mm512_mul_ps(_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(packed)), d);
         Scales { scale, min: _mm512_mul_ps(scale, _mm512_set1_ps(32.0)) }
     }
 

@@ -1,0 +1,38 @@
+//! IQ4_NL.
+
+use super::{Scales, Unpack, levels, small};
+use crate::formats::blocks::IQ4_NL;
+use std::arch::x86_64::*;
+
+impl Unpack for IQ4_NL {
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,f16c")]
+    unsafe fn scales(at: *const u8) -> Scales {
+        // SAFETY: the caller's promises.
+        small::biased(_mm512_cvtph_ps(unsafe { small::Eight::<18>(at).short_heads() }), levels::BIAS)
+    }
+
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,f16c")]
+    unsafe fn codes(at: *const u8) -> [__m512i; 4] {
+        // SAFETY: the caller's promises.
+        levels::look_up(unsafe { small::Eight::<18>(at).nibbles(2) }, &levels::IQ4)
+    }
+
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,f16c")]
+    unsafe fn lanes(at: *const u8) -> [__m512i; 4] {
+        // SAFETY: the caller's promises.
+        levels::look_up(unsafe { small::Eight::<18>(at).nibbles_by_lane(2) }, &levels::IQ4)
+    }
+
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,f16c")]
+    unsafe fn add(at: *const u8, a: __m512, out: *mut f32) {
+        // SAFETY: the caller's promises.
+        unsafe {
+            let scales = Self::scales(at).times(a);
+            small::Eight::<18>(at).add_nibbles(2, levels::numbers(&levels::IQ4), scales, out);
+        }
+    }
+}

@@ -1,0 +1,52 @@
+//! IQ4_XS.
+
+use super::{Scales, Unpack, f16_everywhere, lanes, levels, small};
+use crate::cpu::columns::group_of_lane;
+use crate::formats::blocks::IQ4_XS;
+use std::arch::x86_64::*;
+
+impl Unpack for IQ4_XS {
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,f16c")]
+    unsafe fn scales(at: *const u8) -> Scales {
+        // SAFETY: the caller's promises.
+        let (d, first, low) = unsafe {
+            let word = |i: usize| _mm512_set1_epi32(at.add(4 * i).cast::<i32>().read_unaligned());
+            (f16_everywhere(at), word(0), word(1))
+        };
+        // Of each group of 32 four bits from the second word and two from the top half of the first.
+        let low =
+            _mm512_and_si512(_mm512_srlv_epi32(low, lanes!(|lane| group_of_lane(lane) / 2 * 4)), _mm512_set1_epi32(15));
+        let high = _mm512_srlv_epi32(first, lanes!(|lane| group_of_lane(lane) / 2 * 2 + 12));
+        let high = _mm512_and_si512(high, _mm512_set1_epi32(0x30));
+        let scale = _mm512_sub_epi32(_mm512_or_si512(low, high), _mm512_set1_epi32(32));
+        let scale = _mm512_mul_ps(_mm512_cvtepi32_ps(scale), d);
+        Scales { scale, min: _mm512_mul_ps(scale, _mm512_set1_ps(levels::BIAS)) }
+    }
+
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,f16c")]
+    unsafe fn codes(at: *const u8) -> [__m512i; 4] {
+        // Eight runs of 16 bytes lie as the codes of eight small blocks would.
+        // SAFETY: the caller's promises.
+        levels::look_up(unsafe { small::Eight::<16>(at).nibbles(8) }, &levels::IQ4)
+    }
+
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,f16c")]
+    unsafe fn lanes(at: *const u8) -> [__m512i; 4] {
+        // Eight runs of 16 bytes lie as the codes of eight small blocks would.
+        // SAFETY: the caller's promises.
+        levels::look_up(unsafe { small::Eight::<16>(at).nibbles_by_lane(8) }, &levels::IQ4)
+    }
+
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,f16c")]
+    unsafe fn add(at: *const u8, a: __m512, out: *mut f32) {
+        // SAFETY: the caller's promises.
+        unsafe {
+            let scales = Self::scales(at).times(a);
+            small::Eight::<16>(at).add_nibbles(8, levels::numbers(&levels::IQ4), scales, out);
+        }
+    }
+}

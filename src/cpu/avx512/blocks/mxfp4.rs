@@ -1,0 +1,43 @@
+//! MXFP4.
+
+use super::{Scales, Unpack, levels, small};
+use crate::formats::blocks::MXFP4;
+use std::arch::x86_64::*;
+
+impl Unpack for MXFP4 {
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,f16c")]
+    unsafe fn scales(at: *const u8) -> Scales {
+        // SAFETY: the caller's promises.
+        let heads = unsafe { small::Eight::<17>(at).heads() };
+        // The exponent e as that of a float, 2^(e - 127), of which the numbers, which are doubled, take half. An e of 0, with numbers below
+        // 2^-124, gives 0.
+        let exponent = _mm512_and_si512(_mm512_slli_epi32::<23>(heads), _mm512_set1_epi32(0x7F80_0000));
+        let scale = _mm512_mul_ps(_mm512_castsi512_ps(exponent), _mm512_set1_ps(0.5));
+        Scales { scale, min: _mm512_mul_ps(scale, _mm512_set1_ps(levels::BIAS)) }
+    }
+
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,f16c")]
+    unsafe fn codes(at: *const u8) -> [__m512i; 4] {
+        // SAFETY: the caller's promises.
+        levels::look_up(unsafe { small::Eight::<17>(at).nibbles(1) }, &levels::MXFP4)
+    }
+
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,f16c")]
+    unsafe fn lanes(at: *const u8) -> [__m512i; 4] {
+        // SAFETY: the caller's promises.
+        levels::look_up(unsafe { small::Eight::<17>(at).nibbles_by_lane(1) }, &levels::MXFP4)
+    }
+
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,f16c")]
+    unsafe fn add(at: *const u8, a: __m512, out: *mut f32) {
+        // SAFETY: the caller's promises.
+        unsafe {
+            let scales = Self::scales(at).times(a);
+            small::Eight::<17>(at).add_nibbles(1, levels::numbers(&levels::MXFP4), scales, out);
+        }
+    }
+}

@@ -1,0 +1,38 @@
+//! Q4_0.
+
+use super::{Scales, Unpack, small};
+use crate::formats::blocks::Q4_0;
+use std::arch::x86_64::*;
+
+impl Unpack for Q4_0 {
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,f16c")]
+    unsafe fn scales(at: *const u8) -> Scales {
+        // SAFETY: the caller's promises.
+        small::biased(_mm512_cvtph_ps(unsafe { small::Eight::<18>(at).short_heads() }), 8.0)
+    }
+
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,f16c")]
+    unsafe fn codes(at: *const u8) -> [__m512i; 4] {
+        // SAFETY: the caller's promises.
+        unsafe { small::Eight::<18>(at).nibbles(2) }
+    }
+
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,f16c")]
+    unsafe fn lanes(at: *const u8) -> [__m512i; 4] {
+        // SAFETY: the caller's promises.
+        unsafe { small::Eight::<18>(at).nibbles_by_lane(2) }
+    }
+
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,f16c")]
+    unsafe fn add(at: *const u8, a: __m512, out: *mut f32) {
+        // SAFETY: the caller's promises.
+        unsafe {
+            let scales = Self::scales(at).times(a);
+            small::Eight::<18>(at).add_nibbles(2, small::whole_numbers(), scales, out);
+        }
+    }
+}

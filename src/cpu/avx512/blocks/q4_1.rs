@@ -1,0 +1,38 @@
+//! Q4_1.
+
+use super::{Scales, Unpack, small};
+use crate::formats::blocks::Q4_1;
+use std::arch::x86_64::*;
+
+impl Unpack for Q4_1 {
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,f16c")]
+    unsafe fn scales(at: *const u8) -> Scales {
+        // SAFETY: the caller's promises.
+        small::with_minimum(unsafe { small::Eight::<20>(at).heads() })
+    }
+
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,f16c")]
+    unsafe fn codes(at: *const u8) -> [__m512i; 4] {
+        // SAFETY: the caller's promises.
+        unsafe { small::Eight::<20>(at).nibbles(4) }
+    }
+
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,f16c")]
+    unsafe fn lanes(at: *const u8) -> [__m512i; 4] {
+        // SAFETY: the caller's promises.
+        unsafe { small::Eight::<20>(at).nibbles_by_lane(4) }
+    }
+
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,f16c")]
+    unsafe fn add(at: *const u8, a: __m512, out: *mut f32) {
+        // SAFETY: the caller's promises.
+        unsafe {
+            let scales = Self::scales(at).times(a);
+            small::Eight::<20>(at).add_nibbles(4, small::whole_numbers(), scales, out);
+        }
+    }
+}
