@@ -113,7 +113,7 @@ fn wrong_use_is_2_and_says_what_is_wrong() {
         (&["run", &model, "x", "-t", "1025"], "--threads 1025: take 1 to 1024"),
         (&["run", &model, "x", "--isa", "mmx"], "take avx512, avx2 or portable"),
         (&["run", &model, "x", "--kv", "q4"], "[possible values: f16, f32]"),
-        (&["run", &model, "x", "--quant", "q2_k"], "'q2_k' is not a store type; take f32, f16, q8_0 or q4_0"),
+        (&["run", &model, "x", "--quant", "q9"], "'q9' is not a store type; take one of f32, f16, q8_0, q4_0, bf16, "),
         (&["run", &model, "x", "--activation", "tanh"], "activation 'tanh' is not known; known are relu"),
         (&["run", &model, "x", "--chat"], "this model has no chat template"),
         (&["run", &model, "x", "--system", "y"], "leave out --system"),

@@ -19,6 +19,7 @@
 //! are aligned runs and the scales of 16 groups are one load. The values are the same: converting a GGUF row to this
 //! form and back changes no bit.
 
+use super::DType;
 use super::blocks::BlockType;
 use half::f16;
 use half::slice::HalfFloatSliceExt;
@@ -218,10 +219,10 @@ impl Rows {
 impl std::str::FromStr for Quant {
     type Err = String;
     fn from_str(text: &str) -> Result<Quant, String> {
-        Quant::OWN
-            .into_iter()
-            .find(|q| q.name().eq_ignore_ascii_case(text))
-            .ok_or_else(|| format!("'{text}' is not a store type; take f32, f16, q8_0 or q4_0"))
+        Quant::all().find(|quant| quant.name().eq_ignore_ascii_case(text)).ok_or_else(|| {
+            let names: Vec<&str> = Quant::all().map(Quant::name).collect();
+            format!("'{text}' is not a store type; take one of {}", names.join(", "))
+        })
     }
 }
 
@@ -245,14 +246,31 @@ pub fn scales(quant: Quant, row: &[u8], cols: usize) -> &[f16] {
     bytemuck::cast_slice(&row[at..at + cols / GROUP * 2])
 }
 
-/// Writes `values` as a row; `row` is [`Quant::row_bytes`] long.
+/// Writes finite `values` as a row; `row` is [`Quant::row_bytes`] long. What is beyond f16 must have been refused before, except for f32,
+/// bf16 and mxfp4: the others cannot hold it or its scale, and what it becomes here is not said.
 pub fn encode(quant: Quant, values: &[f32], row: &mut [u8]) {
+    encode_weighted(quant, values, None, row);
+}
+
+/// The same with a small sum of squared errors each times its `importance`, of which there is one for each value, none of them negative.
+/// Without it all values count alike. f32 and f16, which have no scales, take no notice of it.
+pub fn encode_weighted(quant: Quant, values: &[f32], importance: Option<&[f32]>, row: &mut [u8]) {
     let cols = values.len();
     let (numbers, rest) = row.split_at_mut(quant.number_bytes(cols));
     rest.fill(0);
     match quant {
         Quant::F32 => numbers.copy_from_slice(bytemuck::cast_slice(values)),
         Quant::F16 => bytemuck::cast_slice_mut::<u8, f16>(numbers).convert_from_f32_slice(values),
+        Quant::Q8 if importance.is_some() => {
+            let mut blocks = vec![0; DType::Q8_0.row_bytes(cols)];
+            BlockType::Q8_0.encode(values, importance, &mut blocks);
+            from_gguf_q8_0(&blocks, cols, row);
+        }
+        Quant::Q4 if importance.is_some() => {
+            let mut blocks = vec![0; DType::Q4_0.row_bytes(cols)];
+            BlockType::Q4_0.encode(values, importance, &mut blocks);
+            from_gguf_q4_0(&blocks, cols, row);
+        }
         Quant::Q8 => {
             for (g, group) in values.chunks_exact(GROUP).enumerate() {
                 let (scale, codes) = q8_group(group);
@@ -268,7 +286,7 @@ pub fn encode(quant: Quant, values: &[f32], row: &mut [u8]) {
                 put_q4_group(numbers, cols, g, &codes);
             }
         }
-        Quant::Block(kind) => panic!("nothing writes {} yet", kind.form().name),
+        Quant::Block(kind) => kind.encode(values, importance, numbers),
     }
 }
 
@@ -431,17 +449,59 @@ mod tests {
 
     #[test]
     fn any_range_of_a_row_is_the_same_as_in_the_whole_row() {
-        let cols = 1120; // two packs and a tail of three groups
-        for quant in Quant::OWN {
+        let cols = 1280; // two packs and a tail of eight groups
+        for quant in Quant::all() {
             let mut row = vec![0; quant.row_bytes(cols)];
             encode(quant, &wave(cols), &mut row);
             let mut whole = vec![0.0; cols];
             decode(quant, &row, &mut whole);
-            for (start, end) in [(0, 512), (512, 1024), (512, 1120), (1024, 1120)] {
+            for (start, end) in [(0, 512), (512, 1024), (512, 1280), (1024, 1280)] {
                 let mut part = vec![0.0; end - start];
                 decode_range(quant, &row, cols, start, &mut part);
                 assert_eq!(part, whole[start..end], "{quant:?} {start}..{end}");
             }
+        }
+    }
+
+    #[test]
+    fn every_type_is_found_by_its_name() {
+        for quant in Quant::all() {
+            assert_eq!(quant.name().to_uppercase().parse(), Ok(quant));
+        }
+        let message = "q9".parse::<Quant>().unwrap_err();
+        assert_eq!(
+            message,
+            "'q9' is not a store type; take one of f32, f16, q8_0, q4_0, bf16, gguf_q8_0, gguf_q4_0, q4_1, q5_0, q5_1, q2_k, q3_k, \
+             q4_k, q5_k, q6_k, iq4_nl, iq4_xs, mxfp4"
+        );
+    }
+
+    #[test]
+    fn a_row_of_every_type_is_padded_with_zeros() {
+        let values = wave(256);
+        for quant in Quant::all() {
+            let used = quant.row_bytes(256).min(quant.number_bytes(256) + if quant.is_grouped() { 16 } else { 0 });
+            for importance in [None, Some(&values.iter().map(|v| v.abs()).collect::<Vec<f32>>()[..])] {
+                let mut row = vec![0xAA; quant.row_bytes(256)];
+                encode_weighted(quant, &values, importance, &mut row);
+                assert!(row[used..].iter().all(|&byte| byte == 0), "{quant:?}");
+                assert!(row[..used].iter().any(|&byte| byte != 0xAA), "{quant:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn our_own_types_take_importance_as_the_blocks_that_they_are_made_from() {
+        let values = wave(544);
+        let importance: Vec<f32> = (0..544).map(|i| (i % 7) as f32).collect();
+        for (own, block) in [(Quant::Q8, BlockType::Q8_0), (Quant::Q4, BlockType::Q4_0)] {
+            let [ours, theirs] = [own, Quant::Block(block)].map(|quant| {
+                let (mut row, mut back) = (vec![0; quant.row_bytes(544)], vec![0.0; 544]);
+                encode_weighted(quant, &values, Some(&importance), &mut row);
+                decode(quant, &row, &mut back);
+                back
+            });
+            assert_eq!(ours, theirs, "{own:?}");
         }
     }
 

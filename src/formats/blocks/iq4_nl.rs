@@ -1,9 +1,22 @@
 //! IQ4_NL: 32 numbers as `d f16 | q u8[16]`, number j in the low and 16 + j in the high half of byte j; code v means d [`LEVELS`]`[v]`.
 
-use super::{Block, BlockType, f16_at};
+use super::fit::Weighted;
+use super::levels::{Table, as_floats};
+use super::{Block, BlockType, f16_at, finite_half, halves, put_f16};
 
 /// What the codes of IQ4_NL and IQ4_XS mean: levels that lie closer together near 0, where most weights are.
 pub const LEVELS: [i8; 16] = [-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113];
+
+/// [`LEVELS`] for the encoders.
+pub(super) struct Codes;
+
+impl Table for Codes {
+    const LEVELS: [f32; 16] = as_floats(LEVELS);
+}
+
+/// Where the number of largest magnitude may stand: at either end, or the ends cut it off.
+pub(super) const ENDS: [f32; 13] =
+    [-127.0, -121.0, -115.0, -109.0, -133.0, -140.0, -150.0, 113.0, 107.0, 119.0, 125.0, 101.0, 135.0];
 
 /// The type.
 #[allow(non_camel_case_types)]
@@ -24,5 +37,13 @@ impl Block for IQ4_NL {
             *low = d * f32::from(LEVELS[usize::from(q & 15)]);
             *high = d * f32::from(LEVELS[usize::from(q >> 4)]);
         }
+    }
+
+    fn encode(numbers: Weighted, block: &mut [u8]) {
+        let d = finite_half(numbers.scale::<Codes>(&ENDS));
+        let mut codes = [0; 32];
+        numbers.put_codes::<Codes>(d.to_f32(), 0.0, &mut codes);
+        put_f16(block, 0, d);
+        halves::put(&codes, &mut block[2..]);
     }
 }

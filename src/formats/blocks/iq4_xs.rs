@@ -1,7 +1,11 @@
 //! IQ4_XS: 256 numbers as `d f16 | high scale bits u16 | low scale bits u8[4] | q u8[128]`; each group of 32 has a scale of 6 bits,
 //! where v means v - 32, and codes as in IQ4_NL.
 
-use super::{Block, BlockType, f16_at, iq4_nl::LEVELS};
+use super::fit::Weighted;
+use super::groups::Signed;
+use super::iq4_nl::{Codes, ENDS, LEVELS};
+use super::levels::Whole;
+use super::{Block, BlockType, f16_at, halves, put_f16};
 
 /// The type.
 #[allow(non_camel_case_types)]
@@ -26,6 +30,19 @@ impl Block for IQ4_XS {
                 *low = scale * f32::from(LEVELS[usize::from(q & 15)]);
                 *high = scale * f32::from(LEVELS[usize::from(q >> 4)]);
             }
+        }
+    }
+
+    fn encode(numbers: Weighted, block: &mut [u8]) {
+        let fitted = Signed::<8>::fit::<Codes, Whole<-32, 31>>(numbers, &ENDS, -32.0);
+        put_f16(block, 0, fitted.d);
+        let high = fitted.scales.iter().rev().fold(0u16, |bits, scale| bits << 2 | u16::from(scale >> 4));
+        block[2..4].copy_from_slice(&high.to_le_bytes());
+        for (byte, pair) in block[4..8].iter_mut().zip(fitted.scales.as_chunks::<2>().0) {
+            *byte = pair[0] & 15 | pair[1] << 4;
+        }
+        for (out, codes) in block[8..].chunks_exact_mut(16).zip(fitted.codes.as_chunks().0) {
+            halves::put(codes, out);
         }
     }
 }

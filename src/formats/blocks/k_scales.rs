@@ -12,3 +12,12 @@ pub(super) fn scales_and_mins(packed: &[u8]) -> [(f32, f32); 8] {
         (f32::from(scale), f32::from(min))
     })
 }
+
+/// The opposite of [`scales_and_mins`].
+pub(super) fn put_scales_and_mins(scales: [u8; 8], mins: [u8; 8], packed: &mut [u8]) {
+    for j in 0..4 {
+        packed[j] = scales[j] | scales[4 + j] >> 4 << 6;
+        packed[4 + j] = mins[j] | mins[4 + j] >> 4 << 6;
+        packed[8 + j] = scales[4 + j] & 15 | mins[4 + j] << 4;
+    }
+}

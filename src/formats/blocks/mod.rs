@@ -1,14 +1,20 @@
-//! The types in which GGUF files store numbers by blocks, a file each, and the decoding of all source types.
+//! The types in which GGUF files store numbers by blocks, a file each with decoder and encoder, and the decoding of all
+//! source types.
 //!
 //! A block is a run of numbers with what they share. Layouts and the order of the arithmetic are those of ggml-quants.c
-//! (`dequantize_row_*`), so that every result has the same bits as ggml's own. A new type is a file here and a line in
+//! (`dequantize_row_*`), so that every result has the same bits as ggml's own. Encoders are ours: they search for the scales of the least
+//! squared error (`fit.rs`, and `groups.rs` for blocks of 256 numbers). A new type is a file here and a line in
 //! `each_block_type`; it works at once, slowly (`cpu/portable.rs`), and fast with a file for each instruction set.
 
 mod bf16;
 mod fifth_bits;
+mod fit;
+mod groups;
+mod halves;
 mod iq4_nl;
 mod iq4_xs;
 mod k_scales;
+mod levels;
 mod mxfp4;
 mod q2_k;
 mod q3_k;
@@ -22,6 +28,7 @@ mod q6_k;
 mod q8_0;
 
 pub use bf16::BF16;
+pub use fit::Weighted;
 pub use iq4_nl::{IQ4_NL, LEVELS as IQ4_LEVELS};
 pub use iq4_xs::IQ4_XS;
 pub use mxfp4::{LEVELS as MXFP4_LEVELS, MXFP4};
@@ -48,6 +55,9 @@ macro_rules! each_block_type {
 }
 pub(crate) use each_block_type;
 
+/// Numbers of the longest block.
+const MAX_NUMBERS: usize = 256;
+
 /// A block type, as code.
 pub trait Block: 'static {
     /// The type.
@@ -66,6 +76,10 @@ pub trait Block: 'static {
 
     /// Decodes a block, [`Block::BYTES`] long, into its [`Block::NUMBERS`].
     fn decode(block: &[u8], out: &mut [f32]);
+
+    /// Encodes [`Block::NUMBERS`] finite values so that the sum of their squared errors, each times its weight, is as small as the search
+    /// finds it. The weights are from 0 to 1. However large the values are, the block has no [`Block::fault`].
+    fn encode(values: Weighted, block: &mut [u8]);
 
     /// The scale that makes the block damaged, if one does: infinite or no number. In a block without one every number is finite.
     fn fault(block: &[u8]) -> Option<f32> {
@@ -90,6 +104,7 @@ pub struct Form {
     pub scales: &'static [usize],
     /// Decodes whole blocks.
     decode: fn(&[u8], &mut [f32]),
+    encode: fn(&[f32], Option<&[f32]>, &mut [u8]),
     fault: fn(&[u8]) -> Option<f32>,
 }
 
@@ -103,6 +118,7 @@ impl Form {
             bytes: T::BYTES,
             scales: T::SCALES,
             decode: decode_all::<T>,
+            encode: encode_all::<T>,
             fault: T::fault,
         }
     }
@@ -141,6 +157,31 @@ impl BlockType {
         (self.form().decode)(src, out);
     }
 
+    /// Encodes values into whole blocks, `[values.len() / numbers * bytes]`, with a small sum of squared errors. `importance`, of as many
+    /// numbers, none of them negative, says how much the error of each value counts; without it all count alike. Values are finite. What is
+    /// beyond f16 must have been refused before, except for BF16 and MXFP4: its block would be finite, and wrong.
+    ///
+    /// # Panics
+    /// Where the lengths do not belong together.
+    pub fn encode(self, values: &[f32], importance: Option<&[f32]>, out: &mut [u8]) {
+        let form = self.form();
+        assert!(
+            values.len().is_multiple_of(form.numbers),
+            "{} numbers are not whole {} blocks",
+            values.len(),
+            form.name
+        );
+        assert_eq!(
+            out.len(),
+            values.len() / form.numbers * form.bytes,
+            "bytes of {} {} numbers",
+            values.len(),
+            form.name
+        );
+        assert!(importance.is_none_or(|all| all.len() == values.len()), "importance of {} numbers", values.len());
+        (form.encode)(values, importance, out);
+    }
+
     /// The first block whose scale is no finite number: its index and the scale.
     pub fn first_fault(self, src: &[u8]) -> Option<(usize, f32)> {
         let form = self.form();
@@ -151,6 +192,28 @@ impl BlockType {
 fn decode_all<T: Block>(src: &[u8], out: &mut [f32]) {
     for (src, out) in src.chunks_exact(T::BYTES).zip(out.chunks_exact_mut(T::NUMBERS)) {
         T::decode(src, out);
+    }
+}
+
+fn encode_all<T: Block>(values: &[f32], importance: Option<&[f32]>, out: &mut [u8]) {
+    let mut weights = [1.0; MAX_NUMBERS];
+    let weights = &mut weights[..T::NUMBERS];
+    for (i, (values, out)) in values.chunks_exact(T::NUMBERS).zip(out.chunks_exact_mut(T::BYTES)).enumerate() {
+        if let Some(importance) = importance {
+            put_weights(&importance[i * T::NUMBERS..][..T::NUMBERS], weights);
+        }
+        T::encode(Weighted { values, weights }, out);
+    }
+}
+
+/// Importance as shares of the block's largest, so that no product of them and values is too large or too small for an f32. Where all is
+/// 0 the block still has to be stored, and all numbers count alike.
+fn put_weights(importance: &[f32], weights: &mut [f32]) {
+    let top = importance.iter().fold(0f32, |top, &w| top.max(w));
+    if top > 0.0 && top < f32::INFINITY {
+        weights.iter_mut().zip(importance).for_each(|(weight, w)| *weight = w.max(0.0) / top);
+    } else {
+        weights.fill(1.0);
     }
 }
 
@@ -202,23 +265,36 @@ fn f16s(src: &[u8], out: &mut [f32]) {
     }
 }
 
+/// The f16 nearest to a number, and the largest of its sign for what is beyond f16.
+fn finite_half(x: f32) -> f16 {
+    f16::from_f32(x.clamp(f16::MIN.to_f32_const(), f16::MAX.to_f32_const()))
+}
+
+/// Writes an f16 at byte `at`.
+fn put_f16(bytes: &mut [u8], at: usize, x: f16) {
+    bytes[at..at + 2].copy_from_slice(&x.to_le_bytes());
+}
+
 /// The f16 at byte `at`, as f32.
 fn f16_at(bytes: &[u8], at: usize) -> f32 {
     f16::from_le_bytes([bytes[at], bytes[at + 1]]).to_f32()
 }
 
 #[cfg(test)]
+mod laws;
+
+#[cfg(test)]
 mod tests {
     use super::*;
 
     /// The fixture's tensors, raw: quant_blocks.safetensors holds blocks as bytes, which the model reader skips.
-    fn fixture() -> (serde_json::Value, Vec<u8>) {
+    pub(super) fn fixture() -> (serde_json::Value, Vec<u8>) {
         let bytes = std::fs::read("tests/fixtures/quant_blocks.safetensors").unwrap();
         let header = u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
         (serde_json::from_slice(&bytes[8..8 + header]).unwrap(), bytes[8 + header..].to_vec())
     }
 
-    fn tensor<'a>((header, data): &'a (serde_json::Value, Vec<u8>), name: &str) -> &'a [u8] {
+    pub(super) fn tensor<'a>((header, data): &'a (serde_json::Value, Vec<u8>), name: &str) -> &'a [u8] {
         let range = &header[name]["data_offsets"];
         &data[range[0].as_u64().unwrap() as usize..range[1].as_u64().unwrap() as usize]
     }
@@ -276,7 +352,7 @@ mod tests {
     }
 
     /// Bytes of no meaning, the same at each call.
-    fn noise(bytes: usize) -> Vec<u8> {
+    pub(super) fn noise(bytes: usize) -> Vec<u8> {
         let mut state = 1u32;
         let mut next = || {
             state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);

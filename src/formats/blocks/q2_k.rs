@@ -1,7 +1,11 @@
 //! Q2_K: 256 numbers as `scales u8[16] | q u8[64] | d f16 | dmin f16`; each group of 16 has a scale (low half of its byte) and a
 //! minimum (high half) of 4 bits.
 
-use super::{Block, BlockType, f16_at};
+use super::fit::Weighted;
+use super::groups::WithMins;
+use super::{Block, BlockType, f16_at, put_f16};
+
+const ENDS: [f32; 7] = [2.3, 2.6, 3.0, 3.3, 3.6, 4.0, 4.5];
 
 /// The type.
 #[allow(non_camel_case_types)]
@@ -25,5 +29,20 @@ impl Block for Q2_K {
                 *x = scale * f32::from(q >> shift & 3) - min;
             }
         }
+    }
+
+    fn encode(numbers: Weighted, block: &mut [u8]) {
+        let fitted = WithMins::<16>::fit::<3, 15>(numbers, &ENDS);
+        block.fill(0);
+        for ((byte, scale), min) in block.iter_mut().zip(fitted.scales).zip(fitted.mins) {
+            *byte = scale | min << 4;
+        }
+        for (run, codes) in fitted.codes.chunks_exact(32).enumerate() {
+            for (i, code) in codes.iter().enumerate() {
+                block[16 + run / 4 * 32 + i] |= code << (run % 4 * 2);
+            }
+        }
+        put_f16(block, 80, fitted.d);
+        put_f16(block, 82, fitted.dmin);
     }
 }

@@ -1,7 +1,12 @@
 //! Q3_K: 256 numbers as `third bits u8[32] | q u8[64] | scales u8[12] | d f16`; each group of 16 has a scale of 6 bits, where v means
 //! v - 32. A number is its two bits, less 4 where its third bit is clear.
 
-use super::{Block, BlockType, f16_at};
+use super::fit::Weighted;
+use super::groups::Signed;
+use super::levels::Whole;
+use super::{Block, BlockType, f16_at, put_f16};
+
+const ENDS: [f32; 13] = [-4.0, -4.3, -4.6, -5.0, -5.5, -3.7, -3.4, -3.0, 3.0, 3.3, 3.6, 4.0, 4.5];
 
 /// The type.
 #[allow(non_camel_case_types)]
@@ -27,6 +32,22 @@ impl Block for Q3_K {
                 *x = scale * f32::from((q >> shift & 3) as i8 - below);
             }
         }
+    }
+
+    fn encode(numbers: Weighted, block: &mut [u8]) {
+        let fitted = Signed::<16>::fit::<Whole<-4, 3>, Whole<-32, 31>>(numbers, &ENDS, -32.0);
+        block.fill(0);
+        for (run, codes) in fitted.codes.chunks_exact(32).enumerate() {
+            for (i, code) in codes.iter().enumerate() {
+                block[i] |= code >> 2 << run;
+                block[32 + run / 4 * 32 + i] |= (code & 3) << (run % 4 * 2);
+            }
+        }
+        for (i, scale) in fitted.scales.iter().enumerate() {
+            block[96 + i % 8] |= (scale & 15) << (i / 8 * 4);
+            block[104 + i % 4] |= scale >> 4 << (i / 4 * 2);
+        }
+        put_f16(block, 108, fitted.d);
     }
 }
 

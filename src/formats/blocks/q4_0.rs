@@ -1,6 +1,12 @@
 //! Q4_0: 32 numbers as `d f16 | q u8[16]`, number j in the low and 16 + j in the high half of byte j; code v means d (v - 8).
 
-use super::{Block, BlockType, f16_at};
+use super::fit::Weighted;
+use super::levels::Whole;
+use super::{Block, BlockType, f16_at, finite_half, halves, put_f16};
+
+/// What the codes mean.
+type Codes = Whole<-8, 7>;
+const ENDS: [f32; 10] = [-8.0, -8.5, -9.0, -10.0, -11.0, -7.5, 7.0, 7.5, 8.0, 9.0];
 
 /// The type.
 #[allow(non_camel_case_types)]
@@ -21,5 +27,13 @@ impl Block for Q4_0 {
             *low = f32::from((q & 15) as i8 - 8) * d;
             *high = f32::from((q >> 4) as i8 - 8) * d;
         }
+    }
+
+    fn encode(numbers: Weighted, block: &mut [u8]) {
+        let d = finite_half(numbers.scale::<Codes>(&ENDS));
+        let mut codes = [0; 32];
+        numbers.put_codes::<Codes>(d.to_f32(), 0.0, &mut codes);
+        put_f16(block, 0, d);
+        halves::put(&codes, &mut block[2..]);
     }
 }

@@ -1,6 +1,11 @@
 //! Q5_K: 256 numbers as `d f16 | dmin f16 | scales u8[12] | fifth bits u8[32] | q u8[128]`; as Q4_K with a bit more.
 
-use super::{Block, BlockType, f16_at, k_scales::scales_and_mins};
+use super::fit::Weighted;
+use super::groups::WithMins;
+use super::k_scales::{put_scales_and_mins, scales_and_mins};
+use super::{Block, BlockType, f16_at, put_f16};
+
+const ENDS: [f32; 7] = [28.0, 29.0, 30.0, 31.0, 32.0, 33.0, 35.0];
 
 /// The type.
 #[allow(non_camel_case_types)]
@@ -28,6 +33,22 @@ impl Block for Q5_K {
                 let fifth = fifth >> (2 * pair);
                 *low = low_d * f32::from(q & 15 | (fifth & 1) << 4) - low_m;
                 *high = high_d * f32::from(q >> 4 | (fifth >> 1 & 1) << 4) - high_m;
+            }
+        }
+    }
+
+    fn encode(numbers: Weighted, block: &mut [u8]) {
+        let fitted = WithMins::<8>::fit::<31, 63>(numbers, &ENDS);
+        put_f16(block, 0, fitted.d);
+        put_f16(block, 2, fitted.dmin);
+        put_scales_and_mins(fitted.scales, fitted.mins, &mut block[4..16]);
+        let (fifth, q) = block[16..].split_at_mut(32);
+        fifth.fill(0);
+        for (pair, (out, codes)) in q.chunks_exact_mut(32).zip(fitted.codes.chunks_exact(64)).enumerate() {
+            let (low, high) = codes.split_at(32);
+            for (((byte, fifth), low), high) in out.iter_mut().zip(&mut *fifth).zip(low).zip(high) {
+                *byte = low & 15 | high << 4;
+                *fifth |= (low >> 4 | high >> 4 << 1) << (2 * pair);
             }
         }
     }

@@ -1,6 +1,11 @@
 //! Q6_K: 256 numbers as `low 4 bits u8[128] | high 2 bits u8[64] | scales i8[16] | d f16`; each group of 16 has a scale of 8 bits.
 
-use super::{Block, BlockType, f16_at};
+use super::fit::Weighted;
+use super::groups::Signed;
+use super::levels::Whole;
+use super::{Block, BlockType, f16_at, put_f16};
+
+const ENDS: [f32; 10] = [-32.0, -33.0, -34.0, -31.0, -30.0, 31.0, 32.0, 33.0, 30.0, 29.0];
 
 /// The type.
 #[allow(non_camel_case_types)]
@@ -34,5 +39,22 @@ impl Block for Q6_K {
                 }
             }
         }
+    }
+
+    fn encode(numbers: Weighted, block: &mut [u8]) {
+        let fitted = Signed::<16>::fit::<Whole<-32, 31>, Whole<-128, 127>>(numbers, &ENDS, -128.0);
+        block[..192].fill(0);
+        for (part, codes) in fitted.codes.chunks_exact(128).enumerate() {
+            for (run, codes) in codes.chunks_exact(32).enumerate() {
+                let (low, top) = (64 * part + 32 * (run % 2), 128 + 32 * part);
+                for (i, code) in codes.iter().enumerate() {
+                    block[low + i] |= (code & 15) << (4 * (run / 2));
+                    block[top + i] |= code >> 4 << (2 * run);
+                }
+            }
+        }
+        // Counted from 0 they become signed bytes.
+        block[192..208].iter_mut().zip(fitted.scales).for_each(|(byte, scale)| *byte = scale.wrapping_sub(128));
+        put_f16(block, 208, fitted.d);
     }
 }

@@ -1,6 +1,12 @@
 //! Q8_0: 32 numbers as `d f16 | q i8[32]`, number i is d q[i].
 
-use super::{Block, BlockType, f16_at};
+use super::fit::Weighted;
+use super::levels::Whole;
+use super::{Block, BlockType, f16_at, finite_half, put_f16};
+
+/// What the codes mean. -128 is not used, as by others: some kernels negate codes.
+type Codes = Whole<-127, 127>;
+const ENDS: [f32; 5] = [127.0, 125.0, 126.0, 128.0, 129.0];
 
 /// The type.
 #[allow(non_camel_case_types)]
@@ -19,5 +25,13 @@ impl Block for Q8_0 {
         for (x, &q) in out.iter_mut().zip(&src[2..]) {
             *x = f32::from(q as i8) * d;
         }
+    }
+
+    fn encode(numbers: Weighted, block: &mut [u8]) {
+        let d = finite_half(numbers.scale::<Codes>(&ENDS));
+        put_f16(block, 0, d);
+        numbers.put_codes::<Codes>(d.to_f32(), 0.0, &mut block[2..]);
+        // Counted from 0 they become signed bytes.
+        block[2..].iter_mut().for_each(|code| *code = code.wrapping_sub(127));
     }
 }
