@@ -95,7 +95,11 @@ fn fill_blocks(rng: &mut Prng, kind: BlockType, cols: usize, row: &mut [u8]) {
         if kind == BlockType::MXFP4 {
             block[0] = 118 + rng.below(8) as u8;
         }
-        let scales: Vec<f32> = form.scales.iter().map(|_| (rng.next_f64() as f32 + 0.5) * if rng.below(2) == 0 { 1.0 } else { -1.0 }).collect();
+        let scales: Vec<f32> = form
+            .scales
+            .iter()
+            .map(|_| (rng.next_f64() as f32 + 0.5) * if rng.below(2) == 0 { 1.0 } else { -1.0 })
+            .collect();
         let put = |block: &mut [u8], factor: f32| {
             for (&at, scale) in form.scales.iter().zip(&scales) {
                 block[at..at + 2].copy_from_slice(&f16::from_f32(scale * factor).to_le_bytes());

@@ -268,7 +268,7 @@ fn stores_that_contradict_themselves_are_refused() {
             |h| h["\u{1b}".repeat(9000)] = json!(1),
             r"header: not understood: unknown field `\u{1b}\u{1b}",
         ),
-        ("unknown type", |h| h["quant"] = json!("q2_k"), "header: not understood: unknown variant `q2_k`"),
+        ("unknown type", |h| h["quant"] = json!("q9_z"), "header: not understood: 'q9_z' is no type of weights"),
         ("offset past the end", |h| section(h, "embed")["offset"] = json!(1u64 << 40), "embed: "),
         ("offset wraps", |h| section(h, "embed")["offset"] = json!(u64::MAX - 4095), "embed: "),
         ("offset in the preamble", |h| section(h, "embed")["offset"] = json!(0), "embed: "),

@@ -17,7 +17,7 @@ pub struct LoaderArgs {
     /// Tokens of a prompt and its answer together [default: the model's, at most 4096]
     #[arg(short, long = "ctx-size", value_name = "N")]
     pub context: Option<u64>,
-    /// Type of the weights when a model has to be packed first: f32, f16, q8_0 or q4_0
+    /// Type of the weights when a model has to be packed first: f32, f16, q8_0, q4_0, q4_k, q6_k and so on
     #[arg(long)]
     pub quant: Option<Quant>,
     /// Activation function of a model that does not say it, or says it wrong: relu, fatrelu(0.01), drelu, silu and so on

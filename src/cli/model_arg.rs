@@ -3,19 +3,25 @@
 use super::progress::{Progress, Unit, stoppable};
 use crate::cpu::Isa;
 use crate::engine::Engine;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::formats::rows::Quant;
 use crate::model::{KvType, Model, NamedActivation};
-use crate::open::{self, EngineOptions, Listener, ModelOptions, PackProgress};
+use crate::open::{self, EngineOptions, Listener, ModelOptions, PackProgress, Packing};
 use clap::Args;
+use std::io::IsTerminal;
 use std::path::PathBuf;
+
+/// Bytes from which on a packed model is announced, and on a terminal asked for.
+const ASKED_FROM: u64 = 256 << 20;
+/// Bytes that two cores pack in a second, for the announcement.
+const PACKED_A_SECOND: u64 = 150 << 20;
 
 /// What every verb that runs a model takes.
 #[derive(Args, Clone)]
 pub struct ModelArgs {
     /// A Hugging Face directory, a .gguf, a packed .neurons file, a name that `ls` lists, or `demo`
     pub model: PathBuf,
-    /// Type of the weights when the model has to be packed first: f32, f16, q8_0 or q4_0 [default: nearest to the model's]
+    /// Type of the weights when the model has to be packed first: f32, f16, q8_0, q4_0, q4_k, q6_k and GGUF's other types [default: the model's own]
     #[arg(long)]
     pub quant: Option<Quant>,
     /// Activation function of a model that does not say it, or says it wrong: relu, fatrelu(0.01), relu2, drelu (TurboSparse,
@@ -102,6 +108,27 @@ pub struct Terminal;
 impl Listener for Terminal {
     fn note(&self, text: &str) {
         eprintln!("{text}");
+    }
+
+    /// Says what is written, how long it takes and where; asks on a terminal.
+    fn may_pack(&self, packing: &Packing<'_>) -> Result<()> {
+        let Packing { what, store, bytes } = packing;
+        if *bytes < ASKED_FROM {
+            return Ok(());
+        }
+        let seconds = bytes.div_ceil(PACKED_A_SECOND);
+        let (size, place) = (super::human_bytes(*bytes), store.display());
+        super::say(format_args!("{what}: {size} into {place}, about {seconds} s; it is done once"));
+        if !(std::io::stdin().is_terminal() && std::io::stderr().is_terminal()) {
+            return Ok(());
+        }
+        eprint!("Go on? [Y/n] ");
+        let mut answer = String::new();
+        let read = std::io::stdin().read_line(&mut answer);
+        if read.is_ok_and(|bytes| bytes > 0) && !answer.trim().to_lowercase().starts_with('n') {
+            return Ok(());
+        }
+        Err(Error::Usage("nothing was packed; `dynamicinfer pack MODEL -o FILE` packs it elsewhere".into()))
     }
 
     fn packing(&self, what: &str, work: &mut dyn FnMut(PackProgress<'_>) -> Result<()>) -> Result<()> {

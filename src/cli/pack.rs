@@ -18,7 +18,8 @@ use std::path::{Path, PathBuf};
 pub struct Args {
     /// A Hugging Face directory, a .gguf, or `demo`
     model: PathBuf,
-    /// Type of attention and FFN weights: f32, f16, q8_0 or q4_0; embeddings and head are at least q8_0
+    /// Type of attention and FFN weights: f32, f16, q8_0, q4_0, or one of GGUF's: q4_k, q5_k, q6_k, iq4_xs, mxfp4 and so on; embeddings and
+    /// head are at least q6_k [default: every tensor's own]
     /// [default: nearest to the model's]
     #[arg(long)]
     quant: Option<Quant>,

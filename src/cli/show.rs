@@ -1,8 +1,9 @@
 use super::model_arg::parse_activation;
 use super::progress::{Progress, Unit};
 use crate::error::{Result, printable};
-use crate::formats::neuron_store::NeuronStore;
+use crate::formats::neuron_store::{Content, NeuronStore, Section};
 use crate::formats::predictor_file::{self, PredictorFile};
+use crate::formats::rows::Quant;
 use crate::formats::sections::{Header, SectionFile};
 use crate::lab::pack::{Types, packed_bytes};
 use crate::model::source::{Role, Source};
@@ -36,13 +37,19 @@ struct Shown {
     /// As text; bytes that are none are replaced.
     path: String,
     packed: bool,
+    /// `run` reads it where it lies and packs nothing.
+    in_place: bool,
     /// The packed file: what `path` is, or its copy in the cache; none if it is not packed.
     store: Option<String>,
     /// Other copies of it in the cache, as `ls` lists them.
     copies: Vec<String>,
     /// Type of attention and FFN weights, or the type `run` would pack it as.
     quant: &'static str,
-    /// Bytes packed.
+    /// The types of all tensors, the one with most bytes first.
+    types: Vec<TypeShown>,
+    /// Bits of a number, over all tensors, scales included.
+    bits_per_weight: f64,
+    /// Bytes packed, or of the file that is read in place.
     bytes: u64,
     parameters: u64,
     neuron_block_bytes: u64,
@@ -53,6 +60,64 @@ struct Shown {
     tokenizer: Option<&'static str>,
     chat_template: bool,
     config: ModelConfig,
+}
+
+/// The tensors of one type.
+#[derive(Clone, Debug, Serialize)]
+struct TypeShown {
+    /// The type's name.
+    name: &'static str,
+    /// What the tensors are, without the numbers of their layers.
+    parts: Vec<String>,
+    tensors: usize,
+    bytes: u64,
+    #[serde(skip)]
+    numbers: u64,
+}
+
+/// Adds tensors to the list of their types.
+fn add_type(types: &mut Vec<TypeShown>, quant: Quant, name: &str, bytes: u64, numbers: u64) {
+    let at = types.iter().position(|known| known.name == quant.name()).unwrap_or_else(|| {
+        types.push(TypeShown { name: quant.name(), parts: Vec::new(), tensors: 0, bytes: 0, numbers: 0 });
+        types.len() - 1
+    });
+    let entry = &mut types[at];
+    let words = name.split('.').filter(|word| !matches!(*word, "weight" | "model" | "blk" | "layer" | "layers"));
+    let part = words.filter(|word| word.parse::<u32>().is_err()).collect::<Vec<_>>().join(".");
+    if !entry.parts.contains(&part) {
+        entry.parts.push(part);
+    }
+    (entry.tensors, entry.bytes, entry.numbers) = (entry.tensors + 1, entry.bytes + bytes, entry.numbers + numbers);
+}
+
+/// The types of a packed model's sections.
+fn types_of_store(store: &NeuronStore) -> Vec<TypeShown> {
+    let mut types = Vec::new();
+    for Section { name, content, .. } in &store.header.sections {
+        let mut add = |part: &str, quant: Quant, rows: usize, cols: usize| {
+            let bytes = (rows * quant.row_bytes(cols)) as u64;
+            add_type(&mut types, quant, &format!("{name}{part}"), bytes, (rows * cols) as u64);
+        };
+        match *content {
+            Content::Rows { quant, rows, cols } => add("", quant, rows, cols),
+            Content::Neurons { gate, up, down, neurons, cols } => {
+                let parts = [("-gate", gate), ("-up", Some(up)), ("-down", Some(down))];
+                parts.iter().for_each(|(part, quant)| quant.iter().for_each(|&quant| add(part, quant, neurons, cols)));
+            }
+            Content::Numbers | Content::Bytes => {}
+        }
+    }
+    types
+}
+
+/// The types of a published model's tensors.
+fn types_of_source(source: &Source) -> Vec<TypeShown> {
+    let mut types = Vec::new();
+    for view in source.tensors() {
+        let numbers = view.info.shape.iter().product::<usize>() as u64;
+        add_type(&mut types, Quant::of_source(view.info.dtype), &view.info.name, view.info.bytes, numbers);
+    }
+    types
 }
 
 pub fn run(args: Args) -> Result<()> {
@@ -68,14 +133,18 @@ pub fn run(args: Args) -> Result<()> {
             let tokenizer = model.tokenizer().ok();
             let (bytes, fingerprint) = (model.file_bytes(), model.fingerprint().to_owned());
             let store = model.path().to_owned();
-            describe(path, Some(store), model.quant, bytes, fingerprint, tokenizer, model.config)
+            let types = model.store().map(types_of_store).unwrap_or_default();
+            describe(path, Some(store), model.quant, types, bytes, fingerprint, tokenizer, model.config)
         }
         None => {
             let source = Source::open(&path, args.activation)?;
-            let types = Types::natural(&source)?;
+            let options = ModelOptions { activation: args.activation, ..ModelOptions::new(&path) };
+            let (in_place, types) = (options.in_place()?.is_some(), Types::natural(&source)?);
             let quant = types.of(&source, Role::Up, 0)?;
-            let (bytes, fingerprint) = (packed_bytes(&source, types)?, source.fingerprint());
-            describe(path, None, quant, bytes, fingerprint, source.tokenizer, source.config)
+            let bytes = if in_place { source.tensor_bytes() } else { packed_bytes(&source, types)? };
+            let (fingerprint, types) = (source.fingerprint(), types_of_source(&source));
+            let shown = describe(path, None, quant, types, bytes, fingerprint, source.tokenizer, source.config);
+            Shown { in_place, ..shown }
         }
     };
     if args.json { super::print_json(&shown) } else { super::print(&(table(&shown) + "\n")) }
@@ -139,10 +208,12 @@ fn copies(path: &Path, store: Option<&Path>) -> Vec<String> {
     stores::all().into_iter().filter(other).map(|one| one.label).collect()
 }
 
+#[allow(clippy::too_many_arguments)]
 fn describe(
     path: PathBuf,
     store: Option<PathBuf>,
-    quant: crate::formats::rows::Quant,
+    quant: Quant,
+    mut types: Vec<TypeShown>,
     bytes: u64,
     fingerprint: String,
     tokenizer: Option<TokenizerSpec>,
@@ -150,9 +221,14 @@ fn describe(
 ) -> Shown {
     let copies = copies(&path, store.as_deref());
     let block = BlockLayout::new(config.ffn_kind, quant, config.hidden).bytes() as u64;
+    types.sort_by_key(|entry| std::cmp::Reverse(entry.bytes));
+    let (all, numbers) = types.iter().fold((0, 0), |(all, numbers), t| (all + t.bytes, numbers + t.numbers));
     Shown {
         path: path.to_string_lossy().into_owned(),
         packed: store.is_some(),
+        in_place: false,
+        types,
+        bits_per_weight: 8.0 * all as f64 / numbers.max(1) as f64,
         store: store.map(|store| store.to_string_lossy().into_owned()),
         copies,
         quant: quant.name(),
@@ -178,6 +254,7 @@ fn table(shown: &Shown) -> String {
     let state = match &shown.store {
         Some(store) if *store == shown.path => format!("packed as {}, {size}", shown.quant),
         Some(store) => format!("packed as {}, {size}, at {}", shown.quant, printable(store)),
+        None if shown.in_place => format!("read where it lies, {size}; nothing is packed"),
         None => format!("not packed; run packs it as {}, {size}", shown.quant),
     };
     let state = match &shown.copies[..] {
@@ -186,11 +263,17 @@ fn table(shown: &Shown) -> String {
     };
     let sparse = if c.activation.is_sparse() { "sparse" } else { "dense" };
     let window = c.window.map_or(String::new(), |w| format!(", attention window {w}"));
-    let rows: [(&str, String); 12] = [
+    let of_type = |t: &TypeShown| {
+        let parts = if t.parts.len() > 4 { format!("{} and more", t.parts[..4].join(", ")) } else { t.parts.join(", ") };
+        format!("{} {} in {} tensors ({})", t.name, super::human_bytes(t.bytes), t.tensors, printable(&parts))
+    };
+    let types = shown.types.iter().map(of_type).collect::<Vec<_>>().join("\n");
+    let rows: [(&str, String); 13] = [
         ("model", printable(&c.name)),
         ("path", printable(&shown.path)),
         ("family", printable(&c.family)),
         ("state", state),
+        ("types", format!("{:.2} bits a weight\n{types}", shown.bits_per_weight)),
         ("parameters", format!("{:.3} B", shown.parameters as f64 / 1e9)),
         ("layers", format!("{} of hidden size {}", c.layers, c.hidden)),
         ("attention", format!("{} heads of {}, {} key/value heads{window}", c.heads, c.head_dim, c.kv_heads)),

@@ -41,7 +41,7 @@ pub struct Args {
     vocab: usize,
     #[arg(short, long = "ctx-size", default_value_t = 4096)]
     context: usize,
-    /// Type of the weights: f32, f16, q8_0 or q4_0
+    /// Type of the weights: f32, f16, q8_0, q4_0, q4_k, q6_k and so on
     #[arg(long, default_value = "f16")]
     quant: Quant,
     /// relu, fatrelu(t), relu2, silu or gelu

@@ -148,7 +148,8 @@ impl Columns {
         steps.resize(self.n * groups);
         sums.resize(self.n * groups);
         let codes: &mut [i8] = bytemuck::cast_slice_mut(codes);
-        let columns = codes.chunks_exact_mut(stride).zip(steps.chunks_exact_mut(groups).zip(sums.chunks_exact_mut(groups)));
+        let columns =
+            codes.chunks_exact_mut(stride).zip(steps.chunks_exact_mut(groups).zip(sums.chunks_exact_mut(groups)));
         for (values, (codes, (steps, sums))) in values.chunks_exact(self.cols).zip(columns) {
             codes[self.cols..].fill(0);
             steps[self.cols / BLOCK_GROUP..].fill(0.0);

@@ -242,6 +242,15 @@ impl Rows {
     }
 }
 
+/// The type of our own form with this name, which devices compute with.
+///
+/// # Errors
+/// A sentence that names them.
+pub fn parse_own(text: &str) -> Result<Quant, String> {
+    let own = |quant: &Quant| quant.name().eq_ignore_ascii_case(text);
+    Quant::OWN.into_iter().find(own).ok_or_else(|| format!("'{text}' is not a type that a device computes with: take f32, f16, q8_0 or q4_0"))
+}
+
 impl std::str::FromStr for Quant {
     type Err = String;
     fn from_str(text: &str) -> Result<Quant, String> {

@@ -286,7 +286,7 @@ impl DeviceOptions {
     fn check(&self, model: &Model) -> Result<()> {
         let layers = model.config.layers;
         if !model.is_uniform() {
-            let why = "a device computes with f32, f16, q8_0 or q4_0, the same for all layers, and this model's weights are";
+            let why = "a device computes with f32, f16, q8_0 or q4_0, one of them for all layers, and this model's weights are";
             let types = model.types();
             return Err(Error::Usage(format!("{why} {types}; give --quant q8_0 (or pack it so) to use a device")));
         }

@@ -31,7 +31,7 @@ use crate::error::{Error, Result, human_bytes};
 use crate::formats::MappedFile;
 use crate::model::{KvCache, KvType, Model};
 use crate::tokenizer::Tokenizer;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 /// Default context length, tokens, for models that have as many positions.
 const CONTEXT: usize = 4096;
@@ -117,11 +117,29 @@ pub trait Listener {
         tracing::info!("{text}");
     }
 
+    /// Whether a model may be packed now; asked before the first byte is written.
+    ///
+    /// # Errors
+    /// [`Error::Usage`] where whoever is asked says no.
+    fn may_pack(&self, _packing: &Packing<'_>) -> Result<()> {
+        Ok(())
+    }
+
     /// Runs `work`, which packs a model; `what` describes it. `work` is given a callback for bytes done and all bytes, which it calls from
     /// several threads; an error from the callback ends it.
     fn packing(&self, _what: &str, work: &mut dyn FnMut(PackProgress<'_>) -> Result<()>) -> Result<()> {
         work(&|_, _| Ok(()))
     }
+}
+
+/// What packing a model would write.
+pub struct Packing<'a> {
+    /// The model and its types, as `packing NAME as q8_0`.
+    pub what: &'a str,
+    /// The file that would be written.
+    pub store: &'a Path,
+    /// Its bytes.
+    pub bytes: u64,
 }
 
 /// Callback for progress: bytes done and all bytes.

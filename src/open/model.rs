@@ -1,5 +1,6 @@
 //! Finds a model by its name or path, packs it if it is not packed yet, and opens it.
 
+use super::Packing;
 use super::stores::{self, Origin};
 use super::{Listener, embedded};
 use crate::cpu::Kernels;
@@ -109,8 +110,10 @@ impl ModelOptions {
         let store = self.cached(&path, if types == natural { None } else { types.one() })?;
         let dir = store.parent().expect("the cache path has a directory");
         std::fs::create_dir_all(dir).map_err(Error::io("create", dir))?;
-        check_room(dir, packed_bytes(&source, types)?)?;
+        let bytes = packed_bytes(&source, types)?;
+        check_room(dir, bytes)?;
         let what = format!("packing {} as {}", printable(&source.config.name), types.name(&source)?);
+        told.may_pack(&Packing { what: &what, store: &store, bytes })?;
         told.packing(&what, &mut |step| pack(&source, &store, &PackOptions { types, orders: None }, step))?;
         Origin::write(&store, &path, source.files().to_vec());
         check_activation(&store, told)?;

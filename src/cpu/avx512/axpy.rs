@@ -1,13 +1,13 @@
 //! The axpy kernels for AVX-512, and `touch`, which reads a row before it is added.
 
-use super::{AHEAD, f16_at, load_floats, prefetch, prefetch_scales, tail_mask};
+use super::{AHEAD, BF16, F16, F32, bytes_of, f16_at, load_floats, prefetch, prefetch_scales, tail_mask};
 use crate::cpu::whole_rows;
 use crate::formats::rows::{GROUP, PACK};
 use std::arch::x86_64::*;
 
 /// Defines an axpy from `$add::<$flag, R>(a, rows, ahead, out, cols)` over R rows and one column; an `ahead` of 0 asks for nothing.
 macro_rules! axpys {
-    ($name:ident, $add:ident, $flag:literal) => {
+    ($name:ident, $add:ident, $flag:expr) => {
         #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,f16c")]
         pub(super) unsafe fn $name<const FAR: bool>(
             rows: &[*const u8],
@@ -26,21 +26,22 @@ macro_rules! axpys {
                     for k in 0..R {
                         coefficients[k] = _mm512_set1_ps(a[(r + k) * n + b]);
                     }
-                    unsafe { $add::<$flag, R>(coefficients, rows, ahead, out.as_mut_ptr(), cols) };
+                    unsafe { $add::<{ $flag }, R>(coefficients, rows, ahead, out.as_mut_ptr(), cols) };
                 }
             });
         }
     };
 }
 
-axpys!(axpy_f32, add_floats, false);
-axpys!(axpy_f16, add_floats, true);
+axpys!(axpy_f32, add_floats, F32);
+axpys!(axpy_f16, add_floats, F16);
+axpys!(axpy_bf16, add_floats, BF16);
 axpys!(axpy_q8, add_grouped, false);
 axpys!(axpy_q4, add_grouped, true);
 
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,f16c")]
-unsafe fn add_floats<const HALF: bool, const R: usize>(
+unsafe fn add_floats<const KIND: u8, const R: usize>(
     a: [__m512; R],
     rows: [*const u8; R],
     ahead: usize,
@@ -50,13 +51,13 @@ unsafe fn add_floats<const HALF: bool, const R: usize>(
     let mut i = 0;
     unsafe {
         while i + 16 <= n {
-            // Each line once: of f16 it holds 32 numbers.
-            if ahead != 0 && (!HALF || i % 32 == 0) {
-                prefetch(rows[R - 1].wrapping_add(if HALF { 2 * i } else { 4 * i } + ahead));
+            // Each line once: of two bytes each it holds 32 numbers.
+            if ahead != 0 && bytes_of::<KIND>(i).is_multiple_of(64) {
+                prefetch(rows[R - 1].wrapping_add(bytes_of::<KIND>(i) + ahead));
             }
             let mut sum = _mm512_loadu_ps(out.add(i));
             for r in 0..R {
-                sum = _mm512_fmadd_ps(a[r], load_floats::<HALF>(rows[r], i, u16::MAX), sum);
+                sum = _mm512_fmadd_ps(a[r], load_floats::<KIND>(rows[r], i, u16::MAX), sum);
             }
             _mm512_storeu_ps(out.add(i), sum);
             i += 16;
@@ -65,7 +66,7 @@ unsafe fn add_floats<const HALF: bool, const R: usize>(
             let mask = tail_mask(n - i);
             let mut sum = _mm512_maskz_loadu_ps(mask, out.add(i));
             for r in 0..R {
-                sum = _mm512_fmadd_ps(a[r], load_floats::<HALF>(rows[r], i, mask), sum);
+                sum = _mm512_fmadd_ps(a[r], load_floats::<KIND>(rows[r], i, mask), sum);
             }
             _mm512_mask_storeu_ps(out.add(i), mask, sum);
         }

@@ -34,7 +34,10 @@ pub fn kernels() -> Kernels {
 const fn of<const FAR: bool>() -> Kernels {
     Kernels {
         isa: Isa::Avx512,
-        dots: by_type([dot_float::<false, FAR>, dot_float::<true, FAR>, dot_grouped::<false, FAR>, dot_grouped::<true, FAR>], blocks::dots::<FAR>()),
+        dots: by_type(
+            [dot_float::<F32, FAR>, dot_float::<F16, FAR>, dot_grouped::<false, FAR>, dot_grouped::<true, FAR>],
+            blocks::dots::<FAR>(),
+        ),
         axpys: by_type([axpy_f32::<FAR>, axpy_f16::<FAR>, axpy_q8::<FAR>, axpy_q4::<FAR>], blocks::axpys::<FAR>()),
         touch,
         adds_as_read: FAR,
@@ -54,9 +57,9 @@ const DEPTH: usize = 2048;
 /// comes from memory, and few columns do not make up for it (two in f16 on a Zen 4: 116 against 41 ms of FFN for one).
 const FEW: usize = 4;
 
-/// The dot kernel for f32 rows; with HALF for f16 rows.
+/// The dot kernel for rows of floats.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,f16c")]
-unsafe fn dot_float<const HALF: bool, const FAR: bool>(
+unsafe fn dot_float<const KIND: u8, const FAR: bool>(
     rows: Rows,
     count: usize,
     x: &Columns,
@@ -69,9 +72,9 @@ unsafe fn dot_float<const HALF: bool, const FAR: bool>(
             let (row, x) = (rows.row(r), x.values(0));
             unsafe {
                 *y.add(r) = if ahead == 0 {
-                    dot_one::<HALF, false>(row, x.as_ptr(), x.len(), 0)
+                    dot_one::<KIND, false>(row, x.as_ptr(), x.len(), 0)
                 } else {
-                    dot_one::<HALF, true>(row, x.as_ptr(), x.len(), ahead)
+                    dot_one::<KIND, true>(row, x.as_ptr(), x.len(), ahead)
                 };
             }
         }
@@ -84,7 +87,7 @@ unsafe fn dot_float<const HALF: bool, const FAR: bool>(
         for r in 0..count {
             tiles!(x.n, [4, 3, 2, 1], |N, b| {
                 unsafe {
-                    let sums = dot_few::<HALF, N>(rows.row(r), x, b, ahead);
+                    let sums = dot_few::<KIND, N>(rows.row(r), x, b, ahead);
                     sums.iter().enumerate().for_each(|(c, sum)| *y.add((b + c) * stride + r) = *sum);
                 }
             });
@@ -96,7 +99,7 @@ unsafe fn dot_float<const HALF: bool, const FAR: bool>(
         tiles!(x.n, [6, 4, 3, 2, 1], |N, b| {
             tiles!(count, [4, 1], |R, r| {
                 unsafe {
-                    let sums = float_tile::<HALF, R, N>(rows.from(r), x, b, range);
+                    let sums = float_tile::<KIND, R, N>(rows.from(r), x, b, range);
                     for (k, sums) in sums.iter().enumerate() {
                         for (c, sum) in sums.iter().enumerate() {
                             let y = y.add((b + c) * stride + r + k);
@@ -112,7 +115,7 @@ unsafe fn dot_float<const HALF: bool, const FAR: bool>(
 /// Products of numbers `range` of R rows with N columns.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,f16c")]
-unsafe fn float_tile<const HALF: bool, const R: usize, const N: usize>(
+unsafe fn float_tile<const KIND: u8, const R: usize, const N: usize>(
     rows: Rows,
     x: &Columns,
     first: usize,
@@ -126,7 +129,7 @@ unsafe fn float_tile<const HALF: bool, const R: usize, const N: usize>(
         unsafe {
             let mut w = [_mm512_setzero_ps(); R];
             for r in 0..R {
-                w[r] = load_floats::<HALF>(rows.row(r), i, u16::MAX);
+                w[r] = load_floats::<KIND>(rows.row(r), i, u16::MAX);
             }
             for b in 0..N {
                 let x = _mm512_loadu_ps(xs[b].add(i));
@@ -141,7 +144,7 @@ unsafe fn float_tile<const HALF: bool, const R: usize, const N: usize>(
         let mask = tail_mask(end - whole);
         for (r, sums) in sums.iter_mut().enumerate() {
             unsafe {
-                let w = load_floats::<HALF>(rows.row(r), whole, mask);
+                let w = load_floats::<KIND>(rows.row(r), whole, mask);
                 for (sum, x) in sums.iter_mut().zip(xs) {
                     *sum = _mm512_fmadd_ps(w, _mm512_maskz_loadu_ps(mask, x.add(whole)), *sum);
                 }
@@ -169,7 +172,7 @@ fn prefetch_scales<const FOUR: bool>(row: *const u8, cols: usize, ahead: usize) 
 /// Product of one row with one column.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,f16c")]
-unsafe fn dot_one<const HALF: bool, const AHEAD: bool>(row: *const u8, x: *const f32, n: usize, ahead: usize) -> f32 {
+unsafe fn dot_one<const KIND: u8, const AHEAD: bool>(row: *const u8, x: *const f32, n: usize, ahead: usize) -> f32 {
     let mut sums = [_mm512_setzero_ps(); 2];
     let mut i = 0;
     unsafe {
@@ -177,17 +180,17 @@ unsafe fn dot_one<const HALF: bool, const AHEAD: bool>(row: *const u8, x: *const
         // not keep up with (15 instead of 25 GB/s from memory on a Zen 4).
         while i + 32 <= n {
             if AHEAD {
-                prefetch(row.wrapping_add(if HALF { 2 * i } else { 4 * i } + ahead));
+                prefetch(row.wrapping_add(bytes_of::<KIND>(i) + ahead));
             }
             let (x0, x1) = (_mm512_loadu_ps(x.add(i)), _mm512_loadu_ps(x.add(i + 16)));
-            sums[0] = _mm512_fmadd_ps(load_floats::<HALF>(row, i, u16::MAX), x0, sums[0]);
-            sums[1] = _mm512_fmadd_ps(load_floats::<HALF>(row, i + 16, u16::MAX), x1, sums[1]);
+            sums[0] = _mm512_fmadd_ps(load_floats::<KIND>(row, i, u16::MAX), x0, sums[0]);
+            sums[1] = _mm512_fmadd_ps(load_floats::<KIND>(row, i + 16, u16::MAX), x1, sums[1]);
             i += 32;
         }
         while i < n {
             let mask = tail_mask(n - i);
             let x = _mm512_maskz_loadu_ps(mask, x.add(i));
-            sums[0] = _mm512_fmadd_ps(load_floats::<HALF>(row, i, mask), x, sums[0]);
+            sums[0] = _mm512_fmadd_ps(load_floats::<KIND>(row, i, mask), x, sums[0]);
             i += 16;
         }
     }
@@ -197,19 +200,14 @@ unsafe fn dot_one<const HALF: bool, const AHEAD: bool>(row: *const u8, x: *const
 /// Products of one row with N columns; reads the row as [`dot_one`] does.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,f16c")]
-unsafe fn dot_few<const HALF: bool, const N: usize>(
-    row: *const u8,
-    x: &Columns,
-    first: usize,
-    ahead: usize,
-) -> [f32; N] {
+unsafe fn dot_few<const KIND: u8, const N: usize>(row: *const u8, x: &Columns, first: usize, ahead: usize) -> [f32; N] {
     let xs: [*const f32; N] = std::array::from_fn(|b| x.values(first + b).as_ptr());
     let mut sums = [[_mm512_setzero_ps(); N]; 2];
     let mut i = 0;
     unsafe {
         while i + 32 <= x.cols {
-            prefetch(row.wrapping_add(if HALF { 2 * i } else { 4 * i } + ahead));
-            let w = [load_floats::<HALF>(row, i, u16::MAX), load_floats::<HALF>(row, i + 16, u16::MAX)];
+            prefetch(row.wrapping_add(bytes_of::<KIND>(i) + ahead));
+            let w = [load_floats::<KIND>(row, i, u16::MAX), load_floats::<KIND>(row, i + 16, u16::MAX)];
             for b in 0..N {
                 sums[0][b] = _mm512_fmadd_ps(w[0], _mm512_loadu_ps(xs[b].add(i)), sums[0][b]);
                 sums[1][b] = _mm512_fmadd_ps(w[1], _mm512_loadu_ps(xs[b].add(i + 16)), sums[1][b]);
@@ -218,7 +216,7 @@ unsafe fn dot_few<const HALF: bool, const N: usize>(
         }
         while i < x.cols {
             let mask = tail_mask(x.cols - i);
-            let w = load_floats::<HALF>(row, i, mask);
+            let w = load_floats::<KIND>(row, i, mask);
             for b in 0..N {
                 sums[0][b] = _mm512_fmadd_ps(w, _mm512_maskz_loadu_ps(mask, xs[b].add(i)), sums[0][b]);
             }
@@ -390,15 +388,29 @@ unsafe fn load_group<const FOUR: bool>(row: *const u8, g: usize) -> __m256i {
     }
 }
 
-/// Numbers i..i+16 of an f32 (or, HALF, f16) row, those that `mask` names.
+/// The kinds of floats that there are rows of.
+const F32: u8 = 0;
+const F16: u8 = 1;
+const BF16: u8 = 2;
+
+/// Bytes of so many floats.
+#[inline(always)]
+const fn bytes_of<const KIND: u8>(numbers: usize) -> usize {
+    if KIND == F32 { 4 * numbers } else { 2 * numbers }
+}
+
+/// Numbers i..i+16 of a row of floats, those that `mask` names.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
-unsafe fn load_floats<const HALF: bool>(row: *const u8, i: usize, mask: u16) -> __m512 {
+unsafe fn load_floats<const KIND: u8>(row: *const u8, i: usize, mask: u16) -> __m512 {
     unsafe {
-        if HALF {
-            _mm512_cvtph_ps(_mm256_maskz_loadu_epi16(mask, row.cast::<i16>().add(i)))
-        } else {
-            _mm512_maskz_loadu_ps(mask, row.cast::<f32>().add(i))
+        match KIND {
+            F16 => _mm512_cvtph_ps(_mm256_maskz_loadu_epi16(mask, row.cast::<i16>().add(i))),
+            BF16 => {
+                let upper = _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(mask, row.cast::<i16>().add(i)));
+                _mm512_castsi512_ps(_mm512_slli_epi32::<16>(upper))
+            }
+            _ => _mm512_maskz_loadu_ps(mask, row.cast::<f32>().add(i)),
         }
     }
 }

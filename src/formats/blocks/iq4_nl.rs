@@ -5,7 +5,7 @@ use super::levels::{Table, as_floats};
 use super::{Block, BlockType, f16_at, finite_half, halves, put_f16};
 
 /// What the codes of IQ4_NL and IQ4_XS mean: levels that lie closer together near 0, where most weights are.
-pub(crate) const LEVELS: [i8; 16] = [-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113];
+pub const LEVELS: [i8; 16] = [-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113];
 
 /// [`LEVELS`] for the encoders.
 pub(super) struct Codes;

@@ -29,11 +29,9 @@ mod q8_0;
 
 pub use bf16::BF16;
 pub use fit::Weighted;
-pub use iq4_nl::IQ4_NL;
-pub(crate) use iq4_nl::LEVELS as IQ4_LEVELS;
+pub use iq4_nl::{IQ4_NL, LEVELS as IQ4_LEVELS};
 pub use iq4_xs::IQ4_XS;
-pub use mxfp4::MXFP4;
-pub(crate) use mxfp4::LEVELS as MXFP4_LEVELS;
+pub use mxfp4::{LEVELS as MXFP4_LEVELS, MXFP4};
 pub use q2_k::Q2_K;
 pub use q3_k::Q3_K;
 pub use q4_0::Q4_0;
@@ -111,11 +109,6 @@ pub struct Form {
 }
 
 impl Form {
-    /// Bits of a number, the block's scales included.
-    pub fn bits(&self) -> f64 {
-        8.0 * self.bytes as f64 / self.numbers as f64
-    }
-
     const fn of<T: Block>(ggml_name: &'static str) -> Form {
         Form {
             ggml: T::GGML,

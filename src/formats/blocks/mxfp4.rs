@@ -6,7 +6,7 @@ use super::levels::{Levels, Table, as_floats};
 use super::{Block, BlockType, halves};
 
 /// Twice what a code means: whole numbers, as ggml has them, with half the scale.
-pub(crate) const LEVELS: [i8; 16] = [0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12];
+pub const LEVELS: [i8; 16] = [0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12];
 /// The largest exponent whose largest number, 12 times [`half_scale`], an f32 can hold. The format's own NaN, 255, lies above.
 const MAX_EXPONENT: u8 = 252;
 /// The least exponent that the encoder takes: of those below it [`half_scale`] is subnormal.

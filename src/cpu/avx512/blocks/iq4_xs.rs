@@ -15,7 +15,8 @@ impl Unpack for IQ4_XS {
             (f16_everywhere(at), word(0), word(1))
         };
         // Of each group of 32 four bits from the second word and two from the top half of the first.
-        let low = _mm512_and_si512(_mm512_srlv_epi32(low, lanes!(|lane| group_of_lane(lane) / 2 * 4)), _mm512_set1_epi32(15));
+        let low =
+            _mm512_and_si512(_mm512_srlv_epi32(low, lanes!(|lane| group_of_lane(lane) / 2 * 4)), _mm512_set1_epi32(15));
         let high = _mm512_srlv_epi32(first, lanes!(|lane| group_of_lane(lane) / 2 * 2 + 12));
         let high = _mm512_and_si512(high, _mm512_set1_epi32(0x30));
         let scale = _mm512_sub_epi32(_mm512_or_si512(low, high), _mm512_set1_epi32(32));

@@ -14,7 +14,7 @@ impl Unpack for Q3_K {
         // Each lane gets the byte with its low four bits and above it the one with its high two.
         let bytes = lanes!(|lane| {
             let group = group_of_lane(lane);
-            0x8080_0000 | (8 + group % 4 + 2) << 8 | group % 8 + 2
+            0x8080_0000 | (10 + group % 4) << 8 | (2 + group % 8)
         });
         // SAFETY: the caller's promises. The 12 bytes of scales begin at the second of these 16.
         let (packed, d) = unsafe { (_mm_loadu_si128(at.add(94).cast()), f16_everywhere(at.add(108))) };

@@ -91,7 +91,8 @@ impl<const BYTES: usize> Eight<BYTES> {
     pub(super) unsafe fn short_heads(self) -> __m256i {
         const { assert!(BYTES.is_multiple_of(2) && 3 * BYTES + 2 <= 64 && 4 * BYTES >= 64) };
         // SAFETY: the caller's promises; the second load ends within the eight blocks.
-        let (first, last) = unsafe { (_mm512_loadu_si512(self.0.cast()), _mm512_loadu_si512(self.0.add(4 * BYTES).cast())) };
+        let (first, last) =
+            unsafe { (_mm512_loadu_si512(self.0.cast()), _mm512_loadu_si512(self.0.add(4 * BYTES).cast())) };
         // Words of the first four blocks from the first register, those of the others from the second.
         let words = const {
             let (mut words, mut lane) = ([0i16; 32], 0);
