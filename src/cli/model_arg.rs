@@ -95,6 +95,11 @@ impl ModelArgs {
     pub fn open(&self) -> Result<Model> {
         self.options().open(&Terminal)
     }
+
+    /// As [`ModelArgs::open`], in a form that a device can compute with.
+    pub fn open_for_device(&self) -> Result<Model> {
+        ModelOptions { uniform: true, ..self.options() }.open(&Terminal)
+    }
 }
 
 /// That the model has these many positions and the machine the memory for them.

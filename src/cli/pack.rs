@@ -19,10 +19,13 @@ pub struct Args {
     /// A Hugging Face directory, a .gguf, or `demo`
     model: PathBuf,
     /// Type of attention and FFN weights: f32, f16, q8_0, q4_0, or one of GGUF's: q4_k, q5_k, q6_k, iq4_xs, mxfp4 and so on; embeddings and
-    /// head are at least q6_k [default: every tensor's own]
-    /// [default: nearest to the model's]
+    /// head are at least q6_k [default: every tensor's own; floats as f16]
     #[arg(long)]
     quant: Option<Quant>,
+    /// Keep every tensor's type but that of down, which takes this one: a store has down by neuron, so it has to be coded again
+    /// [default: q6_k]
+    #[arg(long, value_name = "QUANT", conflicts_with = "quant")]
+    down: Option<Quant>,
     /// File to write [default: NAME.TYPE.neurons in the current directory]
     #[arg(short, long)]
     output: Option<PathBuf>,
@@ -62,7 +65,11 @@ pub fn run(args: Args) -> Result<()> {
         return Err(Error::Usage(format!("{} is packed already; pack the model it was made from", path.display())));
     }
     let source = Source::open(&path, args.activation)?;
-    let types = args.quant.map_or_else(|| Types::natural(&source), |quant| Ok(quant.into()))?;
+    let types = match (args.quant, args.down) {
+        (Some(quant), _) => quant.into(),
+        (None, Some(down)) => Types::Own { down },
+        (None, None) => Types::natural(&source)?,
+    };
     let name = types.name(&source)?;
     let output = args
         .output

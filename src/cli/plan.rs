@@ -7,7 +7,7 @@ use crate::error::{Error, Result, printable};
 use crate::formats::machine_profile::MachineProfile;
 use crate::formats::placement_file::{LayerPlacement, PlacementFile, PlacementPolicy, VERSION};
 use crate::formats::predictor_file::{self, PredictorFile};
-use crate::formats::rows::Quant;
+use crate::formats::rows::{Quant, parse_own};
 use crate::ids::PublishedId;
 use crate::lab::synth::shape;
 use crate::model::{Model, ModelConfig, NamedActivation};
@@ -35,7 +35,7 @@ pub struct Args {
     #[arg(long, value_name = "NAME")]
     shape: Option<String>,
     /// Type of the weights: f32, f16, q8_0 or q4_0 [default: nearest to the model's; of a shape f16]
-    #[arg(long)]
+    #[arg(long, value_parser = parse_own)]
     quant: Option<Quant>,
     /// Activation function of a model that does not say it: relu, drelu, silu and so on, as of `pack`
     #[arg(long, value_parser = parse_activation, conflicts_with = "shape")]
@@ -209,7 +209,7 @@ fn subject(args: &Args) -> Result<Subject> {
         });
     }
     let model = args.model.clone().expect("clap asks for a model or a shape");
-    let model = ModelArgs { model, quant: args.quant, activation: args.activation }.open()?;
+    let model = ModelArgs { model, quant: args.quant, activation: args.activation }.open_for_device()?;
     let profile = match &args.profile {
         Some(path) => Some((path.clone(), artifacts::profile_at(&model, path)?)),
         None => artifacts::profile(&model)?,

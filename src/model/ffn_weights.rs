@@ -2,7 +2,7 @@
 
 use super::block::{BlockLayout, BlockPart};
 use super::stacked::Stacked;
-use super::weights::Matrix;
+use super::matrix::Matrix;
 use crate::formats::rows::{Quant, Rows};
 
 /// The weights of an FFN.

@@ -1,6 +1,6 @@
 //! Matrices with the same input, one below the other, such as those of queries, keys and values.
 
-use super::weights::Matrix;
+use super::matrix::Matrix;
 
 /// One matrix in parts, each with a type of its own.
 #[derive(Clone, Debug)]

@@ -109,6 +109,11 @@ pub struct Form {
 }
 
 impl Form {
+    /// Bits of a number, the block's scales included.
+    pub fn bits(&self) -> f64 {
+        8.0 * self.bytes as f64 / self.numbers as f64
+    }
+
     const fn of<T: Block>(ggml_name: &'static str) -> Form {
         Form {
             ggml: T::GGML,
