@@ -33,7 +33,7 @@ unsafe fn add_row<T: Source + Block>(a: f32, row: *const u8, ahead: usize, cols:
     // SAFETY: the caller's promises.
     unsafe {
         for span in 0..cols / BLOCK {
-            add_span::<T, true>(a, row.add(span * T::SPAN), 8, ahead, out.add(span * BLOCK));
+            add_span::<T, true, true>(a, row.add(span * T::SPAN), 8, ahead, out.add(span * BLOCK));
         }
         let (span, blocks) = (cols / BLOCK, blocks_left::<T>(cols));
         if blocks != 0 {
@@ -62,7 +62,7 @@ unsafe fn add_rows<T: Source + Block, const R: usize>(
             for r in 0..R {
                 let (at, to) = (rows[r].add(span * T::SPAN), numbers.add(r * BLOCK));
                 if T::NUMBERS == BLOCK || some == BLOCK {
-                    add_span::<T, false>(1.0, at, 8, ahead, to);
+                    add_span::<T, false, true>(1.0, at, 8, ahead, to);
                 } else {
                     add_last::<T, false>(1.0, at, blocks_left::<T>(cols), ahead, to);
                 }
@@ -87,13 +87,20 @@ unsafe fn add_rows<T: Source + Block, const R: usize>(
 #[target_feature(enable = "avx2,fma,f16c")]
 unsafe fn add_last<T: Source, const ADD: bool>(a: f32, at: *const u8, eighths: usize, ahead: usize, out: *mut f32) {
     // SAFETY: the caller's promises.
-    unsafe { add_span::<T, ADD>(a, at, eighths, ahead, out) };
+    unsafe { add_span::<T, ADD, false>(a, at, eighths, ahead, out) };
 }
 
-/// Adds a times a span, of which so many eighths are there, to `out`; without ADD writes them there.
+/// Adds a times a span, of which so many eighths are there, with WHOLE all, to `out`; without ADD writes them there.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn add_span<T: Source, const ADD: bool>(a: f32, at: *const u8, eighths: usize, ahead: usize, out: *mut f32) {
+unsafe fn add_span<T: Source, const ADD: bool, const WHOLE: bool>(
+    a: f32,
+    at: *const u8,
+    eighths: usize,
+    ahead: usize,
+    out: *mut f32,
+) {
+    let eighths = if WHOLE { 8 } else { eighths };
     // A code becomes a number at the top of its lane, where it has its sign. As a whole number it is 2^24 times too large, which the
     // coefficient makes up for without rounding.
     let order = _mm256_setr_epi32(0, 2, 4, 6, 1, 3, 5, 7);
