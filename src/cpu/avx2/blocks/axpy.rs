@@ -1,7 +1,7 @@
 //! The axpy of all block types.
 
-use super::source::{Source, in_memory};
-use super::{BLOCKS_AHEAD, SLOTS, rest};
+use super::BLOCKS_AHEAD;
+use super::source::{SLOTS, Source, blocks_left, in_memory};
 use crate::cpu::avx2::{prefetch, whole_rows};
 use crate::cpu::columns::BLOCK;
 use crate::formats::blocks::Block;
@@ -30,15 +30,14 @@ pub unsafe fn axpy<T: Source + Block>(rows: &[*const u8], ahead: usize, a: &[f32
 #[inline(never)]
 #[target_feature(enable = "avx2,fma,f16c")]
 unsafe fn add_row<T: Source + Block>(a: f32, row: *const u8, ahead: usize, cols: usize, out: *mut f32) {
-    // SAFETY: the caller's promises; a prefetch may name any address.
+    // SAFETY: the caller's promises.
     unsafe {
         for span in 0..cols / BLOCK {
-            let at = row.add(span * <T as Source>::BYTES);
-            add_span::<T, true, true>(a, at, ahead, out.add(span * BLOCK), BLOCK);
+            add_span::<T, true, true>(a, row.add(span * T::SPAN), 8, ahead, out.add(span * BLOCK));
         }
-        if !cols.is_multiple_of(BLOCK) {
-            let block = rest::<T>(row, cols);
-            add_span::<T, true, false>(a, block.as_ptr(), 0, out.add(cols / BLOCK * BLOCK), cols % BLOCK);
+        let (span, blocks) = (cols / BLOCK, blocks_left::<T>(cols));
+        if blocks != 0 {
+            add_last::<T, true>(a, row.add(span * T::SPAN), blocks, ahead, out.add(span * BLOCK));
         }
     }
 }
@@ -61,11 +60,11 @@ unsafe fn add_rows<T: Source + Block, const R: usize>(
         // SAFETY: the caller's promises; a prefetch may name any address; `numbers` are read after they are written.
         unsafe {
             for r in 0..R {
-                let (at, to) = (rows[r].add(span * <T as Source>::BYTES), numbers.add(r * BLOCK));
-                if some == BLOCK {
-                    add_span::<T, false, true>(1.0, at, ahead, to, BLOCK);
+                let (at, to) = (rows[r].add(span * T::SPAN), numbers.add(r * BLOCK));
+                if T::NUMBERS == BLOCK || some == BLOCK {
+                    add_span::<T, false, true>(1.0, at, 8, ahead, to);
                 } else {
-                    add_span::<T, false, false>(1.0, rest::<T>(rows[r], cols).as_ptr(), 0, to, some);
+                    add_last::<T, false>(1.0, at, blocks_left::<T>(cols), ahead, to);
                 }
             }
             for (b, out) in out.chunks_exact_mut(cols).enumerate() {
@@ -83,16 +82,25 @@ unsafe fn add_rows<T: Source + Block, const R: usize>(
     }
 }
 
-/// Adds a times the first `some` numbers of a span to `out`, all of them with WHOLE; without ADD writes them there.
+/// [`add_span`] for a span of which blocks are missing.
+#[inline(never)]
+#[target_feature(enable = "avx2,fma,f16c")]
+unsafe fn add_last<T: Source, const ADD: bool>(a: f32, at: *const u8, eighths: usize, ahead: usize, out: *mut f32) {
+    // SAFETY: the caller's promises.
+    unsafe { add_span::<T, ADD, false>(a, at, eighths, ahead, out) };
+}
+
+/// Adds a times a span, of which so many eighths are there, with WHOLE all, to `out`; without ADD writes them there.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
 unsafe fn add_span<T: Source, const ADD: bool, const WHOLE: bool>(
     a: f32,
     at: *const u8,
+    eighths: usize,
     ahead: usize,
     out: *mut f32,
-    some: usize,
 ) {
+    let eighths = if WHOLE { 8 } else { eighths };
     // A code becomes a number at the top of its lane, where it has its sign. As a whole number it is 2^24 times too large, which the
     // coefficient makes up for without rounding.
     let order = _mm256_setr_epi32(0, 2, 4, 6, 1, 3, 5, 7);
@@ -103,7 +111,7 @@ unsafe fn add_span<T: Source, const ADD: bool, const WHOLE: bool>(
     let (mut scales, mut mins) = ([0f32; 16], [0f32; 16]);
     // SAFETY: the caller's promises.
     unsafe {
-        let factors = T::factors(at);
+        let factors = T::factors(at, eighths - 1);
         let share = _mm256_set1_ps(a / (1 << 24) as f32);
         for i in 0..if T::HALVES { 2 } else { 1 } {
             _mm256_storeu_ps(scales.as_mut_ptr().add(8 * i), _mm256_mul_ps(share, factors.scales[i]));
@@ -112,12 +120,14 @@ unsafe fn add_span<T: Source, const ADD: bool, const WHOLE: bool>(
             }
         }
         in_memory(&mut scales);
-        in_memory(&mut mins);
+        if factors.mins.is_some() {
+            in_memory(&mut mins);
+        }
         each_32!(|K| {
-            if WHOLE && K * 64 < T::BYTES {
+            if K * 64 < T::SPAN / 8 * eighths {
                 prefetch(at.wrapping_add(K * 64 + ahead));
             }
-            if WHOLE || K * 32 < some {
+            if K < eighths {
                 let codes = _mm256_sub_epi8(T::codes(at, K), _mm256_set1_epi8(T::OFFSET));
                 // Lanes of four bytes by turns: each register of numbers takes one from either half.
                 let codes = _mm256_permutevar8x32_epi32(codes, order);

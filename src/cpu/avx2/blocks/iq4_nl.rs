@@ -6,14 +6,14 @@ use crate::formats::blocks::{Block, IQ4_LEVELS, IQ4_NL};
 use std::arch::x86_64::*;
 
 impl Source for IQ4_NL {
-    const BYTES: usize = span_bytes::<IQ4_NL>();
+    const SPAN: usize = span_bytes::<IQ4_NL>();
     const SIGNED: bool = true;
 
     #[inline]
     #[target_feature(enable = "avx2,fma,f16c")]
-    unsafe fn factors(at: *const u8) -> Factors {
+    unsafe fn factors(at: *const u8, last: usize) -> Factors {
         // SAFETY: the caller's promises.
-        let scales = unsafe { halves::<IQ4_NL>(at, 0) };
+        let scales = unsafe { halves::<IQ4_NL>(at, 0, last) };
         Factors { scales: [scales; 2], mins: None }
     }
 
@@ -21,7 +21,7 @@ impl Source for IQ4_NL {
     #[target_feature(enable = "avx2,fma,f16c")]
     unsafe fn codes(at: *const u8, k: usize) -> __m256i {
         // SAFETY: the caller's promises.
-        unsafe { levels(nibbles(at.add(k * <IQ4_NL as Block>::BYTES + 2))) }
+        unsafe { levels(nibbles(at.add(k * IQ4_NL::BYTES + 2))) }
     }
 }
 

@@ -7,12 +7,12 @@ use crate::formats::blocks::IQ4_XS;
 use std::arch::x86_64::*;
 
 impl Source for IQ4_XS {
-    const BYTES: usize = span_bytes::<IQ4_XS>();
+    const SPAN: usize = span_bytes::<IQ4_XS>();
     const SIGNED: bool = true;
 
     #[inline]
     #[target_feature(enable = "avx2,fma,f16c")]
-    unsafe fn factors(at: *const u8) -> Factors {
+    unsafe fn factors(at: *const u8, _: usize) -> Factors {
         // SAFETY: the caller's promises.
         let (head, low) = unsafe { (at.cast::<i32>().read_unaligned(), at.add(4).cast::<i32>().read_unaligned()) };
         // Four low bits and, behind the 16 bits of d, two high ones of each group, in the order of `SLOTS`.

@@ -1,11 +1,10 @@
-//! Dots with many columns: spans are unpacked into L1, once for all columns.
+//! Dots with several columns: spans are unpacked into L1, once for all columns.
 //!
 //! There each lane of 32 bits belongs to one group of 16 numbers, as in the input ([`LaneBlock`]). So the products of 128 numbers add up as
 //! whole numbers before they are scaled.
 
-use super::rest;
-use super::source::{Factors, Source, added};
-use crate::cpu::avx2::sum1;
+use super::source::{Source, added, blocks_left, there};
+use crate::cpu::avx2::{FEW, prefetch, sum1};
 use crate::cpu::columns::{BLOCK, LaneBlock};
 use crate::cpu::{Columns, Rows};
 use crate::formats::blocks::Block;
@@ -25,27 +24,38 @@ struct Span {
     added: [__m256; 2],
 }
 
-/// Any number of columns.
+/// Any number of columns: few by one row after the other, or memory would be read from several places by turns.
 #[target_feature(enable = "avx2,fma,f16c")]
-pub unsafe fn dot_many<T: Source + Block>(rows: Rows, count: usize, x: &Columns, y: *mut f32, stride: usize) {
-    let all = x.cols.div_ceil(BLOCK);
+pub unsafe fn dot<T: Source + Block>(rows: Rows, count: usize, x: &Columns, y: *mut f32, stride: usize) {
+    let (all, together) = (x.cols.div_ceil(BLOCK), if x.n <= FEW { 1 } else { ROWS });
     let mut unpacked: MaybeUninit<[[Span; SPANS]; ROWS]> = MaybeUninit::uninit();
-    let unpacked: *mut [Span; SPANS] = unpacked.as_mut_ptr().cast();
-    for start in (0..all).step_by(SPANS) {
-        let spans = SPANS.min(all - start);
-        for first in (0..count).step_by(ROWS) {
-            let some = ROWS.min(count - first);
+    let unpacked: *mut Span = unpacked.as_mut_ptr().cast();
+    for first in (0..count).step_by(together) {
+        let some = together.min(count - first);
+        for start in (0..all).step_by(SPANS) {
+            let spans = SPANS.min(all - start);
             // SAFETY: the caller's promises; what is read from `unpacked` was written before.
             unsafe {
                 for r in 0..some {
+                    let (row, to) = (rows.row(first + r).add(start * T::SPAN), unpacked.add(r * SPANS));
                     for i in 0..spans {
-                        unpack_span::<T>(rows.row(first + r), start + i, x.cols, unpacked.add(r).cast::<Span>().add(i));
+                        let (at, to) = (row.add(i * T::SPAN), to.add(i));
+                        let whole = T::NUMBERS == BLOCK || (start + i + 1) * BLOCK <= x.cols;
+                        let eighths = if whole { 8 } else { blocks_left::<T>(x.cols) };
+                        (0..T::SPAN / 8 * eighths)
+                            .step_by(64)
+                            .for_each(|line| prefetch(at.wrapping_add(line + rows.ahead)));
+                        if whole {
+                            unpack::<T>(at, 7, to);
+                        } else {
+                            unpack_last::<T>(at, eighths - 1, to);
+                        }
                     }
                 }
                 tiles!(x.n, [4, 2, 1], |N, b| {
                     let inputs: [*const LaneBlock; N] = std::array::from_fn(|i| x.lane_blocks(b + i)[start..].as_ptr());
                     for r in 0..some {
-                        let sums = tile_of::<T, N>(unpacked.add(r).cast(), spans, inputs);
+                        let sums = tile_of::<T, N>(unpacked.add(r * SPANS), spans, inputs);
                         for (c, sum) in sums.iter().enumerate() {
                             let y = y.add((b + c) * stride + first + r);
                             *y = if start == 0 { *sum } else { *y + *sum };
@@ -137,36 +147,32 @@ fn products<const KIND: u8>(w: [__m256i; 4], v: [__m256i; 4], ones: __m256i) -> 
     }
 }
 
-/// Unpacks span `index` of a row of `cols` numbers.
-#[inline]
+/// [`unpack`] for a span of which blocks are missing.
+#[inline(never)]
 #[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn unpack_span<T: Source + Block>(row: *const u8, index: usize, cols: usize, to: *mut Span) {
+unsafe fn unpack_last<T: Source>(at: *const u8, last: usize, to: *mut Span) {
     // SAFETY: the caller's promises.
-    unsafe {
-        if (index + 1) * BLOCK <= cols {
-            unpack::<T>(row.add(index * <T as Source>::BYTES), to);
-        } else {
-            unpack::<T>(rest::<T>(row, cols).as_ptr(), to);
-        }
-    }
+    unsafe { unpack::<T>(at, last, to) };
 }
 
-/// Unpacks the span at `at`.
+/// Unpacks the span at `at`, of which eighths 0..=last are there.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn unpack<T: Source>(at: *const u8, to: *mut Span) {
+unsafe fn unpack<T: Source>(at: *const u8, last: usize, to: *mut Span) {
     // SAFETY: the caller's promises.
     unsafe {
-        let factors: Factors = T::factors(at);
+        let factors = T::factors(at, last);
         (*to).scales = by_lane::<T>(factors.scales);
         if let Some(added) = added::<T>(factors) {
             (*to).added = by_lane::<T>(added);
         }
         // Groups 4 i and 4 i + 1 stand in the lanes of register 2 i, the other two in those of the next.
+        let mut w = [_mm256_setzero_si256(); 8];
+        each_32!(|K| { w[K] = T::codes(at, there(K, last)) });
         for half in 0..2 {
-            let w = [T::codes(at, half), T::codes(at, half + 2), T::codes(at, half + 4), T::codes(at, half + 6)];
-            let (low, low_) = (_mm256_unpacklo_epi32(w[0], w[1]), _mm256_unpacklo_epi32(w[2], w[3]));
-            let (high, high_) = (_mm256_unpackhi_epi32(w[0], w[1]), _mm256_unpackhi_epi32(w[2], w[3]));
+            let [a, b, c, d] = [w[half], w[half + 2], w[half + 4], w[half + 6]];
+            let (low, low_) = (_mm256_unpacklo_epi32(a, b), _mm256_unpacklo_epi32(c, d));
+            let (high, high_) = (_mm256_unpackhi_epi32(a, b), _mm256_unpackhi_epi32(c, d));
             (*to).codes[0][half] = _mm256_unpacklo_epi64(low, low_);
             (*to).codes[1][half] = _mm256_unpackhi_epi64(low, low_);
             (*to).codes[2][half] = _mm256_unpacklo_epi64(high, high_);
@@ -175,7 +181,7 @@ unsafe fn unpack<T: Source>(at: *const u8, to: *mut Span) {
     }
 }
 
-/// Numbers by group as in [`Factors`] to numbers by lane.
+/// Numbers by group, as scales come, to numbers by lane.
 #[inline]
 #[target_feature(enable = "avx2")]
 fn by_lane<T: Source>(v: [__m256; 2]) -> [__m256; 2] {

@@ -16,14 +16,14 @@ const LEVELS: [i8; 16] = {
 };
 
 impl Source for MXFP4 {
-    const BYTES: usize = span_bytes::<MXFP4>();
+    const SPAN: usize = span_bytes::<MXFP4>();
     const OFFSET: i8 = 12;
 
     #[inline]
     #[target_feature(enable = "avx2,fma,f16c")]
-    unsafe fn factors(at: *const u8) -> Factors {
+    unsafe fn factors(at: *const u8, last: usize) -> Factors {
         // SAFETY: the caller's promises.
-        let exponents = _mm256_slli_epi32::<23>(unsafe { first_bytes::<MXFP4>(at) });
+        let exponents = _mm256_slli_epi32::<23>(unsafe { first_bytes::<MXFP4>(at, last) });
         // As a float's exponent e gives 2^(e - 127), of which the scale is half; 0 gives 2^-127, too, before it is halved.
         let twice = _mm256_castsi256_ps(_mm256_max_epi32(exponents, _mm256_set1_epi32(0x0040_0000)));
         Factors { scales: [_mm256_mul_ps(twice, _mm256_set1_ps(0.5)); 2], mins: None }
@@ -35,7 +35,7 @@ impl Source for MXFP4 {
         // SAFETY: the caller's promises.
         unsafe {
             let levels = _mm256_broadcastsi128_si256(_mm_loadu_si128(LEVELS.as_ptr().cast()));
-            _mm256_shuffle_epi8(levels, nibbles(at.add(k * <MXFP4 as Block>::BYTES + 1)))
+            _mm256_shuffle_epi8(levels, nibbles(at.add(k * MXFP4::BYTES + 1)))
         }
     }
 }

@@ -6,12 +6,12 @@ use crate::formats::blocks::Q2_K;
 use std::arch::x86_64::*;
 
 impl Source for Q2_K {
-    const BYTES: usize = span_bytes::<Q2_K>();
+    const SPAN: usize = span_bytes::<Q2_K>();
     const HALVES: bool = true;
 
     #[inline]
     #[target_feature(enable = "avx2,fma,f16c")]
-    unsafe fn factors(at: *const u8) -> Factors {
+    unsafe fn factors(at: *const u8, _: usize) -> Factors {
         let low = _mm_set1_epi8(15);
         // SAFETY: the caller's promises.
         unsafe {

@@ -6,13 +6,13 @@ use crate::formats::blocks::Q3_K;
 use std::arch::x86_64::*;
 
 impl Source for Q3_K {
-    const BYTES: usize = span_bytes::<Q3_K>();
+    const SPAN: usize = span_bytes::<Q3_K>();
     const OFFSET: i8 = 4;
     const HALVES: bool = true;
 
     #[inline]
     #[target_feature(enable = "avx2,fma,f16c")]
-    unsafe fn factors(at: *const u8) -> Factors {
+    unsafe fn factors(at: *const u8, _: usize) -> Factors {
         // SAFETY: the caller's promises.
         // The last 16 bytes of the block, of which the scales are the third to the fourteenth.
         let (tail, d) = unsafe { (_mm_loadu_si128(at.add(94).cast()), at.add(108).cast::<i16>().read_unaligned()) };

@@ -6,14 +6,14 @@ use crate::formats::blocks::{Block, Q4_0};
 use std::arch::x86_64::*;
 
 impl Source for Q4_0 {
-    const BYTES: usize = span_bytes::<Q4_0>();
+    const SPAN: usize = span_bytes::<Q4_0>();
     const OFFSET: i8 = 8;
 
     #[inline]
     #[target_feature(enable = "avx2,fma,f16c")]
-    unsafe fn factors(at: *const u8) -> Factors {
+    unsafe fn factors(at: *const u8, last: usize) -> Factors {
         // SAFETY: the caller's promises.
-        let scales = unsafe { halves::<Q4_0>(at, 0) };
+        let scales = unsafe { halves::<Q4_0>(at, 0, last) };
         Factors { scales: [scales; 2], mins: None }
     }
 
@@ -21,6 +21,6 @@ impl Source for Q4_0 {
     #[target_feature(enable = "avx2,fma,f16c")]
     unsafe fn codes(at: *const u8, k: usize) -> __m256i {
         // SAFETY: the caller's promises.
-        unsafe { nibbles(at.add(k * <Q4_0 as Block>::BYTES + 2)) }
+        unsafe { nibbles(at.add(k * Q4_0::BYTES + 2)) }
     }
 }

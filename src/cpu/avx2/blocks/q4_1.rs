@@ -6,13 +6,13 @@ use crate::formats::blocks::{Block, Q4_1};
 use std::arch::x86_64::*;
 
 impl Source for Q4_1 {
-    const BYTES: usize = span_bytes::<Q4_1>();
+    const SPAN: usize = span_bytes::<Q4_1>();
 
     #[inline]
     #[target_feature(enable = "avx2,fma,f16c")]
-    unsafe fn factors(at: *const u8) -> Factors {
+    unsafe fn factors(at: *const u8, last: usize) -> Factors {
         // SAFETY: the caller's promises.
-        let (scales, mins) = unsafe { (halves::<Q4_1>(at, 0), halves::<Q4_1>(at, 2)) };
+        let (scales, mins) = unsafe { (halves::<Q4_1>(at, 0, last), halves::<Q4_1>(at, 2, last)) };
         Factors { scales: [scales; 2], mins: Some([mins; 2]) }
     }
 
@@ -20,6 +20,6 @@ impl Source for Q4_1 {
     #[target_feature(enable = "avx2,fma,f16c")]
     unsafe fn codes(at: *const u8, k: usize) -> __m256i {
         // SAFETY: the caller's promises.
-        unsafe { nibbles(at.add(k * <Q4_1 as Block>::BYTES + 4)) }
+        unsafe { nibbles(at.add(k * Q4_1::BYTES + 4)) }
     }
 }

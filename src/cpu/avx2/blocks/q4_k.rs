@@ -6,11 +6,11 @@ use crate::formats::blocks::Q4_K;
 use std::arch::x86_64::*;
 
 impl Source for Q4_K {
-    const BYTES: usize = span_bytes::<Q4_K>();
+    const SPAN: usize = span_bytes::<Q4_K>();
 
     #[inline]
     #[target_feature(enable = "avx2,fma,f16c")]
-    unsafe fn factors(at: *const u8) -> Factors {
+    unsafe fn factors(at: *const u8, _: usize) -> Factors {
         // SAFETY: the caller's promises.
         unsafe { k_factors(at) }
     }

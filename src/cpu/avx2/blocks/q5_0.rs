@@ -6,21 +6,21 @@ use crate::formats::blocks::{Block, Q5_0};
 use std::arch::x86_64::*;
 
 impl Source for Q5_0 {
-    const BYTES: usize = span_bytes::<Q5_0>();
+    const SPAN: usize = span_bytes::<Q5_0>();
     const OFFSET: i8 = 16;
 
     #[inline]
     #[target_feature(enable = "avx2,fma,f16c")]
-    unsafe fn factors(at: *const u8) -> Factors {
+    unsafe fn factors(at: *const u8, last: usize) -> Factors {
         // SAFETY: the caller's promises.
-        let scales = unsafe { halves::<Q5_0>(at, 0) };
+        let scales = unsafe { halves::<Q5_0>(at, 0, last) };
         Factors { scales: [scales; 2], mins: None }
     }
 
     #[inline]
     #[target_feature(enable = "avx2,fma,f16c")]
     unsafe fn codes(at: *const u8, k: usize) -> __m256i {
-        let block = at.wrapping_add(k * <Q5_0 as Block>::BYTES);
+        let block = at.wrapping_add(k * Q5_0::BYTES);
         // SAFETY: the caller's promises.
         unsafe { _mm256_or_si256(nibbles(block.add(6)), fifth_bits(block.add(2))) }
     }

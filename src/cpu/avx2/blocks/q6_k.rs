@@ -6,14 +6,14 @@ use crate::formats::blocks::Q6_K;
 use std::arch::x86_64::*;
 
 impl Source for Q6_K {
-    const BYTES: usize = span_bytes::<Q6_K>();
+    const SPAN: usize = span_bytes::<Q6_K>();
     const TOP: i32 = 63;
     const OFFSET: i8 = 32;
     const HALVES: bool = true;
 
     #[inline]
     #[target_feature(enable = "avx2,fma,f16c")]
-    unsafe fn factors(at: *const u8) -> Factors {
+    unsafe fn factors(at: *const u8, _: usize) -> Factors {
         // SAFETY: the caller's promises.
         unsafe {
             let d = _mm256_cvtph_ps(_mm_set1_epi16(at.add(208).cast::<i16>().read_unaligned()));

@@ -6,14 +6,14 @@ use crate::formats::blocks::{Block, Q8_0};
 use std::arch::x86_64::*;
 
 impl Source for Q8_0 {
-    const BYTES: usize = span_bytes::<Q8_0>();
+    const SPAN: usize = span_bytes::<Q8_0>();
     const SIGNED: bool = true;
 
     #[inline]
     #[target_feature(enable = "avx2,fma,f16c")]
-    unsafe fn factors(at: *const u8) -> Factors {
+    unsafe fn factors(at: *const u8, last: usize) -> Factors {
         // SAFETY: the caller's promises.
-        let scales = unsafe { halves::<Q8_0>(at, 0) };
+        let scales = unsafe { halves::<Q8_0>(at, 0, last) };
         Factors { scales: [scales; 2], mins: None }
     }
 
@@ -21,6 +21,6 @@ impl Source for Q8_0 {
     #[target_feature(enable = "avx2,fma,f16c")]
     unsafe fn codes(at: *const u8, k: usize) -> __m256i {
         // SAFETY: the caller's promises.
-        unsafe { _mm256_loadu_si256(at.add(k * <Q8_0 as Block>::BYTES + 2).cast()) }
+        unsafe { _mm256_loadu_si256(at.add(k * Q8_0::BYTES + 2).cast()) }
     }
 }

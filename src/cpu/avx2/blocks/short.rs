@@ -5,16 +5,16 @@ use crate::cpu::columns::BLOCK;
 use crate::formats::blocks::Block;
 use std::arch::x86_64::*;
 
-/// Byte `at` of the blocks of a span, as 16 bits, in the order of [`SLOTS`].
+/// The 16 bits at byte `at` of the blocks of a span, in the order of [`SLOTS`]; in place of blocks behind `last` that one.
 ///
 /// # Safety
-/// Eight blocks are readable, and with each the byte behind that one.
+/// Blocks 0..=last are readable.
 #[inline]
 #[target_feature(enable = "avx2")]
-unsafe fn words<T: Block>(span: *const u8, at: usize) -> __m128i {
+unsafe fn words<T: Block>(span: *const u8, at: usize, last: usize) -> __m128i {
     const { assert!(T::NUMBERS * SLOTS.len() == BLOCK) };
     // SAFETY: the caller's promises.
-    let word = |i: usize| unsafe { span.add(SLOTS[i] * T::BYTES + at).cast::<i16>().read_unaligned() };
+    let word = |i: usize| unsafe { span.add(SLOTS[i].min(last) * T::BYTES + at).cast::<i16>().read_unaligned() };
     _mm_setr_epi16(word(0), word(1), word(2), word(3), word(4), word(5), word(6), word(7))
 }
 
@@ -24,9 +24,9 @@ unsafe fn words<T: Block>(span: *const u8, at: usize) -> __m128i {
 /// As [`super::source::Source::factors`].
 #[inline]
 #[target_feature(enable = "avx2,f16c")]
-pub unsafe fn halves<T: Block>(span: *const u8, at: usize) -> __m256 {
+pub unsafe fn halves<T: Block>(span: *const u8, at: usize, last: usize) -> __m256 {
     // SAFETY: the caller's promises.
-    _mm256_cvtph_ps(unsafe { words::<T>(span, at) })
+    _mm256_cvtph_ps(unsafe { words::<T>(span, at, last) })
 }
 
 /// The first byte of each block, in the order of [`SLOTS`].
@@ -35,9 +35,9 @@ pub unsafe fn halves<T: Block>(span: *const u8, at: usize) -> __m256 {
 /// As [`super::source::Source::factors`].
 #[inline]
 #[target_feature(enable = "avx2")]
-pub unsafe fn first_bytes<T: Block>(span: *const u8) -> __m256i {
+pub unsafe fn first_bytes<T: Block>(span: *const u8, last: usize) -> __m256i {
     // SAFETY: the caller's promises.
-    let words = unsafe { words::<T>(span, 0) };
+    let words = unsafe { words::<T>(span, 0, last) };
     _mm256_cvtepu16_epi32(_mm_and_si128(words, _mm_set1_epi16(0xff)))
 }
 

@@ -17,10 +17,11 @@ pub struct Factors {
     pub mins: Option<[__m256; 2]>,
 }
 
-/// A block type by spans of [`BLOCK`] numbers.
+/// A block type by spans of [`BLOCK`] numbers. Short blocks of a row's last span may be missing: then `last` is below 7, and what stands for
+/// them is anything finite, because the input is zero there.
 pub trait Source {
     /// Bytes of a span.
-    const BYTES: usize;
+    const SPAN: usize;
     /// Whether codes are signed.
     const SIGNED: bool = false;
     /// The largest code that is not signed: four products of 63 with an int8 fit in 16 bits, and eight of 31.
@@ -30,16 +31,16 @@ pub trait Source {
     /// Whether each 16 numbers have a scale; otherwise each 32.
     const HALVES: bool = false;
 
-    /// Scales and minima of the span at `at`.
+    /// Scales and minima of the span at `at`, of which eighths 0..=last are there.
     ///
     /// # Safety
-    /// The span's bytes are readable; the CPU has AVX2, FMA and F16C.
-    unsafe fn factors(at: *const u8) -> Factors;
+    /// They are readable; the CPU has AVX2, FMA and F16C.
+    unsafe fn factors(at: *const u8, last: usize) -> Factors;
 
-    /// Codes 32 k .. 32 k + 32 of the span, in their own order; k is below 8.
+    /// Codes 32 k .. 32 k + 32 of the span, in their own order.
     ///
     /// # Safety
-    /// As [`Source::factors`].
+    /// As [`Source::factors`]; eighth k is there.
     unsafe fn codes(at: *const u8, k: usize) -> __m256i;
 }
 
@@ -93,6 +94,18 @@ pub fn added<S: Source>(factors: Factors) -> Option<[__m256; 2]> {
 /// Bytes of a span of a block type.
 pub const fn span_bytes<T: Block>() -> usize {
     BLOCK / T::NUMBERS * T::BYTES
+}
+
+/// How many blocks of 32 numbers stand behind the last whole span of a row of `cols` numbers.
+#[inline]
+pub const fn blocks_left<T: Block>(cols: usize) -> usize {
+    if T::NUMBERS == BLOCK { 0 } else { cols % BLOCK / T::NUMBERS }
+}
+
+/// Eighth k of a span, in place of a missing one the last that is there: the input is zero where it stands.
+#[inline(always)]
+pub fn there(k: usize, last: usize) -> usize {
+    k.min(last)
 }
 
 /// Runs the body for each 32 codes of a span, with constants.
