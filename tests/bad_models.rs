@@ -618,7 +618,12 @@ fn a_directory_needs_its_config_and_its_own_tokenizer() {
 fn pack_refusal(model: &Path, quant: Quant, case: &str) -> String {
     let out = tempfile::tempdir().unwrap();
     let source = Source::open(model, None).unwrap();
-    let packed = pack(&source, &out.path().join("x.neurons"), &PackOptions { types: quant.into(), orders: None }, &|_, _| Ok(()));
+    let packed = pack(
+        &source,
+        &out.path().join("x.neurons"),
+        &PackOptions { types: quant.into(), orders: None },
+        &|_, _| Ok(()),
+    );
     assert_eq!(std::fs::read_dir(out.path()).unwrap().count(), 0, "{case}: packing left something behind");
     refusal(packed, model, case)
 }

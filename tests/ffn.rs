@@ -149,7 +149,8 @@ fn everywhere(activation: Activation, law: impl Fn(&mut Bench, &str)) {
             for kernels in Isa::ALL.into_iter().filter_map(Kernels::of) {
                 for n in [1, 3] {
                     let input = numbers(&mut Prng::new(5), n * HIDDEN, 1.7);
-                    let what = format!("{} {kind:?} {} {n} columns", quants.map(Quant::name).join(" "), kernels.isa.name());
+                    let what =
+                        format!("{} {kind:?} {} {n} columns", quants.map(Quant::name).join(" "), kernels.isa.name());
                     law(&mut Bench { model: &model, kernels, pool: ThreadPool::new(2), input, n }, &what);
                 }
             }

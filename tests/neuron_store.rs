@@ -4,8 +4,8 @@
 use dynamicinfer::cpu::Kernels;
 use dynamicinfer::engine::{Engine, Logits, Session};
 use dynamicinfer::error::Error;
-use dynamicinfer::formats::neuron_store::{Header, NeuronStore, parse};
 use dynamicinfer::formats::blocks;
+use dynamicinfer::formats::neuron_store::{Header, NeuronStore, parse};
 use dynamicinfer::formats::rows::{self, Quant};
 use dynamicinfer::ids::Permutation;
 use dynamicinfer::lab::pack::{DOWN, PackOptions, Types, pack};
@@ -74,7 +74,11 @@ fn a_mix_keeps_its_bytes() {
             kinds.insert(matrix.quant.name());
             for row in 0..matrix.rows {
                 let from = matrix.quant.number_bytes(matrix.cols);
-                assert_eq!(matrix.row(row)[..from], rows.view.data[rows.file_row(row) * from..][..from], "{role:?} {row}");
+                assert_eq!(
+                    matrix.row(row)[..from],
+                    rows.view.data[rows.file_row(row) * from..][..from],
+                    "{role:?} {row}"
+                );
             }
         }
         let (blocks, down) = (layer.neurons(), source.weight(Role::Down, l).unwrap());
@@ -85,7 +89,11 @@ fn a_mix_keeps_its_bytes() {
             for (part, role) in [(layer.block().gate_or_up(), Role::Gate), (layer.block().up(), Role::Up)] {
                 let (view, bytes) = (source.weight(role, l).unwrap(), part.quant.number_bytes(c.hidden));
                 assert_eq!(part.quant, Quant::of_source(view.info.dtype));
-                assert_eq!(blocks.part(part, neuron)[..bytes], view.data[in_file * bytes..][..bytes], "{role:?} {neuron}");
+                assert_eq!(
+                    blocks.part(part, neuron)[..bytes],
+                    view.data[in_file * bytes..][..bytes],
+                    "{role:?} {neuron}"
+                );
             }
             let mut column = vec![0.0; c.hidden];
             rows::decode(DOWN, blocks.part(layer.block().down(), neuron), &mut column);

@@ -30,7 +30,8 @@ fn supported() -> Vec<Kernels> {
 fn model(dir: &Path, name: &str, quant: Quant, orders: Option<Vec<Permutation>>) -> Model {
     let path = dir.join(format!("{name}-{}-{}.neurons", quant.name(), orders.is_some()));
     let from = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/models").join(name);
-    pack(&Source::open(&from, None).unwrap(), &path, &PackOptions { types: quant.into(), orders }, &|_, _| Ok(())).unwrap();
+    pack(&Source::open(&from, None).unwrap(), &path, &PackOptions { types: quant.into(), orders }, &|_, _| Ok(()))
+        .unwrap();
     Model::open(&path).unwrap()
 }
 

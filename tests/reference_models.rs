@@ -229,7 +229,8 @@ fn a_permuted_store_gives_the_same_logits_and_keeps_the_permutation() {
     let orders: Vec<Vec<u32>> = (0..layers as u32).map(|l| (0..ffn).map(|n| (n * 5 + l) % ffn).collect()).collect();
     let orders: Vec<Permutation> = orders.iter().map(|order| Permutation::new(order).unwrap()).collect();
     let path = dir.path().join("permuted.neurons");
-    pack(&source, &path, &PackOptions { types: Quant::F32.into(), orders: Some(orders.clone()) }, &|_, _| Ok(())).unwrap();
+    pack(&source, &path, &PackOptions { types: Quant::F32.into(), orders: Some(orders.clone()) }, &|_, _| Ok(()))
+        .unwrap();
     let permuted = Model::open(&path).unwrap();
     for (layer, order) in permuted.layers.iter().zip(&orders) {
         assert_eq!(&layer.order, order);

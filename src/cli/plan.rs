@@ -343,7 +343,7 @@ fn placement(args: &Args, model: &Model, counts: &[Vec<u64>], plan: &Plan) -> Pl
 fn check(path: &std::path::Path, subject: &Subject, plan: &Plan) -> Result<()> {
     let placement = PlacementFile::read(path)?;
     let (config, model) = (&subject.config, subject.model.as_ref().expect("--check takes a model"));
-    placement.check_owner(path, &model.fingerprint(), config.layers, config.ffn)?;
+    placement.check_owner(path, model.fingerprint(), config.layers, config.ffn)?;
     let slots: u64 = placement.layers.iter().map(|l| l.slots as u64).sum();
     let needed = plan.min_bytes + slots * plan.details.block_bytes;
     if needed > plan.budget_bytes {

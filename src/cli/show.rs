@@ -264,7 +264,8 @@ fn table(shown: &Shown) -> String {
     let sparse = if c.activation.is_sparse() { "sparse" } else { "dense" };
     let window = c.window.map_or(String::new(), |w| format!(", attention window {w}"));
     let of_type = |t: &TypeShown| {
-        let parts = if t.parts.len() > 4 { format!("{} and more", t.parts[..4].join(", ")) } else { t.parts.join(", ") };
+        let parts =
+            if t.parts.len() > 4 { format!("{} and more", t.parts[..4].join(", ")) } else { t.parts.join(", ") };
         format!("{} {} in {} tensors ({})", t.name, super::human_bytes(t.bytes), t.tensors, printable(&parts))
     };
     let types = shown.types.iter().map(of_type).collect::<Vec<_>>().join("\n");

@@ -181,7 +181,11 @@ impl Quant {
         match self {
             Quant::Q4 => Quant::Q8,
             Quant::Block(kind) if kind.form().bits() < q6_k.bits() => {
-                if kind.form().numbers == q6_k.numbers { Quant::Block(BlockType::Q6_K) } else { Quant::Q8 }
+                if kind.form().numbers == q6_k.numbers {
+                    Quant::Block(BlockType::Q6_K)
+                } else {
+                    Quant::Q8
+                }
             }
             other => other,
         }
@@ -248,7 +252,10 @@ impl Rows {
 /// A sentence that names them.
 pub fn parse_own(text: &str) -> Result<Quant, String> {
     let own = |quant: &Quant| quant.name().eq_ignore_ascii_case(text);
-    Quant::OWN.into_iter().find(own).ok_or_else(|| format!("'{text}' is not a type that a device computes with: take f32, f16, q8_0 or q4_0"))
+    Quant::OWN
+        .into_iter()
+        .find(own)
+        .ok_or_else(|| format!("'{text}' is not a type that a device computes with: take f32, f16, q8_0 or q4_0"))
 }
 
 impl std::str::FromStr for Quant {

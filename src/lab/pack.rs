@@ -6,9 +6,9 @@
 //! dimension.
 
 use crate::error::{Error, Result};
+use crate::formats::blocks::BlockType;
 use crate::formats::neuron_store::{Header, Writer};
 use crate::formats::rows::{self, GROUP, Quant};
-use crate::formats::blocks::BlockType;
 use crate::formats::{DType, TensorView, blocks};
 use crate::ids::{Permutation, PublishedId};
 use crate::model::BlockLayout;
@@ -123,7 +123,8 @@ pub const DOWN: Quant = Quant::Block(BlockType::Q6_K);
 /// [`Error::BadFile`] where the source lacks a tensor.
 pub fn packed_bytes(source: &Source, types: Types) -> Result<u64> {
     let c = &source.config;
-    let bytes = |role, layer, rows: usize, cols| Ok(rows as u64 * types.of(source, role, layer)?.row_bytes(cols) as u64);
+    let bytes =
+        |role, layer, rows: usize, cols| Ok(rows as u64 * types.of(source, role, layer)?.row_bytes(cols) as u64);
     let mut sum = bytes(Role::Embed, 0, c.vocab, c.hidden)?;
     if !c.tied {
         sum += bytes(Role::Head, 0, c.vocab, c.hidden)?;
@@ -314,7 +315,8 @@ impl Job<'_> {
         let cols = c.hidden;
         let layout = layout(self.source, self.types, layer)?;
         let block_bytes = layout.bytes();
-        let section = writer.add_neurons(name, &layout.parts().iter().map(|part| part.quant).collect::<Vec<_>>(), c.ffn, cols);
+        let section =
+            writer.add_neurons(name, &layout.parts().iter().map(|part| part.quant).collect::<Vec<_>>(), c.ffn, cols);
         let published: Vec<PublishedId> = (0..c.ffn).map(PublishedId::new).collect();
         let positions = order.positions(&published);
         (0..c.ffn.div_ceil(NEURONS_PER_TASK)).into_par_iter().try_for_each(|task| {

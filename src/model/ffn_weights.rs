@@ -1,8 +1,8 @@
 //! The weights of a layer's FFN: neuron by neuron, or as the three matrices that were published.
 
 use super::block::{BlockLayout, BlockPart};
-use super::stacked::Stacked;
 use super::matrix::Matrix;
+use super::stacked::Stacked;
 use crate::formats::rows::{Quant, Rows};
 
 /// The weights of an FFN.

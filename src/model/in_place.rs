@@ -6,9 +6,9 @@
 use super::config::{Ffn, Norm, Positions};
 use super::ffn_weights::{FfnMatrices, FfnWeights};
 use super::layer::Norms;
+use super::matrix::Matrix;
 use super::source::{Role, Source};
 use super::stacked::Stacked;
-use super::matrix::Matrix;
 use super::weights::{Files, Layer, Model, NormWeights};
 use crate::error::{Error, Result};
 use crate::formats::rows::Quant;

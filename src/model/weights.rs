@@ -5,11 +5,11 @@ use super::config::{ModelConfig, Norm, Positions};
 use super::ffn_weights::{FfnWeights, NeuronBlocks};
 use super::layer::Norms;
 pub use super::matrix::Matrix;
+use super::source::Source;
 use super::stacked::Stacked;
 use crate::error::{Error, Result, excerpt};
-use crate::formats::neuron_store::{Content, NeuronStore};
-use super::source::Source;
 use crate::formats::MappedFile;
+use crate::formats::neuron_store::{Content, NeuronStore};
 use crate::formats::rows::Quant;
 use crate::ids::Permutation;
 use crate::tokenizer::TokenizerSpec;
@@ -213,8 +213,9 @@ impl Model {
     /// [`Error::BadFile`] if there is none, or it cannot be read.
     pub fn tokenizer(&self) -> Result<TokenizerSpec> {
         let path = self.path();
-        let missing =
-            || Error::bad(path, "tokenizer", "the model came without one, so it takes token ids only (eval --token-ids)");
+        let missing = || {
+            Error::bad(path, "tokenizer", "the model came without one, so it takes token ids only (eval --token-ids)")
+        };
         let store = match &self.files {
             Files::Store(store) => store,
             Files::Source(source, _) => return source.tokenizer.clone().ok_or_else(missing),
@@ -289,7 +290,9 @@ impl Sections<'_> {
             }
             other => {
                 let (ffn, hidden) = (c.ffn, c.hidden);
-                return Err(self.bad(name, format!("is {other:?}, not {ffn} neurons of {rows} rows of {hidden} numbers")));
+                return Err(
+                    self.bad(name, format!("is {other:?}, not {ffn} neurons of {rows} rows of {hidden} numbers"))
+                );
             }
         };
         // SAFETY: the bytes are the map's, which the model keeps open; sections are checked to be as long as they say.

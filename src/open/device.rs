@@ -449,7 +449,7 @@ impl DeviceOptions {
 fn placed_by_file(path: &Path, model: &Model, plan: &mut Plan) -> Result<Vec<Vec<PublishedId>>> {
     let (layers, ffn) = (model.config.layers, model.config.ffn);
     let file = PlacementFile::read(path)?;
-    file.check_owner(path, &model.fingerprint(), layers, ffn)?;
+    file.check_owner(path, model.fingerprint(), layers, ffn)?;
     let wanted: u64 = file.layers.iter().map(|l| l.slots as u64).sum();
     let needed = plan.min_bytes + wanted * plan.details.block_bytes;
     if needed > plan.budget_bytes {

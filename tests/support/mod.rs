@@ -28,7 +28,10 @@ pub fn packed(dir: &Path, name: &str, quant: Quant) -> PathBuf {
     // Also the tests of tools/cuda_on_cpu use these.
     let folders = Path::new(env!("CARGO_MANIFEST_DIR")).ancestors().map(|dir| dir.join("tests/fixtures/models"));
     let from = folders.into_iter().map(|dir| dir.join(name)).find(|dir| dir.is_dir()).expect("a fixture of this name");
-    pack(&Source::open(&from, None).unwrap(), &store, &PackOptions { types: quant.into(), orders: None }, &|_, _| Ok(())).unwrap();
+    pack(&Source::open(&from, None).unwrap(), &store, &PackOptions { types: quant.into(), orders: None }, &|_, _| {
+        Ok(())
+    })
+    .unwrap();
     store
 }
 

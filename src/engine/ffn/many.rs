@@ -55,9 +55,21 @@ pub fn products(
             // SAFETY: the rows are inside the section; the kernels are for this machine; each task writes its own neurons of what
             // is [n, neurons].
             unsafe {
-                dots[0](layer.neurons().part_rows(gate_or_up, first_neuron), run.len(), x, gates.start().add(run.start), len);
+                dots[0](
+                    layer.neurons().part_rows(gate_or_up, first_neuron),
+                    run.len(),
+                    x,
+                    gates.start().add(run.start),
+                    len,
+                );
                 if gated {
-                    dots[1](layer.neurons().part_rows(up, first_neuron), run.len(), x, activations.start().add(run.start), len);
+                    dots[1](
+                        layer.neurons().part_rows(up, first_neuron),
+                        run.len(),
+                        x,
+                        activations.start().add(run.start),
+                        len,
+                    );
                 }
             }
         });
@@ -103,7 +115,13 @@ pub fn down(
         for first in (0..len).step_by(tile_neurons) {
             let here = tile_neurons.min(len - first);
             for (i, values) in (first..first + here).zip(room.chunks_exact_mut(range.len())) {
-                rows::decode_range(part.quant, layer.neurons().part(part, neurons.store_index(i)), cols, range.start, values);
+                rows::decode_range(
+                    part.quant,
+                    layer.neurons().part(part, neurons.store_index(i)),
+                    cols,
+                    range.start,
+                    values,
+                );
             }
             // SAFETY: n rows of `cols` numbers, of which this task alone writes columns `range`.
             unsafe {

@@ -85,8 +85,7 @@ fn activate(
         let range = first..ffn.min(first + ACTIVATIONS);
         let of = b * ffn + range.start..b * ffn + range.end;
         // SAFETY: each task has its own neurons of its own column.
-        let (out, mut gates) =
-            unsafe { (out.part(of.clone()), gates.as_ref().map(|gates| gates.part(of))) };
+        let (out, mut gates) = unsafe { (out.part(of.clone()), gates.as_ref().map(|gates| gates.part(of))) };
         for (i, neuron) in range.enumerate() {
             let (gate, up) = (products[b * rows + neuron], products[b * rows + rows - ffn + neuron]);
             let up = up + layer.up_bias.get(neuron).copied().unwrap_or(0.0);

@@ -3,9 +3,9 @@
 use super::allocator::DeviceAllocator;
 use crate::device::{Buffer, Linear, Norm, OutOfMemory, Then, View};
 use crate::formats::rows::Quant;
-use crate::model::{Model, Stacked};
 use crate::model::config::Norm as NormKind;
 use crate::model::weights::{Matrix, NormWeights};
+use crate::model::{Model, Stacked};
 
 impl DeviceAllocator<'_> {
     /// Uploads a matrix and its bias.

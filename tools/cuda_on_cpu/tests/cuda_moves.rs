@@ -162,7 +162,7 @@ fn scheduler(engine: &Engine, policy: Policy) -> Background {
         link_gb_s: 1.0,
         latency: None,
     };
-    let block_bytes = engine.model.layers[0].ffn.row_bytes * engine.model.config.ffn_kind.rows();
+    let block_bytes = engine.model.layers[0].block().bytes();
     Background::start(engine.model.clone(), block_bytes, setting).unwrap()
 }
 

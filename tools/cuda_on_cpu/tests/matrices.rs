@@ -68,7 +68,7 @@ fn linear(seed: u64, quant: Quant, rows: usize, cols: usize, n: usize, then: The
 fn matrices_agree_with_the_scalar_truth() {
     for seed in 0..120 {
         let mut rng = Prng::new(1000 + seed);
-        let quant = Quant::ALL[seed as usize % 4];
+        let quant = Quant::OWN[seed as usize % 4];
         let cols = cols(&mut rng, quant, 1400);
         let then = [Then::Store, Then::Relu, Then::Add][below(&mut rng, 3)];
         let (rows, n) = (1 + below(&mut rng, 40), 1 + below(&mut rng, 32));
@@ -78,7 +78,7 @@ fn matrices_agree_with_the_scalar_truth() {
 
 #[test]
 fn every_number_of_columns_is_right() {
-    for quant in Quant::ALL {
+    for quant in Quant::OWN {
         for n in 1..=32 {
             linear(n as u64, quant, 9, 1120, n, Then::Store, false);
         }
@@ -88,7 +88,7 @@ fn every_number_of_columns_is_right() {
 /// A prompt's: whole tiles, parts of tiles, and the columns at which another kernel takes over.
 #[test]
 fn as_many_columns_as_a_chunk_has_are_right() {
-    for quant in Quant::ALL {
+    for quant in Quant::OWN {
         for (n, rows) in [(33, 130), (64, 128), (65, 40), (200, 9), (256, 33)] {
             linear(n as u64, quant, rows, 608, n, [Then::Store, Then::Add][n % 2], n % 3 == 0);
         }
@@ -97,7 +97,7 @@ fn as_many_columns_as_a_chunk_has_are_right() {
 
 #[test]
 fn a_matrix_of_a_real_shape_is_right() {
-    for quant in Quant::ALL {
+    for quant in Quant::OWN {
         linear(7, quant, 64, 5120, 1, Then::Store, true);
         linear(8, quant, 33, 13824, 3, Then::Add, false);
     }
