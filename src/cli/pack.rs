@@ -23,7 +23,7 @@ pub struct Args {
     #[arg(long)]
     quant: Option<Quant>,
     /// Keep every tensor's type but that of down, which takes this one: a store has down by neuron, so it has to be coded again
-    /// [default: q6_k]
+    /// [default: q5_k]
     #[arg(long, value_name = "QUANT", conflicts_with = "quant")]
     down: Option<Quant>,
     /// File to write [default: NAME.TYPE.neurons in the current directory]
@@ -81,9 +81,12 @@ pub fn run(args: Args) -> Result<()> {
     let dir = output.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(".".as_ref());
     check_room(dir, packed_bytes(&source, types)?)?;
     let progress = Progress::new(format!("packing {} as {name}", printable(&source.config.name)), Unit::Bytes);
-    pack(&source, &output, &PackOptions { types, orders }, &|done, total| progress.step(done, total))?;
+    let packed = pack(&source, &output, &PackOptions { types, orders }, &|done, total| progress.step(done, total))?;
     progress.finish();
     let bytes = std::fs::metadata(&output).map_err(Error::io("stat", &output))?.len();
     eprintln!("{} written, {}", output.display(), super::human_bytes(bytes));
+    if let Some(loss) = packed.text(types) {
+        eprintln!("{loss}");
+    }
     check_activation(&output, &Terminal)
 }

@@ -114,8 +114,8 @@ impl Types {
     }
 }
 
-/// The type of `down` in a store of a mix: the smallest that costs less than 0.1 % of perplexity (runs/2026-11-23-mixed-types).
-pub const DOWN: Quant = Quant::Block(BlockType::Q6_K);
+/// The type of `down` in a store of a mix: the smallest that changes perplexity by less than 0.1 % (runs/2026-11-23-mixed-types).
+pub const DOWN: Quant = Quant::Block(BlockType::Q5_K);
 
 /// Bytes that a store of this source will have, up to a page per section.
 ///
@@ -160,14 +160,14 @@ pub fn pack(
     path: &Path,
     options: &PackOptions,
     progress: &(dyn Fn(u64, u64) -> Result<()> + Sync),
-) -> Result<()> {
+) -> Result<Packed> {
     let c = &source.config;
     let types = options.types;
     check_rows(source, types)?;
     check_orders(options, c.layers, c.ffn)?;
     let as_published = Permutation::identity();
     let total = packed_bytes(source, types)? + source.tensor_bytes();
-    let job = Job { source, types, progress, total, done: Default::default() };
+    let job = Job { source, types, progress, total, done: Default::default(), down: Default::default() };
     let mut writer = Writer::create(path)?;
 
     job.rows(&mut writer, "embed", c.hidden, &[(Role::Embed, 0)])?;
@@ -221,7 +221,29 @@ pub fn pack(
     // If the source changed meanwhile, the store would mix two models under one fingerprint.
     source.check_same()?;
     let quant = types.of(source, Role::Up, 0)?;
-    writer.finish(Header { fingerprint, sources, quant, config, sections: Vec::new() })
+    writer.finish(Header { fingerprint, sources, quant, config, sections: Vec::new() })?;
+    let (off, size) = job.down.into_inner().unwrap_or_else(|e| e.into_inner());
+    Ok(Packed { down_error: (off > 0.0).then(|| (off / size).sqrt()) })
+}
+
+/// What packing has changed.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Packed {
+    /// How far `down` is off, which GGUF and a store code in different directions: the root of the squared differences by that of the
+    /// squares; `None` where it is not off at all.
+    pub down_error: Option<f64>,
+}
+
+impl Packed {
+    /// The error as a sentence; `None` where there is none.
+    pub fn text(self, types: Types) -> Option<String> {
+        let Types::Own { down } = types else { return None };
+        let percent = 100.0 * self.down_error?;
+        let name = down.name();
+        Some(format!(
+            "down is stored by neuron, so it was coded again, as {name}: off by {percent:.2} % (--down q8_0 takes more bytes)"
+        ))
+    }
 }
 
 /// Refuses types whose blocks do not fit the rows.
@@ -263,6 +285,8 @@ struct Job<'a> {
     progress: &'a (dyn Fn(u64, u64) -> Result<()> + Sync),
     total: u64,
     done: std::sync::atomic::AtomicU64,
+    /// Sums of squared differences and squares of `down`.
+    down: std::sync::Mutex<(f64, f64)>,
 }
 
 impl Job<'_> {
@@ -323,7 +347,7 @@ impl Job<'_> {
             let range = task * NEURONS_PER_TASK..c.ffn.min((task + 1) * NEURONS_PER_TASK);
             let columns = if by_neuron { Vec::new() } else { gather_columns(down, range.clone())? };
             let mut blocks = vec![0; range.len() * block_bytes];
-            let mut values = vec![0.0; cols];
+            let (mut values, mut again, mut sums) = (vec![0.0; cols], vec![0.0; cols], (0.0, 0.0));
             for (neuron, block) in range.clone().zip(blocks.chunks_exact_mut(block_bytes)) {
                 for (view, part) in gate.into_iter().chain([up]).zip(layout.parts()) {
                     convert_row(view, neuron, part.quant, &mut values, part.of_mut(block))?;
@@ -334,9 +358,15 @@ impl Job<'_> {
                 } else {
                     let at = (neuron - range.start) * cols;
                     rows::encode(part.quant, &columns[at..at + cols], part.of_mut(block));
+                    rows::decode(part.quant, part.of(block), &mut again);
+                    let pairs = columns[at..at + cols].iter().zip(&again).map(|(&a, &b)| (f64::from(a), f64::from(b)));
+                    sums = pairs.fold(sums, |(off, size), (a, b)| (off + (a - b).powi(2), size + a * a));
                     check_range(&columns[at..at + cols], part.quant, down)?;
                 }
             }
+            let mut down = self.down.lock().unwrap_or_else(|e| e.into_inner());
+            *down = (down.0 + sums.0, down.1 + sums.1);
+            drop(down);
             if order.table().is_none() {
                 writer.write(section, (range.start * block_bytes) as u64, &blocks)?;
             } else {

@@ -114,7 +114,14 @@ impl ModelOptions {
         check_room(dir, bytes)?;
         let what = format!("packing {} as {}", printable(&source.config.name), types.name(&source)?);
         told.may_pack(&Packing { what: &what, store: &store, bytes })?;
-        told.packing(&what, &mut |step| pack(&source, &store, &PackOptions { types, orders: None }, step))?;
+        let mut loss = None;
+        told.packing(&what, &mut |step| {
+            loss = pack(&source, &store, &PackOptions { types, orders: None }, step)?.text(types);
+            Ok(())
+        })?;
+        if let Some(loss) = loss {
+            told.note(&loss);
+        }
         Origin::write(&store, &path, source.files().to_vec());
         check_activation(&store, told)?;
         Model::open(&store)
