@@ -440,7 +440,7 @@ fn packing_that_is_interrupted_at_any_step_leaves_nothing() {
         match pack(&source, &path, &PackOptions { types: Quant::Q8.into(), orders: None }, &stop) {
             Err(Error::Interrupted) => assert_eq!(files_in(dir.path()), [""; 0], "after {interruptions} steps"),
             Err(other) => panic!("{other:?}"),
-            Ok(()) => break,
+            Ok(_) => break,
         }
         interruptions += 1;
     }

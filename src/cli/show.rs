@@ -5,9 +5,9 @@ use crate::formats::neuron_store::{Content, NeuronStore, Section};
 use crate::formats::predictor_file::{self, PredictorFile};
 use crate::formats::rows::Quant;
 use crate::formats::sections::{Header, SectionFile};
-use crate::lab::pack::{Types, packed_bytes};
+use crate::lab::pack::{Types, layout, packed_bytes};
 use crate::model::source::{Role, Source};
-use crate::model::{BlockLayout, KvCache, KvType, Model, ModelConfig, NamedActivation};
+use crate::model::{KvCache, KvType, Model, ModelConfig, NamedActivation};
 use crate::open::model::find;
 use crate::open::stores::{self, Stored};
 use crate::open::{ModelOptions, Quiet};
@@ -134,16 +134,19 @@ pub fn run(args: Args) -> Result<()> {
             let (bytes, fingerprint) = (model.file_bytes(), model.fingerprint().to_owned());
             let store = model.path().to_owned();
             let types = model.store().map(types_of_store).unwrap_or_default();
-            describe(path, Some(store), model.quant, types, bytes, fingerprint, tokenizer, model.config)
+            let block = model.layers[0].block().bytes() as u64;
+            describe(path, Some(store), (model.quant, block), types, bytes, fingerprint, tokenizer, model.config)
         }
         None => {
             let source = Source::open(&path, args.activation)?;
             let options = ModelOptions { activation: args.activation, ..ModelOptions::new(&path) };
             let (in_place, types) = (options.in_place()?.is_some(), Types::natural(&source)?);
             let quant = types.of(&source, Role::Up, 0)?;
+            let block = layout(&source, types, 0)?.bytes() as u64;
             let bytes = if in_place { source.tensor_bytes() } else { packed_bytes(&source, types)? };
             let (fingerprint, types) = (source.fingerprint(), types_of_source(&source));
-            let shown = describe(path, None, quant, types, bytes, fingerprint, source.tokenizer, source.config);
+            let shown =
+                describe(path, None, (quant, block), types, bytes, fingerprint, source.tokenizer, source.config);
             Shown { in_place, ..shown }
         }
     };
@@ -212,7 +215,7 @@ fn copies(path: &Path, store: Option<&Path>) -> Vec<String> {
 fn describe(
     path: PathBuf,
     store: Option<PathBuf>,
-    quant: Quant,
+    (quant, block): (Quant, u64),
     mut types: Vec<TypeShown>,
     bytes: u64,
     fingerprint: String,
@@ -220,7 +223,6 @@ fn describe(
     config: ModelConfig,
 ) -> Shown {
     let copies = copies(&path, store.as_deref());
-    let block = BlockLayout::new(config.ffn_kind, quant, config.hidden).bytes() as u64;
     types.sort_by_key(|entry| std::cmp::Reverse(entry.bytes));
     let (all, numbers) = types.iter().fold((0, 0), |(all, numbers), t| (all + t.bytes, numbers + t.numbers));
     Shown {
@@ -280,13 +282,16 @@ fn table(shown: &Shown) -> String {
         ("attention", format!("{} heads of {}, {} key/value heads{window}", c.heads, c.head_dim, c.kv_heads)),
         (
             "FFN",
-            format!(
-                "{} neurons a layer, {} ({sparse}), {} a neuron block, {:.0} % of the file",
-                c.ffn,
-                c.activation,
-                super::human_bytes(shown.neuron_block_bytes),
-                100.0 * shown.ffn_share
-            ),
+            match shown.in_place {
+                true => format!("{} neurons a layer, {} ({sparse})", c.ffn, c.activation),
+                false => format!(
+                    "{} neurons a layer, {} ({sparse}), {} a neuron block, {:.0} % of the file",
+                    c.ffn,
+                    c.activation,
+                    super::human_bytes(shown.neuron_block_bytes),
+                    100.0 * shown.ffn_share
+                ),
+            },
         ),
         ("vocabulary", format!("{}{}", c.vocab, if c.tied { ", head tied to the embedding" } else { "" })),
         ("context", format!("{}, {} of KV a token", c.context, super::human_bytes(shown.kv_bytes_per_token))),

@@ -140,7 +140,10 @@ pub fn packed_bytes(source: &Source, types: Types) -> Result<u64> {
 }
 
 /// The layout of a layer's neuron blocks.
-fn layout(source: &Source, types: Types, layer: usize) -> Result<BlockLayout> {
+///
+/// # Errors
+/// [`Error::BadFile`] where the source lacks a tensor.
+pub fn layout(source: &Source, types: Types, layer: usize) -> Result<BlockLayout> {
     let roles: &[Role] = match source.config.ffn_kind {
         Ffn::Plain => &[Role::Up, Role::Down],
         Ffn::Gated | Ffn::GatedBoth => &[Role::Gate, Role::Up, Role::Down],
