@@ -1,6 +1,6 @@
 //! What clients made for OpenAI bring along: a port and a token, functions to call, the newer API, texts as vectors.
 
-use crate::daemon::{Daemon, PATIENCE, command, read_all, said};
+use crate::daemon::{Daemon, PATIENCE, command, read_all, read_answer, request, said};
 use rustix::process::Signal;
 use serde_json::{Value as Json, json};
 use std::io::Write;
@@ -270,6 +270,51 @@ fn a_texts_vector_has_length_1_and_is_nearer_to_that_of_its_like() {
         let answer = daemon.post("/v1/embeddings", &bad);
         assert_eq!((answer.status, &answer.json()["error"]["param"]), (400, &json!(field)));
     }
+}
+
+/// One request could ask for hours of work: 256 texts as long as the context.
+#[test]
+fn the_texts_of_a_request_for_embeddings_have_a_limit_together() {
+    let daemon = Daemon::start(&[]);
+    let texts = |last: usize| {
+        let mut texts = vec![vec![5; 511]; 128];
+        texts.push(vec![5; last]);
+        texts
+    };
+    // So many dimensions are refused once the texts are accepted, before any of them runs.
+    let ask = |last: usize| daemon.post("/v1/embeddings", &json!({"input": texts(last), "dimensions": 7}));
+    let answer = ask(129);
+    let error = &answer.json()["error"];
+    let limits = ["65537 tokens", "65536"].map(|number| error["message"].as_str().unwrap().contains(number));
+    assert_eq!((answer.status, &error["param"], limits), (400, &json!("input"), [true; 2]), "{error}");
+    let answer = ask(128);
+    assert_eq!((answer.status, &answer.json()["error"]["param"]), (400, &json!("dimensions")));
+}
+
+/// A load ended the engine under requests that had waited for minutes.
+#[test]
+fn embeddings_under_way_end_before_another_model_takes_their_place() {
+    let dir = tempfile::tempdir().unwrap();
+    let daemon = Daemon::start_in(dir.path(), &[]);
+    let ask = json!({"input": vec![vec![5; 511]; 64]}).to_string();
+    let begin = || {
+        let mut busy = daemon.connect();
+        busy.write_all(&request("POST", "/v1/embeddings", &ask)).unwrap();
+        daemon.until("dynamicinfer_num_requests_embedding", 1.0);
+        busy
+    };
+    let mut busy = begin();
+    let loaded = daemon.post("/v1/x/models/load", &json!({"model": "demo"}));
+    assert_eq!(loaded.status, 200, "{}", loaded.text());
+    let answer = read_answer(&mut busy);
+    assert_eq!(answer.status, 200, "{}", answer.text());
+    assert_eq!(answer.json()["data"].as_array().unwrap().len(), 64);
+    // Who takes the model away does not wait, and its requests hear so.
+    let mut busy = begin();
+    assert_eq!(daemon.call("POST", "/v1/x/models/unload", "").status, 200);
+    let answer = read_answer(&mut busy);
+    assert_eq!((answer.status, &answer.json()["error"]["code"]), (503, &json!("model_stopped")));
+    daemon.until("dynamicinfer_num_requests_embedding", 0.0);
 }
 
 /// A device has no part in it, and what lies there for others stays.
