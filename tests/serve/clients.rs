@@ -1,6 +1,7 @@
 //! What clients made for OpenAI bring along: a port and a token, functions to call, the newer API, texts as vectors.
 
 use crate::daemon::{Daemon, PATIENCE, command, read_all, read_answer, request, said};
+use dynamicinfer::api::tools::FunctionCall;
 use rustix::process::Signal;
 use serde_json::{Value as Json, json};
 use std::io::Write;
@@ -222,6 +223,22 @@ fn the_newer_api_says_what_a_chat_says_whole_and_as_events() {
         let answer = daemon.post("/v1/responses", &bad);
         assert_eq!((answer.status, &answer.json()["error"]["param"]), (400, &json!(field)));
     }
+}
+
+/// Arguments passed through 64-bit floats: an account's number of 30 digits came out as another.
+#[test]
+fn the_arguments_of_a_call_are_the_text_that_the_model_wrote() {
+    for arguments in [
+        r#"{"account": 123456789012345678901234567890, "sum": 0.1000000000000000055511151231257827}"#,
+        r#"{"least":1E-400,"most":1e400, "same": 1.0, "name": "Jos\u00e9"}"#,
+        "{}",
+    ] {
+        // As it said it, and as it is told of it in the next turn.
+        let call = FunctionCall::of(&FunctionCall::said("pay", arguments)).expect("a call");
+        assert_eq!((call.name.as_str(), call.arguments.as_str()), ("pay", arguments));
+        assert_eq!(call.json("1")["function"]["arguments"], arguments);
+    }
+    assert_eq!(FunctionCall::of(r#"{"name": "pay", "arguments": {"account": 1"#), None, "one that was cut off");
 }
 
 fn embedded(daemon: &Daemon, input: Json) -> Vec<Vec<f32>> {
