@@ -7,6 +7,7 @@ use serde_json::{Value as Json, json};
 use std::io::Write;
 use std::net::TcpStream;
 use std::os::unix::fs::PermissionsExt;
+use std::process::Stdio;
 
 fn get(address: &str, path: &str, token: Option<&str>) -> u16 {
     let mut stream = TcpStream::connect(address).unwrap();
@@ -43,6 +44,40 @@ fn the_token_stays_from_one_start_to_the_next_and_is_its_users_alone() {
     let done = said(&mut command(dir.path(), &["serve", "--listen", "0"])).expect("it ends");
     let why = String::from_utf8(done.stderr).unwrap();
     assert!(done.status.code() == Some(2) && why.contains("others can read this token; remove the file"), "{why}");
+}
+
+/// It was written under a name that holds the process's number, which a process of another container may have, too: through a link of that
+/// name one daemon overwrote what another had.
+#[test]
+fn a_new_token_overwrites_nothing_and_one_with_another_name_is_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let (state, victim) = (dir.path().join(".local/state/dynamicinfer"), dir.path().join("victim"));
+    std::fs::create_dir_all(&state).unwrap();
+    std::fs::write(&victim, "somebody's").unwrap();
+    // The shell's number becomes the daemon's.
+    let script = r#"ln victim ".local/state/dynamicinfer/token.$$.tmp" && exec "$0" serve --listen 0"#;
+    let mut shell = command(dir.path(), &[]);
+    let program = shell.get_program().to_owned();
+    let environment: Vec<_> =
+        shell.get_envs().map(|(name, value)| (name.to_owned(), value.map(ToOwned::to_owned))).collect();
+    shell = std::process::Command::new("/bin/sh");
+    shell.args(["-c", script]).arg(program).current_dir(dir.path()).env_clear();
+    environment.into_iter().for_each(|(name, value)| _ = value.map(|value| shell.env(name, value)));
+    let child = shell.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
+    let mut daemon = Daemon::listening_to(child, dir.path());
+    let (address, token) = daemon.port();
+    assert_eq!(get(&address, "/v1/models", Some(&token)), 200);
+    assert_eq!(std::fs::read_to_string(&victim).unwrap(), "somebody's");
+    daemon.signal(Signal::TERM);
+    daemon.wait();
+    let file = state.join("token");
+    let names = std::fs::read_dir(&state).unwrap().count();
+    assert_eq!((std::fs::read_to_string(&file).unwrap().trim(), names), (token.as_str(), 2), "no other file is left");
+    // Under its other name somebody else may keep it, or change it.
+    std::fs::hard_link(&file, dir.path().join("other")).unwrap();
+    let done = said(&mut command(dir.path(), &["serve", "--listen", "0"])).expect("it ends");
+    let why = String::from_utf8(done.stderr).unwrap();
+    assert!(done.status.code() == Some(2) && why.contains("has other names, too (hard links)"), "{why}");
 }
 
 /// The name of the default socket was made of two variables, of which each verb may have had others.
