@@ -1,8 +1,12 @@
 //! Laws of the predictors: they compute what their definitions say, on every instruction set, in any batch and any order of
 //! neurons; and a predictor file that is not right is refused with what to do about it.
 
+mod support;
+
 use dynamicinfer::cpu::sign::{self, BitLine};
 use dynamicinfer::cpu::{Isa, Kernels, ThreadPool};
+use dynamicinfer::device::VirtualDevice;
+use dynamicinfer::engine::{Choice, Engine, Sparsity};
 use dynamicinfer::formats::predictor_file::Header;
 use dynamicinfer::formats::rows::{self, Quant};
 use dynamicinfer::ids::Permutation;
@@ -16,6 +20,9 @@ use dynamicinfer::prng::Prng;
 use proptest::prelude::*;
 use serde_json::{Value as Json, json};
 use std::path::Path;
+use std::sync::Arc;
+use support::law::all_exact;
+use support::{RATES, on_device};
 use xxhash_rust::xxh3::xxh3_64;
 
 fn normal(rng: &mut Prng, n: usize) -> Vec<f32> {
@@ -394,4 +401,43 @@ fn predictors_are_shared_between_threads() {
     shared::<Sign>();
     shared::<Mlp>();
     shared::<Exact>();
+}
+
+/// What predicts for the scheduler used the upload of the signs by which the engine chooses; after a while with another predictor, the signs
+/// were there twice.
+#[test]
+fn predictors_take_the_same_device_memory_after_others_had_their_place() {
+    let dir = tempfile::tempdir().unwrap();
+    let model = model(dir.path(), "relullama", Quant::Q8, None);
+    let layers = model.config.layers;
+    let sign: Arc<dyn Predictor> = Arc::new(Sign::uncalibrated(&model));
+    let signs = |ahead| {
+        let choice = Choice::Predicted { predictor: sign.clone(), threshold: 0.5, activation_threshold: 0.0 };
+        Sparsity::new(vec![choice; layers], ahead).unwrap()
+    };
+    let device = Box::new(VirtualDevice::new(u64::MAX, RATES));
+    // SAFETY: the engine drops its device's part before its model: it has both.
+    let mut split = unsafe { on_device(&model, device, &vec![8; layers]) }.unwrap();
+    split.lookahead = Some((sign.clone(), 1));
+    let mut engine = Engine::new(model, 1, Kernels::best());
+    engine.split = Some(split);
+    let taken = |engine: &Engine| {
+        let split = engine.split.as_ref().unwrap();
+        (split.bytes(), split.device.memory().used)
+    };
+    let empty = taken(&engine).0;
+    engine.set_sparsity(signs(0));
+    let first = taken(&engine);
+    assert!(first.0 > empty, "the signs are on the device");
+    for (name, other) in [("exact", all_exact(layers)), ("dense", Sparsity::dense(layers)), ("one ahead", signs(1))] {
+        engine.set_sparsity(other);
+        engine.set_sparsity(signs(0));
+        assert_eq!(taken(&engine), first, "after {name}");
+    }
+    // And as much whichever of the two came first.
+    engine.split.as_mut().unwrap().lookahead = None;
+    engine.set_sparsity(signs(0));
+    engine.split.as_mut().unwrap().lookahead = Some((sign.clone(), 1));
+    engine.set_sparsity(signs(0));
+    assert_eq!(taken(&engine), first);
 }

@@ -2,6 +2,7 @@
 
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::json;
+use sha1::Sha1;
 use sha2::{Digest, Sha256};
 use std::io::{BufRead, BufReader, Write};
 use std::net::{TcpListener, TcpStream};
@@ -22,10 +23,14 @@ struct Manner {
     hangs: bool,
     /// Another byte stands in the middle of each file.
     lies: bool,
+    /// The same of small files.
+    lies_of_small: bool,
     /// More bytes come than the listing says.
     longer: bool,
     /// Every answer is the whole file, whatever part of it was asked for.
     whole: bool,
+    /// Every request for a part of a file is answered 416.
+    no_parts: bool,
     /// Status of every answer, instead of the right one.
     status: u16,
     /// Headers of every answer with a file, and the address that large files come from; instead of the right ones.
@@ -67,10 +72,14 @@ fn is_large(bytes: &[u8]) -> bool {
     bytes.len() >= 64 << 10
 }
 
-/// What a file is called in `blobs/`. The hub has git's hash for small files; here another of the same length.
+/// What git calls a file.
+fn git(bytes: &[u8]) -> String {
+    hex(&Sha1::new().chain_update(format!("blob {}\0", bytes.len())).chain_update(bytes).finalize())
+}
+
+/// What a file is called in `blobs/`.
 fn blob(bytes: &[u8]) -> String {
-    let sum = sha256(bytes);
-    if is_large(bytes) { sum } else { sum[..40].to_owned() }
+    if is_large(bytes) { sha256(bytes) } else { git(bytes) }
 }
 
 impl Hub {
@@ -142,7 +151,7 @@ impl Server {
 
     fn send(&mut self, mut stream: TcpStream, path: &str, mut bytes: Vec<u8>, range: Option<usize>, said: &str) {
         let (all, start, large) = (bytes.len(), range.unwrap_or(0), is_large(&bytes));
-        if start > 0 && start >= all {
+        if start > 0 && (start >= all || self.manner.no_parts) {
             return reply(&mut stream, "416 Range Not Satisfiable", &format!("Content-Range: bytes */{all}\r\n"), b"");
         }
         let (status, said) = match range {
@@ -152,7 +161,7 @@ impl Server {
         if large {
             self.asked.lock().unwrap().push((path.to_owned(), start));
         }
-        if self.manner.lies && large {
+        if self.manner.lies && large || self.manner.lies_of_small && !large {
             bytes[all / 2] ^= 1;
         }
         if self.manner.longer && large {
@@ -176,13 +185,13 @@ impl Server {
     /// What the hub says of the model's files.
     fn listing(&self) -> serde_json::Value {
         let sibling = |(name, bytes): &(String, Vec<u8>)| {
-            let git = &sha256(bytes)[..40];
             match is_large(bytes) {
+                // Git has a pointer in place of a large file.
                 true => json!({
-                    "rfilename": name, "size": bytes.len(), "blobId": git,
+                    "rfilename": name, "size": bytes.len(), "blobId": git(b"a pointer"),
                     "lfs": { "sha256": sha256(bytes), "size": bytes.len(), "pointerSize": 131 },
                 }),
-                false => json!({ "rfilename": name, "size": bytes.len(), "blobId": git }),
+                false => json!({ "rfilename": name, "size": bytes.len(), "blobId": git(bytes) }),
             }
         };
         json!({ "id": "owner/model", "sha": COMMIT, "siblings": self.files.iter().map(sibling).collect::<Vec<_>>() })
@@ -246,6 +255,10 @@ fn a_model_is_fetched_once_and_then_runs_by_its_name_without_a_network() {
         assert_eq!(link, Path::new("../../blobs").join(blob(bytes)), "{name}");
     }
     assert!(!snapshot.join("pytorch_model.bin").exists(), "a file that no verb reads");
+    // Nothing but the files: neither locks nor beginnings.
+    let mut blobs: Vec<String> = files[..3].iter().map(|(_, bytes)| blob(bytes)).collect();
+    blobs.sort();
+    assert_eq!(all_below(&folder(home).join("blobs")), blobs.iter().map(PathBuf::from).collect::<Vec<_>>());
     assert_eq!(hub.starts(), [0]);
     // Again: nothing is fetched.
     assert_eq!(run(home, &hub.endpoint, &["pull", "owner/model"]).0, 0);
@@ -347,6 +360,64 @@ fn a_file_with_another_checksum_is_refused_and_not_kept() {
     assert!(!blob.exists());
 }
 
+/// Of small files only the length was checked.
+#[test]
+fn a_small_file_that_is_not_gits_is_refused_and_not_kept() {
+    let home = tempfile::tempdir().unwrap();
+    let files = relullama();
+    let hub = Hub::with(&files, Manner { lies_of_small: true, ..Manner::default() });
+    let (code, _, err) = run(home.path(), &hub.endpoint, &["pull", "owner/model"]);
+    assert_eq!(code, 5, "{err}");
+    let wanted = git(&files[0].1);
+    assert!(err.contains("config.json: has git's hash ") && err.contains(&wanted), "{err}");
+    let blobs = folder(home.path()).join("blobs");
+    assert_eq!(all_below(&blobs), Vec::<PathBuf>::new(), "nothing of it is kept, nor a lock");
+    let hub = Hub::with(&files, Manner::default());
+    assert_eq!(run(home.path(), &hub.endpoint, &["pull", "owner/model"]).0, 0);
+    // And what is damaged on the disk is found by the next pull.
+    let mut bytes = files[0].1.clone();
+    bytes[10] ^= 1;
+    std::fs::write(blobs.join(&wanted), bytes).unwrap();
+    let (code, _, err) = run(home.path(), &hub.endpoint, &["pull", "owner/model"]);
+    assert!(code == 5 && !blobs.join(&wanted).exists(), "{err}");
+}
+
+/// Who has a lock's name from before it was removed must not hold another lock than who comes later.
+#[test]
+fn a_file_that_another_program_fetches_is_left_to_it() {
+    use rustix::fs::{FlockOperation, flock};
+    let home = tempfile::tempdir().unwrap();
+    let files = relullama();
+    let hub = Hub::with(&files, Manner::default());
+    let lock = folder(home.path()).join("blobs").join(blob(&files[1].1)).with_extension("lock");
+    std::fs::create_dir_all(lock.parent().unwrap()).unwrap();
+    let held = std::fs::File::create(&lock).unwrap();
+    flock(&held, FlockOperation::NonBlockingLockExclusive).unwrap();
+    let (code, _, err) = run(home.path(), &hub.endpoint, &["pull", "owner/model"]);
+    assert_eq!(code, 1, "{err}");
+    assert!(err.contains("model.safetensors is being fetched by another program"), "{err}");
+    assert!(lock.exists(), "another's lock stays");
+    drop(held);
+    // One that a killed program has left is nobody's.
+    assert_eq!(run(home.path(), &hub.endpoint, &["pull", "owner/model"]).0, 0);
+    assert!(!lock.exists());
+}
+
+/// The length of what was too long counted as what had come, so a first connection that broke was the last.
+#[test]
+fn what_is_longer_than_the_file_is_no_beginning_of_it() {
+    let home = tempfile::tempdir().unwrap();
+    let files = relullama();
+    let part = folder(home.path()).join("blobs").join(blob(&files[1].1)).with_extension("part");
+    std::fs::create_dir_all(part.parent().unwrap()).unwrap();
+    std::fs::write(&part, [&files[1].1, &b"more than the hub has"[..]].concat()).unwrap();
+    let hub = Hub::with(&files, Manner { breaks: 1, after: 100_000, ..Manner::default() });
+    let (code, _, err) = run(home.path(), &hub.endpoint, &["pull", "owner/model"]);
+    assert_eq!((code, hub.starts()), (0, vec![0, 100_000]), "{err}");
+    let all = files[..3].iter().map(|(_, bytes)| bytes.len()).sum::<usize>() as f64 / 1024.0;
+    assert!(err.contains(&format!("{all:.2} KiB to fetch into")), "all of it is announced: {err}");
+}
+
 #[test]
 fn a_mirror_that_goes_on_behind_a_files_end_fills_no_disk() {
     let home = tempfile::tempdir().unwrap();
@@ -362,15 +433,18 @@ fn a_mirror_that_goes_on_behind_a_files_end_fills_no_disk() {
 
 #[test]
 fn a_mirror_that_cannot_go_on_sends_the_file_anew() {
-    let home = tempfile::tempdir().unwrap();
     let files = relullama();
-    let blob = folder(home.path()).join("blobs").join(blob(&files[1].1));
-    std::fs::create_dir_all(blob.parent().unwrap()).unwrap();
-    std::fs::write(blob.with_extension("part"), &files[1].1[..1000]).unwrap();
-    let hub = Hub::with(&files, Manner { whole: true, ..Manner::default() });
-    let (code, _, err) = run(home.path(), &hub.endpoint, &["pull", "owner/model"]);
-    assert_eq!((code, hub.starts()), (0, vec![0]), "{err}");
-    assert!(std::fs::read(blob).unwrap() == files[1].1);
+    // One sends the whole, whatever it was asked for; another refuses, and so did every later fetch.
+    for manner in [Manner { whole: true, ..Manner::default() }, Manner { no_parts: true, ..Manner::default() }] {
+        let home = tempfile::tempdir().unwrap();
+        let blob = folder(home.path()).join("blobs").join(blob(&files[1].1));
+        std::fs::create_dir_all(blob.parent().unwrap()).unwrap();
+        std::fs::write(blob.with_extension("part"), &files[1].1[..1000]).unwrap();
+        let hub = Hub::with(&files, manner);
+        let (code, _, err) = run(home.path(), &hub.endpoint, &["pull", "owner/model"]);
+        assert_eq!((code, hub.starts()), (0, vec![0]), "{err}");
+        assert!(std::fs::read(blob).unwrap() == files[1].1);
+    }
 }
 
 /// Every file and link below a folder, with the folder's name taken off.

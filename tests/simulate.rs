@@ -327,7 +327,12 @@ fn simulate_papers_prints_what_its_traces_reached_beside_the_papers_figures() {
         .unwrap();
     let said = String::from_utf8(done.stdout).unwrap();
     assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));
-    let count = |what: &str| said.lines().filter(|line| line.contains(what)).count();
+    let is_table = |line: &&str| line.starts_with('|');
+    let wide: Vec<&str> = said.lines().filter(is_table).filter(|line| line.chars().count() > 80).collect();
+    assert!(wide.is_empty(), "tables fit a terminal: {wide:#?}");
+    // Cells without what fills them up.
+    let cells = |line: &str| line.split_whitespace().collect::<Vec<_>>().join(" ");
+    let count = |what: &str| said.lines().filter(|line| cells(line).contains(what)).count();
     assert_eq!(count("| tokens apart (figure 2c) | 0.70 to 0.75 | 0.7"), 4, "{said}");
     assert_eq!(count("| texts apart (2b) | 0.53 to 0.57 | 0.5"), 4, "{said}");
     assert_eq!((count("outside"), count("The skew gives way by")), (0, 4), "{said}");

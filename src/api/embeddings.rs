@@ -1,7 +1,7 @@
 //! POST /v1/embeddings: texts as vectors.
 
 use super::completions::prompts;
-use super::error::ApiError;
+use super::error::{ApiError, TOO_LONG};
 use super::fields::Item;
 use super::model::ServedModel;
 use serde::Deserialize;
@@ -10,6 +10,9 @@ use serde_json::{Value, json};
 
 /// Texts in a request, at most: each is a prompt of its own.
 const MAX_TEXTS: usize = 256;
+/// Tokens of all texts of a request, at most; a longer context may be filled by one text. A request is answered as a whole, and what was
+/// computed is lost when its client goes or the daemon ends: a processor that reads 100 tokens a second takes eleven minutes for so many.
+const MAX_TOKENS: usize = 64 << 10;
 
 /// The names of all fields of the request.
 pub const EMBEDDING_FIELDS: &[&str] = &["model", "input", "encoding_format", "dimensions", "user"];
@@ -20,7 +23,7 @@ pub const EMBEDDING_FIELDS: &[&str] = &["model", "input", "encoding_format", "di
 pub struct EmbeddingRequest {
     /// Name of the loaded model, or empty. `None`: whichever is loaded.
     model: Option<String>,
-    /// A text, texts, token ids, or lists of token ids; 256 texts at most.
+    /// A text, texts, token ids, or lists of token ids; 256 texts and 65,536 tokens at most.
     input: Option<Item>,
     /// `float` or `base64` (of little-endian 32-bit floats). `None`: `float`.
     encoding_format: Option<String>,
@@ -43,7 +46,7 @@ impl EmbeddingRequest {
     /// Checks the request and tokenises its texts.
     ///
     /// # Errors
-    /// 400 that names the bad field; 404 if another model is asked for.
+    /// 400 that names the bad field or says that there are too many tokens; 404 if another model is asked for.
     pub fn prepare(self, model: &ServedModel) -> Result<Texts, ApiError> {
         model.check_name(self.model.as_deref())?;
         let base64 = match self.encoding_format.as_deref() {
@@ -57,11 +60,24 @@ impl EmbeddingRequest {
         };
         let input =
             self.input.ok_or_else(|| ApiError::field("input", "the input is missing; give a text, or texts"))?;
-        Ok(Texts { tokens: prompts("input", input, MAX_TEXTS, model)?, base64, dimensions: self.dimensions })
+        let texts = Texts { tokens: prompts("input", input, MAX_TEXTS, model)?, base64, dimensions: self.dimensions };
+        let (tokens, most) = (texts.count(), MAX_TOKENS.max(model.context));
+        if tokens > most {
+            let message = format!(
+                "the texts have {tokens} tokens together; at most {most} are taken at once: send them in parts"
+            );
+            return Err(ApiError::field("input", message).code(TOO_LONG));
+        }
+        Ok(texts)
     }
 }
 
 impl Texts {
+    /// Tokens of all texts.
+    pub fn count(&self) -> usize {
+        self.tokens.iter().map(Vec::len).sum()
+    }
+
     /// Checks the number of dimensions that was asked for against the model's.
     ///
     /// # Errors
@@ -82,7 +98,7 @@ impl Texts {
             let numbers = if self.base64 { base64(bytemuck::cast_slice(vector)).into() } else { json!(vector) };
             json!({"object": "embedding", "index": index, "embedding": numbers})
         };
-        let tokens: usize = self.tokens.iter().map(Vec::len).sum();
+        let tokens = self.count();
         json!({
             "object": "list",
             "data": vectors.iter().enumerate().map(embedding).collect::<Vec<_>>(),

@@ -8,6 +8,7 @@ use crate::error::excerpt;
 use crate::tokenizer::chat_template::Message;
 use serde::Deserialize;
 use serde::de::IgnoredAny;
+use serde_json::value::RawValue;
 use serde_json::{Value, json};
 
 /// Functions of a request, at most: OpenAI's limit.
@@ -203,7 +204,7 @@ fn reroot(schema: &mut Value, root: &str) {
 pub struct FunctionCall {
     /// The function's name.
     pub name: String,
-    /// The arguments as JSON.
+    /// The arguments as JSON, letter by letter as the model wrote them: numbers may have more digits than any type here holds.
     pub arguments: String,
 }
 
@@ -213,10 +214,10 @@ impl FunctionCall {
         #[derive(Deserialize)]
         struct Said {
             name: String,
-            arguments: Value,
+            arguments: Box<RawValue>,
         }
         let Said { name, arguments } = serde_json::from_str(text).ok()?;
-        Some(FunctionCall { name, arguments: arguments.to_string() })
+        Some(FunctionCall { name, arguments: arguments.get().to_owned() })
     }
 
     /// As the model has said it, for the turns that follow.

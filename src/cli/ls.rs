@@ -5,7 +5,8 @@ use serde::Serialize;
 
 /// List the models that are packed on this machine
 ///
-/// A name of the list is taken as MODEL by every verb. Copies whose source is gone are marked; `rm --unused` removes them.
+/// A name of the list is taken as MODEL by every verb. Copies whose source is gone or that cannot be used are
+/// marked; `rm --unused` removes them.
 #[derive(clap::Args)]
 pub struct Args {
     /// Machine-readable

@@ -27,6 +27,7 @@ mod gpu_check;
 mod habits;
 mod help;
 mod loader_arg;
+mod log_writer;
 mod logits_hash;
 mod ls;
 mod machine_arg;
@@ -170,7 +171,7 @@ pub fn main() -> ExitCode {
         Ok(_) => start_pool(&args.verb).and_then(|()| dispatch(args.verb)),
         Err(why) => Err(Error::Usage(why)),
     };
-    match done {
+    let code = match done {
         Ok(()) => ExitCode::SUCCESS,
         // The reader of our output has gone; it has what it wanted.
         Err(Error::Io { source, .. }) if source.kind() == std::io::ErrorKind::BrokenPipe => ExitCode::SUCCESS,
@@ -179,7 +180,9 @@ pub fn main() -> ExitCode {
             eprintln!("dynamicinfer: {error}");
             ExitCode::from(error.exit_code())
         }
-    }
+    };
+    log_writer::finish();
+    code
 }
 
 fn dispatch(verb: Verb) -> Result<()> {
@@ -249,13 +252,18 @@ fn start_pool(verb: &Verb) -> Result<()> {
 
 /// Logs to stderr what `DYNAMICINFER_LOG` says; by default warnings, and of a daemon its requests.
 fn log(daemon: bool) {
-    use tracing_subscriber::EnvFilter;
+    use tracing_subscriber::{EnvFilter, fmt::writer::BoxMakeWriter};
     let given = crate::config::log_filter().and_then(|filter| EnvFilter::try_new(filter).ok());
     let filter = if daemon { "warn,dynamicinfer::serve=info" } else { "warn" };
     let filter = given.unwrap_or_else(|| EnvFilter::new(filter));
     // Set once, here; a second subscriber cannot be there yet.
     // A log that cannot be written is not complained of where it cannot be written either: that would panic.
-    let subscriber = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
+    // Without a thread more it is written by whoever logs.
+    let writer = match daemon.then(log_writer::LogWriter::start) {
+        Some(Ok(writer)) => BoxMakeWriter::new(move || writer.clone()),
+        None | Some(Err(_)) => BoxMakeWriter::new(std::io::stderr),
+    };
+    let subscriber = tracing_subscriber::fmt().with_env_filter(filter).with_writer(writer);
     let subscriber = subscriber.log_internal_errors(false);
     // Colours are for who looks at it now; in a file they are rubbish between the words.
     let subscriber = if std::io::stderr().is_terminal() { subscriber } else { subscriber.with_ansi(false) };
@@ -278,7 +286,7 @@ fn print_as_it_is(text: &str) -> Result<()> {
 fn say(text: std::fmt::Arguments) {
     let mut line = safe_text(&text.to_string()).into_owned();
     line.push('\n');
-    let _ = std::io::stderr().write_all(line.as_bytes());
+    log_writer::write_line(&line);
 }
 
 /// What JSON lets stand in a string and a terminal acts on is written as its number, which is the same JSON.

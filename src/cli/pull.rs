@@ -11,7 +11,7 @@ use std::path::Path;
 ///
 /// NAME is OWNER/MODEL, or OWNER/MODEL:FILE for one GGUF file of several, where FILE may be a part of the file's name (Q4_0). Afterwards
 /// every verb takes the same NAME as its MODEL. The files go where the hub's own tools keep theirs ($HF_HOME/hub, else
-/// ~/.cache/huggingface/hub), and what is there is not fetched again. Their SHA-256 is checked. A fetch that was cut or stopped goes on
+/// ~/.cache/huggingface/hub), and what is there is not fetched again. Their checksums are compared with the hub's. A fetch that was cut or stopped goes on
 /// where it was when the command is given again. No other verb of this program opens a connection to another machine.
 #[derive(clap::Args)]
 #[command(after_help = EXAMPLES)]
@@ -91,10 +91,10 @@ fn pull(hub: &Hub, name: &Name, listing: &Listing, file: &HubFile) -> Result<()>
     let shown = printable(&file.name);
     let progress = Progress::new(format!("fetching {shown}"), Unit::Bytes);
     let note = || super::say(format_args!("\nstopped; what came is kept: the same command goes on there"));
-    interrupt::at_prompt(note, || hub.fetch(name, listing, file, &|done, all| progress.step(done, all)))??;
+    let held = interrupt::at_prompt(note, || hub.fetch(name, listing, file, &|done, all| progress.step(done, all)))??;
     progress.finish();
     let progress = Progress::new(format!("checking {shown}"), Unit::Bytes);
-    hub.keep(name, listing, file, &|done, all| progress.step(done, all))?;
+    hub.keep(name, listing, file, &held, &|done, all| progress.step(done, all))?;
     progress.finish();
     Ok(())
 }

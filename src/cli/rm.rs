@@ -21,7 +21,7 @@ pub struct Args {
 pub fn run(args: Args) -> Result<()> {
     let chosen = if args.unused { unused() } else { chosen(&args.models)? };
     if chosen.is_empty() {
-        eprintln!("nothing to remove: what every packed model was made from is still there");
+        eprintln!("nothing to remove: every packed model can be used, and what it was made from is still there");
     }
     for one in chosen {
         let what = if args.dry_run { "would remove" } else { "removed" };

@@ -21,7 +21,7 @@ use crate::model::KvType;
 use crate::placement::PlacementPolicy as Placement;
 use crate::placement::memory_plan::Footprint;
 use crate::scheduler::Policy;
-use comfy_table::{CellAlignment, Table};
+use comfy_table::{CellAlignment, ContentArrangement, Table};
 use serde::Serialize;
 use std::path::{Path, PathBuf};
 
@@ -424,10 +424,14 @@ fn tables(r: &Report) -> String {
     format!("{tables}N layers: dense, N whole layers on the GPU and the others on the CPU, as llama.cpp.\n")
 }
 
-/// A table whose first column is words and whose others are numbers.
+/// Columns of a table at most, also where no terminal says how many there are: a narrow one's.
+const COLUMNS: u16 = 80;
+
+/// A table whose first column is words and whose others are numbers; what is too wide goes on in the cell's next line.
 fn empty(head: &[&str]) -> Table {
     let mut table = Table::new();
     table.load_style(comfy_table::presets::ASCII_MARKDOWN);
+    table.set_content_arrangement(ContentArrangement::Dynamic).set_width(COLUMNS);
     table.set_header(head.iter().copied());
     for column in table.column_iter_mut().skip(1) {
         column.set_cell_alignment(CellAlignment::Right);
@@ -464,9 +468,9 @@ fn speeds(r: &Report, p: &Published) -> String {
         (Some(a), Some(b)) => format!("{:+.1} %", 100.0 * (a / b - 1.0)),
         _ => "-".into(),
     };
-    let mut lines = vec!["| faster by | published | simulated |".to_owned(), "|---|---|---|".into()];
+    let mut table = empty(&["faster by", "published", "simulated"]);
     let mut line = |what: &str, published: String, simulated: String| {
-        lines.push(format!("| {what} | {published} | {simulated} |"))
+        table.add_row([what, &published, &simulated]);
     };
     let range = |(from, to): (f64, f64)| format!("+{from:.0} to +{to:.0} %");
     if let Some(full) = p.full_over_static {
@@ -482,7 +486,8 @@ fn speeds(r: &Report, p: &Published) -> String {
         }
     }
     if let (Some(published), Some(dense)) = (p.llama_cpp, speed(None)) {
-        lines.push(format!("| dense layer offload (llama.cpp, table 4), tokens/s | {published} | {dense:.1} sim. |"));
+        let what = "tokens/s of dense layer offload (llama.cpp, table 4)";
+        line(what, published.to_string(), format!("{dense:.1} sim."));
     }
     let shares = [Policy::Static, Policy::Full].map(|policy| {
         let row = r.rows.iter().find(|row| row.policy == Some(policy));
@@ -490,10 +495,9 @@ fn speeds(r: &Report, p: &Published) -> String {
     });
     if let Some((fixed, full)) = p.gpu_share {
         let what = "on GPU: static, full (5.3, mean of PC-High)";
-        lines.push(format!("| {what} | {fixed:.0} %, {full:.0} % | {} |", shares.join(", ")));
+        line(what, format!("{fixed:.0} %, {full:.0} %"), shares.join(", "));
     }
-    lines.push(String::new());
-    lines.join("\n")
+    format!("{table}\n")
 }
 
 fn plot(r: &Report) -> Plot {

@@ -1,12 +1,14 @@
 //! Fetches models from the hub. The only code that opens a connection to another machine. The cache is laid out as the hub's own tools
 //! have it. A hub, or a mirror that stands for it, is not trusted: no path comes from a header, no answer is read beyond the length that
-//! the listing gives, and bytes get a file's name only after their SHA-256 was checked.
+//! the listing gives, and bytes get a file's name only after their checksum was checked.
 
 use super::{Cache, Choice, Name, choose};
 use crate::error::{Error, Result, excerpt, human_bytes, printable};
+use sha1::Sha1;
 use sha2::{Digest, Sha256};
 use std::fs::File;
 use std::io::{ErrorKind, Read, Write};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 use ureq::config::RedirectAuthHeaders;
@@ -17,6 +19,9 @@ const SILENCE: Duration = Duration::from_secs(60);
 
 /// Attempts at one file, as long as each brings something: a connection that breaks more often is not worth going on with now.
 const ATTEMPTS: usize = 10;
+
+/// Times that a lock's file may be removed by another program just before it is locked here: each time that program has ended its fetch.
+const LOCK_ATTEMPTS: usize = 100;
 
 /// Bytes that are read between two looks at Ctrl-C.
 const READ_AT_ONCE: usize = 1 << 20;
@@ -36,10 +41,58 @@ pub struct HubFile {
     pub name: String,
     /// Its length, bytes.
     pub bytes: u64,
-    /// Its SHA-256, 64 hex digits. Small files have none on the hub.
-    pub sha256: Option<String>,
-    /// What its bytes are called in `blobs/`: the SHA-256, else git's hash.
-    blob: String,
+    /// By what it is known to be that file; also what its bytes are called in `blobs/`.
+    pub sum: Sum,
+}
+
+/// A checksum, as lower-case hex digits.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Sum {
+    /// SHA-256 of the bytes, of a file that the hub keeps outside of git.
+    Sha256(String),
+    /// The SHA-1 by which git knows a file: of the word `blob`, the length and the bytes.
+    Git(String),
+}
+
+impl Sum {
+    /// The digits.
+    pub fn digits(&self) -> &str {
+        let (Sum::Sha256(digits) | Sum::Git(digits)) = self;
+        digits
+    }
+
+    /// What it is called in a sentence.
+    fn kind(&self) -> &'static str {
+        match self {
+            Sum::Sha256(_) => "the SHA-256",
+            Sum::Git(_) => "git's hash",
+        }
+    }
+
+    /// The checksum of the same kind that a file on this machine has, as digits.
+    fn of(&self, path: &Path, step: Step<'_>) -> Result<String> {
+        match self {
+            Sum::Sha256(_) => digest(Sha256::new(), path, step),
+            Sum::Git(_) => {
+                let bytes = std::fs::metadata(path).map_err(Error::io("stat", path))?.len();
+                digest(Sha1::new().chain_update(format!("blob {bytes}\0")), path, step)
+            }
+        }
+    }
+}
+
+/// A file's lock, and with it the right to change what is kept of the file. Dropping it removes the lock's file.
+pub struct Held {
+    /// Locked for as long as it is open.
+    _file: File,
+    path: PathBuf,
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        // Still locked: who opened it before and locks it afterwards sees that it has no name any more.
+        let _ = std::fs::remove_file(&self.path);
+    }
 }
 
 /// What a model consists of on the hub.
@@ -93,27 +146,36 @@ impl Hub {
         })
     }
 
-    /// Bytes of a file that are here already, whole or as the beginning that a broken fetch has left.
+    /// Bytes of a file that are here already, whole or as the beginning that a broken fetch has left. What is longer than the file is
+    /// neither.
     pub fn here(&self, name: &Name, file: &HubFile) -> u64 {
-        let bytes = |path: PathBuf| length(&path).unwrap_or(0);
-        bytes(self.blob(name, file)).max(bytes(self.part(name, file))).min(file.bytes)
+        let bytes = |path: PathBuf| length(&path).filter(|&bytes| bytes <= file.bytes).unwrap_or(0);
+        match bytes(self.blob(name, file)) {
+            whole if whole == file.bytes => whole,
+            _ => bytes(self.part(name, file)),
+        }
     }
 
-    /// Fetches a file, or what is missing of it. It has no name yet: see [`Hub::keep`].
+    /// Fetches a file, or what is missing of it. It has no name yet: see [`Hub::keep`]. Other programs are kept from fetching it until the
+    /// answer is dropped.
     ///
     /// # Errors
     /// [`Error::Failed`] where the hub cannot be reached, refuses, or breaks off again and again; what came is kept. [`Error::BadFile`]
     /// where it sends more than the file's length; nothing of that is kept.
-    pub fn fetch(&self, name: &Name, listing: &Listing, file: &HubFile, step: Step<'_>) -> Result<()> {
+    pub fn fetch(&self, name: &Name, listing: &Listing, file: &HubFile, step: Step<'_>) -> Result<Held> {
+        let (held, part) = (self.lock(name, file)?, self.part(name, file));
         if length(&self.blob(name, file)) == Some(file.bytes) {
-            return Ok(());
+            return Ok(held);
         }
-        let (_lock, part) = (self.lock(name, file)?, self.part(name, file));
         let mut opened = File::options().append(true).create(true).open(&part).map_err(Error::io("open", &part))?;
+        if length(&part).is_some_and(|bytes| bytes > file.bytes) {
+            // No beginning of this file: asked to go on behind its end, a hub refuses each time.
+            opened.set_len(0).map_err(Error::io("cut", &part))?;
+        }
         let mut had = length(&part).unwrap_or(0);
         for attempt in 1.. {
             let why = match self.download(name, listing, file, (&mut opened, &part), step) {
-                Ok(()) => return Ok(()),
+                Ok(()) => return Ok(held),
                 Err(Stop::Here(why)) => return Err(why),
                 Err(Stop::There(why)) => why,
             };
@@ -140,10 +202,13 @@ impl Hub {
         if has == file.bytes {
             return Ok(());
         }
-        let from = if has < file.bytes { has } else { 0 };
         let url = format!("{}/resolve/{}/{}", name.repository, listing.commit, escaped(&file.name));
-        let answer = self.get(&url, from)?;
-        if from == 0 || !goes_on(&answer, from) {
+        let answer = match self.get(&url, has) {
+            // It gives no parts, or has none behind this one: the whole may still be had.
+            Err(ureq::Error::StatusCode(416)) if has > 0 => self.get(&url, 0)?,
+            answer => answer?,
+        };
+        if has == 0 || !goes_on(&answer, has) {
             if answer.status() != 200 {
                 return Err(Stop::There(ureq::Error::StatusCode(answer.status().as_u16())));
             }
@@ -186,21 +251,21 @@ impl Hub {
         request.call()
     }
 
-    /// Checks a fetched file against the hub's length and SHA-256, and then gives it its name in the cache. What does not agree is removed.
+    /// Checks a fetched file against the hub's length and checksum, and then gives it its name in the cache. What does not agree is
+    /// removed. `_held` is what [`Hub::fetch`] gave: nobody else names or removes it meanwhile.
     ///
     /// # Errors
     /// [`Error::BadFile`] where it does not agree, [`Error::Io`] where it cannot be read or named, and what `step` returns.
-    pub fn keep(&self, name: &Name, listing: &Listing, file: &HubFile, step: Step<'_>) -> Result<()> {
+    pub fn keep(&self, name: &Name, listing: &Listing, file: &HubFile, _held: &Held, step: Step<'_>) -> Result<()> {
         let (blob, part) = (self.blob(name, file), self.part(name, file));
         let link = self.cache.folder(name).join("snapshots").join(&listing.commit).join(&file.name);
         let came = if length(&blob) == Some(file.bytes) { &blob } else { &part };
         let bytes = std::fs::metadata(came).map_err(Error::io("stat", came))?.len();
-        let why = match &file.sha256 {
-            _ if bytes != file.bytes => Some(format!("has {bytes} bytes, and the hub says {}", file.bytes)),
-            None => None,
-            Some(wanted) => {
-                let sum = sha256(came, step)?;
-                (sum != *wanted).then(|| format!("has the SHA-256 {sum}, and the hub says {wanted}"))
+        let why = match bytes == file.bytes {
+            false => Some(format!("has {bytes} bytes, and the hub says {}", file.bytes)),
+            true => {
+                let (sum, wanted) = (file.sum.of(came, step)?, file.sum.digits());
+                (sum != wanted).then(|| format!("has {} {sum}, and the hub says {wanted}", file.sum.kind()))
             }
         };
         if let Some(why) = why {
@@ -209,7 +274,7 @@ impl Hub {
         if came == &part {
             std::fs::rename(&part, &blob).map_err(Error::io("rename", &part))?;
         }
-        point(&link, &Path::new("../../blobs").join(&file.blob))
+        point(&link, &Path::new("../../blobs").join(file.sum.digits()))
     }
 
     /// Makes the listing's commit the one that the model's name means. For when all its files are kept.
@@ -224,7 +289,7 @@ impl Hub {
     }
 
     fn blob(&self, name: &Name, file: &HubFile) -> PathBuf {
-        self.cache.folder(name).join("blobs").join(&file.blob)
+        self.cache.folder(name).join("blobs").join(file.sum.digits())
     }
 
     /// Where the beginning of a file is kept, and the whole until it is checked.
@@ -233,15 +298,22 @@ impl Hub {
     }
 
     /// Keeps other programs from fetching the same file, until the answer is dropped.
-    fn lock(&self, name: &Name, file: &HubFile) -> Result<File> {
-        let lock = self.blob(name, file).with_extension("lock");
-        let blobs = lock.parent().expect("it lies in blobs/");
+    fn lock(&self, name: &Name, file: &HubFile) -> Result<Held> {
+        use rustix::fs::{FlockOperation, flock};
+        let path = self.blob(name, file).with_extension("lock");
+        let blobs = path.parent().expect("it lies in blobs/");
         std::fs::create_dir_all(blobs).map_err(Error::io("create", blobs))?;
-        let held = File::create(&lock).map_err(Error::io("create", &lock))?;
-        rustix::fs::flock(&held, rustix::fs::FlockOperation::NonBlockingLockExclusive).map_err(|_| {
-            Error::Failed(format!("{} is being fetched by another program; wait for it", printable(&file.name)))
-        })?;
-        Ok(held)
+        for _ in 0..LOCK_ATTEMPTS {
+            let opened = File::options().append(true).create(true).open(&path).map_err(Error::io("create", &path))?;
+            match flock(&opened, FlockOperation::NonBlockingLockExclusive) {
+                Ok(()) if is_named(&opened, &path) => return Ok(Held { _file: opened, path }),
+                // Its last owner has removed it in between; who comes now locks another file of that name.
+                Ok(()) => {}
+                Err(rustix::io::Errno::WOULDBLOCK) => break,
+                Err(error) => return Err(Error::io("lock", &path)(error.into())),
+            }
+        }
+        Err(Error::Failed(format!("{} is being fetched by another program; wait for it", printable(&file.name))))
     }
 
     fn odd(&self, why: &str) -> Error {
@@ -315,6 +387,15 @@ fn escaped(name: &str) -> String {
     name.bytes().map(escape).collect()
 }
 
+/// Whether an open file is the one that has this name now.
+fn is_named(file: &File, path: &Path) -> bool {
+    let identity = |meta: std::fs::Metadata| (meta.dev(), meta.ino());
+    match (file.metadata(), std::fs::symlink_metadata(path)) {
+        (Ok(opened), Ok(named)) => identity(opened) == identity(named),
+        _ => false,
+    }
+}
+
 fn length(path: &Path) -> Option<u64> {
     std::fs::metadata(path).ok().map(|meta| meta.len())
 }
@@ -357,18 +438,18 @@ fn no_model(name: &Name, files: &[String]) -> Error {
     })
 }
 
-/// A file of the hub's list. One whose name leads elsewhere, or whose checksum is no such, is none.
+/// A file of the hub's list. One whose name leads elsewhere, or that has no checksum or none that is one, is none.
 fn hub_file(sibling: &serde_json::Value) -> Option<HubFile> {
     let name = sibling["rfilename"].as_str().filter(|name| is_plain(name))?.to_owned();
-    let sha256 = match sibling["lfs"]["sha256"].as_str() {
-        None => None,
-        Some(sum) if is_hex(sum, 64) => Some(sum.to_lowercase()),
-        Some(_) => return None,
+    let digits = |sum: &serde_json::Value, count| Some(sum.as_str().filter(|sum| is_hex(sum, count))?.to_lowercase());
+    let (lfs, git) = (&sibling["lfs"], &sibling["blobId"]);
+    // Of a file outside of git, git has only a pointer, whose hash says nothing of the file.
+    let sum = match lfs.is_null() {
+        false => Sum::Sha256(digits(&lfs["sha256"], 64)?),
+        true => Sum::Git(digits(git, 40)?),
     };
-    let git = || sibling["blobId"].as_str().filter(|id| is_hex(id, 40)).map(str::to_owned);
-    let blob = sha256.clone().or_else(git)?;
-    let bytes = sibling["lfs"]["size"].as_u64().or(sibling["size"].as_u64())?;
-    Some(HubFile { name, bytes, sha256, blob })
+    let bytes = lfs["size"].as_u64().or(sibling["size"].as_u64())?;
+    Some(HubFile { name, bytes, sum })
 }
 
 /// Whether a name of the hub's is that of a file right in the repository.
@@ -380,11 +461,11 @@ fn is_hex(text: &str, digits: usize) -> bool {
     text.len() == digits && text.chars().all(|c| c.is_ascii_hexdigit())
 }
 
-/// SHA-256 of a file, 64 hex digits.
-fn sha256(path: &Path, step: Step<'_>) -> Result<String> {
+/// The checksum, as hex digits, of what `hash` has taken already and a file's bytes behind it.
+fn digest(mut hash: impl Digest, path: &Path, step: Step<'_>) -> Result<String> {
     let mut file = File::open(path).map_err(Error::io("open", path))?;
     let all = file.metadata().map_err(Error::io("stat", path))?.len();
-    let (mut hash, mut done, mut piece) = (Sha256::new(), 0, vec![0; READ_AT_ONCE]);
+    let (mut done, mut piece) = (0, vec![0; READ_AT_ONCE]);
     loop {
         let n = file.read(&mut piece).map_err(Error::io("read", path))?;
         if n == 0 {

@@ -12,8 +12,9 @@ use crate::model::KvType;
 use crate::settings::Settings;
 use crate::tokenizer::Tokenizer;
 use parking_lot::{Mutex, RwLock};
+use std::ops::Deref;
 use std::sync::Arc;
-use tokio::sync::Notify;
+use tokio::sync::{Notify, watch};
 
 /// A model as a loader opened it.
 pub struct Opened {
@@ -96,6 +97,8 @@ pub struct Loaded {
     /// As in [`Opened`].
     pub limits: Option<PathLimits>,
     at_end: Mutex<Option<AtEnd>>,
+    /// Requests under way whose work is not a job of the worker's, or not yet.
+    under_way: watch::Sender<usize>,
     files: Vec<MappedFile>,
     /// The state of the model's own file when it was last checked.
     file_state: Mutex<FileState>,
@@ -107,6 +110,20 @@ impl Loaded {
         self.file_state.lock().clone()
     }
 
+    /// Waits until no request is under way and no answer waits or runs, or the worker has ended.
+    pub async fn idle(&self) {
+        let mut under_way = self.under_way.subscribe();
+        let none = async {
+            // What a request hands in before it is through is waited for as a job. The sender lives as long as `self`.
+            let _ = under_way.wait_for(|&requests| requests == 0).await;
+            self.handle.idle().await;
+        };
+        tokio::select! {
+            () = none => {}
+            () = self.handle.ended() => {}
+        }
+    }
+
     /// Ends the worker after the current pass, and saves what it has learnt.
     pub async fn end(&self) {
         let at_end = self.at_end.lock().take();
@@ -116,6 +133,24 @@ impl Loaded {
         }
         self.handle.stop();
         self.handle.ended().await;
+    }
+}
+
+/// A request's hold on the model that answers it: until it is dropped, another model that is loaded waits, for as long as it waits for
+/// answers.
+pub struct UnderWay(Arc<Loaded>);
+
+impl Deref for UnderWay {
+    type Target = Arc<Loaded>;
+
+    fn deref(&self) -> &Arc<Loaded> {
+        &self.0
+    }
+}
+
+impl Drop for UnderWay {
+    fn drop(&mut self) {
+        self.0.under_way.send_modify(|requests| *requests -= 1);
     }
 }
 
@@ -214,11 +249,27 @@ impl Daemon {
     /// # Errors
     /// 503 if there is none, with the reason.
     pub fn ready(&self) -> Result<Arc<Loaded>, ApiError> {
+        self.answering(&self.state.read())
+    }
+
+    /// The model that answers, for a request that begins.
+    ///
+    /// # Errors
+    /// As [`Daemon::ready`].
+    pub fn begin(&self) -> Result<UnderWay, ApiError> {
+        // Under the lock: who takes the model's place afterwards sees this request.
+        let state = self.state.read();
+        let loaded = self.answering(&state)?;
+        loaded.under_way.send_modify(|requests| *requests += 1);
+        Ok(UnderWay(loaded))
+    }
+
+    fn answering(&self, state: &ModelState) -> Result<Arc<Loaded>, ApiError> {
         if self.draining.load(std::sync::atomic::Ordering::Relaxed) {
             return Err(ApiError::new(503, "the server is stopping").code("stopping").retry_after(5));
         }
-        match self.state() {
-            ModelState::Ready(loaded) if loaded.handle.is_alive() => Ok(loaded),
+        match state {
+            ModelState::Ready(loaded) if loaded.handle.is_alive() => Ok(loaded.clone()),
             ModelState::Ready(_) => {
                 Err(ApiError::new(503, "the engine has failed; the server is ending").code("engine_failed"))
             }
@@ -228,7 +279,7 @@ impl Daemon {
             ModelState::None => {
                 Err(ApiError::new(503, "no model is loaded; load one: dynamicinfer load MODEL").code("no_model"))
             }
-            ModelState::Failed(why) => Err(ApiError::new(503, why).code("model_failed")),
+            ModelState::Failed(why) => Err(ApiError::new(503, why.clone()).code("model_failed")),
         }
     }
 
@@ -246,7 +297,7 @@ impl Daemon {
     }
 
     /// Loads `source` in place of the current model. That one answers until the files of the new one have been checked; then it has
-    /// `serve.drain_seconds` to finish its answers, and new requests are refused as "is being loaded".
+    /// `serve.drain_seconds` to finish what it was asked, and new requests are refused as "is being loaded".
     ///
     /// # Errors
     /// What the loader reports. If its check fails, the current model stays; otherwise there is no model then.
@@ -272,7 +323,7 @@ impl Daemon {
         if let Some(before) = before {
             let patience = Duration::from_secs(self.settings().whole("serve.drain_seconds"));
             // Answers not finished by then are told that the server is stopping them.
-            let _ = tokio::time::timeout(patience, before.handle.idle()).await;
+            let _ = tokio::time::timeout(patience, before.idle()).await;
             before.end().await;
         }
         let began = clock::now();
@@ -369,6 +420,7 @@ impl Daemon {
             set_budget,
             limits: path_limits,
             at_end: Mutex::new(at_end),
+            under_way: watch::channel(0).0,
             files,
             file_state: Mutex::new(FileState::Same),
             handle: start(engine, tokenizer, limits)?,

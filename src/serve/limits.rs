@@ -71,6 +71,11 @@ impl Limits {
         self.queue - self.waiting.available_permits()
     }
 
+    /// Requests for embeddings that run or wait now.
+    pub fn embedding_now(&self) -> usize {
+        self.queue + 1 - self.embeddings.available_permits()
+    }
+
     /// A request for embeddings comes in, until what is returned is dropped.
     ///
     /// # Errors

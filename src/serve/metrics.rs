@@ -21,6 +21,11 @@ pub fn page(daemon: &Daemon) -> String {
     page.counter("http_requests_total", "requests answered", daemon.counters.requests.get());
     page.counter("http_refused_total", "requests answered with a status of 400 or more", daemon.counters.refused.get());
     page.gauge("body_bytes", "bytes of bodies of requests in memory", daemon.limits.held_bytes() as f64);
+    page.gauge(
+        "num_requests_embedding",
+        "requests for embeddings, running or waiting",
+        daemon.limits.embedding_now() as f64,
+    );
     page.gauge("num_requests_unread", "requests that wait to be parsed and tokenised", daemon.limits.waiting() as f64);
     if let ModelState::Ready(loaded) = &state {
         worker(&mut page, &loaded.handle.metrics);

@@ -2,7 +2,7 @@
 
 use super::body::EventStream;
 use super::connection::{Entered, Peer};
-use super::daemon::{Daemon, Loaded, ModelState};
+use super::daemon::{Daemon, Loaded, ModelState, UnderWay};
 use super::limits::Body as Held;
 use super::log::{LogEntry, Noted, RefusalReason};
 use super::{control, embeddings, metrics};
@@ -396,22 +396,22 @@ async fn embed(State(daemon): Shared, request: Request) -> Response {
     let embedded = async {
         let (loaded, texts) = read(&daemon, request, work).await?;
         noted.model(&loaded.model.name);
-        noted.prompt(texts.tokens.iter().map(Vec::len).sum());
+        noted.prompt(texts.count());
         embeddings::answer(&daemon, &loaded, texts).await
     };
     answer(embedded.await)
 }
 
-/// Runs `work` on a request's body. Tokenising a long text and running a template take long, so they run beside the other connections; how
-/// many run at once limits their memory.
+/// Runs `work` on a request's body, and returns its result with the hold on the model that it was done for. Tokenising a long text and
+/// running a template take long, so they run beside the other connections; how many run at once limits their memory.
 async fn read<T: Send + 'static>(
     daemon: &Daemon,
     request: Request,
     work: impl FnOnce(&Loaded, &[u8]) -> Result<T, ApiError> + Send + 'static,
-) -> Result<(Arc<Loaded>, T), ApiError> {
+) -> Result<(UnderWay, T), ApiError> {
     let body = body(daemon, request).await?;
-    let loaded = daemon.ready()?;
-    let at = loaded.clone();
+    let loaded = daemon.begin()?;
+    let at = Arc::clone(&loaded);
     let made = daemon.limits.in_a_place(move || work(&at, &body)).await?;
     Ok((loaded, made))
 }

@@ -54,7 +54,7 @@ pub async fn listener(settings: &Settings) -> Result<Option<TcpListener>> {
 /// state, which is made at the first start. `None` for the file where there is no such directory; the token is a new one then.
 ///
 /// # Errors
-/// [`Error::Usage`] for a file that holds no token, or that others can read; [`Error::Io`].
+/// [`Error::Usage`] for a file that holds no token, or that is not this user's alone; [`Error::Io`].
 pub fn token(settings: &Settings) -> Result<(String, Option<PathBuf>)> {
     if let Some(path) = settings.text("serve.token_file") {
         let path = PathBuf::from(path);
@@ -68,13 +68,20 @@ pub fn token(settings: &Settings) -> Result<(String, Option<PathBuf>)> {
     Ok((read(&path, "remove the file, and a new one is made at the next start")?, Some(path)))
 }
 
-/// The token in a file, which nobody else may be able to read; `remedy` says what to do where somebody can.
+/// The token in a file, which nobody else may be able to read or change; `remedy` says what to do where somebody can read it.
 fn read(path: &Path, remedy: &str) -> Result<String> {
     let (file, meta) = open_regular(path)?;
+    let shown = path.display();
     // Root reads every file, so one that is root's is as private.
-    let private = [0, rustix::process::geteuid().as_raw()].contains(&meta.uid());
-    if meta.mode() & 0o077 != 0 || !private {
-        return Err(Error::Usage(format!("{}: others can read this token; {remedy}", path.display())));
+    if ![0, rustix::process::geteuid().as_raw()].contains(&meta.uid()) {
+        return Err(Error::Usage(format!("{shown}: this token belongs to another user; take a file of your own")));
+    }
+    if meta.mode() & 0o077 != 0 {
+        return Err(Error::Usage(format!("{shown}: others can read this token; {remedy}")));
+    }
+    if meta.nlink() != 1 {
+        let why = "this token has other names, too (hard links), by which it may be kept or changed";
+        return Err(Error::Usage(format!("{shown}: {why}; remove the file, or the other names")));
     }
     let mut text = String::new();
     file.take(LONGEST_TOKEN).read_to_string(&mut text).map_err(Error::io("read", path))?;
@@ -102,23 +109,33 @@ fn fresh() -> Result<String> {
 }
 
 /// Writes a token to a file that only this user can read. Of two daemons that start at once the first one's token stays: nobody reads half
-/// a file, because it gets its name when it is complete.
+/// a file, because it gets its name when it is complete. Until then it has a name that nobody else has: process numbers are the same in two
+/// containers that share the directory.
 fn keep(path: &Path, token: &str) -> Result<()> {
     let dir = path.parent().unwrap_or(Path::new("."));
-    let whole = dir.join(format!("token.{}.tmp", std::process::id()));
-    let write = || {
-        std::fs::create_dir_all(dir)?;
-        let mut file = std::fs::File::options().write(true).create(true).truncate(true).mode(0o600).open(&whole)?;
-        writeln!(file, "{token}")?;
-        match std::fs::hard_link(&whole, path) {
-            Err(error) if error.kind() != std::io::ErrorKind::AlreadyExists => Err(error),
-            _ => Ok(()),
-        }
-    };
-    let written = write();
-    // A rest of it does no harm.
+    std::fs::create_dir_all(dir).map_err(Error::io("create", dir))?;
+    let whole = dir.join(format!("token.{}.tmp", fresh()?));
+    let file = std::fs::File::options().write(true).create_new(true).mode(0o600).open(&whole);
+    let mut file = file.map_err(Error::io("create", &whole))?;
+    let written = writeln!(file, "{token}").and_then(|()| file.sync_all()).and_then(|()| name(&whole, path));
+    // Gone if it has its name now; a rest of it does no harm.
     let _ = std::fs::remove_file(&whole);
     written.map_err(Error::io("write", path))
+}
+
+/// Gives a file its name, unless another has it: then that one stays.
+fn name(whole: &Path, path: &Path) -> std::io::Result<()> {
+    use rustix::fs::{CWD, RenameFlags, renameat_with};
+    use rustix::io::Errno;
+    let named = match renameat_with(CWD, whole, CWD, path, RenameFlags::NOREPLACE) {
+        // Not on every file system. With a link, the file has two names for a moment, and who reads it just then is refused.
+        Err(Errno::INVAL | Errno::NOSYS | Errno::OPNOTSUPP) => std::fs::hard_link(whole, path),
+        renamed => renamed.map_err(Into::into),
+    };
+    match named {
+        Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => Ok(()),
+        named => named,
+    }
 }
 
 /// What a user types so that clients made for OpenAI find this server; `file` has the token. The token itself is `shown` on a terminal

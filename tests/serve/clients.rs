@@ -1,11 +1,13 @@
 //! What clients made for OpenAI bring along: a port and a token, functions to call, the newer API, texts as vectors.
 
-use crate::daemon::{Daemon, PATIENCE, command, read_all, said};
+use crate::daemon::{Daemon, PATIENCE, command, read_all, read_answer, request, said};
+use dynamicinfer::api::tools::FunctionCall;
 use rustix::process::Signal;
 use serde_json::{Value as Json, json};
 use std::io::Write;
 use std::net::TcpStream;
 use std::os::unix::fs::PermissionsExt;
+use std::process::Stdio;
 
 fn get(address: &str, path: &str, token: Option<&str>) -> u16 {
     let mut stream = TcpStream::connect(address).unwrap();
@@ -42,6 +44,40 @@ fn the_token_stays_from_one_start_to_the_next_and_is_its_users_alone() {
     let done = said(&mut command(dir.path(), &["serve", "--listen", "0"])).expect("it ends");
     let why = String::from_utf8(done.stderr).unwrap();
     assert!(done.status.code() == Some(2) && why.contains("others can read this token; remove the file"), "{why}");
+}
+
+/// It was written under a name that holds the process's number, which a process of another container may have, too: through a link of that
+/// name one daemon overwrote what another had.
+#[test]
+fn a_new_token_overwrites_nothing_and_one_with_another_name_is_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let (state, victim) = (dir.path().join(".local/state/dynamicinfer"), dir.path().join("victim"));
+    std::fs::create_dir_all(&state).unwrap();
+    std::fs::write(&victim, "somebody's").unwrap();
+    // The shell's number becomes the daemon's.
+    let script = r#"ln victim ".local/state/dynamicinfer/token.$$.tmp" && exec "$0" serve --listen 0"#;
+    let mut shell = command(dir.path(), &[]);
+    let program = shell.get_program().to_owned();
+    let environment: Vec<_> =
+        shell.get_envs().map(|(name, value)| (name.to_owned(), value.map(ToOwned::to_owned))).collect();
+    shell = std::process::Command::new("/bin/sh");
+    shell.args(["-c", script]).arg(program).current_dir(dir.path()).env_clear();
+    environment.into_iter().for_each(|(name, value)| _ = value.map(|value| shell.env(name, value)));
+    let child = shell.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
+    let mut daemon = Daemon::listening_to(child, dir.path());
+    let (address, token) = daemon.port();
+    assert_eq!(get(&address, "/v1/models", Some(&token)), 200);
+    assert_eq!(std::fs::read_to_string(&victim).unwrap(), "somebody's");
+    daemon.signal(Signal::TERM);
+    daemon.wait();
+    let file = state.join("token");
+    let names = std::fs::read_dir(&state).unwrap().count();
+    assert_eq!((std::fs::read_to_string(&file).unwrap().trim(), names), (token.as_str(), 2), "no other file is left");
+    // Under its other name somebody else may keep it, or change it.
+    std::fs::hard_link(&file, dir.path().join("other")).unwrap();
+    let done = said(&mut command(dir.path(), &["serve", "--listen", "0"])).expect("it ends");
+    let why = String::from_utf8(done.stderr).unwrap();
+    assert!(done.status.code() == Some(2) && why.contains("has other names, too (hard links)"), "{why}");
 }
 
 /// The name of the default socket was made of two variables, of which each verb may have had others.
@@ -224,6 +260,22 @@ fn the_newer_api_says_what_a_chat_says_whole_and_as_events() {
     }
 }
 
+/// Arguments passed through 64-bit floats: an account's number of 30 digits came out as another.
+#[test]
+fn the_arguments_of_a_call_are_the_text_that_the_model_wrote() {
+    for arguments in [
+        r#"{"account": 123456789012345678901234567890, "sum": 0.1000000000000000055511151231257827}"#,
+        r#"{"least":1E-400,"most":1e400, "same": 1.0, "name": "Jos\u00e9"}"#,
+        "{}",
+    ] {
+        // As it said it, and as it is told of it in the next turn.
+        let call = FunctionCall::of(&FunctionCall::said("pay", arguments)).expect("a call");
+        assert_eq!((call.name.as_str(), call.arguments.as_str()), ("pay", arguments));
+        assert_eq!(call.json("1")["function"]["arguments"], arguments);
+    }
+    assert_eq!(FunctionCall::of(r#"{"name": "pay", "arguments": {"account": 1"#), None, "one that was cut off");
+}
+
 fn embedded(daemon: &Daemon, input: Json) -> Vec<Vec<f32>> {
     let answer = daemon.post("/v1/embeddings", &json!({"input": input}));
     assert_eq!(answer.status, 200, "{}", answer.text());
@@ -270,6 +322,51 @@ fn a_texts_vector_has_length_1_and_is_nearer_to_that_of_its_like() {
         let answer = daemon.post("/v1/embeddings", &bad);
         assert_eq!((answer.status, &answer.json()["error"]["param"]), (400, &json!(field)));
     }
+}
+
+/// One request could ask for hours of work: 256 texts as long as the context.
+#[test]
+fn the_texts_of_a_request_for_embeddings_have_a_limit_together() {
+    let daemon = Daemon::start(&[]);
+    let texts = |last: usize| {
+        let mut texts = vec![vec![5; 511]; 128];
+        texts.push(vec![5; last]);
+        texts
+    };
+    // So many dimensions are refused once the texts are accepted, before any of them runs.
+    let ask = |last: usize| daemon.post("/v1/embeddings", &json!({"input": texts(last), "dimensions": 7}));
+    let answer = ask(129);
+    let error = &answer.json()["error"];
+    let limits = ["65537 tokens", "65536"].map(|number| error["message"].as_str().unwrap().contains(number));
+    assert_eq!((answer.status, &error["param"], limits), (400, &json!("input"), [true; 2]), "{error}");
+    let answer = ask(128);
+    assert_eq!((answer.status, &answer.json()["error"]["param"]), (400, &json!("dimensions")));
+}
+
+/// A load ended the engine under requests that had waited for minutes.
+#[test]
+fn embeddings_under_way_end_before_another_model_takes_their_place() {
+    let dir = tempfile::tempdir().unwrap();
+    let daemon = Daemon::start_in(dir.path(), &[]);
+    let ask = json!({"input": vec![vec![5; 511]; 64]}).to_string();
+    let begin = || {
+        let mut busy = daemon.connect();
+        busy.write_all(&request("POST", "/v1/embeddings", &ask)).unwrap();
+        daemon.until("dynamicinfer_num_requests_embedding", 1.0);
+        busy
+    };
+    let mut busy = begin();
+    let loaded = daemon.post("/v1/x/models/load", &json!({"model": "demo"}));
+    assert_eq!(loaded.status, 200, "{}", loaded.text());
+    let answer = read_answer(&mut busy);
+    assert_eq!(answer.status, 200, "{}", answer.text());
+    assert_eq!(answer.json()["data"].as_array().unwrap().len(), 64);
+    // Who takes the model away does not wait, and its requests hear so.
+    let mut busy = begin();
+    assert_eq!(daemon.call("POST", "/v1/x/models/unload", "").status, 200);
+    let answer = read_answer(&mut busy);
+    assert_eq!((answer.status, &answer.json()["error"]["code"]), (503, &json!("model_stopped")));
+    daemon.until("dynamicinfer_num_requests_embedding", 0.0);
 }
 
 /// A device has no part in it, and what lies there for others stays.

@@ -149,6 +149,24 @@ fn a_log_that_cannot_be_written_stops_nothing() {
     assert_eq!(daemon.wait().code(), Some(0));
 }
 
+/// A pipe for the log that nobody reads is full after some 64 KiB: whoever logged waited for its reader, and with it every answer.
+#[test]
+fn a_log_that_nobody_reads_stops_nothing() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut serve = command(dir.path(), &["serve", "demo"]);
+    serve.env("DYNAMICINFER_LOG", "debug");
+    let child = serve.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
+    let mut daemon = Daemon::of(child, dir.path());
+    while UnixStream::connect(&daemon.socket).is_err() {}
+    while daemon.call("GET", "/ready", "").status != 200 {}
+    for _ in 0..1000 {
+        assert_eq!(daemon.post("/tokenize", &json!({"content": "a king"})).status, 200);
+    }
+    assert!(!text(&daemon).is_empty());
+    daemon.signal(Signal::TERM);
+    assert_eq!(daemon.wait().code(), Some(0));
+}
+
 /// What the scheduler has learnt is kept when the model goes, and the next load begins with it. A disk that takes nothing costs
 /// a warning, not the one that is there, and not the daemon.
 #[test]

@@ -129,9 +129,10 @@ impl Scorers {
         self.ahead.resize_with(c.layers, || None);
         let mut allocator = DeviceAllocator { device, bytes: 0 };
         for l in 0..c.layers {
-            for (at, wanted) in
-                [&mut self.chosen[l], &mut self.ahead[l]].into_iter().zip(wanted(sparsity, lookahead, l))
-            {
+            let [chosen, ahead] = wanted(sparsity, lookahead, l);
+            // Where one upload does for both it is the first one's: an upload of the second's own would be the same bytes twice.
+            let ahead = ahead.filter(|ahead| !shares(chosen.as_ref(), Some(ahead)));
+            for (at, wanted) in [(&mut self.chosen[l], chosen), (&mut self.ahead[l], ahead)] {
                 let stays = |at: &Loaded| !at.shared && wanted.as_ref().is_some_and(|wanted| same(wanted, &at.from));
                 if let Some(old) = at.take_if(|loaded| !stays(loaded)).filter(|old| !old.shared) {
                     old.scorer.free(&mut *allocator.device);
@@ -202,7 +203,7 @@ fn load(
     c: &ModelConfig,
 ) -> Option<Loaded> {
     let form = from.0.form(l, from.1)?;
-    let left = allocator.device.memory().budget - allocator.device.memory().used;
+    let left = allocator.device.memory().budget.saturating_sub(allocator.device.memory().used);
     let inner_bytes = form.rank() * MAX_COLUMNS * 4;
     if form.bytes() + inner_bytes as u64 > left {
         return None;
