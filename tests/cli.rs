@@ -316,7 +316,7 @@ fn json_answers_have_the_documented_keys() {
     // The last token is sampled from a full context and needs no place in it.
     assert_eq!(full["prompt_tokens"].as_u64().unwrap() + full["generated_tokens"].as_u64().unwrap(), 21);
 
-    let wanted = "path packed store copies quant bytes parameters neuron_block_bytes ffn_share kv_bytes_per_token fingerprint tokenizer \
+    let wanted = "path packed in_place store copies quant types bits_per_weight bytes parameters neuron_block_bytes ffn_share kv_bytes_per_token fingerprint tokenizer \
                   chat_template config";
     let shown = place.json(&["show", &model, "--json"]);
     assert_eq!(keys(&shown).join(" "), wanted);
@@ -441,7 +441,7 @@ fn a_model_is_packed_once_and_again_when_it_changed() {
     let (second, same, _) = call();
     assert_eq!((&second.out, second.err.as_str(), same), (&first.out, "", stamp));
     // Another model under the same name.
-    std::fs::copy(fixture("llama.gguf"), &model).unwrap();
+    std::fs::copy(fixture("bamboo.gguf"), &model).unwrap();
     let (changed, new, _) = call();
     assert_eq!(changed.err, "model.gguf has changed since it was packed; packing it again\n");
     assert_ne!((&changed.out, new), (&first.out, stamp));

@@ -347,7 +347,7 @@ fn report(args: &Args, engine: &Engine, answer: &Answer) -> Result<()> {
         answer.prompt_tokens_per_s,
         answer.generated_tokens,
         engine.threads(),
-        engine.model.quant.name(),
+        engine.model.types(),
         answer.finish_reason,
         answer.seed
     );

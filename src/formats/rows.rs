@@ -191,6 +191,17 @@ impl Quant {
         }
     }
 
+    /// The type's name in GGUF's tools.
+    pub const fn ggml_name(self) -> &'static str {
+        match self {
+            Quant::F32 => "F32",
+            Quant::F16 => "F16",
+            Quant::Q8 => "Q8_0",
+            Quant::Q4 => "Q4_0",
+            Quant::Block(kind) => kind.form().ggml_name,
+        }
+    }
+
     /// Whether groups of [`GROUP`] numbers share a scale: true of q8_0 and q4_0.
     pub const fn is_grouped(self) -> bool {
         matches!(self, Quant::Q8 | Quant::Q4)

@@ -310,7 +310,7 @@ fn row(
             (true, n) => format!("tg{generate} x {n}{at_depth}"),
         },
         model_filename: model.path().display().to_string(),
-        model_type: type_name(&model.config.family, model.config.parameters(), model.quant.name()),
+        model_type: type_name(&model.config.family, model.config.parameters(), model.quant.ggml_name()),
         model_size: model.file_bytes(),
         model_n_params: model.config.parameters(),
         n_threads: engine.threads(),
@@ -351,7 +351,7 @@ fn type_name(family: &str, parameters: u64, quant: &str) -> String {
         _ if n >= 0.95e6 => format!("{:.0}M", n / 1e6),
         _ => format!("{:.0}K", n / 1e3),
     };
-    format!("{family} {size} {}", quant.to_uppercase())
+    format!("{family} {size} {quant}")
 }
 
 /// Mean and sample standard deviation (0 for a single sample).
@@ -374,10 +374,10 @@ mod tests {
 
     #[test]
     fn types_are_named_as_llama_bench_names_them() {
-        assert_eq!(type_name("llama", 6_738_415_616, "q4_0"), "llama 7B Q4_0");
-        assert_eq!(type_name("opt", 13_015_864_320, "f16"), "opt 13B F16");
-        assert_eq!(type_name("llama", 1_100_048_384, "q8_0"), "llama 1.1B Q8_0");
-        assert_eq!(type_name("llama", 940_214_272, "f16"), "llama 940M F16");
-        assert_eq!(type_name("llama", 320_000, "f32"), "llama 320K F32");
+        assert_eq!(type_name("llama", 6_738_415_616, "Q4_0"), "llama 7B Q4_0");
+        assert_eq!(type_name("opt", 13_015_864_320, "F16"), "opt 13B F16");
+        assert_eq!(type_name("llama", 1_100_048_384, "Q8_0"), "llama 1.1B Q8_0");
+        assert_eq!(type_name("llama", 940_214_272, "F16"), "llama 940M F16");
+        assert_eq!(type_name("llama", 320_000, "F32"), "llama 320K F32");
     }
 }
