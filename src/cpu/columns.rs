@@ -204,13 +204,13 @@ impl Columns {
         &self.sums[b * self.group_stride..(b + 1) * self.group_stride]
     }
 
-    /// Column `b` as int8 codes in their own order, zeros up to a multiple of [`BLOCK`], from a multiple of 64 bytes; only after
+    /// Column `b` as int8 codes in their own order, zeros up to a multiple of 256, from a multiple of 64 bytes; only after
     /// [`Columns::set`] for a block type.
     pub fn block_codes(&self, b: usize) -> &[i8] {
         &bytemuck::cast_slice(&self.block.codes)[b * self.block.stride..(b + 1) * self.block.stride]
     }
 
-    /// What each 16 codes of column `b` are multiplied by, 16 numbers for each [`BLOCK`] codes; only after [`Columns::set`] for a block
+    /// What each 16 codes of column `b` are multiplied by, 16 numbers for each 256 codes; only after [`Columns::set`] for a block
     /// type.
     pub fn block_steps(&self, b: usize) -> &[f32] {
         let groups = self.block.stride / BLOCK_GROUP;

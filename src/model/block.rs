@@ -55,7 +55,7 @@ impl BlockLayout {
     /// The type that all parts have.
     ///
     /// # Panics
-    /// If they differ: what a device computes is checked when it is opened ([`super::Model::uniform`]).
+    /// If they differ: what a device computes is checked when it is opened ([`super::Model::is_uniform`]).
     pub fn uniform(&self) -> Quant {
         let first = self.parts[0].quant;
         assert!(self.parts().iter().all(|part| part.quant == first), "the parts of a neuron differ in type");
