@@ -5,7 +5,6 @@
 use crate::error::{Error, Result};
 use parking_lot::{Condvar, Mutex};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
 
 static REQUESTED: AtomicBool = AtomicBool::new(false);
 
@@ -18,7 +17,7 @@ static ENDED: Condvar = Condvar::new();
 
 /// How long hurried work may go on after a signal: with what the process takes to end, half a second.
 #[cfg(feature = "cli")]
-const PATIENCE: Duration = Duration::from_millis(350);
+const PATIENCE: std::time::Duration = std::time::Duration::from_millis(350);
 
 /// Installs the handler; called once by `main`.
 #[cfg(feature = "cli")]

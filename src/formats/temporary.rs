@@ -12,6 +12,7 @@ static CREATED: Mutex<Vec<PathBuf>> = Mutex::new(Vec::new());
 const MAX_CREATED: usize = 64;
 
 /// Removes the temporary files that this process has begun and not finished, before it ends without unwinding.
+#[cfg(feature = "cli")]
 pub fn remove_unfinished() {
     for path in CREATED.lock().drain(..) {
         let _ = std::fs::remove_file(path);
