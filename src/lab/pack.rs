@@ -233,7 +233,7 @@ pub fn pack(
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Packed {
     /// How far `down` is off, which GGUF and a store code in different directions: the root of the squared differences by that of the
-    /// squares; `None` where it is not off at all.
+    /// squares; `None` where it is not off at all, and where one type was asked for.
     pub down_error: Option<f64>,
 }
 
@@ -361,9 +361,12 @@ impl Job<'_> {
                 } else {
                     let at = (neuron - range.start) * cols;
                     rows::encode(part.quant, &columns[at..at + cols], part.of_mut(block));
-                    rows::decode(part.quant, part.of(block), &mut again);
-                    let pairs = columns[at..at + cols].iter().zip(&again).map(|(&a, &b)| (f64::from(a), f64::from(b)));
-                    sums = pairs.fold(sums, |(off, size), (a, b)| (off + (a - b).powi(2), size + a * a));
+                    if matches!(self.types, Types::Own { .. }) {
+                        rows::decode(part.quant, part.of(block), &mut again);
+                        let pairs = columns[at..at + cols].iter().zip(&again);
+                        let pairs = pairs.map(|(&a, &b)| (f64::from(a), f64::from(b)));
+                        sums = pairs.fold(sums, |(off, size), (a, b)| (off + (a - b).powi(2), size + a * a));
+                    }
                     check_range(&columns[at..at + cols], part.quant, down)?;
                 }
             }

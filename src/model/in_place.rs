@@ -21,7 +21,11 @@ impl Model {
     /// [`Error::BadFile`] for what only packing can read: tensors from safetensors files, and `down` stored by neuron.
     pub fn in_place(source: Source) -> Result<Model> {
         if let Some(why) = not_in_place(&source) {
-            return Err(Error::bad(&source.path, "", format!("cannot run without being packed: {why}")));
+            return Err(Error::bad(
+                &source.path,
+                "",
+                format!("cannot run without being packed: {why}; pack it: dynamicinfer pack MODEL -o m.neurons"),
+            ));
         }
         let mut config = source.config.clone().in_residual_units();
         let logit_scale = std::mem::replace(&mut config.logit_scale, 1.0);

@@ -2,7 +2,7 @@
 
 use super::fit::Weighted;
 use super::levels::{Table, as_floats};
-use super::{Block, BlockType, f16_at, finite_half, halves, put_f16};
+use super::{Block, BlockType, f16_at, halves};
 
 /// What the codes of IQ4_NL and IQ4_XS mean: levels that lie closer together near 0, where most weights are.
 pub const LEVELS: [i8; 16] = [-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113];
@@ -40,10 +40,6 @@ impl Block for IQ4_NL {
     }
 
     fn encode(numbers: Weighted, block: &mut [u8]) {
-        let d = finite_half(numbers.scale::<Codes>(&ENDS));
-        let mut codes = [0; 32];
-        numbers.put_codes::<Codes>(d.to_f32(), 0.0, &mut codes);
-        put_f16(block, 0, d);
-        halves::put(&codes, &mut block[2..]);
+        halves::encode::<Codes>(numbers, &ENDS, block);
     }
 }

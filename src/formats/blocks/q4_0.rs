@@ -2,7 +2,7 @@
 
 use super::fit::Weighted;
 use super::levels::Whole;
-use super::{Block, BlockType, f16_at, finite_half, halves, put_f16};
+use super::{Block, BlockType, f16_at, halves};
 
 /// What the codes mean.
 type Codes = Whole<-8, 7>;
@@ -30,10 +30,6 @@ impl Block for Q4_0 {
     }
 
     fn encode(numbers: Weighted, block: &mut [u8]) {
-        let d = finite_half(numbers.scale::<Codes>(&ENDS));
-        let mut codes = [0; 32];
-        numbers.put_codes::<Codes>(d.to_f32(), 0.0, &mut codes);
-        put_f16(block, 0, d);
-        halves::put(&codes, &mut block[2..]);
+        halves::encode::<Codes>(numbers, &ENDS, block);
     }
 }
