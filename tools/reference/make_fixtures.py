@@ -34,6 +34,7 @@ MODELS = FIX / "models"
 VOCABS = ROOT / "tools" / "reference" / "vocab"  # of the tiny models, kept so that they stay the same
 VOCAB, HIDDEN, FFN, HEADS, KV, CTX = 320, 64, 96, 4, 2, 256
 N_GREEDY = 64
+ROUTER_GAP = 3e-3  # the last router logit taken and the first left lie apart by this much at least
 
 
 # ------------------------------------------------------------------ configurations, as on the hub
@@ -261,7 +262,7 @@ def logits(model, ids):
         return model(input_ids=torch.tensor([ids])).logits[0]
 
 
-def pick_prompt(model, cfg, seed, need, length):
+def pick_prompt(model, cfg, seed, need, length, rounds=80, distinct=20):
     """Search random prompts until one has 64 greedy tokens without a near tie (the top two logits
     differ by at least `need` times the largest), without an end-of-sequence token, and as many
     different tokens as possible. Returns the prompt."""
@@ -270,7 +271,7 @@ def pick_prompt(model, cfg, seed, need, length):
     g = torch.Generator().manual_seed(1000 + seed)
     model = model.float()
     best, vocab = None, cfg["vocab_size"]
-    for _ in range(80):
+    for _ in range(rounds):
         prompts = torch.randint(4, min(vocab, 256), (512, length), generator=g)
         prompts[:, 0] = cfg["bos_token_id"] if cfg["bos_token_id"] < 4 else prompts[:, 0]
         ids, past, toks = prompts, None, []
@@ -288,11 +289,13 @@ def pick_prompt(model, cfg, seed, need, length):
         eos = cfg["eos_token_id"] if isinstance(cfg["eos_token_id"], list) else [cfg["eos_token_id"]]
         ends = torch.isin(toks, torch.tensor(eos)).any(1)
         gap = gap / peak
+        if (routed := getattr(o, "router_gap", None)) is not None:
+            gap = torch.where(routed >= ROUTER_GAP, gap, 0.0)  # no expert is chosen by rounding either
         for i in torch.nonzero((gap >= need * 1.02) & ~ends).flatten().tolist():
             score = (toks[i].unique().numel(), float(gap[i]))
             if best is None or score > best[0]:
                 best = (score, prompts[i].tolist())
-        if best and best[0][0] >= 20:
+        if best and best[0][0] >= distinct:
             break
     if best is None:
         raise SystemExit("no prompt without a near tie; change the seed")
