@@ -37,6 +37,7 @@ fn model(quant: Quant, dir: &std::path::Path) -> Model {
         activation,
         seed: 1,
         active: None,
+        experts: None,
     };
     let path = dir.join(format!("{}.neurons", quant.name()));
     write_store(&shape, quant, &path, &|_, _| Ok(())).expect("there is room for a store");

@@ -505,7 +505,7 @@ fn what_a_family_does_not_do_is_refused_by_name() {
         (
             "minicpm",
             json!({"num_experts": 8, "num_experts_per_tok": 2}),
-            "config.json: its FFNs are mixtures of 8 experts, 2 of them for a token, which is not supported",
+            "config.json: num_experts: says that its FFNs are mixtures of 8 experts, which is not supported for minicpm",
         ),
         (
             "llama",
@@ -513,15 +513,35 @@ fn what_a_family_does_not_do_is_refused_by_name() {
             "config.json: its layers have FFNs of 64 to 96 neurons; only one size for all is supported",
         ),
         (
-            "qwen2",
-            json!({"use_sliding_window": true, "max_window_layers": 1}),
-            "config.json: max_window_layers: is 1 of 2 layers; only one window for all is supported",
+            "mistral",
+            json!({"sliding_window": 8, "layer_types": ["full_attention", "chunked_attention"]}),
+            "config.json: layer_types: names layers of other kinds than",
         ),
         (
             "mistral",
-            json!({"sliding_window": 8, "layer_types": ["full_attention", "sliding_attention"]}),
-            "config.json: layer_types: names layers of several kinds",
+            json!({"sliding_window": 8, "layer_types": ["full_attention", "sliding_attention", "full_attention"]}),
+            "config.json: 3 numbers say which of 2 layers are windowed",
         ),
+        ("qwen3-moe", json!({"num_experts_per_tok": 9}), "config.json: 9 experts for a token, of 8 that there are"),
+        ("qwen3-moe", json!({"num_experts_per_tok": 0}), "config.json: 0 experts for a token, of 8 that there are"),
+        ("qwen3-moe", json!({"num_experts": null}), "config.json: num_experts: missing"),
+        (
+            "qwen3-moe",
+            json!({"num_experts": 7}),
+            "model.layers.0.mlp.gate.weight: has shape [8, 64], the model's configuration needs [7, 64]",
+        ),
+        (
+            "qwen3-moe",
+            json!({"num_experts": 9}),
+            "model.layers.0.mlp.gate.weight: has shape [8, 64], the model's configuration needs [9, 64]",
+        ),
+        (
+            "qwen3-moe",
+            json!({"moe_intermediate_size": 48}),
+            "model.layers.0.mlp.experts.0.gate_proj.weight: has shape [32, 64], the model's configuration needs [48, 64]",
+        ),
+        ("qwen3-moe", json!({"mlp_only_layers": [1]}), "config.json: mlp_only_layers: is [1]; only [] is supported"),
+        ("qwen3", json!({"head_dim": 8}), "q_proj.weight: has shape"),
         (
             "llama",
             json!({"intermediate_size": [96, "a"]}),
@@ -548,7 +568,7 @@ fn a_size_for_each_layer_is_read_where_all_are_the_same() {
 fn parts_of_a_layer_that_only_tensors_tell_of_are_refused() {
     let extra = |name: &str| Tensor { name: name.into(), kind: 0, shape: vec![16], data: vec![0; 64] };
     let cases = [
-        ("blk.0.attn_q_norm.weight", ": its queries and keys are normed, which is not supported"),
+        ("blk.0.attn_q_norm.weight", "blk.0.attn_k_norm.weight: the tensor is missing"),
         ("blk.0.attn_sinks.weight", ": its attention has sinks, which is not supported"),
         ("blk.0.post_ffw_norm.weight", ": its layers have norms before and after attention and FFN, which is not"),
     ];
@@ -579,7 +599,7 @@ fn ggufs_of_falcon_and_minicpm_say_what_they_need() {
         f.set("llama.expert_count", Value::U32(8));
         f.set("llama.expert_used_count", Value::U32(2))
     });
-    assert_says(&experts, &["its FFNs are mixtures of 8 experts, 2 of them for a token"], "experts");
+    assert_says(&experts, &["blk.0.ffn_gate_inp.weight: the tensor is missing"], "experts");
 }
 
 #[test]

@@ -14,17 +14,18 @@ use dynamicinfer::model::{KvCache, KvType, Model};
 use dynamicinfer::open::{VramBudget, place};
 use dynamicinfer::placement::memory_plan::{Footprint, KvPlace, PartName, Request};
 use dynamicinfer::prng::Prng;
-use support::{RATES, error, on_device, packed};
+use support::{RATES, error, on_device, opened, packed};
 
-/// Rope, learned positions, a sliding window, biases, both kinds of sparse FFN, and attention beside the FFN.
-const FAMILIES: [&str; 8] = ["llama", "opt", "mistral", "qwen2", "bamboo", "falcon", "falcon-40b", "minicpm"];
+/// Rope, learned positions, a sliding window, biases, both kinds of sparse FFN, attention beside the FFN, normed queries, experts.
+const FAMILIES: [&str; 10] =
+    ["llama", "opt", "mistral", "qwen2", "bamboo", "falcon", "falcon-40b", "minicpm", "qwen3", "qwen3-moe"];
 const CONTEXT: usize = 96;
 /// Sums of f32 in another order: tiles of several columns and units of a longer list of neurons.
 const TOLERANCE: f32 = 2e-5;
 
 fn engine(name: &str, exact: bool) -> Engine {
     let dir = tempfile::tempdir().unwrap();
-    let model = Model::open(&packed(dir.path(), name, Quant::F32)).unwrap();
+    let model = opened(dir.path(), name, Quant::F32);
     let layers = model.config.layers;
     let mut engine = Engine::new(model, 2, Kernels::best());
     if exact {

@@ -43,6 +43,7 @@ const SHAPE: Shape = Shape {
     activation: Activation::Relu,
     active: None,
     seed: 4,
+    experts: None,
 };
 
 /// A model of this shape with random weights.

@@ -41,7 +41,7 @@ fn error(a: &[f32], b: &[f32]) -> f32 {
 }
 
 /// GGUF, the reference's name, and whether its weights are quantised.
-const MODELS: [(&str, &str, bool); 14] = [
+const MODELS: [(&str, &str, bool); 18] = [
     ("llama.gguf", "llama", false),
     ("llama-tied.gguf", "llama-tied", false),
     ("mistral.gguf", "mistral", false),
@@ -54,6 +54,10 @@ const MODELS: [(&str, &str, bool); 14] = [
     ("minicpm.gguf", "minicpm", false),
     ("llama.q4_0.gguf", "llama.q4_0", true),
     ("llama-linear-rope.q8_0.gguf", "llama-linear-rope.q8_0", true),
+    ("qwen3.gguf", "qwen3", false),
+    ("qwen3-moe.gguf", "qwen3-moe", false),
+    ("mixtral.split.gguf", "mixtral", false),
+    ("smallthinker.gguf", "smallthinker", false),
     ("k256.q4_k_m.gguf", "k256.q4_k_m", true),
     ("k256.q6_k.gguf", "k256.q6_k", true),
 ];

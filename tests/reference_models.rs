@@ -60,6 +60,9 @@ fn expected(stem: &str) -> Expected {
 
 fn open(file: &str, quant: Quant, dir: &Path) -> Model {
     let source = Source::open(&fixtures().join(file), None).unwrap();
+    if source.config.form.experts.is_some() {
+        return Model::in_place(source).unwrap();
+    }
     let store = dir.join("model.neurons");
     pack(&source, &store, &PackOptions { types: quant.into(), orders: None }, &|_, _| Ok(())).unwrap();
     let model = Model::open(&store).unwrap();
@@ -100,7 +103,7 @@ fn check(file: &str, stem: &str, quant: Quant, kernels: Kernels, threads: usize)
     worst
 }
 
-const MODELS: [(&str, &str); 29] = [
+const MODELS: [(&str, &str); 44] = [
     ("llama", "llama"),
     ("llama-tied", "llama-tied"),
     ("llama-linear-rope", "llama-linear-rope"),
@@ -130,6 +133,21 @@ const MODELS: [(&str, &str); 29] = [
     ("relufalcon.powerinfer.gguf", "relufalcon"),
     ("minicpm.gguf", "minicpm"),
     ("k256.q6_k.gguf", "k256.q6_k"),
+    ("qwen3", "qwen3"),
+    ("qwen3.gguf", "qwen3"),
+    ("qwen3-moe", "qwen3-moe"),
+    ("qwen3-moe.gguf", "qwen3-moe"),
+    ("mixtral", "mixtral"),
+    ("mixtral.gguf", "mixtral"),
+    ("mixtral.split.gguf", "mixtral"),
+    ("turbosparse-mixtral", "turbosparse-mixtral"),
+    ("turbosparse-mixtral.gguf", "turbosparse-mixtral"),
+    ("smallthinker", "smallthinker"),
+    ("smallthinker.gguf", "smallthinker"),
+    ("smallthinker-softmax", "smallthinker-softmax"),
+    ("smallthinker-softmax.gguf", "smallthinker-softmax"),
+    ("smallthinker-4b", "smallthinker-4b"),
+    ("smallthinker-4b.gguf", "smallthinker-4b"),
 ];
 
 #[test]
@@ -145,7 +163,7 @@ fn every_family_and_format_agrees_with_transformers() {
 /// Fused and interleaved queries, keys and values are told apart, norms of other names are found, `down` is turned.
 #[test]
 fn a_directory_and_its_gguf_twin_are_packed_into_the_same_rows() {
-    let twins = ["llama", "mistral", "qwen2", "relullama", "bamboo", "opt", "falcon", "falcon-40b", "minicpm"];
+    let twins = ["llama", "mistral", "qwen2", "qwen3", "relullama", "bamboo", "opt", "falcon", "falcon-40b", "minicpm"];
     let twins = twins.map(|twin| (twin, format!("{twin}.gguf")));
     for (model, gguf) in twins.into_iter().chain([("relufalcon", "relufalcon.powerinfer.gguf".into())]) {
         let dir = tempfile::tempdir().unwrap();
@@ -176,7 +194,7 @@ fn quantised_ggufs_agree_with_transformers_on_their_dequantised_weights() {
 #[test]
 fn every_instruction_set_agrees() {
     for kernels in Isa::ALL.into_iter().filter_map(Kernels::of) {
-        for stem in ["llama", "opt", "bamboo"] {
+        for stem in ["llama", "opt", "bamboo", "qwen3-moe", "smallthinker"] {
             let error = check(stem, stem, Quant::F32, kernels, 1);
             assert!(error <= 1e-3, "{stem} on {}: relative error {error}", kernels.isa.name());
         }

@@ -28,6 +28,7 @@ fn shape(seed: u64) -> Shape {
         activation: Activation::Relu,
         active: Some(ACTIVE),
         seed,
+        experts: None,
     }
 }
 

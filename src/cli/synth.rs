@@ -30,9 +30,15 @@ pub struct Args {
     hidden: usize,
     #[arg(long, default_value_t = 16)]
     layers: usize,
-    /// Neurons a layer
+    /// Neurons a layer, or of an expert
     #[arg(long, default_value_t = 5504)]
     ffn: usize,
+    /// Makes each FFN a mixture of so many experts of --ffn neurons each, in a .gguf
+    #[arg(long, value_name = "N", requires = "experts_used")]
+    experts: Option<usize>,
+    /// How many of the experts a token has
+    #[arg(long, value_name = "N", requires = "experts")]
+    experts_used: Option<usize>,
     #[arg(long, default_value_t = 16)]
     heads: usize,
     #[arg(long, default_value_t = 16)]
@@ -102,6 +108,7 @@ pub fn run(args: Args) -> Result<()> {
         activation: args.activation,
         active: args.active,
         seed: args.seed,
+        experts: args.experts.zip(args.experts_used),
     };
     let config = shape.config()?;
     let dir = output.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(".".as_ref());

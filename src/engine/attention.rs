@@ -5,22 +5,32 @@ use crate::cpu::attend::{AttendScratch, Head, QUERIES};
 use crate::cpu::thread_pool::Parts;
 use crate::cpu::{Kernels, ThreadPool};
 use crate::model::KvCache;
-use crate::model::config::{ModelConfig, Positions};
+use crate::model::config::ModelConfig;
+use crate::model::layer::{Attention, Mixer};
+use crate::model::weights::Layer;
 use crate::ops::math;
 
-/// Rotates the queries and keys of `qkv`, `[n, qkv_dim]`, in families that do so, and writes keys and values to the caches.
+/// Norms and rotates the queries and keys of `qkv`, `[n, qkv_dim]`, in layers that do so, and writes keys and values to the caches.
 pub(super) fn rotate_and_put(
     config: &ModelConfig,
+    weights: &Layer,
     caches: &mut [KvCache],
     layer: usize,
     positions: &[TokenPosition],
     qkv: &mut [f32],
     cos_sin: &mut Vec<(f32, f32)>,
 ) {
+    let Mixer::Attention(Attention { rotary, .. }) = config.layer(layer).mixer;
     for (&TokenPosition { sequence, position }, qkv) in positions.iter().zip(qkv.chunks_exact_mut(config.qkv_dim())) {
         let (qk, v) = qkv.split_at_mut(config.q_dim() + config.kv_dim());
-        if let Positions::Rope { frequencies } = &config.positions {
-            math::angles(position, frequencies, cos_sin);
+        if let Some(norms) = &weights.qk_norm {
+            let (q, k) = qk.split_at_mut(config.q_dim());
+            for (heads, norm) in [q, k].into_iter().zip(norms) {
+                heads.chunks_exact_mut(config.head_dim).for_each(|head| math::norm_in_place(config.norm, norm, head));
+            }
+        }
+        if !rotary.is_empty() {
+            math::angles(position, rotary, cos_sin);
             math::rope(qk, config.head_dim, cos_sin);
         }
         caches[sequence].put(layer, 0, position, &qk[config.q_dim()..]);
@@ -44,6 +54,7 @@ pub(super) fn attention(
     out: &mut [f32],
 ) {
     let (dim, q_dim, shared) = (config.head_dim, config.q_dim(), config.heads / config.kv_heads);
+    let Mixer::Attention(Attention { window, .. }) = config.layer(layer).mixer;
     let n = positions.len();
     assert_eq!(out.len(), n * q_dim);
     let follows = |two: &[TokenPosition]| two[0].sequence == two[1].sequence && two[0].position + 1 == two[1].position;
@@ -53,7 +64,7 @@ pub(super) fn attention(
         let (first, kv_head) = (task / config.kv_heads * tokens, task % config.kv_heads);
         let positions = &positions[first..n.min(first + tokens)];
         let (kv, last) = (&caches[positions[0].sequence], positions[positions.len() - 1].position);
-        let sees = |position: usize| config.window.map_or(0, |w| (position + 1).saturating_sub(w))..position + 1;
+        let sees = |position: usize| window.map_or(0, |w| (position + 1).saturating_sub(w))..position + 1;
         let all = sees(positions[0].position).start..last + 1;
         // SAFETY: one scratch per thread; each task writes its own heads.
         let room = &mut unsafe { rooms.part(thread..thread + 1) }[0];

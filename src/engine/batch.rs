@@ -1,6 +1,7 @@
 //! The tokens of a pass: their sequences and positions, and the activations computed for them.
 
-use super::ffn::{FfnBuffers, Tile};
+use super::ffn::{ExpertBuffers, FfnBuffers, Tile};
+use super::routing::Routes;
 use super::sparsity::Predicted;
 use crate::cpu::Columns;
 use crate::cpu::attend::AttendScratch;
@@ -62,6 +63,10 @@ pub(super) struct Buffers {
     pub columns: Columns,
     /// Working memory of the FFN.
     pub ffn: FfnBuffers,
+    /// Which experts the tokens have in the current layer.
+    pub routes: Routes,
+    /// Working memory of experts.
+    pub experts: ExpertBuffers,
     /// What predictors have found.
     pub predicted: Predicted,
     /// Working memory of predictors.

@@ -11,8 +11,9 @@ use super::split::Split;
 use crate::cpu::ThreadPool;
 use crate::cpu::thread_pool::Parts;
 use crate::device::timeline::{Note, Read, Stage, Timeline};
-use crate::model::layer::Norms;
+use crate::model::layer::{Experts, Norms, RouterInput};
 use crate::model::weights::Layer;
+use crate::model::{ExpertWeights, FfnWeights};
 use crate::ops::gates::gates;
 use crate::ops::linear::{linear, linear_stacked};
 use crate::ops::math;
@@ -48,6 +49,11 @@ impl Executor for Host<'_> {
 
     fn begin_layer(&mut self, pass: &mut Pass<'_, '_>, l: usize) {
         self.note(pass.probe.report, Note::Layer(l));
+        if let Some(experts) = pass.model.config.form.experts
+            && experts.reads == RouterInput::Layer
+        {
+            route(pass, l, experts);
+        }
     }
 
     fn attention(&mut self, pass: &mut Pass<'_, '_>, l: usize) {
@@ -60,7 +66,7 @@ impl Executor for Host<'_> {
         if !layer.qkv_bias.is_empty() {
             b.qkv.chunks_exact_mut(c.qkv_dim()).for_each(|qkv| math::add(qkv, &layer.qkv_bias));
         }
-        rotate_and_put(c, caches, l, &b.positions, &mut b.qkv, &mut b.cos_sin);
+        rotate_and_put(c, layer, caches, l, &b.positions, &mut b.qkv, &mut b.cos_sin);
         attention(pool, kernels, c, caches, l, &b.positions, &b.qkv, &mut b.attend, &mut b.attended);
         linear(pool, kernels, &layer.o, &b.attended, n, &mut b.columns, &mut b.projected);
         if !c.layer(l).norms.parallel() {
@@ -69,6 +75,13 @@ impl Executor for Host<'_> {
     }
 
     fn select(&mut self, pass: &mut Pass<'_, '_>, l: usize) -> Wanted {
+        if let Some(experts) = pass.model.config.form.experts {
+            norm_ffn_input(pass, l);
+            if experts.reads == RouterInput::FfnNorm {
+                route(pass, l, experts);
+            }
+            return Wanted::Experts;
+        }
         if pass.is_chunk() {
             return Wanted::All;
         }
@@ -80,6 +93,9 @@ impl Executor for Host<'_> {
     }
 
     fn ffn(&mut self, pass: &mut Pass<'_, '_>, l: usize, wanted: Wanted) {
+        if let FfnWeights::Experts(weights) = &pass.model.layers[l].ffn {
+            return add_experts(pass, l, weights);
+        }
         let listed = ffn_input(pass, l, wanted);
         pass.show(l, listed);
         let n = pass.n();
@@ -93,6 +109,7 @@ impl Executor for Host<'_> {
             Wanted::All => Work::All,
             Wanted::Gates => Work::Gates(gates),
             Wanted::Selected => Work::Selected(&predicted.selections[l]),
+            Wanted::Experts => unreachable!("experts are computed above"),
         };
         let read = ffn::ffn(pool, kernels, c, layer, columns, work, activation_threshold, tiles, scratch, x);
         let selection = listed.then(|| &predicted.selections[l]);
@@ -141,6 +158,46 @@ fn add_attention(b: &mut Buffers, layer: &Layer) {
     if !layer.o_bias.is_empty() {
         b.x.chunks_exact_mut(layer.o_bias.len()).for_each(|x| math::add(x, &layer.o_bias));
     }
+}
+
+/// Normalises the residual into `buffers.normed`.
+fn norm_ffn_input(pass: &mut Pass<'_, '_>, l: usize) {
+    let Pass { model, pool, buffers: b, .. } = pass;
+    let (c, layer, n, h) = (&model.config, &model.layers[l], b.positions.len(), model.config.hidden);
+    each(pool, n, &mut b.normed, |t, out| math::norm(c.norm, &layer.ffn_norm, &b.x[t * h..(t + 1) * h], out));
+}
+
+/// Chooses the experts of layer `l`, by what its router reads.
+fn route(pass: &mut Pass<'_, '_>, l: usize, experts: Experts) {
+    let n = pass.n();
+    let Pass { model, pool, kernels, buffers: b, .. } = pass;
+    let FfnWeights::Experts(weights) = &model.layers[l].ffn else {
+        unreachable!("a mixture has experts in every layer")
+    };
+    let Buffers { x, normed, columns, routes, .. } = &mut **b;
+    match experts.reads {
+        RouterInput::Layer => columns.set(x, n, weights.router.quant),
+        RouterInput::FfnNorm => {
+            let types = model.layers[l].ffn.input_quants().into_iter().chain([weights.router.quant]);
+            columns.set_for(normed, n, types);
+        }
+    }
+    routes.route(pool, kernels, experts, weights, columns);
+}
+
+/// Adds what the chosen experts make of the normed residual to the residual.
+fn add_experts(pass: &mut Pass<'_, '_>, l: usize, weights: &ExpertWeights) {
+    let n = pass.n();
+    let Pass { model, pool, kernels, buffers: b, probe, .. } = pass;
+    let c = &model.config;
+    let experts = c.form.experts.expect("a mixture");
+    if experts.reads == RouterInput::Layer {
+        b.columns.set_for(&b.normed, n, model.layers[l].ffn.input_quants());
+    }
+    probe.show_experts(b, l, experts);
+    let Buffers { tiles, experts: scratch, x, columns, routes, .. } = &mut **b;
+    let read = ffn::experts(pool, kernels, c, weights, columns, routes, tiles, scratch, x);
+    probe.report.add_experts(l, c, routes.tokens.len(), read + weights.router.bytes());
 }
 
 /// Normalises the residual into `buffers.normed` and `columns`, and computes all gates if the layer asks for them. Returns whether the

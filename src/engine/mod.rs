@@ -10,6 +10,7 @@ mod host;
 pub mod observer;
 mod probe;
 pub mod report;
+pub mod routing;
 pub mod sampler;
 pub mod session;
 pub mod sparsity;
@@ -236,7 +237,7 @@ impl Engine {
         let (number, tokens) = (self.passes, self.buffers.positions.len());
         let _pass = debug_span!("pass", number, tokens, sequences = self.buffers.sequences()).entered();
         let Engine { model, kernels, report, split, pool, sparsity, buffers, timeline, .. } = self;
-        let (n, neurons) = (buffers.positions.len(), model.config.ffn * model.config.layers);
+        let (n, neurons) = (buffers.positions.len(), model.config.clusters() * model.config.layers);
         assert!(n > 0 && buffers.positions.iter().all(|p| p.position < caches[p.sequence].context));
         let first = buffers.positions[0].position;
         // With an observer, a prompt's chunk is computed by the CPU.

@@ -8,6 +8,7 @@ use crate::clock;
 use crate::cpu::{Kernels, ThreadPool};
 use crate::device::timeline::Stage;
 use crate::model::Model;
+use crate::model::layer::Experts;
 
 /// Measures and shows the phases of one pass.
 pub(super) struct Probe<'a, 'o> {
@@ -45,5 +46,16 @@ impl Probe<'_, '_> {
         let selection = listed.then(|| &b.predicted.selections[l]);
         let (first, residual, input) = (b.positions[0].position, &b.x, &b.normed);
         observer.layer(&Seen { layer: l, first, n, residual, input, gates, activations, selection });
+    }
+
+    /// Shows the observer which experts were chosen in layer `l`: a cluster of a mixture is an expert, its gate the router's product and
+    /// its activation the expert's weight.
+    pub fn show_experts(&mut self, b: &mut Buffers, l: usize, experts: Experts) {
+        let Some(observer) = &mut self.observer else { return };
+        let (first, n) = (b.positions[0].position, b.positions.len());
+        b.routes.weights(experts, &mut b.activations);
+        let (residual, input, gates, activations) =
+            (&b.x[..], &b.normed[..], &b.routes.products[..], &b.activations[..]);
+        observer.layer(&Seen { layer: l, first, n, residual, input, gates, activations, selection: None });
     }
 }

@@ -25,7 +25,7 @@ pub struct Report {
     pub head_ns: u64,
     /// Bytes of FFN rows that the CPU read.
     pub ffn_bytes: u64,
-    /// For each layer, neurons times tokens that were computed: all in dense layers, those that fired in exact ones, those that were
+    /// For each layer, neurons (of a mixture: experts) times tokens that were computed: all in dense layers, those that fired in exact ones, those that were
     /// selected in predicted ones.
     pub computed: Vec<u64>,
 }
@@ -62,6 +62,13 @@ impl Report {
         self.ffn_bytes += gates + read.bytes(&layer.ffn);
     }
 
+    /// Adds the experts that were computed in layer `l`, for so many pairs of expert and token, and the bytes that were read for them.
+    pub fn add_experts(&mut self, l: usize, config: &ModelConfig, pairs: usize, bytes: u64) {
+        self.computed.resize(config.layers, 0);
+        self.computed[l] += pairs as u64;
+        self.ffn_bytes += bytes;
+    }
+
     /// Sets all sums to 0, and keeps the memory.
     pub fn clear(&mut self) {
         let mut computed = std::mem::take(&mut self.computed);
@@ -69,9 +76,9 @@ impl Report {
         *self = Report { computed, ..Report::default() };
     }
 
-    /// Neurons computed / all neurons, over all layers, 0 to 1.
+    /// Neurons computed / all neurons, or experts by all experts, over all layers, 0 to 1.
     pub fn computed_share(&self, config: &ModelConfig) -> f64 {
-        let all = self.tokens * (config.ffn * config.layers) as u64;
+        let all = self.tokens * (config.clusters() * config.layers) as u64;
         self.computed.iter().sum::<u64>() as f64 / all.max(1) as f64
     }
 

@@ -58,6 +58,8 @@ pub enum Wanted {
     Gates,
     /// Those in the layer's selection, which was predicted.
     Selected,
+    /// Those of the experts that the router has chosen.
+    Experts,
 }
 
 /// What predictors have found.

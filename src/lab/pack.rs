@@ -166,6 +166,11 @@ pub fn pack(
 ) -> Result<Packed> {
     let c = &source.config;
     let types = options.types;
+    if c.form.experts.is_some() {
+        let why =
+            "a mixture of experts is read where it lies and cannot be packed; give its directory or GGUF as it is";
+        return Err(Error::Usage(why.into()));
+    }
     check_rows(source, types)?;
     check_orders(options, c.layers, c.ffn)?;
     let as_published = Permutation::identity();
@@ -197,6 +202,11 @@ pub fn pack(
             bias.extend(source.bias(Role::K, layer)?);
             bias.extend(source.bias(Role::V, layer)?);
             vector(&mut writer, &name("qkv_bias"), &bias)?;
+        }
+        if c.form.qk_norm {
+            for (part, role) in [("q_norm", Role::QNorm), ("k_norm", Role::KNorm)] {
+                vector(&mut writer, &name(part), &source.vector(source.weight(role, layer)?)?)?;
+            }
         }
         job.rows(&mut writer, &name("o"), c.q_dim(), &[(Role::O, layer)])?;
         if c.output_bias {

@@ -1,6 +1,6 @@
 //! The shape of a model: plain data, the same whatever file it came from, stored in the neuron store's header.
 
-use super::form::LayerForm;
+use super::form::{Experts, LayerForm};
 use crate::error::excerpt;
 use serde::{Deserialize, Serialize};
 
@@ -191,6 +191,9 @@ pub enum Positions {
     },
 }
 
+/// Experts that a layer may have: more than any published model.
+const MAX_EXPERTS: usize = 1 << 12;
+
 /// The shape of a model and what its layers are, whatever file it came from. [`ModelConfig::check`] says what must hold.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -209,7 +212,7 @@ pub struct ModelConfig {
     pub kv_heads: usize,
     /// Numbers of a head; even.
     pub head_dim: usize,
-    /// Neurons per layer; the most of a layer where they differ ([`LayerForm::widths`]).
+    /// Neurons of an FFN, or of one expert of a mixture; the most of a layer where they differ ([`LayerForm::widths`]).
     pub ffn: usize,
     /// Rows of the embedding: at least one for each token.
     pub vocab: usize,
@@ -271,7 +274,8 @@ impl ModelConfig {
     /// Weights of attention, FFNs, embedding and head, without norms, biases and learned positions; a tied head is counted once.
     pub fn parameters(&self) -> u64 {
         let (h, q, kv) = (self.hidden as u64, self.q_dim() as u64, self.kv_dim() as u64);
-        let layer = h * (2 * q + 2 * kv) + self.ffn_kind.rows() as u64 * h * self.ffn as u64;
+        let experts = self.form.experts.map_or(1, |experts| experts.count as u64);
+        let layer = h * (2 * q + 2 * kv) + self.ffn_kind.rows() as u64 * h * self.ffn as u64 * experts;
         let embeddings = h * self.vocab as u64 * if self.tied { 1 } else { 2 };
         layer * self.layers as u64 + embeddings
     }
@@ -344,6 +348,28 @@ impl ModelConfig {
             return Err(format!(
                 "its layers have FFNs of {least} to {most} neurons; only one size for all is supported"
             ));
+        }
+        for (what, list) in [("rotated", &self.form.rotated), ("windowed", &self.form.windowed)] {
+            if !list.is_empty() && list.len() != self.layers {
+                return Err(format!("{} numbers say which of {} layers are {what}", list.len(), self.layers));
+            }
+        }
+        if let Some(Experts { count, used, .. }) = self.form.experts {
+            if count == 0 || count > MAX_EXPERTS {
+                return Err(format!("{count} experts; there must be 1 to {MAX_EXPERTS}"));
+            }
+            if used == 0 || used > count {
+                return Err(format!("{used} experts for a token, of {count} that there are"));
+            }
+            if self.ffn_bias || self.ffn_kind == Ffn::Plain {
+                return Err("experts without gates or with biases are not supported".into());
+            }
+            if self.form.norms.parallel() || self.form.residual_scale != 1.0 {
+                return Err("experts beside parallel attention or with a residual scale are not supported".into());
+            }
+        }
+        if self.form.qk_norm && matches!(self.norm, Norm::Layer(_)) {
+            return Err("LayerNorms of queries and keys are not supported".into());
         }
         match self.layer(0).not_built() {
             Some(what) => Err(format!("{what}, which is not supported")),

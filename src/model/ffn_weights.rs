@@ -1,4 +1,5 @@
-//! The weights of a layer's FFN: neuron by neuron, or as the three matrices that were published.
+//! The weights of a layer's FFN: neuron by neuron, as the three matrices that were published, or a mixture of experts with three
+//! matrices each.
 
 use super::block::{BlockLayout, BlockPart};
 use super::matrix::Matrix;
@@ -12,6 +13,17 @@ pub enum FfnWeights {
     Neurons(NeuronBlocks),
     /// Whole matrices, as a GGUF has them: all of it is computed for every token.
     Matrices(FfnMatrices),
+    /// A mixture of experts: those that the router chooses are computed for a token.
+    Experts(ExpertWeights),
+}
+
+/// The weights of a mixture of experts.
+#[derive(Clone, Debug)]
+pub struct ExpertWeights {
+    /// Its products with a token's input choose the token's experts, `[experts, hidden]`.
+    pub router: Matrix,
+    /// Each expert's matrices.
+    pub experts: Vec<FfnMatrices>,
 }
 
 /// The matrices of an FFN.
@@ -97,7 +109,10 @@ impl FfnWeights {
     pub fn bytes(&self) -> u64 {
         match self {
             FfnWeights::Neurons(blocks) => blocks.bytes(),
-            FfnWeights::Matrices(FfnMatrices { input, down }) => input.bytes() + down.bytes(),
+            FfnWeights::Matrices(matrices) => matrices.bytes(),
+            FfnWeights::Experts(ExpertWeights { router, experts }) => {
+                router.bytes() + experts.iter().map(FfnMatrices::bytes).sum::<u64>()
+            }
         }
     }
 
@@ -105,23 +120,39 @@ impl FfnWeights {
     pub fn input_quants(&self) -> [Quant; 2] {
         match self {
             FfnWeights::Neurons(NeuronBlocks { layout, .. }) => [layout.gate_or_up().quant, layout.up().quant],
-            FfnWeights::Matrices(FfnMatrices { input, .. }) => {
-                let parts = input.parts();
-                [parts[0].quant, parts[parts.len() - 1].quant]
-            }
+            FfnWeights::Matrices(matrices) => matrices.input_quants(),
+            FfnWeights::Experts(ExpertWeights { experts, .. }) => experts[0].input_quants(),
         }
     }
 
-    /// Type and bytes of each part: gate, up, down, or up and down.
-    pub fn bytes_by_type(&self) -> impl Iterator<Item = (Quant, u64)> {
-        let (blocks, matrices) = match self {
-            FfnWeights::Neurons(blocks) => (Some(blocks), None),
-            FfnWeights::Matrices(matrices) => (None, Some(matrices)),
-        };
-        let blocks = blocks.into_iter().flat_map(|blocks| {
-            blocks.layout.parts().iter().map(|part| (part.quant, (blocks.count * part.bytes) as u64))
-        });
-        let matrices = matrices.into_iter().flat_map(|FfnMatrices { input, down }| input.parts().iter().chain([down]));
-        blocks.chain(matrices.map(|part| (part.quant, part.bytes())))
+    /// Type and bytes of each part: gate, up, down, or up and down, of each expert; and the router.
+    pub fn bytes_by_type(&self) -> Vec<(Quant, u64)> {
+        let of = |matrix: &Matrix| (matrix.quant, matrix.bytes());
+        match self {
+            FfnWeights::Neurons(NeuronBlocks { layout, count, .. }) => {
+                layout.parts().iter().map(|part| (part.quant, (count * part.bytes) as u64)).collect()
+            }
+            FfnWeights::Matrices(matrices) => matrices.parts().map(of).collect(),
+            FfnWeights::Experts(ExpertWeights { router, experts }) => {
+                experts.iter().flat_map(FfnMatrices::parts).chain([router]).map(of).collect()
+            }
+        }
+    }
+}
+
+impl FfnMatrices {
+    /// Bytes of all of them.
+    pub fn bytes(&self) -> u64 {
+        self.input.bytes() + self.down.bytes()
+    }
+
+    fn parts(&self) -> impl Iterator<Item = &Matrix> {
+        self.input.parts().iter().chain([&self.down])
+    }
+
+    /// The types of gate and up, or that of up twice.
+    pub fn input_quants(&self) -> [Quant; 2] {
+        let parts = self.input.parts();
+        [parts[0].quant, parts[parts.len() - 1].quant]
     }
 }

@@ -28,14 +28,42 @@ impl Norms {
     }
 }
 
-/// A mixture of experts: several FFNs, of which a few are computed for each token.
+/// A mixture of experts: several FFNs of [`super::ModelConfig::ffn`] neurons, of which a router chooses a few for each token. The FFN's
+/// output is the sum of theirs, each times its weight.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Experts {
     /// How many experts a layer has.
     pub count: usize,
-    /// How many of them are computed for a token.
+    /// How many of them are computed for a token: those with the largest products with the router's rows.
     pub used: usize,
+    /// What makes a weight of such a product.
+    pub scoring: Scoring,
+    /// The weights of a token's experts are divided by their sum.
+    pub normalised: bool,
+    /// What the router reads.
+    pub reads: RouterInput,
+}
+
+/// How the products of a router, one for each expert, become weights.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Scoring {
+    /// Softmax over all experts.
+    Softmax,
+    /// Each by itself: 1 / (1 + exp(-product)).
+    Sigmoid,
+}
+
+/// What a router reads.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum RouterInput {
+    /// What the experts read: the residual behind attention, normed.
+    FfnNorm,
+    /// The residual before attention, as it comes from the layer before (SmallThinker), so that a layer's experts are known an attention
+    /// earlier.
+    Layer,
 }
 
 /// How layers are built, beside the sizes in [`super::ModelConfig`]. The default is Llama's layer, which is not written into a store's
@@ -55,6 +83,10 @@ pub struct LayerForm {
     pub widths: Vec<usize>,
     /// The experts that each FFN consists of; `None` where it is one.
     pub experts: Option<Experts>,
+    /// Which layers rotate queries and keys, `[layers]`; empty where all do. The others know no positions.
+    pub rotated: Vec<bool>,
+    /// Which layers see [`super::ModelConfig::window`] positions back and no more, `[layers]`; empty where all do.
+    pub windowed: Vec<bool>,
 }
 
 impl Default for LayerForm {
@@ -66,6 +98,8 @@ impl Default for LayerForm {
             sinks: false,
             widths: Vec::new(),
             experts: None,
+            rotated: Vec::new(),
+            windowed: Vec::new(),
         }
     }
 }

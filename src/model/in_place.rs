@@ -1,13 +1,13 @@
-//! A model read in place: the matrices of a GGUF where they lie in the file, without packing.
+//! A model read in place: its matrices where they lie in the published files, without packing.
 //!
-//! A GGUF stores `down` by output, so its FFNs are whole matrices and no neuron can be left out or moved. That is all that a dense model
-//! needs.
+//! They store `down` by output, so an FFN is whole matrices and no neuron can be left out or moved. That is all that a dense model needs,
+//! and a mixture of experts, which leaves out whole experts.
 
 use super::config::{Ffn, Norm, Positions};
-use super::ffn_weights::{FfnMatrices, FfnWeights};
+use super::ffn_weights::{ExpertWeights, FfnMatrices, FfnWeights};
 use super::layer::Norms;
 use super::matrix::Matrix;
-use super::source::{Role, Source};
+use super::source::{ExpertMatrix, Role, Source};
 use super::stacked::Stacked;
 use super::weights::{Files, Layer, Model, NormWeights};
 use crate::error::{Error, Result};
@@ -15,10 +15,10 @@ use crate::formats::rows::Quant;
 use crate::formats::{DType, TensorView, blocks};
 
 impl Model {
-    /// The model of a GGUF, which is read in place.
+    /// The model of published files that are read in place.
     ///
     /// # Errors
-    /// [`Error::BadFile`] for what only packing can read: tensors from safetensors files, and `down` stored by neuron.
+    /// [`Error::BadFile`] for what only packing can read: `down` stored by neuron, and dense models in safetensors files.
     pub fn in_place(source: Source) -> Result<Model> {
         if let Some(why) = not_in_place(&source) {
             return Err(Error::bad(
@@ -58,7 +58,9 @@ impl Model {
 
 /// Why this model can only run packed; `None` if it can be read in place.
 pub fn not_in_place(source: &Source) -> Option<&'static str> {
-    if source.path.is_dir() {
+    if source.config.form.experts.is_some() {
+        None
+    } else if source.path.is_dir() {
         Some("it is not a GGUF file")
     } else if source.down_by_neuron(0) {
         Some("it stores ffn_down by neuron")
@@ -96,9 +98,38 @@ fn first_fault(dtype: DType, bytes: &[u8]) -> Option<(usize, f32)> {
 }
 
 fn matrix(view: TensorView<'_>) -> Matrix {
-    let (quant, [rows, cols]) = (Quant::of_source(view.info.dtype), [view.info.shape[0], view.info.shape[1]]);
+    let [rows, cols] = [view.info.shape[0], view.info.shape[1]];
     // SAFETY: the bytes are the map's, which the model keeps open with its source; the reader has checked their length.
-    unsafe { Matrix::unpadded(view.data, quant, rows, cols) }
+    unsafe { Matrix::unpadded(view.data, Quant::of_source(view.info.dtype), rows, cols) }
+}
+
+fn expert_matrix(source: &Source, role: Role, layer: usize, expert: usize) -> Result<Matrix> {
+    let ExpertMatrix { view, data, shape: [rows, cols] } = source.expert(role, layer, expert)?;
+    // SAFETY: as above.
+    Ok(unsafe { Matrix::unpadded(data, Quant::of_source(view.info.dtype), rows, cols) })
+}
+
+fn ffn(source: &Source, layer: usize) -> Result<FfnWeights> {
+    let weight = |role| source.weight(role, layer).map(matrix);
+    let Some(experts) = source.config.form.experts else {
+        let input = match source.config.ffn_kind {
+            Ffn::Plain => vec![weight(Role::Up)?],
+            Ffn::Gated | Ffn::GatedBoth => vec![weight(Role::Gate)?, weight(Role::Up)?],
+        };
+        return Ok(FfnWeights::Matrices(FfnMatrices { input: Stacked::new(input), down: weight(Role::Down)? }));
+    };
+    let expert = |expert| -> Result<FfnMatrices> {
+        let of = |role| expert_matrix(source, role, layer, expert);
+        Ok(FfnMatrices { input: Stacked::new(vec![of(Role::Gate)?, of(Role::Up)?]), down: of(Role::Down)? })
+    };
+    let experts: Vec<FfnMatrices> = (0..experts.count).map(expert).collect::<Result<_>>()?;
+    let types = |e: &FfnMatrices| (e.input_quants(), e.down.quant);
+    if let Some(other) = experts.iter().position(|expert| types(expert) != types(&experts[0])) {
+        let view = source.expert(Role::Gate, layer, other)?.view;
+        let why = format!("the experts of layer {layer} have different types: number {other} is unlike number 0");
+        return Err(Error::bad_at(view.path, &view.info.name, view.info.offset, why));
+    }
+    Ok(FfnWeights::Experts(ExpertWeights { router: weight(Role::Router)?, experts }))
 }
 
 fn norm(source: &Source, role: Role, layer: usize) -> Result<NormWeights> {
@@ -117,9 +148,8 @@ fn layer(source: &Source, layer: usize) -> Result<Layer> {
         let roles = if there { roles } else { &[] };
         Ok(roles.iter().map(|&role| source.bias(role, layer)).collect::<Result<Vec<_>>>()?.concat())
     };
-    let input = match c.ffn_kind {
-        Ffn::Plain => vec![weight(Role::Up)?],
-        Ffn::Gated | Ffn::GatedBoth => vec![weight(Role::Gate)?, weight(Role::Up)?],
+    let head_norm = |role| -> Result<NormWeights> {
+        Ok(NormWeights { weight: source.vector(source.weight(role, layer)?)?, bias: Vec::new() })
     };
     let attn_norm = norm(source, Role::AttnNorm, layer)?;
     let ffn_norm = match c.form.norms {
@@ -130,10 +160,14 @@ fn layer(source: &Source, layer: usize) -> Result<Layer> {
         attn_norm,
         qkv: qkv(source, layer)?,
         qkv_bias: biases(c.attention_bias, &[Role::Q, Role::K, Role::V])?,
+        qk_norm: match c.form.qk_norm {
+            true => Some([head_norm(Role::QNorm)?, head_norm(Role::KNorm)?]),
+            false => None,
+        },
         o: weight(Role::O)?,
         o_bias: biases(c.output_bias, &[Role::O])?,
         ffn_norm,
-        ffn: FfnWeights::Matrices(FfnMatrices { input: Stacked::new(input), down: weight(Role::Down)? }),
+        ffn: ffn(source, layer)?,
         up_bias: biases(c.ffn_bias, &[Role::Up])?,
         down_bias: biases(c.ffn_bias, &[Role::Down])?,
         order: crate::ids::Permutation::identity(),

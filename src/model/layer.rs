@@ -5,7 +5,7 @@
 //! together for one layer. [`LayerData::not_built`] names what the data can describe and nothing computes yet.
 
 use super::config::{Activation, Ffn, ModelConfig, Positions};
-pub use super::form::{Experts, LayerForm, Norms};
+pub use super::form::{Experts, LayerForm, Norms, RouterInput, Scoring};
 
 /// One layer of a model.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -66,19 +66,34 @@ pub enum FeedForward {
         /// Up and down have biases.
         bias: bool,
     },
-    /// A mixture of experts, which nothing computes yet ([`LayerData::not_built`]).
-    Experts(Experts),
+    /// A mixture of experts, each of them an FFN without biases.
+    Experts {
+        /// How many there are, and how they are chosen.
+        experts: Experts,
+        /// Whether an expert has a gate, and what passes through the activation.
+        kind: Ffn,
+        /// The activation function.
+        activation: Activation,
+        /// How many neurons an expert has.
+        width: usize,
+    },
 }
 
 impl ModelConfig {
     /// What layer number `layer` is; the number is below [`ModelConfig::layers`].
     pub fn layer(&self, layer: usize) -> LayerData<'_> {
+        let of = |layers: &[bool]| layers.get(layer).copied().unwrap_or(true);
         let rotary: &[f32] = match &self.positions {
-            Positions::Rope { frequencies } => frequencies,
-            Positions::Learned { .. } => &[],
+            Positions::Rope { frequencies } if of(&self.form.rotated) => frequencies,
+            _ => &[],
         };
         let ffn = match self.form.experts {
-            Some(experts) => FeedForward::Experts(experts),
+            Some(experts) => FeedForward::Experts {
+                experts,
+                kind: self.ffn_kind,
+                activation: self.activation,
+                width: self.width(layer),
+            },
             None => FeedForward::Neurons {
                 kind: self.ffn_kind,
                 activation: self.activation,
@@ -90,7 +105,7 @@ impl ModelConfig {
             heads: self.heads,
             kv_heads: self.kv_heads,
             head_dim: self.head_dim,
-            window: self.window,
+            window: self.window.filter(|_| of(&self.form.windowed)),
             rotary,
             qk_norm: self.form.qk_norm,
             sinks: self.form.sinks,
@@ -100,7 +115,24 @@ impl ModelConfig {
         LayerData { norms: self.form.norms, residual_scale: self.form.residual_scale, mixer, ffn }
     }
 
-    /// Neurons of layer `layer`.
+    /// A part of the layers that only the CPU computes, as a clause for a message; `None` if a device can compute all of them.
+    pub fn not_on_a_device(&self) -> Option<String> {
+        let form = &self.form;
+        if let Some(Experts { count, .. }) = form.experts {
+            return Some(format!("its FFNs are mixtures of {count} experts"));
+        }
+        let differ = !(form.rotated.is_empty() && form.windowed.is_empty());
+        let what =
+            [(form.qk_norm, "its queries and keys are normed"), (differ, "its layers see positions differently")];
+        what.into_iter().find(|(has, _)| *has).map(|(_, what)| what.to_owned())
+    }
+
+    /// Parts of a layer's FFN that are chosen, moved and counted by themselves: its neurons, or the experts of a mixture.
+    pub fn clusters(&self) -> usize {
+        self.form.experts.map_or(self.ffn, |experts| experts.count)
+    }
+
+    /// Neurons of an FFN of layer `layer`, or of one of its experts.
     pub fn width(&self, layer: usize) -> usize {
         self.form.widths.get(layer).copied().unwrap_or(self.ffn)
     }
@@ -110,19 +142,12 @@ impl LayerData<'_> {
     /// A part of this layer that nothing computes yet, as a clause for a message; `None` if all of it can be computed.
     pub fn not_built(&self) -> Option<String> {
         let Mixer::Attention(attention) = &self.mixer;
-        if let FeedForward::Experts(Experts { count, used }) = self.ffn {
-            return Some(format!("its FFNs are mixtures of {count} experts, {used} of them for a token"));
-        }
         let norms = match self.norms {
             Norms::After => Some("its layers have norms after attention and FFN"),
             Norms::Around => Some("its layers have norms before and after attention and FFN"),
             _ => None,
         };
-        let parts = [
-            norms,
-            attention.qk_norm.then_some("its queries and keys are normed"),
-            attention.sinks.then_some("its attention has sinks"),
-        ];
+        let parts = [norms, attention.sinks.then_some("its attention has sinks")];
         parts.into_iter().flatten().next().map(str::to_owned)
     }
 }

@@ -24,10 +24,16 @@ pub enum Role {
     O,
     /// The FFN's norm of a layer, `[hidden]`; absent where attention's serves both.
     FfnNorm,
-    /// The FFN's gate of a layer, `[ffn, hidden]`; absent where there is none.
+    /// The FFN's gate of a layer, `[ffn, hidden]`, or an expert's; absent where there is none.
     Gate,
-    /// The FFN's up of a layer, `[ffn, hidden]`.
+    /// The FFN's up of a layer, `[ffn, hidden]`, or an expert's.
     Up,
-    /// The FFN's down of a layer, `[hidden, ffn]`.
+    /// The FFN's down of a layer, `[hidden, ffn]`, or an expert's.
     Down,
+    /// The norm of each head's queries of a layer, `[head_dim]`; absent where they are not normed.
+    QNorm,
+    /// The norm of each head's keys of a layer, `[head_dim]`; absent where they are not normed.
+    KNorm,
+    /// The router of a mixture of experts, `[experts, hidden]`; absent where the FFN is one.
+    Router,
 }

@@ -42,6 +42,17 @@ impl RoleRows<'_> {
     }
 }
 
+/// One expert's matrix, of a tensor of its own or of one that all experts share.
+#[derive(Clone, Copy)]
+pub struct ExpertMatrix<'a> {
+    /// The whole tensor.
+    pub view: TensorView<'a>,
+    /// The expert's bytes of it.
+    pub data: &'a [u8],
+    /// `[rows, cols]` of the expert's matrix.
+    pub shape: [usize; 2],
+}
+
 impl Source {
     /// Opens a directory or a GGUF and checks that all tensors are there. `activation` overrides what the files say, for files that do not
     /// say it.
@@ -117,6 +128,41 @@ impl Source {
         Ok(out)
     }
 
+    /// The matrix of an expert's gate, up or down.
+    ///
+    /// # Errors
+    /// [`Error::BadFile`] if the tensor is missing or has another shape than the model's configuration needs.
+    pub fn expert(&self, role: Role, layer: usize, expert: usize) -> Result<ExpertMatrix<'_>> {
+        let c = &self.config;
+        let experts = c.form.experts.map_or(1, |experts| experts.count);
+        let shape = match role {
+            Role::Down => [c.hidden, c.width(layer)],
+            _ => [c.width(layer), c.hidden],
+        };
+        let names = self.names.of_expert(role, layer, expert, experts);
+        let found = names.iter().find_map(|(name, matrices)| {
+            // Tensors of all experts have no ending in a Hugging Face directory.
+            let view = self.tensors.get(&format!("{name}.weight")).or_else(|| self.tensors.get(name))?;
+            Some((view, *matrices))
+        });
+        let Some((view, matrices)) = found else {
+            let tried: Vec<String> = names.iter().map(|(name, _)| format!("{name}.weight")).collect();
+            return Err(Error::bad(&self.path, tried.join(" or "), "the tensor is missing"));
+        };
+        let [rows, cols] = shape;
+        let (wanted, number) = match matrices {
+            1 => (vec![rows, cols], 0),
+            _ if matrices == experts => (vec![experts, rows, cols], expert),
+            _ => (vec![experts, 2 * rows, cols], 2 * expert + usize::from(role == Role::Up)),
+        };
+        if view.info.shape != wanted {
+            let why = format!("has shape {:?}, the model's configuration needs {wanted:?}", view.info.shape);
+            return Err(Error::bad_at(view.path, &view.info.name, view.info.offset, why));
+        }
+        let bytes = rows * view.info.dtype.row_bytes(cols);
+        Ok(ExpertMatrix { view, data: &view.data[number * bytes..(number + 1) * bytes], shape })
+    }
+
     /// Whether `down` of this layer is stored with one row per neuron (PowerInfer's `ffn_down_t`), `[ffn, hidden]`.
     pub fn down_by_neuron(&self, layer: usize) -> bool {
         self.tensors.get(&format!("blk.{layer}.ffn_down_t.weight")).is_some()
@@ -143,6 +189,8 @@ impl Source {
             Role::O => vec![c.hidden, c.q_dim()],
             Role::Gate | Role::Up => vec![c.width(layer), c.hidden],
             Role::Down => vec![c.hidden, c.width(layer)],
+            Role::QNorm | Role::KNorm => vec![c.head_dim],
+            Role::Router => vec![c.clusters(), c.hidden],
         }
     }
 
@@ -162,8 +210,8 @@ impl Source {
         Ok(view)
     }
 
-    /// Adds to the configuration what only the tensors of layer 0 show, such as norms of queries and keys. None of it is supported: a
-    /// model that ran without it would give wrong answers.
+    /// Adds to the configuration what only the tensors of layer 0 show, such as norms of queries and keys: a model that ran without it
+    /// would give wrong answers.
     fn see_forms(&mut self) -> Result<()> {
         let first = format!("{}{}0.", self.names.outer, self.names.layer);
         let inside: Vec<&str> = self.tensors.iter().filter_map(|t| t.info.name.strip_prefix(&first)).collect();
@@ -194,13 +242,24 @@ impl Source {
             if c.form.norms != Norms::ParallelShared {
                 roles.push(Role::FfnNorm);
             }
-            roles.extend([Role::Up, Role::Down]);
-            if c.ffn_kind != Ffn::Plain {
-                roles.push(Role::Gate);
+            if c.form.qk_norm {
+                roles.extend([Role::QNorm, Role::KNorm]);
+            }
+            match c.form.experts {
+                Some(experts) => {
+                    self.weight(Role::Router, layer)?;
+                    for expert in 0..experts.count {
+                        for role in [Role::Gate, Role::Up, Role::Down] {
+                            self.expert(role, layer, expert)?;
+                        }
+                    }
+                }
+                None if c.ffn_kind == Ffn::Plain => roles.extend([Role::Up, Role::Down]),
+                None => roles.extend([Role::Up, Role::Down, Role::Gate]),
             }
             for role in roles {
                 let view = self.weight(role, layer)?;
-                if matches!(role, Role::AttnNorm | Role::FfnNorm) {
+                if matches!(role, Role::AttnNorm | Role::FfnNorm | Role::QNorm | Role::KNorm) {
                     check_vector(view)?;
                 }
                 let biased = match role {
@@ -344,6 +403,22 @@ pub fn source_files(path: &Path) -> Result<Vec<SourceFile>> {
     Ok(files)
 }
 
+/// Whether the files at `path`, as far as they can be read, are a mixture of experts.
+pub fn is_mixture(path: &Path, activation: Option<NamedActivation>) -> bool {
+    let config = || {
+        if path.is_dir() {
+            let config = path.join("config.json");
+            return families::from_config_json(&read_json(&config, MAX_CONFIG)?, &config, activation);
+        }
+        let file = MappedFile::open(path)?;
+        families::from_gguf(&gguf::parse(file.bytes(), path)?, path, None, activation)
+    };
+    config().is_ok_and(|config| config.form.experts.is_some())
+}
+
+/// Bytes of the largest config.json.
+const MAX_CONFIG: u64 = 16 << 20;
+
 /// Reads a JSON file beside a model.
 ///
 /// # Errors
@@ -363,7 +438,7 @@ fn open_dir(path: &Path, files: Vec<SourceFile>, activation: Option<NamedActivat
             "not a model directory: there is no config.json; give a Hugging Face directory, a .gguf or a .neurons file";
         return Err(Error::bad(path, "", why));
     }
-    let config = families::from_config_json(&read_json(&config_path, 16 << 20)?, &config_path, activation)?;
+    let config = families::from_config_json(&read_json(&config_path, MAX_CONFIG)?, &config_path, activation)?;
     let tensors = safetensors::open_dir(path)?;
     let names = families::tensors(&config, &tensors);
     let known: [&[&str]; 3] = [&["tokenizer.json"], &["tokenizer.model"], &["vocab.json", "merges.txt"]];

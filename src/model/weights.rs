@@ -41,6 +41,8 @@ pub struct Layer {
     pub qkv: Stacked,
     /// `[q_dim + 2 kv_dim]`; empty where the family has none.
     pub qkv_bias: Vec<f32>,
+    /// Norms of each head's queries and keys, `[head_dim]` each; `None` where they are not normed.
+    pub qk_norm: Option<[NormWeights; 2]>,
     /// Attention's output projection, `[hidden, heads * head_dim]`.
     pub o: Matrix,
     /// `[hidden]`; empty where the family has none.
@@ -66,7 +68,9 @@ impl Layer {
     pub fn neurons(&self) -> &NeuronBlocks {
         match &self.ffn {
             FfnWeights::Neurons(blocks) => blocks,
-            FfnWeights::Matrices(_) => panic!("the model runs in place and has no neuron blocks"),
+            FfnWeights::Matrices(_) | FfnWeights::Experts(_) => {
+                panic!("the model runs in place and has no neuron blocks")
+            }
         }
     }
 
@@ -186,7 +190,7 @@ impl Model {
     pub fn is_uniform(&self) -> bool {
         let of = |layer: &Layer| {
             let rest = layer.qkv.parts().iter().chain([&layer.o]).map(|part| part.quant);
-            rest.chain(layer.ffn.bytes_by_type().map(|(quant, _)| quant)).collect::<Vec<_>>()
+            rest.chain(layer.ffn.bytes_by_type().into_iter().map(|(quant, _)| quant)).collect::<Vec<_>>()
         };
         let known = [self.quant, self.embed.quant, self.head.quant].iter().all(|quant| Quant::OWN.contains(quant));
         known && self.has_neurons() && self.layers.iter().flat_map(of).all(|quant| quant == self.quant)
@@ -201,7 +205,7 @@ impl Model {
         };
         for layer in &self.layers {
             layer.qkv.parts().iter().chain([&layer.o]).for_each(|part| add(part.quant, part.bytes()));
-            layer.ffn.bytes_by_type().for_each(|(quant, bytes)| add(quant, bytes));
+            layer.ffn.bytes_by_type().into_iter().for_each(|(quant, bytes)| add(quant, bytes));
         }
         bytes.sort_by_key(|(_, bytes)| std::cmp::Reverse(*bytes));
         bytes.iter().map(|(quant, _)| quant.name()).collect::<Vec<_>>().join(", ")
@@ -264,6 +268,11 @@ impl Sections<'_> {
         Ok(NormWeights { weight, bias })
     }
 
+    /// The norm of each head's queries or keys.
+    fn head_norm(&self, name: &str, c: &ModelConfig) -> Result<NormWeights> {
+        Ok(NormWeights { weight: self.vector(name, c.head_dim)?, bias: Vec::new() })
+    }
+
     /// One section, or three where their types differ.
     fn qkv(&self, layer: usize, c: &ModelConfig) -> Result<Stacked> {
         let name = |part: &str| format!("layer.{layer}.{part}");
@@ -319,6 +328,10 @@ impl Sections<'_> {
             attn_norm,
             qkv: self.qkv(layer, c)?,
             qkv_bias: self.vector_if(c.attention_bias, &name("qkv_bias"), c.qkv_dim())?,
+            qk_norm: match c.form.qk_norm {
+                true => Some([self.head_norm(&name("q_norm"), c)?, self.head_norm(&name("k_norm"), c)?]),
+                false => None,
+            },
             o: self.matrix(&name("o"), c.hidden, c.q_dim())?,
             o_bias: self.vector_if(c.output_bias, &name("o_bias"), c.hidden)?,
             ffn_norm,

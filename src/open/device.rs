@@ -285,6 +285,9 @@ impl DeviceOptions {
     /// Refuses options that are wrong on every machine.
     fn check(&self, model: &Model) -> Result<()> {
         let layers = model.config.layers;
+        if let Some(what) = model.config.not_on_a_device() {
+            return Err(Error::Usage(format!("--device: {what}, which only the processor computes; leave it out")));
+        }
         if !model.is_uniform() {
             let why = "a device computes with f32, f16, q8_0 or q4_0, one of them for all layers, and this model's weights are";
             let types = model.types();

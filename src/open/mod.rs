@@ -88,6 +88,13 @@ impl EngineOptions {
     /// As [`ModelOptions::open`].
     pub fn open_model(&self, told: &dyn Listener) -> Result<Model> {
         let in_place = self.device.is_none() && self.sparsity.may_be_dense();
+        if !in_place && self.model.is_mixture()? {
+            return Err(Error::Usage(
+                "this is a mixture of experts: its routers choose what is computed, and the processor computes it; leave out --device \
+                 and the options of predictors"
+                    .into(),
+            ));
+        }
         match in_place.then(|| self.model.in_place()).transpose()?.flatten() {
             Some(source) => {
                 let model = Model::in_place(source)?;

@@ -12,7 +12,7 @@ use crate::lab::fit::{self, Doubt};
 use crate::lab::pack::{PackOptions, Types, pack, packed_bytes};
 use crate::model::families::says_drelu;
 use crate::model::in_place::not_in_place;
-use crate::model::source::{Source, source_files};
+use crate::model::source::{Source, is_mixture, source_files};
 use crate::model::{Ffn, KvCache, KvType, Model, NamedActivation};
 use std::path::{Path, PathBuf};
 
@@ -134,12 +134,34 @@ impl ModelOptions {
     /// As [`ModelOptions::open`].
     pub fn in_place(&self) -> Result<Option<Source>> {
         let path = find(&self.path)?;
-        if self.quant.is_some() || path.is_dir() || NeuronStore::is_one(&path) {
+        if NeuronStore::is_one(&path) {
             return Ok(None);
         }
+        if self.quant.is_some() || path.is_dir() {
+            if !self.is_mixture()? {
+                return Ok(None);
+            }
+            if self.quant.is_some() {
+                let why = "--quant: a mixture of experts is read where it lies, in its own types; leave it out";
+                return Err(Error::Usage(why.into()));
+            }
+        }
         let source = Source::open(&path, self.activation)?;
+        if source.config.form.experts.is_some() {
+            return Ok(Some(source));
+        }
         let dense = !source.config.activation.is_sparse() && not_in_place(&source).is_none();
         Ok(dense.then_some(source))
+    }
+
+    /// Whether the model is a mixture of experts, which is always read in place. What is wrong with its files is said where they are
+    /// opened.
+    ///
+    /// # Errors
+    /// [`Error::Usage`] where there is no such model.
+    pub fn is_mixture(&self) -> Result<bool> {
+        let path = find(&self.path)?;
+        Ok((path.is_dir() || !NeuronStore::is_one(&path)) && is_mixture(&path, self.activation))
     }
 
     /// The packed copy of `path` in the cache, if there is one that holds what the files now do.

@@ -82,6 +82,9 @@ impl SparsityOptions {
     /// # Errors
     /// [`Error::Usage`] for options that this model does not allow, [`Error::BadFile`] for a predictor that is damaged or another model's.
     pub(super) fn apply(&self, engine: &mut Engine, told: &dyn Listener) -> Result<()> {
+        if !engine.model.has_neurons() && self.may_be_dense() {
+            return Ok(());
+        }
         if let Some(threshold) = self.threshold.filter(|t| !(0.0..=1.0).contains(t)) {
             return Err(Error::Usage(format!("--threshold {threshold}: take a probability, 0 to 1")));
         }

@@ -10,7 +10,7 @@ use crate::model::{Matrix, Stacked};
 
 /// Weight bytes that a thread takes at a time: some tens of microseconds of reading, so that a core that is taken away delays little and
 /// taking a task costs nothing. With many tokens it stays in a core's L2 cache, together with their inputs.
-const PIECE_BYTES: usize = 256 << 10;
+pub const PIECE_BYTES: usize = 256 << 10;
 /// Most parts of a stacked matrix: queries, keys and values.
 const MAX_PARTS: usize = 3;
 

@@ -23,6 +23,16 @@ pub fn norm(kind: Norm, weights: &NormWeights, x: &[f32], out: &mut [f32]) {
     }
 }
 
+/// x = norm(x) * weight, as [`norm`] does it for RMS norms; `[weights]`.
+///
+/// # Panics
+/// For other norms, which no family has inside attention.
+pub fn norm_in_place(kind: Norm, weights: &NormWeights, x: &mut [f32]) {
+    let Norm::Rms(epsilon) = kind else { panic!("only RMS norms stand inside attention") };
+    let scale = 1.0 / (sum(x.iter().map(|v| v * v)) / x.len() as f32 + epsilon).sqrt();
+    x.iter_mut().zip(&weights.weight).for_each(|(v, w)| *v = *v * scale * w);
+}
+
 /// Sum in 16 lanes: vectorises, and loses less to rounding than one running sum.
 pub fn sum(values: impl ExactSizeIterator<Item = f32>) -> f32 {
     let mut lanes = [0f32; 16];

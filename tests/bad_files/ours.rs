@@ -93,6 +93,7 @@ fn store(layers: usize, hidden: usize, ffn: usize) -> Ours {
         activation: Activation::Relu,
         active: None,
         seed: 1,
+        experts: None,
     };
     let mut config = shape.config().unwrap();
     (config.hidden, config.head_dim, config.vocab, config.tied) = (hidden, 2, 1, true);

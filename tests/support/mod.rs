@@ -22,16 +22,27 @@ use std::path::{Path, PathBuf};
 pub const RATES: Rates =
     Rates { device_gb_s: 900.0, link_gb_s: 25.0, host_gb_s: 60.0, call_us: 5.0, copy_us: 1.5, sync_us: 8.0 };
 
-/// Packs a fixture into `dir`.
-pub fn packed(dir: &Path, name: &str, quant: Quant) -> PathBuf {
-    let store = dir.join(format!("{name}-{}.neurons", quant.name()));
+/// A fixture's published files.
+fn fixture(name: &str) -> Source {
     // Also the tests of tools/cuda_on_cpu use these.
     let folders = Path::new(env!("CARGO_MANIFEST_DIR")).ancestors().map(|dir| dir.join("tests/fixtures/models"));
     let from = folders.into_iter().map(|dir| dir.join(name)).find(|dir| dir.is_dir()).expect("a fixture of this name");
-    pack(&Source::open(&from, None).unwrap(), &store, &PackOptions { types: quant.into(), orders: None }, &|_, _| {
-        Ok(())
-    })
-    .unwrap();
+    Source::open(&from, None).unwrap()
+}
+
+/// A fixture as it is run on the processor: a mixture of experts in place, any other packed into `dir`.
+pub fn opened(dir: &Path, name: &str, quant: Quant) -> Model {
+    let source = fixture(name);
+    match source.config.form.experts {
+        Some(_) => Model::in_place(source).unwrap(),
+        None => Model::open(&packed(dir, name, quant)).unwrap(),
+    }
+}
+
+/// Packs a fixture into `dir`.
+pub fn packed(dir: &Path, name: &str, quant: Quant) -> PathBuf {
+    let store = dir.join(format!("{name}-{}.neurons", quant.name()));
+    pack(&fixture(name), &store, &PackOptions { types: quant.into(), orders: None }, &|_, _| Ok(())).unwrap();
     store
 }
 
@@ -59,6 +70,7 @@ pub fn alone(kind: Ffn, activation: Activation, quant: Quant, hidden: usize, ffn
         activation,
         active: None,
         seed: 1,
+        experts: None,
     };
     let mut config = shape.config().unwrap();
     (config.ffn_kind, config.ffn_bias) = (kind, kind == Ffn::Plain);
@@ -77,6 +89,7 @@ pub fn alone(kind: Ffn, activation: Activation, quant: Quant, hidden: usize, ffn
         attn_norm: norm(),
         qkv: Stacked::new(vec![nothing]),
         qkv_bias: Vec::new(),
+        qk_norm: None,
         o: nothing,
         o_bias: Vec::new(),
         ffn_norm: norm(),

@@ -13,7 +13,7 @@ transformers, gguf-py, sentencepiece, tokenizers).
 The order matters: the models take their vocabulary from `tokenizers`, the GGUF files their weights from
 `models`. The texts are public-domain fairy tales; LLAMA_PYTHON is a Python with llama-cpp-python.
 
-What the files mean is written in tests/fixtures/*/README.md.
+Mixtures of experts have a script of their own, make_mixtures.py. What the files mean is written in tests/fixtures/*/README.md.
 """
 import argparse
 import json

@@ -3,6 +3,7 @@
 //! Each unit of work is a fixed range of neurons (of all, or of the list) with an output buffer of its own; the buffers are
 //! added in order. So the result does not depend on how many threads there are or which one was faster.
 
+mod experts;
 mod many;
 mod whole;
 
@@ -17,6 +18,7 @@ use crate::model::config::{Activation, Ffn, ModelConfig};
 use crate::model::ffn_weights::{FfnWeights, NeuronBlocks};
 use crate::model::weights::Layer;
 use crate::ops::math;
+pub use experts::{ExpertBuffers, experts};
 pub use many::{Tile, activations, down, products};
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};

@@ -278,7 +278,7 @@ impl Split {
         let qkv = &mut host.qkv[..n * c.qkv_dim()];
         let qkv: &mut [f32] = bytemuck::cast_slice_mut(qkv);
         let attended: &mut [f32] = bytemuck::cast_slice_mut(&mut host.attended[..n * c.q_dim()]);
-        attention::rotate_and_put(c, caches, l, positions, qkv, cos_sin);
+        attention::rotate_and_put(c, &model.layers[l], caches, l, positions, qkv, cos_sin);
         attention::attention(pool, kernels, c, caches, l, positions, qkv, attend, attended);
         device.note(Note::Host(Stage::Attention));
         let bytes = size_of_val(attended);

@@ -19,7 +19,7 @@ use crate::formats::neuron_store::{Header, Writer};
 use crate::formats::rows::{self, Quant};
 use crate::model::BlockLayout;
 use crate::model::config::{Activation, Ffn, ModelConfig, Norm, Positions, RopeScaling, rope_frequencies};
-use crate::model::layer::LayerForm;
+use crate::model::layer::{Experts, LayerForm, RouterInput, Scoring};
 use crate::tokenizer::{ModelSpec, SpmSpec, TokenKind, TokenizerSpec};
 use rayon::prelude::*;
 use std::path::Path;
@@ -48,8 +48,19 @@ pub fn shape(name: &str) -> Result<ModelConfig> {
         return Err(Error::Usage(format!("--shape {}: known are {names}", crate::error::excerpt(name))));
     };
     let activation = Activation::Relu;
-    let config =
-        Shape { hidden, layers, ffn, heads, kv_heads, vocab: 32000, context: 4096, activation, seed: 0, active: None };
+    let config = Shape {
+        hidden,
+        layers,
+        ffn,
+        heads,
+        kv_heads,
+        vocab: 32000,
+        context: 4096,
+        activation,
+        seed: 0,
+        active: None,
+        experts: None,
+    };
     Ok(ModelConfig { name: name.into(), ..config.config()? })
 }
 
@@ -59,7 +70,7 @@ pub struct Shape {
     pub hidden: usize,
     /// Number of layers.
     pub layers: usize,
-    /// Neurons per layer.
+    /// Neurons per layer, or per expert.
     pub ffn: usize,
     /// Query heads per layer.
     pub heads: usize,
@@ -76,6 +87,8 @@ pub struct Shape {
     pub active: Option<f64>,
     /// Seed of all weights.
     pub seed: u64,
+    /// Makes each FFN a mixture: how many experts of [`Shape::ffn`] neurons a layer has, and how many of them a token. Only in a GGUF.
+    pub experts: Option<(usize, usize)>,
 }
 
 impl Shape {
@@ -97,7 +110,12 @@ impl Shape {
         let head_dim = self.hidden / self.heads;
         let config = ModelConfig {
             family: "llama".into(),
-            name: format!("synth-{}x{}x{}", self.hidden, self.layers, self.ffn),
+            name: match self.experts {
+                Some((count, used)) => {
+                    format!("synth-{}x{}x{}-{used}of{count}", self.hidden, self.layers, self.ffn)
+                }
+                None => format!("synth-{}x{}x{}", self.hidden, self.layers, self.ffn),
+            },
             hidden: self.hidden,
             layers: self.layers,
             heads: self.heads,
@@ -115,16 +133,26 @@ impl Shape {
             output_bias: false,
             ffn_bias: false,
             tied: false,
-            form: LayerForm::default(),
+            form: LayerForm { experts: self.experts.map(mixtral), ..LayerForm::default() },
             embedding_scale: 1.0,
             logit_scale: 1.0,
         };
         config.check().map_err(usage)?;
+        if self.active.is_some() && self.experts.is_some() {
+            return Err(usage(
+                "--active: sparse neurons inside experts are not made; leave out --active or --experts".into(),
+            ));
+        }
         if let Some(active) = self.active {
             Sparse::check(&config, active)?;
         }
         Ok(config)
     }
+}
+
+/// Mixtral's routing, which every reader of its GGUFs knows.
+fn mixtral((count, used): (usize, usize)) -> Experts {
+    Experts { count, used, scoring: Scoring::Softmax, normalised: true, reads: RouterInput::FfnNorm }
 }
 
 const BYTE_TOKENS_END: usize = 3 + 256;
@@ -198,6 +226,9 @@ pub fn write_store(
     path: &Path,
     progress: &(dyn Fn(u64, u64) -> Result<()> + Sync),
 ) -> Result<()> {
+    if shape.experts.is_some() {
+        return Err(Error::Usage("--experts: a mixture is read where it lies; write a .gguf".into()));
+    }
     let weights = Weights::new(shape)?;
     let c = &weights.config;
     check_groups(c, quant, &[c.hidden])?;
@@ -272,23 +303,33 @@ pub fn write_gguf(
     let mut writer = GgufWriter::new(path);
     metadata(&mut writer, c, quant);
     let mut tensors = Vec::new();
-    let mut add = |name: String, stream: Stream, layer: usize, quant: Quant, rows: usize, cols: usize| {
-        let tensor = writer.add(&name, quant, &[rows, cols]);
-        tensors.push((tensor, stream, layer, quant, rows, cols));
+    let mut add = |name: String, stream: Stream, layer: usize, quant: Quant, shape: &[usize]| {
+        let tensor = writer.add(&format!("{name}.weight"), quant, shape);
+        tensors.push((tensor, stream, layer, quant, shape[..shape.len() - 1].iter().product(), shape[shape.len() - 1]));
     };
-    add("token_embd.weight".into(), Stream::Embed, 0, edge, c.vocab, c.hidden);
-    add("output.weight".into(), Stream::Head, 0, edge, c.vocab, c.hidden);
+    add("token_embd".into(), Stream::Embed, 0, edge, &[c.vocab, c.hidden]);
+    add("output".into(), Stream::Head, 0, edge, &[c.vocab, c.hidden]);
     for l in 0..c.layers {
         for (part, stream, rows, cols) in [
             ("attn_q", Stream::Q, c.q_dim(), c.hidden),
             ("attn_k", Stream::K, c.kv_dim(), c.hidden),
             ("attn_v", Stream::V, c.kv_dim(), c.hidden),
             ("attn_output", Stream::O, c.hidden, c.q_dim()),
+        ] {
+            add(format!("blk.{l}.{part}"), stream, l, quant, &[rows, cols]);
+        }
+        for (part, stream, rows, cols) in [
             ("ffn_gate", Stream::Gate, c.ffn, c.hidden),
             ("ffn_up", Stream::Up, c.ffn, c.hidden),
             ("ffn_down", Stream::Down, c.hidden, c.ffn),
         ] {
-            add(format!("blk.{l}.{part}.weight"), stream, l, quant, rows, cols);
+            match shape.experts {
+                Some((count, _)) => add(format!("blk.{l}.{part}_exps"), stream, l, quant, &[count, rows, cols]),
+                None => add(format!("blk.{l}.{part}"), stream, l, quant, &[rows, cols]),
+            }
+        }
+        if let Some((count, _)) = shape.experts {
+            add(format!("blk.{l}.ffn_gate_inp"), Stream::Router, l, Quant::F32, &[count, c.hidden]);
         }
     }
     let mut norms = vec![writer.add("output_norm.weight", Quant::F32, &[c.hidden])];
@@ -309,14 +350,15 @@ pub fn write_gguf(
         let write = |first: usize, bytes: &[u8]| writer.write(tensor, first, bytes);
         if stream == Stream::Down {
             // Stored by output, while the numbers are generated by neuron: a segment of every neuron's row at a time.
-            (0..rows.div_ceil(SEGMENT)).into_par_iter().try_for_each(|task| {
-                let first = task * SEGMENT;
-                let here = SEGMENT.min(rows - first);
+            let each = c.hidden.div_ceil(SEGMENT);
+            (0..rows / c.hidden * each).into_par_iter().try_for_each(|task| {
+                let (expert, first) = (task / each, task % each * SEGMENT);
+                let here = SEGMENT.min(c.hidden - first);
                 let mut values = vec![0.0; here * cols];
-                weights.down_by_output(layer, first, &mut values);
+                weights.down_by_output(layer, expert, first, &mut values);
                 let mut bytes = vec![0; here * row_bytes];
                 values.chunks_exact(cols).zip(bytes.chunks_exact_mut(row_bytes)).for_each(|(v, out)| encode(v, out));
-                write(first, &bytes)?;
+                write(expert * c.hidden + first, &bytes)?;
                 meter.advance(bytes.len())
             })?;
             continue;
@@ -372,7 +414,8 @@ fn metadata(writer: &mut GgufWriter, c: &ModelConfig, quant: Quant) {
     writer.set("general.architecture", Value::Str("llama"));
     writer.set("general.name", Value::Str(&c.name));
     writer.set("general.file_type", Value::U32(file_type));
-    for (key, value) in sizes {
+    let experts = c.form.experts.map(|e| [("expert_count", e.count), ("expert_used_count", e.used)]);
+    for (key, value) in sizes.into_iter().chain(experts.into_iter().flatten()) {
         writer.set(&format!("llama.{key}"), Value::U32(value as u32));
     }
     writer.set("llama.attention.layer_norm_rms_epsilon", Value::F32(EPSILON));

@@ -27,6 +27,7 @@ pub(super) enum Stream {
     NeuronLatent,
     /// Tokens to calibrate and to measure with.
     Tokens,
+    Router,
 }
 
 /// The random numbers of a model, by position.

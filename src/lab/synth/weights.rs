@@ -30,13 +30,20 @@ impl Weights {
         }
     }
 
-    /// Rows `first..first + rows` of `down` by output, `[rows, ffn]`; `first` is a multiple of [`super::noise::SEGMENT`] and there are
-    /// at most that many.
-    pub(super) fn down_by_output(&self, layer: usize, first: usize, out: &mut [f32]) {
+    /// Rows `first..first + rows` of an expert's `down` (a model without experts has number 0) by output, `[rows, ffn]`; `first` is a
+    /// multiple of [`super::noise::SEGMENT`] and there are at most that many.
+    pub(super) fn down_by_output(&self, layer: usize, expert: usize, first: usize, out: &mut [f32]) {
         let ffn = self.config.ffn;
         let mut segment = vec![0.0; out.len() / ffn];
         for neuron in 0..ffn {
-            self.noise.fill(Stream::Down, layer, neuron, first, self.deviation(Stream::Down), &mut segment);
+            self.noise.fill(
+                Stream::Down,
+                layer,
+                expert * ffn + neuron,
+                first,
+                self.deviation(Stream::Down),
+                &mut segment,
+            );
             segment.iter().enumerate().for_each(|(r, value)| out[r * ffn + neuron] = *value);
         }
     }

@@ -95,6 +95,7 @@ fn names(config: &ModelConfig) -> Names {
         layer: "h.",
         inside: [attention, qkv, qkv, qkv, "self_attention.dense", ffn, "", "mlp.dense_h_to_4h", "mlp.dense_4h_to_h"],
         qkv: QkvRows::Grouped,
+        ..super::names::LLAMA
     }
 }
 

@@ -5,7 +5,7 @@ use crate::error::{Error, Result};
 use crate::model::config::{
     Activation, Ffn, ModelConfig, NamedActivation, Norm, Positions, RopeScaling, rope_frequencies,
 };
-use crate::model::layer::{Experts, LayerForm};
+use crate::model::layer::{Experts, LayerForm, RouterInput, Scoring};
 use serde_json::Value;
 use std::path::Path;
 
@@ -20,6 +20,30 @@ pub struct Fields<'a> {
     pub path: &'a Path,
     /// The activation that a user has named; it wins over the file's.
     pub given: Option<NamedActivation>,
+}
+
+/// How a family's router makes weights of its products.
+pub struct Routing {
+    /// What makes a weight of a product.
+    pub scoring: Scoring,
+    /// Weights are divided by their sum.
+    pub normalised: bool,
+    /// What the router reads.
+    pub reads: RouterInput,
+}
+
+impl Routing {
+    /// A softmax over the products of the experts that were chosen, which read what the router reads.
+    pub const SOFTMAX: Routing = Routing { scoring: Scoring::Softmax, normalised: true, reads: RouterInput::FfnNorm };
+}
+
+/// A window and the layers that have it, as [`ModelConfig`] has them: a list only where layers differ.
+pub fn in_layers(window: Option<usize>, windowed: Vec<bool>) -> (Option<usize>, Vec<bool>) {
+    match (windowed.iter().all(|&has| has), windowed.contains(&true)) {
+        (true, _) => (window, Vec::new()),
+        (_, false) => (None, Vec::new()),
+        _ => (window, windowed),
+    }
 }
 
 impl<'a> Fields<'a> {
@@ -114,8 +138,30 @@ impl<'a> Fields<'a> {
         NamedActivation::by_name(name, parameter).map(Some).map_err(|why| self.bad(key, why))
     }
 
-    /// Llama's layers, of `family`: RMS norms, rotation of all of a head, a gate.
+    /// Llama's layers, of `family`: RMS norms, rotation of all of a head, a gate, one FFN.
     pub fn llama(&self, family: &str, activated: Activated) -> Result<ModelConfig> {
+        for key in ["num_local_experts", "num_experts", "n_routed_experts", "moe_num_primary_experts"] {
+            if let Some(count) = self.optional_size(key)?.filter(|&count| count > 0) {
+                let why =
+                    format!("says that its FFNs are mixtures of {count} experts, which is not supported for {family}");
+                return Err(self.bad(key, why));
+            }
+        }
+        self.layers(family, activated, "intermediate_size")
+    }
+
+    /// The same with a mixture of `count` experts in the place of each FFN: `count` and `used` are the keys of how many there are and how
+    /// many a token has, `width` that of their neurons.
+    pub fn mixture(&self, family: &str, activated: Activated, keys: [&str; 3], rule: Routing) -> Result<ModelConfig> {
+        let [count, used, width] = keys;
+        let Routing { scoring, normalised, reads } = rule;
+        let experts = Experts { count: self.size(count)?, used: self.size(used)?, scoring, normalised, reads };
+        let config = self.layers(family, activated, width)?;
+        Ok(ModelConfig { form: LayerForm { experts: Some(experts), ..config.form }, ..config })
+    }
+
+    /// Llama's layers with FFNs of as many neurons as `width` says.
+    fn layers(&self, family: &str, activated: Activated, width: &str) -> Result<ModelConfig> {
         let hidden = self.size("hidden_size")?;
         let heads = self.size("num_attention_heads")?;
         let head_dim = match self.optional_size("head_dim")? {
@@ -129,7 +175,8 @@ impl<'a> Fields<'a> {
         self.refuse_unless_default("mlp_bias", &Value::Bool(false))?;
         self.refuse_unless_default("partial_rotary_factor", &Value::from(1.0))?;
         let bias = self.flag("attention_bias")?.unwrap_or(false);
-        let (ffn, widths) = self.widths("intermediate_size")?;
+        let (ffn, widths) = self.widths(width)?;
+        let (window, windowed) = self.window()?;
         Ok(ModelConfig {
             family: family.into(),
             name: self.model_name()?,
@@ -141,7 +188,7 @@ impl<'a> Fields<'a> {
             ffn,
             vocab: self.size("vocab_size")?,
             context: self.optional_size("max_position_embeddings")?.unwrap_or(CONTEXT),
-            window: self.window()?,
+            window,
             norm: Norm::Rms(self.number("rms_norm_eps")?.unwrap_or(1e-6) as f32),
             activation: activation.function,
             // A dReLU family stays dReLU even where a user names its function as its file does, relu.
@@ -151,25 +198,29 @@ impl<'a> Fields<'a> {
             output_bias: bias,
             ffn_bias: false,
             tied: self.flag("tie_word_embeddings")?.unwrap_or(false),
-            form: LayerForm { widths, experts: self.experts()?, ..LayerForm::default() },
+            form: LayerForm { widths, windowed, ..LayerForm::default() },
             embedding_scale: 1.0,
             logit_scale: 1.0,
         })
     }
 
-    /// The positions that attention sees back; files whose layers differ in it are refused.
-    fn window(&self) -> Result<Option<usize>> {
+    /// The positions that attention sees back, and the layers where it sees no more, if not all do.
+    fn window(&self) -> Result<(Option<usize>, Vec<bool>)> {
         let (key, window) = ("layer_types", self.optional_size("sliding_window")?);
-        let Value::Array(kinds) = &self.json[key] else { return Ok(window) };
-        let all = |kind: &str| kinds.iter().all(|k| k == kind);
-        match (all("full_attention"), all("sliding_attention") && window.is_some()) {
-            (true, _) => Ok(None),
-            (_, true) => Ok(window),
-            _ => {
-                Err(self
-                    .bad(key, "names layers of several kinds, or of others than full_attention and sliding_attention"))
-            }
-        }
+        let Value::Array(kinds) = &self.json[key] else { return Ok((window, Vec::new())) };
+        let slides = |kind: &Value| match kind.as_str() {
+            Some("full_attention") => Some(false),
+            Some("sliding_attention") if window.is_some() => Some(true),
+            _ => None,
+        };
+        let windowed: Option<Vec<bool>> = kinds.iter().map(slides).collect();
+        let windowed = windowed.ok_or_else(|| {
+            self.bad(
+                key,
+                "names layers of other kinds than full_attention and sliding_attention, or a window is missing",
+            )
+        })?;
+        Ok(in_layers(window, windowed))
     }
 
     /// The activation by the file. The files of Bamboo and TurboSparse call their function relu; that it is dReLU is known by the model
@@ -203,16 +254,6 @@ impl<'a> Fields<'a> {
             }
             None => Ok(otherwise),
         }
-    }
-
-    fn experts(&self) -> Result<Option<Experts>> {
-        for key in ["num_local_experts", "num_experts", "n_routed_experts"] {
-            if let Some(count) = self.optional_size(key)?.filter(|&count| count > 0) {
-                let used = self.optional_size("num_experts_per_tok")?.unwrap_or(0);
-                return Ok(Some(Experts { count, used }));
-            }
-        }
-        Ok(None)
     }
 
     /// RoPE over whole heads, by the file's theta and scaling.

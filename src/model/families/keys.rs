@@ -1,5 +1,6 @@
 //! The metadata of a GGUF: typed access whose errors name the key, and the parts that several architectures have in common.
 
+use super::json::Routing;
 use super::{Activated, RELU_OR_DRELU, says_drelu, wants_drelu};
 use crate::error::{Error, Result};
 use crate::formats::gguf::Gguf;
@@ -52,6 +53,46 @@ impl Keys<'_> {
     /// The shape by the keys that all architectures have: sizes, heads, and which biases there are. The layers are Llama's with this
     /// norm, these positions (`None` for RoPE by the file's keys) and this activation.
     pub fn common(&self, norm: Norm, positions: Option<Positions>, activated: Activated) -> Result<ModelConfig> {
+        if let Some(count) = self.experts()? {
+            let why =
+                format!("says that its FFNs are mixtures of {count} experts, which is not supported for {}", self.arch);
+            return Err(self.bad("expert_count", why));
+        }
+        self.layers(norm, positions, activated, "feed_forward_length")
+    }
+
+    /// How many experts an FFN is a mixture of, if it is one.
+    pub fn experts(&self) -> Result<Option<usize>> {
+        Ok(self.size("expert_count")?.filter(|&count| count > 0))
+    }
+
+    /// As [`Keys::common`] with a mixture of experts in the place of each FFN.
+    pub fn mixture(&self, activated: Activated, rule: Routing) -> Result<ModelConfig> {
+        let Routing { scoring, normalised, reads } = rule;
+        let (count, used) = (self.required("expert_count")?, self.required("expert_used_count")?);
+        for key in ["expert_shared_count", "leading_dense_block_count", "expert_group_count"] {
+            if let Some(other) = self.size(key)?.filter(|&other| other > 0) {
+                return Err(self.bad(key, format!("is {other}; only mixtures without such parts are supported")));
+            }
+        }
+        if let Some(scale) = self.number("expert_weights_scale")?.filter(|&scale| scale != 1.0 && scale != 0.0) {
+            return Err(self.bad("expert_weights_scale", format!("is {scale}; only 1 is supported")));
+        }
+        // Mixtral's files name the size of an expert by the key of other models' FFNs.
+        let expert_width = "expert_feed_forward_length";
+        let width = if self.size(expert_width)?.is_some() { expert_width } else { "feed_forward_length" };
+        let config = self.layers(self.rms_norm()?, None, activated, width)?;
+        let experts = Experts { count, used, scoring, normalised, reads };
+        Ok(ModelConfig { form: LayerForm { experts: Some(experts), ..config.form }, ..config })
+    }
+
+    fn layers(
+        &self,
+        norm: Norm,
+        positions: Option<Positions>,
+        activated: Activated,
+        width: &str,
+    ) -> Result<ModelConfig> {
         let hidden = self.required("embedding_length")?;
         let heads = self.required("attention.head_count")?;
         if heads == 0 {
@@ -74,7 +115,7 @@ impl Keys<'_> {
             (true, true) => (named.function, Ffn::GatedBoth),
             (true, false) => (named.function, Ffn::Gated),
         };
-        let (ffn, widths) = self.widths("feed_forward_length")?;
+        let (ffn, widths) = self.widths(width)?;
         Ok(ModelConfig {
             family: self.arch.into(),
             name: self.gguf.metadata.str("general.name")?.unwrap_or_default().into(),
@@ -95,7 +136,7 @@ impl Keys<'_> {
             output_bias: self.has("blk.0.attn_output.bias"),
             ffn_bias: false,
             tied: !self.has("output.weight"),
-            form: LayerForm { widths, experts: self.experts()?, ..LayerForm::default() },
+            form: LayerForm { widths, ..LayerForm::default() },
             embedding_scale: 1.0,
             logit_scale: 1.0,
         })
@@ -131,12 +172,6 @@ impl Keys<'_> {
             }
             _ => Ok((self.required(key)?, Vec::new())),
         }
-    }
-
-    fn experts(&self) -> Result<Option<Experts>> {
-        let count = self.size("expert_count")?.filter(|&count| count > 0);
-        let used = self.size("expert_used_count")?.unwrap_or(0);
-        Ok(count.map(|count| Experts { count, used }))
     }
 
     fn frequencies(&self, head_dim: usize) -> Result<Vec<f32>> {

@@ -9,9 +9,12 @@ mod keys;
 mod llama;
 mod minicpm;
 mod mistral;
+mod mixtral;
 pub mod names;
 mod opt;
 mod qwen2;
+mod qwen3;
+mod smallthinker;
 
 use super::config::{Activation, ModelConfig, NamedActivation};
 use crate::error::{Error, Result, excerpt};
@@ -40,7 +43,7 @@ pub struct Family {
     gguf_tensors: fn(&ModelConfig) -> Names,
 }
 
-const FAMILIES: [Family; 8] = [
+const FAMILIES: [Family; 14] = [
     llama::FAMILY,
     mistral::FAMILY,
     qwen2::FAMILY,
@@ -49,6 +52,12 @@ const FAMILIES: [Family; 8] = [
     opt::FAMILY,
     falcon::FAMILY,
     minicpm::FAMILY,
+    mixtral::FAMILY,
+    mixtral::TURBOSPARSE,
+    qwen3::FAMILY,
+    qwen3::MIXTURE,
+    qwen3::MIXTURE_GGUF,
+    smallthinker::FAMILY,
 ];
 
 /// What is known of a family's FFN before its files are read.

@@ -15,8 +15,23 @@ pub struct Names {
     /// Names behind the number of a layer, in the order of [`Role`]: norm of attention, q, k, v, output, norm of the FFN, gate, up, down.
     /// Empty where a family has none; q, k and v are the same where they are one tensor.
     pub inside: [&'static str; 9],
+    /// The same for norm of queries, norm of keys, router.
+    pub more: [&'static str; 3],
+    /// The experts' tensors of a layer.
+    pub experts: ExpertNames,
     /// How the rows of queries, keys and values stand in these tensors.
     pub qkv: QkvRows,
+}
+
+/// What the tensors of a mixture's experts are called behind the number of a layer: gate, up, down. A file has them in one of three ways.
+#[derive(Clone, Copy, Debug)]
+pub struct ExpertNames {
+    /// A tensor for each expert, whose number stands between these two texts.
+    pub each: [[&'static str; 2]; 3],
+    /// One tensor for all experts, `[experts, rows, cols]`.
+    pub all: [&'static str; 3],
+    /// One tensor with each expert's gate and up, `[experts, 2 ffn, hidden]`.
+    pub gate_and_up: &'static str,
 }
 
 /// How the rows of queries, keys and values are arranged in a file.
@@ -48,6 +63,12 @@ pub const LLAMA: Names = Names {
         "mlp.up_proj",
         "mlp.down_proj",
     ],
+    more: ["self_attn.q_norm", "self_attn.k_norm", "mlp.gate"],
+    experts: ExpertNames {
+        each: [["mlp.experts.", ".gate_proj"], ["mlp.experts.", ".up_proj"], ["mlp.experts.", ".down_proj"]],
+        all: ["", "", "mlp.experts.down_proj"],
+        gate_and_up: "mlp.experts.gate_up_proj",
+    },
     qkv: QkvRows::Apart,
 };
 
@@ -57,6 +78,12 @@ pub const GGUF: Names = Names {
     outside: ["token_embd", "output", "position_embd", "output_norm"],
     layer: "blk.",
     inside: ["attn_norm", "attn_q", "attn_k", "attn_v", "attn_output", "ffn_norm", "ffn_gate", "ffn_up", "ffn_down"],
+    more: ["attn_q_norm", "attn_k_norm", "ffn_gate_inp"],
+    experts: ExpertNames {
+        each: [["ffn_gate.", ""], ["ffn_up.", ""], ["ffn_down.", ""]],
+        all: ["ffn_gate_exps", "ffn_up_exps", "ffn_down_exps"],
+        gate_and_up: "ffn_gate_up_exps",
+    },
     qkv: QkvRows::Apart,
 };
 
@@ -70,8 +97,31 @@ impl Names {
         match index.checked_sub(self.outside.len()) {
             None if role == Role::Head => self.outside[index].into(),
             None => format!("{}{}", self.outer, self.outside[index]),
-            Some(i) => format!("{}{}{layer}.{}", self.outer, self.layer, self.inside[i]),
+            Some(i) => {
+                let inside = self.inside.iter().chain(&self.more).nth(i).expect("a name for each role");
+                self.inside(layer, inside)
+            }
         }
+    }
+
+    /// A tensor's name inside a layer.
+    fn inside(&self, layer: usize, name: &str) -> String {
+        format!("{}{}{layer}.{name}", self.outer, self.layer)
+    }
+
+    /// The names that a role's tensor of expert `expert` may have, and how many matrices of this expert and of others it then holds:
+    /// 1, the experts, or twice as many, gate and up in turns.
+    pub fn of_expert(&self, role: Role, layer: usize, expert: usize, experts: usize) -> Vec<(String, usize)> {
+        let of = role as usize - Role::Gate as usize;
+        let [before, after] = self.experts.each[of];
+        let mut names = vec![(self.inside(layer, &format!("{before}{expert}{after}")), 1)];
+        if !self.experts.all[of].is_empty() {
+            names.push((self.inside(layer, self.experts.all[of]), experts));
+        }
+        if role != Role::Down {
+            names.push((self.inside(layer, self.experts.gate_and_up), 2 * experts));
+        }
+        names
     }
 
     /// Whether q, k and v are one tensor.

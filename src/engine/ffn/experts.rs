@@ -1,0 +1,183 @@
+//! The FFN of a mixture of experts: tokens grouped by expert, each expert's matrices read once for all of its tokens.
+//!
+//! Three parallel calls: gate and up of all experts that some token has; their activations; down, by rows of the output, so that each
+//! number of it is one thread's, which adds the experts in their order.
+
+use super::{Tile, activation};
+use crate::cpu::thread_pool::Parts;
+use crate::cpu::{Columns, Kernels, ThreadPool};
+use crate::engine::routing::{Group, Routes};
+use crate::model::config::ModelConfig;
+use crate::model::{ExpertWeights, Matrix};
+use crate::ops::linear::PIECE_BYTES;
+use std::ops::Range;
+
+/// What the experts of a layer work with.
+#[derive(Default)]
+pub struct ExpertBuffers {
+    /// What each group's experts read; only the first where there is one token.
+    inputs: Vec<Columns>,
+    /// What each group's `down` reads.
+    columns: Vec<Columns>,
+    /// Products of gate and up, `[tokens of all groups, 2 ffn]`.
+    products: Vec<f32>,
+    /// `[tokens of all groups, ffn]`
+    activations: Vec<f32>,
+    tasks: Vec<Task>,
+}
+
+/// Rows of a part (0: gate, 1: up) of a group's expert.
+#[derive(Clone, Copy)]
+struct Task {
+    group: usize,
+    part: usize,
+    first: usize,
+    rows: usize,
+}
+
+/// hidden += the weighted sum of each token's experts. `x` is the normalised input, set for the experts' types; `hidden` is
+/// `[n, hidden]`. Returns the bytes of the experts' weights that were read.
+#[allow(clippy::too_many_arguments)]
+pub fn experts(
+    pool: &mut ThreadPool,
+    kernels: &Kernels,
+    config: &ModelConfig,
+    weights: &ExpertWeights,
+    x: &Columns,
+    routes: &Routes,
+    tiles: &mut [Tile],
+    buffers: &mut ExpertBuffers,
+    hidden: &mut [f32],
+) -> u64 {
+    let groups = &routes.groups;
+    let ExpertBuffers { inputs, columns, products, activations, tasks } = buffers;
+    inputs.resize_with(inputs.len().max(groups.len()), Columns::default);
+    columns.resize_with(columns.len().max(groups.len()), Columns::default);
+    products.resize(routes.tokens.len() * 2 * config.ffn, 0.0);
+    activations.resize(routes.tokens.len() * config.ffn, 0.0);
+    if x.n > 1 {
+        let inputs = Parts::new(inputs);
+        pool.run(groups.len(), |_, group| {
+            // SAFETY: each task has its own group.
+            let input = &mut unsafe { inputs.part(group..group + 1) }[0];
+            let tokens = &routes.tokens[tokens_of(&groups[group])];
+            input.gather(x, tokens.iter().map(|routed| routed.token));
+        });
+    }
+    let input = |group: usize| if x.n > 1 { &inputs[group] } else { x };
+    gate_and_up(pool, kernels, weights, groups, input, tasks, config.ffn, products);
+    activate(pool, config, weights, groups, products, activations, columns);
+    down(pool, kernels, config, weights, routes, columns, tiles, hidden);
+    groups.iter().map(|group| weights.experts[group.expert].bytes()).sum()
+}
+
+fn tokens_of(group: &Group) -> Range<usize> {
+    group.first..group.first + group.tokens
+}
+
+/// Products of each group's tokens with gate and up of its expert, `[tokens of all groups, 2 ffn]`.
+#[allow(clippy::too_many_arguments)]
+fn gate_and_up<'a>(
+    pool: &mut ThreadPool,
+    kernels: &Kernels,
+    weights: &ExpertWeights,
+    groups: &[Group],
+    input: impl Fn(usize) -> &'a Columns + Sync,
+    tasks: &mut Vec<Task>,
+    ffn: usize,
+    products: &mut [f32],
+) {
+    let matrices = |group: usize| weights.experts[groups[group].expert].input.parts();
+    tasks.clear();
+    for group in 0..groups.len() {
+        for (part, matrix) in matrices(group).iter().enumerate() {
+            let each = rows_at_once(matrix, 1);
+            let pieces = (0..matrix.rows).step_by(each);
+            tasks.extend(pieces.map(|first| Task { group, part, first, rows: each.min(matrix.rows - first) }));
+        }
+    }
+    let out = Parts::new(products);
+    let tasks = &*tasks;
+    pool.run(tasks.len(), |_, task| {
+        let Task { group, part, first, rows } = tasks[task];
+        let matrix = &matrices(group)[part];
+        let start = groups[group].first * 2 * ffn + part * ffn + first;
+        // SAFETY: the rows are inside the matrix; `kernels` are for this machine; each task writes its own rows of its group's
+        // products, whose last index is (tokens - 1) * 2 ffn + 2 ffn - 1.
+        unsafe {
+            kernels.dot(matrix.quant)(matrix.rows_from(first), rows, input(group), out.start().add(start), 2 * ffn)
+        };
+    });
+}
+
+/// Activations of each group from its products, and the same as `down` reads them.
+fn activate(
+    pool: &mut ThreadPool,
+    config: &ModelConfig,
+    weights: &ExpertWeights,
+    groups: &[Group],
+    products: &[f32],
+    activations: &mut [f32],
+    columns: &mut [Columns],
+) {
+    let ffn = config.ffn;
+    let (activations, columns) = (Parts::new(activations), Parts::new(columns));
+    pool.run(groups.len(), |_, number| {
+        let group = &groups[number];
+        let tokens = tokens_of(group);
+        // SAFETY: each task has its own group.
+        let (out, columns) = unsafe {
+            (activations.part(tokens.start * ffn..tokens.end * ffn), &mut columns.part(number..number + 1)[0])
+        };
+        let products = &products[tokens.start * 2 * ffn..tokens.end * 2 * ffn];
+        for (out, products) in out.chunks_exact_mut(ffn).zip(products.chunks_exact(2 * ffn)) {
+            let (gates, ups) = products.split_at(ffn);
+            for ((out, &gate), &up) in out.iter_mut().zip(gates).zip(ups) {
+                *out = activation(config.ffn_kind, config.activation, gate, up);
+            }
+        }
+        columns.set(out, group.tokens, weights.experts[group.expert].down.quant);
+    });
+}
+
+/// hidden += each token's experts' outputs, each times its weight.
+#[allow(clippy::too_many_arguments)]
+fn down(
+    pool: &mut ThreadPool,
+    kernels: &Kernels,
+    config: &ModelConfig,
+    weights: &ExpertWeights,
+    routes: &Routes,
+    columns: &[Columns],
+    tiles: &mut [Tile],
+    hidden: &mut [f32],
+) {
+    let Routes { groups, tokens, .. } = routes;
+    let cols = config.hidden;
+    let each = rows_at_once(&weights.experts[0].down, groups.len()).min(cols.div_ceil(pool.threads()));
+    let most = groups.iter().map(|group| group.tokens).max().unwrap_or(0);
+    let (tiles, out) = (Parts::new(tiles), Parts::new(hidden));
+    pool.run(cols.div_ceil(each), |thread, task| {
+        let rows = task * each..cols.min((task + 1) * each);
+        // SAFETY: one tile per thread.
+        let tile = &mut unsafe { tiles.part(thread..thread + 1) }[0];
+        tile.resize(tile.len().max(most * each), 0.0);
+        for (group, columns) in groups.iter().zip(columns) {
+            let matrix = &weights.experts[group.expert].down;
+            let dot = kernels.dot(matrix.quant);
+            // SAFETY: the rows are inside the matrix; `kernels` are for this machine; the tile has room for `tokens` times `rows`.
+            unsafe { dot(matrix.rows_from(rows.start), rows.len(), columns, tile.as_mut_ptr(), rows.len()) };
+            for (routed, products) in tokens[tokens_of(group)].iter().zip(tile.chunks_exact(rows.len())) {
+                let start = routed.token * cols;
+                // SAFETY: each task has its own rows of every token.
+                let out = unsafe { out.part(start + rows.start..start + rows.end) };
+                out.iter_mut().zip(products).for_each(|(out, product)| *out += routed.weight * product);
+            }
+        }
+    });
+}
+
+/// Rows of a matrix that a task takes where it reads the same rows of `matrices` of its kind.
+fn rows_at_once(matrix: &Matrix, matrices: usize) -> usize {
+    (PIECE_BYTES / (matrix.row_bytes * matrices.max(1))).clamp(1, matrix.rows).next_multiple_of(4)
+}
