@@ -34,7 +34,7 @@ Examples:
   dynamicinfer eval M --text held-out.txt --predictor sign";
 
 pub fn run(args: Args) -> Result<()> {
-    let model = args.model.open()?;
+    let model = args.model.open_neurons("calibrate")?;
     if !model.config.activation.is_sparse() {
         return Err(Error::Usage(format!(
             "the sign predictor predicts the sign of the gate, and {} lets negative ones through; train one instead: \

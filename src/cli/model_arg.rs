@@ -96,6 +96,16 @@ impl ModelArgs {
         self.options().open(&Terminal)
     }
 
+    /// As [`ModelArgs::open`], for `verb`, which is about single neurons: a mixture of experts is refused.
+    pub fn open_neurons(&self, verb: &str) -> Result<Model> {
+        let model = self.open()?;
+        if model.has_neurons() {
+            return Ok(model);
+        }
+        let why = "this is a mixture of experts: its routers say what is computed, and nothing is made for its neurons";
+        Err(Error::Usage(format!("{verb}: {why}")))
+    }
+
     /// As [`ModelArgs::open`], in a form that a device can compute with.
     pub fn open_for_device(&self) -> Result<Model> {
         ModelOptions { uniform: true, ..self.options() }.open(&Terminal)

@@ -108,7 +108,7 @@ pub fn run(args: Args) -> Result<()> {
 
 /// Counts the texts that `old` does not have; `None` if it has them all.
 fn count(args: &Args, model: Model, target: &Path, old: Option<&Profile>) -> Result<Option<Profile>> {
-    let sparse = model.config.activation.is_sparse();
+    let sparse = model.config.has_zeros();
     if let Some(share) = args.sparsity
         && (sparse || !(share > 0.0 && share < 1.0))
     {

@@ -140,10 +140,20 @@ pub fn run(args: Args) -> Result<()> {
         None => {
             let source = Source::open(&path, args.activation)?;
             let options = ModelOptions { activation: args.activation, ..ModelOptions::new(&path) };
-            let (in_place, types) = (options.in_place()?.is_some(), Types::natural(&source)?);
-            let quant = types.of(&source, Role::Up, 0)?;
-            let block = layout(&source, types, 0)?.bytes() as u64;
-            let bytes = if in_place { source.tensor_bytes() } else { packed_bytes(&source, types)? };
+            let in_place = options.in_place()?.is_some();
+            let (quant, block, bytes) = match source.config.form.experts {
+                Some(_) => {
+                    let [gate, up, down] = [Role::Gate, Role::Up, Role::Down].map(|role| source.expert(role, 0, 0));
+                    let (gate, up, down) = (gate?, up?, down?);
+                    let expert = gate.data.len() + up.data.len() + down.data.len();
+                    (Quant::of_source(up.view.info.dtype), expert as u64, source.tensor_bytes())
+                }
+                None => {
+                    let types = Types::natural(&source)?;
+                    let bytes = if in_place { source.tensor_bytes() } else { packed_bytes(&source, types)? };
+                    (types.of(&source, Role::Up, 0)?, layout(&source, types, 0)?.bytes() as u64, bytes)
+                }
+            };
             let (fingerprint, types) = (source.fingerprint(), types_of_source(&source));
             let shown =
                 describe(path, None, (quant, block), types, bytes, fingerprint, source.tokenizer, source.config);
@@ -237,7 +247,7 @@ fn describe(
         bytes,
         parameters: config.parameters(),
         neuron_block_bytes: block,
-        ffn_share: block as f64 * (config.ffn * config.layers) as f64 / bytes as f64,
+        ffn_share: block as f64 * (config.clusters() * config.layers) as f64 / bytes as f64,
         kv_bytes_per_token: KvCache::bytes_for(&config, 1, KvType::F16),
         fingerprint,
         tokenizer: tokenizer.as_ref().map(|t| match t.model {
@@ -282,9 +292,18 @@ fn table(shown: &Shown) -> String {
         ("attention", format!("{} heads of {}, {} key/value heads{window}", c.heads, c.head_dim, c.kv_heads)),
         (
             "FFN",
-            match shown.in_place {
-                true => format!("{} neurons a layer, {} ({sparse})", c.ffn, c.activation),
-                false => format!(
+            match (c.form.experts, shown.in_place) {
+                (Some(experts), _) => format!(
+                    "{} experts of {} neurons a layer, {} for a token, {}; {} an expert, {:.0} % of the file",
+                    experts.count,
+                    c.ffn,
+                    experts.used,
+                    c.activation,
+                    super::human_bytes(shown.neuron_block_bytes),
+                    100.0 * shown.ffn_share
+                ),
+                (None, true) => format!("{} neurons a layer, {} ({sparse})", c.ffn, c.activation),
+                (None, false) => format!(
                     "{} neurons a layer, {} ({sparse}), {} a neuron block, {:.0} % of the file",
                     c.ffn,
                     c.activation,

@@ -234,7 +234,7 @@ pub fn permille(progress: &Progress, done: f64, all: usize) -> Result<()> {
 }
 
 pub fn run(args: Args) -> Result<()> {
-    let model = args.model.open()?;
+    let model = args.model.open_neurons("train-predictor")?;
     let reading = Reading {
         kind: Kind::MlpPredictor,
         limit: args.tokens,

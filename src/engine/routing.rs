@@ -93,7 +93,7 @@ impl Routes {
 }
 
 /// Adds one token's experts, those with the largest products (of equals the first), and their weights to `chosen`.
-fn choose(experts: Experts, products: &[f32], chosen: &mut Vec<(usize, f32)>) {
+pub fn choose(experts: Experts, products: &[f32], chosen: &mut Vec<(usize, f32)>) {
     let start = chosen.len();
     for (expert, &product) in products.iter().enumerate() {
         let full = chosen.len() - start == experts.used;

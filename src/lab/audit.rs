@@ -69,7 +69,7 @@ impl Tally {
 impl Observer for Audit {
     fn layer(&mut self, seen: &Seen<'_>) {
         let (ffn, activation_threshold, act) =
-            (self.config.ffn, self.activation_thresholds[seen.layer], self.config.activation);
+            (self.config.clusters(), self.activation_thresholds[seen.layer], self.config.activation);
         let active = |at: usize| match activation_threshold > 0.0 {
             true => act.apply(seen.gates[at]).abs() > activation_threshold,
             false => seen.activations[at] != 0.0,

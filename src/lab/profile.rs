@@ -91,8 +91,8 @@ impl Request {
             model: c.name.clone(),
             layers: c.layers,
             hidden: c.hidden,
-            ffn: c.ffn,
-            sparsity: (!c.activation.is_sparse()).then_some(self.sparsity),
+            ffn: c.clusters(),
+            sparsity: (!c.has_zeros()).then_some(self.sparsity),
             activation_thresholds: self.activation_thresholds.clone().unwrap_or_else(|| vec![0.0; c.layers]),
             texts: Vec::new(),
             request: Some(self.key(model)),
@@ -109,7 +109,7 @@ impl Request {
 pub fn unfinished(partial: &Path, request: &Request, model: &Model) -> Result<Profile> {
     let profile = Profile::read(&profile_file::open_unfinished(partial)?)?;
     let (h, c) = (&profile.header, &model.config);
-    let shape = (h.layers, h.hidden, h.ffn) == (c.layers, c.hidden, c.ffn);
+    let shape = (h.layers, h.hidden, h.ffn) == (c.layers, c.hidden, c.clusters());
     let last = profile.texts.len() - 1;
     let stands = profile.texts.iter().zip(&request.texts).enumerate().all(|(i, (t, wanted))| {
         let (t, wanted) = (&t.info, &wanted.info);

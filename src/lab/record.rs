@@ -1,12 +1,16 @@
-//! Records which neurons a model activates on texts: an activation trace ([`crate::formats::trace_file`]) for `replay`.
+//! Records which neurons a model activates on texts, or which experts its routers choose: an activation trace ([`crate::formats::trace_file`]) for `replay`.
 
-use crate::cpu::MAX_COLUMNS;
+use crate::cpu::{Columns, MAX_COLUMNS};
+use crate::engine::routing::choose;
 use crate::engine::{Engine, Logits, Observer, Seen, Session, Sparsity};
 use crate::error::{Error, Result};
 use crate::formats::trace_file::{Header, TextInfo, TraceSection, TraceWriter};
 use crate::ids::Permutation;
-use crate::model::{Activation, KvType};
-use crate::predictor::Predictor;
+use crate::model::layer::RouterInput;
+use crate::model::{Activation, FfnWeights, KvType};
+use crate::ops::linear::linear;
+use crate::ops::math;
+use crate::predictor::{Predictor, Tools};
 use std::path::Path;
 use std::sync::Arc;
 
@@ -18,8 +22,8 @@ pub struct Request {
     pub window: usize,
     /// Type in which keys and values are stored.
     pub kv: KvType,
-    /// Predictor whose probabilities are recorded.
-    pub predictor: Arc<dyn Predictor>,
+    /// Predictor whose probabilities are recorded; `None` for a mixture of experts, whose routers predict.
+    pub predictor: Option<Arc<dyn Predictor>>,
     /// Activation thresholds: |act(gate)| above which a neuron counts as active, `[layers]`; zeros for ReLU models.
     pub activation_thresholds: Vec<f32>,
     /// Number of layers before its own from whose residual a layer is predicted a second time.
@@ -37,11 +41,12 @@ impl Request {
             fingerprint: model.fingerprint().to_owned(),
             model: c.name.clone(),
             layers: c.layers,
-            ffn: c.ffn,
-            block_bytes: model.layers[0].block().bytes(),
+            ffn: c.clusters(),
+            block_bytes: model.layers[0].ffn.cluster_bytes() as usize,
             ahead: self.ahead,
-            predictor: self.predictor.kind().name().into(),
-            thresholds: (0..c.layers).map(|layer| self.predictor.threshold(layer, 0)).collect(),
+            predictor: self.predictor.as_ref().map_or("router", |predictor| predictor.kind().name()).into(),
+            // A router's experts have probability 1, all others 0.
+            thresholds: (0..c.layers).map(|l| self.predictor.as_ref().map_or(0.5, |p| p.threshold(l, 0))).collect(),
             texts: self.texts.iter().map(text).collect(),
             made: self.made.clone(),
             sections: Vec::new(),
@@ -59,19 +64,11 @@ pub fn record(
     request: &Request,
     path: &Path,
     mut step: impl FnMut(u64, u64) -> Result<()>,
-) -> Result<()> {
+) -> Result<Recall> {
     let model = engine.model.clone();
-    let (c, predictor, ahead) = (&model.config, &*request.predictor, request.ahead);
-    for layer in 0..c.layers {
-        for back in if layer < ahead { vec![0] } else { vec![0, ahead] } {
-            if predictor.calibration(layer, back).is_none() {
-                return Err(Error::Usage(format!(
-                    "the {} predictor has no table for layer {layer} from {back} layers before it; take an --ahead that \
-                     it was made for, or make one: train-predictor, calibrate",
-                    predictor.kind().name()
-                )));
-            }
-        }
+    let (c, ahead) = (&model.config, request.ahead);
+    if let Some(predictor) = &request.predictor {
+        check_tables(&**predictor, c.layers, ahead)?;
     }
     let header = request.header(engine);
     let all = header.tokens() as u64;
@@ -84,7 +81,8 @@ pub fn record(
         residuals: vec![Vec::new(); c.layers],
         active: vec![Vec::new(); c.layers],
     };
-    let (mut texts, mut done, mut scores, mut row) = (Vec::new(), 0, Vec::new(), Vec::new());
+    let (mut texts, mut done, mut row, mut recall) = (Vec::new(), 0, Vec::new(), Recall::default());
+    let mut prediction = Prediction { request, scores: Vec::new() };
     let mut ended = Ok(());
     'texts: for (name, tokens) in &request.texts {
         texts.push(TextInfo { name: name.clone(), tokens: 0 });
@@ -94,7 +92,6 @@ pub fn record(
                 session.check(engine, chunk)?;
                 engine.forward_observed(&mut session.kv, chunk, Logits::None, &mut looking);
                 let n = chunk.len();
-                scores.resize(n * c.ffn, 0.0);
                 for layer in 0..c.layers {
                     let order = &model.layers[layer].order;
                     bits(&looking.active[layer], n, order, &mut row);
@@ -103,14 +100,9 @@ pub fn record(
                         if back > layer {
                             continue;
                         }
-                        let table = predictor.calibration(layer, back).expect("looked at above");
-                        let residual = &looking.residuals[layer - back];
-                        predictor.score(&mut engine.tools(), layer, back, residual, n, &mut scores);
-                        let mut bytes = vec![0u8; n * c.ffn];
-                        for (scores, bytes) in scores.chunks_exact(c.ffn).zip(bytes.chunks_exact_mut(c.ffn)) {
-                            for (neuron, &score) in order.in_store_order(c.ffn).zip(scores) {
-                                bytes[neuron.index()] = (table.probability(score) * 255.0).round() as u8;
-                            }
+                        let bytes = prediction.bytes(engine, (layer, back), &looking, n);
+                        if back > 0 {
+                            recall.add(&row, &bytes, n);
                         }
                         writer.write(part, layer, done, &bytes)?;
                     }
@@ -126,7 +118,108 @@ pub fn record(
     }
     engine.set_sparsity(before);
     writer.finish(texts)?;
-    ended
+    ended.map(|()| recall)
+}
+
+fn check_tables(predictor: &dyn Predictor, layers: usize, ahead: usize) -> Result<()> {
+    for layer in 0..layers {
+        for back in if layer < ahead { vec![0] } else { vec![0, ahead] } {
+            if predictor.calibration(layer, back).is_none() {
+                return Err(Error::Usage(format!(
+                    "the {} predictor has no table for layer {layer} from {back} layers before it; take an --ahead that \
+                     it was made for, or make one: train-predictor, calibrate",
+                    predictor.kind().name()
+                )));
+            }
+        }
+    }
+    Ok(())
+}
+
+/// How much of what was active the prediction from layers before had called at least as likely as not.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Recall {
+    /// Pairs of cluster and token that were active.
+    pub active: u64,
+    /// Those of them that were predicted.
+    pub found: u64,
+}
+
+impl Recall {
+    /// Adds what was active, `[n, clusters / 32]` words of bits, and its probabilities times 255, `[n, clusters]`; both in the published
+    /// order.
+    fn add(&mut self, active: &[u32], bytes: &[u8], n: usize) {
+        let (words, clusters) = (active.len() / n, bytes.len() / n);
+        for (active, bytes) in active.chunks_exact(words).zip(bytes.chunks_exact(clusters)) {
+            for (cluster, &byte) in bytes.iter().enumerate() {
+                let active = active[cluster / 32] >> (cluster % 32) & 1 == 1;
+                self.active += u64::from(active);
+                self.found += u64::from(active && byte >= 128);
+            }
+        }
+    }
+
+    /// Found by active, 0 to 1; `None` where nothing was active.
+    pub fn share(self) -> Option<f64> {
+        (self.active > 0).then(|| self.found as f64 / self.active as f64)
+    }
+}
+
+/// What is predicted of a layer's clusters.
+struct Prediction<'a> {
+    request: &'a Request,
+    scores: Vec<f32>,
+}
+
+impl Prediction<'_> {
+    /// The probability of each cluster of layer `of.0`, times 255, from the residual `of.1` layers before, `[n, clusters]` in the published
+    /// order.
+    fn bytes(&mut self, engine: &mut Engine, of: (usize, usize), looking: &Looking<'_>, n: usize) -> Vec<u8> {
+        let (model, (layer, back)) = (engine.model.clone(), of);
+        let (clusters, residual) = (model.config.clusters(), &looking.residuals[layer - back]);
+        let mut bytes = vec![0u8; n * clusters];
+        self.scores.resize(n * clusters, 0.0);
+        let Some(predictor) = &self.request.predictor else {
+            match back {
+                0 => bytes.iter_mut().zip(&looking.active[layer]).for_each(|(byte, &is)| *byte = 255 * u8::from(is)),
+                _ => self.route(engine, layer, residual, n, &mut bytes),
+            }
+            return bytes;
+        };
+        let table = predictor.calibration(layer, back).expect("looked at before");
+        predictor.score(&mut engine.tools(), layer, back, residual, n, &mut self.scores);
+        let order = &model.layers[layer].order;
+        for (scores, bytes) in self.scores.chunks_exact(clusters).zip(bytes.chunks_exact_mut(clusters)) {
+            for (neuron, &score) in order.in_store_order(clusters).zip(scores) {
+                bytes[neuron.index()] = (table.probability(score) * 255.0).round() as u8;
+            }
+        }
+        bytes
+    }
+}
+
+impl Prediction<'_> {
+    /// The experts that the router of a layer chooses by an earlier residual, `[n, hidden]`, have 255 in `bytes`, `[n, experts]`.
+    fn route(&mut self, engine: &mut Engine, layer: usize, residual: &[f32], n: usize, bytes: &mut [u8]) {
+        let Tools { model, pool, kernels, .. } = engine.tools();
+        let c = &model.config;
+        let (FfnWeights::Experts(weights), Some(experts)) = (&model.layers[layer].ffn, c.form.experts) else {
+            unreachable!("a model without a predictor is a mixture")
+        };
+        let mut input = residual.to_vec();
+        if experts.reads == RouterInput::FfnNorm {
+            for (residual, input) in residual.chunks_exact(c.hidden).zip(input.chunks_exact_mut(c.hidden)) {
+                math::norm(c.norm, &model.layers[layer].ffn_norm, residual, input);
+            }
+        }
+        linear(pool, kernels, &weights.router, &input, n, &mut Columns::default(), &mut self.scores);
+        let mut chosen = Vec::new();
+        for (products, bytes) in self.scores.chunks_exact(experts.count).zip(bytes.chunks_exact_mut(experts.count)) {
+            chosen.clear();
+            choose(experts, products, &mut chosen);
+            chosen.iter().for_each(|&(expert, _)| bytes[expert] = 255);
+        }
+    }
 }
 
 /// Turns flags of n tokens in store order, `[n, ffn]`, into words of bits in the published order, `[n, ffn / 32]`.

@@ -116,6 +116,15 @@ impl FfnWeights {
         }
     }
 
+    /// Bytes of what can be left out by itself: a neuron block, or an expert; of whole matrices all.
+    pub fn cluster_bytes(&self) -> u64 {
+        match self {
+            FfnWeights::Neurons(blocks) => blocks.layout.bytes() as u64,
+            FfnWeights::Matrices(matrices) => matrices.bytes(),
+            FfnWeights::Experts(ExpertWeights { experts, .. }) => experts[0].bytes(),
+        }
+    }
+
     /// The types of what the FFN's input is multiplied with: gate and up, or up twice.
     pub fn input_quants(&self) -> [Quant; 2] {
         match self {

@@ -71,19 +71,22 @@ pub fn not_in_place(source: &Source) -> Option<&'static str> {
 
 fn check_numbers(source: &Source) -> Result<()> {
     use rayon::prelude::*;
-    source.tensors().par_bridge().try_for_each(|view| {
-        let dtype = view.info.dtype;
-        // Pieces of whole blocks, so that a large matrix is checked by all threads.
-        let piece = (4 << 20) / dtype.block_bytes() * dtype.block_bytes();
-        view.data.par_chunks(piece).enumerate().try_for_each(|(i, bytes)| match first_fault(dtype, bytes) {
-            None => Ok(()),
-            Some((block, number)) => {
-                let at = view.info.offset + (i * piece + block * dtype.block_bytes()) as u64;
-                let what = if dtype.block_len() > 1 { "a scale of " } else { "" };
-                let why = format!("holds {what}{number} at byte {at}: the model is damaged");
-                Err(Error::bad_at(view.path, &view.info.name, view.info.offset, why))
-            }
-        })
+    source.tensors().par_bridge().try_for_each(check_tensor)
+}
+
+fn check_tensor(view: TensorView<'_>) -> Result<()> {
+    use rayon::prelude::*;
+    let dtype = view.info.dtype;
+    // Pieces of whole blocks, so that a large matrix is checked by all threads.
+    let piece = (4 << 20) / dtype.block_bytes() * dtype.block_bytes();
+    view.data.par_chunks(piece).enumerate().try_for_each(|(i, bytes)| match first_fault(dtype, bytes) {
+        None => Ok(()),
+        Some((block, number)) => {
+            let at = view.info.offset + (i * piece + block * dtype.block_bytes()) as u64;
+            let what = if dtype.block_len() > 1 { "a scale of " } else { "" };
+            let why = format!("holds {what}{number} at byte {at}: the model is damaged");
+            Err(Error::bad_at(view.path, &view.info.name, view.info.offset, why))
+        }
     })
 }
 
@@ -129,7 +132,10 @@ fn ffn(source: &Source, layer: usize) -> Result<FfnWeights> {
         let why = format!("the experts of layer {layer} have different types: number {other} is unlike number 0");
         return Err(Error::bad_at(view.path, &view.info.name, view.info.offset, why));
     }
-    Ok(FfnWeights::Experts(ExpertWeights { router: weight(Role::Router)?, experts }))
+    // A router that is no number would choose the same experts for every token.
+    let router = source.weight(Role::Router, layer)?;
+    check_tensor(router)?;
+    Ok(FfnWeights::Experts(ExpertWeights { router: matrix(router), experts }))
 }
 
 fn norm(source: &Source, role: Role, layer: usize) -> Result<NormWeights> {

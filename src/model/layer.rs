@@ -132,6 +132,11 @@ impl ModelConfig {
         self.form.experts.map_or(self.ffn, |experts| experts.count)
     }
 
+    /// Whether most clusters of a layer add exactly nothing for a token: those of an activation with zeros, or experts that are not chosen.
+    pub fn has_zeros(&self) -> bool {
+        self.form.experts.is_some() || self.activation.is_sparse()
+    }
+
     /// Neurons of an FFN of layer `layer`, or of one of its experts.
     pub fn width(&self, layer: usize) -> usize {
         self.form.widths.get(layer).copied().unwrap_or(self.ffn)

@@ -125,7 +125,7 @@ pub fn check_owner<H: Owned>(file: &SectionFile<H>, model: &Model) -> Result<()>
     let (its, ours) = (file.header.fingerprint(), model.fingerprint());
     if its == ours {
         let (c, shape) = (&model.config, file.header.shape());
-        if shape == [c.layers, c.hidden, c.ffn] {
+        if shape == [c.layers, c.hidden, c.clusters()] {
             return Ok(());
         }
         let why = format!("layers, hidden size and neurons are {shape:?}, and not the model's; {}", H::REMEDY);

@@ -101,6 +101,10 @@ impl ModelOptions {
             return Ok(model);
         }
         let source = Source::open(&path, self.activation)?;
+        if source.config.form.experts.is_some() {
+            self.check_mixture()?;
+            return Model::in_place(source);
+        }
         let natural = Types::natural(&source)?;
         let types = match self.quant {
             Some(quant) => quant.into(),
@@ -141,10 +145,7 @@ impl ModelOptions {
             if !self.is_mixture()? {
                 return Ok(None);
             }
-            if self.quant.is_some() {
-                let why = "--quant: a mixture of experts is read where it lies, in its own types; leave it out";
-                return Err(Error::Usage(why.into()));
-            }
+            self.check_mixture()?;
         }
         let source = Source::open(&path, self.activation)?;
         if source.config.form.experts.is_some() {
@@ -152,6 +153,16 @@ impl ModelOptions {
         }
         let dense = !source.config.activation.is_sparse() && not_in_place(&source).is_none();
         Ok(dense.then_some(source))
+    }
+
+    /// Refuses what a mixture of experts cannot be opened with.
+    fn check_mixture(&self) -> Result<()> {
+        let why = match (self.quant, self.uniform) {
+            (Some(_), _) => "--quant: a mixture of experts is read where it lies, in its own types; leave it out",
+            (None, true) => "this is a mixture of experts, which the processor computes; leave out the device",
+            (None, false) => return Ok(()),
+        };
+        Err(Error::Usage(why.into()))
     }
 
     /// Whether the model is a mixture of experts, which is always read in place. What is wrong with its files is said where they are

@@ -524,13 +524,67 @@ def check_split(file):
     print(f"{file}: the same numbers as the fused file", flush=True)
 
 
+# ------------------------------------------------------------------ k-quants
+QUANTISE = """
+import sys, llama_cpp as L
+p = L.llama_model_quantize_default_params(); p.ftype = 15; p.nthread = 1  # LLAMA_FTYPE_MOSTLY_Q4_K_M
+sys.exit(L.llama_model_quantize(sys.argv[1].encode(), sys.argv[2].encode(), p))
+"""
+
+
+def make_kquant():
+    """Q4_K_M of a Qwen3 mixture by llama.cpp's own quantiser. The expected answer is that of the numpy forward on the
+    dequantised weights: what an engine computes that keeps its activations in f32."""
+    cfg = CONFIGS["qwen3-moe"] | {
+        "hidden_size": 256, "head_dim": 64, "moe_intermediate_size": 256, "intermediate_size": 256, "num_experts": 4,
+        "num_experts_per_tok": 2}
+    path = MODELS / "k256-moe.q4_k_m.gguf"
+    weights = random_weights(cfg, 120)
+    with tempfile.TemporaryDirectory() as t:
+        full = Path(t) / "k256-moe.gguf"
+        base.gguf_file(full, "qwen3moe", lambda w: fill_gguf(w, cfg, weights, "qwen3moe", "F32", False))
+        subprocess.run([os.environ["LLAMA_PYTHON"], "-c", QUANTISE, full, path], check=True, capture_output=True)
+    print(path.name, path.stat().st_size, flush=True)
+    stored = dequantised(path, cfg, weights)
+    model = Numpy(cfg, stored)
+    prompt = base.pick_prompt(model, cfg, 120, 1e-2, 14, rounds=10, distinct=12)
+    first, ids, _ = ask_llama(path, prompt)
+    right = base.logits(model, prompt).numpy()
+    out, _, _, _ = base.greedy(model, prompt)
+    extra = {"reference": "numpy on the dequantised weights, float64", "min_router_gap": router_gap(model, prompt),
+             "llama_cpp_differs_by": float(np.abs(first - right).max()), "llama_cpp_same_tokens": sum(
+                 a == b for a, b in zip(ids, out))}
+    base.write_expected(str(path).removesuffix(".gguf") + ".expected", model, cfg, prompt, extra)
+
+
+def dequantised(path, cfg, weights):
+    """The matrices that a GGUF of this configuration really holds, under the published names."""
+    import gguf
+
+    read = gguf.GGUFReader(path)
+    held = {t.name: gguf.quants.dequantize(t.data, t.tensor_type).reshape(t.shape[::-1].tolist()) for t in read.tensors}
+    print({k: sorted({t.tensor_type.name for t in read.tensors if k in t.name}) for k in ("exps", "attn_v", "gate_inp")})
+    # Number the tensors' places: what stands at a place of the GGUF is the published tensor whose number is found there.
+    numbered = {k: np.full_like(v, i, dtype=np.float64) for i, (k, v) in enumerate(weights.items())}
+    names, out = list(weights), {}
+    for name, numbers in gguf_tensors(cfg, numbered, "qwen3moe", False).items():
+        parts = zip(numbers, held[name]) if "_exps" in name else [(numbers, held[name])]
+        for number, x in parts:
+            out[names[int(number.flat[0])]] = np.array(x, np.float32)
+    assert out.keys() == weights.keys()
+    return out
+
+
 def main():
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    p.add_argument("part", choices=["models", "gguf", "check"])
+    p.add_argument("part", choices=["models", "gguf", "check", "kquant"])
     p.add_argument("names", nargs="*")
     a = p.parse_args()
     import torch
     torch.set_num_threads(1)
+    if a.part == "kquant":
+        make_kquant()
+        return
     for i, name in enumerate(CONFIGS if a.part == "models" else GGUFS):
         if not a.names or name in a.names:
             {"models": lambda: make_model(name, i), "gguf": lambda: make_gguf(name), "check": lambda: check(name)}[

@@ -1,0 +1,193 @@
+//! Mixtures of experts beside what every model has to hold: what profilers and traces see of them, what cannot be asked of them, and files
+//! that are none.
+
+#[path = "support/gguf.rs"]
+mod gguf_file;
+
+use dynamicinfer::cpu::Kernels;
+use dynamicinfer::engine::{Engine, Logits, Observer, Seen, Session};
+use dynamicinfer::error::Error;
+use dynamicinfer::formats::gguf::Value;
+use dynamicinfer::formats::rows::Quant;
+use dynamicinfer::formats::trace_file::{TraceFile, TraceSection};
+use dynamicinfer::lab::record::{Request, record};
+use dynamicinfer::lab::replay::active;
+use dynamicinfer::model::source::Source;
+use dynamicinfer::model::{KvType, Model};
+use dynamicinfer::open::{EngineOptions, ModelOptions, Quiet};
+use gguf_file::{File, fixture};
+
+const MODELS: [&str; 4] = ["qwen3-moe", "mixtral.gguf", "turbosparse-mixtral", "smallthinker.gguf"];
+
+fn engine(name: &str) -> Engine {
+    Engine::new(Model::in_place(Source::open(&fixture(name), None).unwrap()).unwrap(), 2, Kernels::best())
+}
+
+fn ids(n: u32) -> Vec<u32> {
+    (0..n).map(|i| 5 + i * 37 % 90).collect()
+}
+
+/// The weights of every layer, as an observer sees them.
+#[derive(Default)]
+struct Weights(Vec<Vec<f32>>);
+
+impl Observer for Weights {
+    fn layer(&mut self, seen: &Seen<'_>) {
+        assert_eq!(seen.gates.len(), seen.activations.len());
+        self.0.push(seen.activations.to_vec());
+    }
+}
+
+#[test]
+fn each_token_has_as_many_experts_as_the_model_says_and_their_weights_are_one_together() {
+    for name in MODELS {
+        let mut engine = engine(name);
+        let experts = engine.model.config.form.experts.unwrap();
+        let mut session = Session::new(&engine, 64, KvType::F32).unwrap();
+        let mut weights = Weights::default();
+        engine.forward_observed(&mut session.kv, &ids(40), Logits::None, &mut weights);
+        assert_eq!(weights.0.len(), engine.model.config.layers);
+        for token in weights.0.iter().flat_map(|layer| layer.chunks_exact(experts.count)) {
+            assert_eq!(token.iter().filter(|&&weight| weight > 0.0).count(), experts.used, "{name}");
+            assert!((token.iter().sum::<f32>() - 1.0).abs() < 1e-5, "{name}: {token:?}");
+        }
+    }
+}
+
+#[test]
+fn the_report_counts_the_experts_that_were_computed_and_what_was_read_of_them() {
+    let mut engine = engine("qwen3-moe");
+    let (c, tokens) = (engine.model.config.clone(), ids(3));
+    let experts = c.form.experts.unwrap();
+    let mut session = Session::new(&engine, 64, KvType::F32).unwrap();
+    let mut read = Vec::new();
+    for &token in &tokens {
+        engine.report.clear();
+        engine.forward(&mut session.kv, &[token], Logits::Last);
+        assert_eq!(engine.report.computed, vec![experts.used as u64; c.layers]);
+        read.push(engine.report.ffn_bytes);
+    }
+    // Three matrices of bf16 for each expert, and the router in bf16.
+    let each = experts.used * 3 * c.hidden * c.ffn * 2 + experts.count * c.hidden * 2;
+    assert_eq!(read, vec![(c.layers * each) as u64; tokens.len()]);
+    assert!((engine.report.computed_share(&c) - experts.used as f64 / experts.count as f64).abs() < 1e-9);
+}
+
+/// The trace that replay and simulator read: what the routers chose, surely at their own layer and mostly from the layer before.
+#[test]
+fn a_trace_holds_the_experts_that_were_chosen() {
+    let dir = tempfile::tempdir().unwrap();
+    for name in MODELS {
+        let path = dir.path().join("a.trace");
+        let mut engine = engine(name);
+        let c = engine.model.config.clone();
+        let experts = c.form.experts.unwrap();
+        let request = Request {
+            texts: vec![("a".into(), ids(50)), ("b".into(), ids(9))],
+            window: 40,
+            kv: KvType::F32,
+            predictor: None,
+            activation_thresholds: vec![0.0; c.layers],
+            ahead: 1,
+            made: serde_json::Value::Null,
+        };
+        let recall = record(&mut engine, &request, &path, |_, _| Ok(())).unwrap();
+        let trace = TraceFile::open(&path).unwrap();
+        let h = trace.header();
+        assert_eq!((h.layers, h.ffn, h.predictor.as_str()), (c.layers, experts.count, "router"), "{name}");
+        assert_eq!(h.block_bytes as u64, engine.model.layers[0].ffn.cluster_bytes());
+        let (mut now, mut found, mut all) = (Vec::new(), 0, 0);
+        for (layer, token) in (0..c.layers).flat_map(|layer| (0..59).map(move |token| (layer, token))) {
+            active(trace.row(TraceSection::Active, layer, token), &mut now);
+            assert_eq!(now.len(), experts.used, "{name}");
+            let sure: Vec<u32> = set(trace.row(TraceSection::Own, layer, token));
+            assert_eq!(sure, now, "{name}, layer {layer}, token {token}");
+            if layer > 0 {
+                let early = set(trace.row(TraceSection::Ahead, layer, token));
+                assert_eq!(early.len(), experts.used);
+                all += now.len() as u64;
+                found += now.iter().filter(|expert| early.contains(expert)).count() as u64;
+            }
+        }
+        assert_eq!((recall.active, recall.found), (all, found), "{name}");
+    }
+}
+
+/// The clusters with a probability of 1.
+fn set(row: &[u8]) -> Vec<u32> {
+    row.iter().enumerate().filter(|(_, byte)| **byte == 255).map(|(i, _)| i as u32).collect()
+}
+
+fn usage(result: Result<Model, Error>, part: &str) {
+    match result {
+        Err(Error::Usage(why)) => assert!(why.contains(part), "{why}"),
+        Err(other) => panic!("{other}"),
+        Ok(_) => panic!("was opened"),
+    }
+}
+
+#[test]
+fn what_a_mixture_cannot_do_is_said_before_anything_is_written() {
+    let cache = tempfile::tempdir().unwrap();
+    // SAFETY: the only test of this binary that looks at the environment.
+    unsafe { std::env::set_var("XDG_CACHE_HOME", cache.path()) };
+    for name in ["qwen3-moe", "qwen3-moe.gguf"] {
+        let options = EngineOptions::new(fixture(name));
+        assert!(!options.open_model(&Quiet).unwrap().has_neurons());
+        let mut predicted = options.clone();
+        predicted.sparsity.predictor = "exact".parse().unwrap();
+        usage(predicted.open_model(&Quiet), "mixture of experts");
+        let quantised = ModelOptions { quant: Some(Quant::Q8), ..ModelOptions::new(fixture(name)) };
+        usage(quantised.open(&Quiet), "--quant: a mixture of experts is read where it lies");
+        usage(ModelOptions { uniform: true, ..ModelOptions::new(fixture(name)) }.open(&Quiet), "leave out the device");
+    }
+    assert_eq!(std::fs::read_dir(cache.path()).unwrap().count(), 0, "something was written");
+}
+
+/// What opening a changed file says.
+fn refused(from: &str, change: impl FnOnce(&mut File)) -> String {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("model.gguf");
+    let mut file = File::read(from);
+    change(&mut file);
+    std::fs::write(&path, file.bytes()).unwrap();
+    let error = Source::open(&path, None).and_then(Model::in_place).err().expect("it was opened");
+    assert_eq!(error.exit_code(), 5, "{error}");
+    error.to_string()
+}
+
+#[test]
+fn damaged_mixtures_are_refused_with_the_tensor() {
+    let says = |why: String, part: &str| assert!(why.contains(part), "{part} is not in: {why}");
+    let split = |name: &str| name.to_owned() + ".weight";
+    says(refused("mixtral.split.gguf", |f| f.drop_tensor(&split("blk.1.ffn_up.2"))), "blk.1.ffn_up.2.weight or ");
+    says(
+        refused("mixtral.split.gguf", |f| {
+            let tensor = f.tensor(&split("blk.0.ffn_down.3"));
+            tensor.shape.swap(0, 1);
+            tensor.shape[0] /= 2;
+            tensor.data.truncate(tensor.data.len() / 2);
+        }),
+        "blk.0.ffn_down.3.weight: has shape",
+    );
+    says(
+        refused("mixtral.gguf", |f| f.set("llama.expert_count", Value::U32(3))),
+        "blk.0.ffn_gate_inp.weight: has shape [4, 64], the model's configuration needs [3, 64]",
+    );
+    says(
+        refused("mixtral.gguf", |f| {
+            let tensor = f.tensor(&split("blk.1.ffn_gate_inp"));
+            tensor.data[40..44].copy_from_slice(&f32::NAN.to_le_bytes());
+        }),
+        "blk.1.ffn_gate_inp.weight: holds NaN at byte",
+    );
+    says(refused("mixtral.gguf", |f| f.drop_tensor(&split("blk.0.ffn_down_exps"))), "ffn_down_exps.weight: the tensor");
+    says(
+        refused("mixtral.gguf", |f| f.set("llama.expert_used_count", Value::U32(5))),
+        "5 experts for a token, of 4 that there are",
+    );
+    says(
+        refused("qwen3-moe.gguf", |f| f.set("qwen3moe.expert_shared_count", Value::U32(1))),
+        "qwen3moe.expert_shared_count: is 1; only mixtures without such parts are supported",
+    );
+}
