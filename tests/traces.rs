@@ -7,6 +7,7 @@ use dynamicinfer::error::Error;
 use dynamicinfer::formats::rows::Quant;
 use dynamicinfer::formats::trace_file::{Header, TextInfo, TraceFile, TraceSection, TraceWriter};
 use dynamicinfer::ids::Permutation;
+use dynamicinfer::lab::clusters;
 use dynamicinfer::lab::pack::{PackOptions, pack};
 use dynamicinfer::lab::record::{Request, record};
 use dynamicinfer::lab::replay::{self, Outcome, ReplayOptions, active, bound, frequencies};
@@ -413,4 +414,25 @@ fn where_moving_does_not_pay_the_static_placement_stays() {
     let dear = replay::replay(&trace, &setting(1.0));
     assert!(dear.moving < 0.5, "moved in {} of the tokens", dear.moving);
     assert!(dear.gpu_share() >= fixed - 0.01, "{} beside {fixed}", dear.gpu_share());
+}
+
+/// A cluster of one neuron keeps all sparsity, one of all neurons none, and a larger one never more than those that it consists of.
+#[test]
+fn larger_clusters_keep_less_sparsity() {
+    let dir = tempfile::tempdir().unwrap();
+    let shape = TraceShape { layers: 2, ffn: 512, texts: 4, tokens_per_text: 60, ..TraceShape::paper() };
+    let path = dir.path().join("a.trace");
+    write_trace(&shape, &path, |_, _| Ok(())).unwrap();
+    let trace = TraceFile::open(&path).unwrap();
+    let history = frequencies(&trace, |text| text < 2);
+    let share = |size| clusters::computed_share(&trace, &history, 2, size);
+    let (mut now, mut pairs) = (Vec::new(), 0);
+    for (layer, token) in (0..2).flat_map(|layer| (120..240).map(move |token| (layer, token))) {
+        active(trace.row(TraceSection::Active, layer, token), &mut now);
+        pairs += now.len();
+    }
+    assert_eq!(share(1), pairs as f64 / (2 * 120 * 512) as f64);
+    assert_eq!(share(512), 1.0);
+    let shares: Vec<f64> = [1, 2, 4, 16, 64, 256, 512].map(share).to_vec();
+    assert!(shares.windows(2).all(|two| two[0] <= two[1]), "{shares:?}");
 }

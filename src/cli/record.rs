@@ -132,9 +132,12 @@ pub fn run(args: Args) -> Result<()> {
     }
     let recall = result?;
     eprintln!("{} written", args.output.display());
-    if let Some(share) = recall.share() {
+    if let Some(share) = recall.share().filter(|_| !engine.model.has_neurons()) {
         let layers = if args.ahead == 1 { "1 layer".to_owned() } else { format!("{} layers", args.ahead) };
-        eprintln!("{:.1} % of what was active was predicted {layers} before", 100.0 * share);
+        eprintln!(
+            "a layer's router, asked {layers} before, chose {:.1} % of the experts that were then used",
+            100.0 * share
+        );
     }
     Ok(())
 }

@@ -4,6 +4,7 @@ use super::progress::{Progress, Unit};
 use crate::error::{Error, Result};
 use crate::formats::profile_file;
 use crate::formats::trace_file::TraceFile;
+use crate::lab::clusters::computed_share;
 use crate::lab::replay::{self, Outcome, ReplayOptions, bound, frequencies, likeness};
 use crate::placement::policy::{self, PlacementPolicy as Placement};
 use crate::profile::Profile;
@@ -55,6 +56,9 @@ pub struct Args {
     /// How much more important a newcomer must be, instead of the policy's own
     #[arg(long, hide_short_help = true)]
     margin: Option<f32>,
+    /// Also say what is computed if neurons are read in clusters of so many neighbours, the most frequent ones together
+    #[arg(long, num_args = 1.., value_name = "NEURONS")]
+    clusters: Vec<usize>,
     #[arg(long, default_value_t = 1)]
     seed: u64,
     /// Machine-readable
@@ -106,6 +110,8 @@ struct Report<'a> {
     text_distance: Option<f64>,
     placement: &'a str,
     cost: f64,
+    /// Sizes of clusters, and the share of the neurons that lie in one with an active neuron.
+    clusters: Vec<(usize, f64)>,
     rows: Vec<Row>,
 }
 
@@ -115,6 +121,9 @@ fn check(args: &Args) -> Result<()> {
         if let Some(bad) = values.iter().find(|v| !(**v > 0.0 && **v <= top)) {
             return Err(Error::Usage(format!("{name} {bad}: take numbers above 0 to {top}")));
         }
+    }
+    if args.clusters.contains(&0) {
+        return Err(Error::Usage("--clusters 0: take 1 neuron or more".into()));
     }
     for (name, value) in [("--cost", args.cost), ("--threshold", f64::from(args.threshold.unwrap_or(0.0)))] {
         if !(0.0..=1.0).contains(&value) {
@@ -194,6 +203,7 @@ pub fn run(args: Args) -> Result<()> {
         text_distance,
         placement: if args.placement == Placement::Static { "static" } else { "random" },
         cost: args.cost,
+        clusters: args.clusters.iter().map(|&size| (size, computed_share(&trace, &history, skip, size))).collect(),
         rows,
     };
     if let Some(dir) = &args.plot {
@@ -242,9 +252,16 @@ fn table(report: &Report<'_>, policies: &[Policy]) -> String {
     for column in table.column_iter_mut() {
         column.set_cell_alignment(CellAlignment::Right);
     }
+    let percent = |share: f64| format!("{:.1} %", 100.0 * share);
+    let clusters: Vec<String> =
+        report.clusters.iter().map(|&(size, share)| format!("of {size}: {}", percent(share))).collect();
+    let clusters = match clusters.is_empty() {
+        true => String::new(),
+        false => format!("In clusters with an active neuron, {}\n", clusters.join(", ")),
+    };
     format!(
         "{}: {} tokens of {} texts, {} layers of {} neurons; {} looks {} ahead. Neighbouring tokens are {:.3} apart{}.\nActive \
-         neurons computed on the device, %; gap closed: by full, between static and the bound\n{table}\n",
+         neurons computed on the device, %; gap closed: by full, between static and the bound\n{table}\n{clusters}",
         report.model,
         report.tokens,
         report.texts,

@@ -3,6 +3,7 @@
 
 pub mod audit;
 pub mod bench;
+pub mod clusters;
 pub mod evaluate;
 pub mod experiment;
 pub mod fit;
