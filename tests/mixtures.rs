@@ -118,6 +118,22 @@ fn set(row: &[u8]) -> Vec<u32> {
     row.iter().enumerate().filter(|(_, byte)| **byte == 255).map(|(i, _)| i as u32).collect()
 }
 
+/// Asking the system for experts is advice.
+#[test]
+fn asking_for_experts_changes_no_bit() {
+    for name in MODELS {
+        let bits = [false, true].map(|asks| {
+            let mut engine = engine(name);
+            if asks {
+                engine.ask_for_experts();
+            }
+            let mut session = Session::new(&engine, 64, KvType::F16).unwrap();
+            engine.forward(&mut session.kv, &ids(40), Logits::All).iter().map(|x| x.to_bits()).collect::<Vec<_>>()
+        });
+        assert!(bits[0] == bits[1], "{name}");
+    }
+}
+
 fn usage(result: Result<Model, Error>, part: &str) {
     match result {
         Err(Error::Usage(why)) => assert!(why.contains(part), "{why}"),

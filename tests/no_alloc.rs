@@ -27,7 +27,7 @@ use std::alloc::{GlobalAlloc, Layout, System};
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use support::{RATES, numbers, on_device};
+use support::{RATES, numbers, on_device, opened};
 
 struct Counting;
 
@@ -201,6 +201,20 @@ fn a_warm_engine_decodes_without_allocating() {
             }
         }
         assert!(failed.is_empty(), "\n{}\n", failed.join("\n"));
+    }
+    for (name, threads) in ["qwen3-moe", "smallthinker"].into_iter().flat_map(|name| [1, 2].map(|t| (name, t))) {
+        let mut engine = Engine::new(opened(dir.path(), name, Quant::F32), threads, Kernels::best());
+        engine.ask_for_experts();
+        let mut kv = KvCache::new(&engine.model.config, 128, KvType::F16).unwrap();
+        let mut decode =
+            |tokens| (0..tokens).for_each(|i| _ = engine.forward(&mut kv, &[5 + i * 37 % 90], Logits::Last));
+        decode(WARM as u32);
+        let_the_team_sleep();
+        decode(1);
+        let before = ALLOCATIONS.load(Ordering::Relaxed);
+        decode(COUNTED as u32);
+        let allocations = ALLOCATIONS.load(Ordering::Relaxed) - before;
+        assert_eq!(allocations, 0, "{name} with {threads} threads: allocations in {COUNTED} tokens");
     }
 }
 

@@ -80,8 +80,8 @@ impl EngineArgs {
 
     /// An engine that computes every neuron on the processor, with its weights brought into memory where they fit.
     pub fn engine(&self, model: Model) -> Result<Engine> {
-        let engine = open::processor(model, self.threads, self.isa)?;
-        open::read_in(&engine.model);
+        let mut engine = open::processor(model, self.threads, self.isa)?;
+        open::read_in(&mut engine);
         Ok(engine)
     }
 }

@@ -97,6 +97,12 @@ impl Engine {
         split.as_mut().map_or(Ok(()), |split| split.upload_predictors(sparsity, &model.config))
     }
 
+    /// From now on the bytes of experts are asked for when they are chosen, all of a layer's at once: for a mixture that does not fit into
+    /// memory, whose experts come from a disk.
+    pub fn ask_for_experts(&mut self) {
+        self.buffers.experts.asks = true;
+    }
+
     /// Which neurons each layer computes.
     pub fn sparsity(&self) -> &Sparsity {
         &self.sparsity

@@ -262,6 +262,16 @@ impl MappedFile {
     }
 }
 
+/// Asks the system to read these bytes of a mapped file from its disk, and does not wait for them. Advice only.
+pub fn will_need(bytes: &[u8]) {
+    use rustix::mm::{Advice, madvise};
+    let page = rustix::param::page_size();
+    let start = bytes.as_ptr().addr() / page * page;
+    let first = bytes.as_ptr().with_addr(start).cast_mut().cast();
+    // SAFETY: the pages are those of the bytes, and the advice changes nothing that a program can see.
+    let _ = unsafe { madvise(first, bytes.as_ptr().addr() + bytes.len() - start, Advice::WillNeed) };
+}
+
 /// For a file that is not a model: what it is, by its first bytes, and what to do about it.
 fn other_file(bytes: &[u8]) -> Option<&'static str> {
     let start = &bytes[..bytes.len().min(512)];

@@ -155,7 +155,8 @@ impl FfnMatrices {
         self.input.bytes() + self.down.bytes()
     }
 
-    fn parts(&self) -> impl Iterator<Item = &Matrix> {
+    /// All of them: gate, up and down, or up and down.
+    pub fn parts(&self) -> impl Iterator<Item = &Matrix> {
         self.input.parts().iter().chain([&self.down])
     }
 

@@ -203,7 +203,7 @@ pub fn open(options: &EngineOptions, told: &dyn Listener) -> Result<Opened> {
 /// As [`open`].
 pub fn open_model(model: Model, options: &EngineOptions, told: &dyn Listener) -> Result<Opened> {
     let mut engine = processor(model, options.threads, options.isa)?;
-    read_in(&engine.model);
+    read_in(&mut engine);
     options.sparsity.apply(&mut engine, told)?;
     if options.audit > 0 && !engine.sparsity().is_dense() {
         let activation_thresholds = engine.sparsity().activation_thresholds().to_vec();
@@ -261,10 +261,12 @@ fn fits(model: &Model) -> bool {
     crate::config::available_memory().is_none_or(|free| model.file_bytes() < free)
 }
 
-/// Reads the weights into memory if they fit: a model larger than memory would displace its own beginning.
-pub fn read_in(model: &Model) {
-    if fits(model) {
-        model.files().iter().for_each(MappedFile::load);
+/// Reads the weights into memory if they fit: a model larger than memory would displace its own beginning. Of a mixture that does not
+/// fit, experts are asked for as soon as they are chosen.
+pub fn read_in(engine: &mut Engine) {
+    match fits(&engine.model) {
+        true => engine.model.files().iter().for_each(MappedFile::load),
+        false => engine.ask_for_experts(),
     }
 }
 

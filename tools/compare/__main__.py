@@ -44,7 +44,7 @@ def run(cmd, **more):
 
 def measure_llama(a, model, ngl=0, cpu_ffn=0, probe=False):
     what = {"model": str(a.llama_model or model), "threads": a.threads, "n_prompt": a.n_prompt, "n_gen": a.n_gen, "ngl": ngl,
-            "cpu_ffn": cpu_ffn, "probe": probe}
+            "cpu_ffn": cpu_ffn, "probe": probe, "repack": not a.no_repack}
     out = run([a.python, str(HERE / "llama.py")], input=json.dumps(what))
     return json.loads(out.strip().splitlines()[-1])
 
@@ -230,6 +230,8 @@ def main():
     p.add_argument("-p", "--n-prompt", type=int, default=128, help="prefill tokens, 0 = skip (default 128)")
     p.add_argument("-n", "--n-gen", type=int, default=32, help="tokens to decode, 0 = skip (default 32)")
     p.add_argument("--rounds", type=int, default=5, help="how often each side is measured, alternating (default 5)")
+    p.add_argument("--no-repack", action="store_true",
+                   help="llama.cpp keeps the weights as they are in the file, without a second copy in the order of its faster kernels")
     p.add_argument("--busy", action="store_true",
                    help="keep every core busy with an arithmetic loop at the same priority during each "
                         "measurement: how well does an engine share the machine?")

@@ -28,6 +28,7 @@ def measure(a):
     L.llama_backend_init()
     mp = L.llama_model_default_params()
     mp.n_gpu_layers = a["ngl"]
+    mp.use_extra_bufts = a["repack"]
     if hasattr(mp, "load_mode"):
         mp.load_mode, mp.lazy_mode = L.LLAMA_LOAD_MODE_MMAP, L.LLAMA_LAZY_MODE_OFF
     else:

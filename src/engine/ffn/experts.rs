@@ -7,6 +7,7 @@ use super::{Tile, activation};
 use crate::cpu::thread_pool::Parts;
 use crate::cpu::{Columns, Kernels, ThreadPool};
 use crate::engine::routing::{Group, Routes};
+use crate::formats::will_need;
 use crate::model::config::ModelConfig;
 use crate::model::{ExpertWeights, Matrix};
 use crate::ops::linear::PIECE_BYTES;
@@ -24,6 +25,8 @@ pub struct ExpertBuffers {
     /// `[tokens of all groups, ffn]`
     activations: Vec<f32>,
     tasks: Vec<Task>,
+    /// The system is asked to read the experts of a layer from the disk, all at once, before they are computed.
+    pub asks: bool,
 }
 
 /// Rows of a part (0: gate, 1: up) of a group's expert.
@@ -50,7 +53,10 @@ pub fn experts(
     hidden: &mut [f32],
 ) -> u64 {
     let groups = &routes.groups;
-    let ExpertBuffers { inputs, columns, products, activations, tasks } = buffers;
+    let ExpertBuffers { inputs, columns, products, activations, tasks, asks } = buffers;
+    if *asks {
+        groups.iter().flat_map(|group| weights.experts[group.expert].parts()).for_each(|part| will_need(part.all()));
+    }
     inputs.resize_with(inputs.len().max(groups.len()), Columns::default);
     columns.resize_with(columns.len().max(groups.len()), Columns::default);
     products.resize(routes.tokens.len() * 2 * config.ffn, 0.0);
@@ -156,12 +162,13 @@ fn down(
     let cols = config.hidden;
     let each = rows_at_once(&weights.experts[0].down, groups.len()).min(cols.div_ceil(pool.threads()));
     let most = groups.iter().map(|group| group.tokens).max().unwrap_or(0);
+    // Of every thread, whether or not it gets a task this time: nothing is allocated later.
+    tiles.iter_mut().for_each(|tile| tile.resize(tile.len().max(most * each), 0.0));
     let (tiles, out) = (Parts::new(tiles), Parts::new(hidden));
     pool.run(cols.div_ceil(each), |thread, task| {
         let rows = task * each..cols.min((task + 1) * each);
         // SAFETY: one tile per thread.
         let tile = &mut unsafe { tiles.part(thread..thread + 1) }[0];
-        tile.resize(tile.len().max(most * each), 0.0);
         for (group, columns) in groups.iter().zip(columns) {
             let matrix = &weights.experts[group.expert].down;
             let dot = kernels.dot(matrix.quant);
