@@ -1,6 +1,7 @@
-//! The input of a kernel: 1 to 32 columns (tokens) of activations, as f32 and, for quantised weights, as int8.
+//! The input of a kernel: columns (tokens) of activations, as f32 and, for quantised weights, as int8.
 
 use super::aligned::{Aligned, LINE};
+use super::{Kernels, MAX_COLUMNS, Panels, ThreadPool};
 use crate::formats::rows::{GROUP, Input, PACK, Quant};
 
 /// Columns of activations. Built once per matrix input and read by all threads.
@@ -23,6 +24,7 @@ pub struct Columns {
     /// Numbers from one column to the next in `steps` and `sums`, which have one number for each group of 32 codes.
     pub group_stride: usize,
     block: BlockInput,
+    panels: Panels,
 }
 
 /// Input for GGUF's blocks: the same codes in their own order, with steps and sums for each 16 of them, which is the smallest group that
@@ -90,9 +92,46 @@ pub const BLOCK: usize = 256;
 pub const BLOCK_GROUP: usize = 16;
 
 impl Columns {
-    /// Takes `values` (`[n * cols]`) as input for weights of type `quant`. Buffers are kept between calls.
+    /// Takes `values` (`[n * cols]`) as input of [`Kernels::dot`] for weights of type `quant`. Buffers are kept between calls.
     pub fn set(&mut self, values: &[f32], n: usize, quant: Quant) {
         self.set_for(values, n, [quant]);
+    }
+
+    /// The same for weights of several types and any number of columns, of more than [`MAX_COLUMNS`] in the form of [`Kernels::gemm`] for the
+    /// types that have it: [`Kernels::products`] takes both forms. For such columns nothing else can be read.
+    pub fn set_many(
+        &mut self,
+        pool: &mut ThreadPool,
+        kernels: &Kernels,
+        values: &[f32],
+        n: usize,
+        quants: impl IntoIterator<Item = Quant> + Clone,
+    ) {
+        let by_panels = |quant: Quant| n > MAX_COLUMNS && kernels.gemm(quant).is_some();
+        let has_panels = quants.clone().into_iter().any(by_panels);
+        if quants.clone().into_iter().any(|quant| !by_panels(quant)) {
+            self.set_for(values, n, quants.into_iter().filter(|&quant| !by_panels(quant)));
+        } else {
+            (self.n, self.cols) = (n, values.len() / n);
+            self.values.resize(0);
+            self.forget_codes();
+        }
+        if has_panels {
+            self.panels.set(pool, kernels, values, n);
+        }
+    }
+
+    /// What [`Columns::set_many`] has made for [`Kernels::gemm`].
+    pub fn panels(&self) -> Option<&Panels> {
+        (self.panels.n > 0).then_some(&self.panels)
+    }
+
+    /// Leaves no codes of an earlier input behind: to read them is then a panic.
+    fn forget_codes(&mut self) {
+        self.panels.n = 0;
+        self.codes.clear();
+        self.block.codes.resize(0);
+        self.block.lanes.clear();
     }
 
     /// The same for weights of several types.
@@ -110,6 +149,7 @@ impl Columns {
             packs |= quant.input() == Input::Packs;
             blocks |= quant.input() == Input::Blocks;
         }
+        self.forget_codes();
         if packs {
             self.set_packs(values);
         } else {
@@ -282,7 +322,7 @@ fn pick<T: Copy>(from: &[T], each: usize, chosen: impl Iterator<Item = usize>, t
 }
 
 /// A group of 32 numbers as codes of -127 to 127 and their step.
-fn round(group: &[f32]) -> (f32, [i8; GROUP]) {
+pub(super) fn round(group: &[f32]) -> (f32, [i8; GROUP]) {
     let top = group.iter().fold(0f32, |m, v| m.max(v.abs()));
     let step = top / 127.0;
     let inverse = if step > 0.0 { 1.0 / step } else { 0.0 };
@@ -295,6 +335,6 @@ fn round(group: &[f32]) -> (f32, [i8; GROUP]) {
     (step, rounded)
 }
 
-fn sum(codes: &[i8]) -> f32 {
+pub(super) fn sum(codes: &[i8]) -> f32 {
     codes.iter().map(|&code| i32::from(code)).sum::<i32>() as f32
 }

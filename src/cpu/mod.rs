@@ -41,12 +41,14 @@ pub mod attend;
 mod avx2;
 mod avx512;
 mod columns;
+pub mod gemm;
 mod portable;
 pub mod reference;
 pub mod sign;
 pub mod thread_pool;
 
 pub use columns::Columns;
+pub use gemm::Panels;
 pub use thread_pool::ThreadPool;
 
 pub use crate::formats::rows::Rows;
@@ -54,6 +56,7 @@ pub use crate::formats::rows::Rows;
 use crate::config;
 use crate::formats::blocks::BlockType;
 use crate::formats::rows::Quant;
+use gemm::{Fill, Gemm};
 
 /// Most columns for which the FFN runs neuron block by neuron block and reads each once; with more columns it is bound by arithmetic
 /// and runs by tiles (`engine/ffn.rs`).
@@ -66,6 +69,9 @@ pub const MAX_COLUMNS: usize = 32;
 /// byte behind them), of the function's own type; `y` is
 /// writable at every index named; the CPU has the instructions the function was compiled for.
 pub type Dot = unsafe fn(rows: Rows, count: usize, x: &Columns, y: *mut f32, stride: usize);
+
+/// Rows that [`Kernels::products`] gives a [`Gemm`] at a time.
+const MAX_GEMM_ROWS: usize = 256;
 
 /// Most rows that one `axpy` call adds: the output is loaded and stored once for all of them.
 pub const MAX_AXPY_ROWS: usize = 4;
@@ -115,6 +121,11 @@ pub struct Kernels {
     pub isa: Isa,
     dots: [Dot; Quant::COUNT],
     axpys: [Axpy; Quant::COUNT],
+    gemms: [Option<Gemm>; Quant::COUNT],
+    /// Columns of a panel of [`Panels`].
+    panel_width: usize,
+    /// Fills a panel of [`Panels`].
+    fill_panel: Fill,
     /// Brings a row into the caches before it is used; does nothing for instruction sets whose kernels read rows one by one.
     pub touch: Touch,
     /// Whether a down row is best added to one column's output as it is read from memory, with prefetches; otherwise `touch` reads it
@@ -220,6 +231,30 @@ impl Kernels {
     /// The dot product for rows of this type.
     pub fn dot(&self, quant: Quant) -> Dot {
         self.dots[quant.index()]
+    }
+
+    /// The product of rows of this type with many columns; `None` if there is none that is faster than [`Kernels::dot`].
+    pub fn gemm(&self, quant: Quant) -> Option<Gemm> {
+        self.gemms[quant.index()]
+    }
+
+    /// `y[b * stride + r] = row r · x[b]`, for `count` rows of type `quant` and each column b, by [`Kernels::gemm`] where `x` was made for it
+    /// and else by [`Kernels::dot`].
+    ///
+    /// # Safety
+    /// As [`Dot`].
+    pub unsafe fn products(&self, quant: Quant, rows: Rows, count: usize, x: &Columns, y: *mut f32, stride: usize) {
+        let (Some(panels), Some(gemm)) = (x.panels(), self.gemm(quant)) else {
+            // SAFETY: the caller's promises.
+            return unsafe { self.dot(quant)(rows, count, x, y, stride) };
+        };
+        let mut room = [std::ptr::null(); MAX_GEMM_ROWS];
+        for first in (0..count).step_by(MAX_GEMM_ROWS) {
+            let pointers = &mut room[..MAX_GEMM_ROWS.min(count - first)];
+            pointers.iter_mut().enumerate().for_each(|(r, row)| *row = rows.row(first + r));
+            // SAFETY: the caller's promises.
+            unsafe { gemm(pointers, panels, y.add(first), stride) };
+        }
     }
 
     /// How many down rows of this type are best added to one column's output by a call of `axpy`; at most [`MAX_AXPY_ROWS`].

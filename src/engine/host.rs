@@ -210,7 +210,7 @@ fn ffn_input(pass: &mut Pass<'_, '_>, l: usize, wanted: Wanted) -> bool {
     if c.layer(l).norms != Norms::ParallelShared {
         each(pool, n, &mut b.normed, |t, out| math::norm(c.norm, &layer.ffn_norm, &b.x[t * h..(t + 1) * h], out));
     }
-    b.columns.set_for(&b.normed, n, layer.ffn.input_quants());
+    b.columns.set_many(pool, kernels, &b.normed, n, layer.ffn.input_quants());
     if wanted != Wanted::Gates {
         return wanted == Wanted::Selected;
     }

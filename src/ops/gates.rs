@@ -26,7 +26,7 @@ pub fn gates(
         let rows = layer.neurons().part_rows(part, range.start);
         // SAFETY: the rows are inside the section; the kernels are for this machine; each task writes its own neurons of `gates`,
         // which is [n, ffn].
-        unsafe { kernels.dot(part.quant)(rows, range.len(), x, gates.start().add(range.start), config.ffn) };
+        unsafe { kernels.products(part.quant, rows, range.len(), x, gates.start().add(range.start), config.ffn) };
         if config.ffn_kind == Ffn::Plain && !layer.up_bias.is_empty() {
             for b in 0..x.n {
                 // SAFETY: each task has its own neurons.

@@ -11,6 +11,9 @@ use crate::model::{Matrix, Stacked};
 /// Weight bytes that a thread takes at a time: some tens of microseconds of reading, so that a core that is taken away delays little and
 /// taking a task costs nothing. With many tokens it stays in a core's L2 cache, together with their inputs.
 pub const PIECE_BYTES: usize = 256 << 10;
+/// Rows that the tiles of kernels take at a time: for few columns, and in [`Kernels::gemm`].
+const DOT_ROWS: usize = 4;
+const GEMM_ROWS: usize = 32;
 /// Most parts of a stacked matrix: queries, keys and values.
 const MAX_PARTS: usize = 3;
 
@@ -26,7 +29,7 @@ pub fn linear(
     out: &mut [f32],
 ) {
     assert_eq!(input.len(), n * matrix.cols);
-    columns.set(input, n, matrix.quant);
+    columns.set_many(pool, kernels, input, n, [matrix.quant]);
     products(pool, kernels, std::slice::from_ref(matrix), columns, out);
 }
 
@@ -43,7 +46,7 @@ pub fn linear_stacked(
     out: &mut [f32],
 ) {
     assert_eq!(input.len(), n * matrix.cols());
-    columns.set_for(input, n, matrix.parts().iter().map(|part| part.quant));
+    columns.set_many(pool, kernels, input, n, matrix.parts().iter().map(|part| part.quant));
     if matrix.is_in_order() {
         return products(pool, kernels, matrix.parts(), columns, out);
     }
@@ -64,12 +67,12 @@ struct Tasks {
 }
 
 impl Tasks {
-    fn of(matrix: &Matrix, threads: usize, is_last: bool) -> Tasks {
-        // The kernels' tiles take four rows at a time.
-        let per_task = (PIECE_BYTES / matrix.row_bytes).clamp(1, matrix.rows.div_ceil(threads)).next_multiple_of(4);
+    /// For tiles of `tile` rows.
+    fn of(matrix: &Matrix, threads: usize, tile: usize, is_last: bool) -> Tasks {
+        let per_task = (PIECE_BYTES / matrix.row_bytes).clamp(1, matrix.rows.div_ceil(threads)).next_multiple_of(tile);
         // The last task of each thread is divided into quarters, so that no thread waits long for another at the end.
         let quartered = if is_last { threads } else { 0 };
-        let (large, small) = ((matrix.rows / per_task).saturating_sub(quartered), (per_task / 4).next_multiple_of(4));
+        let (large, small) = ((matrix.rows / per_task).saturating_sub(quartered), (per_task / 4).next_multiple_of(tile));
         let small = if is_last { small } else { per_task };
         Tasks { per_task, large, small, count: large + (matrix.rows - large * per_task).div_ceil(small) }
     }
@@ -83,9 +86,10 @@ impl Tasks {
 pub fn products(pool: &mut ThreadPool, kernels: &Kernels, parts: &[Matrix], x: &Columns, out: &mut [f32]) {
     let rows: usize = parts.iter().map(|part| part.rows).sum();
     assert!(parts.len() <= MAX_PARTS && out.len() == x.n * rows && parts.iter().all(|part| part.cols == x.cols));
+    let tile = if x.panels().is_some() { GEMM_ROWS } else { DOT_ROWS };
     let mut tasks = [Tasks::default(); MAX_PARTS];
     for (i, (tasks, part)) in tasks.iter_mut().zip(parts).enumerate() {
-        *tasks = Tasks::of(part, pool.threads(), i + 1 == parts.len());
+        *tasks = Tasks::of(part, pool.threads(), tile, i + 1 == parts.len());
     }
     let out = Parts::new(out);
     pool.run(tasks.iter().map(|tasks| tasks.count).sum(), |_, mut task| {
@@ -93,10 +97,10 @@ pub fn products(pool: &mut ThreadPool, kernels: &Kernels, parts: &[Matrix], x: &
         for (tasks, part) in tasks.iter().zip(parts) {
             if task < tasks.count {
                 let range = tasks.start(task)..tasks.start(task + 1).min(part.rows);
-                let (weights, dot) = (part.rows_from(range.start), kernels.dot(part.quant));
+                let (weights, to) = (part.rows_from(range.start), first + range.start);
                 // SAFETY: the rows are inside the matrix; `kernels` are for this machine; each task writes its own rows of `out`,
                 // whose last index is (n - 1) * rows + rows - 1.
-                unsafe { dot(weights, range.len(), x, out.start().add(first + range.start), rows) };
+                unsafe { kernels.products(part.quant, weights, range.len(), x, out.start().add(to), rows) };
                 return;
             }
             (task, first) = (task - tasks.count, first + part.rows);

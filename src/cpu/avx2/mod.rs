@@ -29,6 +29,7 @@ mod grouped;
 
 use super::{Columns, Isa, Kernels, Rows, by_type, whole_rows};
 use crate::formats::blocks::BlockType;
+use crate::formats::rows::Quant;
 use floats::{axpy_f16, axpy_f32, dot_float};
 use grouped::{axpy_q4, axpy_q8, dot_grouped};
 use std::arch::x86_64::*;
@@ -40,6 +41,9 @@ pub const KERNELS: Kernels = Kernels {
         blocks::DOTS,
     ),
     axpys: by_type([axpy_f32, axpy_f16, axpy_q8, axpy_q4], blocks::AXPYS),
+    gemms: [None; Quant::COUNT],
+    panel_width: 1,
+    fill_panel: super::gemm::fill,
     touch: super::touch_nothing,
     adds_as_read: true,
     block_ahead: true,

@@ -11,6 +11,7 @@
 
 mod axpy;
 mod blocks;
+mod gemm;
 
 use super::{Columns, Isa, Kernels, Rows, by_type, whole_rows};
 use crate::formats::blocks::BlockType;
@@ -39,6 +40,9 @@ const fn of<const FAR: bool>() -> Kernels {
             blocks::dots::<FAR>(),
         ),
         axpys: by_type([axpy_f32::<FAR>, axpy_f16::<FAR>, axpy_q8::<FAR>, axpy_q4::<FAR>], blocks::axpys::<FAR>()),
+        gemms: gemm::GEMMS,
+        panel_width: gemm::WIDTH,
+        fill_panel: gemm::fill,
         touch,
         adds_as_read: FAR,
         block_ahead: FAR,

@@ -4,11 +4,13 @@ use super::{Neurons, activation, add_down_bias, whole};
 use crate::cpu::thread_pool::Parts;
 use crate::cpu::{Columns, Kernels, ThreadPool};
 use crate::formats::rows::{self, PACK};
+use crate::model::block::BlockPart;
 use crate::model::config::{Ffn, ModelConfig};
 use crate::model::ffn_weights::FfnWeights;
 use crate::model::weights::Layer;
 use crate::ops::gates::TILE_NEURONS;
 use faer::{Accum, MatMut, MatRef, Par};
+use std::ops::Range;
 
 /// Columns of `down` that a thread multiplies at a time, over tiles of neurons.
 const TILE_HIDDEN: usize = 1024;
@@ -47,32 +49,16 @@ pub fn products(
     let (n, len, gate_or_up, up) = (x.n, neurons.len(), layer.block().gate_or_up(), layer.block().up());
     assert_eq!((gates.len(), activations.len()), (n * len, n * len));
     let (gates, activations) = (Parts::new(gates), Parts::new(activations));
-    let dots = [gate_or_up, up].map(|part| kernels.dot(part.quant));
     let gated = config.ffn_kind != Ffn::Plain;
     pool.run(len.div_ceil(TILE_NEURONS), |_, task| {
         let range = task * TILE_NEURONS..len.min((task + 1) * TILE_NEURONS);
-        neurons.runs(range.clone(), |run, first_neuron| {
-            // SAFETY: the rows are inside the section; the kernels are for this machine; each task writes its own neurons of what
-            // is [n, neurons].
-            unsafe {
-                dots[0](
-                    layer.neurons().part_rows(gate_or_up, first_neuron),
-                    run.len(),
-                    x,
-                    gates.start().add(run.start),
-                    len,
-                );
-                if gated {
-                    dots[1](
-                        layer.neurons().part_rows(up, first_neuron),
-                        run.len(),
-                        x,
-                        activations.start().add(run.start),
-                        len,
-                    );
-                }
+        // SAFETY: each task writes its own neurons of what is [n, neurons].
+        unsafe {
+            rows_by_columns(kernels, layer, gate_or_up, neurons, range.clone(), x, gates.start(), len);
+            if gated {
+                rows_by_columns(kernels, layer, up, neurons, range.clone(), x, activations.start(), len);
             }
-        });
+        }
         for b in 0..n {
             let part = b * len + range.start..b * len + range.end;
             // SAFETY: each task has its own neurons.
@@ -85,6 +71,40 @@ pub fn products(
                 let up = if gated { *out + bias } else { *gate };
                 *out = activation(config.ffn_kind, config.activation, *gate, up);
             }
+        }
+    });
+}
+
+/// Products of one part's rows of neurons `range` of a list with all columns, `[n, stride]`. Neurons that lie apart have one tile as well as
+/// neighbours.
+///
+/// # Safety
+/// `out` is writable at each of them.
+#[allow(clippy::too_many_arguments)]
+unsafe fn rows_by_columns(
+    kernels: &Kernels,
+    layer: &Layer,
+    part: BlockPart,
+    neurons: Neurons<'_>,
+    range: Range<usize>,
+    x: &Columns,
+    out: *mut f32,
+    stride: usize,
+) {
+    if let (Some(panels), Some(gemm)) = (x.panels(), kernels.gemm(part.quant)) {
+        let mut rows = [std::ptr::null(); TILE_NEURONS];
+        let rows = &mut rows[..range.len()];
+        for (i, row) in range.clone().zip(rows.iter_mut()) {
+            *row = layer.neurons().part(part, neurons.store_index(i)).as_ptr();
+        }
+        // SAFETY: whole rows; the kernels are for this machine; the caller's promise.
+        return unsafe { gemm(rows, panels, out.add(range.start), stride) };
+    }
+    neurons.runs(range, |run, first| {
+        // SAFETY: as above.
+        unsafe {
+            let rows = layer.neurons().part_rows(part, first);
+            kernels.dot(part.quant)(rows, run.len(), x, out.add(run.start), stride);
         }
     });
 }

@@ -42,7 +42,7 @@ pub(super) fn ffn(
     products.resize(x.n * weights.input.rows(), 0.0);
     linear::products(pool, kernels, weights.input.parts(), x, products);
     activate(pool, config, layer, products, activations, None);
-    columns.set(activations, x.n, weights.down.quant);
+    columns.set_many(pool, kernels, activations, x.n, [weights.down.quant]);
     out.resize(x.n * config.hidden, 0.0);
     linear::products(pool, kernels, std::slice::from_ref(&weights.down), columns, out);
     math::add(hidden, out);

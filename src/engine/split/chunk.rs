@@ -216,7 +216,7 @@ impl Split {
         let (c, layer) = (&model.config, &model.layers[l]);
         let (numbers, to) = (n * c.hidden, self.at(ExchangeLayout::new(n, c).residual()));
         b.normed.copy_from_slice(bytemuck::cast_slice(&self.host.received[..numbers]));
-        b.columns.set_for(&b.normed, n, layer.ffn.input_quants());
+        b.columns.set_many(pool, kernels, &b.normed, n, layer.ffn.input_quants());
         let partial: &mut [f32] = bytemuck::cast_slice_mut(&mut self.host.partial[..numbers]);
         partial.fill(0.0);
         let mut lap = clock::now();

@@ -6,6 +6,8 @@ use crate::formats::blocks::IQ4_XS;
 use std::arch::x86_64::*;
 
 impl Unpack for IQ4_XS {
+    const EXCESS: Option<i8> = Some(levels::EXCESS);
+
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,f16c")]
     unsafe fn scales(at: *const u8) -> Scales {

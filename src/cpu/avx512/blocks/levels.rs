@@ -4,7 +4,9 @@ use crate::formats::blocks::{IQ4_LEVELS, MXFP4_LEVELS};
 use std::arch::x86_64::*;
 
 /// What is added to a level to make it unsigned.
-pub(super) const BIAS: f32 = 127.0;
+pub(super) const BIAS: f32 = EXCESS as f32;
+/// [`BIAS`] as a code.
+pub(super) const EXCESS: i8 = 127;
 /// The levels of IQ4_NL and IQ4_XS, plus [`BIAS`].
 pub(super) const IQ4: [u8; 16] = biased(IQ4_LEVELS);
 /// The levels of MXFP4, plus [`BIAS`].

@@ -34,12 +34,21 @@ use std::mem::MaybeUninit;
 ///
 /// # Safety
 /// For all functions: at `at` stand blocks of 256 numbers, and the CPU has the instructions.
-trait Unpack: Block {
+pub(super) trait Unpack: Block {
     /// Bytes of 256 numbers.
     const STEP: usize = BLOCK / Self::NUMBERS * Self::BYTES;
 
     /// If the minimum of each group is this many times its scale: what a number's code is more than the number is scales.
     const BIAS: Option<i8> = None;
+
+    /// By how much codes are too large, where scales and minima amount to that and no more.
+    const EXCESS: Option<i8> = Self::BIAS;
+
+    /// Whether each 16 numbers have a scale of their own.
+    const BY_16: bool = false;
+
+    /// Whether scales may be beyond what f16 times a byte can be.
+    const WIDE_SCALES: bool = false;
 
     /// Scales and minima.
     unsafe fn scales(at: *const u8) -> Scales;
@@ -95,9 +104,9 @@ unsafe fn add_codes<T: Unpack + ?Sized>(bytes: *const __m128i, g: usize, scales:
 
 /// What 16 groups of 16 numbers share, by lane (`columns::group_of_lane`): number = scale * code - min.
 #[derive(Clone, Copy)]
-struct Scales {
-    scale: __m512,
-    min: __m512,
+pub(super) struct Scales {
+    pub(super) scale: __m512,
+    pub(super) min: __m512,
 }
 
 impl Scales {
@@ -118,7 +127,7 @@ struct Weights {
 /// Transposes the 4 by 4 lanes in each quarter of four registers, which takes codes from their own order to that by lane.
 #[inline]
 #[target_feature(enable = "avx512f")]
-fn by_lane([a, b, c, d]: [__m512i; 4]) -> [__m512i; 4] {
+pub(super) fn by_lane([a, b, c, d]: [__m512i; 4]) -> [__m512i; 4] {
     let (ab, cd) = (_mm512_unpacklo_epi32(a, b), _mm512_unpacklo_epi32(c, d));
     let (ab_high, cd_high) = (_mm512_unpackhi_epi32(a, b), _mm512_unpackhi_epi32(c, d));
     [
@@ -168,11 +177,11 @@ macro_rules! block_kernels {
 block_kernels!(Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, Q2_K, Q3_K, Q4_K, Q5_K, Q6_K, IQ4_NL, IQ4_XS, MXFP4);
 
 /// Most bytes of 256 numbers: those of q8_0.
-const MAX_STEP: usize = 272;
+pub(super) const MAX_STEP: usize = 272;
 
 /// Where step `i` of a row of `cols` numbers can be read.
 #[inline]
-unsafe fn step<T: Unpack>(row: *const u8, i: usize, cols: usize, tail: &mut [u8; MAX_STEP]) -> *const u8 {
+pub(super) unsafe fn step<T: Unpack>(row: *const u8, i: usize, cols: usize, tail: &mut [u8; MAX_STEP]) -> *const u8 {
     let at = row.wrapping_add(i * T::STEP);
     let left = cols - i * BLOCK;
     if T::NUMBERS == BLOCK || left >= BLOCK {

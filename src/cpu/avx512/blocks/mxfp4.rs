@@ -5,6 +5,9 @@ use crate::formats::blocks::MXFP4;
 use std::arch::x86_64::*;
 
 impl Unpack for MXFP4 {
+    const EXCESS: Option<i8> = Some(levels::EXCESS);
+    const WIDE_SCALES: bool = true;
+
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,f16c")]
     unsafe fn scales(at: *const u8) -> Scales {

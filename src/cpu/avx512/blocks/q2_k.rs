@@ -5,6 +5,8 @@ use crate::formats::blocks::Q2_K;
 use std::arch::x86_64::*;
 
 impl Unpack for Q2_K {
+    const BY_16: bool = true;
+
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,f16c")]
     unsafe fn scales(at: *const u8) -> Scales {

@@ -5,6 +5,8 @@ use crate::formats::blocks::Q4_0;
 use std::arch::x86_64::*;
 
 impl Unpack for Q4_0 {
+    const EXCESS: Option<i8> = Some(8);
+
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,f16c")]
     unsafe fn scales(at: *const u8) -> Scales {

@@ -6,6 +6,7 @@ use std::arch::x86_64::*;
 
 impl Unpack for Q6_K {
     const BIAS: Option<i8> = Some(32);
+    const BY_16: bool = true;
 
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,f16c")]

@@ -1,0 +1,113 @@
+//! Products with many columns.
+//!
+//! A strip is 32 rows, two registers of 16. A tile multiplies a strip by [`WIDTH`] columns: for each four numbers two loads of weights and
+//! six broadcasts feed twelve instructions that multiply and add. Weights are signed and inputs unsigned, 128 too large; that is taken
+//! out before it is added, by what the sums begin with.
+//!
+//! That beginning also has the bits of 1.5 * 2^23, so that the sum of a group, read as a float, is that number plus the sum, and one
+//! multiplication and subtraction makes it the sum times its scale: scales have at most 22 bits, so that their products with 1.5 * 2^23
+//! are exact and nothing but the result is rounded. A group of 32 then costs two instructions beside eight times the products.
+
+mod source;
+mod tile;
+
+use super::prefetch;
+use crate::cpu::gemm::{self, DEPTH, Gemm, Panels, words};
+use crate::formats::blocks::{self, BlockType};
+use crate::formats::rows::{GROUP, Quant};
+use source::{Packs, Source};
+use std::arch::x86_64::*;
+use std::mem::MaybeUninit;
+use tile::{Out, Panel};
+
+/// Columns of a tile.
+pub(super) const WIDTH: usize = 6;
+
+/// Registers of rows in a strip.
+const HIGH: usize = 2;
+
+/// Rows of a register.
+const LANES: usize = 16;
+
+/// As [`gemm::fill`].
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,f16c")]
+pub(super) unsafe fn fill(columns: &[&[f32]], width: usize, out: &mut [u32]) {
+    gemm::fill_up(columns.len(), width, out);
+    for (c, column) in columns.iter().enumerate() {
+        for (group, values) in out.chunks_exact_mut(words(width)).zip(column.as_chunks::<GROUP>().0) {
+            // SAFETY: 32 numbers.
+            let numbers = unsafe { [_mm512_loadu_ps(values.as_ptr()), _mm512_loadu_ps(values.as_ptr().add(LANES))] };
+            let top = _mm512_reduce_max_ps(_mm512_max_ps(_mm512_abs_ps(numbers[0]), _mm512_abs_ps(numbers[1])));
+            let step = top / 127.0;
+            let inverse = _mm512_set1_ps(if step > 0.0 { 1.0 / step } else { 0.0 });
+            let mut codes = [0; GROUP / 4];
+            for half in 0..2 {
+                let rounded = _mm512_cvtepi32_epi8(_mm512_cvtps_epi32(_mm512_mul_ps(numbers[half], inverse)));
+                let raised = _mm_xor_si128(rounded, _mm_set1_epi8(-128));
+                // SAFETY: half the codes.
+                unsafe { _mm_storeu_si128(codes.as_mut_ptr().add(half * GROUP / 8).cast(), raised) };
+                let sums = _mm_sad_epu8(raised, _mm_setzero_si128());
+                let sum = _mm_cvtsi128_si32(sums) + _mm_extract_epi32::<2>(sums) - 128 * (GROUP / 2) as i32;
+                group[(9 + half) * width + c] = (step * sum as f32).to_bits();
+            }
+            for (k, four) in codes.into_iter().enumerate() {
+                group[k * width + c] = four;
+            }
+            group[8 * width + c] = step.to_bits();
+        }
+    }
+}
+
+macro_rules! by_block {
+    ($($name:ident),*) => {
+        /// The products of all types that have them.
+        pub(super) const GEMMS: [Option<Gemm>; Quant::COUNT] = {
+            let mut all: [Option<Gemm>; Quant::COUNT] = [None; Quant::COUNT];
+            all[Quant::Q8.index()] = Some(multiply::<Packs<false>>);
+            all[Quant::Q4.index()] = Some(multiply::<Packs<true>>);
+            $(all[Quant::Block(BlockType::$name).index()] = Some(multiply::<blocks::$name>);)*
+            all
+        };
+    };
+}
+by_block!(Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, Q2_K, Q3_K, Q4_K, Q5_K, Q6_K, IQ4_NL, IQ4_XS, MXFP4);
+
+/// The [`Gemm`] of one type.
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,f16c")]
+unsafe fn multiply<T: Source>(rows: &[*const u8], x: &Panels, y: *mut f32, stride: usize) {
+    debug_assert_eq!(x.width, WIDTH);
+    let mut panel: MaybeUninit<Panel> = MaybeUninit::uninit();
+    let panels = x.n.div_ceil(WIDTH);
+    for first in (0..rows.len()).step_by(HIGH * LANES) {
+        let strip = &rows[first..rows.len().min(first + HIGH * LANES)];
+        let tile = const { tile::tiles(source::kind::<T>()) }[strip.len().div_ceil(LANES) - 1];
+        for start in (0..x.cols).step_by(DEPTH) {
+            let groups = (x.cols - start).min(DEPTH) / GROUP;
+            // SAFETY: the caller's promises; the tile reads what was unpacked.
+            unsafe {
+                for (i, rows) in strip.chunks(LANES).enumerate() {
+                    source::unpack::<T>(rows, x.cols, start, panel.as_mut_ptr(), i);
+                }
+                let (next, at) =
+                    if start + DEPTH < x.cols { (strip, start + DEPTH) } else { (&rows[first + strip.len()..], 0) };
+                let next = &next[..next.len().min(HIGH * LANES)];
+                for p in 0..panels {
+                    // Rows of the next piece are asked for while the columns pass, a few at a time.
+                    for row in &next[p * next.len() / panels..(p + 1) * next.len() / panels] {
+                        T::piece(x.cols, at).step_by(64).for_each(|byte| prefetch(row.wrapping_add(byte)));
+                    }
+                    let input = x.panel(p, start / GROUP);
+                    debug_assert!(input.len() >= groups * words(WIDTH));
+                    let out = Out {
+                        y: y.add(p * WIDTH * stride + first),
+                        stride,
+                        rows: strip.len(),
+                        columns: WIDTH.min(x.n - p * WIDTH),
+                        is_first: start == 0,
+                    };
+                    tile(panel.assume_init_ref(), groups, input.as_ptr(), out);
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,229 @@
+//! From rows of weights to a strip's panel.
+
+use super::LANES;
+use super::tile::{self, GROUPS, MAGIC, Panel};
+use crate::cpu::avx512::blocks::{self as units, MAX_STEP, Unpack, by_lane};
+use crate::cpu::columns::{BLOCK, group_of_lane};
+use crate::cpu::gemm::DEPTH;
+use crate::formats::rows::{GROUP, PACK};
+use std::arch::x86_64::*;
+use std::ops::Range;
+
+/// [`DEPTH`] numbers of 16 rows, unpacked row by row.
+#[repr(C, align(64))]
+pub struct Opened {
+    /// Signed codes.
+    codes: [[__m512i; DEPTH / 64]; LANES],
+    scales: [[__m512; 2]; LANES],
+    mins: [[__m512; 2]; LANES],
+}
+
+/// A type of weights.
+///
+/// # Safety
+/// For all functions: what is named of the row can be read, and the CPU has the instructions.
+pub trait Source {
+    /// Whether each 16 numbers have a scale of their own; otherwise each 32.
+    const HALVES: bool;
+    /// Whether there are minima beside scales.
+    const MINS: bool;
+    /// Whether scales may be so large that their products with [`MAGIC`] are beyond f32.
+    const WIDE: bool;
+
+    /// Where the bytes of numbers `start..start + DEPTH` of a row of `cols` lie, without what lies apart from them.
+    fn piece(cols: usize, start: usize) -> Range<usize>;
+
+    /// Unpacks numbers from `start` on into row `r`; what is behind the row's end becomes anything finite.
+    unsafe fn open(row: *const u8, cols: usize, start: usize, to: *mut Opened, r: usize);
+
+    /// Where the four codes at lane `lane` of register `m` belong: their group, and their place among its eight.
+    fn place(cols: usize, start: usize, m: usize, lane: usize) -> (usize, usize);
+
+    /// To which group and half the scale at lane `lane` of register `m` belongs; `None` for one that is the same as another.
+    fn place_of_scale(cols: usize, start: usize, m: usize, lane: usize) -> Option<(usize, usize)>;
+}
+
+/// Which kind of tile a type takes.
+pub const fn kind<T: Source>() -> u8 {
+    let halves = if T::HALVES { tile::HALVES } else { 0 };
+    let mins = if T::MINS { tile::MINS } else { 0 };
+    halves | mins | if T::WIDE { tile::WIDE } else { 0 }
+}
+
+impl<T: Unpack> Source for T {
+    const HALVES: bool = T::BY_16;
+    const MINS: bool = T::EXCESS.is_none();
+    const WIDE: bool = T::WIDE_SCALES;
+
+    #[inline]
+    fn piece(cols: usize, start: usize) -> Range<usize> {
+        start / T::NUMBERS * T::BYTES..(start + DEPTH).min(cols) / T::NUMBERS * T::BYTES
+    }
+
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,f16c")]
+    unsafe fn open(row: *const u8, cols: usize, start: usize, to: *mut Opened, r: usize) {
+        let mut tail = [0; MAX_STEP];
+        for half in 0..(cols - start).min(DEPTH).div_ceil(BLOCK) {
+            // SAFETY: the caller's promises.
+            unsafe {
+                let at = units::step::<T>(row, start / BLOCK + half, cols, &mut tail);
+                let codes = T::codes(at);
+                let scales = T::scales(at);
+                for m in 0..4 {
+                    (*to).codes[r][4 * half + m] = match T::EXCESS {
+                        Some(bias) => _mm512_sub_epi8(codes[m], _mm512_set1_epi8(bias)),
+                        None => codes[m],
+                    };
+                }
+                (*to).scales[r][half] = scales.scale;
+                (*to).mins[r][half] = scales.min;
+            }
+        }
+    }
+
+    #[inline]
+    fn place(_: usize, _: usize, m: usize, lane: usize) -> (usize, usize) {
+        (2 * m + lane / 8, lane % 8)
+    }
+
+    #[inline]
+    fn place_of_scale(_: usize, _: usize, m: usize, lane: usize) -> Option<(usize, usize)> {
+        let group = 16 * m + group_of_lane(lane);
+        (T::HALVES || group % 2 == 0).then_some((group / 2, group % 2))
+    }
+}
+
+/// Rows of our own form, q8_0 or (FOUR) q4_0.
+pub struct Packs<const FOUR: bool>;
+
+impl<const FOUR: bool> Source for Packs<FOUR> {
+    const HALVES: bool = false;
+    const MINS: bool = false;
+    const WIDE: bool = false;
+
+    #[inline]
+    fn piece(cols: usize, start: usize) -> Range<usize> {
+        let bytes = |numbers: usize| if FOUR { numbers / 2 } else { numbers };
+        bytes(start)..bytes((start + DEPTH).min(cols))
+    }
+
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,f16c")]
+    unsafe fn open(row: *const u8, cols: usize, start: usize, to: *mut Opened, r: usize) {
+        let groups = (cols - start).min(DEPTH) / GROUP;
+        // SAFETY: the caller's promises.
+        unsafe {
+            let codes = row.add(if FOUR { start / 2 } else { start });
+            let scales = row.add(if FOUR { cols / 2 } else { cols } + start / GROUP * 2);
+            let there = ((1u32 << groups) - 1) as u16;
+            (*to).scales[r][0] = _mm512_cvtph_ps(_mm256_maskz_loadu_epi16(there, scales.cast()));
+            for m in 0..groups.div_ceil(2) {
+                (*to).codes[r][m] = if !FOUR {
+                    // The last group of a row may be half a register.
+                    let lanes = if 2 * m + 1 < groups { u16::MAX } else { 0xff };
+                    _mm512_maskz_loadu_epi32(lanes, codes.add(64 * m).cast())
+                } else if groups == GROUPS {
+                    let pair = _mm512_loadu_si512(codes.add(m / 2 * 64).cast());
+                    let four = if m.is_multiple_of(2) { pair } else { _mm512_srli_epi16::<4>(pair) };
+                    _mm512_sub_epi8(_mm512_and_si512(four, _mm512_set1_epi8(15)), _mm512_set1_epi8(8))
+                } else {
+                    let lanes = if 2 * m + 1 < groups { 0xff } else { 0xf };
+                    let bytes = _mm512_castsi256_si512(_mm256_maskz_loadu_epi32(lanes, codes.add(32 * m).cast()));
+                    let twice = _mm512_shuffle_i64x2::<0b01_01_00_00>(bytes, bytes);
+                    let four = _mm512_mask_srli_epi32::<4>(twice, 0xf0f0, twice);
+                    _mm512_sub_epi8(_mm512_and_si512(four, _mm512_set1_epi8(15)), _mm512_set1_epi8(8))
+                };
+            }
+        }
+    }
+
+    #[inline]
+    fn place(cols: usize, start: usize, m: usize, lane: usize) -> (usize, usize) {
+        if cols - start >= PACK { (lane, m) } else { (2 * m + lane / 8, lane % 8) }
+    }
+
+    #[inline]
+    fn place_of_scale(_: usize, _: usize, m: usize, lane: usize) -> Option<(usize, usize)> {
+        (m == 0).then_some((lane, 0))
+    }
+}
+
+/// Unpacks numbers `start..start + DEPTH` of at most 16 rows into registers `i` of the panel. Of missing rows it takes the last.
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,f16c")]
+pub unsafe fn unpack<T: Source>(rows: &[*const u8], cols: usize, start: usize, to: *mut Panel, i: usize) {
+    let mut opened = std::mem::MaybeUninit::<Opened>::uninit();
+    let opened = opened.as_mut_ptr();
+    let groups = (cols - start).min(DEPTH) / GROUP;
+    // SAFETY: the caller's promises; what is read of `opened` was written.
+    unsafe {
+        for r in 0..LANES {
+            T::open(rows[r.min(rows.len() - 1)], cols, start, opened, r);
+        }
+        // For each group and half the sum of the codes times 128.
+        let mut sums = [[_mm512_setzero_si512(); 2]; GROUPS];
+        for m in 0..groups.div_ceil(2) {
+            for quarter in 0..4 {
+                let four = transposed(|r| (&raw const (*opened).codes[r][m]).cast::<__m128i>().add(quarter));
+                for (j, four) in four.into_iter().enumerate() {
+                    let (g, k) = T::place(cols, start, m, 4 * quarter + j);
+                    (*to).codes[g][k][i] = four;
+                    let half = if T::HALVES { k / 4 } else { 0 };
+                    sums[g][half] = _mm512_dpbusd_epi32(sums[g][half], _mm512_set1_epi8(-128), four);
+                }
+            }
+        }
+        let parts = if T::HALVES { 2 } else { 1 };
+        let begin = _mm512_set1_epi32(if T::WIDE { 0 } else { MAGIC.to_bits() as i32 });
+        for g in 0..groups {
+            for part in 0..parts {
+                (*to).start[g][part][i] = _mm512_sub_epi32(begin, sums[g][part]);
+            }
+        }
+        for m in 0..groups.div_ceil(8) {
+            for quarter in 0..4 {
+                if T::place_of_scale(cols, start, m, 4 * quarter).is_none() {
+                    continue;
+                }
+                let scales = transposed(|r| (&raw const (*opened).scales[r][m]).cast::<__m128i>().add(quarter));
+                for (j, scale) in scales.into_iter().enumerate() {
+                    let Some((g, part)) = T::place_of_scale(cols, start, m, 4 * quarter + j) else { continue };
+                    let scale = _mm512_castsi512_ps(scale);
+                    (*to).scale[g][part][i] = scale;
+                    (*to).magic[g][part][i] = _mm512_mul_ps(scale, _mm512_set1_ps(MAGIC));
+                }
+                if T::MINS {
+                    let mins = transposed(|r| (&raw const (*opened).mins[r][m]).cast::<__m128i>().add(quarter));
+                    for (j, min) in mins.into_iter().enumerate() {
+                        let Some((g, part)) = T::place_of_scale(cols, start, m, 4 * quarter + j) else { continue };
+                        (*to).min[g][part][i] = _mm512_castsi512_ps(min);
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// Four lanes of 16 rows, of which `of` says where row r has them, as four registers with a lane for each row.
+#[inline(always)]
+unsafe fn transposed(of: impl Fn(usize) -> *const __m128i) -> [__m512i; 4] {
+    // SAFETY: the caller's promises.
+    unsafe { transpose(std::array::from_fn(of)) }
+}
+
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,f16c")]
+unsafe fn transpose(rows: [*const __m128i; LANES]) -> [__m512i; 4] {
+    let mut lanes = [_mm512_setzero_si512(); 4];
+    for r in 0..4 {
+        // SAFETY: the caller promises 16 bytes of each row.
+        unsafe {
+            let at = |i: usize| _mm_load_si128(rows[r + 4 * i]);
+            let one = _mm512_castsi128_si512(at(0));
+            let two = _mm512_mask_broadcast_i32x4(one, 0x00f0, at(1));
+            let three = _mm512_mask_broadcast_i32x4(two, 0x0f00, at(2));
+            lanes[r] = _mm512_mask_broadcast_i32x4(three, 0xf000, at(3));
+        }
+    }
+    by_lane(lanes)
+}

@@ -1,0 +1,107 @@
+//! Products of quantised weights with the many columns of a prompt, int8 by int8: what the instruction sets' versions share.
+//!
+//! Rows are unpacked strip by strip into panels on the stack (a few tens of KiB, at most [`DEPTH`] numbers of each row at a time) in which
+//! a lane belongs to one row, so that a register of products never has to be added up across its lanes. The input is repacked once, by
+//! [`Panels::set`], so that the four codes that meet a register of weights are one broadcast from memory.
+
+use super::Kernels;
+use super::aligned::Aligned;
+use super::columns::{round, sum};
+use super::thread_pool::{Parts, ThreadPool};
+use crate::formats::rows::GROUP;
+
+/// Numbers of a row that are unpacked at a time: the panel of a strip then stays in L1 while all columns pass.
+pub const DEPTH: usize = 512;
+
+/// `y[b * stride + r] = row r · column b of x`, for all rows and columns. What a row gives does not depend on the rows beside it.
+///
+/// # Safety
+/// As [`super::Dot`], of which each pointer is a row.
+pub type Gemm = unsafe fn(rows: &[*const u8], x: &Panels, y: *mut f32, stride: usize);
+
+/// Takes a panel's columns: group g of the column at place c of `width` goes to words `g * words(width)` and what follows.
+///
+/// # Safety
+/// The CPU has the instructions.
+pub type Fill = unsafe fn(columns: &[&[f32]], width: usize, out: &mut [u32]);
+
+/// Words of 32 bits that a group of 32 numbers of `width` columns takes: codes, steps and the sums of both halves.
+pub const fn words(width: usize) -> usize {
+    width * (GROUP / 4 + 1 + 2)
+}
+
+/// Columns of activations as int8 in groups of 32, in panels of so many columns as a tile of registers has.
+///
+/// A panel is its groups in their order. A group is, in words of 32 bits and by column within each: eight times four codes plus 128, in
+/// their order; what a code is multiplied by; that times the sum of the first and of the last 16 codes. Columns that only fill the last
+/// panel up are zero.
+#[derive(Default, Debug)]
+pub struct Panels {
+    /// How many columns (tokens) there are.
+    pub n: usize,
+    /// Numbers of a column: as many as a row of the matrix that it is multiplied with, a multiple of 32.
+    pub cols: usize,
+    /// Columns of a panel.
+    pub width: usize,
+    words: Aligned,
+}
+
+impl Panels {
+    /// Takes `values` (`[n * cols]`) as the input of `kernels`. The buffer is kept between calls.
+    pub fn set(&mut self, pool: &mut ThreadPool, kernels: &Kernels, values: &[f32], n: usize) {
+        assert!(n > 0 && values.len().is_multiple_of(n * GROUP));
+        (self.n, self.cols, self.width) = (n, values.len() / n, kernels.panel_width);
+        let (cols, width, fill) = (self.cols, self.width, kernels.fill_panel);
+        let each = cols / GROUP * words(width);
+        self.words.resize(n.div_ceil(width) * each);
+        let words = Parts::new(&mut self.words);
+        pool.run(n.div_ceil(width), |_, panel| {
+            let mut columns: [&[f32]; MAX_WIDTH] = [&[]; MAX_WIDTH];
+            let here = width.min(n - panel * width);
+            for (i, column) in columns[..here].iter_mut().enumerate() {
+                *column = &values[(panel * width + i) * cols..][..cols];
+            }
+            // SAFETY: a panel for each task; `kernels` are for this machine.
+            unsafe {
+                let out = bytemuck::cast_slice_mut(words.part(panel * each..(panel + 1) * each));
+                fill(&columns[..here], width, out);
+            }
+        });
+    }
+
+    /// The words of a panel, from group `first` on.
+    #[inline]
+    pub fn panel(&self, panel: usize, first: usize) -> &[f32] {
+        let each = self.cols / GROUP * words(self.width);
+        &self.words[panel * each + first * words(self.width)..(panel + 1) * each]
+    }
+}
+
+/// Most columns of a panel.
+pub const MAX_WIDTH: usize = 8;
+
+/// Makes the columns of a panel behind the first `there` zero.
+pub fn fill_up(there: usize, width: usize, out: &mut [u32]) {
+    for c in there..width {
+        for group in out.chunks_exact_mut(words(width)) {
+            (0..11).for_each(|i| group[i * width + c] = if i < 8 { 0x8080_8080 } else { 0 });
+        }
+    }
+}
+
+/// The [`Fill`] that says what all are.
+pub(super) unsafe fn fill(columns: &[&[f32]], width: usize, out: &mut [u32]) {
+    fill_up(columns.len(), width, out);
+    for (c, column) in columns.iter().enumerate() {
+        for (group, values) in out.chunks_exact_mut(words(width)).zip(column.as_chunks::<GROUP>().0) {
+            let (step, codes) = round(values);
+            let (low, high) = codes.split_at(GROUP / 2);
+            group[8 * width + c] = step.to_bits();
+            group[9 * width + c] = (step * sum(low)).to_bits();
+            group[10 * width + c] = (step * sum(high)).to_bits();
+            for (k, four) in codes.map(|code| code as u8 ^ 0x80).as_chunks().0.iter().enumerate() {
+                group[k * width + c] = u32::from_le_bytes(*four);
+            }
+        }
+    }
+}
