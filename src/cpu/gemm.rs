@@ -25,15 +25,15 @@ pub type Gemm = unsafe fn(rows: &[*const u8], x: &Panels, y: *mut f32, stride: u
 /// The CPU has the instructions.
 pub type Fill = unsafe fn(columns: &[&[f32]], width: usize, out: &mut [u32]);
 
-/// Words of 32 bits that a group of 32 numbers of `width` columns takes: codes, steps and the sums of both halves.
+/// Words of 32 bits that a group of 32 numbers of `width` columns takes: codes, steps, sums of all and of either half.
 pub const fn words(width: usize) -> usize {
-    width * (GROUP / 4 + 1 + 2)
+    width * (GROUP / 4 + 1 + 3)
 }
 
 /// Columns of activations as int8 in groups of 32, in panels of so many columns as a tile of registers has.
 ///
 /// A panel is its groups in their order. A group is, in words of 32 bits and by column within each: eight times four codes plus 128, in
-/// their order; what a code is multiplied by; that times the sum of the first and of the last 16 codes. Columns that only fill the last
+/// their order; what a code is multiplied by; that times the sum of all codes, of the first 16 and of the last 16. Columns that only fill the last
 /// panel up are zero.
 #[derive(Default, Debug)]
 pub struct Panels {
@@ -84,7 +84,7 @@ pub const MAX_WIDTH: usize = 8;
 pub fn fill_up(there: usize, width: usize, out: &mut [u32]) {
     for c in there..width {
         for group in out.chunks_exact_mut(words(width)) {
-            (0..11).for_each(|i| group[i * width + c] = if i < 8 { 0x8080_8080 } else { 0 });
+            (0..12).for_each(|i| group[i * width + c] = if i < 8 { 0x8080_8080 } else { 0 });
         }
     }
 }
@@ -97,8 +97,9 @@ pub(super) unsafe fn fill(columns: &[&[f32]], width: usize, out: &mut [u32]) {
             let (step, codes) = round(values);
             let (low, high) = codes.split_at(GROUP / 2);
             group[8 * width + c] = step.to_bits();
-            group[9 * width + c] = (step * sum(low)).to_bits();
-            group[10 * width + c] = (step * sum(high)).to_bits();
+            group[9 * width + c] = (step * sum(&codes)).to_bits();
+            group[10 * width + c] = (step * sum(low)).to_bits();
+            group[11 * width + c] = (step * sum(high)).to_bits();
             for (k, four) in codes.map(|code| code as u8 ^ 0x80).as_chunks().0.iter().enumerate() {
                 group[k * width + c] = u32::from_le_bytes(*four);
             }

@@ -18,7 +18,8 @@ use crate::formats::rows::{GROUP, Quant};
 use source::{Packs, Source};
 use std::arch::x86_64::*;
 use std::mem::MaybeUninit;
-use tile::{Out, Panel};
+use std::ops::Range;
+use tile::{Out, Panel, Sums};
 
 /// Columns of a tile.
 pub(super) const WIDTH: usize = 6;
@@ -40,7 +41,7 @@ pub(super) unsafe fn fill(columns: &[&[f32]], width: usize, out: &mut [u32]) {
             let top = _mm512_reduce_max_ps(_mm512_max_ps(_mm512_abs_ps(numbers[0]), _mm512_abs_ps(numbers[1])));
             let step = top / 127.0;
             let inverse = _mm512_set1_ps(if step > 0.0 { 1.0 / step } else { 0.0 });
-            let mut codes = [0; GROUP / 4];
+            let (mut codes, mut total) = ([0; GROUP / 4], 0);
             for half in 0..2 {
                 let rounded = _mm512_cvtepi32_epi8(_mm512_cvtps_epi32(_mm512_mul_ps(numbers[half], inverse)));
                 let raised = _mm_xor_si128(rounded, _mm_set1_epi8(-128));
@@ -48,12 +49,14 @@ pub(super) unsafe fn fill(columns: &[&[f32]], width: usize, out: &mut [u32]) {
                 unsafe { _mm_storeu_si128(codes.as_mut_ptr().add(half * GROUP / 8).cast(), raised) };
                 let sums = _mm_sad_epu8(raised, _mm_setzero_si128());
                 let sum = _mm_cvtsi128_si32(sums) + _mm_extract_epi32::<2>(sums) - 128 * (GROUP / 2) as i32;
-                group[(9 + half) * width + c] = (step * sum as f32).to_bits();
+                total += sum;
+                group[(10 + half) * width + c] = (step * sum as f32).to_bits();
             }
             for (k, four) in codes.into_iter().enumerate() {
                 group[k * width + c] = four;
             }
             group[8 * width + c] = step.to_bits();
+            group[9 * width + c] = (step * total as f32).to_bits();
         }
     }
 }
@@ -72,41 +75,65 @@ macro_rules! by_block {
 }
 by_block!(Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, Q2_K, Q3_K, Q4_K, Q5_K, Q6_K, IQ4_NL, IQ4_XS, MXFP4);
 
+/// Panels of columns whose sums wait on the stack while the next piece of a strip's rows is unpacked: 258 columns.
+const PANELS: usize = 43;
+
 /// The [`Gemm`] of one type.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,f16c")]
 unsafe fn multiply<T: Source>(rows: &[*const u8], x: &Panels, y: *mut f32, stride: usize) {
     debug_assert_eq!(x.width, WIDTH);
-    let mut panel: MaybeUninit<Panel> = MaybeUninit::uninit();
-    let panels = x.n.div_ceil(WIDTH);
+    let all = x.n.div_ceil(WIDTH);
     for first in (0..rows.len()).step_by(HIGH * LANES) {
-        let strip = &rows[first..rows.len().min(first + HIGH * LANES)];
-        let tile = const { tile::tiles(source::kind::<T>()) }[strip.len().div_ceil(LANES) - 1];
-        for start in (0..x.cols).step_by(DEPTH) {
-            let groups = (x.cols - start).min(DEPTH) / GROUP;
-            // SAFETY: the caller's promises; the tile reads what was unpacked.
+        for panel in (0..all).step_by(PANELS) {
+            // SAFETY: the caller's promises.
+            unsafe { strip::<T>(rows, first, x, panel..all.min(panel + PANELS), y, stride) };
+        }
+    }
+}
+
+/// Products of the strip that begins at row `first` with some panels of columns.
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,f16c")]
+unsafe fn strip<T: Source>(
+    rows: &[*const u8],
+    first: usize,
+    x: &Panels,
+    panels: Range<usize>,
+    y: *mut f32,
+    stride: usize,
+) {
+    let mut panel: MaybeUninit<Panel> = MaybeUninit::uninit();
+    let mut sums: MaybeUninit<[Sums; PANELS]> = MaybeUninit::uninit();
+    let (here, later) = rows[first..].split_at((rows.len() - first).min(HIGH * LANES));
+    let tiles = const { tile::tiles(source::kind::<T>()) }[here.len().div_ceil(LANES) - 1];
+    for start in (0..x.cols).step_by(DEPTH) {
+        let groups = (x.cols - start).min(DEPTH) / GROUP;
+        for (i, rows) in here.chunks(LANES).enumerate() {
+            // SAFETY: the caller's promises.
+            unsafe { source::unpack::<T>(rows, x.cols, start, panel.as_mut_ptr(), i) };
+        }
+        // What is unpacked next is asked for while the columns pass, a few rows at a time.
+        let is_last = start + DEPTH >= x.cols;
+        let (next, at) = if is_last { (&later[..later.len().min(HIGH * LANES)], 0) } else { (here, start + DEPTH) };
+        let count = panels.len();
+        for (i, p) in panels.clone().enumerate() {
+            for row in &next[i * next.len() / count..(i + 1) * next.len() / count] {
+                T::piece(x.cols, at).step_by(64).for_each(|byte| prefetch(row.wrapping_add(byte)));
+            }
+            let input = x.panel(p, start / GROUP);
+            debug_assert!(input.len() >= groups * words(WIDTH));
+            let columns = WIDTH.min(x.n - p * WIDTH);
+            // SAFETY: the caller's promises; sums of an earlier piece were written by it.
             unsafe {
-                for (i, rows) in strip.chunks(LANES).enumerate() {
-                    source::unpack::<T>(rows, x.cols, start, panel.as_mut_ptr(), i);
-                }
-                let (next, at) =
-                    if start + DEPTH < x.cols { (strip, start + DEPTH) } else { (&rows[first + strip.len()..], 0) };
-                let next = &next[..next.len().min(HIGH * LANES)];
-                for p in 0..panels {
-                    // Rows of the next piece are asked for while the columns pass, a few at a time.
-                    for row in &next[p * next.len() / panels..(p + 1) * next.len() / panels] {
-                        T::piece(x.cols, at).step_by(64).for_each(|byte| prefetch(row.wrapping_add(byte)));
-                    }
-                    let input = x.panel(p, start / GROUP);
-                    debug_assert!(input.len() >= groups * words(WIDTH));
-                    let out = Out {
-                        y: y.add(p * WIDTH * stride + first),
-                        stride,
-                        rows: strip.len(),
-                        columns: WIDTH.min(x.n - p * WIDTH),
-                        is_first: start == 0,
-                    };
-                    tile(panel.assume_init_ref(), groups, input.as_ptr(), out);
-                }
+                let out = Out {
+                    sums: sums.as_mut_ptr().cast::<Sums>().add(i),
+                    y: y.add(p * WIDTH * stride + first),
+                    stride,
+                    rows: here.len(),
+                    columns,
+                    is_first: start == 0,
+                    is_last,
+                };
+                tiles[columns.div_ceil(2) - 1](panel.assume_init_ref(), groups, input.as_ptr(), out);
             }
         }
     }

@@ -33,9 +33,14 @@ pub const MINS: u8 = 2;
 /// Scales whose products with [`MAGIC`] may be beyond f32.
 pub const WIDE: u8 = 4;
 
+/// Sums of a strip and a panel of columns, between two pieces of the rows.
+pub type Sums = [[__m512; WIDTH]; HIGH];
+
 /// Where a tile's products go.
 #[derive(Clone, Copy)]
 pub struct Out {
+    /// Where sums wait from piece to piece.
+    pub sums: *mut Sums,
     /// Row 0 of column 0.
     pub y: *mut f32,
     /// Numbers from one column to the next.
@@ -43,104 +48,133 @@ pub struct Out {
     /// How many rows and columns there are.
     pub rows: usize,
     pub columns: usize,
-    /// Whether the products are written; otherwise they are added to what is there.
+    /// Whether this is the rows' first piece, and their last.
     pub is_first: bool,
+    pub is_last: bool,
 }
 
 /// [`tile`] of a kind, for strips of one or two registers.
 pub type Tile = unsafe fn(&Panel, usize, *const f32, Out);
 
-/// The tiles of a kind.
-pub const fn tiles(kind: u8) -> [Tile; HIGH] {
+/// The tiles of a kind, by registers of rows less one and, for a last panel that is not full, by pairs of columns less one.
+pub const fn tiles(kind: u8) -> [[Tile; WIDTH / 2]; HIGH] {
+    const fn of<const KIND: u8>() -> [[Tile; WIDTH / 2]; HIGH] {
+        [
+            [tile::<KIND, 1, 2>, tile::<KIND, 1, 4>, tile::<KIND, 1, 6>],
+            [tile::<KIND, 2, 2>, tile::<KIND, 2, 4>, tile::<KIND, 2, 6>],
+        ]
+    }
     match kind {
-        0 => [tile::<0, 1>, tile::<0, 2>],
-        HALVES => [tile::<HALVES, 1>, tile::<HALVES, 2>],
-        MINS => [tile::<MINS, 1>, tile::<MINS, 2>],
-        WIDE => [tile::<WIDE, 1>, tile::<WIDE, 2>],
-        3 => [tile::<{ HALVES | MINS }, 1>, tile::<{ HALVES | MINS }, 2>],
+        0 => of::<0>(),
+        HALVES => of::<HALVES>(),
+        MINS => of::<MINS>(),
+        WIDE => of::<WIDE>(),
+        3 => of::<{ HALVES | MINS }>(),
         _ => panic!("no type is of this kind"),
     }
 }
 
-/// Products of the first R registers of rows with a panel of columns, whose words begin at `x`.
+/// Products of the first R registers of rows with the first N columns of a panel, whose words begin at `x`.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,f16c")]
-unsafe fn tile<const KIND: u8, const R: usize>(w: &Panel, groups: usize, x: *const f32, out: Out) {
-    let mut sums = [[_mm512_setzero_ps(); WIDTH]; R];
+unsafe fn tile<const KIND: u8, const R: usize, const N: usize>(w: &Panel, groups: usize, x: *const f32, out: Out) {
+    let mut sums = [[_mm512_setzero_ps(); N]; R];
+    for r in 0..R {
+        for c in 0..N {
+            // SAFETY: the caller promises the sums of the piece before.
+            unsafe {
+                if !out.is_first {
+                    sums[r][c] = (*out.sums)[r][c];
+                }
+                if out.is_last {
+                    // Asked for now, so that it is there when the sums are.
+                    _mm_prefetch::<_MM_HINT_T0>(out.y.wrapping_add(c * out.stride + r * LANES).cast());
+                }
+            }
+        }
+    }
     let parts = if KIND & HALVES != 0 { 2 } else { 1 };
     for g in 0..groups {
         // SAFETY: the caller promises `groups` groups of either.
-        unsafe {
-            let x = x.add(g * words(WIDTH));
-            let (codes, steps, totals) = (x.cast::<i32>(), x.add(8 * WIDTH), x.add(9 * WIDTH));
-            let (w_codes, start) = (&raw const w.codes[g], &raw const w.start[g]);
-            let (scale, magic, min) = (&raw const w.scale[g], &raw const w.magic[g], &raw const w.min[g]);
-            for part in 0..parts {
-                let mut dots = [[_mm512_setzero_si512(); WIDTH]; R];
-                for r in 0..R {
-                    dots[r] = [(*start)[part][r]; WIDTH];
+        unsafe { add_group::<KIND, R, N>(w, g, x.add(g * words(WIDTH)), parts, &mut sums) };
+    }
+    // SAFETY: the caller promises these rows and columns of the output.
+    unsafe {
+        if out.is_last {
+            store(sums, out);
+        } else {
+            for r in 0..R {
+                for c in 0..N {
+                    (*out.sums)[r][c] = sums[r][c];
                 }
-                for k in part * 8 / parts..(part + 1) * 8 / parts {
-                    let mut four = [_mm512_setzero_si512(); R];
+            }
+        }
+    }
+}
+
+/// Adds the products of group `g`.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,f16c")]
+unsafe fn add_group<const KIND: u8, const R: usize, const N: usize>(
+    w: &Panel,
+    g: usize,
+    x: *const f32,
+    parts: usize,
+    sums: &mut [[__m512; N]; R],
+) {
+    // SAFETY: the caller promises the group.
+    unsafe {
+        let (codes, steps, totals) = (x.cast::<i32>(), x.add(8 * WIDTH), x.add(9 * WIDTH));
+        let (w_codes, start) = (&raw const w.codes[g], &raw const w.start[g]);
+        let (scale, magic, min) = (&raw const w.scale[g], &raw const w.magic[g], &raw const w.min[g]);
+        for part in 0..parts {
+            let mut dots = [[_mm512_setzero_si512(); N]; R];
+            for r in 0..R {
+                dots[r] = [(*start)[part][r]; N];
+            }
+            for k in part * 8 / parts..(part + 1) * 8 / parts {
+                let mut four = [_mm512_setzero_si512(); R];
+                for r in 0..R {
+                    four[r] = (*w_codes)[k][r];
+                }
+                for c in 0..N {
+                    let input = _mm512_set1_epi32(*codes.add(k * WIDTH + c));
                     for r in 0..R {
-                        four[r] = (*w_codes)[k][r];
-                    }
-                    for c in 0..WIDTH {
-                        let input = _mm512_set1_epi32(*codes.add(k * WIDTH + c));
-                        for r in 0..R {
-                            dots[r][c] = _mm512_dpbusd_epi32(dots[r][c], input, four[r]);
-                        }
-                    }
-                }
-                for r in 0..R {
-                    for c in 0..WIDTH {
-                        let scaled = if KIND & WIDE != 0 {
-                            _mm512_mul_ps(_mm512_cvtepi32_ps(dots[r][c]), (*scale)[part][r])
-                        } else {
-                            let dot = _mm512_castsi512_ps(dots[r][c]);
-                            _mm512_fmsub_ps(dot, (*scale)[part][r], (*magic)[part][r])
-                        };
-                        sums[r][c] = _mm512_fmadd_ps(scaled, _mm512_set1_ps(*steps.add(c)), sums[r][c]);
+                        dots[r][c] = _mm512_dpbusd_epi32(dots[r][c], input, four[r]);
                     }
                 }
             }
-            if KIND & MINS != 0 {
-                for part in 0..parts {
-                    for r in 0..R {
-                        for c in 0..WIDTH {
-                            let mut total = _mm512_set1_ps(*totals.add(part * WIDTH + c));
-                            if KIND & HALVES == 0 {
-                                total = _mm512_set1_ps(*totals.add(c) + *totals.add(WIDTH + c));
-                            }
-                            sums[r][c] = _mm512_fnmadd_ps((*min)[part][r], total, sums[r][c]);
-                        }
+            for r in 0..R {
+                for c in 0..N {
+                    let scaled = if KIND & WIDE != 0 {
+                        _mm512_mul_ps(_mm512_cvtepi32_ps(dots[r][c]), (*scale)[part][r])
+                    } else {
+                        let dot = _mm512_castsi512_ps(dots[r][c]);
+                        _mm512_fmsub_ps(dot, (*scale)[part][r], (*magic)[part][r])
+                    };
+                    sums[r][c] = _mm512_fmadd_ps(scaled, _mm512_set1_ps(*steps.add(c)), sums[r][c]);
+                    if KIND & MINS != 0 {
+                        // All of a group, or the first or second half of it.
+                        let which = if parts == 1 { 0 } else { 1 + part };
+                        let total = _mm512_set1_ps(*totals.add(which * WIDTH + c));
+                        sums[r][c] = _mm512_fnmadd_ps((*min)[part][r], total, sums[r][c]);
                     }
                 }
             }
         }
     }
-    // SAFETY: the caller promises these rows and columns of the output.
-    unsafe { store(sums, out) };
 }
 
-/// Writes a tile's sums or adds them to what is there.
+/// Writes a tile's sums.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,f16c")]
-unsafe fn store<const R: usize>(sums: [[__m512; WIDTH]; R], out: Out) {
+unsafe fn store<const R: usize, const N: usize>(sums: [[__m512; N]; R], out: Out) {
     for r in 0..R {
         let left = out.rows.saturating_sub(r * LANES).min(LANES);
         let mask = ((1u32 << left) - 1) as u16;
-        for c in 0..WIDTH {
+        for c in 0..N {
             if c < out.columns {
                 // SAFETY: the caller promises these rows and columns.
-                unsafe {
-                    let at = out.y.add(c * out.stride + r * LANES);
-                    let sum = if out.is_first {
-                        sums[r][c]
-                    } else {
-                        _mm512_add_ps(_mm512_maskz_loadu_ps(mask, at), sums[r][c])
-                    };
-                    _mm512_mask_storeu_ps(at, mask, sum);
-                }
+                unsafe { _mm512_mask_storeu_ps(out.y.add(c * out.stride + r * LANES), mask, sums[r][c]) };
             }
         }
     }
