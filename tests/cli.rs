@@ -111,7 +111,7 @@ fn wrong_use_is_2_and_says_what_is_wrong() {
         (&["run", &model, "x", "--seed", "x"], "'--seed <SEED>'"),
         (&["run", &model, "x", "-t", "0"], "--threads 0: take 1 to 1024"),
         (&["run", &model, "x", "-t", "1025"], "--threads 1025: take 1 to 1024"),
-        (&["run", &model, "x", "--isa", "mmx"], "take avx512, avx2 or portable"),
+        (&["run", &model, "x", "--isa", "mmx"], "take avx512, avxvnni, avx2 or portable"),
         (&["run", &model, "x", "--kv", "q4"], "[possible values: f16, f32]"),
         (&["run", &model, "x", "--quant", "q9"], "'q9' is not a store type; take one of f32, f16, q8_0, q4_0, bf16, "),
         (&["run", &model, "x", "--activation", "tanh"], "activation 'tanh' is not known; known are relu"),
@@ -731,5 +731,5 @@ fn an_instruction_set_that_is_asked_for_is_used_or_refused() {
     assert_eq!(rows[0]["instruction_set"], "portable");
     let refused = with("mmx", &["ls"]);
     let said = String::from_utf8(refused.stderr).unwrap();
-    assert!(refused.status.code() == Some(2) && said.contains("take avx512, avx2 or portable"), "{said}");
+    assert!(refused.status.code() == Some(2) && said.contains("take avx512, avxvnni, avx2 or portable"), "{said}");
 }

@@ -41,7 +41,7 @@ pub struct EngineArgs {
     /// Host memory that weights, keys and values may take: 32GiB, 32G or bytes; a model that needs more is refused
     #[arg(long, value_name = "SIZE", value_parser = super::size::parse, allow_hyphen_values = true)]
     pub ram: Option<u64>,
-    /// Instruction set: avx512, avx2 or portable [default: the best there is]
+    /// Instruction set: avx512, avxvnni, avx2 or portable [default: the best there is]
     #[arg(long, hide = true, value_parser = parse_isa)]
     pub isa: Option<Isa>,
 }
@@ -160,5 +160,5 @@ pub fn parse_activation(text: &str) -> Result<NamedActivation, String> {
 
 pub fn parse_isa(text: &str) -> Result<Isa, String> {
     let all = Isa::ALL;
-    all.into_iter().find(|i| i.name().eq_ignore_ascii_case(text)).ok_or_else(|| "take avx512, avx2 or portable".into())
+    all.into_iter().find(|i| i.name().eq_ignore_ascii_case(text)).ok_or_else(|| "take avx512, avxvnni, avx2 or portable".into())
 }

@@ -77,6 +77,10 @@ impl Panels {
     }
 }
 
+/// A float whose last bit is worth one, in the middle of those: whole numbers below 2^22 in magnitude, added to its bits, are added to it.
+#[cfg(target_arch = "x86_64")]
+pub(super) const MAGIC: f32 = 12_582_912.0; // 1.5 * 2^23
+
 /// Most columns of a panel.
 pub const MAX_WIDTH: usize = 8;
 

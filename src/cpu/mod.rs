@@ -144,6 +144,8 @@ pub struct Kernels {
 pub enum Isa {
     /// AVX-512 F, BW, VL, DQ and VNNI.
     Avx512,
+    /// AVX2, FMA, F16C and AVX-VNNI, which only products with many columns use.
+    AvxVnni,
     /// AVX2, FMA and F16C.
     Avx2,
     /// Plain Rust, for every processor.
@@ -152,12 +154,13 @@ pub enum Isa {
 
 impl Isa {
     /// All of them, the fastest first.
-    pub const ALL: [Isa; 3] = [Isa::Avx512, Isa::Avx2, Isa::Portable];
+    pub const ALL: [Isa; 4] = [Isa::Avx512, Isa::AvxVnni, Isa::Avx2, Isa::Portable];
 
     /// The name that `DYNAMICINFER_ISA` takes and that messages use.
     pub const fn name(self) -> &'static str {
         match self {
             Isa::Avx512 => "avx512",
+            Isa::AvxVnni => "avxvnni",
             Isa::Avx2 => "avx2",
             Isa::Portable => "portable",
         }
@@ -168,7 +171,7 @@ impl Isa {
     pub fn asked_for() -> Result<Option<Isa>, String> {
         let Some(name) = config::instruction_set() else { return Ok(None) };
         match Isa::ALL.into_iter().find(|isa| isa.name() == name) {
-            None => Err(format!("DYNAMICINFER_ISA={name} is no instruction set: take avx512, avx2 or portable")),
+            None => Err(format!("DYNAMICINFER_ISA={name} is no instruction set: take avx512, avxvnni, avx2 or portable")),
             Some(isa) if !isa.is_supported() => {
                 Err(format!("DYNAMICINFER_ISA={name}: this processor does not have it; take another or unset it"))
             }
@@ -184,6 +187,8 @@ impl Isa {
             Isa::Avx2 => {
                 is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") && is_x86_feature_detected!("f16c")
             }
+            #[cfg(target_arch = "x86_64")]
+            Isa::AvxVnni => Isa::Avx2.is_supported() && is_x86_feature_detected!("avxvnni"),
             #[cfg(target_arch = "x86_64")]
             Isa::Avx512 => {
                 Isa::Avx2.is_supported()
@@ -219,6 +224,8 @@ impl Kernels {
         }
         Some(match isa {
             Isa::Portable => portable::KERNELS,
+            #[cfg(target_arch = "x86_64")]
+            Isa::AvxVnni => avx2::KERNELS_VNNI,
             #[cfg(target_arch = "x86_64")]
             Isa::Avx2 => avx2::KERNELS,
             #[cfg(target_arch = "x86_64")]

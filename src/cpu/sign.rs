@@ -62,7 +62,7 @@ pub fn kernel(isa: Isa) -> Scores {
         #[cfg(target_arch = "x86_64")]
         Isa::Avx512 if is_x86_feature_detected!("avx512vpopcntdq") => x86::avx512,
         #[cfg(target_arch = "x86_64")]
-        Isa::Avx512 | Isa::Avx2 => x86::avx2,
+        Isa::Avx512 | Isa::AvxVnni | Isa::Avx2 => x86::avx2,
         #[cfg(not(target_arch = "x86_64"))]
         _ => portable,
     }

@@ -23,13 +23,14 @@ macro_rules! axpys {
     };
 }
 
+#[macro_use]
 mod blocks;
 mod floats;
+mod gemm;
 mod grouped;
 
 use super::{Columns, Isa, Kernels, Rows, by_type, whole_rows};
 use crate::formats::blocks::BlockType;
-use crate::formats::rows::Quant;
 use floats::{axpy_f16, axpy_f32, dot_float};
 use grouped::{axpy_q4, axpy_q8, dot_grouped};
 use std::arch::x86_64::*;
@@ -41,14 +42,17 @@ pub const KERNELS: Kernels = Kernels {
         blocks::DOTS,
     ),
     axpys: by_type([axpy_f32, axpy_f16, axpy_q8, axpy_q4], blocks::AXPYS),
-    gemms: [None; Quant::COUNT],
-    panel_width: 1,
-    fill_panel: super::gemm::fill,
+    gemms: gemm::GEMMS,
+    panel_width: gemm::WIDTH,
+    fill_panel: gemm::fill,
     touch: super::touch_nothing,
     adds_as_read: true,
     block_ahead: true,
     rows_together: by_type([1; 4], [1; BlockType::COUNT]),
 };
+
+/// The same where there is AVX-VNNI.
+pub const KERNELS_VNNI: Kernels = Kernels { isa: Isa::AvxVnni, gemms: gemm::GEMMS_VNNI, ..KERNELS };
 
 /// Up to this many columns rows are read one after the other, as for one column.
 const FEW: usize = 4;

@@ -5,7 +5,7 @@
 //! is here. Minima are multiplied by the sums of the inputs.
 
 #[macro_use]
-mod source;
+pub(super) mod source;
 mod axpy;
 mod iq4_nl;
 mod iq4_xs;

@@ -1,10 +1,10 @@
 //! From rows of weights to a strip's panel.
 
 use super::LANES;
-use super::tile::{self, GROUPS, MAGIC, Panel};
+use super::tile::{self, GROUPS, Panel};
 use crate::cpu::avx512::blocks::{self as units, MAX_STEP, Unpack, by_lane};
 use crate::cpu::columns::{BLOCK, group_of_lane};
-use crate::cpu::gemm::DEPTH;
+use crate::cpu::gemm::{DEPTH, MAGIC};
 use crate::formats::rows::{GROUP, PACK};
 use std::arch::x86_64::*;
 use std::ops::Range;

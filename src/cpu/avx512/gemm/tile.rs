@@ -1,15 +1,14 @@
 //! A strip's panel, and its product with a panel of columns.
 
 use super::{HIGH, LANES, WIDTH};
+#[cfg(doc)]
+use crate::cpu::gemm::MAGIC;
 use crate::cpu::gemm::{DEPTH, words};
 use crate::formats::rows::GROUP;
 use std::arch::x86_64::*;
 
 /// Groups of a panel.
 pub const GROUPS: usize = DEPTH / GROUP;
-
-/// A float whose last bit is worth one, in the middle of those.
-pub const MAGIC: f32 = 12_582_912.0; // 1.5 * 2^23
 
 /// Up to [`DEPTH`] numbers of each of 32 rows. A lane is a row. Where groups of 32 have one scale the second of their halves is not used.
 #[repr(C, align(64))]

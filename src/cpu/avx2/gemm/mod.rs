@@ -1,0 +1,161 @@
+//! Products with many columns, as those of `avx512/gemm` with registers of half the size.
+//!
+//! Weights are signed, inputs unsigned and 128 too large. With AVX-VNNI four products are added at once, and every type has such a
+//! product. Without it `maddubs` adds two in 16 bits and saturates silently, so sums stay there only for as many steps as cannot reach
+//! 2^15: inputs are at most 255, so that four steps of codes up to 15 or two of codes up to 32 fit. Codes of eight bits would fit none, and
+//! their types are left to the row kernels.
+
+mod source;
+mod tile;
+
+use super::prefetch;
+use crate::cpu::gemm::{self, DEPTH, Gemm, Panels, words};
+use crate::formats::blocks::{self, BlockType};
+use crate::formats::rows::{GROUP, Quant};
+use source::{Packs, Source};
+use std::arch::x86_64::*;
+use std::mem::MaybeUninit;
+use std::ops::Range;
+use tile::{Out, Panel, Sums};
+
+/// Columns of a panel, and of a tile.
+pub(in crate::cpu) const WIDTH: usize = 6;
+
+/// Registers of rows in a strip.
+const HIGH: usize = 4;
+
+/// Rows of a register.
+const LANES: usize = 8;
+
+/// Panels of columns whose sums wait on the stack while the next piece of a strip's rows is unpacked: 258 columns.
+const PANELS: usize = 43;
+
+/// As [`gemm::fill`].
+#[target_feature(enable = "avx2,fma,f16c")]
+pub(in crate::cpu) unsafe fn fill(columns: &[&[f32]], width: usize, out: &mut [u32]) {
+    gemm::fill_up(columns.len(), width, out);
+    for (c, column) in columns.iter().enumerate() {
+        for (group, values) in out.chunks_exact_mut(words(width)).zip(column.as_chunks::<GROUP>().0) {
+            // SAFETY: 32 numbers.
+            let numbers = [0, 1, 2, 3].map(|i| unsafe { _mm256_loadu_ps(values.as_ptr().add(i * LANES)) });
+            let sizes = numbers.map(|v| _mm256_andnot_ps(_mm256_set1_ps(-0.0), v));
+            let tops = _mm256_max_ps(_mm256_max_ps(sizes[0], sizes[1]), _mm256_max_ps(sizes[2], sizes[3]));
+            let tops = _mm_max_ps(_mm256_castps256_ps128(tops), _mm256_extractf128_ps::<1>(tops));
+            let tops = _mm_max_ps(tops, _mm_movehl_ps(tops, tops));
+            let step = _mm_cvtss_f32(_mm_max_ss(tops, _mm_movehdup_ps(tops))) / 127.0;
+            let inverse = _mm256_set1_ps(if step > 0.0 { 1.0 / step } else { 0.0 });
+            let [a, b, c_, d] = numbers.map(|v| _mm256_cvtps_epi32(_mm256_mul_ps(v, inverse)));
+            // Four codes of each of the four registers' low halves, then of their high halves.
+            let codes = _mm256_packs_epi16(_mm256_packs_epi32(a, b), _mm256_packs_epi32(c_, d));
+            let raised = _mm256_xor_si256(codes, _mm256_set1_epi8(-128));
+            let sums = _mm256_sad_epu8(raised, _mm256_setzero_si256());
+            let sums = _mm_add_epi64(_mm256_castsi256_si128(sums), _mm256_extracti128_si256::<1>(sums));
+            let [low, high] =
+                [_mm_cvtsi128_si32(sums), _mm_extract_epi32::<2>(sums)].map(|sum| sum - 128 * (GROUP / 2) as i32);
+            let mut fours = [0u32; GROUP / 4];
+            // SAFETY: as many bytes.
+            unsafe { _mm256_storeu_si256(fours.as_mut_ptr().cast(), raised) };
+            for (k, four) in [0, 4, 1, 5, 2, 6, 3, 7].into_iter().enumerate() {
+                group[k * width + c] = fours[four];
+            }
+            group[8 * width + c] = step.to_bits();
+            for (k, sum) in [low + high, low, high].into_iter().enumerate() {
+                group[(9 + k) * width + c] = (step * sum as f32).to_bits();
+            }
+        }
+    }
+}
+
+/// The largest code of each type without its sign, which decides how many steps fit in 16 bits; 0 where none does, or where nothing is
+/// gained (q2_k at 0.9 of the row kernels' speed).
+macro_rules! by_type {
+    ($($name:ident $largest:literal),*) => {
+        const fn all<const VNNI: bool>() -> [Option<Gemm>; Quant::COUNT] {
+            let mut all: [Option<Gemm>; Quant::COUNT] = [None; Quant::COUNT];
+            all[Quant::Q4.index()] = Some(multiply::<Packs<true>, VNNI, 8>);
+            if VNNI {
+                all[Quant::Q8.index()] = Some(multiply::<Packs<false>, true, 0>);
+            }
+            $(if VNNI || $largest > 0 {
+                all[Quant::Block(BlockType::$name).index()] = Some(multiply::<blocks::$name, VNNI, $largest>);
+            })*
+            all
+        }
+    };
+}
+by_type! {
+    Q8_0 0, Q4_0 8, Q4_1 15, Q5_0 16, Q5_1 31, Q2_K 0, Q3_K 4, Q4_K 15, Q5_K 31, Q6_K 32, IQ4_NL 0, IQ4_XS 0, MXFP4 12
+}
+
+/// The products of AVX2.
+pub(in crate::cpu) const GEMMS: [Option<Gemm>; Quant::COUNT] = all::<false>();
+
+/// The products of AVX-VNNI.
+pub(in crate::cpu) const GEMMS_VNNI: [Option<Gemm>; Quant::COUNT] = all::<true>();
+
+/// The [`Gemm`] of one type, whose largest code is LARGEST.
+#[target_feature(enable = "avx2,fma,f16c")]
+unsafe fn multiply<T: Source, const VNNI: bool, const LARGEST: usize>(
+    rows: &[*const u8],
+    x: &Panels,
+    y: *mut f32,
+    stride: usize,
+) {
+    debug_assert_eq!(x.width, WIDTH);
+    let all = x.n.div_ceil(WIDTH);
+    for first in (0..rows.len()).step_by(HIGH * LANES) {
+        for panel in (0..all).step_by(PANELS) {
+            // SAFETY: the caller's promises.
+            unsafe { strip::<T, VNNI, LARGEST>(rows, first, x, panel..all.min(panel + PANELS), y, stride) };
+        }
+    }
+}
+
+/// Products of the strip that begins at row `first` with some panels of columns.
+#[target_feature(enable = "avx2,fma,f16c")]
+unsafe fn strip<T: Source, const VNNI: bool, const LARGEST: usize>(
+    rows: &[*const u8],
+    first: usize,
+    x: &Panels,
+    panels: Range<usize>,
+    y: *mut f32,
+    stride: usize,
+) {
+    let mut panel: MaybeUninit<Panel> = MaybeUninit::uninit();
+    let mut sums: MaybeUninit<[[Sums; HIGH]; PANELS]> = MaybeUninit::uninit();
+    let (here, later) = rows[first..].split_at((rows.len() - first).min(HIGH * LANES));
+    let tile = const { if VNNI { tile::with_vnni(T::KIND) } else { tile::without_vnni(T::KIND, LARGEST) } };
+    for start in (0..x.cols).step_by(DEPTH) {
+        let groups = (x.cols - start).min(DEPTH) / GROUP;
+        for (i, rows) in here.chunks(LANES).enumerate() {
+            // SAFETY: the caller's promises.
+            unsafe { source::unpack::<T>(rows, x.cols, start, panel.as_mut_ptr(), i) };
+        }
+        // What is unpacked next is asked for while the columns pass, a few rows at a time.
+        let is_last = start + DEPTH >= x.cols;
+        let (next, at) = if is_last { (&later[..later.len().min(HIGH * LANES)], 0) } else { (here, start + DEPTH) };
+        let count = panels.len();
+        for (place, p) in panels.clone().enumerate() {
+            for row in &next[place * next.len() / count..(place + 1) * next.len() / count] {
+                T::piece(x.cols, at).step_by(64).for_each(|byte| prefetch(row.wrapping_add(byte)));
+            }
+            let input = x.panel(p, start / GROUP);
+            debug_assert!(input.len() >= groups * words(WIDTH));
+            for i in 0..here.len().div_ceil(LANES) {
+                // SAFETY: the caller's promises; sums of an earlier piece were written by it.
+                unsafe {
+                    let out = Out {
+                        sums: sums.as_mut_ptr().cast::<Sums>().add(place * HIGH + i),
+                        y: y.add(p * WIDTH * stride + first + i * LANES),
+                        stride,
+                        rows: LANES.min(here.len() - i * LANES),
+                        columns: WIDTH.min(x.n - p * WIDTH),
+                        is_first: start == 0,
+                        is_last,
+                    };
+                    tile(panel.assume_init_ref(), i, groups, input.as_ptr(), out);
+                }
+            }
+        }
+    }
+}

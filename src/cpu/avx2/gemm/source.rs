@@ -1,0 +1,256 @@
+//! From rows of weights to a strip's panel.
+
+use super::LANES;
+use super::tile::{self, GROUPS, Panel};
+use crate::cpu::avx2::blocks::source::{SLOTS, Source as Spans, blocks_left, there};
+use crate::cpu::avx2::load_f16;
+use crate::cpu::columns::BLOCK;
+use crate::cpu::gemm::{DEPTH, MAGIC};
+use crate::formats::blocks::{Block, BlockType};
+use crate::formats::rows::{GROUP, PACK};
+use std::arch::x86_64::*;
+use std::mem::MaybeUninit;
+use std::ops::Range;
+
+/// [`DEPTH`] numbers of 8 rows, unpacked row by row.
+#[repr(C, align(64))]
+pub struct Opened {
+    /// Signed codes.
+    codes: [[__m256i; DEPTH / 32]; LANES],
+    /// Scales as they come, and what is added.
+    scales: [[__m256; 4]; LANES],
+    added: [[__m256; 4]; LANES],
+}
+
+/// A type of weights.
+///
+/// # Safety
+/// For all functions: what is named of the row can be read, and the CPU has AVX2, FMA and F16C.
+pub trait Source {
+    /// What it has, as `tile` counts it.
+    const KIND: u8;
+
+    /// Registers of scales for 256 numbers.
+    const SCALES: usize;
+
+    /// Where the bytes of numbers `start..start + DEPTH` of a row of `cols` lie, without what lies apart from them.
+    fn piece(cols: usize, start: usize) -> Range<usize>;
+
+    /// Unpacks numbers from `start` on into row `r`; what is behind the row's end becomes anything finite.
+    unsafe fn open(row: *const u8, cols: usize, start: usize, to: *mut Opened, r: usize);
+
+    /// Where the four codes at lane `lane` of register `m` belong: their group, and their place among its eight.
+    fn place(cols: usize, start: usize, m: usize, lane: usize) -> (usize, usize);
+
+    /// To which group and half the scale at lane `lane` of register `m` belongs.
+    fn place_of_scale(m: usize, lane: usize) -> (usize, usize);
+}
+
+impl<T: Spans + Block> Source for T {
+    const KIND: u8 = {
+        let halves = if T::HALVES { tile::HALVES } else { 0 };
+        let mins = if has_minima(T::TYPE) { tile::MINS } else { 0 };
+        halves | mins | if matches!(T::TYPE, BlockType::MXFP4) { tile::WIDE } else { 0 }
+    };
+    const SCALES: usize = if T::HALVES { 2 } else { 1 };
+
+    #[inline]
+    fn piece(cols: usize, start: usize) -> Range<usize> {
+        start / T::NUMBERS * T::BYTES..(start + DEPTH).min(cols) / T::NUMBERS * T::BYTES
+    }
+
+    #[inline]
+    #[target_feature(enable = "avx2,fma,f16c")]
+    unsafe fn open(row: *const u8, cols: usize, start: usize, to: *mut Opened, r: usize) {
+        for span in 0..(cols - start).min(DEPTH).div_ceil(BLOCK) {
+            let whole = T::NUMBERS == BLOCK || start + (span + 1) * BLOCK <= cols;
+            // SAFETY: the caller's promises.
+            unsafe {
+                let at = row.add((start / BLOCK + span) * T::SPAN);
+                if whole {
+                    open_span::<T>(at, 7, span, to, r);
+                } else {
+                    open_last::<T>(at, blocks_left::<T>(cols) - 1, span, to, r);
+                }
+            }
+        }
+    }
+
+    #[inline]
+    fn place(_: usize, _: usize, m: usize, lane: usize) -> (usize, usize) {
+        (m, lane)
+    }
+
+    #[inline]
+    fn place_of_scale(m: usize, lane: usize) -> (usize, usize) {
+        if T::HALVES { (m * 4 + lane / 2, lane % 2) } else { (m * 8 + SLOTS[lane], 0) }
+    }
+}
+
+/// Whether a type's factors have minima.
+const fn has_minima(kind: BlockType) -> bool {
+    use BlockType::*;
+    matches!(kind, Q4_1 | Q5_1 | Q2_K | Q4_K | Q5_K)
+}
+
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+unsafe fn open_span<T: Spans>(at: *const u8, last: usize, span: usize, to: *mut Opened, r: usize) {
+    let offset = _mm256_set1_epi8(if T::SIGNED { 0 } else { T::OFFSET });
+    // SAFETY: the caller's promises.
+    unsafe {
+        each_32!(|K| {
+            (*to).codes[r][8 * span + K] = _mm256_sub_epi8(T::codes(at, there(K, last)), offset);
+        });
+        let factors = T::factors(at, last);
+        let each = if T::HALVES { 2 } else { 1 };
+        for half in 0..each {
+            (*to).scales[r][each * span + half] = factors.scales[half];
+            if let Some(mins) = factors.mins {
+                (*to).added[r][each * span + half] = mins[half];
+            }
+        }
+    }
+}
+
+/// [`open_span`] of which blocks are missing.
+#[inline(never)]
+#[target_feature(enable = "avx2,fma,f16c")]
+unsafe fn open_last<T: Spans>(at: *const u8, last: usize, span: usize, to: *mut Opened, r: usize) {
+    // SAFETY: the caller's promises.
+    unsafe { open_span::<T>(at, last, span, to, r) };
+}
+
+/// Rows of our own form, q8_0 or (FOUR) q4_0.
+pub struct Packs<const FOUR: bool>;
+
+impl<const FOUR: bool> Source for Packs<FOUR> {
+    const KIND: u8 = 0;
+    const SCALES: usize = 1;
+
+    #[inline]
+    fn piece(cols: usize, start: usize) -> Range<usize> {
+        let bytes = |numbers: usize| if FOUR { numbers / 2 } else { numbers };
+        bytes(start)..bytes((start + DEPTH).min(cols))
+    }
+
+    #[inline]
+    #[target_feature(enable = "avx2,fma,f16c")]
+    unsafe fn open(row: *const u8, cols: usize, start: usize, to: *mut Opened, r: usize) {
+        let groups = (cols - start).min(DEPTH) / GROUP;
+        let (low, eight) = (_mm256_set1_epi8(15), _mm256_set1_epi8(8));
+        // SAFETY: the caller's promises.
+        unsafe {
+            let codes = row.add(if FOUR { start / 2 } else { start });
+            let mut scales = [0u16; GROUPS];
+            let from = row.add(if FOUR { cols / 2 } else { cols } + start / GROUP * 2).cast::<u16>();
+            std::ptr::copy_nonoverlapping(from, scales.as_mut_ptr(), groups);
+            (*to).scales[r][0] = load_f16(scales.as_ptr());
+            (*to).scales[r][1] = load_f16(scales.as_ptr().add(8));
+            for m in 0..groups {
+                (*to).codes[r][m] = if !FOUR {
+                    _mm256_loadu_si256(codes.add(32 * m).cast())
+                } else if groups == GROUPS {
+                    // Registers of 64 bytes have two halves, and come in pairs of low and high bits.
+                    let pair = _mm256_loadu_si256(codes.add(m / 4 * 64 + m % 2 * 32).cast());
+                    let four = if m / 2 % 2 == 0 { pair } else { _mm256_srli_epi16::<4>(pair) };
+                    _mm256_sub_epi8(_mm256_and_si256(four, low), eight)
+                } else {
+                    let bytes = _mm_loadu_si128(codes.add(16 * m).cast());
+                    let four = _mm256_set_m128i(_mm_srli_epi16::<4>(bytes), bytes);
+                    _mm256_sub_epi8(_mm256_and_si256(four, low), eight)
+                };
+            }
+        }
+    }
+
+    #[inline]
+    fn place(cols: usize, start: usize, m: usize, lane: usize) -> (usize, usize) {
+        if cols - start >= PACK { (m % 2 * 8 + lane, m / 2) } else { (m, lane) }
+    }
+
+    #[inline]
+    fn place_of_scale(m: usize, lane: usize) -> (usize, usize) {
+        (m * 8 + lane, 0)
+    }
+}
+
+/// Unpacks numbers `start..start + DEPTH` of at most 8 rows into registers `i` of the panel. Of missing rows it takes the last.
+#[target_feature(enable = "avx2,fma,f16c")]
+pub unsafe fn unpack<T: Source>(rows: &[*const u8], cols: usize, start: usize, to: *mut Panel, i: usize) {
+    let mut opened = MaybeUninit::<Opened>::uninit();
+    let opened = opened.as_mut_ptr();
+    let groups = (cols - start).min(DEPTH) / GROUP;
+    // SAFETY: the caller's promises; what is read of `opened` was written.
+    unsafe {
+        for r in 0..LANES {
+            T::open(rows[r.min(rows.len() - 1)], cols, start, opened, r);
+        }
+        for m in 0..groups {
+            for half in 0..2 {
+                let fours = transposed((&raw const (*opened).codes[0][m]).cast::<__m128i>().add(half), DEPTH / 16);
+                for (j, four) in fours.into_iter().enumerate() {
+                    let (g, k) = T::place(cols, start, m, 4 * half + j);
+                    (*to).codes[g][k][i] = four;
+                }
+            }
+        }
+        for g in 0..groups {
+            begin::<T>(&mut *to, g, i);
+        }
+        for m in 0..(T::SCALES * groups).div_ceil(8) {
+            for half in 0..2 {
+                let row = |of: *const [__m256; 4]| of.cast::<__m128i>().add(2 * m + half);
+                let scales = transposed(row(&raw const (*opened).scales[0]), 8);
+                for (j, scale) in scales.into_iter().enumerate() {
+                    let (g, part) = T::place_of_scale(m, 4 * half + j);
+                    let scale = _mm256_castsi256_ps(scale);
+                    (*to).scale[g][part][i] = scale;
+                    (*to).magic[g][part][i] = _mm256_mul_ps(scale, _mm256_set1_ps(MAGIC));
+                }
+                if T::KIND & tile::MINS != 0 {
+                    let added = transposed(row(&raw const (*opened).added[0]), 8);
+                    for (j, added) in added.into_iter().enumerate() {
+                        let (g, part) = T::place_of_scale(m, 4 * half + j);
+                        (*to).added[g][part][i] = _mm256_castsi256_ps(added);
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// What the sums of group `g` begin with: less 128 times the sum of the codes.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+fn begin<T: Source>(to: &mut Panel, g: usize, i: usize) {
+    let parts = if T::KIND & tile::HALVES != 0 { 2 } else { 1 };
+    for part in 0..parts {
+        let mut sum = _mm256_set1_epi32(if T::KIND & tile::WIDE != 0 { 0 } else { MAGIC.to_bits() as i32 });
+        for k in part * 8 / parts..(part + 1) * 8 / parts {
+            // Two codes of -128 are as large as they can be: 256.
+            let pairs = _mm256_maddubs_epi16(_mm256_set1_epi8(1), to.codes[g][k][i]);
+            sum = _mm256_sub_epi32(sum, _mm256_madd_epi16(pairs, _mm256_set1_epi16(128)));
+        }
+        to.start[g][part][i] = sum;
+    }
+}
+
+/// Four lanes of 8 rows, `stride` times 16 bytes apart, as four registers with a lane for each row.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+unsafe fn transposed(first: *const __m128i, stride: usize) -> [__m256i; 4] {
+    // SAFETY: the caller promises 16 bytes of each row.
+    let both = |r: usize| unsafe {
+        _mm256_set_m128i(_mm_load_si128(first.add((r + 4) * stride)), _mm_load_si128(first.add(r * stride)))
+    };
+    let (a, b, c, d) = (both(0), both(1), both(2), both(3));
+    let (ab, cd) = (_mm256_unpacklo_epi32(a, b), _mm256_unpacklo_epi32(c, d));
+    let (ab_high, cd_high) = (_mm256_unpackhi_epi32(a, b), _mm256_unpackhi_epi32(c, d));
+    [
+        _mm256_unpacklo_epi64(ab, cd),
+        _mm256_unpackhi_epi64(ab, cd),
+        _mm256_unpacklo_epi64(ab_high, cd_high),
+        _mm256_unpackhi_epi64(ab_high, cd_high),
+    ]
+}
