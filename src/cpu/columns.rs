@@ -1,6 +1,7 @@
 //! The input of a kernel: columns (tokens) of activations, as f32 and, for quantised weights, as int8.
 
 use super::aligned::{Aligned, LINE};
+use super::rounding::{round, sum};
 use super::{Kernels, MAX_COLUMNS, Panels, ThreadPool};
 use crate::formats::rows::{GROUP, Input, PACK, Quant};
 
@@ -319,22 +320,4 @@ fn pick<T: Copy>(from: &[T], each: usize, chosen: impl Iterator<Item = usize>, t
     if !from.is_empty() {
         chosen.for_each(|column| to.extend_from_slice(&from[column * each..(column + 1) * each]));
     }
-}
-
-/// A group of 32 numbers as codes of -127 to 127 and their step.
-pub(super) fn round(group: &[f32]) -> (f32, [i8; GROUP]) {
-    let top = group.iter().fold(0f32, |m, v| m.max(v.abs()));
-    let step = top / 127.0;
-    let inverse = if step > 0.0 { 1.0 / step } else { 0.0 };
-    let mut rounded = [0i8; GROUP];
-    for (code, v) in rounded.iter_mut().zip(group) {
-        // Round to nearest by the addition that pushes the fraction out of an f32: it vectorises.
-        const MAGIC: f32 = 12_582_912.0; // 1.5 * 2^23
-        *code = ((v * inverse + MAGIC).to_bits() as i32 - MAGIC.to_bits() as i32) as i8;
-    }
-    (step, rounded)
-}
-
-pub(super) fn sum(codes: &[i8]) -> f32 {
-    codes.iter().map(|&code| i32::from(code)).sum::<i32>() as f32
 }

@@ -6,7 +6,7 @@
 
 use super::Kernels;
 use super::aligned::Aligned;
-use super::columns::{round, sum};
+use super::rounding::{round, sum};
 use super::thread_pool::{Parts, ThreadPool};
 use crate::formats::rows::GROUP;
 

@@ -44,6 +44,7 @@ mod columns;
 pub mod gemm;
 mod portable;
 pub mod reference;
+mod rounding;
 pub mod sign;
 pub mod thread_pool;
 

@@ -1,0 +1,148 @@
+//! Products of quantised weights with the columns of a prompt, on one thread: billions of operations a second (a product and a sum are
+//! two) in the time that the thread had a core, as a share of what a loop over registers alone reaches in the same minute, and beside the
+//! row kernels.
+//!
+//! Run: cargo bench --bench gemm -- [type] [avx512|avxvnni|avx2]
+
+use dynamicinfer::clock;
+use dynamicinfer::cpu::{Columns, Isa, Kernels, Panels, Rows, ThreadPool};
+use dynamicinfer::formats::rows::{self, Quant};
+use dynamicinfer::prng::Prng;
+use std::hint::black_box;
+
+/// Rows and numbers of a row.
+const SHAPES: [(usize, usize); 3] = [(5632, 2048), (2048, 5632), (2048, 2048)];
+const COLUMNS: [usize; 4] = [33, 64, 128, 256];
+/// Medians of so many rounds, in which all that is compared takes turns.
+const ROUNDS: usize = 7;
+/// Rows that a task takes, about.
+const TASK: usize = 128;
+
+fn main() {
+    let args: Vec<String> = std::env::args().skip(1).filter(|arg| !arg.starts_with('-')).collect();
+    let isa = Isa::ALL.into_iter().find(|isa| args.iter().any(|arg| arg == isa.name()));
+    let kernels = isa.map_or_else(Kernels::best, |isa| Kernels::of(isa).expect("this machine does not have it"));
+    println!(
+        "| type | rows x numbers | columns | GOPS | of the peak | row kernels, GOPS | ratio | input, us (before) |"
+    );
+    println!("|---|---|---|---|---|---|---|---|");
+    for quant in Quant::all() {
+        let wanted = args.iter().all(|arg| arg == quant.name() || Isa::ALL.iter().any(|isa| isa.name() == arg));
+        if wanted && kernels.gemm(quant).is_some() {
+            SHAPES.into_iter().for_each(|(rows, cols)| measure(&kernels, quant, rows, cols));
+        }
+    }
+}
+
+/// Seconds that this thread computes in `work`.
+fn seconds(work: impl FnOnce()) -> f64 {
+    let start = clock::computed();
+    work();
+    (clock::computed() - start).as_secs_f64()
+}
+
+fn measure(kernels: &Kernels, quant: Quant, rows: usize, cols: usize) {
+    let mut rng = Prng::new(1);
+    let mut numbers = |count: usize| -> Vec<f32> { (0..count).map(|_| rng.next_f64() as f32 - 0.5).collect() };
+    let (bytes, one) = (quant.row_bytes(cols), numbers(cols));
+    let mut row = vec![0u64; bytes / 8];
+    rows::encode(quant, &one, bytemuck::cast_slice_mut(&mut row));
+    let weights = row.repeat(rows);
+    let weights = Rows { first: weights.as_ptr().cast(), stride: bytes, ahead: 0 };
+    let gemm = kernels.gemm(quant).unwrap();
+    let mut pool = ThreadPool::new(1);
+    for n in COLUMNS {
+        let (input, mut y) = (numbers(n * cols), vec![0.0; n * rows]);
+        let (mut x, mut panels) = (Columns::default(), Panels::default());
+        let mut times = [const { Vec::new() }; 5];
+        for _ in 0..ROUNDS {
+            times[0].push(seconds(|| panels.set(&mut pool, kernels, &input, n)));
+            times[1].push(seconds(|| x.set(&input, n, quant)));
+            times[2].push(seconds(|| {
+                for first in (0..rows).step_by(TASK) {
+                    let pointers: Vec<_> = (first..rows.min(first + TASK)).map(|r| weights.row(r)).collect();
+                    // SAFETY: whole rows; the kernels are supported here.
+                    unsafe { gemm(&pointers, black_box(&panels), y.as_mut_ptr().add(first), rows) };
+                }
+            }));
+            times[3].push(seconds(|| {
+                for first in (0..rows).step_by(TASK) {
+                    let count = TASK.min(rows - first);
+                    // SAFETY: as above.
+                    unsafe {
+                        kernels.dot(quant)(weights.from(first), count, black_box(&x), y.as_mut_ptr().add(first), rows)
+                    };
+                }
+            }));
+            times[4].push(peak(kernels.isa));
+        }
+        let [set, set_before, gemm, dots, peak] = times.map(|mut times| {
+            times.sort_by(f64::total_cmp);
+            times[times.len() / 2]
+        });
+        let gops = 2e-9 * (rows * cols * n) as f64;
+        println!(
+            "| {} | {rows} x {cols} | {n} | {:.0} | {:.0} % | {:.0} | {:.2} | {:.0} ({:.0}) |",
+            quant.name(),
+            gops / gemm,
+            100.0 * gops / gemm / peak,
+            gops / dots,
+            dots / gemm,
+            1e6 * set,
+            1e6 * set_before
+        );
+    }
+}
+
+/// GOPS of products in registers alone, twelve sums side by side.
+#[cfg(target_arch = "x86_64")]
+fn peak(isa: Isa) -> f64 {
+    const TURNS: usize = 200_000;
+    // SAFETY: the kernels of `isa` are supported here.
+    let (bytes, seconds) = unsafe {
+        match isa {
+            Isa::Avx512 => (64, seconds(|| zmm(black_box(TURNS)))),
+            Isa::AvxVnni => (32, seconds(|| ymm(black_box(TURNS)))),
+            _ => (32, seconds(|| maddubs(black_box(TURNS)))),
+        }
+    };
+    2e-9 * (TURNS * 12 * bytes) as f64 / seconds
+}
+
+#[cfg(not(target_arch = "x86_64"))]
+fn peak(_: Isa) -> f64 {
+    f64::NAN
+}
+
+/// A function that adds products in registers.
+#[cfg(target_arch = "x86_64")]
+macro_rules! in_registers {
+    ($name:ident, $features:literal, $zero:ident, $ones:ident, |$sum:ident, $a:ident, $b:ident| $add:expr) => {
+        #[target_feature(enable = $features)]
+        unsafe fn $name(turns: usize) {
+            use std::arch::x86_64::*;
+            let mut sums = [0; 12].map(|_| black_box($zero()));
+            let ($a, $b) = (black_box($ones(3)), black_box($ones(5)));
+            for _ in 0..turns {
+                for $sum in &mut sums {
+                    *$sum = $add;
+                }
+            }
+            black_box(sums);
+        }
+    };
+}
+#[cfg(target_arch = "x86_64")]
+in_registers!(zmm, "avx512f,avx512vnni", _mm512_setzero_si512, _mm512_set1_epi8, |sum, a, b| _mm512_dpbusd_epi32(
+    *sum, a, b
+));
+#[cfg(target_arch = "x86_64")]
+in_registers!(ymm, "avx2,avxvnni", _mm256_setzero_si256, _mm256_set1_epi8, |sum, a, b| _mm256_dpbusd_avx_epi32(
+    *sum, a, b
+));
+// Its sums in 16 bits have to be added by more instructions: no product with many columns can come near.
+#[cfg(target_arch = "x86_64")]
+in_registers!(maddubs, "avx2", _mm256_setzero_si256, _mm256_set1_epi8, |sum, a, b| _mm256_maddubs_epi16(
+    *sum,
+    _mm256_or_si256(a, b)
+));

@@ -1,0 +1,22 @@
+//! How activations become int8.
+
+use crate::formats::rows::GROUP;
+
+/// A group of 32 numbers as codes of -127 to 127 and their step.
+pub fn round(group: &[f32]) -> (f32, [i8; GROUP]) {
+    let top = group.iter().fold(0f32, |m, v| m.max(v.abs()));
+    let step = top / 127.0;
+    let inverse = if step > 0.0 { 1.0 / step } else { 0.0 };
+    let mut rounded = [0i8; GROUP];
+    for (code, v) in rounded.iter_mut().zip(group) {
+        // Round to nearest by the addition that pushes the fraction out of an f32: it vectorises.
+        const MAGIC: f32 = 12_582_912.0; // 1.5 * 2^23
+        *code = ((v * inverse + MAGIC).to_bits() as i32 - MAGIC.to_bits() as i32) as i8;
+    }
+    (step, rounded)
+}
+
+/// The sum of some codes.
+pub fn sum(codes: &[i8]) -> f32 {
+    codes.iter().map(|&code| i32::from(code)).sum::<i32>() as f32
+}
