@@ -56,7 +56,7 @@ fn measure(kernels: &Kernels, quant: Quant, rows: usize, cols: usize) {
         let (mut x, mut panels) = (Columns::default(), Panels::default());
         let mut times = [const { Vec::new() }; 5];
         for _ in 0..ROUNDS {
-            times[0].push(seconds(|| panels.set(&mut pool, kernels, &input, n)));
+            times[0].push(seconds(|| panels.set(Some(&mut pool), kernels, &input, n)));
             times[1].push(seconds(|| x.set(&input, n, quant)));
             times[2].push(seconds(|| {
                 for first in (0..rows).step_by(TASK) {

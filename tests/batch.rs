@@ -10,11 +10,11 @@ use dynamicinfer::engine::sampler::argmax;
 use dynamicinfer::engine::{BatchToken, Choice, Engine, Logits, Sparsity};
 use dynamicinfer::formats::machine_profile::{MachineProfile, Rate};
 use dynamicinfer::formats::rows::Quant;
-use dynamicinfer::model::{KvCache, KvType, Model};
+use dynamicinfer::model::{KvCache, KvType};
 use dynamicinfer::open::{VramBudget, place};
 use dynamicinfer::placement::memory_plan::{Footprint, KvPlace, PartName, Request};
 use dynamicinfer::prng::Prng;
-use support::{RATES, error, on_device, opened, packed};
+use support::{RATES, error, on_device, opened};
 
 /// Rope, learned positions, a sliding window, biases, both kinds of sparse FFN, attention beside the FFN, normed queries, experts.
 const FAMILIES: [&str; 10] =

@@ -229,7 +229,15 @@ fn recorded(store: &Path, path: &Path, ahead: usize) -> TraceFile {
     let predictor: Arc<dyn Predictor> = Arc::new(Exact::new(&engine.model, &activation_thresholds));
     let texts = vec![("text".into(), tokens())];
     let made = serde_json::Value::Null;
-    let request = Request { texts, window: TOKENS, kv: KvType::F32, predictor, activation_thresholds, ahead, made };
+    let request = Request {
+        texts,
+        window: TOKENS,
+        kv: KvType::F32,
+        predictor: Some(predictor),
+        activation_thresholds,
+        ahead,
+        made,
+    };
     record(&mut engine, &request, path, |_, _| Ok(())).unwrap();
     TraceFile::open(path).unwrap()
 }

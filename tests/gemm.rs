@@ -87,7 +87,7 @@ fn quantised() -> impl Iterator<Item = Quant> {
 fn products(kernels: &Kernels, weights: &Weights, input: &[f32], n: usize) -> Option<Vec<f32>> {
     let gemm = kernels.gemm(weights.quant)?;
     let mut x = Panels::default();
-    x.set(&mut ThreadPool::new(1), kernels, input, n);
+    x.set(None, kernels, input, n);
     let count = weights.rows.len();
     // Behind each column there is something that must stay as it is.
     let stride = count + 3;
@@ -247,10 +247,10 @@ fn inputs_are_rounded_alike() {
     (0..32).for_each(|i| input[2 * cols + i] = if i == 0 { 127.0 } else { i as f32 - 15.5 });
     let plain = Kernels::of(Isa::Portable).unwrap();
     let mut truth = Panels::default();
-    truth.set(&mut pool, &plain, &input, n);
+    truth.set(Some(&mut pool), &plain, &input, n);
     for kernels in supported() {
         let mut x = Panels::default();
-        x.set(&mut pool, &kernels, &input, n);
+        x.set(Some(&mut pool), &kernels, &input, n);
         for b in 0..n.next_multiple_of(x.width) {
             for group in 0..cols / 32 {
                 let (words, place) = (x.panel(b / x.width, group), b % x.width);

@@ -160,5 +160,7 @@ pub fn parse_activation(text: &str) -> Result<NamedActivation, String> {
 
 pub fn parse_isa(text: &str) -> Result<Isa, String> {
     let all = Isa::ALL;
-    all.into_iter().find(|i| i.name().eq_ignore_ascii_case(text)).ok_or_else(|| "take avx512, avxvnni, avx2 or portable".into())
+    all.into_iter()
+        .find(|i| i.name().eq_ignore_ascii_case(text))
+        .ok_or_else(|| "take avx512, avxvnni, avx2 or portable".into())
 }

@@ -43,16 +43,6 @@ struct BlockInput {
     stride: usize,
 }
 
-impl BlockInput {
-    fn clear(&mut self) {
-        self.codes.resize(0);
-        self.steps.resize(0);
-        self.sums.resize(0);
-        self.lanes.clear();
-        self.stride = 0;
-    }
-}
-
 /// [`BLOCK`] numbers of a column with one group of [`BLOCK_GROUP`] in each lane of 32 bits: products of all four registers of codes then
 /// add up in whole numbers before anything is scaled.
 #[repr(C, align(64))]
@@ -108,6 +98,28 @@ impl Columns {
         n: usize,
         quants: impl IntoIterator<Item = Quant> + Clone,
     ) {
+        self.set_by(Some(pool), kernels, values, n, quants);
+    }
+
+    /// As [`Columns::set_many`], on the thread that calls.
+    pub fn set_here(
+        &mut self,
+        kernels: &Kernels,
+        values: &[f32],
+        n: usize,
+        quants: impl IntoIterator<Item = Quant> + Clone,
+    ) {
+        self.set_by(None, kernels, values, n, quants);
+    }
+
+    fn set_by(
+        &mut self,
+        pool: Option<&mut ThreadPool>,
+        kernels: &Kernels,
+        values: &[f32],
+        n: usize,
+        quants: impl IntoIterator<Item = Quant> + Clone,
+    ) {
         let by_panels = |quant: Quant| n > MAX_COLUMNS && kernels.gemm(quant).is_some();
         let has_panels = quants.clone().into_iter().any(by_panels);
         if quants.clone().into_iter().any(|quant| !by_panels(quant)) {
@@ -153,43 +165,10 @@ impl Columns {
         self.forget_codes();
         if packs {
             self.set_packs(values);
-        } else {
-            self.codes.clear();
-            self.steps.clear();
-            self.sums.clear();
         }
         if blocks {
             self.set_blocks(values);
-        } else {
-            self.block.clear();
         }
-    }
-
-    /// Takes columns `chosen` of others, in the forms that those were set in.
-    pub fn gather(&mut self, others: &Columns, chosen: impl ExactSizeIterator<Item = usize> + Clone) {
-        let Columns { n, cols, values, codes, steps, sums, code_stride, group_stride, block } = self;
-        (*n, *cols) = (chosen.len(), others.cols);
-        (*code_stride, *group_stride, block.stride) = (others.code_stride, others.group_stride, others.block.stride);
-        let stride = others.stride();
-        values.resize(*n * stride);
-        for (to, from) in values.chunks_exact_mut(stride).zip(chosen.clone()) {
-            to.copy_from_slice(&others.values[from * stride..(from + 1) * stride]);
-        }
-        pick(&others.codes, others.code_stride, chosen.clone(), codes);
-        pick(&others.steps, others.group_stride, chosen.clone(), steps);
-        pick(&others.sums, others.group_stride, chosen.clone(), sums);
-        let (from, stride) = (&others.block, others.block.stride);
-        for (from, to, each) in [
-            (&from.codes, &mut block.codes, stride / size_of::<f32>()),
-            (&from.steps, &mut block.steps, stride / BLOCK_GROUP),
-            (&from.sums, &mut block.sums, stride / BLOCK_GROUP),
-        ] {
-            to.resize(*n * each);
-            for (i, column) in chosen.clone().enumerate() {
-                to[i * each..(i + 1) * each].copy_from_slice(&from[column * each..(column + 1) * each]);
-            }
-        }
-        pick(&from.lanes, stride / BLOCK, chosen, &mut block.lanes);
     }
 
     fn set_packs(&mut self, values: &[f32]) {
@@ -311,13 +290,5 @@ impl Columns {
     pub fn lane_blocks(&self, b: usize) -> &[LaneBlock] {
         let blocks = self.block.stride / BLOCK;
         &self.block.lanes[b * blocks..(b + 1) * blocks]
-    }
-}
-
-/// Replaces `to` by columns `chosen`, `each` long, of `from`, which may have none.
-fn pick<T: Copy>(from: &[T], each: usize, chosen: impl Iterator<Item = usize>, to: &mut Vec<T>) {
-    to.clear();
-    if !from.is_empty() {
-        chosen.for_each(|column| to.extend_from_slice(&from[column * each..(column + 1) * each]));
     }
 }

@@ -47,15 +47,15 @@ pub struct Panels {
 }
 
 impl Panels {
-    /// Takes `values` (`[n * cols]`) as the input of `kernels`. The buffer is kept between calls.
-    pub fn set(&mut self, pool: &mut ThreadPool, kernels: &Kernels, values: &[f32], n: usize) {
+    /// Takes `values` (`[n * cols]`) as the input of `kernels`, on the threads of a pool or on this one. The buffer is kept between calls.
+    pub fn set(&mut self, pool: Option<&mut ThreadPool>, kernels: &Kernels, values: &[f32], n: usize) {
         assert!(n > 0 && values.len().is_multiple_of(n * GROUP));
         (self.n, self.cols, self.width) = (n, values.len() / n, kernels.panel_width);
         let (cols, width, fill) = (self.cols, self.width, kernels.fill_panel);
         let each = cols / GROUP * words(width);
         self.words.resize(n.div_ceil(width) * each);
         let words = Parts::new(&mut self.words);
-        pool.run(n.div_ceil(width), |_, panel| {
+        let take = |_: usize, panel: usize| {
             let mut columns: [&[f32]; MAX_WIDTH] = [&[]; MAX_WIDTH];
             let here = width.min(n - panel * width);
             for (i, column) in columns[..here].iter_mut().enumerate() {
@@ -66,7 +66,11 @@ impl Panels {
                 let out = bytemuck::cast_slice_mut(words.part(panel * each..(panel + 1) * each));
                 fill(&columns[..here], width, out);
             }
-        });
+        };
+        match pool {
+            Some(pool) => pool.run(n.div_ceil(width), take),
+            None => (0..n.div_ceil(width)).for_each(|panel| take(0, panel)),
+        }
     }
 
     /// The words of a panel, from group `first` on.

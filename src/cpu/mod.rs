@@ -172,7 +172,9 @@ impl Isa {
     pub fn asked_for() -> Result<Option<Isa>, String> {
         let Some(name) = config::instruction_set() else { return Ok(None) };
         match Isa::ALL.into_iter().find(|isa| isa.name() == name) {
-            None => Err(format!("DYNAMICINFER_ISA={name} is no instruction set: take avx512, avxvnni, avx2 or portable")),
+            None => {
+                Err(format!("DYNAMICINFER_ISA={name} is no instruction set: take avx512, avxvnni, avx2 or portable"))
+            }
             Some(isa) if !isa.is_supported() => {
                 Err(format!("DYNAMICINFER_ISA={name}: this processor does not have it; take another or unset it"))
             }

@@ -175,28 +175,19 @@ fn route(pass: &mut Pass<'_, '_>, l: usize, experts: Experts) {
         unreachable!("a mixture has experts in every layer")
     };
     let Buffers { x, normed, columns, routes, .. } = &mut **b;
-    match experts.reads {
-        RouterInput::Layer => columns.set(x, n, weights.router.quant),
-        RouterInput::FfnNorm => {
-            let types = model.layers[l].ffn.input_quants().into_iter().chain([weights.router.quant]);
-            columns.set_for(normed, n, types);
-        }
-    }
+    let input = if experts.reads == RouterInput::Layer { &**x } else { &**normed };
+    columns.set_many(pool, kernels, input, n, [weights.router.quant]);
     routes.route(pool, kernels, experts, weights, columns);
 }
 
 /// Adds what the chosen experts make of the normed residual to the residual.
 fn add_experts(pass: &mut Pass<'_, '_>, l: usize, weights: &ExpertWeights) {
-    let n = pass.n();
     let Pass { model, pool, kernels, buffers: b, probe, .. } = pass;
     let c = &model.config;
     let experts = c.form.experts.expect("a mixture");
-    if experts.reads == RouterInput::Layer {
-        b.columns.set_for(&b.normed, n, model.layers[l].ffn.input_quants());
-    }
     probe.show_experts(b, l, experts);
-    let Buffers { tiles, experts: scratch, x, columns, routes, .. } = &mut **b;
-    let read = ffn::experts(pool, kernels, c, weights, columns, routes, tiles, scratch, x);
+    let Buffers { tiles, experts: scratch, x, normed, routes, .. } = &mut **b;
+    let read = ffn::experts(pool, kernels, c, weights, normed, routes, tiles, scratch, x);
     probe.report.add_experts(l, c, routes.tokens.len(), read + weights.router.bytes());
 }
 

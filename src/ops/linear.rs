@@ -11,9 +11,10 @@ use crate::model::{Matrix, Stacked};
 /// Weight bytes that a thread takes at a time: some tens of microseconds of reading, so that a core that is taken away delays little and
 /// taking a task costs nothing. With many tokens it stays in a core's L2 cache, together with their inputs.
 pub const PIECE_BYTES: usize = 256 << 10;
-/// Rows that the tiles of kernels take at a time: for few columns, and in [`Kernels::gemm`].
-const DOT_ROWS: usize = 4;
-const GEMM_ROWS: usize = 32;
+/// Rows that the tiles of kernels take at a time, for few columns.
+pub const DOT_ROWS: usize = 4;
+/// The same in [`Kernels::gemm`].
+pub const GEMM_ROWS: usize = 32;
 /// Most parts of a stacked matrix: queries, keys and values.
 const MAX_PARTS: usize = 3;
 
@@ -72,7 +73,8 @@ impl Tasks {
         let per_task = (PIECE_BYTES / matrix.row_bytes).clamp(1, matrix.rows.div_ceil(threads)).next_multiple_of(tile);
         // The last task of each thread is divided into quarters, so that no thread waits long for another at the end.
         let quartered = if is_last { threads } else { 0 };
-        let (large, small) = ((matrix.rows / per_task).saturating_sub(quartered), (per_task / 4).next_multiple_of(tile));
+        let (large, small) =
+            ((matrix.rows / per_task).saturating_sub(quartered), (per_task / 4).next_multiple_of(tile));
         let small = if is_last { small } else { per_task };
         Tasks { per_task, large, small, count: large + (matrix.rows - large * per_task).div_ceil(small) }
     }

@@ -5,18 +5,18 @@
 
 use super::{Tile, activation};
 use crate::cpu::thread_pool::Parts;
-use crate::cpu::{Columns, Kernels, ThreadPool};
+use crate::cpu::{Columns, Kernels, MAX_COLUMNS, ThreadPool};
 use crate::engine::routing::{Group, Routes};
 use crate::formats::will_need;
 use crate::model::config::ModelConfig;
 use crate::model::{ExpertWeights, Matrix};
-use crate::ops::linear::PIECE_BYTES;
+use crate::ops::linear::{DOT_ROWS, GEMM_ROWS, PIECE_BYTES};
 use std::ops::Range;
 
 /// What the experts of a layer work with.
 #[derive(Default)]
 pub struct ExpertBuffers {
-    /// What each group's experts read; only the first where there is one token.
+    /// What each group's expert reads; only the first where there is one token.
     inputs: Vec<Columns>,
     /// What each group's `down` reads.
     columns: Vec<Columns>,
@@ -38,7 +38,7 @@ struct Task {
     rows: usize,
 }
 
-/// hidden += the weighted sum of each token's experts. `x` is the normalised input, set for the experts' types; `hidden` is
+/// hidden += the weighted sum of each token's experts. `x` is the normalised input, `[n, hidden]`, and `hidden` the residual,
 /// `[n, hidden]`. Returns the bytes of the experts' weights that were read.
 #[allow(clippy::too_many_arguments)]
 pub fn experts(
@@ -46,7 +46,7 @@ pub fn experts(
     kernels: &Kernels,
     config: &ModelConfig,
     weights: &ExpertWeights,
-    x: &Columns,
+    x: &[f32],
     routes: &Routes,
     tiles: &mut [Tile],
     buffers: &mut ExpertBuffers,
@@ -61,18 +61,22 @@ pub fn experts(
     columns.resize_with(columns.len().max(groups.len()), Columns::default);
     products.resize(routes.tokens.len() * 2 * config.ffn, 0.0);
     activations.resize(routes.tokens.len() * config.ffn, 0.0);
-    if x.n > 1 {
-        let inputs = Parts::new(inputs);
-        pool.run(groups.len(), |_, group| {
-            // SAFETY: each task has its own group.
-            let input = &mut unsafe { inputs.part(group..group + 1) }[0];
-            let tokens = &routes.tokens[tokens_of(&groups[group])];
-            input.gather(x, tokens.iter().map(|routed| routed.token));
-        });
-    }
-    let input = |group: usize| if x.n > 1 { &inputs[group] } else { x };
+    // One token's experts read the same.
+    let distinct = if x.len() == config.hidden { 1 } else { groups.len() };
+    let (parts, tiles_of) = (Parts::new(inputs), Parts::new(tiles));
+    pool.run(distinct, |thread, number| {
+        // SAFETY: each task has its own group, each thread its own tile.
+        let (to, tile) = unsafe { (&mut parts.part(number..number + 1)[0], &mut tiles_of.part(thread..thread + 1)[0]) };
+        let group = &groups[number];
+        tile.clear();
+        for routed in &routes.tokens[tokens_of(group)] {
+            tile.extend_from_slice(&x[routed.token * config.hidden..(routed.token + 1) * config.hidden]);
+        }
+        to.set_here(kernels, tile, group.tokens, weights.experts[group.expert].input_quants());
+    });
+    let input = |group: usize| &inputs[group.min(distinct - 1)];
     gate_and_up(pool, kernels, weights, groups, input, tasks, config.ffn, products);
-    activate(pool, config, weights, groups, products, activations, columns);
+    activate(pool, kernels, config, weights, groups, products, activations, columns);
     down(pool, kernels, config, weights, routes, columns, tiles, hidden);
     groups.iter().map(|group| weights.experts[group.expert].bytes()).sum()
 }
@@ -97,7 +101,7 @@ fn gate_and_up<'a>(
     tasks.clear();
     for group in 0..groups.len() {
         for (part, matrix) in matrices(group).iter().enumerate() {
-            let each = rows_at_once(matrix, 1);
+            let each = rows_at_once(matrix, 1, groups[group].tokens);
             let pieces = (0..matrix.rows).step_by(each);
             tasks.extend(pieces.map(|first| Task { group, part, first, rows: each.min(matrix.rows - first) }));
         }
@@ -111,14 +115,17 @@ fn gate_and_up<'a>(
         // SAFETY: the rows are inside the matrix; `kernels` are for this machine; each task writes its own rows of its group's
         // products, whose last index is (tokens - 1) * 2 ffn + 2 ffn - 1.
         unsafe {
-            kernels.dot(matrix.quant)(matrix.rows_from(first), rows, input(group), out.start().add(start), 2 * ffn)
-        };
+            let to = out.start().add(start);
+            kernels.products(matrix.quant, matrix.rows_from(first), rows, input(group), to, 2 * ffn);
+        }
     });
 }
 
 /// Activations of each group from its products, and the same as `down` reads them.
+#[allow(clippy::too_many_arguments)]
 fn activate(
     pool: &mut ThreadPool,
+    kernels: &Kernels,
     config: &ModelConfig,
     weights: &ExpertWeights,
     groups: &[Group],
@@ -142,7 +149,7 @@ fn activate(
                 *out = activation(config.ffn_kind, config.activation, gate, up);
             }
         }
-        columns.set(out, group.tokens, weights.experts[group.expert].down.quant);
+        columns.set_here(kernels, out, group.tokens, [weights.experts[group.expert].down.quant]);
     });
 }
 
@@ -160,8 +167,8 @@ fn down(
 ) {
     let Routes { groups, tokens, .. } = routes;
     let cols = config.hidden;
-    let each = rows_at_once(&weights.experts[0].down, groups.len()).min(cols.div_ceil(pool.threads()));
     let most = groups.iter().map(|group| group.tokens).max().unwrap_or(0);
+    let each = rows_at_once(&weights.experts[0].down, groups.len(), most).min(cols.div_ceil(pool.threads()));
     // Of every thread, whether or not it gets a task this time: nothing is allocated later.
     tiles.iter_mut().for_each(|tile| tile.resize(tile.len().max(most * each), 0.0));
     let (tiles, out) = (Parts::new(tiles), Parts::new(hidden));
@@ -171,9 +178,9 @@ fn down(
         let tile = &mut unsafe { tiles.part(thread..thread + 1) }[0];
         for (group, columns) in groups.iter().zip(columns) {
             let matrix = &weights.experts[group.expert].down;
-            let dot = kernels.dot(matrix.quant);
+            let first = matrix.rows_from(rows.start);
             // SAFETY: the rows are inside the matrix; `kernels` are for this machine; the tile has room for `tokens` times `rows`.
-            unsafe { dot(matrix.rows_from(rows.start), rows.len(), columns, tile.as_mut_ptr(), rows.len()) };
+            unsafe { kernels.products(matrix.quant, first, rows.len(), columns, tile.as_mut_ptr(), rows.len()) };
             for (routed, products) in tokens[tokens_of(group)].iter().zip(tile.chunks_exact(rows.len())) {
                 let start = routed.token * cols;
                 // SAFETY: each task has its own rows of every token.
@@ -184,7 +191,9 @@ fn down(
     });
 }
 
-/// Rows of a matrix that a task takes where it reads the same rows of `matrices` of its kind.
-fn rows_at_once(matrix: &Matrix, matrices: usize) -> usize {
-    (PIECE_BYTES / (matrix.row_bytes * matrices.max(1))).clamp(1, matrix.rows).next_multiple_of(4)
+/// Rows of a matrix that a task takes for as many as `tokens`, where it reads the same rows of `matrices` of its kind: tiles of what the
+/// kernels take at a time.
+fn rows_at_once(matrix: &Matrix, matrices: usize, tokens: usize) -> usize {
+    let tile = if tokens > MAX_COLUMNS { GEMM_ROWS } else { DOT_ROWS };
+    (PIECE_BYTES / (matrix.row_bytes * matrices.max(1))).clamp(1, matrix.rows).next_multiple_of(tile)
 }
