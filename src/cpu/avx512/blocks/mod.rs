@@ -56,6 +56,23 @@ pub(super) trait Unpack: Block {
     /// The codes as unsigned bytes in their own order.
     unsafe fn codes(at: *const u8) -> [__m512i; 4];
 
+    /// Whether scales by 16 can be put into the codes, as [`Unpack::signed`] then does, so that minima alone are by 16.
+    const FOLDS: bool = false;
+
+    /// Codes without their excess, in their own order, and what they are multiplied by, for products with many columns.
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,f16c")]
+    unsafe fn signed(at: *const u8) -> ([__m512i; 4], Scales) {
+        // SAFETY: the caller's promises.
+        let (mut codes, scales) = unsafe { (Self::codes(at), Self::scales(at)) };
+        if let Some(excess) = Self::EXCESS {
+            for k in 0..4 {
+                codes[k] = _mm512_sub_epi8(codes[k], _mm512_set1_epi8(excess));
+            }
+        }
+        (codes, scales)
+    }
+
     /// The codes by lane, as [`LaneBlock::codes`].
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,f16c")]

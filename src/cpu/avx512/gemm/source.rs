@@ -25,6 +25,8 @@ pub struct Opened {
 pub trait Source {
     /// Whether each 16 numbers have a scale of their own; otherwise each 32.
     const HALVES: bool;
+    /// Whether each 16 numbers have a minimum of their own but not a scale.
+    const HALF_MINS: bool;
     /// Whether there are minima beside scales.
     const MINS: bool;
     /// Whether scales may be so large that their products with [`MAGIC`] are beyond f32.
@@ -47,11 +49,13 @@ pub trait Source {
 pub const fn kind<T: Source>() -> u8 {
     let halves = if T::HALVES { tile::HALVES } else { 0 };
     let mins = if T::MINS { tile::MINS } else { 0 };
-    halves | mins | if T::WIDE { tile::WIDE } else { 0 }
+    let half_mins = if T::HALF_MINS { tile::HALF_MINS } else { 0 };
+    halves | mins | half_mins | if T::WIDE { tile::WIDE } else { 0 }
 }
 
 impl<T: Unpack> Source for T {
-    const HALVES: bool = T::BY_16;
+    const HALVES: bool = T::BY_16 && !T::FOLDS;
+    const HALF_MINS: bool = T::FOLDS;
     const MINS: bool = T::EXCESS.is_none();
     const WIDE: bool = T::WIDE_SCALES;
 
@@ -68,13 +72,9 @@ impl<T: Unpack> Source for T {
             // SAFETY: the caller's promises.
             unsafe {
                 let at = units::step::<T>(row, start / BLOCK + half, cols, &mut tail);
-                let codes = T::codes(at);
-                let scales = T::scales(at);
+                let (codes, scales) = T::signed(at);
                 for m in 0..4 {
-                    (*to).codes[r][4 * half + m] = match T::EXCESS {
-                        Some(bias) => _mm512_sub_epi8(codes[m], _mm512_set1_epi8(bias)),
-                        None => codes[m],
-                    };
+                    (*to).codes[r][4 * half + m] = codes[m];
                 }
                 (*to).scales[r][half] = scales.scale;
                 (*to).mins[r][half] = scales.min;
@@ -90,7 +90,7 @@ impl<T: Unpack> Source for T {
     #[inline]
     fn place_of_scale(_: usize, _: usize, m: usize, lane: usize) -> Option<(usize, usize)> {
         let group = 16 * m + group_of_lane(lane);
-        (T::HALVES || group % 2 == 0).then_some((group / 2, group % 2))
+        (T::BY_16 || group % 2 == 0).then_some((group / 2, group % 2))
     }
 }
 
@@ -99,6 +99,7 @@ pub struct Packs<const FOUR: bool>;
 
 impl<const FOUR: bool> Source for Packs<FOUR> {
     const HALVES: bool = false;
+    const HALF_MINS: bool = false;
     const MINS: bool = false;
     const WIDE: bool = false;
 

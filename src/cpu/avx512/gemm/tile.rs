@@ -32,6 +32,11 @@ pub const MINS: u8 = 2;
 /// Scales whose products with [`MAGIC`] may be beyond f32.
 pub const WIDE: u8 = 4;
 
+/// Minima by half a group beside scales by group.
+pub const HALF_MINS: u8 = 8;
+/// As they come together.
+const FOLDED: u8 = MINS | HALF_MINS;
+
 /// Sums of a strip and a panel of columns, between two pieces of the rows.
 pub type Sums = [[__m512; WIDTH]; HIGH];
 
@@ -68,7 +73,7 @@ pub const fn tiles(kind: u8) -> [[Tile; WIDTH / 2]; HIGH] {
         HALVES => of::<HALVES>(),
         MINS => of::<MINS>(),
         WIDE => of::<WIDE>(),
-        3 => of::<{ HALVES | MINS }>(),
+        FOLDED => of::<FOLDED>(),
         _ => panic!("no type is of this kind"),
     }
 }
@@ -151,10 +156,13 @@ unsafe fn add_group<const KIND: u8, const R: usize, const N: usize>(
                         _mm512_fmsub_ps(dot, (*scale)[part][r], (*magic)[part][r])
                     };
                     sums[r][c] = _mm512_fmadd_ps(scaled, _mm512_set1_ps(*steps.add(c)), sums[r][c]);
-                    if KIND & MINS != 0 {
-                        // All of a group, or the first or second half of it.
-                        let which = if parts == 1 { 0 } else { 1 + part };
-                        let total = _mm512_set1_ps(*totals.add(which * WIDTH + c));
+                    if KIND & HALF_MINS != 0 {
+                        for half in 0..2 {
+                            let total = _mm512_set1_ps(*totals.add((1 + half) * WIDTH + c));
+                            sums[r][c] = _mm512_fnmadd_ps((*min)[half][r], total, sums[r][c]);
+                        }
+                    } else if KIND & MINS != 0 {
+                        let total = _mm512_set1_ps(*totals.add(c));
                         sums[r][c] = _mm512_fnmadd_ps((*min)[part][r], total, sums[r][c]);
                     }
                 }
