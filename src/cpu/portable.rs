@@ -5,6 +5,7 @@ use super::{Axpy, Columns, Dot, Isa, Kernels, Rows, by_type};
 use crate::formats::blocks::{self, Block, BlockType, each_block_type};
 use crate::formats::rows::{GROUP, Quant, axpy_position, code_position, q4_code, scales};
 use half::f16;
+use half::slice::HalfFloatSliceExt;
 
 pub const KERNELS: Kernels = Kernels {
     isa: Isa::Portable,
@@ -43,22 +44,36 @@ unsafe fn bytes<'a>(row: *const u8, quant: Quant, cols: usize) -> &'a [u8] {
     unsafe { std::slice::from_raw_parts(row, bytes) }
 }
 
-fn dot_lanes(pairs: impl Iterator<Item = (f32, f32)>) -> f32 {
-    let mut lanes = [0f32; LANES];
-    for (i, (a, b)) in pairs.enumerate() {
-        lanes[i % LANES] += a * b;
+/// Adds the products of `a` and `b`, which are of one length, to the sums. If more is to be added afterwards, the length is a multiple of
+/// [`LANES`].
+fn add_products(lanes: &mut [f32; LANES], a: &[f32], b: &[f32]) {
+    let ((a, a_rest), (b, b_rest)) = (a.as_chunks::<LANES>(), b.as_chunks::<LANES>());
+    for (a, b) in a.iter().zip(b) {
+        lanes.iter_mut().zip(a.iter().zip(b)).for_each(|(lane, (a, b))| *lane += a * b);
     }
+    lanes.iter_mut().zip(a_rest.iter().zip(b_rest)).for_each(|(lane, (a, b))| *lane += a * b);
+}
+
+fn dot_lanes(a: &[f32], b: &[f32]) -> f32 {
+    let mut lanes = [0f32; LANES];
+    add_products(&mut lanes, a, b);
     lanes.iter().sum()
 }
 
 unsafe fn dot_f32_row(row: *const u8, x: &Columns, b: usize) -> f32 {
     let row: &[f32] = bytemuck::cast_slice(&unsafe { bytes(row, Quant::F32, x.cols) }[..x.cols * 4]);
-    dot_lanes(row.iter().copied().zip(x.values(b).iter().copied()))
+    dot_lanes(row, x.values(b))
 }
 
 unsafe fn dot_f16_row(row: *const u8, x: &Columns, b: usize) -> f32 {
     let row: &[f16] = bytemuck::cast_slice(&unsafe { bytes(row, Quant::F16, x.cols) }[..x.cols * 2]);
-    dot_lanes(row.iter().map(|a| a.to_f32()).zip(x.values(b).iter().copied()))
+    let (mut lanes, mut numbers) = ([0f32; LANES], [0f32; BLOCK]);
+    for (row, x) in row.chunks(BLOCK).zip(x.values(b).chunks(BLOCK)) {
+        // Many at once: a call for each number takes longer than its product.
+        row.convert_to_f32_slice(&mut numbers[..row.len()]);
+        add_products(&mut lanes, &numbers[..row.len()], x);
+    }
+    lanes.iter().sum()
 }
 
 unsafe fn dot_q8_row(row: *const u8, x: &Columns, b: usize) -> f32 {
@@ -81,7 +96,8 @@ fn dot_codes(x: &Columns, b: usize, steps: &[f16], code: impl Fn(usize) -> i32) 
 /// A row type as a source of f32 numbers.
 trait Row {
     const QUANT: Quant;
-    fn number(row: &[u8], cols: usize, i: usize) -> f32;
+    /// The row's numbers from number `from` on, at most [`BLOCK`] of them.
+    fn numbers(row: &[u8], cols: usize, from: usize, numbers: &mut [f32]);
 }
 struct F32;
 struct F16;
@@ -89,37 +105,55 @@ struct Q8;
 struct Q4;
 impl Row for F32 {
     const QUANT: Quant = Quant::F32;
-    fn number(row: &[u8], _: usize, i: usize) -> f32 {
-        f32::from_le_bytes(row[i * 4..i * 4 + 4].try_into().expect("four bytes"))
+    fn numbers(row: &[u8], _: usize, from: usize, numbers: &mut [f32]) {
+        let (row, _) = row[from * 4..].as_chunks();
+        numbers.iter_mut().zip(row).for_each(|(number, bytes)| *number = f32::from_le_bytes(*bytes));
     }
 }
 impl Row for F16 {
     const QUANT: Quant = Quant::F16;
-    fn number(row: &[u8], _: usize, i: usize) -> f32 {
-        f16::from_le_bytes([row[i * 2], row[i * 2 + 1]]).to_f32()
+    fn numbers(row: &[u8], _: usize, from: usize, numbers: &mut [f32]) {
+        let (row, _) = row[from * 2..].as_chunks();
+        let mut halves = [f16::ZERO; BLOCK];
+        halves.iter_mut().zip(row).for_each(|(half, bytes)| *half = f16::from_le_bytes(*bytes));
+        halves[..numbers.len()].convert_to_f32_slice(numbers);
     }
 }
 impl Row for Q8 {
     const QUANT: Quant = Quant::Q8;
-    fn number(row: &[u8], cols: usize, i: usize) -> f32 {
-        row[code_position(i, cols)] as i8 as f32 * scales(Quant::Q8, row, cols)[i / GROUP].to_f32()
+    fn numbers(row: &[u8], cols: usize, from: usize, numbers: &mut [f32]) {
+        let scales = scales(Quant::Q8, row, cols);
+        for (i, number) in (from..).zip(numbers) {
+            *number = row[code_position(i, cols)] as i8 as f32 * scales[i / GROUP].to_f32();
+        }
     }
 }
 impl Row for Q4 {
     const QUANT: Quant = Quant::Q4;
-    fn number(row: &[u8], cols: usize, i: usize) -> f32 {
-        (q4_code(row, i, cols) as f32 - 8.0) * scales(Quant::Q4, row, cols)[i / GROUP].to_f32()
+    fn numbers(row: &[u8], cols: usize, from: usize, numbers: &mut [f32]) {
+        let scales = scales(Quant::Q4, row, cols);
+        for (i, number) in (from..).zip(numbers) {
+            *number = (q4_code(row, i, cols) as f32 - 8.0) * scales[i / GROUP].to_f32();
+        }
     }
 }
 
 unsafe fn axpy<R: Row>(rows: &[*const u8], _: usize, a: &[f32], cols: usize, out: &mut [f32]) {
     let n = out.len() / cols;
-    for (k, a) in a.iter().enumerate() {
-        let row = unsafe { bytes(rows[k / n], R::QUANT, cols) };
-        let out = &mut out[k % n * cols..][..cols];
-        for i in 0..cols {
-            let at = if R::QUANT.is_grouped() { axpy_position(i, cols) } else { i };
-            out[at] += a * R::number(row, cols, i);
+    let mut numbers = [0f32; BLOCK];
+    for (row, a) in rows.iter().zip(a.chunks_exact(n)) {
+        // SAFETY: the caller's promises.
+        let row = unsafe { bytes(*row, R::QUANT, cols) };
+        for from in (0..cols).step_by(BLOCK) {
+            let numbers = &mut numbers[..BLOCK.min(cols - from)];
+            R::numbers(row, cols, from, numbers);
+            for (a, out) in a.iter().zip(out.chunks_exact_mut(cols)) {
+                if R::QUANT.is_grouped() {
+                    (from..).zip(&*numbers).for_each(|(i, number)| out[axpy_position(i, cols)] += a * number);
+                } else {
+                    out[from..].iter_mut().zip(&*numbers).for_each(|(out, number)| *out += a * number);
+                }
+            }
         }
     }
 }
@@ -147,7 +181,7 @@ unsafe fn dot_blocks<T: Block>(rows: Rows, count: usize, x: &Columns, y: *mut f3
                 decode_blocks::<T>(rows.row(r), x.cols, |numbers, at| {
                     for (b, sum) in sums[..n].iter_mut().enumerate() {
                         let x = &x.values(first + b)[at..at + numbers.len()];
-                        *sum += f64::from(dot_lanes(numbers.iter().copied().zip(x.iter().copied())));
+                        *sum += f64::from(dot_lanes(numbers, x));
                     }
                 });
                 sums[..n].iter().enumerate().for_each(|(b, sum)| *y.add((first + b) * stride + r) = *sum as f32);
