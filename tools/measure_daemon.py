@@ -557,8 +557,16 @@ def soak_one(name, daemon, pool, seconds, clients, agree):
         samples.append((answered(), memory))
         say(f"after {time.monotonic() - begin:.0f} s, {answered():,} requests: {memory:.1f} MiB, %.0f descriptors, %.0f threads, %d children" % tuple(rest))
 
+    def fill():
+        """Has every room as large as it gets: a whole chunk of a prompt, and in each slot a text as long as the context."""
+        endless = {"max_tokens": 10**5, "ignore_eos": True, "temperature": 1}
+        assert read(ask("POST", "/v1/completions", {"prompt": "Rooms are to be full. " * 40, "max_tokens": 1}))[0] == 200
+        for s in [ask("POST", "/v1/completions", {"prompt": f"{i} kings", "seed": i, **endless}) for i in range(16)]:
+            assert read(s)[0] == 200
+
     settle()
     alone = [question(i, False)[1] for i in range(len(QUESTIONS))]
+    fill()
     for i, pause in enumerate([min(10, seconds / 10)] + [min(60, seconds)] * max(1, round(seconds / 60))):
         jobs = [(1000 * i + client, pause, most, alone) for client in range(clients)]
         for some, more in pool.starmap(soak_client, jobs):

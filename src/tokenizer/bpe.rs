@@ -1,7 +1,7 @@
 //! Byte-level BPE from a token list and a merge list, with the pre-tokeniser that llama.cpp knows by name.
 
 use super::byte_tokens::byte_char;
-use super::hf::Encoder;
+use super::hf::{Encoder, WORDS_KEPT};
 use super::spec::{BpeSpec, TokenKind, looks_like_control};
 use super::special::BREAK;
 use crate::error::{Error, Result};
@@ -108,8 +108,9 @@ pub fn encoder(spec: &BpeSpec, path: &Path) -> Result<Encoder> {
         merges.push((left.to_owned(), right.to_owned()));
     }
     let broken = |e| bad("tokenizer.ggml.merges", format!("{e}"));
-    let model = BPE::builder().vocab_and_merges(vocab, merges).ignore_merges(pre.ignore_merges).build();
-    let mut tokenizer = tokenizers::Tokenizer::new(model.map_err(broken)?);
+    let model = BPE::builder().vocab_and_merges(vocab, merges).ignore_merges(pre.ignore_merges);
+    let model = model.cache_capacity(WORDS_KEPT).build().map_err(broken)?;
+    let mut tokenizer = tokenizers::Tokenizer::new(model);
     let mut steps: Vec<PreTokenizerWrapper> = Vec::new();
     for regex in pre.regexes {
         let pattern = SplitPattern::Regex((*regex).to_owned());

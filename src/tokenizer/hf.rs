@@ -27,6 +27,9 @@ const TEXT_GROWTH: usize = 4;
 const MAX_PREFIX: usize = 16;
 /// Bytes of all added tokens after normalisation, at most; the most in use have some hundred thousand.
 const MAX_ADDED: f64 = (16 << 20) as f64;
+/// Words that the crate's BPE keeps once it has split them: none. It would keep them in each thread, for every tokenizer that there ever was,
+/// and a word of 255 bytes takes 8 KiB; what it saves is a tenth of the time.
+pub const WORDS_KEPT: usize = 0;
 /// Bytes that are normalised at a time when a text's growth is measured.
 const CHUNK: usize = 4 << 10;
 
@@ -417,11 +420,10 @@ pub fn encoder(json: &str, vocab: &HfVocab, path: &Path) -> Result<Encoder> {
     tokenizer.with_truncation(None).map_err(|e| broken(&e))?;
     tokenizer.with_padding(None);
     tokenizer.with_post_processor(None::<PostProcessorWrapper>);
-    if let ModelWrapper::BPE(bpe) = tokenizer.get_model()
-        && bpe.dropout.is_some()
-    {
+    if let ModelWrapper::BPE(bpe) = tokenizer.get_model() {
         let mut bpe = bpe.clone();
         bpe.dropout = None;
+        bpe.resize_cache(WORDS_KEPT);
         tokenizer.with_model(bpe);
     }
     let mut steps: Vec<NormalizerWrapper> = vec![Replace::new(BREAK.to_string(), "").map_err(|e| broken(&e))?.into()];

@@ -1,7 +1,9 @@
 //! `tokenizer.json` files whose steps take time and memory without end: a stranger's program, of a few hundred bytes.
 
-use crate::{measured, message};
-use dynamicinfer::tokenizer::{ModelSpec, Special, Tokenizer, TokenizerSpec};
+use crate::{HELD, measured, message};
+use dynamicinfer::formats::gguf;
+use dynamicinfer::prng::Prng;
+use dynamicinfer::tokenizer::{ModelSpec, Special, Tokenizer, TokenizerSpec, from_gguf};
 use serde_json::{Value as Json, json};
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -130,6 +132,27 @@ fn a_refused_tokenizer_file_takes_memory_by_its_length() {
         message(refused.map(drop), case);
         // A tree of a part that is small enough to be kept; the texts of steps that are tried, a thousand times as long.
         assert!(peak < room + 20 * bytes + (16 << 20), "{case}: {peak} bytes of memory for a file of {bytes}");
+    }
+}
+
+/// The library would keep ten thousand words in each thread, for every tokenizer that there ever was: 85 MB of long ones, for good.
+#[test]
+fn words_that_were_split_take_no_memory_afterwards() {
+    let path = Path::new("tests/fixtures/tokenizers/qwen2.gguf");
+    let file = gguf::parse(&std::fs::read(path).unwrap(), path).unwrap();
+    let of_gguf = Tokenizer::new(from_gguf(&file.metadata, path).unwrap(), path).unwrap();
+    let of_json = tokenizer(&with("normalizer", Json::Null)).unwrap();
+    let mut prng = Prng::new(1);
+    let mut word = || -> String { (0..200).map(|_| (b'a' + prng.below(26) as u8) as char).collect() };
+    let words = (0..500).map(|_| word()).collect::<Vec<_>>().join(" ");
+    for tokenizer in [of_gguf, of_json] {
+        // What it needs for any text is there afterwards.
+        let encode = |text: &str| drop(tokenizer.encode(text, Special::AsText).unwrap());
+        encode("a king");
+        let before = HELD.get();
+        encode(&words);
+        let kept = HELD.get() - before;
+        assert!(kept < 64 << 10, "{kept} bytes are kept after a text of {} bytes", words.len());
     }
 }
 
