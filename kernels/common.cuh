@@ -20,6 +20,8 @@ constexpr u32 NONE = 0xffffffffu;
 
 // As formats::rows::Quant counts them.
 constexpr int F32 = 0, F16 = 1, Q8 = 2, Q4 = 3;
+// A type that is said at run time (blocks.cuh).
+constexpr int ANY = -1;
 // formats::rows: numbers that share a scale, numbers of a pack, alignment of a row.
 constexpr int GROUP = 32, PACK = 512, ROW_ALIGN = 64;
 
@@ -69,6 +71,11 @@ __device__ __forceinline__ u32 load_once(const u32 *at) {
 #else
 template <class T> static T load_once(const T *at) { return *at; }
 #endif
+
+// Byte k of four unsigned ones as a float, less `bias`: as the mantissa of 2^23, which no conversion unit has to touch.
+__device__ __forceinline__ float byte_number(u32 bytes, int k, float bias) {
+    return __uint_as_float(__byte_perm(bytes, 0x4b000000u, 0x7650u | u32(k))) - (8388608.0f + bias);
+}
 
 __device__ __forceinline__ float low_half(u32 two) { return half_to_float(u16(two)); }
 __device__ __forceinline__ float high_half(u32 two) { return half_to_float(u16(two >> 16)); }

@@ -8,6 +8,7 @@
 // Launch:   dense_neurons, dense_down, one after the other; 256 threads make a tile.
 //           dense_neurons_f32, _f16: 64 neurons (plain: 128) by 64 columns, grid (ceil(slots / those), ceil(n / 64)), 26112 bytes of
 //             shared memory. dense_neurons_q8_0, _q4_0: 16 neurons (plain: 32) by 32 columns, 37888 bytes.
+//             dense_neurons_any: as f32, rows of the types in `types`, a byte for each row of a neuron; x is f32, rounded as codes are.
 //           dense_down_<type>: 128 numbers of a row by 64 columns, grid (ceil(cols / 128), ceil(n / 64)), 26112 bytes.
 //
 // A slot without a neuron may hold anything, and may be written to meanwhile: what is made of it stays in numbers of its own, which
@@ -76,20 +77,21 @@ template <int WIDTH, int STRIDE, int COLUMNS> struct Sums {
     }
 };
 
-template <int QUANT> __device__ __forceinline__ void float_neurons(const Neurons &ffn, const float *x, int cols) {
+template <int QUANT> __device__ __forceinline__ void float_neurons(const Neurons &ffn, const float *x, int cols, int types) {
     using Tile = FloatTile<2, 4>;
     // Half of the columns at a time.
     using Room = Sums<SET, Tile::ROW_STRIDE, Tile::COLUMNS / 2>;
     const bool plain = ffn.kind == PLAIN;
     const int neurons = plain ? 2 * SET : SET, first = blockIdx.x * neurons, first_column = blockIdx.y * Tile::COLUMNS;
-    const size_t row = row_bytes<QUANT>(cols), block = row * (plain ? 2 : 3);
+    const BlockForm<QUANT> form(cols, plain ? 2 : 3, types);
     // The two sets of rows are gates and ups of the same neurons, or ups of twice as many.
     const auto rows = [&](int s, int r) {
         const int slot = first + (plain ? s * SET : 0) + r;
-        return slot < ffn.slots ? ffn.blocks + size_t(slot) * block + (plain ? 0 : s * row) : nullptr;
+        return slot < ffn.slots ? ffn.blocks + size_t(slot) * form.bytes + (plain || s == 0 ? 0 : form.second) : nullptr;
     };
     float sums[2][4][4] = {};
-    Tile::template dots<QUANT>(rows, x, first_column, cols, ffn.n, sums);
+    const int sets = plain ? type_of(types, 0) * 0x101 : types;
+    Tile::template dots<QUANT>(rows, x, first_column, cols, ffn.n, sets, sums);
     u32 active = 0;
 #pragma unroll
     for (int half = 0; half < 2; half++) {
@@ -106,7 +108,7 @@ template <int QUANT> __device__ __forceinline__ void float_neurons(const Neurons
     Room::count(ffn, first, neurons, active);
 }
 
-template <int QUANT> __device__ __forceinline__ void grouped_neurons(const Neurons &ffn, const void *x, int cols) {
+template <int QUANT> __device__ __forceinline__ void grouped_neurons(const Neurons &ffn, const void *x, int cols, int) {
     using Tile = GroupedTile<QUANT>;
     using Room = Sums<16, 17, Tile::COLUMNS>;
     const bool plain = ffn.kind == PLAIN;
@@ -126,16 +128,15 @@ template <int QUANT> __device__ __forceinline__ void grouped_neurons(const Neuro
     Room::count(ffn, first, neurons, Room::store(ffn, first, neurons, [=](int c) { return first_column + c; }));
 }
 
-// Numbers `start` to `start` + 128 of a down row of f32 or f16, unit by unit of 16 bytes; `to` is where number `start` of the row stands
+// Numbers `start` to `start` + 128 of a down row, unit by unit; `to` is where number `start` of the row stands
 // in the room of rows. Zeros behind the end, and where there is no row.
 template <int QUANT> struct DownRow {
-    static constexpr int NUMBERS = Unit<QUANT>::NUMBERS, PARTS = 2 * SET / NUMBERS;
+    static constexpr int NUMBERS = Numbers<QUANT>::COUNT, PARTS = 2 * SET / NUMBERS;
 
-    template <class Put> static __device__ __forceinline__ void unpack(const u8 *row, int part, int start, int cols, Put put) {
-        const bool there = row != nullptr && start + part * NUMBERS < cols;
-        const uint4 raw = there ? reinterpret_cast<const uint4 *>(row)[start / NUMBERS + part] : make_uint4(0, 0, 0, 0);
+    template <class Put>
+    static __device__ __forceinline__ void unpack(const u8 *row, int type, int part, int start, int cols, Put put) {
         float numbers[NUMBERS];
-        Unit<QUANT>::unpack(raw, numbers);
+        Numbers<QUANT>::load(row, type, start + part * NUMBERS, cols, numbers);
 #pragma unroll
         for (int i = 0; i < NUMBERS; i += 4)
             put(part * NUMBERS + i, make_float4(numbers[i], numbers[i + 1], numbers[i + 2], numbers[i + 3]));
@@ -151,7 +152,7 @@ template <int QUANT> struct GroupedDownRow {
                            scale * float(int(codes << 8) >> 24), scale * float(int(codes) >> 24));
     }
 
-    template <class Put> static __device__ __forceinline__ void unpack(const u8 *row, int part, int start, int cols, Put put) {
+    template <class Put> static __device__ __forceinline__ void unpack(const u8 *row, int, int part, int start, int cols, Put put) {
         const int in_tile = part % 4, word = part / 4, group = start / GROUP + in_tile;
         const bool there = row != nullptr && group * GROUP < cols;
         const bool packed = (group * GROUP) / PACK * PACK + PACK <= cols;
@@ -174,18 +175,18 @@ template <> struct DownRow<Q4> : GroupedDownRow<Q4> {};
 
 template <int QUANT>
 __device__ __forceinline__ void dense_down(const u8 *blocks, const u32 *bucket, const float *a, float *out, int cols, int slots,
-                                           int n, int rows) {
+                                           int n, int rows, int types) {
     using Tile = FloatTile<2, 4>;
     const int first = blockIdx.x * 2 * SET, first_column = blockIdx.y * Tile::COLUMNS;
-    const size_t row = row_bytes<QUANT>(cols);
+    const BlockForm<QUANT> form(cols, rows, types);
     float sums[2][4][4] = {};
     for (int start = 0; start < slots; start += DEPTH) {
         for (int t = threadIdx.x; t < DEPTH * DownRow<QUANT>::PARTS; t += THREADS) {
             const int k = t / DownRow<QUANT>::PARTS, part = t % DownRow<QUANT>::PARTS, slot = start + k;
             const bool there = slot < slots && bucket[slot] != NONE;
-            const u8 *const from = there ? blocks + (size_t(slot) * rows + rows - 1) * row : nullptr;
+            const u8 *const from = there ? blocks + size_t(slot) * form.bytes + form.last : nullptr;
             float *const to = Tile::rows() + k * Tile::ROW_STRIDE;
-            DownRow<QUANT>::unpack(from, part, first, cols, [=](int i, float4 four) {
+            DownRow<QUANT>::unpack(from, type_of(types, rows - 1), part, first, cols, [=](int i, float4 four) {
                 *reinterpret_cast<float4 *>(to + i / SET * Tile::SET_ROOM + i % SET) = four;
             });
         }
@@ -211,16 +212,18 @@ __device__ __forceinline__ void dense_down(const u8 *blocks, const u32 *bucket, 
 #define DEFINE(QUANT, type, NEURONS, INPUT)                                                                                    \
     KERNEL __launch_bounds__(256, 2)                                                                                           \
         dense_neurons_##type(const u8 *blocks, const u32 *bucket, const float *up_bias, const INPUT *x, float *a, u32 *counts, \
-                             int cols, int slots, int n, int ffn, int kind, int activation, float parameter, float cut) {      \
+                             int cols, int slots, int n, int ffn, int kind, int activation, float parameter, float cut,        \
+                             int types) {                                                                                      \
         u32 *const part = counts + size_t(blockIdx.y) * ffn;                                                                   \
-        NEURONS<QUANT>({blocks, bucket, up_bias, a, part, slots, n, kind, activation, parameter, cut}, x, cols);               \
+        NEURONS<QUANT>({blocks, bucket, up_bias, a, part, slots, n, kind, activation, parameter, cut}, x, cols, types);        \
     }                                                                                                                          \
     KERNEL __launch_bounds__(256) dense_down_##type(const u8 *blocks, const u32 *bucket, const float *a, float *out, int cols, \
-                                                    int slots, int n, int rows) {                                              \
-        dense_down<QUANT>(blocks, bucket, a, out, cols, slots, n, rows);                                                       \
+                                                    int slots, int n, int rows, int types) {                                   \
+        dense_down<QUANT>(blocks, bucket, a, out, cols, slots, n, rows, types);                                                \
     }
 DEFINE(F32, f32, float_neurons, float)
 DEFINE(F16, f16, float_neurons, float)
 DEFINE(Q8, q8_0, grouped_neurons, void)
 DEFINE(Q4, q4_0, grouped_neurons, void)
+DEFINE(ANY, any, float_neurons, float)
 #undef DEFINE

@@ -1,13 +1,33 @@
 // Rows of weights (formats::rows) times columns of inputs: what every kernel over weights is made of.
 #pragma once
-#include "common.cuh"
+#include "blocks.cuh"
 
 // int8 codes of a column (cpu::Columns) stand pack by pack in the order of a q8_0 row, each pack with the steps of its 16 groups
 // behind it: both are reached from one address.
 constexpr int CODED_PACK = PACK + PACK / GROUP * 4;
 __device__ __forceinline__ int coded_bytes(int cols) { return (cols + PACK - 1) / PACK * CODED_PACK; }
 
-// Inputs of columns: f32 for f32 and f16 rows, what `quantize` left for grouped rows. Of codes there is room for columns up to a
+// Where the rows of a neuron block begin: the first at its beginning, then the second, down last.
+template <int QUANT> struct BlockForm {
+    size_t second, last, bytes;
+
+    __device__ __forceinline__ BlockForm(int cols, int rows, int) {
+        second = row_bytes<QUANT>(cols);
+        last = second * (rows - 1);
+        bytes = second * rows;
+    }
+};
+template <> struct BlockForm<ANY> {
+    size_t second, last, bytes;
+
+    __device__ __forceinline__ BlockForm(int cols, int rows, int types) {
+        second = any_row_bytes(type_of(types, 0), cols);
+        last = rows == 2 ? second : second + any_row_bytes(type_of(types, 1), cols);
+        bytes = last + any_row_bytes(type_of(types, rows - 1), cols);
+    }
+};
+
+// Inputs of columns: f32 for f32 and f16 rows and for those of any type, what `quantize` left for grouped rows. Of codes there is room for columns up to a
 // multiple of N, so that all N can be read; what stands there counts for nothing.
 struct Input {
     const float *values; // [n, cols]
@@ -77,7 +97,7 @@ template <int QUANT, int R, int N> struct Dots {
     static constexpr int NUMBERS = Unit<QUANT>::NUMBERS;
     static constexpr int U = N <= 2 ? 4 : 2;
 
-    static __device__ __forceinline__ void run(const u8 *const (&rows)[R], Input x, int cols, int left, float (&sums)[R][N]) {
+    static __device__ __forceinline__ void run(const u8 *const (&rows)[R], Input x, int cols, int left, float (&sums)[R][N], int) {
         const int lane = threadIdx.x % WARP;
         if (cols % 4 != 0) {
             // Columns do not begin at vectors. No model is so; number by number it is small and right.
@@ -146,7 +166,7 @@ template <int QUANT, int R, int N> struct GroupedDots {
     // Bytes of weights in a pack and in a group, and loads of a lane in half a pack.
     static constexpr int PACK_BYTES = QUANT == Q8 ? 512 : 256, GROUP_BYTES = PACK_BYTES / 16, LOADS = PACK_BYTES / 128;
 
-    static __device__ __forceinline__ void run(const u8 *const (&rows)[R], Input x, int cols, int, float (&sums)[R][N]) {
+    static __device__ __forceinline__ void run(const u8 *const (&rows)[R], Input x, int cols, int, float (&sums)[R][N], int) {
         const int lane = threadIdx.x % WARP, quad = lane % 4, half = lane / 4 % 2;
         const int packs = cols / PACK, groups = cols / GROUP, number_bytes = groups * GROUP_BYTES;
         // More at once with many columns would fill the registers until they spill.
@@ -227,14 +247,43 @@ template <int QUANT, int R, int N> struct GroupedDots {
 template <int R, int N> struct Dots<Q8, R, N> : GroupedDots<Q8, R, N> {};
 template <int R, int N> struct Dots<Q4, R, N> : GroupedDots<Q4, R, N> {};
 
+// Rows of a type that is said at run time, one after the other: a lane has eight numbers at a time.
+template <int R, int N> struct Dots<ANY, R, N> {
+    static __device__ __forceinline__ void run(const u8 *const (&rows)[R], Input x, int cols, int left, float (&sums)[R][N], int type) {
+#pragma unroll 1
+        for (int i = threadIdx.x % WARP * 8; i < cols; i += WARP * 8) {
+#pragma unroll 1
+            for (int r = 0; r < R; r++) {
+                float w[8];
+                eight_numbers(type, rows[r], i, cols, w);
+#pragma unroll
+                for (int c = 0; c < N; c++) {
+                    const float *const column = x.values + size_t(min(c, left - 1)) * cols + i;
+                    const float4 a = *reinterpret_cast<const float4 *>(column), b = *reinterpret_cast<const float4 *>(column + 4);
+                    float sum = sums[r][c];
+                    sum = fmaf(w[0], a.x, sum);
+                    sum = fmaf(w[1], a.y, sum);
+                    sum = fmaf(w[2], a.z, sum);
+                    sum = fmaf(w[3], a.w, sum);
+                    sum = fmaf(w[4], b.x, sum);
+                    sum = fmaf(w[5], b.y, sum);
+                    sum = fmaf(w[6], b.z, sum);
+                    sums[r][c] = fmaf(w[7], b.w, sum);
+                }
+            }
+        }
+    }
+};
+
+// `type` counts where QUANT is ANY.
 template <int QUANT, int R, int N>
-__device__ __forceinline__ void row_dots(const u8 *const (&rows)[R], Input x, int cols, int left, float (&sums)[R][N]) {
+__device__ __forceinline__ void row_dots(const u8 *const (&rows)[R], Input x, int cols, int left, float (&sums)[R][N], int type) {
 #pragma unroll
     for (int r = 0; r < R; r++) {
 #pragma unroll
         for (int c = 0; c < N; c++) sums[r][c] = 0.0f;
     }
-    Dots<QUANT, R, N>::run(rows, x, cols, left, sums);
+    Dots<QUANT, R, N>::run(rows, x, cols, left, sums, type);
 #pragma unroll
     for (int r = 0; r < R; r++) {
 #pragma unroll

@@ -6,6 +6,7 @@
 //           Scratch: a [slots, n] f32; list [chunks, 32] slots; counts [chunks]: slots in the list; partial [splits, n, cols] f32.
 // Moves:    bucket and wanted masks; gate rows of wanted neurons; up rows of those that fire; down rows of those with a
 //           product that is not zero; partial sums, written and read once.
+//           Of mixed types (`any`) x is f32, rounded as codes are (quantize.cu); `types` has a byte for each row of a neuron.
 // Launch:   ffn_neurons, ffn_down, ffn_merge, one after the other.
 //           ffn_neurons_<type>_<N>: a block of any number of warps per chunk of 32 slots, a warp per neuron; 128 bytes of shared memory.
 //           ffn_down_<type>_<N>: grid (tiles of a row, splits, ceil(n / N)); 8 warps take entries of the split in turns.
@@ -32,11 +33,11 @@ template <int N> __device__ __forceinline__ float of_lane(const float (&values)[
 template <int QUANT, int N>
 __device__ __forceinline__ void neurons(const u8 *blocks, const u32 *bucket, const float *up_bias, const void *x,
                                         const u32 *masks, float *a, u32 *list, u32 *counts, int cols, int slots, int n, int kind,
-                                        int activation, float parameter, float cut) {
+                                        int activation, float parameter, float cut, int types) {
     u32 *active = reinterpret_cast<u32 *>(dynamic_shared); // [CHUNK] columns in which the neuron's product is not zero
     const int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP, warps = blockDim.x / WARP;
     const int slot = blockIdx.x * CHUNK + lane;
-    const size_t row = row_bytes<QUANT>(cols), block = row * (kind == PLAIN ? 2 : 3);
+    const BlockForm<QUANT> form(cols, kind == PLAIN ? 2 : 3, types);
     // Every warp finds the chunk's wanted neurons for itself: that is cheaper than to meet.
     const u32 neuron = slot < slots ? bucket[slot] : NONE;
     const u32 mask = neuron == NONE ? 0 : masks[neuron] & (ALL >> (WARP - n));
@@ -47,7 +48,7 @@ __device__ __forceinline__ void neurons(const u8 *blocks, const u32 *bucket, con
         const int k = __ffs(int(rest)) - 1;
         const u32 wants = __shfl_sync(ALL, mask, k);
         const u32 id = __shfl_sync(ALL, neuron, k);
-        const u8 *const first = blocks + size_t(blockIdx.x * CHUNK + k) * block;
+        const u8 *const first = blocks + size_t(blockIdx.x * CHUNK + k) * form.bytes;
         const float bias = up_bias ? up_bias[id] : 0.0f;
         float *const products = a + size_t(blockIdx.x * CHUNK + k) * n;
         u32 columns = 0;
@@ -62,9 +63,9 @@ __device__ __forceinline__ void neurons(const u8 *blocks, const u32 *bucket, con
             const int last = kind == PLAIN ? 0 : 1;
 #pragma unroll 1
             for (int r = 0; r <= last && here != 0; r++) {
-                const u8 *const rows[1] = {first + r * row};
+                const u8 *const rows[1] = {first + (r == 0 ? 0 : form.second)};
                 float sums[1][N];
-                row_dots<QUANT, 1, N>(rows, input, cols, left, sums);
+                row_dots<QUANT, 1, N>(rows, input, cols, left, sums, type_of(types, r));
                 const float sum = of_lane(sums[0]) + (r == last ? bias : 0.0f);
                 const float value = r == 0 || kind == GATED_BOTH ? apply(activation, parameter, sum) : sum;
                 if (r == 0) {
@@ -107,6 +108,53 @@ template <int N> struct Share<Q4, N> {
     static constexpr int WORDS = N <= 2 ? 2 : 1, NUMBERS = 8 * WORDS;
 };
 
+// The slots that a split has down rows of, in the order of its chunks, at the beginning of shared memory. Returns how many.
+__device__ __forceinline__ u32 entries_of_split(const u32 *list, const u32 *counts, int chunks) {
+    u32 *entries = reinterpret_cast<u32 *>(dynamic_shared);
+    const int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP, splits = gridDim.y;
+    // Thread t has the split's chunk t; the last words of the room are the warps' sums.
+    const int chunk = blockIdx.y + threadIdx.x * splits;
+    const u32 count = chunk < chunks ? counts[chunk] : 0;
+    u32 end = count;
+#pragma unroll
+    for (int by = 1; by < WARP; by *= 2) {
+        const u32 before = __shfl_up_sync(ALL, end, by);
+        if (lane >= by) end += before;
+    }
+    if (lane == WARP - 1) entries[warp] = end;
+    __syncthreads();
+    u32 total = 0, start = end - count;
+#pragma unroll
+    for (int w = 0; w < DOWN_WARPS; w++) {
+        if (w < warp) start += entries[w];
+        total += entries[w];
+    }
+    __syncthreads();
+    for (u32 i = 0; i < count; i++) entries[start + i] = list[size_t(chunk) * CHUNK + i];
+    __syncthreads();
+    return total;
+}
+
+// Adds up what the warps of a block have, in halves: 4 to 7 into 0 to 3, and so on.
+template <int N, int NUMBERS> __device__ __forceinline__ void add_up_warps(float (&sums)[N][NUMBERS]) {
+    const int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
+    float *room = reinterpret_cast<float *>(dynamic_shared);
+#pragma unroll
+    for (int half = DOWN_WARPS / 2; half > 0; half /= 2) {
+        __syncthreads();
+        if (warp >= half && warp < 2 * half) {
+#pragma unroll
+            for (int k = 0; k < N * NUMBERS; k++)
+                room[(k * half + warp - half) * WARP + lane] = sums[k / NUMBERS][k % NUMBERS];
+        }
+        __syncthreads();
+        if (warp < half) {
+#pragma unroll
+            for (int k = 0; k < N * NUMBERS; k++) sums[k / NUMBERS][k % NUMBERS] += room[(k * half + warp) * WARP + lane];
+        }
+    }
+}
+
 template <int WORDS> struct Words {
     u32 w[WORDS];
 };
@@ -120,11 +168,6 @@ __device__ __forceinline__ Words<2> load_words(const u8 *at, Words<2>) {
 }
 __device__ __forceinline__ Words<1> load_words(const u8 *at, Words<1>) {
     return {{load_once(reinterpret_cast<const u32 *>(at))}};
-}
-
-// Byte k of four unsigned ones as a float, less `bias`: as the mantissa of 2^23, which no conversion unit has to touch.
-__device__ __forceinline__ float byte_number(u32 bytes, int k, float bias) {
-    return __uint_as_float(__byte_perm(bytes, 0x4b000000u, 0x7650u | u32(k))) - (8388608.0f + bias);
 }
 
 // The scale of the group that each word belongs to.
@@ -145,33 +188,13 @@ template <int WORDS> __device__ __forceinline__ void word_scales(const u8 *at, b
 
 template <int QUANT, int N>
 __device__ __forceinline__ void down(const u8 *blocks, const float *a, const u32 *list, const u32 *counts, float *partial,
-                                     int cols, int n, int rows, int chunks) {
+                                     int cols, int n, int rows, int chunks, int) {
     constexpr int WORDS = Share<QUANT, N>::WORDS, NUMBERS = Share<QUANT, N>::NUMBERS, TURN = 4;
     constexpr bool grouped = QUANT == Q8 || QUANT == Q4;
-    u32 *entries = reinterpret_cast<u32 *>(dynamic_shared);
-    const int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP, splits = gridDim.y;
+    const u32 *entries = reinterpret_cast<const u32 *>(dynamic_shared);
+    const int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
     const int column = blockIdx.z * N, left = n - column;
-
-    // The split's entries, chunk by chunk. Thread t has its chunk t; the last words of the room are the warps' sums.
-    const int chunk = blockIdx.y + threadIdx.x * splits;
-    const u32 count = chunk < chunks ? counts[chunk] : 0;
-    u32 end = count;
-#pragma unroll
-    for (int by = 1; by < WARP; by *= 2) {
-        const u32 before = __shfl_up_sync(ALL, end, by);
-        if (lane >= by) end += before;
-    }
-    if (lane == WARP - 1) entries[warp] = end;
-    __syncthreads();
-    u32 total = 0, start = end - count;
-#pragma unroll
-    for (int w = 0; w < DOWN_WARPS; w++) {
-        if (w < warp) start += entries[w];
-        total += entries[w];
-    }
-    __syncthreads();
-    for (u32 i = 0; i < count; i++) entries[start + i] = list[size_t(chunk) * CHUNK + i];
-    __syncthreads();
+    const u32 total = entries_of_split(list, counts, chunks);
 
     // This thread's words of every row, and where its groups' scales are.
     const size_t row = row_bytes<QUANT>(cols);
@@ -240,22 +263,7 @@ __device__ __forceinline__ void down(const u8 *blocks, const float *a, const u32
         }
     }
 
-    // Warps' sums in halves: 4 to 7 into 0 to 3, and so on.
-    float *room = reinterpret_cast<float *>(dynamic_shared);
-#pragma unroll
-    for (int half = DOWN_WARPS / 2; half > 0; half /= 2) {
-        __syncthreads();
-        if (warp >= half && warp < 2 * half) {
-#pragma unroll
-            for (int k = 0; k < N * NUMBERS; k++)
-                room[(k * half + warp - half) * WARP + lane] = sums[k / NUMBERS][k % NUMBERS];
-        }
-        __syncthreads();
-        if (warp < half) {
-#pragma unroll
-            for (int k = 0; k < N * NUMBERS; k++) sums[k / NUMBERS][k % NUMBERS] += room[(k * half + warp) * WARP + lane];
-        }
-    }
+    add_up_warps(sums);
     if (warp != 0 || !mine) return;
 #pragma unroll
     for (int c = 0; c < N; c++) {
@@ -282,6 +290,49 @@ __device__ __forceinline__ void down(const u8 *blocks, const float *a, const u32
     }
 }
 
+// Rows of any type: a thread has eight numbers of each.
+template <int N>
+__device__ __forceinline__ void down_any(const u8 *blocks, const float *a, const u32 *list, const u32 *counts, float *partial, int cols,
+                                         int n, int rows, int chunks, int types) {
+    constexpr int NUMBERS = 8;
+    const u32 *entries = reinterpret_cast<const u32 *>(dynamic_shared);
+    const int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
+    const int column = blockIdx.z * N, left = n - column;
+    const u32 total = entries_of_split(list, counts, chunks);
+
+    const BlockForm<ANY> form(cols, rows, types);
+    const int type = type_of(types, rows - 1), i = (blockIdx.x * WARP + lane) * NUMBERS;
+    const bool mine = i < cols;
+    float sums[N][NUMBERS];
+#pragma unroll
+    for (int c = 0; c < N; c++) {
+#pragma unroll
+        for (int k = 0; k < NUMBERS; k++) sums[c][k] = 0.0f;
+    }
+#pragma unroll 1
+    for (u32 e = warp; e < total && mine; e += DOWN_WARPS) {
+        const u32 slot = entries[e];
+        float values[NUMBERS];
+        eight_numbers(type, blocks + slot * form.bytes + form.last, i, cols, values);
+#pragma unroll
+        for (int c = 0; c < N; c++) {
+            const float product = c < left ? a[size_t(slot) * n + column + c] : 0.0f;
+#pragma unroll
+            for (int k = 0; k < NUMBERS; k++) sums[c][k] = fmaf(product, values[k], sums[c][k]);
+        }
+    }
+    add_up_warps(sums);
+    if (warp != 0 || !mine) return;
+#pragma unroll
+    for (int c = 0; c < N; c++) {
+        if (c >= left) continue;
+        float *const to = partial + (size_t(blockIdx.y) * n + column + c) * cols + i;
+#pragma unroll
+        for (int k = 0; k < NUMBERS; k += 4)
+            *reinterpret_cast<float4 *>(to + k) = make_float4(sums[c][k], sums[c][k + 1], sums[c][k + 2], sums[c][k + 3]);
+    }
+}
+
 KERNEL __launch_bounds__(256)
     ffn_merge(const float *partial, const float *a, const u32 *list, const u32 *counts, float *out, u32 count, int splits,
               u32 chunks, int n) {
@@ -304,20 +355,25 @@ KERNEL __launch_bounds__(256)
     }
 }
 
-#define NEURONS(QUANT, type, N)                                                                                         \
-    KERNEL __launch_bounds__(128, ROW_BLOCKS(N))                                                                         \
-        ffn_neurons_##type##_##N(const u8 *blocks, const u32 *bucket, const float *up_bias, const void *x,               \
-                                 const u32 *masks, float *a, u32 *list, u32 *counts, int cols, int slots, int n,         \
-                                 int kind, int activation, float parameter, float cut) {                                 \
-        neurons<QUANT, N>(blocks, bucket, up_bias, x, masks, a, list, counts, cols, slots, n, kind, activation,          \
-                          parameter, cut);                                                                               \
+#define NEURONS(QUANT, type, N)                                                                                          \
+    KERNEL __launch_bounds__(128, ROW_BLOCKS(N))                                                                          \
+        ffn_neurons_##type##_##N(const u8 *blocks, const u32 *bucket, const float *up_bias, const void *x,                \
+                                 const u32 *masks, float *a, u32 *list, u32 *counts, int cols, int slots, int n,          \
+                                 int kind, int activation, float parameter, float cut, int types) {                       \
+        neurons<QUANT, N>(blocks, bucket, up_bias, x, masks, a, list, counts, cols, slots, n, kind, activation,           \
+                          parameter, cut, types);                                                                         \
     }
 FOR_QUANTS_AND_WIDTHS(NEURONS)
+FOR_WIDTHS(NEURONS, ANY, any)
 
-#define DOWN(QUANT, type, N)                                                                                            \
-    KERNEL __launch_bounds__(256) ffn_down_##type##_##N(const u8 *blocks, const float *a, const u32 *list,              \
-                                                        const u32 *counts, float *partial, int cols, int n, int rows,   \
-                                                        int chunks) {                                                   \
-        down<QUANT, N>(blocks, a, list, counts, partial, cols, n, rows, chunks);                                        \
+#define DOWN(SUM, type, N)                                                                                                \
+    KERNEL __launch_bounds__(256) ffn_down_##type##_##N(const u8 *blocks, const float *a, const u32 *list,                \
+                                                        const u32 *counts, float *partial, int cols, int n, int rows,     \
+                                                        int chunks, int types) {                                          \
+        SUM(blocks, a, list, counts, partial, cols, n, rows, chunks, types);                                              \
     }
-FOR_QUANTS_AND_WIDTHS(DOWN)
+#define DOWN_OWN(QUANT, type, N) DOWN(down<QUANT COMMA N>, type, N)
+#define DOWN_ANY(QUANT, type, N) DOWN(down_any<N>, type, N)
+#define COMMA ,
+FOR_QUANTS_AND_WIDTHS(DOWN_OWN)
+FOR_WIDTHS(DOWN_ANY, ANY, any)

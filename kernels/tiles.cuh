@@ -7,6 +7,25 @@
 
 constexpr int THREADS = 256;
 
+// A few numbers of a row from number `i` on, zeros behind its end and where there is no row. Rows are padded with zeros to whole units.
+template <int QUANT> struct Numbers {
+    static constexpr int COUNT = Unit<QUANT>::NUMBERS;
+
+    static __device__ __forceinline__ void load(const u8 *row, int, int i, int cols, float (&out)[COUNT]) {
+        const bool there = row != nullptr && i < cols;
+        Unit<QUANT>::unpack(there ? reinterpret_cast<const uint4 *>(row)[i / COUNT] : make_uint4(0, 0, 0, 0), out);
+    }
+};
+template <> struct Numbers<ANY> {
+    static constexpr int COUNT = 8;
+
+    static __device__ __forceinline__ void load(const u8 *row, int type, int i, int cols, float (&out)[COUNT]) {
+        if (row != nullptr && i < cols) return eight_numbers(type, row, i, cols, out);
+#pragma unroll
+        for (int k = 0; k < COUNT; k++) out[k] = 0.0f;
+    }
+};
+
 // f32, and what is made f32: S sets of 64 rows by 16 C columns, DEPTH numbers a step. Threads stand 16 by 16; each has four rows of
 // every set and C columns.
 constexpr int DEPTH = 32, SET = 64;
@@ -57,22 +76,19 @@ template <int S, int C> struct FloatTile {
         }
     }
 
-    // sums[s][r][c] = row `at(s, row() + r)` · column first_column + column() + c. `at` gives where a row of f32 or f16 begins, or
-    // null.
+    // sums[s][r][c] = row `at(s, row() + r)` · column first_column + column() + c. `at` gives where a row begins, or null; `types`
+    // has the types of the sets, which count where QUANT is ANY.
     template <int QUANT, class At>
-    static __device__ __forceinline__ void dots(At at, const float *x, int first_column, int cols, int n, float (&sums)[S][4][C]) {
-        constexpr int NUMBERS = Unit<QUANT>::NUMBERS, UNITS = DEPTH / NUMBERS;
+    static __device__ __forceinline__ void dots(At at, const float *x, int first_column, int cols, int n, int types, float (&sums)[S][4][C]) {
+        constexpr int NUMBERS = Numbers<QUANT>::COUNT, UNITS = DEPTH / NUMBERS;
         for (int start = 0; start < cols; start += DEPTH) {
 #pragma unroll
             for (int s = 0; s < S; s++) {
                 for (int t = threadIdx.x; t < SET * UNITS; t += THREADS) {
                     const int r = t / UNITS, unit = t % UNITS;
                     const u8 *const row = at(s, r);
-                    // Rows are padded with zeros to whole units.
-                    const bool there = row != nullptr && start + unit * NUMBERS < cols;
-                    const uint4 raw = there ? reinterpret_cast<const uint4 *>(row)[start / NUMBERS + unit] : make_uint4(0, 0, 0, 0);
                     float numbers[NUMBERS];
-                    Unit<QUANT>::unpack(raw, numbers);
+                    Numbers<QUANT>::load(row, type_of(types, s), start + unit * NUMBERS, cols, numbers);
 #pragma unroll
                     for (int i = 0; i < NUMBERS; i++)
                         rows()[s * SET_ROOM + (unit * NUMBERS + i) * ROW_STRIDE + r] = numbers[i];

@@ -263,7 +263,7 @@ impl Rig {
         let output = vec![u32::MAX; SparseFfn::output_bytes(n, hidden, slots) / 4];
         let mut room = |bytes: usize| device.alloc(bytes as u64).unwrap();
         let call = SparseFfn {
-            quant: layer.block().uniform(),
+            layout: *layer.block(),
             kind: config.ffn_kind,
             activation: config.activation,
             activation_threshold,
@@ -277,7 +277,7 @@ impl Rig {
             input: room(input.len() * 4),
             output: room(output.len() * 4),
         };
-        assert_eq!(call.block().bytes(), words * 4);
+        assert_eq!(call.layout.bytes(), words * 4);
         put(device, Stream::Compute, &blocks, call.blocks, 0);
         put(device, Stream::Compute, &bucket, call.bucket, 0);
         put(device, Stream::Compute, bytemuck::cast_slice(&layer.up_bias), call.up_bias, 0);
@@ -297,7 +297,7 @@ impl Rig {
 
     fn columns(&self) -> Columns {
         let mut x = Columns::default();
-        x.set(bytemuck::cast_slice(&self.input[..self.call.n * self.call.hidden]), self.call.n, self.call.quant);
+        x.set(bytemuck::cast_slice(&self.input[..self.call.n * self.call.hidden]), self.call.n, self.call.layout.gate_or_up().quant);
         x
     }
 

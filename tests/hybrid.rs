@@ -17,13 +17,15 @@ use dynamicinfer::engine::{Choice, Engine, Logits, Migrator, Observer, Seen, Sel
 use dynamicinfer::formats::rows::Quant;
 use dynamicinfer::ids::{LayerId, SlotId, StoreId};
 use dynamicinfer::model::config::{Activation, Ffn};
-use dynamicinfer::model::{KvCache, KvType, Model};
+use dynamicinfer::model::{BlockLayout, KvCache, KvType, Model};
 use dynamicinfer::predictor::{Predictor, Sign};
 use dynamicinfer::prng::Prng;
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
-use support::law::{Case, FAMILIES, QUANTS, Stores, all_exact, logits, slots, with_seeds};
+use support::law::{
+    Case, FAMILIES, QUANTS, Stores, all_exact, logits, mixed_stores, rounded, slots, summed, with_seeds,
+};
 use support::{ON_DEVICE, RATES, device_bytes, error, numbers, on_device};
 
 /// Has moves go one way, or the one that is taken where nothing was measured.
@@ -205,7 +207,7 @@ fn device_half(
     let output = device.alloc(SparseFfn::output_bytes(n, hidden, cache.layers[l].table.slots().len()) as u64).unwrap();
     let at = &cache.layers[l];
     let call = SparseFfn {
-        quant: layer.block().uniform(),
+        layout: *layer.block(),
         kind: c.ffn_kind,
         activation: c.activation,
         activation_threshold,
@@ -243,55 +245,94 @@ fn on_the_same_input_the_halves_of_a_layer_are_the_whole_layer() {
         let mut prng = Prng::new(seed);
         let (family, quant) = ((seed % 5) as usize, 2 + (seed / 5 % 4) as usize);
         let model = stores.open(family, quant);
-        let (c, kernels, mut pool) = (&model.config, Kernels::best(), ThreadPool::new(1));
-        let slots: Vec<usize> = (0..c.layers).map(|_| slots(&mut prng, c.ffn)).collect();
-        let faults = Faults { late: 0.3, lost: 0.01, reorder: true, seed };
-        let device = Box::new(VirtualDevice::new(u64::MAX, RATES).with_faults(faults));
-        // SAFETY: the model outlives it.
-        let mut split = unsafe { on_device(&model, device, &slots) }.unwrap();
-        one_way(&mut *split.device, &mut split.cache, seed);
-        let mut restless = Restless { prng: Prng::new(seed), most: 40, begun: Arc::default() };
-        let (mut x, mut buffers) = (Columns::default(), FfnBuffers::default());
-        let mut fired = Selection::default();
-        for turn in 0..30 {
-            let (l, n) = (turn % c.layers, [1, 1, 3, MAX_COLUMNS][prng.below(4) as usize]);
-            let layer = &model.layers[l];
-            let normed = numbers(&mut prng, n * c.hidden, 2.0);
-            x.set_for(&normed, n, layer.ffn.input_quants());
-            let mut gates = vec![0.0; n * c.ffn];
-            dynamicinfer::ops::gates::gates(&mut pool, &kernels, c, layer, &x, &mut gates);
-            let activation_threshold = [0.0, 0.1][prng.below(2) as usize];
-            fired.fired(c, &gates, n, activation_threshold);
-            // What is wanted and does not fire costs a gate and adds nothing.
-            let (dense, most) = (prng.below(4) == 0, prng.below(2) == 0);
-            let selection = match most {
-                true => fired.clone(),
-                false => all(n, c.ffn),
-            };
-            let mut whole = numbers(&mut prng, n * c.hidden, 0.1);
-            let mut halves = whole.clone();
-            let work = if dense { Work::All } else { Work::Selected(&selection) };
-            ffn::ffn(&mut pool, &kernels, c, layer, &x, work, activation_threshold, &mut [], &mut buffers, &mut whole);
-            restless.shuffle(&mut *split.device, &mut split.cache);
-            let all = all(n, c.ffn);
-            let (selection, activation_threshold) =
-                if dense { (&all, -1.0) } else { (&selection, activation_threshold) };
-            let half =
-                device_half(&mut *split.device, &mut split.cache, &model, l, &normed, selection, activation_threshold);
-            let table = &split.cache.layers[l].table;
-            let mut rest = Selection::default();
-            for (&neuron, &mask) in selection.neurons.iter().zip(&selection.masks) {
-                if !table.location(neuron).is_device() {
-                    rest.neurons.push(neuron);
-                    rest.masks.push(mask);
-                }
+        halves_are_whole(&model, &format!("{} {}", FAMILIES[family], QUANTS[quant].name()), seed, prng);
+    });
+}
+
+/// The parts of a layer on device and host, moved about, beside the whole layer on the same input.
+fn halves_are_whole(model: &Model, name: &str, seed: u64, mut prng: Prng) {
+    let (c, kernels, mut pool) = (&model.config, Kernels::best(), ThreadPool::new(1));
+    let slots: Vec<usize> = (0..c.layers).map(|_| slots(&mut prng, c.ffn)).collect();
+    let faults = Faults { late: 0.3, lost: 0.01, reorder: true, seed };
+    let device = Box::new(VirtualDevice::new(u64::MAX, RATES).with_faults(faults));
+    // SAFETY: the model outlives it.
+    let mut split = unsafe { on_device(model, device, &slots) }.unwrap();
+    one_way(&mut *split.device, &mut split.cache, seed);
+    let mut restless = Restless { prng: Prng::new(seed), most: 40, begun: Arc::default() };
+    let (mut x, mut buffers) = (Columns::default(), FfnBuffers::default());
+    let mut fired = Selection::default();
+    for turn in 0..30 {
+        let (l, n) = (turn % c.layers, [1, 1, 3, MAX_COLUMNS][prng.below(4) as usize]);
+        let layer = &model.layers[l];
+        let normed = numbers(&mut prng, n * c.hidden, 2.0);
+        x.set_for(&normed, n, layer.ffn.input_quants());
+        let mut gates = vec![0.0; n * c.ffn];
+        dynamicinfer::ops::gates::gates(&mut pool, &kernels, c, layer, &x, &mut gates);
+        let activation_threshold = [0.0, 0.1][prng.below(2) as usize];
+        fired.fired(c, &gates, n, activation_threshold);
+        // What is wanted and does not fire costs a gate and adds nothing.
+        let (dense, most) = (prng.below(4) == 0, prng.below(2) == 0);
+        let selection = match most {
+            true => fired.clone(),
+            false => all(n, c.ffn),
+        };
+        let mut whole = numbers(&mut prng, n * c.hidden, 0.1);
+        let mut halves = whole.clone();
+        let work = if dense { Work::All } else { Work::Selected(&selection) };
+        ffn::ffn(&mut pool, &kernels, c, layer, &x, work, activation_threshold, &mut [], &mut buffers, &mut whole);
+        restless.shuffle(&mut *split.device, &mut split.cache);
+        let all = all(n, c.ffn);
+        let (selection, activation_threshold) = if dense { (&all, -1.0) } else { (&selection, activation_threshold) };
+        let half =
+            device_half(&mut *split.device, &mut split.cache, model, l, &normed, selection, activation_threshold);
+        let table = &split.cache.layers[l].table;
+        let mut rest = Selection::default();
+        for (&neuron, &mask) in selection.neurons.iter().zip(&selection.masks) {
+            if !table.location(neuron).is_device() {
+                rest.neurons.push(neuron);
+                rest.masks.push(mask);
             }
-            let work = Work::Selected(&rest);
-            ffn::ffn(&mut pool, &kernels, c, layer, &x, work, activation_threshold, &mut [], &mut buffers, &mut halves);
-            halves.iter_mut().zip(&half).for_each(|(sum, half)| *sum += half);
-            let off = error(&halves, &whole);
-            assert!(off < 1e-5, "{} {} turn {turn}: off by {off}", FAMILIES[family], QUANTS[quant].name());
         }
+        let work = Work::Selected(&rest);
+        ffn::ffn(&mut pool, &kernels, c, layer, &x, work, activation_threshold, &mut [], &mut buffers, &mut halves);
+        halves.iter_mut().zip(&half).for_each(|(sum, half)| *sum += half);
+        let off = error(&halves, &whole);
+        assert!(off < 1e-5, "{name} turn {turn}: off by {off}");
+    }
+}
+
+/// What `pack` makes of a Q4_K_M and its like lies on the device as it is, each tensor with its own type.
+#[test]
+fn neurons_and_matrices_of_several_types_obey_the_law() {
+    let dir = tempfile::tempdir().unwrap();
+    let stores = mixed_stores(dir.path());
+    with_seeds("neurons_and_matrices_of_several_types_obey_the_law", 32, |seed| {
+        let mut prng = Prng::new(seed);
+        let (name, path) = &stores[seed as usize % stores.len()];
+        let model = Model::open(path).unwrap();
+        assert!(model.not_on_device().is_none() && model.types().contains(", "), "{name}: {}", model.types());
+        halves_are_whole(&model, name, seed, Prng::new(seed));
+        let layers = model.config.layers;
+        let slots: Vec<usize> = (0..layers).map(|_| slots(&mut prng, model.config.ffn)).collect();
+        let budget = device_bytes(&model, &slots);
+        let faults = Faults { late: 0.2, lost: 0.05, reorder: prng.below(2) == 0, seed };
+        let device = Box::new(VirtualDevice::new(budget, RATES).with_faults(faults));
+        // SAFETY: the engine drops its device's part before its model.
+        let mut split = unsafe { on_device(&model, device, &slots) }.expect("the budget is what it takes");
+        assert_eq!((split.device.memory().used, split.device.memory().peak), (budget, budget));
+        let begun = Arc::default();
+        split.migrator = Some(Box::new(Restless { prng: Prng::new(seed ^ 0xab), most: 40, begun }));
+        let kind = [KvType::F32, KvType::F16][prng.below(2) as usize];
+        let sizes: &[usize] = [&[40, 1, 1, 3, 1][..], &[7, 1, 32, 1, 2]][prng.below(2) as usize];
+        let limit = summed(&model.config, sizes) + rounded(path, kind, sizes);
+        let mut engine = Engine::new(model, 1, Kernels::best());
+        let expected = logits(&mut engine, kind, sizes, None);
+        engine.split = Some(split);
+        let choice = |_| if prng.below(4) == 0 { Choice::Dense } else { Choice::Exact { activation_threshold: 0.0 } };
+        engine.set_sparsity(Sparsity::new((0..layers).map(choice).collect(), 0).unwrap());
+        let off = error(&logits(&mut engine, kind, sizes, None), &expected);
+        assert!(off <= limit, "{name} {kind:?} {sizes:?}: off by {off}, and {limit} is allowed");
+        assert_eq!(engine.split.as_ref().unwrap().device.memory().peak, budget, "it took more than its budget");
     });
 }
 
@@ -462,7 +503,7 @@ impl Tagged {
         }
         let at = &self.cache.layers[layer];
         let call = SparseFfn {
-            quant: Quant::F32,
+            layout: BlockLayout::new(Ffn::Plain, Quant::F32, HIDDEN),
             kind: Ffn::Plain,
             activation: Activation::Relu,
             activation_threshold: 0.0,

@@ -6,6 +6,7 @@ mod support;
 
 use dynamicinfer::formats::neuron_store::{Content, Header, MAGIC, parse};
 use dynamicinfer::model::ModelConfig;
+use dynamicinfer::model::block::BlockLayout;
 use libfuzzer_sys::fuzz_target;
 use std::path::Path;
 
@@ -26,6 +27,14 @@ fn check(bytes: &[u8]) {
         let data = &bytes[section.offset as usize..][..section.bytes as usize];
         match section.content {
             Content::Rows { quant, rows, cols } => assert_eq!(data.len(), rows * quant.row_bytes(cols)),
+            Content::Neurons { gate, up, down, neurons, cols } => {
+                let quants: Vec<_> = gate.into_iter().chain([up, down]).collect();
+                let layout = BlockLayout::mixed(&quants, cols);
+                assert_eq!(data.len(), neurons * layout.bytes());
+                if let Some(block) = data.get(..layout.bytes()) {
+                    assert_eq!(layout.parts().iter().map(|part| part.of(block).len()).sum::<usize>(), block.len());
+                }
+            }
             Content::Numbers => assert_eq!((data.len() % 4, section.offset % 4096), (0, 0)),
             Content::Bytes => {}
         }

@@ -108,7 +108,7 @@ impl ModelArgs {
 
     /// As [`ModelArgs::open`], in a form that a device can compute with.
     pub fn open_for_device(&self) -> Result<Model> {
-        ModelOptions { uniform: true, ..self.options() }.open(&Terminal)
+        ModelOptions { for_device: true, ..self.options() }.open(&Terminal)
     }
 }
 

@@ -200,7 +200,7 @@ fn norm(c: &mut Case<'_>) -> Result<Vec<u32>> {
 fn linear(c: &mut Case<'_>) -> Result<Vec<u32>> {
     let (quant, n, rows, cols, then) = (c.quant, c.n, FFN, HIDDEN, Then::Add);
     let (weights, bias, x, out) = (c.rows(rows)?, c.numbers(rows)?, c.x()?, c.numbers(n * rows)?);
-    let call = Linear { quant, rows, cols, n, weights, bias, x: x.into(), out: out.into(), then };
+    let call = Linear { quant, rows, cols, n, weights, bias, x: x.into(), out: out.into(), stride: rows, then };
     c.bench.launch(&Call::Linear(call))?;
     c.bench.get(out)
 }
@@ -290,10 +290,11 @@ fn sparse_ffn(c: &mut Case<'_>) -> Result<Vec<u32>> {
     let masks = (0..FFN).map(|_| c.prng.next_u64() as u32 & (u32::MAX >> (32 - n)));
     let input: Vec<u32> = x.iter().map(|v| v.to_bits()).chain(masks).collect();
     let (input, output) = (c.bench.words(&input)?, c.bench.alloc(SparseFfn::output_bytes(n, HIDDEN, SLOTS))?);
-    let (quant, kind, activation, activation_threshold) = (c.quant, Ffn::Gated, Activation::Relu, 0.0);
+    let (layout, kind) = (BlockLayout::new(Ffn::Gated, c.quant, HIDDEN), Ffn::Gated);
+    let (activation, activation_threshold) = (Activation::Relu, 0.0);
     let (hidden, ffn, slots, up_bias) = (HIDDEN, FFN, SLOTS, c.bench.alloc(0)?);
     #[rustfmt::skip]
-    let call = SparseFfn { quant, kind, activation, activation_threshold, hidden, ffn, slots, n, blocks, bucket, up_bias, input, output };
+    let call = SparseFfn { layout, kind, activation, activation_threshold, hidden, ffn, slots, n, blocks, bucket, up_bias, input, output };
     c.bench.launch(&Call::SparseFfn(call))?;
     let mut out = c.bench.get(output)?;
     // A bit that differs is a number that is off by a thousandth.
@@ -306,9 +307,10 @@ fn dense_ffn(c: &mut Case<'_>) -> Result<Vec<u32>> {
     let (n, (blocks, bucket)) = (c.n, slots(c)?);
     let (x, out) = (c.x()?, c.numbers(n * HIDDEN)?);
     let (products, up_bias) = (c.bench.alloc(n * SLOTS * 4)?, c.bench.alloc(0)?);
-    let counts = c.bench.alloc(DenseFfn::parts(c.quant, n) * FFN * 4)?;
+    let layout = BlockLayout::new(Ffn::Gated, c.quant, HIDDEN);
+    let counts = c.bench.alloc(DenseFfn::parts(&layout, n) * FFN * 4)?;
     c.bench.launch(&Call::DenseFfn(DenseFfn {
-        quant: c.quant,
+        layout,
         kind: Ffn::Gated,
         activation: Activation::Relu,
         activation_threshold: 0.0,
@@ -442,7 +444,7 @@ impl Timing<'_> {
         let (many, turns, mut b) = (self.many(rows), self.turns(bytes), self.bench());
         let (x, out, bias) = (b.numbers(&x)?.into(), b.alloc(n * rows * 4)?.into(), b.alloc(0)?);
         let call = |b: &mut Bench<'_>| -> Result<Call> {
-            Ok(Call::Linear(Linear { quant, rows, cols, n, weights: b.put(&many)?, bias, x, out, then }))
+            Ok(Call::Linear(Linear { quant, rows, cols, n, weights: b.put(&many)?, bias, x, out, stride: rows, then }))
         };
         let calls = (0..turns).map(|_| call(&mut b)).collect::<Result<Vec<_>>>()?;
         time(&mut b, "linear", shape, n, bytes, 2 * n * rows * cols, &calls)
@@ -452,16 +454,17 @@ impl Timing<'_> {
         let (shape, quant, n, hidden, ffn, x) = (self.shape, self.quant, self.n, self.hidden, self.ffn, self.x());
         // As many slots as a prompt's chunk computes at a time.
         let slots = ffn.min(4096);
-        let bytes = (slots * BlockLayout::new(Ffn::Gated, quant, hidden).bytes()) as u64;
+        let layout = BlockLayout::new(Ffn::Gated, quant, hidden);
+        let bytes = (slots * layout.bytes()) as u64;
         let (blocks, turns, mut b) = (self.many(slots * 3), self.turns(bytes).min(4), self.bench());
         let (x, bucket) = (b.numbers(&x)?.into(), b.words(&(0..slots as u32).collect::<Vec<_>>())?.into());
         let (products, out) = (b.alloc(n * slots * 4)?, b.alloc(n * hidden * 4)?.into());
-        let (counts, up_bias) = (b.alloc(DenseFfn::parts(quant, n) * ffn * 4)?, b.alloc(0)?);
+        let (counts, up_bias) = (b.alloc(DenseFfn::parts(&layout, n) * ffn * 4)?, b.alloc(0)?);
         let (kind, activation, activation_threshold) = (Ffn::Gated, Activation::Silu, 0.0);
         let call = |b: &mut Bench<'_>| -> Result<Call> {
             let blocks = b.put(&blocks)?.into();
             #[rustfmt::skip]
-            let call = DenseFfn { quant, kind, activation, activation_threshold, hidden, ffn, slots, n, blocks, bucket, up_bias, x, products, counts, out };
+            let call = DenseFfn { layout, kind, activation, activation_threshold, hidden, ffn, slots, n, blocks, bucket, up_bias, x, products, counts, out };
             Ok(Call::DenseFfn(call))
         };
         let calls = (0..turns).map(|_| call(&mut b)).collect::<Result<Vec<_>>>()?;
@@ -471,7 +474,8 @@ impl Timing<'_> {
     /// Times the FFN of one neuron in `every`, wanted by all tokens.
     fn sparse_ffn(&mut self, name: &str, every: usize) -> Result<Speed> {
         let (shape, quant, n, hidden, ffn, x) = (self.shape, self.quant, self.n, self.hidden, self.ffn, self.x());
-        let bytes = (ffn.div_ceil(every) * BlockLayout::new(Ffn::Gated, quant, hidden).bytes()) as u64;
+        let layout = BlockLayout::new(Ffn::Gated, quant, hidden);
+        let bytes = (ffn.div_ceil(every) * layout.bytes()) as u64;
         let (blocks, turns, mut b) = (self.many(ffn * 3), self.turns(bytes).min(4), self.bench());
         let mask = |i: usize| if i.is_multiple_of(every) { u32::MAX >> (32 - n) } else { 0 };
         let input: Vec<u32> = x.iter().map(|v| v.to_bits()).chain((0..ffn).map(mask)).collect();
@@ -481,7 +485,7 @@ impl Timing<'_> {
         let call = |b: &mut Bench<'_>| -> Result<Call> {
             let blocks = b.put(&blocks)?;
             #[rustfmt::skip]
-            let call = SparseFfn { quant, kind, activation, activation_threshold, hidden, ffn, slots, n, blocks, bucket, up_bias, input, output };
+            let call = SparseFfn { layout, kind, activation, activation_threshold, hidden, ffn, slots, n, blocks, bucket, up_bias, input, output };
             Ok(Call::SparseFfn(call))
         };
         let calls = (0..turns).map(|_| call(&mut b)).collect::<Result<Vec<_>>>()?;
@@ -509,14 +513,15 @@ pub fn launching(device: &mut dyn Device) -> Result<Launching> {
     };
     let linear = |rows: usize, out: Buffer| {
         let (cols, bias, x, then) = (hidden, none, x.into(), Then::Store);
-        Call::Linear(Linear { quant, rows, cols, n, weights, bias, x, out: out.into(), then })
+        Call::Linear(Linear { quant, rows, cols, n, weights, bias, x, out: out.into(), stride: rows, then })
     };
     let add = |from: Buffer| Call::Add(Add { count: hidden, from: from.into(), to: room.into() });
     let (kind, activation, activation_threshold, up_bias, min_scores) =
         (Ffn::Gated, Activation::Silu, 0.0, none, [0.0; 2]);
     let select = Select { ffn, n, slots, min_scores, bucket, scores: scores.into(), masks: room.into() };
+    let layout = BlockLayout::new(kind, quant, hidden);
     #[rustfmt::skip]
-    let half = SparseFfn { quant, kind, activation, activation_threshold, hidden, ffn, slots, n, blocks, bucket, up_bias, input, output };
+    let half = SparseFfn { layout, kind, activation, activation_threshold, hidden, ffn, slots, n, blocks, bucket, up_bias, input, output };
     // Grouped as in the engine: attention, selection, the device's part of the FFN, sum of the parts.
     let layer = [
         vec![norm(x, room), linear(ffn, scores), linear(hidden, room)],

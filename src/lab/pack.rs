@@ -11,7 +11,7 @@ use crate::formats::neuron_store::{Header, Writer};
 use crate::formats::rows::{self, GROUP, Quant};
 use crate::formats::{DType, TensorView, blocks};
 use crate::ids::{Permutation, PublishedId};
-use crate::model::BlockLayout;
+use crate::model::block::{self, BlockLayout};
 use crate::model::config::{Ffn, Norm, Positions};
 use crate::model::layer::Norms;
 use crate::model::source::{Role, Source, finite};
@@ -71,9 +71,11 @@ impl Types {
     /// # Errors
     /// As [`Types::natural`].
     pub fn for_device(source: &Source) -> Result<Types> {
-        Ok(match Types::natural(source)? {
-            Types::Own { .. } => Types::One(Quant::Q8),
-            one => one,
+        let natural = Types::natural(source)?;
+        let layouts = (0..source.config.layers).map(|l| layout(source, natural, l)).collect::<Result<Vec<_>>>()?;
+        Ok(match block::not_on_device(layouts, source.config.hidden) {
+            Some(_) => Types::One(Quant::Q8),
+            None => natural,
         })
     }
 

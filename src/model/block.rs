@@ -1,7 +1,7 @@
 //! How a neuron block lies in memory.
 
 use super::config::Ffn;
-use crate::formats::rows::Quant;
+use crate::formats::rows::{Input, Quant};
 
 /// One row of a neuron block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -23,6 +23,23 @@ impl BlockPart {
     /// The same, to be written to.
     pub fn of_mut(self, block: &mut [u8]) -> &mut [u8] {
         &mut block[self.offset..self.offset + self.bytes]
+    }
+}
+
+/// Why a device cannot compute neurons of these layouts, one for each layer, with rows of `hidden` numbers; `None` if it can.
+pub fn not_on_device(layouts: impl IntoIterator<Item = BlockLayout>, hidden: usize) -> Option<&'static str> {
+    let mut layouts = layouts.into_iter();
+    let first = layouts.next()?;
+    let [gate, up] = [first.gate_or_up(), first.up()].map(|part| part.quant.input() == Input::Floats);
+    let mixed = first.parts().iter().any(|part| part.quant != first.parts[0].quant);
+    if layouts.any(|layout| layout != first) {
+        Some("the types of its neurons differ from layer to layer")
+    } else if gate != up {
+        Some("its gates take inputs as floats and its ups as int8, or the other way round")
+    } else if mixed && !hidden.is_multiple_of(8) {
+        Some("the rows of its neurons differ in type and are no multiple of 8 numbers long")
+    } else {
+        None
     }
 }
 
@@ -50,16 +67,6 @@ impl BlockLayout {
             part
         });
         BlockLayout { parts, count: quants.len(), bytes: offset }
-    }
-
-    /// The type that all parts have.
-    ///
-    /// # Panics
-    /// If they differ: what a device computes is checked when it is opened ([`super::Model::is_uniform`]).
-    pub fn uniform(&self) -> Quant {
-        let first = self.parts[0].quant;
-        assert!(self.parts().iter().all(|part| part.quant == first), "the parts of a neuron differ in type");
-        first
     }
 
     /// The parts in the order in which they lie, without gaps.

@@ -1,6 +1,6 @@
 //! A model ready to run: its shape and where each matrix lies in the mapped neuron store. No weight is copied.
 
-use super::block::BlockLayout;
+use super::block::{self, BlockLayout};
 use super::config::{ModelConfig, Norm, Positions};
 use super::ffn_weights::{FfnWeights, NeuronBlocks};
 use super::layer::Norms;
@@ -186,14 +186,12 @@ impl Model {
         }
     }
 
-    /// Whether all weights of the layers, and embedding and head, have types that a device knows, those of the layers all the same.
-    pub fn is_uniform(&self) -> bool {
-        let of = |layer: &Layer| {
-            let rest = layer.qkv.parts().iter().chain([&layer.o]).map(|part| part.quant);
-            rest.chain(layer.ffn.bytes_by_type().into_iter().map(|(quant, _)| quant)).collect::<Vec<_>>()
-        };
-        let known = [self.quant, self.embed.quant, self.head.quant].iter().all(|quant| Quant::OWN.contains(quant));
-        known && self.has_neurons() && self.layers.iter().flat_map(of).all(|quant| quant == self.quant)
+    /// Why a device cannot compute with it; `None` if it can.
+    pub fn not_on_device(&self) -> Option<&'static str> {
+        if !self.has_neurons() {
+            return Some("it is read in place, and a device needs neurons by themselves");
+        }
+        block::not_on_device(self.layers.iter().map(|layer| *layer.block()), self.config.hidden)
     }
 
     /// The types of the layers' weights, the one with most bytes first, as text: `q4_k, q6_k`.

@@ -288,10 +288,11 @@ impl DeviceOptions {
         if let Some(what) = model.config.not_on_a_device() {
             return Err(Error::Usage(format!("--device: {what}, which only the processor computes; leave it out")));
         }
-        if !model.is_uniform() {
-            let why = "a device computes with f32, f16, q8_0 or q4_0, one of them for all layers, and this model's weights are";
-            let types = model.types();
-            return Err(Error::Usage(format!("{why} {types}; give --quant q8_0 (or pack it so) to use a device")));
+        if let Some(why) = model.not_on_device() {
+            return Err(Error::Usage(format!(
+                "a device cannot compute with this model: {why} (they are {}); give --quant q8_0 (or pack it so) to use a device",
+                model.types()
+            )));
         }
         if self.kind == DeviceKind::Virtual && self.graphs {
             return Err(Error::Usage(

@@ -103,7 +103,7 @@ impl EngineOptions {
                 }
                 Ok(model)
             }
-            None => ModelOptions { uniform: self.device.is_some(), ..self.model.clone() }.open(told),
+            None => ModelOptions { for_device: self.device.is_some(), ..self.model.clone() }.open(told),
         }
     }
 

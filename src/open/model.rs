@@ -26,8 +26,8 @@ pub struct ModelOptions {
     pub path: PathBuf,
     /// Type of the packed weights; `None` takes the one nearest to the model's.
     pub quant: Option<Quant>,
-    /// A device is to compute with it: the weights must all have one type, of those that a device knows. A mix is packed as q8_0 then.
-    pub uniform: bool,
+    /// A device is to compute with it. A mix that a device cannot compute with is packed as q8_0 then.
+    pub for_device: bool,
     /// Activation function of a model whose files do not name it, or name a wrong one; `None` takes the files'.
     pub activation: Option<NamedActivation>,
 }
@@ -80,7 +80,7 @@ pub fn find(model: &Path) -> Result<PathBuf> {
 impl ModelOptions {
     /// The model at `path`, packed as its files say.
     pub fn new(path: impl Into<PathBuf>) -> ModelOptions {
-        ModelOptions { path: path.into(), quant: None, uniform: false, activation: None }
+        ModelOptions { path: path.into(), quant: None, for_device: false, activation: None }
     }
 
     /// Opens the model; packs it into the cache directory first if that was not done yet.
@@ -97,7 +97,7 @@ impl ModelOptions {
             }
             return Ok(model);
         }
-        if let Some(model) = self.packed(&path, told)?.filter(|model| !self.uniform || model.is_uniform()) {
+        if let Some(model) = self.packed(&path, told)?.filter(|model| !self.for_device || model.not_on_device().is_none()) {
             return Ok(model);
         }
         let source = Source::open(&path, self.activation)?;
@@ -108,7 +108,7 @@ impl ModelOptions {
         let natural = Types::natural(&source)?;
         let types = match self.quant {
             Some(quant) => quant.into(),
-            None if self.uniform => Types::for_device(&source)?,
+            None if self.for_device => Types::for_device(&source)?,
             None => natural,
         };
         let store = self.cached(&path, if types == natural { None } else { types.one() })?;

@@ -1,14 +1,17 @@
 //! What the laws of two memories share: fixtures in every type, seeds, and logits of a text.
 
 use super::{error, packed};
-use dynamicinfer::cpu::Kernels;
+use dynamicinfer::cpu::{Isa, Kernels};
 use dynamicinfer::engine::{Choice, Engine, Logits, Observer, Seen, Sparsity};
+use dynamicinfer::formats::blocks::BlockType;
 use dynamicinfer::formats::rows::Quant;
+use dynamicinfer::lab::pack::{PackOptions, Types, pack};
 use dynamicinfer::model::config::Activation;
-use dynamicinfer::model::{KvCache, KvType, Model};
+use dynamicinfer::model::source::Source;
+use dynamicinfer::model::{KvCache, KvType, Model, ModelConfig};
 use dynamicinfer::prng::Prng;
 use std::collections::HashMap;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 
 pub const FAMILIES: [&str; 8] =
@@ -130,15 +133,9 @@ impl Case<'_> {
         Engine::new(model, 1, Kernels::best())
     }
 
-    /// What sums in another order may put logits off, as [`error`] counts it. A sum of n numbers that round by 2^-24 of themselves at most
-    /// is off by some sqrt(n) of it; along a token's way these errors add up like random numbers, and of the hundred thousand logits that
-    /// a law looks at the furthest is 4.5 deviations off.
+    /// As [`summed`].
     pub fn summed(&self) -> f32 {
-        let c = self.stores.open(self.family, self.quant).config;
-        let positions = self.sizes.iter().sum::<usize>();
-        let layer = [c.hidden, c.head_dim, positions, c.q_dim(), c.hidden, c.ffn];
-        let terms = c.layers * layer.iter().sum::<usize>() + c.hidden;
-        4.5 * (terms as f32).sqrt() * 2f32.powi(-24)
+        summed(&self.stores.open(self.family, self.quant).config, self.sizes)
     }
 
     /// How far the types of this case put the dense logits off by rounding: inputs of grouped weights to int8, keys and values to f16. A
@@ -197,6 +194,47 @@ impl Case<'_> {
             self.name()
         );
     }
+}
+
+/// What sums in another order may put logits off, as [`error`] counts it. A sum of n numbers that round by 2^-24 of themselves at most
+/// is off by some sqrt(n) of it; along a token's way these errors add up like random numbers, and of the hundred thousand logits that
+/// a law looks at the furthest is 4.5 deviations off.
+pub fn summed(c: &ModelConfig, sizes: &[usize]) -> f32 {
+    let positions = sizes.iter().sum::<usize>();
+    let layer = [c.hidden, c.head_dim, positions, c.q_dim(), c.hidden, c.ffn];
+    let terms = c.layers * layer.iter().sum::<usize>() + c.hidden;
+    4.5 * (terms as f32).sqrt() * 2f32.powi(-24)
+}
+
+/// Stores of GGUF fixtures whose tensors keep their types, with `down` coded again as different ones, and their names.
+pub fn mixed_stores(dir: &Path) -> Vec<(String, PathBuf)> {
+    let block = Quant::Block;
+    let mixes = [
+        ("k256.q4_k_m", block(BlockType::Q5_K)),
+        ("k256.q6_k", block(BlockType::Q5_K)),
+        ("k256.q4_k_m", Quant::Q8),
+        ("k256.q6_k", block(BlockType::IQ4_XS)),
+    ];
+    let store = |(file, down): (&str, Quant)| {
+        let name = format!("{file}, down as {}", down.name());
+        let folders = Path::new(env!("CARGO_MANIFEST_DIR")).ancestors().map(|dir| dir.join("tests/fixtures/models"));
+        let from = folders.map(|dir| dir.join(format!("{file}.gguf"))).find(|path| path.exists()).expect("a fixture");
+        let source = Source::open(&from, Some(Activation::Relu.into())).unwrap();
+        let path = dir.join(format!("{file}-{}.neurons", down.name()));
+        let options = PackOptions { types: Types::Own { down }, orders: None };
+        pack(&source, &path, &options, &|_, _| Ok(())).unwrap();
+        (name, path)
+    };
+    mixes.map(store).into()
+}
+
+/// How far the inputs' rounding to int8, and that of keys and values, puts a model's dense logits off: portable kernels take floats.
+pub fn rounded(path: &Path, kind: KvType, sizes: &[usize]) -> f32 {
+    let dense = |isa: Option<Isa>, kind| {
+        let kernels = isa.map_or_else(Kernels::best, |isa| Kernels::of(isa).expect("they run everywhere"));
+        logits(&mut Engine::new(Model::open(path).unwrap(), 1, kernels), kind, sizes, None)
+    };
+    error(&dense(None, kind), &dense(Some(Isa::Portable), KvType::F32))
 }
 
 /// Gates at a step that are looked at: each costs a run of the dense model.

@@ -1,18 +1,18 @@
 //! Neuron blocks for all columns of a prompt's chunk.
 
 use super::host::{HostMemory, bytes, numbers, put, words};
-use super::launch::{Addresses, GROUPED_TILE_BYTES, Launch, Launches, WIDE_TILE_BYTES, activation_words};
+use super::launch::{Addresses, GROUPED_TILE_BYTES, Launch, Launches, RowKind, WIDE_TILE_BYTES, activation_words, types_word};
 use super::quantize::{codes_bytes, input};
 use super::{DeviceKernel, Function, NONE, Operand, View};
 use crate::cpu::{Columns, Kernels, Rows};
 use crate::device::Buffer;
-use crate::formats::rows::{self, Quant};
+use crate::formats::rows;
 use crate::model::block::BlockLayout;
 use crate::model::config::{Activation, Ffn};
 
 pub(super) const FUNCTIONS: &[&[&str]] = &[
-    &["dense_neurons_f32", "dense_neurons_f16", "dense_neurons_q8_0", "dense_neurons_q4_0"],
-    &["dense_down_f32", "dense_down_f16", "dense_down_q8_0", "dense_down_q4_0"],
+    &["dense_neurons_f32", "dense_neurons_f16", "dense_neurons_q8_0", "dense_neurons_q4_0", "dense_neurons_any"],
+    &["dense_down_f32", "dense_down_f16", "dense_down_q8_0", "dense_down_q4_0", "dense_down_any"],
 ];
 /// By type.
 const NEURONS: Function = Function::named("dense_neurons_f32");
@@ -22,8 +22,8 @@ const DOWN: Function = Function::named("dense_down_f32");
 /// 8.2: long prompts run dense), and it is counted in how many columns each neuron was active.
 #[derive(Clone, Copy, Debug)]
 pub struct DenseFfn {
-    /// Type of the blocks.
-    pub quant: Quant,
+    /// What a neuron's block holds, and where. Gate and up both take f32 inputs, or both int8.
+    pub layout: BlockLayout,
     /// Which rows a neuron has.
     pub kind: Ffn,
     /// The activation function of the gate, or of up where there is no gate.
@@ -71,24 +71,19 @@ pub struct Scratch {
 }
 
 impl DenseFfn {
-    /// What a neuron's block holds, and where.
-    fn block(&self) -> BlockLayout {
-        BlockLayout::new(self.kind, self.quant, self.hidden)
+    /// Parts that counts of `n` columns come in: one for the columns of each tile.
+    pub fn parts(layout: &BlockLayout, n: usize) -> usize {
+        if RowKind::of_block(layout).is_grouped() { DenseFfn::most_parts(n) } else { n.div_ceil(64) }
     }
 
-    /// Columns that one part of the counts covers: those of a tile.
-    const fn part(quant: Quant) -> usize {
-        if quant.is_grouped() { 32 } else { 64 }
-    }
-
-    /// Parts that counts of `n` columns come in.
-    pub const fn parts(quant: Quant, n: usize) -> usize {
-        n.div_ceil(DenseFfn::part(quant))
+    /// The same of the smallest tiles.
+    pub const fn most_parts(n: usize) -> usize {
+        n.div_ceil(32)
     }
 
     /// Gates and ups of all slots and columns; without a gate both are up's.
     fn dots(&self, blocks: &[u8], kernels: &Kernels, columns: &Columns, [gates, ups]: [&mut Vec<f32>; 2]) {
-        let (slots, layout) = (self.slots, self.block());
+        let (slots, layout) = (self.slots, &self.layout);
         for (part, to) in [(layout.gate_or_up(), gates), (layout.up(), ups)] {
             to.resize(self.n * slots, 0.0);
             let rows = Rows { first: part.of(blocks).as_ptr(), stride: layout.bytes(), ahead: 0 };
@@ -119,29 +114,29 @@ impl DeviceKernel for DenseFfn {
 
     fn operands(&self, see: &mut dyn FnMut(Operand)) {
         let &DenseFfn { hidden, ffn, slots, n, .. } = self;
-        see(Operand::read(self.blocks, slots * self.block().bytes()));
+        see(Operand::read(self.blocks, slots * self.layout.bytes()));
         see(Operand::read(self.bucket, slots * 4));
         see(Operand::optional(self.up_bias, ffn * 4));
         see(Operand::read(self.x, n * hidden * 4));
         see(Operand::written(self.products, n * slots * 4));
-        see(Operand::written(self.counts, DenseFfn::parts(self.quant, n) * ffn * 4));
+        see(Operand::written(self.counts, DenseFfn::parts(&self.layout, n) * ffn * 4));
         see(Operand::written(self.out, n * hidden * 4));
     }
 
     fn run(&self, at: &dyn HostMemory, kernels: &Kernels, scratch: &mut Scratch) -> u64 {
-        let &DenseFfn { quant, hidden, ffn, slots, n, .. } = self;
-        let (block_bytes, down) = (self.block().bytes(), self.block().down());
+        let &DenseFfn { ref layout, hidden, ffn, slots, n, .. } = self;
+        let (block_bytes, down) = (layout.bytes(), layout.down());
         let blocks = bytes(at, self.blocks, slots * block_bytes);
         let (bucket, up_bias) = (words(at, self.bucket, slots), at.of(self.up_bias));
         let Scratch { columns, gates, ups, row, out, counts } = scratch;
-        columns.set(numbers(at, self.x, n * hidden), n, quant);
+        columns.set_for(numbers(at, self.x, n * hidden), n, [layout.gate_or_up().quant, layout.up().quant]);
         if slots > 0 {
             self.dots(blocks, kernels, columns, [&mut *gates, &mut *ups]);
         }
         out.clear();
         out.extend_from_slice(numbers(at, self.out, n * hidden));
         counts.clear();
-        counts.extend_from_slice(words(at, self.counts, DenseFfn::parts(quant, n) * ffn));
+        counts.extend_from_slice(words(at, self.counts, DenseFfn::parts(layout, n) * ffn));
         row.resize(hidden, 0.0);
         let mut read = 0;
         for (slot, &neuron) in bucket.iter().enumerate().filter(|(_, neuron)| **neuron != NONE) {
@@ -170,29 +165,30 @@ impl DeviceKernel for DenseFfn {
     }
 
     fn launch(&self, at: &Addresses<'_>, scratch: u64, out: &mut Launches) {
-        let &DenseFfn { quant, hidden, ffn, slots, n, .. } = self;
+        let &DenseFfn { ref layout, hidden, ffn, slots, n, .. } = self;
         if slots == 0 {
             return;
         }
+        let (rows, types) = (RowKind::of_block(layout), types_word(layout));
         const WARPS: usize = 8;
-        let x = input(quant, at.view(self.x), scratch, n, hidden, out);
+        let x = input((rows, layout.gate_or_up().quant), at.view(self.x), scratch, n, hidden, out);
         let (kind, activation, parameter) = activation_words(self.kind, self.activation);
         let (blocks, bucket, products) = (at.view(self.blocks), at.view(self.bucket), at.buffer(self.products));
         // A tile has two rows of a neuron, or one of twice as many.
-        let (neurons, shared) = if quant.is_grouped() { (16, GROUPED_TILE_BYTES) } else { (64, WIDE_TILE_BYTES) };
+        let (neurons, shared) = if rows.is_grouped() { (16, GROUPED_TILE_BYTES) } else { (64, WIDE_TILE_BYTES) };
         let neurons = if self.kind == Ffn::Plain { 2 * neurons } else { neurons };
-        let grid = [slots.div_ceil(neurons), DenseFfn::parts(quant, n), 1];
+        let grid = [slots.div_ceil(neurons), DenseFfn::parts(layout, n), 1];
         let operands = [blocks, bucket, at.optional(self.up_bias), x, products, at.buffer(self.counts)];
-        let launch = Launch::new(NEURONS.next(quant.index()), grid, WARPS, shared).words(operands);
+        let launch = Launch::new(NEURONS.next(rows.index()), grid, WARPS, shared).words(operands);
         let launch = launch.ints([hidden, slots, n, ffn, kind, activation]);
-        out.push(launch.float(parameter).float(self.activation_threshold));
+        out.push(launch.float(parameter).float(self.activation_threshold).int(types));
         let grid = [hidden.div_ceil(128), n.div_ceil(64), 1];
-        let launch = Launch::new(DOWN.next(quant.index()), grid, WARPS, WIDE_TILE_BYTES);
+        let launch = Launch::new(DOWN.next(rows.index()), grid, WARPS, WIDE_TILE_BYTES);
         let launch = launch.words([blocks, bucket, products, at.view(self.out)]);
-        out.push(launch.ints([hidden, slots, n, self.kind.rows()]));
+        out.push(launch.ints([hidden, slots, n, self.kind.rows(), types]));
     }
 
     fn scratch_bytes(&self) -> u64 {
-        codes_bytes(self.quant, self.n, self.hidden)
+        codes_bytes(RowKind::of_block(&self.layout), self.layout.gate_or_up().quant, self.n, self.hidden)
     }
 }

@@ -3,6 +3,7 @@
 use super::{Function, View};
 use crate::device::Buffer;
 use crate::formats::rows::Quant;
+use crate::model::block::BlockLayout;
 use crate::model::config::{Activation, Ffn};
 
 /// The scratch of a call begins at a multiple of so many bytes, which is enough for every vector load of the kernels.
@@ -20,7 +21,7 @@ pub(super) const ROW_COLUMNS: usize = 8;
 pub(super) const GROUPED_TILE_BYTES: usize = 37888;
 pub(super) const WIDE_TILE_BYTES: usize = 26112;
 
-/// Functions `name_<quant>_<columns>`, as `FOR_QUANTS_AND_WIDTHS` of `kernels/rows.cuh` makes them.
+/// Functions `name_<quant>_<columns>`, as `FOR_QUANTS_AND_WIDTHS` of `kernels/rows.cuh` makes them, and those for rows of any type.
 macro_rules! for_quants_and_widths {
     ($name:literal) => {
         &[
@@ -40,17 +41,60 @@ macro_rules! for_quants_and_widths {
             concat!($name, "_q4_0_2"),
             concat!($name, "_q4_0_4"),
             concat!($name, "_q4_0_8"),
+            concat!($name, "_any_1"),
+            concat!($name, "_any_2"),
+            concat!($name, "_any_4"),
+            concat!($name, "_any_8"),
         ]
     };
 }
 pub(super) use for_quants_and_widths;
 
 impl Function {
-    /// Where this is the first of functions for all types and widths: the function for rows of type `quant` and `width` columns at once, 1,
-    /// 2, 4 or 8.
-    pub(super) const fn of_rows(self, quant: Quant, width: usize) -> Function {
-        self.next(quant.index() * 4 + width.trailing_zeros() as usize)
+    /// Where this is the first of functions for all types and widths: the function for such rows and `width` columns at once, 1, 2, 4 or 8.
+    pub(super) const fn of_rows(self, rows: RowKind, width: usize) -> Function {
+        self.next(rows.index() * 4 + width.trailing_zeros() as usize)
     }
+}
+
+/// The rows that a function is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum RowKind {
+    /// Of this type, one of our own.
+    Own(Quant),
+    /// Of types that are arguments (`kernels/blocks.cuh`): GGUF's blocks, and parts of neurons that differ in type.
+    Any,
+}
+
+impl RowKind {
+    pub(super) const fn of(quant: Quant) -> RowKind {
+        match quant {
+            Quant::Block(_) => RowKind::Any,
+            own => RowKind::Own(own),
+        }
+    }
+
+    pub(super) fn of_block(layout: &BlockLayout) -> RowKind {
+        let first = layout.gate_or_up().quant;
+        if layout.parts().iter().all(|part| part.quant == first) { RowKind::of(first) } else { RowKind::Any }
+    }
+
+    /// Its place in lists of functions.
+    pub(super) const fn index(self) -> usize {
+        match self {
+            RowKind::Own(quant) => quant.index(),
+            RowKind::Any => Quant::OWN.len(),
+        }
+    }
+
+    pub(super) const fn is_grouped(self) -> bool {
+        matches!(self, RowKind::Own(quant) if quant.is_grouped())
+    }
+}
+
+/// The types of a block's rows, a byte each in their order, as `type_of` of `kernels/blocks.cuh` takes them.
+pub(super) fn types_word(layout: &BlockLayout) -> usize {
+    layout.parts().iter().rev().fold(0, |types, part| types << 8 | part.quant.index())
 }
 
 /// Columns that a function over rows works on at once.

@@ -1,7 +1,7 @@
 //! A matrix times columns.
 
-use super::host::{HostMemory, bytes, numbers, put};
-use super::launch::{Addresses, Launch, Launches, ROW_COLUMNS, for_quants_and_widths, width};
+use super::host::{HostMemory, bytes, numbers};
+use super::launch::{Addresses, Launch, Launches, ROW_COLUMNS, RowKind, for_quants_and_widths, width};
 use super::quantize::{codes_bytes, input};
 use super::{DeviceKernel, Function, Operand, View, matmul};
 use crate::cpu::{Columns, Kernels, Rows};
@@ -28,8 +28,10 @@ pub struct Linear {
     pub bias: Buffer,
     /// `[n, cols]`
     pub x: View,
-    /// `[n, rows]`
+    /// `rows` numbers for each column.
     pub out: View,
+    /// Numbers from one column of `out` to the next; more than `rows` where several matrices make one output.
+    pub stride: usize,
     /// What is done with the sums.
     pub then: Then,
 }
@@ -43,6 +45,13 @@ pub enum Then {
     Relu,
     /// They are added to what `out` has.
     Add,
+}
+
+impl Linear {
+    /// Numbers from the first of `out` to the last, those between columns included.
+    fn out_numbers(&self) -> usize {
+        (self.n - 1) * self.stride + self.rows
+    }
 }
 
 /// Buffers of a run on the host.
@@ -60,7 +69,7 @@ impl DeviceKernel for Linear {
         see(Operand::read(self.weights, self.weight_bytes() as usize));
         see(Operand::optional(self.bias, self.rows * 4));
         see(Operand::read(self.x, self.n * self.cols * 4));
-        see(Operand::written(self.out, self.n * self.rows * 4));
+        see(Operand::written(self.out, self.out_numbers() * 4));
     }
 
     fn run(&self, at: &dyn HostMemory, kernels: &Kernels, Scratch { columns, out }: &mut Scratch) -> u64 {
@@ -74,8 +83,8 @@ impl DeviceKernel for Linear {
         // SAFETY: the weights hold the rows, `out` the last index, (n - 1) * rows + rows - 1; the kernels are for this machine.
         unsafe { kernels.dot(quant)(first, rows, columns, out.as_mut_ptr(), rows) };
         let bias = at.of(self.bias);
-        let before = numbers(at, self.out, n * rows);
-        for (out, before) in out.chunks_exact_mut(rows).zip(before.chunks_exact(rows)) {
+        let before = numbers(at, self.out, self.out_numbers());
+        for (out, before) in out.chunks_exact_mut(rows).zip(before.chunks(self.stride)) {
             out.iter_mut().zip(bias).for_each(|(out, bias)| *out += bias);
             match self.then {
                 Then::Store => {}
@@ -87,12 +96,17 @@ impl DeviceKernel for Linear {
     }
 
     fn store(&self, scratch: &Scratch, at: &mut dyn HostMemory) {
-        put(at, self.out, &scratch.out);
+        let first = self.out.at as usize / 4;
+        let out = at.of_mut(self.out.buffer)[first..].chunks_mut(self.stride);
+        for (to, from) in out.zip(scratch.out.chunks_exact(self.rows)) {
+            to[..self.rows].copy_from_slice(from);
+        }
     }
 
     fn launch(&self, at: &Addresses<'_>, scratch: u64, out: &mut Launches) {
         let &Linear { quant, rows, cols, n, .. } = self;
-        let x = input(quant, at.view(self.x), scratch, n, cols, out);
+        let kind = RowKind::of(quant);
+        let x = input((kind, quant), at.view(self.x), scratch, n, cols, out);
         let then = match self.then {
             Then::Store => 0,
             Then::Relu => 1,
@@ -100,16 +114,17 @@ impl DeviceKernel for Linear {
         };
         let launch = if n <= ROW_COLUMNS {
             const WARPS: usize = 4;
-            Launch::new(BY_ROWS.of_rows(quant, width(n)), [rows.div_ceil(2 * WARPS), 1, 1], WARPS, 0)
+            let together = if kind == RowKind::Any { 1 } else { 2 };
+            Launch::new(BY_ROWS.of_rows(kind, width(n)), [rows.div_ceil(together * WARPS), 1, 1], WARPS, 0)
         } else {
             matmul::tiles(quant, rows, n)
         };
         let operands = [at.buffer(self.weights), x, at.optional(self.bias), at.view(self.out)];
-        out.push(launch.words(operands).ints([rows, cols, n, then]));
+        out.push(launch.words(operands).ints([rows, cols, n, then, self.stride, quant.index()]));
     }
 
     fn scratch_bytes(&self) -> u64 {
-        codes_bytes(self.quant, self.n, self.cols)
+        codes_bytes(RowKind::of(self.quant), self.quant, self.n, self.cols)
     }
 
     fn weight_bytes(&self) -> u64 {

@@ -31,7 +31,7 @@ pub use gather::gather;
 pub use host::HostMemory;
 pub use launch::{Addresses, Launch, Launches, MAX_ARGUMENTS, SCRATCH_ALIGN};
 pub use linear::Then;
-pub use quantize::{coded_bytes, quantize};
+pub use quantize::{coded_bytes, quantize, round_inputs};
 
 use super::Buffer;
 use crate::cpu::Kernels;
@@ -146,6 +146,7 @@ kernels! {
 /// What sources include, by the names that they use.
 pub const HEADERS: &[(&str, &str)] = &[
     ("activation.cuh", include_str!("../../../kernels/activation.cuh")),
+    ("blocks.cuh", include_str!("../../../kernels/blocks.cuh")),
     ("common.cuh", include_str!("../../../kernels/common.cuh")),
     ("rows.cuh", include_str!("../../../kernels/rows.cuh")),
     ("tiles.cuh", include_str!("../../../kernels/tiles.cuh")),

@@ -1,11 +1,13 @@
-//! int8 codes of inputs, for rows of grouped types. On the host [`Columns`](crate::cpu::Columns) makes them.
+//! int8 codes of inputs, for rows of grouped types, and what they stand for, for rows of any type. On the host
+//! [`Columns`](crate::cpu::Columns) makes them.
 
 use super::Function;
-use super::launch::{Launch, Launches, width};
-use crate::formats::rows::{GROUP, PACK, Quant};
+use super::launch::{Launch, Launches, RowKind, width};
+use crate::formats::rows::{GROUP, Input, PACK, Quant};
 
-pub(super) const FUNCTIONS: &[&[&str]] = &[&["quantize"]];
+pub(super) const FUNCTIONS: &[&[&str]] = &[&["quantize", "round_inputs"]];
 const QUANTIZE: Function = Function::named("quantize");
+const ROUND: Function = Function::named("round_inputs");
 
 /// int8 codes of `[n, cols]` f32 at `x` and their steps, [`coded_bytes`] a column, at `to`.
 pub fn quantize(x: u64, to: u64, n: usize, cols: usize) -> Launch {
@@ -18,16 +20,42 @@ pub const fn coded_bytes(cols: usize) -> usize {
     cols.div_ceil(PACK) * (PACK + PACK / GROUP * 4)
 }
 
-/// Scratch for the codes of `n` columns, and for those that kernels read beside them without using them.
-pub(super) fn codes_bytes(quant: Quant, n: usize, cols: usize) -> u64 {
-    if quant.is_grouped() && n > 0 { (n.next_multiple_of(width(n)) * coded_bytes(cols)) as u64 } else { 0 }
+/// The same inputs as they are after rounding to int8: `[n, cols]` f32.
+pub fn round_inputs(x: u64, to: u64, n: usize, cols: usize) -> Launch {
+    const WARPS: usize = 8;
+    Launch::new(ROUND, [(cols / GROUP).div_ceil(WARPS), n, 1], WARPS, 0).words([x, to]).int(cols)
 }
 
-/// Where the input of rows of a type lies: at `x` itself, or as codes in `scratch`.
-pub(super) fn input(quant: Quant, x: u64, scratch: u64, n: usize, cols: usize, out: &mut Launches) -> u64 {
-    if !quant.is_grouped() {
-        return x;
+/// Whether `quant` takes inputs that are rounded to int8, as on the host.
+fn rounds(quant: Quant) -> bool {
+    quant.input() != Input::Floats
+}
+
+/// Scratch for the codes of `n` columns, and for those that kernels read beside them without using them; or for rounded inputs. `quant` is
+/// the type of rows that the columns are multiplied with, one of them if they differ.
+pub(super) fn codes_bytes(rows: RowKind, quant: Quant, n: usize, cols: usize) -> u64 {
+    match rows {
+        RowKind::Own(quant) if quant.is_grouped() && n > 0 => {
+            (n.next_multiple_of(width(n)) * coded_bytes(cols)) as u64
+        }
+        RowKind::Any if rounds(quant) => (n * cols * 4) as u64,
+        _ => 0,
     }
-    out.push(quantize(x, scratch, n, cols));
+}
+
+/// Where the input of rows of a type lies: at `x` itself, or in `scratch`, as codes or rounded.
+pub(super) fn input(
+    (rows, quant): (RowKind, Quant),
+    x: u64,
+    scratch: u64,
+    n: usize,
+    cols: usize,
+    out: &mut Launches,
+) -> u64 {
+    match rows {
+        RowKind::Own(quant) if quant.is_grouped() => out.push(quantize(x, scratch, n, cols)),
+        RowKind::Any if rounds(quant) => out.push(round_inputs(x, scratch, n, cols)),
+        _ => return x,
+    }
     scratch
 }

@@ -1,7 +1,7 @@
 //! The neurons in slots, for a few columns.
 
 use super::host::{HostMemory, numbers};
-use super::launch::{Addresses, Launch, Launches, SCRATCH_ALIGN, WARP, activation_words, for_quants_and_widths, width};
+use super::launch::{Addresses, Launch, Launches, RowKind, SCRATCH_ALIGN, WARP, activation_words, for_quants_and_widths, types_word, width};
 use super::quantize::{codes_bytes, input};
 use super::{DeviceKernel, Function, NONE, Operand};
 use crate::cpu::aligned::Aligned;
@@ -30,8 +30,8 @@ const DOWN_BLOCKS: usize = 256;
 /// then up and down where the gate lets it through.
 #[derive(Clone, Copy, Debug)]
 pub struct SparseFfn {
-    /// Type of the blocks.
-    pub quant: Quant,
+    /// What a neuron's block holds, and where. Gate and up both take f32 inputs, or both int8.
+    pub layout: BlockLayout,
     /// Which rows a neuron has.
     pub kind: Ffn,
     /// The activation function of the gate, or of up where there is no gate.
@@ -76,11 +76,6 @@ pub struct Scratch {
 type PerColumn = [f32; MAX_COLUMNS];
 
 impl SparseFfn {
-    /// What a neuron's block holds, and where.
-    pub fn block(&self) -> BlockLayout {
-        BlockLayout::new(self.kind, self.quant, self.hidden)
-    }
-
     /// Bytes of [`SparseFfn::input`].
     pub const fn input_bytes(n: usize, hidden: usize, ffn: usize) -> usize {
         (n * hidden + ffn) * 4
@@ -156,7 +151,7 @@ impl DeviceKernel for SparseFfn {
 
     fn operands(&self, see: &mut dyn FnMut(Operand)) {
         let &SparseFfn { hidden, ffn, slots, n, .. } = self;
-        see(Operand::read(self.blocks, slots * self.block().bytes()));
+        see(Operand::read(self.blocks, slots * self.layout.bytes()));
         see(Operand::read(self.bucket, slots * 4));
         see(Operand::optional(self.up_bias, ffn * 4));
         see(Operand::read(self.input, SparseFfn::input_bytes(n, hidden, ffn)));
@@ -164,14 +159,13 @@ impl DeviceKernel for SparseFfn {
     }
 
     fn run(&self, at: &dyn HostMemory, kernels: &Kernels, scratch: &mut Scratch) -> u64 {
-        let &SparseFfn { quant, hidden, ffn, slots, n, .. } = self;
+        let &SparseFfn { ref layout, hidden, ffn, slots, n, .. } = self;
         let blocks: &[u8] = bytemuck::cast_slice(at.of(self.blocks));
         let (input, masks) = numbers(at, self.input, n * hidden + ffn).split_at(n * hidden);
         let (bucket, masks): (&[u32], &[u32]) = (bytemuck::cast_slice(at.of(self.bucket)), bytemuck::cast_slice(masks));
         let up_bias = at.of(self.up_bias);
-        let layout = self.block();
         assert!(n <= MAX_COLUMNS && blocks.len() >= slots * layout.bytes());
-        scratch.columns.set(input, n, quant);
+        scratch.columns.set_for(input, n, [layout.gate_or_up().quant, layout.up().quant]);
         scratch.sum.resize(n * hidden);
         scratch.sum.fill(0.0);
         scratch.fired.clear();
@@ -184,7 +178,7 @@ impl DeviceKernel for SparseFfn {
             let wanted = masks[neuron as usize];
             if wanted != 0 {
                 let bias = up_bias.get(neuron as usize).copied().unwrap_or(0.0);
-                read += self.neuron(&layout, slot, bias, wanted, kernels, scratch);
+                read += self.neuron(layout, slot, bias, wanted, kernels, scratch);
             }
         }
         read
@@ -194,34 +188,34 @@ impl DeviceKernel for SparseFfn {
         let (values, rest) = at.of_mut(self.output).split_at_mut(self.n * self.hidden);
         values.fill(0.0);
         for (sum, out) in scratch.sum.chunks_exact(self.hidden).zip(values.chunks_exact_mut(self.hidden)) {
-            rows::add_axpy(self.quant, sum, out);
+            rows::add_axpy(self.layout.down().quant, sum, out);
         }
         bytemuck::cast_slice_mut(rest)[..scratch.fired.len()].copy_from_slice(&scratch.fired);
     }
 
     fn launch(&self, at: &Addresses<'_>, scratch: u64, out: &mut Launches) {
-        let &SparseFfn { quant, hidden, slots, n, .. } = self;
+        let &SparseFfn { ref layout, hidden, slots, n, .. } = self;
+        let (rows, types) = (RowKind::of_block(layout), types_word(layout));
         let s = DeviceScratch::of(self, scratch);
         let width = width(n);
         let (given, output) = (at.buffer(self.input), at.buffer(self.output));
         let masks = given + (n * hidden * 4) as u64;
         if s.chunks > 0 {
-            let x = input(quant, given, s.codes, n, hidden, out);
+            let x = input((rows, layout.gate_or_up().quant), given, s.codes, n, hidden, out);
             const WARPS: usize = 4;
             let (kind, activation, parameter) = activation_words(self.kind, self.activation);
             let (blocks, bucket, up_bias) = (at.buffer(self.blocks), at.buffer(self.bucket), at.optional(self.up_bias));
-            let launch = Launch::new(NEURONS.of_rows(quant, width), [s.chunks, 1, 1], WARPS, CHUNK * 4);
+            let launch = Launch::new(NEURONS.of_rows(rows, width), [s.chunks, 1, 1], WARPS, CHUNK * 4);
             let launch = launch.words([blocks, bucket, up_bias, x, masks, s.products, s.list, s.counts]);
-            out.push(
-                launch.ints([hidden, slots, n, kind, activation]).float(parameter).float(self.activation_threshold),
-            );
+            let launch = launch.ints([hidden, slots, n, kind, activation]).float(parameter);
+            out.push(launch.float(self.activation_threshold).int(types));
 
             let entries = s.chunks.div_ceil(s.splits) * CHUNK * 4;
-            let sums = DOWN_WARPS / 2 * WARP * 4 * width * down_numbers(quant, width);
+            let sums = DOWN_WARPS / 2 * WARP * 4 * width * down_numbers(rows, width);
             let grid = [s.tiles, s.splits, n.div_ceil(width)];
-            let launch = Launch::new(DOWN.of_rows(quant, width), grid, DOWN_WARPS, entries.max(sums));
+            let launch = Launch::new(DOWN.of_rows(rows, width), grid, DOWN_WARPS, entries.max(sums));
             let launch = launch.words([blocks, s.products, s.list, s.counts, s.partial]);
-            out.push(launch.ints([hidden, n, self.kind.rows(), s.chunks]));
+            out.push(launch.ints([hidden, n, self.kind.rows(), s.chunks, types]));
         }
         const WARPS: usize = 8;
         let count = n * hidden;
@@ -251,7 +245,8 @@ struct DeviceScratch {
 impl DeviceScratch {
     fn of(c: &SparseFfn, start: u64) -> DeviceScratch {
         let chunks = c.slots.div_ceil(CHUNK);
-        let tiles = c.quant.number_bytes(c.hidden).div_ceil(4 * down_words(c.quant, width(c.n)) * WARP);
+        let rows = RowKind::of_block(&c.layout);
+        let tiles = c.hidden.div_ceil(down_numbers(rows, width(c.n)) * WARP);
         let splits = DOWN_BLOCKS.div_ceil(tiles).max(chunks.div_ceil(SPLIT_CHUNKS)).min(chunks);
         let mut at = start;
         let mut take = |bytes: usize| {
@@ -259,7 +254,7 @@ impl DeviceScratch {
             at += (bytes as u64).next_multiple_of(SCRATCH_ALIGN);
             here
         };
-        let codes = take(codes_bytes(c.quant, c.n, c.hidden) as usize);
+        let codes = take(codes_bytes(rows, c.layout.gate_or_up().quant, c.n, c.hidden) as usize);
         let products = take(chunks * CHUNK * c.n * 4);
         let list = take(chunks * CHUNK * 4);
         let counts = take(chunks * 4);
@@ -268,24 +263,12 @@ impl DeviceScratch {
     }
 }
 
-/// Words of a row that a thread of `ffn_down` adds up (`Share` of `kernels/sparse_ffn.cu`).
-const fn down_words(quant: Quant, width: usize) -> usize {
-    match (quant, width) {
-        (Quant::F32 | Quant::F16, _) | (Quant::Q8, ..=2) => 4,
-        (Quant::Q8, _) | (Quant::Q4, ..=2) => 2,
-        (Quant::Q4, _) => 1,
-        (Quant::Block(_), _) => panic!("`open` refuses them"),
+/// Numbers of a row that a thread of `ffn_down` adds up (`Share` of `kernels/sparse_ffn.cu`).
+fn down_numbers(rows: RowKind, width: usize) -> usize {
+    match (rows, width) {
+        (RowKind::Own(Quant::F32), _) => 4,
+        (RowKind::Own(Quant::F16) | RowKind::Any, _) => 8,
+        (RowKind::Own(_), ..=2) => 16,
+        (RowKind::Own(_), _) => 8,
     }
-}
-
-/// Numbers in these words.
-const fn down_numbers(quant: Quant, width: usize) -> usize {
-    down_words(quant, width)
-        * match quant {
-            Quant::F32 => 1,
-            Quant::F16 => 2,
-            Quant::Q8 => 4,
-            Quant::Q4 => 8,
-            Quant::Block(_) => panic!("`open` refuses them"),
-        }
 }

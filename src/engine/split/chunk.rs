@@ -97,7 +97,7 @@ impl Split {
         if self.migrator.is_some() {
             let missing = &self.host_selection.neurons[self.host_selection.neurons.len() - on_cpu..];
             pass.buffers.ffn.counts(c, Neurons::Some(missing), n, activation_threshold, &mut self.cpu_counts[l % 2]);
-            let bytes = DenseFfn::parts(layer.block().uniform(), n) * c.ffn * 4;
+            let bytes = DenseFfn::parts(layer.block(), n) * c.ffn * 4;
             let to = self.host.counts[l % 2 * MAX_PARTS * c.ffn..].as_mut_ptr().cast();
             // SAFETY: as above.
             unsafe { self.device.copy_out(Stream::Compute, self.workspace.counts, 0, to, bytes) };
@@ -192,7 +192,7 @@ impl Split {
         let Blocks { slots, blocks, bucket } = at;
         // Without a slot the layer has no bias there; the blocks that are copied for it need one.
         self.launch(Call::DenseFfn(DenseFfn {
-            quant: layer.block().uniform(),
+            layout: *layer.block(),
             kind: c.ffn_kind,
             activation: c.activation,
             activation_threshold,
@@ -240,8 +240,8 @@ impl Split {
             pass.probe.lap(Stage::Attention);
         }
         if let Some(migrator) = &mut self.migrator {
-            let quant = pass.model.layers[l].block().uniform();
-            let parts = &self.host.counts[l % 2 * MAX_PARTS * ffn..][..DenseFfn::parts(quant, n) * ffn];
+            let layout = pass.model.layers[l].block();
+            let parts = &self.host.counts[l % 2 * MAX_PARTS * ffn..][..DenseFfn::parts(layout, n) * ffn];
             let counts = &mut self.cpu_counts[l % 2];
             for (i, count) in counts.iter_mut().enumerate().filter(|(_, count)| **count == NONE) {
                 *count = parts.iter().skip(i).step_by(ffn).sum();

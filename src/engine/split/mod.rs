@@ -37,7 +37,7 @@ use measure::Marks;
 use pass::Begun;
 use scorers::Scorers;
 use streaming::Run;
-use weights::Weights;
+use weights::{LayerWeights, Weights};
 use workspace::{DeviceWorkspace, PinnedBuffers};
 
 /// A device's part in the engine.
@@ -207,9 +207,14 @@ impl Split {
     fn calls(&self, model: &Model) -> Vec<Call> {
         let (c, weights, workspace) = (&model.config, &self.weights, &self.workspace);
         let (x, qkv, attended) = (workspace.exchange.into(), workspace.qkv.into(), workspace.attended.into());
-        let at = &weights.layers[0];
-        let projections =
-            |n: usize| [at.qkv.call(n, x, qkv, Then::Store), at.o.call(n, attended, x, Then::Add)].map(Call::Linear);
+        // The types of the matrices may differ from layer to layer.
+        let projections = |n: usize| {
+            let layer = move |at: &LayerWeights| {
+                let calls = at.qkv.iter().map(|part| part.call(n, x, qkv, Then::Store));
+                calls.chain([at.o.call(n, attended, x, Then::Add)]).map(Call::Linear).collect::<Vec<_>>()
+            };
+            weights.layers.iter().flat_map(layer)
+        };
         let mut calls = Vec::new();
         for n in 1..=MAX_COLUMNS {
             calls.extend(projections(n));

@@ -77,9 +77,10 @@ impl Executor for Split {
         let (input, residual) = (self.at(0), self.at(ExchangeLayout::new(n, c).residual()));
         let qkv: View = self.workspace.qkv.into();
         self.note(Note::Compute(Some(Stage::Attention)));
-        let project = self.weights.layers[l].qkv.call(n, input, qkv, Then::Store);
         self.launch(Call::Norm(norm(c.norm, self.weights.layers[l].attn_norm, c.hidden, n, residual, input)));
-        self.launch(Call::Linear(project));
+        for i in 0..self.weights.layers[l].qkv.len() {
+            self.launch(Call::Linear(self.weights.layers[l].qkv[i].call(n, input, qkv, Then::Store)));
+        }
         if self.attends {
             self.attend(pass, l);
         } else {
@@ -449,7 +450,7 @@ impl Split {
     ) -> SparseFfn {
         let at = &self.cache.layers[l];
         SparseFfn {
-            quant: layer.block().uniform(),
+            layout: *layer.block(),
             kind: c.ffn_kind,
             activation: c.activation,
             activation_threshold,

@@ -11,7 +11,21 @@ impl DeviceAllocator<'_> {
     /// Uploads a matrix and its bias.
     pub(super) fn linear(&mut self, matrix: &Matrix, bias: &[f32]) -> Result<DeviceMatrix, OutOfMemory> {
         let (weights, bias) = (self.upload(matrix.all())?, self.numbers(bias)?);
-        Ok(DeviceMatrix { quant: matrix.quant, rows: matrix.rows, cols: matrix.cols, weights, bias })
+        let &Matrix { quant, rows, cols, .. } = matrix;
+        Ok(DeviceMatrix { quant, rows, cols, weights, bias, first: 0, stride: rows })
+    }
+
+    /// Uploads matrices of one input, and their biases one after the other.
+    fn stacked(&mut self, matrices: &Stacked, bias: &[f32]) -> Result<Vec<DeviceMatrix>, OutOfMemory> {
+        let stride = matrices.parts().iter().map(|part| part.rows).sum();
+        let mut first = 0;
+        let part = |part: &Matrix| {
+            let here = first..first + part.rows;
+            first = here.end;
+            let matrix = self.linear(part, bias.get(here.clone()).unwrap_or_default())?;
+            Ok(DeviceMatrix { first: here.start, stride, ..matrix })
+        };
+        matrices.parts().iter().map(part).collect()
     }
 
     /// Uploads the weights and the bias of a norm.
@@ -33,13 +47,18 @@ pub struct DeviceMatrix {
     pub weights: Buffer,
     /// `[rows]`, or no bytes.
     pub bias: Buffer,
+    /// Where its first row stands in the output, of which other matrices may make other parts.
+    first: usize,
+    /// Numbers of the whole output.
+    stride: usize,
 }
 
 impl DeviceMatrix {
     /// The call that multiplies `n` columns of `x` by the matrix and writes to `out` as `then` says.
     pub fn call(&self, n: usize, x: View, out: View, then: Then) -> Linear {
-        let DeviceMatrix { quant, rows, cols, weights, bias } = *self;
-        Linear { quant, rows, cols, n, weights, bias, x, out, then }
+        let DeviceMatrix { quant, rows, cols, weights, bias, first, stride } = *self;
+        let out = View { at: out.at + 4 * first as u64, ..out };
+        Linear { quant, rows, cols, n, weights, bias, x, out, stride, then }
     }
 }
 
@@ -52,19 +71,14 @@ pub fn norm(kind: NormKind, [weight, bias]: [Buffer; 2], hidden: usize, n: usize
 pub struct LayerWeights {
     /// Weight and bias of the norm before attention.
     pub attn_norm: [Buffer; 2],
-    /// Makes queries, keys and values.
-    pub qkv: DeviceMatrix,
+    /// Make queries, keys and values: one matrix, or three where their types differ.
+    pub qkv: Vec<DeviceMatrix>,
     /// Attention's output matrix.
     pub o: DeviceMatrix,
     /// Weight and bias of the norm before the FFN.
     pub ffn_norm: [Buffer; 2],
     /// `[ffn]`, or no bytes.
     pub up_bias: Buffer,
-}
-
-/// Queries, keys and values of a model whose weights have one type, which is what a device computes with.
-fn uniform(matrix: &Stacked) -> &Matrix {
-    matrix.single().expect("`open` refuses other models")
 }
 
 /// The weights of all layers, without neurons, and of the head.
@@ -88,7 +102,7 @@ impl Weights {
         let layer = |layer: &crate::model::weights::Layer| {
             Ok(LayerWeights {
                 attn_norm: allocator.norm(&layer.attn_norm)?,
-                qkv: allocator.linear(uniform(&layer.qkv), &layer.qkv_bias)?,
+                qkv: allocator.stacked(&layer.qkv, &layer.qkv_bias)?,
                 o: allocator.linear(&layer.o, &layer.o_bias)?,
                 ffn_norm: allocator.norm(&layer.ffn_norm)?,
                 up_bias: allocator.numbers(&layer.up_bias)?,

@@ -4,13 +4,12 @@ use super::allocator::DeviceAllocator;
 use crate::cpu::MAX_COLUMNS;
 use crate::device::{Buffer, DenseFfn, Device, OutOfMemory, PinnedBuffer, SparseFfn};
 use crate::engine::session::CHUNK;
-use crate::formats::rows::Quant;
 use crate::model::config::{ModelConfig, Positions};
 
 /// Slots whose products are computed at a time for a chunk's FFN: enough tiles for a large GPU, and a few megabytes.
 pub const SLOTS_AT_ONCE: usize = 4096;
 /// Parts of a chunk's counts, at most ([`DenseFfn::parts`]).
-pub const MAX_PARTS: usize = DenseFfn::parts(Quant::Q8, CHUNK);
+pub const MAX_PARTS: usize = DenseFfn::most_parts(CHUNK);
 
 /// Device memory for a pass of up to [`CHUNK`] tokens.
 pub struct DeviceWorkspace {

@@ -15,6 +15,7 @@ use dynamicinfer::ids::{LayerId, SlotId, StoreId};
 use dynamicinfer::model::{KvCache, KvType, Model};
 use dynamicinfer::prng::Prng;
 use std::sync::atomic::{AtomicU64, Ordering};
+use support::law::mixed_stores;
 use support::{device_bytes, error, on_device, packed, streaming};
 
 const FAMILIES: [&str; 7] = ["relullama", "prosparse", "bamboo", "opt", "llama-relu2", "falcon", "relufalcon"];
@@ -103,7 +104,12 @@ fn run(seed: u64, sizes: &[usize], barrier: bool, graphs: bool) -> (Vec<f32>, Ve
     let dir = tempfile::tempdir().unwrap();
     let quant = [Quant::F32, Quant::F16, Quant::Q8, Quant::Q4][prng.below(4) as usize];
     let family = FAMILIES[prng.below(FAMILIES.len() as u64) as usize];
-    let model = Model::open(&packed(dir.path(), family, quant)).unwrap();
+    let mixed = MIXED.contains(&seed);
+    let path = match mixed {
+        true => mixed_stores(dir.path()).swap_remove(seed as usize % 4).1,
+        false => packed(dir.path(), family, quant),
+    };
+    let model = Model::open(&path).unwrap();
     let (layers, ffn) = (model.config.layers, model.config.ffn);
     // Keys and values in f32 stay on the host, with attention over them; in f16 they lie on the card.
     let kind = [KvType::F32, KvType::F16][prng.below(2) as usize];
@@ -144,7 +150,7 @@ fn run(seed: u64, sizes: &[usize], barrier: bool, graphs: bool) -> (Vec<f32>, Ve
     assert!(resized > 0);
     // Inputs of grouped types are rounded to int8, keys and values to f16: a sum in another order, as attention's and the head's are here,
     // can round to the next code (tests/split.rs).
-    let most = match (quant.is_grouped(), kind) {
+    let most = match (mixed || quant.is_grouped(), kind) {
         (true, _) => 4e-2,
         (false, KvType::F32) => 1e-5,
         (false, KvType::F16) => 1e-3,
@@ -187,6 +193,14 @@ fn logits_are_the_dense_ones_when_work_is_done_as_late_as_can_be_and_backward() 
 fn logits_are_the_dense_ones_without_pins_and_without_chunks() {
     let card = [("CUDA_ON_CPU_PINS", "0"), ("CUDA_ON_CPU_CHUNKS", "0")];
     holds(&Machine::new(), "logits_are_the_dense_ones_without_pins_and_without_chunks", &card, 40..48);
+}
+
+/// Seeds of models whose tensors have the types of a Q4_K_M or Q6_K file.
+const MIXED: std::ops::Range<u64> = 80..92;
+
+#[test]
+fn logits_are_the_dense_ones_where_types_are_mixed() {
+    holds(&Machine::new(), "logits_are_the_dense_ones_where_types_are_mixed", &[], MIXED);
 }
 
 #[test]

@@ -5,12 +5,13 @@ mod support;
 use dynamicinfer::cpu::reference;
 use dynamicinfer::device::{Call, DenseFfn, NONE};
 use dynamicinfer::formats::rows::Quant;
+use dynamicinfer::model::BlockPart;
 use dynamicinfer::model::config::{Activation, Ffn};
 use dynamicinfer::prng::Prng;
-use support::{ACTIVATIONS, KINDS, Memory, as_codes, assert_close, below, normal, slots_of};
+use support::{ACTIVATIONS, KINDS, Memory, as_codes, assert_close, below, hidden_of, layout_of, normal, slots_of, types};
 
 struct Case {
-    quant: Quant,
+    types: [Quant; 3],
     kind: Ffn,
     activation: Activation,
     activation_threshold: f32,
@@ -24,18 +25,18 @@ struct Case {
 }
 
 fn check(seed: u64, case: &Case) {
-    let &Case { quant, kind, activation, activation_threshold, hidden, ffn, slots, n, .. } = case;
+    let &Case { types, kind, activation, activation_threshold, hidden, ffn, slots, n, .. } = case;
     let mut rng = Prng::new(seed);
-    let (row_bytes, per_block) = (quant.row_bytes(hidden), kind.rows());
-    let (blocks, bucket) = slots_of(&mut rng, (quant, kind, hidden), ffn, slots, case.filled);
+    let layout = layout_of(types, kind, hidden);
+    let (blocks, bucket) = slots_of(&mut rng, (&layout, hidden), ffn, slots, case.filled);
     let x = normal(&mut rng, n * hidden);
     let up_bias = if case.bias { normal(&mut rng, ffn) } else { Vec::new() };
     let before = normal(&mut rng, n * hidden);
-    let parts = DenseFfn::parts(quant, n);
+    let parts = DenseFfn::parts(&layout, n);
 
     let mut memory = Memory::default();
     let call = DenseFfn {
-        quant,
+        layout,
         kind,
         activation,
         activation_threshold,
@@ -54,13 +55,13 @@ fn check(seed: u64, case: &Case) {
     memory.call(&Call::DenseFfn(call));
     let (out, counts): (Vec<f32>, Vec<u32>) = (memory.get(call.out.buffer), memory.get(call.counts));
 
-    let coded = as_codes(&x, n, quant);
+    let coded = as_codes(&x, n, layout.gate_or_up().quant);
     let mut truth: Vec<f64> = before.iter().map(|&v| f64::from(v)).collect();
     let mut scale: Vec<f64> = truth.iter().map(|v| v.abs()).collect();
     let mut active = vec![7 * parts as u32; ffn];
-    for (block, &neuron) in blocks.chunks_exact(per_block * row_bytes).zip(&bucket).filter(|(_, n)| **n != NONE) {
-        let row = |r: usize| reference::numbers(quant, &block[r * row_bytes..][..row_bytes], hidden);
-        let (first, up, down) = (row(0), row(per_block - 2), row(per_block - 1));
+    for (block, &neuron) in blocks.chunks_exact(layout.bytes()).zip(&bucket).filter(|(_, n)| **n != NONE) {
+        let row = |part: BlockPart| reference::numbers(part.quant, part.of(block), hidden);
+        let (first, up, down) = (row(layout.gate_or_up()), row(layout.up()), row(layout.down()));
         let bias = up_bias.get(neuron as usize).copied().map_or(0.0, f64::from);
         active[neuron as usize] = 0;
         for b in 0..n {
@@ -82,7 +83,7 @@ fn check(seed: u64, case: &Case) {
         }
     }
     let what = format!(
-        "{quant:?} {kind:?} {activation} hidden {hidden} ffn {ffn} slots {slots} n {n} activation_threshold {activation_threshold}, seed {seed}"
+        "{types:?} {kind:?} {activation} hidden {hidden} ffn {ffn} slots {slots} n {n} activation_threshold {activation_threshold}, seed {seed}"
     );
     assert_close(&what, &out, &truth, &scale, 4e-6);
     let sums: Vec<u32> = (0..ffn).map(|i| counts.iter().skip(i).step_by(ffn).sum()).collect();
@@ -92,12 +93,12 @@ fn check(seed: u64, case: &Case) {
 #[test]
 fn it_is_the_scalar_truth_for_all_types_and_kinds() {
     let mut seed = 0;
-    for quant in Quant::OWN {
+    for types in types() {
         for kind in KINDS {
             for activation in ACTIVATIONS {
                 seed += 1;
                 let mut rng = Prng::new(7000 + seed);
-                let hidden = if quant.is_grouped() { 32 * (1 + below(&mut rng, 20)) } else { 2 + below(&mut rng, 300) };
+                let hidden = hidden_of(&mut rng, types, 500);
                 let (ffn, slots) = (1 + below(&mut rng, 150), 1 + below(&mut rng, 100));
                 let n = 33 + below(&mut rng, 60);
                 let activation_threshold = [0.0, 0.25][below(&mut rng, 2)];
@@ -105,7 +106,7 @@ fn it_is_the_scalar_truth_for_all_types_and_kinds() {
                 let bias = below(&mut rng, 2) == 1;
                 check(
                     seed,
-                    &Case { quant, kind, activation, activation_threshold, hidden, ffn, slots, n, filled, bias },
+                    &Case { types, kind, activation, activation_threshold, hidden, ffn, slots, n, filled, bias },
                 );
             }
         }
@@ -114,17 +115,17 @@ fn it_is_the_scalar_truth_for_all_types_and_kinds() {
 
 #[test]
 fn whole_tiles_and_their_edges_are_right() {
-    for quant in Quant::OWN {
+    for types in types() {
         for (kind, hidden, slots, n) in [
             (Ffn::Gated, 512, 64, 64),
-            (Ffn::Gated, 544, 65, 65),
-            (Ffn::Plain, 1056, 129, 33),
-            (Ffn::Gated, 128, 300, 256),
-            (Ffn::Plain, 96, 31, 1),
+            (Ffn::Gated, 1280, 65, 65),
+            (Ffn::Plain, 768, 129, 33),
+            (Ffn::Gated, 256, 300, 256),
+            (Ffn::Plain, 256, 31, 1),
         ] {
             let (activation, ffn) = (Activation::Silu, slots + 3);
             let case = Case {
-                quant,
+                types,
                 kind,
                 activation,
                 activation_threshold: 0.0,
@@ -142,15 +143,15 @@ fn whole_tiles_and_their_edges_are_right() {
 
 #[test]
 fn nothing_resident_adds_nothing() {
-    for quant in Quant::OWN {
+    for types in types() {
         for slots in [0, 40] {
             let (kind, activation) = (Ffn::Gated, Activation::Relu);
             let case = Case {
-                quant,
+                types,
                 kind,
                 activation,
                 activation_threshold: 0.0,
-                hidden: 96,
+                hidden: 256,
                 ffn: 64,
                 slots,
                 n: 40,

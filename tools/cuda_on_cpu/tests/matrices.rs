@@ -5,13 +5,20 @@ mod support;
 use dynamicinfer::cpu::Columns;
 use dynamicinfer::cpu::reference;
 use dynamicinfer::device::{Call, Linear, Then};
+use dynamicinfer::formats::blocks::BlockType;
 use dynamicinfer::formats::rows::{self, PACK, Quant};
 use dynamicinfer::prng::Prng;
 use support::{Memory, as_codes, assert_close, below, normal};
 
-/// Columns of grouped rows are whole groups; of others any number.
+/// Columns of rows in groups or blocks are whole ones; of others any number, but for bf16, which is read eight at a time.
 fn cols(rng: &mut Prng, quant: Quant, most: usize) -> usize {
-    if quant.is_grouped() { 32 * (1 + below(rng, most / 32)) } else { 1 + below(rng, most) }
+    let unit = if quant == Quant::Block(BlockType::BF16) { 8 } else { quant.unit() };
+    unit * (1 + below(rng, most / unit))
+}
+
+/// A row's length near `about` that the type can have.
+fn near(quant: Quant, about: usize) -> usize {
+    about.next_multiple_of(quant.unit())
 }
 
 fn encoded(rng: &mut Prng, quant: Quant, cols: usize, count: usize) -> Vec<u8> {
@@ -28,7 +35,9 @@ fn linear(seed: u64, quant: Quant, rows: usize, cols: usize, n: usize, then: The
     let weights = encoded(&mut rng, quant, cols, rows);
     let x = normal(&mut rng, n * cols);
     let bias = if with_bias { normal(&mut rng, rows) } else { Vec::new() };
-    let before = normal(&mut rng, n * rows);
+    // Between the numbers of two columns stand those of other matrices.
+    let stride = rows + 3 * (seed as usize % 2);
+    let before = normal(&mut rng, (n - 1) * stride + rows);
     let call = Linear {
         quant,
         rows,
@@ -38,10 +47,15 @@ fn linear(seed: u64, quant: Quant, rows: usize, cols: usize, n: usize, then: The
         bias: memory.put(&bias),
         x: memory.put(&x).into(),
         out: memory.put(&before).into(),
+        stride,
         then,
     };
     memory.call(&Call::Linear(call));
-    let got: Vec<f32> = memory.get(call.out.buffer);
+    let all: Vec<f32> = memory.get(call.out.buffer);
+    let got: Vec<f32> = all.chunks(stride).flat_map(|column| &column[..rows]).copied().collect();
+    for (now, before) in all.chunks(stride).zip(before.chunks(stride)) {
+        assert_eq!(now[rows..], before[rows..], "what stands between columns is not ours");
+    }
     // The codes are the CPU's own, so what is left is the rounding of f32 sums.
     let x = as_codes(&x, n, quant);
     let (mut truth, mut scale) = (Vec::new(), Vec::new());
@@ -51,7 +65,7 @@ fn linear(seed: u64, quant: Quant, rows: usize, cols: usize, n: usize, then: The
             let column = &x[b * cols..(b + 1) * cols];
             let bias = bias.get(r).copied().map_or(0.0, f64::from);
             let sum = reference::dot(&row, column) + bias;
-            let there = f64::from(before[b * rows + r]);
+            let there = f64::from(before[b * stride + r]);
             truth.push(match then {
                 Then::Store => sum,
                 Then::Relu => sum.max(0.0),
@@ -66,9 +80,10 @@ fn linear(seed: u64, quant: Quant, rows: usize, cols: usize, n: usize, then: The
 
 #[test]
 fn matrices_agree_with_the_scalar_truth() {
-    for seed in 0..120 {
+    let types: Vec<Quant> = Quant::all().collect();
+    for seed in 0..240 {
         let mut rng = Prng::new(1000 + seed);
-        let quant = Quant::OWN[seed as usize % 4];
+        let quant = types[seed as usize % types.len()];
         let cols = cols(&mut rng, quant, 1400);
         let then = [Then::Store, Then::Relu, Then::Add][below(&mut rng, 3)];
         let (rows, n) = (1 + below(&mut rng, 40), 1 + below(&mut rng, 32));
@@ -78,9 +93,9 @@ fn matrices_agree_with_the_scalar_truth() {
 
 #[test]
 fn every_number_of_columns_is_right() {
-    for quant in Quant::OWN {
+    for quant in Quant::all() {
         for n in 1..=32 {
-            linear(n as u64, quant, 9, 1120, n, Then::Store, false);
+            linear(n as u64, quant, 9, near(quant, 1120), n, Then::Store, false);
         }
     }
 }
@@ -88,18 +103,37 @@ fn every_number_of_columns_is_right() {
 /// A prompt's: whole tiles, parts of tiles, and the columns at which another kernel takes over.
 #[test]
 fn as_many_columns_as_a_chunk_has_are_right() {
-    for quant in Quant::OWN {
+    for quant in Quant::all() {
         for (n, rows) in [(33, 130), (64, 128), (65, 40), (200, 9), (256, 33)] {
-            linear(n as u64, quant, rows, 608, n, [Then::Store, Then::Add][n % 2], n % 3 == 0);
+            linear(n as u64, quant, rows, near(quant, 608), n, [Then::Store, Then::Add][n % 2], n % 3 == 0);
         }
     }
 }
 
 #[test]
 fn a_matrix_of_a_real_shape_is_right() {
-    for quant in Quant::OWN {
+    for quant in Quant::all() {
         linear(7, quant, 64, 5120, 1, Then::Store, true);
         linear(8, quant, 33, 13824, 3, Then::Add, false);
+    }
+}
+
+/// Rows of any type are multiplied with what the codes stand for.
+#[test]
+fn rounded_inputs_are_codes_times_steps() {
+    use dynamicinfer::device::kernel::round_inputs;
+    let mut rng = Prng::new(5);
+    let (cols, n) = (416, 3);
+    let mut x = normal(&mut rng, n * cols);
+    x[..32].fill(0.0);
+    x[n * cols - 32..].iter_mut().for_each(|v| *v *= 1e-40);
+    let mut memory = Memory::default();
+    let (from, to) = (memory.put(&x), memory.alloc(n * cols * 4));
+    memory.run(&[round_inputs(memory.address(from), memory.address(to), n, cols)]);
+    let (found, truth) = (memory.get::<f32>(to), as_codes(&x, n, Quant::Q8));
+    assert_eq!(found.len(), truth.len());
+    for (i, (found, truth)) in found.iter().zip(&truth).enumerate() {
+        assert_eq!(found, truth, "number {i} of {} for {}", n * cols, x[i]);
     }
 }
 

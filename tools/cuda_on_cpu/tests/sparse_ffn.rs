@@ -6,10 +6,10 @@ use dynamicinfer::device::{Call, SparseFfn};
 use dynamicinfer::formats::rows::Quant;
 use dynamicinfer::model::config::{Activation, Ffn};
 use dynamicinfer::prng::Prng;
-use support::{ACTIVATIONS, KINDS, Memory, below, normal, slots_of};
+use support::{ACTIVATIONS, KINDS, Memory, below, hidden_of, layout_of, normal, slots_of, types};
 
 struct Case {
-    quant: Quant,
+    types: [Quant; 3],
     kind: Ffn,
     activation: Activation,
     activation_threshold: f32,
@@ -24,9 +24,10 @@ struct Case {
 }
 
 fn check(seed: u64, case: &Case) {
-    let &Case { quant, kind, activation, activation_threshold, hidden, ffn, slots, n, .. } = case;
+    let &Case { types, kind, activation, activation_threshold, hidden, ffn, slots, n, .. } = case;
     let mut rng = Prng::new(seed);
-    let (blocks, bucket) = slots_of(&mut rng, (quant, kind, hidden), ffn, slots, case.filled);
+    let layout = layout_of(types, kind, hidden);
+    let (blocks, bucket) = slots_of(&mut rng, (&layout, hidden), ffn, slots, case.filled);
     let mut input = normal(&mut rng, n * hidden);
     let masks: Vec<u32> =
         (0..ffn).map(|_| (0..n).fold(0, |mask, b| mask | u32::from(rng.next_f64() < case.wanted) << b)).collect();
@@ -35,7 +36,7 @@ fn check(seed: u64, case: &Case) {
 
     let mut memory = Memory::default();
     let call = SparseFfn {
-        quant,
+        layout,
         kind,
         activation,
         activation_threshold,
@@ -57,7 +58,7 @@ fn check(seed: u64, case: &Case) {
     let truth: Vec<f32> = memory.get(truth.output);
 
     let what = format!(
-        "{quant:?} {kind:?} {activation} hidden {hidden} ffn {ffn} slots {slots} n {n} activation_threshold {activation_threshold}, seed {seed}"
+        "{types:?} {kind:?} {activation} hidden {hidden} ffn {ffn} slots {slots} n {n} activation_threshold {activation_threshold}, seed {seed}"
     );
     let fired = |out: &[f32]| out[n * hidden..].iter().map(|bits| bits.to_bits()).collect::<Vec<_>>();
     assert_eq!(fired(&got), fired(&truth), "active neurons: {what}");
@@ -75,12 +76,12 @@ fn check(seed: u64, case: &Case) {
 #[test]
 fn it_is_that_of_the_virtual_device_for_all_types_and_kinds() {
     let mut seed = 0;
-    for quant in Quant::OWN {
+    for types in types() {
         for kind in KINDS {
             for activation in ACTIVATIONS {
                 seed += 1;
                 let mut rng = Prng::new(9000 + seed);
-                let hidden = if quant.is_grouped() { 32 * (1 + below(&mut rng, 36)) } else { 2 + below(&mut rng, 700) };
+                let hidden = hidden_of(&mut rng, types, 1000);
                 let (ffn, slots) = (1 + below(&mut rng, 200), 1 + below(&mut rng, 150));
                 let n = if seed % 3 == 0 { 1 } else { 1 + below(&mut rng, 32) };
                 let activation_threshold = [0.0, 0.25][below(&mut rng, 2)];
@@ -89,7 +90,7 @@ fn it_is_that_of_the_virtual_device_for_all_types_and_kinds() {
                 check(
                     seed,
                     &Case {
-                        quant,
+                        types,
                         kind,
                         activation,
                         activation_threshold,
@@ -109,14 +110,14 @@ fn it_is_that_of_the_virtual_device_for_all_types_and_kinds() {
 
 #[test]
 fn every_number_of_columns_is_right() {
-    for quant in Quant::OWN {
+    for types in types() {
         for n in [1, 2, 3, 4, 5, 7, 8, 9, 16, 17, 25, 31, 32] {
             let case = Case {
-                quant,
+                types,
                 kind: Ffn::Gated,
                 activation: Activation::Relu,
                 activation_threshold: 0.0,
-                hidden: 608,
+                hidden: 768,
                 ffn: 90,
                 slots: 70,
                 n,
@@ -132,14 +133,14 @@ fn every_number_of_columns_is_right() {
 #[test]
 fn nothing_resident_or_nothing_wanted_is_zero() {
     for (slots, filled, wanted) in [(0, 0.0, 1.0), (40, 0.0, 1.0), (40, 1.0, 0.0)] {
-        for quant in Quant::OWN {
+        for types in types() {
             let (kind, activation) = (Ffn::Gated, Activation::Silu);
             let case = Case {
-                quant,
+                types,
                 kind,
                 activation,
                 activation_threshold: 0.0,
-                hidden: 96,
+                hidden: 256,
                 ffn: 64,
                 slots,
                 n: 5,
@@ -155,10 +156,10 @@ fn nothing_resident_or_nothing_wanted_is_zero() {
 /// More slots than one chunk for each thread of a block: the splits grow in number.
 #[test]
 fn many_slots_and_a_real_width_are_right() {
-    for quant in Quant::OWN {
+    for types in types() {
         let (kind, activation, filled, wanted) = (Ffn::Gated, Activation::Relu, 1.0, 0.05);
         let case = Case {
-            quant,
+            types,
             kind,
             activation,
             activation_threshold: 0.0,
@@ -172,9 +173,9 @@ fn many_slots_and_a_real_width_are_right() {
         };
         check(11, &case);
     }
-    let (kind, activation, quant) = (Ffn::Plain, Activation::Relu, Quant::Q8);
+    let (kind, activation, types) = (Ffn::Plain, Activation::Relu, [Quant::Q8; 3]);
     let case = Case {
-        quant,
+        types,
         kind,
         activation,
         activation_threshold: 0.0,

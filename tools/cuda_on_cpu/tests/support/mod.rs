@@ -7,7 +7,9 @@ use cuda_on_cpu::{Kernel, Order};
 use dynamicinfer::cpu::{Columns, Kernels};
 use dynamicinfer::device::kernel::{HostMemory, HostScratch, Launch, SCRATCH_ALIGN};
 use dynamicinfer::device::{Buffer, Call, NONE};
-use dynamicinfer::formats::rows::{self, Quant};
+use dynamicinfer::formats::blocks::BlockType;
+use dynamicinfer::formats::rows::{self, Input, Quant};
+use dynamicinfer::model::BlockLayout;
 use dynamicinfer::model::config::{Activation, Ffn};
 use dynamicinfer::prng::Prng;
 use rustix::mm::{MapFlags, MprotectFlags, ProtFlags, mmap_anonymous, mprotect, munmap};
@@ -29,16 +31,42 @@ pub const ACTIVATIONS: [Activation; 6] = [
     Activation::GeluTanh,
 ];
 
+/// Types of gate, up and down: one for all, and mixes, among them those that `pack` makes of Q4_K_M and of smaller files.
+pub fn types() -> Vec<[Quant; 3]> {
+    use BlockType::{BF16, IQ4_NL, IQ4_XS, MXFP4, Q2_K, Q3_K, Q4_0, Q4_1, Q4_K, Q5_0, Q5_1, Q5_K, Q6_K, Q8_0};
+    let mixes = [
+        [Quant::Block(Q4_K), Quant::Block(Q4_K), Quant::Block(Q5_K)],
+        [Quant::Block(Q2_K), Quant::Block(Q3_K), Quant::Block(Q6_K)],
+        [Quant::Block(IQ4_XS), Quant::Q8, Quant::Block(Q5_0)],
+        [Quant::Q4, Quant::Block(IQ4_NL), Quant::F32],
+        [Quant::Block(Q4_1), Quant::Block(Q5_1), Quant::Q8],
+        [Quant::Block(Q8_0), Quant::Block(Q4_0), Quant::Q4],
+        [Quant::F16, Quant::Block(BF16), Quant::Block(MXFP4)],
+    ];
+    Quant::all().map(|quant| [quant; 3]).chain(mixes).collect()
+}
+
+/// The layout of neurons of these types.
+pub fn layout_of(types: [Quant; 3], kind: Ffn, hidden: usize) -> BlockLayout {
+    BlockLayout::mixed(&types[3 - kind.rows()..], hidden)
+}
+
+/// A row's length of up to about `most`, as the types want it: any number for f32 and f16 alone.
+pub fn hidden_of(rng: &mut Prng, types: [Quant; 3], most: usize) -> usize {
+    let unit = types.map(Quant::unit).into_iter().max().unwrap_or(1);
+    let unit = if types[0] != types[2] || types[0] == Quant::Block(BlockType::BF16) { unit.max(8) } else { unit };
+    if unit == 1 { 2 + below(rng, most) } else { unit * (1 + below(rng, most.div_ceil(unit))) }
+}
+
 /// Blocks and names of slots, a share of which holds random neurons of `ffn`. What lies in the others is rubbish: nothing may come of it.
 pub fn slots_of(
     rng: &mut Prng,
-    (quant, kind, hidden): (Quant, Ffn, usize),
+    (layout, hidden): (&BlockLayout, usize),
     ffn: usize,
     slots: usize,
     filled: f64,
 ) -> (Vec<u8>, Vec<u32>) {
-    let row_bytes = quant.row_bytes(hidden);
-    let block_bytes = row_bytes * kind.rows();
+    let block_bytes = layout.bytes();
     let mut blocks = vec![0xffu8; slots * block_bytes];
     let mut neurons: Vec<u32> = (0..ffn as u32).collect();
     let mut bucket = vec![NONE; slots];
@@ -47,9 +75,9 @@ pub fn slots_of(
             continue;
         }
         bucket[slot] = neurons.swap_remove(below(rng, neurons.len()));
-        for row in block.chunks_exact_mut(row_bytes) {
+        for part in layout.parts() {
             let values: Vec<f32> = normal(rng, hidden).iter().map(|v| v / (hidden as f32).sqrt()).collect();
-            rows::encode(quant, &values, row);
+            rows::encode(part.quant, &values, part.of_mut(block));
         }
     }
     (blocks, bucket)
@@ -217,11 +245,12 @@ pub fn below(rng: &mut Prng, n: usize) -> usize {
 
 /// What an int8 code stands for, in the order of numbers.
 pub fn as_codes(x: &[f32], n: usize, quant: Quant) -> Vec<f32> {
-    if !quant.is_grouped() {
+    if quant.input() == Input::Floats {
         return x.to_vec();
     }
     let mut columns = Columns::default();
-    columns.set(x, n, quant);
+    // Codes for GGUF's blocks are the same in another order.
+    columns.set(x, n, Quant::Q8);
     let cols = columns.cols;
     (0..n)
         .flat_map(|b| {
