@@ -242,7 +242,7 @@ fn all(n: usize, ffn: usize) -> Selection {
 fn on_the_same_input_the_halves_of_a_layer_are_the_whole_layer() {
     let stores = Stores::new();
     with_seeds("on_the_same_input_the_halves_of_a_layer_are_the_whole_layer", 120, |seed| {
-        let mut prng = Prng::new(seed);
+        let prng = Prng::new(seed);
         let (family, quant) = ((seed % 5) as usize, 2 + (seed / 5 % 4) as usize);
         let model = stores.open(family, quant);
         halves_are_whole(&model, &format!("{} {}", FAMILIES[family], QUANTS[quant].name()), seed, prng);

@@ -62,13 +62,16 @@ fn check(seed: u64, case: &Case) {
     );
     let fired = |out: &[f32]| out[n * hidden..].iter().map(|bits| bits.to_bits()).collect::<Vec<_>>();
     assert_eq!(fired(&got), fired(&truth), "active neurons: {what}");
+    // A gate whose terms cancel is off by what they round and not by itself: where nothing else adds to a column, its numbers are so small.
+    let all = truth[..n * hidden].iter().map(|v| f64::from(*v).powi(2)).sum::<f64>();
+    let least = 1e-7 * (all / (n * hidden) as f64).sqrt();
     for b in 0..n {
         let (got, truth) = (&got[b * hidden..][..hidden], &truth[b * hidden..][..hidden]);
         let size = (truth.iter().map(|v| f64::from(*v).powi(2)).sum::<f64>() / hidden as f64).sqrt();
         for (i, (got, truth)) in got.iter().zip(truth).enumerate() {
             let error = f64::from((got - truth).abs());
             // Two f32 sums of up to some hundred terms in different orders, through an activation.
-            assert!(error <= 2e-5 * (size + f64::from(truth.abs())), "column {b} number {i}: {got}, {truth}: {what}");
+            assert!(error <= 2e-5 * (size + f64::from(truth.abs())) + least, "column {b} number {i}: {got}, {truth}: {what}");
         }
     }
 }
