@@ -1,6 +1,7 @@
 use super::settings_arg::{SocketArgs, read};
 use crate::cpu::{Isa, Kernels};
 use crate::error::{Result, printable};
+use crate::lab::kernel_choice;
 use crate::serve::socket;
 use serde::Serialize;
 use serde_json::Value;
@@ -48,6 +49,8 @@ fn findings(args: &Args) -> Result<Vec<Finding>> {
             add("processor", "ok", format!("{threads} threads, kernels for {}; it has {others}, too", isa.name()))
         }
     }
+    let (verdict, found) = kernels();
+    add("kernels", verdict, found);
     match crate::config::available_memory() {
         Some(bytes) => add(
             "memory",
@@ -97,6 +100,20 @@ fn findings(args: &Args) -> Result<Vec<Finding>> {
     let (verdict, found) = daemon(&path, args)?;
     add("daemon", verdict, found);
     Ok(findings)
+}
+
+/// Which kernels read weights, how fast, and whether others would be faster here.
+fn kernels() -> (&'static str, String) {
+    let (candidates, chosen) = Kernels::candidates();
+    let choices = kernel_choice::measure(chosen, &candidates);
+    let rates: Vec<String> = choices.iter().map(|c| format!("{} {:.1}", c.quant.name(), c.gb_s)).collect();
+    let faster = choices.iter().filter_map(|c| c.faster.map(|(name, gb_s)| (c, name, gb_s)));
+    let faster: Vec<String> = faster.map(|(c, name, gb_s)| format!("{} {gb_s:.1} by {name}", c.quant.name())).collect();
+    let found = format!("{}; one thread reads, in GB/s: {}", candidates[chosen].0, rates.join(", "));
+    match faster.is_empty() {
+        true => ("ok", found),
+        false => ("note", format!("{found}; faster in a short measurement: {}", faster.join(", "))),
+    }
 }
 
 /// Who has the socket, and whether it answers.

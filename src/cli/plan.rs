@@ -7,7 +7,7 @@ use crate::error::{Error, Result, printable};
 use crate::formats::machine_profile::MachineProfile;
 use crate::formats::placement_file::{LayerPlacement, PlacementFile, PlacementPolicy, VERSION};
 use crate::formats::predictor_file::{self, PredictorFile};
-use crate::formats::rows::{Quant, parse_own};
+use crate::formats::rows::Quant;
 use crate::ids::PublishedId;
 use crate::lab::synth::shape;
 use crate::model::{Model, ModelConfig, NamedActivation};
@@ -34,8 +34,8 @@ pub struct Args {
     /// Plan a model that is not here: llama-7b, llama-13b or llama-70b with ReLU, its activations after a power law
     #[arg(long, value_name = "NAME")]
     shape: Option<String>,
-    /// Type of the weights: f32, f16, q8_0 or q4_0 [default: nearest to the model's; of a shape f16]
-    #[arg(long, value_parser = parse_own)]
+    /// Type of the weights: f32, f16, q8_0, q4_k and so on [default: nearest to the model's; of a shape f16]
+    #[arg(long)]
     quant: Option<Quant>,
     /// Activation function of a model that does not say it: relu, drelu, silu and so on, as of `pack`
     #[arg(long, value_parser = parse_activation, conflicts_with = "shape")]

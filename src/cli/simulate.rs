@@ -8,7 +8,7 @@ use super::progress::{Progress, Unit};
 use super::size;
 use crate::error::{Error, Result, printable};
 use crate::formats::machine_profile::MachineProfile;
-use crate::formats::rows::{Quant, parse_own};
+use crate::formats::rows::Quant;
 use crate::formats::trace_file::{EXTENSION, TraceFile};
 use crate::lab::simulate::assumption::{Assumption, Held, Switched, given_up_for, held};
 use crate::lab::simulate::calibration::{Statistics, calibrate};
@@ -51,7 +51,7 @@ pub struct Args {
     #[arg(long, group = "what", conflicts_with_all = ["trace", "vram", "machine", "active"])]
     pub papers: bool,
     /// Type of the weights: f32, f16, q8_0 or q4_0 [default: nearest to the model's; of a shape f16]
-    #[arg(long, value_parser = parse_own)]
+    #[arg(long)]
     pub quant: Option<Quant>,
     /// Machine profile: its name, or a .toml file [default: `default`, else measured now]
     #[arg(long, value_name = "NAME")]

@@ -220,6 +220,25 @@ impl Kernels {
         .expect("portable kernels run everywhere")
     }
 
+    /// All kernels that this machine could take, portable ones only where it has no others, with words about each; and which of them
+    /// [`Kernels::best`] takes.
+    pub fn candidates() -> (Vec<(&'static str, Kernels)>, usize) {
+        let mut all = Vec::new();
+        #[cfg(target_arch = "x86_64")]
+        if Isa::Avx512.is_supported() {
+            all.extend(avx512::candidates());
+        }
+        #[cfg(target_arch = "x86_64")]
+        all.extend(Kernels::of(Isa::Avx2).map(|kernels| ("avx2", kernels)));
+        let best = Kernels::best();
+        if all.is_empty() || best.isa == Isa::Portable {
+            all.push(("portable", portable::KERNELS));
+        }
+        let is_best = |kernels: &Kernels| (kernels.isa, kernels.adds_as_read) == (best.isa, best.adds_as_read);
+        let chosen = all.iter().position(|(_, kernels)| is_best(kernels)).expect("the best is one of them");
+        (all, chosen)
+    }
+
     /// The kernels of `isa`; `None` if this machine does not have it.
     pub fn of(isa: Isa) -> Option<Kernels> {
         if !isa.is_supported() {

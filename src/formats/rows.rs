@@ -103,7 +103,7 @@ pub enum Input {
 }
 
 impl Quant {
-    /// The types of our own form, which every device can compute with.
+    /// The types of our own form.
     pub const OWN: [Quant; 4] = [Quant::F32, Quant::F16, Quant::Q8, Quant::Q4];
 
     /// The type's name in files, flags and messages.
@@ -255,18 +255,6 @@ impl Rows {
     pub fn from(self, r: usize) -> Rows {
         Rows { first: self.row(r), ..self }
     }
-}
-
-/// The type of our own form with this name, which devices compute with.
-///
-/// # Errors
-/// A sentence that names them.
-pub fn parse_own(text: &str) -> Result<Quant, String> {
-    let own = |quant: &Quant| quant.name().eq_ignore_ascii_case(text);
-    Quant::OWN
-        .into_iter()
-        .find(own)
-        .ok_or_else(|| format!("'{text}' is not a type that a device computes with: take f32, f16, q8_0 or q4_0"))
 }
 
 impl std::str::FromStr for Quant {

@@ -9,6 +9,7 @@ pub mod experiment;
 pub mod fit;
 pub mod histogram;
 pub mod kernel_check;
+pub mod kernel_choice;
 pub mod link;
 pub mod logits_hash;
 pub mod measure;

@@ -97,7 +97,9 @@ impl ModelOptions {
             }
             return Ok(model);
         }
-        if let Some(model) = self.packed(&path, told)?.filter(|model| !self.for_device || model.not_on_device().is_none()) {
+        if let Some(model) =
+            self.packed(&path, told)?.filter(|model| !self.for_device || model.not_on_device().is_none())
+        {
             return Ok(model);
         }
         let source = Source::open(&path, self.activation)?;

@@ -31,6 +31,14 @@ pub fn kernels() -> Kernels {
     if intel { of::<true>() } else { of::<false>() }
 }
 
+/// Both kinds of kernels, with words about each.
+pub fn candidates() -> [(&'static str, Kernels); 2] {
+    [
+        ("avx512, lines asked for 4 KiB ahead as Intel's cores want it", of::<true>()),
+        ("avx512, the core looks ahead by itself", of::<false>()),
+    ]
+}
+
 /// The kernels; with FAR they prefetch every line of a stream [`AHEAD`] bytes before it is read.
 const fn of<const FAR: bool>() -> Kernels {
     Kernels {

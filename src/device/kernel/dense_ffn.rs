@@ -1,7 +1,9 @@
 //! Neuron blocks for all columns of a prompt's chunk.
 
 use super::host::{HostMemory, bytes, numbers, put, words};
-use super::launch::{Addresses, GROUPED_TILE_BYTES, Launch, Launches, RowKind, WIDE_TILE_BYTES, activation_words, types_word};
+use super::launch::{
+    Addresses, GROUPED_TILE_BYTES, Launch, Launches, RowKind, WIDE_TILE_BYTES, activation_words, types_word,
+};
 use super::quantize::{codes_bytes, input};
 use super::{DeviceKernel, Function, NONE, Operand, View};
 use crate::cpu::{Columns, Kernels, Rows};

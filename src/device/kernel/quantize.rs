@@ -35,9 +35,7 @@ fn rounds(quant: Quant) -> bool {
 /// the type of rows that the columns are multiplied with, one of them if they differ.
 pub(super) fn codes_bytes(rows: RowKind, quant: Quant, n: usize, cols: usize) -> u64 {
     match rows {
-        RowKind::Own(quant) if quant.is_grouped() && n > 0 => {
-            (n.next_multiple_of(width(n)) * coded_bytes(cols)) as u64
-        }
+        RowKind::Own(quant) if quant.is_grouped() && n > 0 => (n.next_multiple_of(width(n)) * coded_bytes(cols)) as u64,
         RowKind::Any if rounds(quant) => (n * cols * 4) as u64,
         _ => 0,
     }

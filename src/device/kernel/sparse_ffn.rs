@@ -1,7 +1,10 @@
 //! The neurons in slots, for a few columns.
 
 use super::host::{HostMemory, numbers};
-use super::launch::{Addresses, Launch, Launches, RowKind, SCRATCH_ALIGN, WARP, activation_words, for_quants_and_widths, types_word, width};
+use super::launch::{
+    Addresses, Launch, Launches, RowKind, SCRATCH_ALIGN, WARP, activation_words, for_quants_and_widths, types_word,
+    width,
+};
 use super::quantize::{codes_bytes, input};
 use super::{DeviceKernel, Function, NONE, Operand};
 use crate::cpu::aligned::Aligned;

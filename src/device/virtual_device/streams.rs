@@ -11,6 +11,8 @@ const LATEST: u64 = 64;
 
 /// An operation on a stream.
 #[derive(Clone, Copy)]
+// Most of them are launches, so that a box would save nothing.
+#[allow(clippy::large_enum_variant)]
 pub(super) enum Work {
     /// `before_us` are added to what its bytes take.
     CopyIn {

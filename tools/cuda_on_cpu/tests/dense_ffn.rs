@@ -8,7 +8,9 @@ use dynamicinfer::formats::rows::Quant;
 use dynamicinfer::model::BlockPart;
 use dynamicinfer::model::config::{Activation, Ffn};
 use dynamicinfer::prng::Prng;
-use support::{ACTIVATIONS, KINDS, Memory, as_codes, assert_close, below, hidden_of, layout_of, normal, slots_of, types};
+use support::{
+    ACTIVATIONS, KINDS, Memory, as_codes, assert_close, below, hidden_of, layout_of, normal, slots_of, types,
+};
 
 struct Case {
     types: [Quant; 3],

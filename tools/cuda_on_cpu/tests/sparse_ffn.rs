@@ -71,7 +71,10 @@ fn check(seed: u64, case: &Case) {
         for (i, (got, truth)) in got.iter().zip(truth).enumerate() {
             let error = f64::from((got - truth).abs());
             // Two f32 sums of up to some hundred terms in different orders, through an activation.
-            assert!(error <= 2e-5 * (size + f64::from(truth.abs())) + least, "column {b} number {i}: {got}, {truth}: {what}");
+            assert!(
+                error <= 2e-5 * (size + f64::from(truth.abs())) + least,
+                "column {b} number {i}: {got}, {truth}: {what}"
+            );
         }
     }
 }
