@@ -164,6 +164,7 @@ fn small(path: &Path, ffn: usize, bits: u32) {
         layers: 2,
         ffn,
         block_bytes: 384,
+        experts_used: None,
         ahead: 1,
         predictor: "none".into(),
         thresholds: Vec::new(),

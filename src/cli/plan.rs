@@ -9,8 +9,8 @@ use crate::formats::placement_file::{LayerPlacement, PlacementFile, PlacementPol
 use crate::formats::predictor_file::{self, PredictorFile};
 use crate::formats::rows::Quant;
 use crate::ids::PublishedId;
-use crate::lab::synth::shape;
-use crate::model::{Model, ModelConfig, NamedActivation};
+use crate::lab::synth::{footprint, shape};
+use crate::model::{KvType, Model, ModelConfig, NamedActivation};
 use crate::open::artifacts::{self, Kind};
 use crate::open::pinnable;
 use crate::placement::estimate::{Bound, Estimate, Reads, estimate};
@@ -31,10 +31,11 @@ pub struct Args {
     /// A Hugging Face directory, a .gguf, a packed .neurons file, a name that `ls` lists, or `demo`
     #[arg(required_unless_present = "shape", conflicts_with = "shape")]
     model: Option<PathBuf>,
-    /// Plan a model that is not here: llama-7b, llama-13b or llama-70b with ReLU, its activations after a power law
+    /// Plan a model that is not here: llama-7b, llama-13b or llama-70b with ReLU, its activations after a power law, or a mixture of
+    /// experts, all used alike: qwen3-30b-a3b, gpt-oss-20b, gpt-oss-120b, mixtral-8x7b or smallthinker-21b
     #[arg(long, value_name = "NAME")]
     shape: Option<String>,
-    /// Type of the weights: f32, f16, q8_0, q4_k and so on [default: nearest to the model's; of a shape f16]
+    /// Type of the weights: f32, f16, q8_0, q4_k and so on [default: nearest to the model's; of a shape f16, a mixture's own 4 bits]
     #[arg(long)]
     quant: Option<Quant>,
     /// Activation function of a model that does not say it: relu, drelu, silu and so on, as of `pack`
@@ -118,7 +119,8 @@ enum PolicyArg {
 /// What is planned for.
 struct Subject {
     config: ModelConfig,
-    quant: Quant,
+    /// Type of the weights, in words.
+    quant: String,
     /// None of a shape.
     model: Option<Model>,
     /// `[layers][ffn]`
@@ -152,9 +154,9 @@ pub fn run(args: Args) -> Result<()> {
         return Err(Error::Usage(format!("--parallel {}: take 1 to {MAX_COLUMNS}", args.parallel)));
     }
     let kv = args.kv.kv();
-    let footprint = match &subject.model {
-        Some(model) => Footprint::of_model(model, context, kv),
-        None => Footprint::of_shape(&subject.config, subject.quant, context, kv),
+    let footprint = match (&subject.model, &args.shape) {
+        (Some(model), _) => Footprint::of_model(model, context, kv),
+        (None, name) => footprint(name.as_deref().unwrap_or_default(), args.quant, context, kv)?.0,
     };
     let prediction = prediction(&subject, args.predictor)?;
     let machine = machine_arg::find(args.machine.as_deref())?;
@@ -197,16 +199,18 @@ pub fn run(args: Args) -> Result<()> {
 fn subject(args: &Args) -> Result<Subject> {
     if let Some(name) = &args.shape {
         let config = shape(name)?;
-        let quant = args.quant.unwrap_or(Quant::F16);
-        let counts = power_law(config.layers, config.ffn);
-        return Ok(Subject {
-            config,
-            quant,
-            model: None,
-            counts,
-            counted: "assumed: 40 % of a layer's neurons make 80 %".into(),
-            active_share: ACTIVE_SHARE,
-        });
+        let (_, quant) = footprint(name, args.quant, 1, KvType::F16)?;
+        let (counts, counted, active_share) = match config.form.experts {
+            Some(e) => (
+                vec![vec![1; e.count]; config.layers],
+                "assumed: every expert is used alike",
+                e.used as f64 / e.count as f64,
+            ),
+            None => {
+                (power_law(config.layers, config.ffn), "assumed: 40 % of a layer's neurons make 80 %", ACTIVE_SHARE)
+            }
+        };
+        return Ok(Subject { config, quant, model: None, counts, counted: counted.into(), active_share });
     }
     let model = args.model.clone().expect("clap asks for a model or a shape");
     let model = ModelArgs { model, quant: args.quant, activation: args.activation }.open_for_device()?;
@@ -215,7 +219,7 @@ fn subject(args: &Args) -> Result<Subject> {
         None => artifacts::profile(&model)?,
     };
     let layers = model.config.layers;
-    let ffn = model.config.ffn;
+    let ffn = model.config.clusters();
     let (counts, counted, active_share) = match profile {
         Some((path, profile)) => {
             let counted = format!("{} tokens of {}", profile.tokens(), path.display());
@@ -231,7 +235,7 @@ fn subject(args: &Args) -> Result<Subject> {
             (vec![vec![1; ffn]; layers], "no profile: every neuron counts the same".into(), ACTIVE_SHARE)
         }
     };
-    let (config, quant) = (model.config.clone(), model.quant);
+    let (config, quant) = (model.config.clone(), model.quant.name().to_owned());
     Ok(Subject { config, quant, model: Some(model), counts, counted, active_share })
 }
 
@@ -254,7 +258,13 @@ fn prediction(subject: &Subject, wanted: PredictorArg) -> Result<Prediction> {
         Some(model) => artifacts::find(model, kind, predictor_file::open),
         None => Ok(None),
     };
-    let none = Prediction { bytes: 0, name: "none", computed_share: 1.0, counted: "every neuron" };
+    let none = match c.form.experts {
+        Some(e) => {
+            let computed_share = e.used as f64 / e.count as f64;
+            Prediction { bytes: 0, name: "router", computed_share, counted: "what the router chooses" }
+        }
+        None => Prediction { bytes: 0, name: "none", computed_share: 1.0, counted: "every neuron" },
+    };
     let trained = match wanted {
         PredictorArg::Auto | PredictorArg::Mlp => find(Kind::MlpPredictor)?,
         _ => None,
@@ -375,6 +385,21 @@ fn pinned(bytes: u64, free: Option<u64>) -> String {
     }
 }
 
+/// What placements of experts reach that do not change: whole layers, and the most frequent ones. An expert counts as a neuron elsewhere.
+fn fixed_split(slots: usize, c: &ModelConfig) -> String {
+    let (layers, share) = (slots / c.clusters(), slots as f64 / (c.layers * c.clusters()) as f64);
+    // A power law by which 40 % make 80 %.
+    let skewed = share.powf(0.8f64.ln() / 0.4f64.ln());
+    format!(
+        "a fixed split computes on the device: of whole layers ({layers} of {}) {:.1} % of the uses; of the most frequent experts {:.1} % if \
+         all are used alike, {:.1} % if 40 % of them make 80 %\n",
+        c.layers,
+        100.0 * layers as f64 / c.layers as f64,
+        100.0 * share,
+        100.0 * skewed
+    )
+}
+
 fn shown(args: &Args, plan: &Plan, subject: &Subject, machine: &MachineProfile, predictor: &str) -> String {
     let (c, d) = (&subject.config, &plan.details);
     let bytes = |b: u64| if b == 0 { "-".into() } else { super::human_bytes(b) };
@@ -418,23 +443,29 @@ fn shown(args: &Args, plan: &Plan, subject: &Subject, machine: &MachineProfile, 
         )
     });
     format!(
-        "{} in {}: {} layers of {} neurons, {} a neuron block\n\n{table}\n\n\
-         slots a layer: {} to {}, median {}; {all} of {} neurons ({:.1} %) in {} layers\n\
+        "{} in {}: {} layers of {}, {} a{}\n\n{table}\n\n\
+         slots a layer: {} to {}, median {}; {all} of {} ({:.1} %) in {} layers\n\
+         {}\
          share of activations on the device: {:.1} % ({})\n\
          a neuron: CPU {:.3} us, GPU {:.3} us, transfer {:.3} us; splitting a layer: {:.1} us, pays from {} neurons on\n\
          {}\
          solved in {:.1} ms in batches of {}; gap to the upper bound {:.6} %\n{ilp}machine {}\n",
         printable(&c.name),
-        subject.quant.name(),
+        subject.quant,
         c.layers,
-        c.ffn,
+        match c.form.experts {
+            Some(e) => format!("{} experts, {} of them for a token", e.count, e.used),
+            None => format!("{} neurons", c.ffn),
+        },
         super::human_bytes(d.block_bytes),
+        if c.form.experts.is_some() { "n expert" } else { " neuron block" },
         slots[0],
         slots[slots.len() - 1],
         slots[slots.len() / 2],
-        c.layers * c.ffn,
-        share(all as u64, (c.layers * c.ffn) as u64),
+        c.layers * c.clusters(),
+        share(all as u64, (c.layers * c.clusters()) as u64),
         slots.iter().filter(|&&s| s > 0).count(),
+        if c.form.experts.is_some() { fixed_split(all, c) } else { String::new() },
         share(plan.objective, d.total_impact),
         printable(&subject.counted),
         d.t_cpu_us,

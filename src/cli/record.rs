@@ -1,9 +1,11 @@
 use super::model_arg::{EngineArgs, ModelArgs, check_context};
 use super::progress::{Progress, Unit};
+use super::size;
 use super::sparsity_arg;
 use crate::error::{Error, Result, human_bytes};
-use crate::formats::trace_file::EXTENSION;
+use crate::formats::trace_file::{EXTENSION, TraceFile};
 use crate::lab::record::{Request, record};
+use crate::lab::synth::experts::{ExpertTrace, MEMORY, Routing, write_experts};
 use crate::lab::synth::trace::{TraceShape, write_trace};
 use crate::open::model::free_bytes;
 use crate::predictor::Kind;
@@ -55,7 +57,41 @@ pub struct Args {
     #[arg(long, default_value_t = 1)]
     seed: u64,
     #[command(flatten)]
+    mixture: Mixture,
+    #[command(flatten)]
     engine: EngineArgs,
+}
+
+/// A made-up trace of a mixture of experts.
+#[derive(clap::Args)]
+struct Mixture {
+    /// Of --synth: the trace is of a mixture with so many experts a layer
+    #[arg(long, value_name = "N", requires_all = ["synth", "experts_used"])]
+    experts: Option<usize>,
+    /// How many of the experts a token uses
+    #[arg(long, value_name = "N", requires = "experts")]
+    experts_used: Option<usize>,
+    /// Half of the uses of experts come back within so many tokens [default: as many as come by chance]
+    #[arg(long, value_name = "TOKENS", requires = "experts")]
+    reuse: Option<f64>,
+    /// How uneven the experts are used: frequency falls with this power of the rank; 0 is flat
+    #[arg(long, default_value_t = 0.8, requires = "experts")]
+    skew: f64,
+    /// Share of the skew that each text has for itself, 0 to 1
+    #[arg(long, value_name = "SHARE", default_value_t = 0.0, requires = "experts")]
+    topics: f64,
+    /// Share of a token's experts that a router finds that looks --ahead
+    #[arg(long, value_name = "SHARE", default_value_t = 0.85, requires = "experts")]
+    recall: f64,
+    /// Layers of the mixture
+    #[arg(long, default_value_t = 16, requires = "experts")]
+    layers: usize,
+    /// Texts of the mixture's trace
+    #[arg(long, default_value_t = 8, requires = "experts")]
+    texts: usize,
+    /// Bytes of an expert
+    #[arg(long, value_name = "SIZE", value_parser = size::parse, default_value = "3MiB", requires = "experts")]
+    expert_bytes: u64,
 }
 
 const EXAMPLES: &str = "\
@@ -63,11 +99,15 @@ Examples:
   dynamicinfer record demo --text a.txt b.txt -o demo.trace
   dynamicinfer record M --text chat.txt --ahead 2 --max-tokens 2000 -o m.trace
   dynamicinfer record --synth -o paper.trace
+  dynamicinfer record --synth --experts 128 --experts-used 8 --layers 48 --reuse 2 --skew 0.5 -o moe.trace
   dynamicinfer replay demo.trace --ffn-share 0.3 0.5 --link 2 5       which neurons would have been on a GPU";
 
 pub fn run(args: Args) -> Result<()> {
     if args.output.extension().is_none_or(|e| e != EXTENSION) {
         return Err(Error::Usage(format!("-o {}: take a name that ends in .{EXTENSION}", args.output.display())));
+    }
+    if let (Some(experts), Some(used)) = (args.mixture.experts, args.mixture.experts_used) {
+        return mixture(&args, experts, used);
     }
     let progress = Progress::new("recording", Unit::Tokens);
     if args.synth {
@@ -139,6 +179,41 @@ pub fn run(args: Args) -> Result<()> {
             100.0 * share
         );
     }
+    Ok(())
+}
+
+/// Makes a trace of a mixture up, and says how its experts are used.
+fn mixture(args: &Args, experts: usize, used: usize) -> Result<()> {
+    let m = &args.mixture;
+    let shape = ExpertTrace {
+        layers: m.layers,
+        experts,
+        used,
+        texts: m.texts,
+        tokens_per_text: args.max_tokens.unwrap_or(200),
+        reuse: m.reuse,
+        skew: m.skew,
+        topics: m.topics,
+        memory: MEMORY,
+        recall: m.recall,
+        ahead: args.ahead,
+        block_bytes: m.expert_bytes as usize,
+        seed: args.seed,
+    };
+    shape.check()?;
+    announce(&args.output, shape.bytes())?;
+    let progress = Progress::new("making a trace up", Unit::Tokens);
+    write_experts(&shape, &args.output, |done, all| progress.step(done, all))?;
+    progress.finish();
+    let r = Routing::of(&TraceFile::open(&args.output)?);
+    eprintln!(
+        "{} written: half of the uses come back within {:.2} tokens, skew {:.2}, in a text {:.2}, {:.1} % foreseen",
+        args.output.display(),
+        r.reuse,
+        r.skew,
+        r.skew_in_text,
+        100.0 * r.recall
+    );
     Ok(())
 }
 

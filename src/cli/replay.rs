@@ -6,6 +6,7 @@ use crate::formats::profile_file;
 use crate::formats::trace_file::TraceFile;
 use crate::lab::clusters::computed_share;
 use crate::lab::replay::{self, Outcome, ReplayOptions, bound, frequencies, likeness};
+use crate::lab::synth::experts::Routing;
 use crate::placement::policy::{self, PlacementPolicy as Placement};
 use crate::profile::Profile;
 use crate::scheduler::Policy;
@@ -87,6 +88,8 @@ fn parse_placement(text: &str) -> std::result::Result<Placement, String> {
 #[derive(Serialize)]
 struct Row {
     ffn_share: f64,
+    /// Share of the uses on the device with whole layers of experts there.
+    whole_layers: f64,
     link_percent: f64,
     /// None for the bound.
     policy: Option<Policy>,
@@ -112,6 +115,9 @@ struct Report<'a> {
     cost: f64,
     /// Sizes of clusters, and the share of the neurons that lie in one with an active neuron.
     clusters: Vec<(usize, f64)>,
+    /// Of a mixture: how many experts a token uses, and how they are used.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    experts: Option<(usize, Routing)>,
     rows: Vec<Row>,
 }
 
@@ -158,10 +164,11 @@ pub fn run(args: Args) -> Result<()> {
     for &share in &args.ffn_share {
         let slots = replay::slots(&counts, share);
         let placed = policy::neurons(args.placement, &counts, &slots, args.seed);
+        let whole_layers = replay::whole_layers(h, &slots);
         for &percent in &args.link {
             let link = percent / 100.0 * h.ffn as f64;
             for &policy in &policies {
-                let mut rules = policy.rules();
+                let mut rules = replay::rules(policy, h);
                 rules.lambda = args.lambda.filter(|_| rules.lambda > 0.0).unwrap_or(rules.lambda);
                 rules.decay = args.decay.unwrap_or(rules.decay);
                 rules.margin = args.margin.unwrap_or(rules.margin);
@@ -179,13 +186,14 @@ pub fn run(args: Args) -> Result<()> {
                 };
                 let outcome = replay::replay(&trace, &setting);
                 let gpu_share = outcome.gpu_share();
-                rows.push(Row { ffn_share: share, link_percent: percent, policy: Some(policy), gpu_share, outcome });
+                let policy = Some(policy);
+                rows.push(Row { ffn_share: share, whole_layers, link_percent: percent, policy, gpu_share, outcome });
                 progress.step(rows.len() as u64, all)?;
             }
             let active = rows.last().expect("there is a policy").outcome.active;
             let outcome = Outcome { active, hits: bound(&trace, skip, &slots, &placed, link), ..Outcome::default() };
             let gpu_share = outcome.gpu_share();
-            rows.push(Row { ffn_share: share, link_percent: percent, policy: None, gpu_share, outcome });
+            rows.push(Row { ffn_share: share, whole_layers, link_percent: percent, policy: None, gpu_share, outcome });
             progress.step(rows.len() as u64, all)?;
         }
     }
@@ -204,6 +212,7 @@ pub fn run(args: Args) -> Result<()> {
         placement: if args.placement == Placement::Static { "static" } else { "random" },
         cost: args.cost,
         clusters: args.clusters.iter().map(|&size| (size, computed_share(&trace, &history, skip, size))).collect(),
+        experts: h.experts_used.map(|used| (used, Routing::of(&trace))),
         rows,
     };
     if let Some(dir) = &args.plot {
@@ -236,7 +245,9 @@ fn table(report: &Report<'_>, policies: &[Policy]) -> String {
     table.load_style(comfy_table::presets::ASCII_MARKDOWN);
     let head = ["in VRAM", "link"].into_iter().map(String::from);
     let names = policies.iter().map(|p| p.name().to_owned());
-    table.set_header(head.chain(names).chain(["bound".into(), "gap closed".into()]));
+    let layers = report.experts.map(|_| "layers".to_owned());
+    table.set_header(head.chain(layers).chain(names).chain(["bound".into(), "gap closed".into()]));
+    let experts = report.experts.is_some();
     for rows in report.rows.chunks_exact(policies.len() + 1) {
         let of = |policy: Option<Policy>| rows.iter().find(|r| r.policy == policy).map(|r| r.gpu_share);
         let closed = match (of(Some(Policy::Static)), of(Some(Policy::Full)), of(None)) {
@@ -245,6 +256,7 @@ fn table(report: &Report<'_>, policies: &[Policy]) -> String {
         };
         let percent = |share: f64| format!("{:.1}", 100.0 * share);
         let mut cells = vec![format!("{:.0} %", 100.0 * rows[0].ffn_share), format!("{} %", rows[0].link_percent)];
+        cells.extend(experts.then(|| percent(rows[0].whole_layers)));
         cells.extend(rows.iter().map(|r| percent(r.gpu_share)));
         cells.push(closed);
         table.add_row(cells);
@@ -260,17 +272,31 @@ fn table(report: &Report<'_>, policies: &[Policy]) -> String {
         false => format!("In clusters with an active neuron, {}\n", clusters.join(", ")),
     };
     format!(
-        "{}: {} tokens of {} texts, {} layers of {} neurons; {} looks {} ahead. Neighbouring tokens are {:.3} apart{}.\nActive \
+        "{}: {} tokens of {} texts, {} layers of {} {}; {} looks {} ahead. Neighbouring tokens are {:.3} apart{}.\n{}Active \
          neurons computed on the device, %; gap closed: by full, between static and the bound\n{table}\n{clusters}",
         report.model,
         report.tokens,
         report.texts,
         report.layers,
         report.neurons,
+        if experts { "experts" } else { "neurons" },
         report.predictor,
         report.ahead,
         report.token_distance,
         report.text_distance.map_or(String::new(), |d| format!(", texts {d:.3}")),
+        report.experts.map_or(String::new(), |(used, routing)| routed(used, &routing)),
+    )
+}
+
+/// How experts are used.
+fn routed(used: usize, r: &Routing) -> String {
+    format!(
+        "A token uses {used} of a layer's experts: half of the uses come back within {:.1} tokens; skew {:.2}, in a text {:.2}; {:.0} % of \
+         them are foreseen. An expert counts as a neuron here; layers: whole layers of experts in VRAM.\n",
+        r.reuse,
+        r.skew,
+        r.skew_in_text,
+        100.0 * r.recall
     )
 }
 

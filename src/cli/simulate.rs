@@ -15,7 +15,7 @@ use crate::lab::simulate::calibration::{Statistics, calibrate};
 use crate::lab::simulate::case::{Case, POSITION, PREDICTOR_SHARE};
 use crate::lab::simulate::papers::{Published, SET_UPS, SetUp};
 use crate::lab::simulate::{Calls, Outcome};
-use crate::lab::synth::shape;
+use crate::lab::synth::{footprint, shape};
 use crate::lab::synth::trace::{TraceShape, write_trace};
 use crate::model::KvType;
 use crate::placement::PlacementPolicy as Placement;
@@ -44,13 +44,13 @@ pub struct Args {
     /// Model whose sizes are taken: a Hugging Face directory, a .gguf, a packed .neurons file, or `demo`
     #[arg(group = "what")]
     pub model: Option<PathBuf>,
-    /// Model that is not here: llama-7b, llama-13b or llama-70b
+    /// Model that is not here: llama-7b, or a mixture (with --trace) such as qwen3-30b-a3b; a wrong name lists them
     #[arg(long, value_name = "NAME", group = "what")]
     pub shape: Option<String>,
     /// The set-ups of DynamicInfer 5, beside what it published
     #[arg(long, group = "what", conflicts_with_all = ["trace", "vram", "machine", "active"])]
     pub papers: bool,
-    /// Type of the weights: f32, f16, q8_0 or q4_0 [default: nearest to the model's; of a shape f16]
+    /// Type of the weights: f32, f16, q8_0 or q4_0 [default: nearest to the model's; of a shape f16, a mixture's own 4 bits]
     #[arg(long)]
     pub quant: Option<Quant>,
     /// Machine profile: its name, or a .toml file [default: `default`, else measured now]
@@ -231,8 +231,8 @@ fn assumptions(case: &Case<'_>, rows: &[Row], published: &Published) -> Result<V
 fn given(args: &Args) -> Result<Report> {
     let (name, real) = match (&args.shape, &args.model) {
         (Some(name), _) => {
-            let quant = args.quant.unwrap_or(Quant::F16);
-            (format!("{name} {}", quant.name()), Footprint::of_shape(&shape(name)?, quant, CONTEXT, KvType::F16))
+            let (real, quant) = footprint(name, args.quant, CONTEXT, KvType::F16)?;
+            (format!("{name} {quant}"), real)
         }
         (None, Some(model)) => {
             let model = ModelArgs { model: model.clone(), quant: args.quant, activation: None }.open_for_device()?;
@@ -243,6 +243,10 @@ fn given(args: &Args) -> Result<Report> {
     };
     let trace = match &args.trace {
         Some(path) => TraceFile::open(path)?,
+        None if real.experts_used.is_some() => {
+            let why = "--trace: a mixture needs one; `record --synth --experts` makes it";
+            return Err(Error::Usage(why.into()));
+        }
         None => synthetic_trace(args.active, args.lookahead, args.seed)?,
     };
     let machine = machine_arg::find(args.machine.as_deref())?;
@@ -254,7 +258,8 @@ fn given(args: &Args) -> Result<Report> {
 }
 
 fn case<'a>(args: &Args, trace: &'a TraceFile, machine: &'a MachineProfile, real: &'a Footprint) -> Case<'a> {
-    let dense = args.threshold == Some(0.0);
+    // A mixture's router is its predictor.
+    let dense = args.threshold == Some(0.0) || real.experts_used.is_some();
     let share = args.predictor_share.unwrap_or(if dense { 0.0 } else { PREDICTOR_SHARE });
     let all = real.attention_bytes + real.ffn_bytes() + real.head_bytes;
     Case {
@@ -421,7 +426,7 @@ fn tables(r: &Report) -> String {
         moves.add_row([name, ms(p.ffn_device), ms(p.ffn_cpu), moved, percent(o.moving)]);
     }
     let tables = [speeds, times, moves].map(|table| format!("{table}\n")).join("\n");
-    format!("{tables}N layers: dense, N whole layers on the GPU and the others on the CPU, as llama.cpp.\n")
+    format!("{tables}N layers: dense, N whole layers (of a mixture: their experts) on the GPU and the others on the CPU, as llama.cpp.\n")
 }
 
 /// Columns of a table at most, also where no terminal says how many there are: a narrow one's.

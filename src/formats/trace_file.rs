@@ -26,10 +26,13 @@ pub struct Header {
     pub model: String,
     /// Layers of the model.
     pub layers: usize,
-    /// Neurons per layer.
+    /// Neurons per layer, or experts of a mixture.
     pub ffn: usize,
     /// Bytes of a neuron block, for a replay's times.
     pub block_bytes: usize,
+    /// Of a mixture, whose experts stand for neurons here: how many of them a token uses. `None` where they are neurons.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub experts_used: Option<usize>,
     /// `ahead.L` was predicted from the residual so many layers before layer L.
     pub ahead: usize,
     /// The kind of predictor that the probabilities are of, for people.
@@ -103,7 +106,8 @@ impl Header {
         sections::check_bounds(&[
             ("layers", self.layers, 1 << 12),
             ("ffn", self.ffn, 1 << 20),
-            ("block_bytes", self.block_bytes, 1 << 24),
+            ("block_bytes", self.block_bytes, 1 << 28),
+            ("experts_used", self.experts_used.unwrap_or(1), self.ffn),
             ("ahead", self.ahead, 1 << 12),
         ])?;
         if self.texts.is_empty() || self.texts.len() > MAX_TEXTS {

@@ -43,6 +43,7 @@ impl Request {
             layers: c.layers,
             ffn: c.clusters(),
             block_bytes: model.layers[0].ffn.cluster_bytes() as usize,
+            experts_used: c.form.experts.map(|experts| experts.used),
             ahead: self.ahead,
             predictor: self.predictor.as_ref().map_or("router", |predictor| predictor.kind().name()).into(),
             // A router's experts have probability 1, all others 0.

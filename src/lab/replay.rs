@@ -7,7 +7,7 @@
 
 pub use super::trace_run::active;
 use super::trace_run::{Clock, Copies, OwnedDecision, TraceRun};
-use crate::formats::trace_file::{TraceFile, TraceSection};
+use crate::formats::trace_file::{Header, TraceFile, TraceSection};
 use crate::ids::PublishedId;
 use crate::scheduler::thresholds::LossWeight;
 use crate::scheduler::{self, Policy, Rules};
@@ -101,6 +101,17 @@ pub fn replay_with(
     outcome
 }
 
+/// The rules with which a policy works on what the trace has: neurons, or the experts of a mixture.
+pub fn rules(policy: Policy, header: &Header) -> Rules {
+    if header.experts_used.is_some() { policy.rules().for_clusters() } else { policy.rules() }
+}
+
+/// Share of the uses that are computed on the device where whole layers of experts lie there, as many as fit into the slots
+/// (llama.cpp's `--n-cpu-moe`), 0 to 1: each layer has as many uses as any other.
+pub fn whole_layers(header: &Header, slots: &[usize]) -> f64 {
+    (slots.iter().sum::<usize>() / header.ffn) as f64 / header.layers as f64
+}
+
 fn start<'a>(trace: &'a TraceFile, setting: &ReplayOptions) -> TraceRun<'a> {
     let h = trace.header();
     let gb_s = setting.link * h.block_bytes as f64 / LAYER_NS;
@@ -119,7 +130,8 @@ fn start<'a>(trace: &'a TraceFile, setting: &ReplayOptions) -> TraceRun<'a> {
         move_cost: Some(setting.cost),
         seed: setting.seed,
     };
-    let copies = Copies { block_bytes: h.block_bytes as f64, gb_s, start_ns: 0.0, apart: false };
+    // Experts are large enough to be sent one by one.
+    let copies = Copies { block_bytes: h.block_bytes as f64, gb_s, start_ns: 0.0, apart: h.experts_used.is_some() };
     TraceRun::new(trace, scheduling, &setting.slots, setting.thresholds.clone(), copies)
 }
 

@@ -21,9 +21,11 @@ pub struct Footprint {
     pub layers: usize,
     /// Hidden size.
     pub hidden: usize,
-    /// Neurons per layer.
+    /// What is placed of each layer: its neurons, or the experts of a mixture.
     pub ffn: usize,
-    /// Bytes of one neuron block.
+    /// Of a mixture, how many experts a token uses; `None` where neurons are placed.
+    pub experts_used: Option<usize>,
+    /// Bytes of one neuron block, or of one expert.
     pub block_bytes: u64,
     /// Bytes of the query, key, value and output matrices of all layers, with all their norms and biases.
     pub attention_bytes: u64,
@@ -37,12 +39,23 @@ pub struct Footprint {
     pub kv_bytes: u64,
 }
 
+/// Bits that a weight takes, scales included, where a model is of several types.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Bits {
+    /// Of experts or neurons.
+    pub experts: f64,
+    /// Of attention.
+    pub others: f64,
+    /// Of embedding and head.
+    pub edges: f64,
+}
+
 impl Footprint {
     /// The sizes of a packed model, with keys and values of type `kv` for `context` tokens.
     pub fn of_model(model: &Model, context: usize, kv: KvType) -> Footprint {
         let layers = model.layers.iter();
         Footprint {
-            block_bytes: model.layers[0].block().bytes() as u64,
+            block_bytes: model.layers[0].ffn.cluster_bytes(),
             attention_bytes: layers.map(|l| l.qkv.bytes() + l.o.bytes()).sum::<u64>() + small_bytes(&model.config),
             embeddings_bytes: if model.config.tied { 0 } else { model.embed.bytes() }
                 + model.positions.map_or(0, |p| p.bytes()),
@@ -62,13 +75,28 @@ impl Footprint {
         Footprint {
             layers: c.layers,
             hidden: c.hidden,
-            ffn: c.ffn,
-            block_bytes: BlockLayout::new(c.ffn_kind, quant, c.hidden).bytes() as u64,
+            ffn: c.clusters(),
+            experts_used: c.form.experts.map(|experts| experts.used),
+            block_bytes: (BlockLayout::new(c.ffn_kind, quant, c.hidden).bytes() * of_cluster(c)) as u64,
             attention_bytes: (c.layers * attention) as u64 + small_bytes(c),
             embeddings_bytes: if c.tied { 0 } else { edge } + positions as u64,
             head_bytes: edge + norm_bytes(c),
             buffers_bytes: buffers_bytes(c),
             kv_bytes: KvCache::bytes_for(c, context, kv),
+        }
+    }
+
+    /// The sizes of a model whose weights take so many bits, about: what a row is rounded up to is left out.
+    pub fn of_bits(c: &ModelConfig, bits: Bits, context: usize, kv: KvType) -> Footprint {
+        let bytes = |weights: usize, bits: f64| (weights as f64 * bits / 8.0).round() as u64;
+        let attention = c.layers * c.hidden * (c.qkv_dim() + c.q_dim());
+        let edge = bytes(c.vocab * c.hidden, bits.edges);
+        Footprint {
+            block_bytes: bytes(of_cluster(c) * c.ffn_kind.rows() * c.hidden, bits.experts),
+            attention_bytes: bytes(attention, bits.others) + small_bytes(c),
+            embeddings_bytes: if c.tied { 0 } else { edge },
+            head_bytes: edge + norm_bytes(c),
+            ..Footprint::of_shape(c, Quant::Q8, context, kv)
         }
     }
 
@@ -78,17 +106,23 @@ impl Footprint {
     }
 }
 
+/// Neurons that are placed as one.
+fn of_cluster(c: &ModelConfig) -> usize {
+    if c.form.experts.is_some() { c.ffn } else { 1 }
+}
+
 /// One norm: weight and, for LayerNorm, bias, in f32.
 fn norm_bytes(c: &ModelConfig) -> u64 {
     (c.hidden * 4 * if matches!(c.norm, Norm::Layer(_)) { 2 } else { 1 }) as u64
 }
 
-/// Two norms and the biases of each layer, in f32.
+/// Two norms, the biases and the router of each layer, in f32.
 fn small_bytes(c: &ModelConfig) -> u64 {
     let there = |yes: bool, numbers: usize| if yes { numbers } else { 0 };
     let biases =
         there(c.attention_bias, c.qkv_dim()) + there(c.output_bias, c.hidden) + there(c.ffn_bias, c.ffn + c.hidden);
-    c.layers as u64 * (2 * norm_bytes(c) + 4 * biases as u64)
+    let router = c.form.experts.map_or(0, |experts| experts.count * c.hidden);
+    c.layers as u64 * (2 * norm_bytes(c) + 4 * (biases + router) as u64)
 }
 
 /// Everything that a pass needs besides weights: the engine's workspace for as many tokens as a prompt's chunk has; room for blocks that
@@ -96,7 +130,7 @@ fn small_bytes(c: &ModelConfig) -> u64 {
 /// the biases of up, for neurons that are in no slot.
 fn buffers_bytes(c: &ModelConfig) -> u64 {
     let biases = if c.ffn_bias { c.layers * c.ffn } else { 0 };
-    workspace_bytes(c) + streamed_bytes(c) + 4 * (c.layers * c.ffn + biases) as u64
+    workspace_bytes(c) + streamed_bytes(c) + 4 * (c.layers * c.clusters() + biases) as u64
 }
 
 /// Bytes for blocks that are copied for a prompt's chunk: what the chunk's activations would take if all were kept. That is a few hundred
@@ -302,7 +336,11 @@ pub fn plan(footprint: &Footprint, counts: &[Vec<u64>], machine: &MachineProfile
     let costs = Costs::of(machine, f.block_bytes, f.hidden);
     let least = min_neurons(&costs, f.ffn);
     let failed = |why: String| Error::Failed(format!("the placement cannot be planned: {why}"));
-    let problem = Problem::new(counts, f.block_bytes, least).map_err(failed)?;
+    let problem = match f.experts_used {
+        None => Problem::new(counts, f.block_bytes, least),
+        Some(_) => Problem::in_batches(counts, f.block_bytes, least, 1),
+    };
+    let problem = problem.map_err(failed)?;
     let ffn_budget = room.min(wanted);
     let start = clock::now();
     let Solution { batches, impact } = solve(&problem, ffn_budget);

@@ -36,6 +36,20 @@ impl Problem {
     /// The reason in words, where layers differ in size or are empty, or the counts are too large to add up.
     pub fn new(counts: &[Vec<u64>], neuron_bytes: u64, min_neurons: usize) -> Result<Problem, String> {
         let neurons = counts.first().map_or(0, Vec::len);
+        Problem::in_batches(counts, neuron_bytes, min_neurons, batch_size(counts.len(), neurons.max(1)))
+    }
+
+    /// As [`Problem::new`], in batches of `batch` neurons, which divides those of a layer: experts are placed one by one.
+    ///
+    /// # Errors
+    /// Those of [`Problem::new`].
+    pub fn in_batches(
+        counts: &[Vec<u64>],
+        neuron_bytes: u64,
+        min_neurons: usize,
+        batch: usize,
+    ) -> Result<Problem, String> {
+        let neurons = counts.first().map_or(0, Vec::len);
         if neurons == 0 || neuron_bytes == 0 {
             return Err("there are no neurons to place".into());
         }
@@ -44,7 +58,6 @@ impl Problem {
         }
         let too_large = "the counts are too large to be added up";
         counts.iter().flatten().try_fold(0u64, |sum, &v| sum.checked_add(v)).ok_or(too_large)?;
-        let batch = batch_size(counts.len(), neurons);
         let layers: Vec<LayerProblem> = counts
             .iter()
             .map(|counts| {

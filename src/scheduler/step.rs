@@ -116,6 +116,10 @@ struct Layer {
     balancer: Option<(f32, Balancer)>,
 }
 
+/// How much more than computing it once a cluster's move must win. It is on its way for about as long as a layer takes, mostly while the
+/// CPU's part reads memory; it may come too late for the use that it was foreseen for; and for all that time its slot is of no use.
+const CLUSTER_COST: f64 = 3.0;
+
 /// Decides for all layers. Knows no thread, device or clock.
 pub struct Scheduler {
     rules: Rules,
@@ -157,7 +161,7 @@ impl Scheduler {
         let ahead = setting.ahead.max(1);
         Scheduler {
             rules: setting.rules,
-            policy: setting.policy.start(layers, ffn),
+            policy: setting.policy.start(layers, ffn, &setting.rules),
             loss: setting.loss,
             ahead,
             predicts: setting.predicts,
@@ -181,7 +185,7 @@ impl Scheduler {
 
     /// Changes the policy from the next step on; frequencies are kept.
     pub fn set_policy(&mut self, policy: Policy, rules: Rules) {
-        self.policy = policy.start(self.layers.len(), self.here.len());
+        self.policy = policy.start(self.layers.len(), self.here.len(), &rules);
         self.rules = rules;
         // The engine has gone back to single thresholds already.
         if !rules.thresholds {
@@ -237,10 +241,16 @@ impl Scheduler {
             decide(Decision { layer: seen.layer, moves, thresholds: None });
         }
         if layer + 1 == self.layers.len() {
-            self.gain.token(self.move_cost.unwrap_or(self.rates.cpu_share()));
+            self.gain.token(self.cost());
             self.window.token();
             self.token = self.token.wrapping_add(1);
         }
+    }
+
+    /// What a move costs in hits.
+    fn cost(&self) -> f64 {
+        let share = self.move_cost.unwrap_or(self.rates.cpu_share());
+        if self.rules.clusters { CLUSTER_COST * share } else { share }
     }
 
     /// A pass begins.
@@ -278,7 +288,7 @@ impl Scheduler {
         let hits = seen.computed.iter().filter(|n| here[n.index()]).count();
         let of_static = seen.computed.iter().filter(|n| layer.is_static[n.index()]).count();
         gain.layer(hits as u64, of_static as u64);
-        let at = layer.state(seen.layer.index(), device.slots, None, &[], *token, rules);
+        let at = layer.state(seen.layer.index(), device.slots, (None, &[]), *token, 0.0, rules);
         policy.computed(&at, seen.computed);
     }
 
@@ -320,11 +330,14 @@ impl Scheduler {
         if !self.rules.moves {
             return &self.moves;
         }
-        let most = (self.window.room(under_way) / self.block_bytes) as usize;
-        let moving = self.moving();
+        let most = match self.rules.clusters {
+            false => (self.window.room(under_way) / self.block_bytes) as usize,
+            true => self.window.blocks(under_way, self.block_bytes),
+        };
+        let (moving, move_cost) = (self.moving(), self.cost() as f32);
         let Scheduler { layers, policy, scratch, moves, token, rules, .. } = self;
         let f = self.sequences.frequencies(layer, sequences);
-        let at = layers[layer].state(layer, slots, probabilities, f, *token, rules);
+        let at = layers[layer].state(layer, slots, (probabilities, f), *token, move_cost, rules);
         if moving {
             policy.choose(&at, most, scratch, moves);
         } else {
@@ -336,6 +349,7 @@ impl Scheduler {
         }
         log::moves(&at, moving, most, moves);
         self.gain.moved(if moving { moves.len() } else { 0 });
+        self.window.sent(moves.len() as u64 * self.block_bytes);
         &self.moves
     }
 }
@@ -345,12 +359,12 @@ impl Layer {
         &'a self,
         layer: usize,
         slots: &'a [Slot],
-        probabilities: Option<&'a [u8]>,
-        frequencies: &'a [f32],
+        (probabilities, frequencies): (Option<&'a [u8]>, &'a [f32]),
         token: u32,
+        move_cost: f32,
         rules: &'a Rules,
     ) -> LayerState<'a> {
-        LayerState { layer, slots, probabilities, frequencies, last: &self.last, token, rules }
+        LayerState { layer, slots, probabilities, frequencies, last: &self.last, token, move_cost, rules }
     }
 }
 

@@ -10,6 +10,8 @@ pub struct Window {
     ahead: usize,
     /// Tokens for which only [`CAREFUL_SHARE`] of the window is used.
     careful: usize,
+    /// Bytes that were sent and that the link, at its rate, cannot have carried yet.
+    queued: f64,
 }
 
 /// Weight of a new measurement: the rate is about the mean of the last twenty layers.
@@ -23,7 +25,7 @@ impl Window {
     /// `bytes_per_layer`: what the link carries while a layer is computed, until it is measured. `ahead`: layers from a prediction to its
     /// use.
     pub fn new(bytes_per_layer: f64, ahead: usize) -> Window {
-        Window { per_layer: bytes_per_layer, ahead: ahead.max(1), careful: CAREFUL_TOKENS }
+        Window { per_layer: bytes_per_layer, ahead: ahead.max(1), careful: CAREFUL_TOKENS, queued: 0.0 }
     }
 
     /// A sequence begins: its prompt and first tokens are no time to fill the link.
@@ -40,6 +42,7 @@ impl Window {
     pub fn measured(&mut self, layer_ns: f64, gb_s: f64) {
         let now = layer_ns * gb_s;
         if now.is_finite() && now >= 0.0 {
+            self.queued = (self.queued - now).max(0.0);
             self.per_layer += FOLLOW * (now - self.per_layer);
         }
     }
@@ -47,6 +50,21 @@ impl Window {
     /// Bytes that the link carries while a layer is computed, as measured so far.
     pub fn bytes_per_layer(&self) -> f64 {
         self.per_layer
+    }
+
+    /// So many bytes are put on the link.
+    pub fn sent(&mut self, bytes: u64) {
+        self.queued += bytes as f64;
+    }
+
+    /// How many blocks of `bytes` may be added when `under_way` bytes are on the link, where a block may be larger than what the link
+    /// carries during a layer: one at least, once what is queued will have been carried when the next layer begins. An expert that comes
+    /// late for its layer is counted as under way until the layer's next use, a token later, so that what the link cannot have left
+    /// undone is not counted.
+    pub fn blocks(&self, under_way: u64, bytes: u64) -> usize {
+        let under_way = (under_way as f64).min(self.queued);
+        let one = usize::from(self.queued < self.per_layer);
+        one.max((self.room(under_way as u64) / bytes.max(1)) as usize)
     }
 
     /// Bytes that may be added when `under_way` bytes are on the link; 0 if it is full.

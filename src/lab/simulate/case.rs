@@ -1,10 +1,10 @@
 //! One model on one machine with one memory budget: its plan, and the simulated result of a policy.
 
-use super::{Calls, Outcome, SimulateOptions, layer_offload, scaled, simulate};
+use super::{Calls, Outcome, SimulateOptions, experts_offload, layer_offload, scaled, simulate};
 use crate::error::{Error, Result};
 use crate::formats::machine_profile::MachineProfile;
 use crate::formats::trace_file::TraceFile;
-use crate::lab::replay::frequencies;
+use crate::lab::replay::{frequencies, rules};
 use crate::placement::memory_plan::{Footprint, KvPlace, Request, plan};
 use crate::placement::policy::{self, PlacementPolicy as Placement};
 use crate::scheduler::Policy;
@@ -71,6 +71,13 @@ impl Case<'_> {
     /// text; [`Error::Interrupted`] after Ctrl-C.
     pub fn run(&self, policy: Policy) -> Result<Outcome> {
         let h = self.trace.header();
+        if (h.experts_used, self.real.experts_used.map(|_| h.ffn)) != (self.real.experts_used, h.experts_used.map(|_| self.real.ffn)) {
+            return Err(Error::Usage(format!(
+                "the trace has {}, the model {}; record one of such a model",
+                parts(h.experts_used, h.ffn),
+                parts(self.real.experts_used, self.real.ffn)
+            )));
+        }
         let skip = Case::skip(self.trace)?;
         let history = frequencies(self.trace, |text| text < skip);
         let counts: Vec<Vec<u64>> =
@@ -108,7 +115,7 @@ impl Case<'_> {
             machine: self.machine,
             real: self.real,
             policy,
-            rules: policy.rules(),
+            rules: rules(policy, h),
             slots,
             placed,
             history,
@@ -125,8 +132,18 @@ impl Case<'_> {
         simulate(self.trace, &setting)
     }
 
-    /// Dense decoding with whole layers on the device, for comparison: ms per token, and the number of layers on the device.
+    /// Decoding with whole layers on the device, for comparison: ms per token, and the number of layers on the device. Of a mixture these are
+    /// layers of experts.
     pub fn layer_offload(&self) -> (f64, usize) {
-        layer_offload(self.real, self.machine, self.vram.unwrap_or(0), self.kv_read())
+        let of = if self.real.experts_used.is_some() { experts_offload } else { layer_offload };
+        of(self.real, self.machine, self.vram.unwrap_or(0), self.kv_read())
+    }
+}
+
+/// What a layer consists of, in words.
+fn parts(experts_used: Option<usize>, n: usize) -> String {
+    match experts_used {
+        None => "neurons".into(),
+        Some(used) => format!("{used} of {n} experts"),
     }
 }

@@ -8,6 +8,8 @@
 //! gets a layer after its neurons were chosen, its decisions are sent over the link when the next layer begins, and it knows rates
 //! from what device and cache have counted by then.
 //!
+//! Of a mixture an expert stands where a neuron stands elsewhere: the CPU computes those that are missing, and waits for none.
+//!
 //! A trace may be smaller than the model: [`scaled`] makes each of its neurons and layers stand for several.
 
 pub mod assumption;
@@ -38,6 +40,7 @@ pub fn scaled(real: &Footprint, layers: usize, ffn: usize) -> Footprint {
         layers,
         hidden: real.hidden,
         ffn,
+        experts_used: real.experts_used,
         block_bytes: (real.block_bytes as f64 * real.ffn as f64 / ffn as f64).round() as u64,
         attention_bytes: part(real.attention_bytes),
         embeddings_bytes: part(real.embeddings_bytes),
@@ -261,6 +264,8 @@ impl<'a> Simulation<'a> {
             seed: setting.seed,
         };
         let (apart, each) = match setting.calls {
+            // An expert is a copy by itself.
+            _ if h.experts_used.is_some() => (true, scale.neurons),
             Calls::PerDecision => (false, 1.0),
             Calls::PerNeuron => (true, scale.neurons),
         };
@@ -408,4 +413,18 @@ pub fn layer_offload(real: &Footprint, machine: &MachineProfile, vram: u64, kv_r
     let host = (layers - on) as f64 * (read / machine.dram_gb_s + 4e3 * machine.call_us);
     let sync = if on < layers { machine.sync_us * 1e3 } else { 0.0 };
     ((device + host + sync) / 1e6, on as usize)
+}
+
+/// Decoding a mixture with attention on the device and the experts of as many whole layers as `vram` bytes hold beside (llama.cpp's
+/// `--n-cpu-moe`): ms per token, and the number of these layers. A token reads `kv_read` bytes of keys and values from host memory.
+pub fn experts_offload(real: &Footprint, machine: &MachineProfile, vram: u64, kv_read: u64) -> (f64, usize) {
+    let always = real.attention_bytes + real.head_bytes;
+    let room = vram.saturating_sub(always + real.buffers_bytes);
+    let on = (room / (real.block_bytes * real.ffn as u64)).min(real.layers as u64);
+    let read = real.block_bytes as f64 * real.experts_used.unwrap_or(real.ffn) as f64;
+    // Bytes over GB/s are nanoseconds.
+    let device = (always as f64 + on as f64 * read) / machine.device_gb_s + kv_read as f64 / machine.dram_gb_s;
+    let wait = 1e3 * (machine.call_us + Costs::of(machine, real.block_bytes, real.hidden).t_sync_us);
+    let host = (real.layers as u64 - on) as f64 * (read / machine.dram_gb_s + wait);
+    ((device + host) / 1e6, on as usize)
 }

@@ -1,13 +1,16 @@
 //! Models with random weights, of any shape: for measuring speed without a download. They are written directly as a neuron store, or as a
 //! GGUF that other programs read, too. With a given share of active neurons they are sparse as `sparse` describes.
 
+pub mod experts;
 mod noise;
 mod predict;
+mod shapes;
 mod sparse;
 pub mod trace;
 mod weights;
 
 pub use self::predict::{Distance, Draft, Statistics, pack_draft, write_predictor};
+pub use self::shapes::{footprint, shape};
 
 use self::noise::{SEGMENT, Stream};
 use self::sparse::Sparse;
@@ -30,39 +33,6 @@ const THETA: f32 = 10_000.0;
 const EPSILON: f32 = 1e-5;
 /// Version of the generator, part of a store's fingerprint; raised when the same shape and seed give other weights.
 const RECIPE: u32 = 2;
-
-/// Shapes of ReLU LLaMAs that can be planned without their weights: name, hidden, layers, FFN, heads, kv heads.
-const SHAPES: [(&str, [usize; 5]); 3] = [
-    ("llama-7b", [4096, 32, 11008, 32, 32]),
-    ("llama-13b", [5120, 40, 13824, 40, 40]),
-    ("llama-70b", [8192, 80, 28672, 64, 8]),
-];
-
-/// Configuration of a model that is known by name and can be planned without its files: `llama-7b`, `llama-13b`, `llama-70b`.
-///
-/// # Errors
-/// [`Error::Usage`] for another name.
-pub fn shape(name: &str) -> Result<ModelConfig> {
-    let Some((_, [hidden, layers, ffn, heads, kv_heads])) = SHAPES.into_iter().find(|(n, _)| *n == name) else {
-        let names = SHAPES.map(|(n, _)| n).join(", ");
-        return Err(Error::Usage(format!("--shape {}: known are {names}", crate::error::excerpt(name))));
-    };
-    let activation = Activation::Relu;
-    let config = Shape {
-        hidden,
-        layers,
-        ffn,
-        heads,
-        kv_heads,
-        vocab: 32000,
-        context: 4096,
-        activation,
-        seed: 0,
-        active: None,
-        experts: None,
-    };
-    Ok(ModelConfig { name: name.into(), ..config.config()? })
-}
 
 /// Shape of a synthetic model.
 pub struct Shape {

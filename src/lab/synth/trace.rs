@@ -73,6 +73,7 @@ impl TraceShape {
             ffn: self.ffn,
             // The block size of a 7B model in f16.
             block_bytes: 3 * 4096 * 2,
+            experts_used: None,
             ahead: self.ahead,
             predictor: "made up".into(),
             thresholds: Vec::new(),

@@ -9,7 +9,7 @@ pub(super) const ENTRY: Entry = Entry {
     name: "lfu",
     about: "what is needed replaces what was computed least often of late",
     rules: Rules::REPLACING,
-    start: |layers, ffn| Box::new(Lfu { layers: vec![Counts { of: vec![0; ffn], tokens: 0 }; layers] }),
+    start: |layers, ffn, _| Box::new(Lfu { layers: vec![Counts { of: vec![0; ffn], tokens: 0 }; layers] }),
 };
 
 /// Tokens after which counts are halved: about the memory of the frequencies (0.96 a token), so that the two can be compared.

@@ -7,7 +7,7 @@ pub(super) const ENTRY: Entry = Entry {
     name: "lru",
     about: "what is needed replaces what was computed longest ago",
     rules: Rules::REPLACING,
-    start: |_, _| Box::new(Lru),
+    start: |_, _, _| Box::new(Lru),
 };
 
 struct Lru;

@@ -5,6 +5,7 @@
 
 pub mod greedy;
 
+use super::forecast::Forecast;
 use super::importance::importance;
 use crate::cache::Slot;
 use crate::ids::StoreId;
@@ -63,8 +64,8 @@ struct Entry {
     /// One line of help.
     about: &'static str,
     rules: Rules,
-    /// Makes one for a number of layers and of neurons per layer.
-    start: fn(usize, usize) -> Box<dyn ChooseMoves>,
+    /// Makes one for a number of layers and of neurons per layer, with these rules.
+    start: fn(usize, usize, &Rules) -> Box<dyn ChooseMoves>,
 }
 
 /// A policy at work on all layers. It gets every token that is decoded and chooses what moves.
@@ -91,6 +92,8 @@ pub struct LayerState<'a> {
     pub last: &'a [u32],
     /// Number of the token that is being decoded, from 1 on.
     pub token: u32,
+    /// What a move costs in hits: the share of the time, 0 to 1, in which the CPU's part reads memory.
+    pub move_cost: f32,
     /// The numbers and switches in force.
     pub rules: &'a Rules,
 }
@@ -140,9 +143,9 @@ impl Policy {
         self.entry().rules
     }
 
-    /// A policy that has seen no token, for `layers` layers of `ffn` neurons.
-    pub fn start(self, layers: usize, ffn: usize) -> Box<dyn ChooseMoves> {
-        (self.entry().start)(layers, ffn)
+    /// A policy that has seen no token, for `layers` layers of `ffn` neurons, or clusters of them where `rules` says so.
+    pub fn start(self, layers: usize, ffn: usize, rules: &Rules) -> Box<dyn ChooseMoves> {
+        (self.entry().start)(layers, ffn, rules)
     }
 }
 
@@ -170,6 +173,9 @@ impl std::str::FromStr for Policy {
     }
 }
 
+/// Tokens for which a cluster that has come is taken to stay.
+const STAYS: f32 = 6.0;
+
 /// Numbers and switches of a policy.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Rules {
@@ -187,29 +193,64 @@ pub struct Rules {
     pub gain: bool,
     /// Whether device and CPU have thresholds of their own (E.4).
     pub thresholds: bool,
+    /// The numbers are of clusters of neurons, the experts of a mixture: few, each large, and exactly so many for a token. What they are
+    /// worth is then forecast ([`super::forecast`]).
+    pub clusters: bool,
 }
 
 impl Rules {
     /// The paper's whole scheduler.
     pub const PAPER: Rules =
-        Rules { moves: true, lambda: 2.0, pinned: 0.7, decay: 0.96, margin: 0.1, gain: true, thresholds: true };
+        Rules { moves: true, lambda: 2.0, pinned: 0.7, decay: 0.96, margin: 0.1, gain: true, thresholds: true, clusters: false };
     /// Rules of policies that only choose which neuron a newcomer replaces.
     const REPLACING: Rules = Rules { thresholds: false, ..Rules::PAPER };
+
+    /// The same policy for clusters: a move is long, so that what counts is how often the cluster will be used over many tokens, and a
+    /// router's choice has no threshold.
+    pub fn for_clusters(self) -> Rules {
+        Rules {
+            clusters: true,
+            lambda: if self.lambda > 0.0 { STAYS } else { 0.0 },
+            pinned: f32::INFINITY,
+            thresholds: false,
+            ..self
+        }
+    }
 }
 
 /// Static, micro, macro and full, each of which adds something to the one before (the ablation in DynamicInfer, figure 10): the neurons of
 /// most importance, v = a + lambda f, replace those of least importance, and frequent ones stay.
-struct ByImportance;
+struct ByImportance {
+    /// Of clusters alone.
+    forecast: Option<Forecast>,
+    /// What it says of the layer, `[ffn]`.
+    coming: Vec<f32>,
+}
 
 impl ByImportance {
-    fn start(_layers: usize, _ffn: usize) -> Box<dyn ChooseMoves> {
-        Box::new(ByImportance)
+    fn start(layers: usize, ffn: usize, rules: &Rules) -> Box<dyn ChooseMoves> {
+        let forecast = rules.clusters.then(|| Forecast::new(layers, ffn));
+        Box::new(ByImportance { forecast, coming: Vec::with_capacity(ffn) })
     }
 }
 
 impl ChooseMoves for ByImportance {
+    fn computed(&mut self, at: &LayerState<'_>, neurons: &[StoreId]) {
+        if let Some(forecast) = &mut self.forecast {
+            forecast.used(at.layer, neurons.iter().map(|n| n.index()));
+        }
+    }
+
     fn choose(&mut self, at: &LayerState<'_>, most: usize, scratch: &mut Scratch, moves: &mut Vec<Move>) {
         let (f, rules) = (at.frequencies, at.rules);
+        if let Some(forecast) = &mut self.forecast {
+            forecast.of(at.layer, f, &mut self.coming);
+            importance(at.probabilities, &self.coming, rules.lambda, &mut scratch.worth);
+            // A move must win more than it costs.
+            let margin = rules.margin + at.move_cost;
+            greedy::choose(at.slots, &scratch.worth, most, margin, |_| false, |_| false, &mut scratch.lists, moves);
+            return;
+        }
         let frequent = |n: StoreId| f[n.index()] >= rules.pinned;
         // Capped below the number of slots: where nearly all would stay, nothing could come.
         let crowded = at.slots.iter().filter(|s| s.resident().is_some_and(frequent)).count() * 4 > at.slots.len() * 3;
@@ -267,7 +308,7 @@ mod testing {
     impl Story {
         pub fn new(policy: Policy, ffn: usize, held: &[u32]) -> Story {
             let (rules, scratch) = (policy.rules(), Scratch::new(ffn, 1));
-            Story { policy: policy.start(1, ffn), rules, slots: slots(held), last: vec![0; ffn], token: 0, scratch }
+            Story { policy: policy.start(1, ffn, &rules), rules, slots: slots(held), last: vec![0; ffn], token: 0, scratch }
         }
 
         /// These are computed for the next token.
@@ -283,6 +324,7 @@ mod testing {
                 frequencies: &frequencies,
                 last,
                 token: *token,
+                move_cost: 0.0,
                 rules,
             };
             policy.computed(&at, bytemuck::cast_slice(computed));
@@ -295,7 +337,7 @@ mod testing {
             neurons.iter().for_each(|&n| probabilities[n as usize] = 255);
             let (frequencies, probabilities) = (vec![0.0; last.len()], Some(&probabilities[..]));
             let at =
-                LayerState { layer: 0, slots, probabilities, frequencies: &frequencies, last, token: *token, rules };
+                LayerState { layer: 0, slots, probabilities, frequencies: &frequencies, last, token: *token, move_cost: 0.0, rules };
             let mut moves = Vec::new();
             policy.choose(&at, usize::MAX, scratch, &mut moves);
             moves.iter().for_each(|m| slots[m.slot().index()] = Slot::Resident(m.neuron()));

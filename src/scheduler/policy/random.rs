@@ -7,7 +7,7 @@ pub(super) const ENTRY: Entry = Entry {
     name: "random",
     about: "what is needed replaces anything",
     rules: Rules::REPLACING,
-    start: |_, _| Box::new(Random),
+    start: |_, _, _| Box::new(Random),
 };
 
 struct Random;

@@ -16,7 +16,7 @@ pub(super) const ENTRY: Entry = Entry {
     name: "sieve",
     about: "what is needed replaces the oldest that was not computed since a hand passed it",
     rules: Rules::REPLACING,
-    start: |layers, ffn| Box::new(Sieve { layers: (0..layers).map(|_| Queue::new(ffn)).collect() }),
+    start: |layers, ffn, _| Box::new(Sieve { layers: (0..layers).map(|_| Queue::new(ffn)).collect() }),
 };
 
 struct Sieve {
