@@ -156,3 +156,48 @@ impl Fit {
         self.weights = b;
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::prng::Prng;
+
+    /// How well what is said of 20 clusters fits how often each is used: the correlation over the last of many tokens. `chance(token)` is
+    /// that of each cluster.
+    fn fits(chance: impl Fn(usize) -> Vec<f64>) -> (f64, [f64; MEANS]) {
+        let (mut forecast, mut prng, mut said) = (Forecast::new(1, 20), Prng::new(5), Vec::new());
+        let (mut xy, mut xx, mut yy) = (0.0, 0.0, 0.0);
+        for token in 0..4000 {
+            let chance = chance(token);
+            let mean = chance.iter().sum::<f64>() / 20.0;
+            forecast.of(0, &[0.25; 20], &mut said);
+            if token > 1000 {
+                for (&said, chance) in said.iter().zip(&chance) {
+                    let (x, y) = (f64::from(said) - mean, chance - mean);
+                    (xy, xx, yy) = (xy + x * y, xx + x * x, yy + y * y);
+                }
+            }
+            let used: Vec<usize> = (0..20).filter(|&c| prng.next_f64() < chance[c]).collect();
+            forecast.used(0, used.into_iter());
+        }
+        (xy / (xx * yy).sqrt(), forecast.fit.weights)
+    }
+
+    #[test]
+    fn the_long_mean_counts_where_nothing_changes_and_short_ones_where_it_does() {
+        let still = |_| (0..20).map(|c| 0.02 * c as f64).collect();
+        let (fit, weights) = fits(still);
+        assert!(fit > 0.97 && weights[2] > 0.7, "{fit} {weights:?}");
+        // Every 40 tokens another quarter of them is needed.
+        let restless = |token: usize| (0..20).map(|c| if c / 5 == token / 40 % 4 { 0.7 } else { 0.05 }).collect();
+        let (fit, weights) = fits(restless);
+        assert!(fit > 0.75 && weights[0] + weights[1] > 0.6, "{fit} {weights:?}");
+    }
+
+    #[test]
+    fn before_anything_was_seen_it_says_what_is_known() {
+        let (mut forecast, mut said) = (Forecast::new(2, 3), Vec::new());
+        forecast.of(1, &[0.5, 0.25, 0.0], &mut said);
+        assert_eq!(said, [0.5, 0.25, 0.0]);
+    }
+}

@@ -110,4 +110,21 @@ mod tests {
         w.measured(f64::NAN, 1.0);
         assert!(w.bytes_per_layer().is_finite());
     }
+
+    #[test]
+    fn of_blocks_larger_than_a_layers_share_one_follows_the_other() {
+        let mut w = Window::new(1000.0, 1);
+        (0..CAREFUL_TOKENS).for_each(|_| w.token());
+        // What has arrived and was not taken over yet counts as under way elsewhere; here the link decides.
+        let mut sent = 0;
+        for _ in 0..100 {
+            let blocks = w.blocks(50_000, 2500);
+            assert!(blocks <= 1);
+            w.sent(2500 * blocks as u64);
+            sent += blocks;
+            w.measured(100.0, 10.0);
+        }
+        assert!((39..=41).contains(&sent), "100 layers carry 40 blocks, and {sent} were sent");
+        assert_eq!(Window::new(0.0, 1).blocks(0, 2500), 0, "a rate that is not known");
+    }
 }

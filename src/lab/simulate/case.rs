@@ -71,7 +71,9 @@ impl Case<'_> {
     /// text; [`Error::Interrupted`] after Ctrl-C.
     pub fn run(&self, policy: Policy) -> Result<Outcome> {
         let h = self.trace.header();
-        if (h.experts_used, self.real.experts_used.map(|_| h.ffn)) != (self.real.experts_used, h.experts_used.map(|_| self.real.ffn)) {
+        if (h.experts_used, self.real.experts_used.map(|_| h.ffn))
+            != (self.real.experts_used, h.experts_used.map(|_| self.real.ffn))
+        {
             return Err(Error::Usage(format!(
                 "the trace has {}, the model {}; record one of such a model",
                 parts(h.experts_used, h.ffn),

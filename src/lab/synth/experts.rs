@@ -272,10 +272,16 @@ impl ExpertTrace {
     pub fn check(&self) -> Result<()> {
         let bad = |why: String| Err(Error::Usage(why));
         if self.used == 0 || self.used >= self.experts || self.experts > 1 << 12 {
-            return bad(format!("{} of {} experts: take 1 or more, and fewer than all of at most 4096", self.used, self.experts));
+            return bad(format!(
+                "{} of {} experts: take 1 or more, and fewer than all of at most 4096",
+                self.used, self.experts
+            ));
         }
         if self.layers == 0 || self.layers > 1 << 12 || self.ahead == 0 || self.ahead >= self.layers {
-            return bad(format!("{} layers, {} ahead: take 1 ahead or more, and fewer than there are layers", self.layers, self.ahead));
+            return bad(format!(
+                "{} layers, {} ahead: take 1 ahead or more, and fewer than there are layers",
+                self.layers, self.ahead
+            ));
         }
         if self.texts == 0 || self.tokens_per_text == 0 {
             return bad("a trace has one text of one token at least".into());
@@ -284,7 +290,8 @@ impl ExpertTrace {
             let why = "take one above 0.5, and no more than half of the experts for a token";
             return bad(format!("recall {}, {} of {} experts: {why}", self.recall, self.used, self.experts));
         }
-        for (name, value, top) in [("skew", self.skew, 2.0), ("topics", self.topics, 1.0), ("recall", self.recall, 1.0)] {
+        for (name, value, top) in [("skew", self.skew, 2.0), ("topics", self.topics, 1.0), ("recall", self.recall, 1.0)]
+        {
             if !(0.0..=top).contains(&value) {
                 return bad(format!("{name} {value}: take 0 to {top}"));
             }

@@ -57,7 +57,8 @@ pub fn shape(name: &str) -> Result<ModelConfig> {
     let (activation, context) = (Activation::Relu, 4096);
     if let Some((_, [hidden, layers, ffn, heads, kv_heads])) = DENSE.into_iter().find(|(n, _)| *n == name) {
         let (vocab, active, experts) = (32000, None, None);
-        let shape = Shape { hidden, layers, ffn, heads, kv_heads, vocab, context, activation, seed: 0, active, experts };
+        let shape =
+            Shape { hidden, layers, ffn, heads, kv_heads, vocab, context, activation, seed: 0, active, experts };
         return Ok(ModelConfig { name: name.into(), ..shape.config()? });
     }
     let Some(m) = MIXTURES.iter().find(|m| m.name == name) else {
@@ -70,8 +71,7 @@ pub fn shape(name: &str) -> Result<ModelConfig> {
     let shape =
         Shape { hidden, layers, ffn, heads: 1, kv_heads: 1, vocab, context, activation, seed: 0, active, experts };
     let (count, used) = m.experts;
-    let experts =
-        Experts { count, used, scoring: Scoring::Softmax, normalised: true, reads: RouterInput::FfnNorm };
+    let experts = Experts { count, used, scoring: Scoring::Softmax, normalised: true, reads: RouterInput::FfnNorm };
     let frequencies = rope_frequencies(head_dim, 1e6, &RopeScaling::None);
     Ok(ModelConfig {
         name: name.into(),

@@ -173,8 +173,9 @@ impl std::str::FromStr for Policy {
     }
 }
 
-/// Tokens for which a cluster that has come is taken to stay.
-const STAYS: f32 = 6.0;
+/// Tokens for which a cluster that has come is taken to stay where moves cost nothing, so that what has gone can come again; where one
+/// costs a hit or more, twice as many.
+const STAYS: f32 = 3.0;
 
 /// Numbers and switches of a policy.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -200,8 +201,16 @@ pub struct Rules {
 
 impl Rules {
     /// The paper's whole scheduler.
-    pub const PAPER: Rules =
-        Rules { moves: true, lambda: 2.0, pinned: 0.7, decay: 0.96, margin: 0.1, gain: true, thresholds: true, clusters: false };
+    pub const PAPER: Rules = Rules {
+        moves: true,
+        lambda: 2.0,
+        pinned: 0.7,
+        decay: 0.96,
+        margin: 0.1,
+        gain: true,
+        thresholds: true,
+        clusters: false,
+    };
     /// Rules of policies that only choose which neuron a newcomer replaces.
     const REPLACING: Rules = Rules { thresholds: false, ..Rules::PAPER };
 
@@ -245,7 +254,8 @@ impl ChooseMoves for ByImportance {
         let (f, rules) = (at.frequencies, at.rules);
         if let Some(forecast) = &mut self.forecast {
             forecast.of(at.layer, f, &mut self.coming);
-            importance(at.probabilities, &self.coming, rules.lambda, &mut scratch.worth);
+            let lambda = rules.lambda * (1.0 + at.move_cost.min(1.0));
+            importance(at.probabilities, &self.coming, lambda, &mut scratch.worth);
             // A move must win more than it costs.
             let margin = rules.margin + at.move_cost;
             greedy::choose(at.slots, &scratch.worth, most, margin, |_| false, |_| false, &mut scratch.lists, moves);
@@ -308,7 +318,14 @@ mod testing {
     impl Story {
         pub fn new(policy: Policy, ffn: usize, held: &[u32]) -> Story {
             let (rules, scratch) = (policy.rules(), Scratch::new(ffn, 1));
-            Story { policy: policy.start(1, ffn, &rules), rules, slots: slots(held), last: vec![0; ffn], token: 0, scratch }
+            Story {
+                policy: policy.start(1, ffn, &rules),
+                rules,
+                slots: slots(held),
+                last: vec![0; ffn],
+                token: 0,
+                scratch,
+            }
         }
 
         /// These are computed for the next token.
@@ -336,8 +353,16 @@ mod testing {
             let mut probabilities = vec![0; last.len()];
             neurons.iter().for_each(|&n| probabilities[n as usize] = 255);
             let (frequencies, probabilities) = (vec![0.0; last.len()], Some(&probabilities[..]));
-            let at =
-                LayerState { layer: 0, slots, probabilities, frequencies: &frequencies, last, token: *token, move_cost: 0.0, rules };
+            let at = LayerState {
+                layer: 0,
+                slots,
+                probabilities,
+                frequencies: &frequencies,
+                last,
+                token: *token,
+                move_cost: 0.0,
+                rules,
+            };
             let mut moves = Vec::new();
             policy.choose(&at, usize::MAX, scratch, &mut moves);
             moves.iter().for_each(|m| slots[m.slot().index()] = Slot::Resident(m.neuron()));

@@ -1,0 +1,249 @@
+//! Mixtures of experts in traces, replay, simulator and plans, where an expert stands for a neuron: made-up traces are as uneven and as
+//! local as they were asked to be, and what policies and plans make of them keeps its bounds.
+
+use dynamicinfer::error::Error;
+use dynamicinfer::formats::machine_profile::MachineProfile;
+use dynamicinfer::formats::rows::Quant;
+use dynamicinfer::formats::trace_file::{TraceFile, TraceSection};
+use dynamicinfer::lab::replay::{self, ReplayOptions, active, bound, frequencies, rules};
+use dynamicinfer::lab::simulate::Calls;
+use dynamicinfer::lab::simulate::case::{Case, POSITION};
+use dynamicinfer::lab::synth::experts::{ExpertTrace, Routing, write_experts};
+use dynamicinfer::lab::synth::{footprint, shape};
+use dynamicinfer::model::KvType;
+use dynamicinfer::placement::memory_plan::{Footprint, KvPlace, Request, plan};
+use dynamicinfer::placement::policy::{self, PlacementPolicy as Placement};
+use dynamicinfer::scheduler::Policy;
+use std::path::Path;
+
+const GIB: u64 = 1 << 30;
+
+fn made(dir: &Path, shape: &ExpertTrace) -> TraceFile {
+    let path = dir.join(format!("{}-{}-{:?}-{}.trace", shape.experts, shape.seed, shape.reuse, shape.skew));
+    write_experts(shape, &path, |_, _| Ok(())).unwrap();
+    TraceFile::open(&path).unwrap()
+}
+
+/// A small trace without locality.
+fn plain() -> ExpertTrace {
+    ExpertTrace {
+        layers: 6,
+        experts: 32,
+        used: 4,
+        texts: 6,
+        tokens_per_text: 120,
+        reuse: None,
+        skew: 0.0,
+        ..Default::default()
+    }
+}
+
+#[test]
+fn every_token_has_so_many_experts_and_its_own_router_knows_them() {
+    let dir = tempfile::tempdir().unwrap();
+    let trace = made(dir.path(), &plain());
+    let mut now = Vec::new();
+    for layer in 0..6 {
+        for token in 0..720 {
+            active(trace.row(TraceSection::Active, layer, token), &mut now);
+            assert_eq!(now.len(), 4);
+            let own = trace.row(TraceSection::Own, layer, token);
+            assert!((0..32).all(|e| (own[e] == 255) == now.contains(&(e as u32)) && [0, 255].contains(&own[e])));
+            if layer > 0 {
+                let early = trace.row(TraceSection::Ahead, layer, token);
+                assert_eq!(early.iter().filter(|&&p| p >= 128).count(), 4);
+            }
+        }
+    }
+    assert_eq!(trace.header().experts_used, Some(4));
+}
+
+#[test]
+fn reuse_skew_topics_and_recall_are_those_asked_for() {
+    let dir = tempfile::tempdir().unwrap();
+    for seed in [1, 2] {
+        let of = |shape: ExpertTrace| Routing::of(&made(dir.path(), &ExpertTrace { seed, ..shape }));
+        // 4 of 32 at random: half are back after ln 2 / -ln(7/8) tokens.
+        let random = of(plain());
+        assert!((4.6..5.6).contains(&random.reuse) && random.skew < 0.15, "{random:?}");
+        assert!((0.36..0.44).contains(&random.lru), "an LRU of 40 % hits 40 % of what has no order: {random:?}");
+        for reuse in [2.0, 3.0, 7.0] {
+            let r = of(ExpertTrace { reuse: Some(reuse), ..plain() });
+            assert!((r.reuse / reuse - 1.0).abs() < 0.2, "{reuse} asked for: {r:?}");
+        }
+        let [even, uneven] = [0.5, 1.0].map(|skew| of(ExpertTrace { skew, ..plain() }).skew);
+        assert!((0.35..0.6).contains(&even) && (0.65..1.05).contains(&uneven), "{even} {uneven}");
+        let topics = of(ExpertTrace { skew: 1.0, topics: 1.0, ..plain() });
+        assert!(topics.skew < 0.75 * uneven && topics.skew_in_text > 0.8 * uneven, "{topics:?} beside {uneven}");
+        let recall = of(ExpertTrace { recall: 0.7, ..plain() }).recall;
+        assert!((recall - 0.7).abs() < 0.02, "{recall}");
+    }
+}
+
+#[test]
+fn what_cannot_be_made_is_refused_with_its_name() {
+    let refused = |shape: ExpertTrace| match shape.check() {
+        Err(Error::Usage(why)) => why,
+        other => panic!("{other:?}"),
+    };
+    assert!(refused(ExpertTrace { used: 0, ..plain() }).contains("0 of 32 experts"));
+    assert!(refused(ExpertTrace { used: 32, ..plain() }).contains("32 of 32 experts"));
+    assert!(refused(ExpertTrace { ahead: 6, ..plain() }).contains("6 ahead"));
+    assert!(refused(ExpertTrace { skew: f64::NAN, ..plain() }).contains("skew NaN"));
+    assert!(refused(ExpertTrace { recall: 0.3, ..plain() }).contains("recall 0.3"));
+    assert!(refused(ExpertTrace { reuse: Some(0.0), ..plain() }).contains("reuse 0"));
+}
+
+/// Hits of a policy as a share of the uses, and of the bound. The link carries `carried` experts while a layer is computed.
+fn hits(trace: &TraceFile, policy: Policy, share: f64, carried: f64) -> (f64, f64) {
+    let h = trace.header();
+    let skip = h.texts.len() / 2;
+    let history = frequencies(trace, |text| text < skip);
+    let counts: Vec<Vec<u64>> =
+        history.iter().map(|f| f.iter().map(|&f| (f64::from(f) * 1e9) as u64).collect()).collect();
+    let slots = replay::slots(&counts, share);
+    let placed = policy::neurons(Placement::Static, &counts, &slots, 1);
+    let most = bound(trace, skip, &slots, &placed, carried);
+    let setting = ReplayOptions {
+        policy,
+        rules: rules(policy, h),
+        thresholds: h.thresholds(None),
+        slots,
+        link: carried,
+        placed,
+        history,
+        cost: 0.0,
+        seed: 1,
+        skip,
+    };
+    let outcome = replay::replay(trace, &setting);
+    assert!(outcome.hits <= most, "{policy:?} has more hits than are possible");
+    (outcome.gpu_share(), most as f64 / outcome.active as f64)
+}
+
+/// Where the link carries as many experts as a token uses, half of what is missing to the bound is won; where it carries a quarter of that,
+/// nothing is lost.
+#[test]
+fn full_wins_half_of_the_gap_and_never_loses_to_the_static_placement() {
+    let dir = tempfile::tempdir().unwrap();
+    let cases = [
+        ("local", ExpertTrace { reuse: Some(2.0), skew: 0.8, ..plain() }),
+        ("uneven", ExpertTrace { skew: 1.0, ..plain() }),
+        ("punishes lru", ExpertTrace { reuse: Some(7.0), skew: 0.15, ..plain() }),
+        ("punishes frequency", ExpertTrace { skew: 1.0, topics: 1.0, ..plain() }),
+    ];
+    for (name, shape) in cases {
+        let trace = made(dir.path(), &ExpertTrace { ahead: 2, recall: 0.8, ..shape });
+        for share in [0.2, 0.4, 0.6] {
+            for carried in [1.0, 4.0] {
+                let of = |policy| hits(&trace, policy, share, carried);
+                let ((fixed, most), (full, _)) = (of(Policy::Static), of(Policy::Full));
+                let told = format!("{name}, {share}, {carried} experts: {fixed} static, {full} full, {most} bound");
+                assert!(full > 0.99 * fixed, "{told}");
+                assert!(carried < 4.0 || full - fixed >= 0.5 * (most - fixed), "{told}");
+            }
+        }
+    }
+}
+
+fn request(vram: u64) -> Request {
+    Request {
+        vram: Some(vram),
+        ram: None,
+        ffn_share: None,
+        kv: KvPlace::Host,
+        sequences: 1,
+        predictor_bytes: 0,
+        ilp_seconds: None,
+    }
+}
+
+fn machine(name: &str) -> MachineProfile {
+    let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("profiles/machines");
+    MachineProfile::read(&dir.join(format!("{name}.toml"))).unwrap()
+}
+
+#[test]
+fn shapes_of_mixtures_have_their_published_sizes_and_are_placed_expert_by_expert() {
+    // Billions of weights, and gigabytes of the file that most people have.
+    for (name, billions, gigabytes) in [
+        ("qwen3-30b-a3b", 30.5, 18.6),
+        ("gpt-oss-20b", 20.9, 12.1),
+        ("gpt-oss-120b", 116.8, 63.4),
+        ("mixtral-8x7b", 46.7, 28.4),
+        ("smallthinker-21b", 21.5, 13.0),
+    ] {
+        let config = shape(name).unwrap();
+        let weights = config.parameters() as f64 / 1e9;
+        assert!((weights / billions - 1.0).abs() < 0.01, "{name}: {weights} of {billions} billion");
+        let (real, _) = footprint(name, None, 2048, KvType::F16).unwrap();
+        let bytes = (real.ffn_bytes() + real.attention_bytes + real.embeddings_bytes + real.head_bytes) as f64 / 1e9;
+        assert!((bytes / gigabytes - 1.0).abs() < 0.04, "{name}: {bytes} of {gigabytes} GB");
+        let experts = config.form.experts.unwrap();
+        assert_eq!((real.ffn, real.experts_used), (experts.count, Some(experts.used)));
+        let counts = vec![vec![1; real.ffn]; real.layers];
+        let planned = plan(&real, &counts, &machine("rtx-3060-12gb"), &request(8 * GIB)).unwrap();
+        let slots: usize = planned.slots().iter().sum();
+        let room = 8 * GIB - planned.min_bytes;
+        assert_eq!(slots as u64, (room / real.block_bytes).min((real.ffn * real.layers) as u64), "{name}");
+        assert_eq!(planned.details.batch, 1);
+    }
+    // In a type of our own, an expert is its neurons' blocks.
+    let (own, _) = footprint("qwen3-30b-a3b", Some(Quant::Q4), 2048, KvType::F16).unwrap();
+    assert_eq!(own.block_bytes, 768 * 3 * 2048 / 32 * 18);
+    assert!(footprint("qwen9", None, 1, KvType::F16).unwrap_err().to_string().contains("gpt-oss-20b"));
+}
+
+fn case<'a>(trace: &'a TraceFile, machine: &'a MachineProfile, real: &'a Footprint, vram: Option<u64>) -> Case<'a> {
+    Case {
+        trace,
+        machine,
+        real,
+        context: 2048,
+        position: POSITION,
+        vram,
+        placement: Placement::Static,
+        predictor_bytes: 0,
+        threshold: None,
+        contention: true,
+        calls: Calls::PerDecision,
+        gap_ns: 0.0,
+        seed: 1,
+    }
+}
+
+#[test]
+fn a_simulated_token_reads_its_experts_and_no_others() {
+    let dir = tempfile::tempdir().unwrap();
+    let trace = made(dir.path(), &ExpertTrace { layers: 24, ahead: 2, ..plain() });
+    let (m, (real, _)) = (machine("rtx-3060-12gb"), footprint("gpt-oss-20b", None, 2048, KvType::F16).unwrap());
+    let alone = case(&trace, &m, &real, None).run(Policy::Full).unwrap();
+    assert_eq!((alone.computed_share, alone.recall, alone.gpu_share), (0.125, 1.0, 0.0));
+    let kv = real.kv_bytes / 2048 * POSITION as u64;
+    let bytes = real.attention_bytes + real.head_bytes + kv + real.ffn_bytes() / 8;
+    let ms = bytes as f64 / m.dram_gb_s / 1e6 + (4 * real.layers + 1) as f64 * m.call_us / 1e3;
+    assert!((alone.token_ms / ms - 1.0).abs() < 1e-3, "{} and {ms} ms", alone.token_ms);
+    // Whole layers beside the most frequent experts: where all are alike they are worth the same, but for the waits that they save.
+    let split = case(&trace, &m, &real, Some(8 * GIB));
+    let (fixed, (layers_ms, layers)) = (split.run(Policy::Static).unwrap(), split.layer_offload());
+    assert!((10..20).contains(&layers) && fixed.token_ms < 1.25 * layers_ms && fixed.token_ms > layers_ms);
+    // A trace of another mixture, or of neurons, is refused.
+    let other = made(dir.path(), &ExpertTrace { experts: 64, ..plain() });
+    let error = case(&other, &m, &real, None).run(Policy::Full).unwrap_err();
+    assert!(error.to_string().contains("4 of 64 experts, the model 4 of 32 experts"), "{error}");
+}
+
+/// Topics change, and what is learnt of one says nothing of the next: moving pays. Where nothing can be learnt, little is lost.
+#[test]
+fn simulated_moves_pay_where_texts_differ_and_cost_little_elsewhere() {
+    let dir = tempfile::tempdir().unwrap();
+    let (m, (real, _)) = (machine("rtx-3060-12gb"), footprint("gpt-oss-20b", None, 2048, KvType::F16).unwrap());
+    let over = |shape: ExpertTrace| {
+        let trace = made(dir.path(), &ExpertTrace { layers: 24, ahead: 2, recall: 0.8, ..shape });
+        let of = |policy| case(&trace, &m, &real, Some(8 * GIB)).run(policy).unwrap().tokens_per_s;
+        of(Policy::Full) / of(Policy::Static)
+    };
+    let (topics, alike) = (over(ExpertTrace { skew: 1.0, topics: 1.0, ..plain() }), over(plain()));
+    assert!(topics > 1.1, "{topics}");
+    assert!(alike > 0.95, "{alike}");
+}
