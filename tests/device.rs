@@ -297,7 +297,11 @@ impl Rig {
 
     fn columns(&self) -> Columns {
         let mut x = Columns::default();
-        x.set(bytemuck::cast_slice(&self.input[..self.call.n * self.call.hidden]), self.call.n, self.call.layout.gate_or_up().quant);
+        x.set(
+            bytemuck::cast_slice(&self.input[..self.call.n * self.call.hidden]),
+            self.call.n,
+            self.call.layout.gate_or_up().quant,
+        );
         x
     }
 
@@ -349,7 +353,7 @@ fn the_kernel_computes_what_the_cpu_computes() {
                 computed += found.1;
                 // The rows it is charged for are rows of neurons that are there and wanted.
                 let wanted = rig.selection.masks.iter().filter(|&&mask| mask != 0).count() as u64;
-                assert!(device.totals().device_bytes <= wanted * rig.call.block().bytes() as u64, "{what}");
+                assert!(device.totals().device_bytes <= wanted * rig.call.layout.bytes() as u64, "{what}");
             }
         }
     }

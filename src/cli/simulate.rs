@@ -15,8 +15,8 @@ use crate::lab::simulate::calibration::{Statistics, calibrate};
 use crate::lab::simulate::case::{Case, POSITION, PREDICTOR_SHARE};
 use crate::lab::simulate::papers::{Published, SET_UPS, SetUp};
 use crate::lab::simulate::{Calls, Outcome};
-use crate::lab::synth::{footprint, shape};
 use crate::lab::synth::trace::{TraceShape, write_trace};
+use crate::lab::synth::{footprint, shape};
 use crate::model::KvType;
 use crate::placement::PlacementPolicy as Placement;
 use crate::placement::memory_plan::Footprint;
@@ -426,7 +426,9 @@ fn tables(r: &Report) -> String {
         moves.add_row([name, ms(p.ffn_device), ms(p.ffn_cpu), moved, percent(o.moving)]);
     }
     let tables = [speeds, times, moves].map(|table| format!("{table}\n")).join("\n");
-    format!("{tables}N layers: dense, N whole layers (of a mixture: their experts) on the GPU and the others on the CPU, as llama.cpp.\n")
+    format!(
+        "{tables}N layers: dense, N whole layers (of a mixture: their experts) on the GPU and the others on the CPU, as llama.cpp.\n"
+    )
 }
 
 /// Columns of a table at most, also where no terminal says how many there are: a narrow one's.

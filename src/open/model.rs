@@ -159,7 +159,7 @@ impl ModelOptions {
 
     /// Refuses what a mixture of experts cannot be opened with.
     fn check_mixture(&self) -> Result<()> {
-        let why = match (self.quant, self.uniform) {
+        let why = match (self.quant, self.for_device) {
             (Some(_), _) => "--quant: a mixture of experts is read where it lies, in its own types; leave it out",
             (None, true) => "this is a mixture of experts, which the processor computes; leave out the device",
             (None, false) => return Ok(()),
