@@ -52,7 +52,9 @@ pub fn run(args: Args) -> Result<()> {
         0 => String::new(),
         n => format!("{n} of no more use: dynamicinfer rm --unused\n"),
     };
-    super::print(&format!("{table}\n{unused}demo and demo-silu come with the program.\n"))
+    super::print(&format!(
+        "{table}\n{unused}demo comes with the program, demo-silu and demo-moe (a mixture of experts) with a checkout.\n"
+    ))
 }
 
 fn entry(one: Stored) -> Entry {

@@ -42,7 +42,7 @@ pub fn find(model: &Path) -> Result<PathBuf> {
         return Ok(model.to_owned());
     }
     let name = model.to_string_lossy();
-    let is_demo = matches!(&*name, "demo" | "demo-silu");
+    let is_demo = matches!(&*name, "demo" | "demo-silu" | "demo-moe");
     if is_demo {
         let places = crate::config::asset_dirs();
         if let Some(found) = places.iter().map(|dir| dir.join(&*name)).find(|dir| dir.join("config.json").exists()) {

@@ -97,11 +97,11 @@ fn gate_and_up<'a>(
     ffn: usize,
     products: &mut [f32],
 ) {
-    let matrices = |group: usize| weights.experts[groups[group].expert].input.parts();
+    let matrices = |group: &Group| weights.experts[group.expert].input.parts();
     tasks.clear();
-    for group in 0..groups.len() {
-        for (part, matrix) in matrices(group).iter().enumerate() {
-            let each = rows_at_once(matrix, 1, groups[group].tokens);
+    for (group, of) in groups.iter().enumerate() {
+        for (part, matrix) in matrices(of).iter().enumerate() {
+            let each = rows_at_once(matrix, 1, of.tokens);
             let pieces = (0..matrix.rows).step_by(each);
             tasks.extend(pieces.map(|first| Task { group, part, first, rows: each.min(matrix.rows - first) }));
         }
@@ -110,7 +110,7 @@ fn gate_and_up<'a>(
     let tasks = &*tasks;
     pool.run(tasks.len(), |_, task| {
         let Task { group, part, first, rows } = tasks[task];
-        let matrix = &matrices(group)[part];
+        let matrix = &matrices(&groups[group])[part];
         let start = groups[group].first * 2 * ffn + part * ffn + first;
         // SAFETY: the rows are inside the matrix; `kernels` are for this machine; each task writes its own rows of its group's
         // products, whose last index is (tokens - 1) * 2 ffn + 2 ffn - 1.

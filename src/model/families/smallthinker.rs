@@ -4,7 +4,7 @@
 use super::json::{Fields, Routing, in_layers};
 use super::keys::Keys;
 use super::names::{ExpertNames, GGUF, LLAMA, Names};
-use super::{Activated, Family, llama};
+use super::{Activated, Family};
 use crate::error::Result;
 use crate::model::config::{Activation, ModelConfig};
 use crate::model::layer::{LayerForm, RouterInput, Scoring};
@@ -17,7 +17,6 @@ pub(super) const FAMILY: Family = Family {
     gguf: Some(gguf),
     tensors: |_, _| NAMES,
     gguf_tensors: |_| GGUF,
-    ..llama::FAMILY
 };
 
 /// Neither its config.json nor its GGUFs name the activation.

@@ -90,7 +90,7 @@ impl<T: Unpack> Source for T {
     #[inline]
     fn place_of_scale(_: usize, _: usize, m: usize, lane: usize) -> Option<(usize, usize)> {
         let group = 16 * m + group_of_lane(lane);
-        (T::BY_16 || group % 2 == 0).then_some((group / 2, group % 2))
+        (T::BY_16 || group.is_multiple_of(2)).then_some((group / 2, group % 2))
     }
 }
 

@@ -137,9 +137,7 @@ unsafe fn add_group<const KIND: u8, const R: usize, const N: usize>(
             }
             for k in part * 8 / parts..(part + 1) * 8 / parts {
                 let mut four = [_mm512_setzero_si512(); R];
-                for r in 0..R {
-                    four[r] = (*w_codes)[k][r];
-                }
+                four[..R].copy_from_slice(&(&(*w_codes)[k])[..R]);
                 for c in 0..N {
                     let input = _mm512_set1_epi32(*codes.add(k * WIDTH + c));
                     for r in 0..R {
