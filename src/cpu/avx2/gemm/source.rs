@@ -153,7 +153,7 @@ impl<const FOUR: bool> Source for Packs<FOUR> {
                 } else if groups == GROUPS {
                     // Registers of 64 bytes have two halves, and come in pairs of low and high bits.
                     let pair = _mm256_loadu_si256(codes.add(m / 4 * 64 + m % 2 * 32).cast());
-                    let four = if m / 2 % 2 == 0 { pair } else { _mm256_srli_epi16::<4>(pair) };
+                    let four = if (m / 2).is_multiple_of(2) { pair } else { _mm256_srli_epi16::<4>(pair) };
                     _mm256_sub_epi8(_mm256_and_si256(four, low), eight)
                 } else {
                     let bytes = _mm_loadu_si128(codes.add(16 * m).cast());

@@ -1,5 +1,8 @@
 //! A strip's panel, and its product with a panel of columns.
 
+// Loops over registers stay loops: what copies slices goes through memory.
+#![allow(clippy::manual_memcpy)]
+
 use super::{HIGH, LANES, WIDTH};
 #[cfg(doc)]
 use crate::cpu::gemm::MAGIC;
