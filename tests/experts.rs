@@ -133,7 +133,7 @@ fn full_wins_half_of_the_gap_and_never_loses_to_the_static_placement() {
         ("punishes frequency", ExpertTrace { skew: 1.0, topics: 1.0, ..plain() }),
     ];
     for (name, shape) in cases {
-        let trace = made(dir.path(), &ExpertTrace { ahead: 2, recall: 0.8, ..shape });
+        let trace = made(dir.path(), &ExpertTrace { layers: 12, ahead: 2, recall: 0.8, ..shape });
         for share in [0.2, 0.4, 0.6] {
             for carried in [1.0, 4.0] {
                 let of = |policy| hits(&trace, policy, share, carried);
@@ -165,20 +165,21 @@ fn machine(name: &str) -> MachineProfile {
 
 #[test]
 fn shapes_of_mixtures_have_their_published_sizes_and_are_placed_expert_by_expert() {
-    // Billions of weights, and gigabytes of the file that most people have.
+    // Billions of weights, and gigabytes of the file that most people have, where that is known.
     for (name, billions, gigabytes) in [
-        ("qwen3-30b-a3b", 30.5, 18.6),
-        ("gpt-oss-20b", 20.9, 12.1),
-        ("gpt-oss-120b", 116.8, 63.4),
-        ("mixtral-8x7b", 46.7, 28.4),
-        ("smallthinker-21b", 21.5, 13.0),
+        ("qwen3-30b-a3b", 30.5, Some(18.6)),
+        ("gpt-oss-20b", 20.9, Some(12.1)),
+        ("gpt-oss-120b", 116.8, Some(63.4)),
+        ("mixtral-8x7b", 46.7, None),
+        ("smallthinker-21b", 21.5, None),
     ] {
         let config = shape(name).unwrap();
         let weights = config.parameters() as f64 / 1e9;
         assert!((weights / billions - 1.0).abs() < 0.01, "{name}: {weights} of {billions} billion");
         let (real, _) = footprint(name, None, 2048, KvType::F16).unwrap();
         let bytes = (real.ffn_bytes() + real.attention_bytes + real.embeddings_bytes + real.head_bytes) as f64 / 1e9;
-        assert!((bytes / gigabytes - 1.0).abs() < 0.04, "{name}: {bytes} of {gigabytes} GB");
+        let near = |gigabytes: f64| (bytes / gigabytes - 1.0).abs() < 0.04;
+        assert!(gigabytes.is_none_or(near), "{name}: {bytes} of {gigabytes:?} GB");
         let experts = config.form.experts.unwrap();
         assert_eq!((real.ffn, real.experts_used), (experts.count, Some(experts.used)));
         let counts = vec![vec![1; real.ffn]; real.layers];
@@ -223,10 +224,11 @@ fn a_simulated_token_reads_its_experts_and_no_others() {
     let bytes = real.attention_bytes + real.head_bytes + kv + real.ffn_bytes() / 8;
     let ms = bytes as f64 / m.dram_gb_s / 1e6 + (4 * real.layers + 1) as f64 * m.call_us / 1e3;
     assert!((alone.token_ms / ms - 1.0).abs() < 1e-3, "{} and {ms} ms", alone.token_ms);
-    // Whole layers beside the most frequent experts: where all are alike they are worth the same, but for the waits that they save.
+    // Whole layers beside the most frequent experts: where all are alike as many uses hit, but device and CPU work at the same time.
     let split = case(&trace, &m, &real, Some(8 * GIB));
     let (fixed, (layers_ms, layers)) = (split.run(Policy::Static).unwrap(), split.layer_offload());
-    assert!((10..20).contains(&layers) && fixed.token_ms < 1.25 * layers_ms && fixed.token_ms > layers_ms);
+    let told = format!("{} and {layers_ms} ms, {layers} layers", fixed.token_ms);
+    assert!((10..20).contains(&layers) && (0.7..1.0).contains(&(fixed.token_ms / layers_ms)), "{told}");
     // A trace of another mixture, or of neurons, is refused.
     let other = made(dir.path(), &ExpertTrace { experts: 64, ..plain() });
     let error = case(&other, &m, &real, None).run(Policy::Full).unwrap_err();
