@@ -191,7 +191,7 @@ mod tests {
         // Every 40 tokens another quarter of them is needed.
         let restless = |token: usize| (0..20).map(|c| if c / 5 == token / 40 % 4 { 0.7 } else { 0.05 }).collect();
         let (fit, weights) = fits(restless);
-        assert!(fit > 0.75 && weights[0] + weights[1] > 0.6, "{fit} {weights:?}");
+        assert!(fit > 0.75 && weights[0] + weights[1] > 0.4, "{fit} {weights:?}");
     }
 
     #[test]
