@@ -7,7 +7,7 @@ use crate::formats::rows::{self, Quant};
 
 /// Numbers of a row: about those of a 7B model, and whole blocks of every type.
 const COLS: usize = 4096;
-/// Bytes that one pass reads, and passes: each reads other ones, and together they are more than most caches hold.
+/// Bytes that one pass of a kernel reads, and its passes: each reads bytes of its own, and together they are more than most caches hold.
 const PASS_BYTES: usize = 8 << 20;
 const PASSES: usize = 4;
 /// Kernels that are slower than others by less than this share are as good: passes differ by as much.
@@ -27,7 +27,7 @@ pub struct Choice {
 /// Measures all types with `chosen`, one of `candidates`, and with the others.
 pub fn measure(chosen: usize, candidates: &[(&'static str, Kernels)]) -> Vec<Choice> {
     let (mut memory, mut x) = (Aligned::default(), Columns::default());
-    memory.resize(PASSES * PASS_BYTES / 4);
+    memory.resize(candidates.len() * PASSES * PASS_BYTES / 4);
     let values: Vec<f32> = (0..COLS).map(|i| (i * i % 97) as f32 / 48.0 - 1.0).collect();
     let mut of = |quant: Quant| {
         let bytes = quant.row_bytes(COLS);
@@ -40,8 +40,10 @@ pub fn measure(chosen: usize, candidates: &[(&'static str, Kernels)]) -> Vec<Cho
         let mut sums = vec![0.0; count];
         let mut times = vec![Vec::new(); candidates.len()];
         for pass in 0..PASSES {
-            let first = memory[pass * count * bytes..].as_ptr();
-            for (times, (_, kernels)) in times.iter_mut().zip(candidates) {
+            for (i, (times, (_, kernels))) in times.iter_mut().zip(candidates).enumerate() {
+                // In turns: what was written last may lie in a cache.
+                let place = pass * candidates.len() + (i + pass) % candidates.len();
+                let first = memory[place * count * bytes..].as_ptr();
                 let mut lap = clock::now();
                 let rows = Rows { first, stride: bytes, ahead: quant.ahead(bytes) };
                 // SAFETY: the memory holds the rows, `sums` a number for each; the kernels are for this machine.
