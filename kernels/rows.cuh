@@ -9,21 +9,22 @@ __device__ __forceinline__ int coded_bytes(int cols) { return (cols + PACK - 1) 
 
 // Where the rows of a neuron block begin: the first at its beginning, then the second, down last.
 template <int QUANT> struct BlockForm {
-    size_t second, last, bytes;
+    // A block is far below 2 GiB: whole numbers of 32 bits take half the registers.
+    int second, last, bytes;
 
     __device__ __forceinline__ BlockForm(int cols, int rows, int) {
-        second = row_bytes<QUANT>(cols);
+        second = int(row_bytes<QUANT>(cols));
         last = second * (rows - 1);
         bytes = second * rows;
     }
 };
 template <> struct BlockForm<ANY> {
-    size_t second, last, bytes;
+    int second, last, bytes;
 
     __device__ __forceinline__ BlockForm(int cols, int rows, int types) {
-        second = any_row_bytes(type_of(types, 0), cols);
-        last = rows == 2 ? second : second + any_row_bytes(type_of(types, 1), cols);
-        bytes = last + any_row_bytes(type_of(types, rows - 1), cols);
+        second = int(any_row_bytes(type_of(types, 0), cols));
+        last = rows == 2 ? second : second + int(any_row_bytes(type_of(types, 1), cols));
+        bytes = last + int(any_row_bytes(type_of(types, rows - 1), cols));
     }
 };
 

@@ -313,7 +313,7 @@ __device__ __forceinline__ void down_any(const u8 *blocks, const float *a, const
     for (u32 e = warp; e < total && mine; e += DOWN_WARPS) {
         const u32 slot = entries[e];
         float values[NUMBERS];
-        eight_numbers(type, blocks + slot * form.bytes + form.last, i, cols, values);
+        eight_numbers(type, blocks + size_t(slot) * form.bytes + form.last, i, cols, values);
 #pragma unroll
         for (int c = 0; c < N; c++) {
             const float product = c < left ? a[size_t(slot) * n + column + c] : 0.0f;
