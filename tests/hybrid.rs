@@ -25,7 +25,7 @@ use std::sync::{Arc, Mutex};
 use support::law::{
     Case, FAMILIES, QUANTS, Stores, all_exact, logits, mixed_stores, rounded, slots, summed, with_seeds,
 };
-use support::{ON_DEVICE, RATES, device_bytes, error, numbers, on_device};
+use support::{RATES, device_bytes, error, numbers, on_device};
 
 /// Has moves go one way, or the one that is taken where nothing was measured.
 fn one_way(device: &mut dyn Device, cache: &mut NeuronCache, seed: u64) {
