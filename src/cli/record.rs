@@ -15,7 +15,7 @@ use std::path::{Path, PathBuf};
 /// Tokens per window at most, unless the user says otherwise.
 const MAX_WINDOW: usize = 1024;
 
-/// Record which neurons are active on texts, or which experts, for `replay`
+/// Record which neurons or experts are active, for `replay`
 ///
 /// Runs MODEL densely over the texts and writes, for every token and layer, which neurons were active and how likely the predictor
 /// thought each, from the layer's own residual and from --ahead layers before. Ctrl-C keeps what was recorded. With --synth there is
