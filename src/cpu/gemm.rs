@@ -88,6 +88,59 @@ pub(super) const MAGIC: f32 = 12_582_912.0; // 1.5 * 2^23
 /// Most columns of a panel.
 pub const MAX_WIDTH: usize = 8;
 
+/// Groups of a strip's panel.
+#[cfg(target_arch = "x86_64")]
+pub(super) const GROUPS: usize = DEPTH / GROUP;
+
+/// Panels of columns whose sums wait on the stack while the next piece of a strip's rows is unpacked: 258 columns.
+#[cfg(target_arch = "x86_64")]
+const PANELS: usize = 43;
+/// The same for the sums of one strip.
+#[cfg(target_arch = "x86_64")]
+pub(super) type Waiting<S> = std::mem::MaybeUninit<[S; PANELS]>;
+
+/// What a type has, as a number: a tile exists once for all types of a kind. Here: scales for halves of groups.
+#[cfg(target_arch = "x86_64")]
+pub(super) const HALVES: u8 = 1;
+/// Minima beside scales.
+#[cfg(target_arch = "x86_64")]
+pub(super) const MINS: u8 = 2;
+/// Scales whose products with [`MAGIC`] may be beyond f32.
+#[cfg(target_arch = "x86_64")]
+pub(super) const WIDE: u8 = 4;
+
+/// Where a tile's products go.
+#[cfg(target_arch = "x86_64")]
+#[derive(Clone, Copy)]
+pub(super) struct Out<S> {
+    /// Where sums wait from piece to piece.
+    pub sums: *mut S,
+    /// Row 0 of column 0.
+    pub y: *mut f32,
+    /// Numbers from one column to the next.
+    pub stride: usize,
+    /// How many rows there are.
+    pub rows: usize,
+    /// How many columns there are.
+    pub columns: usize,
+    /// Whether this is the rows' first piece.
+    pub is_first: bool,
+    /// Whether it is their last.
+    pub is_last: bool,
+}
+
+/// Calls `strip(first row, panels)` for each strip of `high` of these rows and as many panels of columns as have sums that can wait.
+#[cfg(target_arch = "x86_64")]
+#[inline]
+pub(super) fn strips(rows: usize, high: usize, x: &Panels, strip: impl Fn(usize, std::ops::Range<usize>)) {
+    let all = x.n.div_ceil(x.width);
+    for first in (0..rows).step_by(high) {
+        for panel in (0..all).step_by(PANELS) {
+            strip(first, panel..all.min(panel + PANELS));
+        }
+    }
+}
+
 /// Makes the columns of a panel behind the first `there` zero.
 pub fn fill_up(there: usize, width: usize, out: &mut [u32]) {
     for c in there..width {

@@ -1,7 +1,8 @@
 //! The FFN of a mixture of experts: tokens grouped by expert, each expert's matrices read once for all of its tokens.
 //!
-//! Three parallel calls: gate and up of all experts that some token has; their activations; down, by rows of the output, so that each
-//! number of it is one thread's, which adds the experts in their order.
+//! Four parallel calls: each expert's tokens as the kernels read them (for one token it is no call); gate and up of all experts that
+//! some token has; their activations; down, by rows of the output, so that each number of it is one thread's, which adds the experts
+//! in their order.
 
 use super::{Tile, activation};
 use crate::cpu::thread_pool::Parts;

@@ -9,14 +9,14 @@ mod source;
 mod tile;
 
 use super::prefetch;
-use crate::cpu::gemm::{self, DEPTH, Gemm, Panels, words};
+use crate::cpu::gemm::{self, DEPTH, Gemm, Out, Panels, Waiting, words};
 use crate::formats::blocks::{self, BlockType};
 use crate::formats::rows::{GROUP, Quant};
 use source::{Packs, Source};
 use std::arch::x86_64::*;
 use std::mem::MaybeUninit;
 use std::ops::Range;
-use tile::{Out, Panel, Sums};
+use tile::{Panel, Sums};
 
 /// Columns of a panel, and of a tile.
 pub(in crate::cpu) const WIDTH: usize = 6;
@@ -26,9 +26,6 @@ const HIGH: usize = 4;
 
 /// Rows of a register.
 const LANES: usize = 8;
-
-/// Panels of columns whose sums wait on the stack while the next piece of a strip's rows is unpacked: 258 columns.
-const PANELS: usize = 43;
 
 /// As [`gemm::fill`].
 #[target_feature(enable = "avx2,fma,f16c")]
@@ -102,13 +99,10 @@ unsafe fn multiply<T: Source, const VNNI: bool, const LARGEST: usize>(
     stride: usize,
 ) {
     debug_assert_eq!(x.width, WIDTH);
-    let all = x.n.div_ceil(WIDTH);
-    for first in (0..rows.len()).step_by(HIGH * LANES) {
-        for panel in (0..all).step_by(PANELS) {
-            // SAFETY: the caller's promises.
-            unsafe { strip::<T, VNNI, LARGEST>(rows, first, x, panel..all.min(panel + PANELS), y, stride) };
-        }
-    }
+    gemm::strips(rows.len(), HIGH * LANES, x, |first, panels| {
+        // SAFETY: the caller's promises.
+        unsafe { strip::<T, VNNI, LARGEST>(rows, first, x, panels, y, stride) };
+    });
 }
 
 /// Products of the strip that begins at row `first` with some panels of columns.
@@ -122,7 +116,7 @@ unsafe fn strip<T: Source, const VNNI: bool, const LARGEST: usize>(
     stride: usize,
 ) {
     let mut panel: MaybeUninit<Panel> = MaybeUninit::uninit();
-    let mut sums: MaybeUninit<[[Sums; HIGH]; PANELS]> = MaybeUninit::uninit();
+    let mut sums: Waiting<[Sums; HIGH]> = MaybeUninit::uninit();
     let (here, later) = rows[first..].split_at((rows.len() - first).min(HIGH * LANES));
     let tile = const { if VNNI { tile::with_vnni(T::KIND) } else { tile::without_vnni(T::KIND, LARGEST) } };
     for start in (0..x.cols).step_by(DEPTH) {

@@ -1,11 +1,11 @@
 //! From rows of weights to a strip's panel.
 
 use super::LANES;
-use super::tile::{self, GROUPS, Panel};
+use super::tile::Panel;
 use crate::cpu::avx2::blocks::source::{SLOTS, Source as Spans, blocks_left, there};
 use crate::cpu::avx2::load_f16;
 use crate::cpu::columns::BLOCK;
-use crate::cpu::gemm::{DEPTH, MAGIC};
+use crate::cpu::gemm::{self, DEPTH, GROUPS, MAGIC};
 use crate::formats::blocks::{Block, BlockType};
 use crate::formats::rows::{GROUP, PACK};
 use std::arch::x86_64::*;
@@ -48,9 +48,9 @@ pub trait Source {
 
 impl<T: Spans + Block> Source for T {
     const KIND: u8 = {
-        let halves = if T::HALVES { tile::HALVES } else { 0 };
-        let mins = if has_minima(T::TYPE) { tile::MINS } else { 0 };
-        halves | mins | if matches!(T::TYPE, BlockType::MXFP4) { tile::WIDE } else { 0 }
+        let halves = if T::HALVES { gemm::HALVES } else { 0 };
+        let mins = if has_minima(T::TYPE) { gemm::MINS } else { 0 };
+        halves | mins | if matches!(T::TYPE, BlockType::MXFP4) { gemm::WIDE } else { 0 }
     };
     const SCALES: usize = if T::HALVES { 2 } else { 1 };
 
@@ -208,7 +208,7 @@ pub unsafe fn unpack<T: Source>(rows: &[*const u8], cols: usize, start: usize, t
                     (*to).scale[g][part][i] = scale;
                     (*to).magic[g][part][i] = _mm256_mul_ps(scale, _mm256_set1_ps(MAGIC));
                 }
-                if T::KIND & tile::MINS != 0 {
+                if T::KIND & gemm::MINS != 0 {
                     let added = transposed(row(&raw const (*opened).added[0]), 8);
                     for (j, added) in added.into_iter().enumerate() {
                         let (g, part) = T::place_of_scale(m, 4 * half + j);
@@ -224,9 +224,9 @@ pub unsafe fn unpack<T: Source>(rows: &[*const u8], cols: usize, start: usize, t
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
 fn begin<T: Source>(to: &mut Panel, g: usize, i: usize) {
-    let parts = if T::KIND & tile::HALVES != 0 { 2 } else { 1 };
+    let parts = if T::KIND & gemm::HALVES != 0 { 2 } else { 1 };
     for part in 0..parts {
-        let mut sum = _mm256_set1_epi32(if T::KIND & tile::WIDE != 0 { 0 } else { MAGIC.to_bits() as i32 });
+        let mut sum = _mm256_set1_epi32(if T::KIND & gemm::WIDE != 0 { 0 } else { MAGIC.to_bits() as i32 });
         for k in part * 8 / parts..(part + 1) * 8 / parts {
             // Two codes of -128 are as large as they can be: 256.
             let pairs = _mm256_maddubs_epi16(_mm256_set1_epi8(1), to.codes[g][k][i]);

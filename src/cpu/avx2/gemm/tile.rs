@@ -1,12 +1,9 @@
 //! A strip's panel, and the product of a register of its rows with a panel of columns.
 
 use super::{HIGH, LANES, WIDTH};
-use crate::cpu::gemm::{DEPTH, words};
+use crate::cpu::gemm::{GROUPS, HALVES, MINS, Out, WIDE, words};
 use crate::formats::rows::GROUP;
 use std::arch::x86_64::*;
-
-/// Groups of a panel.
-pub const GROUPS: usize = DEPTH / GROUP;
 
 /// Up to [`DEPTH`] numbers of each of 32 rows. A lane is a row. Where groups of 32 have one scale the second of their halves is not used.
 #[repr(C, align(64))]
@@ -23,35 +20,11 @@ pub struct Panel {
     pub added: [[[__m256; HIGH]; 2]; GROUPS],
 }
 
-/// What a type has, as a number: a tile exists once for all types of a kind.
-pub const HALVES: u8 = 1;
-/// Minima beside scales.
-pub const MINS: u8 = 2;
-/// Scales whose products with [`MAGIC`] may be beyond f32.
-pub const WIDE: u8 = 4;
-
 /// Sums of a register of rows and a panel of columns, between two pieces of the rows.
 pub type Sums = [__m256; WIDTH];
 
-/// Where a tile's products go.
-#[derive(Clone, Copy)]
-pub struct Out {
-    /// Where sums wait from piece to piece.
-    pub sums: *mut Sums,
-    /// Row 0 of column 0.
-    pub y: *mut f32,
-    /// Numbers from one column to the next.
-    pub stride: usize,
-    /// How many rows and columns there are.
-    pub rows: usize,
-    pub columns: usize,
-    /// Whether this is the rows' first piece, and their last.
-    pub is_first: bool,
-    pub is_last: bool,
-}
-
 /// Products of register `i` of rows with a panel of columns, whose words begin at the pointer.
-pub type Tile = unsafe fn(&Panel, usize, usize, *const f32, Out);
+pub type Tile = unsafe fn(&Panel, usize, usize, *const f32, Out<Sums>);
 
 /// The tile of a kind with AVX-VNNI.
 pub const fn with_vnni(kind: u8) -> Tile {
@@ -88,7 +61,7 @@ macro_rules! tile {
             i: usize,
             groups: usize,
             x: *const f32,
-            out: Out,
+            out: Out<Sums>,
         ) {
             let mut sums = [_mm256_setzero_ps(); WIDTH];
             if !out.is_first {
@@ -199,7 +172,7 @@ unsafe fn add_fours<const STEPS: usize>(
 /// Writes a tile's sums.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn store(sums: Sums, out: Out) {
+unsafe fn store(sums: Sums, out: Out<Sums>) {
     let lanes = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
     let mask = _mm256_cmpgt_epi32(_mm256_set1_epi32(out.rows as i32), lanes);
     for (c, sum) in sums.into_iter().enumerate().take(out.columns) {

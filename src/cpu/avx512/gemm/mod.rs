@@ -12,14 +12,14 @@ mod source;
 mod tile;
 
 use super::prefetch;
-use crate::cpu::gemm::{self, DEPTH, Gemm, Panels, words};
+use crate::cpu::gemm::{self, DEPTH, Gemm, Out, Panels, Waiting, words};
 use crate::formats::blocks::{self, BlockType};
 use crate::formats::rows::{GROUP, Quant};
 use source::{Packs, Source};
 use std::arch::x86_64::*;
 use std::mem::MaybeUninit;
 use std::ops::Range;
-use tile::{Out, Panel, Sums};
+use tile::{Panel, Sums};
 
 /// Columns of a tile.
 pub(super) const WIDTH: usize = 6;
@@ -75,20 +75,14 @@ macro_rules! by_block {
 }
 by_block!(Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, Q2_K, Q3_K, Q4_K, Q5_K, Q6_K, IQ4_NL, IQ4_XS, MXFP4);
 
-/// Panels of columns whose sums wait on the stack while the next piece of a strip's rows is unpacked: 258 columns.
-const PANELS: usize = 43;
-
 /// The [`Gemm`] of one type.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,f16c")]
 unsafe fn multiply<T: Source>(rows: &[*const u8], x: &Panels, y: *mut f32, stride: usize) {
     debug_assert_eq!(x.width, WIDTH);
-    let all = x.n.div_ceil(WIDTH);
-    for first in (0..rows.len()).step_by(HIGH * LANES) {
-        for panel in (0..all).step_by(PANELS) {
-            // SAFETY: the caller's promises.
-            unsafe { strip::<T>(rows, first, x, panel..all.min(panel + PANELS), y, stride) };
-        }
-    }
+    gemm::strips(rows.len(), HIGH * LANES, x, |first, panels| {
+        // SAFETY: the caller's promises.
+        unsafe { strip::<T>(rows, first, x, panels, y, stride) };
+    });
 }
 
 /// Products of the strip that begins at row `first` with some panels of columns.
@@ -102,7 +96,7 @@ unsafe fn strip<T: Source>(
     stride: usize,
 ) {
     let mut panel: MaybeUninit<Panel> = MaybeUninit::uninit();
-    let mut sums: MaybeUninit<[Sums; PANELS]> = MaybeUninit::uninit();
+    let mut sums: Waiting<Sums> = MaybeUninit::uninit();
     let (here, later) = rows[first..].split_at((rows.len() - first).min(HIGH * LANES));
     let tiles = const { tile::tiles(source::kind::<T>()) }[here.len().div_ceil(LANES) - 1];
     for start in (0..x.cols).step_by(DEPTH) {

@@ -1,10 +1,10 @@
 //! From rows of weights to a strip's panel.
 
 use super::LANES;
-use super::tile::{self, GROUPS, Panel};
+use super::tile::{HALF_MINS, Panel};
 use crate::cpu::avx512::blocks::{self as units, MAX_STEP, Unpack, by_lane};
 use crate::cpu::columns::{BLOCK, group_of_lane};
-use crate::cpu::gemm::{DEPTH, MAGIC};
+use crate::cpu::gemm::{self, DEPTH, GROUPS, MAGIC};
 use crate::formats::rows::{GROUP, PACK};
 use std::arch::x86_64::*;
 use std::ops::Range;
@@ -47,10 +47,10 @@ pub trait Source {
 
 /// Which kind of tile a type takes.
 pub const fn kind<T: Source>() -> u8 {
-    let halves = if T::HALVES { tile::HALVES } else { 0 };
-    let mins = if T::MINS { tile::MINS } else { 0 };
-    let half_mins = if T::HALF_MINS { tile::HALF_MINS } else { 0 };
-    halves | mins | half_mins | if T::WIDE { tile::WIDE } else { 0 }
+    let halves = if T::HALVES { gemm::HALVES } else { 0 };
+    let mins = if T::MINS { gemm::MINS } else { 0 };
+    let half_mins = if T::HALF_MINS { HALF_MINS } else { 0 };
+    halves | mins | half_mins | if T::WIDE { gemm::WIDE } else { 0 }
 }
 
 impl<T: Unpack> Source for T {

@@ -6,12 +6,9 @@
 use super::{HIGH, LANES, WIDTH};
 #[cfg(doc)]
 use crate::cpu::gemm::MAGIC;
-use crate::cpu::gemm::{DEPTH, words};
+use crate::cpu::gemm::{GROUPS, HALVES, MINS, Out, WIDE, words};
 use crate::formats::rows::GROUP;
 use std::arch::x86_64::*;
-
-/// Groups of a panel.
-pub const GROUPS: usize = DEPTH / GROUP;
 
 /// Up to [`DEPTH`] numbers of each of 32 rows. A lane is a row. Where groups of 32 have one scale the second of their halves is not used.
 #[repr(C, align(64))]
@@ -28,13 +25,6 @@ pub struct Panel {
     pub min: [[[__m512; HIGH]; 2]; GROUPS],
 }
 
-/// What a type has, as a number: a tile exists once for all types of a kind.
-pub const HALVES: u8 = 1;
-/// Minima beside scales.
-pub const MINS: u8 = 2;
-/// Scales whose products with [`MAGIC`] may be beyond f32.
-pub const WIDE: u8 = 4;
-
 /// Minima by half a group beside scales by group.
 pub const HALF_MINS: u8 = 8;
 /// As they come together.
@@ -43,25 +33,8 @@ const FOLDED: u8 = MINS | HALF_MINS;
 /// Sums of a strip and a panel of columns, between two pieces of the rows.
 pub type Sums = [[__m512; WIDTH]; HIGH];
 
-/// Where a tile's products go.
-#[derive(Clone, Copy)]
-pub struct Out {
-    /// Where sums wait from piece to piece.
-    pub sums: *mut Sums,
-    /// Row 0 of column 0.
-    pub y: *mut f32,
-    /// Numbers from one column to the next.
-    pub stride: usize,
-    /// How many rows and columns there are.
-    pub rows: usize,
-    pub columns: usize,
-    /// Whether this is the rows' first piece, and their last.
-    pub is_first: bool,
-    pub is_last: bool,
-}
-
 /// [`tile`] of a kind, for strips of one or two registers.
-pub type Tile = unsafe fn(&Panel, usize, *const f32, Out);
+pub type Tile = unsafe fn(&Panel, usize, *const f32, Out<Sums>);
 
 /// The tiles of a kind, by registers of rows less one and, for a last panel that is not full, by pairs of columns less one.
 pub const fn tiles(kind: u8) -> [[Tile; WIDTH / 2]; HIGH] {
@@ -83,7 +56,12 @@ pub const fn tiles(kind: u8) -> [[Tile; WIDTH / 2]; HIGH] {
 
 /// Products of the first R registers of rows with the first N columns of a panel, whose words begin at `x`.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,f16c")]
-unsafe fn tile<const KIND: u8, const R: usize, const N: usize>(w: &Panel, groups: usize, x: *const f32, out: Out) {
+unsafe fn tile<const KIND: u8, const R: usize, const N: usize>(
+    w: &Panel,
+    groups: usize,
+    x: *const f32,
+    out: Out<Sums>,
+) {
     let mut sums = [[_mm512_setzero_ps(); N]; R];
     for r in 0..R {
         for c in 0..N {
@@ -175,7 +153,7 @@ unsafe fn add_group<const KIND: u8, const R: usize, const N: usize>(
 /// Writes a tile's sums.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,f16c")]
-unsafe fn store<const R: usize, const N: usize>(sums: [[__m512; N]; R], out: Out) {
+unsafe fn store<const R: usize, const N: usize>(sums: [[__m512; N]; R], out: Out<Sums>) {
     for r in 0..R {
         let left = out.rows.saturating_sub(r * LANES).min(LANES);
         let mask = ((1u32 << left) - 1) as u16;
