@@ -33,33 +33,87 @@ pub enum NotBegun {
     Refused(Refused),
 }
 
-/// Where a layer's neuron blocks lie in host memory.
-#[derive(Clone, Copy)]
+/// Where a layer's clusters lie in host memory: neuron blocks, one part each, or experts, whose matrices are a part each.
+#[derive(Clone)]
 pub struct HostBlocks {
-    /// First byte of neuron 0's block.
-    first: *const u8,
-    /// Bytes of a block, which holds all rows of one neuron, and from one block to the next.
-    block_bytes: usize,
-    /// Blocks of the layer: all its neurons.
-    neurons: usize,
+    parts: Vec<HostPart>,
+    /// Clusters of the layer: all its neurons or experts.
+    clusters: usize,
+}
+
+/// One part of each cluster.
+#[derive(Clone)]
+struct HostPart {
+    starts: Starts,
+    /// Bytes of the part of one cluster.
+    bytes: usize,
+}
+
+/// The first byte of each cluster's part.
+#[derive(Clone)]
+enum Starts {
+    /// One after the other from here on.
+    Run(*const u8),
+    /// Each at a place of its own.
+    Each(Box<[*const u8]>),
 }
 
 impl HostBlocks {
     /// `neurons` blocks of `block_bytes` bytes, one after the other from `first` on.
     pub fn new(first: *const u8, block_bytes: usize, neurons: usize) -> HostBlocks {
-        HostBlocks { first, block_bytes, neurons }
+        HostBlocks { parts: vec![HostPart { starts: Starts::Run(first), bytes: block_bytes }], clusters: neurons }
     }
 
-    /// The first byte of a neuron's block.
+    /// Clusters of several parts: for each part its bytes, the same for all clusters, and where it begins for each cluster.
+    ///
+    /// # Panics
+    /// If the parts are not of the same number of clusters.
+    pub fn of_parts(parts: impl IntoIterator<Item = (usize, Vec<*const u8>)>) -> HostBlocks {
+        let part = |(bytes, starts): (usize, Vec<*const u8>)| {
+            let is_run = starts.windows(2).all(|two| two[1].addr() == two[0].addr() + bytes);
+            let count = starts.len();
+            let starts = if is_run { Starts::Run(starts[0]) } else { Starts::Each(starts.into()) };
+            (count, HostPart { starts, bytes })
+        };
+        let (counts, parts): (Vec<usize>, Vec<HostPart>) = parts.into_iter().map(part).unzip();
+        assert!(counts.iter().all(|&count| count == counts[0]), "{counts:?}");
+        HostBlocks { clusters: counts[0], parts }
+    }
+
+    /// Bytes of all parts of one cluster.
+    fn cluster_bytes(&self) -> usize {
+        self.parts.iter().map(|part| part.bytes).sum()
+    }
+}
+
+impl HostPart {
+    /// The first byte of a cluster's part.
     #[inline]
-    pub fn block(&self, neuron: StoreId) -> *const u8 {
-        debug_assert!(neuron.index() < self.neurons);
-        self.first.wrapping_add(neuron.index() * self.block_bytes)
+    fn of(&self, cluster: StoreId) -> *const u8 {
+        match &self.starts {
+            Starts::Run(first) => first.wrapping_add(cluster.index() * self.bytes),
+            Starts::Each(starts) => starts[cluster.index()],
+        }
     }
 
-    /// Bytes of all blocks.
-    fn bytes(&self) -> usize {
-        self.neurons * self.block_bytes
+    /// How many of them `device` can take now without waiting.
+    fn room(&self, device: &mut dyn Device, clusters: usize) -> usize {
+        match &self.starts {
+            Starts::Run(first) => device.room_for_moves(*first, clusters * self.bytes, self.bytes),
+            Starts::Each(starts) => device.room_for_moves(starts[0], self.bytes, self.bytes),
+        }
+    }
+
+    /// Has the device pin all of them.
+    ///
+    /// # Safety
+    /// As [`Device::pin`].
+    unsafe fn pin(&self, device: &mut dyn Device, clusters: usize) {
+        // SAFETY: the caller's promise.
+        match &self.starts {
+            Starts::Run(first) => unsafe { device.pin(*first, clusters * self.bytes, false) },
+            Starts::Each(starts) => starts.iter().for_each(|&start| unsafe { device.pin(start, self.bytes, false) }),
+        }
     }
 }
 
@@ -107,8 +161,8 @@ pub struct LayerCache {
     pub table: SlotTable,
     /// Active neurons by who computed them, summed over tokens: the device's are hits, the CPU's misses.
     pub computed: PerTier<u64>,
-    /// The neuron blocks in the slots, `[slots]`.
-    pub blocks: Buffer,
+    /// The clusters in the slots, a buffer for each of their parts, `[slots]`: neuron blocks, or gate, up and down of experts.
+    pub blocks: Vec<Buffer>,
     /// The neuron in each slot, or [`crate::device::NONE`]: the paper's `gpu_bucket`, `[slots]` u32.
     pub bucket: Buffer,
     /// The bias of up, `[ffn]` f32; no bytes where there is none or the layer has no slots.
@@ -133,14 +187,16 @@ impl LayerCache {
     /// than its buffers have room for.
     fn resize(&mut self, device: &mut dyn Device, slots: usize) -> Result<(), OutOfMemory> {
         let now = self.table.slots().len();
-        let bytes = (slots * self.host.block_bytes) as u64;
+        let bytes = |part: &HostPart| (slots * part.bytes) as u64;
         let bias = if slots == 0 { 0 } else { size_of_val(&self.bias[..]) as u64 };
-        let there = [self.blocks.bytes, self.bucket.bytes, self.up_bias.bytes];
-        if slots == now && there == [bytes, slots as u64 * 4, bias] {
+        let blocks = self.blocks.iter().zip(&self.host.parts).all(|(buffer, part)| buffer.bytes == bytes(part));
+        if slots == now && blocks && [self.bucket.bytes, self.up_bias.bytes] == [slots as u64 * 4, bias] {
             return Ok(());
         }
         self.table.resize(slots.min(now));
-        self.blocks = device.resize(self.blocks, bytes)?;
+        for (buffer, part) in self.blocks.iter_mut().zip(&self.host.parts) {
+            *buffer = device.resize(*buffer, bytes(part))?;
+        }
         self.bucket = device.resize(self.bucket, slots as u64 * 4)?;
         self.put_bias(device, slots)?;
         self.table.resize(slots);
@@ -194,22 +250,22 @@ impl NeuronCache {
         up_bias: &[&[f32]],
     ) -> Result<NeuronCache, OutOfMemory> {
         let mut layers = Vec::with_capacity(slots.len());
-        for ((&slots, &host), bias) in slots.iter().zip(host).zip(up_bias) {
-            let slots = slots.min(host.neurons);
+        for ((&slots, host), bias) in slots.iter().zip(host).zip(up_bias) {
+            let slots = slots.min(host.clusters);
             let grows = |device: &mut dyn Device, each: usize| {
-                device.alloc_growable((slots * each) as u64, (host.neurons * each) as u64)
+                device.alloc_growable((slots * each) as u64, (host.clusters * each) as u64)
             };
             let mut layer = LayerCache {
-                table: SlotTable::new(slots, host.neurons),
+                table: SlotTable::new(slots, host.clusters),
                 computed: PerTier::default(),
-                blocks: grows(device, host.block_bytes)?,
+                blocks: host.parts.iter().map(|part| grows(device, part.bytes)).collect::<Result<_, _>>()?,
                 bucket: grows(device, 4)?,
                 up_bias: device.alloc_growable(0, size_of_val(*bias) as u64)?,
-                mirror: PinnedBuffer::new(host.neurons),
-                host,
+                mirror: PinnedBuffer::new(host.clusters),
+                host: host.clone(),
                 bias: bias.to_vec(),
                 last_use: device.event(),
-                in_flight: Vec::with_capacity(host.neurons.min(MAX_IN_FLIGHT)),
+                in_flight: Vec::with_capacity(host.clusters.min(MAX_IN_FLIGHT)),
             };
             layer.put_bias(device, slots)?;
             layers.push(layer);
@@ -218,7 +274,7 @@ impl NeuronCache {
         for LayerCache { host, mirror, .. } in &layers {
             // SAFETY: host blocks and cache outlive the device by the caller's promise, and the mirror stays where it is.
             unsafe {
-                device.pin(host.first, host.bytes(), false);
+                host.parts.iter().for_each(|part| part.pin(device, host.clusters));
                 device.pin(mirror.as_ptr().cast(), size_of_val(&mirror[..]), false);
             }
         }
@@ -228,7 +284,7 @@ impl NeuronCache {
             counters: CacheCounters::default(),
             barrier: false,
             moves: Vec::new(),
-            blocks: Vec::with_capacity(host.iter().map(|host| host.neurons).max().unwrap_or(0)),
+            blocks: Vec::with_capacity(host.iter().map(|host| host.clusters).max().unwrap_or(0)),
             events: (0..MAX_IN_FLIGHT).map(|_| device.event()).collect(),
         })
     }
@@ -272,8 +328,8 @@ impl NeuronCache {
         l: usize,
         moves: impl Iterator<Item = (SlotId, StoreId)>,
     ) -> GroupOutcome {
-        let HostBlocks { first, block_bytes, .. } = self.layers[l].host;
-        let room = device.room_for_moves(first, self.layers[l].host.bytes(), block_bytes);
+        let host = &self.layers[l].host;
+        let room = host.parts.iter().map(|part| part.room(device, host.clusters)).min().unwrap_or(0);
         self.begin_group(device, l, room, moves)
     }
 
@@ -321,23 +377,25 @@ impl NeuronCache {
     fn send(&mut self, device: &mut dyn Device, l: usize, n: usize) {
         let NeuronCache { layers, counters, events, moves, blocks: group, .. } = self;
         let LayerCache { table, in_flight, blocks, host, last_use, .. } = &layers[l];
-        let bytes = host.block_bytes;
         device.note(Note::Moves { layer: l, neurons: n });
         // The last use may still be reading the slots.
         device.wait(Stream::Copy, *last_use);
-        group.clear();
-        group.extend(in_flight[in_flight.len() - n..].iter().map(|&(slot, _)| match table.slots()[slot.index()] {
-            Slot::Filling(neuron) => Block { from: host.block(neuron), slot: slot.0 },
-            other => unreachable!("slot {} is {other:?}", slot.0),
-        }));
-        let (mut runs, mut rest) = (0, &group[..]);
-        while !rest.is_empty() {
-            (runs, rest) = (runs + 1, &rest[run(rest, bytes)..]);
+        for (part, &to) in host.parts.iter().zip(blocks) {
+            let bytes = part.bytes;
+            group.clear();
+            group.extend(in_flight[in_flight.len() - n..].iter().map(|&(slot, _)| match table.slots()[slot.index()] {
+                Slot::Filling(neuron) => Block { from: part.of(neuron), slot: slot.0 },
+                other => unreachable!("slot {} is {other:?}", slot.0),
+            }));
+            let (mut runs, mut rest) = (0, &group[..]);
+            while !rest.is_empty() {
+                (runs, rest) = (runs + 1, &rest[run(rest, bytes)..]);
+            }
+            let by = fastest(moves, n, runs, (n * bytes) as u64);
+            counters.groups[by as usize] += 1;
+            // SAFETY: host blocks outlive the device, and `fill` has checked that there are such neurons.
+            unsafe { device.move_blocks(by, group, bytes, to) };
         }
-        let by = fastest(moves, n, runs, (n * bytes) as u64);
-        counters.groups[by as usize] += 1;
-        // SAFETY: host blocks outlive the device, and `fill` has checked that there are such neurons.
-        unsafe { device.move_blocks(by, group, bytes, *blocks) };
         device.record(Stream::Copy, events.pop().expect("looked at by the callers"));
         counters.migrations += n as u64;
     }
@@ -423,10 +481,10 @@ impl NeuronCache {
         self.settle(device);
         let layers = &mut self.layers;
         let bytes = |layer: &LayerCache, slots: usize| {
-            NeuronCache::layer_bytes(slots, layer.host.block_bytes, layer.bias.len())
+            NeuronCache::layer_bytes(slots, layer.host.cluster_bytes(), layer.bias.len())
         };
         let of = |layer: &LayerCache| layer.table.slots().len();
-        let wanted = |l: usize, layer: &LayerCache| slots[l].min(layer.host.neurons);
+        let wanted = |l: usize, layer: &LayerCache| slots[l].min(layer.host.clusters);
         for (l, layer) in layers.iter_mut().enumerate() {
             let slots = wanted(l, layer).min(of(layer));
             layer.resize(device, slots)?;

@@ -15,7 +15,8 @@ mod traced;
 mod virtual_device;
 
 pub use kernel::{
-    Add, Append, Attend, Call, DenseFfn, Heads, Linear, NONE, Norm, Select, SignScores, SparseFfn, Then, View,
+    Add, Append, Attend, Call, DenseFfn, ExpertFfn, Heads, Linear, NONE, Norm, Select, SignScores, SparseFfn, Then,
+    View,
 };
 pub use moves::{Block, MoveMethod, MoveRate, fastest, run};
 pub use pinned_buffer::PinnedBuffer;

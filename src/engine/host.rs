@@ -168,7 +168,7 @@ fn norm_ffn_input(pass: &mut Pass<'_, '_>, l: usize) {
 }
 
 /// Chooses the experts of layer `l`, by what its router reads.
-fn route(pass: &mut Pass<'_, '_>, l: usize, experts: Experts) {
+pub(super) fn route(pass: &mut Pass<'_, '_>, l: usize, experts: Experts) {
     let n = pass.n();
     let Pass { model, pool, kernels, buffers: b, .. } = pass;
     let FfnWeights::Experts(weights) = &model.layers[l].ffn else {

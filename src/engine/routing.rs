@@ -1,9 +1,12 @@
 //! Which experts each token of a pass has, in layers that are mixtures.
 
+use super::ffn::Selection;
 use crate::cpu::{Columns, Kernels, ThreadPool};
-use crate::model::layer::{Experts, Scoring};
+use crate::ids::StoreId;
+use crate::model::layer::Experts;
 use crate::model::{ExpertWeights, Matrix};
 use crate::ops::linear;
+use crate::ops::router::choose;
 
 /// A token that an expert is computed for, and the weight of what it adds.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -82,6 +85,28 @@ impl Routes {
         }
     }
 
+    /// Becomes those groups of `other` whose expert is `wanted`.
+    pub fn take(&mut self, other: &Routes, wanted: impl Fn(usize) -> bool) {
+        self.groups.clear();
+        self.tokens.clear();
+        for group in other.groups.iter().filter(|group| wanted(group.expert)) {
+            let first = self.tokens.len();
+            self.tokens.extend_from_slice(&other.tokens[group.first..group.first + group.tokens]);
+            self.groups.push(Group { first, ..*group });
+        }
+    }
+
+    /// Lists the chosen experts in `out`, with a bit for each token, of few tokens, that has them.
+    pub fn select(&self, out: &mut Selection) {
+        out.neurons.clear();
+        out.masks.clear();
+        for group in &self.groups {
+            let tokens = &self.tokens[group.first..group.first + group.tokens];
+            out.neurons.push(StoreId::new(group.expert));
+            out.masks.push(tokens.iter().fold(0, |mask, routed| mask | 1 << routed.token));
+        }
+    }
+
     /// The weight of each expert for each token, 0 where a token does not have it: `out` becomes `[n, experts]`.
     pub fn weights(&self, experts: Experts, out: &mut Vec<f32>) {
         out.clear();
@@ -92,39 +117,10 @@ impl Routes {
     }
 }
 
-/// Adds one token's experts, those with the largest products (of equals the first), and their weights to `chosen`.
-pub fn choose(experts: Experts, products: &[f32], chosen: &mut Vec<(usize, f32)>) {
-    let start = chosen.len();
-    for (expert, &product) in products.iter().enumerate() {
-        let full = chosen.len() - start == experts.used;
-        if full && chosen.last().is_some_and(|&(_, least)| product.total_cmp(&least).is_le()) {
-            continue;
-        }
-        if full {
-            chosen.pop();
-        }
-        let at = chosen[start..].iter().position(|(_, other)| product.total_cmp(other).is_gt());
-        chosen.insert(at.map_or(chosen.len(), |at| start + at), (expert, product));
-    }
-    let ours = &mut chosen[start..];
-    let most = ours[0].1;
-    let score = |product: f32| match experts.scoring {
-        Scoring::Softmax => (product - most).exp(),
-        Scoring::Sigmoid => 1.0 / (1.0 + (-product).exp()),
-    };
-    ours.iter_mut().for_each(|(_, weight)| *weight = score(*weight));
-    let sum = match (experts.normalised, experts.scoring) {
-        (true, _) => ours.iter().map(|(_, weight)| weight).sum(),
-        (false, Scoring::Softmax) => products.iter().map(|&product| score(product)).sum(),
-        (false, Scoring::Sigmoid) => 1.0,
-    };
-    ours.iter_mut().for_each(|(_, weight)| *weight /= sum);
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::model::layer::RouterInput;
+    use crate::model::layer::{RouterInput, Scoring};
 
     fn experts(scoring: Scoring, normalised: bool) -> Experts {
         Experts { count: 4, used: 2, scoring, normalised, reads: RouterInput::FfnNorm }

@@ -232,6 +232,7 @@ fn append(c: &mut Case<'_>) -> Result<Vec<u32>> {
     };
     let angles: Vec<f32> = (0..c.n * heads.head_dim / 2).flat_map(angle).collect();
     let angles = c.bench.numbers(&angles)?;
+    let norms = [c.numbers(heads.head_dim)?, c.numbers(heads.head_dim)?];
     c.bench.launch(&Call::Append(Append {
         heads,
         layer: 1,
@@ -239,6 +240,8 @@ fn append(c: &mut Case<'_>) -> Result<Vec<u32>> {
         qkv: qkv.into(),
         angles,
         positions: positions.into(),
+        norms,
+        epsilon: 1e-5,
     }))?;
     let mut out = c.bench.get(qkv)?;
     let cache = c.bench.get(heads.cache)?;

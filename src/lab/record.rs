@@ -1,16 +1,12 @@
 //! Records which neurons a model activates on texts, or which experts its routers choose: an activation trace ([`crate::formats::trace_file`]) for `replay`.
 
-use crate::cpu::{Columns, MAX_COLUMNS};
-use crate::engine::routing::choose;
+use crate::cpu::MAX_COLUMNS;
 use crate::engine::{Engine, Logits, Observer, Seen, Session, Sparsity};
 use crate::error::{Error, Result};
 use crate::formats::trace_file::{Header, TextInfo, TraceSection, TraceWriter};
 use crate::ids::Permutation;
-use crate::model::layer::RouterInput;
-use crate::model::{Activation, FfnWeights, KvType};
-use crate::ops::linear::linear;
-use crate::ops::math;
-use crate::predictor::{Predictor, Tools};
+use crate::model::{Activation, KvType};
+use crate::predictor::{Predictor, Router};
 use std::path::Path;
 use std::sync::Arc;
 
@@ -183,7 +179,11 @@ impl Prediction<'_> {
         let Some(predictor) = &self.request.predictor else {
             match back {
                 0 => bytes.iter_mut().zip(&looking.active[layer]).for_each(|(byte, &is)| *byte = 255 * u8::from(is)),
-                _ => self.route(engine, layer, residual, n, &mut bytes),
+                _ => {
+                    let router = Router::of(&model).expect("a model without a predictor is a mixture");
+                    router.score(&mut engine.tools(), layer, back, residual, n, &mut self.scores);
+                    bytes.iter_mut().zip(&self.scores).for_each(|(byte, &score)| *byte = (score * 255.0) as u8);
+                }
             }
             return bytes;
         };
@@ -199,29 +199,7 @@ impl Prediction<'_> {
     }
 }
 
-impl Prediction<'_> {
-    /// The experts that the router of a layer chooses by an earlier residual, `[n, hidden]`, have 255 in `bytes`, `[n, experts]`.
-    fn route(&mut self, engine: &mut Engine, layer: usize, residual: &[f32], n: usize, bytes: &mut [u8]) {
-        let Tools { model, pool, kernels, .. } = engine.tools();
-        let c = &model.config;
-        let (FfnWeights::Experts(weights), Some(experts)) = (&model.layers[layer].ffn, c.form.experts) else {
-            unreachable!("a model without a predictor is a mixture")
-        };
-        let mut input = residual.to_vec();
-        if experts.reads == RouterInput::FfnNorm {
-            for (residual, input) in residual.chunks_exact(c.hidden).zip(input.chunks_exact_mut(c.hidden)) {
-                math::norm(c.norm, &model.layers[layer].ffn_norm, residual, input);
-            }
-        }
-        linear(pool, kernels, &weights.router, &input, n, &mut Columns::default(), &mut self.scores);
-        let mut chosen = Vec::new();
-        for (products, bytes) in self.scores.chunks_exact(experts.count).zip(bytes.chunks_exact_mut(experts.count)) {
-            chosen.clear();
-            choose(experts, products, &mut chosen);
-            chosen.iter().for_each(|&(expert, _)| bytes[expert] = 255);
-        }
-    }
-}
+impl Prediction<'_> {}
 
 /// Turns flags of n tokens in store order, `[n, ffn]`, into words of bits in the published order, `[n, ffn / 32]`.
 fn bits(active: &[bool], n: usize, order: &Permutation, words: &mut Vec<u32>) {

@@ -4,7 +4,7 @@
 use super::block::{BlockLayout, BlockPart};
 use super::matrix::Matrix;
 use super::stacked::Stacked;
-use crate::formats::rows::{Quant, Rows};
+use crate::formats::rows::{Input, Quant, Rows};
 
 /// The weights of an FFN.
 #[derive(Clone, Debug)]
@@ -104,7 +104,33 @@ impl NeuronBlocks {
     }
 }
 
+impl ExpertWeights {
+    /// Why a device cannot compute these experts; `None` if it can.
+    pub fn not_on_device(&self) -> Option<&'static str> {
+        let first = &self.experts[0];
+        let [gate, up] = first.input_quants().map(|quant| quant.input() == Input::Floats);
+        let rows = |expert: &FfnMatrices| expert.parts().map(|part| (part.quant, part.row_bytes)).collect::<Vec<_>>();
+        let unpadded = |part: &Matrix| part.row_bytes == part.quant.number_bytes(part.cols);
+        if first.parts().count() != 3 {
+            Some("its experts have no gates")
+        } else if self.experts.iter().any(|expert| rows(expert) != rows(first)) {
+            Some("the types of its experts differ within a layer")
+        } else if gate != up {
+            Some("its gates take inputs as floats and its ups as int8, or the other way round")
+        } else if !first.parts().all(|part| part.cols.is_multiple_of(8) && unpadded(part)) {
+            Some("the rows of its experts are no multiple of 8 numbers long")
+        } else {
+            None
+        }
+    }
+}
+
 impl FfnWeights {
+    /// The experts, where it is a mixture.
+    pub fn experts(&self) -> Option<&ExpertWeights> {
+        if let FfnWeights::Experts(experts) = self { Some(experts) } else { None }
+    }
+
     /// Bytes of all weights.
     pub fn bytes(&self) -> u64 {
         match self {

@@ -115,18 +115,6 @@ impl ModelConfig {
         LayerData { norms: self.form.norms, residual_scale: self.form.residual_scale, mixer, ffn }
     }
 
-    /// A part of the layers that only the CPU computes, as a clause for a message; `None` if a device can compute all of them.
-    pub fn not_on_a_device(&self) -> Option<String> {
-        let form = &self.form;
-        if let Some(Experts { count, .. }) = form.experts {
-            return Some(format!("its FFNs are mixtures of {count} experts"));
-        }
-        let differ = !(form.rotated.is_empty() && form.windowed.is_empty());
-        let what =
-            [(form.qk_norm, "its queries and keys are normed"), (differ, "its layers see positions differently")];
-        what.into_iter().find(|(has, _)| *has).map(|(_, what)| what.to_owned())
-    }
-
     /// Parts of a layer's FFN that are chosen, moved and counted by themselves: its neurons, or the experts of a mixture.
     pub fn clusters(&self) -> usize {
         self.form.experts.map_or(self.ffn, |experts| experts.count)

@@ -49,6 +49,11 @@ impl Stacked {
         self.parts.iter().map(Matrix::bytes).sum()
     }
 
+    /// The place in the parts, counted over all of them, of row `row` of the whole.
+    pub fn place(&self, row: usize) -> usize {
+        self.order.get(row).map_or(row, |&place| place as usize)
+    }
+
     /// Whether products come in another order than the engine's.
     pub fn is_in_order(&self) -> bool {
         self.order.is_empty()

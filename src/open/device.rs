@@ -15,10 +15,12 @@ use crate::ids::PublishedId;
 use crate::model::{KvType, Model};
 use crate::placement::memory_plan::{Footprint, KvPlace, Plan, Request, plan};
 use crate::placement::policy::{self, PlacementPolicy};
+use crate::predictor::{Predictor, Router};
 use crate::scheduler::thresholds::LossWeight;
 use crate::scheduler::{Policy as Migration, Rules};
 use bytemuck::allocation::TransparentWrapperAlloc;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 /// What an observation takes the scheduler on a virtual clock, ns, beside reading the predictor's weights: copying it and choosing among
 /// some thousand neurons.
@@ -165,7 +167,7 @@ fn keep(model: &Model, learnt: &[Vec<f32>]) -> Result<()> {
         model: c.name.clone(),
         layers: c.layers,
         hidden: c.hidden,
-        ffn: c.ffn,
+        ffn: c.clusters(),
         sections: Vec::new(),
     };
     history_file::write(&artifacts::write_path(model, artifacts::Kind::History)?, header, &frequencies)
@@ -285,9 +287,6 @@ impl DeviceOptions {
     /// Refuses options that are wrong on every machine.
     fn check(&self, model: &Model) -> Result<()> {
         let layers = model.config.layers;
-        if let Some(what) = model.config.not_on_a_device() {
-            return Err(Error::Usage(format!("--device: {what}, which only the processor computes; leave it out")));
-        }
         if let Some(why) = model.not_on_device() {
             return Err(Error::Usage(format!(
                 "a device cannot compute with this model: {why} (they are {}); give --quant q8_0 (or pack it so) to use a device",
@@ -321,14 +320,14 @@ impl DeviceOptions {
         told: &dyn Listener,
     ) -> Result<Planned> {
         let model = &engine.model;
-        let (layers, ffn) = (model.config.layers, model.config.ffn);
+        let (layers, clusters) = (model.config.layers, model.config.clusters());
         let (counts, tokens) = match artifacts::profile(model)? {
             Some((_, profile)) => (
                 (0..layers).map(|layer| profile.counts(layer)).collect(),
                 profile.texts.iter().map(|t| t.info.tokens as u64).sum(),
             ),
-            // Without a profile every neuron counts the same, and the scheduler takes none for frequent.
-            None => (vec![vec![1; ffn]; layers], 10),
+            // Without a profile every cluster counts the same, and the scheduler takes none for frequent.
+            None => (vec![vec![1; clusters]; layers], 10),
         };
         let machine = machine::find(self.machine.as_deref(), told)?;
         let request = Request {
@@ -355,7 +354,8 @@ impl DeviceOptions {
 
     /// Whether a scheduler is started: a dense model needs all neurons of a layer for every token, so there is nothing to choose.
     fn schedules(&self, engine: &Engine) -> bool {
-        (self.policy != Migration::Static || self.live) && !engine.sparsity().is_dense()
+        let chooses = engine.model.config.form.experts.is_some() || !engine.sparsity().is_dense();
+        (self.policy != Migration::Static || self.live) && chooses
     }
 
     /// The part of a look-ahead that the device does for the scheduler.
@@ -372,7 +372,9 @@ impl DeviceOptions {
         }
         // A look-ahead of two gives a copy a whole layer's time to arrive, and predictions are hardly worse: runs/2026-11-22-lookahead.
         let wanted = self.lookahead.map_or(vec![2, 1], |ahead| vec![ahead]);
-        let Some(predictor) = sparsity::ahead(engine, options)? else {
+        let routers = Router::of(&engine.model).map(|routers| Arc::new(routers) as Arc<dyn Predictor>);
+        let predictor = if routers.is_some() { routers } else { sparsity::ahead(engine, options)? };
+        let Some(predictor) = predictor else {
             return Ok((None, wanted[0].min(layers - 1).max(1)));
         };
         let looks = |&ahead: &usize| (ahead..layers).all(|l| predictor.calibration(l, ahead).is_some());
@@ -418,11 +420,13 @@ impl DeviceOptions {
         let own = |l| Some((engine.sparsity().threshold(l)?, engine.sparsity().calibration(l)?.clone()));
         let setting = BackgroundOptions {
             policy,
-            tune: match (self.deterministic, self.live) {
-                (false, _) => |rules| rules,
-                (true, false) => |rules| Rules { thresholds: false, ..rules },
+            tune: match (self.deterministic, self.live, model.config.form.experts.is_some()) {
+                (false, _, false) => |rules| rules,
+                (false, _, true) => Rules::for_clusters,
+                (true, false, false) => |rules| Rules { thresholds: false, ..rules },
+                (true, false, true) => |rules| Rules { thresholds: false, ..rules.for_clusters() },
                 // Other clients' prompts would decide where neurons lie, and CPU and device add up in different orders.
-                (true, true) => |rules| Rules { thresholds: false, moves: false, ..rules },
+                (true, true, _) => |rules| Rules { thresholds: false, moves: false, ..rules },
             },
             weight: if self.printed_loss { LossWeight::Complement } else { LossWeight::Probability },
             ahead,
@@ -451,7 +455,7 @@ impl DeviceOptions {
 
 /// The neurons that a placement file names; its slots replace the plan's.
 fn placed_by_file(path: &Path, model: &Model, plan: &mut Plan) -> Result<Vec<Vec<PublishedId>>> {
-    let (layers, ffn) = (model.config.layers, model.config.ffn);
+    let (layers, ffn) = (model.config.layers, model.config.clusters());
     let file = PlacementFile::read(path)?;
     file.check_owner(path, model.fingerprint(), layers, ffn)?;
     let wanted: u64 = file.layers.iter().map(|l| l.slots as u64).sum();

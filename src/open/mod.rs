@@ -82,19 +82,18 @@ impl EngineOptions {
     }
 
     /// Opens the model in the form that the other options need: a dense GGUF is read in place unless neurons are to be left out or moved,
-    /// everything else is packed first if that was not done yet.
+    /// a mixture of experts always, everything else is packed first if that was not done yet.
     ///
     /// # Errors
     /// As [`ModelOptions::open`].
     pub fn open_model(&self, told: &dyn Listener) -> Result<Model> {
-        let in_place = self.device.is_none() && self.sparsity.may_be_dense();
-        if !in_place && self.model.is_mixture()? {
+        let mixture = self.model.is_mixture()?;
+        if mixture && !self.sparsity.may_be_dense() {
             return Err(Error::Usage(
-                "this is a mixture of experts: its routers choose what is computed, and the processor computes it; leave out --device \
-                 and the options of predictors"
-                    .into(),
+                "this is a mixture of experts, and its routers choose what is computed; leave out the options of predictors".into(),
             ));
         }
+        let in_place = self.sparsity.may_be_dense() && (self.device.is_none() || mixture);
         match in_place.then(|| self.model.in_place()).transpose()?.flatten() {
             Some(source) => {
                 let model = Model::in_place(source)?;

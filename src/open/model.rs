@@ -159,12 +159,12 @@ impl ModelOptions {
 
     /// Refuses what a mixture of experts cannot be opened with.
     fn check_mixture(&self) -> Result<()> {
-        let why = match (self.quant, self.for_device) {
-            (Some(_), _) => "--quant: a mixture of experts is read where it lies, in its own types; leave it out",
-            (None, true) => "this is a mixture of experts, which the processor computes; leave out the device",
-            (None, false) => return Ok(()),
-        };
-        Err(Error::Usage(why.into()))
+        match self.quant {
+            Some(_) => Err(Error::Usage(
+                "--quant: a mixture of experts is read where it lies, in its own types; leave it out".into(),
+            )),
+            None => Ok(()),
+        }
     }
 
     /// Whether the model is a mixture of experts, which is always read in place. What is wrong with its files is said where they are

@@ -77,7 +77,9 @@ fn open_split(
         copy_us: machine.copy_us,
         sync_us: machine.sync_us,
     };
-    split.stream(c, &model.layers[0], ChunkCosts::of(&rates, c, block_bytes), streamed_bytes(c))?;
+    if model.has_neurons() {
+        split.stream(c, &model.layers[0], ChunkCosts::of(&rates, c, block_bytes), streamed_bytes(c))?;
+    }
     split.reserved = split.device.reserve(elsewhere(model, plan, &split))?;
     Ok(split)
 }

@@ -150,7 +150,7 @@ pub(super) fn ahead(engine: &Engine, options: &SparsityOptions) -> Result<Option
         return Ok(Some(used.clone()));
     }
     let ready = match kind {
-        Kind::Dense | Kind::Exact => return Ok(None),
+        Kind::Dense | Kind::Exact | Kind::Router => return Ok(None),
         Kind::Sign => found.sign()?,
         Kind::Mlp => found.mlp()?,
     };
@@ -173,7 +173,9 @@ pub fn one(engine: &Engine, kind: Option<Kind>, file: Option<PathBuf>) -> Result
         },
     };
     let ready = match kind {
-        Kind::Dense => return Err(Error::Usage("dense predicts nothing; take mlp, sign or exact".into())),
+        Kind::Dense | Kind::Router => {
+            return Err(Error::Usage("dense predicts nothing; take mlp, sign or exact".into()));
+        }
         Kind::Exact => found.exact()?,
         Kind::Sign => found.sign()?,
         Kind::Mlp => found.mlp()?,
@@ -210,7 +212,8 @@ impl<'a> Found<'a> {
             None => self.unsaid()?,
         };
         let ready = match kind {
-            Kind::Dense => return Ok(Choice::Dense),
+            // Which experts are computed is their router's choice.
+            Kind::Dense | Kind::Router => return Ok(Choice::Dense),
             Kind::Exact => {
                 let ready = self.exact()?;
                 if self.options.ahead == 0 {

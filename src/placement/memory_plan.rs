@@ -10,7 +10,7 @@ use crate::error::{Error, Result};
 use crate::formats::machine_profile::MachineProfile;
 use crate::formats::rows::Quant;
 use crate::model::config::{ModelConfig, Norm, Positions};
-use crate::model::{BlockLayout, KvCache, KvType, Model};
+use crate::model::{BlockLayout, KvCache, KvType, Matrix, Model};
 use serde::Serialize;
 use serde::ser::{SerializeStruct, Serializer};
 
@@ -55,11 +55,13 @@ impl Footprint {
     pub fn of_model(model: &Model, context: usize, kv: KvType) -> Footprint {
         let layers = model.layers.iter();
         Footprint {
-            block_bytes: model.layers[0].ffn.cluster_bytes(),
-            attention_bytes: layers.map(|l| l.qkv.bytes() + l.o.bytes()).sum::<u64>() + small_bytes(&model.config),
+            // Of experts in types that differ from layer to layer the largest: a plan that fits has room for them all.
+            block_bytes: model.layers.iter().map(|l| l.ffn.cluster_bytes()).max().unwrap_or(0),
+            attention_bytes: layers.flat_map(|l| l.qkv.parts().iter().chain([&l.o])).map(padded_bytes).sum::<u64>()
+                + small_bytes(&model.config),
             embeddings_bytes: if model.config.tied { 0 } else { model.embed.bytes() }
                 + model.positions.map_or(0, |p| p.bytes()),
-            head_bytes: model.head.bytes() + norm_bytes(&model.config),
+            head_bytes: padded_bytes(&model.head) + norm_bytes(&model.config),
             ..Footprint::of_shape(&model.config, model.quant, context, kv)
         }
     }
@@ -111,6 +113,11 @@ fn of_cluster(c: &ModelConfig) -> usize {
     if c.form.experts.is_some() { c.ffn } else { 1 }
 }
 
+/// A matrix with its rows as a device has them: padded, as a file that is read in place has them not.
+fn padded_bytes(matrix: &Matrix) -> u64 {
+    (matrix.rows * matrix.quant.row_bytes(matrix.cols)) as u64
+}
+
 /// One norm: weight and, for LayerNorm, bias, in f32.
 fn norm_bytes(c: &ModelConfig) -> u64 {
     (c.hidden * 4 * if matches!(c.norm, Norm::Layer(_)) { 2 } else { 1 }) as u64
@@ -122,7 +129,8 @@ fn small_bytes(c: &ModelConfig) -> u64 {
     let biases =
         there(c.attention_bias, c.qkv_dim()) + there(c.output_bias, c.hidden) + there(c.ffn_bias, c.ffn + c.hidden);
     let router = c.form.experts.map_or(0, |experts| experts.count * c.hidden);
-    c.layers as u64 * (2 * norm_bytes(c) + 4 * (biases + router) as u64)
+    let head_norms = there(c.form.qk_norm, 2 * c.head_dim);
+    c.layers as u64 * (2 * norm_bytes(c) + 4 * (biases + router + head_norms) as u64)
 }
 
 /// Everything that a pass needs besides weights: the engine's workspace for as many tokens as a prompt's chunk has; room for blocks that
@@ -136,6 +144,10 @@ fn buffers_bytes(c: &ModelConfig) -> u64 {
 /// Bytes for blocks that are copied for a prompt's chunk: what the chunk's activations would take if all were kept. That is a few hundred
 /// blocks of a 7B model in f16, which the link copies in a fraction of a millisecond.
 pub fn streamed_bytes(c: &ModelConfig) -> u64 {
+    if c.form.experts.is_some() {
+        // The CPU computes a mixture's chunks.
+        return 0;
+    }
     4 * (CHUNK * (c.ffn_kind.rows() - 1) * c.ffn) as u64
 }
 

@@ -9,12 +9,14 @@ mod calibration;
 pub mod exact;
 mod load;
 pub mod mlp;
+pub mod router;
 pub mod sign;
 
 pub use calibration::{Bytes, Calibration};
 pub use exact::Exact;
 pub use load::open;
 pub use mlp::Mlp;
+pub use router::Router;
 pub use sign::Sign;
 
 use crate::cpu::sign::BitLine;
@@ -33,10 +35,12 @@ pub enum Kind {
     Sign,
     /// A trained two-layer network of low rank (PowerInfer, Deja Vu).
     Mlp,
+    /// The routers of a mixture of experts: nothing to train, and nothing to choose.
+    Router,
 }
 
 impl Kind {
-    /// Every kind, from the simplest on.
+    /// Every kind that can be asked for, from the simplest on.
     pub const ALL: [Kind; 4] = [Kind::Dense, Kind::Exact, Kind::Sign, Kind::Mlp];
 
     /// The kind as users type it and files contain it.
@@ -46,6 +50,7 @@ impl Kind {
             Kind::Exact => "exact",
             Kind::Sign => "sign",
             Kind::Mlp => "mlp",
+            Kind::Router => "router",
         }
     }
 }
@@ -81,6 +86,8 @@ pub struct Scratch {
     pub inner: Vec<f32>,
     /// Packed signs of the input, `[n, cpu::sign::lines(hidden)]`.
     pub bits: Vec<BitLine>,
+    /// Experts of a token and their weights, `[used]`.
+    pub experts: Vec<(usize, f32)>,
 }
 
 /// A predictor of one layer as plain weights, for a device.

@@ -11,7 +11,7 @@ use half::f16;
 pub(super) const FUNCTIONS: &[&[&str]] = &[&["append"]];
 const APPEND: Function = Function::named("append");
 
-/// Rotates queries and keys in place and puts keys and values into the cache.
+/// Norms and rotates queries and keys in place, in layers that do so, and puts keys and values into the cache.
 #[derive(Clone, Copy, Debug)]
 pub struct Append {
     /// The shape of attention, and the memory that keys and values go to.
@@ -27,6 +27,10 @@ pub struct Append {
     pub angles: Buffer,
     /// `[n, 2]` u32: sequence and position of each column.
     pub positions: View,
+    /// `[head_dim]` each, the weights by which the heads of q and of k are normed before they are rotated (RMS); or buffers of no bytes.
+    pub norms: [Buffer; 2],
+    /// Added to the mean square in these norms.
+    pub epsilon: f32,
 }
 
 impl DeviceKernel for Append {
@@ -34,17 +38,27 @@ impl DeviceKernel for Append {
     type Scratch = Vec<f32>;
 
     fn operands(&self, see: &mut dyn FnMut(Operand)) {
-        let &Append { heads, n, qkv, angles, positions, .. } = self;
+        let &Append { heads, n, qkv, angles, positions, norms, .. } = self;
         see(Operand::written(heads.cache, heads.sequence() * 2));
         see(Operand::written(qkv, n * heads.qkv_dim() * 4));
         see(Operand::optional(angles, n * heads.head_dim * 4));
         see(Operand::read(positions, n * 8));
+        norms.iter().for_each(|&norm| see(Operand::optional(norm, heads.head_dim * 4)));
     }
 
     fn run(&self, at: &dyn HostMemory, _: &Kernels, out: &mut Vec<f32>) -> u64 {
         let (h, half) = (&self.heads, self.heads.head_dim / 2);
         out.clear();
         out.extend(numbers(at, self.qkv, self.n * h.qkv_dim()));
+        for qkv in out.chunks_exact_mut(h.qkv_dim()) {
+            let (q, kv) = qkv.split_at_mut(h.q_dim());
+            for (heads, norm) in [q, &mut kv[..h.kv_heads * h.head_dim]].into_iter().zip(self.norms) {
+                let weights = at.of(norm);
+                if !weights.is_empty() {
+                    heads.chunks_exact_mut(h.head_dim).for_each(|head| self.norm(weights, head));
+                }
+            }
+        }
         let angles = at.of(self.angles);
         if !angles.is_empty() {
             for (qkv, angles) in out.chunks_exact_mut(h.qkv_dim()).zip(angles.chunks_exact(h.head_dim)) {
@@ -80,7 +94,17 @@ impl DeviceKernel for Append {
         let warps = (h.head_dim / 2).div_ceil(WARP).clamp(1, 8);
         let grid = [h.heads + 2 * h.kv_heads, self.n, 1];
         let operands = [at.view(self.qkv), at.optional(self.angles), at.view(self.positions), at.buffer(h.cache)];
-        let launch = Launch::new(APPEND, grid, warps, 0).words(operands);
-        out.push(launch.ints([h.heads, h.kv_heads, h.head_dim, h.layers, self.layer, h.context]));
+        let launch =
+            Launch::new(APPEND, grid, warps, warps * 4).words(operands).words(self.norms.map(|n| at.optional(n)));
+        out.push(launch.ints([h.heads, h.kv_heads, h.head_dim, h.layers, self.layer, h.context]).float(self.epsilon));
+    }
+}
+
+impl Append {
+    /// Norms one head.
+    fn norm(&self, weights: &[f32], head: &mut [f32]) {
+        let square = head.iter().map(|&v| f64::from(v * v)).sum::<f64>() / head.len() as f64;
+        let scale = 1.0 / (square as f32 + self.epsilon).sqrt();
+        head.iter_mut().zip(weights).for_each(|(v, w)| *v = *v * scale * w);
     }
 }

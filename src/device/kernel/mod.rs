@@ -14,6 +14,7 @@ mod append;
 mod attend;
 mod copy;
 mod dense_ffn;
+mod expert_ffn;
 mod gather;
 mod host;
 mod launch;
@@ -139,6 +140,7 @@ kernels! {
     select: Select,
     sparse_ffn: SparseFfn,
     dense_ffn: DenseFfn,
+    expert_ffn: ExpertFfn,
     add: Add;
     quantize, matmul, copy, gather
 }

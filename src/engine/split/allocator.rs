@@ -28,6 +28,31 @@ impl DeviceAllocator<'_> {
         Ok(buffer)
     }
 
+    /// Allocates memory for `rows` rows of `bytes` bytes and copies them there, each as `put` writes it over zeros; returns once they have
+    /// arrived.
+    pub(super) fn upload_rows(
+        &mut self,
+        rows: usize,
+        bytes: usize,
+        put: impl Fn(usize, &mut [u8]),
+    ) -> Result<Buffer, OutOfMemory> {
+        const PIECE_BYTES: usize = 4 << 20;
+        let (buffer, at_once) = (self.alloc(rows * bytes)?, (PIECE_BYTES / bytes).max(1));
+        let mut piece = vec![0; at_once * bytes];
+        for first in (0..rows).step_by(at_once) {
+            let count = at_once.min(rows - first);
+            piece.fill(0);
+            piece.chunks_exact_mut(bytes).take(count).enumerate().for_each(|(i, row)| put(first + i, row));
+            // SAFETY: the copy is done before anything else can happen to `piece`.
+            unsafe {
+                let at = (first * bytes) as u64;
+                self.device.copy_in(Stream::Compute, piece.as_ptr(), count * bytes, buffer, at);
+            }
+            self.device.synchronize(Stream::Compute);
+        }
+        Ok(buffer)
+    }
+
     /// Has the device allocate what a call needs beside its operands.
     pub fn prepare(&mut self, call: &Call) -> Result<(), OutOfMemory> {
         let before = self.device.memory().used;

@@ -130,7 +130,7 @@ impl Split {
     /// Has the device compute the neurons in slots.
     fn resident(&mut self, c: &ModelConfig, l: usize, n: usize, layer: &Layer, activation_threshold: f32) {
         let (at, block) = (&self.cache.layers[l], layer.block().bytes());
-        let (slots, blocks, bucket) = (at.table.slots().len(), at.blocks, at.bucket);
+        let (slots, blocks, bucket) = (at.table.slots().len(), at.blocks[0], at.bucket);
         for first in (0..slots).step_by(SLOTS_AT_ONCE) {
             let blocks = View { buffer: blocks, at: (first * block) as u64 };
             let bucket = View { buffer: bucket, at: first as u64 * 4 };

@@ -7,6 +7,8 @@ use crate::device::{Device, Event, NONE, SparseFfn, Stream};
 use crate::engine::ffn::Selection;
 use crate::engine::forward::Pass;
 use crate::ids::StoreId;
+use crate::model::FfnWeights;
+use crate::model::config::ModelConfig;
 use crate::scheduler::LayerTimes;
 
 /// The marks around a layer's work on the compute stream.
@@ -45,6 +47,17 @@ impl Fired {
     pub(super) fn new(ffn: usize) -> Fired {
         let neurons = Selection { neurons: Vec::with_capacity(ffn), masks: Vec::with_capacity(ffn) };
         Fired { layer: None, neurons, sequences: Vec::with_capacity(MAX_COLUMNS), complete: false }
+    }
+}
+
+impl Fired {
+    /// These neurons of a layer were active, and no others.
+    pub(super) fn set(&mut self, layer: usize, neurons: &Selection, sequences: &[u64]) {
+        (self.layer, self.complete) = (Some(layer), true);
+        self.neurons.neurons.clone_from(&neurons.neurons);
+        self.neurons.masks.clone_from(&neurons.masks);
+        self.sequences.clear();
+        self.sequences.extend_from_slice(sequences);
     }
 }
 
@@ -101,7 +114,7 @@ impl Split {
     }
 
     /// Reads the times of a pass of few tokens that is over on the device, and how many pairs of a neuron and a token were active in slots.
-    fn measure(&mut self, n: usize) {
+    fn measure(&mut self, c: &ModelConfig, n: usize) {
         for l in 0..self.marks.len() {
             let Split { device, cache, marks, current, wanted, .. } = self;
             let Marks { exchanged, ffn, merge } = &marks[l];
@@ -110,6 +123,10 @@ impl Split {
             t.neurons[Tier::Device] = wanted[l] as u64;
             t.ffn_ns[Tier::Device] = if wanted[l] == 0 { 0 } else { device.elapsed_ns(ffn[0], ffn[1]) };
             t.merge_ns = device.elapsed_ns(merge[0], merge[1]);
+            if c.form.experts.is_some() {
+                // All experts that were chosen are active.
+                continue;
+            }
             let slots = cache.layers[l].bucket_entries().len();
             let range = self.fired_range(l, slots, n);
             let active: u64 = self.host.fired[range].iter().map(|bits| u64::from(bits.count_ones())).sum();
@@ -124,18 +141,19 @@ impl Split {
 
     /// Counts what the device did in a pass that is over there.
     pub(super) fn count(&mut self, pass: &Pass<'_, '_>) {
-        let block = *pass.model.layers[0].block();
-        self.measure(pass.n());
+        let model = pass.model;
+        self.measure(&model.config, pass.n());
         let Split { device, cache, .. } = self;
         cache.counters.tokens += pass.n() as u64;
         let mut bytes = 0;
-        for ((layer, &active), &wanted) in cache.layers.iter_mut().zip(&self.active).zip(&self.wanted) {
-            layer.computed[Tier::Device] += active;
+        for (l, (&active, &wanted)) in self.active.iter().zip(&self.wanted).enumerate() {
+            cache.layers[l].computed[Tier::Device] += active;
             cache.counters.computed[Tier::Device] += active;
-            // The first row of what was wanted, the others of what is active for some token.
-            let first = block.gate_or_up().bytes;
-            bytes += wanted * first + wanted.min(active as usize) * (block.bytes() - first);
+            let ffn = &model.layers[l].ffn;
+            // Of a neuron the first row, the others if it is active for some token; of an expert all.
+            let first = if let FfnWeights::Neurons(blocks) = ffn { blocks.layout.gate_or_up().bytes as u64 } else { 0 };
+            bytes += wanted as u64 * first + active.min(wanted as u64) * (ffn.cluster_bytes() - first);
         }
-        device.has_read(bytes as u64);
+        device.has_read(bytes);
     }
 }

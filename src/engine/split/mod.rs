@@ -3,6 +3,7 @@
 
 mod allocator;
 mod chunk;
+mod experts;
 mod kv;
 mod measure;
 mod migrator;
@@ -26,12 +27,13 @@ use crate::cache::{HostBlocks, NeuronCache};
 use crate::cpu::MAX_COLUMNS;
 use crate::device::{Attend, Buffer, Call, Device, Note, OutOfMemory, Stream, Then, View};
 use crate::ids::StoreId;
-use crate::model::Model;
 use crate::model::config::ModelConfig;
 use crate::model::weights::Layer;
+use crate::model::{ExpertWeights, FfnMatrices, FfnWeights, Model};
 use crate::scheduler::LayerTimes;
 use allocator::DeviceAllocator;
 use chunk::Streaming;
+use experts::ExpertSplit;
 use kv::DeviceKv;
 use measure::Marks;
 use pass::Begun;
@@ -63,6 +65,7 @@ pub struct Split {
     /// Bytes of weights, workspace, keys and values, and blocks that are copied for a chunk.
     bytes: u64,
     host: PinnedBuffers,
+    experts: ExpertSplit,
     /// By layer: neurons on the device that some token wanted.
     wanted: Vec<usize>,
     /// By layer: neurons on the device times tokens for which they were active.
@@ -115,7 +118,7 @@ impl Split {
         // SAFETY: the blocks lie in the store, by the caller's promise; the device is dropped before the cache.
         let cache = unsafe { neuron_cache(&mut *device, slots, model)? };
         // SAFETY: the device is dropped before the pinned memory.
-        let host = unsafe { PinnedBuffers::new(&mut *device, c) };
+        let (host, experts) = unsafe { (PinnedBuffers::new(&mut *device, c), ExpertSplit::new(&mut *device, c)) };
         // As a later variable it is dropped before both, too, if one of the next steps fails.
         let mut device = device;
         let reserved = device.reserve(0)?;
@@ -137,11 +140,12 @@ impl Split {
             streaming: None,
             bytes,
             host,
+            experts,
             wanted: vec![0; c.layers],
             active: vec![0; c.layers],
             times: vec![LayerTimes::default(); c.layers],
             current: vec![LayerTimes::default(); c.layers],
-            fired: Fired::new(c.ffn),
+            fired: Fired::new(c.clusters()),
             sequences: Vec::with_capacity(MAX_COLUMNS),
             runs: Vec::with_capacity(c.ffn),
             cpu_counts: Default::default(),
@@ -228,7 +232,10 @@ impl Split {
         calls.extend(projections(CHUNK));
         let layers = model.layers.iter().enumerate();
         let ffns = (1..=MAX_COLUMNS).flat_map(|n| layers.clone().map(move |(l, layer)| (n, l, layer)));
-        calls.extend(ffns.map(|(n, l, layer)| Call::SparseFfn(self.ffn_call(c, l, n, layer, 0.0, c.ffn))));
+        calls.extend(ffns.map(|(n, l, layer)| match &layer.ffn {
+            FfnWeights::Experts(weights) => Call::ExpertFfn(self.expert_call(c, l, n, weights, c.clusters())),
+            _ => Call::SparseFfn(self.ffn_call(c, l, n, layer, 0.0, c.ffn)),
+        }));
         calls
     }
 
@@ -268,13 +275,25 @@ impl Split {
     }
 }
 
+/// Where the experts of a layer lie: gate, up and down of each.
+fn expert_blocks(weights: &ExpertWeights) -> HostBlocks {
+    let first = weights.experts[0].parts().enumerate();
+    HostBlocks::of_parts(first.map(|(i, part)| {
+        let start = |expert: &FfnMatrices| expert.parts().nth(i).expect("all have the same parts").row_ptr(0);
+        (part.bytes() as usize, weights.experts.iter().map(start).collect())
+    }))
+}
+
 /// A neuron cache whose blocks are those of the model's store.
 ///
 /// # Safety
 /// As [`NeuronCache::new`].
 unsafe fn neuron_cache(device: &mut dyn Device, slots: &[usize], model: &Model) -> Result<NeuronCache, OutOfMemory> {
     let c = &model.config;
-    let blocks = |layer: &Layer| HostBlocks::new(layer.neurons().ptr(0), layer.block().bytes(), c.ffn);
+    let blocks = |layer: &Layer| match &layer.ffn {
+        FfnWeights::Experts(weights) => expert_blocks(weights),
+        _ => HostBlocks::new(layer.neurons().ptr(0), layer.block().bytes(), c.ffn),
+    };
     let host: Vec<HostBlocks> = model.layers.iter().map(blocks).collect();
     let bias: Vec<&[f32]> = model.layers.iter().map(|layer| &layer.up_bias[..]).collect();
     // SAFETY: the caller's promise.

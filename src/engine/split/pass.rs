@@ -13,8 +13,8 @@ use crate::engine::embed::embed;
 use crate::engine::ffn::{self, Counts, Work};
 use crate::engine::forward::{Executor, Pass, Phase, Step};
 use crate::engine::sparsity::{Scored, Wanted};
-use crate::model::config::{ModelConfig, Positions};
-use crate::model::layer::Norms;
+use crate::model::config::{ModelConfig, Norm, Positions};
+use crate::model::layer::{Attention, Mixer, Norms};
 use crate::model::weights::Layer;
 use crate::ops::gates::gates;
 
@@ -61,6 +61,7 @@ impl Executor for Split {
             return;
         }
         self.note(Note::Layer(l));
+        self.fetch_layer_input(&pass.model.config, pass.n());
         // Copies that were decided meanwhile run while attention does.
         let Some(migrator) = &mut self.migrator else { return };
         pass.probe.lap(Stage::Attention);
@@ -102,6 +103,9 @@ impl Executor for Split {
         if pass.is_chunk() {
             return Wanted::All;
         }
+        if pass.model.config.form.experts.is_some() {
+            return self.route(pass, l);
+        }
         let wanted = pass.sparsity.wanted(l);
         self.begin_ffn(pass, l, wanted);
         if self.attends_late || !self.begun.alone {
@@ -122,6 +126,9 @@ impl Executor for Split {
     fn ffn(&mut self, pass: &mut Pass<'_, '_>, l: usize, wanted: Wanted) {
         if pass.is_chunk() {
             return self.chunk_ffn(pass, l);
+        }
+        if wanted == Wanted::Experts {
+            return self.expert_ffn(pass, l);
         }
         if !self.begun.device_ffn {
             self.launch_selected(pass, l, wanted);
@@ -185,6 +192,11 @@ impl Split {
         self.device.begin_sequence(4 * l + section as usize);
     }
 
+    /// Begins the section in which host and device exchange a layer's input.
+    pub(super) fn begin_exchange(&mut self, l: usize) {
+        self.begin_section(l, GraphSection::Exchange);
+    }
+
     /// Uploads the residual, the tokens' positions, and the keys and values that the device lacks, if there is room for them.
     fn upload(&mut self, pass: &Pass<'_, '_>) {
         let (c, b) = (&pass.model.config, &pass.buffers);
@@ -239,7 +251,12 @@ impl Split {
         let heads = self.kv.as_ref().expect("looked at when the pass began").heads;
         let (qkv, attended) = (self.workspace.qkv, self.workspace.attended);
         let (angles, positions) = (self.workspace.angles, self.workspace.positions);
-        self.launch(Call::Append(Append { heads, layer: l, n, qkv: qkv.into(), angles, positions: positions.into() }));
+        let Mixer::Attention(Attention { window, rotary, .. }) = c.layer(l).mixer;
+        let angles = if rotary.is_empty() { self.weights.plain[0] } else { angles };
+        let (Norm::Rms(epsilon) | Norm::Layer(epsilon)) = c.norm;
+        let (norms, qkv_all, positions_all) = (self.weights.layers[l].qk_norm, qkv.into(), positions.into());
+        let append = Append { heads, layer: l, n, qkv: qkv_all, angles, positions: positions_all, norms, epsilon };
+        self.launch(Call::Append(append));
         for (i, group) in b.positions.chunks(MAX_COLUMNS).enumerate() {
             let most = group.iter().map(|p| p.position + 1).max().unwrap_or(1);
             let part = |buffer, each: usize| View { buffer, at: (i * MAX_COLUMNS * each * 4) as u64 };
@@ -247,7 +264,7 @@ impl Split {
                 heads,
                 layer: l,
                 n: group.len(),
-                window: c.window,
+                window,
                 most,
                 qkv: part(qkv, c.qkv_dim()),
                 positions: part(positions, 2),
@@ -331,7 +348,7 @@ impl Split {
     }
 
     /// Takes over what the host needs of a layer, which has come: residual and normalised input.
-    fn receive(&mut self, pass: &mut Pass<'_, '_>) {
+    pub(super) fn receive(&mut self, pass: &mut Pass<'_, '_>) {
         pass.probe.lap(Stage::Attention);
         let (n, h, b) = (pass.n(), pass.model.config.hidden, &mut *pass.buffers);
         let residual = ExchangeLayout::new(n, &pass.model.config).residual();
@@ -380,7 +397,7 @@ impl Split {
     }
 
     /// Begins the moves that the scheduler has decided meanwhile, and gives it a layer whose neurons have been divided.
-    fn observe(&mut self, pass: &mut Pass<'_, '_>, l: usize, wanted: Wanted) {
+    pub(super) fn observe(&mut self, pass: &mut Pass<'_, '_>, l: usize, wanted: Wanted) {
         let Some(mut migrator) = self.migrator.take() else { return };
         pass.probe.lap(Stage::Ffn);
         if l > 0 {
@@ -458,7 +475,7 @@ impl Split {
             ffn: c.ffn,
             slots,
             n,
-            blocks: at.blocks,
+            blocks: at.blocks[0],
             bucket: at.bucket,
             up_bias: at.up_bias,
             input: self.workspace.exchange,
@@ -474,10 +491,16 @@ impl Split {
             return;
         }
         let activation_threshold = threshold_for(pass.sparsity.activation_threshold(l), wanted);
+        let call = self.ffn_call(c, l, n, layer, activation_threshold, slots);
+        self.launch_ffn_call(l, Call::SparseFfn(call));
+    }
+
+    /// Puts a layer's FFN on the device's stream, between its marks.
+    pub(super) fn launch_ffn_call(&mut self, l: usize, call: Call) {
         self.note(Note::Compute(Some(Stage::Ffn)));
         self.device.record(Stream::Compute, self.marks[l].ffn[0]);
         self.begin_section(l, GraphSection::Ffn);
-        self.launch(Call::SparseFfn(self.ffn_call(c, l, n, layer, activation_threshold, slots)));
+        self.launch(call);
         self.note(Note::Compute(None));
         self.device.end_sequence();
         self.device.record(Stream::Compute, self.marks[l].ffn[1]);
@@ -485,7 +508,7 @@ impl Split {
     }
 
     /// Adds the parts of the FFN's output to the residual; `both` says whether the host has one.
-    fn merge(&mut self, c: &ModelConfig, l: usize, n: usize, both: bool) {
+    pub(super) fn merge(&mut self, c: &ModelConfig, l: usize, n: usize, both: bool) {
         let (count, to) = (n * c.hidden, self.at(ExchangeLayout::new(n, c).residual()));
         self.note(Note::Compute(Some(Stage::Merge)));
         self.device.record(Stream::Compute, self.marks[l].merge[0]);
@@ -500,7 +523,8 @@ impl Split {
         }
         self.device.end_sequence();
         self.device.record(Stream::Compute, self.marks[l].merge[1]);
-        if self.wanted[l] > 0 {
+        // Of experts it is known.
+        if self.wanted[l] > 0 && c.form.experts.is_none() {
             self.note(Note::Compute(None));
             self.fetch_fired(l, n, c.hidden);
         }

@@ -10,8 +10,25 @@ use crate::model::{Model, Stacked};
 impl DeviceAllocator<'_> {
     /// Uploads a matrix and its bias.
     pub(super) fn linear(&mut self, matrix: &Matrix, bias: &[f32]) -> Result<DeviceMatrix, OutOfMemory> {
-        let (weights, bias) = (self.upload(matrix.all())?, self.numbers(bias)?);
-        let &Matrix { quant, rows, cols, .. } = matrix;
+        self.in_order(matrix, bias, |row| row)
+    }
+
+    /// Uploads a matrix and its bias; row `r` on the device is row `of(r)` of the matrix.
+    fn in_order(
+        &mut self,
+        matrix: &Matrix,
+        bias: &[f32],
+        of: impl Fn(usize) -> usize,
+    ) -> Result<DeviceMatrix, OutOfMemory> {
+        let &Matrix { quant, rows, cols, row_bytes, .. } = matrix;
+        let padded = quant.row_bytes(cols);
+        let weights = if padded == row_bytes && (0..rows).all(|row| of(row) == row) {
+            self.upload(matrix.all())?
+        } else {
+            // As a file has them: without padding, and perhaps in another order.
+            self.upload_rows(rows, padded, |row, to| to[..row_bytes].copy_from_slice(matrix.row(of(row))))?
+        };
+        let bias = self.numbers(bias)?;
         Ok(DeviceMatrix { quant, rows, cols, weights, bias, first: 0, stride: rows })
     }
 
@@ -22,7 +39,9 @@ impl DeviceAllocator<'_> {
         let part = |part: &Matrix| {
             let here = first..first + part.rows;
             first = here.end;
-            let matrix = self.linear(part, bias.get(here.clone()).unwrap_or_default())?;
+            // Rows change places within their part only.
+            let of = |row: usize| matrices.place(here.start + row) - here.start;
+            let matrix = self.in_order(part, bias.get(here.clone()).unwrap_or_default(), of)?;
             Ok(DeviceMatrix { first: here.start, stride, ..matrix })
         };
         matrices.parts().iter().map(part).collect()
@@ -73,6 +92,8 @@ pub struct LayerWeights {
     pub attn_norm: [Buffer; 2],
     /// Make queries, keys and values: one matrix, or three where their types differ.
     pub qkv: Vec<DeviceMatrix>,
+    /// The norms of the heads of q and of k, or no bytes.
+    pub qk_norm: [Buffer; 2],
     /// Attention's output matrix.
     pub o: DeviceMatrix,
     /// Weight and bias of the norm before the FFN.
@@ -99,17 +120,21 @@ impl Weights {
     /// # Errors
     /// The device has no room.
     pub fn new(allocator: &mut DeviceAllocator<'_>, model: &Model) -> Result<Weights, OutOfMemory> {
+        let none = allocator.alloc(0)?;
         let layer = |layer: &crate::model::weights::Layer| {
             Ok(LayerWeights {
                 attn_norm: allocator.norm(&layer.attn_norm)?,
                 qkv: allocator.stacked(&layer.qkv, &layer.qkv_bias)?,
+                qk_norm: match &layer.qk_norm {
+                    Some([q, k]) => [allocator.numbers(&q.weight)?, allocator.numbers(&k.weight)?],
+                    None => [none; 2],
+                },
                 o: allocator.linear(&layer.o, &layer.o_bias)?,
                 ffn_norm: allocator.norm(&layer.ffn_norm)?,
                 up_bias: allocator.numbers(&layer.up_bias)?,
             })
         };
         let layers = model.layers.iter().map(layer).collect::<Result<_, _>>()?;
-        let none = allocator.alloc(0)?;
         let (out_norm, head) = (allocator.norm(&model.out_norm)?, allocator.linear(&model.head, &[])?);
         Ok(Weights { layers, out_norm, head, plain: [none; 2] })
     }

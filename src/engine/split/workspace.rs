@@ -2,7 +2,7 @@
 
 use super::allocator::DeviceAllocator;
 use crate::cpu::MAX_COLUMNS;
-use crate::device::{Buffer, DenseFfn, Device, OutOfMemory, PinnedBuffer, SparseFfn};
+use crate::device::{Buffer, DenseFfn, Device, ExpertFfn, OutOfMemory, PinnedBuffer, SparseFfn};
 use crate::engine::session::CHUNK;
 use crate::model::config::{ModelConfig, Positions};
 
@@ -41,16 +41,18 @@ impl DeviceWorkspace {
     /// Bytes of each, in their order.
     fn sizes(c: &ModelConfig) -> [usize; 11] {
         let rotates = matches!(c.positions, Positions::Rope { .. });
+        // A mixture's chunks are the CPU's.
+        let of_chunks = if c.form.experts.is_some() { 0 } else { c.ffn };
         [
             ExchangeLayout::new(MAX_COLUMNS, c).bytes().max(ExchangeLayout::new(CHUNK, c).scores() * 4),
             CHUNK * c.qkv_dim() * 4,
             CHUNK * c.q_dim() * 4,
-            SparseFfn::output_bytes(MAX_COLUMNS, c.hidden, c.ffn),
+            SparseFfn::output_bytes(MAX_COLUMNS, c.hidden, c.clusters()),
             CHUNK * c.hidden * 4,
             MAX_COLUMNS * c.vocab * 4,
-            CHUNK * c.ffn.min(SLOTS_AT_ONCE) * 4,
-            MAX_PARTS * c.ffn * 4,
-            c.ffn * 4,
+            CHUNK * of_chunks.min(SLOTS_AT_ONCE) * 4,
+            MAX_PARTS * of_chunks * 4,
+            of_chunks * 4,
             CHUNK * 8,
             if rotates { CHUNK * c.head_dim * 4 } else { 0 },
         ]
@@ -125,20 +127,22 @@ impl PinnedBuffers {
             unsafe { device.pin(room.as_ptr().cast(), words * 4, written) };
             room
         };
+        let clusters = c.clusters();
+        let of_chunks = if c.form.experts.is_some() { 0 } else { c.ffn };
         PinnedBuffers {
             received: room((ExchangeLayout::new(MAX_COLUMNS, c).bytes() / 4).max(CHUNK * c.hidden), true),
-            ahead: room(MAX_COLUMNS * c.ffn, true),
-            masks: room(c.ffn, false),
-            all_masks: room(c.ffn, false),
+            ahead: room(MAX_COLUMNS * clusters, true),
+            masks: room(clusters, false),
+            all_masks: room(clusters, false),
             partial: room(CHUNK * c.hidden, false),
-            fired: room(c.layers * MAX_COLUMNS * SparseFfn::fired_words(c.ffn), true),
+            fired: room(c.layers * MAX_COLUMNS * SparseFfn::fired_words(clusters), true),
             qkv_read_back: PinnedBuffer::new(0),
             qkv: room(CHUNK * c.qkv_dim(), true),
             attended: room(CHUNK * c.q_dim(), false),
             positions: room(CHUNK * 2, false),
             angles: room(CHUNK * c.head_dim, false),
-            counts: room(2 * MAX_PARTS * c.ffn, true),
-            names: room(c.layers * c.ffn, false),
+            counts: room(2 * MAX_PARTS * of_chunks, true),
+            names: room(c.layers * of_chunks, false),
         }
     }
 
@@ -156,21 +160,25 @@ impl PinnedBuffers {
 }
 
 /// The layout of what host and device exchange for n tokens: normalised input `[n, hidden]`, masks `[ffn]`, residual `[n, hidden]`, scores
-/// `[n, ffn]`. The first two are what [`SparseFfn`] reads.
+/// `[n, ffn]`. The first two are what [`SparseFfn`] reads; of a mixture, slots and weights of the chosen experts stand for the masks
+/// ([`ExpertFfn::chosen`]).
 #[derive(Clone, Copy)]
 pub struct ExchangeLayout {
     /// Tokens.
     pub n: usize,
     /// Width of the residual.
     pub hidden: usize,
-    /// Neurons of a layer.
-    pub ffn: usize,
+    /// Clusters of a layer.
+    pub clusters: usize,
+    /// Words that say which of them are computed.
+    pub choice: usize,
 }
 
 impl ExchangeLayout {
     /// For n tokens of a model.
     pub fn new(n: usize, c: &ModelConfig) -> ExchangeLayout {
-        ExchangeLayout { n, hidden: c.hidden, ffn: c.ffn }
+        let choice = c.form.experts.map_or(c.ffn, |experts| ExpertFfn::chosen_words(n, experts.used));
+        ExchangeLayout { n, hidden: c.hidden, clusters: c.clusters(), choice }
     }
 
     /// Where the masks begin, in numbers of 4 bytes: a multiple of four.
@@ -180,7 +188,7 @@ impl ExchangeLayout {
 
     /// Where the residual begins, as [`ExchangeLayout::masks`].
     pub const fn residual(&self) -> usize {
-        (self.masks() + self.ffn).next_multiple_of(4)
+        (self.masks() + self.choice).next_multiple_of(4)
     }
 
     /// Where the scores begin, as [`ExchangeLayout::masks`].
@@ -190,6 +198,6 @@ impl ExchangeLayout {
 
     /// Bytes of all parts.
     pub const fn bytes(&self) -> usize {
-        (self.scores() + self.n * self.ffn) * 4
+        (self.scores() + self.n * self.clusters) * 4
     }
 }

@@ -76,6 +76,8 @@ fn check(seed: u64, shape: &Shape) {
         qkv: memory.put(&qkv).into(),
         angles: if rotates { memory.put(&angles) } else { memory.put::<u8>(&[]) },
         positions: memory.put(&places).into(),
+        norms: [memory.put::<u8>(&[]); 2],
+        epsilon: 0.0,
     };
     memory.call(&Call::Append(append));
 

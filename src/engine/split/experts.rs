@@ -1,0 +1,200 @@
+//! A mixture's FFN on host and device: the host routes, the device computes the chosen experts that are in slots, and the CPU the others
+//! at the same time. Nothing waits for an expert: one that is on its way is computed by the CPU.
+
+use super::Split;
+use super::pass::Begun;
+use super::workspace::ExchangeLayout;
+use crate::cache::{Location, Tier};
+use crate::clock;
+use crate::cpu::MAX_COLUMNS;
+use crate::device::{Call, Device, ExpertFfn, NONE, Note, PinnedBuffer, Stage, Stream};
+use crate::engine::ffn::{self, Selection};
+use crate::engine::forward::Pass;
+use crate::engine::host;
+use crate::engine::routing::Routes;
+use crate::engine::sparsity::Wanted;
+use crate::model::config::ModelConfig;
+use crate::model::layer::{Experts, RouterInput};
+use crate::model::{ExpertWeights, FfnWeights};
+
+/// What a mixture's layers work with.
+pub(super) struct ExpertSplit {
+    /// The chosen experts that are in no slot, and their tokens.
+    on_host: Routes,
+    /// Slot and weight of each chosen expert ([`ExpertFfn::chosen`]), as the device reads them.
+    chosen: PinnedBuffer,
+    /// The residual when the layer began, `[n, hidden]`, for routers that read it; else nothing.
+    layer_input: PinnedBuffer,
+}
+
+impl ExpertSplit {
+    /// # Safety
+    /// The device is dropped before it.
+    pub unsafe fn new(device: &mut dyn Device, c: &ModelConfig) -> ExpertSplit {
+        let mut room = |words: usize, written: bool| {
+            let room = PinnedBuffer::new(words);
+            // SAFETY: its memory does not move, and the caller's promise.
+            unsafe { device.pin(room.as_ptr().cast(), words * 4, written) };
+            room
+        };
+        let (chosen, input) = c.form.experts.map_or((0, 0), |experts| {
+            let reads = if experts.reads == RouterInput::Layer { MAX_COLUMNS * c.hidden } else { 0 };
+            (ExpertFfn::chosen_words(MAX_COLUMNS, experts.used), reads)
+        });
+        ExpertSplit { on_host: Routes::default(), chosen: room(chosen, false), layer_input: room(input, true) }
+    }
+}
+
+/// The mixture that layer `l` is.
+fn mixture<'a>(pass: &Pass<'a, '_>, l: usize) -> (Experts, &'a ExpertWeights) {
+    match (pass.model.config.form.experts, &pass.model.layers[l].ffn) {
+        (Some(experts), FfnWeights::Experts(weights)) => (experts, weights),
+        _ => unreachable!("a mixture has experts in every layer"),
+    }
+}
+
+impl Split {
+    /// Puts the copy of what the layer's router reads on the stream, where that is the residual with which the layer begins.
+    pub(super) fn fetch_layer_input(&mut self, c: &ModelConfig, n: usize) {
+        if self.experts.layer_input.is_empty() {
+            return;
+        }
+        let residual = self.at(ExchangeLayout::new(n, c).residual());
+        let to = &mut self.experts.layer_input[..n * c.hidden];
+        let (to, bytes) = (to.as_mut_ptr().cast(), size_of_val(to));
+        // SAFETY: looked at after an event behind the copy.
+        unsafe { self.device.copy_out(Stream::Compute, residual.buffer, residual.at, to, bytes) };
+    }
+
+    /// Norms the FFN's input, has it come to the host, and chooses the experts of each token.
+    pub(super) fn route(&mut self, pass: &mut Pass<'_, '_>, l: usize) -> Wanted {
+        let (c, n) = (&pass.model.config, pass.n());
+        let (experts, _) = mixture(pass, l);
+        self.begun = Begun::default();
+        self.note(Note::Compute(Some(Stage::Exchange)));
+        self.cache.commit(&mut *self.device, l);
+        self.begin_exchange(l);
+        self.norm_ffn_input(c, l, n);
+        let to = self.host.received.as_mut_ptr().cast();
+        let bytes = ExchangeLayout::new(n, c).scores() * 4;
+        // SAFETY: looked at after the event that is recorded behind the copy.
+        unsafe { self.device.copy_out(Stream::Compute, self.workspace.exchange, 0, to, bytes) };
+        self.device.end_sequence();
+        self.device.record(Stream::Compute, self.marks[l].exchanged);
+        self.device.synchronize_event(self.marks[l].exchanged);
+        if experts.reads == RouterInput::Layer {
+            pass.buffers.x.copy_from_slice(bytemuck::cast_slice(&self.experts.layer_input[..n * c.hidden]));
+            host::route(pass, l, experts);
+        }
+        self.receive(pass);
+        if experts.reads == RouterInput::FfnNorm {
+            host::route(pass, l, experts);
+        }
+        pass.probe.lap(Stage::Predictor);
+        self.note(Note::Host(Stage::Predictor));
+        Wanted::Experts
+    }
+
+    /// The chosen experts of a layer: those in slots on the device, the others on the CPU meanwhile.
+    pub(super) fn expert_ffn(&mut self, pass: &mut Pass<'_, '_>, l: usize) {
+        let (n, c) = (pass.n(), &pass.model.config);
+        let (experts, weights) = mixture(pass, l);
+        self.divide_experts(pass, l, experts);
+        self.launch_experts(pass, l, experts, weights);
+        pass.probe.show_experts(pass.buffers, l, experts);
+        pass.buffers.predicted.selections.resize_with(c.layers, Selection::default);
+        pass.buffers.routes.select(&mut pass.buffers.predicted.selections[l]);
+        self.observe(pass, l, Wanted::Experts);
+        let needed = !self.experts.on_host.groups.is_empty();
+        let read = if needed { self.host_experts(pass, l, weights) } else { 0 };
+        // Every expert that was chosen is active.
+        self.fired.set(l, &pass.buffers.predicted.selections[l], &self.sequences);
+        let pairs = self.experts.on_host.tokens.len() as u64;
+        self.cache.counters.computed[Tier::Host] += pairs;
+        self.cache.layers[l].computed[Tier::Host] += pairs;
+        self.merge(c, l, n, needed);
+        pass.probe.report.add_experts(l, c, pass.buffers.routes.tokens.len(), read + weights.router.bytes());
+    }
+
+    /// Finds the slots of the chosen experts, and those that are in none.
+    fn divide_experts(&mut self, pass: &Pass<'_, '_>, l: usize, experts: Experts) {
+        let (n, routes) = (pass.n(), &pass.buffers.routes);
+        let Split { experts: ExpertSplit { on_host, chosen, .. }, cache, device, .. } = self;
+        let table = &cache.layers[l].table;
+        let location = |expert: usize| table.location(crate::ids::StoreId::new(expert));
+        on_host.take(routes, |expert| !location(expert).is_device());
+        let chosen = &mut chosen[..ExpertFfn::chosen_words(n, experts.used)];
+        chosen.fill(NONE);
+        for group in &routes.groups {
+            let Location::Device(slot) = location(group.expert) else { continue };
+            for routed in &routes.tokens[group.first..group.first + group.tokens] {
+                let mut places = chosen[2 * routed.token * experts.used..].chunks_exact_mut(2);
+                let free = places.find(|place| place[0] == NONE).expect("a token has so many experts at most");
+                free.copy_from_slice(&[slot.0, routed.weight.to_bits()]);
+            }
+        }
+        device.note(Note::Host(Stage::Drive));
+        let all = routes.groups.len();
+        self.wanted[l] = all - on_host.groups.len();
+        self.active[l] = (routes.tokens.len() - on_host.tokens.len()) as u64;
+        self.current[l].neurons[Tier::Host] = on_host.groups.len() as u64;
+        self.current[l].ffn_ns[Tier::Host] = 0;
+    }
+
+    /// Sends the device the slots and weights of the chosen experts, and has it compute its part.
+    fn launch_experts(&mut self, pass: &Pass<'_, '_>, l: usize, experts: Experts, weights: &ExpertWeights) {
+        let (c, n) = (&pass.model.config, pass.n());
+        let slots = self.cache.layers[l].table.slots().len();
+        if slots == 0 {
+            return;
+        }
+        let chosen = &self.experts.chosen[..ExpertFfn::chosen_words(n, experts.used)];
+        let (from, bytes, to) =
+            (chosen.as_ptr().cast(), size_of_val(chosen), self.at(ExchangeLayout::new(n, c).masks()));
+        // SAFETY: the words change again only after the layer's use, which ends with the stream being waited for.
+        unsafe { self.device.copy_in(Stream::Compute, from, bytes, to.buffer, to.at) };
+        let call = self.expert_call(c, l, n, weights, slots);
+        self.launch_ffn_call(l, Call::ExpertFfn(call));
+    }
+
+    /// The device's part of the mixture of a layer with so many slots.
+    pub(super) fn expert_call(
+        &self,
+        c: &ModelConfig,
+        l: usize,
+        n: usize,
+        weights: &ExpertWeights,
+        slots: usize,
+    ) -> ExpertFfn {
+        let (first, at) = (&weights.experts[0], &self.cache.layers[l].blocks);
+        let [gate, up] = first.input_quants();
+        ExpertFfn {
+            quants: [gate, up, first.down.quant],
+            kind: c.ffn_kind,
+            activation: c.activation,
+            hidden: c.hidden,
+            ffn: first.down.cols,
+            slots,
+            used: c.form.experts.map_or(0, |experts| experts.used),
+            n,
+            blocks: [at[0], at[1], at[2]],
+            chosen: self.at(ExchangeLayout::new(n, c).masks()),
+            input: self.at(0),
+            output: self.workspace.output,
+        }
+    }
+
+    /// Computes the experts that are in no slot, for the device to add. Returns the bytes of weights that were read.
+    fn host_experts(&mut self, pass: &mut Pass<'_, '_>, l: usize, weights: &ExpertWeights) -> u64 {
+        let (mut lap, before) = (clock::now(), self.device.totals().host_ns);
+        let Pass { model, pool, kernels, buffers: b, .. } = pass;
+        let c = &model.config;
+        let partial: &mut [f32] = bytemuck::cast_slice_mut(&mut self.host.partial[..b.positions.len() * c.hidden]);
+        partial.fill(0.0);
+        let routes = &self.experts.on_host;
+        let read = ffn::experts(pool, kernels, c, weights, &b.normed, routes, &mut b.tiles, &mut b.experts, partial);
+        self.device.worked(read, clock::lap(&mut lap), 0);
+        self.current[l].ffn_ns[Tier::Host] = self.device.totals().host_ns - before;
+        read
+    }
+}

@@ -1,0 +1,73 @@
+//! The predictor of a mixture of experts, which needs no training: the router of a later layer, applied to an earlier residual
+//! (PowerInfer-2 4.1.2 has predictors for neurons inside experts; the experts themselves are their router's choice).
+
+use super::{Calibration, Kind, Predictor, Tools};
+use crate::model::layer::{Experts, RouterInput};
+use crate::model::{ExpertWeights, Model};
+use crate::ops::linear::linear;
+use crate::ops::math;
+use crate::ops::router::choose;
+
+/// The routers of a model. Its scores are 1 for the experts that a router would choose and 0 for the others, which is also how likely it
+/// takes them to be.
+pub struct Router {
+    experts: Experts,
+    calibration: Calibration,
+    /// Bytes of each layer's router.
+    bytes: Vec<u64>,
+}
+
+impl Router {
+    /// The routers of a mixture of experts; `None` for another model.
+    pub fn of(model: &Model) -> Option<Router> {
+        let experts = model.config.form.experts?;
+        let bytes = (0..model.config.layers).map(|layer| weights(model, layer).router.bytes()).collect();
+        Some(Router { experts, calibration: Calibration::new(vec![0.0, 1.0], vec![0.0, 1.0]), bytes })
+    }
+}
+
+/// The experts of a layer.
+fn weights(model: &Model, layer: usize) -> &ExpertWeights {
+    model.layers[layer].ffn.experts().expect("a mixture has experts in every layer")
+}
+
+impl Predictor for Router {
+    fn kind(&self) -> Kind {
+        Kind::Router
+    }
+
+    fn threshold(&self, _layer: usize, _ahead: usize) -> f32 {
+        0.5
+    }
+
+    fn calibration(&self, _layer: usize, _ahead: usize) -> Option<&Calibration> {
+        Some(&self.calibration)
+    }
+
+    fn score(&self, tools: &mut Tools<'_>, layer: usize, _: usize, residual: &[f32], n: usize, scores: &mut [f32]) {
+        let Tools { model, pool, kernels, scratch } = tools;
+        let c = &model.config;
+        scratch.normed.clear();
+        scratch.normed.extend_from_slice(residual);
+        if self.experts.reads == RouterInput::FfnNorm {
+            let normed = scratch.normed.chunks_exact_mut(c.hidden);
+            for (residual, normed) in residual.chunks_exact(c.hidden).zip(normed) {
+                math::norm(c.norm, &model.layers[layer].ffn_norm, residual, normed);
+            }
+        }
+        scratch.inner.resize(n * self.experts.count, 0.0);
+        let (input, products) = (&scratch.normed, &mut scratch.inner);
+        linear(pool, kernels, &weights(model, layer).router, input, n, &mut scratch.columns, products);
+        scores.fill(0.0);
+        let tokens = products.chunks_exact(self.experts.count).zip(scores.chunks_exact_mut(self.experts.count));
+        for (products, scores) in tokens {
+            scratch.experts.clear();
+            choose(self.experts, products, &mut scratch.experts);
+            scratch.experts.iter().for_each(|&(expert, _)| scores[expert] = 1.0);
+        }
+    }
+
+    fn weight_bytes(&self, layer: usize, _ahead: usize) -> u64 {
+        self.bytes[layer]
+    }
+}
