@@ -179,10 +179,6 @@ fn what_a_mixture_cannot_do_is_said_before_anything_is_written() {
         usage(predicted.open_model(&Quiet), "mixture of experts");
         let quantised = ModelOptions { quant: Some(Quant::Q8), ..ModelOptions::new(fixture(name)) };
         usage(quantised.open(&Quiet), "--quant: a mixture of experts is read where it lies");
-        usage(
-            ModelOptions { for_device: true, ..ModelOptions::new(fixture(name)) }.open(&Quiet),
-            "leave out the device",
-        );
     }
     assert_eq!(std::fs::read_dir(cache.path()).unwrap().count(), 0, "something was written");
 }

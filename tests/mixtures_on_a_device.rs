@@ -6,11 +6,16 @@ mod support;
 use dynamicinfer::cache::{Migration, NeuronCache, NotBegun, Refused, Tier};
 use dynamicinfer::cpu::Kernels;
 use dynamicinfer::device::{Device, Faults, VirtualDevice};
-use dynamicinfer::engine::{Engine, Migrator, Sparsity};
+use dynamicinfer::engine::sampler::argmax;
+use dynamicinfer::engine::{Engine, Migrator, Session, Sparsity};
+use dynamicinfer::error::Error;
 use dynamicinfer::ids::{LayerId, SlotId, StoreId};
 use dynamicinfer::model::source::Source;
 use dynamicinfer::model::{KvType, Model};
+use dynamicinfer::open::{DeviceKind, DeviceOptions, EngineOptions, Opened, Quiet, open};
 use dynamicinfer::prng::Prng;
+use dynamicinfer::scheduler::Policy;
+use dynamicinfer::tokenizer::Special;
 use std::collections::HashMap;
 use std::path::Path;
 use std::sync::{Arc, Mutex};
@@ -30,9 +35,13 @@ const MODELS: [&str; 8] = [
     "k256-moe.q4_k_m.gguf",
 ];
 
-fn open(name: &str) -> Model {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/models").join(name);
-    Model::in_place(Source::open(&path, None).unwrap()).unwrap()
+fn root() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+}
+
+/// The model at a path, for the CPU alone.
+fn at(path: &Path) -> Model {
+    Model::in_place(Source::open(path, None).unwrap()).unwrap()
 }
 
 /// Moves experts at random: any layer, any slot, before any layer of any token.
@@ -71,7 +80,7 @@ fn logits_are_the_cpus_for_every_budget_residency_and_interleaving() {
     with_seeds("logits_are_the_cpus_for_every_budget_residency_and_interleaving", 400, |seed| {
         let mut prng = Prng::new(seed);
         let which = prng.below(MODELS.len() as u64) as usize;
-        let model = open(MODELS[which]);
+        let model = at(&root().join("tests/fixtures/models").join(MODELS[which]));
         let (layers, clusters) = (model.config.layers, model.config.clusters());
         let sizes = match prng.below(3) {
             // More than the row kernels take: the CPU's.
@@ -134,4 +143,103 @@ fn logits_are_the_cpus_for_every_budget_residency_and_interleaving() {
     if std::env::var_os("HYBRID_SEED").is_none() {
         assert!(moves > 1500 && computed.iter().all(|&n| n > 10_000), "{moves} moves, {computed:?}: nothing was tried");
     }
+}
+
+/// demo-moe on the virtual device with a share of its experts there, by the profile of the demo's stories.
+fn demo(share: f64, policy: Policy) -> Opened {
+    let mut options = EngineOptions { context: Some(512), ..EngineOptions::new(root().join("assets/demo-moe")) };
+    options.device = Some(DeviceOptions {
+        ffn_share: Some(share),
+        machine: Some(root().join("profiles/machines/demo-pc.toml")),
+        history: false,
+        policy,
+        ..DeviceOptions::new(DeviceKind::Virtual)
+    });
+    open(&options, &Quiet).unwrap()
+}
+
+/// The demo's held-out story, and sums, which nobody has made a profile of.
+fn texts(opened: &Opened) -> [Vec<u32>; 2] {
+    let story = std::fs::read_to_string(root().join("assets/demo/heldout.txt")).unwrap();
+    let sums: String = (0..200).map(|i| format!("{i} + {} = {}; ", 2 * i + 1, 3 * i + 1)).collect();
+    let tokenizer = opened.tokenizer().unwrap();
+    [&story, &sums].map(|text| tokenizer.encode_prompt(text, Special::AsText).unwrap()[..400].to_vec())
+}
+
+/// The device's share of the experts that were computed, in percent, and how many were moved.
+fn share(engine: &Engine) -> (f64, u64) {
+    let counters = engine.split.as_ref().unwrap().cache.counters;
+    let [host, device] = [Tier::Host, Tier::Device].map(|tier| counters.computed[tier] as f64);
+    (100.0 * device / (host + device), counters.migrations)
+}
+
+/// The scheduler is fed as it has to be: where the text is as its profile says, moving loses next to nothing, and where it is not, the
+/// experts that it uses come.
+#[test]
+fn a_scheduler_brings_the_experts_that_a_text_uses() {
+    let of = |policy: Policy, which: usize| {
+        let opened = demo(0.4, policy);
+        let text = &texts(&opened)[which];
+        let mut session = opened.session().unwrap();
+        let Opened { mut engine, device, .. } = opened;
+        for token in text {
+            session.append(&mut engine, std::slice::from_ref(token), |_| Ok(())).unwrap();
+        }
+        let (share, moved) = share(&engine);
+        assert_eq!(moved > 0, policy != Policy::Static, "{policy:?}: {moved} moves");
+        device.unwrap().finish(&mut engine);
+        share
+    };
+    let [[static_story, static_sums], [full_story, full_sums], [_, random_sums]] =
+        [Policy::Static, Policy::Full, Policy::Random].map(|policy| [of(policy, 0), of(policy, 1)]);
+    eprintln!(
+        "story {static_story:.1} and {full_story:.1} %, sums {static_sums:.1}, {full_sums:.1} and {random_sums:.1} %"
+    );
+    assert!(full_story > static_story - 1.0, "{full_story} and {static_story} %");
+    assert!(full_sums > static_sums + 3.0 && full_sums > random_sums, "{full_sums}, {static_sums}, {random_sums} %");
+}
+
+#[test]
+fn the_budget_changes_while_a_mixture_is_decoded_and_the_text_stays() {
+    let opened = demo(0.6, Policy::Full);
+    let text = &texts(&opened)[0];
+    let mut alone = Engine::new(at(&root().join("assets/demo-moe")), 1, Kernels::best());
+    let prompt = &text[..20];
+    let continued = |engine: &mut Engine, between: &mut dyn FnMut(&mut Engine, usize)| {
+        let mut session = Session::new(engine, 512, KvType::F16).unwrap();
+        let mut next = prompt.to_vec();
+        let mut out = Vec::new();
+        for i in 0..80 {
+            let logits = session.append(engine, &next, |_| Ok(())).unwrap();
+            next = vec![argmax(logits).unwrap()];
+            out.push(next[0]);
+            between(engine, i);
+        }
+        out
+    };
+    let expected = continued(&mut alone, &mut |_, _| ());
+    let Opened { mut engine, device, .. } = opened;
+    let device = device.unwrap();
+    let most = engine.split.as_ref().unwrap().device.memory().budget;
+    let least = match device.budget.set(&mut engine, 1).unwrap_err() {
+        Error::Memory(why) => why,
+        other => panic!("{other}"),
+    };
+    assert!(least.contains("vram"), "{least}");
+    let mut residents = Vec::new();
+    let found = continued(&mut engine, &mut |engine, i| {
+        if i % 20 == 10 {
+            let vram = if i % 40 == 10 { most - (1 << 20) } else { most };
+            device.budget.set(engine, vram).unwrap();
+            let memory = engine.split.as_ref().unwrap().device.memory();
+            assert!(memory.budget <= vram && memory.used <= memory.budget, "{memory:?}");
+            residents.push(engine.split.as_ref().unwrap().cache.slots().iter().sum::<usize>());
+        }
+    });
+    assert_eq!(found, expected);
+    assert!(
+        residents[0] < residents[1] && residents[2] < residents[3],
+        "slots of smaller and larger budgets: {residents:?}"
+    );
+    device.finish(&mut engine);
 }
