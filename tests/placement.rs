@@ -455,7 +455,7 @@ fn a_model_is_planned_and_its_placement_checked() {
         assert!(out.lines().any(|l| l.trim_start().starts_with(line)), "{line} in {out}");
     }
     assert!(
-        out.contains("\npinned for a card: ") && out.contains("every neuron block, which cannot be swapped"),
+        out.contains("\npinned for a card: ") && out.contains("all that may be moved, which cannot be swapped"),
         "{out}"
     );
     let (code, out, _) = plan(&["--vram", "8GiB", "--parallel", "3"]);

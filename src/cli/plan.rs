@@ -228,11 +228,12 @@ fn subject(args: &Args) -> Result<Subject> {
             (counts, counted, active as f64 / (profile.tokens().max(1) as f64 * (layers * ffn) as f64))
         }
         None => {
+            let what = cluster(&model.config);
             eprintln!(
-                "there is no activation profile for this model, so every neuron counts the same; make one: dynamicinfer \
+                "there is no activation profile for this model, so every {what} counts the same; make one: dynamicinfer \
                  profile MODEL --text FILE"
             );
-            (vec![vec![1; ffn]; layers], "no profile: every neuron counts the same".into(), ACTIVE_SHARE)
+            (vec![vec![1; ffn]; layers], format!("no profile: every {what} counts the same"), ACTIVE_SHARE)
         }
     };
     let (config, quant) = (model.config.clone(), model.quant.name().to_owned());
@@ -252,19 +253,25 @@ struct Prediction {
 /// Share of the neurons that sign bits have computed where nobody has calibrated them: what they took of the demo model.
 const SIGNS_COMPUTE: f64 = 0.6;
 
+/// What is placed by itself.
+fn cluster(c: &ModelConfig) -> &'static str {
+    if c.form.experts.is_some() { "expert" } else { "neuron" }
+}
+
 fn prediction(subject: &Subject, wanted: PredictorArg) -> Result<Prediction> {
     let c = &subject.config;
     let find = |kind| match &subject.model {
         Some(model) => artifacts::find(model, kind, predictor_file::open),
         None => Ok(None),
     };
-    let none = match c.form.experts {
-        Some(e) => {
-            let computed_share = e.used as f64 / e.count as f64;
-            Prediction { bytes: 0, name: "router", computed_share, counted: "what the router chooses" }
+    if let Some(e) = c.form.experts {
+        if matches!(wanted, PredictorArg::Mlp | PredictorArg::Sign) {
+            return Err(Error::Usage("--predictor: this is a mixture of experts, and its routers predict".into()));
         }
-        None => Prediction { bytes: 0, name: "none", computed_share: 1.0, counted: "every neuron" },
-    };
+        let computed_share = e.used as f64 / e.count as f64;
+        return Ok(Prediction { bytes: 0, name: "router", computed_share, counted: "what the router chooses" });
+    }
+    let none = Prediction { bytes: 0, name: "none", computed_share: 1.0, counted: "every neuron" };
     let trained = match wanted {
         PredictorArg::Auto | PredictorArg::Mlp => find(Kind::MlpPredictor)?,
         _ => None,
@@ -314,7 +321,7 @@ fn speed(e: &Estimate, prediction: &Prediction, machine: &MachineProfile) -> Str
     };
     format!(
         "expected, by {rates}: at most {:.1} tokens/s, bound by {bound}; on the processor alone at most {:.1}\n\
-         a token: {:.2} ms of device memory, {:.2} of host memory at the same time, {:.2} of waits; {:.0} % of the neurons computed \
+         a token: {:.2} ms of device memory, {:.2} of host memory at the same time, {:.2} of waits; {:.0} % of the {}s computed \
          ({}), context short\n",
         e.tokens_per_s,
         e.cpu_tokens_per_s,
@@ -322,6 +329,7 @@ fn speed(e: &Estimate, prediction: &Prediction, machine: &MachineProfile) -> Str
         e.host_ms,
         e.wait_ms,
         100.0 * e.computed_share,
+        if prediction.name == "router" { "expert" } else { "neuron" },
         prediction.counted
     )
 }
@@ -371,7 +379,7 @@ fn check(path: &std::path::Path, subject: &Subject, plan: &Plan) -> Result<()> {
 /// What a card costs the host: memory that it reads where it lies.
 fn pinned(bytes: u64, free: Option<u64>) -> String {
     let all = format!(
-        "pinned for a card: {} of host memory, every neuron block, which cannot be swapped",
+        "pinned for a card: {} of host memory, all that may be moved, which cannot be swapped",
         super::human_bytes(bytes)
     );
     match free.map(|free| (free, pinnable(free))) {
@@ -447,7 +455,7 @@ fn shown(args: &Args, plan: &Plan, subject: &Subject, machine: &MachineProfile, 
          slots a layer: {} to {}, median {}; {all} of {} ({:.1} %) in {} layers\n\
          {}\
          share of activations on the device: {:.1} % ({})\n\
-         a neuron: CPU {:.3} us, GPU {:.3} us, transfer {:.3} us; splitting a layer: {:.1} us, pays from {} neurons on\n\
+         {}: CPU {:.3} us, GPU {:.3} us, transfer {:.3} us; splitting a layer: {:.1} us, pays from {} on\n\
          {}\
          solved in {:.1} ms in batches of {}; gap to the upper bound {:.6} %\n{ilp}machine {}\n",
         printable(&c.name),
@@ -468,6 +476,7 @@ fn shown(args: &Args, plan: &Plan, subject: &Subject, machine: &MachineProfile, 
         if c.form.experts.is_some() { fixed_split(all, c) } else { String::new() },
         share(plan.objective, d.total_impact),
         printable(&subject.counted),
+        if c.form.experts.is_some() { "an expert" } else { "a neuron" },
         d.t_cpu_us,
         d.t_gpu_us,
         d.t_trans_us,

@@ -81,7 +81,8 @@ impl Observer for Audit {
         tally.active += actives;
         match seen.selection {
             None => {
-                tally.computed += all as u64;
+                // Of a mixture only those experts are computed that the router has chosen.
+                tally.computed += if self.config.form.experts.is_some() { actives } else { all as u64 };
                 tally.hit += actives;
             }
             Some(selection) => {

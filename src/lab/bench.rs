@@ -330,7 +330,11 @@ fn row(
         token_ms_p95: at(0.95),
         token_ms_p99: at(0.99),
         bytes_per_token: decode.then_some(bytes),
-        predictor: if decode { engine.sparsity().name() } else { Kind::Dense.name().into() },
+        predictor: match model.config.form.experts {
+            Some(_) => Kind::Router.name().into(),
+            None if decode => engine.sparsity().name(),
+            None => Kind::Dense.name().into(),
+        },
         computed_share: decode.then(|| report.computed_share(&model.config)),
         active_share: None,
         recall: None,
