@@ -20,7 +20,7 @@ use std::collections::HashMap;
 use std::path::Path;
 use std::sync::{Arc, Mutex};
 use support::law::{logits, slots, with_seeds};
-use support::{RATES, device_bytes, error, on_device};
+use support::{RATES, device_bytes, on_device};
 
 /// Of every family, as published and as GGUF; normed queries, routers that read another input, layers without rotation, and rows in
 /// GGUF's blocks among them.
@@ -71,6 +71,14 @@ impl Migrator for Restless {
     }
 }
 
+/// How far each token's logits are off, by the largest number of all.
+fn by_token(found: &[f32], expected: &[f32], vocab: usize) -> Vec<f32> {
+    let top = expected.iter().fold(f32::MIN_POSITIVE, |top, v| top.max(v.abs()));
+    let apart = |a: &f32, b: &f32| if a.is_nan() { f32::INFINITY } else { (a - b).abs() };
+    let far = |(a, b): (&[f32], &[f32])| a.iter().zip(b).fold(0f32, |far, (a, b)| far.max(apart(a, b))) / top;
+    found.chunks_exact(vocab).zip(expected.chunks_exact(vocab)).map(far).collect()
+}
+
 #[test]
 fn logits_are_the_cpus_for_every_budget_residency_and_interleaving() {
     let (worst, moves) = (Mutex::new([0f32; MODELS.len()]), Arc::new(Mutex::new(0u64)));
@@ -82,9 +90,10 @@ fn logits_are_the_cpus_for_every_budget_residency_and_interleaving() {
         let which = prng.below(MODELS.len() as u64) as usize;
         let model = at(&root().join("tests/fixtures/models").join(MODELS[which]));
         let (layers, clusters) = (model.config.layers, model.config.clusters());
-        let sizes = match prng.below(3) {
-            // More than the row kernels take: the CPU's.
+        let sizes = match prng.below(4) {
+            // Chunks of a prompt: more than the row kernels take.
             0 => vec![40, 1, 1, 3, 1, 1, 1, 1],
+            3 => vec![130, 1, 70, 1],
             1 => vec![1; 16],
             _ => vec![7, 1, 32, 1, 1, 2, 1, 1],
         };
@@ -121,9 +130,19 @@ fn logits_are_the_cpus_for_every_budget_residency_and_interleaving() {
             .clone();
         engine.split = Some(split);
         let found = logits(&mut engine, kind, &sizes, None);
-        let off = error(&found, &of_cpu);
-        let limit = if MODELS[which].contains("k256") { 2e-2 } else { 2e-3 };
-        assert!(off < limit, "{} {kind:?} {sizes:?} {slots:?}: {off}", MODELS[which]);
+        // Where inputs are rounded to int8, the last bit of a sum may decide between two experts that are as good as each other: such a
+        // token gets another one, and is seldom.
+        let rounds = MODELS[which].contains("k256");
+        let mut off = by_token(&found, &of_cpu, engine.model.config.vocab);
+        let limit = if rounds { 2e-2 } else { 2e-3 };
+        let others = off.iter().filter(|off| **off >= limit).count();
+        assert!(
+            others * 20 <= if rounds { off.len() } else { 0 },
+            "{} {kind:?} {sizes:?} {slots:?}: {off:?}",
+            MODELS[which]
+        );
+        off.sort_by(f32::total_cmp);
+        let off = off[off.len() - 1 - others];
         let worst = &mut worst.lock().unwrap()[which];
         *worst = worst.max(off);
         let split = engine.split.as_ref().unwrap();
@@ -134,9 +153,10 @@ fn logits_are_the_cpus_for_every_budget_residency_and_interleaving() {
         }
         // Every expert of every token was computed once, by one of them.
         let few: usize = sizes.iter().filter(|n| **n <= 32).sum();
-        let used = engine.model.config.form.experts.unwrap().used;
-        let total = split.cache.counters.computed;
+        let (used, all) = (engine.model.config.form.experts.unwrap().used, sizes.iter().sum::<usize>());
+        let (total, chunks) = (split.cache.counters.computed, split.chunks);
         assert_eq!(total[Tier::Host] + total[Tier::Device], (few * used * layers) as u64);
+        assert_eq!(chunks.resident + chunks.on_cpu, ((all - few) * used * layers) as u64);
     });
     let (moves, worst, computed) = (*moves.lock().unwrap(), *worst.lock().unwrap(), *computed.lock().unwrap());
     eprintln!("{moves} moves begun; worst {worst:?}; computed by CPU and device {computed:?}");

@@ -68,8 +68,8 @@ const LAYERS: usize = 2;
 const WARM: usize = 4;
 const COUNTED: usize = 60;
 
-/// Moves a few neurons before every layer.
-struct Restless(Prng);
+/// Moves a few of so many neurons or experts before every layer.
+struct Restless(Prng, usize);
 
 impl Migrator for Restless {
     fn apply(
@@ -80,10 +80,10 @@ impl Migrator for Restless {
         cache: &mut NeuronCache,
         _sparsity: &mut Sparsity,
     ) {
-        let layer = self.0.below(LAYERS as u64) as usize;
+        let layer = self.0.below(cache.layers.len() as u64) as usize;
         let slots = cache.layers[layer].table.slots().len() as u64;
         for _ in 0..self.0.below(20) {
-            let (slot, neuron) = (self.0.below(slots) as u32, self.0.below(FFN as u64) as u32);
+            let (slot, neuron) = (self.0.below(slots) as u32, self.0.below(self.1 as u64) as u32);
             let (layer, slot, neuron) = (LayerId::new(layer), SlotId(slot), StoreId(neuron));
             // A refusal is an answer.
             let _ = cache.migrate(device, Migration { layer, slot, neuron });
@@ -202,19 +202,34 @@ fn a_warm_engine_decodes_without_allocating() {
         }
         assert!(failed.is_empty(), "\n{}\n", failed.join("\n"));
     }
-    for (name, threads) in ["qwen3-moe", "smallthinker"].into_iter().flat_map(|name| [1, 2].map(|t| (name, t))) {
+    let cases = [("qwen3-moe", 1), ("qwen3-moe", 2), ("smallthinker", 1), ("smallthinker", 2)];
+    for ((name, threads), divided) in cases.into_iter().flat_map(|case| [false, true].map(|divided| (case, divided))) {
         let mut engine = Engine::new(opened(dir.path(), name, Quant::F32), threads, Kernels::best());
         engine.ask_for_experts();
+        if divided {
+            let (device, experts) = (Box::new(VirtualDevice::new(u64::MAX, SLOW)), engine.model.config.clusters());
+            // SAFETY: the engine has both.
+            let split = unsafe { on_device(&engine.model, device, &vec![experts / 2; engine.model.config.layers]) };
+            engine.split = Some(split.unwrap());
+        }
         let mut kv = KvCache::new(&engine.model.config, 128, KvType::F16).unwrap();
-        let mut decode =
-            |tokens| (0..tokens).for_each(|i| _ = engine.forward(&mut kv, &[5 + i * 37 % 90], Logits::Last));
-        decode(WARM as u32);
+        let mut decode = |engine: &mut Engine, tokens| {
+            (0..tokens).for_each(|i| _ = engine.forward(&mut kv, &[5 + i * 37 % 90], Logits::Last));
+        };
+        decode(&mut engine, WARM as u32);
         let_the_team_sleep();
-        decode(1);
+        decode(&mut engine, 1);
+        if let Some(split) = &mut engine.split {
+            split.migrator = Some(Box::new(Restless(Prng::new(1), split.cache.layers[0].table.slots().len() * 2)));
+        }
+        // The first experts that the device computes.
+        decode(&mut engine, 4 * WARM as u32);
         let before = ALLOCATIONS.load(Ordering::Relaxed);
-        decode(COUNTED as u32);
+        decode(&mut engine, COUNTED as u32);
         let allocations = ALLOCATIONS.load(Ordering::Relaxed) - before;
-        assert_eq!(allocations, 0, "{name} with {threads} threads: allocations in {COUNTED} tokens");
+        assert_eq!(allocations, 0, "{name}, {threads} threads, a device: {divided}: allocations in {COUNTED} tokens");
+        let hits = engine.split.as_ref().map(|split| split.cache.counters.computed[Tier::Device]);
+        assert!(hits.is_none_or(|hits| hits > 50), "{hits:?} experts on the device");
     }
 }
 
@@ -261,7 +276,7 @@ fn count(path: &Path, choice: &[Choice; 2], threads: usize, moving: Option<Movin
         let mut split = unsafe { on_device(&engine.model, device, &[FFN / 3; LAYERS]) }.unwrap();
         split.upload_predictors(engine.sparsity(), &engine.model.config).unwrap();
         split.migrator = Some(match moving {
-            Moving::AtRandom => Box::new(Restless(Prng::new(1))),
+            Moving::AtRandom => Box::new(Restless(Prng::new(1), FFN)),
             Moving::Scheduled => Box::new(background(&engine)),
         });
         engine.split = Some(split);

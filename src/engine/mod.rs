@@ -246,10 +246,9 @@ impl Engine {
         let (n, neurons) = (buffers.positions.len(), model.config.clusters() * model.config.layers);
         assert!(n > 0 && buffers.positions.iter().all(|p| p.position < caches[p.sequence].context));
         let first = buffers.positions[0].position;
-        // With an observer, a prompt's chunk is computed by the CPU; that of a mixture always is.
-        let chunks = model.config.form.experts.is_none() && observer.is_none();
+        // With an observer, a prompt's chunk is computed by the CPU.
         let (on_device, from_host) = match &mut *split {
-            Some(split) if divided && (n <= MAX_COLUMNS || n <= CHUNK && chunks) => (Some(split), None),
+            Some(split) if divided && (n <= MAX_COLUMNS || n <= CHUNK && observer.is_none()) => (Some(split), None),
             idle => (None, idle.as_mut()),
         };
         let mut host = Host { split: from_host, timeline: timeline.as_deref_mut(), teaches: divided };

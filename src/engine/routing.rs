@@ -107,6 +107,13 @@ impl Routes {
         }
     }
 
+    /// How many tokens have each of the `experts`: `out` becomes `[experts]`.
+    pub fn counts(&self, experts: usize, out: &mut Vec<u32>) {
+        out.clear();
+        out.resize(experts, 0);
+        self.groups.iter().for_each(|group| out[group.expert] = group.tokens as u32);
+    }
+
     /// The weight of each expert for each token, 0 where a token does not have it: `out` becomes `[n, experts]`.
     pub fn weights(&self, experts: Experts, out: &mut Vec<f32>) {
         out.clear();

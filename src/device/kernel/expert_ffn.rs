@@ -40,7 +40,7 @@ pub struct ExpertFfn {
     /// Normalised input, `[n, hidden]` f32.
     pub input: View,
     /// What these experts add to the FFN's output, `[n, hidden]` f32.
-    pub output: Buffer,
+    pub output: View,
 }
 
 /// Buffers of a run on the host.
@@ -163,7 +163,7 @@ impl DeviceKernel for ExpertFfn {
         // Those of experts that are in no slot are rounded, too, and nobody reads them.
         let activations = input((RowKind::Any, down), s.activations, s.rounded, n * used, ffn, out);
         let launch = Launch::new(DOWN, [hidden.div_ceil(WARPS), n, 1], WARPS, 0);
-        let launch = launch.words([downs, activations, at.view(self.chosen), at.buffer(self.output)]);
+        let launch = launch.words([downs, activations, at.view(self.chosen), at.view(self.output)]);
         out.push(launch.ints([hidden, ffn, used, down_bytes, down.index()]));
     }
 

@@ -239,7 +239,8 @@ impl Split {
             self.read_back_kv(pass, l);
             pass.probe.lap(Stage::Attention);
         }
-        if let Some(migrator) = &mut self.migrator {
+        // Of experts it is told where they are routed.
+        if let Some(migrator) = self.migrator.as_mut().filter(|_| pass.model.has_neurons()) {
             let layout = pass.model.layers[l].block();
             let parts = &self.host.counts[l % 2 * MAX_PARTS * ffn..][..DenseFfn::parts(layout, n) * ffn];
             let counts = &mut self.cpu_counts[l % 2];

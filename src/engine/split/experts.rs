@@ -12,6 +12,7 @@ use crate::engine::ffn::{self, Selection};
 use crate::engine::forward::Pass;
 use crate::engine::host;
 use crate::engine::routing::Routes;
+use crate::engine::session::CHUNK;
 use crate::engine::sparsity::Wanted;
 use crate::model::config::ModelConfig;
 use crate::model::layer::{Experts, RouterInput};
@@ -25,6 +26,8 @@ pub(super) struct ExpertSplit {
     chosen: PinnedBuffer,
     /// The residual when the layer began, `[n, hidden]`, for routers that read it; else nothing.
     layer_input: PinnedBuffer,
+    /// How many tokens of a prompt have each expert, `[experts]`.
+    counts: Vec<u32>,
 }
 
 impl ExpertSplit {
@@ -38,10 +41,11 @@ impl ExpertSplit {
             room
         };
         let (chosen, input) = c.form.experts.map_or((0, 0), |experts| {
-            let reads = if experts.reads == RouterInput::Layer { MAX_COLUMNS * c.hidden } else { 0 };
-            (ExpertFfn::chosen_words(MAX_COLUMNS, experts.used), reads)
+            let reads = if experts.reads == RouterInput::Layer { CHUNK * c.hidden } else { 0 };
+            (ExpertFfn::chosen_words(CHUNK, experts.used), reads)
         });
-        ExpertSplit { on_host: Routes::default(), chosen: room(chosen, false), layer_input: room(input, true) }
+        let (chosen, layer_input) = (room(chosen, false), room(input, true));
+        ExpertSplit { on_host: Routes::default(), chosen, layer_input, counts: Vec::new() }
     }
 }
 
@@ -75,10 +79,11 @@ impl Split {
         self.cache.commit(&mut *self.device, l);
         self.begin_exchange(l);
         self.norm_ffn_input(c, l, n);
-        let to = self.host.received.as_mut_ptr().cast();
-        let bytes = ExchangeLayout::new(n, c).scores() * 4;
+        let (layout, to) = (ExchangeLayout::new(n, c), self.host.received.as_mut_ptr().cast());
+        // Of a chunk nobody looks at the residual.
+        let numbers = if pass.is_chunk() { layout.masks() } else { layout.scores() };
         // SAFETY: looked at after the event that is recorded behind the copy.
-        unsafe { self.device.copy_out(Stream::Compute, self.workspace.exchange, 0, to, bytes) };
+        unsafe { self.device.copy_out(Stream::Compute, self.workspace.exchange, 0, to, numbers * 4) };
         self.device.end_sequence();
         self.device.record(Stream::Compute, self.marks[l].exchanged);
         self.device.synchronize_event(self.marks[l].exchanged);
@@ -86,7 +91,12 @@ impl Split {
             pass.buffers.x.copy_from_slice(bytemuck::cast_slice(&self.experts.layer_input[..n * c.hidden]));
             host::route(pass, l, experts);
         }
-        self.receive(pass);
+        if pass.is_chunk() {
+            pass.probe.lap(Stage::Attention);
+            pass.buffers.normed.copy_from_slice(bytemuck::cast_slice(&self.host.received[..n * c.hidden]));
+        } else {
+            self.receive(pass);
+        }
         if experts.reads == RouterInput::FfnNorm {
             host::route(pass, l, experts);
         }
@@ -102,18 +112,34 @@ impl Split {
         self.divide_experts(pass, l, experts);
         self.launch_experts(pass, l, experts, weights);
         pass.probe.show_experts(pass.buffers, l, experts);
-        pass.buffers.predicted.selections.resize_with(c.layers, Selection::default);
-        pass.buffers.routes.select(&mut pass.buffers.predicted.selections[l]);
-        self.observe(pass, l, Wanted::Experts);
-        let needed = !self.experts.on_host.groups.is_empty();
-        let read = if needed { self.host_experts(pass, l, weights) } else { 0 };
-        // Every expert that was chosen is active.
-        self.fired.set(l, &pass.buffers.predicted.selections[l], &self.sequences);
         let pairs = self.experts.on_host.tokens.len() as u64;
-        self.cache.counters.computed[Tier::Host] += pairs;
-        self.cache.layers[l].computed[Tier::Host] += pairs;
+        if pass.is_chunk() {
+            self.teach(pass, l);
+            self.chunks.on_cpu += pairs;
+            self.chunks.resident += self.active[l];
+        } else {
+            pass.buffers.predicted.selections.resize_with(c.layers, Selection::default);
+            pass.buffers.routes.select(&mut pass.buffers.predicted.selections[l]);
+            self.observe(pass, l, Wanted::Experts);
+            self.cache.counters.computed[Tier::Host] += pairs;
+            self.cache.layers[l].computed[Tier::Host] += pairs;
+        }
+        let needed = pairs > 0;
+        let read = if needed { self.host_experts(pass, l, weights) } else { 0 };
+        if !pass.is_chunk() {
+            // Every expert that was chosen is active.
+            self.fired.set(l, &pass.buffers.predicted.selections[l], &self.sequences);
+        }
         self.merge(c, l, n, needed);
         pass.probe.report.add_experts(l, c, pass.buffers.routes.tokens.len(), read + weights.router.bytes());
+    }
+
+    /// Tells the scheduler how many tokens of a prompt's chunk have each expert.
+    fn teach(&mut self, pass: &Pass<'_, '_>, l: usize) {
+        let (Some(migrator), ExpertSplit { counts, .. }) = (&mut self.migrator, &mut self.experts) else { return };
+        pass.buffers.routes.counts(pass.model.config.clusters(), counts);
+        let first = pass.buffers.positions[0];
+        migrator.prompt(l, first.position, pass.n(), pass.caches[first.sequence].id(), counts);
     }
 
     /// Finds the slots of the chosen experts, and those that are in none.
@@ -153,8 +179,16 @@ impl Split {
             (chosen.as_ptr().cast(), size_of_val(chosen), self.at(ExchangeLayout::new(n, c).masks()));
         // SAFETY: the words change again only after the layer's use, which ends with the stream being waited for.
         unsafe { self.device.copy_in(Stream::Compute, from, bytes, to.buffer, to.at) };
-        let call = self.expert_call(c, l, n, weights, slots);
-        self.launch_ffn_call(l, Call::ExpertFfn(call));
+        let all = self.expert_call(c, l, n, weights, slots);
+        // A chunk's tokens, as many at once as the kernel takes.
+        for first in (0..n).step_by(MAX_COLUMNS) {
+            let mut call = ExpertFfn { n: MAX_COLUMNS.min(n - first), ..all };
+            let (row, pairs) = ((first * c.hidden * 4) as u64, ExpertFfn::chosen_words(first, experts.used) as u64 * 4);
+            call.input.at += row;
+            call.chosen.at += pairs;
+            call.output.at += row;
+            self.launch_ffn_call(l, Call::ExpertFfn(call));
+        }
     }
 
     /// The device's part of the mixture of a layer with so many slots.
@@ -180,7 +214,7 @@ impl Split {
             blocks: [at[0], at[1], at[2]],
             chosen: self.at(ExchangeLayout::new(n, c).masks()),
             input: self.at(0),
-            output: self.workspace.output,
+            output: self.workspace.output.into(),
         }
     }
 

@@ -89,6 +89,8 @@ pub struct Split {
     marks: Vec<Marks>,
     /// Whether the device computes attention in the current pass.
     attends: bool,
+    /// Whether the current pass is like those before and after it, so that sections of the stream are recorded: not of a prompt's chunk.
+    records: bool,
     /// Whether the host computes the current layer's attention only when it has the FFN's input, too: where both read the same residual,
     /// one wait is enough for both.
     attends_late: bool,
@@ -153,6 +155,7 @@ impl Split {
             all: Selection { neurons: (0..c.ffn as u32).map(StoreId).collect(), masks: vec![0; c.ffn] },
             marks,
             attends: false,
+            records: false,
             attends_late: false,
             begun: Begun::default(),
             pass_began_ns: 0,

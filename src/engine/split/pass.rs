@@ -46,6 +46,7 @@ impl Executor for Split {
         embed(pass);
         pass.probe.lap(Stage::Attention);
         self.sequences.clear();
+        self.records = !pass.is_chunk();
         self.pass_began_ns = self.device.totals().clock_ns;
         if pass.is_chunk() {
             // Another text may begin.
@@ -57,11 +58,11 @@ impl Executor for Split {
     }
 
     fn begin_layer(&mut self, pass: &mut Pass<'_, '_>, l: usize) {
+        self.fetch_layer_input(&pass.model.config, pass.n());
         if pass.is_chunk() {
             return;
         }
         self.note(Note::Layer(l));
-        self.fetch_layer_input(&pass.model.config, pass.n());
         // Copies that were decided meanwhile run while attention does.
         let Some(migrator) = &mut self.migrator else { return };
         pass.probe.lap(Stage::Attention);
@@ -72,7 +73,7 @@ impl Executor for Split {
     fn attention(&mut self, pass: &mut Pass<'_, '_>, l: usize) {
         let (c, n) = (&pass.model.config, pass.n());
         self.attends_late = !self.attends && !pass.is_chunk() && c.layer(l).norms.parallel();
-        if self.attends && !pass.is_chunk() {
+        if self.attends {
             self.begin_section(l, GraphSection::Attention);
         }
         let (input, residual) = (self.at(0), self.at(ExchangeLayout::new(n, c).residual()));
@@ -94,17 +95,15 @@ impl Executor for Split {
         if !c.layer(l).norms.parallel() {
             self.add_attention(c, l, n);
         }
-        if !pass.is_chunk() {
-            self.device.end_sequence();
-        }
+        self.device.end_sequence();
     }
 
     fn select(&mut self, pass: &mut Pass<'_, '_>, l: usize) -> Wanted {
-        if pass.is_chunk() {
-            return Wanted::All;
-        }
         if pass.model.config.form.experts.is_some() {
             return self.route(pass, l);
+        }
+        if pass.is_chunk() {
+            return Wanted::All;
         }
         let wanted = pass.sparsity.wanted(l);
         self.begin_ffn(pass, l, wanted);
@@ -124,11 +123,11 @@ impl Executor for Split {
     }
 
     fn ffn(&mut self, pass: &mut Pass<'_, '_>, l: usize, wanted: Wanted) {
-        if pass.is_chunk() {
-            return self.chunk_ffn(pass, l);
-        }
         if wanted == Wanted::Experts {
             return self.expert_ffn(pass, l);
+        }
+        if pass.is_chunk() {
+            return self.chunk_ffn(pass, l);
         }
         if !self.begun.device_ffn {
             self.launch_selected(pass, l, wanted);
@@ -189,7 +188,9 @@ impl Executor for Split {
 impl Split {
     /// Begins a section of the stream, up to `end_sequence`, that comes again in the next pass. The host has no part in it.
     fn begin_section(&mut self, l: usize, section: GraphSection) {
-        self.device.begin_sequence(4 * l + section as usize);
+        if self.records {
+            self.device.begin_sequence(4 * l + section as usize);
+        }
     }
 
     /// Begins the section in which host and device exchange a layer's input.

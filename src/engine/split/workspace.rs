@@ -19,7 +19,7 @@ pub struct DeviceWorkspace {
     pub qkv: Buffer,
     /// `[n, q_dim]`
     pub attended: Buffer,
-    /// What [`SparseFfn`] gives for up to [`MAX_COLUMNS`] tokens.
+    /// What [`SparseFfn`] gives for up to [`MAX_COLUMNS`] tokens, or [`ExpertFfn`] for a chunk.
     pub output: Buffer,
     /// The host's part of an FFN's output, `[n, hidden]`; before that, a predictor's input.
     pub partial: Buffer,
@@ -41,13 +41,13 @@ impl DeviceWorkspace {
     /// Bytes of each, in their order.
     fn sizes(c: &ModelConfig) -> [usize; 11] {
         let rotates = matches!(c.positions, Positions::Rope { .. });
-        // A mixture's chunks are the CPU's.
-        let of_chunks = if c.form.experts.is_some() { 0 } else { c.ffn };
+        // Of a mixture's chunk all tokens' experts add to the same output.
+        let (of_chunks, experts_output) = if c.form.experts.is_some() { (0, CHUNK * c.hidden * 4) } else { (c.ffn, 0) };
         [
             ExchangeLayout::new(MAX_COLUMNS, c).bytes().max(ExchangeLayout::new(CHUNK, c).scores() * 4),
             CHUNK * c.qkv_dim() * 4,
             CHUNK * c.q_dim() * 4,
-            SparseFfn::output_bytes(MAX_COLUMNS, c.hidden, c.clusters()),
+            SparseFfn::output_bytes(MAX_COLUMNS, c.hidden, c.clusters()).max(experts_output),
             CHUNK * c.hidden * 4,
             MAX_COLUMNS * c.vocab * 4,
             CHUNK * of_chunks.min(SLOTS_AT_ONCE) * 4,

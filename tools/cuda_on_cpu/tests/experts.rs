@@ -82,7 +82,7 @@ fn the_kernel_is_the_cpus_for_all_types_and_activations() {
                 blocks,
                 chosen,
                 input,
-                output,
+                output: output.into(),
             });
             memory.call(&call);
             let found: Vec<f32> = memory.get(output);
