@@ -3,7 +3,8 @@
 
 use dynamicinfer::error::Error;
 use dynamicinfer::lab::experiment::rows::{Metrics, Row, RowsFile};
-use dynamicinfer::lab::experiment::summary::{spread, summary};
+use dynamicinfer::lab::experiment::sentence::sentence;
+use dynamicinfer::lab::experiment::summary::{Place, spread, summary};
 use dynamicinfer::lab::experiment::{Spec, arm_name};
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -128,7 +129,9 @@ fn medians_count_what_was_not_refused() {
     assert_eq!(spread(Vec::new()), None);
     // Names that are no numbers stand side by side.
     let (series, names) = summary.series("policy", "gpu_share");
-    assert_eq!((series[0].0.as_str(), &series[0].1[..], names), ("2", &[(0.0, 0.6)][..], vec!["static".to_owned()]));
+    let points = [Place { x: 0.0, median: 0.6, min: 0.5, max: 0.7 }];
+    assert_eq!((series[0].name.as_str(), &series[0].points[..]), ("link 2 %", &points[..]));
+    assert_eq!(names, ["static", "macro"], "an arm without rows keeps its place");
 }
 
 fn command(dir: &Path, args: &[&str]) -> Command {
