@@ -179,6 +179,10 @@ async def latency(http, program, rounds):
 
 async def run(args):
     """Everything, in order."""
+    # On a machine that others keep busy, Ray's own processes start slowly.
+    os.environ.setdefault("RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S", "60")
+    os.environ.setdefault("RAY_SERVE_PROXY_HEALTH_CHECK_TIMEOUT_S", "60")
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     import ray
     from ray import serve
     import dynamicinfer_serve
