@@ -13,6 +13,26 @@ pub fn unix_seconds() -> u64 {
     std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).map_or(0, |d| d.as_secs())
 }
 
+/// A time stamp as people write it: `2026-11-23 09:05 UTC`.
+pub fn utc_text(unix_seconds: u64) -> String {
+    let (mut day, seconds) = (unix_seconds / 86_400, unix_seconds % 86_400);
+    let is_leap = |year: u64| year.is_multiple_of(4) && !year.is_multiple_of(100) || year.is_multiple_of(400);
+    let mut year = 1970;
+    // Only a broken file has a date so far away that this would take long.
+    while year < 9999 && day >= 365 + u64::from(is_leap(year)) {
+        day -= 365 + u64::from(is_leap(year));
+        year += 1;
+    }
+    let mut month = 1;
+    for days in [31, 28 + u64::from(is_leap(year)), 31, 30, 31, 30, 31, 31, 30, 31, 30] {
+        if day < days {
+            break;
+        }
+        (day, month) = (day - days, month + 1);
+    }
+    format!("{year}-{month:02}-{:02} {:02}:{:02} UTC", day + 1, seconds / 3600, seconds / 60 % 60)
+}
+
 /// Processor time of this thread so far. A limit on the work for a foreign file must not count the time in which other threads had
 /// the core.
 pub fn computed() -> Duration {
@@ -68,6 +88,21 @@ impl Default for Seldom {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn dates_are_those_of_the_calendar() {
+        for (unix, text) in [
+            (0, "1970-01-01 00:00 UTC"),
+            (951_782_399, "2000-02-28 23:59 UTC"),
+            (951_782_400, "2000-02-29 00:00 UTC"),
+            (1_795_309_214, "2026-11-22 01:00 UTC"),
+            (4_107_542_399, "2100-02-28 23:59 UTC"),
+            (4_107_542_400, "2100-03-01 00:00 UTC"),
+            (1_735_689_599, "2024-12-31 23:59 UTC"),
+        ] {
+            assert_eq!(utc_text(unix), text);
+        }
+    }
 
     /// A tokenizer was refused as too slow on a machine where other programs had the cores.
     #[test]

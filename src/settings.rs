@@ -41,7 +41,7 @@ const fn key(name: &'static str, kind: Kind, default: &'static str, live: bool, 
 }
 
 /// Every key. `configs/default.toml` is written from this table, and a test keeps it so.
-pub const KEYS: [Key; 38] = [
+pub const KEYS: [Key; 39] = [
     key("serve.model", Kind::Text, "\"\"", false, "MODEL that is loaded at the start; empty for none"),
     key(
         "serve.socket",
@@ -77,6 +77,13 @@ pub const KEYS: [Key; 38] = [
         "\"unix\"",
         true,
         "who may change models, budget, policy and thresholds: unix for who may open the socket, all for TCP as well, off for nobody",
+    ),
+    key(
+        "serve.ui",
+        Kind::Switch,
+        "false",
+        true,
+        "a page at /ui to watch the daemon and change its budget; over TCP its password is the token",
     ),
     key("serve.name", Kind::Text, "\"\"", false, "what requests call the model; empty for its file's name"),
     key("serve.queue", Kind::Whole(1, 65_536), "64", false, "requests that may wait; more are answered 429"),

@@ -3,7 +3,8 @@
 
 use dynamicinfer::error::Error;
 use dynamicinfer::lab::experiment::rows::{Metrics, Row, RowsFile};
-use dynamicinfer::lab::experiment::summary::{spread, summary};
+use dynamicinfer::lab::experiment::sentence::sentence;
+use dynamicinfer::lab::experiment::summary::{Place, spread, summary};
 use dynamicinfer::lab::experiment::{Spec, arm_name};
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -128,7 +129,146 @@ fn medians_count_what_was_not_refused() {
     assert_eq!(spread(Vec::new()), None);
     // Names that are no numbers stand side by side.
     let (series, names) = summary.series("policy", "gpu_share");
-    assert_eq!((series[0].0.as_str(), &series[0].1[..], names), ("2", &[(0.0, 0.6)][..], vec!["static".to_owned()]));
+    let points = [Place { x: 0.0, median: 0.6, min: 0.5, max: 0.7 }];
+    assert_eq!((series[0].name.as_str(), &series[0].points[..]), ("link 2 %", &points[..]));
+    assert_eq!(names, ["static", "macro"], "an arm without rows keeps its place");
+}
+
+/// The number and unit behind `what` in a sentence, as the figure that stands in the rows.
+fn figure_after(sentence: &str, what: &str, metric: &str) -> f64 {
+    let rest = sentence.split(what).nth(1).unwrap_or_else(|| panic!("{what}: {sentence}"));
+    let number: String = rest.chars().take_while(|c| c.is_ascii_digit() || "-.".contains(*c)).collect();
+    let unit = rest[number.len()..].trim_start();
+    let factor = match unit {
+        _ if unit.starts_with('%') && !metric.ends_with("_percent") => 0.01,
+        _ if unit.starts_with("KiB") => 1024.0,
+        _ if unit.starts_with("MiB") => 1024.0 * 1024.0,
+        _ if unit.starts_with("GiB") => 1024.0 * 1024.0 * 1024.0,
+        _ => 1.0,
+    };
+    let number = number.trim_end_matches('.');
+    number.parse::<f64>().unwrap_or_else(|e| panic!("{what} {number}: {e}: {sentence}")) * factor
+}
+
+/// The medians of a metric by arm, read from a file of rows without this crate.
+fn medians(rows: &str, metric: &str) -> Vec<(serde_json::Value, f64)> {
+    let mut found: Vec<(serde_json::Value, Vec<f64>)> = Vec::new();
+    for row in rows.lines().map(|line| serde_json::from_str::<serde_json::Value>(line).unwrap()) {
+        let Some(value) = row["metrics"][metric].as_f64().filter(|_| row["refused"].is_null()) else { continue };
+        match found.iter_mut().find(|(arm, _)| *arm == row["settings"]) {
+            Some((_, values)) => values.push(value),
+            None => found.push((row["settings"].clone(), vec![value])),
+        }
+    }
+    let median = |mut values: Vec<f64>| {
+        values.sort_by(f64::total_cmp);
+        (values[values.len() / 2] + values[(values.len() - 1) / 2]) / 2.0
+    };
+    found.into_iter().map(|(arm, values)| (arm, median(values))).collect()
+}
+
+/// Of every recorded run: what its page says below each plot is what its rows say.
+#[test]
+fn what_a_page_says_follows_from_the_rows() {
+    let (mut sentences, mut compared) = (0, 0);
+    for dir in recorded(&root().join("runs")) {
+        let record: serde_json::Value = serde_json::from_slice(&std::fs::read(dir.join("run.json")).unwrap()).unwrap();
+        let spec = Spec::from_text(record["spec"].as_str().unwrap(), &dir).unwrap();
+        let text = std::fs::read_to_string(dir.join("rows.jsonl")).unwrap();
+        let rows: Vec<Row> = text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+        let summary = summary(&spec, &rows);
+        for plot in &spec.plots {
+            let said = sentence(plot, &summary);
+            let medians = medians(&text, &plot.y);
+            if medians.is_empty() {
+                assert_eq!(said, "", "{}: {}", dir.display(), plot.y);
+                continue;
+            }
+            sentences += 1;
+            let (low, high) = medians.iter().fold((f64::MAX, f64::MIN), |(l, h), (_, v)| (l.min(*v), h.max(*v)));
+            let near = |a: f64, b: f64| (a - b).abs() <= 0.006 * b.abs() + 1e-6;
+            if said.contains(" everywhere.") {
+                assert!(near(low, high) && near(figure_after(&said, ": ", &plot.y), low), "{said}");
+                continue;
+            }
+            assert!(near(figure_after(&said, "highest ", &plot.y), high), "{high}: {said}");
+            assert!(near(figure_after(&said, "lowest ", &plot.y), low), "{low}: {said}");
+            // Of two lines: how often the second is above the first.
+            let [first, second] = &summary.series(&plot.x, &plot.y).0[..] else { continue };
+            if !said.contains(" places and below at ") {
+                continue;
+            }
+            compared += 1;
+            let above = first.points.iter().filter(|p| {
+                let other = second.points.iter().find(|q| q.x == p.x);
+                other.is_some_and(|q| q.median > p.median)
+            });
+            // What reads the same is not counted as above, so the sentence may say less.
+            let told = figure_after(&said, &format!("is above {} at ", first.name), "") as usize;
+            assert!(told <= above.count(), "{said}");
+        }
+    }
+    assert!(sentences >= 20 && compared >= 2, "{sentences} sentences, {compared} comparisons");
+}
+
+/// Folders of recorded experiments.
+fn recorded(dir: &Path) -> Vec<PathBuf> {
+    let mut found = Vec::new();
+    if dir.join("run.json").is_file() && dir.join("rows.jsonl").is_file() {
+        found.push(dir.to_owned());
+    }
+    let inside = std::fs::read_dir(dir).unwrap().map(|entry| entry.unwrap().path());
+    inside.filter(|path| path.is_dir()).for_each(|path| found.extend(recorded(&path)));
+    found
+}
+
+#[test]
+fn a_sentence_names_ends_direction_and_difference() {
+    let text = REPLAY.replace("x = \"policy\"", "x = \"link\"");
+    let spec = spec(&text).unwrap();
+    let rows: Vec<Row> = [0.5, 0.6, 0.75, 0.7].iter().enumerate().map(|(arm, &share)| row(arm, 0, share, None)).collect();
+    let summary = summary(&spec, &rows);
+    assert_eq!(
+        sentence(&spec.plots[0], &summary),
+        "Computed neurons that lie on the device, by part of a layer that is carried while one is computed: highest 75 % (static, 10 %), lowest \
+         50 % (static, 2 %). Static rises from 50 % to 75 % between 2 % and 10 %. Macro rises from 60 % to 70 % between 2 % and 10 %. Macro is \
+         above static at 1 of 2 places and below at 1; most apart at 2 %: 60 % and 50 %."
+    );
+    assert_eq!(sentence(&spec.plots[0], &self::summary(&spec, &[])), "");
+}
+
+/// A page of every recorded run and an index over them, of a copy.
+#[test]
+fn all_experiments_get_pages_and_an_index() {
+    let dir = tempfile::tempdir().unwrap();
+    let runs = dir.path().join("runs");
+    for from in recorded(&root().join("runs")) {
+        let to = runs.join(from.strip_prefix(root().join("runs")).unwrap());
+        std::fs::create_dir_all(&to).unwrap();
+        for name in ["run.json", "rows.jsonl"] {
+            std::fs::copy(from.join(name), to.join(name)).unwrap();
+        }
+    }
+    let broken = runs.join("broken");
+    std::fs::create_dir_all(&broken).unwrap();
+    std::fs::write(broken.join("run.json"), "{\"name\": \"<script>\"}").unwrap();
+    std::fs::write(broken.join("rows.jsonl"), "").unwrap();
+    let done = program(dir.path(), &["experiment", "--all", "runs"]);
+    assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));
+    let index = std::fs::read_to_string(runs.join("index.html")).unwrap();
+    assert!(index.matches("/summary.html").count() >= 15 && index.contains("Cannot be shown"), "{index}");
+    for page in recorded(&runs).iter().filter(|dir| **dir != broken) {
+        let html = std::fs::read_to_string(page.join("summary.html")).unwrap();
+        assert!(html.contains("What this cannot tell") && html.contains("UTC"), "{}", page.display());
+        assert!(!html.replace("http://www.w3.org/2000/svg", "").contains("http"), "the page needs nothing else");
+        assert!(!html.contains("NaN"), "{}", page.display());
+    }
+    let nothing = program(dir.path(), &["experiment", "--all", "."]);
+    assert!(nothing.status.success(), "a folder above is as good");
+    std::fs::create_dir(dir.path().join("empty")).unwrap();
+    let nothing = program(dir.path(), &["experiment", "--all", "empty"]);
+    assert!(String::from_utf8_lossy(&nothing.stderr).contains("there is no experiment below empty"));
+    assert_eq!(nothing.status.code(), Some(2));
 }
 
 fn command(dir: &Path, args: &[&str]) -> Command {

@@ -493,7 +493,7 @@ fn a_profile_is_made_added_to_shown_and_found_again() {
     let (_, table, err) = place.run(&["profile", model, "--plot", "plots"]);
     assert!(table.contains(": 600 tokens of 2 texts, 2 layers of 96 neurons; "), "{table}");
     assert!(table.contains("| layer | inactive % |") && table.contains("\n|   all |"), "{table}");
-    for plot in ["cdf.svg", "sparsity.svg", "similarity.svg"] {
+    for plot in ["cdf.svg", "sparsity.svg", "similarity.svg", "distance.svg"] {
         let svg = std::fs::read_to_string(place.0.path().join("plots").join(plot)).unwrap();
         assert!(svg.starts_with("<svg ") && svg.ends_with("</svg>\n") && err.contains(plot), "{plot}: {err}");
         assert!(!svg.contains("NaN"), "{plot}");

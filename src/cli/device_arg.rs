@@ -157,6 +157,7 @@ impl DeviceArgs {
         Ok(Some(DeviceOptions {
             kind,
             vram: self.vram,
+            vram_share: None,
             ffn_share: self.ffn_share,
             placement: match self.placement.to_str() {
                 Some("static") => Placement::Static,

@@ -7,7 +7,6 @@ macro_rules! eprintln {
 
 mod bench;
 mod calibrate;
-#[cfg_attr(not(feature = "plots"), expect(dead_code, reason = "nobody draws what a plot holds"))]
 mod chart;
 mod chat;
 mod chat_backend;

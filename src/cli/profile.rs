@@ -51,7 +51,7 @@ pub struct Args {
     /// Machine-readable
     #[arg(long)]
     json: bool,
-    /// Write plots into this directory: cdf.svg, sparsity.svg, similarity.svg
+    /// Write plots into this directory: cdf.svg, sparsity.svg, similarity.svg, distance.svg
     #[arg(long, value_name = "DIR")]
     plot: Option<PathBuf>,
     #[command(flatten)]
@@ -207,7 +207,8 @@ fn show(args: &Args, path: &Path, profile: &Profile) -> Result<()> {
     let statistics = profile.statistics();
     if let Some(dir) = &args.plot {
         std::fs::create_dir_all(dir).map_err(Error::io("create", dir))?;
-        for file in plot(dir, &statistics)? {
+        let of = format!("{}; {} tokens of {} texts", profile.header.model, statistics.tokens, statistics.texts);
+        for file in plot(dir, &statistics, &of)? {
             eprintln!("{} written", file.display());
         }
     }

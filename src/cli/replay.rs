@@ -1,4 +1,4 @@
-use super::chart::{self, Line, Plot};
+use super::chart::{self, Axis, Line, Plot};
 use super::policy_arg;
 use super::progress::{Progress, Unit};
 use crate::error::{Error, Result};
@@ -301,23 +301,20 @@ fn routed(used: usize, r: &Routing) -> String {
 }
 
 fn plot(report: &Report<'_>, policies: &[Policy], share: f64) -> Plot {
-    let line = |policy: Option<Policy>| Line {
-        name: policy.map_or("bound", Policy::name).into(),
-        points: report
-            .rows
-            .iter()
-            .filter(|r| r.policy == policy && r.ffn_share == share)
-            .map(|r| (r.link_percent, 100.0 * r.gpu_share))
-            .collect(),
+    let line = |policy: Option<Policy>| {
+        let rows = report.rows.iter().filter(|r| r.policy == policy && r.ffn_share == share);
+        Line::new(policy.map_or("bound", Policy::name), rows.map(|r| (r.link_percent, 100.0 * r.gpu_share)))
     };
     let lines: Vec<Line> = policies.iter().map(|&p| Some(p)).chain([None]).map(line).collect();
     let all = || lines.iter().flat_map(|l| &l.points);
-    let right = all().map(|p| p.0).fold(1.0, f64::max);
-    let low = all().map(|p| p.1).fold(100.0, f64::min);
+    let right = all().map(|p| p.x).fold(1.0, f64::max);
+    let what = if report.experts.is_some() { "experts" } else { "neurons" };
+    let of = format!("{}; {} tokens of {} texts; {} predicts", report.model, report.tokens, report.texts, report.predictor);
     Plot {
-        title: format!("{:.0} % of the neurons in VRAM", 100.0 * share),
-        x: ("link: % of a layer's neurons per layer time".into(), 0.0..right),
-        y: ("active neurons on the device, %".into(), (low - 2.0).max(0.0)..100.0),
+        title: format!("{:.0} % of the {what} in VRAM", 100.0 * share),
+        of,
+        x: Axis::new(format!("link: {what} of a layer that are carried while one is computed, %"), 0.0, 1.03 * right),
+        y: Axis::around(&format!("active {what} on the device, %"), all().map(|p| p.y)),
         lines,
         dots: true,
         names: Vec::new(),

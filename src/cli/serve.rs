@@ -31,6 +31,9 @@ pub struct Args {
     /// Listen at a TCP port of this machine, too: 8093, localhost:8093; asks for a bearer token
     #[arg(long, value_name = "[ADDRESS:]PORT")]
     listen: Option<String>,
+    /// A page at /ui to watch the daemon and change its budget; with --listen for a browser, whose password is the token
+    #[arg(long)]
+    ui: bool,
     /// What requests call the model [default: its file's name]
     #[arg(long)]
     name: Option<String>,
@@ -89,6 +92,7 @@ impl Flags {
         add("serve.model", "MODEL", args.model.clone());
         add("serve.socket", "--socket", path(&args.socket));
         add("serve.listen", "--listen", args.listen.clone());
+        add("serve.ui", "--ui", args.ui.then(|| "true".into()));
         add("serve.name", "--name", args.name.clone());
         add("serve.queue", "--queue", number(args.queue));
         add("serve.parallel", "--parallel", number(args.parallel));

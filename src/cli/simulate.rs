@@ -1,6 +1,6 @@
 mod beside;
 
-use super::chart::{self, Line, Plot};
+use super::chart::{self, Axis, Line, Plot};
 use super::machine_arg;
 use super::model_arg::ModelArgs;
 use super::policy_arg;
@@ -515,23 +515,19 @@ fn plot(r: &Report) -> Plot {
         }
     });
     let gib = |bytes: u64| bytes as f64 / (1u64 << 30) as f64;
-    let line = |&policy: &Option<Policy>| Line {
-        name: policy.map_or("dense layers", Policy::name).into(),
-        points: r
-            .rows
-            .iter()
-            .filter(|row| row.policy == policy)
-            .filter_map(|row| Some((gib(row.vram_bytes?), row.tokens_per_s)))
-            .collect(),
+    let line = |&policy: &Option<Policy>| {
+        let rows = r.rows.iter().filter(|row| row.policy == policy);
+        let points = rows.filter_map(|row| Some((gib(row.vram_bytes?), row.tokens_per_s)));
+        Line::new(policy.map_or("dense layers", Policy::name), points)
     };
     let lines: Vec<Line> = policies.iter().map(line).collect();
     let all = || lines.iter().flat_map(|l| &l.points);
-    let right = all().map(|p| p.0).fold(0.0, f64::max);
-    let top = all().map(|p| p.1).fold(0.0, f64::max);
+    let right = all().map(|p| p.x).fold(0.0, f64::max);
     Plot {
-        title: format!("simulated: {} on {}", r.model, r.machine),
-        x: ("VRAM, GiB".into(), 0.0..right * 1.02),
-        y: ("tokens/s".into(), 0.0..top * 1.05),
+        title: format!("{} on {}, simulated", r.model, r.machine),
+        of: String::new(),
+        x: Axis::new("VRAM, GiB", 0.0, (right * 1.03).max(1e-3)),
+        y: Axis::around("simulated decoding, tokens/s", all().map(|p| p.y).chain([0.0])),
         lines,
         dots: true,
         names: Vec::new(),

@@ -70,6 +70,8 @@ pub struct DeviceOptions {
     /// Budget for everything on the device, bytes. Without it `ffn_share` sets the budget, and without both it is most of a card's free
     /// memory; the virtual device needs one of them.
     pub vram: Option<u64>,
+    /// In place of `vram`: a budget between the least that works, 0, and one that holds everything, 1. It means the same for every model.
+    pub vram_share: Option<f64>,
     /// Share of the neurons that may be on the device, above 0 and at most 1; `None` is all that fit.
     pub ffn_share: Option<f64>,
     /// Which neurons are on the device at the beginning.
@@ -108,6 +110,7 @@ impl DeviceOptions {
         DeviceOptions {
             kind,
             vram: None,
+            vram_share: None,
             ffn_share: None,
             placement: Placement::Static,
             machine: None,
@@ -281,7 +284,7 @@ impl DeviceOptions {
     }
 
     fn has_budget(&self) -> bool {
-        self.vram.is_some() || self.ffn_share.is_some()
+        self.vram.is_some() || self.vram_share.is_some() || self.ffn_share.is_some()
     }
 
     /// Refuses options that are wrong on every machine.
@@ -304,7 +307,10 @@ impl DeviceOptions {
         if let Some(share) = self.ffn_share.filter(|s| !(*s > 0.0 && *s <= 1.0)) {
             return Err(Error::Usage(format!("--ffn-share {share}: take a share above 0 and at most 1")));
         }
-        if self.kind == DeviceKind::Virtual && self.vram.is_none() && self.ffn_share.is_none() {
+        if let Some(share) = self.vram_share.filter(|s| !(0.0..=1.0).contains(s) || self.vram.is_some()) {
+            return Err(Error::Usage(format!("vram_share {share}: take a share of 0 to 1, and no vram beside it")));
+        }
+        if self.kind == DeviceKind::Virtual && !self.has_budget() {
             return Err(Error::Usage("--device virtual needs a budget: --vram 8GiB, or --ffn-share 0.5".into()));
         }
         Ok(())
@@ -330,7 +336,7 @@ impl DeviceOptions {
             None => (vec![vec![1; clusters]; layers], 10),
         };
         let machine = machine::find(self.machine.as_deref(), told)?;
-        let request = Request {
+        let mut request = Request {
             vram,
             ram: need.ram,
             ffn_share: self.ffn_share,
@@ -341,6 +347,11 @@ impl DeviceOptions {
             ilp_seconds: None,
         };
         let footprint = Footprint::of_model(model, need.context, need.kv);
+        if let Some(share) = self.vram_share {
+            let ends = plan(&footprint, &counts, &machine, &Request { vram: None, ffn_share: None, ..request })?;
+            let room = (ends.full_bytes - ends.min_bytes) as f64 * share;
+            request.vram = Some(ends.min_bytes + room.ceil() as u64);
+        }
         let mut plan = plan(&footprint, &counts, &machine, &request)?;
         let slots = plan.slots();
         let neurons = match &self.placement {

@@ -16,6 +16,7 @@ mod signals;
 pub mod socket;
 mod systemd;
 mod tcp;
+mod ui;
 
 pub use daemon::{AtEnd, Daemon, Load, Opened, PathLimits, SetBudget};
 pub use routes::ROUTES;

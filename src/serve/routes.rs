@@ -5,7 +5,7 @@ use super::connection::{Entered, Peer};
 use super::daemon::{Daemon, Loaded, ModelState, UnderWay};
 use super::limits::Body as Held;
 use super::log::{LogEntry, Noted, RefusalReason};
-use super::{control, embeddings, metrics};
+use super::{control, embeddings, metrics, ui};
 use crate::api::chat::{CHAT_FIELDS, ChatRequest};
 use crate::api::completions::{COMPLETION_FIELDS, CompletionRequest};
 use crate::api::embeddings::{EMBEDDING_FIELDS, EmbeddingRequest};
@@ -94,6 +94,8 @@ pub fn router(daemon: Arc<Daemon>) -> Router {
         .route("/v1/x/models/load", post(load))
         .route("/v1/x/models/unload", post(unload))
         .route("/v1/x/config", get(config))
+        .route("/ui", get(ui::page))
+        .route("/ui/{part}", get(ui::part).put(ui::set))
         .fallback(|| async {
             Refusal(ApiError::new(404, "there is nothing here; GET /openapi.json lists what there is"))
         })
@@ -127,7 +129,7 @@ fn json_response(value: &Value) -> Response {
     ([(header::CONTENT_TYPE, "application/json")], value.to_string()).into_response()
 }
 
-fn answer(result: Result<Value, ApiError>) -> Response {
+pub fn answer(result: Result<Value, ApiError>) -> Response {
     match result {
         Ok(value) => json_response(&value),
         Err(error) => Refusal(error).into_response(),
@@ -143,6 +145,7 @@ async fn door(State(daemon): Shared, mut request: Request, next: Next) -> Respon
     let entry = LogEntry::new(id.clone(), request.method().clone(), request.uri().path());
     request.extensions_mut().insert(entry.noted.clone());
     let origin = allowed_origin(&daemon, request.headers());
+    let is_ui = ui::is_ui(request.uri().path());
     let mut response = match admit(&daemon, &request) {
         // A browser asks whether it may send the request; that question carries no token.
         Ok(()) if origin.is_some() && is_preflight(&request) => preflight(),
@@ -159,6 +162,10 @@ async fn door(State(daemon): Shared, mut request: Request, next: Next) -> Respon
         headers.insert(header::ACCESS_CONTROL_ALLOW_ORIGIN, origin);
         headers.insert(header::ACCESS_CONTROL_EXPOSE_HEADERS, HeaderValue::from_static("x-request-id, retry-after"));
         headers.append(header::VARY, HeaderValue::from_static("origin"));
+    }
+    if is_ui && response.status() == StatusCode::UNAUTHORIZED {
+        // What a browser asks its user about.
+        response.headers_mut().insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Basic realm=\"the token\""));
     }
     if response.status().as_u16() >= 400 {
         daemon.counters.refused.add(1);
@@ -219,8 +226,17 @@ fn admit(daemon: &Daemon, request: &Request) -> Result<(), ApiError> {
         None => Err(ApiError::new(500, "a connection without a peer")),
     }?;
     // Anyone may ask which models there are and how they compute.
-    let steers = !request.method().is_safe() && request.uri().path().starts_with("/v1/x/");
+    let is_ui = ui::is_ui(request.uri().path());
+    if is_ui {
+        ui::admit(daemon, request)?;
+    }
+    let steers = !request.method().is_safe() && (is_ui || request.uri().path().starts_with("/v1/x/"));
     if steers { may_steer(daemon, peer) } else { Ok(()) }
+}
+
+/// Whether requests from there may change something.
+pub fn is_steered_by(daemon: &Daemon, peer: Option<&Peer>) -> bool {
+    may_steer(daemon, peer).is_ok()
 }
 
 fn may_steer(daemon: &Daemon, peer: Option<&Peer>) -> Result<(), ApiError> {
@@ -249,8 +265,9 @@ fn admit_tcp(daemon: &Daemon, request: &Request) -> Result<(), ApiError> {
         let message = format!("the host '{}' is not this machine's name for itself", crate::error::excerpt(host));
         return Err(ApiError::new(403, message));
     }
+    let is_ui = ui::is_ui(request.uri().path());
     if headers.contains_key(header::ORIGIN) {
-        if allowed_origin(daemon, headers).is_none() {
+        if allowed_origin(daemon, headers).is_none() && !(is_ui && ui::is_own_origin(headers)) {
             return Err(ApiError::new(
                 403,
                 "this origin may not use the server; serve.allow_origin names the one that may",
@@ -264,7 +281,9 @@ fn admit_tcp(daemon: &Daemon, request: &Request) -> Result<(), ApiError> {
     if needs_no_token(request) {
         return Ok(());
     }
-    let given = text(header::AUTHORIZATION).and_then(|value| value.strip_prefix("Bearer ")).unwrap_or_default();
+    let bearer = text(header::AUTHORIZATION).and_then(|value| value.strip_prefix("Bearer ")).map(str::to_owned);
+    // A browser sends a password by itself with all that any page asks of this address, so it opens nothing but the page.
+    let given = bearer.or_else(|| is_ui.then(|| ui::password(headers))?).unwrap_or_default();
     let token = daemon.token.lock().clone();
     match token {
         Some(token) if same(given.as_bytes(), token.as_bytes()) => Ok(()),
@@ -292,7 +311,7 @@ fn same(a: &[u8], b: &[u8]) -> bool {
 }
 
 /// Reads the body, within the limits on its length and time.
-async fn body(daemon: &Daemon, request: Request) -> Result<Held, ApiError> {
+pub async fn body(daemon: &Daemon, request: Request) -> Result<Held, ApiError> {
     let settings = daemon.settings();
     let whole = Duration::from_secs(settings.whole("serve.body_seconds"));
     let late =

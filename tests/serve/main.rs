@@ -16,5 +16,6 @@ mod schemas;
 mod signals;
 mod soak;
 mod strangers;
+mod ui;
 mod web;
 mod words;

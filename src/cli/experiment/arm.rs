@@ -24,6 +24,11 @@ use std::fmt::Display;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
+/// What a row measures where its experiment does not say.
+pub(super) const TEXT: &str = "demo/heldout.txt";
+pub(super) const TOKENS: usize = 256;
+pub(super) const GENERATED: usize = 64;
+
 /// The settings of an arm, taken one by one: what is left at the end is nobody's.
 struct Fields(Arm);
 
@@ -116,10 +121,10 @@ fn of_engine(settings: &[(String, Value)]) -> Result<OfEngine> {
     let of = OfEngine {
         options: EngineOptions { model, ..options },
         n_prompt: f.get("n_prompt")?.unwrap_or(0),
-        n_gen: f.get("n_gen")?.unwrap_or(64),
+        n_gen: f.get("n_gen")?.unwrap_or(GENERATED),
         sequences: f.read("sequences", sequences)?.unwrap_or(1),
-        text: f.get("text")?.unwrap_or_else(|| "demo/heldout.txt".into()),
-        tokens: f.get("tokens")?.unwrap_or(256),
+        text: f.get("text")?.unwrap_or_else(|| TEXT.into()),
+        tokens: f.get("tokens")?.unwrap_or(TOKENS),
         choices: f.get("choices")?,
         context: f.get("ctx_size")?.unwrap_or(256),
     };
@@ -139,6 +144,7 @@ fn of_sparsity(f: &mut Fields) -> Result<SparsityOptions> {
 }
 
 fn of_device(f: &mut Fields) -> Result<Option<DeviceOptions>> {
+    let vram_share = f.get("vram_share")?;
     let args = DeviceArgs {
         device: f.one_of("device")?,
         vram: f.read("vram", size::parse)?,
@@ -159,7 +165,13 @@ fn of_device(f: &mut Fields) -> Result<Option<DeviceOptions>> {
         wall_clock: f.flag("wall_clock")?,
         printed_loss: f.flag("printed_loss")?,
     };
-    args.options()
+    let refused = "an arm cannot be: vram_share is of a device, from 0 to 1, and takes the place of vram";
+    let wrong = vram_share.is_some_and(|share: f64| !(0.0..=1.0).contains(&share) || args.vram.is_some());
+    match (args.options()?, vram_share) {
+        (None, Some(_)) => Err(Error::Usage(refused.into())),
+        _ if wrong => Err(Error::Usage(refused.into())),
+        (options, _) => Ok(options.map(|options| DeviceOptions { vram_share, ..options })),
+    }
 }
 
 fn of_replay(settings: &[(String, Value)]) -> Result<OfReplay> {

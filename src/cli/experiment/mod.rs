@@ -1,6 +1,9 @@
 mod arm;
+mod figures;
+mod index;
 mod page;
 
+use super::chart;
 use super::machine_arg;
 use super::progress::{Progress, Unit};
 use crate::clock;
@@ -22,20 +25,25 @@ use std::path::{Path, PathBuf};
 #[command(after_help = EXAMPLES)]
 pub struct Args {
     /// An experiment, as in configs/experiments
-    file: PathBuf,
+    #[arg(required_unless_present = "all")]
+    file: Option<PathBuf>,
     /// Folder for its results [default: experiment-NAME]
     #[arg(short, long, value_name = "DIR")]
     out: Option<PathBuf>,
     /// Only say which rows there would be
     #[arg(long)]
     list: bool,
+    /// Make the pages of all experiments below DIR anew from their rows, with index.html over them [default: runs]
+    #[arg(long, value_name = "DIR", num_args = 0..=1, default_missing_value = "runs", conflicts_with_all = ["file", "out", "list"])]
+    all: Option<PathBuf>,
 }
 
 const EXAMPLES: &str = "\
 Examples:
   dynamicinfer experiment configs/experiments/vram_sweep.toml
   dynamicinfer experiment configs/experiments/ablation.toml --out runs/ablation
-  dynamicinfer experiment configs/experiments/thresholds.toml --list       which rows it would make";
+  dynamicinfer experiment configs/experiments/thresholds.toml --list       which rows it would make
+  dynamicinfer experiment --all runs                                       pages of what was recorded, and an index";
 
 /// `run.json`
 #[derive(Serialize, Deserialize)]
@@ -51,6 +59,14 @@ struct Record {
     sessions: Vec<Session>,
 }
 
+impl Record {
+    fn read(path: &Path) -> Result<Record> {
+        let bytes = std::fs::read(path).map_err(Error::io("read", path))?;
+        serde_json::from_slice(&bytes)
+            .map_err(|e| Error::bad(path, "", format!("not the record of an experiment: {e}; take another --out")))
+    }
+}
+
 #[derive(Serialize, Deserialize)]
 struct Session {
     unix: u64,
@@ -58,12 +74,20 @@ struct Session {
     commit: String,
     cpu: String,
     threads: usize,
+    /// As it was typed, `dynamicinfer experiment FILE --out DIR`; empty in records of earlier versions.
+    #[serde(default)]
+    command: String,
     /// Measured when the session began; absent where no row is a measurement.
     machine: Option<MachineProfile>,
 }
 
 pub fn run(args: Args) -> Result<()> {
-    let (mut spec, text) = Spec::read(&args.file)?;
+    if let Some(root) = &args.all {
+        eprintln!("{} is the index", index::write(root)?.display());
+        return Ok(());
+    }
+    let file = args.file.as_deref().expect("clap asks for it");
+    let (mut spec, text) = Spec::read(file)?;
     arm::check(&spec)?;
     arm::check(&spec.clone().on_no_card())?;
     let (arms, order) = (spec.arms(), spec.order());
@@ -86,7 +110,7 @@ pub fn run(args: Args) -> Result<()> {
     let mut result = Ok(());
     if !missing.is_empty() {
         one_machine(&dir, &mut spec)?;
-        let session = session(&spec)?;
+        let session = Session { command: command(file, &dir), ..session(&spec)? };
         let commit = session.commit.clone();
         record.sessions.push(session);
         write(&dir.join("run.json"), &json(&record))?;
@@ -159,9 +183,7 @@ fn read_record(dir: &Path, spec: &Spec, text: &str) -> Result<Record> {
         let (name, spec_text) = (spec.name.clone(), text.to_owned());
         return Ok(Record { name, spec: spec_text, seed: spec.seed, fixed, sessions: Vec::new() });
     }
-    let bytes = std::fs::read(&path).map_err(Error::io("read", &path))?;
-    let record: Record = serde_json::from_slice(&bytes)
-        .map_err(|e| Error::bad(&path, "", format!("not the record of an experiment: {e}; take another --out")))?;
+    let record = Record::read(&path)?;
     if record.spec != text {
         return Err(Error::Usage(format!(
             "{} holds rows of '{}' as it was before its file changed; take another --out, so that rows of two experiments do not mix",
@@ -180,6 +202,16 @@ fn read_record(dir: &Path, spec: &Spec, text: &str) -> Result<Record> {
     Ok(record)
 }
 
+/// The rows of a folder, as far as they go.
+fn read_rows(dir: &Path) -> Result<Vec<Row>> {
+    Ok(RowsFile::open(&dir.join("rows.jsonl"))?.rows)
+}
+
+/// What makes the same rows again.
+fn command(file: &Path, dir: &Path) -> String {
+    format!("dynamicinfer experiment {} --out {}", file.display(), dir.display())
+}
+
 fn session(spec: &Spec) -> Result<Session> {
     let threads = crate::config::default_threads();
     let measured = spec.methods.contains(&Method::Bench);
@@ -194,6 +226,7 @@ fn session(spec: &Spec) -> Result<Session> {
         commit: commit(),
         cpu: cpu.trim().to_owned(),
         threads,
+        command: String::new(),
         machine,
     })
 }
@@ -224,14 +257,14 @@ fn write(path: &Path, text: &str) -> Result<()> {
 
 fn report(dir: &Path, spec: &Spec, record: &Record, rows: &[Row]) -> Result<()> {
     let summary = summary::summary(spec, rows);
-    let plots = page::plots(spec, &summary)?;
+    let figures = figures::figures(spec, &summary);
     write(&dir.join("rows.csv"), &summary::csv(spec, rows))?;
     write(&dir.join("summary.json"), &json(&page::data(spec, &summary)))?;
-    for (i, svg) in plots.iter().enumerate() {
-        write(&dir.join(format!("plot-{}.svg", i + 1)), svg)?;
+    for (i, figure) in figures.iter().enumerate() {
+        write(&dir.join(format!("plot-{}.svg", i + 1)), &chart::svg(&figure.plot, chart::Room::Wide))?;
     }
-    write(&dir.join("summary.md"), &page::markdown(spec, record, &summary, rows, plots.len()))?;
-    write(&dir.join("summary.html"), &page::html(spec, record, &summary, rows, &plots))?;
+    write(&dir.join("summary.md"), &page::markdown(spec, record, &summary, rows, &figures))?;
+    write(&dir.join("summary.html"), &page::html(spec, record, &summary, rows, &figures))?;
     super::print(&summary.markdown())?;
     eprintln!("{} is the report", dir.join("summary.html").display());
     Ok(())

@@ -1,49 +1,22 @@
 //! The report of an experiment: Markdown, and one HTML page that needs nothing else.
 
 use super::Record;
-use crate::cli::chart::{self, Line, Plot};
-use crate::error::Result;
+use super::figures::Figure;
+use crate::cli::chart::{Room, escaped, svg};
+use crate::clock;
 use crate::lab::experiment::rows::Row;
-use crate::lab::experiment::summary::Summary;
+use crate::lab::experiment::summary::{Spread, Summary};
+use crate::lab::experiment::words::{setting, words};
 use crate::lab::experiment::{Method, Spec, arm_name};
 use serde_json::json;
 
-/// The plots that the experiment asks for, as SVG.
-pub fn plots(spec: &Spec, summary: &Summary) -> Result<Vec<String>> {
-    let mut svgs = Vec::new();
-    if cfg!(not(feature = "plots")) {
-        return Ok(svgs);
-    }
-    for plot in &spec.plots {
-        let (series, names) = summary.series(&plot.x, &plot.y);
-        let all = || series.iter().flat_map(|(_, points)| points);
-        let (right, top) = (all().map(|p| p.0).fold(f64::MIN, f64::max), all().map(|p| p.1).fold(f64::MIN, f64::max));
-        if series.is_empty() {
-            continue;
-        }
-        let low = all().map(|p| p.1).fold(f64::MAX, f64::min);
-        // From zero, unless everything lies in a narrow band far from it.
-        let bottom = if low > 0.8 * top && low > 0.0 { low - 0.1 * (top - low).max(0.01 * top) } else { low.min(0.0) };
-        let x = if names.is_empty() { 0.0..right.max(1e-9) * 1.05 } else { -0.5..names.len() as f64 - 0.5 };
-        let lines = series.into_iter().map(|(name, points)| Line { name, points }).collect();
-        let y = bottom..top.max(bottom + 1e-9) + 0.05 * (top - bottom).max(1e-9);
-        let title = plot.title.clone();
-        svgs.push(chart::svg(&Plot {
-            title,
-            x: (plot.x.clone(), x),
-            y: (plot.y.clone(), y),
-            lines,
-            dots: true,
-            names,
-        })?);
-    }
-    Ok(svgs)
-}
+/// Pixels that a column of the table needs: below so many for each, a row becomes a block of lines.
+const COLUMN: usize = 100;
 
 /// `summary.json`
 pub fn data(spec: &Spec, summary: &Summary) -> serde_json::Value {
     let lines = summary.lines.iter().map(|line| {
-        let spread = |(name, s): (&String, &Option<crate::lab::experiment::summary::Spread>)| {
+        let spread = |(name, s): (&String, &Option<Spread>)| {
             (name.clone(), s.map_or(json!(null), |s| json!({ "median": s.median, "min": s.min, "max": s.max })))
         };
         let metrics: serde_json::Map<_, _> = summary.metrics.iter().zip(&line.spreads).map(spread).collect();
@@ -54,20 +27,33 @@ pub fn data(spec: &Spec, summary: &Summary) -> serde_json::Value {
 }
 
 /// What a reader must know before the figures.
-fn warnings(spec: &Spec) -> Vec<&'static str> {
+fn warnings(spec: &Spec) -> Vec<String> {
     let mut said = Vec::new();
+    let fixed = |name: &str| spec.fixed.get(name).and_then(|v| v.as_str());
     if spec.methods.contains(&Method::Simulate) {
-        said.push("Every speed here is simulated: computed from a machine profile and a trace, not measured.");
-    }
-    if spec.methods.contains(&Method::Replay) {
-        said.push("A replay counts in layer-times, and no time was measured.");
-    }
-    let device = spec.fixed.get("device").is_some_and(|v| v.as_str() == Some("virtual"));
-    if device {
         said.push(
-            "The device is virtual: what it computes is real, its clock is made of given rates. virtual_ffn_ms is that clock, and no speed.",
+            "Every speed here is simulated: computed from a machine profile and a trace, not measured.".to_owned(),
         );
     }
+    if spec.methods.contains(&Method::Replay) {
+        said.push("A replay counts in layer-times, and no time was measured.".into());
+    }
+    if fixed("device") == Some("virtual") {
+        said.push(
+            "The device is virtual: what it computes is real, its clock is made of given rates. virtual_ffn_ms is that clock, and no speed."
+                .into(),
+        );
+    }
+    if spec.methods.contains(&Method::Bench) && fixed("device") != Some("virtual") {
+        said.push("Speeds are those of the machine below, with whatever else ran on it.".into());
+    }
+    if fixed("model") == Some("demo") {
+        said.push("The demo model is small; what large models do is not seen here.".into());
+    }
+    said.push(match spec.repeats {
+        1 => "Each figure was measured once: nothing is known of its spread.".into(),
+        n => format!("Ranges are those of {n} repeats, least and largest."),
+    });
     said
 }
 
@@ -76,29 +62,75 @@ fn sessions(record: &Record) -> Vec<String> {
         s.machine.as_ref().map_or(String::new(), |m| format!(", memory read at {:.1} GB/s when it began", m.dram_gb_s))
     };
     let one = |s: &super::Session| {
+        let command = if s.command.is_empty() { String::new() } else { format!(": {}", s.command) };
         format!(
-            "{}, commit {}, {}, {} threads by default{}, at {} s since 1970",
+            "{}: {}, commit {}, {}, {} threads by default{}{command}",
+            clock::utc_text(s.unix),
             s.program,
             s.commit,
             s.cpu,
             s.threads,
             rates(s),
-            s.unix
         )
     };
     record.sessions.iter().map(one).collect()
 }
 
+/// Each reason once, with the arms that it refused.
 fn refused(rows: &[Row]) -> Vec<String> {
-    let of = |r: &Row| Some(format!("{} repeat={}: {}", arm_name(&r.settings), r.repeat, r.refused.as_ref()?));
-    rows.iter().filter_map(of).collect()
+    let mut reasons: Vec<(&str, Vec<String>)> = Vec::new();
+    for row in rows {
+        let Some(why) = row.refused.as_deref() else { continue };
+        let arm = arm_name(&row.settings);
+        match reasons.iter_mut().find(|(known, _)| *known == why) {
+            Some((_, arms)) if arms.contains(&arm) => (),
+            Some((_, arms)) => arms.push(arm),
+            None => reasons.push((why, vec![arm])),
+        }
+    }
+    reasons.into_iter().map(|(why, arms)| format!("{why} ({})", arms.join("; "))).collect()
 }
 
 fn fixed(spec: &Spec) -> String {
     arm_name(&spec.fixed())
 }
 
-pub fn markdown(spec: &Spec, record: &Record, summary: &Summary, rows: &[Row], plots: usize) -> String {
+/// A cell of the table: what it says, and the range below it.
+struct Cell {
+    text: String,
+    range: Option<String>,
+}
+
+impl Cell {
+    fn plain(text: impl Into<String>) -> Cell {
+        Cell { text: text.into(), range: None }
+    }
+}
+
+/// Heads and cells, `[columns]` and `[arms][columns]`, with units and in words.
+fn table(summary: &Summary) -> (Vec<String>, Vec<Vec<Cell>>) {
+    let axes = summary.lines.first().into_iter().flat_map(|l| l.arm.iter().map(|(axis, _)| words(axis).text));
+    let metrics = summary.metrics.iter().map(|name| words(name).text);
+    let head = axes.chain(metrics).chain(["rows that count".into()]).collect();
+    let cells = |line: &crate::lab::experiment::summary::Line| {
+        let arm = line.arm.iter().map(|(axis, value)| Cell::plain(setting(axis, value)));
+        let spreads = summary.metrics.iter().zip(&line.spreads).map(|(name, spread)| match spread {
+            None => Cell::plain("–"),
+            Some(s) => {
+                let unit = words(name).unit;
+                Cell { text: unit.text(s.median), range: unit.range(s.median, s.min, s.max) }
+            }
+        });
+        let rows = match line.refused {
+            0 => line.rows.to_string(),
+            n => format!("{} of {}", line.rows, line.rows + n),
+        };
+        arm.chain(spreads).chain([Cell::plain(rows)]).collect()
+    };
+    (head, summary.lines.iter().map(cells).collect())
+}
+
+pub fn markdown(spec: &Spec, record: &Record, summary: &Summary, rows: &[Row], figures: &[Figure]) -> String {
     let mut out = format!(
         "# {}\n\n**Question.** {}\n\n**Expected, before the run.** {}\n\n",
         spec.name,
@@ -106,6 +138,9 @@ pub fn markdown(spec: &Spec, record: &Record, summary: &Summary, rows: &[Row], p
         spec.expectation.trim()
     );
     warnings(spec).iter().for_each(|w| out += &format!("**{w}**\n\n"));
+    for (i, figure) in figures.iter().enumerate() {
+        out += &format!("![{}](plot-{}.svg)\n\n{}\n\n", figure.plot.title, i + 1, figure.sentence);
+    }
     out += &format!(
         "All arms: `{}`; {} repeats, in turns; seed {}. Median (from to).\n\n",
         fixed(spec),
@@ -113,7 +148,6 @@ pub fn markdown(spec: &Spec, record: &Record, summary: &Summary, rows: &[Row], p
         spec.seed
     );
     out += &summary.markdown();
-    (1..=plots).for_each(|i| out += &format!("\n![plot](plot-{i}.svg)\n"));
     let list = |title: &str, lines: Vec<String>| match lines.is_empty() {
         true => String::new(),
         false => format!("\n{title}\n\n{}", lines.iter().map(|l| format!("- {l}\n")).collect::<String>()),
@@ -123,43 +157,82 @@ pub fn markdown(spec: &Spec, record: &Record, summary: &Summary, rows: &[Row], p
     out
 }
 
-/// Text inside HTML.
-fn escaped(text: &str) -> String {
-    text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;").replace('"', "&quot;")
-}
-
-pub fn html(spec: &Spec, record: &Record, summary: &Summary, rows: &[Row], plots: &[String]) -> String {
-    let (head, cells) = summary.table();
+pub fn html(spec: &Spec, record: &Record, summary: &Summary, rows: &[Row], figures: &[Figure]) -> String {
     let tag = |name: &str, text: &str| format!("<{name}>{}</{name}>", escaped(text));
-    let row =
-        |name: &str, cells: &[String]| format!("<tr>{}</tr>\n", cells.iter().map(|c| tag(name, c)).collect::<String>());
     let list = |title: &str, lines: Vec<String>| match lines.is_empty() {
         true => String::new(),
         false => format!("{}<ul>{}</ul>\n", tag("h2", title), lines.iter().map(|l| tag("li", l)).collect::<String>()),
     };
-    let warned: String = warnings(spec).iter().map(|w| format!("<p class=warn>{}</p>\n", escaped(w))).collect();
-    format!(
-        "<!doctype html>\n<html lang=en><meta charset=utf-8><meta name=viewport content=\"width=device-width\">\n<title>{title}</title>\n\
-         <style>{STYLE}</style>\n<h1>{title}</h1>\n<p><b>Question.</b> {question}</p>\n\
-         <p><b>Expected, before the run.</b> {expectation}</p>\n{warned}<p>All arms: <code>{fixed}</code>; {repeats} repeats, in turns; seed \
-         {seed}. Median (from to).</p>\n<div class=wide><table>\n{head}{body}</table></div>\n{plots}\n{refused}{sessions}\
-         <details><summary>The experiment's file</summary><pre>{text}</pre></details>\n</html>\n",
-        title = escaped(&spec.name),
+    let figure = |figure: &Figure| {
+        format!(
+            "<figure><div class=large>{}</div><div class=small>{}</div>\n<figcaption>{}</figcaption></figure>\n",
+            svg(&figure.plot, Room::Wide),
+            svg(&figure.plot, Room::Narrow),
+            escaped(&figure.sentence)
+        )
+    };
+    let (head, cells) = table(summary);
+    let body = format!(
+        "<header><h1>{name}</h1>\n<aside><b>What this cannot tell.</b> {limits}</aside></header>\n<p class=question>{question}</p>\n<div class=figures>{figures}</div>\n\
+         <h2>All figures</h2>\n<p>Medians, and below them the range of the repeats; the numbers as they were measured are in rows.csv. All \
+         arms: <code>{fixed}</code>; {repeats} repeats, in turns; seed {seed}.</p>\n{table}{refused}<h2>Expected, before the run</h2>\n\
+         <p>{expectation}</p>\n{sessions}<details><summary>The experiment's file</summary><pre>{file}</pre></details>\n",
+        name = escaped(&spec.name.replace('_', " ")),
+        limits = escaped(&warnings(spec).join(" ")),
         question = escaped(spec.question.trim()),
-        expectation = escaped(spec.expectation.trim()),
+        figures = figures.iter().map(figure).collect::<String>(),
         fixed = escaped(&fixed(spec)),
         repeats = spec.repeats,
         seed = spec.seed,
-        head = row("th", &head),
-        body = cells.iter().map(|c| row("td", c)).collect::<String>(),
-        plots = plots.join("\n"),
-        refused = list("Refused rows, which do not count", refused(rows)),
+        table = table_html(&head, &cells),
+        refused = list("Refused, and not counted", refused(rows)),
+        expectation = escaped(spec.expectation.trim()),
         sessions = list("Made by", sessions(record)),
-        text = escaped(&record.spec),
+        file = escaped(&record.spec),
+    );
+    page(&spec.name, &format!("{STYLE}{}", stacked(head.len() * COLUMN)), &body)
+}
+
+/// A page of its own.
+pub fn page(title: &str, style: &str, body: &str) -> String {
+    format!(
+        "<!doctype html>\n<html lang=en><meta charset=utf-8><meta name=viewport content=\"width=device-width\">\n<meta name=color-scheme \
+         content=\"light dark\">\n<title>{}</title>\n<style>{style}</style>\n{body}</html>\n",
+        escaped(title)
     )
 }
 
-const STYLE: &str = "body{font:16px/1.5 sans-serif;max-width:60em;margin:2em auto;padding:0 1em;color:#222;background:#fff}\
-table{border-collapse:collapse;font-variant-numeric:tabular-nums}th,td{padding:.2em .7em;border-bottom:1px solid #ddd;text-align:right}\
-th{text-align:left}.wide{overflow-x:auto}.warn{background:#fff3d6;padding:.5em 1em;border-left:4px solid #c80}svg{max-width:100%;height:auto}\
-pre{background:#f5f5f5;padding:1em;overflow-x:auto}";
+fn table_html(head: &[String], cells: &[Vec<Cell>]) -> String {
+    let th: String = head.iter().map(|name| format!("<th>{}</th>", escaped(name))).collect();
+    let cell = |(name, cell): (&String, &Cell)| {
+        let range = cell.range.as_ref().map_or(String::new(), |range| format!("<small>{}</small>", escaped(range)));
+        format!("<td data-is=\"{}\"><span>{}</span>{range}</td>", escaped(name), escaped(&cell.text))
+    };
+    let row = |cells: &Vec<Cell>| format!("<tr>{}</tr>\n", head.iter().zip(cells).map(cell).collect::<String>());
+    format!(
+        "<table><thead><tr>{th}</tr></thead>\n<tbody>{}</tbody></table>\n",
+        cells.iter().map(row).collect::<String>()
+    )
+}
+
+/// On pages narrower than the table, each row is a block, and each of its cells a line that begins with the column's name.
+fn stacked(width: usize) -> String {
+    format!(
+        "@media(max-width:{width}px){{table,tbody,tr,td{{display:block}}thead{{display:none}}tr{{border-top:2px solid var(--dim);padding:.5em 0}}\
+         td{{text-align:right;display:flex;flex-wrap:wrap;justify-content:flex-end;gap:0 .6em;border:0;padding:.15em 0}}\
+         td::before{{content:attr(data-is);margin-right:auto;padding-right:1em;color:var(--dim);text-align:left;max-width:60%}}}}"
+    )
+}
+
+pub const STYLE: &str = "\
+:root{--back:#fff;--ink:#222;--dim:#5f6368;--line:#ddd;--soft:#f4f4f4;--warn:#fff3d6}\
+@media(prefers-color-scheme:dark){:root{--back:#16181c;--ink:#e8e8e8;--dim:#9aa0a6;--line:#3a3f45;--soft:#22262b;--warn:#3a2f12}}\
+*{box-sizing:border-box}body{font:16px/1.5 sans-serif;max-width:96em;margin:0 auto;padding:1em;color:var(--ink);background:var(--back);\
+overflow-wrap:anywhere}header{display:flex;flex-wrap:wrap;gap:.5em 2em;align-items:flex-start}h1{margin:.2em 0;flex:1 1 6em}\
+aside{flex:2 1 20em;background:var(--warn);padding:.5em 1em;border-left:4px solid #c80}.question{font-size:1.15em;max-width:50em}\
+.figures{display:flex;flex-wrap:wrap;gap:1em 2.5em}figure{margin:1em 0;flex:0 1 720px;min-width:0}figure svg{display:block;max-width:100%;height:auto}figcaption{max-width:45em;margin-top:.3em}.small{display:none}\
+@media(max-width:760px){.large{display:none}.small{display:block}}\
+table{border-collapse:collapse;width:100%;font-variant-numeric:tabular-nums;overflow-wrap:break-word}\
+th,td{padding:.3em .5em;border-bottom:1px solid var(--line);text-align:right;vertical-align:top}th{font-weight:600;vertical-align:bottom}\
+td small{display:block;color:var(--dim)}a{color:inherit}\
+pre,code{background:var(--soft);white-space:pre-wrap}pre{padding:1em}";

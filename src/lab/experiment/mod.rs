@@ -3,7 +3,9 @@
 //! what they show together.
 
 pub mod rows;
+pub mod sentence;
 pub mod summary;
+pub mod words;
 
 use crate::error::{Error, Result, excerpt};
 use crate::formats::MappedFile;
@@ -142,17 +144,22 @@ impl Spec {
     /// [`Error::BadFile`] with the field that is wrong.
     pub fn read(path: &Path) -> Result<(Spec, String)> {
         let file = MappedFile::open(path)?;
-        let bad = |field: &str, why: String| {
-            Error::bad(path, field, format!("{why}; docs/experiments.md says what it holds"))
-        };
         if file.bytes().len() > LONGEST {
-            return Err(bad("", "too long for an experiment".into()));
+            return Err(bad(path, "", "too long for an experiment"));
         }
-        let text = std::str::from_utf8(file.bytes()).map_err(|_| bad("", "is not text".into()))?;
+        let text = std::str::from_utf8(file.bytes()).map_err(|_| bad(path, "", "is not text"))?;
+        Ok((Spec::from_text(text, path)?, text.to_owned()))
+    }
+
+    /// An experiment from the text of its file, which errors call `path`.
+    ///
+    /// # Errors
+    /// [`Error::BadFile`] with the field that is wrong.
+    pub fn from_text(text: &str, path: &Path) -> Result<Spec> {
         let spec: Spec =
-            toml::from_str(text).map_err(|e| bad("", format!("not an experiment: {}", excerpt(e.message()))))?;
-        spec.check().map_err(|(field, why)| bad(field, why))?;
-        Ok((spec, text.to_owned()))
+            toml::from_str(text).map_err(|e| bad(path, "", &format!("not an experiment: {}", excerpt(e.message()))))?;
+        spec.check().map_err(|(field, why)| bad(path, field, &why))?;
+        Ok(spec)
     }
 
     fn check(&self) -> std::result::Result<(), (&'static str, String)> {
@@ -237,6 +244,10 @@ impl Spec {
             }
         })
     }
+}
+
+fn bad(path: &Path, field: &str, why: &str) -> Error {
+    Error::bad(path, field, format!("{why}; docs/experiments.md says what it holds"))
 }
 
 fn settings(table: &toml::Table) -> Arm {

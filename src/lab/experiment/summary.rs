@@ -1,6 +1,7 @@
 //! Summary of an experiment's rows: median and range of every metric of every arm.
 
 use super::rows::Row;
+use super::words::{setting, size};
 use super::{Arm, Spec, Value};
 use std::collections::BTreeSet;
 
@@ -37,8 +38,27 @@ pub struct Summary {
     pub lines: Vec<Line>,
 }
 
-/// A line of a plot: its name, and its points (x, median of y).
-pub type Series = (String, Vec<(f64, f64)>);
+/// A line of a plot.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Series {
+    /// The values of the axes other than x; the metric's name if there are no others.
+    pub name: String,
+    /// In the order of the arms.
+    pub points: Vec<Place>,
+}
+
+/// A point of a plot's line: median and range of one arm.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Place {
+    /// Value of the plot's axis.
+    pub x: f64,
+    /// Median of the metric.
+    pub median: f64,
+    /// Its smallest value.
+    pub min: f64,
+    /// Its largest value.
+    pub max: f64,
+}
 
 /// Median and range of `values`; `None` if there are none.
 pub fn spread(mut values: Vec<f64>) -> Option<Spread> {
@@ -104,6 +124,21 @@ impl Summary {
         (head, self.lines.iter().map(cells).collect())
     }
 
+    /// A summary for each value of an axis, which its arms then no longer have; in the order of the arms.
+    pub fn by(&self, axis: &str) -> Vec<(Value, Summary)> {
+        let mut parts: Vec<(Value, Summary)> = Vec::new();
+        for line in &self.lines {
+            let Some((_, value)) = line.arm.iter().find(|(name, _)| name == axis) else { continue };
+            let arm = line.arm.iter().filter(|(name, _)| name != axis).cloned().collect();
+            let line = Line { arm, ..line.clone() };
+            match parts.iter_mut().find(|(known, _)| known == value) {
+                Some((_, part)) => part.lines.push(line),
+                None => parts.push((value.clone(), Summary { metrics: self.metrics.clone(), lines: vec![line] })),
+            }
+        }
+        parts
+    }
+
     /// The table in Markdown.
     pub fn markdown(&self) -> String {
         let (head, cells) = self.table();
@@ -112,8 +147,8 @@ impl Summary {
         row(&head) + &rule + &cells.iter().map(|c| row(c)).collect::<String>()
     }
 
-    /// Lines of a plot of the metric `y` over the axis `x`, one for each combination of the other axes. If a value of `x` is not a number,
-    /// the values stand at 0, 1, 2 and so on, and their names are returned, too.
+    /// Lines of a plot of the metric `y` over the axis `x`, one for each combination of the other axes. If a value of `x` is neither a
+    /// number nor a size, the values stand at 0, 1, 2 and so on, and their names are returned, too.
     pub fn series(&self, x: &str, y: &str) -> (Vec<Series>, Vec<String>) {
         let mut names: Vec<String> = Vec::new();
         let of_x = |arm: &Arm| arm.iter().find(|(axis, _)| axis == x).map(|(_, v)| v.clone());
@@ -121,11 +156,12 @@ impl Summary {
         let Some(metric) = self.metrics.iter().position(|m| m == y) else { return (Vec::new(), names) };
         let mut series: Vec<Series> = Vec::new();
         for line in &self.lines {
-            let (Some(at), Some(spread)) = (of_x(&line.arm), line.spreads[metric]) else { continue };
+            let Some(at) = of_x(&line.arm) else { continue };
             let x_value = match number(&at).filter(|_| numeric) {
                 Some(x) => x,
                 None => {
-                    let name = at.to_string();
+                    // Also of an arm without a row that counts: its place stays empty.
+                    let name = setting(x, &at);
                     let place = names.iter().position(|n| *n == name).unwrap_or(names.len());
                     if place == names.len() {
                         names.push(name);
@@ -133,23 +169,36 @@ impl Summary {
                     place as f64
                 }
             };
-            let others: Vec<String> =
-                line.arm.iter().filter(|(axis, _)| axis != x).map(|(_, v)| v.to_string()).collect();
-            let name = if others.is_empty() { y.to_owned() } else { others.join(" ") };
-            match series.iter_mut().find(|(n, _)| *n == name) {
-                Some((_, points)) => points.push((x_value, spread.median)),
-                None => series.push((name, vec![(x_value, spread.median)])),
+            let Some(spread) = line.spreads[metric] else { continue };
+            let point = Place { x: x_value, median: spread.median, min: spread.min, max: spread.max };
+            let name = others(&line.arm, x).unwrap_or_else(|| y.to_owned());
+            match series.iter_mut().find(|s| s.name == name) {
+                Some(s) => s.points.push(point),
+                None => series.push(Series { name, points: vec![point] }),
             }
         }
         (series, names)
     }
 }
 
+/// The axes of an arm but `x`, as people say them: the value alone where there is one axis of names, else each with what it is. `None`
+/// if there is no other axis.
+fn others(arm: &Arm, x: &str) -> Option<String> {
+    let others: Vec<&(String, Value)> = arm.iter().filter(|(axis, _)| axis != x).collect();
+    let alone = others.len() == 1;
+    let name = |(axis, value): &&(String, Value)| match value {
+        Value::Text(text) if alone => text.clone(),
+        value => format!("{} {}", axis.replace('_', " "), setting(axis, value)),
+    };
+    (!others.is_empty()).then(|| others.iter().map(name).collect::<Vec<_>>().join(", "))
+}
+
 fn number(v: &Value) -> Option<f64> {
     match v {
         Value::Whole(v) => Some(*v as f64),
         Value::Number(v) => Some(*v),
-        Value::Flag(_) | Value::Text(_) => None,
+        Value::Text(text) => size(text),
+        Value::Flag(_) => None,
     }
 }
 
