@@ -19,6 +19,16 @@ pub const DEPTH: usize = 512;
 /// As [`super::Dot`], of which each pointer is a row.
 pub type Gemm = unsafe fn(rows: &[*const u8], x: &Panels, y: *mut f32, stride: usize);
 
+/// `y[b * stride + r] += sum over k of number first + k of column b times strip[k * high + r]`, for `rows` rows and all columns, with the
+/// numbers of each row rounded to int8 by 32. `first` and `depth` are multiples of 32, and `high` is that of the instruction set's
+/// [`super::floats::Tiles`].
+///
+/// # Safety
+/// What is named can be read and written, the strip from a multiple of 64 bytes; `depth` is at most [`DEPTH`]; the CPU has the
+/// instructions.
+pub type Across =
+    unsafe fn(strip: *const f32, depth: usize, x: &Panels, first: usize, y: *mut f32, stride: usize, rows: usize);
+
 /// Takes a panel's columns: group g of the column at place c of `width` goes to words `g * words(width)` and what follows.
 ///
 /// # Safety
@@ -127,6 +137,8 @@ pub(super) struct Out<S> {
     pub is_first: bool,
     /// Whether it is their last.
     pub is_last: bool,
+    /// Whether the sums are added to what stands there.
+    pub adds: bool,
 }
 
 /// Calls `strip(first row, panels)` for each strip of `high` of these rows and as many panels of columns as have sums that can wait.

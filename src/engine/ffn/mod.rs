@@ -39,6 +39,8 @@ pub struct FfnBuffers {
     fired: Selection,
     /// For each neuron of the last list that was computed, bit b: it was active for column b.
     active: Vec<u32>,
+    /// What a chunk's down reads.
+    columns: Columns,
     whole: whole::WholeBuffers,
 }
 
@@ -227,14 +229,14 @@ pub fn ffn(
         assert!(matches!(work, Work::All), "whole matrices are computed for every token");
         return whole::ffn(pool, kernels, config, layer, weights, x, buffers, hidden);
     }
-    let FfnBuffers { partial, gates, activations: acts, fired, active, .. } = buffers;
+    let FfnBuffers { partial, gates, activations: acts, fired, active, columns, .. } = buffers;
     let list = match work {
         Work::All | Work::Some(_) if x.n > MAX_COLUMNS => {
             let neurons = if let Work::Some(list) = work { Neurons::Some(list) } else { Neurons::All(config.ffn) };
             gates.resize(x.n * neurons.len(), 0.0);
             acts.resize(x.n * neurons.len(), 0.0);
             products(pool, kernels, config, layer, x, neurons, gates, acts);
-            down(pool, config, layer, neurons, acts, x.n, tiles, hidden);
+            down(pool, kernels, config, layer, neurons, acts, x.n, tiles, columns, hidden);
             return rows_of(config, neurons.len());
         }
         Work::All => None,

@@ -5,6 +5,7 @@
 //! 2^15: inputs are at most 255, so that four steps of codes up to 15 or two of codes up to 32 fit. Codes of eight bits would fit none, and
 //! their types are left to the row kernels.
 
+mod across;
 mod source;
 mod tile;
 
@@ -12,6 +13,7 @@ use super::prefetch;
 use crate::cpu::gemm::{self, DEPTH, Gemm, Out, Panels, Waiting, words};
 use crate::formats::blocks::{self, BlockType};
 use crate::formats::rows::{GROUP, Quant};
+pub(in crate::cpu) use across::across;
 use source::{Packs, Source};
 use std::arch::x86_64::*;
 use std::mem::MaybeUninit;
@@ -146,6 +148,7 @@ unsafe fn strip<T: Source, const VNNI: bool, const LARGEST: usize>(
                         columns: WIDTH.min(x.n - p * WIDTH),
                         is_first: start == 0,
                         is_last,
+                        adds: false,
                     };
                     tile(panel.assume_init_ref(), i, groups, input.as_ptr(), out);
                 }

@@ -8,6 +8,7 @@
 //! multiplication and subtraction makes it the sum times its scale: scales have at most 22 bits, so that their products with 1.5 * 2^23
 //! are exact and nothing but the result is rounded. A group of 32 then costs two instructions beside eight times the products.
 
+mod across;
 mod source;
 mod tile;
 
@@ -15,6 +16,7 @@ use super::prefetch;
 use crate::cpu::gemm::{self, DEPTH, Gemm, Out, Panels, Waiting, words};
 use crate::formats::blocks::{self, BlockType};
 use crate::formats::rows::{GROUP, Quant};
+pub(super) use across::across;
 use source::{Packs, Source};
 use std::arch::x86_64::*;
 use std::mem::MaybeUninit;
@@ -126,6 +128,7 @@ unsafe fn strip<T: Source>(
                     columns,
                     is_first: start == 0,
                     is_last,
+                    adds: false,
                 };
                 tiles[columns.div_ceil(2) - 1](panel.assume_init_ref(), groups, input.as_ptr(), out);
             }
