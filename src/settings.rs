@@ -41,7 +41,7 @@ const fn key(name: &'static str, kind: Kind, default: &'static str, live: bool, 
 }
 
 /// Every key. `configs/default.toml` is written from this table, and a test keeps it so.
-pub const KEYS: [Key; 38] = [
+pub const KEYS: [Key; 39] = [
     key("serve.model", Kind::Text, "\"\"", false, "MODEL that is loaded at the start; empty for none"),
     key(
         "serve.socket",
@@ -167,6 +167,13 @@ pub const KEYS: [Key; 38] = [
     ),
     key("engine.threads", Kind::Whole(0, 1024), "0", false, "threads to compute with; 0 for one per core"),
     key("engine.kv", Kind::Text, "\"f16\"", false, "how keys and values are stored: f16 or f32"),
+    key(
+        "engine.prefill",
+        Kind::Choice(&["exact", "int8", "int8-per-tensor"]),
+        "\"int8\"",
+        false,
+        "how exact the processor computes prompts of more than 32 tokens",
+    ),
     key(
         "engine.predictor",
         Kind::Text,

@@ -10,7 +10,7 @@ pub const QUERIES: usize = 8;
 
 /// The same of a prompt, whose queries attend by tiles: with fewer, turning the keys takes a larger share; the scores of more, with those
 /// turned, would not stay in L2 beside a few thousand positions.
-pub const MANY_QUERIES: usize = 48;
+pub const MANY_QUERIES: usize = 96;
 
 /// Keys and values of one head.
 #[derive(Clone, Copy)]

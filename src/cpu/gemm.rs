@@ -6,7 +6,8 @@
 
 use super::Kernels;
 use super::aligned::Aligned;
-use super::rounding::{round, sum};
+use super::rounding::{round, round_by, sum, top};
+use super::Prefill;
 use super::thread_pool::{Parts, ThreadPool};
 use crate::formats::rows::GROUP;
 
@@ -29,11 +30,12 @@ pub type Gemm = unsafe fn(rows: &[*const u8], x: &Panels, y: *mut f32, stride: u
 pub type Across =
     unsafe fn(strip: *const f32, depth: usize, x: &Panels, first: usize, y: *mut f32, stride: usize, rows: usize);
 
-/// Takes a panel's columns: group g of the column at place c of `width` goes to words `g * words(width)` and what follows.
+/// Takes a panel's columns: group g of the column at place c of `width` goes to words `g * words(width)` and what follows. With a `step`
+/// above 0 that is what all codes are multiplied by, and no number is beyond 127 times it; otherwise each group has its own.
 ///
 /// # Safety
 /// The CPU has the instructions.
-pub type Fill = unsafe fn(columns: &[&[f32]], width: usize, out: &mut [u32]);
+pub type Fill = unsafe fn(columns: &[&[f32]], width: usize, step: f32, out: &mut [u32]);
 
 /// Words of 32 bits that a group of 32 numbers of `width` columns takes: codes, steps, sums of all and of either half.
 pub const fn words(width: usize) -> usize {
@@ -64,6 +66,7 @@ impl Panels {
         let (cols, width, fill) = (self.cols, self.width, kernels.fill_panel);
         let each = cols / GROUP * words(width);
         self.words.resize(n.div_ceil(width) * each);
+        let step = if kernels.prefill == Prefill::Int8PerTensor { top(values) / 127.0 } else { 0.0 };
         let words = Parts::new(&mut self.words);
         let take = |_: usize, panel: usize| {
             let mut columns: [&[f32]; MAX_WIDTH] = [&[]; MAX_WIDTH];
@@ -74,7 +77,7 @@ impl Panels {
             // SAFETY: a panel for each task; `kernels` are for this machine.
             unsafe {
                 let out = bytemuck::cast_slice_mut(words.part(panel * each..(panel + 1) * each));
-                fill(&columns[..here], width, out);
+                fill(&columns[..here], width, step, out);
             }
         };
         match pool {
@@ -163,11 +166,11 @@ pub fn fill_up(there: usize, width: usize, out: &mut [u32]) {
 }
 
 /// The [`Fill`] that says what all are.
-pub(super) unsafe fn fill(columns: &[&[f32]], width: usize, out: &mut [u32]) {
+pub(super) unsafe fn fill(columns: &[&[f32]], width: usize, given: f32, out: &mut [u32]) {
     fill_up(columns.len(), width, out);
     for (c, column) in columns.iter().enumerate() {
         for (group, values) in out.chunks_exact_mut(words(width)).zip(column.as_chunks::<GROUP>().0) {
-            let (step, codes) = round(values);
+            let (step, codes) = if given > 0.0 { (given, round_by(values, given)) } else { round(values) };
             let (low, high) = codes.split_at(GROUP / 2);
             group[8 * width + c] = step.to_bits();
             group[9 * width + c] = (step * sum(&codes)).to_bits();

@@ -43,6 +43,7 @@ mod avx512;
 mod columns;
 pub mod floats;
 pub mod gemm;
+pub mod peak;
 mod portable;
 pub mod reference;
 mod rounding;
@@ -163,6 +164,8 @@ pub enum Prefill {
     /// Inputs as int8, each 32 with a step of their own, where weights are quantised; f32 where weights are floats.
     #[default]
     Int8,
+    /// The same with one step for all numbers of an input, as integer units without steps for groups want it (W8A8).
+    Int8PerTensor,
 }
 
 impl Prefill {
@@ -171,6 +174,7 @@ impl Prefill {
         match self {
             Prefill::Exact => "exact",
             Prefill::Int8 => "int8",
+            Prefill::Int8PerTensor => "int8-per-tensor",
         }
     }
 }
@@ -317,7 +321,8 @@ impl Kernels {
     pub fn form(&self, quant: Quant, n: usize) -> ManyForm {
         match (self.prefill, self.gemm(quant)) {
             _ if n <= MAX_COLUMNS => ManyForm::Rows,
-            (Prefill::Int8, Some(_)) => ManyForm::Codes,
+            (Prefill::Exact, _) => ManyForm::Floats,
+            (_, Some(_)) => ManyForm::Codes,
             (Prefill::Int8, None) if quant.input() != Input::Floats || n < FEWEST_FLOATS => ManyForm::Rows,
             _ => ManyForm::Floats,
         }
@@ -359,7 +364,7 @@ impl Kernels {
 
     /// The form in which sums over `count` rows of this type take their columns, of which there are many.
     pub fn form_across(&self, quant: Quant, count: usize) -> ManyForm {
-        let codes = self.prefill == Prefill::Int8 && self.across.is_some() && quant.input() != Input::Floats;
+        let codes = self.prefill != Prefill::Exact && self.across.is_some() && quant.input() != Input::Floats;
         if codes && count.is_multiple_of(GROUP) { ManyForm::Codes } else { ManyForm::Floats }
     }
 

@@ -1,6 +1,7 @@
 //! The forms in which `bench` gives its rows: tables for people, and llama-bench's markdown, CSV and SQL.
 
 use super::Row;
+use crate::lab::bench::BenchRow;
 use crate::error::human_bytes;
 use comfy_table::{CellAlignment, Table};
 use serde_json::Value as Json;
@@ -18,6 +19,7 @@ pub fn tables(rows: &[Row]) -> String {
         first.type_k
     )];
     parts.push(speeds(rows));
+    parts.extend(rows.iter().filter_map(|row| products(&row.row)));
     if rows.iter().any(|row| row.row.n_gen > 0) {
         let machine = first.machine_gb_s;
         parts.push(format!(
@@ -27,6 +29,15 @@ pub fn tables(rows: &[Row]) -> String {
         ));
     }
     parts.concat()
+}
+
+/// How the products of a prompt were computed, and how near to what the units can.
+fn products(row: &BenchRow) -> Option<String> {
+    let (how, gops) = (row.prefill?, row.prefill_gops?);
+    let unit = row.unit_gops.map_or(String::new(), |unit| {
+        format!(", {} of the {unit:.0} that the units reach", percent(row.share_of_unit))
+    });
+    Some(format!("{}: --prefill {how}, {gops:.0} GOPS{unit}\n", row.test))
 }
 
 /// Its name in the tables. Times of a virtual device are said to be that in every line that has one.

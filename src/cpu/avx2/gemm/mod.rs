@@ -31,7 +31,7 @@ const LANES: usize = 8;
 
 /// As [`gemm::fill`].
 #[target_feature(enable = "avx2,fma,f16c")]
-pub(in crate::cpu) unsafe fn fill(columns: &[&[f32]], width: usize, out: &mut [u32]) {
+pub(in crate::cpu) unsafe fn fill(columns: &[&[f32]], width: usize, given: f32, out: &mut [u32]) {
     gemm::fill_up(columns.len(), width, out);
     for (c, column) in columns.iter().enumerate() {
         for (group, values) in out.chunks_exact_mut(words(width)).zip(column.as_chunks::<GROUP>().0) {
@@ -41,7 +41,8 @@ pub(in crate::cpu) unsafe fn fill(columns: &[&[f32]], width: usize, out: &mut [u
             let tops = _mm256_max_ps(_mm256_max_ps(sizes[0], sizes[1]), _mm256_max_ps(sizes[2], sizes[3]));
             let tops = _mm_max_ps(_mm256_castps256_ps128(tops), _mm256_extractf128_ps::<1>(tops));
             let tops = _mm_max_ps(tops, _mm_movehl_ps(tops, tops));
-            let step = _mm_cvtss_f32(_mm_max_ss(tops, _mm_movehdup_ps(tops))) / 127.0;
+            let top = _mm_cvtss_f32(_mm_max_ss(tops, _mm_movehdup_ps(tops)));
+            let step = if given > 0.0 { given } else { top / 127.0 };
             let inverse = _mm256_set1_ps(if step > 0.0 { 1.0 / step } else { 0.0 });
             let [a, b, c_, d] = numbers.map(|v| _mm256_cvtps_epi32(_mm256_mul_ps(v, inverse)));
             // Four codes of each of the four registers' low halves, then of their high halves.

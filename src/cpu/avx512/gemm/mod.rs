@@ -34,14 +34,14 @@ const LANES: usize = 16;
 
 /// As [`gemm::fill`].
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,f16c")]
-pub(super) unsafe fn fill(columns: &[&[f32]], width: usize, out: &mut [u32]) {
+pub(super) unsafe fn fill(columns: &[&[f32]], width: usize, given: f32, out: &mut [u32]) {
     gemm::fill_up(columns.len(), width, out);
     for (c, column) in columns.iter().enumerate() {
         for (group, values) in out.chunks_exact_mut(words(width)).zip(column.as_chunks::<GROUP>().0) {
             // SAFETY: 32 numbers.
             let numbers = unsafe { [_mm512_loadu_ps(values.as_ptr()), _mm512_loadu_ps(values.as_ptr().add(LANES))] };
             let top = _mm512_reduce_max_ps(_mm512_max_ps(_mm512_abs_ps(numbers[0]), _mm512_abs_ps(numbers[1])));
-            let step = top / 127.0;
+            let step = if given > 0.0 { given } else { top / 127.0 };
             let inverse = _mm512_set1_ps(if step > 0.0 { 1.0 / step } else { 0.0 });
             let (mut codes, mut total) = ([0; GROUP / 4], 0);
             for half in 0..2 {
