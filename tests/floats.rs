@@ -204,7 +204,8 @@ fn sums_over_rows_in_int8_are_exact_for_what_int8_holds() {
         unsafe { kernels.across(quant, |k| weights.row(k), cols, 0..cols, &x, &mut room, y.as_mut_ptr(), cols) };
         let rows: Vec<Vec<f32>> = (0..count).map(|k| reference::numbers(quant, weights.row(k), cols)).collect();
         for (i, y) in y.iter().enumerate() {
-            let terms = input[i / cols * count..][..count].iter().zip(&rows).map(|(x, row)| f64::from(x * row[i % cols]));
+            let terms =
+                input[i / cols * count..][..count].iter().zip(&rows).map(|(x, row)| f64::from(x * row[i % cols]));
             let (truth, size) = terms.fold((0.0, 0.0), |(sum, size), term| (sum + term, size + term.abs()));
             assert!((f64::from(*y) - truth).abs() <= 2e-6 * size, "{} {i}: {y}, truth {truth}", kernels.isa.name());
         }

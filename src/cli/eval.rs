@@ -111,7 +111,10 @@ fn score(
         None => None,
     };
     if args.prompt >= context {
-        return Err(Error::Usage(format!("--prompt {}: a window of {context} has room for nothing behind it; raise -c", args.prompt)));
+        return Err(Error::Usage(format!(
+            "--prompt {}: a window of {context} has room for nothing behind it; raise -c",
+            args.prompt
+        )));
     }
     let windows = Windows { context, prompt: args.prompt, kv: args.engine.kv() };
     let progress = Progress::new("scoring", Unit::Tokens);

@@ -85,7 +85,9 @@ pub fn run(args: Args) -> Result<()> {
     }
     let card = crate::open::cuda::rates();
     match &card {
-        _ if args.json => super::print_json(&serde_json::json!({ "read": measured, "units": units, "card": card.as_ref().ok() }))?,
+        _ if args.json => {
+            super::print_json(&serde_json::json!({ "read": measured, "units": units, "card": card.as_ref().ok() }))?
+        }
         Ok(card) => super::print(&format!(
             "card: memory {:.1} GB/s read and written, link {:.2} GB/s there and {:.2} back, {:.1} us for a copy, {:.1} for a wait\n{}",
             card.device_gb_s,

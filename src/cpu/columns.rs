@@ -2,7 +2,8 @@
 
 use super::aligned::{Aligned, LINE};
 use super::rounding::{round, sum};
-use super::{FloatPanels, Kernels, ManyForm, Panels, ThreadPool};
+use super::shadow::{Scale, Shadow};
+use super::{FloatPanels, Kernels, ManyForm, Panels, Prefill, ThreadPool};
 use crate::formats::rows::{GROUP, Input, PACK, Quant};
 
 /// Columns of activations. Built once per matrix input and read by all threads.
@@ -27,6 +28,10 @@ pub struct Columns {
     block: BlockInput,
     panels: Panels,
     floats: FloatPanels,
+    /// How the next input that becomes [`Panels`] with one step gets it; `None` takes its largest number's.
+    pub scale: Option<Scale>,
+    /// What lies beyond the step.
+    pub shadow: Shadow,
 }
 
 /// Input for GGUF's blocks: the same codes in their own order, with steps and sums for each 16 of them, which is the smallest group that
@@ -121,6 +126,7 @@ impl Columns {
         n: usize,
         quants: impl IntoIterator<Item = Quant> + Clone,
     ) {
+        let scale = self.scale.take();
         let has = |form| quants.clone().into_iter().any(|quant| kernels.form(quant, n) == form);
         let (codes, floats) = (has(ManyForm::Codes), has(ManyForm::Floats));
         if has(ManyForm::Rows) {
@@ -132,7 +138,7 @@ impl Columns {
         }
         let mut pool = pool;
         if codes {
-            self.panels.set(pool.as_deref_mut(), kernels, values, n);
+            self.set_panels(pool.as_deref_mut(), kernels, values, n, scale);
         }
         if floats {
             self.floats.set(pool, &kernels.tiles, values, n);
@@ -148,11 +154,29 @@ impl Columns {
         n: usize,
         quant: Quant,
     ) {
+        let scale = self.scale.take();
         self.forget_codes();
         (self.n, self.cols) = (n, values.len() / n);
         match kernels.form_across(quant, self.cols) {
-            ManyForm::Codes => self.panels.set(pool, kernels, values, n),
+            ManyForm::Codes => self.set_panels(pool, kernels, values, n, scale),
             _ => self.floats.set(pool, &kernels.tiles, values, n),
+        }
+    }
+
+    fn set_panels(
+        &mut self,
+        pool: Option<&mut ThreadPool>,
+        kernels: &Kernels,
+        values: &[f32],
+        n: usize,
+        scale: Option<Scale>,
+    ) {
+        match scale.filter(|_| kernels.prefill == Prefill::Int8PerTensor) {
+            None => self.panels.set(pool, kernels, values, n),
+            Some(scale) => {
+                self.shadow.set(scale, values, n);
+                self.panels.set_by(pool, kernels, values, n, scale.step);
+            }
         }
     }
 
@@ -170,6 +194,7 @@ impl Columns {
     fn forget_codes(&mut self) {
         self.panels.n = 0;
         self.floats.clear();
+        self.shadow.clear();
         self.codes.clear();
         self.block.codes.resize(0);
         self.block.lanes.clear();

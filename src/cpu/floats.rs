@@ -187,7 +187,15 @@ impl Tiles {
     }
 
     /// Turns numbers `start..start + count` of at most [`TURNED`] rows, of floats or of what has to be decoded.
-    unsafe fn turn_rows(&self, quant: Quant, rows: &[*const u8], cols: usize, start: usize, count: usize, to: *mut f32) {
+    unsafe fn turn_rows(
+        &self,
+        quant: Quant,
+        rows: &[*const u8],
+        cols: usize,
+        start: usize,
+        count: usize,
+        to: *mut f32,
+    ) {
         let lanes = TURNED.min(self.high);
         let mut pointers = [std::ptr::null(); TURNED];
         if let Some(form) = Form::of(quant) {

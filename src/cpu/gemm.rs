@@ -5,9 +5,9 @@
 //! [`Panels::set`], so that the four codes that meet a register of weights are one broadcast from memory.
 
 use super::Kernels;
+use super::Prefill;
 use super::aligned::Aligned;
 use super::rounding::{round, round_by, sum, top};
-use super::Prefill;
 use super::thread_pool::{Parts, ThreadPool};
 use crate::formats::rows::GROUP;
 
@@ -31,7 +31,7 @@ pub type Across =
     unsafe fn(strip: *const f32, depth: usize, x: &Panels, first: usize, y: *mut f32, stride: usize, rows: usize);
 
 /// Takes a panel's columns: group g of the column at place c of `width` goes to words `g * words(width)` and what follows. With a `step`
-/// above 0 that is what all codes are multiplied by, and no number is beyond 127 times it; otherwise each group has its own.
+/// above 0 that is what all codes are multiplied by, and numbers beyond 127 times it become that; otherwise each group has its own.
 ///
 /// # Safety
 /// The CPU has the instructions.
@@ -61,12 +61,24 @@ pub struct Panels {
 impl Panels {
     /// Takes `values` (`[n * cols]`) as the input of `kernels`, on the threads of a pool or on this one. The buffer is kept between calls.
     pub fn set(&mut self, pool: Option<&mut ThreadPool>, kernels: &Kernels, values: &[f32], n: usize) {
+        let step = if kernels.prefill == Prefill::Int8PerTensor { top(values) / 127.0 } else { 0.0 };
+        self.set_by(pool, kernels, values, n, step);
+    }
+
+    /// The same with a step for all numbers, or 0 for one for each group.
+    pub(super) fn set_by(
+        &mut self,
+        pool: Option<&mut ThreadPool>,
+        kernels: &Kernels,
+        values: &[f32],
+        n: usize,
+        step: f32,
+    ) {
         assert!(n > 0 && values.len().is_multiple_of(n * GROUP));
         (self.n, self.cols, self.width) = (n, values.len() / n, kernels.panel_width);
         let (cols, width, fill) = (self.cols, self.width, kernels.fill_panel);
         let each = cols / GROUP * words(width);
         self.words.resize(n.div_ceil(width) * each);
-        let step = if kernels.prefill == Prefill::Int8PerTensor { top(values) / 127.0 } else { 0.0 };
         let words = Parts::new(&mut self.words);
         let take = |_: usize, panel: usize| {
             let mut columns: [&[f32]; MAX_WIDTH] = [&[]; MAX_WIDTH];

@@ -47,6 +47,7 @@ pub mod peak;
 mod portable;
 pub mod reference;
 mod rounding;
+pub mod shadow;
 pub mod sign;
 pub mod thread_pool;
 
@@ -355,7 +356,10 @@ impl Kernels {
         // SAFETY: the caller's promises.
         unsafe {
             match (self.form(quant, x.n), self.gemm(quant)) {
-                (ManyForm::Codes, Some(gemm)) => gemm(rows, x.panels(), y, stride),
+                (ManyForm::Codes, Some(gemm)) => {
+                    gemm(rows, x.panels(), y, stride);
+                    x.shadow.add_rows(quant, rows, x.cols, y, stride);
+                }
                 (ManyForm::Floats, _) => self.tiles.rows(quant, rows, x.floats(), y, stride),
                 _ => unreachable!("few columns, or kernels for them"),
             }
@@ -389,7 +393,8 @@ impl Kernels {
         unsafe {
             match (self.form_across(quant, x.cols), self.across) {
                 (ManyForm::Codes, Some(multiply)) => {
-                    self.tiles.across_codes(multiply, quant, row, cols, range, x.panels(), room, y, stride);
+                    self.tiles.across_codes(multiply, quant, &row, cols, range.clone(), x.panels(), room, y, stride);
+                    x.shadow.add_across(quant, row, cols, range, y, stride);
                 }
                 _ => self.tiles.across(quant, row, cols, range, x.floats(), room, y, stride),
             }

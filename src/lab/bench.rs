@@ -3,10 +3,10 @@
 use super::audit::{Audit, Shares};
 use super::measure::{READ_BYTES, ReadBandwidth, ReadBuffer, peak_gops, read_bandwidth};
 use crate::clock;
+use crate::cpu::ManyForm;
 use crate::engine::{BatchToken, Engine, Logits, Report, Session};
 use crate::error::Result;
 use crate::interrupt;
-use crate::cpu::ManyForm;
 use crate::model::config::Ffn;
 use crate::model::{FfnWeights, KvCache, KvType, Matrix};
 use crate::predictor::Kind;

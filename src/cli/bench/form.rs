@@ -1,8 +1,8 @@
 //! The forms in which `bench` gives its rows: tables for people, and llama-bench's markdown, CSV and SQL.
 
 use super::Row;
-use crate::lab::bench::BenchRow;
 use crate::error::human_bytes;
+use crate::lab::bench::BenchRow;
 use comfy_table::{CellAlignment, Table};
 use serde_json::Value as Json;
 
@@ -222,6 +222,10 @@ mod tests {
             samples_ns: vec![1],
             samples_ts: vec![1.0],
             instruction_set: "avx512",
+            prefill: (!decode).then_some("int8-per-tensor"),
+            prefill_gops: (!decode).then_some(12_345.6),
+            unit_gops: (!decode).then_some(23_456.7),
+            share_of_unit: (!decode).then_some(0.526),
             token_ms_p50: some(123.456),
             token_ms_p95: some(234.567),
             token_ms_p99: some(345.678),

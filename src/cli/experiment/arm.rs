@@ -186,6 +186,7 @@ fn of_simulate(settings: &[(String, Value)]) -> Result<simulate::Args> {
         model: f.get("model")?,
         shape: f.get("shape")?,
         papers: false,
+        chunks: false,
         quant: f.get("quant")?,
         machine: f.get("machine")?,
         vram: f.read("vram", size::parse)?.into_iter().collect(),

@@ -82,8 +82,7 @@ unsafe fn turned(square: &Square, row: usize, number: usize) -> [__m256; 4] {
     // SAFETY: four numbers of each row.
     unsafe {
         let at = |r: usize| _mm_load_ps(square.0[row + r].as_ptr().add(number));
-        let [a, b, c, d] =
-            [0, 1, 2, 3].map(|r| _mm256_insertf128_ps::<1>(_mm256_castps128_ps256(at(r)), at(r + 4)));
+        let [a, b, c, d] = [0, 1, 2, 3].map(|r| _mm256_insertf128_ps::<1>(_mm256_castps128_ps256(at(r)), at(r + 4)));
         let (ab, cd) = (_mm256_unpacklo_ps(a, b), _mm256_unpacklo_ps(c, d));
         let (ab_high, cd_high) = (_mm256_unpackhi_ps(a, b), _mm256_unpackhi_ps(c, d));
         [

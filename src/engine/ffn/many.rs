@@ -1,8 +1,8 @@
 //! The dense FFN over many columns, of a prompt's chunk: products of gate and up, then down as a matrix product.
 
 use super::{Neurons, activation, add_down_bias, whole};
-use crate::cpu::thread_pool::Parts;
 use crate::cpu::floats::Room;
+use crate::cpu::thread_pool::Parts;
 use crate::cpu::{Columns, Kernels, ManyForm, ThreadPool};
 use crate::formats::rows::PACK;
 use crate::model::block::BlockPart;

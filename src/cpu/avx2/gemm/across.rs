@@ -71,10 +71,8 @@ unsafe fn round_group(numbers: *const f32, to: *mut Panel, g: usize, i: usize) {
         let low = _mm256_set1_epi32(255);
         for k in 0..GROUP / 4 {
             let code = |j: usize| _mm256_cvtps_epi32(_mm256_mul_ps(at(4 * k + j), inverse));
-            let two = _mm256_or_si256(
-                _mm256_and_si256(code(0), low),
-                _mm256_slli_epi32::<8>(_mm256_and_si256(code(1), low)),
-            );
+            let two =
+                _mm256_or_si256(_mm256_and_si256(code(0), low), _mm256_slli_epi32::<8>(_mm256_and_si256(code(1), low)));
             let three = _mm256_or_si256(two, _mm256_slli_epi32::<16>(_mm256_and_si256(code(2), low)));
             let four = _mm256_or_si256(three, _mm256_slli_epi32::<24>(code(3)));
             (*to).codes[g][k][i] = four;

@@ -44,7 +44,11 @@ pub(in crate::cpu) unsafe fn fill(columns: &[&[f32]], width: usize, given: f32, 
             let top = _mm_cvtss_f32(_mm_max_ss(tops, _mm_movehdup_ps(tops)));
             let step = if given > 0.0 { given } else { top / 127.0 };
             let inverse = _mm256_set1_ps(if step > 0.0 { 1.0 / step } else { 0.0 });
-            let [a, b, c_, d] = numbers.map(|v| _mm256_cvtps_epi32(_mm256_mul_ps(v, inverse)));
+            let most = _mm256_set1_ps(127.0);
+            let [a, b, c_, d] = numbers.map(|v| {
+                let scaled = _mm256_min_ps(_mm256_mul_ps(v, inverse), most);
+                _mm256_cvtps_epi32(_mm256_max_ps(scaled, _mm256_set1_ps(-127.0)))
+            });
             // Four codes of each of the four registers' low halves, then of their high halves.
             let codes = _mm256_packs_epi16(_mm256_packs_epi32(a, b), _mm256_packs_epi32(c_, d));
             let raised = _mm256_xor_si256(codes, _mm256_set1_epi8(-128));

@@ -38,7 +38,8 @@ pub(in crate::cpu) unsafe fn across(
         // SAFETY: the caller's promises; these registers of rows were written.
         unsafe {
             let y = y.add(p * WIDTH * stride);
-            let out = Out { sums: std::ptr::null_mut(), y, stride, rows, columns, is_first: true, is_last: true, adds: true };
+            let out =
+                Out { sums: std::ptr::null_mut(), y, stride, rows, columns, is_first: true, is_last: true, adds: true };
             tiles[columns.div_ceil(2) - 1](panel.assume_init_ref(), groups, input.as_ptr(), out);
         }
     }
@@ -64,10 +65,8 @@ unsafe fn round_group(numbers: *const f32, to: *mut Panel, g: usize, i: usize) {
         let low = _mm512_set1_epi32(255);
         for k in 0..GROUP / 4 {
             let code = |j: usize| _mm512_cvtps_epi32(_mm512_mul_ps(at(4 * k + j), inverse));
-            let two = _mm512_or_si512(
-                _mm512_and_si512(code(0), low),
-                _mm512_slli_epi32::<8>(_mm512_and_si512(code(1), low)),
-            );
+            let two =
+                _mm512_or_si512(_mm512_and_si512(code(0), low), _mm512_slli_epi32::<8>(_mm512_and_si512(code(1), low)));
             let three = _mm512_or_si512(two, _mm512_slli_epi32::<16>(_mm512_and_si512(code(2), low)));
             let four = _mm512_or_si512(three, _mm512_slli_epi32::<24>(code(3)));
             (*to).codes[g][k][i] = four;

@@ -45,7 +45,10 @@ pub(super) unsafe fn fill(columns: &[&[f32]], width: usize, given: f32, out: &mu
             let inverse = _mm512_set1_ps(if step > 0.0 { 1.0 / step } else { 0.0 });
             let (mut codes, mut total) = ([0; GROUP / 4], 0);
             for half in 0..2 {
-                let rounded = _mm512_cvtepi32_epi8(_mm512_cvtps_epi32(_mm512_mul_ps(numbers[half], inverse)));
+                let scaled = _mm512_mul_ps(numbers[half], inverse);
+                let most = _mm512_set1_ps(127.0);
+                let scaled = _mm512_max_ps(_mm512_min_ps(scaled, most), _mm512_set1_ps(-127.0));
+                let rounded = _mm512_cvtepi32_epi8(_mm512_cvtps_epi32(scaled));
                 let raised = _mm_xor_si128(rounded, _mm_set1_epi8(-128));
                 // SAFETY: half the codes.
                 unsafe { _mm_storeu_si128(codes.as_mut_ptr().add(half * GROUP / 8).cast(), raised) };
