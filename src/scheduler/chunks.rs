@@ -259,9 +259,7 @@ mod tests {
             sums.iter_mut().zip(shares).for_each(|(sum, share)| *sum += share);
         }
         let [rule, earliest, in_order] = sums.map(|sum| sum / f64::from(cases));
-        eprintln!(
-            "of the best: the rule {rule:.3} ({worst:.3} at most), earliest chunk {earliest:.3}, in order {in_order:.3}"
-        );
+        // 1.088 (1.447 at most); earliest chunk first is 1.064, in order 1.366.
         assert!(rule < 1.1 && worst < 1.5 && in_order > 1.3, "{rule} {worst} {in_order}");
     }
 }
