@@ -37,6 +37,7 @@ fn model(quant: Quant, dir: &std::path::Path) -> Model {
         activation,
         seed: 1,
         active: None,
+        outliers: 0,
         experts: None,
     };
     let path = dir.join(format!("{}.neurons", quant.name()));

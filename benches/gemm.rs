@@ -1,11 +1,11 @@
-//! Products of quantised weights with the columns of a prompt, on one thread: billions of operations a second (a product and a sum are
-//! two) in the time that the thread had a core, as a share of what a loop over registers alone reaches in the same minute, and beside the
-//! row kernels.
+//! Products of weights with the columns of a prompt, on one thread: billions of operations a second (a product and a sum are two) in the
+//! time that the thread had a core, as a share of what a loop over registers alone reaches in the same minute, and beside the row kernels.
+//! Quantised weights in int8, floats in f32.
 //!
 //! Run: cargo bench --bench gemm -- [type] [avx512|avxvnni|avx2]
 
 use dynamicinfer::clock;
-use dynamicinfer::cpu::{Columns, Isa, Kernels, Panels, Rows, ThreadPool};
+use dynamicinfer::cpu::{Columns, FloatPanels, Isa, Kernels, ManyForm, Panels, Rows, ThreadPool, peak};
 use dynamicinfer::formats::rows::{self, Quant};
 use dynamicinfer::prng::Prng;
 use std::hint::black_box;
@@ -28,7 +28,7 @@ fn main() {
     println!("|---|---|---|---|---|---|---|---|");
     for quant in Quant::all() {
         let wanted = args.iter().all(|arg| arg == quant.name() || Isa::ALL.iter().any(|isa| isa.name() == arg));
-        if wanted && kernels.gemm(quant).is_some() {
+        if wanted && kernels.form(quant, 256) != ManyForm::Rows {
             SHAPES.into_iter().for_each(|(rows, cols)| measure(&kernels, quant, rows, cols));
         }
     }
@@ -49,20 +49,28 @@ fn measure(kernels: &Kernels, quant: Quant, rows: usize, cols: usize) {
     rows::encode(quant, &one, bytemuck::cast_slice_mut(&mut row));
     let weights = row.repeat(rows);
     let weights = Rows { first: weights.as_ptr().cast(), stride: bytes, ahead: 0 };
-    let gemm = kernels.gemm(quant).unwrap();
     let mut pool = ThreadPool::new(1);
     for n in COLUMNS {
         let (input, mut y) = (numbers(n * cols), vec![0.0; n * rows]);
-        let (mut x, mut panels) = (Columns::default(), Panels::default());
+        let (mut x, mut panels, mut floats) = (Columns::default(), Panels::default(), FloatPanels::default());
         let mut times = [const { Vec::new() }; 5];
         for _ in 0..ROUNDS {
-            times[0].push(seconds(|| panels.set(Some(&mut pool), kernels, &input, n)));
+            times[0].push(seconds(|| match kernels.gemm(quant) {
+                Some(_) => panels.set(Some(&mut pool), kernels, &input, n),
+                None => floats.set(Some(&mut pool), &kernels.tiles, &input, n),
+            }));
             times[1].push(seconds(|| x.set(&input, n, quant)));
             times[2].push(seconds(|| {
                 for first in (0..rows).step_by(TASK) {
                     let pointers: Vec<_> = (first..rows.min(first + TASK)).map(|r| weights.row(r)).collect();
                     // SAFETY: whole rows; the kernels are supported here.
-                    unsafe { gemm(&pointers, black_box(&panels), y.as_mut_ptr().add(first), rows) };
+                    unsafe {
+                        let y = y.as_mut_ptr().add(first);
+                        match kernels.gemm(quant) {
+                            Some(gemm) => gemm(&pointers, black_box(&panels), y, rows),
+                            None => kernels.tiles.rows(quant, &pointers, black_box(&floats), y, rows),
+                        }
+                    }
                 }
             }));
             times[3].push(seconds(|| {
@@ -74,7 +82,8 @@ fn measure(kernels: &Kernels, quant: Quant, rows: usize, cols: usize) {
                     };
                 }
             }));
-            times[4].push(peak(kernels.isa));
+            // As seconds for a billion operations, so that the median is found as of the others.
+            times[4].push(1.0 / peak::gops(kernels.isa, kernels.gemm(quant).is_none()).unwrap_or(f64::NAN));
         }
         let [set, set_before, gemm, dots, peak] = times.map(|mut times| {
             times.sort_by(f64::total_cmp);
@@ -85,7 +94,7 @@ fn measure(kernels: &Kernels, quant: Quant, rows: usize, cols: usize) {
             "| {} | {rows} x {cols} | {n} | {:.0} | {:.0} % | {:.0} | {:.2} | {:.0} ({:.0}) |",
             quant.name(),
             gops / gemm,
-            100.0 * gops / gemm / peak,
+            100.0 * gops / gemm * peak,
             gops / dots,
             dots / gemm,
             1e6 * set,
@@ -93,56 +102,3 @@ fn measure(kernels: &Kernels, quant: Quant, rows: usize, cols: usize) {
         );
     }
 }
-
-/// GOPS of products in registers alone, twelve sums side by side.
-#[cfg(target_arch = "x86_64")]
-fn peak(isa: Isa) -> f64 {
-    const TURNS: usize = 200_000;
-    // SAFETY: the kernels of `isa` are supported here.
-    let (bytes, seconds) = unsafe {
-        match isa {
-            Isa::Avx512 => (64, seconds(|| zmm(black_box(TURNS)))),
-            Isa::AvxVnni => (32, seconds(|| ymm(black_box(TURNS)))),
-            _ => (32, seconds(|| maddubs(black_box(TURNS)))),
-        }
-    };
-    2e-9 * (TURNS * 12 * bytes) as f64 / seconds
-}
-
-#[cfg(not(target_arch = "x86_64"))]
-fn peak(_: Isa) -> f64 {
-    f64::NAN
-}
-
-/// A function that adds products in registers.
-#[cfg(target_arch = "x86_64")]
-macro_rules! in_registers {
-    ($name:ident, $features:literal, $zero:ident, $ones:ident, |$sum:ident, $a:ident, $b:ident| $add:expr) => {
-        #[target_feature(enable = $features)]
-        unsafe fn $name(turns: usize) {
-            use std::arch::x86_64::*;
-            let mut sums = [0; 12].map(|_| black_box($zero()));
-            let ($a, $b) = (black_box($ones(3)), black_box($ones(5)));
-            for _ in 0..turns {
-                for $sum in &mut sums {
-                    *$sum = $add;
-                }
-            }
-            black_box(sums);
-        }
-    };
-}
-#[cfg(target_arch = "x86_64")]
-in_registers!(zmm, "avx512f,avx512vnni", _mm512_setzero_si512, _mm512_set1_epi8, |sum, a, b| _mm512_dpbusd_epi32(
-    *sum, a, b
-));
-#[cfg(target_arch = "x86_64")]
-in_registers!(ymm, "avx2,avxvnni", _mm256_setzero_si256, _mm256_set1_epi8, |sum, a, b| _mm256_dpbusd_avx_epi32(
-    *sum, a, b
-));
-// Its sums in 16 bits have to be added by more instructions: no product with many columns can come near.
-#[cfg(target_arch = "x86_64")]
-in_registers!(maddubs, "avx2", _mm256_setzero_si256, _mm256_set1_epi8, |sum, a, b| _mm256_maddubs_epi16(
-    *sum,
-    _mm256_or_si256(a, b)
-));

@@ -175,6 +175,13 @@ pub const KEYS: [Key; 39] = [
     key("engine.threads", Kind::Whole(0, 1024), "0", false, "threads to compute with; 0 for one per core"),
     key("engine.kv", Kind::Text, "\"f16\"", false, "how keys and values are stored: f16 or f32"),
     key(
+        "engine.prefill",
+        Kind::Choice(&["exact", "int8", "int8-per-tensor"]),
+        "\"int8\"",
+        false,
+        "how exact the processor computes prompts of more than 32 tokens",
+    ),
+    key(
         "engine.predictor",
         Kind::Text,
         "\"auto\"",

@@ -43,6 +43,7 @@ const SHAPE: Shape = Shape {
     activation: Activation::Relu,
     active: None,
     seed: 4,
+    outliers: 0,
     experts: None,
 };
 

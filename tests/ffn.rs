@@ -50,6 +50,7 @@ fn model(kind: Ffn, activation: Activation, quants: [Quant; 3]) -> Model {
         activation,
         seed: 1,
         active: None,
+        outliers: 0,
         experts: None,
     };
     let mut config = shape.config().unwrap();

@@ -53,6 +53,7 @@ fn synthetic(dir: &Path, active: Option<f64>, seed: u64) -> PathBuf {
         activation: Activation::Relu,
         active,
         seed,
+        outliers: 0,
         experts: None,
     };
     write_gguf(&shape, Quant::F32, &path, &|_, _| Ok(())).unwrap();

@@ -145,6 +145,7 @@ fn a_warm_engine_decodes_without_allocating() {
         activation: Activation::Relu,
         active: None,
         seed: 4,
+        outliers: 0,
         experts: None,
     };
     for quant in [Quant::F32, Quant::Q4] {

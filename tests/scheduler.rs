@@ -550,6 +550,7 @@ fn the_times_of_each_layer_are_those_of_its_own_neurons() {
         activation: Activation::Relu,
         active: None,
         seed: 9,
+        outliers: 0,
         experts: None,
     };
     write_store(&shape, Quant::F32, &store, &|_, _| Ok(())).unwrap();

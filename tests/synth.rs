@@ -28,6 +28,7 @@ fn shape(seed: u64) -> Shape {
         activation: Activation::Relu,
         active: Some(ACTIVE),
         seed,
+        outliers: 0,
         experts: None,
     }
 }

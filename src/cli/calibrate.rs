@@ -1,9 +1,14 @@
-use super::model_arg::{EngineArgs, ModelArgs};
+use super::model_arg::{EngineArgs, ModelArgs, Terminal};
 use super::progress::{Progress, Unit};
 use super::train_predictor::{Reading, TextArgs, permille, table, with_samples};
 use crate::error::{Error, Result};
+use crate::lab::outliers::{Comparison, Options, compare};
 use crate::lab::train;
 use crate::open::artifacts::Kind;
+use crate::open::{Opened, SparsityOptions, open};
+use crate::predictor;
+use crate::tokenizer::{Special, Tokenizer};
+use comfy_table::Table;
 
 /// Tokens to look at when nobody says: a layer's table has some fifty numbers, and each token a thousand neurons or more.
 const TOKENS: usize = 32_768;
@@ -23,6 +28,18 @@ pub struct Args {
     /// Use at most this many tokens, spread over the texts [default: 32768]
     #[arg(long)]
     tokens: Option<usize>,
+    /// Instead of a predictor: what prompts lose with one int8 step for a whole input, with and without outliers computed beside
+    #[arg(long)]
+    prefill: bool,
+    /// With --prefill: share of an input's numbers that are outliers
+    #[arg(long, value_name = "SHARE", default_value_t = 0.003, requires = "prefill", value_parser = share)]
+    beyond: f64,
+    /// With --prefill: share of the layers whose outliers are left out, the least important ones
+    #[arg(long, value_name = "SHARE", default_value_t = 0.85, requires = "prefill", value_parser = share)]
+    pruned: f64,
+    /// With --prefill: prompts of 256 tokens to choose steps by, and as many to measure on
+    #[arg(long, value_name = "N", default_value_t = 8, requires = "prefill", value_parser = clap::value_parser!(u16).range(1..))]
+    prompts: u16,
     #[command(flatten)]
     engine: EngineArgs,
 }
@@ -31,9 +48,17 @@ const EXAMPLES: &str = "\
 Examples:
   dynamicinfer calibrate demo --text books/*.txt
   dynamicinfer calibrate M --text chat.txt --recall 0.98 -o m.sign.predictor
+  dynamicinfer calibrate M --text chat.txt --prefill
   dynamicinfer eval M --text held-out.txt --predictor sign";
 
+fn share(text: &str) -> std::result::Result<f64, String> {
+    text.parse().ok().filter(|share| (0.0..=1.0).contains(share)).ok_or_else(|| "take a share from 0 to 1".into())
+}
+
 pub fn run(args: Args) -> Result<()> {
+    if args.prefill {
+        return prefill(&args);
+    }
     let model = args.model.open_neurons("calibrate")?;
     if !model.config.activation.is_sparse() {
         return Err(Error::Usage(format!(
@@ -58,4 +83,35 @@ pub fn run(args: Args) -> Result<()> {
     }
     let alpha = |r: &train::Row| vec![r.alpha.map_or(String::new(), |a| format!("{a:.3}"))];
     super::print(&table(&summary, &["alpha"], alpha))
+}
+
+/// Compares the ways to compute a prompt.
+fn prefill(args: &Args) -> Result<()> {
+    let sparsity = SparsityOptions { predictor: predictor::Kind::Dense.into(), ..SparsityOptions::default() };
+    let options = crate::open::EngineOptions { sparsity, ..args.engine.options(&args.model) };
+    let Opened { mut engine, .. } = open(&options, &Terminal)?;
+    let tokenizer = Tokenizer::new(engine.model.tokenizer()?, engine.model.path())?;
+    let mut tokens = Vec::new();
+    for path in &args.texts.text {
+        tokens.extend(tokenizer.encode_prompt(&super::eval::read_text(path)?, Special::AsText)?);
+    }
+    let options = Options { beyond: args.beyond, pruned: args.pruned, prompts: args.prompts.into() };
+    let progress = Progress::new("measuring", Unit::Percent);
+    let result = compare(&mut engine, &tokens, options, |done, all| drop(permille(&progress, done as f64, all)))?;
+    progress.finish();
+    if args.texts.json {
+        return super::print_json(&result);
+    }
+    let Comparison { rows, importance } = result;
+    let mut table = Table::new();
+    table.load_style(comfy_table::presets::ASCII_MARKDOWN);
+    table.set_header(["prompts", "logits off", "perplexity", "more", "ms", "extracted"]);
+    for row in rows {
+        let extracted = row.extracted_share.map_or("-".into(), |share| format!("{:.3} %", 100.0 * share));
+        let (off, perplexity) = (format!("{:.4}", row.error), format!("{:.3}", row.perplexity));
+        let more = format!("{:+.2} %", row.worse_percent);
+        table.add_row([row.name.into(), off, perplexity, more, format!("{:.0}", row.ms), extracted]);
+    }
+    let importance: Vec<String> = importance.iter().map(|i| format!("{i:.1}")).collect();
+    super::print(&format!("{table}\nlargest number by what a step holds, by layer: {}\n", importance.join(" ")))
 }

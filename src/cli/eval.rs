@@ -5,7 +5,7 @@ use super::sparsity_arg::SparsityArgs;
 use crate::engine::Engine;
 use crate::error::{Error, Result};
 use crate::lab::audit::Shares;
-use crate::lab::evaluate::{Likelihood, LogitsFile, choices, likelihood, read_questions};
+use crate::lab::evaluate::{Likelihood, LogitsFile, Windows, choices, likelihood, read_questions};
 use crate::model::source::read_json;
 use crate::open::report::{DeviceReport, report};
 use crate::open::{EngineOptions, Opened, open};
@@ -38,11 +38,14 @@ pub struct Args {
     /// Context: tokens per window [default: the model's, at most 4096]
     #[arg(short, long = "ctx-size")]
     context: Option<usize>,
+    /// Tokens at the beginning of each window that are read as a prompt and not scored
+    #[arg(long, value_name = "N", default_value_t = 0, conflicts_with = "choices")]
+    prompt: usize,
     /// Machine-readable
     #[arg(long)]
     json: bool,
     /// Write the logits of every token, [tokens, vocabulary] f32, to this safetensors file
-    #[arg(long, conflicts_with = "choices")]
+    #[arg(long, conflicts_with_all = ["choices", "prompt"])]
     logits: Option<PathBuf>,
     #[command(flatten)]
     sparsity: SparsityArgs,
@@ -107,9 +110,16 @@ fn score(
         Some(path) => Some(LogitsFile::create(path, tokens.len(), engine.model.config.vocab)?),
         None => None,
     };
+    if args.prompt >= context {
+        return Err(Error::Usage(format!(
+            "--prompt {}: a window of {context} has room for nothing behind it; raise -c",
+            args.prompt
+        )));
+    }
+    let windows = Windows { context, prompt: args.prompt, kv: args.engine.kv() };
     let progress = Progress::new("scoring", Unit::Tokens);
     let step = |done, total| drop(progress.step(done as u64, total as u64));
-    let result = likelihood(engine, tokens, tokenizer, context, args.engine.kv(), file.as_mut(), step)?;
+    let result = likelihood(engine, tokens, tokenizer, windows, file.as_mut(), step)?;
     progress.finish();
     if let Some(file) = file {
         file.finish()?;

@@ -28,7 +28,7 @@ const VERBS: [(&str, &[&str]); 5] = [
 
 /// Options of the verbs that run a model, by what they are about. Others stand first, under \"Options\".
 const OPTIONS: [(&str, &[&str]); 5] = [
-    ("Model", &["quant", "activation", "threads", "kv", "ram"]),
+    ("Model", &["quant", "activation", "threads", "kv", "prefill", "ram"]),
     (
         "Sampling",
         &[

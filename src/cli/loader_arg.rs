@@ -1,7 +1,7 @@
 //! How `serve` and `chat` open a model, as typed; what was not typed, the settings say.
 
 use super::device_arg::DeviceArgs;
-use super::model_arg::{KvArg, parse_activation};
+use super::model_arg::{KvArg, PrefillArg, parse_activation};
 use super::settings_arg::chosen;
 use super::size;
 use super::sparsity_arg::SparsityArgs;
@@ -29,6 +29,9 @@ pub struct LoaderArgs {
     /// How keys and values are stored: f16 or f32
     #[arg(long, value_enum, ignore_case = true)]
     pub kv: Option<KvArg>,
+    /// How exact prompts of more than 32 tokens are computed: exact, int8 or int8-per-tensor
+    #[arg(long, value_enum, ignore_case = true)]
+    pub prefill: Option<PrefillArg>,
     /// Host memory that weights, keys and values may take: 32GiB, 32G or bytes; a model that needs more is refused
     #[arg(long, value_name = "SIZE", value_parser = size::parse, allow_hyphen_values = true)]
     pub ram: Option<u64>,
@@ -43,11 +46,13 @@ impl LoaderArgs {
     pub fn flags(&self) -> Vec<(&'static str, &'static str, String)> {
         let number = |n: Option<u64>| n.map(|n| n.to_string());
         let kv = self.kv.and_then(|kv| Some(kv.to_possible_value()?.get_name().to_owned()));
+        let prefill = self.prefill.map(|prefill| prefill.prefill().name().to_owned());
         let values = [
             ("serve.context", "--ctx-size", number(self.context)),
             ("serve.deterministic", "--deterministic", self.device.deterministic.then(|| "true".into())),
             ("engine.threads", "--threads", number(self.threads)),
             ("engine.kv", "--kv", kv),
+            ("engine.prefill", "--prefill", prefill),
         ];
         values.into_iter().filter_map(|(key, flag, value)| Some((key, flag, value?))).collect()
     }
@@ -59,6 +64,10 @@ impl LoaderArgs {
     pub fn options(&self, model: &str, settings: &Settings, traced: bool) -> Result<EngineOptions> {
         let kv = KvArg::from_str(settings.text("engine.kv").unwrap_or("f16"), true)
             .map_err(|_| Error::Usage(format!("engine.kv ({}): take f16 or f32", settings.origin("engine.kv"))))?;
+        let prefill = PrefillArg::from_str(settings.text("engine.prefill").unwrap_or("int8"), true).map_err(|_| {
+            let origin = settings.origin("engine.prefill");
+            Error::Usage(format!("engine.prefill ({origin}): take exact, int8 or int8-per-tensor"))
+        })?;
         // Zero stands for what nobody has set.
         let set = |key: &str| Some(settings.whole(key) as usize).filter(|&n| n > 0);
         let deterministic = self.device.deterministic || settings.switch("serve.deterministic");
@@ -71,6 +80,7 @@ impl LoaderArgs {
             },
             threads: set("engine.threads"),
             isa: None,
+            prefill: prefill.prefill(),
             kv: kv.kv(),
             context: set("serve.context"),
             sequences: settings.whole("serve.parallel") as usize,

@@ -1,11 +1,12 @@
 use super::machine_arg;
 use crate::clock;
 use crate::config::{ProcessorTime, processor_time};
+use crate::cpu::Kernels;
 use crate::device::MoveRate;
 use crate::error::{Error, Result};
 use crate::formats::machine_profile::{MachineProfile, Rate};
 use crate::interrupt;
-use crate::lab::measure::{Assumed, HostRates, READ_BYTES, ReadBuffer, Repeated, call_us, gflops, profile};
+use crate::lab::measure::{Assumed, HostRates, READ_BYTES, ReadBuffer, Repeated, call_us, gflops, peak_gops, profile};
 use std::path::{Path, PathBuf};
 
 /// Measure how fast this machine reads memory, and its card
@@ -78,9 +79,15 @@ pub fn run(args: Args) -> Result<()> {
         }
         measured.push(rate);
     }
+    let units = units(measured.iter().map(|rate| rate.threads).max().unwrap_or(1));
+    if !args.json {
+        units.iter().try_for_each(|unit| super::print(&unit.line()))?;
+    }
     let card = crate::open::cuda::rates();
     match &card {
-        _ if args.json => super::print_json(&serde_json::json!({ "read": measured, "card": card.as_ref().ok() }))?,
+        _ if args.json => {
+            super::print_json(&serde_json::json!({ "read": measured, "units": units, "card": card.as_ref().ok() }))?
+        }
         Ok(card) => super::print(&format!(
             "card: memory {:.1} GB/s read and written, link {:.2} GB/s there and {:.2} back, {:.1} us for a copy, {:.1} for a wait\n{}",
             card.device_gb_s,
@@ -109,6 +116,36 @@ pub fn run(args: Args) -> Result<()> {
         eprintln!("written to {}", path.display());
     }
     Ok(())
+}
+
+/// What a kind of multiplying unit reaches with nothing to load.
+#[derive(serde::Serialize)]
+struct UnitPeak {
+    threads: usize,
+    instruction_set: &'static str,
+    /// `int8` or `f32`.
+    numbers: &'static str,
+    /// 10^9 multiplications and additions per second.
+    gops: f64,
+}
+
+impl UnitPeak {
+    fn line(&self) -> String {
+        let UnitPeak { threads, instruction_set, numbers, gops } = self;
+        format!(
+            "products of {numbers}, {threads} thread{}: {gops:.0} GOPS at most, by {instruction_set} in registers\n",
+            if *threads == 1 { "" } else { "s" }
+        )
+    }
+}
+
+/// Of this processor's best instruction set, of codes and of floats.
+fn units(threads: usize) -> Vec<UnitPeak> {
+    let isa = Kernels::best().isa;
+    let of = |(numbers, floats)| {
+        peak_gops(threads, isa, floats).map(|gops| UnitPeak { threads, instruction_set: isa.name(), numbers, gops })
+    };
+    [("int8", false), ("f32", true)].into_iter().filter_map(of).collect()
 }
 
 /// Measures the processor's rates for a profile, each in several rounds, and says how far apart those are.

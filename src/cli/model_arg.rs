@@ -1,7 +1,7 @@
 //! MODEL and how it is computed, as typed.
 
 use super::progress::{Progress, Unit, stoppable};
-use crate::cpu::Isa;
+use crate::cpu::{Isa, Prefill};
 use crate::engine::Engine;
 use crate::error::{Error, Result};
 use crate::formats::rows::Quant;
@@ -38,6 +38,9 @@ pub struct EngineArgs {
     /// How keys and values are stored [default: f16]
     #[arg(long, value_enum, ignore_case = true)]
     pub kv: Option<KvArg>,
+    /// How exact prompts of more than 32 tokens are computed [default: int8]
+    #[arg(long, value_enum, ignore_case = true)]
+    pub prefill: Option<PrefillArg>,
     /// Host memory that weights, keys and values may take: 32GiB, 32G or bytes; a model that needs more is refused
     #[arg(long, value_name = "SIZE", value_parser = super::size::parse, allow_hyphen_values = true)]
     pub ram: Option<u64>,
@@ -61,6 +64,26 @@ impl KvArg {
     }
 }
 
+#[derive(clap::ValueEnum, Clone, Copy, PartialEq)]
+pub enum PrefillArg {
+    /// In f32
+    Exact,
+    /// Inputs of quantised weights in int8, each 32 numbers with a step of their own
+    Int8,
+    /// The same with one step for a whole input: less exact and no faster here; to compare with
+    Int8PerTensor,
+}
+
+impl PrefillArg {
+    pub fn prefill(self) -> Prefill {
+        match self {
+            PrefillArg::Exact => Prefill::Exact,
+            PrefillArg::Int8 => Prefill::Int8,
+            PrefillArg::Int8PerTensor => Prefill::Int8PerTensor,
+        }
+    }
+}
+
 impl EngineArgs {
     pub fn kv(&self) -> KvType {
         self.kv.unwrap_or(KvArg::F16).kv()
@@ -72,6 +95,7 @@ impl EngineArgs {
             model: model.options(),
             threads: self.threads,
             isa: self.isa,
+            prefill: self.prefill.map(PrefillArg::prefill).unwrap_or_default(),
             kv: self.kv(),
             ram: self.ram,
             ..EngineOptions::new(&model.model)

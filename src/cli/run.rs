@@ -153,6 +153,7 @@ impl Args {
                 activation: self.model.activation,
                 threads: self.engine.threads.map(|n| n as u64),
                 kv: self.engine.kv,
+                prefill: self.engine.prefill,
                 ram: self.engine.ram,
                 sparsity: self.sparsity,
                 device: self.device,

@@ -1,4 +1,5 @@
 mod beside;
+mod chunks;
 
 use super::chart::{self, Axis, Line, Plot};
 use super::machine_arg;
@@ -50,6 +51,9 @@ pub struct Args {
     /// The set-ups of DynamicInfer 5, beside what it published
     #[arg(long, group = "what", conflicts_with_all = ["trace", "vram", "machine", "active"])]
     pub papers: bool,
+    /// A prompt's chunks over an integer and a float unit, in order and out of order (mllm-NPU 3.4)
+    #[arg(long, group = "what", conflicts_with_all = ["trace", "vram", "machine", "active"])]
+    pub chunks: bool,
     /// Type of the weights: f32, f16, q8_0 or q4_0 [default: nearest to the model's; of a shape f16, a mixture's own 4 bits]
     #[arg(long)]
     pub quant: Option<Quant>,
@@ -155,6 +159,9 @@ pub struct Report {
 }
 
 pub fn run(args: Args) -> Result<()> {
+    if args.chunks {
+        return chunks::print(args.json);
+    }
     let reports = reports(&args)?;
     if let Some(dir) = &args.plot {
         std::fs::create_dir_all(dir).map_err(Error::io("create", dir))?;

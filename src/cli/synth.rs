@@ -56,6 +56,9 @@ pub struct Args {
     /// Mean share of neurons that are active for a token, 0.01 to 0.5; 0.10 is usual for ReLU models. Needs relu or relu2
     #[arg(long, value_name = "SHARE")]
     active: Option<f64>,
+    /// Channels that are 20 to 100 times as large as the others where matrices read them, in a model that computes the same
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    outliers: usize,
     /// Other seeds give other numbers
     #[arg(long, default_value_t = 1)]
     seed: u64,
@@ -108,6 +111,7 @@ pub fn run(args: Args) -> Result<()> {
         activation: args.activation,
         active: args.active,
         seed: args.seed,
+        outliers: args.outliers,
         experts: args.experts.zip(args.experts_used),
     };
     let config = shape.config()?;

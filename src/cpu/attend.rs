@@ -1,11 +1,16 @@
-//! Attention of a few queries over one head's keys and values.
+//! Attention of a few queries, or of many, over one head's keys and values.
 
-use super::{Columns, Kernels, MAX_AXPY_ROWS, Rows};
+use super::floats::Room;
+use super::{Columns, FloatPanels, Kernels, MAX_AXPY_ROWS, Rows};
 use crate::formats::rows::Quant;
 use std::ops::Range;
 
 /// Queries that attend at once, so that keys and values are read once for all of them; the outputs of more would fill L1.
 pub const QUERIES: usize = 8;
+
+/// The same of a prompt, whose queries attend by tiles: with fewer, turning the keys takes a larger share; the scores of more, with those
+/// turned, would not stay in L2 beside a few thousand positions.
+pub const MANY_QUERIES: usize = 96;
 
 /// Keys and values of one head.
 #[derive(Clone, Copy)]
@@ -30,6 +35,10 @@ pub struct AttendScratch {
     weights: Vec<f32>,
     /// `[n, dim]`
     mixed: Vec<f32>,
+    /// The queries, and the scores, as tiles read them.
+    panels: FloatPanels,
+    score_panels: FloatPanels,
+    room: Room,
 }
 
 impl AttendScratch {
@@ -61,7 +70,7 @@ impl AttendScratch {
         dim: usize,
         sees: impl Fn(usize) -> Range<usize>,
     ) -> &[f32] {
-        let AttendScratch { queries, columns, scores, weights, mixed } = self;
+        let AttendScratch { queries, columns, scores, weights, mixed, .. } = self;
         let (n, stride) = (queries.len() / dim, head.quant.number_bytes(dim));
         let positions = head.keys.len() / stride;
         assert!(!head.quant.is_grouped() && head.values.len() == head.keys.len());
@@ -96,7 +105,49 @@ impl AttendScratch {
         }
         mixed
     }
+
+    /// The same for many queries, by tiles.
+    pub fn attend_many(
+        &mut self,
+        kernels: &Kernels,
+        head: Head<'_>,
+        dim: usize,
+        sees: impl Fn(usize) -> Range<usize>,
+    ) -> &[f32] {
+        let AttendScratch { queries, scores, mixed, panels, score_panels, room, .. } = self;
+        let (n, stride) = (queries.len() / dim, head.quant.number_bytes(dim));
+        let positions = head.keys.len() / stride;
+        assert!(!head.quant.is_grouped() && head.values.len() == head.keys.len());
+        panels.set(None, &kernels.tiles, queries, n);
+        scores.resize(n * positions, 0.0);
+        let mut keys = [std::ptr::null(); MANY_KEYS];
+        for first in (0..positions).step_by(MANY_KEYS) {
+            let keys = &mut keys[..MANY_KEYS.min(positions - first)];
+            keys.iter_mut().enumerate().for_each(|(i, key)| *key = head.keys[(first + i) * stride..].as_ptr());
+            // SAFETY: each key has `dim` numbers; `scores` has a place for each of each query; the kernels are for this machine.
+            unsafe { kernels.tiles.rows(head.quant, keys, panels, scores.as_mut_ptr().add(first), positions) };
+        }
+        let scale = 1.0 / (dim as f32).sqrt();
+        for (b, scores) in scores.chunks_exact_mut(positions).enumerate() {
+            let seen = sees(b);
+            scores[..seen.start].fill(0.0);
+            scores[seen.end..].fill(0.0);
+            softmax(&mut scores[seen], scale);
+        }
+        score_panels.set(None, &kernels.tiles, &scores[..n * positions], n);
+        mixed.clear();
+        mixed.resize(n * dim, 0.0);
+        let row = |position: usize| &head.values[position * stride..(position + 1) * stride];
+        // SAFETY: each query has its own part of `mixed`; the kernels are for this machine.
+        unsafe {
+            kernels.tiles.across(head.quant, row, dim, 0..dim, score_panels, room, mixed.as_mut_ptr(), dim);
+        }
+        mixed
+    }
 }
+
+/// Keys that are multiplied by a call of the tiles.
+const MANY_KEYS: usize = 256;
 
 /// Softmax of `scores` times `scale`, in place: weights that sum to one. In lanes, so that it vectorises.
 fn softmax(scores: &mut [f32], scale: f32) {

@@ -2,7 +2,8 @@
 
 use super::aligned::{Aligned, LINE};
 use super::rounding::{round, sum};
-use super::{Kernels, MAX_COLUMNS, Panels, ThreadPool};
+use super::shadow::{Scale, Shadow};
+use super::{FloatPanels, Kernels, ManyForm, Panels, Prefill, ThreadPool};
 use crate::formats::rows::{GROUP, Input, PACK, Quant};
 
 /// Columns of activations. Built once per matrix input and read by all threads.
@@ -26,6 +27,11 @@ pub struct Columns {
     pub group_stride: usize,
     block: BlockInput,
     panels: Panels,
+    floats: FloatPanels,
+    /// How the next input that becomes [`Panels`] with one step gets it; `None` takes its largest number's.
+    pub scale: Option<Scale>,
+    /// What lies beyond the step.
+    pub shadow: Shadow,
 }
 
 /// Input for GGUF's blocks: the same codes in their own order, with steps and sums for each 16 of them, which is the smallest group that
@@ -88,8 +94,8 @@ impl Columns {
         self.set_for(values, n, [quant]);
     }
 
-    /// The same for weights of several types and any number of columns, of more than [`MAX_COLUMNS`] in the form of [`Kernels::gemm`] for the
-    /// types that have it: [`Kernels::products`] takes both forms. For such columns nothing else can be read.
+    /// The same for weights of several types and any number of columns, in the form that [`Kernels::form`] names for each type:
+    /// [`Kernels::products`] takes all forms. In the others nothing can be read.
     pub fn set_many(
         &mut self,
         pool: &mut ThreadPool,
@@ -120,28 +126,75 @@ impl Columns {
         n: usize,
         quants: impl IntoIterator<Item = Quant> + Clone,
     ) {
-        let by_panels = |quant: Quant| n > MAX_COLUMNS && kernels.gemm(quant).is_some();
-        let has_panels = quants.clone().into_iter().any(by_panels);
-        if quants.clone().into_iter().any(|quant| !by_panels(quant)) {
-            self.set_for(values, n, quants.into_iter().filter(|&quant| !by_panels(quant)));
+        let scale = self.scale.take();
+        let has = |form| quants.clone().into_iter().any(|quant| kernels.form(quant, n) == form);
+        let (codes, floats) = (has(ManyForm::Codes), has(ManyForm::Floats));
+        if has(ManyForm::Rows) {
+            self.set_for(values, n, quants.into_iter().filter(|&quant| kernels.form(quant, n) == ManyForm::Rows));
         } else {
             (self.n, self.cols) = (n, values.len() / n);
             self.values.resize(0);
             self.forget_codes();
         }
-        if has_panels {
-            self.panels.set(pool, kernels, values, n);
+        let mut pool = pool;
+        if codes {
+            self.set_panels(pool.as_deref_mut(), kernels, values, n, scale);
+        }
+        if floats {
+            self.floats.set(pool, &kernels.tiles, values, n);
+        }
+    }
+
+    /// Takes `values` (`[n, cols]`) as the input of [`Kernels::across`], for sums over rows of type `quant`.
+    pub fn set_across(
+        &mut self,
+        pool: Option<&mut ThreadPool>,
+        kernels: &Kernels,
+        values: &[f32],
+        n: usize,
+        quant: Quant,
+    ) {
+        let scale = self.scale.take();
+        self.forget_codes();
+        (self.n, self.cols) = (n, values.len() / n);
+        match kernels.form_across(quant, self.cols) {
+            ManyForm::Codes => self.set_panels(pool, kernels, values, n, scale),
+            _ => self.floats.set(pool, &kernels.tiles, values, n),
+        }
+    }
+
+    fn set_panels(
+        &mut self,
+        pool: Option<&mut ThreadPool>,
+        kernels: &Kernels,
+        values: &[f32],
+        n: usize,
+        scale: Option<Scale>,
+    ) {
+        match scale.filter(|_| kernels.prefill == Prefill::Int8PerTensor) {
+            None => self.panels.set(pool, kernels, values, n),
+            Some(scale) => {
+                self.shadow.set(scale, values, n);
+                self.panels.set_by(pool, kernels, values, n, scale.step);
+            }
         }
     }
 
     /// What [`Columns::set_many`] has made for [`Kernels::gemm`].
-    pub fn panels(&self) -> Option<&Panels> {
-        (self.panels.n > 0).then_some(&self.panels)
+    pub fn panels(&self) -> &Panels {
+        &self.panels
+    }
+
+    /// What [`Columns::set_many`] has made for products in f32.
+    pub fn floats(&self) -> &FloatPanels {
+        &self.floats
     }
 
     /// Leaves no codes of an earlier input behind: to read them is then a panic.
     fn forget_codes(&mut self) {
         self.panels.n = 0;
+        self.floats.clear();
+        self.shadow.clear();
         self.codes.clear();
         self.block.codes.resize(0);
         self.block.lanes.clear();

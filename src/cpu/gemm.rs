@@ -5,8 +5,9 @@
 //! [`Panels::set`], so that the four codes that meet a register of weights are one broadcast from memory.
 
 use super::Kernels;
+use super::Prefill;
 use super::aligned::Aligned;
-use super::rounding::{round, sum};
+use super::rounding::{round, round_by, sum, top};
 use super::thread_pool::{Parts, ThreadPool};
 use crate::formats::rows::GROUP;
 
@@ -19,11 +20,22 @@ pub const DEPTH: usize = 512;
 /// As [`super::Dot`], of which each pointer is a row.
 pub type Gemm = unsafe fn(rows: &[*const u8], x: &Panels, y: *mut f32, stride: usize);
 
-/// Takes a panel's columns: group g of the column at place c of `width` goes to words `g * words(width)` and what follows.
+/// `y[b * stride + r] += sum over k of number first + k of column b times strip[k * high + r]`, for `rows` rows and all columns, with the
+/// numbers of each row rounded to int8 by 32. `first` and `depth` are multiples of 32, and `high` is that of the instruction set's
+/// [`super::floats::Tiles`].
+///
+/// # Safety
+/// What is named can be read and written, the strip from a multiple of 64 bytes; `depth` is at most [`DEPTH`]; the CPU has the
+/// instructions.
+pub type Across =
+    unsafe fn(strip: *const f32, depth: usize, x: &Panels, first: usize, y: *mut f32, stride: usize, rows: usize);
+
+/// Takes a panel's columns: group g of the column at place c of `width` goes to words `g * words(width)` and what follows. With a `step`
+/// above 0 that is what all codes are multiplied by, and numbers beyond 127 times it become that; otherwise each group has its own.
 ///
 /// # Safety
 /// The CPU has the instructions.
-pub type Fill = unsafe fn(columns: &[&[f32]], width: usize, out: &mut [u32]);
+pub type Fill = unsafe fn(columns: &[&[f32]], width: usize, step: f32, out: &mut [u32]);
 
 /// Words of 32 bits that a group of 32 numbers of `width` columns takes: codes, steps, sums of all and of either half.
 pub const fn words(width: usize) -> usize {
@@ -49,6 +61,19 @@ pub struct Panels {
 impl Panels {
     /// Takes `values` (`[n * cols]`) as the input of `kernels`, on the threads of a pool or on this one. The buffer is kept between calls.
     pub fn set(&mut self, pool: Option<&mut ThreadPool>, kernels: &Kernels, values: &[f32], n: usize) {
+        let step = if kernels.prefill == Prefill::Int8PerTensor { top(values) / 127.0 } else { 0.0 };
+        self.set_by(pool, kernels, values, n, step);
+    }
+
+    /// The same with a step for all numbers, or 0 for one for each group.
+    pub(super) fn set_by(
+        &mut self,
+        pool: Option<&mut ThreadPool>,
+        kernels: &Kernels,
+        values: &[f32],
+        n: usize,
+        step: f32,
+    ) {
         assert!(n > 0 && values.len().is_multiple_of(n * GROUP));
         (self.n, self.cols, self.width) = (n, values.len() / n, kernels.panel_width);
         let (cols, width, fill) = (self.cols, self.width, kernels.fill_panel);
@@ -64,7 +89,7 @@ impl Panels {
             // SAFETY: a panel for each task; `kernels` are for this machine.
             unsafe {
                 let out = bytemuck::cast_slice_mut(words.part(panel * each..(panel + 1) * each));
-                fill(&columns[..here], width, out);
+                fill(&columns[..here], width, step, out);
             }
         };
         match pool {
@@ -127,6 +152,8 @@ pub(super) struct Out<S> {
     pub is_first: bool,
     /// Whether it is their last.
     pub is_last: bool,
+    /// Whether the sums are added to what stands there.
+    pub adds: bool,
 }
 
 /// Calls `strip(first row, panels)` for each strip of `high` of these rows and as many panels of columns as have sums that can wait.
@@ -151,11 +178,11 @@ pub fn fill_up(there: usize, width: usize, out: &mut [u32]) {
 }
 
 /// The [`Fill`] that says what all are.
-pub(super) unsafe fn fill(columns: &[&[f32]], width: usize, out: &mut [u32]) {
+pub(super) unsafe fn fill(columns: &[&[f32]], width: usize, given: f32, out: &mut [u32]) {
     fill_up(columns.len(), width, out);
     for (c, column) in columns.iter().enumerate() {
         for (group, values) in out.chunks_exact_mut(words(width)).zip(column.as_chunks::<GROUP>().0) {
-            let (step, codes) = round(values);
+            let (step, codes) = if given > 0.0 { (given, round_by(values, given)) } else { round(values) };
             let (low, high) = codes.split_at(GROUP / 2);
             group[8 * width + c] = step.to_bits();
             group[9 * width + c] = (step * sum(&codes)).to_bits();

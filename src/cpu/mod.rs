@@ -41,14 +41,18 @@ pub mod attend;
 mod avx2;
 mod avx512;
 mod columns;
+pub mod floats;
 pub mod gemm;
+pub mod peak;
 mod portable;
 pub mod reference;
 mod rounding;
+pub mod shadow;
 pub mod sign;
 pub mod thread_pool;
 
 pub use columns::Columns;
+pub use floats::FloatPanels;
 pub use gemm::Panels;
 pub use thread_pool::ThreadPool;
 
@@ -56,8 +60,11 @@ pub use crate::formats::rows::Rows;
 
 use crate::config;
 use crate::formats::blocks::BlockType;
-use crate::formats::rows::Quant;
-use gemm::{Fill, Gemm};
+use crate::formats::rows::{GROUP, Input, Quant};
+use floats::{Room, Tiles};
+use gemm::{Across, Fill, Gemm};
+use serde::{Deserialize, Serialize};
+use std::ops::Range;
 
 /// Most columns for which the FFN runs neuron block by neuron block and reads each once; with more columns it is bound by arithmetic
 /// and runs by tiles (`engine/ffn.rs`).
@@ -70,6 +77,9 @@ pub const MAX_COLUMNS: usize = 32;
 /// byte behind them), of the function's own type; `y` is
 /// writable at every index named; the CPU has the instructions the function was compiled for.
 pub type Dot = unsafe fn(rows: Rows, count: usize, x: &Columns, y: *mut f32, stride: usize);
+
+/// With fewer columns than this, turning rows of floats for a tile takes longer than the row kernels do.
+const FEWEST_FLOATS: usize = 48;
 
 /// Rows that [`Kernels::products`] gives a [`Gemm`] at a time.
 const MAX_GEMM_ROWS: usize = 256;
@@ -127,6 +137,12 @@ pub struct Kernels {
     panel_width: usize,
     /// Fills a panel of [`Panels`].
     fill_panel: Fill,
+    /// Products with [`Panels`] that are summed over rows; `None` if there is none that is faster than in f32.
+    across: Option<Across>,
+    /// Products with many columns in f32.
+    pub tiles: Tiles,
+    /// How exact products with many columns are.
+    pub prefill: Prefill,
     /// Brings a row into the caches before it is used; does nothing for instruction sets whose kernels read rows one by one.
     pub touch: Touch,
     /// Whether a down row is best added to one column's output as it is read from memory, with prefetches; otherwise `touch` reads it
@@ -138,6 +154,41 @@ pub struct Kernels {
     /// By type, the down rows that are added to one column's output at a time: more than one where storing the output takes the most
     /// time.
     rows_together: [usize; Quant::COUNT],
+}
+
+/// How products with more than [`MAX_COLUMNS`] columns, those of a prompt, are computed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Prefill {
+    /// In f32 throughout: weights as they are, inputs not rounded.
+    Exact,
+    /// Inputs as int8, each 32 with a step of their own, where weights are quantised; f32 where weights are floats.
+    #[default]
+    Int8,
+    /// The same with one step for all numbers of an input, as integer units without steps for groups want it (W8A8).
+    Int8PerTensor,
+}
+
+impl Prefill {
+    /// The name that the option has.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Prefill::Exact => "exact",
+            Prefill::Int8 => "int8",
+            Prefill::Int8PerTensor => "int8-per-tensor",
+        }
+    }
+}
+
+/// The form in which a product with many columns takes them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ManyForm {
+    /// As [`Kernels::dot`] does.
+    Rows,
+    /// [`Panels`].
+    Codes,
+    /// [`FloatPanels`].
+    Floats,
 }
 
 /// An instruction set that there are kernels for.
@@ -262,27 +313,91 @@ impl Kernels {
         self.dots[quant.index()]
     }
 
-    /// The product of rows of this type with many columns; `None` if there is none that is faster than [`Kernels::dot`].
+    /// The int8 product of rows of this type with many columns; `None` if there is none that is faster than [`Kernels::dot`].
     pub fn gemm(&self, quant: Quant) -> Option<Gemm> {
         self.gemms[quant.index()]
     }
 
-    /// `y[b * stride + r] = row r · x[b]`, for `count` rows of type `quant` and each column b, by [`Kernels::gemm`] where `x` was made for it
-    /// and else by [`Kernels::dot`].
+    /// The form in which products of rows of this type with `n` columns take them.
+    pub fn form(&self, quant: Quant, n: usize) -> ManyForm {
+        match (self.prefill, self.gemm(quant)) {
+            _ if n <= MAX_COLUMNS => ManyForm::Rows,
+            (Prefill::Exact, _) => ManyForm::Floats,
+            (_, Some(_)) => ManyForm::Codes,
+            (Prefill::Int8, None) if quant.input() != Input::Floats || n < FEWEST_FLOATS => ManyForm::Rows,
+            _ => ManyForm::Floats,
+        }
+    }
+
+    /// `y[b * stride + r] = row r · x[b]`, for `count` rows of type `quant` and each column b, in the form that [`Columns::set_many`] has made
+    /// of them.
     ///
     /// # Safety
     /// As [`Dot`].
     pub unsafe fn products(&self, quant: Quant, rows: Rows, count: usize, x: &Columns, y: *mut f32, stride: usize) {
-        let (Some(panels), Some(gemm)) = (x.panels(), self.gemm(quant)) else {
+        if self.form(quant, x.n) == ManyForm::Rows {
             // SAFETY: the caller's promises.
             return unsafe { self.dot(quant)(rows, count, x, y, stride) };
-        };
+        }
         let mut room = [std::ptr::null(); MAX_GEMM_ROWS];
         for first in (0..count).step_by(MAX_GEMM_ROWS) {
             let pointers = &mut room[..MAX_GEMM_ROWS.min(count - first)];
             pointers.iter_mut().enumerate().for_each(|(r, row)| *row = rows.row(first + r));
             // SAFETY: the caller's promises.
-            unsafe { gemm(pointers, panels, y.add(first), stride) };
+            unsafe { self.many(quant, pointers, x, y.add(first), stride) };
+        }
+    }
+
+    /// The same for rows that lie anywhere; not for columns in [`ManyForm::Rows`].
+    ///
+    /// # Safety
+    /// As [`Dot`], of which each pointer is a row.
+    pub unsafe fn many(&self, quant: Quant, rows: &[*const u8], x: &Columns, y: *mut f32, stride: usize) {
+        // SAFETY: the caller's promises.
+        unsafe {
+            match (self.form(quant, x.n), self.gemm(quant)) {
+                (ManyForm::Codes, Some(gemm)) => {
+                    gemm(rows, x.panels(), y, stride);
+                    x.shadow.add_rows(quant, rows, x.cols, y, stride);
+                }
+                (ManyForm::Floats, _) => self.tiles.rows(quant, rows, x.floats(), y, stride),
+                _ => unreachable!("few columns, or kernels for them"),
+            }
+        }
+    }
+
+    /// The form in which sums over `count` rows of this type take their columns, of which there are many.
+    pub fn form_across(&self, quant: Quant, count: usize) -> ManyForm {
+        let codes = self.prefill != Prefill::Exact && self.across.is_some() && quant.input() != Input::Floats;
+        if codes && count.is_multiple_of(GROUP) { ManyForm::Codes } else { ManyForm::Floats }
+    }
+
+    /// `y[b * stride + j] += sum over k of number k of column b times number range.start + j of row k`, for columns that
+    /// [`Columns::set_across`] has taken; the rest is as in [`Tiles::across`].
+    ///
+    /// # Safety
+    /// As [`Tiles::across`].
+    #[allow(clippy::too_many_arguments)]
+    pub unsafe fn across<'a>(
+        &self,
+        quant: Quant,
+        row: impl Fn(usize) -> &'a [u8],
+        cols: usize,
+        range: Range<usize>,
+        x: &Columns,
+        room: &mut Room,
+        y: *mut f32,
+        stride: usize,
+    ) {
+        // SAFETY: the caller's promises.
+        unsafe {
+            match (self.form_across(quant, x.cols), self.across) {
+                (ManyForm::Codes, Some(multiply)) => {
+                    self.tiles.across_codes(multiply, quant, &row, cols, range.clone(), x.panels(), room, y, stride);
+                    x.shadow.add_across(quant, row, cols, range, y, stride);
+                }
+                _ => self.tiles.across(quant, row, cols, range, x.floats(), room, y, stride),
+            }
         }
     }
 

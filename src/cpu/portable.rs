@@ -1,7 +1,7 @@
 //! Kernels in plain Rust, for CPUs without AVX2. The others have the same signatures and the same order of groups.
 
 use super::columns::BLOCK;
-use super::{Axpy, Columns, Dot, Isa, Kernels, Rows, by_type};
+use super::{Axpy, Columns, Dot, Isa, Kernels, Prefill, Rows, by_type};
 use crate::formats::blocks::{self, Block, BlockType, each_block_type};
 use crate::formats::rows::{GROUP, Quant, axpy_position, code_position, q4_code, scales};
 use half::f16;
@@ -14,6 +14,9 @@ pub const KERNELS: Kernels = Kernels {
     gemms: [None; Quant::COUNT],
     panel_width: 1,
     fill_panel: super::gemm::fill,
+    across: None,
+    tiles: super::floats::PORTABLE,
+    prefill: Prefill::Int8,
     touch: super::touch_nothing,
     adds_as_read: false,
     block_ahead: false,

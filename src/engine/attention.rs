@@ -1,9 +1,9 @@
 //! Attention over the KV cache.
 
 use super::batch::TokenPosition;
-use crate::cpu::attend::{AttendScratch, Head, QUERIES};
+use crate::cpu::attend::{AttendScratch, Head, MANY_QUERIES, QUERIES};
 use crate::cpu::thread_pool::Parts;
-use crate::cpu::{Kernels, ThreadPool};
+use crate::cpu::{Kernels, MAX_COLUMNS, ThreadPool};
 use crate::model::KvCache;
 use crate::model::config::ModelConfig;
 use crate::model::layer::{Attention, Mixer};
@@ -58,7 +58,11 @@ pub(super) fn attention(
     let n = positions.len();
     assert_eq!(out.len(), n * q_dim);
     let follows = |two: &[TokenPosition]| two[0].sequence == two[1].sequence && two[0].position + 1 == two[1].position;
-    let tokens = if positions.windows(2).all(follows) { (QUERIES / shared).max(1) } else { 1 };
+    let in_row = positions.windows(2).all(follows);
+    // A prompt's chunk has enough queries for tiles.
+    let many = in_row && n > MAX_COLUMNS;
+    let together = if many { MANY_QUERIES } else { QUERIES };
+    let tokens = if in_row { (together / shared).max(1) } else { 1 };
     let (out, rooms) = (Parts::new(out), Parts::new(rooms));
     pool.run(n.div_ceil(tokens) * config.kv_heads, |thread, task| {
         let (first, kv_head) = (task / config.kv_heads * tokens, task % config.kv_heads);
@@ -74,10 +78,15 @@ pub(super) fn attention(
             queries.copy_from_slice(&qkv[heads((first + t) * config.qkv_dim())]);
         }
         let [keys, values] = kv.head(layer, kv_head, all.clone());
-        let mixed = room.attend(kernels, Head { quant: kv.kind.quant(), keys, values }, dim, |b| {
+        let head = Head { quant: kv.kind.quant(), keys, values };
+        let sees = |b: usize| {
             let seen = sees(positions[b / shared].position);
             seen.start - all.start..seen.end - all.start
-        });
+        };
+        let mixed = match many {
+            true => room.attend_many(kernels, head, dim, sees),
+            false => room.attend(kernels, head, dim, sees),
+        };
         for (t, mixed) in mixed.chunks_exact(shared * dim).enumerate() {
             unsafe { out.part(heads((first + t) * q_dim)) }.copy_from_slice(mixed);
         }

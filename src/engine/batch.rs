@@ -91,7 +91,7 @@ impl Buffers {
     /// Buffers for `threads` threads.
     pub fn new(threads: usize) -> Buffers {
         Buffers {
-            tiles: (0..threads).map(|_| Tile::new()).collect(),
+            tiles: (0..threads).map(|_| Tile::default()).collect(),
             attend: (0..threads).map(|_| AttendScratch::default()).collect(),
             ..Buffers::default()
         }

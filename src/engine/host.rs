@@ -5,6 +5,7 @@ use super::batch::Buffers;
 use super::embed::embed;
 use super::ffn::{self, Neurons, Selection, Work};
 use super::forward::{Executor, Pass, Phase, Step};
+use super::inputs::Input;
 use super::report::Report;
 use super::sparsity::{Scored, Wanted};
 use super::split::Split;
@@ -61,13 +62,16 @@ impl Executor for Host<'_> {
         let (c, layer, n) = (&model.config, &model.layers[l], b.positions.len());
         let h = c.hidden;
         each(pool, n, &mut b.normed, |t, out| math::norm(c.norm, &layer.attn_norm, &b.x[t * h..(t + 1) * h], out));
-        let Buffers { columns, unordered, qkv, normed, .. } = &mut **b;
+        let Buffers { columns, unordered, qkv, normed, ffn, .. } = &mut **b;
+        ffn.inputs.layer = l;
+        columns.scale = ffn.inputs.take(Input::Qkv, normed);
         linear_stacked(pool, kernels, &layer.qkv, normed, n, columns, unordered, qkv);
         if !layer.qkv_bias.is_empty() {
             b.qkv.chunks_exact_mut(c.qkv_dim()).for_each(|qkv| math::add(qkv, &layer.qkv_bias));
         }
         rotate_and_put(c, layer, caches, l, &b.positions, &mut b.qkv, &mut b.cos_sin);
         attention(pool, kernels, c, caches, l, &b.positions, &b.qkv, &mut b.attend, &mut b.attended);
+        b.columns.scale = b.ffn.inputs.take(Input::Output, &b.attended);
         linear(pool, kernels, &layer.o, &b.attended, n, &mut b.columns, &mut b.projected);
         if !c.layer(l).norms.parallel() {
             add_attention(b, layer);
@@ -201,6 +205,7 @@ fn ffn_input(pass: &mut Pass<'_, '_>, l: usize, wanted: Wanted) -> bool {
     if c.layer(l).norms != Norms::ParallelShared {
         each(pool, n, &mut b.normed, |t, out| math::norm(c.norm, &layer.ffn_norm, &b.x[t * h..(t + 1) * h], out));
     }
+    b.columns.scale = b.ffn.inputs.take(Input::Ffn, &b.normed);
     b.columns.set_many(pool, kernels, &b.normed, n, layer.ffn.input_quants());
     if wanted != Wanted::Gates {
         return wanted == Wanted::Selected;

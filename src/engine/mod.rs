@@ -4,6 +4,7 @@ pub mod attention;
 pub mod batch;
 mod embed;
 pub mod ffn;
+pub mod inputs;
 mod forward;
 mod health;
 mod host;
@@ -29,6 +30,7 @@ pub use split::{
 };
 
 use crate::clock;
+use crate::cpu::shadow::{Magnitudes, Scale};
 use crate::cpu::{Kernels, MAX_COLUMNS, ThreadPool};
 use crate::device::timeline::{Note, Timeline};
 use crate::device::{Fault, OutOfMemory};
@@ -40,6 +42,7 @@ use crate::scheduler::Policy;
 use batch::{Buffers, TokenPosition};
 use forward::{Pass, forward};
 use host::Host;
+use inputs::OfLayer;
 use probe::Probe;
 use session::CHUNK;
 use sparsity::Wanted;
@@ -101,6 +104,29 @@ impl Engine {
     /// memory, whose experts come from a disk.
     pub fn ask_for_experts(&mut self) {
         self.buffers.experts.asks = true;
+    }
+
+    /// Gives the inputs of each layer's products fixed steps, for prompts with one step for an input; empty: each chunk has its own.
+    pub fn set_scales(&mut self, scales: Vec<OfLayer<Scale>>) {
+        self.buffers.ffn.inputs.scales = scales;
+    }
+
+    /// Looks at the inputs of products from now on.
+    pub fn look_at_inputs(&mut self) {
+        let layers = self.model.config.layers;
+        self.buffers.ffn.inputs.seen = (0..layers).map(|_| OfLayer::default()).collect();
+    }
+
+    /// What was seen of each layer's inputs; nobody looks any longer.
+    pub fn inputs_seen(&mut self) -> Vec<OfLayer<Magnitudes>> {
+        std::mem::take(&mut self.buffers.ffn.inputs.seen)
+    }
+
+    /// Numbers that lay beyond fixed steps and were computed beside them, and all numbers of such inputs, since it was last asked.
+    pub fn extracted(&mut self) -> [u64; 2] {
+        let Buffers { columns, ffn, .. } = &mut self.buffers;
+        let counts = [columns].into_iter().chain(ffn.columns()).map(|of| std::mem::take(&mut of.shadow.counted));
+        counts.fold([0, 0], |sum, counted| [sum[0] + counted[0], sum[1] + counted[1]])
     }
 
     /// Which neurons each layer computes.

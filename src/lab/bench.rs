@@ -1,12 +1,14 @@
 //! Speed of prefill and decode, compared with what the machine's memory bandwidth allows.
 
 use super::audit::{Audit, Shares};
-use super::measure::{READ_BYTES, ReadBandwidth, ReadBuffer, read_bandwidth};
+use super::measure::{READ_BYTES, ReadBandwidth, ReadBuffer, peak_gops, read_bandwidth};
 use crate::clock;
+use crate::cpu::ManyForm;
 use crate::engine::{BatchToken, Engine, Logits, Report, Session};
 use crate::error::Result;
 use crate::interrupt;
-use crate::model::{KvCache, KvType};
+use crate::model::config::Ffn;
+use crate::model::{FfnWeights, KvCache, KvType, Matrix};
 use crate::predictor::Kind;
 use serde::Serialize;
 
@@ -97,6 +99,15 @@ pub struct BenchRow {
     pub samples_ts: Vec<f64>,
     /// Instruction set of the CPU kernels: `avx512`, `avx2` or `portable`.
     pub instruction_set: &'static str,
+    /// How exact the products of prompts are: `exact`, `int8` or `int8-per-tensor`; prefill only.
+    pub prefill: Option<&'static str>,
+    /// 10^9 multiplications and additions per second in weights, each counted; prefill only.
+    pub prefill_gops: Option<f64>,
+    /// What the multiplying units of these threads reach with nothing to load: of f32 where most products are in f32, else of int8;
+    /// prefill only.
+    pub unit_gops: Option<f64>,
+    /// `prefill_gops / unit_gops`; prefill only.
+    pub share_of_unit: Option<f64>,
     /// Median time between two tokens of a sequence over all repeats, ms; decode only.
     pub token_ms_p50: Option<f64>,
     /// The 95th percentile of the time between tokens, ms; decode only.
@@ -192,6 +203,13 @@ pub fn speed(
         let samples = run(engine, test, options, &|done| (watch.step)((before_this + done).min(all), all))?;
         before_this += test.tokens(options.repeats);
         let mut row = row(engine, test, options.kv, before, &samples);
+        if test.prompt > 0 {
+            let (of_each, floats) = multiplied(engine, test.prompt);
+            row.prefill = Some(engine.kernels.prefill.name());
+            row.prefill_gops = Some(2e-9 * of_each * row.avg_ts);
+            row.unit_gops = peak_gops(engine.threads(), engine.kernels.isa, floats);
+            row.share_of_unit = row.prefill_gops.zip(row.unit_gops).map(|(rate, unit)| rate / unit);
+        }
         if test.generate > 0 {
             let shares = audit(engine, options.kv)?;
             row.active_share = Some(shares.active_share);
@@ -202,6 +220,40 @@ pub fn speed(
         rows.push(row);
     }
     Ok(rows)
+}
+
+/// Weights that a token of a prompt of `tokens` is multiplied with, the head's but once for all, and whether most products are in f32.
+fn multiplied(engine: &Engine, tokens: usize) -> (f64, bool) {
+    let (model, n) = (&engine.model, tokens.min(crate::engine::session::CHUNK));
+    let (mut all, mut floats) = (0.0, 0.0);
+    let mut add = |quant, weights: usize| {
+        all += weights as f64;
+        if engine.kernels.form(quant, n) == ManyForm::Floats {
+            floats += weights as f64;
+        }
+    };
+    for layer in &model.layers {
+        let matrix = |matrix: &Matrix| (matrix.quant, matrix.rows * matrix.cols);
+        layer.qkv.parts().iter().chain([&layer.o]).map(matrix).for_each(|(quant, weights)| add(quant, weights));
+        let (ffn, hidden) = (model.config.ffn, model.config.hidden);
+        match &layer.ffn {
+            FfnWeights::Neurons(neurons) => {
+                let (block, gated) = (&neurons.layout, model.config.ffn_kind != Ffn::Plain);
+                add(block.up().quant, if gated { 2 * ffn * hidden } else { ffn * hidden });
+                add(block.down().quant, ffn * hidden);
+            }
+            FfnWeights::Matrices(weights) => {
+                weights.input.parts().iter().chain([&weights.down]).map(matrix).for_each(|(quant, n)| add(quant, n));
+            }
+            FfnWeights::Experts(weights) => {
+                let used = model.config.form.experts.map_or(0, |experts| experts.used);
+                let parts = weights.experts[0].parts().map(matrix);
+                parts.into_iter().for_each(|(quant, n)| add(quant, used * n));
+            }
+        }
+    }
+    let head = (model.head.rows * model.head.cols) as f64 / tokens as f64;
+    (all + head, 2.0 * floats > all)
 }
 
 /// Time of each step in each repeat, ns, `[repeats][steps]`: a prefill is one step, a decode one per token (of each sequence). `step(done)`
@@ -326,6 +378,10 @@ fn row(
         samples_ns,
         samples_ts,
         instruction_set: engine.kernels.isa.name(),
+        prefill: None,
+        prefill_gops: None,
+        unit_gops: None,
+        share_of_unit: None,
         token_ms_p50: at(0.5),
         token_ms_p95: at(0.95),
         token_ms_p99: at(0.99),

@@ -62,18 +62,30 @@ pub struct SparseQuality {
     pub layers: Vec<Shares>,
 }
 
-/// Scores `tokens` in windows of `context` that do not overlap; the first token of each is not scored. Without a `tokenizer` there are no
-/// bits per byte. Logits of every token are written to `logits_out` if given. `step(done, total)` reports tokens.
+/// How a text is cut for [`likelihood`].
+#[derive(Clone, Copy, Debug)]
+pub struct Windows {
+    /// Tokens of each window.
+    pub context: usize,
+    /// Tokens at the beginning of each that are read as a prompt and not scored, but for what follows the last; 0 scores every token but
+    /// the first. What comes after a prompt is read by as many tokens as row kernels take, as in decoding.
+    pub prompt: usize,
+    /// How keys and values are stored.
+    pub kv: KvType,
+}
+
+/// Scores `tokens` in windows that do not overlap. Without a `tokenizer` there are no bits per byte. Logits of every token, without those of
+/// prompts but the last, are written to `logits_out` if given. `step(done, total)` reports tokens.
 ///
 /// # Errors
-/// [`Error::Usage`] for fewer than two tokens, a context below 2 or a token outside the vocabulary; [`Error::Memory`] where keys and values
-/// do not fit; [`Error::Io`] where logits cannot be written; [`Error::Interrupted`] after Ctrl-C.
+/// [`Error::Usage`] for fewer than two tokens, a context below 2 or a token outside the vocabulary, and for prompts where neurons are left
+/// out; [`Error::Memory`] where keys and values do not fit; [`Error::Io`] where logits cannot be written; [`Error::Interrupted`] after
+/// Ctrl-C.
 pub fn likelihood(
     engine: &mut Engine,
     tokens: &[u32],
     tokenizer: Option<&Tokenizer>,
-    context: usize,
-    kv: KvType,
+    Windows { context, prompt, kv }: Windows,
     mut logits_out: Option<&mut LogitsFile>,
     mut step: impl FnMut(usize, usize),
 ) -> Result<Likelihood> {
@@ -86,24 +98,33 @@ pub fn likelihood(
             "scoring needs at least two tokens: the first of a window has nothing before it".into(),
         ));
     }
+    if prompt > 0 && !engine.sparsity().is_dense() {
+        return Err(Error::Usage("text after prompts is scored by the dense model: add --predictor dense".into()));
+    }
     let mut session = Session::new(engine, context, kv)?;
     let mut beside = match engine.sparsity().is_dense() {
         true => None,
         false => Some(Beside::new(engine, context, kv)?),
     };
     let (mut sum, mut scored, mut bytes, mut windows, mut done) = (0f64, 0usize, 0usize, 0, 0);
-    let size = chunk(engine);
+    let size = if prompt > 0 { MAX_COLUMNS } else { chunk(engine) };
     for window in tokens.chunks(context) {
         session.truncate(0);
         if let Some(beside) = &mut beside {
             beside.session.truncate(0);
         }
         windows += 1;
-        for (i, chunk) in window.chunks(size).enumerate() {
+        let (prompt, rest) = window.split_at(prompt.min(window.len()));
+        let chunks = (!prompt.is_empty()).then_some(prompt).into_iter().chain(rest.chunks(size));
+        let mut at = 0;
+        for (i, chunk) in chunks.enumerate() {
             interrupt::check()?;
             session.check(engine, chunk)?;
-            let after = &window[i * size + 1..];
+            let is_prompt = i == 0 && !prompt.is_empty();
+            let after = &window[at + if is_prompt { chunk.len() } else { 1 }..];
+            at += chunk.len();
             match &mut beside {
+                None if is_prompt => _ = session.append(engine, chunk, |_| interrupt::check())?,
                 None => _ = engine.forward(&mut session.kv, chunk, Logits::All),
                 Some(beside) => beside.forward(engine, &mut session, chunk, after)?,
             }

@@ -2,7 +2,7 @@
 
 use crate::clock;
 use crate::cpu::aligned::Aligned;
-use crate::cpu::{Columns, Kernels, ThreadPool};
+use crate::cpu::{Columns, Isa, Kernels, ThreadPool, peak};
 use crate::device::{Block, Buffer, Device, MoveMethod, MoveRate, PinnedBuffer, Stream};
 use crate::engine::session::CHUNK;
 use crate::error::{Error, Result};
@@ -12,6 +12,7 @@ use crate::model::Matrix;
 use crate::ops::linear::linear;
 use memmap2::{Advice, MmapMut};
 use serde::Serialize;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Times that a figure is measured for a profile that is kept: the median of five is right if two of them were disturbed.
 const ROUNDS: usize = 5;
@@ -164,6 +165,20 @@ pub fn gflops(threads: usize) -> f64 {
     };
     let best = (0..=PASSES).map(|_| pass()).fold(f64::INFINITY, f64::min);
     (2 * rows * cols * n) as f64 / best / 1e9
+}
+
+/// What the multiplying units of `threads` threads reach together with nothing to load, as [`peak::gops`]: the best of a few passes.
+pub fn peak_gops(threads: usize, isa: Isa, floats: bool) -> Option<f64> {
+    let mut pool = ThreadPool::new(threads);
+    let mut pass = || {
+        let rates: Vec<AtomicU64> = (0..threads).map(|_| AtomicU64::new(0)).collect();
+        pool.run(threads, |_, task| {
+            let rate = peak::gops(isa, floats).unwrap_or(0.0);
+            rates[task].store(rate.to_bits(), Ordering::Relaxed);
+        });
+        rates.into_iter().map(|rate| f64::from_bits(rate.into_inner())).sum::<f64>()
+    };
+    Some((0..PASSES).map(|_| pass()).fold(0.0, f64::max)).filter(|&rate| rate > 0.0)
 }
 
 /// Calls that are timed; a few milliseconds together.

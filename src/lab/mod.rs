@@ -16,6 +16,7 @@ pub mod measure;
 #[cfg(feature = "cuda")]
 pub mod measure_card;
 pub mod network;
+pub mod outliers;
 pub mod pack;
 pub mod profile;
 pub mod record;

@@ -25,7 +25,7 @@ pub use report::DeviceReport;
 pub use sparsity::{PredictorChoice, SparsityOptions};
 pub use vram_budget::VramBudget;
 
-use crate::cpu::{Isa, Kernels};
+use crate::cpu::{Isa, Kernels, Prefill};
 use crate::engine::{Engine, LiveAudit, Session};
 use crate::error::{Error, Result, human_bytes};
 use crate::formats::MappedFile;
@@ -45,6 +45,8 @@ pub struct EngineOptions {
     pub threads: Option<usize>,
     /// Instruction set of the CPU kernels; `None` is the best that the processor has.
     pub isa: Option<Isa>,
+    /// How exact the processor's products of prompts are.
+    pub prefill: Prefill,
     /// How keys and values are stored.
     pub kv: KvType,
     /// Tokens of a prompt and its answer together; `None` is the model's, at most 4096.
@@ -70,6 +72,7 @@ impl EngineOptions {
             model: ModelOptions::new(model),
             threads: None,
             isa: None,
+            prefill: Prefill::default(),
             kv: KvType::F16,
             context: None,
             sequences: 1,
@@ -202,6 +205,7 @@ pub fn open(options: &EngineOptions, told: &dyn Listener) -> Result<Opened> {
 /// As [`open`].
 pub fn open_model(model: Model, options: &EngineOptions, told: &dyn Listener) -> Result<Opened> {
     let mut engine = processor(model, options.threads, options.isa)?;
+    engine.kernels.prefill = options.prefill;
     read_in(&mut engine);
     options.sparsity.apply(&mut engine, told)?;
     if options.audit > 0 && !engine.sparsity().is_dense() {

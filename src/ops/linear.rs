@@ -4,7 +4,7 @@
 //! tiles of rows and tokens in registers and are limited by arithmetic. Grouped types multiply int8 by int8.
 
 use crate::cpu::thread_pool::Parts;
-use crate::cpu::{Columns, Kernels, ThreadPool};
+use crate::cpu::{Columns, Kernels, MAX_COLUMNS, ThreadPool};
 use crate::formats::rows;
 use crate::model::{Matrix, Stacked};
 
@@ -13,7 +13,7 @@ use crate::model::{Matrix, Stacked};
 pub const PIECE_BYTES: usize = 256 << 10;
 /// Rows that the tiles of kernels take at a time, for few columns.
 pub const DOT_ROWS: usize = 4;
-/// The same in [`Kernels::gemm`].
+/// The same for many columns.
 pub const GEMM_ROWS: usize = 32;
 /// Most parts of a stacked matrix: queries, keys and values.
 const MAX_PARTS: usize = 3;
@@ -88,7 +88,7 @@ impl Tasks {
 pub fn products(pool: &mut ThreadPool, kernels: &Kernels, parts: &[Matrix], x: &Columns, out: &mut [f32]) {
     let rows: usize = parts.iter().map(|part| part.rows).sum();
     assert!(parts.len() <= MAX_PARTS && out.len() == x.n * rows && parts.iter().all(|part| part.cols == x.cols));
-    let tile = if x.panels().is_some() { GEMM_ROWS } else { DOT_ROWS };
+    let tile = if x.n > MAX_COLUMNS { GEMM_ROWS } else { DOT_ROWS };
     let mut tasks = [Tasks::default(); MAX_PARTS];
     for (i, (tasks, part)) in tasks.iter_mut().zip(parts).enumerate() {
         *tasks = Tasks::of(part, pool.threads(), tile, i + 1 == parts.len());

@@ -5,6 +5,7 @@
 //! [`importance`] scores, [`forecast`] says how often experts will be used, [`sequences`] counts what fires, [`window`] limits what is on the link, [`gain`] notices when moving does not
 //! pay, [`rates`] measures, and [`thresholds`] balances the parts of device and CPU. `docs/papers.md` has the paper's equation for each.
 
+pub mod chunks;
 pub mod forecast;
 pub mod gain;
 pub mod importance;

@@ -93,6 +93,7 @@ fn store(layers: usize, hidden: usize, ffn: usize) -> Ours {
         activation: Activation::Relu,
         active: None,
         seed: 1,
+        outliers: 0,
         experts: None,
     };
     let mut config = shape.config().unwrap();

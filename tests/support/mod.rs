@@ -70,6 +70,7 @@ pub fn alone(kind: Ffn, activation: Activation, quant: Quant, hidden: usize, ffn
         activation,
         active: None,
         seed: 1,
+        outliers: 0,
         experts: None,
     };
     let mut config = shape.config().unwrap();

@@ -2,6 +2,7 @@
 
 use super::Row;
 use crate::error::human_bytes;
+use crate::lab::bench::BenchRow;
 use comfy_table::{CellAlignment, Table};
 use serde_json::Value as Json;
 
@@ -18,6 +19,7 @@ pub fn tables(rows: &[Row]) -> String {
         first.type_k
     )];
     parts.push(speeds(rows));
+    parts.extend(rows.iter().filter_map(|row| products(&row.row)));
     if rows.iter().any(|row| row.row.n_gen > 0) {
         let machine = first.machine_gb_s;
         parts.push(format!(
@@ -27,6 +29,15 @@ pub fn tables(rows: &[Row]) -> String {
         ));
     }
     parts.concat()
+}
+
+/// How the products of a prompt were computed, and how near to what the units can.
+fn products(row: &BenchRow) -> Option<String> {
+    let (how, gops) = (row.prefill?, row.prefill_gops?);
+    let unit = row.unit_gops.map_or(String::new(), |unit| {
+        format!(", {} of the {unit:.0} that the units reach", percent(row.share_of_unit))
+    });
+    Some(format!("{}: --prefill {how}, {gops:.0} GOPS{unit}\n", row.test))
 }
 
 /// Its name in the tables. Times of a virtual device are said to be that in every line that has one.
@@ -211,6 +222,10 @@ mod tests {
             samples_ns: vec![1],
             samples_ts: vec![1.0],
             instruction_set: "avx512",
+            prefill: (!decode).then_some("int8-per-tensor"),
+            prefill_gops: (!decode).then_some(12_345.6),
+            unit_gops: (!decode).then_some(23_456.7),
+            share_of_unit: (!decode).then_some(0.526),
             token_ms_p50: some(123.456),
             token_ms_p95: some(234.567),
             token_ms_p99: some(345.678),

@@ -2,12 +2,12 @@
 //! nobody takes is refused.
 
 use crate::cli::device_arg::{DeviceArgs, Graphs, LookaheadOnArg};
-use crate::cli::model_arg::{KvArg, Terminal, parse_activation, parse_isa};
+use crate::cli::model_arg::{KvArg, PrefillArg, Terminal, parse_activation, parse_isa};
 use crate::cli::{eval, simulate, size};
 use crate::engine::Engine;
 use crate::error::{Error, Result, excerpt};
 use crate::lab::bench::{BenchOptions, Watch, speed};
-use crate::lab::evaluate::{choices, likelihood, read_questions};
+use crate::lab::evaluate::{Windows, choices, likelihood, read_questions};
 use crate::lab::experiment::rows::Metrics;
 use crate::lab::experiment::{Arm, Method, Spec, Value, arm_name};
 use crate::lab::measure::ReadBandwidth;
@@ -80,6 +80,7 @@ struct OfEngine {
     tokens: usize,
     choices: Option<PathBuf>,
     context: usize,
+    prompt: usize,
 }
 
 /// What `replay` takes.
@@ -108,6 +109,7 @@ fn of_engine(settings: &[(String, Value)]) -> Result<OfEngine> {
     let options = EngineOptions {
         threads: f.get("threads")?,
         isa: f.read("isa", parse_isa)?,
+        prefill: f.one_of("prefill")?.map(PrefillArg::prefill).unwrap_or_default(),
         kv: f.one_of("kv")?.unwrap_or(KvArg::F16).kv(),
         sparsity: of_sparsity(&mut f)?,
         device: of_device(&mut f)?,
@@ -127,6 +129,7 @@ fn of_engine(settings: &[(String, Value)]) -> Result<OfEngine> {
         tokens: f.get("tokens")?.unwrap_or(TOKENS),
         choices: f.get("choices")?,
         context: f.get("ctx_size")?.unwrap_or(256),
+        prompt: f.get("prompt")?.unwrap_or(0),
     };
     f.end()?;
     Ok(of)
@@ -195,6 +198,7 @@ fn of_simulate(settings: &[(String, Value)]) -> Result<simulate::Args> {
         model: f.get("model")?,
         shape: f.get("shape")?,
         papers: false,
+        chunks: false,
         quant: f.get("quant")?,
         machine: f.get("machine")?,
         vram: f.read("vram", size::parse)?.into_iter().collect(),
@@ -352,7 +356,8 @@ fn evaluate(settings: &[(String, Value)], metrics: &mut Metrics) -> Result<()> {
     let tokenizer = Tokenizer::new(engine.model.tokenizer()?, engine.model.path())?;
     let mut tokens = tokenizer.encode_prompt(&eval::read_text(&asset(&args.text))?, Special::AsText)?;
     tokens.truncate(args.tokens);
-    let result = likelihood(&mut engine, &tokens, Some(&tokenizer), args.context, args.options.kv, None, |_, _| ())?;
+    let windows = Windows { context: args.context, prompt: args.prompt, kv: args.options.kv };
+    let result = likelihood(&mut engine, &tokens, Some(&tokenizer), windows, None, |_, _| ())?;
     put(metrics, "nll", result.nll);
     put(metrics, "perplexity", result.perplexity);
     put(metrics, "bits_per_byte", result.bits_per_byte);

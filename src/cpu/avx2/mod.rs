@@ -28,8 +28,9 @@ mod blocks;
 mod floats;
 mod gemm;
 mod grouped;
+mod tiles;
 
-use super::{Columns, Isa, Kernels, Rows, by_type, whole_rows};
+use super::{Columns, Isa, Kernels, Prefill, Rows, by_type, whole_rows};
 use crate::formats::blocks::BlockType;
 use floats::{axpy_f16, axpy_f32, dot_float};
 use grouped::{axpy_q4, axpy_q8, dot_grouped};
@@ -45,6 +46,9 @@ pub const KERNELS: Kernels = Kernels {
     gemms: gemm::GEMMS,
     panel_width: gemm::WIDTH,
     fill_panel: gemm::fill,
+    across: None,
+    tiles: tiles::TILES,
+    prefill: Prefill::Int8,
     touch: super::touch_nothing,
     adds_as_read: true,
     block_ahead: true,
@@ -52,7 +56,8 @@ pub const KERNELS: Kernels = Kernels {
 };
 
 /// The same where there is AVX-VNNI.
-pub const KERNELS_VNNI: Kernels = Kernels { isa: Isa::AvxVnni, gemms: gemm::GEMMS_VNNI, ..KERNELS };
+pub const KERNELS_VNNI: Kernels =
+    Kernels { isa: Isa::AvxVnni, gemms: gemm::GEMMS_VNNI, across: Some(gemm::across), ..KERNELS };
 
 /// Up to this many columns rows are read one after the other, as for one column.
 const FEW: usize = 4;

@@ -11,9 +11,10 @@
 
 mod axpy;
 mod blocks;
+mod floats;
 mod gemm;
 
-use super::{Columns, Isa, Kernels, Rows, by_type, whole_rows};
+use super::{Columns, Isa, Kernels, Prefill, Rows, by_type, whole_rows};
 use crate::formats::blocks::BlockType;
 use crate::formats::rows::{GROUP, PACK};
 use axpy::{axpy_f16, axpy_f32, axpy_q4, axpy_q8, touch};
@@ -51,6 +52,9 @@ const fn of<const FAR: bool>() -> Kernels {
         gemms: gemm::GEMMS,
         panel_width: gemm::WIDTH,
         fill_panel: gemm::fill,
+        across: Some(gemm::across),
+        tiles: floats::TILES,
+        prefill: Prefill::Int8,
         touch,
         adds_as_read: FAR,
         block_ahead: FAR,

@@ -67,7 +67,8 @@ pub fn experts(
     let (parts, tiles_of) = (Parts::new(inputs), Parts::new(tiles));
     pool.run(distinct, |thread, number| {
         // SAFETY: each task has its own group, each thread its own tile.
-        let (to, tile) = unsafe { (&mut parts.part(number..number + 1)[0], &mut tiles_of.part(thread..thread + 1)[0]) };
+        let (to, tile) =
+            unsafe { (&mut parts.part(number..number + 1)[0], &mut tiles_of.part(thread..thread + 1)[0].numbers) };
         let group = &groups[number];
         tile.clear();
         for routed in &routes.tokens[tokens_of(group)] {
@@ -171,12 +172,12 @@ fn down(
     let most = groups.iter().map(|group| group.tokens).max().unwrap_or(0);
     let each = rows_at_once(&weights.experts[0].down, groups.len(), most).min(cols.div_ceil(pool.threads()));
     // Of every thread, whether or not it gets a task this time: nothing is allocated later.
-    tiles.iter_mut().for_each(|tile| tile.resize(tile.len().max(most * each), 0.0));
+    tiles.iter_mut().for_each(|tile| tile.numbers.resize(tile.numbers.len().max(most * each), 0.0));
     let (tiles, out) = (Parts::new(tiles), Parts::new(hidden));
     pool.run(cols.div_ceil(each), |thread, task| {
         let rows = task * each..cols.min((task + 1) * each);
         // SAFETY: one tile per thread.
-        let tile = &mut unsafe { tiles.part(thread..thread + 1) }[0];
+        let tile = &mut unsafe { tiles.part(thread..thread + 1) }[0].numbers;
         for (group, columns) in groups.iter().zip(columns) {
             let matrix = &weights.experts[group.expert].down;
             let first = matrix.rows_from(rows.start);

@@ -1,22 +1,28 @@
 //! The dense FFN over many columns, of a prompt's chunk: products of gate and up, then down as a matrix product.
 
 use super::{Neurons, activation, add_down_bias, whole};
+use crate::cpu::floats::Room;
 use crate::cpu::thread_pool::Parts;
-use crate::cpu::{Columns, Kernels, ThreadPool};
-use crate::formats::rows::{self, PACK};
+use crate::cpu::{Columns, Kernels, ManyForm, ThreadPool};
+use crate::formats::rows::PACK;
 use crate::model::block::BlockPart;
 use crate::model::config::{Ffn, ModelConfig};
 use crate::model::ffn_weights::FfnWeights;
 use crate::model::weights::Layer;
 use crate::ops::gates::TILE_NEURONS;
-use faer::{Accum, MatMut, MatRef, Par};
 use std::ops::Range;
 
 /// Columns of `down` that a thread multiplies at a time, over tiles of neurons.
-const TILE_HIDDEN: usize = 1024;
+const TILE_HIDDEN: usize = 512;
 
 /// A thread's memory for unpacked weights.
-pub type Tile = Vec<f32>;
+#[derive(Default)]
+pub struct Tile {
+    /// Numbers.
+    pub numbers: Vec<f32>,
+    /// What is multiplied across rows.
+    room: Room,
+}
 
 /// Gate pre-activations (as `gates`) and activations of all neurons, `[n, ffn]` each: for an observer.
 pub fn activations(
@@ -91,14 +97,14 @@ unsafe fn rows_by_columns(
     out: *mut f32,
     stride: usize,
 ) {
-    if let (Some(panels), Some(gemm)) = (x.panels(), kernels.gemm(part.quant)) {
+    if kernels.form(part.quant, x.n) != ManyForm::Rows {
         let mut rows = [std::ptr::null(); TILE_NEURONS];
         let rows = &mut rows[..range.len()];
         for (i, row) in range.clone().zip(rows.iter_mut()) {
             *row = layer.neurons().part(part, neurons.store_index(i)).as_ptr();
         }
         // SAFETY: whole rows; the kernels are for this machine; the caller's promise.
-        return unsafe { gemm(rows, panels, out.add(range.start), stride) };
+        return unsafe { kernels.many(part.quant, rows, x, out.add(range.start), stride) };
     }
     neurons.runs(range, |run, first| {
         // SAFETY: as above.
@@ -109,49 +115,38 @@ unsafe fn rows_by_columns(
     });
 }
 
-/// hidden += down of `activations` (`[n, neurons]`) and its bias. The sum runs over neurons: a GEMM over tiles of the rows made f32.
+/// hidden += down of `activations` (`[n, neurons]`) and its bias. The sum runs over neurons, whose rows become f32 for it, or other codes; `columns` is
+/// workspace.
 #[allow(clippy::too_many_arguments)]
 pub fn down(
     pool: &mut ThreadPool,
+    kernels: &Kernels,
     config: &ModelConfig,
     layer: &Layer,
     neurons: Neurons<'_>,
     activations: &[f32],
     n: usize,
     tiles: &mut [Tile],
+    columns: &mut Columns,
     hidden: &mut [f32],
 ) {
     let (len, cols, part) = (neurons.len(), config.hidden, layer.block().down());
     assert_eq!((activations.len(), hidden.len()), (n * len, n * cols));
-    let rooms = Parts::new(tiles);
-    let per_slice = TILE_HIDDEN.min(cols.div_ceil(pool.threads()).next_multiple_of(PACK));
-    let out = Parts::new(hidden);
-    pool.run(cols.div_ceil(per_slice), |thread, task| {
-        let range = task * per_slice..cols.min((task + 1) * per_slice);
-        // SAFETY: one scratch per thread.
-        let room = &mut unsafe { rooms.part(thread..thread + 1) }[0];
-        let tile_neurons = 2 * TILE_NEURONS;
-        room.resize(room.len().max(tile_neurons * range.len()), 0.0);
-        for first in (0..len).step_by(tile_neurons) {
-            let here = tile_neurons.min(len - first);
-            for (i, values) in (first..first + here).zip(room.chunks_exact_mut(range.len())) {
-                rows::decode_range(
-                    part.quant,
-                    layer.neurons().part(part, neurons.store_index(i)),
-                    cols,
-                    range.start,
-                    values,
-                );
-            }
-            // SAFETY: n rows of `cols` numbers, of which this task alone writes columns `range`.
+    if len > 0 {
+        columns.set_across(Some(pool), kernels, activations, n, part.quant);
+        let (rooms, out) = (Parts::new(tiles), Parts::new(hidden));
+        let per_slice = TILE_HIDDEN.min(cols.div_ceil(pool.threads()).next_multiple_of(PACK));
+        pool.run(cols.div_ceil(per_slice), |thread, task| {
+            let range = task * per_slice..cols.min((task + 1) * per_slice);
+            let row = |k: usize| layer.neurons().part(part, neurons.store_index(k));
+            // SAFETY: one scratch per thread; n rows of `cols` numbers, of which this task alone writes columns `range`; the kernels are for
+            // this machine.
             unsafe {
-                let dst = out.part(range.start..range.start + 1).as_mut_ptr();
-                let dst = MatMut::from_raw_parts_mut(dst, n, range.len(), cols as isize, 1);
-                let a = MatRef::from_raw_parts(activations.as_ptr().add(first), n, here, len as isize, 1);
-                let w = MatRef::from_raw_parts(room.as_ptr(), here, range.len(), range.len() as isize, 1);
-                faer::linalg::matmul::matmul(dst, Accum::Add, a, w, 1.0, Par::Seq);
+                let room = &mut rooms.part(thread..thread + 1)[0].room;
+                let to = out.start().add(range.start);
+                kernels.across(part.quant, row, cols, range, columns, room, to, cols);
             }
-        }
-    });
+        });
+    }
     add_down_bias(layer, hidden);
 }

@@ -11,7 +11,8 @@ use crate::cpu::aligned::{Aligned, LINE};
 use crate::cpu::thread_pool::Parts;
 use crate::cpu::{Columns, Kernels, MAX_AXPY_ROWS, MAX_COLUMNS, Rows, ThreadPool};
 use crate::device::NONE;
-use crate::formats::rows::{self, Input, Quant};
+use crate::engine::inputs::{Input, Inputs};
+use crate::formats::rows::{self, Quant};
 use crate::ids::StoreId;
 use crate::model::block::BlockPart;
 use crate::model::config::{Activation, Ffn, ModelConfig};
@@ -39,10 +40,19 @@ pub struct FfnBuffers {
     fired: Selection,
     /// For each neuron of the last list that was computed, bit b: it was active for column b.
     active: Vec<u32>,
+    /// What a chunk's down reads.
+    columns: Columns,
     whole: whole::WholeBuffers,
+    /// The inputs of the layer's products.
+    pub(super) inputs: Inputs,
 }
 
 impl FfnBuffers {
+    /// What `down` reads, in each of the FFN's forms.
+    pub(super) fn columns(&mut self) -> [&mut Columns; 2] {
+        [&mut self.columns, &mut self.whole.columns]
+    }
+
     /// For each neuron of the selection that was computed last, bit b: it was active for column b, `[neurons]`.
     pub fn active(&self) -> &[u32] {
         &self.active
@@ -227,14 +237,15 @@ pub fn ffn(
         assert!(matches!(work, Work::All), "whole matrices are computed for every token");
         return whole::ffn(pool, kernels, config, layer, weights, x, buffers, hidden);
     }
-    let FfnBuffers { partial, gates, activations: acts, fired, active, .. } = buffers;
+    let FfnBuffers { partial, gates, activations: acts, fired, active, columns, inputs, .. } = buffers;
     let list = match work {
         Work::All | Work::Some(_) if x.n > MAX_COLUMNS => {
             let neurons = if let Work::Some(list) = work { Neurons::Some(list) } else { Neurons::All(config.ffn) };
             gates.resize(x.n * neurons.len(), 0.0);
             acts.resize(x.n * neurons.len(), 0.0);
             products(pool, kernels, config, layer, x, neurons, gates, acts);
-            down(pool, config, layer, neurons, acts, x.n, tiles, hidden);
+            columns.scale = inputs.take(Input::Down, acts);
+            down(pool, kernels, config, layer, neurons, acts, x.n, tiles, columns, hidden);
             return rows_of(config, neurons.len());
         }
         Work::All => None,
@@ -340,7 +351,7 @@ impl Sparse<'_> {
         let first = if self.known.is_some() { up_part.offset } else { 0 };
         // During which row the next neuron is asked for: of the rows tried, the fastest (f16 13.1 against 9.3 and 11.7 GB/s
         // with 90 % left out, q8_0 10.6 against 7.4 and 9.7).
-        let from = if down.quant.input() == Input::Floats { up_part } else { down };
+        let from = if down.quant.input() == rows::Input::Floats { up_part } else { down };
         let mut downs = Downs::new(self.kernels, layer, n);
         let mut counts = Counts::default();
         let (mut gate, mut up, mut a) = ([0f32; MAX_COLUMNS], [0f32; MAX_COLUMNS], [0f32; MAX_COLUMNS]);
@@ -406,7 +417,7 @@ impl Sparse<'_> {
             return false;
         }
         // With AVX-512: below these shares of neurons left out the sparse pass was the slower one (runs/2026-11-20-sparsity).
-        let left_out = if layer.block().down().quant.input() == Input::Floats { 20 } else { 45 };
+        let left_out = if layer.block().down().quant.input() == rows::Input::Floats { 20 } else { 45 };
         let span = list.neurons[range.end - 1].index() - list.neurons[range.start].index() + 1;
         range.len() * 100 > span * (100 - left_out)
     }

@@ -3,6 +3,7 @@
 use super::{Counts, FfnBuffers, activation, add_down_bias, rows_of};
 use crate::cpu::thread_pool::Parts;
 use crate::cpu::{Columns, Kernels, ThreadPool};
+use crate::engine::inputs::Input;
 use crate::model::FfnMatrices;
 use crate::model::config::{Ffn, ModelConfig};
 use crate::model::weights::Layer;
@@ -20,7 +21,7 @@ pub(super) struct WholeBuffers {
     /// `[n, ffn]`
     activations: Vec<f32>,
     /// The activations as the kernels read them.
-    columns: Columns,
+    pub(super) columns: Columns,
     /// `[n, hidden]`
     out: Vec<f32>,
 }
@@ -42,6 +43,7 @@ pub(super) fn ffn(
     products.resize(x.n * weights.input.rows(), 0.0);
     linear::products(pool, kernels, weights.input.parts(), x, products);
     activate(pool, config, layer, products, activations, None);
+    columns.scale = buffers.inputs.take(Input::Down, activations);
     columns.set_many(pool, kernels, activations, x.n, [weights.down.quant]);
     out.resize(x.n * config.hidden, 0.0);
     linear::products(pool, kernels, std::slice::from_ref(&weights.down), columns, out);

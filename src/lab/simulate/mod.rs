@@ -15,6 +15,7 @@
 pub mod assumption;
 pub mod calibration;
 pub mod case;
+pub mod chunks;
 pub mod papers;
 
 use super::link::cpu_ns;

@@ -57,6 +57,9 @@ pub struct Shape {
     pub active: Option<f64>,
     /// Seed of all weights.
     pub seed: u64,
+    /// Channels whose numbers are 20 to 100 times as large as the others where a layer's matrices read them, most in the first and last
+    /// layers; the matrices' columns are as much smaller, so that the model computes the same.
+    pub outliers: usize,
     /// Makes each FFN a mixture: how many experts of [`Shape::ffn`] neurons a layer has, and how many of them a token. Only in a GGUF.
     pub experts: Option<(usize, usize)>,
 }
@@ -232,12 +235,12 @@ pub fn write_store(
     };
     matrix(&mut writer, "embed", 0, edge, (c.vocab, c.hidden), &|r| (Stream::Embed, r))?;
     matrix(&mut writer, "head", 0, edge, (c.vocab, c.hidden), &|r| (Stream::Head, r))?;
-    let ones = vec![1.0; c.hidden];
-    vector(&mut writer, "out_norm", &ones)?;
+    vector(&mut writer, "out_norm", &vec![1.0; c.hidden])?;
     for l in 0..c.layers {
         let name = |part: &str| format!("layer.{l}.{part}");
-        vector(&mut writer, &name("attn_norm"), &ones)?;
-        vector(&mut writer, &name("ffn_norm"), &ones)?;
+        let norm = weights.norm(l);
+        vector(&mut writer, &name("attn_norm"), &norm)?;
+        vector(&mut writer, &name("ffn_norm"), &norm)?;
         matrix(&mut writer, &name("qkv"), l, quant, (c.qkv_dim(), c.hidden), &qkv)?;
         matrix(&mut writer, &name("o"), l, quant, (c.hidden, c.q_dim()), &|r| (Stream::O, r))?;
         matrix(&mut writer, &name("ffn"), l, quant, (c.ffn * 3, c.hidden), &block)?;
@@ -253,7 +256,8 @@ pub fn write_store(
     };
     pack::bytes(&mut writer, "tokenizer", &serde_json::to_vec(&spec).expect("plain data"))?;
     let config = serde_json::to_value(c).expect("plain data");
-    let identity = format!("synth {RECIPE} {} {:?} {} {config}", shape.seed, shape.active, quant.name());
+    let planted = if shape.outliers > 0 { format!(" {}", shape.outliers) } else { String::new() };
+    let identity = format!("synth {RECIPE} {} {:?} {} {config}{planted}", shape.seed, shape.active, quant.name());
     let fingerprint = format!("{:032x}", xxhash_rust::xxh3::xxh3_128(identity.as_bytes()));
     writer.finish(Header { fingerprint, sources: Vec::new(), quant, config, sections: Vec::new() })
 }
@@ -339,9 +343,10 @@ pub fn write_gguf(
         };
         fill(&meter, (rows, cols), row_bytes, row, encode, write)?;
     }
-    let ones: Vec<u8> = (0..c.hidden).flat_map(|_| 1f32.to_le_bytes()).collect();
-    for norm in norms {
-        writer.write(norm, 0, &ones)?;
+    // The output's, then two for each layer.
+    for (i, norm) in norms.into_iter().enumerate() {
+        let values = i.checked_sub(1).map_or_else(|| vec![1.0; c.hidden], |i| weights.norm(i / 2));
+        writer.write(norm, 0, bytemuck::cast_slice(&values))?;
     }
     writer.finish()
 }

@@ -57,8 +57,20 @@ pub fn shape(name: &str) -> Result<ModelConfig> {
     let (activation, context) = (Activation::Relu, 4096);
     if let Some((_, [hidden, layers, ffn, heads, kv_heads])) = DENSE.into_iter().find(|(n, _)| *n == name) {
         let (vocab, active, experts) = (32000, None, None);
-        let shape =
-            Shape { hidden, layers, ffn, heads, kv_heads, vocab, context, activation, seed: 0, active, experts };
+        let shape = Shape {
+            hidden,
+            layers,
+            ffn,
+            heads,
+            kv_heads,
+            vocab,
+            context,
+            activation,
+            seed: 0,
+            active,
+            outliers: 0,
+            experts,
+        };
         return Ok(ModelConfig { name: name.into(), ..shape.config()? });
     }
     let Some(m) = MIXTURES.iter().find(|m| m.name == name) else {
@@ -68,8 +80,20 @@ pub fn shape(name: &str) -> Result<ModelConfig> {
     let [hidden, layers, ffn, heads, kv_heads, head_dim, vocab] = m.sizes;
     let (activation, active, experts) = (Activation::Silu, None, Some(m.experts));
     // Its heads as if they divided the residual; what they are is set below.
-    let shape =
-        Shape { hidden, layers, ffn, heads: 1, kv_heads: 1, vocab, context, activation, seed: 0, active, experts };
+    let shape = Shape {
+        hidden,
+        layers,
+        ffn,
+        heads: 1,
+        kv_heads: 1,
+        vocab,
+        context,
+        activation,
+        seed: 0,
+        active,
+        outliers: 0,
+        experts,
+    };
     let (count, used) = m.experts;
     let experts = Experts { count, used, scoring: Scoring::Softmax, normalised: true, reads: RouterInput::FfnNorm };
     let frequencies = rope_frequencies(head_dim, 1e6, &RopeScaling::None);

@@ -11,13 +11,18 @@ pub(super) struct Weights {
     pub(super) config: ModelConfig,
     noise: Noise,
     pub(super) sparse: Option<Sparse>,
+    /// Channels that are larger than the others.
+    outliers: Vec<usize>,
 }
 
 impl Weights {
     pub(super) fn new(shape: &Shape) -> Result<Weights> {
         let (config, noise) = (shape.config()?, Noise { seed: shape.seed });
         let sparse = shape.active.map(|active| Sparse::new(&config, noise, active));
-        Ok(Weights { config, noise, sparse })
+        // Anywhere, and nowhere near each other.
+        let place = |i: usize| (i * 2 + 1) * config.hidden / (2 * shape.outliers) + i % 7;
+        let outliers = (0..shape.outliers).map(|i| place(i) % config.hidden).collect();
+        Ok(Weights { config, noise, sparse, outliers })
     }
 
     /// Row `r` of a matrix; `Down` has one row per neuron.
@@ -28,6 +33,24 @@ impl Weights {
             (Stream::Gate, Some(sparse)) => sparse.gate(self.noise, layer, r, out),
             _ => self.noise.fill(stream, layer, r, 0, self.deviation(stream), out),
         }
+        if matches!(stream, Stream::Q | Stream::K | Stream::V | Stream::Gate | Stream::Up | Stream::Router) {
+            self.outliers.iter().enumerate().for_each(|(i, &channel)| out[channel] /= self.factor(layer, i));
+        }
+    }
+
+    /// By how much the layer's outlier `i` is larger than other channels: 100 times for the first one in the first and last layer, 20 times in
+    /// the middle, later ones between, as few channels and layers have most of it.
+    fn factor(&self, layer: usize, i: usize) -> f32 {
+        let (middle, far) = ((self.config.layers - 1) as f32 / 2.0, layer as f32);
+        let edge = if middle > 0.0 { (far - middle).abs() / middle } else { 1.0 };
+        20.0 + 80.0 * edge * edge * edge / (1.0 + i as f32 / 4.0)
+    }
+
+    /// The weights of a layer's norms.
+    pub(super) fn norm(&self, layer: usize) -> Vec<f32> {
+        let mut weights = vec![1.0; self.config.hidden];
+        self.outliers.iter().enumerate().for_each(|(i, &channel)| weights[channel] = self.factor(layer, i));
+        weights
     }
 
     /// Rows `first..first + rows` of an expert's `down` (a model without experts has number 0) by output, `[rows, ffn]`; `first` is a

@@ -5,6 +5,7 @@
 //! 2^15: inputs are at most 255, so that four steps of codes up to 15 or two of codes up to 32 fit. Codes of eight bits would fit none, and
 //! their types are left to the row kernels.
 
+mod across;
 mod source;
 mod tile;
 
@@ -12,6 +13,7 @@ use super::prefetch;
 use crate::cpu::gemm::{self, DEPTH, Gemm, Out, Panels, Waiting, words};
 use crate::formats::blocks::{self, BlockType};
 use crate::formats::rows::{GROUP, Quant};
+pub(in crate::cpu) use across::across;
 use source::{Packs, Source};
 use std::arch::x86_64::*;
 use std::mem::MaybeUninit;
@@ -29,7 +31,7 @@ const LANES: usize = 8;
 
 /// As [`gemm::fill`].
 #[target_feature(enable = "avx2,fma,f16c")]
-pub(in crate::cpu) unsafe fn fill(columns: &[&[f32]], width: usize, out: &mut [u32]) {
+pub(in crate::cpu) unsafe fn fill(columns: &[&[f32]], width: usize, given: f32, out: &mut [u32]) {
     gemm::fill_up(columns.len(), width, out);
     for (c, column) in columns.iter().enumerate() {
         for (group, values) in out.chunks_exact_mut(words(width)).zip(column.as_chunks::<GROUP>().0) {
@@ -39,9 +41,14 @@ pub(in crate::cpu) unsafe fn fill(columns: &[&[f32]], width: usize, out: &mut [u
             let tops = _mm256_max_ps(_mm256_max_ps(sizes[0], sizes[1]), _mm256_max_ps(sizes[2], sizes[3]));
             let tops = _mm_max_ps(_mm256_castps256_ps128(tops), _mm256_extractf128_ps::<1>(tops));
             let tops = _mm_max_ps(tops, _mm_movehl_ps(tops, tops));
-            let step = _mm_cvtss_f32(_mm_max_ss(tops, _mm_movehdup_ps(tops))) / 127.0;
+            let top = _mm_cvtss_f32(_mm_max_ss(tops, _mm_movehdup_ps(tops)));
+            let step = if given > 0.0 { given } else { top / 127.0 };
             let inverse = _mm256_set1_ps(if step > 0.0 { 1.0 / step } else { 0.0 });
-            let [a, b, c_, d] = numbers.map(|v| _mm256_cvtps_epi32(_mm256_mul_ps(v, inverse)));
+            let most = _mm256_set1_ps(127.0);
+            let [a, b, c_, d] = numbers.map(|v| {
+                let scaled = _mm256_min_ps(_mm256_mul_ps(v, inverse), most);
+                _mm256_cvtps_epi32(_mm256_max_ps(scaled, _mm256_set1_ps(-127.0)))
+            });
             // Four codes of each of the four registers' low halves, then of their high halves.
             let codes = _mm256_packs_epi16(_mm256_packs_epi32(a, b), _mm256_packs_epi32(c_, d));
             let raised = _mm256_xor_si256(codes, _mm256_set1_epi8(-128));
@@ -146,6 +153,7 @@ unsafe fn strip<T: Source, const VNNI: bool, const LARGEST: usize>(
                         columns: WIDTH.min(x.n - p * WIDTH),
                         is_first: start == 0,
                         is_last,
+                        adds: false,
                     };
                     tile(panel.assume_init_ref(), i, groups, input.as_ptr(), out);
                 }

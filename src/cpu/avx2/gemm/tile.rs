@@ -179,6 +179,7 @@ unsafe fn store(sums: Sums, out: Out<Sums>) {
         // SAFETY: the caller promises these rows and columns.
         unsafe {
             let y = out.y.add(c * out.stride);
+            let sum = if out.adds { _mm256_add_ps(_mm256_maskload_ps(y, mask), sum) } else { sum };
             if out.rows == LANES {
                 _mm256_storeu_ps(y, sum);
             } else {

@@ -8,6 +8,7 @@
 //! multiplication and subtraction makes it the sum times its scale: scales have at most 22 bits, so that their products with 1.5 * 2^23
 //! are exact and nothing but the result is rounded. A group of 32 then costs two instructions beside eight times the products.
 
+mod across;
 mod source;
 mod tile;
 
@@ -15,6 +16,7 @@ use super::prefetch;
 use crate::cpu::gemm::{self, DEPTH, Gemm, Out, Panels, Waiting, words};
 use crate::formats::blocks::{self, BlockType};
 use crate::formats::rows::{GROUP, Quant};
+pub(super) use across::across;
 use source::{Packs, Source};
 use std::arch::x86_64::*;
 use std::mem::MaybeUninit;
@@ -32,18 +34,21 @@ const LANES: usize = 16;
 
 /// As [`gemm::fill`].
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,f16c")]
-pub(super) unsafe fn fill(columns: &[&[f32]], width: usize, out: &mut [u32]) {
+pub(super) unsafe fn fill(columns: &[&[f32]], width: usize, given: f32, out: &mut [u32]) {
     gemm::fill_up(columns.len(), width, out);
     for (c, column) in columns.iter().enumerate() {
         for (group, values) in out.chunks_exact_mut(words(width)).zip(column.as_chunks::<GROUP>().0) {
             // SAFETY: 32 numbers.
             let numbers = unsafe { [_mm512_loadu_ps(values.as_ptr()), _mm512_loadu_ps(values.as_ptr().add(LANES))] };
             let top = _mm512_reduce_max_ps(_mm512_max_ps(_mm512_abs_ps(numbers[0]), _mm512_abs_ps(numbers[1])));
-            let step = top / 127.0;
+            let step = if given > 0.0 { given } else { top / 127.0 };
             let inverse = _mm512_set1_ps(if step > 0.0 { 1.0 / step } else { 0.0 });
             let (mut codes, mut total) = ([0; GROUP / 4], 0);
             for half in 0..2 {
-                let rounded = _mm512_cvtepi32_epi8(_mm512_cvtps_epi32(_mm512_mul_ps(numbers[half], inverse)));
+                let scaled = _mm512_mul_ps(numbers[half], inverse);
+                let most = _mm512_set1_ps(127.0);
+                let scaled = _mm512_max_ps(_mm512_min_ps(scaled, most), _mm512_set1_ps(-127.0));
+                let rounded = _mm512_cvtepi32_epi8(_mm512_cvtps_epi32(scaled));
                 let raised = _mm_xor_si128(rounded, _mm_set1_epi8(-128));
                 // SAFETY: half the codes.
                 unsafe { _mm_storeu_si128(codes.as_mut_ptr().add(half * GROUP / 8).cast(), raised) };
@@ -126,6 +131,7 @@ unsafe fn strip<T: Source>(
                     columns,
                     is_first: start == 0,
                     is_last,
+                    adds: false,
                 };
                 tiles[columns.div_ceil(2) - 1](panel.assume_init_ref(), groups, input.as_ptr(), out);
             }

@@ -160,7 +160,11 @@ unsafe fn store<const R: usize, const N: usize>(sums: [[__m512; N]; R], out: Out
         for c in 0..N {
             if c < out.columns {
                 // SAFETY: the caller promises these rows and columns.
-                unsafe { _mm512_mask_storeu_ps(out.y.add(c * out.stride + r * LANES), mask, sums[r][c]) };
+                unsafe {
+                    let y = out.y.add(c * out.stride + r * LANES);
+                    let before = if out.adds { _mm512_maskz_loadu_ps(mask, y) } else { _mm512_setzero_ps() };
+                    _mm512_mask_storeu_ps(y, mask, _mm512_add_ps(before, sums[r][c]));
+                }
             }
         }
     }

@@ -1,0 +1,81 @@
+//! What the multiplying units of a thread reach with nothing to load: the measure of every product with many columns.
+
+use super::Isa;
+use crate::clock;
+
+/// 10^9 multiplications and additions per second, each counted, of this thread in the time that it has a core: products of codes with the
+/// instructions of `isa`, or of f32. Twelve sums stand side by side; it takes a few milliseconds. `None` where there are no such loops.
+#[cfg(target_arch = "x86_64")]
+pub fn gops(isa: Isa, floats: bool) -> Option<f64> {
+    use std::hint::black_box;
+    const TURNS: usize = 200_000;
+    if isa == Isa::Portable || !isa.is_supported() {
+        return None;
+    }
+    let start = clock::computed();
+    // SAFETY: this machine has the instructions.
+    let numbers = unsafe {
+        match (isa, floats) {
+            (Isa::Avx512, true) => floats_512(black_box(TURNS)),
+            (Isa::Avx512, false) => codes_512(black_box(TURNS)),
+            (_, true) => floats_256(black_box(TURNS)),
+            (Isa::AvxVnni, false) => codes_256(black_box(TURNS)),
+            _ => pairs_256(black_box(TURNS)),
+        }
+    };
+    Some(2e-9 * (TURNS * SUMS * numbers) as f64 / (clock::computed() - start).as_secs_f64())
+}
+
+/// As there are no such loops.
+#[cfg(not(target_arch = "x86_64"))]
+pub fn gops(_: Isa, _: bool) -> Option<f64> {
+    let _ = clock::computed;
+    None
+}
+
+/// Sums side by side: enough for two instructions a cycle that take four or five cycles each.
+#[cfg(target_arch = "x86_64")]
+const SUMS: usize = 12;
+
+/// A function that adds products in registers, and returns how many numbers an instruction multiplies.
+#[cfg(target_arch = "x86_64")]
+macro_rules! in_registers {
+    ($name:ident, $features:literal, $numbers:literal, $zero:ident, $one:expr, |$sum:ident, $a:ident, $b:ident| $add:expr) => {
+        #[target_feature(enable = $features)]
+        unsafe fn $name(turns: usize) -> usize {
+            use std::arch::x86_64::*;
+            use std::hint::black_box;
+            let mut sums = [0; SUMS].map(|_| black_box($zero()));
+            let ($a, $b) = (black_box($one), black_box($one));
+            for _ in 0..turns {
+                for $sum in &mut sums {
+                    *$sum = $add;
+                }
+            }
+            black_box(sums);
+            $numbers
+        }
+    };
+}
+
+#[cfg(target_arch = "x86_64")]
+in_registers!(codes_512, "avx512f,avx512vnni", 64, _mm512_setzero_si512, _mm512_set1_epi8(1), |sum, a, b| {
+    _mm512_dpbusd_epi32(*sum, a, b)
+});
+#[cfg(target_arch = "x86_64")]
+in_registers!(codes_256, "avx2,avxvnni", 32, _mm256_setzero_si256, _mm256_set1_epi8(1), |sum, a, b| {
+    _mm256_dpbusd_avx_epi32(*sum, a, b)
+});
+// Its sums in 16 bits have to be added by more instructions: no product with many columns can come near.
+#[cfg(target_arch = "x86_64")]
+in_registers!(pairs_256, "avx2", 32, _mm256_setzero_si256, _mm256_set1_epi8(1), |sum, a, b| {
+    _mm256_maddubs_epi16(*sum, _mm256_or_si256(a, b))
+});
+#[cfg(target_arch = "x86_64")]
+in_registers!(floats_512, "avx512f", 16, _mm512_setzero_ps, _mm512_set1_ps(1.0), |sum, a, b| {
+    _mm512_fmadd_ps(a, b, *sum)
+});
+#[cfg(target_arch = "x86_64")]
+in_registers!(floats_256, "avx2,fma", 8, _mm256_setzero_ps, _mm256_set1_ps(1.0), |sum, a, b| {
+    _mm256_fmadd_ps(a, b, *sum)
+});

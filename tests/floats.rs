@@ -1,0 +1,213 @@
+//! The law of products with many columns in f32: for every type, instruction set and shape they agree with the scalar truth as closely as
+//! f32 does, by rows and across them; what is beside a number does not change its bits; and attention of many queries is that of one.
+
+use dynamicinfer::cpu::floats::Room;
+use dynamicinfer::cpu::{Columns, FloatPanels, Isa, Kernels, ManyForm, ThreadPool, reference};
+use dynamicinfer::formats::rows::{self, Quant};
+use dynamicinfer::prng::Prng;
+use proptest::prelude::*;
+
+/// Rows of weights of one type, 64 bytes or more apart.
+struct Weights {
+    quant: Quant,
+    cols: usize,
+    bytes: usize,
+    data: Vec<u64>,
+}
+
+impl Weights {
+    fn random(rng: &mut Prng, quant: Quant, cols: usize, count: usize) -> Weights {
+        let bytes = quant.row_bytes(cols);
+        let mut data = vec![0u64; count * bytes / 8];
+        for row in data.chunks_exact_mut(bytes / 8) {
+            rows::encode(quant, &numbers(rng, cols), bytemuck::cast_slice_mut(row));
+        }
+        Weights { quant, cols, bytes, data }
+    }
+
+    fn row(&self, r: usize) -> &[u8] {
+        &bytemuck::cast_slice(&self.data)[r * self.bytes..(r + 1) * self.bytes]
+    }
+
+    fn count(&self) -> usize {
+        self.data.len() * 8 / self.bytes
+    }
+}
+
+fn numbers(rng: &mut Prng, count: usize) -> Vec<f32> {
+    (0..count).map(|_| rng.next_f64() as f32 * 4.0 - 2.0).collect()
+}
+
+fn supported() -> impl Iterator<Item = Kernels> {
+    Isa::ALL.into_iter().filter_map(Kernels::of)
+}
+
+fn length(quant: Quant, groups: usize) -> usize {
+    // Floats may have any length.
+    if quant.unit() == 1 { groups * 32 + 5 } else { (groups * 32).next_multiple_of(quant.unit()) }
+}
+
+/// By rows, `[n, rows]`, with something behind each column that must stay as it is.
+fn by_rows(kernels: &Kernels, weights: &Weights, pool: Option<&mut ThreadPool>, input: &[f32], n: usize) -> Vec<f32> {
+    let mut x = FloatPanels::default();
+    x.set(pool, &kernels.tiles, input, n);
+    let (count, stride) = (weights.count(), weights.count() + 3);
+    let pointers: Vec<*const u8> = (0..count).map(|r| weights.row(r).as_ptr()).collect();
+    let mut y = vec![f32::NAN; n * stride];
+    // SAFETY: whole rows; kernels for this machine.
+    unsafe { kernels.tiles.rows(weights.quant, &pointers, &x, y.as_mut_ptr(), stride) };
+    for column in y.chunks_exact(stride) {
+        assert!(column[..count].iter().all(|y| !y.is_nan()) && column[count..].iter().all(|y| y.is_nan()));
+    }
+    y.chunks_exact(stride).flat_map(|column| column[..count].to_vec()).collect()
+}
+
+/// Across rows, added to ones, `[n, cols]`.
+fn across(kernels: &Kernels, weights: &Weights, input: &[f32], n: usize, each: usize) -> Vec<f32> {
+    let mut x = FloatPanels::default();
+    x.set(None, &kernels.tiles, input, n);
+    let (cols, mut room) = (weights.cols, Room::default());
+    let mut y = vec![1.0; n * cols];
+    for start in (0..cols).step_by(each) {
+        let range = start..cols.min(start + each);
+        // SAFETY: a range of each column; kernels for this machine.
+        unsafe {
+            let y = y.as_mut_ptr().add(start);
+            kernels.tiles.across(weights.quant, |k| weights.row(k), cols, range, &x, &mut room, y, cols);
+        }
+    }
+    y
+}
+
+fn assert_close(found: f32, truth: f64, magnitudes: f64, what: &str) {
+    assert!((f64::from(found) - truth).abs() <= 2e-6 * magnitudes + 1e-6, "{what}: {found}, truth {truth}");
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(8))]
+
+    #[test]
+    fn products_by_rows_are_those_of_f32(seed in any::<u64>(), groups in 1usize..40, n in 1usize..=50, count in 1usize..=70) {
+        let mut rng = Prng::new(seed);
+        for quant in Quant::all() {
+            let weights = Weights::random(&mut rng, quant, length(quant, groups), count);
+            let input = numbers(&mut rng, n * weights.cols);
+            let rows: Vec<Vec<f32>> = (0..count).map(|r| reference::numbers(quant, weights.row(r), weights.cols)).collect();
+            for kernels in supported() {
+                let y = by_rows(&kernels, &weights, None, &input, n);
+                for (i, &y) in y.iter().enumerate() {
+                    let (row, column) = (&rows[i % count], &input[i / count * weights.cols..][..weights.cols]);
+                    let what = format!("{} {} {} of {n} columns", kernels.isa.name(), quant.name(), i / count);
+                    assert_close(y, reference::dot(row, column), reference::dot_scale(row, column), &what);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn products_across_rows_are_those_of_f32(seed in any::<u64>(), groups in 1usize..40, n in 1usize..=30, count in 1usize..=300) {
+        let mut rng = Prng::new(seed);
+        for quant in Quant::all() {
+            let weights = Weights::random(&mut rng, quant, length(quant, groups), count);
+            let input = numbers(&mut rng, n * count);
+            let rows: Vec<Vec<f32>> = (0..count).map(|r| reference::numbers(quant, weights.row(r), weights.cols)).collect();
+            for kernels in supported() {
+                let y = across(&kernels, &weights, &input, n, 512);
+                for (b, y) in y.chunks_exact(weights.cols).enumerate() {
+                    let column = &input[b * count..][..count];
+                    for (j, &y) in y.iter().enumerate() {
+                        let terms = || column.iter().zip(&rows).map(|(x, row)| f64::from(*x) * f64::from(row[j]));
+                        let what = format!("{} {} column {b} number {j}", kernels.isa.name(), quant.name());
+                        assert_close(y, 1.0 + terms().sum::<f64>(), 1.0 + terms().map(f64::abs).sum::<f64>(), &what);
+                    }
+                }
+            }
+        }
+    }
+
+    /// Bits, not about: the rest of the engine promises the same answer for any number of threads.
+    #[test]
+    fn what_is_beside_a_number_does_not_change_it(seed in any::<u64>(), groups in 1usize..40, count in 2usize..=70) {
+        let (mut rng, mut pool) = (Prng::new(seed), ThreadPool::new(2));
+        for quant in [Quant::F16, Quant::F32, Quant::Q4] {
+            let weights = Weights::random(&mut rng, quant, length(quant, groups), count);
+            let cols = weights.cols;
+            let input = numbers(&mut rng, 40 * cols);
+            for kernels in supported() {
+                let all = by_rows(&kernels, &weights, Some(&mut pool), &input, 40);
+                let r = rng.below(count as u64) as usize;
+                let words = weights.bytes / 8;
+                let data = weights.data[r * words..(r + 1) * words].to_vec();
+                let alone = Weights { quant, cols, bytes: weights.bytes, data };
+                let alone = by_rows(&kernels, &alone, None, &input[39 * cols..], 1);
+                prop_assert_eq!(all[39 * count + r].to_bits(), alone[0].to_bits());
+                let input = &input[..(40 * cols / count * count).min(7 * count)];
+                let whole = across(&kernels, &weights, input, input.len() / count, cols.next_multiple_of(512));
+                let parts = across(&kernels, &weights, input, input.len() / count, 512);
+                prop_assert!(whole.iter().zip(&parts).all(|(a, b)| a.to_bits() == b.to_bits()));
+            }
+        }
+    }
+}
+
+/// Weights that get other scales are off by as much as eight bits are, and what eight bits hold stays exact.
+#[test]
+fn sums_over_rows_in_int8_are_near_those_of_f32() {
+    let mut rng = Prng::new(9);
+    let mut tried = 0;
+    for quant in Quant::all().filter(|quant| quant.unit() > 1) {
+        for (count, n) in [(320, 33), (32, 5), (288, 70)] {
+            let weights = Weights::random(&mut rng, quant, length(quant, 19), count);
+            let cols = weights.cols;
+            let input = numbers(&mut rng, n * count);
+            for kernels in supported().filter(|kernels| kernels.form_across(quant, count) == ManyForm::Codes) {
+                tried += 1;
+                let exact = across(&kernels, &weights, &input, n, 512);
+                let mut x = Columns::default();
+                x.set_across(None, &kernels, &input, n, quant);
+                let (mut room, mut y) = (Room::default(), vec![1.0; n * cols]);
+                let row = |k: usize| weights.row(k);
+                // SAFETY: all of each column; kernels for this machine.
+                unsafe { kernels.across(quant, row, cols, 0..cols, &x, &mut room, y.as_mut_ptr(), cols) };
+                let square = |values: &mut dyn Iterator<Item = f32>| values.map(|v| f64::from(v).powi(2)).sum::<f64>();
+                let off = square(&mut y.iter().zip(&exact).map(|(a, b)| a - b));
+                let share = (off / square(&mut exact.iter().map(|v| v - 1.0))).sqrt();
+                assert!(share < 0.012, "{} {}: {share}", kernels.isa.name(), quant.name());
+            }
+        }
+    }
+    let expected = supported().filter(|kernels| matches!(kernels.isa, Isa::Avx512 | Isa::AvxVnni)).count();
+    assert_eq!(tried, 3 * 15 * expected);
+}
+
+/// Whole numbers up to 127, with 127 in each group of either: no rounding is left.
+#[test]
+fn sums_over_rows_in_int8_are_exact_for_what_int8_holds() {
+    let (mut rng, quant) = (Prng::new(10), Quant::Q8);
+    let (count, cols, n) = (96, 608, 40);
+    let whole = |rng: &mut Prng, i: usize| if i.is_multiple_of(32) { 127.0 } else { rng.below(255) as f32 - 127.0 };
+    let bytes = quant.row_bytes(cols);
+    let mut data = vec![0u64; count * bytes / 8];
+    for (k, row) in data.chunks_exact_mut(bytes / 8).enumerate() {
+        // A 127 in each group along the row, which keeps its scale at 1, and in all of every 32nd row.
+        let values: Vec<f32> =
+            (0..cols).map(|j| if k % 32 == 0 || j % 32 == 0 { 127.0 } else { whole(&mut rng, 1) }).collect();
+        rows::encode(quant, &values, bytemuck::cast_slice_mut(row));
+    }
+    let weights = Weights { quant, cols, bytes, data };
+    let input: Vec<f32> = (0..n * count).map(|i| whole(&mut rng, i)).collect();
+    for kernels in supported().filter(|kernels| kernels.form_across(quant, count) == ManyForm::Codes) {
+        let mut x = Columns::default();
+        x.set_across(None, &kernels, &input, n, quant);
+        let (mut room, mut y) = (Room::default(), vec![0.0; n * cols]);
+        // SAFETY: all of each column; kernels for this machine.
+        unsafe { kernels.across(quant, |k| weights.row(k), cols, 0..cols, &x, &mut room, y.as_mut_ptr(), cols) };
+        let rows: Vec<Vec<f32>> = (0..count).map(|k| reference::numbers(quant, weights.row(k), cols)).collect();
+        for (i, y) in y.iter().enumerate() {
+            let terms =
+                input[i / cols * count..][..count].iter().zip(&rows).map(|(x, row)| f64::from(x * row[i % cols]));
+            let (truth, size) = terms.fold((0.0, 0.0), |(sum, size), term| (sum + term, size + term.abs()));
+            assert!((f64::from(*y) - truth).abs() <= 2e-6 * size, "{} {i}: {y}, truth {truth}", kernels.isa.name());
+        }
+    }
+}

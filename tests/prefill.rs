@@ -1,0 +1,134 @@
+//! Laws of prompts: read in chunks they give what they give token by token; exact prompts are as exact as f32; the answer does not depend on
+//! the threads; and what is predicted after a prompt in int8 is what is predicted after an exact one.
+
+mod support;
+
+use dynamicinfer::cpu::{Isa, Kernels, Prefill};
+use dynamicinfer::engine::{Engine, Logits, Session};
+use dynamicinfer::formats::blocks::BlockType;
+use dynamicinfer::formats::rows::Quant;
+use dynamicinfer::lab::evaluate::{Likelihood, Windows, likelihood};
+use dynamicinfer::lab::pack::{PackOptions, pack};
+use dynamicinfer::model::source::Source;
+use dynamicinfer::model::{KvCache, KvType, Model};
+use dynamicinfer::tokenizer::{Special, Tokenizer};
+use std::path::{Path, PathBuf};
+use support::{error, opened};
+
+fn engine(name: &str, quant: Quant, threads: usize, kernels: Kernels) -> Engine {
+    let dir = tempfile::tempdir().unwrap();
+    Engine::new(opened(dir.path(), name, quant), threads, kernels)
+}
+
+fn tokens(n: usize) -> Vec<u32> {
+    (0..n as u32).map(|i| 5 + (i * 37 + i / 90 * 11) % 90).collect()
+}
+
+/// Logits after a prompt that is read as a session reads it.
+fn in_chunks(engine: &mut Engine, tokens: &[u32]) -> Vec<f32> {
+    let mut session = Session::new(engine, tokens.len(), KvType::F32).unwrap();
+    session.append(engine, tokens, |_| Ok(())).unwrap().to_vec()
+}
+
+/// The same, a few tokens at a time: `each` of them.
+fn by_few(engine: &mut Engine, tokens: &[u32], each: usize) -> Vec<f32> {
+    let mut kv = KvCache::new(&engine.model.config, tokens.len(), KvType::F32).unwrap();
+    let mut logits = Vec::new();
+    for few in tokens.chunks(each) {
+        logits = engine.forward(&mut kv, few, Logits::Last).to_vec();
+    }
+    logits
+}
+
+/// Rope, a sliding window, biases, attention beside the FFN, normed queries, many queries to a key, experts.
+const FAMILIES: [&str; 7] = ["llama", "mistral", "qwen2", "falcon", "falcon-40b", "qwen3", "qwen3-moe"];
+
+#[test]
+fn a_prompt_in_chunks_gives_what_it_gives_token_by_token() {
+    for isa in Isa::ALL.into_iter().filter(|isa| isa.is_supported()) {
+        for name in FAMILIES {
+            let kernels = Kernels { prefill: Prefill::Exact, ..Kernels::of(isa).unwrap() };
+            let mut engine = engine(name, Quant::F32, 2, kernels);
+            for n in [1, 33, 256, 257] {
+                let tokens = tokens(n);
+                let off = error(&in_chunks(&mut engine, &tokens), &by_few(&mut engine, &tokens, 1));
+                assert!(off < 3e-5, "{name}, {n} tokens, {}: {off}", isa.name());
+            }
+        }
+    }
+}
+
+#[test]
+fn a_long_prompt_in_chunks_gives_what_it_gives_by_few() {
+    // The last chunk lacks a token.
+    let (mut engine, tokens) = (engine("llama", Quant::F32, 2, Kernels::best()), tokens(4095));
+    let off = error(&in_chunks(&mut engine, &tokens), &by_few(&mut engine, &tokens, 32));
+    assert!(off < 3e-5, "{off}");
+}
+
+/// The portable kernels multiply GGUF's blocks by f32; so do exact prompts, with every instruction set. Prompts in int8 do not.
+#[test]
+fn exact_prompts_of_quantised_weights_are_as_exact_as_f32() {
+    for quant in [Quant::Block(BlockType::Q8_0), Quant::Block(BlockType::Q4_1)] {
+        let tokens = tokens(60);
+        let portable = Kernels::of(Isa::Portable).unwrap();
+        let truth = by_few(&mut engine("llama", quant, 1, portable), &tokens, 1);
+        for isa in Isa::ALL.into_iter().filter(|isa| isa.is_supported()) {
+            let off = |prefill| {
+                let kernels = Kernels { prefill, ..Kernels::of(isa).unwrap() };
+                error(&in_chunks(&mut engine("llama", quant, 2, kernels), &tokens), &truth)
+            };
+            let (exact, int8) = (off(Prefill::Exact), off(Prefill::Int8));
+            assert!(exact < 3e-5, "{} {}: {exact}", quant.name(), isa.name());
+            assert!(isa == Isa::Portable || int8 > 10.0 * exact, "{} {}: int8 {int8}", quant.name(), isa.name());
+            assert!(int8 < 0.1, "{} {}: int8 {int8}", quant.name(), isa.name());
+        }
+    }
+}
+
+#[test]
+fn a_prompt_has_the_same_bits_with_any_number_of_threads() {
+    for quant in [Quant::F16, Quant::Q8, Quant::Q4] {
+        for prefill in [Prefill::Exact, Prefill::Int8, Prefill::Int8PerTensor] {
+            let tokens = tokens(300);
+            let logits = |threads| {
+                let kernels = Kernels { prefill, ..Kernels::best() };
+                in_chunks(&mut engine("llama", quant, threads, kernels), &tokens)
+            };
+            let one = logits(1);
+            for threads in [2, 3] {
+                let same = one.iter().zip(&logits(threads)).all(|(a, b)| a.to_bits() == b.to_bits());
+                assert!(same, "{} {prefill:?}, {threads} threads", quant.name());
+            }
+        }
+    }
+}
+
+/// The demo model's own text, after prompts of 256 tokens.
+fn after_prompts(store: &Path, tokens: &[u32], prefill: Prefill) -> Likelihood {
+    let kernels = Kernels { prefill, ..Kernels::best() };
+    let mut engine = Engine::new(Model::open(store).unwrap(), 2, kernels);
+    let windows = Windows { context: 356, prompt: 256, kv: KvType::F16 };
+    likelihood(&mut engine, tokens, None, windows, None, |_, _| ()).unwrap()
+}
+
+/// The full size of it, forty prompts and 200 tokens after each, is in `runs/`.
+#[test]
+fn what_follows_a_prompt_in_int8_is_as_likely_as_after_an_exact_one() {
+    let root = PathBuf::from(env!("CARGO_MANIFEST_DIR"));
+    let source = Source::open(&root.join("assets/demo"), None).unwrap();
+    let dir = tempfile::tempdir().unwrap();
+    let store = dir.path().join("demo.neurons");
+    pack(&source, &store, &PackOptions { types: Quant::Q8.into(), orders: None }, &|_, _| Ok(())).unwrap();
+    let model = Model::open(&store).unwrap();
+    let tokenizer = Tokenizer::new(model.tokenizer().unwrap(), &store).unwrap();
+    let text = std::fs::read_to_string(root.join("assets/demo/heldout.txt")).unwrap();
+    let mut tokens = tokenizer.encode_prompt(&text, Special::AsText).unwrap();
+    tokens.truncate(4 * 356);
+    let [exact, int8] = [Prefill::Exact, Prefill::Int8].map(|prefill| after_prompts(&store, &tokens, prefill));
+    assert_eq!((exact.tokens, int8.tokens, exact.windows), (4 * 99, 4 * 99, 4));
+    let off = int8.perplexity / exact.perplexity - 1.0;
+    eprintln!("perplexity {} after exact prompts, {:+.4} % after int8", exact.perplexity, 100.0 * off);
+    assert!(off != 0.0, "the prompts were read alike");
+    assert!(off.abs() < 0.003, "{:+.3} %", 100.0 * off);
+}
