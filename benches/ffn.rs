@@ -91,7 +91,7 @@ impl Run<'_> {
         let config = &self.model.config;
         let input: Vec<f32> = (0..HIDDEN).map(|_| self.rng.next_f64() as f32 - 0.5).collect();
         let (mut x, mut buffers, mut hidden) = (Columns::default(), FfnBuffers::default(), vec![0.0; HIDDEN]);
-        let mut tiles = vec![Tile::new(); self.pool.threads()];
+        let mut tiles: Vec<Tile> = (0..self.pool.threads()).map(|_| Tile::default()).collect();
         let layers = self.model.layers.len();
         let mut passes = Vec::new();
         let mut rows = 0;

@@ -226,7 +226,8 @@ fn recorded(dir: &Path) -> Vec<PathBuf> {
 fn a_sentence_names_ends_direction_and_difference() {
     let text = REPLAY.replace("x = \"policy\"", "x = \"link\"");
     let spec = spec(&text).unwrap();
-    let rows: Vec<Row> = [0.5, 0.6, 0.75, 0.7].iter().enumerate().map(|(arm, &share)| row(arm, 0, share, None)).collect();
+    let rows: Vec<Row> =
+        [0.5, 0.6, 0.75, 0.7].iter().enumerate().map(|(arm, &share)| row(arm, 0, share, None)).collect();
     let summary = summary(&spec, &rows);
     assert_eq!(
         sentence(&spec.plots[0], &summary),

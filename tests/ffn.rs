@@ -113,7 +113,7 @@ impl Bench<'_> {
 
     fn run(&mut self, work: Work, cut: f32) -> (Vec<f32>, Counts) {
         let (x, mut hidden) = (self.columns(), self.residual());
-        let mut tiles = vec![Tile::new(); self.pool.threads()];
+        let mut tiles: Vec<Tile> = (0..self.pool.threads()).map(|_| Tile::default()).collect();
         let buffers = &mut FfnBuffers::default();
         let Model { config, layers, .. } = self.model;
         let counts =
@@ -136,9 +136,10 @@ impl Bench<'_> {
     /// The FFN with these activations: the truth for any choice of neurons.
     fn down(&mut self, acts: &[f32]) -> Vec<f32> {
         let mut hidden = self.residual();
-        let mut tiles = vec![Tile::new(); self.pool.threads()];
+        let mut tiles: Vec<Tile> = (0..self.pool.threads()).map(|_| Tile::default()).collect();
         let (config, layer) = (&self.model.config, &self.model.layers[0]);
-        down(&mut self.pool, config, layer, Neurons::All(config.ffn), acts, self.n, &mut tiles, &mut hidden);
+        let (all, columns) = (Neurons::All(config.ffn), &mut Columns::default());
+        down(&mut self.pool, &self.kernels, config, layer, all, acts, self.n, &mut tiles, columns, &mut hidden);
         hidden
     }
 }

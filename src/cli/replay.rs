@@ -309,7 +309,8 @@ fn plot(report: &Report<'_>, policies: &[Policy], share: f64) -> Plot {
     let all = || lines.iter().flat_map(|l| &l.points);
     let right = all().map(|p| p.x).fold(1.0, f64::max);
     let what = if report.experts.is_some() { "experts" } else { "neurons" };
-    let of = format!("{}; {} tokens of {} texts; {} predicts", report.model, report.tokens, report.texts, report.predictor);
+    let of =
+        format!("{}; {} tokens of {} texts; {} predicts", report.model, report.tokens, report.texts, report.predictor);
     Plot {
         title: format!("{:.0} % of the {what} in VRAM", 100.0 * share),
         of,

@@ -1,7 +1,7 @@
 //! Summary of an experiment's rows: median and range of every metric of every arm.
 
 use super::rows::Row;
-use super::words::{setting, size};
+use super::words::{setting, short, size};
 use super::{Arm, Spec, Value};
 use std::collections::BTreeSet;
 
@@ -85,16 +85,6 @@ pub fn summary(spec: &Spec, rows: &[Row]) -> Summary {
     };
     let lines = spec.arms().into_iter().enumerate().map(line).collect();
     Summary { metrics, lines }
-}
-
-/// The value with four significant digits: more would be noise. `-` for what is not a finite number.
-pub fn short(value: f64) -> String {
-    if value == 0.0 || !value.is_finite() {
-        return if value == 0.0 { "0".into() } else { "-".into() };
-    }
-    let digits = (3 - value.abs().log10().floor() as i32).clamp(0, 6) as usize;
-    let text = format!("{value:.digits$}");
-    if text.contains('.') { text.trim_end_matches('0').trim_end_matches('.').to_owned() } else { text }
 }
 
 impl Spread {

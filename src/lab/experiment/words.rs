@@ -1,7 +1,6 @@
 //! Names of settings and figures as people say them, with units. In files they keep their own names and plain numbers.
 
 use super::Value;
-use super::summary::short;
 
 /// What a figure is counted in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -193,6 +192,16 @@ pub fn size(text: &str) -> Option<f64> {
     let (number, factor) = units.iter().find_map(|(unit, factor)| Some((text.strip_suffix(unit)?, factor)))?;
     let number: f64 = number.trim_end().parse().ok()?;
     (number.is_finite() && number >= 0.0).then_some(number * factor)
+}
+
+/// The value with four significant digits: more would be noise. `-` for what is not a finite number.
+pub fn short(value: f64) -> String {
+    if value == 0.0 || !value.is_finite() {
+        return if value == 0.0 { "0".into() } else { "-".into() };
+    }
+    let digits = (3 - value.abs().log10().floor() as i32).clamp(0, 6) as usize;
+    let text = format!("{value:.digits$}");
+    if text.contains('.') { text.trim_end_matches('0').trim_end_matches('.').to_owned() } else { text }
 }
 
 #[cfg(test)]
