@@ -47,7 +47,7 @@ const FAMILIES: [&str; 7] = ["llama", "mistral", "qwen2", "falcon", "falcon-40b"
 fn a_prompt_in_chunks_gives_what_it_gives_token_by_token() {
     for isa in Isa::ALL.into_iter().filter(|isa| isa.is_supported()) {
         for name in FAMILIES {
-            let kernels = Kernels { prefill: Prefill::Exact, ..Kernels::of(isa).unwrap() };
+            let kernels = Kernels::of(isa).unwrap().with(Prefill::Exact);
             let mut engine = engine(name, Quant::F32, 2, kernels);
             for n in [1, 33, 256, 257] {
                 let tokens = tokens(n);
@@ -75,7 +75,7 @@ fn exact_prompts_of_quantised_weights_are_as_exact_as_f32() {
         let truth = by_few(&mut engine("llama", quant, 1, portable), &tokens, 1);
         for isa in Isa::ALL.into_iter().filter(|isa| isa.is_supported()) {
             let off = |prefill| {
-                let kernels = Kernels { prefill, ..Kernels::of(isa).unwrap() };
+                let kernels = Kernels::of(isa).unwrap().with(prefill);
                 error(&in_chunks(&mut engine("llama", quant, 2, kernels), &tokens), &truth)
             };
             let (exact, int8) = (off(Prefill::Exact), off(Prefill::Int8));
@@ -92,7 +92,7 @@ fn a_prompt_has_the_same_bits_with_any_number_of_threads() {
         for prefill in [Prefill::Exact, Prefill::Int8, Prefill::Int8PerTensor] {
             let tokens = tokens(300);
             let logits = |threads| {
-                let kernels = Kernels { prefill, ..Kernels::best() };
+                let kernels = Kernels::best().with(prefill);
                 in_chunks(&mut engine("llama", quant, threads, kernels), &tokens)
             };
             let one = logits(1);
@@ -106,7 +106,7 @@ fn a_prompt_has_the_same_bits_with_any_number_of_threads() {
 
 /// The demo model's own text, after prompts of 256 tokens.
 fn after_prompts(store: &Path, tokens: &[u32], prefill: Prefill) -> Likelihood {
-    let kernels = Kernels { prefill, ..Kernels::best() };
+    let kernels = Kernels::best().with(prefill);
     let mut engine = Engine::new(Model::open(store).unwrap(), 2, kernels);
     let windows = Windows { context: 356, prompt: 256, kv: KvType::F16 };
     likelihood(&mut engine, tokens, None, windows, None, |_, _| ()).unwrap()

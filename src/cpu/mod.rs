@@ -308,6 +308,11 @@ impl Kernels {
         })
     }
 
+    /// The same for prompts of another exactness.
+    pub const fn with(self, prefill: Prefill) -> Kernels {
+        Kernels { prefill, ..self }
+    }
+
     /// The dot product for rows of this type.
     pub fn dot(&self, quant: Quant) -> Dot {
         self.dots[quant.index()]
