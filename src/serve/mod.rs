@@ -4,6 +4,7 @@
 //! answers look like is in [`crate::api`]; here are sockets, limits, signals and routes.
 
 mod body;
+mod common;
 mod connection;
 mod control;
 mod daemon;

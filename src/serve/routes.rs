@@ -1,9 +1,9 @@
 //! The routes, and the order in which a request is checked.
 
 use super::body::EventStream;
+use super::common::{Refusal, answer, body, json_response, may_steer};
 use super::connection::{Entered, Peer};
 use super::daemon::{Daemon, Loaded, ModelState, UnderWay};
-use super::limits::Body as Held;
 use super::log::{LogEntry, Noted, RefusalReason};
 use super::{control, embeddings, metrics, ui};
 use crate::api::chat::{CHAT_FIELDS, ChatRequest};
@@ -14,7 +14,6 @@ use crate::api::{ApiError, Asker, Collector, Prepared, parse};
 use crate::child::Wanted;
 use crate::clock::Duration;
 use crate::generation::Event;
-use crate::settings::Settings;
 use crate::tokenizer::Special;
 use axum::Router;
 use axum::body::Body;
@@ -24,7 +23,6 @@ use axum::http::{HeaderMap, HeaderValue, Method, StatusCode, header};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
-use http_body_util::BodyExt;
 use serde::Deserialize;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
@@ -104,36 +102,6 @@ pub fn router(daemon: Arc<Daemon>) -> Router {
         })
         .layer(axum::middleware::from_fn_with_state(daemon.clone(), door))
         .with_state(daemon)
-}
-
-/// A refusal as a response.
-struct Refusal(ApiError);
-
-impl IntoResponse for Refusal {
-    fn into_response(self) -> Response {
-        let status = StatusCode::from_u16(self.0.status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
-        let mut response = json_response(&self.0.body());
-        *response.status_mut() = status;
-        response.extensions_mut().insert(RefusalReason(self.0.message.clone()));
-        if let Some(seconds) = self.0.retry_after {
-            response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from(seconds));
-        }
-        if status == StatusCode::UNAUTHORIZED {
-            response.headers_mut().insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
-        }
-        response
-    }
-}
-
-fn json_response(value: &Value) -> Response {
-    ([(header::CONTENT_TYPE, "application/json")], value.to_string()).into_response()
-}
-
-pub fn answer(result: Result<Value, ApiError>) -> Response {
-    match result {
-        Ok(value) => json_response(&value),
-        Err(error) => Refusal(error).into_response(),
-    }
 }
 
 /// Every request passes here: it is checked whether it may come in, and the answer gets the headers that all answers have.
@@ -234,22 +202,6 @@ fn admit(daemon: &Daemon, request: &Request) -> Result<(), ApiError> {
     if steers { may_steer(daemon, peer) } else { Ok(()) }
 }
 
-/// Whether requests from there may change something.
-pub fn is_steered_by(daemon: &Daemon, peer: Option<&Peer>) -> bool {
-    may_steer(daemon, peer).is_ok()
-}
-
-fn may_steer(daemon: &Daemon, peer: Option<&Peer>) -> Result<(), ApiError> {
-    let settings = daemon.settings();
-    match (settings.text("serve.steering"), peer) {
-        (Some("all"), _) | (Some("unix"), Some(Peer::Unix { .. })) => Ok(()),
-        (whose, _) => {
-            let message = format!("nothing is changed from here: serve.steering is {}", whose.unwrap_or_default());
-            Err(ApiError::new(403, message).code("no_steering"))
-        }
-    }
-}
-
 /// Whether the answer tells nothing that is worth a secret: a supervisor or a load balancer asks without one. Such a question does not show
 /// that its connection may stay.
 fn needs_no_token(request: &Request) -> bool {
@@ -308,41 +260,6 @@ fn is_loopback(host: &str) -> bool {
 /// Compares in the same time wherever the two differ, so that a token cannot be guessed byte by byte.
 fn same(a: &[u8], b: &[u8]) -> bool {
     a.len() == b.len() && a.iter().zip(b).fold(0u8, |differ, (a, b)| differ | (a ^ b)) == 0
-}
-
-/// Reads the body, within the limits on its length and time.
-pub async fn body(daemon: &Daemon, request: Request) -> Result<Held, ApiError> {
-    let settings = daemon.settings();
-    let whole = Duration::from_secs(settings.whole("serve.body_seconds"));
-    let late =
-        |_| ApiError::new(408, format!("the body did not come within {whole:?}; serve.body_seconds sets the limit"));
-    tokio::time::timeout(whole, read_body(daemon, &settings, request)).await.map_err(late)?
-}
-
-async fn read_body(daemon: &Daemon, settings: &Settings, request: Request) -> Result<Held, ApiError> {
-    let limit = daemon.limits.bodies_bytes().min(settings.whole("serve.body_bytes") as usize);
-    let patience = Duration::from_secs(settings.whole("serve.stall_seconds"));
-    let too_large =
-        || ApiError::new(413, format!("the body has more than {limit} bytes; serve.body_bytes sets the limit"));
-    let told = request.headers().get(header::CONTENT_LENGTH).and_then(|v| v.to_str().ok()?.parse::<usize>().ok());
-    if told.is_some_and(|told| told > limit) {
-        return Err(too_large());
-    }
-    let mut body = request.into_body();
-    let mut held = Held::default();
-    loop {
-        let frame = tokio::time::timeout(patience, body.frame());
-        let frame =
-            frame.await.map_err(|_| ApiError::new(408, format!("nothing of the body came for {patience:?}")))?;
-        let Some(frame) = frame else { return Ok(held) };
-        let frame = frame.map_err(|e| ApiError::new(400, format!("the body broke off: {e}")))?;
-        if let Some(data) = frame.data_ref() {
-            if held.len() + data.len() > limit {
-                return Err(too_large());
-            }
-            daemon.limits.add(&mut held, data)?;
-        }
-    }
 }
 
 /// 200 while the process can do its work or has no model; 503 once it cannot work.

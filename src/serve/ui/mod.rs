@@ -1,10 +1,10 @@
 //! `/ui`: a page on which a person watches the daemon and changes the device's budget. Off unless `serve.ui` is set; it needs nothing from
 //! elsewhere. Over the port a browser asks for user and password: the password is the token, the user's name anything.
 
+use super::common::{answer, body, is_steered_by};
 use super::connection::Peer;
 use super::control;
 use super::daemon::{Daemon, ModelState};
-use super::routes::{answer, body, is_steered_by};
 use crate::api::ApiError;
 use axum::extract::{Path, Request, State};
 use axum::http::{HeaderMap, HeaderName, HeaderValue, header};

@@ -1,0 +1,101 @@
+//! What every route has in common: reading a request's body, whether its sender may change something, and answers.
+
+use super::connection::Peer;
+use super::daemon::Daemon;
+use super::limits::Body as Held;
+use super::log::RefusalReason;
+use crate::api::ApiError;
+use crate::clock::Duration;
+use crate::settings::Settings;
+use axum::extract::Request;
+use axum::http::{HeaderValue, StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use http_body_util::BodyExt;
+use serde_json::Value;
+
+/// A refusal as a response.
+pub struct Refusal(pub ApiError);
+
+impl IntoResponse for Refusal {
+    fn into_response(self) -> Response {
+        let status = StatusCode::from_u16(self.0.status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
+        let mut response = json_response(&self.0.body());
+        *response.status_mut() = status;
+        response.extensions_mut().insert(RefusalReason(self.0.message.clone()));
+        if let Some(seconds) = self.0.retry_after {
+            response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from(seconds));
+        }
+        if status == StatusCode::UNAUTHORIZED {
+            response.headers_mut().insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
+        }
+        response
+    }
+}
+
+/// A document as a response.
+pub fn json_response(value: &Value) -> Response {
+    ([(header::CONTENT_TYPE, "application/json")], value.to_string()).into_response()
+}
+
+/// A document, or a refusal, as a response.
+pub fn answer(result: Result<Value, ApiError>) -> Response {
+    match result {
+        Ok(value) => json_response(&value),
+        Err(error) => Refusal(error).into_response(),
+    }
+}
+
+/// Whether requests from there may change something.
+pub fn is_steered_by(daemon: &Daemon, peer: Option<&Peer>) -> bool {
+    may_steer(daemon, peer).is_ok()
+}
+
+/// The same, with the reason why not.
+///
+/// # Errors
+/// 403 where the settings let others steer.
+pub fn may_steer(daemon: &Daemon, peer: Option<&Peer>) -> Result<(), ApiError> {
+    let settings = daemon.settings();
+    match (settings.text("serve.steering"), peer) {
+        (Some("all"), _) | (Some("unix"), Some(Peer::Unix { .. })) => Ok(()),
+        (whose, _) => {
+            let message = format!("nothing is changed from here: serve.steering is {}", whose.unwrap_or_default());
+            Err(ApiError::new(403, message).code("no_steering"))
+        }
+    }
+}
+
+/// Reads the body, within the limits on its length and time.
+pub async fn body(daemon: &Daemon, request: Request) -> Result<Held, ApiError> {
+    let settings = daemon.settings();
+    let whole = Duration::from_secs(settings.whole("serve.body_seconds"));
+    let late =
+        |_| ApiError::new(408, format!("the body did not come within {whole:?}; serve.body_seconds sets the limit"));
+    tokio::time::timeout(whole, read_body(daemon, &settings, request)).await.map_err(late)?
+}
+
+async fn read_body(daemon: &Daemon, settings: &Settings, request: Request) -> Result<Held, ApiError> {
+    let limit = daemon.limits.bodies_bytes().min(settings.whole("serve.body_bytes") as usize);
+    let patience = Duration::from_secs(settings.whole("serve.stall_seconds"));
+    let too_large =
+        || ApiError::new(413, format!("the body has more than {limit} bytes; serve.body_bytes sets the limit"));
+    let told = request.headers().get(header::CONTENT_LENGTH).and_then(|v| v.to_str().ok()?.parse::<usize>().ok());
+    if told.is_some_and(|told| told > limit) {
+        return Err(too_large());
+    }
+    let mut body = request.into_body();
+    let mut held = Held::default();
+    loop {
+        let frame = tokio::time::timeout(patience, body.frame());
+        let frame =
+            frame.await.map_err(|_| ApiError::new(408, format!("nothing of the body came for {patience:?}")))?;
+        let Some(frame) = frame else { return Ok(held) };
+        let frame = frame.map_err(|e| ApiError::new(400, format!("the body broke off: {e}")))?;
+        if let Some(data) = frame.data_ref() {
+            if held.len() + data.len() > limit {
+                return Err(too_large());
+            }
+            daemon.limits.add(&mut held, data)?;
+        }
+    }
+}
