@@ -291,8 +291,12 @@ impl DeviceOptions {
     fn check(&self, model: &Model) -> Result<()> {
         let layers = model.config.layers;
         if let Some(why) = model.not_on_device() {
+            let remedy = match model.config.form.experts {
+                Some(_) => "leave out the device",
+                None => "give --quant q8_0 (or pack it so) to use a device",
+            };
             return Err(Error::Usage(format!(
-                "a device cannot compute with this model: {why} (they are {}); give --quant q8_0 (or pack it so) to use a device",
+                "a device cannot compute with this model: {why} (they are {}); {remedy}",
                 model.types()
             )));
         }

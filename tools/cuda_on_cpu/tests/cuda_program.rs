@@ -309,5 +309,5 @@ fn doctor_and_measure_know_the_card() {
 fn every_kernel_is_right_on_a_card_and_nothing_is_left_there() {
     let done = Machine::new().program(&["gpu-check", "--no-speed"], &[]);
     assert_eq!(done.code, Some(0), "{}{}", done.out, done.said);
-    assert_eq!(done.out.lines().filter(|line| line.starts_with("ok ")).count(), 68, "{}", done.out);
+    assert_eq!(done.out.lines().filter(|line| line.starts_with("ok ")).count(), 76, "{}", done.out);
 }
