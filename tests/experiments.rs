@@ -194,7 +194,8 @@ fn what_a_page_says_follows_from_the_rows() {
             assert!(near(figure_after(&said, "highest ", &plot.y), high), "{high}: {said}");
             assert!(near(figure_after(&said, "lowest ", &plot.y), low), "{low}: {said}");
             // Of two lines: how often the second is above the first.
-            let [first, second] = &summary.series(&plot.x, &plot.y).0[..] else { continue };
+            let (series, _) = summary.series(&plot.x, &plot.y);
+            let [first, second] = &series[..] else { continue };
             if !said.contains(" places and below at ") {
                 continue;
             }

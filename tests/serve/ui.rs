@@ -49,7 +49,10 @@ fn the_page_is_there_only_if_it_was_asked_for() {
         let answer = on.call("GET", &format!("/ui/{part}"), "");
         assert!(answer.status == 200 && answer.headers.contains("default-src 'none'"), "{part}: {}", answer.headers);
     }
-    assert_eq!(on.call("GET", "/ui/../etc/passwd", "").status, 404);
+    for nothing in ["/ui/../etc/passwd", "/ui/nothing", "/ui/%ff"] {
+        let answer = on.call("GET", nothing, "");
+        assert!(answer.status == 404 && answer.headers.contains("application/json"), "{nothing}: {}", answer.headers);
+    }
     let state = on.get("/ui/state");
     assert!(state["state"] == "ready" && state["may_steer"] == true && state["device"].is_null(), "{state}");
 }
@@ -110,7 +113,7 @@ fn the_budget_changes_from_the_page_where_the_port_may_steer() {
     daemon.until("dynamicinfer_model_loaded", 1.0);
     assert_eq!(daemon.call("POST", "/v1/completions", r#"{"prompt": "Once", "max_tokens": 8}"#).status, 200);
     let state = ask(&address, "GET /ui/state", &own, "").json();
-    assert_eq!((&state["may_steer"], state["generated_tokens"].as_u64()), (&true.into(), Some(8)), "{state}");
+    assert!(state["may_steer"] == true && state["generated_tokens"].as_u64() > Some(0), "{state}");
     let less = state["budget_bytes"].as_u64().unwrap() - 1_000_000;
     let changed = ask(&address, "PUT /ui/state", &own, &format!("{{\"vram_budget_bytes\": {less}}}"));
     assert!(changed.status == 200 && changed.json()["vram_budget_bytes"] == less, "{}", changed.text());
