@@ -2,7 +2,9 @@
 //! f32 does, by rows and across them; what is beside a number does not change its bits; and attention of many queries is that of one.
 
 use dynamicinfer::cpu::floats::Room;
-use dynamicinfer::cpu::{Columns, FloatPanels, Isa, Kernels, ManyForm, ThreadPool, reference};
+use dynamicinfer::cpu::shadow::Scale;
+use dynamicinfer::cpu::{Columns, FloatPanels, Isa, Kernels, ManyForm, Prefill, ThreadPool, reference};
+use dynamicinfer::formats::blocks::BlockType;
 use dynamicinfer::formats::rows::{self, Quant};
 use dynamicinfer::prng::Prng;
 use proptest::prelude::*;
@@ -208,6 +210,45 @@ fn sums_over_rows_in_int8_are_exact_for_what_int8_holds() {
                 input[i / cols * count..][..count].iter().zip(&rows).map(|(x, row)| f64::from(x * row[i % cols]));
             let (truth, size) = terms.fold((0.0, 0.0), |(sum, size), term| (sum + term, size + term.abs()));
             assert!((f64::from(*y) - truth).abs() <= 2e-6 * size, "{} {i}: {y}, truth {truth}", kernels.isa.name());
+        }
+    }
+}
+
+/// Inputs with a fixed step that a few channels go far beyond: what the step holds in codes plus the rest in f32 is the product; without the
+/// rest it is not.
+#[test]
+fn what_lies_beyond_a_fixed_step_is_added_to_the_codes() {
+    let mut rng = Prng::new(12);
+    for quant in [Quant::Q8, Quant::Q4, Quant::Block(BlockType::Q4_K)] {
+        let (cols, count, n) = (length(quant, 24), 40, 36);
+        let weights = Weights::random(&mut rng, quant, cols, count);
+        let mut input = numbers(&mut rng, n * cols);
+        input.chunks_exact_mut(cols).for_each(|column| [3, 200, 701].into_iter().for_each(|c| column[c] *= 60.0));
+        let rows: Vec<Vec<f32>> = (0..count).map(|r| reference::numbers(quant, weights.row(r), cols)).collect();
+        for kernels in supported().map(|kernels| kernels.with(Prefill::Int8PerTensor)) {
+            if kernels.form(quant, n) != ManyForm::Codes {
+                continue;
+            }
+            let off = |scale: Option<Scale>| {
+                let mut x = Columns { scale, ..Columns::default() };
+                x.set_here(&kernels, &input, n, [quant]);
+                let pointers: Vec<*const u8> = (0..count).map(|r| weights.row(r).as_ptr()).collect();
+                let mut y = vec![0.0; n * count];
+                // SAFETY: whole rows; kernels for this machine.
+                unsafe { kernels.many(quant, &pointers, &x, y.as_mut_ptr(), count) };
+                let (mut off, mut size) = (0.0, 0.0);
+                for (i, y) in y.iter().enumerate() {
+                    let truth = reference::dot(&rows[i % count], &input[i / count * cols..][..cols]);
+                    off += (f64::from(*y) - truth).powi(2);
+                    size += truth.powi(2);
+                }
+                (off / size).sqrt()
+            };
+            let step = 2.0 / 127.0;
+            let beside = off(Some(Scale { step, extracts: true }));
+            let lost = off(Some(Scale { step, extracts: false }));
+            let largest = off(None);
+            assert!(beside < 0.01 && lost > 0.5 && largest > 5.0 * beside, "{beside} {lost} {largest}");
         }
     }
 }

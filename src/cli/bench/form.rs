@@ -34,10 +34,9 @@ pub fn tables(rows: &[Row]) -> String {
 /// How the products of a prompt were computed, and how near to what the units can.
 fn products(row: &BenchRow) -> Option<String> {
     let (how, gops) = (row.prefill?, row.prefill_gops?);
-    let unit = row.unit_gops.map_or(String::new(), |unit| {
-        format!(", {} of the {unit:.0} that the units reach", percent(row.share_of_unit))
-    });
-    Some(format!("{}: --prefill {how}, {gops:.0} GOPS{unit}\n", row.test))
+    let share = percent(row.share_of_unit);
+    let unit = row.unit_gops.map_or(String::new(), |unit| format!(", {share} of the units' {unit:.0}"));
+    Some(format!("{}: {how}, {gops:.0} GOPS{unit}\n", row.test))
 }
 
 /// Its name in the tables. Times of a virtual device are said to be that in every line that has one.
