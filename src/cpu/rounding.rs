@@ -5,7 +5,7 @@ use crate::formats::rows::GROUP;
 /// A group of 32 numbers as codes of -127 to 127 and their step.
 pub fn round(group: &[f32]) -> (f32, [i8; GROUP]) {
     let step = top(group) / 127.0;
-    (step, round_by(group, step))
+    (step, codes(group, step, |v| v))
 }
 
 /// The largest magnitude.
@@ -15,12 +15,18 @@ pub fn top(values: &[f32]) -> f32 {
 
 /// A group of 32 numbers as codes; those beyond 127 times `step` become that.
 pub fn round_by(group: &[f32], step: f32) -> [i8; GROUP] {
+    codes(group, step, |v| v.clamp(-127.0, 127.0))
+}
+
+/// The codes of a group, of its numbers in steps as `within` leaves them. Of a step so small that its inverse is infinite only the low byte
+/// of the difference below is a code: 0, as a device has it.
+fn codes(group: &[f32], step: f32, within: impl Fn(f32) -> f32) -> [i8; GROUP] {
     let inverse = if step > 0.0 { 1.0 / step } else { 0.0 };
     let mut rounded = [0i8; GROUP];
     for (code, v) in rounded.iter_mut().zip(group) {
         // Round to nearest by the addition that pushes the fraction out of an f32: it vectorises.
         const MAGIC: f32 = 12_582_912.0; // 1.5 * 2^23
-        *code = (((v * inverse).clamp(-127.0, 127.0) + MAGIC).to_bits() as i32 - MAGIC.to_bits() as i32) as i8;
+        *code = ((within(v * inverse) + MAGIC).to_bits() as i32 - MAGIC.to_bits() as i32) as i8;
     }
     rounded
 }
