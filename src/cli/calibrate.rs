@@ -30,15 +30,15 @@ pub struct Args {
     tokens: Option<usize>,
     /// Instead of a predictor: what prompts lose with one int8 step for a whole input, with and without outliers computed beside
     #[arg(long)]
-    prefill: bool,
-    /// With --prefill: share of an input's numbers that are outliers
-    #[arg(long, value_name = "SHARE", default_value_t = 0.003, requires = "prefill", value_parser = share)]
+    outliers: bool,
+    /// With --outliers: share of an input's numbers that are outliers
+    #[arg(long, value_name = "SHARE", default_value_t = 0.003, requires = "outliers", value_parser = share)]
     beyond: f64,
-    /// With --prefill: share of the layers whose outliers are left out, the least important ones
-    #[arg(long, value_name = "SHARE", default_value_t = 0.85, requires = "prefill", value_parser = share)]
+    /// With --outliers: share of the layers whose outliers are left out, the least important ones
+    #[arg(long, value_name = "SHARE", default_value_t = 0.85, requires = "outliers", value_parser = share)]
     pruned: f64,
-    /// With --prefill: prompts of 256 tokens to choose steps by, and as many to measure on
-    #[arg(long, value_name = "N", default_value_t = 8, requires = "prefill", value_parser = clap::value_parser!(u16).range(1..))]
+    /// With --outliers: prompts of 256 tokens to choose steps by, and as many to measure on
+    #[arg(long, value_name = "N", default_value_t = 8, requires = "outliers", value_parser = clap::value_parser!(u16).range(1..))]
     prompts: u16,
     #[command(flatten)]
     engine: EngineArgs,
@@ -48,7 +48,7 @@ const EXAMPLES: &str = "\
 Examples:
   dynamicinfer calibrate demo --text books/*.txt
   dynamicinfer calibrate M --text chat.txt --recall 0.98 -o m.sign.predictor
-  dynamicinfer calibrate M --text chat.txt --prefill
+  dynamicinfer calibrate M --text chat.txt --outliers
   dynamicinfer eval M --text held-out.txt --predictor sign";
 
 fn share(text: &str) -> std::result::Result<f64, String> {
@@ -56,8 +56,8 @@ fn share(text: &str) -> std::result::Result<f64, String> {
 }
 
 pub fn run(args: Args) -> Result<()> {
-    if args.prefill {
-        return prefill(&args);
+    if args.outliers {
+        return outliers(&args);
     }
     let model = args.model.open_neurons("calibrate")?;
     if !model.config.activation.is_sparse() {
@@ -86,7 +86,7 @@ pub fn run(args: Args) -> Result<()> {
 }
 
 /// Compares the ways to compute a prompt.
-fn prefill(args: &Args) -> Result<()> {
+fn outliers(args: &Args) -> Result<()> {
     let sparsity = SparsityOptions { predictor: predictor::Kind::Dense.into(), ..SparsityOptions::default() };
     let options = crate::open::EngineOptions { sparsity, ..args.engine.options(&args.model) };
     let Opened { mut engine, .. } = open(&options, &Terminal)?;
