@@ -181,7 +181,7 @@ impl Reads {
                 break here;
             }
             looks += 1;
-            if !self.turn.swap(true, Ordering::Acquire) {
+            if !self.turn.load(Ordering::Relaxed) && !self.turn.swap(true, Ordering::Acquire) {
                 // SAFETY: this thread has the turn.
                 let way = unsafe { &mut *self.disk.get() };
                 way.look_after(&self.states, looks > LOOKS && ended().is_none());

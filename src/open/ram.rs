@@ -86,12 +86,15 @@ fn share(
     let resident = resident_bytes(engine, need);
     let least = resident + least_bytes(blocks, engine.model.config.ffn, align, options);
     if limit < least {
+        let given = match need.ram {
+            Some(ram) => format!("--ram {} is", human_bytes(ram)),
+            None => format!("{} of memory are free,", human_bytes(limit)),
+        };
         return Err(Error::Memory(format!(
-            "{} of memory are not enough for this model even if its neurons stay on disk: attention, head, keys and values and the reads take \
-             {}; give --ram {} or more, or take a smaller --ctx-size",
-            human_bytes(limit),
+            "{given} below the {} that this model takes with all its neurons on disk: attention, head, keys and values, and room for reads; \
+             give --ram {}MiB or more, take a smaller --ctx-size, or pack the model in a smaller type (--quant q4_0)",
             human_bytes(least),
-            least.div_ceil(1 << 20).saturating_mul(1 << 20)
+            least.div_ceil(1 << 20)
         )));
     }
     Ok(limit - resident)
