@@ -219,7 +219,9 @@ pub fn open_model(model: Model, options: &EngineOptions, told: &dyn Listener) ->
     options.sparsity.apply(&mut engine, told)?;
     if options.audit > 0 && !engine.sparsity().is_dense() {
         let activation_thresholds = engine.sparsity().activation_thresholds().to_vec();
-        engine.audit = Some(LiveAudit::new(options.audit, engine.model.config.activation, activation_thresholds));
+        // An audit reads every neuron of the model, from disk if they lie there.
+        let every = if limit.is_some() { options.audit.saturating_mul(16) } else { options.audit };
+        engine.audit = Some(LiveAudit::new(every, engine.model.config.activation, activation_thresholds));
     }
     let need = options.need(&engine.model);
     check_context(&engine.model, need.context, need.kv, told)?;
