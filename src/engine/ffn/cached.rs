@@ -6,8 +6,8 @@
 //! those of the mapped store.
 
 use super::{
-    Counts, Downs, FfnBuffers, Neurons, Selection, SharedCounts, Sparse, Tile, Work, activation, add_units,
-    products, rows_of, run_blocks, unit_buffers,
+    Counts, Downs, FfnBuffers, Neurons, Selection, SharedCounts, Sparse, Tile, Work, activation, add_units, products,
+    rows_of, run_blocks, unit_buffers,
 };
 use crate::cpu::thread_pool::Parts;
 use crate::cpu::{Columns, Kernels, MAX_COLUMNS, ThreadPool};
