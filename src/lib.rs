@@ -13,6 +13,7 @@ pub mod prng;
 pub mod child;
 pub mod hub;
 
+pub mod disk;
 pub mod formats;
 pub mod settings;
 pub mod tokenizer;
@@ -27,6 +28,8 @@ pub mod ops;
 pub mod predictor;
 pub mod profile;
 pub mod scheduler;
+
+pub mod host_cache;
 
 pub mod engine;
 pub mod placement;

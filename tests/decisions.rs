@@ -395,6 +395,6 @@ fn every_policy_is_named_wherever_all_of_them_are() {
     }
     assert_eq!(
         "best".parse::<Policy>().unwrap_err(),
-        "'best' is not a policy; take static, micro, macro, full, lru, random, lfu or sieve"
+        "'best' is not a policy; take static, micro, macro, full, lru, random, lfu, sieve or two-queues"
     );
 }

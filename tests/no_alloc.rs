@@ -10,9 +10,11 @@ use dynamicinfer::cache::{Migration, NeuronCache, Tier};
 use dynamicinfer::clock::{self, Duration};
 use dynamicinfer::cpu::Kernels;
 use dynamicinfer::device::{Device, Rates, VirtualDevice};
+use dynamicinfer::disk;
 use dynamicinfer::engine::{BatchToken, Choice, Engine, Logits, Migrator, Sparsity};
 use dynamicinfer::formats::predictor_file::Header;
 use dynamicinfer::formats::rows::Quant;
+use dynamicinfer::host_cache::{HostCache, HostCacheOptions, LayerBlocks, least_bytes};
 use dynamicinfer::ids::{LayerId, SlotId, StoreId};
 use dynamicinfer::lab::synth::{Shape, write_store};
 use dynamicinfer::model::config::Activation;
@@ -184,7 +186,7 @@ fn a_warm_engine_decodes_without_allocating() {
         let mut failed = Vec::new();
         for (name, choice) in choices {
             for threads in [1, 2] {
-                for device in [None, Some(Moving::AtRandom), Some(Moving::Scheduled)] {
+                for device in [None, Some(Moving::AtRandom), Some(Moving::Scheduled), Some(Moving::FromDisk)] {
                     // Nothing is scheduled where everything is computed.
                     if name == "dense" && device == Some(Moving::Scheduled) {
                         continue;
@@ -239,6 +241,8 @@ fn a_warm_engine_decodes_without_allocating() {
 enum Moving {
     AtRandom,
     Scheduled,
+    /// No device: neurons come from disk.
+    FromDisk,
 }
 
 /// Slow enough that the scheduler's decisions land while tokens are decoded, and the link carries many a layer.
@@ -266,12 +270,28 @@ fn background(engine: &Engine) -> Background {
     Background::start(model, block_bytes, setting).unwrap()
 }
 
+/// A cache with frames for some of the neurons, over the disk that the store lies on.
+fn from_disk(model: &Model) -> HostCache {
+    let store = model.store().unwrap();
+    let of = |l: usize| LayerBlocks {
+        offset: store.section(&format!("layer.{l}.ffn")).unwrap().offset,
+        block_bytes: model.layers[l].block().bytes(),
+    };
+    let blocks: Vec<LayerBlocks> = (0..LAYERS).map(of).collect();
+    let disk = disk::open(store.file().file()).unwrap().disk;
+    let options = HostCacheOptions::new(0);
+    let bytes = least_bytes(&blocks, FFN, disk.align(), &options) + (LAYERS * FFN / 3 * blocks[0].block_bytes) as u64;
+    HostCache::new(disk, &blocks, FFN, HostCacheOptions { bytes, ..options }).unwrap()
+}
+
 /// Allocations of [`COUNTED`] tokens that run as `choice[1]` says, after some that ran as `choice[0]` does.
 fn count(path: &Path, choice: &[Choice; 2], threads: usize, moving: Option<Moving>, sequences: usize) -> u64 {
     let mut engine = Engine::new(Model::open(path).unwrap(), threads, Kernels::best());
     let sparsity = |choice: &Choice| Sparsity::new(vec![choice.clone(); LAYERS], 0).unwrap();
     engine.set_sparsity(sparsity(&choice[0]));
-    if let Some(moving) = moving {
+    if moving == Some(Moving::FromDisk) {
+        engine.set_host_cache(from_disk(&engine.model));
+    } else if let Some(moving) = moving {
         let device = Box::new(VirtualDevice::new(u64::MAX, SLOW));
         // SAFETY: the engine has both.
         let mut split = unsafe { on_device(&engine.model, device, &[FFN / 3; LAYERS]) }.unwrap();
@@ -279,6 +299,7 @@ fn count(path: &Path, choice: &[Choice; 2], threads: usize, moving: Option<Movin
         split.migrator = Some(match moving {
             Moving::AtRandom => Box::new(Restless(Prng::new(1), FFN)),
             Moving::Scheduled => Box::new(background(&engine)),
+            Moving::FromDisk => unreachable!("without a device"),
         });
         engine.split = Some(split);
     }
@@ -307,6 +328,10 @@ fn count(path: &Path, choice: &[Choice; 2], threads: usize, moving: Option<Movin
     let allocations = ALLOCATIONS.load(Ordering::Relaxed) - before;
     let all = (share(&engine) * engine.report.tokens as f64 - warm * tokens as f64) / (COUNTED * sequences) as f64;
     println!("{warm:.2} of the neurons computed while warming, {all:.2} later");
+    if let Some(cached) = &mut engine.cached {
+        let counts = cached.cache.counts();
+        assert!(counts.reads.bytes > 0, "{counts:?}");
+    }
     if let Some(split) = &engine.split {
         let counters = split.cache.counters;
         assert!(counters.landed > 100 && counters.computed[Tier::Device] > 0, "{counters:?}");

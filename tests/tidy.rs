@@ -9,7 +9,7 @@ use std::path::Path;
 
 /// Each top-level module and those it may use, in the order of lib.rs; none may use one that stands below it. A new
 /// pair is a decision about the architecture: change ARCHITECTURE.md with it.
-const MODULES: [(&str, &[&str]); 29] = [
+const MODULES: [(&str, &[&str]); 31] = [
     ("clock", &[]),
     ("config", &[]),
     ("error", &[]),
@@ -20,6 +20,8 @@ const MODULES: [(&str, &[&str]); 29] = [
     ("child", &["error"]),
     // Names of models on the hub; the only connection to another machine.
     ("hub", &["error"]),
+    // Reads of a file, whatever it holds; the virtual disk draws, and a disk's costs are measured.
+    ("disk", &["clock", "prng"]),
     ("formats", &["error"]),
     // A file of settings is opened as every file that somebody names.
     ("settings", &["error", "formats"]),
@@ -35,6 +37,8 @@ const MODULES: [(&str, &[&str]); 29] = [
     ("profile", &["error", "formats", "ids", "model"]),
     // Decides, and knows no thread or clock.
     ("scheduler", &["cache", "device", "ids", "prng"]),
+    // Neurons from disk: a policy of the scheduler says who stays.
+    ("host_cache", &["cache", "clock", "device", "disk", "ids", "scheduler"]),
     // The engine sees tokens as numbers, no text; and nothing here knows the command line.
     (
         "engine",
@@ -45,6 +49,7 @@ const MODULES: [(&str, &[&str]); 29] = [
             "device",
             "error",
             "formats",
+            "host_cache",
             "ids",
             "model",
             "ops",
@@ -69,6 +74,7 @@ const MODULES: [(&str, &[&str]); 29] = [
             "engine",
             "error",
             "formats",
+            "host_cache",
             "ids",
             "interrupt",
             "model",
@@ -91,9 +97,11 @@ const MODULES: [(&str, &[&str]); 29] = [
             "config",
             "cpu",
             "device",
+            "disk",
             "engine",
             "error",
             "formats",
+            "host_cache",
             "hub",
             "ids",
             "interrupt",

@@ -84,7 +84,7 @@ pub struct LoadArgs {
     /// How keys and values are stored: f16 or f32
     #[arg(long, ignore_case = true, value_parser = ["f16", "f32"])]
     kv: Option<String>,
-    /// Host memory that weights, keys and values may take: 32GiB, 32G or bytes; a model that needs more is refused
+    /// Host memory that weights, keys and values may take: 32GiB, 32G or bytes; of a packed model that needs more, neurons stay on disk until they are needed
     #[arg(long, value_name = "SIZE", value_parser = checked_size)]
     ram: Option<String>,
     /// What tells which neurons a token needs: dense (all), exact, sign, mlp or auto; by layer as `mlp,dense@0,exact@3-5`

@@ -8,7 +8,7 @@ use super::sparsity_arg::SparsityArgs;
 use crate::error::{Error, Result};
 use crate::formats::rows::Quant;
 use crate::model::NamedActivation;
-use crate::open::{DeviceOptions, EngineOptions, ModelOptions};
+use crate::open::{DeviceOptions, EngineOptions, ModelOptions, RamOptions};
 use crate::settings::Settings;
 use clap::{Args, ValueEnum};
 
@@ -32,7 +32,7 @@ pub struct LoaderArgs {
     /// How exact prompts of more than 32 tokens are computed: exact, int8 or int8-per-tensor
     #[arg(long, value_enum, ignore_case = true)]
     pub prefill: Option<PrefillArg>,
-    /// Host memory that weights, keys and values may take: 32GiB, 32G or bytes; a model that needs more is refused
+    /// Host memory that weights, keys and values may take: 32GiB, 32G or bytes; of a packed model that needs more, neurons stay on disk until they are needed
     #[arg(long, value_name = "SIZE", value_parser = size::parse, allow_hyphen_values = true)]
     pub ram: Option<u64>,
     #[command(flatten)]
@@ -85,6 +85,7 @@ impl LoaderArgs {
             context: set("serve.context"),
             sequences: settings.whole("serve.parallel") as usize,
             ram: chosen(settings, "engine.ram", self.ram, size::parse)?,
+            neurons: RamOptions::default(),
             sparsity: self.sparsity.options_or_setting(settings)?,
             audit: settings.whole("engine.audit"),
             traced,

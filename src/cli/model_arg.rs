@@ -6,7 +6,8 @@ use crate::engine::Engine;
 use crate::error::{Error, Result};
 use crate::formats::rows::Quant;
 use crate::model::{KvType, Model, NamedActivation};
-use crate::open::{self, EngineOptions, Listener, ModelOptions, PackProgress, Packing};
+use crate::open::{self, EngineOptions, Listener, ModelOptions, PackProgress, Packing, RamOptions};
+use crate::scheduler::Policy;
 use clap::Args;
 use std::io::IsTerminal;
 use std::path::PathBuf;
@@ -41,9 +42,15 @@ pub struct EngineArgs {
     /// How exact prompts of more than 32 tokens are computed [default: int8]
     #[arg(long, value_enum, ignore_case = true)]
     pub prefill: Option<PrefillArg>,
-    /// Host memory that weights, keys and values may take: 32GiB, 32G or bytes; a model that needs more is refused
+    /// Host memory that weights, keys and values may take: 32GiB, 32G or bytes; of a packed model that needs more, neurons stay on disk until they are needed
     #[arg(long, value_name = "SIZE", value_parser = super::size::parse, allow_hyphen_values = true)]
     pub ram: Option<u64>,
+    /// Which neurons stay in memory where not all fit: two-queues, lru, lfu, sieve, static, full and the other policies [default: two-queues]
+    #[arg(long, hide = true, value_name = "POLICY")]
+    pub ram_policy: Option<Policy>,
+    /// Parts of the cache in memory to do without, for comparisons: keep, together, overlap
+    #[arg(long, hide = true, value_delimiter = ',', value_enum)]
+    pub ram_without: Vec<RamPart>,
     /// Instruction set: avx512, avxvnni, avx2 or portable [default: the best there is]
     #[arg(long, hide = true, value_parser = parse_isa)]
     pub isa: Option<Isa>,
@@ -53,6 +60,17 @@ pub struct EngineArgs {
 pub enum KvArg {
     F16,
     F32,
+}
+
+/// What the cache of neurons in memory can do without.
+#[derive(clap::ValueEnum, Clone, Copy, PartialEq)]
+pub enum RamPart {
+    /// Nothing stays in memory
+    Keep,
+    /// No two neurons are read at once
+    Together,
+    /// Nothing is computed while something is read
+    Overlap,
 }
 
 impl KvArg {
@@ -89,6 +107,17 @@ impl EngineArgs {
         self.kv.unwrap_or(KvArg::F16).kv()
     }
 
+    fn neurons(&self) -> RamOptions {
+        let usual = RamOptions::default();
+        let with = |part: RamPart| !self.ram_without.contains(&part);
+        RamOptions {
+            policy: self.ram_policy.unwrap_or(usual.policy),
+            together: with(RamPart::Together),
+            overlap: with(RamPart::Overlap),
+            keep: with(RamPart::Keep),
+        }
+    }
+
     /// Options with what was typed for the model and here, and defaults for everything else.
     pub fn options(&self, model: &ModelArgs) -> EngineOptions {
         EngineOptions {
@@ -98,6 +127,7 @@ impl EngineArgs {
             prefill: self.prefill.map(PrefillArg::prefill).unwrap_or_default(),
             kv: self.kv(),
             ram: self.ram,
+            neurons: self.neurons(),
             ..EngineOptions::new(&model.model)
         }
     }

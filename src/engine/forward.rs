@@ -7,6 +7,7 @@
 //! values it reads. For now a pass is one chunk: [`Pass::wanted`] and an executor's memory are one chunk's.
 
 use super::batch::Buffers;
+use super::ffn::CachedFfn;
 use super::probe::Probe;
 use super::sparsity::{Sparsity, Wanted};
 use crate::cpu::{Kernels, MAX_COLUMNS, ThreadPool};
@@ -72,6 +73,8 @@ pub(super) struct Pass<'a, 'o> {
     pub buffers: &'a mut Buffers,
     /// Keys and values of each sequence.
     pub caches: &'a mut [KvCache],
+    /// Where the FFNs' neurons come from, if the store is larger than memory; `None`: all lie in the mapped store.
+    pub cached: Option<&'a mut CachedFfn>,
     /// The clock, and an observer if there is one.
     pub probe: Probe<'a, 'o>,
     /// Which neurons the current layer computes.
@@ -86,7 +89,8 @@ impl Pass<'_, '_> {
 
     /// Shows the true activations of layer `l` to the observer ([`Probe::show`]).
     pub fn show(&mut self, l: usize, listed: bool) {
-        self.probe.show(self.model, self.pool, self.kernels, self.buffers, l, listed);
+        let cached = self.cached.as_deref_mut();
+        self.probe.show(self.model, self.pool, self.kernels, cached, self.buffers, l, listed);
     }
 
     /// Whether this is a chunk of a prompt: more tokens than sparse kernels take, so every FFN is dense.

@@ -1,6 +1,7 @@
 //! Whether an engine's results can be used: the files that it reads are unchanged, and its device works.
 
 use super::Engine;
+use crate::error::Error;
 use crate::formats::{FileState, MappedFile};
 use std::fmt;
 
@@ -45,6 +46,16 @@ impl fmt::Display for Failure {
 }
 
 impl Engine {
+    /// What the last pass could not read from disk; `None` if nothing was missing.
+    pub(super) fn unread(&self) -> Option<Error> {
+        let fault = self.cached.as_ref()?.cache.fault()?;
+        let why = match fault.errno {
+            Some(errno) => format!("a neuron cannot be read: {}", std::io::Error::from_raw_os_error(errno)),
+            None => "a neuron cannot be read: the file ends before it, so it was cut while it was used".to_owned(),
+        };
+        Some(Error::bad_at(self.model.path(), "", fault.offset, why))
+    }
+
     /// The files that the engine reads while it runs.
     pub fn files(&self) -> Vec<MappedFile> {
         let mut files = self.model.files().to_vec();
@@ -60,6 +71,9 @@ impl Engine {
     pub fn failure(&self) -> Option<Failure> {
         if let Some(fault) = self.fault() {
             return Some(Failure::Device(fault.0.clone()));
+        }
+        if let Some(error) = self.unread() {
+            return Some(Failure::of_files(&self.files()).unwrap_or_else(|| Failure::File(error.to_string())));
         }
         let whole = self.model.files().iter().chain(self.sparsity().files()).all(MappedFile::is_whole);
         if whole { None } else { Failure::of_files(&self.files()) }

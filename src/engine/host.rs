@@ -3,7 +3,7 @@
 use super::attention::{attention, rotate_and_put};
 use super::batch::Buffers;
 use super::embed::embed;
-use super::ffn::{self, Neurons, Selection, Work};
+use super::ffn::{self, CachedTools, Neurons, Selection, Work};
 use super::forward::{Executor, Pass, Phase, Step};
 use super::inputs::Input;
 use super::report::Report;
@@ -103,7 +103,7 @@ impl Executor for Host<'_> {
         let listed = ffn_input(pass, l, wanted);
         pass.show(l, listed);
         let n = pass.n();
-        let Pass { model, pool, kernels, buffers: b, sparsity, probe, .. } = pass;
+        let Pass { model, pool, kernels, buffers: b, sparsity, cached, probe, .. } = pass;
         let (c, layer, activation_threshold) = (&model.config, &model.layers[l], sparsity.activation_threshold(l));
         if c.layer(l).norms.parallel() {
             add_attention(b, layer);
@@ -115,7 +115,13 @@ impl Executor for Host<'_> {
             Wanted::Selected => Work::Selected(&predicted.selections[l]),
             Wanted::Experts => unreachable!("experts are computed above"),
         };
-        let read = ffn::ffn(pool, kernels, c, layer, columns, work, activation_threshold, tiles, scratch, x);
+        let read = match cached {
+            Some(cached) => {
+                let tools = CachedTools { pool, kernels, config: c, layer: (l, layer), x: columns };
+                cached.ffn(tools, work, activation_threshold, tiles, scratch, x)
+            }
+            None => ffn::ffn(pool, kernels, c, layer, columns, work, activation_threshold, tiles, scratch, x),
+        };
         let selection = listed.then(|| &predicted.selections[l]);
         probe.report.add_layer((l, layer), c, n, wanted, selection, read);
         if n > crate::cpu::MAX_COLUMNS
@@ -198,7 +204,7 @@ fn add_experts(pass: &mut Pass<'_, '_>, l: usize, weights: &ExpertWeights) {
 /// Normalises the residual into `buffers.normed` and `columns`, and computes all gates if the layer asks for them. Returns whether the
 /// layer's selection lists what will be computed; for gates it does so only with an observer, because the FFN makes its own list.
 fn ffn_input(pass: &mut Pass<'_, '_>, l: usize, wanted: Wanted) -> bool {
-    let Pass { model, pool, kernels, buffers: b, sparsity, probe, .. } = pass;
+    let Pass { model, pool, kernels, buffers: b, sparsity, cached, probe, .. } = pass;
     let (c, layer, n) = (&model.config, &model.layers[l], b.positions.len());
     let h = c.hidden;
     // Attention has normed the same residual with the same norm, if it is the FFN's, too.
@@ -211,7 +217,13 @@ fn ffn_input(pass: &mut Pass<'_, '_>, l: usize, wanted: Wanted) -> bool {
         return wanted == Wanted::Selected;
     }
     b.gates.resize(n * c.ffn, 0.0);
-    gates(pool, kernels, c, layer, &b.columns, &mut b.gates);
+    match cached {
+        Some(cached) => {
+            let tools = CachedTools { pool, kernels, config: c, layer: (l, layer), x: &b.columns };
+            cached.gates(tools, &mut b.gates);
+        }
+        None => gates(pool, kernels, c, layer, &b.columns, &mut b.gates),
+    }
     if probe.observer.is_none() {
         return false;
     }

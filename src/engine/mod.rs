@@ -18,7 +18,7 @@ pub mod sparsity;
 pub mod split;
 
 pub use batch::{BatchToken, Logits};
-pub use ffn::{Counts, Selection, Work};
+pub use ffn::{CachedFfn, Counts, Selection, Work};
 pub use health::Failure;
 pub use observer::{AuditCounts, LiveAudit, Observer, Seen};
 pub use report::Report;
@@ -35,6 +35,7 @@ use crate::cpu::{Kernels, MAX_COLUMNS, ThreadPool};
 use crate::device::timeline::{Note, Timeline};
 use crate::device::{Fault, OutOfMemory};
 use crate::error::{Error, Result};
+use crate::host_cache::HostCache;
 use crate::model::{KvCache, Model};
 use crate::ops::math;
 use crate::predictor::Tools;
@@ -62,6 +63,8 @@ pub struct Engine {
     pub report: Report,
     /// Compares predictions with true activations now and then, while tokens are decoded; `None`: never.
     pub audit: Option<LiveAudit>,
+    /// Where neurons come from, if the store is larger than memory; `None`: from the mapped store.
+    pub cached: Option<Box<CachedFfn>>,
     /// What is done and when, if a trace is kept; with a device, the device keeps it.
     timeline: Option<Box<Timeline>>,
     pool: ThreadPool,
@@ -78,7 +81,19 @@ impl Engine {
         let buffers = Buffers::new(pool.threads());
         let sparsity = Sparsity::dense(model.config.layers);
         let (model, report) = (Arc::new(model), Report::default());
-        Engine { model, kernels, report, split: None, audit: None, timeline: None, pool, sparsity, buffers, passes: 0 }
+        Engine {
+            model,
+            kernels,
+            report,
+            split: None,
+            audit: None,
+            cached: None,
+            timeline: None,
+            pool,
+            sparsity,
+            buffers,
+            passes: 0,
+        }
     }
 
     /// Sets which neurons the FFNs of passes of up to [`MAX_COLUMNS`] tokens compute; longer prompts compute all. Returns what was set
@@ -127,6 +142,15 @@ impl Engine {
         let Buffers { columns, ffn, .. } = &mut self.buffers;
         let counts = [columns].into_iter().chain(ffn.columns()).map(|of| std::mem::take(&mut of.shadow.counted));
         counts.fold([0, 0], |sum, counted| [sum[0] + counted[0], sum[1] + counted[1]])
+    }
+
+    /// From now on neurons come by way of this cache, which was made for this model's layers. Without a device.
+    ///
+    /// # Panics
+    /// If there is a device.
+    pub fn set_host_cache(&mut self, cache: HostCache) {
+        assert!(self.split.is_none(), "a device reads the mapped store");
+        self.cached = Some(Box::new(CachedFfn::new(cache, &self.model.layers, self.model.config.ffn)));
     }
 
     /// Which neurons each layer computes.
@@ -213,9 +237,10 @@ impl Engine {
     ///
     /// # Errors
     /// [`Error::Fatal`] once the device has failed: its neurons are missing in everything since, and the logits are NaN.
+    /// [`Error::BadFile`] if neurons that the last pass needed could not be read.
     pub fn check(&self) -> Result<()> {
         match self.fault() {
-            None => Ok(()),
+            None => self.unread().map_or(Ok(()), Err),
             Some(fault) => Err(Error::Fatal(format!("the device has failed: {}", fault.0))),
         }
     }
@@ -268,7 +293,12 @@ impl Engine {
         self.passes += 1;
         let (number, tokens) = (self.passes, self.buffers.positions.len());
         let _pass = debug_span!("pass", number, tokens, sequences = self.buffers.sequences()).entered();
-        let Engine { model, kernels, report, split, pool, sparsity, buffers, timeline, .. } = self;
+        let Engine { model, kernels, report, split, cached, pool, sparsity, buffers, timeline, .. } = self;
+        // What an earlier pass could not read may be there now.
+        let before = cached.as_mut().map(|cached| {
+            cached.cache.take_fault();
+            cached.cache.counts()
+        });
         let (n, neurons) = (buffers.positions.len(), model.config.clusters() * model.config.layers);
         assert!(n > 0 && buffers.positions.iter().all(|p| p.position < caches[p.sequence].context));
         let first = buffers.positions[0].position;
@@ -279,7 +309,17 @@ impl Engine {
         };
         let mut host = Host { split: from_host, timeline: timeline.as_deref_mut(), teaches: divided };
         let probe = Probe { lap: clock::now(), report, observer };
-        let mut pass = Pass { model, pool, kernels, sparsity, buffers, caches, probe, wanted: Wanted::All };
+        let mut pass = Pass {
+            model,
+            pool,
+            kernels,
+            sparsity,
+            buffers,
+            caches,
+            cached: cached.as_deref_mut(),
+            probe,
+            wanted: Wanted::All,
+        };
         match on_device {
             Some(split) => {
                 split.note(Note::Pass { tokens: n, first });
@@ -291,13 +331,16 @@ impl Engine {
             }
         }
         buffers.positions.iter().for_each(|p| caches[p.sequence].len = caches[p.sequence].len.max(p.position + 1));
+        if let (Some(cached), Some(before)) = (cached, before) {
+            report.host_cache += cached.cache.counts().since(&before);
+        }
         report.tokens += n as u64;
         report.passes += 1;
         let residents = split.as_ref().map_or(0, Split::residents);
         Host { split: split.as_mut(), timeline: timeline.as_deref_mut(), teaches: false }
             .note(report, Note::End { residents, neurons });
-        if self.fault().is_some() {
-            // No result in which a failed device had a part may pass for an answer.
+        if self.fault().is_some() || self.unread().is_some() {
+            // No result in which a failed device or neurons that could not be read had a part may pass for an answer.
             self.buffers.logits.fill(f32::NAN);
         }
     }

@@ -1,7 +1,7 @@
 //! What accompanies a pass: the clock, the sums of times, and an observer.
 
 use super::batch::Buffers;
-use super::ffn;
+use super::ffn::{self, CachedFfn, CachedTools};
 use super::observer::{Observer, Seen};
 use super::report::Report;
 use crate::clock;
@@ -28,11 +28,13 @@ impl Probe<'_, '_> {
 
     /// Computes the true activations of layer `l` for the observer, from its residual and FFN input in `b`. `listed`: the layer's selection
     /// is what will be computed; if false, all neurons are.
+    #[allow(clippy::too_many_arguments)]
     pub fn show(
         &mut self,
         model: &Model,
         pool: &mut ThreadPool,
         kernels: &Kernels,
+        cached: Option<&mut CachedFfn>,
         b: &mut Buffers,
         l: usize,
         listed: bool,
@@ -42,7 +44,13 @@ impl Probe<'_, '_> {
         b.true_gates.resize(n * c.ffn, 0.0);
         b.activations.resize(n * c.ffn, 0.0);
         let (gates, activations) = (&mut b.true_gates, &mut b.activations);
-        ffn::activations(pool, kernels, c, layer, &b.columns, gates, activations);
+        match cached {
+            Some(cached) => {
+                let tools = CachedTools { pool, kernels, config: c, layer: (l, layer), x: &b.columns };
+                cached.activations(tools, gates, activations);
+            }
+            None => ffn::activations(pool, kernels, c, layer, &b.columns, gates, activations),
+        }
         let selection = listed.then(|| &b.predicted.selections[l]);
         let (first, residual, input) = (b.positions[0].position, &b.x, &b.normed);
         observer.layer(&Seen { layer: l, first, n, residual, input, gates, activations, selection });

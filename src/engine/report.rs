@@ -3,6 +3,7 @@
 use super::ffn::{Counts, Selection};
 use super::sparsity::Wanted;
 use crate::device::timeline::Stage;
+use crate::host_cache::HostCacheCounts;
 use crate::model::config::ModelConfig;
 use crate::model::weights::Layer;
 
@@ -25,6 +26,8 @@ pub struct Report {
     pub head_ns: u64,
     /// Bytes of FFN rows that the CPU read.
     pub ffn_bytes: u64,
+    /// What the cache of neurons in host memory did, where not all of them fit.
+    pub host_cache: HostCacheCounts,
     /// For each layer, neurons (of a mixture: experts) times tokens that were computed: all in dense layers, those that fired in exact ones, those that were
     /// selected in predicted ones.
     pub computed: Vec<u64>,

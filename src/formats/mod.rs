@@ -211,6 +211,11 @@ impl MappedFile {
         }
     }
 
+    /// The open file itself.
+    pub fn file(&self) -> &File {
+        &self.mapped.file
+    }
+
     /// Whether every page that was read so far could be read. Only a program that has called [`survive`] lives to see that one could not.
     #[inline]
     pub fn is_whole(&self) -> bool {
@@ -270,6 +275,16 @@ pub fn will_need(bytes: &[u8]) {
     let first = bytes.as_ptr().with_addr(start).cast_mut().cast();
     // SAFETY: the pages are those of the bytes, and the advice changes nothing that a program can see.
     let _ = unsafe { madvise(first, bytes.as_ptr().addr() + bytes.len() - start, Advice::WillNeed) };
+}
+
+/// Reads these bytes of a mapped file into memory now. Advice only: a refusal costs speed, nothing else.
+pub fn load(bytes: &[u8]) {
+    use rustix::mm::{Advice, madvise};
+    let page = rustix::param::page_size();
+    let start = bytes.as_ptr().addr() / page * page;
+    let first = bytes.as_ptr().with_addr(start).cast_mut().cast();
+    // SAFETY: as in `will_need`.
+    let _ = unsafe { madvise(first, bytes.as_ptr().addr() + bytes.len() - start, Advice::LinuxPopulateRead) };
 }
 
 /// For a file that is not a model: what it is, by its first bytes, and what to do about it.

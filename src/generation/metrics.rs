@@ -114,6 +114,16 @@ pub struct Metrics {
     pub neurons_computed: Number,
     /// Neurons times tokens that a dense model would have computed.
     pub neurons_all: Number,
+    /// Neurons that were in host memory when they were needed; 0 where all are, as the next four.
+    pub ram_hits: Number,
+    /// Neurons that were needed and had to be read from disk.
+    pub ram_misses: Number,
+    /// Bytes read from disk.
+    pub disk_bytes: Number,
+    /// Reads from disk.
+    pub disk_reads: Number,
+    /// Nanoseconds that threads have waited for the disk, all together.
+    pub disk_wait_ns: Number,
     /// Active neurons times tokens that the device computed; 0 without a device, as all that follow up to the audit's.
     pub hits: Number,
     /// Active neurons times tokens that the CPU computed beside a device.

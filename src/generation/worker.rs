@@ -499,6 +499,12 @@ impl Worker {
         m.ffn_ns.add(report.ffn_ns);
         m.head_ns.add(report.head_ns);
         m.ffn_bytes.add(report.ffn_bytes);
+        let cache = &report.host_cache;
+        m.ram_hits.add(cache.hits);
+        m.ram_misses.add(cache.misses);
+        m.disk_bytes.add(cache.reads.bytes);
+        m.disk_reads.add(cache.reads.reads);
+        m.disk_wait_ns.add(cache.waited_ns);
         m.neurons_computed.add(report.computed.iter().sum());
         let config = &self.engine.model.config;
         m.neurons_all.add(report.tokens * (config.ffn * config.layers) as u64);

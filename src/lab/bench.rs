@@ -128,6 +128,9 @@ pub struct BenchRow {
     pub precision: Option<f64>,
     /// Mean time of a decode pass by part; decode only.
     pub parts_ms: Option<PartsMs>,
+    /// What came from disk, where not all neurons are in memory; decode only.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub disk: Option<DiskRow>,
     /// Weight bytes read per second, GB/s, from the median time between tokens; decode only.
     pub read_gb_s: Option<f64>,
     /// The fastest that the same threads read memory, GB/s: the better of two measurements, before and after all rows.
@@ -147,6 +150,36 @@ pub struct PartsMs {
     pub ffn: f64,
     /// The last norm and the head.
     pub head: f64,
+}
+
+/// What a decode pass took from disk, where not all neurons are in memory.
+#[derive(Clone, Copy, Debug, Serialize)]
+pub struct DiskRow {
+    /// Neurons that were in memory when they were needed / neurons that were needed.
+    pub hit_share: f64,
+    /// Bytes read from disk in a pass.
+    pub bytes_per_token: u64,
+    /// Reads in a pass.
+    pub reads_per_token: f64,
+    /// Bytes read by the time of all passes, GB/s.
+    pub gb_s: f64,
+    /// Time that a thread waited for reads in a pass, ms.
+    pub wait_ms: f64,
+}
+
+impl DiskRow {
+    /// By the report of some decode passes that took `ns` together.
+    fn of(report: &Report, ns: u64, threads: usize) -> Option<DiskRow> {
+        let (cache, passes) = (&report.host_cache, report.passes.max(1));
+        let needed = cache.hits + cache.misses;
+        (needed + cache.streamed > 0).then(|| DiskRow {
+            hit_share: cache.hits as f64 / needed.max(1) as f64,
+            bytes_per_token: cache.reads.bytes / passes,
+            reads_per_token: cache.reads.reads as f64 / passes as f64,
+            gb_s: cache.reads.bytes as f64 / ns.max(1) as f64,
+            wait_ms: cache.waited_ns as f64 / 1e6 / (threads as u64 * passes) as f64,
+        })
+    }
 }
 
 /// Looks on while rows are measured, outside the timed steps.
@@ -170,7 +203,9 @@ pub fn bench(
     watch: &Watch<'_>,
 ) -> Result<Vec<BenchRow>> {
     let (threads, model) = (engine.threads(), engine.model.clone());
-    let file = model.files()[0].bytes();
+    // Of a model that is larger than memory only a part lies there.
+    let cached = engine.cached.is_some();
+    let file = if cached { model.head.all() } else { model.files()[0].bytes() };
     let room = free.map_or(u64::MAX, |free| free.saturating_sub(model.file_bytes()) / 2);
     let buffer = (room >= READ_BYTES as u64).then(|| ReadBuffer::new(READ_BYTES, None).ok()).flatten();
     let measure = || buffer.as_ref().map_or_else(|| read_bandwidth(file, threads), |buffer| buffer.measure(threads));
@@ -314,10 +349,12 @@ fn run(
 /// Recall and precision of the predictors on random tokens like those that were timed.
 fn audit(engine: &mut Engine, kv: KvType) -> Result<Shares> {
     const TOKENS: usize = 64;
+    // Each of them reads the whole model, from disk if it is there.
+    let tokens = if engine.cached.is_some() { TOKENS / 16 } else { TOKENS };
     let mut rng = crate::prng::Prng::new(2);
-    let mut session = Session::new(engine, TOKENS, kv)?;
+    let mut session = Session::new(engine, tokens, kv)?;
     let mut audit = Audit::new(&engine.model.config, engine.sparsity().activation_thresholds().to_vec());
-    for _ in 0..TOKENS {
+    for _ in 0..tokens {
         interrupt::check()?;
         let token = rng.below(engine.model.config.vocab as u64) as u32;
         engine.forward_observed(&mut session.kv, &[token], Logits::None, &mut audit);
@@ -335,6 +372,7 @@ fn row(
 ) -> BenchRow {
     let model = &engine.model;
     let samples_ns: Vec<u64> = repeats.iter().map(|steps| steps.iter().sum()).collect();
+    let samples_ns_sum = samples_ns.iter().sum();
     let samples_ts: Vec<f64> =
         samples_ns.iter().map(|&ns| (prompt + generate * sequences) as f64 * 1e9 / ns as f64).collect();
     let (avg_ns, stddev_ns) = mean_and_deviation(&samples_ns.iter().map(|&n| n as f64).collect::<Vec<_>>());
@@ -396,6 +434,7 @@ fn row(
         recall: None,
         precision: None,
         parts_ms: decode.then_some(parts_ms),
+        disk: if decode { DiskRow::of(report, samples_ns_sum, engine.threads()) } else { None },
         read_gb_s,
         machine_gb_s: machine.gb_per_s,
         share_of_machine: read_gb_s.map(|rate| rate / machine.gb_per_s),

@@ -61,6 +61,14 @@ impl NeuronBlocks {
         NeuronBlocks { layout, count, cols, start: bytes.as_ptr() }
     }
 
+    /// The same blocks in another memory: some from number `first` on lie at `at`, one after the other. Nothing may be read of the others.
+    ///
+    /// # Safety
+    /// The bytes at `at` outlive what is read of these blocks.
+    pub unsafe fn placed(self, first: usize, at: *const u8) -> NeuronBlocks {
+        NeuronBlocks { start: at.wrapping_sub(first * self.layout.bytes()), ..self }
+    }
+
     /// Bytes of all blocks.
     pub fn bytes(&self) -> u64 {
         (self.count * self.layout.bytes()) as u64
@@ -100,7 +108,9 @@ impl NeuronBlocks {
     /// If there is no such neuron.
     #[inline]
     pub fn part(&self, part: BlockPart, neuron: usize) -> &[u8] {
-        part.of(&self.all()[neuron * self.layout.bytes()..])
+        assert!(neuron < self.count);
+        // SAFETY: `over` has checked the length; of blocks that were placed the caller reads those that are there.
+        unsafe { std::slice::from_raw_parts(self.ptr(neuron).wrapping_add(part.offset), part.bytes) }
     }
 }
 

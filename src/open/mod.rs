@@ -13,6 +13,7 @@ pub mod embedded;
 pub mod machine;
 pub mod model;
 pub mod place;
+mod ram;
 pub mod report;
 pub mod sparsity;
 pub mod stores;
@@ -21,6 +22,7 @@ mod vram_budget;
 pub use device::{DeviceKind, DeviceOptions, DeviceSession, LookaheadOn, Placement};
 pub use model::{ModelOptions, check_context};
 pub use place::place;
+pub use ram::RamOptions;
 pub use report::DeviceReport;
 pub use sparsity::{PredictorChoice, SparsityOptions};
 pub use vram_budget::VramBudget;
@@ -53,8 +55,11 @@ pub struct EngineOptions {
     pub context: Option<usize>,
     /// Number of sequences that may be decoded together, 1 or more.
     pub sequences: usize,
-    /// Host memory that weights, keys and values may take, bytes; `None` is what is free.
+    /// Host memory that weights, keys and values may take, bytes; `None` is what is free. Of a packed model that takes more, neurons stay
+    /// on disk until they are needed.
     pub ram: Option<u64>,
+    /// How neurons are kept in memory where not all of them fit.
+    pub neurons: RamOptions,
     /// Which neurons are computed.
     pub sparsity: SparsityOptions,
     /// Compare the predictor with the true activations in every `audit`-th decoding pass; 0 for never.
@@ -77,6 +82,7 @@ impl EngineOptions {
             context: None,
             sequences: 1,
             ram: None,
+            neurons: RamOptions::default(),
             sparsity: SparsityOptions::default(),
             audit: 0,
             traced: false,
@@ -204,13 +210,18 @@ pub fn open(options: &EngineOptions, told: &dyn Listener) -> Result<Opened> {
 /// # Errors
 /// As [`open`].
 pub fn open_model(model: Model, options: &EngineOptions, told: &dyn Listener) -> Result<Opened> {
+    let limit = ram::limit(&model, options);
     let mut engine = processor(model, options.threads, options.isa)?;
     engine.kernels.prefill = options.prefill;
-    read_in(&mut engine);
+    if limit.is_none() {
+        read_in(&mut engine);
+    }
     options.sparsity.apply(&mut engine, told)?;
     if options.audit > 0 && !engine.sparsity().is_dense() {
         let activation_thresholds = engine.sparsity().activation_thresholds().to_vec();
-        engine.audit = Some(LiveAudit::new(options.audit, engine.model.config.activation, activation_thresholds));
+        // An audit reads every neuron of the model, from disk if they lie there.
+        let every = if limit.is_some() { options.audit.saturating_mul(16) } else { options.audit };
+        engine.audit = Some(LiveAudit::new(every, engine.model.config.activation, activation_thresholds));
     }
     let need = options.need(&engine.model);
     check_context(&engine.model, need.context, need.kv, told)?;
@@ -219,8 +230,10 @@ pub fn open_model(model: Model, options: &EngineOptions, told: &dyn Listener) ->
         Some(device) => device.apply(&mut engine, need, options, told)?,
         None => None,
     };
-    if device.is_none() {
-        check_ram(&engine.model, need)?;
+    match limit {
+        Some(limit) => ram::keep_a_part(&mut engine, need, limit, options, told)?,
+        None if device.is_none() => check_ram(&engine.model, need)?,
+        None => {}
     }
     Ok(Opened { engine, context: need.context, kv: need.kv, device })
 }
@@ -237,7 +250,10 @@ pub fn check(options: &EngineOptions, told: &dyn Listener) -> Result<()> {
     check_context(&engine.model, need.context, need.kv, told)?;
     match &options.device {
         Some(device) => device.try_plan(&engine, need, &options.sparsity, told),
-        None => check_ram(&engine.model, need),
+        None => match ram::limit(&engine.model, options) {
+            Some(limit) => ram::check(&engine, need, limit, options),
+            None => check_ram(&engine.model, need),
+        },
     }
 }
 

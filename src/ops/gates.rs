@@ -5,6 +5,7 @@ use crate::cpu::{Columns, Kernels, ThreadPool};
 use crate::model::config::{Ffn, ModelConfig};
 use crate::model::weights::Layer;
 use crate::ops::math;
+use std::ops::Range;
 
 /// Neurons that a thread takes at a time in a pass over all of them.
 pub const TILE_NEURONS: usize = 128;
@@ -19,10 +20,24 @@ pub fn gates(
     x: &Columns,
     gates: &mut [f32],
 ) {
+    gates_of(pool, kernels, config, layer, x, 0..config.ffn, gates);
+}
+
+/// The same for some neurons; what stands in `gates` of others stays.
+pub fn gates_of(
+    pool: &mut ThreadPool,
+    kernels: &Kernels,
+    config: &ModelConfig,
+    layer: &Layer,
+    x: &Columns,
+    neurons: Range<usize>,
+    gates: &mut [f32],
+) {
     assert_eq!(gates.len(), x.n * config.ffn);
     let (gates, part) = (Parts::new(gates), layer.block().gate_or_up());
-    pool.run(config.ffn.div_ceil(TILE_NEURONS), |_, task| {
-        let range = task * TILE_NEURONS..config.ffn.min((task + 1) * TILE_NEURONS);
+    pool.run(neurons.len().div_ceil(TILE_NEURONS), |_, task| {
+        let first = neurons.start + task * TILE_NEURONS;
+        let range = first..neurons.end.min(first + TILE_NEURONS);
         let rows = layer.neurons().part_rows(part, range.start);
         // SAFETY: the rows are inside the section; the kernels are for this machine; each task writes its own neurons of `gates`,
         // which is [n, ffn].

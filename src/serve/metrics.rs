@@ -69,6 +69,12 @@ fn worker(page: &mut Page, m: &Metrics) {
     page.counter("ffn_read_bytes_total", "bytes of neuron rows that the CPU read", m.ffn_bytes.get());
     page.counter("neurons_computed_total", "neurons times tokens that were computed", m.neurons_computed.get());
     page.counter("neurons_all_total", "neurons times tokens that a dense model computes", m.neurons_all.get());
+    page.counter("ram_hits_total", "needed neurons that were in host memory, where not all are", m.ram_hits.get());
+    page.counter("ram_misses_total", "needed neurons that were read from disk", m.ram_misses.get());
+    page.counter("disk_read_bytes_total", "bytes of neurons read from disk", m.disk_bytes.get());
+    page.counter("disk_reads_total", "reads of neurons from disk", m.disk_reads.get());
+    page.family("disk_wait_seconds_total", "counter", "time that threads waited for the disk, all together");
+    page.sample("disk_wait_seconds_total", "", m.disk_wait_ns.get() as f64 / 1e9);
     page.counter("hits_total", "active neurons computed on the device", m.hits.get());
     page.counter("misses_total", "active neurons computed on the CPU beside a device", m.misses.get());
     page.family("block_migrations_total", "counter", "neuron blocks whose move to the device was begun");

@@ -28,6 +28,9 @@ pub fn tables(rows: &[Row]) -> String {
             times(rows)
         ));
     }
+    if rows.iter().any(|row| row.row.disk.is_some()) {
+        parts.push(format!("\n{}", from_disk(rows)));
+    }
     parts.concat()
 }
 
@@ -80,6 +83,23 @@ fn times(rows: &[Row]) -> String {
         let Some(p) = &row.row.parts_ms else { continue };
         let times = [p.attention, p.predictor, p.ffn, p.head].map(|ms| format!("{ms:.2}"));
         table.add_row([test(row)].into_iter().chain(times));
+    }
+    finished(table)
+}
+
+fn from_disk(rows: &[Row]) -> String {
+    let mut table = empty(&["test", "in memory", "MB/token from disk", "reads", "disk GB/s", "ms waited"]);
+    for row in rows {
+        let Some(d) = &row.row.disk else { continue };
+        let megabytes = d.bytes_per_token as f64 / 1e6;
+        table.add_row([
+            test(row),
+            percent(Some(d.hit_share)),
+            number(megabytes),
+            format!("{:.0}", d.reads_per_token),
+            number(d.gb_s),
+            number(d.wait_ms),
+        ]);
     }
     finished(table)
 }
@@ -240,6 +260,7 @@ mod tests {
                 ffn: 123.45,
                 head: 12.34,
             }),
+            disk: None,
             read_gb_s: some(123.4),
             machine_gb_s: 345.6,
             share_of_machine: some(0.36),

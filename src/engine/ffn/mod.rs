@@ -3,6 +3,7 @@
 //! Each unit of work is a fixed range of neurons (of all, or of the list) with an output buffer of its own; the buffers are
 //! added in order. So the result does not depend on how many threads there are or which one was faster.
 
+mod cached;
 mod experts;
 mod many;
 mod whole;
@@ -13,21 +14,20 @@ use crate::cpu::{Columns, Kernels, MAX_AXPY_ROWS, MAX_COLUMNS, Rows, ThreadPool}
 use crate::device::NONE;
 use crate::engine::inputs::{Input, Inputs};
 use crate::formats::rows::{self, Quant};
+use crate::host_cache::units_of;
 use crate::ids::StoreId;
 use crate::model::block::BlockPart;
 use crate::model::config::{Activation, Ffn, ModelConfig};
 use crate::model::ffn_weights::{FfnWeights, NeuronBlocks};
 use crate::model::weights::Layer;
 use crate::ops::math;
+pub use cached::CachedFfn;
+pub(super) use cached::Tools as CachedTools;
 pub use experts::{ExpertBuffers, experts};
 pub use many::{Tile, activations, down, products};
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Units per layer at most. Their buffers are written and added once per token: 32 of them are below 1 % of the weights.
-const MAX_UNITS: usize = 32;
-/// Block bytes per unit at least, so that a small model does not drown in buffers.
-const MIN_UNIT_BYTES: usize = 128 << 10;
 /// Working memory that the FFN keeps between calls.
 #[derive(Default)]
 pub struct FfnBuffers {
@@ -260,12 +260,8 @@ pub fn ffn(
     let sparse = list.map(|(list, known)| Sparse { kernels, config, layer, x, list, known, activation_threshold });
     let neurons = list.map_or(config.ffn, |(list, _)| list.neurons.len());
 
-    let units_of = |neurons: usize| (neurons * layer.block().bytes() / MIN_UNIT_BYTES).clamp(1, MAX_UNITS);
-    let units = units_of(neurons);
-    let size = (x.n * config.hidden).next_multiple_of(LINE);
-    // Sized for all neurons, so that a longer list later allocates nothing.
-    partial.resize(units_of(config.ffn) * size);
-    let partial = &mut partial[..units * size];
+    let units = units_of(neurons, layer.block().bytes());
+    let (size, partial) = unit_buffers(partial, config, layer, x.n, units);
     let parts = Parts::new(partial);
     let counts = SharedCounts::default();
     active.clear();
@@ -287,13 +283,32 @@ pub fn ffn(
             }
         }
     });
+    add_units(partial, size, config, layer, hidden);
+    if sparse.is_none() { rows_of(config, config.ffn) } else { counts.sum() }
+}
+
+/// A buffer for each unit of a pass of `n` columns, and numbers of one.
+fn unit_buffers<'a>(
+    partial: &'a mut Aligned,
+    config: &ModelConfig,
+    layer: &Layer,
+    n: usize,
+    units: usize,
+) -> (usize, &'a mut [f32]) {
+    let size = (n * config.hidden).next_multiple_of(LINE);
+    // Sized for all neurons, so that a longer list later allocates nothing.
+    partial.resize(units_of(config.ffn, layer.block().bytes()) * size);
+    (size, &mut partial[..units * size])
+}
+
+/// Adds the units' buffers in order, and their sum with the bias of down to `hidden`.
+fn add_units(partial: &mut [f32], size: usize, config: &ModelConfig, layer: &Layer, hidden: &mut [f32]) {
     let (sum, rest) = partial.split_at_mut(size);
     rest.chunks_exact(size).for_each(|part| math::add(sum, part));
     for (sum, hidden) in sum.chunks_exact(config.hidden).zip(hidden.chunks_exact_mut(config.hidden)) {
         rows::add_axpy(layer.block().down().quant, sum, hidden);
     }
     add_down_bias(layer, hidden);
-    if sparse.is_none() { rows_of(config, config.ffn) } else { counts.sum() }
 }
 
 fn rows_of(config: &ModelConfig, neurons: usize) -> Counts {

@@ -55,6 +55,8 @@ policies! {
     Lfu in lfu,
     /// A needed neuron that is missing replaces the oldest one that was not computed since the search last passed it (SIEVE, NSDI 2024).
     Sieve in sieve,
+    /// A needed neuron that is missing replaces the oldest one that was computed only once since it came (PowerInfer-2 4.2).
+    TwoQueues in two_queues,
 }
 
 /// What a policy's file declares.

@@ -1,0 +1,108 @@
+//! What reads cost, and so which neighbours are read together.
+
+use super::{DEPTH, Disk, Read};
+use crate::clock;
+
+/// A disk's costs with many reads under way: a read of b bytes takes `read_us + b / gb_s`. Two measured points give both.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct DiskCosts {
+    /// What a read takes however short it is, microseconds of the whole disk.
+    pub read_us: f64,
+    /// Rate of the bytes themselves, GB/s.
+    pub gb_s: f64,
+}
+
+impl DiskCosts {
+    /// An NVMe disk of 2020 behind a hypervisor; used until the disk at hand was measured.
+    pub const USUAL: DiskCosts = DiskCosts { read_us: 12.0, gb_s: 1.8 };
+
+    /// The costs by two points: microseconds that reads of so many bytes take.
+    pub fn from_points((small, small_us): (usize, f64), (large, large_us): (usize, f64)) -> DiskCosts {
+        let us_per_byte = ((large_us - small_us) / (large - small) as f64).max(1e-6);
+        DiskCosts { read_us: (small_us - small as f64 * us_per_byte).max(0.0), gb_s: 1e-3 / us_per_byte }
+    }
+
+    /// Bytes that nobody wants between two wanted runs, up to which reading all at once takes less time than two reads.
+    pub fn gap(&self) -> usize {
+        /// Beyond this the threads, not the disk, were slow when it was measured: a busy machine said 2.6 MB, and room for that was asked for.
+        const MOST: usize = 32 << 10;
+        ((self.read_us * self.gb_s * 1e3) as usize).min(MOST)
+    }
+
+    /// Microseconds that a read of so many bytes takes among others.
+    pub fn us(&self, bytes: usize) -> f64 {
+        self.read_us + bytes as f64 / (self.gb_s * 1e3)
+    }
+
+    /// Measures a disk with [`DEPTH`] reads under way, at places of its file that are spread over `span` bytes. Takes some 50 ms, and
+    /// reads past the system's cache where the disk does.
+    ///
+    /// `None` where the span is too short to say anything, or reads fail.
+    pub fn measure(disk: &mut dyn Disk, first: u64, span: u64) -> Option<DiskCosts> {
+        let (small, large) = (disk.align().max(4096), 64 << 10);
+        if span < (16 * large) as u64 {
+            return None;
+        }
+        let mut memory = vec![0u8; DEPTH * large + disk.align()];
+        let start = memory.as_mut_ptr().wrapping_add(memory.as_ptr().align_offset(disk.align()));
+        let mut at = |bytes: usize| timed(disk, start, (first, span), bytes);
+        at(large)?;
+        // The least of some: what else runs on the machine only makes reads slower.
+        let mut least =
+            |bytes: usize| (0..3).map(|_| at(bytes)).try_fold(f64::INFINITY, |least, us| Some(least.min(us?)));
+        Some(DiskCosts::from_points((small, least(small)?), (large, least(large)?)))
+    }
+}
+
+/// Microseconds that each of some reads of so many bytes took.
+fn timed(disk: &mut dyn Disk, memory: *mut u8, (first, span): (u64, u64), bytes: usize) -> Option<f64> {
+    const READS: usize = 4 * DEPTH;
+    let align = disk.align() as u64;
+    let begin = clock::now();
+    let (mut asked, mut ended, mut failed) = (0, 0, false);
+    while ended < READS {
+        // Each place in flight is that of a number modulo their count: the reads of a batch have all ended when the next begins.
+        let count = DEPTH.min(READS - asked);
+        let read = |i: usize| {
+            let number = asked + i;
+            // Spread by the golden ratio, so that neighbours in time lie apart.
+            let offset = first + (number as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15) % (span - bytes as u64);
+            Read {
+                number: number as u32,
+                offset: offset / align * align,
+                bytes,
+                into: memory.wrapping_add(i * (64 << 10)),
+            }
+        };
+        let reads: [Read; DEPTH] = std::array::from_fn(read);
+        // SAFETY: each has its own part of the memory, which is there until all have ended.
+        unsafe { disk.begin(&reads[..count]) };
+        asked += count;
+        while ended < asked {
+            disk.ended(true, &mut |_, outcome| {
+                ended += 1;
+                failed |= outcome.is_err();
+            });
+        }
+    }
+    (!failed).then(|| begin.elapsed().as_secs_f64() * 1e6 / READS as f64)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The disk that the first measurements were made on: 4 KiB at 0.27 GB/s, 24 KiB at 0.9.
+    #[test]
+    fn two_points_say_what_a_read_costs_and_which_gaps_are_worth_reading() {
+        let us = |bytes: usize, gb_s: f64| bytes as f64 / (gb_s * 1e3);
+        let costs = DiskCosts::from_points((4096, us(4096, 0.27)), (24576, us(24576, 0.9)));
+        assert!((costs.read_us - 12.7).abs() < 0.5 && (costs.gb_s - 1.69).abs() < 0.1, "{costs:?}");
+        // One neuron of 12 KiB that nobody wants may be read along, two may not.
+        assert!((12_288..24_576).contains(&costs.gap()), "{}", costs.gap());
+        let two_reads = 2.0 * costs.us(12_288);
+        assert!(costs.us(3 * 12_288) < two_reads && costs.us(4 * 12_288) > two_reads);
+        // Without latency nothing is worth reading along.
+        assert_eq!(DiskCosts { read_us: 0.0, gb_s: 2.0 }.gap(), 0);
+    }
+}

@@ -1,0 +1,170 @@
+//! Reading a file from a disk with many reads under way at once, past the system's cache of pages.
+//!
+//! A [`Disk`] takes reads and says later which are done. [`open`] takes io_uring with direct reads where the system allows both; else it
+//! says what it took instead. [`VirtualDisk`] stands in for one in tests: its reads end in any order, late, short or not at all.
+
+mod cost;
+mod threads;
+mod uring;
+mod virtual_disk;
+
+pub use cost::DiskCosts;
+pub use threads::ReadThreads;
+pub use uring::Uring;
+pub use virtual_disk::{Faults, VirtualDisk};
+
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
+
+/// Reads that are under way at once, at most: NVMe disks reach their rate with 32 to 128 small ones.
+pub const DEPTH: usize = 64;
+
+/// One read. Offset, length and address are multiples of the disk's alignment.
+#[derive(Clone, Copy, Debug)]
+pub struct Read {
+    /// By which its end is told.
+    pub number: u32,
+    /// From the beginning of the file.
+    pub offset: u64,
+    /// How many bytes.
+    pub bytes: usize,
+    /// Where they go.
+    pub into: *mut u8,
+}
+
+// SAFETY: a plain description; whoever submits it answers for the memory.
+unsafe impl Send for Read {}
+
+/// How a read has ended: with so many bytes, which may be fewer than asked for, or with the system's error number.
+pub type Outcome = Result<usize, i32>;
+
+/// Takes reads, and tells later how each has ended.
+pub trait Disk: Send {
+    /// How it reads, for people: `io_uring, direct reads`.
+    fn name(&self) -> String;
+
+    /// What offsets, lengths and addresses are multiples of, a power of two.
+    fn align(&self) -> usize;
+
+    /// Tells it of the memory that reads will go to, all or nearly all of them. Advice only.
+    ///
+    /// # Safety
+    /// The memory is there as long as the disk.
+    unsafe fn will_fill(&mut self, _start: *mut u8, _bytes: usize) {}
+
+    /// Begins reads; no more than [`DEPTH`] are under way.
+    ///
+    /// # Safety
+    /// Until the end of each has been told, its memory is there and nobody else uses it.
+    unsafe fn begin(&mut self, reads: &[Read]);
+
+    /// Calls `done` for each read that has ended since the last call; with `wait` it waits for one first, if any is under way.
+    fn ended(&mut self, wait: bool, done: &mut dyn FnMut(u32, Outcome));
+}
+
+/// A disk, and what is to be said about how it reads; `None` where it is the best way there is.
+pub struct OpenedDisk {
+    /// The disk.
+    pub disk: Box<dyn Disk>,
+    /// A sentence for people.
+    pub notice: Option<String>,
+}
+
+/// Opens the file that `file` is, for reading in the best way that the system allows.
+///
+/// # Errors
+/// The file cannot be opened once more.
+pub fn open(file: &File) -> io::Result<OpenedDisk> {
+    let direct = reopen(file, true).ok().and_then(|direct| Some((alignment(&direct)?, direct)));
+    let (align, of_file, why_not_direct) = match direct {
+        Some((align, direct)) => (align, direct, None),
+        None => (
+            BUFFERED_ALIGN,
+            reopen(file, false)?,
+            Some("its file system has no direct reads, so pages of it fill the system's cache"),
+        ),
+    };
+    let how = if why_not_direct.is_none() { "direct reads" } else { "reads through the system's cache" };
+    let (disk, why_threads): (Box<dyn Disk>, _) = match Uring::new(of_file.try_clone()?, align, how) {
+        Ok(ring) => (Box::new(ring), None),
+        Err(error) => (
+            Box::new(ReadThreads::new(of_file, align, how)?),
+            Some(format!("io_uring is not to be had ({error}), threads read instead")),
+        ),
+    };
+    let said: Vec<String> = why_threads.into_iter().chain(why_not_direct.map(str::to_owned)).collect();
+    Ok(OpenedDisk {
+        disk,
+        notice: (!said.is_empty()).then(|| format!("reading the model from disk: {}", said.join("; "))),
+    })
+}
+
+/// Reads through the system's cache have none; this one keeps rows at the addresses that kernels want.
+const BUFFERED_ALIGN: usize = 64;
+
+/// The same file, whatever name it has now, opened once more.
+fn reopen(file: &File, direct: bool) -> io::Result<File> {
+    use std::os::fd::AsRawFd;
+    let flags = if direct { libc::O_DIRECT } else { 0 };
+    File::options().read(true).custom_flags(flags).open(format!("/proc/self/fd/{}", file.as_raw_fd()))
+}
+
+/// What direct reads of this file have to be multiples of, by trying; `None` if none of the usual sizes works.
+fn alignment(file: &File) -> Option<usize> {
+    #[repr(C, align(4096))]
+    struct Page([u8; 8192]);
+    let mut page = Box::new(Page([0; 8192]));
+    // At an offset and an address that are no multiples of anything larger. A file that is shorter gives no bytes, which is no error.
+    let mut works = |align: usize| file.read_at(&mut page.0[align..2 * align], align as u64).is_ok();
+    [512, 4096].into_iter().find(|&align| works(align))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::Write;
+
+    /// Every byte of a file, read in pieces in any order, by both ways of reading.
+    #[test]
+    fn what_is_read_is_what_the_file_holds() {
+        let mut file = tempfile::NamedTempFile::new().unwrap();
+        let bytes: Vec<u8> = (0..300_000u32).map(|i| (i / 7 % 251) as u8).collect();
+        file.write_all(&bytes).unwrap();
+        let buffered = || reopen(file.as_file(), false).unwrap();
+        let opened = open(file.as_file()).unwrap().disk;
+        let threads = ReadThreads::new(buffered(), 64, "").unwrap();
+        let scattered = VirtualDisk::new(buffered(), 64, 3, Faults::default());
+        for mut disk in [opened, Box::new(threads), Box::new(scattered)] {
+            let (align, name) = (disk.align(), disk.name());
+            let piece = 8192;
+            let mut memory = vec![0u8; bytes.len().next_multiple_of(piece) + align];
+            let skip = memory.as_ptr().align_offset(align);
+            let start = memory.as_mut_ptr().wrapping_add(skip);
+            // SAFETY: the memory outlives the disk's work.
+            unsafe { disk.will_fill(start, memory.len() - skip) };
+            let pieces = bytes.len().div_ceil(piece);
+            let mut got = vec![0; pieces];
+            for batch in (0..pieces).collect::<Vec<_>>().chunks(DEPTH) {
+                let read = |&p: &usize| Read {
+                    number: p as u32,
+                    offset: (p * piece) as u64,
+                    bytes: piece,
+                    into: start.wrapping_add(p * piece),
+                };
+                let reads: Vec<Read> = batch.iter().map(read).collect();
+                // SAFETY: each read has a part of the memory that nothing else uses.
+                unsafe { disk.begin(&reads) };
+                let mut left = batch.len();
+                while left > 0 {
+                    disk.ended(true, &mut |number, outcome| {
+                        got[number as usize] = outcome.unwrap();
+                        left -= 1;
+                    });
+                }
+            }
+            assert_eq!(got.iter().sum::<usize>(), bytes.len(), "{name}");
+            assert!(memory[skip..skip + bytes.len()] == bytes, "{name}");
+        }
+    }
+}

@@ -1,0 +1,91 @@
+//! Reads by io_uring: one call hands over a layer's reads, and their ends are found in memory.
+
+use super::{DEPTH, Disk, Outcome, Read};
+use io_uring::{IoUring, opcode, types};
+use std::fs::File;
+use std::io;
+use std::os::fd::AsRawFd;
+
+/// The largest piece of memory that can be registered by itself.
+const PIECE: usize = 1 << 30;
+
+/// A ring of reads of one file.
+pub struct Uring {
+    ring: IoUring,
+    file: File,
+    align: usize,
+    how: &'static str,
+    /// Where the registered memory begins, and its bytes; none if it was refused.
+    registered: (usize, usize),
+}
+
+impl Uring {
+    /// A ring for reads of `file` whose offsets, lengths and addresses are multiples of `align`.
+    ///
+    /// # Errors
+    /// The system has no io_uring or does not allow it, as many containers do not.
+    pub fn new(file: File, align: usize, how: &'static str) -> io::Result<Uring> {
+        Ok(Uring { ring: IoUring::new(DEPTH as u32)?, file, align, how, registered: (0, 0) })
+    }
+
+    /// Number of the registered piece in which the memory lies as a whole.
+    fn piece(&self, into: *mut u8, bytes: usize) -> Option<u16> {
+        let (start, length) = self.registered;
+        let at = into.addr().checked_sub(start)?;
+        let inside = bytes > 0 && at + bytes <= length && at / PIECE == (at + bytes - 1) / PIECE;
+        inside.then_some((at / PIECE) as u16)
+    }
+}
+
+impl Disk for Uring {
+    fn name(&self) -> String {
+        format!("io_uring, {}", self.how)
+    }
+
+    fn align(&self) -> usize {
+        self.align
+    }
+
+    unsafe fn will_fill(&mut self, start: *mut u8, bytes: usize) {
+        // Registered memory is looked up once and not for each read. Where so much may not be locked, reads go there all the same.
+        let piece = |at: usize| libc::iovec { iov_base: start.wrapping_add(at).cast(), iov_len: PIECE.min(bytes - at) };
+        let pieces: Vec<libc::iovec> = (0..bytes).step_by(PIECE).map(piece).collect();
+        // SAFETY: the caller's promise.
+        if unsafe { self.ring.submitter().register_buffers(&pieces) }.is_ok() {
+            self.registered = (start.addr(), bytes);
+        }
+    }
+
+    unsafe fn begin(&mut self, reads: &[Read]) {
+        for read in reads {
+            let (fd, bytes) = (types::Fd(self.file.as_raw_fd()), read.bytes as u32);
+            let entry = match self.piece(read.into, read.bytes) {
+                Some(piece) => opcode::ReadFixed::new(fd, read.into, bytes, piece).offset(read.offset).build(),
+                None => opcode::Read::new(fd, read.into, bytes).offset(read.offset).build(),
+            };
+            // SAFETY: the caller's promise; the ring has room for DEPTH.
+            let pushed = unsafe { self.ring.submission().push(&entry.user_data(u64::from(read.number))) };
+            assert!(pushed.is_ok(), "more reads than the ring takes");
+        }
+        // What the system did not take stays in the ring, and is handed over when its end is waited for.
+        let _ = self.ring.submit();
+    }
+
+    fn ended(&mut self, wait: bool, done: &mut dyn FnMut(u32, Outcome)) {
+        if wait {
+            // A signal may end it early: whoever waits asks again.
+            let _ = self.ring.submit_and_wait(1);
+        }
+        for entry in self.ring.completion() {
+            let result = entry.result();
+            done(entry.user_data() as u32, usize::try_from(result).map_err(|_| -result));
+        }
+    }
+}
+
+impl Drop for Uring {
+    fn drop(&mut self) {
+        // The kernel keeps what reads under way go to until they end; the owner has waited for them.
+        let _ = self.ring.submitter().unregister_buffers();
+    }
+}

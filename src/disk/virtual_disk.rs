@@ -1,0 +1,84 @@
+//! A disk for tests: the right bytes, in any order, late, in pieces, or not at all, all by a seed.
+
+use super::{DEPTH, Disk, Outcome, Read};
+use crate::prng::Prng;
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+
+/// What goes wrong, by chance.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Faults {
+    /// Share of reads that fail once, 0 to 1; asked for again they are whole.
+    pub fail: f64,
+    /// Share of reads that end with a part of their bytes, 0 to 1.
+    pub short: f64,
+    /// Reads that touch this byte of the file always fail.
+    pub bad_byte: Option<u64>,
+    /// How often its owner asks for ends in vain, at most, before one is told: its latency.
+    pub late: u64,
+}
+
+/// Reads a file at once, and tells of it later.
+pub struct VirtualDisk {
+    file: File,
+    align: usize,
+    prng: Prng,
+    faults: Faults,
+    under_way: Vec<(u32, Outcome)>,
+    /// How often it is asked in vain until it tells of the next.
+    waits: u64,
+}
+
+impl VirtualDisk {
+    /// A disk that holds `file`, for reads that are multiples of `align`.
+    pub fn new(file: File, align: usize, seed: u64, faults: Faults) -> VirtualDisk {
+        VirtualDisk { file, align, prng: Prng::new(seed), faults, under_way: Vec::with_capacity(DEPTH), waits: 0 }
+    }
+
+    fn outcome(&mut self, read: &Read) -> Outcome {
+        let bad = self.faults.bad_byte.is_some_and(|bad| (read.offset..read.offset + read.bytes as u64).contains(&bad));
+        if bad || self.prng.next_f64() < self.faults.fail {
+            return Err(libc::EIO);
+        }
+        let bytes = match self.prng.next_f64() < self.faults.short {
+            true => self.prng.below((read.bytes / self.align) as u64) as usize * self.align,
+            false => read.bytes,
+        };
+        // A read without a byte is the end of the file: short ones have some.
+        let bytes = bytes.max(self.align);
+        // SAFETY: the promise of `begin`.
+        let into = unsafe { std::slice::from_raw_parts_mut(read.into, bytes) };
+        self.file.read_at(into, read.offset).map_err(|e| e.raw_os_error().unwrap_or(libc::EIO))
+    }
+}
+
+impl Disk for VirtualDisk {
+    fn name(&self) -> String {
+        "virtual disk".into()
+    }
+
+    fn align(&self) -> usize {
+        self.align
+    }
+
+    unsafe fn begin(&mut self, reads: &[Read]) {
+        assert!(self.under_way.len() + reads.len() <= DEPTH, "more reads than a disk takes");
+        for read in reads {
+            assert!(read.offset.is_multiple_of(self.align as u64) && read.bytes.is_multiple_of(self.align));
+            assert!(read.into.addr().is_multiple_of(self.align));
+            let outcome = self.outcome(read);
+            self.under_way.push((read.number, outcome));
+        }
+    }
+
+    fn ended(&mut self, wait: bool, done: &mut dyn FnMut(u32, Outcome)) {
+        if self.under_way.is_empty() || (self.waits > 0 && !wait) {
+            self.waits = self.waits.saturating_sub(1);
+            return;
+        }
+        self.waits = self.prng.below(self.faults.late + 1);
+        let at = self.prng.below(self.under_way.len() as u64) as usize;
+        let (number, outcome) = self.under_way.swap_remove(at);
+        done(number, outcome);
+    }
+}

@@ -1,0 +1,366 @@
+//! The FFN of a store that is larger than memory: its neuron blocks come from the cache in host memory, or from disk.
+//!
+//! What is there is computed while the rest is read, and no matrix waits for another (PowerInfer-2 4.4): a thread first takes the dots of
+//! those of a unit's neurons that are there, unit by unit, and then, for each unit in order, the dots of those that have come meanwhile and
+//! all its down rows. A dot is the same whenever it is taken, and down rows are added in the order of the list: the sums are bit for bit
+//! those of the mapped store.
+
+use super::{
+    Counts, Downs, FfnBuffers, Neurons, Selection, SharedCounts, Sparse, Tile, Work, activation, add_units, products,
+    rows_of, run_blocks, unit_buffers,
+};
+use crate::cpu::thread_pool::Parts;
+use crate::cpu::{Columns, Kernels, MAX_COLUMNS, ThreadPool};
+use crate::formats::rows::Input;
+use crate::host_cache::{Arriving, HostCache, MAX_UNITS, STRIP, units_of};
+use crate::ids::{Permutation, StoreId};
+use crate::model::block::BlockPart;
+use crate::model::config::{Ffn, ModelConfig};
+use crate::model::ffn_weights::FfnWeights;
+use crate::model::weights::{Layer, NormWeights};
+use crate::ops::gates::gates_of;
+use std::hint::spin_loop;
+use std::ops::Range;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+/// The neurons of all layers where a part of them is in memory.
+pub struct CachedFfn {
+    /// Who is in memory, and the reads of others.
+    pub cache: HostCache,
+    /// For each layer, what kernels of all neurons need of it; its blocks are those of the strip at hand.
+    strips: Vec<Layer>,
+    /// Every neuron of a layer, ascending.
+    all: Vec<StoreId>,
+    /// Activations of listed neurons, `[neurons, n]`.
+    activations: Vec<f32>,
+    /// Whether a listed neuron's are known.
+    known: Vec<bool>,
+    /// A strip's, `[n, neurons of the strip]`.
+    strip_gates: Vec<f32>,
+    strip_activations: Vec<f32>,
+}
+
+/// A stand-in for a layer: biases and types, and a place for blocks. The down bias is added by whoever adds up the units.
+fn stand_in(layer: &Layer) -> Layer {
+    let no_norm = || NormWeights { weight: Vec::new(), bias: Vec::new() };
+    Layer {
+        attn_norm: no_norm(),
+        qkv: layer.qkv.clone(),
+        qkv_bias: Vec::new(),
+        qk_norm: None,
+        o: layer.o,
+        o_bias: Vec::new(),
+        ffn_norm: no_norm(),
+        ffn: layer.ffn.clone(),
+        up_bias: layer.up_bias.clone(),
+        down_bias: Vec::new(),
+        order: Permutation::identity(),
+    }
+}
+
+/// What the FFN of one layer is computed with.
+pub(in crate::engine) struct Tools<'a> {
+    pub pool: &'a mut ThreadPool,
+    pub kernels: &'a Kernels,
+    pub config: &'a ModelConfig,
+    /// Number of the layer, and the layer.
+    pub layer: (usize, &'a Layer),
+    /// The normalised input.
+    pub x: &'a Columns,
+}
+
+impl CachedFfn {
+    /// For layers whose neurons come by way of `cache`.
+    pub fn new(cache: HostCache, layers: &[Layer], neurons: usize) -> CachedFfn {
+        CachedFfn {
+            cache,
+            strips: layers.iter().map(stand_in).collect(),
+            all: (0..neurons).map(StoreId::new).collect(),
+            activations: Vec::new(),
+            known: Vec::new(),
+            strip_gates: Vec::new(),
+            strip_activations: Vec::new(),
+        }
+    }
+
+    /// As [`super::ffn`].
+    pub(in crate::engine) fn ffn(
+        &mut self,
+        mut tools: Tools<'_>,
+        work: Work,
+        activation_threshold: f32,
+        tiles: &mut [Tile],
+        buffers: &mut FfnBuffers,
+        hidden: &mut [f32],
+    ) -> Counts {
+        let n = tools.x.n;
+        match work {
+            Work::All if n > MAX_COLUMNS => {
+                // Down sums over all neurons at once: the chunk reads the mapped store.
+                let Tools { pool, kernels, config, layer: (_, layer), x } = tools;
+                super::ffn(pool, kernels, config, layer, x, work, activation_threshold, tiles, buffers, hidden)
+            }
+            Work::All => self.dense(&mut tools, buffers, hidden),
+            Work::Some(_) => unreachable!("a part of a chunk is a device's"),
+            Work::Selected(list) => self.listed(&mut tools, list, None, activation_threshold, buffers, hidden),
+            Work::Gates(known) => {
+                let mut fired = std::mem::take(&mut buffers.fired);
+                fired.fired(tools.config, known, n, activation_threshold);
+                let counts = self.listed(&mut tools, &fired, Some(known), activation_threshold, buffers, hidden);
+                buffers.fired = fired;
+                counts
+            }
+        }
+    }
+
+    /// Listed neurons, for up to [`MAX_COLUMNS`] columns.
+    fn listed(
+        &mut self,
+        tools: &mut Tools<'_>,
+        list: &Selection,
+        known: Option<&[f32]>,
+        activation_threshold: f32,
+        buffers: &mut FfnBuffers,
+        hidden: &mut [f32],
+    ) -> Counts {
+        let Tools { ref mut pool, kernels, config, layer: (l, layer), x } = *tools;
+        let (n, neurons) = (x.n, list.neurons.len());
+        let units = units_of(neurons, layer.block().bytes());
+        self.cache.begin(l, &list.neurons, units);
+        let FfnBuffers { partial, active, .. } = buffers;
+        let (size, partial) = unit_buffers(partial, config, layer, n, units);
+        // Taken for all neurons, so that a longer list later allocates nothing.
+        active.clear();
+        active.reserve(config.ffn);
+        active.resize(neurons, 0);
+        self.known.clear();
+        self.known.resize(config.ffn, false);
+        self.activations.resize(self.activations.len().max(config.ffn * n), 0.0);
+        let counts = SharedCounts::default();
+        let results = Results {
+            active: Parts::new(active),
+            known: Parts::new(&mut self.known),
+            a: Parts::new(&mut self.activations),
+        };
+        let outs = Parts::new(partial);
+        let early: [AtomicBool; MAX_UNITS] = [const { AtomicBool::new(false) }; MAX_UNITS];
+        let range = |unit: usize| unit * neurons / units..(unit + 1) * neurons / units;
+        while let Some(round) = self.cache.next_round() {
+            let sparse = Sparse { kernels, config, layer, x, list, known, activation_threshold };
+            let unit = Arrived { sparse, arriving: self.cache.arriving() };
+            let (all_here, first, len) = (round.is_here(), round.units.start, round.units.len());
+            // Where nothing is read there is nothing to be early for.
+            let early_tasks = if all_here { 0 } else { len };
+            pool.run(early_tasks + len, |_, task| {
+                if task < early_tasks {
+                    counts.add(unit.early(range(first + task), &results));
+                    early[first + task].store(true, Ordering::Release);
+                    return;
+                }
+                let number = first + task - early_tasks;
+                // Its first part was taken before, by a thread that waits for nobody.
+                while !all_here && !early[number].load(Ordering::Acquire) {
+                    spin_loop();
+                }
+                // SAFETY: each unit has its own part.
+                let out = unsafe { outs.part(number * size..(number + 1) * size) };
+                out.fill(0.0);
+                counts.add(unit.rest(range(number), &results, &mut out[..n * config.hidden]));
+            });
+        }
+        self.cache.end(&list.neurons);
+        add_units(partial, size, config, layer, hidden);
+        counts.sum()
+    }
+
+    /// All neurons, for up to [`MAX_COLUMNS`] columns.
+    fn dense(&mut self, tools: &mut Tools<'_>, buffers: &mut FfnBuffers, hidden: &mut [f32]) -> Counts {
+        let Tools { ref mut pool, kernels, config, layer: (l, layer), x } = *tools;
+        let units = units_of(config.ffn, layer.block().bytes());
+        buffers.active.clear();
+        let (size, partial) = unit_buffers(&mut buffers.partial, config, layer, x.n, units);
+        let outs = Parts::new(partial);
+        let end = |unit: usize| (unit + 1) * config.ffn / units;
+        self.cache.begin_strips(l, units, end);
+        while let Some((parts, strip)) = next_strip(&mut self.cache, &mut self.strips[l], layer) {
+            let layer = &self.strips[l];
+            debug_assert_eq!(strip.end, end(parts.end - 1));
+            pool.run(parts.len(), |_, task| {
+                let unit = parts.start + task;
+                // SAFETY: each unit has its own part.
+                let out = unsafe { outs.part(unit * size..(unit + 1) * size) };
+                out.fill(0.0);
+                let range = unit * config.ffn / units..end(unit);
+                run_blocks(kernels, config, layer, x, range, &mut out[..x.n * config.hidden]);
+            });
+        }
+        add_units(partial, size, config, layer, hidden);
+        rows_of(config, config.ffn)
+    }
+
+    /// As [`super::activations`].
+    pub(in crate::engine) fn activations(&mut self, mut tools: Tools<'_>, gates: &mut [f32], activations: &mut [f32]) {
+        self.begin_products(&tools);
+        while let Some(strip) = self.next_products(&mut tools) {
+            let (ffn, len) = (tools.config.ffn, strip.len());
+            for (from, to) in [(&self.strip_gates, &mut *gates), (&self.strip_activations, &mut *activations)] {
+                for (from, to) in from.chunks_exact(len).zip(to.chunks_exact_mut(ffn)).take(tools.x.n) {
+                    to[strip.clone()].copy_from_slice(from);
+                }
+            }
+        }
+    }
+
+    /// As [`crate::ops::gates::gates`].
+    pub(in crate::engine) fn gates(&mut self, mut tools: Tools<'_>, gates: &mut [f32]) {
+        self.begin_products(&tools);
+        let Tools { ref mut pool, kernels, config, layer: (l, layer), x } = tools;
+        while let Some((_, strip)) = next_strip(&mut self.cache, &mut self.strips[l], layer) {
+            gates_of(pool, kernels, config, &self.strips[l], x, strip, gates);
+        }
+    }
+
+    /// Begins to stream a layer for [`CachedFfn::next_products`].
+    fn begin_products(&mut self, tools: &Tools<'_>) {
+        let (ffn, l) = (tools.config.ffn, tools.layer.0);
+        self.cache.begin_strips(l, ffn.div_ceil(STRIP), |part| ffn.min((part + 1) * STRIP));
+    }
+
+    /// Gates and activations of the next strip, in `strip_gates` and `strip_activations`; its neurons.
+    fn next_products(&mut self, tools: &mut Tools<'_>) -> Option<Range<usize>> {
+        let Tools { ref mut pool, kernels, config, layer: (l, layer), x } = *tools;
+        let (_, strip) = next_strip(&mut self.cache, &mut self.strips[l], layer)?;
+        let count = x.n * strip.len();
+        let (gates, activations) = (&mut self.strip_gates, &mut self.strip_activations);
+        [&mut *gates, &mut *activations].into_iter().for_each(|b| b.resize(b.len().max(count), 0.0));
+        let neurons = Neurons::Some(&self.all[strip.clone()]);
+        let (gates, activations) = (&mut gates[..count], &mut activations[..count]);
+        products(pool, kernels, config, &self.strips[l], x, neurons, gates, activations);
+        Some(strip)
+    }
+}
+
+/// Waits for the next strip and makes `stand_in` the layer with its blocks. Returns its parts and its neurons.
+fn next_strip(cache: &mut HostCache, stand_in: &mut Layer, layer: &Layer) -> Option<(Range<usize>, Range<usize>)> {
+    let strip = cache.next_strip()?;
+    // SAFETY: the strip lies there until the next one is asked for, and only its neurons are read.
+    stand_in.ffn = FfnWeights::Neurons(unsafe { layer.neurons().placed(strip.neurons.start, strip.first) });
+    Some((strip.parts, strip.neurons))
+}
+
+/// What is known of listed neurons, each of which belongs to one unit.
+struct Results {
+    /// Bit b: it is active for column b.
+    active: Parts<u32>,
+    /// Whether its dots were taken.
+    known: Parts<bool>,
+    /// `[neurons, n]`
+    a: Parts<f32>,
+}
+
+/// A list of neurons, some of which are on their way.
+struct Arrived<'a> {
+    sparse: Sparse<'a>,
+    arriving: Arriving<'a>,
+}
+
+impl Arrived<'_> {
+    /// The dots of those neurons of a unit that are there.
+    fn early(&self, range: Range<usize>, results: &Results) -> Counts {
+        let (mut counts, n) = (Counts::default(), self.sparse.x.n);
+        for i in range.clone().filter(|i| self.arriving.is_here(*i)) {
+            // SAFETY: each unit has its own neurons.
+            let (active, known, a) = unsafe {
+                (results.active.part(i..i + 1), results.known.part(i..i + 1), results.a.part(i * n..(i + 1) * n))
+            };
+            active[0] = self.inputs(i, self.arriving.address(i), range.end, a, &mut counts);
+            known[0] = true;
+        }
+        counts
+    }
+
+    /// The dots of the others as they come, and all down rows, added to `out`, `[n, hidden]`.
+    fn rest(&self, range: Range<usize>, results: &Results, out: &mut [f32]) -> Counts {
+        let Sparse { kernels, layer, x, .. } = self.sparse;
+        let (mut counts, n, part) = (Counts::default(), x.n, layer.block().down());
+        let mut downs = Downs::new(kernels, layer, n);
+        for i in range.clone() {
+            // SAFETY: each unit has its own neurons, and what took its first part has ended.
+            let (active, known, a) = unsafe {
+                (results.active.part(i..i + 1), results.known.part(i..i + 1), results.a.part(i * n..(i + 1) * n))
+            };
+            // What cannot be read is left out; its fault says that the sum is worth nothing.
+            let Some(block) = self.arriving.block(i) else { continue };
+            if !known[0] {
+                active[0] = self.inputs(i, block, range.end, a, &mut counts);
+            }
+            if active[0] != 0 {
+                counts.active += u64::from(active[0].count_ones());
+                counts.downs += 1;
+                downs.add(block, self.ahead(i, range.end, part), a, out);
+            }
+            self.arriving.keep(i);
+        }
+        downs.flush(out);
+        counts
+    }
+
+    /// What to prefetch while this part of number `i` is read, in bytes: of the next block the same part, or, once, the first, where the
+    /// kernels profit ([`Sparse::run`] has the measurements).
+    fn ahead(&self, i: usize, end: usize, part: BlockPart) -> usize {
+        let usual = part.quant.ahead(part.bytes);
+        let Sparse { kernels, layer, known, .. } = self.sparse;
+        let block = layer.block();
+        if i + 1 >= end {
+            return usual;
+        }
+        // A block that lies before this one is not asked for.
+        let Some(next) = self.arriving.address(i + 1).addr().checked_sub(self.arriving.address(i).addr()) else {
+            return usual;
+        };
+        let first = if known.is_some() { block.up().offset } else { 0 };
+        let from = if block.down().quant.input() == Input::Floats { block.up() } else { block.down() };
+        match kernels.block_ahead {
+            _ if next + first <= block.bytes() => usual,
+            true => next,
+            false if part.offset == from.offset => next + first - part.offset,
+            false => usual,
+        }
+    }
+
+    /// Gate and up of number `i`: its activations for each column, zero where it is not active. Returns bit b for column b where it is.
+    fn inputs(&self, i: usize, block: *const u8, end: usize, a: &mut [f32], counts: &mut Counts) -> u32 {
+        let Sparse { config, layer, x, list, known, activation_threshold, .. } = self.sparse;
+        let (n, plain, layout) = (x.n, config.ffn_kind == Ffn::Plain, layer.block());
+        let (neuron, wanted) = (list.neurons[i].index(), list.masks[i]);
+        let (mut gate, mut up) = ([0f32; MAX_COLUMNS], [0f32; MAX_COLUMNS]);
+        let bias = layer.up_bias.get(neuron).copied().unwrap_or(0.0);
+        match known {
+            Some(known) => (0..n).for_each(|b| gate[b] = known[b * config.ffn + neuron]),
+            None => {
+                self.sparse.dot(layout.gate_or_up(), block, self.ahead(i, end, layout.gate_or_up()), &mut gate);
+                *if plain { &mut counts.ups } else { &mut counts.gates } += 1;
+                if plain {
+                    gate[..n].iter_mut().for_each(|gate| *gate += bias);
+                }
+            }
+        }
+        let fires = |b: usize| wanted >> b & 1 == 1 && config.activation.apply(gate[b]).abs() > activation_threshold;
+        let mask = (0..n).fold(0u32, |mask, b| mask | (fires(b) as u32) << b);
+        if mask == 0 {
+            return 0;
+        }
+        if plain {
+            up = gate;
+        } else {
+            self.sparse.dot(layout.up(), block, self.ahead(i, end, layout.up()), &mut up);
+            counts.ups += 1;
+            up[..n].iter_mut().for_each(|up| *up += bias);
+        }
+        for (b, a) in a.iter_mut().enumerate() {
+            let fires = mask >> b & 1 == 1;
+            *a = if fires { activation(config.ffn_kind, config.activation, gate[b], up[b]) } else { 0.0 };
+        }
+        a.iter().enumerate().fold(0, |bits, (b, &a)| bits | u32::from(a != 0.0) << b)
+    }
+}

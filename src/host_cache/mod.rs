@@ -1,0 +1,457 @@
+//! The neuron cache in host memory (PowerInfer-2 4.2): neurons of a store that is larger than memory, in frames of fixed places, read from
+//! disk when they are needed.
+//!
+//! Each layer has as many frames as the memory allows, and a policy of the scheduler says who stays in them. A neuron that is needed and not
+//! there is read: into the frame that it gets, or, where several are read at once or none is free for it, into the **landing**, from where
+//! the thread that computes it copies it into its frame. What has no frame is computed in the landing and forgotten.
+//!
+//! A layer's use: [`HostCache::begin`] with the neurons that are needed, in units that are each computed by one thread; for each
+//! [`HostCache::next_round`] a parallel call that finds them by [`Arriving`]; [`HostCache::end`]. One round has what one half of the landing
+//! takes, and the reads of the next round are under way meanwhile. Where all neurons are needed, [`HostCache::begin_strips`] streams them
+//! through the landing, in order and in large reads (4.1.1).
+//!
+//! Only the engine's thread changes anything here, between parallel calls; within one, threads look and wait ([`reads`]).
+
+mod memory;
+mod plan;
+mod reads;
+mod strips;
+
+pub use plan::{Arriving, MAX_UNITS, Round, units_of};
+pub use reads::{ReadCounts, ReadFault};
+pub use strips::Strip;
+
+use crate::cache::SlotTable;
+use crate::device::NONE;
+use crate::disk::{Disk, DiskCosts};
+use crate::ids::{SlotId, StoreId};
+use crate::scheduler::policy::{ChooseMoves, LayerState, Scratch};
+use crate::scheduler::{Move, Policy, Rules};
+use memory::Memory;
+use plan::Plan;
+use reads::Reads;
+use std::io;
+use strips::Strips;
+
+/// Neurons of a strip are a multiple of this where columns are many: as many as the matrix product takes at a time.
+pub const STRIP: usize = 256;
+/// Bytes of a half of the landing beyond which a larger one gains nothing: several hundred reads.
+const HALF: usize = 8 << 20;
+/// The landing's share of the memory where there is little of it: one part in so many for each half.
+const HALF_SHARE: usize = 16;
+
+/// Where a layer's neuron blocks lie in the store.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LayerBlocks {
+    /// Where the first begins in the file.
+    pub offset: u64,
+    /// Bytes of each.
+    pub block_bytes: usize,
+}
+
+/// How a cache works.
+#[derive(Clone, Copy, Debug)]
+pub struct HostCacheOptions {
+    /// Memory for frames and landing together, bytes.
+    pub bytes: u64,
+    /// Says who stays in the frames.
+    pub policy: Policy,
+    /// Whether neighbours are read together where [`HostCacheOptions::costs`] say that it pays.
+    pub together: bool,
+    /// Whether what is there is computed while the rest is read.
+    pub overlap: bool,
+    /// What reads cost.
+    pub costs: DiskCosts,
+    /// Of policies that draw.
+    pub seed: u64,
+}
+
+impl HostCacheOptions {
+    /// With so many bytes, and defaults for everything else.
+    pub fn new(bytes: u64) -> HostCacheOptions {
+        HostCacheOptions {
+            bytes,
+            policy: Policy::TwoQueues,
+            together: true,
+            overlap: true,
+            costs: DiskCosts::USUAL,
+            seed: 1,
+        }
+    }
+
+    /// The longest run of unwanted bytes that is read along.
+    fn gap(&self) -> usize {
+        if self.together { self.costs.gap() } else { 0 }
+    }
+}
+
+/// What happened since the cache was made.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct HostCacheCounts {
+    /// Neurons that were needed and in a frame.
+    pub hits: u64,
+    /// Neurons that were needed and had to be read.
+    pub misses: u64,
+    /// Neurons that got a frame.
+    pub kept: u64,
+    /// Neurons that were streamed, all of a layer's.
+    pub streamed: u64,
+    /// Reads from disk.
+    pub reads: ReadCounts,
+    /// Nanoseconds that threads have waited for reads, all together.
+    pub waited_ns: u64,
+}
+
+impl HostCacheCounts {
+    /// What happened between `before` and now.
+    pub fn since(&self, before: &HostCacheCounts) -> HostCacheCounts {
+        HostCacheCounts {
+            hits: self.hits - before.hits,
+            misses: self.misses - before.misses,
+            kept: self.kept - before.kept,
+            streamed: self.streamed - before.streamed,
+            reads: ReadCounts {
+                reads: self.reads.reads - before.reads.reads,
+                bytes: self.reads.bytes - before.reads.bytes,
+                again: self.reads.again - before.reads.again,
+            },
+            waited_ns: self.waited_ns - before.waited_ns,
+        }
+    }
+}
+
+impl std::ops::AddAssign for HostCacheCounts {
+    fn add_assign(&mut self, more: HostCacheCounts) {
+        self.hits += more.hits;
+        self.misses += more.misses;
+        self.kept += more.kept;
+        self.streamed += more.streamed;
+        self.reads.reads += more.reads.reads;
+        self.reads.bytes += more.reads.bytes;
+        self.reads.again += more.reads.again;
+        self.waited_ns += more.waited_ns;
+    }
+}
+
+struct Layer {
+    blocks: LayerBlocks,
+    table: SlotTable,
+    /// Its first frame, and bytes from one to the next.
+    frames: *mut u8,
+    frame_bytes: usize,
+    /// Token at which each neuron was computed last, `[neurons]`.
+    last: Vec<u32>,
+    /// How often each was computed lately, 0 to 1, `[neurons]`.
+    frequencies: Vec<f32>,
+}
+
+impl Layer {
+    /// Where the block of a neuron begins in the file.
+    fn offset(&self, neuron: usize) -> u64 {
+        self.blocks.offset + (neuron * self.blocks.block_bytes) as u64
+    }
+
+    /// The frame of a slot.
+    fn frame(&self, slot: SlotId) -> *mut u8 {
+        self.frames.wrapping_add(slot.index() * self.frame_bytes)
+    }
+}
+
+/// The neurons of all layers that are in host memory, and the reads of others.
+pub struct HostCache {
+    // Dropped first: the kernel may write to the memory while one is under way.
+    reads: Reads,
+    layers: Vec<Layer>,
+    neurons: usize,
+    align: usize,
+    options: HostCacheOptions,
+    rules: Rules,
+    policy: Box<dyn ChooseMoves>,
+    scratch: Scratch,
+    moves: Vec<Move>,
+    /// 255 for neurons that are needed now, `[neurons]`.
+    needed: Vec<u8>,
+    /// The slot that a neuron comes to now, or [`NONE`], `[neurons]`.
+    slot_for: Vec<u32>,
+    /// Slots that are being filled, and by which read.
+    filling: Vec<(SlotId, u32)>,
+    landing: *mut u8,
+    half: usize,
+    plan: Plan,
+    strips: Strips,
+    layer: usize,
+    token: u32,
+    counts: HostCacheCounts,
+    fault: Option<ReadFault>,
+    _memory: Memory,
+}
+
+// SAFETY: its pointers are into memory of its own.
+unsafe impl Send for HostCache {}
+
+/// Bytes of a half of the landing for layers of `neurons` neurons, at least: the largest unit and the shortest strip.
+fn least_half(layers: &[LayerBlocks], neurons: usize, align: usize, gap: usize) -> usize {
+    let of = |layer: &LayerBlocks| {
+        let unit = plan::longest_unit(neurons, layer.block_bytes) * (layer.block_bytes + 2 * align + gap);
+        unit.max(STRIP.min(neurons) * layer.block_bytes + 2 * align)
+    };
+    layers.iter().map(of).max().unwrap_or(0).next_multiple_of(PAGE)
+}
+
+/// Frames and halves begin at multiples of this.
+const PAGE: usize = 4096;
+
+/// The fewest bytes that a cache for these layers works with, without a frame.
+pub fn least_bytes(layers: &[LayerBlocks], neurons: usize, align: usize, options: &HostCacheOptions) -> u64 {
+    2 * least_half(layers, neurons, align, options.gap()) as u64
+}
+
+/// Bytes of the frames in which a layer's blocks lie as in the file: from the multiple of `align` before one to that behind it.
+fn frame_bytes(layer: &LayerBlocks, neurons: usize, align: usize) -> usize {
+    let covered = |neuron: usize| {
+        let begin = layer.offset as usize + neuron * layer.block_bytes;
+        (begin + layer.block_bytes).next_multiple_of(align) - begin / align * align
+    };
+    // Where blocks begin repeats after `align` of them at the latest.
+    (0..neurons.min(align)).map(covered).max().unwrap_or(align)
+}
+
+impl HostCache {
+    /// An empty cache for layers of `neurons` neurons each, which `disk` reads.
+    ///
+    /// # Errors
+    /// The system does not give the memory.
+    ///
+    /// # Panics
+    /// If the bytes are fewer than [`least_bytes`].
+    pub fn new(
+        disk: Box<dyn Disk>,
+        layers: &[LayerBlocks],
+        neurons: usize,
+        options: HostCacheOptions,
+    ) -> io::Result<HostCache> {
+        let mut disk = disk;
+        let (align, all) = (disk.align(), options.bytes as usize);
+        let least = least_half(layers, neurons, align, options.gap());
+        assert!(2 * least <= all, "a cache of {all} bytes cannot hold a unit");
+        let half = (all / HALF_SHARE).clamp(least, HALF.max(least)) / PAGE * PAGE;
+        // Every layer gets the same share of the bytes.
+        let share = (all - 2 * half) / layers.len().max(1);
+        let of = |blocks: &LayerBlocks| {
+            let bytes = frame_bytes(blocks, neurons, align);
+            (bytes, (share.saturating_sub(PAGE) / bytes).min(neurons))
+        };
+        let room = |blocks: &LayerBlocks| (of(blocks).0 * of(blocks).1).next_multiple_of(PAGE);
+        let mut memory = Memory::new(2 * half + layers.iter().map(room).sum::<usize>())?;
+        let landing = memory.start();
+        // SAFETY: the memory is dropped after the reads, which own the disk.
+        unsafe { disk.will_fill(landing, memory.bytes()) };
+        let mut frames = landing.wrapping_add(2 * half);
+        let layer = |blocks: &LayerBlocks| {
+            let (frame_bytes, slots) = of(blocks);
+            let start = frames;
+            frames = frames.wrapping_add(room(blocks));
+            Layer {
+                blocks: *blocks,
+                table: SlotTable::new(slots, neurons),
+                frames: start,
+                frame_bytes,
+                last: vec![0; neurons],
+                frequencies: vec![0.0; neurons],
+            }
+        };
+        let layers: Vec<Layer> = layers.iter().map(layer).collect();
+        let rules = Rules { gain: false, thresholds: false, ..options.policy.rules() };
+        let longest = layers.iter().map(|l| l.blocks.block_bytes * neurons).max().unwrap_or(0);
+        Ok(HostCache {
+            // A read for each neuron, or for each piece of each strip.
+            reads: Reads::new(disk, neurons + strips::most_reads(longest, neurons)),
+            policy: options.policy.start(layers.len(), neurons, &rules),
+            layers,
+            neurons,
+            align,
+            options,
+            rules,
+            scratch: Scratch::new(neurons, options.seed),
+            moves: Vec::with_capacity(neurons),
+            needed: vec![0; neurons],
+            slot_for: vec![NONE; neurons],
+            filling: Vec::with_capacity(neurons),
+            landing,
+            half,
+            plan: Plan::new(neurons),
+            strips: Strips::default(),
+            layer: usize::MAX,
+            token: 0,
+            counts: HostCacheCounts::default(),
+            fault: None,
+            _memory: memory,
+        })
+    }
+
+    /// How the disk reads, for people.
+    pub fn disk_name(&mut self) -> String {
+        self.reads.disk().name()
+    }
+
+    /// How it works.
+    pub fn options(&self) -> &HostCacheOptions {
+        &self.options
+    }
+
+    /// Frames of all layers, and neurons of all layers.
+    pub fn frames(&self) -> (usize, usize) {
+        (self.layers.iter().map(|l| l.table.slots().len()).sum(), self.neurons * self.layers.len())
+    }
+
+    /// What happened so far.
+    pub fn counts(&mut self) -> HostCacheCounts {
+        let (reads, waited_ns) = self.reads.counts();
+        HostCacheCounts { reads, waited_ns, ..self.counts }
+    }
+
+    /// The first read that failed for good since this was last asked: what was computed with it is worth nothing.
+    pub fn take_fault(&mut self) -> Option<ReadFault> {
+        self.fault.take()
+    }
+
+    /// The first read that failed for good, still there.
+    pub fn fault(&self) -> Option<&ReadFault> {
+        self.fault.as_ref()
+    }
+
+    /// Begins a use of a layer: these neurons are needed, ascending, in `units` of equal length (unit u those from u * n / units on). Their
+    /// reads begin.
+    ///
+    /// # Panics
+    /// If a unit is longer than the landing was made for.
+    pub fn begin(&mut self, layer: usize, neurons: &[StoreId], units: usize) {
+        self.reads.clear();
+        if self.layer == usize::MAX || layer <= self.layer {
+            self.token += 1;
+        }
+        self.layer = layer;
+        self.choose(layer, neurons);
+        let HostCache { layers, plan, reads, slot_for, filling, align, half, landing, options, counts, .. } = self;
+        let at = &layers[layer];
+        let mut room = plan::Room {
+            layer: at,
+            align: *align,
+            gap: options.gap(),
+            together: options.together,
+            landing: *landing,
+            half: *half,
+        };
+        plan.make(&mut room, neurons, units, slot_for, reads, filling);
+        let misses = plan.misses();
+        counts.misses += misses;
+        counts.hits += neurons.len() as u64 - misses;
+        self.filling.iter().for_each(|(slot, _)| {
+            if let crate::cache::Slot::Filling(neuron) = self.layers[layer].table.slots()[slot.index()] {
+                self.slot_for[neuron.index()] = NONE;
+            }
+        });
+        let allowed = self.plan.allowed();
+        // SAFETY: frames and halves are this cache's own; a half's reads begin when the round that used it before is computed.
+        unsafe { self.reads.allow(allowed) };
+    }
+
+    /// Asks the policy who comes to a frame, and takes the frames.
+    fn choose(&mut self, layer: usize, neurons: &[StoreId]) {
+        let HostCache { layers, policy, rules, scratch, moves, needed, slot_for, token, .. } = self;
+        let at = &mut layers[layer];
+        neurons.iter().for_each(|n| needed[n.index()] = 255);
+        let is_full = at.table.residents() == at.table.slots().len();
+        moves.clear();
+        // Who never moves fills its frames once.
+        if rules.moves || !is_full {
+            let state = LayerState {
+                layer,
+                slots: at.table.slots(),
+                probabilities: Some(needed),
+                frequencies: &at.frequencies,
+                last: &at.last,
+                token: *token,
+                move_cost: 0.0,
+                rules,
+            };
+            policy.choose(&state, at.table.slots().len(), scratch, moves);
+        }
+        for m in moves.iter() {
+            let held = at.table.slots()[m.slot().index()].resident();
+            // Who is needed now is not evicted now, and nobody comes who is not.
+            let stays = held.is_some_and(|held| !rules.moves || needed[held.index()] != 0);
+            if needed[m.neuron().index()] != 0 && !stays && at.table.fill(m.slot(), m.neuron()).is_ok() {
+                slot_for[m.neuron().index()] = m.slot().0;
+            }
+        }
+        neurons.iter().for_each(|n| needed[n.index()] = 0);
+    }
+
+    /// The next units to compute, each of them once; their reads are under way, and those of the round after begin. `None` after the last.
+    pub fn next_round(&mut self) -> Option<Round> {
+        let round = self.plan.next_round()?;
+        let allowed = self.plan.allowed();
+        // SAFETY: as in `begin`.
+        unsafe { self.reads.allow(allowed) };
+        if !self.options.overlap {
+            self.reads.wait_for(round.reads.clone());
+        }
+        Some(round)
+    }
+
+    /// The needed neurons, for the threads of a parallel call.
+    pub fn arriving(&self) -> Arriving<'_> {
+        Arriving::new(&self.plan, &self.reads, self.layers[self.layer].blocks.block_bytes)
+    }
+
+    /// Ends the use: who has come is found from now on.
+    pub fn end(&mut self, neurons: &[StoreId]) {
+        self.reads.finish();
+        let HostCache { layers, policy, rules, filling, reads, counts, token, layer, .. } = self;
+        let at = &mut layers[*layer];
+        for (slot, read) in filling.drain(..) {
+            if reads.is_here(read) {
+                at.table.landed(slot);
+                counts.kept += 1;
+            } else {
+                at.table.abandon(slot);
+            }
+        }
+        let decay = rules.decay;
+        at.frequencies.iter_mut().for_each(|f| *f *= decay);
+        for neuron in neurons {
+            at.frequencies[neuron.index()] += 1.0 - decay;
+            at.last[neuron.index()] = *token;
+        }
+        let state = LayerState {
+            layer: *layer,
+            slots: at.table.slots(),
+            probabilities: None,
+            frequencies: &at.frequencies,
+            last: &at.last,
+            token: *token,
+            move_cost: 0.0,
+            rules,
+        };
+        policy.computed(&state, neurons);
+        self.note_fault();
+    }
+
+    fn note_fault(&mut self) {
+        let fault = self.reads.take_fault();
+        self.fault = self.fault.or(fault);
+    }
+
+    /// Which neuron each frame of a layer holds, for tests.
+    pub fn table(&self, layer: usize) -> &SlotTable {
+        &self.layers[layer].table
+    }
+}
+
+impl Drop for HostCache {
+    fn drop(&mut self) {
+        // The kernel writes to the memory until then.
+        self.reads.finish();
+    }
+}

@@ -1,0 +1,109 @@
+//! All neurons of a layer through the landing, in order and in large reads (PowerInfer-2 4.1.1): for layers that leave no neuron out, and
+//! for audits. One half is computed while the other is read.
+
+use super::HostCache;
+use super::reads::Job;
+use std::ops::Range;
+
+/// Bytes of a read: the disk's rate no longer grows with larger ones, and several are under way at once.
+const PIECE: usize = 512 << 10;
+
+/// Reads of a layer's strips, at most, for blocks of so many bytes together: each strip ends with one that is shorter.
+pub(super) fn most_reads(bytes: usize, neurons: usize) -> usize {
+    // There are no more strips than neurons.
+    bytes.div_ceil(PIECE) + 2 * neurons
+}
+
+/// Neurons that lie one after the other in the landing.
+#[derive(Clone, Debug)]
+pub struct Strip {
+    /// Which of the parts that the layer was cut into.
+    pub parts: Range<usize>,
+    /// The neurons.
+    pub neurons: Range<usize>,
+    /// The block of the first; the others follow as in the store.
+    pub first: *const u8,
+    reads: Range<u32>,
+}
+
+/// The strips of one use of a layer.
+#[derive(Default)]
+pub(super) struct Strips {
+    list: Vec<Strip>,
+    next: usize,
+}
+
+// SAFETY: its pointers are into the cache's memory.
+unsafe impl Send for Strips {}
+
+impl HostCache {
+    /// Begins to stream a layer that is cut into `parts`, of which number i ends with neuron `end(i)`, exclusive. A strip has whole parts.
+    ///
+    /// # Panics
+    /// If a part is longer than half of the landing.
+    pub fn begin_strips(&mut self, layer: usize, parts: usize, end: impl Fn(usize) -> usize) {
+        self.reads.clear();
+        self.strips.list.clear();
+        self.strips.next = 0;
+        let (align, bytes) = (self.align as u64, self.layers[layer].blocks.block_bytes);
+        let (mut part, mut neuron) = (0, 0);
+        while part < parts {
+            let first = part;
+            let side = self.strips.list.len() % 2;
+            let begin = self.layers[layer].offset(neuron) / align * align;
+            let fits = |neurons: usize| {
+                let end = self.layers[layer].offset(neurons).next_multiple_of(align);
+                (end - begin) as usize <= self.half
+            };
+            assert!(fits(end(part)), "a part is longer than half of the landing");
+            while part < parts && fits(end(part)) {
+                part += 1;
+            }
+            let (from, to) = (self.layers[layer].offset(neuron), self.layers[layer].offset(end(part - 1)));
+            let into = self.landing.wrapping_add(side * self.half);
+            let reads = self.list_pieces(begin, to, into);
+            let first_block = into.wrapping_add((from - begin) as usize);
+            let neurons = neuron..end(part - 1);
+            neuron = neurons.end;
+            debug_assert_eq!((to - from) as usize, neurons.len() * bytes);
+            self.strips.list.push(Strip { parts: first..part, neurons, first: first_block, reads });
+        }
+        self.allow_strips();
+    }
+
+    /// Lists the reads of the file's bytes from `begin` to `end`.
+    fn list_pieces(&mut self, begin: u64, end: u64, into: *mut u8) -> Range<u32> {
+        let (first, align) = (self.reads.listed() as u32, self.align as u64);
+        for at in (begin..end).step_by(PIECE) {
+            let needed = (end - at).min(PIECE as u64) as usize;
+            let bytes = needed.next_multiple_of(align as usize);
+            self.reads.list(Job { offset: at, bytes, needed, into: into.wrapping_add((at - begin) as usize) });
+        }
+        first..self.reads.listed() as u32
+    }
+
+    /// The strip that comes next may be read: what lies in its half is computed.
+    fn allow_strips(&mut self) {
+        let Strips { list, next } = &self.strips;
+        if let Some(strip) = list.get(*next).or(list.last()) {
+            let allowed = strip.reads.end as usize;
+            // SAFETY: the halves are this cache's own, and what lay there is computed.
+            unsafe { self.reads.allow(allowed) };
+        }
+    }
+
+    /// The next strip once it is there; the one after it is read meanwhile. `None` after the last.
+    pub fn next_strip(&mut self) -> Option<Strip> {
+        let strip = self.strips.list.get(self.strips.next)?.clone();
+        self.strips.next += 1;
+        self.allow_strips();
+        self.counts.streamed += strip.neurons.len() as u64;
+        // What could not be read has a fault, and whoever gets the answer looks at it.
+        self.reads.wait_for(strip.reads.clone());
+        if self.strips.next == self.strips.list.len() {
+            self.reads.finish();
+            self.note_fault();
+        }
+        Some(strip)
+    }
+}

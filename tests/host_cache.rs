@@ -1,0 +1,301 @@
+//! Laws of the neuron cache in host memory: whatever lies in its frames, in whatever order reads end, late, in pieces or asked for again, the
+//! logits are bit for bit those of the mapped store; what cannot be read is an error and no answer.
+
+mod support;
+
+use dynamicinfer::cpu::Kernels;
+use dynamicinfer::disk::{self, Disk, DiskCosts, Faults, VirtualDisk};
+use dynamicinfer::engine::{Choice, Engine, Failure, Logits, Sparsity};
+use dynamicinfer::formats::rows::Quant;
+use dynamicinfer::host_cache::{HostCache, HostCacheOptions, LayerBlocks, least_bytes};
+use dynamicinfer::lab::audit::Audit;
+use dynamicinfer::lab::synth::{Shape, write_store};
+use dynamicinfer::model::config::Activation;
+use dynamicinfer::model::{KvCache, KvType, Model};
+use dynamicinfer::predictor::{Calibration, Kind, Predictor, Tools};
+use dynamicinfer::prng::Prng;
+use dynamicinfer::scheduler::Policy;
+use std::fs::File;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+/// Chooses neurons by chance, others for each token: by a hash of layer, neuron and residual.
+struct Chance {
+    tables: Vec<Calibration>,
+    share: f64,
+}
+
+impl Predictor for Chance {
+    fn kind(&self) -> Kind {
+        Kind::Sign
+    }
+
+    fn threshold(&self, _layer: usize, _ahead: usize) -> f32 {
+        0.5
+    }
+
+    fn calibration(&self, layer: usize, _ahead: usize) -> Option<&Calibration> {
+        Some(&self.tables[layer])
+    }
+
+    fn score(
+        &self,
+        tools: &mut Tools<'_>,
+        layer: usize,
+        _ahead: usize,
+        residual: &[f32],
+        n: usize,
+        scores: &mut [f32],
+    ) {
+        let (ffn, hidden) = (tools.model.config.ffn, tools.model.config.hidden);
+        for b in 0..n {
+            let mut prng = Prng::new(u64::from(residual[b * hidden].to_bits()) + layer as u64);
+            // Some neurons are chosen more often than others.
+            let often = |neuron: usize| if neuron % 5 == 0 { 2.0 } else { 0.7 };
+            let score =
+                |(i, s): (usize, &mut f32)| *s = if prng.next_f64() < self.share * often(i) { 0.75 } else { 0.25 };
+            scores[b * ffn..(b + 1) * ffn].iter_mut().enumerate().for_each(score);
+        }
+    }
+
+    fn weight_bytes(&self, _: usize, _: usize) -> u64 {
+        0
+    }
+}
+
+fn sparsity(layers: usize, share: f64, activation_threshold: f32) -> Sparsity {
+    let tables = vec![Calibration::new(vec![0.0, 1.0], vec![0.0, 1.0]); layers];
+    let predictor = Arc::new(Chance { tables, share });
+    let choice = Choice::Predicted { predictor, threshold: 0.5, activation_threshold };
+    Sparsity::new(vec![choice; layers], 0).unwrap()
+}
+
+fn blocks(model: &Model) -> Vec<LayerBlocks> {
+    let store = model.store().unwrap();
+    let of = |l: usize| LayerBlocks {
+        offset: store.section(&format!("layer.{l}.ffn")).unwrap().offset,
+        block_bytes: model.layers[l].block().bytes(),
+    };
+    (0..model.layers.len()).map(of).collect()
+}
+
+/// A cache of the least size and `share` of the neurons beside it.
+fn cache(model: &Model, disk: Box<dyn Disk>, share: f64, options: HostCacheOptions) -> HostCache {
+    let (blocks, ffn) = (blocks(model), model.config.ffn);
+    let all: u64 = blocks.iter().map(|b| ((b.block_bytes + 2 * disk.align()) * ffn + 8192) as u64).sum();
+    let bytes = (least_bytes(&blocks, ffn, disk.align(), &options) as f64 * 1.2 + share * all as f64) as u64;
+    HostCache::new(disk, &blocks, ffn, HostCacheOptions { bytes, ..options }).unwrap()
+}
+
+fn tokens(n: usize, seed: u64, vocab: usize) -> Vec<u32> {
+    let mut prng = Prng::new(seed);
+    (0..n).map(|_| prng.below(vocab as u64) as u32).collect()
+}
+
+/// Logits of every token in passes of these sizes; every fourth pass is looked at.
+fn logits(engine: &mut Engine, sizes: &[usize], seed: u64) -> Vec<f32> {
+    let c = engine.model.config.clone();
+    let ids = tokens(sizes.iter().sum(), seed, c.vocab.min(90));
+    let mut kv = KvCache::new(&c, ids.len(), KvType::F32).unwrap();
+    let (mut out, mut rest) = (Vec::new(), &ids[..]);
+    for (i, &n) in sizes.iter().enumerate() {
+        let (now, after) = rest.split_at(n);
+        let mut audit = Audit::new(&c, vec![0.0; c.layers]);
+        out.extend_from_slice(match i % 4 {
+            3 => engine.forward_observed(&mut kv, now, Logits::All, &mut audit),
+            _ => engine.forward(&mut kv, now, Logits::All),
+        });
+        if i % 4 == 3 {
+            out.push(audit.shares().0.active_share as f32);
+        }
+        engine.check().unwrap();
+        rest = after;
+    }
+    out
+}
+
+const PASSES: [usize; 14] = [5, 1, 1, 1, 1, 40, 1, 1, 3, 1, 17, 1, 1, 1];
+
+fn synth(dir: &Path, activation: Activation, quant: Quant, hidden: usize, ffn: usize) -> PathBuf {
+    let shape = Shape {
+        hidden,
+        layers: 3,
+        ffn,
+        heads: 4,
+        kv_heads: 2,
+        vocab: 300,
+        context: 128,
+        activation,
+        active: None,
+        seed: 4,
+        experts: None,
+    };
+    let store = dir.join(format!("{}-{hidden}-{ffn}.neurons", quant.name()));
+    write_store(&shape, quant, &store, &|_, _| Ok(())).unwrap();
+    store
+}
+
+fn virtual_disk(path: &Path, align: usize, seed: u64, faults: Faults) -> Box<dyn Disk> {
+    Box::new(VirtualDisk::new(File::open(path).unwrap(), align, seed, faults))
+}
+
+#[test]
+fn the_text_is_that_of_the_mapped_store_whatever_lies_in_memory_and_however_reads_end() {
+    let dir = tempfile::tempdir().unwrap();
+    let (mut hits, mut misses, mut again) = (0, 0, 0);
+    let mut stores: Vec<(PathBuf, f32)> = ["relullama", "prosparse", "bamboo", "opt", "relufalcon"]
+        .iter()
+        .map(|name| (support::packed(dir.path(), name, Quant::F32), 0.0))
+        .collect();
+    for quant in [Quant::F16, Quant::Q4, Quant::Q8] {
+        stores.push((synth(dir.path(), Activation::Relu, quant, 256, 700), 0.0));
+    }
+    stores.push((synth(dir.path(), Activation::Silu, Quant::F16, 128, 1000), 0.02));
+    for (round, (store, activation_threshold)) in stores.iter().enumerate() {
+        for seed in 0..6u64 {
+            let mut prng = Prng::new(seed * 100 + round as u64);
+            let mut of = |values: &[f64]| values[prng.below(values.len() as u64) as usize];
+            let (share, chosen) = (of(&[0.0, 0.1, 0.5, 1.0]), of(&[0.1, 0.3, 0.8]));
+            let (threads, align) = (of(&[1.0, 2.0, 3.0]) as usize, of(&[64.0, 512.0, 4096.0]) as usize);
+            let faults =
+                Faults { fail: of(&[0.0, 0.02]), short: of(&[0.0, 0.3]), late: of(&[0.0, 3.0]) as u64, bad_byte: None };
+            let costs = DiskCosts { read_us: of(&[0.0, 1.0, 12.0]), gb_s: 1.8 };
+            let policy = Policy::ALL[of(&[0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0]) as usize];
+            let (together, overlap) = (of(&[0.0, 1.0]) > 0.0, of(&[0.0, 1.0]) > 0.0);
+            let options = HostCacheOptions { policy, together, overlap, costs, seed, ..HostCacheOptions::new(0) };
+            for kind in 0..3 {
+                let engine = || {
+                    let mut engine = Engine::new(Model::open(store).unwrap(), threads, Kernels::best());
+                    let layers = engine.model.config.layers;
+                    let exact = || vec![Choice::Exact { activation_threshold: *activation_threshold }; layers];
+                    match kind {
+                        0 => drop(engine.set_sparsity(sparsity(layers, chosen, *activation_threshold))),
+                        1 => drop(engine.set_sparsity(Sparsity::new(exact(), 0).unwrap())),
+                        _ => {}
+                    }
+                    engine
+                };
+                let expected = logits(&mut engine(), &PASSES, seed);
+                let mut cached = engine();
+                let cache = cache(&cached.model, virtual_disk(store, align, seed, faults), share, options);
+                cached.set_host_cache(cache);
+                let what = format!("{store:?} seed {seed} kind {kind} {} of {share}, {faults:?}", policy.name());
+                assert!(logits(&mut cached, &PASSES, seed) == expected, "{what}");
+                let counts = cached.cached.as_mut().unwrap().cache.counts();
+                assert!(counts.streamed > 0, "chunks are streamed");
+                (hits, misses, again) = (hits + counts.hits, misses + counts.misses, again + counts.reads.again);
+                // What is in a frame is what the table says: everything needed twice in a row is found the second time.
+                if share == 1.0 && kind == 0 {
+                    assert!(counts.kept > 0 && counts.hits > 0, "{what}: {counts:?}");
+                }
+            }
+        }
+    }
+    assert!(hits > 1000 && misses > 1000 && again > 100, "{hits} {misses} {again}: the test tries too little");
+}
+
+#[test]
+fn real_reads_give_the_same_text() {
+    let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let store = synth(dir.path(), Activation::Relu, Quant::F16, 256, 900);
+    let engine = || {
+        let mut engine = Engine::new(Model::open(&store).unwrap(), 2, Kernels::best());
+        engine.set_sparsity(sparsity(3, 0.3, 0.0));
+        engine
+    };
+    let expected = logits(&mut engine(), &PASSES, 1);
+    for policy in Policy::ALL {
+        let opened = disk::open(&File::open(&store).unwrap()).unwrap();
+        let mut cached = engine();
+        let cache = cache(&cached.model, opened.disk, 0.4, HostCacheOptions { policy, ..HostCacheOptions::new(0) });
+        cached.set_host_cache(cache);
+        assert!(logits(&mut cached, &PASSES, 1) == expected, "{}", policy.name());
+        let counts = cached.cached.as_mut().unwrap().cache.counts();
+        assert!(counts.hits > 0 && counts.misses > 0 && counts.reads.bytes > 0, "{counts:?}");
+    }
+}
+
+/// With room for all neurons each is read once, and after that nothing is.
+#[test]
+fn what_fits_is_read_once() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = synth(dir.path(), Activation::Relu, Quant::Q8, 256, 700);
+    for policy in Policy::ALL {
+        let mut engine = Engine::new(Model::open(&store).unwrap(), 2, Kernels::best());
+        engine.set_sparsity(sparsity(3, 0.3, 0.0));
+        let disk = virtual_disk(&store, 512, 1, Faults::default());
+        let options = HostCacheOptions { policy, ..HostCacheOptions::new(0) };
+        let cache = cache(&engine.model, disk, 1.0, options);
+        engine.set_host_cache(cache);
+        logits(&mut engine, &[1; 60], 3);
+        let before = engine.cached.as_mut().unwrap().cache.counts();
+        assert!(before.misses <= 3 * 700, "{}: {before:?}", policy.name());
+        logits(&mut engine, &[1; 60], 3);
+        let after = engine.cached.as_mut().unwrap().cache.counts();
+        assert!(after.misses <= 3 * 700 && after.hits > before.hits, "{}: {after:?}", policy.name());
+    }
+}
+
+/// A part of the store cannot be read: an error that says where, no number that could pass for an answer, and the next text that does not
+/// need it is right.
+#[test]
+fn what_cannot_be_read_is_an_error_with_its_place_and_the_engine_lives() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = synth(dir.path(), Activation::Relu, Quant::F16, 256, 700);
+    for chunk in [false, true] {
+        let mut engine = Engine::new(Model::open(&store).unwrap(), 2, Kernels::best());
+        engine.set_sparsity(sparsity(3, 0.3, 0.0));
+        let bad = blocks(&engine.model)[1].offset + 300 * blocks(&engine.model)[1].block_bytes as u64 + 9;
+        let disk = virtual_disk(&store, 512, 1, Faults { bad_byte: Some(bad), ..Faults::default() });
+        let cache = cache(&engine.model, disk, 0.3, HostCacheOptions::new(0));
+        engine.set_host_cache(cache);
+        let mut kv = KvCache::new(&engine.model.config, 64, KvType::F32).unwrap();
+        let (mut failed, mut right) = (0, 0);
+        for token in 0..if chunk { 1 } else { 30 } {
+            let ids: Vec<u32> = if chunk { (0..40).collect() } else { vec![token] };
+            let out = engine.forward(&mut kv, &ids, Logits::Last).to_vec();
+            match engine.check() {
+                Ok(()) => {
+                    assert!(out.iter().all(|x| x.is_finite()) && engine.failure().is_none());
+                    right += 1;
+                }
+                Err(error) => {
+                    let text = error.to_string();
+                    assert!(out.iter().all(|x| x.is_nan()));
+                    assert!(text.contains(&*store.to_string_lossy()) && text.contains("(at byte "), "{text}");
+                    let Some(Failure::File(why)) = engine.failure() else { panic!("no failure") };
+                    assert!(why.contains("cannot be read"), "{why}");
+                    failed += 1;
+                }
+            }
+        }
+        assert!(failed > 0 && (chunk || right > 0), "{failed} passes failed, {right} did not");
+    }
+}
+
+/// A file that was cut while it was used is named as such.
+#[test]
+fn a_file_that_was_cut_is_an_error() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = synth(dir.path(), Activation::Relu, Quant::F16, 256, 700);
+    let mut engine = Engine::new(Model::open(&store).unwrap(), 1, Kernels::best());
+    engine.set_sparsity(sparsity(3, 0.3, 0.0));
+    let opened = disk::open(&File::open(&store).unwrap()).unwrap();
+    let cache = cache(&engine.model, opened.disk, 0.3, HostCacheOptions::new(0));
+    engine.set_host_cache(cache);
+    let mut kv = KvCache::new(&engine.model.config, 64, KvType::F32).unwrap();
+    engine.forward(&mut kv, &[1], Logits::Last);
+    engine.check().unwrap();
+    // Only the neurons of the last layer are cut off: what is mapped of the rest stays readable.
+    let cut = blocks(&engine.model)[2].offset;
+    let sections = &engine.model.store().unwrap().header.sections;
+    if sections.iter().any(|s| s.offset > cut) {
+        // The head lies behind: a page that is mapped and gone would end the process, so survive it as the daemon does.
+        assert!(dynamicinfer::formats::survive());
+    }
+    File::options().write(true).open(&store).unwrap().set_len(cut).unwrap();
+    engine.forward(&mut kv, &[2], Logits::Last);
+    assert!(engine.check().is_err());
+    let Some(Failure::File(why)) = engine.failure() else { panic!("no failure") };
+    assert!(why.contains("bytes and had") || why.contains("no longer be read"), "{why}");
+}
