@@ -230,7 +230,8 @@ fn what_lies_beyond_a_fixed_step_is_added_to_the_codes() {
                 continue;
             }
             let off = |scale: Option<Scale>| {
-                let mut x = Columns { scale, ..Columns::default() };
+                let mut x = Columns::default();
+                x.scale = scale;
                 x.set_here(&kernels, &input, n, [quant]);
                 let pointers: Vec<*const u8> = (0..count).map(|r| weights.row(r).as_ptr()).collect();
                 let mut y = vec![0.0; n * count];
