@@ -51,7 +51,7 @@ impl Predictor for Chance {
         for b in 0..n {
             let mut prng = Prng::new(u64::from(residual[b * hidden].to_bits()) + layer as u64);
             // Some neurons are chosen more often than others.
-            let often = |neuron: usize| if neuron % 5 == 0 { 2.0 } else { 0.7 };
+            let often = |neuron: usize| if neuron.is_multiple_of(5) { 2.0 } else { 0.7 };
             let score =
                 |(i, s): (usize, &mut f32)| *s = if prng.next_f64() < self.share * often(i) { 0.75 } else { 0.25 };
             scores[b * ffn..(b + 1) * ffn].iter_mut().enumerate().for_each(score);
@@ -129,6 +129,7 @@ fn synth(dir: &Path, activation: Activation, quant: Quant, hidden: usize, ffn: u
         active: None,
         seed: 4,
         experts: None,
+        outliers: 0,
     };
     let store = dir.join(format!("{}-{hidden}-{ffn}.neurons", quant.name()));
     write_store(&shape, quant, &store, &|_, _| Ok(())).unwrap();

@@ -1,5 +1,5 @@
-//! All neurons of a layer through the landing, in order and in large reads (PowerInfer-2 4.1.1): for layers that leave no neuron out, and
-//! for audits. One half is computed while the other is read.
+//! All neurons of a layer through the landing, in order and in large reads (PowerInfer-2 4.1.1): for prompts, and for layers that leave no
+//! neuron out. One half is computed while the other is read.
 
 use super::HostCache;
 use super::reads::Job;

@@ -6,12 +6,12 @@
 //! those of the mapped store.
 
 use super::{
-    Counts, Downs, FfnBuffers, Neurons, Selection, SharedCounts, Sparse, Tile, Work, activation, add_units, products,
-    rows_of, run_blocks, unit_buffers,
+    Counts, Downs, FfnBuffers, Neurons, Selection, SharedCounts, Sparse, Tile, Work, activation, add_down_bias,
+    add_units, down, products, rows_of, run_blocks, unit_buffers,
 };
 use crate::cpu::thread_pool::Parts;
-use crate::cpu::{Columns, Kernels, MAX_COLUMNS, ThreadPool};
-use crate::formats::rows::Input;
+use crate::cpu::{Columns, Kernels, MAX_COLUMNS, Prefill, ThreadPool};
+use crate::formats::rows::{GROUP, Input};
 use crate::host_cache::{Arriving, HostCache, MAX_UNITS, STRIP, units_of};
 use crate::ids::{Permutation, StoreId};
 use crate::model::block::BlockPart;
@@ -40,7 +40,7 @@ pub struct CachedFfn {
     strip_activations: Vec<f32>,
 }
 
-/// A stand-in for a layer: biases and types, and a place for blocks. The down bias is added by whoever adds up the units.
+/// A stand-in for a layer: biases and types, and a place for blocks. The down bias is added once, behind the last strip.
 fn stand_in(layer: &Layer) -> Layer {
     let no_norm = || NormWeights { weight: Vec::new(), bias: Vec::new() };
     Layer {
@@ -95,11 +95,7 @@ impl CachedFfn {
     ) -> Counts {
         let n = tools.x.n;
         match work {
-            Work::All if n > MAX_COLUMNS => {
-                // Down sums over all neurons at once: the chunk reads the mapped store.
-                let Tools { pool, kernels, config, layer: (_, layer), x } = tools;
-                super::ffn(pool, kernels, config, layer, x, work, activation_threshold, tiles, buffers, hidden)
-            }
+            Work::All if n > MAX_COLUMNS => self.chunk(&mut tools, tiles, &mut buffers.columns, hidden),
             Work::All => self.dense(&mut tools, buffers, hidden),
             Work::Some(_) => unreachable!("a part of a chunk is a device's"),
             Work::Selected(list) => self.listed(&mut tools, list, None, activation_threshold, buffers, hidden),
@@ -195,6 +191,29 @@ impl CachedFfn {
             });
         }
         add_units(partial, size, config, layer, hidden);
+        rows_of(config, config.ffn)
+    }
+
+    /// All neurons, for a prompt's chunk. A strip is as many neurons as a sum over them takes at a time: the sums are the mapped store's.
+    fn chunk(
+        &mut self,
+        tools: &mut Tools<'_>,
+        tiles: &mut [Tile],
+        columns: &mut Columns,
+        hidden: &mut [f32],
+    ) -> Counts {
+        let n = tools.x.n;
+        // A strip takes int8 where all neurons together would.
+        let whole = tools.config.ffn.is_multiple_of(GROUP);
+        let kernels = if whole { *tools.kernels } else { tools.kernels.with(Prefill::Exact) };
+        self.begin_products(tools);
+        while let Some(strip) = self.next_products(tools) {
+            let Tools { ref mut pool, config, layer: (l, _), .. } = *tools;
+            let (neurons, acts) = (Neurons::Some(&self.all[strip.clone()]), &self.strip_activations[..n * strip.len()]);
+            down(pool, &kernels, config, &self.strips[l], neurons, acts, n, tiles, columns, hidden);
+        }
+        let Tools { config, layer: (_, layer), .. } = *tools;
+        add_down_bias(layer, hidden);
         rows_of(config, config.ffn)
     }
 
