@@ -388,7 +388,7 @@ fn every_policy_is_named_wherever_all_of_them_are() {
     let docs = read("docs/scheduler.md");
     for policy in Policy::ALL {
         assert!(docs.contains(&format!("`{}`", policy.name())), "docs/scheduler.md does not say what {policy:?} is");
-        let file = format!("src/scheduler/policy/{}.rs", policy.name());
+        let file = format!("src/scheduler/policy/{}.rs", policy.name().replace('-', "_"));
         assert!(root.join(&file).is_file(), "{policy:?} has no file {file}");
         assert_eq!(policy.name().parse(), Ok(policy));
         assert_eq!(serde_json::to_value(policy).unwrap(), policy.name());
