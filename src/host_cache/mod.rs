@@ -10,7 +10,7 @@
 //! takes, and the reads of the next round are under way meanwhile. Where all neurons are needed, [`HostCache::begin_strips`] streams them
 //! through the landing, in order and in large reads (4.1.1).
 //!
-//! Only the engine's thread changes anything here, between parallel calls; within one, threads look and wait ([`reads`]).
+//! Only the engine's thread changes anything here, between parallel calls; within one, threads look and wait (`reads`).
 
 mod memory;
 mod plan;

@@ -3,7 +3,7 @@
 
 use super::Split;
 use super::pass::Begun;
-use super::workspace::ExchangeLayout;
+use super::workspace::{ExchangeLayout, pinned};
 use crate::cache::{Location, Tier};
 use crate::clock;
 use crate::cpu::MAX_COLUMNS;
@@ -34,17 +34,12 @@ impl ExpertSplit {
     /// # Safety
     /// The device is dropped before it.
     pub unsafe fn new(device: &mut dyn Device, c: &ModelConfig) -> ExpertSplit {
-        let mut room = |words: usize, written: bool| {
-            let room = PinnedBuffer::new(words);
-            // SAFETY: its memory does not move, and the caller's promise.
-            unsafe { device.pin(room.as_ptr().cast(), words * 4, written) };
-            room
-        };
         let (chosen, input) = c.form.experts.map_or((0, 0), |experts| {
             let reads = if experts.reads == RouterInput::Layer { CHUNK * c.hidden } else { 0 };
             (ExpertFfn::chosen_words(CHUNK, experts.used), reads)
         });
-        let (chosen, layer_input) = (room(chosen, false), room(input, true));
+        // SAFETY: the caller's promise.
+        let (chosen, layer_input) = unsafe { (pinned(device, chosen, false), pinned(device, input, true)) };
         ExpertSplit { on_host: Routes::default(), chosen, layer_input, counts: Vec::new() }
     }
 }

@@ -117,16 +117,23 @@ pub struct PinnedBuffers {
     pub names: PinnedBuffer,
 }
 
+/// Memory of so many words that the device has pinned; `written` says that it writes there.
+///
+/// # Safety
+/// The device is dropped before it.
+pub unsafe fn pinned(device: &mut dyn Device, words: usize, written: bool) -> PinnedBuffer {
+    let room = PinnedBuffer::new(words);
+    // SAFETY: its memory does not move, and the caller's promise.
+    unsafe { device.pin(room.as_ptr().cast(), words * 4, written) };
+    room
+}
+
 impl PinnedBuffers {
     /// # Safety
     /// The device is dropped before they are.
     pub unsafe fn new(device: &mut dyn Device, c: &ModelConfig) -> PinnedBuffers {
-        let mut room = |words: usize, written: bool| {
-            let room = PinnedBuffer::new(words);
-            // SAFETY: its memory does not move, and the caller's promise.
-            unsafe { device.pin(room.as_ptr().cast(), words * 4, written) };
-            room
-        };
+        // SAFETY: the caller's promise.
+        let mut room = |words: usize, written: bool| unsafe { pinned(device, words, written) };
         let clusters = c.clusters();
         let of_chunks = if c.form.experts.is_some() { 0 } else { c.ffn };
         PinnedBuffers {
@@ -152,9 +159,9 @@ impl PinnedBuffers {
     /// The device is dropped before they are.
     pub unsafe fn attend(&mut self, device: &mut dyn Device, c: &ModelConfig) {
         if self.qkv_read_back.is_empty() {
-            self.qkv_read_back = PinnedBuffer::new((c.layers * MAX_COLUMNS).max(2 * CHUNK) * c.qkv_dim());
-            // SAFETY: its memory does not move, and the caller's promise.
-            unsafe { device.pin(self.qkv_read_back.as_ptr().cast(), size_of_val(&self.qkv_read_back[..]), true) };
+            let words = (c.layers * MAX_COLUMNS).max(2 * CHUNK) * c.qkv_dim();
+            // SAFETY: the caller's promise.
+            self.qkv_read_back = unsafe { pinned(device, words, true) };
         }
     }
 }

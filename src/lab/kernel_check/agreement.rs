@@ -262,7 +262,8 @@ fn expert_ffn(c: &mut Case<'_>) -> Result<Vec<u32>> {
 /// bits.
 ///
 /// # Errors
-/// [`Error::Memory`] where the device has too little memory, [`Error::Fatal`] if it fails; a kernel that is wrong is only a row.
+/// [`crate::error::Error::Memory`] where the device has too little memory, [`crate::error::Error::Fatal`] if it fails; a kernel that is wrong is only
+/// a row.
 pub fn agreements(device: &mut dyn Device) -> Result<Vec<Agreement>> {
     let mut rows = Vec::new();
     for check in CHECKS {
