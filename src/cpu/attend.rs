@@ -41,6 +41,17 @@ pub struct AttendScratch {
     room: Room,
 }
 
+/// Makes weights of each query's products with the keys, `[n, positions]`: the softmax over the positions that it sees, 0 elsewhere.
+fn weigh(scores: &mut [f32], positions: usize, dim: usize, sees: impl Fn(usize) -> Range<usize>) {
+    let scale = 1.0 / (dim as f32).sqrt();
+    for (b, scores) in scores.chunks_exact_mut(positions).enumerate() {
+        let seen = sees(b);
+        scores[..seen.start].fill(0.0);
+        scores[seen.end..].fill(0.0);
+        softmax(&mut scores[seen], scale);
+    }
+}
+
 impl AttendScratch {
     /// Allocates what up to `queries` queries of `dim` numbers over `positions` positions need, so that nothing is allocated later.
     pub fn reserve(&mut self, queries: usize, positions: usize, dim: usize) {
@@ -79,13 +90,7 @@ impl AttendScratch {
         let rows = Rows { first: head.keys.as_ptr(), stride, ahead: 0 };
         // SAFETY: each key has `dim` numbers; `scores` has a place for each of each query; the kernels are for this machine.
         unsafe { (kernels.dot(head.quant))(rows, positions, columns, scores.as_mut_ptr(), positions) };
-        let scale = 1.0 / (dim as f32).sqrt();
-        for (b, scores) in scores.chunks_exact_mut(positions).enumerate() {
-            let seen = sees(b);
-            scores[..seen.start].fill(0.0);
-            scores[seen.end..].fill(0.0);
-            softmax(&mut scores[seen], scale);
-        }
+        weigh(scores, positions, dim, sees);
         mixed.clear();
         mixed.resize(n * dim, 0.0);
         let add = kernels.axpy(head.quant);
@@ -127,13 +132,7 @@ impl AttendScratch {
             // SAFETY: each key has `dim` numbers; `scores` has a place for each of each query; the kernels are for this machine.
             unsafe { kernels.tiles.rows(head.quant, keys, panels, scores.as_mut_ptr().add(first), positions) };
         }
-        let scale = 1.0 / (dim as f32).sqrt();
-        for (b, scores) in scores.chunks_exact_mut(positions).enumerate() {
-            let seen = sees(b);
-            scores[..seen.start].fill(0.0);
-            scores[seen.end..].fill(0.0);
-            softmax(&mut scores[seen], scale);
-        }
+        weigh(scores, positions, dim, sees);
         score_panels.set(None, &kernels.tiles, &scores[..n * positions], n);
         mixed.clear();
         mixed.resize(n * dim, 0.0);
