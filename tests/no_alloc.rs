@@ -290,7 +290,7 @@ fn count(path: &Path, choice: &[Choice; 2], threads: usize, moving: Option<Movin
     let sparsity = |choice: &Choice| Sparsity::new(vec![choice.clone(); LAYERS], 0).unwrap();
     engine.set_sparsity(sparsity(&choice[0]));
     if moving == Some(Moving::FromDisk) {
-        engine.set_host_cache(from_disk(&engine.model));
+        engine.set_host_cache(from_disk(&engine.model), None);
     } else if let Some(moving) = moving {
         let device = Box::new(VirtualDevice::new(u64::MAX, SLOW));
         // SAFETY: the engine has both.

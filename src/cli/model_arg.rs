@@ -48,9 +48,12 @@ pub struct EngineArgs {
     /// Which neurons stay in memory where not all fit: two-queues, lru, lfu, sieve, static, full and the other policies [default: two-queues]
     #[arg(long, hide = true, value_name = "POLICY")]
     pub ram_policy: Option<Policy>,
-    /// Parts of the cache in memory to do without, for comparisons: keep, together, overlap
+    /// Parts of the cache in memory to do without, for comparisons: keep, together, overlap, prefetch
     #[arg(long, hide = true, value_delimiter = ',', value_enum)]
     pub ram_without: Vec<RamPart>,
+    /// For how many layers ahead neurons are asked for from disk [default: 1 where the predictor was made for that]
+    #[arg(long, hide = true, value_name = "LAYERS")]
+    pub ram_lookahead: Option<usize>,
     /// Instruction set: avx512, avxvnni, avx2 or portable [default: the best there is]
     #[arg(long, hide = true, value_parser = parse_isa)]
     pub isa: Option<Isa>,
@@ -71,6 +74,8 @@ pub enum RamPart {
     Together,
     /// Nothing is computed while something is read
     Overlap,
+    /// Nothing is asked for before its layer's turn
+    Prefetch,
 }
 
 impl KvArg {
@@ -115,6 +120,8 @@ impl EngineArgs {
             together: with(RamPart::Together),
             overlap: with(RamPart::Overlap),
             keep: with(RamPart::Keep),
+            prefetch: with(RamPart::Prefetch),
+            lookahead: self.ram_lookahead,
         }
     }
 

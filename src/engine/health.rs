@@ -48,12 +48,7 @@ impl fmt::Display for Failure {
 impl Engine {
     /// What the last pass could not read from disk; `None` if nothing was missing.
     pub(super) fn unread(&self) -> Option<Error> {
-        let fault = self.cached.as_ref()?.cache.fault()?;
-        let why = match fault.errno {
-            Some(errno) => format!("a neuron cannot be read: {}", std::io::Error::from_raw_os_error(errno)),
-            None => "a neuron cannot be read: the file ends before it, so it was cut while it was used".to_owned(),
-        };
-        Some(Error::bad_at(self.model.path(), "", fault.offset, why))
+        Some(self.cached.as_ref()?.cache.fault()?.error(self.model.path()))
     }
 
     /// The files that the engine reads while it runs.

@@ -90,9 +90,12 @@ impl Executor for Host<'_> {
             return Wanted::All;
         }
         let n = pass.n();
-        let Pass { model, pool, kernels, buffers: b, sparsity, .. } = pass;
+        let Pass { model, pool, kernels, buffers: b, sparsity, cached, .. } = pass;
         let mut tools = crate::predictor::Tools { model, pool, kernels, scratch: &mut b.scratch };
         sparsity.predict(&mut tools, l, &b.x, n, None, Scored::default(), &mut b.predicted);
+        if let Some(foresight) = cached.as_mut().and_then(|cached| cached.foresight.as_mut()) {
+            foresight.look(&mut tools, sparsity, l, (&b.x, n), &b.predicted);
+        }
         sparsity.wanted(l)
     }
 

@@ -23,7 +23,7 @@ pub use health::Failure;
 pub use observer::{AuditCounts, LiveAudit, Observer, Seen};
 pub use report::Report;
 pub use session::Session;
-pub use sparsity::{Choice, Sparsity};
+pub use sparsity::{Choice, Foresight, Sparsity};
 pub use split::streaming::{ChunkCosts, ChunkRates};
 pub use split::{
     ChunkCounts, DividedLayer, Lookahead, Migrator, MigratorCounts, Split, predictor_bytes, workspace_bytes,
@@ -144,13 +144,14 @@ impl Engine {
         counts.fold([0, 0], |sum, counted| [sum[0] + counted[0], sum[1] + counted[1]])
     }
 
-    /// From now on neurons come by way of this cache, which was made for this model's layers. Without a device.
+    /// From now on neurons come by way of this cache, which was made for this model's layers and for looking as far ahead as `foresight`.
+    /// Without a device.
     ///
     /// # Panics
     /// If there is a device.
-    pub fn set_host_cache(&mut self, cache: HostCache) {
+    pub fn set_host_cache(&mut self, cache: HostCache, foresight: Option<Foresight>) {
         assert!(self.split.is_none(), "a device reads the mapped store");
-        self.cached = Some(Box::new(CachedFfn::new(cache, &self.model.layers, self.model.config.ffn)));
+        self.cached = Some(Box::new(CachedFfn::new(cache, foresight, &self.model.layers, self.model.config.ffn)));
     }
 
     /// Which neurons each layer computes.

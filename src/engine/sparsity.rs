@@ -325,6 +325,59 @@ impl Sparsity {
     }
 }
 
+/// What is foreseen of a layer whose turn has not come, so that what it needs can be brought in time: nothing is computed by it.
+pub struct Foresight {
+    predictor: Arc<dyn Predictor>,
+    ahead: usize,
+    scores: Vec<f32>,
+    selection: Selection,
+    /// The layer that `selection` is of; `None` before the first, and behind the last.
+    layer: Option<usize>,
+}
+
+impl Foresight {
+    /// By this predictor, which looks so many layers ahead.
+    pub fn new(predictor: Arc<dyn Predictor>, ahead: usize) -> Foresight {
+        Foresight { predictor, ahead, scores: Vec::new(), selection: Selection::default(), layer: None }
+    }
+
+    /// Number of layers that are looked ahead.
+    pub fn ahead(&self) -> usize {
+        self.ahead
+    }
+
+    /// Foresees what the layer `ahead` of layer `here` will compute, from the residual after the attention of layer `here`, `[n, hidden]`,
+    /// or by what was `predicted` for it there already. n is at most [`crate::cpu::MAX_COLUMNS`].
+    pub fn look(
+        &mut self,
+        tools: &mut Tools<'_>,
+        sparsity: &Sparsity,
+        here: usize,
+        (residual, n): (&[f32], usize),
+        predicted: &Predicted,
+    ) {
+        let layer = here + self.ahead;
+        self.layer = None;
+        let Some(Rule::Predicted { threshold, ahead, .. }) = sparsity.rules.get(layer) else { return };
+        if *ahead == self.ahead {
+            self.selection.neurons.clone_from(&predicted.selections[layer].neurons);
+            self.layer = Some(layer);
+            return;
+        }
+        let Some(table) = self.predictor.calibration(layer, self.ahead) else { return };
+        self.scores.resize(n * tools.model.config.ffn, 0.0);
+        self.predictor.score(tools, layer, self.ahead, residual, n, &mut self.scores);
+        let least = table.score_at(*threshold);
+        self.selection.reaching(&self.scores, n, |_| least);
+        self.layer = Some(layer);
+    }
+
+    /// The layer that was foreseen last and its neurons, ascending; once.
+    pub fn take(&mut self) -> Option<(usize, &[StoreId])> {
+        Some((self.layer.take()?, &self.selection.neurons))
+    }
+}
+
 impl Selection {
     /// Becomes the neurons that some column wants; `masks` is `[ffn]`.
     pub(super) fn set_masks(&mut self, masks: &[u32]) {

@@ -501,7 +501,7 @@ impl Worker {
         m.ffn_bytes.add(report.ffn_bytes);
         let cache = &report.host_cache;
         m.ram_hits.add(cache.hits);
-        m.ram_misses.add(cache.misses);
+        m.ram_misses.add(cache.misses + cache.early);
         m.disk_bytes.add(cache.reads.bytes);
         m.disk_reads.add(cache.reads.reads);
         m.disk_wait_ns.add(cache.waited_ns);

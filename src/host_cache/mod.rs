@@ -10,15 +10,18 @@
 //! takes, and the reads of the next round are under way meanwhile. Where all neurons are needed, [`HostCache::begin_strips`] streams them
 //! through the landing, in order and in large reads (4.1.1).
 //!
+//! For layers whose turn has not come, [`HostCache::prefetch`] asks for what they will probably need.
+//!
 //! Only the engine's thread changes anything here, between parallel calls; within one, threads look and wait (`reads`).
 
+mod ahead;
 mod memory;
 mod plan;
 mod reads;
 mod strips;
 
 pub use plan::{Arriving, MAX_UNITS, Round, units_of};
-pub use reads::{ReadCounts, ReadFault};
+pub use reads::{MOST_AHEAD, ReadCounts, ReadFault};
 pub use strips::Strip;
 
 use crate::cache::SlotTable;
@@ -27,9 +30,10 @@ use crate::disk::{Disk, DiskCosts};
 use crate::ids::{SlotId, StoreId};
 use crate::scheduler::policy::{ChooseMoves, LayerState, Scratch};
 use crate::scheduler::{Move, Policy, Rules};
+use ahead::{Ahead, Regions};
 use memory::Memory;
-use plan::Plan;
-use reads::Reads;
+use plan::{Filling, Listing, Plan, Wanted};
+use reads::{Job, Reads};
 use std::io;
 use strips::Strips;
 
@@ -60,6 +64,8 @@ pub struct HostCacheOptions {
     pub together: bool,
     /// Whether what is there is computed while the rest is read.
     pub overlap: bool,
+    /// For how many layers ahead neurons may be asked for, up to [`MOST_AHEAD`]; 0: none are.
+    pub ahead: usize,
     /// What reads cost.
     pub costs: DiskCosts,
     /// Of policies that draw.
@@ -74,6 +80,7 @@ impl HostCacheOptions {
             policy: Policy::TwoQueues,
             together: true,
             overlap: true,
+            ahead: 0,
             costs: DiskCosts::USUAL,
             seed: 1,
         }
@@ -92,6 +99,8 @@ pub struct HostCacheCounts {
     pub hits: u64,
     /// Neurons that were needed and had to be read.
     pub misses: u64,
+    /// Neurons that were needed and had been asked for before their layer's turn.
+    pub early: u64,
     /// Neurons that got a frame.
     pub kept: u64,
     /// Neurons that were streamed, all of a layer's.
@@ -108,6 +117,7 @@ impl HostCacheCounts {
         HostCacheCounts {
             hits: self.hits - before.hits,
             misses: self.misses - before.misses,
+            early: self.early - before.early,
             kept: self.kept - before.kept,
             streamed: self.streamed - before.streamed,
             reads: ReadCounts {
@@ -124,6 +134,7 @@ impl std::ops::AddAssign for HostCacheCounts {
     fn add_assign(&mut self, more: HostCacheCounts) {
         self.hits += more.hits;
         self.misses += more.misses;
+        self.early += more.early;
         self.kept += more.kept;
         self.streamed += more.streamed;
         self.reads.reads += more.reads.reads;
@@ -173,13 +184,18 @@ pub struct HostCache {
     needed: Vec<u8>,
     /// The slot that a neuron comes to now, or [`NONE`], `[neurons]`.
     slot_for: Vec<u32>,
-    /// Slots that are being filled, and by which read.
-    filling: Vec<(SlotId, u32)>,
+    /// Slots that are being filled.
+    filling: Vec<Filling>,
     landing: *mut u8,
     half: usize,
+    regions: Regions,
     plan: Plan,
+    /// What was asked for of layers whose turn has not come: of layer l at `l % len`.
+    aheads: Vec<Ahead>,
     strips: Strips,
+    /// The layer at hand, and that of the last use of listed neurons.
     layer: usize,
+    begun: Option<usize>,
     token: u32,
     counts: HostCacheCounts,
     fault: Option<ReadFault>,
@@ -235,18 +251,25 @@ impl HostCache {
         let least = least_half(layers, neurons, align, options.gap());
         assert!(2 * least <= all, "a cache of {all} bytes cannot hold a unit");
         let half = (all / HALF_SHARE).clamp(least, HALF.max(least)) / PAGE * PAGE;
+        assert!(options.ahead <= MOST_AHEAD, "nobody looks ahead so far");
+        let count = options.ahead + 1;
+        // Reads ahead take a small part of what frames would have.
+        let region = (half / 2).min((all - 2 * half) / 8 / count) / PAGE * PAGE;
+        let region = if options.ahead > 0 { region } else { 0 };
+        let landings = 2 * half + count * region;
         // Every layer gets the same share of the bytes.
-        let share = (all - 2 * half) / layers.len().max(1);
+        let share = (all - landings) / layers.len().max(1);
         let of = |blocks: &LayerBlocks| {
             let bytes = frame_bytes(blocks, neurons, align);
             (bytes, (share.saturating_sub(PAGE) / bytes).min(neurons))
         };
         let room = |blocks: &LayerBlocks| (of(blocks).0 * of(blocks).1).next_multiple_of(PAGE);
-        let mut memory = Memory::new(2 * half + layers.iter().map(room).sum::<usize>())?;
+        let mut memory = Memory::new(landings + layers.iter().map(room).sum::<usize>())?;
         let landing = memory.start();
         // SAFETY: the memory is dropped after the reads, which own the disk.
         unsafe { disk.will_fill(landing, memory.bytes()) };
-        let mut frames = landing.wrapping_add(2 * half);
+        let regions = Regions { first: landing.wrapping_add(2 * half), bytes: region, count };
+        let mut frames = landing.wrapping_add(landings);
         let layer = |blocks: &LayerBlocks| {
             let (frame_bytes, slots) = of(blocks);
             let start = frames;
@@ -279,14 +302,47 @@ impl HostCache {
             filling: Vec::with_capacity(neurons),
             landing,
             half,
+            regions,
             plan: Plan::new(neurons),
+            aheads: (0..MOST_AHEAD + 1).map(|_| Ahead::new(neurons)).collect(),
             strips: Strips::default(),
-            layer: usize::MAX,
+            layer: 0,
+            begun: None,
             token: 0,
             counts: HostCacheCounts::default(),
             fault: None,
             _memory: memory,
         })
+    }
+
+    /// Fills a layer's frames with the neurons that were active most often, by `counts` of some `tokens`, `[ffn]` in the store's order, and
+    /// lets the policy begin with these frequencies. Before the layer's first use.
+    ///
+    /// # Errors
+    /// What could not be read.
+    pub fn place(&mut self, layer: usize, counts: &[u64], tokens: u64) -> Result<(), ReadFault> {
+        self.come_to(layer);
+        let HostCache { layers, reads, align, .. } = self;
+        let at = &mut layers[layer];
+        let frequencies = counts.iter().map(|&count| count as f32 / tokens.max(1) as f32);
+        at.frequencies.iter_mut().zip(frequencies).for_each(|(f, count)| *f = count);
+        let mut neurons: Vec<StoreId> = (0..counts.len()).filter(|&n| counts[n] > 0).map(StoreId::new).collect();
+        neurons.sort_by_key(|n| (std::cmp::Reverse(counts[n.index()]), *n));
+        neurons.truncate(at.table.slots().len());
+        neurons.sort();
+        for (slot, &neuron) in neurons.iter().enumerate() {
+            let slot = SlotId::new(slot);
+            at.table.fill(slot, neuron).expect("nobody is there yet");
+            let (offset, bytes, align) = (at.offset(neuron.index()), at.blocks.block_bytes as u64, *align as u64);
+            let (begin, end) = (offset / align * align, (offset + bytes).next_multiple_of(align));
+            let needed = (offset + bytes - begin) as usize;
+            let job = Job { offset: begin, bytes: (end - begin) as usize, needed, into: at.frame(slot) };
+            self.filling.push(Filling { slot, neuron, read: reads.list(0, job), straight: true });
+        }
+        // SAFETY: the frames are this cache's own, and nobody reads them yet.
+        unsafe { reads.allow(0, neurons.len()) };
+        self.settle();
+        self.fault.take().map_or(Ok(()), Err)
     }
 
     /// How the disk reads, for people.
@@ -326,34 +382,38 @@ impl HostCache {
     /// # Panics
     /// If a unit is longer than the landing was made for.
     pub fn begin(&mut self, layer: usize, neurons: &[StoreId], units: usize) {
-        self.reads.clear();
-        if self.layer == usize::MAX || layer <= self.layer {
+        if self.begun.is_none_or(|before| layer <= before) {
             self.token += 1;
         }
-        self.layer = layer;
+        self.begun = Some(layer);
+        self.come_to(layer);
+        self.filling.clear();
         self.choose(layer, neurons);
-        let HostCache { layers, plan, reads, slot_for, filling, align, half, landing, options, counts, .. } = self;
-        let at = &layers[layer];
-        let mut room = plan::Room {
-            layer: at,
+        let place = layer % self.aheads.len();
+        let HostCache { layers, plan, reads, aheads, slot_for, filling, align, half, landing, options, counts, .. } =
+            self;
+        let room = plan::Room {
+            layer: &layers[layer],
             align: *align,
             gap: options.gap(),
             together: options.together,
             landing: *landing,
             half: *half,
+            ahead: 0,
         };
-        plan.make(&mut room, neurons, units, slot_for, reads, filling);
-        let misses = plan.misses();
+        let wanted = Wanted { neurons, early: &aheads[place], slot_for };
+        plan.make(&room, wanted, units, &mut Listing { reads, filling });
+        let (misses, early) = plan.misses();
         counts.misses += misses;
-        counts.hits += neurons.len() as u64 - misses;
-        self.filling.iter().for_each(|(slot, _)| {
-            if let crate::cache::Slot::Filling(neuron) = self.layers[layer].table.slots()[slot.index()] {
-                self.slot_for[neuron.index()] = NONE;
-            }
-        });
+        counts.early += early;
+        counts.hits += neurons.len() as u64 - misses - early;
+        filling.iter().for_each(|f| slot_for[f.neuron.index()] = NONE);
+        neurons.iter().for_each(|n| self.needed[n.index()] = 255);
+        self.take_over(place);
+        neurons.iter().for_each(|n| self.needed[n.index()] = 0);
         let allowed = self.plan.allowed();
         // SAFETY: frames and halves are this cache's own; a half's reads begin when the round that used it before is computed.
-        unsafe { self.reads.allow(allowed) };
+        unsafe { self.reads.allow(0, allowed) };
     }
 
     /// Asks the policy who comes to a frame, and takes the frames.
@@ -393,9 +453,9 @@ impl HostCache {
         let round = self.plan.next_round()?;
         let allowed = self.plan.allowed();
         // SAFETY: as in `begin`.
-        unsafe { self.reads.allow(allowed) };
+        unsafe { self.reads.allow(0, allowed) };
         if !self.options.overlap {
-            self.reads.wait_for(round.reads.clone());
+            self.plan.wait_for(&round, &self.reads);
         }
         Some(round)
     }
@@ -407,17 +467,9 @@ impl HostCache {
 
     /// Ends the use: who has come is found from now on.
     pub fn end(&mut self, neurons: &[StoreId]) {
-        self.reads.finish();
-        let HostCache { layers, policy, rules, filling, reads, counts, token, layer, .. } = self;
+        self.settle();
+        let HostCache { layers, policy, rules, token, layer, .. } = self;
         let at = &mut layers[*layer];
-        for (slot, read) in filling.drain(..) {
-            if reads.is_here(read) {
-                at.table.landed(slot);
-                counts.kept += 1;
-            } else {
-                at.table.abandon(slot);
-            }
-        }
         let decay = rules.decay;
         at.frequencies.iter_mut().for_each(|f| *f *= decay);
         for neuron in neurons {
@@ -435,6 +487,21 @@ impl HostCache {
             rules,
         };
         policy.computed(&state, neurons);
+    }
+
+    /// Waits for the layer's reads; who has come is found from now on.
+    fn settle(&mut self) {
+        self.reads.finish(0);
+        let HostCache { layers, filling, reads, counts, layer, .. } = self;
+        let table = &mut layers[*layer].table;
+        for Filling { slot, read, .. } in filling.drain(..) {
+            if reads.is_here(read) {
+                table.landed(slot);
+                counts.kept += 1;
+            } else {
+                table.abandon(slot);
+            }
+        }
         self.note_fault();
     }
 
@@ -452,6 +519,6 @@ impl HostCache {
 impl Drop for HostCache {
     fn drop(&mut self) {
         // The kernel writes to the memory until then.
-        self.reads.finish();
+        (0..=MOST_AHEAD).for_each(|ahead| self.reads.finish(ahead));
     }
 }

@@ -1,6 +1,7 @@
 //! Where each needed neuron will be found, and which reads bring those that are missing.
 
 use super::Layer;
+use super::ahead::Ahead;
 use super::reads::{Job, Reads};
 use crate::cache::Location;
 use crate::device::NONE;
@@ -26,13 +27,13 @@ pub(super) fn longest_unit(neurons: usize, block_bytes: usize) -> usize {
 
 /// Where a needed neuron is found.
 #[derive(Clone, Copy)]
-struct Place {
+pub(super) struct Place {
     /// Its block.
     at: *const u8,
     /// The read that brings it; [`NONE`] if it is there.
-    read: u32,
+    pub read: u32,
     /// Where it is copied to when it was computed; null if it is there or stays nowhere.
-    keep: *mut u8,
+    pub keep: *mut u8,
 }
 
 /// Units that are computed by one parallel call, and the reads that bring their neurons.
@@ -40,14 +41,18 @@ struct Place {
 pub struct Round {
     /// The units.
     pub units: Range<usize>,
-    /// Numbers of the reads.
-    pub(super) reads: Range<u32>,
+    /// Their neurons, numbers in the list.
+    numbers: Range<usize>,
+    /// How many of the layer's reads are listed up to its end.
+    listed: usize,
+    /// Whether all its neurons are there.
+    here: bool,
 }
 
 impl Round {
-    /// Whether all its neurons are in frames.
+    /// Whether all its neurons are there.
     pub fn is_here(&self) -> bool {
-        self.reads.is_empty()
+        self.here
     }
 }
 
@@ -111,6 +116,40 @@ pub(super) struct Room<'a> {
     pub landing: *mut u8,
     /// Bytes of one of the two halves.
     pub half: usize,
+    /// How many layers ahead the reads are listed for.
+    pub ahead: usize,
+}
+
+/// Neurons that a layer needs, ascending.
+#[derive(Clone, Copy)]
+pub(super) struct Wanted<'a> {
+    pub neurons: &'a [StoreId],
+    /// Those that were asked for before the layer's turn.
+    pub early: &'a Ahead,
+    /// The slot that a neuron comes to, or [`NONE`], `[ffn]`.
+    pub slot_for: &'a [u32],
+}
+
+impl Wanted<'_> {
+    /// The slot that number `i` comes to.
+    fn slot(&self, i: usize) -> Option<SlotId> {
+        match self.slot_for[self.neurons[i].index()] {
+            NONE => None,
+            slot => Some(SlotId(slot)),
+        }
+    }
+}
+
+/// Where a plan writes down what it asks for.
+pub(super) struct Listing<'a> {
+    pub reads: &'a mut Reads,
+    pub filling: &'a mut Vec<Filling>,
+}
+
+/// A part of the landing, and how much of it is taken.
+struct Side {
+    number: usize,
+    used: usize,
 }
 
 /// Neighbours that one read brings: numbers in the list, and bytes of the file.
@@ -120,6 +159,17 @@ struct Group {
     bytes: Range<u64>,
 }
 
+/// A slot that is being filled, and by what.
+#[derive(Clone, Copy)]
+pub(super) struct Filling {
+    pub slot: SlotId,
+    pub neuron: StoreId,
+    /// The read that brings it.
+    pub read: u32,
+    /// Whether the read goes to the frame itself; else whoever computes the neuron copies it there.
+    pub straight: bool,
+}
+
 /// The plan of one use of a layer.
 pub(super) struct Plan {
     places: Vec<Place>,
@@ -127,6 +177,7 @@ pub(super) struct Plan {
     /// The round that is computed next.
     next: usize,
     misses: u64,
+    early: u64,
 }
 
 // SAFETY: its pointers are into the cache's memory.
@@ -134,19 +185,30 @@ unsafe impl Send for Plan {}
 unsafe impl Sync for Plan {}
 
 impl Plan {
+    /// For no neurons.
+    pub const NOTHING: Plan = Plan { places: Vec::new(), rounds: Vec::new(), next: 0, misses: 0, early: 0 };
+
     /// For lists of up to `neurons`: nothing is allocated later.
     pub fn new(neurons: usize) -> Plan {
-        Plan { places: Vec::with_capacity(neurons), rounds: Vec::with_capacity(MAX_UNITS), next: 0, misses: 0 }
+        let (places, rounds) = (Vec::with_capacity(neurons), Vec::with_capacity(MAX_UNITS));
+        Plan { places, rounds, next: 0, misses: 0, early: 0 }
     }
 
-    /// Neurons that are read.
-    pub fn misses(&self) -> u64 {
-        self.misses
+    /// Neurons that are read now, and those that were asked for before the layer's turn.
+    pub fn misses(&self) -> (u64, u64) {
+        (self.misses, self.early)
     }
 
     /// Reads that may begin: those of the rounds so far, and of the one that comes next. What lies in its half is computed.
     pub fn allowed(&self) -> usize {
-        self.rounds.get(self.next).or(self.rounds.last()).map_or(0, |round| round.reads.end as usize)
+        self.rounds.get(self.next).or(self.rounds.last()).map_or(0, |round| round.listed)
+    }
+
+    /// Waits for all neurons of a round.
+    pub fn wait_for(&self, round: &Round, reads: &Reads) {
+        self.places[round.numbers.clone()].iter().filter(|place| place.read != NONE).for_each(|place| {
+            reads.wait(place.read);
+        });
     }
 
     /// The round that is computed now.
@@ -156,63 +218,82 @@ impl Plan {
         Some(round)
     }
 
-    /// Finds a place for each of `neurons` and lists the reads. `slot_for` has the slots that they come to; those are added to `filling` with
-    /// their reads.
-    pub fn make(
-        &mut self,
-        room: &mut Room<'_>,
-        neurons: &[StoreId],
-        units: usize,
-        slot_for: &[u32],
-        reads: &mut Reads,
-        filling: &mut Vec<(SlotId, u32)>,
-    ) {
+    /// Finds a place for each neuron, in `units` of equal length, and lists the reads of those that are neither in a frame nor early.
+    pub fn make(&mut self, room: &Room<'_>, wanted: Wanted<'_>, units: usize, list: &mut Listing<'_>) {
         self.places.clear();
         self.rounds.clear();
-        (self.next, self.misses) = (0, 0);
-        filling.clear();
-        let (mut first, mut first_read, mut used, mut side) = (0, 0, 0, 0);
+        (self.next, self.misses, self.early) = (0, 0, 0);
+        let cut = |unit: usize| unit * wanted.neurons.len() / units;
+        let (mut first, mut side) = (0, Side { number: 0, used: 0 });
         for unit in 0..units {
-            let range = unit * neurons.len() / units..(unit + 1) * neurons.len() / units;
-            let (listed, filled) = (reads.listed(), filling.len());
-            if self.unit(room, neurons, range.clone(), slot_for, (side, &mut used), reads, filling) {
+            let range = cut(unit)..cut(unit + 1);
+            let (listed, filled) = (list.reads.listed(room.ahead), list.filling.len());
+            if self.unit(room, wanted, range.clone(), &mut side, list).is_ok() {
                 continue;
             }
             // The half is full: the unit begins a round, in the other half.
-            reads.forget(listed);
-            filling.truncate(filled);
+            list.reads.forget(room.ahead, listed);
+            list.filling.truncate(filled);
             self.places.truncate(range.start);
-            self.rounds.push(Round { units: first..unit, reads: first_read..listed as u32 });
-            (first, first_read, used, side) = (unit, listed as u32, 0, 1 - side);
-            let fits = self.unit(room, neurons, range, slot_for, (side, &mut used), reads, filling);
-            assert!(fits, "a unit is longer than half of the landing");
+            self.push_round(first..unit, cut(first)..range.start, listed);
+            (first, side) = (unit, Side { number: 1 - side.number, used: 0 });
+            let fits = self.unit(room, wanted, range, &mut side, list);
+            assert!(fits.is_ok(), "a unit is longer than half of the landing");
         }
-        self.rounds.push(Round { units: first..units, reads: first_read..reads.listed() as u32 });
-        self.misses = self.places.iter().filter(|place| place.read != NONE).count() as u64;
+        self.push_round(first..units, cut(first)..wanted.neurons.len(), list.reads.listed(room.ahead));
+        let early = |neuron: &StoreId| wanted.early.place(*neuron).is_some();
+        self.early = wanted.neurons.iter().filter(|neuron| early(neuron)).count() as u64;
+        let places = self.places.iter().zip(wanted.neurons);
+        self.misses = places.filter(|(place, neuron)| place.read != NONE && !early(neuron)).count() as u64;
     }
 
-    /// The same for the numbers of one unit; `false` if the half has no room for them.
-    #[allow(clippy::too_many_arguments)]
+    fn push_round(&mut self, units: Range<usize>, numbers: Range<usize>, listed: usize) {
+        let here = self.places[numbers.clone()].iter().all(|place| place.read == NONE);
+        self.rounds.push(Round { units, numbers, listed, here });
+    }
+
+    /// The same as [`Plan::make`] for a layer whose turn has not come, as far as there is room. Returns how many neurons have places.
+    pub fn make_ahead(&mut self, room: &Room<'_>, wanted: Wanted<'_>, list: &mut Listing<'_>) -> usize {
+        self.places.clear();
+        let made = self.unit(room, wanted, 0..wanted.neurons.len(), &mut Side { number: 0, used: 0 }, list);
+        self.places.truncate(made.err().unwrap_or(wanted.neurons.len()));
+        self.places.len()
+    }
+
+    /// The place of number `i`.
+    pub fn place(&self, i: usize) -> Place {
+        self.places[i]
+    }
+
+    /// Finds places for the numbers of one unit. The error is the first number for which the half has no room.
     fn unit(
         &mut self,
         room: &Room<'_>,
-        neurons: &[StoreId],
+        wanted: Wanted<'_>,
         range: Range<usize>,
-        slot_for: &[u32],
-        (side, used): (usize, &mut usize),
-        reads: &mut Reads,
-        filling: &mut Vec<(SlotId, u32)>,
-    ) -> bool {
+        side: &mut Side,
+        list: &mut Listing<'_>,
+    ) -> Result<(), usize> {
         let layer = room.layer;
         let bytes = layer.blocks.block_bytes as u64;
         let mut group: Option<Group> = None;
         for i in range.clone() {
-            let neuron = neurons[i];
+            let neuron = wanted.neurons[i];
             let offset = layer.offset(neuron.index());
             let inside = (offset % room.align as u64) as usize;
             if let Location::Device(slot) = layer.table.location(neuron) {
                 let at = layer.frame(slot).wrapping_add(inside);
                 self.places.push(Place { at, read: NONE, keep: std::ptr::null_mut() });
+                continue;
+            }
+            if let Some(mut place) = wanted.early.place(neuron) {
+                // It had no frame when it was asked for, and has got one now.
+                if let Some(slot) = wanted.slot(i) {
+                    place.keep = layer.frame(slot).wrapping_add(inside);
+                    list.filling.push(Filling { slot, neuron, read: place.read, straight: false });
+                }
+                let read = if list.reads.is_here(place.read) { NONE } else { place.read };
+                self.places.push(Place { read, ..place });
                 continue;
             }
             // Filled in when its read is listed.
@@ -222,63 +303,59 @@ impl Plan {
                     Some(Group { numbers: open.numbers.start..i + 1, bytes: open.bytes.start..offset + bytes })
                 }
                 open => {
-                    if let Some(open) = open
-                        && !self.read(room, neurons, open, slot_for, (side, used), reads, filling)
-                    {
-                        return false;
+                    if let Some(open) = open {
+                        self.read(room, wanted, open, side, list)?;
                     }
                     Some(Group { numbers: i..i + 1, bytes: offset..offset + bytes })
                 }
             };
         }
-        group.is_none_or(|open| self.read(room, neurons, open, slot_for, (side, used), reads, filling))
+        match group {
+            Some(open) => self.read(room, wanted, open, side, list),
+            None => Ok(()),
+        }
     }
 
-    /// Lists the read of a group; `false` if the half has no room for it.
-    #[allow(clippy::too_many_arguments)]
+    /// Lists the read of a group. The error is its first number, if the half has no room for it.
     fn read(
         &mut self,
         room: &Room<'_>,
-        neurons: &[StoreId],
+        wanted: Wanted<'_>,
         Group { numbers, bytes }: Group,
-        slot_for: &[u32],
-        (side, used): (usize, &mut usize),
-        reads: &mut Reads,
-        filling: &mut Vec<(SlotId, u32)>,
-    ) -> bool {
+        side: &mut Side,
+        Listing { reads, filling }: &mut Listing<'_>,
+    ) -> Result<(), usize> {
         let align = room.align as u64;
         let (begin, end) = (bytes.start / align * align, bytes.end.next_multiple_of(align));
         let length = (end - begin) as usize;
-        let slot = |i: usize| match slot_for[neurons[i].index()] {
-            NONE => None,
-            slot => Some(SlotId(slot)),
-        };
-        let own_frame = if numbers.len() == 1 { slot(numbers.start) } else { None };
+        let own_frame = if numbers.len() == 1 { wanted.slot(numbers.start) } else { None };
         let into = match own_frame {
             Some(slot) => room.layer.frame(slot),
-            None if *used + length > room.half => return false,
+            None if side.used + length > room.half => return Err(numbers.start),
             None => {
-                *used += length;
-                room.landing.wrapping_add(side * room.half + *used - length)
+                side.used += length;
+                room.landing.wrapping_add(side.number * room.half + side.used - length)
             }
         };
-        let read = reads.list(Job { offset: begin, bytes: length, needed: (bytes.end - begin) as usize, into });
+        let needed = (bytes.end - begin) as usize;
+        let read = reads.list(room.ahead, Job { offset: begin, bytes: length, needed, into });
         for i in numbers {
-            let place = &mut self.places[i];
-            if place.read == NONE {
+            let (neuron, place) = (wanted.neurons[i], &mut self.places[i]);
+            // Who lies between them may be there already.
+            if place.read == NONE || wanted.early.place(neuron).is_some() {
                 continue;
             }
-            let offset = room.layer.offset(neurons[i].index());
+            let offset = room.layer.offset(neuron.index());
             place.at = into.wrapping_add((offset - begin) as usize);
             place.read = read;
-            if let Some(slot) = slot(i) {
-                filling.push((slot, read));
+            if let Some(slot) = wanted.slot(i) {
+                filling.push(Filling { slot, neuron, read, straight: own_frame.is_some() });
                 if own_frame.is_none() {
                     place.keep = room.layer.frame(slot).wrapping_add((offset % align) as usize);
                 }
             }
         }
-        true
+        Ok(())
     }
 }
 

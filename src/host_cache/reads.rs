@@ -3,12 +3,17 @@
 //! The engine's thread lists reads and lets a part of them begin. During a parallel call any thread may wait for one. Whoever waits looks
 //! after the disk meanwhile, one thread at a time: it takes the ends of reads, begins those that are next, and asks again for what came
 //! short or failed. Nobody waits for that turn: who does not get it looks for its own read only.
+//!
+//! There is a list for the layer at hand and one for each layer that is looked ahead to. Reads of a later list begin when none of an earlier
+//! one is left to begin.
 
 use crate::clock;
 use crate::disk::{DEPTH, Disk, Outcome, Read};
+use crate::error::Error;
 use std::cell::UnsafeCell;
 use std::hint::spin_loop;
 use std::ops::Range;
+use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
 /// How often a read that fails is asked for once more.
@@ -43,6 +48,17 @@ pub struct ReadFault {
     pub errno: Option<i32>,
 }
 
+impl ReadFault {
+    /// The same as an error of the file that was read.
+    pub fn error(&self, path: &Path) -> Error {
+        let why = match self.errno {
+            Some(errno) => format!("a neuron cannot be read: {}", std::io::Error::from_raw_os_error(errno)),
+            None => "a neuron cannot be read: the file ends before it, so it was cut while it was used".to_owned(),
+        };
+        Error::bad_at(path, "", self.offset, why)
+    }
+}
+
 /// What was read so far.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ReadCounts {
@@ -54,13 +70,22 @@ pub struct ReadCounts {
     pub again: u64,
 }
 
-/// Reads, in the order in which they begin.
+/// Layers that are looked ahead to, at most.
+pub const MOST_AHEAD: usize = 3;
+/// The layer at hand, and those.
+const LISTS: usize = MOST_AHEAD + 1;
+
+/// Reads, list by list in the order in which they begin.
 pub struct Reads {
     turn: AtomicBool,
     /// Of whoever has the turn, or of the owner while no parallel call runs.
     disk: UnsafeCell<UnderWay>,
-    /// For each listed read, what has become of it.
+    /// For each listed read, what has become of it: number n of list l at `l * most + n`.
     states: Box<[AtomicU32]>,
+    /// Reads that a list has room for.
+    most: usize,
+    /// The list of the layer at hand; that of the layer `ahead` of it is so many behind it, in a ring.
+    first: usize,
     /// Nanoseconds that threads have waited, all together.
     waited_ns: AtomicU64,
 }
@@ -72,11 +97,7 @@ unsafe impl Send for Reads {}
 
 struct UnderWay {
     disk: Box<dyn Disk>,
-    /// What is listed: what is left of it, and how often it failed.
-    jobs: Vec<(Job, u8)>,
-    /// The first that has not begun, and the end of those that may.
-    next: usize,
-    allowed: usize,
+    lists: [List; LISTS],
     in_flight: usize,
     again: Vec<u32>,
     batch: Vec<Read>,
@@ -84,14 +105,24 @@ struct UnderWay {
     counts: ReadCounts,
 }
 
+/// The reads of one layer.
+#[derive(Default)]
+struct List {
+    /// What is left of each, and how often it failed.
+    jobs: Vec<(Job, u8)>,
+    /// The first that has not begun, and the end of those that may.
+    next: usize,
+    allowed: usize,
+    /// How many have ended.
+    ended: usize,
+}
+
 impl Reads {
-    /// None yet; room for `most` at a time.
+    /// None yet; room for `most` of a layer at a time.
     pub fn new(disk: Box<dyn Disk>, most: usize) -> Reads {
         let under_way = UnderWay {
             disk,
-            jobs: Vec::with_capacity(most),
-            next: 0,
-            allowed: 0,
+            lists: std::array::from_fn(|_| List { jobs: Vec::with_capacity(most), ..List::default() }),
             in_flight: 0,
             again: Vec::with_capacity(DEPTH),
             batch: Vec::with_capacity(DEPTH),
@@ -101,60 +132,89 @@ impl Reads {
         Reads {
             turn: AtomicBool::new(false),
             disk: UnsafeCell::new(under_way),
-            states: (0..most).map(|_| AtomicU32::new(COMING)).collect(),
+            states: (0..LISTS * most).map(|_| AtomicU32::new(COMING)).collect(),
+            most,
+            first: 0,
             waited_ns: AtomicU64::new(0),
         }
     }
 
-    /// Forgets all reads; none is under way.
-    pub fn clear(&mut self) {
-        let way = self.disk.get_mut();
-        assert_eq!(way.in_flight, 0, "reads are under way");
-        way.jobs.clear();
-        (way.next, way.allowed) = (0, 0);
+    /// The list of the layer `ahead` of that at hand.
+    fn at(&self, ahead: usize) -> usize {
+        assert!(ahead < LISTS, "nobody looks ahead so far");
+        (self.first + ahead) % LISTS
     }
 
-    /// Lists a read and returns its number.
+    /// The layer `ahead` of that at hand is at hand from now on. The reads of those before it have ended, and are forgotten.
+    pub fn advance(&mut self, ahead: usize) {
+        for passed in 0..ahead.min(LISTS) {
+            self.clear(passed);
+        }
+        self.first = (self.first + ahead) % LISTS;
+    }
+
+    /// Forgets the reads of a list; none is under way.
+    pub fn clear(&mut self, ahead: usize) {
+        let at = self.at(ahead);
+        let list = &mut self.disk.get_mut().lists[at];
+        assert_eq!(list.ended, list.allowed, "reads are under way");
+        list.jobs.clear();
+        (list.next, list.allowed, list.ended) = (0, 0, 0);
+    }
+
+    /// Adds a read to a list and returns its number.
     ///
     /// # Panics
     /// If more are listed than there is room for.
-    pub fn list(&mut self, job: Job) -> u32 {
-        let way = self.disk.get_mut();
-        let number = way.jobs.len();
+    pub fn list(&mut self, ahead: usize, job: Job) -> u32 {
+        let at = self.at(ahead);
+        let list = &mut self.disk.get_mut().lists[at];
+        assert!(list.jobs.len() < self.most, "more reads than there is room for");
+        let number = at * self.most + list.jobs.len();
         *self.states[number].get_mut() = COMING;
-        way.jobs.push((job, 0));
+        list.jobs.push((job, 0));
         number as u32
     }
 
     /// How many are listed.
-    pub fn listed(&mut self) -> usize {
-        self.disk.get_mut().jobs.len()
+    pub fn listed(&mut self, ahead: usize) -> usize {
+        let at = self.at(ahead);
+        self.disk.get_mut().lists[at].jobs.len()
     }
 
-    /// Takes back the listed reads from number `count` on, which have not begun.
-    pub fn forget(&mut self, count: usize) {
-        let way = self.disk.get_mut();
-        assert!(way.allowed <= count, "what may have begun cannot be taken back");
-        way.jobs.truncate(count);
+    /// Takes back the reads of a list behind the first `count`, which have not begun.
+    pub fn forget(&mut self, ahead: usize, count: usize) {
+        let at = self.at(ahead);
+        let list = &mut self.disk.get_mut().lists[at];
+        assert!(list.allowed <= count, "what may have begun cannot be taken back");
+        list.jobs.truncate(count);
     }
 
-    /// The first `count` reads may begin, and as many do as the disk takes.
+    /// The first `count` reads of a list may begin, and as many do as the disk takes.
     ///
     /// # Safety
     /// Until each has ended, its memory is there and nobody else uses it.
-    pub unsafe fn allow(&mut self, count: usize) {
-        let Reads { disk, states, .. } = self;
-        let way = disk.get_mut();
-        way.allowed = way.allowed.max(count);
-        way.look_after(states, false);
+    pub unsafe fn allow(&mut self, ahead: usize, count: usize) {
+        let at = self.at(ahead);
+        let list = &mut self.disk.get_mut().lists[at];
+        list.allowed = list.allowed.max(count);
+        self.look_after(false);
     }
 
-    /// Waits until every read that may begin has ended.
-    pub fn finish(&mut self) {
-        let Reads { disk, states, .. } = self;
-        let way = disk.get_mut();
-        while way.in_flight > 0 || way.next < way.allowed || !way.again.is_empty() {
-            way.look_after(states, true);
+    /// Takes the ends of reads and begins those that are next, without waiting.
+    pub fn look_after(&mut self, wait: bool) {
+        let Reads { disk, states, most, first, .. } = self;
+        disk.get_mut().look_after(states, *most, *first, wait);
+    }
+
+    /// Waits until every read of a list that may begin has ended.
+    pub fn finish(&mut self, ahead: usize) {
+        let at = self.at(ahead);
+        while {
+            let list = &self.disk.get_mut().lists[at];
+            list.ended < list.allowed
+        } {
+            self.look_after(true);
         }
     }
 
@@ -184,7 +244,7 @@ impl Reads {
             if !self.turn.load(Ordering::Relaxed) && !self.turn.swap(true, Ordering::Acquire) {
                 // SAFETY: this thread has the turn.
                 let way = unsafe { &mut *self.disk.get() };
-                way.look_after(&self.states, looks > LOOKS && ended().is_none());
+                way.look_after(&self.states, self.most, self.first, looks > LOOKS && ended().is_none());
                 self.turn.store(false, Ordering::Release);
             } else if looks > LOOKS {
                 std::thread::yield_now();
@@ -221,42 +281,52 @@ impl Reads {
 }
 
 impl UnderWay {
-    /// Takes the ends of reads, waiting for one if `wait`, and begins what is next.
-    fn look_after(&mut self, states: &[AtomicU32], wait: bool) {
-        let UnderWay { disk, jobs, next, allowed, in_flight, again, batch, fault, counts } = self;
+    /// Takes the ends of reads, waiting for one if `wait`, and begins what is next, list by list from `first` on.
+    fn look_after(&mut self, states: &[AtomicU32], most: usize, first: usize, wait: bool) {
+        let UnderWay { disk, lists, in_flight, again, fault, counts, .. } = self;
         if *in_flight > 0 {
             let align = disk.align();
             disk.ended(wait, &mut |number, outcome| {
                 *in_flight -= 1;
-                let state = &states[number as usize];
-                match after(&mut jobs[number as usize], outcome, align, counts) {
-                    After::Here => state.store(HERE, Ordering::Release),
-                    After::Again => again.push(number),
+                let list = &mut lists[number as usize / most];
+                let state = match after(&mut list.jobs[number as usize % most], outcome, align, counts) {
+                    After::Here => HERE,
+                    After::Again => return again.push(number),
                     After::Lost(why) => {
                         fault.get_or_insert(why);
-                        state.store(LOST, Ordering::Release);
+                        LOST
                     }
-                }
+                };
+                list.ended += 1;
+                states[number as usize].store(state, Ordering::Release);
             });
         }
-        batch.clear();
-        while *in_flight + batch.len() < DEPTH {
-            let number = match again.pop() {
-                Some(number) => number as usize,
-                None if next < allowed => {
-                    *next += 1;
-                    *next - 1
-                }
-                None => break,
-            };
-            let Job { offset, bytes, into, .. } = jobs[number].0;
-            batch.push(Read { number: number as u32, offset, bytes, into });
+        self.batch.clear();
+        while self.in_flight + self.batch.len() < DEPTH {
+            let Some(read) = self.next(most, first) else { break };
+            self.batch.push(read);
         }
+        let UnderWay { disk, in_flight, batch, .. } = self;
         if !batch.is_empty() {
             *in_flight += batch.len();
             // SAFETY: `allow` has its caller's promise.
             unsafe { disk.begin(batch) };
         }
+    }
+}
+
+impl UnderWay {
+    /// The read that begins next.
+    fn next(&mut self, most: usize, first: usize) -> Option<Read> {
+        let UnderWay { lists, again, .. } = self;
+        let number = again.pop().or_else(|| {
+            let may_begin = |&at: &usize| lists[at].next < lists[at].allowed;
+            let at = (0..LISTS).map(|ahead| (first + ahead) % LISTS).find(may_begin)?;
+            lists[at].next += 1;
+            Some((at * most + lists[at].next - 1) as u32)
+        })?;
+        let Job { offset, bytes, into, .. } = lists[number as usize / most].jobs[number as usize % most].0;
+        Some(Read { number, offset, bytes, into })
     }
 }
 
@@ -323,7 +393,7 @@ mod tests {
         let (mut reads, mut memory) = (Reads::new(Box::new(disk), pieces), Memory::new(pieces * PIECE).unwrap());
         for piece in 0..pieces {
             let into = memory.start().wrapping_add(piece * PIECE);
-            reads.list(Job { offset: (piece * PIECE) as u64, bytes: PIECE, needed: PIECE, into });
+            reads.list(0, Job { offset: (piece * PIECE) as u64, bytes: PIECE, needed: PIECE, into });
         }
         (reads, memory)
     }
@@ -334,9 +404,9 @@ mod tests {
             let faults = Faults { fail: 0.2, short: 0.4, late: 3, ..Faults::default() };
             let (mut reads, mut memory) = all(100, 100, faults, seed);
             // SAFETY: the memory outlives them.
-            unsafe { reads.allow(100) };
+            unsafe { reads.allow(0, 100) };
             let here: Vec<bool> = (0..100).map(|n| reads.wait(n)).collect();
-            reads.finish();
+            reads.finish(0);
             assert_eq!(reads.counts().0.bytes >= 100 * PIECE as u64, !here.contains(&false));
             // By chance one of a hundred may fail four times in a row.
             let fault = reads.take_fault();
@@ -355,7 +425,7 @@ mod tests {
         let bad = 7 * PIECE as u64 + 100;
         let (mut reads, _memory) = all(20, 20, Faults { bad_byte: Some(bad), ..Faults::default() }, 1);
         // SAFETY: the memory outlives them.
-        unsafe { reads.allow(20) };
+        unsafe { reads.allow(0, 20) };
         assert!((0..20).all(|n| reads.wait(n) == (n != 7)));
         let expected = ReadFault { offset: 7 * PIECE as u64, errno: Some(libc::EIO) };
         assert_eq!((reads.take_fault(), reads.take_fault()), (Some(expected), None));
@@ -365,7 +435,7 @@ mod tests {
     fn a_file_that_was_cut_is_a_fault_without_an_error_of_the_system() {
         let (mut reads, _memory) = all(5, 7, Faults::default(), 1);
         // SAFETY: the memory outlives them.
-        unsafe { reads.allow(7) };
+        unsafe { reads.allow(0, 7) };
         assert!((0..7).all(|n| reads.wait(n) == (n < 5)));
         let fault = reads.take_fault().unwrap();
         assert!(fault.errno.is_none() && [5, 6].contains(&(fault.offset / PIECE as u64)), "{fault:?}");
@@ -377,7 +447,7 @@ mod tests {
         for seed in 0..10 {
             let (mut reads, _memory) = all(300, 300, Faults { late: 2, ..Faults::default() }, seed);
             // SAFETY: the memory outlives them.
-            unsafe { reads.allow(150) };
+            unsafe { reads.allow(0, 150) };
             let shared = &reads;
             std::thread::scope(|scope| {
                 for thread in 0..4u32 {
@@ -387,9 +457,40 @@ mod tests {
             assert!(!reads.is_here(150), "it was not allowed to begin");
             assert_eq!(reads.counts().0.reads, 150);
             // SAFETY: as above.
-            unsafe { reads.allow(300) };
-            reads.finish();
+            unsafe { reads.allow(0, 300) };
+            reads.finish(0);
             assert!((0..300).all(|n| reads.is_here(n)) && reads.counts().0.reads == 300);
         }
+    }
+
+    /// What a later layer needs is read when nothing of the layer at hand is left to begin, and is there when its turn comes.
+    #[test]
+    fn a_later_list_is_read_behind_the_first() {
+        let many = 3 * DEPTH;
+        let (mut reads, _memory) = all(many, many, Faults::default(), 1);
+        let mut apart = Memory::new(2 * PIECE).unwrap();
+        let job = |n: usize, start: *mut u8| Job {
+            offset: 0,
+            bytes: PIECE,
+            needed: PIECE,
+            into: start.wrapping_add(n * PIECE),
+        };
+        let later = [0, 1].map(|n| job(n, apart.start()));
+        let numbers = later.map(|job| reads.list(2, job));
+        // SAFETY: the memory outlives them.
+        unsafe {
+            reads.allow(0, many);
+            reads.allow(2, 2);
+        }
+        let begun = |reads: &mut Reads| [0, 2].map(|list| reads.disk.get_mut().lists[list].next);
+        while begun(&mut reads)[0] < many {
+            assert_eq!(begun(&mut reads)[1], 0);
+            reads.look_after(true);
+        }
+        reads.finish(0);
+        reads.advance(2);
+        reads.finish(0);
+        assert!(numbers.iter().all(|&n| reads.is_here(n)));
+        assert_eq!((reads.listed(0), reads.listed(2)), (2, 0), "the list of the layer before is empty again");
     }
 }

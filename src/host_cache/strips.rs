@@ -24,6 +24,8 @@ pub struct Strip {
     /// The block of the first; the others follow as in the store.
     pub first: *const u8,
     reads: Range<u32>,
+    /// How many of the layer's reads are listed up to its end.
+    listed: usize,
 }
 
 /// The strips of one use of a layer.
@@ -42,7 +44,9 @@ impl HostCache {
     /// # Panics
     /// If a part is longer than half of the landing.
     pub fn begin_strips(&mut self, layer: usize, parts: usize, end: impl Fn(usize) -> usize) {
-        self.reads.clear();
+        self.come_to(layer);
+        self.give_up(layer % self.aheads.len());
+        self.reads.clear(0);
         self.strips.list.clear();
         self.strips.next = 0;
         let (align, bytes) = (self.align as u64, self.layers[layer].blocks.block_bytes);
@@ -66,29 +70,38 @@ impl HostCache {
             let neurons = neuron..end(part - 1);
             neuron = neurons.end;
             debug_assert_eq!((to - from) as usize, neurons.len() * bytes);
-            self.strips.list.push(Strip { parts: first..part, neurons, first: first_block, reads });
+            self.strips.list.push(Strip {
+                parts: first..part,
+                neurons,
+                first: first_block,
+                reads,
+                listed: self.reads.listed(0),
+            });
         }
         self.allow_strips();
     }
 
     /// Lists the reads of the file's bytes from `begin` to `end`.
     fn list_pieces(&mut self, begin: u64, end: u64, into: *mut u8) -> Range<u32> {
-        let (first, align) = (self.reads.listed() as u32, self.align as u64);
+        let align = self.align as u64;
+        let mut numbers = 0..0;
         for at in (begin..end).step_by(PIECE) {
             let needed = (end - at).min(PIECE as u64) as usize;
             let bytes = needed.next_multiple_of(align as usize);
-            self.reads.list(Job { offset: at, bytes, needed, into: into.wrapping_add((at - begin) as usize) });
+            let job = Job { offset: at, bytes, needed, into: into.wrapping_add((at - begin) as usize) };
+            let number = self.reads.list(0, job);
+            numbers = if numbers.is_empty() { number..number + 1 } else { numbers.start..number + 1 };
         }
-        first..self.reads.listed() as u32
+        numbers
     }
 
     /// The strip that comes next may be read: what lies in its half is computed.
     fn allow_strips(&mut self) {
         let Strips { list, next } = &self.strips;
         if let Some(strip) = list.get(*next).or(list.last()) {
-            let allowed = strip.reads.end as usize;
+            let allowed = strip.listed;
             // SAFETY: the halves are this cache's own, and what lay there is computed.
-            unsafe { self.reads.allow(allowed) };
+            unsafe { self.reads.allow(0, allowed) };
         }
     }
 
@@ -101,7 +114,7 @@ impl HostCache {
         // What could not be read has a fault, and whoever gets the answer looks at it.
         self.reads.wait_for(strip.reads.clone());
         if self.strips.next == self.strips.list.len() {
-            self.reads.finish();
+            self.reads.finish(0);
             self.note_fault();
         }
         Some(strip)

@@ -157,6 +157,8 @@ pub struct PartsMs {
 pub struct DiskRow {
     /// Neurons that were in memory when they were needed / neurons that were needed.
     pub hit_share: f64,
+    /// Those that had been asked for before their layer's turn / neurons that were needed.
+    pub early_share: f64,
     /// Bytes read from disk in a pass.
     pub bytes_per_token: u64,
     /// Reads in a pass.
@@ -171,9 +173,10 @@ impl DiskRow {
     /// By the report of some decode passes that took `ns` together.
     fn of(report: &Report, ns: u64, threads: usize) -> Option<DiskRow> {
         let (cache, passes) = (&report.host_cache, report.passes.max(1));
-        let needed = cache.hits + cache.misses;
+        let needed = cache.hits + cache.early + cache.misses;
         (needed + cache.streamed > 0).then(|| DiskRow {
             hit_share: cache.hits as f64 / needed.max(1) as f64,
+            early_share: cache.early as f64 / needed.max(1) as f64,
             bytes_per_token: cache.reads.bytes / passes,
             reads_per_token: cache.reads.reads as f64 / passes as f64,
             gb_s: cache.reads.bytes as f64 / ns.max(1) as f64,

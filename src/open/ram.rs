@@ -1,13 +1,13 @@
 //! How much of a model is kept in host memory: all of it, or what `--ram` or the machine allow, with the rest of its neurons on disk.
 
 use super::device::Need;
-use super::{EngineOptions, Listener, fits};
+use super::{EngineOptions, Listener, artifacts, fits, sparsity};
 use crate::disk::{self, DiskCosts, OpenedDisk};
-use crate::engine::Engine;
+use crate::engine::{Engine, Foresight};
 use crate::error::{Error, Result, human_bytes};
 use crate::formats;
 use crate::formats::neuron_store::Section;
-use crate::host_cache::{HostCache, HostCacheOptions, LayerBlocks, least_bytes};
+use crate::host_cache::{HostCache, HostCacheOptions, LayerBlocks, MOST_AHEAD, least_bytes};
 use crate::model::{KvCache, Model};
 use crate::scheduler::Policy;
 
@@ -28,12 +28,16 @@ pub struct RamOptions {
     pub overlap: bool,
     /// Whether anything stays at all.
     pub keep: bool,
+    /// Whether what later layers will need is asked for before their turn.
+    pub prefetch: bool,
+    /// Number of layers that are looked ahead; `None` is the least that the predictor was made for.
+    pub lookahead: Option<usize>,
 }
 
 impl Default for RamOptions {
     fn default() -> RamOptions {
         let HostCacheOptions { policy, together, overlap, .. } = HostCacheOptions::new(0);
-        RamOptions { policy, together, overlap, keep: true }
+        RamOptions { policy, together, overlap, keep: true, prefetch: true, lookahead: None }
     }
 }
 
@@ -113,10 +117,12 @@ pub(super) fn keep_a_part(
     told: &dyn Listener,
 ) -> Result<()> {
     let (blocks, OpenedDisk { mut disk, notice }) = open_disk(&engine.model)?;
-    let RamOptions { policy, together, overlap, keep } = options.neurons;
+    let RamOptions { policy, together, overlap, keep, .. } = options.neurons;
+    let foresight = foresight(engine, options)?;
     let span = blocks[0].block_bytes as u64 * engine.model.config.ffn as u64;
     let costs = DiskCosts::measure(&mut *disk, blocks[0].offset, span).unwrap_or(DiskCosts::USUAL);
-    let how = HostCacheOptions { policy, together, overlap, costs, ..HostCacheOptions::new(0) };
+    let ahead = foresight.as_ref().map_or(0, Foresight::ahead);
+    let how = HostCacheOptions { policy, together, overlap, ahead, costs, ..HostCacheOptions::new(0) };
     let bytes = share(engine, need, limit, &blocks, disk.align(), &how)?;
     let bytes = if keep { bytes } else { least_bytes(&blocks, engine.model.config.ffn, disk.align(), &how) };
     let neurons = engine.model.config.ffn;
@@ -125,18 +131,58 @@ pub(super) fn keep_a_part(
         cache.map_err(|e| Error::Memory(format!("there is no memory for {} of neurons: {e}", human_bytes(bytes))))?;
     let (frames, all) = cache.frames();
     notice.iter().for_each(|notice| told.note(notice));
+    let placed = if keep { place(&mut cache, &engine.model)? } else { false };
     told.note(&format!(
-        "{} of memory: room for {:.0} % of the neurons, the others are read from disk when they are needed ({}, {:.1} GB/s and {:.0} us a read){}",
+        "{} of memory: room for {:.0} % of the neurons{}, the others are read from disk when they are needed ({}, {:.1} GB/s and {:.0} us a read){}",
         human_bytes(limit),
         100.0 * frames as f64 / all as f64,
+        if placed { " (at first for those of its profile)" } else { "" },
         cache.disk_name(),
         costs.gb_s,
         costs.read_us,
         if options.ram.is_none() { "; --ram sets how much" } else { "" }
     ));
     load_the_rest(&engine.model);
-    engine.set_host_cache(cache);
+    engine.set_host_cache(cache, foresight);
     Ok(())
+}
+
+/// Fills the frames by the model's profile; `false` if it has none.
+fn place(cache: &mut HostCache, model: &Model) -> Result<bool> {
+    let Some((_, profile)) = artifacts::profile(model)? else { return Ok(false) };
+    let tokens = profile.texts.iter().map(|t| t.info.tokens as u64).sum();
+    for (layer, weights) in model.layers.iter().enumerate() {
+        let counts = weights.order.into_store(profile.counts(layer));
+        cache.place(layer, &counts, tokens).map_err(|fault| fault.error(model.path()))?;
+    }
+    Ok(true)
+}
+
+/// Who says what later layers will need; `None` if nobody does. A look-ahead of one gives reads the time of a layer, and is as good as the
+/// choice of the layer itself nearly always.
+///
+/// # Errors
+/// [`Error::Usage`] for a look-ahead that the predictor was not made for.
+fn foresight(engine: &Engine, options: &EngineOptions) -> Result<Option<Foresight>> {
+    let RamOptions { prefetch, lookahead, .. } = options.neurons;
+    if !prefetch || engine.sparsity().is_dense() {
+        return Ok(None);
+    }
+    let layers = engine.model.config.layers;
+    let predictor = sparsity::ahead(engine, &options.sparsity)?;
+    let looks = |ahead: usize| {
+        let predictor = predictor.as_ref().filter(|_| (1..layers.min(MOST_AHEAD + 1)).contains(&ahead))?;
+        (ahead..layers).all(|l| predictor.calibration(l, ahead).is_some()).then(|| predictor.clone())
+    };
+    match lookahead {
+        Some(ahead) => match looks(ahead) {
+            Some(predictor) => Ok(Some(Foresight::new(predictor, ahead))),
+            None => Err(Error::Usage(format!(
+                "this model's predictor was not made to look {ahead} layers ahead; train-predictor and calibrate make one that does"
+            ))),
+        },
+        None => Ok((1..=MOST_AHEAD).find_map(|ahead| Some(Foresight::new(looks(ahead)?, ahead)))),
+    }
 }
 
 fn open_disk(model: &Model) -> Result<(Vec<LayerBlocks>, OpenedDisk)> {

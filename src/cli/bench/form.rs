@@ -88,13 +88,14 @@ fn times(rows: &[Row]) -> String {
 }
 
 fn from_disk(rows: &[Row]) -> String {
-    let mut table = empty(&["test", "in memory", "MB/token from disk", "reads", "disk GB/s", "ms waited"]);
+    let mut table = empty(&["test", "in memory", "foreseen", "MB/token from disk", "reads", "disk GB/s", "ms waited"]);
     for row in rows {
         let Some(d) = &row.row.disk else { continue };
         let megabytes = d.bytes_per_token as f64 / 1e6;
         table.add_row([
             test(row),
             percent(Some(d.hit_share)),
+            percent(Some(d.early_share)),
             number(megabytes),
             format!("{:.0}", d.reads_per_token),
             number(d.gb_s),

@@ -11,6 +11,7 @@ use super::{
 };
 use crate::cpu::thread_pool::Parts;
 use crate::cpu::{Columns, Kernels, MAX_COLUMNS, Prefill, ThreadPool};
+use crate::engine::sparsity::Foresight;
 use crate::formats::rows::{GROUP, Input};
 use crate::host_cache::{Arriving, HostCache, MAX_UNITS, STRIP, units_of};
 use crate::ids::{Permutation, StoreId};
@@ -27,6 +28,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 pub struct CachedFfn {
     /// Who is in memory, and the reads of others.
     pub cache: HostCache,
+    /// What later layers will need, if anyone looks ahead.
+    pub foresight: Option<Foresight>,
     /// For each layer, what kernels of all neurons need of it; its blocks are those of the strip at hand.
     strips: Vec<Layer>,
     /// Every neuron of a layer, ascending.
@@ -70,10 +73,11 @@ pub(in crate::engine) struct Tools<'a> {
 }
 
 impl CachedFfn {
-    /// For layers whose neurons come by way of `cache`.
-    pub fn new(cache: HostCache, layers: &[Layer], neurons: usize) -> CachedFfn {
+    /// For layers whose neurons come by way of `cache`, which looks as far ahead as `foresight`.
+    pub fn new(cache: HostCache, foresight: Option<Foresight>, layers: &[Layer], neurons: usize) -> CachedFfn {
         CachedFfn {
             cache,
+            foresight,
             strips: layers.iter().map(stand_in).collect(),
             all: (0..neurons).map(StoreId::new).collect(),
             activations: Vec::new(),
@@ -123,6 +127,9 @@ impl CachedFfn {
         let (n, neurons) = (x.n, list.neurons.len());
         let units = units_of(neurons, layer.block().bytes());
         self.cache.begin(l, &list.neurons, units);
+        if let Some((later, neurons)) = self.foresight.as_mut().and_then(Foresight::take) {
+            self.cache.prefetch(later, neurons);
+        }
         let FfnBuffers { partial, active, .. } = buffers;
         let (size, partial) = unit_buffers(partial, config, layer, n, units);
         // Taken for all neurons, so that a longer list later allocates nothing.

@@ -1,0 +1,135 @@
+//! Reads for layers whose turn has not come (PowerInfer-2 4.4): what such a layer will probably need is asked for while the layers before it
+//! are computed. When its turn comes, what was rightly foreseen is there or on its way; the rest is read as without it.
+
+use super::plan::{Filling, Listing, Place, Plan, Wanted};
+use super::reads::MOST_AHEAD;
+use super::{HostCache, plan};
+use crate::device::NONE;
+use crate::ids::StoreId;
+
+/// What was asked for before the turn of its layer.
+pub(super) struct Ahead {
+    /// The layer; `None` if nothing was asked for.
+    layer: Option<usize>,
+    /// Per neuron: its number in the plan, or [`NONE`], `[ffn]`.
+    numbers: Vec<u32>,
+    plan: Plan,
+    filling: Vec<Filling>,
+}
+
+impl Ahead {
+    /// Nothing.
+    pub const NOTHING: Ahead = Ahead { layer: None, numbers: Vec::new(), plan: Plan::NOTHING, filling: Vec::new() };
+
+    /// For layers of `neurons`: nothing is allocated later.
+    pub fn new(neurons: usize) -> Ahead {
+        let (numbers, filling) = (vec![NONE; neurons], Vec::with_capacity(neurons));
+        Ahead { layer: None, numbers, plan: Plan::new(neurons), filling }
+    }
+
+    /// Where a neuron is or will be, if it was asked for.
+    pub fn place(&self, neuron: StoreId) -> Option<Place> {
+        let number = *self.numbers.get(neuron.index())?;
+        (number != NONE).then(|| self.plan.place(number as usize))
+    }
+}
+
+/// Where what is asked for ahead is kept in memory: a part of the landing for each layer that is looked at.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Regions {
+    pub first: *mut u8,
+    /// Bytes of each; 0 where nothing is asked for ahead.
+    pub bytes: usize,
+    pub count: usize,
+}
+
+impl HostCache {
+    /// Asks for neurons that layer `layer` will probably need, ascending, before its turn: as many as there is room for. Neurons that are
+    /// not needed after all cost their reads and nothing else. To be called between [`HostCache::begin`] and [`HostCache::end`] of an
+    /// earlier layer; nothing happens where the layer is further ahead than the cache was made for, or was asked for before.
+    pub fn prefetch(&mut self, layer: usize, neurons: &[StoreId]) {
+        let ahead = layer.saturating_sub(self.layer);
+        let place = layer % self.aheads.len();
+        if self.regions.bytes == 0 || ahead == 0 || ahead > self.options.ahead || self.aheads[place].layer.is_some() {
+            return;
+        }
+        self.choose(layer, neurons);
+        let HostCache { layers, aheads, reads, slot_for, moves, regions, align, options, .. } = self;
+        let Ahead { layer: of, numbers, plan, filling } = &mut aheads[place];
+        let room = plan::Room {
+            layer: &layers[layer],
+            align: *align,
+            gap: options.gap(),
+            together: options.together,
+            landing: regions.first.wrapping_add(layer % regions.count * regions.bytes),
+            half: regions.bytes,
+            ahead,
+        };
+        let wanted = Wanted { neurons, early: &Ahead::NOTHING, slot_for };
+        let made = plan.make_ahead(&room, wanted, &mut Listing { reads, filling });
+        *of = Some(layer);
+        for (number, neuron) in neurons[..made].iter().enumerate() {
+            if plan.place(number).read != NONE {
+                numbers[neuron.index()] = number as u32;
+            }
+        }
+        filling.iter().for_each(|f| slot_for[f.neuron.index()] = NONE);
+        // Those that there was no room for do not come.
+        for m in moves.iter() {
+            let comes_to = &mut slot_for[m.neuron().index()];
+            if *comes_to == m.slot().0 {
+                layers[layer].table.abandon(m.slot());
+                *comes_to = NONE;
+            }
+        }
+        let listed = reads.listed(ahead);
+        // SAFETY: frames that are filled and this layer's region are nobody else's until its turn has ended.
+        unsafe { reads.allow(ahead, listed) };
+    }
+
+    /// Comes to a layer: what was asked for of those that are passed over is given up, as it is at the beginning of a token.
+    pub(super) fn come_to(&mut self, layer: usize) {
+        self.reads.finish(0);
+        let on = (layer >= self.layer).then(|| layer - self.layer);
+        for place in 0..self.aheads.len() {
+            if self.aheads[place].layer.is_some_and(|of| on.is_none() || of < layer) {
+                self.give_up(place);
+            }
+        }
+        match on {
+            Some(0) => self.reads.clear(0),
+            Some(on) => self.reads.advance(on),
+            None => self.reads.advance(MOST_AHEAD + 1),
+        }
+        self.layer = layer;
+    }
+
+    /// Gives up what was asked for ahead: what came straight to its frame stays there.
+    pub(super) fn give_up(&mut self, place: usize) {
+        let Some(layer) = self.aheads[place].layer else { return };
+        self.reads.finish(layer - self.layer);
+        let (table, ahead) = (&mut self.layers[layer].table, &mut self.aheads[place]);
+        for filling in ahead.filling.drain(..) {
+            match filling.straight && self.reads.is_here(filling.read) {
+                true => table.landed(filling.slot),
+                false => table.abandon(filling.slot),
+            }
+        }
+        ahead.numbers.fill(NONE);
+        ahead.layer = None;
+    }
+
+    /// Takes what was asked for ahead into the layer's turn: slots of neurons that are not needed after all, and that nobody will copy to
+    /// their frames, are freed.
+    pub(super) fn take_over(&mut self, place: usize) {
+        let HostCache { layers, aheads, needed, filling, layer, .. } = self;
+        for f in aheads[place].filling.drain(..) {
+            match f.straight || needed[f.neuron.index()] != 0 {
+                true => filling.push(f),
+                false => layers[*layer].table.abandon(f.slot),
+            }
+        }
+        aheads[place].numbers.fill(NONE);
+        aheads[place].layer = None;
+    }
+}
