@@ -9,9 +9,10 @@ use dynamicinfer::engine::{Choice, Engine, Failure, Foresight, Logits, Sparsity}
 use dynamicinfer::formats::rows::Quant;
 use dynamicinfer::host_cache::{HostCache, HostCacheOptions, LayerBlocks, least_bytes};
 use dynamicinfer::lab::audit::Audit;
-use dynamicinfer::lab::synth::{Shape, write_store};
+use dynamicinfer::lab::synth::{Shape, write_predictor, write_store};
 use dynamicinfer::model::config::Activation;
 use dynamicinfer::model::{KvCache, KvType, Model};
+use dynamicinfer::open::{self, EngineOptions};
 use dynamicinfer::predictor::{Calibration, Kind, Predictor, Tools};
 use dynamicinfer::prng::Prng;
 use dynamicinfer::scheduler::Policy;
@@ -123,8 +124,8 @@ fn logits(engine: &mut Engine, sizes: &[usize], seed: u64) -> Vec<f32> {
 
 const PASSES: [usize; 14] = [5, 1, 1, 1, 1, 40, 1, 1, 3, 1, 17, 1, 1, 1];
 
-fn synth(dir: &Path, activation: Activation, quant: Quant, hidden: usize, ffn: usize) -> PathBuf {
-    let shape = Shape {
+fn shape(activation: Activation, hidden: usize, ffn: usize) -> Shape {
+    Shape {
         hidden,
         layers: 3,
         ffn,
@@ -137,9 +138,12 @@ fn synth(dir: &Path, activation: Activation, quant: Quant, hidden: usize, ffn: u
         seed: 4,
         experts: None,
         outliers: 0,
-    };
+    }
+}
+
+fn synth(dir: &Path, activation: Activation, quant: Quant, hidden: usize, ffn: usize) -> PathBuf {
     let store = dir.join(format!("{}-{hidden}-{ffn}.neurons", quant.name()));
-    write_store(&shape, quant, &store, &|_, _| Ok(())).unwrap();
+    write_store(&shape(activation, hidden, ffn), quant, &store, &|_, _| Ok(())).unwrap();
     store
 }
 
@@ -316,4 +320,30 @@ fn a_file_that_was_cut_is_an_error() {
     assert!(engine.check().is_err());
     let Some(Failure::File(why)) = engine.failure() else { panic!("no failure") };
     assert!(why.contains("bytes and had") || why.contains("no longer be read"), "{why}");
+}
+
+/// What is set aside for a predictor is its file's length once, however many layers use it: the rest is for neurons.
+#[test]
+fn a_predictors_file_takes_its_bytes_once() {
+    let dir = tempfile::tempdir().unwrap();
+    let shape = Shape { active: Some(0.1), ..shape(Activation::Relu, 256, 1024) };
+    let store = dir.path().join("m.neurons");
+    write_store(&shape, Quant::F16, &store, &|_, _| Ok(())).unwrap();
+    let file = store.with_extension("mlp.predictor");
+    write_predictor(&shape, &store, &file, 2, &|_, _| Ok(())).unwrap();
+    let least = |kind: Kind| {
+        let mut options = EngineOptions { ram: Some(1 << 20), context: Some(16), ..EngineOptions::new(&store) };
+        options.sparsity.predictor = kind.into();
+        (options.neurons.prefetch, options.neurons.together) = (false, false);
+        let refused = open::open(&options, &open::Quiet).err().expect("a megabyte is not enough").to_string();
+        let (_, least) = refused.split_once("is below the ").expect("the least is named");
+        let (mebibytes, _) = least.split_once(" MiB that").expect("it is in MiB");
+        (mebibytes.parse::<f64>().unwrap() * f64::from(1 << 20)) as u64
+    };
+    let bytes = std::fs::metadata(&file).unwrap().len();
+    let taken = least(Kind::Mlp) - least(Kind::Dense);
+    assert!(
+        bytes > 200_000 && taken.abs_diff(bytes) < bytes / 4 + 20_000,
+        "the file has {bytes} bytes, {taken} were set aside"
+    );
 }

@@ -1,7 +1,10 @@
 //! What reads cost, and so which neighbours are read together.
 
-use super::{DEPTH, Disk, Read};
+use super::{Disk, Read};
 use crate::clock;
+
+/// Reads under way while costs are measured: more are no faster.
+const DEPTH: usize = 64;
 
 /// A disk's costs with many reads under way: a read of b bytes takes `read_us + b / gb_s`. Two measured points give both.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -34,7 +37,7 @@ impl DiskCosts {
         self.read_us + bytes as f64 / (self.gb_s * 1e3)
     }
 
-    /// Measures a disk with [`DEPTH`] reads under way, at places of its file that are spread over `span` bytes. Takes some 50 ms, and
+    /// Measures a disk with 64 reads under way, at places of its file that are spread over `span` bytes. Takes some 50 ms, and
     /// reads past the system's cache where the disk does.
     ///
     /// `None` where the span is too short to say anything, or reads fail.

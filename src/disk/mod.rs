@@ -17,8 +17,9 @@ use std::fs::File;
 use std::io;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 
-/// Reads that are under way at once, at most: NVMe disks reach their rate with 32 to 128 small ones.
-pub const DEPTH: usize = 64;
+/// Reads that are under way at once, at most: NVMe disks reach their rate with 32 to 128 small ones, and what was asked for while a layer
+/// is computed has to go on through the next one's attention, when nobody begins others.
+pub const DEPTH: usize = 256;
 
 /// One read. Offset, length and address are multiples of the disk's alignment.
 #[derive(Clone, Copy, Debug)]

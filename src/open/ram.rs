@@ -43,8 +43,8 @@ impl Default for RamOptions {
 
 /// The host memory that a model takes beside its neurons.
 fn resident_bytes(engine: &Engine, need: Need) -> u64 {
-    let predictors: u64 = engine.sparsity().files().map(|file| file.bytes().len() as u64).sum();
-    let model = &engine.model;
+    let (files, model) = (engine.files(), &engine.model);
+    let predictors: u64 = files.iter().skip(model.files().len()).map(|file| file.bytes().len() as u64).sum();
     model.file_bytes() - ffn_bytes(model) + keys(model, need) + predictors + WORKING_BYTES
 }
 

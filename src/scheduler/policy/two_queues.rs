@@ -2,8 +2,8 @@
 //! joins the inactive queue when it has come, and the active one when it is computed again. Where the active queue has more than 90 % of
 //! the slots, its oldest go back to the inactive queue. Who is evicted is the oldest of the inactive queue.
 //!
-//! The order is that of the last use, so that the numbers of uses stand for both queues. Particular to this cache: who the coming use needs
-//! is passed over, and where the inactive queue has no other the oldest of the active one goes.
+//! Particular to this cache: who the coming use needs is passed over, and where the inactive queue has no other the oldest of the active one
+//! goes.
 
 use super::greedy::Move;
 use super::{ChooseMoves, Entry, LayerState, Rules, Scratch};
@@ -24,51 +24,94 @@ struct TwoQueues {
     layers: Vec<Queues>,
 }
 
+/// The two queues, and being in neither.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Queue {
+    None,
+    Inactive,
+    Active,
+}
+
+/// A neuron's place in its queue.
+#[derive(Clone, Copy)]
+struct Link {
+    queue: Queue,
+    /// The neurons that were computed just after and just before it, in a ring with the queue's end.
+    newer: u32,
+    older: u32,
+    /// The number of its last use since it came, 0 before the first.
+    used: u64,
+    /// Its slot, as of look number `seen`.
+    slot: u32,
+    seen: u32,
+}
+
 /// One layer's.
 struct Queues {
-    /// By neuron: the number of its last use since it came, 0 before the first, `[ffn]`.
-    used: Vec<u64>,
-    /// By neuron: whether it is in the active queue, `[ffn]`.
-    active: Vec<bool>,
-    /// By neuron: whether it is resident, `[ffn]`.
-    here: Vec<bool>,
+    /// By neuron, and behind them the ends of both queues, `[ffn + 2]`.
+    links: Vec<Link>,
+    active: usize,
     uses: u64,
-    /// Residents in the order in which they would go: queue, last use, slot.
-    order: Vec<(bool, u64, u32)>,
+    looks: u32,
 }
 
 impl Queues {
-    /// For at most `ffn` slots: nothing is allocated later.
+    /// For layers of `ffn` neurons: nothing is allocated later.
     fn new(ffn: usize) -> Queues {
-        let none = || vec![false; ffn];
-        Queues { used: vec![0; ffn], active: none(), here: none(), uses: 0, order: Vec::with_capacity(ffn) }
+        let link = |at: usize| Link { queue: Queue::None, newer: at as u32, older: at as u32, used: 0, slot: 0, seen: 0 };
+        Queues { links: (0..ffn + 2).map(link).collect(), active: 0, uses: 0, looks: 0 }
     }
 
-    /// Follows the slots: who has left is in no queue.
+    /// The end of a queue: its newest is the older neighbour of that, and its oldest the newer one.
+    fn end(&self, queue: Queue) -> usize {
+        self.links.len() - if queue == Queue::Active { 1 } else { 2 }
+    }
+
+    /// From the oldest of a queue to its newest.
+    fn oldest_first(&self, queue: Queue) -> impl Iterator<Item = usize> {
+        let end = self.end(queue);
+        let next = move |at: usize| Some(self.links[at].newer as usize).filter(|&at| at != end);
+        std::iter::successors(next(end), move |&at| next(at))
+    }
+
+    fn leave(&mut self, neuron: usize) {
+        let Link { queue, newer, older, .. } = self.links[neuron];
+        if queue != Queue::None {
+            self.links[newer as usize].older = older;
+            self.links[older as usize].newer = newer;
+            self.active -= usize::from(queue == Queue::Active);
+            self.links[neuron].queue = Queue::None;
+        }
+    }
+
+    /// Puts a neuron that is in no queue into one, behind `older`.
+    fn join(&mut self, neuron: usize, queue: Queue, older: usize) {
+        let newer = self.links[older].newer;
+        let link = &mut self.links[neuron];
+        (link.queue, link.newer, link.older) = (queue, newer, older as u32);
+        self.links[older].newer = neuron as u32;
+        self.links[newer as usize].older = neuron as u32;
+        self.active += usize::from(queue == Queue::Active);
+    }
+
+    /// Follows the slots: who has left is in no queue, and who has come is in the inactive one, before all that were used.
     fn follow(&mut self, slots: &[Slot]) {
-        self.here.fill(false);
-        slots.iter().filter_map(|slot| slot.resident()).for_each(|neuron| self.here[neuron.index()] = true);
-        for (at, here) in self.here.iter().enumerate() {
-            self.used[at] *= u64::from(*here);
-            self.active[at] &= here;
+        self.looks = self.looks.wrapping_add(1);
+        // Of those that come together the one in the first slot is the oldest.
+        for (slot, held) in slots.iter().enumerate().rev() {
+            let Some(neuron) = held.resident() else { continue };
+            let link = &mut self.links[neuron.index()];
+            (link.slot, link.seen) = (slot as u32, self.looks);
+            if link.queue == Queue::None {
+                link.used = 0;
+                self.join(neuron.index(), Queue::Inactive, self.end(Queue::Inactive));
+            }
         }
-    }
-
-    /// Sorts the first `most` of the residents that may go.
-    fn sort(&mut self, slots: &[Slot], most: usize, may_go: impl Fn(StoreId, bool) -> bool) {
-        let Queues { used, active, order, .. } = self;
-        let entry = |(slot, held): (usize, &Slot)| {
-            let neuron = held.resident()?;
-            let active = active[neuron.index()];
-            may_go(neuron, active).then(|| (active, used[neuron.index()], slot as u32))
-        };
-        order.clear();
-        order.extend(slots.iter().enumerate().filter_map(entry));
-        if most < order.len() {
-            order.select_nth_unstable(most);
-            order.truncate(most);
+        for neuron in 0..self.links.len() - 2 {
+            if self.links[neuron].seen != self.looks {
+                self.leave(neuron);
+            }
         }
-        order.sort_unstable();
     }
 }
 
@@ -76,35 +119,37 @@ impl ChooseMoves for TwoQueues {
     fn computed(&mut self, at: &LayerState<'_>, neurons: &[StoreId]) {
         let queues = &mut self.layers[at.layer];
         queues.follow(at.slots);
-        for neuron in neurons.iter().map(|n| n.index()).filter(|n| queues.here[*n]) {
-            queues.uses += 1;
-            queues.active[neuron] |= queues.used[neuron] != 0;
-            queues.used[neuron] = queues.uses;
-        }
-        let count = queues.active.iter().filter(|active| **active).count();
-        let most = at.slots.len() * ACTIVE_OF_TEN / 10;
-        if count > most {
-            queues.sort(at.slots, count - most, |_, active| active);
-            for &(_, _, slot) in &queues.order {
-                let neuron = at.slots[slot as usize].resident().expect("only residents are sorted");
-                queues.active[neuron.index()] = false;
+        for neuron in neurons.iter().map(|n| n.index()) {
+            let Link { queue, used, .. } = queues.links[neuron];
+            if queue == Queue::None {
+                continue;
             }
+            let queue = if used > 0 { Queue::Active } else { Queue::Inactive };
+            queues.uses += 1;
+            queues.leave(neuron);
+            queues.links[neuron].used = queues.uses;
+            queues.join(neuron, queue, queues.links[queues.end(queue)].older as usize);
+        }
+        let most = at.slots.len() * ACTIVE_OF_TEN / 10;
+        while queues.active > most {
+            let oldest = queues.links[queues.end(Queue::Active)].newer as usize;
+            let used = queues.links[oldest].used;
+            // The order of the inactive queue is that of the last use, too. Few of it were used before the oldest of the active one.
+            let before = queues.oldest_first(Queue::Inactive).take_while(|&n| queues.links[n].used < used).last();
+            queues.leave(oldest);
+            queues.join(oldest, Queue::Inactive, before.unwrap_or(queues.end(Queue::Inactive)));
         }
     }
 
     fn choose(&mut self, at: &LayerState<'_>, most: usize, _scratch: &mut Scratch, moves: &mut Vec<Move>) {
         let queues = &mut self.layers[at.layer];
         queues.follow(at.slots);
-        let needed = |neuron: &StoreId| at.needs(*neuron) && !queues.here[neuron.index()];
-        let wanted = (0..at.last.len() as u32).map(StoreId).filter(needed).count().min(most);
-        if wanted == 0 {
-            return;
-        }
-        queues.sort(at.slots, wanted, |neuron, _| !at.needs(neuron));
+        let here = |neuron: StoreId| queues.links[neuron.index()].queue != Queue::None;
+        let wanted = (0..at.last.len() as u32).map(StoreId).filter(|&n| at.needs(n) && !here(n)).take(most);
         let free = (0..at.slots.len()).filter(|&slot| at.slots[slot] == Slot::Free).map(SlotId::new);
-        let slots = free.chain(queues.order.iter().map(|&(_, _, slot)| SlotId(slot)));
-        let neurons = (0..at.last.len() as u32).map(StoreId).filter(|n| at.needs(*n) && !queues.here[n.index()]);
-        moves.extend(slots.zip(neurons).take(most).map(|(slot, neuron)| Move::new(slot, neuron)));
+        let oldest = queues.oldest_first(Queue::Inactive).chain(queues.oldest_first(Queue::Active));
+        let goes = oldest.filter(|&n| !at.needs(StoreId::new(n))).map(|n| SlotId(queues.links[n].slot));
+        moves.extend(wanted.zip(free.chain(goes)).map(|(neuron, slot)| Move::new(slot, neuron)));
     }
 }
 
