@@ -285,7 +285,7 @@ fn what_cannot_be_read_is_an_error_with_its_place_and_the_engine_lives() {
                     let text = error.to_string();
                     assert!(out.iter().all(|x| x.is_nan()));
                     assert!(text.contains(&*store.to_string_lossy()) && text.contains("(at byte "), "{text}");
-                    let Some(Failure::File(why)) = engine.failure() else { panic!("no failure") };
+                    let Some(Failure::Pass(why)) = engine.failure() else { panic!("no failure") };
                     assert!(why.contains("cannot be read"), "{why}");
                     failed += 1;
                 }

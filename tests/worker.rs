@@ -6,10 +6,12 @@ use dynamicinfer::background::{Background, BackgroundOptions, Latency};
 use dynamicinfer::clock::{self, Duration};
 use dynamicinfer::cpu::Kernels;
 use dynamicinfer::device::VirtualDevice;
+use dynamicinfer::disk::{Faults, VirtualDisk};
 use dynamicinfer::engine::{Choice, Engine, Sparsity};
 use dynamicinfer::formats::rows::Quant;
 use dynamicinfer::generation::outbox::EVENTS;
 use dynamicinfer::generation::{Event, Events, Handle, Job, Limits, start};
+use dynamicinfer::host_cache::{HostCache, HostCacheOptions, LayerBlocks, least_bytes};
 use dynamicinfer::model::{KvType, Model};
 use dynamicinfer::predictor::{Calibration, Kind, Predictor, Tools};
 use dynamicinfer::scheduler::Policy;
@@ -270,4 +272,51 @@ fn a_new_text_has_frequencies_of_its_own_and_one_that_is_resumed_finds_its_own()
         assert_eq!(sequences, expected);
     }
     assert!(handle.metrics.cached_tokens.get() >= 21, "the first text was resumed");
+}
+
+/// A disk from which some reads fail for good: the answers that needed them end with the reason, the others are those of a whole disk, and
+/// the worker goes on.
+#[test]
+fn what_cannot_be_read_ends_its_answer_and_no_other() {
+    let dir = tempfile::tempdir().unwrap();
+    let from_disk = |fail: f64| {
+        worker(dir.path(), 2, 64, false, |engine| {
+            let model = &engine.model;
+            let blocks: Vec<LayerBlocks> = (0..model.layers.len())
+                .map(|l| LayerBlocks {
+                    offset: model.store().unwrap().section(&format!("layer.{l}.ffn")).unwrap().offset,
+                    block_bytes: model.layers[l].block().bytes(),
+                })
+                .collect();
+            let file = model.store().unwrap().file().file().try_clone().unwrap();
+            let disk = VirtualDisk::new(file, 64, 5, Faults { fail, ..Faults::default() });
+            let options = HostCacheOptions::new(0);
+            let bytes = least_bytes(&blocks, model.config.ffn, 64, &options);
+            let cache =
+                HostCache::new(Box::new(disk), &blocks, model.config.ffn, HostCacheOptions { bytes, ..options });
+            engine.set_host_cache(cache.unwrap(), None);
+        })
+    };
+    let answer = |handle: &Handle| {
+        let mut events = handle.submit(job(1, 6)).unwrap();
+        within_patience(async {
+            let mut text = String::new();
+            loop {
+                match events.recv().await {
+                    Some(Event::Delta(delta)) => text += &delta.text,
+                    Some(Event::Done(_)) => return Ok(text),
+                    Some(Event::Failed(why)) => return Err(why),
+                    other => panic!("{other:?}"),
+                }
+            }
+        })
+    };
+    let expected = answer(&from_disk(0.0)).unwrap();
+    let handle = from_disk(0.3);
+    let answers: Vec<Result<String, String>> = (0..40).map(|_| answer(&handle)).collect();
+    assert!(handle.failure().is_none(), "the worker goes on");
+    let failed: Vec<&String> = answers.iter().filter_map(|a| a.as_ref().err()).collect();
+    assert!((1..40).contains(&failed.len()), "{} of 40 failed", failed.len());
+    assert!(failed.iter().all(|why| why.contains("a neuron cannot be read")), "{failed:?}");
+    assert!(answers.iter().flatten().all(|text| *text == expected));
 }

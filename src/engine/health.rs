@@ -5,7 +5,7 @@ use crate::error::Error;
 use crate::formats::{FileState, MappedFile};
 use std::fmt;
 
-/// Why an engine cannot go on.
+/// Why an engine cannot go on, or its last pass is worth nothing.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Failure {
     /// A file of its model has changed; another model can be loaded.
@@ -14,12 +14,14 @@ pub enum Failure {
     Device(String),
     /// Its thread panicked.
     Panic,
+    /// Of the last pass alone: neurons that it needed could not be read from disk. The next one may need others.
+    Pass(String),
 }
 
 impl Failure {
     /// Whether only a new process can go on.
     pub fn is_fatal(&self) -> bool {
-        !matches!(self, Failure::File(_))
+        !matches!(self, Failure::File(_) | Failure::Pass(_))
     }
 
     /// The failure of mapped files: that one of them has changed. `None` if none has.
@@ -38,7 +40,7 @@ impl Failure {
 impl fmt::Display for Failure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Failure::File(why) => write!(f, "{why}"),
+            Failure::File(why) | Failure::Pass(why) => write!(f, "{why}"),
             Failure::Device(why) => write!(f, "the device has failed: {why}; only another process can use it again"),
             Failure::Panic => write!(f, "the engine's thread has failed; the log says where"),
         }
@@ -68,7 +70,7 @@ impl Engine {
             return Some(Failure::Device(fault.0.clone()));
         }
         if let Some(error) = self.unread() {
-            return Some(Failure::of_files(&self.files()).unwrap_or_else(|| Failure::File(error.to_string())));
+            return Some(Failure::of_files(&self.files()).unwrap_or_else(|| Failure::Pass(error.to_string())));
         }
         let whole = self.model.files().iter().chain(self.sparsity().files()).all(MappedFile::is_whole);
         if whole { None } else { Failure::of_files(&self.files()) }

@@ -74,6 +74,13 @@ impl Slots {
         self.assert_invariants();
     }
 
+    /// Frees a slot whose last pass is worth nothing: its keys and values are dropped.
+    pub fn lose(&mut self, slot: usize) {
+        self.caches[slot].truncate(0);
+        self.held[slot].clear();
+        self.give_back(slot);
+    }
+
     /// Drops the keys and values of all free slots, after a change to what the engine computes.
     pub fn forget(&mut self) {
         for slot in 0..self.caches.len() {

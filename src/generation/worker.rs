@@ -417,8 +417,9 @@ impl Worker {
             }
             let vocab = self.engine.model.config.vocab;
             self.engine.forward_batch(&mut self.slots.caches, &self.columns, Logits::All);
-            if self.has_failed() {
-                return;
+            if let Some(why) = self.engine.failure() {
+                let columns = std::mem::take(&mut self.columns);
+                return self.give_up(why, |slot| columns.iter().any(|column| column.sequence == slot));
             }
             self.metrics.decode_passes.add(1);
             self.metrics.decode_columns.add(self.columns.len() as u64);
@@ -460,8 +461,9 @@ impl Worker {
         let end = prompt.len().min(done + chunk);
         let want = if end == prompt.len() { Logits::Last } else { Logits::None };
         self.engine.forward(&mut self.slots.caches[sequence.slot], &prompt[done..end], want);
-        if self.has_failed() {
-            return;
+        if let Some(why) = self.engine.failure() {
+            let slot = self.running[at].slot;
+            return self.give_up(why, |lost| lost == slot);
         }
         let sequence = &mut self.running[at];
         let prompt = &sequence.job.prompt;
@@ -482,11 +484,16 @@ impl Worker {
         std::thread::yield_now();
     }
 
-    /// Whether the last pass cannot be used. Then nothing of it is sent: the loop ends and tells the clients why.
-    fn has_failed(&mut self) -> bool {
-        let Some(why) = self.engine.failure() else { return false };
-        self.fail(why);
-        true
+    /// The last pass cannot be used: nothing of it is sent. What it has lost, by slot, ends and its clients are told why; where no other pass
+    /// can be better, the loop ends with all.
+    fn give_up(&mut self, why: Failure, lost: impl Fn(usize) -> bool) {
+        let Failure::Pass(why) = why else { return self.fail(why) };
+        tracing::error!("{why}");
+        for at in (0..self.running.len()).rev().filter(|&at| lost(self.running[at].slot)).collect::<Vec<_>>() {
+            let sequence = self.running.swap_remove(at);
+            self.slots.lose(sequence.slot);
+            leave(sequence, Ended::Failed(why.clone()), &mut self.leaving, &self.metrics);
+        }
     }
 
     /// Updates the metrics and the number of jobs.
