@@ -11,7 +11,7 @@ use dynamicinfer::clock::{self, Duration};
 use dynamicinfer::cpu::Kernels;
 use dynamicinfer::device::{Device, Rates, VirtualDevice};
 use dynamicinfer::disk;
-use dynamicinfer::engine::{BatchToken, Choice, Engine, Logits, Migrator, Sparsity};
+use dynamicinfer::engine::{BatchToken, Choice, Engine, Foresight, Logits, Migrator, Sparsity};
 use dynamicinfer::formats::predictor_file::Header;
 use dynamicinfer::formats::rows::Quant;
 use dynamicinfer::host_cache::{HostCache, HostCacheOptions, LayerBlocks, least_bytes};
@@ -279,7 +279,7 @@ fn from_disk(model: &Model) -> HostCache {
     };
     let blocks: Vec<LayerBlocks> = (0..LAYERS).map(of).collect();
     let disk = disk::open(store.file().file()).unwrap().disk;
-    let options = HostCacheOptions::new(0);
+    let options = HostCacheOptions { ahead: 1, ..HostCacheOptions::new(0) };
     let bytes = least_bytes(&blocks, FFN, disk.align(), &options) + (LAYERS * FFN / 3 * blocks[0].block_bytes) as u64;
     HostCache::new(disk, &blocks, FFN, HostCacheOptions { bytes, ..options }).unwrap()
 }
@@ -290,7 +290,8 @@ fn count(path: &Path, choice: &[Choice; 2], threads: usize, moving: Option<Movin
     let sparsity = |choice: &Choice| Sparsity::new(vec![choice.clone(); LAYERS], 0).unwrap();
     engine.set_sparsity(sparsity(&choice[0]));
     if moving == Some(Moving::FromDisk) {
-        engine.set_host_cache(from_disk(&engine.model), None);
+        let looks = Exact::new(&Model::open(path).unwrap(), &[0.0; LAYERS]);
+        engine.set_host_cache(from_disk(&engine.model), Some(Foresight::new(Arc::new(looks), 1)));
     } else if let Some(moving) = moving {
         let device = Box::new(VirtualDevice::new(u64::MAX, SLOW));
         // SAFETY: the engine has both.

@@ -50,7 +50,8 @@ impl fmt::Display for Failure {
 impl Engine {
     /// What the last pass could not read from disk; `None` if nothing was missing.
     pub(super) fn unread(&self) -> Option<Error> {
-        Some(self.cached.as_ref()?.cache.fault()?.error(self.model.path()))
+        let fault = self.cached.as_ref()?.cache.fault()?;
+        Some(Error::bad_at(self.model.path(), "", fault.offset, fault.to_string()))
     }
 
     /// The files that the engine reads while it runs.

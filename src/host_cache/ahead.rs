@@ -1,7 +1,7 @@
 //! Reads for layers whose turn has not come (PowerInfer-2 4.4): what such a layer will probably need is asked for while the layers before it
 //! are computed. When its turn comes, what was rightly foreseen is there or on its way; the rest is read as without it.
 
-use super::plan::{Filling, Listing, Place, Plan, Wanted};
+use super::plan::{Early, Filling, Listing};
 use super::reads::MOST_AHEAD;
 use super::{HostCache, plan};
 use crate::device::NONE;
@@ -11,26 +11,15 @@ use crate::ids::StoreId;
 pub(super) struct Ahead {
     /// The layer; `None` if nothing was asked for.
     layer: Option<usize>,
-    /// Per neuron: its number in the plan, or [`NONE`], `[ffn]`.
-    numbers: Vec<u32>,
-    plan: Plan,
+    /// Where it is or will be.
+    pub early: Early,
     filling: Vec<Filling>,
 }
 
 impl Ahead {
-    /// Nothing.
-    pub const NOTHING: Ahead = Ahead { layer: None, numbers: Vec::new(), plan: Plan::NOTHING, filling: Vec::new() };
-
     /// For layers of `neurons`: nothing is allocated later.
     pub fn new(neurons: usize) -> Ahead {
-        let (numbers, filling) = (vec![NONE; neurons], Vec::with_capacity(neurons));
-        Ahead { layer: None, numbers, plan: Plan::new(neurons), filling }
-    }
-
-    /// Where a neuron is or will be, if it was asked for.
-    pub fn place(&self, neuron: StoreId) -> Option<Place> {
-        let number = *self.numbers.get(neuron.index())?;
-        (number != NONE).then(|| self.plan.place(number as usize))
+        Ahead { layer: None, early: Early::new(neurons), filling: Vec::with_capacity(neurons) }
     }
 }
 
@@ -55,7 +44,7 @@ impl HostCache {
         }
         self.choose(layer, neurons);
         let HostCache { layers, aheads, reads, slot_for, moves, regions, align, options, .. } = self;
-        let Ahead { layer: of, numbers, plan, filling } = &mut aheads[place];
+        let Ahead { layer: of, early, filling } = &mut aheads[place];
         let room = plan::Room {
             layer: &layers[layer],
             align: *align,
@@ -65,14 +54,8 @@ impl HostCache {
             half: regions.bytes,
             ahead,
         };
-        let wanted = Wanted { neurons, early: &Ahead::NOTHING, slot_for };
-        let made = plan.make_ahead(&room, wanted, &mut Listing { reads, filling });
+        early.make(&room, neurons, slot_for, &mut Listing { reads, filling });
         *of = Some(layer);
-        for (number, neuron) in neurons[..made].iter().enumerate() {
-            if plan.place(number).read != NONE {
-                numbers[neuron.index()] = number as u32;
-            }
-        }
         filling.iter().for_each(|f| slot_for[f.neuron.index()] = NONE);
         // Those that there was no room for do not come.
         for m in moves.iter() {
@@ -115,7 +98,7 @@ impl HostCache {
                 false => table.abandon(filling.slot),
             }
         }
-        ahead.numbers.fill(NONE);
+        ahead.early.clear();
         ahead.layer = None;
     }
 
@@ -129,7 +112,7 @@ impl HostCache {
                 false => layers[*layer].table.abandon(f.slot),
             }
         }
-        aheads[place].numbers.fill(NONE);
+        aheads[place].early.clear();
         aheads[place].layer = None;
     }
 }

@@ -401,7 +401,7 @@ impl HostCache {
             half: *half,
             ahead: 0,
         };
-        let wanted = Wanted { neurons, early: &aheads[place], slot_for };
+        let wanted = Wanted { neurons, early: &aheads[place].early, slot_for };
         plan.make(&room, wanted, units, &mut Listing { reads, filling });
         let (misses, early) = plan.misses();
         counts.misses += misses;

@@ -1,7 +1,6 @@
 //! Where each needed neuron will be found, and which reads bring those that are missing.
 
 use super::Layer;
-use super::ahead::Ahead;
 use super::reads::{Job, Reads};
 use crate::cache::Location;
 use crate::device::NONE;
@@ -125,7 +124,7 @@ pub(super) struct Room<'a> {
 pub(super) struct Wanted<'a> {
     pub neurons: &'a [StoreId],
     /// Those that were asked for before the layer's turn.
-    pub early: &'a Ahead,
+    pub early: &'a Early,
     /// The slot that a neuron comes to, or [`NONE`], `[ffn]`.
     pub slot_for: &'a [u32],
 }
@@ -252,19 +251,6 @@ impl Plan {
         self.rounds.push(Round { units, numbers, listed, here });
     }
 
-    /// The same as [`Plan::make`] for a layer whose turn has not come, as far as there is room. Returns how many neurons have places.
-    pub fn make_ahead(&mut self, room: &Room<'_>, wanted: Wanted<'_>, list: &mut Listing<'_>) -> usize {
-        self.places.clear();
-        let made = self.unit(room, wanted, 0..wanted.neurons.len(), &mut Side { number: 0, used: 0 }, list);
-        self.places.truncate(made.err().unwrap_or(wanted.neurons.len()));
-        self.places.len()
-    }
-
-    /// The place of number `i`.
-    pub fn place(&self, i: usize) -> Place {
-        self.places[i]
-    }
-
     /// Finds places for the numbers of one unit. The error is the first number for which the half has no room.
     fn unit(
         &mut self,
@@ -356,6 +342,45 @@ impl Plan {
             }
         }
         Ok(())
+    }
+}
+
+/// What was asked for of a layer before its turn.
+pub(super) struct Early {
+    plan: Plan,
+    /// Per neuron: its number in the plan, or [`NONE`], `[ffn]`.
+    numbers: Vec<u32>,
+}
+
+impl Early {
+    /// Nothing.
+    pub const NOTHING: Early = Early { plan: Plan::NOTHING, numbers: Vec::new() };
+
+    /// For layers of `neurons`: nothing is allocated later.
+    pub fn new(neurons: usize) -> Early {
+        Early { plan: Plan::new(neurons), numbers: vec![NONE; neurons] }
+    }
+
+    /// Where a neuron is or will be, if it was asked for.
+    pub fn place(&self, neuron: StoreId) -> Option<Place> {
+        let number = *self.numbers.get(neuron.index())?;
+        (number != NONE).then(|| self.plan.places[number as usize])
+    }
+
+    /// Finds places for neurons that are not there, as [`Plan::make`], as far as there is room for them, and lists their reads.
+    pub fn make(&mut self, room: &Room<'_>, neurons: &[StoreId], slot_for: &[u32], list: &mut Listing<'_>) {
+        let wanted = Wanted { neurons, early: &Early::NOTHING, slot_for };
+        self.plan.places.clear();
+        let made = self.plan.unit(room, wanted, 0..neurons.len(), &mut Side { number: 0, used: 0 }, list);
+        let made = made.err().unwrap_or(neurons.len());
+        for (number, neuron) in neurons[..made].iter().enumerate().filter(|(n, _)| self.plan.places[*n].read != NONE) {
+            self.numbers[neuron.index()] = number as u32;
+        }
+    }
+
+    /// Forgets all.
+    pub fn clear(&mut self) {
+        self.numbers.fill(NONE);
     }
 }
 

@@ -9,11 +9,10 @@
 
 use crate::clock;
 use crate::disk::{DEPTH, Disk, Outcome, Read};
-use crate::error::Error;
 use std::cell::UnsafeCell;
+use std::fmt;
 use std::hint::spin_loop;
 use std::ops::Range;
-use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
 /// How often a read that fails is asked for once more.
@@ -48,14 +47,12 @@ pub struct ReadFault {
     pub errno: Option<i32>,
 }
 
-impl ReadFault {
-    /// The same as an error of the file that was read.
-    pub fn error(&self, path: &Path) -> Error {
-        let why = match self.errno {
-            Some(errno) => format!("a neuron cannot be read: {}", std::io::Error::from_raw_os_error(errno)),
-            None => "a neuron cannot be read: the file ends before it, so it was cut while it was used".to_owned(),
-        };
-        Error::bad_at(path, "", self.offset, why)
+impl fmt::Display for ReadFault {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.errno {
+            Some(errno) => write!(f, "a neuron cannot be read: {}", std::io::Error::from_raw_os_error(errno)),
+            None => write!(f, "a neuron cannot be read: the file ends before it, so it was cut while it was used"),
+        }
     }
 }
 

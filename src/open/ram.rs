@@ -7,7 +7,7 @@ use crate::engine::{Engine, Foresight};
 use crate::error::{Error, Result, human_bytes};
 use crate::formats;
 use crate::formats::neuron_store::Section;
-use crate::host_cache::{HostCache, HostCacheOptions, LayerBlocks, MOST_AHEAD, least_bytes};
+use crate::host_cache::{HostCache, HostCacheOptions, LayerBlocks, MOST_AHEAD, ReadFault, least_bytes};
 use crate::model::{KvCache, Model};
 use crate::scheduler::Policy;
 
@@ -153,7 +153,8 @@ fn place(cache: &mut HostCache, model: &Model) -> Result<bool> {
     let tokens = profile.texts.iter().map(|t| t.info.tokens as u64).sum();
     for (layer, weights) in model.layers.iter().enumerate() {
         let counts = weights.order.into_store(profile.counts(layer));
-        cache.place(layer, &counts, tokens).map_err(|fault| fault.error(model.path()))?;
+        let unread = |fault: ReadFault| Error::bad_at(model.path(), "", fault.offset, fault.to_string());
+        cache.place(layer, &counts, tokens).map_err(unread)?;
     }
     Ok(true)
 }
