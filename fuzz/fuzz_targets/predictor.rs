@@ -20,8 +20,8 @@ thread_local! {
     /// Two layers of 32 neurons, hidden size 32.
     static ENGINE: RefCell<Engine> = RefCell::new({
         let (hidden, layers, ffn) = (32, 2, 32);
-        let (activation, active) = (Activation::Relu, None);
-        let shape = Shape { hidden, layers, ffn, heads: 1, kv_heads: 1, vocab: 259, context: 16, activation, active, seed: 1 };
+        let (activation, active, outliers, experts) = (Activation::Relu, None, 0, None);
+        let shape = Shape { hidden, layers, ffn, heads: 1, kv_heads: 1, vocab: 259, context: 16, activation, active, outliers, experts, seed: 1 };
         let path = support::DIR.join("small.neurons");
         write_store(&shape, Quant::F16, &path, &|_, _| Ok(())).unwrap();
         Engine::new(Model::open(&path).unwrap(), 1, Kernels::best())

@@ -20,7 +20,7 @@ fn check(path: &Path) {
         profile.statistics();
         for layer in 0..h.layers {
             assert!(profile.counts(layer).iter().all(|&n| n <= profile.tokens()));
-            assert_eq!(profile.cut_for(layer, 0.5).is_some(), h.sparsity.is_some());
+            assert_eq!(profile.threshold_for_sparsity(layer, 0.5).is_some(), h.sparsity.is_some());
         }
     }
 }

@@ -9,9 +9,8 @@ use libfuzzer_sys::fuzz_target;
 use std::path::Path;
 use std::sync::LazyLock;
 
-static SCHEMAS: LazyLock<Schemas> = LazyLock::new(|| {
-    Schemas::new(Path::new(env!("CARGO_MANIFEST_DIR")).join("../target/release/dynamicinfer"))
-});
+static SCHEMAS: LazyLock<Schemas> =
+    LazyLock::new(|| Schemas::new(Path::new(env!("CARGO_MANIFEST_DIR")).join("../target/release/dynamicinfer")));
 static GRAMMARS: LazyLock<Grammars> = LazyLock::new(|| Grammars::small().unwrap());
 
 fuzz_target!(|bytes: &[u8]| {

@@ -6,13 +6,13 @@ mod support;
 
 use dynamicinfer::formats::machine_profile::MachineProfile;
 use dynamicinfer::formats::rows::Quant;
-use dynamicinfer::formats::trace_file::{Part, TraceFile};
-use dynamicinfer::lab::synth::shape;
-use dynamicinfer::placement::memory_plan::Footprint;
-use dynamicinfer::lab::replay::{Setting, active, bound, frequencies, likeness, replay, slots};
+use dynamicinfer::formats::trace_file::{TraceFile, TraceSection};
+use dynamicinfer::lab::replay::{ReplayOptions, active, bound, frequencies, likeness, replay, rules, slots};
 use dynamicinfer::lab::simulate::Calls;
 use dynamicinfer::lab::simulate::case::{Case, POSITION};
+use dynamicinfer::lab::synth::shape;
 use dynamicinfer::model::KvType;
+use dynamicinfer::placement::memory_plan::Footprint;
 use dynamicinfer::placement::policy::{self, PlacementPolicy as Placement};
 use dynamicinfer::scheduler::Policy;
 use libfuzzer_sys::fuzz_target;
@@ -34,10 +34,10 @@ fn check(path: &Path) {
     let mut now = Vec::new();
     for layer in 0..h.layers {
         for token in 0..h.tokens() {
-            active(trace.row(Part::Active, layer, token), &mut now);
+            active(trace.row(TraceSection::Active, layer, token), &mut now);
             assert!(now.iter().all(|&n| (n as usize) < h.ffn) && now.is_sorted());
-            assert_eq!(trace.row(Part::Own, layer, token).len(), h.ffn);
-            assert!(layer < h.ahead || trace.row(Part::Ahead, layer, token).len() == h.ffn);
+            assert_eq!(trace.row(TraceSection::Own, layer, token).len(), h.ffn);
+            assert!(layer < h.ahead || trace.row(TraceSection::Ahead, layer, token).len() == h.ffn);
         }
     }
     let skip = h.texts.len() / 2;
@@ -51,8 +51,8 @@ fn check(path: &Path) {
     let placed = policy::neurons(Placement::Static, &counts, &slots, 1);
     let link = 0.1 * h.ffn as f64;
     let most = bound(&trace, skip, &slots, &placed, link);
-    let (policy, rules, thresholds) = (Policy::Full, Policy::Full.rules(), h.thresholds(None));
-    let setting = Setting { policy, rules, thresholds, slots, link, placed, history, cost: 0.0, seed: 1, skip };
+    let (policy, rules, thresholds) = (Policy::Full, rules(Policy::Full, h), h.thresholds(None));
+    let setting = ReplayOptions { policy, rules, thresholds, slots, link, placed, history, cost: 0.0, seed: 1, skip };
     assert!(replay(&trace, &setting).hits <= most);
     if skip > 0 {
         let case = Case {
