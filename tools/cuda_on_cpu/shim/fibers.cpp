@@ -62,8 +62,8 @@ cuda_on_cpu_switch:
 .size cuda_on_cpu_switch, .-cuda_on_cpu_switch
 )");
 void change(Context &from, Context &to) { cuda_on_cpu_switch(&from, to); }
-void prepare(Context &context, char *stack, void (*entry)()) {
-    void **top = reinterpret_cast<void **>(stack + STACK);
+void prepare(Context &context, char *stack, size_t size, void (*entry)()) {
+    void **top = reinterpret_cast<void **>(stack + size);
     *--top = nullptr; // where `entry` would return to; it also makes the stack as aligned as after a call
     *--top = reinterpret_cast<void *>(entry);
     for (int i = 0; i < 6; i++) *--top = nullptr;
@@ -72,21 +72,18 @@ void prepare(Context &context, char *stack, void (*entry)()) {
 #else
 using Context = ucontext_t;
 void change(Context &from, Context &to) { swapcontext(&from, &to); }
-void prepare(Context &context, char *stack, void (*entry)()) {
+void prepare(Context &context, char *stack, size_t size, void (*entry)()) {
     getcontext(&context);
     context.uc_stack.ss_sp = stack;
-    context.uc_stack.ss_size = STACK;
+    context.uc_stack.ss_size = size;
     context.uc_link = nullptr;
     makecontext(&context, entry, 0);
 }
 #endif
 
-enum class State : unsigned char { ready, at_block, at_warp, gone };
-
 struct Fiber {
     Context context;
     uint3 index;
-    State state;
 };
 
 // Lanes that have come to a meeting, and where it is.
@@ -98,7 +95,8 @@ struct Gathering {
 
 struct Warp {
     Gathering gathering;
-    unsigned live = 0;
+    // Lanes: that this block has, that are in the kernel, and that wait for nothing.
+    unsigned all = 0, live = 0, ready = 0;
     // Of this meeting and of the one before: a lane may be at the next one before the others have read.
     uint64_t words[2][WARP];
     unsigned turn = 0;
@@ -118,6 +116,40 @@ struct Launch {
     size_t room;
 };
 
+// The stacks of a block's fibers. They are kept from launch to launch: a small launch would take less time than making them.
+class Stacks {
+  public:
+    Stacks() {
+        std::lock_guard<std::mutex> guard(lock);
+        if (!unused.empty()) {
+            map = unused.back();
+            unused.pop_back();
+            return;
+        }
+        void *fresh =
+            mmap(nullptr, MOST_THREADS * EACH, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+        if (fresh == MAP_FAILED) throw std::bad_alloc();
+        map = static_cast<char *>(fresh);
+        // A stack grows down into a page that nobody may touch.
+        for (unsigned i = 0; i < MOST_THREADS; i++) mprotect(map + i * EACH, PAGE, PROT_NONE);
+    }
+    ~Stacks() {
+        std::lock_guard<std::mutex> guard(lock);
+        unused.push_back(map);
+    }
+    char *of(unsigned i) const { return map + i * EACH + PAGE; }
+    // Stacks that all began at the same place of a page would all want the same few lines of a processor's cache.
+    static size_t size(unsigned i) { return STACK - i % WARP * 128; }
+
+  private:
+    static constexpr size_t EACH = STACK + PAGE;
+    static std::mutex lock;
+    static std::vector<char *> unused;
+    char *map;
+};
+std::mutex Stacks::lock;
+std::vector<char *> Stacks::unused;
+
 class Block;
 thread_local Block *current;
 
@@ -126,14 +158,7 @@ class Block {
     explicit Block(Launch &launch) : launch(launch) {
         threads = launch.block.x * launch.block.y * launch.block.z;
         fibers.resize(threads);
-        bytes = threads * (STACK + PAGE);
-        void *map = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-        if (map == MAP_FAILED) throw std::bad_alloc();
-        stacks = static_cast<char *>(map);
-        // A stack grows down into a page that nobody may touch.
-        for (unsigned i = 0; i < threads; i++) mprotect(stacks + i * (STACK + PAGE), PAGE, PROT_NONE);
     }
-    ~Block() { munmap(stacks, bytes); }
 
     void run(uint3 index) {
         block_index = index;
@@ -145,10 +170,10 @@ class Block {
             Fiber &fiber = fibers[i];
             uint3 b = launch.block;
             fiber.index = {i % b.x, i / b.x % b.y, i / (b.x * b.y)};
-            fiber.state = State::ready;
-            warps[i / WARP].live |= 1u << i % WARP;
-            prepare(fiber.context, stacks + i * (STACK + PAGE) + PAGE, enter);
+            warps[i / WARP].all |= 1u << i % WARP;
+            prepare(fiber.context, stacks.of(i), stacks.size(i), enter);
         }
+        for (Warp &warp : warps) warp.live = warp.ready = warp.all;
         while (live > 0 && !launch.failed) {
             if (!turn() && !launch.failed) deadlock();
         }
@@ -180,8 +205,7 @@ class Block {
     std::vector<Fiber> fibers;
     std::vector<Warp> warps;
     Context scheduler;
-    char *stacks;
-    size_t bytes;
+    Stacks stacks;
     unsigned threads, live = 0, at = 0, arrived = 0;
     Gathering gathering; // of the block; `arrived` counts its threads
 
@@ -190,20 +214,25 @@ class Block {
         bool moved = false;
         unsigned count = unsigned(warps.size());
         for (unsigned k = 0; k < count; k++) {
-            unsigned first = (launch.backward ? count - 1 - k : k) * WARP, end = min(threads, first + WARP);
-            for (bool again = true; again && !launch.failed;) {
-                again = false;
-                for (unsigned j = first; j < end && !launch.failed; j++) {
-                    unsigned i = launch.backward ? end - 1 - (j - first) : j;
-                    if (fibers[i].state != State::ready) continue;
-                    again = moved = true;
-                    at = i;
-                    thread_index = fibers[i].index;
-                    change(scheduler, fibers[i].context);
-                }
-            }
+            unsigned w = launch.backward ? count - 1 - k : k;
+            if (!warps[w].ready || launch.failed) continue;
+            moved = true;
+            // Before its first lane in the order.
+            at = launch.backward ? w * WARP : w * WARP + WARP - 1;
+            change(scheduler, next());
         }
         return moved;
+    }
+
+    // Who runs after the lane `at`: the next lane of its warp that waits for nothing, round and round, else the scheduler.
+    Context &next() {
+        unsigned ready = warps[at / WARP].ready, lane = at % WARP;
+        if (!ready || launch.failed) return scheduler;
+        unsigned behind = launch.backward ? ready & ((1u << lane) - 1) : ready & ~((2u << lane) - 1);
+        unsigned those = behind ? behind : ready;
+        at = at - lane + (launch.backward ? 31 - __builtin_clz(those) : __builtin_ctz(those));
+        thread_index = fibers[at].index;
+        return fibers[at].context;
     }
 
     static void enter() {
@@ -213,12 +242,11 @@ class Block {
     }
 
     void leave() {
-        Fiber &fiber = fibers[at];
         Warp &warp = warps[at / WARP];
         unsigned bit = 1u << at % WARP;
-        fiber.state = State::gone;
         live--;
         warp.live &= ~bit;
+        warp.ready &= ~bit;
         if (arrived > 0)
             fail("thread %u left the kernel while %u others wait for it at %s:%d", at, arrived,
                                   gathering.file, gathering.line);
@@ -226,14 +254,17 @@ class Block {
             fail("lane %u of warp %u left the kernel while others wait for it at %s:%d", at % WARP,
                                   at / WARP, warp.gathering.file, warp.gathering.line);
         Context nowhere;
-        change(nowhere, scheduler);
+        change(nowhere, next());
         abort(); // nobody comes back to a fiber that has left
     }
 
     void pause() {
-        unsigned me = at;
-        change(fibers[me].context, scheduler);
-        thread_index = fibers[me].index;
+        Context &mine = fibers[at].context, &other = next();
+        if (&mine != &other) change(mine, other);
+    }
+
+    static bool same_place(const Gathering &gathering, const char *file, int line) {
+        return gathering.line == line && (gathering.file == file || strcmp(gathering.file, file) == 0);
     }
 
     // All threads of the block have to come, to the same place.
@@ -245,15 +276,15 @@ class Block {
         if (arrived == 0) {
             gathering.file = file;
             gathering.line = line;
-        } else if (gathering.line != line || strcmp(gathering.file, file) != 0) {
+        } else if (!same_place(gathering, file, line)) {
             fail("thread %u waits at %s:%d, others of its block at %s:%d: the barrier is divergent", at, file, line,
                  gathering.file, gathering.line);
             return pause();
         }
-        fibers[at].state = State::at_block;
+        warps[at / WARP].ready &= ~(1u << at % WARP);
         if (++arrived == threads) {
             arrived = 0;
-            for (Fiber &fiber : fibers) fiber.state = State::ready;
+            for (Warp &warp : warps) warp.ready = warp.all;
         }
         pause();
     }
@@ -261,8 +292,7 @@ class Block {
     void arrive_in_warp(unsigned mask, const char *file, int line) {
         Warp &warp = warps[at / WARP];
         Gathering &gathering = warp.gathering;
-        unsigned bit = 1u << at % WARP, first = at / WARP * WARP;
-        unsigned there = threads - first >= WARP ? ~0u : (1u << (threads - first)) - 1;
+        unsigned bit = 1u << at % WARP, there = warp.all;
         if (!(mask & bit)) {
             fail("lane %u calls %s:%d with mask %08x, which leaves it out", at % WARP, file, line, mask);
             return pause();
@@ -279,20 +309,18 @@ class Block {
         } else if (gathering.mask != mask) {
             fail("lanes of a warp meet at %s:%d with masks %08x and %08x", file, line, gathering.mask, mask);
             return pause();
-        } else if (gathering.line != line || strcmp(gathering.file, file) != 0) {
+        } else if (!same_place(gathering, file, line)) {
             fail("lane %u is at %s:%d, others of its warp wait at %s:%d", at % WARP, file, line, gathering.file,
                  gathering.line);
             return pause();
         }
         gathering.arrived |= bit;
         if (gathering.arrived != (mask & there)) {
-            fibers[at].state = State::at_warp;
+            warp.ready &= ~bit;
             return pause();
         }
         // The last one does not wait.
-        for (unsigned i = 0; i < WARP; i++) {
-            if (gathering.arrived >> i & 1) fibers[first + i].state = State::ready;
-        }
+        warp.ready |= gathering.arrived;
         gathering.arrived = 0;
         warp.turn++;
     }

@@ -1,6 +1,6 @@
 //! The driver's functions, by their symbols. Codes and flags are those of the driver API's `CUresult` and enums.
 
-use super::world::{Code, Event, Op, Reservation, World, changed, wait, world};
+use super::world::{Code, Event, Module, Op, Reservation, World, changed, wait, world};
 use super::{Pins, append};
 use crate::Kernel;
 use rustix::mm::{MapFlags, MprotectFlags, ProtFlags, mmap_anonymous, mprotect, munmap};
@@ -468,12 +468,14 @@ functions! {
         if !super::nvrtc::is_image(text, world.card.arch) && !is_ptx(text, world.card.arch) {
             return Err(INVALID_IMAGE);
         }
+        let text = String::from_utf8_lossy(text).into_owned();
         // Nothing is linked to a module that is loaded alone.
-        if String::from_utf8_lossy(text).lines().any(|line| line.starts_with(".extern .func")) {
+        if text.lines().any(|line| line.starts_with(".extern .func")) {
             return Err(INVALID_PTX);
         }
         let id = world.handle();
-        world.modules.insert(id, text.to_vec());
+        let ptx = is_ptx(text.as_bytes(), i32::MAX);
+        world.modules.insert(id, Module { text, ptx });
         give!(module, id);
         Ok(())
     }
@@ -483,10 +485,8 @@ functions! {
     enter_context cuModuleGetFunction(function: *mut u64, module: u64, name: *const c_char) |world| {
         // SAFETY: the caller gives a string.
         let name = unsafe { CStr::from_ptr(name) }.to_str().map_err(|_| NOT_FOUND)?;
-        let image = world.modules.get(&module).ok_or(INVALID_HANDLE)?;
-        let text = String::from_utf8_lossy(image);
-        let entry = [".entry ", ""].map(|before| format!("{before}{name}("));
-        if is_ptx(image, i32::MAX) && !text.contains(&entry[0]) {
+        let module = world.modules.get(&module).ok_or(INVALID_HANDLE)?;
+        if module.ptx && !module.text.contains(&format!(".entry {name}(")) {
             return Err(NOT_FOUND);
         }
         let kernel = Kernel::find(name).ok_or(NOT_FOUND)?;

@@ -117,6 +117,13 @@ pub struct Exec {
     pub nodes: Vec<Node>,
 }
 
+/// An image that is loaded.
+pub struct Module {
+    pub text: String,
+    /// PTX, and not the machine code of the stand-in's own compiler.
+    pub ptx: bool,
+}
+
 pub struct World {
     pub card: Card,
     /// Plain allocations, by address.
@@ -131,8 +138,7 @@ pub struct World {
     pub pinned: BTreeMap<u64, (u64, bool)>,
     pub streams: HashMap<u64, Stream>,
     pub events: HashMap<u64, Event>,
-    /// Images, by module.
-    pub modules: HashMap<u64, Vec<u8>>,
+    pub modules: HashMap<u64, Module>,
     pub functions: Vec<(Kernel, String)>,
     pub graphs: HashMap<u64, Graph>,
     pub execs: HashMap<u64, Exec>,
