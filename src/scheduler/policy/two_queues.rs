@@ -58,7 +58,8 @@ struct Queues {
 impl Queues {
     /// For layers of `ffn` neurons: nothing is allocated later.
     fn new(ffn: usize) -> Queues {
-        let link = |at: usize| Link { queue: Queue::None, newer: at as u32, older: at as u32, used: 0, slot: 0, seen: 0 };
+        let link =
+            |at: usize| Link { queue: Queue::None, newer: at as u32, older: at as u32, used: 0, slot: 0, seen: 0 };
         Queues { links: (0..ffn + 2).map(link).collect(), active: 0, uses: 0, looks: 0 }
     }
 
