@@ -1,5 +1,6 @@
 //! A daemon of its own for a test, and the plainest HTTP that can talk to it: what a test sends is what goes over the wire.
 
+use crate::ended::ended;
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value as Json;
 use std::io::{BufRead, BufReader, Read, Write};
@@ -172,11 +173,12 @@ impl Daemon {
 
     /// Until the daemon has closed its end of a connection that nobody reads.
     pub fn wait_until_closed(&self, stream: &UnixStream) {
-        use rustix::event::{PollFd, PollFlags, poll};
+        use rustix::event::{PollFd, PollFlags, Timespec, poll};
+        let patience = Timespec::try_from(PATIENCE).unwrap();
         let start = std::time::Instant::now();
         loop {
             let mut fds = [PollFd::new(stream, PollFlags::RDHUP)];
-            poll(&mut fds, None).unwrap();
+            poll(&mut fds, Some(&patience)).unwrap();
             if fds[0].revents().intersects(PollFlags::HUP | PollFlags::RDHUP | PollFlags::ERR) {
                 return;
             }
@@ -197,7 +199,7 @@ impl Daemon {
     }
 
     pub fn wait(&mut self) -> ExitStatus {
-        self.child.wait().unwrap()
+        ended(&mut self.child, PATIENCE).expect("the daemon goes on")
     }
 }
 

@@ -4,6 +4,8 @@ mod api;
 mod bad_requests;
 mod clients;
 mod daemon;
+#[path = "../support/ended.rs"]
+mod ended;
 mod failures;
 mod files;
 mod life;
