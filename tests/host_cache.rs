@@ -7,12 +7,12 @@ use dynamicinfer::cpu::Kernels;
 use dynamicinfer::disk::{self, Disk, DiskCosts, Faults, VirtualDisk};
 use dynamicinfer::engine::{Choice, Engine, Failure, Foresight, Logits, Sparsity};
 use dynamicinfer::formats::rows::Quant;
-use dynamicinfer::host_cache::{HostCache, HostCacheOptions, LayerBlocks, least_bytes};
+use dynamicinfer::host_cache::{HostCache, HostCacheOptions, least_bytes};
 use dynamicinfer::lab::audit::Audit;
 use dynamicinfer::lab::synth::{Shape, write_predictor, write_store};
 use dynamicinfer::model::config::Activation;
 use dynamicinfer::model::{KvCache, KvType, Model};
-use dynamicinfer::open::{self, EngineOptions};
+use dynamicinfer::open::{self, EngineOptions, layer_blocks};
 use dynamicinfer::predictor::{Calibration, Kind, Predictor, Tools};
 use dynamicinfer::prng::Prng;
 use dynamicinfer::scheduler::Policy;
@@ -24,6 +24,8 @@ use std::sync::Arc;
 struct Chance {
     tables: Vec<Calibration>,
     share: f64,
+    /// A neuron that is never chosen.
+    never: Option<usize>,
 }
 
 impl Predictor for Chance {
@@ -53,8 +55,8 @@ impl Predictor for Chance {
             let mut prng = Prng::new(u64::from(residual[b * hidden].to_bits()) + layer as u64);
             // Some neurons are chosen more often than others.
             let often = |neuron: usize| if neuron.is_multiple_of(5) { 2.0 } else { 0.7 };
-            let score =
-                |(i, s): (usize, &mut f32)| *s = if prng.next_f64() < self.share * often(i) { 0.75 } else { 0.25 };
+            let mut chosen = |i: usize| prng.next_f64() < self.share * often(i) && self.never != Some(i);
+            let score = |(i, s): (usize, &mut f32)| *s = if chosen(i) { 0.75 } else { 0.25 };
             scores[b * ffn..(b + 1) * ffn].iter_mut().enumerate().for_each(score);
         }
     }
@@ -65,7 +67,11 @@ impl Predictor for Chance {
 }
 
 fn chance(layers: usize, share: f64) -> Arc<dyn Predictor> {
-    Arc::new(Chance { tables: vec![Calibration::new(vec![0.0, 1.0], vec![0.0, 1.0]); layers], share })
+    Arc::new(by_chance(layers, share))
+}
+
+fn by_chance(layers: usize, share: f64) -> Chance {
+    Chance { tables: vec![Calibration::new(vec![0.0, 1.0], vec![0.0, 1.0]); layers], share, never: None }
 }
 
 fn sparsity(layers: usize, share: f64, activation_threshold: f32) -> Sparsity {
@@ -78,18 +84,9 @@ fn foresight(layers: usize, share: f64, ahead: usize) -> Option<Foresight> {
     (ahead > 0).then(|| Foresight::new(chance(layers, share), ahead))
 }
 
-fn blocks(model: &Model) -> Vec<LayerBlocks> {
-    let store = model.store().unwrap();
-    let of = |l: usize| LayerBlocks {
-        offset: store.section(&format!("layer.{l}.ffn")).unwrap().offset,
-        block_bytes: model.layers[l].block().bytes(),
-    };
-    (0..model.layers.len()).map(of).collect()
-}
-
 /// A cache of the least size and `share` of the neurons beside it.
 fn cache(model: &Model, disk: Box<dyn Disk>, share: f64, options: HostCacheOptions) -> HostCache {
-    let (blocks, ffn) = (blocks(model), model.config.ffn);
+    let (blocks, ffn) = (layer_blocks(model).unwrap(), model.config.ffn);
     let all: u64 = blocks.iter().map(|b| ((b.block_bytes + 2 * disk.align()) * ffn + 8192) as u64).sum();
     let bytes = (least_bytes(&blocks, ffn, disk.align(), &options) as f64 * 1.2 + share * all as f64) as u64;
     HostCache::new(disk, &blocks, ffn, HostCacheOptions { bytes, ..options }).unwrap()
@@ -258,6 +255,45 @@ fn what_fits_is_read_once() {
     }
 }
 
+/// A byte of a neuron.
+fn a_byte_of(model: &Model, layer: usize, neuron: u64) -> u64 {
+    let blocks = layer_blocks(model).unwrap()[layer];
+    blocks.offset + neuron * blocks.block_bytes as u64 + 9
+}
+
+/// What was foreseen and is not needed may fail: it decides nothing.
+#[test]
+fn a_read_that_nobody_needed_ends_no_answer() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = synth(dir.path(), Activation::Relu, Quant::F16, 256, 700);
+    for (ahead, seed) in [(1, 1), (2, 2)] {
+        let engine = || {
+            let mut engine = Engine::new(Model::open(&store).unwrap(), 2, Kernels::best());
+            let predictor = Arc::new(Chance { never: Some(7), ..by_chance(3, 0.3) });
+            let choice = Choice::Predicted { predictor, threshold: 0.5, activation_threshold: 0.0 };
+            engine.set_sparsity(Sparsity::new(vec![choice; 3], 0).unwrap());
+            engine
+        };
+        // Nothing looks at all neurons here, as an observer would.
+        let run = |engine: &mut Engine| {
+            let mut kv = KvCache::new(&engine.model.config, 40, KvType::F32).unwrap();
+            let tokens = tokens(40, seed, 90);
+            let one = |id: &u32| engine.forward(&mut kv, &[*id], Logits::Last).to_vec();
+            tokens.iter().map(one).collect::<Vec<_>>().concat()
+        };
+        let expected = run(&mut engine());
+        let mut cached = engine();
+        let faults = Faults { bad_byte: Some(a_byte_of(&cached.model, ahead, 7)), ..Faults::default() };
+        let options = HostCacheOptions { ahead, together: false, ..HostCacheOptions::new(0) };
+        let cache = cache(&cached.model, virtual_disk(&store, 64, seed, faults), 0.3, options);
+        cached.set_host_cache(cache, foresight(3, 1.0, ahead));
+        assert!(run(&mut cached) == expected);
+        cached.check().unwrap();
+        let counts = cached.cached.as_mut().unwrap().cache.counts();
+        assert!(counts.reads.again > 3, "the read that fails was asked for: {counts:?}");
+    }
+}
+
 /// A part of the store cannot be read: an error that says where, no number that could pass for an answer, and the next text that does not
 /// need it is right.
 #[test]
@@ -267,7 +303,7 @@ fn what_cannot_be_read_is_an_error_with_its_place_and_the_engine_lives() {
     for chunk in [false, true] {
         let mut engine = Engine::new(Model::open(&store).unwrap(), 2, Kernels::best());
         engine.set_sparsity(sparsity(3, 0.3, 0.0));
-        let bad = blocks(&engine.model)[1].offset + 300 * blocks(&engine.model)[1].block_bytes as u64 + 9;
+        let bad = a_byte_of(&engine.model, 1, 300);
         let disk = virtual_disk(&store, 512, 1, Faults { bad_byte: Some(bad), ..Faults::default() });
         let cache = cache(&engine.model, disk, 0.3, HostCacheOptions::new(0));
         engine.set_host_cache(cache, None);
@@ -309,7 +345,7 @@ fn a_file_that_was_cut_is_an_error() {
     engine.forward(&mut kv, &[1], Logits::Last);
     engine.check().unwrap();
     // Only the neurons of the last layer are cut off: what is mapped of the rest stays readable.
-    let cut = blocks(&engine.model)[2].offset;
+    let cut = layer_blocks(&engine.model).unwrap()[2].offset;
     let sections = &engine.model.store().unwrap().header.sections;
     if sections.iter().any(|s| s.offset > cut) {
         // The head lies behind: a page that is mapped and gone would end the process, so survive it as the daemon does.

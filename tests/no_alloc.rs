@@ -14,11 +14,12 @@ use dynamicinfer::disk;
 use dynamicinfer::engine::{BatchToken, Choice, Engine, Foresight, Logits, Migrator, Sparsity};
 use dynamicinfer::formats::predictor_file::Header;
 use dynamicinfer::formats::rows::Quant;
-use dynamicinfer::host_cache::{HostCache, HostCacheOptions, LayerBlocks, least_bytes};
+use dynamicinfer::host_cache::{HostCache, HostCacheOptions, least_bytes};
 use dynamicinfer::ids::{LayerId, SlotId, StoreId};
 use dynamicinfer::lab::synth::{Shape, write_store};
 use dynamicinfer::model::config::Activation;
 use dynamicinfer::model::{KvCache, KvType, Model};
+use dynamicinfer::open::layer_blocks;
 use dynamicinfer::predictor::mlp::{self, Measured, Network};
 use dynamicinfer::predictor::{self, Calibration, Exact, Predictor, Sign};
 use dynamicinfer::prng::Prng;
@@ -272,13 +273,8 @@ fn background(engine: &Engine) -> Background {
 
 /// A cache with frames for some of the neurons, over the disk that the store lies on.
 fn from_disk(model: &Model) -> HostCache {
-    let store = model.store().unwrap();
-    let of = |l: usize| LayerBlocks {
-        offset: store.section(&format!("layer.{l}.ffn")).unwrap().offset,
-        block_bytes: model.layers[l].block().bytes(),
-    };
-    let blocks: Vec<LayerBlocks> = (0..LAYERS).map(of).collect();
-    let disk = disk::open(store.file().file()).unwrap().disk;
+    let blocks = layer_blocks(model).unwrap();
+    let disk = disk::open(model.store().unwrap().file().file()).unwrap().disk;
     let options = HostCacheOptions { ahead: 1, ..HostCacheOptions::new(0) };
     let bytes = least_bytes(&blocks, FFN, disk.align(), &options) + (LAYERS * FFN / 3 * blocks[0].block_bytes) as u64;
     HostCache::new(disk, &blocks, FFN, HostCacheOptions { bytes, ..options }).unwrap()

@@ -11,8 +11,9 @@ use dynamicinfer::engine::{Choice, Engine, Sparsity};
 use dynamicinfer::formats::rows::Quant;
 use dynamicinfer::generation::outbox::EVENTS;
 use dynamicinfer::generation::{Event, Events, Handle, Job, Limits, start};
-use dynamicinfer::host_cache::{HostCache, HostCacheOptions, LayerBlocks, least_bytes};
+use dynamicinfer::host_cache::{HostCache, HostCacheOptions, least_bytes};
 use dynamicinfer::model::{KvType, Model};
+use dynamicinfer::open::layer_blocks;
 use dynamicinfer::predictor::{Calibration, Kind, Predictor, Tools};
 use dynamicinfer::scheduler::Policy;
 use dynamicinfer::scheduler::thresholds::LossWeight;
@@ -282,12 +283,7 @@ fn what_cannot_be_read_ends_its_answer_and_no_other() {
     let from_disk = |fail: f64| {
         worker(dir.path(), 2, 64, false, |engine| {
             let model = &engine.model;
-            let blocks: Vec<LayerBlocks> = (0..model.layers.len())
-                .map(|l| LayerBlocks {
-                    offset: model.store().unwrap().section(&format!("layer.{l}.ffn")).unwrap().offset,
-                    block_bytes: model.layers[l].block().bytes(),
-                })
-                .collect();
+            let blocks = layer_blocks(model).unwrap();
             let file = model.store().unwrap().file().file().try_clone().unwrap();
             let disk = VirtualDisk::new(file, 64, 5, Faults { fail, ..Faults::default() });
             let options = HostCacheOptions::new(0);

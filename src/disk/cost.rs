@@ -4,7 +4,7 @@ use super::{Disk, Read};
 use crate::clock;
 
 /// Reads under way while costs are measured: more are no faster.
-const DEPTH: usize = 64;
+const AT_ONCE: usize = 64;
 
 /// A disk's costs with many reads under way: a read of b bytes takes `read_us + b / gb_s`. Two measured points give both.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -46,7 +46,7 @@ impl DiskCosts {
         if span < (16 * large) as u64 {
             return None;
         }
-        let mut memory = vec![0u8; DEPTH * large + disk.align()];
+        let mut memory = vec![0u8; AT_ONCE * large + disk.align()];
         let start = memory.as_mut_ptr().wrapping_add(memory.as_ptr().align_offset(disk.align()));
         let mut at = |bytes: usize| timed(disk, start, (first, span), bytes);
         at(large)?;
@@ -59,13 +59,13 @@ impl DiskCosts {
 
 /// Microseconds that each of some reads of so many bytes took.
 fn timed(disk: &mut dyn Disk, memory: *mut u8, (first, span): (u64, u64), bytes: usize) -> Option<f64> {
-    const READS: usize = 4 * DEPTH;
+    const READS: usize = 4 * AT_ONCE;
     let align = disk.align() as u64;
     let begin = clock::now();
     let (mut asked, mut ended, mut failed) = (0, 0, false);
     while ended < READS {
         // Each place in flight is that of a number modulo their count: the reads of a batch have all ended when the next begins.
-        let count = DEPTH.min(READS - asked);
+        let count = AT_ONCE.min(READS - asked);
         let read = |i: usize| {
             let number = asked + i;
             // Spread by the golden ratio, so that neighbours in time lie apart.
@@ -77,7 +77,7 @@ fn timed(disk: &mut dyn Disk, memory: *mut u8, (first, span): (u64, u64), bytes:
                 into: memory.wrapping_add(i * (64 << 10)),
             }
         };
-        let reads: [Read; DEPTH] = std::array::from_fn(read);
+        let reads: [Read; AT_ONCE] = std::array::from_fn(read);
         // SAFETY: each has its own part of the memory, which is there until all have ended.
         unsafe { disk.begin(&reads[..count]) };
         asked += count;

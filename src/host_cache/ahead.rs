@@ -1,9 +1,9 @@
 //! Reads for layers whose turn has not come (PowerInfer-2 4.4): what such a layer will probably need is asked for while the layers before it
 //! are computed. When its turn comes, what was rightly foreseen is there or on its way; the rest is read as without it.
 
-use super::plan::{Early, Filling, Listing};
+use super::HostCache;
+use super::plan::{Early, Filling, Listing, Room};
 use super::reads::MOST_AHEAD;
-use super::{HostCache, plan};
 use crate::device::NONE;
 use crate::ids::StoreId;
 
@@ -42,18 +42,13 @@ impl HostCache {
         if self.regions.bytes == 0 || ahead == 0 || ahead > self.options.ahead || self.aheads[place].layer.is_some() {
             return;
         }
-        self.choose(layer, neurons);
+        self.mark(neurons, 255);
+        self.choose(layer);
+        self.mark(neurons, 0);
         let HostCache { layers, aheads, reads, slot_for, moves, regions, align, options, .. } = self;
         let Ahead { layer: of, early, filling } = &mut aheads[place];
-        let room = plan::Room {
-            layer: &layers[layer],
-            align: *align,
-            gap: options.gap(),
-            together: options.together,
-            landing: regions.first.wrapping_add(layer % regions.count * regions.bytes),
-            half: regions.bytes,
-            ahead,
-        };
+        let region = regions.first.wrapping_add(layer % regions.count * regions.bytes);
+        let room = Room { ahead, ..Room::new(&layers[layer], *align, options, region, regions.bytes) };
         early.make(&room, neurons, slot_for, &mut Listing { reads, filling });
         *of = Some(layer);
         filling.iter().for_each(|f| slot_for[f.neuron.index()] = NONE);

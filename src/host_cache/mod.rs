@@ -32,8 +32,8 @@ use crate::scheduler::policy::{ChooseMoves, LayerState, Scratch};
 use crate::scheduler::{Move, Policy, Rules};
 use ahead::{Ahead, Regions};
 use memory::Memory;
-use plan::{Filling, Listing, Plan, Wanted};
-use reads::{Job, Reads};
+use plan::{Filling, Listing, Plan, Room, Wanted};
+use reads::Reads;
 use std::io;
 use strips::Strips;
 
@@ -322,7 +322,7 @@ impl HostCache {
     /// What could not be read.
     pub fn place(&mut self, layer: usize, counts: &[u64], tokens: u64) -> Result<(), ReadFault> {
         self.come_to(layer);
-        let HostCache { layers, reads, align, .. } = self;
+        let HostCache { layers, slot_for, plan, aheads, reads, filling, align, options, .. } = self;
         let at = &mut layers[layer];
         let frequencies = counts.iter().map(|&count| count as f32 / tokens.max(1) as f32);
         at.frequencies.iter_mut().zip(frequencies).for_each(|(f, count)| *f = count);
@@ -331,14 +331,14 @@ impl HostCache {
         neurons.truncate(at.table.slots().len());
         neurons.sort();
         for (slot, &neuron) in neurons.iter().enumerate() {
-            let slot = SlotId::new(slot);
-            at.table.fill(slot, neuron).expect("nobody is there yet");
-            let (offset, bytes, align) = (at.offset(neuron.index()), at.blocks.block_bytes as u64, *align as u64);
-            let (begin, end) = (offset / align * align, (offset + bytes).next_multiple_of(align));
-            let needed = (offset + bytes - begin) as usize;
-            let job = Job { offset: begin, bytes: (end - begin) as usize, needed, into: at.frame(slot) };
-            self.filling.push(Filling { slot, neuron, read: reads.list(0, job), straight: true });
+            at.table.fill(SlotId::new(slot), neuron).expect("nobody is there yet");
+            slot_for[neuron.index()] = slot as u32;
         }
+        // Each by itself, so that it goes straight to its frame.
+        let room = Room { together: false, ..Room::new(at, *align, options, std::ptr::null_mut(), 0) };
+        let wanted = Wanted { neurons: &neurons, early: &aheads[layer % aheads.len()].early, slot_for };
+        plan.make(&room, wanted, 1, &mut Listing { reads, filling });
+        neurons.iter().for_each(|n| slot_for[n.index()] = NONE);
         // SAFETY: the frames are this cache's own, and nobody reads them yet.
         unsafe { reads.allow(0, neurons.len()) };
         self.settle();
@@ -388,19 +388,12 @@ impl HostCache {
         self.begun = Some(layer);
         self.come_to(layer);
         self.filling.clear();
-        self.choose(layer, neurons);
+        self.mark(neurons, 255);
+        self.choose(layer);
         let place = layer % self.aheads.len();
         let HostCache { layers, plan, reads, aheads, slot_for, filling, align, half, landing, options, counts, .. } =
             self;
-        let room = plan::Room {
-            layer: &layers[layer],
-            align: *align,
-            gap: options.gap(),
-            together: options.together,
-            landing: *landing,
-            half: *half,
-            ahead: 0,
-        };
+        let room = Room::new(&layers[layer], *align, options, *landing, *half);
         let wanted = Wanted { neurons, early: &aheads[place].early, slot_for };
         plan.make(&room, wanted, units, &mut Listing { reads, filling });
         let (misses, early) = plan.misses();
@@ -408,19 +401,22 @@ impl HostCache {
         counts.early += early;
         counts.hits += neurons.len() as u64 - misses - early;
         filling.iter().for_each(|f| slot_for[f.neuron.index()] = NONE);
-        neurons.iter().for_each(|n| self.needed[n.index()] = 255);
         self.take_over(place);
-        neurons.iter().for_each(|n| self.needed[n.index()] = 0);
+        self.mark(neurons, 0);
         let allowed = self.plan.allowed();
         // SAFETY: frames and halves are this cache's own; a half's reads begin when the round that used it before is computed.
         unsafe { self.reads.allow(0, allowed) };
     }
 
-    /// Asks the policy who comes to a frame, and takes the frames.
-    fn choose(&mut self, layer: usize, neurons: &[StoreId]) {
+    /// Says of neurons whether they are needed: 255 or 0.
+    fn mark(&mut self, neurons: &[StoreId], needed: u8) {
+        neurons.iter().for_each(|n| self.needed[n.index()] = needed);
+    }
+
+    /// Asks the policy who of the marked neurons comes to a frame, and takes the frames.
+    fn choose(&mut self, layer: usize) {
         let HostCache { layers, policy, rules, scratch, moves, needed, slot_for, token, .. } = self;
         let at = &mut layers[layer];
-        neurons.iter().for_each(|n| needed[n.index()] = 255);
         let is_full = at.table.residents() == at.table.slots().len();
         moves.clear();
         // Who never moves fills its frames once.
@@ -445,7 +441,6 @@ impl HostCache {
                 slot_for[m.neuron().index()] = m.slot().0;
             }
         }
-        neurons.iter().for_each(|n| needed[n.index()] = 0);
     }
 
     /// The next units to compute, each of them once; their reads are under way, and those of the round after begin. `None` after the last.
@@ -502,12 +497,8 @@ impl HostCache {
                 table.abandon(slot);
             }
         }
-        self.note_fault();
-    }
-
-    fn note_fault(&mut self) {
-        let fault = self.reads.take_fault();
-        self.fault = self.fault.or(fault);
+        // What was foreseen and is not needed may fail.
+        self.fault = self.fault.or(self.reads.fault(|read| self.plan.needs(read)));
     }
 
     /// Which neuron each frame of a layer holds, for tests.

@@ -1,7 +1,7 @@
 //! Where each needed neuron will be found, and which reads bring those that are missing.
 
-use super::Layer;
 use super::reads::{Job, Reads};
+use super::{HostCacheOptions, Layer};
 use crate::cache::Location;
 use crate::device::NONE;
 use crate::ids::{SlotId, StoreId};
@@ -240,10 +240,17 @@ impl Plan {
             assert!(fits.is_ok(), "a unit is longer than half of the landing");
         }
         self.push_round(first..units, cut(first)..wanted.neurons.len(), list.reads.listed(room.ahead));
-        let early = |neuron: &StoreId| wanted.early.place(*neuron).is_some();
-        self.early = wanted.neurons.iter().filter(|neuron| early(neuron)).count() as u64;
-        let places = self.places.iter().zip(wanted.neurons);
-        self.misses = places.filter(|(place, neuron)| place.read != NONE && !early(neuron)).count() as u64;
+        for (place, neuron) in self.places.iter().zip(wanted.neurons) {
+            match wanted.early.place(*neuron) {
+                Some(_) => self.early += 1,
+                None => self.misses += u64::from(place.read != NONE),
+            }
+        }
+    }
+
+    /// Whether a read brings a neuron of the list.
+    pub fn needs(&self, read: u32) -> bool {
+        self.places.iter().any(|place| place.read == read)
     }
 
     fn push_round(&mut self, units: Range<usize>, numbers: Range<usize>, listed: usize) {
@@ -384,7 +391,12 @@ impl Early {
     }
 }
 
-impl Room<'_> {
+impl<'a> Room<'a> {
+    /// For a layer whose turn it is. The landing's halves begin at `landing`.
+    pub fn new(layer: &'a Layer, align: usize, options: &HostCacheOptions, landing: *mut u8, half: usize) -> Room<'a> {
+        Room { layer, align, gap: options.gap(), together: options.together, landing, half, ahead: 0 }
+    }
+
     /// Whether a block at `offset` is read together with what is open.
     fn joins(&self, open: &Group, offset: u64, bytes: u64) -> bool {
         let (gap, all) = ((offset - open.bytes.end) as usize, (offset + bytes - open.bytes.start) as usize);

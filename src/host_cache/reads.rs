@@ -50,8 +50,15 @@ pub struct ReadFault {
 impl fmt::Display for ReadFault {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.errno {
-            Some(errno) => write!(f, "a neuron cannot be read: {}", std::io::Error::from_raw_os_error(errno)),
-            None => write!(f, "a neuron cannot be read: the file ends before it, so it was cut while it was used"),
+            Some(errno) => write!(
+                f,
+                "a neuron cannot be read: {}; the system's log says what is wrong with the disk; copy the file to another one",
+                std::io::Error::from_raw_os_error(errno)
+            ),
+            None => write!(
+                f,
+                "a neuron cannot be read: the file ends before it, so it was cut while it was used; put it back and start again"
+            ),
         }
     }
 }
@@ -98,7 +105,8 @@ struct UnderWay {
     in_flight: usize,
     again: Vec<u32>,
     batch: Vec<Read>,
-    fault: Option<ReadFault>,
+    /// Listed reads that have failed for good, by their numbers.
+    faults: Vec<(u32, ReadFault)>,
     counts: ReadCounts,
 }
 
@@ -123,7 +131,7 @@ impl Reads {
             in_flight: 0,
             again: Vec::with_capacity(DEPTH),
             batch: Vec::with_capacity(DEPTH),
-            fault: None,
+            faults: Vec::new(),
             counts: ReadCounts::default(),
         };
         Reads {
@@ -152,8 +160,10 @@ impl Reads {
 
     /// Forgets the reads of a list; none is under way.
     pub fn clear(&mut self, ahead: usize) {
-        let at = self.at(ahead);
-        let list = &mut self.disk.get_mut().lists[at];
+        let (at, most) = (self.at(ahead), self.most);
+        let way = self.disk.get_mut();
+        way.faults.retain(|(number, _)| *number as usize / most != at);
+        let list = &mut way.lists[at];
         assert_eq!(list.ended, list.allowed, "reads are under way");
         list.jobs.clear();
         (list.next, list.allowed, list.ended) = (0, 0, 0);
@@ -259,9 +269,12 @@ impl Reads {
         }
     }
 
-    /// The first read that failed for good since this was last asked.
-    pub fn take_fault(&mut self) -> Option<ReadFault> {
-        self.disk.get_mut().fault.take()
+    /// The first read of the layer at hand that failed for good and whose number is `needed`.
+    pub fn fault(&mut self, needed: impl Fn(u32) -> bool) -> Option<ReadFault> {
+        let (at, most) = (self.at(0), self.most);
+        let faults = self.disk.get_mut().faults.iter();
+        let of_this = faults.filter(|(number, _)| *number as usize / most == at);
+        of_this.filter(|(number, _)| needed(*number)).map(|(_, fault)| *fault).next()
     }
 
     /// What was read so far, and nanoseconds that threads have waited for it, all together.
@@ -280,7 +293,7 @@ impl Reads {
 impl UnderWay {
     /// Takes the ends of reads, waiting for one if `wait`, and begins what is next, list by list from `first` on.
     fn look_after(&mut self, states: &[AtomicU32], most: usize, first: usize, wait: bool) {
-        let UnderWay { disk, lists, in_flight, again, fault, counts, .. } = self;
+        let UnderWay { disk, lists, in_flight, again, faults, counts, .. } = self;
         if *in_flight > 0 {
             let align = disk.align();
             disk.ended(wait, &mut |number, outcome| {
@@ -290,7 +303,7 @@ impl UnderWay {
                     After::Here => HERE,
                     After::Again => return again.push(number),
                     After::Lost(why) => {
-                        fault.get_or_insert(why);
+                        faults.push((number, why));
                         LOST
                     }
                 };
@@ -406,7 +419,7 @@ mod tests {
             reads.finish(0);
             assert_eq!(reads.counts().0.bytes >= 100 * PIECE as u64, !here.contains(&false));
             // By chance one of a hundred may fail four times in a row.
-            let fault = reads.take_fault();
+            let fault = reads.fault(|_| true);
             assert_eq!(here.contains(&false), fault.is_some());
             for piece in (0..100).filter(|&p| here[p]) {
                 // SAFETY: nothing is under way.
@@ -425,7 +438,9 @@ mod tests {
         unsafe { reads.allow(0, 20) };
         assert!((0..20).all(|n| reads.wait(n) == (n != 7)));
         let expected = ReadFault { offset: 7 * PIECE as u64, errno: Some(libc::EIO) };
-        assert_eq!((reads.take_fault(), reads.take_fault()), (Some(expected), None));
+        assert_eq!((reads.fault(|_| true), reads.fault(|number| number != 7)), (Some(expected), None));
+        reads.clear(0);
+        assert_eq!(reads.fault(|_| true), None);
     }
 
     #[test]
@@ -434,7 +449,7 @@ mod tests {
         // SAFETY: the memory outlives them.
         unsafe { reads.allow(0, 7) };
         assert!((0..7).all(|n| reads.wait(n) == (n < 5)));
-        let fault = reads.take_fault().unwrap();
+        let fault = reads.fault(|_| true).unwrap();
         assert!(fault.errno.is_none() && [5, 6].contains(&(fault.offset / PIECE as u64)), "{fault:?}");
     }
 

@@ -115,7 +115,7 @@ impl HostCache {
         self.reads.wait_for(strip.reads.clone());
         if self.strips.next == self.strips.list.len() {
             self.reads.finish(0);
-            self.note_fault();
+            self.fault = self.fault.or(self.reads.fault(|_| true));
         }
         Some(strip)
     }

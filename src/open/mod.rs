@@ -22,7 +22,7 @@ mod vram_budget;
 pub use device::{DeviceKind, DeviceOptions, DeviceSession, LookaheadOn, Placement};
 pub use model::{ModelOptions, check_context};
 pub use place::place;
-pub use ram::RamOptions;
+pub use ram::{RamOptions, layer_blocks};
 pub use report::DeviceReport;
 pub use sparsity::{PredictorChoice, SparsityOptions};
 pub use vram_budget::VramBudget;

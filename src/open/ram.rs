@@ -34,6 +34,11 @@ pub struct RamOptions {
     pub lookahead: Option<usize>,
 }
 
+impl RamOptions {
+    /// The most layers that are looked ahead.
+    pub const MOST_AHEAD: usize = MOST_AHEAD;
+}
+
 impl Default for RamOptions {
     fn default() -> RamOptions {
         let HostCacheOptions { policy, together, overlap, .. } = HostCacheOptions::new(0);
@@ -186,14 +191,23 @@ fn foresight(engine: &Engine, options: &EngineOptions) -> Result<Option<Foresigh
     }
 }
 
+/// Where the neurons of a packed model lie in its file, layer by layer.
+///
+/// # Errors
+/// A layer's section is missing.
+///
+/// # Panics
+/// If the model is not a packed one.
+pub fn layer_blocks(model: &Model) -> Result<Vec<LayerBlocks>> {
+    let blocks = sections(model)?.into_iter().zip(&model.layers);
+    Ok(blocks.map(|(section, l)| LayerBlocks { offset: section.offset, block_bytes: l.block().bytes() }).collect())
+}
+
 fn open_disk(model: &Model) -> Result<(Vec<LayerBlocks>, OpenedDisk)> {
-    let offsets = sections(model)?;
-    let bytes = model.layers.iter().map(|layer| layer.block().bytes());
-    let blocks =
-        offsets.iter().zip(bytes).map(|(section, block_bytes)| LayerBlocks { offset: section.offset, block_bytes });
+    let blocks = layer_blocks(model)?;
     let file = model.store().expect("only packed models have neurons").file();
     let opened = disk::open(file.file()).map_err(Error::io("open", model.path()))?;
-    Ok((blocks.collect(), opened))
+    Ok((blocks, opened))
 }
 
 /// Reads everything but the neurons into memory.
