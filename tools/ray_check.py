@@ -135,7 +135,7 @@ def daemons(program):
     return found
 
 
-async def killed(http, serve, count, program):
+async def killed(http, serve, name, count, program):
     """A replica is killed in the middle."""
     victims = []
 
@@ -144,20 +144,24 @@ async def killed(http, serve, count, program):
         at.append(time.monotonic())
         os.kill(victims[0], signal.SIGKILL)
 
+    async def retried():
+        async with http.get(f"{URL}/health") as got:
+            return (await got.json())["retried"]
+
     before, at = len(daemons(program)), []
-    results = await many("killed", http, count, 8, kill)
+    others = await retried()
+    results = await many(name, http, count, 8, kill)
     ends = {}
     for end, *_ in results:
         ends[end] = ends.get(end, 0) + 1
-    async with http.get(f"{URL}/health") as got:
-        retried = (await got.json())["retried"]
+    others = await retried() - others
     told = ", ".join(f"{n:,} {end}" for end, n in sorted(ends.items(), key=lambda e: -e[1]))
     bad = sum(n for end, n in ends.items() if end != "whole" and not end.startswith("broken"))
     hold(len(results) == count and bad == 0, f"{count:,} requests, 8 at a time, half of them streams, a replica killed (-9) in the middle: {told}; "
-         f"{retried} times a request went to another replica; none lost silently")
+         f"{others} times a request went to another replica; none lost silently")
     hold(len(victims) == 1 and victims[0] not in actors(), f"the killed replica's process is gone ({before} daemons before)")
     hold(await until(lambda: replicas(serve) >= 2, 180) is not None, "Ray has started another one")
-    answers = [(float(row[3]), float(row[3]) + float(row[4]) / 1e3, row[6]) for row in raw if row[0] == "killed" and row[5] == "whole"]
+    answers = [(float(row[3]), float(row[3]) + float(row[4]) / 1e3, row[6]) for row in raw if row[0] == name and row[5] == "whole"]
     known = {replica for begun, _, replica in answers if begun < at[0]}
     first = min((done for _, done, replica in answers if replica not in known), default=None)
     say(f"- the first answer of the new one came {first - at[0]:.1f} s after the kill ({load()})" if first else "- the new one came after the last request")
@@ -290,8 +294,11 @@ async def run(args):
             homes = await sessions(http, serve)
         await latency(http, program, args.rounds)
         if args.only != "latency":
-            await killed(http, serve, args.requests, program)
+            await killed(http, serve, "killed", args.requests, program)
             await moved(http, homes)
+            # Only a few answers are under way in a replica that dies: more deaths show what becomes of them.
+            for i in range(args.deaths):
+                await killed(http, serve, f"killed again {i + 1}", 200, program)
             await scaled(http, serve, deploy)
             await changed(http, deploy)
     serve.shutdown()
@@ -304,6 +311,7 @@ def main():
     parser.add_argument("program")
     parser.add_argument("--requests", type=int, default=1000)
     parser.add_argument("--rounds", type=int, default=300)
+    parser.add_argument("--deaths", type=int, default=5, help="more rounds of 200 requests with a replica that is killed")
     parser.add_argument("--only", choices=["latency"], help="times only, without the rest")
     parser.add_argument("--out", type=Path)
     parser.add_argument("--verbose", action="store_true", help="what replicas say, too")
