@@ -27,7 +27,7 @@ from ray import serve
 from ray.serve.config import RequestRouterConfig
 from ray.serve.request_router import RequestRouter
 from starlette.requests import Request
-from starlette.responses import JSONResponse, StreamingResponse
+from starlette.responses import JSONResponse, Response, StreamingResponse
 
 # What is handed on; /v1/x, which steers a daemon, is not.
 PATHS = ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/embeddings", "/v1/models", "/tokenize", "/detokenize")
@@ -138,6 +138,9 @@ class Front:
             pieces = handle.answer.remote(request.method, path, headers, body)
             try:
                 status, told = json.loads(await anext(pieces))
+                streams = told.get("Content-Type", told.get("content-type", "")).startswith("text/event-stream")
+                # Of what is no stream nothing is sent before all of it is here: until then another replica may answer.
+                whole = None if streams else b"".join([piece async for piece in pieces])
             except Exception as error:  # whatever ended the replica
                 why = f"{type(error).__name__} before the answer began"
                 self.retried += 1
@@ -148,8 +151,9 @@ class Front:
                 self.retried += 1
                 await asyncio.sleep(0.2 * (attempt + 1))
                 continue
-            streams = told.get("Content-Type", told.get("content-type", "")).startswith("text/event-stream")
-            return StreamingResponse(handed_on(pieces, streams), status_code=status, headers=told)
+            if not streams:
+                return Response(whole, status_code=status, headers=told)
+            return StreamingResponse(handed_on(pieces), status_code=status, headers=told)
         return refusal(503, why)
 
 
@@ -160,8 +164,8 @@ def refusal(status, message):
     return JSONResponse({"error": {"message": message, "type": kind}}, status_code=status, headers=headers)
 
 
-async def handed_on(pieces, streams):
-    """The answer's bytes. Where it breaks off, a stream says so; of another answer the end is missing."""
+async def handed_on(pieces):
+    """A stream's bytes. Where it breaks off, it says so."""
     try:
         async for piece in pieces:
             yield piece
@@ -169,8 +173,6 @@ async def handed_on(pieces, streams):
         pieces.cancel()
         raise
     except Exception as error:
-        if not streams:
-            raise
         message = f"the replica is gone in the middle of the answer ({type(error).__name__})"
         yield b"\n\ndata: " + json.dumps({"error": {"message": message, "type": "server_error"}}).encode() + b"\n\n"
 
