@@ -1,6 +1,7 @@
 """dynamicinfer under Ray Serve: replicas that each run one `dynamicinfer serve`, and a front that streams through Ray's HTTP.
 
-    pip install "ray[serve]"
+    pip install "ray[serve]>=2.60"
+    RAY_worker_niceness=0 ray start --head                     # or replicas are 15 nicer than what started Ray, and so are their daemons
     serve run dynamicinfer_serve:app model=demo               # then POST http://127.0.0.1:8000/v1/chat/completions
 
 Arguments (NAME=VALUE): model, program (the path of dynamicinfer), options (of `serve`, one text), least and most (replicas), target (answers
@@ -8,12 +9,14 @@ of a replica from which on Ray starts another), cores and gpus of a replica, tok
 reaches the port may ask). docs/scale.md says when this is worth having; tools/ray_check.py tries this file.
 
 A request that no replica has begun to answer is given to another one when its replica dies, is full or has no model. A stream that has
-begun ends with an error event and without [DONE]. Requests with one X-Session-Id go to one replica while it lives.
+begun ends with an error event and without [DONE]. Requests with one X-Session-Id go to one replica while it lives and has room.
 """
 
 import asyncio
+import hashlib
 import json
 import os
+import random
 import shlex
 import subprocess
 import tempfile
@@ -21,8 +24,10 @@ from pathlib import Path
 
 import aiohttp
 from ray import serve
+from ray.serve.config import RequestRouterConfig
+from ray.serve.request_router import RequestRouter
 from starlette.requests import Request
-from starlette.responses import JSONResponse, StreamingResponse
+from starlette.responses import JSONResponse, Response, StreamingResponse
 
 # What is handed on; /v1/x, which steers a daemon, is not.
 PATHS = ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/embeddings", "/v1/models", "/tokenize", "/detokenize")
@@ -71,22 +76,38 @@ class Replica:
         if self.daemon.poll() is not None:
             raise RuntimeError(f"the daemon has ended with {self.daemon.returncode}")
 
-    @serve.multiplexed(max_num_models_per_replica=1024)
-    async def known(self, session):
-        """Has Ray remember which sessions have been here; the daemon itself keeps their keys."""
-        return session
-
     async def answer(self, method, path, headers, body):
         """First status and headers, then the bytes as the daemon sends them."""
         await self.ready()
-        session = serve.get_multiplexed_model_id()
-        if session:
-            await self.known(session)
         async with self.session().request(method, f"http://daemon{path}", data=body or None, headers=headers) as got:
             told = {name: value for name, value in got.headers.items() if name.lower() in ("content-type", "retry-after", "x-request-id")}
             yield json.dumps([got.status, {**told, "x-replica": self.name}]).encode()
             async for piece in got.content.iter_any():
                 yield piece
+
+
+class BySession(RequestRouter):
+    """The replica that a session hashes to, since its daemon keeps the session's keys; without a session the emptier of two.
+
+    Every front comes to the same answer without asking anybody, and a replica that comes or goes moves its own share of the sessions only.
+    (Ray's multiplexing learns where a name has been from its controller, seconds later: until then the next requests go anywhere.)
+    """
+
+    async def choose_replicas(self, candidate_replicas, pending_request=None):
+        """Replicas in the order in which they are asked whether they have room."""
+        session = ""
+        if pending_request is not None:
+            pending_request.routing_context.should_backoff = True
+            session = pending_request.metadata.session_id
+        if not session:
+            return [random.sample(candidate_replicas, min(2, len(candidate_replicas)))]
+
+        def weight(replica):
+            return hashlib.sha256(f"{session}\n{replica.replica_id.unique_id}".encode()).digest()
+
+        order = sorted(candidate_replicas, key=weight, reverse=True)
+        # The first is asked three times, since one that is slow to answer is not one that is full; Ray waits longer each time.
+        return [[replica] for replica in [order[0], order[0], *order]]
 
 
 @serve.deployment
@@ -111,12 +132,15 @@ class Front:
         if len(body) > LARGEST_BODY:
             return refusal(413, f"the body has more than {LARGEST_BODY} bytes")
         headers = {"content-type": request.headers.get("content-type", "application/json"), "x-real-ip": request.client.host}
-        handle = self.replicas.options(stream=True, multiplexed_model_id=request.headers.get("x-session-id", ""))
+        handle = self.replicas.options(stream=True, session_id=request.headers.get("x-session-id", ""))
         why = "no replica answers"
         for attempt in range(ATTEMPTS):
             pieces = handle.answer.remote(request.method, path, headers, body)
             try:
                 status, told = json.loads(await anext(pieces))
+                streams = told.get("Content-Type", told.get("content-type", "")).startswith("text/event-stream")
+                # Of what is no stream nothing is sent before all of it is here: until then another replica may answer.
+                whole = None if streams else b"".join([piece async for piece in pieces])
             except Exception as error:  # whatever ended the replica
                 why = f"{type(error).__name__} before the answer began"
                 self.retried += 1
@@ -127,8 +151,9 @@ class Front:
                 self.retried += 1
                 await asyncio.sleep(0.2 * (attempt + 1))
                 continue
-            streams = told.get("Content-Type", told.get("content-type", "")).startswith("text/event-stream")
-            return StreamingResponse(handed_on(pieces, streams), status_code=status, headers=told)
+            if not streams:
+                return Response(whole, status_code=status, headers=told)
+            return StreamingResponse(handed_on(pieces), status_code=status, headers=told)
         return refusal(503, why)
 
 
@@ -139,8 +164,8 @@ def refusal(status, message):
     return JSONResponse({"error": {"message": message, "type": kind}}, status_code=status, headers=headers)
 
 
-async def handed_on(pieces, streams):
-    """The answer's bytes. Where it breaks off, a stream says so; of another answer the end is missing."""
+async def handed_on(pieces):
+    """A stream's bytes. Where it breaks off, it says so."""
     try:
         async for piece in pieces:
             yield piece
@@ -148,8 +173,6 @@ async def handed_on(pieces, streams):
         pieces.cancel()
         raise
     except Exception as error:
-        if not streams:
-            raise
         message = f"the replica is gone in the middle of the answer ({type(error).__name__})"
         yield b"\n\ndata: " + json.dumps({"error": {"message": message, "type": "server_error"}}).encode() + b"\n\n"
 
@@ -168,6 +191,7 @@ def app(args):
     }
     replicas = Replica.options(
         autoscaling_config=scaling,
+        request_router_config=RequestRouterConfig(request_router_class=BySession),
         # As many as the daemon takes: serve.parallel and a part of serve.queue. Above this they wait in Ray, where another replica may
         # take them.
         max_ongoing_requests=16,
