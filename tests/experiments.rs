@@ -362,7 +362,10 @@ vram = ["1MB", "11MB"]
 "#;
     file(dir.path(), text);
     let done = program(dir.path(), &["experiment", "experiment.toml", "--out", "out"]);
-    assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));
+    let said = String::from_utf8_lossy(&done.stderr);
+    assert!(done.status.success(), "{said}");
+    let before = said.split("rows").next().unwrap();
+    assert!(before.contains("vram=1MB will be refused: ") && !said.contains("vram=11MB will be"), "{said}");
     let rows = RowsFile::open(&dir.path().join("out/rows.jsonl")).unwrap().rows;
     assert!(rows[0].refused.as_ref().unwrap().contains("1000000"), "{:?}", rows[0]);
     assert!(rows[1].refused.is_none() && rows[1].metrics["gpu_share"].unwrap() > 0.3);

@@ -650,3 +650,61 @@ fn the_log_says_why_neurons_thresholds_and_the_budget_moved_and_only_if_asked() 
         assert!(!silent.contains(word), "{word}: {silent}");
     }
 }
+
+/// Without a device: what a plan of memory and disk says is what the program takes, and what is asked for is kept to.
+#[test]
+fn a_plan_of_memory_and_disk_is_what_the_program_runs_with() {
+    let place = tempfile::tempdir().unwrap();
+    let run = |args: &[&str]| program(place.path(), args);
+    let size = ["--hidden", "512", "--layers", "2", "--ffn", "20000", "--heads", "4", "--kv-heads", "2"];
+    let (code, _, err) = run(&[
+        &["synth", "-o", "m.neurons", "--vocab", "300", "--quant", "f16", "--active", "0.1"],
+        &size[..],
+    ]
+    .concat());
+    assert_eq!(code, 0, "{err}");
+    let plan = |args: &[&str]| {
+        let (code, out, err) = run(&[&["plan", "m.neurons", "-c", "64", "-t", "1", "--json"], args].concat());
+        assert_eq!(code, 0, "{err}");
+        serde_json::from_str::<serde_json::Value>(&out).unwrap()
+    };
+    // A speed that the least memory reaches takes no more.
+    let slow = plan(&["--min-speed", "0.001"]);
+    let (least, all) = (slow["least_bytes"].as_u64().unwrap(), slow["all_bytes"].as_u64().unwrap());
+    assert_eq!(slow["plan"]["bytes"].as_f64().unwrap() as u64, least);
+    let between = (least + all) / 2;
+    let planned = plan(&["--ram", &between.to_string()]);
+    assert_eq!(planned["plan"]["bytes"].as_f64().unwrap() as u64, between);
+    let others = planned["others"].as_array().unwrap();
+    let misses: Vec<f64> = others.iter().map(|plan| plan["miss"].as_f64().unwrap()).collect();
+    assert!(misses.windows(2).all(|pair| pair[1] <= pair[0] + 0.02), "{misses:?}");
+    assert!(misses[0] > 0.5 && misses[misses.len() - 1] == 0.0, "{misses:?}");
+
+    // The least memory is the least that it runs with.
+    let answer = |ram: u64| {
+        let ram = ram.to_string();
+        run(&["run", "m.neurons", "a", "-n", "1", "-c", "64", "-t", "1", "--raw", "--ignore-eos", "--ram", &ram])
+    };
+    let (code, _, err) = answer(least);
+    assert_eq!(code, 0, "{err}");
+    let (code, _, err) = answer(least / 10 * 8);
+    assert!(code == 6 && err.contains("with all its neurons on disk"), "{code} {err}");
+    let (code, _, err) = run(&["plan", "m.neurons", "-c", "64", "--ram", "60MiB"]);
+    assert!(code == 6 && err.contains("with all its neurons on disk"), "{code} {err}");
+
+    // What nothing reaches is said to be out of reach.
+    let (code, _, err) = run(&["plan", "m.neurons", "-c", "64", "--min-speed", "1000000"]);
+    assert!(code == 6 && err.contains("are not reached here"), "{code} {err}");
+    let (code, out, _) = run(&["plan", "m.neurons", "-c", "64", "-t", "1", "--min-speed", "0.001"]);
+    assert!(code == 0 && out.contains("run it: dynamicinfer run m.neurons --ram ") && out.contains(" -c 64"), "{out}");
+    for (args, said) in [
+        (&["--min-speed", "0"][..], "take tokens a second above 0"),
+        (&["--ram", "100MiB", "-o", "p.json"], "--output belongs to a plan for a device"),
+        (&["--ram", "100MiB", "--vram", "1GiB", "--min-speed", "5"], "cannot be used with"),
+    ] {
+        let (code, _, err) = run(&[&["plan", "m.neurons"], args].concat());
+        assert!(code == 2 && err.contains(said), "{args:?}: {code} {err}");
+    }
+    let (code, _, err) = run(&["plan", "demo", "--ram", "1GiB"]);
+    assert!(code == 2 && err.contains("nothing is to be planned"), "{code} {err}");
+}

@@ -35,6 +35,8 @@ mod measure;
 mod model_arg;
 mod pack;
 mod plan;
+mod plan_ram;
+mod plan_subject;
 mod policy_arg;
 mod profile;
 mod profile_plots;

@@ -1,52 +1,48 @@
 use super::machine_arg;
-use super::model_arg::{KvArg, ModelArgs, parse_activation};
+use super::model_arg::KvArg;
+use super::plan_ram;
+use super::plan_subject::{Prediction, Subject, SubjectArgs, prediction, subject};
 use super::size;
 use crate::cache::Tier;
-use crate::cpu::{MAX_COLUMNS, sign};
+use crate::cpu::MAX_COLUMNS;
 use crate::error::{Error, Result, printable};
 use crate::formats::machine_profile::MachineProfile;
 use crate::formats::placement_file::{LayerPlacement, PlacementFile, PlacementPolicy, VERSION};
-use crate::formats::predictor_file::{self, PredictorFile};
-use crate::formats::rows::Quant;
 use crate::ids::PublishedId;
-use crate::lab::synth::{footprint, shape};
-use crate::model::{KvType, Model, ModelConfig, NamedActivation};
-use crate::open::artifacts::{self, Kind};
+use crate::lab::synth::footprint;
+use crate::model::{KvType, Model, ModelConfig};
 use crate::open::pinnable;
 use crate::placement::estimate::{Bound, Estimate, Reads, estimate};
 use crate::placement::memory_plan::{Footprint, KvPlace, PartName, Plan, Request, plan};
-use crate::placement::{policy, problem::power_law};
-use crate::predictor;
+use crate::placement::policy;
 use bytemuck::allocation::TransparentWrapperAlloc;
 use comfy_table::{CellAlignment, Table};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
-/// Plan what lies in VRAM and what in memory, to the byte
+/// Plan what lies in VRAM, in memory and on disk
 ///
-/// --vram covers everything on the device. Attention, head, predictors and buffers come first; what is left goes to the
+/// --vram covers everything on the device, to the byte. Attention, head, predictors and buffers come first; what is left goes to the
 /// neurons that fire most, as powerinfer 6 chooses them; then, where there is room, to keys and values and embeddings.
 /// Without an activation profile every neuron counts the same.
+///
+/// Without --vram, --ram says how much memory a packed model may take: the plan says how fast it decodes with so much, the rest of its
+/// neurons being read from disk, and with less. --min-speed asks for the least memory that is fast enough.
 #[derive(clap::Args)]
 pub struct Args {
-    /// A Hugging Face directory, a .gguf, a packed .neurons file, a name that `ls` lists, or `demo`
-    #[arg(required_unless_present = "shape", conflicts_with = "shape")]
-    model: Option<PathBuf>,
-    /// Plan a model that is not here: llama-7b, llama-13b or llama-70b with ReLU, its activations after a power law, or a mixture of
-    /// experts, all used alike: qwen3-30b-a3b, gpt-oss-20b, gpt-oss-120b, mixtral-8x7b or smallthinker-21b
-    #[arg(long, value_name = "NAME")]
-    shape: Option<String>,
-    /// Type of the weights: f32, f16, q8_0, q4_k and so on [default: nearest to the model's; of a shape f16, a mixture's own 4 bits]
-    #[arg(long)]
-    quant: Option<Quant>,
-    /// Activation function of a model that does not say it: relu, drelu, silu and so on, as of `pack`
-    #[arg(long, value_parser = parse_activation, conflicts_with = "shape")]
-    activation: Option<NamedActivation>,
+    #[command(flatten)]
+    what: SubjectArgs,
     /// Room on the device for everything: 8GiB, 8GB, 8192MiB or bytes
-    #[arg(long, value_name = "SIZE", value_parser = size::parse, allow_hyphen_values = true, required_unless_present = "ffn_share")]
+    #[arg(long, value_name = "SIZE", value_parser = size::parse, allow_hyphen_values = true, required_unless_present_any = ["ffn_share", "ram", "min_speed"])]
     vram: Option<u64>,
-    /// Room on the host; a plan that needs more is refused
+    /// Room on the host. With --vram a plan that needs more is refused; without it neurons that have no room stay on disk
     #[arg(long, value_name = "SIZE", value_parser = size::parse, allow_hyphen_values = true)]
     ram: Option<u64>,
+    /// Tokens a second: the least memory that reaches them, the rest of the neurons on disk
+    #[arg(long, value_name = "TOKENS", allow_negative_numbers = true, conflicts_with_all = ["vram", "ffn_share", "shape"])]
+    min_speed: Option<f64>,
+    /// Threads to compute with, at most; without --vram [default: one per core]
+    #[arg(short, long, conflicts_with_all = ["vram", "ffn_share"])]
+    threads: Option<usize>,
     /// Share of the neurons that may be on the device, above 0 to 1; without --vram it alone sets the budget
     #[arg(long, value_name = "SHARE", allow_negative_numbers = true)]
     ffn_share: Option<f64>,
@@ -62,9 +58,6 @@ pub struct Args {
     /// Where they are stored: auto takes the device where they displace no neuron
     #[arg(long, value_enum, ignore_case = true, default_value_t = KvPlaceArg::Auto)]
     kv_place: KvPlaceArg,
-    /// Predictors on the device: auto counts the trained ones, else signs, and none for models without ReLU
-    #[arg(long, value_enum, ignore_case = true, default_value_t = PredictorArg::Auto)]
-    predictor: PredictorArg,
     /// Machine that it is for: a profile of `measure --save`, or a .toml file [default: `default`, else measured now]
     #[arg(long, value_name = "NAME")]
     machine: Option<PathBuf>,
@@ -74,9 +67,6 @@ pub struct Args {
     /// Of --policy random
     #[arg(long, default_value_t = 1)]
     seed: u64,
-    /// Activation profile to take instead of the model's own
-    #[arg(long, value_name = "FILE", conflicts_with = "shape")]
-    profile: Option<PathBuf>,
     /// Write the placement to this file
     #[arg(short, long, value_name = "FILE", conflicts_with = "shape")]
     output: Option<PathBuf>,
@@ -101,39 +91,12 @@ enum KvPlaceArg {
     Device,
 }
 
-#[derive(clap::ValueEnum, Clone, Copy, PartialEq)]
-enum PredictorArg {
-    Auto,
-    Mlp,
-    Sign,
-    None,
-}
-
 #[derive(clap::ValueEnum, Clone, Copy)]
 enum PolicyArg {
     Static,
     Random,
     None,
 }
-
-/// What is planned for.
-struct Subject {
-    config: ModelConfig,
-    /// Type of the weights, in words.
-    quant: String,
-    /// None of a shape.
-    model: Option<Model>,
-    /// `[layers][ffn]`
-    counts: Vec<Vec<u64>>,
-    /// Where they are from.
-    counted: String,
-    /// Share of the neurons that are active for a token.
-    active_share: f64,
-}
-
-/// Share of the neurons of a ReLU model that a token has active, where nobody has counted them: what the demo model has, and about what is
-/// published of the large ones.
-const ACTIVE_SHARE: f64 = 0.1;
 
 pub fn run(args: Args) -> Result<()> {
     if let Some(share) = args.ffn_share.filter(|s| !(*s > 0.0 && *s <= 1.0)) {
@@ -145,7 +108,7 @@ pub fn run(args: Args) -> Result<()> {
     if let Some(path) = args.output.as_ref().filter(|path| path.exists() && !args.force) {
         return Err(Error::Usage(format!("{} is there already; add --force to replace it", path.display())));
     }
-    let subject = subject(&args)?;
+    let subject = subject(&args.what)?;
     let context = args.context.unwrap_or(subject.config.context.min(4096));
     if context == 0 || context > 1 << 24 {
         return Err(Error::Usage(format!("-c {context}: take 1 to {}", 1 << 24)));
@@ -154,11 +117,15 @@ pub fn run(args: Args) -> Result<()> {
         return Err(Error::Usage(format!("--parallel {}: take 1 to {MAX_COLUMNS}", args.parallel)));
     }
     let kv = args.kv.kv();
-    let footprint = match (&subject.model, &args.shape) {
+    let footprint = match (&subject.model, &args.what.shape) {
         (Some(model), _) => Footprint::of_model(model, context, kv),
-        (None, name) => footprint(name.as_deref().unwrap_or_default(), args.quant, context, kv)?.0,
+        (None, name) => footprint(name.as_deref().unwrap_or_default(), args.what.quant, context, kv)?.0,
     };
-    let prediction = prediction(&subject, args.predictor)?;
+    let on_device = args.vram.is_some() || args.ffn_share.is_some();
+    let prediction = prediction(&subject, args.what.predictor, on_device)?;
+    if !on_device {
+        return without_device(&args, &subject, &prediction, context, kv);
+    }
     let machine = machine_arg::find(args.machine.as_deref())?;
     let request = Request {
         vram: args.vram,
@@ -196,115 +163,28 @@ pub fn run(args: Args) -> Result<()> {
     super::print_json(&json)
 }
 
-fn subject(args: &Args) -> Result<Subject> {
-    if let Some(name) = &args.shape {
-        let config = shape(name)?;
-        let (_, quant) = footprint(name, args.quant, 1, KvType::F16)?;
-        let (counts, counted, active_share) = match config.form.experts {
-            Some(e) => (
-                vec![vec![1; e.count]; config.layers],
-                "assumed: every expert is used alike",
-                e.used as f64 / e.count as f64,
-            ),
-            None => {
-                (power_law(config.layers, config.ffn), "assumed: 40 % of a layer's neurons make 80 %", ACTIVE_SHARE)
-            }
-        };
-        return Ok(Subject { config, quant, model: None, counts, counted: counted.into(), active_share });
+/// Plans what stays in memory and what on disk.
+fn without_device(args: &Args, subject: &Subject, prediction: &Prediction, context: usize, kv: KvType) -> Result<()> {
+    let of_device = [
+        ("--machine", args.machine.is_some()),
+        ("--output", args.output.is_some()),
+        ("--check", args.check.is_some()),
+        ("--ilp", args.ilp.is_some()),
+    ];
+    if let Some((option, _)) = of_device.iter().find(|(_, given)| *given) {
+        return Err(Error::Usage(format!("{option} belongs to a plan for a device; give --vram SIZE, too")));
     }
-    let model = args.model.clone().expect("clap asks for a model or a shape");
-    let model = ModelArgs { model, quant: args.quant, activation: args.activation }.open_for_device()?;
-    let profile = match &args.profile {
-        Some(path) => Some((path.clone(), artifacts::profile_at(&model, path)?)),
-        None => artifacts::profile(&model)?,
+    let asked = plan_ram::Asked {
+        name: args.what.model.as_deref().unwrap_or(Path::new("")),
+        ram: args.ram,
+        min_speed: args.min_speed,
+        threads: args.threads,
+        context: (context, args.context.is_some()),
+        kv,
+        parallel: args.parallel,
+        json: args.json,
     };
-    let layers = model.config.layers;
-    let ffn = model.config.clusters();
-    let (counts, counted, active_share) = match profile {
-        Some((path, profile)) => {
-            let counted = format!("{} tokens of {}", profile.tokens(), path.display());
-            let counts: Vec<Vec<u64>> = (0..layers).map(|layer| profile.counts(layer)).collect();
-            let active: u64 = counts.iter().flatten().sum();
-            (counts, counted, active as f64 / (profile.tokens().max(1) as f64 * (layers * ffn) as f64))
-        }
-        None => {
-            let what = cluster(&model.config);
-            eprintln!(
-                "there is no activation profile for this model, so every {what} counts the same; make one: dynamicinfer \
-                 profile MODEL --text FILE"
-            );
-            (vec![vec![1; ffn]; layers], format!("no profile: every {what} counts the same"), ACTIVE_SHARE)
-        }
-    };
-    let (config, quant) = (model.config.clone(), model.quant.name().to_owned());
-    Ok(Subject { config, quant, model: Some(model), counts, counted, active_share })
-}
-
-/// The predictors that run when nobody says otherwise.
-struct Prediction {
-    bytes: u64,
-    name: &'static str,
-    /// Share of the neurons that they have computed for a token.
-    computed_share: f64,
-    /// Where that figure is from.
-    counted: &'static str,
-}
-
-/// Share of the neurons that sign bits have computed where nobody has calibrated them: what they took of the demo model.
-const SIGNS_COMPUTE: f64 = 0.6;
-
-/// What is placed by itself.
-fn cluster(c: &ModelConfig) -> &'static str {
-    if c.form.experts.is_some() { "expert" } else { "neuron" }
-}
-
-fn prediction(subject: &Subject, wanted: PredictorArg) -> Result<Prediction> {
-    let c = &subject.config;
-    let find = |kind| match &subject.model {
-        Some(model) => artifacts::find(model, kind, predictor_file::open),
-        None => Ok(None),
-    };
-    if let Some(e) = c.form.experts {
-        if matches!(wanted, PredictorArg::Mlp | PredictorArg::Sign) {
-            return Err(Error::Usage("--predictor: this is a mixture of experts, and its routers predict".into()));
-        }
-        let computed_share = e.used as f64 / e.count as f64;
-        return Ok(Prediction { bytes: 0, name: "router", computed_share, counted: "what the router chooses" });
-    }
-    let none = Prediction { bytes: 0, name: "none", computed_share: 1.0, counted: "every neuron" };
-    let trained = match wanted {
-        PredictorArg::Auto | PredictorArg::Mlp => find(Kind::MlpPredictor)?,
-        _ => None,
-    };
-    match (wanted, trained) {
-        (PredictorArg::Auto, _) if !c.activation.is_sparse() => Ok(none),
-        (_, Some(file)) => {
-            let mlp = predictor::open(file.path(), subject.model.as_ref().expect("it has a file"))?;
-            let bytes = (0..c.layers).map(|layer| mlp.weight_bytes(layer, 0)).sum();
-            Ok(Prediction { bytes, name: "trained", computed_share: computed(&file), counted: "as its file says" })
-        }
-        (PredictorArg::Mlp, None) => Err(Error::Usage(
-            "--predictor mlp: there is none for this model yet; make one: dynamicinfer train-predictor MODEL --text FILE"
-                .into(),
-        )),
-        (PredictorArg::None, None) => Ok(none),
-        (PredictorArg::Auto | PredictorArg::Sign, None) => {
-            let bytes = (c.layers * c.ffn * sign::lines(c.hidden) * size_of::<sign::BitLine>()) as u64;
-            Ok(match find(Kind::SignPredictor)? {
-                Some(file) => {
-                    Prediction { bytes, name: "signs", computed_share: computed(&file), counted: "as their file says" }
-                }
-                None => Prediction { bytes, name: "signs", computed_share: SIGNS_COMPUTE, counted: "assumed" },
-            })
-        }
-    }
-}
-
-/// Mean share of the neurons that a predictor had computed on the texts that it was made with.
-fn computed(file: &PredictorFile) -> f64 {
-    let own: Vec<f64> =
-        file.header.tables.iter().filter(|t| t.ahead == 0).map(|t| f64::from(t.computed_share)).collect();
-    if own.is_empty() { 1.0 } else { own.iter().sum::<f64>() / own.len() as f64 }
+    plan_ram::run(&asked, subject, prediction)
 }
 
 /// What the plan comes to: tokens a second, and what they are bound by.

@@ -48,20 +48,38 @@ impl DiskCosts {
         }
         let mut memory = vec![0u8; AT_ONCE * large + disk.align()];
         let start = memory.as_mut_ptr().wrapping_add(memory.as_ptr().align_offset(disk.align()));
-        let mut at = |bytes: usize| timed(disk, start, (first, span), bytes);
-        at(large)?;
-        // The least of some: what else runs on the machine only makes reads slower.
-        let mut least =
-            |bytes: usize| (0..3).map(|_| at(bytes)).try_fold(f64::INFINITY, |least, us| Some(least.min(us?)));
+        timed(disk, start, (first, span), large)?;
+        let mut least = |bytes: usize| Some(least(disk, start, (first, span), bytes)?.0);
         Some(DiskCosts::from_points((small, least(small)?), (large, least(large)?)))
+    }
+
+    /// Microseconds of a thread's time that asking for a small read and taking its end cost, measured as [`DiskCosts::measure`].
+    pub fn measure_asking(disk: &mut dyn Disk, first: u64, span: u64) -> Option<f64> {
+        let small = disk.align().max(4096);
+        if span < (16 * small) as u64 {
+            return None;
+        }
+        let mut memory = vec![0u8; AT_ONCE * (64 << 10) + disk.align()];
+        let start = memory.as_mut_ptr().wrapping_add(memory.as_ptr().align_offset(disk.align()));
+        Some(least(disk, start, (first, span), small)?.1)
     }
 }
 
-/// Microseconds that each of some reads of so many bytes took.
-fn timed(disk: &mut dyn Disk, memory: *mut u8, (first, span): (u64, u64), bytes: usize) -> Option<f64> {
+/// The least of some measurements, as what else runs on the machine only makes reads slower.
+fn least(disk: &mut dyn Disk, memory: *mut u8, place: (u64, u64), bytes: usize) -> Option<(f64, f64)> {
+    let mut least = (f64::INFINITY, f64::INFINITY);
+    for _ in 0..3 {
+        let (us, of_thread) = timed(disk, memory, place, bytes)?;
+        least = (least.0.min(us), least.1.min(of_thread));
+    }
+    Some(least)
+}
+
+/// Microseconds that each of some reads of so many bytes took, and those that this thread computed for it.
+fn timed(disk: &mut dyn Disk, memory: *mut u8, (first, span): (u64, u64), bytes: usize) -> Option<(f64, f64)> {
     const READS: usize = 4 * AT_ONCE;
     let align = disk.align() as u64;
-    let begin = clock::now();
+    let (begin, computed) = (clock::now(), clock::computed());
     let (mut asked, mut ended, mut failed) = (0, 0, false);
     while ended < READS {
         // Each place in flight is that of a number modulo their count: the reads of a batch have all ended when the next begins.
@@ -88,7 +106,8 @@ fn timed(disk: &mut dyn Disk, memory: *mut u8, (first, span): (u64, u64), bytes:
             });
         }
     }
-    (!failed).then(|| begin.elapsed().as_secs_f64() * 1e6 / READS as f64)
+    let a_read = |time: clock::Duration| time.as_secs_f64() * 1e6 / READS as f64;
+    (!failed).then(|| (a_read(begin.elapsed()), a_read(clock::computed() - computed)))
 }
 
 #[cfg(test)]

@@ -18,10 +18,12 @@ mod ahead;
 mod memory;
 mod plan;
 mod reads;
+mod rehearsal;
 mod strips;
 
 pub use plan::{Arriving, MAX_UNITS, Round, units_of};
 pub use reads::{MOST_AHEAD, ReadCounts, ReadFault};
+pub use rehearsal::{Rehearsal, Rehearsed};
 pub use strips::Strip;
 
 use crate::cache::SlotTable;

@@ -50,10 +50,15 @@ impl Default for RamOptions {
 fn resident_bytes(engine: &Engine, need: Need) -> u64 {
     let (files, model) = (engine.files(), &engine.model);
     let predictors: u64 = files.iter().skip(model.files().len()).map(|file| file.bytes().len() as u64).sum();
+    resident_with(model, need, predictors)
+}
+
+/// As [`resident_bytes`], with predictors of so many bytes.
+pub(super) fn resident_with(model: &Model, need: Need, predictors: u64) -> u64 {
     model.file_bytes() - ffn_bytes(model) + keys(model, need) + predictors + WORKING_BYTES
 }
 
-fn ffn_bytes(model: &Model) -> u64 {
+pub(super) fn ffn_bytes(model: &Model) -> u64 {
     model.layers.iter().map(|layer| layer.ffn.bytes()).sum()
 }
 
@@ -61,9 +66,14 @@ fn keys(model: &Model, need: Need) -> u64 {
     KvCache::bytes_for(&model.config, need.context, need.kv).saturating_mul(need.sequences as u64)
 }
 
+/// The memory that a model takes when all of it is kept there.
+pub(super) fn all_bytes(model: &Model, need: Need) -> u64 {
+    model.file_bytes().saturating_add(keys(model, need))
+}
+
 /// Memory for a model of which a part stays on disk; `None` if all of it is kept in memory, or it has no neurons to leave there.
 pub(super) fn limit(model: &Model, options: &EngineOptions) -> Option<u64> {
-    let all = model.file_bytes().saturating_add(keys(model, options.need(model)));
+    let all = all_bytes(model, options.need(model));
     let neurons = options.device.is_none() && model.has_neurons();
     match options.ram {
         _ if !neurons => None,
@@ -203,7 +213,7 @@ pub fn layer_blocks(model: &Model) -> Result<Vec<LayerBlocks>> {
     Ok(blocks.map(|(section, l)| LayerBlocks { offset: section.offset, block_bytes: l.block().bytes() }).collect())
 }
 
-fn open_disk(model: &Model) -> Result<(Vec<LayerBlocks>, OpenedDisk)> {
+pub(super) fn open_disk(model: &Model) -> Result<(Vec<LayerBlocks>, OpenedDisk)> {
     let blocks = layer_blocks(model)?;
     let file = model.store().expect("only packed models have neurons").file();
     let opened = disk::open(file.file()).map_err(Error::io("open", model.path()))?;

@@ -1,14 +1,18 @@
 //! How much memory a model needs for a speed, and how fast it decodes with a memory, where the rest of its neurons come from disk
 //! (PowerInfer-2, section 5). The paper gives equations 1 to 11 to an SMT solver; with these few variables trying all plans is exact.
 
+use serde::Serialize;
+
 /// What was measured of the machine.
 #[derive(Clone, Debug, PartialEq)]
 pub struct DiskMachine {
-    /// Weights that the threads compute in a second, by number of threads from 1 on (F_cpu of equation 9). They read memory, which several
-    /// share, so that two are not twice one.
-    pub weights_s: Vec<f64>,
+    /// Bytes of weights that the threads compute in a second, by number of threads from 1 on (F_cpu of equation 9): decoding is bound by
+    /// how fast memory is read, which several share, so that two are not twice one.
+    pub bytes_s: Vec<f64>,
     /// What a read takes however short it is, seconds of the whole disk.
     pub read_s: f64,
+    /// What asking for a read and taking its end costs the thread that does it, seconds.
+    pub ask_s: f64,
     /// Rate of the bytes themselves, bytes a second.
     pub disk_bytes_s: f64,
 }
@@ -16,22 +20,48 @@ pub struct DiskMachine {
 /// What is known of the model and its texts.
 #[derive(Clone, Debug, PartialEq)]
 pub struct DiskModel {
-    /// Weights of attention and head, of the predictors, and of all FFNs (C_attn, C_pred, C_ffn).
-    pub attention: f64,
-    /// See above.
-    pub predictors: f64,
-    /// See above.
-    pub ffn: f64,
-    /// Neurons of all layers (N_total).
-    pub neurons: f64,
+    /// Bytes that a token computes with outside the FFNs: attention and head (C_attn), and predictors (C_pred).
+    pub rest_bytes: f64,
+    /// Bytes of all neurons (C_ffn; N_total S_neuron).
+    pub ffn_bytes: f64,
     /// Share of them that a token needs (P_activated).
     pub activated: f64,
-    /// Bytes of a neuron on disk (S_neuron).
-    pub neuron_bytes: f64,
     /// Bytes of memory that everything but the neurons takes.
     pub resident_bytes: f64,
-    /// Misses by share of the neurons in memory (P_miss): points from (0, 1) on, ascending; between them on a line.
-    pub miss: Vec<(f64, f64)>,
+    /// Whether the next layer's neurons are asked for before its turn.
+    pub ahead: bool,
+    /// What a token reads, by memory for neurons, ascending (P_miss); between points on a line.
+    pub points: Vec<DiskPoint>,
+}
+
+/// What a token reads with so much memory for neurons.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct DiskPoint {
+    /// Bytes of memory for neurons.
+    pub bytes: f64,
+    /// Share of the needed neurons that are not there, 0 to 1: P_miss(m).
+    pub miss: f64,
+    /// Reads of a token.
+    pub reads: f64,
+    /// Bytes that they bring: V_io (equation 10), and what lies between neurons that are read together.
+    pub read_bytes: f64,
+    /// Seconds that one thread takes to say who stays and what is read.
+    pub choose_s: f64,
+}
+
+impl DiskPoint {
+    /// The point at `bytes` on the line between this one and a later one.
+    fn between(&self, to: &DiskPoint, bytes: f64) -> DiskPoint {
+        let share = (bytes - self.bytes) / (to.bytes - self.bytes);
+        let at = |from: f64, to: f64| from + share * (to - from);
+        DiskPoint {
+            bytes,
+            miss: at(self.miss, to.miss),
+            reads: at(self.reads, to.reads),
+            read_bytes: at(self.read_bytes, to.read_bytes),
+            choose_s: at(self.choose_s, to.choose_s),
+        }
+    }
 }
 
 /// What the user asks for (equations 3 and 5).
@@ -46,7 +76,8 @@ pub struct DiskLimits {
 }
 
 /// What bounds a plan's speed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
 pub enum Bound {
     /// The threads.
     Compute,
@@ -55,7 +86,7 @@ pub enum Bound {
 }
 
 /// A plan and what it reaches.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct DiskPlan {
     /// Threads that compute (n); the one that waits looks after the disk, so that none is set aside (4).
     pub threads: usize,
@@ -68,42 +99,40 @@ pub struct DiskPlan {
 }
 
 impl DiskModel {
-    /// Misses with so many bytes of memory, 0 to 1: P_miss(m).
-    pub fn miss(&self, bytes: f64) -> f64 {
-        let share = ((bytes - self.resident_bytes) / (self.neurons * self.neuron_bytes)).clamp(0.0, 1.0);
-        let after = self.miss.partition_point(|point| point.0 < share);
-        match (after.checked_sub(1).and_then(|before| self.miss.get(before)), self.miss.get(after)) {
-            (Some(&(x0, y0)), Some(&(x1, y1))) => y0 + (y1 - y0) * (share - x0) / (x1 - x0),
-            (None, Some(&(_, miss))) | (Some(&(_, miss)), None) => miss,
-            (None, None) => 1.0,
+    /// What a token reads with so many bytes of memory; beyond the last point nothing.
+    pub fn at(&self, bytes: f64) -> DiskPoint {
+        let bytes = bytes - self.resident_bytes;
+        let after = self.points.partition_point(|point| point.bytes < bytes);
+        match (after.checked_sub(1).and_then(|before| self.points.get(before)), self.points.get(after)) {
+            (Some(before), Some(after)) => before.between(after, bytes),
+            (None, Some(first)) => *first,
+            (_, None) => DiskPoint { bytes, ..DiskPoint::default() },
         }
-    }
-
-    /// Bytes that a token takes from disk: V_io (equation 10).
-    pub fn disk_bytes(&self, bytes: f64) -> f64 {
-        self.neurons * self.activated * self.miss(bytes) * self.neuron_bytes
     }
 }
 
 impl DiskMachine {
-    /// Seconds of a token's reads: T_io (equation 11), with what each read costs beside its bytes.
-    pub fn io_s(&self, model: &DiskModel, bytes: f64) -> f64 {
-        let volume = model.disk_bytes(bytes);
-        volume / self.disk_bytes_s + volume / model.neuron_bytes * self.read_s
+    /// Seconds of the disk for a token's reads: T_io (equation 11), with what each costs beside its bytes.
+    pub fn io_s(&self, point: &DiskPoint) -> f64 {
+        point.read_bytes / self.disk_bytes_s + point.reads * self.read_s
     }
 
-    /// Seconds of attention and predictors (equation 7), and of the FFNs (8), with so many threads (9).
-    pub fn compute_s(&self, model: &DiskModel, threads: usize) -> (f64, f64) {
-        let rate = self.weights_s[threads - 1];
-        ((model.attention + model.predictors) / rate, model.ffn * model.activated / rate)
+    /// Seconds of attention, head and predictors (equation 7), and of the FFNs (8), with so many threads (9); choosing and asking for
+    /// reads is the FFNs'.
+    pub fn compute_s(&self, model: &DiskModel, threads: usize, point: &DiskPoint) -> (f64, f64) {
+        let rate = self.bytes_s[threads - 1];
+        let asking = point.choose_s + point.reads * self.ask_s;
+        (model.rest_bytes / rate, model.ffn_bytes * model.activated / rate + asking)
     }
 
-    /// What a plan reaches (equations 1 and 2).
+    /// What a plan reaches (equations 1 and 2). Where the next layer's neurons are asked for, the disk also works through attention.
     pub fn plan(&self, model: &DiskModel, threads: usize, bytes: f64) -> DiskPlan {
-        let (rest, ffn) = self.compute_s(model, threads);
-        let io = self.io_s(model, bytes);
-        let bound = if io > ffn { Bound::Disk } else { Bound::Compute };
-        DiskPlan { threads, bytes, speed: 1.0 / (rest + ffn.max(io)), bound }
+        let point = model.at(bytes);
+        let (rest, ffn) = self.compute_s(model, threads, &point);
+        let io = self.io_s(&point);
+        let (with_disk, without) = if model.ahead { (rest + ffn, 0.0) } else { (ffn, rest) };
+        let bound = if io > with_disk { Bound::Disk } else { Bound::Compute };
+        DiskPlan { threads, bytes, speed: 1.0 / (without + with_disk.max(io)), bound }
     }
 
     /// The fastest plan within the limits, and of equally fast ones that with least memory; `None` if none reaches the least speed, or the
@@ -112,17 +141,22 @@ impl DiskMachine {
         self.all(model, limits).max_by(|a, b| a.speed.total_cmp(&b.speed).then(b.bytes.total_cmp(&a.bytes)))
     }
 
-    /// The plan with least memory that reaches the least speed.
+    /// The plan with least memory that reaches the least speed, and of those the fastest.
     pub fn smallest(&self, model: &DiskModel, limits: &DiskLimits) -> Option<DiskPlan> {
         self.all(model, limits).min_by(|a, b| a.bytes.total_cmp(&b.bytes).then(b.speed.total_cmp(&a.speed)))
     }
 
-    /// Every plan within the limits: each number of threads with each hundredth of the neurons in memory.
+    /// Every plan within the limits: each number of threads with each hundredth of the way from the least memory to all.
     fn all<'a>(&'a self, model: &'a DiskModel, limits: &'a DiskLimits) -> impl Iterator<Item = DiskPlan> + 'a {
         const STEPS: usize = 100;
-        let neurons = model.neurons * model.neuron_bytes;
-        let sizes = move || (0..=STEPS).map(move |step| model.resident_bytes + neurons * step as f64 / STEPS as f64);
-        let threads = 1..=limits.threads.min(self.weights_s.len());
+        let (first, last) = match &model.points[..] {
+            [first, .., last] => (first.bytes, last.bytes),
+            _ => (model.ffn_bytes, model.ffn_bytes),
+        };
+        let at = move |step: usize| model.resident_bytes + first + (last - first) * step as f64 / STEPS as f64;
+        // The most there may be is one of them, too.
+        let sizes = move || (0..=STEPS).map(at).chain([limits.bytes].into_iter().filter(move |&all| all >= at(0)));
+        let threads = 1..=limits.threads.min(self.bytes_s.len());
         let plans = threads.flat_map(move |n| sizes().map(move |bytes| self.plan(model, n, bytes)));
         plans.filter(|plan| plan.bytes <= limits.bytes && plan.speed >= limits.speed)
     }
@@ -132,61 +166,76 @@ impl DiskMachine {
 mod tests {
     use super::*;
 
+    const FFN: f64 = 88_064.0 * 12_288.0;
+
     /// The 0.94 B model in f16 on two cores and an NVMe disk: what the first measurements of this tier were set against.
-    fn small() -> (DiskMachine, DiskModel) {
-        let machine = DiskMachine { weights_s: vec![7e9, 12e9], read_s: 12e-6, disk_bytes_s: 1.8e9 };
+    fn small(ahead: bool) -> (DiskMachine, DiskModel) {
+        let machine = DiskMachine { bytes_s: vec![14e9, 22e9], read_s: 12e-6, ask_s: 2e-6, disk_bytes_s: 1.8e9 };
+        let needed = 88_064.0 * 0.104;
+        let point = |(share, miss): (f64, f64)| DiskPoint {
+            bytes: share * FFN,
+            miss,
+            reads: needed * miss,
+            read_bytes: needed * miss * 12_288.0,
+            choose_s: 1e-3,
+        };
         let model = DiskModel {
-            attention: 334e6,
-            predictors: 17e6,
-            ffn: 541e6,
-            neurons: 88_064.0,
+            rest_bytes: 702e6,
+            ffn_bytes: FFN,
             activated: 0.104,
-            neuron_bytes: 12_288.0,
             resident_bytes: 900e6,
-            miss: vec![(0.0, 1.0), (0.05, 0.74), (0.25, 0.37), (0.5, 0.18), (1.0, 0.0)],
+            ahead,
+            points: [(0.02, 1.0), (0.05, 0.74), (0.25, 0.37), (0.5, 0.18), (1.0, 0.0)].map(point).into(),
         };
         (machine, model)
     }
 
     #[test]
     fn a_token_takes_attention_and_predictors_and_the_slower_of_ffn_and_disk() {
-        let (machine, model) = small();
-        let half = 900e6 + 0.5 * 88_064.0 * 12_288.0;
-        assert!((model.miss(half) - 0.18).abs() < 1e-9 && model.miss(0.0) == 1.0 && model.miss(1e12) == 0.0);
+        let (machine, model) = small(false);
+        let half = 900e6 + 0.5 * FFN;
+        assert!((model.at(half).miss - 0.18).abs() < 1e-9 && model.at(0.0).miss == 1.0 && model.at(1e12).reads == 0.0);
         // 88064 * 0.104 * 0.18 neurons of 12 KiB.
-        let bytes = 88_064.0 * 0.104 * 0.18 * 12_288.0;
-        assert!((model.disk_bytes(half) - bytes).abs() < 1.0);
-        let io = bytes / 1.8e9 + bytes / 12_288.0 * 12e-6;
+        let reads = 88_064.0 * 0.104 * 0.18;
+        let io = reads * 12_288.0 / 1.8e9 + reads * 12e-6;
         let plan = machine.plan(&model, 2, half);
-        let (rest, ffn) = machine.compute_s(&model, 2);
+        let (rest, ffn) = (702e6 / 22e9, FFN * 0.104 / 22e9 + 1e-3 + reads * 2e-6);
         assert!((plan.speed - 1.0 / (rest + io)).abs() < 1e-9 && plan.bound == Bound::Disk && io > ffn);
-        let all = machine.plan(&model, 2, 900e6 + 88_064.0 * 12_288.0);
+        let all = machine.plan(&model, 2, 900e6 + FFN);
+        let ffn = FFN * 0.104 / 22e9 + 1e-3;
         assert!((all.speed - 1.0 / (rest + ffn)).abs() < 1e-9 && all.bound == Bound::Compute);
+        // With reads ahead the disk has the whole token's time, and neither waits for the other.
+        let (machine, model) = small(true);
+        let ahead = machine.plan(&model, 2, half);
+        let ffn = ffn + reads * 2e-6;
+        assert!((ahead.speed - 1.0 / (rest + ffn).max(io)).abs() < 1e-9 && ahead.speed > plan.speed);
     }
 
     #[test]
     fn the_fastest_plan_takes_what_there_is_and_the_smallest_no_more_than_its_speed_needs() {
-        let (machine, model) = small();
+        let (machine, model) = small(false);
         let limits = DiskLimits { threads: 2, bytes: 1.6e9, speed: 0.0 };
         let fastest = machine.fastest(&model, &limits).unwrap();
-        assert!(fastest.threads == 2 && fastest.bytes > 1.58e9 && fastest.bytes <= 1.6e9);
+        assert!(fastest.threads == 2 && fastest.bytes == 1.6e9);
         for speed in [5.0, 10.0, 15.0] {
             let limits = DiskLimits { speed, ..limits };
             let smallest = machine.smallest(&model, &limits).unwrap();
             assert!(smallest.speed >= speed && smallest.bytes <= fastest.bytes);
-            let less = machine.plan(&model, 2, smallest.bytes - 0.02 * 88_064.0 * 12_288.0);
-            assert!(smallest.bytes == model.resident_bytes || less.speed < speed);
+            let less = machine.plan(&model, 2, smallest.bytes - 0.02 * FFN);
+            assert!(smallest.bytes == model.resident_bytes + 0.02 * FFN || less.speed < speed);
         }
         // Neither a speed that nothing reaches, nor a memory without room for what is not neurons.
         assert_eq!(machine.fastest(&model, &DiskLimits { speed: 1e3, ..limits }), None);
         assert_eq!(machine.smallest(&model, &DiskLimits { bytes: 0.8e9, ..limits }), None);
     }
 
-    /// More memory is never slower, whatever the curve: equation 2 has no other term with m.
+    /// More memory is never slower where it leaves fewer reads: equation 2 has no other term with m.
     #[test]
     fn more_memory_is_never_slower() {
-        let (machine, model) = small();
-        let speeds: Vec<f64> = (0..50).map(|i| machine.plan(&model, 2, 900e6 + f64::from(i) * 25e6).speed).collect();
-        assert!(speeds.windows(2).all(|pair| pair[1] >= pair[0]));
+        for ahead in [false, true] {
+            let (machine, model) = small(ahead);
+            let speed = |i: i32| machine.plan(&model, 2, 900e6 + f64::from(i) * 25e6).speed;
+            assert!((0..50).all(|i| speed(i + 1) >= speed(i)));
+        }
     }
 }

@@ -5,6 +5,7 @@
 
 pub mod cost;
 pub mod disk_plan;
+pub mod drawn;
 pub mod estimate;
 pub mod ilp;
 pub mod memory_plan;

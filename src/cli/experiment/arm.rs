@@ -257,6 +257,34 @@ pub fn check(spec: &Spec) -> Result<()> {
     Ok(())
 }
 
+/// Arms whose budget has no room for what they want, and why, before the first row is made.
+///
+/// # Errors
+/// What else stands in the way of opening an arm's model.
+pub fn without_room(spec: &Spec) -> Result<Vec<(Arm, String)>> {
+    let mut found = Vec::new();
+    for arm in spec.arms() {
+        for &method in &spec.methods {
+            let context = |of: &OfEngine| match method {
+                Method::Bench => of.n_prompt.max(of.n_gen).max(1),
+                _ => of.context,
+            };
+            if matches!(method, Method::Replay | Method::Simulate) {
+                continue;
+            }
+            let of = of_engine(&settings(spec, &arm, method, 0))?;
+            match crate::open::check(&EngineOptions { context: Some(context(&of)), ..of.options }, &Terminal) {
+                Err(Error::Memory(why)) => {
+                    found.push((arm.clone(), why));
+                    break;
+                }
+                other => other?,
+            }
+        }
+    }
+    Ok(found)
+}
+
 /// One row of an arm.
 pub fn row(spec: &Spec, arm: &Arm, repeat: usize) -> Result<Metrics> {
     let mut metrics = Metrics::new();

@@ -110,6 +110,9 @@ pub fn run(args: Args) -> Result<()> {
     let mut result = Ok(());
     if !missing.is_empty() {
         one_machine(&dir, &mut spec)?;
+        for (arm, why) in arm::without_room(&spec)? {
+            eprintln!("{} will be refused: {why}", arm_name(&arm));
+        }
         let session = Session { command: command(file, &dir), ..session(&spec)? };
         let commit = session.commit.clone();
         record.sessions.push(session);

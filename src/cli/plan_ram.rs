@@ -1,0 +1,202 @@
+//! `plan` without a device: how much of a model stays in memory, and how fast it is with the rest on disk.
+
+use super::human_bytes;
+use super::plan_subject::{Prediction, Subject};
+use crate::error::{Error, Result, printable};
+use crate::lab::measure::{QUICK_BYTES, ReadBuffer};
+use crate::model::KvType;
+use crate::open::{RamAnswer, RamQuestion, ram_plan};
+use crate::placement::disk_plan::{Bound, DiskLimits, DiskMachine, DiskPlan, DiskPoint};
+use comfy_table::{CellAlignment, Table};
+use std::path::Path;
+
+/// Shares of the way from the least memory to all of it that are shown beside the plan.
+const SHOWN: [f64; 7] = [0.0, 0.1, 0.25, 0.5, 0.75, 0.9, 1.0];
+/// Bytes to which a plan's memory is rounded up, for people.
+const ROUND: f64 = (1 << 20) as f64;
+
+/// What is asked for, as typed.
+pub(super) struct Asked<'a> {
+    /// MODEL.
+    pub name: &'a Path,
+    /// Bytes of memory, at most.
+    pub ram: Option<u64>,
+    /// Tokens a second, at least.
+    pub min_speed: Option<f64>,
+    /// Threads, at most.
+    pub threads: Option<usize>,
+    /// Positions of keys and values, and whether they were asked for.
+    pub context: (usize, bool),
+    /// Type of keys and values.
+    pub kv: KvType,
+    /// Sequences that are decoded at once.
+    pub parallel: usize,
+    /// Machine-readable.
+    pub json: bool,
+}
+
+/// Plans for the memory and the speed that are asked for, and prints it.
+///
+/// # Errors
+/// [`Error::Usage`] for options of a device, and where there is nothing to plan; [`Error::Memory`] where nothing within the limits is
+/// enough.
+pub(super) fn run(asked: &Asked<'_>, subject: &Subject, prediction: &Prediction) -> Result<()> {
+    let Some(model) = &subject.model else {
+        return Err(Error::Usage(
+            "--shape: a plan of memory and disk is for a model that lies here; give --vram SIZE".into(),
+        ));
+    };
+    if let Some(speed) = asked.min_speed.filter(|s| !(*s > 0.0 && s.is_finite())) {
+        return Err(Error::Usage(format!("--min-speed {speed}: take tokens a second above 0")));
+    }
+    let threads = asked.threads.unwrap_or_else(crate::config::default_threads).max(1);
+    let memory = ReadBuffer::new(QUICK_BYTES, crate::config::available_memory())?;
+    let bytes_s = (1..=threads).map(|threads| memory.measure(threads).gb_per_s * 1e9).collect();
+    drop(memory);
+    let answer = ram_plan(RamQuestion {
+        model,
+        counts: subject.counts.clone(),
+        tokens: subject.tokens,
+        computed_share: prediction.computed_share,
+        precision: prediction.precision,
+        predictor_bytes: prediction.bytes,
+        predictor_file_bytes: prediction.file_bytes,
+        ahead: prediction.ahead,
+        context: asked.context.0,
+        kv: asked.kv,
+        sequences: asked.parallel,
+        bytes_s,
+    })?;
+    let RamAnswer { machine, model: reads, .. } = &answer;
+    let bytes = asked.ram.map_or(f64::INFINITY, |ram| ram as f64);
+    let limits = DiskLimits { threads, bytes, speed: asked.min_speed.unwrap_or(0.0) };
+    let best = match asked.min_speed {
+        Some(_) => machine.smallest(reads, &limits),
+        None => machine.fastest(reads, &limits),
+    };
+    let best = best.ok_or_else(|| too_little(&answer, &limits))?;
+    let at = |share: f64| {
+        let bytes = answer.least_bytes as f64 + share * (answer.all_bytes - answer.least_bytes) as f64;
+        machine.plan(reads, best.threads, bytes)
+    };
+    let all: Vec<DiskPlan> = SHOWN.iter().map(|share| at(*share)).collect();
+    if asked.json {
+        let row = |plan: &DiskPlan| {
+            let mut json = serde_json::to_value(plan).expect("plain data");
+            let DiskPoint { miss, reads, read_bytes, .. } = reads.at(plan.bytes);
+            json["miss"] = miss.into();
+            json["reads"] = reads.into();
+            json["read_bytes"] = read_bytes.into();
+            json
+        };
+        return super::print_json(&serde_json::json!({
+            "plan": row(&best),
+            "others": all.iter().map(row).collect::<Vec<_>>(),
+            "least_bytes": answer.least_bytes,
+            "all_bytes": answer.all_bytes,
+            "memory_bytes_s": machine.bytes_s,
+            "disk": { "name": answer.disk, "bytes_s": machine.disk_bytes_s, "read_us": machine.read_s * 1e6, "ask_us": machine.ask_s * 1e6 },
+            "computed_share": prediction.computed_share,
+            "ahead": prediction.ahead,
+            "counted": subject.counted,
+        }));
+    }
+    if prediction.computed_share == 1.0 && subject.config.activation.is_sparse() {
+        eprintln!(
+            "without a predictor every neuron is computed and comes from disk; make one: dynamicinfer train-predictor MODEL --text FILE"
+        );
+    }
+    super::print(&shown(asked, subject, prediction, &answer, &best, &all))
+}
+
+/// Why no plan is within the limits, and what is nearest.
+fn too_little(answer: &RamAnswer, limits: &DiskLimits) -> Error {
+    let RamAnswer { machine, model, least_bytes, .. } = answer;
+    if limits.bytes < *least_bytes as f64 {
+        return Error::Memory(format!(
+            "--ram {} is below the {} that this model takes with all its neurons on disk: attention, head, keys and values, and room for \
+             reads; give --ram {}MiB or more, take a smaller --ctx-size, or pack the model in a smaller type (--quant q4_0)",
+            human_bytes(limits.bytes as u64),
+            human_bytes(*least_bytes),
+            least_bytes.div_ceil(1 << 20)
+        ));
+    }
+    let fastest = machine.fastest(model, &DiskLimits { speed: 0.0, ..*limits }).map_or(0.0, |plan| plan.speed);
+    Error::Memory(format!(
+        "{:.1} tokens/s are not reached here: with {} it is {fastest:.1}; ask for less, allow more --ram, or pack the model in a smaller type",
+        limits.speed,
+        if limits.bytes.is_finite() { human_bytes(limits.bytes as u64) } else { "all of it in memory".into() }
+    ))
+}
+
+fn bound(bound: Bound) -> &'static str {
+    match bound {
+        Bound::Compute => "memory and arithmetic",
+        Bound::Disk => "disk",
+    }
+}
+
+fn shown(
+    asked: &Asked<'_>,
+    subject: &Subject,
+    prediction: &Prediction,
+    answer: &RamAnswer,
+    best: &DiskPlan,
+    all: &[DiskPlan],
+) -> String {
+    let RamAnswer { machine, model, .. } = answer;
+    let mut table = Table::new();
+    table.load_style(comfy_table::presets::NOTHING);
+    table.set_header(["memory", "missing", "reads a token", "from disk", "tokens/s", "bound by"]);
+    for plan in all {
+        let point = model.at(plan.bytes);
+        table.add_row([
+            human_bytes(plan.bytes as u64),
+            format!("{:.0} %", 100.0 * point.miss),
+            format!("{:.0}", point.reads),
+            human_bytes(point.read_bytes as u64),
+            format!("{:.1}", plan.speed),
+            bound(plan.bound).into(),
+        ]);
+    }
+    for column in table.column_iter_mut().take(5) {
+        column.set_cell_alignment(CellAlignment::Right);
+    }
+    let (c, ram) = (&subject.config, (best.bytes / ROUND).ceil() as u64);
+    format!(
+        "{} in {}: {} layers of {} neurons; {:.0} % of them computed for a token ({}){}\n\
+         at least {} of memory; all of it in memory takes {}\n\n{table}\n\n\
+         memory is read at {} with {}; disk: {}, {:.1} GB/s and {:.0} us a read, {:.1} us of a thread\n\
+         which neurons: {}\n\
+         plan: {} of memory and {}: {:.1} tokens/s expected, bound by {}\n\
+         run it: dynamicinfer run {} --ram {ram}MiB -t {}{}\n",
+        printable(&c.name),
+        subject.quant,
+        c.layers,
+        c.ffn,
+        100.0 * prediction.computed_share,
+        prediction.counted,
+        if prediction.ahead { ", asked for one layer ahead" } else { "" },
+        human_bytes(answer.least_bytes),
+        human_bytes(answer.all_bytes),
+        rates(machine),
+        if machine.bytes_s.len() > 1 { "1 thread and more" } else { "1 thread" },
+        answer.disk,
+        machine.disk_bytes_s / 1e9,
+        machine.read_s * 1e6,
+        machine.ask_s * 1e6,
+        printable(&subject.counted),
+        human_bytes(ram << 20),
+        if best.threads == 1 { "1 thread".into() } else { format!("{} threads", best.threads) },
+        best.speed,
+        bound(best.bound),
+        printable(&asked.name.to_string_lossy()),
+        best.threads,
+        if asked.context.1 { format!(" -c {}", asked.context.0) } else { String::new() }
+    )
+}
+
+fn rates(machine: &DiskMachine) -> String {
+    let rates: Vec<String> = machine.bytes_s.iter().map(|rate| format!("{:.1}", rate / 1e9)).collect();
+    format!("{} GB/s", rates.join(", "))
+}

@@ -1,0 +1,222 @@
+//! What `plan` plans for: a model that is here or a shape, how often its neurons are active, and its predictors.
+
+use super::model_arg::{ModelArgs, parse_activation};
+use crate::cpu::sign;
+use crate::error::{Error, Result};
+use crate::formats::predictor_file::{self, PredictorFile};
+use crate::formats::rows::Quant;
+use crate::lab::synth::{footprint, shape};
+use crate::model::{KvType, Model, ModelConfig, NamedActivation};
+use crate::open::artifacts::{self, Kind};
+use crate::placement::problem::power_law;
+use crate::predictor;
+use std::path::PathBuf;
+
+/// MODEL or a shape, and what is known of it, as typed.
+#[derive(clap::Args)]
+pub(super) struct SubjectArgs {
+    /// A Hugging Face directory, a .gguf, a packed .neurons file, a name that `ls` lists, or `demo`
+    #[arg(required_unless_present = "shape", conflicts_with = "shape")]
+    pub model: Option<PathBuf>,
+    /// Plan a model that is not here: llama-7b, llama-13b or llama-70b with ReLU, its activations after a power law, or a mixture of
+    /// experts, all used alike: qwen3-30b-a3b, gpt-oss-20b, gpt-oss-120b, mixtral-8x7b or smallthinker-21b
+    #[arg(long, value_name = "NAME")]
+    pub shape: Option<String>,
+    /// Type of the weights: f32, f16, q8_0, q4_k and so on [default: nearest to the model's; of a shape f16, a mixture's own 4 bits]
+    #[arg(long)]
+    pub quant: Option<Quant>,
+    /// Activation function of a model that does not say it: relu, drelu, silu and so on, as of `pack`
+    #[arg(long, value_parser = parse_activation, conflicts_with = "shape")]
+    pub activation: Option<NamedActivation>,
+    /// Activation profile to take instead of the model's own
+    #[arg(long, value_name = "FILE", conflicts_with = "shape")]
+    pub profile: Option<PathBuf>,
+    /// Predictors on the device: auto counts the trained ones, else signs, and none for models without ReLU
+    #[arg(long, value_enum, ignore_case = true, default_value_t = PredictorArg::Auto)]
+    pub predictor: PredictorArg,
+}
+
+#[derive(clap::ValueEnum, Clone, Copy, PartialEq)]
+pub(super) enum PredictorArg {
+    Auto,
+    Mlp,
+    Sign,
+    None,
+}
+
+/// What is planned for.
+pub(super) struct Subject {
+    pub config: ModelConfig,
+    /// Type of the weights, in words.
+    pub quant: String,
+    /// None of a shape.
+    pub model: Option<Model>,
+    /// `[layers][ffn]`
+    pub counts: Vec<Vec<u64>>,
+    /// In how many tokens; 0 where nobody has counted.
+    pub tokens: u64,
+    /// Where they are from.
+    pub counted: String,
+    /// Share of the neurons that are active for a token.
+    pub active_share: f64,
+}
+
+/// Share of the neurons of a ReLU model that a token has active, where nobody has counted them: what the demo model has, and about what is
+/// published of the large ones.
+const ACTIVE_SHARE: f64 = 0.1;
+
+pub(super) fn subject(args: &SubjectArgs) -> Result<Subject> {
+    if let Some(name) = &args.shape {
+        let config = shape(name)?;
+        let (_, quant) = footprint(name, args.quant, 1, KvType::F16)?;
+        let (counts, counted, active_share) = match config.form.experts {
+            Some(e) => (
+                vec![vec![1; e.count]; config.layers],
+                "assumed: every expert is used alike",
+                e.used as f64 / e.count as f64,
+            ),
+            None => {
+                (power_law(config.layers, config.ffn), "assumed: 40 % of a layer's neurons make 80 %", ACTIVE_SHARE)
+            }
+        };
+        return Ok(Subject { config, quant, model: None, counts, tokens: 0, counted: counted.into(), active_share });
+    }
+    let model = args.model.clone().expect("clap asks for a model or a shape");
+    let model = ModelArgs { model, quant: args.quant, activation: args.activation }.open_for_device()?;
+    let profile = match &args.profile {
+        Some(path) => Some((path.clone(), artifacts::profile_at(&model, path)?)),
+        None => artifacts::profile(&model)?,
+    };
+    let layers = model.config.layers;
+    let ffn = model.config.clusters();
+    let tokens = profile.as_ref().map_or(0, |(_, profile)| profile.tokens());
+    let (counts, counted, active_share) = match profile {
+        Some((path, profile)) => {
+            let counted = format!("{} tokens of {}", profile.tokens(), path.display());
+            let counts: Vec<Vec<u64>> = (0..layers).map(|layer| profile.counts(layer)).collect();
+            let active: u64 = counts.iter().flatten().sum();
+            (counts, counted, active as f64 / (profile.tokens().max(1) as f64 * (layers * ffn) as f64))
+        }
+        None => {
+            let what = cluster(&model.config);
+            eprintln!(
+                "there is no activation profile for this model, so every {what} counts the same; make one: dynamicinfer \
+                 profile MODEL --text FILE"
+            );
+            (vec![vec![1; ffn]; layers], format!("no profile: every {what} counts the same"), ACTIVE_SHARE)
+        }
+    };
+    let (config, quant) = (model.config.clone(), model.quant.name().to_owned());
+    Ok(Subject { config, quant, model: Some(model), counts, tokens, counted, active_share })
+}
+
+/// The predictors that run when nobody says otherwise.
+pub(super) struct Prediction {
+    /// Bytes that a token reads of them.
+    pub bytes: u64,
+    /// Bytes of their file; 0 where there is none.
+    pub file_bytes: u64,
+    pub name: &'static str,
+    /// Share of the neurons that they have computed for a token.
+    pub computed_share: f64,
+    /// Share of those that are active; 1 where nobody has measured it: as many as are active then.
+    pub precision: f64,
+    /// Whether they were made to look one layer ahead, too.
+    pub ahead: bool,
+    /// Where that figure is from.
+    pub counted: &'static str,
+}
+
+/// Share of the neurons that sign bits have computed where nobody has calibrated them: what they took of the demo model.
+const SIGNS_COMPUTE: f64 = 0.6;
+
+/// What is placed by itself.
+fn cluster(c: &ModelConfig) -> &'static str {
+    if c.form.experts.is_some() { "expert" } else { "neuron" }
+}
+
+/// Without a device signs that nobody has calibrated are not asked.
+pub(super) fn prediction(subject: &Subject, wanted: PredictorArg, on_device: bool) -> Result<Prediction> {
+    let c = &subject.config;
+    let find = |kind| match &subject.model {
+        Some(model) => artifacts::find(model, kind, predictor_file::open),
+        None => Ok(None),
+    };
+    if let Some(e) = c.form.experts {
+        if matches!(wanted, PredictorArg::Mlp | PredictorArg::Sign) {
+            return Err(Error::Usage("--predictor: this is a mixture of experts, and its routers predict".into()));
+        }
+        let computed_share = e.used as f64 / e.count as f64;
+        return Ok(Prediction {
+            bytes: 0,
+            file_bytes: 0,
+            name: "router",
+            computed_share,
+            precision: 1.0,
+            ahead: false,
+            counted: "what the router chooses",
+        });
+    }
+    let none = Prediction {
+        bytes: 0,
+        file_bytes: 0,
+        name: "none",
+        computed_share: 1.0,
+        precision: 1.0,
+        ahead: false,
+        counted: "every neuron",
+    };
+    let trained = match wanted {
+        PredictorArg::Auto | PredictorArg::Mlp => find(Kind::MlpPredictor)?,
+        _ => None,
+    };
+    match (wanted, trained) {
+        (PredictorArg::Auto, _) if !c.activation.is_sparse() => Ok(none),
+        (_, Some(file)) => {
+            let mlp = predictor::open(file.path(), subject.model.as_ref().expect("it has a file"))?;
+            let bytes = (0..c.layers).map(|layer| mlp.weight_bytes(layer, 0)).sum();
+            let (file_bytes, computed_share, ahead) = (file.file().bytes().len() as u64, computed(&file), looks_ahead(&file));
+            let (precision, counted) = (precise(&file), "as its file says");
+            Ok(Prediction { bytes, file_bytes, name: "trained", computed_share, precision, ahead, counted })
+        }
+        (PredictorArg::Mlp, None) => Err(Error::Usage(
+            "--predictor mlp: there is none for this model yet; make one: dynamicinfer train-predictor MODEL --text FILE"
+                .into(),
+        )),
+        (PredictorArg::None, None) => Ok(none),
+        (PredictorArg::Auto | PredictorArg::Sign, None) => {
+            let bytes = (c.layers * c.ffn * sign::lines(c.hidden) * size_of::<sign::BitLine>()) as u64;
+            Ok(match find(Kind::SignPredictor)? {
+                Some(file) => {
+                    let (file_bytes, computed_share, ahead) = (file.file().bytes().len() as u64, computed(&file), looks_ahead(&file));
+                    let (precision, counted) = (precise(&file), "as their file says");
+                    Prediction { bytes, file_bytes, name: "signs", computed_share, precision, ahead, counted }
+                }
+                None if !on_device && wanted == PredictorArg::Auto => none,
+                None => {
+                    let (file_bytes, computed_share, precision) = (0, SIGNS_COMPUTE, 1.0);
+                    let (ahead, counted) = (false, "assumed");
+                    Prediction { bytes, file_bytes, name: "signs", computed_share, precision, ahead, counted }
+                }
+            })
+        }
+    }
+}
+
+/// Whether a predictor was made to look one layer ahead, too.
+fn looks_ahead(file: &PredictorFile) -> bool {
+    file.header.tables.iter().any(|table| table.ahead == 1)
+}
+
+/// Mean share of the neurons that a predictor had computed that were active, as [`computed`].
+fn precise(file: &PredictorFile) -> f64 {
+    let own: Vec<f64> = file.header.tables.iter().filter(|t| t.ahead == 0).map(|t| f64::from(t.precision)).collect();
+    if own.is_empty() { 1.0 } else { own.iter().sum::<f64>() / own.len() as f64 }
+}
+
+/// Mean share of the neurons that a predictor had computed on the texts that it was made with.
+fn computed(file: &PredictorFile) -> f64 {
+    let own: Vec<f64> =
+        file.header.tables.iter().filter(|t| t.ahead == 0).map(|t| f64::from(t.computed_share)).collect();
+    if own.is_empty() { 1.0 } else { own.iter().sum::<f64>() / own.len() as f64 }
+}
