@@ -62,6 +62,9 @@ struct Shown {
     config: ModelConfig,
 }
 
+/// Parts that are named of a type: all matrices that a model may have, embedding and head included.
+const PARTS: usize = 9;
+
 /// The tensors of one type.
 #[derive(Clone, Debug, Serialize)]
 struct TypeShown {
@@ -69,6 +72,9 @@ struct TypeShown {
     name: &'static str,
     /// What the tensors are, without the numbers of their layers.
     parts: Vec<String>,
+    /// How many there are of each part.
+    #[serde(skip)]
+    of_part: Vec<usize>,
     tensors: usize,
     bytes: u64,
     #[serde(skip)]
@@ -78,15 +84,25 @@ struct TypeShown {
 /// Adds tensors to the list of their types.
 fn add_type(types: &mut Vec<TypeShown>, quant: Quant, name: &str, bytes: u64, numbers: u64) {
     let at = types.iter().position(|known| known.name == quant.name()).unwrap_or_else(|| {
-        types.push(TypeShown { name: quant.name(), parts: Vec::new(), tensors: 0, bytes: 0, numbers: 0 });
+        types.push(TypeShown {
+            name: quant.name(),
+            parts: Vec::new(),
+            of_part: Vec::new(),
+            tensors: 0,
+            bytes: 0,
+            numbers: 0,
+        });
         types.len() - 1
     });
     let entry = &mut types[at];
     let words = name.split('.').filter(|word| !matches!(*word, "weight" | "model" | "blk" | "layer" | "layers"));
     let part = words.filter(|word| word.parse::<u32>().is_err()).collect::<Vec<_>>().join(".");
-    if !entry.parts.contains(&part) {
+    let place = entry.parts.iter().position(|known| *known == part).unwrap_or_else(|| {
         entry.parts.push(part);
-    }
+        entry.of_part.push(0);
+        entry.parts.len() - 1
+    });
+    entry.of_part[place] += 1;
     (entry.tensors, entry.bytes, entry.numbers) = (entry.tensors + 1, entry.bytes + bytes, entry.numbers + numbers);
 }
 
@@ -276,8 +292,15 @@ fn table(shown: &Shown) -> String {
     let sparse = if c.activation.is_sparse() { "sparse" } else { "dense" };
     let window = c.window.map_or(String::new(), |w| format!(", attention window {w}"));
     let of_type = |t: &TypeShown| {
-        let parts =
-            if t.parts.len() > 4 { format!("{} and more", t.parts[..4].join(", ")) } else { t.parts.join(", ") };
+        // Of what stands in other types, too, it says in how many layers.
+        let others = |part: &String| shown.types.iter().filter(|other| other.parts.contains(part)).count() > 1;
+        let part = |(part, n): (&String, &usize)| match others(part) {
+            true => format!("{part} of {n} layer{}", if *n == 1 { "" } else { "s" }),
+            false => part.clone(),
+        };
+        let parts = t.parts.iter().zip(&t.of_part).take(PARTS).map(part).collect::<Vec<_>>().join(", ");
+        let more = if t.parts.len() > PARTS { " and more" } else { "" };
+        let parts = format!("{parts}{more}");
         format!("{} {} in {} tensors ({})", t.name, super::human_bytes(t.bytes), t.tensors, printable(&parts))
     };
     let types = shown.types.iter().map(of_type).collect::<Vec<_>>().join("\n");
