@@ -72,9 +72,9 @@ struct TypeShown {
     name: &'static str,
     /// What the tensors are, without the numbers of their layers.
     parts: Vec<String>,
-    /// How many there are of each part.
+    /// In how many layers each part has this type; 0 for what stands outside layers.
     #[serde(skip)]
-    of_part: Vec<usize>,
+    in_layers: Vec<usize>,
     tensors: usize,
     bytes: u64,
     #[serde(skip)]
@@ -87,7 +87,7 @@ fn add_type(types: &mut Vec<TypeShown>, quant: Quant, name: &str, bytes: u64, nu
         types.push(TypeShown {
             name: quant.name(),
             parts: Vec::new(),
-            of_part: Vec::new(),
+            in_layers: Vec::new(),
             tensors: 0,
             bytes: 0,
             numbers: 0,
@@ -99,10 +99,10 @@ fn add_type(types: &mut Vec<TypeShown>, quant: Quant, name: &str, bytes: u64, nu
     let part = words.filter(|word| word.parse::<u32>().is_err()).collect::<Vec<_>>().join(".");
     let place = entry.parts.iter().position(|known| *known == part).unwrap_or_else(|| {
         entry.parts.push(part);
-        entry.of_part.push(0);
+        entry.in_layers.push(0);
         entry.parts.len() - 1
     });
-    entry.of_part[place] += 1;
+    entry.in_layers[place] += usize::from(name.split('.').any(|word| word.parse::<u32>().is_ok()));
     (entry.tensors, entry.bytes, entry.numbers) = (entry.tensors + 1, entry.bytes + bytes, entry.numbers + numbers);
 }
 
@@ -292,13 +292,12 @@ fn table(shown: &Shown) -> String {
     let sparse = if c.activation.is_sparse() { "sparse" } else { "dense" };
     let window = c.window.map_or(String::new(), |w| format!(", attention window {w}"));
     let of_type = |t: &TypeShown| {
-        // Of what stands in other types, too, it says in how many layers.
-        let others = |part: &String| shown.types.iter().filter(|other| other.parts.contains(part)).count() > 1;
-        let part = |(part, n): (&String, &usize)| match others(part) {
-            true => format!("{part} of {n} layer{}", if *n == 1 { "" } else { "s" }),
-            false => part.clone(),
+        let part = |(part, &n): (&String, &usize)| match n {
+            1 if c.layers > 1 => format!("{part} of 1 layer"),
+            _ if (1..c.layers).contains(&n) => format!("{part} of {n} layers"),
+            _ => part.clone(),
         };
-        let parts = t.parts.iter().zip(&t.of_part).take(PARTS).map(part).collect::<Vec<_>>().join(", ");
+        let parts = t.parts.iter().zip(&t.in_layers).take(PARTS).map(part).collect::<Vec<_>>().join(", ");
         let more = if t.parts.len() > PARTS { " and more" } else { "" };
         let parts = format!("{parts}{more}");
         format!("{} {} in {} tensors ({})", t.name, super::human_bytes(t.bytes), t.tensors, printable(&parts))
