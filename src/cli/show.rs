@@ -62,8 +62,10 @@ struct Shown {
     config: ModelConfig,
 }
 
-/// Parts that are named of a type: all matrices that a model may have, embedding and head included.
+/// Parts that are named of a type where matrices have several: all that a model may have, embedding and head included.
 const PARTS: usize = 9;
+/// The same where all have one, beside which norms are f32.
+const PARTS_OF_ONE: usize = 4;
 
 /// The tensors of one type.
 #[derive(Clone, Debug, Serialize)]
@@ -291,14 +293,15 @@ fn table(shown: &Shown) -> String {
     };
     let sparse = if c.activation.is_sparse() { "sparse" } else { "dense" };
     let window = c.window.map_or(String::new(), |w| format!(", attention window {w}"));
+    let named = if shown.types.len() > 2 { PARTS } else { PARTS_OF_ONE };
     let of_type = |t: &TypeShown| {
         let part = |(part, &n): (&String, &usize)| match n {
             1 if c.layers > 1 => format!("{part} of 1 layer"),
             _ if (1..c.layers).contains(&n) => format!("{part} of {n} layers"),
             _ => part.clone(),
         };
-        let parts = t.parts.iter().zip(&t.in_layers).take(PARTS).map(part).collect::<Vec<_>>().join(", ");
-        let more = if t.parts.len() > PARTS { " and more" } else { "" };
+        let parts = t.parts.iter().zip(&t.in_layers).take(named).map(part).collect::<Vec<_>>().join(", ");
+        let more = if t.parts.len() > named { " and more" } else { "" };
         let parts = format!("{parts}{more}");
         format!("{} {} in {} tensors ({})", t.name, super::human_bytes(t.bytes), t.tensors, printable(&parts))
     };
