@@ -215,7 +215,8 @@ fn rows_of_other_lengths_are_packed_with_smaller_blocks() {
         ("llama", "q5_k_s", ["q5_1", "q5_1", "q8_0"]),
         ("llama-tied", "q3_k_s", ["q4_0", "q4_0", "q8_0"]),
         ("opt", "q4_k_m", ["q5_0", "q8_0", "q8_0"]),
-        ("falcon", "q4_k_m", ["q5_0", "q8_0", "q8_0"]),
+        // Of two layers the last is a costly one, in which Falcon's down has q5_k.
+        ("falcon", "q4_k_m", ["q5_0", "q5_1", "q8_0"]),
     ];
     for (name, mix, wanted) in wanted {
         let model = packed(&fixture(name), types(mix), None, &path);
@@ -548,7 +549,8 @@ fn a_profile_is_made_and_a_mix_packed_by_it_and_shown() {
     }
     let shown: Json = serde_json::from_str(&place.done(&["show", &stores[0], "--json"]).0).unwrap();
     let bits = shown["bits_per_weight"].as_f64().unwrap();
-    assert!((4.5..6.0).contains(&bits), "{bits}");
+    // Rows of so few numbers are a third longer by what fills their last cache line: q4_k takes 6 bits, q6_k 8.
+    assert!((6.0..8.0).contains(&bits), "{bits}");
     let why = "f16 stores every number by itself, so there is nothing to weigh; leave it out";
     place.refused(&["pack", "demo", "--quant", "f16", "--importance", "a.profile", "-o", "x"], 2, why);
     place.refused(&["pack", "demo", "--importance", "a.profile"], 2, "--quant");
