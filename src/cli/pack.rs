@@ -1,13 +1,16 @@
 use super::model_arg::{Terminal, parse_activation};
 use super::progress::{Progress, Unit};
 use crate::error::{Error, Result, printable};
+use crate::formats::blocks::BlockType;
 use crate::formats::neuron_store::{EXTENSION, NeuronStore};
+use crate::formats::profile_file;
 use crate::formats::rows::Quant;
 use crate::ids::Permutation;
-use crate::lab::pack::{PackOptions, Types, pack, packed_bytes};
+use crate::lab::pack::{PackOptions, Types, pack_weighted, packed_bytes};
 use crate::model::NamedActivation;
 use crate::model::source::{Source, read_json};
 use crate::open::model::{check_activation, check_room, find};
+use crate::profile::{Importance, Profile};
 use std::path::{Path, PathBuf};
 
 /// Pack a model into a neuron store
@@ -19,9 +22,14 @@ pub struct Args {
     /// A Hugging Face directory, a .gguf, or `demo`
     model: PathBuf,
     /// Type of attention and FFN weights: f32, f16, q8_0, q4_0, or one of GGUF's: q4_k, q5_k, q6_k, iq4_xs, mxfp4 and so on; embeddings and
-    /// head are at least q6_k [default: every tensor's own; floats as f16]
-    #[arg(long)]
-    quant: Option<Quant>,
+    /// head are at least q6_k. Or a mix, which says the type of every tensor: q3_k_s, q3_k_m, q3_k_l, q4_k_s, q4_k_m, q5_k_s, q5_k_m
+    /// [default: every tensor's own; floats as f16]
+    #[arg(long, value_name = "QUANT")]
+    quant: Option<Types>,
+    /// Lets errors of weights count by how large the numbers are that they are multiplied with: a profile of this model, from
+    /// `dynamicinfer profile MODEL --text FILE -o PROFILE`
+    #[arg(long, value_name = "PROFILE", requires = "quant")]
+    importance: Option<PathBuf>,
     /// Keep every tensor's type but that of down, which takes this one: a store has down by neuron, so it has to be coded again
     /// [default: q5_k]
     #[arg(long, value_name = "QUANT", conflicts_with = "quant")]
@@ -59,6 +67,24 @@ fn read_orders(path: &Path) -> Result<Vec<Permutation>> {
     layers.iter().enumerate().map(order).collect()
 }
 
+/// The importance of columns in a profile.
+fn read_importance(path: &Path, types: Types) -> Result<Importance> {
+    if let Some(quant @ (Quant::F32 | Quant::F16 | Quant::Block(BlockType::BF16))) = types.one() {
+        let name = quant.name();
+        let why =
+            format!("--importance: {name} stores every number by itself, so there is nothing to weigh; leave it out");
+        return Err(Error::Usage(why));
+    }
+    let profile = Profile::read(&profile_file::open(path)?)?;
+    let importance = Importance::of(&profile).ok_or_else(|| {
+        let path = printable(&path.to_string_lossy());
+        let how = "count them with `dynamicinfer profile MODEL --text FILE -o PROFILE`";
+        Error::Usage(format!("{path}: the profile does not say what matrices read; {how}"))
+    })?;
+    eprintln!("importance from {} tokens of {}", importance.tokens, printable(&importance.model));
+    Ok(importance)
+}
+
 pub fn run(args: Args) -> Result<()> {
     let path = find(&args.model)?;
     if !path.is_dir() && NeuronStore::is_one(&path) {
@@ -66,7 +92,7 @@ pub fn run(args: Args) -> Result<()> {
     }
     let source = Source::open(&path, args.activation)?;
     let types = match (args.quant, args.down) {
-        (Some(quant), _) => quant.into(),
+        (Some(types), _) => types,
         (None, Some(down)) => Types::Own { down },
         (None, None) => Types::natural(&source)?,
     };
@@ -78,10 +104,13 @@ pub fn run(args: Args) -> Result<()> {
         return Err(Error::Usage(format!("{} is there already; add --force to replace it", output.display())));
     }
     let orders = args.order.as_deref().map(read_orders).transpose()?;
+    let importance = args.importance.as_deref().map(|file| read_importance(file, types)).transpose()?;
     let dir = output.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(".".as_ref());
     check_room(dir, packed_bytes(&source, types)?)?;
     let progress = Progress::new(format!("packing {} as {name}", printable(&source.config.name)), Unit::Bytes);
-    let packed = pack(&source, &output, &PackOptions { types, orders }, &|done, total| progress.step(done, total))?;
+    let weights = args.importance.as_deref().zip(importance.as_ref());
+    let step = |done, total| progress.step(done, total);
+    let packed = pack_weighted(&source, &output, &PackOptions { types, orders }, weights, &step)?;
     progress.finish();
     let bytes = std::fs::metadata(&output).map_err(Error::io("stat", &output))?.len();
     eprintln!("{} written, {}", output.display(), super::human_bytes(bytes));

@@ -138,6 +138,9 @@ fn count(args: &Args, model: Model, target: &Path, old: Option<&Profile>) -> Res
         }
         let input = Input::new(&name, &text, &tokenizer, args.max_tokens.unwrap_or(usize::MAX), window)?;
         match old.and_then(|old| old.texts.iter().find(|t| t.info.checksum == sum)) {
+            Some(t) if t.inputs.is_none() && profile::inputs_of(&model).is_some() => {
+                eprintln!("{}: is in the profile without the inputs of matrices; counted anew", printable(&name));
+            }
             Some(t) if (t.info.wanted, t.info.window) == (input.info.wanted, window) => {
                 eprintln!("{}: is in the profile already", printable(&name));
                 continue;

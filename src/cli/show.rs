@@ -62,6 +62,11 @@ struct Shown {
     config: ModelConfig,
 }
 
+/// Parts that are named of a type where matrices have several: all that a model may have, embedding and head included.
+const PARTS: usize = 9;
+/// The same where all have one, beside which norms are f32.
+const PARTS_OF_ONE: usize = 4;
+
 /// The tensors of one type.
 #[derive(Clone, Debug, Serialize)]
 struct TypeShown {
@@ -69,6 +74,9 @@ struct TypeShown {
     name: &'static str,
     /// What the tensors are, without the numbers of their layers.
     parts: Vec<String>,
+    /// In how many layers each part has this type; 0 for what stands outside layers.
+    #[serde(skip)]
+    in_layers: Vec<usize>,
     tensors: usize,
     bytes: u64,
     #[serde(skip)]
@@ -78,15 +86,25 @@ struct TypeShown {
 /// Adds tensors to the list of their types.
 fn add_type(types: &mut Vec<TypeShown>, quant: Quant, name: &str, bytes: u64, numbers: u64) {
     let at = types.iter().position(|known| known.name == quant.name()).unwrap_or_else(|| {
-        types.push(TypeShown { name: quant.name(), parts: Vec::new(), tensors: 0, bytes: 0, numbers: 0 });
+        types.push(TypeShown {
+            name: quant.name(),
+            parts: Vec::new(),
+            in_layers: Vec::new(),
+            tensors: 0,
+            bytes: 0,
+            numbers: 0,
+        });
         types.len() - 1
     });
     let entry = &mut types[at];
     let words = name.split('.').filter(|word| !matches!(*word, "weight" | "model" | "blk" | "layer" | "layers"));
     let part = words.filter(|word| word.parse::<u32>().is_err()).collect::<Vec<_>>().join(".");
-    if !entry.parts.contains(&part) {
+    let place = entry.parts.iter().position(|known| *known == part).unwrap_or_else(|| {
         entry.parts.push(part);
-    }
+        entry.in_layers.push(0);
+        entry.parts.len() - 1
+    });
+    entry.in_layers[place] += usize::from(name.split('.').any(|word| word.parse::<u32>().is_ok()));
     (entry.tensors, entry.bytes, entry.numbers) = (entry.tensors + 1, entry.bytes + bytes, entry.numbers + numbers);
 }
 
@@ -275,9 +293,16 @@ fn table(shown: &Shown) -> String {
     };
     let sparse = if c.activation.is_sparse() { "sparse" } else { "dense" };
     let window = c.window.map_or(String::new(), |w| format!(", attention window {w}"));
+    let named = if shown.types.len() > 2 { PARTS } else { PARTS_OF_ONE };
     let of_type = |t: &TypeShown| {
-        let parts =
-            if t.parts.len() > 4 { format!("{} and more", t.parts[..4].join(", ")) } else { t.parts.join(", ") };
+        let part = |(part, &n): (&String, &usize)| match n {
+            1 if c.layers > 1 => format!("{part} of 1 layer"),
+            _ if (1..c.layers).contains(&n) => format!("{part} of {n} layers"),
+            _ => part.clone(),
+        };
+        let parts = t.parts.iter().zip(&t.in_layers).take(named).map(part).collect::<Vec<_>>().join(", ");
+        let more = if t.parts.len() > named { " and more" } else { "" };
+        let parts = format!("{parts}{more}");
         format!("{} {} in {} tensors ({})", t.name, super::human_bytes(t.bytes), t.tensors, printable(&parts))
     };
     let types = shown.types.iter().map(of_type).collect::<Vec<_>>().join("\n");

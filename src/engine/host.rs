@@ -6,6 +6,7 @@ use super::embed::embed;
 use super::ffn::{self, CachedTools, Neurons, Selection, Work};
 use super::forward::{Executor, Pass, Phase, Step};
 use super::inputs::Input;
+use super::observer::SeenAttention;
 use super::report::Report;
 use super::sparsity::{Scored, Wanted};
 use super::split::Split;
@@ -58,7 +59,7 @@ impl Executor for Host<'_> {
     }
 
     fn attention(&mut self, pass: &mut Pass<'_, '_>, l: usize) {
-        let Pass { model, pool, kernels, buffers: b, caches, .. } = pass;
+        let Pass { model, pool, kernels, buffers: b, caches, probe, .. } = pass;
         let (c, layer, n) = (&model.config, &model.layers[l], b.positions.len());
         let h = c.hidden;
         each(pool, n, &mut b.normed, |t, out| math::norm(c.norm, &layer.attn_norm, &b.x[t * h..(t + 1) * h], out));
@@ -71,6 +72,9 @@ impl Executor for Host<'_> {
         }
         rotate_and_put(c, layer, caches, l, &b.positions, &mut b.qkv, &mut b.cos_sin);
         attention(pool, kernels, c, caches, l, &b.positions, &b.qkv, &mut b.attend, &mut b.attended);
+        if let Some(observer) = &mut probe.observer {
+            observer.attention(&SeenAttention { layer: l, input: &b.normed, attended: &b.attended });
+        }
         b.columns.scale = b.ffn.inputs.take(Input::Output, &b.attended);
         linear(pool, kernels, &layer.o, &b.attended, n, &mut b.columns, &mut b.projected);
         if !c.layer(l).norms.parallel() {

@@ -20,7 +20,7 @@ pub mod split;
 pub use batch::{BatchToken, Logits};
 pub use ffn::{CachedFfn, Counts, Selection, Work};
 pub use health::Failure;
-pub use observer::{AuditCounts, LiveAudit, Observer, Seen};
+pub use observer::{AuditCounts, LiveAudit, Observer, Seen, SeenAttention};
 pub use report::Report;
 pub use session::Session;
 pub use sparsity::{Choice, Foresight, Sparsity};

@@ -6,6 +6,10 @@ use crate::model::Activation;
 
 /// Is called for each layer once its activations are known, before its FFN is added to the residual.
 pub trait Observer {
+    /// Looks at what attention's matrices of one layer read, before [`Observer::layer`] is called for it; not in passes whose attention a
+    /// device computes.
+    fn attention(&mut self, _seen: &SeenAttention<'_>) {}
+
     /// Looks at one layer.
     fn layer(&mut self, seen: &Seen<'_>);
 
@@ -14,6 +18,16 @@ pub trait Observer {
     fn missed(&self) -> Option<&[StoreId]> {
         None
     }
+}
+
+/// The inputs of attention's matrices in one layer of a pass, for n tokens.
+pub struct SeenAttention<'a> {
+    /// The layer's number, from 0.
+    pub layer: usize,
+    /// Output of attention's norm, which queries, keys and values are made from, `[n, hidden]`.
+    pub input: &'a [f32],
+    /// What attention's output matrix reads, `[n, heads * head_dim]`.
+    pub attended: &'a [f32],
 }
 
 /// One layer of a pass, for n tokens. In a mixture of experts, the experts stand in the place of neurons: gates are then the router's

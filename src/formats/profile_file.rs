@@ -19,6 +19,10 @@ pub const BINS: usize = 640;
 /// Most texts of a profile: each has counts for every neuron of the model.
 pub const MAX_TEXTS: usize = 4096;
 
+/// The part of a text that holds [`Inputs`].
+const INPUTS: &str = "inputs";
+/// Most numbers that attention's output matrix reads: as many as a model's hidden size may have, and more than any has.
+const MAX_Q_DIM: u64 = 1 << 17;
 /// Numbers of 8 bytes that a section of sums has for each layer: those of [`LayerSums`].
 const SUMS: usize = 2 + AHEADS.len();
 /// The sum of cosines may be above the number of tokens by this share, because of rounding.
@@ -51,7 +55,7 @@ pub struct Header {
     /// How it was made: for people, not read by the program.
     #[serde(deserialize_with = "sections::few_values")]
     pub made: serde_json::Value,
-    /// Each text's counts, sums and, with a sparsity, magnitudes; filled in by [`write()`].
+    /// Each text's counts, sums and inputs and, with a sparsity, magnitudes; filled in by [`write()`].
     pub sections: Vec<Section>,
 }
 
@@ -82,6 +86,18 @@ pub struct Text {
     pub sums: Vec<LayerSums>,
     /// Histogram of |act(gate)|, `[layers, BINS]`; empty for ReLU models.
     pub magnitudes: Vec<u64>,
+    /// What the model's matrices read; `None` for a mixture of experts and in files made before it was counted.
+    pub inputs: Option<Inputs>,
+}
+
+/// How large the numbers are that a model's matrices read.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Inputs {
+    /// How many numbers attention's output matrix reads, at least 1.
+    pub q_dim: usize,
+    /// Sums of squares over the tokens, `[layers, hidden + q_dim + hidden]`: of what queries, keys and values read, of what attention's output
+    /// matrix reads, of what gate and up read.
+    pub squares: Vec<f64>,
 }
 
 /// What is summed per layer besides counts.
@@ -139,8 +155,13 @@ pub fn open_unfinished(path: &Path) -> Result<ProfileFile> {
     check_header(&file.header).map_err(bad)?;
     // Checksums, too: a profile is read as a whole anyway, and a damaged count would look like a right one.
     file.verify(|_| ())?;
+    let mut width = None;
     for text in 0..file.header.texts.len() {
-        read_text(&file, text)?;
+        let Some(inputs) = read_text(&file, text)?.inputs else { continue };
+        if *width.get_or_insert(inputs.q_dim) != inputs.q_dim {
+            let why = "is as long as another model's".to_owned();
+            return Err(bad((section_name(text, INPUTS), why)));
+        }
     }
     Ok(file)
 }
@@ -216,7 +237,30 @@ pub fn read_text(file: &ProfileFile, text: usize) -> Result<Text> {
             return Err(bad("magnitudes", format!("layer {layer}: the bins do not hold {all} magnitudes")));
         }
     }
-    Ok(Text { info, counts, sums, magnitudes })
+    let inputs = read_inputs(file, text)?;
+    Ok(Text { info, counts, sums, magnitudes, inputs })
+}
+
+/// What matrices read in a text; `None` where the file does not have it.
+fn read_inputs(file: &ProfileFile, text: usize) -> Result<Option<Inputs>> {
+    let (h, name) = (&file.header, section_name(text, INPUTS));
+    let Some(found) = file.section(&name) else { return Ok(None) };
+    let bad = |why: String| Err(Error::bad(file.path(), &name, format!("{why}; {REMEDY}")));
+    let (layer_bytes, least) = (found.bytes / h.layers as u64, 2 * h.hidden as u64);
+    if found.content != Content::Bytes
+        || !found.bytes.is_multiple_of(8 * h.layers as u64)
+        || !(least + 1..=least + MAX_Q_DIM).contains(&(layer_bytes / 8))
+    {
+        let (content, bytes, layers) = (found.content, found.bytes, h.layers);
+        return bad(format!("is {content:?} of {bytes} bytes, not {layers} times more than {least} sums"));
+    }
+    let squares: Vec<f64> = words(file.bytes(found));
+    let width = squares.len() / h.layers;
+    // Written so that NaN fails.
+    if let Some(at) = squares.iter().position(|s| !(*s >= 0.0 && *s < f64::INFINITY)) {
+        return bad(format!("layer {}: a sum of squares is {}", at / width, squares[at]));
+    }
+    Ok(Some(Inputs { q_dim: width - 2 * h.hidden, squares }))
 }
 
 fn section_name(text: usize, part: &str) -> String {
@@ -267,6 +311,10 @@ pub fn write(path: &Path, mut header: Header, texts: &[Text]) -> Result<()> {
         if header.sparsity.is_some() {
             assert_eq!(text.magnitudes.len(), header.layers * BINS);
             put(i, "magnitudes", Content::Numbers, bytemuck::cast_slice(&text.magnitudes))?;
+        }
+        if let Some(inputs) = &text.inputs {
+            assert_eq!(inputs.squares.len(), header.layers * (2 * header.hidden + inputs.q_dim));
+            put(i, INPUTS, Content::Bytes, bytemuck::cast_slice(&inputs.squares))?;
         }
     }
     header.texts = texts.iter().map(|t| t.info.clone()).collect();

@@ -15,6 +15,7 @@ pub mod logits_hash;
 pub mod measure;
 #[cfg(feature = "cuda")]
 pub mod measure_card;
+pub mod mix;
 pub mod network;
 pub mod outliers;
 pub mod pack;

@@ -1,20 +1,22 @@
 //! Packs a published model into a neuron store.
 //!
-//! Norms and biases become f32. Attention and FFN rows get the store's type, embeddings and head at least q8_0; or every tensor keeps its
-//! own type ([`Types`]). Rows whose type and groups stay the same are copied bit for bit; everything else goes through f32. `down` is
-//! stored by output in both file formats and needed by neuron: its columns are gathered and, for quantised types, coded along the hidden
-//! dimension.
+//! Norms and biases become f32. Attention and FFN rows get the store's type, embeddings and head at least q8_0; or types differ by tensor,
+//! as in the source or as a mix says ([`Types`]). Rows whose type and groups stay the same are copied bit for bit; everything else goes
+//! through f32. `down` is stored by output in both file formats and needed by neuron: its columns are gathered and, for quantised types,
+//! coded along the hidden dimension.
 
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, printable};
 use crate::formats::blocks::BlockType;
 use crate::formats::neuron_store::{Header, Writer};
 use crate::formats::rows::{self, GROUP, Quant};
 use crate::formats::{DType, TensorView, blocks};
 use crate::ids::{Permutation, PublishedId};
+use crate::lab::mix::Mix;
 use crate::model::block::{self, BlockLayout};
 use crate::model::config::{Ffn, Norm, Positions};
 use crate::model::layer::Norms;
 use crate::model::source::{Role, Source, finite};
+use crate::profile::Importance;
 use bytemuck::TransparentWrapper;
 use rayon::prelude::*;
 use std::path::Path;
@@ -43,11 +45,26 @@ pub enum Types {
         /// The type of `down`.
         down: Quant,
     },
+    /// Those of a mix, by tensor and layer.
+    Mix(Mix),
 }
 
 impl From<Quant> for Types {
     fn from(quant: Quant) -> Types {
         Types::One(quant)
+    }
+}
+
+impl std::str::FromStr for Types {
+    type Err = String;
+
+    /// One type or a mix, by its name in any case.
+    fn from_str(text: &str) -> Result<Types, String> {
+        if let Some(mix) = Mix::all().find(|mix| mix.name().eq_ignore_ascii_case(text)) {
+            return Ok(Types::Mix(mix));
+        }
+        let mixes = || Mix::all().map(Mix::name).collect::<Vec<_>>().join(", ");
+        text.parse().map(Types::One).map_err(|why: String| format!("{why}, or a mix of them: {}", mixes()))
     }
 }
 
@@ -88,6 +105,7 @@ impl Types {
             (_, Role::Positions) => Quant::F32,
             (Types::One(quant), Role::Embed | Role::Head) => quant.of_edges(),
             (Types::One(quant), _) => quant,
+            (Types::Mix(mix), _) => mix.of(&source.config, role, layer),
             (Types::Own { down }, Role::Down) => down,
             (Types::Own { .. }, _) => match Quant::of_source(source.weight(role, layer)?.info.dtype).packed() {
                 Quant::F32 => Quant::F16,
@@ -96,11 +114,11 @@ impl Types {
         })
     }
 
-    /// The one type that was asked for; `None` where every tensor has its own.
+    /// The one type that was asked for; `None` where tensors differ.
     pub fn one(self) -> Option<Quant> {
         match self {
             Types::One(quant) => Some(quant),
-            Types::Own { .. } => None,
+            Types::Own { .. } | Types::Mix(_) => None,
         }
     }
 
@@ -108,6 +126,7 @@ impl Types {
     pub fn name(self, source: &Source) -> Result<String> {
         Ok(match self {
             Types::One(quant) => quant.name().into(),
+            Types::Mix(mix) => mix.name().into(),
             Types::Own { down } => {
                 let up = self.of(source, Role::Up, 0)?;
                 if up == down { up.name().into() } else { format!("{}-{}", up.name(), down.name()) }
@@ -166,6 +185,21 @@ pub fn pack(
     options: &PackOptions,
     progress: &(dyn Fn(u64, u64) -> Result<()> + Sync),
 ) -> Result<Packed> {
+    pack_weighted(source, path, options, None, progress)
+}
+
+/// As [`pack`], with the least sum of squared errors each times the importance of its column, where a type is not the source's own. `weights`
+/// are the importance and the file that it comes from.
+///
+/// # Errors
+/// As [`pack`], and [`Error::BadFile`] for the importance of another model.
+pub fn pack_weighted(
+    source: &Source,
+    path: &Path,
+    options: &PackOptions,
+    weights: Option<(&Path, &Importance)>,
+    progress: &(dyn Fn(u64, u64) -> Result<()> + Sync),
+) -> Result<Packed> {
     let c = &source.config;
     let types = options.types;
     if c.form.experts.is_some() {
@@ -177,7 +211,10 @@ pub fn pack(
     check_orders(options, c.layers, c.ffn)?;
     let as_published = Permutation::identity();
     let total = packed_bytes(source, types)? + source.tensor_bytes();
-    let job = Job { source, types, progress, total, done: Default::default(), down: Default::default() };
+    let importance = weights.map(|(_, importance)| importance);
+    let job = Job { source, types, importance, progress, total, done: Default::default(), down: Default::default() };
+    // Known first only where something is compared with it: it takes reading the whole source.
+    let known = weights.map(|(file, importance)| check_importance(&job, file, importance)).transpose()?;
     let mut writer = Writer::create(path)?;
 
     job.rows(&mut writer, "embed", c.hidden, &[(Role::Embed, 0)])?;
@@ -232,7 +269,8 @@ pub fn pack(
         bytes(&mut writer, "tokenizer", &json)?;
     }
     let config = serde_json::to_value(c).expect("a configuration is plain data");
-    let (fingerprint, sources) = (source.fingerprint_by(&|bytes| job.advance(bytes))?, source.files().to_vec());
+    let fingerprint = known.map_or_else(|| job.fingerprint(), Ok)?;
+    let sources = source.files().to_vec();
     // If the source changed meanwhile, the store would mix two models under one fingerprint.
     source.check_same()?;
     let quant = types.of(source, Role::Up, 0)?;
@@ -245,7 +283,7 @@ pub fn pack(
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Packed {
     /// How far `down` is off, which GGUF and a store code in different directions: the root of the squared differences by that of the
-    /// squares; `None` where it is not off at all, and where one type was asked for.
+    /// squares; `None` where it is not off at all, and where types were asked for.
     pub down_error: Option<f64>,
 }
 
@@ -294,9 +332,28 @@ fn check_orders(options: &PackOptions, layers: usize, ffn: usize) -> Result<()> 
     }
 }
 
+/// Refuses the importance of another model; returns this one's fingerprint.
+fn check_importance(job: &Job, file: &Path, importance: &Importance) -> Result<String> {
+    let (ours, c) = (job.fingerprint()?, &job.source.config);
+    let remedy = "make one with `dynamicinfer profile MODEL --text FILE -o NEW`";
+    if importance.fingerprint != ours {
+        let (its, owner) = (printable(&importance.fingerprint), printable(&importance.model));
+        let why = format!("is {its}, the model's is {ours}: this profile belongs to another model ({owner}); {remedy}");
+        return Err(Error::bad(file, "fingerprint", why));
+    }
+    let shape = [c.layers, c.hidden, c.q_dim()];
+    if importance.shape != shape {
+        let its = importance.shape;
+        let why = format!("layers, hidden size and heads' numbers are {its:?}, the model's {shape:?}; {remedy}");
+        return Err(Error::bad(file, "inputs", why));
+    }
+    Ok(ours)
+}
+
 struct Job<'a> {
     source: &'a Source,
     types: Types,
+    importance: Option<&'a Importance>,
     progress: &'a (dyn Fn(u64, u64) -> Result<()> + Sync),
     total: u64,
     done: std::sync::atomic::AtomicU64,
@@ -310,6 +367,22 @@ impl Job<'_> {
         (self.progress)(done, self.total.max(done))
     }
 
+    /// The source's fingerprint, as a part of the work.
+    fn fingerprint(&self) -> Result<String> {
+        self.source.fingerprint_by(&|bytes| self.advance(bytes))
+    }
+
+    /// How much errors count by the column of a role's matrix; `None` if all alike.
+    fn columns(&self, role: Role, layer: usize) -> Option<&[f32]> {
+        let importance = self.importance?;
+        match role {
+            Role::Q | Role::K | Role::V => Some(importance.qkv(layer)),
+            Role::O => Some(importance.output(layer)),
+            Role::Gate | Role::Up => Some(importance.ffn(layer)),
+            _ => None,
+        }
+    }
+
     fn have_one_type(&self, parts: &[(Role, usize)]) -> Result<bool> {
         let quant = |&(role, layer): &(Role, usize)| self.types.of(self.source, role, layer);
         let quants = parts.iter().map(quant).collect::<Result<Vec<_>>>()?;
@@ -319,6 +392,8 @@ impl Job<'_> {
     /// Writes one section with the rows of several tensors of one type, one after the other.
     fn rows(&self, writer: &mut Writer, name: &str, cols: usize, parts: &[(Role, usize)]) -> Result<()> {
         let quant = self.types.of(self.source, parts[0].0, parts[0].1)?;
+        // What is stacked reads one input.
+        let importance = self.columns(parts[0].0, parts[0].1);
         let parts: Vec<_> = parts.iter().map(|&(role, layer)| self.source.rows(role, layer)).collect::<Result<_>>()?;
         let rows = parts.iter().map(|part| part.rows).sum();
         let section = writer.add_rows(name, quant, rows, cols);
@@ -331,7 +406,7 @@ impl Job<'_> {
                 let mut out = vec![0; range.len() * row_bytes];
                 let mut values = vec![0.0; cols];
                 for (row, out) in range.clone().zip(out.chunks_exact_mut(row_bytes)) {
-                    convert_row(part.view, part.file_row(row), quant, &mut values, out)?;
+                    convert_row(part.view, part.file_row(row), (quant, importance), &mut values, out)?;
                 }
                 writer.write(section, ((first + range.start) * row_bytes) as u64, &out)?;
                 self.advance(out.len() as u64)
@@ -351,6 +426,7 @@ impl Job<'_> {
         let up = self.source.weight(Role::Up, layer)?;
         let down = self.source.weight(Role::Down, layer)?;
         let by_neuron = self.source.down_by_neuron(layer);
+        let importance = self.columns(Role::Up, layer);
         let cols = c.hidden;
         let layout = layout(self.source, self.types, layer)?;
         let block_bytes = layout.bytes();
@@ -365,11 +441,11 @@ impl Job<'_> {
             let (mut values, mut again, mut sums) = (vec![0.0; cols], vec![0.0; cols], (0.0, 0.0));
             for (neuron, block) in range.clone().zip(blocks.chunks_exact_mut(block_bytes)) {
                 for (view, part) in gate.into_iter().chain([up]).zip(layout.parts()) {
-                    convert_row(view, neuron, part.quant, &mut values, part.of_mut(block))?;
+                    convert_row(view, neuron, (part.quant, importance), &mut values, part.of_mut(block))?;
                 }
                 let part = layout.down();
                 if by_neuron {
-                    convert_row(down, neuron, part.quant, &mut values, part.of_mut(block))?;
+                    convert_row(down, neuron, (part.quant, None), &mut values, part.of_mut(block))?;
                 } else {
                     let at = (neuron - range.start) * cols;
                     rows::encode(part.quant, &columns[at..at + cols], part.of_mut(block));
@@ -405,8 +481,14 @@ impl Job<'_> {
     }
 }
 
-/// Converts row `from` of a matrix into the store's form.
-fn convert_row(view: TensorView<'_>, from: usize, quant: Quant, values: &mut [f32], out: &mut [u8]) -> Result<()> {
+/// Converts row `from` of a matrix into the store's form: a type, and how much errors count by column.
+fn convert_row(
+    view: TensorView<'_>,
+    from: usize,
+    (quant, importance): (Quant, Option<&[f32]>),
+    values: &mut [f32],
+    out: &mut [u8],
+) -> Result<()> {
     let (dtype, cols) = (view.info.dtype, values.len());
     let bytes = dtype.row_bytes(cols);
     let src = &view.data[from * bytes..(from + 1) * bytes];
@@ -431,7 +513,7 @@ fn convert_row(view: TensorView<'_>, from: usize, quant: Quant, values: &mut [f3
         _ => {
             blocks::dequantize(dtype, src, values);
             finite(values, view)?;
-            rows::encode(quant, values, out);
+            rows::encode_weighted(quant, values, importance, out);
             check_range(values, quant, view)?;
         }
     }

@@ -2,11 +2,11 @@
 //! beside the profile, and a later run of the same request continues from there.
 
 use crate::clock::{self, Duration};
-use crate::engine::{Engine, Logits, Observer, Seen, Session};
+use crate::engine::{Engine, Logits, Observer, Seen, SeenAttention, Session};
 use crate::error::{Error, Result, printable};
 use crate::formats::profile_file::{self, BINS, Header, MAX_TEXTS, TextInfo};
 use crate::model::{Activation, KvType, Model};
-use crate::profile::{Accumulator, Profile, empty_text, magnitude};
+use crate::profile::{Accumulator, Profile, Reader, empty_text, magnitude};
 use crate::tokenizer::{Special, Tokenizer};
 use std::path::Path;
 use xxhash_rust::xxh3::{xxh3_64, xxh3_128};
@@ -154,12 +154,13 @@ pub fn profile(
             Profile { header, texts: Vec::new() }
         }
     };
-    let mut accumulator = Accumulator::new(&profile.header, engine.model.config.activation);
+    let q_dim = inputs_of(&engine.model);
+    let mut accumulator = Accumulator::new(&profile.header, engine.model.config.activation, q_dim);
     let mut done: usize = profile.texts.iter().map(|t| t.info.tokens).sum();
     let mut saved = clock::now();
     for (i, input) in request.texts.iter().enumerate() {
         if i == profile.texts.len() {
-            profile.texts.push(empty_text(input.info.clone(), &profile.header));
+            profile.texts.push(empty_text(input.info.clone(), &profile.header, q_dim));
         }
         for window in input.tokens[profile.texts[i].info.tokens..].chunks(request.window) {
             let mut counted = 0;
@@ -191,6 +192,12 @@ pub fn profile(
     Ok(profile)
 }
 
+/// Numbers that attention's output matrix reads, of models whose profiles say how large the inputs of matrices are. Mixtures of experts are
+/// not packed, so nobody would ask for theirs.
+pub fn inputs_of(model: &Model) -> Option<usize> {
+    model.config.form.experts.is_none().then(|| model.config.q_dim())
+}
+
 /// Runs a window from its beginning. `step(n)` is called after each chunk of n tokens.
 fn count(
     engine: &mut Engine,
@@ -212,7 +219,13 @@ fn count(
 struct Counting<'a>(&'a mut Accumulator);
 
 impl Observer for Counting<'_> {
+    fn attention(&mut self, seen: &SeenAttention<'_>) {
+        self.0.inputs(seen.layer, Reader::Qkv, seen.input);
+        self.0.inputs(seen.layer, Reader::Output, seen.attended);
+    }
+
     fn layer(&mut self, seen: &Seen<'_>) {
+        self.0.inputs(seen.layer, Reader::Ffn, seen.input);
         self.0.layer(seen.layer, seen.residual, seen.gates, seen.activations);
     }
 }

@@ -2,7 +2,7 @@
 //! text when the window is complete, so an interrupted run has counted whole windows only.
 
 use super::magnitude;
-use crate::formats::profile_file::{AHEADS, BINS, Header, LayerSums, Text};
+use crate::formats::profile_file::{AHEADS, BINS, Header, Inputs, LayerSums, Text};
 use crate::ids::Permutation;
 use crate::model::Activation;
 
@@ -22,6 +22,9 @@ pub struct Accumulator {
     sums: Vec<LayerSums>,
     /// `[layers, BINS]`, or empty.
     magnitudes: Vec<u64>,
+    /// Numbers that attention's output matrix reads, and sums of the squares of inputs as in [`Inputs::squares`]; `None` where they are not
+    /// counted.
+    inputs: Option<Inputs>,
     /// Active neurons of the last token so far, as bits, `[layers][ffn / 64]`; empty at the beginning of a window.
     last: Vec<Vec<u64>>,
     /// Active neurons of the token at hand, and its magnitudes, `[ffn]`.
@@ -40,9 +43,20 @@ struct Kept {
     norms: Vec<f64>,
 }
 
+/// Matrices of a layer that read one input.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Reader {
+    /// Queries, keys and values.
+    Qkv,
+    /// Attention's output matrix.
+    Output,
+    /// Gate and up.
+    Ffn,
+}
+
 impl Accumulator {
-    /// An empty accumulator for a profile with this header; `activation` is the model's.
-    pub fn new(header: &Header, activation: Activation) -> Accumulator {
+    /// An empty accumulator for a profile with this header; `activation` is the model's, `q_dim` as in [`super::empty_text`].
+    pub fn new(header: &Header, activation: Activation, q_dim: Option<usize>) -> Accumulator {
         let (layers, ffn) = (header.layers, header.ffn);
         let magnitudes = header.sparsity.is_some();
         Accumulator {
@@ -52,6 +66,7 @@ impl Accumulator {
             counts: vec![0; layers * ffn],
             sums: vec![LayerSums::default(); layers],
             magnitudes: vec![0; if magnitudes { layers * BINS } else { 0 }],
+            inputs: q_dim.map(|q_dim| Inputs { q_dim, squares: vec![0.0; layers * (2 * header.hidden + q_dim)] }),
             last: vec![Vec::new(); layers],
             now: vec![0; ffn.div_ceil(64)],
             values: vec![0.0; ffn],
@@ -64,6 +79,7 @@ impl Accumulator {
         self.counts.fill(0);
         self.sums.fill(LayerSums::default());
         self.magnitudes.fill(0);
+        self.inputs.iter_mut().for_each(|inputs| inputs.squares.fill(0.0));
         self.last.iter_mut().for_each(Vec::clear);
     }
 
@@ -96,6 +112,21 @@ impl Accumulator {
         }
     }
 
+    /// Adds what matrices of one layer read for the next tokens of the window, `[n, hidden]` or for the output matrix `[n, q_dim]`.
+    pub fn inputs(&mut self, layer: usize, reader: Reader, input: &[f32]) {
+        let Some(Inputs { q_dim, squares }) = &mut self.inputs else { return };
+        let (h, q) = (self.hidden, *q_dim);
+        let here = &mut squares[layer * (2 * h + q)..(layer + 1) * (2 * h + q)];
+        let here = match reader {
+            Reader::Qkv => &mut here[..h],
+            Reader::Output => &mut here[h..h + q],
+            Reader::Ffn => &mut here[h + q..],
+        };
+        for row in input.chunks_exact(here.len()) {
+            here.iter_mut().zip(row).for_each(|(sum, &x)| *sum += f64::from(x) * f64::from(x));
+        }
+    }
+
     /// Adds the cosines between these residuals and those of earlier layers.
     fn similarity(&mut self, layer: usize, residual: &[f32]) {
         let h = self.hidden;
@@ -122,6 +153,12 @@ impl Accumulator {
         if let Some(layer) = self.sums.iter().position(|s| s.cosines.iter().any(|c| !c.is_finite())) {
             return Err(format!("hidden states of layer {layer} or one after it are not numbers"));
         }
+        if let Some(inputs) = &self.inputs
+            && let Some(at) = inputs.squares.iter().position(|s| !s.is_finite())
+        {
+            let layer = at / (inputs.squares.len() / self.sums.len());
+            return Err(format!("hidden states of layer {layer} or one before it are not numbers"));
+        }
         text.info.tokens += tokens;
         let layers = self.counts.chunks_exact(self.ffn).zip(text.counts.chunks_exact_mut(self.ffn));
         for ((from, to), order) in layers.zip(orders) {
@@ -129,6 +166,10 @@ impl Accumulator {
         }
         text.sums.iter_mut().zip(&self.sums).for_each(|(sum, s)| sum.add(s));
         text.magnitudes.iter_mut().zip(&self.magnitudes).for_each(|(sum, n)| *sum += n);
+        // A text that was begun without inputs goes on without them.
+        if let (Some(all), Some(inputs)) = (&mut text.inputs, &self.inputs) {
+            all.squares.iter_mut().zip(&inputs.squares).for_each(|(sum, s)| *sum += s);
+        }
         Ok(())
     }
 }

@@ -2,14 +2,16 @@
 //! DynamicInfer 3 and E.1). This module only counts; `lab::profile` runs the model.
 
 mod accumulate;
+mod importance;
 pub mod magnitude;
 pub mod statistics;
 
-pub use accumulate::Accumulator;
+pub use accumulate::{Accumulator, Reader};
+pub use importance::Importance;
 pub use statistics::{LayerStatistics, Statistics};
 
 use crate::error::Result;
-use crate::formats::profile_file::{self, BINS, Header, LayerSums, ProfileFile, Text, TextInfo};
+use crate::formats::profile_file::{self, BINS, Header, Inputs, LayerSums, ProfileFile, Text, TextInfo};
 use std::path::Path;
 
 /// A profile in memory.
@@ -90,13 +92,14 @@ impl Profile {
     }
 }
 
-/// A text of which nothing was counted yet.
-pub fn empty_text(info: TextInfo, header: &Header) -> Text {
+/// A text of which nothing was counted yet. `q_dim`: numbers that attention's output matrix reads, if inputs are to be counted.
+pub fn empty_text(info: TextInfo, header: &Header, q_dim: Option<usize>) -> Text {
     Text {
         info,
         counts: vec![0; header.layers * header.ffn],
         sums: vec![LayerSums::default(); header.layers],
         magnitudes: if header.sparsity.is_some() { vec![0; header.layers * BINS] } else { Vec::new() },
+        inputs: q_dim.map(|q_dim| Inputs { q_dim, squares: vec![0.0; header.layers * (2 * header.hidden + q_dim)] }),
     }
 }
 
