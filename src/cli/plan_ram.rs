@@ -38,7 +38,7 @@ pub(super) struct Asked<'a> {
 /// Plans for the memory and the speed that are asked for, and prints it.
 ///
 /// # Errors
-/// [`Error::Usage`] for options of a device, and where there is nothing to plan; [`Error::Memory`] where nothing within the limits is
+/// [`Error::Usage`] for values that mean nothing, and where there is nothing to plan; [`Error::Memory`] where nothing within the limits is
 /// enough.
 pub(super) fn run(asked: &Asked<'_>, subject: &Subject, prediction: &Prediction) -> Result<()> {
     let Some(model) = &subject.model else {
@@ -49,7 +49,10 @@ pub(super) fn run(asked: &Asked<'_>, subject: &Subject, prediction: &Prediction)
     if let Some(speed) = asked.min_speed.filter(|s| !(*s > 0.0 && s.is_finite())) {
         return Err(Error::Usage(format!("--min-speed {speed}: take tokens a second above 0")));
     }
-    let threads = asked.threads.unwrap_or_else(crate::config::default_threads).max(1);
+    let threads = asked.threads.unwrap_or_else(crate::config::default_threads);
+    if !(1..=1024).contains(&threads) {
+        return Err(Error::Usage(format!("--threads {threads}: take 1 to 1024")));
+    }
     let memory = ReadBuffer::new(QUICK_BYTES, crate::config::available_memory())?;
     let bytes_s = (1..=threads).map(|threads| memory.measure(threads).gb_per_s * 1e9).collect();
     drop(memory);
@@ -123,7 +126,7 @@ fn too_little(answer: &RamAnswer, limits: &DiskLimits) -> Error {
     }
     let fastest = machine.fastest(model, &DiskLimits { speed: 0.0, ..*limits }).map_or(0.0, |plan| plan.speed);
     Error::Memory(format!(
-        "{:.1} tokens/s are not reached here: with {} it is {fastest:.1}; ask for less, allow more --ram, or pack the model in a smaller type",
+        "{:.1} tokens/s are not reached here: with {} it is {fastest:.1} at most; ask for less, allow more --ram, or pack the model in a smaller type",
         limits.speed,
         if limits.bytes.is_finite() { human_bytes(limits.bytes as u64) } else { "all of it in memory".into() }
     ))
@@ -147,7 +150,7 @@ fn shown(
     let RamAnswer { machine, model, .. } = answer;
     let mut table = Table::new();
     table.load_style(comfy_table::presets::NOTHING);
-    table.set_header(["memory", "missing", "reads a token", "from disk", "tokens/s", "bound by"]);
+    table.set_header(["memory", "missing", "reads a token", "from disk", "tokens/s up to", "bound by"]);
     for plan in all {
         let point = model.at(plan.bytes);
         table.add_row([
@@ -168,7 +171,7 @@ fn shown(
          at least {} of memory; all of it in memory takes {}\n\n{table}\n\n\
          memory is read at {} with {}; disk: {}, {:.1} GB/s and {:.0} us a read, {:.1} us of a thread\n\
          which neurons: {}\n\
-         plan: {} of memory and {}: {:.1} tokens/s expected, bound by {}\n\
+         plan: {} of memory and {}: at most {:.1} tokens/s, bound by {}\n\
          run it: dynamicinfer run {} --ram {ram}MiB -t {}{}\n",
         printable(&c.name),
         subject.quant,
