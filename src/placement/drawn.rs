@@ -46,7 +46,7 @@ mod tests {
             let chances = drawn.chances.clone();
             let mean = chances.iter().flatten().sum::<f64>() / 8.0;
             assert!((mean - share).abs() < 1e-3, "{mean}");
-            assert!(chances[0].windows(2).all(|pair| pair[0] >= pair[1]) && chances[0][0] <= 1.0);
+            assert!(chances[0].windows(2).all(|pair| pair[0] >= pair[1] - 1e-3) && chances[0][0] <= 1.0);
             // Of the rarest only what is computed in vain.
             let in_vain = share * (1.0 - precision) / (1.0 - 3000.0 / 8000.0);
             assert!((chances[0][3] - in_vain).abs() < 2e-3, "{chances:?}");
