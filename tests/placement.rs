@@ -680,6 +680,12 @@ fn a_plan_of_memory_and_disk_is_what_the_program_runs_with() {
     assert!(misses.windows(2).all(|pair| pair[1] <= pair[0] + 0.02), "{misses:?}");
     assert!(misses[0] > 0.5 && misses[misses.len() - 1] == 0.0, "{misses:?}");
 
+    // Without a predictor all neurons come from disk, whatever the memory, until all of them fit.
+    let dense = plan(&["--ram", &between.to_string(), "--predictor", "none"]);
+    assert_eq!(dense["plan"]["miss"], 1.0);
+    assert!(dense["plan"]["read_bytes"].as_f64().unwrap() >= f64::from(2 * 20_000 * 3 * 2 * 512), "{dense}");
+    assert!(dense["plan"]["speed"].as_f64() < planned["plan"]["speed"].as_f64(), "{dense}");
+
     // The least memory is the least that it runs with.
     let answer = |ram: u64| {
         let ram = ram.to_string();

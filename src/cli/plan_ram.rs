@@ -5,7 +5,7 @@ use super::plan_subject::{Prediction, Subject};
 use crate::error::{Error, Result, printable};
 use crate::lab::measure::{QUICK_BYTES, ReadBuffer};
 use crate::model::KvType;
-use crate::open::{RamAnswer, RamQuestion, ram_plan};
+use crate::open::{RamAnswer, RamQuestion, ram_plan, too_little};
 use crate::placement::disk_plan::{Bound, DiskLimits, DiskMachine, DiskPlan, DiskPoint};
 use comfy_table::{CellAlignment, Table};
 use std::path::Path;
@@ -77,7 +77,7 @@ pub(super) fn run(asked: &Asked<'_>, subject: &Subject, prediction: &Prediction)
         Some(_) => machine.smallest(reads, &limits),
         None => machine.fastest(reads, &limits),
     };
-    let best = best.ok_or_else(|| too_little(&answer, &limits))?;
+    let best = best.ok_or_else(|| nothing_within(&answer, &limits))?;
     let at = |share: f64| {
         let bytes = answer.least_bytes as f64 + share * (answer.all_bytes - answer.least_bytes) as f64;
         machine.plan(reads, best.threads, bytes)
@@ -113,16 +113,10 @@ pub(super) fn run(asked: &Asked<'_>, subject: &Subject, prediction: &Prediction)
 }
 
 /// Why no plan is within the limits, and what is nearest.
-fn too_little(answer: &RamAnswer, limits: &DiskLimits) -> Error {
+fn nothing_within(answer: &RamAnswer, limits: &DiskLimits) -> Error {
     let RamAnswer { machine, model, least_bytes, .. } = answer;
     if limits.bytes < *least_bytes as f64 {
-        return Error::Memory(format!(
-            "--ram {} is below the {} that this model takes with all its neurons on disk: attention, head, keys and values, and room for \
-             reads; give --ram {}MiB or more, take a smaller --ctx-size, or pack the model in a smaller type (--quant q4_0)",
-            human_bytes(limits.bytes as u64),
-            human_bytes(*least_bytes),
-            least_bytes.div_ceil(1 << 20)
-        ));
+        return too_little(&format!("--ram {} is", human_bytes(limits.bytes as u64)), *least_bytes);
     }
     let fastest = machine.fastest(model, &DiskLimits { speed: 0.0, ..*limits }).map_or(0.0, |plan| plan.speed);
     Error::Memory(format!(

@@ -5,6 +5,8 @@ use crate::clock;
 
 /// Reads under way while costs are measured: more are no faster.
 const AT_ONCE: usize = 64;
+/// Bytes of the longer reads that are measured.
+const LARGE: usize = 64 << 10;
 
 /// A disk's costs with many reads under way: a read of b bytes takes `read_us + b / gb_s`. Two measured points give both.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -42,12 +44,11 @@ impl DiskCosts {
     ///
     /// `None` where the span is too short to say anything, or reads fail.
     pub fn measure(disk: &mut dyn Disk, first: u64, span: u64) -> Option<DiskCosts> {
-        let (small, large) = (disk.align().max(4096), 64 << 10);
+        let (small, large) = (disk.align().max(4096), LARGE);
         if span < (16 * large) as u64 {
             return None;
         }
-        let mut memory = vec![0u8; AT_ONCE * large + disk.align()];
-        let start = memory.as_mut_ptr().wrapping_add(memory.as_ptr().align_offset(disk.align()));
+        let (_memory, start) = memory(disk);
         timed(disk, start, (first, span), large)?;
         let mut least = |bytes: usize| Some(least(disk, start, (first, span), bytes)?.0);
         Some(DiskCosts::from_points((small, least(small)?), (large, least(large)?)))
@@ -59,10 +60,16 @@ impl DiskCosts {
         if span < (16 * small) as u64 {
             return None;
         }
-        let mut memory = vec![0u8; AT_ONCE * (64 << 10) + disk.align()];
-        let start = memory.as_mut_ptr().wrapping_add(memory.as_ptr().align_offset(disk.align()));
+        let (_memory, start) = memory(disk);
         Some(least(disk, start, (first, span), small)?.1)
     }
+}
+
+/// Memory for the reads of a measurement, and where in it they may begin.
+fn memory(disk: &dyn Disk) -> (Vec<u8>, *mut u8) {
+    let mut memory = vec![0u8; AT_ONCE * LARGE + disk.align()];
+    let start = memory.as_mut_ptr().wrapping_add(memory.as_ptr().align_offset(disk.align()));
+    (memory, start)
 }
 
 /// The least of some measurements, as what else runs on the machine only makes reads slower.
@@ -88,12 +95,7 @@ fn timed(disk: &mut dyn Disk, memory: *mut u8, (first, span): (u64, u64), bytes:
             let number = asked + i;
             // Spread by the golden ratio, so that neighbours in time lie apart.
             let offset = first + (number as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15) % (span - bytes as u64);
-            Read {
-                number: number as u32,
-                offset: offset / align * align,
-                bytes,
-                into: memory.wrapping_add(i * (64 << 10)),
-            }
+            Read { number: number as u32, offset: offset / align * align, bytes, into: memory.wrapping_add(i * LARGE) }
         };
         let reads: [Read; AT_ONCE] = std::array::from_fn(read);
         // SAFETY: each has its own part of the memory, which is there until all have ended.

@@ -24,7 +24,7 @@ mod strips;
 pub use plan::{Arriving, MAX_UNITS, Round, units_of};
 pub use reads::{MOST_AHEAD, ReadCounts, ReadFault};
 pub use rehearsal::{Rehearsal, Rehearsed};
-pub use strips::Strip;
+pub use strips::{STRIP_READ, Strip};
 
 use crate::cache::SlotTable;
 use crate::device::NONE;

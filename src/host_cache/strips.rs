@@ -6,12 +6,12 @@ use super::reads::Job;
 use std::ops::Range;
 
 /// Bytes of a read: the disk's rate no longer grows with larger ones, and several are under way at once.
-const PIECE: usize = 512 << 10;
+pub const STRIP_READ: usize = 512 << 10;
 
 /// Reads of a layer's strips, at most, for blocks of so many bytes together: each strip ends with one that is shorter.
 pub(super) fn most_reads(bytes: usize, neurons: usize) -> usize {
     // There are no more strips than neurons.
-    bytes.div_ceil(PIECE) + 2 * neurons
+    bytes.div_ceil(STRIP_READ) + 2 * neurons
 }
 
 /// Neurons that lie one after the other in the landing.
@@ -85,8 +85,8 @@ impl HostCache {
     fn list_pieces(&mut self, begin: u64, end: u64, into: *mut u8) -> Range<u32> {
         let align = self.align as u64;
         let mut numbers = 0..0;
-        for at in (begin..end).step_by(PIECE) {
-            let needed = (end - at).min(PIECE as u64) as usize;
+        for at in (begin..end).step_by(STRIP_READ) {
+            let needed = (end - at).min(STRIP_READ as u64) as usize;
             let bytes = needed.next_multiple_of(align as usize);
             let job = Job { offset: at, bytes, needed, into: into.wrapping_add((at - begin) as usize) };
             let number = self.reads.list(0, job);

@@ -23,7 +23,7 @@ mod vram_budget;
 pub use device::{DeviceKind, DeviceOptions, DeviceSession, LookaheadOn, Placement};
 pub use model::{ModelOptions, check_context};
 pub use place::place;
-pub use ram::{RamOptions, layer_blocks};
+pub use ram::{RamOptions, layer_blocks, too_little};
 pub use ram_plan::{RamAnswer, RamQuestion, ram_plan};
 pub use report::DeviceReport;
 pub use sparsity::{PredictorChoice, SparsityOptions};

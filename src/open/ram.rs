@@ -93,6 +93,16 @@ fn sections(model: &Model) -> Result<Vec<&Section>> {
     (0..model.layers.len()).map(section).collect()
 }
 
+/// That a model does not run with so much memory; `given` is what there is: `--ram 1.00 GiB is`.
+pub fn too_little(given: &str, least: u64) -> Error {
+    Error::Memory(format!(
+        "{given} below the {} that this model takes with all its neurons on disk: attention, head, keys and values, and room for reads; give \
+         --ram {}MiB or more, take a smaller --ctx-size, or pack the model in a smaller type (--quant q4_0)",
+        human_bytes(least),
+        least.div_ceil(1 << 20)
+    ))
+}
+
 /// Checks that the limit has room for everything beside the neurons and for reading them; says how many bytes neurons get.
 fn share(
     engine: &Engine,
@@ -109,12 +119,7 @@ fn share(
             Some(ram) => format!("--ram {} is", human_bytes(ram)),
             None => format!("{} of memory are free,", human_bytes(limit)),
         };
-        return Err(Error::Memory(format!(
-            "{given} below the {} that this model takes with all its neurons on disk: attention, head, keys and values, and room for reads; \
-             give --ram {}MiB or more, take a smaller --ctx-size, or pack the model in a smaller type (--quant q4_0)",
-            human_bytes(least),
-            least.div_ceil(1 << 20)
-        )));
+        return Err(too_little(&given, least));
     }
     Ok(limit - resident)
 }

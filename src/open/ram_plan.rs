@@ -4,7 +4,7 @@ use super::device::Need;
 use super::ram::{all_bytes, ffn_bytes, open_disk, resident_with};
 use crate::disk::DiskCosts;
 use crate::error::{Error, Result, human_bytes};
-use crate::host_cache::{HostCacheOptions, Rehearsal, least_bytes};
+use crate::host_cache::{HostCacheOptions, LayerBlocks, Rehearsal, STRIP_READ, least_bytes};
 use crate::ids::StoreId;
 use crate::model::{KvType, Model};
 use crate::placement::disk_plan::{DiskMachine, DiskModel, DiskPoint};
@@ -24,7 +24,7 @@ pub struct RamQuestion<'a> {
     pub model: &'a Model,
     /// How often each neuron was active, in the published order, `[layers][ffn]`.
     pub counts: Vec<Vec<u64>>,
-    /// In how many tokens they were counted.
+    /// In how many tokens they were counted; 0 where nobody has, and counts mean nothing.
     pub tokens: u64,
     /// Share of the neurons that the predictors have computed, 0 to 1; 1 without.
     pub computed_share: f64,
@@ -68,10 +68,12 @@ pub struct RamAnswer {
 pub fn ram_plan(question: RamQuestion<'_>) -> Result<RamAnswer> {
     let RamQuestion { model, computed_share, predictor_bytes, ahead, context, kv, sequences, .. } = question;
     if !model.has_neurons() {
-        return Err(Error::Usage(
-            "only a packed model with neurons of its own is kept in part on disk; pack it: dynamicinfer pack MODEL"
+        return Err(Error::Usage(match model.config.form.experts {
+            Some(_) => "a mixture of experts runs from its file as it lies, which the system keeps in memory as far as it likes: --ram does not \
+                        bound it, and there is nothing to plan"
                 .into(),
-        ));
+            None => "only a packed model with neurons of its own is kept in part on disk; pack it: dynamicinfer pack MODEL".into(),
+        }));
     }
     let need = Need { context, kv, sequences, ram: None };
     let (blocks, mut opened) = open_disk(model)?;
@@ -92,26 +94,11 @@ pub fn ram_plan(question: RamQuestion<'_>) -> Result<RamAnswer> {
             human_bytes(resident + least)
         )));
     }
-    let counts: Vec<Vec<u64>> =
-        question.counts.into_iter().zip(&model.layers).map(|(counts, l)| l.order.into_store(counts)).collect();
-    let rehearsal = Rehearsal { layers: &blocks, align: disk.align(), counts: &counts, tokens: question.tokens };
-    let mut points = Vec::new();
-    for share in SHARES {
-        let bytes = least + ((all - resident - least) as f64 * share) as u64;
-        // For every size the same tokens.
-        let mut drawn = Drawn::new(&counts, question.tokens, (computed_share, question.precision), 1);
-        let mut needs = |layer: usize, list: &mut Vec<StoreId>| drawn.next(layer, list);
-        let done = rehearsal
-            .run(HostCacheOptions { bytes, ..options }, &mut needs)
-            .map_err(|e| Error::Memory(format!("a cache of {} cannot be rehearsed: {e}", human_bytes(bytes))))?;
-        points.push(DiskPoint {
-            bytes: bytes as f64,
-            miss: done.missing / done.needed.max(1.0),
-            reads: done.reads,
-            read_bytes: done.bytes,
-            choose_s: done.seconds,
-        });
-    }
+    let room = (least, all - resident);
+    let mut points = match computed_share < 1.0 {
+        true => rehearsed(&question, &blocks, disk.align(), options, room)?,
+        false => streamed(ffn_bytes(model), room),
+    };
     points.push(DiskPoint { bytes: (all - resident) as f64, ..DiskPoint::default() });
     let footprint = Footprint::of_model(model, context, kv);
     let ffn_bytes = ffn_bytes(model) as f64;
@@ -134,4 +121,46 @@ pub fn ram_plan(question: RamQuestion<'_>) -> Result<RamAnswer> {
         all_bytes: all,
         disk: disk.name(),
     })
+}
+
+/// Points by running caches of several sizes, from the least `room` on towards that which has all.
+fn rehearsed(
+    question: &RamQuestion<'_>,
+    layers: &[LayerBlocks],
+    align: usize,
+    options: HostCacheOptions,
+    (least, all): (u64, u64),
+) -> Result<Vec<DiskPoint>> {
+    let RamQuestion { model, tokens, computed_share, precision, .. } = *question;
+    let published = question.counts.iter().zip(&model.layers);
+    let counts: Vec<Vec<u64>> = match tokens {
+        0 => vec![vec![0; model.config.ffn]; layers.len()],
+        _ => published.map(|(counts, layer)| layer.order.into_store(counts.clone())).collect(),
+    };
+    let rehearsal = Rehearsal { layers, align, counts: &counts, tokens };
+    let point = |share: f64| {
+        let bytes = least + ((all - least) as f64 * share) as u64;
+        // For every size the same tokens.
+        let mut drawn = Drawn::new(&counts, tokens, (computed_share, precision), 1);
+        let mut needs = |layer: usize, list: &mut Vec<StoreId>| drawn.next(layer, list);
+        let done = rehearsal
+            .run(HostCacheOptions { bytes, ..options }, &mut needs)
+            .map_err(|e| Error::Memory(format!("a cache of {} cannot be rehearsed: {e}", human_bytes(bytes))))?;
+        Ok(DiskPoint {
+            bytes: bytes as f64,
+            miss: done.missing / done.needed.max(1.0),
+            reads: done.reads,
+            read_bytes: done.bytes,
+            choose_s: done.seconds,
+        })
+    };
+    SHARES.into_iter().map(point).collect()
+}
+
+/// Points of a model that leaves no neuron out: whatever the memory, all of them come from disk for each token, one after the other.
+fn streamed(ffn_bytes: u64, (least, all): (u64, u64)) -> Vec<DiskPoint> {
+    let reads = ffn_bytes.div_ceil(STRIP_READ as u64) as f64;
+    let point =
+        |bytes: u64| DiskPoint { bytes: bytes as f64, miss: 1.0, reads, read_bytes: ffn_bytes as f64, choose_s: 0.0 };
+    vec![point(least), point(all - 1)]
 }

@@ -13,7 +13,7 @@ pub struct Drawn {
 
 impl Drawn {
     /// From how often each neuron was active in so many `tokens`, `[layers][ffn]`, where predictors have a `share` of them computed of which
-    /// `precision` are active. The others are computed in vain, and are any that are not active.
+    /// `precision` are active. The others are computed in vain, and are any that are not active. With no tokens all neurons come alike.
     pub fn new(counts: &[Vec<u64>], tokens: u64, (share, precision): (f64, f64), seed: u64) -> Drawn {
         // Half a token more for each: in a short text some are not seen that another text has.
         let p = |count: u64| ((count as f64 + 0.5) / (tokens as f64 + 1.0)).min(1.0);
@@ -21,7 +21,10 @@ impl Drawn {
         let active = counts.iter().flatten().map(|&c| p(c)).sum::<f64>() / all;
         let found = (share * precision).min(active);
         let (of_active, of_others) = (found / active, ((share - found) / (1.0 - active)).clamp(0.0, 1.0));
-        let chance = |&count: &u64| p(count) * of_active + (1.0 - p(count)) * of_others;
+        let chance = |&count: &u64| match tokens {
+            0 => share,
+            _ => p(count) * of_active + (1.0 - p(count)) * of_others,
+        };
         let chances = counts.iter().map(|counts| counts.iter().map(chance).collect()).collect();
         Drawn { chances, prng: Prng::new(seed) }
     }
@@ -55,6 +58,8 @@ mod tests {
                 drawn.next(0, &mut list);
                 list.iter().for_each(|n| found[n.index()] += 1.0 / 4000.0);
             }
+            let even = Drawn::new(&[vec![0; 4]], 0, (share, precision), 1).chances;
+            assert!(even[0].iter().all(|chance| (chance - share).abs() < 1e-9), "{even:?}");
             assert!((0..4).all(|n| (found[n] - chances[0][n]).abs() < 0.03), "{found:?} {chances:?}");
         }
     }

@@ -83,6 +83,17 @@ struct OfEngine {
     prompt: usize,
 }
 
+impl OfEngine {
+    /// The engine's options, with room for as many tokens as the method has in one sequence.
+    fn with_context(&self, method: Method) -> EngineOptions {
+        let context = match method {
+            Method::Bench => self.n_prompt.max(self.n_gen).max(1),
+            _ => self.context,
+        };
+        EngineOptions { context: Some(context), ..self.options.clone() }
+    }
+}
+
 /// What `replay` takes.
 struct OfReplay {
     policy: Policy,
@@ -257,23 +268,16 @@ pub fn check(spec: &Spec) -> Result<()> {
     Ok(())
 }
 
-/// Arms whose budget has no room for what they want, and why, before the first row is made.
+/// Those of some arms whose budget has no room for what they want, and why.
 ///
 /// # Errors
 /// What else stands in the way of opening an arm's model.
-pub fn without_room(spec: &Spec) -> Result<Vec<(Arm, String)>> {
+pub fn without_room(spec: &Spec, arms: &[&Arm]) -> Result<Vec<(Arm, String)>> {
     let mut found = Vec::new();
-    for arm in spec.arms() {
-        for &method in &spec.methods {
-            let context = |of: &OfEngine| match method {
-                Method::Bench => of.n_prompt.max(of.n_gen).max(1),
-                _ => of.context,
-            };
-            if matches!(method, Method::Replay | Method::Simulate) {
-                continue;
-            }
-            let of = of_engine(&settings(spec, &arm, method, 0))?;
-            match crate::open::check(&EngineOptions { context: Some(context(&of)), ..of.options }, &Terminal) {
+    for &arm in arms {
+        for &method in spec.methods.iter().filter(|m| !matches!(m, Method::Replay | Method::Simulate)) {
+            let of = of_engine(&settings(spec, arm, method, 0))?;
+            match crate::open::check(&of.with_context(method), &Terminal) {
                 Err(Error::Memory(why)) => {
                     found.push((arm.clone(), why));
                     break;
@@ -308,10 +312,9 @@ fn seeded(mut settings: Arm, seed: u64) -> Arm {
     settings
 }
 
-/// An engine as the arm wants it, with room for `context` tokens.
-fn engine(of: &OfEngine, context: usize) -> Result<Engine> {
-    let options = EngineOptions { context: Some(context), ..of.options.clone() };
-    Ok(open(&options, &Terminal)?.engine)
+/// An engine as the arm wants it.
+fn engine(of: &OfEngine, method: Method) -> Result<Engine> {
+    Ok(open(&of.with_context(method), &Terminal)?.engine)
 }
 
 /// What a device did since the engine was made, for so many tokens.
@@ -329,7 +332,7 @@ fn device(engine: &Engine, metrics: &mut Metrics) {
 
 fn bench(settings: &[(String, Value)], metrics: &mut Metrics) -> Result<()> {
     let args = of_engine(settings)?;
-    let mut engine = engine(&args, args.n_prompt.max(args.n_gen).max(1))?;
+    let mut engine = engine(&args, Method::Bench)?;
     let (prompt, generate) = (args.n_prompt, args.n_gen);
     let options = BenchOptions {
         prompt,
@@ -380,7 +383,7 @@ fn asset(path: &Path) -> PathBuf {
 
 fn evaluate(settings: &[(String, Value)], metrics: &mut Metrics) -> Result<()> {
     let args = of_engine(settings)?;
-    let mut engine = engine(&args, args.context)?;
+    let mut engine = engine(&args, Method::Evaluate)?;
     let tokenizer = Tokenizer::new(engine.model.tokenizer()?, engine.model.path())?;
     let mut tokens = tokenizer.encode_prompt(&eval::read_text(&asset(&args.text))?, Special::AsText)?;
     tokens.truncate(args.tokens);
@@ -410,7 +413,7 @@ fn answer(settings: &[(String, Value)], metrics: &mut Metrics) -> Result<()> {
         .ok_or_else(|| Error::Usage("the method choices needs questions: choices = \"FILE\" under [fixed]".into()))?;
     let file = asset(file);
     let questions = read_questions(&eval::read_text(&file)?, &file)?;
-    let mut engine = engine(&args, args.context)?;
+    let mut engine = engine(&args, Method::Choices)?;
     let tokenizer = Tokenizer::new(engine.model.tokenizer()?, engine.model.path())?;
     let result = choices(&mut engine, &tokenizer, &questions, args.context, args.options.kv, |_, _| ())?;
     put(metrics, "accuracy", result.accuracy);

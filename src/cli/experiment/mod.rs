@@ -11,7 +11,7 @@ use crate::error::{Error, Result, printable};
 use crate::formats::machine_profile::MachineProfile;
 use crate::interrupt;
 use crate::lab::experiment::rows::{Metrics, Row, RowsFile};
-use crate::lab::experiment::{Method, Spec, arm_name, summary};
+use crate::lab::experiment::{Arm, Method, Spec, arm_name, summary};
 use crate::lab::measure::{self, Assumed};
 use serde::{Deserialize, Serialize};
 use std::path::{Path, PathBuf};
@@ -110,7 +110,9 @@ pub fn run(args: Args) -> Result<()> {
     let mut result = Ok(());
     if !missing.is_empty() {
         one_machine(&dir, &mut spec)?;
-        for (arm, why) in arm::without_room(&spec)? {
+        let wanted: Vec<&Arm> =
+            arms.iter().enumerate().filter(|(i, _)| missing.iter().any(|m| m.0 == *i)).map(|(_, a)| a).collect();
+        for (arm, why) in arm::without_room(&spec, &wanted)? {
             eprintln!("{} will be refused: {why}", arm_name(&arm));
         }
         let session = Session { command: command(file, &dir), ..session(&spec)? };
