@@ -99,12 +99,18 @@ fn tokens(n: usize, seed: u64, vocab: usize) -> Vec<u32> {
 
 /// Logits of every token in passes of these sizes; every fourth pass is looked at.
 fn logits(engine: &mut Engine, sizes: &[usize], seed: u64) -> Vec<f32> {
+    logits_with(engine, sizes, seed, |_| ())
+}
+
+/// As [`logits`], with something that happens before each pass.
+fn logits_with(engine: &mut Engine, sizes: &[usize], seed: u64, mut before: impl FnMut(&mut Engine)) -> Vec<f32> {
     let c = engine.model.config.clone();
     let ids = tokens(sizes.iter().sum(), seed, c.vocab.min(90));
     let mut kv = KvCache::new(&c, ids.len(), KvType::F32).unwrap();
     let (mut out, mut rest) = (Vec::new(), &ids[..]);
     for (i, &n) in sizes.iter().enumerate() {
         let (now, after) = rest.split_at(n);
+        before(engine);
         let mut audit = Audit::new(&c, vec![0.0; c.layers]);
         out.extend_from_slice(match i % 4 {
             3 => engine.forward_observed(&mut kv, now, Logits::All, &mut audit),
@@ -382,4 +388,83 @@ fn a_predictors_file_takes_its_bytes_once() {
         bytes > 200_000 && taken.abs_diff(bytes) < bytes / 4 + 20_000,
         "the file has {bytes} bytes, {taken} were set aside"
     );
+}
+
+/// Whatever the budget becomes between two passes, from the least to more than all neurons take, the logits are those of the mapped store,
+/// and the cache never has more than it was given.
+#[test]
+fn the_text_is_the_same_whatever_the_budget_becomes_meanwhile() {
+    let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let store = synth(dir.path(), Activation::Relu, Quant::F16, 256, 700);
+    let (mut hits, mut frames) = (0, std::collections::BTreeSet::new());
+    for seed in 0..2 * Policy::ALL.len() as u64 {
+        let mut prng = Prng::new(seed);
+        let policy = Policy::ALL[seed as usize % Policy::ALL.len()];
+        let ahead = seed as usize % 3;
+        let options = HostCacheOptions { policy, ahead, seed, ..HostCacheOptions::new(0) };
+        let engine = || {
+            let mut engine = Engine::new(Model::open(&store).unwrap(), 2, Kernels::best());
+            engine.set_sparsity(sparsity(3, 0.3, 0.0));
+            engine
+        };
+        let expected = logits(&mut engine(), &PASSES, seed);
+        let mut cached = engine();
+        let disk = match seed % 2 {
+            0 => disk::open(&File::open(&store).unwrap()).unwrap().disk,
+            _ => virtual_disk(&store, 512, seed, Faults { short: 0.2, late: 2, ..Faults::default() }),
+        };
+        let cache = cache(&cached.model, disk, 0.5, options);
+        let (least, neurons) = (cache.least_bytes(), cache.frames().1);
+        // A frame has whole pages around its block at most.
+        let all = ffn_bytes(&cached.model) + neurons as u64 * 8192;
+        let more_than_all = least + 2 * all + (64 << 20);
+        cached.set_host_cache(cache, foresight(3, 0.5, ahead));
+        let found = logits_with(&mut cached, &PASSES, seed, |engine| {
+            let cache = &mut engine.cached.as_mut().unwrap().cache;
+            let budget = match prng.below(4) {
+                0 => least,
+                1 => more_than_all,
+                _ => least + prng.below(all),
+            };
+            cache.set_budget(budget).unwrap();
+            assert!(cache.used_bytes() <= cache.bytes() && cache.bytes() <= budget, "of {budget}");
+            assert_eq!(cache.options().bytes, budget);
+            let now = cache.frames().0;
+            assert!(budget < more_than_all || now == neurons, "{now} frames in {budget} bytes");
+            assert!(budget > least || now == 0, "{now} frames in {budget} bytes");
+            frames.insert(now);
+        });
+        assert!(found == expected, "seed {seed} {} ahead {ahead}", policy.name());
+        hits += cached.cached.as_mut().unwrap().cache.counts().hits;
+    }
+    assert!(hits > 1000 && frames.len() > 15, "{hits} hits, {} sizes: the test tries too little", frames.len());
+}
+
+fn ffn_bytes(model: &Model) -> u64 {
+    layer_blocks(model).unwrap().iter().map(|blocks| (blocks.block_bytes * model.config.ffn) as u64).sum()
+}
+
+/// Who leaves a cache that becomes smaller are those that were needed least often; a budget that the landing's parts alone take leaves nobody.
+#[test]
+fn the_most_frequent_neurons_stay_when_the_budget_shrinks() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = synth(dir.path(), Activation::Relu, Quant::Q8, 256, 700);
+    let model = Model::open(&store).unwrap();
+    let mut cache = cache(&model, virtual_disk(&store, 512, 1, Faults::default()), 1.0, HostCacheOptions::new(0));
+    let counts: Vec<u64> = (0..700).map(|neuron| neuron * 269 % 700 + 1).collect();
+    (0..3).for_each(|layer| cache.place(layer, &counts, 700).unwrap());
+    let (least, mut before) = (cache.least_bytes(), 700);
+    for share in [9, 6, 2, 0] {
+        cache.set_budget(least + share * ffn_bytes(&model) / 10).unwrap();
+        for layer in 0..3 {
+            let table = cache.table(layer);
+            let slots = table.slots().len();
+            assert!(slots < before && (slots > 0 || share == 0), "{slots} after {before}");
+            let mut stayed: Vec<u64> =
+                table.slots().iter().map(|slot| counts[slot.resident().expect("all are taken").index()]).collect();
+            stayed.sort();
+            assert!(stayed.iter().copied().eq(701 - slots as u64..=700), "layer {layer}: {stayed:?}");
+        }
+        before = cache.table(0).slots().len();
+    }
 }

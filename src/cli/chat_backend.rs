@@ -1,6 +1,6 @@
 //! Who answers a chat: the daemon, or an engine in this process.
 
-use super::daemon_verbs::budget_of;
+use super::daemon_verbs::{Asked, budget_of};
 use super::serve::ModelLoader;
 use crate::api::chat::{CHAT_FIELDS, ChatRequest};
 use crate::api::{ApiError, Asker, ServedModel, TOO_LONG, parse};
@@ -10,7 +10,7 @@ use crate::clock::Duration;
 use crate::error::{Error, Result};
 use crate::generation::{Event, Handle, Limits, Reason, start};
 use crate::model::KvCache;
-use crate::serve::{AtEnd, Opened, SetBudget};
+use crate::serve::{AtEnd, Opened, SetBudget, budgets, with_sizes};
 use crate::settings::Settings;
 use serde_json::{Value, json};
 use std::sync::Arc;
@@ -29,6 +29,8 @@ pub struct Here {
     seeds: u64,
     /// Changes the budget of the device; none without one.
     set_budget: Option<Arc<SetBudget>>,
+    /// Changes the host memory that the model may take; none where all of it is there.
+    set_ram: Option<Arc<SetBudget>>,
     at_end: Option<AtEnd>,
     /// Of the talk's keys and values.
     kv_bytes: u64,
@@ -60,7 +62,7 @@ impl Backend {
         let mut settings = settings.clone();
         settings.flag("serve.parallel", "chat", Some(1))?;
         let opened = loader.open(model, &settings)?;
-        let Opened { engine, tokenizer, name, kv, context, sampling, set_budget, at_end, .. } = opened;
+        let Opened { engine, tokenizer, name, kv, context, sampling, set_budget, set_ram, at_end, .. } = opened;
         let tokenizer = Arc::new(tokenizer);
         let (vocab, fingerprint) = (engine.model.config.vocab, engine.model.fingerprint().to_owned());
         let kv_bytes = KvCache::bytes_for(&engine.model.config, context, kv);
@@ -76,6 +78,7 @@ impl Backend {
             runtime,
             seeds,
             set_budget: set_budget.map(Arc::new),
+            set_ram: set_ram.map(Arc::new),
             at_end,
             kv_bytes,
         }))
@@ -129,28 +132,32 @@ impl Backend {
         }
     }
 
-    /// The device's budget, after it was set to `vram` bytes if that is given; `None` where the engine is here and has no device.
-    pub fn budget(&self, vram: Option<u64>) -> Result<Option<Value>> {
+    /// The budgets, after one was set if that is asked for; `None` where the engine is here and has not what is asked for: a device, if nothing
+    /// is to be set, or the memory whose budget is.
+    pub fn budget(&self, asked: Asked) -> Result<Option<Value>> {
         let here = match self {
-            Backend::Daemon(client) => return budget_of(client, vram).map(Some),
+            Backend::Daemon(client) => return budget_of(client, asked).map(Some),
             Backend::Here(here) => here,
         };
-        let Some(set) = here.set_budget.clone() else { return Ok(None) };
-        let kv_bytes = here.kv_bytes;
+        let change = match asked {
+            Asked::Show if here.set_budget.is_none() && here.set_ram.is_none() => return Ok(None),
+            Asked::Show => None,
+            Asked::Vram(bytes) => Some((here.set_budget.clone(), bytes)),
+            Asked::Ram(bytes) => Some((here.set_ram.clone(), bytes)),
+        };
+        if let Some((None, _)) = change {
+            return Ok(None);
+        }
         let answer = here.handle.ask(move |engine| {
-            vram.map_or(Ok(()), |vram| set(engine, vram))?;
-            let memory = engine.split.as_ref().map(|split| (split.device.name(), split.device.memory()));
-            Ok(memory.map(|(device, memory)| {
-                json!({
-                    "device": device,
-                    "vram_budget_bytes": memory.budget,
-                    "vram_used_bytes": memory.used,
-                    "model_bytes": engine.model.file_bytes(),
-                    "kv_bytes": kv_bytes,
-                })
-            }))
+            if let Some((Some(set), bytes)) = change {
+                set(engine, bytes)?;
+            }
+            Ok((budgets(engine), engine.model.file_bytes()))
         });
-        here.runtime.block_on(answer).map_err(|e| Error::Failed(ApiError::from(e).message))?
+        let answer: Result<(Value, u64)> =
+            here.runtime.block_on(answer).map_err(|e| Error::Failed(ApiError::from(e).message))?;
+        let (budgets, model) = answer?;
+        Ok(Some(with_sizes(budgets, model, here.kv_bytes)))
     }
 
     /// Reads something of the daemon's; `None` where the engine is here.

@@ -1,7 +1,7 @@
 //! What `chat` does for lines that begin with a slash.
 
 use super::chat_session::ChatSession;
-use super::daemon_verbs::{budget_line, budget_words};
+use super::daemon_verbs::{Asked, budget_line, budget_words};
 use crate::api::chat::{CHAT_FIELDS, ChatRequest};
 use crate::api::parse;
 use crate::error::{Error, Result, printable};
@@ -24,7 +24,7 @@ const HELP: &str = "\
 /regen           throw the last answer away and ask again
 /clear           forget the talk
 /save FILE       write the talk to a file; /load FILE reads one
-/budget [SIZE]   memory that the device may use; with SIZE set it (also: get, set SIZE)
+/budget [SIZE]   memory that the device may use; with SIZE set it (also: get, set SIZE; --ram SIZE for host memory)
 /policy [NAME]   which neurons are brought to the device
 /multi           a message over several lines: begin it with \"\"\" and end it so
 /exit            also /bye, /quit, Ctrl-D
@@ -189,9 +189,13 @@ fn load(talk: &mut ChatSession, path: &str) -> Result<()> {
 
 const HERE: &str = "the model runs in this process, on the processor alone: there is no device; begin with --device cuda (or virtual) and --vram 8GiB\n";
 
+const HERE_WHOLE: &str = "the model runs in this process, and all of it is in memory: there is no limit that could change; begin with --ram and less than it takes\n";
+
 fn budget(talk: &ChatSession, size: &str) -> Result<()> {
-    match talk.backend.budget(budget_words(size).map_err(usage)?)? {
+    let asked = budget_words(size).map_err(usage)?;
+    match talk.backend.budget(asked)? {
         Some(budget) => super::print(&(budget_line(&budget) + "\n")),
+        None if matches!(asked, Asked::Ram(_)) => super::print(HERE_WHOLE),
         None => super::print(HERE),
     }
 }

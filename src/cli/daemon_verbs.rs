@@ -193,14 +193,18 @@ fn end(path: &Path) -> Result<Pid> {
     Ok(peer.pid)
 }
 
-/// Show or set how much memory the daemon's device may use
+/// Show or set how much memory the daemon may use: its device's, or the host's
 ///
-/// budget, budget get, budget 6GiB and budget set 6GiB: the words that /budget takes in a chat.
+/// budget, budget get, budget 6GiB and budget set 6GiB are about the device; budget --ram 2GiB and budget set --ram 2GiB about host memory, of a
+/// model that was loaded with --ram. They are the words that /budget takes in a chat.
 #[derive(clap::Args)]
 pub struct BudgetArgs {
     /// get, or set SIZE, or SIZE alone: 6GiB, 6G, 6GB, 6144MiB or bytes
     #[arg(value_name = "WORDS", num_args = 0..=3)]
     words: Vec<String>,
+    /// Host memory that the model may take, as --ram of `serve` counts it: 2GiB, 2G or bytes
+    #[arg(long, value_name = "SIZE", value_parser = checked_size, allow_hyphen_values = true)]
+    ram: Option<String>,
     /// Machine-readable
     #[arg(long)]
     json: bool,
@@ -208,40 +212,70 @@ pub struct BudgetArgs {
     socket: SocketArgs,
 }
 
-/// What `budget` and /budget are told: the size to set, or `None` to show what is set.
-pub fn budget_words(words: &str) -> std::result::Result<Option<u64>, String> {
+/// What `budget` and /budget are told.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Asked {
+    /// To show what is set.
+    Show,
+    /// To give the device so many bytes.
+    Vram(u64),
+    /// To give the model so many bytes of host memory.
+    Ram(u64),
+}
+
+/// What the words of `budget` and /budget ask for.
+pub fn budget_words(words: &str) -> std::result::Result<Asked, String> {
+    let words = words.replace("--ram=", "--ram ");
     let words: Vec<&str> = words.split_whitespace().collect();
     match words[..] {
-        [] | ["get"] => Ok(None),
-        ["set"] => Err("set what? take a size: set 6GiB".into()),
-        ["set", ref size @ ..] => size::parse(&size.concat()).map(Some),
-        ref size => size::parse(&size.concat()).map(Some),
+        [] | ["get"] => Ok(Asked::Show),
+        ["set"] => Err("set what? take a size: set 6GiB, or set --ram 2GiB".into()),
+        ["--ram"] | ["set", "--ram"] => Err("--ram takes a size: set --ram 2GiB".into()),
+        ["set", "--ram", ref size @ ..] | ["--ram", ref size @ ..] => size::parse(&size.concat()).map(Asked::Ram),
+        [.., "--ram", _] => Err("set the device's budget and that of host memory one after the other".into()),
+        ["set", ref size @ ..] => size::parse(&size.concat()).map(Asked::Vram),
+        ref size => size::parse(&size.concat()).map(Asked::Vram),
     }
 }
 
-/// The budget of the daemon's device, after it was set to `vram` bytes if that is given.
+/// The daemon's budgets, after one was set if that is asked for.
 ///
 /// # Errors
-/// Where there is no device, [`Error::Failed`] with how to get one; the client's.
-pub fn budget_of(client: &Client, vram: Option<u64>) -> Result<Value> {
+/// Where there is no such memory with a budget, [`Error::Failed`] with how to get one; the client's.
+pub fn budget_of(client: &Client, asked: Asked) -> Result<Value> {
     let now = client.get("/v1/x/budget")?;
-    let Some(vram) = vram else { return Ok(now) };
-    if now["device"].is_null() {
-        let source = client.get("/v1/x/ps")?["models"][0]["source"].as_str().map_or("MODEL".into(), printable);
-        return Err(Error::Failed(format!(
-            "{NO_DEVICE}; load it with one: dynamicinfer load {source} --device cuda --vram {vram} (an NVIDIA card; `doctor` says \
-             whether one can be used, `plan {source} --vram {vram}` what it would hold)"
-        )));
-    }
-    client.json("PUT", "/v1/x/budget", Some(&json!({"vram_budget_bytes": vram})))
+    let source = || Ok(client.get("/v1/x/ps")?["models"][0]["source"].as_str().map_or("MODEL".into(), printable));
+    let change = match asked {
+        Asked::Show => return Ok(now),
+        Asked::Vram(vram) if now["device"].is_null() => {
+            let source = source()?;
+            return Err(Error::Failed(format!(
+                "{NO_DEVICE}; load it with one: dynamicinfer load {source} --device cuda --vram {vram} (an NVIDIA card; `doctor` says \
+                 whether one can be used, `plan {source} --vram {vram}` what it would hold)"
+            )));
+        }
+        Asked::Ram(ram) if now["ram_budget_bytes"].is_null() => {
+            return Err(Error::Failed(format!(
+                "{NO_RAM_LIMIT}; load it with one: dynamicinfer load {} --ram {ram} (or start serve with --ram)",
+                source()?
+            )));
+        }
+        Asked::Vram(vram) => json!({"vram_budget_bytes": vram}),
+        Asked::Ram(ram) => json!({"ram_budget_bytes": ram}),
+    };
+    client.json("PUT", "/v1/x/budget", Some(&change))
 }
 
 /// Why there is no budget to set.
 pub const NO_DEVICE: &str = "the model runs on the CPU alone: there is no device whose memory could have a budget";
+const NO_RAM_LIMIT: &str = "the model lies in host memory as a whole: there is no limit that could change, which only a packed model has that \
+                            was loaded with less memory than it takes";
 
 pub fn budget(args: BudgetArgs) -> Result<()> {
-    let set = budget_words(&args.words.join(" ")).map_err(|why| Error::Usage(format!("budget: {why}")))?;
-    let budget = budget_of(&args.socket.connect()?, set)?;
+    let ram = args.ram.iter().flat_map(|ram| ["--ram", ram]);
+    let words: Vec<&str> = args.words.iter().map(String::as_str).chain(ram).collect();
+    let asked = budget_words(&words.join(" ")).map_err(|why| Error::Usage(format!("budget: {why}")))?;
+    let budget = budget_of(&args.socket.connect()?, asked)?;
     if args.json {
         return super::print_json(&budget);
     }
@@ -256,6 +290,9 @@ pub fn budget_line(budget: &Value) -> String {
         Some(device) => {
             let device = printable(device);
             format!("{device}: {} of {}; {memory}", bytes("vram_used_bytes"), bytes("vram_budget_bytes"))
+        }
+        None if budget["ram_budget_bytes"].is_u64() => {
+            format!("no device; host memory: {} of {}; {memory}", bytes("ram_used_bytes"), bytes("ram_budget_bytes"))
         }
         None => format!("no device; {memory}"),
     }

@@ -147,6 +147,7 @@ impl ModelLoader {
         let set_budget = device
             .clone()
             .map(|device| -> SetBudget { Box::new(move |engine, vram| device.budget.set(engine, vram).map(drop)) });
+        let set_ram = engine.cached.is_some().then(|| -> SetBudget { Box::new(open::set_ram) });
         let trace = self.trace.clone();
         let at_end = (device.is_some() || trace.is_on()).then(|| -> AtEnd {
             Box::new(move |engine| {
@@ -160,7 +161,7 @@ impl ModelLoader {
         });
         let name = settings.text("serve.name").map_or_else(|| model_name(model), str::to_owned);
         let sampling = sampling_arg::defaults(settings)?;
-        Ok(Opened { engine, tokenizer, name, kv, context, sampling, set_budget, limits, at_end })
+        Ok(Opened { engine, tokenizer, name, kv, context, sampling, set_budget, set_ram, limits, at_end })
     }
 }
 

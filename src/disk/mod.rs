@@ -48,11 +48,12 @@ pub trait Disk: Send {
     /// What offsets, lengths and addresses are multiples of, a power of two.
     fn align(&self) -> usize;
 
-    /// Tells it of the memory that reads will go to, all or nearly all of them. Advice only.
+    /// Tells it of the memory that reads will go to, all or nearly all of them: parts that begin there and have so many bytes, in the place of
+    /// those that it was told of before. Advice only. Nothing is under way.
     ///
     /// # Safety
-    /// The memory is there as long as the disk.
-    unsafe fn will_fill(&mut self, _start: *mut u8, _bytes: usize) {}
+    /// The memory is there until it is told again, or as long as the disk.
+    unsafe fn will_fill(&mut self, _parts: &[(*mut u8, usize)]) {}
 
     /// Begins reads; no more than [`DEPTH`] are under way.
     ///
@@ -143,7 +144,7 @@ mod tests {
             let skip = memory.as_ptr().align_offset(align);
             let start = memory.as_mut_ptr().wrapping_add(skip);
             // SAFETY: the memory outlives the disk's work.
-            unsafe { disk.will_fill(start, memory.len() - skip) };
+            unsafe { disk.will_fill(&[(start, memory.len() - skip)]) };
             let pieces = bytes.len().div_ceil(piece);
             let mut got = vec![0; pieces];
             for batch in (0..pieces).collect::<Vec<_>>().chunks(DEPTH) {

@@ -15,8 +15,8 @@ pub struct Uring {
     file: File,
     align: usize,
     how: &'static str,
-    /// Where the registered memory begins, and its bytes; none if it was refused.
-    registered: (usize, usize),
+    /// Where each registered piece of memory begins, and its bytes, ascending; none if they were refused.
+    registered: Vec<(usize, usize)>,
 }
 
 impl Uring {
@@ -25,15 +25,14 @@ impl Uring {
     /// # Errors
     /// The system has no io_uring or does not allow it, as many containers do not.
     pub fn new(file: File, align: usize, how: &'static str) -> io::Result<Uring> {
-        Ok(Uring { ring: IoUring::new(DEPTH as u32)?, file, align, how, registered: (0, 0) })
+        Ok(Uring { ring: IoUring::new(DEPTH as u32)?, file, align, how, registered: Vec::new() })
     }
 
     /// Number of the registered piece in which the memory lies as a whole.
     fn piece(&self, into: *mut u8, bytes: usize) -> Option<u16> {
-        let (start, length) = self.registered;
-        let at = into.addr().checked_sub(start)?;
-        let inside = bytes > 0 && at + bytes <= length && at / PIECE == (at + bytes - 1) / PIECE;
-        inside.then_some((at / PIECE) as u16)
+        let piece = self.registered.partition_point(|(start, _)| *start <= into.addr()).checked_sub(1)?;
+        let (start, length) = self.registered[piece];
+        (bytes > 0 && into.addr() + bytes <= start + length).then_some(piece as u16)
     }
 }
 
@@ -46,13 +45,24 @@ impl Disk for Uring {
         self.align
     }
 
-    unsafe fn will_fill(&mut self, start: *mut u8, bytes: usize) {
+    unsafe fn will_fill(&mut self, parts: &[(*mut u8, usize)]) {
+        if !self.registered.is_empty() {
+            self.registered.clear();
+            let _ = self.ring.submitter().unregister_buffers();
+        }
         // Registered memory is looked up once and not for each read. Where so much may not be locked, reads go there all the same.
-        let piece = |at: usize| libc::iovec { iov_base: start.wrapping_add(at).cast(), iov_len: PIECE.min(bytes - at) };
-        let pieces: Vec<libc::iovec> = (0..bytes).step_by(PIECE).map(piece).collect();
+        let pieces_of = |&(start, bytes): &(*mut u8, usize)| {
+            let piece = move |at: usize| libc::iovec {
+                iov_base: start.wrapping_add(at).cast(),
+                iov_len: PIECE.min(bytes - at),
+            };
+            (0..bytes).step_by(PIECE).map(piece)
+        };
+        let mut pieces: Vec<libc::iovec> = parts.iter().flat_map(pieces_of).collect();
+        pieces.sort_by_key(|piece| piece.iov_base.addr());
         // SAFETY: the caller's promise.
-        if unsafe { self.ring.submitter().register_buffers(&pieces) }.is_ok() {
-            self.registered = (start.addr(), bytes);
+        if !pieces.is_empty() && unsafe { self.ring.submitter().register_buffers(&pieces) }.is_ok() {
+            self.registered = pieces.iter().map(|piece| (piece.iov_base.addr(), piece.iov_len)).collect();
         }
     }
 

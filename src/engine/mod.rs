@@ -18,7 +18,7 @@ pub mod sparsity;
 pub mod split;
 
 pub use batch::{BatchToken, Logits};
-pub use ffn::{CachedFfn, Counts, Selection, Work};
+pub use ffn::{CachedFfn, Counts, HostBudget, Selection, Work};
 pub use health::Failure;
 pub use observer::{AuditCounts, LiveAudit, Observer, Seen, SeenAttention};
 pub use report::Report;

@@ -124,6 +124,10 @@ pub struct Metrics {
     pub disk_reads: Number,
     /// Nanoseconds that threads have waited for the disk, all together.
     pub disk_wait_ns: Number,
+    /// Bytes of host memory that the model may take; 0 where all of it is there, as the next.
+    pub ram_budget_bytes: Number,
+    /// Bytes of host memory that it takes.
+    pub ram_used_bytes: Number,
     /// Active neurons times tokens that the device computed; 0 without a device, as all that follow up to the audit's.
     pub hits: Number,
     /// Active neurons times tokens that the CPU computed beside a device.

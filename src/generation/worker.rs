@@ -512,6 +512,11 @@ impl Worker {
         m.disk_bytes.add(cache.reads.bytes);
         m.disk_reads.add(cache.reads.reads);
         m.disk_wait_ns.add(cache.waited_ns);
+        if let Some(cached) = &self.engine.cached {
+            let memory = cached.memory();
+            m.ram_budget_bytes.set(memory.budget);
+            m.ram_used_bytes.set(memory.used);
+        }
         m.neurons_computed.add(report.computed.iter().sum());
         let config = &self.engine.model.config;
         m.neurons_all.add(report.tokens * (config.ffn * config.layers) as u64);

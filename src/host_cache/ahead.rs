@@ -82,6 +82,13 @@ impl HostCache {
         self.layer = layer;
     }
 
+    /// Gives up all that was asked for ahead. Nothing is under way then, and nothing is listed.
+    pub(super) fn rest(&mut self) {
+        self.reads.finish(0);
+        (0..self.aheads.len()).for_each(|place| self.give_up(place));
+        self.reads.advance(MOST_AHEAD + 1);
+    }
+
     /// Gives up what was asked for ahead: what came straight to its frame stays there.
     pub(super) fn give_up(&mut self, place: usize) {
         let Some(layer) = self.aheads[place].layer else { return };

@@ -19,6 +19,7 @@ mod memory;
 mod plan;
 mod reads;
 mod rehearsal;
+mod shares;
 mod strips;
 
 pub use plan::{Arriving, MAX_UNITS, Round, units_of};
@@ -36,6 +37,7 @@ use ahead::{Ahead, Regions};
 use memory::Memory;
 use plan::{Filling, Listing, Plan, Room, Wanted};
 use reads::Reads;
+use shares::{Shares, frames_bytes};
 use std::io;
 use strips::Strips;
 
@@ -149,9 +151,11 @@ impl std::ops::AddAssign for HostCacheCounts {
 struct Layer {
     blocks: LayerBlocks,
     table: SlotTable,
-    /// Its first frame, and bytes from one to the next.
-    frames: *mut u8,
+    /// Its frames, and bytes from one to the next.
+    frames: Memory,
     frame_bytes: usize,
+    /// Bytes of the frames that the disk is told of at most.
+    told: usize,
     /// Token at which each neuron was computed last, `[neurons]`.
     last: Vec<u32>,
     /// How often each was computed lately, 0 to 1, `[neurons]`.
@@ -166,7 +170,7 @@ impl Layer {
 
     /// The frame of a slot.
     fn frame(&self, slot: SlotId) -> *mut u8 {
-        self.frames.wrapping_add(slot.index() * self.frame_bytes)
+        self.frames.start().wrapping_add(slot.index() * self.frame_bytes)
     }
 }
 
@@ -188,7 +192,7 @@ pub struct HostCache {
     slot_for: Vec<u32>,
     /// Slots that are being filled.
     filling: Vec<Filling>,
-    landing: *mut u8,
+    landing: Memory,
     half: usize,
     regions: Regions,
     plan: Plan,
@@ -201,7 +205,6 @@ pub struct HostCache {
     token: u32,
     counts: HostCacheCounts,
     fault: Option<ReadFault>,
-    _memory: Memory,
 }
 
 // SAFETY: its pointers are into memory of its own.
@@ -248,47 +251,28 @@ impl HostCache {
         neurons: usize,
         options: HostCacheOptions,
     ) -> io::Result<HostCache> {
-        let mut disk = disk;
-        let (align, all) = (disk.align(), options.bytes as usize);
-        let least = least_half(layers, neurons, align, options.gap());
-        assert!(2 * least <= all, "a cache of {all} bytes cannot hold a unit");
-        let half = (all / HALF_SHARE).clamp(least, HALF.max(least)) / PAGE * PAGE;
+        let align = disk.align();
         assert!(options.ahead <= MOST_AHEAD, "nobody looks ahead so far");
-        let count = options.ahead + 1;
-        // Reads ahead take a small part of what frames would have.
-        let region = (half / 2).min((all - 2 * half) / 8 / count) / PAGE * PAGE;
-        let region = if options.ahead > 0 { region } else { 0 };
-        let landings = 2 * half + count * region;
-        // Every layer gets the same share of the bytes.
-        let share = (all - landings) / layers.len().max(1);
-        let of = |blocks: &LayerBlocks| {
-            let bytes = frame_bytes(blocks, neurons, align);
-            (bytes, (share.saturating_sub(PAGE) / bytes).min(neurons))
-        };
-        let room = |blocks: &LayerBlocks| (of(blocks).0 * of(blocks).1).next_multiple_of(PAGE);
-        let mut memory = Memory::new(landings + layers.iter().map(room).sum::<usize>())?;
-        let landing = memory.start();
-        // SAFETY: the memory is dropped after the reads, which own the disk.
-        unsafe { disk.will_fill(landing, memory.bytes()) };
-        let regions = Regions { first: landing.wrapping_add(2 * half), bytes: region, count };
-        let mut frames = landing.wrapping_add(landings);
+        let shares = Shares::of(layers, neurons, align, &options);
+        let most = HALF.max(least_half(layers, neurons, align, options.gap()));
+        let landing = Memory::new(2 * most + (options.ahead + 1) * most / 2, shares.landing())?;
         let layer = |blocks: &LayerBlocks| {
-            let (frame_bytes, slots) = of(blocks);
-            let start = frames;
-            frames = frames.wrapping_add(room(blocks));
-            Layer {
+            let frame_bytes = frame_bytes(blocks, neurons, align);
+            let bytes = |slots: usize| frames_bytes(frame_bytes, slots);
+            Ok(Layer {
                 blocks: *blocks,
-                table: SlotTable::new(slots, neurons),
-                frames: start,
+                table: SlotTable::new(0, neurons),
+                frames: Memory::new(bytes(neurons), bytes(shares.slots(frame_bytes, neurons)))?,
                 frame_bytes,
+                told: usize::MAX,
                 last: vec![0; neurons],
                 frequencies: vec![0.0; neurons],
-            }
+            })
         };
-        let layers: Vec<Layer> = layers.iter().map(layer).collect();
+        let layers = layers.iter().map(layer).collect::<io::Result<Vec<Layer>>>()?;
         let rules = Rules { gain: false, thresholds: false, ..options.policy.rules() };
         let longest = layers.iter().map(|l| l.blocks.block_bytes * neurons).max().unwrap_or(0);
-        Ok(HostCache {
+        let mut cache = HostCache {
             // A read for each neuron, or for each piece of each strip.
             reads: Reads::new(disk, neurons + strips::most_reads(longest, neurons)),
             policy: options.policy.start(layers.len(), neurons, &rules),
@@ -302,9 +286,9 @@ impl HostCache {
             needed: vec![0; neurons],
             slot_for: vec![NONE; neurons],
             filling: Vec::with_capacity(neurons),
+            regions: Regions { first: landing.start(), bytes: 0, count: 1 },
             landing,
-            half,
-            regions,
+            half: 0,
             plan: Plan::new(neurons),
             aheads: (0..MOST_AHEAD + 1).map(|_| Ahead::new(neurons)).collect(),
             strips: Strips::default(),
@@ -313,8 +297,9 @@ impl HostCache {
             token: 0,
             counts: HostCacheCounts::default(),
             fault: None,
-            _memory: memory,
-        })
+        };
+        cache.set_budget(options.bytes)?;
+        Ok(cache)
     }
 
     /// Fills a layer's frames with the neurons that were active most often, by `counts` of some `tokens`, `[ffn]` in the store's order, and
@@ -395,7 +380,7 @@ impl HostCache {
         let place = layer % self.aheads.len();
         let HostCache { layers, plan, reads, aheads, slot_for, filling, align, half, landing, options, counts, .. } =
             self;
-        let room = Room::new(&layers[layer], *align, options, *landing, *half);
+        let room = Room::new(&layers[layer], *align, options, landing.start(), *half);
         let wanted = Wanted { neurons, early: &aheads[place].early, slot_for };
         plan.make(&room, wanted, units, &mut Listing { reads, filling });
         let (misses, early) = plan.misses();

@@ -397,10 +397,17 @@ mod tests {
         file
     }
 
+    fn memory(bytes: usize) -> Memory {
+        let mut memory = Memory::new(bytes, bytes).unwrap();
+        // SAFETY: nothing goes away.
+        unsafe { memory.resize(bytes) }.unwrap();
+        memory
+    }
+
     /// Lists all pieces of a file of `pieces`, of which it has `there`.
     fn all(there: usize, pieces: usize, faults: Faults, seed: u64) -> (Reads, Memory) {
         let disk = VirtualDisk::new(file(there).reopen().unwrap(), 512, seed, faults);
-        let (mut reads, mut memory) = (Reads::new(Box::new(disk), pieces), Memory::new(pieces * PIECE).unwrap());
+        let (mut reads, memory) = (Reads::new(Box::new(disk), pieces), memory(pieces * PIECE));
         for piece in 0..pieces {
             let into = memory.start().wrapping_add(piece * PIECE);
             reads.list(0, Job { offset: (piece * PIECE) as u64, bytes: PIECE, needed: PIECE, into });
@@ -412,7 +419,7 @@ mod tests {
     fn failed_and_short_reads_are_asked_for_again_until_all_is_there() {
         for seed in 0..20 {
             let faults = Faults { fail: 0.2, short: 0.4, late: 3, ..Faults::default() };
-            let (mut reads, mut memory) = all(100, 100, faults, seed);
+            let (mut reads, memory) = all(100, 100, faults, seed);
             // SAFETY: the memory outlives them.
             unsafe { reads.allow(0, 100) };
             let here: Vec<bool> = (0..100).map(|n| reads.wait(n)).collect();
@@ -480,7 +487,7 @@ mod tests {
     fn a_later_list_is_read_behind_the_first() {
         let many = 3 * DEPTH;
         let (mut reads, _memory) = all(many, many, Faults::default(), 1);
-        let mut apart = Memory::new(2 * PIECE).unwrap();
+        let apart = memory(2 * PIECE);
         let job = |n: usize, start: *mut u8| Job {
             offset: 0,
             bytes: PIECE,

@@ -64,7 +64,7 @@ impl HostCache {
                 part += 1;
             }
             let (from, to) = (self.layers[layer].offset(neuron), self.layers[layer].offset(end(part - 1)));
-            let into = self.landing.wrapping_add(side * self.half);
+            let into = self.landing.start().wrapping_add(side * self.half);
             let reads = self.list_pieces(begin, to, into);
             let first_block = into.wrapping_add((from - begin) as usize);
             let neurons = neuron..end(part - 1);

@@ -14,6 +14,7 @@ pub mod machine;
 pub mod model;
 pub mod place;
 mod ram;
+mod ram_budget;
 mod ram_plan;
 pub mod report;
 pub mod sparsity;
@@ -24,6 +25,7 @@ pub use device::{DeviceKind, DeviceOptions, DeviceSession, LookaheadOn, Placemen
 pub use model::{ModelOptions, check_context};
 pub use place::place;
 pub use ram::{RamOptions, layer_blocks, too_little};
+pub use ram_budget::set_ram;
 pub use ram_plan::{RamAnswer, RamQuestion, ram_plan};
 pub use report::DeviceReport;
 pub use sparsity::{PredictorChoice, SparsityOptions};

@@ -163,7 +163,9 @@ pub(super) fn keep_a_part(
         if options.ram.is_none() { "; --ram sets how much" } else { "" }
     ));
     load_the_rest(&engine.model);
+    let beside = resident_bytes(engine, need);
     engine.set_host_cache(cache, foresight);
+    engine.cached.as_mut().expect("it was set").beside = beside;
     Ok(())
 }
 

@@ -104,40 +104,67 @@ fn device(engine: &Engine) -> Value {
 /// 503 without a model.
 pub async fn budget(daemon: &Daemon) -> Result<Value, ApiError> {
     let loaded = daemon.ready()?;
-    let device = loaded.handle.ask(|engine| device(engine)).await?;
-    Ok(json!({
+    let budgets = loaded.handle.ask(|engine| budgets(engine)).await?;
+    Ok(with_sizes(budgets, loaded.file_bytes, loaded.kv_bytes))
+}
+
+/// The budgets of an engine's memories and what is used of them; null for a device that is not there, and for host memory where the whole
+/// model is there.
+pub fn budgets(engine: &Engine) -> Value {
+    let (device, ram) = (device(engine), engine.cached.as_ref().map(|cached| cached.memory()));
+    json!({
         "device": device["name"],
         "vram_budget_bytes": device["budget_bytes"],
         "vram_used_bytes": device["used_bytes"],
-        "model_bytes": loaded.file_bytes,
-        "kv_bytes": loaded.kv_bytes,
-    }))
+        "ram_budget_bytes": ram.map(|ram| ram.budget),
+        "ram_used_bytes": ram.map(|ram| ram.used),
+    })
+}
+
+/// Budgets, with the bytes of the model's file and of its keys and values.
+pub fn with_sizes(mut budgets: Value, model: u64, kv: u64) -> Value {
+    budgets["model_bytes"] = model.into();
+    budgets["kv_bytes"] = kv.into();
+    budgets
 }
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct BudgetChange {
-    vram_budget_bytes: u64,
+    vram_budget_bytes: Option<u64>,
+    ram_budget_bytes: Option<u64>,
 }
 
-/// PUT /v1/x/budget: from the next pass on. Answers with what is applied then.
+/// PUT /v1/x/budget: from the next pass on. Answers with what is applied then. A model has one of the two budgets at most.
 ///
 /// # Errors
-/// 400 for what is no budget or is too small, 409 without a device.
+/// 400 for what is no budget or is too small, 409 without a device, or without a limit of host memory.
 pub async fn set_budget(daemon: &Daemon, body: &[u8]) -> Result<Value, ApiError> {
-    let change: BudgetChange = parse(body, &["vram_budget_bytes"])?;
+    let change: BudgetChange = parse(body, &["vram_budget_bytes", "ram_budget_bytes"])?;
     let loaded = daemon.ready()?;
-    let at = loaded.clone();
-    let set = move |engine: &mut Engine| at.set_budget.as_ref().map(|set| set(engine, change.vram_budget_bytes));
-    match loaded.handle.ask(set).await? {
-        None => {
-            let message = "this model runs on the CPU alone: there is no device whose budget could change";
-            Err(ApiError::new(409, message).code("no_device"))
+    let (field, bytes, code, why) = match (change.vram_budget_bytes, change.ram_budget_bytes) {
+        (Some(vram), None) => ("vram_budget_bytes", vram, "no_device", NO_DEVICE),
+        (None, Some(ram)) => ("ram_budget_bytes", ram, "no_ram_limit", NO_RAM_LIMIT),
+        _ => {
+            let message = "give vram_budget_bytes, for a device, or ram_budget_bytes, for host memory";
+            return Err(ApiError::field("vram_budget_bytes", message));
         }
-        Some(Err(error)) => Err(ApiError::field("vram_budget_bytes", error.to_string())),
+    };
+    let at = loaded.clone();
+    let set = move |engine: &mut Engine| {
+        let set = if field == "ram_budget_bytes" { &at.set_ram } else { &at.set_budget };
+        set.as_ref().map(|set| set(engine, bytes))
+    };
+    match loaded.handle.ask(set).await? {
+        None => Err(ApiError::new(409, why).code(code)),
+        Some(Err(error)) => Err(ApiError::field(field, error.to_string())),
         Some(Ok(())) => budget(daemon).await,
     }
 }
+
+const NO_DEVICE: &str = "this model runs on the CPU alone: there is no device whose budget could change";
+const NO_RAM_LIMIT: &str = "this model lies in host memory as a whole: there is no limit of it that could change; a packed model has one that is \
+                            loaded with less memory than it takes (engine.ram, or --ram)";
 
 /// GET /v1/x/policy: what is brought to the device while it runs; `none` without a device or where nothing is predicted.
 ///

@@ -32,6 +32,8 @@ pub struct Opened {
     pub sampling: SamplingParams,
     /// Changes the device's memory budget; `None` without a device.
     pub set_budget: Option<SetBudget>,
+    /// Changes the host memory that the model may take; `None` where all of it is there.
+    pub set_ram: Option<SetBudget>,
     /// The rates in the machine's profile; `None` if it was never measured.
     pub limits: Option<PathLimits>,
     /// To be done before the engine is dropped; `None` for nothing.
@@ -52,7 +54,7 @@ pub struct PathLimits {
 /// Saves what an engine has learnt.
 pub type AtEnd = Box<dyn FnOnce(&mut Engine) + Send>;
 
-/// Gives a running engine's device another budget, in bytes.
+/// Gives a running engine another budget of one of its memories, in bytes.
 pub type SetBudget = Box<dyn Fn(&mut Engine, u64) -> Result<()> + Send + Sync>;
 
 /// Opens the model that a user named; called on a thread that may wait.
@@ -94,6 +96,8 @@ pub struct Loaded {
     pub device: Option<String>,
     /// As in [`Opened`].
     pub set_budget: Option<SetBudget>,
+    /// As in [`Opened`].
+    pub set_ram: Option<SetBudget>,
     /// As in [`Opened`].
     pub limits: Option<PathLimits>,
     at_end: Mutex<Option<AtEnd>>,
@@ -390,7 +394,7 @@ impl Daemon {
     }
 
     fn open(&self, source: &str, settings: &Settings) -> Result<Arc<Loaded>> {
-        let Opened { engine, tokenizer, name, kv, context, sampling, set_budget, limits: path_limits, at_end } =
+        let Opened { engine, tokenizer, name, kv, context, sampling, set_budget, set_ram, limits: path_limits, at_end } =
             self.load.open(source, settings)?;
         let files = engine.files();
         // Parts that could not be read while loading are zeros.
@@ -418,6 +422,7 @@ impl Daemon {
             predictor: engine.sparsity().name(),
             device: engine.split.as_ref().map(|split| split.device.name()),
             set_budget,
+            set_ram,
             limits: path_limits,
             at_end: Mutex::new(at_end),
             under_way: watch::channel(0).0,

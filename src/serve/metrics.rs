@@ -75,6 +75,12 @@ fn worker(page: &mut Page, m: &Metrics) {
     page.counter("disk_reads_total", "reads of neurons from disk", m.disk_reads.get());
     page.family("disk_wait_seconds_total", "counter", "time that threads waited for the disk, all together");
     page.sample("disk_wait_seconds_total", "", m.disk_wait_ns.get() as f64 / 1e9);
+    page.gauge(
+        "ram_budget_bytes",
+        "bytes of host memory that the model may take, where not all of it is there",
+        m.ram_budget_bytes.get() as f64,
+    );
+    page.gauge("ram_used_bytes", "bytes that it takes", m.ram_used_bytes.get() as f64);
     page.counter("hits_total", "active neurons computed on the device", m.hits.get());
     page.counter("misses_total", "active neurons computed on the CPU beside a device", m.misses.get());
     page.family("block_migrations_total", "counter", "neuron blocks whose move to the device was begun");

@@ -19,6 +19,7 @@ mod systemd;
 mod tcp;
 mod ui;
 
+pub use control::{budgets, with_sizes};
 pub use daemon::{AtEnd, Daemon, Load, Opened, PathLimits, SetBudget};
 pub use routes::ROUTES;
 pub use signals::run;

@@ -14,6 +14,7 @@ mod log;
 mod memory;
 mod neighbours;
 mod options;
+mod ram;
 mod schemas;
 mod signals;
 mod soak;

@@ -119,9 +119,12 @@ fn draw_graphs(frame: &mut Frame, area: Rect, span: &Interval<'_>, history: &His
     graph(right, format!("{name} {}", percent(share)), &history.share, Some(1000), Color::Blue);
 }
 
-/// The device's memory against its budget, or that of the process against the machine's.
+/// The memory of the device, or of a model that is partly on disk, against its budget, or that of the process against the machine's.
 fn draw_memory(frame: &mut Frame, area: Rect, now: &Look) {
     let (title, used, of) = match now.has_device() {
+        false if now.number("ram_budget_bytes") > 0.0 => {
+            ("host memory, of what --ram allows", now.number("ram_used_bytes"), now.number("ram_budget_bytes"))
+        }
         true => ("device memory", now.number("vram_used_bytes"), now.number("vram_budget_bytes")),
         false => {
             let used = now.number("process_resident_memory_bytes");

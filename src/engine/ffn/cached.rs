@@ -13,7 +13,7 @@ use crate::cpu::thread_pool::Parts;
 use crate::cpu::{Columns, Kernels, MAX_COLUMNS, Prefill, ThreadPool};
 use crate::engine::sparsity::Foresight;
 use crate::formats::rows::{GROUP, Input};
-use crate::host_cache::{Arriving, HostCache, MAX_UNITS, STRIP, units_of};
+use crate::host_cache::{Arriving, HostCache, HostCacheOptions, MAX_UNITS, STRIP, units_of};
 use crate::ids::{Permutation, StoreId};
 use crate::model::block::BlockPart;
 use crate::model::config::{Ffn, ModelConfig};
@@ -30,6 +30,8 @@ pub struct CachedFfn {
     pub cache: HostCache,
     /// What later layers will need, if anyone looks ahead.
     pub foresight: Option<Foresight>,
+    /// Host memory that the model takes beside the cache, bytes, where there is a limit for both together.
+    pub beside: u64,
     /// For each layer, what kernels of all neurons need of it; its blocks are those of the strip at hand.
     strips: Vec<Layer>,
     /// Every neuron of a layer, ascending.
@@ -41,6 +43,15 @@ pub struct CachedFfn {
     /// A strip's, `[n, neurons of the strip]`.
     strip_gates: Vec<f32>,
     strip_activations: Vec<f32>,
+}
+
+/// Host memory that a model takes of which a part lies on disk, bytes, all its parts together.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct HostBudget {
+    /// What it may take.
+    pub budget: u64,
+    /// What it does take, with the frames that neurons lie in.
+    pub used: u64,
 }
 
 /// A stand-in for a layer: biases and types, and a place for blocks. The down bias is added once, behind the last strip.
@@ -78,6 +89,7 @@ impl CachedFfn {
         CachedFfn {
             cache,
             foresight,
+            beside: 0,
             strips: layers.iter().map(stand_in).collect(),
             all: (0..neurons).map(StoreId::new).collect(),
             activations: Vec::new(),
@@ -85,6 +97,12 @@ impl CachedFfn {
             strip_gates: Vec::new(),
             strip_activations: Vec::new(),
         }
+    }
+
+    /// Host memory that the model takes.
+    pub fn memory(&self) -> HostBudget {
+        let HostCacheOptions { bytes, .. } = *self.cache.options();
+        HostBudget { budget: self.beside + bytes, used: self.beside + self.cache.used_bytes() }
     }
 
     /// As [`super::ffn`].

@@ -21,7 +21,7 @@ use crate::model::config::{Activation, Ffn, ModelConfig};
 use crate::model::ffn_weights::{FfnWeights, NeuronBlocks};
 use crate::model::weights::Layer;
 use crate::ops::math;
-pub use cached::CachedFfn;
+pub use cached::{CachedFfn, HostBudget};
 pub(super) use cached::Tools as CachedTools;
 pub use experts::{ExpertBuffers, experts};
 pub use many::{Tile, activations, down, products};

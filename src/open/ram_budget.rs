@@ -1,0 +1,29 @@
+//! The host memory of a model of which a part lies on disk, and how it is changed while a text is generated.
+
+use super::too_little;
+use crate::engine::Engine;
+use crate::error::{Error, Result, human_bytes};
+
+/// Changes the host memory that a model may take to `ram` bytes, counted as `--ram` counts them, between two passes. What is over a smaller
+/// budget has been given back when this returns; a larger one fills as neurons are needed.
+///
+/// # Errors
+/// [`Error::Usage`] where the whole model is in memory; [`Error::Memory`] for a budget below the least that it works with, and where the
+/// system does not give so much. The budget is what it was then.
+pub fn set_ram(engine: &mut Engine, ram: u64) -> Result<()> {
+    let Some(cached) = &mut engine.cached else {
+        return Err(Error::Usage(
+            "the whole model is in memory: there is no budget that could change; begin with --ram".into(),
+        ));
+    };
+    let (before, least) = (cached.memory().budget, cached.beside + cached.cache.least_bytes());
+    if ram < least {
+        return Err(too_little(&format!("--ram {} is", human_bytes(ram)), least));
+    }
+    let frames_before = cached.cache.frames().0;
+    let refused = |e| Error::Memory(format!("there is no memory for --ram {}: {e}", human_bytes(ram)));
+    cached.cache.set_budget(ram - cached.beside).map_err(refused)?;
+    let frames_after = cached.cache.frames().0;
+    tracing::debug!(bytes_before = before, bytes_after = ram, frames_before, frames_after, "budget of host memory");
+    Ok(())
+}
