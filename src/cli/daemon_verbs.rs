@@ -193,7 +193,7 @@ fn end(path: &Path) -> Result<Pid> {
     Ok(peer.pid)
 }
 
-/// Show or set how much memory the daemon may use: its device's, or the host's
+/// Show or set how much memory the daemon takes, device or host
 ///
 /// budget, budget get, budget 6GiB and budget set 6GiB are about the device; budget --ram 2GiB and budget set --ram 2GiB about host memory, of a
 /// model that was loaded with --ram. They are the words that /budget takes in a chat.
