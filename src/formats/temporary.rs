@@ -8,6 +8,8 @@ use std::path::{Path, PathBuf};
 
 /// The last temporary files of this process: those that are not renamed yet are among them.
 static CREATED: Mutex<Vec<PathBuf>> = Mutex::new(Vec::new());
+/// Held from a file's creation to its lock: between the two another thread would take it for abandoned.
+static CREATING: Mutex<()> = Mutex::new(());
 /// No program writes so many files at once.
 const MAX_CREATED: usize = 64;
 
@@ -29,6 +31,7 @@ pub fn remove_unfinished() {
 pub fn create(path: &Path) -> Result<(File, PathBuf)> {
     step().map_err(Error::io("create", path))?;
     let name = path.file_name().unwrap_or_default().to_string_lossy();
+    let _creating = CREATING.lock();
     remove_abandoned(path, &name);
     let pid = std::process::id();
     let mut count = 0;
@@ -107,5 +110,18 @@ mod tests {
         let (_third, three) = create(&path).unwrap();
         assert_eq!(three, one);
         assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 2);
+    }
+
+    #[test]
+    fn threads_that_write_the_same_file_at_once_keep_their_own() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("x");
+        std::thread::scope(|scope| {
+            for thread in 0..4u8 {
+                let path = &path;
+                scope.spawn(move || (0..200).for_each(|_| write_whole(path, &[thread; 9]).unwrap()));
+            }
+        });
+        assert_eq!(std::fs::read(&path).unwrap().len(), 9);
     }
 }
