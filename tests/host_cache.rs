@@ -87,7 +87,7 @@ fn foresight(layers: usize, share: f64, ahead: usize) -> Option<Foresight> {
 /// A cache of the least size and `share` of the neurons beside it.
 fn cache(model: &Model, disk: Box<dyn Disk>, share: f64, options: HostCacheOptions) -> HostCache {
     let (blocks, ffn) = (layer_blocks(model).unwrap(), model.config.ffn);
-    let all: u64 = blocks.iter().map(|b| ((b.block_bytes + 2 * disk.align()) * ffn + 8192) as u64).sum();
+    let all: u64 = blocks.iter().map(|b| ((b.block_bytes() + 2 * disk.align()) * ffn + 8192) as u64).sum();
     let bytes = (least_bytes(&blocks, ffn, disk.align(), &options) as f64 * 1.2 + share * all as f64) as u64;
     HostCache::new(disk, &blocks, ffn, HostCacheOptions { bytes, ..options }).unwrap()
 }
@@ -230,7 +230,7 @@ fn real_reads_give_the_same_text() {
     };
     let expected = logits(&mut engine(), &PASSES, 1);
     for policy in Policy::ALL {
-        let opened = disk::open(&File::open(&store).unwrap()).unwrap();
+        let opened = disk::open(&[&File::open(&store).unwrap()]).unwrap();
         let mut cached = engine();
         let cache = cache(&cached.model, opened.disk, 0.4, HostCacheOptions { policy, ..HostCacheOptions::new(0) });
         cached.set_host_cache(cache, None);
@@ -263,8 +263,8 @@ fn what_fits_is_read_once() {
 
 /// A byte of a neuron.
 fn a_byte_of(model: &Model, layer: usize, neuron: u64) -> u64 {
-    let blocks = layer_blocks(model).unwrap()[layer];
-    blocks.offset + neuron * blocks.block_bytes as u64 + 9
+    let blocks = &layer_blocks(model).unwrap()[layer];
+    blocks.offset() + neuron * blocks.block_bytes() as u64 + 9
 }
 
 /// What was foreseen and is not needed may fail: it decides nothing.
@@ -344,14 +344,14 @@ fn a_file_that_was_cut_is_an_error() {
     let store = synth(dir.path(), Activation::Relu, Quant::F16, 256, 700);
     let mut engine = Engine::new(Model::open(&store).unwrap(), 1, Kernels::best());
     engine.set_sparsity(sparsity(3, 0.3, 0.0));
-    let opened = disk::open(&File::open(&store).unwrap()).unwrap();
+    let opened = disk::open(&[&File::open(&store).unwrap()]).unwrap();
     let cache = cache(&engine.model, opened.disk, 0.3, HostCacheOptions::new(0));
     engine.set_host_cache(cache, None);
     let mut kv = KvCache::new(&engine.model.config, 64, KvType::F32).unwrap();
     engine.forward(&mut kv, &[1], Logits::Last);
     engine.check().unwrap();
     // Only the neurons of the last layer are cut off: what is mapped of the rest stays readable.
-    let cut = layer_blocks(&engine.model).unwrap()[2].offset;
+    let cut = layer_blocks(&engine.model).unwrap()[2].offset();
     let sections = &engine.model.store().unwrap().header.sections;
     if sections.iter().any(|s| s.offset > cut) {
         // The head lies behind: a page that is mapped and gone would end the process, so survive it as the daemon does.
@@ -410,7 +410,7 @@ fn the_text_is_the_same_whatever_the_budget_becomes_meanwhile() {
         let expected = logits(&mut engine(), &PASSES, seed);
         let mut cached = engine();
         let disk = match seed % 2 {
-            0 => disk::open(&File::open(&store).unwrap()).unwrap().disk,
+            0 => disk::open(&[&File::open(&store).unwrap()]).unwrap().disk,
             _ => virtual_disk(&store, 512, seed, Faults { short: 0.2, late: 2, ..Faults::default() }),
         };
         let cache = cache(&cached.model, disk, 0.5, options);
@@ -441,7 +441,7 @@ fn the_text_is_the_same_whatever_the_budget_becomes_meanwhile() {
 }
 
 fn ffn_bytes(model: &Model) -> u64 {
-    layer_blocks(model).unwrap().iter().map(|blocks| (blocks.block_bytes * model.config.ffn) as u64).sum()
+    layer_blocks(model).unwrap().iter().map(|blocks| (blocks.block_bytes() * model.config.ffn) as u64).sum()
 }
 
 /// Who leaves a cache that becomes smaller are those that were needed least often; a budget that the landing's parts alone take leaves nobody.

@@ -274,9 +274,9 @@ fn background(engine: &Engine) -> Background {
 /// A cache with frames for some of the neurons, over the disk that the store lies on.
 fn from_disk(model: &Model) -> HostCache {
     let blocks = layer_blocks(model).unwrap();
-    let disk = disk::open(model.store().unwrap().file().file()).unwrap().disk;
+    let disk = disk::open(&[model.store().unwrap().file().file()]).unwrap().disk;
     let options = HostCacheOptions { ahead: 1, ..HostCacheOptions::new(0) };
-    let bytes = least_bytes(&blocks, FFN, disk.align(), &options) + (LAYERS * FFN / 3 * blocks[0].block_bytes) as u64;
+    let bytes = least_bytes(&blocks, FFN, disk.align(), &options) + (LAYERS * FFN / 3 * blocks[0].block_bytes()) as u64;
     HostCache::new(disk, &blocks, FFN, HostCacheOptions { bytes, ..options }).unwrap()
 }
 

@@ -153,7 +153,7 @@ pub(super) fn prediction(subject: &Subject, wanted: PredictorArg, on_device: boo
             name: "router",
             computed_share,
             precision: 1.0,
-            ahead: false,
+            ahead: true,
             counted: "what the router chooses",
         });
     }

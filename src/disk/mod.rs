@@ -1,4 +1,4 @@
-//! Reading a file from a disk with many reads under way at once, past the system's cache of pages.
+//! Reading files from a disk with many reads under way at once, past the system's cache of pages.
 //!
 //! A [`Disk`] takes reads and says later which are done. [`open`] takes io_uring with direct reads where the system allows both; else it
 //! says what it took instead. [`VirtualDisk`] stands in for one in tests: its reads end in any order, late, short or not at all.
@@ -21,12 +21,27 @@ use std::os::unix::fs::{FileExt, OpenOptionsExt};
 /// is computed has to go on through the next one's attention, when nobody begins others.
 pub const DEPTH: usize = 256;
 
+/// Place of the first byte of the second of a disk's files; of each other one as far behind that before it.
+const FILE_STRIDE: u64 = 1 << 44;
+
+/// Where in a disk's files a byte lies: `offset` bytes from the beginning of file number `file`.
+pub fn place(file: usize, offset: u64) -> u64 {
+    debug_assert!(offset < FILE_STRIDE, "a file of 16 TiB");
+    file as u64 * FILE_STRIDE + offset
+}
+
+/// The number of the file, and the offset in it, of a [`place`].
+#[inline]
+pub fn file_of(place: u64) -> (usize, u64) {
+    ((place / FILE_STRIDE) as usize, place % FILE_STRIDE)
+}
+
 /// One read. Offset, length and address are multiples of the disk's alignment.
 #[derive(Clone, Copy, Debug)]
 pub struct Read {
     /// By which its end is told.
     pub number: u32,
-    /// From the beginning of the file.
+    /// From the beginning of the file, of the first where there are several; else its [`place`].
     pub offset: u64,
     /// How many bytes.
     pub bytes: usize,
@@ -73,25 +88,30 @@ pub struct OpenedDisk {
     pub notice: Option<String>,
 }
 
-/// Opens the file that `file` is, for reading in the best way that the system allows.
+/// Opens the files that `files` are, for reading in the best way that the system allows.
 ///
 /// # Errors
-/// The file cannot be opened once more.
-pub fn open(file: &File) -> io::Result<OpenedDisk> {
-    let direct = reopen(file, true).ok().and_then(|direct| Some((alignment(&direct)?, direct)));
-    let (align, of_file, why_not_direct) = match direct {
+/// A file cannot be opened once more.
+pub fn open(files: &[&File]) -> io::Result<OpenedDisk> {
+    let opened = |direct: bool| files.iter().map(|file| reopen(file, direct)).collect::<io::Result<Vec<File>>>();
+    let direct = opened(true).ok().and_then(|direct| {
+        let aligns: Option<Vec<usize>> = direct.iter().map(alignment).collect();
+        Some((aligns?.into_iter().max()?, direct))
+    });
+    let (align, files, why_not_direct) = match direct {
         Some((align, direct)) => (align, direct, None),
         None => (
             BUFFERED_ALIGN,
-            reopen(file, false)?,
+            opened(false)?,
             Some("its file system has no direct reads, so pages of it fill the system's cache"),
         ),
     };
     let how = if why_not_direct.is_none() { "direct reads" } else { "reads through the system's cache" };
-    let (disk, why_threads): (Box<dyn Disk>, _) = match Uring::new(of_file.try_clone()?, align, how) {
+    let again = files.iter().map(File::try_clone).collect::<io::Result<Vec<File>>>()?;
+    let (disk, why_threads): (Box<dyn Disk>, _) = match Uring::new(again, align, how) {
         Ok(ring) => (Box::new(ring), None),
         Err(error) => (
-            Box::new(ReadThreads::new(of_file, align, how)?),
+            Box::new(ReadThreads::new(files, align, how)?),
             Some(format!("io_uring is not to be had ({error}), threads read instead")),
         ),
     };
@@ -127,6 +147,42 @@ mod tests {
     use super::*;
     use std::io::Write;
 
+    /// Each of several files is read where it is meant.
+    #[test]
+    fn a_place_is_in_its_file() {
+        let files = [3u8, 4, 5].map(|byte| {
+            let mut file = tempfile::NamedTempFile::new().unwrap();
+            file.write_all(&[byte; 8192]).unwrap();
+            file
+        });
+        let buffered: Vec<File> = files.iter().map(|file| reopen(file.as_file(), false).unwrap()).collect();
+        let opened = open(&files.each_ref().map(tempfile::NamedTempFile::as_file)).unwrap().disk;
+        for mut disk in [opened, Box::new(ReadThreads::new(buffered, 64, "").unwrap())] {
+            let mut memory = vec![0u8; 3 * 4096 + 4096];
+            let start = memory.as_mut_ptr();
+            let start = start.wrapping_add(start.align_offset(4096));
+            let into = |file: usize| start.wrapping_add(file * 4096);
+            let reads = [2, 0, 1].map(|file| Read {
+                number: file as u32,
+                offset: place(file, 4096),
+                bytes: 4096,
+                into: into(file),
+            });
+            // SAFETY: each read has a part of the memory that nothing else uses.
+            unsafe { disk.begin(&reads) };
+            let mut left = 3;
+            while left > 0 {
+                disk.ended(true, &mut |_, outcome| {
+                    assert_eq!(outcome, Ok(4096));
+                    left -= 1;
+                });
+            }
+            // SAFETY: they were read there.
+            let found = [0, 1, 2].map(|file| unsafe { into(file).read() });
+            assert_eq!(found, [3, 4, 5], "{}", disk.name());
+        }
+    }
+
     /// Every byte of a file, read in pieces in any order, by both ways of reading.
     #[test]
     fn what_is_read_is_what_the_file_holds() {
@@ -134,8 +190,8 @@ mod tests {
         let bytes: Vec<u8> = (0..300_000u32).map(|i| (i / 7 % 251) as u8).collect();
         file.write_all(&bytes).unwrap();
         let buffered = || reopen(file.as_file(), false).unwrap();
-        let opened = open(file.as_file()).unwrap().disk;
-        let threads = ReadThreads::new(buffered(), 64, "").unwrap();
+        let opened = open(&[file.as_file()]).unwrap().disk;
+        let threads = ReadThreads::new(vec![buffered()], 64, "").unwrap();
         let scattered = VirtualDisk::new(buffered(), 64, 3, Faults::default());
         for mut disk in [opened, Box::new(threads), Box::new(scattered)] {
             let (align, name) = (disk.align(), disk.name());

@@ -1,6 +1,6 @@
 //! Reads by threads that each wait for one at a time: where io_uring is not allowed.
 
-use super::{DEPTH, Disk, Outcome, Read};
+use super::{DEPTH, Disk, Outcome, Read, file_of};
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
@@ -26,12 +26,12 @@ unsafe impl Sync for Place {}
 unsafe impl Send for Place {}
 
 struct Shared {
-    file: File,
+    files: Vec<File>,
     places: Vec<Place>,
     stop: AtomicBool,
 }
 
-/// Threads that read one file. Place p is served by thread p modulo their number.
+/// Threads that read some files. Place p is served by thread p modulo their number.
 pub struct ReadThreads {
     shared: Arc<Shared>,
     threads: Vec<JoinHandle<()>>,
@@ -41,14 +41,14 @@ pub struct ReadThreads {
 }
 
 impl ReadThreads {
-    /// Threads for reads of `file` whose offsets, lengths and addresses are multiples of `align`.
+    /// Threads for reads of `files` whose offsets, lengths and addresses are multiples of `align`.
     ///
     /// # Errors
     /// The system gives no thread.
-    pub fn new(file: File, align: usize, how: &'static str) -> io::Result<ReadThreads> {
+    pub fn new(files: Vec<File>, align: usize, how: &'static str) -> io::Result<ReadThreads> {
         let nothing = Read { number: 0, offset: 0, bytes: 0, into: std::ptr::null_mut() };
         let place = |_| Place { state: AtomicU32::new(FREE), read: (nothing, Ok(0)).into() };
-        let shared = Arc::new(Shared { file, places: (0..DEPTH).map(place).collect(), stop: AtomicBool::new(false) });
+        let shared = Arc::new(Shared { files, places: (0..DEPTH).map(place).collect(), stop: AtomicBool::new(false) });
         let start = |thread: usize| {
             let shared = Arc::clone(&shared);
             std::thread::Builder::new().name(format!("disk-{thread}")).spawn(move || work(&shared, thread))
@@ -68,7 +68,9 @@ fn work(shared: &Shared, thread: usize) {
             unsafe {
                 let (read, outcome) = &mut *place.read.get();
                 let into = std::slice::from_raw_parts_mut(read.into, read.bytes);
-                *outcome = shared.file.read_at(into, read.offset).map_err(|e| e.raw_os_error().unwrap_or(libc::EIO));
+                let (file, offset) = file_of(read.offset);
+                let got = shared.files[file].read_at(into, offset);
+                *outcome = got.map_err(|e| e.raw_os_error().unwrap_or(libc::EIO));
             }
             place.state.store(ENDED, Ordering::Release);
         }

@@ -1,6 +1,6 @@
 //! Reads by io_uring: one call hands over a layer's reads, and their ends are found in memory.
 
-use super::{DEPTH, Disk, Outcome, Read};
+use super::{DEPTH, Disk, Outcome, Read, file_of};
 use io_uring::{IoUring, opcode, types};
 use std::fs::File;
 use std::io;
@@ -9,10 +9,10 @@ use std::os::fd::AsRawFd;
 /// The largest piece of memory that can be registered by itself.
 const PIECE: usize = 1 << 30;
 
-/// A ring of reads of one file.
+/// A ring of reads of some files.
 pub struct Uring {
     ring: IoUring,
-    file: File,
+    files: Vec<File>,
     align: usize,
     how: &'static str,
     /// Where each registered piece of memory begins, and its bytes, ascending; none if they were refused.
@@ -20,12 +20,12 @@ pub struct Uring {
 }
 
 impl Uring {
-    /// A ring for reads of `file` whose offsets, lengths and addresses are multiples of `align`.
+    /// A ring for reads of `files` whose offsets, lengths and addresses are multiples of `align`.
     ///
     /// # Errors
     /// The system has no io_uring or does not allow it, as many containers do not.
-    pub fn new(file: File, align: usize, how: &'static str) -> io::Result<Uring> {
-        Ok(Uring { ring: IoUring::new(DEPTH as u32)?, file, align, how, registered: Vec::new() })
+    pub fn new(files: Vec<File>, align: usize, how: &'static str) -> io::Result<Uring> {
+        Ok(Uring { ring: IoUring::new(DEPTH as u32)?, files, align, how, registered: Vec::new() })
     }
 
     /// Number of the registered piece in which the memory lies as a whole.
@@ -68,10 +68,11 @@ impl Disk for Uring {
 
     unsafe fn begin(&mut self, reads: &[Read]) {
         for read in reads {
-            let (fd, bytes) = (types::Fd(self.file.as_raw_fd()), read.bytes as u32);
+            let (file, offset) = file_of(read.offset);
+            let (fd, bytes) = (types::Fd(self.files[file].as_raw_fd()), read.bytes as u32);
             let entry = match self.piece(read.into, read.bytes) {
-                Some(piece) => opcode::ReadFixed::new(fd, read.into, bytes, piece).offset(read.offset).build(),
-                None => opcode::Read::new(fd, read.into, bytes).offset(read.offset).build(),
+                Some(piece) => opcode::ReadFixed::new(fd, read.into, bytes, piece).offset(offset).build(),
+                None => opcode::Read::new(fd, read.into, bytes).offset(offset).build(),
             };
             // SAFETY: the caller's promise; the ring has room for DEPTH.
             let pushed = unsafe { self.ring.submission().push(&entry.user_data(u64::from(read.number))) };

@@ -1,8 +1,11 @@
 //! Whether an engine's results can be used: the files that it reads are unchanged, and its device works.
 
 use super::Engine;
+use crate::disk;
 use crate::error::Error;
 use crate::formats::{FileState, MappedFile};
+use crate::host_cache::ReadFault;
+use crate::model::Model;
 use std::fmt;
 
 /// Why an engine cannot go on, or its last pass is worth nothing.
@@ -47,11 +50,17 @@ impl fmt::Display for Failure {
     }
 }
 
+/// What is wrong where neurons or experts of a model could not be read from disk.
+pub fn unread(model: &Model, fault: &ReadFault) -> Error {
+    let (file, offset) = disk::file_of(fault.offset);
+    Error::bad_at(&model.files()[file].path, "", offset, fault.to_string())
+}
+
 impl Engine {
     /// What the last pass could not read from disk; `None` if nothing was missing.
     pub(super) fn unread(&self) -> Option<Error> {
         let fault = self.cached.as_ref()?.cache.fault()?;
-        Some(Error::bad_at(self.model.path(), "", fault.offset, fault.to_string()))
+        Some(unread(&self.model, fault))
     }
 
     /// The files that the engine reads while it runs.

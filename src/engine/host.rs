@@ -3,7 +3,7 @@
 use super::attention::{attention, rotate_and_put};
 use super::batch::Buffers;
 use super::embed::embed;
-use super::ffn::{self, CachedTools, Neurons, Selection, Work};
+use super::ffn::{self, CachedTools, Chosen, Neurons, Selection, Work};
 use super::forward::{Executor, Pass, Phase, Step};
 use super::inputs::Input;
 use super::observer::SeenAttention;
@@ -88,6 +88,7 @@ impl Executor for Host<'_> {
             if experts.reads == RouterInput::FfnNorm {
                 route(pass, l, experts);
             }
+            foresee_experts(pass, l);
             return Wanted::Experts;
         }
         if pass.is_chunk() {
@@ -197,14 +198,27 @@ pub(super) fn route(pass: &mut Pass<'_, '_>, l: usize, experts: Experts) {
     routes.route(pool, kernels, experts, weights, columns);
 }
 
+/// Looks at what experts a later layer of few tokens will need, where they come from disk.
+fn foresee_experts(pass: &mut Pass<'_, '_>, l: usize) {
+    let n = pass.n();
+    let Pass { model, pool, kernels, buffers: b, cached, .. } = pass;
+    if let Some(foresight) = cached.as_mut().and_then(|cached| cached.foresight.as_mut()) {
+        let mut tools = crate::predictor::Tools { model, pool, kernels, scratch: &mut b.scratch };
+        foresight.look_at_experts(&mut tools, l, (&b.x, n));
+    }
+}
+
 /// Adds what the chosen experts make of the normed residual to the residual.
 fn add_experts(pass: &mut Pass<'_, '_>, l: usize, weights: &ExpertWeights) {
-    let Pass { model, pool, kernels, buffers: b, probe, .. } = pass;
+    let Pass { model, pool, kernels, buffers: b, cached, probe, .. } = pass;
     let c = &model.config;
     let experts = c.form.experts.expect("a mixture");
     probe.show_experts(b, l, experts);
     let Buffers { tiles, experts: scratch, x, normed, routes, .. } = &mut **b;
-    let read = ffn::experts(pool, kernels, c, weights, normed, routes, tiles, scratch, x);
+    let read = match cached {
+        Some(cached) => cached.experts(pool, kernels, c, l, routes, normed, tiles, scratch, x),
+        None => ffn::experts(pool, kernels, c, &Chosen::all(weights, routes), normed, tiles, scratch, x),
+    };
     probe.report.add_experts(l, c, routes.tokens.len(), read + weights.router.bytes());
 }
 

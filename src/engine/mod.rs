@@ -19,7 +19,7 @@ pub mod split;
 
 pub use batch::{BatchToken, Logits};
 pub use ffn::{CachedFfn, Counts, HostBudget, Selection, Work};
-pub use health::Failure;
+pub use health::{Failure, unread};
 pub use observer::{AuditCounts, LiveAudit, Observer, Seen, SeenAttention};
 pub use report::Report;
 pub use session::Session;
@@ -151,7 +151,8 @@ impl Engine {
     /// If there is a device.
     pub fn set_host_cache(&mut self, cache: HostCache, foresight: Option<Foresight>) {
         assert!(self.split.is_none(), "a device reads the mapped store");
-        self.cached = Some(Box::new(CachedFfn::new(cache, foresight, &self.model.layers, self.model.config.ffn)));
+        self.cached =
+            Some(Box::new(CachedFfn::new(cache, foresight, &self.model.layers, self.model.config.clusters())));
     }
 
     /// Which neurons each layer computes.

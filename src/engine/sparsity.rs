@@ -372,6 +372,21 @@ impl Foresight {
         self.layer = Some(layer);
     }
 
+    /// As [`Foresight::look`], for a mixture: the experts that the later layer's router would choose now. None for a prompt's chunk, which
+    /// needs nearly all of them.
+    pub fn look_at_experts(&mut self, tools: &mut Tools<'_>, here: usize, (residual, n): (&[f32], usize)) {
+        let (layer, config) = (here + self.ahead, &tools.model.config);
+        self.layer = None;
+        if layer >= config.layers || n > crate::cpu::MAX_COLUMNS {
+            return;
+        }
+        self.scores.resize(n * config.clusters(), 0.0);
+        self.predictor.score(tools, layer, self.ahead, residual, n, &mut self.scores);
+        let least = self.predictor.threshold(layer, self.ahead);
+        self.selection.reaching(&self.scores, n, |_| least);
+        self.layer = Some(layer);
+    }
+
     /// The layer that was foreseen last and its neurons, ascending; once.
     pub fn take(&mut self) -> Option<(usize, &[StoreId])> {
         Some((self.layer.take()?, &self.selection.neurons))

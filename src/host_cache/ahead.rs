@@ -17,9 +17,9 @@ pub(super) struct Ahead {
 }
 
 impl Ahead {
-    /// For layers of `neurons`: nothing is allocated later.
-    pub fn new(neurons: usize) -> Ahead {
-        Ahead { layer: None, early: Early::new(neurons), filling: Vec::with_capacity(neurons) }
+    /// For layers of `neurons` of so many pieces: nothing is allocated later.
+    pub fn new(neurons: usize, pieces: usize) -> Ahead {
+        Ahead { layer: None, early: Early::new(neurons, pieces), filling: Vec::with_capacity(neurons) }
     }
 }
 
@@ -95,7 +95,7 @@ impl HostCache {
         self.reads.finish(layer - self.layer);
         let (table, ahead) = (&mut self.layers[layer].table, &mut self.aheads[place]);
         for filling in ahead.filling.drain(..) {
-            match filling.straight && self.reads.is_here(filling.read) {
+            match filling.straight && self.reads.are_here(filling.reads) {
                 true => table.landed(filling.slot),
                 false => table.abandon(filling.slot),
             }

@@ -1,5 +1,5 @@
 //! The neuron cache in host memory (PowerInfer-2 4.2): neurons of a store that is larger than memory, in frames of fixed places, read from
-//! disk when they are needed.
+//! disk when they are needed. Experts of a mixture are kept in the same way: what is said of neurons here is true of them.
 //!
 //! Each layer has as many frames as the memory allows, and a policy of the scheduler says who stays in them. A neuron that is needed and not
 //! there is read: into the frame that it gets, or, where several are read at once or none is free for it, into the **landing**, from where
@@ -15,6 +15,7 @@
 //! Only the engine's thread changes anything here, between parallel calls; within one, threads look and wait (`reads`).
 
 mod ahead;
+mod blocks;
 mod memory;
 mod plan;
 mod reads;
@@ -22,6 +23,7 @@ mod rehearsal;
 mod shares;
 mod strips;
 
+pub use blocks::{LayerBlocks, Run};
 pub use plan::{Arriving, MAX_UNITS, Round, units_of};
 pub use reads::{MOST_AHEAD, ReadCounts, ReadFault};
 pub use rehearsal::{Rehearsal, Rehearsed};
@@ -34,6 +36,7 @@ use crate::ids::{SlotId, StoreId};
 use crate::scheduler::policy::{ChooseMoves, LayerState, Scratch};
 use crate::scheduler::{Move, Policy, Rules};
 use ahead::{Ahead, Regions};
+use blocks::Pieces;
 use memory::Memory;
 use plan::{Filling, Listing, Plan, Room, Wanted};
 use reads::Reads;
@@ -47,15 +50,6 @@ pub const STRIP: usize = 256;
 const HALF: usize = 8 << 20;
 /// The landing's share of the memory where there is little of it: one part in so many for each half.
 const HALF_SHARE: usize = 16;
-
-/// Where a layer's neuron blocks lie in the store.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct LayerBlocks {
-    /// Where the first begins in the file.
-    pub offset: u64,
-    /// Bytes of each.
-    pub block_bytes: usize,
-}
 
 /// How a cache works.
 #[derive(Clone, Copy, Debug)]
@@ -151,9 +145,9 @@ impl std::ops::AddAssign for HostCacheCounts {
 struct Layer {
     blocks: LayerBlocks,
     table: SlotTable,
-    /// Its frames, and bytes from one to the next.
+    /// Its frames, and how each is laid out.
     frames: Memory,
-    frame_bytes: usize,
+    pieces: Pieces,
     /// Bytes of the frames that the disk is told of at most.
     told: usize,
     /// Token at which each neuron was computed last, `[neurons]`.
@@ -163,14 +157,14 @@ struct Layer {
 }
 
 impl Layer {
-    /// Where the block of a neuron begins in the file.
-    fn offset(&self, neuron: usize) -> u64 {
-        self.blocks.offset + (neuron * self.blocks.block_bytes) as u64
-    }
-
     /// The frame of a slot.
     fn frame(&self, slot: SlotId) -> *mut u8 {
-        self.frames.start().wrapping_add(slot.index() * self.frame_bytes)
+        self.frames.start().wrapping_add(slot.index() * self.pieces.frame_bytes)
+    }
+
+    /// Where a piece of a slot's block goes.
+    fn frame_of(&self, slot: SlotId, piece: usize) -> *mut u8 {
+        self.frame(slot).wrapping_add(self.pieces.starts[piece])
     }
 }
 
@@ -212,10 +206,7 @@ unsafe impl Send for HostCache {}
 
 /// Bytes of a half of the landing for layers of `neurons` neurons, at least: the largest unit and the shortest strip.
 fn least_half(layers: &[LayerBlocks], neurons: usize, align: usize, gap: usize) -> usize {
-    let of = |layer: &LayerBlocks| {
-        let unit = plan::longest_unit(neurons, layer.block_bytes) * (layer.block_bytes + 2 * align + gap);
-        unit.max(STRIP.min(neurons) * layer.block_bytes + 2 * align)
-    };
+    let of = |layer: &LayerBlocks| layer.least_half(neurons, align, gap);
     layers.iter().map(of).max().unwrap_or(0).next_multiple_of(PAGE)
 }
 
@@ -225,16 +216,6 @@ const PAGE: usize = 4096;
 /// The fewest bytes that a cache for these layers works with, without a frame.
 pub fn least_bytes(layers: &[LayerBlocks], neurons: usize, align: usize, options: &HostCacheOptions) -> u64 {
     2 * least_half(layers, neurons, align, options.gap()) as u64
-}
-
-/// Bytes of the frames in which a layer's blocks lie as in the file: from the multiple of `align` before one to that behind it.
-fn frame_bytes(layer: &LayerBlocks, neurons: usize, align: usize) -> usize {
-    let covered = |neuron: usize| {
-        let begin = layer.offset as usize + neuron * layer.block_bytes;
-        (begin + layer.block_bytes).next_multiple_of(align) - begin / align * align
-    };
-    // Where blocks begin repeats after `align` of them at the latest.
-    (0..neurons.min(align)).map(covered).max().unwrap_or(align)
 }
 
 impl HostCache {
@@ -257,13 +238,13 @@ impl HostCache {
         let most = HALF.max(least_half(layers, neurons, align, options.gap()));
         let landing = Memory::new(2 * most + (options.ahead + 1) * most / 2, shares.landing())?;
         let layer = |blocks: &LayerBlocks| {
-            let frame_bytes = frame_bytes(blocks, neurons, align);
-            let bytes = |slots: usize| frames_bytes(frame_bytes, slots);
+            let pieces = Pieces::new(blocks, neurons, align);
+            let bytes = |slots: usize| frames_bytes(pieces.frame_bytes, slots);
             Ok(Layer {
-                blocks: *blocks,
+                blocks: blocks.clone(),
                 table: SlotTable::new(0, neurons),
-                frames: Memory::new(bytes(neurons), bytes(shares.slots(frame_bytes, neurons)))?,
-                frame_bytes,
+                frames: Memory::new(bytes(neurons), bytes(shares.slots(pieces.frame_bytes, neurons)))?,
+                pieces,
                 told: usize::MAX,
                 last: vec![0; neurons],
                 frequencies: vec![0.0; neurons],
@@ -271,10 +252,10 @@ impl HostCache {
         };
         let layers = layers.iter().map(layer).collect::<io::Result<Vec<Layer>>>()?;
         let rules = Rules { gain: false, thresholds: false, ..options.policy.rules() };
-        let longest = layers.iter().map(|l| l.blocks.block_bytes * neurons).max().unwrap_or(0);
+        let most_reads = layers.iter().map(|l| l.blocks.most_reads(neurons)).max().unwrap_or(0);
+        let most_pieces = layers.iter().map(|l| l.blocks.runs().len()).max().unwrap_or(1);
         let mut cache = HostCache {
-            // A read for each neuron, or for each piece of each strip.
-            reads: Reads::new(disk, neurons + strips::most_reads(longest, neurons)),
+            reads: Reads::new(disk, most_reads),
             policy: options.policy.start(layers.len(), neurons, &rules),
             layers,
             neurons,
@@ -289,8 +270,8 @@ impl HostCache {
             regions: Regions { first: landing.start(), bytes: 0, count: 1 },
             landing,
             half: 0,
-            plan: Plan::new(neurons),
-            aheads: (0..MOST_AHEAD + 1).map(|_| Ahead::new(neurons)).collect(),
+            plan: Plan::new(neurons, most_pieces),
+            aheads: (0..MOST_AHEAD + 1).map(|_| Ahead::new(neurons, most_pieces)).collect(),
             strips: Strips::default(),
             layer: 0,
             begun: None,
@@ -326,8 +307,9 @@ impl HostCache {
         let wanted = Wanted { neurons: &neurons, early: &aheads[layer % aheads.len()].early, slot_for };
         plan.make(&room, wanted, 1, &mut Listing { reads, filling });
         neurons.iter().for_each(|n| slot_for[n.index()] = NONE);
+        let listed = reads.listed(0);
         // SAFETY: the frames are this cache's own, and nobody reads them yet.
-        unsafe { reads.allow(0, neurons.len()) };
+        unsafe { reads.allow(0, listed) };
         self.settle();
         self.fault.take().map_or(Ok(()), Err)
     }
@@ -444,7 +426,7 @@ impl HostCache {
 
     /// The needed neurons, for the threads of a parallel call.
     pub fn arriving(&self) -> Arriving<'_> {
-        Arriving::new(&self.plan, &self.reads, self.layers[self.layer].blocks.block_bytes)
+        Arriving::new(&self.plan, &self.reads, self.layers[self.layer].blocks.runs())
     }
 
     /// Ends the use: who has come is found from now on.
@@ -476,8 +458,8 @@ impl HostCache {
         self.reads.finish(0);
         let HostCache { layers, filling, reads, counts, layer, .. } = self;
         let table = &mut layers[*layer].table;
-        for Filling { slot, read, .. } in filling.drain(..) {
-            if reads.is_here(read) {
+        for Filling { slot, reads: by, .. } in filling.drain(..) {
+            if reads.are_here(by) {
                 table.landed(slot);
                 counts.kept += 1;
             } else {

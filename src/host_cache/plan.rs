@@ -1,7 +1,7 @@
 //! Where each needed neuron will be found, and which reads bring those that are missing.
 
 use super::reads::{Job, Reads};
-use super::{HostCacheOptions, Layer};
+use super::{HostCacheOptions, Layer, Run};
 use crate::cache::Location;
 use crate::device::NONE;
 use crate::ids::{SlotId, StoreId};
@@ -24,10 +24,10 @@ pub(super) fn longest_unit(neurons: usize, block_bytes: usize) -> usize {
     neurons.div_ceil(MAX_UNITS).max(2 * MIN_UNIT_BYTES / block_bytes + 1).min(neurons)
 }
 
-/// Where a needed neuron is found.
+/// Where a piece of a needed neuron is found; a block of its own is one piece.
 #[derive(Clone, Copy)]
 pub(super) struct Place {
-    /// Its block.
+    /// Its first byte.
     at: *const u8,
     /// The read that brings it; [`NONE`] if it is there.
     pub read: u32,
@@ -40,8 +40,8 @@ pub(super) struct Place {
 pub struct Round {
     /// The units.
     pub units: Range<usize>,
-    /// Their neurons, numbers in the list.
-    numbers: Range<usize>,
+    /// Their pieces.
+    pieces: Range<usize>,
     /// How many of the layer's reads are listed up to its end.
     listed: usize,
     /// Whether all its neurons are there.
@@ -55,12 +55,13 @@ impl Round {
     }
 }
 
-/// The needed neurons of a layer, for the threads that compute them.
+/// The needed neurons of a layer, for the threads that compute them, piece by piece: of number n in the list, a neuron block is piece n, and
+/// matrix m of an expert of three is piece 3 n + m.
 #[derive(Clone, Copy)]
 pub struct Arriving<'a> {
     places: &'a [Place],
     reads: &'a Reads,
-    block_bytes: usize,
+    runs: &'a [Run],
 }
 
 // SAFETY: blocks are only read, and each frame is written to by the one thread that computes its neuron.
@@ -68,38 +69,39 @@ unsafe impl Sync for Arriving<'_> {}
 unsafe impl Send for Arriving<'_> {}
 
 impl<'a> Arriving<'a> {
-    pub(super) fn new(plan: &'a Plan, reads: &'a Reads, block_bytes: usize) -> Arriving<'a> {
-        Arriving { places: &plan.places, reads, block_bytes }
+    pub(super) fn new(plan: &'a Plan, reads: &'a Reads, runs: &'a [Run]) -> Arriving<'a> {
+        Arriving { places: &plan.places, reads, runs }
     }
 
-    /// Whether number `i` of the list can be read now.
+    /// Whether piece `i` can be read now.
     #[inline]
     pub fn is_here(&self, i: usize) -> bool {
         let read = self.places[i].read;
         read == NONE || self.reads.is_here(read)
     }
 
-    /// The block of number `i` of the list once it is there; waits for it. `None` if it could not be read.
+    /// The first byte of piece `i` once it is there; waits for it. `None` if it could not be read.
     #[inline]
-    pub fn block(&self, i: usize) -> Option<*const u8> {
+    pub fn piece(&self, i: usize) -> Option<*const u8> {
         let Place { at, read, .. } = self.places[i];
         (read == NONE || self.reads.wait(read)).then_some(at)
     }
 
-    /// Where the block of number `i` is or will be: to prefetch, not to read.
+    /// Where piece `i` is or will be: to prefetch, not to read.
     #[inline]
     pub fn address(&self, i: usize) -> *const u8 {
         self.places[i].at
     }
 
-    /// Copies number `i` of the list to its frame, if it got one and did not come there by itself. To be called once for each, when it is
+    /// Copies piece `i` to its frame, if its neuron got one and did not come there by itself. To be called once for each, when it is
     /// there, by the thread that computes it.
     #[inline]
     pub fn keep(&self, i: usize) {
         let Place { at, keep, .. } = self.places[i];
         if !keep.is_null() {
+            let bytes = self.runs[i % self.runs.len()].bytes();
             // SAFETY: the frame is its neuron's from now on, and nobody reads it before the use has ended.
-            unsafe { std::ptr::copy_nonoverlapping(at, keep, self.block_bytes) };
+            unsafe { std::ptr::copy_nonoverlapping(at, keep, bytes) };
         }
     }
 }
@@ -151,10 +153,11 @@ struct Side {
     used: usize,
 }
 
-/// Neighbours that one read brings: numbers in the list, and bytes of the file.
+/// Neighbours that one read brings: numbers in the list, which of their pieces, and bytes of the file.
 #[derive(Clone)]
 struct Group {
     numbers: Range<usize>,
+    piece: usize,
     bytes: Range<u64>,
 }
 
@@ -163,14 +166,15 @@ struct Group {
 pub(super) struct Filling {
     pub slot: SlotId,
     pub neuron: StoreId,
-    /// The read that brings it.
-    pub read: u32,
-    /// Whether the read goes to the frame itself; else whoever computes the neuron copies it there.
+    /// The reads that bring it: the first, and how many.
+    pub reads: (u32, u32),
+    /// Whether they go to the frame itself; else whoever computes the neuron copies it there.
     pub straight: bool,
 }
 
 /// The plan of one use of a layer.
 pub(super) struct Plan {
+    /// Piece by piece, as in [`Arriving`].
     places: Vec<Place>,
     rounds: Vec<Round>,
     /// The round that is computed next.
@@ -187,9 +191,9 @@ impl Plan {
     /// For no neurons.
     pub const NOTHING: Plan = Plan { places: Vec::new(), rounds: Vec::new(), next: 0, misses: 0, early: 0 };
 
-    /// For lists of up to `neurons`: nothing is allocated later.
-    pub fn new(neurons: usize) -> Plan {
-        let (places, rounds) = (Vec::with_capacity(neurons), Vec::with_capacity(MAX_UNITS));
+    /// For lists of up to `neurons` of so many pieces: nothing is allocated later.
+    pub fn new(neurons: usize, pieces: usize) -> Plan {
+        let (places, rounds) = (Vec::with_capacity(neurons * pieces), Vec::with_capacity(neurons));
         Plan { places, rounds, next: 0, misses: 0, early: 0 }
     }
 
@@ -205,7 +209,7 @@ impl Plan {
 
     /// Waits for all neurons of a round.
     pub fn wait_for(&self, round: &Round, reads: &Reads) {
-        self.places[round.numbers.clone()].iter().filter(|place| place.read != NONE).for_each(|place| {
+        self.places[round.pieces.clone()].iter().filter(|place| place.read != NONE).for_each(|place| {
             reads.wait(place.read);
         });
     }
@@ -222,6 +226,7 @@ impl Plan {
         self.places.clear();
         self.rounds.clear();
         (self.next, self.misses, self.early) = (0, 0, 0);
+        let pieces = room.layer.blocks.runs().len();
         let cut = |unit: usize| unit * wanted.neurons.len() / units;
         let (mut first, mut side) = (0, Side { number: 0, used: 0 });
         for unit in 0..units {
@@ -233,17 +238,17 @@ impl Plan {
             // The half is full: the unit begins a round, in the other half.
             list.reads.forget(room.ahead, listed);
             list.filling.truncate(filled);
-            self.places.truncate(range.start);
-            self.push_round(first..unit, cut(first)..range.start, listed);
+            self.places.truncate(range.start * pieces);
+            self.push_round(first..unit, cut(first) * pieces..range.start * pieces, listed);
             (first, side) = (unit, Side { number: 1 - side.number, used: 0 });
             let fits = self.unit(room, wanted, range, &mut side, list);
             assert!(fits.is_ok(), "a unit is longer than half of the landing");
         }
-        self.push_round(first..units, cut(first)..wanted.neurons.len(), list.reads.listed(room.ahead));
-        for (place, neuron) in self.places.iter().zip(wanted.neurons) {
-            match wanted.early.place(*neuron) {
+        self.push_round(first..units, cut(first) * pieces..self.places.len(), list.reads.listed(room.ahead));
+        for (places, neuron) in self.places.chunks_exact(pieces).zip(wanted.neurons) {
+            match wanted.early.places(*neuron) {
                 Some(_) => self.early += 1,
-                None => self.misses += u64::from(place.read != NONE),
+                None => self.misses += u64::from(places[0].read != NONE),
             }
         }
     }
@@ -253,9 +258,9 @@ impl Plan {
         self.places.iter().any(|place| place.read == read)
     }
 
-    fn push_round(&mut self, units: Range<usize>, numbers: Range<usize>, listed: usize) {
-        let here = self.places[numbers.clone()].iter().all(|place| place.read == NONE);
-        self.rounds.push(Round { units, numbers, listed, here });
+    fn push_round(&mut self, units: Range<usize>, pieces: Range<usize>, listed: usize) {
+        let here = self.places[pieces.clone()].iter().all(|place| place.read == NONE);
+        self.rounds.push(Round { units, pieces, listed, here });
     }
 
     /// Finds places for the numbers of one unit. The error is the first number for which the half has no room.
@@ -268,38 +273,58 @@ impl Plan {
         list: &mut Listing<'_>,
     ) -> Result<(), usize> {
         let layer = room.layer;
-        let bytes = layer.blocks.block_bytes as u64;
+        let runs = layer.blocks.runs();
         let mut group: Option<Group> = None;
-        for i in range.clone() {
+        for i in range {
             let neuron = wanted.neurons[i];
-            let offset = layer.offset(neuron.index());
-            let inside = (offset % room.align as u64) as usize;
+            let inside = |run: &Run| (run.at(neuron.index()) % room.align as u64) as usize;
             if let Location::Device(slot) = layer.table.location(neuron) {
-                let at = layer.frame(slot).wrapping_add(inside);
-                self.places.push(Place { at, read: NONE, keep: std::ptr::null_mut() });
+                let here = |(piece, run): (usize, &Run)| {
+                    let at = layer.frame_of(slot, piece).wrapping_add(inside(run));
+                    Place { at, read: NONE, keep: std::ptr::null_mut() }
+                };
+                self.places.extend(runs.iter().enumerate().map(here));
                 continue;
             }
-            if let Some(mut place) = wanted.early.place(neuron) {
-                // It had no frame when it was asked for, and has got one now.
-                if let Some(slot) = wanted.slot(i) {
-                    place.keep = layer.frame(slot).wrapping_add(inside);
-                    list.filling.push(Filling { slot, neuron, read: place.read, straight: false });
+            if let Some(places) = wanted.early.places(neuron) {
+                let first = places[0].read;
+                let slot = wanted.slot(i);
+                for (piece, (run, place)) in runs.iter().zip(places).enumerate() {
+                    // It had no frame when it was asked for, and may have got one now.
+                    let keep = slot.map_or(place.keep, |slot| layer.frame_of(slot, piece).wrapping_add(inside(run)));
+                    let read = if list.reads.is_here(place.read) { NONE } else { place.read };
+                    self.places.push(Place { read, keep, ..*place });
                 }
-                let read = if list.reads.is_here(place.read) { NONE } else { place.read };
-                self.places.push(Place { read, ..place });
+                if let Some(slot) = slot {
+                    list.filling.push(Filling { slot, neuron, reads: (first, runs.len() as u32), straight: false });
+                }
                 continue;
             }
-            // Filled in when its read is listed.
-            self.places.push(Place { at: std::ptr::null(), read: 0, keep: std::ptr::null_mut() });
+            // Filled in when its reads are listed.
+            let unknown = Place { at: std::ptr::null(), read: 0, keep: std::ptr::null_mut() };
+            self.places.extend(runs.iter().map(|_| unknown));
+            let own = |(piece, run): (usize, &Run)| {
+                let first = run.at(neuron.index());
+                Group { numbers: i..i + 1, piece, bytes: first..first + run.bytes() as u64 }
+            };
+            if runs.len() > 1 {
+                // All its pieces or none.
+                let listed = list.reads.listed(room.ahead);
+                let mut pieces = runs.iter().enumerate().map(own);
+                let read = pieces.try_for_each(|piece| self.read(room, wanted, piece, side, list));
+                read.inspect_err(|_| list.reads.forget(room.ahead, listed))?;
+                continue;
+            }
+            let own = own((0, &runs[0]));
             group = match group {
-                Some(open) if room.joins(&open, offset, bytes) => {
-                    Some(Group { numbers: open.numbers.start..i + 1, bytes: open.bytes.start..offset + bytes })
+                Some(open) if room.joins(&open, &own) => {
+                    Some(Group { numbers: open.numbers.start..i + 1, bytes: open.bytes.start..own.bytes.end, ..open })
                 }
                 open => {
                     if let Some(open) = open {
                         self.read(room, wanted, open, side, list)?;
                     }
-                    Some(Group { numbers: i..i + 1, bytes: offset..offset + bytes })
+                    Some(own)
                 }
             };
         }
@@ -314,7 +339,7 @@ impl Plan {
         &mut self,
         room: &Room<'_>,
         wanted: Wanted<'_>,
-        Group { numbers, bytes }: Group,
+        Group { numbers, piece, bytes }: Group,
         side: &mut Side,
         Listing { reads, filling }: &mut Listing<'_>,
     ) -> Result<(), usize> {
@@ -323,7 +348,7 @@ impl Plan {
         let length = (end - begin) as usize;
         let own_frame = if numbers.len() == 1 { wanted.slot(numbers.start) } else { None };
         let into = match own_frame {
-            Some(slot) => room.layer.frame(slot),
+            Some(slot) => room.layer.frame_of(slot, piece),
             None if side.used + length > room.half => return Err(numbers.start),
             None => {
                 side.used += length;
@@ -332,19 +357,24 @@ impl Plan {
         };
         let needed = (bytes.end - begin) as usize;
         let read = reads.list(room.ahead, Job { offset: begin, bytes: length, needed, into });
+        let runs = room.layer.blocks.runs();
         for i in numbers {
-            let (neuron, place) = (wanted.neurons[i], &mut self.places[i]);
+            let (neuron, place) = (wanted.neurons[i], &mut self.places[i * runs.len() + piece]);
             // Who lies between them may be there already.
-            if place.read == NONE || wanted.early.place(neuron).is_some() {
+            if place.read == NONE || wanted.early.places(neuron).is_some() {
                 continue;
             }
-            let offset = room.layer.offset(neuron.index());
+            let offset = runs[piece].at(neuron.index());
             place.at = into.wrapping_add((offset - begin) as usize);
             place.read = read;
             if let Some(slot) = wanted.slot(i) {
-                filling.push(Filling { slot, neuron, read, straight: own_frame.is_some() });
+                // The reads of its pieces follow one another.
+                if piece == 0 {
+                    let (reads, straight) = ((read, runs.len() as u32), own_frame.is_some());
+                    filling.push(Filling { slot, neuron, reads, straight });
+                }
                 if own_frame.is_none() {
-                    place.keep = room.layer.frame(slot).wrapping_add((offset % align) as usize);
+                    place.keep = room.layer.frame_of(slot, piece).wrapping_add((offset % align) as usize);
                 }
             }
         }
@@ -357,31 +387,37 @@ pub(super) struct Early {
     plan: Plan,
     /// Per neuron: its number in the plan, or [`NONE`], `[ffn]`.
     numbers: Vec<u32>,
+    /// Pieces of each neuron.
+    pieces: usize,
 }
 
 impl Early {
     /// Nothing.
-    pub const NOTHING: Early = Early { plan: Plan::NOTHING, numbers: Vec::new() };
+    pub const NOTHING: Early = Early { plan: Plan::NOTHING, numbers: Vec::new(), pieces: 1 };
 
-    /// For layers of `neurons`: nothing is allocated later.
-    pub fn new(neurons: usize) -> Early {
-        Early { plan: Plan::new(neurons), numbers: vec![NONE; neurons] }
+    /// For layers of `neurons` of so many pieces: nothing is allocated later.
+    pub fn new(neurons: usize, pieces: usize) -> Early {
+        Early { plan: Plan::new(neurons, pieces), numbers: vec![NONE; neurons], pieces: 1 }
     }
 
-    /// Where a neuron is or will be, if it was asked for.
-    pub fn place(&self, neuron: StoreId) -> Option<Place> {
-        let number = *self.numbers.get(neuron.index())?;
-        (number != NONE).then(|| self.plan.places[number as usize])
+    /// Where the pieces of a neuron are or will be, if it was asked for.
+    #[inline]
+    pub fn places(&self, neuron: StoreId) -> Option<&[Place]> {
+        let number = *self.numbers.get(neuron.index())? as usize;
+        (number != NONE as usize).then(|| &self.plan.places[number * self.pieces..(number + 1) * self.pieces])
     }
 
     /// Finds places for neurons that are not there, as [`Plan::make`], as far as there is room for them, and lists their reads.
     pub fn make(&mut self, room: &Room<'_>, neurons: &[StoreId], slot_for: &[u32], list: &mut Listing<'_>) {
         let wanted = Wanted { neurons, early: &Early::NOTHING, slot_for };
         self.plan.places.clear();
+        self.pieces = room.layer.blocks.runs().len();
         let made = self.plan.unit(room, wanted, 0..neurons.len(), &mut Side { number: 0, used: 0 }, list);
         let made = made.err().unwrap_or(neurons.len());
-        for (number, neuron) in neurons[..made].iter().enumerate().filter(|(n, _)| self.plan.places[*n].read != NONE) {
-            self.numbers[neuron.index()] = number as u32;
+        for (number, neuron) in neurons[..made].iter().enumerate() {
+            if self.plan.places[number * self.pieces].read != NONE {
+                self.numbers[neuron.index()] = number as u32;
+            }
         }
     }
 
@@ -397,9 +433,10 @@ impl<'a> Room<'a> {
         Room { layer, align, gap: options.gap(), together: options.together, landing, half, ahead: 0 }
     }
 
-    /// Whether a block at `offset` is read together with what is open.
-    fn joins(&self, open: &Group, offset: u64, bytes: u64) -> bool {
-        let (gap, all) = ((offset - open.bytes.end) as usize, (offset + bytes - open.bytes.start) as usize);
+    /// Whether a block is read together with what is open before it.
+    fn joins(&self, open: &Group, block: &Group) -> bool {
+        let gap = (block.bytes.start - open.bytes.end) as usize;
+        let all = (block.bytes.end - open.bytes.start) as usize;
         self.together && gap <= self.gap && all <= MAX_READ
     }
 }

@@ -52,12 +52,12 @@ impl fmt::Display for ReadFault {
         match self.errno {
             Some(errno) => write!(
                 f,
-                "a neuron cannot be read: {}; the system's log says what is wrong with the disk; copy the file to another one",
+                "neurons cannot be read: {}; the system's log says what is wrong with the disk; copy the file to another one",
                 std::io::Error::from_raw_os_error(errno)
             ),
             None => write!(
                 f,
-                "a neuron cannot be read: the file ends before it, so it was cut while it was used; put it back and start again"
+                "neurons cannot be read: the file ends before them, so it was cut while it was used; put it back and start again"
             ),
         }
     }
@@ -229,6 +229,11 @@ impl Reads {
     #[inline]
     pub fn is_here(&self, number: u32) -> bool {
         self.states[number as usize].load(Ordering::Acquire) == HERE
+    }
+
+    /// Whether all of these are there.
+    pub fn are_here(&self, (first, count): (u32, u32)) -> bool {
+        (first..first + count).all(|number| self.is_here(number))
     }
 
     /// Waits for a read. Returns whether its bytes are there; `false` once it has failed for good.

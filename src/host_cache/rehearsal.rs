@@ -1,6 +1,6 @@
 //! What a cache of a given size would read, found by running it without a disk and without arithmetic (PowerInfer-2 5: P_miss(m) by replay).
 
-use super::{HostCache, HostCacheOptions, LayerBlocks, ReadFault, units_of};
+use super::{HostCache, HostCacheOptions, LayerBlocks, ReadFault};
 use crate::clock;
 use crate::disk::{DEPTH, Disk, Outcome, Read};
 use crate::ids::StoreId;
@@ -96,7 +96,7 @@ impl Rehearsal<'_> {
                 needs((layer + 1) % layers, &mut next);
                 needed += here.len();
                 let begin = clock::now();
-                cache.begin(layer, &here, units_of(here.len(), self.layers[layer].block_bytes));
+                cache.begin(layer, &here, self.layers[layer].units(here.len()));
                 if layer + 1 < layers {
                     cache.prefetch(layer + 1, &next);
                 }
@@ -130,7 +130,7 @@ mod tests {
     const BLOCK: usize = 4096;
 
     fn layers() -> Vec<LayerBlocks> {
-        (0..3).map(|l| LayerBlocks { offset: (l * FFN * BLOCK) as u64, block_bytes: BLOCK }).collect()
+        (0..3).map(|l| LayerBlocks::of_neurons((l * FFN * BLOCK) as u64, BLOCK)).collect()
     }
 
     /// Each token needs the same neurons of every layer: `count` of them, apart.

@@ -56,7 +56,7 @@ pub(super) fn frames_bytes(frame_bytes: usize, slots: usize) -> usize {
 impl HostCache {
     /// The fewest bytes that it works with, without a frame.
     pub fn least_bytes(&self) -> u64 {
-        let blocks: Vec<LayerBlocks> = self.layers.iter().map(|layer| layer.blocks).collect();
+        let blocks: Vec<LayerBlocks> = self.layers.iter().map(|layer| layer.blocks.clone()).collect();
         super::least_bytes(&blocks, self.neurons, self.align, &self.options)
     }
 
@@ -68,7 +68,7 @@ impl HostCache {
 
     /// Of [`HostCache::bytes`], those that neurons lie in, and the landing.
     pub fn used_bytes(&self) -> u64 {
-        let used = self.layers.iter().map(|layer| layer.table.residents() * layer.frame_bytes);
+        let used = self.layers.iter().map(|layer| layer.table.residents() * layer.pieces.frame_bytes);
         (self.landing.bytes() + used.sum::<usize>()) as u64
     }
 
@@ -83,9 +83,9 @@ impl HostCache {
     /// If the bytes are fewer than [`HostCache::least_bytes`].
     pub fn set_budget(&mut self, bytes: u64) -> io::Result<()> {
         let options = HostCacheOptions { bytes, ..self.options };
-        let blocks: Vec<LayerBlocks> = self.layers.iter().map(|layer| layer.blocks).collect();
+        let blocks: Vec<LayerBlocks> = self.layers.iter().map(|layer| layer.blocks.clone()).collect();
         let shares = Shares::of(&blocks, self.neurons, self.align, &options);
-        let slots: Vec<usize> = self.layers.iter().map(|l| shares.slots(l.frame_bytes, self.neurons)).collect();
+        let slots: Vec<usize> = self.layers.iter().map(|l| shares.slots(l.pieces.frame_bytes, self.neurons)).collect();
         self.rest();
         // What the disk has pinned would not go back to the system.
         // SAFETY: nothing is told.
@@ -124,7 +124,7 @@ impl HostCache {
         unsafe {
             self.landing.resize(landing)?;
             for (layer, &slots) in self.layers.iter_mut().zip(slots) {
-                layer.frames.resize(frames_bytes(layer.frame_bytes, slots))?;
+                layer.frames.resize(frames_bytes(layer.pieces.frame_bytes, slots))?;
             }
         }
         Ok(())
@@ -149,7 +149,7 @@ impl Layer {
         for &(slot, neuron) in stay.iter().filter(|(slot, _)| *slot >= slots) {
             let (from, to) = (SlotId::new(slot), free.next().expect("no more stay than there are frames"));
             // SAFETY: two frames of its own, of which nobody reads or writes.
-            unsafe { std::ptr::copy_nonoverlapping(self.frame(from), self.frame(to), self.frame_bytes) };
+            unsafe { std::ptr::copy_nonoverlapping(self.frame(from), self.frame(to), self.pieces.frame_bytes) };
             self.table.clear(from).expect("nothing is under way");
             self.table.fill(to, neuron).expect("nothing is under way");
             self.table.landed(to);

@@ -49,27 +49,27 @@ impl HostCache {
         self.reads.clear(0);
         self.strips.list.clear();
         self.strips.next = 0;
-        let (align, bytes) = (self.align as u64, self.layers[layer].blocks.block_bytes);
+        let (align, run) = (self.align as u64, self.layers[layer].blocks.runs()[0].clone());
         let (mut part, mut neuron) = (0, 0);
         while part < parts {
             let first = part;
             let side = self.strips.list.len() % 2;
-            let begin = self.layers[layer].offset(neuron) / align * align;
+            let begin = run.at(neuron) / align * align;
             let fits = |neurons: usize| {
-                let end = self.layers[layer].offset(neurons).next_multiple_of(align);
+                let end = run.at(neurons).next_multiple_of(align);
                 (end - begin) as usize <= self.half
             };
             assert!(fits(end(part)), "a part is longer than half of the landing");
             while part < parts && fits(end(part)) {
                 part += 1;
             }
-            let (from, to) = (self.layers[layer].offset(neuron), self.layers[layer].offset(end(part - 1)));
+            let (from, to) = (run.at(neuron), run.at(end(part - 1)));
             let into = self.landing.start().wrapping_add(side * self.half);
             let reads = self.list_pieces(begin, to, into);
             let first_block = into.wrapping_add((from - begin) as usize);
             let neurons = neuron..end(part - 1);
             neuron = neurons.end;
-            debug_assert_eq!((to - from) as usize, neurons.len() * bytes);
+            debug_assert_eq!((to - from) as usize, neurons.len() * run.bytes());
             self.strips.list.push(Strip {
                 parts: first..part,
                 neurons,

@@ -196,6 +196,11 @@ impl FfnMatrices {
         self.input.parts().iter().chain([&self.down])
     }
 
+    /// The same, to be changed for the same ones in another memory.
+    pub fn parts_mut(&mut self) -> impl Iterator<Item = &mut Matrix> {
+        self.input.parts_mut().iter_mut().chain([&mut self.down])
+    }
+
     /// The types of gate and up, or that of up twice.
     pub fn input_quants(&self) -> [Quant; 2] {
         let parts = self.input.parts();

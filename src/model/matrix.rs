@@ -43,6 +43,14 @@ impl Matrix {
         Matrix { quant, rows, cols, row_bytes, start: bytes.as_ptr() }
     }
 
+    /// The same matrix in another memory, from `at` on.
+    ///
+    /// # Safety
+    /// The bytes there outlive what is read of it.
+    pub unsafe fn placed(self, at: *const u8) -> Matrix {
+        Matrix { start: at, ..self }
+    }
+
     /// The first byte of row `r`.
     #[inline]
     pub fn row_ptr(&self, r: usize) -> *const u8 {

@@ -29,6 +29,11 @@ impl Stacked {
         &self.parts
     }
 
+    /// The parts, to be changed for the same ones in another memory.
+    pub fn parts_mut(&mut self) -> &mut [Matrix] {
+        &mut self.parts
+    }
+
     /// The one part that the whole consists of, in its own order; `None` if there are several.
     pub fn single(&self) -> Option<&Matrix> {
         (self.parts.len() == 1 && self.order.is_empty()).then(|| &self.parts[0])

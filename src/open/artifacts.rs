@@ -100,7 +100,7 @@ pub fn find<H: Owned>(
     kind: Kind,
     open: impl Fn(&Path) -> Result<SectionFile<H>>,
 ) -> Result<Option<SectionFile<H>>> {
-    let users = user_dir(model).map(|dir| dir.join(kind.file_name()));
+    let users = known_to_user(model).then(|| user_dir(model)).flatten().map(|dir| dir.join(kind.file_name()));
     if let Some(path) = [Some(beside(model, kind)), users].into_iter().flatten().find(|path| path.exists()) {
         let file = open(&path)?;
         check_owner(&file, model)?;
@@ -109,7 +109,9 @@ pub fn find<H: Owned>(
     // The checkout has files of several models and versions: those of others are skipped.
     for path in checkouts().iter().flat_map(|dir| files_below(dir, kind)) {
         match open(&path) {
-            Ok(file) if check_owner(&file, model).is_ok() => return Ok(Some(file)),
+            Ok(file) if file.header.shape() == shape(model) && check_owner(&file, model).is_ok() => {
+                return Ok(Some(file));
+            }
             Ok(_) => {}
             Err(error) => tracing::debug!("passed over: {error}"),
         }
@@ -124,11 +126,11 @@ pub fn find<H: Owned>(
 pub fn check_owner<H: Owned>(file: &SectionFile<H>, model: &Model) -> Result<()> {
     let (its, ours) = (file.header.fingerprint(), model.fingerprint());
     if its == ours {
-        let (c, shape) = (&model.config, file.header.shape());
-        if shape == [c.layers, c.hidden, c.clusters()] {
+        let its = file.header.shape();
+        if its == shape(model) {
             return Ok(());
         }
-        let why = format!("layers, hidden size and neurons are {shape:?}, and not the model's; {}", H::REMEDY);
+        let why = format!("layers, hidden size and neurons are {its:?}, and not the model's; {}", H::REMEDY);
         return Err(Error::bad(file.path(), "layers", why));
     }
     let (noun, owner) = (H::NOUN, file.header.model());
@@ -169,6 +171,20 @@ fn beside(model: &Model, kind: Kind) -> PathBuf {
     name.push(".");
     name.push(kind.file_name());
     store.with_file_name(name)
+}
+
+/// A model's layers, hidden size and neurons or experts per layer.
+fn shape(model: &Model) -> [usize; 3] {
+    let c = &model.config;
+    [c.layers, c.hidden, c.clusters()]
+}
+
+/// Whether the user's data directory has files of a model of this name. Its fingerprint, for which a model in place is read as a whole, need
+/// not be known for that.
+fn known_to_user(model: &Model) -> bool {
+    let begins = format!("{}-", file_name(&model.config.name));
+    let entries = crate::config::data_dir().and_then(|dir| std::fs::read_dir(dir.join("models")).ok());
+    entries.is_some_and(|entries| entries.flatten().any(|e| e.file_name().to_string_lossy().starts_with(&begins)))
 }
 
 fn user_dir(model: &Model) -> Option<PathBuf> {

@@ -3,13 +3,15 @@
 use super::device::Need;
 use super::{EngineOptions, Listener, artifacts, fits, sparsity};
 use crate::disk::{self, DiskCosts, OpenedDisk};
-use crate::engine::{Engine, Foresight};
+use crate::engine::{Engine, Foresight, unread};
 use crate::error::{Error, Result, human_bytes};
 use crate::formats;
-use crate::formats::neuron_store::Section;
-use crate::host_cache::{HostCache, HostCacheOptions, LayerBlocks, MOST_AHEAD, ReadFault, least_bytes};
-use crate::model::{KvCache, Model};
+use crate::host_cache::{HostCache, HostCacheOptions, LayerBlocks, MOST_AHEAD, ReadFault, Run, least_bytes};
+use crate::model::{ExpertWeights, FfnMatrices, KvCache, Matrix, Model};
+use crate::predictor::{Predictor, Router};
 use crate::scheduler::Policy;
+use std::fs::File;
+use std::sync::Arc;
 
 /// What a process takes beside weights, keys and values: activations of a prompt's chunk, tables of the cache, the program itself. Measured
 /// 45 to 60 MiB for models of 1 B.
@@ -55,11 +57,21 @@ fn resident_bytes(engine: &Engine, need: Need) -> u64 {
 
 /// As [`resident_bytes`], with predictors of so many bytes.
 pub(super) fn resident_with(model: &Model, need: Need, predictors: u64) -> u64 {
-    model.file_bytes() - ffn_bytes(model) + keys(model, need) + predictors + WORKING_BYTES
+    model.file_bytes() - cached_bytes(model) + keys(model, need) + predictors + WORKING_BYTES
 }
 
-pub(super) fn ffn_bytes(model: &Model) -> u64 {
-    model.layers.iter().map(|layer| layer.ffn.bytes()).sum()
+/// Bytes of all neurons or experts.
+pub(super) fn cached_bytes(model: &Model) -> u64 {
+    let of = |experts: &ExpertWeights| experts.experts.iter().map(FfnMatrices::bytes).sum();
+    model.layers.iter().map(|layer| layer.ffn.experts().map_or(layer.ffn.bytes(), of)).sum()
+}
+
+/// What of a model can be left on disk, in the plural; `None` if it is read in place as a whole.
+pub(super) fn parts(model: &Model) -> Option<&'static str> {
+    match model.config.form.experts {
+        Some(_) => Some("experts"),
+        None => model.has_neurons().then_some("neurons"),
+    }
 }
 
 fn keys(model: &Model, need: Need) -> u64 {
@@ -71,33 +83,23 @@ pub(super) fn all_bytes(model: &Model, need: Need) -> u64 {
     model.file_bytes().saturating_add(keys(model, need))
 }
 
-/// Memory for a model of which a part stays on disk; `None` if all of it is kept in memory, or it has no neurons to leave there.
+/// Memory for a model of which a part stays on disk; `None` if all of it is kept in memory, or it has nothing to leave there.
 pub(super) fn limit(model: &Model, options: &EngineOptions) -> Option<u64> {
     let all = all_bytes(model, options.need(model));
-    let neurons = options.device.is_none() && model.has_neurons();
+    let has_parts = options.device.is_none() && parts(model).is_some();
     match options.ram {
-        _ if !neurons => None,
+        _ if !has_parts => None,
         Some(ram) => (ram < all).then_some(ram),
         None if fits(model) => None,
         None => crate::config::available_memory().map(|free| free - free / LEFT_TO_OTHERS),
     }
 }
 
-/// The FFN sections of a packed model, layer by layer.
-fn sections(model: &Model) -> Result<Vec<&Section>> {
-    let store = model.store().expect("only packed models have neurons");
-    let section = |layer: usize| {
-        let name = format!("layer.{layer}.ffn");
-        store.section(&name).ok_or_else(|| Error::bad(model.path(), name, "the section is missing"))
-    };
-    (0..model.layers.len()).map(section).collect()
-}
-
 /// That a model does not run with so much memory; `given` is what there is: `--ram 1.00 GiB is`.
 pub fn too_little(given: &str, least: u64) -> Error {
     Error::Memory(format!(
-        "{given} below the {} that this model takes with all its neurons on disk: attention, head, keys and values, and room for reads; give \
-         --ram {}MiB or more, take a smaller --ctx-size, or pack the model in a smaller type (--quant q4_0)",
+        "{given} below the {} that this model takes with all its neurons or experts on disk: attention, head, keys and values, and room for \
+         reads; give --ram {}MiB or more, take a smaller --ctx-size, or take the model in a smaller type (pack --quant q4_0)",
         human_bytes(least),
         least.div_ceil(1 << 20)
     ))
@@ -113,7 +115,7 @@ fn share(
     options: &HostCacheOptions,
 ) -> Result<u64> {
     let resident = resident_bytes(engine, need);
-    let least = resident + least_bytes(blocks, engine.model.config.ffn, align, options);
+    let least = resident + least_bytes(blocks, engine.model.config.clusters(), align, options);
     if limit < least {
         let given = match need.ram {
             Some(ram) => format!("--ram {} is", human_bytes(ram)),
@@ -139,21 +141,22 @@ pub(super) fn keep_a_part(
     let (blocks, OpenedDisk { mut disk, notice }) = open_disk(&engine.model)?;
     let RamOptions { policy, together, overlap, keep, .. } = options.neurons;
     let foresight = foresight(engine, options)?;
-    let span = blocks[0].block_bytes as u64 * engine.model.config.ffn as u64;
-    let costs = DiskCosts::measure(&mut *disk, blocks[0].offset, span).unwrap_or(DiskCosts::USUAL);
+    let neurons = engine.model.config.clusters();
+    let costs =
+        DiskCosts::measure(&mut *disk, blocks[0].offset(), span(&blocks[0], neurons)).unwrap_or(DiskCosts::USUAL);
     let ahead = foresight.as_ref().map_or(0, Foresight::ahead);
     let how = HostCacheOptions { policy, together, overlap, ahead, costs, ..HostCacheOptions::new(0) };
     let bytes = share(engine, need, limit, &blocks, disk.align(), &how)?;
-    let bytes = if keep { bytes } else { least_bytes(&blocks, engine.model.config.ffn, disk.align(), &how) };
-    let neurons = engine.model.config.ffn;
+    let bytes = if keep { bytes } else { least_bytes(&blocks, neurons, disk.align(), &how) };
+    let what = parts(&engine.model).unwrap_or_default();
     let cache = HostCache::new(disk, &blocks, neurons, HostCacheOptions { bytes, ..how });
     let mut cache =
-        cache.map_err(|e| Error::Memory(format!("there is no memory for {} of neurons: {e}", human_bytes(bytes))))?;
+        cache.map_err(|e| Error::Memory(format!("there is no memory for {} of {what}: {e}", human_bytes(bytes))))?;
     let (frames, all) = cache.frames();
     notice.iter().for_each(|notice| told.note(notice));
     let placed = if keep { place(&mut cache, &engine.model)? } else { false };
     told.note(&format!(
-        "{} of memory: room for {:.0} % of the neurons{}, the others are read from disk when they are needed ({}, {:.1} GB/s and {:.0} us a read){}",
+        "{} of memory: room for {:.0} % of the {what}{}, the others are read from disk when they are needed ({}, {:.1} GB/s and {:.0} us a read){}",
         human_bytes(limit),
         100.0 * frames as f64 / all as f64,
         if placed { " (at first for those of its profile)" } else { "" },
@@ -175,7 +178,7 @@ fn place(cache: &mut HostCache, model: &Model) -> Result<bool> {
     let tokens = profile.texts.iter().map(|t| t.info.tokens as u64).sum();
     for (layer, weights) in model.layers.iter().enumerate() {
         let counts = weights.order.into_store(profile.counts(layer));
-        let unread = |fault: ReadFault| Error::bad_at(model.path(), "", fault.offset, fault.to_string());
+        let unread = |fault: ReadFault| unread(model, &fault);
         cache.place(layer, &counts, tokens).map_err(unread)?;
     }
     Ok(true)
@@ -188,11 +191,13 @@ fn place(cache: &mut HostCache, model: &Model) -> Result<bool> {
 /// [`Error::Usage`] for a look-ahead that the predictor was not made for.
 fn foresight(engine: &Engine, options: &EngineOptions) -> Result<Option<Foresight>> {
     let RamOptions { prefetch, lookahead, .. } = options.neurons;
-    if !prefetch || engine.sparsity().is_dense() {
-        return Ok(None);
-    }
     let layers = engine.model.config.layers;
-    let predictor = sparsity::ahead(engine, &options.sparsity)?;
+    let predictor = match Router::of(&engine.model) {
+        _ if !prefetch => return Ok(None),
+        Some(router) => Some(Arc::new(router) as Arc<dyn Predictor>),
+        None if engine.sparsity().is_dense() => return Ok(None),
+        None => sparsity::ahead(engine, &options.sparsity)?,
+    };
     let looks = |ahead: usize| {
         let predictor = predictor.as_ref().filter(|_| (1..layers.min(MOST_AHEAD + 1)).contains(&ahead))?;
         (ahead..layers).all(|l| predictor.calibration(l, ahead).is_some()).then(|| predictor.clone())
@@ -208,30 +213,75 @@ fn foresight(engine: &Engine, options: &EngineOptions) -> Result<Option<Foresigh
     }
 }
 
-/// Where the neurons of a packed model lie in its file, layer by layer.
+/// Where a model's neurons or experts lie in its files, layer by layer.
 ///
 /// # Errors
 /// A layer's section is missing.
 ///
 /// # Panics
-/// If the model is not a packed one.
+/// If the model has neither.
 pub fn layer_blocks(model: &Model) -> Result<Vec<LayerBlocks>> {
-    let blocks = sections(model)?.into_iter().zip(&model.layers);
-    Ok(blocks.map(|(section, l)| LayerBlocks { offset: section.offset, block_bytes: l.block().bytes() }).collect())
+    if model.config.form.experts.is_some() {
+        let experts = model.layers.iter().filter_map(|layer| layer.ffn.experts());
+        return Ok(experts.map(|experts| expert_blocks(model, experts)).collect());
+    }
+    let store = model.store().expect("a model with neurons is packed");
+    let blocks = model.layers.iter().enumerate().map(|(l, layer)| {
+        let name = format!("layer.{l}.ffn");
+        let section = store.section(&name).ok_or_else(|| Error::bad(model.path(), name, "the section is missing"))?;
+        Ok(LayerBlocks::of_neurons(section.offset, layer.block().bytes()))
+    });
+    blocks.collect()
+}
+
+/// Where a layer's experts lie in the model's files.
+fn expert_blocks(model: &Model, ExpertWeights { experts, .. }: &ExpertWeights) -> LayerBlocks {
+    let place = |matrix: &Matrix| {
+        let at = matrix.row_ptr(0).addr();
+        let mut files = model.files().iter().map(|file| file.bytes().as_ptr_range()).enumerate();
+        let inside = files.find(|(_, bytes)| (bytes.start.addr()..bytes.end.addr()).contains(&at));
+        let (number, bytes) = inside.expect("a mixture is read in place");
+        disk::place(number, (at - bytes.start.addr()) as u64)
+    };
+    let run = |(m, matrix): (usize, &Matrix)| {
+        let of = |expert: &FfnMatrices| place(expert.parts().nth(m).expect("experts are alike"));
+        Run::new(experts.iter().map(of).collect(), matrix.bytes() as usize)
+    };
+    LayerBlocks::of_experts(experts[0].parts().enumerate().map(run).collect())
+}
+
+/// Bytes of a file in which some of a layer's neurons or experts lie.
+pub(super) fn span(blocks: &LayerBlocks, neurons: usize) -> u64 {
+    let run = &blocks.runs()[0];
+    run.bytes() as u64 * neurons as u64
 }
 
 pub(super) fn open_disk(model: &Model) -> Result<(Vec<LayerBlocks>, OpenedDisk)> {
     let blocks = layer_blocks(model)?;
-    let file = model.store().expect("only packed models have neurons").file();
-    let opened = disk::open(file.file()).map_err(Error::io("open", model.path()))?;
+    let files: Vec<&File> = model.files().iter().map(|file| file.file()).collect();
+    let opened = disk::open(&files).map_err(Error::io("open", model.path()))?;
     Ok((blocks, opened))
 }
 
-/// Reads everything but the neurons into memory.
+/// Reads everything but neurons or experts into memory.
 fn load_the_rest(model: &Model) {
-    let Some(store) = model.store() else { return };
-    for section in store.header.sections.iter().filter(|section| !section.name.ends_with(".ffn")) {
-        formats::load(store.bytes(section));
+    if let Some(store) = model.store() {
+        let rest = store.header.sections.iter().filter(|section| !section.name.ends_with(".ffn"));
+        return rest.for_each(|section| formats::load(store.bytes(section)));
+    }
+    let experts = model.layers.iter().filter_map(|layer| layer.ffn.experts()).flat_map(|layer| &layer.experts);
+    let mut left: Vec<&[u8]> = experts.flat_map(FfnMatrices::parts).map(Matrix::all).collect();
+    left.sort_by_key(|bytes| bytes.as_ptr());
+    for file in model.files() {
+        let all = file.bytes().as_ptr_range();
+        let mut rest = file.bytes();
+        for bytes in left.iter().map(|bytes| bytes.as_ptr_range()).filter(|bytes| all.contains(&bytes.start)) {
+            let end = bytes.end.addr() - all.start.addr();
+            let from = file.bytes().len() - rest.len();
+            formats::load(&file.bytes()[from..(bytes.start.addr() - all.start.addr()).max(from)]);
+            rest = &file.bytes()[end..];
+        }
+        formats::load(rest);
     }
 }
 

@@ -1,7 +1,7 @@
 //! What a plan for a model larger than memory is made of: this machine's disk, and what a cache of each size would read.
 
 use super::device::Need;
-use super::ram::{all_bytes, ffn_bytes, open_disk, resident_with};
+use super::ram::{all_bytes, cached_bytes, open_disk, parts, resident_with, span};
 use crate::disk::DiskCosts;
 use crate::error::{Error, Result, human_bytes};
 use crate::host_cache::{HostCacheOptions, LayerBlocks, Rehearsal, STRIP_READ, least_bytes};
@@ -20,9 +20,9 @@ const UNSEEN_US: f64 = 4.0;
 
 /// What is planned for.
 pub struct RamQuestion<'a> {
-    /// A packed model.
+    /// A packed model, or a mixture of experts.
     pub model: &'a Model,
-    /// How often each neuron was active, in the published order, `[layers][ffn]`.
+    /// How often each neuron was active, in the published order, or each expert was chosen, `[layers][ffn]`.
     pub counts: Vec<Vec<u64>>,
     /// In how many tokens they were counted; 0 where nobody has, and counts mean nothing.
     pub tokens: u64,
@@ -67,24 +67,22 @@ pub struct RamAnswer {
 /// runs in. [`Error::Io`] if the file cannot be opened again.
 pub fn ram_plan(question: RamQuestion<'_>) -> Result<RamAnswer> {
     let RamQuestion { model, computed_share, predictor_bytes, ahead, context, kv, sequences, .. } = question;
-    if !model.has_neurons() {
-        return Err(Error::Usage(match model.config.form.experts {
-            Some(_) => "a mixture of experts runs from its file as it lies, which the system keeps in memory as far as it likes: --ram does not \
-                        bound it, and there is nothing to plan"
+    if parts(model).is_none() {
+        return Err(Error::Usage(
+            "only a mixture of experts, or a packed model with neurons of its own, is kept in part on disk; pack it: dynamicinfer pack MODEL"
                 .into(),
-            None => "only a packed model with neurons of its own is kept in part on disk; pack it: dynamicinfer pack MODEL".into(),
-        }));
+        ));
     }
     let need = Need { context, kv, sequences, ram: None };
     let (blocks, mut opened) = open_disk(model)?;
     let disk = &mut *opened.disk;
-    let span = blocks[0].block_bytes as u64 * model.config.ffn as u64;
-    let costs = DiskCosts::measure(disk, blocks[0].offset, span).unwrap_or(DiskCosts::USUAL);
-    let ask_us = DiskCosts::measure_asking(disk, blocks[0].offset, span).unwrap_or(0.0);
+    let (first, span) = (blocks[0].offset(), span(&blocks[0], model.config.clusters()));
+    let costs = DiskCosts::measure(disk, first, span).unwrap_or(DiskCosts::USUAL);
+    let ask_us = DiskCosts::measure_asking(disk, first, span).unwrap_or(0.0);
     let options = HostCacheOptions { costs, ahead: usize::from(ahead), ..HostCacheOptions::new(0) };
     // When it is opened the disk is measured again, and the longest gap that may be worth reading along decides how much room reads take.
     let longest_gap = HostCacheOptions { costs: DiskCosts { read_us: f64::MAX, ..costs }, ..options };
-    let least = least_bytes(&blocks, model.config.ffn, disk.align(), &longest_gap);
+    let least = least_bytes(&blocks, model.config.clusters(), disk.align(), &longest_gap);
     let (resident, all) = (resident_with(model, need, question.predictor_file_bytes), all_bytes(model, need));
     if resident + least >= all {
         return Err(Error::Usage(format!(
@@ -97,11 +95,11 @@ pub fn ram_plan(question: RamQuestion<'_>) -> Result<RamAnswer> {
     let room = (least, all - resident);
     let mut points = match computed_share < 1.0 {
         true => rehearsed(&question, &blocks, disk.align(), options, room)?,
-        false => streamed(ffn_bytes(model), room),
+        false => streamed(cached_bytes(model), room),
     };
     points.push(DiskPoint { bytes: (all - resident) as f64, ..DiskPoint::default() });
     let footprint = Footprint::of_model(model, context, kv);
-    let ffn_bytes = ffn_bytes(model) as f64;
+    let ffn_bytes = cached_bytes(model) as f64;
     Ok(RamAnswer {
         machine: DiskMachine {
             bytes_s: question.bytes_s,
@@ -134,7 +132,7 @@ fn rehearsed(
     let RamQuestion { model, tokens, computed_share, precision, .. } = *question;
     let published = question.counts.iter().zip(&model.layers);
     let counts: Vec<Vec<u64>> = match tokens {
-        0 => vec![vec![0; model.config.ffn]; layers.len()],
+        0 => vec![vec![0; model.config.clusters()]; layers.len()],
         _ => published.map(|(counts, layer)| layer.order.into_store(counts.clone())).collect(),
     };
     let rehearsal = Rehearsal { layers, align, counts: &counts, tokens };

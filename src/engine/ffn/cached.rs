@@ -5,12 +5,14 @@
 //! all its down rows. A dot is the same whenever it is taken, and down rows are added in the order of the list: the sums are bit for bit
 //! those of the mapped store.
 
+use super::experts::Arrival;
 use super::{
-    Counts, Downs, FfnBuffers, Neurons, Selection, SharedCounts, Sparse, Tile, Work, activation, add_down_bias,
-    add_units, down, products, rows_of, run_blocks, unit_buffers,
+    Chosen, Counts, Downs, ExpertBuffers, FfnBuffers, Neurons, Selection, SharedCounts, Sparse, Tile, Work, activation,
+    add_down_bias, add_units, down, experts, products, rows_of, run_blocks, unit_buffers,
 };
 use crate::cpu::thread_pool::Parts;
 use crate::cpu::{Columns, Kernels, MAX_COLUMNS, Prefill, ThreadPool};
+use crate::engine::routing::Routes;
 use crate::engine::sparsity::Foresight;
 use crate::formats::rows::{GROUP, Input};
 use crate::host_cache::{Arriving, HostCache, HostCacheOptions, MAX_UNITS, STRIP, units_of};
@@ -36,6 +38,8 @@ pub struct CachedFfn {
     strips: Vec<Layer>,
     /// Every neuron of a layer, ascending.
     all: Vec<StoreId>,
+    /// The experts that a layer needs.
+    chosen: Vec<StoreId>,
     /// Activations of listed neurons, `[neurons, n]`.
     activations: Vec<f32>,
     /// Whether a listed neuron's are known.
@@ -92,6 +96,7 @@ impl CachedFfn {
             beside: 0,
             strips: layers.iter().map(stand_in).collect(),
             all: (0..neurons).map(StoreId::new).collect(),
+            chosen: Vec::with_capacity(neurons),
             activations: Vec::new(),
             known: Vec::new(),
             strip_gates: Vec::new(),
@@ -129,6 +134,53 @@ impl CachedFfn {
                 counts
             }
         }
+    }
+
+    /// As [`super::experts`]: the chosen experts that are there first, the others as they come.
+    #[allow(clippy::too_many_arguments)]
+    pub(in crate::engine) fn experts(
+        &mut self,
+        pool: &mut ThreadPool,
+        kernels: &Kernels,
+        config: &ModelConfig,
+        l: usize,
+        routes: &Routes,
+        x: &[f32],
+        tiles: &mut [Tile],
+        buffers: &mut ExpertBuffers,
+        hidden: &mut [f32],
+    ) -> u64 {
+        let CachedFfn { cache, foresight, strips, chosen, .. } = self;
+        let FfnWeights::Experts(weights) = &mut strips[l].ffn else {
+            unreachable!("a mixture has experts in every layer")
+        };
+        chosen.clear();
+        chosen.extend(routes.groups.iter().map(|group| StoreId::new(group.expert)));
+        cache.begin(l, chosen, chosen.len());
+        if let Some((later, experts)) = foresight.as_mut().and_then(Foresight::take) {
+            cache.prefetch(later, experts);
+        }
+        let mut read = 0;
+        while let Some(round) = cache.next_round() {
+            let groups = &routes.groups[round.units.clone()];
+            let mut arriving = ArrivingExperts { arriving: cache.arriving(), first: 0, matrices: 0 };
+            for (number, group) in round.units.clone().zip(groups) {
+                let expert = &mut weights.experts[group.expert];
+                arriving.matrices = expert.parts().count();
+                for (m, matrix) in expert.parts_mut().enumerate() {
+                    let at = arriving.arriving.address(number * arriving.matrices + m);
+                    // SAFETY: it lies there until the round has been computed, and nothing is read of it before it is there.
+                    *matrix = unsafe { matrix.placed(at) };
+                }
+            }
+            arriving.first = round.units.start;
+            let now = Chosen { weights, groups, tokens: &routes.tokens, arrival: &arriving };
+            read += experts(pool, kernels, config, &now, x, tiles, buffers, hidden);
+            let pieces = round.units.start * arriving.matrices..round.units.end * arriving.matrices;
+            pieces.for_each(|piece| arriving.arriving.keep(piece));
+        }
+        cache.end(chosen);
+        read
     }
 
     /// Listed neurons, for up to [`MAX_COLUMNS`] columns.
@@ -292,6 +344,32 @@ fn next_strip(cache: &mut HostCache, stand_in: &mut Layer, layer: &Layer) -> Opt
     Some((strip.parts, strip.neurons))
 }
 
+/// The experts of a round, matrix by matrix.
+struct ArrivingExperts<'a> {
+    arriving: Arriving<'a>,
+    /// The number of the round's first in the layer's list.
+    first: usize,
+    /// Matrices of each.
+    matrices: usize,
+}
+
+impl ArrivingExperts<'_> {
+    fn piece(&self, group: usize, matrix: usize) -> usize {
+        (self.first + group) * self.matrices + matrix
+    }
+}
+
+impl Arrival for ArrivingExperts<'_> {
+    fn is_here(&self, group: usize, matrix: usize) -> bool {
+        self.arriving.is_here(self.piece(group, matrix))
+    }
+
+    fn wait(&self, group: usize, matrix: usize) {
+        // What cannot be read has a fault, which says that the sum is worth nothing.
+        let _ = self.arriving.piece(self.piece(group, matrix));
+    }
+}
+
 /// What is known of listed neurons, each of which belongs to one unit.
 struct Results {
     /// Bit b: it is active for column b.
@@ -334,7 +412,7 @@ impl Arrived<'_> {
                 (results.active.part(i..i + 1), results.known.part(i..i + 1), results.a.part(i * n..(i + 1) * n))
             };
             // What cannot be read is left out; its fault says that the sum is worth nothing.
-            let Some(block) = self.arriving.block(i) else { continue };
+            let Some(block) = self.arriving.piece(i) else { continue };
             if !known[0] {
                 active[0] = self.inputs(i, block, range.end, a, &mut counts);
             }

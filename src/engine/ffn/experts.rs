@@ -7,10 +7,10 @@
 use super::{Tile, activation};
 use crate::cpu::thread_pool::Parts;
 use crate::cpu::{Columns, Kernels, MAX_COLUMNS, ThreadPool};
-use crate::engine::routing::{Group, Routes};
+use crate::engine::routing::{Group, Routed, Routes};
 use crate::formats::will_need;
 use crate::model::config::ModelConfig;
-use crate::model::{ExpertWeights, Matrix};
+use crate::model::{ExpertWeights, FfnMatrices, Matrix};
 use crate::ops::linear::{DOT_ROWS, GEMM_ROWS, PIECE_BYTES};
 use std::ops::Range;
 
@@ -39,6 +39,54 @@ struct Task {
     rows: usize,
 }
 
+/// Where experts come from, whose matrices (gate, up and down, or up and down) may still be on their way.
+pub trait Arrival: Sync {
+    /// Whether a matrix of the expert of group number `group` of those at hand can be read now.
+    fn is_here(&self, group: usize, matrix: usize) -> bool;
+
+    /// Waits for it.
+    fn wait(&self, group: usize, matrix: usize);
+}
+
+/// They are all in memory.
+pub struct InMemory;
+
+impl Arrival for InMemory {
+    fn is_here(&self, _: usize, _: usize) -> bool {
+        true
+    }
+
+    fn wait(&self, _: usize, _: usize) {}
+}
+
+/// Experts that are computed together, each for all of its tokens.
+#[derive(Clone, Copy)]
+pub struct Chosen<'a> {
+    /// The matrices of all of the layer's experts.
+    pub weights: &'a ExpertWeights,
+    /// Those that are computed: groups of a pass's [`Routes`], one after the other.
+    pub groups: &'a [Group],
+    /// The tokens of all of the pass's groups.
+    pub tokens: &'a [Routed],
+    /// When their matrices can be read.
+    pub arrival: &'a dyn Arrival,
+}
+
+impl<'a> Chosen<'a> {
+    /// All that the router has chosen, all of them in memory.
+    pub fn all(weights: &'a ExpertWeights, routes: &'a Routes) -> Chosen<'a> {
+        Chosen { weights, groups: &routes.groups, tokens: &routes.tokens, arrival: &InMemory }
+    }
+
+    fn expert(&self, group: &Group) -> &'a FfnMatrices {
+        &self.weights.experts[group.expert]
+    }
+
+    fn tokens_of(&self, group: &Group) -> &'a [Routed] {
+        &self.tokens[tokens_of(group)]
+    }
+}
+
 /// hidden += the weighted sum of each token's experts. `x` is the normalised input, `[n, hidden]`, and `hidden` the residual,
 /// `[n, hidden]`. Returns the bytes of the experts' weights that were read.
 #[allow(clippy::too_many_arguments)]
@@ -46,22 +94,21 @@ pub fn experts(
     pool: &mut ThreadPool,
     kernels: &Kernels,
     config: &ModelConfig,
-    weights: &ExpertWeights,
+    chosen: &Chosen<'_>,
     x: &[f32],
-    routes: &Routes,
     tiles: &mut [Tile],
     buffers: &mut ExpertBuffers,
     hidden: &mut [f32],
 ) -> u64 {
-    let groups = &routes.groups;
+    let groups = chosen.groups;
     let ExpertBuffers { inputs, columns, products, activations, tasks, asks } = buffers;
     if *asks {
-        groups.iter().flat_map(|group| weights.experts[group.expert].parts()).for_each(|part| will_need(part.all()));
+        groups.iter().flat_map(|group| chosen.expert(group).parts()).for_each(|part| will_need(part.all()));
     }
     inputs.resize_with(inputs.len().max(groups.len()), Columns::default);
     columns.resize_with(columns.len().max(groups.len()), Columns::default);
-    products.resize(routes.tokens.len() * 2 * config.ffn, 0.0);
-    activations.resize(routes.tokens.len() * config.ffn, 0.0);
+    products.resize(chosen.tokens.len() * 2 * config.ffn, 0.0);
+    activations.resize(chosen.tokens.len() * config.ffn, 0.0);
     // One token's experts read the same.
     let distinct = if x.len() == config.hidden { 1 } else { groups.len() };
     let (parts, tiles_of) = (Parts::new(inputs), Parts::new(tiles));
@@ -71,16 +118,16 @@ pub fn experts(
             unsafe { (&mut parts.part(number..number + 1)[0], &mut tiles_of.part(thread..thread + 1)[0].numbers) };
         let group = &groups[number];
         tile.clear();
-        for routed in &routes.tokens[tokens_of(group)] {
+        for routed in chosen.tokens_of(group) {
             tile.extend_from_slice(&x[routed.token * config.hidden..(routed.token + 1) * config.hidden]);
         }
-        to.set_here(kernels, tile, group.tokens, weights.experts[group.expert].input_quants());
+        to.set_here(kernels, tile, group.tokens, chosen.expert(group).input_quants());
     });
     let input = |group: usize| &inputs[group.min(distinct - 1)];
-    gate_and_up(pool, kernels, weights, groups, input, tasks, config.ffn, products);
-    activate(pool, kernels, config, weights, groups, products, activations, columns);
-    down(pool, kernels, config, weights, routes, columns, tiles, hidden);
-    groups.iter().map(|group| weights.experts[group.expert].bytes()).sum()
+    gate_and_up(pool, kernels, chosen, input, tasks, config.ffn, products);
+    activate(pool, kernels, config, chosen, products, activations, columns);
+    down(pool, kernels, config, chosen, columns, tiles, hidden);
+    groups.iter().map(|group| chosen.expert(group).bytes()).sum()
 }
 
 fn tokens_of(group: &Group) -> Range<usize> {
@@ -88,32 +135,36 @@ fn tokens_of(group: &Group) -> Range<usize> {
 }
 
 /// Products of each group's tokens with gate and up of its expert, `[tokens of all groups, 2 ffn]`.
-#[allow(clippy::too_many_arguments)]
 fn gate_and_up<'a>(
     pool: &mut ThreadPool,
     kernels: &Kernels,
-    weights: &ExpertWeights,
-    groups: &[Group],
+    chosen: &Chosen<'_>,
     input: impl Fn(usize) -> &'a Columns + Sync,
     tasks: &mut Vec<Task>,
     ffn: usize,
     products: &mut [f32],
 ) {
-    let matrices = |group: &Group| weights.experts[group.expert].input.parts();
+    let matrices = |group: &Group| chosen.expert(group).input.parts();
     tasks.clear();
-    for (group, of) in groups.iter().enumerate() {
+    for (group, of) in chosen.groups.iter().enumerate() {
         for (part, matrix) in matrices(of).iter().enumerate() {
             let each = rows_at_once(matrix, 1, of.tokens);
             let pieces = (0..matrix.rows).step_by(each);
             tasks.extend(pieces.map(|first| Task { group, part, first, rows: each.min(matrix.rows - first) }));
         }
     }
+    // What is there comes first, and the rest in the order in which it is read.
+    tasks.sort_unstable_by_key(|task| {
+        (!chosen.arrival.is_here(task.group, task.part), task.group, task.part, task.first)
+    });
     let out = Parts::new(products);
     let tasks = &*tasks;
     pool.run(tasks.len(), |_, task| {
         let Task { group, part, first, rows } = tasks[task];
-        let matrix = &matrices(&groups[group])[part];
-        let start = groups[group].first * 2 * ffn + part * ffn + first;
+        chosen.arrival.wait(group, part);
+        let of = &chosen.groups[group];
+        let matrix = &matrices(of)[part];
+        let start = of.first * 2 * ffn + part * ffn + first;
         // SAFETY: the rows are inside the matrix; `kernels` are for this machine; each task writes its own rows of its group's
         // products, whose last index is (tokens - 1) * 2 ffn + 2 ffn - 1.
         unsafe {
@@ -124,21 +175,19 @@ fn gate_and_up<'a>(
 }
 
 /// Activations of each group from its products, and the same as `down` reads them.
-#[allow(clippy::too_many_arguments)]
 fn activate(
     pool: &mut ThreadPool,
     kernels: &Kernels,
     config: &ModelConfig,
-    weights: &ExpertWeights,
-    groups: &[Group],
+    chosen: &Chosen<'_>,
     products: &[f32],
     activations: &mut [f32],
     columns: &mut [Columns],
 ) {
     let ffn = config.ffn;
     let (activations, columns) = (Parts::new(activations), Parts::new(columns));
-    pool.run(groups.len(), |_, number| {
-        let group = &groups[number];
+    pool.run(chosen.groups.len(), |_, number| {
+        let group = &chosen.groups[number];
         let tokens = tokens_of(group);
         // SAFETY: each task has its own group.
         let (out, columns) = unsafe {
@@ -151,26 +200,24 @@ fn activate(
                 *out = activation(config.ffn_kind, config.activation, gate, up);
             }
         }
-        columns.set_here(kernels, out, group.tokens, [weights.experts[group.expert].down.quant]);
+        columns.set_here(kernels, out, group.tokens, [chosen.expert(group).down.quant]);
     });
 }
 
 /// hidden += each token's experts' outputs, each times its weight.
-#[allow(clippy::too_many_arguments)]
 fn down(
     pool: &mut ThreadPool,
     kernels: &Kernels,
     config: &ModelConfig,
-    weights: &ExpertWeights,
-    routes: &Routes,
+    chosen: &Chosen<'_>,
     columns: &[Columns],
     tiles: &mut [Tile],
     hidden: &mut [f32],
 ) {
-    let Routes { groups, tokens, .. } = routes;
+    let groups = chosen.groups;
     let cols = config.hidden;
     let most = groups.iter().map(|group| group.tokens).max().unwrap_or(0);
-    let each = rows_at_once(&weights.experts[0].down, groups.len(), most).min(cols.div_ceil(pool.threads()));
+    let each = rows_at_once(&chosen.weights.experts[0].down, groups.len(), most).min(cols.div_ceil(pool.threads()));
     // Of every thread, whether or not it gets a task this time: nothing is allocated later.
     tiles.iter_mut().for_each(|tile| tile.numbers.resize(tile.numbers.len().max(most * each), 0.0));
     let (tiles, out) = (Parts::new(tiles), Parts::new(hidden));
@@ -178,12 +225,13 @@ fn down(
         let rows = task * each..cols.min((task + 1) * each);
         // SAFETY: one tile per thread.
         let tile = &mut unsafe { tiles.part(thread..thread + 1) }[0].numbers;
-        for (group, columns) in groups.iter().zip(columns) {
-            let matrix = &weights.experts[group.expert].down;
+        for (number, (group, columns)) in groups.iter().zip(columns).enumerate() {
+            let matrix = &chosen.expert(group).down;
+            chosen.arrival.wait(number, chosen.expert(group).input.parts().len());
             let first = matrix.rows_from(rows.start);
             // SAFETY: the rows are inside the matrix; `kernels` are for this machine; the tile has room for `tokens` times `rows`.
             unsafe { kernels.products(matrix.quant, first, rows.len(), columns, tile.as_mut_ptr(), rows.len()) };
-            for (routed, products) in tokens[tokens_of(group)].iter().zip(tile.chunks_exact(rows.len())) {
+            for (routed, products) in chosen.tokens_of(group).iter().zip(tile.chunks_exact(rows.len())) {
                 let start = routed.token * cols;
                 // SAFETY: each task has its own rows of every token.
                 let out = unsafe { out.part(start + rows.start..start + rows.end) };

@@ -23,7 +23,7 @@ use crate::model::weights::Layer;
 use crate::ops::math;
 pub(super) use cached::Tools as CachedTools;
 pub use cached::{CachedFfn, HostBudget};
-pub use experts::{ExpertBuffers, experts};
+pub use experts::{Chosen, ExpertBuffers, experts};
 pub use many::{Tile, activations, down, products};
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};

@@ -8,7 +8,7 @@ use crate::cache::{Location, Tier};
 use crate::clock;
 use crate::cpu::MAX_COLUMNS;
 use crate::device::{Call, Device, ExpertFfn, NONE, Note, PinnedBuffer, Stage, Stream};
-use crate::engine::ffn::{self, Selection};
+use crate::engine::ffn::{self, Chosen, Selection};
 use crate::engine::forward::Pass;
 use crate::engine::host;
 use crate::engine::routing::Routes;
@@ -221,7 +221,8 @@ impl Split {
         let partial: &mut [f32] = bytemuck::cast_slice_mut(&mut self.host.partial[..b.positions.len() * c.hidden]);
         partial.fill(0.0);
         let routes = &self.experts.on_host;
-        let read = ffn::experts(pool, kernels, c, weights, &b.normed, routes, &mut b.tiles, &mut b.experts, partial);
+        let chosen = Chosen::all(weights, routes);
+        let read = ffn::experts(pool, kernels, c, &chosen, &b.normed, &mut b.tiles, &mut b.experts, partial);
         self.device.worked(read, clock::lap(&mut lap), 0);
         self.current[l].ffn_ns[Tier::Host] = self.device.totals().host_ns - before;
         read

@@ -1,0 +1,131 @@
+//! Where neurons and experts lie in their file, and how their bytes lie in a frame.
+
+use super::plan::longest_unit;
+use super::{STRIP, strips, units_of};
+
+/// Where pieces of equal length lie, one of each of a layer's neurons or experts.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Run {
+    /// Bytes of each.
+    bytes: usize,
+    /// The [`crate::disk::place`] of the first, and bytes from one to the next.
+    first: u64,
+    stride: usize,
+    /// Where each lies, if they do not lie at equal distances.
+    each: Vec<u64>,
+}
+
+/// Where a layer's neurons or experts lie in their file.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LayerBlocks {
+    runs: Vec<Run>,
+    experts: bool,
+}
+
+impl Run {
+    /// Of pieces of so many bytes each, at these places ([`crate::disk::place`]).
+    ///
+    /// # Panics
+    /// If there is none.
+    pub fn new(places: Vec<u64>, bytes: usize) -> Run {
+        let (first, second) = (places[0], places.get(1).copied().unwrap_or_default());
+        let stride = second.saturating_sub(first) as usize;
+        let equal = (0u64..).zip(&places).all(|(n, &at)| at == first + n * stride as u64);
+        Run { bytes, first, stride, each: if equal { Vec::new() } else { places } }
+    }
+
+    /// Bytes of each piece.
+    pub fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    /// Where the piece of a neuron begins.
+    #[inline]
+    pub fn at(&self, neuron: usize) -> u64 {
+        match self.each.is_empty() {
+            true => self.first + (neuron * self.stride) as u64,
+            false => self.each[neuron],
+        }
+    }
+}
+
+impl LayerBlocks {
+    /// Of neuron blocks of so many bytes, one after the other from `offset` on.
+    pub fn of_neurons(offset: u64, bytes: usize) -> LayerBlocks {
+        LayerBlocks { runs: vec![Run { bytes, first: offset, stride: bytes, each: Vec::new() }], experts: false }
+    }
+
+    /// Of experts: a run for each of their matrices.
+    ///
+    /// # Panics
+    /// If there is no run.
+    pub fn of_experts(runs: Vec<Run>) -> LayerBlocks {
+        assert!(!runs.is_empty(), "experts have matrices");
+        LayerBlocks { runs, experts: true }
+    }
+
+    /// The pieces that each neuron or expert consists of.
+    pub fn runs(&self) -> &[Run] {
+        &self.runs
+    }
+
+    /// Where the first neuron or expert begins.
+    pub fn offset(&self) -> u64 {
+        self.runs[0].at(0)
+    }
+
+    /// Bytes of a neuron or an expert, all its pieces together.
+    pub fn block_bytes(&self) -> usize {
+        self.runs.iter().map(|run| run.bytes).sum()
+    }
+
+    /// Units into which a list of so many is cut: an expert is one by itself.
+    pub fn units(&self, listed: usize) -> usize {
+        if self.experts { listed } else { units_of(listed, self.block_bytes()) }
+    }
+
+    /// Bytes of a half of the landing, at least: the largest unit and the shortest strip.
+    pub(super) fn least_half(&self, neurons: usize, align: usize, gap: usize) -> usize {
+        if self.experts {
+            return self.runs.iter().map(|run| run.bytes + 2 * align).sum();
+        }
+        let bytes = self.block_bytes();
+        let unit = longest_unit(neurons, bytes) * (bytes + 2 * align + gap);
+        unit.max(STRIP.min(neurons) * bytes + 2 * align)
+    }
+
+    /// Reads of one use of a layer of `neurons`, at most: one for each piece, or for each piece of each strip.
+    pub(super) fn most_reads(&self, neurons: usize) -> usize {
+        match self.experts {
+            true => neurons * self.runs.len(),
+            false => neurons + strips::most_reads(self.block_bytes() * neurons, neurons),
+        }
+    }
+}
+
+/// How the pieces of a neuron or an expert lie in a frame: each as in the file, from the multiple of the disk's alignment before it to that
+/// behind it.
+pub(super) struct Pieces {
+    /// Where each begins in the frame.
+    pub starts: Vec<usize>,
+    /// Bytes from one frame to the next.
+    pub frame_bytes: usize,
+}
+
+impl Pieces {
+    /// For a layer of `neurons`.
+    pub fn new(layer: &LayerBlocks, neurons: usize, align: usize) -> Pieces {
+        let (mut starts, mut frame_bytes) = (Vec::new(), 0);
+        for run in layer.runs() {
+            let covered = |neuron: usize| {
+                let begin = run.at(neuron) as usize;
+                (begin + run.bytes).next_multiple_of(align) - begin / align * align
+            };
+            starts.push(frame_bytes);
+            // At equal distances, where pieces begin repeats after `align` of them at the latest.
+            let distinct = if run.each.is_empty() { neurons.min(align) } else { neurons };
+            frame_bytes += (0..distinct).map(covered).max().unwrap_or(align);
+        }
+        Pieces { starts, frame_bytes }
+    }
+}

@@ -1,0 +1,201 @@
+//! Laws of a mixture whose experts do not all fit into memory: whatever lies there, and however reads end, the logits are bit for bit those of
+//! the mapped file; what cannot be read is an error with its file, and no answer.
+
+#[path = "support/gguf.rs"]
+mod gguf_file;
+
+use dynamicinfer::cpu::Kernels;
+use dynamicinfer::disk::{self, Disk, Faults, VirtualDisk, file_of};
+use dynamicinfer::engine::{Engine, Foresight, Logits};
+use dynamicinfer::formats::rows::Quant;
+use dynamicinfer::host_cache::{HostCache, HostCacheOptions, LayerBlocks, least_bytes};
+use dynamicinfer::lab::synth::{Shape, write_gguf};
+use dynamicinfer::model::config::Activation;
+use dynamicinfer::model::source::Source;
+use dynamicinfer::model::{KvCache, KvType, Model};
+use dynamicinfer::open::layer_blocks;
+use dynamicinfer::predictor::Router;
+use dynamicinfer::prng::Prng;
+use dynamicinfer::scheduler::Policy;
+use gguf_file::fixture;
+use std::fs::File;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+/// Of one file each: a tensor for each expert and one for all of a layer, routers before and after attention, ReLU and SiLU, in floats and in
+/// 4 bits.
+fn models(dir: &Path) -> Vec<PathBuf> {
+    let of =
+        ["qwen3-moe", "mixtral.gguf", "mixtral.split.gguf", "turbosparse-mixtral", "smallthinker.gguf"].map(fixture);
+    let shape = Shape {
+        hidden: 128,
+        layers: 3,
+        ffn: 96,
+        heads: 4,
+        kv_heads: 2,
+        vocab: 300,
+        context: 128,
+        activation: Activation::Silu,
+        active: None,
+        seed: 4,
+        experts: Some((16, 3)),
+        outliers: 0,
+    };
+    let quantised = dir.join("quantised.gguf");
+    write_gguf(&shape, Quant::Q4, &quantised, &|_, _| Ok(())).unwrap();
+    of.into_iter().chain([quantised]).collect()
+}
+
+fn engine(path: &Path, threads: usize) -> Engine {
+    Engine::new(Model::in_place(Source::open(path, None).unwrap()).unwrap(), threads, Kernels::best())
+}
+
+fn files(model: &Model) -> Vec<&File> {
+    model.files().iter().map(|file| file.file()).collect()
+}
+
+fn virtual_disk(model: &Model, align: usize, seed: u64, faults: Faults) -> Box<dyn Disk> {
+    let [file] = files(model)[..] else { panic!("one file") };
+    Box::new(VirtualDisk::new(file.try_clone().unwrap(), align, seed, faults))
+}
+
+/// A cache with `share` of the experts beside the least size.
+fn cache(model: &Model, disk: Box<dyn Disk>, share: f64, options: HostCacheOptions) -> HostCache {
+    let (blocks, experts) = (layer_blocks(model).unwrap(), model.config.clusters());
+    let frame = |b: &LayerBlocks| b.block_bytes() + 2 * disk.align() * b.runs().len();
+    let all: usize = blocks.iter().map(|b| frame(b) * experts + 8192).sum();
+    let bytes = (least_bytes(&blocks, experts, disk.align(), &options) as f64 * 1.3 + share * all as f64) as u64;
+    HostCache::new(disk, &blocks, experts, HostCacheOptions { bytes, ..options }).unwrap()
+}
+
+fn look_ahead(model: &Model, ahead: usize) -> Option<Foresight> {
+    (ahead > 0).then(|| Foresight::new(Arc::new(Router::of(model).unwrap()), ahead))
+}
+
+const PASSES: [usize; 12] = [5, 1, 1, 1, 40, 1, 1, 3, 1, 17, 1, 1];
+
+/// Logits of every token in passes of these sizes.
+fn logits(engine: &mut Engine, sizes: &[usize], mut before: impl FnMut(&mut Engine)) -> Vec<f32> {
+    let c = engine.model.config.clone();
+    let count = sizes.iter().sum();
+    let ids: Vec<u32> = (0..count as u32).map(|i| 5 + i * 37 % 90).collect();
+    let mut kv = KvCache::new(&c, count, KvType::F32).unwrap();
+    let (mut out, mut rest) = (Vec::new(), &ids[..]);
+    for &n in sizes {
+        let (now, after) = rest.split_at(n);
+        before(engine);
+        out.extend_from_slice(engine.forward(&mut kv, now, Logits::All));
+        engine.check().unwrap();
+        rest = after;
+    }
+    out
+}
+
+#[test]
+fn the_text_is_that_of_the_mapped_file_whatever_lies_in_memory_and_however_reads_end() {
+    let (mut hits, mut misses, mut early, mut again) = (0, 0, 0, 0);
+    let dir = tempfile::tempdir().unwrap();
+    for (number, path) in models(dir.path()).iter().enumerate() {
+        let expected = logits(&mut engine(path, 2), &PASSES, |_| ());
+        for seed in 0..12u64 {
+            let mut prng = Prng::new(seed * 100 + number as u64);
+            let mut of = |values: &[f64]| values[prng.below(values.len() as u64) as usize];
+            let (share, threads) = (of(&[0.0, 0.3, 0.6, 1.0]), of(&[1.0, 2.0, 3.0]) as usize);
+            let align = of(&[64.0, 512.0, 4096.0]) as usize;
+            let faults =
+                Faults { fail: of(&[0.0, 0.05]), short: of(&[0.0, 0.3]), late: of(&[0.0, 3.0]) as u64, bad_byte: None };
+            let policy = Policy::ALL[of(&[0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0]) as usize];
+            let (overlap, ahead) = (of(&[0.0, 1.0]) > 0.0, of(&[0.0, 1.0, 2.0]) as usize);
+            let mut cached = engine(path, threads);
+            let ahead = ahead.min(cached.model.config.layers - 1);
+            let options = HostCacheOptions { policy, overlap, ahead, seed, ..HostCacheOptions::new(0) };
+            let disk = virtual_disk(&cached.model, align, seed, faults);
+            let cache = cache(&cached.model, disk, share, options);
+            let foresight = look_ahead(&cached.model, ahead);
+            cached.set_host_cache(cache, foresight);
+            let found = logits(&mut cached, &PASSES, |_| ());
+            assert!(found == expected, "{path:?} seed {seed} {} of {share}, ahead {ahead}, {faults:?}", policy.name());
+            let counts = cached.cached.as_mut().unwrap().cache.counts();
+            (hits, misses, again) = (hits + counts.hits, misses + counts.misses, again + counts.reads.again);
+            early += counts.early;
+        }
+    }
+    assert!(
+        hits.min(misses) > 1000 && early.min(again) > 100,
+        "{hits} {misses} {early} {again}: the test tries too little"
+    );
+}
+
+#[test]
+fn real_reads_give_the_same_text_and_what_fits_is_read_once() {
+    let dir = tempfile::tempdir().unwrap();
+    for path in &models(dir.path()) {
+        let expected = logits(&mut engine(path, 2), &PASSES, |_| ());
+        for share in [0.3, 1.0] {
+            let mut cached = engine(path, 2);
+            let disk = disk::open(&files(&cached.model)).unwrap().disk;
+            let cache = cache(&cached.model, disk, share, HostCacheOptions::new(0));
+            cached.set_host_cache(cache, None);
+            assert!(logits(&mut cached, &PASSES, |_| ()) == expected, "{path:?}");
+            let counts = cached.cached.as_mut().unwrap().cache.counts();
+            let all = cached.model.config.clusters() * cached.model.config.layers;
+            assert!(counts.misses > 0 && counts.reads.bytes > 0, "{counts:?}");
+            assert!(share < 1.0 || counts.misses <= all as u64, "{path:?}: {counts:?}");
+        }
+    }
+}
+
+#[test]
+fn the_text_is_the_same_whatever_the_budget_becomes_meanwhile() {
+    let dir = tempfile::tempdir().unwrap();
+    for path in &models(dir.path()) {
+        let expected = logits(&mut engine(path, 2), &PASSES, |_| ());
+        let mut cached = engine(path, 2);
+        let disk = virtual_disk(&cached.model, 512, 3, Faults { late: 2, ..Faults::default() });
+        let cache = cache(&cached.model, disk, 1.0, HostCacheOptions { ahead: 1, ..HostCacheOptions::new(0) });
+        let (least, most) = (cache.least_bytes(), cache.options().bytes);
+        let foresight = look_ahead(&cached.model, 1);
+        cached.set_host_cache(cache, foresight);
+        let (mut prng, mut frames) = (Prng::new(7), Vec::new());
+        let found = logits(&mut cached, &PASSES, |engine| {
+            let cache = &mut engine.cached.as_mut().unwrap().cache;
+            cache.set_budget(least + prng.below(most - least)).unwrap();
+            frames.push(cache.frames().0);
+        });
+        assert!(found == expected, "{path:?}");
+        frames.dedup();
+        assert!(frames.len() > 5, "{frames:?}: the test tries too little");
+    }
+}
+
+#[test]
+fn what_cannot_be_read_is_an_error_with_its_file_and_the_engine_lives() {
+    let (name, path) = ("mixtral.gguf", &fixture("mixtral.gguf"));
+    let mut cached = engine(path, 2);
+    let model = &cached.model;
+    let (last, experts) = (layer_blocks(model).unwrap().pop().unwrap(), model.config.clusters());
+    // The second matrix of the last layer's first expert.
+    let (file, byte) = file_of(last.runs()[1].at(0) + 5);
+    assert_eq!(file, 0);
+    let disk = virtual_disk(model, 64, 1, Faults { bad_byte: Some(byte), ..Faults::default() });
+    let cache = cache(model, disk, 0.0, HostCacheOptions::new(0));
+    cached.set_host_cache(cache, None);
+    let (mut failed, mut kv) = (0, KvCache::new(&cached.model.config, 200, KvType::F32).unwrap());
+    let mut whole = engine(path, 2);
+    let mut expected_kv = KvCache::new(&whole.model.config, 200, KvType::F32).unwrap();
+    for i in 0..40 {
+        let id = [5 + i * 37 % 90];
+        let expected = whole.forward(&mut expected_kv, &id, Logits::All).to_vec();
+        let found = cached.forward(&mut kv, &id, Logits::All).to_vec();
+        match cached.check() {
+            Ok(()) => assert_eq!(found, expected, "token {i}"),
+            Err(error) => {
+                failed += 1;
+                let why = error.to_string();
+                assert!(why.contains(name) && why.contains("cannot be read"), "{why}");
+                assert!(found.iter().all(|logit| logit.is_nan()), "an answer by what could not be read");
+            }
+        }
+    }
+    assert!((1..40).contains(&failed), "{failed} of 40 tokens need one of {experts} experts");
+}
