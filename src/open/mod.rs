@@ -110,8 +110,10 @@ impl EngineOptions {
         match in_place.then(|| self.model.in_place()).transpose()?.flatten() {
             Some(source) => {
                 let model = Model::in_place(source)?;
-                if fits(&model) {
-                    model.check_numbers()?;
+                match ram::limit(&model, self) {
+                    None if fits(&model) => model.check_numbers(false)?,
+                    None => {}
+                    Some(_) => model.check_numbers(true)?,
                 }
                 Ok(model)
             }

@@ -273,15 +273,18 @@ fn load_the_rest(model: &Model) {
     let mut left: Vec<&[u8]> = experts.flat_map(FfnMatrices::parts).map(Matrix::all).collect();
     left.sort_by_key(|bytes| bytes.as_ptr());
     for file in model.files() {
-        let all = file.bytes().as_ptr_range();
-        let mut rest = file.bytes();
-        for bytes in left.iter().map(|bytes| bytes.as_ptr_range()).filter(|bytes| all.contains(&bytes.start)) {
-            let end = bytes.end.addr() - all.start.addr();
-            let from = file.bytes().len() - rest.len();
-            formats::load(&file.bytes()[from..(bytes.start.addr() - all.start.addr()).max(from)]);
-            rest = &file.bytes()[end..];
+        let (all, mut from) = (file.bytes(), 0);
+        let at = |byte: *const u8| byte.addr() - all.as_ptr().addr();
+        for bytes in
+            left.iter().map(|bytes| bytes.as_ptr_range()).filter(|bytes| all.as_ptr_range().contains(&bytes.start))
+        {
+            // Between two experts there is nothing, and pages that are looked at bring their neighbours.
+            if from < at(bytes.start) {
+                formats::load(&all[from..at(bytes.start)]);
+            }
+            from = at(bytes.end);
         }
-        formats::load(rest);
+        formats::load(&all[from..]);
     }
 }
 
