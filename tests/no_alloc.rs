@@ -207,7 +207,8 @@ fn a_warm_engine_decodes_without_allocating() {
         assert!(failed.is_empty(), "\n{}\n", failed.join("\n"));
     }
     let cases = [("qwen3-moe", 1), ("qwen3-moe", 2), ("smallthinker", 1), ("smallthinker", 2)];
-    for ((name, threads), divided) in cases.into_iter().flat_map(|case| [false, true].map(|divided| (case, divided))) {
+    let ways = [(false, false), (true, false), (false, true)];
+    for ((name, threads), (divided, disk)) in cases.into_iter().flat_map(|case| ways.map(|way| (case, way))) {
         let mut engine = Engine::new(opened(dir.path(), name, Quant::F32), threads, Kernels::best());
         engine.ask_for_experts();
         if divided {
@@ -215,6 +216,9 @@ fn a_warm_engine_decodes_without_allocating() {
             // SAFETY: the engine has both.
             let split = unsafe { on_device(&engine.model, device, &vec![experts / 2; engine.model.config.layers]) };
             engine.split = Some(split.unwrap());
+        } else if disk {
+            let looks = Arc::new(Router::of(&engine.model).unwrap());
+            engine.set_host_cache(experts_from_disk(&engine.model), Some(Foresight::new(looks, 1)));
         }
         let mut kv = KvCache::new(&engine.model.config, 128, KvType::F16).unwrap();
         let mut decode = |engine: &mut Engine, tokens| {
@@ -231,7 +235,10 @@ fn a_warm_engine_decodes_without_allocating() {
         let before = ALLOCATIONS.load(Ordering::Relaxed);
         decode(&mut engine, COUNTED as u32);
         let allocations = ALLOCATIONS.load(Ordering::Relaxed) - before;
-        assert_eq!(allocations, 0, "{name}, {threads} threads, a device: {divided}: allocations in {COUNTED} tokens");
+        let what = format!("{name}, {threads} threads, a device: {divided}, from disk: {disk}");
+        assert_eq!(allocations, 0, "{what}: allocations in {COUNTED} tokens");
+        let read = engine.cached.as_mut().map(|cached| cached.cache.counts().reads.bytes);
+        assert!(read.is_none_or(|read| read > 0), "{what}");
         let hits = engine.split.as_ref().map(|split| split.cache.counters.computed[Tier::Device]);
         assert!(hits.is_none_or(|hits| hits > 50), "{hits:?} experts on the device");
     }
@@ -278,6 +285,17 @@ fn from_disk(model: &Model) -> HostCache {
     let options = HostCacheOptions { ahead: 1, ..HostCacheOptions::new(0) };
     let bytes = least_bytes(&blocks, FFN, disk.align(), &options) + (LAYERS * FFN / 3 * blocks[0].block_bytes()) as u64;
     HostCache::new(disk, &blocks, FFN, HostCacheOptions { bytes, ..options }).unwrap()
+}
+
+/// The same for a mixture's experts.
+fn experts_from_disk(model: &Model) -> HostCache {
+    let (blocks, experts) = (layer_blocks(model).unwrap(), model.config.clusters());
+    let files: Vec<&std::fs::File> = model.files().iter().map(|file| file.file()).collect();
+    let disk = disk::open(&files).unwrap().disk;
+    let options = HostCacheOptions { ahead: 1, ..HostCacheOptions::new(0) };
+    let third = blocks.iter().map(|b| experts / 3 * (b.block_bytes() + 3 * 2 * disk.align())).sum::<usize>();
+    let bytes = least_bytes(&blocks, experts, disk.align(), &options) + third as u64;
+    HostCache::new(disk, &blocks, experts, HostCacheOptions { bytes, ..options }).unwrap()
 }
 
 /// Allocations of [`COUNTED`] tokens that run as `choice[1]` says, after some that ran as `choice[0]` does.

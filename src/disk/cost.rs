@@ -3,10 +3,12 @@
 use super::{Disk, Read};
 use crate::clock;
 
-/// Reads under way while costs are measured: more are no faster.
+/// Reads under way while costs are measured, at most: more are no faster.
 const AT_ONCE: usize = 64;
-/// Bytes of the longer reads that are measured.
-const LARGE: usize = 64 << 10;
+/// Bytes of them together, at most.
+const BYTES_AT_ONCE: usize = 16 << 20;
+/// The longest read that is measured: longer ones have the same rate.
+const LONGEST: usize = 1 << 20;
 
 /// A disk's costs with many reads under way: a read of b bytes takes `read_us + b / gb_s`. Two measured points give both.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -39,16 +41,21 @@ impl DiskCosts {
         self.read_us + bytes as f64 / (self.gb_s * 1e3)
     }
 
-    /// Measures a disk with 64 reads under way, at places of its file that are spread over `span` bytes. Takes some 50 ms, and
-    /// reads past the system's cache where the disk does.
+    /// The longer of the two reads that are measured for neurons, which are small: bytes.
+    pub const OF_NEURONS: usize = 64 << 10;
+
+    /// Measures a disk with up to 64 reads under way, at places of its file that are spread over `span` bytes: with short ones, and with
+    /// such as bring `bytes`. Takes some 50 ms with [`DiskCosts::OF_NEURONS`] and 150 with large experts, and reads past the system's cache
+    /// where the disk does.
     ///
     /// `None` where the span is too short to say anything, or reads fail.
-    pub fn measure(disk: &mut dyn Disk, first: u64, span: u64) -> Option<DiskCosts> {
-        let (small, large) = (disk.align().max(4096), LARGE);
+    pub fn measure(disk: &mut dyn Disk, first: u64, span: u64, bytes: usize) -> Option<DiskCosts> {
+        let (small, large) =
+            (disk.align().max(4096), bytes.clamp(DiskCosts::OF_NEURONS, LONGEST).next_multiple_of(disk.align()));
         if span < (16 * large) as u64 {
             return None;
         }
-        let (_memory, start) = memory(disk);
+        let (_memory, start) = memory(disk, large);
         timed(disk, start, (first, span), large)?;
         let mut least = |bytes: usize| Some(least(disk, start, (first, span), bytes)?.0);
         Some(DiskCosts::from_points((small, least(small)?), (large, least(large)?)))
@@ -60,14 +67,20 @@ impl DiskCosts {
         if span < (16 * small) as u64 {
             return None;
         }
-        let (_memory, start) = memory(disk);
+        let (_memory, start) = memory(disk, small);
         Some(least(disk, start, (first, span), small)?.1)
     }
 }
 
-/// Memory for the reads of a measurement, and where in it they may begin.
-fn memory(disk: &dyn Disk) -> (Vec<u8>, *mut u8) {
-    let mut memory = vec![0u8; AT_ONCE * LARGE + disk.align()];
+/// Reads of so many bytes that are under way at once.
+fn at_once(bytes: usize) -> usize {
+    (BYTES_AT_ONCE / bytes).clamp(1, AT_ONCE)
+}
+
+/// Memory for reads of up to so many bytes, and where in it they may begin.
+fn memory(disk: &dyn Disk, bytes: usize) -> (Vec<u8>, *mut u8) {
+    let all = (AT_ONCE * bytes).min(BYTES_AT_ONCE);
+    let mut memory = vec![0u8; all + disk.align()];
     let start = memory.as_mut_ptr().wrapping_add(memory.as_ptr().align_offset(disk.align()));
     (memory, start)
 }
@@ -84,22 +97,23 @@ fn least(disk: &mut dyn Disk, memory: *mut u8, place: (u64, u64), bytes: usize) 
 
 /// Microseconds that each of some reads of so many bytes took, and those that this thread computed for it.
 fn timed(disk: &mut dyn Disk, memory: *mut u8, (first, span): (u64, u64), bytes: usize) -> Option<(f64, f64)> {
-    const READS: usize = 4 * AT_ONCE;
+    let at_once = at_once(bytes);
+    let reads = 4 * at_once;
     let align = disk.align() as u64;
     let (begin, computed) = (clock::now(), clock::computed());
     let (mut asked, mut ended, mut failed) = (0, 0, false);
-    while ended < READS {
+    while ended < reads {
         // Each place in flight is that of a number modulo their count: the reads of a batch have all ended when the next begins.
-        let count = AT_ONCE.min(READS - asked);
+        let count = at_once.min(reads - asked);
         let read = |i: usize| {
             let number = asked + i;
             // Spread by the golden ratio, so that neighbours in time lie apart.
             let offset = first + (number as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15) % (span - bytes as u64);
-            Read { number: number as u32, offset: offset / align * align, bytes, into: memory.wrapping_add(i * LARGE) }
+            Read { number: number as u32, offset: offset / align * align, bytes, into: memory.wrapping_add(i * bytes) }
         };
-        let reads: [Read; AT_ONCE] = std::array::from_fn(read);
+        let batch: Vec<Read> = (0..count).map(read).collect();
         // SAFETY: each has its own part of the memory, which is there until all have ended.
-        unsafe { disk.begin(&reads[..count]) };
+        unsafe { disk.begin(&batch) };
         asked += count;
         while ended < asked {
             disk.ended(true, &mut |_, outcome| {
@@ -108,7 +122,7 @@ fn timed(disk: &mut dyn Disk, memory: *mut u8, (first, span): (u64, u64), bytes:
             });
         }
     }
-    let a_read = |time: clock::Duration| time.as_secs_f64() * 1e6 / READS as f64;
+    let a_read = |time: clock::Duration| time.as_secs_f64() * 1e6 / reads as f64;
     (!failed).then(|| (a_read(begin.elapsed()), a_read(clock::computed() - computed)))
 }
 

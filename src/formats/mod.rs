@@ -216,6 +216,12 @@ impl MappedFile {
         &self.mapped.file
     }
 
+    /// What tells the file as it was opened from another, and from itself after it was written to; for comparisons on this machine.
+    pub fn identity(&self) -> String {
+        let then = self.mapped.then.lock().unwrap_or_else(|e| e.into_inner());
+        format!("{:?} {} {:?} {:?}", then.file, then.bytes, then.modified, then.changed)
+    }
+
     /// Whether every page that was read so far could be read. Only a program that has called [`survive`] lives to see that one could not.
     #[inline]
     pub fn is_whole(&self) -> bool {

@@ -81,7 +81,7 @@ impl LayerBlocks {
 
     /// Units into which a list of so many is cut: an expert is one by itself.
     pub fn units(&self, listed: usize) -> usize {
-        if self.experts { listed } else { units_of(listed, self.block_bytes()) }
+        if self.experts { listed.max(1) } else { units_of(listed, self.block_bytes()) }
     }
 
     /// Bytes of a half of the landing, at least: the largest unit and the shortest strip.

@@ -4,6 +4,7 @@ pub mod block;
 pub mod config;
 pub mod families;
 pub mod ffn_weights;
+mod fingerprint;
 pub mod form;
 pub mod in_place;
 pub mod kv_cache;

@@ -178,11 +178,11 @@ impl Model {
     }
 
     /// Hash of the published model's content, 32 hex digits, by which profiles, predictors and placements name their model. Of a model
-    /// that is read in place it is computed when it is first asked for, which reads the whole file.
+    /// that is read in place it is computed when it is first asked for, which reads the whole file; of a large one it is remembered.
     pub fn fingerprint(&self) -> &str {
         match &self.files {
             Files::Store(store) => &store.header.fingerprint,
-            Files::Source(source, known) => known.get_or_init(|| source.fingerprint()),
+            Files::Source(source, known) => known.get_or_init(|| super::fingerprint::of(source)),
         }
     }
 

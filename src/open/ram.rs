@@ -2,7 +2,7 @@
 
 use super::device::Need;
 use super::{EngineOptions, Listener, artifacts, fits, sparsity};
-use crate::disk::{self, DiskCosts, OpenedDisk};
+use crate::disk::{self, Disk, DiskCosts, OpenedDisk};
 use crate::engine::{Engine, Foresight, unread};
 use crate::error::{Error, Result, human_bytes};
 use crate::formats;
@@ -142,8 +142,7 @@ pub(super) fn keep_a_part(
     let RamOptions { policy, together, overlap, keep, .. } = options.neurons;
     let foresight = foresight(engine, options)?;
     let neurons = engine.model.config.clusters();
-    let costs =
-        DiskCosts::measure(&mut *disk, blocks[0].offset(), span(&blocks[0], neurons)).unwrap_or(DiskCosts::USUAL);
+    let costs = costs(&mut *disk, &blocks[0], neurons);
     let ahead = foresight.as_ref().map_or(0, Foresight::ahead);
     let how = HostCacheOptions { policy, together, overlap, ahead, costs, ..HostCacheOptions::new(0) };
     let bytes = share(engine, need, limit, &blocks, disk.align(), &how)?;
@@ -248,6 +247,12 @@ fn expert_blocks(model: &Model, ExpertWeights { experts, .. }: &ExpertWeights) -
         Run::new(experts.iter().map(of).collect(), matrix.bytes() as usize)
     };
     LayerBlocks::of_experts(experts[0].parts().enumerate().map(run).collect())
+}
+
+/// What reads of a layer's neurons or experts cost.
+pub(super) fn costs(disk: &mut dyn Disk, blocks: &LayerBlocks, neurons: usize) -> DiskCosts {
+    let bytes = if blocks.runs().len() > 1 { blocks.runs()[0].bytes() } else { DiskCosts::OF_NEURONS };
+    DiskCosts::measure(disk, blocks.offset(), span(blocks, neurons), bytes).unwrap_or(DiskCosts::USUAL)
 }
 
 /// Bytes of a file in which some of a layer's neurons or experts lie.

@@ -75,6 +75,9 @@ impl Weights {
     fn deviation(&self, stream: Stream) -> f32 {
         let c = &self.config;
         match (stream, &self.sparse) {
+            // What layers add to it is most of a residual that begins small, and much the same for all tokens of a text: they would share their
+            // experts. Like this each token has its own, and all experts are equally frequent.
+            (Stream::Embed, None) if c.form.experts.is_some() => 8.0,
             (Stream::O, Some(sparse)) => sparse.o_deviation,
             (Stream::Down, Some(sparse)) => sparse.down_deviation,
             (Stream::O, None) => 1.0 / (c.q_dim() as f32).sqrt(),

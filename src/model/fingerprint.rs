@@ -1,0 +1,72 @@
+//! Fingerprints of large models that are read in place, remembered between runs: to compute one is to read all of it.
+
+use super::config::ModelConfig;
+use super::source::Source;
+use crate::formats::temporary;
+use std::fs;
+use std::path::Path;
+
+/// Bytes from which on they are remembered: what is smaller is read in a tenth of a second, and no file of this size is written anew within a
+/// tick of a file system's clock.
+const LEAST_BYTES: u64 = 256 << 20;
+
+/// As [`Source::fingerprint`], computed once for files that do not change.
+pub(super) fn of(source: &Source) -> String {
+    let cache = crate::config::cache_dir().filter(|_| source.tensor_bytes() >= LEAST_BYTES);
+    cache.map_or_else(|| source.fingerprint(), |cache| remembered(&cache.join("fingerprints"), source))
+}
+
+/// As [`of`], from a file of `dir` or kept there: named by everything that tells these files, and what they are read as, from others.
+fn remembered(dir: &Path, source: &Source) -> String {
+    let shape = ModelConfig { name: String::new(), ..source.config.clone() };
+    let files: Vec<String> = source.mapped().iter().map(|file| file.identity()).collect();
+    let all = format!("1 {files:?} {}", serde_json::to_string(&shape).expect("plain data"));
+    let path = dir.join(format!("{:032x}", xxhash_rust::xxh3::xxh3_128(all.as_bytes())));
+    if let Ok(known) = fs::read_to_string(&path)
+        && known.len() == 32
+        && known.bytes().all(|b| b.is_ascii_hexdigit())
+    {
+        return known;
+    }
+    let fingerprint = source.fingerprint();
+    // Whether it can be kept decides nothing but the next start's time.
+    if let Err(why) = fs::create_dir_all(dir)
+        .map_err(crate::error::Error::io("create", dir))
+        .and_then(|()| temporary::write_whole(&path, fingerprint.as_bytes()))
+    {
+        tracing::debug!("the fingerprint is not kept: {why}");
+    }
+    fingerprint
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn it_is_computed_once_and_again_when_the_file_changes() {
+        let dir = tempfile::tempdir().unwrap();
+        let fixture = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/models/mixtral.gguf");
+        let path = dir.path().join("m.gguf");
+        let mut bytes = fs::read(fixture).unwrap();
+        fs::write(&path, &bytes).unwrap();
+        let kept = dir.path().join("kept");
+        let ask = || remembered(&kept, &Source::open(&path, None).unwrap());
+        let first = ask();
+        assert_eq!(first, Source::open(&path, None).unwrap().fingerprint());
+        // What is kept is believed.
+        let file = fs::read_dir(&kept).unwrap().next().unwrap().unwrap().path();
+        fs::write(&file, "0".repeat(32)).unwrap();
+        assert_eq!(ask(), "0".repeat(32));
+        fs::write(&file, "no fingerprint").unwrap();
+        assert_eq!(ask(), first);
+        // A longer file: its time may be the same.
+        let last = bytes.len() - 1;
+        bytes[last] ^= 1;
+        bytes.push(0);
+        fs::write(&path, &bytes).unwrap();
+        let second = ask();
+        assert!(second != first && second != "0".repeat(32));
+        assert_eq!(second, Source::open(&path, None).unwrap().fingerprint());
+    }
+}
