@@ -21,7 +21,7 @@ use dynamicinfer::model::config::Activation;
 use dynamicinfer::model::{KvCache, KvType, Model};
 use dynamicinfer::open::layer_blocks;
 use dynamicinfer::predictor::mlp::{self, Measured, Network};
-use dynamicinfer::predictor::{self, Calibration, Exact, Predictor, Sign};
+use dynamicinfer::predictor::{self, Calibration, Exact, Predictor, Router, Sign};
 use dynamicinfer::prng::Prng;
 use dynamicinfer::scheduler::thresholds::LossWeight;
 use dynamicinfer::scheduler::{Policy, Rules};

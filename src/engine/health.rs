@@ -1,7 +1,6 @@
 //! Whether an engine's results can be used: the files that it reads are unchanged, and its device works.
 
 use super::Engine;
-use crate::disk;
 use crate::error::Error;
 use crate::formats::{FileState, MappedFile};
 use crate::host_cache::ReadFault;
@@ -52,7 +51,7 @@ impl fmt::Display for Failure {
 
 /// What is wrong where neurons or experts of a model could not be read from disk.
 pub fn unread(model: &Model, fault: &ReadFault) -> Error {
-    let (file, offset) = disk::file_of(fault.offset);
+    let (file, offset) = fault.place();
     Error::bad_at(&model.files()[file].path, "", offset, fault.to_string())
 }
 

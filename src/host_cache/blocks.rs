@@ -1,7 +1,21 @@
 //! Where neurons and experts lie in their file, and how their bytes lie in a frame.
 
-use super::plan::longest_unit;
-use super::{STRIP, strips, units_of};
+use super::{STRIP, strips};
+
+/// Units per layer at most. Their buffers are written and added once per token: 32 of them are below 1 % of the weights.
+pub const MAX_UNITS: usize = 32;
+/// Block bytes per unit at least, so that a small model does not drown in buffers.
+const MIN_UNIT_BYTES: usize = 128 << 10;
+
+/// Units into which the FFN cuts a list of `neurons` neurons: unit u has those from u * neurons / units on.
+pub fn units_of(neurons: usize, block_bytes: usize) -> usize {
+    (neurons * block_bytes / MIN_UNIT_BYTES).clamp(1, MAX_UNITS)
+}
+
+/// The most neurons of a unit of a layer of `neurons`.
+fn longest_unit(neurons: usize, block_bytes: usize) -> usize {
+    neurons.div_ceil(MAX_UNITS).max(2 * MIN_UNIT_BYTES / block_bytes + 1).min(neurons)
+}
 
 /// Where pieces of equal length lie, one of each of a layer's neurons or experts.
 #[derive(Clone, Debug, PartialEq, Eq)]

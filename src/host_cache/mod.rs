@@ -23,8 +23,8 @@ mod rehearsal;
 mod shares;
 mod strips;
 
-pub use blocks::{LayerBlocks, Run};
-pub use plan::{Arriving, MAX_UNITS, Round, units_of};
+pub use blocks::{LayerBlocks, MAX_UNITS, Run, units_of};
+pub use plan::{Arriving, Round};
 pub use reads::{MOST_AHEAD, ReadCounts, ReadFault};
 pub use rehearsal::{Rehearsal, Rehearsed};
 pub use strips::{STRIP_READ, Strip};

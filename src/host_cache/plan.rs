@@ -7,22 +7,8 @@ use crate::device::NONE;
 use crate::ids::{SlotId, StoreId};
 use std::ops::Range;
 
-/// Units per layer at most. Their buffers are written and added once per token: 32 of them are below 1 % of the weights.
-pub const MAX_UNITS: usize = 32;
-/// Block bytes per unit at least, so that a small model does not drown in buffers.
-const MIN_UNIT_BYTES: usize = 128 << 10;
 /// Bytes of a read at most that brings several neurons: longer ones are no faster, and the disk has fewer at once.
 const MAX_READ: usize = 256 << 10;
-
-/// Units into which the FFN cuts a list of `neurons` neurons: unit u has those from u * neurons / units on.
-pub fn units_of(neurons: usize, block_bytes: usize) -> usize {
-    (neurons * block_bytes / MIN_UNIT_BYTES).clamp(1, MAX_UNITS)
-}
-
-/// The most neurons of a unit of a layer of `neurons`.
-pub(super) fn longest_unit(neurons: usize, block_bytes: usize) -> usize {
-    neurons.div_ceil(MAX_UNITS).max(2 * MIN_UNIT_BYTES / block_bytes + 1).min(neurons)
-}
 
 /// Where a piece of a needed neuron is found; a block of its own is one piece.
 #[derive(Clone, Copy)]

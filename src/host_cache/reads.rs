@@ -8,7 +8,7 @@
 //! one is left to begin.
 
 use crate::clock;
-use crate::disk::{DEPTH, Disk, Outcome, Read};
+use crate::disk::{DEPTH, Disk, Outcome, Read, file_of};
 use std::cell::UnsafeCell;
 use std::fmt;
 use std::hint::spin_loop;
@@ -41,10 +41,17 @@ pub struct Job {
 /// A read that failed for good.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ReadFault {
-    /// Where in the file.
+    /// Where in the files ([`crate::disk::place`]).
     pub offset: u64,
     /// The system's error number; `None` where the file ended too early.
     pub errno: Option<i32>,
+}
+
+impl ReadFault {
+    /// The number of the file, and where in it.
+    pub fn place(&self) -> (usize, u64) {
+        file_of(self.offset)
+    }
 }
 
 impl fmt::Display for ReadFault {

@@ -4,19 +4,30 @@ use super::config::ModelConfig;
 use super::source::Source;
 use crate::formats::temporary;
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
 
 /// Bytes from which on they are remembered: what is smaller is read in a tenth of a second, and no file of this size is written anew within a
 /// tick of a file system's clock.
 const LEAST_BYTES: u64 = 256 << 20;
 
-/// As [`Source::fingerprint`], computed once for files that do not change.
-pub(super) fn of(source: &Source) -> String {
-    let cache = crate::config::cache_dir().filter(|_| source.tensor_bytes() >= LEAST_BYTES);
-    cache.map_or_else(|| source.fingerprint(), |cache| remembered(&cache.join("fingerprints"), source))
+/// The fingerprint of a model that is read in place, computed when it is first asked for.
+#[derive(Debug, Default)]
+pub(super) struct Fingerprint {
+    known: OnceLock<String>,
+    /// Where those of large models are kept.
+    pub kept_in: Option<PathBuf>,
 }
 
-/// As [`of`], from a file of `dir` or kept there: named by everything that tells these files, and what they are read as, from others.
+impl Fingerprint {
+    /// As [`Source::fingerprint`], computed once for large files that do not change.
+    pub fn of(&self, source: &Source) -> &str {
+        let dir = self.kept_in.as_ref().filter(|_| source.tensor_bytes() >= LEAST_BYTES);
+        self.known.get_or_init(|| dir.map_or_else(|| source.fingerprint(), |dir| remembered(dir, source)))
+    }
+}
+
+/// From a file of `dir` or kept there: named by everything that tells these files, and what they are read as, from others.
 fn remembered(dir: &Path, source: &Source) -> String {
     let shape = ModelConfig { name: String::new(), ..source.config.clone() };
     let files: Vec<String> = source.mapped().iter().map(|file| file.identity()).collect();

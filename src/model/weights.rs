@@ -3,6 +3,7 @@
 use super::block::{self, BlockLayout};
 use super::config::{ModelConfig, Norm, Positions};
 use super::ffn_weights::{FfnWeights, NeuronBlocks};
+use super::fingerprint::Fingerprint;
 use super::layer::Norms;
 pub use super::matrix::Matrix;
 use super::source::Source;
@@ -13,8 +14,7 @@ use crate::formats::neuron_store::{Content, NeuronStore};
 use crate::formats::rows::Quant;
 use crate::ids::Permutation;
 use crate::tokenizer::TokenizerSpec;
-use std::path::Path;
-use std::sync::OnceLock;
+use std::path::{Path, PathBuf};
 
 /// The weights of a norm, `[hidden]` each.
 #[derive(Clone, Debug)]
@@ -105,8 +105,8 @@ pub struct Model {
 pub(super) enum Files {
     /// In a packed store.
     Store(NeuronStore),
-    /// In a GGUF; with the hash of its content once somebody has asked for it.
-    Source(Box<Source>, OnceLock<String>),
+    /// In published files; with the hash of their content once somebody has asked for it.
+    Source(Box<Source>, Fingerprint),
 }
 
 impl Model {
@@ -182,7 +182,14 @@ impl Model {
     pub fn fingerprint(&self) -> &str {
         match &self.files {
             Files::Store(store) => &store.header.fingerprint,
-            Files::Source(source, known) => known.get_or_init(|| super::fingerprint::of(source)),
+            Files::Source(source, fingerprint) => fingerprint.of(source),
+        }
+    }
+
+    /// From now on the fingerprints of large models that are read in place are kept in files of `dir`.
+    pub fn keep_fingerprint(&mut self, dir: PathBuf) {
+        if let Files::Source(_, fingerprint) = &mut self.files {
+            fingerprint.kept_in = Some(dir);
         }
     }
 

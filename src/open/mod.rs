@@ -109,7 +109,10 @@ impl EngineOptions {
         let in_place = self.sparsity.may_be_dense() && (self.device.is_none() || mixture);
         match in_place.then(|| self.model.in_place()).transpose()?.flatten() {
             Some(source) => {
-                let model = Model::in_place(source)?;
+                let mut model = Model::in_place(source)?;
+                if let Some(cache) = crate::config::cache_dir() {
+                    model.keep_fingerprint(cache.join("fingerprints"));
+                }
                 match ram::limit(&model, self) {
                     None if fits(&model) => model.check_numbers(false)?,
                     None => {}
