@@ -84,7 +84,7 @@ pub struct LoadArgs {
     /// How keys and values are stored: f16 or f32
     #[arg(long, ignore_case = true, value_parser = ["f16", "f32"])]
     kv: Option<String>,
-    /// Host memory that weights, keys and values may take: 32GiB, 32G or bytes; of a packed model that needs more, neurons stay on disk until they are needed
+    /// Host memory that weights, keys and values may take: 32GiB, 32G or bytes; of a model that needs more, neurons or experts stay on disk until they are needed
     #[arg(long, value_name = "SIZE", value_parser = checked_size)]
     ram: Option<String>,
     /// What tells which neurons a token needs: dense (all), exact, sign, mlp or auto; by layer as `mlp,dense@0,exact@3-5`
@@ -268,8 +268,8 @@ pub fn budget_of(client: &Client, asked: Asked) -> Result<Value> {
 
 /// Why there is no budget to set.
 pub const NO_DEVICE: &str = "the model runs on the CPU alone: there is no device whose memory could have a budget";
-const NO_RAM_LIMIT: &str = "the model lies in host memory as a whole: there is no limit that could change, which only a packed model has that \
-                            was loaded with less memory than it takes";
+const NO_RAM_LIMIT: &str = "the model lies in host memory as a whole: there is no limit that could change, which only a model has that was \
+                            loaded with less memory than it takes";
 
 pub fn budget(args: BudgetArgs) -> Result<()> {
     let ram = args.ram.iter().flat_map(|ram| ["--ram", ram]);

@@ -32,7 +32,7 @@ pub struct LoaderArgs {
     /// How exact prompts of more than 32 tokens are computed: exact, int8 or int8-per-tensor
     #[arg(long, value_enum, ignore_case = true)]
     pub prefill: Option<PrefillArg>,
-    /// Host memory that weights, keys and values may take: 32GiB, 32G or bytes; of a packed model that needs more, neurons stay on disk until they are needed
+    /// Host memory that weights, keys and values may take: 32GiB, 32G or bytes; of a model that needs more, neurons or experts stay on disk until they are needed
     #[arg(long, value_name = "SIZE", value_parser = size::parse, allow_hyphen_values = true)]
     pub ram: Option<u64>,
     #[command(flatten)]

@@ -42,7 +42,7 @@ pub struct EngineArgs {
     /// How exact prompts of more than 32 tokens are computed [default: int8]
     #[arg(long, value_enum, ignore_case = true)]
     pub prefill: Option<PrefillArg>,
-    /// Host memory that weights, keys and values may take: 32GiB, 32G or bytes; of a packed model that needs more, neurons stay on disk until they are needed
+    /// Host memory that weights, keys and values may take: 32GiB, 32G or bytes; of a model that needs more, neurons or experts stay on disk until they are needed
     #[arg(long, value_name = "SIZE", value_parser = super::size::parse, allow_hyphen_values = true)]
     pub ram: Option<u64>,
     /// Which neurons stay in memory where not all fit: two-queues, lru, lfu, sieve, static, full and the other policies [default: two-queues]
@@ -76,6 +76,21 @@ pub enum RamPart {
     Overlap,
     /// Nothing is asked for before its layer's turn
     Prefetch,
+}
+
+/// How neurons or experts are kept in memory, but for parts to do without.
+pub fn ram_options(policy: Option<Policy>, without: &[RamPart], lookahead: Option<usize>) -> RamOptions {
+    let usual = RamOptions::default();
+    let with = |part: RamPart| !without.contains(&part);
+    RamOptions {
+        policy: policy.unwrap_or(usual.policy),
+        together: with(RamPart::Together),
+        overlap: with(RamPart::Overlap),
+        keep: with(RamPart::Keep),
+        prefetch: with(RamPart::Prefetch),
+        lookahead,
+        share: None,
+    }
 }
 
 impl KvArg {
@@ -112,19 +127,6 @@ impl EngineArgs {
         self.kv.unwrap_or(KvArg::F16).kv()
     }
 
-    fn neurons(&self) -> RamOptions {
-        let usual = RamOptions::default();
-        let with = |part: RamPart| !self.ram_without.contains(&part);
-        RamOptions {
-            policy: self.ram_policy.unwrap_or(usual.policy),
-            together: with(RamPart::Together),
-            overlap: with(RamPart::Overlap),
-            keep: with(RamPart::Keep),
-            prefetch: with(RamPart::Prefetch),
-            lookahead: self.ram_lookahead.map(usize::from),
-        }
-    }
-
     /// Options with what was typed for the model and here, and defaults for everything else.
     pub fn options(&self, model: &ModelArgs) -> EngineOptions {
         EngineOptions {
@@ -134,7 +136,7 @@ impl EngineArgs {
             prefill: self.prefill.map(PrefillArg::prefill).unwrap_or_default(),
             kv: self.kv(),
             ram: self.ram,
-            neurons: self.neurons(),
+            neurons: ram_options(self.ram_policy, &self.ram_without, self.ram_lookahead.map(usize::from)),
             ..EngineOptions::new(&model.model)
         }
     }

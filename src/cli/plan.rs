@@ -25,8 +25,8 @@ use std::path::{Path, PathBuf};
 /// neurons that fire most, as powerinfer 6 chooses them; then, where there is room, to keys and values and embeddings.
 /// Without an activation profile every neuron counts the same.
 ///
-/// Without --vram, --ram says how much memory a packed model may take: the plan says how fast it decodes with so much, the rest of its
-/// neurons being read from disk, and with less. --min-speed asks for the least memory that is fast enough.
+/// Without --vram, --ram says how much memory a packed model or a mixture may take: the plan says how fast it decodes with so much, the
+/// rest of its neurons or experts being read from disk, and with less. --min-speed asks for the least memory that is fast enough.
 #[derive(clap::Args)]
 pub struct Args {
     #[command(flatten)]

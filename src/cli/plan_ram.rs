@@ -161,7 +161,7 @@ fn shown(
     }
     let (c, ram) = (&subject.config, (best.bytes / ROUND).ceil() as u64);
     format!(
-        "{} in {}: {} layers of {} neurons; {:.0} % of them computed for a token ({}){}\n\
+        "{} in {}: {} layers of {} {}; {:.0} % of them computed for a token ({}){}\n\
          at least {} of memory; all of it in memory takes {}\n\n{table}\n\n\
          memory is read at {} with {}; disk: {}, {:.1} GB/s and {:.0} us a read, {:.1} us of a thread\n\
          which neurons: {}\n\
@@ -170,7 +170,8 @@ fn shown(
         printable(&c.name),
         subject.quant,
         c.layers,
-        c.ffn,
+        c.clusters(),
+        if c.form.experts.is_some() { "experts" } else { "neurons" },
         100.0 * prediction.computed_share,
         prediction.counted,
         if prediction.ahead { ", asked for one layer ahead" } else { "" },

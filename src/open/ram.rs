@@ -34,6 +34,18 @@ pub struct RamOptions {
     pub prefetch: bool,
     /// Number of layers that are looked ahead; `None` is the least that the predictor was made for.
     pub lookahead: Option<usize>,
+    /// In place of a number of bytes: memory for reading and for this share of the neurons or experts, 0 to 1. It means the same for every
+    /// model, small ones included.
+    pub share: Option<f64>,
+}
+
+/// Memory for a model of which a part stays on disk.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) enum Limit {
+    /// For everything, bytes.
+    Bytes(u64),
+    /// [`RamOptions::share`].
+    Share(f64),
 }
 
 impl RamOptions {
@@ -44,7 +56,7 @@ impl RamOptions {
 impl Default for RamOptions {
     fn default() -> RamOptions {
         let HostCacheOptions { policy, together, overlap, .. } = HostCacheOptions::new(0);
-        RamOptions { policy, together, overlap, keep: true, prefetch: true, lookahead: None }
+        RamOptions { policy, together, overlap, keep: true, prefetch: true, lookahead: None, share: None }
     }
 }
 
@@ -84,14 +96,15 @@ pub(super) fn all_bytes(model: &Model, need: Need) -> u64 {
 }
 
 /// Memory for a model of which a part stays on disk; `None` if all of it is kept in memory, or it has nothing to leave there.
-pub(super) fn limit(model: &Model, options: &EngineOptions) -> Option<u64> {
+pub(super) fn limit(model: &Model, options: &EngineOptions) -> Option<Limit> {
     let all = all_bytes(model, options.need(model));
     let has_parts = options.device.is_none() && parts(model).is_some();
     match options.ram {
         _ if !has_parts => None,
-        Some(ram) => (ram < all).then_some(ram),
+        _ if options.neurons.share.is_some() => options.neurons.share.map(Limit::Share),
+        Some(ram) => (ram < all).then_some(Limit::Bytes(ram)),
         None if fits(model) => None,
-        None => crate::config::available_memory().map(|free| free - free / LEFT_TO_OTHERS),
+        None => crate::config::available_memory().map(|free| Limit::Bytes(free - free / LEFT_TO_OTHERS)),
     }
 }
 
@@ -109,13 +122,20 @@ pub fn too_little(given: &str, least: u64) -> Error {
 fn share(
     engine: &Engine,
     need: Need,
-    limit: u64,
+    limit: Limit,
     blocks: &[LayerBlocks],
     align: usize,
     options: &HostCacheOptions,
 ) -> Result<u64> {
-    let resident = resident_bytes(engine, need);
-    let least = resident + least_bytes(blocks, engine.model.config.clusters(), align, options);
+    let (resident, neurons) = (resident_bytes(engine, need), engine.model.config.clusters());
+    let least = resident + least_bytes(blocks, neurons, align, options);
+    let limit = match limit {
+        Limit::Bytes(bytes) => bytes,
+        Limit::Share(share) => {
+            let frame = |layer: &LayerBlocks| (layer.block_bytes() + 2 * align * layer.runs().len()) * neurons;
+            least + (share * blocks.iter().map(frame).sum::<usize>() as f64) as u64
+        }
+    };
     if limit < least {
         let given = match need.ram {
             Some(ram) => format!("--ram {} is", human_bytes(ram)),
@@ -134,7 +154,7 @@ fn share(
 pub(super) fn keep_a_part(
     engine: &mut Engine,
     need: Need,
-    limit: u64,
+    limit: Limit,
     options: &EngineOptions,
     told: &dyn Listener,
 ) -> Result<()> {
@@ -156,7 +176,7 @@ pub(super) fn keep_a_part(
     let placed = if keep { place(&mut cache, &engine.model)? } else { false };
     told.note(&format!(
         "{} of memory: room for {:.0} % of the {what}{}, the others are read from disk when they are needed ({}, {:.1} GB/s and {:.0} us a read){}",
-        human_bytes(limit),
+        human_bytes(bytes + resident_bytes(engine, need)),
         100.0 * frames as f64 / all as f64,
         if placed { " (at first for those of its profile)" } else { "" },
         cache.disk_name(),
@@ -297,7 +317,7 @@ fn load_the_rest(model: &Model) {
 ///
 /// # Errors
 /// As [`keep_a_part`].
-pub(super) fn check(engine: &Engine, need: Need, limit: u64, options: &EngineOptions) -> Result<()> {
+pub(super) fn check(engine: &Engine, need: Need, limit: Limit, options: &EngineOptions) -> Result<()> {
     let (blocks, opened) = open_disk(&engine.model)?;
     let how = HostCacheOptions { together: options.neurons.together, ..HostCacheOptions::new(0) };
     share(engine, need, limit, &blocks, opened.disk.align(), &how).map(drop)

@@ -163,8 +163,8 @@ pub async fn set_budget(daemon: &Daemon, body: &[u8]) -> Result<Value, ApiError>
 }
 
 const NO_DEVICE: &str = "this model runs on the CPU alone: there is no device whose budget could change";
-const NO_RAM_LIMIT: &str = "this model lies in host memory as a whole: there is no limit of it that could change; a packed model has one that is \
-                            loaded with less memory than it takes (engine.ram, or --ram)";
+const NO_RAM_LIMIT: &str = "this model lies in host memory as a whole: there is no limit of it that could change; one has that is loaded with less \
+                            memory than it takes (engine.ram, or --ram)";
 
 /// GET /v1/x/policy: what is brought to the device while it runs; `none` without a device or where nothing is predicted.
 ///

@@ -2,7 +2,7 @@
 //! nobody takes is refused.
 
 use crate::cli::device_arg::{DeviceArgs, Graphs, LookaheadOnArg};
-use crate::cli::model_arg::{KvArg, PrefillArg, Terminal, parse_activation, parse_isa};
+use crate::cli::model_arg::{KvArg, PrefillArg, RamPart, Terminal, parse_activation, parse_isa, ram_options};
 use crate::cli::{eval, simulate, size};
 use crate::engine::Engine;
 use crate::error::{Error, Result, excerpt};
@@ -14,7 +14,7 @@ use crate::lab::measure::ReadBandwidth;
 use crate::lab::replay::{self, ReplayOptions, bound, frequencies};
 use crate::lab::simulate::case::POSITION;
 use crate::open::report::report;
-use crate::open::{DeviceOptions, EngineOptions, ModelOptions, SparsityOptions, open};
+use crate::open::{DeviceOptions, EngineOptions, ModelOptions, RamOptions, SparsityOptions, open};
 use crate::placement::policy::{self, PlacementPolicy as Placement};
 use crate::predictor::Kind;
 use crate::scheduler::Policy;
@@ -123,6 +123,8 @@ fn of_engine(settings: &[(String, Value)]) -> Result<OfEngine> {
         prefill: f.one_of("prefill")?.map(PrefillArg::prefill).unwrap_or_default(),
         kv: f.one_of("kv")?.unwrap_or(KvArg::F16).kv(),
         sparsity: of_sparsity(&mut f)?,
+        ram: f.read("ram", size::parse)?,
+        neurons: of_ram(&mut f)?,
         device: of_device(&mut f)?,
         ..EngineOptions::new("")
     };
@@ -155,6 +157,16 @@ fn of_sparsity(f: &mut Fields) -> Result<SparsityOptions> {
         predictor_file: f.get("predictor_file")?,
         calibrate: Vec::new(),
     })
+}
+
+fn of_ram(f: &mut Fields) -> Result<RamOptions> {
+    let without: Vec<RamPart> = f.one_of("ram_without")?.into_iter().collect();
+    let share = f.get("ram_share")?;
+    if share.is_some_and(|share: f64| !(0.0..=1.0).contains(&share)) {
+        return Err(Error::Usage("an arm cannot be: ram_share is a share of the neurons, from 0 to 1".into()));
+    }
+    let lookahead = f.get("ram_lookahead")?;
+    Ok(RamOptions { share, ..ram_options(f.get("ram_policy")?, &without, lookahead) })
 }
 
 fn of_device(f: &mut Fields) -> Result<Option<DeviceOptions>> {
@@ -330,6 +342,23 @@ fn device(engine: &Engine, metrics: &mut Metrics) {
     put(metrics, "budget_bytes", report.budget_bytes as f64);
 }
 
+/// What the cache in host memory did since the engine was made.
+fn memory(engine: &mut Engine, metrics: &mut Metrics) {
+    let tokens = engine.report.tokens.max(1) as f64;
+    let Some(cached) = &mut engine.cached else { return };
+    let (counts, (frames, all)) = (cached.cache.counts(), cached.cache.frames());
+    let needed = (counts.hits + counts.misses + counts.early).max(1) as f64;
+    put(metrics, "held_share", frames as f64 / all as f64);
+    put(metrics, "memory_share", counts.hits as f64 / needed);
+    put(metrics, "early_share", counts.early as f64 / needed);
+    // What is compared with the dense model, or has a prompt, reads all neurons besides.
+    if counts.streamed > 0 {
+        return;
+    }
+    put(metrics, "disk_reads_per_token", counts.reads.reads as f64 / tokens);
+    put(metrics, "disk_bytes_per_token", counts.reads.bytes as f64 / tokens);
+}
+
 fn bench(settings: &[(String, Value)], metrics: &mut Metrics) -> Result<()> {
     let args = of_engine(settings)?;
     let mut engine = engine(&args, Method::Bench)?;
@@ -372,6 +401,7 @@ fn bench(settings: &[(String, Value)], metrics: &mut Metrics) -> Result<()> {
         put(metrics, "read_bytes_per_token", row.bytes_per_token.map(|n| n as f64));
     }
     device(&engine, metrics);
+    memory(&mut engine, metrics);
     Ok(())
 }
 
@@ -402,6 +432,7 @@ fn evaluate(settings: &[(String, Value)], metrics: &mut Metrics) -> Result<()> {
         put(metrics, "precision", sparse.shares.precision);
     }
     device(&engine, metrics);
+    memory(&mut engine, metrics);
     Ok(())
 }
 

@@ -36,7 +36,7 @@ pub struct Words {
 }
 
 /// Settings and figures whose names do not say enough. What is not here is said by its name, and its unit by the name's end.
-const KNOWN: [(&str, &str, Unit); 56] = [
+const KNOWN: [(&str, &str, Unit); 63] = [
     ("accuracy", "questions answered rightly", Unit::Share),
     ("accuracy_per_byte", "questions answered rightly, by likelihood a byte", Unit::Share),
     ("active", "active neurons of the made-up trace", Unit::Share),
@@ -50,6 +50,9 @@ const KNOWN: [(&str, &str, Unit); 56] = [
     ("ctx_size", "context", Unit::Of("tokens")),
     ("dense_perplexity", "perplexity of the dense model", Unit::Of("")),
     ("device_ffn_ms", "a token's FFNs on the card", Unit::Of("ms")),
+    ("disk_bytes_per_token", "bytes read from disk a token", Unit::Bytes),
+    ("disk_reads_per_token", "reads from disk a token", Unit::Of("")),
+    ("early_share", "needed neurons that were asked for ahead", Unit::Share),
     ("ffn_ms", "FFN, of a token", Unit::Of("ms")),
     ("ffn_share", "share of the FFN's neurons that the device has room for", Unit::Share),
     ("gap_closed", "gap between static and the bound that is closed", Unit::Share),
@@ -57,10 +60,12 @@ const KNOWN: [(&str, &str, Unit); 56] = [
     ("gpu_neurons_per_token", "neurons a token on the device", Unit::Of("")),
     ("gpu_share", "computed neurons that lie on the device", Unit::Share),
     ("head_ms", "head, of a token", Unit::Of("ms")),
+    ("held_share", "neurons that memory has room for", Unit::Share),
     ("kl", "divergence from the dense model (KL)", Unit::Of("nats")),
     ("link", "part of a layer that is carried while one is computed", Unit::Percent),
     ("link_busy", "time in which the link is busy", Unit::Share),
     ("lookahead", "layers that the scheduler looks ahead", Unit::Of("")),
+    ("memory_share", "needed neurons that are in memory", Unit::Share),
     ("moved_bytes_per_token", "bytes moved to the device a token", Unit::Bytes),
     ("moves_per_token", "neurons moved to the device a token", Unit::Of("")),
     ("n_gen", "length of the answer", Unit::Of("tokens")),
@@ -75,6 +80,8 @@ const KNOWN: [(&str, &str, Unit); 56] = [
     ("prompt_ms", "time of the prompt", Unit::Of("ms")),
     ("prompt_tokens_per_s", "prompt", Unit::Of("tokens/s")),
     ("questions", "questions", Unit::Of("")),
+    ("ram_share", "memory, from the least that works to room for all neurons", Unit::Share),
+    ("ram_without", "part that is done without", Unit::Of("")),
     ("read_bytes_per_token", "bytes read from memory a token", Unit::Bytes),
     ("recall", "active neurons that are computed", Unit::Share),
     ("sequences", "texts decoded together", Unit::Of("")),
