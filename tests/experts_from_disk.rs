@@ -131,7 +131,7 @@ fn real_reads_give_the_same_text_and_what_fits_is_read_once() {
     let dir = tempfile::tempdir().unwrap();
     for path in &models(dir.path()) {
         let expected = logits(&mut engine(path, 2), &PASSES, |_| ());
-        for share in [0.3, 1.0] {
+        for share in [0.3, 1.5] {
             let mut cached = engine(path, 2);
             let disk = disk::open(&files(&cached.model)).unwrap().disk;
             let cache = cache(&cached.model, disk, share, HostCacheOptions::new(0));
@@ -140,7 +140,7 @@ fn real_reads_give_the_same_text_and_what_fits_is_read_once() {
             let counts = cached.cached.as_mut().unwrap().cache.counts();
             let all = cached.model.config.clusters() * cached.model.config.layers;
             assert!(counts.misses > 0 && counts.reads.bytes > 0, "{counts:?}");
-            assert!(share < 1.0 || counts.misses <= all as u64, "{path:?}: {counts:?}");
+            assert!(share < 1.5 || counts.misses <= all as u64, "{path:?}: {counts:?}");
         }
     }
 }

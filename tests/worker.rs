@@ -313,6 +313,6 @@ fn what_cannot_be_read_ends_its_answer_and_no_other() {
     assert!(handle.failure().is_none(), "the worker goes on");
     let failed: Vec<&String> = answers.iter().filter_map(|a| a.as_ref().err()).collect();
     assert!((1..40).contains(&failed.len()), "{} of 40 failed", failed.len());
-    assert!(failed.iter().all(|why| why.contains("a neuron cannot be read")), "{failed:?}");
+    assert!(failed.iter().all(|why| why.contains("neurons cannot be read")), "{failed:?}");
     assert!(answers.iter().flatten().all(|text| *text == expected));
 }
