@@ -93,6 +93,11 @@ impl LayerBlocks {
         self.runs.iter().map(|run| run.bytes).sum()
     }
 
+    /// Bytes of memory for one of a layer's `neurons`, read from a disk whose reads are multiples of `align`.
+    pub fn frame_bytes(&self, neurons: usize, align: usize) -> usize {
+        Pieces::new(self, neurons, align).frame_bytes
+    }
+
     /// Units into which a list of so many is cut: an expert is one by itself.
     pub fn units(&self, listed: usize) -> usize {
         if self.experts { listed.max(1) } else { units_of(listed, self.block_bytes()) }

@@ -132,8 +132,8 @@ fn share(
     let limit = match limit {
         Limit::Bytes(bytes) => bytes,
         Limit::Share(share) => {
-            let frame = |layer: &LayerBlocks| (layer.block_bytes() + 2 * align * layer.runs().len()) * neurons;
-            least + (share * blocks.iter().map(frame).sum::<usize>() as f64) as u64
+            let frames = |layer: &LayerBlocks| layer.frame_bytes(neurons, align) * neurons;
+            least + (share * blocks.iter().map(frames).sum::<usize>() as f64) as u64
         }
     };
     if limit < least {
