@@ -45,7 +45,7 @@ pub struct EngineArgs {
     /// Host memory that weights, keys and values may take: 32GiB, 32G or bytes; of a model that needs more, neurons or experts stay on disk until they are needed
     #[arg(long, value_name = "SIZE", value_parser = super::size::parse, allow_hyphen_values = true)]
     pub ram: Option<u64>,
-    /// Which neurons stay in memory where not all fit: two-queues, lru, lfu, sieve, static, full and the other policies [default: two-queues]
+    /// Which neurons stay in memory where not all fit: two-queues, lru, lfu, sieve, static, full and the other policies [default: full; for experts two-queues]
     #[arg(long, hide = true, value_name = "POLICY")]
     pub ram_policy: Option<Policy>,
     /// Parts of the cache in memory to do without, for comparisons: keep, together, overlap, prefetch
@@ -80,10 +80,9 @@ pub enum RamPart {
 
 /// How neurons or experts are kept in memory, but for parts to do without.
 pub fn ram_options(policy: Option<Policy>, without: &[RamPart], lookahead: Option<usize>) -> RamOptions {
-    let usual = RamOptions::default();
     let with = |part: RamPart| !without.contains(&part);
     RamOptions {
-        policy: policy.unwrap_or(usual.policy),
+        policy,
         together: with(RamPart::Together),
         overlap: with(RamPart::Overlap),
         keep: with(RamPart::Keep),

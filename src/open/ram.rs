@@ -22,8 +22,9 @@ const LEFT_TO_OTHERS: u64 = 20;
 /// How neurons are kept in memory that do not all fit: values of one way of working, for comparisons.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct RamOptions {
-    /// Who stays.
-    pub policy: Policy,
+    /// Who stays; `None` is what was measured to be the fastest: two queues for experts, and for neurons our importance (`full`), which finds more
+    /// of them and moves fewer (`runs/2026-11-24-ram-sweep`).
+    pub policy: Option<Policy>,
     /// Whether neighbours are read together where that pays.
     pub together: bool,
     /// Whether what is there is computed while the rest is read.
@@ -55,8 +56,8 @@ impl RamOptions {
 
 impl Default for RamOptions {
     fn default() -> RamOptions {
-        let HostCacheOptions { policy, together, overlap, .. } = HostCacheOptions::new(0);
-        RamOptions { policy, together, overlap, keep: true, prefetch: true, lookahead: None, share: None }
+        let HostCacheOptions { together, overlap, .. } = HostCacheOptions::new(0);
+        RamOptions { policy: None, together, overlap, keep: true, prefetch: true, lookahead: None, share: None }
     }
 }
 
@@ -93,6 +94,11 @@ fn keys(model: &Model, need: Need) -> u64 {
 /// The memory that a model takes when all of it is kept there.
 pub(super) fn all_bytes(model: &Model, need: Need) -> u64 {
     model.file_bytes().saturating_add(keys(model, need))
+}
+
+/// Who stays in memory where nobody has chosen.
+pub(super) fn usual_policy(model: &Model) -> Policy {
+    if model.config.form.experts.is_some() { Policy::TwoQueues } else { Policy::Full }
 }
 
 /// Memory for a model of which a part stays on disk; `None` if all of it is kept in memory, or it has nothing to leave there.
@@ -164,6 +170,7 @@ pub(super) fn keep_a_part(
     let neurons = engine.model.config.clusters();
     let costs = costs(&mut *disk, &blocks[0], neurons);
     let ahead = foresight.as_ref().map_or(0, Foresight::ahead);
+    let policy = policy.unwrap_or_else(|| usual_policy(&engine.model));
     let how = HostCacheOptions { policy, together, overlap, ahead, costs, ..HostCacheOptions::new(0) };
     let bytes = share(engine, need, limit, &blocks, disk.align(), &how)?;
     let bytes = if keep { bytes } else { least_bytes(&blocks, neurons, disk.align(), &how) };

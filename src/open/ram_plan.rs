@@ -1,7 +1,7 @@
 //! What a plan for a model larger than memory is made of: this machine's disk, and what a cache of each size would read.
 
 use super::device::Need;
-use super::ram::{all_bytes, cached_bytes, costs, open_disk, parts, resident_with, span};
+use super::ram::{all_bytes, cached_bytes, costs, open_disk, parts, resident_with, span, usual_policy};
 use crate::disk::DiskCosts;
 use crate::error::{Error, Result, human_bytes};
 use crate::host_cache::{HostCacheOptions, LayerBlocks, Rehearsal, STRIP_READ, least_bytes};
@@ -79,7 +79,8 @@ pub fn ram_plan(question: RamQuestion<'_>) -> Result<RamAnswer> {
     let (first, span) = (blocks[0].offset(), span(&blocks[0], model.config.clusters()));
     let costs = costs(disk, &blocks[0], model.config.clusters());
     let ask_us = DiskCosts::measure_asking(disk, first, span).unwrap_or(0.0);
-    let options = HostCacheOptions { costs, ahead: usize::from(ahead), ..HostCacheOptions::new(0) };
+    let policy = usual_policy(model);
+    let options = HostCacheOptions { policy, costs, ahead: usize::from(ahead), ..HostCacheOptions::new(0) };
     // When it is opened the disk is measured again, and the longest gap that may be worth reading along decides how much room reads take.
     let longest_gap = HostCacheOptions { costs: DiskCosts { read_us: f64::MAX, ..costs }, ..options };
     let least = least_bytes(&blocks, model.config.clusters(), disk.align(), &longest_gap);
