@@ -148,9 +148,6 @@ pub struct Kernels {
     /// Whether a down row is best added to one column's output as it is read from memory, with prefetches; otherwise `touch` reads it
     /// first.
     pub adds_as_read: bool,
-    /// For neurons that lie apart in memory: whether each row of the next neuron is best prefetched while the same row of this one is
-    /// read; otherwise only its first row is prefetched.
-    pub block_ahead: bool,
     /// By type, the down rows that are added to one column's output at a time: more than one where storing the output takes the most
     /// time.
     rows_together: [usize; Quant::COUNT],

@@ -19,7 +19,6 @@ pub const KERNELS: Kernels = Kernels {
     prefill: Prefill::Int8,
     touch: super::touch_nothing,
     adds_as_read: false,
-    block_ahead: false,
     rows_together: by_type([1, 1, 1, 2], [1; BlockType::COUNT]),
 };
 

@@ -51,7 +51,6 @@ pub const KERNELS: Kernels = Kernels {
     prefill: Prefill::Int8,
     touch: super::touch_nothing,
     adds_as_read: true,
-    block_ahead: true,
     rows_together: by_type([1; 4], [1; BlockType::COUNT]),
 };
 

@@ -57,7 +57,6 @@ const fn of<const FAR: bool>() -> Kernels {
         prefill: Prefill::Int8,
         touch,
         adds_as_read: FAR,
-        block_ahead: FAR,
         rows_together: by_type([1, 1, 1, 2], [1; BlockType::COUNT]),
     }
 }
@@ -266,7 +265,7 @@ unsafe fn dot_grouped<const FOUR: bool, const FAR: bool>(
                     grouped_tile::<FOUR, true, 1, 1>(rows, x, 0)[0][0]
                 };
             }
-            if FAR {
+            if rows.ahead != 0 {
                 prefetch_scales::<FOUR>(rows.row(0), x.cols, rows.ahead);
             }
         }

@@ -14,7 +14,7 @@ use crate::cpu::thread_pool::Parts;
 use crate::cpu::{Columns, Kernels, MAX_COLUMNS, Prefill, ThreadPool};
 use crate::engine::routing::Routes;
 use crate::engine::sparsity::Foresight;
-use crate::formats::rows::{GROUP, Input};
+use crate::formats::rows::GROUP;
 use crate::host_cache::{Arriving, HostCache, HostCacheOptions, MAX_UNITS, STRIP, units_of};
 use crate::ids::{Permutation, StoreId};
 use crate::model::block::BlockPart;
@@ -427,27 +427,17 @@ impl Arrived<'_> {
         counts
     }
 
-    /// What to prefetch while this part of number `i` is read, in bytes: of the next block the same part, or, once, the first, where the
-    /// kernels profit ([`Sparse::run`] has the measurements).
+    /// What to prefetch while this part of number `i` is read, in bytes: the same part of the next block, where what is read of it lies
+    /// apart from this one and behind it.
     fn ahead(&self, i: usize, end: usize, part: BlockPart) -> usize {
+        let Sparse { layer, known, .. } = self.sparse;
         let usual = part.quant.ahead(part.bytes);
-        let Sparse { kernels, layer, known, .. } = self.sparse;
-        let block = layer.block();
         if i + 1 >= end {
             return usual;
         }
-        // A block that lies before this one is not asked for.
-        let Some(next) = self.arriving.address(i + 1).addr().checked_sub(self.arriving.address(i).addr()) else {
-            return usual;
-        };
-        let first = if known.is_some() { block.up().offset } else { 0 };
-        let from = if block.down().quant.input() == Input::Floats { block.up() } else { block.down() };
-        match kernels.block_ahead {
-            _ if next + first <= block.bytes() => usual,
-            true => next,
-            false if part.offset == from.offset => next + first - part.offset,
-            false => usual,
-        }
+        let first = if known.is_some() { layer.block().up().offset } else { 0 };
+        let next = self.arriving.address(i + 1).addr().checked_sub(self.arriving.address(i).addr());
+        next.filter(|next| next + first > layer.block().bytes()).unwrap_or(usual)
     }
 
     /// Gate and up of number `i`: its activations for each column, zero where it is not active. Returns bit b for column b where it is.

@@ -364,9 +364,6 @@ impl Sparse<'_> {
         let (gate_or_up, up_part, down) = (layer.block().gate_or_up(), layer.block().up(), layer.block().down());
         // Where what is read of a neuron begins in its block.
         let first = if self.known.is_some() { up_part.offset } else { 0 };
-        // During which row the next neuron is asked for: of the rows tried, the fastest (f16 13.1 against 9.3 and 11.7 GB/s
-        // with 90 % left out, q8_0 10.6 against 7.4 and 9.7).
-        let from = if down.quant.input() == rows::Input::Floats { up_part } else { down };
         let mut downs = Downs::new(self.kernels, layer, n);
         let mut counts = Counts::default();
         let (mut gate, mut up, mut a) = ([0f32; MAX_COLUMNS], [0f32; MAX_COLUMNS], [0f32; MAX_COLUMNS]);
@@ -375,13 +372,9 @@ impl Sparse<'_> {
             let block = layer.neurons().ptr(neuron);
             // Bytes to the block of the next one.
             let next = if i + 1 < range.end { (list.neurons[i + 1].index() - neuron) * block_bytes } else { 0 };
-            // What to prefetch while this part is read: of the next block, where it lies apart, the same part or, once, the first.
-            let ahead = |part: BlockPart| match self.kernels.block_ahead {
-                _ if next + first <= block_bytes => part.quant.ahead(part.bytes),
-                true => next,
-                false if part.offset == from.offset => next + first - part.offset,
-                false => part.quant.ahead(part.bytes),
-            };
+            // What to prefetch while this part is read: the same part of the next block, where what is read of it lies apart.
+            let apart = next + first > block_bytes;
+            let ahead = |part: BlockPart| if apart { next } else { part.quant.ahead(part.bytes) };
             let bias = layer.up_bias.get(neuron).copied().unwrap_or(0.0);
             match self.known {
                 Some(known) => (0..n).for_each(|b| gate[b] = known[b * config.ffn + neuron]),
@@ -427,12 +420,14 @@ impl Sparse<'_> {
     /// where what is listed fires: of a ReLU's neurons most rows would be read for nothing.
     fn streams(&self, range: &Range<usize>) -> bool {
         let Sparse { config, layer, list, .. } = *self;
-        // Kernels that ask for the next block wherever it lies read the list as fast (runs/2026-11-22-avx2-sparse).
-        if range.is_empty() || self.known.is_some() || config.activation.is_sparse() || self.kernels.block_ahead {
+        // Kernels that prefetch far ahead read the list as fast (runs/2026-11-22-avx2-sparse), and the others do so in floats.
+        let floats = layer.block().down().quant.input() == rows::Input::Floats;
+        let as_fast = floats || self.kernels.adds_as_read || config.activation.is_sparse();
+        if range.is_empty() || self.known.is_some() || as_fast {
             return false;
         }
-        // With AVX-512: below these shares of neurons left out the sparse pass was the slower one (runs/2026-11-20-sparsity).
-        let left_out = if layer.block().down().quant.input() == rows::Input::Floats { 20 } else { 45 };
+        // With AVX-512: below this share of neurons left out the list was slower (runs/2026-11-24-avx512-amd).
+        let left_out = 35;
         let span = list.neurons[range.end - 1].index() - list.neurons[range.start].index() + 1;
         range.len() * 100 > span * (100 - left_out)
     }
