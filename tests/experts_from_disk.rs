@@ -1,12 +1,12 @@
 //! Laws of a mixture whose experts do not all fit into memory: whatever lies there, and however reads end, the logits are bit for bit those of
-//! the mapped file; what cannot be read is an error with its file, and no answer.
+//! the mapped file; what cannot be read is an error with its file, and no answer; reads begin when the experts are known.
 
 #[path = "support/gguf.rs"]
 mod gguf_file;
 
 use dynamicinfer::cpu::Kernels;
-use dynamicinfer::disk::{self, Disk, Faults, VirtualDisk, file_of};
-use dynamicinfer::engine::{Engine, Foresight, Logits};
+use dynamicinfer::disk::{self, Disk, Faults, Outcome, Read, VirtualDisk, file_of};
+use dynamicinfer::engine::{Engine, Foresight, Logits, Observer, Seen, SeenAttention};
 use dynamicinfer::formats::rows::Quant;
 use dynamicinfer::host_cache::{HostCache, HostCacheOptions, LayerBlocks, least_bytes};
 use dynamicinfer::lab::synth::{Shape, write_gguf};
@@ -21,6 +21,7 @@ use gguf_file::fixture;
 use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// Of one file each: a tensor for each expert and one for all of a layer, routers before and after attention, ReLU and SiLU, in floats and in
 /// 4 bits.
@@ -198,4 +199,78 @@ fn what_cannot_be_read_is_an_error_with_its_file_and_the_engine_lives() {
         }
     }
     assert!((1..40).contains(&failed), "{failed} of 40 tokens need one of {experts} experts");
+}
+
+/// A disk that says how many reads it was asked for.
+struct Counted {
+    disk: Box<dyn Disk>,
+    begun: Arc<AtomicUsize>,
+}
+
+impl Disk for Counted {
+    fn name(&self) -> String {
+        self.disk.name()
+    }
+
+    fn align(&self) -> usize {
+        self.disk.align()
+    }
+
+    unsafe fn begin(&mut self, reads: &[Read]) {
+        self.begun.fetch_add(reads.len(), Ordering::Relaxed);
+        unsafe { self.disk.begin(reads) };
+    }
+
+    fn ended(&mut self, wait: bool, done: &mut dyn FnMut(u32, Outcome)) {
+        self.disk.ended(wait, done);
+    }
+}
+
+/// How many reads were begun before the end of each attention, and from there until the turn of the layer's experts.
+struct Moments {
+    begun: Arc<AtomicUsize>,
+    before: usize,
+    attentions: Vec<usize>,
+    layers: Vec<usize>,
+}
+
+impl Moments {
+    fn since(&mut self) -> usize {
+        let begun = self.begun.load(Ordering::Relaxed);
+        begun - std::mem::replace(&mut self.before, begun)
+    }
+}
+
+impl Observer for Moments {
+    fn attention(&mut self, _: &SeenAttention<'_>) {
+        let reads = self.since();
+        self.attentions.push(reads);
+    }
+
+    fn layer(&mut self, _: &Seen<'_>) {
+        let reads = self.since();
+        self.layers.push(reads);
+    }
+}
+
+#[test]
+fn a_router_that_reads_the_layers_input_has_its_experts_read_while_attention_is_computed() {
+    for (name, earlier) in [("smallthinker.gguf", true), ("mixtral.gguf", false)] {
+        let mut cached = engine(&fixture(name), 2);
+        let begun = Arc::new(AtomicUsize::new(0));
+        let disk = virtual_disk(&cached.model, 512, 1, Faults::default());
+        let disk = Box::new(Counted { disk, begun: begun.clone() });
+        let cache = cache(&cached.model, disk, 0.0, HostCacheOptions::new(0));
+        cached.set_host_cache(cache, None);
+        let mut kv = KvCache::new(&cached.model.config, 40, KvType::F32).unwrap();
+        let mut seen = Moments { begun, before: 0, attentions: Vec::new(), layers: Vec::new() };
+        for i in 0..20 {
+            cached.forward_observed(&mut kv, &[5 + i * 37 % 90], Logits::None, &mut seen);
+            cached.check().unwrap();
+        }
+        let sums = [&seen.attentions, &seen.layers].map(|reads| reads.iter().sum::<usize>());
+        // A layer is seen when its experts' turn comes. Later rounds of a layer's reads begin in its turn, so before the next attention, too.
+        let expected = sums[0] > 50 && if earlier { sums[1] == 0 } else { sums[1] > 50 };
+        assert!(expected, "{name}: {sums:?} reads until attention ended, and from then to the experts' turn");
+    }
 }

@@ -185,10 +185,11 @@ fn norm_ffn_input(pass: &mut Pass<'_, '_>, l: usize) {
     each(pool, n, &mut b.normed, |t, out| math::norm(c.norm, &layer.ffn_norm, &b.x[t * h..(t + 1) * h], out));
 }
 
-/// Chooses the experts of layer `l`, by what its router reads.
+/// Chooses the experts of layer `l`, by what its router reads. Where they come from disk their reads begin, for a router that reads the
+/// layer's input while attention is computed.
 pub(super) fn route(pass: &mut Pass<'_, '_>, l: usize, experts: Experts) {
     let n = pass.n();
-    let Pass { model, pool, kernels, buffers: b, .. } = pass;
+    let Pass { model, pool, kernels, buffers: b, cached, .. } = pass;
     let FfnWeights::Experts(weights) = &model.layers[l].ffn else {
         unreachable!("a mixture has experts in every layer")
     };
@@ -196,6 +197,9 @@ pub(super) fn route(pass: &mut Pass<'_, '_>, l: usize, experts: Experts) {
     let input = if experts.reads == RouterInput::Layer { &**x } else { &**normed };
     columns.set_many(pool, kernels, input, n, [weights.router.quant]);
     routes.route(pool, kernels, experts, weights, columns);
+    if let Some(cached) = cached {
+        cached.begin_experts(l, routes);
+    }
 }
 
 /// Looks at what experts a later layer of few tokens will need, where they come from disk.

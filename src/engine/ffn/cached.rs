@@ -136,7 +136,15 @@ impl CachedFfn {
         }
     }
 
-    /// As [`super::experts`]: the chosen experts that are there first, the others as they come.
+    /// Begins a use of layer `l` of a mixture, whose tokens have these experts: reads of those that are not there begin. To be called as
+    /// soon as they are known.
+    pub(in crate::engine) fn begin_experts(&mut self, l: usize, routes: &Routes) {
+        self.chosen.clear();
+        self.chosen.extend(routes.groups.iter().map(|group| StoreId::new(group.expert)));
+        self.cache.begin(l, &self.chosen, self.chosen.len());
+    }
+
+    /// As [`super::experts`]: the chosen experts that are there first, the others as they come, after [`CachedFfn::begin_experts`].
     #[allow(clippy::too_many_arguments)]
     pub(in crate::engine) fn experts(
         &mut self,
@@ -154,9 +162,6 @@ impl CachedFfn {
         let FfnWeights::Experts(weights) = &mut strips[l].ffn else {
             unreachable!("a mixture has experts in every layer")
         };
-        chosen.clear();
-        chosen.extend(routes.groups.iter().map(|group| StoreId::new(group.expert)));
-        cache.begin(l, chosen, chosen.len());
         if let Some((later, experts)) = foresight.as_mut().and_then(Foresight::take) {
             cache.prefetch(later, experts);
         }
