@@ -25,7 +25,7 @@ use std::sync::{Arc, Mutex};
 use support::law::{
     Case, FAMILIES, QUANTS, Stores, all_exact, logits, mixed_stores, rounded, slots, summed, with_seeds,
 };
-use support::{RATES, device_bytes, error, numbers, on_device};
+use support::{RATES, device_bytes, error, numbers, on_device, streaming, streaming_bytes};
 
 /// Has moves go one way, or the one that is taken where nothing was measured.
 fn one_way(device: &mut dyn Device, cache: &mut NeuronCache, seed: u64) {
@@ -313,11 +313,18 @@ fn neurons_and_matrices_of_several_types_obey_the_law() {
         halves_are_whole(&model, name, seed, Prng::new(seed));
         let layers = model.config.layers;
         let slots: Vec<usize> = (0..layers).map(|_| slots(&mut prng, model.config.ffn)).collect();
-        let budget = device_bytes(&model, &slots);
-        let faults = Faults { late: 0.2, lost: 0.05, reorder: prng.below(2) == 0, seed };
+        let budget = device_bytes(&model, &slots) + streaming_bytes(&model, 12);
+        // A chunk waits for what is copied for it, so none of that may be lost.
+        let streams = prng.below(2) == 0;
+        let lost = if streams { 0.0 } else { 0.05 };
+        let faults = Faults { late: 0.2, lost, reorder: prng.below(2) == 0, seed };
+        let budget = budget - if streams { 0 } else { streaming_bytes(&model, 12) };
         let device = Box::new(VirtualDevice::new(budget, RATES).with_faults(faults));
         // SAFETY: the engine drops its device's part before its model.
         let mut split = unsafe { on_device(&model, device, &slots) }.expect("the budget is what it takes");
+        if streams {
+            streaming(&mut split, &model, 12, [0.0, 0.4][prng.below(2) as usize]);
+        }
         assert_eq!((split.device.memory().used, split.device.memory().peak), (budget, budget));
         let begun = Arc::default();
         split.migrator = Some(Box::new(Restless { prng: Prng::new(seed ^ 0xab), most: 40, begun }));

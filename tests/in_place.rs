@@ -164,7 +164,7 @@ fn what_needs_no_neurons_packs_nothing() {
     assert_eq!(std::fs::read_dir(cache.path()).unwrap().count(), 0, "something was written");
     assert!(needs("llama.gguf", &|options| options.sparsity.predictor = "exact".parse().unwrap()));
     assert!(needs("relullama.gguf", &|_| ()));
-    assert!(needs("llama.gguf", &|options| options.model.quant = Some(dynamicinfer::formats::rows::Quant::F16)));
+    assert!(needs("llama.gguf", &|options| options.model.quant = Some(dynamicinfer::formats::rows::Quant::F16.into())));
 }
 
 /// A scale that is no number would turn every answer into noise: file, tensor and place are named, and nothing runs.

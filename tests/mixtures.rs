@@ -177,7 +177,7 @@ fn what_a_mixture_cannot_do_is_said_before_anything_is_written() {
         let mut predicted = options.clone();
         predicted.sparsity.predictor = "exact".parse().unwrap();
         usage(predicted.open_model(&Quiet), "mixture of experts");
-        let quantised = ModelOptions { quant: Some(Quant::Q8), ..ModelOptions::new(fixture(name)) };
+        let quantised = ModelOptions { quant: Some(Quant::Q8.into()), ..ModelOptions::new(fixture(name)) };
         usage(quantised.open(&Quiet), "--quant: a mixture of experts is read where it lies");
     }
     assert_eq!(std::fs::read_dir(cache.path()).unwrap().count(), 0, "something was written");

@@ -6,7 +6,7 @@ use super::settings_arg::chosen;
 use super::size;
 use super::sparsity_arg::SparsityArgs;
 use crate::error::{Error, Result};
-use crate::formats::rows::Quant;
+use crate::lab::pack::Types;
 use crate::model::NamedActivation;
 use crate::open::{DeviceOptions, EngineOptions, ModelOptions, RamOptions};
 use crate::settings::Settings;
@@ -17,9 +17,9 @@ pub struct LoaderArgs {
     /// Tokens of a prompt and its answer together [default: the model's, at most 4096]
     #[arg(short, long = "ctx-size", value_name = "N")]
     pub context: Option<u64>,
-    /// Type of the weights when a model has to be packed first: f32, f16, q8_0, q4_0, q4_k, q6_k and so on
+    /// Type of the weights when a model has to be packed first: f32, f16, q8_0, q4_0, q4_k, q6_k and so on, or a mix such as q4_k_m
     #[arg(long)]
-    pub quant: Option<Quant>,
+    pub quant: Option<Types>,
     /// Activation function of a model that does not say it, or says it wrong: relu, fatrelu(0.01), drelu, silu and so on
     #[arg(long, value_parser = parse_activation)]
     pub activation: Option<NamedActivation>,

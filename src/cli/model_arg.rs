@@ -4,7 +4,7 @@ use super::progress::{Progress, Unit, stoppable};
 use crate::cpu::{Isa, Prefill};
 use crate::engine::Engine;
 use crate::error::{Error, Result};
-use crate::formats::rows::Quant;
+use crate::lab::pack::Types;
 use crate::model::{KvType, Model, NamedActivation};
 use crate::open::{self, EngineOptions, Listener, ModelOptions, PackProgress, Packing, RamOptions};
 use crate::scheduler::Policy;
@@ -22,9 +22,9 @@ const PACKED_A_SECOND: u64 = 150 << 20;
 pub struct ModelArgs {
     /// A Hugging Face directory, a .gguf, a packed .neurons file, a name that `ls` lists, or `demo`
     pub model: PathBuf,
-    /// Type of the weights when the model has to be packed first: f32, f16, q8_0, q4_0, q4_k, q6_k and GGUF's other types [default: the model's own]
+    /// Type of the weights when the model has to be packed first: f32, f16, q8_0, q4_0, q4_k, q6_k and GGUF's other types, or a mix such as q4_k_m [default: the model's own]
     #[arg(long)]
-    pub quant: Option<Quant>,
+    pub quant: Option<Types>,
     /// Activation function of a model that does not say it, or says it wrong: relu, fatrelu(0.01), relu2, drelu (TurboSparse,
     /// Bamboo: relu of gate and up), silu, gelu
     #[arg(long, value_parser = parse_activation)]

@@ -5,6 +5,7 @@ use crate::cpu::sign;
 use crate::error::{Error, Result};
 use crate::formats::predictor_file::{self, PredictorFile};
 use crate::formats::rows::Quant;
+use crate::lab::pack::Types;
 use crate::lab::synth::{footprint, shape};
 use crate::model::{KvType, Model, ModelConfig, NamedActivation};
 use crate::open::artifacts::{self, Kind};
@@ -22,9 +23,9 @@ pub(super) struct SubjectArgs {
     /// experts, all used alike: qwen3-30b-a3b, gpt-oss-20b, gpt-oss-120b, mixtral-8x7b or smallthinker-21b
     #[arg(long, value_name = "NAME")]
     pub shape: Option<String>,
-    /// Type of the weights: f32, f16, q8_0, q4_k and so on [default: nearest to the model's; of a shape f16, a mixture's own 4 bits]
+    /// Type of the weights: f32, f16, q8_0, q4_k and so on, of a model also a mix such as q4_k_m [default: nearest to the model's; of a shape f16, a mixture's own 4 bits]
     #[arg(long)]
-    pub quant: Option<Quant>,
+    pub quant: Option<Types>,
     /// Activation function of a model that does not say it: relu, drelu, silu and so on, as of `pack`
     #[arg(long, value_parser = parse_activation, conflicts_with = "shape")]
     pub activation: Option<NamedActivation>,
@@ -34,6 +35,21 @@ pub(super) struct SubjectArgs {
     /// Predictors on the device: auto counts the trained ones, else signs, and none for models without ReLU
     #[arg(long, value_enum, ignore_case = true, default_value_t = PredictorArg::Auto)]
     pub predictor: PredictorArg,
+}
+
+impl SubjectArgs {
+    /// The type of a shape's weights.
+    ///
+    /// # Errors
+    /// [`Error::Usage`] for a mix: which of a shape's matrices has which type is not known.
+    pub fn quant_of_shape(&self) -> Result<Option<Quant>> {
+        let one = |types: Types| {
+            types
+                .one()
+                .ok_or_else(|| Error::Usage(format!("--quant {types}: a shape is planned with one type, such as q4_k")))
+        };
+        self.quant.map(one).transpose()
+    }
 }
 
 #[derive(clap::ValueEnum, Clone, Copy, PartialEq)]
@@ -68,7 +84,7 @@ const ACTIVE_SHARE: f64 = 0.1;
 pub(super) fn subject(args: &SubjectArgs) -> Result<Subject> {
     if let Some(name) = &args.shape {
         let config = shape(name)?;
-        let (_, quant) = footprint(name, args.quant, 1, KvType::F16)?;
+        let (_, quant) = footprint(name, args.quant_of_shape()?, 1, KvType::F16)?;
         let (counts, counted, active_share) = match config.form.experts {
             Some(e) => (
                 vec![vec![1; e.count]; config.layers],

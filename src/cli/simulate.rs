@@ -242,7 +242,8 @@ fn given(args: &Args) -> Result<Report> {
             (format!("{name} {quant}"), real)
         }
         (None, Some(model)) => {
-            let model = ModelArgs { model: model.clone(), quant: args.quant, activation: None }.open_for_device()?;
+            let model = ModelArgs { model: model.clone(), quant: args.quant.map(Into::into), activation: None }
+                .open_for_device()?;
             let real = Footprint::of_model(&model, CONTEXT, KvType::F16);
             (format!("{} {}", printable(&model.config.name), model.quant.name()), real)
         }

@@ -12,6 +12,7 @@ use crate::formats::rows::{self, GROUP, Quant};
 use crate::formats::{DType, TensorView, blocks};
 use crate::ids::{Permutation, PublishedId};
 use crate::lab::mix::Mix;
+use crate::model::Model;
 use crate::model::block::{self, BlockLayout};
 use crate::model::config::{Ffn, Norm, Positions};
 use crate::model::layer::Norms;
@@ -52,6 +53,16 @@ pub enum Types {
 impl From<Quant> for Types {
     fn from(quant: Quant) -> Types {
         Types::One(quant)
+    }
+}
+
+impl std::fmt::Display for Types {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Types::One(quant) => f.write_str(quant.name()),
+            Types::Own { down } => write!(f, "its own types with down as {}", down.name()),
+            Types::Mix(mix) => f.write_str(mix.name()),
+        }
     }
 }
 
@@ -111,6 +122,17 @@ impl Types {
                 Quant::F32 => Quant::F16,
                 own => own,
             },
+        })
+    }
+
+    /// Whether a packed model is of these types.
+    pub fn are_of(self, model: &Model) -> bool {
+        let Types::Mix(mix) = self else { return self.one() == Some(model.quant) };
+        model.layers.iter().enumerate().all(|(l, layer)| {
+            let values = layer.qkv.parts().last().expect("there are values").quant;
+            let found = [(Role::V, values), (Role::O, layer.o.quant), (Role::Down, layer.block().down().quant)];
+            let up = (Role::Up, layer.block().up().quant);
+            found.into_iter().chain([up]).all(|(role, quant)| mix.of(&model.config, role, l) == quant)
         })
     }
 

@@ -28,13 +28,14 @@ impl BlockPart {
 
 /// Why a device cannot compute neurons of these layouts, one for each layer, with rows of `hidden` numbers; `None` if it can.
 pub fn not_on_device(layouts: impl IntoIterator<Item = BlockLayout>, hidden: usize) -> Option<&'static str> {
-    let mut layouts = layouts.into_iter();
-    let first = layouts.next()?;
-    let [gate, up] = [first.gate_or_up(), first.up()].map(|part| part.quant.input() == Input::Floats);
-    let mixed = first.parts().iter().any(|part| part.quant != first.parts[0].quant);
-    if layouts.any(|layout| layout != first) {
-        Some("the types of its neurons differ from layer to layer")
-    } else if gate != up {
+    layouts.into_iter().find_map(|layout| not_in_a_slot(&layout, hidden))
+}
+
+/// Why a device cannot compute neurons of one layer's layout.
+fn not_in_a_slot(layout: &BlockLayout, hidden: usize) -> Option<&'static str> {
+    let [gate, up] = [layout.gate_or_up(), layout.up()].map(|part| part.quant.input() == Input::Floats);
+    let mixed = layout.parts().iter().any(|part| part.quant != layout.parts[0].quant);
+    if gate != up {
         Some("its gates take inputs as floats and its ups as int8, or the other way round")
     } else if mixed && !hidden.is_multiple_of(8) {
         Some("the rows of its neurons differ in type and are no multiple of 8 numbers long")

@@ -6,7 +6,6 @@ use super::{Listener, embedded};
 use crate::cpu::Kernels;
 use crate::error::{Error, Result, human_bytes, printable};
 use crate::formats::neuron_store::{EXTENSION, NeuronStore, SourceFile};
-use crate::formats::rows::Quant;
 use crate::hub;
 use crate::lab::fit::{self, Doubt};
 use crate::lab::pack::{PackOptions, Types, pack, packed_bytes};
@@ -24,8 +23,8 @@ const LONG_READ: u64 = 1 << 30;
 pub struct ModelOptions {
     /// A Hugging Face directory, a GGUF file, a packed `.neurons` file, or the name of a demo model that comes with the program.
     pub path: PathBuf,
-    /// Type of the packed weights; `None` takes the one nearest to the model's.
-    pub quant: Option<Quant>,
+    /// Types of the packed weights; `None` takes those nearest to the model's.
+    pub quant: Option<Types>,
     /// A device is to compute with it. A mix that a device cannot compute with is packed as q8_0 then.
     pub for_device: bool,
     /// Activation function of a model whose files do not name it, or name a wrong one; `None` takes the files'.
@@ -91,9 +90,9 @@ impl ModelOptions {
         let path = find(&self.path)?;
         if !path.is_dir() && NeuronStore::is_one(&path) {
             let model = Model::open(&path)?;
-            if let Some(quant) = self.quant.filter(|&q| q != model.quant) {
-                let why = format!("{} is packed as {}", path.display(), model.quant.name());
-                return Err(Error::Usage(format!("{why}, not {}; pack the original again", quant.name())));
+            if let Some(types) = self.quant.filter(|types| !types.are_of(&model)) {
+                let why = format!("{} is packed as {}", path.display(), model.types());
+                return Err(Error::Usage(format!("{why}, not {types}; pack the original again")));
             }
             return Ok(model);
         }
@@ -109,11 +108,11 @@ impl ModelOptions {
         }
         let natural = Types::natural(&source)?;
         let types = match self.quant {
-            Some(quant) => quant.into(),
+            Some(types) => types,
             None if self.for_device => Types::for_device(&source)?,
             None => natural,
         };
-        let store = self.cached(&path, if types == natural { None } else { types.one() })?;
+        let store = self.cached(&path, Some(types).filter(|&types| types != natural))?;
         let dir = store.parent().expect("the cache path has a directory");
         std::fs::create_dir_all(dir).map_err(Error::io("create", dir))?;
         let bytes = packed_bytes(&source, types)?;
@@ -184,9 +183,12 @@ impl ModelOptions {
     pub fn packed(&self, path: &Path, told: &dyn Listener) -> Result<Option<Model>> {
         // The store of the default type has no type in its key; it also serves those who ask for that type by name.
         let own = self.cached(path, None)?;
-        let serves = |quant| NeuronStore::open(&own).is_ok_and(|store| store.header.quant == quant);
+        let serves = |types: Types| {
+            let quant = NeuronStore::open(&own).map(|store| store.header.quant);
+            quant.is_ok_and(|quant| types.one() == Some(quant))
+        };
         let store = match self.quant {
-            Some(quant) if !serves(quant) => self.cached(path, self.quant)?,
+            Some(types) if !serves(types) => self.cached(path, self.quant)?,
             _ => own,
         };
         match self.up_to_date(&store, path, told)? {
@@ -257,7 +259,7 @@ impl ModelOptions {
     }
 
     /// Path of the packed form of `path` in the cache directory. The model's name in it is for people; the hash distinguishes models.
-    fn cached(&self, path: &Path, quant: Option<Quant>) -> Result<PathBuf> {
+    fn cached(&self, path: &Path, types: Option<Types>) -> Result<PathBuf> {
         let real = path.canonicalize().map_err(Error::io("resolve", path))?;
         let cache = crate::config::cache_dir().ok_or_else(|| {
             Error::Usage(
@@ -265,7 +267,12 @@ impl ModelOptions {
                     .into(),
             )
         })?;
-        let key = format!("{}|{:?}|{:?}", real.display(), quant, self.activation);
+        // As it was before there were mixes, so that what is packed is found.
+        let types = match types {
+            Some(Types::Mix(mix)) => format!("{mix:?}"),
+            types => format!("{:?}", types.and_then(Types::one)),
+        };
+        let key = format!("{}|{types}|{:?}", real.display(), self.activation);
         let name = hub::file_stem(path);
         let hash = xxhash_rust::xxh3::xxh3_64(key.as_bytes());
         Ok(cache.join("models").join(format!("{name}-{hash:016x}.{EXTENSION}")))

@@ -78,7 +78,7 @@ fn open_split(
         sync_us: machine.sync_us,
     };
     if model.has_neurons() {
-        split.stream(c, &model.layers[0], ChunkCosts::of(&rates, c, block_bytes), streamed_bytes(c))?;
+        split.stream(model, ChunkCosts::of(&rates, c, block_bytes), streamed_bytes(c))?;
     }
     split.reserved = split.device.reserve(elsewhere(model, plan, &split))?;
     Ok(split)

@@ -25,7 +25,7 @@ pub struct Footprint {
     pub ffn: usize,
     /// Of a mixture, how many experts a token uses; `None` where neurons are placed.
     pub experts_used: Option<usize>,
-    /// Bytes of one neuron block, or of one expert.
+    /// Bytes of one neuron block, or of one expert; of the largest where they differ from layer to layer.
     pub block_bytes: u64,
     /// Bytes of the query, key, value and output matrices of all layers, with all their norms and biases.
     pub attention_bytes: u64,
@@ -55,7 +55,7 @@ impl Footprint {
     pub fn of_model(model: &Model, context: usize, kv: KvType) -> Footprint {
         let layers = model.layers.iter();
         Footprint {
-            // Of experts in types that differ from layer to layer the largest: a plan that fits has room for them all.
+            // Where types differ from layer to layer, the largest: a plan that fits has room for them all.
             block_bytes: model.layers.iter().map(|l| l.ffn.cluster_bytes()).max().unwrap_or(0),
             attention_bytes: layers.flat_map(|l| l.qkv.parts().iter().chain([&l.o])).map(padded_bytes).sum::<u64>()
                 + small_bytes(&model.config),

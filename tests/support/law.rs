@@ -5,6 +5,7 @@ use dynamicinfer::cpu::{Isa, Kernels};
 use dynamicinfer::engine::{Choice, Engine, Logits, Observer, Seen, Sparsity};
 use dynamicinfer::formats::blocks::BlockType;
 use dynamicinfer::formats::rows::Quant;
+use dynamicinfer::lab::mix::Mix;
 use dynamicinfer::lab::pack::{PackOptions, Types, pack};
 use dynamicinfer::model::config::Activation;
 use dynamicinfer::model::source::Source;
@@ -206,22 +207,25 @@ pub fn summed(c: &ModelConfig, sizes: &[usize]) -> f32 {
     4.5 * (terms as f32).sqrt() * 2f32.powi(-24)
 }
 
-/// Stores of GGUF fixtures whose tensors keep their types, with `down` coded again as different ones, and their names.
+/// Stores of GGUF fixtures whose tensors keep their types, with `down` coded again as different ones, and of mixes, whose layers differ in
+/// the type of `down`; and their names.
 pub fn mixed_stores(dir: &Path) -> Vec<(String, PathBuf)> {
-    let block = Quant::Block;
+    let down = |quant| Types::Own { down: quant };
     let mixes = [
-        ("k256.q4_k_m", block(BlockType::Q5_K)),
-        ("k256.q6_k", block(BlockType::Q5_K)),
-        ("k256.q4_k_m", Quant::Q8),
-        ("k256.q6_k", block(BlockType::IQ4_XS)),
+        ("k256.q4_k_m", down(Quant::Block(BlockType::Q5_K))),
+        ("k256.q6_k", down(Quant::Block(BlockType::Q5_K))),
+        ("k256.q4_k_m", down(Quant::Q8)),
+        ("k256.q6_k", down(Quant::Block(BlockType::IQ4_XS))),
+        ("k256.q6_k", Types::Mix(Mix::Q4KM)),
+        ("k256.q6_k", Types::Mix(Mix::Q3KM)),
     ];
-    let store = |(file, down): (&str, Quant)| {
-        let name = format!("{file}, down as {}", down.name());
+    let store = |(file, types): (&str, Types)| {
+        let name = format!("{file} as {types}");
         let folders = Path::new(env!("CARGO_MANIFEST_DIR")).ancestors().map(|dir| dir.join("tests/fixtures/models"));
         let from = folders.map(|dir| dir.join(format!("{file}.gguf"))).find(|path| path.exists()).expect("a fixture");
         let source = Source::open(&from, Some(Activation::Relu.into())).unwrap();
-        let path = dir.join(format!("{file}-{}.neurons", down.name()));
-        let options = PackOptions { types: Types::Own { down }, orders: None };
+        let path = dir.join(format!("{file}-{}.neurons", types.to_string().replace(' ', "-")));
+        let options = PackOptions { types, orders: None };
         pack(&source, &path, &options, &|_, _| Ok(())).unwrap();
         (name, path)
     };

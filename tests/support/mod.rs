@@ -121,12 +121,17 @@ pub const ON_DEVICE: usize = 256;
 
 /// Lets a chunk's missing neurons be copied, `blocks` at once, and the CPU have about `cpu` of them, 0 to 1.
 pub fn streaming(split: &mut Split, model: &Model, blocks: usize, cpu: f64) {
-    let layer = &model.layers[0];
-    let bytes = 2 * blocks * layer.block().bytes();
+    let bytes = streaming_bytes(model, blocks);
     // The CPU has cpu / (1 - cpu) of what the link brings in the same time.
     let read_us = if cpu > 0.0 { (1.0 - cpu) / cpu } else { 1e12 };
     let costs = ChunkCosts { column_us: 0.0, read_us, link_us: 1.0, copy_us: 1.5, cross_us: 0.0, sync_us: 0.0 };
-    split.stream(&model.config, layer, costs, bytes as u64).unwrap();
+    split.stream(model, costs, bytes).unwrap();
+}
+
+/// What [`streaming`] takes of the device's memory, where `blocks` is a multiple of 4.
+pub fn streaming_bytes(model: &Model, blocks: usize) -> u64 {
+    let block = model.layers.iter().map(|layer| layer.block().bytes()).max().expect("there are layers");
+    (2 * blocks * block) as u64
 }
 
 /// A device's part of an engine on `model`, all slots free.

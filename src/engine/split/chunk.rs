@@ -11,6 +11,7 @@ use crate::engine::ffn::{self, Counts, Neurons, Work};
 use crate::engine::forward::Pass;
 use crate::engine::sparsity::Wanted;
 use crate::ids::StoreId;
+use crate::model::Model;
 use crate::model::config::ModelConfig;
 use crate::model::weights::Layer;
 
@@ -51,8 +52,9 @@ impl Split {
     ///
     /// # Errors
     /// The device has no room.
-    pub fn stream(&mut self, c: &ModelConfig, layer: &Layer, costs: ChunkCosts, bytes: u64) -> Result<(), OutOfMemory> {
-        let block = layer.block().bytes();
+    pub fn stream(&mut self, model: &Model, costs: ChunkCosts, bytes: u64) -> Result<(), OutOfMemory> {
+        let c = &model.config;
+        let block = model.layers.iter().map(|layer| layer.block().bytes()).max().expect("a model has layers");
         let half = (bytes as usize / 2 / block).min(c.ffn).min(SLOTS_AT_ONCE) / 4 * 4;
         if half == 0 {
             return Ok(());
@@ -165,7 +167,8 @@ impl Split {
             let (half, here, device) = (s.turn % 2, s.half.min(count - first), &mut self.device);
             s.turn += 1;
             device.wait(Stream::Copy, s.done[half]);
-            let (start, mut filled) = ((half * s.half * block) as u64, 0);
+            // By the memory and not by this layer's blocks: a layer whose blocks are larger may still be computed from the other half.
+            let (start, mut filled) = (half as u64 * (s.scratch.bytes / 2), 0);
             while filled < here {
                 let now = (self.runs[run].len - sent).min(here - filled);
                 let from = layer.neurons().ptr(self.runs[run].first + sent);

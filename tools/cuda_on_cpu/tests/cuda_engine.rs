@@ -106,7 +106,7 @@ fn run(seed: u64, sizes: &[usize], barrier: bool, graphs: bool) -> (Vec<f32>, Ve
     let family = FAMILIES[prng.below(FAMILIES.len() as u64) as usize];
     let mixed = MIXED.contains(&seed);
     let path = match mixed {
-        true => mixed_stores(dir.path()).swap_remove(seed as usize % 4).1,
+        true => mixed_stores(dir.path()).swap_remove(seed as usize % 6).1,
         false => packed(dir.path(), family, quant),
     };
     let model = Model::open(&path).unwrap();
