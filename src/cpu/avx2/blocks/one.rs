@@ -94,7 +94,15 @@ unsafe fn products<T: Source>(
             if K * 64 < T::SPAN / 8 * eighths {
                 prefetch(at.wrapping_add(K * 64 + ahead));
             }
-            if K.is_multiple_of(2) && K < eighths {
+            if T::SIGNED {
+                if K < eighths {
+                    // Two products of codes' sizes with inputs that take their signs fit in 16 bits: 2 * 128 * 127.
+                    let (w, v) = (T::codes(at, K), _mm256_loadu_si256(codes.add(K * 32).cast()));
+                    let pairs = _mm256_maddubs_epi16(_mm256_abs_epi8(w), _mm256_sign_epi8(v, w));
+                    let dot = _mm256_cvtepi32_ps(_mm256_madd_epi16(pairs, ones));
+                    sums[K % 2] = _mm256_fmadd_ps(dot, _mm256_set1_ps(slots[SLOTS[K]]), sums[K % 2]);
+                }
+            } else if K.is_multiple_of(2) && K < eighths {
                 let w = [T::codes(at, K), T::codes(at, there(K + 1, last))];
                 let v =
                     [_mm256_loadu_si256(codes.add(K * 32).cast()), _mm256_loadu_si256(codes.add(K * 32 + 32).cast())];
