@@ -147,6 +147,7 @@ const MODULES: [(&str, &[&str]); 31] = [
             "config",
             "cpu",
             "device",
+            "disk",
             "engine",
             "error",
             "formats",

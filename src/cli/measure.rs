@@ -1,3 +1,5 @@
+mod disk;
+
 use super::machine_arg;
 use crate::clock;
 use crate::config::{ProcessorTime, processor_time};
@@ -20,6 +22,10 @@ pub struct Args {
     /// Thread counts to measure [default: 1 and one per core]
     #[arg(short, long, value_delimiter = ',')]
     threads: Vec<usize>,
+    /// Measure the disk that this file lies on instead: reads of several lengths with so many under way, at places all over the file, and
+    /// what reading a neuron in two parts would take. A file much larger than 100 MB, such as a model
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["threads", "save"])]
+    disk: Option<PathBuf>,
     /// Write a machine profile: a name, or a .toml file
     #[arg(long, value_name = "NAME")]
     save: Option<PathBuf>,
@@ -44,6 +50,9 @@ pub struct Args {
 }
 
 pub fn run(args: Args) -> Result<()> {
+    if let Some(file) = &args.disk {
+        return disk::run(file, args.json);
+    }
     let mut threads = args.threads;
     if threads.is_empty() {
         threads = vec![1, crate::config::default_threads()];

@@ -79,10 +79,20 @@ fn at_once(bytes: usize) -> usize {
 
 /// Memory for reads of up to so many bytes, and where in it they may begin.
 fn memory(disk: &dyn Disk, bytes: usize) -> (Vec<u8>, *mut u8) {
-    let all = (AT_ONCE * bytes).min(BYTES_AT_ONCE);
-    let mut memory = vec![0u8; all + disk.align()];
+    aligned(disk, (AT_ONCE * bytes).min(BYTES_AT_ONCE))
+}
+
+/// Memory that holds so many bytes from an address on at which the disk's reads may begin; that address.
+pub(super) fn aligned(disk: &dyn Disk, bytes: usize) -> (Vec<u8>, *mut u8) {
+    let mut memory = vec![0u8; bytes + disk.align()];
     let start = memory.as_mut_ptr().wrapping_add(memory.as_ptr().align_offset(disk.align()));
     (memory, start)
+}
+
+/// Where read number `number` of so many bytes lies: spread by the golden ratio, so that neighbours in time lie apart.
+pub(super) fn place_of((first, span): (u64, u64), bytes: usize, align: usize, number: usize) -> u64 {
+    let offset = first + (number as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15) % (span - bytes as u64);
+    offset / align as u64 * align as u64
 }
 
 /// The least of some measurements, as what else runs on the machine only makes reads slower.
@@ -96,20 +106,17 @@ fn least(disk: &mut dyn Disk, memory: *mut u8, place: (u64, u64), bytes: usize) 
 }
 
 /// Microseconds that each of some reads of so many bytes took, and those that this thread computed for it.
-fn timed(disk: &mut dyn Disk, memory: *mut u8, (first, span): (u64, u64), bytes: usize) -> Option<(f64, f64)> {
+fn timed(disk: &mut dyn Disk, memory: *mut u8, place: (u64, u64), bytes: usize) -> Option<(f64, f64)> {
     let at_once = at_once(bytes);
     let reads = 4 * at_once;
-    let align = disk.align() as u64;
     let (begin, computed) = (clock::now(), clock::computed());
     let (mut asked, mut ended, mut failed) = (0, 0, false);
     while ended < reads {
         // Each place in flight is that of a number modulo their count: the reads of a batch have all ended when the next begins.
         let count = at_once.min(reads - asked);
         let read = |i: usize| {
-            let number = asked + i;
-            // Spread by the golden ratio, so that neighbours in time lie apart.
-            let offset = first + (number as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15) % (span - bytes as u64);
-            Read { number: number as u32, offset: offset / align * align, bytes, into: memory.wrapping_add(i * bytes) }
+            let (number, into) = (asked + i, memory.wrapping_add(i * bytes));
+            Read { number: number as u32, offset: place_of(place, bytes, disk.align(), number), bytes, into }
         };
         let batch: Vec<Read> = (0..count).map(read).collect();
         // SAFETY: each has its own part of the memory, which is there until all have ended.

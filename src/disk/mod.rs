@@ -4,11 +4,13 @@
 //! says what it took instead. [`VirtualDisk`] stands in for one in tests: its reads end in any order, late, short or not at all.
 
 mod cost;
+mod curve;
 mod threads;
 mod uring;
 mod virtual_disk;
 
 pub use cost::DiskCosts;
+pub use curve::{DiskRate, TwoParts, curve, two_parts};
 pub use threads::ReadThreads;
 pub use uring::Uring;
 pub use virtual_disk::{Faults, VirtualDisk};
