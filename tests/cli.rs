@@ -468,6 +468,55 @@ fn a_model_is_packed_once_and_again_when_it_changed() {
     assert!(refused.err.contains("not q4_0; pack the original again"), "{}", refused.err);
 }
 
+/// The disk of a file is measured, and how neurons are better read; a file that is too short says nothing.
+#[test]
+fn a_disk_is_measured_by_a_file_on_it() {
+    let place = Place::new();
+    let long = place.file("long", &vec![7; 12 << 20]);
+    let measured = place.run(&["measure", "--disk", &long, "--json"]);
+    assert_eq!(measured.code, 0, "{}", measured.err);
+    let measured: Json = serde_json::from_str(&measured.out).unwrap();
+    let rates = measured["rates"].as_array().unwrap();
+    assert!(rates.len() > 12 && rates.iter().all(|rate| rate["gb_s"].as_f64().unwrap() > 0.0), "{measured}");
+    let of_parts = measured["two_parts"].as_array().unwrap();
+    assert!(of_parts.iter().all(|of| of["times"]["parts_us"].as_f64().unwrap() > 0.0), "{measured}");
+    let table = place.run(&["measure", "--disk", &long]);
+    assert!(
+        table.code == 0 && table.out.contains("128 at once") && table.out.contains("in two parts"),
+        "{}",
+        table.out
+    );
+    assert!(table.out.lines().all(|line| line.chars().count() <= 80), "{}", table.out);
+    let short = place.run(&["measure", "--disk", &place.file("short", &[7; 5000])]);
+    assert!(short.code == 2 && short.err.contains("too short"), "{}", short.err);
+}
+
+/// A mix is packed by whoever runs it, as one type is; its layers' neurons differ in size, and a device has slots for them.
+#[test]
+fn a_mix_is_packed_once_by_whoever_runs_it_and_runs_with_a_device() {
+    let place = Place::new();
+    std::fs::copy(fixture("k256.q6_k.gguf"), place.path().join("model.gguf")).unwrap();
+    let ids = place.file("ids.json", serde_json::to_string(&(3..43).collect::<Vec<u32>>()).unwrap().as_bytes());
+    let eval = |model: &str, more: &[&str]| {
+        place.run(&[&["eval", model, "--activation", "relu", "--token-ids", &ids, "--json"][..], more].concat())
+    };
+    let nll = |said: &Done| {
+        assert_eq!(said.code, 0, "{}", said.err);
+        serde_json::from_str::<Json>(&said.out).unwrap()["nll"].as_f64().unwrap()
+    };
+    let first = eval("model.gguf", &["--quant", "Q4_K_M"]);
+    let again = eval("model.gguf", &["--quant", "q4_k_m"]);
+    assert_eq!((nll(&again), again.err.as_str()), (nll(&first), ""));
+    let [store] = &place.stores()[..] else { panic!("{:?}", place.stores()) };
+    let packed = store.to_str().unwrap();
+    assert_eq!(nll(&eval(packed, &["--quant", "q4_k_m"])), nll(&first));
+    let refused = eval(packed, &["--quant", "q5_k_m"]);
+    assert!(refused.code == 2 && refused.err.contains("not q5_k_m; pack the original again"), "{}", refused.err);
+    let on_device = eval("model.gguf", &["--quant", "q4_k_m", "--device", "virtual", "--ffn-share", "0.5"]);
+    assert!((nll(&on_device) - nll(&first)).abs() < 1e-3, "{} {}", nll(&on_device), nll(&first));
+    assert_eq!(place.stores().len(), 1);
+}
+
 #[test]
 fn the_demo_is_found_in_the_assets() {
     let place = Place::new();

@@ -1,6 +1,7 @@
 mod form;
 
 use super::device_arg::DeviceArgs;
+use super::eval::tokens_of;
 use super::model_arg::{EngineArgs, ModelArgs, Terminal};
 use super::progress::{Progress, Unit, stoppable};
 use super::sparsity_arg::SparsityArgs;
@@ -12,6 +13,7 @@ use crate::open::report::{DeviceReport, report};
 use crate::open::{EngineOptions, Opened, open};
 use parking_lot::Mutex;
 use serde::Serialize;
+use std::path::PathBuf;
 use std::sync::Arc;
 
 /// Measure prefill and decode speed beside what memory allows
@@ -20,7 +22,7 @@ use std::sync::Arc;
 /// warm-up; tokenising and sampling are left out. GB/s are the weight bytes that a token must read, without keys and values, over the
 /// median time between tokens; the share is of the best read of 2 GiB (where so much is not free: of the model) with the same threads just
 /// before and after. Decode computes the neurons that `run` would, with the same --predictor; computed share and recall are of random
-/// tokens, as the timed ones were. Ctrl-C ends it at once; the rows that are measured by then are printed.
+/// tokens, as the timed ones were, or with --text of a text's. Ctrl-C ends it at once; the rows that are measured by then are printed.
 #[derive(clap::Args)]
 pub struct Args {
     #[command(flatten)]
@@ -40,6 +42,10 @@ pub struct Args {
     /// Repeats
     #[arg(short, long, default_value_t = 5)]
     repetitions: usize,
+    /// Take the tokens of this text, one after the other, instead of random ones: which neurons or experts are needed, and so what is
+    /// found in memory, is then as on your texts
+    #[arg(long, value_name = "FILE")]
+    text: Option<PathBuf>,
     /// Form of the result
     #[arg(short, long, value_enum, default_value_t = Output::Table)]
     output: Output,
@@ -77,13 +83,14 @@ pub fn run(args: Args) -> Result<()> {
     if let Some(n) = args.sequences.iter().find(|n| !(1..=MAX_COLUMNS).contains(*n)) {
         return Err(Error::Usage(format!("--sequences {n}: take 1 to {MAX_COLUMNS} at once")));
     }
-    let options = BenchOptions {
+    let mut options = BenchOptions {
         prompt: args.n_prompt,
         generate: args.n_gen,
         sequences: args.sequences,
         depths: args.n_depth,
         repeats: args.repetitions,
         kv: args.engine.kv(),
+        text: None,
     };
     let engine = EngineOptions {
         context: Some(options.context()),
@@ -94,6 +101,7 @@ pub fn run(args: Args) -> Result<()> {
         ..args.engine.options(&args.model)
     };
     let Opened { mut engine, .. } = open(&engine, &Terminal)?;
+    options.text = args.text.as_deref().map(|file| tokens_of(&engine.model, file)).transpose()?;
     args.trace.begin(&mut engine)?;
     let progress = Progress::new("measuring", Unit::Tokens);
     let measured = Arc::new(Mutex::new(Vec::new()));

@@ -3,9 +3,10 @@ use super::model_arg::{EngineArgs, ModelArgs, Terminal};
 use super::progress::{Progress, Unit};
 use super::sparsity_arg::SparsityArgs;
 use crate::engine::Engine;
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, printable};
 use crate::lab::audit::Shares;
 use crate::lab::evaluate::{Likelihood, LogitsFile, Windows, choices, likelihood, read_questions};
+use crate::model::Model;
 use crate::model::source::read_json;
 use crate::open::report::{DeviceReport, report};
 use crate::open::{EngineOptions, Opened, open};
@@ -179,6 +180,16 @@ struct Scored {
     result: Likelihood,
     #[serde(flatten, skip_serializing_if = "Option::is_none")]
     device: Option<DeviceReport>,
+}
+
+/// The tokens of a text that the user named, one at least.
+pub fn tokens_of(model: &Model, file: &Path) -> Result<Vec<u32>> {
+    let tokenizer = Tokenizer::new(model.tokenizer()?, model.path())?;
+    let tokens = tokenizer.encode_prompt(&read_text(file)?, Special::AsText)?;
+    if tokens.is_empty() {
+        return Err(Error::Usage(format!("--text {}: there is nothing in it", printable(&file.to_string_lossy()))));
+    }
+    Ok(tokens)
 }
 
 /// A text that the user named.

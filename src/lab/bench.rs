@@ -10,6 +10,7 @@ use crate::interrupt;
 use crate::model::config::Ffn;
 use crate::model::{FfnWeights, KvCache, KvType, Matrix};
 use crate::predictor::Kind;
+use crate::prng::Prng;
 use serde::Serialize;
 
 /// What to measure: one row for each prompt or decode length, number of sequences and depth.
@@ -26,6 +27,38 @@ pub struct BenchOptions {
     pub repeats: usize,
     /// Type in which keys and values are stored.
     pub kv: KvType,
+    /// Tokens of a text, which are read in order, from the beginning again after the last, so that each repeat goes on where the one
+    /// before ended; `None` draws them at random.
+    pub text: Option<Vec<u32>>,
+}
+
+/// The tokens that are run.
+enum Tokens<'a> {
+    Random { prng: Prng, vocab: u64 },
+    Text { ids: &'a [u32], next: usize },
+}
+
+impl<'a> Tokens<'a> {
+    fn new(text: Option<&'a [u32]>, vocab: usize, seed: u64) -> Tokens<'a> {
+        match text {
+            Some(ids) => Tokens::Text { ids, next: 0 },
+            None => Tokens::Random { prng: Prng::new(seed), vocab: vocab as u64 },
+        }
+    }
+
+    fn next(&mut self) -> u32 {
+        match self {
+            Tokens::Random { prng, vocab } => prng.below(*vocab) as u32,
+            Tokens::Text { ids, next } => {
+                *next += 1;
+                ids[(*next - 1) % ids.len()]
+            }
+        }
+    }
+
+    fn take(&mut self, n: usize) -> Vec<u32> {
+        (0..n).map(|_| self.next()).collect()
+    }
 }
 
 /// What one row measures.
@@ -120,7 +153,7 @@ pub struct BenchRow {
     pub predictor: String,
     /// Computed / all neurons, over the timed tokens; decode only.
     pub computed_share: Option<f64>,
-    /// Truly active / all neurons, on random tokens run after the timing; decode only.
+    /// Truly active / all neurons, on random tokens or the first of a text, run after the timing; decode only.
     pub active_share: Option<f64>,
     /// Active and computed / active neurons, on the same tokens as `active_share`; decode only.
     pub recall: Option<f64>,
@@ -249,7 +282,7 @@ pub fn speed(
             row.share_of_unit = row.prefill_gops.zip(row.unit_gops).map(|(rate, unit)| rate / unit);
         }
         if test.generate > 0 {
-            let shares = audit(engine, options.kv)?;
+            let shares = audit(engine, options)?;
             row.active_share = Some(shares.active_share);
             row.recall = Some(shares.recall);
             row.precision = Some(shares.precision);
@@ -302,13 +335,11 @@ fn run(
     options: &BenchOptions,
     step: &dyn Fn(u64) -> Result<()>,
 ) -> Result<Vec<Vec<u64>>> {
-    let vocab = engine.model.config.vocab as u64;
-    let mut rng = crate::prng::Prng::new(1);
+    let mut tokens = Tokens::new(options.text.as_deref(), engine.model.config.vocab, 1);
     let context = test.depth + test.prompt + test.generate;
     let mut session = Session::new(engine, context, options.kv)?;
-    let mut draw = |n: usize| -> Vec<u32> { (0..n).map(|_| rng.below(vocab) as u32).collect() };
     if test.depth > 0 {
-        session.append(engine, &draw(test.depth), |done| step(done as u64))?;
+        session.append(engine, &tokens.take(test.depth), |done| step(done as u64))?;
     }
     // All sequences begin with the same tokens; each has its own copy of their keys and values.
     let cache = |_| {
@@ -324,16 +355,16 @@ fn run(
         let done = test.tokens(repeat) - test.tokens(0) + test.depth as u64;
         if test.prompt > 0 {
             session.truncate(test.depth);
-            let tokens = draw(test.prompt);
+            let prompt = tokens.take(test.prompt);
             let start = clock::now();
-            session.append(engine, &tokens, |_| interrupt::check())?;
+            session.append(engine, &prompt, |_| interrupt::check())?;
             steps.push(start.elapsed().as_nanos() as u64);
             step(done)?;
         }
         caches.iter_mut().for_each(|cache| cache.truncate(test.depth));
         for _ in 0..if repeat == 0 { test.generate.min(4) } else { test.generate } {
             let column = |(sequence, token)| BatchToken { sequence, token };
-            let columns: Vec<BatchToken> = draw(test.sequences).into_iter().enumerate().map(column).collect();
+            let columns: Vec<BatchToken> = tokens.take(test.sequences).into_iter().enumerate().map(column).collect();
             let start = clock::now();
             engine.forward_batch(&mut caches, &columns, Logits::All);
             engine.check()?;
@@ -349,18 +380,17 @@ fn run(
     Ok(repeats)
 }
 
-/// Recall and precision of the predictors on random tokens like those that were timed.
-fn audit(engine: &mut Engine, kv: KvType) -> Result<Shares> {
+/// Recall and precision of the predictors on tokens like those that were timed.
+fn audit(engine: &mut Engine, options: &BenchOptions) -> Result<Shares> {
     const TOKENS: usize = 64;
     // Each of them reads the whole model, from disk if it is there.
     let tokens = if engine.cached.is_some() { TOKENS / 16 } else { TOKENS };
-    let mut rng = crate::prng::Prng::new(2);
-    let mut session = Session::new(engine, tokens, kv)?;
+    let mut drawn = Tokens::new(options.text.as_deref(), engine.model.config.vocab, 2);
+    let mut session = Session::new(engine, tokens, options.kv)?;
     let mut audit = Audit::new(&engine.model.config, engine.sparsity().activation_thresholds().to_vec());
     for _ in 0..tokens {
         interrupt::check()?;
-        let token = rng.below(engine.model.config.vocab as u64) as u32;
-        engine.forward_observed(&mut session.kv, &[token], Logits::None, &mut audit);
+        engine.forward_observed(&mut session.kv, &[drawn.next()], Logits::None, &mut audit);
         engine.check()?;
     }
     Ok(audit.shares().0)

@@ -74,8 +74,8 @@ struct OfEngine {
     n_gen: usize,
     /// Sequences decoded at once, 1 or more.
     sequences: usize,
-    /// A file, or one below `assets`.
-    text: PathBuf,
+    /// A file, or one below `assets`; `bench` draws tokens at random without one, `evaluate` takes [`TEXT`].
+    text: Option<PathBuf>,
     /// Tokens of the text.
     tokens: usize,
     choices: Option<PathBuf>,
@@ -138,7 +138,7 @@ fn of_engine(settings: &[(String, Value)]) -> Result<OfEngine> {
         n_prompt: f.get("n_prompt")?.unwrap_or(0),
         n_gen: f.get("n_gen")?.unwrap_or(GENERATED),
         sequences: f.read("sequences", sequences)?.unwrap_or(1),
-        text: f.get("text")?.unwrap_or_else(|| TEXT.into()),
+        text: f.get("text")?,
         tokens: f.get("tokens")?.unwrap_or(TOKENS),
         choices: f.get("choices")?,
         context: f.get("ctx_size")?.unwrap_or(256),
@@ -342,13 +342,21 @@ fn device(engine: &Engine, metrics: &mut Metrics) {
     put(metrics, "budget_bytes", report.budget_bytes as f64);
 }
 
+/// What the cache in host memory has room for.
+fn held(engine: &Engine, metrics: &mut Metrics) {
+    if let Some(cached) = &engine.cached {
+        let (frames, all) = cached.cache.frames();
+        put(metrics, "held_share", frames as f64 / all as f64);
+    }
+}
+
 /// What the cache in host memory did since the engine was made.
 fn memory(engine: &mut Engine, metrics: &mut Metrics) {
+    held(engine, metrics);
     let tokens = engine.report.tokens.max(1) as f64;
     let Some(cached) = &mut engine.cached else { return };
-    let (counts, (frames, all)) = (cached.cache.counts(), cached.cache.frames());
+    let counts = cached.cache.counts();
     let needed = (counts.hits + counts.misses + counts.early).max(1) as f64;
-    put(metrics, "held_share", frames as f64 / all as f64);
     put(metrics, "memory_share", counts.hits as f64 / needed);
     put(metrics, "early_share", counts.early as f64 / needed);
     // What is compared with the dense model, or has a prompt, reads all neurons besides.
@@ -370,6 +378,7 @@ fn bench(settings: &[(String, Value)], metrics: &mut Metrics) -> Result<()> {
         sequences: vec![args.sequences],
         depths: vec![0],
         kv: args.options.kv,
+        text: args.text.as_deref().map(|text| eval::tokens_of(&engine.model, &asset(text))).transpose()?,
     };
     // Shares of the machine's rate are not asked for; it is in run.json.
     let unknown = ReadBandwidth { threads: engine.threads(), gb_per_s: f64::NAN, worst_gb_per_s: f64::NAN };
@@ -399,9 +408,17 @@ fn bench(settings: &[(String, Value)], metrics: &mut Metrics) -> Result<()> {
             }
         }
         put(metrics, "read_bytes_per_token", row.bytes_per_token.map(|n| n as f64));
+        // Of the timed tokens alone: what is compared with the dense model behind them reads all neurons.
+        if let Some(disk) = row.disk {
+            put(metrics, "memory_share", disk.hit_share);
+            put(metrics, "early_share", disk.early_share);
+            put(metrics, "disk_reads_per_token", disk.reads_per_token);
+            put(metrics, "disk_bytes_per_token", disk.bytes_per_token as f64);
+            put(metrics, "disk_wait_ms", real.then_some(disk.wait_ms));
+        }
     }
     device(&engine, metrics);
-    memory(&mut engine, metrics);
+    held(&engine, metrics);
     Ok(())
 }
 
@@ -415,7 +432,8 @@ fn evaluate(settings: &[(String, Value)], metrics: &mut Metrics) -> Result<()> {
     let args = of_engine(settings)?;
     let mut engine = engine(&args, Method::Evaluate)?;
     let tokenizer = Tokenizer::new(engine.model.tokenizer()?, engine.model.path())?;
-    let mut tokens = tokenizer.encode_prompt(&eval::read_text(&asset(&args.text))?, Special::AsText)?;
+    let text = args.text.as_deref().unwrap_or(Path::new(TEXT));
+    let mut tokens = tokenizer.encode_prompt(&eval::read_text(&asset(text))?, Special::AsText)?;
     tokens.truncate(args.tokens);
     let windows = Windows { context: args.context, prompt: args.prompt, kv: args.options.kv };
     let result = likelihood(&mut engine, &tokens, Some(&tokenizer), windows, None, |_, _| ())?;

@@ -36,7 +36,7 @@ pub struct Words {
 }
 
 /// Settings and figures whose names do not say enough. What is not here is said by its name, and its unit by the name's end.
-const KNOWN: [(&str, &str, Unit); 63] = [
+const KNOWN: [(&str, &str, Unit); 65] = [
     ("accuracy", "questions answered rightly", Unit::Share),
     ("accuracy_per_byte", "questions answered rightly, by likelihood a byte", Unit::Share),
     ("active", "active neurons of the made-up trace", Unit::Share),
@@ -52,6 +52,7 @@ const KNOWN: [(&str, &str, Unit); 63] = [
     ("device_ffn_ms", "a token's FFNs on the card", Unit::Of("ms")),
     ("disk_bytes_per_token", "bytes read from disk a token", Unit::Bytes),
     ("disk_reads_per_token", "reads from disk a token", Unit::Of("")),
+    ("disk_wait_ms", "waiting for reads, of a token", Unit::Of("ms")),
     ("early_share", "needed neurons that were asked for ahead", Unit::Share),
     ("ffn_ms", "FFN, of a token", Unit::Of("ms")),
     ("ffn_share", "share of the FFN's neurons that the device has room for", Unit::Share),
@@ -80,6 +81,7 @@ const KNOWN: [(&str, &str, Unit); 63] = [
     ("prompt_ms", "time of the prompt", Unit::Of("ms")),
     ("prompt_tokens_per_s", "prompt", Unit::Of("tokens/s")),
     ("questions", "questions", Unit::Of("")),
+    ("ram_lookahead", "layers ahead for which neurons are asked for", Unit::Of("")),
     ("ram_share", "memory, from the least that works to room for all neurons", Unit::Share),
     ("ram_without", "part that is done without", Unit::Of("")),
     ("read_bytes_per_token", "bytes read from memory a token", Unit::Bytes),
