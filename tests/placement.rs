@@ -680,6 +680,17 @@ fn a_plan_of_memory_and_disk_is_what_the_program_runs_with() {
     assert!(misses.windows(2).all(|pair| pair[1] <= pair[0] + 0.02), "{misses:?}");
     assert!(misses[0] > 0.5 && misses[misses.len() - 1] == 0.0, "{misses:?}");
 
+    // Of a text that was recorded the neurons are those of its tokens. With one letter it is always the same tenth, of which nothing is missing
+    // once it is there, where a drawn token always misses some.
+    std::fs::write(place.path().join("a.txt"), "a".repeat(150)).unwrap();
+    let (code, _, err) = run(&["record", "m.neurons", "--text", "a.txt", "-o", "a.trace"]);
+    assert_eq!(code, 0, "{err}");
+    let recorded = plan(&["--ram", &between.to_string(), "--trace", "a.trace"]);
+    let missing = |plan: &serde_json::Value| plan["plan"]["miss"].as_f64().unwrap();
+    assert!(missing(&recorded) < 0.8 * missing(&planned), "{recorded}, {planned}");
+    let (code, _, err) = run(&["plan", "demo", "--ram", "1GiB", "--trace", "a.trace"]);
+    assert!(code == 2 && err.contains("it is of another model"), "{err}");
+
     // Without a predictor all neurons come from disk, whatever the memory, until all of them fit.
     let dense = plan(&["--ram", &between.to_string(), "--predictor", "none"]);
     assert_eq!(dense["plan"]["miss"], 1.0);

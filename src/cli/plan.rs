@@ -15,6 +15,7 @@ use crate::open::pinnable;
 use crate::placement::estimate::{Bound, Estimate, Reads, estimate};
 use crate::placement::memory_plan::{Footprint, KvPlace, PartName, Plan, Request, plan};
 use crate::placement::policy;
+use crate::scheduler::Policy;
 use bytemuck::allocation::TransparentWrapperAlloc;
 use comfy_table::{CellAlignment, Table};
 use std::path::{Path, PathBuf};
@@ -79,6 +80,12 @@ pub struct Args {
     /// Solve it as an integer programme too, for at most these many seconds, and compare
     #[arg(long, value_name = "SECONDS", allow_negative_numbers = true)]
     ilp: Option<f64>,
+    /// Without --vram: tokens that `record` wrote down of this model on a text of yours, in place of ones drawn by the profile
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["vram", "ffn_share", "shape"])]
+    trace: Option<PathBuf>,
+    /// Which neurons stay in memory where not all fit, as of `bench`
+    #[arg(long, hide = true, value_name = "POLICY")]
+    ram_policy: Option<Policy>,
     /// Machine-readable
     #[arg(long)]
     json: bool,
@@ -119,7 +126,7 @@ pub fn run(args: Args) -> Result<()> {
     let kv = args.kv.kv();
     let footprint = match (&subject.model, &args.what.shape) {
         (Some(model), _) => Footprint::of_model(model, context, kv),
-        (None, name) => footprint(name.as_deref().unwrap_or_default(), args.what.quant, context, kv)?.0,
+        (None, name) => footprint(name.as_deref().unwrap_or_default(), args.what.quant_of_shape()?, context, kv)?.0,
     };
     let on_device = args.vram.is_some() || args.ffn_share.is_some();
     let prediction = prediction(&subject, args.what.predictor, on_device)?;
@@ -183,6 +190,8 @@ fn without_device(args: &Args, subject: &Subject, prediction: &Prediction, conte
         kv,
         parallel: args.parallel,
         json: args.json,
+        policy: args.ram_policy,
+        trace: args.trace.as_deref(),
     };
     plan_ram::run(&asked, subject, prediction)
 }

@@ -3,10 +3,12 @@
 use super::human_bytes;
 use super::plan_subject::{Prediction, Subject};
 use crate::error::{Error, Result, printable};
+use crate::formats::trace_file::TraceFile;
 use crate::lab::measure::{QUICK_BYTES, ReadBuffer};
-use crate::model::KvType;
+use crate::model::{KvType, Model};
 use crate::open::{RamAnswer, RamQuestion, ram_plan, too_little};
 use crate::placement::disk_plan::{Bound, DiskLimits, DiskMachine, DiskPlan, DiskPoint};
+use crate::scheduler::Policy;
 use comfy_table::{CellAlignment, Table};
 use std::path::Path;
 
@@ -33,6 +35,24 @@ pub(super) struct Asked<'a> {
     pub parallel: usize,
     /// Machine-readable.
     pub json: bool,
+    /// Who stays in memory, where that is not to be what `run` does by itself.
+    pub policy: Option<Policy>,
+    /// Tokens that were recorded, in place of drawn ones.
+    pub trace: Option<&'a Path>,
+}
+
+/// A trace of this model.
+fn recorded(model: &Model, path: &Path) -> Result<TraceFile> {
+    let trace = TraceFile::open(path)?;
+    let (of, layers, ffn) = (trace.header(), model.config.layers, model.config.clusters());
+    if of.fingerprint == model.fingerprint() && (of.layers, of.ffn) == (layers, ffn) {
+        return Ok(trace);
+    }
+    Err(Error::Usage(format!(
+        "--trace {}: it is of another model ({}); record this one: dynamicinfer record MODEL --text FILE -o FILE.trace",
+        printable(&path.to_string_lossy()),
+        printable(&of.model)
+    )))
 }
 
 /// Plans for the memory and the speed that are asked for, and prints it.
@@ -53,6 +73,7 @@ pub(super) fn run(asked: &Asked<'_>, subject: &Subject, prediction: &Prediction)
     if !(1..=1024).contains(&threads) {
         return Err(Error::Usage(format!("--threads {threads}: take 1 to 1024")));
     }
+    let trace = asked.trace.map(|path| recorded(model, path)).transpose()?;
     let memory = ReadBuffer::new(QUICK_BYTES, crate::config::available_memory())?;
     let bytes_s = (1..=threads).map(|threads| memory.measure(threads).gb_per_s * 1e9).collect();
     drop(memory);
@@ -69,6 +90,8 @@ pub(super) fn run(asked: &Asked<'_>, subject: &Subject, prediction: &Prediction)
         kv: asked.kv,
         sequences: asked.parallel,
         bytes_s,
+        policy: asked.policy,
+        trace: trace.as_ref(),
     })?;
     let RamAnswer { machine, model: reads, .. } = &answer;
     let bytes = asked.ram.map_or(f64::INFINITY, |ram| ram as f64);
@@ -183,7 +206,14 @@ fn shown(
         machine.disk_bytes_s / 1e9,
         machine.read_s * 1e6,
         machine.ask_s * 1e6,
-        printable(&subject.counted),
+        match asked.trace {
+            Some(path) => format!(
+                "those recorded in {}; at first {}",
+                printable(&path.to_string_lossy()),
+                printable(&subject.counted)
+            ),
+            None => printable(&subject.counted),
+        },
         human_bytes(ram << 20),
         if best.threads == 1 { "1 thread".into() } else { format!("{} threads", best.threads) },
         best.speed,

@@ -26,7 +26,7 @@ mod strips;
 pub use blocks::{LayerBlocks, MAX_UNITS, Run, units_of};
 pub use plan::{Arriving, Round};
 pub use reads::{MOST_AHEAD, ReadCounts, ReadFault};
-pub use rehearsal::{Rehearsal, Rehearsed};
+pub use rehearsal::{BEFORE, COUNTED, Rehearsal, Rehearsed};
 pub use strips::{STRIP_READ, Strip};
 
 use crate::cache::SlotTable;

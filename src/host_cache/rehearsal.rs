@@ -7,9 +7,9 @@ use crate::ids::StoreId;
 use std::io;
 
 /// Tokens after which the frames hold what they will hold: the two queues have been through once by then.
-const BEFORE: usize = 60;
-/// Tokens that are counted.
-const COUNTED: usize = 60;
+pub const BEFORE: usize = 60;
+/// Tokens that are counted, where they are drawn.
+pub const COUNTED: usize = 60;
 
 /// A disk whose reads end at once and bring nothing.
 struct Nowhere {
@@ -45,6 +45,8 @@ pub struct Rehearsal<'a> {
     pub counts: &'a [Vec<u64>],
     /// Number of those tokens.
     pub tokens: u64,
+    /// Tokens that are run before any is counted, and those that are counted, one at least.
+    pub runs: [usize; 2],
 }
 
 /// What a token does, on average.
@@ -77,6 +79,7 @@ impl Rehearsal<'_> {
         needs: &mut dyn FnMut(usize, &mut Vec<StoreId>),
     ) -> io::Result<Rehearsed> {
         let (layers, ffn) = (self.layers.len(), self.counts.first().map_or(0, Vec::len));
+        let [uncounted, counted] = self.runs;
         let disk = Nowhere { align: self.align, under_way: Vec::with_capacity(DEPTH) };
         let mut cache = HostCache::new(Box::new(disk), self.layers, ffn, options)?;
         for (layer, counts) in self.counts.iter().enumerate() {
@@ -85,9 +88,9 @@ impl Rehearsal<'_> {
         }
         let (mut here, mut next) = (Vec::new(), Vec::new());
         needs(0, &mut next);
-        let (mut before, mut needed, mut seconds) = (cache.counts(), 0, Vec::with_capacity(COUNTED));
-        for token in 0..BEFORE + COUNTED {
-            if token == BEFORE {
+        let (mut before, mut needed, mut seconds) = (cache.counts(), 0, Vec::with_capacity(uncounted + counted));
+        for token in 0..uncounted + counted {
+            if token == uncounted {
                 (before, needed) = (cache.counts(), 0);
             }
             let mut took = 0.0;
@@ -108,15 +111,15 @@ impl Rehearsal<'_> {
         }
         let counts = cache.counts().since(&before);
         // What else runs on the machine only makes a token longer: the median of those that are counted.
-        let counted = &mut seconds[BEFORE..];
-        counted.sort_by(f64::total_cmp);
-        let a_token = |count: u64| count as f64 / COUNTED as f64;
+        let took = &mut seconds[uncounted..];
+        took.sort_by(f64::total_cmp);
+        let a_token = |count: u64| count as f64 / counted as f64;
         Ok(Rehearsed {
-            needed: needed as f64 / COUNTED as f64,
+            needed: needed as f64 / counted as f64,
             missing: a_token(counts.misses + counts.early),
             reads: a_token(counts.reads.reads),
             bytes: a_token(counts.reads.bytes),
-            seconds: counted[COUNTED / 2],
+            seconds: took[counted / 2],
         })
     }
 }
@@ -137,7 +140,7 @@ mod tests {
     fn run(frames: usize, count: usize, ahead: usize) -> Rehearsed {
         let layers = layers();
         let counts = vec![vec![0; FFN]; 3];
-        let rehearsal = Rehearsal { layers: &layers, align: 512, counts: &counts, tokens: 1 };
+        let rehearsal = Rehearsal { layers: &layers, align: 512, counts: &counts, tokens: 1, runs: [BEFORE, COUNTED] };
         let options = HostCacheOptions { ahead, together: false, ..HostCacheOptions::new(0) };
         let least = least_bytes(&layers, FFN, 512, &options);
         let bytes = least + (3 * frames * (BLOCK + 512) * 3 / 2) as u64;

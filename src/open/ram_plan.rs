@@ -4,12 +4,14 @@ use super::device::Need;
 use super::ram::{all_bytes, cached_bytes, costs, open_disk, parts, resident_with, span, usual_policy};
 use crate::disk::DiskCosts;
 use crate::error::{Error, Result, human_bytes};
-use crate::host_cache::{HostCacheOptions, LayerBlocks, Rehearsal, STRIP_READ, least_bytes};
-use crate::ids::StoreId;
+use crate::formats::trace_file::{TraceFile, TraceSection};
+use crate::host_cache::{BEFORE, COUNTED, HostCacheOptions, LayerBlocks, Rehearsal, STRIP_READ, least_bytes};
+use crate::ids::{PublishedId, StoreId};
 use crate::model::{KvType, Model};
 use crate::placement::disk_plan::{DiskMachine, DiskModel, DiskPoint};
 use crate::placement::drawn::Drawn;
 use crate::placement::memory_plan::Footprint;
+use crate::scheduler::Policy;
 
 /// Shares of the way from the least memory to all of it, at which a cache is rehearsed.
 const SHARES: [f64; 8] = [0.0, 0.05, 0.1, 0.2, 0.35, 0.5, 0.7, 0.9];
@@ -44,6 +46,37 @@ pub struct RamQuestion<'a> {
     pub sequences: usize,
     /// Bytes a second that 1, 2 and more threads read from memory.
     pub bytes_s: Vec<f64>,
+    /// Who stays in memory; `None` is who does where nobody chooses.
+    pub policy: Option<Policy>,
+    /// What was recorded of this model on a text. `None` draws tokens by how often each neuron was counted.
+    pub trace: Option<&'a TraceFile>,
+}
+
+/// The neurons that recorded tokens have computed, one token after the other, and the first again after the last.
+struct Recorded<'a> {
+    trace: &'a TraceFile,
+    model: &'a Model,
+    /// The probability from which on neurons are computed, as the trace has them, `[layers]`.
+    thresholds: Vec<f32>,
+    /// Tokens that were begun.
+    begun: usize,
+}
+
+impl<'a> Recorded<'a> {
+    fn new(trace: &'a TraceFile, model: &'a Model) -> Recorded<'a> {
+        Recorded { trace, model, thresholds: trace.header().thresholds(None), begun: 0 }
+    }
+
+    /// The neurons of a layer that this token has computed, ascending; with layer 0 a token begins.
+    fn next(&mut self, layer: usize, list: &mut Vec<StoreId>) {
+        self.begun += usize::from(layer == 0);
+        let token = (self.begun - 1) % self.trace.header().tokens();
+        let row = self.trace.row(TraceSection::Own, layer, token);
+        let computed = |&n: &usize| f32::from(row[n]) / 255.0 >= self.thresholds[layer];
+        let computed: Vec<PublishedId> = (0..row.len()).filter(computed).map(PublishedId::new).collect();
+        *list = self.model.layers[layer].order.positions(&computed);
+        list.sort_unstable();
+    }
 }
 
 /// What was found out.
@@ -79,7 +112,7 @@ pub fn ram_plan(question: RamQuestion<'_>) -> Result<RamAnswer> {
     let (first, span) = (blocks[0].offset(), span(&blocks[0], model.config.clusters()));
     let costs = costs(disk, &blocks[0], model.config.clusters());
     let ask_us = DiskCosts::measure_asking(disk, first, span).unwrap_or(0.0);
-    let policy = usual_policy(model);
+    let policy = question.policy.unwrap_or_else(|| usual_policy(model));
     let options = HostCacheOptions { policy, costs, ahead: usize::from(ahead), ..HostCacheOptions::new(0) };
     // When it is opened the disk is measured again, and the longest gap that may be worth reading along decides how much room reads take.
     let longest_gap = HostCacheOptions { costs: DiskCosts { read_us: f64::MAX, ..costs }, ..options };
@@ -94,8 +127,15 @@ pub fn ram_plan(question: RamQuestion<'_>) -> Result<RamAnswer> {
         )));
     }
     let room = (least, all - resident);
+    let mut activated = computed_share;
     let mut points = match computed_share < 1.0 {
-        true => rehearsed(&question, &blocks, disk.align(), options, room)?,
+        true => {
+            let (points, needed) = rehearsed(&question, &blocks, disk.align(), options, room)?;
+            if question.trace.is_some() {
+                activated = needed;
+            }
+            points
+        }
         false => streamed(cached_bytes(model), room),
     };
     points.push(DiskPoint { bytes: (all - resident) as f64, ..DiskPoint::default() });
@@ -111,7 +151,7 @@ pub fn ram_plan(question: RamQuestion<'_>) -> Result<RamAnswer> {
         model: DiskModel {
             rest_bytes: (footprint.attention_bytes + footprint.head_bytes + predictor_bytes) as f64,
             ffn_bytes,
-            activated: computed_share,
+            activated,
             resident_bytes: resident as f64,
             ahead,
             points,
@@ -122,29 +162,38 @@ pub fn ram_plan(question: RamQuestion<'_>) -> Result<RamAnswer> {
     })
 }
 
-/// Points by running caches of several sizes, from the least `room` on towards that which has all.
+/// Points by running caches of several sizes, from the least `room` on towards that which has all; and the share of the neurons that a token
+/// needs.
 fn rehearsed(
     question: &RamQuestion<'_>,
     layers: &[LayerBlocks],
     align: usize,
     options: HostCacheOptions,
     (least, all): (u64, u64),
-) -> Result<Vec<DiskPoint>> {
+) -> Result<(Vec<DiskPoint>, f64)> {
     let RamQuestion { model, tokens, computed_share, precision, .. } = *question;
     let published = question.counts.iter().zip(&model.layers);
     let counts: Vec<Vec<u64>> = match tokens {
         0 => vec![vec![0; model.config.clusters()]; layers.len()],
         _ => published.map(|(counts, layer)| layer.order.into_store(counts.clone())).collect(),
     };
-    let rehearsal = Rehearsal { layers, align, counts: &counts, tokens };
+    // A recorded text is run to its end, since it changes on the way.
+    let counted = question.trace.map_or(COUNTED, |trace| trace.header().tokens().saturating_sub(BEFORE).max(COUNTED));
+    let rehearsal = Rehearsal { layers, align, counts: &counts, tokens, runs: [BEFORE, counted] };
+    let mut needed = 0.0;
     let point = |share: f64| {
         let bytes = least + ((all - least) as f64 * share) as u64;
         // For every size the same tokens.
         let mut drawn = Drawn::new(&counts, tokens, (computed_share, precision), 1);
-        let mut needs = |layer: usize, list: &mut Vec<StoreId>| drawn.next(layer, list);
+        let mut recorded = question.trace.map(|trace| Recorded::new(trace, model));
+        let mut needs = |layer: usize, list: &mut Vec<StoreId>| match &mut recorded {
+            Some(recorded) => recorded.next(layer, list),
+            None => drawn.next(layer, list),
+        };
         let done = rehearsal
             .run(HostCacheOptions { bytes, ..options }, &mut needs)
             .map_err(|e| Error::Memory(format!("a cache of {} cannot be rehearsed: {e}", human_bytes(bytes))))?;
+        needed = done.needed / (layers.len() * model.config.clusters()) as f64;
         Ok(DiskPoint {
             bytes: bytes as f64,
             miss: done.missing / done.needed.max(1.0),
@@ -153,7 +202,8 @@ fn rehearsed(
             choose_s: done.seconds,
         })
     };
-    SHARES.into_iter().map(point).collect()
+    let points = SHARES.into_iter().map(point).collect::<Result<_>>()?;
+    Ok((points, needed))
 }
 
 /// Points of a model that leaves no neuron out: whatever the memory, all of them come from disk for each token, one after the other.
