@@ -136,4 +136,5 @@ def main():
                 print(f"{share:5.0f} % {side:12} {statistics.median(speeds):8.2f} tokens/s of {len(speeds)}")
 
 
-main()
+if __name__ == "__main__":
+    main()
