@@ -104,7 +104,7 @@ impl Case<'_> {
                     Error::Memory(_) => Error::Memory(format!(
                         "a budget of {vram} bytes is below the {} that attention, head, predictors and buffers take on the \
                          device; give a larger --vram, or a smaller --quant",
-                        self.real.attention_bytes + self.real.head_bytes + self.real.buffers_bytes + self.predictor_bytes
+                        self.real.least_bytes() + self.predictor_bytes
                     )),
                     other => other,
                 })?;

@@ -48,6 +48,8 @@ pub fn scaled(real: &Footprint, layers: usize, ffn: usize) -> Footprint {
         head_bytes: part(real.head_bytes),
         buffers_bytes: part(real.buffers_bytes),
         kv_bytes: part(real.kv_bytes),
+        state_bytes: part(real.state_bytes),
+        block_weights: (real.block_weights as f64 * real.ffn as f64 / ffn as f64).round() as u64,
     }
 }
 
@@ -177,7 +179,9 @@ impl Scale {
             layers: real.layers as f64 / layers as f64,
             neurons: real.ffn as f64 / ffn as f64,
             block_bytes: real.block_bytes as f64 * real.ffn as f64 / ffn as f64,
-            attention_ns: each(real.attention_bytes, weights) + each(setting.kv_bytes, m.dram_gb_s) + calls(3.0),
+            attention_ns: each(real.attention_bytes + 2 * real.state_bytes, weights)
+                + each(setting.kv_bytes, m.dram_gb_s)
+                + calls(3.0),
             predictor_ns: predictor,
             head_ns: real.head_bytes as f64 / weights + calls(1.0),
             sync_ns: Costs::of(m, real.block_bytes, real.hidden).t_sync_us * 1e3,
@@ -419,8 +423,8 @@ pub fn layer_offload(real: &Footprint, machine: &MachineProfile, vram: u64, kv_r
 /// Decoding a mixture with attention on the device and the experts of as many whole layers as `vram` bytes hold beside (llama.cpp's
 /// `--n-cpu-moe`): ms per token, and the number of these layers. A token reads `kv_read` bytes of keys and values from host memory.
 pub fn experts_offload(real: &Footprint, machine: &MachineProfile, vram: u64, kv_read: u64) -> (f64, usize) {
-    let always = real.attention_bytes + real.head_bytes;
-    let room = vram.saturating_sub(always + real.buffers_bytes);
+    let always = real.always_bytes();
+    let room = vram.saturating_sub(real.least_bytes());
     let on = (room / (real.block_bytes * real.ffn as u64)).min(real.layers as u64);
     let read = real.block_bytes as f64 * real.experts_used.unwrap_or(real.ffn) as f64;
     // Bytes over GB/s are nanoseconds.
