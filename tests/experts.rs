@@ -237,6 +237,7 @@ fn case<'a>(trace: &'a TraceFile, machine: &'a MachineProfile, real: &'a Footpri
         calls: Calls::PerDecision,
         gap_ns: 0.0,
         seed: 1,
+        prompt: 0,
     }
 }
 
@@ -275,4 +276,66 @@ fn simulated_moves_pay_where_texts_differ_and_cost_little_elsewhere() {
     let (topics, alike) = (over(ExpertTrace { skew: 1.0, topics: 1.0, ..plain() }), over(plain()));
     assert!(topics > 1.1, "{topics}");
     assert!(alike > 0.95, "{alike}");
+}
+
+/// A chunk is what the formulas say where they can be solved by hand: a prompt whose experts all lie on the device, or none of them.
+#[test]
+fn a_simulated_prompt_takes_what_its_chunks_take() {
+    let dir = tempfile::tempdir().unwrap();
+    let trace = made(dir.path(), &ExpertTrace { layers: 24, ahead: 2, ..plain() });
+    let (m, (real, _)) = (machine("rtx-3060-12gb"), footprint("gpt-oss-20b", None, 2048, KvType::F16).unwrap());
+    let prompt = |vram| Case { prompt: 96, ..case(&trace, &m, &real, Some(vram)) };
+    let attention = real.attention_bytes as f64 / m.device_gb_s + real.head_bytes as f64 / m.device_gb_s;
+    let cross = 96.0 * 4.0 * real.hidden as f64 / m.link_gb_s;
+    let route = 96.0 * 2.0 * (32 * real.hidden) as f64 / m.host_gflops;
+    let before = attention + 24.0 * (cross + route + 1e3 * (m.copy_us + m.sync_us + m.call_us));
+    // 128 draws of 32 experts by each 32 tokens: every expert is read once for them, and three such groups are the prompt.
+    let whole = prompt(24 * GIB).run(Policy::Full).unwrap().prompt.unwrap();
+    let reads = 24.0 * real.block_bytes as f64 * 32.0 * 3.0 / m.device_gb_s;
+    assert_eq!((whole.gpu_share, whole.cpu_ms), (1.0, 0.0));
+    assert!((0.9..=1.0).contains(&(whole.ms * 1e6 / (before + reads))), "{} of {} ns", whole.ms, before + reads);
+    // Without a slot the CPU computes four experts for each token; each is read once at least.
+    let least = prompt(real.least_bytes() + 100).run(Policy::Full).unwrap().prompt.unwrap();
+    let columns = 24.0 * 384.0 * 2.0 * real.block_weights as f64 / m.host_gflops;
+    let read = 24.0 * 32.0 * real.block_bytes as f64 / m.dram_gb_s;
+    let floor = before + columns.max(read);
+    assert_eq!((least.gpu_share, least.needed_share), (0.0, 1.0));
+    assert!((1.0..1.1).contains(&(least.ms * 1e6 / floor)), "{} of {floor} ns", least.ms);
+    // Whole layers are the same where all or none of them lie there.
+    for (vram, policy) in [(24 * GIB, &whole), (real.least_bytes() + 100, &least)] {
+        let layers = prompt(vram).whole_layers(false).unwrap().unwrap();
+        assert!((layers.ms / policy.ms - 1.0).abs() < 1e-9, "{} and {} ms", layers.ms, policy.ms);
+    }
+    // What is wanted of a trace that has no such prompts is refused.
+    for (case, why) in [
+        (Case { prompt: 120, ..prompt(8 * GIB) }, "a prompt of 120 tokens: the trace's shortest text has 120"),
+        (Case { vram: None, ..prompt(8 * GIB) }, "a prompt of 96 tokens: it is simulated beside a device; give --vram"),
+    ] {
+        assert!(case.run(Policy::Full).unwrap_err().to_string().contains(why));
+    }
+}
+
+/// Nothing moves for a prompt, so the first one of the fixed placement and of every policy is the same; what moved in a text before is
+/// another set of experts, as good as the fixed one for a prompt of another kind.
+#[test]
+fn a_prompt_finds_what_the_text_before_has_left_and_moves_nothing() {
+    let dir = tempfile::tempdir().unwrap();
+    let (m, (real, _)) = (machine("rtx-3060-12gb"), footprint("gpt-oss-20b", None, 2048, KvType::F16).unwrap());
+    for shape in [ExpertTrace { skew: 1.0, topics: 1.0, ..plain() }, ExpertTrace { skew: 1.0, ..plain() }, plain()] {
+        let sub = tempfile::tempdir_in(dir.path()).unwrap();
+        let trace = made(sub.path(), &ExpertTrace { layers: 24, ahead: 2, recall: 0.8, ..shape });
+        let of = |policy, prompt| Case { prompt, ..case(&trace, &m, &real, Some(8 * GIB)) }.run(policy).unwrap();
+        let fixed = of(Policy::Static, 80).prompt.unwrap();
+        for policy in [Policy::Full, Policy::Lru] {
+            let outcome = of(policy, 80);
+            let moving = outcome.prompt.unwrap();
+            assert_eq!(moving.each_ms[0], fixed.each_ms[0], "{}", policy.name());
+            assert_eq!((moving.each_ms.len(), outcome.tokens), (3, 3 * 40));
+            // Copying where that is faster is never slower.
+            assert!(moving.divided_ms.unwrap() <= moving.ms);
+        }
+        let full = of(Policy::Full, 80).prompt.unwrap();
+        assert!(full.ms < 1.03 * fixed.ms, "{} and {} ms", full.ms, fixed.ms);
+        assert_eq!(of(Policy::Full, 0).prompt, None);
+    }
 }
