@@ -1,18 +1,23 @@
 //! Mixtures of experts in traces, replay, simulator and plans, where an expert stands for a neuron: made-up traces are as uneven and as
 //! local as they were asked to be, and what policies and plans make of them keeps its bounds.
 
+use dynamicinfer::cpu::Kernels;
+use dynamicinfer::engine::Engine;
 use dynamicinfer::error::Error;
 use dynamicinfer::formats::machine_profile::MachineProfile;
 use dynamicinfer::formats::rows::Quant;
 use dynamicinfer::formats::trace_file::{TraceFile, TraceSection};
+use dynamicinfer::lab::record::{Request as Recorded, record};
 use dynamicinfer::lab::replay::{self, ReplayOptions, active, bound, frequencies, rules};
 use dynamicinfer::lab::simulate::Calls;
 use dynamicinfer::lab::simulate::case::{Case, POSITION};
 use dynamicinfer::lab::synth::experts::{ExpertTrace, Routing, write_experts};
-use dynamicinfer::lab::synth::{footprint, shape};
-use dynamicinfer::model::KvType;
+use dynamicinfer::lab::synth::{Law, Mixture, Routing as Planted, Shape, footprint, shape, write_gguf};
+use dynamicinfer::model::source::Source;
+use dynamicinfer::model::{Activation, KvType, Model};
 use dynamicinfer::placement::memory_plan::{Footprint, KvPlace, Request, plan};
 use dynamicinfer::placement::policy::{self, PlacementPolicy as Placement};
+use dynamicinfer::prng::Prng;
 use dynamicinfer::scheduler::Policy;
 use std::path::Path;
 
@@ -338,4 +343,66 @@ fn a_prompt_finds_what_the_text_before_has_left_and_moves_nothing() {
         assert!(full.ms < 1.03 * fixed.ms, "{} and {} ms", full.ms, fixed.ms);
         assert_eq!(of(Policy::Full, 0).prompt, None);
     }
+}
+
+/// A small mixture as weights, with this routing.
+fn weights(routing: Option<Planted>) -> Shape {
+    Shape {
+        hidden: 256,
+        layers: 4,
+        ffn: 32,
+        heads: 4,
+        kv_heads: 2,
+        vocab: 4000,
+        context: 512,
+        activation: Activation::Silu,
+        active: None,
+        seed: 3,
+        outliers: 0,
+        experts: Some(Mixture { routing, ..Mixture::flat(32, 4) }),
+    }
+}
+
+/// What `record` measures of a model on texts in which hardly a token comes twice.
+fn recorded(dir: &Path, shape: &Shape, name: &str) -> Routing {
+    let (file, out) = (dir.join(format!("{name}.gguf")), dir.join(format!("{name}.trace")));
+    write_gguf(shape, Quant::F16, &file, &|_, _| Ok(())).unwrap();
+    let mut engine = Engine::new(Model::in_place(Source::open(&file, None).unwrap()).unwrap(), 1, Kernels::best());
+    let mut prng = Prng::new(9);
+    let mut text = |name: &str| (name.to_string(), (0..200).map(|_| 3 + prng.below(3997) as u32).collect::<Vec<u32>>());
+    let request = Recorded {
+        texts: vec![text("a"), text("b")],
+        window: 256,
+        kv: KvType::F32,
+        predictor: None,
+        activation_thresholds: vec![0.0; shape.layers],
+        ahead: 1,
+        made: serde_json::Value::Null,
+    };
+    record(&mut engine, &request, &out, |_, _| Ok(())).unwrap();
+    Routing::of(&TraceFile::open(&out).unwrap())
+}
+
+/// Skew and reuse stand in the weights: the engine, which knows nothing of it, routes so.
+#[test]
+fn a_mixture_routes_as_was_planted_in_its_weights() {
+    let dir = tempfile::tempdir().unwrap();
+    let flat = recorded(dir.path(), &weights(None), "flat");
+    assert!(flat.skew < 0.2 && flat.reuse > 4.0, "{flat:?}");
+    for (skew, reuse) in [(0.0, Some(2.0)), (0.8, None), (0.8, Some(1.5))] {
+        let shape = weights(Some(Planted { skew, reuse }));
+        let law = shape.law().unwrap().unwrap();
+        let found = recorded(dir.path(), &shape, &format!("{skew}-{reuse:?}"));
+        let told = format!("asked {skew} {reuse:?}, {law:?}, {found:?}");
+        println!("{told}");
+        let back = reuse.unwrap_or(law.reuse_by_chance);
+        assert!((law.reuse / back - 1.0).abs() < 0.1 && (found.reuse / back - 1.0).abs() < 0.25, "{told}");
+        assert!(if skew > 0.0 { (found.skew - skew).abs() < 0.15 } else { found.skew < 0.3 }, "{told}");
+    }
+    // What cannot be planted is refused, with what can.
+    let refused = |routing| Law::find(&weights(None).config().unwrap(), (32, 4), routing, 1).unwrap_err().to_string();
+    assert!(refused(Planted { skew: 0.0, reuse: Some(50.0) }).contains("--reuse 50: with this --skew half"));
+    assert!(refused(Planted { skew: 2.0, reuse: None }).contains("--skew 2: take 0 to 1.5"));
+    let few = Shape { heads: 64, kv_heads: 64, ..weights(Some(Planted { skew: 1.0, reuse: None })) };
+    assert!(few.law().unwrap_err().to_string().contains("heads of 32 numbers or more; they have 4"));
 }

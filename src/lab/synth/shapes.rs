@@ -126,7 +126,7 @@ pub fn shape(name: &str) -> Result<ModelConfig> {
         return Err(Error::Usage(format!("--shape {}: known are {}", excerpt(name), names.join(", "))));
     };
     let [hidden, layers, ffn, heads, kv_heads, head_dim, vocab] = m.sizes;
-    let (activation, active, experts) = (Activation::Silu, None, Some(m.experts));
+    let (activation, active, experts) = (Activation::Silu, None, Some(super::Mixture::flat(m.experts.0, m.experts.1)));
     // Its heads as if they divided the residual; what they are is set below.
     let shape = Shape {
         hidden,
