@@ -302,6 +302,7 @@ fn by_simulator(trace: &TraceFile, case: &Case, real: &Footprint) -> Vec<Vec<Mov
         gap_ns: 0.0,
         seed: 1,
         skip: 0,
+        prompt: 0,
     };
     let mut all = Vec::new();
     simulate_with(trace, &setting, |_, _, decided| keep(&mut all, decided)).unwrap();

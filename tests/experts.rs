@@ -1,18 +1,23 @@
 //! Mixtures of experts in traces, replay, simulator and plans, where an expert stands for a neuron: made-up traces are as uneven and as
 //! local as they were asked to be, and what policies and plans make of them keeps its bounds.
 
+use dynamicinfer::cpu::Kernels;
+use dynamicinfer::engine::Engine;
 use dynamicinfer::error::Error;
 use dynamicinfer::formats::machine_profile::MachineProfile;
 use dynamicinfer::formats::rows::Quant;
 use dynamicinfer::formats::trace_file::{TraceFile, TraceSection};
+use dynamicinfer::lab::record::{Request as Recorded, record};
 use dynamicinfer::lab::replay::{self, ReplayOptions, active, bound, frequencies, rules};
 use dynamicinfer::lab::simulate::Calls;
 use dynamicinfer::lab::simulate::case::{Case, POSITION};
 use dynamicinfer::lab::synth::experts::{ExpertTrace, Routing, write_experts};
-use dynamicinfer::lab::synth::{footprint, shape};
-use dynamicinfer::model::KvType;
+use dynamicinfer::lab::synth::{Law, Mixture, Routing as Planted, Shape, footprint, shape, write_gguf};
+use dynamicinfer::model::source::Source;
+use dynamicinfer::model::{Activation, KvType, Model};
 use dynamicinfer::placement::memory_plan::{Footprint, KvPlace, Request, plan};
 use dynamicinfer::placement::policy::{self, PlacementPolicy as Placement};
+use dynamicinfer::prng::Prng;
 use dynamicinfer::scheduler::Policy;
 use std::path::Path;
 
@@ -195,6 +200,33 @@ fn shapes_of_mixtures_have_their_published_sizes_and_are_placed_expert_by_expert
     assert!(footprint("qwen9", None, 1, KvType::F16).unwrap_err().to_string().contains("gpt-oss-20b"));
 }
 
+/// Forty layers of 256 experts, eight for a token and one for all; three layers of linear attention for each with full attention.
+#[test]
+fn of_a_shape_with_linear_attention_and_shared_experts_all_but_chosen_experts_is_pinned() {
+    let kv_heads = |context: u64| 10 * 2 * 2 * 256 * 2 * context;
+    let (real, quant) = footprint("qwen3.5-35b-a3b", None, 2048, KvType::F16).unwrap();
+    assert_eq!((real.layers, real.ffn, real.experts_used, quant.as_str()), (40, 256, Some(8), "Q4_K_M"));
+    assert_eq!((real.block_weights, real.kv_bytes), (3 * 2048 * 512, kv_heads(2048)));
+    assert_eq!(real.state_bytes, 30 * 4 * (32 * 128 * 128 + 3 * (2 * 16 + 32) * 128));
+    // Two bytes a weight say how many there are: 35 billion, of which a token has 3, as its name says.
+    let (f16, _) = footprint("qwen3.5-35b-a3b", Some(Quant::F16), 2048, KvType::F16).unwrap();
+    let always = f16.attention_bytes + f16.head_bytes;
+    let billions = |bytes: u64| bytes as f64 / 2e9;
+    let (all, token) = (f16.ffn_bytes() + always + f16.embeddings_bytes, always + f16.block_bytes * 8 * 40);
+    assert!((34.0..36.0).contains(&billions(all)), "{}", billions(all));
+    assert!((2.5..3.5).contains(&billions(token)), "{}", billions(token));
+    // Attention, shared experts, states: on the device before any expert that a router chooses; a state for each sequence.
+    let counts = vec![vec![1; real.ffn]; real.layers];
+    let of = |sequences| {
+        plan(&real, &counts, &machine("rtx-3060-12gb"), &Request { sequences, ..request(8 * GIB) }).unwrap()
+    };
+    let (one, nine) = (of(1), of(9));
+    assert_eq!(one.min_bytes, real.least_bytes());
+    assert_eq!(nine.min_bytes, one.min_bytes + 8 * real.state_bytes);
+    assert!(one.total_bytes <= 8 * GIB && nine.total_bytes <= 8 * GIB);
+    assert!(nine.slots().iter().sum::<usize>() < one.slots().iter().sum::<usize>());
+}
+
 fn case<'a>(trace: &'a TraceFile, machine: &'a MachineProfile, real: &'a Footprint, vram: Option<u64>) -> Case<'a> {
     Case {
         trace,
@@ -210,6 +242,7 @@ fn case<'a>(trace: &'a TraceFile, machine: &'a MachineProfile, real: &'a Footpri
         calls: Calls::PerDecision,
         gap_ns: 0.0,
         seed: 1,
+        prompt: 0,
     }
 }
 
@@ -248,4 +281,128 @@ fn simulated_moves_pay_where_texts_differ_and_cost_little_elsewhere() {
     let (topics, alike) = (over(ExpertTrace { skew: 1.0, topics: 1.0, ..plain() }), over(plain()));
     assert!(topics > 1.1, "{topics}");
     assert!(alike > 0.95, "{alike}");
+}
+
+/// A chunk is what the formulas say where they can be solved by hand: a prompt whose experts all lie on the device, or none of them.
+#[test]
+fn a_simulated_prompt_takes_what_its_chunks_take() {
+    let dir = tempfile::tempdir().unwrap();
+    let trace = made(dir.path(), &ExpertTrace { layers: 24, ahead: 2, ..plain() });
+    let (m, (real, _)) = (machine("rtx-3060-12gb"), footprint("gpt-oss-20b", None, 2048, KvType::F16).unwrap());
+    let prompt = |vram| Case { prompt: 96, ..case(&trace, &m, &real, Some(vram)) };
+    let attention = real.attention_bytes as f64 / m.device_gb_s + real.head_bytes as f64 / m.device_gb_s;
+    let cross = 96.0 * 4.0 * real.hidden as f64 / m.link_gb_s;
+    let route = 96.0 * 2.0 * (32 * real.hidden) as f64 / m.host_gflops;
+    let before = attention + 24.0 * (cross + route + 1e3 * (m.copy_us + m.sync_us + m.call_us));
+    // 128 draws of 32 experts by each 32 tokens: every expert is read once for them, and three such groups are the prompt.
+    let whole = prompt(24 * GIB).run(Policy::Full).unwrap().prompt.unwrap();
+    let reads = 24.0 * real.block_bytes as f64 * 32.0 * 3.0 / m.device_gb_s;
+    assert_eq!((whole.gpu_share, whole.cpu_ms), (1.0, 0.0));
+    assert!((0.9..=1.0).contains(&(whole.ms * 1e6 / (before + reads))), "{} of {} ns", whole.ms, before + reads);
+    // Without a slot the CPU computes four experts for each token; each is read once at least.
+    let least = prompt(real.least_bytes() + 100).run(Policy::Full).unwrap().prompt.unwrap();
+    let columns = 24.0 * 384.0 * 2.0 * real.block_weights as f64 / m.host_gflops;
+    let read = 24.0 * 32.0 * real.block_bytes as f64 / m.dram_gb_s;
+    let floor = before + columns.max(read);
+    assert_eq!((least.gpu_share, least.needed_share), (0.0, 1.0));
+    assert!((1.0..1.1).contains(&(least.ms * 1e6 / floor)), "{} of {floor} ns", least.ms);
+    // Whole layers are the same where all or none of them lie there.
+    for (vram, policy) in [(24 * GIB, &whole), (real.least_bytes() + 100, &least)] {
+        let layers = prompt(vram).whole_layers(false).unwrap().unwrap();
+        assert!((layers.ms / policy.ms - 1.0).abs() < 1e-9, "{} and {} ms", layers.ms, policy.ms);
+    }
+    // What is wanted of a trace that has no such prompts is refused.
+    for (case, why) in [
+        (Case { prompt: 120, ..prompt(8 * GIB) }, "a prompt of 120 tokens: the trace's shortest text has 120"),
+        (Case { vram: None, ..prompt(8 * GIB) }, "a prompt of 96 tokens: it is simulated beside a device; give --vram"),
+    ] {
+        assert!(case.run(Policy::Full).unwrap_err().to_string().contains(why));
+    }
+}
+
+/// Nothing moves for a prompt, so the first one of the fixed placement and of every policy is the same; what moved in a text before is
+/// another set of experts, as good as the fixed one for a prompt of another kind.
+#[test]
+fn a_prompt_finds_what_the_text_before_has_left_and_moves_nothing() {
+    let dir = tempfile::tempdir().unwrap();
+    let (m, (real, _)) = (machine("rtx-3060-12gb"), footprint("gpt-oss-20b", None, 2048, KvType::F16).unwrap());
+    for shape in [ExpertTrace { skew: 1.0, topics: 1.0, ..plain() }, ExpertTrace { skew: 1.0, ..plain() }, plain()] {
+        let sub = tempfile::tempdir_in(dir.path()).unwrap();
+        let trace = made(sub.path(), &ExpertTrace { layers: 24, ahead: 2, recall: 0.8, ..shape });
+        let of = |policy, prompt| Case { prompt, ..case(&trace, &m, &real, Some(8 * GIB)) }.run(policy).unwrap();
+        let fixed = of(Policy::Static, 80).prompt.unwrap();
+        for policy in [Policy::Full, Policy::Lru] {
+            let outcome = of(policy, 80);
+            let moving = outcome.prompt.unwrap();
+            assert_eq!(moving.each_ms[0], fixed.each_ms[0], "{}", policy.name());
+            assert_eq!((moving.each_ms.len(), outcome.tokens), (3, 3 * 40));
+            // Copying where that is faster is never slower.
+            assert!(moving.divided_ms.unwrap() <= moving.ms);
+        }
+        let full = of(Policy::Full, 80).prompt.unwrap();
+        assert!(full.ms < 1.03 * fixed.ms, "{} and {} ms", full.ms, fixed.ms);
+        assert_eq!(of(Policy::Full, 0).prompt, None);
+    }
+}
+
+/// A small mixture as weights, with this routing.
+fn weights(routing: Option<Planted>) -> Shape {
+    Shape {
+        hidden: 256,
+        layers: 4,
+        ffn: 32,
+        heads: 4,
+        kv_heads: 2,
+        vocab: 4000,
+        context: 512,
+        activation: Activation::Silu,
+        active: None,
+        seed: 3,
+        outliers: 0,
+        experts: Some(Mixture { routing, ..Mixture::flat(32, 4) }),
+    }
+}
+
+/// What `record` measures of a model on texts in which hardly a token comes twice.
+fn recorded(dir: &Path, shape: &Shape, name: &str) -> Routing {
+    let (file, out) = (dir.join(format!("{name}.gguf")), dir.join(format!("{name}.trace")));
+    write_gguf(shape, Quant::F16, &file, &|_, _| Ok(())).unwrap();
+    let mut engine = Engine::new(Model::in_place(Source::open(&file, None).unwrap()).unwrap(), 1, Kernels::best());
+    let mut prng = Prng::new(9);
+    let mut text = |name: &str| (name.to_string(), (0..200).map(|_| 3 + prng.below(3997) as u32).collect::<Vec<u32>>());
+    let request = Recorded {
+        texts: vec![text("a"), text("b")],
+        window: 256,
+        kv: KvType::F32,
+        predictor: None,
+        activation_thresholds: vec![0.0; shape.layers],
+        ahead: 1,
+        made: serde_json::Value::Null,
+    };
+    record(&mut engine, &request, &out, |_, _| Ok(())).unwrap();
+    Routing::of(&TraceFile::open(&out).unwrap())
+}
+
+/// Skew and reuse stand in the weights: the engine, which knows nothing of it, routes so.
+#[test]
+fn a_mixture_routes_as_was_planted_in_its_weights() {
+    let dir = tempfile::tempdir().unwrap();
+    let flat = recorded(dir.path(), &weights(None), "flat");
+    assert!(flat.skew < 0.2 && flat.reuse > 4.0, "{flat:?}");
+    for (skew, reuse) in [(0.0, Some(2.0)), (0.8, None), (0.8, Some(1.5))] {
+        let shape = weights(Some(Planted { skew, reuse }));
+        let law = shape.law().unwrap().unwrap();
+        let found = recorded(dir.path(), &shape, &format!("{skew}-{reuse:?}"));
+        let told = format!("asked {skew} {reuse:?}, {law:?}, {found:?}");
+        println!("{told}");
+        let back = reuse.unwrap_or(law.reuse_by_chance);
+        assert!((law.reuse / back - 1.0).abs() < 0.1 && (found.reuse / back - 1.0).abs() < 0.25, "{told}");
+        assert!(if skew > 0.0 { (found.skew - skew).abs() < 0.15 } else { found.skew < 0.3 }, "{told}");
+    }
+    // What cannot be planted is refused, with what can.
+    let refused = |routing| Law::find(&weights(None).config().unwrap(), (32, 4), routing, 1).unwrap_err().to_string();
+    assert!(refused(Planted { skew: 0.0, reuse: Some(50.0) }).contains("--reuse 50: with this --skew half"));
+    assert!(refused(Planted { skew: 2.0, reuse: None }).contains("--skew 2: take 0 to 1.5"));
+    let few = Shape { heads: 64, kv_heads: 64, ..weights(Some(Planted { skew: 1.0, reuse: None })) };
+    assert!(few.law().unwrap_err().to_string().contains("heads of 32 numbers or more; they have 4"));
 }

@@ -9,7 +9,7 @@ use dynamicinfer::disk::{self, Disk, Faults, Outcome, Read, VirtualDisk, file_of
 use dynamicinfer::engine::{Engine, Foresight, Logits, Observer, Seen, SeenAttention};
 use dynamicinfer::formats::rows::Quant;
 use dynamicinfer::host_cache::{HostCache, HostCacheOptions, LayerBlocks, least_bytes};
-use dynamicinfer::lab::synth::{Shape, write_gguf};
+use dynamicinfer::lab::synth::{Mixture, Shape, write_gguf};
 use dynamicinfer::model::config::Activation;
 use dynamicinfer::model::source::Source;
 use dynamicinfer::model::{KvCache, KvType, Model};
@@ -39,7 +39,7 @@ fn models(dir: &Path) -> Vec<PathBuf> {
         activation: Activation::Silu,
         active: None,
         seed: 4,
-        experts: Some((16, 3)),
+        experts: Some(Mixture::flat(16, 3)),
         outliers: 0,
     };
     let quantised = dir.join("quantised.gguf");

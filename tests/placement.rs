@@ -553,8 +553,7 @@ fn wrong_budgets_are_refused_in_words() {
         assert!(err.contains(want), "{args:?}: {err}");
     }
     let (code, _, err) = program(place.path(), &["plan", "--shape", "llama-8b", "--vram", "8GiB"]);
-    let known =
-        "llama-7b, llama-13b, llama-70b, qwen3-30b-a3b, gpt-oss-20b, gpt-oss-120b, mixtral-8x7b, smallthinker-21b";
+    let known = "llama-7b, llama-13b, llama-70b, qwen3-30b-a3b, qwen3.5-35b-a3b, gpt-oss-20b, gpt-oss-120b, mixtral-8x7b, smallthinker-21b";
     assert_eq!((code, err.trim()), (2, &*format!("dynamicinfer: --shape llama-8b: known are {known}")));
     for (args, want) in [
         (&["measure", "--save", "x", "--device-gb-s", "0"][..], "--device-gb-s: is 0; it must be above 0"),

@@ -57,6 +57,7 @@ fn case<'a>(trace: &'a TraceFile, machine: &'a MachineProfile, real: &'a Footpri
         calls: Calls::PerDecision,
         gap_ns: 0.0,
         seed: 1,
+        prompt: 0,
     }
 }
 

@@ -20,7 +20,8 @@ pub(super) struct SubjectArgs {
     #[arg(required_unless_present = "shape", conflicts_with = "shape")]
     pub model: Option<PathBuf>,
     /// Plan a model that is not here: llama-7b, llama-13b or llama-70b with ReLU, its activations after a power law, or a mixture of
-    /// experts, all used alike: qwen3-30b-a3b, gpt-oss-20b, gpt-oss-120b, mixtral-8x7b or smallthinker-21b
+    /// experts, all used alike: qwen3-30b-a3b, qwen3.5-35b-a3b, gpt-oss-20b, gpt-oss-120b, mixtral-8x7b or
+    /// smallthinker-21b
     #[arg(long, value_name = "NAME")]
     pub shape: Option<String>,
     /// Type of the weights: f32, f16, q8_0, q4_k and so on, of a model also a mix such as q4_k_m [default: nearest to the model's; of a shape f16, a mixture's own 4 bits]

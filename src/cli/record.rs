@@ -178,8 +178,17 @@ pub fn run(args: Args) -> Result<()> {
             "a layer's router, asked {layers} before, chose {:.1} % of the experts that were then used",
             100.0 * share
         );
+        eprintln!("{}", in_words(&Routing::of(&TraceFile::open(&args.output)?)));
     }
     Ok(())
+}
+
+/// How a mixture's experts were used.
+fn in_words(r: &Routing) -> String {
+    format!(
+        "half of the uses come back within {:.2} tokens, skew {:.2}, in a text {:.2}",
+        r.reuse, r.skew, r.skew_in_text
+    )
 }
 
 /// Makes a trace of a mixture up, and says how its experts are used.
@@ -206,14 +215,7 @@ fn mixture(args: &Args, experts: usize, used: usize) -> Result<()> {
     write_experts(&shape, &args.output, |done, all| progress.step(done, all))?;
     progress.finish();
     let r = Routing::of(&TraceFile::open(&args.output)?);
-    eprintln!(
-        "{} written: half of the uses come back within {:.2} tokens, skew {:.2}, in a text {:.2}, {:.1} % foreseen",
-        args.output.display(),
-        r.reuse,
-        r.skew,
-        r.skew_in_text,
-        100.0 * r.recall
-    );
+    eprintln!("{} written: {}, {:.1} % foreseen", args.output.display(), in_words(&r), 100.0 * r.recall);
     Ok(())
 }
 

@@ -1,5 +1,6 @@
 mod beside;
 mod chunks;
+mod prompts;
 
 use super::chart::{self, Axis, Line, Plot};
 use super::machine_arg;
@@ -36,7 +37,8 @@ const CONTEXT: usize = 2048;
 ///
 /// The real scheduler, policies, thresholds and planner on a discrete-event clock, fed by a machine profile and by a trace of activations:
 /// recorded (`record`), or synthetic, with the statistics of the paper's models. Nothing is measured: every figure follows from the profile
-/// and the trace. A trace is smaller than a large model: each of its layers and neurons stands for several. Prompts are left out. --papers
+/// and the trace. A trace is smaller than a large model: each of its layers and neurons stands for several. Prompts are left
+/// out, but for mixtures with --prefill. --papers
 /// does so for the set-ups of DynamicInfer 5 and prints what was published beside it.
 #[derive(clap::Args)]
 #[command(after_help = EXAMPLES)]
@@ -99,6 +101,9 @@ pub struct Args {
     /// What a neuron block that does not lie behind the last one costs the CPU besides its bytes, ns
     #[arg(long, default_value_t = 0.0)]
     pub gap_ns: f64,
+    /// Of a mixture: the first N tokens of each text are a prompt, simulated as the engine computes one, and the others are decoded
+    #[arg(long, default_value_t = 0, value_name = "N")]
+    pub prefill: usize,
     /// Write a plot of speed by budget into this folder
     #[arg(long, value_name = "DIR")]
     pub plot: Option<PathBuf>,
@@ -113,6 +118,7 @@ Examples:
   dynamicinfer simulate --shape llama-13b --machine rtx-4090 --vram 12GiB 16GiB 20GiB 24GiB --active 0.22
   dynamicinfer simulate --shape llama-70b --quant q4_0 --machine rtx-4090 --vram 23GiB --policy static full --lookahead 3
   dynamicinfer simulate demo --trace demo.trace --machine demo-pc --vram 3MiB
+  dynamicinfer simulate --shape qwen3-30b-a3b --trace moe.trace --machine rtx-3060-12gb --vram 11GiB --prefill 512
   dynamicinfer simulate --shape llama-7b --machine rtx-4090 --threshold 0   the CPU alone, every neuron";
 
 pub fn parse_placement(text: &str) -> std::result::Result<Placement, String> {
@@ -156,6 +162,8 @@ pub struct Report {
     #[serde(skip_serializing_if = "Option::is_none")]
     held: Option<Held>,
     pub rows: Vec<Row>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    prompts: Vec<prompts::Row>,
 }
 
 pub fn run(args: Args) -> Result<()> {
@@ -262,7 +270,8 @@ fn given(args: &Args) -> Result<Report> {
         if args.vram.is_empty() { vec![None] } else { args.vram.iter().copied().map(Some).collect() };
     let case = case(args, &trace, &machine, &real);
     let rows = rows(args, &case, &budgets)?;
-    Ok(report(name, &case, rows))
+    let prompts = prompts::rows(&case, &rows)?;
+    Ok(Report { prompts, ..report(name, &case, rows) })
 }
 
 fn case<'a>(args: &Args, trace: &'a TraceFile, machine: &'a MachineProfile, real: &'a Footprint) -> Case<'a> {
@@ -284,6 +293,7 @@ fn case<'a>(args: &Args, trace: &'a TraceFile, machine: &'a MachineProfile, real
         calls: if args.copy_each { Calls::PerNeuron } else { Calls::PerDecision },
         gap_ns: args.gap_ns,
         seed: args.seed,
+        prompt: args.prefill,
     }
 }
 
@@ -327,6 +337,7 @@ fn report(model: String, case: &Case<'_>, rows: Vec<Row>) -> Report {
         assumptions: Vec::new(),
         held: None,
         rows,
+        prompts: Vec::new(),
     }
 }
 
@@ -391,7 +402,7 @@ fn kept(name: &str) -> Result<PathBuf> {
 fn shown(r: &Report) -> String {
     format!(
         "SIMULATED: {} on {}, {} placement.\nA layer of the trace stands for {:.1}, a neuron for {:.1}; neighbouring tokens are {:.3} \
-         apart{}.\nCopies {} memory bandwidth.\n{}\n{}\n",
+         apart{}.\nCopies {} memory bandwidth.\n{}{}\n{}\n",
         r.model,
         printable(&r.machine),
         match r.placement {
@@ -405,6 +416,7 @@ fn shown(r: &Report) -> String {
         r.trace.text_distance.map_or(String::new(), |d| format!(", texts {d:.3}")),
         if r.contention { "take their share of" } else { "take no" },
         tables(r),
+        prompts::shown(&r.prompts),
         r.published.as_ref().map_or(String::new(), |p| compared(r, p)),
     )
 }

@@ -4,7 +4,9 @@ use crate::error::{Error, Result};
 use crate::formats::gguf_writer;
 use crate::formats::neuron_store;
 use crate::formats::rows::Quant;
-use crate::lab::synth::{Draft, Shape, Statistics, pack_draft, write_gguf, write_predictor, write_store};
+use crate::lab::synth::{
+    Draft, Law, Mixture, Routing, Shape, Statistics, pack_draft, write_gguf, write_predictor, write_store,
+};
 use crate::model::{Activation, NamedActivation};
 use crate::open::artifacts::Kind;
 use crate::open::model::check_room;
@@ -21,6 +23,9 @@ use std::path::{Path, PathBuf};
 /// and it can be predicted. The `mlp` predictor that fits is written beside the model as NAME.mlp.predictor, and what model
 /// and predictor reach on random tokens is printed. Such a model shows what sparse execution is worth in speed; it says
 /// nothing about the quality of text.
+///
+/// In a mixture each token has experts of its own, and all experts are as frequent as any. --skew and --reuse plant another routing
+/// in the weights, and what was planted is printed; `record` says what the model then does on a text.
 #[derive(clap::Args)]
 pub struct Args {
     /// File to write; its ending chooses the form: .neurons or .gguf
@@ -39,6 +44,12 @@ pub struct Args {
     /// How many of the experts a token has
     #[arg(long, value_name = "N", requires = "experts")]
     experts_used: Option<usize>,
+    /// Of a mixture: how uneven its experts are used, as minus the slope of log frequency over log rank
+    #[arg(long, value_name = "POWER", requires = "experts")]
+    skew: Option<f64>,
+    /// Of a mixture: half of the uses of experts come back within so many tokens
+    #[arg(long, value_name = "TOKENS", requires = "experts")]
+    reuse: Option<f64>,
     #[arg(long, default_value_t = 16)]
     heads: usize,
     #[arg(long, default_value_t = 16)]
@@ -112,9 +123,10 @@ pub fn run(args: Args) -> Result<()> {
         active: args.active,
         seed: args.seed,
         outliers: args.outliers,
-        experts: args.experts.zip(args.experts_used),
+        experts: mixture(&args),
     };
     let config = shape.config()?;
+    let law = shape.law()?;
     let dir = output.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(".".as_ref());
     // A GGUF is packed for a while to calibrate its predictor.
     let copies = if gguf && args.active.is_some() { 2 } else { 1 };
@@ -131,6 +143,10 @@ pub fn run(args: Args) -> Result<()> {
     let bytes = size(output)?;
     eprintln!("{} written, {}", output.display(), super::human_bytes(bytes));
     let mut report = json!({ "output": output, "bytes": bytes, "parameters": config.parameters(), "seed": args.seed });
+    if let Some(law) = law {
+        eprintln!("{}", planted(&law));
+        report["routing"] = json!(law);
+    }
     if args.active.is_some() {
         let statistics = calibrate(&shape, output, gguf, &predictor, threads)?;
         tell(&statistics, &predictor)?;
@@ -138,6 +154,22 @@ pub fn run(args: Args) -> Result<()> {
         report["statistics"] = json!(statistics);
     }
     if args.json { super::print_json(&report) } else { Ok(()) }
+}
+
+fn mixture(args: &Args) -> Option<Mixture> {
+    let planted = args.skew.is_some() || args.reuse.is_some();
+    let routing = planted.then(|| Routing { skew: args.skew.unwrap_or(0.0), reuse: args.reuse });
+    args.experts.zip(args.experts_used).map(|(count, used)| Mixture { count, used, routing })
+}
+
+/// What was planted, in words.
+fn planted(law: &Law) -> String {
+    format!(
+        "planted: routers begin {:.2} lower for each power of e of an expert's rank and see the last tokens {:.2} times as \
+         strong as a token; where no token comes again, half of the uses come back within {:.1} tokens ({:.1} without the last \
+         tokens), skew {:.2}; `record` says what they do on a text",
+        law.bias, law.past, law.reuse, law.reuse_by_chance, law.skew
+    )
 }
 
 /// Makes the predictor of the model that was written.

@@ -12,7 +12,7 @@ use crate::device::{Stream, Totals};
 use crate::formats::trace_file::{TraceFile, TraceSection};
 use crate::ids::{LayerId, SlotId, StoreId};
 use crate::scheduler::thresholds::to_bin;
-use crate::scheduler::{DeviceState, Fired, LayerObservation, LayerTimes, Move, Scheduler, SchedulerOptions};
+use crate::scheduler::{DeviceState, Fired, LayerObservation, LayerTimes, Move, Prompt, Scheduler, SchedulerOptions};
 
 /// Replaces `out` by the neurons whose bits are set in a row of [`TraceSection::Active`], in rising order.
 pub fn active(row: &[u8], out: &mut Vec<u32>) {
@@ -186,11 +186,8 @@ impl<'a> TraceRun<'a> {
     /// Makes the neurons that have arrived for this layer resident and chooses the neurons to compute: those whose probability, predicted
     /// from the layer's own residual, reaches the threshold of CPU or device, wherever they lie.
     pub fn choose(&mut self, layer: usize, token: usize) {
-        let table = &mut self.tables[layer];
-        for slot in self.landed[layer].drain(..) {
-            table.landed(slot);
-            self.in_flight -= 1;
-        }
+        self.land(layer);
+        let table = &self.tables[layer];
         let thresholds = self.thresholds[layer];
         self.computed.clear();
         for (n, &p) in self.trace.row(TraceSection::Own, layer, token).iter().enumerate() {
@@ -201,6 +198,42 @@ impl<'a> TraceRun<'a> {
             }
         }
         active(self.trace.row(TraceSection::Active, layer, token), &mut self.truth);
+    }
+
+    /// Makes the neurons that have arrived for this layer resident.
+    fn land(&mut self, layer: usize) {
+        for slot in self.landed[layer].drain(..) {
+            self.tables[layer].landed(slot);
+            self.in_flight -= 1;
+        }
+    }
+
+    /// Finds which of a layer's neurons are resident for a prompt's chunk, [`TraceRun::here`]: with those that have arrived.
+    pub fn find(&mut self, layer: usize) {
+        self.land(layer);
+        let table = &self.tables[layer];
+        self.here.iter_mut().enumerate().for_each(|(n, here)| *here = table.location(StoreId::new(n)).is_device());
+    }
+
+    /// Gives the scheduler a layer of a prompt's chunk of `tokens` tokens, of which so many have each neuron, `counts`. Nothing moves for it.
+    pub fn prompted(&mut self, layer: usize, tokens: usize, begins: bool, counts: &[u32]) {
+        let all: Vec<StoreId> = (0..counts.len()).map(StoreId::new).collect();
+        let (fired_layer, neurons) = std::mem::take(&mut self.fired);
+        let masks = vec![1; neurons.len()];
+        let fired = fired_layer.map(|layer| Fired { layer, neurons: &neurons, masks: &masks, sequences: &SEQUENCE });
+        let observation = LayerObservation {
+            layer: LayerId::new(layer),
+            sequences: &SEQUENCE,
+            begins: begins && layer == 0,
+            fired,
+            missed: None,
+            computed: &all,
+            prompt: Some(Prompt { tokens, counts }),
+            device: None,
+            own: None,
+            ahead: None,
+        };
+        self.scheduler.step(&observation, |_| unreachable!("without a device nothing is decided"));
     }
 
     /// Gives the scheduler the layer that was chosen for, and returns the decisions that wait to be applied. `begins` is whether

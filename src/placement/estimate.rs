@@ -60,7 +60,7 @@ pub fn estimate(f: &Footprint, plan: &Plan, machine: &MachineProfile, reads: Rea
     let of_any = plan.slots().iter().sum::<usize>() as f64 / (f.ffn * f.layers) as f64;
     let active = (active_share / computed_share).min(1.0);
     let on_device = active * of_active + (1.0 - active) * of_any;
-    let always = (f.attention_bytes + f.head_bytes + predictor_bytes) as f64;
+    let always = (f.always_bytes() + predictor_bytes) as f64;
     let neurons = f.ffn_bytes() as f64 * computed_share;
     let device_ffn_ms = ms(neurons * on_device, machine.device_gb_s);
     let host_ms = ms(neurons * (1.0 - on_device), machine.dram_gb_s);

@@ -37,6 +37,11 @@ pub struct Footprint {
     pub buffers_bytes: u64,
     /// Bytes of the keys and values of one sequence with a full context.
     pub kv_bytes: u64,
+    /// Bytes of what layers of linear attention keep of one sequence, however long it is; a token reads and writes all of it. 0 of every model
+    /// that is run here.
+    pub state_bytes: u64,
+    /// Weights of one neuron block, or of one expert: each is a multiplication and an addition for a token.
+    pub block_weights: u64,
 }
 
 /// Bits that a weight takes, scales included, where a model is of several types.
@@ -85,6 +90,8 @@ impl Footprint {
             head_bytes: edge + norm_bytes(c),
             buffers_bytes: buffers_bytes(c),
             kv_bytes: KvCache::bytes_for(c, context, kv),
+            state_bytes: 0,
+            block_weights: block_weights(c) as u64,
         }
     }
 
@@ -94,12 +101,22 @@ impl Footprint {
         let attention = c.layers * c.hidden * (c.qkv_dim() + c.q_dim());
         let edge = bytes(c.vocab * c.hidden, bits.edges);
         Footprint {
-            block_bytes: bytes(of_cluster(c) * c.ffn_kind.rows() * c.hidden, bits.experts),
+            block_bytes: bytes(block_weights(c), bits.experts),
             attention_bytes: bytes(attention, bits.others) + small_bytes(c),
             embeddings_bytes: if c.tied { 0 } else { edge },
             head_bytes: edge + norm_bytes(c),
             ..Footprint::of_shape(c, Quant::Q8, context, kv)
         }
+    }
+
+    /// Device memory that a model needs beside predictors and neurons, with one sequence.
+    pub fn least_bytes(&self) -> u64 {
+        self.attention_bytes + self.head_bytes + self.buffers_bytes + self.state_bytes
+    }
+
+    /// Bytes that the device reads or writes for every token beside predictors and neurons.
+    pub fn always_bytes(&self) -> u64 {
+        self.attention_bytes + self.head_bytes + 2 * self.state_bytes
     }
 
     /// Bytes of all neuron blocks.
@@ -111,6 +128,11 @@ impl Footprint {
 /// Neurons that are placed as one.
 fn of_cluster(c: &ModelConfig) -> usize {
     if c.form.experts.is_some() { c.ffn } else { 1 }
+}
+
+/// Weights of what is placed as one.
+fn block_weights(c: &ModelConfig) -> usize {
+    of_cluster(c) * c.ffn_kind.rows() * c.hidden
 }
 
 /// A matrix with its rows as a device has them: padded, as a file that is read in place has them not.
@@ -195,7 +217,7 @@ pub enum PartName {
     Predictors,
     /// Keys and values of all sequences.
     Kv,
-    /// Working memory of a pass.
+    /// Working memory of a pass, and the states of all sequences in layers of linear attention.
     Buffers,
     /// Neuron blocks in slots; the host has all of them.
     FfnSlots,
@@ -323,7 +345,8 @@ pub fn plan(footprint: &Footprint, counts: &[Vec<u64>], machine: &MachineProfile
     let sequences = request.sequences.max(1);
     let kv_bytes = f.kv_bytes * sequences as u64;
     let kv_first = if request.kv == KvPlace::Device { kv_bytes } else { 0 };
-    let min_bytes = f.attention_bytes + f.head_bytes + request.predictor_bytes + f.buffers_bytes + kv_first;
+    let states = f.state_bytes * (sequences as u64 - 1);
+    let min_bytes = f.least_bytes() + states + request.predictor_bytes + kv_first;
     let kv_later = if request.kv == KvPlace::Auto { kv_bytes } else { 0 };
     let full_bytes = min_bytes + f.ffn_bytes() + kv_later + f.embeddings_bytes;
 
@@ -425,7 +448,7 @@ fn divide(f: &Footprint, request: &Request, slots_bytes: u64, mut rest: u64) -> 
         part(PartName::Head, (f.head_bytes, 0)),
         part(PartName::Predictors, (request.predictor_bytes, 0)),
         part(PartName::Kv, (kv, kv_bytes - kv)),
-        part(PartName::Buffers, (f.buffers_bytes, 0)),
+        part(PartName::Buffers, (f.buffers_bytes + f.state_bytes * wanted as u64, 0)),
         // The host keeps every neuron (dynamicinfer C.2), so a neuron that leaves the device need not be copied back.
         part(PartName::FfnSlots, (slots_bytes, f.ffn_bytes())),
     ];

@@ -237,6 +237,7 @@ fn of_simulate(settings: &[(String, Value)]) -> Result<simulate::Args> {
         copy_each: f.flag("copy_each")?,
         position: f.get("position")?.unwrap_or(POSITION),
         gap_ns: f.get("gap_ns")?.unwrap_or(0.0),
+        prefill: 0,
         plot: None,
         json: false,
     };

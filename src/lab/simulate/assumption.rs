@@ -72,7 +72,7 @@ impl Assumption {
 /// A budget of which `share` of the bytes that neurons had is left to them.
 fn with_neurons(case: &Case<'_>, vram: u64, share: f64) -> u64 {
     let real = case.real;
-    let fixed = real.attention_bytes + real.head_bytes + real.buffers_bytes + case.predictor_bytes;
+    let fixed = real.least_bytes() + case.predictor_bytes;
     // A byte more for each layer: budgets are divided among the trace's layers and rounded down.
     fixed + real.layers as u64 + (vram.saturating_sub(fixed) as f64 * share) as u64
 }

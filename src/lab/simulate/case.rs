@@ -1,5 +1,6 @@
 //! One model on one machine with one memory budget: its plan, and the simulated result of a policy.
 
+use super::prompts::{PromptOutcome, whole_layers};
 use super::{Calls, Outcome, SimulateOptions, experts_offload, layer_offload, scaled, simulate};
 use crate::error::{Error, Result};
 use crate::formats::machine_profile::MachineProfile;
@@ -43,6 +44,8 @@ pub struct Case<'a> {
     pub gap_ns: f64,
     /// Seed of random placements and of policies that draw random numbers.
     pub seed: u64,
+    /// Of a mixture with a device, tokens at the beginning of each text that are a prompt and are not decoded; 0 for none.
+    pub prompt: usize,
 }
 
 impl Case<'_> {
@@ -64,6 +67,36 @@ impl Case<'_> {
         self.real.kv_bytes / self.context.max(1) as u64 * self.position as u64
     }
 
+    /// That each text has a prompt of so many tokens, and a token behind it.
+    fn check_prompt(&self) -> Result<()> {
+        let (n, h) = (self.prompt, self.trace.header());
+        let bad = |why: String| Err(Error::Usage(format!("a prompt of {n} tokens: {why}")));
+        match h.texts.iter().map(|text| text.tokens).min() {
+            _ if n == 0 => Ok(()),
+            _ if self.real.experts_used.is_none() => {
+                bad("only those of mixtures are simulated; of other models a prompt is dense, whatever the policy"
+                    .into())
+            }
+            _ if self.vram.is_none() => bad("it is simulated beside a device; give --vram".into()),
+            Some(least) if least <= n => bad(format!("the trace's shortest text has {least}; record more of it")),
+            _ => Ok(()),
+        }
+    }
+
+    /// Prompts with whole layers of experts on the device, the others computed by the CPU, or copied if `copies` is set; `None` without
+    /// prompts.
+    ///
+    /// # Errors
+    /// [`Error::Usage`] for a trace that has no such prompts.
+    pub fn whole_layers(&self, copies: bool) -> Result<Option<PromptOutcome>> {
+        self.check_prompt()?;
+        if self.prompt == 0 {
+            return Ok(None);
+        }
+        let (on, texts) = (self.layer_offload().1, (Case::skip(self.trace)?, self.prompt));
+        Ok(whole_layers(self.trace, self.machine, self.real, (on, copies), texts))
+    }
+
     /// Simulates decoding under a policy.
     ///
     /// # Errors
@@ -80,6 +113,7 @@ impl Case<'_> {
                 parts(self.real.experts_used, self.real.ffn)
             )));
         }
+        self.check_prompt()?;
         let skip = Case::skip(self.trace)?;
         let history = frequencies(self.trace, |text| text < skip);
         let counts: Vec<Vec<u64>> =
@@ -104,7 +138,7 @@ impl Case<'_> {
                     Error::Memory(_) => Error::Memory(format!(
                         "a budget of {vram} bytes is below the {} that attention, head, predictors and buffers take on the \
                          device; give a larger --vram, or a smaller --quant",
-                        self.real.attention_bytes + self.real.head_bytes + self.real.buffers_bytes + self.predictor_bytes
+                        self.real.least_bytes() + self.predictor_bytes
                     )),
                     other => other,
                 })?;
@@ -130,6 +164,7 @@ impl Case<'_> {
             gap_ns: self.gap_ns,
             seed: self.seed,
             skip,
+            prompt: self.prompt,
         };
         simulate(self.trace, &setting)
     }

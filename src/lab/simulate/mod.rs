@@ -8,7 +8,8 @@
 //! gets a layer after its neurons were chosen, its decisions are sent over the link when the next layer begins, and it knows rates
 //! from what device and cache have counted by then.
 //!
-//! Of a mixture an expert stands where a neuron stands elsewhere: the CPU computes those that are missing, and waits for none.
+//! Of a mixture an expert stands where a neuron stands elsewhere: the CPU computes those that are missing, and waits for none. The first
+//! tokens of each text may be a prompt ([`prompts`]).
 //!
 //! A trace may be smaller than the model: [`scaled`] makes each of its neurons and layers stand for several.
 
@@ -17,7 +18,9 @@ pub mod calibration;
 pub mod case;
 pub mod chunks;
 pub mod papers;
+pub mod prompts;
 
+use self::prompts::{Asked, PromptCosts, PromptOutcome, PromptSum, engine_chunks};
 use super::link::cpu_ns;
 use super::trace_run::{Clock, Copies, OwnedDecision, TraceRun};
 use crate::cache::{PerTier, Tier};
@@ -48,6 +51,8 @@ pub fn scaled(real: &Footprint, layers: usize, ffn: usize) -> Footprint {
         head_bytes: part(real.head_bytes),
         buffers_bytes: part(real.buffers_bytes),
         kv_bytes: part(real.kv_bytes),
+        state_bytes: part(real.state_bytes),
+        block_weights: (real.block_weights as f64 * real.ffn as f64 / ffn as f64).round() as u64,
     }
 }
 
@@ -96,6 +101,8 @@ pub struct SimulateOptions<'a> {
     pub seed: u64,
     /// Number of texts at the beginning of the trace that are left out.
     pub skip: usize,
+    /// Of a mixture with a device, tokens at the beginning of each text that are a prompt; they are not decoded. 0 for none.
+    pub prompt: usize,
 }
 
 /// Mean time of a token by part, ms. Device and CPU compute an FFN at the same time; `ffn` is the slower of the two, with merging.
@@ -144,6 +151,8 @@ pub struct Outcome {
     pub moving: f64,
     /// Mean thresholds of the device and of the CPU: probability from which on they compute a neuron, times 255.
     pub thresholds: (f64, f64),
+    /// The texts' prompts, which the figures above do not contain; `None` if there were none.
+    pub prompt: Option<PromptOutcome>,
 }
 
 /// Times and sizes of one simulated layer and neuron.
@@ -177,7 +186,9 @@ impl Scale {
             layers: real.layers as f64 / layers as f64,
             neurons: real.ffn as f64 / ffn as f64,
             block_bytes: real.block_bytes as f64 * real.ffn as f64 / ffn as f64,
-            attention_ns: each(real.attention_bytes, weights) + each(setting.kv_bytes, m.dram_gb_s) + calls(3.0),
+            attention_ns: each(real.attention_bytes + 2 * real.state_bytes, weights)
+                + each(setting.kv_bytes, m.dram_gb_s)
+                + calls(3.0),
             predictor_ns: predictor,
             head_ns: real.head_bytes as f64 / weights + calls(1.0),
             sync_ns: Costs::of(m, real.block_bytes, real.hidden).t_sync_us * 1e3,
@@ -208,7 +219,12 @@ pub fn simulate_with(
     let mut first = 0;
     for (i, text) in texts.iter().enumerate() {
         if i >= setting.skip {
-            for token in first..first + text.tokens {
+            interrupt::check()?;
+            let prompt = setting.prompt.min(text.tokens);
+            if prompt > 0 {
+                sim.prompt(first, prompt);
+            }
+            for token in first + prompt..first + text.tokens {
                 interrupt::check()?;
                 sim.token(token, token == first, &mut decisions);
             }
@@ -226,6 +242,7 @@ struct Simulation<'a> {
     clock: Clock,
     tokens_ns: Vec<f64>,
     sum: Sum,
+    prompts: PromptSum,
 }
 
 #[derive(Default)]
@@ -280,7 +297,27 @@ impl<'a> Simulation<'a> {
             clock: Clock::default(),
             tokens_ns: Vec::new(),
             sum: Sum::default(),
+            prompts: PromptSum::default(),
         }
+    }
+
+    /// A text's prompt: what is in slots stays there, and the scheduler is told what the prompt's tokens have needed.
+    fn prompt(&mut self, first: usize, tokens: usize) {
+        let (trace, costs) = (self.trace, PromptCosts::of(self.setting.machine, self.setting.real));
+        let mut asked = Asked::default();
+        self.prompts.begin();
+        self.run.apply();
+        for chunk in engine_chunks(first, tokens) {
+            for layer in 0..trace.header().layers {
+                asked.count(trace, layer, chunk.clone());
+                self.run.find(layer);
+                let ns = costs.layer(chunk.len(), &asked, &self.run.here);
+                self.prompts.layer(ns, self.scale.layers, &asked, &self.run.here);
+                self.run.prompted(layer, chunk.len(), chunk.start == first, &asked.counts);
+                self.pass(ns.all, 0.0);
+            }
+        }
+        self.prompts.add(costs.head_ns, costs.head_ns);
     }
 
     fn token(&mut self, token: usize, begins: bool, decisions: &mut impl FnMut(usize, usize, &[OwnedDecision])) {
@@ -397,6 +434,7 @@ impl<'a> Simulation<'a> {
             link_busy: sum.link_busy * scale.layers / all_ns.max(1.0),
             moving: sum.moving as f64 / n,
             thresholds: (sum.thresholds.0 / layers, sum.thresholds.1 / layers),
+            prompt: self.prompts.outcome(self.setting.prompt, true),
         }
     }
 }
@@ -419,8 +457,8 @@ pub fn layer_offload(real: &Footprint, machine: &MachineProfile, vram: u64, kv_r
 /// Decoding a mixture with attention on the device and the experts of as many whole layers as `vram` bytes hold beside (llama.cpp's
 /// `--n-cpu-moe`): ms per token, and the number of these layers. A token reads `kv_read` bytes of keys and values from host memory.
 pub fn experts_offload(real: &Footprint, machine: &MachineProfile, vram: u64, kv_read: u64) -> (f64, usize) {
-    let always = real.attention_bytes + real.head_bytes;
-    let room = vram.saturating_sub(always + real.buffers_bytes);
+    let always = real.always_bytes();
+    let room = vram.saturating_sub(real.least_bytes());
     let on = (room / (real.block_bytes * real.ffn as u64)).min(real.layers as u64);
     let read = real.block_bytes as f64 * real.experts_used.unwrap_or(real.ffn) as f64;
     // Bytes over GB/s are nanoseconds.

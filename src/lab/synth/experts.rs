@@ -132,7 +132,7 @@ impl Routing {
 }
 
 /// After how many tokens experts of a layer are used again.
-struct Reuse {
+pub(super) struct Reuse {
     last: Vec<Option<usize>>,
     token: usize,
     uses: u64,
@@ -144,17 +144,17 @@ struct Reuse {
 }
 
 impl Reuse {
-    fn new(experts: usize) -> Reuse {
+    pub(super) fn new(experts: usize) -> Reuse {
         Reuse { last: vec![None; experts], token: 0, uses: 0, after: Vec::new(), cache: Vec::new(), hits: 0 }
     }
 
     /// A text or a layer begins.
-    fn begin(&mut self) {
+    pub(super) fn begin(&mut self) {
         self.last.fill(None);
         self.token = 0;
     }
 
-    fn token(&mut self, used: &[u32]) {
+    pub(super) fn token(&mut self, used: &[u32]) {
         for &expert in used {
             self.uses += 1;
             self.cached(expert);
@@ -180,7 +180,7 @@ impl Reuse {
         self.cache.push(expert);
     }
 
-    fn median(&self) -> f64 {
+    pub(super) fn median(&self) -> f64 {
         let half = self.uses as f64 / 2.0;
         let mut back = 0.0;
         for (after, &n) in self.after.iter().enumerate().skip(1) {
@@ -194,7 +194,7 @@ impl Reuse {
 }
 
 /// Minus the slope of log count over log rank, each rank weighted by its count.
-fn slope(counts: &[u64]) -> f64 {
+pub(super) fn slope(counts: &[u64]) -> f64 {
     let mut falling: Vec<f64> = counts.iter().filter(|&&n| n > 0).map(|&n| n as f64).collect();
     falling.sort_by(|a, b| b.total_cmp(a));
     let (mut w, mut x, mut y, mut xx, mut xy) = (0.0, 0.0, 0.0, 0.0, 0.0);
@@ -253,7 +253,7 @@ impl Router<'_> {
 }
 
 /// `0..n` in random order.
-fn shuffled(n: usize, prng: &mut Prng) -> Vec<usize> {
+pub(super) fn shuffled(n: usize, prng: &mut Prng) -> Vec<usize> {
     let mut all: Vec<usize> = (0..n).collect();
     (1..n).rev().for_each(|i| all.swap(i, prng.below(i as u64 + 1) as usize));
     all

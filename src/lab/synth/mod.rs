@@ -4,12 +4,14 @@
 pub mod experts;
 mod noise;
 mod predict;
+mod routing;
 mod shapes;
 mod sparse;
 pub mod trace;
 mod weights;
 
 pub use self::predict::{Distance, Draft, Statistics, pack_draft, write_predictor};
+pub use self::routing::{Law, Routing};
 pub use self::shapes::{footprint, shape};
 
 use self::noise::{SEGMENT, Stream};
@@ -60,8 +62,26 @@ pub struct Shape {
     /// Channels whose numbers are 20 to 100 times as large as the others where a layer's matrices read them, most in the first and last
     /// layers; the matrices' columns are as much smaller, so that the model computes the same.
     pub outliers: usize,
-    /// Makes each FFN a mixture: how many experts of [`Shape::ffn`] neurons a layer has, and how many of them a token. Only in a GGUF.
-    pub experts: Option<(usize, usize)>,
+    /// Makes each FFN a mixture. Only in a GGUF.
+    pub experts: Option<Mixture>,
+}
+
+/// The experts of a synthetic mixture.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Mixture {
+    /// Experts of [`Shape::ffn`] neurons in a layer.
+    pub count: usize,
+    /// How many of them a token has.
+    pub used: usize,
+    /// Which ones, where routing is planted; else each token has its own, and all are as frequent as any.
+    pub routing: Option<Routing>,
+}
+
+impl Mixture {
+    /// A mixture whose routing is flat.
+    pub const fn flat(count: usize, used: usize) -> Mixture {
+        Mixture { count, used, routing: None }
+    }
 }
 
 impl Shape {
@@ -84,7 +104,7 @@ impl Shape {
         let config = ModelConfig {
             family: "llama".into(),
             name: match self.experts {
-                Some((count, used)) => {
+                Some(Mixture { count, used, .. }) => {
                     format!("synth-{}x{}x{}-{used}of{count}", self.hidden, self.layers, self.ffn)
                 }
                 None => format!("synth-{}x{}x{}", self.hidden, self.layers, self.ffn),
@@ -123,8 +143,19 @@ impl Shape {
     }
 }
 
+impl Shape {
+    /// What has to be planted for the routing that is asked for; `None` where none is.
+    ///
+    /// # Errors
+    /// Those of [`Shape::config`] and [`Law::find`].
+    pub fn law(&self) -> Result<Option<Law>> {
+        let Some(Mixture { count, used, routing: Some(asked) }) = self.experts else { return Ok(None) };
+        Law::find(&self.config()?, (count, used), asked, self.seed).map(Some)
+    }
+}
+
 /// Mixtral's routing, which every reader of its GGUFs knows.
-fn mixtral((count, used): (usize, usize)) -> Experts {
+fn mixtral(Mixture { count, used, .. }: Mixture) -> Experts {
     Experts { count, used, scoring: Scoring::Softmax, normalised: true, reads: RouterInput::FfnNorm }
 }
 
@@ -298,11 +329,13 @@ pub fn write_gguf(
             ("ffn_down", Stream::Down, c.hidden, c.ffn),
         ] {
             match shape.experts {
-                Some((count, _)) => add(format!("blk.{l}.{part}_exps"), stream, l, quant, &[count, rows, cols]),
+                Some(Mixture { count, .. }) => {
+                    add(format!("blk.{l}.{part}_exps"), stream, l, quant, &[count, rows, cols])
+                }
                 None => add(format!("blk.{l}.{part}"), stream, l, quant, &[rows, cols]),
             }
         }
-        if let Some((count, _)) = shape.experts {
+        if let Some(Mixture { count, .. }) = shape.experts {
             add(format!("blk.{l}.ffn_gate_inp"), Stream::Router, l, Quant::F32, &[count, c.hidden]);
         }
     }

@@ -28,6 +28,8 @@ pub(super) enum Stream {
     /// Tokens to calibrate and to measure with.
     Tokens,
     Router,
+    /// What all tokens of a planted routing share, and the ranks of its experts.
+    Common,
 }
 
 /// The random numbers of a model, by position.

@@ -24,6 +24,50 @@ struct Mixture {
     experts: (usize, usize),
     quant: &'static str,
     bits: Bits,
+    hybrid: Option<Hybrid>,
+}
+
+/// What Qwen3.5 has beside attention and the experts that a router chooses. It is on the device before any of them.
+struct Hybrid {
+    /// One layer of so many has full attention, the others linear attention (gated delta net).
+    every: usize,
+    /// Of linear attention: heads of keys and of values, the dimension of both, and the positions that its convolution reads.
+    linear: [usize; 4],
+    /// Neurons of the expert that every token has.
+    shared: usize,
+}
+
+impl Hybrid {
+    /// Weights of all layers that a model of this shape with plain attention has not: queries with a gate as large; where attention is
+    /// linear its projections, gates and convolution instead; the shared expert and its gate.
+    fn more_weights(&self, c: &ModelConfig) -> usize {
+        let [k_heads, v_heads, dim, reach] = self.linear;
+        let (keys, values) = (k_heads * dim, v_heads * dim);
+        let plain = c.hidden * (c.qkv_dim() + c.q_dim());
+        let full = plain + c.hidden * c.q_dim();
+        // Queries, keys and values, a gate as large as the values, two numbers for each of their heads; back to the residual.
+        let linear = c.hidden * (2 * keys + 2 * values + 2 * v_heads) + reach * (2 * keys + values) + c.hidden * values;
+        let shared = 3 * c.hidden * self.shared + c.hidden;
+        let on = c.layers / self.every;
+        on * full + (c.layers - on) * linear + c.layers * shared - c.layers * plain
+    }
+
+    /// What all layers of linear attention keep of a sequence, in f32: a matrix for each head, and what the convolution reads of the past.
+    fn state_bytes(&self, c: &ModelConfig) -> usize {
+        let [k_heads, v_heads, dim, reach] = self.linear;
+        let layer = v_heads * dim * dim + (reach - 1) * (2 * k_heads + v_heads) * dim;
+        4 * layer * (c.layers - c.layers / self.every)
+    }
+
+    /// The sizes of the plain model with what is different here.
+    fn sizes(&self, c: &ModelConfig, bits: f64, plain: Footprint) -> Footprint {
+        Footprint {
+            attention_bytes: plain.attention_bytes + (self.more_weights(c) as f64 * bits / 8.0).round() as u64,
+            kv_bytes: plain.kv_bytes / self.every as u64,
+            state_bytes: self.state_bytes(c) as u64,
+            ..plain
+        }
+    }
 }
 
 /// A Q4_K_M takes 4.85 bits a weight over all, its head Q6_K.
@@ -31,8 +75,12 @@ const Q4_K_M: Bits = Bits { experts: 4.85, others: 4.85, edges: 6.5625 };
 /// As gpt-oss was published: experts in MXFP4; the rest in q8_0, as its GGUF has it.
 const MXFP4: Bits = Bits { experts: 4.25, others: 8.5, edges: 8.5 };
 
-const MIXTURES: [Mixture; 5] = [
+const MIXTURES: [Mixture; 6] = [
     mixture("qwen3-30b-a3b", [2048, 48, 768, 32, 4, 128, 151_936], (128, 8), ("Q4_K_M", Q4_K_M)),
+    Mixture {
+        hybrid: Some(Hybrid { every: 4, linear: [16, 32, 128, 4], shared: 512 }),
+        ..mixture("qwen3.5-35b-a3b", [2048, 40, 512, 16, 2, 256, 248_320], (256, 8), ("Q4_K_M", Q4_K_M))
+    },
     mixture("gpt-oss-20b", [2880, 24, 2880, 64, 8, 64, 201_088], (32, 4), ("MXFP4", MXFP4)),
     mixture("gpt-oss-120b", [2880, 36, 2880, 64, 8, 64, 201_088], (128, 4), ("MXFP4", MXFP4)),
     mixture("mixtral-8x7b", [4096, 32, 14_336, 32, 8, 128, 32_000], (8, 2), ("Q4_K_M", Q4_K_M)),
@@ -45,11 +93,11 @@ const fn mixture(
     experts: (usize, usize),
     (quant, bits): (&'static str, Bits),
 ) -> Mixture {
-    Mixture { name, sizes, experts, quant, bits }
+    Mixture { name, sizes, experts, quant, bits, hybrid: None }
 }
 
 /// Configuration of a model that is known by name and can be planned without its files. Of mixtures it has what decides about bytes:
-/// biases are left out.
+/// biases are left out. Of layers with linear attention and of shared experts it has nothing: [`footprint`] counts them.
 ///
 /// # Errors
 /// [`Error::Usage`] for another name.
@@ -78,7 +126,7 @@ pub fn shape(name: &str) -> Result<ModelConfig> {
         return Err(Error::Usage(format!("--shape {}: known are {}", excerpt(name), names.join(", "))));
     };
     let [hidden, layers, ffn, heads, kv_heads, head_dim, vocab] = m.sizes;
-    let (activation, active, experts) = (Activation::Silu, None, Some(m.experts));
+    let (activation, active, experts) = (Activation::Silu, None, Some(super::Mixture::flat(m.experts.0, m.experts.1)));
     // Its heads as if they divided the residual; what they are is set below.
     let shape = Shape {
         hidden,
@@ -115,11 +163,18 @@ pub fn shape(name: &str) -> Result<ModelConfig> {
 /// [`Error::Usage`] for a name that is not known.
 pub fn footprint(name: &str, quant: Option<Quant>, context: usize, kv: KvType) -> Result<(Footprint, String)> {
     let config = shape(name)?;
-    match (quant, MIXTURES.iter().find(|m| m.name == name)) {
-        (None, Some(m)) => Ok((Footprint::of_bits(&config, m.bits, context, kv), m.quant.into())),
-        (quant, _) => {
-            let quant = quant.unwrap_or(Quant::F16);
-            Ok((Footprint::of_shape(&config, quant, context, kv), quant.name().into()))
-        }
-    }
+    let of_quant = |quant| Footprint::of_shape(&config, quant, context, kv);
+    let Some(m) = MIXTURES.iter().find(|m| m.name == name) else {
+        let quant = quant.unwrap_or(Quant::F16);
+        return Ok((of_quant(quant), quant.name().into()));
+    };
+    let (plain, bits, called) = match quant {
+        None => (Footprint::of_bits(&config, m.bits, context, kv), m.bits.others, m.quant),
+        Some(q) => (of_quant(q), 8.0 * q.row_bytes(config.hidden) as f64 / config.hidden as f64, q.name()),
+    };
+    let sizes = match &m.hybrid {
+        Some(hybrid) => hybrid.sizes(&config, bits, plain),
+        None => plain,
+    };
+    Ok((sizes, called.into()))
 }

@@ -2,6 +2,7 @@
 
 use super::Shape;
 use super::noise::{Noise, Stream};
+use super::routing::{EMBEDDING, Planted};
 use super::sparse::Sparse;
 use crate::error::Result;
 use crate::model::config::ModelConfig;
@@ -11,6 +12,7 @@ pub(super) struct Weights {
     pub(super) config: ModelConfig,
     noise: Noise,
     pub(super) sparse: Option<Sparse>,
+    planted: Option<Planted>,
     /// Channels that are larger than the others.
     outliers: Vec<usize>,
 }
@@ -22,7 +24,8 @@ impl Weights {
         // Anywhere, and nowhere near each other.
         let place = |i: usize| (i * 2 + 1) * config.hidden / (2 * shape.outliers) + i % 7;
         let outliers = (0..shape.outliers).map(|i| place(i) % config.hidden).collect();
-        Ok(Weights { config, noise, sparse, outliers })
+        let planted = shape.law()?.map(|law| Planted::new(&config, noise, law));
+        Ok(Weights { config, noise, sparse, planted, outliers })
     }
 
     /// Row `r` of a matrix; `Down` has one row per neuron.
@@ -31,7 +34,12 @@ impl Weights {
             (Stream::Embed, Some(sparse)) => sparse.embedding(self.noise, r, out),
             (Stream::Head, Some(sparse)) => sparse.head(self.noise, r, out),
             (Stream::Gate, Some(sparse)) => sparse.gate(self.noise, layer, r, out),
-            _ => self.noise.fill(stream, layer, r, 0, self.deviation(stream), out),
+            _ => {
+                let deviation = self.deviation(stream);
+                if !self.planted.as_ref().is_some_and(|planted| planted.row(stream, layer, r, deviation, out)) {
+                    self.noise.fill(stream, layer, r, 0, deviation, out);
+                }
+            }
         }
         if matches!(stream, Stream::Q | Stream::K | Stream::V | Stream::Gate | Stream::Up | Stream::Router) {
             self.outliers.iter().enumerate().for_each(|(i, &channel)| out[channel] /= self.factor(layer, i));
@@ -75,9 +83,7 @@ impl Weights {
     fn deviation(&self, stream: Stream) -> f32 {
         let c = &self.config;
         match (stream, &self.sparse) {
-            // What layers add to it is most of a residual that begins small, and much the same for all tokens of a text: they would share their
-            // experts. Like this each token has its own, and all experts are equally frequent.
-            (Stream::Embed, None) if c.form.experts.is_some() => 8.0,
+            (Stream::Embed, None) if c.form.experts.is_some() => EMBEDDING,
             (Stream::O, Some(sparse)) => sparse.o_deviation,
             (Stream::Down, Some(sparse)) => sparse.down_deviation,
             (Stream::O, None) => 1.0 / (c.q_dim() as f32).sqrt(),
