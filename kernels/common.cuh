@@ -49,6 +49,22 @@ __device__ __forceinline__ int dp4a(int a, int b, int sum) {
     asm("dp4a.s32.s32 %0, %1, %2, %3;" : "=r"(out) : "r"(a), "r"(b), "r"(sum));
     return out;
 }
+// d += a b, by the tensor cores: all lanes of a warp call it together, and each has a part of the matrices (the PTX ISA's fragments).
+// With g = lane / 4 and t = lane % 4, a [16, 8] of f16: a0 has numbers 2t and 2t + 1 of row g, a1 those of row g + 8; b [8, 8]: the
+// same numbers of column g; d [16, 8] f32: columns 2t and 2t + 1 of row g, then of row g + 8. These are the shapes that every card from
+// sm_75 on has. In which order and with which rounding a card adds up floats is its own.
+__device__ __forceinline__ void mma_halves(float (&d)[4], u32 a0, u32 a1, u32 b) {
+    asm volatile("mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5}, {%6}, {%0, %1, %2, %3};"
+                 : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+                 : "r"(a0), "r"(a1), "r"(b));
+}
+// The same of signed bytes, exactly: a [8, 16]: bytes 4t to 4t + 4 of row g; b [16, 8]: the same of column g; d [8, 8] of int: columns
+// 2t and 2t + 1 of row g.
+__device__ __forceinline__ void mma_bytes(int (&d)[2], u32 a, u32 b) {
+    asm volatile("mma.sync.aligned.m8n8k16.row.col.s32.s8.s8.s32 {%0, %1}, {%2}, {%3}, {%0, %1};"
+                 : "+r"(d[0]), "+r"(d[1])
+                 : "r"(a), "r"(b));
+}
 // Weights are read once: they must not push the inputs, which are read by every warp, out of L1. Nothing writes them while a
 // kernel runs, so these are functions of their address, and the compiler may move them.
 __device__ __forceinline__ uint4 load_once(const uint4 *at) {

@@ -10,11 +10,13 @@
 //             shared memory. dense_neurons_q8_0, _q4_0: 16 neurons (plain: 32) by 32 columns, 37888 bytes.
 //             dense_neurons_any: as f32, rows of the types in `types`, a byte for each row of a neuron; x is f32, rounded as codes are.
 //           dense_down_<type>: 128 numbers of a row by 64 columns, grid (ceil(cols / 128), ceil(n / 64)), 26112 bytes.
+//           By tensor cores dense_neurons_tensor_f16 and dense_down_tensor_f16, x and a as [n, halved_bytes]: tiles of the same sizes,
+//             27648 bytes. dense_neurons_tensor_q8_0, _q4_0: as without them, to the bit, 48128 bytes; down is dense_down_<type>.
 //
 // A slot without a neuron may hold anything, and may be written to meanwhile: what is made of it stays in numbers of its own, which
 // are not stored.
 #include "activation.cuh"
-#include "tiles.cuh"
+#include "tensor_tiles.cuh"
 
 struct Neurons {
     const u8 *blocks;
@@ -108,8 +110,9 @@ template <int QUANT> __device__ __forceinline__ void float_neurons(const Neurons
     Room::count(ffn, first, neurons, active);
 }
 
-template <int QUANT> __device__ __forceinline__ void grouped_neurons(const Neurons &ffn, const void *x, int cols, int) {
-    using Tile = GroupedTile<QUANT>;
+template <int QUANT, class Products>
+__device__ __forceinline__ void grouped_neurons(const Neurons &ffn, const void *x, int cols, int) {
+    using Tile = GroupedTile<QUANT, Products>;
     using Room = Sums<16, 17, Tile::COLUMNS>;
     const bool plain = ffn.kind == PLAIN;
     const int neurons = plain ? 32 : 16, first = blockIdx.x * neurons, first_column = blockIdx.y * Tile::COLUMNS;
@@ -118,14 +121,36 @@ template <int QUANT> __device__ __forceinline__ void grouped_neurons(const Neuro
         const int slot = first + (plain ? r : r % 16);
         return slot < ffn.slots ? ffn.blocks + size_t(slot) * block + (plain ? 0 : r / 16 * row) : nullptr;
     };
-    float sums[Tile::R][Tile::C] = {};
+    float sums[4] = {};
     Tile::dots(rows, x, first_column, cols, ffn.n, sums);
 #pragma unroll
-    for (int r = 0; r < Tile::R; r++) {
-#pragma unroll
-        for (int c = 0; c < Tile::C; c++) *Room::at(r, Tile::column() + c * 16, Tile::row()) = sums[r][c];
-    }
+    for (int i = 0; i < 4; i++) *Room::at(Tile::row(i) / 16, Tile::column(i), Tile::row(i) % 16) = sums[i];
     Room::count(ffn, first, neurons, Room::store(ffn, first, neurons, [=](int c) { return first_column + c; }));
+}
+
+__device__ __forceinline__ void half_neurons(const Neurons &ffn, const u8 *x, int cols, int) {
+    // Half of the columns at a time: those of four warps.
+    constexpr int WIDTH = HalfTile::COLUMNS / 2;
+    using Room = Sums<SET, SET + 4, WIDTH>;
+    const bool plain = ffn.kind == PLAIN;
+    const int neurons = plain ? 2 * SET : SET, first = blockIdx.x * neurons, first_column = blockIdx.y * HalfTile::COLUMNS;
+    const size_t row = row_bytes<F16>(cols), block = row * (plain ? 2 : 3);
+    const auto rows = [&](int r) {
+        const int slot = first + (plain ? r : r % SET);
+        return slot < ffn.slots ? ffn.blocks + size_t(slot) * block + (plain ? 0 : r / SET * row) : nullptr;
+    };
+    HalfTile::Out sums = {};
+    HalfTile::dots(rows, x, first_column, cols, ffn.n, sums);
+    u32 active = 0;
+#pragma unroll 1
+    for (int start = 0; start < HalfTile::COLUMNS; start += WIDTH) {
+        if (HalfTile::first_column() == start)
+            HalfTile::each(sums, x, first_column, cols, ffn.n, [=](int r, int column, float sum) {
+                *Room::at(r / SET, column - start, r % SET) = sum;
+            });
+        active += Room::store(ffn, first, neurons, [=](int c) { return first_column + start + c; });
+    }
+    Room::count(ffn, first, neurons, active);
 }
 
 // Numbers `start` to `start` + 128 of a down row, unit by unit; `to` is where number `start` of the row stands
@@ -209,21 +234,84 @@ __device__ __forceinline__ void dense_down(const u8 *blocks, const u32 *bucket, 
     }
 }
 
-#define DEFINE(QUANT, type, NEURONS, INPUT)                                                                                    \
+// Down rows lie along the sum's neighbours, and a fragment wants numbers of two slots in a word: they are put together on their way into
+// the room, where words of the numbers stand side by side.
+__device__ __forceinline__ void half_down(const u8 *blocks, const u32 *bucket, const u8 *a, float *out, int cols, int slots, int n,
+                                          int rows) {
+    using Tile = HalfTile;
+    constexpr int PAIRS = 2, UNITS = Tile::ROWS / Tile::UNIT;
+    const int first = blockIdx.x * Tile::ROWS, first_column = blockIdx.y * Tile::COLUMNS;
+    const size_t row = row_bytes<F16>(cols), block = row * rows, down = row * (rows - 1);
+    uint4 of_rows[PAIRS][2], of_columns[Tile::OF_COLUMNS];
+    const auto bring = [&](int start) {
+#pragma unroll
+        for (int i = 0; i < PAIRS; i++) {
+            const int t = threadIdx.x + i * THREADS, number = first + t % UNITS * Tile::UNIT;
+#pragma unroll
+            for (int k = 0; k < 2; k++) {
+                const int slot = start + t / UNITS * 2 + k;
+                const bool there = slot < slots && number < cols && bucket[slot] != NONE;
+                const u8 *const from = blocks + size_t(slot) * block + down + size_t(number) * 2;
+                of_rows[i][k] = there ? *reinterpret_cast<const uint4 *>(from) : make_uint4(0, 0, 0, 0);
+            }
+        }
+        Tile::bring_columns(of_columns, a, first_column, start, slots, n);
+    };
+    const auto low = [](u32 one, u32 two) { return __byte_perm(one, two, 0x5410); };
+    const auto high = [](u32 one, u32 two) { return __byte_perm(one, two, 0x7632); };
+    Tile::Out sums = {};
+    bring(0);
+    for (int start = 0; start < slots; start += Tile::STEP) {
+#pragma unroll
+        for (int i = 0; i < PAIRS; i++) {
+            const int t = threadIdx.x + i * THREADS;
+            const uint4 one = of_rows[i][0], two = of_rows[i][1];
+            uint4 *const to = reinterpret_cast<uint4 *>(Tile::rows() + t / UNITS * Tile::BESIDE + t % UNITS * Tile::UNIT);
+            to[0] = make_uint4(low(one.x, two.x), high(one.x, two.x), low(one.y, two.y), high(one.y, two.y));
+            to[1] = make_uint4(low(one.z, two.z), high(one.z, two.z), low(one.w, two.w), high(one.w, two.w));
+        }
+        Tile::put_columns(of_columns);
+        __syncthreads();
+        bring(start + Tile::STEP);
+        Tile::multiply<1, Tile::BESIDE>(sums);
+        __syncthreads();
+    }
+    Tile::each(sums, a, first_column, slots, n, [=](int i, int column, float sum) {
+        if (first_column + column < n && first + i < cols) out[size_t(first_column + column) * cols + first + i] += sum;
+    });
+}
+
+#define DEFINE_NEURONS(type, NEURONS, INPUT)                                                                                   \
     KERNEL __launch_bounds__(256, 2)                                                                                           \
         dense_neurons_##type(const u8 *blocks, const u32 *bucket, const float *up_bias, const INPUT *x, float *a, u32 *counts, \
                              int cols, int slots, int n, int ffn, int kind, int activation, float parameter, float cut,        \
                              int types) {                                                                                      \
         u32 *const part = counts + size_t(blockIdx.y) * ffn;                                                                   \
-        NEURONS<QUANT>({blocks, bucket, up_bias, a, part, slots, n, kind, activation, parameter, cut}, x, cols, types);        \
-    }                                                                                                                          \
+        NEURONS({blocks, bucket, up_bias, a, part, slots, n, kind, activation, parameter, cut}, x, cols, types);               \
+    }
+#define DEFINE_DOWN(QUANT, type)                                                                                               \
     KERNEL __launch_bounds__(256) dense_down_##type(const u8 *blocks, const u32 *bucket, const float *a, float *out, int cols, \
                                                     int slots, int n, int rows, int types) {                                   \
         dense_down<QUANT>(blocks, bucket, a, out, cols, slots, n, rows, types);                                                \
     }
-DEFINE(F32, f32, float_neurons, float)
-DEFINE(F16, f16, float_neurons, float)
-DEFINE(Q8, q8_0, grouped_neurons, void)
-DEFINE(Q4, q4_0, grouped_neurons, void)
-DEFINE(ANY, any, float_neurons, float)
-#undef DEFINE
+#define COMMA ,
+DEFINE_NEURONS(f32, float_neurons<F32>, float)
+DEFINE_NEURONS(f16, float_neurons<F16>, float)
+DEFINE_NEURONS(q8_0, grouped_neurons<Q8 COMMA LaneProducts>, void)
+DEFINE_NEURONS(q4_0, grouped_neurons<Q4 COMMA LaneProducts>, void)
+DEFINE_NEURONS(any, float_neurons<ANY>, float)
+DEFINE_NEURONS(tensor_f16, half_neurons, u8)
+DEFINE_NEURONS(tensor_q8_0, grouped_neurons<Q8 COMMA TensorProducts>, void)
+DEFINE_NEURONS(tensor_q4_0, grouped_neurons<Q4 COMMA TensorProducts>, void)
+DEFINE_DOWN(F32, f32)
+DEFINE_DOWN(F16, f16)
+DEFINE_DOWN(Q8, q8_0)
+DEFINE_DOWN(Q4, q4_0)
+DEFINE_DOWN(ANY, any)
+#undef DEFINE_NEURONS
+#undef DEFINE_DOWN
+
+KERNEL __launch_bounds__(256, 2) dense_down_tensor_f16(const u8 *blocks, const u32 *bucket, const u8 *a, float *out, int cols,
+                                                       int slots, int n, int rows, int) {
+    half_down(blocks, bucket, a, out, cols, slots, n, rows);
+}

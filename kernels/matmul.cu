@@ -7,7 +7,9 @@
 //           matmul_any: as these, rows of any `type`.
 //           matmul_wide_f32, matmul_wide_f16: 128 rows by 64 columns, 26112 bytes.
 //           matmul_q8_0, matmul_q4_0: 32 rows by 32 columns, 37888 bytes.
-#include "tiles.cuh"
+//           matmul_tensor_f16: by tensor cores, x is [n, halved_bytes]: 128 rows by 64 columns, 27648 bytes.
+//           matmul_tensor_q8_0, matmul_tensor_q4_0: 32 rows by 32 columns, 48128 bytes; the same bits as without tensor cores.
+#include "tensor_tiles.cuh"
 
 __device__ __forceinline__ void finish(float *out, const float *bias, int row, int rows, int column, int n, int then, int stride,
                                        float sum) {
@@ -42,22 +44,30 @@ __device__ __forceinline__ void float_matmul(const u8 *weights, const float *x, 
     }
 }
 
-template <int QUANT>
+template <int QUANT, class Products>
 __device__ __forceinline__ void grouped_matmul(const u8 *weights, const void *x, const float *bias, float *out, int rows, int cols,
                                                int n, int then, int stride, int) {
-    using Tile = GroupedTile<QUANT>;
+    using Tile = GroupedTile<QUANT, Products>;
     const int first_row = blockIdx.x * Tile::ROWS, first_column = blockIdx.y * Tile::COLUMNS;
     const size_t bytes = row_bytes<QUANT>(cols);
     const auto at = [=](int r) { return first_row + r < rows ? weights + size_t(first_row + r) * bytes : nullptr; };
-    float sums[Tile::R][Tile::C] = {};
+    float sums[4] = {};
     Tile::dots(at, x, first_column, cols, n, sums);
 #pragma unroll
-    for (int r = 0; r < Tile::R; r++) {
-#pragma unroll
-        for (int c = 0; c < Tile::C; c++)
-            finish(out, bias, first_row + Tile::row() + r * 16, rows, first_column + Tile::column() + c * 16, n, then, stride,
-                   sums[r][c]);
-    }
+    for (int i = 0; i < 4; i++)
+        finish(out, bias, first_row + Tile::row(i), rows, first_column + Tile::column(i), n, then, stride, sums[i]);
+}
+
+__device__ __forceinline__ void half_matmul(const u8 *weights, const u8 *x, const float *bias, float *out, int rows, int cols, int n,
+                                            int then, int stride, int) {
+    const int first_row = blockIdx.x * HalfTile::ROWS, first_column = blockIdx.y * HalfTile::COLUMNS;
+    const size_t bytes = row_bytes<F16>(cols);
+    const auto at = [=](int r) { return first_row + r < rows ? weights + size_t(first_row + r) * bytes : nullptr; };
+    HalfTile::Out sums = {};
+    HalfTile::dots(at, x, first_column, cols, n, sums);
+    HalfTile::each(sums, x, first_column, cols, n, [=](int row, int column, float sum) {
+        finish(out, bias, first_row + row, rows, first_column + column, n, then, stride, sum);
+    });
 }
 
 #define DEFINE(name, MATMUL, INPUT, BLOCKS)                                                                               \
@@ -71,6 +81,9 @@ DEFINE(f16, float_matmul<F16 COMMA 1 COMMA 2>, float, 1)
 DEFINE(any, float_matmul<ANY COMMA 1 COMMA 2>, float, 1)
 DEFINE(wide_f32, float_matmul<F32 COMMA 2 COMMA 4>, float, 2)
 DEFINE(wide_f16, float_matmul<F16 COMMA 2 COMMA 4>, float, 2)
-DEFINE(q8_0, grouped_matmul<Q8>, void, 2)
-DEFINE(q4_0, grouped_matmul<Q4>, void, 2)
+DEFINE(q8_0, grouped_matmul<Q8 COMMA LaneProducts>, void, 2)
+DEFINE(q4_0, grouped_matmul<Q4 COMMA LaneProducts>, void, 2)
+DEFINE(tensor_f16, half_matmul, u8, 2)
+DEFINE(tensor_q8_0, grouped_matmul<Q8 COMMA TensorProducts>, void, 2)
+DEFINE(tensor_q4_0, grouped_matmul<Q4 COMMA TensorProducts>, void, 2)
 #undef DEFINE

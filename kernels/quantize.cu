@@ -1,9 +1,10 @@
 // Computes: int8 codes and steps of groups of 32 inputs, bit for bit those of cpu::Columns; round_inputs: each code times its step, for
-//           rows of any type.
+//           rows of any type; halves: inputs rounded to f16, for tensor cores.
 // Shapes:   x [n, cols] f32, cols a multiple of 32; coded [n, ceil(cols / 512)] packs of 512 codes and 16 steps (rows.cuh).
-//           What lies behind the last group is not written, and nobody reads it. rounded [n, cols] f32.
-// Moves:    reads 4 bytes, writes 1.125 a number, or 4.
-// Launch:   a warp per group: grid (ceil(cols / 32 / warps), n), no shared memory.
+//           What lies behind the last group is not written, and nobody reads it. rounded [n, cols] f32. halved [n, halved_bytes],
+//           of any number of columns.
+// Moves:    reads 4 bytes, writes 1.125 a number, or 4. halves: reads 4 twice, writes 2.
+// Launch:   a warp per group: grid (ceil(cols / 32 / warps), n), no shared memory. halves: 256 threads per column, grid (n), 32 bytes.
 #include "rows.cuh"
 
 // The code of this lane's number of a group, and the group's step. Of a step so small that its inverse is infinite only the low byte of
@@ -36,4 +37,23 @@ KERNEL __launch_bounds__(256) round_inputs(const float *x, float *rounded, int c
     float step;
     const int code = code_of(x[at], step);
     rounded[at] = float(code) * step;
+}
+
+KERNEL __launch_bounds__(256) halves(const float *x, u8 *halved, int cols) {
+    float *const room = reinterpret_cast<float *>(dynamic_shared); // [warps]
+    const float *const from = x + size_t(blockIdx.x) * cols;
+    u8 *const to = halved + blockIdx.x * halved_bytes(cols);
+    const int numbers = halved_numbers(cols);
+    float most = 0.0f;
+    for (int i = threadIdx.x; i < cols; i += blockDim.x) most = fmaxf(most, fabsf(from[i]));
+    most = warp_max(most);
+    if (threadIdx.x % WARP == 0) room[threadIdx.x / WARP] = most;
+    __syncthreads();
+    for (int w = 0; w < int(blockDim.x) / WARP; w++) most = fmaxf(most, room[w]);
+    // Exponents with their bias of 127. The power stays one whose inverse is a normal number, too.
+    const u32 power = min(268u - (__float_as_uint(most) >> 23), 253u);
+    const float scale = __uint_as_float(power << 23);
+    for (int i = threadIdx.x; i < numbers; i += blockDim.x)
+        reinterpret_cast<u16 *>(to)[i] = i < cols ? float_to_half(from[i] * scale) : 0;
+    if (threadIdx.x == 0) reinterpret_cast<float *>(to + numbers * 2)[0] = __uint_as_float((254u - power) << 23);
 }

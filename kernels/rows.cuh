@@ -7,6 +7,11 @@
 constexpr int CODED_PACK = PACK + PACK / GROUP * 4;
 __device__ __forceinline__ int coded_bytes(int cols) { return (cols + PACK - 1) / PACK * CODED_PACK; }
 
+// f16 inputs of a column for tensor cores: its numbers times a power of two, which brings the largest to 2^14 or above so that none is
+// out of f16's range; zeros up to a multiple of 32; then 16 bytes, of which the first four are the f32 that undoes the power.
+__device__ __forceinline__ int halved_numbers(int cols) { return (cols + 31) / 32 * 32; }
+__device__ __forceinline__ size_t halved_bytes(int cols) { return size_t(halved_numbers(cols)) * 2 + 16; }
+
 // Where the rows of a neuron block begin: the first at its beginning, then the second, down last.
 template <int QUANT> struct BlockForm {
     // A block is far below 2 GiB: whole numbers of 32 bits take half the registers.

@@ -102,24 +102,59 @@ template <int S, int C> struct FloatTile {
     }
 };
 
-// Grouped rows: 32 rows by 32 columns, a pack a step as int8 in a pack's order: word k * 16 + g has numbers 4k to 4k + 4 of group g.
-// Plain groups behind the last pack are brought into the same order, and groups that are not there have no scale. A thread has rows
-// row() and row() + 16, columns column() and column() + 16.
-template <int QUANT> struct GroupedTile {
-    static constexpr int ROWS = 32, COLUMNS = 32, R = 2, C = 2, GROUPS = PACK / GROUP;
+// How the threads of a tile of 32 grouped rows by 32 columns multiply a pack: where word k of group g, numbers 4k to 4k + 4, stands in the
+// room of a row or column; which four sums a thread has; and dp4a.
+struct LaneProducts {
     // 16 bytes more than a pack: threads beside each other read rows beside each other.
-    static constexpr int STRIDE = PACK / 4 + 4;
+    static constexpr int GROUPS = PACK / GROUP, STRIDE = PACK / 4 + 4, SCALES = GROUPS;
 
-    static __device__ __forceinline__ int row() { return threadIdx.x % 16; }
-    static __device__ __forceinline__ int column() { return threadIdx.x / 16; }
+    static __device__ __forceinline__ int place(int k, int g) { return k * GROUPS + g; }
+    static __device__ __forceinline__ int row(int i) { return threadIdx.x % 16 + i / 2 * 16; }
+    static __device__ __forceinline__ int column(int i) { return threadIdx.x / 16 + i % 2 * 16; }
 
-    // sums[r][c] = row `at(row() + 16 r)` · column first_column + column() + 16 c. `at` gives where a row begins, or null.
+    // sums += products of rows w and columns v, both [32, STRIDE], times their scales and steps, [32, SCALES].
+    static __device__ __forceinline__ void multiply(const u32 *w, const u32 *v, const float *scales, const float *steps,
+                                                    float (&sums)[4]) {
+#pragma unroll 1
+        for (int quad = 0; quad < GROUPS / 4; quad++) {
+            int dots[4][4] = {};
+            // All eight at once would fill the registers, and one block a multiprocessor waits for itself.
+#pragma unroll 4
+            for (int k = 0; k < 8; k++) {
+                uint4 here[2], there[2];
+#pragma unroll
+                for (int i = 0; i < 2; i++) {
+                    here[i] = *reinterpret_cast<const uint4 *>(v + column(i) * STRIDE + place(k, quad * 4));
+                    there[i] = *reinterpret_cast<const uint4 *>(w + row(i * 2) * STRIDE + place(k, quad * 4));
+                }
+#pragma unroll
+                for (int i = 0; i < 4; i++) four_dots(there[i / 2], here[i % 2], dots[i]);
+            }
+#pragma unroll
+            for (int g = 0; g < 4; g++) {
+#pragma unroll
+                for (int i = 0; i < 4; i++) {
+                    const float scale = scales[row(i) * SCALES + quad * 4 + g], step = steps[column(i) * SCALES + quad * 4 + g];
+                    sums[i] = fmaf(scale * step, float(dots[i][g]), sums[i]);
+                }
+            }
+        }
+    }
+};
+
+// Grouped rows: 32 rows by 32 columns, a pack a step as int8, placed as `Products` want it. Plain groups behind the last pack are brought
+// into the same order, and groups that are not there have no scale.
+template <int QUANT, class Products> struct GroupedTile : Products {
+    static constexpr int ROWS = 32, COLUMNS = 32, GROUPS = PACK / GROUP;
+    using Products::STRIDE, Products::SCALES;
+
+    // sums[i] = row `at(row(i))` · column first_column + column(i). `at` gives where a row begins, or null.
     template <class At>
-    static __device__ __forceinline__ void dots(At at, const void *input, int first_column, int cols, int n, float (&sums)[R][C]) {
+    static __device__ __forceinline__ void dots(At at, const void *input, int first_column, int cols, int n, float (&sums)[4]) {
         u32 *const w = reinterpret_cast<u32 *>(dynamic_shared);                // [ROWS, STRIDE]
         u32 *const v = w + ROWS * STRIDE;                                      // [COLUMNS, STRIDE]
-        float *const scales = reinterpret_cast<float *>(v + COLUMNS * STRIDE); // [ROWS, GROUPS]
-        float *const steps = scales + ROWS * GROUPS;                           // [COLUMNS, GROUPS]
+        float *const scales = reinterpret_cast<float *>(v + COLUMNS * STRIDE); // [ROWS, SCALES]
+        float *const steps = scales + ROWS * SCALES;                           // [COLUMNS, SCALES]
         const int number_bytes = QUANT == Q8 ? cols : cols / 2;
         for (int start = 0; start < cols; start += PACK) {
             const bool packed = start + PACK <= cols;
@@ -132,13 +167,13 @@ template <int QUANT> struct GroupedTile {
                 const bool there = from != nullptr && i < groups * GROUP_WORDS;
                 const u32 word = there ? reinterpret_cast<const u32 *>(from + start / GROUP * (GROUP_WORDS * 4))[i] : 0;
                 const int group = packed ? i % 16 : i / GROUP_WORDS, k = packed ? i / 16 : i % GROUP_WORDS;
-                u32 *const to = w + r * STRIDE + group;
+                u32 *const to = w + r * STRIDE;
                 if (QUANT == Q8) {
-                    to[k * 16] = word;
+                    to[Products::place(k, group)] = word;
                 } else {
                     // In a pack the high half bytes are the register behind, in a plain group the second half of the group.
-                    to[(packed ? 2 * k : k) * 16] = low_codes(word);
-                    to[(packed ? 2 * k + 1 : k + 4) * 16] = high_codes(word);
+                    to[Products::place(packed ? 2 * k : k, group)] = low_codes(word);
+                    to[Products::place(packed ? 2 * k + 1 : k + 4, group)] = high_codes(word);
                 }
             }
             for (int t = threadIdx.x; t < COLUMNS * (PACK / 4); t += THREADS) {
@@ -146,51 +181,22 @@ template <int QUANT> struct GroupedTile {
                 const bool there = first_column + c < n && i < groups * (GROUP / 4);
                 const u8 *from = input_from(input, first_column + c, cols).codes + start / PACK * CODED_PACK;
                 const u32 word = there ? reinterpret_cast<const u32 *>(from)[i] : 0;
-                v[c * STRIDE + (packed ? i : i % 8 * 16 + i / 8)] = word;
+                v[c * STRIDE + (packed ? Products::place(i / 16, i % 16) : Products::place(i % 8, i / 8))] = word;
             }
             for (int t = threadIdx.x; t < (ROWS + COLUMNS) * GROUPS; t += THREADS) {
                 const int r = t / GROUPS % ROWS, g = t % GROUPS;
                 if (t < ROWS * GROUPS) {
                     const u8 *const row = at(r);
                     const u16 *const from = reinterpret_cast<const u16 *>(row + number_bytes) + start / GROUP;
-                    scales[r * GROUPS + g] = g < groups && row != nullptr ? half_to_float(from[g]) : 0.0f;
+                    scales[r * SCALES + g] = g < groups && row != nullptr ? half_to_float(from[g]) : 0.0f;
                 } else {
                     const u8 *from = input_from(input, first_column + r, cols).codes + start / PACK * CODED_PACK + PACK;
                     const bool there = g < groups && first_column + r < n;
-                    steps[r * GROUPS + g] = there ? reinterpret_cast<const float *>(from)[g] : 0.0f;
+                    steps[r * SCALES + g] = there ? reinterpret_cast<const float *>(from)[g] : 0.0f;
                 }
             }
             __syncthreads();
-#pragma unroll 1
-            for (int quad = 0; quad < GROUPS / 4; quad++) {
-                int dots[R][C][4] = {};
-                // All eight at once would fill the registers, and one block a multiprocessor waits for itself.
-#pragma unroll 4
-                for (int k = 0; k < 8; k++) {
-                    uint4 here[C];
-#pragma unroll
-                    for (int c = 0; c < C; c++)
-                        here[c] = *reinterpret_cast<const uint4 *>(v + (column() + c * 16) * STRIDE + k * 16 + quad * 4);
-#pragma unroll
-                    for (int r = 0; r < R; r++) {
-                        const uint4 there = *reinterpret_cast<const uint4 *>(w + (row() + r * 16) * STRIDE + k * 16 + quad * 4);
-#pragma unroll
-                        for (int c = 0; c < C; c++) four_dots(there, here[c], dots[r][c]);
-                    }
-                }
-#pragma unroll
-                for (int g = 0; g < 4; g++) {
-#pragma unroll
-                    for (int r = 0; r < R; r++) {
-#pragma unroll
-                        for (int c = 0; c < C; c++) {
-                            const float scale = scales[(row() + r * 16) * GROUPS + quad * 4 + g];
-                            const float step = steps[(column() + c * 16) * GROUPS + quad * 4 + g];
-                            sums[r][c] = fmaf(scale * step, float(dots[r][c][g]), sums[r][c]);
-                        }
-                    }
-                }
-            }
+            Products::multiply(w, v, scales, steps, sums);
             __syncthreads();
         }
     }

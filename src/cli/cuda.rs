@@ -1,6 +1,7 @@
 //! What is said about this machine's NVIDIA card.
 
 use super::human_bytes;
+use crate::device::Tiles;
 use crate::device::cuda::{Card, CudaDevice, Options, PATIENCE, SHOWN, Unusable};
 use crate::open::cuda::delivery;
 
@@ -49,7 +50,14 @@ pub fn look() -> (&'static str, String) {
         said += "; it does not pin a mapped model, whose neurons then go through 32 MiB of pinned memory at the price of a copy by \
                  the processor";
     }
-    let options = Options { budget: 0, delivery: delivery(), pinnable: 0, patience: PATIENCE, graphs: false };
+    let options = Options {
+        budget: 0,
+        delivery: delivery(),
+        pinnable: 0,
+        patience: PATIENCE,
+        graphs: false,
+        tiles: Tiles::Lanes,
+    };
     match CudaDevice::new(card, &options) {
         Ok(device) => {
             let compiler = compiler(options.delivery.nvrtc_version());

@@ -2,6 +2,7 @@
 
 use super::settings_arg::{chosen, is_of_load};
 use super::size;
+use crate::device::Tiles;
 use crate::error::{Error, Result};
 use crate::open::{DeviceKind, DeviceOptions, LookaheadOn, Placement};
 use crate::scheduler::Policy;
@@ -40,8 +41,12 @@ pub struct DeviceArgs {
     pub policy: Option<Policy>,
     /// Start a layer's kernels and copies with a few calls of the driver instead of one each (CUDA graphs). Off until a card has
     /// shown what it gains
-    #[arg(long, value_enum, ignore_case = true, default_value_t = Graphs::Off)]
-    pub graphs: Graphs,
+    #[arg(long, value_enum, ignore_case = true, default_value_t = Switch::Off)]
+    pub graphs: Switch,
+    /// Let a card's tensor cores multiply prompts of more than 32 tokens: auto for q8_0 and q4_0, where that changes no bit, if they are
+    /// faster on this card; on for f16, too, whose inputs are then rounded to f16
+    #[arg(long, value_enum, ignore_case = true, default_value_t = TensorCores::Auto)]
+    pub tensor_cores: TensorCores,
     /// Layers that the scheduler looks ahead [default: 2 where the predictor was made for that, else 1]
     #[arg(long, value_name = "LAYERS")]
     pub lookahead: Option<usize>,
@@ -89,7 +94,8 @@ impl Default for DeviceArgs {
             machine: None,
             barrier: false,
             policy: None,
-            graphs: Graphs::Off,
+            graphs: Switch::Off,
+            tensor_cores: TensorCores::Auto,
             lookahead: None,
             lookahead_on: LookaheadOnArg::Scheduler,
             deterministic: false,
@@ -117,7 +123,14 @@ pub enum LookaheadOnArg {
 }
 
 #[derive(clap::ValueEnum, Clone, Copy, PartialEq, Eq)]
-pub enum Graphs {
+pub enum Switch {
+    Off,
+    On,
+}
+
+#[derive(clap::ValueEnum, Clone, Copy, PartialEq, Eq)]
+pub enum TensorCores {
+    Auto,
     Off,
     On,
 }
@@ -169,7 +182,12 @@ impl DeviceArgs {
             barrier: self.barrier,
             policy: self.policy.unwrap_or_default(),
             live: false,
-            graphs: self.graphs == Graphs::On,
+            graphs: self.graphs == Switch::On,
+            tiles: match self.tensor_cores {
+                TensorCores::Auto => None,
+                TensorCores::Off => Some(Tiles::Lanes),
+                TensorCores::On => Some(Tiles::TensorCores),
+            },
             lookahead: self.lookahead,
             lookahead_on: match self.lookahead_on {
                 LookaheadOnArg::Scheduler => LookaheadOn::Scheduler,
@@ -190,7 +208,8 @@ impl DeviceArgs {
             ("--policy", self.policy.is_some()),
             ("--vram-schedule", !self.vram_schedule.is_empty()),
             ("--fail-after", self.fail_after.is_some()),
-            ("--graphs on", self.graphs == Graphs::On),
+            ("--graphs on", self.graphs == Switch::On),
+            ("--tensor-cores on", self.tensor_cores == TensorCores::On),
         ];
         match said.iter().find(|(_, said)| *said) {
             Some((name, _)) => Err(Error::Usage(format!("{name} is about a device; add --device cuda (or virtual)"))),

@@ -1,7 +1,7 @@
 use super::model_arg::Terminal;
 use crate::cpu::MAX_COLUMNS;
-use crate::device::Device;
 use crate::device::cuda::Card;
+use crate::device::{Device, Tiles};
 use crate::error::{Error, Result};
 use crate::lab::kernel_check::{agreements, launching, speeds};
 use crate::lab::measure_card;
@@ -27,13 +27,19 @@ pub fn run(args: Args) -> Result<()> {
     let card = Card::open().map_err(error)?;
     let budget = card.free / 16 * 15;
     let (name, peak) = (card.name.clone(), card.peak_tflop_s());
-    let mut device = device(card, budget, true, &Terminal)?;
-    let rows = agreements(&mut device)?;
-    let (mut rates, mut times, mut layer) = (None, Vec::new(), None);
+    let mut device = device(card, budget, (true, Some(Tiles::Lanes)), &Terminal)?;
+    let (mut rates, mut layer) = (None, None);
     if !args.no_speed {
         layer = Some(launching(&mut device)?);
         rates = Some(measure_card::card(&mut device, None)?);
-        times = speeds(&mut device, L2_BYTES, 1)?;
+    }
+    let (mut rows, mut times) = (Vec::new(), Vec::new());
+    for tiles in [Tiles::Lanes, Tiles::TensorCores] {
+        device.use_tiles(tiles);
+        rows.extend(agreements(&mut device, tiles)?);
+        if !args.no_speed {
+            times.extend(speeds(&mut device, tiles, L2_BYTES, 1)?);
+        }
     }
     let wrong = rows.iter().filter(|row| row.off > row.most).count();
     let left = device.memory().used;
@@ -45,7 +51,7 @@ pub fn run(args: Args) -> Result<()> {
         let mut text = String::new();
         for row in &rows {
             let verdict = if row.off > row.most { "WRONG" } else { "ok" };
-            text += &format!("{verdict:6} {:18} {:3} columns  off by {:.1e}\n", row.kernel, row.columns, row.off);
+            text += &format!("{verdict:6} {:28} {:3} columns  off by {:.1e}\n", row.kernel, row.columns, row.off);
         }
         if let Some(layer) = &layer {
             text += &format!(
@@ -66,7 +72,7 @@ pub fn run(args: Args) -> Result<()> {
                     _ => format!("{:3.0} % of copying", 100.0 * s.gb_s / rates.device_gb_s),
                 };
                 text += &format!(
-                    "{:9} {:20} {:3} columns  {:9.1} us  {:6.0} GB/s  {:6.2} TFLOP/s  {share}\n",
+                    "{:9} {:23} {:3} columns  {:9.1} us  {:6.0} GB/s  {:6.2} TFLOP/s  {share}\n",
                     s.shape, s.kernel, s.columns, s.us, s.gb_s, s.tflop_s
                 );
             }

@@ -46,7 +46,10 @@ const OPTIONS: [(&str, &[&str]); 5] = [
         ],
     ),
     ("Sparsity", &["predictor", "threshold", "ahead", "sparsity", "predictor_file", "calibrate", "audit"]),
-    ("Device", &["device", "vram", "ffn_share", "policy", "machine", "graphs", "deterministic", "no_history"]),
+    (
+        "Device",
+        &["device", "vram", "ffn_share", "policy", "machine", "graphs", "tensor_cores", "deterministic", "no_history"],
+    ),
     ("Experiments", &["placement", "placement_seed", "lookahead", "vram_schedule", "trace"]),
 ];
 

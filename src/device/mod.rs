@@ -16,7 +16,7 @@ mod virtual_device;
 
 pub use kernel::{
     Add, Append, Attend, Call, DenseFfn, ExpertFfn, Heads, Linear, NONE, Norm, Select, SignScores, SparseFfn, Then,
-    View,
+    Tiles, View,
 };
 pub use moves::{Block, MoveMethod, MoveRate, fastest, run};
 pub use pinned_buffer::PinnedBuffer;

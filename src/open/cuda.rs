@@ -2,6 +2,7 @@
 
 use super::{Listener, pinnable};
 use crate::config;
+use crate::device::Tiles;
 pub use crate::device::cuda::{Card, Unusable};
 use crate::device::cuda::{CudaDevice, Delivery, Options, PATIENCE};
 use crate::error::{Error, Result, human_bytes};
@@ -58,7 +59,14 @@ pub fn rates() -> Result<CardRates, String> {
     let measured = || -> Result<CardRates> {
         let card = Card::open().map_err(error)?;
         let budget = card.free / 2;
-        let options = Options { budget, delivery: delivery(), pinnable: u64::MAX, patience: PATIENCE, graphs: false };
+        let options = Options {
+            budget,
+            delivery: delivery(),
+            pinnable: u64::MAX,
+            patience: PATIENCE,
+            graphs: false,
+            tiles: Tiles::Lanes,
+        };
         let mut device = CudaDevice::new(card, &options).map_err(error)?;
         // A card with little free memory is measured with smaller copies.
         let bytes = (budget / 2) as usize / 4096 * 4096;
@@ -67,22 +75,43 @@ pub fn rates() -> Result<CardRates, String> {
     measured().map_err(|error| error.to_string())
 }
 
-/// Opens a device on the card that may use `budget` bytes, with or without CUDA graphs; `told` gets a sentence about it.
+/// Opens a device on the card that may use `budget` bytes, with or without CUDA graphs, which multiplies prompts by these tiles, or by what
+/// turns out to be faster; `told` gets a sentence about it.
 ///
 /// # Errors
 /// As [`error`].
-pub fn device(card: Card, budget: u64, graphs: bool, told: &dyn Listener) -> Result<CudaDevice> {
+pub fn device(
+    card: Card,
+    budget: u64,
+    (graphs, tiles): (bool, Option<Tiles>),
+    told: &dyn Listener,
+) -> Result<CudaDevice> {
     let pinnable = config::available_memory().map_or(u64::MAX, pinnable);
-    let options = Options { budget, delivery: delivery(), pinnable, patience: PATIENCE, graphs };
-    let device = CudaDevice::new(card, &options).map_err(error)?;
+    let options = Options {
+        budget,
+        delivery: delivery(),
+        pinnable,
+        patience: PATIENCE,
+        graphs,
+        tiles: tiles.unwrap_or_default(),
+    };
+    let mut device = CudaDevice::new(card, &options).map_err(error)?;
+    if tiles.is_none() {
+        device.try_tensor_cores();
+    }
     let card = device.card();
     told.note(&format!(
-        "{}: {} of {} free, budget {}; kernels {}",
+        "{}: {} of {} free, budget {}; kernels {}{}",
         card.name,
         human_bytes(card.free),
         human_bytes(card.total),
         human_bytes(budget),
-        device.kernels()
+        device.kernels(),
+        match device.tiles() {
+            Tiles::Lanes => "",
+            Tiles::Exact => "; tensor cores for prompts of q8_0 and q4_0",
+            Tiles::TensorCores => "; tensor cores for prompts",
+        }
     ));
     Ok(device)
 }

@@ -5,7 +5,7 @@ use super::{EngineOptions, Listener, Quiet, SparsityOptions, VramBudget, artifac
 use crate::background::{Background, BackgroundOptions, Latency};
 use crate::clock::{self, Seldom};
 use crate::cpu::MAX_COLUMNS;
-use crate::device::{Device, Rates, Timeline, Traced, VirtualDevice};
+use crate::device::{Device, Rates, Tiles, Timeline, Traced, VirtualDevice};
 use crate::engine::{Engine, Lookahead, predictor_bytes};
 use crate::error::{Error, Result};
 use crate::formats::history_file;
@@ -87,6 +87,8 @@ pub struct DeviceOptions {
     pub live: bool,
     /// Start a layer's kernels and copies with a few driver calls instead of one each (CUDA graphs).
     pub graphs: bool,
+    /// By what a card multiplies prompts; `None` takes what is faster of those that give the same bits, which is tried.
+    pub tiles: Option<Tiles>,
     /// Number of layers that the scheduler looks ahead; `None` is 2 if the predictor was made for that, else 1.
     pub lookahead: Option<usize>,
     /// Who predicts the layers ahead, where the engine has not done so to choose neurons.
@@ -118,6 +120,7 @@ impl DeviceOptions {
             policy: Migration::default(),
             live: false,
             graphs: false,
+            tiles: None,
             lookahead: None,
             lookahead_on: LookaheadOn::Scheduler,
             deterministic: false,
@@ -215,7 +218,7 @@ impl Found {
     ) -> Result<Box<dyn Device>> {
         Ok(match self {
             Found::Virtual => Box::new(virtual_device(budget, machine, options.fail_after)),
-            Found::Cuda(card) => Box::new(cuda::device(*card, budget, options.graphs, told)?),
+            Found::Cuda(card) => Box::new(cuda::device(*card, budget, (options.graphs, options.tiles), told)?),
         })
     }
 }
@@ -303,6 +306,11 @@ impl DeviceOptions {
         if self.kind == DeviceKind::Virtual && self.graphs {
             return Err(Error::Usage(
                 "--graphs on is about an NVIDIA card; take --device cuda, or leave it out".into(),
+            ));
+        }
+        if self.kind == DeviceKind::Virtual && self.tiles == Some(Tiles::TensorCores) {
+            return Err(Error::Usage(
+                "--tensor-cores on is about an NVIDIA card; take --device cuda, or leave it out".into(),
             ));
         }
         if let Some(ahead) = self.lookahead.filter(|ahead| !(1..layers).contains(ahead)) {

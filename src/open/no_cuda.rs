@@ -1,7 +1,7 @@
 //! Stands in for `open::cuda` in a build without the feature `cuda`: there is never a card.
 
 use super::Listener;
-use crate::device::VirtualDevice;
+use crate::device::{Tiles, VirtualDevice};
 use crate::error::{Error, Result};
 use crate::lab::measure::CardRates;
 
@@ -51,6 +51,6 @@ pub fn rates() -> Result<CardRates, String> {
 }
 
 /// Never called: nobody has a card. Any type of device will do as the result.
-pub fn device(card: Card, _budget: u64, _graphs: bool, _told: &dyn Listener) -> Result<VirtualDevice> {
+pub fn device(card: Card, _budget: u64, _how: (bool, Option<Tiles>), _told: &dyn Listener) -> Result<VirtualDevice> {
     match card {}
 }

@@ -15,6 +15,7 @@ fn main() {
     println!("cargo::rerun-if-changed=shim");
     println!("cargo::rerun-if-changed=tests/broken.cu");
     println!("cargo::rerun-if-changed=tests/broken_norm.cu");
+    println!("cargo::rerun-if-changed=tests/mma.cu");
 
     let mut sources: Vec<PathBuf> =
         [&kernels, &here.join("tests")].into_iter().flat_map(|dir| sources_of(dir)).collect();

@@ -1,7 +1,7 @@
 //! From an arm's settings to a row. A setting has the name of the command line's option, with `_` for `-`, and is read as that is; what
 //! nobody takes is refused.
 
-use crate::cli::device_arg::{DeviceArgs, Graphs, LookaheadOnArg};
+use crate::cli::device_arg::{DeviceArgs, LookaheadOnArg, Switch, TensorCores};
 use crate::cli::model_arg::{KvArg, PrefillArg, RamPart, Terminal, parse_activation, parse_isa, ram_options};
 use crate::cli::{eval, simulate, size};
 use crate::engine::Engine;
@@ -180,7 +180,8 @@ fn of_device(f: &mut Fields) -> Result<Option<DeviceOptions>> {
         machine: f.get("machine")?,
         barrier: f.flag("barrier")?,
         policy: f.get("policy")?,
-        graphs: f.one_of("graphs")?.unwrap_or(Graphs::Off),
+        graphs: f.one_of("graphs")?.unwrap_or(Switch::Off),
+        tensor_cores: f.one_of("tensor_cores")?.unwrap_or(TensorCores::Auto),
         lookahead: f.get("lookahead")?,
         lookahead_on: f.one_of("lookahead_on")?.unwrap_or(LookaheadOnArg::Scheduler),
         deterministic: f.flag("deterministic")?,

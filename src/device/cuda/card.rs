@@ -171,14 +171,23 @@ impl Card {
     }
 
     /// 10^12 additions and multiplications of f32 a second, each counted, that its clock and lanes allow: what no kernel of ours can
-    /// exceed in f32 and f16. `None` where the driver does not tell.
+    /// exceed in f32 and f16 without tensor cores. `None` where the driver does not tell.
     pub fn peak_tflop_s(&self) -> Option<f64> {
-        let ask = |attribute| self.driver.attribute(self.number, attribute).ok().filter(|&v| v > 0).map(f64::from);
-        let multiprocessors = ask(Attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?;
-        let kilohertz = ask(Attribute::CU_DEVICE_ATTRIBUTE_CLOCK_RATE)?;
+        let multiprocessors = self.multiprocessors()? as f64;
+        let kilohertz = f64::from(self.ask(Attribute::CU_DEVICE_ATTRIBUTE_CLOCK_RATE)?);
         // Lanes of a multiprocessor for f32, by NVIDIA's programming guide: 64 of Turing and the A100, 128 of all others.
         let lanes = if matches!(self.arch, 75 | 80) { 64.0 } else { 128.0 };
         Some(2.0 * multiprocessors * lanes * kilohertz / 1e9)
+    }
+
+    /// How many multiprocessors it has; `None` where the driver does not tell.
+    pub(super) fn multiprocessors(&self) -> Option<usize> {
+        self.ask(Attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT).map(|count| count as usize)
+    }
+
+    /// A property that is above zero where the driver knows it.
+    fn ask(&self, attribute: Attribute) -> Option<i32> {
+        self.driver.attribute(self.number, attribute).ok().filter(|&v| v > 0)
     }
 
     /// Makes its context this thread's.

@@ -27,7 +27,7 @@ impl CudaDevice {
             return;
         }
         self.totals.device_bytes += call.weight_bytes();
-        let launches = call.launches(|b| self.address(b, 0, 0), self.scratch.address());
+        let launches = call.launches(|b| self.address(b, 0, 0), self.scratch.address(), self.tiles);
         self.totals.launches += 1;
         for launch in launches.iter() {
             match queue {

@@ -16,12 +16,15 @@ mod moves;
 mod nvrtc;
 mod pins;
 mod spans;
+mod tiles;
 
 pub use card::{Card, OLDEST_CARD, OLDEST_DRIVER, Unusable};
 pub use kernels::Delivery;
 pub use nvrtc::SHOWN;
 
-use super::{Block, Buffer, Call, Device, Event, Fault, Memory, MoveMethod, OutOfMemory, Stream, Totals, kernel};
+use super::{
+    Block, Buffer, Call, Device, Event, Fault, Memory, MoveMethod, OutOfMemory, Stream, Tiles, Totals, kernel,
+};
 use crate::clock::{self, Duration, Instant};
 use buffers::Bytes;
 use driver::{CUevent, CUstream, Code, NOT_READY, Refusal, SUCCESS, remedy};
@@ -31,6 +34,7 @@ use memory::Allocation;
 use moves::{Batch, Lists};
 use pins::{Pins, Staging};
 use spans::Spans;
+pub use tiles::Trial;
 
 /// How long the host waits for a card that does not answer before the device counts as failed. Whole layers of a large model load in
 /// seconds, a kernel ends in milliseconds.
@@ -52,6 +56,8 @@ pub struct Options {
     pub patience: Duration,
     /// Whether a sequence ([`Device::begin_sequence`]) is started by one call of the driver. It takes memory of the card for each.
     pub graphs: bool,
+    /// By what it multiplies prompts.
+    pub tiles: Tiles,
 }
 
 /// A card in use as a [`Device`].
@@ -64,6 +70,7 @@ pub struct CudaDevice {
     spans: [Spans; 2],
     kernels: Option<Kernels>,
     graphs: Graphs,
+    tiles: Tiles,
     /// Memory that the launches of a call hand to each other in.
     scratch: Allocation,
     pins: Pins,
@@ -100,6 +107,7 @@ impl CudaDevice {
             spans,
             kernels: None,
             graphs: Graphs::new(options.graphs),
+            tiles: options.tiles,
             scratch: Allocation::Nowhere,
             pins: Pins::new(options.pinnable),
             staging: None,
@@ -163,6 +171,16 @@ impl CudaDevice {
     /// How its kernels came to be, for people: "compiled by NVRTC 12.4 for sm_86".
     pub fn kernels(&self) -> &str {
         self.kernels.as_ref().map_or("none", |kernels| &kernels.origin)
+    }
+
+    /// Multiplies prompts by these tiles from the next call on.
+    pub fn use_tiles(&mut self, tiles: Tiles) {
+        self.tiles = tiles;
+    }
+
+    /// By what it multiplies prompts.
+    pub fn tiles(&self) -> Tiles {
+        self.tiles
     }
 
     /// Waits until nothing is copied any more and unpins all host memory that was pinned.

@@ -4,7 +4,7 @@ use super::host::{HostMemory, bytes, numbers, put, words};
 use super::launch::{
     Addresses, GROUPED_TILE_BYTES, Launch, Launches, RowKind, WIDE_TILE_BYTES, activation_words, types_word,
 };
-use super::quantize::{codes_bytes, input};
+use super::quantize::{codes_bytes, halved_input, halves_bytes, input};
 use super::{DeviceKernel, Function, NONE, Operand, View};
 use crate::cpu::{Columns, Kernels, Rows};
 use crate::device::Buffer;
@@ -14,11 +14,15 @@ use crate::model::config::{Activation, Ffn};
 
 pub(super) const FUNCTIONS: &[&[&str]] = &[
     &["dense_neurons_f32", "dense_neurons_f16", "dense_neurons_q8_0", "dense_neurons_q4_0", "dense_neurons_any"],
+    &["dense_neurons_tensor_f16", "dense_neurons_tensor_q8_0", "dense_neurons_tensor_q4_0"],
     &["dense_down_f32", "dense_down_f16", "dense_down_q8_0", "dense_down_q4_0", "dense_down_any"],
+    &["dense_down_tensor_f16"],
 ];
 /// By type.
 const NEURONS: Function = Function::named("dense_neurons_f32");
+const TENSOR_NEURONS: Function = Function::named("dense_neurons_tensor_f16");
 const DOWN: Function = Function::named("dense_down_f32");
+const TENSOR_DOWN: Function = Function::named("dense_down_tensor_f16");
 
 /// What the neurons of some blocks add to one layer's FFN for a chunk of a prompt. All of them are computed for every column (PowerInfer
 /// 8.2: long prompts run dense), and it is counted in how many columns each neuron was active.
@@ -173,7 +177,13 @@ impl DeviceKernel for DenseFfn {
         }
         let (rows, types) = (RowKind::of_block(layout), types_word(layout));
         const WARPS: usize = 8;
-        let x = input((rows, layout.gate_or_up().quant), at.view(self.x), scratch, n, hidden, out);
+        let tensor = at.tensor_tiles(rows);
+        // Down rows of grouped types have their scales across the sum: only those of f16 are the tensor cores'.
+        let halves = tensor.filter(|tiles| tiles.halves);
+        let x = match halves {
+            Some(_) => halved_input(at.view(self.x), scratch, n, hidden, out),
+            None => input((rows, layout.gate_or_up().quant), at.view(self.x), scratch, n, hidden, out),
+        };
         let (kind, activation, parameter) = activation_words(self.kind, self.activation);
         let (blocks, bucket, products) = (at.view(self.blocks), at.view(self.bucket), at.buffer(self.products));
         // A tile has two rows of a neuron, or one of twice as many.
@@ -181,16 +191,27 @@ impl DeviceKernel for DenseFfn {
         let neurons = if self.kind == Ffn::Plain { 2 * neurons } else { neurons };
         let grid = [slots.div_ceil(neurons), DenseFfn::parts(layout, n), 1];
         let operands = [blocks, bucket, at.optional(self.up_bias), x, products, at.buffer(self.counts)];
-        let launch = Launch::new(NEURONS.next(rows.index()), grid, WARPS, shared).words(operands);
+        let (function, shared) = match tensor {
+            Some(tiles) => (TENSOR_NEURONS.next(tiles.index), tiles.shared),
+            None => (NEURONS.next(rows.index()), shared),
+        };
+        let launch = Launch::new(function, grid, WARPS, shared).words(operands);
         let launch = launch.ints([hidden, slots, n, ffn, kind, activation]);
         out.push(launch.float(parameter).float(self.activation_threshold).int(types));
         let grid = [hidden.div_ceil(128), n.div_ceil(64), 1];
-        let launch = Launch::new(DOWN.next(rows.index()), grid, WARPS, WIDE_TILE_BYTES);
+        let (function, products, shared) = match halves {
+            // The input's scratch is free by then.
+            Some(tiles) => (TENSOR_DOWN, halved_input(products, scratch, n, slots, out), tiles.shared),
+            None => (DOWN.next(rows.index()), products, WIDE_TILE_BYTES),
+        };
+        let launch = Launch::new(function, grid, WARPS, shared);
         let launch = launch.words([blocks, bucket, products, at.view(self.out)]);
         out.push(launch.ints([hidden, slots, n, self.kind.rows(), types]));
     }
 
     fn scratch_bytes(&self) -> u64 {
-        codes_bytes(RowKind::of_block(&self.layout), self.layout.gate_or_up().quant, self.n, self.hidden)
+        let rows = RowKind::of_block(&self.layout);
+        let halves = halves_bytes(rows, self.n, self.hidden.max(self.slots));
+        codes_bytes(rows, self.layout.gate_or_up().quant, self.n, self.hidden).max(halves)
     }
 }

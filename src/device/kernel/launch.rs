@@ -20,6 +20,9 @@ pub(super) const ROW_COLUMNS: usize = 8;
 /// Shared memory of tiles of 32 grouped rows by 32 columns, and of 128 others by 64 (`kernels/tiles.cuh`).
 pub(super) const GROUPED_TILE_BYTES: usize = 37888;
 pub(super) const WIDE_TILE_BYTES: usize = 26112;
+/// The same of tiles by tensor cores (`kernels/tensor_tiles.cuh`).
+const TENSOR_GROUPED_TILE_BYTES: usize = 48128;
+const TENSOR_HALF_TILE_BYTES: usize = 27648;
 
 /// Functions `name_<quant>_<columns>`, as `FOR_QUANTS_AND_WIDTHS` of `kernels/rows.cuh` makes them, and those for rows of any type.
 macro_rules! for_quants_and_widths {
@@ -57,6 +60,29 @@ impl Function {
     }
 }
 
+/// By what a card multiplies a prompt's columns. Rows for which there are no tiles by tensor cores are multiplied without.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Tiles {
+    /// Each thread by itself: f32, and dp4a for grouped rows (`kernels/tiles.cuh`).
+    #[default]
+    Lanes,
+    /// The tensor cores (`kernels/tensor_tiles.cuh`) where results are the same to the bit: for grouped rows.
+    Exact,
+    /// The tensor cores for f16 rows, too, whose inputs are then rounded to f16.
+    TensorCores,
+}
+
+/// Tiles by tensor cores for some rows.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct TensorTiles {
+    /// Their place in lists of functions.
+    pub index: usize,
+    /// Whether they take inputs rounded to f16 ([`halves`](super::quantize::halves)).
+    pub halves: bool,
+    /// Shared memory of a block.
+    pub shared: usize,
+}
+
 /// The rows that a function is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum RowKind {
@@ -85,6 +111,17 @@ impl RowKind {
             RowKind::Own(quant) => quant.index(),
             RowKind::Any => Quant::OWN.len(),
         }
+    }
+
+    /// What there is for it by tensor cores: f16, q8_0 and q4_0 of our own, in this order.
+    pub(super) const fn tensor_tiles(self) -> Option<TensorTiles> {
+        let (index, halves, shared) = match self {
+            RowKind::Own(Quant::F16) => (0, true, TENSOR_HALF_TILE_BYTES),
+            RowKind::Own(Quant::Q8) => (1, false, TENSOR_GROUPED_TILE_BYTES),
+            RowKind::Own(Quant::Q4) => (2, false, TENSOR_GROUPED_TILE_BYTES),
+            _ => return None,
+        };
+        Some(TensorTiles { index, halves, shared })
     }
 
     pub(super) const fn is_grouped(self) -> bool {
@@ -202,14 +239,24 @@ impl Launches {
     }
 }
 
-/// Where operands lie on the device.
+/// Where operands lie on the device, and by what it multiplies.
 pub struct Addresses<'a> {
     of: &'a dyn Fn(Buffer) -> u64,
+    tiles: Tiles,
 }
 
 impl Addresses<'_> {
-    pub(super) fn new(of: &dyn Fn(Buffer) -> u64) -> Addresses<'_> {
-        Addresses { of }
+    pub(super) fn new(of: &dyn Fn(Buffer) -> u64, tiles: Tiles) -> Addresses<'_> {
+        Addresses { of, tiles }
+    }
+
+    /// Tiles by tensor cores for these rows, if the device is to take them and there are any.
+    pub(super) fn tensor_tiles(&self, rows: RowKind) -> Option<TensorTiles> {
+        rows.tensor_tiles().filter(|tiles| match self.tiles {
+            Tiles::Lanes => false,
+            Tiles::Exact => !tiles.halves,
+            Tiles::TensorCores => true,
+        })
     }
 
     pub(super) fn view(&self, view: View) -> u64 {

@@ -2,7 +2,7 @@
 
 use super::host::{HostMemory, bytes, numbers};
 use super::launch::{Addresses, Launch, Launches, ROW_COLUMNS, RowKind, for_quants_and_widths, width};
-use super::quantize::{codes_bytes, input};
+use super::quantize::{codes_bytes, halved_input, halves_bytes, input};
 use super::{DeviceKernel, Function, Operand, View, matmul};
 use crate::cpu::{Columns, Kernels, Rows};
 use crate::device::Buffer;
@@ -106,7 +106,11 @@ impl DeviceKernel for Linear {
     fn launch(&self, at: &Addresses<'_>, scratch: u64, out: &mut Launches) {
         let &Linear { quant, rows, cols, n, .. } = self;
         let kind = RowKind::of(quant);
-        let x = input((kind, quant), at.view(self.x), scratch, n, cols, out);
+        let tensor = at.tensor_tiles(kind).filter(|_| n >= matmul::WIDE_COLUMNS);
+        let x = match tensor {
+            Some(tiles) if tiles.halves => halved_input(at.view(self.x), scratch, n, cols, out),
+            _ => input((kind, quant), at.view(self.x), scratch, n, cols, out),
+        };
         let then = match self.then {
             Then::Store => 0,
             Then::Relu => 1,
@@ -117,14 +121,16 @@ impl DeviceKernel for Linear {
             let together = if kind == RowKind::Any { 1 } else { 2 };
             Launch::new(BY_ROWS.of_rows(kind, width(n)), [rows.div_ceil(together * WARPS), 1, 1], WARPS, 0)
         } else {
-            matmul::tiles(quant, rows, n)
+            matmul::tiles(quant, rows, n, tensor)
         };
         let operands = [at.buffer(self.weights), x, at.optional(self.bias), at.view(self.out)];
         out.push(launch.words(operands).ints([rows, cols, n, then, self.stride, quant.index()]));
     }
 
     fn scratch_bytes(&self) -> u64 {
-        codes_bytes(RowKind::of(self.quant), self.quant, self.n, self.cols)
+        let kind = RowKind::of(self.quant);
+        let halves = if self.n >= matmul::WIDE_COLUMNS { halves_bytes(kind, self.n, self.cols) } else { 0 };
+        codes_bytes(kind, self.quant, self.n, self.cols).max(halves)
     }
 
     fn weight_bytes(&self) -> u64 {

@@ -30,9 +30,9 @@ pub use attend::Heads;
 pub use copy::copy;
 pub use gather::gather;
 pub use host::HostMemory;
-pub use launch::{Addresses, Launch, Launches, MAX_ARGUMENTS, SCRATCH_ALIGN};
+pub use launch::{Addresses, Launch, Launches, MAX_ARGUMENTS, SCRATCH_ALIGN, Tiles};
 pub use linear::Then;
-pub use quantize::{coded_bytes, quantize, round_inputs};
+pub use quantize::{coded_bytes, halved_bytes, halves, quantize, round_inputs};
 
 use super::Buffer;
 use crate::cpu::Kernels;
@@ -90,7 +90,8 @@ macro_rules! kernels {
                 }
             }
 
-            /// Bytes of the device's memory that its launches hand to each other in; the next call on the stream may use the same.
+            /// Bytes of the device's memory that its launches hand to each other in, enough for any [`Tiles`]; the next call on the stream
+            /// may use the same.
             pub fn scratch_bytes(&self) -> u64 {
                 match self {
                     $(Call::$call(call) => call.scratch_bytes()),*
@@ -104,12 +105,12 @@ macro_rules! kernels {
                 }
             }
 
-            /// What a GPU is given, in order: the same for all calls of the same shapes. `address` says where a buffer begins;
-            /// `scratch` is [`Call::scratch_bytes`] at a multiple of [`SCRATCH_ALIGN`].
-            pub fn launches(&self, address: impl Fn(Buffer) -> u64, scratch: u64) -> Launches {
+            /// What a GPU is given, in order: the same for all calls of the same shapes and [`Tiles`]. `address` says where a buffer
+            /// begins; `scratch` is [`Call::scratch_bytes`] at a multiple of [`SCRATCH_ALIGN`].
+            pub fn launches(&self, address: impl Fn(Buffer) -> u64, scratch: u64, tiles: Tiles) -> Launches {
                 debug_assert!(scratch.is_multiple_of(SCRATCH_ALIGN));
                 let mut out = Launches::default();
-                let at = Addresses::new(&address);
+                let at = Addresses::new(&address, tiles);
                 match self {
                     $(Call::$call(call) => call.launch(&at, scratch, &mut out)),*
                 }
@@ -151,6 +152,7 @@ pub const HEADERS: &[(&str, &str)] = &[
     ("blocks.cuh", include_str!("../../../kernels/blocks.cuh")),
     ("common.cuh", include_str!("../../../kernels/common.cuh")),
     ("rows.cuh", include_str!("../../../kernels/rows.cuh")),
+    ("tensor_tiles.cuh", include_str!("../../../kernels/tensor_tiles.cuh")),
     ("tiles.cuh", include_str!("../../../kernels/tiles.cuh")),
 ];
 

@@ -1,13 +1,14 @@
 //! int8 codes of inputs, for rows of grouped types, and what they stand for, for rows of any type. On the host
-//! [`Columns`](crate::cpu::Columns) makes them.
+//! [`Columns`](crate::cpu::Columns) makes them. And inputs rounded to f16, which only tensor cores take.
 
 use super::Function;
 use super::launch::{Launch, Launches, RowKind, width};
 use crate::formats::rows::{GROUP, Input, PACK, Quant};
 
-pub(super) const FUNCTIONS: &[&[&str]] = &[&["quantize", "round_inputs"]];
+pub(super) const FUNCTIONS: &[&[&str]] = &[&["quantize", "round_inputs", "halves"]];
 const QUANTIZE: Function = Function::named("quantize");
 const ROUND: Function = Function::named("round_inputs");
+const HALVES: Function = Function::named("halves");
 
 /// int8 codes of `[n, cols]` f32 at `x` and their steps, [`coded_bytes`] a column, at `to`.
 pub fn quantize(x: u64, to: u64, n: usize, cols: usize) -> Launch {
@@ -24,6 +25,17 @@ pub const fn coded_bytes(cols: usize) -> usize {
 pub fn round_inputs(x: u64, to: u64, n: usize, cols: usize) -> Launch {
     const WARPS: usize = 8;
     Launch::new(ROUND, [(cols / GROUP).div_ceil(WARPS), n, 1], WARPS, 0).words([x, to]).int(cols)
+}
+
+/// `[n, cols]` f32 at `x` as f16, each column times a power of two, [`halved_bytes`] a column, at `to`.
+pub fn halves(x: u64, to: u64, n: usize, cols: usize) -> Launch {
+    const WARPS: usize = 8;
+    Launch::new(HALVES, [n, 1, 1], WARPS, WARPS * 4).words([x, to]).int(cols)
+}
+
+/// Bytes of a column as f16: zeros up to a multiple of 32 numbers, and what undoes the power of two (`kernels/rows.cuh`).
+pub const fn halved_bytes(cols: usize) -> usize {
+    cols.next_multiple_of(32) * 2 + 16
 }
 
 /// Whether `quant` takes inputs that are rounded to int8, as on the host.
@@ -55,5 +67,19 @@ pub(super) fn input(
         RowKind::Any if rounds(quant) => out.push(round_inputs(x, scratch, n, cols)),
         _ => return x,
     }
+    scratch
+}
+
+/// Scratch for `n` columns as f16, where tensor cores may multiply such rows by them.
+pub(super) fn halves_bytes(rows: RowKind, n: usize, cols: usize) -> u64 {
+    match rows.tensor_tiles() {
+        Some(tiles) if tiles.halves => (n * halved_bytes(cols)) as u64,
+        _ => 0,
+    }
+}
+
+/// The same as [`input`] for tensor cores that take f16.
+pub(super) fn halved_input(x: u64, scratch: u64, n: usize, cols: usize, out: &mut Launches) -> u64 {
+    out.push(halves(x, scratch, n, cols));
     scratch
 }

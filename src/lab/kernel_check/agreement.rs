@@ -1,10 +1,10 @@
 //! Each kernel's results beside the CPU's.
 
 use super::{Bench, matrix, random};
-use crate::cpu::sign;
+use crate::cpu::{MAX_COLUMNS, sign};
 use crate::device::{
     Add, Append, Attend, Buffer, Call, DenseFfn, Device, ExpertFfn, Heads, Linear, NONE, Norm, Rates, Select,
-    SignScores, SparseFfn, Then, VirtualDevice,
+    SignScores, SparseFfn, Then, Tiles, VirtualDevice,
 };
 use crate::error::Result;
 use crate::formats::rows::Quant;
@@ -28,6 +28,8 @@ pub struct Agreement {
 
 /// Allowed difference of sums in another order, as a share of the largest number; a wrong kernel differs by far more.
 const MOST: f32 = 2e-4;
+/// The same where tensor cores take inputs rounded to f16: each is off by up to 5e-4 of itself, a sum of many by less, but an FFN rounds twice.
+const MOST_OF_HALVES: f32 = 2e-3;
 
 /// Shape of the checks: hidden size and neurons, deliberately not powers of two.
 const HIDDEN: usize = 1056;
@@ -258,20 +260,34 @@ fn expert_ffn(c: &mut Case<'_>) -> Result<Vec<u32>> {
     c.bench.get(output)
 }
 
+/// Whether tensor cores have a part in a kernel of these rows and columns.
+fn has_tensor_tiles(kernel: &str, quant: Quant, columns: usize) -> bool {
+    let rows = matches!(quant, Quant::F16 | Quant::Q8 | Quant::Q4);
+    rows && columns > MAX_COLUMNS && matches!(kernel, "linear" | "dense_ffn")
+}
+
 /// Compares every kernel with the CPU's, for all its types and numbers of tokens; started by itself and as a sequence it must give the same
-/// bits.
+/// bits. `tiles` are those that the device multiplies by: with tensor cores only what they have a part in is compared.
 ///
 /// # Errors
 /// [`crate::error::Error::Memory`] where the device has too little memory, [`crate::error::Error::Fatal`] if it fails; a kernel that is wrong is only
 /// a row.
-pub fn agreements(device: &mut dyn Device) -> Result<Vec<Agreement>> {
+pub fn agreements(device: &mut dyn Device, tiles: Tiles) -> Result<Vec<Agreement>> {
     let mut rows = Vec::new();
     for check in CHECKS {
         for &quant in check.quants {
             for &columns in check.columns {
                 let name = check.kernel;
-                let kernel = if check.quants.len() > 1 { format!("{name} {}", quant.name()) } else { name.into() };
-                rows.push(Agreement { kernel, columns, off: off(check.run, quant, columns, device)?, most: MOST });
+                let mut kernel = if check.quants.len() > 1 { format!("{name} {}", quant.name()) } else { name.into() };
+                let mut most = MOST;
+                if tiles != Tiles::Lanes {
+                    if !has_tensor_tiles(name, quant, columns) {
+                        continue;
+                    }
+                    kernel += ", tensor cores";
+                    most = if quant == Quant::F16 { MOST_OF_HALVES } else { MOST };
+                }
+                rows.push(Agreement { kernel, columns, off: off(check.run, quant, columns, device)?, most });
             }
         }
     }

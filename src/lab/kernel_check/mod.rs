@@ -89,7 +89,7 @@ fn matrix(prng: &mut Prng, quant: Quant, rows: usize, cols: usize) -> Vec<u8> {
 mod tests {
     use super::agreement::CHECKS;
     use super::*;
-    use crate::device::{Rates, VirtualDevice};
+    use crate::device::{Rates, Tiles, VirtualDevice};
 
     fn device() -> VirtualDevice {
         let rates =
@@ -100,8 +100,10 @@ mod tests {
     #[test]
     fn a_device_agrees_with_itself_and_gives_its_memory_back() {
         let mut device = device();
-        let rows = agreements(&mut device).unwrap();
-        assert!(rows.len() == 76 && rows.iter().all(|row| row.off == 0.0), "{rows:?}");
+        for (tiles, count) in [(Tiles::Lanes, 76), (Tiles::TensorCores, 9)] {
+            let rows = agreements(&mut device, tiles).unwrap();
+            assert!(rows.len() == count && rows.iter().all(|row| row.off == 0.0), "{rows:?}");
+        }
         assert_eq!(device.memory().used, 0);
     }
 
@@ -114,9 +116,13 @@ mod tests {
     #[test]
     fn a_device_with_a_known_rate_is_timed_at_that_rate() {
         let mut device = device();
-        let speeds = speeds(&mut device, 1 << 16, 32).unwrap();
-        assert_eq!(speeds.len(), 24);
-        for s in speeds {
+        let mut timed = Vec::new();
+        for (tiles, count) in [(Tiles::Lanes, 24), (Tiles::TensorCores, 6)] {
+            let speeds = speeds(&mut device, tiles, 1 << 16, 32).unwrap();
+            assert_eq!(speeds.len(), count);
+            timed.extend(speeds);
+        }
+        for s in timed {
             // Launching takes some time, too.
             assert!(s.gb_s <= 100.0 && s.gb_s > 85.0, "{s:?}");
         }

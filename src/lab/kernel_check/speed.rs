@@ -3,7 +3,7 @@
 use super::{Bench, matrix, random};
 use crate::clock;
 use crate::cpu::MAX_COLUMNS;
-use crate::device::{Add, Buffer, Call, DenseFfn, Device, Linear, Norm, Select, SparseFfn, Stream, Then};
+use crate::device::{Add, Buffer, Call, DenseFfn, Device, Linear, Norm, Select, SparseFfn, Stream, Then, Tiles};
 use crate::engine::session::CHUNK;
 use crate::error::{Error, Result};
 use crate::formats::rows::Quant;
@@ -56,21 +56,26 @@ const LAUNCHES: usize = 8;
 const PASSES: usize = 5;
 
 /// Times matrices and FFNs at the shapes of real models. `l2_bytes` is the size of the card's L2 cache: launches take turns over operands
-/// of more than twice as many bytes, so that all are read from memory. `scale` divides the shapes, for tests.
+/// of more than twice as many bytes, so that all are read from memory. `tiles` are those that the device multiplies by: with tensor cores
+/// only what they have a part in is timed. `scale` divides the shapes, for tests.
 ///
 /// # Errors
 /// [`Error::Memory`] where the device has too little memory, [`Error::Fatal`] if it fails.
-pub fn speeds(device: &mut dyn Device, l2_bytes: u64, scale: usize) -> Result<Vec<Speed>> {
+pub fn speeds(device: &mut dyn Device, tiles: Tiles, l2_bytes: u64, scale: usize) -> Result<Vec<Speed>> {
     let mut speeds = Vec::new();
+    let (columns, by): (&[usize], _) = match tiles {
+        Tiles::Lanes => (&[1, 4, CHUNK], ""),
+        Tiles::Exact | Tiles::TensorCores => (&[CHUNK], ", tensor cores"),
+    };
     for (shape, quant, hidden, ffn, qkv) in SHAPES {
         let (hidden, ffn, qkv) = (hidden / scale, ffn / scale / 32 * 32, qkv / scale);
-        for n in [1, 4, CHUNK] {
+        for &n in columns {
             // A few random rows are repeated: speed does not depend on the numbers.
             let rows = matrix(&mut Prng::new(1), quant, 64, hidden);
             let mut timing = Timing { device: &mut *device, shape, quant, hidden, ffn, n, l2_bytes, rows };
-            speeds.push(timing.linear(qkv)?);
+            speeds.push(timing.linear(&format!("linear{by}"), qkv)?);
             if n > MAX_COLUMNS {
-                speeds.push(timing.dense_ffn()?);
+                speeds.push(timing.dense_ffn(&format!("dense_ffn{by}"))?);
                 continue;
             }
             // With a tenth of the neurons wanted, spread out, and with all; every one of them fires.
@@ -112,7 +117,7 @@ impl Timing<'_> {
         (2 * self.l2_bytes / bytes + 2) as usize
     }
 
-    fn linear(&mut self, rows: usize) -> Result<Speed> {
+    fn linear(&mut self, name: &str, rows: usize) -> Result<Speed> {
         let (shape, quant, n, cols, x, then) = (self.shape, self.quant, self.n, self.hidden, self.x(), Then::Store);
         let bytes = (rows * quant.row_bytes(cols)) as u64;
         let (many, turns, mut b) = (self.many(rows), self.turns(bytes), self.bench());
@@ -121,10 +126,10 @@ impl Timing<'_> {
             Ok(Call::Linear(Linear { quant, rows, cols, n, weights: b.put(&many)?, bias, x, out, stride: rows, then }))
         };
         let calls = (0..turns).map(|_| call(&mut b)).collect::<Result<Vec<_>>>()?;
-        time(&mut b, "linear", shape, n, bytes, 2 * n * rows * cols, &calls)
+        time(&mut b, name, shape, n, bytes, 2 * n * rows * cols, &calls)
     }
 
-    fn dense_ffn(&mut self) -> Result<Speed> {
+    fn dense_ffn(&mut self, name: &str) -> Result<Speed> {
         let (shape, quant, n, hidden, ffn, x) = (self.shape, self.quant, self.n, self.hidden, self.ffn, self.x());
         // As many slots as a prompt's chunk computes at a time.
         let slots = ffn.min(4096);
@@ -142,7 +147,7 @@ impl Timing<'_> {
             Ok(Call::DenseFfn(call))
         };
         let calls = (0..turns).map(|_| call(&mut b)).collect::<Result<Vec<_>>>()?;
-        time(&mut b, "dense_ffn", shape, n, bytes, 6 * n * slots * hidden, &calls)
+        time(&mut b, name, shape, n, bytes, 6 * n * slots * hidden, &calls)
     }
 
     /// Times the FFN of one neuron in `every`, wanted by all tokens.

@@ -157,5 +157,32 @@ static inline unsigned short float_to_half(float value) {
     return bits;
 }
 
+// The kernels' own products of tensor cores. A lane leaves its fragments of both matrices for the others and computes its part of the sum;
+// where a number lies is as the PTX ISA draws mma.m16n8k8 of .f16 and mma.m8n8k16 of .s8. Floats are added in the order of k, each product
+// and sum rounded once: a card's order and rounding are not documented.
+static inline void mma_halves(float (&d)[4], unsigned a0, unsigned a1, unsigned b, CUDA_ON_CPU_HERE) {
+    const unsigned group = cuda_on_cpu::lane() / 4, in_group = cuda_on_cpu::lane() % 4;
+    // Of rows `group` and `group` + 8, two numbers in each word. Copied: lanes that are ahead write there after the next meeting.
+    uint64_t rows[4];
+    memcpy(rows, cuda_on_cpu::exchange(~0u, a0 | uint64_t(a1) << 32, file, line) + group * 4, sizeof rows);
+    const uint64_t *const columns = cuda_on_cpu::exchange(~0u, b, file, line);
+    for (unsigned i = 0; i < 4; i++) {
+        const unsigned column = in_group * 2 + i % 2, shift = i / 2 * 32;
+        for (unsigned k = 0; k < 8; k++) {
+            const unsigned half = k % 2 * 16;
+            const float row_number = half_to_float(uint16_t(rows[k / 2] >> (shift + half)));
+            d[i] = fmaf(row_number, half_to_float(uint16_t(columns[column * 4 + k / 2] >> half)), d[i]);
+        }
+    }
+}
+static inline void mma_bytes(int (&d)[2], unsigned a, unsigned b, CUDA_ON_CPU_HERE) {
+    const unsigned group = cuda_on_cpu::lane() / 4, in_group = cuda_on_cpu::lane() % 4;
+    const uint64_t *const words = cuda_on_cpu::exchange(~0u, a | uint64_t(b) << 32, file, line);
+    for (unsigned i = 0; i < 2; i++) {
+        const unsigned column = in_group * 2 + i;
+        for (unsigned k = 0; k < 4; k++) d[i] = dp4a(int(words[group * 4 + k]), int(words[column * 4 + k] >> 32), d[i]);
+    }
+}
+
 template <class T> static inline T min(T a, T b) { return b < a ? b : a; }
 template <class T> static inline T max(T a, T b) { return a < b ? b : a; }

@@ -43,7 +43,7 @@ pub enum Order {
     Backward,
 }
 
-/// Names of all kernels, those of `tests/broken.cu` included.
+/// Names of all kernels, those of `tests/*.cu` included.
 pub fn names() -> Vec<&'static str> {
     (0..)
         // SAFETY: any index may be asked for; the names are constants.

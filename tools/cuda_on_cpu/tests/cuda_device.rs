@@ -7,7 +7,7 @@ mod laws;
 
 use common::{Machine, StandIn, device, on, options, room};
 use dynamicinfer::device::cuda::{Card, CudaDevice, Options, Unusable};
-use dynamicinfer::device::{Block, Device, Memory, MoveMethod, OutOfMemory, PinnedBuffer, Stream};
+use dynamicinfer::device::{Block, Device, Memory, MoveMethod, OutOfMemory, PinnedBuffer, Stream, Tiles};
 use laws::{MIB, content, get, put};
 use std::time::Duration;
 
@@ -23,6 +23,26 @@ fn the_budget_holds_to_the_byte_and_everything_is_given_back() {
     on(&Machine::new(), "the_budget_holds_to_the_byte_and_everything_is_given_back", &[], || {
         let mut device = device(10_007);
         laws::the_budget_holds_to_the_byte_and_the_peak_is_kept(&mut device, 600);
+        nothing_is_left(device);
+    });
+}
+
+/// Which way is faster here says nothing of a card; that the faster one is taken, and that nobody's memory is counted, is ours.
+#[test]
+fn tensor_cores_are_tried_and_the_faster_way_is_taken() {
+    on(&Machine::new(), "tensor_cores_are_tried_and_the_faster_way_is_taken", &[], || {
+        let (mut device, stand_in) = (device(1 << 10), StandIn::new());
+        let (memory, launches) = (device.memory(), device.totals().launches);
+        let trial = device.try_tensor_cores().expect("room for it");
+        assert!(trial.same, "{trial:?}");
+        let faster = if trial.ns[1] < trial.ns[0] { Tiles::Exact } else { Tiles::Lanes };
+        assert_eq!((device.tiles(), device.memory(), device.totals().launches), (faster, memory, launches));
+        // Without room there is nothing to try, and that is no fault.
+        stand_in.fail("cuMemAlloc_v2:1=2");
+        device.use_tiles(Tiles::Exact);
+        assert!(device.try_tensor_cores().is_none());
+        assert_eq!(device.tiles(), Tiles::Lanes);
+        stand_in.fail("");
         nothing_is_left(device);
     });
 }

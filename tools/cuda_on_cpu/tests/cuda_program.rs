@@ -143,8 +143,8 @@ fn a_full_card_is_told_in_bytes() {
     assert_eq!(done.code, Some(6), "{}", done.said);
     assert!(done.said.contains("the card has 4000000 bytes free and 67108864 more are needed"), "{}", done.said);
     // The driver refuses what the budget allows.
-    let done =
-        run(&Machine::new(), &["--device", "cuda", "--ffn-share", "0.5"], &[("CUDA_ON_CPU_FAIL", "cuMemAlloc_v2:4=2")]);
+    let args = ["--device", "cuda", "--ffn-share", "0.5", "--tensor-cores", "off"];
+    let done = run(&Machine::new(), &args, &[("CUDA_ON_CPU_FAIL", "cuMemAlloc_v2:4=2")]);
     assert_eq!(done.code, Some(6), "{}", done.said);
     assert!(done.said.lines().last().unwrap().ends_with("give a larger --vram"), "{}", done.said);
 }
@@ -180,9 +180,12 @@ fn a_card_that_makes_no_graphs_says_so_and_the_text_is_the_same() {
     let why = "the driver could not make a graph ready: out of memory (CUDA_ERROR_OUT_OF_MEMORY, 2)";
     let said = format!("CUDA graphs are not used, kernels are started one by one: {why}");
     assert!(done.said.contains(&said), "{}", done.said);
-    let done = run(&Machine::new(), &["--graphs", "on"], &[]);
-    assert_eq!(done.code, Some(2));
-    assert_eq!(done.said, "dynamicinfer: --graphs on is about a device; add --device cuda (or virtual)\n");
+    for about in ["--graphs", "--tensor-cores"] {
+        let done = run(&Machine::new(), &[about, "on"], &[]);
+        assert_eq!(done.code, Some(2));
+        let said = format!("dynamicinfer: {about} on is about a device; add --device cuda (or virtual)\n");
+        assert_eq!(done.said, said);
+    }
 }
 
 /// Compiled once for the card, again when a kept file is damaged, and for another card anew.
@@ -308,5 +311,6 @@ fn doctor_and_measure_know_the_card() {
 fn every_kernel_is_right_on_a_card_and_nothing_is_left_there() {
     let done = Machine::new().program(&["gpu-check", "--no-speed"], &[]);
     assert_eq!(done.code, Some(0), "{}{}", done.out, done.said);
-    assert_eq!(done.out.lines().filter(|line| line.starts_with("ok ")).count(), 76, "{}", done.out);
+    assert_eq!(done.out.lines().filter(|line| line.starts_with("ok ")).count(), 76 + 9, "{}", done.out);
+    assert_eq!(done.out.lines().filter(|line| line.contains(", tensor cores ")).count(), 9, "{}", done.out);
 }

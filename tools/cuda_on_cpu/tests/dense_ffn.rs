@@ -3,13 +3,14 @@
 mod support;
 
 use dynamicinfer::cpu::reference;
-use dynamicinfer::device::{Call, DenseFfn, NONE};
+use dynamicinfer::device::{Call, DenseFfn, NONE, Tiles};
 use dynamicinfer::formats::rows::Quant;
-use dynamicinfer::model::BlockPart;
 use dynamicinfer::model::config::{Activation, Ffn};
+use dynamicinfer::model::{BlockLayout, BlockPart};
 use dynamicinfer::prng::Prng;
 use support::{
-    ACTIVATIONS, KINDS, Memory, as_codes, assert_close, below, hidden_of, layout_of, normal, slots_of, types,
+    ACTIVATIONS, KINDS, Memory, as_codes, as_halves, assert_close, below, has_tensor_tiles, hidden_of, layout_of,
+    normal, slots_of, types,
 };
 
 struct Case {
@@ -26,19 +27,23 @@ struct Case {
     bias: bool,
 }
 
-fn check(seed: u64, case: &Case) {
-    let &Case { types, kind, activation, activation_threshold, hidden, ffn, slots, n, .. } = case;
-    let mut rng = Prng::new(seed);
-    let layout = layout_of(types, kind, hidden);
-    let (blocks, bucket) = slots_of(&mut rng, (&layout, hidden), ffn, slots, case.filled);
-    let x = normal(&mut rng, n * hidden);
-    let up_bias = if case.bias { normal(&mut rng, ffn) } else { Vec::new() };
-    let before = normal(&mut rng, n * hidden);
-    let parts = DenseFfn::parts(&layout, n);
+/// A case's operands.
+struct Operands {
+    layout: BlockLayout,
+    blocks: Vec<u8>,
+    bucket: Vec<u32>,
+    x: Vec<f32>,
+    up_bias: Vec<f32>,
+    before: Vec<f32>,
+}
 
+/// The sums and the counts of a device that multiplies by `tiles`; `None` where it has none of these for the case.
+fn run(case: &Case, of: &Operands, tiles: Tiles) -> Option<(Vec<f32>, Vec<u32>)> {
+    let &Case { kind, activation, activation_threshold, hidden, ffn, slots, n, .. } = case;
     let mut memory = Memory::default();
+    let (out, counts) = (memory.put(&of.before), memory.put(&vec![7u32; DenseFfn::parts(&of.layout, n) * ffn]));
     let call = DenseFfn {
-        layout,
+        layout: of.layout,
         kind,
         activation,
         activation_threshold,
@@ -46,28 +51,65 @@ fn check(seed: u64, case: &Case) {
         ffn,
         slots,
         n,
-        blocks: memory.put(&blocks).into(),
-        bucket: memory.put(&bucket).into(),
-        up_bias: memory.put(&up_bias),
-        x: memory.put(&x).into(),
+        blocks: memory.put(&of.blocks).into(),
+        bucket: memory.put(&of.bucket).into(),
+        up_bias: memory.put(&of.up_bias),
+        x: memory.put(&of.x).into(),
         products: memory.alloc(n * slots * 4),
-        counts: memory.put(&vec![7u32; parts * ffn]),
-        out: memory.put(&before).into(),
+        counts,
+        out: out.into(),
     };
-    memory.call(&Call::DenseFfn(call));
-    let (out, counts): (Vec<f32>, Vec<u32>) = (memory.get(call.out.buffer), memory.get(call.counts));
+    let call = Call::DenseFfn(call);
+    if tiles == Tiles::TensorCores && !has_tensor_tiles(&call) {
+        return None;
+    }
+    memory.call_by(&call, tiles);
+    Some((memory.get(out), memory.get(counts)))
+}
 
-    let coded = as_codes(&x, n, layout.gate_or_up().quant);
+fn check(seed: u64, case: &Case) {
+    let &Case { types, kind, hidden, ffn, slots, n, .. } = case;
+    let mut rng = Prng::new(seed);
+    let layout = layout_of(types, kind, hidden);
+    let (blocks, bucket) = slots_of(&mut rng, (&layout, hidden), ffn, slots, case.filled);
+    let x = normal(&mut rng, n * hidden);
+    let up_bias = if case.bias { normal(&mut rng, ffn) } else { Vec::new() };
+    let before = normal(&mut rng, n * hidden);
+    let operands = Operands { layout, blocks, bucket, x, up_bias, before };
+    let lanes = run(case, &operands, Tiles::Lanes).expect("there for all");
+    let coded = as_codes(&operands.x, n, layout.gate_or_up().quant);
+    agree(seed, case, &operands, (&coded, 4e-6), &lanes);
+    let all = |quant: Quant| layout.parts().iter().all(|part| part.quant == quant);
+    let tensor = run(case, &operands, Tiles::TensorCores);
+    let has = slots > 0 && [Quant::F16, Quant::Q8, Quant::Q4].into_iter().any(all);
+    assert_eq!(tensor.is_some(), has, "{types:?}");
+    let Some(tensor) = tensor else { return };
+    if all(Quant::F16) {
+        // Products are rounded to f16, too.
+        agree(seed, case, &operands, (&as_halves(&operands.x, n), 4e-6 + 2f64.powi(-11)), &tensor);
+    } else {
+        let same = tensor.0.iter().zip(&lanes.0).all(|(a, b)| a.to_bits() == b.to_bits());
+        assert!(
+            same && tensor.1 == lanes.1,
+            "{types:?} {kind:?} {n} columns, seed {seed}: tensor cores change the result"
+        );
+    }
+}
+
+/// The result is the scalar truth of inputs as they are multiplied, within `bound`.
+fn agree(seed: u64, case: &Case, of: &Operands, (x, bound): (&[f32], f64), (out, counts): &(Vec<f32>, Vec<u32>)) {
+    let &Case { types, kind, activation, activation_threshold, hidden, ffn, slots, n, .. } = case;
+    let Operands { layout, blocks, bucket, up_bias, before, .. } = of;
     let mut truth: Vec<f64> = before.iter().map(|&v| f64::from(v)).collect();
     let mut scale: Vec<f64> = truth.iter().map(|v| v.abs()).collect();
-    let mut active = vec![7 * parts as u32; ffn];
-    for (block, &neuron) in blocks.chunks_exact(layout.bytes()).zip(&bucket).filter(|(_, n)| **n != NONE) {
+    let mut active = vec![7 * DenseFfn::parts(layout, n) as u32; ffn];
+    for (block, &neuron) in blocks.chunks_exact(layout.bytes()).zip(bucket).filter(|(_, n)| **n != NONE) {
         let row = |part: BlockPart| reference::numbers(part.quant, part.of(block), hidden);
         let (first, up, down) = (row(layout.gate_or_up()), row(layout.up()), row(layout.down()));
         let bias = up_bias.get(neuron as usize).copied().map_or(0.0, f64::from);
         active[neuron as usize] = 0;
         for b in 0..n {
-            let column = &coded[b * hidden..(b + 1) * hidden];
+            let column = &x[b * hidden..(b + 1) * hidden];
             let up = (reference::dot(&up, column) + bias) as f32;
             let value = activation.apply(if kind == Ffn::Plain { up } else { reference::dot(&first, column) as f32 });
             let product = match kind {
@@ -87,7 +129,7 @@ fn check(seed: u64, case: &Case) {
     let what = format!(
         "{types:?} {kind:?} {activation} hidden {hidden} ffn {ffn} slots {slots} n {n} activation_threshold {activation_threshold}, seed {seed}"
     );
-    assert_close(&what, &out, &truth, &scale, 4e-6);
+    assert_close(&what, out, &truth, &scale, bound);
     let sums: Vec<u32> = (0..ffn).map(|i| counts.iter().skip(i).step_by(ffn).sum()).collect();
     assert_eq!(sums, active, "columns in which neurons are active: {what}");
 }

@@ -4,11 +4,11 @@ mod support;
 
 use dynamicinfer::cpu::Columns;
 use dynamicinfer::cpu::reference;
-use dynamicinfer::device::{Call, Linear, Then};
+use dynamicinfer::device::{Call, Linear, Then, Tiles};
 use dynamicinfer::formats::blocks::BlockType;
 use dynamicinfer::formats::rows::{self, PACK, Quant};
 use dynamicinfer::prng::Prng;
-use support::{Memory, as_codes, assert_close, below, normal};
+use support::{Memory, as_codes, as_halves, assert_close, below, has_tensor_tiles, normal};
 
 /// Columns of rows in groups or blocks are whole ones; of others any number, but for bf16, which is read eight at a time.
 fn cols(rng: &mut Prng, quant: Quant, most: usize) -> usize {
@@ -31,51 +31,72 @@ fn encoded(rng: &mut Prng, quant: Quant, cols: usize, count: usize) -> Vec<u8> {
 
 fn linear(seed: u64, quant: Quant, rows: usize, cols: usize, n: usize, then: Then, with_bias: bool) {
     let mut rng = Prng::new(seed);
-    let mut memory = Memory::default();
     let weights = encoded(&mut rng, quant, cols, rows);
-    let x = normal(&mut rng, n * cols);
+    let mut x = normal(&mut rng, n * cols);
+    if n > 32 {
+        // A prompt's columns may differ in size by more than f16 has room for.
+        x.chunks_exact_mut(cols).zip(0..).for_each(|(x, b)| x.iter_mut().for_each(|v| *v *= 2f32.powi(b % 61 - 30)));
+    }
     let bias = if with_bias { normal(&mut rng, rows) } else { Vec::new() };
     // Between the numbers of two columns stand those of other matrices.
     let stride = rows + 3 * (seed as usize % 2);
     let before = normal(&mut rng, (n - 1) * stride + rows);
-    let call = Linear {
-        quant,
-        rows,
-        cols,
-        n,
-        weights: memory.put(&weights),
-        bias: memory.put(&bias),
-        x: memory.put(&x).into(),
-        out: memory.put(&before).into(),
-        stride,
-        then,
+    let run = |tiles: Tiles| -> Vec<f32> {
+        let mut memory = Memory::default();
+        let call = Linear {
+            quant,
+            rows,
+            cols,
+            n,
+            weights: memory.put(&weights),
+            bias: memory.put(&bias),
+            x: memory.put(&x).into(),
+            out: memory.put(&before).into(),
+            stride,
+            then,
+        };
+        memory.call_by(&Call::Linear(call), tiles);
+        memory.get(call.out.buffer)
     };
-    memory.call(&Call::Linear(call));
-    let all: Vec<f32> = memory.get(call.out.buffer);
-    let got: Vec<f32> = all.chunks(stride).flat_map(|column| &column[..rows]).copied().collect();
-    for (now, before) in all.chunks(stride).zip(before.chunks(stride)) {
-        assert_eq!(now[rows..], before[rows..], "what stands between columns is not ours");
-    }
-    // The codes are the CPU's own, so what is left is the rounding of f32 sums.
-    let x = as_codes(&x, n, quant);
-    let (mut truth, mut scale) = (Vec::new(), Vec::new());
-    for b in 0..n {
-        for r in 0..rows {
-            let row = reference::numbers(quant, &weights[r * quant.row_bytes(cols)..][..quant.row_bytes(cols)], cols);
-            let column = &x[b * cols..(b + 1) * cols];
-            let bias = bias.get(r).copied().map_or(0.0, f64::from);
-            let sum = reference::dot(&row, column) + bias;
-            let there = f64::from(before[b * stride + r]);
-            truth.push(match then {
-                Then::Store => sum,
-                Then::Relu => sum.max(0.0),
-                Then::Add => sum + there,
-            });
-            scale.push(reference::dot_scale(&row, column) + bias.abs() + there.abs());
+    let check = |all: &[f32], x: &[f32], tiles: Tiles| {
+        let got: Vec<f32> = all.chunks(stride).flat_map(|column| &column[..rows]).copied().collect();
+        for (now, before) in all.chunks(stride).zip(before.chunks(stride)) {
+            assert_eq!(now[rows..], before[rows..], "what stands between columns is not ours");
         }
+        let (mut truth, mut scale) = (Vec::new(), Vec::new());
+        for b in 0..n {
+            for r in 0..rows {
+                let row =
+                    reference::numbers(quant, &weights[r * quant.row_bytes(cols)..][..quant.row_bytes(cols)], cols);
+                let column = &x[b * cols..(b + 1) * cols];
+                let bias = bias.get(r).copied().map_or(0.0, f64::from);
+                let sum = reference::dot(&row, column) + bias;
+                let there = f64::from(before[b * stride + r]);
+                truth.push(match then {
+                    Then::Store => sum,
+                    Then::Relu => sum.max(0.0),
+                    Then::Add => sum + there,
+                });
+                scale.push(reference::dot_scale(&row, column) + bias.abs() + there.abs());
+            }
+        }
+        let what = format!("{quant:?} {rows} x {cols}, {n} columns, {then:?}, {tiles:?}, seed {seed}");
+        assert_close(&what, &got, &truth, &scale, 1e-6);
+    };
+    // Inputs are rounded as the device rounds them, so what is left is the rounding of f32 sums.
+    let lanes = run(Tiles::Lanes);
+    check(&lanes, &as_codes(&x, n, quant), Tiles::Lanes);
+    if n <= 32 || !matches!(quant, Quant::F16 | Quant::Q8 | Quant::Q4) {
+        // The same kernels: see below.
+        return;
     }
-    let what = format!("{quant:?} {rows} x {cols}, {n} columns, {then:?}, seed {seed}");
-    assert_close(&what, &got, &truth, &scale, 1e-6);
+    let tensor = run(Tiles::TensorCores);
+    if quant == Quant::F16 {
+        check(&tensor, &as_halves(&x, n), Tiles::TensorCores);
+    } else {
+        let same = tensor.iter().zip(&lanes).all(|(a, b)| a.to_bits() == b.to_bits());
+        assert!(same, "{quant:?} {rows} x {cols}, {n} columns: tensor cores change the result");
+    }
 }
 
 #[test]
@@ -111,6 +132,20 @@ fn as_many_columns_as_a_chunk_has_are_right() {
 }
 
 #[test]
+fn tensor_cores_multiply_prompts_of_f16_q8_0_and_q4_0_alone() {
+    let none = Memory::default().alloc(0);
+    let (rows, cols, stride, then) = (64, 512, 64, Then::Store);
+    for quant in Quant::all() {
+        for n in [1, 8, 9, 32, 33, 256] {
+            let (x, out) = (none.into(), none.into());
+            let call = Linear { quant, rows, cols, n, weights: none, bias: none, x, out, stride, then };
+            let has = n > 32 && matches!(quant, Quant::F16 | Quant::Q8 | Quant::Q4);
+            assert_eq!(has_tensor_tiles(&Call::Linear(call)), has, "{quant:?}, {n} columns");
+        }
+    }
+}
+
+#[test]
 fn a_matrix_of_a_real_shape_is_right() {
     for quant in Quant::all() {
         linear(7, quant, 64, 5120, 1, Then::Store, true);
@@ -134,6 +169,35 @@ fn rounded_inputs_are_codes_times_steps() {
     assert_eq!(found.len(), truth.len());
     for (i, (found, truth)) in found.iter().zip(&truth).enumerate() {
         assert_eq!(found, truth, "number {i} of {} for {}", n * cols, x[i]);
+    }
+}
+
+/// Of columns of any size: with an infinity, of zeros, subnormal, too large for f16.
+#[test]
+fn halves_are_inputs_rounded_to_f16() {
+    use dynamicinfer::device::kernel::{halved_bytes, halves};
+    let mut rng = Prng::new(6);
+    let (cols, n) = (301, 5);
+    let mut x = normal(&mut rng, n * cols);
+    let sizes = [1.0, 0.0, 1e-40, 1e37, 1.0];
+    x.chunks_exact_mut(cols).zip(sizes).for_each(|(x, size)| x.iter_mut().for_each(|v| *v *= size));
+    x[4 * cols + 7] = f32::INFINITY;
+    let mut memory = Memory::default();
+    let (from, to) = (memory.put(&x), memory.alloc(n * halved_bytes(cols)));
+    memory.run(&[halves(memory.address(from), memory.address(to), n, cols)]);
+    let found = memory.get::<u8>(to);
+    let truth = as_halves(&x[..4 * cols], 4);
+    for (b, column) in found.chunks_exact(halved_bytes(cols)).enumerate() {
+        let (numbers, scale) = column.split_at(cols.next_multiple_of(32) * 2);
+        let numbers: Vec<half::f16> = bytemuck::pod_collect_to_vec(numbers);
+        let scale: f32 = bytemuck::pod_read_unaligned(&scale[..4]);
+        assert!(numbers[cols..].iter().all(|v| v.to_bits() == 0), "behind column {b}");
+        let finite = numbers.iter().all(|v| v.is_finite());
+        assert_eq!(finite, b < 4, "column {b}");
+        if finite {
+            let found: Vec<f32> = numbers[..cols].iter().map(|v| v.to_f32() * scale).collect();
+            assert_eq!(found, truth[b * cols..][..cols], "column {b}");
+        }
     }
 }
 

@@ -1,6 +1,8 @@
 //! The shim itself: kernels that are wrong are caught, each by its own sentence, and a right one is not.
 
 use cuda_on_cpu::{Kernel, Order};
+use dynamicinfer::prng::Prng;
+use half::f16;
 
 const THREADS: u32 = 96;
 
@@ -65,6 +67,39 @@ fn what_no_order_may_see_ends_in_a_sentence() {
             assert!(said.contains(sentence), "{name}: {said}");
         }
     }
+}
+
+/// Numbers whose sums are exact in any order, in the documented places of fragments: a lane that looked elsewhere would be off by far.
+#[test]
+fn products_of_tensor_cores_are_the_scalar_ones() {
+    let launch = |name: &str, words: [u64; 3], order| {
+        let kernel = Kernel::find(name).expect("a kernel of mma.cu");
+        // SAFETY: a warp touches the matrices that it is given, whole.
+        unsafe { kernel.launch([1, 1, 1], [32, 1, 1], 0, &words, 1, order).unwrap() };
+    };
+    for (seed, order) in [(1, Order::Forward), (2, Order::Backward)] {
+        let mut rng = Prng::new(seed);
+        let mut numbers = |count: usize, most: u64| -> Vec<i32> {
+            (0..count).map(|_| rng.below(2 * most) as i32 - most as i32).collect()
+        };
+        let (a, b, before) = (numbers(16 * 8, 128), numbers(8 * 8, 128), numbers(16 * 8, 1 << 20));
+        let halves = |of: &[i32]| -> Vec<u16> { of.iter().map(|&v| f16::from_f32(v as f32).to_bits()).collect() };
+        let (words, mut d) = ([halves(&a), halves(&b)], before.iter().map(|&v| v as f32).collect::<Vec<_>>());
+        launch("whole_mma_halves", [words[0].as_ptr() as u64, words[1].as_ptr() as u64, d.as_mut_ptr() as u64], order);
+        assert_eq!(d, sums(&a, &b, &before, 8).iter().map(|&v| v as f32).collect::<Vec<_>>());
+
+        let (a, b, before) = (numbers(8 * 16, 128), numbers(16 * 8, 128), numbers(8 * 8, 1 << 30));
+        let bytes = |of: &[i32]| -> Vec<i8> { of.iter().map(|&v| v as i8).collect() };
+        let (words, mut d) = ([bytes(&a), bytes(&b)], before.clone());
+        launch("whole_mma_bytes", [words[0].as_ptr() as u64, words[1].as_ptr() as u64, d.as_mut_ptr() as u64], order);
+        assert_eq!(d, sums(&a, &b, &before, 16));
+    }
+}
+
+/// before + a b, where b is `[k, 8]`.
+fn sums(a: &[i32], b: &[i32], before: &[i32], k: usize) -> Vec<i32> {
+    let sum = |row: usize, column: usize| (0..k).map(|i| a[row * k + i] * b[i * 8 + column]).sum::<i32>();
+    before.iter().enumerate().map(|(at, before)| before + sum(at / 8, at % 8)).collect()
 }
 
 #[test]

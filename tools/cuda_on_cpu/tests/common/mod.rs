@@ -2,7 +2,7 @@
 #![allow(dead_code)]
 
 use dynamicinfer::device::cuda::{Card, CudaDevice, Delivery, Options};
-use dynamicinfer::device::{Device, PinnedBuffer};
+use dynamicinfer::device::{Device, PinnedBuffer, Tiles};
 use std::ffi::{CStr, CString, c_char, c_int};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -96,7 +96,7 @@ pub fn on(machine: &Machine, test: &str, environment: &[(&str, &str)], body: imp
 
 pub fn options(budget: u64) -> Options {
     let patience = Duration::from_secs(60);
-    Options { budget, delivery: Delivery::default(), pinnable: u64::MAX, patience, graphs: false }
+    Options { budget, delivery: Delivery::default(), pinnable: u64::MAX, patience, graphs: false, tiles: Tiles::Lanes }
 }
 
 pub fn device(budget: u64) -> CudaDevice {

@@ -6,12 +6,13 @@
 use cuda_on_cpu::{Kernel, Order};
 use dynamicinfer::cpu::{Columns, Kernels};
 use dynamicinfer::device::kernel::{HostMemory, HostScratch, Launch, SCRATCH_ALIGN};
-use dynamicinfer::device::{Buffer, Call, NONE};
+use dynamicinfer::device::{Buffer, Call, NONE, Tiles};
 use dynamicinfer::formats::blocks::BlockType;
 use dynamicinfer::formats::rows::{self, Input, Quant};
 use dynamicinfer::model::BlockLayout;
 use dynamicinfer::model::config::{Activation, Ffn};
 use dynamicinfer::prng::Prng;
+use half::f16;
 use rustix::mm::{MapFlags, MprotectFlags, ProtFlags, mmap_anonymous, mprotect, munmap};
 use std::ptr;
 
@@ -205,12 +206,17 @@ impl Memory {
 
     /// Runs a call as a device would.
     pub fn call(&mut self, call: &Call) {
+        self.call_by(call, Tiles::Lanes);
+    }
+
+    /// Runs a call as a device that multiplies by these tiles would.
+    pub fn call_by(&mut self, call: &Call, tiles: Tiles) {
         let bytes = call.scratch_bytes() as usize;
         // Scratch begins where the driver lets memory begin, and its end is guarded, too.
         let scratch = self.alloc(bytes + SCRATCH_ALIGN as usize);
         let end = self.address(scratch) + scratch.bytes;
         let start = (end - bytes as u64) / SCRATCH_ALIGN * SCRATCH_ALIGN;
-        let launches: Vec<Launch> = call.launches(|b| self.address(b), start).iter().copied().collect();
+        let launches: Vec<Launch> = call.launches(|b| self.address(b), start, tiles).iter().copied().collect();
         self.run(&launches);
     }
 }
@@ -258,6 +264,25 @@ pub fn as_codes(x: &[f32], n: usize, quant: Quant) -> Vec<f32> {
             (0..cols).map(move |i| f32::from(codes[rows::code_position(i, cols)]) * steps[i / 32])
         })
         .collect()
+}
+
+/// Whether a call is computed by other kernels where the device multiplies by tensor cores.
+pub fn has_tensor_tiles(call: &Call) -> bool {
+    let by = |tiles| call.launches(|_| 0, 0, tiles).iter().any(|l| l.function.name().contains("tensor"));
+    assert!(!by(Tiles::Lanes), "{call:?}");
+    by(Tiles::TensorCores)
+}
+
+/// Inputs as tensor cores take them beside f16 rows: rounded to f16, each column times a power of two that brings its largest number to
+/// 2^14 or above.
+pub fn as_halves(x: &[f32], n: usize) -> Vec<f32> {
+    let rounded = |column: &[f32]| {
+        let most = column.iter().fold(0f32, |most, v| most.max(v.abs()));
+        let exponent = (most.to_bits() >> 23) as i32 - 127;
+        let scale = 2f32.powi((14 - exponent).min(126));
+        column.iter().map(|v| f16::from_f32(v * scale).to_f32() / scale).collect::<Vec<_>>()
+    };
+    x.chunks_exact(x.len() / n).flat_map(rounded).collect()
 }
 
 /// Values and truths side by side, `bound` each in units of its scale.
