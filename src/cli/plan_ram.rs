@@ -4,7 +4,7 @@ use super::human_bytes;
 use super::plan_subject::{Prediction, Subject};
 use crate::error::{Error, Result, printable};
 use crate::formats::trace_file::TraceFile;
-use crate::lab::measure::{QUICK_BYTES, ReadBuffer};
+use crate::lab::measure::decode_gb_s;
 use crate::model::{KvType, Model};
 use crate::open::{RamAnswer, RamQuestion, ram_plan, too_little};
 use crate::placement::disk_plan::{Bound, DiskLimits, DiskMachine, DiskPlan, DiskPoint};
@@ -74,9 +74,8 @@ pub(super) fn run(asked: &Asked<'_>, subject: &Subject, prediction: &Prediction)
         return Err(Error::Usage(format!("--threads {threads}: take 1 to 1024")));
     }
     let trace = asked.trace.map(|path| recorded(model, path)).transpose()?;
-    let memory = ReadBuffer::new(QUICK_BYTES, crate::config::available_memory())?;
-    let bytes_s = (1..=threads).map(|threads| memory.measure(threads).gb_per_s * 1e9).collect();
-    drop(memory);
+    let rate = |threads| Ok(decode_gb_s(model.quant, threads)? * 1e9);
+    let bytes_s = (1..=threads).map(rate).collect::<Result<_>>()?;
     let answer = ram_plan(RamQuestion {
         model,
         counts: subject.counts.clone(),
@@ -120,7 +119,7 @@ pub(super) fn run(asked: &Asked<'_>, subject: &Subject, prediction: &Prediction)
             "others": all.iter().map(row).collect::<Vec<_>>(),
             "least_bytes": answer.least_bytes,
             "all_bytes": answer.all_bytes,
-            "memory_bytes_s": machine.bytes_s,
+            "weights_bytes_s": machine.bytes_s,
             "disk": { "name": answer.disk, "bytes_s": machine.disk_bytes_s, "read_us": machine.read_s * 1e6, "ask_us": machine.ask_s * 1e6 },
             "computed_share": prediction.computed_share,
             "ahead": prediction.ahead,
@@ -186,7 +185,7 @@ fn shown(
     format!(
         "{} in {}: {} layers of {} {}; {:.0} % of them computed for a token ({}){}\n\
          at least {} of memory; all of it in memory takes {}\n\n{table}\n\n\
-         memory is read at {} with {}; disk: {}, {:.1} GB/s and {:.0} us a read, {:.1} us of a thread\n\
+         weights are read at {} with {}; disk: {}, {:.1} GB/s and {:.0} us a read, {:.1} us of a thread\n\
          which neurons: {}\n\
          plan: {} of memory and {}: at most {:.1} tokens/s, bound by {}\n\
          run it: dynamicinfer run {} --ram {ram}MiB -t {}{}\n",

@@ -44,7 +44,7 @@ pub struct RamQuestion<'a> {
     pub kv: KvType,
     /// See above.
     pub sequences: usize,
-    /// Bytes a second that 1, 2 and more threads read from memory.
+    /// Bytes a second of the model's weights that 1, 2 and more threads compute with.
     pub bytes_s: Vec<f64>,
     /// Who stays in memory; `None` is who does where nobody chooses.
     pub policy: Option<Policy>,
@@ -114,9 +114,9 @@ pub fn ram_plan(question: RamQuestion<'_>) -> Result<RamAnswer> {
     let ask_us = DiskCosts::measure_asking(disk, first, span).unwrap_or(0.0);
     let policy = question.policy.unwrap_or_else(|| usual_policy(model));
     let options = HostCacheOptions { policy, costs, ahead: usize::from(ahead), ..HostCacheOptions::new(0) };
-    // When it is opened the disk is measured again, and the longest gap that may be worth reading along decides how much room reads take.
-    let longest_gap = HostCacheOptions { costs: DiskCosts { read_us: f64::MAX, ..costs }, ..options };
-    let least = least_bytes(&blocks, model.config.clusters(), disk.align(), &longest_gap);
+    // With less room than reading neighbours together takes, they are read one by one.
+    let apart = HostCacheOptions { together: false, ..options };
+    let least = least_bytes(&blocks, model.config.clusters(), disk.align(), &apart);
     let (resident, all) = (resident_with(model, need, question.predictor_file_bytes), all_bytes(model, need));
     if resident + least >= all {
         return Err(Error::Usage(format!(
@@ -183,6 +183,7 @@ fn rehearsed(
     let mut needed = 0.0;
     let point = |share: f64| {
         let bytes = least + ((all - least) as f64 * share) as u64;
+        let together = bytes >= least_bytes(layers, model.config.clusters(), align, &options);
         // For every size the same tokens.
         let mut drawn = Drawn::new(&counts, tokens, (computed_share, precision), 1);
         let mut recorded = question.trace.map(|trace| Recorded::new(trace, model));
@@ -191,7 +192,7 @@ fn rehearsed(
             None => drawn.next(layer, list),
         };
         let done = rehearsal
-            .run(HostCacheOptions { bytes, ..options }, &mut needs)
+            .run(HostCacheOptions { bytes, together, ..options }, &mut needs)
             .map_err(|e| Error::Memory(format!("a cache of {} cannot be rehearsed: {e}", human_bytes(bytes))))?;
         needed = done.needed / (layers.len() * model.config.clusters()) as f64;
         Ok(DiskPoint {
