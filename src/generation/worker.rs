@@ -47,8 +47,11 @@ pub struct Limits {
     pub rest: Duration,
 }
 
+/// Hands the answer to a question to whoever has asked.
+type Answer = Box<dyn FnOnce()>;
+
 enum Command {
-    Ask(Box<dyn FnOnce(&mut Engine) + Send>),
+    Ask(Box<dyn FnOnce(&mut Engine) -> Answer + Send>),
     /// Keys and values computed so far are not used for later prompts.
     Forget,
     Stop,
@@ -101,7 +104,10 @@ impl Handle {
     ) -> Result<T, Refused> {
         let (send, receive) = oneshot::channel();
         // The asker may have gone.
-        let question = Box::new(move |engine: &mut Engine| drop(send.send(question(engine))));
+        let question = Box::new(move |engine: &mut Engine| -> Answer {
+            let answer = question(engine);
+            Box::new(move || drop(send.send(answer)))
+        });
         self.commands.send(Command::Ask(question)).map_err(|_| Refused::Gone)?;
         receive.await.map_err(|_| Refused::Gone)
     }
@@ -315,7 +321,12 @@ impl Worker {
 
     fn carry_out(&mut self, command: Command) {
         match command {
-            Command::Ask(question) => question(&mut self.engine),
+            Command::Ask(question) => {
+                let answer = question(&mut self.engine);
+                // Who has the answer finds what it did in the metrics.
+                self.publish();
+                answer();
+            }
             Command::Forget => self.slots.forget(),
             Command::Stop => self.ending = true,
             Command::Fail(why) => self.fail(why),
