@@ -707,9 +707,9 @@ fn a_plan_of_memory_and_disk_is_what_the_program_runs_with() {
     assert_eq!(code, 0, "{err}");
     // How much less it takes depends on the disk, but what it works with it always takes.
     let (code, _, err) = answer(60 << 20);
-    assert!(code == 6 && err.contains("with all its neurons or experts on disk"), "{code} {err}");
+    assert!(code == 6 && err.contains("with all of its FFNs on disk"), "{code} {err}");
     let (code, _, err) = run(&["plan", "m.neurons", "-c", "64", "--ram", "60MiB"]);
-    assert!(code == 6 && err.contains("with all its neurons or experts on disk"), "{code} {err}");
+    assert!(code == 6 && err.contains("with all of its FFNs on disk"), "{code} {err}");
 
     // What nothing reaches is said to be out of reach.
     let (code, _, err) = run(&["plan", "m.neurons", "-c", "64", "--min-speed", "1000000"]);

@@ -164,7 +164,12 @@ impl ModelArgs {
         if model.has_neurons() {
             return Ok(model);
         }
-        let why = "this is a mixture of experts: its routers say what is computed, and nothing is made for its neurons";
+        let why = match model.config.form.experts {
+            Some(experts) if !experts.routed() => {
+                "this store holds clusters, all of which are computed; pack the model by neuron (without --quant clusters)"
+            }
+            _ => "this is a mixture of experts: its routers say what is computed, and nothing is made for its neurons",
+        };
         Err(Error::Usage(format!("{verb}: {why}")))
     }
 

@@ -22,7 +22,8 @@ pub struct Args {
     /// A Hugging Face directory, a .gguf, or `demo`
     model: PathBuf,
     /// Type of attention and FFN weights: f32, f16, q8_0, q4_0, or one of GGUF's: q4_k, q5_k, q6_k, iq4_xs, mxfp4 and so on; embeddings and
-    /// head are at least q6_k. Or a mix, which says the type of every tensor: q3_k_s, q3_k_m, q3_k_l, q4_k_s, q4_k_m, q5_k_s, q5_k_m
+    /// head are at least q6_k. Or a mix, which says the type of every tensor: q3_k_s, q3_k_m, q3_k_l, q4_k_s, q4_k_m, q5_k_s, q5_k_m.
+    /// `clusters` keeps every byte and cuts FFNs into runs of 256 neurons: for a dense model that does not fit into memory
     /// [default: every tensor's own; floats as f16]
     #[arg(long, value_name = "QUANT")]
     quant: Option<Types>,

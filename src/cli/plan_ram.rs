@@ -193,7 +193,7 @@ fn shown(
         subject.quant,
         c.layers,
         c.clusters(),
-        if c.form.experts.is_some() { "experts" } else { "neurons" },
+        c.form.experts.map_or("neurons".into(), |experts| format!("{}s", experts.noun())),
         100.0 * prediction.computed_share,
         prediction.counted,
         if prediction.ahead { ", asked for one layer ahead" } else { "" },

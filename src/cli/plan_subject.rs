@@ -149,7 +149,7 @@ const SIGNS_COMPUTE: f64 = 0.6;
 
 /// What is placed by itself.
 fn cluster(c: &ModelConfig) -> &'static str {
-    if c.form.experts.is_some() { "expert" } else { "neuron" }
+    c.form.experts.map_or("neuron", |experts| experts.noun())
 }
 
 /// Without a device signs that nobody has calibrated are not asked.
@@ -161,7 +161,12 @@ pub(super) fn prediction(subject: &Subject, wanted: PredictorArg, on_device: boo
     };
     if let Some(e) = c.form.experts {
         if matches!(wanted, PredictorArg::Mlp | PredictorArg::Sign) {
-            return Err(Error::Usage("--predictor: this is a mixture of experts, and its routers predict".into()));
+            return Err(Error::Usage(match e.routed() {
+                true => "--predictor: this is a mixture of experts, and its routers predict".into(),
+                false => {
+                    "--predictor: this store holds clusters, all of which are computed; pack the model by neuron".into()
+                }
+            }));
         }
         let computed_share = e.used as f64 / e.count as f64;
         return Ok(Prediction {

@@ -151,7 +151,8 @@ pub fn run(args: Args) -> Result<()> {
         (Some(one), thresholds)
     } else if args.predictor.is_some() || args.predictor_file.is_some() {
         return Err(Error::Usage(
-            "--predictor: this is a mixture of experts, and its routers predict; leave it out".into(),
+            "--predictor: this is no model with neurons of its own, whose activations could be predicted; leave it out"
+                .into(),
         ));
     } else {
         (None, vec![0.0; engine.model.config.layers])

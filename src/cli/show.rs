@@ -122,6 +122,20 @@ fn types_of_store(store: &NeuronStore) -> Vec<TypeShown> {
                 let parts = [("-gate", gate), ("-up", Some(up)), ("-down", Some(down))];
                 parts.iter().for_each(|(part, quant)| quant.iter().for_each(|&quant| add(part, quant, neurons, cols)));
             }
+            Content::Clusters { gate, up, down, clusters, neurons, cols } => {
+                for (part, quant, rows, cols) in
+                    [("-gate", gate, neurons, cols), ("-up", up, neurons, cols), ("-down", down, cols, neurons)]
+                {
+                    let (rows, numbers) = (rows * clusters, (rows * clusters * cols) as u64);
+                    add_type(
+                        &mut types,
+                        quant,
+                        &format!("{name}{part}"),
+                        (rows * quant.number_bytes(cols)) as u64,
+                        numbers,
+                    );
+                }
+            }
             Content::Numbers | Content::Bytes => {}
         }
     }
@@ -152,7 +166,7 @@ pub fn run(args: Args) -> Result<()> {
             let (bytes, fingerprint) = (model.file_bytes(), model.fingerprint().to_owned());
             let store = model.path().to_owned();
             let types = model.store().map(types_of_store).unwrap_or_default();
-            let block = model.layers[0].block().bytes() as u64;
+            let block = model.layers[0].ffn.cluster_bytes();
             describe(path, Some(store), (model.quant, block), types, bytes, fingerprint, tokenizer, model.config)
         }
         None => {
@@ -318,6 +332,14 @@ fn table(shown: &Shown) -> String {
         (
             "FFN",
             match (c.form.experts, shown.in_place) {
+                (Some(clusters), _) if !clusters.routed() => format!(
+                    "{} clusters of {} neurons a layer, {}; {} a cluster, {:.0} % of the file",
+                    clusters.count,
+                    c.ffn,
+                    c.activation,
+                    super::human_bytes(shown.neuron_block_bytes),
+                    100.0 * shown.ffn_share
+                ),
                 (Some(experts), _) => format!(
                     "{} experts of {} neurons a layer, {} for a token, {}; {} an expert, {:.0} % of the file",
                     experts.count,

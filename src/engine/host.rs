@@ -195,8 +195,13 @@ pub(super) fn route(pass: &mut Pass<'_, '_>, l: usize, experts: Experts) {
     };
     let Buffers { x, normed, columns, routes, .. } = &mut **b;
     let input = if experts.reads == RouterInput::Layer { &**x } else { &**normed };
-    columns.set_many(pool, kernels, input, n, [weights.router.quant]);
-    routes.route(pool, kernels, experts, weights, columns);
+    match &weights.router {
+        Some(router) => {
+            columns.set_many(pool, kernels, input, n, [router.quant]);
+            routes.route(pool, kernels, experts, router, columns);
+        }
+        None => routes.take_all(experts, n),
+    }
     if let Some(cached) = cached {
         cached.begin_experts(l, routes);
     }
@@ -223,7 +228,7 @@ fn add_experts(pass: &mut Pass<'_, '_>, l: usize, weights: &ExpertWeights) {
         Some(cached) => cached.experts(pool, kernels, c, l, routes, normed, tiles, scratch, x),
         None => ffn::experts(pool, kernels, c, &Chosen::all(weights, routes), normed, tiles, scratch, x),
     };
-    probe.report.add_experts(l, c, routes.tokens.len(), read + weights.router.bytes());
+    probe.report.add_experts(l, c, routes.tokens.len(), read + weights.router_bytes());
 }
 
 /// Normalises the residual into `buffers.normed` and `columns`, and computes all gates if the layer asks for them. Returns whether the

@@ -3,8 +3,8 @@
 use super::ffn::Selection;
 use crate::cpu::{Columns, Kernels, ThreadPool};
 use crate::ids::StoreId;
+use crate::model::Matrix;
 use crate::model::layer::Experts;
-use crate::model::{ExpertWeights, Matrix};
 use crate::ops::linear;
 use crate::ops::router::choose;
 
@@ -45,17 +45,16 @@ pub struct Routes {
 
 impl Routes {
     /// Chooses the experts of the n tokens of `x`, set for the router's type.
-    pub fn route(
-        &mut self,
-        pool: &mut ThreadPool,
-        kernels: &Kernels,
-        experts: Experts,
-        weights: &ExpertWeights,
-        x: &Columns,
-    ) {
-        let router: &Matrix = &weights.router;
+    pub fn route(&mut self, pool: &mut ThreadPool, kernels: &Kernels, experts: Experts, router: &Matrix, x: &Columns) {
         self.products.resize(x.n * experts.count, 0.0);
         linear::products(pool, kernels, std::slice::from_ref(router), x, &mut self.products);
+        self.choose(experts);
+    }
+
+    /// All experts for each of n tokens, where there is no router.
+    pub fn take_all(&mut self, experts: Experts, n: usize) {
+        self.products.clear();
+        self.products.resize(n * experts.count, 0.0);
         self.choose(experts);
     }
 

@@ -6,7 +6,7 @@
 
 use super::MappedFile;
 use super::faults::step;
-use super::rows::Quant;
+use super::rows::{Quant, ROW_ALIGN};
 use crate::error::{Error, Result, excerpt};
 use serde::de::{DeserializeOwned, DeserializeSeed, MapAccess, SeqAccess, Visitor};
 use serde::{Deserialize, Deserializer, Serialize};
@@ -85,6 +85,22 @@ pub enum Content {
         /// Numbers of a row; a multiple of each type's [`Quant::unit`].
         cols: usize,
     },
+    /// Clusters of neighbouring neurons, one after the other: of each gate, up (`neurons` rows of `cols` numbers) and down (`cols` rows of
+    /// `neurons` numbers), every row as a GGUF has it, without padding; after each cluster zeros up to a multiple of 64 bytes.
+    Clusters {
+        /// The type of gate.
+        gate: Quant,
+        /// The type of up.
+        up: Quant,
+        /// The type of down.
+        down: Quant,
+        /// How many clusters there are.
+        clusters: usize,
+        /// Neurons of each; a multiple of down's [`Quant::unit`].
+        neurons: usize,
+        /// Numbers of a row of gate and up, a multiple of their [`Quant::unit`].
+        cols: usize,
+    },
     /// Little-endian u32 numbers.
     Numbers,
     /// Bytes of something with a format of its own (the tokeniser's JSON).
@@ -104,8 +120,21 @@ impl Content {
                 let block = || quants.try_fold(0u64, |sum, quant| sum.checked_add(quant.row_bytes(cols) as u64));
                 fits.then(block).flatten()?.checked_mul(neurons as u64)
             }
+            Content::Clusters { clusters, .. } => self.cluster_bytes()?.checked_mul(clusters as u64),
             Content::Numbers | Content::Bytes => None,
         }
+    }
+
+    /// Bytes from one cluster to the next; `None` where there are none, or of sizes that cannot be.
+    pub fn cluster_bytes(self) -> Option<u64> {
+        let Content::Clusters { gate, up, down, neurons, cols, .. } = self else { return None };
+        let matrix = |quant: Quant, rows: usize, cols: usize| {
+            let fits = cols < 1 << 32 && cols.is_multiple_of(quant.unit()) && !quant.is_grouped();
+            fits.then(|| (quant.number_bytes(cols) as u64).checked_mul(rows as u64)).flatten()
+        };
+        let (gate, up) = (matrix(gate, neurons, cols)?, matrix(up, neurons, cols)?);
+        let sum = gate.checked_add(up)?.checked_add(matrix(down, cols, neurons)?)?;
+        sum.checked_next_multiple_of(ROW_ALIGN as u64)
     }
 }
 
@@ -243,7 +272,9 @@ pub fn parse<H: Header>(bytes: &[u8], path: &Path) -> Result<H> {
             return Err(Error::bad(path, &section.name, why));
         }
         let wanted = match section.content {
-            Content::Rows { .. } | Content::Neurons { .. } => section.content.expected_bytes(),
+            Content::Rows { .. } | Content::Neurons { .. } | Content::Clusters { .. } => {
+                section.content.expected_bytes()
+            }
             Content::Numbers => Some(section.bytes / 4 * 4),
             Content::Bytes => Some(section.bytes),
         };

@@ -458,9 +458,9 @@ fn row(
         token_ms_p99: at(0.99),
         bytes_per_token: decode.then_some(bytes),
         predictor: match model.config.form.experts {
-            Some(_) => Kind::Router.name().into(),
+            Some(experts) if experts.routed() => Kind::Router.name().into(),
             None if decode => engine.sparsity().name(),
-            None => Kind::Dense.name().into(),
+            _ => Kind::Dense.name().into(),
         },
         computed_share: decode.then(|| report.computed_share(&model.config)),
         active_share: None,

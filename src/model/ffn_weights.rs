@@ -20,8 +20,8 @@ pub enum FfnWeights {
 /// The weights of a mixture of experts.
 #[derive(Clone, Debug)]
 pub struct ExpertWeights {
-    /// Its products with a token's input choose the token's experts, `[experts, hidden]`.
-    pub router: Matrix,
+    /// Its products with a token's input choose the token's experts, `[experts, hidden]`; `None` where all are computed.
+    pub router: Option<Matrix>,
     /// Each expert's matrices.
     pub experts: Vec<FfnMatrices>,
 }
@@ -115,6 +115,11 @@ impl NeuronBlocks {
 }
 
 impl ExpertWeights {
+    /// Bytes of the router.
+    pub fn router_bytes(&self) -> u64 {
+        self.router.as_ref().map_or(0, Matrix::bytes)
+    }
+
     /// Why a device cannot compute these experts; `None` if it can.
     pub fn not_on_device(&self) -> Option<&'static str> {
         let first = &self.experts[0];
@@ -146,8 +151,8 @@ impl FfnWeights {
         match self {
             FfnWeights::Neurons(blocks) => blocks.bytes(),
             FfnWeights::Matrices(matrices) => matrices.bytes(),
-            FfnWeights::Experts(ExpertWeights { router, experts }) => {
-                router.bytes() + experts.iter().map(FfnMatrices::bytes).sum::<u64>()
+            FfnWeights::Experts(weights) => {
+                weights.router_bytes() + weights.experts.iter().map(FfnMatrices::bytes).sum::<u64>()
             }
         }
     }
@@ -179,7 +184,7 @@ impl FfnWeights {
             }
             FfnWeights::Matrices(matrices) => matrices.parts().map(of).collect(),
             FfnWeights::Experts(ExpertWeights { router, experts }) => {
-                experts.iter().flat_map(FfnMatrices::parts).chain([router]).map(of).collect()
+                experts.iter().flat_map(FfnMatrices::parts).chain(router).map(of).collect()
             }
         }
     }

@@ -29,7 +29,7 @@ impl Norms {
 }
 
 /// A mixture of experts: several FFNs of [`super::ModelConfig::ffn`] neurons, of which a router chooses a few for each token. The FFN's
-/// output is the sum of theirs, each times its weight.
+/// output is the sum of theirs, each times its weight. An FFN that is stored in clusters is one, too, without a router ([`Scoring::All`]).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Experts {
@@ -53,6 +53,26 @@ pub enum Scoring {
     Softmax,
     /// Each by itself: 1 / (1 + exp(-product)).
     Sigmoid,
+    /// There is no router: all experts are computed for every token, with weight 1. They are the clusters of neighbouring neurons that one
+    /// FFN was cut into.
+    All,
+}
+
+impl Experts {
+    /// The clusters of an FFN, all of which are computed for every token.
+    pub fn all(count: usize) -> Experts {
+        Experts { count, used: count, scoring: Scoring::All, normalised: false, reads: RouterInput::FfnNorm }
+    }
+
+    /// Whether a router chooses among them; otherwise they are the clusters of one FFN.
+    pub fn routed(&self) -> bool {
+        self.scoring != Scoring::All
+    }
+
+    /// What one of them is called.
+    pub fn noun(&self) -> &'static str {
+        if self.routed() { "expert" } else { "cluster" }
+    }
 }
 
 /// What a router reads.

@@ -73,7 +73,11 @@ pub fn not_in_place(source: &Source) -> Option<&'static str> {
     }
 }
 
-fn check_tensor(view: TensorView<'_>) -> Result<()> {
+/// Checks that every number of a tensor, of quantised blocks every scale, is finite.
+///
+/// # Errors
+/// [`Error::BadFile`] with the file, the tensor and the offset of the first that is not.
+pub fn check_tensor(view: TensorView<'_>) -> Result<()> {
     use rayon::prelude::*;
     let dtype = view.info.dtype;
     // Pieces of whole blocks, so that a large matrix is checked by all threads.
@@ -134,7 +138,7 @@ fn ffn(source: &Source, layer: usize) -> Result<FfnWeights> {
     // A router that is no number would choose the same experts for every token.
     let router = source.weight(Role::Router, layer)?;
     check_tensor(router)?;
-    Ok(FfnWeights::Experts(ExpertWeights { router: matrix(router), experts }))
+    Ok(FfnWeights::Experts(ExpertWeights { router: Some(matrix(router)), experts }))
 }
 
 fn norm(source: &Source, role: Role, layer: usize) -> Result<NormWeights> {

@@ -2,9 +2,9 @@
 
 use super::block::{self, BlockLayout};
 use super::config::{ModelConfig, Norm, Positions};
-use super::ffn_weights::{FfnWeights, NeuronBlocks};
+use super::ffn_weights::{ExpertWeights, FfnMatrices, FfnWeights, NeuronBlocks};
 use super::fingerprint::Fingerprint;
-use super::layer::Norms;
+use super::layer::{Experts, Norms};
 pub use super::matrix::Matrix;
 use super::source::Source;
 use super::stacked::Stacked;
@@ -153,7 +153,7 @@ impl Model {
 
     /// Whether it has neuron blocks: neurons can be left out and moved one by one.
     pub fn has_neurons(&self) -> bool {
-        matches!(self.files, Files::Store(_))
+        matches!(self.files, Files::Store(_)) && self.config.form.experts.is_none()
     }
 
     /// The file that it was opened by.
@@ -317,9 +317,39 @@ impl Sections<'_> {
         Ok(unsafe { NeuronBlocks::over(self.0.bytes(section), layout, c.ffn, c.hidden) })
     }
 
+    /// The clusters that a layer's FFN was cut into.
+    fn clusters(&self, name: &str, c: &ModelConfig, form: Experts) -> Result<ExpertWeights> {
+        let section = self.0.section(name).ok_or_else(|| self.bad(name, "the section is missing".into()))?;
+        let content = section.content;
+        let Content::Clusters { gate, up, down, clusters, neurons, cols } = content else {
+            return Err(self.bad(name, format!("is {content:?}, not clusters of neurons")));
+        };
+        if (clusters, neurons, cols, form.routed()) != (form.count, c.ffn, c.hidden, false) {
+            let (count, ffn, hidden) = (form.count, c.ffn, c.hidden);
+            let why = format!("is {content:?}, not {count} clusters of {ffn} neurons with rows of {hidden} numbers");
+            return Err(self.bad(name, why));
+        }
+        let each = content.cluster_bytes().expect("the section's length was checked by it") as usize;
+        let cluster = |bytes: &[u8]| {
+            let mut at = 0;
+            let mut matrix = |quant: Quant, rows: usize, cols: usize| {
+                // SAFETY: the bytes are the map's, which the model keeps open; they are as many as the three matrices take.
+                let matrix = unsafe { Matrix::unpadded(&bytes[at..], quant, rows, cols) };
+                at += matrix.bytes() as usize;
+                matrix
+            };
+            let input = vec![matrix(gate, neurons, cols), matrix(up, neurons, cols)];
+            FfnMatrices { input: Stacked::new(input), down: matrix(down, cols, neurons) }
+        };
+        Ok(ExpertWeights { router: None, experts: self.0.bytes(section).chunks_exact(each).map(cluster).collect() })
+    }
+
     fn layer(&self, layer: usize, c: &ModelConfig) -> Result<Layer> {
         let name = |part: &str| format!("layer.{layer}.{part}");
-        let ffn = FfnWeights::Neurons(self.neurons(&name("ffn"), c)?);
+        let ffn = match c.form.experts {
+            Some(clusters) => FfnWeights::Experts(self.clusters(&name("ffn"), c, clusters)?),
+            None => FfnWeights::Neurons(self.neurons(&name("ffn"), c)?),
+        };
         let order = match self.0.section(&name("order")) {
             Some(section) if section.content == Content::Numbers && section.bytes == c.ffn as u64 * 4 => {
                 Permutation::new(bytemuck::cast_slice(self.0.bytes(section)))

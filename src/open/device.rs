@@ -377,7 +377,8 @@ impl DeviceOptions {
 
     /// Whether a scheduler is started: a dense model needs all neurons of a layer for every token, so there is nothing to choose.
     fn schedules(&self, engine: &Engine) -> bool {
-        let chooses = engine.model.config.form.experts.is_some() || !engine.sparsity().is_dense();
+        let routed = engine.model.config.form.experts.is_some_and(|experts| experts.routed());
+        let chooses = routed || !engine.sparsity().is_dense();
         (self.policy != Migration::Static || self.live) && chooses
     }
 

@@ -35,6 +35,7 @@ use crate::cpu::{Isa, Kernels, Prefill};
 use crate::engine::{Engine, LiveAudit, Session};
 use crate::error::{Error, Result, human_bytes};
 use crate::formats::MappedFile;
+use crate::lab::pack::{Types, can_be_cut};
 use crate::model::{KvCache, KvType, Model};
 use crate::tokenizer::Tokenizer;
 use std::path::{Path, PathBuf};
@@ -95,7 +96,8 @@ impl EngineOptions {
     }
 
     /// Opens the model in the form that the other options need: a dense GGUF is read in place unless neurons are to be left out or moved,
-    /// a mixture of experts always, everything else is packed first if that was not done yet.
+    /// a mixture of experts always, everything else is packed first if that was not done yet, a dense GGUF that does not fit into memory in
+    /// clusters.
     ///
     /// # Errors
     /// As [`ModelOptions::open`].
@@ -109,7 +111,14 @@ impl EngineOptions {
         let in_place = self.sparsity.may_be_dense() && (self.device.is_none() || mixture);
         match in_place.then(|| self.model.in_place()).transpose()?.flatten() {
             Some(source) => {
+                let clusters = can_be_cut(&source);
                 let mut model = Model::in_place(source)?;
+                if clusters && ram::too_large(&model, self) {
+                    told.note(
+                        "not all of this model fits into memory: its FFNs are packed in clusters, so that a part of them can stay on disk",
+                    );
+                    return ModelOptions { quant: Some(Types::Clusters), ..self.model.clone() }.open(told);
+                }
                 if let Some(cache) = crate::config::cache_dir() {
                     model.keep_fingerprint(cache.join("fingerprints"));
                 }

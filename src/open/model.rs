@@ -270,6 +270,7 @@ impl ModelOptions {
         // As it was before there were mixes, so that what is packed is found.
         let types = match types {
             Some(Types::Mix(mix)) => format!("{mix:?}"),
+            Some(Types::Clusters) => "Clusters".into(),
             types => format!("{:?}", types.and_then(Types::one)),
         };
         let key = format!("{}|{types}|{:?}", real.display(), self.activation);
@@ -284,6 +285,10 @@ impl ModelOptions {
 /// # Errors
 /// [`Error::Io`] where the store cannot be read, [`Error::Interrupted`] after Ctrl-C. A check that fails otherwise is only noted.
 pub fn check_activation(store: &Path, told: &dyn Listener) -> Result<()> {
+    // What is counted is gates of neurons by themselves.
+    if !Model::open(store)?.has_neurons() {
+        return Ok(());
+    }
     let bytes = std::fs::metadata(store).map_err(Error::io("stat", store))?.len();
     if let Some(free) = crate::config::available_memory().filter(|&free| free < bytes) {
         let (bytes, free) = (human_bytes(bytes), human_bytes(free));

@@ -82,7 +82,8 @@ pub(super) fn cached_bytes(model: &Model) -> u64 {
 /// What of a model can be left on disk, in the plural; `None` if it is read in place as a whole.
 pub(super) fn parts(model: &Model) -> Option<&'static str> {
     match model.config.form.experts {
-        Some(_) => Some("experts"),
+        Some(experts) if experts.routed() => Some("experts"),
+        Some(_) => Some("clusters"),
         None => model.has_neurons().then_some("neurons"),
     }
 }
@@ -98,7 +99,20 @@ pub(super) fn all_bytes(model: &Model, need: Need) -> u64 {
 
 /// Who stays in memory where nobody has chosen.
 pub(super) fn usual_policy(model: &Model) -> Policy {
-    if model.config.form.experts.is_some() { Policy::TwoQueues } else { Policy::Full }
+    match model.config.form.experts {
+        // Each of them is needed for every token: whatever came in would be gone again before its next use.
+        Some(experts) if !experts.routed() => Policy::Static,
+        Some(_) => Policy::TwoQueues,
+        None => Policy::Full,
+    }
+}
+
+/// Whether not all of a model fits that would have to be in memory as a whole, read in place.
+pub(super) fn too_large(model: &Model, options: &EngineOptions) -> bool {
+    let whole = options.device.is_none() && parts(model).is_none();
+    let limited =
+        options.neurons.share.is_some() || options.ram.is_some_and(|ram| ram < all_bytes(model, options.need(model)));
+    whole && (limited || options.ram.is_none() && !fits(model))
 }
 
 /// Memory for a model of which a part stays on disk; `None` if all of it is kept in memory, or it has nothing to leave there.
@@ -117,7 +131,7 @@ pub(super) fn limit(model: &Model, options: &EngineOptions) -> Option<Limit> {
 /// That a model does not run with so much memory; `given` is what there is: `--ram 1.00 GiB is`.
 pub fn too_little(given: &str, least: u64) -> Error {
     Error::Memory(format!(
-        "{given} below the {} that this model takes with all its neurons or experts on disk: attention, head, keys and values, and room for \
+        "{given} below the {} that this model takes with all of its FFNs on disk: attention, head, keys and values, and room for \
          reads; give --ram {}MiB or more, take a smaller --ctx-size, or take the model in a smaller type (pack --quant q4_0)",
         human_bytes(least),
         least.div_ceil(1 << 20)

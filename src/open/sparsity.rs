@@ -85,6 +85,13 @@ impl SparsityOptions {
         if !engine.model.has_neurons() && self.may_be_dense() {
             return Ok(());
         }
+        if !engine.model.has_neurons() {
+            return Err(Error::Usage(
+                "this store holds clusters of neurons, all of which are computed; pack the model by neuron (without --quant clusters), or leave \
+                 out the options of predictors"
+                    .into(),
+            ));
+        }
         if let Some(threshold) = self.threshold.filter(|t| !(0.0..=1.0).contains(t)) {
             return Err(Error::Usage(format!("--threshold {threshold}: take a probability, 0 to 1")));
         }

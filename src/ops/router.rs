@@ -2,8 +2,12 @@
 
 use crate::model::layer::{Experts, Scoring};
 
-/// Adds one token's experts, those with the largest products (of equals the first), and their weights to `chosen`.
+/// Adds one token's experts, those with the largest products (of equals the first), and their weights to `chosen`. Where all are computed
+/// nothing is looked at.
 pub fn choose(experts: Experts, products: &[f32], chosen: &mut Vec<(usize, f32)>) {
+    if experts.scoring == Scoring::All {
+        return chosen.extend((0..experts.count).map(|expert| (expert, 1.0)));
+    }
     let start = chosen.len();
     for (expert, &product) in products.iter().enumerate() {
         let full = chosen.len() - start == experts.used;
@@ -21,12 +25,13 @@ pub fn choose(experts: Experts, products: &[f32], chosen: &mut Vec<(usize, f32)>
     let score = |product: f32| match experts.scoring {
         Scoring::Softmax => (product - most).exp(),
         Scoring::Sigmoid => 1.0 / (1.0 + (-product).exp()),
+        Scoring::All => 1.0,
     };
     ours.iter_mut().for_each(|(_, weight)| *weight = score(*weight));
     let sum = match (experts.normalised, experts.scoring) {
         (true, _) => ours.iter().map(|(_, weight)| weight).sum(),
         (false, Scoring::Softmax) => products.iter().map(|&product| score(product)).sum(),
-        (false, Scoring::Sigmoid) => 1.0,
+        (false, Scoring::Sigmoid | Scoring::All) => 1.0,
     };
     ours.iter_mut().for_each(|(_, weight)| *weight /= sum);
 }

@@ -150,7 +150,7 @@ fn small_bytes(c: &ModelConfig) -> u64 {
     let there = |yes: bool, numbers: usize| if yes { numbers } else { 0 };
     let biases =
         there(c.attention_bias, c.qkv_dim()) + there(c.output_bias, c.hidden) + there(c.ffn_bias, c.ffn + c.hidden);
-    let router = c.form.experts.map_or(0, |experts| experts.count * c.hidden);
+    let router = c.form.experts.filter(|experts| experts.routed()).map_or(0, |experts| experts.count * c.hidden);
     let head_norms = there(c.form.qk_norm, 2 * c.head_dim);
     c.layers as u64 * (2 * norm_bytes(c) + 4 * (biases + router + head_norms) as u64)
 }

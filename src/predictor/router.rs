@@ -21,7 +21,7 @@ impl Router {
     /// The routers of a mixture of experts; `None` for another model.
     pub fn of(model: &Model) -> Option<Router> {
         let experts = model.config.form.experts?;
-        let bytes = (0..model.config.layers).map(|layer| weights(model, layer).router.bytes()).collect();
+        let bytes = (0..model.config.layers).map(|layer| weights(model, layer).router_bytes()).collect();
         Some(Router { experts, calibration: Calibration::new(vec![0.0, 1.0], vec![0.0, 1.0]), bytes })
     }
 }
@@ -47,6 +47,7 @@ impl Predictor for Router {
     fn score(&self, tools: &mut Tools<'_>, layer: usize, _: usize, residual: &[f32], n: usize, scores: &mut [f32]) {
         let Tools { model, pool, kernels, scratch } = tools;
         let c = &model.config;
+        let Some(router) = &weights(model, layer).router else { return scores.fill(1.0) };
         scratch.normed.clear();
         scratch.normed.extend_from_slice(residual);
         if self.experts.reads == RouterInput::FfnNorm {
@@ -57,7 +58,7 @@ impl Predictor for Router {
         }
         scratch.inner.resize(n * self.experts.count, 0.0);
         let (input, products) = (&scratch.normed, &mut scratch.inner);
-        linear(pool, kernels, &weights(model, layer).router, input, n, &mut scratch.columns, products);
+        linear(pool, kernels, router, input, n, &mut scratch.columns, products);
         scores.fill(0.0);
         let tokens = products.chunks_exact(self.experts.count).zip(scores.chunks_exact_mut(self.experts.count));
         for (products, scores) in tokens {

@@ -126,7 +126,7 @@ impl Split {
             self.fired.set(l, &pass.buffers.predicted.selections[l], &self.sequences);
         }
         self.merge(c, l, n, needed);
-        pass.probe.report.add_experts(l, c, pass.buffers.routes.tokens.len(), read + weights.router.bytes());
+        pass.probe.report.add_experts(l, c, pass.buffers.routes.tokens.len(), read + weights.router_bytes());
     }
 
     /// Tells the scheduler how many tokens of a prompt's chunk have each expert.

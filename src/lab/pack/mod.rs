@@ -6,14 +6,10 @@
 //! coded along the hidden dimension.
 
 use crate::error::{Error, Result, printable};
-use crate::formats::blocks::BlockType;
 use crate::formats::neuron_store::{Header, Writer};
 use crate::formats::rows::{self, GROUP, Quant};
 use crate::formats::{DType, TensorView, blocks};
 use crate::ids::{Permutation, PublishedId};
-use crate::lab::mix::Mix;
-use crate::model::Model;
-use crate::model::block::{self, BlockLayout};
 use crate::model::config::{Ffn, Norm, Positions};
 use crate::model::layer::Norms;
 use crate::model::source::{Role, Source, finite};
@@ -21,6 +17,12 @@ use crate::profile::Importance;
 use bytemuck::TransparentWrapper;
 use rayon::prelude::*;
 use std::path::Path;
+
+pub use clusters::can_be_cut;
+pub use types::{DOWN, Types, layout};
+
+mod clusters;
+mod types;
 
 /// Rows converted by one task: a few MB, with enough tasks to keep every core busy.
 const ROWS_PER_TASK: usize = 256;
@@ -34,131 +36,6 @@ pub struct PackOptions {
     /// The order in which the neurons of each layer are stored, `[layers]`; `None` keeps the model's order.
     pub orders: Option<Vec<Permutation>>,
 }
-
-/// The types of a store's rows.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Types {
-    /// One for attention and FFN; embeddings and head get at least q8_0, or q6_k.
-    One(Quant),
-    /// Every tensor's own, its blocks untouched. Only `down` is coded again, because GGUF codes it along the neurons and a store has it by
-    /// neuron.
-    Own {
-        /// The type of `down`.
-        down: Quant,
-    },
-    /// Those of a mix, by tensor and layer.
-    Mix(Mix),
-}
-
-impl From<Quant> for Types {
-    fn from(quant: Quant) -> Types {
-        Types::One(quant)
-    }
-}
-
-impl std::fmt::Display for Types {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match self {
-            Types::One(quant) => f.write_str(quant.name()),
-            Types::Own { down } => write!(f, "its own types with down as {}", down.name()),
-            Types::Mix(mix) => f.write_str(mix.name()),
-        }
-    }
-}
-
-impl std::str::FromStr for Types {
-    type Err = String;
-
-    /// One type or a mix, by its name in any case.
-    fn from_str(text: &str) -> Result<Types, String> {
-        if let Some(mix) = Mix::all().find(|mix| mix.name().eq_ignore_ascii_case(text)) {
-            return Ok(Types::Mix(mix));
-        }
-        let mixes = || Mix::all().map(Mix::name).collect::<Vec<_>>().join(", ");
-        text.parse().map(Types::One).map_err(|why: String| format!("{why}, or a mix of them: {}", mixes()))
-    }
-}
-
-impl Types {
-    /// What a store of this source is made of if nothing else is said. Floats become f16, which rounds F32 weights (`f32` keeps them);
-    /// Q8_0 and Q4_0 stay what they are; the types of a mix stay, and `down` becomes [`DOWN`].
-    ///
-    /// # Errors
-    /// [`Error::BadFile`] where the source lacks the first layer's up matrix.
-    pub fn natural(source: &Source) -> Result<Types> {
-        Ok(match Quant::of_source(source.weight(Role::Up, 0)?.info.dtype).packed() {
-            Quant::Block(_) if source.config.hidden.is_multiple_of(DOWN.unit()) => Types::Own { down: DOWN },
-            Quant::Block(_) => Types::Own { down: Quant::Q8 },
-            Quant::F32 => Types::One(Quant::F16),
-            quant => Types::One(quant),
-        })
-    }
-
-    /// The natural types, if a device can compute with them, else q8_0 for all.
-    ///
-    /// # Errors
-    /// As [`Types::natural`].
-    pub fn for_device(source: &Source) -> Result<Types> {
-        let natural = Types::natural(source)?;
-        let layouts = (0..source.config.layers).map(|l| layout(source, natural, l)).collect::<Result<Vec<_>>>()?;
-        Ok(match block::not_on_device(layouts, source.config.hidden) {
-            Some(_) => Types::One(Quant::Q8),
-            None => natural,
-        })
-    }
-
-    /// The type of a role's rows.
-    ///
-    /// # Errors
-    /// [`Error::BadFile`] where the source lacks the tensor.
-    pub fn of(self, source: &Source, role: Role, layer: usize) -> Result<Quant> {
-        Ok(match (self, role) {
-            (_, Role::Positions) => Quant::F32,
-            (Types::One(quant), Role::Embed | Role::Head) => quant.of_edges(),
-            (Types::One(quant), _) => quant,
-            (Types::Mix(mix), _) => mix.of(&source.config, role, layer),
-            (Types::Own { down }, Role::Down) => down,
-            (Types::Own { .. }, _) => match Quant::of_source(source.weight(role, layer)?.info.dtype).packed() {
-                Quant::F32 => Quant::F16,
-                own => own,
-            },
-        })
-    }
-
-    /// Whether a packed model is of these types.
-    pub fn are_of(self, model: &Model) -> bool {
-        let Types::Mix(mix) = self else { return self.one() == Some(model.quant) };
-        model.layers.iter().enumerate().all(|(l, layer)| {
-            let values = layer.qkv.parts().last().expect("there are values").quant;
-            let found = [(Role::V, values), (Role::O, layer.o.quant), (Role::Down, layer.block().down().quant)];
-            let up = (Role::Up, layer.block().up().quant);
-            found.into_iter().chain([up]).all(|(role, quant)| mix.of(&model.config, role, l) == quant)
-        })
-    }
-
-    /// The one type that was asked for; `None` where tensors differ.
-    pub fn one(self) -> Option<Quant> {
-        match self {
-            Types::One(quant) => Some(quant),
-            Types::Own { .. } | Types::Mix(_) => None,
-        }
-    }
-
-    /// The types as text, for people and file names.
-    pub fn name(self, source: &Source) -> Result<String> {
-        Ok(match self {
-            Types::One(quant) => quant.name().into(),
-            Types::Mix(mix) => mix.name().into(),
-            Types::Own { down } => {
-                let up = self.of(source, Role::Up, 0)?;
-                if up == down { up.name().into() } else { format!("{}-{}", up.name(), down.name()) }
-            }
-        })
-    }
-}
-
-/// The type of `down` in a store of a mix: the smallest that changes perplexity by less than 0.1 % (runs/2026-11-23-mixed-types).
-pub const DOWN: Quant = Quant::Block(BlockType::Q5_K);
 
 /// Bytes that a store of this source will have, up to a page per section.
 ///
@@ -177,22 +54,12 @@ pub fn packed_bytes(source: &Source, types: Types) -> Result<u64> {
             sum += bytes(role, layer, rows, c.hidden)?;
         }
         sum += bytes(Role::O, layer, c.hidden, c.q_dim())?;
-        sum += (c.ffn * layout(source, types, layer)?.bytes()) as u64;
+        sum += match types {
+            Types::Clusters => clusters::packed_bytes(source, layer)?,
+            _ => (c.ffn * layout(source, types, layer)?.bytes()) as u64,
+        };
     }
     Ok(sum)
-}
-
-/// The layout of a layer's neuron blocks.
-///
-/// # Errors
-/// [`Error::BadFile`] where the source lacks a tensor.
-pub fn layout(source: &Source, types: Types, layer: usize) -> Result<BlockLayout> {
-    let roles: &[Role] = match source.config.ffn_kind {
-        Ffn::Plain => &[Role::Up, Role::Down],
-        Ffn::Gated | Ffn::GatedBoth => &[Role::Gate, Role::Up, Role::Down],
-    };
-    let quants: Vec<Quant> = roles.iter().map(|&role| types.of(source, role, layer)).collect::<Result<_>>()?;
-    Ok(BlockLayout::mixed(&quants, source.config.hidden))
 }
 
 /// Packs `source` into a neuron store at `path`. `progress(done, total)` is called from several threads, with bytes of the store and
@@ -229,6 +96,10 @@ pub fn pack_weighted(
             "a mixture of experts is read where it lies and cannot be packed; give its directory or GGUF as it is";
         return Err(Error::Usage(why.into()));
     }
+    let stored = match types {
+        Types::Clusters => clusters::config(source)?,
+        _ => c.clone(),
+    };
     check_rows(source, types)?;
     check_orders(options, c.layers, c.ffn)?;
     let as_published = Permutation::identity();
@@ -259,10 +130,9 @@ pub fn pack_weighted(
             }
         }
         if c.attention_bias {
-            let mut bias = source.bias(Role::Q, layer)?;
-            bias.extend(source.bias(Role::K, layer)?);
-            bias.extend(source.bias(Role::V, layer)?);
-            vector(&mut writer, &name("qkv_bias"), &bias)?;
+            let biases = [Role::Q, Role::K, Role::V].map(|role| source.bias(role, layer));
+            let biases = biases.into_iter().collect::<Result<Vec<_>>>()?;
+            vector(&mut writer, &name("qkv_bias"), &biases.concat())?;
         }
         if c.form.qk_norm {
             for (part, role) in [("q_norm", Role::QNorm), ("k_norm", Role::KNorm)] {
@@ -277,7 +147,10 @@ pub fn pack_weighted(
             job.norm(&mut writer, &name("ffn_norm"), Role::FfnNorm, layer)?;
         }
         let order = options.orders.as_ref().map_or(&as_published, |orders| &orders[layer]);
-        job.neurons(&mut writer, &name("ffn"), layer, order)?;
+        match types {
+            Types::Clusters => job.clusters(&mut writer, &name("ffn"), layer)?,
+            _ => job.neurons(&mut writer, &name("ffn"), layer, order)?,
+        }
         if c.ffn_bias {
             vector(&mut writer, &name("up_bias"), &order.into_store(source.bias(Role::Up, layer)?))?;
             vector(&mut writer, &name("down_bias"), &source.bias(Role::Down, layer)?)?;
@@ -287,10 +160,9 @@ pub fn pack_weighted(
         }
     }
     if let Some(tokenizer) = &source.tokenizer {
-        let json = serde_json::to_vec(tokenizer).expect("a tokeniser's description is plain data");
-        bytes(&mut writer, "tokenizer", &json)?;
+        bytes(&mut writer, "tokenizer", &serde_json::to_vec(tokenizer).expect("its description is plain data"))?;
     }
-    let config = serde_json::to_value(c).expect("a configuration is plain data");
+    let config = serde_json::to_value(stored).expect("a configuration is plain data");
     let fingerprint = known.map_or_else(|| job.fingerprint(), Ok)?;
     let sources = source.files().to_vec();
     // If the source changed meanwhile, the store would mix two models under one fingerprint.
@@ -325,7 +197,9 @@ impl Packed {
 fn check_rows(source: &Source, types: Types) -> Result<()> {
     let c = &source.config;
     let rows = [Role::Embed, Role::Q, Role::K, Role::V, Role::Up, Role::Down].map(|role| (role, c.hidden));
-    for (role, cols) in rows.into_iter().chain([(Role::O, c.q_dim())]) {
+    // Rows of clusters are the source's, which lie in it as they are.
+    let rows = rows.into_iter().filter(|(role, _)| types != Types::Clusters || *role != Role::Down);
+    for (role, cols) in rows.chain([(Role::O, c.q_dim())]) {
         let quant = types.of(source, role, 0)?;
         if !cols.is_multiple_of(quant.unit()) {
             return Err(Error::Usage(format!(
@@ -344,6 +218,9 @@ fn check_rows(source: &Source, types: Types) -> Result<()> {
 /// Refuses orders that are not the model's.
 fn check_orders(options: &PackOptions, layers: usize, ffn: usize) -> Result<()> {
     let Some(orders) = &options.orders else { return Ok(()) };
+    if options.types == Types::Clusters {
+        return Err(Error::Usage("--order: neurons of a cluster stay where the model has them; leave it out".into()));
+    }
     if orders.len() != layers {
         return Err(Error::Usage(format!("the order names {} layers, the model has {layers}", orders.len())));
     }
@@ -436,6 +313,20 @@ impl Job<'_> {
             first += here;
         }
         Ok(())
+    }
+
+    /// Writes the FFN of a layer in clusters.
+    fn clusters(&self, writer: &mut Writer, name: &str, layer: usize) -> Result<()> {
+        let cut = clusters::of(self.source, layer)?;
+        cut.check()?;
+        let content = cut.content();
+        let bytes = content.cluster_bytes().expect("the source's matrices fit in memory");
+        let section = writer.add(name, content, bytes * cut.count as u64);
+        (0..cut.count).into_par_iter().try_for_each(|number| {
+            let cluster = cut.cluster(number);
+            writer.write(section, number as u64 * bytes, &cluster)?;
+            self.advance(bytes)
+        })
     }
 
     /// Writes the neuron blocks of a layer.
