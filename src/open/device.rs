@@ -500,6 +500,7 @@ fn virtual_device(budget: u64, machine: &MachineProfile, fail_after: Option<u64>
         device_gb_s: machine.device_gb_s,
         link_gb_s: machine.link_gb_s,
         host_gb_s: machine.dram_gb_s,
+        host_gflops: machine.host_gflops,
         call_us: machine.call_us,
         copy_us: machine.copy_us,
         sync_us: machine.sync_us,

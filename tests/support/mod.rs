@@ -19,8 +19,15 @@ use dynamicinfer::prng::Prng;
 use std::path::{Path, PathBuf};
 
 /// Of the order of a consumer GPU's.
-pub const RATES: Rates =
-    Rates { device_gb_s: 900.0, link_gb_s: 25.0, host_gb_s: 60.0, call_us: 5.0, copy_us: 1.5, sync_us: 8.0 };
+pub const RATES: Rates = Rates {
+    device_gb_s: 900.0,
+    link_gb_s: 25.0,
+    host_gb_s: 60.0,
+    host_gflops: 500.0,
+    call_us: 5.0,
+    copy_us: 1.5,
+    sync_us: 8.0,
+};
 
 /// A fixture's published files.
 fn fixture(name: &str) -> Source {

@@ -7,7 +7,7 @@ use super::workspace::{ExchangeLayout, pinned};
 use crate::cache::{Location, Tier};
 use crate::clock;
 use crate::cpu::MAX_COLUMNS;
-use crate::device::{Call, Device, ExpertFfn, NONE, Note, PinnedBuffer, Stage, Stream};
+use crate::device::{Call, Device, ExpertFfn, HostWork, NONE, Note, PinnedBuffer, Stage, Stream};
 use crate::engine::ffn::{self, Chosen, Selection};
 use crate::engine::forward::Pass;
 use crate::engine::host;
@@ -223,7 +223,10 @@ impl Split {
         let routes = &self.experts.on_host;
         let chosen = Chosen::all(weights, routes);
         let read = ffn::experts(pool, kernels, c, &chosen, &b.normed, &mut b.tiles, &mut b.experts, partial);
-        self.device.worked(read, clock::lap(&mut lap), 0);
+        // Of a few tokens reading an expert takes longer than computing it.
+        let tokens = if b.positions.len() > MAX_COLUMNS { routes.tokens.len() } else { 0 };
+        let operations = (2 * c.ffn_kind.rows() * c.hidden * c.ffn * tokens) as u64;
+        self.device.worked(HostWork { bytes: read, operations, ns: clock::lap(&mut lap) });
         self.current[l].ffn_ns[Tier::Host] = self.device.totals().host_ns - before;
         read
     }

@@ -6,7 +6,7 @@ use super::{DividedLayer, Split};
 use crate::cache::Tier;
 use crate::clock;
 use crate::cpu::MAX_COLUMNS;
-use crate::device::{Add, Append, Attend, Call, Note, SparseFfn, Stage, Stream, Then, View};
+use crate::device::{Add, Append, Attend, Call, HostWork, Note, SparseFfn, Stage, Stream, Then, View};
 use crate::engine::attention;
 use crate::engine::batch::{Buffers, TokenPosition};
 use crate::engine::embed::embed;
@@ -445,7 +445,7 @@ impl Split {
             (Work::Selected(&self.host_selection), threshold_for(sparsity.activation_threshold(l), pass.wanted));
         let read =
             ffn::ffn(pool, kernels, c, layer, &b.columns, work, activation_threshold, &mut [], &mut b.ffn, partial);
-        self.device.worked(read.bytes(&layer.ffn), clock::lap(&mut lap), 0);
+        self.device.worked(HostWork { bytes: read.bytes(&layer.ffn), operations: 0, ns: clock::lap(&mut lap) });
         self.current[l].ffn_ns[Tier::Host] = self.device.totals().host_ns - before;
         read
     }
