@@ -2,7 +2,7 @@
 
 use crate::cache::{NeuronCache, Tier};
 use crate::device::{Device, OutOfMemory};
-use crate::engine::{ChunkCosts, ChunkRates, Engine, Split};
+use crate::engine::{ChunkCosts, Engine, Split};
 use crate::error::{Error, Result};
 use crate::formats::machine_profile::MachineProfile;
 use crate::ids::PublishedId;
@@ -70,15 +70,8 @@ fn open_split(
     let context = kv / KvCache::bytes_for(c, 1, KvType::F16) / plan.sequences.max(1) as u64;
     // SAFETY: the store's map lives in the same engine, and is dropped after this.
     let mut split = unsafe { Split::new(device, &plan.slots(), model, context as usize, plan.sequences)? };
-    let rates = ChunkRates {
-        host_gflops: machine.host_gflops,
-        host_gb_s: machine.dram_gb_s,
-        link_gb_s: machine.link_gb_s,
-        copy_us: machine.copy_us,
-        sync_us: machine.sync_us,
-    };
     if model.has_neurons() {
-        split.stream(model, ChunkCosts::of(&rates, c, block_bytes), streamed_bytes(c))?;
+        split.stream(model, ChunkCosts::of(machine, c, block_bytes), streamed_bytes(c))?;
     }
     split.reserved = split.device.reserve(elsewhere(model, plan, &split))?;
     Ok(split)
