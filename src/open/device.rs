@@ -492,6 +492,7 @@ fn placed_by_file(path: &Path, model: &Model, plan: &mut Plan) -> Result<Vec<Vec
         )));
     }
     plan.layers.iter_mut().zip(&file.layers).for_each(|(l, placed)| l.slots = placed.slots);
+    plan.limit_streamed(plan.budget_bytes - needed);
     Ok(file.layers.into_iter().map(|l| PublishedId::wrap_vec(l.neurons)).collect())
 }
 

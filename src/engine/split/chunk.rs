@@ -29,7 +29,7 @@ pub struct Streaming {
     turn: usize,
 }
 
-/// Neurons times tokens of prompts' chunks, by where they were computed.
+/// Neurons times tokens of prompts' chunks, or of a mixture the experts of each token, by where they were computed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
 pub struct ChunkCounts {
     /// On the device, from slots.

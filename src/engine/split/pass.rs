@@ -510,17 +510,14 @@ impl Split {
 
     /// Adds the parts of the FFN's output to the residual; `both` says whether the host has one.
     pub(super) fn merge(&mut self, c: &ModelConfig, l: usize, n: usize, both: bool) {
-        let (count, to) = (n * c.hidden, self.at(ExchangeLayout::new(n, c).residual()));
         self.note(Note::Compute(Some(Stage::Merge)));
         self.device.record(Stream::Compute, self.marks[l].merge[0]);
         self.begin_section(l, GraphSection::Merge);
         if both {
-            let (from, partial) = (self.host.partial.as_ptr().cast(), self.workspace.partial);
-            unsafe { self.device.copy_in(Stream::Compute, from, count * 4, partial, 0) };
-            self.launch(Call::Add(Add { count, from: partial.into(), to }));
+            self.add_partial(c, n);
         }
         if !self.cache.layers[l].table.slots().is_empty() {
-            self.launch(Call::Add(Add { count, from: self.workspace.output.into(), to }));
+            self.add_output(c, n);
         }
         self.device.end_sequence();
         self.device.record(Stream::Compute, self.marks[l].merge[1]);
@@ -529,6 +526,20 @@ impl Split {
             self.note(Note::Compute(None));
             self.fetch_fired(l, n, c.hidden);
         }
+    }
+
+    /// Adds the host's part of an FFN to the residual.
+    pub(super) fn add_partial(&mut self, c: &ModelConfig, n: usize) {
+        let (count, to) = (n * c.hidden, self.at(ExchangeLayout::new(n, c).residual()));
+        let (from, partial) = (self.host.partial.as_ptr().cast(), self.workspace.partial);
+        unsafe { self.device.copy_in(Stream::Compute, from, count * 4, partial, 0) };
+        self.launch(Call::Add(Add { count, from: partial.into(), to }));
+    }
+
+    /// Adds what the device's last FFN call has made to the residual.
+    pub(super) fn add_output(&mut self, c: &ModelConfig, n: usize) {
+        let (count, to) = (n * c.hidden, self.at(ExchangeLayout::new(n, c).residual()));
+        self.launch(Call::Add(Add { count, from: self.workspace.output.into(), to }));
     }
 
     /// Where a layer's queries, keys and values are read back to; for a chunk two layers take turns.
