@@ -4,7 +4,9 @@
 mod support;
 
 use dynamicinfer::cpu::{Columns, Kernels, MAX_COLUMNS, ThreadPool};
-use dynamicinfer::device::{Call, Device, Event, Faults, HOST_CALL_NS, NONE, Rates, SparseFfn, Stream, VirtualDevice};
+use dynamicinfer::device::{
+    Call, Device, Event, Faults, HOST_CALL_NS, HostWork, NONE, Rates, SparseFfn, Stream, VirtualDevice,
+};
 use dynamicinfer::engine::ffn::{FfnBuffers, activations, ffn};
 use dynamicinfer::engine::{Selection, Work};
 use dynamicinfer::formats::rows::Quant;
@@ -91,6 +93,22 @@ fn a_link_of_half_the_rate_takes_twice_the_time() {
     let (one, two) = (time(whole) - HOST_CALL_NS, time(half) - HOST_CALL_NS);
     assert!(two.abs_diff(2 * one) <= 2, "{one} ns and {two} ns");
     assert_eq!(time(Rates { sync_us: 3.0, copy_us: 2.0, ..whole }), one + HOST_CALL_NS + 5000);
+}
+
+#[test]
+fn what_the_host_computes_takes_the_longer_of_reading_and_arithmetic() {
+    let time = |bytes: u64, operations: u64| {
+        let mut device = device();
+        device.worked(HostWork { bytes, operations, ns: 12_345 });
+        assert_eq!(device.totals().host_ns, device.clock_ns());
+        device.clock_ns()
+    };
+    // Of a byte for each GB/s and an operation for each GFLOP/s, one nanosecond.
+    let (bytes, operations) = (RATES.host_gb_s as u64, RATES.host_gflops as u64);
+    assert_eq!(time(1000 * bytes, 0), 1000);
+    assert_eq!(time(0, 1000 * operations), 1000);
+    assert_eq!(time(700 * bytes, 1000 * operations), 1000);
+    assert_eq!(time(1000 * bytes, 700 * operations), 1000);
 }
 
 #[test]

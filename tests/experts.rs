@@ -1,6 +1,7 @@
 //! Mixtures of experts in traces, replay, simulator and plans, where an expert stands for a neuron: made-up traces are as uneven and as
 //! local as they were asked to be, and what policies and plans make of them keeps its bounds.
 
+use dynamicinfer::cache::Tier;
 use dynamicinfer::cpu::Kernels;
 use dynamicinfer::engine::Engine;
 use dynamicinfer::error::Error;
@@ -15,7 +16,7 @@ use dynamicinfer::lab::synth::experts::{ExpertTrace, Routing, write_experts};
 use dynamicinfer::lab::synth::{Law, Mixture, Routing as Planted, Shape, footprint, shape, write_gguf};
 use dynamicinfer::model::source::Source;
 use dynamicinfer::model::{Activation, KvType, Model};
-use dynamicinfer::placement::memory_plan::{Footprint, KvPlace, Request, plan};
+use dynamicinfer::placement::memory_plan::{Footprint, KvPlace, Plan, Request, plan};
 use dynamicinfer::placement::policy::{self, PlacementPolicy as Placement};
 use dynamicinfer::prng::Prng;
 use dynamicinfer::scheduler::Policy;
@@ -190,7 +191,7 @@ fn shapes_of_mixtures_have_their_published_sizes_and_are_placed_expert_by_expert
         let counts = vec![vec![1; real.ffn]; real.layers];
         let planned = plan(&real, &counts, &machine("rtx-3060-12gb"), &request(8 * GIB)).unwrap();
         let slots: usize = planned.slots().iter().sum();
-        let room = 8 * GIB - planned.min_bytes;
+        let room = 8 * GIB - planned.min_bytes - planned.streamed_bytes;
         assert_eq!(slots as u64, (room / real.block_bytes).min((real.ffn * real.layers) as u64), "{name}");
         assert_eq!(planned.details.batch, 1);
     }
@@ -225,6 +226,44 @@ fn of_a_shape_with_linear_attention_and_shared_experts_all_but_chosen_experts_is
     assert_eq!(nine.min_bytes, one.min_bytes + 8 * real.state_bytes);
     assert!(one.total_bytes <= 8 * GIB && nine.total_bytes <= 8 * GIB);
     assert!(nine.slots().iter().sum::<usize>() < one.slots().iter().sum::<usize>());
+}
+
+/// Experts that are copied for a chunk take little of the room, never more than a budget that is an expert larger brings, and nothing
+/// where all experts lie on the device.
+#[test]
+fn a_plan_has_room_for_copied_experts_and_a_larger_budget_never_has_fewer_slots() {
+    let m = machine("rtx-3060-12gb");
+    for name in ["gpt-oss-20b", "mixtral-8x7b"] {
+        let (real, _) = footprint(name, None, 2048, KvType::F16).unwrap();
+        let counts: Vec<Vec<u64>> =
+            (0..real.layers).map(|l| (0..real.ffn as u64).map(|e| e * 7 + l as u64).collect()).collect();
+        let of = |request: &Request| plan(&real, &counts, &m, request).unwrap();
+        let slots = |plan: &Plan| plan.slots().iter().sum::<usize>() as u64;
+        let (least, all) = (real.least_bytes(), (real.ffn * real.layers) as u64);
+        let (mut before, mut streamed) = (0, Vec::new());
+        for thirds in 0..=3 * all {
+            let vram = least + thirds * real.block_bytes / 3;
+            let plan = of(&request(vram));
+            assert!(plan.total_bytes <= vram, "{name}: {} of {vram} bytes", plan.total_bytes);
+            assert!(slots(&plan) >= before, "{name}: {} slots of {vram} bytes, and {before} of less", slots(&plan));
+            assert!(plan.streamed_bytes * 16 <= vram - least && plan.streamed_bytes % real.block_bytes == 0, "{name}");
+            before = slots(&plan);
+            streamed.push(plan.streamed_bytes / real.block_bytes);
+        }
+        assert_eq!((before, streamed[0], streamed[streamed.len() - 1]), (all, 0, 0), "{name}");
+        assert!((1..=8).all(|experts| streamed.contains(&experts)) && streamed.iter().all(|&experts| experts <= 8));
+        // Beside the experts that a share asks for.
+        let half = of(&Request { vram: None, ffn_share: Some(0.5), ..request(1) });
+        assert_eq!((slots(&half), half.streamed_bytes), (all / 2, 8 * real.block_bytes), "{name}");
+        assert_eq!(half.total_bytes, half.budget_bytes);
+        let tight = half.budget_bytes - 5 * real.block_bytes;
+        let tight = of(&Request { ffn_share: Some(0.5), ..request(tight) });
+        assert_eq!((slots(&tight), tight.streamed_bytes), (all / 2, 3 * real.block_bytes), "{name}");
+        let mut without = half.clone();
+        without.limit_streamed(8 * real.block_bytes - 1);
+        assert_eq!(half.total_bytes - without.total_bytes, 8 * real.block_bytes);
+        assert_eq!(without.total_bytes, without.parts.iter().map(|part| part.bytes[Tier::Device]).sum::<u64>());
+    }
 }
 
 fn case<'a>(trace: &'a TraceFile, machine: &'a MachineProfile, real: &'a Footprint, vram: Option<u64>) -> Case<'a> {
@@ -294,9 +333,10 @@ fn a_simulated_prompt_takes_what_its_chunks_take() {
     let cross = 96.0 * 4.0 * real.hidden as f64 / m.link_gb_s;
     let route = 96.0 * 2.0 * (32 * real.hidden) as f64 / m.host_gflops;
     let before = attention + 24.0 * (cross + route + 1e3 * (m.copy_us + m.sync_us + m.call_us));
-    // 128 draws of 32 experts by each 32 tokens: every expert is read once for them, and three such groups are the prompt.
+    // 128 draws of 32 experts by each 32 tokens: every expert is read once for them, and three such groups are the prompt: a kernel each,
+    // and one that adds.
     let whole = prompt(24 * GIB).run(Policy::Full).unwrap().prompt.unwrap();
-    let reads = 24.0 * real.block_bytes as f64 * 32.0 * 3.0 / m.device_gb_s;
+    let reads = 24.0 * (real.block_bytes as f64 * 32.0 * 3.0 / m.device_gb_s + 4e3 * m.call_us);
     assert_eq!((whole.gpu_share, whole.cpu_ms), (1.0, 0.0));
     assert!((0.9..=1.0).contains(&(whole.ms * 1e6 / (before + reads))), "{} of {} ns", whole.ms, before + reads);
     // Without a slot the CPU computes four experts for each token; each is read once at least.
@@ -336,11 +376,11 @@ fn a_prompt_finds_what_the_text_before_has_left_and_moves_nothing() {
             let moving = outcome.prompt.unwrap();
             assert_eq!(moving.each_ms[0], fixed.each_ms[0], "{}", policy.name());
             assert_eq!((moving.each_ms.len(), outcome.tokens), (3, 3 * 40));
-            // Copying where that is faster is never slower.
-            assert!(moving.divided_ms.unwrap() <= moving.ms);
+            // Copying where that is faster is never slower, and with a link as fast as this one it is faster.
+            assert!(moving.ms < 0.9 * moving.on_cpu_ms.unwrap() && moving.copied_share > 0.02, "{moving:?}");
         }
         let full = of(Policy::Full, 80).prompt.unwrap();
-        assert!(full.ms < 1.03 * fixed.ms, "{} and {} ms", full.ms, fixed.ms);
+        assert!(full.ms < 1.01 * fixed.ms, "{} and {} ms", full.ms, fixed.ms);
         assert_eq!(of(Policy::Full, 0).prompt, None);
     }
 }

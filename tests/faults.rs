@@ -5,7 +5,7 @@ mod support;
 
 use dynamicinfer::clock::Duration;
 use dynamicinfer::cpu::Kernels;
-use dynamicinfer::device::{Buffer, Call, Device, Event, Memory, OutOfMemory, Stream, Totals, VirtualDevice};
+use dynamicinfer::device::{Buffer, Call, Device, Event, HostWork, Memory, OutOfMemory, Stream, Totals, VirtualDevice};
 use dynamicinfer::engine::{Choice, Engine, Logits, Sparsity};
 use dynamicinfer::error::Error;
 use dynamicinfer::formats::machine_profile::{MachineProfile, Rate};
@@ -203,8 +203,8 @@ impl Device for Miser {
     fn wait(&mut self, stream: Stream, event: Event) {
         self.inner.wait(stream, event);
     }
-    fn worked(&mut self, host_bytes: u64, host_ns: u64, device_bytes: u64) {
-        self.inner.worked(host_bytes, host_ns, device_bytes);
+    fn worked(&mut self, work: HostWork) {
+        self.inner.worked(work);
     }
     fn is_done(&mut self, event: Event) -> bool {
         self.inner.is_done(event)

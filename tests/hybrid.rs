@@ -9,8 +9,8 @@ use dynamicinfer::cache::{HostBlocks, Location, MAX_IN_FLIGHT, Migration, Neuron
 use dynamicinfer::cpu::aligned::Aligned;
 use dynamicinfer::cpu::{Columns, Kernels, MAX_COLUMNS, ThreadPool};
 use dynamicinfer::device::{
-    Buffer, Call, Device, Event, Faults, Memory, MoveMethod, MoveRate, OutOfMemory, SparseFfn, Stream, Timeline,
-    Totals, Traced, VirtualDevice,
+    Buffer, Call, Device, Event, Faults, HostWork, Memory, MoveMethod, MoveRate, OutOfMemory, SparseFfn, Stream,
+    Timeline, Totals, Traced, VirtualDevice,
 };
 use dynamicinfer::engine::ffn::{self, FfnBuffers};
 use dynamicinfer::engine::{Choice, Engine, Logits, Migrator, Observer, Seen, Selection, Sparsity, Work};
@@ -735,8 +735,8 @@ impl Device for Broken {
         }
     }
 
-    fn worked(&mut self, host_bytes: u64, host_ns: u64, device_bytes: u64) {
-        self.device.worked(host_bytes, host_ns, device_bytes)
+    fn worked(&mut self, work: HostWork) {
+        self.device.worked(work)
     }
 
     fn is_done(&mut self, event: Event) -> bool {

@@ -5,10 +5,11 @@ mod support;
 
 use dynamicinfer::cache::{Migration, NeuronCache, NotBegun, Refused, Tier};
 use dynamicinfer::cpu::Kernels;
-use dynamicinfer::device::{Device, Faults, VirtualDevice};
+use dynamicinfer::device::{Device, Faults, Rates, VirtualDevice};
 use dynamicinfer::engine::sampler::argmax;
-use dynamicinfer::engine::{Engine, Migrator, Session, Sparsity};
+use dynamicinfer::engine::{ChunkCounts, Engine, ExpertCosts, Migrator, Session, Sparsity};
 use dynamicinfer::error::Error;
+use dynamicinfer::formats::machine_profile::MachineProfile;
 use dynamicinfer::ids::{LayerId, SlotId, StoreId};
 use dynamicinfer::model::source::Source;
 use dynamicinfer::model::{KvType, Model};
@@ -20,7 +21,7 @@ use std::collections::HashMap;
 use std::path::Path;
 use std::sync::{Arc, Mutex};
 use support::law::{logits, slots, with_seeds};
-use support::{RATES, device_bytes, on_device};
+use support::{RATES, by_token, device_bytes, expert_costs, on_device, streaming_experts_bytes};
 
 /// Of every family, as published and as GGUF; normed queries, routers that read another input, layers without rotation, and rows in
 /// GGUF's blocks among them.
@@ -71,18 +72,10 @@ impl Migrator for Restless {
     }
 }
 
-/// How far each token's logits are off, by the largest number of all.
-fn by_token(found: &[f32], expected: &[f32], vocab: usize) -> Vec<f32> {
-    let top = expected.iter().fold(f32::MIN_POSITIVE, |top, v| top.max(v.abs()));
-    let apart = |a: &f32, b: &f32| if a.is_nan() { f32::INFINITY } else { (a - b).abs() };
-    let far = |(a, b): (&[f32], &[f32])| a.iter().zip(b).fold(0f32, |far, (a, b)| far.max(apart(a, b))) / top;
-    found.chunks_exact(vocab).zip(expected.chunks_exact(vocab)).map(far).collect()
-}
-
 #[test]
 fn logits_are_the_cpus_for_every_budget_residency_and_interleaving() {
     let (worst, moves) = (Mutex::new([0f32; MODELS.len()]), Arc::new(Mutex::new(0u64)));
-    let computed = Mutex::new([0u64; 2]);
+    let (computed, of_chunks) = (Mutex::new([0u64; 2]), Mutex::new([0u64; 3]));
     type Expected = HashMap<(usize, bool, Vec<usize>), Vec<f32>>;
     let expected = Mutex::new(Expected::new());
     with_seeds("logits_are_the_cpus_for_every_budget_residency_and_interleaving", 400, |seed| {
@@ -98,15 +91,23 @@ fn logits_are_the_cpus_for_every_budget_residency_and_interleaving() {
             _ => vec![7, 1, 32, 1, 1, 2, 1, 1],
         };
         let slots: Vec<usize> = (0..layers).map(|_| slots(&mut prng, clusters)).collect();
-        let budget = device_bytes(&model, &slots);
+        // Room for copied experts of a chunk; without room for one in each half there is none.
+        let streamed = streaming_experts_bytes(&model, prng.below(clusters as u64 + 1) as usize);
+        let budget = device_bytes(&model, &slots) + streamed;
         let mut device = VirtualDevice::new(budget, RATES);
         if prng.below(2) == 0 {
             let share = |prng: &mut Prng| [0.0, 0.2, 0.9][prng.below(3) as usize];
             let (late, lost) = (share(&mut prng), share(&mut prng) / 4.0);
+            // A chunk waits for what is copied for it, so none of that may be lost.
+            let lost = if streamed > 0 { 0.0 } else { lost };
             device = device.with_faults(Faults { late, lost, reorder: prng.below(2) == 0, seed });
         }
         // SAFETY: the engine drops its device's part before its model: it has both.
         let mut split = unsafe { on_device(&model, Box::new(device), &slots) }.expect("the budget is what it takes");
+        // All of the missing experts are copied, some, or none.
+        let link_us = [0.0, 8.0, 1e9][prng.below(3) as usize];
+        split.stream_experts(&model, expert_costs(link_us), streamed).expect("the budget is what it takes");
+        assert_eq!((split.device.memory().used, split.streamed_bytes()), (budget, streamed));
         for (l, &slots) in slots.iter().enumerate() {
             if prng.below(2) == 0 {
                 let experts: Vec<StoreId> = (0..slots).map(|i| StoreId::new((i + l) % clusters)).collect();
@@ -156,12 +157,77 @@ fn logits_are_the_cpus_for_every_budget_residency_and_interleaving() {
         let (used, all) = (engine.model.config.form.experts.unwrap().used, sizes.iter().sum::<usize>());
         let (total, chunks) = (split.cache.counters.computed, split.chunks);
         assert_eq!(total[Tier::Host] + total[Tier::Device], (few * used * layers) as u64);
-        assert_eq!(chunks.resident + chunks.on_cpu, ((all - few) * used * layers) as u64);
+        assert_eq!(chunks.resident + chunks.streamed + chunks.on_cpu, ((all - few) * used * layers) as u64);
+        assert!(chunks.streamed == 0 || streamed > 0 && link_us < 1e9);
+        assert!(
+            chunks.on_cpu == 0 || streamed == 0 || link_us > 0.0,
+            "{chunks:?}: a copy that costs nothing was not made"
+        );
+        for (sum, pairs) in of_chunks.lock().unwrap().iter_mut().zip([chunks.resident, chunks.streamed, chunks.on_cpu])
+        {
+            *sum += pairs;
+        }
     });
     let (moves, worst, computed) = (*moves.lock().unwrap(), *worst.lock().unwrap(), *computed.lock().unwrap());
-    eprintln!("{moves} moves begun; worst {worst:?}; computed by CPU and device {computed:?}");
+    let of_chunks = *of_chunks.lock().unwrap();
+    eprintln!(
+        "{moves} moves begun; worst {worst:?}; computed by CPU and device {computed:?}; of chunks in slots, copied, by the CPU {of_chunks:?}"
+    );
     if std::env::var_os("HYBRID_SEED").is_none() {
-        assert!(moves > 1500 && computed.iter().all(|&n| n > 10_000), "{moves} moves, {computed:?}: nothing was tried");
+        let tried = moves > 1500 && computed.iter().chain(&of_chunks).all(|&n| n > 8000);
+        assert!(tried, "{moves} moves, {computed:?}, {of_chunks:?}: nothing was tried");
+    }
+}
+
+/// Time of prompts of these lengths by the device's clock, ms, of demo-moe with so many slots a layer and room for two halves of `half`
+/// copied experts, on the machine demo-pc; their logits; and by whom their experts were computed.
+fn prompts(slots: usize, half: usize, sizes: &[usize]) -> (f64, Vec<f32>, ChunkCounts) {
+    let model = at(&root().join("assets/demo-moe"));
+    let machine = MachineProfile::read(&root().join("profiles/machines/demo-pc.toml")).unwrap();
+    let rates = Rates {
+        device_gb_s: machine.device_gb_s,
+        link_gb_s: machine.link_gb_s,
+        host_gb_s: machine.dram_gb_s,
+        host_gflops: machine.host_gflops,
+        call_us: machine.call_us,
+        copy_us: machine.copy_us,
+        sync_us: machine.sync_us,
+    };
+    let (c, bytes) = (&model.config, streaming_experts_bytes(&model, half));
+    let expert_bytes = model.layers[0].ffn.cluster_bytes() as usize;
+    let costs = ExpertCosts::of(&machine, c.hidden, expert_bytes, c.ffn_kind.rows() * c.hidden * c.ffn);
+    let device = Box::new(VirtualDevice::new(u64::MAX, rates));
+    // SAFETY: the engine has both.
+    let mut split = unsafe { on_device(&model, device, &vec![slots; c.layers]) }.unwrap();
+    let experts: Vec<StoreId> = (0..slots).map(StoreId::new).collect();
+    (0..c.layers).for_each(|l| split.cache.load(&mut *split.device, l, &experts).unwrap());
+    split.cache.settle(&mut *split.device);
+    split.stream_experts(&model, costs, bytes).unwrap();
+    let mut engine = Engine::new(model, 1, Kernels::best());
+    let before = split.device.totals().clock_ns;
+    engine.split = Some(split);
+    let found = logits(&mut engine, KvType::F16, sizes, None);
+    let split = engine.split.unwrap();
+    ((split.device.totals().clock_ns - before) as f64 / 1e6, found, split.chunks)
+}
+
+/// What copying is for: device and CPU share the missing experts, so that a prompt takes less than if either had them all.
+#[test]
+fn a_prompt_is_faster_where_missing_experts_are_copied_and_the_same_again() {
+    for slots in [0, 2, 4, 6] {
+        let (alone, expected, nothing) = prompts(slots, 0, &[256, 100]);
+        let (copying, found, chunks) = prompts(slots, 4, &[256, 100]);
+        let (again, bits, _) = prompts(slots, 4, &[256, 100]);
+        let gain = alone / copying;
+        eprintln!(
+            "{slots} of 8 experts in slots: {alone:.2} ms, with copies {copying:.2} ms, {gain:.2} times as fast: {chunks:?}"
+        );
+        assert_eq!((nothing.streamed, chunks.resident), (0, nothing.resident));
+        assert!(chunks.streamed > 0 && gain > 1.1, "{slots} slots: {alone} and {copying} ms, {chunks:?}");
+        // The same to the bit, at the same moments.
+        assert!(copying == again && bytemuck::cast_slice::<f32, u8>(&found) == bytemuck::cast_slice::<f32, u8>(&bits));
+        let off = by_token(&found, &expected, found.len() / 356);
+        assert!(off.iter().all(|&off| off < 2e-3), "{off:?}");
     }
 }
 
@@ -261,5 +327,39 @@ fn the_budget_changes_while_a_mixture_is_decoded_and_the_text_stays() {
         residents[0] < residents[1] && residents[2] < residents[3],
         "slots of smaller and larger budgets: {residents:?}"
     );
+    device.finish(&mut engine);
+}
+
+/// A plan's room for copied experts comes and goes with the budget, within it, while prompts are computed.
+#[test]
+fn a_budget_holds_with_copied_experts_and_they_come_and_go_with_it() {
+    let opened = demo(0.6, Policy::Static);
+    // Of all kinds, so that every expert is needed.
+    let text: Vec<u32> = (0..200).map(|i| 5 + i * 97 % 3000).collect();
+    let mut alone = Engine::new(at(&root().join("assets/demo-moe")), 1, Kernels::best());
+    let prompt = |engine: &mut Engine| {
+        let mut session = Session::new(engine, 512, KvType::F16).unwrap();
+        session.append(engine, &text, |_| Ok(())).unwrap().to_vec()
+    };
+    let expected = prompt(&mut alone);
+    let Opened { mut engine, device, .. } = opened;
+    let device = device.unwrap();
+    let least = device.budget.plan(1 << 30).unwrap().min_bytes;
+    let expert = device.budget.footprint.block_bytes;
+    // Of 40 experts all, as many as leave room for one in each half, and too few for that.
+    for (experts, streamed) in [(40, 0), (39, 2), (33, 2), (31, 1), (39, 2), (10, 0), (35, 2), (40, 0)] {
+        let vram = least + experts * expert;
+        let plan = device.budget.set(&mut engine, vram).unwrap();
+        assert_eq!(plan.streamed_bytes, streamed * expert, "{experts}");
+        let before = engine.split.as_ref().unwrap().chunks;
+        let found = prompt(&mut engine);
+        let off = by_token(&found, &expected, found.len());
+        assert!(off.iter().all(|&off| off < 2e-3), "{experts}: {off:?}");
+        let split = engine.split.as_ref().unwrap();
+        assert_eq!(split.streamed_bytes(), streamed / 2 * 2 * expert);
+        assert_eq!(split.chunks.streamed > before.streamed, streamed > 1, "{experts}: {:?}", split.chunks);
+        let memory = split.device.memory();
+        assert!(memory.budget <= vram && memory.peak <= memory.budget, "{memory:?}");
+    }
     device.finish(&mut engine);
 }

@@ -87,6 +87,17 @@ pub struct Totals {
     pub launches: u64,
 }
 
+/// What the host has computed while the device computed its part.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct HostWork {
+    /// Bytes of weights that it read.
+    pub bytes: u64,
+    /// Multiplications and additions, each counted, of a prompt's products; 0 for few tokens, where reading takes longer in any case.
+    pub operations: u64,
+    /// The time that it took, ns.
+    pub ns: u64,
+}
+
 /// A buffer was refused because the device's memory or budget has no room for it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct OutOfMemory {
@@ -225,9 +236,8 @@ pub trait Device: Send {
     /// Lets what is put on the stream from now on wait for the event as it was recorded last.
     fn wait(&mut self, stream: Stream, event: Event);
 
-    /// Tells the device that the host has computed: it read `host_bytes` in `host_ns`, and `device_bytes` stand for work of the device
-    /// that the host did in its stead. A virtual device lets as much time pass on its clock as its rates say.
-    fn worked(&mut self, host_bytes: u64, host_ns: u64, device_bytes: u64);
+    /// Tells the device that the host has computed. A virtual device lets as much time pass on its clock as its rates say.
+    fn worked(&mut self, work: HostWork);
 
     /// Adds bytes of weights that kernels have read to the totals: those of [`SparseFfn`], which are known from its results only. A
     /// device that counts them itself ignores it.

@@ -8,7 +8,7 @@
 //! Sequences are not handed on: each kernel is put on the stream by itself, so that marks can stand between kernels.
 
 use super::timeline::{Note, Read, Span, Stage, Timeline, Track};
-use super::{Block, Buffer, Call, Device, Event, Fault, Memory, MoveMethod, OutOfMemory, Stream, Totals};
+use super::{Block, Buffer, Call, Device, Event, Fault, HostWork, Memory, MoveMethod, OutOfMemory, Stream, Totals};
 
 /// Most spans of the compute stream in a pass, and most groups of moves on their way, that are timed: a layer has five such spans, and
 /// no model has more than 200 layers.
@@ -346,9 +346,9 @@ impl Device for Traced {
         self.inner.wait(stream, event);
     }
 
-    fn worked(&mut self, host_bytes: u64, host_ns: u64, device_bytes: u64) {
-        self.inner.worked(host_bytes, host_ns, device_bytes);
-        self.host_bytes += host_bytes;
+    fn worked(&mut self, work: HostWork) {
+        self.inner.worked(work);
+        self.host_bytes += work.bytes;
         self.tell(Note::Host(Stage::Ffn));
     }
 

@@ -24,7 +24,7 @@ pub use observer::{AuditCounts, LiveAudit, Observer, Seen, SeenAttention};
 pub use report::Report;
 pub use session::Session;
 pub use sparsity::{Choice, Foresight, Sparsity};
-pub use split::streaming::{ChunkCosts, ChunkRates};
+pub use split::streaming::{ChunkCosts, Division, ExpertCosts, Missing};
 pub use split::{
     ChunkCounts, DividedLayer, Lookahead, Migrator, MigratorCounts, Split, predictor_bytes, workspace_bytes,
 };

@@ -443,8 +443,15 @@ mod tests {
 
     #[test]
     fn ways_of_a_device_with_known_rates_are_found() {
-        let rates =
-            Rates { device_gb_s: 100.0, link_gb_s: 8.0, host_gb_s: 50.0, call_us: 20.0, copy_us: 6.0, sync_us: 9.0 };
+        let rates = Rates {
+            device_gb_s: 100.0,
+            link_gb_s: 8.0,
+            host_gb_s: 50.0,
+            host_gflops: 400.0,
+            call_us: 20.0,
+            copy_us: 6.0,
+            sync_us: 9.0,
+        };
         let mut device = VirtualDevice::new(u64::MAX, rates);
         let mut host = PinnedBuffer::new(8 << 20);
         host.iter_mut().zip(0..).for_each(|(word, i)| *word = i);

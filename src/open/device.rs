@@ -493,6 +493,7 @@ fn placed_by_file(path: &Path, model: &Model, plan: &mut Plan) -> Result<Vec<Vec
         )));
     }
     plan.layers.iter_mut().zip(&file.layers).for_each(|(l, placed)| l.slots = placed.slots);
+    plan.limit_streamed(plan.budget_bytes - needed);
     Ok(file.layers.into_iter().map(|l| PublishedId::wrap_vec(l.neurons)).collect())
 }
 
@@ -501,6 +502,7 @@ fn virtual_device(budget: u64, machine: &MachineProfile, fail_after: Option<u64>
         device_gb_s: machine.device_gb_s,
         link_gb_s: machine.link_gb_s,
         host_gb_s: machine.dram_gb_s,
+        host_gflops: machine.host_gflops,
         call_us: machine.call_us,
         copy_us: machine.copy_us,
         sync_us: machine.sync_us,

@@ -2,7 +2,7 @@
 
 use crate::cache::{NeuronCache, Tier};
 use crate::device::{Device, OutOfMemory};
-use crate::engine::{ChunkCosts, ChunkRates, Engine, Split};
+use crate::engine::{ChunkCosts, Engine, ExpertCosts, Split};
 use crate::error::{Error, Result};
 use crate::formats::machine_profile::MachineProfile;
 use crate::ids::PublishedId;
@@ -58,6 +58,22 @@ pub(super) fn elsewhere(model: &Model, plan: &Plan, split: &Split) -> u64 {
     elsewhere.saturating_sub(own + split.bytes())
 }
 
+/// Gives the experts of a mixture, of `block_bytes` bytes each, `bytes` of device memory for those that are copied for a prompt's chunk.
+pub(super) fn stream_experts(
+    split: &mut Split,
+    model: &Model,
+    block_bytes: u64,
+    machine: &MachineProfile,
+    bytes: u64,
+) -> std::result::Result<(), OutOfMemory> {
+    let c = &model.config;
+    if c.form.experts.is_none() {
+        return Ok(());
+    }
+    let weights = c.ffn_kind.rows() * c.hidden * c.ffn;
+    split.stream_experts(model, ExpertCosts::of(machine, c.hidden, block_bytes as usize, weights), bytes)
+}
+
 fn open_split(
     model: &Model,
     device: Box<dyn Device>,
@@ -70,16 +86,10 @@ fn open_split(
     let context = kv / KvCache::bytes_for(c, 1, KvType::F16) / plan.sequences.max(1) as u64;
     // SAFETY: the store's map lives in the same engine, and is dropped after this.
     let mut split = unsafe { Split::new(device, &plan.slots(), model, context as usize, plan.sequences)? };
-    let rates = ChunkRates {
-        host_gflops: machine.host_gflops,
-        host_gb_s: machine.dram_gb_s,
-        link_gb_s: machine.link_gb_s,
-        copy_us: machine.copy_us,
-        sync_us: machine.sync_us,
-    };
     if model.has_neurons() {
-        split.stream(model, ChunkCosts::of(&rates, c, block_bytes), streamed_bytes(c))?;
+        split.stream(model, ChunkCosts::of(machine, c, block_bytes), streamed_bytes(c))?;
     }
+    stream_experts(&mut split, model, plan.details.block_bytes, machine, plan.streamed_bytes)?;
     split.reserved = split.device.reserve(elsewhere(model, plan, &split))?;
     Ok(split)
 }

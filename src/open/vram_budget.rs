@@ -1,6 +1,6 @@
 //! The memory budget of a device, and how it is changed while a text is generated.
 
-use super::place::{elsewhere, out_of_memory};
+use super::place::{elsewhere, out_of_memory, stream_experts};
 use crate::cache::Slot;
 use crate::device::OutOfMemory;
 use crate::engine::{Engine, Split};
@@ -73,18 +73,27 @@ impl VramBudget {
             split.device.free(nothing);
             Ok(())
         };
-        // Keys and values leave the device before the budget shrinks, and come after it has grown.
+        let stream = |split: &mut Split, bytes: u64| {
+            stream_experts(split, &model, self.footprint.block_bytes, &self.machine, bytes)
+        };
+        let streamed = split.streamed_bytes();
+        // Keys and values, and room for copied experts, leave the device before the budget shrinks, and come after it has grown.
         let set = split
             .set_sequences(&model, context, plan.sequences.min(sequences))
+            .and_then(|()| stream(split, plan.streamed_bytes.min(streamed)))
             .and_then(|()| split.device.set_budget(plan.budget_bytes))
             .and_then(|()| split.set_sequences(&model, context, plan.sequences))
+            .and_then(|()| stream(split, plan.streamed_bytes))
             .and_then(|()| {
                 let bytes = elsewhere(&model, &plan, split);
                 reserve(split, bytes)
             });
         if set.is_err() {
-            // Keys and values that find no room stay on the host.
-            let _ = split.set_sequences(&model, context, sequences).and_then(|()| reserve(split, reserved.bytes));
+            // Keys and values that find no room stay on the host, and nothing is copied without room.
+            let _ = split
+                .set_sequences(&model, context, sequences)
+                .and_then(|()| stream(split, streamed))
+                .and_then(|()| reserve(split, reserved.bytes));
         }
         set.map_err(none)?;
         let Split { device, cache, .. } = split;

@@ -155,8 +155,14 @@ fn small_bytes(c: &ModelConfig) -> u64 {
     c.layers as u64 * (2 * norm_bytes(c) + 4 * (biases + router + head_norms) as u64)
 }
 
-/// Everything that a pass needs besides weights: the engine's workspace for as many tokens as a prompt's chunk has; room for blocks that
-/// are copied for a chunk; 4 bytes per neuron for `gpu_bucket` (dynamicinfer C.2), for the largest number of slots; and a second copy of
+/// Experts that are copied for a prompt's chunk at once, in two halves: while those of one half are computed, the others come.
+const STREAMED_EXPERTS: u64 = 8;
+/// What these take at most of the room that experts have. A budget that grows by an expert gives them one more seldom enough for slots
+/// never to become fewer.
+const STREAMED_SHARE: u64 = 16;
+
+/// Everything that a pass needs besides weights: the engine's workspace for as many tokens as a prompt's chunk has; room for neuron blocks
+/// that are copied for a chunk; 4 bytes per neuron for `gpu_bucket` (dynamicinfer C.2), for the largest number of slots; and a second copy of
 /// the biases of up, for neurons that are in no slot.
 fn buffers_bytes(c: &ModelConfig) -> u64 {
     let biases = if c.ffn_bias { c.layers * c.ffn } else { 0 };
@@ -164,10 +170,10 @@ fn buffers_bytes(c: &ModelConfig) -> u64 {
 }
 
 /// Bytes for blocks that are copied for a prompt's chunk: what the chunk's activations would take if all were kept. That is a few hundred
-/// blocks of a 7B model in f16, which the link copies in a fraction of a millisecond.
+/// blocks of a 7B model in f16, which the link copies in a fraction of a millisecond. 0 of a mixture: its plan says how many
+/// ([`Plan::streamed_bytes`]).
 pub fn streamed_bytes(c: &ModelConfig) -> u64 {
     if c.form.experts.is_some() {
-        // The CPU computes a mixture's chunks.
         return 0;
     }
     4 * (CHUNK * (c.ffn_kind.rows() - 1) * c.ffn) as u64
@@ -265,6 +271,9 @@ pub struct Plan {
     pub parts: Vec<PlanPart>,
     /// Slots of each layer, `[layers]`.
     pub layers: Vec<LayerSlots>,
+    /// Bytes within the buffers for experts that are copied for a prompt's chunk, whole experts; 0 where neurons are placed, where a budget
+    /// has no room for them, and where all experts lie on the device.
+    pub streamed_bytes: u64,
     /// Number of sequences whose keys and values lie on the device.
     pub sequences: usize,
     /// Sum of the impacts of the neurons on the device.
@@ -284,6 +293,16 @@ impl Plan {
     /// Slots of each layer, `[layers]`.
     pub fn slots(&self) -> Vec<usize> {
         self.layers.iter().map(|l| l.slots).collect()
+    }
+
+    /// Leaves out the room for experts that are copied for a prompt's chunk, unless it is `room` bytes at most.
+    pub fn limit_streamed(&mut self, room: u64) {
+        if self.streamed_bytes > room {
+            let buffers = self.parts.iter_mut().find(|p| p.name == PartName::Buffers).expect("a plan has every part");
+            buffers.bytes[Tier::Device] -= self.streamed_bytes;
+            self.total_bytes -= self.streamed_bytes;
+            self.streamed_bytes = 0;
+        }
     }
 }
 
@@ -332,7 +351,8 @@ pub struct IlpCheck {
 }
 
 /// Plans what lies on the device. What every token reads whole comes first (attention, head, predictors, buffers), then neurons, then keys
-/// and values, then the embedding, of which a token reads one row.
+/// and values, then the embedding, of which a token reads one row. Of the room for a mixture's experts a little is for those that are copied
+/// for a prompt's chunk.
 ///
 /// `counts` is how often each neuron fired, `[layers][ffn]`.
 ///
@@ -353,7 +373,7 @@ pub fn plan(footprint: &Footprint, counts: &[Vec<u64>], machine: &MachineProfile
     // Rounded down, so that the share is not exceeded.
     let wanted = request.ffn_share.map_or(f.ffn_bytes(), |share| (f.ffn_bytes() as f64 * share) as u64);
     let wanted = wanted.min(f.ffn_bytes());
-    let budget_bytes = request.vram.unwrap_or(min_bytes + wanted);
+    let budget_bytes = request.vram.unwrap_or(min_bytes + wanted + streamed(f, request, wanted, wanted));
     let Some(room) = budget_bytes.checked_sub(min_bytes) else {
         return Err(Error::Memory(format!(
             "a budget of {budget_bytes} bytes is below the {min_bytes} that attention, head, predictors, buffers{} take on \
@@ -376,7 +396,8 @@ pub fn plan(footprint: &Footprint, counts: &[Vec<u64>], machine: &MachineProfile
         Some(_) => Problem::in_batches(counts, f.block_bytes, least, 1),
     };
     let problem = problem.map_err(failed)?;
-    let ffn_budget = room.min(wanted);
+    let streamed_bytes = streamed(f, request, wanted, room);
+    let ffn_budget = (room - streamed_bytes).min(wanted);
     let start = clock::now();
     let Solution { batches, impact } = solve(&problem, ffn_budget);
     let solve_ms = start.elapsed().as_secs_f64() * 1e3;
@@ -386,8 +407,8 @@ pub fn plan(footprint: &Footprint, counts: &[Vec<u64>], machine: &MachineProfile
     let slots: Vec<usize> = batches.iter().map(|n| n * problem.batch).collect();
     let slots_bytes = f.block_bytes * slots.iter().sum::<usize>() as u64;
     // With `vram`, bytes that neurons could still use stay free for them: a larger budget never takes neurons off the device.
-    let rest = if request.vram.is_some() { room - ffn_budget } else { 0 };
-    let (sequences, parts) = divide(f, request, slots_bytes, rest);
+    let rest = if request.vram.is_some() { room - streamed_bytes - ffn_budget } else { 0 };
+    let (sequences, parts) = divide(f, request, [slots_bytes, streamed_bytes], rest);
     let [host_bytes, total_bytes] =
         [Tier::Host, Tier::Device].map(|tier| parts.iter().map(|part| part.bytes[tier]).sum::<u64>());
     if let Some(ram) = request.ram.filter(|&ram| ram < host_bytes) {
@@ -403,6 +424,7 @@ pub fn plan(footprint: &Footprint, counts: &[Vec<u64>], machine: &MachineProfile
         full_bytes,
         parts,
         layers: slots.into_iter().map(|slots| LayerSlots { slots }).collect(),
+        streamed_bytes,
         sequences,
         objective: impact,
         gap: gap(bound, impact),
@@ -424,9 +446,28 @@ pub fn plan(footprint: &Footprint, counts: &[Vec<u64>], machine: &MachineProfile
     })
 }
 
-/// Divides the parts between device and host, with neurons in `slots_bytes` and `rest` bytes left after them. Returns also the number of
-/// sequences whose keys and values lie on the device: as many as there is room for.
-fn divide(f: &Footprint, request: &Request, slots_bytes: u64, mut rest: u64) -> (usize, Vec<PlanPart>) {
+/// Bytes for experts that are copied for a prompt's chunk, where experts may have `wanted` of `room` bytes: whole ones.
+fn streamed(f: &Footprint, request: &Request, wanted: u64, room: u64) -> u64 {
+    let spare = match (request.ffn_share, request.vram) {
+        _ if f.experts_used.is_none() => 0,
+        // All of them lie there.
+        (None, _) if room >= f.ffn_bytes() => 0,
+        (None, _) => room,
+        // Beside as many experts as the share says, and no more than all.
+        (Some(_), None) => f.ffn_bytes() - wanted,
+        (Some(_), Some(_)) => (f.ffn_bytes() - wanted).min(room - wanted),
+    };
+    spare.min(room / STREAMED_SHARE).min(STREAMED_EXPERTS * f.block_bytes) / f.block_bytes * f.block_bytes
+}
+
+/// Divides the parts between device and host, with so many bytes of neurons in slots and of experts that are copied for a chunk, and `rest`
+/// bytes left after them. Returns also the number of sequences whose keys and values lie on the device: as many as there is room for.
+fn divide(
+    f: &Footprint,
+    request: &Request,
+    [slots_bytes, streamed_bytes]: [u64; 2],
+    mut rest: u64,
+) -> (usize, Vec<PlanPart>) {
     let wanted = request.sequences.max(1);
     let sequences = match request.kv {
         KvPlace::Device => wanted,
@@ -448,7 +489,7 @@ fn divide(f: &Footprint, request: &Request, slots_bytes: u64, mut rest: u64) -> 
         part(PartName::Head, (f.head_bytes, 0)),
         part(PartName::Predictors, (request.predictor_bytes, 0)),
         part(PartName::Kv, (kv, kv_bytes - kv)),
-        part(PartName::Buffers, (f.buffers_bytes + f.state_bytes * wanted as u64, 0)),
+        part(PartName::Buffers, (f.buffers_bytes + f.state_bytes * wanted as u64 + streamed_bytes, 0)),
         // The host keeps every neuron (dynamicinfer C.2), so a neuron that leaves the device need not be copied back.
         part(PartName::FfnSlots, (slots_bytes, f.ffn_bytes())),
     ];

@@ -6,7 +6,7 @@ pub mod law;
 
 use dynamicinfer::cpu::aligned::Aligned;
 use dynamicinfer::device::{Device, OutOfMemory, Rates, VirtualDevice};
-use dynamicinfer::engine::{ChunkCosts, Split};
+use dynamicinfer::engine::{ChunkCosts, ExpertCosts, Split};
 use dynamicinfer::formats::rows::{self, Quant};
 use dynamicinfer::ids::Permutation;
 use dynamicinfer::lab::pack::{PackOptions, pack};
@@ -19,8 +19,15 @@ use dynamicinfer::prng::Prng;
 use std::path::{Path, PathBuf};
 
 /// Of the order of a consumer GPU's.
-pub const RATES: Rates =
-    Rates { device_gb_s: 900.0, link_gb_s: 25.0, host_gb_s: 60.0, call_us: 5.0, copy_us: 1.5, sync_us: 8.0 };
+pub const RATES: Rates = Rates {
+    device_gb_s: 900.0,
+    link_gb_s: 25.0,
+    host_gb_s: 60.0,
+    host_gflops: 500.0,
+    call_us: 5.0,
+    copy_us: 1.5,
+    sync_us: 8.0,
+};
 
 /// A fixture's published files.
 fn fixture(name: &str) -> Source {
@@ -109,6 +116,14 @@ pub fn error(a: &[f32], b: &[f32]) -> f32 {
     a.iter().zip(b).fold(0f32, |m, (a, b)| if a.is_nan() { f32::INFINITY } else { m.max((a - b).abs()) }) / top
 }
 
+/// How far each token's logits are off, by the largest number of all.
+pub fn by_token(found: &[f32], expected: &[f32], vocab: usize) -> Vec<f32> {
+    let top = expected.iter().fold(f32::MIN_POSITIVE, |top, v| top.max(v.abs()));
+    let apart = |a: &f32, b: &f32| if a.is_nan() { f32::INFINITY } else { (a - b).abs() };
+    let far = |(a, b): (&[f32], &[f32])| a.iter().zip(b).fold(0f32, |far, (a, b)| far.max(apart(a, b))) / top;
+    found.chunks_exact(vocab).zip(expected.chunks_exact(vocab)).map(far).collect()
+}
+
 /// Bytes that [`on_device`] takes.
 pub fn device_bytes(model: &Model, slots: &[usize]) -> u64 {
     // SAFETY: dropped here.
@@ -132,6 +147,30 @@ pub fn streaming(split: &mut Split, model: &Model, blocks: usize, cpu: f64) {
 pub fn streaming_bytes(model: &Model, blocks: usize) -> u64 {
     let block = model.layers.iter().map(|layer| layer.block().bytes()).max().expect("there are layers");
     (2 * blocks * block) as u64
+}
+
+/// Costs by which copying an expert for a chunk takes `link_us`, and the CPU 1 us for each token of one: with 0 all are copied, with very
+/// much none.
+pub fn expert_costs(link_us: f64) -> ExpertCosts {
+    ExpertCosts {
+        token_us: 1.0,
+        read_us: 0.0,
+        link_us,
+        device_us: 0.0,
+        call_us: 0.0,
+        start_us: 0.0,
+        copy_us: 0.0,
+        cross_us: 0.0,
+    }
+}
+
+/// What two halves for `half` experts each, which are copied for a chunk, take of the device's memory; at most all of a layer.
+pub fn streaming_experts_bytes(model: &Model, half: usize) -> u64 {
+    let none = vec![0; model.config.layers];
+    // SAFETY: dropped here.
+    let mut split = unsafe { on_device(model, Box::new(VirtualDevice::new(u64::MAX, RATES)), &none) }.unwrap();
+    split.stream_experts(model, expert_costs(0.0), u64::MAX).unwrap();
+    split.streamed_bytes() / model.config.clusters() as u64 * half as u64
 }
 
 /// A device's part of an engine on `model`, all slots free.

@@ -44,7 +44,7 @@ pub fn rows(case: &Case<'_>, decoded: &[Decoded]) -> Result<Vec<Row>> {
 /// The table of prompts, and what its figures take for granted; empty without prompts.
 pub fn shown(rows: &[Row]) -> String {
     let Some(first) = rows.first() else { return String::new() };
-    let mut table = empty(&["VRAM, policy", "ms", "tokens/s", "times static", "on GPU", "ms if divided"]);
+    let mut table = empty(&["VRAM, policy", "ms", "tokens/s", "times static", "in slots", "copied", "ms, none copied"]);
     for row in rows {
         let vram = row.vram_bytes.map_or("-".into(), human_bytes);
         let name = match (row.policy, row.layers_on_device, row.copies) {
@@ -61,14 +61,16 @@ pub fn shown(rows: &[Row]) -> String {
             format!("{:.1}", p.tokens_per_s),
             times,
             format!("{:.1} %", 100.0 * p.gpu_share),
-            p.divided_ms.map_or("-".into(), |ms| format!("{ms:.1}")),
+            format!("{:.1} %", 100.0 * p.copied_share),
+            p.on_cpu_ms.map_or("-".into(), |ms| format!("{ms:.1}")),
         ]);
     }
     let assumed: String = ASSUMED.iter().map(|says| format!("- {says}\n")).collect();
     format!(
         "\nSIMULATED: prompts of {} tokens, mean of {}; a chunk needs {:.1} % of a layer's experts.\n{table}\n\
-         copies: as llama.cpp, the layers on the host copied for each chunk of 512. If divided: missing experts copied for the chunk where \
-         that is faster, which the engine does not do.\nTaken for granted:\n{assumed}",
+         In slots, copied: of the tokens' experts, those in slots, and those copied for a chunk of 256 because that is faster than the CPU; \
+         none copied: if the CPU computed all that are missing.\n\
+         N layers, copies: as llama.cpp, the layers on the host copied for each chunk of 512.\nTaken for granted:\n{assumed}",
         first.prompt.tokens,
         first.prompt.each_ms.len(),
         100.0 * first.prompt.needed_share,

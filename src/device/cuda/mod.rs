@@ -23,7 +23,7 @@ pub use kernels::Delivery;
 pub use nvrtc::SHOWN;
 
 use super::{
-    Block, Buffer, Call, Device, Event, Fault, Memory, MoveMethod, OutOfMemory, Stream, Tiles, Totals, kernel,
+    Block, Buffer, Call, Device, Event, Fault, HostWork, Memory, MoveMethod, OutOfMemory, Stream, Tiles, Totals, kernel,
 };
 use crate::clock::{self, Duration, Instant};
 use buffers::Bytes;
@@ -458,8 +458,8 @@ impl Device for CudaDevice {
         self.went("order its streams", code);
     }
 
-    fn worked(&mut self, _host_bytes: u64, host_ns: u64, _device_bytes: u64) {
-        self.totals.host_ns += host_ns;
+    fn worked(&mut self, work: HostWork) {
+        self.totals.host_ns += work.ns;
     }
 
     fn has_read(&mut self, bytes: u64) {

@@ -11,7 +11,9 @@ mod memory;
 mod streams;
 
 use super::kernel::HostScratch;
-use super::{Block, Buffer, Call, Device, Event, Fault, Memory, MoveMethod, OutOfMemory, Stream, Totals, run};
+use super::{
+    Block, Buffer, Call, Device, Event, Fault, HostWork, Memory, MoveMethod, OutOfMemory, Stream, Totals, run,
+};
 use crate::cpu::Kernels;
 use crate::prng::Prng;
 use memory::{Bytes, Region};
@@ -31,6 +33,8 @@ pub struct Rates {
     pub link_gb_s: f64,
     /// How fast all cores of the host read its memory, GB/s.
     pub host_gb_s: f64,
+    /// How fast all cores of the host do a prompt's products, GFLOP/s: multiplications and additions, each counted.
+    pub host_gflops: f64,
     /// Time before each kernel, us.
     pub call_us: f64,
     /// Time before each copy, us.
@@ -41,14 +45,12 @@ pub struct Rates {
 
 impl Rates {
     fn check(self) -> Rates {
-        assert!(
-            self.device_gb_s > 0.0 && self.link_gb_s > 0.0 && self.host_gb_s > 0.0,
-            "rates are above zero: {self:?}"
-        );
+        let rates = [self.device_gb_s, self.link_gb_s, self.host_gb_s, self.host_gflops];
+        assert!(rates.iter().all(|&rate| rate > 0.0), "rates are above zero: {self:?}");
         self
     }
 
-    /// GB/s are bytes per nanosecond.
+    /// GB/s are bytes per nanosecond, and GFLOP/s operations.
     fn ns(before_us: f64, bytes: u64, gb_s: f64) -> u64 {
         (before_us * 1e3 + bytes as f64 / gb_s) as u64
     }
@@ -278,10 +280,11 @@ impl Device for VirtualDevice {
         self.put(stream, Work::Wait { event, mark });
     }
 
-    fn worked(&mut self, host_bytes: u64, _host_ns: u64, device_bytes: u64) {
-        let host = Rates::ns(0.0, host_bytes, self.rates.host_gb_s);
+    fn worked(&mut self, work: HostWork) {
+        let reading = Rates::ns(0.0, work.bytes, self.rates.host_gb_s);
+        let host = reading.max(Rates::ns(0.0, work.operations, self.rates.host_gflops));
         self.totals.host_ns += host;
-        self.host_ns += host + Rates::ns(0.0, device_bytes, self.rates.device_gb_s);
+        self.host_ns += host;
     }
 
     fn is_done(&mut self, event: Event) -> bool {

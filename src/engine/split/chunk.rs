@@ -6,7 +6,7 @@ use super::Split;
 use super::streaming::{ChunkCosts, runs};
 use super::workspace::{ExchangeLayout, MAX_PARTS, SLOTS_AT_ONCE};
 use crate::clock;
-use crate::device::{Add, Buffer, Call, DenseFfn, Event, NONE, OutOfMemory, Stage, Stream, View};
+use crate::device::{Add, Buffer, Call, DenseFfn, Event, HostWork, NONE, OutOfMemory, Stage, Stream, View};
 use crate::engine::ffn::{self, Counts, Neurons, Work};
 use crate::engine::forward::Pass;
 use crate::engine::sparsity::Wanted;
@@ -29,7 +29,7 @@ pub struct Streaming {
     turn: usize,
 }
 
-/// Neurons times tokens of prompts' chunks, by where they were computed.
+/// Neurons times tokens of prompts' chunks, or of a mixture the experts of each token, by where they were computed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
 pub struct ChunkCounts {
     /// On the device, from slots.
@@ -225,7 +225,8 @@ impl Split {
         let mut lap = clock::now();
         let work = Work::Some(&self.host_selection.neurons[self.host_selection.neurons.len() - count..]);
         let read = ffn::ffn(pool, kernels, c, layer, &b.columns, work, 0.0, &mut b.tiles, &mut b.ffn, partial);
-        self.device.worked(read.bytes(&layer.ffn), clock::lap(&mut lap), 0);
+        let operations = (2 * c.ffn_kind.rows() * c.hidden * count * n) as u64;
+        self.device.worked(HostWork { bytes: read.bytes(&layer.ffn), operations, ns: clock::lap(&mut lap) });
         let (from, room) = (self.host.partial.as_ptr().cast(), self.workspace.partial);
         // SAFETY: as above; it is written to again only behind the next layer's event.
         unsafe { self.device.copy_in(Stream::Compute, from, numbers * 4, room, 0) };

@@ -1,5 +1,6 @@
 //! A mixture's FFN on host and device: the host routes, the device computes the chosen experts that are in slots, and the CPU the others
-//! at the same time. Nothing waits for an expert: one that is on its way is computed by the CPU.
+//! at the same time. Nothing waits for an expert: one that is on its way is computed by the CPU. A prompt's chunk has experts copied,
+//! too (`expert_chunk.rs`).
 
 use super::Split;
 use super::pass::Begun;
@@ -7,11 +8,11 @@ use super::workspace::{ExchangeLayout, pinned};
 use crate::cache::{Location, Tier};
 use crate::clock;
 use crate::cpu::MAX_COLUMNS;
-use crate::device::{Call, Device, ExpertFfn, NONE, Note, PinnedBuffer, Stage, Stream};
+use crate::device::{Call, Device, ExpertFfn, HostWork, NONE, Note, PinnedBuffer, Stage, Stream};
 use crate::engine::ffn::{self, Chosen, Selection};
 use crate::engine::forward::Pass;
 use crate::engine::host;
-use crate::engine::routing::Routes;
+use crate::engine::routing::{Routed, Routes};
 use crate::engine::session::CHUNK;
 use crate::engine::sparsity::Wanted;
 use crate::model::config::ModelConfig;
@@ -20,8 +21,8 @@ use crate::model::{ExpertWeights, FfnWeights};
 
 /// What a mixture's layers work with.
 pub(super) struct ExpertSplit {
-    /// The chosen experts that are in no slot, and their tokens.
-    on_host: Routes,
+    /// The chosen experts that the CPU computes, and their tokens.
+    pub on_host: Routes,
     /// Slot and weight of each chosen expert ([`ExpertFfn::chosen`]), as the device reads them.
     chosen: PinnedBuffer,
     /// The residual when the layer began, `[n, hidden]`, for routers that read it; else nothing.
@@ -45,7 +46,7 @@ impl ExpertSplit {
 }
 
 /// The mixture that layer `l` is.
-fn mixture<'a>(pass: &Pass<'a, '_>, l: usize) -> (Experts, &'a ExpertWeights) {
+pub(super) fn mixture<'a>(pass: &Pass<'a, '_>, l: usize) -> (Experts, &'a ExpertWeights) {
     match (pass.model.config.form.experts, &pass.model.layers[l].ffn) {
         (Some(experts), FfnWeights::Experts(weights)) => (experts, weights),
         _ => unreachable!("a mixture has experts in every layer"),
@@ -102,35 +103,30 @@ impl Split {
 
     /// The chosen experts of a layer: those in slots on the device, the others on the CPU meanwhile.
     pub(super) fn expert_ffn(&mut self, pass: &mut Pass<'_, '_>, l: usize) {
+        if pass.is_chunk() {
+            return self.expert_chunk(pass, l);
+        }
         let (n, c) = (pass.n(), &pass.model.config);
         let (experts, weights) = mixture(pass, l);
         self.divide_experts(pass, l, experts);
         self.launch_experts(pass, l, experts, weights);
         pass.probe.show_experts(pass.buffers, l, experts);
         let pairs = self.experts.on_host.tokens.len() as u64;
-        if pass.is_chunk() {
-            self.teach(pass, l);
-            self.chunks.on_cpu += pairs;
-            self.chunks.resident += self.active[l];
-        } else {
-            pass.buffers.predicted.selections.resize_with(c.layers, Selection::default);
-            pass.buffers.routes.select(&mut pass.buffers.predicted.selections[l]);
-            self.observe(pass, l, Wanted::Experts);
-            self.cache.counters.computed[Tier::Host] += pairs;
-            self.cache.layers[l].computed[Tier::Host] += pairs;
-        }
+        pass.buffers.predicted.selections.resize_with(c.layers, Selection::default);
+        pass.buffers.routes.select(&mut pass.buffers.predicted.selections[l]);
+        self.observe(pass, l, Wanted::Experts);
+        self.cache.counters.computed[Tier::Host] += pairs;
+        self.cache.layers[l].computed[Tier::Host] += pairs;
         let needed = pairs > 0;
         let read = if needed { self.host_experts(pass, l, weights) } else { 0 };
-        if !pass.is_chunk() {
-            // Every expert that was chosen is active.
-            self.fired.set(l, &pass.buffers.predicted.selections[l], &self.sequences);
-        }
+        // Every expert that was chosen is active.
+        self.fired.set(l, &pass.buffers.predicted.selections[l], &self.sequences);
         self.merge(c, l, n, needed);
         pass.probe.report.add_experts(l, c, pass.buffers.routes.tokens.len(), read + weights.router_bytes());
     }
 
     /// Tells the scheduler how many tokens of a prompt's chunk have each expert.
-    fn teach(&mut self, pass: &Pass<'_, '_>, l: usize) {
+    pub(super) fn teach(&mut self, pass: &Pass<'_, '_>, l: usize) {
         let (Some(migrator), ExpertSplit { counts, .. }) = (&mut self.migrator, &mut self.experts) else { return };
         pass.buffers.routes.counts(pass.model.config.clusters(), counts);
         let first = pass.buffers.positions[0];
@@ -138,7 +134,7 @@ impl Split {
     }
 
     /// Finds the slots of the chosen experts, and those that are in none.
-    fn divide_experts(&mut self, pass: &Pass<'_, '_>, l: usize, experts: Experts) {
+    pub(super) fn divide_experts(&mut self, pass: &Pass<'_, '_>, l: usize, experts: Experts) {
         let (n, routes) = (pass.n(), &pass.buffers.routes);
         let Split { experts: ExpertSplit { on_host, chosen, .. }, cache, device, .. } = self;
         let table = &cache.layers[l].table;
@@ -148,11 +144,7 @@ impl Split {
         chosen.fill(NONE);
         for group in &routes.groups {
             let Location::Device(slot) = location(group.expert) else { continue };
-            for routed in &routes.tokens[group.first..group.first + group.tokens] {
-                let mut places = chosen[2 * routed.token * experts.used..].chunks_exact_mut(2);
-                let free = places.find(|place| place[0] == NONE).expect("a token has so many experts at most");
-                free.copy_from_slice(&[slot.0, routed.weight.to_bits()]);
-            }
+            choose(chosen, experts.used, &routes.tokens[group.first..group.first + group.tokens], slot.0);
         }
         device.note(Note::Host(Stage::Drive));
         let all = routes.groups.len();
@@ -162,8 +154,8 @@ impl Split {
         self.current[l].ffn_ns[Tier::Host] = 0;
     }
 
-    /// Sends the device the slots and weights of the chosen experts, and has it compute its part.
-    fn launch_experts(&mut self, pass: &Pass<'_, '_>, l: usize, experts: Experts, weights: &ExpertWeights) {
+    /// Sends the device the slots and weights of the chosen experts, and has it compute those in slots.
+    pub(super) fn launch_experts(&mut self, pass: &Pass<'_, '_>, l: usize, experts: Experts, weights: &ExpertWeights) {
         let (c, n) = (&pass.model.config, pass.n());
         let slots = self.cache.layers[l].table.slots().len();
         if slots == 0 {
@@ -175,18 +167,10 @@ impl Split {
         // SAFETY: the words change again only after the layer's use, which ends with the stream being waited for.
         unsafe { self.device.copy_in(Stream::Compute, from, bytes, to.buffer, to.at) };
         let all = self.expert_call(c, l, n, weights, slots);
-        // A chunk's tokens, as many at once as the kernel takes.
-        for first in (0..n).step_by(MAX_COLUMNS) {
-            let mut call = ExpertFfn { n: MAX_COLUMNS.min(n - first), ..all };
-            let (row, pairs) = ((first * c.hidden * 4) as u64, ExpertFfn::chosen_words(first, experts.used) as u64 * 4);
-            call.input.at += row;
-            call.chosen.at += pairs;
-            call.output.at += row;
-            self.launch_ffn_call(l, Call::ExpertFfn(call));
-        }
+        by_columns(all).for_each(|call| self.launch_ffn_call(l, Call::ExpertFfn(call)));
     }
 
-    /// The device's part of the mixture of a layer with so many slots.
+    /// The device's part of the mixture of a layer with so many slots, for all tokens of a pass.
     pub(super) fn expert_call(
         &self,
         c: &ModelConfig,
@@ -213,8 +197,8 @@ impl Split {
         }
     }
 
-    /// Computes the experts that are in no slot, for the device to add. Returns the bytes of weights that were read.
-    fn host_experts(&mut self, pass: &mut Pass<'_, '_>, l: usize, weights: &ExpertWeights) -> u64 {
+    /// Computes the experts that are left for the CPU, for the device to add. Returns the bytes of weights that were read.
+    pub(super) fn host_experts(&mut self, pass: &mut Pass<'_, '_>, l: usize, weights: &ExpertWeights) -> u64 {
         let (mut lap, before) = (clock::now(), self.device.totals().host_ns);
         let Pass { model, pool, kernels, buffers: b, .. } = pass;
         let c = &model.config;
@@ -223,8 +207,32 @@ impl Split {
         let routes = &self.experts.on_host;
         let chosen = Chosen::all(weights, routes);
         let read = ffn::experts(pool, kernels, c, &chosen, &b.normed, &mut b.tiles, &mut b.experts, partial);
-        self.device.worked(read, clock::lap(&mut lap), 0);
+        // Of a few tokens reading an expert takes longer than computing it.
+        let tokens = if b.positions.len() > MAX_COLUMNS { routes.tokens.len() } else { 0 };
+        let operations = (2 * c.ffn_kind.rows() * c.hidden * c.ffn * tokens) as u64;
+        self.device.worked(HostWork { bytes: read, operations, ns: clock::lap(&mut lap) });
         self.current[l].ffn_ns[Tier::Host] = self.device.totals().host_ns - before;
         read
     }
+}
+
+/// Gives these tokens an expert in their chosen ones ([`ExpertFfn::chosen`]), `[n, used]` pairs: its slot and the weight of each token.
+pub(super) fn choose(chosen: &mut [u32], used: usize, tokens: &[Routed], slot: u32) {
+    for routed in tokens {
+        let mut places = chosen[2 * routed.token * used..].chunks_exact_mut(2);
+        let free = places.find(|place| place[0] == NONE).expect("a token has so many experts at most");
+        free.copy_from_slice(&[slot, routed.weight.to_bits()]);
+    }
+}
+
+/// A call for all tokens of a pass as calls for as many of them as the kernel takes.
+pub(super) fn by_columns(all: ExpertFfn) -> impl Iterator<Item = ExpertFfn> {
+    (0..all.n).step_by(MAX_COLUMNS).map(move |first| {
+        let mut call = ExpertFfn { n: MAX_COLUMNS.min(all.n - first), ..all };
+        let (row, pairs) = ((first * all.hidden * 4) as u64, ExpertFfn::chosen_words(first, all.used) as u64 * 4);
+        call.input.at += row;
+        call.chosen.at += pairs;
+        call.output.at += row;
+        call
+    })
 }

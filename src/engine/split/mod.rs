@@ -3,6 +3,7 @@
 
 mod allocator;
 mod chunk;
+mod expert_chunk;
 mod experts;
 mod kv;
 mod measure;
@@ -33,6 +34,7 @@ use crate::model::{ExpertWeights, FfnMatrices, FfnWeights, Model};
 use crate::scheduler::LayerTimes;
 use allocator::DeviceAllocator;
 use chunk::Streaming;
+use expert_chunk::ExpertStreaming;
 use experts::ExpertSplit;
 use kv::DeviceKv;
 use measure::Marks;
@@ -66,6 +68,8 @@ pub struct Split {
     bytes: u64,
     host: PinnedBuffers,
     experts: ExpertSplit,
+    /// Copies experts to the device for a chunk.
+    expert_streaming: ExpertStreaming,
     /// By layer: neurons on the device that some token wanted.
     wanted: Vec<usize>,
     /// By layer: neurons on the device times tokens for which they were active.
@@ -121,6 +125,8 @@ impl Split {
         let cache = unsafe { neuron_cache(&mut *device, slots, model)? };
         // SAFETY: the device is dropped before the pinned memory.
         let (host, experts) = unsafe { (PinnedBuffers::new(&mut *device, c), ExpertSplit::new(&mut *device, c)) };
+        // SAFETY: as above.
+        let expert_streaming = unsafe { ExpertStreaming::new(&mut *device, c) };
         // As a later variable it is dropped before both, too, if one of the next steps fails.
         let mut device = device;
         let reserved = device.reserve(0)?;
@@ -143,6 +149,7 @@ impl Split {
             bytes,
             host,
             experts,
+            expert_streaming,
             wanted: vec![0; c.layers],
             active: vec![0; c.layers],
             times: vec![LayerTimes::default(); c.layers],

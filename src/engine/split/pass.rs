@@ -6,7 +6,7 @@ use super::{DividedLayer, Split};
 use crate::cache::Tier;
 use crate::clock;
 use crate::cpu::MAX_COLUMNS;
-use crate::device::{Add, Append, Attend, Call, Note, SparseFfn, Stage, Stream, Then, View};
+use crate::device::{Add, Append, Attend, Call, HostWork, Note, SparseFfn, Stage, Stream, Then, View};
 use crate::engine::attention;
 use crate::engine::batch::{Buffers, TokenPosition};
 use crate::engine::embed::embed;
@@ -445,7 +445,7 @@ impl Split {
             (Work::Selected(&self.host_selection), threshold_for(sparsity.activation_threshold(l), pass.wanted));
         let read =
             ffn::ffn(pool, kernels, c, layer, &b.columns, work, activation_threshold, &mut [], &mut b.ffn, partial);
-        self.device.worked(read.bytes(&layer.ffn), clock::lap(&mut lap), 0);
+        self.device.worked(HostWork { bytes: read.bytes(&layer.ffn), operations: 0, ns: clock::lap(&mut lap) });
         self.current[l].ffn_ns[Tier::Host] = self.device.totals().host_ns - before;
         read
     }
@@ -510,17 +510,14 @@ impl Split {
 
     /// Adds the parts of the FFN's output to the residual; `both` says whether the host has one.
     pub(super) fn merge(&mut self, c: &ModelConfig, l: usize, n: usize, both: bool) {
-        let (count, to) = (n * c.hidden, self.at(ExchangeLayout::new(n, c).residual()));
         self.note(Note::Compute(Some(Stage::Merge)));
         self.device.record(Stream::Compute, self.marks[l].merge[0]);
         self.begin_section(l, GraphSection::Merge);
         if both {
-            let (from, partial) = (self.host.partial.as_ptr().cast(), self.workspace.partial);
-            unsafe { self.device.copy_in(Stream::Compute, from, count * 4, partial, 0) };
-            self.launch(Call::Add(Add { count, from: partial.into(), to }));
+            self.add_partial(c, n);
         }
         if !self.cache.layers[l].table.slots().is_empty() {
-            self.launch(Call::Add(Add { count, from: self.workspace.output.into(), to }));
+            self.add_output(c, n);
         }
         self.device.end_sequence();
         self.device.record(Stream::Compute, self.marks[l].merge[1]);
@@ -529,6 +526,20 @@ impl Split {
             self.note(Note::Compute(None));
             self.fetch_fired(l, n, c.hidden);
         }
+    }
+
+    /// Adds the host's part of an FFN to the residual.
+    pub(super) fn add_partial(&mut self, c: &ModelConfig, n: usize) {
+        let (count, to) = (n * c.hidden, self.at(ExchangeLayout::new(n, c).residual()));
+        let (from, partial) = (self.host.partial.as_ptr().cast(), self.workspace.partial);
+        unsafe { self.device.copy_in(Stream::Compute, from, count * 4, partial, 0) };
+        self.launch(Call::Add(Add { count, from: partial.into(), to }));
+    }
+
+    /// Adds what the device's last FFN call has made to the residual.
+    pub(super) fn add_output(&mut self, c: &ModelConfig, n: usize) {
+        let (count, to) = (n * c.hidden, self.at(ExchangeLayout::new(n, c).residual()));
+        self.launch(Call::Add(Add { count, from: self.workspace.output.into(), to }));
     }
 
     /// Where a layer's queries, keys and values are read back to; for a chunk two layers take turns.

@@ -31,6 +31,9 @@ pub struct DeviceWorkspace {
     pub counts: Buffer,
     /// For a chunk: the neurons whose blocks are copied for it, `[ffn]`.
     pub names: Buffer,
+    /// For a mixture's chunk: slots and weights of the experts that are copied for it ([`ExpertFfn::chosen`]), `[2, n, used, 2]`; two halves
+    /// of them take turns.
+    pub copied: Buffer,
     /// Of each token, the index of its sequence on the device and its position, `[n, 2]` u32.
     pub positions: Buffer,
     /// Rotation of each token, cosines and sines, `[n, head_dim]`; no bytes without rotation.
@@ -39,7 +42,7 @@ pub struct DeviceWorkspace {
 
 impl DeviceWorkspace {
     /// Bytes of each, in their order.
-    fn sizes(c: &ModelConfig) -> [usize; 11] {
+    fn sizes(c: &ModelConfig) -> [usize; 12] {
         let rotates = matches!(c.positions, Positions::Rope { .. });
         // Of a mixture's chunk all tokens' experts add to the same output.
         let (of_chunks, experts_output) = if c.form.experts.is_some() { (0, CHUNK * c.hidden * 4) } else { (c.ffn, 0) };
@@ -53,6 +56,7 @@ impl DeviceWorkspace {
             CHUNK * of_chunks.min(SLOTS_AT_ONCE) * 4,
             MAX_PARTS * of_chunks * 4,
             of_chunks * 4,
+            c.form.experts.map_or(0, |experts| 2 * ExpertFfn::chosen_words(CHUNK, experts.used) * 4),
             CHUNK * 8,
             if rotates { CHUNK * c.head_dim * 4 } else { 0 },
         ]
@@ -75,6 +79,7 @@ impl DeviceWorkspace {
             products: next()?,
             counts: next()?,
             names: next()?,
+            copied: next()?,
             positions: next()?,
             angles: next()?,
         })

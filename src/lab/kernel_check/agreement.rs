@@ -301,7 +301,15 @@ fn off(run: Run, quant: Quant, n: usize, device: &mut dyn Device) -> Result<f32>
         run(&mut Case { bench, prng: Prng::new(n as u64 * 31 + quant.index() as u64), quant, n })
     };
     let (found, again) = (result(device, false)?, result(device, true)?);
-    let rates = Rates { device_gb_s: 1.0, link_gb_s: 1.0, host_gb_s: 1.0, call_us: 0.0, copy_us: 0.0, sync_us: 0.0 };
+    let rates = Rates {
+        device_gb_s: 1.0,
+        link_gb_s: 1.0,
+        host_gb_s: 1.0,
+        host_gflops: 1.0,
+        call_us: 0.0,
+        copy_us: 0.0,
+        sync_us: 0.0,
+    };
     let expected = result(&mut VirtualDevice::new(u64::MAX, rates), false)?;
     let number = |bits: &u32| f32::from_bits(*bits);
     let top = expected.iter().fold(f32::MIN_POSITIVE, |m, v| m.max(number(v).abs()));

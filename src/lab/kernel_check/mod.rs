@@ -92,8 +92,15 @@ mod tests {
     use crate::device::{Rates, Tiles, VirtualDevice};
 
     fn device() -> VirtualDevice {
-        let rates =
-            Rates { device_gb_s: 100.0, link_gb_s: 1.0, host_gb_s: 1.0, call_us: 0.0, copy_us: 0.0, sync_us: 0.0 };
+        let rates = Rates {
+            device_gb_s: 100.0,
+            link_gb_s: 1.0,
+            host_gb_s: 1.0,
+            host_gflops: 1.0,
+            call_us: 0.0,
+            copy_us: 0.0,
+            sync_us: 0.0,
+        };
         VirtualDevice::new(u64::MAX, rates)
     }
 

@@ -118,8 +118,8 @@ impl Case<'_> {
         let history = frequencies(self.trace, |text| text < skip);
         let counts: Vec<Vec<u64>> =
             history.iter().map(|f| f.iter().map(|&f| (f64::from(f) * 1e9) as u64).collect()).collect();
-        let (slots, placed) = match self.vram {
-            None => (vec![0; h.layers], vec![Vec::new(); h.layers]),
+        let (slots, placed, half) = match self.vram {
+            None => (vec![0; h.layers], vec![Vec::new(); h.layers], 0),
             Some(vram) => {
                 let small = scaled(self.real, h.layers, h.ffn);
                 let per_layer = h.layers as f64 / self.real.layers as f64;
@@ -144,7 +144,7 @@ impl Case<'_> {
                 })?;
                 let slots: Vec<usize> = plan.layers.iter().map(|l| l.slots).collect();
                 let placed = policy::neurons(self.placement, &counts, &slots, self.seed);
-                (slots, placed)
+                (slots, placed, (plan.streamed_bytes / small.block_bytes.max(1)) as usize / 2)
             }
         };
         let setting = SimulateOptions {
@@ -165,6 +165,7 @@ impl Case<'_> {
             seed: self.seed,
             skip,
             prompt: self.prompt,
+            half,
         };
         simulate(self.trace, &setting)
     }

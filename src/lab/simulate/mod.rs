@@ -103,6 +103,8 @@ pub struct SimulateOptions<'a> {
     pub skip: usize,
     /// Of a mixture with a device, tokens at the beginning of each text that are a prompt; they are not decoded. 0 for none.
     pub prompt: usize,
+    /// Experts in each half of the scratch memory that experts are copied to for a prompt's chunk; with 0 none are copied.
+    pub half: usize,
 }
 
 /// Mean time of a token by part, ms. Device and CPU compute an FFN at the same time; `ffn` is the slower of the two, with merging.
@@ -311,7 +313,7 @@ impl<'a> Simulation<'a> {
             for layer in 0..trace.header().layers {
                 asked.count(trace, layer, chunk.clone());
                 self.run.find(layer);
-                let ns = costs.layer(chunk.len(), &asked, &self.run.here);
+                let ns = costs.layer(chunk.len(), &asked, &self.run.here, self.setting.half);
                 self.prompts.layer(ns, self.scale.layers, &asked, &self.run.here);
                 self.run.prompted(layer, chunk.len(), chunk.start == first, &asked.counts);
                 self.pass(ns.all, 0.0);
@@ -434,7 +436,7 @@ impl<'a> Simulation<'a> {
             link_busy: sum.link_busy * scale.layers / all_ns.max(1.0),
             moving: sum.moving as f64 / n,
             thresholds: (sum.thresholds.0 / layers, sum.thresholds.1 / layers),
-            prompt: self.prompts.outcome(self.setting.prompt, true),
+            prompt: self.prompts.outcome(self.setting.prompt, self.setting.half > 0),
         }
     }
 }

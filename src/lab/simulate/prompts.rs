@@ -1,14 +1,16 @@
-//! A prompt of a mixture on a machine that is not here: chunk after chunk and layer after layer, as `engine/split/experts.rs` carries it
-//! out. The device computes a chunk's attention and those of its experts that are in slots, the CPU the others at the same time, each for
-//! all of its tokens at once; nothing is copied for a chunk, nothing leaves a slot, and what the chunk showed is used from the first token
-//! on. What that takes is arithmetic on the machine's rates; [`ASSUMED`] says what it leaves out.
+//! A prompt of a mixture on a machine that is not here: chunk after chunk and layer after layer, as `engine/split/expert_chunk.rs` carries it
+//! out. The device computes a chunk's attention and those of its experts that are in slots. The others are divided by the engine's own
+//! function ([`ExpertCosts::divide`]): some are copied for the chunk and computed by the device, too, the CPU computes the rest at the same
+//! time, each for all of its tokens at once. Nothing leaves a slot, and what the chunk showed is used from the first token on. What that takes
+//! is arithmetic on the machine's rates; [`ASSUMED`] says what it leaves out.
 //!
-//! Beside it stand two other ways with the same chunks. Whole layers of experts lie on the device, and the others are computed by the CPU,
-//! or copied, one after the other, before the device computes them (llama.cpp's `--n-cpu-moe`). And each layer's missing experts are divided
-//! between link and CPU by the time that they take, as `engine/split/streaming.rs` divides neurons: those with most tokens are copied.
+//! Beside it stand other ways with the same chunks: nothing is copied and the CPU computes all missing experts; and whole layers of experts
+//! lie on the device, the others computed by the CPU, or copied, one after the other, before the device computes them (llama.cpp's
+//! `--n-cpu-moe`).
 
 use crate::cpu::MAX_COLUMNS;
 use crate::engine::session::CHUNK;
+use crate::engine::{Division, ExpertCosts, Missing};
 use crate::formats::machine_profile::MachineProfile;
 use crate::formats::trace_file::{TraceFile, TraceSection};
 use crate::lab::trace_run::active;
@@ -18,15 +20,13 @@ use std::ops::Range;
 
 /// Tokens that llama.cpp computes at once, unless it is told otherwise.
 pub const WHOLE_LAYERS_CHUNK: usize = 512;
-/// Times that the pool's threads are set to work for a layer's experts: inputs, gate and up, activations, down.
-const CALLS: f64 = 4.0;
 
 /// What the figures take for granted, as sentences for reports.
 pub const ASSUMED: [&str; 6] = [
-    "the device's arithmetic is free: it takes what reading weights takes, its experts once for 32 tokens, all else once for a chunk",
+    "the device's arithmetic is free: it takes what reading weights and starting kernels takes, its experts once for 32 tokens, all else once for a chunk",
     "the CPU computes at the profile's rate for a prompt's products, whatever the number of an expert's tokens, and reads each expert once",
     "attention over earlier positions, keys and values are free on all sides",
-    "what is in no slot is not copied; copies that are on their way when a prompt begins arrive and slow nobody down",
+    "copies take nothing from the CPU's memory; those that are on their way when a prompt begins arrive and slow nobody down",
     "a last chunk of 32 tokens or fewer takes the same way",
     "whole layers: copies reach the link's full rate, each expert that a token has is one copy, and nothing is computed meanwhile",
 ];
@@ -42,17 +42,18 @@ pub struct PromptOutcome {
     pub each_ms: Vec<f64>,
     /// Tokens per second.
     pub tokens_per_s: f64,
-    /// Pairs of token and expert that the device computes / all of them.
+    /// Pairs of token and expert whose expert is in a slot / all of them.
     pub gpu_share: f64,
+    /// Pairs of token and expert whose expert is copied for the chunk / all of them.
+    pub copied_share: f64,
     /// Experts of a layer that a chunk has / all of them.
     pub needed_share: f64,
     /// Within the time, for how long the CPU computes experts, ms.
     pub cpu_ms: f64,
-    /// Within the time, for how long the device reads experts, ms.
+    /// Within the time, for how long the device reads experts or waits for copied ones, ms.
     pub device_ms: f64,
-    /// Mean time of a prompt if missing experts were copied for the chunk where that is faster, ms; `None` where all missing ones are copied
-    /// anyway.
-    pub divided_ms: Option<f64>,
+    /// Mean time of a prompt if the CPU computed all missing experts, ms; `None` where it does so, and where all missing ones are copied.
+    pub on_cpu_ms: Option<f64>,
 }
 
 /// How many of a chunk's tokens have each expert of a layer.
@@ -93,10 +94,12 @@ impl Asked {
 pub(super) struct LayerNs {
     /// All of it, as the engine does it.
     pub all: f64,
-    /// All of it where missing experts are copied if that is faster.
-    pub divided: f64,
+    /// All of it where nothing is copied.
+    pub on_cpu: f64,
     device: f64,
     cpu: f64,
+    /// Pairs of token and expert whose expert is copied.
+    copied: u64,
 }
 
 /// Rates of a machine for the chunks of a model.
@@ -106,12 +109,11 @@ pub(super) struct PromptCosts {
     attention_ns: f64,
     /// The head's, for the last token.
     pub head_ns: f64,
-    /// An expert, read from the device's memory, read from the host's, and copied.
+    experts: ExpertCosts,
+    /// An expert, read from the device's memory and copied by itself.
     device_ns: f64,
-    host_ns: f64,
     link_ns: f64,
-    /// The CPU's arithmetic for one token of one expert, and for one token of the router.
-    column_ns: f64,
+    /// The CPU's arithmetic for one token of the router.
     router_ns: f64,
     /// A token's input or output over the link.
     cross_ns: f64,
@@ -128,10 +130,9 @@ impl PromptCosts {
         PromptCosts {
             attention_ns: (real.attention_bytes + 2 * real.state_bytes) as f64 / real.layers as f64 / m.device_gb_s,
             head_ns: real.head_bytes as f64 / m.device_gb_s,
+            experts: ExpertCosts::of(m, real.hidden, real.block_bytes as usize, real.block_weights as usize),
             device_ns: block / m.device_gb_s,
-            host_ns: block / m.dram_gb_s,
             link_ns: block / m.link_gb_s,
-            column_ns: 2.0 * real.block_weights as f64 / m.host_gflops,
             router_ns: 2.0 * (real.ffn * real.hidden) as f64 / m.host_gflops,
             cross_ns: (4 * real.hidden) as f64 / m.link_gb_s,
             call_ns: 1e3 * m.call_us,
@@ -145,32 +146,23 @@ impl PromptCosts {
         self.attention_ns + n * self.cross_ns + self.copy_ns + self.sync_ns + self.call_ns + n * self.router_ns
     }
 
-    /// The CPU's time for experts with so many tokens each: the longer of arithmetic and reading, and the sum's way to the device.
-    fn cpu(&self, n: f64, tokens: impl Iterator<Item = u32>) -> f64 {
-        let mut ns = 0.0;
-        tokens.for_each(|tokens| ns += (f64::from(tokens) * self.column_ns).max(self.host_ns));
-        if ns > 0.0 { ns + CALLS * self.call_ns + n * self.cross_ns + self.copy_ns } else { 0.0 }
-    }
-
-    /// A layer with these experts on the device.
-    pub fn layer(&self, n: usize, asked: &Asked, here: &[bool]) -> LayerNs {
-        let n = n as f64;
-        let mut missing: Vec<usize> = (0..here.len()).filter(|&e| !here[e] && asked.counts[e] > 0).collect();
-        missing.sort_by_key(|&e| (std::cmp::Reverse(asked.counts[e]), e));
-        let reads = |e: usize| f64::from(asked.reads(e)) * self.device_ns;
-        let resident: f64 = (0..here.len()).filter(|&e| here[e]).map(reads).sum();
-        let cpu = |experts: &[usize]| self.cpu(n, experts.iter().map(|&e| asked.counts[e]));
-        let all_cpu = cpu(&missing);
-        let all = resident.max(all_cpu);
-        // The more are copied, those with most tokens first, the longer the link takes and the shorter the CPU: the best is where they meet.
-        let (mut device, mut best) = (resident, all);
-        for (i, &expert) in missing.iter().enumerate() {
-            device += reads(expert);
-            let link = (i + 1) as f64 * (self.copy_ns + self.link_ns);
-            best = best.min(device.max(link).max(cpu(&missing[i + 1..])));
+    /// A layer with these experts on the device, and scratch memory for two times `half` copied ones.
+    pub fn layer(&self, n: usize, asked: &Asked, here: &[bool], half: usize) -> LayerNs {
+        let needed = |&expert: &usize| asked.counts[expert] > 0;
+        let absent = (0..here.len()).filter(needed).filter(|&expert| !here[expert]);
+        let as_missing = |expert| Missing { expert, tokens: asked.counts[expert], groups: asked.reads(expert) };
+        let mut missing: Vec<Missing> = absent.map(as_missing).collect();
+        let resident = (0..here.len()).filter(|&e| here[e]).map(|e| u64::from(asked.reads(e))).sum();
+        let on_cpu = self.experts.divide(&mut missing, n, resident, 0);
+        let divided = self.experts.divide(&mut missing, n, resident, half);
+        let all = |division: &Division| self.before(n as f64) + 1e3 * division.us();
+        LayerNs {
+            all: all(&divided),
+            on_cpu: all(&on_cpu),
+            device: 1e3 * divided.device_us,
+            cpu: 1e3 * divided.cpu_us,
+            copied: missing[..divided.copied].iter().map(|missing| u64::from(missing.tokens)).sum(),
         }
-        let before = self.before(n);
-        LayerNs { all: before + all, divided: before + best, device: resident, cpu: all_cpu }
     }
 
     /// A layer whose experts lie on the host, copied for the chunk before they are computed.
@@ -178,7 +170,7 @@ impl PromptCosts {
         let needed = asked.counts.iter().filter(|&&tokens| tokens > 0).count() as f64;
         let device = needed * self.device_ns;
         let all = self.attention_ns + self.sync_ns + needed * (self.copy_ns + self.link_ns) + device;
-        LayerNs { all, divided: all, device, cpu: 0.0 }
+        LayerNs { all, on_cpu: all, device, cpu: 0.0, copied: 0 }
     }
 }
 
@@ -186,11 +178,11 @@ impl PromptCosts {
 #[derive(Clone, Debug, Default)]
 pub(super) struct PromptSum {
     each_ns: Vec<f64>,
-    divided_ns: f64,
+    on_cpu_ns: f64,
     device_ns: f64,
     cpu_ns: f64,
-    /// Pairs of token and expert: all, and those on the device.
-    pairs: (u64, u64),
+    /// Pairs of token and expert: all, those in slots, and those that are copied.
+    pairs: (u64, u64, u64),
     /// Experts of chunks: all, and those that are needed.
     experts: (u64, u64),
 }
@@ -203,7 +195,8 @@ impl PromptSum {
 
     /// A layer of one of its chunks, which stands for `times` layers of the real model.
     pub fn layer(&mut self, ns: LayerNs, times: f64, asked: &Asked, here: &[bool]) {
-        self.add(ns.all * times, ns.divided * times);
+        self.add(ns.all * times, ns.on_cpu * times);
+        self.pairs.2 += ns.copied;
         self.device_ns += ns.device * times;
         self.cpu_ns += ns.cpu * times;
         for (&tokens, &here) in asked.counts.iter().zip(here) {
@@ -214,14 +207,14 @@ impl PromptSum {
         self.experts.0 += here.len() as u64;
     }
 
-    /// Time that passes in any case, and where experts are divided.
-    pub fn add(&mut self, ns: f64, divided: f64) {
+    /// Time that passes as the engine does it, and where nothing is copied.
+    pub fn add(&mut self, ns: f64, on_cpu: f64) {
         *self.each_ns.last_mut().expect("a prompt has begun") += ns;
-        self.divided_ns += divided;
+        self.on_cpu_ns += on_cpu;
     }
 
-    /// Means over the prompts; `None` if there was none.
-    pub fn outcome(&self, tokens: usize, divides: bool) -> Option<PromptOutcome> {
+    /// Means over the prompts, of which missing experts were `copied` where that is faster; `None` if there was none.
+    pub fn outcome(&self, tokens: usize, copied: bool) -> Option<PromptOutcome> {
         let prompts = self.each_ns.len() as f64;
         let mean = |ns: f64| ns / prompts / 1e6;
         let ms = mean(self.each_ns.iter().sum());
@@ -231,10 +224,11 @@ impl PromptSum {
             each_ms: self.each_ns.iter().map(|ns| ns / 1e6).collect(),
             tokens_per_s: 1e3 * tokens as f64 / ms,
             gpu_share: self.pairs.1 as f64 / self.pairs.0.max(1) as f64,
+            copied_share: self.pairs.2 as f64 / self.pairs.0.max(1) as f64,
             needed_share: self.experts.1 as f64 / self.experts.0.max(1) as f64,
             cpu_ms: mean(self.cpu_ns),
             device_ms: mean(self.device_ns),
-            divided_ms: divides.then(|| mean(self.divided_ns)),
+            on_cpu_ms: copied.then(|| mean(self.on_cpu_ns)),
         })
     }
 }
@@ -266,14 +260,10 @@ pub fn whole_layers(
                     asked.count(trace, layer, chunk.clone());
                     // A layer of the trace may stand for several, of which some lie here.
                     let here = (on as f64 - layer as f64 * times).clamp(0.0, times);
-                    let missing = if copies { costs.copied(&asked) } else { costs.layer(chunk.len(), &asked, &none) };
-                    sum.layer(
-                        costs.layer(chunk.len(), &asked, &all),
-                        here,
-                        &asked,
-                        if here > 0.0 { &all } else { &none },
-                    );
-                    sum.add(missing.all * (times - here), missing.divided * (times - here));
+                    let of = |here: &[bool]| costs.layer(chunk.len(), &asked, here, 0);
+                    let missing = if copies { costs.copied(&asked) } else { of(&none) };
+                    sum.layer(of(&all), here, &asked, if here > 0.0 { &all } else { &none });
+                    sum.add(missing.all * (times - here), missing.on_cpu * (times - here));
                     sum.cpu_ns += missing.cpu * (times - here);
                     sum.device_ns += missing.device * (times - here);
                 }
@@ -282,7 +272,7 @@ pub fn whole_layers(
         }
         first += text.tokens;
     }
-    sum.outcome(tokens, !copies)
+    sum.outcome(tokens, false)
 }
 
 /// As many tokens as are computed at once.

@@ -18,7 +18,7 @@ use dynamicinfer::model::source::Source;
 use dynamicinfer::model::{KvType, Model};
 use dynamicinfer::prng::Prng;
 use laws::law::logits;
-use laws::{device_bytes, error, on_device};
+use laws::{by_token, device_bytes, error, expert_costs, on_device, streaming_experts_bytes};
 use std::path::Path;
 use support::{ACTIVATIONS, Memory, below, hidden_of, normal, types};
 
@@ -116,8 +116,9 @@ impl Migrator for Restless {
     }
 }
 
-/// One mixture with random slots and moves, and a budget that changes: logits on the card are the CPU's.
-fn law(seed: u64, hits: &mut u64) {
+/// One mixture with random slots and moves, experts that are copied for a prompt, and a budget that changes: logits on the card are the
+/// CPU's. Adds how many experts of tokens lay in slots, and how many were copied.
+fn law(seed: u64, hits: &mut u64, copied: &mut u64) {
     const MODELS: [&str; 6] = [
         "mixtral",
         "qwen3-moe.gguf",
@@ -141,30 +142,40 @@ fn law(seed: u64, hits: &mut u64) {
         split.cache.load(&mut *split.device, l, &experts).unwrap();
     }
     split.cache.settle(&mut *split.device);
+    // All missing ones, some, or none.
+    let link_us = [0.0, 8.0, 1e9][seed as usize % 3];
+    split
+        .stream_experts(&model, expert_costs(link_us), streaming_experts_bytes(&model, 1 + seed as usize % 2))
+        .unwrap();
     split.migrator = Some(Box::new(Restless(Prng::new(seed ^ 0xab), clusters as u64)));
     let mut engine = Engine::new(model, 1, Kernels::best());
     let kind = [KvType::F32, KvType::F16][seed as usize / 2 % 2];
-    let sizes: [&[usize]; 2] = [&[7, 1, 32, 1, 2, 1], &[40, 1, 1, 1, 3, 1]];
-    let sizes = sizes[seed as usize / 4 % 2];
+    let sizes: [&[usize]; 2] = [&[7, 1, 32, 1, 2, 1], &[70, 1, 1, 1, 3, 1]];
+    let sizes = sizes[seed as usize / 2 % 2];
     let expected = logits(&mut engine, kind, sizes, None);
     engine.split = Some(split);
     for slots in [&first, &later, &first] {
         let Split { device, cache, .. } = engine.split.as_mut().unwrap();
         cache.resize(&mut **device, slots).unwrap();
-        let off = error(&logits(&mut engine, kind, sizes, None), &expected);
+        let off = by_token(&logits(&mut engine, kind, sizes, None), &expected, engine.model.config.vocab);
         engine.check().unwrap();
-        let limit = if name.contains("k256") { 4e-2 } else { 2e-3 };
-        assert!(off < limit, "seed {seed}, {name}: off by {off}");
+        // Where inputs are rounded to int8, the last bit of a sum may decide between two experts that are as good as each other: such a
+        // token gets another one, and is seldom.
+        let (limit, others) = if name.contains("k256") { (2e-2, off.len() / 20) } else { (2e-3, 0) };
+        let beyond = off.iter().filter(|off| **off >= limit).count();
+        assert!(beyond <= others, "seed {seed}, {name}: off by {off:?}");
     }
-    *hits += engine.split.as_ref().unwrap().cache.counters.computed[Tier::Device];
+    let split = engine.split.as_ref().unwrap();
+    *hits += split.cache.counters.computed[Tier::Device];
+    *copied += split.chunks.streamed;
 }
 
 #[test]
 fn logits_of_mixtures_are_the_cpus_on_a_card() {
     on(&Machine::new(), "logits_of_mixtures_are_the_cpus_on_a_card", &[], || {
-        let mut hits = 0;
-        (0..12).for_each(|seed| law(seed, &mut hits));
-        assert!(hits > 1000, "{hits} experts on the card");
+        let (mut hits, mut copied) = (0, 0);
+        (0..12).for_each(|seed| law(seed, &mut hits, &mut copied));
+        assert!(hits > 1000 && copied > 1000, "{hits} experts in slots of the card, {copied} copied");
         assert_eq!(StandIn::new().left(), "");
     });
 }

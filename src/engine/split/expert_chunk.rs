@@ -1,0 +1,215 @@
+//! A mixture's FFN of a prompt's chunk on host and device. The device computes the experts in slots and those that are copied for the chunk;
+//! the CPU computes the others at the same time ([`super::streaming`] divides). Copied experts lie in scratch memory in two halves, one of
+//! which is filled while the other is computed, and are gone after the layer: nothing leaves a slot for them.
+
+use super::Split;
+use super::experts::{by_columns, choose, mixture};
+use super::streaming::{ExpertCosts, Missing};
+use super::workspace::pinned;
+use crate::cpu::MAX_COLUMNS;
+use crate::device::{Buffer, Call, Device, Event, ExpertFfn, NONE, OutOfMemory, PinnedBuffer, Stream, View};
+use crate::engine::forward::Pass;
+use crate::engine::routing::{Group, Routed};
+use crate::engine::session::CHUNK;
+use crate::ids::StoreId;
+use crate::model::config::ModelConfig;
+use crate::model::layer::Experts;
+use crate::model::{ExpertWeights, FfnMatrices, FfnWeights, Model};
+
+/// What experts are copied with for a chunk.
+pub(super) struct ExpertStreaming {
+    /// Slot in the scratch and weight of each copied expert ([`ExpertFfn::chosen`]), as the device reads them; each time that a half is
+    /// filled has its own: `[times, n, used, 2]`.
+    chosen: PinnedBuffer,
+    /// By half: its experts have arrived, and they are not needed any more.
+    arrived: [Event; 2],
+    done: [Event; 2],
+    /// Where the experts are copied to; `None`: the CPU computes what is in no slot.
+    scratch: Option<Scratch>,
+    /// The layer's experts that are in no slot; the first ones are copied.
+    missing: Vec<Missing>,
+    copied: usize,
+    /// Whether each of the layer's experts is copied, `[experts]`.
+    is_copied: Vec<bool>,
+}
+
+/// Device memory for experts that are copied for a chunk.
+struct Scratch {
+    costs: ExpertCosts,
+    /// Experts of a half.
+    half: usize,
+    /// By half: gate, up and down of its experts.
+    blocks: [[Buffer; 3]; 2],
+}
+
+impl ExpertStreaming {
+    /// # Safety
+    /// The device is dropped before it.
+    pub unsafe fn new(device: &mut dyn Device, c: &ModelConfig) -> ExpertStreaming {
+        // A half that has room for one expert is filled once for each.
+        let words = c.form.experts.map_or(0, |e| e.count * ExpertFfn::chosen_words(CHUNK, e.used));
+        let mut two = || [device.event(), device.event()];
+        let (arrived, done) = (two(), two());
+        // SAFETY: the caller's promise.
+        let chosen = unsafe { pinned(device, words, false) };
+        let (missing, is_copied) = (Vec::new(), Vec::new());
+        ExpertStreaming { chosen, arrived, done, scratch: None, missing, copied: 0, is_copied }
+    }
+}
+
+/// Bytes of gate, up and down of an expert; of the largest where they differ from layer to layer.
+fn part_bytes(model: &Model) -> [u64; 3] {
+    let mut most = [0; 3];
+    for layer in &model.layers {
+        let FfnWeights::Experts(weights) = &layer.ffn else { continue };
+        most.iter_mut().zip(weights.experts[0].parts()).for_each(|(most, part)| *most = part.bytes().max(*most));
+    }
+    most
+}
+
+impl Split {
+    /// Gives experts that are copied for a chunk up to `bytes` of device memory, in place of what they have: two halves of as many whole
+    /// experts. Without room for one in each, the CPU computes what is in no slot. Not to be called while tokens are made.
+    ///
+    /// # Errors
+    /// The device has no room: then they have none.
+    pub fn stream_experts(&mut self, model: &Model, costs: ExpertCosts, bytes: u64) -> Result<(), OutOfMemory> {
+        let parts = part_bytes(model);
+        let half = (bytes / 2).checked_div(parts.iter().sum()).unwrap_or(0).min(model.config.clusters() as u64);
+        let device = &mut self.device;
+        match self.expert_streaming.scratch.take() {
+            Some(scratch) if scratch.half as u64 == half => {
+                self.expert_streaming.scratch = Some(Scratch { costs, ..scratch });
+                return Ok(());
+            }
+            Some(scratch) => scratch.blocks.as_flattened().iter().for_each(|&buffer| {
+                self.bytes -= buffer.bytes;
+                device.free(buffer);
+            }),
+            None => {}
+        }
+        if half == 0 {
+            return Ok(());
+        }
+        let mut buffers = Vec::new();
+        for bytes in [parts, parts].as_flattened().iter().map(|part| half * part) {
+            match device.alloc(bytes) {
+                Ok(buffer) => buffers.push(buffer),
+                Err(refused) => {
+                    buffers.into_iter().for_each(|buffer| device.free(buffer));
+                    return Err(refused);
+                }
+            }
+        }
+        self.bytes += buffers.iter().map(|buffer| buffer.bytes).sum::<u64>();
+        let blocks = [[buffers[0], buffers[1], buffers[2]], [buffers[3], buffers[4], buffers[5]]];
+        self.expert_streaming.scratch = Some(Scratch { costs, half: half as usize, blocks });
+        Ok(())
+    }
+
+    /// Bytes of device memory for experts that are copied for a chunk.
+    pub fn streamed_bytes(&self) -> u64 {
+        let of = |scratch: &Scratch| scratch.blocks.as_flattened().iter().map(|buffer| buffer.bytes).sum();
+        self.expert_streaming.scratch.as_ref().map_or(0, of)
+    }
+
+    /// The chosen experts of a chunk's layer: from slots, from copies, and on the CPU.
+    pub(super) fn expert_chunk(&mut self, pass: &mut Pass<'_, '_>, l: usize) {
+        let (n, c) = (pass.n(), &pass.model.config);
+        let (experts, weights) = mixture(pass, l);
+        self.divide_experts(pass, l, experts);
+        self.divide_missing(pass, l, experts);
+        let (resident, on_cpu) = (self.active[l], self.experts.on_host.tokens.len() as u64);
+        if resident > 0 {
+            self.launch_experts(pass, l, experts, weights);
+            self.add_output(c, n);
+        }
+        self.copy_experts(c, l, n, weights);
+        self.teach(pass, l);
+        let read = if on_cpu > 0 { self.host_experts(pass, l, weights) } else { 0 };
+        if on_cpu > 0 {
+            self.add_partial(c, n);
+        }
+        self.device.record(Stream::Compute, self.marks[l].merge[1]);
+        let all = pass.buffers.routes.tokens.len();
+        self.chunks.resident += resident;
+        self.chunks.streamed += all as u64 - resident - on_cpu;
+        self.chunks.on_cpu += on_cpu;
+        pass.probe.report.add_experts(l, c, all, read + weights.router_bytes());
+    }
+
+    /// Divides the experts that are in no slot between link and CPU: `missing` becomes all of them, of which the first are copied, and
+    /// `on_host` what is left for the CPU.
+    fn divide_missing(&mut self, pass: &Pass<'_, '_>, l: usize, experts: Experts) {
+        let (n, routes, table) = (pass.n(), &pass.buffers.routes, &self.cache.layers[l].table);
+        let ExpertStreaming { scratch, missing, copied, is_copied, chosen, .. } = &mut self.expert_streaming;
+        *copied = 0;
+        let Some(Scratch { costs, half, .. }) = scratch else { return };
+        let in_slot = |expert: usize| table.location(StoreId::new(expert)).is_device();
+        let (mut resident, tokens) = (0, |group: &Group| &routes.tokens[group.first..group.first + group.tokens]);
+        missing.clear();
+        for group in &routes.groups {
+            let reads = reads(tokens(group));
+            match in_slot(group.expert) {
+                true => resident += u64::from(reads),
+                false => missing.push(Missing { expert: group.expert, tokens: group.tokens as u32, groups: reads }),
+            }
+        }
+        *copied = costs.divide(missing, n, resident, *half).copied;
+        is_copied.clear();
+        is_copied.resize(experts.count, false);
+        missing[..*copied].iter().for_each(|missing| is_copied[missing.expert] = true);
+        let words = ExpertFfn::chosen_words(n, experts.used);
+        for (copied, chosen) in missing[..*copied].chunks(*half).zip(chosen.chunks_exact_mut(words)) {
+            chosen.fill(NONE);
+            for (slot, missing) in copied.iter().enumerate() {
+                let group =
+                    routes.groups.iter().find(|group| group.expert == missing.expert).expect("it is one of them");
+                choose(chosen, experts.used, tokens(group), slot as u32);
+            }
+        }
+        self.experts.on_host.take(routes, |expert| !in_slot(expert) && !is_copied[expert]);
+    }
+
+    /// Copies experts to the device, one half of the scratch memory after the other, and has each half computed while the next is filled.
+    fn copy_experts(&mut self, c: &ModelConfig, l: usize, n: usize, weights: &ExpertWeights) {
+        let streaming = &self.expert_streaming;
+        let (Some(Scratch { half, blocks, .. }), copied) = (&streaming.scratch, streaming.copied) else { return };
+        let (half, blocks, arrived, done) = (*half, *blocks, streaming.arrived, streaming.done);
+        let words = ExpertFfn::chosen_words(n, c.form.experts.map_or(0, |experts| experts.used));
+        for (turn, first) in (0..copied).step_by(half).enumerate() {
+            let (streaming, device) = (&self.expert_streaming, &mut self.device);
+            let experts = &streaming.missing[first..copied.min(first + half)];
+            let (which, slots) = (turn % 2, experts.len());
+            device.wait(Stream::Copy, done[which]);
+            for (slot, missing) in experts.iter().enumerate() {
+                copy_expert(&mut **device, &weights.experts[missing.expert], &blocks[which], slot);
+            }
+            let chosen = &streaming.chosen[turn * words..(turn + 1) * words];
+            let to = View { buffer: self.workspace.copied, at: which as u64 * self.workspace.copied.bytes / 2 };
+            // SAFETY: the words change again only in the next layer, after its input was waited for, which comes behind this.
+            unsafe { device.copy_in(Stream::Copy, chosen.as_ptr().cast(), words * 4, to.buffer, to.at) };
+            device.record(Stream::Copy, arrived[which]);
+            device.wait(Stream::Compute, arrived[which]);
+            let call =
+                ExpertFfn { slots, blocks: blocks[which], chosen: to, ..self.expert_call(c, l, n, weights, slots) };
+            by_columns(call).for_each(|call| self.launch(Call::ExpertFfn(call)));
+            self.add_output(c, n);
+            self.device.record(Stream::Compute, done[which]);
+        }
+    }
+}
+
+/// Puts the copies of an expert's matrices to a slot of `blocks` on the copy stream.
+fn copy_expert(device: &mut dyn Device, expert: &FfnMatrices, blocks: &[Buffer; 3], slot: usize) {
+    for (matrix, &buffer) in expert.parts().zip(blocks) {
+        let bytes = matrix.bytes() as usize;
+        // SAFETY: a matrix of the model's file, which outlives the device.
+        unsafe { device.copy_in(Stream::Copy, matrix.row_ptr(0), bytes, buffer, (slot * bytes) as u64) };
+    }
+}
+
+/// How often the device reads an expert that these tokens have, ascending: once for each group of tokens that its kernel takes.
+fn reads(tokens: &[Routed]) -> u32 {
+    tokens.chunk_by(|a, b| a.token / MAX_COLUMNS == b.token / MAX_COLUMNS).count() as u32
+}
