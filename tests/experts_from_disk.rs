@@ -65,7 +65,7 @@ fn cache(model: &Model, disk: Box<dyn Disk>, share: f64, options: HostCacheOptio
     let (blocks, experts) = (layer_blocks(model).unwrap(), model.config.clusters());
     let frame = |b: &LayerBlocks| b.block_bytes() + 2 * disk.align() * b.runs().len();
     let all: usize = blocks.iter().map(|b| frame(b) * experts + 8192).sum();
-    let bytes = (least_bytes(&blocks, experts, disk.align(), &options) as f64 * 1.3 + share * all as f64) as u64;
+    let bytes = (least_bytes(&blocks, experts, disk.align()) as f64 * 1.3 + share * all as f64) as u64;
     HostCache::new(disk, &blocks, experts, HostCacheOptions { bytes, ..options }).unwrap()
 }
 

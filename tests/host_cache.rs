@@ -88,7 +88,7 @@ fn foresight(layers: usize, share: f64, ahead: usize) -> Option<Foresight> {
 fn cache(model: &Model, disk: Box<dyn Disk>, share: f64, options: HostCacheOptions) -> HostCache {
     let (blocks, ffn) = (layer_blocks(model).unwrap(), model.config.ffn);
     let all: u64 = blocks.iter().map(|b| ((b.block_bytes() + 2 * disk.align()) * ffn + 8192) as u64).sum();
-    let bytes = (least_bytes(&blocks, ffn, disk.align(), &options) as f64 * 1.2 + share * all as f64) as u64;
+    let bytes = (least_bytes(&blocks, ffn, disk.align()) as f64 * 1.2 + share * all as f64) as u64;
     HostCache::new(disk, &blocks, ffn, HostCacheOptions { bytes, ..options }).unwrap()
 }
 

@@ -283,7 +283,7 @@ fn from_disk(model: &Model) -> HostCache {
     let blocks = layer_blocks(model).unwrap();
     let disk = disk::open(&[model.store().unwrap().file().file()]).unwrap().disk;
     let options = HostCacheOptions { ahead: 1, ..HostCacheOptions::new(0) };
-    let bytes = least_bytes(&blocks, FFN, disk.align(), &options) + (LAYERS * FFN / 3 * blocks[0].block_bytes()) as u64;
+    let bytes = least_bytes(&blocks, FFN, disk.align()) + (LAYERS * FFN / 3 * blocks[0].block_bytes()) as u64;
     HostCache::new(disk, &blocks, FFN, HostCacheOptions { bytes, ..options }).unwrap()
 }
 
@@ -294,7 +294,7 @@ fn experts_from_disk(model: &Model) -> HostCache {
     let disk = disk::open(&files).unwrap().disk;
     let options = HostCacheOptions { ahead: 1, ..HostCacheOptions::new(0) };
     let third = blocks.iter().map(|b| experts / 3 * (b.block_bytes() + 3 * 2 * disk.align())).sum::<usize>();
-    let bytes = least_bytes(&blocks, experts, disk.align(), &options) + third as u64;
+    let bytes = least_bytes(&blocks, experts, disk.align()) + third as u64;
     HostCache::new(disk, &blocks, experts, HostCacheOptions { bytes, ..options }).unwrap()
 }
 

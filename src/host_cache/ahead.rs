@@ -45,10 +45,11 @@ impl HostCache {
         self.mark(neurons, 255);
         self.choose(layer);
         self.mark(neurons, 0);
-        let HostCache { layers, aheads, reads, slot_for, moves, regions, align, options, .. } = self;
+        let HostCache { layers, aheads, reads, slot_for, moves, regions, align, gap, options, .. } = self;
         let Ahead { layer: of, early, filling } = &mut aheads[place];
         let region = regions.first.wrapping_add(layer % regions.count * regions.bytes);
-        let room = Room { ahead, ..Room::new(&layers[layer], *align, options, region, regions.bytes) };
+        let (at, together) = (&layers[layer], options.together);
+        let room = Room { ahead, together, ..Room::new(at, *align, *gap, region, regions.bytes) };
         early.make(&room, neurons, slot_for, &mut Listing { reads, filling });
         *of = Some(layer);
         filling.iter().for_each(|f| slot_for[f.neuron.index()] = NONE);

@@ -103,6 +103,15 @@ impl LayerBlocks {
         if self.experts { listed.max(1) } else { units_of(listed, self.block_bytes()) }
     }
 
+    /// The longest run of unwanted bytes with which the largest unit fits into so many bytes.
+    pub(super) fn longest_gap(&self, neurons: usize, align: usize, half: usize) -> usize {
+        if self.experts {
+            return usize::MAX;
+        }
+        let bytes = self.block_bytes();
+        (half / longest_unit(neurons, bytes).max(1)).saturating_sub(bytes + 2 * align)
+    }
+
     /// Bytes of a half of the landing, at least: the largest unit and the shortest strip.
     pub(super) fn least_half(&self, neurons: usize, align: usize, gap: usize) -> usize {
         if self.experts {

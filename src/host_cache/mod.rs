@@ -84,9 +84,12 @@ impl HostCacheOptions {
         }
     }
 
-    /// The longest run of unwanted bytes that is read along.
-    fn gap(&self) -> usize {
-        if self.together { self.costs.gap() } else { 0 }
+    /// The longest run of unwanted bytes that is read along: the disk says what is worth it, and the memory how much room there is, so that a
+    /// disturbed measurement of the disk leaves the frames theirs.
+    fn gap(&self, layers: &[LayerBlocks], neurons: usize, align: usize) -> usize {
+        let half = usize::try_from(self.bytes).unwrap_or(usize::MAX) / HALF_SHARE;
+        let room = layers.iter().map(|layer| layer.longest_gap(neurons, align, half)).min().unwrap_or(0);
+        if self.together { self.costs.gap().min(room) } else { 0 }
     }
 }
 
@@ -188,6 +191,8 @@ pub struct HostCache {
     filling: Vec<Filling>,
     landing: Memory,
     half: usize,
+    /// Unwanted bytes that are read along, at most.
+    gap: usize,
     regions: Regions,
     plan: Plan,
     /// What was asked for of layers whose turn has not come: of layer l at `l % len`.
@@ -214,8 +219,8 @@ fn least_half(layers: &[LayerBlocks], neurons: usize, align: usize, gap: usize) 
 const PAGE: usize = 4096;
 
 /// The fewest bytes that a cache for these layers works with, without a frame.
-pub fn least_bytes(layers: &[LayerBlocks], neurons: usize, align: usize, options: &HostCacheOptions) -> u64 {
-    2 * least_half(layers, neurons, align, options.gap()) as u64
+pub fn least_bytes(layers: &[LayerBlocks], neurons: usize, align: usize) -> u64 {
+    2 * least_half(layers, neurons, align, 0) as u64
 }
 
 impl HostCache {
@@ -235,7 +240,7 @@ impl HostCache {
         let align = disk.align();
         assert!(options.ahead <= MOST_AHEAD, "nobody looks ahead so far");
         let shares = Shares::of(layers, neurons, align, &options);
-        let most = HALF.max(least_half(layers, neurons, align, options.gap()));
+        let most = HALF.max(least_half(layers, neurons, align, options.costs.gap()));
         let landing = Memory::new(2 * most + (options.ahead + 1) * most / 2, shares.landing())?;
         let layer = |blocks: &LayerBlocks| {
             let pieces = Pieces::new(blocks, neurons, align);
@@ -270,6 +275,7 @@ impl HostCache {
             regions: Regions { first: landing.start(), bytes: 0, count: 1 },
             landing,
             half: 0,
+            gap: 0,
             plan: Plan::new(neurons, most_pieces),
             aheads: (0..MOST_AHEAD + 1).map(|_| Ahead::new(neurons, most_pieces)).collect(),
             strips: Strips::default(),
@@ -290,7 +296,7 @@ impl HostCache {
     /// What could not be read.
     pub fn place(&mut self, layer: usize, counts: &[u64], tokens: u64) -> Result<(), ReadFault> {
         self.come_to(layer);
-        let HostCache { layers, slot_for, plan, aheads, reads, filling, align, options, .. } = self;
+        let HostCache { layers, slot_for, plan, aheads, reads, filling, align, .. } = self;
         let at = &mut layers[layer];
         let frequencies = counts.iter().map(|&count| count as f32 / tokens.max(1) as f32);
         at.frequencies.iter_mut().zip(frequencies).for_each(|(f, count)| *f = count);
@@ -303,7 +309,7 @@ impl HostCache {
             slot_for[neuron.index()] = slot as u32;
         }
         // Each by itself, so that it goes straight to its frame.
-        let room = Room { together: false, ..Room::new(at, *align, options, std::ptr::null_mut(), 0) };
+        let room = Room { together: false, ..Room::new(at, *align, 0, std::ptr::null_mut(), 0) };
         let wanted = Wanted { neurons: &neurons, early: &aheads[layer % aheads.len()].early, slot_for };
         plan.make(&room, wanted, 1, &mut Listing { reads, filling });
         neurons.iter().for_each(|n| slot_for[n.index()] = NONE);
@@ -360,9 +366,23 @@ impl HostCache {
         self.mark(neurons, 255);
         self.choose(layer);
         let place = layer % self.aheads.len();
-        let HostCache { layers, plan, reads, aheads, slot_for, filling, align, half, landing, options, counts, .. } =
-            self;
-        let room = Room::new(&layers[layer], *align, options, landing.start(), *half);
+        let HostCache {
+            layers,
+            plan,
+            reads,
+            aheads,
+            slot_for,
+            filling,
+            align,
+            half,
+            gap,
+            landing,
+            options,
+            counts,
+            ..
+        } = self;
+        let room =
+            Room { together: options.together, ..Room::new(&layers[layer], *align, *gap, landing.start(), *half) };
         let wanted = Wanted { neurons, early: &aheads[place].early, slot_for };
         plan.make(&room, wanted, units, &mut Listing { reads, filling });
         let (misses, early) = plan.misses();

@@ -1,7 +1,7 @@
 //! Where each needed neuron will be found, and which reads bring those that are missing.
 
 use super::reads::{Job, Reads};
-use super::{HostCacheOptions, Layer, Run};
+use super::{Layer, Run};
 use crate::cache::Location;
 use crate::device::NONE;
 use crate::ids::{SlotId, StoreId};
@@ -415,8 +415,8 @@ impl Early {
 
 impl<'a> Room<'a> {
     /// For a layer whose turn it is. The landing's halves begin at `landing`.
-    pub fn new(layer: &'a Layer, align: usize, options: &HostCacheOptions, landing: *mut u8, half: usize) -> Room<'a> {
-        Room { layer, align, gap: options.gap(), together: options.together, landing, half, ahead: 0 }
+    pub fn new(layer: &'a Layer, align: usize, gap: usize, landing: *mut u8, half: usize) -> Room<'a> {
+        Room { layer, align, gap, together: true, landing, half, ahead: 0 }
     }
 
     /// Whether a block is read together with what is open before it.

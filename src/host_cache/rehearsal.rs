@@ -142,7 +142,7 @@ mod tests {
         let counts = vec![vec![0; FFN]; 3];
         let rehearsal = Rehearsal { layers: &layers, align: 512, counts: &counts, tokens: 1, runs: [BEFORE, COUNTED] };
         let options = HostCacheOptions { ahead, together: false, ..HostCacheOptions::new(0) };
-        let least = least_bytes(&layers, FFN, 512, &options);
+        let least = least_bytes(&layers, FFN, 512);
         let bytes = least + (3 * frames * (BLOCK + 512) * 3 / 2) as u64;
         let mut needs = |_: usize, list: &mut Vec<StoreId>| {
             list.clear();

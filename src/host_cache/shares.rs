@@ -25,8 +25,8 @@ impl Shares {
     /// If the bytes are fewer than [`super::least_bytes`].
     pub fn of(layers: &[LayerBlocks], neurons: usize, align: usize, options: &HostCacheOptions) -> Shares {
         let all = usize::try_from(options.bytes).unwrap_or(usize::MAX);
-        let least = least_half(layers, neurons, align, options.gap());
-        assert!(2 * least <= all, "a cache of {all} bytes cannot hold a unit");
+        assert!(super::least_bytes(layers, neurons, align) <= all as u64, "a cache of {all} bytes cannot hold a unit");
+        let least = least_half(layers, neurons, align, options.gap(layers, neurons, align));
         let half = (all / HALF_SHARE).clamp(least, HALF.max(least)) / PAGE * PAGE;
         let regions = options.ahead + 1;
         // Reads ahead take a small part of what frames would have.
@@ -57,7 +57,7 @@ impl HostCache {
     /// The fewest bytes that it works with, without a frame.
     pub fn least_bytes(&self) -> u64 {
         let blocks: Vec<LayerBlocks> = self.layers.iter().map(|layer| layer.blocks.clone()).collect();
-        super::least_bytes(&blocks, self.neurons, self.align, &self.options)
+        super::least_bytes(&blocks, self.neurons, self.align)
     }
 
     /// Bytes that it has for frames and landing; never more than its budget.
@@ -99,6 +99,7 @@ impl HostCache {
         if given.is_ok() {
             self.layers.iter_mut().zip(&slots).for_each(|(layer, &slots)| layer.table.resize(slots));
             (self.half, self.options) = (shares.half, options);
+            self.gap = options.gap(&blocks, self.neurons, self.align);
             let first = self.landing.start().wrapping_add(2 * shares.half);
             self.regions = Regions { first, bytes: shares.region, count: shares.regions };
         } else {

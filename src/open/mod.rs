@@ -269,7 +269,7 @@ pub fn check(options: &EngineOptions, told: &dyn Listener) -> Result<()> {
     match &options.device {
         Some(device) => device.try_plan(&engine, need, &options.sparsity, told),
         None => match ram::limit(&engine.model, options) {
-            Some(limit) => ram::check(&engine, need, limit, options),
+            Some(limit) => ram::check(&engine, need, limit),
             None => check_ram(&engine.model, need),
         },
     }

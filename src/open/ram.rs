@@ -138,23 +138,10 @@ pub fn too_little(given: &str, least: u64) -> Error {
     ))
 }
 
-/// Checks that the limit has room for everything beside the neurons and for reading them; says how many bytes neurons get. Where it has no
-/// room for reading neighbours together they are read one by one: what a disk makes worth reading along is measured anew each time, and
-/// the least memory is to be the same.
-fn share(
-    engine: &Engine,
-    need: Need,
-    limit: Limit,
-    blocks: &[LayerBlocks],
-    align: usize,
-    options: &mut HostCacheOptions,
-) -> Result<u64> {
+/// Checks that the limit has room for everything beside the neurons and for reading them; says how many bytes neurons get.
+fn share(engine: &Engine, need: Need, limit: Limit, blocks: &[LayerBlocks], align: usize) -> Result<u64> {
     let (resident, neurons) = (resident_bytes(engine, need), engine.model.config.clusters());
-    let mut least = resident + least_bytes(blocks, neurons, align, options);
-    if matches!(limit, Limit::Bytes(bytes) if bytes < least) {
-        options.together = false;
-        least = resident + least_bytes(blocks, neurons, align, options);
-    }
+    let least = resident + least_bytes(blocks, neurons, align);
     let limit = match limit {
         Limit::Bytes(bytes) => bytes,
         Limit::Share(share) => {
@@ -191,9 +178,9 @@ pub(super) fn keep_a_part(
     let costs = costs(&mut *disk, &blocks[0], neurons);
     let ahead = foresight.as_ref().map_or(0, Foresight::ahead);
     let policy = policy.unwrap_or_else(|| usual_policy(&engine.model));
-    let mut how = HostCacheOptions { policy, together, overlap, ahead, costs, ..HostCacheOptions::new(0) };
-    let bytes = share(engine, need, limit, &blocks, disk.align(), &mut how)?;
-    let bytes = if keep { bytes } else { least_bytes(&blocks, neurons, disk.align(), &how) };
+    let how = HostCacheOptions { policy, together, overlap, ahead, costs, ..HostCacheOptions::new(0) };
+    let bytes = share(engine, need, limit, &blocks, disk.align())?;
+    let bytes = if keep { bytes } else { least_bytes(&blocks, neurons, disk.align()) };
     let what = parts(&engine.model).unwrap_or_default();
     let cache = HostCache::new(disk, &blocks, neurons, HostCacheOptions { bytes, ..how });
     let mut cache =
@@ -344,8 +331,7 @@ fn load_the_rest(model: &Model) {
 ///
 /// # Errors
 /// As [`keep_a_part`].
-pub(super) fn check(engine: &Engine, need: Need, limit: Limit, options: &EngineOptions) -> Result<()> {
+pub(super) fn check(engine: &Engine, need: Need, limit: Limit) -> Result<()> {
     let (blocks, opened) = open_disk(&engine.model)?;
-    let mut how = HostCacheOptions { together: options.neurons.together, ..HostCacheOptions::new(0) };
-    share(engine, need, limit, &blocks, opened.disk.align(), &mut how).map(drop)
+    share(engine, need, limit, &blocks, opened.disk.align()).map(drop)
 }

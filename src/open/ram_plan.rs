@@ -114,9 +114,7 @@ pub fn ram_plan(question: RamQuestion<'_>) -> Result<RamAnswer> {
     let ask_us = DiskCosts::measure_asking(disk, first, span).unwrap_or(0.0);
     let policy = question.policy.unwrap_or_else(|| usual_policy(model));
     let options = HostCacheOptions { policy, costs, ahead: usize::from(ahead), ..HostCacheOptions::new(0) };
-    // With less room than reading neighbours together takes, they are read one by one.
-    let apart = HostCacheOptions { together: false, ..options };
-    let least = least_bytes(&blocks, model.config.clusters(), disk.align(), &apart);
+    let least = least_bytes(&blocks, model.config.clusters(), disk.align());
     let (resident, all) = (resident_with(model, need, question.predictor_file_bytes), all_bytes(model, need));
     if resident + least >= all {
         return Err(Error::Usage(format!(
@@ -183,7 +181,6 @@ fn rehearsed(
     let mut needed = 0.0;
     let point = |share: f64| {
         let bytes = least + ((all - least) as f64 * share) as u64;
-        let together = bytes >= least_bytes(layers, model.config.clusters(), align, &options);
         // For every size the same tokens.
         let mut drawn = Drawn::new(&counts, tokens, (computed_share, precision), 1);
         let mut recorded = question.trace.map(|trace| Recorded::new(trace, model));
@@ -192,7 +189,7 @@ fn rehearsed(
             None => drawn.next(layer, list),
         };
         let done = rehearsal
-            .run(HostCacheOptions { bytes, together, ..options }, &mut needs)
+            .run(HostCacheOptions { bytes, ..options }, &mut needs)
             .map_err(|e| Error::Memory(format!("a cache of {} cannot be rehearsed: {e}", human_bytes(bytes))))?;
         needed = done.needed / (layers.len() * model.config.clusters()) as f64;
         Ok(DiskPoint {
