@@ -43,7 +43,7 @@ impl HostCache {
             return;
         }
         self.mark(neurons, 255);
-        self.choose(layer);
+        self.choose(layer, neurons);
         self.mark(neurons, 0);
         let HostCache { layers, aheads, reads, slot_for, moves, regions, align, gap, options, .. } = self;
         let Ahead { layer: of, early, filling } = &mut aheads[place];

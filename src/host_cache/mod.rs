@@ -256,7 +256,7 @@ impl HostCache {
             })
         };
         let layers = layers.iter().map(layer).collect::<io::Result<Vec<Layer>>>()?;
-        let rules = Rules { gain: false, thresholds: false, ..options.policy.rules() };
+        let rules = options.policy.rules().on_demand();
         let most_reads = layers.iter().map(|l| l.blocks.most_reads(neurons)).max().unwrap_or(0);
         let most_pieces = layers.iter().map(|l| l.blocks.runs().len()).max().unwrap_or(1);
         let mut cache = HostCache {
@@ -364,7 +364,7 @@ impl HostCache {
         self.come_to(layer);
         self.filling.clear();
         self.mark(neurons, 255);
-        self.choose(layer);
+        self.choose(layer, neurons);
         let place = layer % self.aheads.len();
         let HostCache {
             layers,
@@ -402,14 +402,15 @@ impl HostCache {
         neurons.iter().for_each(|n| self.needed[n.index()] = needed);
     }
 
-    /// Asks the policy who of the marked neurons comes to a frame, and takes the frames.
-    fn choose(&mut self, layer: usize) {
+    /// Asks the policy who of these neurons, which are marked, comes to a frame, and takes the frames.
+    fn choose(&mut self, layer: usize, neurons: &[StoreId]) {
         let HostCache { layers, policy, rules, scratch, moves, needed, slot_for, token, .. } = self;
         let at = &mut layers[layer];
         let is_full = at.table.residents() == at.table.slots().len();
         moves.clear();
         // Who never moves fills its frames once.
-        if rules.moves || !is_full {
+        let missing = neurons.iter().filter(|n| !at.table.location(**n).is_device()).count();
+        if missing > 0 && (rules.moves || !is_full) {
             let state = LayerState {
                 layer,
                 slots: at.table.slots(),
@@ -420,7 +421,7 @@ impl HostCache {
                 move_cost: 0.0,
                 rules,
             };
-            policy.choose(&state, at.table.slots().len(), scratch, moves);
+            policy.choose(&state, missing, scratch, moves);
         }
         for m in moves.iter() {
             let held = at.table.slots()[m.slot().index()].resident();

@@ -199,6 +199,8 @@ pub struct Rules {
     /// The numbers are of clusters of neurons, the experts of a mixture: few, each large, and exactly so many for a token. What they are
     /// worth is then forecast ([`super::forecast`]).
     pub clusters: bool,
+    /// Only what the coming token needs may come, and it stays for it: where neurons are read because they are needed, and for nothing else.
+    pub on_demand: bool,
 }
 
 impl Rules {
@@ -212,6 +214,7 @@ impl Rules {
         gain: true,
         thresholds: true,
         clusters: false,
+        on_demand: false,
     };
     /// Rules of policies that only choose which neuron a newcomer replaces.
     const REPLACING: Rules = Rules { thresholds: false, ..Rules::PAPER };
@@ -226,6 +229,14 @@ impl Rules {
             thresholds: false,
             ..self
         }
+    }
+
+    /// The same policy where what is needed is read when it is needed, from a disk, and the question is only who stays. A newcomer has cost its
+    /// read already, so that its coming use counts as one more in its frequency, 1 / (1 - decay) being lambda, and no more: with the
+    /// paper's 2 nearly every neuron that was read displaced another one (runs/2026-11-25-who-stays).
+    pub fn on_demand(self) -> Rules {
+        let (lambda, margin) = if self.lambda > 0.0 { (1.0 / (1.0 - self.decay), 0.3) } else { (0.0, self.margin) };
+        Rules { on_demand: true, gain: false, thresholds: false, lambda, margin, ..self }
     }
 }
 
@@ -264,11 +275,13 @@ impl ChooseMoves for ByImportance {
             return;
         }
         let frequent = |n: StoreId| f[n.index()] >= rules.pinned;
+        let needed = |n: StoreId| rules.on_demand && at.needs(n);
         // Capped below the number of slots: where nearly all would stay, nothing could come.
         let crowded = at.slots.iter().filter(|s| s.resident().is_some_and(frequent)).count() * 4 > at.slots.len() * 3;
-        let stays = |n: StoreId| !crowded && frequent(n);
+        let stays = |n: StoreId| !crowded && frequent(n) || needed(n);
+        let left_out = |n: StoreId| rules.on_demand && !needed(n);
         importance(at.probabilities, f, rules.lambda, &mut scratch.worth);
-        greedy::choose(at.slots, &scratch.worth, most, rules.margin, stays, |_| false, &mut scratch.lists, moves);
+        greedy::choose(at.slots, &scratch.worth, most, rules.margin, stays, left_out, &mut scratch.lists, moves);
     }
 }
 
@@ -370,5 +383,52 @@ mod testing {
             moves.iter().for_each(|m| slots[m.slot().index()] = Slot::Resident(m.neuron()));
             slots.iter().map(|slot| slot.resident().map_or(FREE, |neuron| neuron.0)).collect()
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::testing::slots;
+    use super::*;
+
+    /// Who comes to the slot of neuron 0, which is not needed now, where neuron 1 is needed: frequencies of both.
+    fn comes(rules: &Rules, frequencies: [f32; 2]) -> bool {
+        let slots = slots(&[0]);
+        let (mut scratch, mut moves) = (Scratch::new(2, 1), Vec::new());
+        let at = LayerState {
+            layer: 0,
+            slots: &slots,
+            probabilities: Some(&[0, 255]),
+            frequencies: &frequencies,
+            last: &[0, 0],
+            token: 1,
+            move_cost: 0.0,
+            rules,
+        };
+        Policy::Full.start(1, 2, rules).choose(&at, usize::MAX, &mut scratch, &mut moves);
+        !moves.is_empty()
+    }
+
+    #[test]
+    fn on_demand_one_use_does_not_displace_who_is_used_often_and_more_uses_do() {
+        let (paper, on_demand) = (Rules::PAPER, Rules::PAPER.on_demand());
+        // Before the device computes, the coming use is worth a move; from a disk it has been paid.
+        assert!(comes(&paper, [0.4, 0.0]) && !comes(&on_demand, [0.4, 0.0]));
+        assert!(comes(&on_demand, [0.4, 0.38]) && !comes(&on_demand, [0.4, 0.36]));
+        // Who is not needed does not come, however frequent.
+        let slots = slots(&[0]);
+        let (mut scratch, mut moves) = (Scratch::new(2, 1), Vec::new());
+        let at = LayerState {
+            layer: 0,
+            slots: &slots,
+            probabilities: Some(&[0, 0]),
+            frequencies: &[0.1, 0.9],
+            last: &[0, 0],
+            token: 1,
+            move_cost: 0.0,
+            rules: &on_demand,
+        };
+        Policy::Full.start(1, 2, &on_demand).choose(&at, usize::MAX, &mut scratch, &mut moves);
+        assert!(moves.is_empty());
     }
 }
