@@ -253,3 +253,23 @@ fn what_lies_beyond_a_fixed_step_is_added_to_the_codes() {
         }
     }
 }
+
+/// More columns, rows and numbers than are multiplied at a time.
+#[test]
+fn products_by_rows_of_more_than_256_columns_are_those_of_f32() {
+    let mut rng = Prng::new(9);
+    for quant in [Quant::F32, Quant::F16, Quant::Block(BlockType::BF16), Quant::Q4] {
+        let weights = Weights::random(&mut rng, quant, 544, 53);
+        for n in [256, 257, 300] {
+            let input = numbers(&mut rng, n * weights.cols);
+            for kernels in supported() {
+                for (i, &y) in by_rows(&kernels, &weights, None, &input, n).iter().enumerate() {
+                    let row = reference::numbers(quant, weights.row(i % 53), weights.cols);
+                    let column = &input[i / 53 * weights.cols..][..weights.cols];
+                    let what = format!("{} {} {} of {n} columns", kernels.isa.name(), quant.name(), i / 53);
+                    assert_close(y, reference::dot(&row, column), reference::dot_scale(&row, column), &what);
+                }
+            }
+        }
+    }
+}

@@ -20,13 +20,13 @@ use std::ops::Range;
 pub const DEPTH: usize = rows::PACK;
 
 /// Numbers of a sum that a tile adds at a time: a strip's then stay in L1 with those of the columns.
-const TILE_DEPTH: usize = 256;
+pub const TILE_DEPTH: usize = 256;
 
 /// Most rows of a strip.
 const MAX_HIGH: usize = 32;
 
 /// Most columns of a tile.
-const MAX_WIDTH: usize = 12;
+const MAX_WIDTH: usize = 16;
 
 /// Rows that [`Turn`] takes at a time.
 pub const TURNED: usize = 16;
@@ -52,7 +52,7 @@ impl Form {
     }
 
     /// The form of a type whose rows are floats.
-    const fn of(quant: Quant) -> Option<Form> {
+    pub(super) const fn of(quant: Quant) -> Option<Form> {
         match quant {
             Quant::F32 => Some(Form::F32),
             Quant::F16 => Some(Form::F16),
@@ -90,6 +90,12 @@ pub struct Out {
 /// instructions.
 pub type Multiply = unsafe fn(w: *const f32, depth: usize, x: *const f32, out: Out);
 
+/// As [`Tiles::rows`], of an instruction set that does not turn rows.
+///
+/// # Safety
+/// As [`Tiles::rows`].
+pub type ByRows = unsafe fn(quant: Quant, rows: &[*const u8], x: &FloatPanels, y: *mut f32, stride: usize);
+
 /// The products of an instruction set.
 #[derive(Clone, Copy)]
 pub struct Tiles {
@@ -97,13 +103,16 @@ pub struct Tiles {
     pub width: usize,
     /// Rows of a strip.
     pub high: usize,
-    /// Turns rows.
+    /// Turns columns, and rows where there is no `by_rows`.
     pub turn: Turn,
+    /// Products by rows as they lie.
+    pub by_rows: Option<ByRows>,
     /// The tile.
     pub multiply: Multiply,
 }
 
-/// Columns of numbers, turned: number k of the column at place c of panel p is `numbers[(p * cols + k) * width + c]`.
+/// Columns of numbers, turned, by pieces of [`TILE_DEPTH`] numbers of all panels, which lie one behind the other: number k of the column at
+/// place c of panel p of the piece that begins at number f, and has d numbers, is `numbers[(f * panels + p * d + k) * width + c]`.
 #[derive(Default, Debug)]
 pub struct FloatPanels {
     /// How many columns there are.
@@ -125,13 +134,17 @@ impl FloatPanels {
         let take = |_: usize, panel: usize| {
             let mut columns = [std::ptr::null(); MAX_WIDTH];
             let here = width.min(n - panel * width);
-            for (i, column) in columns[..here].iter_mut().enumerate() {
-                *column = values[(panel * width + i) * cols..][..cols].as_ptr().cast();
-            }
-            // SAFETY: a panel for each task; whole columns; the tiles are for this machine.
-            unsafe {
-                let to = numbers.part(panel * cols * width..(panel + 1) * cols * width);
-                (tiles.turn)(Form::F32, &columns[..here], cols, to.as_mut_ptr(), width, width);
+            for first in (0..cols).step_by(TILE_DEPTH) {
+                let depth = TILE_DEPTH.min(cols - first);
+                for (i, column) in columns[..here].iter_mut().enumerate() {
+                    *column = values[(panel * width + i) * cols + first..][..depth].as_ptr().cast();
+                }
+                let start = (first * n.div_ceil(width) + panel * depth) * width;
+                // SAFETY: a panel for each task; `depth` numbers of each column; the tiles are for this machine.
+                unsafe {
+                    let to = numbers.part(start..start + depth * width);
+                    (tiles.turn)(Form::F32, &columns[..here], depth, to.as_mut_ptr(), width, width);
+                }
             }
         };
         match pool {
@@ -150,9 +163,12 @@ impl FloatPanels {
         self.n = 0;
     }
 
-    /// A panel from number `first` on.
-    fn panel(&self, panel: usize, first: usize) -> &[f32] {
-        &self.numbers[(panel * self.cols + first) * self.width..(panel + 1) * self.cols * self.width]
+    /// A panel's numbers of the piece that begins at number `first`.
+    pub fn panel(&self, panel: usize, first: usize) -> &[f32] {
+        debug_assert!(first.is_multiple_of(TILE_DEPTH));
+        let depth = TILE_DEPTH.min(self.cols - first);
+        let start = (first * self.n.div_ceil(self.width) + panel * depth) * self.width;
+        &self.numbers[start..start + depth * self.width]
     }
 }
 
@@ -171,6 +187,10 @@ impl Tiles {
     /// As [`super::Dot`], of which each pointer is a row.
     pub unsafe fn rows(&self, quant: Quant, rows: &[*const u8], x: &FloatPanels, y: *mut f32, stride: usize) {
         assert!(x.n > 0 && x.width == self.width);
+        if let Some(by_rows) = self.by_rows {
+            // SAFETY: the caller's promises.
+            return unsafe { by_rows(quant, rows, x, y, stride) };
+        }
         let mut strip = MaybeUninit::<Strip>::uninit();
         let strip = strip.as_mut_ptr().cast::<f32>();
         for (i, here) in rows.chunks(self.high).enumerate() {
@@ -205,14 +225,11 @@ impl Tiles {
         }
         let mut decoded = MaybeUninit::<Decoded>::uninit();
         let decoded = decoded.as_mut_ptr().cast::<f32>();
-        let bytes = if quant.is_grouped() { quant.row_bytes(cols) } else { quant.number_bytes(cols) };
         for (i, (pointer, row)) in pointers.iter_mut().zip(rows).enumerate() {
             // SAFETY: whole rows; a row of `decoded` each.
             unsafe {
                 let out = decoded.add(i * DEPTH);
-                out.write_bytes(0, count);
-                let row = std::slice::from_raw_parts(*row, bytes);
-                rows::decode_range(quant, row, cols, start, std::slice::from_raw_parts_mut(out, count));
+                decode(quant, *row, cols, start, count, out);
                 *pointer = out.cast_const().cast();
             }
         }
@@ -329,6 +346,20 @@ impl Tiles {
     }
 }
 
+/// Decodes numbers `start..start + count` of a row of `cols`; they begin at a multiple of [`DEPTH`].
+///
+/// # Safety
+/// The row is a whole one, and `to` has room for `count` numbers.
+pub(super) unsafe fn decode(quant: Quant, row: *const u8, cols: usize, start: usize, count: usize, to: *mut f32) {
+    let bytes = if quant.is_grouped() { quant.row_bytes(cols) } else { quant.number_bytes(cols) };
+    // SAFETY: the caller's promises; zeros are numbers.
+    unsafe {
+        to.write_bytes(0, count);
+        let row = std::slice::from_raw_parts(row, bytes);
+        rows::decode_range(quant, row, cols, start, std::slice::from_raw_parts_mut(to, count));
+    }
+}
+
 /// What [`Tiles::across`] works with.
 #[derive(Default)]
 pub struct Room {
@@ -351,7 +382,7 @@ impl Room {
 }
 
 /// Tiles in plain Rust.
-pub const PORTABLE: Tiles = Tiles { width: 4, high: 16, turn, multiply };
+pub const PORTABLE: Tiles = Tiles { width: 4, high: 16, turn, by_rows: None, multiply };
 
 unsafe fn turn(form: Form, rows: &[*const u8], count: usize, to: *mut f32, stride: usize, lanes: usize) {
     for (i, row) in rows.iter().enumerate() {

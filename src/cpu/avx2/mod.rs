@@ -25,12 +25,14 @@ macro_rules! axpys {
 
 #[macro_use]
 mod blocks;
+mod by_rows;
 mod floats;
 mod gemm;
 mod grouped;
 mod tiles;
 
 use super::{Columns, Isa, Kernels, Prefill, Rows, by_type, whole_rows};
+use crate::cpu::floats::Tiles;
 use crate::formats::blocks::BlockType;
 use floats::{axpy_f16, axpy_f32, dot_float};
 use grouped::{axpy_q4, axpy_q8, dot_grouped};
@@ -47,7 +49,7 @@ pub const KERNELS: Kernels = Kernels {
     panel_width: gemm::WIDTH,
     fill_panel: gemm::fill,
     across: None,
-    tiles: tiles::TILES,
+    tiles: Tiles { by_rows: Some(by_rows::by_rows), ..tiles::TILES },
     prefill: Prefill::Int8,
     touch: super::touch_nothing,
     adds_as_read: true,

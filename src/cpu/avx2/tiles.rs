@@ -1,4 +1,5 @@
-//! Tiles of [`crate::cpu::floats`]: 16 rows by 6 columns, 12 sums.
+//! Tiles of [`crate::cpu::floats`]. By rows, which are not turned, they are in `by_rows.rs`; here are those for sums over rows, 16 numbers of a
+//! row by 6 columns, and the turning of columns.
 
 // Tiles of registers are indexed: iterators over them do not stay in registers.
 #![allow(clippy::needless_range_loop)]
@@ -6,19 +7,25 @@
 use crate::cpu::floats::{Form, Out, TURNED, Tiles};
 use std::arch::x86_64::*;
 
-/// Columns of a tile.
-const WIDTH: usize = 6;
+/// Columns of a panel.
+pub(super) const WIDTH: usize = 16;
 /// Registers of rows in a strip.
 const HIGH: usize = 2;
-/// Rows of a register.
-const LANES: usize = 8;
+/// Rows, or columns, of a register.
+pub(super) const LANES: usize = 8;
 
-/// The products of AVX2.
-pub(super) const TILES: Tiles = Tiles { width: WIDTH, high: HIGH * LANES, turn, multiply };
+/// The products of AVX2, but for those by rows.
+pub(super) const TILES: Tiles = Tiles { width: WIDTH, high: HIGH * LANES, turn, by_rows: None, multiply };
 
-/// Numbers of 16 rows that are turned at a time.
+/// Bytes of a cache line.
+const LINE: usize = 64;
+
+/// Numbers of a line.
+const EACH: usize = LINE / size_of::<f32>();
+
+/// A cache line of each of 16 columns.
 #[repr(C, align(64))]
-struct Square([[f32; LANES]; TURNED]);
+struct Square([[f32; EACH]; TURNED]);
 
 /// The first `count` lanes.
 #[inline]
@@ -28,31 +35,29 @@ fn first(count: usize) -> __m256i {
     _mm256_cmpgt_epi32(_mm256_set1_epi32(count.min(LANES) as i32), lanes)
 }
 
+/// Turns columns of f32. Lines are copied one by one first: columns a power of two apart have their places in L1 in common, where no line would
+/// stay until all of it is turned.
 #[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn turn(form: Form, rows: &[*const u8], count: usize, to: *mut f32, stride: usize, lanes: usize) {
-    let mut square = Square([[0.0; LANES]; TURNED]);
-    for start in (0..count).step_by(LANES) {
-        let left = (count - start).min(LANES);
-        // SAFETY: the caller promises these numbers; missing rows stay zero.
+unsafe fn turn(form: Form, columns: &[*const u8], count: usize, to: *mut f32, stride: usize, lanes: usize) {
+    assert!(form == Form::F32 && lanes == TURNED, "rows are not turned");
+    let mut square = Square([[0.0; EACH]; TURNED]);
+    for start in (0..count).step_by(EACH) {
+        let left = EACH.min(count - start);
+        // SAFETY: the caller promises these numbers; missing columns stay zero.
         unsafe {
-            for (row, numbers) in rows.iter().zip(&mut square.0) {
-                let at = row.add(start * form.bytes());
-                let loaded = match form {
-                    Form::F32 => _mm256_maskload_ps(at.cast(), first(left)),
-                    Form::F16 => _mm256_cvtph_ps(halves(at.cast(), left)),
-                    Form::Bf16 => {
-                        let wide = _mm256_cvtepu16_epi32(halves(at.cast(), left));
-                        _mm256_castsi256_ps(_mm256_slli_epi32::<16>(wide))
-                    }
-                };
-                _mm256_store_ps(numbers.as_mut_ptr(), loaded);
+            for (column, line) in columns.iter().zip(&mut square.0) {
+                let at = column.cast::<f32>().add(start);
+                if left == EACH {
+                    *line = at.cast::<[f32; EACH]>().read_unaligned();
+                } else {
+                    at.copy_to_nonoverlapping(line.as_mut_ptr(), left);
+                }
             }
-            for half in 0..lanes.div_ceil(LANES) {
-                let mask = first(lanes - half * LANES);
+            for half in 0..TURNED / LANES {
                 for four in 0..left.div_ceil(4) {
                     let numbers = turned(&square, half * LANES, 4 * four);
                     for (j, numbers) in numbers.into_iter().enumerate().take(left - 4 * four) {
-                        _mm256_maskstore_ps(to.add((start + 4 * four + j) * stride + half * LANES), mask, numbers);
+                        _mm256_storeu_ps(to.add((start + 4 * four + j) * stride + half * LANES), numbers);
                     }
                 }
             }
@@ -60,29 +65,27 @@ unsafe fn turn(form: Form, rows: &[*const u8], count: usize, to: *mut f32, strid
     }
 }
 
-/// Up to eight numbers of 16 bits.
+/// Writes the first `count` lanes. A store under a mask takes a Zen 3 as long as a dozen plain ones, so it is only for what is rare.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn halves(at: *const u16, count: usize) -> __m128i {
+unsafe fn store(to: *mut f32, numbers: __m256, count: usize) {
     // SAFETY: the caller promises `count` numbers.
     unsafe {
-        if count >= LANES {
-            return _mm_loadu_si128(at.cast());
+        match count {
+            LANES.. => _mm256_storeu_ps(to, numbers),
+            _ => _mm256_maskstore_ps(to, first(count), numbers),
         }
-        let mut numbers = [0u16; LANES];
-        std::ptr::copy_nonoverlapping(at, numbers.as_mut_ptr(), count);
-        _mm_loadu_si128(numbers.as_ptr().cast())
     }
 }
 
-/// Four numbers of eight rows, each a register with a lane for each row.
+/// Four numbers of eight columns, each a register with a lane for each column.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn turned(square: &Square, row: usize, number: usize) -> [__m256; 4] {
-    // SAFETY: four numbers of each row.
+unsafe fn turned(square: &Square, column: usize, number: usize) -> [__m256; 4] {
+    // SAFETY: four numbers of each column.
     unsafe {
-        let at = |r: usize| _mm_load_ps(square.0[row + r].as_ptr().add(number));
-        let [a, b, c, d] = [0, 1, 2, 3].map(|r| _mm256_insertf128_ps::<1>(_mm256_castps128_ps256(at(r)), at(r + 4)));
+        let at = |c: usize| _mm_load_ps(square.0[column + c].as_ptr().add(number));
+        let [a, b, c, d] = [0, 1, 2, 3].map(|c| _mm256_insertf128_ps::<1>(_mm256_castps128_ps256(at(c)), at(c + 4)));
         let (ab, cd) = (_mm256_unpacklo_ps(a, b), _mm256_unpacklo_ps(c, d));
         let (ab_high, cd_high) = (_mm256_unpackhi_ps(a, b), _mm256_unpackhi_ps(c, d));
         [
@@ -94,22 +97,28 @@ unsafe fn turned(square: &Square, row: usize, number: usize) -> [__m256; 4] {
     }
 }
 
+/// A panel's columns by six and four.
 #[target_feature(enable = "avx2,fma,f16c")]
 unsafe fn multiply(w: *const f32, depth: usize, x: *const f32, out: Out) {
-    // SAFETY: the caller's promises.
-    unsafe {
-        match out.columns.div_ceil(2) {
-            1 => tile::<2>(w, depth, x, out),
-            2 => tile::<4>(w, depth, x, out),
-            _ => tile::<6>(w, depth, x, out),
+    let mut c = 0;
+    while c < out.columns {
+        let left = out.columns - c;
+        // SAFETY: the caller's promises.
+        unsafe {
+            let (x, out) = (x.add(c), Out { y: out.y.add(c * out.stride), columns: left, ..out });
+            c += match left {
+                8 | 3..=5 => tile::<4>(w, depth, x, out),
+                6.. => tile::<6>(w, depth, x, out),
+                _ => tile::<2>(w, depth, x, out),
+            };
         }
     }
 }
 
-/// Two registers of rows by the first N columns.
+/// Two registers of rows by the first N columns; returns N.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn tile<const N: usize>(w: *const f32, depth: usize, x: *const f32, out: Out) {
+unsafe fn tile<const N: usize>(w: *const f32, depth: usize, x: *const f32, out: Out) -> usize {
     let mut sums = [[_mm256_setzero_ps(); N]; HIGH];
     for k in 0..depth {
         // SAFETY: the caller promises `depth` numbers of each.
@@ -124,16 +133,21 @@ unsafe fn tile<const N: usize>(w: *const f32, depth: usize, x: *const f32, out: 
         }
     }
     for r in 0..HIGH {
-        let mask = first(out.rows.saturating_sub(r * LANES));
+        let rows = out.rows.saturating_sub(r * LANES);
         for c in 0..N {
-            if c < out.columns {
+            if c < out.columns && rows > 0 {
                 // SAFETY: the caller promises these rows and columns.
                 unsafe {
-                    let y = out.y.wrapping_add(c * out.stride + r * LANES);
-                    let before = if out.adds { _mm256_maskload_ps(y, mask) } else { _mm256_setzero_ps() };
-                    _mm256_maskstore_ps(y, mask, _mm256_add_ps(before, sums[r][c]));
+                    let y = out.y.add(c * out.stride + r * LANES);
+                    let before = match (out.adds, rows) {
+                        (false, _) => _mm256_setzero_ps(),
+                        (true, LANES..) => _mm256_loadu_ps(y),
+                        (true, _) => _mm256_maskload_ps(y, first(rows)),
+                    };
+                    store(y, _mm256_add_ps(before, sums[r][c]), rows);
                 }
             }
         }
     }
+    N
 }

@@ -12,7 +12,7 @@ const HIGH: usize = 2;
 const LANES: usize = 16;
 
 /// The products of AVX-512.
-pub(super) const TILES: Tiles = Tiles { width: WIDTH, high: HIGH * LANES, turn, multiply };
+pub(super) const TILES: Tiles = Tiles { width: WIDTH, high: HIGH * LANES, turn, by_rows: None, multiply };
 
 /// Numbers of 16 rows that are turned at a time.
 #[repr(C, align(64))]
