@@ -65,7 +65,7 @@ impl Types {
     /// Q8_0 and Q4_0 stay what they are; the types of a mix stay, and `down` becomes [`DOWN`].
     ///
     /// # Errors
-    /// [`Error::BadFile`] where the source lacks the first layer's up matrix.
+    /// [`crate::Error::BadFile`] where the source lacks the first layer's up matrix.
     pub fn natural(source: &Source) -> Result<Types> {
         Ok(match Quant::of_source(source.weight(Role::Up, 0)?.info.dtype).packed() {
             Quant::Block(_) if source.config.hidden.is_multiple_of(DOWN.unit()) => Types::Own { down: DOWN },
@@ -91,7 +91,7 @@ impl Types {
     /// The type of a role's rows.
     ///
     /// # Errors
-    /// [`Error::BadFile`] where the source lacks the tensor.
+    /// [`crate::Error::BadFile`] where the source lacks the tensor.
     pub fn of(self, source: &Source, role: Role, layer: usize) -> Result<Quant> {
         Ok(match (self, role) {
             (_, Role::Positions) => Quant::F32,
@@ -155,7 +155,7 @@ pub const DOWN: Quant = Quant::Block(BlockType::Q5_K);
 /// The layout of a layer's neuron blocks.
 ///
 /// # Errors
-/// [`Error::BadFile`] where the source lacks a tensor.
+/// [`crate::Error::BadFile`] where the source lacks a tensor.
 pub fn layout(source: &Source, types: Types, layer: usize) -> Result<BlockLayout> {
     let roles: &[Role] = match source.config.ffn_kind {
         Ffn::Plain => &[Role::Up, Role::Down],
