@@ -7,8 +7,10 @@ mod gguf_file;
 use dynamicinfer::cpu::Kernels;
 use dynamicinfer::disk::{self, Disk, Faults, Outcome, Read, VirtualDisk, file_of};
 use dynamicinfer::engine::{Engine, Foresight, Logits, Observer, Seen, SeenAttention};
+use dynamicinfer::formats::neuron_store::NeuronStore;
 use dynamicinfer::formats::rows::Quant;
 use dynamicinfer::host_cache::{HostCache, HostCacheOptions, LayerBlocks, least_bytes};
+use dynamicinfer::lab::pack::{PackOptions, Types, pack};
 use dynamicinfer::lab::synth::{Mixture, Shape, write_gguf};
 use dynamicinfer::model::config::Activation;
 use dynamicinfer::model::source::Source;
@@ -24,7 +26,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// Of one file each: a tensor for each expert and one for all of a layer, routers before and after attention, ReLU and SiLU, in floats and in
-/// 4 bits.
+/// 4 bits; and two whose experts are packed by neuron.
 fn models(dir: &Path) -> Vec<PathBuf> {
     let of =
         ["qwen3-moe", "mixtral.gguf", "mixtral.split.gguf", "turbosparse-mixtral", "smallthinker.gguf"].map(fixture);
@@ -44,11 +46,22 @@ fn models(dir: &Path) -> Vec<PathBuf> {
     };
     let quantised = dir.join("quantised.gguf");
     write_gguf(&shape, Quant::Q4, &quantised, &|_, _| Ok(())).unwrap();
-    of.into_iter().chain([quantised]).collect()
+    let by_neuron = ["turbosparse-mixtral", "smallthinker.gguf"].map(|name| {
+        let store = dir.join(format!("{name}.neurons"));
+        let source = Source::open(&fixture(name), None).unwrap();
+        let options = PackOptions { types: Types::natural(&source).unwrap(), orders: None };
+        pack(&source, &store, &options, &|_, _| Ok(())).unwrap();
+        store
+    });
+    of.into_iter().chain([quantised]).chain(by_neuron).collect()
 }
 
 fn engine(path: &Path, threads: usize) -> Engine {
-    Engine::new(Model::in_place(Source::open(path, None).unwrap()).unwrap(), threads, Kernels::best())
+    let model = match NeuronStore::is_one(path) {
+        true => Model::open(path).unwrap(),
+        false => Model::in_place(Source::open(path, None).unwrap()).unwrap(),
+    };
+    Engine::new(model, threads, Kernels::best())
 }
 
 fn files(model: &Model) -> Vec<&File> {

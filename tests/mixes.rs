@@ -6,7 +6,7 @@ use dynamicinfer::error::Error;
 use dynamicinfer::formats::profile_file::{self, TextInfo};
 use dynamicinfer::formats::rows::{self, Quant};
 use dynamicinfer::lab::mix::Mix;
-use dynamicinfer::lab::pack::{PackOptions, Types, pack, pack_weighted};
+use dynamicinfer::lab::pack::{PackOptions, Types, pack_weighted};
 use dynamicinfer::lab::profile::{Input, Request, profile};
 use dynamicinfer::lab::synth::{Shape, write_gguf};
 use dynamicinfer::model::config::{Activation, Norm};
@@ -570,14 +570,10 @@ fn a_profile_is_made_and_a_mix_packed_by_it_and_shown() {
     assert!(place.done(&again).1.contains("a.txt: is in the profile already"));
 }
 
-/// A mixture of experts has no importance, and cannot be packed.
+/// A mixture of experts has no importance.
 #[test]
 fn profiles_of_mixtures_of_experts_have_no_inputs() {
     let source = source("assets/demo-moe");
-    let dir = tempfile::tempdir().unwrap();
-    let error =
-        pack(&source, &dir.path().join("x"), &PackOptions { types: types("q4_k_m"), orders: None }, &|_, _| Ok(()));
-    assert!(error.unwrap_err().to_string().contains("a mixture of experts is read where it lies"));
     let mut engine = Engine::new(Model::in_place(source).unwrap(), 2, Kernels::best());
     let info = TextInfo { name: "x".into(), checksum: "1".into(), tokens: 0, wanted: 20, window: WINDOW };
     let texts = vec![Input { info, tokens: random_tokens(20, 300) }];

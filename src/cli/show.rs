@@ -136,6 +136,10 @@ fn types_of_store(store: &NeuronStore) -> Vec<TypeShown> {
                     );
                 }
             }
+            Content::Experts { gate, up, down, experts, neurons, cols } => {
+                let parts = [("-gate", gate), ("-up", up), ("-down", down)];
+                parts.into_iter().for_each(|(part, quant)| add(part, quant, experts * neurons, cols));
+            }
             Content::Numbers | Content::Bytes => {}
         }
     }

@@ -24,7 +24,8 @@ use std::path::{Path, PathBuf};
 /// and predictor reach on random tokens is printed. Such a model shows what sparse execution is worth in speed; it says
 /// nothing about the quality of text.
 ///
-/// In a mixture each token has experts of its own, and all experts are as frequent as any. --skew and --reuse plant another routing
+/// In a mixture each token has experts of its own, and all experts are as frequent as any; with --active their neurons are sparse, and `pack`
+/// makes a store of which only those are read that fire. --skew and --reuse plant another routing
 /// in the weights, and what was planted is printed; `record` says what the model then does on a text.
 #[derive(clap::Args)]
 pub struct Args {
@@ -94,7 +95,9 @@ fn parse_function(text: &str) -> Result<Activation, String> {
 pub fn run(args: Args) -> Result<()> {
     let (output, quant) = (&args.output, args.quant);
     let predictor = output.with_extension(Kind::MlpPredictor.file_name());
-    for path in [Some(output), args.active.is_some().then_some(&predictor)].into_iter().flatten() {
+    // Neurons of experts are found by their gates.
+    let predicts = args.active.is_some() && args.experts.is_none();
+    for path in [Some(output), predicts.then_some(&predictor)].into_iter().flatten() {
         if path.exists() && !args.force {
             return Err(Error::Usage(format!("{} is there already; add --force to replace it", path.display())));
         }
@@ -129,7 +132,7 @@ pub fn run(args: Args) -> Result<()> {
     let law = shape.law()?;
     let dir = output.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(".".as_ref());
     // A GGUF is packed for a while to calibrate its predictor.
-    let copies = if gguf && args.active.is_some() { 2 } else { 1 };
+    let copies = if gguf && predicts { 2 } else { 1 };
     check_room(dir, copies * config.parameters() * quant.row_bytes(config.hidden) as u64 / config.hidden as u64)?;
     let what = format!("writing {:.2} B random weights as {}", config.parameters() as f64 / 1e9, quant.name());
     let progress = Progress::new(what, Unit::Bytes);
@@ -147,7 +150,7 @@ pub fn run(args: Args) -> Result<()> {
         eprintln!("{}", planted(&law));
         report["routing"] = json!(law);
     }
-    if args.active.is_some() {
+    if predicts {
         let statistics = calibrate(&shape, output, gguf, &predictor, threads)?;
         tell(&statistics, &predictor)?;
         report["predictor"] = json!(predictor);

@@ -101,6 +101,22 @@ pub enum Content {
         /// Numbers of a row of gate and up, a multiple of their [`Quant::unit`].
         cols: usize,
     },
+    /// Experts of a mixture, one after the other: of each gate, up and down, `neurons` rows of `cols` numbers, `Quant::row_bytes(cols)`
+    /// each. A row of down is what a neuron adds.
+    Experts {
+        /// The type of gate.
+        gate: Quant,
+        /// The type of up.
+        up: Quant,
+        /// The type of down.
+        down: Quant,
+        /// How many experts there are.
+        experts: usize,
+        /// Neurons of each.
+        neurons: usize,
+        /// Numbers of a row; a multiple of each type's [`Quant::unit`].
+        cols: usize,
+    },
     /// Little-endian u32 numbers.
     Numbers,
     /// Bytes of something with a format of its own (the tokeniser's JSON).
@@ -120,13 +136,19 @@ impl Content {
                 let block = || quants.try_fold(0u64, |sum, quant| sum.checked_add(quant.row_bytes(cols) as u64));
                 fits.then(block).flatten()?.checked_mul(neurons as u64)
             }
-            Content::Clusters { clusters, .. } => self.cluster_bytes()?.checked_mul(clusters as u64),
+            Content::Clusters { clusters: count, .. } | Content::Experts { experts: count, .. } => {
+                self.cluster_bytes()?.checked_mul(count as u64)
+            }
             Content::Numbers | Content::Bytes => None,
         }
     }
 
-    /// Bytes from one cluster to the next; `None` where there are none, or of sizes that cannot be.
+    /// Bytes from one cluster or expert to the next; `None` where there are none, or of sizes that cannot be.
     pub fn cluster_bytes(self) -> Option<u64> {
+        if let Content::Experts { gate, up, down, neurons, cols, .. } = self {
+            let each = Content::Neurons { gate: Some(gate), up, down, neurons, cols };
+            return each.expected_bytes();
+        }
         let Content::Clusters { gate, up, down, neurons, cols, .. } = self else { return None };
         let matrix = |quant: Quant, rows: usize, cols: usize| {
             let fits = cols < 1 << 32 && cols.is_multiple_of(quant.unit()) && !quant.is_grouped();
@@ -272,11 +294,9 @@ pub fn parse<H: Header>(bytes: &[u8], path: &Path) -> Result<H> {
             return Err(Error::bad(path, &section.name, why));
         }
         let wanted = match section.content {
-            Content::Rows { .. } | Content::Neurons { .. } | Content::Clusters { .. } => {
-                section.content.expected_bytes()
-            }
             Content::Numbers => Some(section.bytes / 4 * 4),
             Content::Bytes => Some(section.bytes),
+            weights => weights.expected_bytes(),
         };
         let align = if section.content == Content::Bytes { 1 } else { SECTION_ALIGN };
         if wanted != Some(section.bytes) || !section.offset.is_multiple_of(align) {

@@ -31,8 +31,10 @@ pub struct ExpertWeights {
 pub struct FfnMatrices {
     /// Gate and up, `[2 ffn, hidden]`, or up alone.
     pub input: Stacked,
-    /// `[hidden, ffn]`
+    /// `[hidden, ffn]`, or `[ffn, hidden]` where it is stored by neuron.
     pub down: Matrix,
+    /// Whether `down` is stored by neuron: a row is what one neuron adds, and is not read where the neuron does not fire.
+    pub down_by_neuron: bool,
 }
 
 /// The neuron blocks of a layer, one after the other in memory that they do not own.
@@ -126,7 +128,9 @@ impl ExpertWeights {
         let [gate, up] = first.input_quants().map(|quant| quant.input() == Input::Floats);
         let rows = |expert: &FfnMatrices| expert.parts().map(|part| (part.quant, part.row_bytes)).collect::<Vec<_>>();
         let unpadded = |part: &Matrix| part.row_bytes == part.quant.number_bytes(part.cols);
-        if first.parts().count() != 3 {
+        if first.down_by_neuron {
+            Some("its experts are packed by neuron, and it takes them as they were published")
+        } else if first.parts().count() != 3 {
             Some("its experts have no gates")
         } else if self.experts.iter().any(|expert| rows(expert) != rows(first)) {
             Some("the types of its experts differ within a layer")

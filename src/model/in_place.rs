@@ -122,11 +122,16 @@ fn ffn(source: &Source, layer: usize) -> Result<FfnWeights> {
             Ffn::Plain => vec![weight(Role::Up)?],
             Ffn::Gated | Ffn::GatedBoth => vec![weight(Role::Gate)?, weight(Role::Up)?],
         };
-        return Ok(FfnWeights::Matrices(FfnMatrices { input: Stacked::new(input), down: weight(Role::Down)? }));
+        return Ok(FfnWeights::Matrices(FfnMatrices {
+            input: Stacked::new(input),
+            down: weight(Role::Down)?,
+            down_by_neuron: false,
+        }));
     };
     let expert = |expert| -> Result<FfnMatrices> {
         let of = |role| expert_matrix(source, role, layer, expert);
-        Ok(FfnMatrices { input: Stacked::new(vec![of(Role::Gate)?, of(Role::Up)?]), down: of(Role::Down)? })
+        let input = Stacked::new(vec![of(Role::Gate)?, of(Role::Up)?]);
+        Ok(FfnMatrices { input, down: of(Role::Down)?, down_by_neuron: false })
     };
     let experts: Vec<FfnMatrices> = (0..experts.count).map(expert).collect::<Result<_>>()?;
     let types = |e: &FfnMatrices| (e.input_quants(), e.down.quant);

@@ -1,7 +1,7 @@
 //! A model ready to run: its shape and where each matrix lies in the mapped neuron store. No weight is copied.
 
 use super::block::{self, BlockLayout};
-use super::config::{ModelConfig, Norm, Positions};
+use super::config::{Ffn, ModelConfig, Norm, Positions};
 use super::ffn_weights::{ExpertWeights, FfnMatrices, FfnWeights, NeuronBlocks};
 use super::fingerprint::Fingerprint;
 use super::layer::{Experts, Norms};
@@ -339,14 +339,49 @@ impl Sections<'_> {
                 matrix
             };
             let input = vec![matrix(gate, neurons, cols), matrix(up, neurons, cols)];
-            FfnMatrices { input: Stacked::new(input), down: matrix(down, cols, neurons) }
+            FfnMatrices { input: Stacked::new(input), down: matrix(down, cols, neurons), down_by_neuron: false }
         };
         Ok(ExpertWeights { router: None, experts: self.0.bytes(section).chunks_exact(each).map(cluster).collect() })
+    }
+
+    /// The experts of a layer, packed by neuron, and their router.
+    fn experts(&self, layer: usize, c: &ModelConfig, form: Experts) -> Result<ExpertWeights> {
+        let name = format!("layer.{layer}.ffn");
+        let section = self.0.section(&name).ok_or_else(|| self.bad(&name, "the section is missing".into()))?;
+        let content = section.content;
+        let Content::Experts { gate, up, down, experts, neurons, cols } = content else {
+            return Err(self.bad(&name, format!("is {content:?}, not experts")));
+        };
+        let gated = c.ffn_kind != Ffn::Plain;
+        if (experts, neurons, cols, gated, c.activation.is_sparse()) != (form.count, c.ffn, c.hidden, true, true) {
+            let (count, ffn, hidden) = (form.count, c.ffn, c.hidden);
+            let why = format!(
+                "is {content:?}, not {count} experts of {ffn} gated neurons that can be off, with rows of {hidden} numbers"
+            );
+            return Err(self.bad(&name, why));
+        }
+        let each = content.cluster_bytes().expect("the section's length was checked by it") as usize;
+        let expert = |bytes: &[u8]| {
+            let mut at = 0;
+            let mut matrix = |quant: Quant| {
+                // SAFETY: the bytes are the map's, which the model keeps open; they are as many as the three matrices take, and each
+                // begins at a multiple of a row's alignment.
+                let matrix = unsafe { Matrix::over(&bytes[at..], quant, neurons, cols) };
+                at += matrix.bytes() as usize;
+                matrix
+            };
+            let input = vec![matrix(gate), matrix(up)];
+            FfnMatrices { input: Stacked::new(input), down: matrix(down), down_by_neuron: true }
+        };
+        let experts = self.0.bytes(section).chunks_exact(each).map(expert).collect();
+        let router = self.matrix(&format!("layer.{layer}.router"), form.count, c.hidden)?;
+        Ok(ExpertWeights { router: Some(router), experts })
     }
 
     fn layer(&self, layer: usize, c: &ModelConfig) -> Result<Layer> {
         let name = |part: &str| format!("layer.{layer}.{part}");
         let ffn = match c.form.experts {
+            Some(experts) if experts.routed() => FfnWeights::Experts(self.experts(layer, c, experts)?),
             Some(clusters) => FfnWeights::Experts(self.clusters(&name("ffn"), c, clusters)?),
             None => FfnWeights::Neurons(self.neurons(&name("ffn"), c)?),
         };

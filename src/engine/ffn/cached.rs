@@ -5,7 +5,7 @@
 //! all its down rows. A dot is the same whenever it is taken, and down rows are added in the order of the list: the sums are bit for bit
 //! those of the mapped store.
 
-use super::experts::Arrival;
+use super::chosen::Arrival;
 use super::{
     Chosen, Counts, Downs, ExpertBuffers, FfnBuffers, Neurons, Selection, SharedCounts, Sparse, Tile, Work, activation,
     add_down_bias, add_units, down, experts, products, rows_of, run_blocks, unit_buffers,
@@ -410,7 +410,7 @@ impl Arrived<'_> {
     fn rest(&self, range: Range<usize>, results: &Results, out: &mut [f32]) -> Counts {
         let Sparse { kernels, layer, x, .. } = self.sparse;
         let (mut counts, n, part) = (Counts::default(), x.n, layer.block().down());
-        let mut downs = Downs::new(kernels, layer, n);
+        let mut downs = Downs::of(kernels, layer, n);
         for i in range.clone() {
             // SAFETY: each unit has its own neurons, and what took its first part has ended.
             let (active, known, a) = unsafe {

@@ -2,17 +2,18 @@
 //!
 //! Four parallel calls: each expert's tokens as the kernels read them (for one token it is no call); gate and up of all experts that
 //! some token has; their activations; down, by rows of the output, so that each number of it is one thread's, which adds the experts
-//! in their order.
+//! in their order. Where `down` is stored by neuron, what follows the gates is [`super::firing_experts`].
 
+use super::chosen::{Chosen, tokens_of};
+use super::firing_experts::{Firing, FiringBuffers, is_dense};
 use super::{Tile, activation};
 use crate::cpu::thread_pool::Parts;
 use crate::cpu::{Columns, Kernels, MAX_COLUMNS, ThreadPool};
-use crate::engine::routing::{Group, Routed, Routes};
+use crate::engine::routing::Group;
 use crate::formats::will_need;
+use crate::model::Matrix;
 use crate::model::config::ModelConfig;
-use crate::model::{ExpertWeights, FfnMatrices, Matrix};
 use crate::ops::linear::{DOT_ROWS, GEMM_ROWS, PIECE_BYTES};
-use std::ops::Range;
 
 /// What the experts of a layer work with.
 #[derive(Default)]
@@ -26,6 +27,8 @@ pub struct ExpertBuffers {
     /// `[tokens of all groups, ffn]`
     activations: Vec<f32>,
     tasks: Vec<Task>,
+    /// Of experts whose `down` is stored by neuron.
+    firing: FiringBuffers,
     /// The system is asked to read the experts of a layer from the disk, all at once, before they are computed.
     pub asks: bool,
 }
@@ -37,54 +40,6 @@ struct Task {
     part: usize,
     first: usize,
     rows: usize,
-}
-
-/// Where experts come from, whose matrices (gate, up and down, or up and down) may still be on their way.
-pub trait Arrival: Sync {
-    /// Whether a matrix of the expert of group number `group` of those at hand can be read now.
-    fn is_here(&self, group: usize, matrix: usize) -> bool;
-
-    /// Waits for it.
-    fn wait(&self, group: usize, matrix: usize);
-}
-
-/// They are all in memory.
-pub struct InMemory;
-
-impl Arrival for InMemory {
-    fn is_here(&self, _: usize, _: usize) -> bool {
-        true
-    }
-
-    fn wait(&self, _: usize, _: usize) {}
-}
-
-/// Experts that are computed together, each for all of its tokens.
-#[derive(Clone, Copy)]
-pub struct Chosen<'a> {
-    /// The matrices of all of the layer's experts.
-    pub weights: &'a ExpertWeights,
-    /// Those that are computed: groups of a pass's [`Routes`], one after the other.
-    pub groups: &'a [Group],
-    /// The tokens of all of the pass's groups.
-    pub tokens: &'a [Routed],
-    /// When their matrices can be read.
-    pub arrival: &'a dyn Arrival,
-}
-
-impl<'a> Chosen<'a> {
-    /// All that the router has chosen, all of them in memory.
-    pub fn all(weights: &'a ExpertWeights, routes: &'a Routes) -> Chosen<'a> {
-        Chosen { weights, groups: &routes.groups, tokens: &routes.tokens, arrival: &InMemory }
-    }
-
-    fn expert(&self, group: &Group) -> &'a FfnMatrices {
-        &self.weights.experts[group.expert]
-    }
-
-    fn tokens_of(&self, group: &Group) -> &'a [Routed] {
-        &self.tokens[tokens_of(group)]
-    }
 }
 
 /// hidden += the weighted sum of each token's experts. `x` is the normalised input, `[n, hidden]`, and `hidden` the residual,
@@ -101,7 +56,7 @@ pub fn experts(
     hidden: &mut [f32],
 ) -> u64 {
     let groups = chosen.groups;
-    let ExpertBuffers { inputs, columns, products, activations, tasks, asks } = buffers;
+    let ExpertBuffers { inputs, columns, products, activations, tasks, firing, asks } = buffers;
     if *asks {
         groups.iter().flat_map(|group| chosen.expert(group).parts()).for_each(|part| will_need(part.all()));
     }
@@ -125,16 +80,17 @@ pub fn experts(
     });
     let input = |group: usize| &inputs[group.min(distinct - 1)];
     gate_and_up(pool, kernels, chosen, input, tasks, config.ffn, products);
+    if chosen.by_neuron() {
+        let mut known = Firing { kernels, config, chosen, products, activations };
+        return known.add(pool, &input, tiles, firing, hidden);
+    }
     activate(pool, kernels, config, chosen, products, activations, columns);
     down(pool, kernels, config, chosen, columns, tiles, hidden);
     groups.iter().map(|group| chosen.expert(group).bytes()).sum()
 }
 
-fn tokens_of(group: &Group) -> Range<usize> {
-    group.first..group.first + group.tokens
-}
-
-/// Products of each group's tokens with gate and up of its expert, `[tokens of all groups, 2 ffn]`.
+/// Products of each group's tokens with gate and up of its expert, `[tokens of all groups, 2 ffn]`; with the gate alone where only the
+/// neurons that fire are read further.
 fn gate_and_up<'a>(
     pool: &mut ThreadPool,
     kernels: &Kernels,
@@ -147,7 +103,8 @@ fn gate_and_up<'a>(
     let matrices = |group: &Group| chosen.expert(group).input.parts();
     tasks.clear();
     for (group, of) in chosen.groups.iter().enumerate() {
-        for (part, matrix) in matrices(of).iter().enumerate() {
+        let parts = if chosen.by_neuron() && !is_dense(of) { 1 } else { matrices(of).len() };
+        for (part, matrix) in matrices(of)[..parts].iter().enumerate() {
             let each = rows_at_once(matrix, 1, of.tokens);
             let pieces = (0..matrix.rows).step_by(each);
             tasks.extend(pieces.map(|first| Task { group, part, first, rows: each.min(matrix.rows - first) }));

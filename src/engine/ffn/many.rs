@@ -4,7 +4,7 @@ use super::{Neurons, activation, add_down_bias, whole};
 use crate::cpu::floats::Room;
 use crate::cpu::thread_pool::Parts;
 use crate::cpu::{Columns, Kernels, ManyForm, ThreadPool};
-use crate::formats::rows::PACK;
+use crate::formats::rows::{PACK, Quant};
 use crate::model::block::BlockPart;
 use crate::model::config::{Ffn, ModelConfig};
 use crate::model::ffn_weights::FfnWeights;
@@ -130,23 +130,40 @@ pub fn down(
     columns: &mut Columns,
     hidden: &mut [f32],
 ) {
-    let (len, cols, part) = (neurons.len(), config.hidden, layer.block().down());
-    assert_eq!((activations.len(), hidden.len()), (n * len, n * cols));
+    let (len, part) = (neurons.len(), layer.block().down());
+    assert_eq!((activations.len(), hidden.len()), (n * len, n * config.hidden));
     if len > 0 {
-        columns.set_across(Some(pool), kernels, activations, n, part.quant);
-        let (rooms, out) = (Parts::new(tiles), Parts::new(hidden));
-        let per_slice = TILE_HIDDEN.min(cols.div_ceil(pool.threads()).next_multiple_of(PACK));
-        pool.run(cols.div_ceil(per_slice), |thread, task| {
-            let range = task * per_slice..cols.min((task + 1) * per_slice);
-            let row = |k: usize| layer.neurons().part(part, neurons.store_index(k));
-            // SAFETY: one scratch per thread; n rows of `cols` numbers, of which this task alone writes columns `range`; the kernels are for
-            // this machine.
-            unsafe {
-                let room = &mut rooms.part(thread..thread + 1)[0].room;
-                let to = out.start().add(range.start);
-                kernels.across(part.quant, row, cols, range, columns, room, to, cols);
-            }
-        });
+        let row = |k: usize| layer.neurons().part(part, neurons.store_index(k));
+        across(pool, kernels, part.quant, row, (activations, n), tiles, columns, hidden);
     }
     add_down_bias(layer, hidden);
+}
+
+/// `out[b] += sum over k of number k of activations b times row k`, for the n columns of `activations`, which has a number for each row;
+/// the rows are of type `quant` and as long as a column of `out`.
+#[allow(clippy::too_many_arguments)]
+pub(super) fn across<'a>(
+    pool: &mut ThreadPool,
+    kernels: &Kernels,
+    quant: Quant,
+    row: impl Fn(usize) -> &'a [u8] + Sync,
+    (activations, n): (&[f32], usize),
+    tiles: &mut [Tile],
+    columns: &mut Columns,
+    out: &mut [f32],
+) {
+    let cols = out.len() / n;
+    columns.set_across(Some(pool), kernels, activations, n, quant);
+    let (rooms, out) = (Parts::new(tiles), Parts::new(out));
+    let per_slice = TILE_HIDDEN.min(cols.div_ceil(pool.threads()).next_multiple_of(PACK));
+    pool.run(cols.div_ceil(per_slice), |thread, task| {
+        let range = task * per_slice..cols.min((task + 1) * per_slice);
+        // SAFETY: one scratch per thread; n rows of `cols` numbers, of which this task alone writes columns `range`; the kernels are for
+        // this machine.
+        unsafe {
+            let room = &mut rooms.part(thread..thread + 1)[0].room;
+            let to = out.start().add(range.start);
+            kernels.across(quant, &row, cols, range, columns, room, to, cols);
+        }
+    });
 }

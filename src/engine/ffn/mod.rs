@@ -4,7 +4,9 @@
 //! added in order. So the result does not depend on how many threads there are or which one was faster.
 
 mod cached;
+mod chosen;
 mod experts;
+mod firing_experts;
 mod many;
 mod whole;
 
@@ -23,7 +25,8 @@ use crate::model::weights::Layer;
 use crate::ops::math;
 pub(super) use cached::Tools as CachedTools;
 pub use cached::{CachedFfn, HostBudget};
-pub use experts::{Chosen, ExpertBuffers, experts};
+pub use chosen::Chosen;
+pub use experts::{ExpertBuffers, experts};
 pub use many::{Tile, activations, down, products};
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -364,7 +367,7 @@ impl Sparse<'_> {
         let (gate_or_up, up_part, down) = (layer.block().gate_or_up(), layer.block().up(), layer.block().down());
         // Where what is read of a neuron begins in its block.
         let first = if self.known.is_some() { up_part.offset } else { 0 };
-        let mut downs = Downs::new(self.kernels, layer, n);
+        let mut downs = Downs::of(self.kernels, layer, n);
         let mut counts = Counts::default();
         let (mut gate, mut up, mut a) = ([0f32; MAX_COLUMNS], [0f32; MAX_COLUMNS], [0f32; MAX_COLUMNS]);
         for i in range.clone() {
@@ -437,7 +440,7 @@ impl Sparse<'_> {
         let Sparse { kernels, config, layer, x, list, activation_threshold, .. } = *self;
         let (n, dots) = (x.n, layer.block().parts().len() - 1);
         let (mut products, mut a) = ([0f32; 2 * MAX_COLUMNS], [0f32; MAX_COLUMNS]);
-        let mut downs = Downs::new(kernels, layer, n);
+        let mut downs = Downs::of(kernels, layer, n);
         let ahead = dense_ahead(kernels, layer.block().down());
         let span = list.neurons[range.start].0..list.neurons[range.end - 1].0 + 1;
         let (read, mut pairs, mut at) = (span.len() as u64, 0, range.start);
@@ -516,7 +519,7 @@ fn run_blocks(
     // [columns, gate and up], or [columns, up].
     let mut products = [0f32; 2 * MAX_COLUMNS];
     let mut a = [0f32; MAX_COLUMNS];
-    let mut downs = Downs::new(kernels, layer, n);
+    let mut downs = Downs::of(kernels, layer, n);
     // With the arithmetic of several columns between them, lines have to be asked for, as the dots do.
     let ahead = if n > 1 { 2 * down.bytes } else { dense_ahead(kernels, down) };
     for neuron in neurons {
@@ -547,8 +550,11 @@ struct Downs<'a> {
 }
 
 impl<'a> Downs<'a> {
-    fn new(kernels: &'a Kernels, layer: &Layer, n: usize) -> Downs<'a> {
-        let (part, cols) = (layer.block().down(), layer.neurons().cols);
+    fn of(kernels: &'a Kernels, layer: &Layer, n: usize) -> Downs<'a> {
+        Downs::new(kernels, layer.block().down(), layer.neurons().cols, n)
+    }
+
+    fn new(kernels: &'a Kernels, part: BlockPart, cols: usize, n: usize) -> Downs<'a> {
         // The output of several columns does not stay in L1 beside their inputs: it is loaded and stored once for some rows.
         let together = if n > 1 { MAX_AXPY_ROWS } else { kernels.rows_together(part.quant) };
         let a = [0.0; MAX_AXPY_ROWS * MAX_COLUMNS];

@@ -1,7 +1,7 @@
 //! Packs a published model into a neuron store.
 //!
 //! Norms and biases become f32. Attention and FFN rows get the store's type, embeddings and head at least q8_0; or types differ by tensor,
-//! as in the source or as a mix says ([`Types`]). Rows whose type and groups stay the same are copied bit for bit; everything else goes
+//! as in the source or as a mix says ([`Types`]). The experts of a mixture are packed by neuron, too. Rows whose type and groups stay the same are copied bit for bit; everything else goes
 //! through f32. `down` is stored by output in both file formats and needed by neuron: its columns are gathered and, for quantised types,
 //! coded along the hidden dimension.
 
@@ -10,7 +10,7 @@ use crate::formats::neuron_store::{Header, Writer};
 use crate::formats::rows::{self, GROUP, Quant};
 use crate::formats::{DType, TensorView, blocks};
 use crate::ids::{Permutation, PublishedId};
-use crate::model::config::{Ffn, Norm, Positions};
+use crate::model::config::{Ffn, ModelConfig, Norm, Positions};
 use crate::model::layer::Norms;
 use crate::model::source::{Role, Source, finite};
 use crate::profile::Importance;
@@ -22,6 +22,7 @@ pub use clusters::can_be_cut;
 pub use types::{DOWN, Types, layout};
 
 mod clusters;
+mod experts;
 mod types;
 
 /// Rows converted by one task: a few MB, with enough tasks to keep every core busy.
@@ -55,6 +56,7 @@ pub fn packed_bytes(source: &Source, types: Types) -> Result<u64> {
         }
         sum += bytes(Role::O, layer, c.hidden, c.q_dim())?;
         sum += match types {
+            _ if c.form.experts.is_some() => experts::packed_bytes(source, types, layer)?,
             Types::Clusters => clusters::packed_bytes(source, layer)?,
             _ => (c.ffn * layout(source, types, layer)?.bytes()) as u64,
         };
@@ -91,17 +93,16 @@ pub fn pack_weighted(
 ) -> Result<Packed> {
     let c = &source.config;
     let types = options.types;
-    if c.form.experts.is_some() {
-        let why =
-            "a mixture of experts is read where it lies and cannot be packed; give its directory or GGUF as it is";
-        return Err(Error::Usage(why.into()));
+    let mixture = c.form.experts.is_some();
+    if mixture {
+        experts::check(source, types)?;
     }
     let stored = match types {
         Types::Clusters => clusters::config(source)?,
         _ => c.clone(),
     };
     check_rows(source, types)?;
-    check_orders(options, c.layers, c.ffn)?;
+    check_orders(options, c)?;
     let as_published = Permutation::identity();
     let total = packed_bytes(source, types)? + source.tensor_bytes();
     let importance = weights.map(|(_, importance)| importance);
@@ -148,6 +149,7 @@ pub fn pack_weighted(
         }
         let order = options.orders.as_ref().map_or(&as_published, |orders| &orders[layer]);
         match types {
+            _ if mixture => job.experts(&mut writer, layer)?,
             Types::Clusters => job.clusters(&mut writer, &name("ffn"), layer)?,
             _ => job.neurons(&mut writer, &name("ffn"), layer, order)?,
         }
@@ -167,7 +169,7 @@ pub fn pack_weighted(
     let sources = source.files().to_vec();
     // If the source changed meanwhile, the store would mix two models under one fingerprint.
     source.check_same()?;
-    let quant = types.of(source, Role::Up, 0)?;
+    let quant = types::of_up(source, types)?;
     writer.finish(Header { fingerprint, sources, quant, config, sections: Vec::new() })?;
     let (off, size) = job.down.into_inner().unwrap_or_else(|e| e.into_inner());
     Ok(Packed { down_error: (off > 0.0).then(|| (off / size).sqrt()) })
@@ -197,8 +199,13 @@ impl Packed {
 fn check_rows(source: &Source, types: Types) -> Result<()> {
     let c = &source.config;
     let rows = [Role::Embed, Role::Q, Role::K, Role::V, Role::Up, Role::Down].map(|role| (role, c.hidden));
-    // Rows of clusters are the source's, which lie in it as they are.
-    let rows = rows.into_iter().filter(|(role, _)| types != Types::Clusters || *role != Role::Down);
+    // Rows of clusters are the source's, which lie in it as they are; experts have been looked at.
+    let not_here = |role: Role| match role {
+        Role::Up => c.form.experts.is_some(),
+        Role::Down => c.form.experts.is_some() || types == Types::Clusters,
+        _ => false,
+    };
+    let rows = rows.into_iter().filter(|(role, _)| !not_here(*role));
     for (role, cols) in rows.chain([(Role::O, c.q_dim())]) {
         let quant = types.of(source, role, 0)?;
         if !cols.is_multiple_of(quant.unit()) {
@@ -216,8 +223,12 @@ fn check_rows(source: &Source, types: Types) -> Result<()> {
 }
 
 /// Refuses orders that are not the model's.
-fn check_orders(options: &PackOptions, layers: usize, ffn: usize) -> Result<()> {
+fn check_orders(options: &PackOptions, c: &ModelConfig) -> Result<()> {
     let Some(orders) = &options.orders else { return Ok(()) };
+    let (layers, ffn) = (c.layers, c.ffn);
+    if c.form.experts.is_some() {
+        return Err(Error::Usage("--order: neurons of an expert stay where the model has them; leave it out".into()));
+    }
     if options.types == Types::Clusters {
         return Err(Error::Usage("--order: neurons of a cluster stay where the model has them; leave it out".into()));
     }
@@ -349,9 +360,10 @@ impl Job<'_> {
         let positions = order.positions(&published);
         (0..c.ffn.div_ceil(NEURONS_PER_TASK)).into_par_iter().try_for_each(|task| {
             let range = task * NEURONS_PER_TASK..c.ffn.min((task + 1) * NEURONS_PER_TASK);
-            let columns = if by_neuron { Vec::new() } else { gather_columns(down, range.clone())? };
+            let columns =
+                if by_neuron { Vec::new() } else { gather_columns(down, down.data, [cols, c.ffn], range.clone())? };
             let mut blocks = vec![0; range.len() * block_bytes];
-            let (mut values, mut again, mut sums) = (vec![0.0; cols], vec![0.0; cols], (0.0, 0.0));
+            let mut values = vec![0.0; cols];
             for (neuron, block) in range.clone().zip(blocks.chunks_exact_mut(block_bytes)) {
                 for (view, part) in gate.into_iter().chain([up]).zip(layout.parts()) {
                     convert_row(view, neuron, (part.quant, importance), &mut values, part.of_mut(block))?;
@@ -362,18 +374,10 @@ impl Job<'_> {
                 } else {
                     let at = (neuron - range.start) * cols;
                     rows::encode(part.quant, &columns[at..at + cols], part.of_mut(block));
-                    if matches!(self.types, Types::Own { .. }) {
-                        rows::decode(part.quant, part.of(block), &mut again);
-                        let pairs = columns[at..at + cols].iter().zip(&again);
-                        let pairs = pairs.map(|(&a, &b)| (f64::from(a), f64::from(b)));
-                        sums = pairs.fold(sums, |(off, size), (a, b)| (off + (a - b).powi(2), size + a * a));
-                    }
+                    self.compare(part.quant, &columns[at..at + cols], part.of(block));
                     check_range(&columns[at..at + cols], part.quant, down)?;
                 }
             }
-            let mut down = self.down.lock().unwrap_or_else(|e| e.into_inner());
-            *down = (down.0 + sums.0, down.1 + sums.1);
-            drop(down);
             if order.table().is_none() {
                 writer.write(section, (range.start * block_bytes) as u64, &blocks)?;
             } else {
@@ -383,6 +387,19 @@ impl Job<'_> {
             }
             self.advance(blocks.len() as u64)
         })
+    }
+
+    /// Counts how far a row of `down` that was coded again is off, where every tensor keeps its own type but this one.
+    fn compare(&self, quant: Quant, values: &[f32], row: &[u8]) {
+        if !matches!(self.types, Types::Own { .. }) {
+            return;
+        }
+        let mut again = vec![0.0; values.len()];
+        rows::decode(quant, row, &mut again);
+        let pairs = values.iter().zip(&again).map(|(&a, &b)| (f64::from(a), f64::from(b)));
+        let (off, size) = pairs.fold((0.0, 0.0), |(off, size), (a, b)| (off + (a - b).powi(2), size + a * a));
+        let mut down = self.down.lock().unwrap_or_else(|e| e.into_inner());
+        *down = (down.0 + off, down.1 + size);
     }
 
     fn norm(&self, writer: &mut Writer, name: &str, role: Role, layer: usize) -> Result<()> {
@@ -454,16 +471,20 @@ fn check_range(values: &[f32], quant: Quant, view: TensorView<'_>) -> Result<()>
     Err(Error::bad_at(view.path, &view.info.name, view.info.offset, why))
 }
 
-/// Columns `neurons` of `down` (`[hidden, ffn]`) as rows: `[neurons, hidden]`.
-fn gather_columns(down: TensorView<'_>, neurons: std::ops::Range<usize>) -> Result<Vec<f32>> {
-    let (hidden, ffn) = (down.info.shape[0], down.info.shape[1]);
+/// Columns `neurons` of `data` (`[hidden, ffn]`), which is `down` or an expert's part of it, as rows: `[neurons, hidden]`.
+fn gather_columns(
+    down: TensorView<'_>,
+    data: &[u8],
+    [hidden, ffn]: [usize; 2],
+    neurons: std::ops::Range<usize>,
+) -> Result<Vec<f32>> {
     let dtype = down.info.dtype;
     let row_bytes = dtype.row_bytes(ffn);
     let cut = dtype.row_bytes(neurons.start)..dtype.row_bytes(neurons.end.next_multiple_of(dtype.block_len()).min(ffn));
     let mut part = vec![0.0; (cut.len()) / dtype.block_bytes() * dtype.block_len()];
     let mut columns = vec![0.0; neurons.len() * hidden];
     for h in 0..hidden {
-        blocks::dequantize(dtype, &down.data[h * row_bytes..][cut.clone()], &mut part);
+        blocks::dequantize(dtype, &data[h * row_bytes..][cut.clone()], &mut part);
         finite(&part, down)?;
         for (n, value) in part.iter().enumerate().take(neurons.len()) {
             columns[n * hidden + h] = *value;

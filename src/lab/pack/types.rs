@@ -67,7 +67,7 @@ impl Types {
     /// # Errors
     /// [`crate::Error::BadFile`] where the source lacks the first layer's up matrix.
     pub fn natural(source: &Source) -> Result<Types> {
-        Ok(match Quant::of_source(source.weight(Role::Up, 0)?.info.dtype).packed() {
+        Ok(match of_source(source, Role::Up)?.packed() {
             Quant::Block(_) if source.config.hidden.is_multiple_of(DOWN.unit()) => Types::Own { down: DOWN },
             Quant::Block(_) => Types::Own { down: Quant::Q8 },
             Quant::F32 => Types::One(Quant::F16),
@@ -81,6 +81,9 @@ impl Types {
     /// As [`Types::natural`].
     pub fn for_device(source: &Source) -> Result<Types> {
         let natural = Types::natural(source)?;
+        if source.config.form.experts.is_some() {
+            return Ok(natural);
+        }
         let layouts = (0..source.config.layers).map(|l| layout(source, natural, l)).collect::<Result<Vec<_>>>()?;
         Ok(match block::not_on_device(layouts, source.config.hidden) {
             Some(_) => Types::One(Quant::Q8),
@@ -94,7 +97,7 @@ impl Types {
     /// [`crate::Error::BadFile`] where the source lacks the tensor.
     pub fn of(self, source: &Source, role: Role, layer: usize) -> Result<Quant> {
         Ok(match (self, role) {
-            (_, Role::Positions) => Quant::F32,
+            (_, Role::Positions | Role::Router) => Quant::F32,
             (Types::One(quant), Role::Embed | Role::Head) => quant.of_edges(),
             (Types::One(quant), _) => quant,
             (Types::Mix(mix), _) => mix.of(&source.config, role, layer),
@@ -106,17 +109,18 @@ impl Types {
                 Quant::Block(BlockType::BF16) => Quant::Block(BlockType::BF16),
                 own => own.packed(),
             },
-            (Types::Own { .. }, _) => match Quant::of_source(source.weight(role, layer)?.info.dtype).packed() {
-                Quant::F32 => Quant::F16,
-                own => own,
-            },
+            (Types::Own { .. }, _) => own(Quant::of_source(source.weight(role, layer)?.info.dtype)),
         })
     }
 
     /// Whether a packed model is of these types.
     pub fn are_of(self, model: &Model) -> bool {
-        if model.config.form.experts.is_some() || self == Types::Clusters {
-            return self == Types::Clusters && model.config.form.experts.is_some();
+        let experts = model.config.form.experts;
+        if experts.is_some_and(|experts| !experts.routed()) || self == Types::Clusters {
+            return self == Types::Clusters && experts.is_some_and(|experts| !experts.routed());
+        }
+        if let (Some(_), Types::Mix(_)) = (experts, self) {
+            return false;
         }
         let Types::Mix(mix) = self else { return self.one() == Some(model.quant) };
         model.layers.iter().enumerate().all(|(l, layer)| {
@@ -142,10 +146,38 @@ impl Types {
             Types::Mix(mix) => mix.name().into(),
             Types::Clusters => "clusters".into(),
             Types::Own { down } => {
-                let up = self.of(source, Role::Up, 0)?;
+                let up = of_up(source, self)?;
                 if up == down { up.name().into() } else { format!("{}-{}", up.name(), down.name()) }
             }
         })
+    }
+}
+
+/// The type that a tensor keeps where a store has the source's own types.
+pub(super) fn own(of_source: Quant) -> Quant {
+    match of_source.packed() {
+        Quant::F32 => Quant::F16,
+        own => own,
+    }
+}
+
+/// The type of the first layer's matrix, or of its first expert's, in the source.
+fn of_source(source: &Source, role: Role) -> Result<Quant> {
+    let view = match source.config.form.experts {
+        Some(_) => source.expert(role, 0, 0)?.view,
+        None => source.weight(role, 0)?,
+    };
+    Ok(Quant::of_source(view.info.dtype))
+}
+
+/// The type of the first layer's up matrix, by which a store calls itself.
+///
+/// # Errors
+/// [`crate::Error::BadFile`] where the source lacks it.
+pub(super) fn of_up(source: &Source, types: Types) -> Result<Quant> {
+    match (types, source.config.form.experts) {
+        (Types::Own { .. }, Some(_)) => of_source(source, Role::Up).map(own),
+        _ => types.of(source, Role::Up, 0),
     }
 }
 

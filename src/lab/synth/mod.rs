@@ -131,9 +131,9 @@ impl Shape {
             logit_scale: 1.0,
         };
         config.check().map_err(usage)?;
-        if self.active.is_some() && self.experts.is_some() {
+        if self.active.is_some() && self.experts.is_some_and(|experts| experts.routing.is_some()) {
             return Err(usage(
-                "--active: sparse neurons inside experts are not made; leave out --active or --experts".into(),
+                "--active: neurons and routing are not planted together; leave it out, or --skew and --reuse".into(),
             ));
         }
         if let Some(active) = self.active {

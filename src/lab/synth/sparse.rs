@@ -46,7 +46,7 @@ pub(super) struct Sparse {
     basis: Vec<f32>,
     /// Threshold b of each rank, hottest neuron first, `[ffn]`.
     thresholds: Vec<f32>,
-    /// Rank of each neuron, `[layers][ffn]`: hot neurons are spread at random.
+    /// Rank of each neuron among those of its FFN or expert, `[layers][experts * ffn]`: hot neurons are spread at random.
     ranks: Vec<Vec<u32>>,
     /// Length of a gate row's noise, where |u_i| = 1.
     gate_noise: f32,
@@ -86,10 +86,13 @@ impl Sparse {
         let thresholds = limits.iter().map(|t| (t * (VARYING / CONSTANT / latent).sqrt()) as f32).collect();
         let ranks = (0..c.layers)
             .map(|l| {
-                let mut rng = noise.rng(Stream::Ranks, l, 0, 0);
-                let mut ranks: Vec<u32> = (0..c.ffn as u32).collect();
-                (1..ranks.len()).rev().for_each(|i| ranks.swap(i, rng.below(i as u64 + 1) as usize));
-                ranks
+                let of_expert = |expert| {
+                    let mut rng = noise.rng(Stream::Ranks, l, expert, 0);
+                    let mut ranks: Vec<u32> = (0..c.ffn as u32).collect();
+                    (1..ranks.len()).rev().for_each(|i| ranks.swap(i, rng.below(i as u64 + 1) as usize));
+                    ranks
+                };
+                (0..c.form.experts.map_or(1, |experts| experts.count)).flat_map(of_expert).collect()
             })
             .collect();
         // A random direction has a share of LATENT / hidden of its squared length in the latent space.
@@ -136,6 +139,13 @@ impl Sparse {
         let latent = latent(noise, Stream::NeuronLatent, layer, neuron);
         let threshold = self.thresholds[self.ranks[layer][neuron] as usize];
         self.add(length, &latent, -length * threshold, out);
+    }
+
+    /// A row of a router, which sees what gates do not: which experts a token has says nothing about their neurons, and all experts are as
+    /// frequent as any.
+    pub(super) fn router(&self, noise: Noise, layer: usize, expert: usize, out: &mut [f32]) {
+        noise.fill(Stream::Router, layer, expert, 0, 1.0 / (out.len() as f32).sqrt(), out);
+        self.remove_basis(out);
     }
 
     /// A row of the head, without the constant direction, which would make the same token likeliest everywhere.

@@ -34,6 +34,7 @@ impl Weights {
             (Stream::Embed, Some(sparse)) => sparse.embedding(self.noise, r, out),
             (Stream::Head, Some(sparse)) => sparse.head(self.noise, r, out),
             (Stream::Gate, Some(sparse)) => sparse.gate(self.noise, layer, r, out),
+            (Stream::Router, Some(sparse)) => sparse.router(self.noise, layer, r, out),
             _ => {
                 let deviation = self.deviation(stream);
                 if !self.planted.as_ref().is_some_and(|planted| planted.row(stream, layer, r, deviation, out)) {

@@ -1,0 +1,255 @@
+//! Experts whose `down` is stored by neuron: of the experts that the router has chosen, up and down are read of those neurons only that
+//! fire. These are the two levels of PowerInfer-2 (section 4.1.2): the router chooses experts, the gates choose neurons inside them.
+//!
+//! Two parallel calls after the gates: which neurons of each expert fire, and their up and down rows, in units that depend on nothing but
+//! how many there are. An expert with more tokens than row kernels take is computed densely, as a prompt's chunk is.
+
+use super::chosen::{Chosen, tokens_of};
+use super::{Downs, Tile, activation, many};
+use crate::cpu::aligned::{Aligned, LINE};
+use crate::cpu::thread_pool::Parts;
+use crate::cpu::{Columns, Kernels, MAX_COLUMNS, Rows, ThreadPool};
+use crate::engine::routing::{Group, Routed};
+use crate::formats::rows;
+use crate::host_cache::units_of;
+use crate::model::block::BlockPart;
+use crate::model::config::ModelConfig;
+use crate::model::{FfnMatrices, Matrix};
+
+/// Units of an expert at most. Few, because an expert is one of several, and each unit has a buffer that is written and added.
+const MOST_UNITS: usize = 16;
+
+/// What experts by neuron work with.
+#[derive(Default)]
+pub struct FiringBuffers {
+    /// Neurons that fire for some token, ascending, and a bit for each token: of the group at place i from `i * ffn` on.
+    neurons: Vec<u32>,
+    masks: Vec<u32>,
+    /// How many there are of each group.
+    counts: Vec<usize>,
+    units: Vec<Unit>,
+    /// Outputs of the units, one after the other, `[tokens of the group, hidden]` each.
+    outputs: Aligned,
+    /// Of a group with many tokens: what `down` reads, and what it gives, `[tokens, hidden]`.
+    columns: Columns,
+    product: Vec<f32>,
+}
+
+/// Some of the neurons of an expert that fire.
+#[derive(Clone, Copy)]
+struct Unit {
+    group: usize,
+    /// First and last but one of them, in the group's list.
+    first: usize,
+    end: usize,
+    /// Where its output begins.
+    at: usize,
+}
+
+/// What is needed to compute experts whose gates are known.
+pub(super) struct Firing<'a, 'c> {
+    pub kernels: &'a Kernels,
+    pub config: &'a ModelConfig,
+    pub chosen: &'a Chosen<'c>,
+    /// Gates of each group's tokens and, of groups with many, ups: `[tokens of all groups, 2 ffn]`.
+    pub products: &'a [f32],
+    /// `[tokens of all groups, ffn]`, workspace.
+    pub activations: &'a mut [f32],
+}
+
+/// Whether all neurons of the group's expert are computed, for which gate and up are multiplied as matrices.
+pub(super) fn is_dense(group: &Group) -> bool {
+    group.tokens > MAX_COLUMNS
+}
+
+impl Firing<'_, '_> {
+    /// hidden += what the experts add, each times its weight for the token. Returns the bytes that were read.
+    pub fn add<'i>(
+        &mut self,
+        pool: &mut ThreadPool,
+        input: &(dyn Fn(usize) -> &'i Columns + Sync),
+        tiles: &mut [Tile],
+        buffers: &mut FiringBuffers,
+        hidden: &mut [f32],
+    ) -> u64 {
+        self.list(pool, buffers);
+        self.cut(buffers);
+        self.compute(pool, input, buffers);
+        // In the order of the groups, whatever the form of each.
+        let (mut unit, mut bytes) = (0, 0);
+        for (number, group) in self.chosen.groups.iter().enumerate() {
+            let expert = self.chosen.expert(group);
+            if is_dense(group) {
+                self.add_dense(pool, number, tiles, buffers, hidden);
+                bytes += expert.bytes();
+                continue;
+            }
+            let row = |matrix: &Matrix| matrix.row_bytes as u64;
+            let [gate, up] = [0, 1].map(|part| &expert.input.parts()[part]);
+            bytes += gate.bytes() + buffers.counts[number] as u64 * (row(up) + row(&expert.down));
+            while let Some(Unit { group: of, at, .. }) = buffers.units.get(unit).copied()
+                && of == number
+            {
+                let output = &buffers.outputs[at..at + group.tokens * self.config.hidden];
+                self.give(group, expert, output, hidden);
+                unit += 1;
+            }
+        }
+        bytes
+    }
+
+    /// Lists the neurons of each group that fire.
+    fn list(&self, pool: &mut ThreadPool, buffers: &mut FiringBuffers) {
+        let (ffn, groups) = (self.config.ffn, self.chosen.groups);
+        let FiringBuffers { neurons, masks, counts, .. } = buffers;
+        neurons.resize(neurons.len().max(groups.len() * ffn), 0);
+        masks.resize(masks.len().max(groups.len() * ffn), 0);
+        counts.clear();
+        counts.resize(groups.len(), 0);
+        let (neurons, masks, counts) = (Parts::new(neurons), Parts::new(masks), Parts::new(counts));
+        pool.run(groups.len(), |_, number| {
+            let group = &groups[number];
+            if is_dense(group) {
+                return;
+            }
+            // SAFETY: each task has its own group.
+            let (neurons, masks, count) = unsafe {
+                let all = number * ffn..(number + 1) * ffn;
+                (neurons.part(all.clone()), masks.part(all), &mut counts.part(number..number + 1)[0])
+            };
+            let products = &self.products[group.first * 2 * ffn..tokens_of(group).end * 2 * ffn];
+            let act = self.config.activation;
+            for neuron in 0..ffn {
+                let fires = |token: usize| u32::from(act.apply(products[token * 2 * ffn + neuron]) != 0.0);
+                let mask = (0..group.tokens).fold(0, |mask, token| mask | fires(token) << token);
+                // Written without branches: which neurons fire is hard to guess.
+                neurons[*count] = neuron as u32;
+                masks[*count] = mask;
+                *count += usize::from(mask != 0);
+            }
+        });
+    }
+
+    /// Cuts the lists into units.
+    fn cut(&self, buffers: &mut FiringBuffers) {
+        let FiringBuffers { counts, units, outputs, .. } = buffers;
+        units.clear();
+        let (mut at, mut most) = (0, 0);
+        for (number, (group, &count)) in self.chosen.groups.iter().zip(&*counts).enumerate() {
+            let expert = self.chosen.expert(group);
+            let bytes = expert.input.parts()[1].row_bytes + expert.down.row_bytes;
+            let pieces_of = |neurons| units_of(neurons, bytes).min(MOST_UNITS);
+            let size = (group.tokens * self.config.hidden).next_multiple_of(LINE);
+            // Taken for all neurons, so that longer lists later allocate nothing.
+            most += size * pieces_of(self.config.ffn);
+            let pieces = if count == 0 { 0 } else { pieces_of(count) };
+            for piece in 0..pieces {
+                let (first, end) = (piece * count / pieces, (piece + 1) * count / pieces);
+                units.push(Unit { group: number, first, end, at });
+                at += size;
+            }
+        }
+        units.reserve(MOST_UNITS * counts.len());
+        outputs.resize(outputs.len().max(most));
+    }
+
+    /// Computes the units' outputs.
+    fn compute<'i>(
+        &self,
+        pool: &mut ThreadPool,
+        input: &(dyn Fn(usize) -> &'i Columns + Sync),
+        buffers: &mut FiringBuffers,
+    ) {
+        let FiringBuffers { neurons, masks, units, outputs, .. } = buffers;
+        let (units, outputs, ffn) = (&*units, Parts::new(outputs), self.config.ffn);
+        pool.run(units.len(), |_, number| {
+            let unit = units[number];
+            let group = &self.chosen.groups[unit.group];
+            let part = unit.group * ffn + unit.first..unit.group * ffn + unit.end;
+            // SAFETY: each unit has its own part.
+            let out = unsafe { outputs.part(unit.at..unit.at + group.tokens * self.config.hidden) };
+            out.fill(0.0);
+            for matrix in [1, 2] {
+                self.chosen.arrival.wait(unit.group, matrix);
+            }
+            self.walk(group, &neurons[part.clone()], &masks[part], input(unit.group), out);
+        });
+    }
+
+    /// Adds to `out`, `[tokens, hidden]`, what these neurons of the group's expert add.
+    fn walk(&self, group: &Group, neurons: &[u32], masks: &[u32], x: &Columns, out: &mut [f32]) {
+        let (n, c, expert) = (group.tokens, self.config, self.chosen.expert(group));
+        let (ups, down) = (&expert.input.parts()[1], &expert.down);
+        let known = &self.products[group.first * 2 * c.ffn..];
+        let tokens = self.chosen.tokens_of(group);
+        let mut downs = Downs::new(self.kernels, part_of(down), c.hidden, n);
+        let (mut products, mut a) = ([0f32; MAX_COLUMNS], [0f32; MAX_COLUMNS]);
+        for (i, (&neuron, &mask)) in neurons.iter().zip(masks).enumerate() {
+            let neuron = neuron as usize;
+            // Rows to the one that is read next; none behind the last.
+            let next = neurons.get(i + 1).map_or(0, |next| *next as usize - neuron);
+            let rows = Rows { ahead: next * ups.row_bytes, ..ups.rows_from(neuron) };
+            // SAFETY: the row is inside the matrix; the kernel is for this machine; a group that is not dense has few tokens.
+            unsafe { self.kernels.dot(ups.quant)(rows, 1, x, products.as_mut_ptr(), 1) };
+            let gates = known[neuron..].iter().step_by(2 * c.ffn);
+            let mut any = false;
+            for (b, (gate, Routed { weight, .. })) in gates.zip(tokens).enumerate() {
+                let fires = mask >> b & 1 == 1;
+                let value = if fires { activation(c.ffn_kind, c.activation, *gate, products[b]) } else { 0.0 };
+                a[b] = weight * value;
+                any |= a[b] != 0.0;
+            }
+            if any {
+                downs.add(down.row_ptr(neuron), next * down.row_bytes, &a[..n], out);
+            }
+        }
+        downs.flush(out);
+    }
+
+    /// hidden += a group's expert, all of whose neurons are computed.
+    fn add_dense(
+        &mut self,
+        pool: &mut ThreadPool,
+        number: usize,
+        tiles: &mut [Tile],
+        buffers: &mut FiringBuffers,
+        hidden: &mut [f32],
+    ) {
+        let (group, c) = (&self.chosen.groups[number], self.config);
+        let (expert, tokens, ffn) = (self.chosen.expert(group), tokens_of(group), c.ffn);
+        let activations = &mut self.activations[tokens.start * ffn..tokens.end * ffn];
+        let products = &self.products[tokens.start * 2 * ffn..tokens.end * 2 * ffn];
+        let out = Parts::new(activations);
+        pool.run(group.tokens, |_, token| {
+            // SAFETY: each task has its own token.
+            let out = unsafe { out.part(token * ffn..(token + 1) * ffn) };
+            let (gates, ups) = products[token * 2 * ffn..(token + 1) * 2 * ffn].split_at(ffn);
+            for ((out, &gate), &up) in out.iter_mut().zip(gates).zip(ups) {
+                *out = activation(c.ffn_kind, c.activation, gate, up);
+            }
+        });
+        self.chosen.arrival.wait(number, 2);
+        buffers.product.clear();
+        buffers.product.resize(group.tokens * c.hidden, 0.0);
+        let row = |neuron: usize| expert.down.row(neuron);
+        let FiringBuffers { columns, product, .. } = buffers;
+        many::across(pool, self.kernels, expert.down.quant, row, (activations, group.tokens), tiles, columns, product);
+        for (routed, product) in self.chosen.tokens_of(group).iter().zip(product.chunks_exact(c.hidden)) {
+            let out = &mut hidden[routed.token * c.hidden..(routed.token + 1) * c.hidden];
+            out.iter_mut().zip(product).for_each(|(out, product)| *out += routed.weight * product);
+        }
+    }
+
+    /// hidden += a unit's output, in which each token's weight is.
+    fn give(&self, group: &Group, expert: &FfnMatrices, output: &[f32], hidden: &mut [f32]) {
+        let size = self.config.hidden;
+        for (routed, output) in self.chosen.tokens_of(group).iter().zip(output.chunks_exact(size)) {
+            rows::add_axpy(expert.down.quant, output, &mut hidden[routed.token * size..(routed.token + 1) * size]);
+        }
+    }
+}
+
+/// Rows of a matrix as a part of blocks that hold nothing else.
+fn part_of(matrix: &Matrix) -> BlockPart {
+    BlockPart { quant: matrix.quant, offset: 0, bytes: matrix.row_bytes }
+}

@@ -1,0 +1,134 @@
+//! The experts of a mixture whose activation has zeros, packed by neuron: gate, up and down of each expert with a row for every neuron, so
+//! that up and down of a neuron that does not fire are not read.
+
+use super::types::own;
+use super::{Job, NEURONS_PER_TASK, Source, Types, check_range, convert_row, gather_columns};
+use crate::error::{Error, Result};
+use crate::formats::neuron_store::{Content, Writer};
+use crate::formats::rows::{self, Quant};
+use crate::model::source::{ExpertMatrix, Role};
+use rayon::prelude::*;
+
+const ROLES: [Role; 3] = [Role::Gate, Role::Up, Role::Down];
+
+/// Refuses a mixture that gains nothing by being packed, and types that its experts cannot have.
+pub(super) fn check(source: &Source, types: Types) -> Result<()> {
+    let c = &source.config;
+    if !c.activation.is_sparse() {
+        return Err(Error::Usage(format!(
+            "the experts of this mixture have {}, which no neuron is off by: nothing is gained by packing it, so it is read where it \
+             lies; give its directory or GGUF as it is",
+            c.activation
+        )));
+    }
+    if types == Types::Clusters {
+        let why = "--quant clusters: a mixture's experts are clusters already; leave it out";
+        return Err(Error::Usage(why.into()));
+    }
+    (0..c.layers).try_for_each(|layer| content(source, types, layer).map(drop))
+}
+
+/// What the section of a layer's experts holds.
+///
+/// # Errors
+/// [`Error::BadFile`] where the source lacks a tensor, [`Error::Usage`] for types whose blocks do not fit the rows.
+pub(super) fn content(source: &Source, types: Types, layer: usize) -> Result<Content> {
+    let c = &source.config;
+    let quant = |role| -> Result<Quant> {
+        let of_source = Quant::of_source(source.expert(role, layer, 0)?.view.info.dtype);
+        let quant = match types {
+            Types::One(quant) => quant,
+            Types::Mix(mix) => mix.of(c, role, layer),
+            Types::Own { down } if role == Role::Down => down,
+            Types::Own { .. } | Types::Clusters => own(of_source),
+        };
+        match c.hidden.is_multiple_of(quant.unit()) {
+            true => Ok(quant),
+            false => {
+                let (name, unit) = (quant.name(), quant.unit());
+                let why = format!("{name} needs rows of a multiple of {unit} numbers, and this model has {}", c.hidden);
+                Err(Error::Usage(format!("{why}; pack it with --quant q8_0 or f16")))
+            }
+        }
+    };
+    let experts = c.form.experts.map_or(0, |experts| experts.count);
+    let [gate, up, down] = [quant(Role::Gate)?, quant(Role::Up)?, quant(Role::Down)?];
+    Ok(Content::Experts { gate, up, down, experts, neurons: c.width(layer), cols: c.hidden })
+}
+
+/// Bytes of a layer's experts and its router.
+pub(super) fn packed_bytes(source: &Source, types: Types, layer: usize) -> Result<u64> {
+    let content = content(source, types, layer)?;
+    let Content::Experts { experts, cols, .. } = content else { unreachable!("it is one of experts") };
+    Ok(experts as u64 * (content.cluster_bytes().unwrap_or(0) + Quant::F32.row_bytes(cols) as u64))
+}
+
+impl Job<'_> {
+    /// Writes a layer's router and experts.
+    pub(super) fn experts(&self, writer: &mut Writer, layer: usize) -> Result<()> {
+        let cols = self.source.config.hidden;
+        self.rows(writer, &format!("layer.{layer}.router"), cols, &[(Role::Router, layer)])?;
+        let content = content(self.source, self.types, layer)?;
+        let Content::Experts { gate, up, down, experts, neurons, .. } = content else {
+            unreachable!("it is one of experts")
+        };
+        let bytes = content.cluster_bytes().expect("the source's matrices fit in memory");
+        let section = writer.add(&format!("layer.{layer}.ffn"), content, bytes * experts as u64);
+        let pieces = neurons.div_ceil(NEURONS_PER_TASK);
+        (0..experts * pieces).into_par_iter().try_for_each(|task| {
+            let (expert, first) = (task / pieces, task % pieces * NEURONS_PER_TASK);
+            let range = first..neurons.min(first + NEURONS_PER_TASK);
+            let mut at = bytes * expert as u64;
+            for (role, quant) in ROLES.into_iter().zip([gate, up, down]) {
+                let row_bytes = quant.row_bytes(cols);
+                let matrix = self.source.expert(role, layer, expert)?;
+                let mut out = vec![0; range.len() * row_bytes];
+                match role {
+                    Role::Down => self.down_rows(matrix, range.clone(), quant, &mut out)?,
+                    _ => self.input_rows(matrix, range.start, (quant, self.columns(role, layer)), &mut out)?,
+                }
+                writer.write(section, at + (range.start * row_bytes) as u64, &out)?;
+                at += (neurons * row_bytes) as u64;
+                self.advance(out.len() as u64)?;
+            }
+            Ok(())
+        })
+    }
+
+    /// Rows of gate or up from `first` on.
+    fn input_rows(
+        &self,
+        matrix: ExpertMatrix<'_>,
+        first: usize,
+        to: (Quant, Option<&[f32]>),
+        out: &mut [u8],
+    ) -> Result<()> {
+        let cols = matrix.shape[1];
+        // Rows of the whole tensor, whose offset a message names.
+        let before = matrix.data.as_ptr().addr() - matrix.view.data.as_ptr().addr();
+        let first = before / matrix.view.info.dtype.row_bytes(cols) + first;
+        let mut values = vec![0.0; cols];
+        out.chunks_exact_mut(to.0.row_bytes(cols))
+            .enumerate()
+            .try_for_each(|(i, out)| convert_row(matrix.view, first + i, to, &mut values, out))
+    }
+
+    /// What the neurons of this range add, a row for each.
+    fn down_rows(
+        &self,
+        matrix: ExpertMatrix<'_>,
+        range: std::ops::Range<usize>,
+        quant: Quant,
+        out: &mut [u8],
+    ) -> Result<()> {
+        let hidden = matrix.shape[0];
+        let columns = gather_columns(matrix.view, matrix.data, matrix.shape, range)?;
+        let rows = columns.chunks_exact(hidden).zip(out.chunks_exact_mut(quant.row_bytes(hidden)));
+        for (values, out) in rows {
+            rows::encode(quant, values, out);
+            self.compare(quant, values, out);
+            check_range(values, quant, matrix.view)?;
+        }
+        Ok(())
+    }
+}
