@@ -21,7 +21,7 @@ fn open(path: &Path) -> Result<Model> {
         }
         Err(_) => Model::in_place(Source::open(path, None)?)?,
     };
-    model.check_numbers()?;
+    model.check_numbers(false)?;
     Ok(model)
 }
 

@@ -35,6 +35,9 @@ fn check(bytes: &[u8]) {
                     assert_eq!(layout.parts().iter().map(|part| part.of(block).len()).sum::<usize>(), block.len());
                 }
             }
+            content @ (Content::Clusters { clusters: count, .. } | Content::Experts { experts: count, .. }) => {
+                assert_eq!(Some(data.len() as u64), content.cluster_bytes().map(|each| each * count as u64));
+            }
             Content::Numbers => assert_eq!((data.len() % 4, section.offset % 4096), (0, 0)),
             Content::Bytes => {}
         }

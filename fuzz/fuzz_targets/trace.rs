@@ -69,6 +69,7 @@ fn check(path: &Path) {
             calls: Calls::PerDecision,
             gap_ns: 0.0,
             seed: 1,
+            prompt: 0,
         };
         let _ = case.run(Policy::Full);
     }
