@@ -194,6 +194,37 @@ fn masked(values: &[f32], selection: &Selection, keep: impl Fn(usize) -> bool) -
     out
 }
 
+/// An engine takes kinds of kernels by a measurement, type by type, for dots and for down rows: what is computed and what comes out must
+/// not depend on it. Of silu most neurons are listed, so that lists may be read as streams.
+#[test]
+fn kinds_that_are_taken_in_part_change_no_bit() {
+    for kinds in Isa::ALL.map(Kernels::kinds).into_iter().filter(|kinds| kinds.len() > 1) {
+        for activation in [Activation::Relu, Activation::Silu] {
+            for (quants, kind) in types().into_iter().flat_map(|quants| KINDS.map(|kind| (quants, kind))) {
+                let (model, mut results) = (model(kind, activation, quants), Vec::new());
+                let most: Vec<StoreId> = (0..NEURONS as u32).map(StoreId).filter(|id| id.0 % 5 != 0).collect();
+                let most = Selection { masks: vec![1; most.len()], neurons: most };
+                for taken in 0..4 {
+                    let mut kernels = kinds[0].1;
+                    for quant in quants {
+                        kernels.take_dots(quant, &kinds[taken % 2].1);
+                        kernels.take_axpys(quant, &kinds[taken / 2].1);
+                    }
+                    let input = numbers(&mut Prng::new(5), HIDDEN, 1.7);
+                    let mut bench = Bench { model: &model, kernels, pool: ThreadPool::new(2), input, n: 1 };
+                    let works = [Work::All, Work::Selected(&most)].map(|work| {
+                        let (out, counts) = bench.run(work, 0.0);
+                        (out.into_iter().map(f32::to_bits).collect::<Vec<u32>>(), counts)
+                    });
+                    results.push(works);
+                }
+                let same = results.iter().all(|result| *result == results[0]);
+                assert!(same, "{} {kind:?} {activation:?}", quants.map(Quant::name).join(" "));
+            }
+        }
+    }
+}
+
 #[test]
 fn all_neurons_listed_are_the_dense_pass() {
     everywhere(Activation::Relu, |bench, what| {

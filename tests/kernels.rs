@@ -225,6 +225,37 @@ proptest! {
         }
     }
 
+    /// An engine may take either kind for any type, by a measurement: the text must not depend on it.
+    #[test]
+    fn kinds_of_one_instruction_set_differ_in_no_bit(seed in any::<u64>(), groups in 1usize..40, odd in 0usize..32,
+                                                     n in prop_oneof![1usize..=8, Just(32), Just(40)], count in 1usize..=MAX_AXPY_ROWS) {
+        let mut rng = Prng::new(seed);
+        for kinds in Isa::ALL.map(Kernels::kinds).into_iter().filter(|kinds| kinds.len() > 1) {
+            for quant in Quant::all() {
+                let cols = length(quant, groups, odd);
+                let rows = FencedRows::random(&mut rng, quant, cols, count);
+                let (input, a) = (normal(&mut rng, n * cols), normal(&mut rng, count * n));
+                let mut x = Columns::default();
+                x.set(&input, n, quant);
+                let pointers: Vec<*const u8> = (0..count).map(|r| rows.rows.row(r)).collect();
+                let ahead = if seed % 2 == 0 { 0 } else { rows.rows.stride };
+                let results = kinds.iter().map(|(_, kernels)| {
+                    let (mut y, mut out) = (vec![f32::NAN; n * count], vec![0.25; n * cols]);
+                    // SAFETY: as above.
+                    unsafe {
+                        kernels.dot(quant)(Rows { ahead, ..rows.rows }, count, &x, y.as_mut_ptr(), count);
+                        kernels.axpy(quant)(&pointers, ahead, &a, cols, &mut out);
+                    }
+                    y.into_iter().chain(out).map(f32::to_bits).collect::<Vec<u32>>()
+                });
+                let results: Vec<Vec<u32>> = results.collect();
+                for (other, (words, kernels)) in results.iter().zip(&kinds).skip(1) {
+                    prop_assert!(results[0] == *other, "{} {} cols {cols}: {words}", kernels.isa.name(), quant.name());
+                }
+            }
+        }
+    }
+
     /// Each query mixes the values that it sees and no other, behind which stands NaN.
     #[test]
     fn attention_is_that_of_f64(seed in any::<u64>(), dim in 1usize..140, positions in 1usize..90, n in 1usize..=12) {

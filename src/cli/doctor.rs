@@ -1,7 +1,8 @@
 use super::settings_arg::{SocketArgs, read};
-use crate::cpu::{Isa, Kernels};
+use crate::cpu::{Isa, Kernels, ThreadPool};
 use crate::error::{Result, printable};
-use crate::lab::kernel_choice;
+use crate::formats::rows::Quant;
+use crate::lab::kernel_choice::Trial;
 use crate::serve::socket;
 use serde::Serialize;
 use serde_json::Value;
@@ -49,7 +50,7 @@ fn findings(args: &Args) -> Result<Vec<Finding>> {
             add("processor", "ok", format!("{threads} threads, kernels for {}; it has {others}, too", isa.name()))
         }
     }
-    let (verdict, found) = kernels();
+    let (verdict, found) = kernels(threads).unwrap_or_else(|error| ("problem", error.to_string()));
     add("kernels", verdict, found);
     match crate::config::available_memory() {
         Some(bytes) => add(
@@ -102,18 +103,53 @@ fn findings(args: &Args) -> Result<Vec<Finding>> {
     Ok(findings)
 }
 
-/// Which kernels read weights, how fast, and whether others would be faster here.
-fn kernels() -> (&'static str, String) {
-    let (candidates, chosen) = Kernels::candidates();
-    let choices = kernel_choice::measure(chosen, &candidates);
-    let rates: Vec<String> = choices.iter().map(|c| format!("{} {:.1}", c.quant.name(), c.gb_s)).collect();
-    let faster = choices.iter().filter_map(|c| c.faster.map(|(name, gb_s)| (c, name, gb_s)));
-    let faster: Vec<String> = faster.map(|(c, name, gb_s)| format!("{} {gb_s:.1} by {name}", c.quant.name())).collect();
-    let found = format!("{}; one thread reads, in GB/s: {}", candidates[chosen].0, rates.join(", "));
-    match faster.is_empty() {
-        true => ("ok", found),
-        false => ("note", format!("{found}; faster in a short measurement: {}", faster.join(", "))),
+/// Numbers of a row: as many as a 7B model has, and whole blocks of every type.
+const COLS: usize = 4096;
+/// Bytes of a dense model's attention and of its neuron blocks, about in this relation.
+const USES: [u64; 2] = [1, 2];
+
+/// Which kernels read weights of each type, how fast, and why those: what an engine takes that is opened now.
+fn kernels(threads: usize) -> Result<(&'static str, String)> {
+    let isa = Kernels::best().isa;
+    let kinds = Kernels::kinds(isa);
+    let mut pool = ThreadPool::new(threads);
+    let mut trial = Trial::new(&mut pool, COLS)?;
+    let (mut rates, mut changed, mut faster) = (Vec::new(), Vec::new(), Vec::new());
+    for quant in Quant::all() {
+        let choice = trial.choose(&kinds, quant, USES);
+        rates.push(format!("{} {:.1}", quant.name(), choice.pairs[choice.taken].gb_s));
+        if choice.taken > 0 {
+            changed.push(format!("{}: {}", quant.name(), choice.describe(&kinds)));
+        }
+        let mut taken = kinds[0].1;
+        choice.apply(&mut taken, &kinds);
+        if let (Isa::Avx512, Some(avx2)) = (isa, Kernels::of(Isa::Avx2)) {
+            // Of matrices alone: kernels of two instruction sets do not add to one sum.
+            let choice = trial.choose(&[(isa.name(), taken), (Isa::Avx2.name(), avx2)], quant, [1, 0]);
+            if choice.taken > 0 {
+                faster.push(format!("{}: {}", quant.name(), choice.describe(&[(isa.name(), taken), ("avx2", avx2)])));
+            }
+        }
     }
+    let mut found = format!(
+        "{}; {threads} threads read a dense model's weights, rows of {COLS} numbers, in GB/s: {}",
+        isa.name(),
+        rates.join(", ")
+    );
+    if let [(maker, _), others @ ..] = &kinds[..]
+        && !others.is_empty()
+    {
+        let others: Vec<&str> = others.iter().map(|(name, _)| *name).collect();
+        found += &format!("; of the kinds {maker} (this processor's maker) and {} ", others.join(", "));
+        found += &match changed.is_empty() {
+            true => format!("{maker} is taken: none is clearly faster"),
+            false => format!("{maker} is taken but for {}", changed.join("; ")),
+        };
+    }
+    if faster.is_empty() {
+        return Ok(("ok", found));
+    }
+    Ok(("note", format!("{found}; DYNAMICINFER_ISA=avx2 is faster for {}", faster.join(", "))))
 }
 
 /// Who has the socket, and whether it answers.

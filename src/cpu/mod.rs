@@ -114,6 +114,19 @@ fn whole_rows(ahead: usize, least: usize) -> usize {
     if ahead == 0 { least } else { ahead * least.div_ceil(ahead) }
 }
 
+/// Takes bytes out of all caches: who reads them next reads memory. Only on x86-64, where there are kernels that memory holds back.
+pub fn flush(bytes: &[u8]) {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: the lines are readable, and every processor has the instructions.
+    unsafe {
+        use std::arch::x86_64::{_mm_clflush, _mm_mfence};
+        bytes.iter().step_by(64).for_each(|line| _mm_clflush(line));
+        _mm_mfence();
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = bytes;
+}
+
 /// A table by type, of what our own types have and what block types have.
 const fn by_type<T: Copy>(own: [T; Quant::OWN.len()], blocks: [T; BlockType::COUNT]) -> [T; Quant::COUNT] {
     let mut all = [own[0]; Quant::COUNT];
@@ -145,9 +158,12 @@ pub struct Kernels {
     pub prefill: Prefill,
     /// Brings a row into the caches before it is used; does nothing for instruction sets whose kernels read rows one by one.
     pub touch: Touch,
-    /// Whether a down row is best added to one column's output as it is read from memory, with prefetches; otherwise `touch` reads it
-    /// first.
-    pub adds_as_read: bool,
+    /// By type, whether a down row is best added to one column's output as it is read from memory, with prefetches; otherwise `touch`
+    /// reads it first.
+    adds_as_read: [bool; Quant::COUNT],
+    /// Whether chosen neurons come as fast as all of them where few are left out. This decides what is computed, and so the last bits of
+    /// sums: it does not differ between [`Kernels::kinds`] of which one was taken in part.
+    pub lists_as_fast: bool,
     /// By type, the down rows that are added to one column's output at a time: more than one where storing the output takes the most
     /// time.
     rows_together: [usize; Quant::COUNT],
@@ -268,23 +284,33 @@ impl Kernels {
         .expect("portable kernels run everywhere")
     }
 
-    /// All kernels that this machine could take, portable ones only where it has no others, with words about each; and which of them
-    /// [`Kernels::best`] takes.
-    pub fn candidates() -> (Vec<(&'static str, Kernels)>, usize) {
-        let mut all = Vec::new();
-        #[cfg(target_arch = "x86_64")]
-        if Isa::Avx512.is_supported() {
-            all.extend(avx512::candidates());
+    /// The kernels of an instruction set that differ in nothing but how they ask the memory for rows, by name: their results are the same
+    /// bits. First those that [`Kernels::of`] gives; none if this machine does not have the instructions. `near` asks for the next row at
+    /// most, `far` for every line, 4 KiB before it is read.
+    pub fn kinds(isa: Isa) -> Vec<(&'static str, Kernels)> {
+        match Kernels::of(isa) {
+            #[cfg(target_arch = "x86_64")]
+            Some(_) if isa == Isa::Avx512 => avx512::kinds().into(),
+            Some(kernels) => vec![(isa.name(), kernels)],
+            None => Vec::new(),
         }
-        #[cfg(target_arch = "x86_64")]
-        all.extend(Kernels::of(Isa::Avx2).map(|kernels| ("avx2", kernels)));
-        let best = Kernels::best();
-        if all.is_empty() || best.isa == Isa::Portable {
-            all.push(("portable", portable::KERNELS));
-        }
-        let is_best = |kernels: &Kernels| (kernels.isa, kernels.adds_as_read) == (best.isa, best.adds_as_read);
-        let chosen = all.iter().position(|(_, kernels)| is_best(kernels)).expect("the best is one of them");
-        (all, chosen)
+    }
+
+    /// Takes the dots of `other`, of the same instruction set, for rows of this type.
+    pub fn take_dots(&mut self, quant: Quant, other: &Kernels) {
+        debug_assert_eq!(self.isa, other.isa, "results would be others");
+        self.dots[quant.index()] = other.dots[quant.index()];
+    }
+
+    /// Takes the way in which `other`, of the same instruction set, adds down rows of this type.
+    pub fn take_axpys(&mut self, quant: Quant, other: &Kernels) {
+        let i = quant.index();
+        debug_assert_eq!(
+            (self.isa, self.rows_together[i]),
+            (other.isa, other.rows_together[i]),
+            "results would be others"
+        );
+        (self.axpys[i], self.adds_as_read[i]) = (other.axpys[i], other.adds_as_read[i]);
     }
 
     /// The kernels of `isa`; `None` if this machine does not have it.
@@ -406,6 +432,11 @@ impl Kernels {
     /// How many down rows of this type are best added to one column's output by a call of `axpy`; at most [`MAX_AXPY_ROWS`].
     pub fn rows_together(&self, quant: Quant) -> usize {
         self.rows_together[quant.index()]
+    }
+
+    /// Whether a down row of this type is added to one column's output without [`Kernels::touch`] before it.
+    pub fn adds_as_read(&self, quant: Quant) -> bool {
+        self.adds_as_read[quant.index()]
     }
 
     /// The kernel that adds multiples of rows of this type to an output.

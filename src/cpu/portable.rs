@@ -18,7 +18,8 @@ pub const KERNELS: Kernels = Kernels {
     tiles: super::floats::PORTABLE,
     prefill: Prefill::Int8,
     touch: super::touch_nothing,
-    adds_as_read: false,
+    adds_as_read: [false; Quant::COUNT],
+    lists_as_fast: false,
     rows_together: by_type([1, 1, 1, 2], [1; BlockType::COUNT]),
 };
 

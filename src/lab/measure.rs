@@ -84,6 +84,19 @@ pub struct ReadBandwidth {
     pub worst_gb_per_s: f64,
 }
 
+/// Memory to measure in, of zeros, in huge pages where the system gives them.
+///
+/// # Errors
+/// [`Error::Memory`] where the system refuses.
+pub(super) fn huge_pages(bytes: usize) -> Result<MmapMut> {
+    let map = MmapMut::map_anon(bytes).map_err(|e| {
+        Error::Memory(format!("measuring how fast memory is read needs free memory: {} MiB: {e}", bytes >> 20))
+    })?;
+    // Advice only: small pages give a slightly lower figure, not a wrong one.
+    let _ = map.advise(Advice::HugePage);
+    Ok(map)
+}
+
 /// Filled memory to measure reads on, in huge pages where the system gives them.
 pub struct ReadBuffer(MmapMut);
 
@@ -108,9 +121,7 @@ impl ReadBuffer {
                 free.unwrap_or(0) >> 20
             )));
         }
-        let mut map = MmapMut::map_anon(bytes as usize).map_err(|e| refused(format!("{} MiB: {e}", bytes >> 20)))?;
-        // Advice only: small pages give a slightly lower figure, not a wrong one.
-        let _ = map.advise(Advice::HugePage);
+        let mut map = huge_pages(bytes as usize)?;
         for (i, page) in map.chunks_mut(4096).enumerate() {
             page[0] = i as u8;
         }

@@ -205,8 +205,8 @@ impl Model {
         block::not_on_device(self.layers.iter().map(|layer| *layer.block()), self.config.hidden)
     }
 
-    /// The types of the layers' weights, the one with most bytes first, as text: `q4_k, q6_k`.
-    pub fn types(&self) -> String {
+    /// The types of the layers' weights with their bytes, the one with most bytes first.
+    pub fn bytes_by_type(&self) -> Vec<(Quant, u64)> {
         let mut bytes: Vec<(Quant, u64)> = Vec::new();
         let mut add = |quant: Quant, more: u64| match bytes.iter_mut().find(|(known, _)| *known == quant) {
             Some((_, bytes)) => *bytes += more,
@@ -217,7 +217,12 @@ impl Model {
             layer.ffn.bytes_by_type().into_iter().for_each(|(quant, bytes)| add(quant, bytes));
         }
         bytes.sort_by_key(|(_, bytes)| std::cmp::Reverse(*bytes));
-        bytes.iter().map(|(quant, _)| quant.name()).collect::<Vec<_>>().join(", ")
+        bytes
+    }
+
+    /// The types of the layers' weights, the one with most bytes first, as text: `q4_k, q6_k`.
+    pub fn types(&self) -> String {
+        self.bytes_by_type().iter().map(|(quant, _)| quant.name()).collect::<Vec<_>>().join(", ")
     }
 
     /// The tokeniser that was packed with the model.

@@ -10,6 +10,7 @@ pub mod cuda;
 pub mod cuda;
 pub mod device;
 pub mod embedded;
+mod kernels;
 pub mod machine;
 pub mod model;
 pub mod place;
@@ -235,6 +236,7 @@ pub fn open_model(model: Model, options: &EngineOptions, told: &dyn Listener) ->
         read_in(&mut engine);
     }
     options.sparsity.apply(&mut engine, told)?;
+    kernels::choose(&mut engine, options);
     if options.audit > 0 && !engine.sparsity().is_dense() {
         let activation_thresholds = engine.sparsity().activation_thresholds().to_vec();
         // An audit reads every neuron of the model, from disk if they lie there.

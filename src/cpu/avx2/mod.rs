@@ -34,6 +34,7 @@ mod tiles;
 use super::{Columns, Isa, Kernels, Prefill, Rows, by_type, whole_rows};
 use crate::cpu::floats::Tiles;
 use crate::formats::blocks::BlockType;
+use crate::formats::rows::Quant;
 use floats::{axpy_f16, axpy_f32, dot_float};
 use grouped::{axpy_q4, axpy_q8, dot_grouped};
 use std::arch::x86_64::*;
@@ -52,7 +53,8 @@ pub const KERNELS: Kernels = Kernels {
     tiles: Tiles { by_rows: Some(by_rows::by_rows), ..tiles::TILES },
     prefill: Prefill::Int8,
     touch: super::touch_nothing,
-    adds_as_read: true,
+    adds_as_read: [true; Quant::COUNT],
+    lists_as_fast: true,
     rows_together: by_type([1; 4], [1; BlockType::COUNT]),
 };
 

@@ -16,7 +16,7 @@ mod gemm;
 
 use super::{Columns, Isa, Kernels, Prefill, Rows, by_type, whole_rows};
 use crate::formats::blocks::BlockType;
-use crate::formats::rows::{GROUP, PACK};
+use crate::formats::rows::{GROUP, PACK, Quant};
 use axpy::{axpy_f16, axpy_f32, axpy_q4, axpy_q8, touch};
 use std::arch::x86_64::*;
 
@@ -27,17 +27,15 @@ use std::arch::x86_64::*;
 /// with every line prefetched 4 KiB before it is read, down rows included; q8_0 took 85 and 63, q4_0 52 and 44. 2 KiB was slower, 8 KiB
 /// as fast or slower, and leaving lines out was slower (runs/2026-11-22-avx512-intel).
 pub fn kernels() -> Kernels {
-    let vendor = __cpuid(0);
-    let intel = [vendor.ebx, vendor.edx, vendor.ecx].map(u32::to_le_bytes).concat() == b"GenuineIntel";
-    if intel { of::<true>() } else { of::<false>() }
+    kinds()[0].1
 }
 
-/// Both kinds of kernels, with words about each.
-pub fn candidates() -> [(&'static str, Kernels); 2] {
-    [
-        ("avx512, lines asked for 4 KiB ahead as Intel's cores want it", of::<true>()),
-        ("avx512, the core looks ahead by itself", of::<false>()),
-    ]
+/// Both kinds of kernels by name, that for this processor's maker first.
+pub fn kinds() -> [(&'static str, Kernels); 2] {
+    let vendor = __cpuid(0);
+    let intel = [vendor.ebx, vendor.edx, vendor.ecx].map(u32::to_le_bytes).concat() == b"GenuineIntel";
+    let (near, far) = (("near", of::<false>()), ("far", of::<true>()));
+    if intel { [far, near] } else { [near, far] }
 }
 
 /// The kernels; with FAR they prefetch every line of a stream [`AHEAD`] bytes before it is read.
@@ -56,7 +54,8 @@ const fn of<const FAR: bool>() -> Kernels {
         tiles: floats::TILES,
         prefill: Prefill::Int8,
         touch,
-        adds_as_read: FAR,
+        adds_as_read: [FAR; Quant::COUNT],
+        lists_as_fast: FAR,
         rows_together: by_type([1, 1, 1, 2], [1; BlockType::COUNT]),
     }
 }

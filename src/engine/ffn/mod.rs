@@ -425,7 +425,7 @@ impl Sparse<'_> {
         let Sparse { config, layer, list, .. } = *self;
         // Kernels that prefetch far ahead read the list as fast (runs/2026-11-22-avx2-sparse), and the others do so in floats.
         let floats = layer.block().down().quant.input() == rows::Input::Floats;
-        let as_fast = floats || self.kernels.adds_as_read || config.activation.is_sparse();
+        let as_fast = floats || self.kernels.lists_as_fast || config.activation.is_sparse();
         if range.is_empty() || self.known.is_some() || as_fast {
             return false;
         }
@@ -477,7 +477,7 @@ impl Sparse<'_> {
 /// What to prefetch while a down row is added and every row is read: with AVX-512 the short rows of q4_0 do better with the whole next
 /// row, the others with the next lines (`touch` in `cpu/avx512/axpy.rs`).
 fn dense_ahead(kernels: &Kernels, down: BlockPart) -> usize {
-    if down.quant == Quant::Q4 || kernels.adds_as_read { down.quant.ahead(down.bytes) } else { 0 }
+    if down.quant == Quant::Q4 || kernels.adds_as_read(down.quant) { down.quant.ahead(down.bytes) } else { 0 }
 }
 
 /// Products of a neuron's gate and up with each column, `[columns, gate and up]`, or of up, `[columns]`.
@@ -564,7 +564,7 @@ impl<'a> Downs<'a> {
     /// Where an axpy that waited for memory would hold back the stream, the row is read here, where it lies, and added later.
     fn add(&mut self, block: *const u8, ahead: usize, a: &[f32], out: &mut [f32]) {
         let row = block.wrapping_add(self.part.offset);
-        if self.n > 1 || !self.kernels.adds_as_read {
+        if self.n > 1 || !self.kernels.adds_as_read(self.part.quant) {
             // SAFETY: the row is inside the section; the kernel is for this machine.
             unsafe { (self.kernels.touch)(row, self.part.bytes, ahead) };
         }
