@@ -3,7 +3,7 @@
 //! depend on the rows and threads beside it.
 
 use dynamicinfer::cpu::reference;
-use dynamicinfer::cpu::{Columns, Isa, Kernels, Panels, Rows, ThreadPool};
+use dynamicinfer::cpu::{Columns, Isa, Kernels, MAX_COLUMNS, ManyForm, Panels, Rows, ThreadPool};
 use dynamicinfer::formats::blocks::BlockType;
 use dynamicinfer::formats::rows::{self, Quant};
 use dynamicinfer::prng::Prng;
@@ -264,6 +264,48 @@ fn inputs_are_rounded_alike() {
                     assert_eq!(found, expected, "{} column {b} group {group} word {word}", kernels.isa.name());
                 }
             }
+        }
+    }
+}
+
+/// Whole matrices of few columns take the form that is faster there, and lists of neurons the row kernels: it must be the same product.
+#[test]
+fn few_columns_give_the_same_product_in_either_form() {
+    let (mut rng, mut pool, cols, count) = (Prng::new(13), ThreadPool::new(2), 1024, 70);
+    for kernels in supported() {
+        let mut forms = Vec::new();
+        for quant in Quant::all().filter(|quant| kernels.gemm(*quant).is_some()) {
+            let bytes = quant.row_bytes(cols);
+            let mut data = vec![0u64; (count * bytes).div_ceil(8)];
+            for row in bytemuck::cast_slice_mut(&mut data)[..count * bytes].chunks_exact_mut(bytes) {
+                let numbers: Vec<f32> = (0..cols).map(|_| rng.next_f64() as f32 - 0.5).collect();
+                rows::encode(quant, &numbers, row);
+            }
+            let rows = Rows { first: data.as_ptr().cast(), stride: bytes, ahead: 0 };
+            for n in [1, 5, 8, 9, 12, 17, MAX_COLUMNS] {
+                let input: Vec<f32> = (0..n * cols).map(|_| rng.next_f64() as f32 - 0.5).collect();
+                let [mut matrices, mut lists] = [Columns::default(), Columns::default()];
+                matrices.set_many(&mut pool, &kernels, &input, n, [quant]);
+                lists.set_for(&input, n, [quant]);
+                assert_eq!(lists.form(&kernels, quant), ManyForm::Rows);
+                forms.push(matrices.form(&kernels, quant));
+                let [one, other] = [matrices, lists].map(|x| {
+                    let mut y = vec![f32::NAN; n * count];
+                    // SAFETY: whole rows, and kernels for this machine.
+                    unsafe { kernels.products(quant, rows, count, &x, y.as_mut_ptr(), count) };
+                    y
+                });
+                for (i, (one, other)) in one.iter().zip(&other).enumerate() {
+                    let row = &bytemuck::cast_slice(&data)[i % count * bytes..][..bytes];
+                    let column = &input[i / count * cols..][..cols];
+                    let scale = reference::dot_scale(&reference::numbers(quant, row, cols), column) as f32;
+                    let what = format!("{} {} n {n}", kernels.isa.name(), quant.name());
+                    assert!((one - other).abs() <= 1e-5 * scale, "{what}: {one} {other}");
+                }
+            }
+        }
+        if kernels.isa == Isa::Avx512 {
+            assert!(forms.contains(&ManyForm::Codes) && forms.contains(&ManyForm::Rows));
         }
     }
 }

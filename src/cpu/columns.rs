@@ -28,6 +28,8 @@ pub struct Columns {
     block: BlockInput,
     panels: Panels,
     floats: FloatPanels,
+    /// They were made for the row kernels, however many there are.
+    by_rows: bool,
     /// How the next input that becomes [`Panels`] with one step gets it; `None` takes its largest number's.
     pub scale: Option<Scale>,
     /// What lies beyond the step.
@@ -46,6 +48,8 @@ struct BlockInput {
     sums: Aligned,
     /// The same again as [`LaneBlock`]s, `[n * stride / 256]`.
     lanes: Vec<LaneBlock>,
+    /// And as [`UnitBlock`]s, `[n * stride / 256]`.
+    units: Vec<UnitBlock>,
     stride: usize,
 }
 
@@ -78,6 +82,33 @@ impl LaneBlock {
             for (k, to) in block.codes.iter_mut().enumerate() {
                 to[lane] = fours[group * (BLOCK_GROUP / 4) + k];
             }
+        }
+        block
+    }
+}
+
+/// [`BLOCK`] numbers of a column in runs of 16, so that four lanes of 32 bits belong to each run and the runs of equal place in two registers
+/// to one group of 32.
+#[repr(C, align(64))]
+#[derive(Clone, Copy, Debug, bytemuck::Zeroable, bytemuck::Pod)]
+pub struct UnitBlock {
+    /// Register k has runs k, k + 4, k + 8 and k + 12: of even groups the first runs, then their second ones, then those of odd groups.
+    pub codes: [[i8; 64]; 4],
+    /// What the codes of each 32 are multiplied by.
+    pub steps: [f32; BLOCK / GROUP],
+    /// That times the sum of the codes.
+    pub sums: [f32; BLOCK / GROUP],
+}
+
+impl UnitBlock {
+    /// Of codes in their own order, and steps and sums for each 16 of them.
+    fn of(codes: &[i8], steps: &[f32], sums: &[f32]) -> UnitBlock {
+        let mut block: UnitBlock = bytemuck::Zeroable::zeroed();
+        for (run, codes) in codes.as_chunks::<16>().0.iter().enumerate() {
+            block.codes[run % 4][run / 4 * 16..][..16].copy_from_slice(codes);
+        }
+        for g in 0..BLOCK / GROUP {
+            (block.steps[g], block.sums[g]) = (steps[2 * g], sums[2 * g] + sums[2 * g + 1]);
         }
         block
     }
@@ -136,6 +167,7 @@ impl Columns {
             self.values.resize(0);
             self.forget_codes();
         }
+        self.by_rows = false;
         let mut pool = pool;
         if codes {
             self.set_panels(pool.as_deref_mut(), kernels, values, n, scale);
@@ -180,6 +212,11 @@ impl Columns {
         }
     }
 
+    /// The form in which rows of this type meet these columns.
+    pub fn form(&self, kernels: &Kernels, quant: Quant) -> ManyForm {
+        if self.by_rows { ManyForm::Rows } else { kernels.form(quant, self.n) }
+    }
+
     /// What [`Columns::set_many`] has made for [`Kernels::gemm`].
     pub fn panels(&self) -> &Panels {
         &self.panels
@@ -198,13 +235,13 @@ impl Columns {
         self.codes.clear();
         self.block.codes.resize(0);
         self.block.lanes.clear();
+        self.block.units.clear();
     }
 
-    /// The same for weights of several types.
+    /// The same for weights of several types. Rows meet these columns one by one, as lists of neurons want it.
     pub fn set_for(&mut self, values: &[f32], n: usize, quants: impl IntoIterator<Item = Quant>) {
         debug_assert!(n > 0 && values.len().is_multiple_of(n));
-        self.n = n;
-        self.cols = values.len() / n;
+        (self.n, self.cols, self.by_rows) = (n, values.len() / n, true);
         let stride = self.stride();
         self.values.resize(n * stride);
         for (to, from) in self.values.chunks_exact_mut(stride).zip(values.chunks_exact(self.cols)) {
@@ -285,12 +322,15 @@ impl Columns {
     }
 
     fn set_lanes(&mut self) {
-        let BlockInput { codes, steps, sums, lanes, .. } = &mut self.block;
+        let BlockInput { codes, steps, sums, lanes, units, .. } = &mut self.block;
         const GROUPS: usize = BLOCK / BLOCK_GROUP;
         let codes = bytemuck::cast_slice(codes).chunks_exact(BLOCK);
         let scales = steps.chunks_exact(GROUPS).zip(sums.chunks_exact(GROUPS));
+        let blocks = codes.zip(scales);
         lanes.clear();
-        lanes.extend(codes.zip(scales).map(|(codes, (steps, sums))| LaneBlock::of(codes, steps, sums)));
+        lanes.extend(blocks.clone().map(|(codes, (steps, sums))| LaneBlock::of(codes, steps, sums)));
+        units.clear();
+        units.extend(blocks.map(|(codes, (steps, sums))| UnitBlock::of(codes, steps, sums)));
     }
 
     /// Numbers from one column to the next: an odd number of cache lines, or the same places of all columns would fall into
@@ -343,5 +383,11 @@ impl Columns {
     pub fn lane_blocks(&self, b: usize) -> &[LaneBlock] {
         let blocks = self.block.stride / BLOCK;
         &self.block.lanes[b * blocks..(b + 1) * blocks]
+    }
+
+    /// Column `b` by runs of 16; only after [`Columns::set`] for a block type.
+    pub fn unit_blocks(&self, b: usize) -> &[UnitBlock] {
+        let blocks = self.block.stride / BLOCK;
+        &self.block.units[b * blocks..(b + 1) * blocks]
     }
 }

@@ -146,6 +146,8 @@ pub struct Kernels {
     dots: [Dot; Quant::COUNT],
     axpys: [Axpy; Quant::COUNT],
     gemms: [Option<Gemm>; Quant::COUNT],
+    /// With so many columns or more a whole matrix of a quantised type is multiplied faster as a [`Gemm`] than row by row.
+    fewest_codes: usize,
     /// Columns of a panel of [`Panels`].
     panel_width: usize,
     /// Fills a panel of [`Panels`].
@@ -169,7 +171,8 @@ pub struct Kernels {
     rows_together: [usize; Quant::COUNT],
 }
 
-/// How products with more than [`MAX_COLUMNS`] columns, those of a prompt, are computed.
+/// How products with more than [`MAX_COLUMNS`] columns, those of a prompt, are computed. With fewer, `Int8` may take the same route: the
+/// row kernels round their input in the same way.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Prefill {
@@ -286,7 +289,7 @@ impl Kernels {
 
     /// The kernels of an instruction set that differ in nothing but how they ask the memory for rows, by name: their results are the same
     /// bits. First those that [`Kernels::of`] gives; none if this machine does not have the instructions. `near` asks for the next row at
-    /// most, `far` for every line, 4 KiB before it is read.
+    /// most, but for every line of GGUF's blocks, 8 KiB before it is read; `far` for every line of all types, 4 KiB before.
     pub fn kinds(isa: Isa) -> Vec<(&'static str, Kernels)> {
         match Kernels::of(isa) {
             #[cfg(target_arch = "x86_64")]
@@ -346,9 +349,10 @@ impl Kernels {
         self.gemms[quant.index()]
     }
 
-    /// The form in which products of rows of this type with `n` columns take them.
+    /// The form in which products of whole matrices of this type with `n` columns take them.
     pub fn form(&self, quant: Quant, n: usize) -> ManyForm {
         match (self.prefill, self.gemm(quant)) {
+            (Prefill::Int8, Some(_)) if n >= self.fewest_codes => ManyForm::Codes,
             _ if n <= MAX_COLUMNS => ManyForm::Rows,
             (Prefill::Exact, _) => ManyForm::Floats,
             (_, Some(_)) => ManyForm::Codes,
@@ -357,13 +361,12 @@ impl Kernels {
         }
     }
 
-    /// `y[b * stride + r] = row r · x[b]`, for `count` rows of type `quant` and each column b, in the form that [`Columns::set_many`] has made
-    /// of them.
+    /// `y[b * stride + r] = row r · x[b]`, for `count` rows of type `quant` and each column b, in the form that they were given.
     ///
     /// # Safety
     /// As [`Dot`].
     pub unsafe fn products(&self, quant: Quant, rows: Rows, count: usize, x: &Columns, y: *mut f32, stride: usize) {
-        if self.form(quant, x.n) == ManyForm::Rows {
+        if x.form(self, quant) == ManyForm::Rows {
             // SAFETY: the caller's promises.
             return unsafe { self.dot(quant)(rows, count, x, y, stride) };
         }
@@ -383,7 +386,7 @@ impl Kernels {
     pub unsafe fn many(&self, quant: Quant, rows: &[*const u8], x: &Columns, y: *mut f32, stride: usize) {
         // SAFETY: the caller's promises.
         unsafe {
-            match (self.form(quant, x.n), self.gemm(quant)) {
+            match (x.form(self, quant), self.gemm(quant)) {
                 (ManyForm::Codes, Some(gemm)) => {
                     gemm(rows, x.panels(), y, stride);
                     x.shadow.add_rows(quant, rows, x.cols, y, stride);

@@ -1,7 +1,7 @@
 //! Kernels in plain Rust, for CPUs without AVX2. The others have the same signatures and the same order of groups.
 
 use super::columns::BLOCK;
-use super::{Axpy, Columns, Dot, Isa, Kernels, Prefill, Rows, by_type};
+use super::{Axpy, Columns, Dot, Isa, Kernels, MAX_COLUMNS, Prefill, Rows, by_type};
 use crate::formats::blocks::{self, Block, BlockType, each_block_type};
 use crate::formats::rows::{GROUP, Quant, axpy_position, code_position, q4_code, scales};
 use half::f16;
@@ -12,6 +12,7 @@ pub const KERNELS: Kernels = Kernels {
     dots: by_type([dot_f32, dot_f16, dot_q8, dot_q4], BLOCK_DOTS),
     axpys: by_type([axpy::<F32>, axpy::<F16>, axpy::<Q8>, axpy::<Q4>], BLOCK_AXPYS),
     gemms: [None; Quant::COUNT],
+    fewest_codes: MAX_COLUMNS + 1,
     panel_width: 1,
     fill_panel: super::gemm::fill,
     across: None,

@@ -10,8 +10,8 @@ use super::observer::SeenAttention;
 use super::report::Report;
 use super::sparsity::{Scored, Wanted};
 use super::split::Split;
-use crate::cpu::ThreadPool;
 use crate::cpu::thread_pool::Parts;
+use crate::cpu::{MAX_COLUMNS, ThreadPool};
 use crate::device::timeline::{Note, Read, Stage, Timeline};
 use crate::model::layer::{Experts, Norms, RouterInput};
 use crate::model::weights::Layer;
@@ -132,7 +132,7 @@ impl Executor for Host<'_> {
         };
         let selection = listed.then(|| &predicted.selections[l]);
         probe.report.add_layer((l, layer), c, n, wanted, selection, read);
-        if n > crate::cpu::MAX_COLUMNS
+        if n > MAX_COLUMNS
             && self.teaches
             && let Some(migrator) = self.split.as_mut().and_then(|split| split.migrator.as_mut())
         {
@@ -242,7 +242,12 @@ fn ffn_input(pass: &mut Pass<'_, '_>, l: usize, wanted: Wanted) -> bool {
         each(pool, n, &mut b.normed, |t, out| math::norm(c.norm, &layer.ffn_norm, &b.x[t * h..(t + 1) * h], out));
     }
     b.columns.scale = b.ffn.inputs.take(Input::Ffn, &b.normed);
-    b.columns.set_many(pool, kernels, &b.normed, n, layer.ffn.input_quants());
+    let quants = layer.ffn.input_quants();
+    if n <= MAX_COLUMNS && matches!(layer.ffn, FfnWeights::Neurons(_)) {
+        b.columns.set_for(&b.normed, n, quants);
+    } else {
+        b.columns.set_many(pool, kernels, &b.normed, n, quants);
+    }
     if wanted != Wanted::Gates {
         return wanted == Wanted::Selected;
     }

@@ -4,7 +4,7 @@
 //! tiles of rows and tokens in registers and are limited by arithmetic. Grouped types multiply int8 by int8.
 
 use crate::cpu::thread_pool::Parts;
-use crate::cpu::{Columns, Kernels, MAX_COLUMNS, ThreadPool};
+use crate::cpu::{Columns, Kernels, ManyForm, ThreadPool};
 use crate::formats::rows;
 use crate::model::{Matrix, Stacked};
 
@@ -88,7 +88,8 @@ impl Tasks {
 pub fn products(pool: &mut ThreadPool, kernels: &Kernels, parts: &[Matrix], x: &Columns, out: &mut [f32]) {
     let rows: usize = parts.iter().map(|part| part.rows).sum();
     assert!(parts.len() <= MAX_PARTS && out.len() == x.n * rows && parts.iter().all(|part| part.cols == x.cols));
-    let tile = if x.n > MAX_COLUMNS { GEMM_ROWS } else { DOT_ROWS };
+    let by_rows = parts.iter().all(|part| x.form(kernels, part.quant) == ManyForm::Rows);
+    let tile = if by_rows { DOT_ROWS } else { GEMM_ROWS };
     let mut tasks = [Tasks::default(); MAX_PARTS];
     for (i, (tasks, part)) in tasks.iter_mut().zip(parts).enumerate() {
         *tasks = Tasks::of(part, pool.threads(), tile, i + 1 == parts.len());

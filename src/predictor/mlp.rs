@@ -10,7 +10,7 @@
 //! file `inner` and `outer` are q8_0 rows, the biases f32, neurons in the numbering of the published model. Rank 0 has the
 //! bias alone: layers whose few active neurons are always the same need no more.
 
-use super::{Calibration, Form, Kind, Predictor, Tools};
+use super::{Calibration, Form, Kind, Predictor, Scratch, Tools};
 use crate::cpu::sign::BitLine;
 use crate::error::{Error, Result};
 use crate::formats::MappedFile;
@@ -18,7 +18,7 @@ use crate::formats::predictor_file::{Header, PredictorFile, Table};
 use crate::formats::rows::{self, GROUP, Quant};
 use crate::formats::sections::{Content, Header as _, Section, Writer};
 use crate::model::{Matrix, Model};
-use crate::ops::linear::linear;
+use crate::ops::linear::products;
 use crate::ops::math;
 use rayon::prelude::*;
 use std::collections::HashMap;
@@ -318,11 +318,15 @@ impl Predictor for Mlp {
             normalise(x, out);
         }
         scratch.inner.resize(n * inner.rows, 0.0);
-        linear(pool, kernels, inner, &scratch.normed[..n * h], n, &mut scratch.columns, &mut scratch.inner);
-        for values in scratch.inner.chunks_exact_mut(inner.rows) {
+        // By rows, however many tokens there are: which neurons are chosen does not depend on who is in the pass.
+        let Scratch { normed, inner: values, columns, .. } = &mut **scratch;
+        columns.set_for(&normed[..n * h], n, [inner.quant]);
+        products(pool, kernels, std::slice::from_ref(inner), columns, values);
+        for values in values.chunks_exact_mut(inner.rows) {
             values.iter_mut().zip(&network.inner_bias).for_each(|(v, b)| *v = (*v + b).max(0.0));
         }
-        linear(pool, kernels, outer, &scratch.inner, n, &mut scratch.columns, scores);
+        columns.set_for(values, n, [outer.quant]);
+        products(pool, kernels, std::slice::from_ref(outer), columns, scores);
         scores.chunks_exact_mut(ffn).for_each(|scores| math::add(scores, &network.outer_bias));
     }
 

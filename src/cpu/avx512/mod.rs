@@ -38,7 +38,8 @@ pub fn kinds() -> [(&'static str, Kernels); 2] {
     if intel { [far, near] } else { [near, far] }
 }
 
-/// The kernels; with FAR they prefetch every line of a stream [`AHEAD`] bytes before it is read.
+/// The kernels; with FAR they prefetch every line of a stream [`AHEAD`] bytes before it is read, otherwise only block types do,
+/// [`BLOCKS_AHEAD`] bytes before it.
 const fn of<const FAR: bool>() -> Kernels {
     Kernels {
         isa: Isa::Avx512,
@@ -48,6 +49,7 @@ const fn of<const FAR: bool>() -> Kernels {
         ),
         axpys: by_type([axpy_f32::<FAR>, axpy_f16::<FAR>, axpy_q8::<FAR>, axpy_q4::<FAR>], blocks::axpys::<FAR>()),
         gemms: gemm::GEMMS,
+        fewest_codes: FEWEST_CODES,
         panel_width: gemm::WIDTH,
         fill_panel: gemm::fill,
         across: Some(gemm::across),
@@ -63,6 +65,10 @@ const fn of<const FAR: bool>() -> Kernels {
 /// Bytes ahead that FAR kernels prefetch: the same for dots and axpys, or some lines between their rows would not be prefetched.
 const AHEAD: usize = 4096;
 
+/// The same of block types where not FAR, for rows that lie one behind the other. On a Zen 4 a thread decoded Q4_0 and Q4_K_M at 41.9 and
+/// 37.8 tokens/s with it, at 35.5 and 32.4 with 4 KiB and without (runs/2026-11-25-zen4-blocks).
+const BLOCKS_AHEAD: usize = 8192;
+
 /// A tile of several columns works on so many numbers of each row before the next tile: the inputs of six columns then stay in L1 while
 /// rows of weights pass.
 const DEPTH: usize = 2048;
@@ -70,6 +76,9 @@ const DEPTH: usize = 2048;
 /// Up to this many columns rows are read one after the other, as for one column: several rows side by side halve what
 /// comes from memory, and few columns do not make up for it (two in f16 on a Zen 4: 116 against 41 ms of FFN for one).
 const FEW: usize = 4;
+
+/// From so many columns on, unpacking 32 rows for tiles of registers costs less than it saves (runs/2026-11-25-few-columns).
+const FEWEST_CODES: usize = 9;
 
 /// The dot kernel for rows of floats.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,f16c")]

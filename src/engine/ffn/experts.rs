@@ -8,7 +8,7 @@ use super::chosen::{Chosen, tokens_of};
 use super::firing_experts::{Firing, FiringBuffers, is_dense};
 use super::{Tile, activation};
 use crate::cpu::thread_pool::Parts;
-use crate::cpu::{Columns, Kernels, MAX_COLUMNS, ThreadPool};
+use crate::cpu::{Columns, Kernels, ManyForm, ThreadPool};
 use crate::engine::routing::Group;
 use crate::formats::will_need;
 use crate::model::Matrix;
@@ -76,7 +76,12 @@ pub fn experts(
         for routed in chosen.tokens_of(group) {
             tile.extend_from_slice(&x[routed.token * config.hidden..(routed.token + 1) * config.hidden]);
         }
-        to.set_here(kernels, tile, group.tokens, chosen.expert(group).input_quants());
+        let quants = chosen.expert(group).input_quants();
+        if chosen.by_neuron() && !is_dense(group) {
+            to.set_for(tile, group.tokens, quants);
+        } else {
+            to.set_here(kernels, tile, group.tokens, quants);
+        }
     });
     let input = |group: usize| &inputs[group.min(distinct - 1)];
     gate_and_up(pool, kernels, chosen, input, tasks, config.ffn, products);
@@ -105,7 +110,7 @@ fn gate_and_up<'a>(
     for (group, of) in chosen.groups.iter().enumerate() {
         let parts = if chosen.by_neuron() && !is_dense(of) { 1 } else { matrices(of).len() };
         for (part, matrix) in matrices(of)[..parts].iter().enumerate() {
-            let each = rows_at_once(matrix, 1, of.tokens);
+            let each = rows_at_once(kernels, matrix, 1, of.tokens);
             let pieces = (0..matrix.rows).step_by(each);
             tasks.extend(pieces.map(|first| Task { group, part, first, rows: each.min(matrix.rows - first) }));
         }
@@ -174,7 +179,8 @@ fn down(
     let groups = chosen.groups;
     let cols = config.hidden;
     let most = groups.iter().map(|group| group.tokens).max().unwrap_or(0);
-    let each = rows_at_once(&chosen.weights.experts[0].down, groups.len(), most).min(cols.div_ceil(pool.threads()));
+    let matrix = &chosen.weights.experts[0].down;
+    let each = rows_at_once(kernels, matrix, groups.len(), most).min(cols.div_ceil(pool.threads()));
     // Of every thread, whether or not it gets a task this time: nothing is allocated later.
     tiles.iter_mut().for_each(|tile| tile.numbers.resize(tile.numbers.len().max(most * each), 0.0));
     let (tiles, out) = (Parts::new(tiles), Parts::new(hidden));
@@ -200,7 +206,7 @@ fn down(
 
 /// Rows of a matrix that a task takes for as many as `tokens`, where it reads the same rows of `matrices` of its kind: tiles of what the
 /// kernels take at a time.
-fn rows_at_once(matrix: &Matrix, matrices: usize, tokens: usize) -> usize {
-    let tile = if tokens > MAX_COLUMNS { GEMM_ROWS } else { DOT_ROWS };
+fn rows_at_once(kernels: &Kernels, matrix: &Matrix, matrices: usize, tokens: usize) -> usize {
+    let tile = if kernels.form(matrix.quant, tokens) == ManyForm::Rows { DOT_ROWS } else { GEMM_ROWS };
     (PIECE_BYTES / (matrix.row_bytes * matrices.max(1))).clamp(1, matrix.rows).next_multiple_of(tile)
 }

@@ -97,7 +97,7 @@ unsafe fn rows_by_columns(
     out: *mut f32,
     stride: usize,
 ) {
-    if kernels.form(part.quant, x.n) != ManyForm::Rows {
+    if x.form(kernels, part.quant) != ManyForm::Rows {
         let mut rows = [std::ptr::null(); TILE_NEURONS];
         let rows = &mut rows[..range.len()];
         for (i, row) in range.clone().zip(rows.iter_mut()) {

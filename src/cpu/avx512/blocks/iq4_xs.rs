@@ -1,6 +1,8 @@
 //! IQ4_XS.
 
-use super::{Scales, Unpack, f16_everywhere, lanes, levels, small};
+use super::by_32::{By32, Sixteenfold};
+use super::{Scales, Unpack, by_32, f16_everywhere, lanes, levels, small};
+use crate::cpu::Columns;
 use crate::cpu::columns::group_of_lane;
 use crate::formats::blocks::IQ4_XS;
 use std::arch::x86_64::*;
@@ -50,5 +52,41 @@ impl Unpack for IQ4_XS {
             let scales = Self::scales(at).times(a);
             small::Eight::<16>(at).add_nibbles(8, levels::numbers(&levels::IQ4), scales, out);
         }
+    }
+
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,f16c")]
+    unsafe fn one(row: *const u8, x: &Columns, ahead: usize) -> f32 {
+        // SAFETY: the caller's promises.
+        unsafe { by_32::dot::<Self>(row, x, ahead) }
+    }
+}
+
+impl By32 for IQ4_XS {
+    const SIXTEENFOLD: Sixteenfold = Sixteenfold::None;
+    const LESS: f32 = levels::BIAS;
+
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,f16c")]
+    unsafe fn eight(at: *const u8) -> [__m256; 2] {
+        // SAFETY: the caller's promises.
+        unsafe {
+            // Of each group four bits from the second word and two from the top half of the first.
+            let word = |i: usize| _mm256_set1_epi32(at.add(4 * i).cast::<i32>().read_unaligned());
+            let low = _mm256_srlv_epi32(word(1), _mm256_setr_epi32(0, 4, 8, 12, 16, 20, 24, 28));
+            let high = _mm256_srlv_epi32(word(0), _mm256_setr_epi32(12, 14, 16, 18, 20, 22, 24, 26));
+            let (low, two_bits) = (_mm256_and_si256(low, _mm256_set1_epi32(15)), _mm256_set1_epi32(0x30));
+            let whole = _mm256_ternarylogic_epi32::<0xCA>(two_bits, high, low);
+            let d = _mm256_cvtph_ps(_mm_set1_epi16(at.cast::<i16>().read_unaligned()));
+            let scales = _mm256_mul_ps(_mm256_cvtepi32_ps(_mm256_sub_epi32(whole, _mm256_set1_epi32(32))), d);
+            [scales, scales]
+        }
+    }
+
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,f16c")]
+    unsafe fn units(at: *const u8) -> [__m512i; 4] {
+        // SAFETY: the caller's promises.
+        unsafe { by_32::levels_of(by_32::by_turns(at.add(8)), &levels::IQ4) }
     }
 }

@@ -4,6 +4,7 @@
 //! A type says how 256 of its numbers become registers ([`Unpack`]); the rest is written once. In a dot each lane of 32 bits belongs to one
 //! group of 16 numbers (`LaneBlock`), so the products of 256 numbers add up in four instructions before they are scaled.
 
+mod by_32;
 mod iq4_nl;
 mod iq4_xs;
 mod k_scales;
@@ -22,7 +23,7 @@ mod q8_0;
 mod small;
 
 use super::axpy::axpy_bf16;
-use super::{AHEAD, BF16, DEPTH, FEW, dot_float, prefetch, reduce};
+use super::{AHEAD, BF16, BLOCKS_AHEAD, DEPTH, FEW, dot_float, prefetch, reduce};
 use crate::cpu::columns::{BLOCK, BLOCK_GROUP, LaneBlock, group_of_lane};
 use crate::cpu::{Axpy, Columns, Dot, Rows, portable, whole_rows};
 use crate::formats::blocks::{self, Block, BlockType};
@@ -79,6 +80,20 @@ pub(super) trait Unpack: Block {
     unsafe fn lanes(at: *const u8) -> [__m512i; 4] {
         // SAFETY: the caller's promises.
         by_lane(unsafe { Self::codes(at) })
+    }
+
+    /// The product of a row with the only column; `ahead` as in [`Rows`].
+    ///
+    /// # Safety
+    /// As [`Dot`], for one row.
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,f16c")]
+    unsafe fn one(row: *const u8, x: &Columns, ahead: usize) -> f32
+    where
+        Self: Sized,
+    {
+        // SAFETY: the caller's promises.
+        unsafe { dot_row::<Self, 1>(row, x, 0, ahead)[0] }
     }
 
     /// Adds the numbers times `a` to 256 numbers at `out`.
@@ -224,16 +239,24 @@ unsafe fn dot<T: Unpack, const FAR: bool>(rows: Rows, count: usize, x: &Columns,
         // SAFETY: the caller's promises.
         return unsafe { dot_many::<T>(rows, count, x, y, stride) };
     }
-    let ahead = if FAR { whole_rows(rows.ahead, AHEAD) } else { rows.ahead };
+    // Of neurons that were chosen the next one is known.
+    let ahead = match rows.ahead {
+        ahead if FAR => whole_rows(ahead, AHEAD),
+        0 => BLOCKS_AHEAD,
+        ahead => ahead,
+    };
+    if x.n == 1 {
+        for r in 0..count {
+            // SAFETY: the caller's promises.
+            unsafe { *y.add(r) = T::one(rows.row(r), x, ahead) };
+        }
+        return;
+    }
     for r in 0..count {
         tiles!(x.n, [4, 3, 2, 1], |N, b| {
             // SAFETY: the caller's promises.
             unsafe {
-                let sums = if ahead == 0 {
-                    dot_row::<T, N, false>(rows.row(r), x, b, 0)
-                } else {
-                    dot_row::<T, N, true>(rows.row(r), x, b, ahead)
-                };
+                let sums = dot_row::<T, N>(rows.row(r), x, b, ahead);
                 sums.iter().enumerate().for_each(|(c, sum)| *y.add((b + c) * stride + r) = *sum);
             }
         });
@@ -243,19 +266,12 @@ unsafe fn dot<T: Unpack, const FAR: bool>(rows: Rows, count: usize, x: &Columns,
 /// Products of one row with N columns.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,f16c")]
-unsafe fn dot_row<T: Unpack, const N: usize, const AHEAD: bool>(
-    row: *const u8,
-    x: &Columns,
-    first: usize,
-    ahead: usize,
-) -> [f32; N] {
+unsafe fn dot_row<T: Unpack, const N: usize>(row: *const u8, x: &Columns, first: usize, ahead: usize) -> [f32; N] {
     let xs: [*const LaneBlock; N] = std::array::from_fn(|b| x.lane_blocks(first + b).as_ptr());
     let mut sums = [[_mm512_setzero_ps(); N]];
     let mut tail = [0; MAX_STEP];
     for i in 0..x.cols.div_ceil(BLOCK) {
-        if AHEAD {
-            prefetch_step::<T>(row, i, ahead);
-        }
+        prefetch_step::<T>(row, i, ahead);
         // SAFETY: a step of the row, and columns are padded to whole steps.
         unsafe {
             let at = step::<T>(row, i, x.cols, &mut tail);

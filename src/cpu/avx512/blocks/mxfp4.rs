@@ -1,6 +1,8 @@
 //! MXFP4.
 
-use super::{Scales, Unpack, levels, small};
+use super::by_32::{By32, Sixteenfold};
+use super::{Scales, Unpack, by_32, levels, small};
+use crate::cpu::Columns;
 use crate::formats::blocks::MXFP4;
 use std::arch::x86_64::*;
 
@@ -42,5 +44,34 @@ impl Unpack for MXFP4 {
             let scales = Self::scales(at).times(a);
             small::Eight::<17>(at).add_nibbles(1, levels::numbers(&levels::MXFP4), scales, out);
         }
+    }
+
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,f16c")]
+    unsafe fn one(row: *const u8, x: &Columns, ahead: usize) -> f32 {
+        // SAFETY: the caller's promises.
+        unsafe { by_32::dot::<Self>(row, x, ahead) }
+    }
+}
+
+impl By32 for MXFP4 {
+    const SIXTEENFOLD: Sixteenfold = Sixteenfold::None;
+    const LESS: f32 = levels::BIAS;
+
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,f16c")]
+    unsafe fn eight(at: *const u8) -> [__m256; 2] {
+        // SAFETY: the caller's promises.
+        unsafe {
+            let scales = small::Eight::<17>(at).exponents();
+            [scales, scales]
+        }
+    }
+
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,f16c")]
+    unsafe fn units(at: *const u8) -> [__m512i; 4] {
+        // SAFETY: the caller's promises.
+        unsafe { by_32::levels_of(by_32::of_blocks::<17, 1>(at), &levels::MXFP4) }
     }
 }

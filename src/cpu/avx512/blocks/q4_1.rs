@@ -1,6 +1,8 @@
 //! Q4_1.
 
-use super::{Scales, Unpack, small};
+use super::by_32::{By32, Sixteenfold};
+use super::{Scales, Unpack, by_32, small};
+use crate::cpu::Columns;
 use crate::formats::blocks::Q4_1;
 use std::arch::x86_64::*;
 
@@ -34,5 +36,31 @@ impl Unpack for Q4_1 {
             let scales = Self::scales(at).times(a);
             small::Eight::<20>(at).add_nibbles(4, small::whole_numbers(), scales, out);
         }
+    }
+
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,f16c")]
+    unsafe fn one(row: *const u8, x: &Columns, ahead: usize) -> f32 {
+        // SAFETY: the caller's promises.
+        unsafe { by_32::dot::<Self>(row, x, ahead) }
+    }
+}
+
+impl By32 for Q4_1 {
+    const SIXTEENFOLD: Sixteenfold = Sixteenfold::SecondRuns;
+    const LESS: f32 = -1.0;
+
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,f16c")]
+    unsafe fn eight(at: *const u8) -> [__m256; 2] {
+        // SAFETY: the caller's promises.
+        unsafe { small::Eight::<20>(at).two_words() }
+    }
+
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,f16c")]
+    unsafe fn units(at: *const u8) -> [__m512i; 4] {
+        // SAFETY: the caller's promises.
+        unsafe { by_32::nibbles_in_place(by_32::of_blocks::<20, 4>(at)) }
     }
 }

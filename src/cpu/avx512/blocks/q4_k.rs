@@ -1,6 +1,8 @@
 //! Q4_K.
 
-use super::{Scales, Unpack, add_nibbles, k_scales, lanes, of_group, twice};
+use super::by_32::{By32, Sixteenfold};
+use super::{Scales, Unpack, add_nibbles, by_32, k_scales, lanes, of_group, twice};
+use crate::cpu::Columns;
 use crate::formats::blocks::Q4_K;
 use std::arch::x86_64::*;
 use std::hint::black_box;
@@ -61,6 +63,38 @@ impl Unpack for Q4_K {
                     add_nibbles(at.add(16 + 32 * k + 16 * half), tables, out, out.add(32));
                 }
             }
+        }
+    }
+
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,f16c")]
+    unsafe fn one(row: *const u8, x: &Columns, ahead: usize) -> f32 {
+        // SAFETY: the caller's promises.
+        unsafe { by_32::dot::<Self>(row, x, ahead) }
+    }
+}
+
+impl By32 for Q4_K {
+    const SIXTEENFOLD: Sixteenfold = Sixteenfold::OddGroups;
+    const LESS: f32 = 1.0;
+
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,f16c")]
+    unsafe fn eight(at: *const u8) -> [__m256; 2] {
+        // SAFETY: the caller's promises.
+        unsafe { k_scales::eight(at) }
+    }
+
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,f16c")]
+    unsafe fn units(at: *const u8) -> [__m512i; 4] {
+        // SAFETY: the caller's promises.
+        unsafe {
+            // A group's two runs stand side by side, in the low halves those of even and in the high ones those of odd groups.
+            let [first, second] = by_32::by_turns(at.add(16));
+            let [a, c] = [0x0F, -0x10].map(|mask| _mm512_and_si512(first, _mm512_set1_epi8(mask)));
+            let [b, d] = [0x0F, -0x10].map(|mask| _mm512_and_si512(second, _mm512_set1_epi8(mask)));
+            [a, b, c, d]
         }
     }
 }

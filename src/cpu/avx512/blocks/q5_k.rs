@@ -1,6 +1,8 @@
 //! Q5_K.
 
-use super::{Scales, Unpack, k_scales, lanes, select, twice};
+use super::by_32::{By32, Sixteenfold};
+use super::{Scales, Unpack, by_32, k_scales, lanes, select, twice};
+use crate::cpu::Columns;
 use crate::formats::blocks::Q5_K;
 use std::arch::x86_64::*;
 
@@ -28,5 +30,46 @@ impl Unpack for Q5_K {
             codes[k] = _mm512_and_si512(code, _mm512_set1_epi8(31));
         }
         codes
+    }
+
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,f16c")]
+    unsafe fn one(row: *const u8, x: &Columns, ahead: usize) -> f32 {
+        // SAFETY: the caller's promises.
+        unsafe { by_32::dot::<Self>(row, x, ahead) }
+    }
+}
+
+impl By32 for Q5_K {
+    const SIXTEENFOLD: Sixteenfold = Sixteenfold::None;
+    const LESS: f32 = 1.0;
+
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,f16c")]
+    unsafe fn eight(at: *const u8) -> [__m256; 2] {
+        // SAFETY: the caller's promises.
+        unsafe { k_scales::eight(at) }
+    }
+
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,f16c")]
+    unsafe fn units(at: *const u8) -> [__m512i; 4] {
+        // Of the groups of even places.
+        let bits = lanes!(|lane| 0x0101_0101u32 << (lane / 4 * 2));
+        // SAFETY: the caller's promises.
+        unsafe {
+            // As in Q4_K, and a fifth bit of each code in the byte of its place in the group.
+            let runs = by_32::by_turns(at.add(48));
+            let mut units = [_mm512_setzero_si512(); 4];
+            for k in 0..4 {
+                let bytes = if k < 2 { runs[k] } else { _mm512_srli_epi16::<4>(runs[k - 2]) };
+                let low = _mm512_and_si512(bytes, _mm512_set1_epi8(15));
+                let fifths = _mm512_broadcast_i32x4(_mm_loadu_si128(at.add(16 + k % 2 * 16).cast()));
+                let bits = if k < 2 { bits } else { _mm512_add_epi8(bits, bits) };
+                let has = _mm512_test_epi8_mask(fifths, bits);
+                units[k] = _mm512_mask_add_epi8(low, has, low, _mm512_set1_epi8(16));
+            }
+            units
+        }
     }
 }

@@ -108,6 +108,67 @@ impl<const BYTES: usize> Eight<BYTES> {
         _mm512_castsi512_si256(_mm512_permutex2var_epi16(first, words, last))
     }
 
+    /// A word of each block, `BYTE` bytes behind its beginning, of blocks of at most 20 bytes.
+    ///
+    /// # Safety
+    /// As above.
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,f16c")]
+    unsafe fn words<const BYTE: usize>(self) -> __m128i {
+        const { assert!(3 * BYTES + 4 <= 64 && 4 * BYTES >= 64) };
+        let places = const {
+            let (mut places, mut i) = ([0i16; 32], 0);
+            while i < 8 {
+                places[i] = (i / 4 * 32 + (i % 4 * BYTES + BYTE) / 2) as i16;
+                i += 1;
+            }
+            places
+        };
+        // SAFETY: the caller's promises; the second load ends within the eight blocks.
+        unsafe {
+            let (first, last) = (_mm512_loadu_si512(self.0.cast()), _mm512_loadu_si512(self.0.add(4 * BYTES).cast()));
+            let places = _mm512_loadu_si512(places.as_ptr().cast());
+            _mm512_castsi512_si128(_mm512_permutex2var_epi16(first, places, last))
+        }
+    }
+
+    /// The f16 with which each block begins, of blocks of at most 20 bytes.
+    ///
+    /// # Safety
+    /// As above.
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,f16c")]
+    pub(super) unsafe fn first_words(self) -> __m256 {
+        // SAFETY: the caller's promises.
+        _mm256_cvtph_ps(unsafe { self.words::<0>() })
+    }
+
+    /// The same, and the f16 behind it.
+    ///
+    /// # Safety
+    /// As above.
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,f16c")]
+    pub(super) unsafe fn two_words(self) -> [__m256; 2] {
+        // SAFETY: the caller's promises.
+        unsafe { [_mm256_cvtph_ps(self.words::<0>()), _mm256_cvtph_ps(self.words::<2>())] }
+    }
+
+    /// The scales of MXFP4, of blocks that begin with an exponent.
+    ///
+    /// # Safety
+    /// As above.
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,f16c")]
+    pub(super) unsafe fn exponents(self) -> __m256 {
+        // Every second block begins in the middle of a word.
+        let up = _mm256_setr_epi32(23, 15, 23, 15, 23, 15, 23, 15);
+        // SAFETY: the caller's promises.
+        let up = _mm256_sllv_epi32(_mm256_cvtepu16_epi32(unsafe { self.words::<0>() }), up);
+        let exponents = _mm256_and_si256(up, _mm256_set1_epi32(0x7F80_0000));
+        _mm256_mul_ps(_mm256_castsi256_ps(exponents), _mm256_set1_ps(0.5))
+    }
+
     /// Adds the numbers to 256 at `out`, of codes of 4 bits that stand for the 16 `levels`.
     ///
     /// # Safety
