@@ -77,7 +77,7 @@ const DEPTH: usize = 2048;
 /// comes from memory, and few columns do not make up for it (two in f16 on a Zen 4: 116 against 41 ms of FFN for one).
 const FEW: usize = 4;
 
-/// From so many columns on, unpacking 32 rows for tiles of registers costs less than it saves (runs/2026-11-25-few-columns).
+/// From so many columns on, unpacking 32 rows for tiles of registers costs less than it saves (runs/2026-11-25-zen4-blocks).
 const FEWEST_CODES: usize = 9;
 
 /// The dot kernel for rows of floats.
