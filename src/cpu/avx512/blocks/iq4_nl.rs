@@ -1,12 +1,12 @@
 //! IQ4_NL.
 
 use super::by_32::{By32, Sixteenfold};
-use super::{Scales, Unpack, by_32, levels, small};
-use crate::cpu::Columns;
+use super::{One, Scales, Unpack, by_32, levels, small};
 use crate::formats::blocks::IQ4_NL;
 use std::arch::x86_64::*;
 
 impl Unpack for IQ4_NL {
+    const ONE: One = by_32::dot::<Self>;
     const EXCESS: Option<i8> = Some(levels::EXCESS);
 
     #[inline]
@@ -38,13 +38,6 @@ impl Unpack for IQ4_NL {
             let scales = Self::scales(at).times(a);
             small::Eight::<18>(at).add_nibbles(2, levels::numbers(&levels::IQ4), scales, out);
         }
-    }
-
-    #[inline]
-    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,f16c")]
-    unsafe fn one(row: *const u8, x: &Columns, ahead: usize) -> f32 {
-        // SAFETY: the caller's promises.
-        unsafe { by_32::dot::<Self>(row, x, ahead) }
     }
 }
 

@@ -1,13 +1,13 @@
 //! IQ4_XS.
 
 use super::by_32::{By32, Sixteenfold};
-use super::{Scales, Unpack, by_32, f16_everywhere, lanes, levels, small};
-use crate::cpu::Columns;
+use super::{One, Scales, Unpack, by_32, f16_everywhere, lanes, levels, small};
 use crate::cpu::columns::group_of_lane;
 use crate::formats::blocks::IQ4_XS;
 use std::arch::x86_64::*;
 
 impl Unpack for IQ4_XS {
+    const ONE: One = by_32::dot::<Self>;
     const EXCESS: Option<i8> = Some(levels::EXCESS);
 
     #[inline]
@@ -52,13 +52,6 @@ impl Unpack for IQ4_XS {
             let scales = Self::scales(at).times(a);
             small::Eight::<16>(at).add_nibbles(8, levels::numbers(&levels::IQ4), scales, out);
         }
-    }
-
-    #[inline]
-    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,f16c")]
-    unsafe fn one(row: *const u8, x: &Columns, ahead: usize) -> f32 {
-        // SAFETY: the caller's promises.
-        unsafe { by_32::dot::<Self>(row, x, ahead) }
     }
 }
 

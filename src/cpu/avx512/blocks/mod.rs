@@ -31,11 +31,17 @@ use std::arch::x86_64::*;
 use std::hint::black_box;
 use std::mem::MaybeUninit;
 
+/// The product of a row with the only column; bytes ahead as in [`Rows`].
+///
+/// # Safety
+/// As [`Dot`], for one row.
+pub(super) type One = unsafe fn(row: *const u8, x: &Columns, ahead: usize) -> f32;
+
 /// A block type as registers of 256 numbers: one block, or eight of 32.
 ///
 /// # Safety
 /// For all functions: at `at` stand blocks of 256 numbers, and the CPU has the instructions.
-pub(super) trait Unpack: Block {
+pub(super) trait Unpack: Block + Sized {
     /// Bytes of 256 numbers.
     const STEP: usize = BLOCK / Self::NUMBERS * Self::BYTES;
 
@@ -44,6 +50,9 @@ pub(super) trait Unpack: Block {
 
     /// By how much codes are too large, where scales and minima amount to that and no more.
     const EXCESS: Option<i8> = Self::BIAS;
+
+    /// The product with one column.
+    const ONE: One = dot_one::<Self>;
 
     /// Whether each 16 numbers have a scale of their own.
     const BY_16: bool = false;
@@ -82,20 +91,6 @@ pub(super) trait Unpack: Block {
         by_lane(unsafe { Self::codes(at) })
     }
 
-    /// The product of a row with the only column; `ahead` as in [`Rows`].
-    ///
-    /// # Safety
-    /// As [`Dot`], for one row.
-    #[inline]
-    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,f16c")]
-    unsafe fn one(row: *const u8, x: &Columns, ahead: usize) -> f32
-    where
-        Self: Sized,
-    {
-        // SAFETY: the caller's promises.
-        unsafe { dot_row::<Self, 1>(row, x, 0, ahead)[0] }
-    }
-
     /// Adds the numbers times `a` to 256 numbers at `out`.
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,f16c")]
@@ -121,7 +116,7 @@ pub(super) trait Unpack: Block {
 /// Adds group `g` to 16 numbers at `out`. The codes stand at `bytes`, signed if the type has a bias.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,f16c")]
-unsafe fn add_codes<T: Unpack + ?Sized>(bytes: *const __m128i, g: usize, scales: &Scales, out: *mut f32) {
+unsafe fn add_codes<T: Unpack>(bytes: *const __m128i, g: usize, scales: &Scales, out: *mut f32) {
     // SAFETY: the caller promises the numbers and that `g` is below 16.
     unsafe {
         let (bytes, sum) = (_mm_loadu_si128(bytes), _mm512_loadu_ps(out));
@@ -248,7 +243,7 @@ unsafe fn dot<T: Unpack, const FAR: bool>(rows: Rows, count: usize, x: &Columns,
     if x.n == 1 {
         for r in 0..count {
             // SAFETY: the caller's promises.
-            unsafe { *y.add(r) = T::one(rows.row(r), x, ahead) };
+            unsafe { *y.add(r) = (T::ONE)(rows.row(r), x, ahead) };
         }
         return;
     }
@@ -261,6 +256,14 @@ unsafe fn dot<T: Unpack, const FAR: bool>(rows: Rows, count: usize, x: &Columns,
             }
         });
     }
+}
+
+/// The [`One`] of types without a kernel of their own for one column.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,f16c")]
+unsafe fn dot_one<T: Unpack>(row: *const u8, x: &Columns, ahead: usize) -> f32 {
+    // SAFETY: the caller's promises.
+    unsafe { dot_row::<T, 1>(row, x, 0, ahead)[0] }
 }
 
 /// Products of one row with N columns.

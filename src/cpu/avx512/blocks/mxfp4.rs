@@ -1,12 +1,12 @@
 //! MXFP4.
 
 use super::by_32::{By32, Sixteenfold};
-use super::{Scales, Unpack, by_32, levels, small};
-use crate::cpu::Columns;
+use super::{One, Scales, Unpack, by_32, levels, small};
 use crate::formats::blocks::MXFP4;
 use std::arch::x86_64::*;
 
 impl Unpack for MXFP4 {
+    const ONE: One = by_32::dot::<Self>;
     const EXCESS: Option<i8> = Some(levels::EXCESS);
     const WIDE_SCALES: bool = true;
 
@@ -44,13 +44,6 @@ impl Unpack for MXFP4 {
             let scales = Self::scales(at).times(a);
             small::Eight::<17>(at).add_nibbles(1, levels::numbers(&levels::MXFP4), scales, out);
         }
-    }
-
-    #[inline]
-    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,f16c")]
-    unsafe fn one(row: *const u8, x: &Columns, ahead: usize) -> f32 {
-        // SAFETY: the caller's promises.
-        unsafe { by_32::dot::<Self>(row, x, ahead) }
     }
 }
 

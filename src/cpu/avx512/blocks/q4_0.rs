@@ -1,12 +1,12 @@
 //! Q4_0.
 
 use super::by_32::{By32, Sixteenfold};
-use super::{Scales, Unpack, by_32, small};
-use crate::cpu::Columns;
+use super::{One, Scales, Unpack, by_32, small};
 use crate::formats::blocks::Q4_0;
 use std::arch::x86_64::*;
 
 impl Unpack for Q4_0 {
+    const ONE: One = by_32::dot::<Self>;
     const EXCESS: Option<i8> = Some(8);
 
     #[inline]
@@ -38,13 +38,6 @@ impl Unpack for Q4_0 {
             let scales = Self::scales(at).times(a);
             small::Eight::<18>(at).add_nibbles(2, small::whole_numbers(), scales, out);
         }
-    }
-
-    #[inline]
-    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,f16c")]
-    unsafe fn one(row: *const u8, x: &Columns, ahead: usize) -> f32 {
-        // SAFETY: the caller's promises.
-        unsafe { by_32::dot::<Self>(row, x, ahead) }
     }
 }
 

@@ -1,12 +1,13 @@
 //! Q4_1.
 
 use super::by_32::{By32, Sixteenfold};
-use super::{Scales, Unpack, by_32, small};
-use crate::cpu::Columns;
+use super::{One, Scales, Unpack, by_32, small};
 use crate::formats::blocks::Q4_1;
 use std::arch::x86_64::*;
 
 impl Unpack for Q4_1 {
+    const ONE: One = by_32::dot::<Self>;
+
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,f16c")]
     unsafe fn scales(at: *const u8) -> Scales {
@@ -36,13 +37,6 @@ impl Unpack for Q4_1 {
             let scales = Self::scales(at).times(a);
             small::Eight::<20>(at).add_nibbles(4, small::whole_numbers(), scales, out);
         }
-    }
-
-    #[inline]
-    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,f16c")]
-    unsafe fn one(row: *const u8, x: &Columns, ahead: usize) -> f32 {
-        // SAFETY: the caller's promises.
-        unsafe { by_32::dot::<Self>(row, x, ahead) }
     }
 }
 

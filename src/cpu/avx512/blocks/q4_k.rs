@@ -1,13 +1,14 @@
 //! Q4_K.
 
 use super::by_32::{By32, Sixteenfold};
-use super::{Scales, Unpack, add_nibbles, by_32, k_scales, lanes, of_group, twice};
-use crate::cpu::Columns;
+use super::{One, Scales, Unpack, add_nibbles, by_32, k_scales, lanes, of_group, twice};
 use crate::formats::blocks::Q4_K;
 use std::arch::x86_64::*;
 use std::hint::black_box;
 
 impl Unpack for Q4_K {
+    const ONE: One = by_32::dot::<Self>;
+
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,f16c")]
     unsafe fn scales(at: *const u8) -> Scales {
@@ -64,13 +65,6 @@ impl Unpack for Q4_K {
                 }
             }
         }
-    }
-
-    #[inline]
-    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,f16c")]
-    unsafe fn one(row: *const u8, x: &Columns, ahead: usize) -> f32 {
-        // SAFETY: the caller's promises.
-        unsafe { by_32::dot::<Self>(row, x, ahead) }
     }
 }
 

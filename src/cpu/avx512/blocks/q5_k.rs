@@ -1,12 +1,13 @@
 //! Q5_K.
 
 use super::by_32::{By32, Sixteenfold};
-use super::{Scales, Unpack, by_32, k_scales, lanes, select, twice};
-use crate::cpu::Columns;
+use super::{One, Scales, Unpack, by_32, k_scales, lanes, select, twice};
 use crate::formats::blocks::Q5_K;
 use std::arch::x86_64::*;
 
 impl Unpack for Q5_K {
+    const ONE: One = by_32::dot::<Self>;
+
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,f16c")]
     unsafe fn scales(at: *const u8) -> Scales {
@@ -30,13 +31,6 @@ impl Unpack for Q5_K {
             codes[k] = _mm512_and_si512(code, _mm512_set1_epi8(31));
         }
         codes
-    }
-
-    #[inline]
-    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,f16c")]
-    unsafe fn one(row: *const u8, x: &Columns, ahead: usize) -> f32 {
-        // SAFETY: the caller's promises.
-        unsafe { by_32::dot::<Self>(row, x, ahead) }
     }
 }
 
