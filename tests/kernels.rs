@@ -48,6 +48,24 @@ impl FencedRows {
         FencedRows { quant, cols, map: map.cast(), bytes, rows: Rows { first, stride, ahead: 0 } }
     }
 
+    /// As [`FencedRows::random`], but memory ends behind the last row only.
+    fn one_behind_the_other(rng: &mut Prng, quant: Quant, cols: usize, count: usize) -> FencedRows {
+        let page = rustix::param::page_size();
+        let stride = if quant.is_grouped() { quant.row_bytes(cols) } else { quant.number_bytes(cols) };
+        let room = (count * stride).next_multiple_of(page);
+        // SAFETY: new memory, of which the rows and the page behind them are a part.
+        unsafe {
+            let protection = ProtFlags::READ | ProtFlags::WRITE;
+            let map = mmap_anonymous(std::ptr::null_mut(), room + page, protection, MapFlags::PRIVATE).unwrap();
+            let first = map.cast::<u8>().wrapping_add(room - count * stride);
+            for row in std::slice::from_raw_parts_mut(first, count * stride).chunks_exact_mut(stride) {
+                fill(rng, quant, cols, row);
+            }
+            mprotect(map.wrapping_byte_add(room), page, MprotectFlags::empty()).unwrap();
+            FencedRows { quant, cols, map: map.cast(), bytes: room + page, rows: Rows { first, stride, ahead: 0 } }
+        }
+    }
+
     fn numbers(&self, r: usize) -> Vec<f32> {
         // SAFETY: the numbers of a row.
         let row = unsafe { std::slice::from_raw_parts(self.rows.row(r), self.row_bytes()) };
@@ -154,6 +172,31 @@ proptest! {
                         "{} {} cols {cols} row {r} column {b} of {n}: {y}, truth {exact}", kernels.isa.name(), quant.name()
                     );
                 }
+            }
+        }
+    }
+
+    /// A matrix is divided among threads anywhere, so a row's product must not depend on the rows beside it. Some kernels take several long
+    /// rows together where they lie one behind the other; no byte behind the last is read.
+    #[test]
+    fn a_row_gives_the_same_bits_alone_and_among_others(seed in any::<u64>(), groups in prop_oneof![1usize..40, 120usize..200],
+                                                        odd in 0usize..32, n in prop_oneof![4 => Just(1usize), 1 => 2usize..=5], count in 1usize..=35) {
+        let mut rng = Prng::new(seed);
+        for quant in Quant::all() {
+            let cols = length(quant, groups, odd);
+            let memory = FencedRows::one_behind_the_other(&mut rng, quant, cols, count);
+            let mut x = Columns::default();
+            x.set(&normal(&mut rng, n * cols), n, quant);
+            for (words, kernels) in Isa::ALL.into_iter().flat_map(Kernels::kinds) {
+                let [mut all, mut alone] = [(); 2].map(|()| vec![f32::NAN; n * count]);
+                let rows = memory.rows;
+                // SAFETY: as above.
+                unsafe { kernels.dot(quant)(rows, count, &x, all.as_mut_ptr(), count) };
+                for r in 0..count {
+                    unsafe { kernels.dot(quant)(rows.from(r), 1, &x, alone[r..].as_mut_ptr(), count) };
+                }
+                let bits = |y: &[f32]| y.iter().map(|y| y.to_bits()).collect::<Vec<u32>>();
+                prop_assert!(bits(&all) == bits(&alone), "{} {words} {} cols {cols} of {count} rows", kernels.isa.name(), quant.name());
             }
         }
     }
