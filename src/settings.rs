@@ -41,7 +41,7 @@ const fn key(name: &'static str, kind: Kind, default: &'static str, live: bool, 
 }
 
 /// Every key. `configs/default.toml` is written from this table, and a test keeps it so.
-pub const KEYS: [Key; 40] = [
+pub const KEYS: [Key; 41] = [
     key("serve.model", Kind::Text, "\"\"", false, "MODEL that is loaded at the start; empty for none"),
     key(
         "serve.socket",
@@ -157,6 +157,13 @@ pub const KEYS: [Key; 40] = [
         "2",
         false,
         "seconds that a client may stop reading while others wait for its place, before its answer ends with an error",
+    ),
+    key(
+        "serve.slowdown",
+        Kind::Number(1.0, 100.0),
+        "2.0",
+        false,
+        "how many times as long the next token of an answer may take because others' prompts are read meanwhile",
     ),
     key(
         "serve.ping_seconds",

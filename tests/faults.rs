@@ -336,8 +336,15 @@ fn a_load_without_memory_for_its_keys_is_refused_in_words() {
         let model = Model::open(&demo).unwrap();
         let tokenizer = Arc::new(Tokenizer::new(model.tokenizer().unwrap(), &demo).unwrap());
         let engine = Engine::new(model, 1, Kernels::best());
-        let limits =
-            Limits { queue: 4, slots: 4, context: 512, kv: KvType::F32, deterministic: false, rest: Duration::MAX };
+        let limits = Limits {
+            queue: 4,
+            slots: 4,
+            context: 512,
+            kv: KvType::F32,
+            deterministic: false,
+            rest: Duration::MAX,
+            slowdown: 2.0,
+        };
         ALLOCATIONS.set(n);
         let started = start(engine, tokenizer.clone(), limits);
         let fired = ALLOCATIONS.replace(0) == 0;

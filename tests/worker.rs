@@ -36,7 +36,8 @@ fn worker(dir: &Path, slots: usize, context: usize, deterministic: bool, of: imp
     let tokenizer = Arc::new(Tokenizer::new(model.tokenizer().unwrap(), &store).unwrap());
     let mut engine = Engine::new(model, 1, Kernels::best());
     of(&mut engine);
-    let limits = Limits { queue: 8, slots, context, kv: KvType::F16, deterministic, rest: Duration::MAX };
+    let limits =
+        Limits { queue: 8, slots, context, kv: KvType::F16, deterministic, rest: Duration::MAX, slowdown: 2.0 };
     start(engine, tokenizer, limits).unwrap()
 }
 
@@ -213,6 +214,53 @@ fn a_command_is_carried_out_after_the_current_pass_and_in_the_order_in_which_it_
     let expected: Vec<(u64, u64, u64)> = (0..3 * 20).flat_map(|n| [(n, n + 1, 0), (n, n + 1, 1)]).collect();
     assert_eq!(*done, expected);
     handle.stop();
+}
+
+/// The tokens of a whole answer, with their log probabilities.
+fn told(events: &mut Events) -> Vec<(u32, f32)> {
+    let mut all = Vec::new();
+    within_patience(async {
+        loop {
+            match events.recv().await {
+                Some(Event::Delta(delta)) => all.extend(delta.logprobs.iter().map(|l| (l.token, l.logprob))),
+                Some(Event::Done(_)) => return all,
+                other => panic!("{other:?}"),
+            }
+        }
+    })
+}
+
+/// A prompt used to run in chunks between an answer's tokens, each as long as ten of them.
+#[test]
+fn a_prompt_goes_along_with_answers_that_are_being_made_and_gets_the_same_answer_as_alone() {
+    let dir = tempfile::tempdir().unwrap();
+    let handle = worker(dir.path(), 3, 1024, false, |_| {});
+    let long = || Job { prompt: (0..900).map(|i| 3 + i * 7 % 50).collect(), ..job(2, 6) };
+    let alone = told(&mut handle.submit(long()).unwrap());
+    assert_eq!(alone.len(), 6);
+    // One answer ends before the prompt does, which goes along with at most 31 tokens a pass; the other goes on.
+    for (tokens, of_its_own) in [([20, 900], 0), ([20, 20], 4)] {
+        within_patience(handle.idle());
+        handle.forget();
+        let counts = || (handle.metrics.prompt_passes.get(), handle.metrics.prompt_tokens.get());
+        let before = counts();
+        let (release, held) = channel::<()>();
+        send(&handle, move |_| held.recv_timeout(PATIENCE).unwrap());
+        let mut answers: Vec<Events> = tokens.iter().map(|&n| handle.submit(job(1, n)).unwrap()).collect();
+        let mut company = handle.submit(long()).unwrap();
+        release.send(()).unwrap();
+        let company = told(&mut company);
+        let (passes, ran) = counts();
+        // The first prompts' own, until an answer is being made; later only where nobody's answer is made any more.
+        assert!((1..=2 + of_its_own).contains(&(passes - before.0)), "{passes} after {before:?}");
+        assert_eq!(ran - before.1, 900 + 2 * 3);
+        for ((token, logprob), (same, near)) in alone.iter().zip(&company) {
+            assert!(token == same && (logprob - near).abs() < 1e-4, "{alone:?} and {company:?}");
+        }
+        for (events, tokens) in answers.iter_mut().zip(tokens) {
+            assert_eq!(read(events), tokens);
+        }
+    }
 }
 
 /// Jobs have a channel of their own, and yet a changed threshold holds for every job that is handed in after the change.

@@ -66,7 +66,8 @@ impl Backend {
         let tokenizer = Arc::new(tokenizer);
         let (vocab, fingerprint) = (engine.model.config.vocab, engine.model.fingerprint().to_owned());
         let kv_bytes = KvCache::bytes_for(&engine.model.config, context, kv);
-        let limits = Limits { queue: 1, slots: 1, context, kv, deterministic: false, rest: Duration::MAX };
+        let limits =
+            Limits { queue: 1, slots: 1, context, kv, deterministic: false, rest: Duration::MAX, slowdown: 1.0 };
         let model = ServedModel::new(name, tokenizer.clone(), vocab, context, fingerprint).with_sampling(sampling);
         let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build();
         let runtime = runtime.map_err(|e| Error::Failed(format!("cannot start the runtime: {e}")))?;

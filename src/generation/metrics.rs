@@ -1,6 +1,9 @@
 //! What the worker counts. Any thread may read it at any time.
 
+use crate::cache::Tier;
 use crate::clock::Duration;
+use crate::device::Stream;
+use crate::engine::Engine;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// A number that is added to or set, and read without waiting.
@@ -154,6 +157,52 @@ pub struct Metrics {
     pub audited_active: Number,
     /// Of these neurons, those that were computed.
     pub audited_found: Number,
+}
+
+impl Metrics {
+    /// Takes what the engine has counted since the last time, and its states.
+    pub(super) fn take(&self, engine: &mut Engine) {
+        let report = &engine.report;
+        self.attention_ns.add(report.attention_ns);
+        self.predictor_ns.add(report.predictor_ns);
+        self.ffn_ns.add(report.ffn_ns);
+        self.head_ns.add(report.head_ns);
+        self.ffn_bytes.add(report.ffn_bytes);
+        let cache = &report.host_cache;
+        self.ram_hits.add(cache.hits);
+        self.ram_misses.add(cache.misses + cache.early);
+        self.disk_bytes.add(cache.reads.bytes);
+        self.disk_reads.add(cache.reads.reads);
+        self.disk_wait_ns.add(cache.waited_ns);
+        if let Some(cached) = &engine.cached {
+            let memory = cached.memory();
+            self.ram_budget_bytes.set(memory.budget);
+            self.ram_used_bytes.set(memory.used);
+        }
+        self.neurons_computed.add(report.computed.iter().sum());
+        let config = &engine.model.config;
+        self.neurons_all.add(report.tokens * (config.ffn * config.layers) as u64);
+        engine.report.clear();
+        if let Some(split) = &engine.split {
+            let (counters, memory) = (split.cache.counters, split.device.memory());
+            self.hits.set(counters.computed[Tier::Device]);
+            self.misses.set(counters.computed[Tier::Host]);
+            self.migrations.set(counters.migrations);
+            self.device_budget_bytes.set(memory.budget);
+            self.device_used_bytes.set(memory.used);
+            let totals = split.device.totals();
+            self.device_bytes.set(totals.device_bytes);
+            self.device_ns.set(totals.busy_ns[Stream::Compute as usize]);
+            self.link_bytes.set(totals.migrated_bytes);
+            self.link_ns.set(totals.busy_ns[Stream::Copy as usize]);
+            self.device_slots.set(split.cache.layers.iter().map(|l| l.table.slots().len() as u64).sum());
+        }
+        if let Some(audit) = &engine.audit {
+            self.audited_tokens.set(audit.counts.tokens);
+            self.audited_active.set(audit.counts.active);
+            self.audited_found.set(audit.counts.found);
+        }
+    }
 }
 
 #[cfg(test)]

@@ -9,6 +9,7 @@ pub mod job;
 mod logprobs;
 pub mod metrics;
 pub mod outbox;
+mod pace;
 pub mod queue;
 mod sequence;
 pub mod slots;

@@ -1,34 +1,31 @@
 //! The thread that owns the engine.
 //!
 //! Each turn of its loop: receive jobs and commands, drop jobs whose client has gone, give free slots to waiting jobs, run one token of
-//! every answer (one pass for up to 32 of them), run one chunk of one prompt. So a running answer waits for one chunk at most, a client
-//! that goes away is noticed within a turn, and commands, which have a channel of their own, are carried out after the current pass. Where
-//! no answer can go on it waits for whatever comes first; nothing is looked at in intervals.
+//! every answer (one pass for up to 32 of them) and with them some tokens of one prompt, as many as [`Pace`] allows; without answers, one
+//! chunk of one prompt. So a client that goes away is noticed within a turn, and commands, which have a channel of their own, are carried
+//! out after the current pass. Where no answer can go on it waits for whatever comes first; nothing is looked at in intervals.
 
 use super::job::{Event, Job, Refused};
 use super::metrics::Metrics;
 use super::outbox::{Events, Outbox, to_client};
+use super::pace::Pace;
 use super::queue::Queue;
 use super::sequence::{Ended, Phase, Sequence, Waiting};
 use super::slots::Slots;
-use crate::cache::Tier;
 use crate::clock::{self, Duration, Instant};
 use crate::cpu::MAX_COLUMNS;
-use crate::device::Stream;
 use crate::engine::session::CHUNK;
 use crate::engine::{BatchToken, Engine, Failure, Logits, Session};
 use crate::error::{Error, Result};
 use crate::model::{KvCache, KvType};
 use crate::tokenizer::Tokenizer;
 use crossbeam_channel::{Receiver, Sender, TryRecvError, at, bounded, never, select, unbounded};
+use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 use tokio::sync::{oneshot, watch};
 use tracing::Span;
-
-/// Tokens of a prompt's chunk while other answers wait for their next token: it takes about as long as a few of those.
-const CHUNK_IN_COMPANY: usize = 64;
 
 /// Limits of a worker.
 #[derive(Clone, Copy, Debug)]
@@ -45,6 +42,8 @@ pub struct Limits {
     pub deterministic: bool,
     /// How long an answer whose client does not read keeps its slot while others wait.
     pub rest: Duration,
+    /// How many times as long an answer's token may take because prompts go along, 1 or more.
+    pub slowdown: f64,
 }
 
 /// Hands the answer to a question to whoever has asked.
@@ -192,6 +191,7 @@ pub fn start(engine: Engine, tokenizer: Arc<Tokenizer>, limits: Limits) -> Resul
     let worker = Worker {
         slots: Slots::new(caches, !limits.deterministic),
         columns: Vec::with_capacity(MAX_COLUMNS),
+        pace: Pace::new(limits.slowdown),
         queue: Queue::default(),
         running: Vec::new(),
         leaving: Vec::new(),
@@ -233,6 +233,7 @@ struct Worker {
     /// Ended answers whose last events their clients have not taken yet.
     leaving: Vec<Outbox>,
     columns: Vec<BatchToken>,
+    pace: Pace,
     /// Index into `running` from which the next prompt to run is searched, so that prompts take turns.
     next_prompt: usize,
     commands: Receiver<Command>,
@@ -261,11 +262,13 @@ impl Worker {
             self.let_go();
             self.make_room();
             self.admit();
-            self.decode();
+            let went_on = self.decode();
             if !self.obey() {
                 break;
             }
-            self.prefill();
+            if !went_on {
+                self.prefill();
+            }
             self.publish();
         }
         self.take_jobs();
@@ -408,11 +411,13 @@ impl Worker {
         }
     }
 
-    /// Runs one token of every answer that is being generated.
-    fn decode(&mut self) {
+    /// Runs one token of every answer that is being generated, and with the last of them some of a prompt. Whether prompts are served with
+    /// that: they went along, or the answers are to be timed alone.
+    fn decode(&mut self) -> bool {
         let at_once = if self.limits.deterministic { 1 } else { MAX_COLUMNS };
         // Sequences that end are removed from `running`; each is looked at once.
         let mut todo = self.running.len();
+        let mut served = false;
         while todo > 0 {
             self.columns.clear();
             let first = todo;
@@ -426,18 +431,25 @@ impl Worker {
             if self.columns.is_empty() {
                 break;
             }
+            let answers = self.columns.len();
+            let is_last = self.running[..todo].iter().all(|s| is_prompt(s) || s.resting.is_some());
+            let along = (is_last && !self.limits.deterministic).then(|| self.take_along()).flatten();
+            served = is_last && !self.limits.deterministic && answers < MAX_COLUMNS;
             let vocab = self.engine.model.config.vocab;
-            self.engine.forward_batch(&mut self.slots.caches, &self.columns, Logits::All);
+            let began = clock::now();
+            self.engine.forward_batch(&mut self.slots.caches, &self.columns, Logits::Last);
+            self.pace.note(self.columns.len(), began.elapsed().as_secs_f64());
             if let Some(why) = self.engine.failure() {
                 let columns = std::mem::take(&mut self.columns);
-                return self.give_up(why, |slot| columns.iter().any(|column| column.sequence == slot));
+                self.give_up(why, |slot| columns.iter().any(|column| column.sequence == slot));
+                return served;
             }
             self.metrics.decode_passes.add(1);
-            self.metrics.decode_columns.add(self.columns.len() as u64);
+            self.metrics.decode_columns.add(answers as u64);
             for column in &self.columns {
                 self.slots.ran(column.sequence, &[column.token]);
             }
-            let mut rows = self.columns.iter().zip(self.engine.logits().chunks_exact_mut(vocab));
+            let mut rows = self.columns[..answers].iter().zip(self.engine.logits().chunks_exact_mut(vocab));
             // From the back, as above, so that removing a sequence moves only ones that were looked at.
             for at in (todo..first).rev() {
                 let sequence = &mut self.running[at];
@@ -450,43 +462,70 @@ impl Worker {
                     leave(sequence, ended, &mut self.leaving, &self.metrics);
                 }
             }
-            if !self.obey() {
-                return;
+            if let Some((slot, end)) = along {
+                let at = self.running.iter().position(|s| s.slot == slot).expect("a prompt does not end by itself");
+                self.prompt_ran(at, end, answers * vocab..(answers + 1) * vocab);
+            }
+            if is_last || !self.obey() {
+                break;
             }
         }
+        served
     }
 
-    /// Runs one chunk of one prompt; prompts take turns.
-    fn prefill(&mut self) {
+    /// Adds tokens of a prompt to the pass, as many as its time allows. Returns the prompt's slot and how far it comes.
+    fn take_along(&mut self) -> Option<(usize, usize)> {
+        let along = self.pace.along(self.columns.len());
+        let at = if along > 0 { self.next_prompt()? } else { return None };
+        let sequence = &self.running[at];
+        let Phase::Prompt(done) = sequence.phase else { return None };
+        let end = sequence.job.prompt.len().min(done + along);
+        let slot = sequence.slot;
+        self.columns.extend(sequence.job.prompt[done..end].iter().map(|&token| BatchToken { sequence: slot, token }));
+        Some((slot, end))
+    }
+
+    /// The prompt whose turn it is, by index into `running`.
+    fn next_prompt(&mut self) -> Option<usize> {
         let n = self.running.len();
-        let is_prompt = |s: &Sequence| matches!(s.phase, Phase::Prompt(_));
-        let Some(at) = (0..n).map(|i| (self.next_prompt + i) % n).find(|&at| is_prompt(&self.running[at])) else {
-            return;
-        };
-        let company = self.running.iter().any(|s| !is_prompt(s) && s.resting.is_none()) && !self.limits.deterministic;
+        let at = (0..n).map(|i| (self.next_prompt + i) % n).find(|&at| is_prompt(&self.running[at]))?;
         self.next_prompt = at + 1;
+        Some(at)
+    }
+
+    /// Runs one chunk of one prompt; prompts take turns. Where answers fill their passes it is a short one.
+    fn prefill(&mut self) {
+        let Some(at) = self.next_prompt() else { return };
+        let company = self.running.iter().any(|s| !is_prompt(s) && s.resting.is_none()) && !self.limits.deterministic;
         let sequence = &mut self.running[at];
         let Phase::Prompt(done) = sequence.phase else { return };
         let prompt = &sequence.job.prompt;
-        let chunk = if company { CHUNK_IN_COMPANY } else { CHUNK };
-        let end = prompt.len().min(done + chunk);
+        let end = prompt.len().min(done + if company { MAX_COLUMNS } else { CHUNK });
         let want = if end == prompt.len() { Logits::Last } else { Logits::None };
         self.engine.forward(&mut self.slots.caches[sequence.slot], &prompt[done..end], want);
         if let Some(why) = self.engine.failure() {
             let slot = self.running[at].slot;
             return self.give_up(why, |lost| lost == slot);
         }
-        let sequence = &mut self.running[at];
-        let prompt = &sequence.job.prompt;
-        self.slots.ran(sequence.slot, &prompt[done..end]);
+        let sequence = &self.running[at];
+        self.slots.ran(sequence.slot, &sequence.job.prompt[done..end]);
         self.metrics.prompt_passes.add(1);
+        self.prompt_ran(at, end, 0..self.engine.model.config.vocab);
+    }
+
+    /// Notes that the prompt of a sequence has run up to `end`; with its last token, whose logits stand at `logits`, its answer begins.
+    fn prompt_ran(&mut self, at: usize, end: usize, logits: Range<usize>) {
+        let sequence = &mut self.running[at];
+        let Phase::Prompt(done) = sequence.phase else { return };
+        let prompt = &sequence.job.prompt;
         self.metrics.prompt_tokens.add((end - done) as u64);
         sequence.phase = Phase::Prompt(end);
         if end < prompt.len() {
             return;
         }
         let room = self.limits.context - self.slots.caches[sequence.slot].len;
-        if let Some(ended) = sequence.step(self.engine.logits(), room, &self.tokenizer, &self.metrics) {
+        let logits = &mut self.engine.logits()[logits];
+        if let Some(ended) = sequence.step(logits, room, &self.tokenizer, &self.metrics) {
             let sequence = self.running.swap_remove(at);
             self.slots.give_back(sequence.slot);
             leave(sequence, ended, &mut self.leaving, &self.metrics);
@@ -509,51 +548,16 @@ impl Worker {
 
     /// Updates the metrics and the number of jobs.
     fn publish(&mut self) {
-        let (m, report) = (&self.metrics, &self.engine.report);
-        m.running.set(self.running.len() as u64);
-        m.waiting.set(self.queue.len() as u64);
-        m.attention_ns.add(report.attention_ns);
-        m.predictor_ns.add(report.predictor_ns);
-        m.ffn_ns.add(report.ffn_ns);
-        m.head_ns.add(report.head_ns);
-        m.ffn_bytes.add(report.ffn_bytes);
-        let cache = &report.host_cache;
-        m.ram_hits.add(cache.hits);
-        m.ram_misses.add(cache.misses + cache.early);
-        m.disk_bytes.add(cache.reads.bytes);
-        m.disk_reads.add(cache.reads.reads);
-        m.disk_wait_ns.add(cache.waited_ns);
-        if let Some(cached) = &self.engine.cached {
-            let memory = cached.memory();
-            m.ram_budget_bytes.set(memory.budget);
-            m.ram_used_bytes.set(memory.used);
-        }
-        m.neurons_computed.add(report.computed.iter().sum());
-        let config = &self.engine.model.config;
-        m.neurons_all.add(report.tokens * (config.ffn * config.layers) as u64);
-        self.engine.report.clear();
-        if let Some(split) = &self.engine.split {
-            let (counters, memory) = (split.cache.counters, split.device.memory());
-            m.hits.set(counters.computed[Tier::Device]);
-            m.misses.set(counters.computed[Tier::Host]);
-            m.migrations.set(counters.migrations);
-            m.device_budget_bytes.set(memory.budget);
-            m.device_used_bytes.set(memory.used);
-            let totals = split.device.totals();
-            m.device_bytes.set(totals.device_bytes);
-            m.device_ns.set(totals.busy_ns[Stream::Compute as usize]);
-            m.link_bytes.set(totals.migrated_bytes);
-            m.link_ns.set(totals.busy_ns[Stream::Copy as usize]);
-            m.device_slots.set(split.cache.layers.iter().map(|l| l.table.slots().len() as u64).sum());
-        }
-        if let Some(audit) = &self.engine.audit {
-            m.audited_tokens.set(audit.counts.tokens);
-            m.audited_active.set(audit.counts.active);
-            m.audited_found.set(audit.counts.found);
-        }
+        self.metrics.running.set(self.running.len() as u64);
+        self.metrics.waiting.set(self.queue.len() as u64);
+        self.metrics.take(&mut self.engine);
         let jobs = self.running.len() + self.queue.len();
         self.jobs.send_if_modified(|told| std::mem::replace(told, jobs) != jobs);
     }
+}
+
+fn is_prompt(sequence: &Sequence) -> bool {
+    matches!(sequence.phase, Phase::Prompt(_))
 }
 
 /// Sends the last event of a sequence, or keeps it until its client has caught up.

@@ -407,6 +407,7 @@ impl Daemon {
             kv,
             deterministic: settings.switch("serve.deterministic"),
             rest: Duration::from_secs(settings.whole("serve.rest_seconds")),
+            slowdown: settings.number("serve.slowdown"),
         };
         let config = &engine.model.config;
         let kv_bytes = crate::model::KvCache::bytes_for(config, context, kv).saturating_mul(limits.slots as u64);
