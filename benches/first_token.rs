@@ -116,8 +116,15 @@ fn main() {
     let tokenizer = Arc::new(Tokenizer::new(model.tokenizer().expect("a tokenizer"), &store).expect("a good one"));
     let context = model.config.context;
     let engine = Engine::new(model, dynamicinfer::config::default_threads(), Kernels::best());
-    let limits =
-        Limits { queue: 64, slots: SLOTS, context, kv: KvType::F16, deterministic: false, rest: Duration::MAX };
+    let limits = Limits {
+        queue: 64,
+        slots: SLOTS,
+        context,
+        kv: KvType::F16,
+        deterministic: false,
+        rest: Duration::MAX,
+        slowdown: 2.0,
+    };
     let handle = start(engine, tokenizer.clone(), limits).expect("the worker starts");
     let daemon = Daemon::start(dir.path(), "d.sock", &store);
 

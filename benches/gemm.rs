@@ -28,7 +28,7 @@ fn main() {
     println!("|---|---|---|---|---|---|---|---|");
     for quant in Quant::all() {
         let wanted = args.iter().all(|arg| arg == quant.name() || Isa::ALL.iter().any(|isa| isa.name() == arg));
-        if wanted && kernels.form(quant, 256) != ManyForm::Rows {
+        if wanted && kernels.form(quant, 2048, 256) != ManyForm::Rows {
             SHAPES.into_iter().for_each(|(rows, cols)| measure(&kernels, quant, rows, cols));
         }
     }

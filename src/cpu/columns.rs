@@ -158,12 +158,14 @@ impl Columns {
         quants: impl IntoIterator<Item = Quant> + Clone,
     ) {
         let scale = self.scale.take();
-        let has = |form| quants.clone().into_iter().any(|quant| kernels.form(quant, n) == form);
+        let cols = values.len() / n;
+        let form_of = |quant| kernels.form(quant, cols, n);
+        let has = |form| quants.clone().into_iter().any(|quant| form_of(quant) == form);
         let (codes, floats) = (has(ManyForm::Codes), has(ManyForm::Floats));
         if has(ManyForm::Rows) {
-            self.set_for(values, n, quants.into_iter().filter(|&quant| kernels.form(quant, n) == ManyForm::Rows));
+            self.set_for(values, n, quants.into_iter().filter(|&quant| form_of(quant) == ManyForm::Rows));
         } else {
-            (self.n, self.cols) = (n, values.len() / n);
+            (self.n, self.cols) = (n, cols);
             self.values.resize(0);
             self.forget_codes();
         }
@@ -214,7 +216,7 @@ impl Columns {
 
     /// The form in which rows of this type meet these columns.
     pub fn form(&self, kernels: &Kernels, quant: Quant) -> ManyForm {
-        if self.by_rows { ManyForm::Rows } else { kernels.form(quant, self.n) }
+        if self.by_rows { ManyForm::Rows } else { kernels.form(quant, self.cols, self.n) }
     }
 
     /// What [`Columns::set_many`] has made for [`Kernels::gemm`].

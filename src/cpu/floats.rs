@@ -206,6 +206,39 @@ impl Tiles {
         }
     }
 
+    /// The same for inputs in int8, a multiple of 32 numbers: weights are rounded to int8, each 32 numbers of a row with a scale of their
+    /// own.
+    ///
+    /// # Safety
+    /// As [`Tiles::rows`], and `multiply` is for these tiles.
+    pub unsafe fn rows_by_codes(
+        &self,
+        multiply: Across,
+        quant: Quant,
+        rows: &[*const u8],
+        x: &Panels,
+        y: *mut f32,
+        stride: usize,
+    ) {
+        assert!(x.n > 0);
+        let mut strip = MaybeUninit::<Strip>::uninit();
+        let strip = strip.as_mut_ptr().cast::<f32>();
+        for (i, here) in rows.chunks(self.high).enumerate() {
+            // SAFETY: the caller's promises; as in `rows`.
+            unsafe {
+                let y = y.add(i * self.high);
+                (0..x.n).for_each(|b| y.add(b * stride).write_bytes(0, here.len()));
+                for start in (0..x.cols).step_by(DEPTH) {
+                    let count = DEPTH.min(x.cols - start);
+                    for (part, rows) in here.chunks(TURNED).enumerate() {
+                        self.turn_rows(quant, rows, x.cols, start, count, strip.add(part * TURNED));
+                    }
+                    multiply(strip, count, x, start, y, stride, here.len());
+                }
+            }
+        }
+    }
+
     /// Turns numbers `start..start + count` of at most [`TURNED`] rows, of floats or of what has to be decoded.
     unsafe fn turn_rows(
         &self,

@@ -158,6 +158,9 @@ pub struct Kernels {
     pub tiles: Tiles,
     /// How exact products with many columns are.
     pub prefill: Prefill,
+    /// With [`Prefill::Int8`], whether weights that are floats of two bytes are rounded to int8 for the many columns of a prompt, each 32 with a
+    /// scale of their own, where that is faster.
+    pub rounds_floats: bool,
     /// Brings a row into the caches before it is used; does nothing for instruction sets whose kernels read rows one by one.
     pub touch: Touch,
     /// By type, whether a down row is best added to one column's output as it is read from memory, with prefetches; otherwise `touch`
@@ -178,7 +181,8 @@ pub struct Kernels {
 pub enum Prefill {
     /// In f32 throughout: weights as they are, inputs not rounded.
     Exact,
-    /// Inputs as int8, each 32 with a step of their own, where weights are quantised; f32 where weights are floats.
+    /// Inputs as int8, each 32 with a step of their own, where weights are quantised; f32 where weights are floats that are not rounded
+    /// ([`Kernels::rounds_floats`]).
     #[default]
     Int8,
     /// The same with one step for all numbers of an input, as integer units without steps for groups want it (W8A8).
@@ -349,9 +353,10 @@ impl Kernels {
         self.gemms[quant.index()]
     }
 
-    /// The form in which products of whole matrices of this type with `n` columns take them.
-    pub fn form(&self, quant: Quant, n: usize) -> ManyForm {
+    /// The form in which products of whole matrices of this type, with rows of `cols` numbers, take `n` columns.
+    pub fn form(&self, quant: Quant, cols: usize, n: usize) -> ManyForm {
         match (self.prefill, self.gemm(quant)) {
+            (Prefill::Int8, None) if n >= FEWEST_FLOATS && self.rounds(quant, cols) => ManyForm::Codes,
             (Prefill::Int8, Some(_)) if n >= self.fewest_codes => ManyForm::Codes,
             _ if n <= MAX_COLUMNS => ManyForm::Rows,
             (Prefill::Exact, _) => ManyForm::Floats,
@@ -359,6 +364,12 @@ impl Kernels {
             (Prefill::Int8, None) if quant.input() != Input::Floats || n < FEWEST_FLOATS => ManyForm::Rows,
             _ => ManyForm::Floats,
         }
+    }
+
+    /// Whether products of this type with many columns round its numbers, `cols` of which are summed.
+    fn rounds(&self, quant: Quant, cols: usize) -> bool {
+        let two_bytes = matches!(quant, Quant::F16 | Quant::Block(BlockType::BF16));
+        self.rounds_floats && self.across.is_some() && two_bytes && cols.is_multiple_of(GROUP)
     }
 
     /// `y[b * stride + r] = row r · x[b]`, for `count` rows of type `quant` and each column b, in the form that they were given.
@@ -386,12 +397,15 @@ impl Kernels {
     pub unsafe fn many(&self, quant: Quant, rows: &[*const u8], x: &Columns, y: *mut f32, stride: usize) {
         // SAFETY: the caller's promises.
         unsafe {
-            match (x.form(self, quant), self.gemm(quant)) {
-                (ManyForm::Codes, Some(gemm)) => {
+            match (x.form(self, quant), self.gemm(quant), self.across) {
+                (ManyForm::Codes, Some(gemm), _) => {
                     gemm(rows, x.panels(), y, stride);
                     x.shadow.add_rows(quant, rows, x.cols, y, stride);
                 }
-                (ManyForm::Floats, _) => self.tiles.rows(quant, rows, x.floats(), y, stride),
+                (ManyForm::Codes, None, Some(multiply)) => {
+                    self.tiles.rows_by_codes(multiply, quant, rows, x.panels(), y, stride);
+                }
+                (ManyForm::Floats, ..) => self.tiles.rows(quant, rows, x.floats(), y, stride),
                 _ => unreachable!("few columns, or kernels for them"),
             }
         }
@@ -399,7 +413,8 @@ impl Kernels {
 
     /// The form in which sums over `count` rows of this type take their columns, of which there are many.
     pub fn form_across(&self, quant: Quant, count: usize) -> ManyForm {
-        let codes = self.prefill != Prefill::Exact && self.across.is_some() && quant.input() != Input::Floats;
+        let rounds = quant.input() != Input::Floats || self.prefill == Prefill::Int8 && self.rounds(quant, count);
+        let codes = self.prefill != Prefill::Exact && self.across.is_some() && rounds;
         if codes && count.is_multiple_of(GROUP) { ManyForm::Codes } else { ManyForm::Floats }
     }
 

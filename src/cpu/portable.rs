@@ -18,6 +18,7 @@ pub const KERNELS: Kernels = Kernels {
     across: None,
     tiles: super::floats::PORTABLE,
     prefill: Prefill::Int8,
+    rounds_floats: false,
     touch: super::touch_nothing,
     adds_as_read: [false; Quant::COUNT],
     lists_as_fast: false,

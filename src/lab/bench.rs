@@ -299,7 +299,7 @@ fn multiplied(engine: &Engine, tokens: usize) -> (f64, bool) {
     let (mut all, mut floats) = (0.0, 0.0);
     let mut add = |quant, weights: usize| {
         all += weights as f64;
-        if engine.kernels.form(quant, n) == ManyForm::Floats {
+        if engine.kernels.form(quant, model.config.hidden, n) == ManyForm::Floats {
             floats += weights as f64;
         }
     };

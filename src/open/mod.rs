@@ -232,6 +232,8 @@ pub fn open_model(model: Model, options: &EngineOptions, told: &dyn Listener) ->
     let limit = ram::limit(&model, options);
     let mut engine = processor(model, options.threads, options.isa)?;
     engine.kernels.prefill = options.prefill;
+    // A device multiplies floats in f32: what the processor does beside it must not differ by where neurons lie.
+    engine.kernels.rounds_floats = options.prefill == Prefill::Int8 && options.device.is_none();
     if limit.is_none() {
         read_in(&mut engine);
     }

@@ -53,6 +53,7 @@ pub const KERNELS: Kernels = Kernels {
     across: None,
     tiles: Tiles { by_rows: Some(by_rows::by_rows), ..tiles::TILES },
     prefill: Prefill::Int8,
+    rounds_floats: false,
     touch: super::touch_nothing,
     adds_as_read: [true; Quant::COUNT],
     lists_as_fast: true,

@@ -55,6 +55,7 @@ const fn of<const FAR: bool>() -> Kernels {
         across: Some(gemm::across),
         tiles: floats::TILES,
         prefill: Prefill::Int8,
+        rounds_floats: false,
         touch,
         adds_as_read: [FAR; Quant::COUNT],
         lists_as_fast: FAR,

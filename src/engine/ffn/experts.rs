@@ -207,6 +207,6 @@ fn down(
 /// Rows of a matrix that a task takes for as many as `tokens`, where it reads the same rows of `matrices` of its kind: tiles of what the
 /// kernels take at a time.
 fn rows_at_once(kernels: &Kernels, matrix: &Matrix, matrices: usize, tokens: usize) -> usize {
-    let tile = if kernels.form(matrix.quant, tokens) == ManyForm::Rows { DOT_ROWS } else { GEMM_ROWS };
+    let tile = if kernels.form(matrix.quant, matrix.cols, tokens) == ManyForm::Rows { DOT_ROWS } else { GEMM_ROWS };
     (PIECE_BYTES / (matrix.row_bytes * matrices.max(1))).clamp(1, matrix.rows).next_multiple_of(tile)
 }
