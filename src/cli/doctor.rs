@@ -6,6 +6,7 @@ use crate::lab::kernel_choice::Trial;
 use crate::serve::socket;
 use serde::Serialize;
 use serde_json::Value;
+use std::collections::BTreeMap;
 use std::path::Path;
 
 /// Look at this machine: what would run here, and why
@@ -105,8 +106,8 @@ fn findings(args: &Args) -> Result<Vec<Finding>> {
 
 /// Numbers of a row: as many as a 7B model has, and whole blocks of every type.
 const COLS: usize = 4096;
-/// Bytes of a dense model's attention and of its neuron blocks, about in this relation.
-const USES: [u64; 2] = [1, 2];
+/// Where weights are read from, and how [`Trial::choose`] is asked for that.
+const USES: [(&str, [u64; 2]); 2] = [("of matrices", [1, 0]), ("of neuron blocks that are all read", [0, 1])];
 
 /// Which kernels read weights of each type, how fast, and why those: what an engine takes that is opened now.
 fn kernels(threads: usize) -> Result<(&'static str, String)> {
@@ -114,42 +115,43 @@ fn kernels(threads: usize) -> Result<(&'static str, String)> {
     let kinds = Kernels::kinds(isa);
     let mut pool = ThreadPool::new(threads);
     let mut trial = Trial::new(&mut pool, COLS)?;
-    let (mut rates, mut changed, mut faster) = (Vec::new(), Vec::new(), Vec::new());
-    for quant in Quant::all() {
-        let choice = trial.choose(&kinds, quant, USES);
-        rates.push(format!("{} {:.1}", quant.name(), choice.pairs[choice.taken].gb_s));
-        if choice.taken > 0 {
-            changed.push(format!("{}: {}", quant.name(), choice.describe(&kinds)));
-        }
-        let mut taken = kinds[0].1;
-        choice.apply(&mut taken, &kinds);
-        if let (Isa::Avx512, Some(avx2)) = (isa, Kernels::of(Isa::Avx2)) {
-            // Of matrices alone: kernels of two instruction sets do not add to one sum.
-            let choice = trial.choose(&[(isa.name(), taken), (Isa::Avx2.name(), avx2)], quant, [1, 0]);
+    let mut found = format!("{}; {threads} threads read rows of {COLS} numbers, in GB/s", isa.name());
+    for (what, bytes) in USES {
+        let (mut rates, mut others) = (Vec::new(), BTreeMap::<String, Vec<String>>::new());
+        for quant in Quant::all() {
+            let choice = trial.choose(&kinds, quant, bytes);
+            let (pair, first) = (choice.pairs[choice.taken], choice.pairs[0].gb_s);
+            rates.push(format!("{} {:.1}", quant.name(), pair.gb_s));
             if choice.taken > 0 {
-                faster.push(format!("{}: {}", quant.name(), choice.describe(&[(isa.name(), taken), ("avx2", avx2)])));
+                let words = match (kinds[pair.dots].0, kinds[pair.axpys].0) {
+                    (dots, axpys) if bytes[1] == 0 || dots == axpys => dots.to_owned(),
+                    (dots, axpys) => format!("{dots} (down rows {axpys})"),
+                };
+                others.entry(words).or_default().push(format!("{} ({first:.1})", quant.name()));
+            }
+        }
+        found += &format!("; {what}: {}", rates.join(", "));
+        if let [(maker, _), _, ..] = kinds[..] {
+            found += &format!("; by kernels of the kind {maker}, this processor's maker's");
+            for (words, types) in others {
+                found += &format!("; by {words}, clearly faster here than {maker} (its rate), {}", types.join(", "));
             }
         }
     }
-    let mut found = format!(
-        "{}; {threads} threads read a dense model's weights, rows of {COLS} numbers, in GB/s: {}",
-        isa.name(),
-        rates.join(", ")
-    );
-    if let [(maker, _), others @ ..] = &kinds[..]
-        && !others.is_empty()
-    {
-        let others: Vec<&str> = others.iter().map(|(name, _)| *name).collect();
-        found += &format!("; of the kinds {maker} (this processor's maker) and {} ", others.join(", "));
-        found += &match changed.is_empty() {
-            true => format!("{maker} is taken: none is clearly faster"),
-            false => format!("{maker} is taken but for {}", changed.join("; ")),
-        };
-    }
+    let faster = faster_with_avx2(&mut trial, &kinds[0]);
     if faster.is_empty() {
         return Ok(("ok", found));
     }
     Ok(("note", format!("{found}; DYNAMICINFER_ISA=avx2 is faster for {}", faster.join(", "))))
+}
+
+/// Types whose matrices AVX2 reads clearly faster than these kernels of AVX-512. (Kernels of two instruction sets do not add to one sum.)
+fn faster_with_avx2(trial: &mut Trial<'_>, kernels: &(&'static str, Kernels)) -> Vec<String> {
+    let (Isa::Avx512, Some(avx2)) = (kernels.1.isa, Kernels::of(Isa::Avx2)) else { return Vec::new() };
+    let both = [(Isa::Avx512.name(), kernels.1), (Isa::Avx2.name(), avx2)];
+    let choices = Quant::all().map(|quant| trial.choose(&both, quant, [1, 0]));
+    let faster = choices.filter(|choice| choice.taken > 0);
+    faster.map(|choice| format!("{}: {}", choice.quant.name(), choice.describe(&both))).collect()
 }
 
 /// Who has the socket, and whether it answers.
