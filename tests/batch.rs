@@ -60,38 +60,47 @@ fn alone(engine: &mut Engine, kind: KvType, prompt: &[u32], n: usize) -> Vec<(u3
     out
 }
 
-/// Timeline i joins before step `i * 3` and makes `12 - i` tokens. Each step's logits are those of the run alone.
+/// Timeline i joins before step `i * 3`, its prompt in pieces beside the others' tokens, and makes `20 - i` tokens. Each step's logits are
+/// those of the run alone.
 fn joining_and_leaving(engine: &mut Engine, kind: KvType, what: &str) {
     // A sum in another order may round to another f16.
     let tolerance = if kind == KvType::F16 { 5e-4 } else { TOLERANCE };
-    let runs: Vec<_> = (0..4).map(|i| alone(engine, kind, &prompt(i), 12 - i)).collect();
+    let runs: Vec<_> = (0..4).map(|i| alone(engine, kind, &prompt(i), 20 - i)).collect();
     let vocab = engine.model.config.vocab;
     let mut caches: Vec<KvCache> = runs.iter().map(|_| cache_of(engine, kind)).collect();
-    let mut made = vec![0; runs.len()];
-    let mut most = 0;
+    let (mut read, mut made) = (vec![0; runs.len()], vec![0; runs.len()]);
+    let (mut most, mut beside) = (0, 0);
     for step in 0.. {
-        for (i, run) in runs.iter().enumerate().filter(|(i, _)| i * 3 == step) {
-            let logits = engine.forward(&mut caches[i], &prompt(i), Logits::Last);
-            assert!(error(logits, &run[0].1) < tolerance, "{what}: the prompt of {i}");
-        }
+        let answers = |i: &usize| read[*i] == prompt(*i).len() && made[*i] + 1 < runs[*i].len();
+        let mut order: Vec<usize> = (0..runs.len()).filter(answers).collect();
         // Another order of columns at each step.
-        let there = |i: &usize| i * 3 <= step && made[*i] + 1 < runs[*i].len();
-        let mut order: Vec<usize> = (0..runs.len()).filter(there).collect();
         if step % 2 == 1 {
             order.reverse();
         }
-        if order.is_empty() && step > 9 {
+        let mut columns: Vec<BatchToken> =
+            order.iter().map(|&i| BatchToken { sequence: i, token: runs[i][made[i]].0 }).collect();
+        most = most.max(columns.len());
+        order.iter().for_each(|&i| made[i] += 1);
+        for i in (0..runs.len()).filter(|i| i * 3 <= step) {
+            let prompt = prompt(i);
+            let piece = &prompt[read[i]..prompt.len().min(read[i] + 3 + i)];
+            if !piece.is_empty() {
+                beside += order.len();
+                order.push(i);
+                columns.extend(piece.iter().map(|&token| BatchToken { sequence: i, token }));
+                read[i] += piece.len();
+            }
+        }
+        if columns.is_empty() {
+            assert!(step > 9);
             break;
         }
-        let columns: Vec<BatchToken> =
-            order.iter().map(|&i| BatchToken { sequence: i, token: runs[i][made[i]].0 }).collect();
-        if columns.is_empty() {
-            continue;
-        }
-        most = most.max(columns.len());
-        let logits = engine.forward_batch(&mut caches, &columns, Logits::All);
+        let logits = engine.forward_batch(&mut caches, &columns, Logits::Last);
+        assert_eq!(logits.len(), order.len() * vocab);
         for (&i, logits) in order.iter().zip(logits.chunks_exact(vocab)) {
-            made[i] += 1;
+            if read[i] < prompt(i).len() {
+                continue;
+            }
             let (token, alone) = &runs[i][made[i]];
             assert!(error(logits, alone) < tolerance, "{what}: step {step} of {i}: {}", error(logits, alone));
             if kind == KvType::F32 {
@@ -99,7 +108,7 @@ fn joining_and_leaving(engine: &mut Engine, kind: KvType, what: &str) {
             }
         }
     }
-    assert_eq!(most, 4, "they never ran together");
+    assert!(most == 4 && beside > 6, "they never ran together: {most} {beside}");
 }
 
 #[test]
