@@ -40,7 +40,7 @@ pub(in crate::cpu) unsafe fn across(
             let y = y.add(p * WIDTH * stride);
             let out =
                 Out { sums: std::ptr::null_mut(), y, stride, rows, columns, is_first: true, is_last: true, adds: true };
-            tiles[columns.div_ceil(2) - 1](panel.assume_init_ref(), groups, input.as_ptr(), out);
+            tiles[columns.div_ceil(2) - 1](panel.assume_init_ref(), groups, input.as_ptr(), &[], out);
         }
     }
 }

@@ -3,7 +3,7 @@
 // Loops over registers stay loops: what copies slices goes through memory.
 #![allow(clippy::manual_memcpy)]
 
-use super::{HIGH, LANES, WIDTH};
+use super::{HIGH, LANES, WIDTH, prefetch};
 #[cfg(doc)]
 use crate::cpu::gemm::MAGIC;
 use crate::cpu::gemm::{GROUPS, HALVES, MINS, Out, WIDE, words};
@@ -34,7 +34,7 @@ const FOLDED: u8 = MINS | HALF_MINS;
 pub type Sums = [[__m512; WIDTH]; HIGH];
 
 /// [`tile`] of a kind, for strips of one or two registers.
-pub type Tile = unsafe fn(&Panel, usize, *const f32, Out<Sums>);
+pub type Tile = unsafe fn(&Panel, usize, *const f32, &[*const u8], Out<Sums>);
 
 /// The tiles of a kind, by registers of rows less one and, for a last panel that is not full, by pairs of columns less one.
 pub const fn tiles(kind: u8) -> [[Tile; WIDTH / 2]; HIGH] {
@@ -54,12 +54,14 @@ pub const fn tiles(kind: u8) -> [[Tile; WIDTH / 2]; HIGH] {
     }
 }
 
-/// Products of the first R registers of rows with the first N columns of a panel, whose words begin at `x`.
+/// Products of the first R registers of rows with the first N columns of a panel, whose words begin at `x`. The lines of `ask` are prefetched
+/// on the way, evenly spread: many in a row would be dropped.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,f16c")]
 unsafe fn tile<const KIND: u8, const R: usize, const N: usize>(
     w: &Panel,
     groups: usize,
     x: *const f32,
+    ask: &[*const u8],
     out: Out<Sums>,
 ) {
     let mut sums = [[_mm512_setzero_ps(); N]; R];
@@ -78,7 +80,9 @@ unsafe fn tile<const KIND: u8, const R: usize, const N: usize>(
         }
     }
     let parts = if KIND & HALVES != 0 { 2 } else { 1 };
+    let mut ask = ask.chunks(ask.len().div_ceil(groups.max(1)).max(1));
     for g in 0..groups {
+        ask.next().unwrap_or(&[]).iter().for_each(|line| prefetch(*line));
         // SAFETY: the caller promises `groups` groups of either.
         unsafe { add_group::<KIND, R, N>(w, g, x.add(g * words(WIDTH)), parts, &mut sums) };
     }
