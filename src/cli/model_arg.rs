@@ -105,7 +105,7 @@ impl KvArg {
 pub enum PrefillArg {
     /// In f32
     Exact,
-    /// Inputs of quantised weights in int8, each 32 numbers with a step of their own
+    /// Inputs of quantised weights in int8, each 32 numbers with a step of their own; with VNNI and without a device F16 and BF16 weights are rounded so, too, from 48 tokens on
     Int8,
     /// The same with one step for a whole input: less exact and no faster here; to compare with
     Int8PerTensor,

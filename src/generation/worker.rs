@@ -1,9 +1,10 @@
 //! The thread that owns the engine.
 //!
 //! Each turn of its loop: receive jobs and commands, drop jobs whose client has gone, give free slots to waiting jobs, run one token of
-//! every answer (one pass for up to 32 of them) and with them some tokens of one prompt, as many as the time of passes allows; without answers, one
-//! chunk of one prompt. So a client that goes away is noticed within a turn, and commands, which have a channel of their own, are carried
-//! out after the current pass. Where no answer can go on it waits for whatever comes first; nothing is looked at in intervals.
+//! every answer (one pass for up to 32 of them) and with them some tokens of one prompt, as many as the time of passes allows; without
+//! answers, one chunk of one prompt. So a client that goes away is noticed within a turn, and commands, which have a channel of their
+//! own, are carried out after the current pass. Where no answer can go on it waits for whatever comes first; nothing is looked at in
+//! intervals.
 
 use super::job::{Event, Job, Refused};
 use super::metrics::Metrics;

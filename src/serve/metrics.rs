@@ -59,7 +59,7 @@ fn worker(page: &mut Page, m: &Metrics) {
     page.counter("client_disconnects_total", "answers whose client went away", m.disconnects.get());
     page.counter("decode_passes_total", "passes that made tokens", m.decode_passes.get());
     page.counter("decode_columns_total", "tokens made in them", m.decode_columns.get());
-    page.counter("prompt_passes_total", "passes over parts of prompts", m.prompt_passes.get());
+    page.counter("prompt_passes_total", "passes over parts of prompts, without answers", m.prompt_passes.get());
     page.family("engine_seconds_total", "counter", "time in the engine by part");
     for (part, ns) in
         [("attention", &m.attention_ns), ("predictor", &m.predictor_ns), ("ffn", &m.ffn_ns), ("head", &m.head_ns)]
