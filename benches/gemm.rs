@@ -12,7 +12,7 @@ use std::hint::black_box;
 
 /// Rows and numbers of a row.
 const SHAPES: [(usize, usize); 3] = [(5632, 2048), (2048, 5632), (2048, 2048)];
-const COLUMNS: [usize; 4] = [33, 64, 128, 256];
+const COLUMNS: [usize; 7] = [8, 12, 16, 24, 33, 128, 256];
 /// Medians of so many rounds, in which all that is compared takes turns.
 const ROUNDS: usize = 7;
 /// Rows that a task takes, about.

@@ -146,8 +146,8 @@ pub struct Kernels {
     dots: [Dot; Quant::COUNT],
     axpys: [Axpy; Quant::COUNT],
     gemms: [Option<Gemm>; Quant::COUNT],
-    /// With so many columns or more a whole matrix of a quantised type is multiplied faster as a [`Gemm`] than row by row.
-    fewest_codes: usize,
+    /// With so many columns or more a whole matrix of a quantised type is multiplied faster as a [`Gemm`] than row by row; by type.
+    fewest_codes: [usize; Quant::COUNT],
     /// Columns of a panel of [`Panels`].
     panel_width: usize,
     /// Fills a panel of [`Panels`].
@@ -357,7 +357,7 @@ impl Kernels {
     pub fn form(&self, quant: Quant, cols: usize, n: usize) -> ManyForm {
         match (self.prefill, self.gemm(quant)) {
             (Prefill::Int8, None) if n >= FEWEST_FLOATS && self.rounds(quant, cols) => ManyForm::Codes,
-            (Prefill::Int8, Some(_)) if n >= self.fewest_codes => ManyForm::Codes,
+            (Prefill::Int8, Some(_)) if n >= self.fewest_codes[quant.index()] => ManyForm::Codes,
             _ if n <= MAX_COLUMNS => ManyForm::Rows,
             (Prefill::Exact, _) => ManyForm::Floats,
             (_, Some(_)) => ManyForm::Codes,

@@ -12,7 +12,7 @@ pub const KERNELS: Kernels = Kernels {
     dots: by_type([dot_f32, dot_f16, dot_q8, dot_q4], BLOCK_DOTS),
     axpys: by_type([axpy::<F32>, axpy::<F16>, axpy::<Q8>, axpy::<Q4>], BLOCK_AXPYS),
     gemms: [None; Quant::COUNT],
-    fewest_codes: MAX_COLUMNS + 1,
+    fewest_codes: [MAX_COLUMNS + 1; Quant::COUNT],
     panel_width: 1,
     fill_panel: super::gemm::fill,
     across: None,

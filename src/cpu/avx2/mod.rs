@@ -31,7 +31,7 @@ mod gemm;
 mod grouped;
 mod tiles;
 
-use super::{Columns, Isa, Kernels, MAX_COLUMNS, Prefill, Rows, by_type, whole_rows};
+use super::{Columns, Isa, Kernels, Prefill, Rows, by_type, whole_rows};
 use crate::cpu::floats::Tiles;
 use crate::formats::blocks::BlockType;
 use crate::formats::rows::Quant;
@@ -47,7 +47,7 @@ pub const KERNELS: Kernels = Kernels {
     ),
     axpys: by_type([axpy_f32, axpy_f16, axpy_q8, axpy_q4], blocks::AXPYS),
     gemms: gemm::GEMMS,
-    fewest_codes: MAX_COLUMNS + 1,
+    fewest_codes: gemm::FEWEST_CODES,
     panel_width: gemm::WIDTH,
     fill_panel: gemm::fill,
     across: None,

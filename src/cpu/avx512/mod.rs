@@ -49,7 +49,7 @@ const fn of<const FAR: bool>() -> Kernels {
         ),
         axpys: by_type([axpy_f32::<FAR>, axpy_f16::<FAR>, axpy_q8::<FAR>, axpy_q4::<FAR>], blocks::axpys::<FAR>()),
         gemms: gemm::GEMMS,
-        fewest_codes: FEWEST_CODES,
+        fewest_codes: [FEWEST_CODES; Quant::COUNT],
         panel_width: gemm::WIDTH,
         fill_panel: gemm::fill,
         across: Some(gemm::across),

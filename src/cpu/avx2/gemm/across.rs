@@ -31,25 +31,23 @@ pub(in crate::cpu) unsafe fn across(
             unsafe { round_group(strip.add(g * GROUP * TILES.high + i * LANES), panel.as_mut_ptr(), g, i) };
         }
     }
-    let tile = const { tile::with_vnni(0) };
+    let tile = const { tile::tile(tile::FOURS, 0) };
     for p in 0..x.n.div_ceil(WIDTH) {
         let input = x.panel(p, first / GROUP);
         debug_assert!(input.len() >= groups * words(WIDTH));
-        for i in 0..high {
-            // SAFETY: the caller's promises; these registers of rows were written.
-            unsafe {
-                let out: Out<Sums> = Out {
-                    sums: std::ptr::null_mut(),
-                    y: y.add(p * WIDTH * stride + i * LANES),
-                    stride,
-                    rows: LANES.min(rows - i * LANES),
-                    columns: WIDTH.min(x.n - p * WIDTH),
-                    is_first: true,
-                    is_last: true,
-                    adds: true,
-                };
-                tile(panel.assume_init_ref(), i, groups, input.as_ptr(), out);
-            }
+        // SAFETY: the caller's promises; these registers of rows were written.
+        unsafe {
+            let out: Out<Sums> = Out {
+                sums: std::ptr::null_mut(),
+                y: y.add(p * WIDTH * stride),
+                stride,
+                rows,
+                columns: WIDTH.min(x.n - p * WIDTH),
+                is_first: true,
+                is_last: true,
+                adds: true,
+            };
+            tile(panel.assume_init_ref(), groups, input.as_ptr(), out);
         }
     }
 }
@@ -81,8 +79,8 @@ unsafe fn round_group(numbers: *const f32, to: *mut Panel, g: usize, i: usize) {
         // Of 22 bits, as a tile wants them.
         let scale = _mm256_mul_ps(tops, _mm256_set1_ps(1.0 / 127.0));
         let scale = _mm256_castsi256_ps(_mm256_and_si256(_mm256_castps_si256(scale), _mm256_set1_epi32(!3)));
-        (*to).start[g][0][i] = _mm256_sub_epi32(_mm256_set1_epi32(MAGIC.to_bits() as i32), sums);
-        (*to).scale[g][0][i] = scale;
-        (*to).magic[g][0][i] = _mm256_mul_ps(scale, _mm256_set1_ps(MAGIC));
+        (*to).scaling[0][g].start[i] = _mm256_sub_epi32(_mm256_set1_epi32(MAGIC.to_bits() as i32), sums);
+        (*to).scaling[0][g].scale[i] = scale;
+        (*to).scaling[0][g].magic[i] = _mm256_mul_ps(scale, _mm256_set1_ps(MAGIC));
     }
 }

@@ -1,9 +1,7 @@
 //! Products with many columns, as those of `avx512/gemm` with registers of half the size.
 //!
-//! Weights are signed, inputs unsigned and 128 too large. With AVX-VNNI four products are added at once, and every type has such a
-//! product. Without it `maddubs` adds two in 16 bits and saturates silently, so sums stay there only for as many steps as cannot reach
-//! 2^15: inputs are at most 255, so that four steps of codes up to 15 or two of codes up to 32 fit. Codes of eight bits would fit none, and
-//! their types are left to the row kernels.
+//! Weights are signed, inputs unsigned and 128 too large. With AVX-VNNI four products are added at once. Without it two are, in 16 bits, where
+//! sums of codes up to 32 fit; codes of eight bits become numbers of 16 bits, whose products are added in 32.
 
 mod across;
 mod source;
@@ -18,7 +16,7 @@ use source::{Packs, Source};
 use std::arch::x86_64::*;
 use std::mem::MaybeUninit;
 use std::ops::Range;
-use tile::{Panel, Sums};
+use tile::{FOURS, NUMBERS, PAIRS, Panel, Sums};
 
 /// Columns of a panel, and of a tile.
 pub(in crate::cpu) const WIDTH: usize = 6;
@@ -70,25 +68,37 @@ pub(in crate::cpu) unsafe fn fill(columns: &[&[f32]], width: usize, given: f32, 
     }
 }
 
-/// The largest code of each type without its sign, which decides how many steps fit in 16 bits; 0 where none does, or where nothing is
-/// gained (q2_k at 0.9 of the row kernels' speed).
+/// The types, how their codes are multiplied without AVX-VNNI (those of eight bits as numbers), and from how many columns on that is faster
+/// than the row kernels: unpacking 32 rows has to cost less than it saves (runs/2026-11-25-avx2-prompts).
 macro_rules! by_type {
-    ($($name:ident $largest:literal),*) => {
+    ($($name:ident $form:ident $fewest:literal),*) => {
         const fn all<const VNNI: bool>() -> [Option<Gemm>; Quant::COUNT] {
             let mut all: [Option<Gemm>; Quant::COUNT] = [None; Quant::COUNT];
-            all[Quant::Q4.index()] = Some(multiply::<Packs<true>, VNNI, 8>);
             if VNNI {
-                all[Quant::Q8.index()] = Some(multiply::<Packs<false>, true, 0>);
+                all[Quant::Q4.index()] = Some(multiply::<Packs<true>, FOURS>);
+                all[Quant::Q8.index()] = Some(multiply::<Packs<false>, FOURS>);
+                $(all[Quant::Block(BlockType::$name).index()] = Some(multiply::<blocks::$name, FOURS>);)*
+            } else {
+                all[Quant::Q4.index()] = Some(multiply::<Packs<true>, PAIRS>);
+                all[Quant::Q8.index()] = Some(multiply::<Packs<false>, NUMBERS>);
+                $(all[Quant::Block(BlockType::$name).index()] = Some(multiply::<blocks::$name, $form>);)*
             }
-            $(if VNNI || $largest > 0 {
-                all[Quant::Block(BlockType::$name).index()] = Some(multiply::<blocks::$name, VNNI, $largest>);
-            })*
             all
         }
+
+        /// As `fewest_codes` of the kernels.
+        pub(in crate::cpu) const FEWEST_CODES: [usize; Quant::COUNT] = {
+            let mut all = [usize::MAX; Quant::COUNT];
+            all[Quant::Q4.index()] = 12;
+            all[Quant::Q8.index()] = 24;
+            $(all[Quant::Block(BlockType::$name).index()] = $fewest;)*
+            all
+        };
     };
 }
 by_type! {
-    Q8_0 0, Q4_0 8, Q4_1 15, Q5_0 16, Q5_1 31, Q2_K 0, Q3_K 4, Q4_K 15, Q5_K 31, Q6_K 32, IQ4_NL 0, IQ4_XS 0, MXFP4 12
+    Q8_0 NUMBERS 12, Q4_0 PAIRS 12, Q4_1 PAIRS 12, Q5_0 PAIRS 9, Q5_1 PAIRS 16, Q2_K PAIRS 33, Q3_K PAIRS 12, Q4_K PAIRS 9, Q5_K PAIRS 16,
+    Q6_K PAIRS 9, IQ4_NL NUMBERS 12, IQ4_XS NUMBERS 12, MXFP4 PAIRS 12
 }
 
 /// The products of AVX2.
@@ -97,24 +107,19 @@ pub(in crate::cpu) const GEMMS: [Option<Gemm>; Quant::COUNT] = all::<false>();
 /// The products of AVX-VNNI.
 pub(in crate::cpu) const GEMMS_VNNI: [Option<Gemm>; Quant::COUNT] = all::<true>();
 
-/// The [`Gemm`] of one type, whose largest code is LARGEST.
+/// The [`Gemm`] of one type, whose codes are multiplied in the form FORM.
 #[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn multiply<T: Source, const VNNI: bool, const LARGEST: usize>(
-    rows: &[*const u8],
-    x: &Panels,
-    y: *mut f32,
-    stride: usize,
-) {
+unsafe fn multiply<T: Source, const FORM: u8>(rows: &[*const u8], x: &Panels, y: *mut f32, stride: usize) {
     debug_assert_eq!(x.width, WIDTH);
     gemm::strips(rows.len(), HIGH * LANES, x, |first, panels| {
         // SAFETY: the caller's promises.
-        unsafe { strip::<T, VNNI, LARGEST>(rows, first, x, panels, y, stride) };
+        unsafe { strip::<T, FORM>(rows, first, x, panels, y, stride) };
     });
 }
 
 /// Products of the strip that begins at row `first` with some panels of columns.
 #[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn strip<T: Source, const VNNI: bool, const LARGEST: usize>(
+unsafe fn strip<T: Source, const FORM: u8>(
     rows: &[*const u8],
     first: usize,
     x: &Panels,
@@ -123,40 +128,42 @@ unsafe fn strip<T: Source, const VNNI: bool, const LARGEST: usize>(
     stride: usize,
 ) {
     let mut panel: MaybeUninit<Panel> = MaybeUninit::uninit();
-    let mut sums: Waiting<[Sums; HIGH]> = MaybeUninit::uninit();
+    let mut sums: Waiting<Sums> = MaybeUninit::uninit();
     let (here, later) = rows[first..].split_at((rows.len() - first).min(HIGH * LANES));
-    let tile = const { if VNNI { tile::with_vnni(T::KIND) } else { tile::without_vnni(T::KIND, LARGEST) } };
-    for start in (0..x.cols).step_by(DEPTH) {
-        let groups = (x.cols - start).min(DEPTH) / GROUP;
-        for (i, rows) in here.chunks(LANES).enumerate() {
+    let (tile, depth) =
+        const { (tile::tile(FORM, T::KIND), if FORM == FOURS || T::PACKED { DEPTH } else { DEPTH / 2 }) };
+    let piece = |start: usize| start..(start + depth).min(x.cols);
+    for start in (0..x.cols).step_by(depth) {
+        let numbers = piece(start);
+        for i in 0..HIGH {
+            // Registers that have no rows are those of the last row, too: a tile multiplies all.
+            let some = here.chunks(LANES).nth(i).unwrap_or(&here[here.len() - 1..]);
             // SAFETY: the caller's promises.
-            unsafe { source::unpack::<T>(rows, x.cols, start, panel.as_mut_ptr(), i) };
+            unsafe { source::unpack::<T, FORM>(some, x.cols, numbers.clone(), panel.as_mut_ptr(), i) };
         }
         // What is unpacked next is asked for while the columns pass, a few rows at a time.
-        let is_last = start + DEPTH >= x.cols;
-        let (next, at) = if is_last { (&later[..later.len().min(HIGH * LANES)], 0) } else { (here, start + DEPTH) };
+        let is_last = numbers.end == x.cols;
+        let (next, at) = if is_last { (&later[..later.len().min(HIGH * LANES)], 0) } else { (here, numbers.end) };
         let count = panels.len();
         for (place, p) in panels.clone().enumerate() {
             for row in &next[place * next.len() / count..(place + 1) * next.len() / count] {
-                T::piece(x.cols, at).step_by(64).for_each(|byte| prefetch(row.wrapping_add(byte)));
+                T::piece(x.cols, piece(at)).step_by(64).for_each(|byte| prefetch(row.wrapping_add(byte)));
             }
             let input = x.panel(p, start / GROUP);
-            debug_assert!(input.len() >= groups * words(WIDTH));
-            for i in 0..here.len().div_ceil(LANES) {
-                // SAFETY: the caller's promises; sums of an earlier piece were written by it.
-                unsafe {
-                    let out = Out {
-                        sums: sums.as_mut_ptr().cast::<Sums>().add(place * HIGH + i),
-                        y: y.add(p * WIDTH * stride + first + i * LANES),
-                        stride,
-                        rows: LANES.min(here.len() - i * LANES),
-                        columns: WIDTH.min(x.n - p * WIDTH),
-                        is_first: start == 0,
-                        is_last,
-                        adds: false,
-                    };
-                    tile(panel.assume_init_ref(), i, groups, input.as_ptr(), out);
-                }
+            debug_assert!(input.len() >= numbers.len() / GROUP * words(WIDTH));
+            // SAFETY: the caller's promises; sums of an earlier piece were written by it.
+            unsafe {
+                let out = Out {
+                    sums: sums.as_mut_ptr().cast::<Sums>().add(place),
+                    y: y.add(p * WIDTH * stride + first),
+                    stride,
+                    rows: here.len(),
+                    columns: WIDTH.min(x.n - p * WIDTH),
+                    is_first: start == 0,
+                    is_last,
+                    adds: false,
+                };
+                tile(panel.assume_init_ref(), numbers.len() / GROUP, input.as_ptr(), out);
             }
         }
     }

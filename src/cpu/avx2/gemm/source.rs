@@ -1,7 +1,7 @@
 //! From rows of weights to a strip's panel.
 
 use super::LANES;
-use super::tile::Panel;
+use super::tile::{FOURS, NUMBERS, PAIRS, Panel, SPLIT};
 use crate::cpu::avx2::blocks::source::{SLOTS, Source as Spans, blocks_left, there};
 use crate::cpu::avx2::load_f16;
 use crate::cpu::columns::BLOCK;
@@ -30,17 +30,20 @@ pub trait Source {
     /// What it has, as `tile` counts it.
     const KIND: u8;
 
+    /// Whether fewer than [`DEPTH`] numbers cannot be opened, but at a row's end.
+    const PACKED: bool = false;
+
     /// Registers of scales for 256 numbers.
     const SCALES: usize;
 
-    /// Where the bytes of numbers `start..start + DEPTH` of a row of `cols` lie, without what lies apart from them.
-    fn piece(cols: usize, start: usize) -> Range<usize>;
+    /// Where the bytes of `numbers` of a row of `cols` lie, without what lies apart from them.
+    fn piece(cols: usize, numbers: Range<usize>) -> Range<usize>;
 
-    /// Unpacks numbers from `start` on into row `r`; what is behind the row's end becomes anything finite.
-    unsafe fn open(row: *const u8, cols: usize, start: usize, to: *mut Opened, r: usize);
+    /// Unpacks `numbers` into row `r`; what is behind the row's end becomes anything finite.
+    unsafe fn open(row: *const u8, cols: usize, numbers: Range<usize>, to: *mut Opened, r: usize);
 
-    /// Where the four codes at lane `lane` of register `m` belong: their group, and their place among its eight.
-    fn place(cols: usize, start: usize, m: usize, lane: usize) -> (usize, usize);
+    /// Where the four codes at lane `lane` of register `m` of `numbers` belong: their group, and their place among its eight.
+    fn place(cols: usize, numbers: &Range<usize>, m: usize, lane: usize) -> (usize, usize);
 
     /// To which group and half the scale at lane `lane` of register `m` belongs.
     fn place_of_scale(m: usize, lane: usize) -> (usize, usize);
@@ -50,23 +53,24 @@ impl<T: Spans + Block> Source for T {
     const KIND: u8 = {
         let halves = if T::HALVES { gemm::HALVES } else { 0 };
         let mins = if has_minima(T::TYPE) { gemm::MINS } else { 0 };
-        halves | mins | if matches!(T::TYPE, BlockType::MXFP4) { gemm::WIDE } else { 0 }
+        let split = if matches!(T::TYPE, BlockType::Q5_1 | BlockType::Q5_K) { SPLIT } else { 0 };
+        halves | mins | split | if matches!(T::TYPE, BlockType::MXFP4) { gemm::WIDE } else { 0 }
     };
     const SCALES: usize = if T::HALVES { 2 } else { 1 };
 
     #[inline]
-    fn piece(cols: usize, start: usize) -> Range<usize> {
-        start / T::NUMBERS * T::BYTES..(start + DEPTH).min(cols) / T::NUMBERS * T::BYTES
+    fn piece(_: usize, numbers: Range<usize>) -> Range<usize> {
+        numbers.start / T::NUMBERS * T::BYTES..numbers.end / T::NUMBERS * T::BYTES
     }
 
     #[inline]
     #[target_feature(enable = "avx2,fma,f16c")]
-    unsafe fn open(row: *const u8, cols: usize, start: usize, to: *mut Opened, r: usize) {
-        for span in 0..(cols - start).min(DEPTH).div_ceil(BLOCK) {
-            let whole = T::NUMBERS == BLOCK || start + (span + 1) * BLOCK <= cols;
+    unsafe fn open(row: *const u8, cols: usize, numbers: Range<usize>, to: *mut Opened, r: usize) {
+        for span in 0..numbers.len().div_ceil(BLOCK) {
+            let whole = T::NUMBERS == BLOCK || numbers.start + (span + 1) * BLOCK <= cols;
             // SAFETY: the caller's promises.
             unsafe {
-                let at = row.add((start / BLOCK + span) * T::SPAN);
+                let at = row.add((numbers.start / BLOCK + span) * T::SPAN);
                 if whole {
                     open_span::<T>(at, 7, span, to, r);
                 } else {
@@ -77,7 +81,7 @@ impl<T: Spans + Block> Source for T {
     }
 
     #[inline]
-    fn place(_: usize, _: usize, m: usize, lane: usize) -> (usize, usize) {
+    fn place(_: usize, _: &Range<usize>, m: usize, lane: usize) -> (usize, usize) {
         (m, lane)
     }
 
@@ -121,52 +125,74 @@ unsafe fn open_last<T: Spans>(at: *const u8, last: usize, span: usize, to: *mut 
     unsafe { open_span::<T>(at, last, span, to, r) };
 }
 
-/// Rows of our own form, q8_0 or (FOUR) q4_0.
+/// Where the whole pack begins of which these numbers of a row are all or a half: in a pack, even registers have the numbers of its first
+/// half. `None` at the row's end, where there are fewer.
+#[inline]
+fn pack_of(cols: usize, numbers: &Range<usize>) -> Option<usize> {
+    let pack = numbers.start / PACK * PACK;
+    (cols - pack >= PACK).then_some(pack)
+}
+
+/// Rows of our own form, q8_0 or (FOUR) q4_0, of which less than a whole pack can be opened in q8_0 alone.
 pub struct Packs<const FOUR: bool>;
 
 impl<const FOUR: bool> Source for Packs<FOUR> {
     const KIND: u8 = 0;
+    const PACKED: bool = FOUR;
     const SCALES: usize = 1;
 
     #[inline]
-    fn piece(cols: usize, start: usize) -> Range<usize> {
+    fn piece(cols: usize, numbers: Range<usize>) -> Range<usize> {
         let bytes = |numbers: usize| if FOUR { numbers / 2 } else { numbers };
-        bytes(start)..bytes((start + DEPTH).min(cols))
+        match pack_of(cols, &numbers) {
+            Some(pack) => bytes(pack)..bytes(pack + PACK),
+            None => bytes(numbers.start)..bytes(numbers.end),
+        }
     }
 
     #[inline]
     #[target_feature(enable = "avx2,fma,f16c")]
-    unsafe fn open(row: *const u8, cols: usize, start: usize, to: *mut Opened, r: usize) {
-        let groups = (cols - start).min(DEPTH) / GROUP;
+    unsafe fn open(row: *const u8, cols: usize, numbers: Range<usize>, to: *mut Opened, r: usize) {
+        let (start, groups, pack) = (numbers.start, numbers.len() / GROUP, pack_of(cols, &numbers));
         let (low, eight) = (_mm256_set1_epi8(15), _mm256_set1_epi8(8));
         // SAFETY: the caller's promises.
         unsafe {
-            let codes = row.add(if FOUR { start / 2 } else { start });
+            let codes = row.add(pack.unwrap_or(start) / if FOUR { 2 } else { 1 });
             let mut scales = [0u16; GROUPS];
             let from = row.add(if FOUR { cols / 2 } else { cols } + start / GROUP * 2).cast::<u16>();
             std::ptr::copy_nonoverlapping(from, scales.as_mut_ptr(), groups);
             (*to).scales[r][0] = load_f16(scales.as_ptr());
             (*to).scales[r][1] = load_f16(scales.as_ptr().add(8));
             for m in 0..groups {
-                (*to).codes[r][m] = if !FOUR {
-                    _mm256_loadu_si256(codes.add(32 * m).cast())
-                } else if groups == GROUPS {
-                    // Registers of 64 bytes have two halves, and come in pairs of low and high bits.
-                    let pair = _mm256_loadu_si256(codes.add(m / 4 * 64 + m % 2 * 32).cast());
-                    let four = if (m / 2).is_multiple_of(2) { pair } else { _mm256_srli_epi16::<4>(pair) };
-                    _mm256_sub_epi8(_mm256_and_si256(four, low), eight)
-                } else {
-                    let bytes = _mm_loadu_si128(codes.add(16 * m).cast());
-                    let four = _mm256_set_m128i(_mm_srli_epi16::<4>(bytes), bytes);
-                    _mm256_sub_epi8(_mm256_and_si256(four, low), eight)
+                (*to).codes[r][m] = match pack {
+                    Some(pack) if !FOUR => {
+                        let m = if groups == GROUPS { m } else { 2 * m + (start - pack) / (PACK / 2) };
+                        _mm256_loadu_si256(codes.add(32 * m).cast())
+                    }
+                    None if !FOUR => _mm256_loadu_si256(codes.add(32 * m).cast()),
+                    Some(_) => {
+                        // Registers of 64 bytes have two halves, and come in pairs of low and high bits.
+                        let pair = _mm256_loadu_si256(codes.add(m / 4 * 64 + m % 2 * 32).cast());
+                        let four = if (m / 2).is_multiple_of(2) { pair } else { _mm256_srli_epi16::<4>(pair) };
+                        _mm256_sub_epi8(_mm256_and_si256(four, low), eight)
+                    }
+                    None => {
+                        let bytes = _mm_loadu_si128(codes.add(16 * m).cast());
+                        let four = _mm256_set_m128i(_mm_srli_epi16::<4>(bytes), bytes);
+                        _mm256_sub_epi8(_mm256_and_si256(four, low), eight)
+                    }
                 };
             }
         }
     }
 
     #[inline]
-    fn place(cols: usize, start: usize, m: usize, lane: usize) -> (usize, usize) {
-        if cols - start >= PACK { (m % 2 * 8 + lane, m / 2) } else { (m, lane) }
+    fn place(cols: usize, numbers: &Range<usize>, m: usize, lane: usize) -> (usize, usize) {
+        match pack_of(cols, numbers) {
+            Some(_) if numbers.len() == PACK => (m % 2 * 8 + lane, m / 2),
+            Some(_) => (lane, m),
+            None => (m, lane),
+        }
     }
 
     #[inline]
@@ -175,28 +201,40 @@ impl<const FOUR: bool> Source for Packs<FOUR> {
     }
 }
 
-/// Unpacks numbers `start..start + DEPTH` of at most 8 rows into registers `i` of the panel. Of missing rows it takes the last.
+/// Unpacks `numbers` of at most 8 rows into registers `i` of the panel, in a form of `tile`. Of missing rows it takes the last.
 #[target_feature(enable = "avx2,fma,f16c")]
-pub unsafe fn unpack<T: Source>(rows: &[*const u8], cols: usize, start: usize, to: *mut Panel, i: usize) {
+pub unsafe fn unpack<T: Source, const FORM: u8>(
+    rows: &[*const u8],
+    cols: usize,
+    numbers: Range<usize>,
+    to: *mut Panel,
+    i: usize,
+) {
     let mut opened = MaybeUninit::<Opened>::uninit();
     let opened = opened.as_mut_ptr();
-    let groups = (cols - start).min(DEPTH) / GROUP;
+    let groups = numbers.len() / GROUP;
     // SAFETY: the caller's promises; what is read of `opened` was written.
     unsafe {
         for r in 0..LANES {
-            T::open(rows[r.min(rows.len() - 1)], cols, start, opened, r);
+            T::open(rows[r.min(rows.len() - 1)], cols, numbers.clone(), opened, r);
         }
         for m in 0..groups {
             for half in 0..2 {
                 let fours = transposed((&raw const (*opened).codes[0][m]).cast::<__m128i>().add(half), DEPTH / 16);
                 for (j, four) in fours.into_iter().enumerate() {
-                    let (g, k) = T::place(cols, start, m, 4 * half + j);
-                    (*to).codes[g][k][i] = four;
+                    let (g, k) = T::place(cols, &numbers, m, 4 * half + j);
+                    if FORM == NUMBERS {
+                        let at = &mut (*to).codes[2 * g + k / 4];
+                        at[2 * (k % 4)][i] = _mm256_srai_epi16::<8>(_mm256_slli_epi16::<8>(four));
+                        at[2 * (k % 4) + 1][i] = _mm256_srai_epi16::<8>(four);
+                    } else {
+                        (*to).codes[g][k][i] = four;
+                    }
                 }
             }
         }
         for g in 0..groups {
-            begin::<T>(&mut *to, g, i);
+            begin::<FORM>(&mut *to, T::KIND, g, i);
         }
         for m in 0..(T::SCALES * groups).div_ceil(8) {
             for half in 0..2 {
@@ -205,14 +243,16 @@ pub unsafe fn unpack<T: Source>(rows: &[*const u8], cols: usize, start: usize, t
                 for (j, scale) in scales.into_iter().enumerate() {
                     let (g, part) = T::place_of_scale(m, 4 * half + j);
                     let scale = _mm256_castsi256_ps(scale);
-                    (*to).scale[g][part][i] = scale;
-                    (*to).magic[g][part][i] = _mm256_mul_ps(scale, _mm256_set1_ps(MAGIC));
+                    (*to).scaling[part][g].scale[i] = scale;
+                    if FORM == FOURS {
+                        (*to).scaling[part][g].magic[i] = _mm256_mul_ps(scale, _mm256_set1_ps(MAGIC));
+                    }
                 }
                 if T::KIND & gemm::MINS != 0 {
                     let added = transposed(row(&raw const (*opened).added[0]), 8);
                     for (j, added) in added.into_iter().enumerate() {
                         let (g, part) = T::place_of_scale(m, 4 * half + j);
-                        (*to).added[g][part][i] = _mm256_castsi256_ps(added);
+                        (*to).scaling[part][g].added[i] = _mm256_castsi256_ps(added);
                     }
                 }
             }
@@ -220,19 +260,32 @@ pub unsafe fn unpack<T: Source>(rows: &[*const u8], cols: usize, start: usize, t
     }
 }
 
-/// What the sums of group `g` begin with: less 128 times the sum of the codes.
+/// What the sums of group `g` begin with, as [`Scaling::start`] says.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
-fn begin<T: Source>(to: &mut Panel, g: usize, i: usize) {
-    let parts = if T::KIND & gemm::HALVES != 0 { 2 } else { 1 };
+fn begin<const FORM: u8>(to: &mut Panel, kind: u8, g: usize, i: usize) {
+    let parts = if kind & (gemm::HALVES | if FORM == PAIRS { SPLIT } else { 0 }) != 0 { 2 } else { 1 };
     for part in 0..parts {
-        let mut sum = _mm256_set1_epi32(if T::KIND & gemm::WIDE != 0 { 0 } else { MAGIC.to_bits() as i32 });
+        let with_magic = FORM == FOURS && kind & gemm::WIDE == 0;
+        let mut sum = _mm256_set1_epi32(if with_magic { MAGIC.to_bits() as i32 } else { 0 });
         for k in part * 8 / parts..(part + 1) * 8 / parts {
-            // Two codes of -128 are as large as they can be: 256.
-            let pairs = _mm256_maddubs_epi16(_mm256_set1_epi8(1), to.codes[g][k][i]);
-            sum = _mm256_sub_epi32(sum, _mm256_madd_epi16(pairs, _mm256_set1_epi16(128)));
+            sum = match FORM {
+                NUMBERS => {
+                    let [even, odd] = [0, 1].map(|j| to.codes[2 * g + k / 4][2 * (k % 4) + j][i]);
+                    let pairs = _mm256_madd_epi16(_mm256_add_epi16(even, odd), _mm256_set1_epi16(128));
+                    _mm256_sub_epi32(sum, pairs)
+                }
+                _ => {
+                    // Two codes of -128 are as large as they can be: 256.
+                    let pairs = _mm256_maddubs_epi16(_mm256_set1_epi8(1), to.codes[g][k][i]);
+                    match FORM {
+                        PAIRS => _mm256_sub_epi16(sum, _mm256_slli_epi16::<7>(pairs)),
+                        _ => _mm256_sub_epi32(sum, _mm256_madd_epi16(pairs, _mm256_set1_epi16(128))),
+                    }
+                }
+            };
         }
-        to.start[g][part][i] = sum;
+        to.scaling[part][g].start[i] = sum;
     }
 }
 

@@ -1,190 +1,283 @@
-//! A strip's panel, and the product of a register of its rows with a panel of columns.
+//! A strip's panel, and its product with a panel of columns.
 
 use super::{HIGH, LANES, WIDTH};
+#[cfg(doc)]
+use crate::cpu::gemm::{DEPTH, MAGIC};
 use crate::cpu::gemm::{GROUPS, HALVES, MINS, Out, WIDE, words};
 use crate::formats::rows::GROUP;
+use std::arch::asm;
 use std::arch::x86_64::*;
+use std::ops::Range;
 
-/// Up to [`DEPTH`] numbers of each of 32 rows. A lane is a row. Where groups of 32 have one scale the second of their halves is not used.
+/// How codes are multiplied, which decides how they lie in a panel. Four at a time by AVX-VNNI, with sums of 32 bits.
+pub const FOURS: u8 = 0;
+/// Two at a time, with sums of 16 bits.
+pub const PAIRS: u8 = 1;
+/// As numbers of 16 bits, two at a time, with sums of 32 bits: for codes of eight bits, two products of which do not fit in 16.
+pub const NUMBERS: u8 = 2;
+
+/// A kind beside those that all instruction sets share: sums of a whole group do not fit in 16 bits, those of its halves do.
+pub const SPLIT: u8 = 8;
+
+/// Codes of each of 32 rows: up to [`DEPTH`], and as [`NUMBERS`] half as many. A lane is a row. Where groups of 32 have one scale the second
+/// of their halves is not used.
 #[repr(C, align(64))]
 pub struct Panel {
-    /// By group and within it, four signed codes of each row.
+    /// By group and within it, four signed codes of each row. As [`NUMBERS`] a group takes the place of two, each register of it that of two:
+    /// numbers 4 k and 4 k + 2 of each row, then 4 k + 1 and 4 k + 3.
     pub codes: [[[__m256i; HIGH]; GROUP / 4]; GROUPS],
-    /// By group and half, what sums of products begin with.
-    pub start: [[[__m256i; HIGH]; 2]; GROUPS],
-    /// By group and half, the scales.
-    pub scale: [[[__m256; HIGH]; 2]; GROUPS],
-    /// The scales times [`MAGIC`].
-    pub magic: [[[__m256; HIGH]; 2]; GROUPS],
-    /// What is added to each number.
-    pub added: [[[__m256; HIGH]; 2]; GROUPS],
+    /// By half and group, what becomes of its products.
+    pub scaling: [[Scaling; GROUPS]; 2],
 }
 
-/// Sums of a register of rows and a panel of columns, between two pieces of the rows.
-pub type Sums = [__m256; WIDTH];
+/// What becomes of the products of a group, or of half of it, with 32 rows. It lies together, and 4 KiB apart from no more than codes: more
+/// would have their places in L1 in common.
+#[repr(C, align(64))]
+pub struct Scaling {
+    /// What their sum begins with: less 128 times the sum of the codes. As [`PAIRS`] that is two sums in 16 bits, and as [`FOURS`] it has the bits
+    /// of [`MAGIC`] besides, but for kinds that are [`WIDE`].
+    pub start: [__m256i; HIGH],
+    /// What the sum is multiplied by.
+    pub scale: [__m256; HIGH],
+    /// What is added for each number of the column.
+    pub added: [__m256; HIGH],
+    /// As [`FOURS`], the scales times [`MAGIC`].
+    pub magic: [__m256; HIGH],
+}
 
-/// Products of register `i` of rows with a panel of columns, whose words begin at the pointer.
-pub type Tile = unsafe fn(&Panel, usize, usize, *const f32, Out<Sums>);
+/// Sums of a strip and a panel of columns, between two pieces of the rows.
+pub type Sums = [[__m256; WIDTH]; HIGH];
 
-/// The tile of a kind with AVX-VNNI.
-pub const fn with_vnni(kind: u8) -> Tile {
-    match kind {
-        0 => tile_vnni::<0, 0>,
-        HALVES => tile_vnni::<HALVES, 0>,
-        MINS => tile_vnni::<MINS, 0>,
-        WIDE => tile_vnni::<WIDE, 0>,
-        3 => tile_vnni::<{ HALVES | MINS }, 0>,
+/// Products of a strip, `groups` groups of 32 of its rows, with a panel of columns, whose words begin at the pointer.
+pub type Tile = unsafe fn(&Panel, usize, *const f32, Out<Sums>);
+
+/// The tile of a kind for codes in a form.
+pub const fn tile(form: u8, kind: u8) -> Tile {
+    const BOTH: u8 = HALVES | MINS;
+    const SPLIT_MINS: u8 = SPLIT | MINS;
+    match (form, kind) {
+        (FOURS, 0) => by_fours::<0>,
+        (FOURS, HALVES) => by_fours::<HALVES>,
+        (FOURS, MINS | SPLIT_MINS) => by_fours::<MINS>,
+        (FOURS, WIDE) => by_fours::<WIDE>,
+        (FOURS, BOTH) => by_fours::<BOTH>,
+        (PAIRS, 0 | WIDE) => by_two::<PAIRS, 0>,
+        (PAIRS, MINS) => by_two::<PAIRS, MINS>,
+        (PAIRS, SPLIT_MINS) => by_two::<PAIRS, SPLIT_MINS>,
+        (PAIRS, HALVES) => by_two::<PAIRS, HALVES>,
+        (PAIRS, BOTH) => by_two::<PAIRS, BOTH>,
+        (NUMBERS, 0) => by_two::<NUMBERS, 0>,
         _ => panic!("no type is of this kind"),
     }
 }
 
-/// The tile of a kind without it, for codes up to `largest`: 16 bits hold 64 / `largest` sums of two products.
-pub const fn without_vnni(kind: u8, largest: usize) -> Tile {
-    match (kind, 64 / largest) {
-        (0, 8..) => tile_plain::<0, 8>,
-        (0, 4..) => tile_plain::<0, 4>,
-        (WIDE, 4..) => tile_plain::<WIDE, 4>,
-        (MINS, 4..) => tile_plain::<MINS, 4>,
-        (MINS, 2..) => tile_plain::<MINS, 2>,
-        (HALVES, 4..) => tile_plain::<HALVES, 4>,
-        (HALVES, 2..) => tile_plain::<HALVES, 2>,
-        _ => panic!("no type is of this kind"),
-    }
+/// Adds in the order in which the calls stand. The compiler would add up products first, and keep them in memory for that.
+#[inline]
+#[target_feature(enable = "avx2")]
+fn in_order(mut sum: __m256i) -> __m256i {
+    // SAFETY: no instruction at all.
+    unsafe { asm!("/* {} */", inout(ymm_reg) sum, options(nomem, nostack, preserves_flags)) };
+    sum
 }
 
-/// Defines a tile: how it adds the products of codes `$from..$to` of group `$g` with three columns from `$c` on.
-macro_rules! tile {
-    ($name:ident, $features:literal, $add:ident) => {
-        #[target_feature(enable = $features)]
-        unsafe fn $name<const KIND: u8, const STEPS: usize>(
-            w: &Panel,
-            i: usize,
-            groups: usize,
-            x: *const f32,
-            out: Out<Sums>,
-        ) {
-            let mut sums = [_mm256_setzero_ps(); WIDTH];
+/// Without AVX-VNNI, column by column with four registers of rows. As [`PAIRS`] products are added in 16 bits, where sums wrap around: only the
+/// last has to fit, which is 16 products (of half a group 8) of codes up to 127 of the column with codes up to 16 (32). Two products before,
+/// of raised codes up to 255, fit for codes up to 64.
+#[target_feature(enable = "avx2,fma,f16c")]
+unsafe fn by_two<const FORM: u8, const KIND: u8>(w: &Panel, groups: usize, x: *const f32, out: Out<Sums>) {
+    let parts = if KIND & (HALVES | SPLIT) != 0 { 2 } else { 1 };
+    for c in 0..out.columns {
+        let mut sums = [_mm256_setzero_ps(); HIGH];
+        for r in 0..HIGH {
             if !out.is_first {
                 // SAFETY: the caller promises the sums of the piece before.
-                sums = unsafe { *out.sums };
+                sums[r] = unsafe { (*out.sums)[r][c] };
             }
-            let parts = if KIND & HALVES != 0 { 2 } else { 1 };
-            for g in 0..groups {
-                // SAFETY: the caller promises `groups` groups of either.
-                unsafe {
-                    let x = x.add(g * words(WIDTH));
-                    for part in 0..parts {
-                        let start = w.start[g][part][i];
-                        let range = (part * 8 / parts, (part + 1) * 8 / parts);
-                        let dots = [
-                            $add::<STEPS>(w, i, g, x.cast(), range, start),
-                            $add::<STEPS>(w, i, g, x.cast::<i32>().add(3), range, start),
-                        ];
-                        for c in 0..WIDTH {
-                            let dot = dots[c / 3][c % 3];
-                            let scaled = if KIND & WIDE != 0 {
-                                _mm256_mul_ps(_mm256_cvtepi32_ps(dot), w.scale[g][part][i])
-                            } else {
-                                _mm256_fmsub_ps(_mm256_castsi256_ps(dot), w.scale[g][part][i], w.magic[g][part][i])
-                            };
-                            let step = _mm256_broadcast_ss(&*x.add(8 * WIDTH + c));
-                            sums[c] = _mm256_fmadd_ps(scaled, step, sums[c]);
-                            if KIND & MINS != 0 {
-                                // All of a group, or the first or second half of it.
-                                let which = if parts == 1 { 9 } else { 10 + part };
-                                let total = _mm256_broadcast_ss(&*x.add(which * WIDTH + c));
-                                sums[c] = _mm256_fmadd_ps(w.added[g][part][i], total, sums[c]);
-                            }
+        }
+        for g in 0..groups {
+            // SAFETY: the caller promises `groups` groups of either.
+            unsafe {
+                let x = x.add(g * words(WIDTH) + c);
+                let step = _mm256_broadcast_ss(&*x.add(8 * WIDTH));
+                let mut before = [_mm256_setzero_si256(); HIGH];
+                for part in 0..parts {
+                    let range = part * 8 / parts..(part + 1) * 8 / parts;
+                    let dots = products::<FORM>(w, g, x.cast(), range, w.scaling[part][g].start);
+                    if KIND & SPLIT != 0 && part == 0 {
+                        before = dots;
+                        continue;
+                    }
+                    let half = if KIND & HALVES != 0 { part } else { 0 };
+                    let scaling = &w.scaling[half][g];
+                    for r in 0..HIGH {
+                        let dot = if KIND & SPLIT != 0 { _mm256_add_epi32(before[r], dots[r]) } else { dots[r] };
+                        let scaled = _mm256_mul_ps(_mm256_cvtepi32_ps(dot), scaling.scale[r]);
+                        sums[r] = _mm256_fmadd_ps(scaled, step, sums[r]);
+                        if KIND & MINS != 0 {
+                            // All of a group, or the first or second half of it.
+                            let which = if KIND & HALVES != 0 { 10 + part } else { 9 };
+                            let total = _mm256_broadcast_ss(&*x.add(which * WIDTH));
+                            sums[r] = _mm256_fmadd_ps(scaling.added[r], total, sums[r]);
                         }
                     }
                 }
             }
-            // SAFETY: the caller promises these rows and columns of the output.
-            unsafe {
-                if out.is_last {
-                    store(sums, out);
-                } else {
-                    *out.sums = sums;
+        }
+        for r in 0..HIGH {
+            // SAFETY: the caller promises the output.
+            unsafe { finish(sums[r], r, c, &out) };
+        }
+    }
+}
+
+/// `start` plus the products of the fours `range` of group `g` with a column, whose fours lie [`WIDTH`] words apart.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+unsafe fn products<const FORM: u8>(
+    w: &Panel,
+    g: usize,
+    x: *const i32,
+    range: Range<usize>,
+    start: [__m256i; HIGH],
+) -> [__m256i; HIGH] {
+    let mut sums = start;
+    for k in range {
+        // SAFETY: the caller promises the group.
+        let four = _mm256_set1_epi32(unsafe { *x.add(k * WIDTH) });
+        if FORM == PAIRS {
+            for r in 0..HIGH {
+                let pair = _mm256_maddubs_epi16(four, w.codes[g][k][r]);
+                sums[r] = in_order(_mm256_add_epi16(sums[r], pair));
+            }
+        } else {
+            let numbers = [_mm256_and_si256(four, _mm256_set1_epi16(255)), _mm256_srli_epi16::<8>(four)];
+            for i in 0..2 {
+                for r in 0..HIGH {
+                    let pair = _mm256_madd_epi16(numbers[i], w.codes[2 * g + k / 4][2 * (k % 4) + i][r]);
+                    sums[r] = in_order(_mm256_add_epi32(sums[r], pair));
                 }
             }
         }
-    };
-}
-tile!(tile_plain, "avx2,fma,f16c", add_pairs);
-tile!(tile_vnni, "avx2,fma,f16c,avxvnni", add_fours);
-
-/// `start` plus the products of codes `from..to` of a group with three columns, of which `x` has the codes. STEPS products of two stay in 16
-/// bits.
-#[inline]
-#[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn add_pairs<const STEPS: usize>(
-    w: &Panel,
-    i: usize,
-    g: usize,
-    x: *const i32,
-    (from, to): (usize, usize),
-    start: __m256i,
-) -> [__m256i; 3] {
-    let mut sums = [start; 3];
-    let mut k = from;
-    while k < to {
-        let mut pairs = [_mm256_setzero_si256(); 3];
-        for step in 0..STEPS {
-            let four = w.codes[g][k + step][i];
-            for c in 0..3 {
-                // SAFETY: the caller promises the group.
-                let input = _mm256_set1_epi32(unsafe { *x.add((k + step) * WIDTH + c) });
-                let pair = _mm256_maddubs_epi16(input, four);
-                pairs[c] = if step == 0 { pair } else { _mm256_add_epi16(pairs[c], pair) };
-            }
+    }
+    if FORM == PAIRS {
+        for r in 0..HIGH {
+            sums[r] = _mm256_madd_epi16(sums[r], _mm256_set1_epi16(1));
         }
-        for c in 0..3 {
-            sums[c] = _mm256_add_epi32(sums[c], _mm256_madd_epi16(pairs[c], _mm256_set1_epi16(1)));
-        }
-        k += STEPS;
     }
     sums
 }
 
-/// The same by AVX-VNNI.
-#[inline]
+/// By AVX-VNNI, two registers of rows by three columns at a time.
 #[target_feature(enable = "avx2,fma,f16c,avxvnni")]
-unsafe fn add_fours<const STEPS: usize>(
-    w: &Panel,
-    i: usize,
-    g: usize,
-    x: *const i32,
-    (from, to): (usize, usize),
-    start: __m256i,
-) -> [__m256i; 3] {
-    let mut sums = [start; 3];
-    for k in from..to {
-        let four = w.codes[g][k][i];
-        for c in 0..3 {
-            // SAFETY: the caller promises the group.
-            let input = _mm256_set1_epi32(unsafe { *x.add(k * WIDTH + c) });
-            sums[c] = _mm256_dpbusd_avx_epi32(sums[c], input, four);
+unsafe fn by_fours<const KIND: u8>(w: &Panel, groups: usize, x: *const f32, out: Out<Sums>) {
+    let high = out.rows.div_ceil(LANES);
+    for first in (0..out.columns).step_by(THREE) {
+        for i in (0..high).step_by(2) {
+            // SAFETY: the caller's promises; panels of columns are filled up.
+            unsafe {
+                if i + 1 < high {
+                    three_by_fours::<KIND, 2>(w, i, groups, x, first, &out);
+                } else {
+                    three_by_fours::<KIND, 1>(w, i, groups, x, first, &out);
+                }
+            }
         }
     }
-    sums
 }
 
-/// Writes a tile's sums.
+/// Columns that AVX-VNNI takes at a time.
+const THREE: usize = 3;
+
+/// R registers of rows from `i` on by three columns from `first` on. One register loads more than two for what it multiplies, and three or
+/// six columns with it take 1.1 to 1.4 times as long.
+#[target_feature(enable = "avx2,fma,f16c,avxvnni")]
+unsafe fn three_by_fours<const KIND: u8, const R: usize>(
+    w: &Panel,
+    i: usize,
+    groups: usize,
+    x: *const f32,
+    first: usize,
+    out: &Out<Sums>,
+) {
+    let mut sums = [[_mm256_setzero_ps(); THREE]; R];
+    for r in 0..R {
+        for c in 0..THREE {
+            if !out.is_first {
+                // SAFETY: the caller promises the sums of the piece before.
+                sums[r][c] = unsafe { (*out.sums)[i + r][first + c] };
+            }
+        }
+    }
+    let parts = if KIND & HALVES != 0 { 2 } else { 1 };
+    for g in 0..groups {
+        for part in 0..parts {
+            // SAFETY: the caller promises `groups` groups of either.
+            unsafe {
+                let x = x.add(g * words(WIDTH) + first);
+                let scaling = &w.scaling[part][g];
+                let mut dots = [[_mm256_setzero_si256(); THREE]; R];
+                for r in 0..R {
+                    dots[r] = [scaling.start[i + r]; THREE];
+                }
+                for k in part * 8 / parts..(part + 1) * 8 / parts {
+                    for c in 0..THREE {
+                        let four = _mm256_set1_epi32(*x.cast::<i32>().add(k * WIDTH + c));
+                        for r in 0..R {
+                            let sum = _mm256_dpbusd_avx_epi32(dots[r][c], four, w.codes[g][k][i + r]);
+                            dots[r][c] = in_order(sum);
+                        }
+                    }
+                }
+                for r in 0..R {
+                    let scale = scaling.scale[i + r];
+                    for c in 0..THREE {
+                        let scaled = if KIND & WIDE != 0 {
+                            _mm256_mul_ps(_mm256_cvtepi32_ps(dots[r][c]), scale)
+                        } else {
+                            _mm256_fmsub_ps(_mm256_castsi256_ps(dots[r][c]), scale, scaling.magic[i + r])
+                        };
+                        let step = _mm256_broadcast_ss(&*x.add(8 * WIDTH + c));
+                        sums[r][c] = _mm256_fmadd_ps(scaled, step, sums[r][c]);
+                        if KIND & MINS != 0 {
+                            let which = if parts == 1 { 9 } else { 10 + part };
+                            let total = _mm256_broadcast_ss(&*x.add(which * WIDTH + c));
+                            sums[r][c] = _mm256_fmadd_ps(scaling.added[i + r], total, sums[r][c]);
+                        }
+                    }
+                }
+            }
+        }
+    }
+    for r in 0..R {
+        for c in 0..THREE {
+            // SAFETY: the caller promises the output.
+            unsafe { finish(sums[r][c], i + r, first + c, out) };
+        }
+    }
+}
+
+/// Keeps the sum of register `i` of rows and column `c` for the next piece, or writes it.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn store(sums: Sums, out: Out<Sums>) {
-    let lanes = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
-    let mask = _mm256_cmpgt_epi32(_mm256_set1_epi32(out.rows as i32), lanes);
-    for (c, sum) in sums.into_iter().enumerate().take(out.columns) {
-        // SAFETY: the caller promises these rows and columns.
-        unsafe {
-            let y = out.y.add(c * out.stride);
-            let sum = if out.adds { _mm256_add_ps(_mm256_maskload_ps(y, mask), sum) } else { sum };
-            if out.rows == LANES {
-                _mm256_storeu_ps(y, sum);
-            } else {
-                _mm256_maskstore_ps(y, mask, sum);
-            }
+unsafe fn finish(sum: __m256, i: usize, c: usize, out: &Out<Sums>) {
+    // SAFETY: the caller promises these rows and columns of the output.
+    unsafe {
+        if !out.is_last {
+            (*out.sums)[i][c] = sum;
+            return;
+        }
+        let rows = out.rows.saturating_sub(i * LANES).min(LANES);
+        if c >= out.columns || rows == 0 {
+            return;
+        }
+        let y = out.y.add(c * out.stride + i * LANES);
+        let lanes = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
+        let mask = _mm256_cmpgt_epi32(_mm256_set1_epi32(rows as i32), lanes);
+        let sum = if out.adds { _mm256_add_ps(_mm256_maskload_ps(y, mask), sum) } else { sum };
+        if rows == LANES {
+            _mm256_storeu_ps(y, sum);
+        } else {
+            _mm256_maskstore_ps(y, mask, sum);
         }
     }
 }
