@@ -232,7 +232,10 @@ fn names_are_read_in_any_case_and_others_are_refused_with_all_that_there_are() {
     assert_eq!(types("Q4_K").one().unwrap().name(), "q4_k");
     let error = "q4_k_x".parse::<Types>().unwrap_err();
     assert!(error.starts_with("'q4_k_x' is not a store type; take one of f32, f16, q8_0"), "{error}");
-    assert!(error.ends_with(", or a mix of them: q3_k_s, q3_k_m, q3_k_l, q4_k_s, q4_k_m, q5_k_s, q5_k_m"), "{error}");
+    assert!(
+        error.ends_with(", a mix of them: q3_k_s, q3_k_m, q3_k_l, q4_k_s, q4_k_m, q5_k_s, q5_k_m, or clusters"),
+        "{error}"
+    );
 }
 
 /// What the matrices of layer 0 read, by plain arithmetic, and the sums of all that was seen.

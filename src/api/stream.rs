@@ -176,7 +176,13 @@ impl Answer {
         }
     }
 
-    /// OpenAI's `logprobs` object; null if none were asked for.
+    /// How many characters begin in a token.
+    fn characters(&self, l: &Logprob) -> usize {
+        let begins = |byte: &&u8| **byte & 0xC0 != 0x80;
+        self.model.tokenizer.token_bytes(l.token).unwrap_or_default().iter().filter(begins).count()
+    }
+
+    /// OpenAI's `logprobs` object; null if none were asked for. Text offsets are in characters, the first of them `offset`.
     fn logprobs(&self, logprobs: &[Logprob], offset: usize) -> Value {
         if logprobs.is_empty() {
             return Value::Null;
@@ -199,7 +205,7 @@ impl Answer {
                 let mut at = offset;
                 let mut place = |l: &Logprob| {
                     let here = at;
-                    at += self.model.tokenizer.token_bytes(l.token).unwrap_or_default().len();
+                    at += self.characters(l);
                     here
                 };
                 let top = |l: &Logprob| -> Value {
@@ -220,7 +226,7 @@ impl Answer {
 pub struct ChoiceStream {
     answer: Answer,
     index: usize,
-    /// Bytes of its text so far.
+    /// Characters of its tokens so far, if their logarithms were asked for.
     offset: usize,
     /// Whether it may still turn out to be a call: it is held back then.
     undecided: bool,
@@ -277,7 +283,7 @@ impl ChoiceStream {
             return Vec::new();
         }
         let chunk = self.answer.delta_chunk(self.index, text, logprobs, self.offset);
-        self.offset += text.len();
+        self.offset += logprobs.iter().map(|l| self.answer.characters(l)).sum::<usize>();
         vec![chunk]
     }
 

@@ -35,7 +35,7 @@ pub struct Args {
     /// System message
     #[arg(long)]
     pub system: Option<String>,
-    /// Tokens of an answer, at most [default: half of the context]
+    /// Tokens of an answer, at most [default: a quarter of the context]
     #[arg(short, long, value_name = "N")]
     pub n_predict: Option<u64>,
     /// Run the model in this process even if there is a daemon; so does every option of model, sparsity and device

@@ -5,7 +5,7 @@ use super::settings_arg::{SocketArgs, read};
 use super::size;
 use crate::client::Client;
 use crate::error::{Error, Result, printable};
-use crate::formats::rows::Quant;
+use crate::lab::pack::Types;
 use crate::open::PredictorChoice;
 use crate::scheduler::Policy;
 use crate::serve::socket;
@@ -72,8 +72,9 @@ pub struct LoadArgs {
     /// Tokens of a prompt and its answer together [default: the model's, at most 4096]
     #[arg(short, long = "ctx-size", value_name = "N")]
     context: Option<u64>,
-    /// Type of the weights when the model has to be packed first: f32, f16, q8_0, q4_0, q4_k, q6_k and so on
-    #[arg(long, value_parser = checked::<Quant>)]
+    /// Type of the weights when the model has to be packed first: f32, f16, q8_0, q4_0, q4_k, q6_k and so on, a mix such as q4_k_m, or
+    /// clusters
+    #[arg(long, value_parser = checked::<Types>)]
     quant: Option<String>,
     /// Activation function of a model that does not say it, or says it wrong: relu, fatrelu(0.01), drelu, silu and so on
     #[arg(long, value_parser = |text: &str| parse_activation(text).map(|_| text.to_owned()))]
@@ -84,6 +85,9 @@ pub struct LoadArgs {
     /// How keys and values are stored: f16 or f32
     #[arg(long, ignore_case = true, value_parser = ["f16", "f32"])]
     kv: Option<String>,
+    /// How exact prompts of more than 32 tokens are computed: exact, int8 or int8-per-tensor
+    #[arg(long, ignore_case = true, value_parser = ["exact", "int8", "int8-per-tensor"])]
+    prefill: Option<String>,
     /// Host memory that weights, keys and values may take: 32GiB, 32G or bytes; of a model that needs more, neurons or experts stay on disk until they are needed
     #[arg(long, value_name = "SIZE", value_parser = checked_size)]
     ram: Option<String>,
@@ -116,6 +120,7 @@ impl LoadArgs {
             ("engine.activation", self.activation.clone()),
             ("engine.threads", number(self.threads)),
             ("engine.kv", self.kv.clone()),
+            ("engine.prefill", self.prefill.clone()),
             ("engine.ram", self.ram.clone()),
             ("engine.predictor", self.predictor.clone()),
             ("engine.device", self.device.clone()),

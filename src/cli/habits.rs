@@ -33,6 +33,10 @@ pub fn answer(command: &Command, args: &[String]) -> Option<String> {
             Some(long) => arg.get_long() == Some(long),
             None => name.len() == 2 && arg.get_short() == name.chars().nth(1),
         };
+        // Of a verb that takes no prompt `-f` is thought to be `--force`.
+        if matches!(name, "-f" | "--file") && verb.is_none_or(|verb| !matches!(verb.get_name(), "run" | "chat")) {
+            return None;
+        }
         let is_own = verb.is_some_and(|verb| verb.get_arguments().any(own));
         (!is_own).then(|| format!("{name} is no option here: {answer}"))
     })

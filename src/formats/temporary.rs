@@ -27,9 +27,12 @@ pub fn remove_unfinished() {
 /// `NAME.PID-1.tmp`, and a file counts as abandoned only if nobody holds its lock.
 ///
 /// # Errors
-/// [`Error::Io`] if the system refuses.
+/// [`Error::Io`] if the system refuses; [`Error::Usage`] if at `path` is what is no file, such as a device, which the new file would take away.
 pub fn create(path: &Path) -> Result<(File, PathBuf)> {
     step().map_err(Error::io("create", path))?;
+    if std::fs::metadata(path).is_ok_and(|there| !there.is_file()) {
+        return Err(Error::Usage(format!("{} is no regular file, and is not replaced by one", path.display())));
+    }
     let name = path.file_name().unwrap_or_default().to_string_lossy();
     let _creating = CREATING.lock();
     remove_abandoned(path, &name);

@@ -164,8 +164,12 @@ impl Handle {
 /// [`Error::Usage`] for limits that are too small or a context beyond the model's; [`Error::Memory`] if there is not enough memory for the
 /// KV caches.
 pub fn start(engine: Engine, tokenizer: Arc<Tokenizer>, limits: Limits) -> Result<Handle> {
-    if limits.slots == 0 || limits.queue == 0 || limits.context < 2 {
-        return Err(Error::Usage("a worker needs a slot, a place in its queue and a context of 2 tokens".into()));
+    if limits.slots == 0 || limits.queue == 0 {
+        return Err(Error::Usage("a worker needs a slot and a place in its queue".into()));
+    }
+    if limits.context < 2 {
+        let why = "it holds a prompt and its answer, so it takes 2 tokens or more";
+        return Err(Error::Usage(format!("a context of {}: {why}", limits.context)));
     }
     let cache = |_| Session::new(&engine, limits.context, limits.kv).map(|session| session.kv);
     let caches = (0..limits.slots).map(cache).collect::<Result<Vec<KvCache>>>()?;

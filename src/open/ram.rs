@@ -154,6 +154,13 @@ fn share(engine: &Engine, need: Need, limit: Limit, blocks: &[LayerBlocks], alig
             Some(ram) => format!("--ram {} is", human_bytes(ram)),
             None => format!("{} of memory are free,", human_bytes(limit)),
         };
+        let all = all_bytes(&engine.model, need);
+        if all < least {
+            // Of a small model the rooms for reads are more than all of its neurons.
+            let (bytes, whole) = (human_bytes(all), all.div_ceil(1 << 20));
+            let why = format!("{given} below the {bytes} that all of this model takes; give --ram {whole}MiB or more");
+            return Err(Error::Memory(why));
+        }
         return Err(too_little(&given, least));
     }
     Ok(limit - resident)

@@ -84,6 +84,8 @@ pub struct Loaded {
     pub handle: Handle,
     /// What the user named to load it.
     pub source: String,
+    /// What it was loaded with.
+    settings: Settings,
     /// Bytes of its file.
     pub file_bytes: u64,
     /// Bytes of the keys and values of all sequence slots.
@@ -304,7 +306,7 @@ impl Daemon {
     /// `serve.drain_seconds` to finish what it was asked, and new requests are refused as "is being loaded".
     ///
     /// # Errors
-    /// What the loader reports. If its check fails, the current model stays; otherwise there is no model then.
+    /// What the loader reports. If its check fails, the current model stays; otherwise it is loaded again.
     pub async fn load(self: &Arc<Daemon>, source: &str) -> Result<Arc<Loaded>> {
         self.load_as(source, self.settings()).await
     }
@@ -324,26 +326,37 @@ impl Daemon {
             _ => None,
         };
         *self.state.write() = ModelState::Loading(source.to_owned());
+        let again = before.as_ref().map(|before| (before.source.clone(), before.settings.clone()));
         if let Some(before) = before {
             let patience = Duration::from_secs(self.settings().whole("serve.drain_seconds"));
             // Answers not finished by then are told that the server is stopping them.
             let _ = tokio::time::timeout(patience, before.idle()).await;
             before.end().await;
         }
+        let loaded = self.open_on_a_thread(source, settings).await;
+        let now = match (&loaded, again) {
+            (Err(_), Some((source, settings))) => self.open_on_a_thread(&source, settings).await.ok(),
+            (loaded, _) => loaded.as_ref().ok().cloned(),
+        };
+        *self.state.write() = match (&now, &loaded) {
+            (Some(now), _) => ModelState::Ready(now.clone()),
+            (None, Err(error)) => ModelState::Failed(format!("the model could not be loaded: {error}")),
+            (None, Ok(_)) => unreachable!("what was loaded is what there is now"),
+        };
+        if let Some(now) = now {
+            let daemon = self.clone();
+            tokio::spawn(async move { daemon.look_after(&now).await });
+        }
+        loaded
+    }
+
+    async fn open_on_a_thread(self: &Arc<Daemon>, source: &str, settings: Settings) -> Result<Arc<Loaded>> {
         let began = clock::now();
         let loaded = self.on_a_thread(source, move |daemon, source| daemon.open(source, &settings)).await;
         let ms = began.elapsed().as_millis() as u64;
         match &loaded {
             Ok(loaded) => tracing::info!(model = loaded.model.name, ms, "loaded"),
             Err(error) => tracing::warn!(source = crate::error::printable(source), ms, reason = %error, "not loaded"),
-        }
-        *self.state.write() = match &loaded {
-            Ok(loaded) => ModelState::Ready(loaded.clone()),
-            Err(error) => ModelState::Failed(format!("the model could not be loaded: {error}")),
-        };
-        if let Ok(loaded) = &loaded {
-            let (daemon, loaded) = (self.clone(), loaded.clone());
-            tokio::spawn(async move { daemon.look_after(&loaded).await });
         }
         loaded
     }
@@ -417,6 +430,7 @@ impl Daemon {
         let loaded = Loaded {
             model: Arc::new(model),
             source: source.to_owned(),
+            settings: settings.clone(),
             file_bytes: engine.model.file_bytes(),
             kv_bytes,
             threads: engine.threads(),

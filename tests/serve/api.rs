@@ -161,6 +161,28 @@ fn completions_continue_texts_and_tokens_alike() {
     assert_eq!(back["content"], "Once upon a time");
 }
 
+/// They counted bytes, and other ones in a stream than in a whole answer.
+#[test]
+fn text_offsets_count_characters() {
+    let daemon = Daemon::start(&[]);
+    let schema = json!({"type": "json_schema", "json_schema": {"name": "x", "schema": {"const": "é日本ok"}}});
+    let request = json!({"prompt": "x", "max_tokens": 40, "logprobs": 1, "response_format": schema});
+    let choice = daemon.post("/v1/completions", &request).json()["choices"][0].clone();
+    assert_eq!(choice["text"], "\"é日本ok\"");
+    let offsets = choice["logprobs"]["text_offset"].as_array().unwrap().clone();
+    assert!(offsets.len() > 7, "characters of several tokens are among them: {offsets:?}");
+    let last = choice["logprobs"]["tokens"].as_array().unwrap().iter().rposition(|token| token == "\"").unwrap();
+    assert_eq!((&offsets[0], &offsets[last]), (&json!(0), &json!(6)));
+    let streamed = daemon.post("/v1/completions", &with(request, json!({"stream": true})));
+    let streamed: Vec<Json> = streamed
+        .text()
+        .lines()
+        .filter_map(|line| serde_json::from_str::<Json>(line.strip_prefix("data: ")?).ok())
+        .flat_map(|chunk| chunk["choices"][0]["logprobs"]["text_offset"].as_array().cloned().unwrap_or_default())
+        .collect();
+    assert_eq!(streamed, offsets);
+}
+
 #[test]
 fn many_at_once_get_what_each_gets_alone() {
     let daemon = Daemon::start(&["--deterministic", "--parallel", "4"]);

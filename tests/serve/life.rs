@@ -223,6 +223,11 @@ fn a_load_that_cannot_be_leaves_the_model_that_answers() {
     }
     let (_, reason) = read_answer(&mut busy).streamed();
     assert_eq!(reason.as_deref(), Some("length"), "the answer that was under way was not cut");
+    // What is found to be wrong only when the new model is opened: the old one is loaded again.
+    let short = json!({"model": "demo-moe", "settings": {"serve.context": "1"}});
+    let refused = daemon.post("/v1/x/models/load", &short);
+    assert!(refused.status >= 400 && refused.text().contains("a context of 1"), "{}", refused.text());
+    assert_eq!(daemon.get("/ready")["model"], "demo");
     assert_eq!(daemon.post("/v1/completions", &json!({"prompt": "x", "max_tokens": 1})).status, 200);
 }
 

@@ -56,7 +56,7 @@ impl std::str::FromStr for Types {
             return Ok(Types::Mix(mix));
         }
         let mixes = || Mix::all().map(Mix::name).collect::<Vec<_>>().join(", ");
-        text.parse().map(Types::One).map_err(|why: String| format!("{why}, or a mix of them: {}", mixes()))
+        text.parse().map(Types::One).map_err(|why: String| format!("{why}, a mix of them: {}, or clusters", mixes()))
     }
 }
 
