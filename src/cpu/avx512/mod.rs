@@ -49,7 +49,7 @@ const fn of<const FAR: bool>() -> Kernels {
         ),
         axpys: by_type([axpy_f32::<FAR>, axpy_f16::<FAR>, axpy_q8::<FAR>, axpy_q4::<FAR>], blocks::axpys::<FAR>()),
         gemms: gemm::GEMMS,
-        fewest_codes: [FEWEST_CODES; Quant::COUNT],
+        fewest_codes: gemm::FEWEST_CODES,
         panel_width: gemm::WIDTH,
         fill_panel: gemm::fill,
         across: Some(gemm::across),
@@ -77,9 +77,6 @@ const DEPTH: usize = 2048;
 /// Up to this many columns rows are read one after the other, as for one column: several rows side by side halve what
 /// comes from memory, and few columns do not make up for it (two in f16 on a Zen 4: 116 against 41 ms of FFN for one).
 const FEW: usize = 4;
-
-/// From so many columns on, unpacking 32 rows for tiles of registers costs less than it saves (runs/2026-11-25-zen4-blocks).
-const FEWEST_CODES: usize = 9;
 
 /// A column of more numbers than this takes so much of L1 that what the hardware prefetches into it is driven out before it is read.
 const LONG: usize = 4096;

@@ -66,6 +66,9 @@ pub(super) trait Unpack: Block + Sized {
     /// The codes as unsigned bytes in their own order.
     unsafe fn codes(at: *const u8) -> [__m512i; 4];
 
+    /// Where the codes lie if they have four bits: for products with many columns rows are turned before such codes are taken apart.
+    const NIBBLES: Option<Nibbles> = None;
+
     /// Whether scales by 16 can be put into the codes, as [`Unpack::signed`] then does, so that minima alone are by 16.
     const FOLDS: bool = false;
 
@@ -110,6 +113,25 @@ pub(super) trait Unpack: Block + Sized {
                 add_codes::<Self>(bytes, g, scales, out);
             }
         }
+    }
+}
+
+/// Codes of four bits: 16 bytes for each 32 numbers of a step.
+pub(super) struct Nibbles {
+    /// Where the first of them lie.
+    pub(super) head: usize,
+    /// Bytes from one to the next.
+    pub(super) apart: usize,
+    /// Whether the high halves of the bytes belong to the next group of 32, and not to the second half of the same.
+    pub(super) next_group: bool,
+    /// What they stand for, if not for themselves less their excess.
+    pub(super) levels: Option<&'static [i8; 16]>,
+}
+
+impl Nibbles {
+    /// Those of blocks of 32, whose head and size are given, and other types whose 16 bytes are one group.
+    pub(super) const fn by_32(head: usize, apart: usize) -> Nibbles {
+        Nibbles { head, apart, next_group: false, levels: None }
     }
 }
 

@@ -1,12 +1,13 @@
 //! Q4_1.
 
 use super::by_32::{By32, Sixteenfold};
-use super::{One, Scales, Unpack, by_32, small};
+use super::{Nibbles, One, Scales, Unpack, by_32, small};
 use crate::formats::blocks::Q4_1;
 use std::arch::x86_64::*;
 
 impl Unpack for Q4_1 {
     const ONE: One = by_32::dot::<Self>;
+    const NIBBLES: Option<Nibbles> = Some(Nibbles::by_32(4, 20));
 
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,f16c")]

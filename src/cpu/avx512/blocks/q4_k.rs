@@ -1,13 +1,14 @@
 //! Q4_K.
 
 use super::by_32::{By32, Sixteenfold};
-use super::{One, Scales, Unpack, add_nibbles, by_32, k_scales, lanes, of_group, twice};
+use super::{Nibbles, One, Scales, Unpack, add_nibbles, by_32, k_scales, lanes, of_group, twice};
 use crate::formats::blocks::Q4_K;
 use std::arch::x86_64::*;
 use std::hint::black_box;
 
 impl Unpack for Q4_K {
     const ONE: One = by_32::dot::<Self>;
+    const NIBBLES: Option<Nibbles> = Some(Nibbles { next_group: true, ..Nibbles::by_32(16, 16) });
 
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,f16c")]

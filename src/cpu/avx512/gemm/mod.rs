@@ -73,8 +73,10 @@ pub(super) unsafe fn fill(columns: &[&[f32]], width: usize, given: f32, out: &mu
     }
 }
 
-macro_rules! by_block {
-    ($($name:ident),*) => {
+/// The types, and from how many columns on their product is faster than the row kernels: unpacking 32 rows has to cost less than it saves
+/// (runs/2026-11-25-turned-nibbles).
+macro_rules! by_type {
+    ($($name:ident $fewest:literal),*) => {
         /// The products of all types that have them.
         pub(super) const GEMMS: [Option<Gemm>; Quant::COUNT] = {
             let mut all: [Option<Gemm>; Quant::COUNT] = [None; Quant::COUNT];
@@ -83,9 +85,18 @@ macro_rules! by_block {
             $(all[Quant::Block(BlockType::$name).index()] = Some(multiply::<blocks::$name>);)*
             all
         };
+
+        /// As `fewest_codes` of the kernels.
+        pub(super) const FEWEST_CODES: [usize; Quant::COUNT] = {
+            let mut all = [9; Quant::COUNT];
+            $(all[Quant::Block(BlockType::$name).index()] = $fewest;)*
+            all
+        };
     };
 }
-by_block!(Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, Q2_K, Q3_K, Q4_K, Q5_K, Q6_K, IQ4_NL, IQ4_XS, MXFP4);
+by_type! {
+    Q8_0 9, Q4_0 8, Q4_1 8, Q5_0 9, Q5_1 9, Q2_K 9, Q3_K 9, Q4_K 9, Q5_K 9, Q6_K 9, IQ4_NL 8, IQ4_XS 8, MXFP4 8
+}
 
 /// The [`Gemm`] of one type.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,f16c")]

@@ -2,7 +2,7 @@
 
 use super::LANES;
 use super::tile::{HALF_MINS, Panel};
-use crate::cpu::avx512::blocks::{self as units, MAX_STEP, Unpack, by_lane};
+use crate::cpu::avx512::blocks::{self as units, MAX_STEP, Nibbles, Unpack, by_lane};
 use crate::cpu::columns::{BLOCK, group_of_lane};
 use crate::cpu::gemm::{self, DEPTH, GROUPS, MAGIC};
 use crate::formats::rows::{GROUP, PACK};
@@ -35,8 +35,21 @@ pub trait Source {
     /// Where the bytes of numbers `start..start + DEPTH` of a row of `cols` lie, without what lies apart from them.
     fn piece(cols: usize, start: usize) -> Range<usize>;
 
-    /// Unpacks numbers from `start` on into row `r`; what is behind the row's end becomes anything finite.
-    unsafe fn open(row: *const u8, cols: usize, start: usize, to: *mut Opened, r: usize);
+    /// Unpacks numbers from `start` on into row `r`, or with `only_scales` no codes; what is behind the row's end becomes anything finite.
+    unsafe fn open(row: *const u8, cols: usize, start: usize, to: *mut Opened, r: usize, only_scales: bool);
+
+    /// Whether codes have four bits, so that `nibbles` can be asked about a piece of a row: 16 rows are turned as they lie, which is half as much
+    /// as their codes.
+    fn has_nibbles(cols: usize, start: usize) -> bool;
+
+    /// Where in a row of [`DEPTH`] numbers from `start` on 16 bytes `i` of 16 stand.
+    fn nibbles(start: usize, i: usize) -> usize;
+
+    /// Where the low (0) or high (1) halves of four bytes `j` of 16 bytes `i` belong, as [`Source::place`].
+    fn place_of_nibbles(i: usize, j: usize, high: usize) -> (usize, usize);
+
+    /// Signed codes of nibbles.
+    unsafe fn of_nibbles(nibbles: __m512i) -> __m512i;
 
     /// Where the four codes at lane `lane` of register `m` belong: their group, and their place among its eight.
     fn place(cols: usize, start: usize, m: usize, lane: usize) -> (usize, usize);
@@ -66,7 +79,7 @@ impl<T: Unpack> Source for T {
 
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,f16c")]
-    unsafe fn open(row: *const u8, cols: usize, start: usize, to: *mut Opened, r: usize) {
+    unsafe fn open(row: *const u8, cols: usize, start: usize, to: *mut Opened, r: usize, only_scales: bool) {
         let mut tail = [0; MAX_STEP];
         for half in 0..(cols - start).min(DEPTH).div_ceil(BLOCK) {
             // SAFETY: the caller's promises.
@@ -74,11 +87,44 @@ impl<T: Unpack> Source for T {
                 let at = units::step::<T>(row, start / BLOCK + half, cols, &mut tail);
                 let (codes, scales) = T::signed(at);
                 for m in 0..4 {
-                    (*to).codes[r][4 * half + m] = codes[m];
+                    if !only_scales {
+                        (*to).codes[r][4 * half + m] = codes[m];
+                    }
                 }
                 (*to).scales[r][half] = scales.scale;
                 (*to).mins[r][half] = scales.min;
             }
+        }
+    }
+
+    #[inline]
+    fn has_nibbles(_: usize, _: usize) -> bool {
+        T::NIBBLES.is_some()
+    }
+
+    #[inline]
+    fn nibbles(start: usize, i: usize) -> usize {
+        let of = const { layout::<T>() };
+        of.head + (start / BLOCK + i / 8) * T::STEP + i % 8 * of.apart
+    }
+
+    #[inline]
+    fn place_of_nibbles(i: usize, j: usize, high: usize) -> (usize, usize) {
+        let of = const { layout::<T>() };
+        if of.next_group { (i / 2 * 2 + high, i % 2 * 4 + j) } else { (i, 4 * high + j) }
+    }
+
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,f16c")]
+    unsafe fn of_nibbles(nibbles: __m512i) -> __m512i {
+        match (T::NIBBLES, T::EXCESS) {
+            (Some(Nibbles { levels: Some(levels), .. }), _) => {
+                // SAFETY: 16 bytes.
+                let table = unsafe { _mm_loadu_si128(levels.as_ptr().cast()) };
+                _mm512_shuffle_epi8(_mm512_broadcast_i32x4(table), nibbles)
+            }
+            (_, Some(excess)) => _mm512_sub_epi8(nibbles, _mm512_set1_epi8(excess)),
+            _ => nibbles,
         }
     }
 
@@ -91,6 +137,14 @@ impl<T: Unpack> Source for T {
     fn place_of_scale(_: usize, _: usize, m: usize, lane: usize) -> Option<(usize, usize)> {
         let group = 16 * m + group_of_lane(lane);
         (T::BY_16 || group.is_multiple_of(2)).then_some((group / 2, group % 2))
+    }
+}
+
+/// Where a type's nibbles lie; of one without them anything.
+const fn layout<T: Unpack>() -> Nibbles {
+    match T::NIBBLES {
+        Some(nibbles) => nibbles,
+        None => Nibbles::by_32(0, 0),
     }
 }
 
@@ -111,7 +165,7 @@ impl<const FOUR: bool> Source for Packs<FOUR> {
 
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,f16c")]
-    unsafe fn open(row: *const u8, cols: usize, start: usize, to: *mut Opened, r: usize) {
+    unsafe fn open(row: *const u8, cols: usize, start: usize, to: *mut Opened, r: usize, only_scales: bool) {
         let groups = (cols - start).min(DEPTH) / GROUP;
         // SAFETY: the caller's promises.
         unsafe {
@@ -119,7 +173,7 @@ impl<const FOUR: bool> Source for Packs<FOUR> {
             let scales = row.add(if FOUR { cols / 2 } else { cols } + start / GROUP * 2);
             let there = ((1u32 << groups) - 1) as u16;
             (*to).scales[r][0] = _mm512_cvtph_ps(_mm256_maskz_loadu_epi16(there, scales.cast()));
-            for m in 0..groups.div_ceil(2) {
+            for m in 0..if only_scales { 0 } else { groups.div_ceil(2) } {
                 (*to).codes[r][m] = if !FOUR {
                     // The last group of a row may be half a register.
                     let lanes = if 2 * m + 1 < groups { u16::MAX } else { 0xff };
@@ -137,6 +191,28 @@ impl<const FOUR: bool> Source for Packs<FOUR> {
                 };
             }
         }
+    }
+
+    #[inline]
+    fn has_nibbles(cols: usize, start: usize) -> bool {
+        FOUR && cols - start >= PACK
+    }
+
+    #[inline]
+    fn nibbles(start: usize, i: usize) -> usize {
+        start / 2 + 16 * i
+    }
+
+    /// Four times 16 bytes are the low and the high bits of one register of each group's fours.
+    #[inline]
+    fn place_of_nibbles(i: usize, j: usize, high: usize) -> (usize, usize) {
+        (i % 4 * 4 + j, i / 4 * 2 + high)
+    }
+
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,f16c")]
+    unsafe fn of_nibbles(nibbles: __m512i) -> __m512i {
+        _mm512_sub_epi8(nibbles, _mm512_set1_epi8(8))
     }
 
     #[inline]
@@ -158,27 +234,38 @@ pub unsafe fn unpack<T: Source>(rows: &[*const u8], cols: usize, start: usize, t
     let groups = (cols - start).min(DEPTH) / GROUP;
     // SAFETY: the caller's promises; what is read of `opened` was written.
     unsafe {
+        let by_nibbles = T::has_nibbles(cols, start);
         for r in 0..LANES {
-            T::open(rows[r.min(rows.len() - 1)], cols, start, opened, r);
+            let row = rows[r.min(rows.len() - 1)];
+            if by_nibbles {
+                T::open(row, cols, start, opened, r, true);
+            } else {
+                T::open(row, cols, start, opened, r, false);
+            }
         }
-        // For each group and half the sum of the codes times 128.
-        let mut sums = [[_mm512_setzero_si512(); 2]; GROUPS];
-        for m in 0..groups.div_ceil(2) {
-            for quarter in 0..4 {
-                let four = transposed(|r| (&raw const (*opened).codes[r][m]).cast::<__m128i>().add(quarter));
-                for (j, four) in four.into_iter().enumerate() {
-                    let (g, k) = T::place(cols, start, m, 4 * quarter + j);
-                    (*to).codes[g][k][i] = four;
-                    let half = if T::HALVES { k / 4 } else { 0 };
-                    sums[g][half] = _mm512_dpbusd_epi32(sums[g][half], _mm512_set1_epi8(-128), four);
+        if by_nibbles {
+            turn_nibbles::<T>(rows, start, groups, &mut *to, i);
+        } else {
+            for m in 0..groups.div_ceil(2) {
+                for quarter in 0..4 {
+                    let four = transposed(|r| (&raw const (*opened).codes[r][m]).cast::<__m128i>().add(quarter));
+                    for (j, four) in four.into_iter().enumerate() {
+                        let (g, k) = T::place(cols, start, m, 4 * quarter + j);
+                        (*to).codes[g][k][i] = four;
+                    }
                 }
             }
         }
         let parts = if T::HALVES { 2 } else { 1 };
-        let begin = _mm512_set1_epi32(if T::WIDE { 0 } else { MAGIC.to_bits() as i32 });
         for g in 0..groups {
             for part in 0..parts {
-                (*to).start[g][part][i] = _mm512_sub_epi32(begin, sums[g][part]);
+                // Less the sum of the codes times 128.
+                let mut sum = _mm512_setzero_si512();
+                for k in part * 8 / parts..(part + 1) * 8 / parts {
+                    sum = _mm512_dpbusd_epi32(sum, _mm512_set1_epi8(-128), (*to).codes[g][k][i]);
+                }
+                let begin = _mm512_set1_epi32(if T::WIDE { 0 } else { MAGIC.to_bits() as i32 });
+                (*to).start[g][part][i] = _mm512_sub_epi32(begin, sum);
             }
         }
         for m in 0..groups.div_ceil(8) {
@@ -205,6 +292,25 @@ pub unsafe fn unpack<T: Source>(rows: &[*const u8], cols: usize, start: usize, t
     }
 }
 
+/// Turns the codes of `groups` groups of 32, four bits each, of 16 rows, and takes them apart then.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,f16c")]
+unsafe fn turn_nibbles<T: Source>(rows: &[*const u8], start: usize, groups: usize, to: &mut Panel, i: usize) {
+    for n in 0..groups {
+        let at = T::nibbles(start, n);
+        // SAFETY: the caller promises the rows' bytes.
+        unsafe {
+            let turned = transposed(|r| rows[r.min(rows.len() - 1)].add(at).cast());
+            for (j, bytes) in turned.into_iter().enumerate() {
+                for (high, nibbles) in [bytes, _mm512_srli_epi16::<4>(bytes)].into_iter().enumerate() {
+                    let (g, k) = T::place_of_nibbles(n, j, high);
+                    to.codes[g][k][i] = T::of_nibbles(_mm512_and_si512(nibbles, _mm512_set1_epi8(15)));
+                }
+            }
+        }
+    }
+}
+
 /// Four lanes of 16 rows, of which `of` says where row r has them, as four registers with a lane for each row.
 #[inline(always)]
 unsafe fn transposed(of: impl Fn(usize) -> *const __m128i) -> [__m512i; 4] {
@@ -219,7 +325,7 @@ unsafe fn transpose(rows: [*const __m128i; LANES]) -> [__m512i; 4] {
     for r in 0..4 {
         // SAFETY: the caller promises 16 bytes of each row.
         unsafe {
-            let at = |i: usize| _mm_load_si128(rows[r + 4 * i]);
+            let at = |i: usize| _mm_loadu_si128(rows[r + 4 * i]);
             let one = _mm512_castsi128_si512(at(0));
             let two = _mm512_mask_broadcast_i32x4(one, 0x00f0, at(1));
             let three = _mm512_mask_broadcast_i32x4(two, 0x0f00, at(2));
