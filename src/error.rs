@@ -34,6 +34,14 @@ pub enum Error {
     /// Not enough of what the system or a budget gives: memory, threads, processes, descriptors; exit 6.
     #[error("{0}")]
     Memory(String),
+    /// What a daemon has refused, with the exit status that the same has where no daemon is asked.
+    #[error("{message}")]
+    Refused {
+        /// What it said.
+        message: String,
+        /// The exit status, not 0.
+        exit: u8,
+    },
     /// No daemon answers; exit 3.
     #[error("{0}")]
     NoDaemon(String),
@@ -50,6 +58,11 @@ pub enum Error {
     #[error("{0}")]
     Failed(String),
 }
+
+/// What a daemon calls [`Error::BadFile`].
+pub const BAD_FILE: &str = "bad_model_file";
+/// What a daemon calls [`Error::Memory`].
+pub const MEMORY: &str = "not_enough_memory";
 
 /// What is wrong with a file, where.
 #[derive(Debug)]
@@ -113,6 +126,7 @@ impl Error {
             Error::Usage(_) | Error::TooLong(_) => 2,
             Error::BadFile(_) => 5,
             Error::Memory(_) => 6,
+            Error::Refused { exit, .. } => *exit,
             Error::NoDaemon(_) => 3,
             Error::Running(_) => 4,
             Error::Fatal(_) => 70,

@@ -83,6 +83,22 @@ fn a_trained_predictor_is_found_by_its_model_and_is_below_a_tenth_of_it() {
     assert_eq!(ahead.code, 0, "{}", ahead.err);
 }
 
+/// It was said that there is none: the store that is packed from the model lies in the cache, and nothing beside it.
+#[test]
+fn a_predictor_is_found_beside_what_was_packed() {
+    let dir = tempfile::tempdir().unwrap();
+    let dir = dir.path();
+    let shape =
+        ["--hidden", "256", "--layers", "2", "--ffn", "512", "--heads", "4", "--kv-heads", "4", "--vocab", "300"];
+    let made = run(dir, &[&["synth", "-o", "m.gguf", "--active", "0.1", "--quant", "q4_0"], &shape[..]].concat());
+    assert_eq!(made.code, 0, "{}", made.err);
+    assert!(dir.join("m.mlp.predictor").exists());
+    for time in ["when it is packed", "when it is there"] {
+        let ran = run(dir, &["run", "m.gguf", "x", "-n", "2", "--predictor", "mlp"]);
+        assert_eq!(ran.code, 0, "{time}: {}", ran.err);
+    }
+}
+
 #[test]
 fn what_cannot_be_made_is_refused_with_what_to_do() {
     let dir = tempfile::tempdir().unwrap();

@@ -88,12 +88,13 @@ impl From<Refused> for ApiError {
 /// Errors of the library: bad input is 400, lack of memory 503, all else 500.
 impl From<Error> for ApiError {
     fn from(error: Error) -> ApiError {
-        let status = match &error {
-            Error::Usage(_) | Error::BadFile(_) => 400,
-            Error::Memory(_) => 503,
-            _ => 500,
+        let (status, code) = match &error {
+            Error::Usage(_) => (400, None),
+            Error::BadFile(_) => (400, Some(crate::error::BAD_FILE)),
+            Error::Memory(_) => (503, Some(crate::error::MEMORY)),
+            _ => (500, None),
         };
-        ApiError::new(status, error.to_string())
+        ApiError { code, ..ApiError::new(status, error.to_string()) }
     }
 }
 

@@ -187,7 +187,14 @@ fn refused(status: u16, text: &str) -> Error {
         Some(message) if value["error"]["code"] == "context_length_exceeded" => {
             Error::TooLong(crate::error::printable(message))
         }
-        Some(message) => Error::Failed(crate::error::printable(message)),
+        Some(message) => {
+            let exit = match value["error"]["code"].as_str() {
+                Some(crate::error::BAD_FILE) => 5,
+                Some(crate::error::MEMORY) => 6,
+                _ => 1,
+            };
+            Error::Refused { message: crate::error::printable(message), exit }
+        }
         None => Error::Failed(format!("the daemon answered {status}: {}", excerpt(text))),
     }
 }

@@ -41,7 +41,7 @@ impl Model {
         let layers: Vec<Layer> = (0..c.layers).map(|l| layer(&source, l)).collect::<Result<_>>()?;
         let quant = layers[0].ffn.input_quants()[1];
         let files = Files::Source(Box::new(source), Default::default());
-        Ok(Model { quant, embed, head, positions, out_norm, layers, config, files })
+        Ok(Model { quant, embed, head, positions, out_norm, layers, config, files, packed_from: None })
     }
 
     /// Checks that every number of a model that is read in place is finite: of quantised blocks, their scales. Reads the whole file, or all

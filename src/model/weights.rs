@@ -99,6 +99,8 @@ pub struct Model {
     /// The layers, first to last.
     pub layers: Vec<Layer>,
     pub(super) files: Files,
+    /// The file or directory that it was packed from, where that is known.
+    pub(super) packed_from: Option<PathBuf>,
 }
 
 /// Where a model's matrices lie.
@@ -140,7 +142,17 @@ impl Model {
         };
         let out_norm = s.norm("out_norm", c)?.scaled(logit_scale);
         let layers = (0..c.layers).map(|l| s.layer(l, c)).collect::<Result<_>>()?;
-        Ok(Model { quant, embed, head, positions, out_norm, layers, config, files: Files::Store(store) })
+        Ok(Model {
+            quant,
+            embed,
+            head,
+            positions,
+            out_norm,
+            layers,
+            config,
+            files: Files::Store(store),
+            packed_from: None,
+        })
     }
 
     /// The store that the matrices lie in; `None` for a model that is read in place.
@@ -154,6 +166,16 @@ impl Model {
     /// Whether it has neuron blocks: neurons can be left out and moved one by one.
     pub fn has_neurons(&self) -> bool {
         matches!(self.files, Files::Store(_)) && self.config.form.experts.is_none()
+    }
+
+    /// The same, packed from what lies at `path`.
+    pub fn from_source(self, path: &Path) -> Model {
+        Model { packed_from: Some(path.to_owned()), ..self }
+    }
+
+    /// What it was packed from, where that is known.
+    pub fn packed_from(&self) -> Option<&Path> {
+        self.packed_from.as_deref()
     }
 
     /// The file that it was opened by.

@@ -1,7 +1,7 @@
 //! Where the files that accompany a model lie: its activation profile, its predictors and what the scheduler has learnt. They are
 //! found by the model's fingerprint, so that the same model packed in another type or order shares them.
 //!
-//! 1. Beside the packed store, `STORE.KIND`: `m.activation.profile` for `m.neurons`.
+//! 1. Beside the packed store, `STORE.KIND`: `m.activation.profile` for `m.neurons`; else beside what a store in the cache was packed from.
 //! 2. In the user's data directory, `models/NAME-FINGERPRINT/KIND`; new ones are written here.
 //! 3. In the source checkout, or in the program itself, `profiles/models/*/KIND`: those of the models that come with the program.
 
@@ -101,7 +101,9 @@ pub fn find<H: Owned>(
     open: impl Fn(&Path) -> Result<SectionFile<H>>,
 ) -> Result<Option<SectionFile<H>>> {
     let users = known_to_user(model).then(|| user_dir(model)).flatten().map(|dir| dir.join(kind.file_name()));
-    if let Some(path) = [Some(beside(model, kind)), users].into_iter().flatten().find(|path| path.exists()) {
+    let source = model.packed_from().map(|path| beside(path, kind));
+    let places = [Some(beside(model.path(), kind)), source, users];
+    if let Some(path) = places.into_iter().flatten().find(|path| path.exists()) {
         let file = open(&path)?;
         check_owner(&file, model)?;
         return Ok(Some(file));
@@ -161,12 +163,11 @@ pub fn write_path(model: &Model, kind: Kind) -> Result<PathBuf> {
 /// # Errors
 /// As [`write_path`].
 pub fn update_path(model: &Model, kind: Kind) -> Result<PathBuf> {
-    let beside = beside(model, kind);
+    let beside = beside(model.path(), kind);
     if beside.exists() { Ok(beside) } else { write_path(model, kind) }
 }
 
-fn beside(model: &Model, kind: Kind) -> PathBuf {
-    let store = model.path();
+fn beside(store: &Path, kind: Kind) -> PathBuf {
     let mut name = store.file_stem().unwrap_or_default().to_owned();
     name.push(".");
     name.push(kind.file_name());

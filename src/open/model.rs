@@ -99,7 +99,7 @@ impl ModelOptions {
         if let Some(model) =
             self.packed(&path, told)?.filter(|model| !self.for_device || model.not_on_device().is_none())
         {
-            return Ok(model);
+            return Ok(model.from_source(&path));
         }
         let source = Source::open(&path, self.activation)?;
         if source.config.form.experts.is_some() {
@@ -129,7 +129,7 @@ impl ModelOptions {
         }
         Origin::write(&store, &path, source.files().to_vec());
         check_activation(&store, told)?;
-        Model::open(&store)
+        Ok(Model::open(&store)?.from_source(&path))
     }
 
     /// The published model, if it can be read in place and nothing is gained by packing it: a GGUF of a dense model, of which no other

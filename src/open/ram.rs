@@ -157,9 +157,12 @@ fn share(engine: &Engine, need: Need, limit: Limit, blocks: &[LayerBlocks], alig
         let all = all_bytes(&engine.model, need);
         if all < least {
             // Of a small model the rooms for reads are more than all of its neurons.
-            let (bytes, whole) = (human_bytes(all), all.div_ceil(1 << 20));
-            let why = format!("{given} below the {bytes} that all of this model takes; give --ram {whole}MiB or more");
-            return Err(Error::Memory(why));
+            return Err(Error::Memory(format!(
+                "{given} below the {} that all of this model takes (with its FFNs on disk it would take {}, for reads); give --ram {}MiB or more",
+                human_bytes(all),
+                human_bytes(least),
+                all.div_ceil(1 << 20)
+            )));
         }
         return Err(too_little(&given, least));
     }

@@ -24,6 +24,7 @@ fn load_takes_the_engines_options_for_that_model_alone() {
     );
 
     let load = ["load", "demo", "--device", "virtual", "--vram", "64m", "--predictor", "Exact", "-c", "64", "-t", "1"];
+    let load = [&load[..], &["--prefill", "exact"]].concat();
     let (code, _, error) = verb(&load);
     assert_eq!(code, 0, "{error}");
     let loaded = model();
@@ -57,6 +58,10 @@ fn load_takes_the_engines_options_for_that_model_alone() {
         (&model()["predictor"], &model()["context"], &model()["device"]),
         (&json!("dense"), &json!(128), &json!(null))
     );
+    // What is wrong has the exit status that it has without a daemon.
+    std::fs::write(dir.path().join("damaged.gguf"), b"GGUF is what it says, and nothing behind it").unwrap();
+    assert_eq!(verb(&["load", "damaged.gguf"]).0, 5);
+    assert_eq!(verb(&["load", "demo", "--ram", "1MiB"]).0, 6);
     // A setting of the daemon itself is none of a model.
     let refused = daemon.post("/v1/x/models/load", &json!({"model": "demo", "settings": {"serve.queue": "1"}}));
     assert_eq!(refused.status, 400);
