@@ -31,7 +31,10 @@ pub fn remove_unfinished() {
 pub fn create(path: &Path) -> Result<(File, PathBuf)> {
     step().map_err(Error::io("create", path))?;
     if std::fs::metadata(path).is_ok_and(|there| !there.is_file()) {
-        return Err(Error::Usage(format!("{} is no regular file, and is not replaced by one", path.display())));
+        return Err(Error::Usage(format!(
+            "{} is no regular file, and would be replaced by one; name another file",
+            path.display()
+        )));
     }
     let name = path.file_name().unwrap_or_default().to_string_lossy();
     let _creating = CREATING.lock();
@@ -113,6 +116,17 @@ mod tests {
         let (_third, three) = create(&path).unwrap();
         assert_eq!(three, one);
         assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 2);
+    }
+
+    /// As root a `pack -o /dev/null --force` took the device away.
+    #[test]
+    fn what_is_no_file_is_not_replaced() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("x");
+        let _socket = std::os::unix::net::UnixListener::bind(&path).unwrap();
+        let refused = write_whole(&path, b"y").unwrap_err();
+        assert!(matches!(refused, Error::Usage(_)), "{refused}");
+        assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 1);
     }
 
     #[test]

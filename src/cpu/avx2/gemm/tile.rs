@@ -30,8 +30,8 @@ pub struct Panel {
     pub scaling: [[Scaling; GROUPS]; 2],
 }
 
-/// What becomes of the products of a group, or of half of it, with 32 rows. It lies together, and 4 KiB apart from no more than codes: more
-/// would have their places in L1 in common.
+/// What becomes of the products of a group, or of half of it, with 32 rows. All of it lies together: in arrays of 4 KiB for each field the
+/// fields of a group had their places in L1 in common with each other and with codes.
 #[repr(C, align(64))]
 pub struct Scaling {
     /// What their sum begins with: less 128 times the sum of the codes. As [`PAIRS`] that is two sums in 16 bits, and as [`FOURS`] it has the bits
