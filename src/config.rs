@@ -203,6 +203,20 @@ pub fn instruction_set() -> Option<String> {
     std::env::var("DYNAMICINFER_ISA").ok().filter(|name| !name.is_empty())
 }
 
+/// This program's own variables that are no settings; those are `DYNAMICINFER_SECTION_NAME`.
+pub const VARIABLES: [&str; 4] = ["DYNAMICINFER_ASSETS", "DYNAMICINFER_ISA", "DYNAMICINFER_LOG", "DYNAMICINFER_NVRTC"];
+
+/// Names of all variables that begin as this program's own.
+pub fn own_variables() -> Vec<String> {
+    let names = std::env::vars_os().filter_map(|(name, _)| name.into_string().ok());
+    names.filter(|name| name.starts_with("DYNAMICINFER_")).collect()
+}
+
+/// The folder that `$DYNAMICINFER_ASSETS` names, if there is none of that name.
+pub fn missing_assets() -> Option<PathBuf> {
+    std::env::var_os("DYNAMICINFER_ASSETS").map(PathBuf::from).filter(|dir| !dir.is_dir())
+}
+
 /// The value of one of this program's own variables.
 pub fn variable(name: &str) -> Option<String> {
     std::env::var(name).ok()

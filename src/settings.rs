@@ -180,7 +180,7 @@ pub const KEYS: [Key; 41] = [
         "seconds that running answers have to end after SIGTERM",
     ),
     key("engine.threads", Kind::Whole(0, 1024), "0", false, "threads to compute with; 0 for one per core"),
-    key("engine.kv", Kind::Text, "\"f16\"", false, "how keys and values are stored: f16 or f32"),
+    key("engine.kv", Kind::Choice(&["f16", "f32"]), "\"f16\"", false, "how keys and values are stored: f16 or f32"),
     key(
         "engine.prefill",
         Kind::Choice(&["exact", "int8", "int8-per-tensor"]),
@@ -456,6 +456,14 @@ fn unknown<'a>(what: &str, name: &str, known: impl Iterator<Item = &'a str>) -> 
     format!("the {what} '{}' is unknown{hint} `dynamicinfer config show` lists all", excerpt(name))
 }
 
+/// What to say of each of these environment variables that is neither a key's ([`variable`]) nor one of the `others`.
+pub fn unknown_variables(names: &[String], others: &[&str]) -> Vec<String> {
+    let known: Vec<String> =
+        KEYS.iter().map(|key| variable(key.name)).chain(others.iter().map(|name| (*name).to_owned())).collect();
+    let strange = names.iter().filter(|name| !known.contains(name));
+    strange.map(|name| unknown("environment variable", name, known.iter().map(String::as_str))).collect()
+}
+
 /// The one of the `known` words that is most like `word` (Jaro-Winkler); `None` if none is above 0.75.
 pub fn nearest<'a>(word: &str, known: impl Iterator<Item = &'a str>) -> Option<&'a str> {
     let score = |k: &&str| (strsim::jaro_winkler(word, k) * 1e6) as u64;
@@ -597,6 +605,14 @@ mod tests {
             error,
             "$DYNAMICINFER_SERVE_DETERMINISTIC: serve.deterministic is \"perhaps\"; it must be true or false"
         );
+    }
+
+    #[test]
+    fn a_variable_that_nothing_reads_is_named_with_its_neighbour() {
+        let names = ["DYNAMICINFER_SERVE_QUEUE", "DYNAMICINFER_LOG", "DYNAMICINFER_SERVE_QEUE"].map(String::from);
+        let said = unknown_variables(&names, &["DYNAMICINFER_LOG"]);
+        assert_eq!(said.len(), 1, "{said:?}");
+        assert!(said[0].contains("'DYNAMICINFER_SERVE_QEUE' is unknown; did you mean 'DYNAMICINFER_SERVE_QUEUE'?"));
     }
 
     #[test]

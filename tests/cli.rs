@@ -90,6 +90,7 @@ fn wrong_use_is_2_and_says_what_is_wrong() {
     let ids = place.file("ids.json", b"[1, 2, 3, 320]");
     let one = place.file("one.json", b"[1]");
     let not_ids = place.file("text.json", b"\"text\"");
+    let trace = place.file("x.trace", b"a diary");
     let few = place.file("few.jsonl", br#"{"context": "a", "choices": ["b"], "answer": 0}"#);
     let cases: &[(&[&str], &str)] = &[
         (&[], "Usage: dynamicinfer"),
@@ -100,8 +101,9 @@ fn wrong_use_is_2_and_says_what_is_wrong() {
         (&["run", &model, "x", "--temp", "nan"], "--temperature is NaN; it must be a number from -1 to 100"),
         (&["run", &model, "x", "--temp", "1e9"], "--temperature is 1000000000"),
         (&["run", &model, "x", "--temp", "warm"], "invalid value 'warm' for '--temp <TEMP>'"),
+        (&["run", &model, "x", "--temperature", "-2"], "--temperature is -2; it must be a number from -1 to 100"),
         (&["run", &model, "x", "--top-p", "1.5"], "--top-p is 1.5; it must be a number from 0 to 1"),
-        (&["run", &model, "x", "--min-p=-0.1"], "--min-p is -0.1"),
+        (&["run", &model, "x", "--min-p", "-0.1"], "--min-p is -0.1"),
         (&["run", &model, "x", "--top-k=-1"], "'--top-k <TOP_K>'"),
         (&["run", &model, "x", "--repeat-penalty", "0"], "--repeat-penalty is 0; "),
         (&["run", &model, "x", "--presence-penalty", "inf"], "--presence-penalty is inf; "),
@@ -156,6 +158,21 @@ fn wrong_use_is_2_and_says_what_is_wrong() {
         ),
         (&["synth", "-o", "x.gguf", "--active", "0.9"], "--active 0.9: take a share from 0.01 to 0.5"),
         (&["synth", "-o", "x.gguf", "--active", "0.1", "--activation", "silu"], "relu or relu2, not silu"),
+        (&["run", &model, "x", "--sparsity", "0.5"], "--sparsity is for silu and gelu models; of relu"),
+        (
+            &["bench", &model, "--threshold", "0.5"],
+            "--threshold: nothing is predicted here; add --predictor mlp or sign",
+        ),
+        (&["bench", &model, "--ahead", "1"], "--ahead: nothing is predicted here"),
+        (&["run", &model, "x", "--machine", "rtx-4090"], "--machine is about a device; add --device cuda (or virtual)"),
+        (&["run", &model, "x", "--lookahead", "2"], "--lookahead is about a device"),
+        (&["run", &model, "x", "--placement", "random"], "--placement is about a device"),
+        (&["run", &model, "x", "--trace", &ids], "ids.json: something else is in this file"),
+        (&["eval", &model, "--token-ids", &one, "--logits", &ids], "--logits "),
+        (&["record", &model, "--text", &ids, "-o", &trace], "x.trace: something else is in this file"),
+        (&["profile", &model, "--text", &ids, "--fresh", "-o", &ids], "ids.json: something else is in this file"),
+        (&["calibrate", &model, "--text", &ids, "-o", &ids], "ids.json: something else is in this file"),
+        (&["plan", &model], "say what to plan for: --vram 8GiB"),
         (&["measure", "-t", "0"], "--threads 0: take 1 to 1024"),
         (&["completions", "cmd.exe"], "[possible values: bash,"),
     ];
@@ -167,7 +184,11 @@ fn wrong_use_is_2_and_says_what_is_wrong() {
     }
     let mut left: Vec<_> = std::fs::read_dir(place.path()).unwrap().map(|e| e.unwrap().file_name()).collect();
     left.sort();
-    assert_eq!(left, ["cache", "few.jsonl", "ids.json", "one.json", "text.json"], "a refused call writes nothing");
+    assert_eq!(
+        left,
+        ["cache", "few.jsonl", "ids.json", "one.json", "text.json", "x.trace"],
+        "a refused call writes nothing"
+    );
     // No machine has the memory for this context; asked for it, the program does not try.
     for args in [["run", &model, "x", "-c"], ["eval", &model, "--token-ids=one.json", "-c"]] {
         for context in ["18446744073709551615", "9223372036854775808", "1000000000000"] {

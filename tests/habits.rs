@@ -301,6 +301,34 @@ fn the_settings_file_opens_a_model_as_the_options_do() {
     assert!(code == 2 && err.contains("sampling.top_p is 1.5; it must be a number from 0 to 1"), "{err}");
 }
 
+/// `config show` printed words as settings that every other verb then refused, and a variable with a typing error did nothing in silence.
+#[test]
+fn a_setting_that_is_none_is_told_of_by_whoever_reads_it_first() {
+    let home = Home::new();
+    let ended = |args: &[&str], variables: &[(&str, &str)]| {
+        let mut command = home.command(args);
+        command.envs(variables.iter().copied());
+        home.ended(command)
+    };
+    for (key, value) in [
+        ("KV", "q4"),
+        ("PREDICTOR", "magic"),
+        ("QUANT", "q9"),
+        ("ACTIVATION", "tanh"),
+        ("VRAM", "8 apples"),
+        ("RAM", "-1"),
+        ("POLICY", "magic"),
+    ] {
+        let variable = format!("DYNAMICINFER_ENGINE_{key}");
+        let (code, out, err) = ended(&["config", "show"], &[(&variable, value)]);
+        assert!(code == 2 && out.is_empty() && err.contains(&format!("${variable}")), "{code} {err}");
+    }
+    let (code, _, err) = ended(&["ls"], &[("DYNAMICINFER_IAS", "avx2"), ("DYNAMICINFER_ASSETS", "/nowhere")]);
+    assert_eq!(code, 0);
+    assert!(err.contains("'DYNAMICINFER_IAS' is unknown; did you mean 'DYNAMICINFER_ISA'?"), "{err}");
+    assert!(err.contains("$DYNAMICINFER_ASSETS is /nowhere, and there is no such folder"), "{err}");
+}
+
 #[test]
 fn a_plan_says_how_fast_it_would_be_and_what_bounds_it() {
     let home = Home::new();

@@ -99,6 +99,32 @@ fn a_predictor_is_found_beside_what_was_packed() {
     }
 }
 
+/// A file of another kind than the predictor that was asked for was passed over, and the model's own one taken.
+#[test]
+fn a_predictor_file_is_used_or_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let dir = dir.path();
+    let (model, text) = (fixture("relullama"), text(dir, 700));
+    let made = run(dir, &["calibrate", &model, "--text", &text, "--recall", "0.6", "-o", "a.predictor"]);
+    assert_eq!(made.code, 0, "{}", made.err);
+    let asked = |more: &[&str]| {
+        let args = ["eval", &model, "--text", &text, "-c", "64", "--json", "--predictor-file", "a.predictor"];
+        run(dir, &[&args[..], more].concat())
+    };
+    for more in [&["--predictor", "dense"][..], &["--predictor", "exact"], &[]] {
+        let done = asked(more);
+        assert!(
+            done.code == 2 && done.err.contains("a.predictor holds a sign predictor; add --predictor sign"),
+            "{}",
+            done.err
+        );
+    }
+    let used = |args: &[&str]| -> Json { serde_json::from_str(&asked(args).out).unwrap() };
+    let (auto, sign) = (used(&["--predictor", "auto"]), used(&["--predictor", "sign"]));
+    assert_eq!(auto["computed_share"], sign["computed_share"]);
+    assert!(sign["computed_share"].as_f64().unwrap() < 0.9, "{sign}");
+}
+
 #[test]
 fn what_cannot_be_made_is_refused_with_what_to_do() {
     let dir = tempfile::tempdir().unwrap();

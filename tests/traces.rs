@@ -183,6 +183,51 @@ fn small(path: &Path, ffn: usize, bits: u32) {
     writer.finish(texts).unwrap();
 }
 
+/// Of an interrupted recording a file was left that was as long as the whole one.
+#[test]
+fn a_trace_with_fewer_tokens_than_there_was_room_for_is_as_much_shorter() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("x.trace");
+    let (ffn, layers, room, kept) = (4096, 3, 400, 7);
+    let text = |tokens| vec![TextInfo { name: "a".into(), tokens }];
+    let header = Header {
+        fingerprint: String::new(),
+        model: "cut".into(),
+        layers,
+        ffn,
+        block_bytes: 384,
+        experts_used: None,
+        ahead: 1,
+        predictor: "none".into(),
+        thresholds: Vec::new(),
+        texts: text(room),
+        made: serde_json::Value::Null,
+        sections: Vec::new(),
+    };
+    let writer = TraceWriter::create(&path, header).unwrap();
+    let row = |layer: usize, token: usize| vec![(40 * layer + token) as u8; ffn];
+    for layer in 0..layers {
+        for token in 0..kept {
+            writer.write(TraceSection::Active, layer, token, &row(layer, token)[..ffn / 8]).unwrap();
+            writer.write(TraceSection::Own, layer, token, &row(layer, token)).unwrap();
+            if layer > 0 {
+                writer.write(TraceSection::Ahead, layer, token, &row(layer, token + 10)).unwrap();
+            }
+        }
+    }
+    writer.finish(text(kept)).unwrap();
+    let bytes = std::fs::metadata(&path).unwrap().len();
+    assert!(bytes < (layers * (kept + 2) * (2 * ffn + ffn / 8)) as u64 + 4096, "{bytes}");
+    let trace = TraceFile::open(&path).unwrap();
+    for (layer, token) in (0..layers).flat_map(|layer| (0..kept).map(move |token| (layer, token))) {
+        assert_eq!(trace.row(TraceSection::Active, layer, token), &row(layer, token)[..ffn / 8]);
+        assert_eq!(trace.row(TraceSection::Own, layer, token), row(layer, token));
+        if layer > 0 {
+            assert_eq!(trace.row(TraceSection::Ahead, layer, token), row(layer, token + 10));
+        }
+    }
+}
+
 /// The file with another header, its length and checksum right.
 fn with_header(path: &Path, change: impl FnOnce(&mut serde_json::Value)) {
     let mut bytes = std::fs::read(path).unwrap();

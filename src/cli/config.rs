@@ -1,3 +1,4 @@
+use super::loader_arg::LoaderArgs;
 use super::settings_arg;
 use crate::error::Result;
 use clap::Subcommand;
@@ -37,6 +38,8 @@ pub fn run(args: Args) -> Result<()> {
         What::Default => super::print(&crate::settings::default_file()),
         What::Show { origin, json, config } => {
             let settings = settings_arg::read(config.as_deref())?;
+            // A word that only a model's opening would refuse.
+            LoaderArgs::default().options("demo", &settings, false)?;
             if json {
                 let row = |(key, value, origin): (&crate::settings::Key, String, &crate::settings::Origin)| json!({"key": key.name, "value": value, "origin": origin.to_string(), "about": key.about});
                 return super::print_json(&settings.all().map(row).collect::<Vec<_>>());

@@ -143,6 +143,9 @@ impl DeviceArgs {
     pub fn or_settings(&self, settings: &Settings) -> Result<DeviceArgs> {
         let device = chosen(settings, "engine.device", self.device, |text| DeviceArg::from_str(text, true))?;
         let mut args = DeviceArgs { device, ..self.clone() };
+        // Looked at without a device, too: a setting that is none is refused by every verb.
+        let vram = chosen(settings, "engine.vram", self.vram, size::parse)?;
+        let policy = chosen(settings, "engine.policy", self.policy, str::parse)?;
         if device.is_none_or(|device| device == DeviceArg::Cpu) {
             // `load` may ask for the processor alone where the daemon was started with a device.
             let plain = DeviceArgs { deterministic: self.deterministic, ..DeviceArgs::default() };
@@ -150,9 +153,9 @@ impl DeviceArgs {
         }
         // A share sets the budget by itself.
         if self.ffn_share.is_none() || is_of_load(settings, "engine.vram") {
-            args.vram = chosen(settings, "engine.vram", self.vram, size::parse)?;
+            args.vram = vram;
         }
-        args.policy = chosen(settings, "engine.policy", self.policy, str::parse)?;
+        args.policy = policy;
         Ok(args)
     }
 
@@ -208,6 +211,14 @@ impl DeviceArgs {
             ("--policy", self.policy.is_some()),
             ("--vram-schedule", !self.vram_schedule.is_empty()),
             ("--fail-after", self.fail_after.is_some()),
+            ("--machine", self.machine.is_some()),
+            ("--lookahead", self.lookahead.is_some()),
+            ("--lookahead-on device", self.lookahead_on == LookaheadOnArg::Device),
+            ("--placement", self.placement != DeviceArgs::default().placement),
+            ("--placement-seed", self.placement_seed != DeviceArgs::default().placement_seed),
+            ("--barrier", self.barrier),
+            ("--wall-clock", self.wall_clock),
+            ("--printed-loss", self.printed_loss),
             ("--graphs on", self.graphs == Switch::On),
             ("--tensor-cores on", self.tensor_cores == TensorCores::On),
         ];

@@ -107,6 +107,10 @@ fn score(
     tokenizer: Option<&Tokenizer>,
     context: usize,
 ) -> Result<()> {
+    if let Some(path) = &args.logits {
+        let is_ours = |head: &[u8]| head.get(8..).is_some_and(|header| header.starts_with(b"{\"logits\":"));
+        super::output::check("--logits", path, is_ours)?;
+    }
     let mut file = match &args.logits {
         Some(path) => Some(LogitsFile::create(path, tokens.len(), engine.model.config.vocab)?),
         None => None,

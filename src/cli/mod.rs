@@ -33,6 +33,7 @@ mod machine_arg;
 mod man;
 mod measure;
 mod model_arg;
+mod output;
 mod pack;
 mod plan;
 mod plan_ram;
@@ -164,6 +165,7 @@ pub fn main() -> ExitCode {
         }
     };
     log(matches!(args.verb, Verb::Serve(_)));
+    warn_of_variables();
     // The daemon has its own ways with signals.
     if !matches!(args.verb, Verb::Serve(_)) {
         crate::interrupt::install();
@@ -184,6 +186,19 @@ pub fn main() -> ExitCode {
     };
     log_writer::finish();
     code
+}
+
+/// Tells of environment variables that were meant for this program and do nothing.
+fn warn_of_variables() {
+    for why in crate::settings::unknown_variables(&crate::config::own_variables(), &crate::config::VARIABLES) {
+        eprintln!("warning: {why}");
+    }
+    if let Some(dir) = crate::config::missing_assets() {
+        eprintln!(
+            "warning: $DYNAMICINFER_ASSETS is {}, and there is no such folder; what comes with the program is looked for nowhere else",
+            dir.display()
+        );
+    }
 }
 
 fn dispatch(verb: Verb) -> Result<()> {

@@ -33,7 +33,7 @@ pub struct Args {
     #[command(flatten)]
     what: SubjectArgs,
     /// Room on the device for everything: 8GiB, 8GB, 8192MiB or bytes
-    #[arg(long, value_name = "SIZE", value_parser = size::parse, allow_hyphen_values = true, required_unless_present_any = ["ffn_share", "ram", "min_speed"])]
+    #[arg(long, value_name = "SIZE", value_parser = size::parse, allow_hyphen_values = true)]
     vram: Option<u64>,
     /// Room on the host. With --vram a plan that needs more is refused; without it neurons that have no room stay on disk
     #[arg(long, value_name = "SIZE", value_parser = size::parse, allow_hyphen_values = true)]
@@ -106,6 +106,13 @@ enum PolicyArg {
 }
 
 pub fn run(args: Args) -> Result<()> {
+    if args.vram.is_none() && args.ffn_share.is_none() && args.ram.is_none() && args.min_speed.is_none() {
+        return Err(Error::Usage(
+            "say what to plan for: --vram 8GiB for a card with so much memory; --ram 16GiB for so much host memory and no card, the rest on \
+             disk; --min-speed 10 for the least host memory that gives so many tokens a second"
+                .into(),
+        ));
+    }
     if let Some(share) = args.ffn_share.filter(|s| !(*s > 0.0 && *s <= 1.0)) {
         return Err(Error::Usage(format!("--ffn-share {share}: take a share above 0 and at most 1")));
     }

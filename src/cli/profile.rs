@@ -1,8 +1,10 @@
 use super::model_arg::{EngineArgs, ModelArgs, check_context};
+use super::output;
 use super::profile_plots::plot;
 use super::progress::{Progress, Unit};
 use crate::error::{Error, Result, printable};
-use crate::formats::profile_file::{AHEADS, TextInfo};
+use crate::formats::profile_file::{AHEADS, Header, TextInfo};
+use crate::formats::sections;
 use crate::lab::profile::{self, Input, Request, checksum};
 use crate::model::Model;
 use crate::open::artifacts::{self, Kind};
@@ -82,7 +84,10 @@ pub fn run(args: Args) -> Result<()> {
         return show(&args, &path, &profile);
     }
     let target = match &args.output {
-        Some(path) => path.clone(),
+        Some(path) => {
+            output::check("-o", path, |head| head.starts_with(&<Header as sections::Header>::MAGIC))?;
+            path.clone()
+        }
         None => artifacts::update_path(&model, Kind::Profile)?,
     };
     let old = match (&args.output, args.fresh) {

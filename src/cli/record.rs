@@ -1,9 +1,11 @@
 use super::model_arg::{EngineArgs, ModelArgs, check_context};
+use super::output;
 use super::progress::{Progress, Unit};
 use super::size;
 use super::sparsity_arg;
 use crate::error::{Error, Result, human_bytes};
-use crate::formats::trace_file::{EXTENSION, TraceFile};
+use crate::formats::sections;
+use crate::formats::trace_file::{EXTENSION, Header, TraceFile};
 use crate::lab::record::{Request, record};
 use crate::lab::synth::experts::{ExpertTrace, MEMORY, Routing, write_experts};
 use crate::lab::synth::trace::{TraceShape, write_trace};
@@ -106,6 +108,7 @@ pub fn run(args: Args) -> Result<()> {
     if args.output.extension().is_none_or(|e| e != EXTENSION) {
         return Err(Error::Usage(format!("-o {}: take a name that ends in .{EXTENSION}", args.output.display())));
     }
+    output::check("-o", &args.output, |head| head.starts_with(&<Header as sections::Header>::MAGIC))?;
     if let (Some(experts), Some(used)) = (args.mixture.experts, args.mixture.experts_used) {
         return mixture(&args, experts, used);
     }

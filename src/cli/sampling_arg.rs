@@ -9,19 +9,19 @@ use serde_json::{Map, Value, json};
 #[derive(Args, Clone, Default)]
 pub struct SamplingArgs {
     /// Temperature; 0 always takes the likeliest token [default: 0.8]
-    #[arg(long)]
+    #[arg(long, alias = "temperature", allow_negative_numbers = true)]
     temp: Option<f32>,
     /// Choose among the K likeliest tokens; 0 is all [default: 40]
-    #[arg(long)]
+    #[arg(long, allow_negative_numbers = true)]
     top_k: Option<usize>,
     /// Choose among the likeliest tokens that have this probability together; 1 is all [default: 0.95]
-    #[arg(long)]
+    #[arg(long, allow_negative_numbers = true)]
     top_p: Option<f32>,
     /// Drop tokens less likely than this share of the likeliest [default: 0.05]
-    #[arg(long)]
+    #[arg(long, allow_negative_numbers = true)]
     min_p: Option<f32>,
     /// Divide the logits of repeated tokens by this [default: 1]
-    #[arg(long)]
+    #[arg(long, allow_negative_numbers = true)]
     repeat_penalty: Option<f32>,
     /// Subtract this from the logits of tokens that were there [default: 0]
     #[arg(long, allow_negative_numbers = true)]

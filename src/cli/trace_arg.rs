@@ -7,6 +7,9 @@ use crate::lab::timeline::{Chrome, summary};
 use clap::Args;
 use std::path::PathBuf;
 
+/// How every timeline begins.
+const BEGINS: &[u8] = b"{\"traceEvents\":";
+
 #[derive(Args, Clone, Default)]
 pub struct TraceArgs {
     /// Write a timeline of host and device to this file, for ui.perfetto.dev, and say at the end what both did at the same time.
@@ -23,7 +26,8 @@ impl TraceArgs {
     /// Before anything long begins, a file that cannot be written is told of; then whatever the engine does is kept.
     pub fn begin(&self, engine: &mut Engine) -> Result<()> {
         let Some(path) = &self.trace else { return Ok(()) };
-        write_whole(path, b"{\"traceEvents\":[]}")?;
+        super::output::check("--trace", path, |head| head.starts_with(BEGINS))?;
+        write_whole(path, &[BEGINS, b"[]}"].concat())?;
         if engine.split.is_none() {
             engine.keep_timeline();
         }

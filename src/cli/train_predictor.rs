@@ -2,6 +2,8 @@ use super::model_arg::{EngineArgs, ModelArgs, check_context};
 use super::progress::{Progress, Unit, stoppable};
 use crate::engine::Engine;
 use crate::error::{Error, Result};
+use crate::formats::predictor_file::Header;
+use crate::formats::sections;
 use crate::lab::samples::{Extent, Plan, Samples, WINDOW, collect};
 use crate::lab::train::{self, Job, Options, Summary};
 use crate::model::Model;
@@ -118,7 +120,10 @@ impl TextArgs {
         let on_disk = (SAMPLE_BYTES / Extent::token_bytes(model)) as usize;
         let limit = limit.unwrap_or(default.min(on_disk)).min(tokens.len());
         let output = match &self.output {
-            Some(path) => path.clone(),
+            Some(path) => {
+                super::output::check("-o", path, |head| head.starts_with(&<Header as sections::Header>::MAGIC))?;
+                path.clone()
+            }
             None => artifacts::write_path(model, kind)?,
         };
         let names: Vec<_> = self.text.iter().map(|p| p.file_name().unwrap_or_default().to_string_lossy()).collect();

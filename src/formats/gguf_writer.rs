@@ -214,7 +214,7 @@ impl GgufWriter {
     pub fn finish(mut self) -> Result<()> {
         let (file, _) = self.open.take().expect("begin comes first");
         file.sync_all().map_err(Error::io("write", &self.temporary))?;
-        std::fs::rename(&self.temporary, &self.path).map_err(Error::io("rename to", &self.path))?;
+        super::temporary::rename(&self.temporary, &self.path).map_err(Error::io("rename to", &self.path))?;
         self.finished = true;
         Ok(())
     }

@@ -457,11 +457,35 @@ impl Writer {
         self.add(name, Content::Neurons { gate, up, down, neurons, cols }, (neurons * block) as u64)
     }
 
-    /// Cuts a section to its first `bytes`; the space after them stays unused in the file.
+    /// Cuts a section to its first `bytes`; the space after them stays unused in the file, unless [`Writer::close_gaps`] is called.
     pub fn shorten(&mut self, section: usize, bytes: u64) {
         let section = &mut self.sections[section];
         assert!(bytes <= section.bytes, "{} cannot grow", section.name);
         section.bytes = bytes;
+    }
+
+    /// Moves every section to where the one before it ends, so that the file is no larger than what is in it.
+    ///
+    /// # Errors
+    /// [`Error::Io`] if the system refuses.
+    pub fn close_gaps(&mut self) -> Result<()> {
+        let mut buffer = vec![0; 1 << 20];
+        let mut end = PREAMBLE as u64;
+        for section in &mut self.sections {
+            let (from, to) = (section.offset, end.next_multiple_of(SECTION_ALIGN));
+            let mut moved = 0;
+            while to < from && moved < section.bytes {
+                let n = buffer.len().min((section.bytes - moved) as usize);
+                let copy = self.file.read_exact_at(&mut buffer[..n], from + moved);
+                let copy = copy.and_then(|()| self.file.write_all_at(&buffer[..n], to + moved));
+                copy.map_err(Error::io("write", &self.temporary))?;
+                moved += n as u64;
+            }
+            section.offset = to;
+            end = to + section.bytes;
+        }
+        self.end = end;
+        Ok(())
     }
 
     /// Writes `bytes` at `at` within section `section`.
@@ -501,7 +525,7 @@ impl Writer {
         step().and_then(|()| self.file.sync_all()).map_err(io)?;
         // What was written lies in the page cache in small pages. Dropped from there, it is read back in huge pages.
         let _ = rustix::fs::fadvise(&self.file, 0, None, rustix::fs::Advice::DontNeed);
-        let rename = step().and_then(|()| std::fs::rename(&self.temporary, &self.path));
+        let rename = step().and_then(|()| super::temporary::rename(&self.temporary, &self.path));
         rename.map_err(Error::io("rename to", &self.path))?;
         self.finished = true;
         Ok(())

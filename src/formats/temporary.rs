@@ -21,7 +21,8 @@ pub fn remove_unfinished() {
     }
 }
 
-/// Creates the temporary file of `path`, locked while it is open, and removes those that killed processes have left.
+/// Creates the temporary file of `path`, locked while it is open, and removes those that killed processes have left. Where `path` is a
+/// link, it is what the link points to that is written beside, and in the end replaced.
 ///
 /// Two containers that share a folder may have processes with the same number. So a process that finds its name taken adds a number,
 /// `NAME.PID-1.tmp`, and a file counts as abandoned only if nobody holds its lock.
@@ -36,6 +37,7 @@ pub fn create(path: &Path) -> Result<(File, PathBuf)> {
             path.display()
         )));
     }
+    let path = &behind_links(path);
     let name = path.file_name().unwrap_or_default().to_string_lossy();
     let _creating = CREATING.lock();
     remove_abandoned(path, &name);
@@ -60,6 +62,25 @@ pub fn create(path: &Path) -> Result<(File, PathBuf)> {
     }
 }
 
+/// The file that `path` names, through links; also one that is not there yet.
+fn behind_links(path: &Path) -> PathBuf {
+    let mut path = path.to_owned();
+    // As many as the system follows.
+    for _ in 0..40 {
+        let Ok(target) = std::fs::read_link(&path) else { break };
+        path = path.with_file_name("").join(target);
+    }
+    path
+}
+
+/// Gives a temporary file of [`create`] the name that it was made for.
+///
+/// # Errors
+/// Those of the system.
+pub fn rename(temporary: &Path, path: &Path) -> std::io::Result<()> {
+    std::fs::rename(temporary, behind_links(path))
+}
+
 fn remember(temporary: &Path) {
     let mut created = CREATED.lock();
     if created.len() == MAX_CREATED {
@@ -77,7 +98,7 @@ pub fn write_whole(path: &Path, bytes: &[u8]) -> Result<()> {
     let (mut file, temporary) = create(path)?;
     let written = step().and_then(|()| file.write_all(bytes));
     let synced = written.and_then(|()| step()).and_then(|()| file.sync_all());
-    synced.and_then(|()| step()).and_then(|()| std::fs::rename(&temporary, path)).map_err(|e| {
+    synced.and_then(|()| step()).and_then(|()| rename(&temporary, path)).map_err(|e| {
         let _ = std::fs::remove_file(&temporary);
         Error::io("write", path)(e)
     })
@@ -127,6 +148,21 @@ mod tests {
         let refused = write_whole(&path, b"y").unwrap_err();
         assert!(matches!(refused, Error::Usage(_)), "{refused}");
         assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 1);
+    }
+
+    #[test]
+    fn a_link_stays_and_what_it_points_to_is_written() {
+        let dir = tempfile::tempdir().unwrap();
+        let at = |name: &str| dir.path().join(name);
+        std::fs::create_dir(at("far")).unwrap();
+        std::os::unix::fs::symlink("second", at("first")).unwrap();
+        std::os::unix::fs::symlink("far/file", at("second")).unwrap();
+        for text in ["one", "two"] {
+            write_whole(&at("first"), text.as_bytes()).unwrap();
+            assert_eq!(std::fs::read_to_string(at("far/file")).unwrap(), text);
+            assert!(at("first").is_symlink() && at("second").is_symlink());
+        }
+        assert_eq!(std::fs::read_dir(at("far")).unwrap().count(), 1);
     }
 
     #[test]

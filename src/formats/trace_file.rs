@@ -280,8 +280,7 @@ impl TraceWriter {
         self.writer.write(before + part as usize, (first * row) as u64, rows)
     }
 
-    /// Completes the file with these texts, which may have fewer tokens than there is room for: what is left of each section then stays
-    /// unused in the file. Texts without tokens are left out.
+    /// Completes the file with these texts, which may have fewer tokens than there is room for: the file is then as much shorter. Texts without tokens are left out.
     ///
     /// # Errors
     /// [`Error::Usage`] if no text has a token, [`Error::Io`] if the system refuses.
@@ -293,6 +292,7 @@ impl TraceWriter {
         for (section, part) in parts.enumerate() {
             self.writer.shorten(section, (part.row(header).0 * tokens) as u64);
         }
+        self.writer.close_gaps()?;
         self.writer.finish(self.header)
     }
 }

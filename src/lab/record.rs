@@ -199,8 +199,6 @@ impl Prediction<'_> {
     }
 }
 
-impl Prediction<'_> {}
-
 /// Turns flags of n tokens in store order, `[n, ffn]`, into words of bits in the published order, `[n, ffn / 32]`.
 fn bits(active: &[bool], n: usize, order: &Permutation, words: &mut Vec<u32>) {
     let ffn = active.len() / n;

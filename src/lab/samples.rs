@@ -186,7 +186,7 @@ pub fn collect(
         }
     }
     file.sync_all().map_err(Error::io("write", &temporary))?;
-    std::fs::rename(&temporary, path).map_err(Error::io("rename to", path))?;
+    temporary::rename(&temporary, path).map_err(Error::io("rename to", path))?;
     std::mem::forget(remove);
     Samples::open(path, plan.extent)
         .ok_or_else(|| Error::Failed(format!("{} was changed while it was written", path.display())))

@@ -237,7 +237,7 @@ pub fn open_model(model: Model, options: &EngineOptions, told: &dyn Listener) ->
     if limit.is_none() {
         read_in(&mut engine);
     }
-    options.sparsity.apply(&mut engine, told)?;
+    options.sparsity.apply(&mut engine, options.device.is_some(), told)?;
     kernels::choose(&mut engine, options);
     if options.audit > 0 && !engine.sparsity().is_dense() {
         let activation_thresholds = engine.sparsity().activation_thresholds().to_vec();
@@ -267,7 +267,7 @@ pub fn open_model(model: Model, options: &EngineOptions, told: &dyn Listener) ->
 pub fn check(options: &EngineOptions, told: &dyn Listener) -> Result<()> {
     let mut engine = processor(options.open_model(told)?, options.threads, options.isa)?;
     Tokenizer::new(engine.model.tokenizer()?, engine.model.path())?;
-    options.sparsity.apply(&mut engine, told)?;
+    options.sparsity.apply(&mut engine, options.device.is_some(), told)?;
     let need = options.need(&engine.model);
     check_context(&engine.model, need.context, need.kv, told)?;
     match &options.device {

@@ -3,7 +3,7 @@
 use super::artifacts::{self, Kind as File};
 use super::{Listener, calibration};
 use crate::engine::{Choice, Engine, Sparsity};
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, printable};
 use crate::formats::predictor_file::{self, PredictorFile};
 use crate::formats::profile_file;
 use crate::predictor::{self, Exact, Kind, Predictor, Sign};
@@ -77,20 +77,28 @@ impl SparsityOptions {
         dense && numbers && predictor_file.is_none() && calibrate.is_empty()
     }
 
-    /// Tells the engine which neurons to compute. `told` hears of a choice that costs speed or quality.
+    /// Tells the engine which neurons to compute. `told` hears of a choice that costs speed or quality. With a device the predictor file may
+    /// be for looking ahead alone ([`ahead`]).
     ///
     /// # Errors
-    /// [`Error::Usage`] for options that this model does not allow, [`Error::BadFile`] for a predictor that is damaged or another model's.
-    pub(super) fn apply(&self, engine: &mut Engine, told: &dyn Listener) -> Result<()> {
+    /// [`Error::Usage`] for options that this model does not allow or that nothing would look at, [`Error::BadFile`] for a predictor that is
+    /// damaged or another model's.
+    pub(super) fn apply(&self, engine: &mut Engine, with_device: bool, told: &dyn Listener) -> Result<()> {
         if !engine.model.has_neurons() && self.may_be_dense() {
             return Ok(());
         }
         if !engine.model.has_neurons() {
-            return Err(Error::Usage(
-                "this store holds clusters of neurons, all of which are computed; pack the model by neuron (without --quant clusters), or leave \
-                 out the options of predictors"
-                    .into(),
-            ));
+            let experts = engine.model.config.form.experts;
+            let why = match experts.is_some_and(|experts| experts.routed()) {
+                true => {
+                    "this is a mixture of experts, and its routers choose what is computed; leave out the options of predictors"
+                }
+                false => {
+                    "this store holds clusters of neurons, all of which are computed; pack the model by neuron (without --quant clusters), \
+                     or leave out the options of predictors"
+                }
+            };
+            return Err(Error::Usage(why.into()));
         }
         if let Some(threshold) = self.threshold.filter(|t| !(0.0..=1.0).contains(t)) {
             return Err(Error::Usage(format!("--threshold {threshold}: take a probability, 0 to 1")));
@@ -113,6 +121,7 @@ impl SparsityOptions {
         }
         self.calibrate_first(engine, &kinds, told)?;
         let mut found = Found::new(self, engine);
+        found.check_use(&kinds, with_device)?;
         let choices = (0..layers).map(|layer| found.choice(layer, kinds[layer])).collect::<Result<Vec<_>>>()?;
         found.warn(&kinds, told)?;
         let sparsity = Sparsity::new(choices, self.ahead).map_err(|why| {
@@ -271,12 +280,65 @@ impl<'a> Found<'a> {
         Ok(())
     }
 
-    /// The best kind that this model can have, calibrated or not.
+    /// The best kind that this model can have, calibrated or not; that of the file, if the user named one.
     fn best(&mut self) -> Result<Kind> {
         if !self.engine.model.config.activation.is_sparse() {
             return Ok(Kind::Dense);
         }
+        if let Some(kind) = self.kind_of_named()? {
+            return Ok(kind);
+        }
         Ok(if self.has_mlp()? { Kind::Mlp } else { Kind::Sign })
+    }
+
+    /// The kind of predictor that the file holds that the user named.
+    fn kind_of_named(&self) -> Result<Option<Kind>> {
+        let Some(path) = &self.options.predictor_file else { return Ok(None) };
+        let file = predictor_file::open(path)?;
+        file.header.kind.parse().map(Some).map_err(|why| Error::bad(path, "kind", why))
+    }
+
+    /// Refuses options that would change nothing: whoever gives one expects that it does.
+    fn check_use(&mut self, kinds: &[Option<Kind>], with_device: bool) -> Result<()> {
+        let options = self.options;
+        let kinds = kinds.iter().map(|kind| kind.map_or_else(|| self.unsaid(), Ok)).collect::<Result<Vec<Kind>>>()?;
+        let refused = |why: String| Err(Error::Usage(why));
+        if options.sparsity.is_some() {
+            let activation = self.engine.model.config.activation;
+            if activation.is_sparse() {
+                return refused(format!(
+                    "--sparsity is for silu and gelu models; of {activation} the zeros are left out"
+                ));
+            }
+            if !kinds.contains(&Kind::Exact) {
+                return refused(
+                    "--sparsity says how many neurons the exact predictor leaves out; add --predictor exact (an mlp predictor has the share that \
+                     it was trained for: train-predictor --sparsity)"
+                        .into(),
+                );
+            }
+        }
+        let predicts = |kind: &Kind| match kind {
+            Kind::Sign | Kind::Mlp => true,
+            Kind::Exact => options.ahead > 0,
+            Kind::Dense | Kind::Router => false,
+        };
+        if !kinds.iter().any(predicts) {
+            let given = [("--threshold", options.threshold.is_some()), ("--ahead", options.ahead > 0)];
+            if let Some((name, _)) = given.iter().find(|(_, given)| *given) {
+                return refused(format!("{name}: nothing is predicted here; add --predictor mlp or sign"));
+            }
+        }
+        if let Some(kind) = self.kind_of_named()?.filter(|kind| !kinds.contains(kind)) {
+            // The scheduler of a device looks ahead with it where the layers themselves need no predictor.
+            let others = kinds.iter().any(|kind| matches!(kind, Kind::Sign | Kind::Mlp));
+            if others || !with_device {
+                let path = options.predictor_file.as_deref().unwrap_or("".as_ref());
+                let (path, name) = (printable(&path.to_string_lossy()), kind.name());
+                return refused(format!("--predictor-file {path} holds a {name} predictor; add --predictor {name}"));
+            }
+        }
+        Ok(())
     }
 
     /// Whether there is a trained predictor.
