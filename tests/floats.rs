@@ -1,11 +1,13 @@
 //! The law of products with many columns in f32: for every type, instruction set and shape they agree with the scalar truth as closely as
 //! f32 does, by rows and across them; what is beside a number does not change its bits; and attention of many queries is that of one.
 
+use dynamicinfer::cpu::aligned::Aligned;
 use dynamicinfer::cpu::floats::Room;
+use dynamicinfer::cpu::gemm::SCALED_ROWS;
 use dynamicinfer::cpu::shadow::Scale;
 use dynamicinfer::cpu::{Columns, FloatPanels, Isa, Kernels, ManyForm, Prefill, ThreadPool, reference};
 use dynamicinfer::formats::blocks::BlockType;
-use dynamicinfer::formats::rows::{self, Quant};
+use dynamicinfer::formats::rows::{self, PACK, Quant};
 use dynamicinfer::prng::Prng;
 use proptest::prelude::*;
 
@@ -180,6 +182,73 @@ fn sums_over_rows_in_int8_are_near_those_of_f32() {
     }
     let expected = supported().filter(|kernels| matches!(kernels.isa, Isa::Avx512 | Isa::AvxVnni)).count();
     assert_eq!(tried, 3 * 15 * expected);
+}
+
+/// What kernels for few columns make of sums over rows, which they add to ones, `[n, cols]`; `None` where there is none.
+fn scaled(kernels: &Kernels, weights: &Weights, input: &[f32], n: usize) -> Option<Vec<f32>> {
+    let (cols, count) = (weights.cols, weights.count());
+    let kernel = kernels.scaled_across(weights.quant, cols)?;
+    let lanes = n.next_multiple_of(16);
+    let mut x = Aligned::default();
+    x.resize(count.next_multiple_of(SCALED_ROWS) * lanes);
+    (0..n * count).for_each(|i| x[i % count * lanes + i / count] = input[i]);
+    let pointers: Vec<*const u8> = (0..count).map(|r| weights.row(r).as_ptr()).collect();
+    let stride = cols + 3;
+    let mut y = vec![1.0; n * stride];
+    for pack in 0..cols / PACK {
+        // SAFETY: whole rows and packs; kernels for this machine.
+        unsafe { kernel(&pointers, cols, pack, x.as_ptr(), n, y.as_mut_ptr().add(pack * PACK), stride) };
+    }
+    assert!(y.chunks_exact(stride).all(|column| column[cols..] == [1.0; 3]), "written behind a column");
+    Some(y.chunks_exact(stride).flat_map(|column| column[..cols].to_vec()).collect())
+}
+
+/// Columns that get the scales of rows are off by as much as eight bits are, and what eight bits hold stays exact.
+#[test]
+fn sums_over_rows_whose_scales_go_to_the_columns_are_near_those_of_f32() {
+    let mut rng = Prng::new(12);
+    let mut tried = 0;
+    for quant in [Quant::Q8, Quant::Q4, Quant::Block(BlockType::Q5_K)] {
+        for (count, n, cols) in [(320, 12, 1024), (32, 1, 512), (77, 32, 1536), (1, 17, 512), (300, 6, 512)] {
+            let weights = Weights::random(&mut rng, quant, cols, count);
+            // As activations are: most are zero.
+            let some = |x: f32| if x < 0.6 { 0.0 } else { x };
+            let input: Vec<f32> = numbers(&mut rng, n * count).into_iter().map(some).collect();
+            for kernels in supported() {
+                let Some(y) = scaled(&kernels, &weights, &input, n) else { continue };
+                tried += 1;
+                let exact = across(&kernels, &weights, &input, n, 512);
+                let square = |values: &mut dyn Iterator<Item = f32>| values.map(|v| f64::from(v).powi(2)).sum::<f64>();
+                let off = square(&mut y.iter().zip(&exact).map(|(a, b)| a - b));
+                let share = (off / square(&mut exact.iter().map(|v| v - 1.0))).sqrt();
+                assert!(share < 0.012, "{} {} {count} {n}: {share}", kernels.isa.name(), quant.name());
+            }
+        }
+    }
+    // With AVX2 alone not of eight bits.
+    let expected = supported().map(|kernels| match kernels.isa {
+        Isa::Avx512 => 15,
+        Isa::AvxVnni | Isa::Avx2 => 10,
+        Isa::Portable => 0,
+    });
+    assert_eq!(tried, expected.sum::<usize>());
+    let (count, cols, n) = (96, 1024, 13);
+    let bytes = Quant::Q8.row_bytes(cols);
+    let mut data = vec![0u64; count * bytes / 8];
+    for row in data.chunks_exact_mut(bytes / 8) {
+        let values: Vec<f32> =
+            (0..cols).map(|j| if j % 32 == 5 { 127.0 } else { rng.below(255) as f32 - 127.0 }).collect();
+        rows::encode(Quant::Q8, &values, bytemuck::cast_slice_mut(row));
+    }
+    let weights = Weights { quant: Quant::Q8, cols, bytes, data };
+    let input: Vec<f32> =
+        (0..n * count).map(|i| if i % 32 == 3 { 127.0 } else { rng.below(255) as f32 - 127.0 }).collect();
+    for kernels in supported() {
+        let Some(y) = scaled(&kernels, &weights, &input, n) else { continue };
+        for (y, exact) in y.iter().zip(across(&kernels, &weights, &input, n, 512)) {
+            assert!((y - exact).abs() <= 1e-5 * exact.abs().max(1e4), "{}: {y}, {exact}", kernels.isa.name());
+        }
+    }
 }
 
 /// Whole numbers up to 127, with 127 in each group of either: no rounding is left.

@@ -30,6 +30,30 @@ pub type Gemm = unsafe fn(rows: &[*const u8], x: &Panels, y: *mut f32, stride: u
 pub type Across =
     unsafe fn(strip: *const f32, depth: usize, x: &Panels, first: usize, y: *mut f32, stride: usize, rows: usize);
 
+/// Rows that [`ScaledAcross`] takes together: how many numbers of a column have a step together.
+pub const SCALED_ROWS: usize = 32;
+
+/// The most that a kernel of [`ScaledAcross`] makes of a share of a scale and of a number of a column. Their product, divided by 2^15, is the
+/// most that a code is, 127.
+#[cfg(target_arch = "x86_64")]
+pub(super) const MOST_SHARE: f32 = 2048.0;
+#[cfg(target_arch = "x86_64")]
+pub(super) const MOST_NUMBER: f32 = 2032.0;
+
+/// Most columns of [`ScaledAcross`].
+pub const SCALED_LANES: usize = 32;
+
+/// `y[b * stride + j] += sum over k of number k of column b times number pack * 512 + j of row k`, for `n` columns, at most [`SCALED_LANES`], and
+/// the 512 numbers of a pack; the rows' scales are multiplied into the columns, which are then rounded to int8 by [`SCALED_ROWS`] rows.
+/// Weights are not rounded. Number k of column b stands at `x[k * lanes + b]`, where `lanes` is `n` rounded up to a multiple of 16, and the
+/// same for rows up to a multiple of [`SCALED_ROWS`]; what only fills up is zero.
+///
+/// # Safety
+/// Rows are whole, of `cols` numbers, a multiple of 512; `x`, whose first number is at a multiple of 64 bytes, can be read and `y` be written at every index named; the CPU has
+/// the instructions.
+pub type ScaledAcross =
+    unsafe fn(rows: &[*const u8], cols: usize, pack: usize, x: *const f32, n: usize, y: *mut f32, stride: usize);
+
 /// Takes a panel's columns: group g of the column at place c of `width` goes to words `g * words(width)` and what follows. With a `step`
 /// above 0 that is what all codes are multiplied by, and numbers beyond 127 times it become that; otherwise each group has its own.
 ///

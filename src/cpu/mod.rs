@@ -60,9 +60,9 @@ pub use crate::formats::rows::Rows;
 
 use crate::config;
 use crate::formats::blocks::BlockType;
-use crate::formats::rows::{GROUP, Input, Quant};
+use crate::formats::rows::{GROUP, Input, PACK, Quant};
 use floats::{Room, Tiles};
-use gemm::{Across, Fill, Gemm};
+use gemm::{Across, Fill, Gemm, ScaledAcross};
 use serde::{Deserialize, Serialize};
 use std::ops::Range;
 
@@ -154,6 +154,8 @@ pub struct Kernels {
     fill_panel: Fill,
     /// Products with [`Panels`] that are summed over rows; `None` if there is none that is faster than in f32.
     across: Option<Across>,
+    /// By type, products with few columns that are summed over rows.
+    scaled: [Option<ScaledAcross>; Quant::COUNT],
     /// Products with many columns in f32.
     pub tiles: Tiles,
     /// How exact products with many columns are.
@@ -445,6 +447,12 @@ impl Kernels {
                 _ => self.tiles.across(quant, row, cols, range, x.floats(), room, y, stride),
             }
         }
+    }
+
+    /// Products with few columns that are summed over rows of `cols` numbers of this type; `None` where there are none, or nothing is to be
+    /// rounded.
+    pub fn scaled_across(&self, quant: Quant, cols: usize) -> Option<ScaledAcross> {
+        self.scaled[quant.index()].filter(|_| self.prefill == Prefill::Int8 && cols.is_multiple_of(PACK))
     }
 
     /// How many down rows of this type are best added to one column's output by a call of `axpy`; at most [`MAX_AXPY_ROWS`].

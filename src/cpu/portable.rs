@@ -16,6 +16,7 @@ pub const KERNELS: Kernels = Kernels {
     panel_width: 1,
     fill_panel: super::gemm::fill,
     across: None,
+    scaled: [None; Quant::COUNT],
     tiles: super::floats::PORTABLE,
     prefill: Prefill::Int8,
     rounds_floats: false,

@@ -51,6 +51,7 @@ pub const KERNELS: Kernels = Kernels {
     panel_width: gemm::WIDTH,
     fill_panel: gemm::fill,
     across: None,
+    scaled: gemm::SCALED,
     tiles: Tiles { by_rows: Some(by_rows::by_rows), ..tiles::TILES },
     prefill: Prefill::Int8,
     rounds_floats: false,

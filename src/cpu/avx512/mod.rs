@@ -53,6 +53,7 @@ const fn of<const FAR: bool>() -> Kernels {
         panel_width: gemm::WIDTH,
         fill_panel: gemm::fill,
         across: Some(gemm::across),
+        scaled: gemm::SCALED,
         tiles: floats::TILES,
         prefill: Prefill::Int8,
         rounds_floats: false,

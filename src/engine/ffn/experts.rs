@@ -5,10 +5,10 @@
 //! in their order. Where `down` is stored by neuron, what follows the gates is [`super::firing_experts`].
 
 use super::chosen::{Chosen, tokens_of};
-use super::firing_experts::{Firing, FiringBuffers, is_dense};
+use super::firing_experts::{Firing, FiringBuffers};
 use super::{Tile, activation};
 use crate::cpu::thread_pool::Parts;
-use crate::cpu::{Columns, Kernels, ManyForm, ThreadPool};
+use crate::cpu::{Columns, Kernels, MAX_COLUMNS, ManyForm, ThreadPool};
 use crate::engine::routing::Group;
 use crate::formats::will_need;
 use crate::model::Matrix;
@@ -66,26 +66,23 @@ pub fn experts(
     activations.resize(chosen.tokens.len() * config.ffn, 0.0);
     // One token's experts read the same.
     let distinct = if x.len() == config.hidden { 1 } else { groups.len() };
-    let (parts, tiles_of) = (Parts::new(inputs), Parts::new(tiles));
-    pool.run(distinct, |thread, number| {
-        // SAFETY: each task has its own group, each thread its own tile.
-        let (to, tile) =
-            unsafe { (&mut parts.part(number..number + 1)[0], &mut tiles_of.part(thread..thread + 1)[0].numbers) };
-        let group = &groups[number];
-        tile.clear();
-        for routed in chosen.tokens_of(group) {
-            tile.extend_from_slice(&x[routed.token * config.hidden..(routed.token + 1) * config.hidden]);
-        }
-        let quants = chosen.expert(group).input_quants();
-        if chosen.by_neuron() && !is_dense(group) {
-            to.set_for(tile, group.tokens, quants);
-        } else {
-            to.set_here(kernels, tile, group.tokens, quants);
-        }
-    });
+    let is_chunk = x.len() > MAX_COLUMNS * config.hidden;
+    let lists = |group: &Group| chosen.by_neuron() && group.tokens <= MAX_COLUMNS;
+    let rows_alone = |number: usize| Some(lists(&groups[number]) && !is_chunk);
+    take(pool, kernels, chosen, x, &mut inputs[..distinct], tiles, rows_alone);
     let input = |group: usize| &inputs[group.min(distinct - 1)];
-    gate_and_up(pool, kernels, chosen, input, tasks, config.ffn, products);
+    let all = |number: usize, part: usize| part == 0 || !lists(&groups[number]);
+    gate_and_up(pool, kernels, chosen, input, tasks, config.ffn, products, all);
     if chosen.by_neuron() {
+        firing.list(pool, kernels, config, chosen, products, is_chunk);
+        if is_chunk {
+            let ups = |number: usize, part: usize| part == 1 && lists(&groups[number]) && firing.is_scaled(number);
+            gate_and_up(pool, kernels, chosen, input, tasks, config.ffn, products, ups);
+            // The others' rows are taken one by one.
+            let rows_alone = |number: usize| (lists(&groups[number]) && !firing.is_scaled(number)).then_some(true);
+            take(pool, kernels, chosen, x, &mut inputs[..distinct], tiles, rows_alone);
+        }
+        let input = |group: usize| &inputs[group.min(distinct - 1)];
         let mut known = Firing { kernels, config, chosen, products, activations };
         return known.add(pool, &input, tiles, firing, hidden);
     }
@@ -94,8 +91,39 @@ pub fn experts(
     groups.iter().map(|group| chosen.expert(group).bytes()).sum()
 }
 
-/// Products of each group's tokens with gate and up of its expert, `[tokens of all groups, 2 ffn]`; with the gate alone where only the
-/// neurons that fire are read further.
+/// Takes the tokens of each group as the kernels read them: by `rows_alone` for single rows (`true`) or in the form that is fastest for whole
+/// matrices; `None` leaves a group's as they are.
+fn take(
+    pool: &mut ThreadPool,
+    kernels: &Kernels,
+    chosen: &Chosen<'_>,
+    x: &[f32],
+    inputs: &mut [Columns],
+    tiles: &mut [Tile],
+    rows_alone: impl Fn(usize) -> Option<bool> + Sync,
+) {
+    let hidden = chosen.weights.experts[0].input.parts()[0].cols;
+    let (count, parts, tiles) = (inputs.len(), Parts::new(inputs), Parts::new(tiles));
+    pool.run(count, |thread, number| {
+        let Some(rows_alone) = rows_alone(number) else { return };
+        // SAFETY: each task has its own group, each thread its own tile.
+        let (to, tile) =
+            unsafe { (&mut parts.part(number..number + 1)[0], &mut tiles.part(thread..thread + 1)[0].numbers) };
+        let group = &chosen.groups[number];
+        tile.clear();
+        for routed in chosen.tokens_of(group) {
+            tile.extend_from_slice(&x[routed.token * hidden..(routed.token + 1) * hidden]);
+        }
+        let quants = chosen.expert(group).input_quants();
+        match rows_alone {
+            true => to.set_for(tile, group.tokens, quants),
+            false => to.set_here(kernels, tile, group.tokens, quants),
+        }
+    });
+}
+
+/// Products of each group's tokens with those parts of its expert (0: gate, 1: up) that are `wanted`, `[tokens of all groups, 2 ffn]`.
+#[allow(clippy::too_many_arguments)]
 fn gate_and_up<'a>(
     pool: &mut ThreadPool,
     kernels: &Kernels,
@@ -104,12 +132,12 @@ fn gate_and_up<'a>(
     tasks: &mut Vec<Task>,
     ffn: usize,
     products: &mut [f32],
+    wanted: impl Fn(usize, usize) -> bool,
 ) {
     let matrices = |group: &Group| chosen.expert(group).input.parts();
     tasks.clear();
     for (group, of) in chosen.groups.iter().enumerate() {
-        let parts = if chosen.by_neuron() && !is_dense(of) { 1 } else { matrices(of).len() };
-        for (part, matrix) in matrices(of)[..parts].iter().enumerate() {
+        for (part, matrix) in matrices(of).iter().enumerate().filter(|(part, _)| wanted(group, *part)) {
             let each = rows_at_once(kernels, matrix, 1, of.tokens);
             let pieces = (0..matrix.rows).step_by(each);
             tasks.extend(pieces.map(|first| Task { group, part, first, rows: each.min(matrix.rows - first) }));

@@ -2,9 +2,11 @@
 //! fire. These are the two levels of PowerInfer-2 (section 4.1.2): the router chooses experts, the gates choose neurons inside them.
 //!
 //! Two parallel calls after the gates: which neurons of each expert fire, and their up and down rows, in units that depend on nothing but
-//! how many there are. An expert with more tokens than row kernels take is computed densely, as a prompt's chunk is.
+//! how many there are. In a prompt's chunk most neurons fire for one of an expert's tokens: such an expert is computed whole, as
+//! [`super::scaled_experts`] does, or with more tokens than row kernels take as a chunk's FFN is.
 
 use super::chosen::{Chosen, tokens_of};
+use super::scaled_experts::ScaledBuffers;
 use super::{Downs, Tile, activation, many};
 use crate::cpu::aligned::{Aligned, LINE};
 use crate::cpu::thread_pool::Parts;
@@ -25,7 +27,7 @@ pub struct FiringBuffers {
     /// Neurons that fire for some token, ascending, and a bit for each token: of the group at place i from `i * ffn` on.
     neurons: Vec<u32>,
     masks: Vec<u32>,
-    /// How many there are of each group.
+    /// How many there are of each group, but for those that are computed whole.
     counts: Vec<usize>,
     units: Vec<Unit>,
     /// Outputs of the units, one after the other, `[tokens of the group, hidden]` each.
@@ -33,6 +35,8 @@ pub struct FiringBuffers {
     /// Of a group with many tokens: what `down` reads, and what it gives, `[tokens, hidden]`.
     columns: Columns,
     product: Vec<f32>,
+    /// Of groups with some tokens.
+    scaled: ScaledBuffers,
 }
 
 /// Some of the neurons of an expert that fire.
@@ -57,9 +61,53 @@ pub(super) struct Firing<'a, 'c> {
     pub activations: &'a mut [f32],
 }
 
-/// Whether all neurons of the group's expert are computed, for which gate and up are multiplied as matrices.
-pub(super) fn is_dense(group: &Group) -> bool {
-    group.tokens > MAX_COLUMNS
+impl FiringBuffers {
+    /// Lists the neurons of each group that fire, by `products`, whose gates are known. In a prompt's chunk it chooses which groups are computed
+    /// whole instead.
+    pub(super) fn list(
+        &mut self,
+        pool: &mut ThreadPool,
+        kernels: &Kernels,
+        config: &ModelConfig,
+        chosen: &Chosen<'_>,
+        products: &[f32],
+        is_chunk: bool,
+    ) {
+        let (ffn, groups) = (config.ffn, chosen.groups);
+        let FiringBuffers { neurons, masks, counts, scaled, .. } = self;
+        neurons.resize(neurons.len().max(groups.len() * ffn), 0);
+        masks.resize(masks.len().max(groups.len() * ffn), 0);
+        counts.clear();
+        counts.resize(groups.len(), 0);
+        let (neurons, masks, parts) = (Parts::new(neurons), Parts::new(masks), Parts::new(counts));
+        pool.run(groups.len(), |_, number| {
+            let group = &groups[number];
+            if group.tokens > MAX_COLUMNS {
+                return;
+            }
+            // SAFETY: each task has its own group.
+            let (neurons, masks, count) = unsafe {
+                let all = number * ffn..(number + 1) * ffn;
+                (neurons.part(all.clone()), masks.part(all), &mut parts.part(number..number + 1)[0])
+            };
+            let products = &products[group.first * 2 * ffn..tokens_of(group).end * 2 * ffn];
+            let act = config.activation;
+            for neuron in 0..ffn {
+                let fires = |token: usize| u32::from(act.apply(products[token * 2 * ffn + neuron]) != 0.0);
+                let mask = (0..group.tokens).fold(0, |mask, token| mask | fires(token) << token);
+                // Written without branches: which neurons fire is hard to guess.
+                neurons[*count] = neuron as u32;
+                masks[*count] = mask;
+                *count += usize::from(mask != 0);
+            }
+        });
+        scaled.choose(kernels, config, chosen, if is_chunk { counts } else { &mut [] });
+    }
+
+    /// Whether the group is computed by [`super::scaled_experts`].
+    pub(super) fn is_scaled(&self, number: usize) -> bool {
+        self.scaled.has(number)
+    }
 }
 
 impl Firing<'_, '_> {
@@ -72,16 +120,21 @@ impl Firing<'_, '_> {
         buffers: &mut FiringBuffers,
         hidden: &mut [f32],
     ) -> u64 {
-        self.list(pool, buffers);
         self.cut(buffers);
         self.compute(pool, input, buffers);
-        // In the order of the groups, whatever the form of each.
+        buffers.scaled.compute(pool, self.config, self.chosen, self.products);
+        // Those that are computed whole in packs first, then the others in the order of the groups.
+        buffers.scaled.add(pool, self.chosen, hidden, self.config.hidden);
         let (mut unit, mut bytes) = (0, 0);
         for (number, group) in self.chosen.groups.iter().enumerate() {
             let expert = self.chosen.expert(group);
-            if is_dense(group) {
-                self.add_dense(pool, number, tiles, buffers, hidden);
+            if buffers.scaled.has(number) {
                 bytes += expert.bytes();
+                continue;
+            }
+            if group.tokens > MAX_COLUMNS {
+                bytes += expert.bytes();
+                self.add_dense(pool, number, tiles, buffers, hidden);
                 continue;
             }
             let row = |matrix: &Matrix| matrix.row_bytes as u64;
@@ -96,38 +149,6 @@ impl Firing<'_, '_> {
             }
         }
         bytes
-    }
-
-    /// Lists the neurons of each group that fire.
-    fn list(&self, pool: &mut ThreadPool, buffers: &mut FiringBuffers) {
-        let (ffn, groups) = (self.config.ffn, self.chosen.groups);
-        let FiringBuffers { neurons, masks, counts, .. } = buffers;
-        neurons.resize(neurons.len().max(groups.len() * ffn), 0);
-        masks.resize(masks.len().max(groups.len() * ffn), 0);
-        counts.clear();
-        counts.resize(groups.len(), 0);
-        let (neurons, masks, counts) = (Parts::new(neurons), Parts::new(masks), Parts::new(counts));
-        pool.run(groups.len(), |_, number| {
-            let group = &groups[number];
-            if is_dense(group) {
-                return;
-            }
-            // SAFETY: each task has its own group.
-            let (neurons, masks, count) = unsafe {
-                let all = number * ffn..(number + 1) * ffn;
-                (neurons.part(all.clone()), masks.part(all), &mut counts.part(number..number + 1)[0])
-            };
-            let products = &self.products[group.first * 2 * ffn..tokens_of(group).end * 2 * ffn];
-            let act = self.config.activation;
-            for neuron in 0..ffn {
-                let fires = |token: usize| u32::from(act.apply(products[token * 2 * ffn + neuron]) != 0.0);
-                let mask = (0..group.tokens).fold(0, |mask, token| mask | fires(token) << token);
-                // Written without branches: which neurons fire is hard to guess.
-                neurons[*count] = neuron as u32;
-                masks[*count] = mask;
-                *count += usize::from(mask != 0);
-            }
-        });
     }
 
     /// Cuts the lists into units.

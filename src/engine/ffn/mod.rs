@@ -8,6 +8,7 @@ mod chosen;
 mod experts;
 mod firing_experts;
 mod many;
+mod scaled_experts;
 mod whole;
 
 use crate::cpu::aligned::{Aligned, LINE};

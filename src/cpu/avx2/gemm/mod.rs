@@ -4,14 +4,16 @@
 //! sums of codes up to 32 fit; codes of eight bits become numbers of 16 bits, whose products are added in 32.
 
 mod across;
+mod scaled;
 mod source;
 mod tile;
 
 use super::prefetch;
-use crate::cpu::gemm::{self, DEPTH, Gemm, Out, Panels, Waiting, words};
+use crate::cpu::gemm::{self, DEPTH, Gemm, Out, Panels, ScaledAcross, Waiting, words};
 use crate::formats::blocks::{self, BlockType};
 use crate::formats::rows::{GROUP, Quant};
 pub(in crate::cpu) use across::across;
+use scaled::{Packs as PackRows, scaled};
 use source::{Packs, Source};
 use std::arch::x86_64::*;
 use std::mem::MaybeUninit;
@@ -26,6 +28,15 @@ const HIGH: usize = 4;
 
 /// Rows of a register.
 const LANES: usize = 8;
+
+/// The [`gemm::ScaledAcross`] of the types that have one.
+pub(in crate::cpu) const SCALED: [Option<ScaledAcross>; Quant::COUNT] = {
+    let mut all: [Option<ScaledAcross>; Quant::COUNT] = [None; Quant::COUNT];
+    all[Quant::Q4.index()] = Some(scaled::<PackRows>);
+    // What `down` of a mix is coded in.
+    all[Quant::Block(BlockType::Q5_K).index()] = Some(scaled::<blocks::Q5_K>);
+    all
+};
 
 /// As [`gemm::fill`].
 #[target_feature(enable = "avx2,fma,f16c")]

@@ -10,7 +10,7 @@ use std::arch::x86_64::*;
 /// 16 readable bytes at `at`.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,f16c")]
-pub(super) unsafe fn eight(at: *const u8) -> [__m256; 2] {
+pub(in crate::cpu::avx512) unsafe fn eight(at: *const u8) -> [__m256; 2] {
     // Unpacked in whole words, which keeps the vector units free: scales 0 to 3 and minima 0 to 3 have six bits, and the others four bits
     // with two more above those.
     // SAFETY: 16 bytes.

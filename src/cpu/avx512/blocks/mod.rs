@@ -22,6 +22,8 @@ mod q6_k;
 mod q8_0;
 mod small;
 
+pub(super) use k_scales::eight as scales_of_k;
+
 use super::axpy::axpy_bf16;
 use super::{AHEAD, BF16, BLOCKS_AHEAD, DEPTH, dot_float, prefetch, reduce};
 use crate::cpu::columns::{BLOCK, BLOCK_GROUP, LaneBlock, group_of_lane};

@@ -9,14 +9,16 @@
 //! are exact and nothing but the result is rounded. A group of 32 then costs two instructions beside eight times the products.
 
 mod across;
+mod scaled;
 mod source;
 mod tile;
 
 use super::prefetch;
-use crate::cpu::gemm::{self, DEPTH, Gemm, Out, Panels, Waiting, words};
+use crate::cpu::gemm::{self, DEPTH, Gemm, Out, Panels, ScaledAcross, Waiting, words};
 use crate::formats::blocks::{self, BlockType};
 use crate::formats::rows::{GROUP, Quant};
 pub(super) use across::across;
+use scaled::{Packs as PackRows, scaled};
 use source::{Packs, Source};
 use std::arch::x86_64::*;
 use std::mem::MaybeUninit;
@@ -97,6 +99,16 @@ macro_rules! by_type {
 by_type! {
     Q8_0 9, Q4_0 8, Q4_1 8, Q5_0 9, Q5_1 9, Q2_K 9, Q3_K 9, Q4_K 9, Q5_K 9, Q6_K 9, IQ4_NL 8, IQ4_XS 8, MXFP4 8
 }
+
+/// The [`gemm::ScaledAcross`] of the types that have one.
+pub(super) const SCALED: [Option<ScaledAcross>; Quant::COUNT] = {
+    let mut all: [Option<ScaledAcross>; Quant::COUNT] = [None; Quant::COUNT];
+    all[Quant::Q8.index()] = Some(scaled::<PackRows<false>>);
+    all[Quant::Q4.index()] = Some(scaled::<PackRows<true>>);
+    // What `down` of a mix is coded in.
+    all[Quant::Block(BlockType::Q5_K).index()] = Some(scaled::<blocks::Q5_K>);
+    all
+};
 
 /// The [`Gemm`] of one type.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,f16c")]
