@@ -533,7 +533,7 @@ fn wrong_budgets_are_refused_in_words() {
         (&["--vram", "8GiB", "--ram", "0"], 2, "'0' is no room at all"),
         (&["--vram", "8GiB", "--ram", "1GiB"], 6, "--ram 1073741824 is below the "),
         (&["--vram", "64KiB"], 6, "a budget of 65536 bytes is below the "),
-        (&[], 2, "--vram <SIZE>"),
+        (&[], 2, "say what to plan for: --vram 8GiB"),
         (&["--ffn-share", "0"], 2, "--ffn-share 0: take a share above 0 and at most 1"),
         (&["--ffn-share", "-0.5"], 2, "--ffn-share -0.5: take a share"),
         (&["--ffn-share", "1.01"], 2, "--ffn-share 1.01: take a share"),

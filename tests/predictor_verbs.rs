@@ -126,6 +126,21 @@ fn a_predictor_file_is_used_or_refused() {
 }
 
 #[test]
+fn parts_with_layers_come_first_in_whatever_order_they_stand() {
+    let dir = tempfile::tempdir().unwrap();
+    let dir = dir.path();
+    let (model, text) = (fixture("relullama"), text(dir, 200));
+    let named = |predictor: &str| {
+        let args = ["eval", &model, "--text", &text, "-c", "64", "--json", "--predictor", predictor];
+        json(dir, &args)["predictor"].as_str().unwrap().to_owned()
+    };
+    assert_eq!(named("sign@0,dense"), "sign@0,dense@1");
+    assert_eq!(named("dense,sign@0"), "sign@0,dense@1");
+    let args = ["eval", &model, "--text", &text, "-c", "64", "--predictor", "sign@0,dense", "--threshold", "0.5"];
+    assert_eq!(run(dir, &args).code, 0, "a layer is predicted");
+}
+
+#[test]
 fn what_cannot_be_made_is_refused_with_what_to_do() {
     let dir = tempfile::tempdir().unwrap();
     let dir = dir.path();

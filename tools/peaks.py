@@ -80,7 +80,7 @@ def main():
     context = ["-c", str(a.context)]
     verbs = {
         "run": lambda model: [a.bin, "run", model, "Once upon a time", "-n", str(a.tokens), "--temp", "0", *context],
-        "bench": lambda model: [a.bin, "bench", model, "-p", "64", "-n", str(a.tokens), "-r", "1"],
+        "bench": lambda model: [a.bin, "bench", model, "-p", "512", "-n", str(a.tokens), "-r", "1"],
         "eval": lambda model: [a.bin, "eval", model, "--text", str(text), "-c", "64"],
         "serve": lambda model: [a.bin, "serve", model, "--parallel", "1", *context],
     }

@@ -260,8 +260,11 @@ pub fn budget_of(client: &Client, asked: Asked) -> Result<Value> {
             )));
         }
         Asked::Ram(ram) if now["ram_budget_bytes"].is_null() => {
+            let all = now["model_bytes"].as_u64().unwrap_or(0) + now["kv_bytes"].as_u64().unwrap_or(0);
+            let limit = if ram < all { ram.to_string() } else { "SIZE".into() };
             return Err(Error::Failed(format!(
-                "{NO_RAM_LIMIT}; load it with one: dynamicinfer load {} --ram {ram} (or start serve with --ram)",
+                "{NO_RAM_LIMIT} ({} with keys and values); for less load it with a limit: dynamicinfer load {} --ram {limit} (or start serve with --ram)",
+                super::human_bytes(all),
                 source()?
             )));
         }

@@ -147,6 +147,11 @@ impl DeviceArgs {
         let vram = chosen(settings, "engine.vram", self.vram, size::parse)?;
         let policy = chosen(settings, "engine.policy", self.policy, str::parse)?;
         if device.is_none_or(|device| device == DeviceArg::Cpu) {
+            if let Some(key) = ["engine.vram", "engine.policy"].into_iter().find(|key| is_of_load(settings, key)) {
+                return Err(Error::Usage(format!(
+                    "{key} is about a device; load it with engine.device, too (--device cuda)"
+                )));
+            }
             // `load` may ask for the processor alone where the daemon was started with a device.
             let plain = DeviceArgs { deterministic: self.deterministic, ..DeviceArgs::default() };
             return Ok(if is_of_load(settings, "engine.device") { plain } else { args });

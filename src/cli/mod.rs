@@ -214,7 +214,7 @@ fn dispatch(verb: Verb) -> Result<()> {
         Verb::Budget(args) => daemon_verbs::budget(args),
         Verb::Ls(args) => ls::run(args),
         Verb::Rm(args) => rm::run(args),
-        Verb::Doctor(args) => doctor::run(args),
+        Verb::Doctor(args) => stoppable(|| (), || doctor::run(args)),
         #[cfg(feature = "cuda")]
         Verb::GpuCheck(args) => gpu_check::run(args),
         Verb::Config(args) => config::run(args),
@@ -227,7 +227,7 @@ fn dispatch(verb: Verb) -> Result<()> {
         Verb::LogitsHash(args) => logits_hash::run(args),
         Verb::Profile(args) => profile::run(args),
         Verb::Measure(args) => measure::run(args),
-        Verb::Plan(args) => plan::run(args),
+        Verb::Plan(args) => stoppable(|| (), || plan::run(args)),
         Verb::Synth(args) => stoppable(|| (), || synth::run(args)),
         Verb::TrainPredictor(args) => train_predictor::run(args),
         Verb::Calibrate(args) => calibrate::run(args),

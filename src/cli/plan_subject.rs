@@ -196,7 +196,9 @@ pub(super) fn prediction(subject: &Subject, wanted: PredictorArg, on_device: boo
         (PredictorArg::Auto, _) if !c.activation.is_sparse() => Ok(none),
         (_, Some(file)) => {
             let mlp = predictor::open(file.path(), subject.model.as_ref().expect("it has a file"))?;
-            let bytes = (0..c.layers).map(|layer| mlp.weight_bytes(layer, 0)).sum();
+            // A bias alone is not sent to a device.
+            let counts = |layer: &usize| !on_device || mlp.form(*layer, 0).is_some();
+            let bytes = (0..c.layers).filter(counts).map(|layer| mlp.weight_bytes(layer, 0)).sum();
             let (file_bytes, computed_share, ahead) = (file.file().bytes().len() as u64, computed(&file), looks_ahead(&file));
             let (precision, counted) = (precise(&file), "as its file says");
             Ok(Prediction { bytes, file_bytes, name: "trained", computed_share, precision, ahead, counted })

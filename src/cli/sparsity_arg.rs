@@ -11,7 +11,8 @@ use std::path::PathBuf;
 
 #[derive(Args, Clone, Default, PartialEq)]
 pub struct SparsityArgs {
-    /// What tells which neurons a token needs: dense (all), exact, sign, mlp or auto; by layer as `mlp,dense@0,exact@3-5`
+    /// What tells which neurons a token needs: dense (all), exact, sign, mlp or auto; by layer as `mlp,dense@0,exact@3-5`, where a part
+    /// without layers is for all that no other part names
     ///
     /// exact computes every gate first, then what fired: nothing is lost, a third is always read. sign compares sign bits
     /// of gates and input and needs no training; calibrated, it misses less. mlp is trained with `train-predictor`. auto, the default, takes

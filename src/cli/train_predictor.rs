@@ -210,8 +210,16 @@ pub fn with_samples(
     let dir = work_dir(key)?;
     check_context(&model, WINDOW.min(model.config.context), engine.kv())?;
     let mut engine = engine.engine(model)?;
-    let kept = || eprintln!("what is finished was kept; the same command goes on");
-    let made = stoppable(kept, || {
+    let parts = dir.clone();
+    let kept = move || {
+        let is_file = |entry: std::io::Result<std::fs::DirEntry>| entry.is_ok_and(|entry| entry.path().is_file());
+        match std::fs::read_dir(&parts).is_ok_and(|mut entries| entries.any(is_file)) {
+            true => eprintln!("what is finished was kept; the same command goes on"),
+            // Nothing is in it.
+            false => drop(std::fs::remove_dir_all(&parts)),
+        }
+    };
+    let made = stoppable(kept.clone(), || {
         let samples = samples(&mut engine, asked, &dir)?;
         let (threads, kernels) = (engine.threads(), &engine.kernels);
         let (options, output) = (&asked.options, &*asked.output);

@@ -191,6 +191,8 @@ fn refused(status: u16, text: &str) -> Error {
             let exit = match value["error"]["code"].as_str() {
                 Some(crate::error::BAD_FILE) => 5,
                 Some(crate::error::MEMORY) => 6,
+                // What is wrong use where no daemon is asked.
+                _ if status == 400 => 2,
                 _ => 1,
             };
             Error::Refused { message: crate::error::printable(message), exit }

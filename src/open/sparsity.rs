@@ -29,7 +29,7 @@ pub struct SparsityOptions {
     pub calibrate: Vec<PathBuf>,
 }
 
-/// Kinds of predictors and the layers they are for (all, if none are named); a later entry overrides an earlier one. Without a kind it is a
+/// Kinds of predictors and the layers they are for (all that no other entry names, if none are named); a later entry overrides an earlier one. Without a kind it is a
 /// trained one where the model has it, else the signs where they are calibrated for it, else dense; that is the default. As text: `auto`,
 /// `mlp,dense@0,exact@3-5`.
 #[derive(Clone, Debug, PartialEq)]
@@ -53,7 +53,11 @@ impl std::str::FromStr for PredictorChoice {
     fn from_str(text: &str) -> Result<PredictorChoice, String> {
         let entry = |entry: &str| -> Result<_, String> {
             let (kind, layers) = entry.split_once('@').map_or((entry, None), |(kind, layers)| (kind, Some(layers)));
-            let kind = if kind.eq_ignore_ascii_case("auto") { None } else { Some(kind.parse::<Kind>()?) };
+            let unknown = |_| format!("'{kind}' is not a predictor; take auto, dense, exact, sign or mlp");
+            let kind = match kind.eq_ignore_ascii_case("auto") {
+                true => None,
+                false => Some(kind.parse::<Kind>().map_err(unknown)?),
+            };
             let layers = match layers {
                 None => None,
                 Some(layers) => {
@@ -111,7 +115,8 @@ impl SparsityOptions {
             return Err(Error::Usage(format!("--ahead {}: the model has {layers} layers", self.ahead)));
         }
         let mut kinds = vec![None; layers];
-        for (kind, range) in &self.predictor.0 {
+        let (of_all, of_some): (Vec<_>, Vec<_>) = self.predictor.0.iter().partition(|(_, range)| range.is_none());
+        for (kind, range) in of_all.into_iter().chain(of_some) {
             let range = range.clone().unwrap_or(0..=layers - 1);
             let (first, last) = (*range.start(), *range.end());
             let part = kinds.get_mut(range).ok_or_else(|| {
@@ -326,7 +331,8 @@ impl<'a> Found<'a> {
         if !kinds.iter().any(predicts) {
             let given = [("--threshold", options.threshold.is_some()), ("--ahead", options.ahead > 0)];
             if let Some((name, _)) = given.iter().find(|(_, given)| *given) {
-                return refused(format!("{name}: nothing is predicted here; add --predictor mlp or sign"));
+                let sign = if self.engine.model.config.activation.is_sparse() { " or sign" } else { "" };
+                return refused(format!("{name}: nothing is predicted here; add --predictor mlp{sign}"));
             }
         }
         if let Some(kind) = self.kind_of_named()?.filter(|kind| !kinds.contains(kind)) {

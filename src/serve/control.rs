@@ -157,7 +157,10 @@ pub async fn set_budget(daemon: &Daemon, body: &[u8]) -> Result<Value, ApiError>
     };
     match loaded.handle.ask(set).await? {
         None => Err(ApiError::new(409, why).code(code)),
-        Some(Err(error)) => Err(ApiError::field(field, error.to_string())),
+        Some(Err(error)) => {
+            let ApiError { message, code, .. } = error.into();
+            Err(ApiError { code, ..ApiError::field(field, message) })
+        }
         Some(Ok(())) => budget(daemon).await,
     }
 }

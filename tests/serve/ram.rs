@@ -106,9 +106,16 @@ fn the_verb(dir: &Path) {
         assert!(then.is_empty() || out.contains("host memory: ") && out.contains(then), "{out}");
     }
     let (code, _, error) = verb(&["budget", "set", "--ram", "2MiB"]);
-    assert!(code != 0 && error.contains("is below the "), "{error}");
+    assert!(code == 6 && error.contains("is below the "), "{code} {error}");
     let (code, _, error) = verb(&["budget", "set", "1GiB"]);
     assert!(code == 1 && error.contains("CPU alone"), "{error}");
+    // As `run` and `serve` refuse them.
+    for (wrong, why) in
+        [(&["--vram", "6MiB"][..], "engine.vram is about a device"), (&["--policy", "lru"], "engine.policy is")]
+    {
+        let (code, _, error) = verb(&[&["load", "demo"], wrong].concat());
+        assert!(code == 2 && error.contains(why), "{code} {error}");
+    }
     assert!(verb(&["budget"]).1.contains("of 148.00 MiB"));
 }
 
@@ -122,7 +129,12 @@ fn without_a_limit_there_is_none_to_change() {
     assert_eq!((refused.status, &refused.json()["error"]["code"]), (409, &json!("no_ram_limit")));
     let both = daemon.call("PUT", "/v1/x/budget", r#"{"ram_budget_bytes": 1, "vram_budget_bytes": 1}"#);
     assert!(both.status == 400 && both.text().contains("ram_budget_bytes, for host memory"), "{}", both.text());
-    let done = command(dir.path(), &["budget", "set", "--ram", "1GiB"]).stderr(Stdio::piped()).output().unwrap();
-    let error = String::from_utf8(done.stderr).unwrap();
-    assert!(done.status.code() == Some(1) && error.contains("dynamicinfer load demo --ram 1073741824"), "{error}");
+    // A limit above what it takes would be none again.
+    for (asked, advice) in
+        [("1GiB", "dynamicinfer load demo --ram SIZE"), ("1MiB", "dynamicinfer load demo --ram 1048576")]
+    {
+        let done = command(dir.path(), &["budget", "set", "--ram", asked]).stderr(Stdio::piped()).output().unwrap();
+        let error = String::from_utf8(done.stderr).unwrap();
+        assert!(done.status.code() == Some(1) && error.contains(advice), "{error}");
+    }
 }

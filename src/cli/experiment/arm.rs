@@ -149,10 +149,14 @@ fn of_engine(settings: &[(String, Value)]) -> Result<OfEngine> {
 }
 
 fn of_sparsity(f: &mut Fields) -> Result<SparsityOptions> {
+    let predictor = f.get("predictor")?.unwrap_or(Kind::Dense.into());
+    // One arm of several kinds may predict nothing, and what is about predictions then changes nothing.
+    let predicts = predictor != Kind::Dense.into();
+    let (threshold, ahead) = (f.get("threshold")?, f.get("ahead")?);
     Ok(SparsityOptions {
-        predictor: f.get("predictor")?.unwrap_or(Kind::Dense.into()),
-        threshold: f.get("threshold")?,
-        ahead: f.get("ahead")?.unwrap_or(0),
+        predictor,
+        threshold: threshold.filter(|_| predicts),
+        ahead: ahead.filter(|_| predicts).unwrap_or(0),
         sparsity: f.get("sparsity")?,
         predictor_file: f.get("predictor_file")?,
         calibrate: Vec::new(),

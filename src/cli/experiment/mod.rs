@@ -133,7 +133,11 @@ fn make(spec: &Spec, missing: &[(usize, usize)], commit: &str, rows: &mut RowsFi
     let arms = spec.arms();
     for _ in 0..spec.warm_up {
         interrupt::check()?;
-        arm::row(spec, &arms[missing[0].0], 0)?;
+        let arm = &arms[missing[0].0];
+        arm::row(spec, arm, 0).map_err(|error| match error {
+            Error::Usage(why) => Error::Usage(format!("{}: {why}", arm_name(arm))),
+            other => other,
+        })?;
     }
     let progress = Progress::new(spec.name.clone(), Unit::Rows);
     for (done, &(arm, repeat)) in missing.iter().enumerate() {
@@ -146,6 +150,7 @@ fn make(spec: &Spec, missing: &[(usize, usize)], commit: &str, rows: &mut RowsFi
             }
             // A budget that is too small for this arm is a result; the other arms go on.
             Err(Error::Memory(why)) => (Metrics::new(), Some(why)),
+            Err(Error::Usage(why)) => return Err(Error::Usage(format!("{}: {why}", arm_name(&arms[arm])))),
             Err(error) => return Err(error),
         };
         rows.add(Row {

@@ -83,7 +83,7 @@ pub fn experts(
             take(pool, kernels, chosen, x, &mut inputs[..distinct], tiles, rows_alone);
         }
         let input = |group: usize| &inputs[group.min(distinct - 1)];
-        let mut known = Firing { kernels, config, chosen, products, activations };
+        let mut known = Firing { kernels, config, chosen, is_chunk, products, activations };
         return known.add(pool, &input, tiles, firing, hidden);
     }
     activate(pool, kernels, config, chosen, products, activations, columns);

@@ -20,6 +20,8 @@ use crate::model::{FfnMatrices, Matrix};
 
 /// Units of an expert at most. Few, because an expert is one of several, and each unit has a buffer that is written and added.
 const MOST_UNITS: usize = 16;
+/// Units of all experts of a prompt's chunk, about: it has many experts, each with outputs for many tokens. With 16 of each they took 100 MiB.
+const CHUNK_UNITS: usize = 64;
 
 /// What experts by neuron work with.
 #[derive(Default)]
@@ -55,6 +57,8 @@ pub(super) struct Firing<'a, 'c> {
     pub kernels: &'a Kernels,
     pub config: &'a ModelConfig,
     pub chosen: &'a Chosen<'c>,
+    /// Whether the tokens are a prompt's chunk.
+    pub is_chunk: bool,
     /// Gates of each group's tokens and, of groups with many, ups: `[tokens of all groups, 2 ffn]`.
     pub products: &'a [f32],
     /// `[tokens of all groups, ffn]`, workspace.
@@ -155,11 +159,15 @@ impl Firing<'_, '_> {
     fn cut(&self, buffers: &mut FiringBuffers) {
         let FiringBuffers { counts, units, outputs, .. } = buffers;
         units.clear();
+        let most_units = match self.is_chunk {
+            true => (CHUNK_UNITS / self.chosen.groups.len()).clamp(1, MOST_UNITS),
+            false => MOST_UNITS,
+        };
         let (mut at, mut most) = (0, 0);
         for (number, (group, &count)) in self.chosen.groups.iter().zip(&*counts).enumerate() {
             let expert = self.chosen.expert(group);
             let bytes = expert.input.parts()[1].row_bytes + expert.down.row_bytes;
-            let pieces_of = |neurons| units_of(neurons, bytes).min(MOST_UNITS);
+            let pieces_of = |neurons| units_of(neurons, bytes).min(most_units);
             let size = (group.tokens * self.config.hidden).next_multiple_of(LINE);
             // Taken for all neurons, so that longer lists later allocate nothing.
             most += size * pieces_of(self.config.ffn);
@@ -171,7 +179,7 @@ impl Firing<'_, '_> {
             }
         }
         units.reserve(MOST_UNITS * counts.len());
-        outputs.resize(outputs.len().max(most));
+        outputs.resize(outputs.len().max(if self.is_chunk { at } else { most }));
     }
 
     /// Computes the units' outputs.

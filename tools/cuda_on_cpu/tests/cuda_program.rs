@@ -5,22 +5,13 @@ mod common;
 use common::{Done, Machine};
 
 /// With the true gates, so that what lies where does not matter.
-const RUN: [&str; 11] = [
-    "run",
-    "demo",
-    "Once upon a time",
-    "--temp",
-    "0",
-    "--ignore-eos",
-    "--predictor",
-    "exact",
-    "--no-history",
-    "--machine",
-    "demo-pc",
-];
+const RUN: [&str; 9] =
+    ["run", "demo", "Once upon a time", "--temp", "0", "--ignore-eos", "--predictor", "exact", "--no-history"];
 
 fn run(machine: &Machine, args: &[&str], environment: &[(&str, &str)]) -> Done {
-    machine.program(&[&RUN[..], &["-n", "40"], args].concat(), environment)
+    // A machine is about a device.
+    let of_device: &[&str] = if args.contains(&"--device") { &["--machine", "demo-pc"] } else { &[] };
+    machine.program(&[&RUN[..], &["-n", "40"], of_device, args].concat(), environment)
 }
 
 fn text_without_a_card() -> String {
@@ -202,7 +193,7 @@ fn kernels_are_compiled_once_and_a_damaged_one_again() {
             ("CUDA_ON_CPU_NVRTC", nvrtc),
         ];
         // One token: kernels are compiled before the first, and each further one takes a quarter of a second on fibers.
-        let args = ["--device", "cuda", "--ffn-share", "0.5", "-n", "1"];
+        let args = ["--device", "cuda", "--machine", "demo-pc", "--ffn-share", "0.5", "-n", "1"];
         let done = machine.program(&[&RUN[..], &args].concat(), &environment);
         assert_eq!(done.code, Some(0), "{}", done.said);
         let before = count;
