@@ -155,23 +155,28 @@ fn no_damaged_trace_is_believed() {
     assert!(refused > 200, "{refused} of 300 were refused");
 }
 
-/// A header and the rows of one that has two layers of `ffn` neurons and two texts of three tokens. `bits` are those of every row.
-fn small(path: &Path, ffn: usize, bits: u32) {
-    let texts: Vec<TextInfo> = ["a", "b"].map(|name| TextInfo { name: name.into(), tokens: 3 }).into();
-    let header = Header {
+/// The header of a trace of no real model.
+fn header(layers: usize, ffn: usize, texts: Vec<TextInfo>) -> Header {
+    Header {
         fingerprint: String::new(),
         model: "small".into(),
-        layers: 2,
+        layers,
         ffn,
         block_bytes: 384,
         experts_used: None,
         ahead: 1,
         predictor: "none".into(),
         thresholds: Vec::new(),
-        texts: texts.clone(),
+        texts,
         made: serde_json::Value::Null,
         sections: Vec::new(),
-    };
+    }
+}
+
+/// A header and the rows of one that has two layers of `ffn` neurons and two texts of three tokens. `bits` are those of every row.
+fn small(path: &Path, ffn: usize, bits: u32) {
+    let texts: Vec<TextInfo> = ["a", "b"].map(|name| TextInfo { name: name.into(), tokens: 3 }).into();
+    let header = header(2, ffn, texts.clone());
     let writer = TraceWriter::create(path, header).unwrap();
     for layer in 0..2 {
         let words: Vec<u8> = (0..3 * 2 * ffn.div_ceil(32)).flat_map(|_| bits.to_le_bytes()).collect();
@@ -190,20 +195,7 @@ fn a_trace_with_fewer_tokens_than_there_was_room_for_is_as_much_shorter() {
     let path = dir.path().join("x.trace");
     let (ffn, layers, room, kept) = (4096, 3, 400, 7);
     let text = |tokens| vec![TextInfo { name: "a".into(), tokens }];
-    let header = Header {
-        fingerprint: String::new(),
-        model: "cut".into(),
-        layers,
-        ffn,
-        block_bytes: 384,
-        experts_used: None,
-        ahead: 1,
-        predictor: "none".into(),
-        thresholds: Vec::new(),
-        texts: text(room),
-        made: serde_json::Value::Null,
-        sections: Vec::new(),
-    };
+    let header = header(layers, ffn, text(room));
     let writer = TraceWriter::create(&path, header).unwrap();
     let row = |layer: usize, token: usize| vec![(40 * layer + token) as u8; ffn];
     for layer in 0..layers {
