@@ -78,8 +78,12 @@ pub fn experts(
         if is_chunk {
             let ups = |number: usize, part: usize| part == 1 && lists(&groups[number]) && firing.is_scaled(number);
             gate_and_up(pool, kernels, chosen, input, tasks, config.ffn, products, ups);
-            // The others' rows are taken one by one.
-            let rows_alone = |number: usize| (lists(&groups[number]) && !firing.is_scaled(number)).then_some(true);
+            // The others' rows are taken one by one, for which few columns are there already.
+            let rows_alone = |number: usize| {
+                let (group, up) = (&groups[number], &chosen.expert(&groups[number]).input.parts()[1]);
+                let has_rows = kernels.form(up.quant, up.cols, group.tokens) == ManyForm::Rows;
+                (lists(group) && !firing.is_scaled(number) && !has_rows).then_some(true)
+            };
             take(pool, kernels, chosen, x, &mut inputs[..distinct], tiles, rows_alone);
         }
         let input = |group: usize| &inputs[group.min(distinct - 1)];

@@ -126,9 +126,13 @@ impl Firing<'_, '_> {
     ) -> u64 {
         self.cut(buffers);
         self.compute(pool, input, buffers);
-        buffers.scaled.compute(pool, self.config, self.chosen, self.products);
+        if !buffers.scaled.is_empty() {
+            buffers.scaled.compute(pool, self.config, self.chosen, self.products);
+        }
         // Those that are computed whole in packs first, then the others in the order of the groups.
-        buffers.scaled.add(pool, self.chosen, hidden, self.config.hidden);
+        if !buffers.scaled.is_empty() {
+            buffers.scaled.add(pool, self.chosen, hidden, self.config.hidden);
+        }
         let (mut unit, mut bytes) = (0, 0);
         for (number, group) in self.chosen.groups.iter().enumerate() {
             let expert = self.chosen.expert(group);

@@ -85,6 +85,11 @@ impl ScaledBuffers {
         self.outputs.resize(self.outputs.len().max(output), 0.0);
     }
 
+    /// Whether no group was chosen, as where answers are decoded.
+    pub(super) fn is_empty(&self) -> bool {
+        self.pieces.is_empty()
+    }
+
     /// Whether the group was chosen.
     pub(super) fn has(&self, number: usize) -> bool {
         self.pieces.binary_search_by_key(&number, |piece| piece.group).is_ok()
