@@ -2,7 +2,8 @@
 //! docs/predictors.md are made from.
 
 use criterion::{Criterion, criterion_group, criterion_main};
-use dynamicinfer::lab::network::{BATCH, Pairs, Training, log_odds};
+use dynamicinfer::lab::network::{BATCH, Training, log_odds};
+use dynamicinfer::lab::samples::Pairs;
 use dynamicinfer::prng::Prng;
 use half::f16;
 use std::hint::black_box;
@@ -16,8 +17,9 @@ fn steps(c: &mut Criterion) {
         // One neuron in sixteen is active.
         let labels: Vec<u64> =
             (0..tokens * ffn / 64).map(|_| rng.next_u64() & rng.next_u64() & rng.next_u64() & rng.next_u64()).collect();
-        let pairs = Pairs { residuals: &residuals, labels: &labels, hidden, ffn };
-        let mut training = Training::new(hidden, rank, &log_odds(&vec![tokens as u64 / 16; ffn], tokens), 1);
+        let experts = vec![0; tokens];
+        let pairs = Pairs { residuals: &residuals, labels: &labels, experts: &experts, used: 1, hidden, ffn };
+        let mut training = Training::new(hidden, rank, &log_odds(&vec![tokens as u64 / 16; ffn], tokens), 1, 1);
         let mut group = c.benchmark_group("training");
         group.sample_size(10);
         group.bench_function(format!("step of {BATCH} tokens, {hidden} -> {rank} -> {ffn}"), |b| {

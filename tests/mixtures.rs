@@ -14,7 +14,7 @@ use dynamicinfer::lab::record::{Request, record};
 use dynamicinfer::lab::replay::active;
 use dynamicinfer::model::source::Source;
 use dynamicinfer::model::{KvType, Model};
-use dynamicinfer::open::{EngineOptions, ModelOptions, Quiet};
+use dynamicinfer::open::{EngineOptions, ModelOptions, Quiet, open};
 use gguf_file::{File, fixture};
 
 const MODELS: [&str; 4] = ["qwen3-moe", "mixtral.gguf", "turbosparse-mixtral", "smallthinker.gguf"];
@@ -158,7 +158,7 @@ fn asking_for_experts_changes_no_bit() {
     }
 }
 
-fn usage(result: Result<Model, Error>, part: &str) {
+fn usage<T>(result: Result<T, Error>, part: &str) {
     match result {
         Err(Error::Usage(why)) => assert!(why.contains(part), "{why}"),
         Err(other) => panic!("{other}"),
@@ -174,9 +174,11 @@ fn what_a_mixture_cannot_do_is_said_before_anything_is_written() {
     for name in ["qwen3-moe", "qwen3-moe.gguf"] {
         let options = EngineOptions::new(fixture(name));
         assert!(!options.open_model(&Quiet).unwrap().has_neurons());
-        let mut predicted = options.clone();
-        predicted.sparsity.predictor = "exact".parse().unwrap();
-        usage(predicted.open_model(&Quiet), "mixture of experts");
+        for (name, why) in [(name, "mixture of experts with silu"), ("smallthinker.gguf", "pack it first")] {
+            let mut predicted = EngineOptions::new(fixture(name));
+            predicted.sparsity.predictor = "mlp".parse().unwrap();
+            usage(open(&predicted, &Quiet), why);
+        }
         let quantised = ModelOptions { quant: Some(Quant::Q8.into()), ..ModelOptions::new(fixture(name)) };
         usage(quantised.open(&Quiet), "--quant: a mixture of experts is read where it lies");
     }

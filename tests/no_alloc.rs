@@ -94,21 +94,39 @@ impl Migrator for Restless {
     }
 }
 
+fn header(model: &Model) -> Header {
+    let c = &model.config;
+    Header {
+        fingerprint: model.fingerprint().to_owned(),
+        model: c.name.clone(),
+        kind: String::new(),
+        layers: c.layers,
+        hidden: c.hidden,
+        ffn: c.ffn,
+        experts: c.neurons() / c.ffn,
+        threshold: 0.5,
+        activation_thresholds: vec![0.0; c.layers],
+        tables: Vec::new(),
+        made: json!({}),
+        sections: Vec::new(),
+    }
+}
+
 /// A network per layer, random: it need not be right.
 fn networks(model: &Model) -> Vec<Network> {
     let mut rng = Prng::new(2);
-    let (h, rank) = (model.config.hidden, 32);
+    let (h, neurons, rank) = (model.config.hidden, model.config.neurons(), 32);
     let mut network = |layer| Network {
         layer,
         ahead: 0,
         inner: numbers(&mut rng, rank * h, 0.2),
         inner_bias: numbers(&mut rng, rank, 0.1),
-        outer: numbers(&mut rng, FFN * rank, 1.0),
-        outer_bias: numbers(&mut rng, FFN, 0.1),
+        outer: numbers(&mut rng, neurons * rank, 1.0),
+        outer_bias: numbers(&mut rng, neurons, 0.1),
         calibration: Calibration::new(vec![-1.0, 1.0], vec![0.1, 0.9]),
         measured: Measured::default(),
     };
-    (0..LAYERS).map(&mut network).collect()
+    (0..model.config.layers).map(&mut network).collect()
 }
 
 /// Waits for longer than the pool spins, so that every thread has slept once: what that needs is allocated the first time.
@@ -156,20 +174,7 @@ fn a_warm_engine_decodes_without_allocating() {
         write_store(&shape, quant, &path, &|_, _| Ok(())).unwrap();
         let model = Model::open(&path).unwrap();
         let mlp_path = dir.path().join(format!("{}.predictor", quant.name()));
-        let header = Header {
-            fingerprint: model.fingerprint().to_owned(),
-            model: model.config.name.clone(),
-            kind: String::new(),
-            layers: LAYERS,
-            hidden: model.config.hidden,
-            ffn: FFN,
-            threshold: 0.5,
-            activation_thresholds: vec![0.0; LAYERS],
-            tables: Vec::new(),
-            made: json!({}),
-            sections: Vec::new(),
-        };
-        mlp::write(&mlp_path, header, &networks(&model)).unwrap();
+        mlp::write(&mlp_path, header(&model), &networks(&model)).unwrap();
         let predicted = |predictor: &Arc<dyn Predictor>, threshold| Choice::Predicted {
             predictor: predictor.clone(),
             threshold,
@@ -206,18 +211,25 @@ fn a_warm_engine_decodes_without_allocating() {
         }
         assert!(failed.is_empty(), "\n{}\n", failed.join("\n"));
     }
-    // The last one is packed by neuron, which no device computes.
-    let cases =
-        ["qwen3-moe", "smallthinker", "smallthinker by neuron"].into_iter().flat_map(|name| [(name, 1), (name, 2)]);
+    // The last two are packed by neuron, which no device computes.
+    let names = ["qwen3-moe", "smallthinker", "smallthinker by neuron", "smallthinker predicted by neuron"];
+    let cases = names.into_iter().flat_map(|name| [(name, 1), (name, 2)]);
     let ways = [(false, false), (true, false), (false, true)];
     for ((name, threads), (divided, disk)) in cases.flat_map(|case| ways.map(|way| (case, way))) {
         let model = match name.strip_suffix(" by neuron") {
             Some(_) if divided => continue,
-            Some(name) => Model::open(&packed(dir.path(), name, Quant::F32)).unwrap(),
+            Some(name) => Model::open(&packed(dir.path(), name.split(' ').next().unwrap(), Quant::F32)).unwrap(),
             None => opened(dir.path(), name, Quant::F32),
         };
         let mut engine = Engine::new(model, threads, Kernels::best());
         engine.ask_for_experts();
+        if name.contains("predicted") {
+            let path = dir.path().join("inside.predictor");
+            mlp::write(&path, header(&engine.model), &networks(&engine.model)).unwrap();
+            let predictor = predictor::open(&path, &engine.model).unwrap();
+            let choice = Choice::Predicted { predictor, threshold: 0.4, activation_threshold: 0.0 };
+            engine.set_sparsity(Sparsity::new(vec![choice; engine.model.config.layers], 0).unwrap());
+        }
         if divided {
             let (device, experts) = (Box::new(VirtualDevice::new(u64::MAX, SLOW)), engine.model.config.clusters());
             // SAFETY: the engine has both.

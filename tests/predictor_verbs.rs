@@ -83,6 +83,48 @@ fn a_trained_predictor_is_found_by_its_model_and_is_below_a_tenth_of_it() {
     assert_eq!(ahead.code, 0, "{}", ahead.err);
 }
 
+/// A mixture's own predictor says which neurons inside its experts may fire, once it is packed by neuron.
+#[test]
+fn a_mixtures_predictor_is_trained_on_its_file_and_used_where_it_is_packed() {
+    let dir = tempfile::tempdir().unwrap();
+    let dir = dir.path();
+    let text = text(dir, 700);
+    let shape = "--hidden 128 --layers 2 --ffn 256 --heads 4 --kv-heads 4 --vocab 300 --experts 4 --experts-used 2 --active 0.1";
+    let shape: Vec<&str> = shape.split(' ').collect();
+    let made = run(dir, &[&["synth", "-o", "m.gguf", "-c", "512", "--quant", "q8_0"], &shape[..]].concat());
+    assert!(made.code == 0 && made.err.contains("from the layer's own residual: recall"), "{}", made.err);
+    std::fs::remove_file(dir.join("m.mlp.predictor")).unwrap();
+    assert_eq!(run(dir, &["pack", "m.gguf", "-o", "m.neurons"]).code, 0);
+    let none = run(dir, &["run", "m.neurons", "x", "-n", "2"]);
+    assert!(none.code == 0 && none.err.contains("this mixture has no predictor yet"), "{}", none.err);
+    let made = json(dir, &["train-predictor", "m.gguf", "--text", &text, "--json"]);
+    assert_eq!(made["rows"].as_array().unwrap().len(), 2, "{made}");
+    let found = json(dir, &["eval", "m.neurons", "--text", &text, "--predictor", "mlp", "--json", "-c", "512"]);
+    assert!(found["recall"].as_f64().unwrap() > 0.9 && found["computed_share"].as_f64().unwrap() < 0.9, "{found}");
+    // It is what runs when nobody says, and audits see it.
+    let ran = json(dir, &["run", "m.neurons", "x", "-n", "40", "--raw", "--audit", "1", "--json"]);
+    assert_eq!(ran["predictor"], "mlp");
+    assert!(ran["recall"].as_f64().unwrap() > 0.3 && ran["computed_share"].as_f64().unwrap() < 0.9, "{ran}");
+    // `dense` and `exact` go by the gates: nothing is lost.
+    let text_of = |kind: &str| {
+        let args = ["run", "m.neurons", "x", "-n", "20", "--raw", "--temp", "0", "--json", "--predictor", kind];
+        json(dir, &args)["text"].clone()
+    };
+    assert_eq!(text_of("dense"), text_of("exact"));
+    for (args, why) in [
+        (vec!["run", "m.gguf", "x", "--predictor", "mlp"], "pack it first"),
+        (vec!["run", "m.neurons", "x", "--predictor", "sign"], "a mixture takes mlp, exact or dense"),
+        (vec!["run", "m.neurons", "x", "--predictor", "mlp", "--ahead", "1"], "--ahead: inside experts"),
+        (vec!["run", "m.neurons", "x", "--calibrate", &text], "train-predictor makes a mixture's"),
+        (vec!["run", "m.neurons", "x", "--predictor", "exact", "--threshold", "0.3"], "add --predictor mlp"),
+        (vec!["calibrate", "m.gguf", "--text", &text], "train-predictor"),
+        (vec!["train-predictor", "m.gguf", "--text", &text, "--ahead", "1"], "--ahead: inside experts"),
+    ] {
+        let done = run(dir, &args);
+        assert!(done.code == 2 && done.err.contains(why), "{args:?}: {}", done.err);
+    }
+}
+
 /// It was said that there is none: the store that is packed from the model lies in the cache, and nothing beside it.
 #[test]
 fn a_predictor_is_found_beside_what_was_packed() {

@@ -171,6 +171,7 @@ fn header(model: &Model) -> Header {
         layers: model.config.layers,
         hidden: model.config.hidden,
         ffn: model.config.ffn,
+        experts: 1,
         threshold: 0.25,
         activation_thresholds: vec![0.0; model.config.layers],
         tables: Vec::new(),

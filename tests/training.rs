@@ -7,9 +7,9 @@ use dynamicinfer::error::Error;
 use dynamicinfer::formats::predictor_file;
 use dynamicinfer::formats::rows::Quant;
 use dynamicinfer::ids::Permutation;
-use dynamicinfer::lab::network::{Pairs, Training, log_odds};
+use dynamicinfer::lab::network::{Training, log_odds};
 use dynamicinfer::lab::pack::{PackOptions, pack};
-use dynamicinfer::lab::samples::{Plan, Samples, collect};
+use dynamicinfer::lab::samples::{Pairs, Plan, Samples, collect};
 use dynamicinfer::lab::train::{self, Job, Options, Summary, calibrate_sign, entropy, networks, search};
 use dynamicinfer::model::source::Source;
 use dynamicinfer::model::{KvCache, KvType, Model};
@@ -27,6 +27,8 @@ const FFN: usize = 96;
 struct Problem {
     residuals: Vec<f16>,
     labels: Vec<u64>,
+    /// One, that every token has.
+    experts: Vec<u32>,
     tokens: usize,
 }
 
@@ -47,11 +49,13 @@ impl Problem {
                 labels[neuron / 64] |= u64::from(dot > 4.0) << (neuron % 64);
             }
         }
-        Problem { residuals: values.iter().map(|&v| f16::from_f32(v)).collect(), labels, tokens }
+        let residuals = values.iter().map(|&v| f16::from_f32(v)).collect();
+        Problem { residuals, labels, experts: vec![0; tokens], tokens }
     }
 
     fn pairs(&self) -> Pairs<'_> {
-        Pairs { residuals: &self.residuals, labels: &self.labels, hidden: HIDDEN, ffn: FFN }
+        let (residuals, labels, experts) = (&self.residuals, &self.labels, &self.experts);
+        Pairs { residuals, labels, experts, used: 1, hidden: HIDDEN, ffn: FFN }
     }
 
     /// Share computed to find 95 % of the active neurons among the last eighth of the tokens.
@@ -61,8 +65,8 @@ impl Problem {
 
     fn trained(&self, rank: usize, steps: usize) -> Training {
         let train = 0..self.tokens / 8 * 7;
-        let odds = log_odds(&self.pairs().counts(train.clone()), train.len());
-        let mut training = Training::new(HIDDEN, rank, &odds, 5);
+        let odds = log_odds(&self.pairs().counts(1, train.clone()).1, train.len());
+        let mut training = Training::new(HIDDEN, rank, &odds, 1, 5);
         training.run(&self.pairs(), train, steps, 5, || Ok(())).unwrap();
         training
     }
@@ -73,7 +77,7 @@ fn a_separable_problem_is_learned() {
     let problem = Problem::new(4, 8192);
     let pairs = problem.pairs();
     let held_back = problem.tokens / 8 * 7..problem.tokens;
-    let active: u64 = pairs.counts(held_back.clone()).iter().sum();
+    let active: u64 = pairs.counts(1, held_back.clone()).1.iter().sum();
     let active = active as f64 / (held_back.len() * FFN) as f64;
     assert!((0.03..0.3).contains(&active), "{active} are active: the problem is not one");
     // With few more neurons than are active, 95 % are found; knowing the rates alone it takes most of them. Residuals of other

@@ -17,6 +17,10 @@ const ASKED_FROM: u64 = 256 << 20;
 /// Bytes that two cores pack in a second, for the announcement.
 const PACKED_A_SECOND: u64 = 150 << 20;
 
+/// Why a store of clusters has no use for what is about neurons.
+const CLUSTERS: &str =
+    "this store holds clusters, all of which are computed; pack the model by neuron (without --quant clusters)";
+
 /// What every verb that runs a model takes.
 #[derive(Args, Clone)]
 pub struct ModelArgs {
@@ -165,12 +169,27 @@ impl ModelArgs {
             return Ok(model);
         }
         let why = match model.config.form.experts {
-            Some(experts) if !experts.routed() => {
-                "this store holds clusters, all of which are computed; pack the model by neuron (without --quant clusters)"
+            Some(experts) if !experts.routed() => CLUSTERS,
+            _ => {
+                "this is a mixture of experts, whose routers need none; for the neurons inside its experts: train-predictor"
             }
-            _ => "this is a mixture of experts: its routers say what is computed, and nothing is made for its neurons",
         };
         Err(Error::Usage(format!("{verb}: {why}")))
+    }
+
+    /// As [`ModelArgs::open`], for `verb`, which is about what neurons do, in dense models and inside experts.
+    pub fn open_active(&self, verb: &str) -> Result<Model> {
+        let model = self.open()?;
+        let activation = model.config.activation;
+        match model.config.form.experts {
+            Some(experts) if experts.routed() && activation.is_sparse() => Ok(model),
+            Some(experts) if experts.routed() => {
+                let why = format!("this is a mixture of experts with {activation}, inside which no neuron is ever off");
+                Err(Error::Usage(format!("{verb}: {why}")))
+            }
+            _ if model.has_neurons() => Ok(model),
+            _ => Err(Error::Usage(format!("{verb}: {CLUSTERS}"))),
+        }
     }
 
     /// As [`ModelArgs::open`], in a form that a device can compute with.

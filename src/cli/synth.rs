@@ -95,8 +95,7 @@ fn parse_function(text: &str) -> Result<Activation, String> {
 pub fn run(args: Args) -> Result<()> {
     let (output, quant) = (&args.output, args.quant);
     let predictor = output.with_extension(Kind::MlpPredictor.file_name());
-    // Neurons of experts are found by their gates.
-    let predicts = args.active.is_some() && args.experts.is_none();
+    let predicts = args.active.is_some();
     for path in [Some(output), predicts.then_some(&predictor)].into_iter().flatten() {
         if path.exists() && !args.force {
             return Err(Error::Usage(format!("{} is there already; add --force to replace it", path.display())));
@@ -132,7 +131,8 @@ pub fn run(args: Args) -> Result<()> {
     let law = shape.law()?;
     let dir = output.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(".".as_ref());
     // A GGUF is packed for a while to calibrate its predictor.
-    let copies = if gguf && predicts { 2 } else { 1 };
+    let packs = gguf && predicts && args.experts.is_none();
+    let copies = if packs { 2 } else { 1 };
     check_room(dir, copies * config.parameters() * quant.row_bytes(config.hidden) as u64 / config.hidden as u64)?;
     let what = format!("writing {:.2} B random weights as {}", config.parameters() as f64 / 1e9, quant.name());
     let progress = Progress::new(what, Unit::Bytes);
@@ -151,7 +151,7 @@ pub fn run(args: Args) -> Result<()> {
         report["routing"] = json!(law);
     }
     if predicts {
-        let statistics = calibrate(&shape, output, gguf, &predictor, threads)?;
+        let statistics = calibrate(&shape, output, packs, &predictor, threads)?;
         tell(&statistics, &predictor)?;
         report["predictor"] = json!(predictor);
         report["statistics"] = json!(statistics);
@@ -176,8 +176,8 @@ fn planted(law: &Law) -> String {
 }
 
 /// Makes the predictor of the model that was written.
-fn calibrate(shape: &Shape, output: &Path, gguf: bool, predictor: &Path, threads: usize) -> Result<Statistics> {
-    let draft: Option<Draft> = if gguf {
+fn calibrate(shape: &Shape, output: &Path, packs: bool, predictor: &Path, threads: usize) -> Result<Statistics> {
+    let draft: Option<Draft> = if packs {
         let progress = Progress::new("packing it to calibrate its predictor", Unit::Bytes);
         let draft = pack_draft(output, &|done, total| progress.step(done, total))?;
         progress.finish();

@@ -33,7 +33,8 @@ const BUDGET_PERCENT: u64 = 10;
 /// Runs MODEL densely over the texts, notes which neurons were active, and trains a small network per layer, and for each
 /// --ahead one that looks so many layers ahead. Their sizes are searched: sparse and uneven layers need less. All together
 /// they stay below a tenth of the model. The file goes where `run --predictor mlp` finds it. After Ctrl-C the same command
-/// goes on where it was.
+/// goes on where it was. Of a mixture of experts with ReLU they say which neurons inside an expert may fire, and are used once
+/// it is packed (`pack`).
 #[derive(clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub struct Args {
@@ -107,8 +108,13 @@ impl TextArgs {
         if !(recall > 0.0 && recall < 1.0) {
             return Err(Error::Usage(format!("--recall {recall}: take a share between 0 and 1")));
         }
+        let mixture = model.config.form.experts.is_some();
+        if mixture && self.ahead != AHEAD && self.ahead != [0] {
+            let why = "--ahead: inside experts a layer is predicted from its own residual, and the routers look ahead; leave it out";
+            return Err(Error::Usage(why.into()));
+        }
         // What is there by default is not to be explained.
-        let far = self.ahead.iter().find(|&&k| k >= model.config.layers && !AHEAD.contains(&k));
+        let far = self.ahead.iter().find(|&&k| !mixture && k >= model.config.layers && !AHEAD.contains(&k));
         if let Some(far) = far {
             eprintln!("note: the model has {} layers, so nothing is {far} layers ahead", model.config.layers);
         }
@@ -128,7 +134,7 @@ impl TextArgs {
         };
         let names: Vec<_> = self.text.iter().map(|p| p.file_name().unwrap_or_default().to_string_lossy()).collect();
         let options = Options {
-            ahead: self.ahead.clone(),
+            ahead: if mixture { Vec::new() } else { self.ahead.clone() },
             recall,
             budget: train::model_bytes(model) * BUDGET_PERCENT / 100,
             seed,
@@ -247,7 +253,7 @@ pub fn permille(progress: &Progress, done: f64, all: usize) -> Result<()> {
 }
 
 pub fn run(args: Args) -> Result<()> {
-    let model = args.model.open_neurons("train-predictor")?;
+    let model = args.model.open_active("train-predictor")?;
     let reading = Reading {
         kind: Kind::MlpPredictor,
         limit: args.tokens,

@@ -3,7 +3,7 @@
 use super::attention::{attention, rotate_and_put};
 use super::batch::Buffers;
 use super::embed::embed;
-use super::ffn::{self, CachedTools, Chosen, Neurons, Selection, Work};
+use super::ffn::{self, CachedTools, Chosen, Neurons, Scorer, Selection, Work};
 use super::forward::{Executor, Pass, Phase, Step};
 use super::inputs::Input;
 use super::observer::SeenAttention;
@@ -89,6 +89,7 @@ impl Executor for Host<'_> {
                 route(pass, l, experts);
             }
             foresee_experts(pass, l);
+            look_inside(pass, l);
             return Wanted::Experts;
         }
         if pass.is_chunk() {
@@ -217,18 +218,38 @@ fn foresee_experts(pass: &mut Pass<'_, '_>, l: usize) {
     }
 }
 
+/// Computes the hidden values of the network that says which neurons of the chosen experts may fire, if the layer has one. A prompt's chunk
+/// goes by the gates.
+fn look_inside(pass: &mut Pass<'_, '_>, l: usize) {
+    let (n, is_chunk) = (pass.n(), pass.is_chunk());
+    let Pass { model, pool, kernels, buffers: b, sparsity, .. } = pass;
+    if let Some((network, _)) = sparsity.inside(l).filter(|_| !is_chunk) {
+        let mut tools = crate::predictor::Tools { model, pool, kernels, scratch: &mut b.scratch };
+        network.hidden_values(&mut tools, &b.x, n, &mut b.experts.values);
+    }
+}
+
 /// Adds what the chosen experts make of the normed residual to the residual.
 fn add_experts(pass: &mut Pass<'_, '_>, l: usize, weights: &ExpertWeights) {
-    let Pass { model, pool, kernels, buffers: b, cached, probe, .. } = pass;
+    let is_chunk = pass.is_chunk();
+    let Pass { model, pool, kernels, buffers: b, sparsity, cached, probe, .. } = pass;
     let c = &model.config;
     let experts = c.form.experts.expect("a mixture");
     probe.show_experts(b, l, experts);
     let Buffers { tiles, experts: scratch, x, normed, routes, .. } = &mut **b;
-    let read = match cached {
-        Some(cached) => cached.experts(pool, kernels, c, l, routes, normed, tiles, scratch, x),
-        None => ffn::experts(pool, kernels, c, &Chosen::all(weights, routes), normed, tiles, scratch, x),
+    // Lent to the scorer, beside the rest.
+    let values = std::mem::take(&mut scratch.values);
+    let scorer = |(network, least)| Scorer { network, values: &values, least };
+    let scorer = sparsity.inside(l).filter(|_| !is_chunk).map(scorer);
+    let mut read = match cached {
+        Some(cached) => cached.experts(pool, kernels, c, l, (routes, scorer), normed, tiles, scratch, x),
+        None => ffn::experts(pool, kernels, c, &Chosen::all(weights, routes, scorer), normed, tiles, scratch, x),
     };
-    probe.report.add_experts(l, c, routes.tokens.len(), read + weights.router_bytes());
+    let predicted = scorer.is_some();
+    scratch.values = values;
+    read.bytes += weights.router_bytes();
+    probe.report.add_experts(l, c, routes.tokens.len(), read);
+    probe.show_inside(b, l, c.ffn_kind, predicted);
 }
 
 /// Normalises the residual into `buffers.normed` and `columns`, and computes all gates if the layer asks for them. Returns whether the

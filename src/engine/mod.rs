@@ -20,7 +20,7 @@ pub mod split;
 pub use batch::{BatchToken, Logits};
 pub use ffn::{CachedFfn, Counts, HostBudget, Selection, Work};
 pub use health::{Failure, unread};
-pub use observer::{AuditCounts, LiveAudit, Observer, Seen, SeenAttention};
+pub use observer::{AuditCounts, LiveAudit, Observer, Seen, SeenAttention, SeenExperts};
 pub use report::Report;
 pub use session::Session;
 pub use sparsity::{Choice, Foresight, Sparsity};

@@ -1,8 +1,10 @@
 //! Observing a model while it runs: what profilers, trainers and audits need of each layer.
 
-use super::ffn::Selection;
+use super::ffn::{Selection, activation};
+use super::routing::{Group, Routed};
 use crate::ids::StoreId;
 use crate::model::Activation;
+use crate::model::config::Ffn;
 
 /// Is called for each layer once its activations are known, before its FFN is added to the residual.
 pub trait Observer {
@@ -13,10 +15,63 @@ pub trait Observer {
     /// Looks at one layer.
     fn layer(&mut self, seen: &Seen<'_>);
 
+    /// Whether it wants to see the neurons inside a mixture's experts, too, which costs their computation.
+    fn looks_inside(&self) -> bool {
+        false
+    }
+
+    /// Looks at the neurons of a mixture's chosen experts, after [`Observer::layer`] was called for their layer; not where a device computes
+    /// experts.
+    fn inside(&mut self, _seen: &SeenExperts<'_>) {}
+
     /// The neurons of the layer that it looked at last that were active for some token and not computed, ascending; `None` if it does not
     /// keep them.
     fn missed(&self) -> Option<&[StoreId]> {
         None
+    }
+}
+
+/// The chosen experts of one layer of a pass, and what their neurons do.
+pub struct SeenExperts<'a> {
+    /// The layer's number, from 0.
+    pub layer: usize,
+    /// Tokens of the pass.
+    pub n: usize,
+    /// The experts that some token has.
+    pub groups: &'a [Group],
+    /// The tokens of each group.
+    pub tokens: &'a [Routed],
+    /// True products of gate and up of all their neurons, `[tokens of all groups, 2 ffn]`.
+    pub products: &'a [f32],
+    /// What becomes of the two.
+    pub kind: Ffn,
+    /// Which of these neurons were computed, `[tokens of all groups, ffn]`.
+    pub computed: &'a [bool],
+    /// Whether a network said which; otherwise all were.
+    pub predicted: bool,
+}
+
+impl SeenExperts<'_> {
+    /// Each expert with each of its tokens, and the products of gate and of up, `[2 ffn]`.
+    pub fn each(&self) -> impl Iterator<Item = (Group, Routed, &[f32])> {
+        let size = self.products.len() / self.tokens.len();
+        let groups = self.groups.iter().flat_map(|group| (0..group.tokens).map(move |_| *group));
+        groups.zip(self.tokens).zip(self.products.chunks_exact(size)).map(|((group, routed), of)| (group, *routed, of))
+    }
+
+    /// Of each neuron of each expert for each of its tokens: whether it is active, and whether it was computed.
+    pub fn pairs(&self, by: Activation) -> impl Iterator<Item = (bool, bool)> {
+        let ffn = self.computed.len() / self.tokens.len();
+        let of_token = move |(_, _, products): (Group, Routed, &[f32])| {
+            let (gates, ups) = products.split_at(ffn);
+            gates.iter().zip(ups).map(|(gate, up)| self.active(by, *gate, *up)).collect::<Vec<_>>()
+        };
+        self.each().flat_map(of_token).zip(self.computed.iter().copied())
+    }
+
+    /// Whether a neuron with these products is active.
+    pub fn active(&self, by: Activation, gate: f32, up: f32) -> bool {
+        activation(self.kind, by, gate, up) != 0.0
     }
 }
 
@@ -128,6 +183,20 @@ impl Observer for LiveAudit {
         for (&neuron, &mask) in selection.neurons.iter().zip(&selection.masks) {
             let computed = (0..seen.n).filter(|token| mask >> token & 1 == 1);
             self.counts.found += computed.filter(|token| active(token * ffn + neuron.index())).count() as u64;
+        }
+    }
+
+    fn looks_inside(&self) -> bool {
+        true
+    }
+
+    fn inside(&mut self, seen: &SeenExperts<'_>) {
+        if !seen.predicted {
+            return;
+        }
+        for (active, computed) in seen.pairs(self.activation) {
+            self.counts.active += u64::from(active);
+            self.counts.found += u64::from(active && computed);
         }
     }
 

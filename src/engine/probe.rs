@@ -2,12 +2,13 @@
 
 use super::batch::Buffers;
 use super::ffn::{self, CachedFfn, CachedTools};
-use super::observer::{Observer, Seen};
+use super::observer::{Observer, Seen, SeenExperts};
 use super::report::Report;
 use crate::clock;
 use crate::cpu::{Kernels, ThreadPool};
 use crate::device::timeline::Stage;
 use crate::model::Model;
+use crate::model::config::Ffn;
 use crate::model::layer::Experts;
 
 /// Measures and shows the phases of one pass.
@@ -65,5 +66,16 @@ impl Probe<'_, '_> {
         let (residual, input, gates, activations) =
             (&b.x[..], &b.normed[..], &b.routes.products[..], &b.activations[..]);
         observer.layer(&Seen { layer: l, first, n, residual, input, gates, activations, selection: None });
+        b.experts.shows = observer.looks_inside();
+    }
+
+    /// Shows the observer what was computed inside the experts of layer `l`, if it looks there.
+    pub fn show_inside(&mut self, b: &mut Buffers, l: usize, kind: Ffn, predicted: bool) {
+        if let Some(observer) = self.observer.as_mut().filter(|_| std::mem::take(&mut b.experts.shows)) {
+            let (groups, tokens) = (&b.routes.groups[..], &b.routes.tokens[..]);
+            let (products, computed) = (&b.experts.true_products[..], &b.experts.computed[..]);
+            let n = b.positions.len();
+            observer.inside(&SeenExperts { layer: l, n, groups, tokens, products, kind, computed, predicted });
+        }
     }
 }

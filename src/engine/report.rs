@@ -1,6 +1,6 @@
 //! What the engine did: time by stage, neurons computed, bytes read.
 
-use super::ffn::{Counts, Selection};
+use super::ffn::{Counts, ExpertsRead, Selection};
 use super::sparsity::Wanted;
 use crate::device::timeline::Stage;
 use crate::host_cache::HostCacheCounts;
@@ -31,6 +31,9 @@ pub struct Report {
     /// For each layer, neurons (of a mixture: experts) times tokens that were computed: all in dense layers, those that fired in exact ones, those that were
     /// selected in predicted ones.
     pub computed: Vec<u64>,
+    /// In a mixture whose experts have a network that says which of their neurons may fire: neurons times tokens that were computed, and all of
+    /// the chosen experts; else zeros.
+    pub inside: (u64, u64),
 }
 
 impl Report {
@@ -65,11 +68,12 @@ impl Report {
         self.ffn_bytes += gates + read.bytes(&layer.ffn);
     }
 
-    /// Adds the experts that were computed in layer `l`, for so many pairs of expert and token, and the bytes that were read for them.
-    pub fn add_experts(&mut self, l: usize, config: &ModelConfig, pairs: usize, bytes: u64) {
+    /// Adds the experts that were computed in layer `l`, for so many pairs of expert and token, and what was read for them.
+    pub fn add_experts(&mut self, l: usize, config: &ModelConfig, pairs: usize, read: ExpertsRead) {
         self.computed.resize(config.layers, 0);
         self.computed[l] += pairs as u64;
-        self.ffn_bytes += bytes;
+        self.ffn_bytes += read.bytes;
+        self.inside = (self.inside.0 + read.neurons, self.inside.1 + read.of);
     }
 
     /// Sets all sums to 0, and keeps the memory.
@@ -79,8 +83,12 @@ impl Report {
         *self = Report { computed, ..Report::default() };
     }
 
-    /// Neurons computed / all neurons, or experts by all experts, over all layers, 0 to 1.
+    /// Neurons computed / all neurons, or experts by all experts, over all layers, 0 to 1. Where a network says which neurons of experts may
+    /// fire: of the neurons of those experts that tokens have.
     pub fn computed_share(&self, config: &ModelConfig) -> f64 {
+        if self.inside.1 > 0 {
+            return self.inside.0 as f64 / self.inside.1 as f64;
+        }
         let all = self.tokens * (config.clusters() * config.layers) as u64;
         self.computed.iter().sum::<u64>() as f64 / all.max(1) as f64
     }

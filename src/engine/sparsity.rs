@@ -4,7 +4,7 @@ use super::ffn::Selection;
 use crate::cache::{NeuronCache, PerTier, Tier};
 use crate::formats::MappedFile;
 use crate::ids::StoreId;
-use crate::predictor::{Calibration, Kind, Predictor, Tools};
+use crate::predictor::{Calibration, Kind, NetworkWeights, Predictor, Tools};
 use std::sync::Arc;
 
 /// What one layer's FFN computes, as the user asks for it.
@@ -260,6 +260,13 @@ impl Sparsity {
             Rule::Predicted { predictor, ahead, .. } => Some((predictor, *ahead)),
             Rule::Dense | Rule::Exact => None,
         }
+    }
+
+    /// The network that says which neurons of a layer's chosen experts may fire, and the score from which on they may; `None` where their gates
+    /// say it. Of a mixture.
+    pub fn inside(&self, layer: usize) -> Option<(NetworkWeights<'_>, f32)> {
+        let (predictor, ahead) = self.predictor(layer)?;
+        Some((predictor.network(layer, ahead)?, self.min_scores(layer)[Tier::Host]))
     }
 
     /// The largest number of layers that one is predicted ahead.

@@ -26,8 +26,11 @@ pub struct Header {
     pub layers: usize,
     /// Numbers of the model's residual per token: what a predictor reads.
     pub hidden: usize,
-    /// Neurons per layer.
+    /// Neurons per layer; of a mixture, of an expert.
     pub ffn: usize,
+    /// Experts per layer, whose neurons stand one expert after the other; 1 without experts.
+    #[serde(default = "one", skip_serializing_if = "is_one")]
+    pub experts: usize,
     /// A neuron is computed from this probability on, unless its table or the user says otherwise.
     pub threshold: f32,
     /// `[layers]`: the magnitude |act(gate)| above which a neuron of the layer counts as active; zeros for ReLU models.
@@ -71,6 +74,26 @@ pub struct Table {
 /// An open predictor file.
 pub type PredictorFile = SectionFile<Header>;
 
+fn one() -> usize {
+    1
+}
+
+fn is_one(experts: &usize) -> bool {
+    *experts == 1
+}
+
+impl Header {
+    /// Neurons of a layer, of all its experts.
+    pub fn neurons(&self) -> usize {
+        self.ffn * self.experts
+    }
+
+    /// What a layer consists of: its experts, or its neurons where it has none.
+    pub fn clusters(&self) -> usize {
+        if self.experts > 1 { self.experts } else { self.ffn }
+    }
+}
+
 impl sections::Header for Header {
     const MAGIC: [u8; 8] = *b"PREDICT\0";
     const VERSION: u32 = 1;
@@ -103,6 +126,7 @@ fn check(h: &Header) -> Result<(), (String, String)> {
     let bad = |field: &str, why: String| Err((field.to_owned(), why));
     let share = |x: f32| (0.0..=1.0).contains(&x);
     sections::check_shape(h.layers, h.hidden, h.ffn)?;
+    sections::check_bounds(&[("experts", h.experts, 1 << 16)]).map_err(|(field, why)| (field.to_owned(), why))?;
     if !share(h.threshold) {
         return bad("threshold", format!("is {}, not a probability", h.threshold));
     }

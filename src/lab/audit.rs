@@ -1,6 +1,6 @@
 //! How good a sparse run is, compared with the true activations of every layer and with the dense model's logits.
 
-use crate::engine::{Observer, Seen};
+use crate::engine::{Engine, Observer, Seen, SeenExperts};
 use crate::model::ModelConfig;
 use serde::Serialize;
 
@@ -20,6 +20,7 @@ pub struct Audit {
     config: ModelConfig,
     activation_thresholds: Vec<f32>,
     layers: Vec<Tally>,
+    inside: bool,
 }
 
 /// Shares of (neuron, token) pairs, 0 to 1.
@@ -39,7 +40,15 @@ impl Audit {
     /// Nothing counted yet. `activation_thresholds` are the layers' activation thresholds, `[layers]`: 0 for ReLU models.
     pub fn new(config: &ModelConfig, activation_thresholds: Vec<f32>) -> Audit {
         assert_eq!(activation_thresholds.len(), config.layers);
-        Audit { layers: vec![Tally::default(); config.layers], config: config.clone(), activation_thresholds }
+        let layers = vec![Tally::default(); config.layers];
+        Audit { layers, config: config.clone(), activation_thresholds, inside: false }
+    }
+
+    /// Nothing counted yet of what this engine computes. Of a mixture, where a network says which neurons of its experts may fire, it counts
+    /// the neurons of the experts that a token has; else experts.
+    pub fn of(engine: &Engine) -> Audit {
+        let inside = engine.model.config.form.experts.is_some() && !engine.sparsity().is_dense();
+        Audit { inside, ..Audit::new(&engine.model.config, engine.sparsity().activation_thresholds().to_vec()) }
     }
 
     /// The shares over all layers together, and those of each layer, `[layers]`.
@@ -68,6 +77,9 @@ impl Tally {
 
 impl Observer for Audit {
     fn layer(&mut self, seen: &Seen<'_>) {
+        if self.inside {
+            return;
+        }
         let (ffn, activation_threshold, act) =
             (self.config.clusters(), self.activation_thresholds[seen.layer], self.config.activation);
         let active = |at: usize| match activation_threshold > 0.0 {
@@ -92,6 +104,20 @@ impl Observer for Audit {
                     tally.hit += wanted.filter(|b| active(b * ffn + neuron.index())).count() as u64;
                 }
             }
+        }
+    }
+
+    fn looks_inside(&self) -> bool {
+        self.inside
+    }
+
+    fn inside(&mut self, seen: &SeenExperts<'_>) {
+        let tally = &mut self.layers[seen.layer];
+        tally.all += seen.computed.len() as u64;
+        for (active, computed) in seen.pairs(self.config.activation) {
+            tally.active += u64::from(active);
+            tally.computed += u64::from(computed);
+            tally.hit += u64::from(active && computed);
         }
     }
 }

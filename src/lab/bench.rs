@@ -387,7 +387,7 @@ fn audit(engine: &mut Engine, options: &BenchOptions) -> Result<Shares> {
     let tokens = if engine.cached.is_some() { TOKENS / 16 } else { TOKENS };
     let mut drawn = Tokens::new(options.text.as_deref(), engine.model.config.vocab, 2);
     let mut session = Session::new(engine, tokens, options.kv)?;
-    let mut audit = Audit::new(&engine.model.config, engine.sparsity().activation_thresholds().to_vec());
+    let mut audit = Audit::of(engine);
     for _ in 0..tokens {
         interrupt::check()?;
         engine.forward_observed(&mut session.kv, &[drawn.next()], Logits::None, &mut audit);
@@ -458,7 +458,10 @@ fn row(
         token_ms_p99: at(0.99),
         bytes_per_token: decode.then_some(bytes),
         predictor: match model.config.form.experts {
-            Some(experts) if experts.routed() => Kind::Router.name().into(),
+            Some(experts) if experts.routed() && (!decode || engine.sparsity().is_dense()) => {
+                Kind::Router.name().into()
+            }
+            Some(experts) if experts.routed() => engine.sparsity().name(),
             None if decode => engine.sparsity().name(),
             _ => Kind::Dense.name().into(),
         },

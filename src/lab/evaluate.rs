@@ -160,7 +160,7 @@ struct Beside {
 
 impl Beside {
     fn new(engine: &Engine, context: usize, kv: KvType) -> Result<Beside> {
-        let audit = Audit::new(&engine.model.config, engine.sparsity().activation_thresholds().to_vec());
+        let audit = Audit::of(engine);
         let session = Session::new(engine, context, kv)?;
         Ok(Beside { session, audit, agreement: Agreement::default(), dense_nll: 0.0 })
     }

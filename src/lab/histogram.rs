@@ -140,18 +140,20 @@ pub fn measure(
         Kind::Sign => Histogram::of_signs(e.hidden),
         _ => Histogram::of_logits(),
     };
-    let order = &model.layers[layer].order;
+    let (order, pairs) = (&model.layers[layer].order, samples.pairs(layer, ahead));
     for first in range.clone().step_by(MAX_COLUMNS) {
         let n = MAX_COLUMNS.min(range.end - first);
         residual.resize(n * e.hidden, 0.0);
-        scores.resize(n * e.ffn, 0.0);
-        samples.residuals(layer - ahead)[first * e.hidden..][..n * e.hidden].convert_to_f32_slice(&mut residual);
+        let neurons = e.experts * e.ffn;
+        scores.resize(n * neurons, 0.0);
+        pairs.residuals[first * e.hidden..][..n * e.hidden].convert_to_f32_slice(&mut residual);
         let mut tools = Tools { model, pool: &mut *pool, kernels, scratch: &mut scratch };
         predictor.score(&mut tools, layer, ahead, &residual, n, &mut scores);
-        let labels = samples.labels(layer)[first * e.words()..].chunks_exact(e.words());
-        for (scores, labels) in scores.chunks_exact(e.ffn).zip(labels) {
-            for (neuron, &score) in order.in_store_order(e.ffn).zip(scores) {
-                histogram.add(score, labels[neuron.index() / 64] >> (neuron.index() % 64) & 1 == 1);
+        for (token, scores) in (first..).zip(scores.chunks_exact(neurons)) {
+            for (expert, labels) in pairs.of_token(token) {
+                for (neuron, &score) in order.in_store_order(e.ffn).zip(&scores[expert * e.ffn..]) {
+                    histogram.add(score, labels[neuron.index() / 64] >> (neuron.index() % 64) & 1 == 1);
+                }
             }
         }
         step()?;

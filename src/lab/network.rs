@@ -6,11 +6,9 @@
 
 use crate::error::Result;
 use crate::lab::histogram::Histogram;
-use crate::predictor::mlp;
+use crate::lab::samples::Pairs;
 use crate::prng::Prng;
 use faer::{Accum, MatMut, MatRef, Par};
-use half::f16;
-use half::slice::HalfFloatSliceExt;
 use rayon::prelude::*;
 use std::ops::Range;
 
@@ -31,47 +29,6 @@ const BETA1: f32 = 0.9;
 const BETA2: f32 = 0.99;
 const EPSILON: f32 = 1e-8;
 const DECAY: f32 = 1e-2;
-
-/// Training data of one layer: for each token the residual, which is the input, and which neurons were active, which is to be predicted.
-#[derive(Clone, Copy)]
-pub struct Pairs<'a> {
-    /// `[tokens, hidden]`
-    pub residuals: &'a [f16],
-    /// Active neurons, `[tokens, ffn / 64]` words, bit n for neuron n.
-    pub labels: &'a [u64],
-    /// Numbers of a residual.
-    pub hidden: usize,
-    /// Neurons of the layer.
-    pub ffn: usize,
-}
-
-impl Pairs<'_> {
-    fn words(&self) -> usize {
-        self.ffn.div_ceil(64)
-    }
-
-    /// The input of a network for a token.
-    fn input(&self, token: usize, out: &mut [f32]) {
-        let mut residual = vec![0.0; self.hidden];
-        self.residuals[token * self.hidden..][..self.hidden].convert_to_f32_slice(&mut residual);
-        mlp::normalise(&residual, out);
-    }
-
-    /// How often each neuron was active in the tokens `tokens`, `[ffn]`.
-    pub fn counts(&self, tokens: Range<usize>) -> Vec<u64> {
-        let mut counts = vec![0; self.ffn];
-        for labels in self.labels[tokens.start * self.words()..tokens.end * self.words()].chunks_exact(self.words()) {
-            for (w, &word) in labels.iter().enumerate() {
-                let mut left = word;
-                while left != 0 {
-                    counts[w * 64 + left.trailing_zeros() as usize] += 1;
-                    left &= left - 1;
-                }
-            }
-        }
-        counts
-    }
-}
 
 /// Log-odds that each neuron is active, `[ffn]`, from its count in `tokens` tokens; half a count is added to either side so that they are
 /// finite. It is the best prediction that ignores the input.
@@ -122,23 +79,28 @@ struct InnerRows {
     bias: Trained,
 }
 
-/// A slice of neurons.
+/// A slice of an expert's neurons.
 struct Slice {
+    expert: usize,
     first: usize,
     neurons: usize,
+    /// Which tokens of the batch have the expert, by their place in it.
+    tokens: Vec<usize>,
+    /// Their hidden values, `[tokens, rank]`, where not all have it.
+    values: Vec<f32>,
     /// `[neurons, rank]`
     weights: Trained,
     bias: Trained,
-    /// Logits, then their gradients, `[BATCH, neurons]`.
+    /// Logits, then their gradients, `[tokens, neurons]`.
     logits: Vec<f32>,
-    /// This slice's part of the gradient of the hidden values, `[BATCH, rank]`.
+    /// This slice's part of the gradient of the tokens' hidden values, `[tokens, rank]`.
     back: Vec<f32>,
 }
 
 /// A network in training.
 pub struct Training {
     hidden: usize,
-    ffn: usize,
+    neurons: usize,
     rank: usize,
     inner: Vec<InnerRows>,
     slices: Vec<Slice>,
@@ -198,9 +160,9 @@ fn sigmoid(x: f32) -> f32 {
 }
 
 impl Training {
-    /// A network of rank `rank` whose output biases are `log_odds`, `[ffn]`: untrained, it predicts how often each neuron is active.
-    pub fn new(hidden: usize, rank: usize, log_odds: &[f32], seed: u64) -> Training {
-        let ffn = log_odds.len();
+    /// A network of rank `rank` whose output biases are `log_odds`, `[experts, ffn]`: untrained, it predicts how often each neuron is active.
+    pub fn new(hidden: usize, rank: usize, log_odds: &[f32], experts: usize, seed: u64) -> Training {
+        let (neurons, ffn) = (log_odds.len(), log_odds.len() / experts);
         let mut rng = Prng::new(seed);
         let inner = (0..rank).step_by(INNER_ROWS).map(|first| {
             let rows = INNER_ROWS.min(rank - first);
@@ -209,18 +171,20 @@ impl Training {
             InnerRows { rows, weights, bias: Trained::new(vec![0.0; rows]) }
         });
         let inner = inner.collect();
-        let slices = (0..ffn).step_by(SLICE).map(|first| {
+        let firsts = (0..experts).flat_map(|expert| (0..ffn).step_by(SLICE).map(move |first| (expert, first)));
+        let slices = firsts.map(|(expert, first)| {
             let neurons = SLICE.min(ffn - first);
             let weights = Trained::new(random(&mut rng, neurons * rank, 0.5 / (rank.max(1) as f32).sqrt()));
-            let bias = Trained::new(log_odds[first..first + neurons].to_vec());
-            let (logits, back) = (vec![0.0; BATCH * neurons], vec![0.0; BATCH * rank]);
-            Slice { first, neurons, weights, bias, logits, back }
+            let bias = Trained::new(log_odds[expert * ffn + first..][..neurons].to_vec());
+            let back = vec![0.0; BATCH * rank];
+            let (tokens, values, logits) = (Vec::new(), Vec::new(), Vec::new());
+            Slice { expert, first, neurons, tokens, values, weights, bias, logits, back }
         });
         let slices = slices.collect();
         let values = || vec![0.0; BATCH * rank];
         Training {
             hidden,
-            ffn,
+            neurons,
             rank,
             inner,
             slices,
@@ -279,9 +243,11 @@ impl Training {
         let (values, input) = (&self.values, &self.input);
         self.slices.par_iter_mut().for_each(|slice| slice.step(pairs, batch, values, rank, s));
         // Gradient of the hidden values, through the relu.
-        self.gradient.copy_from_slice(&self.slices[0].back);
-        for slice in &self.slices[1..] {
-            crate::ops::math::add(&mut self.gradient, &slice.back);
+        self.gradient.fill(0.0);
+        for slice in &self.slices {
+            for (back, at) in slice.back.chunks_exact(rank).zip(&slice.tokens) {
+                crate::ops::math::add(&mut self.gradient[at * rank..(at + 1) * rank], back);
+            }
         }
         self.gradient.iter_mut().zip(values).for_each(|(g, v)| *g = if *v > 0.0 { *g } else { 0.0 });
         let gradient = matrix(&self.gradient, BATCH, rank);
@@ -320,7 +286,7 @@ impl Training {
 
     /// Counts the scores of the tokens `range`, and whether each neuron was active.
     pub fn histogram(&mut self, pairs: &Pairs<'_>, range: Range<usize>) -> Histogram {
-        let (rank, words) = (self.rank, pairs.words());
+        let rank = self.rank;
         let mut sum = Histogram::of_logits();
         for first in range.clone().step_by(BATCH) {
             let tokens: Vec<usize> = (first..range.end.min(first + BATCH)).collect();
@@ -330,12 +296,12 @@ impl Training {
             let values = &self.values;
             let parts = self.slices.par_iter_mut().map(|slice| {
                 let mut histogram = Histogram::of_logits();
-                slice.forward(values, tokens.len(), rank);
-                for (logits, &token) in slice.logits.chunks_exact(slice.neurons).zip(&tokens) {
+                slice.forward(pairs, &tokens, values, rank);
+                for (logits, &at) in slice.logits.chunks_exact(slice.neurons).zip(&slice.tokens) {
+                    let labels = pairs.of_expert(tokens[at], slice.expert).expect("it was chosen for having it");
                     for (i, (&logit, bias)) in logits.iter().zip(&slice.bias.weights).enumerate() {
                         let neuron = slice.first + i;
-                        let active = pairs.labels[token * words + neuron / 64] >> (neuron % 64) & 1 == 1;
-                        histogram.add(logit + bias, active);
+                        histogram.add(logit + bias, labels[neuron / 64] >> (neuron % 64) & 1 == 1);
                     }
                 }
                 histogram
@@ -354,31 +320,44 @@ impl Training {
             outer: join(&|s| s.weights.weights.clone()),
             outer_bias: join(&|s| s.bias.weights.clone()),
         };
-        assert_eq!(weights.outer.len(), self.ffn * self.rank);
+        assert_eq!(weights.outer.len(), self.neurons * self.rank);
         weights
     }
 }
 
 impl Slice {
-    /// Logits without bias of `n` tokens.
-    fn forward(&mut self, values: &[f32], n: usize, rank: usize) {
-        if rank == 0 {
-            self.logits.fill(0.0);
+    /// Logits without bias of those of `batch` that have the expert.
+    fn forward(&mut self, pairs: &Pairs<'_>, batch: &[usize], values: &[f32], rank: usize) {
+        let Slice { expert, tokens, values: own, logits, .. } = self;
+        tokens.clear();
+        tokens.extend((0..batch.len()).filter(|&at| pairs.of_expert(batch[at], *expert).is_some()));
+        logits.clear();
+        logits.resize(tokens.len() * self.neurons, 0.0);
+        if rank == 0 || tokens.is_empty() {
             return;
         }
+        let values = match tokens.len() == batch.len() {
+            true => values,
+            false => {
+                own.clear();
+                tokens.iter().for_each(|at| own.extend_from_slice(&values[at * rank..(at + 1) * rank]));
+                &own[..]
+            }
+        };
         let weights = matrix(&self.weights.weights, self.neurons, rank);
-        multiply(matrix_mut(&mut self.logits, n, self.neurons), matrix(values, n, rank), weights.transpose());
+        let n = tokens.len();
+        multiply(matrix_mut(logits, n, self.neurons), matrix(values, n, rank), weights.transpose());
     }
 
     fn step(&mut self, pairs: &Pairs<'_>, batch: &[usize; BATCH], values: &[f32], rank: usize, s: UpdateStep) {
-        self.forward(values, BATCH, rank);
+        self.forward(pairs, batch, values, rank);
         // The loss is summed over neurons and averaged over tokens. Neurons do not share a loss, so a layer with more of them is no harder
         // to train.
         let share = 1.0 / BATCH as f32;
-        let words = pairs.words();
         self.bias.gradient.fill(0.0);
-        for (logits, &token) in self.logits.chunks_exact_mut(self.neurons).zip(batch) {
-            let labels = &pairs.labels[token * words + self.first / 64..];
+        for (logits, &at) in self.logits.chunks_exact_mut(self.neurons).zip(&self.tokens) {
+            let labels = pairs.of_expert(batch[at], self.expert).expect("it was chosen for having it");
+            let labels = &labels[self.first / 64..];
             let sums = self.bias.gradient.chunks_mut(64).zip(self.bias.weights.chunks(64));
             for ((logits, (sums, biases)), &word) in logits.chunks_mut(64).zip(sums).zip(labels) {
                 for (i, (logit, (sum, bias))) in logits.iter_mut().zip(sums.iter_mut().zip(biases)).enumerate() {
@@ -388,11 +367,18 @@ impl Slice {
                 }
             }
         }
-        let logits = matrix(&self.logits, BATCH, self.neurons);
-        let weights = matrix(&self.weights.weights, self.neurons, rank);
-        multiply(matrix_mut(&mut self.back, BATCH, rank), logits, weights);
-        let gradient = matrix_mut(&mut self.weights.gradient, self.neurons, rank);
-        multiply(gradient, logits.transpose(), matrix(values, BATCH, rank));
+        let n = self.tokens.len();
+        let values = if n == BATCH { values } else { &self.values[..] };
+        if n == 0 {
+            self.back.fill(0.0);
+            self.weights.gradient.fill(0.0);
+        } else {
+            let logits = matrix(&self.logits, n, self.neurons);
+            let weights = matrix(&self.weights.weights, self.neurons, rank);
+            multiply(matrix_mut(&mut self.back, n, rank), logits, weights);
+            let gradient = matrix_mut(&mut self.weights.gradient, self.neurons, rank);
+            multiply(gradient, logits.transpose(), matrix(values, n, rank));
+        }
         self.weights.update(s);
         self.bias.update(UpdateStep { decay: 0.0, ..s });
     }

@@ -2,17 +2,20 @@
 //! which of its neurons were active, recorded while the model runs densely over text.
 //!
 //! They go to a file, since those of a large model do not fit into memory: per layer the residuals as f16, `[tokens, hidden]`,
-//! then the labels as bits, `[tokens, ffn / 64]` words, neurons in the published numbering. The training tokens come first,
-//! then those held back. Only the trainer reads the file: it has no header, and its name says which samples it holds.
+//! then the labels as bits, `[tokens, used, ffn / 64]` words, neurons in the published numbering, and the experts that each token has,
+//! `[tokens, used]`: of a mixture the labels are of these; other models have one expert, and every token has it. The training tokens come
+//! first, then those held back. Only the trainer reads the file: it has no header, and its name says which samples it holds.
 
-use crate::engine::{Engine, Logits, Observer, Seen, Session};
+use crate::engine::{Engine, Logits, Observer, Seen, SeenExperts, Session};
 use crate::error::{Error, Result};
 use crate::formats::{MappedFile, temporary};
 use crate::ids::Permutation;
 use crate::model::{Activation, KvType, Model};
+use crate::predictor::mlp;
 use half::f16;
 use half::slice::HalfFloatSliceExt;
 use std::fs::File;
+use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 
@@ -32,8 +35,12 @@ pub struct Extent {
     pub layers: usize,
     /// Numbers of a residual.
     pub hidden: usize,
-    /// Neurons of a layer.
+    /// Neurons of a layer; of a mixture, of an expert.
     pub ffn: usize,
+    /// Experts of a layer.
+    pub experts: usize,
+    /// Experts that a token has.
+    pub used: usize,
     /// Number of tokens to train on; they come first.
     pub train: usize,
     /// Number of tokens held back for validation, after those.
@@ -46,7 +53,7 @@ impl Extent {
         self.train + self.held_back
     }
 
-    /// 64-bit words of a token's labels in one layer.
+    /// 64-bit words of a token's labels in one layer, of each of its experts.
     pub fn words(&self) -> usize {
         self.ffn.div_ceil(64)
     }
@@ -55,8 +62,13 @@ impl Extent {
         (self.tokens() as u64 * self.hidden as u64 * 2).next_multiple_of(ALIGN)
     }
 
+    fn label_bytes(&self) -> u64 {
+        (self.tokens() as u64 * (self.used * self.words()) as u64 * 8).next_multiple_of(ALIGN)
+    }
+
     fn layer_bytes(&self) -> u64 {
-        self.residual_bytes() + (self.tokens() as u64 * self.words() as u64 * 8).next_multiple_of(ALIGN)
+        let experts = (self.tokens() as u64 * self.used as u64 * 4).next_multiple_of(ALIGN);
+        self.residual_bytes() + self.label_bytes() + experts
     }
 
     /// Bytes of the file of samples.
@@ -67,8 +79,13 @@ impl Extent {
     /// Approximate bytes of one token's samples over all layers.
     pub fn token_bytes(model: &Model) -> u64 {
         let c = &model.config;
-        c.layers as u64 * (c.hidden as u64 * 2 + c.ffn.div_ceil(64) as u64 * 8)
+        c.layers as u64 * (c.hidden as u64 * 2 + used(model) as u64 * (c.ffn.div_ceil(64) as u64 * 8 + 4))
     }
+}
+
+/// Experts that a token has.
+fn used(model: &Model) -> usize {
+    model.config.form.experts.map_or(1, |experts| experts.used)
 }
 
 /// Which windows of a text are sampled, and which of them are held back.
@@ -101,8 +118,15 @@ impl Plan {
         let chosen: Vec<(usize, usize)> = (0..wanted).map(|i| all[i * all.len() / wanted]).collect();
         let held = |i: usize| i % HELD_BACK == HELD_BACK / 2 || (wanted <= HELD_BACK / 2 && i + 1 == wanted);
         let count = |back: bool| chosen.iter().enumerate().filter(|(i, _)| held(*i) == back).map(|(_, w)| w.1).sum();
-        let extent =
-            Extent { layers: c.layers, hidden: c.hidden, ffn: c.ffn, train: count(false), held_back: count(true) };
+        let extent = Extent {
+            layers: c.layers,
+            hidden: c.hidden,
+            ffn: c.ffn,
+            experts: c.neurons() / c.ffn,
+            used: used(model),
+            train: count(false),
+            held_back: count(true),
+        };
         let mut at = [0, extent.train];
         let windows = chosen.iter().enumerate().map(|(i, &(first, len))| {
             let place = at[usize::from(held(i))];
@@ -110,6 +134,67 @@ impl Plan {
             (first, len, place)
         });
         Ok(Plan { windows: windows.collect(), extent })
+    }
+}
+
+/// Training data of one layer: for each token the residual, which is the input, and which neurons were active, which is to be predicted. Of a
+/// mixture a token has the neurons of a few experts; a layer without experts is one of one expert that every token has.
+#[derive(Clone, Copy)]
+pub struct Pairs<'a> {
+    /// `[tokens, hidden]`
+    pub residuals: &'a [f16],
+    /// Active neurons of each of a token's experts, `[tokens, used, ffn / 64]` words, bit n for neuron n.
+    pub labels: &'a [u64],
+    /// The experts of each token, `[tokens, used]`.
+    pub experts: &'a [u32],
+    /// How many experts a token has.
+    pub used: usize,
+    /// Numbers of a residual.
+    pub hidden: usize,
+    /// Neurons of an expert.
+    pub ffn: usize,
+}
+
+impl<'a> Pairs<'a> {
+    /// Words of an expert's labels.
+    fn words(&self) -> usize {
+        self.ffn.div_ceil(64)
+    }
+
+    /// The experts of a token, each with its labels.
+    pub fn of_token(&self, token: usize) -> impl Iterator<Item = (usize, &'a [u64])> {
+        let (used, words) = (self.used, self.words());
+        let labels = self.labels[token * used * words..(token + 1) * used * words].chunks_exact(words);
+        self.experts[token * used..(token + 1) * used].iter().map(|expert| *expert as usize).zip(labels)
+    }
+
+    /// The labels of a token for an expert; `None` if the token does not have it.
+    pub fn of_expert(&self, token: usize, expert: usize) -> Option<&'a [u64]> {
+        self.of_token(token).find(|(of, _)| *of == expert).map(|(_, labels)| labels)
+    }
+
+    /// The input of a network for a token.
+    pub fn input(&self, token: usize, out: &mut [f32]) {
+        let mut residual = vec![0.0; self.hidden];
+        self.residuals[token * self.hidden..][..self.hidden].convert_to_f32_slice(&mut residual);
+        mlp::normalise(&residual, out);
+    }
+
+    /// How many of the tokens `tokens` have each of `experts` experts, and how often each neuron was active then, `[experts, ffn]`.
+    pub fn counts(&self, experts: usize, tokens: Range<usize>) -> (Vec<usize>, Vec<u64>) {
+        let (mut uses, mut counts) = (vec![0; experts], vec![0; experts * self.ffn]);
+        for (expert, labels) in tokens.flat_map(|token| self.of_token(token)) {
+            uses[expert] += 1;
+            let counts = &mut counts[expert * self.ffn..];
+            for (w, &word) in labels.iter().enumerate() {
+                let mut left = word;
+                while left != 0 {
+                    counts[w * 64 + left.trailing_zeros() as usize] += 1;
+                    left &= left - 1;
+                }
+            }
+        }
+        (uses, counts)
     }
 }
 
@@ -133,10 +218,25 @@ impl Samples {
         bytemuck::cast_slice(&self.file.bytes()[at..at + self.extent.tokens() * self.extent.hidden * 2])
     }
 
-    /// Which neurons of a layer were active, `[tokens, words]`: bit n of a token's words for neuron n.
+    /// Which neurons of a layer were active, `[tokens, used, words]`: bit n of an expert's words for its neuron n.
     pub fn labels(&self, layer: usize) -> &[u64] {
-        let at = (layer as u64 * self.extent.layer_bytes() + self.extent.residual_bytes()) as usize;
-        bytemuck::cast_slice(&self.file.bytes()[at..at + self.extent.tokens() * self.extent.words() * 8])
+        let e = self.extent;
+        let at = (layer as u64 * e.layer_bytes() + e.residual_bytes()) as usize;
+        bytemuck::cast_slice(&self.file.bytes()[at..at + e.tokens() * e.used * e.words() * 8])
+    }
+
+    /// The experts of each token, `[tokens, used]`.
+    pub fn experts(&self, layer: usize) -> &[u32] {
+        let e = self.extent;
+        let at = (layer as u64 * e.layer_bytes() + e.residual_bytes() + e.label_bytes()) as usize;
+        bytemuck::cast_slice(&self.file.bytes()[at..at + e.tokens() * e.used * 4])
+    }
+
+    /// The samples of a layer, with the residual `ahead` layers before it.
+    pub fn pairs(&self, layer: usize, ahead: usize) -> Pairs<'_> {
+        let Extent { hidden, ffn, used, .. } = self.extent;
+        let (residuals, labels, experts) = (self.residuals(layer - ahead), self.labels(layer), self.experts(layer));
+        Pairs { residuals, labels, experts, used, hidden, ffn }
     }
 }
 
@@ -165,10 +265,12 @@ pub fn collect(
         extent: plan.extent,
         activation_thresholds,
         activation: engine.model.config.activation,
+        inside: engine.model.config.form.experts.is_some(),
         orders: &orders,
         place: 0,
         halves: Vec::new(),
         bits: Vec::new(),
+        experts: Vec::new(),
         failed: None,
     };
     let mut done = 0;
@@ -205,12 +307,34 @@ struct Recorder<'a> {
     extent: Extent,
     activation_thresholds: &'a [f32],
     activation: Activation,
+    /// Of a mixture.
+    inside: bool,
     orders: &'a [Permutation],
     /// Index among the samples of this pass's first token.
     place: usize,
     halves: Vec<f16>,
     bits: Vec<u64>,
+    experts: Vec<u32>,
     failed: Option<std::io::Error>,
+}
+
+impl Recorder<'_> {
+    /// Writes what is in `bytes` behind `place` parts of so many bytes per token, `after` the layer's first byte.
+    fn write(&mut self, layer: usize, after: u64, bytes: &[u8], n: usize) {
+        let at = layer as u64 * self.extent.layer_bytes() + after + (self.place * (bytes.len() / n)) as u64;
+        if let Err(error) = self.file.write_all_at(bytes, at) {
+            self.failed.get_or_insert(error);
+        }
+    }
+
+    /// Writes the labels and experts of n tokens.
+    fn write_labels(&mut self, layer: usize, n: usize) {
+        let (bits, experts) = (std::mem::take(&mut self.bits), std::mem::take(&mut self.experts));
+        let labels = self.extent.residual_bytes();
+        self.write(layer, labels, bytemuck::cast_slice(&bits), n);
+        self.write(layer, labels + self.extent.label_bytes(), bytemuck::cast_slice(&experts), n);
+        (self.bits, self.experts) = (bits, experts);
+    }
 }
 
 impl Observer for Recorder<'_> {
@@ -218,6 +342,14 @@ impl Observer for Recorder<'_> {
         let (e, activation_threshold) = (self.extent, self.activation_thresholds[seen.layer]);
         self.halves.resize(seen.residual.len(), f16::ZERO);
         self.halves.convert_from_f32_slice(seen.residual);
+        let halves = std::mem::take(&mut self.halves);
+        self.write(seen.layer, 0, bytemuck::cast_slice(&halves), seen.n);
+        self.halves = halves;
+        if self.inside {
+            return;
+        }
+        self.experts.clear();
+        self.experts.resize(seen.n, 0);
         self.bits.clear();
         self.bits.resize(seen.n * e.words(), 0);
         let order = &self.orders[seen.layer];
@@ -231,15 +363,31 @@ impl Observer for Recorder<'_> {
                 bits[neuron.index() / 64] |= u64::from(active) << (neuron.index() % 64);
             }
         }
-        let layer = seen.layer as u64 * e.layer_bytes();
-        let residuals = layer + (self.place * e.hidden * 2) as u64;
-        let labels = layer + e.residual_bytes() + (self.place * e.words() * 8) as u64;
-        let written = self
-            .file
-            .write_all_at(bytemuck::cast_slice(&self.halves), residuals)
-            .and_then(|()| self.file.write_all_at(bytemuck::cast_slice(&self.bits), labels));
-        if let Err(error) = written {
-            self.failed.get_or_insert(error);
+        self.write_labels(seen.layer, seen.n);
+    }
+
+    fn looks_inside(&self) -> bool {
+        self.inside
+    }
+
+    fn inside(&mut self, seen: &SeenExperts<'_>) {
+        let e = self.extent;
+        self.bits.clear();
+        self.bits.resize(seen.n * e.used * e.words(), 0);
+        self.experts.clear();
+        self.experts.resize(seen.n * e.used, 0);
+        // How many experts of each token were seen.
+        let mut seen_of = vec![0; seen.n];
+        for (group, routed, products) in seen.each() {
+            let place = routed.token * e.used + seen_of[routed.token];
+            seen_of[routed.token] += 1;
+            self.experts[place] = group.expert as u32;
+            let bits = &mut self.bits[place * e.words()..(place + 1) * e.words()];
+            let (gates, ups) = products.split_at(e.ffn);
+            for (neuron, (&gate, &up)) in gates.iter().zip(ups).enumerate() {
+                bits[neuron / 64] |= u64::from(seen.active(self.activation, gate, up)) << (neuron % 64);
+            }
         }
+        self.write_labels(seen.layer, seen.n);
     }
 }

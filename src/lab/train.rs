@@ -16,7 +16,7 @@ use crate::cpu::{Kernels, ThreadPool};
 use crate::error::{Error, Result};
 use crate::formats::predictor_file::{self, Header, Table};
 use crate::lab::histogram::{self, Histogram, measure};
-use crate::lab::network::{BATCH, Pairs, Training, Weights, log_odds};
+use crate::lab::network::{BATCH, Training, Weights, log_odds};
 use crate::lab::samples::Samples;
 use crate::model::Model;
 use crate::predictor::mlp::{self, Measured, Network, NetworkWriter, RANK_STEP};
@@ -36,7 +36,7 @@ const TRIAL_SHARE: f64 = 0.25;
 /// Smallest number of steps of a network that is kept: small sets of samples are seen more often.
 const MIN_STEPS: usize = 400;
 /// Version of the training, raised when it changes, so that networks of different versions are never put into one file.
-const VERSION: u32 = 1;
+const VERSION: u32 = 2;
 
 /// What is to be trained or calibrated.
 #[derive(Clone, Debug)]
@@ -245,13 +245,13 @@ pub fn train(job: Job<'_>, parts: &Path, step: &dyn Fn(f64, usize) -> Result<()>
     let e = samples.extent;
     std::fs::create_dir_all(parts).map_err(Error::io("create", parts))?;
     let list = networks(e.layers, &options.ahead);
-    let counts: Vec<Vec<u64>> = (0..e.layers).map(|l| pairs(samples, l, 0).counts(0..e.train)).collect();
-    let entropies: Vec<f64> = counts.iter().map(|c| entropy(c, e.train)).collect();
+    let activity: Vec<Activity> = (0..e.layers).map(|layer| Activity::of(samples, layer)).collect();
+    let entropies: Vec<f64> = activity.iter().map(|layer| layer.entropy).collect();
     // Even a layer without entropy gets some weight.
     let weight = |&(layer, ahead): &(usize, usize)| {
         (entropies[layer].sqrt() + 1e-2) * if ahead == 0 { OWN_WEIGHT } else { 1.0 / ahead as f64 }
     };
-    let least = list.len() as u64 * mlp::file_bytes(e.hidden, e.ffn, 0);
+    let least = list.len() as u64 * mlp::file_bytes(e.hidden, e.experts * e.ffn, 0);
     if options.budget < least {
         return Err(Error::Usage(format!(
             "{} networks need {least} bytes at least, and {} are given",
@@ -265,7 +265,7 @@ pub fn train(job: Job<'_>, parts: &Path, step: &dyn Fn(f64, usize) -> Result<()>
     let mut pool = ThreadPool::new(threads);
     for (i, &at) in list.iter().enumerate() {
         let path = parts.join(format!("layer-{}-ahead-{}.{}", at.0, at.1, predictor_file::EXTENSION));
-        let bias = mlp::file_bytes(e.hidden, e.ffn, 0);
+        let bias = mlp::file_bytes(e.hidden, e.experts * e.ffn, 0);
         if part_table(&path, model, at).is_none() {
             let share = weight(&at) / list[i..].iter().map(weight).sum::<f64>();
             let cap = (left as f64 * share) as u64 + bias;
@@ -274,8 +274,8 @@ pub fn train(job: Job<'_>, parts: &Path, step: &dyn Fn(f64, usize) -> Result<()>
                 _ => first_rank(e.hidden, entropies[at.0]),
             };
             let progress = |done: f64| step(i as f64 + done, list.len());
-            let size = Size { first, cap, ffn_bytes: model.layers[at.0].ffn.bytes() };
-            let network = one(samples, options, at, &counts[at.0], size, &progress)?;
+            let size = Size { first, cap, ffn_bytes: token_bytes(model, at.0) };
+            let network = one(samples, options, at, &activity[at.0].odds, size, &progress)?;
             mlp::write(&path, header(model, options, 0.5), &[network])?;
         }
         let table = part_table(&path, model, at)
@@ -284,15 +284,15 @@ pub fn train(job: Job<'_>, parts: &Path, step: &dyn Fn(f64, usize) -> Result<()>
         let held_back = e.train..e.tokens();
         let histogram =
             measure(&*predictor, model, kernels, &mut pool, samples, at, held_back, crate::interrupt::check)?;
-        left = left.saturating_sub(mlp::file_bytes(e.hidden, e.ffn, table.rank) - bias);
+        left = left.saturating_sub(mlp::file_bytes(e.hidden, e.experts * e.ffn, table.rank) - bias);
         finished.push(NetworkPart { path, table, judged: Judged::new(at, histogram, options.recall) });
         step((i + 1) as f64, list.len())?;
     }
-    let mut writer = NetworkWriter::create(output, e.hidden, e.ffn)?;
+    let mut writer = NetworkWriter::create(output, e.hidden, e.experts * e.ffn)?;
     let mut rows = Vec::new();
     for part in &finished {
         let table = Table { rank: part.table.rank, ..part.judged.table() };
-        rows.push(part.judged.row(mlp::file_bytes(e.hidden, e.ffn, table.rank), table.rank));
+        rows.push(part.judged.row(mlp::file_bytes(e.hidden, e.experts * e.ffn, table.rank), table.rank));
         writer.copy(&predictor_file::open(&part.path)?, table)?;
     }
     let judged: Vec<&Judged> = finished.iter().map(|p| &p.judged).collect();
@@ -370,9 +370,23 @@ impl Summary {
     }
 }
 
-fn pairs(samples: &Samples, layer: usize, ahead: usize) -> Pairs<'_> {
-    let e = samples.extent;
-    Pairs { residuals: samples.residuals(layer - ahead), labels: samples.labels(layer), hidden: e.hidden, ffn: e.ffn }
+/// How often the neurons of a layer are active in the tokens to train on.
+struct Activity {
+    /// Mean entropy of a neuron of a token's experts, bits.
+    entropy: f64,
+    /// Log-odds of each neuron, `[experts, ffn]`.
+    odds: Vec<f32>,
+}
+
+impl Activity {
+    fn of(samples: &Samples, layer: usize) -> Activity {
+        let e = samples.extent;
+        let (uses, counts) = samples.pairs(layer, 0).counts(e.experts, 0..e.train);
+        let of_experts = || counts.chunks_exact(e.ffn).zip(&uses);
+        let bits: f64 = of_experts().map(|(counts, &uses)| entropy(counts, uses) * uses as f64).sum();
+        let odds = of_experts().flat_map(|(counts, &uses)| log_odds(counts, uses)).collect();
+        Activity { entropy: bits / uses.iter().sum::<usize>().max(1) as f64, odds }
+    }
 }
 
 /// Limits and costs that decide a network's size.
@@ -381,8 +395,17 @@ struct Size {
     first: usize,
     /// Bytes in the file at most.
     cap: u64,
-    /// Bytes of its layer's FFN.
+    /// Bytes of its layer's FFN that a token reads when all neurons are computed.
     ffn_bytes: u64,
+}
+
+/// Bytes of a layer's FFN that a token reads when all neurons are computed: of a mixture those of its experts.
+fn token_bytes(model: &Model, layer: usize) -> u64 {
+    let ffn = &model.layers[layer].ffn;
+    match model.config.form.experts {
+        Some(experts) => experts.used as u64 * ffn.cluster_bytes(),
+        None => ffn.bytes(),
+    }
 }
 
 /// Searches for a rank and trains a network of it. `progress` is called with 0 to 1.
@@ -390,13 +413,12 @@ fn one(
     samples: &Samples,
     options: &Options,
     at: (usize, usize),
-    counts: &[u64],
+    odds: &[f32],
     size: Size,
     progress: &dyn Fn(f64) -> Result<()>,
 ) -> Result<Network> {
     let e = samples.extent;
-    let pairs = pairs(samples, at.0, at.1);
-    let odds = log_odds(counts, e.train);
+    let pairs = samples.pairs(at.0, at.1);
     let steps = (e.train * PASSES / BATCH).max(MIN_STEPS);
     let trial_steps = (steps as f64 * TRIAL_SHARE) as usize;
     // Each network has its own random numbers, whatever was trained before it.
@@ -404,7 +426,7 @@ fn one(
     // Progress is estimated for three trials, as two or three are usual.
     let (mut done, expected) = (0usize, (steps + 3 * trial_steps) as f64);
     let mut run = |rank: usize, steps: usize| -> Result<Training> {
-        let mut training = Training::new(e.hidden, rank, &odds, seed);
+        let mut training = Training::new(e.hidden, rank, odds, e.experts, seed);
         training.run(&pairs, 0..e.train, steps, seed, || {
             done += 1;
             progress((done as f64 / expected).min(0.99))
@@ -412,9 +434,10 @@ fn one(
         Ok(training)
     };
     let cost = |rank: usize| {
-        let bytes = mlp::file_bytes(e.hidden, e.ffn, rank);
-        let fits = rank <= e.ffn.next_multiple_of(RANK_STEP) && bytes <= size.cap;
-        if fits { bytes as f64 / size.ffn_bytes as f64 } else { f64::INFINITY }
+        let bytes = |neurons: usize| mlp::file_bytes(e.hidden, neurons, rank);
+        let fits = rank <= e.ffn.next_multiple_of(RANK_STEP) && bytes(e.experts * e.ffn) <= size.cap;
+        // Of a mixture a token reads the rows of its experts' neurons.
+        if fits { bytes(e.used * e.ffn) as f64 / size.ffn_bytes as f64 } else { f64::INFINITY }
     };
     let try_rank = |rank: usize| {
         let mut training = run(rank, trial_steps)?;
@@ -444,6 +467,7 @@ pub fn header(model: &Model, options: &Options, threshold: f32) -> Header {
         layers: model.config.layers,
         hidden: model.config.hidden,
         ffn: model.config.ffn,
+        experts: model.config.neurons() / model.config.ffn,
         threshold,
         activation_thresholds: options.activation_thresholds.clone(),
         tables: Vec::new(),

@@ -120,6 +120,11 @@ impl ModelConfig {
         self.form.experts.map_or(self.ffn, |experts| experts.count)
     }
 
+    /// Neurons of a layer's FFN; of a mixture those of all its experts, one expert after the other.
+    pub fn neurons(&self) -> usize {
+        self.ffn * self.form.experts.map_or(1, |experts| experts.count)
+    }
+
     /// Whether most clusters of a layer add exactly nothing for a token: those of an activation with zeros, or experts that are not chosen.
     pub fn has_zeros(&self) -> bool {
         self.form.experts.is_some() || self.activation.is_sparse()

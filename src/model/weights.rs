@@ -168,6 +168,11 @@ impl Model {
         matches!(self.files, Files::Store(_)) && self.config.form.experts.is_none()
     }
 
+    /// Whether it is a mixture whose experts are packed by neuron: neurons inside them can be left out one by one.
+    pub fn has_neurons_inside(&self) -> bool {
+        self.layers.iter().all(|layer| layer.ffn.experts().is_some_and(|layer| layer.experts[0].down_by_neuron))
+    }
+
     /// The same, packed from what lies at `path`.
     pub fn from_source(self, path: &Path) -> Model {
         Model { packed_from: Some(path.to_owned()), ..self }

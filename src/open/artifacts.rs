@@ -43,13 +43,13 @@ pub trait Owned: Header {
     fn fingerprint(&self) -> &str;
     /// That model's name, for messages.
     fn model(&self) -> &str;
-    /// That model's layers, hidden size and neurons per layer.
+    /// That model's layers, hidden size and neurons or experts per layer.
     fn shape(&self) -> [usize; 3];
 }
 
 /// Implements [`Owned`] for a header with fields of these names.
 macro_rules! owned {
-    ($header:ty) => {
+    ($header:ty, $($clusters:tt)+) => {
         impl Owned for $header {
             fn fingerprint(&self) -> &str {
                 &self.fingerprint
@@ -60,15 +60,15 @@ macro_rules! owned {
             }
 
             fn shape(&self) -> [usize; 3] {
-                [self.layers, self.hidden, self.ffn]
+                [self.layers, self.hidden, self.$($clusters)+]
             }
         }
     };
 }
 
-owned!(predictor_file::Header);
-owned!(profile_file::Header);
-owned!(history_file::Header);
+owned!(predictor_file::Header, clusters());
+owned!(profile_file::Header, ffn);
+owned!(history_file::Header, ffn);
 
 /// The model's activation profile and its path; `None` if it has none.
 ///

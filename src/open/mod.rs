@@ -104,11 +104,6 @@ impl EngineOptions {
     /// As [`ModelOptions::open`].
     pub fn open_model(&self, told: &dyn Listener) -> Result<Model> {
         let mixture = self.model.is_mixture()?;
-        if mixture && !self.sparsity.may_be_dense() {
-            return Err(Error::Usage(
-                "this is a mixture of experts, and its routers choose what is computed; leave out the options of predictors".into(),
-            ));
-        }
         let in_place = self.sparsity.may_be_dense() && (self.device.is_none() || mixture);
         match in_place.then(|| self.model.in_place()).transpose()?.flatten() {
             Some(source) => {

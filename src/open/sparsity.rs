@@ -6,6 +6,7 @@ use crate::engine::{Choice, Engine, Sparsity};
 use crate::error::{Error, Result, printable};
 use crate::formats::predictor_file::{self, PredictorFile};
 use crate::formats::profile_file;
+use crate::model::Model;
 use crate::predictor::{self, Exact, Kind, Predictor, Sign};
 use crate::profile::Profile;
 use std::ops::RangeInclusive;
@@ -88,21 +89,12 @@ impl SparsityOptions {
     /// [`Error::Usage`] for options that this model does not allow or that nothing would look at, [`Error::BadFile`] for a predictor that is
     /// damaged or another model's.
     pub(super) fn apply(&self, engine: &mut Engine, with_device: bool, told: &dyn Listener) -> Result<()> {
-        if !engine.model.has_neurons() && self.may_be_dense() {
-            return Ok(());
+        let is_mixture = engine.model.config.form.experts.is_some_and(|experts| experts.routed());
+        if !engine.model.has_neurons() && !engine.model.has_neurons_inside() {
+            return if self.may_be_dense() { Ok(()) } else { Err(Error::Usage(self.no_neurons(&engine.model))) };
         }
-        if !engine.model.has_neurons() {
-            let experts = engine.model.config.form.experts;
-            let why = match experts.is_some_and(|experts| experts.routed()) {
-                true => {
-                    "this is a mixture of experts, and its routers choose what is computed; leave out the options of predictors"
-                }
-                false => {
-                    "this store holds clusters of neurons, all of which are computed; pack the model by neuron (without --quant clusters), \
-                     or leave out the options of predictors"
-                }
-            };
-            return Err(Error::Usage(why.into()));
+        if is_mixture {
+            self.check_inside()?;
         }
         if let Some(threshold) = self.threshold.filter(|t| !(0.0..=1.0).contains(t)) {
             return Err(Error::Usage(format!("--threshold {threshold}: take a probability, 0 to 1")));
@@ -114,16 +106,7 @@ impl SparsityOptions {
         if self.ahead >= layers {
             return Err(Error::Usage(format!("--ahead {}: the model has {layers} layers", self.ahead)));
         }
-        let mut kinds = vec![None; layers];
-        let (of_all, of_some): (Vec<_>, Vec<_>) = self.predictor.0.iter().partition(|(_, range)| range.is_none());
-        for (kind, range) in of_all.into_iter().chain(of_some) {
-            let range = range.clone().unwrap_or(0..=layers - 1);
-            let (first, last) = (*range.start(), *range.end());
-            let part = kinds.get_mut(range).ok_or_else(|| {
-                Error::Usage(format!("--predictor: layers {first}-{last}; the model has 0 to {}", layers - 1))
-            })?;
-            part.fill(*kind);
-        }
+        let kinds = self.kinds(layers)?;
         self.calibrate_first(engine, &kinds, told)?;
         let mut found = Found::new(self, engine);
         found.check_use(&kinds, with_device)?;
@@ -135,6 +118,59 @@ impl SparsityOptions {
             ))
         })?;
         engine.set_sparsity(sparsity);
+        Ok(())
+    }
+
+    /// The kind that was asked for each layer.
+    fn kinds(&self, layers: usize) -> Result<Vec<Option<Kind>>> {
+        let mut kinds = vec![None; layers];
+        let (of_all, of_some): (Vec<_>, Vec<_>) = self.predictor.0.iter().partition(|(_, range)| range.is_none());
+        for (kind, range) in of_all.into_iter().chain(of_some) {
+            let range = range.clone().unwrap_or(0..=layers - 1);
+            let (first, last) = (*range.start(), *range.end());
+            let part = kinds.get_mut(range).ok_or_else(|| {
+                Error::Usage(format!("--predictor: layers {first}-{last}; the model has 0 to {}", layers - 1))
+            })?;
+            part.fill(*kind);
+        }
+        Ok(kinds)
+    }
+
+    /// Why predictors have no use for a model whose neurons do not stand by themselves.
+    fn no_neurons(&self, model: &Model) -> String {
+        let activation = model.config.activation;
+        match model.config.form.experts.is_some_and(|experts| experts.routed()) {
+            true if activation.is_sparse() => {
+                "the neurons of this mixture's experts do not stand by themselves: pack it first (dynamicinfer pack MODEL -o FILE.neurons) and \
+                 take that file, or leave out the options of predictors"
+                    .into()
+            }
+            true => format!(
+                "this is a mixture of experts with {activation}: its routers choose what is computed, and no neuron inside is ever off; leave \
+                 out the options of predictors"
+            ),
+            false => {
+                "this store holds clusters of neurons, all of which are computed; pack the model by neuron (without --quant clusters), \
+                 or leave out the options of predictors"
+                    .into()
+            }
+        }
+    }
+
+    /// Refuses what predictors of neurons inside experts cannot do.
+    fn check_inside(&self) -> Result<()> {
+        let sign = self.predictor.0.iter().any(|(kind, _)| *kind == Some(Kind::Sign));
+        let given = [
+            (sign, "--predictor sign is for dense models; a mixture takes mlp, exact or dense"),
+            (self.ahead > 0, "--ahead: inside experts a layer is predicted from its own residual; leave it out"),
+            (
+                !self.calibrate.is_empty(),
+                "--calibrate is for the signs of dense models; train-predictor makes a mixture's predictor",
+            ),
+        ];
+        if let Some((_, why)) = given.into_iter().find(|(given, _)| *given) {
+            return Err(Error::Usage(why.into()));
+        }
         Ok(())
     }
 
@@ -233,8 +269,9 @@ impl<'a> Found<'a> {
             None => self.unsaid()?,
         };
         let ready = match kind {
-            // Which experts are computed is their router's choice.
             Kind::Dense | Kind::Router => return Ok(Choice::Dense),
+            // Inside experts gates choose where no network does.
+            Kind::Exact if self.inside() => return Ok(Choice::Dense),
             Kind::Exact => {
                 let ready = self.exact()?;
                 if self.options.ahead == 0 {
@@ -262,6 +299,11 @@ impl<'a> Found<'a> {
         })
     }
 
+    /// Whether predictors are for neurons inside experts.
+    fn inside(&self) -> bool {
+        self.engine.model.has_neurons_inside()
+    }
+
     /// Whether the signs are calibrated for this model.
     fn is_calibrated(&self) -> Result<bool> {
         Ok(self.open(File::SignPredictor)?.is_some())
@@ -269,6 +311,14 @@ impl<'a> Found<'a> {
 
     /// Says where a layer is slower than it could be, or worse.
     fn warn(&mut self, kinds: &[Option<Kind>], told: &dyn Listener) -> Result<()> {
+        if self.inside() {
+            if kinds.contains(&None) && self.unsaid()? == Kind::Dense {
+                told.note(
+                    "note: this mixture has no predictor yet, so every gate of an expert is read; train-predictor MODEL --text FILE makes one",
+                );
+            }
+            return Ok(());
+        }
         let calibrated = self.is_calibrated()?;
         if kinds.contains(&Some(Kind::Sign)) && !calibrated {
             told.note(
@@ -331,7 +381,8 @@ impl<'a> Found<'a> {
         if !kinds.iter().any(predicts) {
             let given = [("--threshold", options.threshold.is_some()), ("--ahead", options.ahead > 0)];
             if let Some((name, _)) = given.iter().find(|(_, given)| *given) {
-                let sign = if self.engine.model.config.activation.is_sparse() { " or sign" } else { "" };
+                let has_sign = self.engine.model.config.activation.is_sparse() && !self.inside();
+                let sign = if has_sign { " or sign" } else { "" };
                 return refused(format!("{name}: nothing is predicted here; add --predictor mlp{sign}"));
             }
         }

@@ -3,8 +3,11 @@
 //! ```text
 //! x = residual / rms(residual)          [hidden]
 //! h = relu(inner x + inner_bias)        [rank]
-//! score = outer h + outer_bias          [ffn], a logit
+//! score = outer h + outer_bias          [neurons], a logit
 //! ```
+//!
+//! The neurons of a mixture are those of all experts, one expert after the other: one `inner` says what all of them need to know of a token,
+//! and `outer` is computed for the experts that the token has.
 //!
 //! It reads the residual before ffn_norm and leaves that norm out: its weights are learned with everything else. In the
 //! file `inner` and `outer` are q8_0 rows, the biases f32, neurons in the numbering of the published model. Rank 0 has the
@@ -42,9 +45,9 @@ pub struct Network {
     pub inner: Vec<f32>,
     /// `[rank]`
     pub inner_bias: Vec<f32>,
-    /// `[ffn, rank]`, neurons in the published numbering.
+    /// `[neurons, rank]`, in the published numbering.
     pub outer: Vec<f32>,
-    /// `[ffn]`
+    /// `[neurons]`
     pub outer_bias: Vec<f32>,
     /// Turns its scores into probabilities.
     pub calibration: Calibration,
@@ -80,14 +83,14 @@ pub fn normalise(x: &[f32], out: &mut [f32]) {
 const HEADER_BYTES: u64 = 3 << 10;
 
 /// Bytes of a network in a file, with the gaps between its sections and its part of the header.
-pub fn file_bytes(hidden: usize, ffn: usize, rank: usize) -> u64 {
+pub fn file_bytes(hidden: usize, neurons: usize, rank: usize) -> u64 {
     let page = |bytes: usize| (bytes as u64).next_multiple_of(crate::formats::sections::SECTION_ALIGN);
     let weights = if rank == 0 {
         0
     } else {
-        page(rank * QUANT.row_bytes(hidden)) + page(ffn * QUANT.row_bytes(rank)) + page(Quant::F32.row_bytes(rank))
+        page(rank * QUANT.row_bytes(hidden)) + page(neurons * QUANT.row_bytes(rank)) + page(Quant::F32.row_bytes(rank))
     };
-    weights + page(Quant::F32.row_bytes(ffn)) + HEADER_BYTES
+    weights + page(Quant::F32.row_bytes(neurons)) + HEADER_BYTES
 }
 
 fn section_name(layer: usize, ahead: usize, part: &str) -> String {
@@ -95,13 +98,13 @@ fn section_name(layer: usize, ahead: usize, part: &str) -> String {
 }
 
 /// A network's sections: name, type, rows, cols.
-fn parts(layer: usize, ahead: usize, hidden: usize, ffn: usize, rank: usize) -> Vec<(String, Quant, usize, usize)> {
+fn parts(layer: usize, ahead: usize, hidden: usize, neurons: usize, rank: usize) -> Vec<(String, Quant, usize, usize)> {
     let name = |part| section_name(layer, ahead, part);
-    let mut parts = vec![(name("outer_bias"), Quant::F32, 1, ffn)];
+    let mut parts = vec![(name("outer_bias"), Quant::F32, 1, neurons)];
     if rank > 0 {
         parts.push((name("inner"), QUANT, rank, hidden));
         parts.push((name("inner_bias"), Quant::F32, 1, rank));
-        parts.push((name("outer"), QUANT, ffn, rank));
+        parts.push((name("outer"), QUANT, neurons, rank));
     }
     parts
 }
@@ -110,17 +113,18 @@ fn parts(layer: usize, ahead: usize, hidden: usize, ffn: usize, rank: usize) -> 
 pub struct NetworkWriter {
     writer: Writer,
     hidden: usize,
-    ffn: usize,
+    /// Of a layer.
+    neurons: usize,
     tables: Vec<Table>,
 }
 
 impl NetworkWriter {
-    /// Begins a file for a model of these sizes.
+    /// Begins a file for a model with so many numbers in its residual and neurons in each layer.
     ///
     /// # Errors
     /// [`Error::Io`].
-    pub fn create(path: &Path, hidden: usize, ffn: usize) -> Result<NetworkWriter> {
-        Ok(NetworkWriter { writer: Writer::create(path)?, hidden, ffn, tables: Vec::new() })
+    pub fn create(path: &Path, hidden: usize, neurons: usize) -> Result<NetworkWriter> {
+        Ok(NetworkWriter { writer: Writer::create(path)?, hidden, neurons, tables: Vec::new() })
     }
 
     /// Writes a network. Panics if its sizes are not the model's, or its rank is not a multiple of [`RANK_STEP`].
@@ -130,7 +134,7 @@ impl NetworkWriter {
     pub fn add(&mut self, network: &Network) -> Result<()> {
         let (n, rank) = (network, network.rank());
         assert!(rank.is_multiple_of(RANK_STEP));
-        for (name, quant, rows, cols) in parts(n.layer, n.ahead, self.hidden, self.ffn, rank) {
+        for (name, quant, rows, cols) in parts(n.layer, n.ahead, self.hidden, self.neurons, rank) {
             let values = match name.rsplit('.').next() {
                 Some("inner") => &n.inner,
                 Some("inner_bias") => &n.inner_bias,
@@ -165,7 +169,7 @@ impl NetworkWriter {
     /// # Errors
     /// [`Error::BadFile`] if `file` lacks a section of it; [`Error::Io`].
     pub fn copy(&mut self, file: &PredictorFile, table: Table) -> Result<()> {
-        for (name, quant, rows, cols) in parts(table.layer, table.ahead, self.hidden, self.ffn, table.rank) {
+        for (name, quant, rows, cols) in parts(table.layer, table.ahead, self.hidden, self.neurons, table.rank) {
             let section = find(file, &name, quant, rows, cols)?;
             let to = self.writer.add_rows(&name, quant, rows, cols);
             self.writer.write(to, 0, file.bytes(section))?;
@@ -189,7 +193,7 @@ impl NetworkWriter {
 /// # Errors
 /// [`Error::Io`].
 pub fn write(path: &Path, header: Header, networks: &[Network]) -> Result<()> {
-    let mut writer = NetworkWriter::create(path, header.hidden, header.ffn)?;
+    let mut writer = NetworkWriter::create(path, header.hidden, header.neurons())?;
     networks.iter().try_for_each(|n| writer.add(n))?;
     writer.finish(header)
 }
@@ -224,6 +228,8 @@ pub struct Mlp {
     networks: HashMap<(usize, usize), Ready>,
     /// The file's threshold, for networks without their own.
     threshold: f32,
+    /// Of how many of the model's experts a token reads the scores: those that it has, and all; 1 and 1 without experts.
+    read_of: (u64, u64),
     /// The matrices point into its memory map.
     file: PredictorFile,
 }
@@ -233,13 +239,19 @@ impl Mlp {
     pub(super) fn new(file: PredictorFile, model: &Model) -> Result<Mlp> {
         let ready = |table: &Table| Ok(((table.layer, table.ahead), Ready::new(&file, table, model)?));
         let networks = file.header.tables.par_iter().map(ready).collect::<Result<_>>()?;
-        Ok(Mlp { networks, threshold: file.header.threshold, file })
+        let read_of = model.config.form.experts.map_or((1, 1), |experts| (experts.used as u64, experts.count as u64));
+        Ok(Mlp { networks, threshold: file.header.threshold, read_of, file })
     }
 }
 
 impl Ready {
+    fn weights(&self) -> NetworkWeights<'_> {
+        let matrices = self.matrices.as_ref().map(|(inner, outer)| (inner, outer));
+        NetworkWeights { matrices, inner_bias: &self.inner_bias, bias: &self.outer_bias }
+    }
+
     fn new(file: &PredictorFile, table: &Table, model: &Model) -> Result<Ready> {
-        let (hidden, ffn, rank) = (model.config.hidden, model.config.ffn, table.rank);
+        let (hidden, neurons, rank) = (model.config.hidden, model.config.neurons(), table.rank);
         let name = |part: &str| section_name(table.layer, table.ahead, part);
         let bad = |part: &str, why: String| Error::bad(file.path(), name(part), format!("{why}; {}", Header::REMEDY));
         // No table has a rank of 2^20: the sections' lengths are checked against products of it.
@@ -266,7 +278,7 @@ impl Ready {
             }
         };
         let order = &model.layers[table.layer].order;
-        let outer_bias = order.into_store(vector("outer_bias", ffn)?);
+        let outer_bias = order.into_store(vector("outer_bias", neurons)?);
         let calibration = Calibration::new(table.scores.clone(), table.probabilities.clone());
         let (mut permuted, threshold) = (Vec::new(), table.threshold);
         if rank == 0 {
@@ -274,7 +286,7 @@ impl Ready {
             return Ok(Ready { matrices: None, inner_bias, outer_bias, calibration, threshold, _permuted: permuted });
         }
         let inner_bias = vector("inner_bias", rank)?;
-        let (inner, mut outer) = (matrix("inner", rank, hidden)?, matrix("outer", ffn, rank)?);
+        let (inner, mut outer) = (matrix("inner", rank, hidden)?, matrix("outer", neurons, rank)?);
         if let Some(order) = order.table() {
             let row_bytes = QUANT.row_bytes(rank);
             permuted = vec![BitLine::default(); outer.len().div_ceil(size_of::<BitLine>())];
@@ -286,8 +298,46 @@ impl Ready {
         }
         // SAFETY: sections begin at multiples of 4096 in a map that `Mlp` keeps, copies at a cache line in a vector that
         // `Ready` keeps and never changes: its buffer does not move with it.
-        let matrices = unsafe { (Matrix::over(inner, QUANT, rank, hidden), Matrix::over(outer, QUANT, ffn, rank)) };
+        let matrices = unsafe { (Matrix::over(inner, QUANT, rank, hidden), Matrix::over(outer, QUANT, neurons, rank)) };
         Ok(Ready { matrices: Some(matrices), inner_bias, outer_bias, calibration, threshold, _permuted: permuted })
+    }
+}
+
+/// The weights of a network, ready to run.
+#[derive(Clone, Copy)]
+pub struct NetworkWeights<'a> {
+    /// `inner`, `[rank, hidden]`, and `outer`, `[neurons, rank]`; `None` for rank 0.
+    matrices: Option<(&'a Matrix, &'a Matrix)>,
+    /// `[rank]`
+    inner_bias: &'a [f32],
+    /// What is added to the scores, `[neurons]`.
+    pub bias: &'a [f32],
+}
+
+impl<'a> NetworkWeights<'a> {
+    /// The matrix whose products with a token's hidden values are its scores without the bias, `[neurons, rank]`; `None` if the bias is all
+    /// there is.
+    pub fn outer(&self) -> Option<&'a Matrix> {
+        self.matrices.map(|(_, outer)| outer)
+    }
+
+    /// The hidden values of n tokens from their `residual`, `[n, hidden]`: `values` becomes `[n, rank]`. By rows, however many tokens there
+    /// are: which neurons are chosen does not depend on who is in the pass.
+    pub fn hidden_values(&self, tools: &mut Tools<'_>, residual: &[f32], n: usize, values: &mut Vec<f32>) {
+        let Tools { model, pool, kernels, scratch } = tools;
+        let h = model.config.hidden;
+        let Some((inner, _)) = self.matrices else { return values.clear() };
+        let Scratch { normed, columns, .. } = &mut **scratch;
+        normed.resize(n * h, 0.0);
+        for (x, out) in residual.chunks_exact(h).zip(normed.chunks_exact_mut(h)) {
+            normalise(x, out);
+        }
+        values.resize(n * inner.rows, 0.0);
+        columns.set_for(normed, n, [inner.quant]);
+        products(pool, kernels, std::slice::from_ref(inner), columns, values);
+        for values in values.chunks_exact_mut(inner.rows) {
+            values.iter_mut().zip(self.inner_bias).for_each(|(v, b)| *v = (*v + b).max(0.0));
+        }
     }
 }
 
@@ -305,29 +355,24 @@ impl Predictor for Mlp {
     }
 
     fn score(&self, tools: &mut Tools<'_>, layer: usize, ahead: usize, residual: &[f32], n: usize, scores: &mut [f32]) {
-        let Tools { model, pool, kernels, scratch } = tools;
-        let (h, ffn) = (model.config.hidden, model.config.ffn);
-        assert_eq!((residual.len(), scores.len()), (n * h, n * ffn));
-        let network = &self.networks[&(layer, ahead)];
-        let Some((inner, outer)) = &network.matrices else {
-            scores.chunks_exact_mut(ffn).for_each(|scores| scores.copy_from_slice(&network.outer_bias));
+        let (h, neurons) = (tools.model.config.hidden, tools.model.config.neurons());
+        assert_eq!((residual.len(), scores.len()), (n * h, n * neurons));
+        let network = self.networks[&(layer, ahead)].weights();
+        let Some(outer) = network.outer() else {
+            scores.chunks_exact_mut(neurons).for_each(|scores| scores.copy_from_slice(network.bias));
             return;
         };
-        scratch.normed.resize(n * h, 0.0);
-        for (x, out) in residual.chunks_exact(h).zip(scratch.normed.chunks_exact_mut(h)) {
-            normalise(x, out);
-        }
-        scratch.inner.resize(n * inner.rows, 0.0);
-        // By rows, however many tokens there are: which neurons are chosen does not depend on who is in the pass.
-        let Scratch { normed, inner: values, columns, .. } = &mut **scratch;
-        columns.set_for(&normed[..n * h], n, [inner.quant]);
-        products(pool, kernels, std::slice::from_ref(inner), columns, values);
-        for values in values.chunks_exact_mut(inner.rows) {
-            values.iter_mut().zip(&network.inner_bias).for_each(|(v, b)| *v = (*v + b).max(0.0));
-        }
-        columns.set_for(values, n, [outer.quant]);
-        products(pool, kernels, std::slice::from_ref(outer), columns, scores);
-        scores.chunks_exact_mut(ffn).for_each(|scores| math::add(scores, &network.outer_bias));
+        let mut values = std::mem::take(&mut tools.scratch.inner);
+        network.hidden_values(tools, residual, n, &mut values);
+        let Tools { pool, kernels, scratch, .. } = tools;
+        scratch.columns.set_for(&values, n, [outer.quant]);
+        products(pool, kernels, std::slice::from_ref(outer), &scratch.columns, scores);
+        scores.chunks_exact_mut(neurons).for_each(|scores| math::add(scores, network.bias));
+        scratch.inner = values;
+    }
+
+    fn network(&self, layer: usize, ahead: usize) -> Option<NetworkWeights<'_>> {
+        self.networks.get(&(layer, ahead)).map(Ready::weights)
     }
 
     /// `None` if the bias is all there is: a device would only read it back.
@@ -344,8 +389,9 @@ impl Predictor for Mlp {
 
     fn weight_bytes(&self, layer: usize, ahead: usize) -> u64 {
         self.networks.get(&(layer, ahead)).map_or(0, |n| {
-            let matrices = n.matrices.as_ref().map_or(0, |(inner, outer)| inner.bytes() + outer.bytes());
-            matrices + (size_of_val(&*n.inner_bias) + size_of_val(&*n.outer_bias)) as u64
+            let read = |bytes: u64| bytes * self.read_of.0 / self.read_of.1;
+            let matrices = n.matrices.as_ref().map_or(0, |(inner, outer)| inner.bytes() + read(outer.bytes()));
+            matrices + size_of_val(&*n.inner_bias) as u64 + read(size_of_val(&*n.outer_bias) as u64)
         })
     }
 }

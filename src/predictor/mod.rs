@@ -15,7 +15,7 @@ pub mod sign;
 pub use calibration::{Bytes, Calibration};
 pub use exact::Exact;
 pub use load::open;
-pub use mlp::Mlp;
+pub use mlp::{Mlp, NetworkWeights};
 pub use router::Router;
 pub use sign::Sign;
 
@@ -140,10 +140,17 @@ pub trait Predictor: Send + Sync {
     /// Turns its scores of `layer`, from the residual `ahead` layers before, into probabilities; `None` if it cannot predict that.
     fn calibration(&self, layer: usize, ahead: usize) -> Option<&Calibration>;
 
-    /// Writes the score of every neuron of `layer` to `scores`, `[n, ffn]` in the store's order; higher is likelier. `residual`, `[n,
+    /// Writes the score of every neuron of `layer` to `scores`, `[n, neurons]` in the store's order (of a mixture those of all experts, one
+    /// expert after the other); higher is likelier. `residual`, `[n,
     /// hidden]`, is the residual after the attention of layer `layer - ahead`, before its ffn_norm. Must only be called if there is a
     /// `calibration(layer, ahead)`.
     fn score(&self, tools: &mut Tools<'_>, layer: usize, ahead: usize, residual: &[f32], n: usize, scores: &mut [f32]);
+
+    /// The network that makes the scores, for those who need the scores of some neurons alone: the second half of a mixture is computed
+    /// for the experts that a token has. `None` for other kinds.
+    fn network(&self, _layer: usize, _ahead: usize) -> Option<NetworkWeights<'_>> {
+        None
+    }
 
     /// What a device needs to compute the same scores; `None` if it cannot or need not.
     fn form(&self, _layer: usize, _ahead: usize) -> Option<Form<'_>> {

@@ -7,8 +7,8 @@
 
 use super::chosen::Arrival;
 use super::{
-    Chosen, Counts, Downs, ExpertBuffers, FfnBuffers, Neurons, Selection, SharedCounts, Sparse, Tile, Work, activation,
-    add_down_bias, add_units, down, experts, products, rows_of, run_blocks, unit_buffers,
+    Chosen, Counts, Downs, ExpertBuffers, ExpertsRead, FfnBuffers, Neurons, Scorer, Selection, SharedCounts, Sparse,
+    Tile, Work, activation, add_down_bias, add_units, down, experts, products, rows_of, run_blocks, unit_buffers,
 };
 use crate::cpu::thread_pool::Parts;
 use crate::cpu::{Columns, Kernels, MAX_COLUMNS, Prefill, ThreadPool};
@@ -152,12 +152,12 @@ impl CachedFfn {
         kernels: &Kernels,
         config: &ModelConfig,
         l: usize,
-        routes: &Routes,
+        (routes, scorer): (&Routes, Option<Scorer<'_>>),
         x: &[f32],
         tiles: &mut [Tile],
         buffers: &mut ExpertBuffers,
         hidden: &mut [f32],
-    ) -> u64 {
+    ) -> ExpertsRead {
         let CachedFfn { cache, foresight, strips, chosen, .. } = self;
         let FfnWeights::Experts(weights) = &mut strips[l].ffn else {
             unreachable!("a mixture has experts in every layer")
@@ -165,7 +165,7 @@ impl CachedFfn {
         if let Some((later, experts)) = foresight.as_mut().and_then(Foresight::take) {
             cache.prefetch(later, experts);
         }
-        let mut read = 0;
+        let mut read = ExpertsRead::default();
         while let Some(round) = cache.next_round() {
             let groups = &routes.groups[round.units.clone()];
             let mut arriving = ArrivingExperts { arriving: cache.arriving(), first: 0, matrices: 0 };
@@ -179,7 +179,7 @@ impl CachedFfn {
                 }
             }
             arriving.first = round.units.start;
-            let now = Chosen { weights, groups, tokens: &routes.tokens, arrival: &arriving };
+            let now = Chosen { weights, groups, tokens: &routes.tokens, arrival: &arriving, scorer };
             read += experts(pool, kernels, config, &now, x, tiles, buffers, hidden);
             let pieces = round.units.start * arriving.matrices..round.units.end * arriving.matrices;
             pieces.for_each(|piece| arriving.arriving.keep(piece));

@@ -2,6 +2,7 @@
 
 use crate::engine::routing::{Group, Routed, Routes};
 use crate::model::{ExpertWeights, FfnMatrices};
+use crate::predictor::NetworkWeights;
 use std::ops::Range;
 
 /// Where experts come from, whose matrices (gate, up and down, or up and down) may still be on their way.
@@ -24,6 +25,17 @@ impl Arrival for InMemory {
     fn wait(&self, _: usize, _: usize) {}
 }
 
+/// A layer's network, and what it has made of the tokens of a pass.
+#[derive(Clone, Copy)]
+pub struct Scorer<'a> {
+    /// It scores the neurons of all experts, one expert after the other.
+    pub network: NetworkWeights<'a>,
+    /// Hidden values of the tokens, `[n, rank]`.
+    pub values: &'a [f32],
+    /// The score from which on a neuron may fire.
+    pub least: f32,
+}
+
 /// Experts that are computed together, each for all of its tokens.
 #[derive(Clone, Copy)]
 pub struct Chosen<'a> {
@@ -35,12 +47,14 @@ pub struct Chosen<'a> {
     pub tokens: &'a [Routed],
     /// When their matrices can be read.
     pub arrival: &'a dyn Arrival,
+    /// Says which of their neurons may fire, where `down` is stored by neuron and the pass is no prompt's chunk; `None`: their gates do.
+    pub scorer: Option<Scorer<'a>>,
 }
 
 impl<'a> Chosen<'a> {
     /// All that the router has chosen, all of them in memory.
-    pub fn all(weights: &'a ExpertWeights, routes: &'a Routes) -> Chosen<'a> {
-        Chosen { weights, groups: &routes.groups, tokens: &routes.tokens, arrival: &InMemory }
+    pub fn all(weights: &'a ExpertWeights, routes: &'a Routes, scorer: Option<Scorer<'a>>) -> Chosen<'a> {
+        Chosen { weights, groups: &routes.groups, tokens: &routes.tokens, arrival: &InMemory, scorer }
     }
 
     /// Whether neurons that do not fire are left out.

@@ -4,7 +4,7 @@
 //! some token has; their activations; down, by rows of the output, so that each number of it is one thread's, which adds the experts
 //! in their order. Where `down` is stored by neuron, what follows the gates is [`super::firing_experts`].
 
-use super::chosen::{Chosen, tokens_of};
+use super::chosen::{Chosen, Scorer, tokens_of};
 use super::firing_experts::{Firing, FiringBuffers};
 use super::{Tile, activation};
 use crate::cpu::thread_pool::Parts;
@@ -29,8 +29,35 @@ pub struct ExpertBuffers {
     tasks: Vec<Task>,
     /// Of experts whose `down` is stored by neuron.
     firing: FiringBuffers,
+    /// Hidden values of a layer's network, `[n, rank]`.
+    pub values: Vec<f32>,
+    /// Somebody wants to see what neurons do that nothing computes otherwise.
+    pub shows: bool,
+    /// Then: products of gate and up of the chosen experts' neurons, `[tokens of all groups, 2 ffn]`.
+    pub true_products: Vec<f32>,
+    /// And whether each of these neurons was computed, `[tokens of all groups, ffn]`.
+    pub computed: Vec<bool>,
     /// The system is asked to read the experts of a layer from the disk, all at once, before they are computed.
     pub asks: bool,
+}
+
+/// What was read for experts.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ExpertsRead {
+    /// Bytes of their weights.
+    pub bytes: u64,
+    /// Pairs of neuron and token that were computed, where a network has said which; else 0.
+    pub neurons: u64,
+    /// All pairs of these experts then.
+    pub of: u64,
+}
+
+impl std::ops::AddAssign for ExpertsRead {
+    fn add_assign(&mut self, other: ExpertsRead) {
+        self.bytes += other.bytes;
+        self.neurons += other.neurons;
+        self.of += other.of;
+    }
 }
 
 /// Rows of a part (0: gate, 1: up) of a group's expert.
@@ -43,7 +70,7 @@ struct Task {
 }
 
 /// hidden += the weighted sum of each token's experts. `x` is the normalised input, `[n, hidden]`, and `hidden` the residual,
-/// `[n, hidden]`. Returns the bytes of the experts' weights that were read.
+/// `[n, hidden]`.
 #[allow(clippy::too_many_arguments)]
 pub fn experts(
     pool: &mut ThreadPool,
@@ -54,9 +81,12 @@ pub fn experts(
     tiles: &mut [Tile],
     buffers: &mut ExpertBuffers,
     hidden: &mut [f32],
-) -> u64 {
+) -> ExpertsRead {
+    if buffers.shows {
+        show(pool, kernels, config, chosen, x, tiles, buffers);
+    }
     let groups = chosen.groups;
-    let ExpertBuffers { inputs, columns, products, activations, tasks, firing, asks } = buffers;
+    let ExpertBuffers { inputs, columns, products, activations, tasks, firing, asks, .. } = buffers;
     if *asks {
         groups.iter().flat_map(|group| chosen.expert(group).parts()).for_each(|part| will_need(part.all()));
     }
@@ -71,6 +101,17 @@ pub fn experts(
     let rows_alone = |number: usize| Some(lists(&groups[number]) && !is_chunk);
     take(pool, kernels, chosen, x, &mut inputs[..distinct], tiles, rows_alone);
     let input = |group: usize| &inputs[group.min(distinct - 1)];
+    if let Some(scorer) = &chosen.scorer {
+        assert!(chosen.by_neuron() && !is_chunk);
+        let neurons = firing.list_scored(pool, (kernels, config), (chosen, scorer), &input, products);
+        let mut known = Firing { kernels, config, chosen, is_chunk, products, activations };
+        let bytes = known.add(pool, &input, tiles, firing, hidden);
+        let tokens: usize = groups.iter().map(|group| group.tokens).sum();
+        if buffers.shows {
+            mark(&mut buffers.computed, chosen, scorer, &buffers.products, config.ffn);
+        }
+        return ExpertsRead { bytes, neurons, of: (tokens * config.ffn) as u64 };
+    }
     let all = |number: usize, part: usize| part == 0 || !lists(&groups[number]);
     gate_and_up(pool, kernels, chosen, input, tasks, config.ffn, products, all);
     if chosen.by_neuron() {
@@ -88,11 +129,48 @@ pub fn experts(
         }
         let input = |group: usize| &inputs[group.min(distinct - 1)];
         let mut known = Firing { kernels, config, chosen, is_chunk, products, activations };
-        return known.add(pool, &input, tiles, firing, hidden);
+        let bytes = known.add(pool, &input, tiles, firing, hidden);
+        return ExpertsRead { bytes, ..ExpertsRead::default() };
     }
     activate(pool, kernels, config, chosen, products, activations, columns);
     down(pool, kernels, config, chosen, columns, tiles, hidden);
-    groups.iter().map(|group| chosen.expert(group).bytes()).sum()
+    let bytes = groups.iter().map(|group| chosen.expert(group).bytes()).sum();
+    ExpertsRead { bytes, ..ExpertsRead::default() }
+}
+
+/// Computes what all neurons of the chosen experts do, for somebody to look at; all of them count as computed.
+fn show(
+    pool: &mut ThreadPool,
+    kernels: &Kernels,
+    config: &ModelConfig,
+    chosen: &Chosen<'_>,
+    x: &[f32],
+    tiles: &mut [Tile],
+    buffers: &mut ExpertBuffers,
+) {
+    let (ffn, pairs) = (config.ffn, chosen.tokens.len());
+    let ExpertBuffers { inputs, tasks, true_products, computed, .. } = buffers;
+    inputs.resize_with(inputs.len().max(chosen.groups.len()), Columns::default);
+    true_products.resize(pairs * 2 * ffn, 0.0);
+    computed.resize(pairs * ffn, false);
+    chosen.groups.iter().for_each(|group| computed[group.first * ffn..tokens_of(group).end * ffn].fill(true));
+    take(pool, kernels, chosen, x, &mut inputs[..chosen.groups.len()], tiles, |_| Some(false));
+    let input = |group: usize| &inputs[group];
+    gate_and_up(pool, kernels, chosen, input, tasks, ffn, true_products, |_, _| true);
+}
+
+/// Notes which neurons of the chosen experts were computed, by their scores, which stand in the place of ups.
+fn mark(computed: &mut [bool], chosen: &Chosen<'_>, scorer: &Scorer<'_>, products: &[f32], ffn: usize) {
+    for group in chosen.groups {
+        let bias = &scorer.network.bias[group.expert * ffn..][..ffn];
+        for token in tokens_of(group) {
+            let scores = &products[(2 * token + 1) * ffn..2 * (token + 1) * ffn];
+            let computed = &mut computed[token * ffn..(token + 1) * ffn];
+            for ((computed, score), bias) in computed.iter_mut().zip(scores).zip(bias) {
+                *computed = score + bias >= scorer.least;
+            }
+        }
+    }
 }
 
 /// Takes the tokens of each group as the kernels read them: by `rows_alone` for single rows (`true`) or in the form that is fastest for whole

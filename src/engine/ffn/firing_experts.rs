@@ -5,9 +5,10 @@
 //! how many there are. In a prompt's chunk most neurons fire for one of an expert's tokens: such an expert is computed whole, as
 //! [`super::scaled_experts`] does, or with more tokens than row kernels take as a chunk's FFN is.
 
-use super::chosen::{Chosen, tokens_of};
+use super::chosen::{Chosen, Scorer, tokens_of};
+use super::predicted_experts::{Lists, ScoreBuffers};
 use super::scaled_experts::ScaledBuffers;
-use super::{Downs, Tile, activation, many};
+use super::{Downs, Tile, activation, ahead, many};
 use crate::cpu::aligned::{Aligned, LINE};
 use crate::cpu::thread_pool::Parts;
 use crate::cpu::{Columns, Kernels, MAX_COLUMNS, Rows, ThreadPool};
@@ -31,6 +32,9 @@ pub struct FiringBuffers {
     masks: Vec<u32>,
     /// How many there are of each group, but for those that are computed whole.
     counts: Vec<usize>,
+    /// How many gates of each group were computed.
+    gates: Vec<usize>,
+    scores: ScoreBuffers,
     units: Vec<Unit>,
     /// Outputs of the units, one after the other, `[tokens of the group, hidden]` each.
     outputs: Aligned,
@@ -78,11 +82,9 @@ impl FiringBuffers {
         is_chunk: bool,
     ) {
         let (ffn, groups) = (config.ffn, chosen.groups);
-        let FiringBuffers { neurons, masks, counts, scaled, .. } = self;
-        neurons.resize(neurons.len().max(groups.len() * ffn), 0);
-        masks.resize(masks.len().max(groups.len() * ffn), 0);
-        counts.clear();
-        counts.resize(groups.len(), 0);
+        self.clear(groups.len(), ffn);
+        let FiringBuffers { neurons, masks, counts, gates, scaled, .. } = self;
+        gates.fill(ffn);
         let (neurons, masks, parts) = (Parts::new(neurons), Parts::new(masks), Parts::new(counts));
         pool.run(groups.len(), |_, number| {
             let group = &groups[number];
@@ -106,6 +108,33 @@ impl FiringBuffers {
             }
         });
         scaled.choose(kernels, config, chosen, if is_chunk { counts } else { &mut [] });
+    }
+
+    /// The same for few tokens, whose gates are computed only where `scorer` says that they may be active. Returns for how many pairs of
+    /// neuron and token they were.
+    pub(super) fn list_scored<'i>(
+        &mut self,
+        pool: &mut ThreadPool,
+        kernels: (&Kernels, &ModelConfig),
+        (chosen, scorer): (&Chosen<'_>, &Scorer<'_>),
+        input: &(dyn Fn(usize) -> &'i Columns + Sync),
+        products: &mut [f32],
+    ) -> u64 {
+        self.clear(chosen.groups.len(), kernels.1.ffn);
+        let FiringBuffers { neurons, masks, counts, gates, scores, scaled, .. } = self;
+        scaled.choose(kernels.0, kernels.1, chosen, &mut []);
+        scores.list(pool, kernels, (chosen, scorer), input, Lists { neurons, masks, counts, gates, products })
+    }
+
+    /// Lists nothing, of so many groups.
+    fn clear(&mut self, groups: usize, ffn: usize) {
+        let FiringBuffers { neurons, masks, counts, gates, .. } = self;
+        neurons.resize(neurons.len().max(groups * ffn), 0);
+        masks.resize(masks.len().max(groups * ffn), 0);
+        for numbers in [counts, gates] {
+            numbers.clear();
+            numbers.resize(groups, 0);
+        }
     }
 
     /// Whether the group is computed by [`super::scaled_experts`].
@@ -147,7 +176,8 @@ impl Firing<'_, '_> {
             }
             let row = |matrix: &Matrix| matrix.row_bytes as u64;
             let [gate, up] = [0, 1].map(|part| &expert.input.parts()[part]);
-            bytes += gate.bytes() + buffers.counts[number] as u64 * (row(up) + row(&expert.down));
+            bytes += buffers.gates[number] as u64 * row(gate);
+            bytes += buffers.counts[number] as u64 * (row(up) + row(&expert.down));
             while let Some(Unit { group: of, at, .. }) = buffers.units.get(unit).copied()
                 && of == number
             {
@@ -217,11 +247,10 @@ impl Firing<'_, '_> {
         let tokens = self.chosen.tokens_of(group);
         let mut downs = Downs::new(self.kernels, part_of(down), c.hidden, n);
         let (mut products, mut a) = ([0f32; MAX_COLUMNS], [0f32; MAX_COLUMNS]);
+        [ups, down].into_iter().for_each(|rows| ahead::begin(self.kernels, rows, neurons, 0));
         for (i, (&neuron, &mask)) in neurons.iter().zip(masks).enumerate() {
             let neuron = neuron as usize;
-            // Rows to the one that is read next; none behind the last.
-            let next = neurons.get(i + 1).map_or(0, |next| *next as usize - neuron);
-            let rows = Rows { ahead: next * ups.row_bytes, ..ups.rows_from(neuron) };
+            let rows = Rows { ahead: ahead::bytes(neurons, i, ups), ..ups.rows_from(neuron) };
             // SAFETY: the row is inside the matrix; the kernel is for this machine; a group that is not dense has few tokens.
             unsafe { self.kernels.dot(ups.quant)(rows, 1, x, products.as_mut_ptr(), 1) };
             let gates = known[neuron..].iter().step_by(2 * c.ffn);
@@ -233,7 +262,7 @@ impl Firing<'_, '_> {
                 any |= a[b] != 0.0;
             }
             if any {
-                downs.add(down.row_ptr(neuron), next * down.row_bytes, &a[..n], out);
+                downs.add(down.row_ptr(neuron), ahead::bytes(neurons, i, down), &a[..n], out);
             }
         }
         downs.flush(out);

@@ -3,11 +3,13 @@
 //! Each unit of work is a fixed range of neurons (of all, or of the list) with an output buffer of its own; the buffers are
 //! added in order. So the result does not depend on how many threads there are or which one was faster.
 
+mod ahead;
 mod cached;
 mod chosen;
 mod experts;
 mod firing_experts;
 mod many;
+mod predicted_experts;
 mod scaled_experts;
 mod whole;
 
@@ -26,8 +28,8 @@ use crate::model::weights::Layer;
 use crate::ops::math;
 pub(super) use cached::Tools as CachedTools;
 pub use cached::{CachedFfn, HostBudget};
-pub use chosen::Chosen;
-pub use experts::{ExpertBuffers, experts};
+pub use chosen::{Chosen, Scorer};
+pub use experts::{ExpertBuffers, ExpertsRead, experts};
 pub use many::{Tile, activations, down, products};
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};

@@ -135,7 +135,8 @@ impl Split {
         self.chunks.resident += resident;
         self.chunks.streamed += all as u64 - resident - on_cpu;
         self.chunks.on_cpu += on_cpu;
-        pass.probe.report.add_experts(l, c, all, read + weights.router_bytes());
+        let read = crate::engine::ffn::ExpertsRead { bytes: read + weights.router_bytes(), ..Default::default() };
+        pass.probe.report.add_experts(l, c, all, read);
     }
 
     /// Divides the experts that are in no slot between link and CPU: `missing` becomes all of them, of which the first are copied, and

@@ -9,7 +9,7 @@ use crate::cache::{Location, Tier};
 use crate::clock;
 use crate::cpu::MAX_COLUMNS;
 use crate::device::{Call, Device, ExpertFfn, HostWork, NONE, Note, PinnedBuffer, Stage, Stream};
-use crate::engine::ffn::{self, Chosen, Selection};
+use crate::engine::ffn::{self, Chosen, ExpertsRead, Selection};
 use crate::engine::forward::Pass;
 use crate::engine::host;
 use crate::engine::routing::{Routed, Routes};
@@ -122,7 +122,8 @@ impl Split {
         // Every expert that was chosen is active.
         self.fired.set(l, &pass.buffers.predicted.selections[l], &self.sequences);
         self.merge(c, l, n, needed);
-        pass.probe.report.add_experts(l, c, pass.buffers.routes.tokens.len(), read + weights.router_bytes());
+        let read = ExpertsRead { bytes: read + weights.router_bytes(), ..ExpertsRead::default() };
+        pass.probe.report.add_experts(l, c, pass.buffers.routes.tokens.len(), read);
     }
 
     /// Tells the scheduler how many tokens of a prompt's chunk have each expert.
@@ -205,8 +206,8 @@ impl Split {
         let partial: &mut [f32] = bytemuck::cast_slice_mut(&mut self.host.partial[..b.positions.len() * c.hidden]);
         partial.fill(0.0);
         let routes = &self.experts.on_host;
-        let chosen = Chosen::all(weights, routes);
-        let read = ffn::experts(pool, kernels, c, &chosen, &b.normed, &mut b.tiles, &mut b.experts, partial);
+        let chosen = Chosen::all(weights, routes, None);
+        let read = ffn::experts(pool, kernels, c, &chosen, &b.normed, &mut b.tiles, &mut b.experts, partial).bytes;
         // Of a few tokens reading an expert takes longer than computing it.
         let tokens = if b.positions.len() > MAX_COLUMNS { routes.tokens.len() } else { 0 };
         let operations = (2 * c.ffn_kind.rows() * c.hidden * c.ffn * tokens) as u64;

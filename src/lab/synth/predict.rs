@@ -3,18 +3,21 @@
 //! A gate matrix is low-rank plus noise, and its low-rank part is the network: the inner layer projects the residual onto the
 //! latent space and the constant direction, the outer one holds each gate's coordinates there. Nothing is trained; random tokens
 //! show where the residuals of each layer lie in the latent space, which probability a score means, and how good the predictor is.
+//! The neurons of a mixture are those of all experts, and those count that a token's experts have.
 
 use super::noise::{Noise, Stream, dot};
 use super::sparse::{LATENT, Sparse};
 use super::{RECIPE, Shape};
 use crate::cpu::{Kernels, ThreadPool};
-use crate::engine::{Engine, Logits, Observer, Seen};
+use crate::engine::{Engine, Logits, Observer, Seen, SeenExperts};
 use crate::error::{Error, Result};
+use crate::formats::neuron_store::NeuronStore;
 use crate::formats::predictor_file::{self, Header, Table};
 use crate::formats::rows::{self, Quant};
 use crate::lab::pack::{self, PackOptions};
+use crate::model::config::ModelConfig;
 use crate::model::source::Source;
-use crate::model::{KvCache, KvType, Model};
+use crate::model::{ExpertWeights, FfnWeights, KvCache, KvType, Model};
 use crate::predictor::mlp::{Measured, Network, NetworkWriter, normalise};
 use crate::predictor::{self, Calibration, Predictor, Scratch, Tools};
 use rayon::prelude::*;
@@ -96,7 +99,12 @@ pub fn pack_draft(gguf: &Path, progress: &(dyn Fn(u64, u64) -> Result<()> + Sync
     Ok(draft)
 }
 
-/// Writes the predictor of the sparse model in `store`, which was made from `shape`, to `path`, and returns statistics of both.
+/// A store, or a mixture in the file that it lies in.
+fn open(path: &Path) -> Result<Model> {
+    if NeuronStore::is_one(path) { Model::open(path) } else { Model::in_place(Source::open(path, None)?) }
+}
+
+/// Writes the predictor of the sparse model in `store` (of a mixture: its GGUF), which was made from `shape`, to `path`, and returns statistics of both.
 /// `progress(done, total)` is called with tokens.
 ///
 /// # Errors
@@ -111,9 +119,9 @@ pub fn write_predictor(
     let Some(active) = shape.active else {
         return Err(Error::Usage("only a model with --active has a predictor".into()));
     };
-    let model = Model::open(store)?;
+    let model = open(store)?;
     let sparse = Sparse::new(&model.config, Noise { seed: shape.seed }, active);
-    let mut engine = Engine::new(Model::open(store)?, threads, Kernels::best());
+    let mut engine = Engine::new(open(store)?, threads, Kernels::best());
     let vocab = model.config.vocab as u64;
     let sequences: Vec<Vec<u32>> = (0..SEQUENCES)
         .map(|s| {
@@ -142,6 +150,7 @@ pub fn write_predictor(
         layers: model.config.layers,
         hidden: model.config.hidden,
         ffn: model.config.ffn,
+        experts: model.config.neurons() / model.config.ffn,
         threshold,
         activation_thresholds: vec![0.0; model.config.layers],
         tables: Vec::new(),
@@ -161,7 +170,7 @@ pub fn write_predictor(
         observe(&mut engine, tokens, &mut tally)?;
     }
     let (threshold, tables) = tally.tables();
-    let mut writer = NetworkWriter::create(path, model.config.hidden, model.config.ffn)?;
+    let mut writer = NetworkWriter::create(path, model.config.hidden, model.config.neurons())?;
     let draft_file = predictor_file::open(draft.path())?;
     for table in &tables {
         writer.copy(&draft_file, table.clone())?;
@@ -241,21 +250,37 @@ fn networks(model: &Model, sparse: &Sparse, places: &Places<'_>) -> Vec<Network>
     (0..c.layers)
         .flat_map(|layer| {
             let gates = gates(model, sparse, layer);
-            let aheads = AHEADS.into_iter().filter(move |&ahead| ahead <= layer);
+            let aheads = aheads(c).filter(move |&ahead| ahead <= layer);
             aheads.map(move |ahead| network(c.hidden, sparse, places, &gates, layer, ahead)).collect::<Vec<_>>()
         })
         .collect()
 }
 
-/// Coordinates of each gate along the basis, after its rounding, `[ffn, RANK]`.
+/// Numbers of layers that a model's predictor looks ahead: of a mixture none.
+fn aheads(c: &ModelConfig) -> impl Iterator<Item = usize> + use<> {
+    let mixture = c.form.experts.is_some();
+    AHEADS.into_iter().filter(move |&ahead| ahead == 0 || !mixture)
+}
+
+/// Coordinates of each gate along the basis, after its rounding, `[neurons, RANK]`.
 fn gates(model: &Model, sparse: &Sparse, layer: usize) -> Vec<f32> {
-    let layer = &model.layers[layer];
-    let part = layer.block().gate_or_up();
-    let mut along = vec![0.0; model.config.ffn * RANK];
+    let (layer, ffn) = (&model.layers[layer], model.config.ffn);
+    let row = |neuron: usize| match &layer.ffn {
+        FfnWeights::Experts(ExpertWeights { experts, .. }) => {
+            let gates = &experts[neuron / ffn].input.parts()[0];
+            (gates.quant, gates.row(neuron % ffn))
+        }
+        _ => {
+            let part = layer.block().gate_or_up();
+            (part.quant, layer.neurons().part(part, neuron))
+        }
+    };
+    let mut along = vec![0.0; model.config.neurons() * RANK];
     along.par_chunks_exact_mut(RANK).enumerate().for_each_init(
         || vec![0.0; model.config.hidden],
         |gate, (neuron, along)| {
-            rows::decode(part.quant, layer.neurons().part(part, neuron), gate);
+            let (quant, row) = row(neuron);
+            rows::decode(quant, row, gate);
             along.iter_mut().zip(sparse.basis()).for_each(|(a, direction)| *a = dot(direction, gate));
         },
     );
@@ -378,8 +403,9 @@ struct Tally<'a> {
     scores: Vec<f32>,
     /// By layer and look-ahead: counts over the calibrating tokens, and over the measured ones.
     bins: BTreeMap<(usize, usize), [Bins; 2]>,
-    /// How often each neuron was active, `[layers][ffn]`.
+    /// How often each neuron was active, `[layers][neurons]`, and how many tokens had it, all neurons together.
     active: Vec<Vec<u64>>,
+    had: Vec<u64>,
     tokens: Vec<u64>,
     /// Sum of the Jaccard distances between neighbouring tokens, and their number.
     jaccard: (f64, u64),
@@ -398,7 +424,8 @@ impl<'a> Tally<'a> {
             residuals: VecDeque::new(),
             scores: Vec::new(),
             bins: BTreeMap::new(),
-            active: vec![vec![0; c.ffn]; c.layers],
+            active: vec![vec![0; c.neurons()]; c.layers],
+            had: vec![0; c.layers],
             tokens: vec![0; c.layers],
             jaccard: (0.0, 0),
         }
@@ -414,7 +441,7 @@ impl<'a> Tally<'a> {
             };
             let worst = shares(0).map(Share::recall).fold(1.0, f64::min);
             let ahead = |a: usize| shares(a).reduce(Share::plus).is_none_or(|sum| sum.recall() >= RECALL);
-            worst >= WORST_RECALL && AHEADS.into_iter().all(ahead)
+            worst >= WORST_RECALL && aheads(&self.model.config).all(ahead)
         };
         // In steps of a hundredth: finer differences are within the noise of the measurement.
         let threshold = (1..=50).rev().map(|i| i as f32 / 100.0).find(|&t| enough(t)).unwrap_or(0.01);
@@ -438,18 +465,19 @@ impl<'a> Tally<'a> {
 
     fn statistics(&self, threshold: f32, tables: &[Table]) -> Statistics {
         let c = &self.model.config;
-        let shares: Vec<f64> = (self.active.iter().zip(&self.tokens))
-            .map(|(active, &n)| active.iter().sum::<u64>() as f64 / (n as f64 * c.ffn as f64))
+        let used = c.form.experts.map_or(c.ffn, |experts| experts.used) as u64;
+        let shares: Vec<f64> = (self.active.iter().zip(&self.had))
+            .map(|(active, &had)| active.iter().sum::<u64>() as f64 / had as f64)
             .collect();
         let top: f64 = (self.active.iter())
             .map(|active| {
                 let mut sorted = active.clone();
                 sorted.sort_unstable_by(|a, b| b.cmp(a));
-                let top: u64 = sorted[..c.ffn * 2 / 5].iter().sum();
+                let top: u64 = sorted[..c.neurons() * 2 / 5].iter().sum();
                 top as f64 / sorted.iter().sum::<u64>().max(1) as f64
             })
             .sum();
-        let distances = AHEADS.into_iter().filter(|&ahead| ahead < c.layers).map(|ahead| {
+        let distances = aheads(c).filter(|&ahead| ahead < c.layers).map(|ahead| {
             let own = tables.iter().filter(|t| t.ahead == ahead);
             let share = |t: &Table| {
                 let fit = Calibration::new(t.scores.clone(), t.probabilities.clone());
@@ -474,42 +502,72 @@ impl<'a> Tally<'a> {
             predictor: distances.collect(),
             predictor_bytes_per_token: (0..c.layers).map(|l| self.predictor.weight_bytes(l, 0)).sum(),
             model_bytes_per_token: self.model.bytes_outside_ffn()
-                + self.model.layers.iter().map(|l| l.ffn.bytes()).sum::<u64>(),
+                + self.model.layers.iter().map(|l| used * l.ffn.cluster_bytes()).sum::<u64>(),
         }
     }
-}
 
-impl Observer for Tally<'_> {
-    fn layer(&mut self, seen: &Seen<'_>) {
-        let (ffn, layer, n) = (self.model.config.ffn, seen.layer, seen.n);
-        let fired: Vec<bool> = seen.gates.iter().map(|&gate| gate > 0.0).collect();
-        for token in fired.chunks_exact(ffn) {
+    /// Counts a layer's neurons: which `fired`, `[n, neurons]`, of those that a token `has`, given its number and the neuron's.
+    fn count(&mut self, layer: usize, n: usize, fired: &[bool], has: impl Fn(usize, usize) -> bool) {
+        let neurons = self.model.config.neurons();
+        for token in fired.chunks_exact(neurons) {
             self.active[layer].iter_mut().zip(token).for_each(|(count, &fired)| *count += u64::from(fired));
         }
         self.tokens[layer] += n as u64;
-        for (a, b) in fired.chunks_exact(ffn).zip(fired.chunks_exact(ffn).skip(1)) {
+        for (a, b) in fired.chunks_exact(neurons).zip(fired.chunks_exact(neurons).skip(1)) {
             let count = |f: fn(bool, bool) -> bool| a.iter().zip(b).filter(|&(&a, &b)| f(a, b)).count();
             let (both, either) = (count(|a, b| a && b), count(|a, b| a || b));
             if either > 0 {
                 self.jaccard = (self.jaccard.0 + 1.0 - both as f64 / either as f64, self.jaccard.1 + 1);
             }
         }
-        if layer == 0 {
-            self.residuals.clear();
-        }
-        self.residuals.push_back(seen.residual.to_vec());
-        if self.residuals.len() > AHEADS[AHEADS.len() - 1] + 1 {
-            self.residuals.pop_front();
-        }
-        self.scores.resize(n * ffn, 0.0);
-        for ahead in AHEADS.into_iter().filter(|&ahead| ahead <= layer) {
+        self.scores.resize(n * neurons, 0.0);
+        for ahead in aheads(&self.model.config).filter(|&ahead| ahead <= layer) {
             let residual = &self.residuals[self.residuals.len() - 1 - ahead];
             let (pool, kernels, scratch) = (&mut self.pool, &self.kernels, &mut self.scratch);
             let mut tools = Tools { model: self.model, pool, kernels, scratch };
             self.predictor.score(&mut tools, layer, ahead, residual, n, &mut self.scores);
             let bins = self.bins.entry((layer, ahead)).or_insert_with(|| [Bins::new(), Bins::new()]);
             let bins = &mut bins[usize::from(!self.calibrating)];
-            self.scores.iter().zip(&fired).for_each(|(&score, &fired)| bins.add(score, fired));
+            let mut had = 0;
+            for (at, (&score, &fired)) in self.scores.iter().zip(fired).enumerate() {
+                if has(at / neurons, at % neurons) {
+                    bins.add(score, fired);
+                    had += 1;
+                }
+            }
+            self.had[layer] += if ahead == 0 { had } else { 0 };
         }
+    }
+}
+
+impl Observer for Tally<'_> {
+    fn layer(&mut self, seen: &Seen<'_>) {
+        if seen.layer == 0 {
+            self.residuals.clear();
+        }
+        self.residuals.push_back(seen.residual.to_vec());
+        if self.residuals.len() > AHEADS[AHEADS.len() - 1] + 1 {
+            self.residuals.pop_front();
+        }
+        if self.model.config.form.experts.is_none() {
+            let fired: Vec<bool> = seen.gates.iter().map(|&gate| gate > 0.0).collect();
+            self.count(seen.layer, seen.n, &fired, |_, _| true);
+        }
+    }
+
+    fn looks_inside(&self) -> bool {
+        self.model.config.form.experts.is_some()
+    }
+
+    fn inside(&mut self, seen: &SeenExperts<'_>) {
+        let c = &self.model.config;
+        let (ffn, neurons, experts) = (c.ffn, c.neurons(), c.clusters());
+        let (mut fired, mut has) = (vec![false; seen.n * neurons], vec![false; seen.n * experts]);
+        for (group, routed, products) in seen.each() {
+            has[routed.token * experts + group.expert] = true;
+            let fired = &mut fired[routed.token * neurons + group.expert * ffn..][..ffn];
+            fired.iter_mut().zip(products).for_each(|(fired, gate)| *fired = *gate > 0.0);
+        }
+        self.count(seen.layer, seen.n, &fired, |token, neuron| has[token * experts + neuron / ffn]);
     }
 }
