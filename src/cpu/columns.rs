@@ -16,11 +16,11 @@ pub struct Columns {
     /// f32 values, column after column, each beginning a cache line: a 64-byte load across two lines costs double.
     values: Aligned,
     /// int8 codes in the order of a grouped row (`formats::rows`), `[n * code_stride]`; zero beyond `cols`.
-    codes: Vec<i8>,
+    codes: Aligned<i8>,
     /// Step of each group of 32 codes, `[n * group_stride]`; zero beyond the last group.
-    steps: Vec<f32>,
+    steps: Aligned,
     /// Step times the sum of the group's codes: takes the bias out of unsigned weights. Laid out as `steps`.
-    sums: Vec<f32>,
+    sums: Aligned,
     /// Codes from one column to the next: [`Columns::cols`] rounded up so that kernels may read whole registers.
     pub code_stride: usize,
     /// Numbers from one column to the next in `steps` and `sums`, which have one number for each group of 32 codes.
@@ -41,7 +41,7 @@ pub struct Columns {
 #[derive(Default, Debug)]
 struct BlockInput {
     /// int8 codes, `[n * stride]`.
-    codes: Aligned,
+    codes: Aligned<i8>,
     /// Step of each 16 codes, `[n * stride / 16]`; two neighbours share one.
     steps: Aligned,
     /// Step times the sum of each 16 codes, `[n * stride / 16]`.
@@ -234,7 +234,7 @@ impl Columns {
         self.panels.n = 0;
         self.floats.clear();
         self.shadow.clear();
-        self.codes.clear();
+        self.codes.resize(0);
         self.block.codes.resize(0);
         self.block.lanes.clear();
         self.block.units.clear();
@@ -267,12 +267,9 @@ impl Columns {
         let n = self.n;
         self.code_stride = self.cols.next_multiple_of(PACK);
         self.group_stride = self.code_stride / GROUP;
-        self.codes.clear();
-        self.codes.resize(n * self.code_stride, 0);
-        self.steps.clear();
-        self.steps.resize(n * self.group_stride, 0.0);
-        self.sums.clear();
-        self.sums.resize(n * self.group_stride, 0.0);
+        self.codes.zeros(n * self.code_stride);
+        self.steps.zeros(n * self.group_stride);
+        self.sums.zeros(n * self.group_stride);
         for b in 0..n {
             let values = &values[b * self.cols..(b + 1) * self.cols];
             let codes = &mut self.codes[b * self.code_stride..];
@@ -299,10 +296,9 @@ impl Columns {
         let BlockInput { codes, steps, sums, stride, .. } = &mut self.block;
         *stride = self.cols.next_multiple_of(BLOCK);
         let (stride, groups) = (*stride, *stride / BLOCK_GROUP);
-        codes.resize(self.n * stride / size_of::<f32>());
+        codes.resize(self.n * stride);
         steps.resize(self.n * groups);
         sums.resize(self.n * groups);
-        let codes: &mut [i8] = bytemuck::cast_slice_mut(codes);
         let columns =
             codes.chunks_exact_mut(stride).zip(steps.chunks_exact_mut(groups).zip(sums.chunks_exact_mut(groups)));
         for (values, (codes, (steps, sums))) in values.chunks_exact(self.cols).zip(columns) {
@@ -326,7 +322,7 @@ impl Columns {
     fn set_lanes(&mut self) {
         let BlockInput { codes, steps, sums, lanes, units, .. } = &mut self.block;
         const GROUPS: usize = BLOCK / BLOCK_GROUP;
-        let codes = bytemuck::cast_slice(codes).chunks_exact(BLOCK);
+        let codes = codes.chunks_exact(BLOCK);
         let scales = steps.chunks_exact(GROUPS).zip(sums.chunks_exact(GROUPS));
         let blocks = codes.zip(scales);
         lanes.clear();
@@ -365,7 +361,7 @@ impl Columns {
     /// Column `b` as int8 codes in their own order, zeros up to a multiple of 256, from a multiple of 64 bytes; only after
     /// [`Columns::set`] for a block type.
     pub fn block_codes(&self, b: usize) -> &[i8] {
-        &bytemuck::cast_slice(&self.block.codes)[b * self.block.stride..(b + 1) * self.block.stride]
+        &self.block.codes[b * self.block.stride..(b + 1) * self.block.stride]
     }
 
     /// What each 16 codes of column `b` are multiplied by, 16 numbers for each 256 codes; only after [`Columns::set`] for a block

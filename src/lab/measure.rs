@@ -160,7 +160,7 @@ const GEMM: [usize; 2] = [1024, 4096];
 /// as a prompt's chunk has: the best of a few passes of about ten milliseconds.
 pub fn gflops(threads: usize) -> f64 {
     let (quant, [rows, cols], n) = (Quant::F16, GEMM, CHUNK);
-    let mut bytes = Aligned::default();
+    let mut bytes: Aligned = Aligned::default();
     bytes.resize(rows * quant.row_bytes(cols) / 4);
     let ones = vec![1.0; cols];
     let encoded: &mut [u8] = bytemuck::cast_slice_mut(&mut bytes);
