@@ -232,7 +232,7 @@ fn bad_files_are_5_and_what_cannot_be_read_is_1() {
         (
             &["eval", &model, "--token-ids", &bad("ids.json", b"[1, 2]"), "--logits", "nowhere/x"],
             1,
-            "cannot create nowhere/x: ",
+            "--logits nowhere/x: there is no folder nowhere",
         ),
     ];
     for (args, code, want) in cases {

@@ -159,6 +159,42 @@ fn real_reads_give_the_same_text_and_what_fits_is_read_once() {
     }
 }
 
+/// A prompt's experts were cut into units by how many of them were there, and those that are computed whole were added before the others.
+#[test]
+fn a_prompt_is_the_same_however_many_experts_are_there_at_a_time() {
+    let dir = tempfile::tempdir().unwrap();
+    let shape = |ffn, seed| Shape {
+        hidden: 512,
+        layers: 2,
+        ffn,
+        heads: 4,
+        kv_heads: 2,
+        vocab: 300,
+        context: 128,
+        activation: Activation::Relu,
+        active: Some(0.1),
+        seed,
+        experts: Some(Mixture::flat(12, 3)),
+        outliers: 0,
+    };
+    for (ffn, quant) in [(768, Quant::F16), (256, Quant::Q8)] {
+        let (gguf, store) = (dir.path().join("m.gguf"), dir.path().join("m.neurons"));
+        write_gguf(&shape(ffn, 5), quant, &gguf, &|_, _| Ok(())).unwrap();
+        let source = Source::open(&gguf, None).unwrap();
+        let options = PackOptions { types: Types::natural(&source).unwrap(), orders: None };
+        pack(&source, &store, &options, &|_, _| Ok(())).unwrap();
+        let expected = logits(&mut engine(&store, 2), &[70, 1, 40], |_| ());
+        for share in [0.0, 0.2, 0.5] {
+            let mut cached = engine(&store, 2);
+            let disk = virtual_disk(&cached.model, 512, 3, Faults::default());
+            let cache = cache(&cached.model, disk, share, HostCacheOptions::new(0));
+            cached.set_host_cache(cache, None);
+            let found = logits(&mut cached, &[70, 1, 40], |_| ());
+            assert!(found == expected, "{} with {share} of the experts in memory", quant.name());
+        }
+    }
+}
+
 #[test]
 fn the_text_is_the_same_whatever_the_budget_becomes_meanwhile() {
     let dir = tempfile::tempdir().unwrap();

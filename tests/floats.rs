@@ -189,7 +189,7 @@ fn scaled(kernels: &Kernels, weights: &Weights, input: &[f32], n: usize) -> Opti
     let (cols, count) = (weights.cols, weights.count());
     let kernel = kernels.scaled_across(weights.quant, cols)?;
     let lanes = n.next_multiple_of(16);
-    let mut x = Aligned::default();
+    let mut x = Aligned::<f32>::default();
     x.resize(count.next_multiple_of(SCALED_ROWS) * lanes);
     (0..n * count).for_each(|i| x[i % count * lanes + i / count] = input[i]);
     let pointers: Vec<*const u8> = (0..count).map(|r| weights.row(r).as_ptr()).collect();

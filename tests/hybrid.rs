@@ -450,7 +450,7 @@ impl Tagged {
         let block = 2 * HIDDEN;
         let blocks: Vec<Aligned> = (0..LAYERS)
             .map(|layer| {
-                let mut blocks = Aligned::default();
+                let mut blocks = Aligned::<f32>::default();
                 blocks.resize(NEURONS * block);
                 for (neuron, block) in blocks.chunks_exact_mut(block).enumerate() {
                     block[0] = strength(layer, neuron);
@@ -788,7 +788,7 @@ fn the_law_does_not_hold_for_a_cache_that_marks_neurons_resident_at_once() {
 fn too_many_moves_at_once_are_refused_and_may_be_made_again() {
     let mut device = VirtualDevice::new(64 << 20, RATES);
     let neurons = MAX_IN_FLIGHT + 100;
-    let mut blocks = Aligned::default();
+    let mut blocks = Aligned::<f32>::default();
     blocks.resize(neurons * 32);
     let host = HostBlocks::new(blocks.as_ptr().cast(), 128, neurons);
     // SAFETY: the device is dropped before cache and blocks: it is moved to where it is the last variable.

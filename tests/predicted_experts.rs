@@ -124,8 +124,10 @@ fn where_everything_may_fire_no_bit_is_another() {
                 let (expected, none) = of(2, None);
                 let (found, inside) = of(3, Some(&all));
                 assert!(found == expected, "{} rank {rank} with {}", quant.name(), isa.name());
-                // Of 27 tokens, those of the chunk left out, in three layers.
-                assert_eq!((none, inside), ((0, 0), (27 * 3 * 3 * 416, 27 * 3 * 3 * 416)));
+                // Of 27 tokens, those of the chunk left out, in three layers; without a network those count that fire.
+                let all = 27 * 3 * 3 * 416;
+                assert_eq!((none.1, inside), (all, (all, all)));
+                assert!((0.2..0.4).contains(&(none.0 as f64 / all as f64)), "{none:?}");
             }
         }
     }

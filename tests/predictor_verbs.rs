@@ -105,6 +105,16 @@ fn a_mixtures_predictor_is_trained_on_its_file_and_used_where_it_is_packed() {
     let ran = json(dir, &["run", "m.neurons", "x", "-n", "40", "--raw", "--audit", "1", "--json"]);
     assert_eq!(ran["predictor"], "mlp");
     assert!(ran["recall"].as_f64().unwrap() > 0.3 && ran["computed_share"].as_f64().unwrap() < 0.9, "{ran}");
+    // What `bench` says of the gates is about the same neurons.
+    let bench = |kind: &str| {
+        let args = ["bench", "m.neurons", "-p", "0", "-n", "20", "-r", "1", "-o", "json", "--predictor", kind];
+        json(dir, &args)[0].clone()
+    };
+    let (gates, network) = (bench("dense"), bench("mlp"));
+    let share = |row: &Json, name: &str| row[name].as_f64().unwrap();
+    assert!(gates["predictor"] == "exact" && network["predictor"] == "mlp", "{gates} {network}");
+    assert!(share(&gates, "recall") == 1.0 && share(&network, "recall") < 1.0, "{gates} {network}");
+    assert!((share(&gates, "computed_share") - share(&gates, "active_share")).abs() < 0.05, "{gates}");
     // `dense` and `exact` go by the gates: nothing is lost.
     let text_of = |kind: &str| {
         let args = ["run", "m.neurons", "x", "-n", "20", "--raw", "--temp", "0", "--json", "--predictor", kind];
@@ -119,10 +129,18 @@ fn a_mixtures_predictor_is_trained_on_its_file_and_used_where_it_is_packed() {
         (vec!["run", "m.neurons", "x", "--predictor", "exact", "--threshold", "0.3"], "add --predictor mlp"),
         (vec!["calibrate", "m.gguf", "--text", &text], "train-predictor"),
         (vec!["train-predictor", "m.gguf", "--text", &text, "--ahead", "1"], "--ahead: inside experts"),
+        (vec!["train-predictor", "m.gguf", "--text", &text, "--ram", "1GiB"], "--ram: here every neuron"),
+        (vec!["run", "m.neurons", "x", "--activation", "silu"], "--activation silu: "),
+        (vec!["plan", "m.neurons", "--vram", "9MiB"], "plan the file that it was packed from"),
+        (vec!["synth", "--experts", "1", "--experts-used", "1", "-o", "one.gguf"], "two experts or more"),
+        (vec!["record", "m.neurons", "--text", &text, "-o", "m.trace", "--predictor", "mlp"], "routers predict that"),
     ] {
         let done = run(dir, &args);
         assert!(done.code == 2 && done.err.contains(why), "{args:?}: {}", done.err);
     }
+    // Before anything is trained.
+    let done = run(dir, &["train-predictor", "m.gguf", "--text", &text, "-o", "nowhere/x.predictor"]);
+    assert!(done.code == 1 && done.err.contains("there is no folder nowhere"), "{}", done.err);
 }
 
 /// It was said that there is none: the store that is packed from the model lies in the cache, and nothing beside it.

@@ -236,10 +236,10 @@ pub fn budget_words(words: &str) -> std::result::Result<Asked, String> {
         [] | ["get"] => Ok(Asked::Show),
         ["set"] => Err("set what? take a size: set 6GiB, or set --ram 2GiB".into()),
         ["--ram"] | ["set", "--ram"] => Err("--ram takes a size: set --ram 2GiB".into()),
-        ["set", "--ram", ref size @ ..] | ["--ram", ref size @ ..] => size::parse(&size.concat()).map(Asked::Ram),
+        ["set", "--ram", ref size @ ..] | ["--ram", ref size @ ..] => size::parse(&size.join(" ")).map(Asked::Ram),
         [.., "--ram", _] => Err("set the device's budget and that of host memory one after the other".into()),
-        ["set", ref size @ ..] => size::parse(&size.concat()).map(Asked::Vram),
-        ref size => size::parse(&size.concat()).map(Asked::Vram),
+        ["set", ref size @ ..] => size::parse(&size.join(" ")).map(Asked::Vram),
+        ref size => size::parse(&size.join(" ")).map(Asked::Vram),
     }
 }
 

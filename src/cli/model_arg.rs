@@ -145,7 +145,14 @@ impl EngineArgs {
     }
 
     /// An engine that computes every neuron on the processor, with its weights brought into memory where they fit.
+    ///
+    /// # Errors
+    /// [`Error::Usage`] for a limit on memory, which nothing keeps where every neuron is looked at.
     pub fn engine(&self, model: Model) -> Result<Engine> {
+        if self.ram.is_some() {
+            let why = "--ram: here every neuron is looked at, in the mapped file, and nothing is kept below a limit; leave it out";
+            return Err(Error::Usage(why.into()));
+        }
         let mut engine = open::processor(model, self.threads, self.isa)?;
         open::read_in(&mut engine);
         Ok(engine)

@@ -11,8 +11,12 @@ const HEAD: u64 = 64;
 /// model. An earlier result of the same kind is replaced, and what is no file, such as /dev/null, is not looked at.
 ///
 /// # Errors
-/// [`Error::Usage`] for a file of another kind, [`Error::Io`] for one that cannot be read.
+/// [`Error::Usage`] for a file of another kind, [`Error::Failed`] for one in a folder that is not there, [`Error::Io`] for one that cannot be read.
 pub fn check(option: &str, path: &Path, is_ours: impl Fn(&[u8]) -> bool) -> Result<()> {
+    if let Some(folder) = path.parent().filter(|folder| !folder.as_os_str().is_empty() && !folder.is_dir()) {
+        let (path, folder) = (path.display(), folder.display());
+        return Err(Error::Failed(format!("{option} {path}: there is no folder {folder}; make it first")));
+    }
     if !path.is_file() {
         return Ok(());
     }

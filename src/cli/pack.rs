@@ -82,7 +82,7 @@ fn read_importance(path: &Path, types: Types) -> Result<Importance> {
     let profile = Profile::read(&profile_file::open(path)?)?;
     let importance = Importance::of(&profile).ok_or_else(|| {
         let path = printable(&path.to_string_lossy());
-        let how = "count them with `dynamicinfer profile MODEL --text FILE -o PROFILE`";
+        let how = "count them with `dynamicinfer profile MODEL --text FILE -o PROFILE`; profiles of mixtures have none";
         Error::Usage(format!("{path}: the profile does not say what matrices read; {how}"))
     })?;
     eprintln!("importance from {} tokens of {}", importance.tokens, printable(&importance.model));

@@ -11,7 +11,7 @@ use crate::formats::placement_file::{LayerPlacement, PlacementFile, PlacementPol
 use crate::ids::PublishedId;
 use crate::lab::synth::footprint;
 use crate::model::{KvType, Model, ModelConfig};
-use crate::open::pinnable;
+use crate::open::{check_device_can, pinnable};
 use crate::placement::estimate::{Bound, Estimate, Reads, estimate};
 use crate::placement::memory_plan::{Footprint, KvPlace, PartName, Plan, Request, plan};
 use crate::placement::policy;
@@ -139,6 +139,9 @@ pub fn run(args: Args) -> Result<()> {
     let prediction = prediction(&subject, args.what.predictor, on_device)?;
     if !on_device {
         return without_device(&args, &subject, &prediction, context, kv);
+    }
+    if let Some(model) = &subject.model {
+        check_device_can(model, "plan the file that it was packed from, or leave out --vram")?;
     }
     let machine = machine_arg::find(args.machine.as_deref())?;
     let request = Request {

@@ -154,7 +154,7 @@ pub fn run(args: Args) -> Result<()> {
         (Some(one), thresholds)
     } else if args.predictor.is_some() || args.predictor_file.is_some() {
         return Err(Error::Usage(
-            "--predictor: this is no model with neurons of its own, whose activations could be predicted; leave it out"
+            "--predictor: of a mixture's experts or of clusters a trace holds which are used, and routers predict that; leave it out"
                 .into(),
         ));
     } else {

@@ -11,6 +11,7 @@ use crate::open::artifacts::{self, Kind};
 use crate::open::model::free_bytes;
 use crate::tokenizer::{Special, Tokenizer};
 use comfy_table::Table;
+use std::fs::{File, TryLockError};
 use std::path::{Path, PathBuf};
 
 /// Tokens to look at when nobody says: minutes for a small model, and about a megabyte of text.
@@ -170,14 +171,21 @@ fn activation_thresholds(model: &Model, sparsity: Option<f64>) -> Result<Vec<f32
     (0..layers).map(|layer| profile.threshold_for_sparsity(layer, share).ok_or_else(missing)).collect()
 }
 
-/// Where samples and finished parts lie until the file is written.
-fn work_dir(key: u64) -> Result<PathBuf> {
+/// Where samples and finished parts lie until the file is written, and the lock that keeps others from using and removing them.
+fn work_dir(key: u64) -> Result<(PathBuf, File)> {
     let cache = crate::config::cache_dir().ok_or_else(|| {
         Error::Usage("there is no cache directory for the samples: set HOME or XDG_CACHE_HOME".into())
     })?;
     let dir = cache.join("training").join(format!("{key:016x}"));
     std::fs::create_dir_all(&dir).map_err(Error::io("create", &dir))?;
-    Ok(dir)
+    let lock = dir.with_extension("lock");
+    let file = File::create(&lock).map_err(Error::io("create", &lock))?;
+    // A system of files without locks keeps nobody out.
+    if matches!(file.try_lock(), Err(TryLockError::WouldBlock)) {
+        let why = "the same is being made by another command now; wait for it, or change something (--seed, --tokens)";
+        return Err(Error::Failed(why.into()));
+    }
+    Ok((dir, file))
 }
 
 /// The samples of an earlier run of the same command, or new ones.
@@ -213,7 +221,7 @@ pub fn with_samples(
     make: impl FnOnce(Job<'_>, &Path) -> Result<Summary>,
 ) -> Result<Summary> {
     let key = train::key(&model, &asked.options, &asked.tokens, asked.limit);
-    let dir = work_dir(key)?;
+    let (dir, _lock) = work_dir(key)?;
     check_context(&model, WINDOW.min(model.config.context), engine.kv())?;
     let mut engine = engine.engine(model)?;
     let parts = dir.clone();
@@ -238,6 +246,7 @@ pub fn with_samples(
         }
         Err(error) => Err(error),
         Ok(summary) => {
+            let _ = std::fs::remove_file(dir.with_extension("lock"));
             // Left behind, it costs disk space and nothing else.
             if let Err(error) = std::fs::remove_dir_all(&dir) {
                 tracing::warn!("cannot remove {}: {error}", dir.display());

@@ -31,8 +31,8 @@ pub struct Report {
     /// For each layer, neurons (of a mixture: experts) times tokens that were computed: all in dense layers, those that fired in exact ones, those that were
     /// selected in predicted ones.
     pub computed: Vec<u64>,
-    /// In a mixture whose experts have a network that says which of their neurons may fire: neurons times tokens that were computed, and all of
-    /// the chosen experts; else zeros.
+    /// In a mixture whose experts are packed by neuron: neurons times tokens that were computed, and all of the chosen experts, prompts' chunks
+    /// left out; else zeros.
     pub inside: (u64, u64),
 }
 
@@ -83,14 +83,19 @@ impl Report {
         *self = Report { computed, ..Report::default() };
     }
 
-    /// Neurons computed / all neurons, or experts by all experts, over all layers, 0 to 1. Where a network says which neurons of experts may
-    /// fire: of the neurons of those experts that tokens have.
-    pub fn computed_share(&self, config: &ModelConfig) -> f64 {
-        if self.inside.1 > 0 {
-            return self.inside.0 as f64 / self.inside.1 as f64;
+    /// Neurons times tokens that were computed over all layers, and all of them; of a mixture experts, or the neurons of those experts that
+    /// tokens have, where it is packed by neuron.
+    pub fn neurons(&self, config: &ModelConfig) -> (u64, u64) {
+        match self.inside {
+            (_, 0) => (self.computed.iter().sum(), self.tokens * (config.clusters() * config.layers) as u64),
+            inside => inside,
         }
-        let all = self.tokens * (config.clusters() * config.layers) as u64;
-        self.computed.iter().sum::<u64>() as f64 / all.max(1) as f64
+    }
+
+    /// The first of [`Report::neurons`] / the second, 0 to 1.
+    pub fn computed_share(&self, config: &ModelConfig) -> f64 {
+        let (computed, all) = self.neurons(config);
+        computed as f64 / all.max(1) as f64
     }
 
     /// Nanoseconds of all parts together.

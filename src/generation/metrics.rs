@@ -179,9 +179,9 @@ impl Metrics {
             self.ram_budget_bytes.set(memory.budget);
             self.ram_used_bytes.set(memory.used);
         }
-        self.neurons_computed.add(report.computed.iter().sum());
-        let config = &engine.model.config;
-        self.neurons_all.add(report.tokens * (config.ffn * config.layers) as u64);
+        let (computed, all) = report.neurons(&engine.model.config);
+        self.neurons_computed.add(computed);
+        self.neurons_all.add(all);
         engine.report.clear();
         if let Some(split) = &engine.split {
             let (counters, memory) = (split.cache.counters, split.device.memory());

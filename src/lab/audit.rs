@@ -44,10 +44,10 @@ impl Audit {
         Audit { layers, config: config.clone(), activation_thresholds, inside: false }
     }
 
-    /// Nothing counted yet of what this engine computes. Of a mixture, where a network says which neurons of its experts may fire, it counts
-    /// the neurons of the experts that a token has; else experts.
+    /// Nothing counted yet of what this engine computes. Of a mixture that is packed by neuron it counts the neurons of the experts that a
+    /// token has; of others experts.
     pub fn of(engine: &Engine) -> Audit {
-        let inside = engine.model.config.form.experts.is_some() && !engine.sparsity().is_dense();
+        let inside = engine.model.has_neurons_inside();
         Audit { inside, ..Audit::new(&engine.model.config, engine.sparsity().activation_thresholds().to_vec()) }
     }
 

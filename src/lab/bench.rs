@@ -458,10 +458,12 @@ fn row(
         token_ms_p99: at(0.99),
         bytes_per_token: decode.then_some(bytes),
         predictor: match model.config.form.experts {
-            Some(experts) if experts.routed() && (!decode || engine.sparsity().is_dense()) => {
-                Kind::Router.name().into()
-            }
-            Some(experts) if experts.routed() => engine.sparsity().name(),
+            // Of experts that are packed by neuron the gates choose where no network does.
+            Some(_) if decode && model.has_neurons_inside() => match engine.sparsity().is_dense() {
+                true => Kind::Exact.name().into(),
+                false => engine.sparsity().name(),
+            },
+            Some(experts) if experts.routed() => Kind::Router.name().into(),
             None if decode => engine.sparsity().name(),
             _ => Kind::Dense.name().into(),
         },

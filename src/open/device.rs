@@ -293,16 +293,7 @@ impl DeviceOptions {
     /// Refuses options that are wrong on every machine.
     fn check(&self, model: &Model) -> Result<()> {
         let layers = model.config.layers;
-        if let Some(why) = model.not_on_device() {
-            let remedy = match model.config.form.experts {
-                Some(_) => "leave out the device",
-                None => "give --quant q8_0 (or pack it so) to use a device",
-            };
-            return Err(Error::Usage(format!(
-                "a device cannot compute with this model: {why} (they are {}); {remedy}",
-                model.types()
-            )));
-        }
+        check_device_can(model, "leave out the device")?;
         if self.kind == DeviceKind::Virtual && self.graphs {
             return Err(Error::Usage(
                 "--graphs on is about an NVIDIA card; take --device cuda, or leave it out".into(),
@@ -509,4 +500,18 @@ fn virtual_device(budget: u64, machine: &MachineProfile, fail_after: Option<u64>
     };
     let device = VirtualDevice::new(budget, rates);
     if let Some(kernels) = fail_after { device.failing_at(kernels + 1) } else { device }
+}
+
+/// Refuses a model that a device cannot compute with; of a mixture `instead` says what to do.
+///
+/// # Errors
+/// [`Error::Usage`].
+pub fn check_device_can(model: &Model, instead: &str) -> Result<()> {
+    let Some(why) = model.not_on_device() else { return Ok(()) };
+    let remedy = match model.config.form.experts {
+        Some(_) => instead,
+        None => "give --quant q8_0 (or pack it so) to use a device",
+    };
+    let types = model.types();
+    Err(Error::Usage(format!("a device cannot compute with this model: {why} (they are {types}); {remedy}")))
 }

@@ -22,7 +22,7 @@ pub mod sparsity;
 pub mod stores;
 mod vram_budget;
 
-pub use device::{DeviceKind, DeviceOptions, DeviceSession, LookaheadOn, Placement};
+pub use device::{DeviceKind, DeviceOptions, DeviceSession, LookaheadOn, Placement, check_device_can};
 pub use model::{ModelOptions, check_context};
 pub use place::place;
 pub use ram::{RamOptions, layer_blocks, too_little};

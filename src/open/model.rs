@@ -94,6 +94,15 @@ impl ModelOptions {
                 let why = format!("{} is packed as {}", path.display(), model.types());
                 return Err(Error::Usage(format!("{why}, not {types}; pack the original again")));
             }
+            let packed_with = (model.config.activation, model.config.ffn_kind == Ffn::GatedBoth);
+            if let Some(asked) = self.activation.filter(|asked| (asked.function, asked.both) != packed_with) {
+                let why = format!(
+                    "{} is packed with {}",
+                    path.display(),
+                    NamedActivation { function: packed_with.0, both: packed_with.1 }
+                );
+                return Err(Error::Usage(format!("--activation {asked}: {why}; pack the original again with it")));
+            }
             return Ok(model);
         }
         if let Some(model) =

@@ -83,7 +83,7 @@ pub fn alone(kind: Ffn, activation: Activation, quant: Quant, hidden: usize, ffn
     let mut config = shape.config().unwrap();
     (config.ffn_kind, config.ffn_bias) = (kind, kind == Ffn::Plain);
     let (layout, row_bytes) = (BlockLayout::new(kind, quant, hidden), quant.row_bytes(hidden));
-    let mut bytes = Aligned::default();
+    let mut bytes = Aligned::<f32>::default();
     bytes.resize(ffn * layout.bytes() / 4);
     for row in bytemuck::cast_slice_mut::<f32, u8>(&mut bytes).chunks_exact_mut(row_bytes) {
         rows::encode(quant, &numbers(rng, hidden, 2.0 / (hidden as f64).sqrt()), row);

@@ -46,9 +46,10 @@ pub struct ExpertBuffers {
 pub struct ExpertsRead {
     /// Bytes of their weights.
     pub bytes: u64,
-    /// Pairs of neuron and token that were computed, where a network has said which; else 0.
+    /// Pairs of neuron and token that were computed in experts that are packed by neuron, prompts' chunks left out: those that a network has
+    /// let through, or that fire.
     pub neurons: u64,
-    /// All pairs of these experts then.
+    /// All pairs of these experts.
     pub of: u64,
 }
 
@@ -106,11 +107,10 @@ pub fn experts(
         let neurons = firing.list_scored(pool, (kernels, config), (chosen, scorer), &input, products);
         let mut known = Firing { kernels, config, chosen, is_chunk, products, activations };
         let bytes = known.add(pool, &input, tiles, firing, hidden);
-        let tokens: usize = groups.iter().map(|group| group.tokens).sum();
         if buffers.shows {
             mark(&mut buffers.computed, chosen, scorer, &buffers.products, config.ffn);
         }
-        return ExpertsRead { bytes, neurons, of: (tokens * config.ffn) as u64 };
+        return ExpertsRead { bytes, neurons, of: all_pairs(groups, config.ffn) };
     }
     let all = |number: usize, part: usize| part == 0 || !lists(&groups[number]);
     gate_and_up(pool, kernels, chosen, input, tasks, config.ffn, products, all);
@@ -130,7 +130,14 @@ pub fn experts(
         let input = |group: usize| &inputs[group.min(distinct - 1)];
         let mut known = Firing { kernels, config, chosen, is_chunk, products, activations };
         let bytes = known.add(pool, &input, tiles, firing, hidden);
-        return ExpertsRead { bytes, ..ExpertsRead::default() };
+        if is_chunk {
+            return ExpertsRead { bytes, ..ExpertsRead::default() };
+        }
+        let neurons = firing.pairs(groups.len(), config.ffn);
+        if buffers.shows {
+            mark_fired(&mut buffers.computed, config, chosen, &buffers.products);
+        }
+        return ExpertsRead { bytes, neurons, of: all_pairs(groups, config.ffn) };
     }
     activate(pool, kernels, config, chosen, products, activations, columns);
     down(pool, kernels, config, chosen, columns, tiles, hidden);
@@ -157,6 +164,21 @@ fn show(
     take(pool, kernels, chosen, x, &mut inputs[..chosen.groups.len()], tiles, |_| Some(false));
     let input = |group: usize| &inputs[group];
     gate_and_up(pool, kernels, chosen, input, tasks, ffn, true_products, |_, _| true);
+}
+
+/// All pairs of neuron and token of these groups.
+fn all_pairs(groups: &[Group], ffn: usize) -> u64 {
+    groups.iter().map(|group| (group.tokens * ffn) as u64).sum()
+}
+
+/// Notes which neurons of the chosen experts were computed where their gates choose.
+fn mark_fired(computed: &mut [bool], config: &ModelConfig, chosen: &Chosen<'_>, products: &[f32]) {
+    let ffn = config.ffn;
+    for token in chosen.groups.iter().flat_map(tokens_of) {
+        let gates = &products[2 * token * ffn..(2 * token + 1) * ffn];
+        let computed = &mut computed[token * ffn..(token + 1) * ffn];
+        computed.iter_mut().zip(gates).for_each(|(computed, gate)| *computed = config.activation.apply(*gate) != 0.0);
+    }
 }
 
 /// Notes which neurons of the chosen experts were computed, by their scores, which stand in the place of ups.

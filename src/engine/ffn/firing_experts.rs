@@ -137,6 +137,12 @@ impl FiringBuffers {
         }
     }
 
+    /// Pairs of neuron and token that fire, of `groups` groups.
+    pub(super) fn pairs(&self, groups: usize, ffn: usize) -> u64 {
+        let of = |number: usize| &self.masks[number * ffn..number * ffn + self.counts[number]];
+        (0..groups).flat_map(of).map(|mask| u64::from(mask.count_ones())).sum()
+    }
+
     /// Whether the group is computed by [`super::scaled_experts`].
     pub(super) fn is_scaled(&self, number: usize) -> bool {
         self.scaled.has(number)
@@ -158,14 +164,14 @@ impl Firing<'_, '_> {
         if !buffers.scaled.is_empty() {
             buffers.scaled.compute(pool, self.config, self.chosen, self.products);
         }
-        // Those that are computed whole in packs first, then the others in the order of the groups.
-        if !buffers.scaled.is_empty() {
-            buffers.scaled.add(pool, self.chosen, hidden, self.config.hidden);
-        }
-        let (mut unit, mut bytes) = (0, 0);
+        // In the order of the groups: where experts come from disk, some of them at a time, the sums are the same.
+        let (mut unit, mut bytes, mut added) = (0, 0, 0);
         for (number, group) in self.chosen.groups.iter().enumerate() {
             let expert = self.chosen.expert(group);
-            if buffers.scaled.has(number) {
+            if number >= added {
+                added = buffers.scaled.add(pool, self.chosen, hidden, self.config.hidden, number);
+            }
+            if number < added {
                 bytes += expert.bytes();
                 continue;
             }
@@ -194,7 +200,11 @@ impl Firing<'_, '_> {
         let FiringBuffers { counts, units, outputs, .. } = buffers;
         units.clear();
         let most_units = match self.is_chunk {
-            true => (CHUNK_UNITS / self.chosen.groups.len()).clamp(1, MOST_UNITS),
+            // By as many experts as a chunk has of all, not by those of them that are here now.
+            true => {
+                let experts = self.chosen.weights.experts.len().min(self.chosen.tokens.len());
+                (CHUNK_UNITS / experts).clamp(1, MOST_UNITS)
+            }
             false => MOST_UNITS,
         };
         let (mut at, mut most) = (0, 0);

@@ -147,11 +147,29 @@ impl ScaledBuffers {
         });
     }
 
-    /// hidden += the outputs of the groups that were chosen, in their order.
-    pub(super) fn add(&self, pool: &mut ThreadPool, chosen: &Chosen<'_>, hidden: &mut [f32], size: usize) {
-        let out = Parts::new(hidden);
+    /// hidden += the outputs of the groups from number `first` on, as far as they follow one another and were chosen. Returns the number of
+    /// the first group behind them: `first` if it was not chosen.
+    pub(super) fn add(
+        &self,
+        pool: &mut ThreadPool,
+        chosen: &Chosen<'_>,
+        hidden: &mut [f32],
+        size: usize,
+        first: usize,
+    ) -> usize {
+        let start = self.pieces.partition_point(|piece| piece.group < first);
+        let mut after = first;
+        let follows = |piece: &&Piece| {
+            after = after.max(if piece.group == after { piece.group + 1 } else { after });
+            piece.group < after
+        };
+        let count = self.pieces[start..].iter().take_while(follows).count();
+        let (pieces, out) = (&self.pieces[start..start + count], Parts::new(hidden));
+        if count == 0 {
+            return first;
+        }
         pool.run(size / ADDED, |_, task| {
-            for piece in &self.pieces {
+            for piece in pieces {
                 let outputs = self.outputs[piece.output..].chunks_exact(size);
                 for (routed, output) in chosen.tokens[piece.first..piece.first + piece.tokens].iter().zip(outputs) {
                     let part = task * ADDED..(task + 1) * ADDED;
@@ -161,5 +179,6 @@ impl ScaledBuffers {
                 }
             }
         });
+        after
     }
 }

@@ -131,6 +131,9 @@ impl Shape {
             logit_scale: 1.0,
         };
         config.check().map_err(usage)?;
+        if self.experts.is_some_and(|experts| experts.count < 2) {
+            return Err(usage("--experts 1: a mixture has two experts or more; leave it out for a dense model".into()));
+        }
         if self.active.is_some() && self.experts.is_some_and(|experts| experts.routing.is_some()) {
             return Err(usage(
                 "--active: neurons and routing are not planted together; leave it out, or --skew and --reuse".into(),
