@@ -110,7 +110,7 @@ pub struct Training {
     gradient: Vec<f32>,
 }
 
-/// A trained network's weights, in the layout of [`mlp::Network`].
+/// A trained network's weights, in the layout of [`crate::predictor::mlp::Network`].
 #[derive(Clone)]
 pub struct Weights {
     /// First matrix, `[rank, hidden]`.
