@@ -12,7 +12,6 @@ use dynamicinfer::cpu::Kernels;
 use dynamicinfer::device::{Device, Rates, VirtualDevice};
 use dynamicinfer::disk;
 use dynamicinfer::engine::{BatchToken, Choice, Engine, Foresight, Logits, Migrator, Sparsity};
-use dynamicinfer::formats::predictor_file::Header;
 use dynamicinfer::formats::rows::Quant;
 use dynamicinfer::host_cache::{HostCache, HostCacheOptions, least_bytes};
 use dynamicinfer::ids::{LayerId, SlotId, StoreId};
@@ -25,12 +24,12 @@ use dynamicinfer::predictor::{self, Calibration, Exact, Predictor, Router, Sign}
 use dynamicinfer::prng::Prng;
 use dynamicinfer::scheduler::thresholds::LossWeight;
 use dynamicinfer::scheduler::{Policy, Rules};
-use serde_json::json;
+
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use support::{RATES, numbers, on_device, opened, packed};
+use support::{RATES, numbers, on_device, opened, packed, predictor_header};
 
 struct Counting;
 
@@ -91,24 +90,6 @@ impl Migrator for Restless {
             // A refusal is an answer.
             let _ = cache.migrate(device, Migration { layer, slot, neuron });
         }
-    }
-}
-
-fn header(model: &Model) -> Header {
-    let c = &model.config;
-    Header {
-        fingerprint: model.fingerprint().to_owned(),
-        model: c.name.clone(),
-        kind: String::new(),
-        layers: c.layers,
-        hidden: c.hidden,
-        ffn: c.ffn,
-        experts: c.neurons() / c.ffn,
-        threshold: 0.5,
-        activation_thresholds: vec![0.0; c.layers],
-        tables: Vec::new(),
-        made: json!({}),
-        sections: Vec::new(),
     }
 }
 
@@ -174,7 +155,7 @@ fn a_warm_engine_decodes_without_allocating() {
         write_store(&shape, quant, &path, &|_, _| Ok(())).unwrap();
         let model = Model::open(&path).unwrap();
         let mlp_path = dir.path().join(format!("{}.predictor", quant.name()));
-        mlp::write(&mlp_path, header(&model), &networks(&model)).unwrap();
+        mlp::write(&mlp_path, predictor_header(&model), &networks(&model)).unwrap();
         let predicted = |predictor: &Arc<dyn Predictor>, threshold| Choice::Predicted {
             predictor: predictor.clone(),
             threshold,
@@ -225,7 +206,7 @@ fn a_warm_engine_decodes_without_allocating() {
         engine.ask_for_experts();
         if name.contains("predicted") {
             let path = dir.path().join("inside.predictor");
-            mlp::write(&path, header(&engine.model), &networks(&engine.model)).unwrap();
+            mlp::write(&path, predictor_header(&engine.model), &networks(&engine.model)).unwrap();
             let predictor = predictor::open(&path, &engine.model).unwrap();
             let choice = Choice::Predicted { predictor, threshold: 0.4, activation_threshold: 0.0 };
             engine.set_sparsity(Sparsity::new(vec![choice; engine.model.config.layers], 0).unwrap());

@@ -7,7 +7,6 @@ use dynamicinfer::cpu::{Isa, Kernels};
 use dynamicinfer::disk;
 use dynamicinfer::engine::{BatchToken, Choice, Engine, LiveAudit, Logits, Observer, Seen, SeenExperts, Sparsity};
 use dynamicinfer::formats::blocks::BlockType;
-use dynamicinfer::formats::predictor_file::Header;
 use dynamicinfer::formats::rows::Quant;
 use dynamicinfer::host_cache::{HostCache, HostCacheOptions, least_bytes};
 use dynamicinfer::lab::pack::{PackOptions, Types, pack};
@@ -24,7 +23,7 @@ use dynamicinfer::prng::Prng;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use support::law::logits;
-use support::{error, numbers};
+use support::{error, numbers, predictor_header};
 
 const RANK: usize = 32;
 /// Single and few tokens, and a prompt's chunk, which goes by the gates.
@@ -72,26 +71,8 @@ fn networks(model: &Model, path: &Path, rank: usize, mut bias: impl FnMut(usize,
         measured: Measured::default(),
     };
     let networks: Vec<Network> = (0..c.layers).map(&mut network).collect();
-    mlp::write(path, header(model), &networks).unwrap();
+    mlp::write(path, predictor_header(model), &networks).unwrap();
     predictor::open(path, model).unwrap()
-}
-
-fn header(model: &Model) -> Header {
-    let c = &model.config;
-    Header {
-        fingerprint: model.fingerprint().to_owned(),
-        model: c.name.clone(),
-        kind: String::new(),
-        layers: c.layers,
-        hidden: c.hidden,
-        ffn: c.ffn,
-        experts: c.clusters(),
-        threshold: 0.5,
-        activation_thresholds: vec![0.0; c.layers],
-        tables: Vec::new(),
-        made: serde_json::json!({}),
-        sections: Vec::new(),
-    }
 }
 
 /// An engine whose neurons are computed from a probability of a half on.

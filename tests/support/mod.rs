@@ -7,6 +7,7 @@ pub mod law;
 use dynamicinfer::cpu::aligned::Aligned;
 use dynamicinfer::device::{Device, OutOfMemory, Rates, VirtualDevice};
 use dynamicinfer::engine::{ChunkCosts, ExpertCosts, Split};
+use dynamicinfer::formats::predictor_file::Header;
 use dynamicinfer::formats::rows::{self, Quant};
 use dynamicinfer::ids::Permutation;
 use dynamicinfer::lab::pack::{PackOptions, pack};
@@ -35,6 +36,25 @@ fn fixture(name: &str) -> Source {
     let folders = Path::new(env!("CARGO_MANIFEST_DIR")).ancestors().map(|dir| dir.join("tests/fixtures/models"));
     let from = folders.into_iter().map(|dir| dir.join(name)).find(|dir| dir.is_dir()).expect("a fixture of this name");
     Source::open(&from, None).unwrap()
+}
+
+/// The header of networks for this model, without tables.
+pub fn predictor_header(model: &Model) -> Header {
+    let c = &model.config;
+    Header {
+        fingerprint: model.fingerprint().to_owned(),
+        model: c.name.clone(),
+        kind: String::new(),
+        layers: c.layers,
+        hidden: c.hidden,
+        ffn: c.ffn,
+        experts: c.neurons() / c.ffn,
+        threshold: 0.5,
+        activation_thresholds: vec![0.0; c.layers],
+        tables: Vec::new(),
+        made: serde_json::json!({}),
+        sections: Vec::new(),
+    }
 }
 
 /// A fixture as it is run on the processor: a mixture of experts in place, any other packed into `dir`.
