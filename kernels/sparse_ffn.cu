@@ -1,7 +1,7 @@
 // Computes: the resident half of an FFN (DynamicInfer C.2): for every slot whose neuron some column wants, gate, activation
 //           and cut; up where the gate lets it through; out[b] = the sum over neurons of a[b] * down row.
-// Shapes:   blocks [slots] of the rows gate, up, down (plain: up, down); bucket [slots]; masks [ffn]; x [n, cols] f32 or its
-//           codes; out [n, cols] f32, then fired [n, chunks]: bit k of a word says that the neuron in slot k of the chunk was active
+// Shapes:   gates, ups, downs: the rows of slot 0 (plain: up in both places of the first two), each so many bytes before those of slot 1;
+//           bucket [slots]; masks [ffn], or of a mixture the choice that device::SparseFfn describes; x [n, cols] f32 or its codes; out [n, cols] f32, then fired [n, chunks]: bit k of a word says that the neuron in slot k of the chunk was active
 //           for that column.
 //           Scratch: a [slots, n] f32; list [chunks, 32] slots; counts [chunks]: slots in the list; partial [splits, n, cols] f32.
 // Moves:    bucket and wanted masks; gate rows of wanted neurons; up rows of those that fire; down rows of those with a
@@ -21,6 +21,26 @@
 // device::kernel::sparse_ffn counts on these.
 constexpr int CHUNK = WARP, DOWN_WARPS = 8;
 
+// Which columns want a neuron. Of a mixture `masks` begins with [experts] the expert's row of masks, or NONE, and [experts, n] weights.
+__device__ __forceinline__ u32 columns_of(const u32 *masks, u32 neuron, int n, int experts, int each) {
+    if (experts == 0) return masks[neuron];
+    const u32 row = masks[neuron / each];
+    return row == NONE ? 0 : masks[size_t(experts) * (n + 1) + size_t(row) * each + neuron % each];
+}
+
+// Multiplies a neuron's products by its expert's weights. Returns in which of these columns they are not zero.
+__device__ __forceinline__ u32 weigh(float *products, const u32 *weights, int n, u32 columns) {
+    u32 left = 0;
+#pragma unroll 1
+    for (int c = 0; c < n; c++) {
+        if (!(columns >> c & 1)) continue;
+        const float product = products[c] * __uint_as_float(weights[c]);
+        products[c] = product;
+        left |= u32(product != 0.0f) << c;
+    }
+    return left;
+}
+
 // The value of this lane's column.
 template <int N> __device__ __forceinline__ float of_lane(const float (&values)[N]) {
     const int lane = threadIdx.x % WARP;
@@ -31,16 +51,16 @@ template <int N> __device__ __forceinline__ float of_lane(const float (&values)[
 }
 
 template <int QUANT, int N>
-__device__ __forceinline__ void neurons(const u8 *blocks, const u32 *bucket, const float *up_bias, const void *x,
-                                        const u32 *masks, float *a, u32 *list, u32 *counts, int cols, int slots, int n, int kind,
-                                        int activation, float parameter, float cut, int types) {
+__device__ __forceinline__ void neurons(const u8 *gates, const u8 *ups, const u32 *bucket, const float *up_bias, const void *x,
+                                        const u32 *masks, float *a, u32 *list, u32 *counts, int gate_stride, int up_stride, int cols,
+                                        int slots, int n, int kind, int activation, float parameter, float cut, int types, int experts,
+                                        int each) {
     u32 *active = reinterpret_cast<u32 *>(dynamic_shared); // [CHUNK] columns in which the neuron's product is not zero
     const int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP, warps = blockDim.x / WARP;
     const int slot = blockIdx.x * CHUNK + lane;
-    const BlockForm<QUANT> form(cols, kind == PLAIN ? 2 : 3, types);
     // Every warp finds the chunk's wanted neurons for itself: that is cheaper than to meet.
     const u32 neuron = slot < slots ? bucket[slot] : NONE;
-    const u32 mask = neuron == NONE ? 0 : masks[neuron] & (ALL >> (WARP - n));
+    const u32 mask = neuron == NONE ? 0 : columns_of(masks, neuron, n, experts, each) & (ALL >> (WARP - n));
     const u32 wanted = __ballot_sync(ALL, mask != 0);
     int turn = 0;
     for (u32 rest = wanted; rest != 0; rest &= rest - 1, turn++) {
@@ -48,9 +68,9 @@ __device__ __forceinline__ void neurons(const u8 *blocks, const u32 *bucket, con
         const int k = __ffs(int(rest)) - 1;
         const u32 wants = __shfl_sync(ALL, mask, k);
         const u32 id = __shfl_sync(ALL, neuron, k);
-        const u8 *const first = blocks + size_t(blockIdx.x * CHUNK + k) * form.bytes;
+        const size_t place = blockIdx.x * CHUNK + k;
         const float bias = up_bias ? up_bias[id] : 0.0f;
-        float *const products = a + size_t(blockIdx.x * CHUNK + k) * n;
+        float *const products = a + place * n;
         u32 columns = 0;
         for (int column = 0; column < n; column += N) {
             const int left = n - column;
@@ -63,7 +83,7 @@ __device__ __forceinline__ void neurons(const u8 *blocks, const u32 *bucket, con
             const int last = kind == PLAIN ? 0 : 1;
 #pragma unroll 1
             for (int r = 0; r <= last && here != 0; r++) {
-                const u8 *const rows[1] = {first + (r == 0 ? 0 : form.second)};
+                const u8 *const rows[1] = {(r == 0 ? gates : ups) + place * (r == 0 ? gate_stride : up_stride)};
                 float sums[1][N];
                 row_dots<QUANT, 1, N>(rows, input, cols, left, sums, type_of(types, r));
                 const float sum = of_lane(sums[0]) + (r == last ? bias : 0.0f);
@@ -85,7 +105,8 @@ __device__ __forceinline__ void neurons(const u8 *blocks, const u32 *bucket, con
     }
     __syncthreads();
     if (warp != 0) return;
-    const u32 columns = wanted >> lane & 1 ? active[lane] : 0;
+    u32 columns = wanted >> lane & 1 ? active[lane] : 0;
+    if (experts != 0 && columns != 0) columns = weigh(a + size_t(slot) * n, masks + experts + size_t(neuron / each) * n, n, columns);
     const u32 chosen = __ballot_sync(ALL, columns != 0);
     if (columns != 0) list[size_t(blockIdx.x) * CHUNK + __popc(chosen & ((1u << lane) - 1))] = u32(slot);
     if (lane == 0) counts[blockIdx.x] = __popc(chosen);
@@ -187,8 +208,8 @@ template <int WORDS> __device__ __forceinline__ void word_scales(const u8 *at, b
 }
 
 template <int QUANT, int N>
-__device__ __forceinline__ void down(const u8 *blocks, const float *a, const u32 *list, const u32 *counts, float *partial,
-                                     int cols, int n, int rows, int chunks, int) {
+__device__ __forceinline__ void down(const u8 *downs, const float *a, const u32 *list, const u32 *counts, float *partial,
+                                     int stride, int cols, int n, int, int chunks, int) {
     constexpr int WORDS = Share<QUANT, N>::WORDS, NUMBERS = Share<QUANT, N>::NUMBERS, TURN = 4;
     constexpr bool grouped = QUANT == Q8 || QUANT == Q4;
     const u32 *entries = reinterpret_cast<const u32 *>(dynamic_shared);
@@ -197,7 +218,6 @@ __device__ __forceinline__ void down(const u8 *blocks, const float *a, const u32
     const u32 total = entries_of_split(list, counts, chunks);
 
     // This thread's words of every row, and where its groups' scales are.
-    const size_t row = row_bytes<QUANT>(cols);
     const int unit = blockIdx.x * WARP + lane, word = unit * WORDS;
     const int number_bytes = QUANT == F32 ? cols * 4 : QUANT == F16 ? cols * 2 : QUANT == Q8 ? cols : cols / 2;
     const bool mine = word * 4 < number_bytes;
@@ -219,7 +239,7 @@ __device__ __forceinline__ void down(const u8 *blocks, const float *a, const u32
         for (int t = 0; t < TURN; t++) {
             const u32 e = first + t * DOWN_WARPS;
             slots[t] = entries[e < total ? e : first];
-            const u8 *from = blocks + (size_t(slots[t]) * rows + rows - 1) * row;
+            const u8 *from = downs + size_t(slots[t]) * stride;
             raw[t] = load_words(from + size_t(word) * 4, Words<WORDS>{});
             if (grouped) word_scales<WORDS>(from + number_bytes + group * 2, packed, scales[t]);
         }
@@ -292,15 +312,14 @@ __device__ __forceinline__ void down(const u8 *blocks, const float *a, const u32
 
 // Rows of any type: a thread has eight numbers of each.
 template <int N>
-__device__ __forceinline__ void down_any(const u8 *blocks, const float *a, const u32 *list, const u32 *counts, float *partial, int cols,
-                                         int n, int rows, int chunks, int types) {
+__device__ __forceinline__ void down_any(const u8 *downs, const float *a, const u32 *list, const u32 *counts, float *partial, int stride,
+                                         int cols, int n, int rows, int chunks, int types) {
     constexpr int NUMBERS = 8;
     const u32 *entries = reinterpret_cast<const u32 *>(dynamic_shared);
     const int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
     const int column = blockIdx.z * N, left = n - column;
     const u32 total = entries_of_split(list, counts, chunks);
 
-    const BlockForm<ANY> form(cols, rows, types);
     const int type = type_of(types, rows - 1), i = (blockIdx.x * WARP + lane) * NUMBERS;
     const bool mine = i < cols;
     float sums[N][NUMBERS];
@@ -313,7 +332,7 @@ __device__ __forceinline__ void down_any(const u8 *blocks, const float *a, const
     for (u32 e = warp; e < total && mine; e += DOWN_WARPS) {
         const u32 slot = entries[e];
         float values[NUMBERS];
-        eight_numbers(type, blocks + size_t(slot) * form.bytes + form.last, i, cols, values);
+        eight_numbers(type, downs + size_t(slot) * stride, i, cols, values);
 #pragma unroll
         for (int c = 0; c < N; c++) {
             const float product = c < left ? a[size_t(slot) * n + column + c] : 0.0f;
@@ -357,20 +376,21 @@ KERNEL __launch_bounds__(256)
 
 #define NEURONS(QUANT, type, N)                                                                                          \
     KERNEL __launch_bounds__(128, ROW_BLOCKS(N))                                                                          \
-        ffn_neurons_##type##_##N(const u8 *blocks, const u32 *bucket, const float *up_bias, const void *x,                \
-                                 const u32 *masks, float *a, u32 *list, u32 *counts, int cols, int slots, int n,          \
-                                 int kind, int activation, float parameter, float cut, int types) {                       \
-        neurons<QUANT, N>(blocks, bucket, up_bias, x, masks, a, list, counts, cols, slots, n, kind, activation,           \
-                          parameter, cut, types);                                                                         \
+        ffn_neurons_##type##_##N(const u8 *gates, const u8 *ups, const u32 *bucket, const float *up_bias, const void *x,  \
+                                 const u32 *masks, float *a, u32 *list, u32 *counts, int gate_stride, int up_stride,      \
+                                 int cols, int slots, int n, int kind, int activation, float parameter, float cut,        \
+                                 int types, int experts, int each) {                                                      \
+        neurons<QUANT, N>(gates, ups, bucket, up_bias, x, masks, a, list, counts, gate_stride, up_stride, cols, slots, n, \
+                          kind, activation, parameter, cut, types, experts, each);                                        \
     }
 FOR_QUANTS_AND_WIDTHS(NEURONS)
 FOR_WIDTHS(NEURONS, ANY, any)
 
 #define DOWN(SUM, type, N)                                                                                                \
-    KERNEL __launch_bounds__(256) ffn_down_##type##_##N(const u8 *blocks, const float *a, const u32 *list,                \
-                                                        const u32 *counts, float *partial, int cols, int n, int rows,     \
-                                                        int chunks, int types) {                                          \
-        SUM(blocks, a, list, counts, partial, cols, n, rows, chunks, types);                                              \
+    KERNEL __launch_bounds__(256) ffn_down_##type##_##N(const u8 *downs, const float *a, const u32 *list,                 \
+                                                        const u32 *counts, float *partial, int stride, int cols, int n,   \
+                                                        int rows, int chunks, int types) {                                \
+        SUM(downs, a, list, counts, partial, stride, cols, n, rows, chunks, types);                                       \
     }
 #define DOWN_OWN(QUANT, type, N) DOWN(down<QUANT COMMA N>, type, N)
 #define DOWN_ANY(QUANT, type, N) DOWN(down_any<N>, type, N)

@@ -5,7 +5,7 @@ mod support;
 
 use dynamicinfer::cpu::{Columns, Kernels, MAX_COLUMNS, ThreadPool};
 use dynamicinfer::device::{
-    Call, Device, Event, Faults, HOST_CALL_NS, HostWork, NONE, Rates, SparseFfn, Stream, VirtualDevice,
+    Buffer, Call, Device, Event, Faults, HOST_CALL_NS, HostWork, NONE, Rates, SparseFfn, Stream, VirtualDevice,
 };
 use dynamicinfer::engine::ffn::{FfnBuffers, activations, ffn};
 use dynamicinfer::engine::{Selection, Work};
@@ -245,6 +245,8 @@ fn waiting_for_a_lost_copy_is_a_hang_that_says_so() {
 /// A call with its buffers: neurons in slots in random order, some slots empty, some neurons not there.
 struct Rig {
     call: SparseFfn,
+    /// The slots.
+    at: Buffer,
     input: Vec<u32>,
     blocks: Vec<u32>,
     bucket: Vec<u32>,
@@ -280,6 +282,7 @@ impl Rig {
         input.extend(&masks);
         let output = vec![u32::MAX; SparseFfn::output_bytes(n, hidden, slots) / 4];
         let mut room = |bytes: usize| device.alloc(bytes as u64).unwrap();
+        let at = room(blocks.len() * 4);
         let call = SparseFfn {
             layout: *layer.block(),
             kind: config.ffn_kind,
@@ -287,20 +290,21 @@ impl Rig {
             activation_threshold,
             hidden,
             ffn,
+            mixture: None,
             slots,
             n,
-            blocks: room(blocks.len() * 4),
+            blocks: at.into(),
             bucket: room(bucket.len() * 4),
             up_bias: room(layer.up_bias.len() * 4),
             input: room(input.len() * 4),
             output: room(output.len() * 4),
         };
         assert_eq!(call.layout.bytes(), words * 4);
-        put(device, Stream::Compute, &blocks, call.blocks, 0);
+        put(device, Stream::Compute, &blocks, at, 0);
         put(device, Stream::Compute, &bucket, call.bucket, 0);
         put(device, Stream::Compute, bytemuck::cast_slice(&layer.up_bias), call.up_bias, 0);
         device.synchronize(Stream::Compute);
-        Rig { call, input, blocks, bucket, output, selection }
+        Rig { call, at, input, blocks, bucket, output, selection }
     }
 
     /// The output, `[n, hidden]`, and the pairs that are active.
@@ -395,7 +399,7 @@ fn a_kernel_sees_what_is_written_below_it_while_it_runs() {
     device.record(Stream::Compute, before);
     device.wait(Stream::Copy, before);
     device.launch(Stream::Compute, &Call::SparseFfn(rig.call));
-    put(&mut device, Stream::Copy, &garbage, rig.call.blocks, 0);
+    put(&mut device, Stream::Copy, &garbage, rig.at, 0);
     let mut seen = vec![0; rig.output.len()];
     get(&mut device, Stream::Compute, output, 0, &mut seen);
     device.synchronize(Stream::Compute);

@@ -11,7 +11,7 @@ pub const SCRATCH_ALIGN: u64 = 256;
 /// Most launches of a call.
 const MAX_LAUNCHES: usize = 4;
 /// Most arguments of a function.
-pub const MAX_ARGUMENTS: usize = 16;
+pub const MAX_ARGUMENTS: usize = 24;
 
 /// Threads of a warp.
 pub(super) const WARP: usize = 32;

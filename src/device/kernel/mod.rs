@@ -33,6 +33,7 @@ pub use host::HostMemory;
 pub use launch::{Addresses, Launch, Launches, MAX_ARGUMENTS, SCRATCH_ALIGN, Tiles};
 pub use linear::Then;
 pub use quantize::{coded_bytes, halved_bytes, halves, quantize, round_inputs};
+pub use sparse_ffn::{Mixture, SlotBlocks};
 
 use super::Buffer;
 use crate::cpu::Kernels;

@@ -1,12 +1,12 @@
 //! The neurons in slots, for a few columns.
 
-use super::host::{HostMemory, numbers};
+use super::host::{HostMemory, bytes, numbers, words};
 use super::launch::{
     Addresses, Launch, Launches, RowKind, SCRATCH_ALIGN, WARP, activation_words, for_quants_and_widths, types_word,
     width,
 };
 use super::quantize::{codes_bytes, input};
-use super::{DeviceKernel, Function, NONE, Operand};
+use super::{DeviceKernel, Function, NONE, Operand, View};
 use crate::cpu::aligned::Aligned;
 use crate::cpu::{Columns, Kernels, MAX_COLUMNS, Rows};
 use crate::device::Buffer;
@@ -43,24 +43,79 @@ pub struct SparseFfn {
     pub activation_threshold: f32,
     /// Numbers of a row.
     pub hidden: usize,
-    /// Neurons of the layer.
+    /// Neurons of the layer; of a mixture those of all experts, one expert after the other.
     pub ffn: usize,
+    /// What the layer is a mixture of; `None`: it is none.
+    pub mixture: Option<Mixture>,
     /// Slots of the layer.
     pub slots: usize,
     /// Columns, 1 to 32.
     pub n: usize,
-    /// `[slots]` neuron blocks: the rows of each (`formats::rows`), one after the other.
-    pub blocks: Buffer,
+    /// The rows of the neurons in slots (`formats::rows`).
+    pub blocks: SlotBlocks,
     /// `gpu_bucket`, `[slots]` u32: the neuron in each slot, or [`NONE`].
     pub bucket: Buffer,
     /// `[ffn]` f32, the bias of up; a buffer of no bytes where there is none.
     pub up_bias: Buffer,
-    /// Normalised input, `[n, hidden]` f32, then `[ffn]` u32 masks: bit b says that column b wants the neuron.
+    /// Normalised input, `[n, hidden]` f32, then the choice, u32: `[ffn]` masks, whose bit b says that column b wants the neuron. Of a mixture
+    /// ([`Mixture`]) the choice is: for each expert which of the rows of masks is its own, or [`NONE`], `[experts]`; the weight of its output for
+    /// each column, `[experts, n]` f32; and the masks of the experts that some column has, `[rows, ffn / experts]`.
     pub input: Buffer,
     /// What these neurons add to the FFN's output, `[n, hidden]` f32, then `[n, ceil(slots / 32)]` u32 with a bit for each slot: its neuron
     /// was active for that column.
     pub output: Buffer,
 }
+
+/// The experts that a layer's neurons belong to, and how many of them this call is about.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Mixture {
+    /// Experts of the layer.
+    pub experts: usize,
+    /// Rows of masks that are sent: experts that some column has.
+    pub rows: usize,
+}
+
+impl Mixture {
+    /// Words of the choice of a layer of `ffn` neurons for n columns.
+    pub const fn choice_words(self, n: usize, ffn: usize) -> usize {
+        self.masks(n) + self.rows * (ffn / self.experts)
+    }
+
+    /// Where the masks begin in the choice.
+    pub const fn masks(self, n: usize) -> usize {
+        self.experts * (1 + n)
+    }
+}
+
+/// Where the rows of the neurons in slots lie.
+#[derive(Clone, Copy, Debug)]
+pub enum SlotBlocks {
+    /// `[slots]` neuron blocks: the rows of each, one after the other.
+    Together(Buffer),
+    /// For each part of a block the rows of all slots, `[slots]`.
+    Apart([Buffer; 3]),
+}
+
+impl From<Buffer> for SlotBlocks {
+    fn from(blocks: Buffer) -> SlotBlocks {
+        SlotBlocks::Together(blocks)
+    }
+}
+
+impl SlotBlocks {
+    /// Where part `index` of the first slot begins, and the bytes from one slot to the next.
+    fn rows(self, layout: &BlockLayout, index: usize) -> (View, usize) {
+        let part = layout.parts()[index];
+        match self {
+            SlotBlocks::Together(blocks) => (View { buffer: blocks, at: part.offset as u64 }, layout.bytes()),
+            SlotBlocks::Apart(parts) => (parts[index].into(), part.bytes),
+        }
+    }
+}
+
+/// The rows of the parts of blocks in slots, in the host's memory: the first slot's begin there, and so many bytes lie from one slot to the
+/// next.
+type PartRows<'a> = [(&'a [u8], usize); 3];
 
 /// Buffers of a run on the host.
 #[derive(Default)]
@@ -89,33 +144,43 @@ impl SparseFfn {
         (n * hidden + n * SparseFfn::fired_words(slots)) * 4
     }
 
+    /// Words of the choice in [`SparseFfn::input`].
+    fn choice_words(&self) -> usize {
+        self.mixture.map_or(self.ffn, |mixture| mixture.choice_words(self.n, self.ffn))
+    }
+
     /// Words of a bit for each slot.
     pub const fn fired_words(slots: usize) -> usize {
         slots.div_ceil(CHUNK)
     }
 
-    /// The neuron of one slot, for the columns of `wanted`: its share is added to the sum. Returns bytes of rows that were read.
+    /// The neuron of one slot, for the columns of `wanted`, each of which has a weight for its expert's output: its share is added to the sum.
+    /// Returns bytes of rows that were read.
     fn neuron(
         &self,
-        layout: &BlockLayout,
-        slot: (usize, &[u8]),
-        bias: f32,
-        wanted: u32,
+        rows: &PartRows<'_>,
+        (slot, bias): (usize, f32),
+        (wanted, weights): (u32, Option<&[f32]>),
         kernels: &Kernels,
         scratch: &mut Scratch,
     ) -> u64 {
-        let (slot, block) = slot;
-        let &SparseFfn { kind, activation, hidden, n, .. } = self;
+        let &SparseFfn { ref layout, kind, activation, hidden, n, .. } = self;
+        let row = |index: usize| {
+            let (first, stride) = rows[index];
+            &first[slot * stride..][..layout.parts()[index].bytes]
+        };
+        let (ups, downs) = (self.kind.rows() - 2, self.kind.rows() - 1);
         let Scratch { columns, sum, fired, gate, up, product } = scratch;
         let mut read = 0;
-        let mut dots = |part: BlockPart, out: &mut PerColumn| {
+        let mut dots = |index: usize, out: &mut PerColumn| {
+            let part: BlockPart = layout.parts()[index];
             read += part.bytes as u64;
-            let rows = Rows { first: part.of(block).as_ptr(), stride: part.bytes, ahead: 0 };
-            // SAFETY: the block holds the row; the kernels are for this machine; there are at most MAX_COLUMNS columns.
+            let rows = Rows { first: row(index).as_ptr(), stride: part.bytes, ahead: 0 };
+            // SAFETY: the slot holds the row; the kernels are for this machine; there are at most MAX_COLUMNS columns.
             unsafe { kernels.dot(part.quant)(rows, 1, columns, out.as_mut_ptr(), 1) };
         };
         // Without a gate, up takes its place.
-        dots(layout.gate_or_up(), gate);
+        dots(0, gate);
         if kind == Ffn::Plain {
             gate[..n].iter_mut().for_each(|gate| *gate += bias);
         }
@@ -125,7 +190,7 @@ impl SparseFfn {
             return read;
         }
         if kind != Ffn::Plain {
-            dots(layout.up(), up);
+            dots(ups, up);
             up[..n].iter_mut().for_each(|up| *up += bias);
         }
         for b in 0..n {
@@ -135,7 +200,7 @@ impl SparseFfn {
                 Ffn::Gated => act * up[b],
                 Ffn::GatedBoth => act * activation.apply(up[b]),
                 Ffn::Plain => act,
-            };
+            } * weights.map_or(1.0, |weights| weights[b]);
             fired[b * SparseFfn::fired_words(self.slots) + slot / CHUNK] |=
                 u32::from(product[b] != 0.0) << (slot % CHUNK);
         }
@@ -143,8 +208,8 @@ impl SparseFfn {
             return read;
         }
         let down = layout.down();
-        // SAFETY: the block holds the row; the kernels are for this machine.
-        unsafe { kernels.axpy(down.quant)(&[down.of(block).as_ptr()], 0, &product[..n], hidden, sum) };
+        // SAFETY: the slot holds the row; the kernels are for this machine.
+        unsafe { kernels.axpy(down.quant)(&[row(downs).as_ptr()], 0, &product[..n], hidden, sum) };
         read + down.bytes as u64
     }
 }
@@ -154,34 +219,49 @@ impl DeviceKernel for SparseFfn {
 
     fn operands(&self, see: &mut dyn FnMut(Operand)) {
         let &SparseFfn { hidden, ffn, slots, n, .. } = self;
-        see(Operand::read(self.blocks, slots * self.layout.bytes()));
+        match self.blocks {
+            SlotBlocks::Together(blocks) => see(Operand::read(blocks, slots * self.layout.bytes())),
+            SlotBlocks::Apart(parts) => {
+                let parts = parts.into_iter().zip(self.layout.parts());
+                parts.for_each(|(buffer, part)| see(Operand::read(buffer, slots * part.bytes)));
+            }
+        }
         see(Operand::read(self.bucket, slots * 4));
         see(Operand::optional(self.up_bias, ffn * 4));
-        see(Operand::read(self.input, SparseFfn::input_bytes(n, hidden, ffn)));
+        see(Operand::read(self.input, n * hidden * 4 + self.choice_words() * 4));
         see(Operand::written(self.output, SparseFfn::output_bytes(n, hidden, slots)));
     }
 
     fn run(&self, at: &dyn HostMemory, kernels: &Kernels, scratch: &mut Scratch) -> u64 {
-        let &SparseFfn { ref layout, hidden, ffn, slots, n, .. } = self;
-        let blocks: &[u8] = bytemuck::cast_slice(at.of(self.blocks));
-        let (input, masks) = numbers(at, self.input, n * hidden + ffn).split_at(n * hidden);
-        let (bucket, masks): (&[u32], &[u32]) = (bytemuck::cast_slice(at.of(self.bucket)), bytemuck::cast_slice(masks));
-        let up_bias = at.of(self.up_bias);
-        assert!(n <= MAX_COLUMNS && blocks.len() >= slots * layout.bytes());
+        let &SparseFfn { ref layout, hidden, ffn, mixture, slots, n, .. } = self;
+        let rows: PartRows<'_> = std::array::from_fn(|index| {
+            let index = index.min(layout.parts().len() - 1);
+            let (first, stride) = self.blocks.rows(layout, index);
+            match slots {
+                0 => (&[][..], stride),
+                _ => (bytes(at, first, (slots - 1) * stride + layout.parts()[index].bytes), stride),
+            }
+        });
+        let input = numbers(at, self.input, n * hidden);
+        let choice = words(at, View { buffer: self.input, at: (n * hidden * 4) as u64 }, self.choice_words());
+        let (bucket, up_bias) = (words(at, self.bucket, slots), at.of(self.up_bias));
+        assert!(n <= MAX_COLUMNS);
         scratch.columns.set_for(input, n, [layout.gate_or_up().quant, layout.up().quant]);
         scratch.sum.resize(n * hidden);
         scratch.sum.fill(0.0);
         scratch.fired.clear();
         scratch.fired.resize(n * SparseFfn::fired_words(slots), 0);
         let mut read = 0;
-        let slots = blocks.chunks_exact(layout.bytes()).enumerate().zip(&bucket[..slots]);
-        let resident = slots.filter(|(_, n)| **n != NONE);
-        for (slot, &neuron) in resident {
-            assert!((neuron as usize) < ffn, "the bucket names neuron {neuron} of {ffn}");
-            let wanted = masks[neuron as usize];
+        let resident = bucket.iter().map(|&neuron| neuron as usize).enumerate().filter(|(_, n)| *n != NONE as usize);
+        for (slot, neuron) in resident {
+            assert!(neuron < ffn, "the bucket names neuron {neuron} of {ffn}");
+            let (wanted, weights) = match mixture {
+                None => (choice[neuron], None),
+                Some(mixture) => of_expert(mixture, choice, n, neuron, ffn / mixture.experts),
+            };
             if wanted != 0 {
-                let bias = up_bias.get(neuron as usize).copied().unwrap_or(0.0);
-                read += self.neuron(layout, slot, bias, wanted, kernels, scratch);
+                let bias = up_bias.get(neuron).copied().unwrap_or(0.0);
+                read += self.neuron(&rows, (slot, bias), (wanted, weights), kernels, scratch);
             }
         }
         read
@@ -203,22 +283,29 @@ impl DeviceKernel for SparseFfn {
         let width = width(n);
         let (given, output) = (at.buffer(self.input), at.buffer(self.output));
         let masks = given + (n * hidden * 4) as u64;
+        let rows_of = |index: usize| {
+            let (first, stride) = self.blocks.rows(layout, index);
+            (at.view(first), stride)
+        };
+        let (ups, downs) = (rows_of(self.kind.rows() - 2), rows_of(self.kind.rows() - 1));
         if s.chunks > 0 {
             let x = input((rows, layout.gate_or_up().quant), given, s.codes, n, hidden, out);
             const WARPS: usize = 4;
             let (kind, activation, parameter) = activation_words(self.kind, self.activation);
-            let (blocks, bucket, up_bias) = (at.buffer(self.blocks), at.buffer(self.bucket), at.optional(self.up_bias));
+            let (gates, bucket, up_bias) = (rows_of(0), at.buffer(self.bucket), at.optional(self.up_bias));
+            let experts = self.mixture.map_or(0, |mixture| mixture.experts);
             let launch = Launch::new(NEURONS.of_rows(rows, width), [s.chunks, 1, 1], WARPS, CHUNK * 4);
-            let launch = launch.words([blocks, bucket, up_bias, x, masks, s.products, s.list, s.counts]);
-            let launch = launch.ints([hidden, slots, n, kind, activation]).float(parameter);
-            out.push(launch.float(self.activation_threshold).int(types));
+            let launch = launch.words([gates.0, ups.0, bucket, up_bias, x, masks, s.products, s.list, s.counts]);
+            let launch = launch.ints([gates.1, ups.1, hidden, slots, n, kind, activation]).float(parameter);
+            let launch = launch.float(self.activation_threshold).int(types);
+            out.push(launch.ints([experts, self.ffn / experts.max(1)]));
 
             let entries = s.chunks.div_ceil(s.splits) * CHUNK * 4;
             let sums = DOWN_WARPS / 2 * WARP * 4 * width * down_numbers(rows, width);
             let grid = [s.tiles, s.splits, n.div_ceil(width)];
             let launch = Launch::new(DOWN.of_rows(rows, width), grid, DOWN_WARPS, entries.max(sums));
-            let launch = launch.words([blocks, s.products, s.list, s.counts, s.partial]);
-            out.push(launch.ints([hidden, n, self.kind.rows(), s.chunks, types]));
+            let launch = launch.words([downs.0, s.products, s.list, s.counts, s.partial]);
+            out.push(launch.ints([downs.1, hidden, n, self.kind.rows(), s.chunks, types]));
         }
         const WARPS: usize = 8;
         let count = n * hidden;
@@ -229,6 +316,18 @@ impl DeviceKernel for SparseFfn {
     fn scratch_bytes(&self) -> u64 {
         DeviceScratch::of(self, 0).end
     }
+}
+
+/// Which columns want a neuron of an expert, and what the expert's output is multiplied by for each; `each` is the experts' neurons.
+fn of_expert(mixture: Mixture, choice: &[u32], n: usize, neuron: usize, each: usize) -> (u32, Option<&[f32]>) {
+    let (expert, row) = (neuron / each, choice[neuron / each]);
+    if row == NONE {
+        return (0, None);
+    }
+    assert!((row as usize) < mixture.rows, "row {row} of masks, of {}", mixture.rows);
+    let weights = &choice[mixture.experts + expert * n..][..n];
+    let masks = &choice[mixture.masks(n) + row as usize * each..][..each];
+    (masks[neuron % each], Some(bytemuck::cast_slice(weights)))
 }
 
 /// Where the parts of the device's scratch begin.

@@ -197,7 +197,7 @@ fn sparse_ffn(c: &mut Case<'_>) -> Result<Vec<u32>> {
     let (activation, activation_threshold) = (Activation::Relu, 0.0);
     let (hidden, ffn, slots, up_bias) = (HIDDEN, FFN, SLOTS, c.bench.alloc(0)?);
     #[rustfmt::skip]
-    let call = SparseFfn { layout, kind, activation, activation_threshold, hidden, ffn, slots, n, blocks, bucket, up_bias, input, output };
+    let call = SparseFfn { layout, kind, activation, activation_threshold, hidden, ffn, mixture: None, slots, n, blocks: blocks.into(), bucket, up_bias, input, output };
     c.bench.launch(&Call::SparseFfn(call))?;
     let mut out = c.bench.get(output)?;
     // A bit that differs is a number that is off by a thousandth.

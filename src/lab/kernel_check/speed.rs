@@ -164,7 +164,7 @@ impl Timing<'_> {
         let call = |b: &mut Bench<'_>| -> Result<Call> {
             let blocks = b.put(&blocks)?;
             #[rustfmt::skip]
-            let call = SparseFfn { layout, kind, activation, activation_threshold, hidden, ffn, slots, n, blocks, bucket, up_bias, input, output };
+            let call = SparseFfn { layout, kind, activation, activation_threshold, hidden, ffn, mixture: None, slots, n, blocks: blocks.into(), bucket, up_bias, input, output };
             Ok(Call::SparseFfn(call))
         };
         let calls = (0..turns).map(|_| call(&mut b)).collect::<Result<Vec<_>>>()?;
@@ -200,7 +200,7 @@ pub fn launching(device: &mut dyn Device) -> Result<Launching> {
     let select = Select { ffn, n, slots, min_scores, bucket, scores: scores.into(), masks: room.into() };
     let layout = BlockLayout::new(kind, quant, hidden);
     #[rustfmt::skip]
-    let half = SparseFfn { layout, kind, activation, activation_threshold, hidden, ffn, slots, n, blocks, bucket, up_bias, input, output };
+    let half = SparseFfn { layout, kind, activation, activation_threshold, hidden, ffn, mixture: None, slots, n, blocks: blocks.into(), bucket, up_bias, input, output };
     // Grouped as in the engine: attention, selection, the device's part of the FFN, sum of the parts.
     let layer = [
         vec![norm(x, room), linear(ffn, scores), linear(hidden, room)],

@@ -2,8 +2,9 @@
 
 mod support;
 
-use dynamicinfer::device::{Call, SparseFfn};
+use dynamicinfer::device::{Call, Mixture, NONE, SlotBlocks, SparseFfn};
 use dynamicinfer::formats::rows::Quant;
+use dynamicinfer::model::block::BlockLayout;
 use dynamicinfer::model::config::{Activation, Ffn};
 use dynamicinfer::prng::Prng;
 use support::{ACTIVATIONS, KINDS, Memory, below, hidden_of, layout_of, normal, slots_of, types};
@@ -21,6 +22,20 @@ struct Case {
     filled: f64,
     wanted: f64,
     bias: bool,
+    /// Experts that the neurons belong to, whose rows lie apart; 0 for no mixture.
+    experts: usize,
+}
+
+/// Neuron blocks as they are, or each of their parts by itself.
+fn put_slots(memory: &mut Memory, layout: &BlockLayout, blocks: &[u8], apart: bool) -> SlotBlocks {
+    if !apart {
+        return memory.put(blocks).into();
+    }
+    SlotBlocks::Apart(std::array::from_fn(|index| {
+        let part = layout.parts()[index];
+        let rows: Vec<u8> = blocks.chunks_exact(layout.bytes()).flat_map(|block| part.of(block).to_vec()).collect();
+        memory.put(&rows)
+    }))
 }
 
 fn check(seed: u64, case: &Case) {
@@ -29,9 +44,22 @@ fn check(seed: u64, case: &Case) {
     let layout = layout_of(types, kind, hidden);
     let (blocks, bucket) = slots_of(&mut rng, (&layout, hidden), ffn, slots, case.filled);
     let mut input = normal(&mut rng, n * hidden);
-    let masks: Vec<u32> =
-        (0..ffn).map(|_| (0..n).fold(0, |mask, b| mask | u32::from(rng.next_f64() < case.wanted) << b)).collect();
-    input.extend(masks.iter().map(|&mask| f32::from_bits(mask)));
+    let mut some = |count: usize| -> Vec<u32> {
+        let mask = |rng: &mut Prng| (0..n).fold(0, |mask, b| mask | u32::from(rng.next_f64() < case.wanted) << b);
+        (0..count).map(|_| mask(&mut rng)).collect()
+    };
+    let mixture = (case.experts > 0).then(|| Mixture { experts: case.experts, rows: case.experts.div_ceil(2) });
+    let choice = match mixture {
+        None => some(ffn),
+        Some(Mixture { experts, rows }) => {
+            let masks = some(rows * (ffn / experts));
+            // Every second one has a row, in another order than their own.
+            let place = |expert: usize| if expert.is_multiple_of(2) { (rows - 1 - expert / 2) as u32 } else { NONE };
+            let weights = normal(&mut rng, experts * n).into_iter().map(f32::to_bits);
+            (0..experts).map(place).chain(weights).chain(masks).collect()
+        }
+    };
+    input.extend(choice.iter().map(|&word| f32::from_bits(word)));
     let up_bias = if case.bias { normal(&mut rng, ffn) } else { Vec::new() };
 
     let mut memory = Memory::default();
@@ -42,9 +70,10 @@ fn check(seed: u64, case: &Case) {
         activation_threshold,
         hidden,
         ffn,
+        mixture,
         slots,
         n,
-        blocks: memory.put(&blocks),
+        blocks: put_slots(&mut memory, &layout, &blocks, mixture.is_some()),
         bucket: memory.put(&bucket),
         up_bias: memory.put(&up_bias),
         input: memory.put(&input),
@@ -107,9 +136,37 @@ fn it_is_that_of_the_virtual_device_for_all_types_and_kinds() {
                         filled,
                         wanted,
                         bias,
+                        experts: 0,
                     },
                 );
             }
+        }
+    }
+}
+
+#[test]
+fn neurons_of_experts_count_with_their_experts_weights() {
+    for (seed, types) in types().into_iter().enumerate() {
+        for n in [1, 3, 8, 32] {
+            let kind = [Ffn::Gated, Ffn::GatedBoth][(seed + n) % 2];
+            let mut rng = Prng::new(7000 + (32 * seed + n) as u64);
+            let (experts, each) = (1 + below(&mut rng, 9), 1 + below(&mut rng, 30));
+            let hidden = hidden_of(&mut rng, types, 700);
+            let case = Case {
+                types,
+                kind,
+                activation: Activation::Relu,
+                activation_threshold: 0.0,
+                hidden,
+                ffn: experts * each,
+                slots: 1 + below(&mut rng, 150),
+                n,
+                filled: 0.9,
+                wanted: 0.4,
+                bias: false,
+                experts,
+            };
+            check((seed * 100 + n) as u64, &case);
         }
     }
 }
@@ -130,6 +187,7 @@ fn every_number_of_columns_is_right() {
                 filled: 0.9,
                 wanted: 0.3,
                 bias: false,
+                experts: 0,
             };
             check(n as u64, &case);
         }
@@ -153,6 +211,7 @@ fn nothing_resident_or_nothing_wanted_is_zero() {
                 filled,
                 wanted,
                 bias: false,
+                experts: 0,
             };
             check(3, &case);
         }
@@ -176,6 +235,7 @@ fn many_slots_and_a_real_width_are_right() {
             filled,
             wanted,
             bias: false,
+            experts: 0,
         };
         check(11, &case);
     }
@@ -192,6 +252,7 @@ fn many_slots_and_a_real_width_are_right() {
         filled: 0.95,
         wanted: 0.3,
         bias: true,
+        experts: 0,
     };
     check(12, &case);
 }
