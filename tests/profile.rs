@@ -2,16 +2,16 @@
 //! profile is believed.
 
 use dynamicinfer::cpu::Kernels;
-use dynamicinfer::engine::{Engine, Logits, Observer, Seen, Session};
+use dynamicinfer::engine::{Engine, Logits, Observer, Seen, SeenExperts, Session};
 use dynamicinfer::error::Error;
 use dynamicinfer::formats::profile_file::{self, AHEADS, BINS, TextInfo};
 use dynamicinfer::formats::rows::Quant;
 use dynamicinfer::formats::rows::decode;
 use dynamicinfer::ids::Permutation;
-use dynamicinfer::lab::pack::{PackOptions, pack};
+use dynamicinfer::lab::pack::{PackOptions, Types, pack};
 use dynamicinfer::lab::profile::{Input, Request, profile, unfinished};
 use dynamicinfer::model::source::Source;
-use dynamicinfer::model::{Ffn, KvType, Model};
+use dynamicinfer::model::{Activation, Ffn, KvType, Model};
 use dynamicinfer::open::artifacts::profile_at;
 use dynamicinfer::prng::Prng;
 use dynamicinfer::profile::Profile;
@@ -290,6 +290,67 @@ fn counts_distances_and_cosines_are_those_of_plain_loops() {
     }
     // Five layers, so that each look-ahead has some.
     agrees_with_plain_loops(packed(&root().join("assets/demo"), &dir.path().join("x.neurons"), None), 60);
+}
+
+/// Neurons of experts that are active, counted one by one.
+struct Inside(Vec<u32>, Activation);
+
+impl Observer for Inside {
+    fn layer(&mut self, _: &Seen<'_>) {}
+
+    fn looks_inside(&self) -> bool {
+        true
+    }
+
+    fn inside(&mut self, seen: &SeenExperts<'_>) {
+        for (group, _, products) in seen.each() {
+            let (gates, ups) = products.split_at(products.len() / 2);
+            for (neuron, (&gate, &up)) in gates.iter().zip(ups).enumerate() {
+                let at = (seen.layer * EXPERTS + group.expert) * gates.len() + neuron;
+                self.0[at] += u32::from(self.1.apply(gate) * up != 0.0);
+            }
+        }
+    }
+}
+
+const EXPERTS: usize = 8;
+
+/// Of a mixture's neurons those are counted that fire inside the chosen experts, in place and packed by neuron alike.
+#[test]
+fn neurons_inside_experts_are_counted_as_by_plain_loops() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = dir.path().join("x.neurons");
+    let source = Source::open(&root().join("assets/demo-moe"), None).unwrap();
+    pack(&source, &store, &PackOptions { types: Types::natural(&source).unwrap(), orders: None }, &|_, _| Ok(()))
+        .unwrap();
+    let made = [Model::in_place(source).unwrap(), Model::open(&store).unwrap()].map(|model| {
+        let c = model.config.clone();
+        let mut engine = Engine::new(model, 2, Kernels::best());
+        let request = request(vec![text(7, 90, 3000), text(8, 40, 3000)], None);
+        let profile = counted(&mut engine, &request);
+        let mut naive = Inside(vec![0; c.layers * c.neurons()], c.activation);
+        for text in &request.texts {
+            for window in text.tokens.chunks(WINDOW) {
+                let mut session = Session::new(&engine, WINDOW, KvType::F32).unwrap();
+                engine.forward_observed(&mut session.kv, window, Logits::None, &mut naive);
+            }
+        }
+        let inside: Vec<u64> = (0..c.layers).flat_map(|layer| profile.inside(layer).unwrap()).collect();
+        assert_eq!(inside, naive.0.iter().map(|&n| u64::from(n)).collect::<Vec<_>>());
+        let path = dir.path().join("x.profile");
+        profile.write(&path).unwrap();
+        assert_same(&Profile::read(&profile_file::open(&path).unwrap()).unwrap(), &profile);
+        let statistics = profile.statistics().inside.unwrap();
+        assert!((0.05..0.5).contains(&statistics.active), "{}", statistics.active);
+        (profile, statistics.active)
+    });
+    assert!((made[0].1 - made[1].1).abs() < 0.01, "{} and {}", made[0].1, made[1].1);
+    // One more than tokens have the expert is a damaged file.
+    let mut bad = made[0].0.clone();
+    bad.texts[0].inside.as_mut().unwrap()[3] = 1000;
+    bad.write(&store).unwrap();
+    let why = profile_file::open(&store).unwrap_err().to_string();
+    assert!(why.contains("text.0.inside") && why.contains("neuron 3"), "{why}");
 }
 
 /// Bytes of a section and where they lie.

@@ -7,6 +7,7 @@ use crate::formats::profile_file::{AHEADS, Header, TextInfo};
 use crate::formats::sections;
 use crate::lab::profile::{self, Input, Request, checksum};
 use crate::model::Model;
+use crate::model::layer::Experts;
 use crate::open::artifacts::{self, Kind};
 use crate::profile::statistics::Spread;
 use crate::profile::{LayerStatistics, Profile, Statistics};
@@ -69,6 +70,7 @@ Examples:
 
 pub fn run(args: Args) -> Result<()> {
     let model = args.model.open()?;
+    let experts = model.config.form.experts;
     if args.text.is_empty() {
         let found = match &args.output {
             Some(path) => Some((path.clone(), artifacts::profile_at(&model, path)?)),
@@ -81,7 +83,7 @@ pub fn run(args: Args) -> Result<()> {
                 printable(&name)
             )));
         };
-        return show(&args, &path, &profile);
+        return show(&args, &path, &profile, experts);
     }
     let target = match &args.output {
         Some(path) => {
@@ -108,7 +110,7 @@ pub fn run(args: Args) -> Result<()> {
     profile.write(&target)?;
     let _ = std::fs::remove_file(partial(&target));
     eprintln!("{} written", target.display());
-    show(&args, &target, &profile)
+    show(&args, &target, &profile, experts)
 }
 
 /// Counts the texts that `old` does not have; `None` if it has them all.
@@ -143,8 +145,13 @@ fn count(args: &Args, model: Model, target: &Path, old: Option<&Profile>) -> Res
         }
         let input = Input::new(&name, &text, &tokenizer, args.max_tokens.unwrap_or(usize::MAX), window)?;
         match old.and_then(|old| old.texts.iter().find(|t| t.info.checksum == sum)) {
-            Some(t) if t.inputs.is_none() && profile::inputs_of(&model).is_some() => {
-                eprintln!("{}: is in the profile without the inputs of matrices; counted anew", printable(&name));
+            Some(t) if profile::lacks(t, profile::extras(&model)) => {
+                let what = if model.config.form.experts.is_some() {
+                    "neurons inside experts"
+                } else {
+                    "the inputs of matrices"
+                };
+                eprintln!("{}: is in the profile without {what}; counted anew", printable(&name));
             }
             Some(t) if (t.info.wanted, t.info.window) == (input.info.wanted, window) => {
                 eprintln!("{}: is in the profile already", printable(&name));
@@ -211,7 +218,7 @@ struct Shown<'a> {
     statistics: &'a Statistics,
 }
 
-fn show(args: &Args, path: &Path, profile: &Profile) -> Result<()> {
+fn show(args: &Args, path: &Path, profile: &Profile, experts: Option<Experts>) -> Result<()> {
     let statistics = profile.statistics();
     if let Some(dir) = &args.plot {
         std::fs::create_dir_all(dir).map_err(Error::io("create", dir))?;
@@ -236,15 +243,27 @@ fn show(args: &Args, path: &Path, profile: &Profile) -> Result<()> {
             "neurons with |act(gate)| above an activation threshold, made for a sparsity of {:.0} %",
             percent(share)
         ),
+        None if experts.is_some_and(|e| e.routed()) => "experts that the router has chosen".into(),
         None => "neurons with act(gate) * up not zero".into(),
     };
+    let inside = statistics.inside.as_ref().map_or(String::new(), |inside| {
+        format!(
+            "inside experts: {:.1} % of the neurons of a token's experts are active; 80 % of that is made by {:.1} % of all neurons, {:.1} % by the \
+             most active 40 %, and {} were never active\n",
+            100.0 * inside.active,
+            100.0 * inside.spread.neurons_for_80,
+            100.0 * inside.spread.by_top_40,
+            inside.spread.never
+        )
+    });
     super::print(&format!(
-        "{}: {} tokens of {}, {} layers of {} neurons; active are {what}\n{}\n",
+        "{}: {} tokens of {}, {} layers of {} {}; active are {what}\n{}\n{inside}",
         printable(&h.model),
         statistics.tokens,
         counted(statistics.texts, "text"),
         h.layers,
         h.ffn,
+        experts.map_or("neuron", |experts| experts.noun()).to_owned() + "s",
         table(&statistics, h.sparsity.is_some())
     ))
 }

@@ -21,6 +21,8 @@ pub const MAX_TEXTS: usize = 4096;
 
 /// The part of a text that holds [`Inputs`].
 const INPUTS: &str = "inputs";
+/// The part of a text that holds [`Text::inside`].
+const INSIDE: &str = "inside";
 /// Most numbers that attention's output matrix reads: as many as a model's hidden size may have, and more than any has.
 const MAX_Q_DIM: u64 = 1 << 17;
 /// Numbers of 8 bytes that a section of sums has for each layer: those of [`LayerSums`].
@@ -88,6 +90,9 @@ pub struct Text {
     pub magnitudes: Vec<u64>,
     /// What the model's matrices read; `None` for a mixture of experts and in files made before it was counted.
     pub inputs: Option<Inputs>,
+    /// Of a mixture whose experts have zeros inside, for each neuron of each expert the tokens for which it was active, `[layers, experts, neurons of
+    /// an expert]`; `None` for other models and in files made before it was counted.
+    pub inside: Option<Vec<u32>>,
 }
 
 /// How large the numbers are that a model's matrices read.
@@ -238,7 +243,30 @@ pub fn read_text(file: &ProfileFile, text: usize) -> Result<Text> {
         }
     }
     let inputs = read_inputs(file, text)?;
-    Ok(Text { info, counts, sums, magnitudes, inputs })
+    let inside = read_inside(file, text, &counts)?;
+    Ok(Text { info, counts, sums, magnitudes, inputs, inside })
+}
+
+/// How often the neurons inside experts were active, of whom each was chosen as often as `counts` says; `None` where the file does not have it.
+fn read_inside(file: &ProfileFile, text: usize, counts: &[u32]) -> Result<Option<Vec<u32>>> {
+    let name = section_name(text, INSIDE);
+    let Some(found) = file.section(&name) else { return Ok(None) };
+    let bad = |why: String| Err(Error::bad(file.path(), &name, format!("{why}; {REMEDY}")));
+    let (content, bytes, experts) = (found.content, found.bytes, counts.len());
+    if content != Content::Numbers || bytes == 0 || !bytes.is_multiple_of(4 * experts as u64) {
+        return bad(format!("is {content:?} of {bytes} bytes, not numbers for neurons of {experts} experts"));
+    }
+    let inside: Vec<u32> = words(file.bytes(found));
+    let each = inside.len() / experts;
+    match inside.iter().enumerate().find(|&(at, &active)| active > counts[at / each]) {
+        None => Ok(Some(inside)),
+        Some((at, active)) => {
+            let (expert, neuron, chosen) = (at / each, at % each, counts[at / each]);
+            bad(format!(
+                "expert {expert}, neuron {neuron}: active for {active} tokens of {chosen} that have the expert"
+            ))
+        }
+    }
 }
 
 /// What matrices read in a text; `None` where the file does not have it.
@@ -311,6 +339,10 @@ pub fn write(path: &Path, mut header: Header, texts: &[Text]) -> Result<()> {
         if header.sparsity.is_some() {
             assert_eq!(text.magnitudes.len(), header.layers * BINS);
             put(i, "magnitudes", Content::Numbers, bytemuck::cast_slice(&text.magnitudes))?;
+        }
+        if let Some(inside) = &text.inside {
+            assert!(inside.len().is_multiple_of(text.counts.len()));
+            put(i, INSIDE, Content::Numbers, bytemuck::cast_slice(inside))?;
         }
         if let Some(inputs) = &text.inputs {
             assert_eq!(inputs.squares.len(), header.layers * (2 * header.hidden + inputs.q_dim));

@@ -2,11 +2,11 @@
 //! beside the profile, and a later run of the same request continues from there.
 
 use crate::clock::{self, Duration};
-use crate::engine::{Engine, Logits, Observer, Seen, SeenAttention, Session};
+use crate::engine::{Engine, Logits, Observer, Seen, SeenAttention, SeenExperts, Session};
 use crate::error::{Error, Result, printable};
 use crate::formats::profile_file::{self, BINS, Header, MAX_TEXTS, TextInfo};
 use crate::model::{Activation, KvType, Model};
-use crate::profile::{Accumulator, Profile, Reader, empty_text, magnitude};
+use crate::profile::{Accumulator, Extras, Profile, Reader, empty_text, magnitude};
 use crate::tokenizer::{Special, Tokenizer};
 use std::path::Path;
 use xxhash_rust::xxh3::{xxh3_64, xxh3_128};
@@ -154,13 +154,13 @@ pub fn profile(
             Profile { header, texts: Vec::new() }
         }
     };
-    let q_dim = inputs_of(&engine.model);
-    let mut accumulator = Accumulator::new(&profile.header, engine.model.config.activation, q_dim);
+    let extras = extras(&engine.model);
+    let mut accumulator = Accumulator::new(&profile.header, engine.model.config.activation, extras);
     let mut done: usize = profile.texts.iter().map(|t| t.info.tokens).sum();
     let mut saved = clock::now();
     for (i, input) in request.texts.iter().enumerate() {
         if i == profile.texts.len() {
-            profile.texts.push(empty_text(input.info.clone(), &profile.header, q_dim));
+            profile.texts.push(empty_text(input.info.clone(), &profile.header, extras));
         }
         for window in input.tokens[profile.texts[i].info.tokens..].chunks(request.window) {
             let mut counted = 0;
@@ -192,10 +192,17 @@ pub fn profile(
     Ok(profile)
 }
 
-/// Numbers that attention's output matrix reads, of models whose profiles say how large the inputs of matrices are. Mixtures of experts are
-/// not packed, so nobody would ask for theirs.
-pub fn inputs_of(model: &Model) -> Option<usize> {
-    model.config.form.experts.is_none().then(|| model.config.q_dim())
+/// What a profile of this model has beside what every profile has. Of a mixture nobody asks how large the inputs of its matrices are, but which
+/// neurons of its experts are active, if they have zeros.
+pub fn extras(model: &Model) -> Extras {
+    let c = &model.config;
+    let inside = c.form.experts.filter(|experts| experts.routed() && c.activation.is_sparse());
+    Extras { q_dim: c.form.experts.is_none().then(|| c.q_dim()), inside: inside.map(|_| c.ffn) }
+}
+
+/// Whether a text that was counted lacks some of these.
+pub fn lacks(text: &profile_file::Text, extras: Extras) -> bool {
+    text.inputs.is_none() && extras.q_dim.is_some() || text.inside.is_none() && extras.inside.is_some()
 }
 
 /// Runs a window from its beginning. `step(n)` is called after each chunk of n tokens.
@@ -206,27 +213,43 @@ fn count(
     accumulator: &mut Accumulator,
     mut step: impl FnMut(usize) -> Result<()>,
 ) -> Result<()> {
+    let activation = engine.model.config.activation;
     accumulator.begin_window();
     session.truncate(0);
     for chunk in window.chunks(CHUNK) {
         session.check(engine, chunk)?;
-        engine.forward_observed(&mut session.kv, chunk, Logits::None, &mut Counting(accumulator));
+        engine.forward_observed(&mut session.kv, chunk, Logits::None, &mut Counting { accumulator, activation });
         step(chunk.len())?;
     }
     Ok(())
 }
 
-struct Counting<'a>(&'a mut Accumulator);
+struct Counting<'a> {
+    accumulator: &'a mut Accumulator,
+    activation: Activation,
+}
 
 impl Observer for Counting<'_> {
     fn attention(&mut self, seen: &SeenAttention<'_>) {
-        self.0.inputs(seen.layer, Reader::Qkv, seen.input);
-        self.0.inputs(seen.layer, Reader::Output, seen.attended);
+        self.accumulator.inputs(seen.layer, Reader::Qkv, seen.input);
+        self.accumulator.inputs(seen.layer, Reader::Output, seen.attended);
     }
 
     fn layer(&mut self, seen: &Seen<'_>) {
-        self.0.inputs(seen.layer, Reader::Ffn, seen.input);
-        self.0.layer(seen.layer, seen.residual, seen.gates, seen.activations);
+        self.accumulator.inputs(seen.layer, Reader::Ffn, seen.input);
+        self.accumulator.layer(seen.layer, seen.residual, seen.gates, seen.activations);
+    }
+
+    fn looks_inside(&self) -> bool {
+        self.accumulator.looks_inside()
+    }
+
+    fn inside(&mut self, seen: &SeenExperts<'_>) {
+        for (group, _, products) in seen.each() {
+            let (gates, ups) = products.split_at(products.len() / 2);
+            let active = gates.iter().zip(ups).map(|(gate, up)| seen.active(self.activation, *gate, *up));
+            self.accumulator.inside(seen.layer, group.expert, active);
+        }
     }
 }
 

@@ -1,7 +1,7 @@
 //! Counts active neurons while a model runs over a window of text. A run has one accumulator; a window's sums are added to its
 //! text when the window is complete, so an interrupted run has counted whole windows only.
 
-use super::magnitude;
+use super::{Extras, magnitude};
 use crate::formats::profile_file::{AHEADS, BINS, Header, Inputs, LayerSums, Text};
 use crate::ids::Permutation;
 use crate::model::Activation;
@@ -25,6 +25,8 @@ pub struct Accumulator {
     /// Numbers that attention's output matrix reads, and sums of the squares of inputs as in [`Inputs::squares`]; `None` where they are not
     /// counted.
     inputs: Option<Inputs>,
+    /// As [`Text::inside`]; `None` where it is not counted.
+    inside: Option<Vec<u32>>,
     /// Active neurons of the last token so far, as bits, `[layers][ffn / 64]`; empty at the beginning of a window.
     last: Vec<Vec<u64>>,
     /// Active neurons of the token at hand, and its magnitudes, `[ffn]`.
@@ -55,8 +57,8 @@ pub enum Reader {
 }
 
 impl Accumulator {
-    /// An empty accumulator for a profile with this header; `activation` is the model's, `q_dim` as in [`super::empty_text`].
-    pub fn new(header: &Header, activation: Activation, q_dim: Option<usize>) -> Accumulator {
+    /// An empty accumulator for a profile with this header; `activation` is the model's.
+    pub fn new(header: &Header, activation: Activation, Extras { q_dim, inside }: Extras) -> Accumulator {
         let (layers, ffn) = (header.layers, header.ffn);
         let magnitudes = header.sparsity.is_some();
         Accumulator {
@@ -67,6 +69,7 @@ impl Accumulator {
             sums: vec![LayerSums::default(); layers],
             magnitudes: vec![0; if magnitudes { layers * BINS } else { 0 }],
             inputs: q_dim.map(|q_dim| Inputs { q_dim, squares: vec![0.0; layers * (2 * header.hidden + q_dim)] }),
+            inside: inside.map(|each| vec![0; layers * ffn * each]),
             last: vec![Vec::new(); layers],
             now: vec![0; ffn.div_ceil(64)],
             values: vec![0.0; ffn],
@@ -80,7 +83,21 @@ impl Accumulator {
         self.sums.fill(LayerSums::default());
         self.magnitudes.fill(0);
         self.inputs.iter_mut().for_each(|inputs| inputs.squares.fill(0.0));
+        self.inside.iter_mut().for_each(|inside| inside.fill(0));
         self.last.iter_mut().for_each(Vec::clear);
+    }
+
+    /// Whether neurons inside experts are counted.
+    pub fn looks_inside(&self) -> bool {
+        self.inside.is_some()
+    }
+
+    /// Counts, for one token that has the expert, which of its neurons are active.
+    pub fn inside(&mut self, layer: usize, expert: usize, active: impl Iterator<Item = bool>) {
+        let Some(inside) = &mut self.inside else { return };
+        let each = inside.len() / (self.sums.len() * self.ffn);
+        let counts = &mut inside[(layer * self.ffn + expert) * each..][..each];
+        counts.iter_mut().zip(active).for_each(|(count, active)| *count += u32::from(active));
     }
 
     /// Counts the next n tokens of the window in one layer; layers come in order. `residual` is that after attention, `[n, hidden]`;
@@ -166,7 +183,10 @@ impl Accumulator {
         }
         text.sums.iter_mut().zip(&self.sums).for_each(|(sum, s)| sum.add(s));
         text.magnitudes.iter_mut().zip(&self.magnitudes).for_each(|(sum, n)| *sum += n);
-        // A text that was begun without inputs goes on without them.
+        // A text that was begun without these goes on without them.
+        if let (Some(all), Some(inside)) = (&mut text.inside, &self.inside) {
+            all.iter_mut().zip(inside).for_each(|(sum, n)| *sum += n);
+        }
         if let (Some(all), Some(inputs)) = (&mut text.inputs, &self.inputs) {
             all.squares.iter_mut().zip(&inputs.squares).for_each(|(sum, s)| *sum += s);
         }

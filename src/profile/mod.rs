@@ -55,6 +55,19 @@ impl Profile {
         sum
     }
 
+    /// Tokens of all texts for which each neuron of each expert of a layer was active, `[experts, neurons of an expert]`; `None` where not all texts
+    /// say it.
+    pub fn inside(&self, layer: usize) -> Option<Vec<u64>> {
+        let layers = self.header.layers;
+        let mut sum = vec![0; self.texts.first()?.inside.as_ref()?.len() / layers];
+        for text in &self.texts {
+            let inside = text.inside.as_ref().filter(|inside| inside.len() == layers * sum.len())?;
+            let here = &inside[layer * sum.len()..(layer + 1) * sum.len()];
+            sum.iter_mut().zip(here).for_each(|(sum, &n)| *sum += u64::from(n));
+        }
+        Some(sum)
+    }
+
     /// A layer's other sums (Jaccard distances and cosines), over all texts.
     pub fn sums(&self, layer: usize) -> LayerSums {
         let mut sum = LayerSums::default();
@@ -92,9 +105,19 @@ impl Profile {
     }
 }
 
-/// A text of which nothing was counted yet. `q_dim`: numbers that attention's output matrix reads, if inputs are to be counted.
-pub fn empty_text(info: TextInfo, header: &Header, q_dim: Option<usize>) -> Text {
+/// What is counted beside what every profile has.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Extras {
+    /// Numbers that attention's output matrix reads, if inputs are to be counted.
+    pub q_dim: Option<usize>,
+    /// Neurons of an expert, if those inside experts are to be counted.
+    pub inside: Option<usize>,
+}
+
+/// A text of which nothing was counted yet.
+pub fn empty_text(info: TextInfo, header: &Header, Extras { q_dim, inside }: Extras) -> Text {
     Text {
+        inside: inside.map(|each| vec![0; header.layers * header.ffn * each]),
         info,
         counts: vec![0; header.layers * header.ffn],
         sums: vec![LayerSums::default(); header.layers],

@@ -25,6 +25,19 @@ pub struct Statistics {
     pub layers: Vec<LayerStatistics>,
     /// Spread of the activations over the neurons of all layers together.
     pub model_spread: Spread,
+    /// The neurons inside a mixture's experts; absent where they were not counted.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub inside: Option<Inside>,
+}
+
+/// How active the neurons inside experts are, over all layers.
+#[derive(Clone, Debug, Serialize)]
+pub struct Inside {
+    /// Share of the neurons of a token's experts that are active, mean over tokens.
+    pub active: f64,
+    /// Spread of the activations over the neurons of all experts.
+    #[serde(flatten)]
+    pub spread: Spread,
 }
 
 /// Figures that describe one layer.
@@ -95,7 +108,14 @@ impl Profile {
                 }
             })
             .collect();
-        Statistics { texts: self.texts.len(), tokens, neurons: h.ffn, layers, model_spread: spread(&all, tokens) }
+        let chosen: u64 = all.iter().sum();
+        let inside: Option<Vec<Vec<u64>>> = (0..h.layers).map(|layer| self.inside(layer)).collect();
+        let inside = inside.map(|counts| counts.concat()).map(|counts| Inside {
+            active: counts.iter().sum::<u64>() as f64 / (chosen * (counts.len() / all.len()) as u64).max(1) as f64,
+            spread: spread(&counts, tokens),
+        });
+        let model_spread = spread(&all, tokens);
+        Statistics { texts: self.texts.len(), tokens, neurons: h.ffn, layers, model_spread, inside }
     }
 
     /// Over all pairs of texts; `None` with fewer than two, or where nothing was active.
