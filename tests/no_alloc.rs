@@ -192,13 +192,11 @@ fn a_warm_engine_decodes_without_allocating() {
         }
         assert!(failed.is_empty(), "\n{}\n", failed.join("\n"));
     }
-    // The last two are packed by neuron, which no device computes.
     let names = ["qwen3-moe", "smallthinker", "smallthinker by neuron", "smallthinker predicted by neuron"];
     let cases = names.into_iter().flat_map(|name| [(name, 1), (name, 2)]);
     let ways = [(false, false), (true, false), (false, true)];
     for ((name, threads), (divided, disk)) in cases.flat_map(|case| ways.map(|way| (case, way))) {
         let model = match name.strip_suffix(" by neuron") {
-            Some(_) if divided => continue,
             Some(name) => Model::open(&packed(dir.path(), name.split(' ').next().unwrap(), Quant::F32)).unwrap(),
             None => opened(dir.path(), name, Quant::F32),
         };
@@ -212,9 +210,9 @@ fn a_warm_engine_decodes_without_allocating() {
             engine.set_sparsity(Sparsity::new(vec![choice; engine.model.config.layers], 0).unwrap());
         }
         if divided {
-            let (device, experts) = (Box::new(VirtualDevice::new(u64::MAX, SLOW)), engine.model.config.clusters());
+            let (device, movable) = (Box::new(VirtualDevice::new(u64::MAX, SLOW)), engine.model.config.movable());
             // SAFETY: the engine has both.
-            let split = unsafe { on_device(&engine.model, device, &vec![experts / 2; engine.model.config.layers]) };
+            let split = unsafe { on_device(&engine.model, device, &vec![movable / 2; engine.model.config.layers]) };
             engine.split = Some(split.unwrap());
         } else if disk {
             let looks = Arc::new(Router::of(&engine.model).unwrap());

@@ -121,7 +121,7 @@ impl Background {
     /// # Errors
     /// The thread cannot be started.
     pub fn start(model: Arc<Model>, block_bytes: usize, options: BackgroundOptions) -> std::io::Result<Background> {
-        let (hidden, ffn, layers) = (model.config.hidden, model.config.clusters(), model.config.layers);
+        let (hidden, ffn, layers) = (model.config.hidden, model.config.movable(), model.config.layers);
         let sequences = options.sequences.max(1);
         let shared = Shared { policy: AtomicUsize::new(options.policy as usize), ..Shared::default() };
         let shared = Arc::new(shared);

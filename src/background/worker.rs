@@ -36,7 +36,7 @@ pub struct Worker {
 impl Worker {
     /// Nothing seen yet.
     pub fn new(model: Arc<Model>, block_bytes: usize, options: BackgroundOptions) -> Worker {
-        let (ffn, sequences, ahead) = (model.config.clusters(), options.sequences.max(1), options.ahead.max(1));
+        let (ffn, sequences, ahead) = (model.config.movable(), options.sequences.max(1), options.ahead.max(1));
         let own_tables = options.thresholds.iter().map(|own| own.as_ref().map(|(_, table)| table.bytes())).collect();
         let table = |layer| options.predictor.as_ref()?.calibration(layer, ahead).map(Calibration::bytes);
         let tables = (0..model.config.layers).map(table).collect();
@@ -76,7 +76,7 @@ impl Worker {
     /// that the first prediction may come at any time.
     pub fn warm(&mut self) {
         if let Some(target) = self.tables.iter().position(Option::is_some) {
-            let sequences = self.scores.len() / self.model.config.clusters();
+            let sequences = self.scores.len() / self.model.config.movable();
             let residual = vec![0.0; sequences * self.model.config.hidden];
             self.predict(target, &SentObservation { residual, ..SentObservation::default() });
         }
@@ -169,7 +169,7 @@ impl Worker {
         }
         let residual = &seen.residual[..];
         let mut tools = Tools { model, pool, kernels, scratch };
-        let (n, ffn) = (residual.len() / model.config.hidden, model.config.clusters());
+        let (n, ffn) = (residual.len() / model.config.hidden, model.config.movable());
         scores.resize(n * ffn, 0.0);
         predictor.score(&mut tools, target, *ahead, residual, n, scores);
         table.of(highest(scores, ffn), probabilities);

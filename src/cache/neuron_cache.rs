@@ -33,7 +33,8 @@ pub enum NotBegun {
     Refused(Refused),
 }
 
-/// Where a layer's clusters lie in host memory: neuron blocks, one part each, or experts, whose matrices are a part each.
+/// Where a layer's clusters lie in host memory: neuron blocks, one part each, or experts, whose matrices are a part each, or the neurons of
+/// experts that are packed by neuron, each of which has a row in every matrix.
 #[derive(Clone)]
 pub struct HostBlocks {
     parts: Vec<HostPart>,
@@ -54,8 +55,8 @@ struct HostPart {
 enum Starts {
     /// One after the other from here on.
     Run(*const u8),
-    /// Each at a place of its own.
-    Each(Box<[*const u8]>),
+    /// In runs of `each`, which begin at these places.
+    Runs { firsts: Box<[*const u8]>, each: usize },
 }
 
 impl HostBlocks {
@@ -64,15 +65,15 @@ impl HostBlocks {
         HostBlocks { parts: vec![HostPart { starts: Starts::Run(first), bytes: block_bytes }], clusters: neurons }
     }
 
-    /// Clusters of several parts: for each part its bytes, the same for all clusters, and where it begins for each cluster.
+    /// Clusters of several parts: for each part its bytes, the same for all clusters, and where each run of `each` clusters begins.
     ///
     /// # Panics
     /// If the parts are not of the same number of clusters.
-    pub fn of_parts(parts: impl IntoIterator<Item = (usize, Vec<*const u8>)>) -> HostBlocks {
-        let part = |(bytes, starts): (usize, Vec<*const u8>)| {
-            let is_run = starts.windows(2).all(|two| two[1].addr() == two[0].addr() + bytes);
-            let count = starts.len();
-            let starts = if is_run { Starts::Run(starts[0]) } else { Starts::Each(starts.into()) };
+    pub fn of_parts(parts: impl IntoIterator<Item = (usize, Vec<*const u8>)>, each: usize) -> HostBlocks {
+        let part = |(bytes, firsts): (usize, Vec<*const u8>)| {
+            let is_run = firsts.windows(2).all(|two| two[1].addr() == two[0].addr() + each * bytes);
+            let count = firsts.len() * each;
+            let starts = if is_run { Starts::Run(firsts[0]) } else { Starts::Runs { firsts: firsts.into(), each } };
             (count, HostPart { starts, bytes })
         };
         let (counts, parts): (Vec<usize>, Vec<HostPart>) = parts.into_iter().map(part).unzip();
@@ -92,7 +93,10 @@ impl HostPart {
     fn of(&self, cluster: StoreId) -> *const u8 {
         match &self.starts {
             Starts::Run(first) => first.wrapping_add(cluster.index() * self.bytes),
-            Starts::Each(starts) => starts[cluster.index()],
+            Starts::Runs { firsts, each: 1 } => firsts[cluster.index()],
+            Starts::Runs { firsts, each } => {
+                firsts[cluster.index() / each].wrapping_add(cluster.index() % each * self.bytes)
+            }
         }
     }
 
@@ -100,7 +104,7 @@ impl HostPart {
     fn room(&self, device: &mut dyn Device, clusters: usize) -> usize {
         match &self.starts {
             Starts::Run(first) => device.room_for_moves(*first, clusters * self.bytes, self.bytes),
-            Starts::Each(starts) => device.room_for_moves(starts[0], self.bytes, self.bytes),
+            Starts::Runs { firsts, each } => device.room_for_moves(firsts[0], each * self.bytes, self.bytes),
         }
     }
 
@@ -112,7 +116,9 @@ impl HostPart {
         // SAFETY: the caller's promise.
         match &self.starts {
             Starts::Run(first) => unsafe { device.pin(*first, clusters * self.bytes, false) },
-            Starts::Each(starts) => starts.iter().for_each(|&start| unsafe { device.pin(start, self.bytes, false) }),
+            Starts::Runs { firsts, each } => {
+                firsts.iter().for_each(|&first| unsafe { device.pin(first, each * self.bytes, false) });
+            }
         }
     }
 }
@@ -161,7 +167,8 @@ pub struct LayerCache {
     pub table: SlotTable,
     /// Active neurons by who computed them, summed over tokens: the device's are hits, the CPU's misses.
     pub computed: PerTier<u64>,
-    /// The clusters in the slots, a buffer for each of their parts, `[slots]`: neuron blocks, or gate, up and down of experts.
+    /// The clusters in the slots, a buffer for each of their parts, `[slots]`: neuron blocks, or gate, up and down of experts or of their
+    /// neurons.
     pub blocks: Vec<Buffer>,
     /// The neuron in each slot, or [`crate::device::NONE`]: the paper's `gpu_bucket`, `[slots]` u32.
     pub bucket: Buffer,

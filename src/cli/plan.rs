@@ -245,7 +245,7 @@ fn placement(args: &Args, model: &Model, counts: &[Vec<u64>], plan: &Plan) -> Pl
         version: VERSION,
         fingerprint: model.fingerprint().to_owned(),
         model: model.config.name.clone(),
-        ffn: model.config.ffn,
+        ffn: model.config.movable(),
         policy,
         seed: (policy == PlacementPolicy::Random).then_some(args.seed),
         layers: slots
@@ -260,7 +260,7 @@ fn placement(args: &Args, model: &Model, counts: &[Vec<u64>], plan: &Plan) -> Pl
 fn check(path: &std::path::Path, subject: &Subject, plan: &Plan) -> Result<()> {
     let placement = PlacementFile::read(path)?;
     let (config, model) = (&subject.config, subject.model.as_ref().expect("--check takes a model"));
-    placement.check_owner(path, model.fingerprint(), config.layers, config.ffn)?;
+    placement.check_owner(path, model.fingerprint(), config.layers, config.movable())?;
     let slots: u64 = placement.layers.iter().map(|l| l.slots as u64).sum();
     let needed = plan.min_bytes + slots * plan.details.block_bytes;
     if needed > plan.budget_bytes {
@@ -305,6 +305,16 @@ fn fixed_split(slots: usize, c: &ModelConfig) -> String {
         100.0 * share,
         100.0 * skewed
     )
+}
+
+/// What is placed by itself, with its article; and behind the article, what takes so many bytes.
+fn unit(c: &ModelConfig) -> (&'static str, &'static str) {
+    match c.form.experts {
+        Some(e) if e.by_neuron => ("a neuron", " neuron inside"),
+        Some(e) if e.routed() => ("an expert", "n expert"),
+        Some(_) => ("a cluster", " cluster"),
+        None => ("a neuron", " neuron block"),
+    }
 }
 
 fn shown(args: &Args, plan: &Plan, subject: &Subject, machine: &MachineProfile, predictor: &str) -> String {
@@ -366,25 +376,17 @@ fn shown(args: &Args, plan: &Plan, subject: &Subject, machine: &MachineProfile, 
             None => format!("{} neurons", c.ffn),
         },
         super::human_bytes(d.block_bytes),
-        match c.form.experts {
-            Some(e) if e.routed() => "n expert",
-            Some(_) => " cluster",
-            None => " neuron block",
-        },
+        unit(c).1,
         slots[0],
         slots[slots.len() - 1],
         slots[slots.len() / 2],
-        c.layers * c.clusters(),
-        share(all as u64, (c.layers * c.clusters()) as u64),
+        c.layers * c.movable(),
+        share(all as u64, (c.layers * c.movable()) as u64),
         slots.iter().filter(|&&s| s > 0).count(),
-        if c.form.experts.is_some() { fixed_split(all, c) } else { String::new() },
+        if c.form.experts.is_some_and(|e| !e.by_neuron) { fixed_split(all, c) } else { String::new() },
         share(plan.objective, d.total_impact),
         printable(&subject.counted),
-        match c.form.experts {
-            Some(e) if e.routed() => "an expert",
-            Some(_) => "a cluster",
-            None => "a neuron",
-        },
+        unit(c).0,
         d.t_cpu_us,
         d.t_gpu_us,
         d.t_trans_us,

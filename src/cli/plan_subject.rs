@@ -105,12 +105,13 @@ pub(super) fn subject(args: &SubjectArgs) -> Result<Subject> {
         None => artifacts::profile(&model)?,
     };
     let layers = model.config.layers;
-    let ffn = model.config.clusters();
+    let ffn = model.config.movable();
     let tokens = profile.as_ref().map_or(0, |(_, profile)| profile.tokens());
     let (counts, counted, active_share) = match profile {
         Some((path, profile)) => {
             let counted = format!("{} tokens of {}", profile.tokens(), path.display());
-            let counts: Vec<Vec<u64>> = (0..layers).map(|layer| profile.counts(layer)).collect();
+            let by_gates = artifacts::find(&model, Kind::MlpPredictor, predictor_file::open)?.is_none();
+            let counts = artifacts::counts(&model, &profile, by_gates);
             let active: u64 = counts.iter().flatten().sum();
             (counts, counted, active as f64 / (profile.tokens().max(1) as f64 * (layers * ffn) as f64))
         }
@@ -147,9 +148,39 @@ pub(super) struct Prediction {
 /// Share of the neurons that sign bits have computed where nobody has calibrated them: what they took of the demo model.
 const SIGNS_COMPUTE: f64 = 0.6;
 
+const NO_NETWORK: &str =
+    "--predictor mlp: there is none for this model yet; make one: dynamicinfer train-predictor MODEL --text FILE";
+
 /// What is placed by itself.
 fn cluster(c: &ModelConfig) -> &'static str {
-    c.form.experts.map_or("neuron", |experts| experts.noun())
+    c.form.experts.filter(|experts| !experts.by_neuron).map_or("neuron", |experts| experts.noun())
+}
+
+/// Of the neurons of experts, of which a token has the share `routed`, by the network that was trained.
+fn inside(trained: Option<PredictorFile>, wanted: PredictorArg, routed: f64) -> Result<Prediction> {
+    // The processor asks it, beside the router, so that it takes nothing of a device.
+    let bytes = 0;
+    match trained {
+        None if wanted == PredictorArg::Mlp => Err(Error::Usage(NO_NETWORK.into())),
+        None => Ok(Prediction {
+            bytes,
+            file_bytes: 0,
+            name: "gates",
+            computed_share: routed,
+            precision: 1.0,
+            ahead: false,
+            counted: "what the router chooses",
+        }),
+        Some(file) => Ok(Prediction {
+            bytes,
+            file_bytes: file.file().bytes().len() as u64,
+            name: "trained",
+            computed_share: routed * computed(&file),
+            precision: precise(&file),
+            ahead: false,
+            counted: "what the router chooses, and of that as its file says",
+        }),
+    }
 }
 
 /// Without a device signs that nobody has calibrated are not asked.
@@ -160,6 +191,10 @@ pub(super) fn prediction(subject: &Subject, wanted: PredictorArg, on_device: boo
         None => Ok(None),
     };
     if let Some(e) = c.form.experts {
+        let routed = e.used as f64 / e.count as f64;
+        if e.by_neuron && !matches!(wanted, PredictorArg::Sign | PredictorArg::None) {
+            return inside(find(Kind::MlpPredictor)?, wanted, routed);
+        }
         if matches!(wanted, PredictorArg::Mlp | PredictorArg::Sign) {
             return Err(Error::Usage(match e.routed() {
                 true => "--predictor: this is a mixture of experts, and its routers predict".into(),
@@ -168,7 +203,7 @@ pub(super) fn prediction(subject: &Subject, wanted: PredictorArg, on_device: boo
                 }
             }));
         }
-        let computed_share = e.used as f64 / e.count as f64;
+        let computed_share = routed;
         return Ok(Prediction {
             bytes: 0,
             file_bytes: 0,
@@ -199,20 +234,19 @@ pub(super) fn prediction(subject: &Subject, wanted: PredictorArg, on_device: boo
             // A bias alone is not sent to a device.
             let counts = |layer: &usize| !on_device || mlp.form(*layer, 0).is_some();
             let bytes = (0..c.layers).filter(counts).map(|layer| mlp.weight_bytes(layer, 0)).sum();
-            let (file_bytes, computed_share, ahead) = (file.file().bytes().len() as u64, computed(&file), looks_ahead(&file));
+            let (file_bytes, computed_share, ahead) =
+                (file.file().bytes().len() as u64, computed(&file), looks_ahead(&file));
             let (precision, counted) = (precise(&file), "as its file says");
             Ok(Prediction { bytes, file_bytes, name: "trained", computed_share, precision, ahead, counted })
         }
-        (PredictorArg::Mlp, None) => Err(Error::Usage(
-            "--predictor mlp: there is none for this model yet; make one: dynamicinfer train-predictor MODEL --text FILE"
-                .into(),
-        )),
+        (PredictorArg::Mlp, None) => Err(Error::Usage(NO_NETWORK.into())),
         (PredictorArg::None, None) => Ok(none),
         (PredictorArg::Auto | PredictorArg::Sign, None) => {
             let bytes = (c.layers * c.ffn * sign::lines(c.hidden) * size_of::<sign::BitLine>()) as u64;
             Ok(match find(Kind::SignPredictor)? {
                 Some(file) => {
-                    let (file_bytes, computed_share, ahead) = (file.file().bytes().len() as u64, computed(&file), looks_ahead(&file));
+                    let (file_bytes, computed_share, ahead) =
+                        (file.file().bytes().len() as u64, computed(&file), looks_ahead(&file));
                     let (precision, counted) = (precise(&file), "as their file says");
                     Prediction { bytes, file_bytes, name: "signs", computed_share, precision, ahead, counted }
                 }

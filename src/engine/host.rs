@@ -220,7 +220,7 @@ fn foresee_experts(pass: &mut Pass<'_, '_>, l: usize) {
 
 /// Computes the hidden values of the network that says which neurons of the chosen experts may fire, if the layer has one. A prompt's chunk
 /// goes by the gates.
-fn look_inside(pass: &mut Pass<'_, '_>, l: usize) {
+pub(super) fn look_inside(pass: &mut Pass<'_, '_>, l: usize) {
     let (n, is_chunk) = (pass.n(), pass.is_chunk());
     let Pass { model, pool, kernels, buffers: b, sparsity, .. } = pass;
     if let Some((network, _)) = sparsity.inside(l).filter(|_| !is_chunk) {

@@ -401,13 +401,17 @@ impl Foresight {
 }
 
 impl Selection {
-    /// Becomes the neurons that some column wants; `masks` is `[ffn]`.
-    pub(super) fn set_masks(&mut self, masks: &[u32]) {
+    /// Has no neurons, and room for so many: nothing is allocated later.
+    pub(super) fn clear(&mut self, room: usize) {
         self.neurons.clear();
         self.masks.clear();
-        // Nothing is allocated later.
-        self.neurons.reserve(masks.len());
-        self.masks.reserve(masks.len());
+        self.neurons.reserve(room);
+        self.masks.reserve(room);
+    }
+
+    /// Becomes the neurons that some column wants; `masks` is `[ffn]`.
+    pub(super) fn set_masks(&mut self, masks: &[u32]) {
+        self.clear(masks.len());
         for (neuron, &mask) in masks.iter().enumerate().filter(|(_, mask)| **mask != 0) {
             self.neurons.push(StoreId(neuron as u32));
             self.masks.push(mask);

@@ -47,7 +47,7 @@ impl Audit {
     /// Nothing counted yet of what this engine computes. Of a mixture that is packed by neuron it counts the neurons of the experts that a
     /// token has; of others experts.
     pub fn of(engine: &Engine) -> Audit {
-        let inside = engine.model.has_neurons_inside();
+        let inside = engine.model.config.neurons_inside();
         Audit { inside, ..Audit::new(&engine.model.config, engine.sparsity().activation_thresholds().to_vec()) }
     }
 

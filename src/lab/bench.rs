@@ -459,7 +459,7 @@ fn row(
         bytes_per_token: decode.then_some(bytes),
         predictor: match model.config.form.experts {
             // Of experts that are packed by neuron the gates choose where no network does.
-            Some(_) if decode && model.has_neurons_inside() => match engine.sparsity().is_dense() {
+            Some(_) if decode && model.config.neurons_inside() => match engine.sparsity().is_dense() {
                 true => Kind::Exact.name().into(),
                 false => engine.sparsity().name(),
             },

@@ -1,7 +1,7 @@
 //! The weights of a layer's FFN: neuron by neuron, as the three matrices that were published, or a mixture of experts with three
 //! matrices each.
 
-use super::block::{BlockLayout, BlockPart};
+use super::block::{self, BlockLayout, BlockPart};
 use super::matrix::Matrix;
 use super::stacked::Stacked;
 use crate::formats::rows::{Input, Quant, Rows};
@@ -122,15 +122,23 @@ impl ExpertWeights {
         self.router.as_ref().map_or(0, Matrix::bytes)
     }
 
-    /// Why a device cannot compute these experts; `None` if it can.
-    pub fn not_on_device(&self) -> Option<&'static str> {
+    /// The rows of a neuron of experts that are packed by neuron, as if they lay one after the other: their types and bytes.
+    pub fn neuron_layout(&self) -> BlockLayout {
+        let first = &self.experts[0];
+        let [gate, up] = first.input_quants();
+        BlockLayout::mixed(&[gate, up, first.down.quant], first.down.cols)
+    }
+
+    /// Why a device cannot compute these experts, of a model of so many numbers a token; `None` if it can.
+    pub fn not_on_device(&self, hidden: usize) -> Option<&'static str> {
+        if self.experts[0].down_by_neuron {
+            return block::not_on_device([self.neuron_layout()], hidden);
+        }
         let first = &self.experts[0];
         let [gate, up] = first.input_quants().map(|quant| quant.input() == Input::Floats);
         let rows = |expert: &FfnMatrices| expert.parts().map(|part| (part.quant, part.row_bytes)).collect::<Vec<_>>();
         let unpadded = |part: &Matrix| part.row_bytes == part.quant.number_bytes(part.cols);
-        if first.down_by_neuron {
-            Some("its experts are packed by neuron, and it takes them as they were published")
-        } else if first.parts().count() != 3 {
+        if first.parts().count() != 3 {
             Some("its experts have no gates")
         } else if self.experts.iter().any(|expert| rows(expert) != rows(first)) {
             Some("the types of its experts differ within a layer")
@@ -167,6 +175,14 @@ impl FfnWeights {
             FfnWeights::Neurons(blocks) => blocks.layout.bytes() as u64,
             FfnWeights::Matrices(matrices) => matrices.bytes(),
             FfnWeights::Experts(ExpertWeights { experts, .. }) => experts[0].bytes(),
+        }
+    }
+
+    /// Bytes of what can lie on a device by itself: a neuron, also of experts that are packed by neuron, or another mixture's expert.
+    pub fn movable_bytes(&self) -> u64 {
+        match self {
+            FfnWeights::Experts(weights) if weights.experts[0].down_by_neuron => weights.neuron_layout().bytes() as u64,
+            _ => self.cluster_bytes(),
         }
     }
 

@@ -43,6 +43,9 @@ pub struct Experts {
     pub normalised: bool,
     /// What the router reads.
     pub reads: RouterInput,
+    /// They are packed by neuron: each neuron can be left out and moved by itself. Of a store that has been opened; no store says it of itself.
+    #[serde(skip)]
+    pub by_neuron: bool,
 }
 
 /// How the products of a router, one for each expert, become weights.
@@ -61,7 +64,14 @@ pub enum Scoring {
 impl Experts {
     /// The clusters of an FFN, all of which are computed for every token.
     pub fn all(count: usize) -> Experts {
-        Experts { count, used: count, scoring: Scoring::All, normalised: false, reads: RouterInput::FfnNorm }
+        Experts {
+            count,
+            used: count,
+            scoring: Scoring::All,
+            normalised: false,
+            reads: RouterInput::FfnNorm,
+            by_neuron: false,
+        }
     }
 
     /// Whether a router chooses among them; otherwise they are the clusters of one FFN.

@@ -125,6 +125,17 @@ impl ModelConfig {
         self.ffn * self.form.experts.map_or(1, |experts| experts.count)
     }
 
+    /// Parts of a layer's FFN that lie on a device or not by themselves: its neurons, also those of experts that are packed by neuron, or
+    /// the experts of another mixture.
+    pub fn movable(&self) -> usize {
+        if self.neurons_inside() { self.neurons() } else { self.clusters() }
+    }
+
+    /// Whether it is a mixture whose experts are packed by neuron: neurons inside them can be left out and moved one by one.
+    pub fn neurons_inside(&self) -> bool {
+        self.form.experts.is_some_and(|experts| experts.by_neuron)
+    }
+
     /// Whether most clusters of a layer add exactly nothing for a token: those of an activation with zeros, or experts that are not chosen.
     pub fn has_zeros(&self) -> bool {
         self.form.experts.is_some() || self.activation.is_sparse()

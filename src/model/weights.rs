@@ -131,6 +131,8 @@ impl Model {
         config.check().map_err(|why| Error::bad(store.path(), "config", format!("{why}; pack the model again")))?;
         let mut config = config.in_residual_units();
         let logit_scale = std::mem::replace(&mut config.logit_scale, 1.0);
+        // Of a mixture a store has the experts by neuron; without a router they are clusters.
+        config.form.experts.iter_mut().for_each(|experts| experts.by_neuron = experts.routed());
         let s = Sections(&store);
         let c = &config;
         let (hidden, quant) = (c.hidden, store.header.quant);
@@ -166,11 +168,6 @@ impl Model {
     /// Whether it has neuron blocks: neurons can be left out and moved one by one.
     pub fn has_neurons(&self) -> bool {
         matches!(self.files, Files::Store(_)) && self.config.form.experts.is_none()
-    }
-
-    /// Whether it is a mixture whose experts are packed by neuron: neurons inside them can be left out one by one.
-    pub fn has_neurons_inside(&self) -> bool {
-        self.layers.iter().all(|layer| layer.ffn.experts().is_some_and(|layer| layer.experts[0].down_by_neuron))
     }
 
     /// The same, packed from what lies at `path`.
@@ -224,7 +221,7 @@ impl Model {
     pub fn not_on_device(&self) -> Option<&'static str> {
         if self.config.form.experts.is_some() {
             let experts = self.layers.iter().filter_map(|layer| layer.ffn.experts());
-            return experts.into_iter().find_map(|experts| experts.not_on_device());
+            return experts.into_iter().find_map(|experts| experts.not_on_device(self.config.hidden));
         }
         if !self.has_neurons() {
             return Some("it is read in place, and a device needs neurons by themselves");

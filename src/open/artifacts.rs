@@ -23,6 +23,8 @@ pub enum Kind {
     MlpPredictor,
     /// Frequencies of neurons that the scheduler has learnt from texts.
     History,
+    /// The same of the neurons inside a mixture's experts, where they move by themselves.
+    NeuronHistory,
 }
 
 impl Kind {
@@ -33,6 +35,7 @@ impl Kind {
             Kind::SignPredictor => "sign.predictor",
             Kind::MlpPredictor => "mlp.predictor",
             Kind::History => "activation.history",
+            Kind::NeuronHistory => "neurons.history",
         }
     }
 }
@@ -79,6 +82,29 @@ pub fn profile(model: &Model) -> Result<Option<(PathBuf, Profile)>> {
         Some(file) => Ok(Some((file.path().to_owned(), Profile::read(&file)?))),
         None => Ok(None),
     }
+}
+
+/// How often each neuron or expert that moves by itself was needed by a profile, `[layers][movable]`. Inside experts a neuron is needed where it
+/// fires; where no network says which may (`by_gates`), one row of its three is read for every token that has the expert. A neuron of which the
+/// profile says nothing is needed as often as its expert.
+pub fn counts(model: &Model, profile: &Profile, by_gates: bool) -> Vec<Vec<u64>> {
+    let (c, each) = (&model.config, model.config.movable() / model.config.clusters());
+    let of = |layer| {
+        let chosen = profile.counts(layer).into_iter().flat_map(|count| std::iter::repeat_n(count, each));
+        match profile.inside(layer).filter(|inside| each > 1 && inside.len() == c.movable()) {
+            None => chosen.collect(),
+            Some(inside) if by_gates => {
+                chosen.zip(inside).map(|(chosen, fires)| (chosen + 2 * fires).div_ceil(3)).collect()
+            }
+            Some(inside) => inside,
+        }
+    };
+    (0..c.layers).map(of).collect()
+}
+
+/// What the frequencies that a device learns are kept as.
+pub fn history(model: &Model) -> Kind {
+    if model.config.neurons_inside() { Kind::NeuronHistory } else { Kind::History }
 }
 
 /// Reads the profile in a file that the user named.

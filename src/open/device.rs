@@ -173,10 +173,10 @@ fn keep(model: &Model, learnt: &[Vec<f32>]) -> Result<()> {
         model: c.name.clone(),
         layers: c.layers,
         hidden: c.hidden,
-        ffn: c.clusters(),
+        ffn: c.movable(),
         sections: Vec::new(),
     };
-    history_file::write(&artifacts::write_path(model, artifacts::Kind::History)?, header, &frequencies)
+    history_file::write(&artifacts::write_path(model, artifacts::history(model))?, header, &frequencies)
 }
 
 /// A device that was found, before its budget is known. This is the only list of devices.
@@ -329,10 +329,10 @@ impl DeviceOptions {
         told: &dyn Listener,
     ) -> Result<Planned> {
         let model = &engine.model;
-        let (layers, clusters) = (model.config.layers, model.config.clusters());
+        let (layers, clusters) = (model.config.layers, model.config.movable());
         let (counts, tokens) = match artifacts::profile(model)? {
             Some((_, profile)) => (
-                (0..layers).map(|layer| profile.counts(layer)).collect(),
+                artifacts::counts(model, &profile, engine.sparsity().inside(0).is_none()),
                 profile.texts.iter().map(|t| t.info.tokens as u64).sum(),
             ),
             // Without a profile every cluster counts the same, and the scheduler takes none for frequent.
@@ -387,6 +387,15 @@ impl DeviceOptions {
         }
         // A look-ahead of two gives a copy a whole layer's time to arrive, and predictions are hardly worse: runs/2026-11-22-lookahead.
         let wanted = self.lookahead.map_or(vec![2, 1], |ahead| vec![ahead]);
+        if engine.model.config.neurons_inside() {
+            // Routers foresee experts, and nothing yet which of their neurons.
+            return match self.lookahead {
+                None => Ok((None, 1)),
+                Some(ahead) => Err(Error::Usage(format!(
+                    "--lookahead {ahead}: the neurons inside this mixture's experts move by how often they are active; leave it out"
+                ))),
+            };
+        }
         let routers = Router::of(&engine.model).map(|routers| Arc::new(routers) as Arc<dyn Predictor>);
         let predictor = if routers.is_some() { routers } else { sparsity::ahead(engine, options)? };
         let Some(predictor) = predictor else {
@@ -423,7 +432,7 @@ impl DeviceOptions {
         let on_device = self.on_device(&lookahead).cloned();
         let (predictor, ahead) = lookahead;
         let kept = match self.history {
-            true => artifacts::find(&model, artifacts::Kind::History, history_file::open)?,
+            true => artifacts::find(&model, artifacts::history(&model), history_file::open)?,
             false => None,
         };
         let known = |l: usize| match &kept {
@@ -432,10 +441,12 @@ impl DeviceOptions {
         };
         let history = (0..layers).map(|l| Ok(model.layers[l].order.into_store(known(l)?)));
         let positions = |(l, neurons): (usize, &Vec<PublishedId>)| model.layers[l].order.positions(neurons);
+        // Inside experts both sides have the same threshold.
+        let balanced = !model.config.neurons_inside();
         let own = |l| Some((engine.sparsity().threshold(l)?, engine.sparsity().calibration(l)?.clone()));
         let setting = BackgroundOptions {
             policy,
-            tune: match (self.deterministic, self.live, model.config.form.experts.is_some()) {
+            tune: match (self.deterministic, self.live, model.config.form.experts.is_some_and(|e| !e.by_neuron)) {
                 (false, _, false) => |rules| rules,
                 (false, _, true) => Rules::for_clusters,
                 (true, false, false) => |rules| Rules { thresholds: false, ..rules },
@@ -447,7 +458,7 @@ impl DeviceOptions {
             ahead,
             sequences: need.sequences,
             predictor: predictor.map(|(predictor, _)| predictor),
-            thresholds: (0..layers).map(own).collect(),
+            thresholds: (0..layers).map(|l| own(l).filter(|_| balanced)).collect(),
             history: history.collect::<Result<_>>()?,
             placed: placed.iter().enumerate().map(positions).collect(),
             kernels: engine.kernels,
@@ -470,7 +481,7 @@ impl DeviceOptions {
 
 /// The neurons that a placement file names; its slots replace the plan's.
 fn placed_by_file(path: &Path, model: &Model, plan: &mut Plan) -> Result<Vec<Vec<PublishedId>>> {
-    let (layers, ffn) = (model.config.layers, model.config.clusters());
+    let (layers, ffn) = (model.config.layers, model.config.movable());
     let file = PlacementFile::read(path)?;
     file.check_owner(path, model.fingerprint(), layers, ffn)?;
     let wanted: u64 = file.layers.iter().map(|l| l.slots as u64).sum();

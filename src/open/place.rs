@@ -58,7 +58,7 @@ pub(super) fn elsewhere(model: &Model, plan: &Plan, split: &Split) -> u64 {
     elsewhere.saturating_sub(own + split.bytes())
 }
 
-/// Gives the experts of a mixture, of `block_bytes` bytes each, `bytes` of device memory for those that are copied for a prompt's chunk.
+/// Gives the whole experts of a mixture, of `block_bytes` bytes each, `bytes` of device memory for those that are copied for a prompt's chunk.
 pub(super) fn stream_experts(
     split: &mut Split,
     model: &Model,
@@ -67,7 +67,7 @@ pub(super) fn stream_experts(
     bytes: u64,
 ) -> std::result::Result<(), OutOfMemory> {
     let c = &model.config;
-    if c.form.experts.is_none() {
+    if c.form.experts.is_none_or(|experts| experts.by_neuron) {
         return Ok(());
     }
     let weights = c.ffn_kind.rows() * c.hidden * c.ffn;

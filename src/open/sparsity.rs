@@ -90,7 +90,7 @@ impl SparsityOptions {
     /// damaged or another model's.
     pub(super) fn apply(&self, engine: &mut Engine, with_device: bool, told: &dyn Listener) -> Result<()> {
         let is_mixture = engine.model.config.form.experts.is_some_and(|experts| experts.routed());
-        if !engine.model.has_neurons() && !engine.model.has_neurons_inside() {
+        if !engine.model.has_neurons() && !engine.model.config.neurons_inside() {
             return if self.may_be_dense() { Ok(()) } else { Err(Error::Usage(self.no_neurons(&engine.model))) };
         }
         if is_mixture {
@@ -301,7 +301,7 @@ impl<'a> Found<'a> {
 
     /// Whether predictors are for neurons inside experts.
     fn inside(&self) -> bool {
-        self.engine.model.has_neurons_inside()
+        self.engine.model.config.neurons_inside()
     }
 
     /// Whether the signs are calibrated for this model.

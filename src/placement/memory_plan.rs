@@ -10,6 +10,7 @@ use crate::error::{Error, Result};
 use crate::formats::machine_profile::MachineProfile;
 use crate::formats::rows::Quant;
 use crate::model::config::{ModelConfig, Norm, Positions};
+use crate::model::layer::Experts;
 use crate::model::{BlockLayout, KvCache, KvType, Matrix, Model};
 use serde::Serialize;
 use serde::ser::{SerializeStruct, Serializer};
@@ -61,7 +62,7 @@ impl Footprint {
         let layers = model.layers.iter();
         Footprint {
             // Where types differ from layer to layer, the largest: a plan that fits has room for them all.
-            block_bytes: model.layers.iter().map(|l| l.ffn.cluster_bytes()).max().unwrap_or(0),
+            block_bytes: model.layers.iter().map(|l| l.ffn.movable_bytes()).max().unwrap_or(0),
             attention_bytes: layers.flat_map(|l| l.qkv.parts().iter().chain([&l.o])).map(padded_bytes).sum::<u64>()
                 + small_bytes(&model.config),
             embeddings_bytes: if model.config.tied { 0 } else { model.embed.bytes() }
@@ -82,8 +83,8 @@ impl Footprint {
         Footprint {
             layers: c.layers,
             hidden: c.hidden,
-            ffn: c.clusters(),
-            experts_used: c.form.experts.map(|experts| experts.used),
+            ffn: c.movable(),
+            experts_used: whole_experts(c).map(|experts| experts.used),
             block_bytes: (BlockLayout::new(c.ffn_kind, quant, c.hidden).bytes() * of_cluster(c)) as u64,
             attention_bytes: (c.layers * attention) as u64 + small_bytes(c),
             embeddings_bytes: if c.tied { 0 } else { edge } + positions as u64,
@@ -127,7 +128,12 @@ impl Footprint {
 
 /// Neurons that are placed as one.
 fn of_cluster(c: &ModelConfig) -> usize {
-    if c.form.experts.is_some() { c.ffn } else { 1 }
+    if whole_experts(c).is_some() { c.ffn } else { 1 }
+}
+
+/// The experts of a mixture that are placed as a whole.
+fn whole_experts(c: &ModelConfig) -> Option<Experts> {
+    c.form.experts.filter(|experts| !experts.by_neuron)
 }
 
 /// Weights of what is placed as one.
@@ -166,7 +172,7 @@ const STREAMED_SHARE: u64 = 16;
 /// the biases of up, for neurons that are in no slot.
 fn buffers_bytes(c: &ModelConfig) -> u64 {
     let biases = if c.ffn_bias { c.layers * c.ffn } else { 0 };
-    workspace_bytes(c) + streamed_bytes(c) + 4 * (c.layers * c.clusters() + biases) as u64
+    workspace_bytes(c) + streamed_bytes(c) + 4 * (c.layers * c.movable() + biases) as u64
 }
 
 /// Bytes for blocks that are copied for a prompt's chunk: what the chunk's activations would take if all were kept. That is a few hundred

@@ -64,7 +64,7 @@ fn cache_state(engine: &Engine) -> Value {
             |wanted: fn(&Slot) -> bool| table.map_or(0, |slots| slots.iter().filter(|slot| wanted(slot)).count());
         json!({
             "layer": l,
-            "neurons": config.ffn,
+            "neurons": config.movable(),
             "predictor": sparsity.kind(l).name(),
             "threshold": sparsity.threshold(l),
             "used": used(sparsity, l),

@@ -6,6 +6,7 @@
 
 use super::chosen::{Chosen, Scorer, tokens_of};
 use super::firing_experts::{Firing, FiringBuffers};
+use super::predicted_experts::OnDevice;
 use super::{Tile, activation};
 use crate::cpu::thread_pool::Parts;
 use crate::cpu::{Columns, Kernels, MAX_COLUMNS, ManyForm, ThreadPool};
@@ -104,7 +105,7 @@ pub fn experts(
     let input = |group: usize| &inputs[group.min(distinct - 1)];
     if let Some(scorer) = &chosen.scorer {
         assert!(chosen.by_neuron() && !is_chunk);
-        let neurons = firing.list_scored(pool, (kernels, config), (chosen, scorer), &input, products);
+        let neurons = firing.list_scored(pool, (kernels, config), chosen, &input, products);
         let mut known = Firing { kernels, config, chosen, is_chunk, products, activations };
         let bytes = known.add(pool, &input, tiles, firing, hidden);
         if buffers.shows {
@@ -143,6 +144,71 @@ pub fn experts(
     down(pool, kernels, config, chosen, columns, tiles, hidden);
     let bytes = groups.iter().map(|group| chosen.expert(group).bytes()).sum();
     ExpertsRead { bytes, ..ExpertsRead::default() }
+}
+
+/// Finds which neurons of the chosen experts, packed by neuron, few tokens want: those that the network lets through, or all. Those that a
+/// device has are left to it, and [`experts_left`] computes the others. Returns the pairs of neuron and token that are wanted.
+pub fn experts_wanted(
+    (pool, kernels, config): (&mut ThreadPool, &Kernels, &ModelConfig),
+    chosen: &Chosen<'_>,
+    x: &[f32],
+    tiles: &mut [Tile],
+    buffers: &mut ExpertBuffers,
+    on_device: OnDevice<'_>,
+) -> u64 {
+    if buffers.shows {
+        show(pool, kernels, config, chosen, x, tiles, buffers);
+    }
+    let groups = chosen.groups.len();
+    let ExpertBuffers { inputs, products, activations, firing, .. } = buffers;
+    inputs.resize_with(inputs.len().max(groups), Columns::default);
+    products.resize(chosen.tokens.len() * 2 * config.ffn, 0.0);
+    activations.resize(chosen.tokens.len() * config.ffn, 0.0);
+    take(pool, kernels, chosen, x, &mut inputs[..groups], tiles, |_| Some(true));
+    let wanted = firing.list_wanted(pool, (kernels, config), chosen, on_device, products);
+    match &chosen.scorer {
+        Some(scorer) if buffers.shows => mark(&mut buffers.computed, chosen, scorer, &buffers.products, config.ffn),
+        None if buffers.shows => mark_fired(&mut buffers.computed, config, chosen, &buffers.true_products),
+        _ => {}
+    }
+    wanted
+}
+
+/// hidden += what those neurons add that [`experts_wanted`] has left here. Returns the bytes that were read.
+pub fn experts_left(
+    (pool, kernels, config): (&mut ThreadPool, &Kernels, &ModelConfig),
+    chosen: &Chosen<'_>,
+    tiles: &mut [Tile],
+    buffers: &mut ExpertBuffers,
+    hidden: &mut [f32],
+) -> u64 {
+    let ExpertBuffers { inputs, products, activations, firing, .. } = buffers;
+    let input = |group: usize| &inputs[group];
+    firing.list_firing(pool, (kernels, config), chosen, &input, products);
+    Firing { kernels, config, chosen, is_chunk: false, products, activations }.add(pool, &input, tiles, firing, hidden)
+}
+
+impl ExpertBuffers {
+    /// After [`experts_wanted`]: the wanted neurons of group `number`, ascending, and a bit for each of its tokens; `on_device` are the masks of
+    /// those that a device has, `[ffn]`.
+    pub fn wanted<'a>(
+        &'a self,
+        number: usize,
+        ffn: usize,
+        on_device: &'a [u32],
+    ) -> impl Iterator<Item = (u32, u32)> + 'a {
+        self.firing.wanted(number, ffn, on_device)
+    }
+
+    /// After [`experts_wanted`]: how many of the wanted neurons are left here.
+    pub fn listed(&self) -> usize {
+        self.firing.listed()
+    }
+
+    /// After [`experts_left`]: the neurons of group `number` that have fired here, ascending, and a bit for each of its tokens.
+    pub fn fired(&self, number: usize, ffn: usize) -> impl Iterator<Item = (u32, u32)> {
+        self.firing.fired(number, ffn)
+    }
 }
 
 /// Computes what all neurons of the chosen experts do, for somebody to look at; all of them count as computed.

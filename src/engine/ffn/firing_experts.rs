@@ -5,8 +5,8 @@
 //! how many there are. In a prompt's chunk most neurons fire for one of an expert's tokens: such an expert is computed whole, as
 //! [`super::scaled_experts`] does, or with more tokens than row kernels take as a chunk's FFN is.
 
-use super::chosen::{Chosen, Scorer, tokens_of};
-use super::predicted_experts::{Lists, ScoreBuffers};
+use super::chosen::{Chosen, tokens_of};
+use super::predicted_experts::{Lists, OnDevice, ScoreBuffers};
 use super::scaled_experts::ScaledBuffers;
 use super::{Downs, Tile, activation, ahead, many};
 use crate::cpu::aligned::{Aligned, LINE};
@@ -110,20 +110,80 @@ impl FiringBuffers {
         scaled.choose(kernels, config, chosen, if is_chunk { counts } else { &mut [] });
     }
 
-    /// The same for few tokens, whose gates are computed only where `scorer` says that they may be active. Returns for how many pairs of
+    /// The same for few tokens, whose gates are computed only where the network says that they may be active. Returns for how many pairs of
     /// neuron and token they were.
     pub(super) fn list_scored<'i>(
         &mut self,
         pool: &mut ThreadPool,
         kernels: (&Kernels, &ModelConfig),
-        (chosen, scorer): (&Chosen<'_>, &Scorer<'_>),
+        chosen: &Chosen<'_>,
         input: &(dyn Fn(usize) -> &'i Columns + Sync),
         products: &mut [f32],
     ) -> u64 {
         self.clear(chosen.groups.len(), kernels.1.ffn);
+        let (scores, lists) = self.lists(kernels, chosen, products);
+        scores.list(pool, kernels, chosen, input, lists)
+    }
+
+    /// Lists the neurons of few tokens that may fire and lie on no device ([`ScoreBuffers::list_wanted`]).
+    pub(super) fn list_wanted(
+        &mut self,
+        pool: &mut ThreadPool,
+        kernels: (&Kernels, &ModelConfig),
+        chosen: &Chosen<'_>,
+        on_device: OnDevice<'_>,
+        products: &mut [f32],
+    ) -> u64 {
+        self.clear(chosen.groups.len(), kernels.1.ffn);
+        let (scores, lists) = self.lists(kernels, chosen, products);
+        scores.list_wanted(pool, kernels, chosen, on_device, lists)
+    }
+
+    /// Leaves of those the ones that fire.
+    pub(super) fn list_firing<'i>(
+        &mut self,
+        pool: &mut ThreadPool,
+        kernels: (&Kernels, &ModelConfig),
+        chosen: &Chosen<'_>,
+        input: &(dyn Fn(usize) -> &'i Columns + Sync),
+        products: &mut [f32],
+    ) {
+        let (scores, lists) = self.lists(kernels, chosen, products);
+        scores.list_firing(pool, kernels, chosen, input, lists);
+    }
+
+    fn lists<'a>(
+        &'a mut self,
+        kernels: (&Kernels, &ModelConfig),
+        chosen: &Chosen<'_>,
+        products: &'a mut [f32],
+    ) -> (&'a mut ScoreBuffers, Lists<'a>) {
         let FiringBuffers { neurons, masks, counts, gates, scores, scaled, .. } = self;
         scaled.choose(kernels.0, kernels.1, chosen, &mut []);
-        scores.list(pool, kernels, (chosen, scorer), input, Lists { neurons, masks, counts, gates, products })
+        (scores, Lists { neurons, masks, counts, gates, products })
+    }
+
+    /// How many neurons [`FiringBuffers::list_wanted`] has listed.
+    pub(super) fn listed(&self) -> usize {
+        self.scores.listed()
+    }
+
+    /// The neurons of group `number` that it has found wanted, ascending, and a bit for each of its tokens: those that it has listed, and
+    /// those of `on_device`, `[ffn]`.
+    pub(super) fn wanted<'a>(
+        &'a self,
+        number: usize,
+        ffn: usize,
+        on_device: &'a [u32],
+    ) -> impl Iterator<Item = (u32, u32)> + 'a {
+        let of = number * ffn..(number + 1) * ffn;
+        self.scores.wanted(number, (&self.neurons[of.clone()], &self.masks[of]), on_device)
+    }
+
+    /// The neurons of group `number` that fire, ascending, and a bit for each of its tokens.
+    pub(super) fn fired(&self, number: usize, ffn: usize) -> impl Iterator<Item = (u32, u32)> {
+        let of = number * ffn..number * ffn + self.counts[number];
+        self.neurons[of.clone()].iter().copied().zip(self.masks[of].iter().copied())
     }
 
     /// Lists nothing, of so many groups.

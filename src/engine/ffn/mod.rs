@@ -29,8 +29,9 @@ use crate::ops::math;
 pub(super) use cached::Tools as CachedTools;
 pub use cached::{CachedFfn, HostBudget};
 pub use chosen::{Chosen, Scorer};
-pub use experts::{ExpertBuffers, ExpertsRead, experts};
+pub use experts::{ExpertBuffers, ExpertsRead, experts, experts_left, experts_wanted};
 pub use many::{Tile, activations, down, products};
+pub use predicted_experts::OnDevice;
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 

@@ -47,7 +47,8 @@ impl ExpertStreaming {
     /// The device is dropped before it.
     pub unsafe fn new(device: &mut dyn Device, c: &ModelConfig) -> ExpertStreaming {
         // A half that has room for one expert is filled once for each.
-        let words = c.form.experts.map_or(0, |e| e.count * ExpertFfn::chosen_words(CHUNK, e.used));
+        let words =
+            c.form.experts.filter(|e| !e.by_neuron).map_or(0, |e| e.count * ExpertFfn::chosen_words(CHUNK, e.used));
         let mut two = || [device.event(), device.event()];
         let (arrived, done) = (two(), two());
         // SAFETY: the caller's promise.

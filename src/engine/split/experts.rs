@@ -23,8 +23,9 @@ use crate::model::{ExpertWeights, FfnWeights};
 pub(super) struct ExpertSplit {
     /// The chosen experts that the CPU computes, and their tokens.
     pub on_host: Routes,
-    /// Slot and weight of each chosen expert ([`ExpertFfn::chosen`]), as the device reads them.
-    chosen: PinnedBuffer,
+    /// Slot and weight of each chosen expert ([`ExpertFfn::chosen`]), as the device reads them; where they are packed by neuron, the choice of
+    /// [`crate::device::SparseFfn::input`].
+    pub chosen: PinnedBuffer,
     /// The residual when the layer began, `[n, hidden]`, for routers that read it; else nothing.
     layer_input: PinnedBuffer,
     /// How many tokens of a prompt have each expert, `[experts]`.
@@ -37,7 +38,11 @@ impl ExpertSplit {
     pub unsafe fn new(device: &mut dyn Device, c: &ModelConfig) -> ExpertSplit {
         let (chosen, input) = c.form.experts.map_or((0, 0), |experts| {
             let reads = if experts.reads == RouterInput::Layer { CHUNK * c.hidden } else { 0 };
-            (ExpertFfn::chosen_words(CHUNK, experts.used), reads)
+            let words = match experts.by_neuron {
+                true => ExchangeLayout::new(MAX_COLUMNS, c).choice,
+                false => ExpertFfn::chosen_words(CHUNK, experts.used),
+            };
+            (words, reads)
         });
         // SAFETY: the caller's promise.
         let (chosen, layer_input) = unsafe { (pinned(device, chosen, false), pinned(device, input, true)) };
@@ -103,8 +108,11 @@ impl Split {
 
     /// The chosen experts of a layer: those in slots on the device, the others on the CPU meanwhile.
     pub(super) fn expert_ffn(&mut self, pass: &mut Pass<'_, '_>, l: usize) {
-        if pass.is_chunk() {
-            return self.expert_chunk(pass, l);
+        match (pass.is_chunk(), pass.model.config.neurons_inside()) {
+            (true, true) => return self.inside_chunk(pass, l),
+            (true, false) => return self.expert_chunk(pass, l),
+            (false, true) => return self.inside_ffn(pass, l),
+            (false, false) => {}
         }
         let (n, c) = (pass.n(), &pass.model.config);
         let (experts, weights) = mixture(pass, l);

@@ -51,6 +51,15 @@ impl Fired {
 }
 
 impl Fired {
+    /// Nothing is known of this layer yet; its neurons in slots come later.
+    pub(super) fn begin(&mut self, layer: usize, sequences: &[u64]) {
+        (self.layer, self.complete) = (Some(layer), false);
+        self.sequences.clear();
+        self.sequences.extend_from_slice(sequences);
+        self.neurons.neurons.clear();
+        self.neurons.masks.clear();
+    }
+
     /// These neurons of a layer were active, and no others.
     pub(super) fn set(&mut self, layer: usize, neurons: &Selection, sequences: &[u64]) {
         (self.layer, self.complete) = (Some(layer), true);
@@ -65,10 +74,7 @@ impl Split {
     /// Keeps which neurons the CPU has found active; `active` has a mask for each of its selection. Those of the device come later.
     pub(super) fn host_fired(&mut self, l: usize, active: &[u32]) {
         let Split { fired, host_selection, sequences, .. } = self;
-        (fired.layer, fired.complete) = (Some(l), false);
-        fired.sequences.clone_from(sequences);
-        fired.neurons.neurons.clear();
-        fired.neurons.masks.clear();
+        fired.begin(l, sequences);
         for (&neuron, &mask) in host_selection.neurons.iter().zip(active).filter(|(_, mask)| **mask != 0) {
             fired.neurons.neurons.push(neuron);
             fired.neurons.masks.push(mask);
@@ -80,9 +86,17 @@ impl Split {
     pub(super) fn device_fired(&mut self) {
         let Some(l) = self.fired.layer.filter(|_| !self.fired.complete) else { return };
         self.fired.complete = true;
-        if self.wanted[l] == 0 {
-            return;
+        if self.wanted[l] > 0 {
+            self.add_fired(l);
         }
+        if let Some(before) = self.fired_before.get_mut(l) {
+            before.neurons.clone_from(&self.fired.neurons.neurons);
+            before.masks.clone_from(&self.fired.neurons.masks);
+        }
+    }
+
+    /// Adds the active neurons in a layer's slots to those of the host.
+    fn add_fired(&mut self, l: usize) {
         // The slots as they were when the device used the layer: moves may have been begun since.
         let (slots, n) = (self.cache.layers[l].bucket_entries(), self.fired.sequences.len());
         let words = SparseFfn::fired_words(slots.len());
@@ -123,7 +137,7 @@ impl Split {
             t.neurons[Tier::Device] = wanted[l] as u64;
             t.ffn_ns[Tier::Device] = if wanted[l] == 0 { 0 } else { device.elapsed_ns(ffn[0], ffn[1]) };
             t.merge_ns = device.elapsed_ns(merge[0], merge[1]);
-            if c.form.experts.is_some() {
+            if c.form.experts.is_some() && !c.neurons_inside() {
                 // All experts that were chosen are active.
                 continue;
             }
@@ -140,7 +154,7 @@ impl Split {
     }
 
     /// Counts what the device did in a pass that is over there.
-    pub(super) fn count(&mut self, pass: &Pass<'_, '_>) {
+    pub(super) fn count(&mut self, pass: &mut Pass<'_, '_>) {
         let model = pass.model;
         self.measure(&model.config, pass.n());
         let Split { device, cache, .. } = self;
@@ -151,8 +165,17 @@ impl Split {
             cache.counters.computed[Tier::Device] += active;
             let ffn = &model.layers[l].ffn;
             // Of a neuron the first row, the others if it is active for some token; of an expert all.
-            let first = if let FfnWeights::Neurons(blocks) = ffn { blocks.layout.gate_or_up().bytes as u64 } else { 0 };
-            bytes += wanted as u64 * first + active.min(wanted as u64) * (ffn.cluster_bytes() - first);
+            let layout = match ffn {
+                FfnWeights::Neurons(blocks) => Some(blocks.layout),
+                FfnWeights::Experts(weights) if model.config.neurons_inside() => Some(weights.neuron_layout()),
+                _ => None,
+            };
+            let first = layout.map_or(0, |layout| layout.gate_or_up().bytes as u64);
+            let all = ffn.movable_bytes();
+            bytes += wanted as u64 * first + active.min(wanted as u64) * (all - first);
+            if model.config.neurons_inside() && pass.sparsity.inside(l).is_none() {
+                pass.probe.report.inside.0 += active;
+            }
         }
         device.has_read(bytes);
     }

@@ -5,6 +5,7 @@ mod allocator;
 mod chunk;
 mod expert_chunk;
 mod experts;
+mod inside;
 mod kv;
 mod measure;
 mod migrator;
@@ -30,7 +31,7 @@ use crate::device::{Attend, Buffer, Call, Device, Note, OutOfMemory, Stream, The
 use crate::ids::StoreId;
 use crate::model::config::ModelConfig;
 use crate::model::weights::Layer;
-use crate::model::{ExpertWeights, FfnMatrices, FfnWeights, Model};
+use crate::model::{ExpertWeights, FfnMatrices, FfnWeights, Matrix, Model};
 use crate::scheduler::LayerTimes;
 use allocator::DeviceAllocator;
 use chunk::Streaming;
@@ -42,7 +43,7 @@ use pass::Begun;
 use scorers::Scorers;
 use streaming::Run;
 use weights::{LayerWeights, Weights};
-use workspace::{DeviceWorkspace, PinnedBuffers};
+use workspace::{DeviceWorkspace, PinnedBuffers, most_rows};
 
 /// A device's part in the engine.
 pub struct Split {
@@ -79,6 +80,8 @@ pub struct Split {
     current: Vec<LayerTimes>,
     /// Which neurons were active in the last layer that was computed.
     fired: Fired,
+    /// By layer of a mixture that is packed by neuron, which neurons were active in the pass before; else nothing.
+    fired_before: Vec<Selection>,
     /// The keys and values that each token of the pass goes to.
     sequences: Vec<u64>,
     /// Neurons that are in no slot; of few tokens the CPU computes them.
@@ -154,7 +157,8 @@ impl Split {
             active: vec![0; c.layers],
             times: vec![LayerTimes::default(); c.layers],
             current: vec![LayerTimes::default(); c.layers],
-            fired: Fired::new(c.clusters()),
+            fired: Fired::new(c.movable()),
+            fired_before: vec![Selection::default(); if c.neurons_inside() { c.layers } else { 0 }],
             sequences: Vec::with_capacity(MAX_COLUMNS),
             runs: Vec::with_capacity(c.ffn),
             cpu_counts: Default::default(),
@@ -243,6 +247,10 @@ impl Split {
         let layers = model.layers.iter().enumerate();
         let ffns = (1..=MAX_COLUMNS).flat_map(|n| layers.clone().map(move |(l, layer)| (n, l, layer)));
         calls.extend(ffns.map(|(n, l, layer)| match &layer.ffn {
+            FfnWeights::Experts(weights) if c.neurons_inside() => {
+                let rows = most_rows(c, n);
+                Call::SparseFfn(self.inside_call(c, l, n, (weights, rows), c.neurons()))
+            }
             FfnWeights::Experts(weights) => Call::ExpertFfn(self.expert_call(c, l, n, weights, c.clusters())),
             _ => Call::SparseFfn(self.ffn_call(c, l, n, layer, 0.0, c.ffn)),
         }));
@@ -285,13 +293,15 @@ impl Split {
     }
 }
 
-/// Where the experts of a layer lie: gate, up and down of each.
+/// Where the experts of a layer lie: gate, up and down of each, or a row of each for every neuron.
 fn expert_blocks(weights: &ExpertWeights) -> HostBlocks {
-    let first = weights.experts[0].parts().enumerate();
-    HostBlocks::of_parts(first.map(|(i, part)| {
+    let first = &weights.experts[0];
+    let each = if first.down_by_neuron { first.down.rows } else { 1 };
+    let part = |(i, part): (usize, &Matrix)| {
         let start = |expert: &FfnMatrices| expert.parts().nth(i).expect("all have the same parts").row_ptr(0);
-        (part.bytes() as usize, weights.experts.iter().map(start).collect())
-    }))
+        (part.bytes() as usize / each, weights.experts.iter().map(start).collect())
+    };
+    HostBlocks::of_parts(first.parts().enumerate().map(part), each)
 }
 
 /// A neuron cache whose blocks are those of the model's store.

@@ -405,13 +405,15 @@ impl Split {
             self.device_fired();
         }
         let Pass { sparsity, buffers: b, probe, .. } = pass;
-        let threshold = sparsity.threshold(l).filter(|_| self.scores_are_here(&*migrator, sparsity, l));
+        let threshold = sparsity.threshold(l).filter(|_| wanted != Wanted::Experts);
+        let threshold = threshold.filter(|_| self.scores_are_here(&*migrator, sparsity, l));
         let own = threshold.map(|threshold| (threshold, b.predicted.scores(l)));
         let ahead = self.scored_for(&*migrator, sparsity, l).map(|later| b.predicted.scores(later));
         let batch = b.positions.windows(2).any(|two| two[0].sequence != two[1].sequence);
         let (first, n, residual) = (b.positions[0].position, b.positions.len(), &b.x[..]);
         let selection = (wanted != Wanted::All).then(|| &b.predicted.selections[l]);
-        let missed = probe.observer.as_ref().and_then(|observer| observer.missed());
+        let observer = probe.observer.as_ref().filter(|_| wanted != Wanted::Experts);
+        let missed = observer.and_then(|observer| observer.missed());
         let (sequences, fired, times) = (&self.sequences[..], &self.fired, self.times[l]);
         let at = DividedLayer {
             layer: l,
@@ -522,8 +524,8 @@ impl Split {
         }
         self.device.end_sequence();
         self.device.record(Stream::Compute, self.marks[l].merge[1]);
-        // Of experts it is known.
-        if self.wanted[l] > 0 && c.form.experts.is_none() {
+        // Of whole experts it is known.
+        if self.wanted[l] > 0 && (c.form.experts.is_none() || c.neurons_inside()) {
             self.note(Note::Compute(None));
             self.fetch_fired(l, n, c.hidden);
         }

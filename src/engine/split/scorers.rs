@@ -56,7 +56,11 @@ fn shares(one: Option<&Lookahead>, other: Option<&Lookahead>) -> bool {
 }
 
 /// What predicts `layer` on the device: by which the engine chooses, and for the scheduler alone.
-fn wanted(sparsity: &Sparsity, lookahead: Option<&Lookahead>, layer: usize) -> [Option<Lookahead>; 2] {
+fn wanted(sparsity: &Sparsity, lookahead: Option<&Lookahead>, layer: usize, c: &ModelConfig) -> [Option<Lookahead>; 2] {
+    if c.neurons_inside() {
+        // The host routes, and so it scores.
+        return [None, None];
+    }
     let fits = |(predictor, ahead): &Lookahead| predictor.form(layer, *ahead).is_some();
     let chosen = sparsity.predictor(layer).map(|(predictor, ahead)| (predictor.clone(), ahead)).filter(fits);
     let is_new = |ahead: &&Lookahead| ahead.1 <= layer && !chosen.as_ref().is_some_and(|chosen| same(chosen, ahead));
@@ -69,16 +73,16 @@ fn wanted(sparsity: &Sparsity, lookahead: Option<&Lookahead>, layer: usize) -> [
 /// Bytes of device memory that predicting takes: the weights of what `sparsity` and `lookahead` ask for, and the scores that are kept.
 pub fn predictor_bytes(sparsity: &Sparsity, lookahead: Option<&Lookahead>, c: &ModelConfig) -> u64 {
     let weights = |l: usize| {
-        let [chosen, ahead] = wanted(sparsity, lookahead, l);
+        let [chosen, ahead] = wanted(sparsity, lookahead, l, c);
         let ahead = ahead.filter(|ahead| !shares(chosen.as_ref(), Some(ahead)));
         chosen.into_iter().chain(ahead).map(|(predictor, ahead)| predictor.weight_bytes(l, ahead)).sum::<u64>()
     };
-    (0..c.layers).map(weights).sum::<u64>() + (places(sparsity, lookahead, c.layers) * place_bytes(c.ffn)) as u64
+    (0..c.layers).map(weights).sum::<u64>() + (places(sparsity, lookahead, c) * place_bytes(c.ffn)) as u64
 }
 
 /// Layers whose scores are kept, of so many; 0 if none is looked ahead to.
-fn places(sparsity: &Sparsity, lookahead: Option<&Lookahead>, layers: usize) -> usize {
-    let aheads = (0..layers).flat_map(|l| wanted(sparsity, lookahead, l)).flatten().map(|(_, ahead)| ahead);
+fn places(sparsity: &Sparsity, lookahead: Option<&Lookahead>, c: &ModelConfig) -> usize {
+    let aheads = (0..c.layers).flat_map(|l| wanted(sparsity, lookahead, l, c)).flatten().map(|(_, ahead)| ahead);
     aheads.max().filter(|ahead| *ahead > 0).map_or(0, |ahead| ahead + 1)
 }
 
@@ -129,7 +133,7 @@ impl Scorers {
         self.ahead.resize_with(c.layers, || None);
         let mut allocator = DeviceAllocator { device, bytes: 0 };
         for l in 0..c.layers {
-            let [chosen, ahead] = wanted(sparsity, lookahead, l);
+            let [chosen, ahead] = wanted(sparsity, lookahead, l, c);
             // Where one upload does for both it is the first one's: an upload of the second's own would be the same bytes twice.
             let ahead = ahead.filter(|ahead| !shares(chosen.as_ref(), Some(ahead)));
             for (at, wanted) in [(&mut self.chosen[l], chosen), (&mut self.ahead[l], ahead)] {
@@ -140,7 +144,7 @@ impl Scorers {
                 }
             }
         }
-        self.keep_scores(&mut allocator, places(sparsity, lookahead, c.layers), c.ffn);
+        self.keep_scores(&mut allocator, places(sparsity, lookahead, c), c.ffn);
         // What has no place for its scores is the host's.
         let kept = self.places;
         for at in self.chosen.iter_mut().chain(&mut self.ahead) {
@@ -151,7 +155,7 @@ impl Scorers {
             }
         }
         for l in 0..c.layers {
-            let [chosen, ahead] = wanted(sparsity, lookahead, l);
+            let [chosen, ahead] = wanted(sparsity, lookahead, l, c);
             let kept = self.places;
             let is_new = |at: &Option<Loaded>, (_, ahead): &Lookahead| at.is_none() && (*ahead == 0 || *ahead < kept);
             if let Some(chosen) = chosen.filter(|chosen| is_new(&self.chosen[l], chosen)) {

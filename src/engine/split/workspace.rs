@@ -2,7 +2,7 @@
 
 use super::allocator::DeviceAllocator;
 use crate::cpu::MAX_COLUMNS;
-use crate::device::{Buffer, DenseFfn, Device, ExpertFfn, OutOfMemory, PinnedBuffer, SparseFfn};
+use crate::device::{Buffer, DenseFfn, Device, ExpertFfn, Mixture, OutOfMemory, PinnedBuffer, SparseFfn};
 use crate::engine::session::CHUNK;
 use crate::model::config::{ModelConfig, Positions};
 
@@ -45,18 +45,20 @@ impl DeviceWorkspace {
     fn sizes(c: &ModelConfig) -> [usize; 12] {
         let rotates = matches!(c.positions, Positions::Rope { .. });
         // Of a mixture's chunk all tokens' experts add to the same output.
-        let (of_chunks, experts_output) = if c.form.experts.is_some() { (0, CHUNK * c.hidden * 4) } else { (c.ffn, 0) };
+        let whole = c.form.experts.filter(|experts| !experts.by_neuron);
+        let of_chunks = if c.form.experts.is_some() { 0 } else { c.ffn };
+        let experts_output = if whole.is_some() { CHUNK * c.hidden * 4 } else { 0 };
         [
             ExchangeLayout::new(MAX_COLUMNS, c).bytes().max(ExchangeLayout::new(CHUNK, c).scores() * 4),
             CHUNK * c.qkv_dim() * 4,
             CHUNK * c.q_dim() * 4,
-            SparseFfn::output_bytes(MAX_COLUMNS, c.hidden, c.clusters()).max(experts_output),
+            SparseFfn::output_bytes(MAX_COLUMNS, c.hidden, c.movable()).max(experts_output),
             CHUNK * c.hidden * 4,
             MAX_COLUMNS * c.vocab * 4,
             CHUNK * of_chunks.min(SLOTS_AT_ONCE) * 4,
             MAX_PARTS * of_chunks * 4,
             of_chunks * 4,
-            c.form.experts.map_or(0, |experts| 2 * ExpertFfn::chosen_words(CHUNK, experts.used) * 4),
+            whole.map_or(0, |experts| 2 * ExpertFfn::chosen_words(CHUNK, experts.used) * 4),
             CHUNK * 8,
             if rotates { CHUNK * c.head_dim * 4 } else { 0 },
         ]
@@ -84,6 +86,11 @@ impl DeviceWorkspace {
             angles: next()?,
         })
     }
+}
+
+/// Experts of a mixture that n tokens can have.
+pub fn most_rows(c: &ModelConfig, n: usize) -> usize {
+    c.form.experts.map_or(0, |experts| experts.count.min(n * experts.used))
 }
 
 /// Bytes that a device's part of an engine takes for its passes, without anything of the model.
@@ -147,7 +154,7 @@ impl PinnedBuffers {
             masks: room(clusters, false),
             all_masks: room(clusters, false),
             partial: room(CHUNK * c.hidden, false),
-            fired: room(c.layers * MAX_COLUMNS * SparseFfn::fired_words(clusters), true),
+            fired: room(c.layers * MAX_COLUMNS * SparseFfn::fired_words(c.movable()), true),
             qkv_read_back: PinnedBuffer::new(0),
             qkv: room(CHUNK * c.qkv_dim(), true),
             attended: room(CHUNK * c.q_dim(), false),
@@ -173,7 +180,7 @@ impl PinnedBuffers {
 
 /// The layout of what host and device exchange for n tokens: normalised input `[n, hidden]`, masks `[ffn]`, residual `[n, hidden]`, scores
 /// `[n, ffn]`. The first two are what [`SparseFfn`] reads; of a mixture, slots and weights of the chosen experts stand for the masks
-/// ([`ExpertFfn::chosen`]).
+/// ([`ExpertFfn::chosen`]), or weights and masks of their neurons ([`SparseFfn::input`]).
 #[derive(Clone, Copy)]
 pub struct ExchangeLayout {
     /// Tokens.
@@ -189,7 +196,15 @@ pub struct ExchangeLayout {
 impl ExchangeLayout {
     /// For n tokens of a model.
     pub fn new(n: usize, c: &ModelConfig) -> ExchangeLayout {
-        let choice = c.form.experts.map_or(c.ffn, |experts| ExpertFfn::chosen_words(n, experts.used));
+        let choice = match c.form.experts {
+            None => c.ffn,
+            // A chunk's experts are the CPU's.
+            Some(experts) if experts.by_neuron && n > MAX_COLUMNS => 0,
+            Some(experts) if experts.by_neuron => {
+                Mixture { experts: experts.count, rows: most_rows(c, n) }.choice_words(n, c.neurons())
+            }
+            Some(experts) => ExpertFfn::chosen_words(n, experts.used),
+        };
         ExchangeLayout { n, hidden: c.hidden, clusters: c.clusters(), choice }
     }
 

@@ -143,7 +143,14 @@ pub fn shape(name: &str) -> Result<ModelConfig> {
         experts,
     };
     let (count, used) = m.experts;
-    let experts = Experts { count, used, scoring: Scoring::Softmax, normalised: true, reads: RouterInput::FfnNorm };
+    let experts = Experts {
+        count,
+        used,
+        scoring: Scoring::Softmax,
+        normalised: true,
+        reads: RouterInput::FfnNorm,
+        by_neuron: false,
+    };
     let frequencies = rope_frequencies(head_dim, 1e6, &RopeScaling::None);
     Ok(ModelConfig {
         name: name.into(),

@@ -1,0 +1,333 @@
+//! THE LAW of two memories for the neurons inside experts: whatever lies where, whatever moves when and whatever goes wrong on the way, the
+//! logits of a mixture that is packed by neuron are those of the CPU alone, and each neuron is computed once. And what a user does with
+//! such a mixture and a device.
+
+mod support;
+
+use dynamicinfer::cache::{Migration, NeuronCache, NotBegun, Refused, Tier};
+use dynamicinfer::cpu::Kernels;
+use dynamicinfer::device::{Device, Faults, VirtualDevice};
+use dynamicinfer::engine::sampler::argmax;
+use dynamicinfer::engine::{Choice, Engine, LiveAudit, Migrator, Session, Sparsity};
+use dynamicinfer::error::Error;
+use dynamicinfer::formats::blocks::BlockType;
+use dynamicinfer::formats::rows::Quant;
+use dynamicinfer::ids::{LayerId, SlotId, StoreId};
+use dynamicinfer::lab::pack::{PackOptions, Types, pack};
+use dynamicinfer::lab::synth::{Mixture, Shape, write_gguf};
+use dynamicinfer::model::config::Activation;
+use dynamicinfer::model::source::Source;
+use dynamicinfer::model::{KvType, Model};
+use dynamicinfer::open::{DeviceKind, DeviceOptions, EngineOptions, Opened, Quiet, open};
+use dynamicinfer::predictor::mlp::{self, Measured, Network};
+use dynamicinfer::predictor::{self, Calibration, Predictor};
+use dynamicinfer::prng::Prng;
+use dynamicinfer::scheduler::Policy;
+use dynamicinfer::tokenizer::Special;
+use std::collections::HashMap;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex};
+use support::law::{logits, slots, with_seeds};
+use support::{RATES, by_token, device_bytes, numbers, on_device, predictor_header};
+
+const QUANTS: [Quant; 4] = [Quant::F32, Quant::F16, Quant::Q4, Quant::Block(BlockType::Q4_K)];
+
+fn root() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+}
+
+/// A mixture of 6 experts of 96 neurons, 2 of them for a token, about 30 % active; packed as it is.
+fn packed(dir: &Path, quant: Quant) -> PathBuf {
+    let shape = Shape {
+        hidden: 256,
+        layers: 3,
+        ffn: 96,
+        heads: 4,
+        kv_heads: 2,
+        vocab: 300,
+        context: 256,
+        activation: Activation::Relu,
+        active: Some(0.3),
+        seed: 5,
+        experts: Some(Mixture::flat(6, 2)),
+        outliers: 0,
+    };
+    let name = quant.name();
+    let (gguf, store) = (dir.join(format!("{name}.gguf")), dir.join(format!("{name}.neurons")));
+    let of_file = if matches!(quant, Quant::Block(_)) { Quant::F32 } else { quant };
+    write_gguf(&shape, of_file, &gguf, &|_, _| Ok(())).unwrap();
+    let source = Source::open(&gguf, None).unwrap();
+    let types = if of_file == quant { Types::natural(&source).unwrap() } else { Types::One(quant) };
+    pack(&source, &store, &PackOptions { types, orders: None }, &|_, _| Ok(())).unwrap();
+    store
+}
+
+/// Networks of random numbers that let about half of the neurons through.
+fn networks(model: &Model, path: &Path) -> Arc<dyn Predictor> {
+    const RANK: usize = 32;
+    let (c, mut rng) = (&model.config, Prng::new(2));
+    let mut network = |layer| Network {
+        layer,
+        ahead: 0,
+        inner: numbers(&mut rng, RANK * c.hidden, 0.2),
+        inner_bias: numbers(&mut rng, RANK, 0.1),
+        outer: numbers(&mut rng, c.neurons() * RANK, 1.0),
+        outer_bias: numbers(&mut rng, c.neurons(), 0.1),
+        calibration: Calibration::new(vec![-1.0, 1.0], vec![0.0, 1.0]),
+        measured: Measured::default(),
+    };
+    let networks: Vec<Network> = (0..c.layers).map(&mut network).collect();
+    mlp::write(path, predictor_header(model), &networks).unwrap();
+    predictor::open(path, model).unwrap()
+}
+
+/// Moves neurons at random: any layer, any slot, before any layer of any token.
+struct Restless {
+    prng: Prng,
+    neurons: u64,
+    begun: Arc<Mutex<u64>>,
+}
+
+impl Migrator for Restless {
+    fn apply(&mut self, _: usize, _: bool, device: &mut dyn Device, cache: &mut NeuronCache, _: &mut Sparsity) {
+        for _ in 0..self.prng.below(20) {
+            let layer = self.prng.below(cache.layers.len() as u64) as usize;
+            let slots = cache.layers[layer].table.slots().len() as u64;
+            if slots == 0 {
+                continue;
+            }
+            let slot = SlotId(self.prng.below(slots) as u32);
+            let neuron = StoreId(self.prng.below(self.neurons) as u32);
+            match cache.migrate(device, Migration { layer: LayerId::new(layer), slot, neuron }) {
+                Ok(()) => *self.begun.lock().unwrap() += 1,
+                Err(NotBegun::Refused(Refused::OutOfRange)) => panic!("slot {slot:?}, neuron {neuron:?}"),
+                Err(NotBegun::Refused(Refused::Busy | Refused::AlreadyThere) | NotBegun::Full) => {}
+            }
+        }
+    }
+}
+
+/// What the CPU alone has made of passes of some tokens.
+struct OfCpu {
+    logits: Vec<f32>,
+    /// Pairs of neuron and token that were computed, and all.
+    inside: (u64, u64),
+}
+
+#[test]
+fn logits_are_the_cpus_for_every_budget_residency_and_interleaving() {
+    let dir = tempfile::tempdir().unwrap();
+    let stores = QUANTS.map(|quant| packed(dir.path(), quant));
+    let networks = Mutex::new(
+        [0, 1, 2, 3]
+            .map(|i: usize| networks(&Model::open(&stores[i]).unwrap(), &dir.path().join(format!("{i}.predictor")))),
+    );
+    let (worst, moves) = (Mutex::new([0f32; QUANTS.len()]), Arc::new(Mutex::new(0u64)));
+    let computed = Mutex::new([0u64; 2]);
+    let expected = Mutex::new(HashMap::<(usize, bool, bool, Vec<usize>), OfCpu>::new());
+    with_seeds("logits_are_the_cpus_for_every_budget_residency_and_interleaving", 300, |seed| {
+        let mut prng = Prng::new(seed);
+        let (which, predicted) = (prng.below(QUANTS.len() as u64) as usize, prng.below(2) == 1);
+        let model = Model::open(&stores[which]).unwrap();
+        let (layers, neurons) = (model.config.layers, model.config.movable());
+        assert_eq!(neurons, 6 * 96);
+        let sizes = match prng.below(3) {
+            // Chunks of a prompt, whose experts are the CPU's.
+            0 => vec![40, 1, 1, 3, 1, 70, 1],
+            1 => vec![1; 12],
+            _ => vec![7, 1, 32, 1, 2, 1],
+        };
+        let slots: Vec<usize> = (0..layers).map(|_| slots(&mut prng, neurons)).collect();
+        let budget = device_bytes(&model, &slots);
+        let mut device = VirtualDevice::new(budget, RATES);
+        if prng.below(2) == 0 {
+            let share = |prng: &mut Prng| [0.0, 0.2, 0.9][prng.below(3) as usize];
+            let (late, lost) = (share(&mut prng), share(&mut prng) / 4.0);
+            device = device.with_faults(Faults { late, lost, reorder: prng.below(2) == 0, seed });
+        }
+        // SAFETY: the engine drops its device's part before its model: it has both.
+        let mut split = unsafe { on_device(&model, Box::new(device), &slots) }.expect("the budget is what it takes");
+        assert_eq!(split.device.memory().used, budget);
+        for (l, &slots) in slots.iter().enumerate() {
+            if prng.below(2) == 0 {
+                let first = prng.below(neurons as u64) as usize;
+                let some: Vec<StoreId> = (0..slots).map(|i| StoreId::new((first + i) % neurons)).collect();
+                split.cache.load(&mut *split.device, l, &some).expect("they fit and none is named twice");
+                split.cache.settle(&mut *split.device);
+            }
+        }
+        split.cache.barrier = prng.below(3) == 0;
+        if prng.below(4) != 0 {
+            let (prng, neurons) = (Prng::new(seed ^ 0xab), neurons as u64);
+            split.migrator = Some(Box::new(Restless { prng, neurons, begun: moves.clone() }));
+        }
+        let mut engine = Engine::new(model, 1 + prng.below(2) as usize, Kernels::best());
+        if predicted {
+            let predictor = networks.lock().unwrap()[which].clone();
+            let choice = Choice::Predicted { predictor, threshold: 0.5, activation_threshold: 0.0 };
+            engine.set_sparsity(Sparsity::new(vec![choice; layers], 0).unwrap());
+        }
+        // Keys and values in f32 stay on the host; in f16 they lie on the device.
+        let kind = [KvType::F32, KvType::F16][prng.below(2) as usize];
+        let mut all = expected.lock().unwrap();
+        let of_cpu = all.entry((which, predicted, kind == KvType::F16, sizes.clone())).or_insert_with(|| {
+            let logits = logits(&mut engine, kind, &sizes, None);
+            OfCpu { logits, inside: engine.report.inside }
+        });
+        engine.report.clear();
+        engine.split = Some(split);
+        let found = logits(&mut engine, kind, &sizes, None);
+        // Where inputs are rounded to int8, a last bit may decide between two experts, or whether a neuron fires: seldom.
+        let rounds = !matches!(QUANTS[which], Quant::F32 | Quant::F16);
+        let mut off = by_token(&found, &of_cpu.logits, engine.model.config.vocab);
+        let limit = if rounds { 2e-2 } else { 2e-3 };
+        let others = off.iter().filter(|off| **off >= limit).count();
+        let what = format!("{} {kind:?} predicted {predicted} {sizes:?} {slots:?}", QUANTS[which].name());
+        assert!(others * 20 <= if rounds { off.len() } else { 0 }, "{what}: {off:?}");
+        off.sort_by(f32::total_cmp);
+        let off = off[off.len() - 1 - others];
+        let worst = &mut worst.lock().unwrap()[which];
+        *worst = worst.max(off);
+        // Every neuron was computed once, by one of them.
+        let (inside, of) = engine.report.inside;
+        assert_eq!(of, of_cpu.inside.1, "{what}");
+        let apart = inside.abs_diff(of_cpu.inside.0);
+        assert!(apart as f64 <= if rounds { 0.02 } else { 1e-3 } * of as f64, "{what}: {inside} {:?}", of_cpu.inside);
+        let split = engine.split.as_ref().unwrap();
+        assert_eq!(split.device.memory().peak, budget, "it took more than its budget");
+        let total = split.cache.counters.computed;
+        if !predicted {
+            assert_eq!(total[Tier::Host] + total[Tier::Device], inside, "{what}");
+        }
+        let mut sums = computed.lock().unwrap();
+        Tier::ALL.into_iter().for_each(|tier| sums[tier as usize] += total[tier]);
+    });
+    let (moves, worst, computed) = (*moves.lock().unwrap(), *worst.lock().unwrap(), *computed.lock().unwrap());
+    eprintln!("{moves} moves begun; worst {worst:?}; computed by CPU and device {computed:?}");
+    if std::env::var_os("HYBRID_SEED").is_none() {
+        assert!(
+            moves > 5000 && computed.iter().all(|&n| n > 100_000),
+            "{moves} moves, {computed:?}: nothing was tried"
+        );
+    }
+}
+
+/// An audit sees the same truth with a device, and that all that is active was computed where the gates choose.
+#[test]
+fn an_audit_finds_the_same_with_a_device() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = packed(dir.path(), Quant::F32);
+    let predictor = networks(&Model::open(&store).unwrap(), &dir.path().join("p.predictor"));
+    let found = [false, true].map(|with_device| {
+        let model = Model::open(&store).unwrap();
+        let layers = model.config.layers;
+        let device = Box::new(VirtualDevice::new(u64::MAX, RATES));
+        // SAFETY: the engine has both.
+        let mut split = unsafe { on_device(&model, device, &vec![200; layers]) }.unwrap();
+        let some: Vec<StoreId> = (0..200).map(|i| StoreId::new(2 * i)).collect();
+        (0..layers).for_each(|l| split.cache.load(&mut *split.device, l, &some).unwrap());
+        split.cache.settle(&mut *split.device);
+        let mut engine = Engine::new(model, 2, Kernels::best());
+        let choice = Choice::Predicted { predictor: predictor.clone(), threshold: 0.5, activation_threshold: 0.0 };
+        engine.set_sparsity(Sparsity::new(vec![choice; layers], 0).unwrap());
+        if with_device {
+            engine.split = Some(split);
+        }
+        engine.audit = Some(LiveAudit::new(1, Activation::Relu, vec![0.0; layers]));
+        let mut session = Session::new(&engine, 64, KvType::F32).unwrap();
+        for token in 0..20u32 {
+            session.append(&mut engine, &[5 + token], |_| Ok(())).unwrap();
+        }
+        engine.audit.unwrap().counts
+    });
+    assert_eq!(found[0], found[1]);
+    assert!(found[0].found > 1000 && found[0].found < found[0].active, "{found:?}");
+}
+
+/// The demo mixture, packed by neuron, on a virtual device with this share of the neurons.
+fn demo(dir: &Path, share: f64, policy: Policy) -> Opened {
+    let store = dir.join("demo-moe.neurons");
+    if !store.exists() {
+        let source = Source::open(&root().join("assets/demo-moe"), None).unwrap();
+        let options = PackOptions { types: Types::natural(&source).unwrap(), orders: None };
+        pack(&source, &store, &options, &|_, _| Ok(())).unwrap();
+    }
+    let mut options = EngineOptions::new(store);
+    options.threads = Some(2);
+    options.context = Some(512);
+    options.device = Some(DeviceOptions {
+        ffn_share: Some(share),
+        machine: Some(root().join("profiles/machines/demo-pc.toml")),
+        history: false,
+        policy,
+        ..DeviceOptions::new(DeviceKind::Virtual)
+    });
+    open(&options, &Quiet).unwrap()
+}
+
+/// What the slots are for. Where a text is as the model's profile says, moving loses next to nothing, and where it is not, the neurons come
+/// that it uses. Of the active ones a fixed placement has far more on the device than of neurons: a few make most activations.
+#[test]
+fn a_scheduler_brings_the_neurons_that_a_text_uses() {
+    let dir = tempfile::tempdir().unwrap();
+    let of = |policy: Policy, story: bool| {
+        let opened = demo(dir.path(), 0.2, policy);
+        let text = match story {
+            true => std::fs::read_to_string(root().join("assets/demo/heldout.txt")).unwrap(),
+            false => (0..200).map(|i| format!("{i} + {} = {}; ", 2 * i + 1, 3 * i + 1)).collect(),
+        };
+        let text = opened.tokenizer().unwrap().encode_prompt(&text, Special::AsText).unwrap()[..400].to_vec();
+        let mut session = opened.session().unwrap();
+        let Opened { mut engine, device, .. } = opened;
+        for token in &text {
+            session.append(&mut engine, std::slice::from_ref(token), |_| Ok(())).unwrap();
+        }
+        let counters = engine.split.as_ref().unwrap().cache.counters;
+        assert_eq!(counters.migrations > 0, policy != Policy::Static, "{policy:?}: {counters:?}");
+        device.unwrap().finish(&mut engine);
+        let [host, device] = [Tier::Host, Tier::Device].map(|tier| counters.computed[tier] as f64);
+        100.0 * device / (host + device)
+    };
+    let [[fixed_story, fixed_sums], [full_story, full_sums], [_, random_sums]] =
+        [Policy::Static, Policy::Full, Policy::Random].map(|policy| [of(policy, true), of(policy, false)]);
+    eprintln!(
+        "of the active neurons on the device: story {fixed_story:.1} and {full_story:.1} %, sums {fixed_sums:.1}, {full_sums:.1} and {random_sums:.1} %"
+    );
+    assert!(fixed_story > 45.0 && full_story > fixed_story - 1.0, "{fixed_story} and {full_story} %");
+    assert!(full_sums > fixed_sums + 3.0 && full_sums > random_sums, "{fixed_sums}, {full_sums}, {random_sums} %");
+}
+
+#[test]
+fn the_budget_changes_while_it_decodes_and_the_text_stays() {
+    let dir = tempfile::tempdir().unwrap();
+    let Opened { mut engine, device, .. } = demo(dir.path(), 0.5, Policy::Full);
+    let mut alone = Engine::new(Model::open(&dir.path().join("demo-moe.neurons")).unwrap(), 1, Kernels::best());
+    let prompt: Vec<u32> = (0..60).map(|i| 5 + i * 97 % 3000).collect();
+    let continued = |engine: &mut Engine, between: &mut dyn FnMut(&mut Engine, usize)| {
+        let mut session = Session::new(engine, 512, KvType::F16).unwrap();
+        let (mut next, mut out) = (prompt.clone(), Vec::new());
+        for i in 0..80 {
+            next = vec![argmax(session.append(engine, &next, |_| Ok(())).unwrap()).unwrap()];
+            out.push(next[0]);
+            between(engine, i);
+        }
+        out
+    };
+    let expected = continued(&mut alone, &mut |_, _| ());
+    let device = device.unwrap();
+    let most = engine.split.as_ref().unwrap().device.memory().budget;
+    assert!(matches!(device.budget.set(&mut engine, 1), Err(Error::Memory(_))));
+    let mut residents = Vec::new();
+    let found = continued(&mut engine, &mut |engine, i| {
+        if i % 20 == 10 {
+            let vram = if i % 40 == 10 { most - (1 << 20) } else { most };
+            device.budget.set(engine, vram).unwrap();
+            let memory = engine.split.as_ref().unwrap().device.memory();
+            assert!(memory.budget <= vram && memory.used <= memory.budget, "{memory:?}");
+            residents.push(engine.split.as_ref().unwrap().cache.slots().iter().sum::<usize>());
+        }
+    });
+    assert_eq!(found, expected);
+    assert!(residents[0] < residents[1] && residents[2] < residents[3], "{residents:?}");
+    device.finish(&mut engine);
+}
