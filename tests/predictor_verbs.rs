@@ -121,6 +121,7 @@ fn a_mixtures_predictor_is_trained_on_its_file_and_used_where_it_is_packed() {
         json(dir, &args)["text"].clone()
     };
     assert_eq!(text_of("dense"), text_of("exact"));
+    let machine = Path::new(env!("CARGO_MANIFEST_DIR")).join("profiles/machines/demo-pc.toml");
     for (args, why) in [
         (vec!["run", "m.gguf", "x", "--predictor", "mlp"], "pack it first"),
         (vec!["run", "m.neurons", "x", "--predictor", "sign"], "a mixture takes mlp, exact or dense"),
@@ -131,12 +132,20 @@ fn a_mixtures_predictor_is_trained_on_its_file_and_used_where_it_is_packed() {
         (vec!["train-predictor", "m.gguf", "--text", &text, "--ahead", "1"], "--ahead: inside experts"),
         (vec!["train-predictor", "m.gguf", "--text", &text, "--ram", "1GiB"], "--ram: here every neuron"),
         (vec!["run", "m.neurons", "x", "--activation", "silu"], "--activation silu: "),
-        (vec!["plan", "m.neurons", "--vram", "9MiB"], "plan the file that it was packed from"),
         (vec!["synth", "--experts", "1", "--experts-used", "1", "-o", "one.gguf"], "two experts or more"),
         (vec!["record", "m.neurons", "--text", &text, "-o", "m.trace", "--predictor", "mlp"], "routers predict that"),
     ] {
         let done = run(dir, &args);
         assert!(done.code == 2 && done.err.contains(why), "{args:?}: {}", done.err);
+    }
+    // A device takes both, and what was planned for it: experts of the file, and neurons of what was packed.
+    for model in ["m.gguf", "m.neurons"] {
+        let vram = ["--vram", "24MiB", "--machine", machine.to_str().unwrap()];
+        let plan = run(dir, &[&["plan", model, "-o", "plan.toml", "-f"], &vram[..]].concat());
+        assert_eq!(plan.code, 0, "{model}: {}", plan.err);
+        let device = ["--device", "virtual", "--placement", "plan.toml", "--no-history"];
+        let ran = run(dir, &[&["run", model, "x", "-n", "4", "--raw"], &device[..], &vram[..]].concat());
+        assert_eq!(ran.code, 0, "{model}: {}", ran.err);
     }
     // Before anything is trained.
     let done = run(dir, &["train-predictor", "m.gguf", "--text", &text, "-o", "nowhere/x.predictor"]);

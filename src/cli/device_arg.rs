@@ -136,6 +136,16 @@ pub enum TensorCores {
 }
 
 impl DeviceArgs {
+    /// Which neurons begin on the device.
+    pub fn placement(&self) -> Placement {
+        match self.placement.to_str() {
+            Some("static") => Placement::Static,
+            Some("random") => Placement::Random { seed: self.placement_seed },
+            Some("none") => Placement::Empty,
+            _ => Placement::File(self.placement.clone()),
+        }
+    }
+
     /// What was typed, and for device, budget and policy what the settings say where nothing was.
     ///
     /// # Errors
@@ -180,12 +190,7 @@ impl DeviceArgs {
             vram: self.vram,
             vram_share: None,
             ffn_share: self.ffn_share,
-            placement: match self.placement.to_str() {
-                Some("static") => Placement::Static,
-                Some("random") => Placement::Random { seed: self.placement_seed },
-                Some("none") => Placement::Empty,
-                _ => Placement::File(self.placement.clone()),
-            },
+            placement: self.placement(),
             machine: self.machine.clone(),
             barrier: self.barrier,
             policy: self.policy.unwrap_or_default(),

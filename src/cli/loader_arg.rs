@@ -8,7 +8,7 @@ use super::sparsity_arg::SparsityArgs;
 use crate::error::{Error, Result};
 use crate::lab::pack::Types;
 use crate::model::NamedActivation;
-use crate::open::{DeviceOptions, EngineOptions, ModelOptions, RamOptions};
+use crate::open::{DeviceOptions, EngineOptions, ModelOptions, Placement, RamOptions};
 use crate::settings::Settings;
 use clap::{Args, ValueEnum};
 
@@ -42,6 +42,20 @@ pub struct LoaderArgs {
 }
 
 impl LoaderArgs {
+    /// The same for another model than the one that it was typed for: without what is about that model's files. Returns also the flags that are
+    /// left out.
+    pub fn for_another_model(&self) -> (LoaderArgs, Vec<&'static str>) {
+        let (sparsity, mut left) = self.sparsity.for_another_model();
+        let mut args = LoaderArgs { sparsity, activation: None, ..self.clone() };
+        left.extend(self.activation.is_some().then_some("--activation"));
+        left.extend(args.device.lookahead.take().map(|_| "--lookahead"));
+        if matches!(args.device.placement(), Placement::File(_)) {
+            args.device.placement = DeviceArgs::default().placement;
+            left.push("--placement");
+        }
+        (args, left)
+    }
+
     /// What was typed and is a setting that requests are answered by, so that a reload has it again: key, flag and value.
     pub fn flags(&self) -> Vec<(&'static str, &'static str, String)> {
         let number = |n: Option<u64>| n.map(|n| n.to_string());

@@ -6,7 +6,7 @@ use super::settings_arg;
 use super::trace_arg::TraceArgs;
 use crate::error::Result;
 use crate::formats::machine_profile::MachineProfile;
-use crate::open;
+use crate::open::{self, EngineOptions, Listener};
 use crate::serve::{self, AtEnd, Load, Opened, PathLimits, SetBudget};
 use crate::settings::Settings;
 use crate::tokenizer::Tokenizer;
@@ -54,7 +54,7 @@ pub fn run(args: Args) -> Result<()> {
     let flags = Flags::of(&args);
     let config = args.config.clone();
     let settings = flags.settings(config.as_deref())?;
-    let loader = ModelLoader { args: args.engine, trace: args.trace };
+    let loader = ModelLoader { args: args.engine, trace: args.trace, named: args.model };
     // Nobody may be there to read it, or the disk that it goes to may be full: that is no reason to stop.
     let say = |text: &str| eprintln!("{text}");
     serve::run(settings, Arc::new(loader), move || flags.settings(config.as_deref()), say)
@@ -114,11 +114,13 @@ impl Flags {
 pub struct ModelLoader {
     pub args: LoaderArgs,
     pub trace: TraceArgs,
+    /// The model that was named beside the flags, whose files some of them are about.
+    pub named: Option<String>,
 }
 
 impl Load for ModelLoader {
     fn check(&self, model: &str, settings: &Settings) -> Result<()> {
-        open::check(&self.args.options(model, settings, self.trace.is_on())?, &Terminal)
+        open::check(&self.options(model, settings)?, &Terminal)
     }
 
     fn open(&self, model: &str, settings: &Settings) -> Result<Opened> {
@@ -127,8 +129,34 @@ impl Load for ModelLoader {
 }
 
 impl ModelLoader {
+    /// What was typed; of another model than the one that was named, what is not about that one's files.
+    fn options(&self, model: &str, settings: &Settings) -> Result<EngineOptions> {
+        let traced = self.trace.is_on();
+        match self.other_than(model) {
+            None => self.args.options(model, settings, traced),
+            Some(_) => self.args.for_another_model().0.options(model, settings, traced),
+        }
+    }
+
+    /// The model that was named, if this is another one.
+    fn other_than(&self, model: &str) -> Option<&str> {
+        let at = |name: &str| std::fs::canonicalize(name).ok();
+        let same = |named: &str| named == model || at(named).is_some_and(|path| Some(path) == at(model));
+        self.named.as_deref().filter(|named| !same(named))
+    }
+
     pub fn open(&self, model: &str, settings: &Settings) -> Result<Opened> {
-        let options = self.args.options(model, settings, self.trace.is_on())?;
+        if let Some(named) = self.other_than(model) {
+            let left = self.args.for_another_model().1;
+            if !left.is_empty() {
+                let named = crate::error::printable(named);
+                Terminal.note(&format!(
+                    "{} of the command line: for {named}, and left out for another model",
+                    left.join(", ")
+                ));
+            }
+        }
+        let options = self.options(model, settings)?;
         let weights = options.open_model(&Terminal)?;
         // Before the weights are read: a model without one cannot be served.
         let tokenizer = Tokenizer::new(weights.tokenizer()?, weights.path())?;

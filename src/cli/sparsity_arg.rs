@@ -37,6 +37,20 @@ pub struct SparsityArgs {
 }
 
 impl SparsityArgs {
+    /// The same for another model than the one that it was typed for: without what belongs to a model's predictor. Returns also the flags that are
+    /// left out.
+    pub fn for_another_model(&self) -> (SparsityArgs, Vec<&'static str>) {
+        let typed = [
+            ("--threshold", self.threshold.is_some()),
+            ("--ahead", self.ahead > 0),
+            ("--sparsity", self.sparsity.is_some()),
+            ("--predictor-file", self.predictor_file.is_some()),
+            ("--calibrate", !self.calibrate.is_empty()),
+        ];
+        let left = typed.into_iter().filter(|(_, typed)| *typed).map(|(flag, _)| flag).collect();
+        (SparsityArgs { predictor: self.predictor.clone(), ..SparsityArgs::default() }, left)
+    }
+
     /// What was typed; without a predictor the best there is.
     pub fn options(&self) -> SparsityOptions {
         self.options_or(PredictorChoice::default())

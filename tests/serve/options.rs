@@ -69,6 +69,24 @@ fn load_takes_the_engines_options_for_that_model_alone() {
     assert_eq!(model()["name"], "demo", "and the model goes on");
 }
 
+/// A threshold and a predictor's file are those of the model that was named beside them: another one was refused, with advice that nobody could
+/// follow while the daemon ran.
+#[test]
+fn what_was_typed_for_one_model_is_not_anothers() {
+    let dir = tempfile::tempdir().unwrap();
+    let daemon = Daemon::start_in(dir.path(), &["--predictor", "mlp", "--threshold", "0.7"]);
+    let load = |args: &[&str]| {
+        let done = command(dir.path(), &[&["load"], args].concat()).stderr(Stdio::piped()).output().unwrap();
+        assert_eq!(done.status.code(), Some(0), "{args:?}: {}", String::from_utf8_lossy(&done.stderr));
+    };
+    let threshold = || daemon.get("/v1/x/cache")["layers"][1]["threshold"].clone();
+    assert_eq!(threshold(), json!(0.7f32));
+    load(&["demo-moe", "--predictor", "dense"]);
+    assert_eq!(threshold(), json!(null));
+    load(&["demo"]);
+    assert_eq!(threshold(), json!(0.7f32));
+}
+
 #[test]
 fn requests_that_name_no_sampling_get_that_of_the_settings() {
     let dir = tempfile::tempdir().unwrap();
