@@ -3,8 +3,8 @@
 use super::{Bench, matrix, random};
 use crate::cpu::{MAX_COLUMNS, sign};
 use crate::device::{
-    Add, Append, Attend, Buffer, Call, DenseFfn, Device, ExpertFfn, Heads, Linear, NONE, Norm, Rates, Select,
-    SignScores, SparseFfn, Then, Tiles, VirtualDevice,
+    Add, Append, Attend, Buffer, Call, DenseFfn, Device, ExpertFfn, Heads, Linear, Mixture, NONE, Norm, Rates, Select,
+    SignScores, SlotBlocks, SparseFfn, Then, Tiles, VirtualDevice,
 };
 use crate::error::Result;
 use crate::formats::rows::Quant;
@@ -187,23 +187,52 @@ fn slots(c: &mut Case<'_>) -> Result<(Buffer, Buffer)> {
     Ok((c.rows(SLOTS * 3)?, c.bench.words(&bucket)?))
 }
 
+/// Of a plain FFN, and of a mixture's experts that are packed by neuron.
 fn sparse_ffn(c: &mut Case<'_>) -> Result<Vec<u32>> {
-    let (n, (blocks, bucket)) = (c.n, slots(c)?);
+    let (blocks, bucket) = slots(c)?;
+    let mut out = neurons_in_slots(c, blocks.into(), bucket, None)?;
+    let apart = [c.rows(SLOTS)?, c.rows(SLOTS)?, c.rows(SLOTS)?];
+    // Every second expert is wanted by some token.
+    let mixture = Mixture { experts: FFN / 8, rows: FFN / 16 };
+    out.extend(neurons_in_slots(c, SlotBlocks::Apart(apart), bucket, Some(mixture))?);
+    Ok(out)
+}
+
+fn neurons_in_slots(
+    c: &mut Case<'_>,
+    blocks: SlotBlocks,
+    bucket: Buffer,
+    mixture: Option<Mixture>,
+) -> Result<Vec<u32>> {
+    let n = c.n;
     let x = random(&mut c.prng, n * HIDDEN);
-    let masks = (0..FFN).map(|_| c.prng.next_u64() as u32 & (u32::MAX >> (32 - n)));
-    let input: Vec<u32> = x.iter().map(|v| v.to_bits()).chain(masks).collect();
+    let choice = match mixture {
+        None => masks(c, FFN),
+        Some(Mixture { experts, rows }) => {
+            let row = |expert: usize| if expert % 2 == 1 { NONE } else { (expert / 2) as u32 };
+            let weights = random(&mut c.prng, experts * n).into_iter().map(f32::to_bits);
+            let of_experts: Vec<u32> = (0..experts).map(row).chain(weights).collect();
+            of_experts.into_iter().chain(masks(c, rows * (FFN / experts))).collect()
+        }
+    };
+    let input: Vec<u32> = x.iter().map(|v| v.to_bits()).chain(choice).collect();
     let (input, output) = (c.bench.words(&input)?, c.bench.alloc(SparseFfn::output_bytes(n, HIDDEN, SLOTS))?);
     let (layout, kind) = (BlockLayout::new(Ffn::Gated, c.quant, HIDDEN), Ffn::Gated);
     let (activation, activation_threshold) = (Activation::Relu, 0.0);
     let (hidden, ffn, slots, up_bias) = (HIDDEN, FFN, SLOTS, c.bench.alloc(0)?);
     #[rustfmt::skip]
-    let call = SparseFfn { layout, kind, activation, activation_threshold, hidden, ffn, mixture: None, slots, n, blocks: blocks.into(), bucket, up_bias, input, output };
+    let call = SparseFfn { layout, kind, activation, activation_threshold, hidden, ffn, mixture, slots, n, blocks, bucket, up_bias, input, output };
     c.bench.launch(&Call::SparseFfn(call))?;
     let mut out = c.bench.get(output)?;
     // A bit that differs is a number that is off by a thousandth.
     let active: u32 = out.drain(n * HIDDEN..).map(|bits| bits.count_ones()).sum();
     out.push((active as f32 / 1e3).to_bits());
     Ok(out)
+}
+
+/// Which columns want each of so many neurons.
+fn masks(c: &mut Case<'_>, count: usize) -> Vec<u32> {
+    (0..count).map(|_| c.prng.next_u64() as u32 & (u32::MAX >> (32 - c.n))).collect()
 }
 
 fn dense_ffn(c: &mut Case<'_>) -> Result<Vec<u32>> {
