@@ -8,7 +8,9 @@ use dynamicinfer::cache::{Migration, NeuronCache, NotBegun, Refused, Tier};
 use dynamicinfer::cpu::Kernels;
 use dynamicinfer::device::{Device, Faults, VirtualDevice};
 use dynamicinfer::engine::sampler::argmax;
-use dynamicinfer::engine::{Choice, Engine, LiveAudit, Migrator, Session, Sparsity};
+use dynamicinfer::engine::{
+    Choice, Engine, LiveAudit, Logits, Migrator, Observer, Seen, SeenExperts, Session, Sparsity,
+};
 use dynamicinfer::error::Error;
 use dynamicinfer::formats::blocks::BlockType;
 use dynamicinfer::formats::rows::Quant;
@@ -295,6 +297,57 @@ fn a_scheduler_brings_the_neurons_that_a_text_uses() {
     );
     assert!(fixed_story > 45.0 && full_story > fixed_story - 1.0, "{fixed_story} and {full_story} %");
     assert!(full_sums > fixed_sums + 3.0 && full_sums > random_sums, "{fixed_sums}, {full_sums}, {random_sums} %");
+}
+
+/// How often each neuron inside experts fires in the tokens that it sees, `[layers][neurons]`.
+struct Fires(Vec<Vec<f32>>);
+
+impl Observer for Fires {
+    fn layer(&mut self, _: &Seen<'_>) {}
+
+    fn looks_inside(&self) -> bool {
+        true
+    }
+
+    fn inside(&mut self, seen: &SeenExperts<'_>) {
+        for (group, _, products) in seen.each() {
+            let gates = &products[..products.len() / 2];
+            let counts = &mut self.0[seen.layer][group.expert * gates.len()..];
+            counts.iter_mut().zip(gates).for_each(|(count, gate)| *count += f32::from(u8::from(*gate > 0.0)));
+        }
+    }
+}
+
+/// A prompt's chunks have their experts computed by the CPU, and the scheduler is told which neurons fired: what it has learnt from it is what
+/// the last chunk did, of which 0.96^144 forgets all before.
+#[test]
+fn a_prompt_teaches_the_scheduler_which_neurons_its_text_uses() {
+    let dir = tempfile::tempdir().unwrap();
+    let prompt: Vec<u32> = (0..400).map(|i| 5 + i * i % 900).collect();
+    let learnt = |prompt: &[u32]| {
+        let Opened { mut engine, .. } = demo(dir.path(), 0.2, Policy::Full);
+        let mut session = Session::new(&engine, 512, KvType::F16).unwrap();
+        if !prompt.is_empty() {
+            session.append(&mut engine, prompt, |_| Ok(())).unwrap();
+        }
+        engine.split.as_mut().unwrap().migrator.take().unwrap().finish().unwrap()
+    };
+    let (before, after) = (learnt(&[]), learnt(&prompt));
+    let mut alone = Engine::new(Model::open(&dir.path().join("demo-moe.neurons")).unwrap(), 2, Kernels::best());
+    let c = alone.model.config.clone();
+    let mut session = Session::new(&alone, 512, KvType::F16).unwrap();
+    session.append(&mut alone, &prompt[..256], |_| Ok(())).unwrap();
+    let mut fires = Fires(vec![vec![0.0; c.neurons()]; c.layers]);
+    alone.forward_observed(&mut session.kv, &prompt[256..], Logits::None, &mut fires);
+    // A share of the way from what was known to what the text has shown goes into the history.
+    let all = |of: &[Vec<f32>]| of.concat();
+    let (before, after, shown) = (all(&before), all(&after), all(&fires.0));
+    let ways = before.iter().zip(&after).zip(&shown).map(|((b, a), n)| (n / 144.0 - b, a - b));
+    let share =
+        ways.clone().map(|(whole, way)| whole * way).sum::<f32>() / ways.clone().map(|(w, _)| w * w).sum::<f32>();
+    assert!((0.01..0.5).contains(&share), "{share}");
+    let off = ways.map(|(whole, way)| (way - share * whole).abs()).fold(0.0, f32::max);
+    assert!(off < 0.02 * share, "{off} with a share of {share}");
 }
 
 #[test]

@@ -205,6 +205,25 @@ impl ExpertBuffers {
         self.firing.listed()
     }
 
+    /// After [`experts`] of a prompt's chunk: for how many of its tokens each neuron of the layer fires; `out` becomes `[neurons]`.
+    pub fn counts(&self, pool: &mut ThreadPool, config: &ModelConfig, groups: &[Group], out: &mut Vec<u32>) {
+        let ffn = config.ffn;
+        out.clear();
+        out.resize(config.neurons(), 0);
+        let out = Parts::new(out);
+        pool.run(groups.len(), |_, number| {
+            let group = &groups[number];
+            // SAFETY: each task has its own expert.
+            let counts = unsafe { out.part(group.expert * ffn..(group.expert + 1) * ffn) };
+            for token in tokens_of(group) {
+                let gates = &self.products[2 * token * ffn..(2 * token + 1) * ffn];
+                for (count, &gate) in counts.iter_mut().zip(gates) {
+                    *count += u32::from(config.activation.apply(gate) != 0.0);
+                }
+            }
+        });
+    }
+
     /// After [`experts_left`]: the neurons of group `number` that have fired here, ascending, and a bit for each of its tokens.
     pub fn fired(&self, number: usize, ffn: usize) -> impl Iterator<Item = (u32, u32)> {
         self.firing.fired(number, ffn)

@@ -175,6 +175,12 @@ impl Split {
         let read = self.host_experts(pass, l, weights);
         self.add_partial(c, n);
         self.device.record(Stream::Compute, self.marks[l].merge[1]);
+        if let Some(migrator) = &mut self.migrator {
+            let Pass { pool, buffers: b, caches, .. } = pass;
+            b.experts.counts(pool, c, &b.routes.groups, &mut b.counts);
+            let first = b.positions[0];
+            migrator.prompt(l, first.position, n, caches[first.sequence].id(), &b.counts);
+        }
         let all = pass.buffers.routes.tokens.len();
         self.chunks.on_cpu += all as u64;
         let read = ExpertsRead { bytes: read + weights.router_bytes(), ..ExpertsRead::default() };
