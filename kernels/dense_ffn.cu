@@ -1,6 +1,7 @@
 // Computes: the share of some neuron blocks in an FFN over a prompt's chunk: of every block that holds a neuron gate, activation, up and
 //           product for all columns; out[b] += the sum over blocks of a[b] * down row; and in how many columns each was active.
-// Shapes:   blocks [slots] of the rows gate, up, down (plain: up, down); bucket [slots]; x [n, cols] f32 or its codes; out [n, cols]
+// Shapes:   gates, ups, downs: the rows of slot 0 (plain: up in place of the first two), each so many bytes before those of slot 1; weights [experts, n]
+//           of a mixture, which products are multiplied by, or null; bucket [slots]; x [n, cols] f32 or its codes; out [n, cols]
 //           f32; a [n, slots] f32; counts [ceil(n / C), ffn] u32, of which the neurons of the bucket are written: the sum over the
 //           first index is a neuron's. C = 64 columns, 32 of grouped rows.
 // Moves:    gate and up rows once for each C columns, down rows once for each 64; a written once, read once for each 128 numbers of
@@ -19,12 +20,14 @@
 #include "tensor_tiles.cuh"
 
 struct Neurons {
-    const u8 *blocks;
+    const u8 *gates, *ups;
     const u32 *bucket;
     const float *up_bias;
     float *a;
     u32 *counts;
-    int slots, n, kind, activation;
+    // Of a mixture [experts, n]: what a column's products are multiplied by, of neurons of which an expert has `each`; else null.
+    const float *weights;
+    int gate_stride, up_stride, slots, n, kind, activation, each;
     float parameter, cut;
 
     // Of the first row's sum and, where there is a gate, the second's. Says whether the neuron is active.
@@ -52,6 +55,7 @@ template <int WIDTH, int STRIDE, int COLUMNS> struct Sums {
         const int i = threadIdx.x % neurons, slot = first + i;
         const u32 neuron = slot < ffn.slots ? ffn.bucket[slot] : NONE;
         const float bias = neuron != NONE && ffn.up_bias ? ffn.up_bias[neuron] : 0.0f;
+        const float *const weights = neuron != NONE && ffn.weights ? ffn.weights + size_t(neuron / ffn.each) * ffn.n : nullptr;
         u32 active = 0;
         __syncthreads();
 #pragma unroll 1
@@ -59,7 +63,14 @@ template <int WIDTH, int STRIDE, int COLUMNS> struct Sums {
             const int column = column_of(c);
             if (slot >= ffn.slots || column >= ffn.n) continue;
             float product = 0.0f;
-            if (neuron != NONE) active += ffn.product(bias, *at(i / WIDTH, c, i % WIDTH), *at(1, c, i % WIDTH), product);
+            if (neuron != NONE) {
+                bool is_active = ffn.product(bias, *at(i / WIDTH, c, i % WIDTH), *at(1, c, i % WIDTH), product);
+                if (weights) {
+                    product *= weights[column];
+                    is_active = is_active && product != 0.0f;
+                }
+                active += is_active;
+            }
             ffn.a[size_t(column) * ffn.slots + slot] = product;
         }
         __syncthreads();
@@ -85,11 +96,11 @@ template <int QUANT> __device__ __forceinline__ void float_neurons(const Neurons
     using Room = Sums<SET, Tile::ROW_STRIDE, Tile::COLUMNS / 2>;
     const bool plain = ffn.kind == PLAIN;
     const int neurons = plain ? 2 * SET : SET, first = blockIdx.x * neurons, first_column = blockIdx.y * Tile::COLUMNS;
-    const BlockForm<QUANT> form(cols, plain ? 2 : 3, types);
     // The two sets of rows are gates and ups of the same neurons, or ups of twice as many.
     const auto rows = [&](int s, int r) {
         const int slot = first + (plain ? s * SET : 0) + r;
-        return slot < ffn.slots ? ffn.blocks + size_t(slot) * form.bytes + (plain || s == 0 ? 0 : form.second) : nullptr;
+        if (slot >= ffn.slots) return static_cast<const u8 *>(nullptr);
+        return plain || s == 0 ? ffn.gates + size_t(slot) * ffn.gate_stride : ffn.ups + size_t(slot) * ffn.up_stride;
     };
     float sums[2][4][4] = {};
     const int sets = plain ? type_of(types, 0) * 0x101 : types;
@@ -116,10 +127,10 @@ __device__ __forceinline__ void grouped_neurons(const Neurons &ffn, const void *
     using Room = Sums<16, 17, Tile::COLUMNS>;
     const bool plain = ffn.kind == PLAIN;
     const int neurons = plain ? 32 : 16, first = blockIdx.x * neurons, first_column = blockIdx.y * Tile::COLUMNS;
-    const size_t row = row_bytes<QUANT>(cols), block = row * (plain ? 2 : 3);
     const auto rows = [&](int r) {
         const int slot = first + (plain ? r : r % 16);
-        return slot < ffn.slots ? ffn.blocks + size_t(slot) * block + (plain ? 0 : r / 16 * row) : nullptr;
+        if (slot >= ffn.slots) return static_cast<const u8 *>(nullptr);
+        return plain || r < 16 ? ffn.gates + size_t(slot) * ffn.gate_stride : ffn.ups + size_t(slot) * ffn.up_stride;
     };
     float sums[4] = {};
     Tile::dots(rows, x, first_column, cols, ffn.n, sums);
@@ -134,10 +145,10 @@ __device__ __forceinline__ void half_neurons(const Neurons &ffn, const u8 *x, in
     using Room = Sums<SET, SET + 4, WIDTH>;
     const bool plain = ffn.kind == PLAIN;
     const int neurons = plain ? 2 * SET : SET, first = blockIdx.x * neurons, first_column = blockIdx.y * HalfTile::COLUMNS;
-    const size_t row = row_bytes<F16>(cols), block = row * (plain ? 2 : 3);
     const auto rows = [&](int r) {
         const int slot = first + (plain ? r : r % SET);
-        return slot < ffn.slots ? ffn.blocks + size_t(slot) * block + (plain ? 0 : r / SET * row) : nullptr;
+        if (slot >= ffn.slots) return static_cast<const u8 *>(nullptr);
+        return plain || r < SET ? ffn.gates + size_t(slot) * ffn.gate_stride : ffn.ups + size_t(slot) * ffn.up_stride;
     };
     HalfTile::Out sums = {};
     HalfTile::dots(rows, x, first_column, cols, ffn.n, sums);
@@ -199,17 +210,16 @@ template <> struct DownRow<Q8> : GroupedDownRow<Q8> {};
 template <> struct DownRow<Q4> : GroupedDownRow<Q4> {};
 
 template <int QUANT>
-__device__ __forceinline__ void dense_down(const u8 *blocks, const u32 *bucket, const float *a, float *out, int cols, int slots,
-                                           int n, int rows, int types) {
+__device__ __forceinline__ void dense_down(const u8 *downs, const u32 *bucket, const float *a, float *out, int stride, int cols,
+                                           int slots, int n, int rows, int types) {
     using Tile = FloatTile<2, 4>;
     const int first = blockIdx.x * 2 * SET, first_column = blockIdx.y * Tile::COLUMNS;
-    const BlockForm<QUANT> form(cols, rows, types);
     float sums[2][4][4] = {};
     for (int start = 0; start < slots; start += DEPTH) {
         for (int t = threadIdx.x; t < DEPTH * DownRow<QUANT>::PARTS; t += THREADS) {
             const int k = t / DownRow<QUANT>::PARTS, part = t % DownRow<QUANT>::PARTS, slot = start + k;
             const bool there = slot < slots && bucket[slot] != NONE;
-            const u8 *const from = there ? blocks + size_t(slot) * form.bytes + form.last : nullptr;
+            const u8 *const from = there ? downs + size_t(slot) * stride : nullptr;
             float *const to = Tile::rows() + k * Tile::ROW_STRIDE;
             DownRow<QUANT>::unpack(from, type_of(types, rows - 1), part, first, cols, [=](int i, float4 four) {
                 *reinterpret_cast<float4 *>(to + i / SET * Tile::SET_ROOM + i % SET) = four;
@@ -236,12 +246,11 @@ __device__ __forceinline__ void dense_down(const u8 *blocks, const u32 *bucket, 
 
 // Down rows lie along the sum's neighbours, and a fragment wants numbers of two slots in a word: they are put together on their way into
 // the room, where words of the numbers stand side by side.
-__device__ __forceinline__ void half_down(const u8 *blocks, const u32 *bucket, const u8 *a, float *out, int cols, int slots, int n,
-                                          int rows) {
+__device__ __forceinline__ void half_down(const u8 *downs, const u32 *bucket, const u8 *a, float *out, int stride, int cols, int slots,
+                                          int n) {
     using Tile = HalfTile;
     constexpr int PAIRS = 2, UNITS = Tile::ROWS / Tile::UNIT;
     const int first = blockIdx.x * Tile::ROWS, first_column = blockIdx.y * Tile::COLUMNS;
-    const size_t row = row_bytes<F16>(cols), block = row * rows, down = row * (rows - 1);
     uint4 of_rows[PAIRS][2], of_columns[Tile::OF_COLUMNS];
     const auto bring = [&](int start) {
 #pragma unroll
@@ -251,7 +260,7 @@ __device__ __forceinline__ void half_down(const u8 *blocks, const u32 *bucket, c
             for (int k = 0; k < 2; k++) {
                 const int slot = start + t / UNITS * 2 + k;
                 const bool there = slot < slots && number < cols && bucket[slot] != NONE;
-                const u8 *const from = blocks + size_t(slot) * block + down + size_t(number) * 2;
+                const u8 *const from = downs + size_t(slot) * stride + size_t(number) * 2;
                 of_rows[i][k] = there ? *reinterpret_cast<const uint4 *>(from) : make_uint4(0, 0, 0, 0);
             }
         }
@@ -283,16 +292,18 @@ __device__ __forceinline__ void half_down(const u8 *blocks, const u32 *bucket, c
 
 #define DEFINE_NEURONS(type, NEURONS, INPUT)                                                                                   \
     KERNEL __launch_bounds__(256, 2)                                                                                           \
-        dense_neurons_##type(const u8 *blocks, const u32 *bucket, const float *up_bias, const INPUT *x, float *a, u32 *counts, \
-                             int cols, int slots, int n, int ffn, int kind, int activation, float parameter, float cut,        \
-                             int types) {                                                                                      \
+        dense_neurons_##type(const u8 *gates, const u8 *ups, const u32 *bucket, const float *up_bias, const INPUT *x,          \
+                             float *a, u32 *counts, const float *weights, int gate_stride, int up_stride, int cols, int slots, \
+                             int n, int ffn, int kind, int activation, float parameter, float cut, int types, int each) {      \
         u32 *const part = counts + size_t(blockIdx.y) * ffn;                                                                   \
-        NEURONS({blocks, bucket, up_bias, a, part, slots, n, kind, activation, parameter, cut}, x, cols, types);               \
+        NEURONS({gates, ups, bucket, up_bias, a, part, weights, gate_stride, up_stride, slots, n, kind, activation, each,      \
+                 parameter, cut},                                                                                              \
+                x, cols, types);                                                                                               \
     }
 #define DEFINE_DOWN(QUANT, type)                                                                                               \
-    KERNEL __launch_bounds__(256) dense_down_##type(const u8 *blocks, const u32 *bucket, const float *a, float *out, int cols, \
-                                                    int slots, int n, int rows, int types) {                                   \
-        dense_down<QUANT>(blocks, bucket, a, out, cols, slots, n, rows, types);                                                \
+    KERNEL __launch_bounds__(256) dense_down_##type(const u8 *downs, const u32 *bucket, const float *a, float *out,            \
+                                                    int stride, int cols, int slots, int n, int rows, int types) {             \
+        dense_down<QUANT>(downs, bucket, a, out, stride, cols, slots, n, rows, types);                                         \
     }
 #define COMMA ,
 DEFINE_NEURONS(f32, float_neurons<F32>, float)
@@ -311,7 +322,7 @@ DEFINE_DOWN(ANY, any)
 #undef DEFINE_NEURONS
 #undef DEFINE_DOWN
 
-KERNEL __launch_bounds__(256, 2) dense_down_tensor_f16(const u8 *blocks, const u32 *bucket, const u8 *a, float *out, int cols,
-                                                       int slots, int n, int rows, int) {
-    half_down(blocks, bucket, a, out, cols, slots, n, rows);
+KERNEL __launch_bounds__(256, 2) dense_down_tensor_f16(const u8 *downs, const u32 *bucket, const u8 *a, float *out, int stride,
+                                                       int cols, int slots, int n, int, int) {
+    half_down(downs, bucket, a, out, stride, cols, slots, n);
 }

@@ -1,10 +1,11 @@
 //! Neuron blocks for all columns of a prompt's chunk.
 
-use super::host::{HostMemory, bytes, numbers, put, words};
+use super::host::{HostMemory, numbers, put, words};
 use super::launch::{
     Addresses, GROUPED_TILE_BYTES, Launch, Launches, RowKind, WIDE_TILE_BYTES, activation_words, types_word,
 };
 use super::quantize::{codes_bytes, halved_input, halves_bytes, input};
+use super::sparse_ffn::{PartRows, SlotBlocks};
 use super::{DeviceKernel, Function, NONE, Operand, View};
 use crate::cpu::{Columns, Kernels, Rows};
 use crate::device::Buffer;
@@ -39,14 +40,16 @@ pub struct DenseFfn {
     pub activation_threshold: f32,
     /// Numbers of a row.
     pub hidden: usize,
-    /// Neurons of the layer.
+    /// Neurons of the layer; of a mixture those of all experts, one expert after the other.
     pub ffn: usize,
     /// Blocks.
     pub slots: usize,
     /// Columns.
     pub n: usize,
-    /// `[slots]` neuron blocks.
-    pub blocks: View,
+    /// The rows of the neurons (`formats::rows`).
+    pub blocks: SlotBlocks,
+    /// Of a mixture, what each expert's neurons count for each column; `None`: as they are.
+    pub weights: Option<ColumnWeights>,
     /// `[slots]` u32: the neuron in each, or [`NONE`].
     pub bucket: View,
     /// `[ffn]` f32, the bias of up; a buffer of no bytes where there is none.
@@ -59,6 +62,16 @@ pub struct DenseFfn {
     pub counts: Buffer,
     /// `[n, hidden]`, to which the share is added.
     pub out: View,
+}
+
+/// What the outputs of a mixture's experts are multiplied by, `[experts, n]` f32; 0 for columns that do not have an expert, of which its neurons are
+/// not active.
+#[derive(Clone, Copy, Debug)]
+pub struct ColumnWeights {
+    /// Where they lie.
+    pub at: View,
+    /// Experts of the layer.
+    pub experts: usize,
 }
 
 /// Buffers of a run on the host.
@@ -88,12 +101,13 @@ impl DenseFfn {
     }
 
     /// Gates and ups of all slots and columns; without a gate both are up's.
-    fn dots(&self, blocks: &[u8], kernels: &Kernels, columns: &Columns, [gates, ups]: [&mut Vec<f32>; 2]) {
-        let (slots, layout) = (self.slots, &self.layout);
-        for (part, to) in [(layout.gate_or_up(), gates), (layout.up(), ups)] {
+    fn dots(&self, rows: &PartRows<'_>, kernels: &Kernels, columns: &Columns, [gates, ups]: [&mut Vec<f32>; 2]) {
+        let slots = self.slots;
+        for (index, to) in [(0, gates), (self.kind.rows() - 2, ups)] {
             to.resize(self.n * slots, 0.0);
-            let rows = Rows { first: part.of(blocks).as_ptr(), stride: layout.bytes(), ahead: 0 };
-            // SAFETY: the blocks hold the rows, `to` is [n, slots]; the kernels are for this machine.
+            let (part, (first, stride)) = (self.layout.parts()[index], rows[index]);
+            let rows = Rows { first: first.as_ptr(), stride, ahead: 0 };
+            // SAFETY: the slots hold the rows, `to` is [n, slots]; the kernels are for this machine.
             unsafe { kernels.dot(part.quant)(rows, slots, columns, to.as_mut_ptr(), slots) };
         }
     }
@@ -120,7 +134,8 @@ impl DeviceKernel for DenseFfn {
 
     fn operands(&self, see: &mut dyn FnMut(Operand)) {
         let &DenseFfn { hidden, ffn, slots, n, .. } = self;
-        see(Operand::read(self.blocks, slots * self.layout.bytes()));
+        self.blocks.operands(&self.layout, slots, see);
+        self.weights.into_iter().for_each(|of| see(Operand::read(of.at, of.experts * n * 4)));
         see(Operand::read(self.bucket, slots * 4));
         see(Operand::optional(self.up_bias, ffn * 4));
         see(Operand::read(self.x, n * hidden * 4));
@@ -132,12 +147,13 @@ impl DeviceKernel for DenseFfn {
     fn run(&self, at: &dyn HostMemory, kernels: &Kernels, scratch: &mut Scratch) -> u64 {
         let &DenseFfn { ref layout, hidden, ffn, slots, n, .. } = self;
         let (block_bytes, down) = (layout.bytes(), layout.down());
-        let blocks = bytes(at, self.blocks, slots * block_bytes);
+        let rows = self.blocks.here(at, layout, slots);
+        let weights = self.weights.map(|of| (numbers(at, of.at, of.experts * n), ffn / of.experts));
         let (bucket, up_bias) = (words(at, self.bucket, slots), at.of(self.up_bias));
         let Scratch { columns, gates, ups, row, out, counts } = scratch;
         columns.set_for(numbers(at, self.x, n * hidden), n, [layout.gate_or_up().quant, layout.up().quant]);
         if slots > 0 {
-            self.dots(blocks, kernels, columns, [&mut *gates, &mut *ups]);
+            self.dots(&rows, kernels, columns, [&mut *gates, &mut *ups]);
         }
         out.clear();
         out.extend_from_slice(numbers(at, self.out, n * hidden));
@@ -148,12 +164,18 @@ impl DeviceKernel for DenseFfn {
         for (slot, &neuron) in bucket.iter().enumerate().filter(|(_, neuron)| **neuron != NONE) {
             let neuron = neuron as usize;
             assert!(neuron < ffn, "the bucket names neuron {neuron} of {ffn}");
-            rows::decode(down.quant, down.of(&blocks[slot * block_bytes..]), row);
+            let (downs, stride) = rows[self.kind.rows() - 1];
+            rows::decode(down.quant, &downs[slot * stride..][..down.bytes], row);
+            let of_columns = weights.map(|(weights, each)| &weights[neuron / each * n..][..n]);
             read += block_bytes as u64;
             let bias = up_bias.get(neuron).copied().unwrap_or(0.0);
             let mut count = 0;
             for (b, out) in out.chunks_exact_mut(hidden).enumerate() {
-                let (product, active) = self.product(gates[b * slots + slot], ups[b * slots + slot] + bias);
+                let (mut product, mut active) = self.product(gates[b * slots + slot], ups[b * slots + slot] + bias);
+                if let Some(weights) = of_columns {
+                    product *= weights[b];
+                    active &= product != 0.0;
+                }
                 count += u32::from(active);
                 if product != 0.0 {
                     out.iter_mut().zip(&*row).for_each(|(out, weight)| *out += product * weight);
@@ -185,19 +207,27 @@ impl DeviceKernel for DenseFfn {
             None => input((rows, layout.gate_or_up().quant), at.view(self.x), scratch, n, hidden, out),
         };
         let (kind, activation, parameter) = activation_words(self.kind, self.activation);
-        let (blocks, bucket, products) = (at.view(self.blocks), at.view(self.bucket), at.buffer(self.products));
+        let (bucket, products) = (at.view(self.bucket), at.buffer(self.products));
+        let rows_of = |index: usize| {
+            let (first, stride) = self.blocks.rows(layout, index);
+            (at.view(first), stride)
+        };
+        let (gates, ups, downs) = (rows_of(0), rows_of(self.kind.rows() - 2), rows_of(self.kind.rows() - 1));
+        let (weights, each) = self.weights.map_or((0, 1), |of| (at.view(of.at), ffn / of.experts));
         // A tile has two rows of a neuron, or one of twice as many.
         let (neurons, shared) = if rows.is_grouped() { (16, GROUPED_TILE_BYTES) } else { (64, WIDE_TILE_BYTES) };
         let neurons = if self.kind == Ffn::Plain { 2 * neurons } else { neurons };
         let grid = [slots.div_ceil(neurons), DenseFfn::parts(layout, n), 1];
-        let operands = [blocks, bucket, at.optional(self.up_bias), x, products, at.buffer(self.counts)];
+        let counts = at.buffer(self.counts);
+        let operands = [gates.0, ups.0, bucket, at.optional(self.up_bias), x, products, counts, weights];
         let (function, shared) = match tensor {
             Some(tiles) => (TENSOR_NEURONS.next(tiles.index), tiles.shared),
             None => (NEURONS.next(rows.index()), shared),
         };
         let launch = Launch::new(function, grid, WARPS, shared).words(operands);
-        let launch = launch.ints([hidden, slots, n, ffn, kind, activation]);
-        out.push(launch.float(parameter).float(self.activation_threshold).int(types));
+        let launch = launch.ints([gates.1, ups.1, hidden, slots, n, ffn, kind, activation]);
+        let launch = launch.float(parameter).float(self.activation_threshold).int(types);
+        out.push(launch.ints([each]));
         let grid = [hidden.div_ceil(128), n.div_ceil(64), 1];
         let (function, products, shared) = match halves {
             // The input's scratch is free by then.
@@ -205,8 +235,8 @@ impl DeviceKernel for DenseFfn {
             None => (DOWN.next(rows.index()), products, WIDE_TILE_BYTES),
         };
         let launch = Launch::new(function, grid, WARPS, shared);
-        let launch = launch.words([blocks, bucket, products, at.view(self.out)]);
-        out.push(launch.ints([hidden, slots, n, self.kind.rows(), types]));
+        let launch = launch.words([downs.0, bucket, products, at.view(self.out)]);
+        out.push(launch.ints([downs.1, hidden, slots, n, self.kind.rows(), types]));
     }
 
     fn scratch_bytes(&self) -> u64 {

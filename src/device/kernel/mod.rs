@@ -28,6 +28,7 @@ mod sparse_ffn;
 
 pub use attend::Heads;
 pub use copy::copy;
+pub use dense_ffn::ColumnWeights;
 pub use gather::gather;
 pub use host::HostMemory;
 pub use launch::{Addresses, Launch, Launches, MAX_ARGUMENTS, SCRATCH_ALIGN, Tiles};

@@ -91,31 +91,60 @@ impl Mixture {
 #[derive(Clone, Copy, Debug)]
 pub enum SlotBlocks {
     /// `[slots]` neuron blocks: the rows of each, one after the other.
-    Together(Buffer),
+    Together(View),
     /// For each part of a block the rows of all slots, `[slots]`.
-    Apart([Buffer; 3]),
+    Apart([View; 3]),
+}
+
+impl From<View> for SlotBlocks {
+    fn from(blocks: View) -> SlotBlocks {
+        SlotBlocks::Together(blocks)
+    }
 }
 
 impl From<Buffer> for SlotBlocks {
     fn from(blocks: Buffer) -> SlotBlocks {
-        SlotBlocks::Together(blocks)
+        SlotBlocks::Together(blocks.into())
     }
 }
 
 impl SlotBlocks {
     /// Where part `index` of the first slot begins, and the bytes from one slot to the next.
-    fn rows(self, layout: &BlockLayout, index: usize) -> (View, usize) {
+    pub(super) fn rows(self, layout: &BlockLayout, index: usize) -> (View, usize) {
         let part = layout.parts()[index];
         match self {
-            SlotBlocks::Together(blocks) => (View { buffer: blocks, at: part.offset as u64 }, layout.bytes()),
-            SlotBlocks::Apart(parts) => (parts[index].into(), part.bytes),
+            SlotBlocks::Together(blocks) => (View { at: blocks.at + part.offset as u64, ..blocks }, layout.bytes()),
+            SlotBlocks::Apart(parts) => (parts[index], part.bytes),
         }
+    }
+
+    /// Shows what is read of so many slots.
+    pub(super) fn operands(self, layout: &BlockLayout, slots: usize, see: &mut dyn FnMut(Operand)) {
+        match self {
+            SlotBlocks::Together(blocks) => see(Operand::read(blocks, slots * layout.bytes())),
+            SlotBlocks::Apart(parts) => {
+                let parts = parts.into_iter().zip(layout.parts());
+                parts.for_each(|(first, part)| see(Operand::read(first, slots * part.bytes)));
+            }
+        }
+    }
+
+    /// The rows in the host's memory; those of down stand for a part that there is not.
+    pub(super) fn here<'a>(self, at: &'a dyn HostMemory, layout: &BlockLayout, slots: usize) -> PartRows<'a> {
+        std::array::from_fn(|index| {
+            let index = index.min(layout.parts().len() - 1);
+            let (first, stride) = self.rows(layout, index);
+            match slots {
+                0 => (&[][..], stride),
+                _ => (bytes(at, first, (slots - 1) * stride + layout.parts()[index].bytes), stride),
+            }
+        })
     }
 }
 
 /// The rows of the parts of blocks in slots, in the host's memory: the first slot's begin there, and so many bytes lie from one slot to the
 /// next.
-type PartRows<'a> = [(&'a [u8], usize); 3];
+pub(super) type PartRows<'a> = [(&'a [u8], usize); 3];
 
 /// Buffers of a run on the host.
 #[derive(Default)]
@@ -219,13 +248,7 @@ impl DeviceKernel for SparseFfn {
 
     fn operands(&self, see: &mut dyn FnMut(Operand)) {
         let &SparseFfn { hidden, ffn, slots, n, .. } = self;
-        match self.blocks {
-            SlotBlocks::Together(blocks) => see(Operand::read(blocks, slots * self.layout.bytes())),
-            SlotBlocks::Apart(parts) => {
-                let parts = parts.into_iter().zip(self.layout.parts());
-                parts.for_each(|(buffer, part)| see(Operand::read(buffer, slots * part.bytes)));
-            }
-        }
+        self.blocks.operands(&self.layout, slots, see);
         see(Operand::read(self.bucket, slots * 4));
         see(Operand::optional(self.up_bias, ffn * 4));
         see(Operand::read(self.input, n * hidden * 4 + self.choice_words() * 4));
@@ -234,14 +257,7 @@ impl DeviceKernel for SparseFfn {
 
     fn run(&self, at: &dyn HostMemory, kernels: &Kernels, scratch: &mut Scratch) -> u64 {
         let &SparseFfn { ref layout, hidden, ffn, mixture, slots, n, .. } = self;
-        let rows: PartRows<'_> = std::array::from_fn(|index| {
-            let index = index.min(layout.parts().len() - 1);
-            let (first, stride) = self.blocks.rows(layout, index);
-            match slots {
-                0 => (&[][..], stride),
-                _ => (bytes(at, first, (slots - 1) * stride + layout.parts()[index].bytes), stride),
-            }
-        });
+        let rows = self.blocks.here(at, layout, slots);
         let input = numbers(at, self.input, n * hidden);
         let choice = words(at, View { buffer: self.input, at: (n * hidden * 4) as u64 }, self.choice_words());
         let (bucket, up_bias) = (words(at, self.bucket, slots), at.of(self.up_bias));

@@ -3,8 +3,8 @@
 use super::{Bench, matrix, random};
 use crate::cpu::{MAX_COLUMNS, sign};
 use crate::device::{
-    Add, Append, Attend, Buffer, Call, DenseFfn, Device, ExpertFfn, Heads, Linear, Mixture, NONE, Norm, Rates, Select,
-    SignScores, SlotBlocks, SparseFfn, Then, Tiles, VirtualDevice,
+    Add, Append, Attend, Buffer, Call, ColumnWeights, DenseFfn, Device, ExpertFfn, Heads, Linear, Mixture, NONE, Norm,
+    Rates, Select, SignScores, SlotBlocks, SparseFfn, Then, Tiles, View, VirtualDevice,
 };
 use crate::error::Result;
 use crate::formats::rows::Quant;
@@ -191,7 +191,7 @@ fn slots(c: &mut Case<'_>) -> Result<(Buffer, Buffer)> {
 fn sparse_ffn(c: &mut Case<'_>) -> Result<Vec<u32>> {
     let (blocks, bucket) = slots(c)?;
     let mut out = neurons_in_slots(c, blocks.into(), bucket, None)?;
-    let apart = [c.rows(SLOTS)?, c.rows(SLOTS)?, c.rows(SLOTS)?];
+    let apart = [c.rows(SLOTS)?, c.rows(SLOTS)?, c.rows(SLOTS)?].map(View::from);
     // Every second expert is wanted by some token.
     let mixture = Mixture { experts: FFN / 8, rows: FFN / 16 };
     out.extend(neurons_in_slots(c, SlotBlocks::Apart(apart), bucket, Some(mixture))?);
@@ -235,8 +235,26 @@ fn masks(c: &mut Case<'_>, count: usize) -> Vec<u32> {
     (0..count).map(|_| c.prng.next_u64() as u32 & (u32::MAX >> (32 - c.n))).collect()
 }
 
+/// Of a plain FFN, and of a mixture's experts that are packed by neuron.
 fn dense_ffn(c: &mut Case<'_>) -> Result<Vec<u32>> {
-    let (n, (blocks, bucket)) = (c.n, slots(c)?);
+    let (blocks, bucket) = slots(c)?;
+    let mut out = neurons_for_all(c, blocks.into(), bucket, None)?;
+    let apart = [c.rows(SLOTS)?, c.rows(SLOTS)?, c.rows(SLOTS)?].map(View::from);
+    let experts = FFN / 8;
+    // Half of the tokens do not have the expert.
+    let weights = random(&mut c.prng, experts * c.n).into_iter().map(|weight| weight.max(0.0)).collect::<Vec<_>>();
+    let weights = ColumnWeights { at: c.bench.numbers(&weights)?.into(), experts };
+    out.extend(neurons_for_all(c, SlotBlocks::Apart(apart), bucket, Some(weights))?);
+    Ok(out)
+}
+
+fn neurons_for_all(
+    c: &mut Case<'_>,
+    blocks: SlotBlocks,
+    bucket: Buffer,
+    weights: Option<ColumnWeights>,
+) -> Result<Vec<u32>> {
+    let n = c.n;
     let (x, out) = (c.x()?, c.numbers(n * HIDDEN)?);
     let (products, up_bias) = (c.bench.alloc(n * SLOTS * 4)?, c.bench.alloc(0)?);
     let layout = BlockLayout::new(Ffn::Gated, c.quant, HIDDEN);
@@ -250,7 +268,8 @@ fn dense_ffn(c: &mut Case<'_>) -> Result<Vec<u32>> {
         ffn: FFN,
         slots: SLOTS,
         n,
-        blocks: blocks.into(),
+        blocks,
+        weights,
         bucket: bucket.into(),
         up_bias,
         x: x.into(),

@@ -3,14 +3,14 @@
 mod support;
 
 use dynamicinfer::cpu::reference;
-use dynamicinfer::device::{Call, DenseFfn, NONE, Tiles};
+use dynamicinfer::device::{Call, ColumnWeights, DenseFfn, NONE, Tiles};
 use dynamicinfer::formats::rows::Quant;
 use dynamicinfer::model::config::{Activation, Ffn};
 use dynamicinfer::model::{BlockLayout, BlockPart};
 use dynamicinfer::prng::Prng;
 use support::{
     ACTIVATIONS, KINDS, Memory, as_codes, as_halves, assert_close, below, has_tensor_tiles, hidden_of, layout_of,
-    normal, slots_of, types,
+    normal, put_slots, slots_of, types,
 };
 
 struct Case {
@@ -25,6 +25,8 @@ struct Case {
     /// Share of slots that hold a neuron.
     filled: f64,
     bias: bool,
+    /// Experts that the neurons belong to, whose rows lie apart; 0 for no mixture.
+    experts: usize,
 }
 
 /// A case's operands.
@@ -35,12 +37,16 @@ struct Operands {
     x: Vec<f32>,
     up_bias: Vec<f32>,
     before: Vec<f32>,
+    /// `[experts, n]`, some of them 0.
+    weights: Vec<f32>,
 }
 
 /// The sums and the counts of a device that multiplies by `tiles`; `None` where it has none of these for the case.
 fn run(case: &Case, of: &Operands, tiles: Tiles) -> Option<(Vec<f32>, Vec<u32>)> {
     let &Case { kind, activation, activation_threshold, hidden, ffn, slots, n, .. } = case;
     let mut memory = Memory::default();
+    let weights =
+        (case.experts > 0).then(|| ColumnWeights { at: memory.put(&of.weights).into(), experts: case.experts });
     let (out, counts) = (memory.put(&of.before), memory.put(&vec![7u32; DenseFfn::parts(&of.layout, n) * ffn]));
     let call = DenseFfn {
         layout: of.layout,
@@ -51,7 +57,8 @@ fn run(case: &Case, of: &Operands, tiles: Tiles) -> Option<(Vec<f32>, Vec<u32>)>
         ffn,
         slots,
         n,
-        blocks: memory.put(&of.blocks).into(),
+        blocks: put_slots(&mut memory, &of.layout, &of.blocks, weights.is_some()),
+        weights,
         bucket: memory.put(&of.bucket).into(),
         up_bias: memory.put(&of.up_bias),
         x: memory.put(&of.x).into(),
@@ -75,7 +82,9 @@ fn check(seed: u64, case: &Case) {
     let x = normal(&mut rng, n * hidden);
     let up_bias = if case.bias { normal(&mut rng, ffn) } else { Vec::new() };
     let before = normal(&mut rng, n * hidden);
-    let operands = Operands { layout, blocks, bucket, x, up_bias, before };
+    let mut weights = normal(&mut rng, case.experts * n);
+    weights.iter_mut().for_each(|weight| *weight *= f32::from(u8::from(rng.next_f64() < 0.6)));
+    let operands = Operands { layout, blocks, bucket, x, up_bias, before, weights };
     let lanes = run(case, &operands, Tiles::Lanes).expect("there for all");
     let coded = as_codes(&operands.x, n, layout.gate_or_up().quant);
     agree(seed, case, &operands, (&coded, 4e-6), &lanes);
@@ -117,12 +126,17 @@ fn agree(seed: u64, case: &Case, of: &Operands, (x, bound): (&[f32], f64), (out,
                 Ffn::GatedBoth if value != 0.0 => value * activation.apply(up),
                 _ => value,
             };
-            active[neuron as usize] +=
-                u32::from(if activation_threshold > 0.0 { value.abs() > activation_threshold } else { product != 0.0 });
+            let each = ffn / case.experts.max(1);
+            let weight = of.weights.get(neuron as usize / each * n + b).copied().unwrap_or(1.0);
+            let (product, of_expert) = (product * weight, weight);
+            let is_active =
+                if activation_threshold > 0.0 { value.abs() > activation_threshold } else { product != 0.0 };
+            active[neuron as usize] += u32::from(is_active && weight != 0.0);
             for (i, weight) in down.iter().enumerate() {
                 truth[b * hidden + i] += f64::from(product) * f64::from(*weight);
                 // A product is off by what its sums are off, which are sums of numbers of about one.
-                scale[b * hidden + i] += (f64::from(product).abs() + 1.0) * f64::from(*weight).abs();
+                scale[b * hidden + i] +=
+                    (f64::from(product).abs() + f64::from(of_expert).abs()) * f64::from(*weight).abs();
             }
         }
     }
@@ -150,7 +164,19 @@ fn it_is_the_scalar_truth_for_all_types_and_kinds() {
                 let bias = below(&mut rng, 2) == 1;
                 check(
                     seed,
-                    &Case { types, kind, activation, activation_threshold, hidden, ffn, slots, n, filled, bias },
+                    &Case {
+                        types,
+                        kind,
+                        activation,
+                        activation_threshold,
+                        hidden,
+                        ffn,
+                        slots,
+                        n,
+                        filled,
+                        bias,
+                        experts: 0,
+                    },
                 );
             }
         }
@@ -179,8 +205,35 @@ fn whole_tiles_and_their_edges_are_right() {
                 n,
                 filled: 0.9,
                 bias: true,
+                experts: 0,
             };
             check(n as u64, &case);
+        }
+    }
+}
+
+#[test]
+fn neurons_of_experts_count_with_their_experts_weights() {
+    for (seed, types) in types().into_iter().enumerate() {
+        for (kind, n) in [(Ffn::Gated, 33), (Ffn::GatedBoth, 90)] {
+            let mut rng = Prng::new(8000 + (100 * seed + n) as u64);
+            let (experts, each) = (1 + below(&mut rng, 7), 1 + below(&mut rng, 40));
+            let hidden = hidden_of(&mut rng, types, 400);
+            let (activation, slots) = (Activation::Relu, 1 + below(&mut rng, 100));
+            let case = Case {
+                types,
+                kind,
+                activation,
+                activation_threshold: 0.0,
+                hidden,
+                ffn: experts * each,
+                slots,
+                n,
+                filled: 0.9,
+                bias: false,
+                experts,
+            };
+            check(seed as u64, &case);
         }
     }
 }
@@ -201,6 +254,7 @@ fn nothing_resident_adds_nothing() {
                 n: 40,
                 filled: 0.0,
                 bias: false,
+                experts: 0,
             };
             check(3, &case);
         }

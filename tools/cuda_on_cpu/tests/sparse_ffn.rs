@@ -2,12 +2,11 @@
 
 mod support;
 
-use dynamicinfer::device::{Call, Mixture, NONE, SlotBlocks, SparseFfn};
+use dynamicinfer::device::{Call, Mixture, NONE, SparseFfn};
 use dynamicinfer::formats::rows::Quant;
-use dynamicinfer::model::block::BlockLayout;
 use dynamicinfer::model::config::{Activation, Ffn};
 use dynamicinfer::prng::Prng;
-use support::{ACTIVATIONS, KINDS, Memory, below, hidden_of, layout_of, normal, slots_of, types};
+use support::{ACTIVATIONS, KINDS, Memory, below, hidden_of, layout_of, normal, put_slots, slots_of, types};
 
 struct Case {
     types: [Quant; 3],
@@ -24,18 +23,6 @@ struct Case {
     bias: bool,
     /// Experts that the neurons belong to, whose rows lie apart; 0 for no mixture.
     experts: usize,
-}
-
-/// Neuron blocks as they are, or each of their parts by itself.
-fn put_slots(memory: &mut Memory, layout: &BlockLayout, blocks: &[u8], apart: bool) -> SlotBlocks {
-    if !apart {
-        return memory.put(blocks).into();
-    }
-    SlotBlocks::Apart(std::array::from_fn(|index| {
-        let part = layout.parts()[index];
-        let rows: Vec<u8> = blocks.chunks_exact(layout.bytes()).flat_map(|block| part.of(block).to_vec()).collect();
-        memory.put(&rows)
-    }))
 }
 
 fn check(seed: u64, case: &Case) {

@@ -6,7 +6,7 @@
 use cuda_on_cpu::{Kernel, Order};
 use dynamicinfer::cpu::{Columns, Kernels};
 use dynamicinfer::device::kernel::{HostMemory, HostScratch, Launch, SCRATCH_ALIGN};
-use dynamicinfer::device::{Buffer, Call, NONE, Tiles};
+use dynamicinfer::device::{Buffer, Call, NONE, SlotBlocks, Tiles};
 use dynamicinfer::formats::blocks::BlockType;
 use dynamicinfer::formats::rows::{self, Input, Quant};
 use dynamicinfer::model::BlockLayout;
@@ -82,6 +82,18 @@ pub fn slots_of(
         }
     }
     (blocks, bucket)
+}
+
+/// Neuron blocks as they are, or each of their parts by itself.
+pub fn put_slots(memory: &mut Memory, layout: &BlockLayout, blocks: &[u8], apart: bool) -> SlotBlocks {
+    if !apart {
+        return memory.put(blocks).into();
+    }
+    SlotBlocks::Apart(std::array::from_fn(|index| {
+        let part = layout.parts()[index];
+        let rows: Vec<u8> = blocks.chunks_exact(layout.bytes()).flat_map(|block| part.of(block).to_vec()).collect();
+        memory.put(&rows).into()
+    }))
 }
 
 /// Bytes that end at a page which nobody may touch: reading or writing behind them ends the test program.
