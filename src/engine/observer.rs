@@ -191,13 +191,21 @@ impl Observer for LiveAudit {
     }
 
     fn inside(&mut self, seen: &SeenExperts<'_>) {
+        self.missed.clear();
         if !seen.predicted {
             return;
         }
-        for (active, computed) in seen.pairs(self.activation) {
+        let ffn = seen.computed.len() / seen.tokens.len();
+        for (at, (active, computed)) in seen.pairs(self.activation).enumerate() {
             self.counts.active += u64::from(active);
             self.counts.found += u64::from(active && computed);
+            if active && !computed {
+                let group = seen.groups.iter().rfind(|group| group.first <= at / ffn).expect("each token is a group's");
+                self.missed.push(StoreId::new(group.expert * ffn + at % ffn));
+            }
         }
+        self.missed.sort_unstable();
+        self.missed.dedup();
     }
 
     fn missed(&self) -> Option<&[StoreId]> {

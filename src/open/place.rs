@@ -89,6 +89,11 @@ fn open_split(
     if model.has_neurons() {
         split.stream(model, ChunkCosts::of(machine, c, block_bytes), streamed_bytes(c))?;
     }
+    if c.neurons_inside() {
+        let weights = c.ffn_kind.rows() * c.hidden * c.ffn;
+        let costs = ExpertCosts::of(machine, c.hidden, block_bytes * c.ffn, weights);
+        split.stream_inside(model, costs, streamed_bytes(c))?;
+    }
     stream_experts(&mut split, model, plan.details.block_bytes, machine, plan.streamed_bytes)?;
     split.reserved = split.device.reserve(elsewhere(model, plan, &split))?;
     Ok(split)

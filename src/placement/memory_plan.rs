@@ -176,10 +176,10 @@ fn buffers_bytes(c: &ModelConfig) -> u64 {
 }
 
 /// Bytes for blocks that are copied for a prompt's chunk: what the chunk's activations would take if all were kept. That is a few hundred
-/// blocks of a 7B model in f16, which the link copies in a fraction of a millisecond. 0 of a mixture: its plan says how many
+/// blocks of a 7B model in f16, which the link copies in a fraction of a millisecond. 0 of whole experts: their plan says how many
 /// ([`Plan::streamed_bytes`]).
 pub fn streamed_bytes(c: &ModelConfig) -> u64 {
-    if c.form.experts.is_some() {
+    if whole_experts(c).is_some() {
         return 0;
     }
     4 * (CHUNK * (c.ffn_kind.rows() - 1) * c.ffn) as u64

@@ -11,9 +11,9 @@ use crate::engine::ffn::{self, Counts, Neurons, Work};
 use crate::engine::forward::Pass;
 use crate::engine::sparsity::Wanted;
 use crate::ids::StoreId;
-use crate::model::Model;
 use crate::model::config::ModelConfig;
 use crate::model::weights::Layer;
+use crate::model::{FfnWeights, Model};
 
 /// Device memory for blocks that are copied for a chunk, two buffers in one: one half is filled while the other is computed.
 pub struct Streaming {
@@ -203,7 +203,8 @@ impl Split {
             ffn: c.ffn,
             slots,
             n,
-            blocks,
+            blocks: blocks.into(),
+            weights: None,
             bucket,
             up_bias: self.weights.layers[l].up_bias,
             x: self.at(0),
@@ -236,20 +237,26 @@ impl Split {
 
     /// Takes over what the device made of a layer: keys and values, and the counts for the scheduler.
     pub(super) fn read_back(&mut self, pass: &mut Pass<'_, '_>, l: usize) {
-        let (n, ffn) = (pass.n(), pass.model.config.ffn);
+        let (n, neurons) = (pass.n(), pass.model.config.neurons());
         self.device.synchronize_event(self.marks[l].merge[1]);
         pass.probe.lap(Stage::Ffn);
         if self.attends {
             self.read_back_kv(pass, l);
             pass.probe.lap(Stage::Attention);
         }
-        // Of experts it is told where they are routed.
-        if let Some(migrator) = self.migrator.as_mut().filter(|_| pass.model.has_neurons()) {
-            let layout = pass.model.layers[l].block();
-            let parts = &self.host.counts[l % 2 * MAX_PARTS * ffn..][..DenseFfn::parts(layout, n) * ffn];
+        // Of whole experts it is told where they are routed.
+        let layout = match &pass.model.layers[l].ffn {
+            FfnWeights::Neurons(blocks) => Some(blocks.layout),
+            FfnWeights::Experts(weights) => {
+                Some(weights.neuron_layout()).filter(|_| pass.model.config.neurons_inside())
+            }
+            FfnWeights::Matrices(_) => None,
+        };
+        if let (Some(migrator), Some(layout)) = (self.migrator.as_mut(), layout) {
+            let parts = &self.host.counts[l % 2 * MAX_PARTS * neurons..][..DenseFfn::parts(&layout, n) * neurons];
             let counts = &mut self.cpu_counts[l % 2];
             for (i, count) in counts.iter_mut().enumerate().filter(|(_, count)| **count == NONE) {
-                *count = parts.iter().skip(i).step_by(ffn).sum();
+                *count = parts.iter().skip(i).step_by(neurons).sum();
             }
             let first = pass.buffers.positions[0];
             migrator.prompt(l, first.position, n, pass.caches[first.sequence].id(), counts);

@@ -39,7 +39,7 @@ impl ExpertSplit {
         let (chosen, input) = c.form.experts.map_or((0, 0), |experts| {
             let reads = if experts.reads == RouterInput::Layer { CHUNK * c.hidden } else { 0 };
             let words = match experts.by_neuron {
-                true => ExchangeLayout::new(MAX_COLUMNS, c).choice,
+                true => ExchangeLayout::new(MAX_COLUMNS, c).choice.max(ExchangeLayout::new(CHUNK, c).choice),
                 false => ExpertFfn::chosen_words(CHUNK, experts.used),
             };
             (words, reads)

@@ -1,13 +1,14 @@
 //! A mixture's FFN on host and device where its experts are packed by neuron: the slots hold neurons of any expert, the host routes and finds
 //! which neurons of the chosen experts tokens want, the device computes those in slots, and the CPU the others at the same time. These are
-//! the two levels of PowerInfer-2 (section 4.1.2) over DynamicInfer's slots. Of a prompt's chunk the CPU computes the experts.
+//! the two levels of PowerInfer-2 (section 4.1.2) over DynamicInfer's slots. A prompt's chunk has experts copied
+//! ([`super::inside_chunk`]).
 
 use super::Split;
 use super::experts::mixture;
 use super::workspace::ExchangeLayout;
 use crate::cache::Tier;
 use crate::clock;
-use crate::device::{Call, HostWork, Mixture, NONE, Note, SlotBlocks, SparseFfn, Stage, Stream};
+use crate::device::{Call, HostWork, Mixture, NONE, Note, SlotBlocks, SparseFfn, Stage, Stream, View};
 use crate::engine::ffn::{self, Chosen, ExpertsRead, OnDevice, Scorer, Selection};
 use crate::engine::forward::Pass;
 use crate::engine::host;
@@ -25,6 +26,8 @@ impl Split {
         pass.probe.show_experts(pass.buffers, l, experts);
         host::look_inside(pass, l);
         let pairs = self.divide_inside(pass, l, weights);
+        let predicted = pass.sparsity.inside(l).is_some();
+        pass.probe.show_inside(pass.buffers, l, c.ffn_kind, predicted);
         self.launch_inside(pass, l, weights);
         if pass.sparsity.inside(l).is_none() && self.migrator.is_some() {
             // Which neurons fire is not known yet; that all of the experts' gates are computed says nothing of a neuron.
@@ -36,13 +39,11 @@ impl Split {
         self.cache.counters.computed[Tier::Host] += fired;
         self.cache.layers[l].computed[Tier::Host] += fired;
         self.merge(c, l, n, true);
-        let predicted = pass.sparsity.inside(l).is_some();
         // Without a network those count that fire; what has fired on the device is counted when the pass is over.
         let neurons = if predicted { pairs } else { fired };
         let routed = pass.buffers.routes.tokens.len();
         let read = ExpertsRead { bytes: bytes + weights.router_bytes(), neurons, of: (routed * c.ffn) as u64 };
         pass.probe.report.add_experts(l, c, routed, read);
-        pass.probe.show_inside(pass.buffers, l, c.ffn_kind, predicted);
     }
 
     /// Finds which neurons of the chosen experts some token wants, and writes down for the device those that it has ([`SparseFfn::input`]).
@@ -133,7 +134,7 @@ impl Split {
             mixture: Some(Mixture { experts: weights.experts.len(), rows }),
             slots,
             n,
-            blocks: SlotBlocks::Apart([at.blocks[0], at.blocks[1], at.blocks[2]]),
+            blocks: SlotBlocks::Apart([at.blocks[0], at.blocks[1], at.blocks[2]].map(View::from)),
             bucket: at.bucket,
             up_bias: at.up_bias,
             input: self.workspace.exchange,
@@ -165,26 +166,6 @@ impl Split {
             }
         }
         (bytes, pairs)
-    }
-
-    /// The chosen experts of a chunk's layer, which the CPU computes.
-    pub(super) fn inside_chunk(&mut self, pass: &mut Pass<'_, '_>, l: usize) {
-        let (n, c) = (pass.n(), &pass.model.config);
-        let (_, weights) = mixture(pass, l);
-        self.experts.on_host.take(&pass.buffers.routes, |_| true);
-        let read = self.host_experts(pass, l, weights);
-        self.add_partial(c, n);
-        self.device.record(Stream::Compute, self.marks[l].merge[1]);
-        if let Some(migrator) = &mut self.migrator {
-            let Pass { pool, buffers: b, caches, .. } = pass;
-            b.experts.counts(pool, c, &b.routes.groups, &mut b.counts);
-            let first = b.positions[0];
-            migrator.prompt(l, first.position, n, caches[first.sequence].id(), &b.counts);
-        }
-        let all = pass.buffers.routes.tokens.len();
-        self.chunks.on_cpu += all as u64;
-        let read = ExpertsRead { bytes: read + weights.router_bytes(), ..ExpertsRead::default() };
-        pass.probe.report.add_experts(l, c, all, read);
     }
 }
 

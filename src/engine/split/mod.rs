@@ -6,6 +6,7 @@ mod chunk;
 mod expert_chunk;
 mod experts;
 mod inside;
+mod inside_chunk;
 mod kv;
 mod measure;
 mod migrator;
@@ -37,6 +38,7 @@ use allocator::DeviceAllocator;
 use chunk::Streaming;
 use expert_chunk::ExpertStreaming;
 use experts::ExpertSplit;
+use inside_chunk::InsideStreaming;
 use kv::DeviceKv;
 use measure::Marks;
 use pass::Begun;
@@ -71,6 +73,8 @@ pub struct Split {
     experts: ExpertSplit,
     /// Copies experts to the device for a chunk.
     expert_streaming: ExpertStreaming,
+    /// The same of a mixture that is packed by neuron; `None`: the CPU computes them.
+    inside_streaming: Option<InsideStreaming>,
     /// By layer: neurons on the device that some token wanted.
     wanted: Vec<usize>,
     /// By layer: neurons on the device times tokens for which they were active.
@@ -136,6 +140,12 @@ impl Split {
         let mut allocator = DeviceAllocator { device: &mut *device, bytes: 0 };
         let (weights, workspace) = (Weights::new(&mut allocator, model)?, DeviceWorkspace::new(&mut allocator, c)?);
         let bytes = allocator.bytes;
+        if c.neurons_inside() {
+            let names: Vec<u32> = (0..c.neurons() as u32).collect();
+            // SAFETY: the copy is done before anything else can happen to `names`.
+            unsafe { device.copy_in(Stream::Compute, names.as_ptr().cast(), names.len() * 4, workspace.names, 0) };
+            device.synchronize(Stream::Compute);
+        }
         let marks = Marks::new(&mut *device, c.layers);
         let mut split = Split {
             device,
@@ -153,6 +163,7 @@ impl Split {
             host,
             experts,
             expert_streaming,
+            inside_streaming: None,
             wanted: vec![0; c.layers],
             active: vec![0; c.layers],
             times: vec![LayerTimes::default(); c.layers],

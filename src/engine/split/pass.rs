@@ -412,7 +412,8 @@ impl Split {
         let batch = b.positions.windows(2).any(|two| two[0].sequence != two[1].sequence);
         let (first, n, residual) = (b.positions[0].position, b.positions.len(), &b.x[..]);
         let selection = (wanted != Wanted::All).then(|| &b.predicted.selections[l]);
-        let observer = probe.observer.as_ref().filter(|_| wanted != Wanted::Experts);
+        let inside = pass.model.config.neurons_inside();
+        let observer = probe.observer.as_ref().filter(|_| wanted != Wanted::Experts || inside);
         let missed = observer.and_then(|observer| observer.missed());
         let (sequences, fired, times) = (&self.sequences[..], &self.fired, self.times[l]);
         let at = DividedLayer {

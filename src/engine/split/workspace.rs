@@ -27,9 +27,9 @@ pub struct DeviceWorkspace {
     pub logits: Buffer,
     /// For a chunk: products, `[n, SLOTS_AT_ONCE]`.
     pub products: Buffer,
-    /// For a chunk: in how many tokens each neuron is active, `[MAX_PARTS, ffn]`.
+    /// For a chunk: in how many tokens each neuron is active, `[MAX_PARTS, neurons]`.
     pub counts: Buffer,
-    /// For a chunk: the neurons whose blocks are copied for it, `[ffn]`.
+    /// For a chunk: the neurons whose blocks are copied for it, `[ffn]`; of a mixture that is packed by neuron all, in their order.
     pub names: Buffer,
     /// For a mixture's chunk: slots and weights of the experts that are copied for it ([`ExpertFfn::chosen`]), `[2, n, used, 2]`; two halves
     /// of them take turns.
@@ -46,7 +46,7 @@ impl DeviceWorkspace {
         let rotates = matches!(c.positions, Positions::Rope { .. });
         // Of a mixture's chunk all tokens' experts add to the same output.
         let whole = c.form.experts.filter(|experts| !experts.by_neuron);
-        let of_chunks = if c.form.experts.is_some() { 0 } else { c.ffn };
+        let of_chunks = if whole.is_some() { 0 } else { c.neurons() };
         let experts_output = if whole.is_some() { CHUNK * c.hidden * 4 } else { 0 };
         [
             ExchangeLayout::new(MAX_COLUMNS, c).bytes().max(ExchangeLayout::new(CHUNK, c).scores() * 4),
@@ -55,7 +55,7 @@ impl DeviceWorkspace {
             SparseFfn::output_bytes(MAX_COLUMNS, c.hidden, c.movable()).max(experts_output),
             CHUNK * c.hidden * 4,
             MAX_COLUMNS * c.vocab * 4,
-            CHUNK * of_chunks.min(SLOTS_AT_ONCE) * 4,
+            CHUNK * of_chunks.min(c.ffn).min(SLOTS_AT_ONCE) * 4,
             MAX_PARTS * of_chunks * 4,
             of_chunks * 4,
             whole.map_or(0, |experts| 2 * ExpertFfn::chosen_words(CHUNK, experts.used) * 4),
@@ -123,7 +123,7 @@ pub struct PinnedBuffers {
     pub positions: PinnedBuffer,
     /// Rotations of the tokens, as the device reads them.
     pub angles: PinnedBuffer,
-    /// For a chunk: in how many tokens each neuron is active, `[2, MAX_PARTS, ffn]`; two layers take turns.
+    /// For a chunk: in how many tokens each neuron is active, `[2, MAX_PARTS, neurons]`; two layers take turns.
     pub counts: PinnedBuffer,
     /// For a chunk: the neurons that are copied for it, `[layers, ffn]`.
     pub names: PinnedBuffer,
@@ -147,7 +147,8 @@ impl PinnedBuffers {
         // SAFETY: the caller's promise.
         let mut room = |words: usize, written: bool| unsafe { pinned(device, words, written) };
         let clusters = c.clusters();
-        let of_chunks = if c.form.experts.is_some() { 0 } else { c.ffn };
+        let whole = c.form.experts.is_some_and(|experts| !experts.by_neuron);
+        let of_chunks = if whole { 0 } else { c.neurons() };
         PinnedBuffers {
             received: room((ExchangeLayout::new(MAX_COLUMNS, c).bytes() / 4).max(CHUNK * c.hidden), true),
             ahead: room(MAX_COLUMNS * clusters, true),
@@ -161,7 +162,7 @@ impl PinnedBuffers {
             positions: room(CHUNK * 2, false),
             angles: room(CHUNK * c.head_dim, false),
             counts: room(2 * MAX_PARTS * of_chunks, true),
-            names: room(c.layers * of_chunks, false),
+            names: room(if c.form.experts.is_some() { 0 } else { c.layers * c.ffn }, false),
         }
     }
 
@@ -198,8 +199,8 @@ impl ExchangeLayout {
     pub fn new(n: usize, c: &ModelConfig) -> ExchangeLayout {
         let choice = match c.form.experts {
             None => c.ffn,
-            // A chunk's experts are the CPU's.
-            Some(experts) if experts.by_neuron && n > MAX_COLUMNS => 0,
+            // Of a chunk the weights alone.
+            Some(experts) if experts.by_neuron && n > MAX_COLUMNS => experts.count * n,
             Some(experts) if experts.by_neuron => {
                 Mixture { experts: experts.count, rows: most_rows(c, n) }.choice_words(n, c.neurons())
             }
