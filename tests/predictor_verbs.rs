@@ -147,6 +147,23 @@ fn a_mixtures_predictor_is_trained_on_its_file_and_used_where_it_is_packed() {
         let ran = run(dir, &[&["run", model, "x", "-n", "4", "--raw"], &device[..], &vram[..]].concat());
         assert_eq!(ran.code, 0, "{model}: {}", ran.err);
     }
+    // What was learnt is read by the next one: it was refused as another model's.
+    let device = ["--device", "virtual", "--vram", "24MiB", "--machine", machine.to_str().unwrap()];
+    for time in ["the first", "the second"] {
+        let ran = run(dir, &[&["run", "m.neurons", "x", "-n", "4", "--raw"], &device[..]].concat());
+        assert_eq!(ran.code, 0, "{time}: {}", ran.err);
+    }
+    // A plan goes by what is computed: all gates of the experts without the network.
+    let plan = |predictor: &str| {
+        let args = ["plan", "m.neurons", "--json", "--vram", "24MiB", "--machine", machine.to_str().unwrap()];
+        json(dir, &[&args[..], &["--predictor", predictor]].concat())["details"].clone()
+    };
+    let (by_gates, by_network) = (plan("none"), plan("auto"));
+    assert!(by_gates["predictor"] == "gates" && by_network["predictor"] == "trained", "{by_gates} {by_network}");
+    let expected = |of: &Json| of["expected"]["cpu_tokens_per_s"].as_f64().unwrap();
+    assert!(expected(&by_network) > expected(&by_gates), "{by_gates} {by_network}");
+    let refused = run(dir, &["plan", "m.neurons", "--vram", "24MiB", "--predictor", "sign"]);
+    assert!(refused.code == 2 && refused.err.contains("takes mlp or none"), "{}", refused.err);
     // Before anything is trained.
     let done = run(dir, &["train-predictor", "m.gguf", "--text", &text, "-o", "nowhere/x.predictor"]);
     assert!(done.code == 1 && done.err.contains("there is no folder nowhere"), "{}", done.err);

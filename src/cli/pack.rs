@@ -19,7 +19,8 @@ use std::path::{Path, PathBuf};
 /// `bench` do this by themselves, once, into the cache directory; pack it yourself to choose the type or the place.
 ///
 /// A mixture of experts is read where it lies. If its activation has zeros (ReLU, dReLU), packing it makes decoding faster: of the chosen
-/// experts only the neurons whose gates fire are read. A device computes such a mixture as it was published, not packed.
+/// experts only the neurons whose gates fire are read, and a device's memory holds
+/// neurons of any expert in place of whole experts.
 #[derive(clap::Args)]
 pub struct Args {
     /// A Hugging Face directory, a .gguf, or `demo`

@@ -166,7 +166,16 @@ pub fn run(args: Args) -> Result<()> {
         eprintln!("written to {}", path.display());
     }
     let Prediction { bytes: predictor_bytes, computed_share, .. } = prediction;
-    let reads = Reads { predictor_bytes, computed_share, active_share: subject.active_share };
+    let c = &subject.config;
+    // Of whole experts, and where nothing is left out, all rows are read of what is computed.
+    let whole = c.form.experts.is_some_and(|e| !e.by_neuron) || prediction.name == "none";
+    let reads = Reads {
+        predictor_bytes,
+        computed_share,
+        active_share: subject.active_share,
+        rows: if whole { 1 } else { c.ffn_kind.rows() },
+        placed_by_rows: prediction.name == "gates",
+    };
     let expected = estimate(&footprint, &plan, &machine, reads);
     if !args.json {
         let text = shown(&args, &plan, &subject, &machine, prediction.name);

@@ -110,9 +110,13 @@ pub(super) fn subject(args: &SubjectArgs) -> Result<Subject> {
     let (counts, counted, active_share) = match profile {
         Some((path, profile)) => {
             let counted = format!("{} tokens of {}", profile.tokens(), path.display());
-            let by_gates = artifacts::find(&model, Kind::MlpPredictor, predictor_file::open)?.is_none();
+            if let Some(note) = artifacts::lacks_inside(&model, &profile, &path) {
+                eprintln!("{note}");
+            }
+            let by_gates = args.predictor == PredictorArg::None
+                || artifacts::find(&model, Kind::MlpPredictor, predictor_file::open)?.is_none();
             let counts = artifacts::counts(&model, &profile, by_gates);
-            let active: u64 = counts.iter().flatten().sum();
+            let active: u64 = artifacts::counts(&model, &profile, false).iter().flatten().sum();
             (counts, counted, active as f64 / (profile.tokens().max(1) as f64 * (layers * ffn) as f64))
         }
         None => {
@@ -192,11 +196,13 @@ pub(super) fn prediction(subject: &Subject, wanted: PredictorArg, on_device: boo
     };
     if let Some(e) = c.form.experts {
         let routed = e.used as f64 / e.count as f64;
-        if e.by_neuron && !matches!(wanted, PredictorArg::Sign | PredictorArg::None) {
-            return inside(find(Kind::MlpPredictor)?, wanted, routed);
+        if e.by_neuron && wanted != PredictorArg::Sign {
+            let trained = if wanted == PredictorArg::None { None } else { find(Kind::MlpPredictor)? };
+            return inside(trained, wanted, routed);
         }
         if matches!(wanted, PredictorArg::Mlp | PredictorArg::Sign) {
             return Err(Error::Usage(match e.routed() {
+                true if e.by_neuron => "--predictor sign: a mixture that is packed by neuron takes mlp or none".into(),
                 true => "--predictor: this is a mixture of experts, and its routers predict".into(),
                 false => {
                     "--predictor: this store holds clusters, all of which are computed; pack the model by neuron".into()

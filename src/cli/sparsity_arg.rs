@@ -40,7 +40,9 @@ impl SparsityArgs {
     /// The same for another model than the one that it was typed for: without what belongs to a model's predictor. Returns also the flags that are
     /// left out.
     pub fn for_another_model(&self) -> (SparsityArgs, Vec<&'static str>) {
+        let predictor = self.predictor.clone().filter(|choice| !choice.takes_a_file());
         let typed = [
+            ("--predictor", predictor.is_none() && self.predictor.is_some()),
             ("--threshold", self.threshold.is_some()),
             ("--ahead", self.ahead > 0),
             ("--sparsity", self.sparsity.is_some()),
@@ -48,7 +50,7 @@ impl SparsityArgs {
             ("--calibrate", !self.calibrate.is_empty()),
         ];
         let left = typed.into_iter().filter(|(_, typed)| *typed).map(|(flag, _)| flag).collect();
-        (SparsityArgs { predictor: self.predictor.clone(), ..SparsityArgs::default() }, left)
+        (SparsityArgs { predictor, ..SparsityArgs::default() }, left)
     }
 
     /// What was typed; without a predictor the best there is.

@@ -44,6 +44,9 @@ impl Kind {
 pub trait Owned: Header {
     /// Fingerprint of that model (`neuron_store::Header::fingerprint`).
     fn fingerprint(&self) -> &str;
+    /// Whether it is about what lies on a device by itself, be it neurons inside experts.
+    const OF_MOVABLE: bool;
+
     /// That model's name, for messages.
     fn model(&self) -> &str;
     /// That model's layers, hidden size and neurons or experts per layer.
@@ -52,8 +55,10 @@ pub trait Owned: Header {
 
 /// Implements [`Owned`] for a header with fields of these names.
 macro_rules! owned {
-    ($header:ty, $($clusters:tt)+) => {
+    ($header:ty, $of_movable:literal, $($clusters:tt)+) => {
         impl Owned for $header {
+            const OF_MOVABLE: bool = $of_movable;
+
             fn fingerprint(&self) -> &str {
                 &self.fingerprint
             }
@@ -69,9 +74,9 @@ macro_rules! owned {
     };
 }
 
-owned!(predictor_file::Header, clusters());
-owned!(profile_file::Header, ffn);
-owned!(history_file::Header, ffn);
+owned!(predictor_file::Header, false, clusters());
+owned!(profile_file::Header, false, ffn);
+owned!(history_file::Header, true, ffn);
 
 /// The model's activation profile and its path; `None` if it has none.
 ///
@@ -100,6 +105,21 @@ pub fn counts(model: &Model, profile: &Profile, by_gates: bool) -> Vec<Vec<u64>>
         }
     };
     (0..c.layers).map(of).collect()
+}
+
+/// That a profile does not say which neurons inside experts fire, where that is what they are placed by, and what to do.
+pub fn lacks_inside(model: &Model, profile: &Profile, path: &Path) -> Option<String> {
+    let lacks = model.config.neurons_inside() && profile.inside(0).is_none();
+    let old: Vec<_> =
+        profile.texts.iter().filter(|text| text.inside.is_none()).map(|text| printable(&text.info.name)).collect();
+    lacks.then(|| {
+        format!(
+            "note: {} does not say which neurons inside experts fire, so they are placed by how often their experts are chosen; count its texts \
+             again ({}): dynamicinfer profile MODEL --text FILE...",
+            path.display(),
+            old.join(", ")
+        )
+    })
 }
 
 /// What the frequencies that a device learns are kept as.
@@ -155,7 +175,9 @@ pub fn check_owner<H: Owned>(file: &SectionFile<H>, model: &Model) -> Result<()>
     let (its, ours) = (file.header.fingerprint(), model.fingerprint());
     if its == ours {
         let its = file.header.shape();
-        if its == shape(model) {
+        // What is learnt of neurons inside experts is of so many; all else of a mixture is of its experts.
+        let [layers, hidden, _] = shape(model);
+        if its == shape(model) || H::OF_MOVABLE && its == [layers, hidden, model.config.movable()] {
             return Ok(());
         }
         let why = format!("layers, hidden size and neurons are {its:?}, and not the model's; {}", H::REMEDY);

@@ -282,6 +282,9 @@ impl DeviceOptions {
         if !self.has_budget() {
             return Ok(());
         }
+        if self.history {
+            artifacts::find(&engine.model, artifacts::history(&engine.model), history_file::open)?;
+        }
         let lookahead = self.lookahead(engine, options, &Quiet)?;
         self.plan(engine, need, self.vram, self.on_device(&lookahead), told).map(drop)
     }
@@ -331,8 +334,13 @@ impl DeviceOptions {
         let model = &engine.model;
         let (layers, clusters) = (model.config.layers, model.config.movable());
         let (counts, tokens) = match artifacts::profile(model)? {
-            Some((_, profile)) => (
-                artifacts::counts(model, &profile, engine.sparsity().inside(0).is_none()),
+            Some((path, profile)) => (
+                {
+                    if let Some(note) = artifacts::lacks_inside(model, &profile, &path) {
+                        told.note(&note);
+                    }
+                    artifacts::counts(model, &profile, engine.sparsity().inside(0).is_none())
+                },
                 profile.texts.iter().map(|t| t.info.tokens as u64).sum(),
             ),
             // Without a profile every cluster counts the same, and the scheduler takes none for frequent.

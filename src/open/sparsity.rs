@@ -42,6 +42,13 @@ impl Default for PredictorChoice {
     }
 }
 
+impl PredictorChoice {
+    /// Whether some part of it takes a file that was made for one model.
+    pub fn takes_a_file(&self) -> bool {
+        self.0.iter().any(|(kind, _)| matches!(kind, Some(Kind::Mlp | Kind::Sign)))
+    }
+}
+
 /// One kind for all layers.
 impl From<Kind> for PredictorChoice {
     fn from(kind: Kind) -> PredictorChoice {

@@ -48,22 +48,29 @@ pub struct Reads {
     pub computed_share: f64,
     /// Share of the neurons that are active for a token.
     pub active_share: f64,
+    /// Rows of a neuron: of one that is computed the first is read, of one that is active the others, too. 1 where all are read at once.
+    pub rows: usize,
+    /// The plan's counts are rows that are read, and not active neurons.
+    pub placed_by_rows: bool,
 }
 
 /// Estimates decoding with `plan` on `machine`.
 pub fn estimate(f: &Footprint, plan: &Plan, machine: &MachineProfile, reads: Reads) -> Estimate {
     let ms = |bytes: f64, gb_s: f64| bytes / (gb_s * 1e6);
     let layers = f.layers as f64;
-    let Reads { predictor_bytes, computed_share, active_share } = reads;
+    let Reads { predictor_bytes, computed_share, active_share, rows, placed_by_rows } = reads;
     // Active neurons lie there as often as the plan says; those that are computed besides may be any.
     let of_active = plan.objective as f64 / plan.details.total_impact.max(1) as f64;
     let of_any = plan.slots().iter().sum::<usize>() as f64 / (f.ffn * f.layers) as f64;
     let active = (active_share / computed_share).min(1.0);
-    let on_device = active * of_active + (1.0 - active) * of_any;
+    let on_device = if placed_by_rows { of_active } else { active * of_active + (1.0 - active) * of_any };
     let always = (f.always_bytes() + predictor_bytes) as f64;
-    let neurons = f.ffn_bytes() as f64 * computed_share;
-    let device_ffn_ms = ms(neurons * on_device, machine.device_gb_s);
-    let host_ms = ms(neurons * (1.0 - on_device), machine.dram_gb_s);
+    let row = f.ffn_bytes() as f64 / rows as f64;
+    let (first, others) = (row * computed_share, row * (rows - 1) as f64 * computed_share * active);
+    let there = first * on_device + others * of_active;
+    let neurons = first + others;
+    let device_ffn_ms = ms(there, machine.device_gb_s);
+    let host_ms = ms(neurons - there, machine.dram_gb_s);
     let always_ms = ms(always, machine.device_gb_s);
     // Without neurons on the host no layer is split, and a token waits once.
     let splits = if host_ms > 0.0 { layers } else { 0.0 };

@@ -81,7 +81,7 @@ fn what_was_typed_for_one_model_is_not_anothers() {
     };
     let threshold = || daemon.get("/v1/x/cache")["layers"][1]["threshold"].clone();
     assert_eq!(threshold(), json!(0.7f32));
-    load(&["demo-moe", "--predictor", "dense"]);
+    load(&["demo-moe"]);
     assert_eq!(threshold(), json!(null));
     load(&["demo"]);
     assert_eq!(threshold(), json!(0.7f32));
