@@ -66,7 +66,8 @@ template <int WIDTH, int STRIDE, int COLUMNS> struct Sums {
             if (neuron != NONE) {
                 bool is_active = ffn.product(bias, *at(i / WIDTH, c, i % WIDTH), *at(1, c, i % WIDTH), product);
                 if (weights) {
-                    product *= weights[column];
+                    const float weight = weights[column];
+                    product = weight == 0.0f ? 0.0f : product * weight;
                     is_active = is_active && product != 0.0f;
                 }
                 active += is_active;

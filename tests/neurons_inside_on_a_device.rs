@@ -4,7 +4,7 @@
 
 mod support;
 
-use dynamicinfer::cache::{Migration, NeuronCache, NotBegun, Refused, Tier};
+use dynamicinfer::cache::{Migration, NeuronCache, NotBegun, PerTier, Refused, Tier};
 use dynamicinfer::cpu::Kernels;
 use dynamicinfer::device::{Device, Faults, Rates, VirtualDevice};
 use dynamicinfer::engine::sampler::argmax;
@@ -230,6 +230,36 @@ fn logits_are_the_cpus_for_every_budget_residency_and_interleaving() {
         let tried = moves > 5000 && computed.iter().all(|&n| n > 100_000) && of_chunks.iter().all(|&n| n > 20_000);
         assert!(tried, "{moves} moves, {computed:?}, {of_chunks:?}: nothing was tried");
     }
+}
+
+/// Where up passes through the activation, too, a neuron is active where both are open, whoever computes it: otherwise it would count as more
+/// frequent on one side than on the other.
+#[test]
+fn who_computes_a_neuron_does_not_change_whether_it_is_active() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = dir.path().join("drelu.neurons");
+    let source = Source::open(&root().join("tests/fixtures/models/turbosparse-mixtral"), None).unwrap();
+    pack(&source, &store, &PackOptions { types: Types::One(Quant::F32), orders: None }, &|_, _| Ok(())).unwrap();
+    let of = |share: usize| {
+        let model = Model::open(&store).unwrap();
+        let (layers, neurons) = (model.config.layers, model.config.movable());
+        let device = Box::new(VirtualDevice::new(u64::MAX, RATES));
+        // SAFETY: the engine has both.
+        let mut split = unsafe { on_device(&model, device, &vec![neurons * share / 2; layers]) }.unwrap();
+        let some: Vec<StoreId> = (0..neurons * share / 2).map(StoreId::new).collect();
+        (0..layers).for_each(|l| split.cache.load(&mut *split.device, l, &some).unwrap());
+        split.cache.settle(&mut *split.device);
+        let mut engine = Engine::new(model, 2, Kernels::best());
+        engine.split = Some(split);
+        logits(&mut engine, KvType::F32, &[1, 5, 1, 1, 20], None);
+        engine.split.unwrap().cache.counters.computed
+    };
+    let [none, half, all] = [0, 1, 2].map(of);
+    let sum = |of: PerTier<u64>| of[Tier::Host] + of[Tier::Device];
+    assert!(none[Tier::Device] == 0 && all[Tier::Host] == 0 && half[Tier::Device] > 0, "{none:?} {half:?} {all:?}");
+    assert!(sum(none) > 200, "{none:?}");
+    let near = |a: u64, b: u64| a.abs_diff(b) * 500 <= a;
+    assert!(near(sum(none), sum(half)) && near(sum(none), sum(all)), "{none:?} {half:?} {all:?}");
 }
 
 /// Counts the neurons that an audit has found to be left out.

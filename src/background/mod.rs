@@ -240,7 +240,7 @@ impl Migrator for Background {
     fn observe(&mut self, at: &DividedLayer<'_>, device: &dyn Device, cache: &NeuronCache) {
         let Some(selection) = at.selection else { return };
         let (wants_scores, decodes) = (self.wants_scores(), at.n == 1 || at.batch);
-        let (position, ahead) = (self.now, self.ahead);
+        let (position, ahead, looks_ahead) = (self.now, self.ahead, self.lookahead.is_some());
         let totals = device.totals();
         self.send(totals.clock_ns, |seen| {
             let first = if at.batch { 0 } else { at.residual.len() / at.n * (at.n - 1) };
@@ -274,7 +274,7 @@ impl Migrator for Background {
             seen.slots.clear();
             seen.slots.extend_from_slice(cache.layers[at.layer].table.slots());
             seen.ahead_slots.clear();
-            if let Some(target) = cache.layers.get(at.layer + ahead) {
+            if let Some(target) = cache.layers.get(at.layer + ahead).filter(|_| looks_ahead) {
                 seen.ahead_slots.extend_from_slice(target.table.slots());
             }
             (seen.in_flight, seen.totals, seen.times) = (cache.in_flight() as u64, totals, at.times);

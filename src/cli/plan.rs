@@ -122,7 +122,8 @@ pub fn run(args: Args) -> Result<()> {
     if let Some(path) = args.output.as_ref().filter(|path| path.exists() && !args.force) {
         return Err(Error::Usage(format!("{} is there already; add --force to replace it", path.display())));
     }
-    let subject = subject(&args.what)?;
+    let on_device = args.vram.is_some() || args.ffn_share.is_some();
+    let subject = subject(&args.what, on_device)?;
     let context = args.context.unwrap_or(subject.config.context.min(4096));
     if context == 0 || context > 1 << 24 {
         return Err(Error::Usage(format!("-c {context}: take 1 to {}", 1 << 24)));
@@ -135,7 +136,6 @@ pub fn run(args: Args) -> Result<()> {
         (Some(model), _) => Footprint::of_model(model, context, kv),
         (None, name) => footprint(name.as_deref().unwrap_or_default(), args.what.quant_of_shape()?, context, kv)?.0,
     };
-    let on_device = args.vram.is_some() || args.ffn_share.is_some();
     let prediction = prediction(&subject, args.what.predictor, on_device)?;
     if !on_device {
         return without_device(&args, &subject, &prediction, context, kv);

@@ -82,7 +82,8 @@ pub(super) struct Subject {
 /// published of the large ones.
 const ACTIVE_SHARE: f64 = 0.1;
 
-pub(super) fn subject(args: &SubjectArgs) -> Result<Subject> {
+/// What is planned, for a device, where neurons inside experts are placed by themselves, or for disk, from which whole experts come.
+pub(super) fn subject(args: &SubjectArgs, on_device: bool) -> Result<Subject> {
     if let Some(name) = &args.shape {
         let config = shape(name)?;
         let (_, quant) = footprint(name, args.quant_of_shape()?, 1, KvType::F16)?;
@@ -105,22 +106,31 @@ pub(super) fn subject(args: &SubjectArgs) -> Result<Subject> {
         None => artifacts::profile(&model)?,
     };
     let layers = model.config.layers;
-    let ffn = model.config.movable();
+    let ffn = if on_device { model.config.movable() } else { model.config.clusters() };
     let tokens = profile.as_ref().map_or(0, |(_, profile)| profile.tokens());
     let (counts, counted, active_share) = match profile {
         Some((path, profile)) => {
             let counted = format!("{} tokens of {}", profile.tokens(), path.display());
-            if let Some(note) = artifacts::lacks_inside(&model, &profile, &path) {
+            if on_device && let Some(note) = artifacts::lacks_inside(&model, &profile, &path) {
                 eprintln!("{note}");
             }
             let by_gates = args.predictor == PredictorArg::None
                 || artifacts::find(&model, Kind::MlpPredictor, predictor_file::open)?.is_none();
-            let counts = artifacts::counts(&model, &profile, by_gates);
-            let active: u64 = artifacts::counts(&model, &profile, false).iter().flatten().sum();
+            let of_experts = || (0..layers).map(|layer| profile.counts(layer)).collect();
+            let counts_of = |by_gates| match on_device {
+                true => artifacts::counts(&model, &profile, by_gates),
+                false => of_experts(),
+            };
+            let counts: Vec<Vec<u64>> = counts_of(by_gates);
+            let active: u64 = counts_of(false).iter().flatten().sum();
             (counts, counted, active as f64 / (profile.tokens().max(1) as f64 * (layers * ffn) as f64))
         }
         None => {
-            let what = cluster(&model.config);
+            let what = if on_device {
+                cluster(&model.config)
+            } else {
+                model.config.form.experts.map_or("neuron", |e| e.noun())
+            };
             eprintln!(
                 "there is no activation profile for this model, so every {what} counts the same; make one: dynamicinfer \
                  profile MODEL --text FILE"
@@ -196,13 +206,15 @@ pub(super) fn prediction(subject: &Subject, wanted: PredictorArg, on_device: boo
     };
     if let Some(e) = c.form.experts {
         let routed = e.used as f64 / e.count as f64;
-        if e.by_neuron && wanted != PredictorArg::Sign {
+        if e.by_neuron && on_device && wanted != PredictorArg::Sign {
             let trained = if wanted == PredictorArg::None { None } else { find(Kind::MlpPredictor)? };
             return inside(trained, wanted, routed);
         }
         if matches!(wanted, PredictorArg::Mlp | PredictorArg::Sign) {
             return Err(Error::Usage(match e.routed() {
-                true if e.by_neuron => "--predictor sign: a mixture that is packed by neuron takes mlp or none".into(),
+                true if e.by_neuron && on_device => {
+                    "--predictor sign: a mixture that is packed by neuron takes mlp or none".into()
+                }
                 true => "--predictor: this is a mixture of experts, and its routers predict".into(),
                 false => {
                     "--predictor: this store holds clusters, all of which are computed; pack the model by neuron".into()

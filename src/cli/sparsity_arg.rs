@@ -40,7 +40,7 @@ impl SparsityArgs {
     /// The same for another model than the one that it was typed for: without what belongs to a model's predictor. Returns also the flags that are
     /// left out.
     pub fn for_another_model(&self) -> (SparsityArgs, Vec<&'static str>) {
-        let predictor = self.predictor.clone().filter(|choice| !choice.takes_a_file());
+        let predictor = self.predictor.clone().filter(|choice| !choice.is_of_one_model());
         let typed = [
             ("--predictor", predictor.is_none() && self.predictor.is_some()),
             ("--threshold", self.threshold.is_some()),

@@ -301,7 +301,7 @@ impl Engine {
             cached.cache.take_fault();
             cached.cache.counts()
         });
-        let (n, neurons) = (buffers.positions.len(), model.config.clusters() * model.config.layers);
+        let (n, neurons) = (buffers.positions.len(), model.config.movable() * model.config.layers);
         assert!(n > 0 && buffers.positions.iter().all(|p| p.position < caches[p.sequence].context));
         let first = buffers.positions[0].position;
         // With an observer, a prompt's chunk is computed by the CPU.

@@ -176,8 +176,8 @@ pub fn check_owner<H: Owned>(file: &SectionFile<H>, model: &Model) -> Result<()>
     if its == ours {
         let its = file.header.shape();
         // What is learnt of neurons inside experts is of so many; all else of a mixture is of its experts.
-        let [layers, hidden, _] = shape(model);
-        if its == shape(model) || H::OF_MOVABLE && its == [layers, hidden, model.config.movable()] {
+        let [layers, hidden, clusters] = shape(model);
+        if its == [layers, hidden, if H::OF_MOVABLE { model.config.movable() } else { clusters }] {
             return Ok(());
         }
         let why = format!("layers, hidden size and neurons are {its:?}, and not the model's; {}", H::REMEDY);

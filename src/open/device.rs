@@ -233,6 +233,8 @@ struct Planned {
     neurons: Vec<Vec<PublishedId>>,
     /// Tokens over which the plan's counts were taken.
     tokens: u64,
+    /// How often each neuron was active, `[layers][movable]`, where the plan's counts say something else.
+    active: Option<Vec<Vec<u64>>>,
     budget: VramBudget,
 }
 
@@ -333,13 +335,17 @@ impl DeviceOptions {
     ) -> Result<Planned> {
         let model = &engine.model;
         let (layers, clusters) = (model.config.layers, model.config.movable());
+        let mut active = None;
         let (counts, tokens) = match artifacts::profile(model)? {
             Some((path, profile)) => (
                 {
                     if let Some(note) = artifacts::lacks_inside(model, &profile, &path) {
                         told.note(&note);
                     }
-                    artifacts::counts(model, &profile, engine.sparsity().inside(0).is_none())
+                    let by_gates = engine.sparsity().inside(0).is_none();
+                    active =
+                        (by_gates && model.config.neurons_inside()).then(|| artifacts::counts(model, &profile, false));
+                    artifacts::counts(model, &profile, by_gates)
                 },
                 profile.texts.iter().map(|t| t.info.tokens as u64).sum(),
             ),
@@ -371,7 +377,7 @@ impl DeviceOptions {
             Placement::Empty => vec![Vec::new(); layers],
             Placement::File(path) => placed_by_file(path, model, &mut plan)?,
         };
-        Ok(Planned { plan, neurons, tokens, budget: VramBudget { footprint, counts, machine, request } })
+        Ok(Planned { plan, neurons, tokens, active, budget: VramBudget { footprint, counts, machine, request } })
     }
 
     /// Whether a scheduler is started: a dense model needs all neurons of a layer for every token, so there is nothing to choose.
@@ -430,7 +436,7 @@ impl DeviceOptions {
 
     /// Starts the scheduler, unless nothing can move.
     fn schedule(&self, engine: &mut Engine, need: Need, planned: &Planned, lookahead: LooksAhead) -> Result<()> {
-        let Planned { neurons: placed, tokens, budget, .. } = planned;
+        let Planned { neurons: placed, tokens, active, budget, .. } = planned;
         let policy = self.policy;
         if !self.schedules(engine) {
             return Ok(());
@@ -445,7 +451,10 @@ impl DeviceOptions {
         };
         let known = |l: usize| match &kept {
             Some(file) => history_file::read(file, l),
-            None => Ok(budget.counts[l].iter().map(|&n| n as f32 / (*tokens).max(1) as f32).collect()),
+            None => Ok(active.as_ref().unwrap_or(&budget.counts)[l]
+                .iter()
+                .map(|&n| n as f32 / (*tokens).max(1) as f32)
+                .collect()),
         };
         let history = (0..layers).map(|l| Ok(model.layers[l].order.into_store(known(l)?)));
         let positions = |(l, neurons): (usize, &Vec<PublishedId>)| model.layers[l].order.positions(neurons);

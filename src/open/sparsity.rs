@@ -43,9 +43,9 @@ impl Default for PredictorChoice {
 }
 
 impl PredictorChoice {
-    /// Whether some part of it takes a file that was made for one model.
-    pub fn takes_a_file(&self) -> bool {
-        self.0.iter().any(|(kind, _)| matches!(kind, Some(Kind::Mlp | Kind::Sign)))
+    /// Whether it is about one model: some part of it takes a file that was made for it, or names layers.
+    pub fn is_of_one_model(&self) -> bool {
+        self.0.iter().any(|(kind, layers)| matches!(kind, Some(Kind::Mlp | Kind::Sign)) || layers.is_some())
     }
 }
 

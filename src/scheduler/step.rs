@@ -56,7 +56,8 @@ pub struct LayerObservation<'a> {
     pub fired: Option<Fired<'a>>,
     /// The pass is audited: neurons of this layer that were active for some token and not computed, ascending.
     pub missed: Option<&'a [StoreId]>,
-    /// Neurons that are computed for some token of the pass, ascending. In a batch a neuron counts once, however many tokens need it,
+    /// Neurons that are computed for some token of the pass, ascending; of a mixture whose gates choose inside its experts those that were active in
+    /// the pass before, in no order. In a batch a neuron counts once, however many tokens need it,
     /// because it is read once.
     pub computed: &'a [StoreId],
     /// The pass is a chunk of a prompt; `None` for the next token of one sequence or of several.

@@ -173,7 +173,7 @@ impl DeviceKernel for DenseFfn {
             for (b, out) in out.chunks_exact_mut(hidden).enumerate() {
                 let (mut product, mut active) = self.product(gates[b * slots + slot], ups[b * slots + slot] + bias);
                 if let Some(weights) = of_columns {
-                    product *= weights[b];
+                    product = if weights[b] == 0.0 { 0.0 } else { product * weights[b] };
                     active &= product != 0.0;
                 }
                 count += u32::from(active);

@@ -229,7 +229,10 @@ impl SparseFfn {
                 Ffn::Gated => act * up[b],
                 Ffn::GatedBoth => act * activation.apply(up[b]),
                 Ffn::Plain => act,
-            } * weights.map_or(1.0, |weights| weights[b]);
+            };
+            if let Some(weights) = weights.filter(|_| product[b] != 0.0) {
+                product[b] *= weights[b];
+            }
             fired[b * SparseFfn::fired_words(self.slots) + slot / CHUNK] |=
                 u32::from(product[b] != 0.0) << (slot % CHUNK);
         }

@@ -129,12 +129,12 @@ pub fn experts(
             take(pool, kernels, chosen, x, &mut inputs[..distinct], tiles, rows_alone);
         }
         let input = |group: usize| &inputs[group.min(distinct - 1)];
+        let neurons = if is_chunk { 0 } else { firing.pairs(groups.len(), config.ffn) };
         let mut known = Firing { kernels, config, chosen, is_chunk, products, activations };
         let bytes = known.add(pool, &input, tiles, firing, hidden);
         if is_chunk {
             return ExpertsRead { bytes, ..ExpertsRead::default() };
         }
-        let neurons = firing.pairs(groups.len(), config.ffn);
         if buffers.shows {
             mark_fired(&mut buffers.computed, config, chosen, &buffers.products);
         }
@@ -205,7 +205,7 @@ impl ExpertBuffers {
         self.firing.listed()
     }
 
-    /// After [`experts`] of a prompt's chunk: for how many of its tokens each neuron of the layer fires; `out` becomes `[neurons]`.
+    /// After [`experts`] of a prompt's chunk: for how many of its tokens each neuron of the layer adds something; `out` becomes `[neurons]`.
     pub fn counts(&self, pool: &mut ThreadPool, config: &ModelConfig, groups: &[Group], out: &mut Vec<u32>) {
         let ffn = config.ffn;
         out.clear();
@@ -215,16 +215,21 @@ impl ExpertBuffers {
             let group = &groups[number];
             // SAFETY: each task has its own expert.
             let counts = unsafe { out.part(group.expert * ffn..(group.expert + 1) * ffn) };
+            if self.firing.is_listed(number, group) {
+                self.firing.fired(number, ffn).for_each(|(neuron, mask)| counts[neuron as usize] = mask.count_ones());
+                return;
+            }
             for token in tokens_of(group) {
-                let gates = &self.products[2 * token * ffn..(2 * token + 1) * ffn];
-                for (count, &gate) in counts.iter_mut().zip(gates) {
-                    *count += u32::from(config.activation.apply(gate) != 0.0);
+                let (gates, ups) = self.products[2 * token * ffn..2 * (token + 1) * ffn].split_at(ffn);
+                for ((count, &gate), &up) in counts.iter_mut().zip(gates).zip(ups) {
+                    *count += u32::from(activation(config.ffn_kind, config.activation, gate, up) != 0.0);
                 }
             }
         });
     }
 
-    /// After [`experts_left`]: the neurons of group `number` that have fired here, ascending, and a bit for each of its tokens.
+    /// After [`experts_left`]: the neurons of group `number` that were computed here, ascending, and a bit for each of its tokens to which they have
+    /// added something.
     pub fn fired(&self, number: usize, ffn: usize) -> impl Iterator<Item = (u32, u32)> {
         self.firing.fired(number, ffn)
     }

@@ -180,7 +180,12 @@ impl FiringBuffers {
         self.scores.wanted(number, (&self.neurons[of.clone()], &self.masks[of]), on_device)
     }
 
-    /// The neurons of group `number` that fire, ascending, and a bit for each of its tokens.
+    /// Whether the neurons of group `number` are listed, and not all of them computed.
+    pub(super) fn is_listed(&self, number: usize, group: &Group) -> bool {
+        group.tokens <= MAX_COLUMNS && !self.is_scaled(number)
+    }
+
+    /// The listed neurons of group `number`, ascending, and a bit for each of its tokens to which they have added something.
     pub(super) fn fired(&self, number: usize, ffn: usize) -> impl Iterator<Item = (u32, u32)> {
         let of = number * ffn..number * ffn + self.counts[number];
         self.neurons[of.clone()].iter().copied().zip(self.masks[of].iter().copied())
@@ -294,23 +299,25 @@ impl Firing<'_, '_> {
         buffers: &mut FiringBuffers,
     ) {
         let FiringBuffers { neurons, masks, units, outputs, .. } = buffers;
-        let (units, outputs, ffn) = (&*units, Parts::new(outputs), self.config.ffn);
+        let (units, outputs, masks, ffn) = (&*units, Parts::new(outputs), Parts::new(masks), self.config.ffn);
         pool.run(units.len(), |_, number| {
             let unit = units[number];
             let group = &self.chosen.groups[unit.group];
             let part = unit.group * ffn + unit.first..unit.group * ffn + unit.end;
-            // SAFETY: each unit has its own part.
-            let out = unsafe { outputs.part(unit.at..unit.at + group.tokens * self.config.hidden) };
+            // SAFETY: each unit has its own part, of both.
+            let (out, masks) = unsafe {
+                (outputs.part(unit.at..unit.at + group.tokens * self.config.hidden), masks.part(part.clone()))
+            };
             out.fill(0.0);
             for matrix in [1, 2] {
                 self.chosen.arrival.wait(unit.group, matrix);
             }
-            self.walk(group, &neurons[part.clone()], &masks[part], input(unit.group), out);
+            self.walk(group, &neurons[part], masks, input(unit.group), out);
         });
     }
 
-    /// Adds to `out`, `[tokens, hidden]`, what these neurons of the group's expert add.
-    fn walk(&self, group: &Group, neurons: &[u32], masks: &[u32], x: &Columns, out: &mut [f32]) {
+    /// Adds to `out`, `[tokens, hidden]`, what these neurons of the group's expert add. Leaves in `masks` the tokens for which they add something.
+    fn walk(&self, group: &Group, neurons: &[u32], masks: &mut [u32], x: &Columns, out: &mut [f32]) {
         let (n, c, expert) = (group.tokens, self.config, self.chosen.expert(group));
         let (ups, down) = (&expert.input.parts()[1], &expert.down);
         let known = &self.products[group.first * 2 * c.ffn..];
@@ -318,20 +325,21 @@ impl Firing<'_, '_> {
         let mut downs = Downs::new(self.kernels, part_of(down), c.hidden, n);
         let (mut products, mut a) = ([0f32; MAX_COLUMNS], [0f32; MAX_COLUMNS]);
         [ups, down].into_iter().for_each(|rows| ahead::begin(self.kernels, rows, neurons, 0));
-        for (i, (&neuron, &mask)) in neurons.iter().zip(masks).enumerate() {
+        for (i, (&neuron, mask)) in neurons.iter().zip(masks).enumerate() {
             let neuron = neuron as usize;
             let rows = Rows { ahead: ahead::bytes(neurons, i, ups), ..ups.rows_from(neuron) };
             // SAFETY: the row is inside the matrix; the kernel is for this machine; a group that is not dense has few tokens.
             unsafe { self.kernels.dot(ups.quant)(rows, 1, x, products.as_mut_ptr(), 1) };
             let gates = known[neuron..].iter().step_by(2 * c.ffn);
-            let mut any = false;
+            let (fires_for, mut adds) = (*mask, 0);
             for (b, (gate, Routed { weight, .. })) in gates.zip(tokens).enumerate() {
-                let fires = mask >> b & 1 == 1;
+                let fires = fires_for >> b & 1 == 1;
                 let value = if fires { activation(c.ffn_kind, c.activation, *gate, products[b]) } else { 0.0 };
                 a[b] = weight * value;
-                any |= a[b] != 0.0;
+                adds |= u32::from(a[b] != 0.0) << b;
             }
-            if any {
+            *mask = adds;
+            if adds != 0 {
                 downs.add(down.row_ptr(neuron), ahead::bytes(neurons, i, down), &a[..n], out);
             }
         }

@@ -30,9 +30,13 @@ impl Split {
         pass.probe.show_inside(pass.buffers, l, c.ffn_kind, predicted);
         self.launch_inside(pass, l, weights);
         if pass.sparsity.inside(l).is_none() && self.migrator.is_some() {
-            // Which neurons fire is not known yet; that all of the experts' gates are computed says nothing of a neuron.
+            // Which neurons fire is not known yet, and that all of the experts' gates are computed says nothing of a neuron: those of the
+            // pass before stand for them.
             pass.buffers.predicted.selections.resize_with(c.layers, Selection::default);
-            std::mem::swap(&mut pass.buffers.predicted.selections[l], &mut self.fired_before[l]);
+            let (selection, before) = (&mut pass.buffers.predicted.selections[l], &self.fired_before[l]);
+            selection.clear(c.neurons());
+            selection.neurons.extend_from_slice(&before.neurons);
+            selection.masks.extend_from_slice(&before.masks);
         }
         self.observe(pass, l, Wanted::Experts);
         let (bytes, fired) = self.host_inside(pass, l, weights);
@@ -59,6 +63,7 @@ impl Split {
         rows.fill(NONE);
         for (row, group) in b.routes.groups.iter().enumerate() {
             rows[group.expert] = row as u32;
+            by_token[group.expert * n..(group.expert + 1) * n].fill(0);
             for routed in &b.routes.tokens[group.first..group.first + group.tokens] {
                 by_token[group.expert * n + routed.token] = routed.weight.to_bits();
             }
@@ -146,7 +151,7 @@ impl Split {
     /// of neuron and token have fired.
     fn host_inside(&mut self, pass: &mut Pass<'_, '_>, l: usize, weights: &ExpertWeights) -> (u64, u64) {
         let (mut lap, before) = (clock::now(), self.device.totals().host_ns);
-        let Pass { model, pool, kernels, buffers: b, .. } = pass;
+        let Pass { model, pool, kernels, sparsity, buffers: b, .. } = pass;
         let c = &model.config;
         let partial: &mut [f32] = bytemuck::cast_slice_mut(&mut self.host.partial[..b.positions.len() * c.hidden]);
         partial.fill(0.0);
@@ -156,10 +161,11 @@ impl Split {
         self.current[l].ffn_ns[Tier::Host] = self.device.totals().host_ns - before;
         let fired = &mut self.fired;
         fired.begin(l, &self.sequences);
+        fired.kept = self.migrator.is_some() && sparsity.inside(l).is_none();
         let mut pairs = 0;
         for (number, group) in b.routes.groups.iter().enumerate() {
             let tokens = &b.routes.tokens[group.first..group.first + group.tokens];
-            for (neuron, mask) in b.experts.fired(number, c.ffn) {
+            for (neuron, mask) in b.experts.fired(number, c.ffn).filter(|(_, mask)| *mask != 0) {
                 fired.neurons.neurons.push(StoreId::new(group.expert * c.ffn + neuron as usize));
                 fired.neurons.masks.push(in_pass(mask, tokens));
                 pairs += u64::from(mask.count_ones());

@@ -41,6 +41,9 @@ impl Split {
         if half == 0 || !c.ffn.is_multiple_of(4) {
             return Ok(());
         }
+        // Every piece is three copies, of which the costs have those of one.
+        let more = (c.ffn.div_ceil(half) - 1) as f64;
+        let costs = ExpertCosts { link_us: costs.link_us + more * 3.0 * costs.copy_us, ..costs };
         let device = &mut self.device;
         let scratch = device.alloc(2 * half as u64 * block)?;
         let mut two = || [device.event(), device.event()];

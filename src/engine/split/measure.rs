@@ -40,20 +40,22 @@ pub struct Fired {
     pub sequences: Vec<u64>,
     /// Whether the neurons in slots are among them.
     complete: bool,
+    /// They are kept for the layer's next pass.
+    pub(super) kept: bool,
 }
 
 impl Fired {
     /// Memory for a layer of `ffn` neurons.
     pub(super) fn new(ffn: usize) -> Fired {
         let neurons = Selection { neurons: Vec::with_capacity(ffn), masks: Vec::with_capacity(ffn) };
-        Fired { layer: None, neurons, sequences: Vec::with_capacity(MAX_COLUMNS), complete: false }
+        Fired { layer: None, neurons, sequences: Vec::with_capacity(MAX_COLUMNS), complete: false, kept: false }
     }
 }
 
 impl Fired {
     /// Nothing is known of this layer yet; its neurons in slots come later.
     pub(super) fn begin(&mut self, layer: usize, sequences: &[u64]) {
-        (self.layer, self.complete) = (Some(layer), false);
+        (self.layer, self.complete, self.kept) = (Some(layer), false, false);
         self.sequences.clear();
         self.sequences.extend_from_slice(sequences);
         self.neurons.neurons.clear();
@@ -89,10 +91,15 @@ impl Split {
         if self.wanted[l] > 0 {
             self.add_fired(l);
         }
-        if let Some(before) = self.fired_before.get_mut(l) {
+        if let Some(before) = self.fired_before.get_mut(l).filter(|_| self.fired.kept) {
             before.neurons.clone_from(&self.fired.neurons.neurons);
             before.masks.clone_from(&self.fired.neurons.masks);
         }
+    }
+
+    /// What fired before says nothing of another text.
+    pub(super) fn forget_before(&mut self) {
+        self.fired_before.iter_mut().for_each(|before| before.clear(0));
     }
 
     /// Adds the active neurons in a layer's slots to those of the host.

@@ -169,7 +169,9 @@ impl Split {
             times: vec![LayerTimes::default(); c.layers],
             current: vec![LayerTimes::default(); c.layers],
             fired: Fired::new(c.movable()),
-            fired_before: vec![Selection::default(); if c.neurons_inside() { c.layers } else { 0 }],
+            fired_before: (0..if c.neurons_inside() { c.layers } else { 0 })
+                .map(|_| Selection { neurons: Vec::with_capacity(c.neurons()), masks: Vec::with_capacity(c.neurons()) })
+                .collect(),
             sequences: Vec::with_capacity(MAX_COLUMNS),
             runs: Vec::with_capacity(c.ffn),
             cpu_counts: Default::default(),

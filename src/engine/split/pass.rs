@@ -54,6 +54,9 @@ impl Executor for Split {
         } else {
             self.sequences.extend(pass.buffers.positions.iter().map(|p| pass.caches[p.sequence].id()));
         }
+        if pass.is_chunk() || self.sequences != self.fired.sequences {
+            self.forget_before();
+        }
         self.upload(pass);
     }
 

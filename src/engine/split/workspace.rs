@@ -110,7 +110,7 @@ pub struct PinnedBuffers {
     pub all_masks: PinnedBuffer,
     /// The host's part of an FFN's output, `[n, hidden]`.
     pub partial: PinnedBuffer,
-    /// By layer, which slots' neurons were active for each token ([`SparseFfn::output`]): `[layers, MAX_COLUMNS, fired_words(ffn)]`.
+    /// By layer, which slots' neurons were active for each token ([`SparseFfn::output`]): `[layers, MAX_COLUMNS, fired_words(movable)]`.
     pub fired: PinnedBuffer,
     /// Queries, keys and values that the device made, `[layers, n, qkv_dim]`; for a chunk two layers take turns. Keys and values go to the
     /// host's caches.
