@@ -3,14 +3,14 @@
 
 mod support;
 
-use dynamicinfer::cache::{Migration, NeuronCache, NotBegun, Refused, Tier};
+use dynamicinfer::cache::Tier;
 use dynamicinfer::cpu::Kernels;
-use dynamicinfer::device::{Device, Faults, Rates, VirtualDevice};
+use dynamicinfer::device::{Faults, Rates, VirtualDevice};
 use dynamicinfer::engine::sampler::argmax;
-use dynamicinfer::engine::{ChunkCounts, Engine, ExpertCosts, Migrator, Session, Sparsity};
+use dynamicinfer::engine::{ChunkCounts, Engine, ExpertCosts, Session};
 use dynamicinfer::error::Error;
 use dynamicinfer::formats::machine_profile::MachineProfile;
-use dynamicinfer::ids::{LayerId, SlotId, StoreId};
+use dynamicinfer::ids::StoreId;
 use dynamicinfer::model::source::Source;
 use dynamicinfer::model::{KvType, Model};
 use dynamicinfer::open::{DeviceKind, DeviceOptions, EngineOptions, Opened, Quiet, open};
@@ -20,7 +20,7 @@ use dynamicinfer::tokenizer::Special;
 use std::collections::HashMap;
 use std::path::Path;
 use std::sync::{Arc, Mutex};
-use support::law::{logits, slots, with_seeds};
+use support::law::{Restless, logits, slots, with_seeds};
 use support::{RATES, by_token, device_bytes, expert_costs, on_device, streaming_experts_bytes};
 
 /// Of every family, as published and as GGUF; normed queries, routers that read another input, layers without rotation, and rows in
@@ -43,33 +43,6 @@ fn root() -> &'static Path {
 /// The model at a path, for the CPU alone.
 fn at(path: &Path) -> Model {
     Model::in_place(Source::open(path, None).unwrap()).unwrap()
-}
-
-/// Moves experts at random: any layer, any slot, before any layer of any token.
-struct Restless {
-    prng: Prng,
-    experts: u64,
-    begun: Arc<Mutex<u64>>,
-}
-
-impl Migrator for Restless {
-    fn apply(&mut self, _: usize, _: bool, device: &mut dyn Device, cache: &mut NeuronCache, _: &mut Sparsity) {
-        let layers = cache.layers.len() as u64;
-        for _ in 0..self.prng.below(7) {
-            let layer = self.prng.below(layers) as usize;
-            let slots = cache.layers[layer].table.slots().len() as u64;
-            if slots == 0 {
-                continue;
-            }
-            let slot = SlotId(self.prng.below(slots) as u32);
-            let neuron = StoreId(self.prng.below(self.experts) as u32);
-            match cache.migrate(device, Migration { layer: LayerId::new(layer), slot, neuron }) {
-                Ok(()) => *self.begun.lock().unwrap() += 1,
-                Err(NotBegun::Refused(Refused::OutOfRange)) => panic!("slot {slot:?}, expert {neuron:?}"),
-                Err(NotBegun::Refused(Refused::Busy | Refused::AlreadyThere) | NotBegun::Full) => {}
-            }
-        }
-    }
 }
 
 #[test]
@@ -117,8 +90,8 @@ fn logits_are_the_cpus_for_every_budget_residency_and_interleaving() {
         }
         split.cache.barrier = prng.below(3) == 0;
         if prng.below(4) != 0 {
-            let (prng, experts) = (Prng::new(seed ^ 0xab), clusters as u64);
-            split.migrator = Some(Box::new(Restless { prng, experts, begun: moves.clone() }));
+            let (prng, clusters) = (Prng::new(seed ^ 0xab), clusters as u64);
+            split.migrator = Some(Box::new(Restless { prng, clusters, most: 7, begun: moves.clone() }));
         }
         let mut engine = Engine::new(model, 1 + prng.below(2) as usize, Kernels::best());
         // Keys and values in f32 stay on the host; in f16 they lie on the device.

@@ -4,7 +4,7 @@
 
 mod support;
 
-use dynamicinfer::cache::{Migration, NeuronCache, NotBegun, PerTier, Refused, Tier};
+use dynamicinfer::cache::{NeuronCache, PerTier, Tier};
 use dynamicinfer::cpu::Kernels;
 use dynamicinfer::device::{Device, Faults, Rates, VirtualDevice};
 use dynamicinfer::engine::sampler::argmax;
@@ -16,7 +16,7 @@ use dynamicinfer::error::Error;
 use dynamicinfer::formats::blocks::BlockType;
 use dynamicinfer::formats::machine_profile::MachineProfile;
 use dynamicinfer::formats::rows::Quant;
-use dynamicinfer::ids::{LayerId, SlotId, StoreId};
+use dynamicinfer::ids::StoreId;
 use dynamicinfer::lab::pack::{PackOptions, Types, pack};
 use dynamicinfer::lab::synth::{Mixture, Shape, write_gguf};
 use dynamicinfer::model::config::Activation;
@@ -31,7 +31,7 @@ use dynamicinfer::tokenizer::Special;
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
-use support::law::{logits, slots, with_seeds};
+use support::law::{Restless, logits, slots, with_seeds};
 use support::{RATES, by_token, device_bytes, expert_costs, numbers, on_device, predictor_header};
 
 const QUANTS: [Quant; 4] = [Quant::F32, Quant::F16, Quant::Q4, Quant::Block(BlockType::Q4_K)];
@@ -83,32 +83,6 @@ fn networks(model: &Model, path: &Path) -> Arc<dyn Predictor> {
     let networks: Vec<Network> = (0..c.layers).map(&mut network).collect();
     mlp::write(path, predictor_header(model), &networks).unwrap();
     predictor::open(path, model).unwrap()
-}
-
-/// Moves neurons at random: any layer, any slot, before any layer of any token.
-struct Restless {
-    prng: Prng,
-    neurons: u64,
-    begun: Arc<Mutex<u64>>,
-}
-
-impl Migrator for Restless {
-    fn apply(&mut self, _: usize, _: bool, device: &mut dyn Device, cache: &mut NeuronCache, _: &mut Sparsity) {
-        for _ in 0..self.prng.below(20) {
-            let layer = self.prng.below(cache.layers.len() as u64) as usize;
-            let slots = cache.layers[layer].table.slots().len() as u64;
-            if slots == 0 {
-                continue;
-            }
-            let slot = SlotId(self.prng.below(slots) as u32);
-            let neuron = StoreId(self.prng.below(self.neurons) as u32);
-            match cache.migrate(device, Migration { layer: LayerId::new(layer), slot, neuron }) {
-                Ok(()) => *self.begun.lock().unwrap() += 1,
-                Err(NotBegun::Refused(Refused::OutOfRange)) => panic!("slot {slot:?}, neuron {neuron:?}"),
-                Err(NotBegun::Refused(Refused::Busy | Refused::AlreadyThere) | NotBegun::Full) => {}
-            }
-        }
-    }
 }
 
 /// What the CPU alone has made of passes of some tokens.
@@ -170,8 +144,8 @@ fn logits_are_the_cpus_for_every_budget_residency_and_interleaving() {
         }
         split.cache.barrier = prng.below(3) == 0;
         if prng.below(4) != 0 {
-            let (prng, neurons) = (Prng::new(seed ^ 0xab), neurons as u64);
-            split.migrator = Some(Box::new(Restless { prng, neurons, begun: moves.clone() }));
+            let (prng, clusters) = (Prng::new(seed ^ 0xab), neurons as u64);
+            split.migrator = Some(Box::new(Restless { prng, clusters, most: 20, begun: moves.clone() }));
         }
         let mut engine = Engine::new(model, 1 + prng.below(2) as usize, Kernels::best());
         if predicted {

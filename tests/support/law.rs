@@ -1,10 +1,13 @@
 //! What the laws of two memories share: fixtures in every type, seeds, and logits of a text.
 
 use super::{error, packed};
+use dynamicinfer::cache::{Migration, NeuronCache, NotBegun, Refused};
 use dynamicinfer::cpu::{Isa, Kernels};
-use dynamicinfer::engine::{Choice, Engine, Logits, Observer, Seen, Sparsity};
+use dynamicinfer::device::Device;
+use dynamicinfer::engine::{Choice, Engine, Logits, Migrator, Observer, Seen, Sparsity};
 use dynamicinfer::formats::blocks::BlockType;
 use dynamicinfer::formats::rows::Quant;
+use dynamicinfer::ids::{LayerId, SlotId, StoreId};
 use dynamicinfer::lab::mix::Mix;
 use dynamicinfer::lab::pack::{PackOptions, Types, pack};
 use dynamicinfer::model::config::Activation;
@@ -13,7 +16,7 @@ use dynamicinfer::model::{KvCache, KvType, Model, ModelConfig};
 use dynamicinfer::prng::Prng;
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
-use std::sync::Mutex;
+use std::sync::{Arc, Mutex};
 
 pub const FAMILIES: [&str; 8] =
     ["relullama", "prosparse", "bamboo", "opt", "llama-relu2", "falcon", "relufalcon", "minicpm"];
@@ -54,6 +57,37 @@ impl Stores {
         let path =
             paths.entry((family, quant)).or_insert_with(|| packed(self.dir.path(), FAMILIES[family], QUANTS[quant]));
         Model::open(path).unwrap()
+    }
+}
+
+/// Moves experts or neurons at random: any layer, any slot, before any layer of any token.
+pub struct Restless {
+    pub prng: Prng,
+    /// Clusters of a layer.
+    pub clusters: u64,
+    /// Fewer moves than this before a layer.
+    pub most: u64,
+    /// Moves that were begun.
+    pub begun: Arc<Mutex<u64>>,
+}
+
+impl Migrator for Restless {
+    fn apply(&mut self, _: usize, _: bool, device: &mut dyn Device, cache: &mut NeuronCache, _: &mut Sparsity) {
+        let layers = cache.layers.len() as u64;
+        for _ in 0..self.prng.below(self.most) {
+            let layer = self.prng.below(layers) as usize;
+            let slots = cache.layers[layer].table.slots().len() as u64;
+            if slots == 0 {
+                continue;
+            }
+            let slot = SlotId(self.prng.below(slots) as u32);
+            let neuron = StoreId(self.prng.below(self.clusters) as u32);
+            match cache.migrate(device, Migration { layer: LayerId::new(layer), slot, neuron }) {
+                Ok(()) => *self.begun.lock().unwrap() += 1,
+                Err(NotBegun::Refused(Refused::OutOfRange)) => panic!("slot {slot:?}, cluster {neuron:?}"),
+                Err(NotBegun::Refused(Refused::Busy | Refused::AlreadyThere) | NotBegun::Full) => {}
+            }
+        }
     }
 }
 
