@@ -1,9 +1,11 @@
 //! The thread pool: fork and join many times per token, cheaply, and without waiting long for a core that is busy.
 //!
 //! A parallel call is one call of [`ThreadPool::run`], split into tasks. Every thread takes the next free task until none is left, so a
-//! thread whose core is slow or taken away holds back one task, not its share. Threads wait for work by spinning for `SPIN` and then sleep;
-//! the caller waits for the last task in the same way. Spinning longer would win nothing on an idle machine (parallel calls follow each
-//! other within microseconds) and would burn the time slice that a busy machine gives us.
+//! thread whose core is slow or taken away holds back one task, not its share; and one that still sleeps holds back nothing: the call is over
+//! when its tasks are. Threads wait for work by spinning and then sleep; the caller waits for the last task in the same way. Spinning longer
+//! would win nothing where parallel calls follow each other within microseconds, and would burn the time slice that a busy machine gives
+//! us. Where the caller waits for a device between two calls, threads that are to be there for the next one have to spin as long
+//! ([`ThreadPool::spin`]): waking one takes some tens of microseconds.
 
 use crate::clock::{self, Duration};
 use parking_lot::{Condvar, Mutex};
@@ -11,10 +13,12 @@ use std::hint::spin_loop;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, AtomicUsize, Ordering};
 
-/// Longest spin before sleeping. Covers the serial work between two parallel calls (norms, RoPE: a few microseconds).
+/// How long a thread spins before it sleeps, at first. Covers the serial work between two parallel calls (norms, RoPE: a few microseconds).
 const SPIN: Duration = Duration::from_micros(60);
 /// Spins between two looks at the clock, which costs as much as some tens of spins.
 const SPINS_PER_LOOK: u32 = 64;
+/// Sleeping threads that a thread wakes before it takes a task; each of them wakes as many if there are tasks left.
+const WAKES: usize = 2;
 
 /// Keeps what one thread writes often off the lines that others read.
 #[repr(align(128))]
@@ -22,17 +26,18 @@ const SPINS_PER_LOOK: u32 = 64;
 struct Padded<T>(T);
 
 struct Shared {
-    /// Number of the parallel call that is running; a change is the start signal.
-    call_number: Padded<AtomicU64>,
-    /// Next task to take.
-    next: Padded<AtomicUsize>,
-    /// Workers that have not finished the parallel call.
-    busy: Padded<AtomicUsize>,
-    tasks: AtomicUsize,
-    /// The parallel call's closure, type erased; valid from the start signal until `busy` is zero.
+    /// Number of the call's tasks, times 2^32, plus the next to take. Whoever adds one and finds that a task was left has it, whatever the
+    /// call was when it looked before.
+    tickets: Padded<AtomicU64>,
+    /// Tasks of the call that are done.
+    done: Padded<AtomicUsize>,
+    /// The call's closure, type erased; valid while there is a task that was taken and is not done.
     call: AtomicPtr<()>,
     closure: AtomicPtr<()>,
+    /// How long threads spin, ns.
+    spin: AtomicU64,
     stop: AtomicBool,
+    /// Number of workers that sleep; only as much as the lock says.
     sleepers: AtomicUsize,
     caller_sleeps: AtomicBool,
     lock: Mutex<()>,
@@ -52,12 +57,11 @@ impl ThreadPool {
     /// A pool of `threads` in all; at least one, the caller.
     pub fn new(threads: usize) -> ThreadPool {
         let shared = Arc::new(Shared {
-            call_number: Padded::default(),
-            next: Padded::default(),
-            busy: Padded::default(),
-            tasks: AtomicUsize::new(0),
+            tickets: Padded::default(),
+            done: Padded::default(),
             call: AtomicPtr::default(),
             closure: AtomicPtr::default(),
+            spin: AtomicU64::new(SPIN.as_nanos() as u64),
             stop: AtomicBool::new(false),
             sleepers: AtomicUsize::new(0),
             caller_sleeps: AtomicBool::new(false),
@@ -81,46 +85,63 @@ impl ThreadPool {
         self.workers.len() + 1
     }
 
+    /// From now on threads that wait spin for so long before they sleep.
+    pub fn spin(&mut self, time: Duration) {
+        self.shared.spin.store(time.as_nanos() as u64, Ordering::Relaxed);
+    }
+
     /// Runs `f(thread, task)` for each task in `0..tasks`, each once, and returns when all are done. `thread` is
     /// below [`ThreadPool::threads`] and no two calls run at once with the same one. `&mut self`: one parallel call at a time.
+    ///
+    /// # Panics
+    /// If there are 2^31 tasks or more.
     pub fn run<F: Fn(usize, usize) + Sync>(&mut self, tasks: usize, f: F) {
         if self.workers.is_empty() || tasks <= 1 {
             (0..tasks).for_each(|task| f(0, task));
             return;
         }
         unsafe fn call<F: Fn(usize, usize)>(closure: *const (), thread: usize, task: usize) {
-            // SAFETY: `closure` is the `&f` that `run` keeps alive until every worker has left the parallel call.
+            // SAFETY: `closure` is the `&f` that `run` keeps alive until every task is done.
             unsafe { (*closure.cast::<F>())(thread, task) }
         }
+        assert!(tasks < 1 << 31);
         let s = &*self.shared;
+        // No task is left that somebody may have taken: nobody reads these.
         s.closure.store((&raw const f).cast_mut().cast(), Ordering::Relaxed);
         s.call.store(call::<F> as Call as *mut (), Ordering::Relaxed);
-        s.tasks.store(tasks, Ordering::Relaxed);
-        s.next.0.store(0, Ordering::Relaxed);
-        s.busy.0.store(self.workers.len(), Ordering::Relaxed);
-        // SeqCst with the sleepers' count: either a worker sees the new parallel call or we see that it sleeps.
-        s.call_number.0.fetch_add(1, Ordering::SeqCst);
-        if s.sleepers.load(Ordering::SeqCst) > 0 {
-            let _guard = s.lock.lock();
-            s.wake_workers.notify_all();
-        }
-        // Joins on the way out even when `f` panics: workers still hold a pointer to it.
-        let _join = Join(s);
-        take_tasks(s, 0);
+        s.done.0.store(0, Ordering::Relaxed);
+        // SeqCst with the sleepers' count: either a worker sees the tasks or we see that it sleeps.
+        s.tickets.0.store((tasks as u64) << 32, Ordering::SeqCst);
+        // On the way out even when `f` panics: workers still hold a pointer to it.
+        let mut join = Join { shared: s, tasks, mine: 0 };
+        wake(s);
+        take_tasks(s, 0, &mut join.mine);
     }
 }
 
-struct Join<'a>(&'a Shared);
+struct Join<'a> {
+    shared: &'a Shared,
+    tasks: usize,
+    /// Tasks that the caller has taken.
+    mine: usize,
+}
 
 impl Drop for Join<'_> {
     fn drop(&mut self) {
-        let s = self.0;
-        if spin_until(|| s.busy.0.load(Ordering::Acquire) == 0) {
+        let s = self.shared;
+        // Where a task of the caller's has panicked, there may be some that nobody has taken: they count as done.
+        let mut others = self.tasks - self.mine;
+        while std::thread::panicking() && left(s.tickets.0.load(Ordering::Relaxed)) > 0 {
+            if left(s.tickets.0.fetch_add(1, Ordering::Relaxed)) > 0 {
+                others -= 1;
+            }
+        }
+        if spin_until(s, || s.done.0.load(Ordering::Acquire) == others) {
             return;
         }
         let mut guard = s.lock.lock();
         s.caller_sleeps.store(true, Ordering::SeqCst);
-        while s.busy.0.load(Ordering::SeqCst) != 0 {
+        while s.done.0.load(Ordering::SeqCst) != others {
             s.wake_caller.wait(&mut guard);
         }
         s.caller_sleeps.store(false, Ordering::Relaxed);
@@ -130,8 +151,7 @@ impl Drop for Join<'_> {
 impl Drop for ThreadPool {
     fn drop(&mut self) {
         let s = &*self.shared;
-        s.stop.store(true, Ordering::Relaxed);
-        s.call_number.0.fetch_add(1, Ordering::SeqCst);
+        s.stop.store(true, Ordering::SeqCst);
         {
             let _guard = s.lock.lock();
             s.wake_workers.notify_all();
@@ -143,49 +163,71 @@ impl Drop for ThreadPool {
     }
 }
 
+/// Tasks that nobody has taken, by the tickets.
+const fn left(tickets: u64) -> u64 {
+    (tickets >> 32).saturating_sub(tickets & 0xffff_ffff)
+}
+
+/// Wakes some of the workers that sleep.
+fn wake(s: &Shared) {
+    if s.sleepers.load(Ordering::SeqCst) > 0 {
+        // Whoever has counted itself and does not wait yet has the lock.
+        drop(s.lock.lock());
+        (0..WAKES).for_each(|_| _ = s.wake_workers.notify_one());
+    }
+}
+
 fn work(s: &Shared, thread: usize) {
-    let mut seen = 0;
     loop {
-        if !spin_until(|| s.call_number.0.load(Ordering::Acquire) != seen) {
+        let called = || left(s.tickets.0.load(Ordering::SeqCst)) > 0 || s.stop.load(Ordering::SeqCst);
+        if !spin_until(s, called) {
             let mut guard = s.lock.lock();
             s.sleepers.fetch_add(1, Ordering::SeqCst);
-            while s.call_number.0.load(Ordering::SeqCst) == seen {
+            while !called() {
                 s.wake_workers.wait(&mut guard);
             }
             s.sleepers.fetch_sub(1, Ordering::Relaxed);
+            drop(guard);
+            if left(s.tickets.0.load(Ordering::Relaxed)) > 1 {
+                wake(s);
+            }
         }
-        seen = s.call_number.0.load(Ordering::Acquire);
         if s.stop.load(Ordering::Relaxed) {
             return;
         }
         // A panic in a task would leave the caller waiting for ever: end the process, the message is printed.
-        if std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| take_tasks(s, thread))).is_err() {
+        let mut mine = 0;
+        if std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| take_tasks(s, thread, &mut mine))).is_err() {
             std::process::abort();
         }
-        if s.busy.0.fetch_sub(1, Ordering::SeqCst) == 1 && s.caller_sleeps.load(Ordering::SeqCst) {
-            let _guard = s.lock.lock();
-            s.wake_caller.notify_one();
+        if mine > 0 {
+            s.done.0.fetch_add(mine, Ordering::SeqCst);
+            if s.caller_sleeps.load(Ordering::SeqCst) {
+                let _guard = s.lock.lock();
+                s.wake_caller.notify_one();
+            }
         }
     }
 }
 
-fn take_tasks(s: &Shared, thread: usize) {
-    let tasks = s.tasks.load(Ordering::Relaxed);
-    let closure = s.closure.load(Ordering::Relaxed);
-    // SAFETY: `run` stored a `Call` before the start signal.
-    let call: Call = unsafe { std::mem::transmute::<*mut (), Call>(s.call.load(Ordering::Relaxed)) };
-    loop {
-        let task = s.next.0.fetch_add(1, Ordering::Relaxed);
-        if task >= tasks {
+/// Takes tasks until none is left, and counts them in `mine`.
+fn take_tasks(s: &Shared, thread: usize, mine: &mut usize) {
+    // Looks first: adding for nothing takes the line from those who have something to take.
+    while left(s.tickets.0.load(Ordering::Relaxed)) > 0 {
+        let tickets = s.tickets.0.fetch_add(1, Ordering::Acquire);
+        if left(tickets) == 0 {
             return;
         }
-        // SAFETY: the closure lives until all workers have left the parallel call.
-        unsafe { call(closure, thread, task) };
+        *mine += 1;
+        // SAFETY: `run` stored a `Call` before the tickets, and stores no other before this task is done.
+        let call: Call = unsafe { std::mem::transmute::<*mut (), Call>(s.call.load(Ordering::Relaxed)) };
+        // SAFETY: the closure lives until all tasks are done.
+        unsafe { call(s.closure.load(Ordering::Relaxed), thread, (tickets & 0xffff_ffff) as usize) };
     }
 }
 
-/// Spins until `done` or for [`SPIN`]; says whether it is done.
-fn spin_until(done: impl Fn() -> bool) -> bool {
+/// Spins until `done`, or for as long as threads spin; says whether it is done.
+fn spin_until(s: &Shared, done: impl Fn() -> bool) -> bool {
     let mut start = None;
     loop {
         for _ in 0..SPINS_PER_LOOK {
@@ -194,7 +236,8 @@ fn spin_until(done: impl Fn() -> bool) -> bool {
             }
             spin_loop();
         }
-        if start.get_or_insert_with(clock::now).elapsed() > SPIN {
+        let most = Duration::from_nanos(s.spin.load(Ordering::Relaxed));
+        if start.get_or_insert_with(clock::now).elapsed() > most {
             return done();
         }
     }
@@ -239,8 +282,9 @@ mod tests {
 
     #[test]
     fn every_piece_of_every_region_runs_once() {
-        for threads in [1, 2, 4] {
+        for (threads, spin) in [(1, 60), (2, 60), (4, 60), (4, 0)] {
             let mut pool = ThreadPool::new(threads);
+            pool.spin(Duration::from_micros(spin));
             for tasks in [0, 1, 2, 7, 100] {
                 for _ in 0..200 {
                     let counts: Vec<AtomicU32> = (0..tasks).map(|_| AtomicU32::new(0)).collect();
@@ -251,6 +295,37 @@ mod tests {
                     assert!(counts.iter().all(|c| c.load(Ordering::Relaxed) == 1));
                 }
             }
+        }
+    }
+
+    #[test]
+    fn calls_that_follow_each_other_at_once_never_take_each_others_tasks() {
+        let mut pool = ThreadPool::new(4);
+        for call in 0..20_000u32 {
+            let sum = AtomicU32::new(0);
+            let tasks = 2 + call as usize % 3;
+            pool.run(tasks, |_, task| _ = sum.fetch_add(call + task as u32, Ordering::Relaxed));
+            let expected = call * tasks as u32 + (tasks * (tasks - 1) / 2) as u32;
+            assert_eq!(sum.load(Ordering::Relaxed), expected);
+        }
+    }
+
+    #[test]
+    fn a_call_that_panics_is_over_before_its_closure_is_gone() {
+        let mut pool = ThreadPool::new(3);
+        for _ in 0..100 {
+            let ran = AtomicU32::new(0);
+            let caught = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+                // Only the caller's thread may panic: workers end the process.
+                pool.run(50, |thread, _| match thread {
+                    0 => std::panic::resume_unwind(Box::new("meant")),
+                    _ => _ = ran.fetch_add(1, Ordering::Relaxed),
+                });
+            }));
+            assert!(caught.is_err() || ran.load(Ordering::Relaxed) == 50);
+            let before = ran.load(Ordering::Relaxed);
+            pool.run(8, |_, _| {});
+            assert_eq!(ran.load(Ordering::Relaxed), before);
         }
     }
 }

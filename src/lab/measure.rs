@@ -12,7 +12,8 @@ use crate::model::Matrix;
 use crate::ops::linear::linear;
 use memmap2::{Advice, MmapMut};
 use serde::Serialize;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::hint::spin_loop;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 /// Times that a figure is measured for a profile that is kept: the median of five is right if two of them were disturbed.
 const ROUNDS: usize = 5;
@@ -227,11 +228,17 @@ const CALLS: usize = 2000;
 /// Time of one fork and join of `threads` threads that do nothing, us: the median of `CALLS` calls, one after the other.
 pub fn call_us(threads: usize) -> f64 {
     let mut pool = ThreadPool::new(threads);
-    let mut mark = clock::now();
+    let (threads, mut mark) = (pool.threads(), clock::now());
     let mut times: Vec<u64> = (0..CALLS)
         .map(|_| {
-            // A single task would run on the calling thread and wake no other.
-            pool.run(threads.max(2), |_, _| ());
+            // Each thread has a task, and keeps it until all have one.
+            let taken = AtomicUsize::new(0);
+            pool.run(threads, |_, _| {
+                taken.fetch_add(1, Ordering::Relaxed);
+                while taken.load(Ordering::Relaxed) < threads {
+                    spin_loop();
+                }
+            });
             clock::lap(&mut mark)
         })
         .collect();

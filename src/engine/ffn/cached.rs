@@ -247,7 +247,7 @@ impl CachedFfn {
             });
         }
         self.cache.end(&list.neurons);
-        add_units(partial, size, config, layer, hidden);
+        add_units(pool, partial, size, config, layer, hidden);
         counts.sum()
     }
 
@@ -272,7 +272,7 @@ impl CachedFfn {
                 run_blocks(kernels, config, layer, x, range, &mut out[..x.n * config.hidden]);
             });
         }
-        add_units(partial, size, config, layer, hidden);
+        add_units(pool, partial, size, config, layer, hidden);
         rows_of(config, config.ffn)
     }
 

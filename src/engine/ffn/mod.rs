@@ -11,9 +11,10 @@ mod firing_experts;
 mod many;
 mod predicted_experts;
 mod scaled_experts;
+mod units;
 mod whole;
 
-use crate::cpu::aligned::{Aligned, LINE};
+use crate::cpu::aligned::Aligned;
 use crate::cpu::thread_pool::Parts;
 use crate::cpu::{Columns, Kernels, MAX_AXPY_ROWS, MAX_COLUMNS, Rows, ThreadPool};
 use crate::device::NONE;
@@ -34,6 +35,7 @@ pub use many::{Tile, activations, down, products};
 pub use predicted_experts::OnDevice;
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
+use units::{add_units, unit_buffers};
 
 /// Working memory that the FFN keeps between calls.
 #[derive(Default)]
@@ -290,32 +292,8 @@ pub fn ffn(
             }
         }
     });
-    add_units(partial, size, config, layer, hidden);
+    add_units(pool, partial, size, config, layer, hidden);
     if sparse.is_none() { rows_of(config, config.ffn) } else { counts.sum() }
-}
-
-/// A buffer for each unit of a pass of `n` columns, and numbers of one.
-fn unit_buffers<'a>(
-    partial: &'a mut Aligned,
-    config: &ModelConfig,
-    layer: &Layer,
-    n: usize,
-    units: usize,
-) -> (usize, &'a mut [f32]) {
-    let size = (n * config.hidden).next_multiple_of(LINE);
-    // Sized for all neurons, so that a longer list later allocates nothing.
-    partial.resize(units_of(config.ffn, layer.block().bytes()) * size);
-    (size, &mut partial[..units * size])
-}
-
-/// Adds the units' buffers in order, and their sum with the bias of down to `hidden`.
-fn add_units(partial: &mut [f32], size: usize, config: &ModelConfig, layer: &Layer, hidden: &mut [f32]) {
-    let (sum, rest) = partial.split_at_mut(size);
-    rest.chunks_exact(size).for_each(|part| math::add(sum, part));
-    for (sum, hidden) in sum.chunks_exact(config.hidden).zip(hidden.chunks_exact_mut(config.hidden)) {
-        rows::add_axpy(layer.block().down().quant, sum, hidden);
-    }
-    add_down_bias(layer, hidden);
 }
 
 fn rows_of(config: &ModelConfig, neurons: usize) -> Counts {
