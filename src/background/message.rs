@@ -1,6 +1,6 @@
 //! What engine and scheduler hand each other.
 
-use crate::cache::{PerTier, Slot};
+use crate::cache::{PerTier, Slot, SlotTable};
 use crate::cpu::MAX_COLUMNS;
 use crate::device::Totals;
 use crate::engine::Selection;
@@ -26,6 +26,37 @@ impl Position {
     /// The beginning of the layer that comes so many layers later.
     pub fn later(self, layers: usize) -> Position {
         Position((self.0 & !1) + 2 * layers as u64)
+    }
+}
+
+/// What a layer's slots hold, if the scheduler does not know it: most of the time nothing has moved since the layer was sent last.
+#[derive(Default)]
+pub struct SentSlots {
+    changed: bool,
+    slots: Vec<Slot>,
+}
+
+impl SentSlots {
+    /// Becomes the table's slots, unless those of this version were sent before.
+    pub fn fill(&mut self, table: &SlotTable, sent: &mut u64) {
+        self.changed = *sent != table.version();
+        if self.changed {
+            *sent = table.version();
+            self.slots.clear();
+            self.slots.extend_from_slice(table.slots());
+        }
+    }
+
+    /// Becomes nothing.
+    pub fn clear(&mut self) {
+        self.changed = false;
+    }
+
+    /// Replaces what was known of the layer, if something else was sent.
+    pub fn tell(&mut self, known: &mut Vec<Slot>) {
+        if std::mem::take(&mut self.changed) {
+            std::mem::swap(known, &mut self.slots);
+        }
     }
 }
 
@@ -65,9 +96,9 @@ pub struct SentObservation {
     /// The highest score of each neuron of the layer ahead over the tokens, if the engine has them.
     pub ahead_scores: Vec<f32>,
     /// What the layer's slots hold.
-    pub slots: Vec<Slot>,
+    pub slots: SentSlots,
     /// What the slots of the layer ahead hold.
-    pub ahead_slots: Vec<Slot>,
+    pub ahead_slots: SentSlots,
     /// Neurons on their way.
     pub in_flight: u64,
     /// What the device has counted.
@@ -89,8 +120,8 @@ impl SentObservation {
             missed: Vec::with_capacity(ffn),
             scores: Vec::with_capacity(ffn),
             ahead_scores: Vec::with_capacity(ffn),
-            slots: Vec::with_capacity(ffn),
-            ahead_slots: Vec::with_capacity(ffn),
+            slots: SentSlots { changed: false, slots: Vec::with_capacity(ffn) },
+            ahead_slots: SentSlots { changed: false, slots: Vec::with_capacity(ffn) },
             ..SentObservation::default()
         }
     }

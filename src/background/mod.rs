@@ -111,6 +111,8 @@ pub struct Background {
     pass: u64,
     now: Position,
     counts: MigratorCounts,
+    /// By layer, the version of its slots that the scheduler was sent last.
+    sent: Vec<u64>,
     /// The frequencies of each sequence, which the scheduler adds to.
     known: Known,
 }
@@ -141,8 +143,8 @@ impl Background {
             Beside::Thread { to, from, thread: Some(std::thread::Builder::new().name("scheduler".into()).spawn(run)?) }
         };
         let counts = MigratorCounts::default();
-        let (pass, now) = (0, Position::default());
-        Ok(Background { beside, shared, layers, ahead, lookahead, tune, pass, now, counts, known })
+        let (pass, now, sent) = (0, Position::default(), vec![0; layers]);
+        Ok(Background { beside, shared, layers, ahead, lookahead, tune, pass, now, counts, sent, known })
     }
 
     fn holding(&self) -> Policy {
@@ -242,6 +244,8 @@ impl Migrator for Background {
         let (wants_scores, decodes) = (self.wants_scores(), at.n == 1 || at.batch);
         let (position, ahead, looks_ahead) = (self.now, self.ahead, self.lookahead.is_some());
         let totals = device.totals();
+        // Taken out and put back: an observation that is lost has told nothing.
+        let mut sent = std::mem::take(&mut self.sent);
         self.send(totals.clock_ns, |seen| {
             let first = if at.batch { 0 } else { at.residual.len() / at.n * (at.n - 1) };
             (seen.layer, seen.position) = (LayerId::new(at.layer), position);
@@ -271,14 +275,14 @@ impl Migrator for Background {
                 let of_last = if at.batch { 0 } else { scores.len() / at.n * (at.n - 1) };
                 extend_with_highest(&mut seen.ahead_scores, &scores[of_last..], if at.batch { at.n } else { 1 });
             }
-            seen.slots.clear();
-            seen.slots.extend_from_slice(cache.layers[at.layer].table.slots());
+            seen.slots.fill(&cache.layers[at.layer].table, &mut sent[at.layer]);
             seen.ahead_slots.clear();
             if let Some(target) = cache.layers.get(at.layer + ahead).filter(|_| looks_ahead) {
-                seen.ahead_slots.extend_from_slice(target.table.slots());
+                seen.ahead_slots.fill(&target.table, &mut sent[at.layer + ahead]);
             }
             (seen.in_flight, seen.totals, seen.times) = (cache.in_flight() as u64, totals, at.times);
         });
+        self.sent = sent;
     }
 
     fn prompt(&mut self, layer: usize, first: usize, tokens: usize, sequence: u64, counts: &[u32]) {
@@ -290,6 +294,8 @@ impl Migrator for Background {
             seen.sequences.push(sequence);
             (seen.fired_layer, seen.audited) = (None, false);
             seen.residual.clear();
+            seen.slots.clear();
+            seen.ahead_slots.clear();
             seen.scores.clear();
             seen.ahead_scores.clear();
             seen.computed.clear();
@@ -372,7 +378,7 @@ impl Shared {
     fn handle(
         &self,
         worker: &mut Worker,
-        seen: &SentObservation,
+        seen: &mut SentObservation,
         now: Position,
         mut send: impl FnMut(Position, &crate::scheduler::Decision<'_>) -> bool,
     ) {

@@ -87,15 +87,15 @@ impl Ticker {
             if done_ns > until_ns {
                 return;
             }
+            let (_, mut seen) = self.waiting.pop_front().expect("looked at above");
             let Ticker { worker, decided, decisions, .. } = self;
-            shared.handle(worker, seen, stood, |until, decision| {
+            shared.handle(worker, &mut seen, stood, |until, decision| {
                 let Some(mut to) = decisions.pop() else { return false };
                 write(&mut to, until, decision);
                 decided.push_back((done_ns, to));
                 true
             });
             self.free_ns = done_ns;
-            let (_, seen) = self.waiting.pop_front().expect("looked at above");
             self.observations.push(seen);
         }
     }

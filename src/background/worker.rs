@@ -2,6 +2,7 @@
 
 use super::BackgroundOptions;
 use super::message::{Position, SentDecision, SentObservation};
+use crate::cache::Slot;
 use crate::cpu::{Kernels, ThreadPool};
 use crate::model::Model;
 use crate::predictor::{Bytes, Calibration, Predictor, Scratch, Tools};
@@ -26,6 +27,8 @@ pub struct Worker {
     tables: Vec<Option<Bytes>>,
     pool: ThreadPool,
     scratch: Scratch,
+    /// By layer, what its slots hold, as far as that was told.
+    slots: Vec<Vec<Slot>>,
     scores: Vec<f32>,
     /// Probabilities of the observed layer's neurons, times 255, `[ffn]`.
     own: Vec<u8>,
@@ -39,7 +42,8 @@ impl Worker {
         let (ffn, sequences, ahead) = (model.config.movable(), options.sequences.max(1), options.ahead.max(1));
         let own_tables = options.thresholds.iter().map(|own| own.as_ref().map(|(_, table)| table.bytes())).collect();
         let table = |layer| options.predictor.as_ref()?.calibration(layer, ahead).map(Calibration::bytes);
-        let tables = (0..model.config.layers).map(table).collect();
+        let layers = model.config.layers;
+        let tables = (0..layers).map(table).collect();
         let scheduler = Scheduler::new(SchedulerOptions {
             policy: options.policy,
             rules: (options.tune)(options.policy.rules()),
@@ -66,6 +70,7 @@ impl Worker {
             tables,
             pool: ThreadPool::new(1),
             scratch: Scratch::default(),
+            slots: (0..layers).map(|_| Vec::with_capacity(ffn)).collect(),
             scores: vec![0.0; ffn * sequences],
             own: Vec::with_capacity(ffn),
             probabilities: Vec::with_capacity(ffn),
@@ -111,12 +116,16 @@ impl Worker {
     /// moves: then it only teaches.
     pub fn handle(
         &mut self,
-        seen: &SentObservation,
+        seen: &mut SentObservation,
         now: Position,
         mut send: impl FnMut(Position, Decision<'_>),
     ) -> bool {
         let layer = seen.layer.index();
         let target = layer + self.ahead;
+        seen.slots.tell(&mut self.slots[layer]);
+        if let Some(ahead) = self.slots.get_mut(target) {
+            seen.ahead_slots.tell(ahead);
+        }
         let ahead = seen.position.later(self.ahead);
         let late = self.is_late(seen, now);
         let predicts = !late && !seen.residual.is_empty() && target < self.tables.len();
@@ -126,8 +135,8 @@ impl Worker {
             table.of(&seen.scores, &mut self.own);
         }
         let device = DeviceState {
-            slots: &seen.slots,
-            ahead_slots: &seen.ahead_slots,
+            slots: &self.slots[layer],
+            ahead_slots: self.slots.get(target).filter(|_| self.predictor.is_some()).map_or(&[], Vec::as_slice),
             in_flight: seen.in_flight,
             totals: seen.totals,
             times: seen.times,

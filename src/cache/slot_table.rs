@@ -7,6 +7,10 @@
 use super::tier::Location;
 use crate::device::NONE;
 use crate::ids::{SlotId, StoreId};
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// Changes of all tables so far.
+static CHANGES: AtomicU64 = AtomicU64::new(0);
 
 /// What a slot holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -42,6 +46,7 @@ pub struct SlotTable {
     stale: Vec<SlotId>,
     is_stale: Vec<bool>,
     residents: usize,
+    version: u64,
 }
 
 /// Why a neuron cannot be brought into a slot.
@@ -55,6 +60,10 @@ pub enum Refused {
     AlreadyThere,
 }
 
+fn next_version() -> u64 {
+    CHANGES.fetch_add(1, Ordering::Relaxed) + 1
+}
+
 impl SlotTable {
     /// A table of `slots` free slots for a layer of `neurons` neurons.
     pub fn new(slots: usize, neurons: usize) -> SlotTable {
@@ -66,7 +75,13 @@ impl SlotTable {
             stale: (0..slots).map(SlotId::new).collect(),
             is_stale: vec![true; slots],
             residents: 0,
+            version: next_version(),
         }
+    }
+
+    /// Another number whenever a slot holds something else, and never that of another table with other slots; above 0.
+    pub fn version(&self) -> u64 {
+        self.version
     }
 
     /// What each slot holds, `[slots]`.
@@ -167,9 +182,11 @@ impl SlotTable {
         self.is_stale.resize(slots, false);
         self.stale.retain(|&slot| slot.index() < slots);
         (before..slots).for_each(|slot| self.mark(SlotId::new(slot)));
+        self.version = next_version();
     }
 
     fn mark(&mut self, slot: SlotId) {
+        self.version = next_version();
         if !std::mem::replace(&mut self.is_stale[slot.index()], true) {
             self.stale.push(slot);
         }
@@ -189,5 +206,38 @@ impl SlotTable {
     /// How many neurons are resident.
     pub fn residents(&self) -> usize {
         self.residents
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_version_is_of_one_content() {
+        let neuron = StoreId::new;
+        let mut table = SlotTable::new(2, 4);
+        let mut known = vec![(table.version(), table.slots().to_vec())];
+        let changes: [fn(&mut SlotTable); 7] = [
+            |table| _ = table.fill(SlotId::new(0), StoreId::new(3)).unwrap(),
+            |table| table.landed(SlotId::new(0)),
+            |table| _ = table.fill(SlotId::new(1), StoreId::new(2)).unwrap(),
+            |table| table.abandon(SlotId::new(1)),
+            |table| _ = table.clear(SlotId::new(0)).unwrap(),
+            |table| table.resize(3),
+            // A free slot goes away.
+            |table| table.resize(1),
+        ];
+        for change in changes {
+            change(&mut table);
+            assert!(known.iter().all(|(version, _)| *version != table.version()));
+            known.push((table.version(), table.slots().to_vec()));
+        }
+        // What changes nothing, and what is refused, may keep the version; another table never has it.
+        let before = table.slots().to_vec();
+        assert!(table.fill(SlotId::new(9), neuron(0)).is_err());
+        table.take_stale(|_, _| ());
+        assert_eq!(table.slots(), before);
+        assert!(known.iter().all(|(version, _)| *version != SlotTable::new(2, 4).version()));
     }
 }
