@@ -27,19 +27,27 @@ pub fn install() {
         let prompt = PROMPT.lock().take();
         if before || prompt.is_some() {
             prompt.into_iter().for_each(|restore| restore());
-            std::process::exit(130);
+            end();
         }
         let mut hurried = HURRIED.lock();
         ENDED.wait_while_for(&mut hurried, |hurried| hurried.is_some(), PATIENCE);
         if let Some(restore) = hurried.take() {
             restore();
-            std::process::exit(130);
+            end();
         }
     };
     // Without a handler Ctrl-C still ends the process, only less tidily.
     if let Err(error) = ctrlc::set_handler(handler) {
         tracing::debug!("no Ctrl-C handler: {error}");
     }
+}
+
+/// Ends the process from the thread that handles signals, without what libraries have to do when a process ends by itself: a card's driver would
+/// take down what another thread still uses.
+#[cfg(feature = "cli")]
+fn end() -> ! {
+    // SAFETY: it does not return, and nothing of this process is used any more.
+    unsafe { libc::_exit(130) }
 }
 
 /// Long work calls this between its steps.
