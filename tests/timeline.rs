@@ -70,6 +70,19 @@ fn a_virtual_devices_clock_is_called_virtual() {
 }
 
 /// The text is what it is without a timeline: marks on the streams order nothing.
+/// What an observer looks at takes longer, and nobody waits for it: `bench` measures shares of neurons so, after the speeds.
+#[test]
+fn a_pass_that_is_observed_is_not_in_it() {
+    let bench = ["bench", "demo", "-p", "0", "-n", "8", "-r", "1", "-o", "json", "--predictor", "mlp"];
+    let (trace, output) = Place::new().run(&[&bench[..], &VIRTUAL, &["--no-history"]].concat(), 0);
+    let rows: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert!(rows[0]["recall"].as_f64().is_some_and(|recall| recall > 0.5), "64 tokens were observed: {rows}");
+    // Four tokens to warm up, and those that are timed.
+    assert_eq!(trace.host().into_iter().filter(|s| s.name == "token").count(), 4 + 8);
+    let said = String::from_utf8(output.stderr).unwrap();
+    assert!(said.contains("timeline: 12 passes, "), "{said}");
+}
+
 #[test]
 fn a_timeline_changes_no_text() {
     let place = Place::new();

@@ -398,6 +398,9 @@ impl Timeline {
 
     fn begin_layer(&mut self, now: u64, layer: usize) {
         self.end_layer(now);
+        if self.pass.is_none() {
+            return;
+        }
         let begun = Span { part: Stage::Layer, layer: Some(layer as u32), count: 0, value: 0, ..self.still(now) };
         self.layer = Some(begun);
     }
@@ -470,6 +473,7 @@ impl Timeline {
 
     fn end(&mut self, now: u64, resident_share: f64, read: Read) {
         self.end_layer(now);
+        let before = std::mem::replace(&mut self.read, read);
         let Some(pass) = self.pass.take() else { return };
         self.spans.push(Span { end_ns: now, ..pass });
         let ns = now - pass.begin_ns;
@@ -480,7 +484,6 @@ impl Timeline {
         sum.neither_ns = ns.saturating_sub(host + device - both);
         self.layers.iter().for_each(|layer| sum.ffn.add(layer));
         self.sums[usize::from(pass.count as usize > self.long)].add(&sum);
-        let before = std::mem::replace(&mut self.read, read);
         // Bytes by nanoseconds are GB/s.
         let rate = |now: u64, before: u64| now.saturating_sub(before) as f64 / ns.max(1) as f64;
         self.samples.push(Sample {

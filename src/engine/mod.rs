@@ -29,7 +29,7 @@ pub use split::{
     ChunkCounts, DividedLayer, Lookahead, Migrator, MigratorCounts, Split, predictor_bytes, workspace_bytes,
 };
 
-use crate::clock;
+use crate::clock::{self, Duration};
 use crate::cpu::shadow::{Magnitudes, Scale};
 use crate::cpu::{Kernels, MAX_COLUMNS, ThreadPool};
 use crate::device::timeline::{Note, Timeline};
@@ -179,6 +179,18 @@ impl Engine {
         self.pool.threads()
     }
 
+    /// Computes with so many threads from now on, at most as many as it has.
+    pub fn use_threads(&mut self, threads: usize) {
+        if threads < self.pool.threads() {
+            self.pool = ThreadPool::new(threads);
+        }
+    }
+
+    /// From now on threads that wait for work spin for so long before they sleep.
+    pub fn spin(&mut self, time: Duration) {
+        self.pool.spin(time);
+    }
+
     /// What predictors compute with, between two passes.
     pub fn tools(&mut self) -> Tools<'_> {
         let Engine { model, kernels, pool, buffers, .. } = self;
@@ -310,6 +322,8 @@ impl Engine {
             idle => (None, idle.as_mut()),
         };
         let mut host = Host { split: from_host, timeline: timeline.as_deref_mut(), teaches: divided };
+        // A timeline is about speed, and an observer has the CPU compute what nobody waits for.
+        let begins = observer.is_none().then_some(Note::Pass { tokens: n, first });
         let probe = Probe { lap: clock::now(), report, observer };
         let mut pass = Pass {
             model,
@@ -324,11 +338,11 @@ impl Engine {
         };
         match on_device {
             Some(split) => {
-                split.note(Note::Pass { tokens: n, first });
+                begins.into_iter().for_each(|note| split.note(note));
                 forward(split, &mut pass);
             }
             None => {
-                host.note(pass.probe.report, Note::Pass { tokens: n, first });
+                begins.into_iter().for_each(|note| host.note(pass.probe.report, note));
                 forward(&mut host, &mut pass);
             }
         }
