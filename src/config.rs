@@ -85,6 +85,13 @@ pub fn default_threads() -> usize {
     cores.len().clamp(1, logical)
 }
 
+/// Threads to compute with beside a scheduler's thread: one core less, where no core has a second thread for it. A pool that has every core
+/// would wait for the task whose core the scheduler takes.
+pub fn threads_beside_a_scheduler() -> usize {
+    let (threads, logical) = (default_threads(), std::thread::available_parallelism().map_or(1, |n| n.get()));
+    if threads == logical && threads > 2 { threads - 1 } else { threads }
+}
+
 /// Threads of the pool that offline jobs and the tokenizers crate share: one per logical core, or fewer if `RAYON_NUM_THREADS` says so.
 /// More would only wait for each other, and the system gives no hundred thousand.
 pub fn pool_threads() -> usize {

@@ -179,7 +179,13 @@ pub const KEYS: [Key; 41] = [
         true,
         "seconds that running answers have to end after SIGTERM",
     ),
-    key("engine.threads", Kind::Whole(0, 1024), "0", false, "threads to compute with; 0 for one per core"),
+    key(
+        "engine.threads",
+        Kind::Whole(0, 1024),
+        "0",
+        false,
+        "threads to compute with; 0 for one per core, one less beside a card's scheduler",
+    ),
     key("engine.kv", Kind::Choice(&["f16", "f32"]), "\"f16\"", false, "how keys and values are stored: f16 or f32"),
     key(
         "engine.prefill",

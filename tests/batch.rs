@@ -166,9 +166,10 @@ fn a_budget_decides_how_many_timelines_lie_on_the_device() {
         vram: None,
         ram: None,
         ffn_share: None,
-        kv: KvPlace::Auto,
+        kv: KvPlace::Spare,
         sequences: 3,
         predictor_bytes: 0,
+        computed_share: 1.0,
         ilp_seconds: None,
     };
     let machine = MachineProfile {

@@ -160,6 +160,7 @@ fn request(vram: u64) -> Request {
         kv: KvPlace::Host,
         sequences: 1,
         predictor_bytes: 0,
+        computed_share: 1.0,
         ilp_seconds: None,
     }
 }

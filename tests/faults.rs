@@ -254,6 +254,7 @@ fn a_device_that_refuses_anything_leaves_an_engine_that_is_right_and_can_go_on()
                 ffn_share: Some(0.5),
                 kv: KvPlace::Host,
                 predictor_bytes: 0,
+                computed_share: 1.0,
                 sequences: 1,
                 ilp_seconds: None,
             };

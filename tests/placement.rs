@@ -176,7 +176,16 @@ fn packed(name: &str, quant: Quant, dir: &Path) -> Model {
 
 fn request(vram: u64) -> Request {
     let kv = KvPlace::Auto;
-    Request { vram: Some(vram), ram: None, ffn_share: None, kv, sequences: 1, predictor_bytes: 777, ilp_seconds: None }
+    Request {
+        vram: Some(vram),
+        ram: None,
+        ffn_share: None,
+        kv,
+        sequences: 1,
+        predictor_bytes: 777,
+        computed_share: 0.1,
+        ilp_seconds: None,
+    }
 }
 
 /// What holds for every plan.
@@ -227,11 +236,61 @@ fn every_budget_is_kept_to_the_byte_and_both_ends_are_reached() {
         assert!(refused.to_string().contains(&format!("give --vram {min} or more")), "{refused}");
         let mut last = (0, 0);
         for vram in (min..=full).step_by(((full - min) / 97) as usize) {
-            let plan = plan_of(&request(vram)).unwrap();
+            check(&plan_of(&request(vram)).unwrap(), &footprint);
+            // Nothing but neurons, so that more room is more of them.
+            let plan = plan_of(&Request { kv: KvPlace::Host, ..request(vram) }).unwrap();
             check(&plan, &footprint);
             assert!((plan.objective, plan.total_bytes) >= last, "{vram}");
             last = (plan.objective, plan.total_bytes);
         }
+    }
+}
+
+/// Keys and values on the device cost neurons, and save attention on the host: copies, waits, and reading them from its memory.
+#[test]
+fn keys_and_values_displace_the_neurons_that_cost_less_than_attention_on_the_host() {
+    let counts = |f: &Footprint| power_law(f.layers, f.ffn);
+    let on_device = |plan: &Plan| plan.parts.iter().find(|p| p.name == PartName::Kv).unwrap().bytes[Tier::Device];
+    let mut displaced = 0;
+    for (context, computed_share) in [(512, 0.1), (4096, 0.1), (4096, 1.0), (1 << 17, 0.1)] {
+        let f = Footprint::of_shape(&shape("llama-7b").unwrap(), Quant::F16, context, KvType::F16);
+        let counts = counts(&f);
+        let of = |kv, vram| plan(&f, &counts, &machine(), &Request { kv, computed_share, ..request(vram) }).unwrap();
+        let least = of(KvPlace::Host, u64::MAX / 2).min_bytes;
+        for eighths in 0..=9 {
+            let vram = least + f.ffn_bytes() / 8 * eighths;
+            let (chosen, host) = (of(KvPlace::Auto, vram), of(KvPlace::Host, vram));
+            check(&chosen, &f);
+            let room = vram - least >= f.kv_bytes;
+            let m = machine();
+            // What the host's attention costs more, and what it costs that these neurons are the host's, us.
+            let read = |bytes: f64| bytes / (m.dram_gb_s * 1e3) - bytes / (m.device_gb_s * 1e3);
+            let waits = f.layers as f64 * (chosen.details.t_sync_us + m.call_us);
+            let gain = waits + read(f.kv_bytes as f64 / 2.0);
+            let share = |plan: &Plan| plan.objective as f64 / plan.details.total_impact as f64;
+            let loss = |other: &Plan| read((share(&host) - share(other)) * computed_share * f.ffn_bytes() as f64);
+            match on_device(&chosen) {
+                0 => {
+                    assert_eq!(chosen.layers, host.layers);
+                    // There is no room, or it would cost more.
+                    assert!(!room || loss(&of(KvPlace::Device, vram)) >= gain, "{context}, {eighths}");
+                }
+                bytes => {
+                    assert_eq!(bytes, f.kv_bytes);
+                    assert!(loss(&chosen) < gain, "{context}, {eighths}");
+                    displaced += u32::from(share(&chosen) < share(&host));
+                }
+            }
+        }
+    }
+    assert!((8..32).contains(&displaced), "{displaced}");
+    // Where bits must not depend on a budget they take what neurons leave.
+    let f = Footprint::of_shape(&shape("llama-7b").unwrap(), Quant::F16, 512, KvType::F16);
+    let of = |kv, vram| plan(&f, &counts(&f), &machine(), &Request { kv, ..request(vram) }).unwrap();
+    let most = of(KvPlace::Spare, u64::MAX / 2).full_bytes;
+    for (vram, there) in [(most, f.kv_bytes), (most - f.embeddings_bytes - 1, 0), (most / 2, 0)] {
+        assert_eq!(on_device(&of(KvPlace::Spare, vram)), there);
+        assert_eq!(on_device(&of(KvPlace::Auto, vram)), f.kv_bytes);
     }
 }
 

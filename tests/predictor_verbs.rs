@@ -141,11 +141,15 @@ fn a_mixtures_predictor_is_trained_on_its_file_and_used_where_it_is_packed() {
     // A device takes both, and what was planned for it: experts of the file, and neurons of what was packed.
     for model in ["m.gguf", "m.neurons"] {
         let vram = ["--vram", "24MiB", "--machine", machine.to_str().unwrap()];
-        let plan = run(dir, &[&["plan", model, "-o", "plan.toml", "-f"], &vram[..]].concat());
-        assert_eq!(plan.code, 0, "{model}: {}", plan.err);
-        let device = ["--device", "virtual", "--placement", "plan.toml", "--no-history"];
-        let ran = run(dir, &[&["run", model, "x", "-n", "4", "--raw"], &device[..], &vram[..]].concat());
-        assert_eq!(ran.code, 0, "{model}: {}", ran.err);
+        // However many slots it has: keys and values take what they leave.
+        for kv in ["auto", "host", "device"] {
+            let plan = ["plan", model, "-o", "plan.toml", "-f", "--kv-place", kv];
+            let plan = run(dir, &[&plan[..], &vram[..]].concat());
+            assert_eq!(plan.code, 0, "{model}, {kv}: {}", plan.err);
+            let device = ["--device", "virtual", "--placement", "plan.toml", "--no-history"];
+            let ran = run(dir, &[&["run", model, "x", "-n", "4", "--raw"], &device[..], &vram[..]].concat());
+            assert_eq!(ran.code, 0, "{model}, {kv}: {}", ran.err);
+        }
     }
     // What was learnt is read by the next one: it was refused as another model's.
     let device = ["--device", "virtual", "--vram", "24MiB", "--machine", machine.to_str().unwrap()];

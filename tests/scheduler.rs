@@ -364,6 +364,7 @@ fn the_acknowledged_budget_is_never_exceeded() {
             ffn_share: Some(0.5),
             kv: KvPlace::Host,
             predictor_bytes: 0,
+            computed_share: 1.0,
             sequences: 1,
             ilp_seconds: None,
         },

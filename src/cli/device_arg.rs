@@ -39,12 +39,12 @@ pub struct DeviceArgs {
     /// What moves while a text is generated [default: full]
     #[arg(long, value_name = "POLICY", ignore_case = true, value_parser = super::policy_arg::names())]
     pub policy: Option<Policy>,
-    /// Start a layer's kernels and copies with a few calls of the driver instead of one each (CUDA graphs). Off until a card has
-    /// shown what it gains
+    /// Start a layer's kernels and copies with a few calls of the driver instead of one each (CUDA graphs). Off: on the
+    /// one card that was measured large models gained nothing by it
     #[arg(long, value_enum, ignore_case = true, default_value_t = Switch::Off)]
     pub graphs: Switch,
     /// Let a card's tensor cores multiply prompts of more than 32 tokens: auto for q8_0 and q4_0, where that changes no bit, if they are
-    /// faster on this card; on for f16, too, whose inputs are then rounded to f16
+    /// faster on this card, and for f16, whose inputs are then rounded to f16, but with --prefill exact or --deterministic; on always
     #[arg(long, value_enum, ignore_case = true, default_value_t = TensorCores::Auto)]
     pub tensor_cores: TensorCores,
     /// Layers that the scheduler looks ahead [default: 2 where the predictor was made for that, else 1]

@@ -27,7 +27,7 @@ pub fn run(args: Args) -> Result<()> {
     let card = Card::open().map_err(error)?;
     let budget = card.free / 16 * 15;
     let (name, peak) = (card.name.clone(), card.peak_tflop_s());
-    let mut device = device(card, budget, (true, Some(Tiles::Lanes)), &Terminal)?;
+    let mut device = device(card, budget, (true, Some(Tiles::Lanes), false), &Terminal)?;
     let (mut rates, mut layer) = (None, None);
     if !args.no_speed {
         layer = Some(launching(&mut device)?);

@@ -23,7 +23,7 @@ pub struct LoaderArgs {
     /// Activation function of a model that does not say it, or says it wrong: relu, fatrelu(0.01), drelu, silu and so on
     #[arg(long, value_parser = parse_activation)]
     pub activation: Option<NamedActivation>,
-    /// Threads to compute with [default: one per core]
+    /// Threads to compute with [default: one per core, one less beside a card whose scheduler has no hyperthread]
     #[arg(short, long)]
     pub threads: Option<u64>,
     /// How keys and values are stored: f16 or f32

@@ -37,7 +37,7 @@ pub struct ModelArgs {
 
 #[derive(Args, Clone)]
 pub struct EngineArgs {
-    /// Threads to compute with [default: one per core]
+    /// Threads to compute with [default: one per core, one less beside a card whose scheduler has no hyperthread]
     #[arg(short, long)]
     pub threads: Option<usize>,
     /// How keys and values are stored [default: f16]

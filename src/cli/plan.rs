@@ -56,7 +56,7 @@ pub struct Args {
     /// How keys and values are stored
     #[arg(long, value_enum, ignore_case = true, default_value_t = KvArg::F16)]
     kv: KvArg,
-    /// Where they are stored: auto takes the device where they displace no neuron
+    /// Where they are stored: auto takes the device where a token is faster for it, though it may cost a few neurons their place
     #[arg(long, value_enum, ignore_case = true, default_value_t = KvPlaceArg::Auto)]
     kv_place: KvPlaceArg,
     /// Machine that it is for: a profile of `measure --save`, or a .toml file [default: `default`, else measured now]
@@ -155,6 +155,7 @@ pub fn run(args: Args) -> Result<()> {
         },
         sequences: args.parallel,
         predictor_bytes: prediction.bytes,
+        computed_share: prediction.computed_share,
         ilp_seconds: args.ilp,
     };
     let plan = plan(&footprint, &subject.counts, &machine, &request)?;

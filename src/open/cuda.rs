@@ -33,9 +33,10 @@ pub fn delivery() -> Delivery {
     // Where toolkits put it without registering it with the loader; other places can be given by LD_LIBRARY_PATH or DYNAMICINFER_NVRTC.
     let toolkits = ["/usr/local/cuda/lib64/libnvrtc.so", "/opt/cuda/lib64/libnvrtc.so"];
     let named = config::variable("DYNAMICINFER_NVRTC");
+    let files = || named.iter().map(String::as_str).chain(toolkits).map(Into::into).collect();
     Delivery {
         cache: config::cache_dir().map(|dir| dir.join("kernels")),
-        nvrtc: named.iter().map(String::as_str).chain(toolkits).map(Into::into).collect(),
+        nvrtc: (named.as_deref() != Some("none")).then(files),
     }
 }
 
@@ -76,14 +77,14 @@ pub fn rates() -> Result<CardRates, String> {
 }
 
 /// Opens a device on the card that may use `budget` bytes, with or without CUDA graphs, which multiplies prompts by these tiles, or by what
-/// turns out to be faster; `told` gets a sentence about it.
+/// turns out to be faster; where `rounds`, that may round the inputs of f16 matrices to f16. `told` gets a sentence about it.
 ///
 /// # Errors
 /// As [`error`].
 pub fn device(
     card: Card,
     budget: u64,
-    (graphs, tiles): (bool, Option<Tiles>),
+    (graphs, tiles, rounds): (bool, Option<Tiles>, bool),
     told: &dyn Listener,
 ) -> Result<CudaDevice> {
     let pinnable = config::available_memory().map_or(u64::MAX, pinnable);
@@ -95,9 +96,19 @@ pub fn device(
         graphs,
         tiles: tiles.unwrap_or_default(),
     };
+    if options.delivery.compiles(card.arch, card.driver_version) {
+        told.note(&format!(
+            "compiling the kernels for {}, which takes a quarter of a minute on the first start",
+            card.name
+        ));
+    }
     let mut device = CudaDevice::new(card, &options).map_err(error)?;
     if tiles.is_none() {
-        device.try_tensor_cores();
+        // Which of two starts found a card busy must not decide what is rounded.
+        let same = device.try_tensor_cores().is_some_and(|trial| trial.same);
+        if rounds && same {
+            device.use_tiles(Tiles::TensorCores);
+        }
     }
     let card = device.card();
     told.note(&format!(

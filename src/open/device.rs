@@ -1,16 +1,17 @@
 //! Opens the device that was asked for: plans what lies there, opens the device itself, places its first neurons, and starts the scheduler.
 
 use super::place::{out_of_memory, place};
+use super::planned::{computed_share, nothing_fits, placed_by_file};
 use super::{EngineOptions, Listener, Quiet, SparsityOptions, VramBudget, artifacts, cuda, machine, sparsity};
 use crate::background::{Background, BackgroundOptions, Latency};
-use crate::clock::{self, Seldom};
-use crate::cpu::MAX_COLUMNS;
+use crate::clock::{self, Duration, Seldom};
+use crate::config;
+use crate::cpu::{MAX_COLUMNS, Prefill};
 use crate::device::{Device, Rates, Tiles, Timeline, Traced, VirtualDevice};
 use crate::engine::{Engine, Lookahead, predictor_bytes};
 use crate::error::{Error, Result};
 use crate::formats::history_file;
 use crate::formats::machine_profile::MachineProfile;
-use crate::formats::placement_file::PlacementFile;
 use crate::ids::PublishedId;
 use crate::model::{KvType, Model};
 use crate::placement::memory_plan::{Footprint, KvPlace, Plan, Request, plan};
@@ -18,8 +19,7 @@ use crate::placement::policy::{self, PlacementPolicy};
 use crate::predictor::{Predictor, Router};
 use crate::scheduler::thresholds::LossWeight;
 use crate::scheduler::{Policy as Migration, Rules};
-use bytemuck::allocation::TransparentWrapperAlloc;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 
 /// What an observation takes the scheduler on a virtual clock, ns, beside reading the predictor's weights: copying it and choosing among
@@ -87,7 +87,8 @@ pub struct DeviceOptions {
     pub live: bool,
     /// Start a layer's kernels and copies with a few driver calls instead of one each (CUDA graphs).
     pub graphs: bool,
-    /// By what a card multiplies prompts; `None` takes what is faster of those that give the same bits, which is tried.
+    /// By what a card multiplies prompts; `None` takes tensor cores where a trial gives the same bits by them and by lanes: for q8_0 and q4_0
+    /// if they are faster, for f16 where inputs may be rounded.
     pub tiles: Option<Tiles>,
     /// Number of layers that the scheduler looks ahead; `None` is 2 if the predictor was made for that, else 1.
     pub lookahead: Option<usize>,
@@ -212,16 +213,21 @@ impl Found {
     fn open(
         self,
         options: &DeviceOptions,
+        rounds: bool,
         budget: u64,
         machine: &MachineProfile,
         told: &dyn Listener,
     ) -> Result<Box<dyn Device>> {
         Ok(match self {
             Found::Virtual => Box::new(virtual_device(budget, machine, options.fail_after)),
-            Found::Cuda(card) => Box::new(cuda::device(*card, budget, (options.graphs, options.tiles), told)?),
+            Found::Cuda(card) => Box::new(cuda::device(*card, budget, (options.graphs, options.tiles, rounds), told)?),
         })
     }
 }
+
+/// How long the pool's threads wait for work before they sleep, beside a card: for as long as a card takes for most layers, so that they
+/// are there when the processor's part of the next one comes.
+const SPIN: Duration = Duration::from_millis(1);
 
 /// What looks ahead for the scheduler, `None` if only frequencies do, and how many layers.
 type LooksAhead = (Option<Lookahead>, usize);
@@ -258,7 +264,17 @@ impl DeviceOptions {
         let lookahead = self.lookahead(engine, &options.sparsity, told)?;
         let planned = self.plan(engine, need, vram, self.on_device(&lookahead), told)?;
         let (plan, machine) = (&planned.plan, &planned.budget.machine);
-        let device = found.open(self, plan.budget_bytes, machine, told)?;
+        if let Some(note) = nothing_fits(plan).filter(|_| !matches!(self.placement, Placement::Empty)) {
+            told.note(&note);
+        }
+        if matches!(found, Found::Cuda(_)) {
+            if options.threads.is_none() && self.schedules(engine) {
+                engine.use_threads(config::threads_beside_a_scheduler());
+            }
+            engine.spin(SPIN);
+        }
+        let rounds = options.prefill != Prefill::Exact && !self.deterministic;
+        let device = found.open(self, rounds, plan.budget_bytes, machine, told)?;
         let device = match options.traced {
             true => Box::new(Traced::new(device, Timeline::new(layers, MAX_COLUMNS))),
             false => device,
@@ -358,9 +374,15 @@ impl DeviceOptions {
             ram: need.ram,
             ffn_share: self.ffn_share,
             // The device's kernels read keys and values in f16 only.
-            kv: if need.kv == KvType::F16 { KvPlace::Auto } else { KvPlace::Host },
+            kv: match need.kv {
+                // Attention of host and device differs in its last bits, so here it changes sides only where every neuron fits.
+                KvType::F16 if self.deterministic => KvPlace::Spare,
+                KvType::F16 => KvPlace::Auto,
+                _ => KvPlace::Host,
+            },
             sequences: need.sequences,
             predictor_bytes: predictor_bytes(engine.sparsity(), lookahead, &model.config),
+            computed_share: computed_share(engine, &counts, tokens),
             ilp_seconds: None,
         };
         let footprint = Footprint::of_model(model, need.context, need.kv);
@@ -375,7 +397,7 @@ impl DeviceOptions {
             Placement::Static => policy::neurons(PlacementPolicy::Static, &counts, &slots, 0),
             Placement::Random { seed } => policy::neurons(PlacementPolicy::Random, &counts, &slots, *seed),
             Placement::Empty => vec![Vec::new(); layers],
-            Placement::File(path) => placed_by_file(path, model, &mut plan)?,
+            Placement::File(path) => placed_by_file(path, model, &mut plan, (&request, footprint.kv_bytes))?,
         };
         Ok(Planned { plan, neurons, tokens, active, budget: VramBudget { footprint, counts, machine, request } })
     }
@@ -494,26 +516,6 @@ impl DeviceOptions {
         split.lookahead = on_device;
         engine.upload_predictors().map_err(out_of_memory)
     }
-}
-
-/// The neurons that a placement file names; its slots replace the plan's.
-fn placed_by_file(path: &Path, model: &Model, plan: &mut Plan) -> Result<Vec<Vec<PublishedId>>> {
-    let (layers, ffn) = (model.config.layers, model.config.movable());
-    let file = PlacementFile::read(path)?;
-    file.check_owner(path, model.fingerprint(), layers, ffn)?;
-    let wanted: u64 = file.layers.iter().map(|l| l.slots as u64).sum();
-    let needed = plan.min_bytes + wanted * plan.details.block_bytes;
-    if needed > plan.budget_bytes {
-        return Err(Error::Memory(format!(
-            "{}: its {wanted} slots make {needed} bytes on the device and the budget is {}; give --vram {needed} or more, \
-             or plan again",
-            path.display(),
-            plan.budget_bytes
-        )));
-    }
-    plan.layers.iter_mut().zip(&file.layers).for_each(|(l, placed)| l.slots = placed.slots);
-    plan.limit_streamed(plan.budget_bytes - needed);
-    Ok(file.layers.into_iter().map(|l| PublishedId::wrap_vec(l.neurons)).collect())
 }
 
 fn virtual_device(budget: u64, machine: &MachineProfile, fail_after: Option<u64>) -> VirtualDevice {

@@ -14,6 +14,7 @@ mod kernels;
 pub mod machine;
 pub mod model;
 pub mod place;
+mod planned;
 mod ram;
 mod ram_budget;
 mod ram_plan;
@@ -49,7 +50,7 @@ const CONTEXT: usize = 4096;
 pub struct EngineOptions {
     /// Which model to open.
     pub model: ModelOptions,
-    /// Threads to compute with, 1 to 1024; `None` is one per core.
+    /// Threads to compute with, 1 to 1024; `None` is one per core, or [`config::threads_beside_a_scheduler`](crate::config::threads_beside_a_scheduler).
     pub threads: Option<usize>,
     /// Instruction set of the CPU kernels; `None` is the best that the processor has.
     pub isa: Option<Isa>,
@@ -227,7 +228,7 @@ pub fn open_model(model: Model, options: &EngineOptions, told: &dyn Listener) ->
     let limit = ram::limit(&model, options);
     let mut engine = processor(model, options.threads, options.isa)?;
     engine.kernels.prefill = options.prefill;
-    // A device multiplies floats in f32: what the processor does beside it must not differ by where neurons lie.
+    // A device rounds floats to f16 at most: what the processor does beside it must differ as little as can be by where neurons lie.
     engine.kernels.rounds_floats = options.prefill == Prefill::Int8 && options.device.is_none();
     if limit.is_none() {
         read_in(&mut engine);

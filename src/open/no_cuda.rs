@@ -51,6 +51,11 @@ pub fn rates() -> Result<CardRates, String> {
 }
 
 /// Never called: nobody has a card. Any type of device will do as the result.
-pub fn device(card: Card, _budget: u64, _how: (bool, Option<Tiles>), _told: &dyn Listener) -> Result<VirtualDevice> {
+pub fn device(
+    card: Card,
+    _budget: u64,
+    _how: (bool, Option<Tiles>, bool),
+    _told: &dyn Listener,
+) -> Result<VirtualDevice> {
     match card {}
 }

@@ -72,9 +72,10 @@ pub fn estimate(f: &Footprint, plan: &Plan, machine: &MachineProfile, reads: Rea
     let device_ffn_ms = ms(there, machine.device_gb_s);
     let host_ms = ms(neurons - there, machine.dram_gb_s);
     let always_ms = ms(always, machine.device_gb_s);
-    // Without neurons on the host no layer is split, and a token waits once.
+    // Without neurons or keys and values on the host no layer is split, and a token waits once.
     let splits = if host_ms > 0.0 { layers } else { 0.0 };
-    let wait_ms = (splits * (plan.details.t_sync_us + machine.call_us) + machine.sync_us) / 1e3;
+    let attention = if plan.sequences == 0 { f.attention_waits as f64 } else { 0.0 };
+    let wait_ms = ((splits + attention) * (plan.details.t_sync_us + machine.call_us) + machine.sync_us) / 1e3;
     let token_ms = always_ms + device_ffn_ms.max(host_ms) + wait_ms;
     let device_ms = always_ms + device_ffn_ms;
     let bound = [(device_ms, Bound::DeviceMemory), (host_ms, Bound::HostMemory), (wait_ms, Bound::Waits)];

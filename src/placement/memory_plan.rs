@@ -38,6 +38,8 @@ pub struct Footprint {
     pub buffers_bytes: u64,
     /// Bytes of the keys and values of one sequence with a full context.
     pub kv_bytes: u64,
+    /// Layers in which host and device wait for each other once more for attention on the host.
+    pub attention_waits: usize,
     /// Bytes of what layers of linear attention keep of one sequence, however long it is; a token reads and writes all of it. 0 of every model
     /// that is run here.
     pub state_bytes: u64,
@@ -91,6 +93,7 @@ impl Footprint {
             head_bytes: edge + norm_bytes(c),
             buffers_bytes: buffers_bytes(c),
             kv_bytes: KvCache::bytes_for(c, context, kv),
+            attention_waits: (0..c.layers).filter(|&l| !c.layer(l).norms.parallel()).count(),
             state_bytes: 0,
             block_weights: block_weights(c) as u64,
         }
@@ -188,8 +191,11 @@ pub fn streamed_bytes(c: &ModelConfig) -> u64 {
 /// Where keys and values are to lie.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum KvPlace {
-    /// On the device where they displace no neuron, else on the host.
+    /// On the device where that makes a token faster: where they displace no neuron, or neurons that take less time on the host than
+    /// attention does there.
     Auto,
+    /// On the device where they displace no neuron, else on the host.
+    Spare,
     /// In host memory.
     Host,
     /// On the device, even if they displace neurons.
@@ -211,6 +217,8 @@ pub struct Request {
     pub sequences: usize,
     /// Bytes of all predictors' weights.
     pub predictor_bytes: u64,
+    /// Share of the neurons, or of a mixture's experts, that a token computes, above 0 and at most 1.
+    pub computed_share: f64,
     /// Also solve the placement as an integer linear programme, in at most this many seconds; `None` does not.
     pub ilp_seconds: Option<f64>,
 }
@@ -301,6 +309,17 @@ impl Plan {
         self.layers.iter().map(|l| l.slots).collect()
     }
 
+    /// Has the keys and values of so many sequences on the device, of `kv_bytes` each.
+    pub fn keep_sequences(&mut self, sequences: usize, kv_bytes: u64) {
+        let kv = self.parts.iter_mut().find(|p| p.name == PartName::Kv).expect("a plan has every part");
+        let (before, now) = (kv.bytes[Tier::Device], sequences as u64 * kv_bytes);
+        kv.bytes[Tier::Host] = kv.bytes[Tier::Host] + before - now;
+        kv.bytes[Tier::Device] = now;
+        self.details.host_bytes = self.details.host_bytes + before - now;
+        self.total_bytes = self.total_bytes + now - before;
+        self.sequences = sequences;
+    }
+
     /// Leaves out the room for experts that are copied for a prompt's chunk, unless it is `room` bytes at most.
     pub fn limit_streamed(&mut self, room: u64) {
         if self.streamed_bytes > room {
@@ -356,9 +375,10 @@ pub struct IlpCheck {
     pub solve_ms: f64,
 }
 
-/// Plans what lies on the device. What every token reads whole comes first (attention, head, predictors, buffers), then neurons, then keys
-/// and values, then the embedding, of which a token reads one row. Of the room for a mixture's experts a little is for those that are copied
-/// for a prompt's chunk.
+/// Plans what lies on the device. What every token reads whole comes first (attention, head, predictors, buffers), then neurons, keys and
+/// values, then the embedding, of which a token reads one row. Keys and values come before the neurons that are least often active where
+/// the host would take longer for attention than for these. Of the room for a mixture's experts a little is for those that are copied for a
+/// prompt's chunk.
 ///
 /// `counts` is how often each neuron fired, `[layers][ffn]`.
 ///
@@ -373,7 +393,7 @@ pub fn plan(footprint: &Footprint, counts: &[Vec<u64>], machine: &MachineProfile
     let kv_first = if request.kv == KvPlace::Device { kv_bytes } else { 0 };
     let states = f.state_bytes * (sequences as u64 - 1);
     let min_bytes = f.least_bytes() + states + request.predictor_bytes + kv_first;
-    let kv_later = if request.kv == KvPlace::Auto { kv_bytes } else { 0 };
+    let kv_later = if matches!(request.kv, KvPlace::Auto | KvPlace::Spare) { kv_bytes } else { 0 };
     let full_bytes = min_bytes + f.ffn_bytes() + kv_later + f.embeddings_bytes;
 
     // Rounded down, so that the share is not exceeded.
@@ -402,19 +422,18 @@ pub fn plan(footprint: &Footprint, counts: &[Vec<u64>], machine: &MachineProfile
         Some(_) => Problem::in_batches(counts, f.block_bytes, least, 1),
     };
     let problem = problem.map_err(failed)?;
-    let streamed_bytes = streamed(f, request, wanted, room);
-    let ffn_budget = (room - streamed_bytes).min(wanted);
     let start = clock::now();
-    let Solution { batches, impact } = solve(&problem, ffn_budget);
+    let (sequences_there, division) = divide_room(f, &problem, (&costs, machine), request, (room, wanted));
+    let Division { streamed_bytes, ffn_budget, solution: Solution { batches, impact } } = division;
     let solve_ms = start.elapsed().as_secs_f64() * 1e3;
     let bound = upper_bound(&problem, ffn_budget);
     let ilp = request.ilp_seconds.map(|seconds| ilp_check(&problem, ffn_budget, impact, seconds)).transpose()?;
 
     let slots: Vec<usize> = batches.iter().map(|n| n * problem.batch).collect();
     let slots_bytes = f.block_bytes * slots.iter().sum::<usize>() as u64;
-    // With `vram`, bytes that neurons could still use stay free for them: a larger budget never takes neurons off the device.
+    // With `vram`, bytes that neurons could still use stay free for them: nothing else displaces one.
     let rest = if request.vram.is_some() { room - streamed_bytes - ffn_budget } else { 0 };
-    let (sequences, parts) = divide(f, request, [slots_bytes, streamed_bytes], rest);
+    let (sequences, parts) = divide(f, request, [slots_bytes, streamed_bytes], rest, sequences_there);
     let [host_bytes, total_bytes] =
         [Tier::Host, Tier::Device].map(|tier| parts.iter().map(|part| part.bytes[tier]).sum::<u64>());
     if let Some(ram) = request.ram.filter(|&ram| ram < host_bytes) {
@@ -452,6 +471,47 @@ pub fn plan(footprint: &Footprint, counts: &[Vec<u64>], machine: &MachineProfile
     })
 }
 
+/// How room for neurons is divided.
+struct Division {
+    /// Bytes for experts that are copied for a prompt's chunk.
+    streamed_bytes: u64,
+    /// Bytes that slots may take.
+    ffn_budget: u64,
+    solution: Solution,
+}
+
+/// Divides `room` between neurons, which may have `wanted` bytes of it, and keys and values, where these displace some: of how many sequences,
+/// or `None` where they take what is left.
+fn divide_room(
+    f: &Footprint,
+    problem: &Problem,
+    (costs, machine): (&Costs, &MachineProfile),
+    request: &Request,
+    (room, wanted): (u64, u64),
+) -> (Option<usize>, Division) {
+    let within = |room: u64| {
+        let streamed_bytes = streamed(f, request, wanted, room);
+        let ffn_budget = (room - streamed_bytes).min(wanted);
+        Division { streamed_bytes, ffn_budget, solution: solve(problem, ffn_budget) }
+    };
+    let neurons = within(room);
+    // Without a budget there is as much as the neurons take, and a share is a number of neurons that somebody wants.
+    if request.kv != KvPlace::Auto || request.vram.is_none() || request.ffn_share.is_some() {
+        return (None, neurons);
+    }
+    let there = (room - neurons.streamed_bytes - neurons.ffn_budget) / f.kv_bytes.max(1);
+    let displacing = |sequences: usize| {
+        let left = room.checked_sub(f.kv_bytes * sequences as u64).filter(|_| there < sequences as u64)?;
+        let fewer = within(left);
+        let lost =
+            neurons.solution.impact.saturating_sub(fewer.solution.impact) as f64 / problem.total_impact().max(1) as f64;
+        let gain = attention_on_host_us(f, costs, machine, sequences);
+        let loss = lost * request.computed_share * (f.ffn * f.layers) as f64 * (costs.t_cpu_us - costs.t_gpu_us);
+        (gain > loss).then_some((Some(sequences), fewer))
+    };
+    [request.sequences.max(1), 1].into_iter().find_map(displacing).unwrap_or((None, neurons))
+}
+
 /// Bytes for experts that are copied for a prompt's chunk, where experts may have `wanted` of `room` bytes: whole ones.
 fn streamed(f: &Footprint, request: &Request, wanted: u64, room: u64) -> u64 {
     let spare = match (request.ffn_share, request.vram) {
@@ -466,22 +526,34 @@ fn streamed(f: &Footprint, request: &Request, wanted: u64, room: u64) -> u64 {
     spare.min(room / STREAMED_SHARE).min(STREAMED_EXPERTS * f.block_bytes) / f.block_bytes * f.block_bytes
 }
 
+/// Time that attention over `sequences` half full contexts takes a token more on the host than on the device, us: queries, keys and values
+/// cross the link, the result comes back, and both wait for it, but where the FFN reads the same residual.
+fn attention_on_host_us(f: &Footprint, costs: &Costs, machine: &MachineProfile, sequences: usize) -> f64 {
+    let read = f.kv_bytes as f64 * sequences as f64 / 2.0;
+    let reading = read / (machine.dram_gb_s * 1e3) - read / (machine.device_gb_s * 1e3);
+    f.attention_waits as f64 * (costs.t_sync_us + machine.call_us) + reading
+}
+
 /// Divides the parts between device and host, with so many bytes of neurons in slots and of experts that are copied for a chunk, and `rest`
-/// bytes left after them. Returns also the number of sequences whose keys and values lie on the device: as many as there is room for.
+/// bytes left after them. Returns also the number of sequences whose keys and values lie on the device: `kv_sequences`, else as many as there
+/// is room for.
 fn divide(
     f: &Footprint,
     request: &Request,
     [slots_bytes, streamed_bytes]: [u64; 2],
     mut rest: u64,
+    kv_sequences: Option<usize>,
 ) -> (usize, Vec<PlanPart>) {
     let wanted = request.sequences.max(1);
     let sequences = match request.kv {
         KvPlace::Device => wanted,
         KvPlace::Host => 0,
-        KvPlace::Auto => wanted.min((rest / f.kv_bytes.max(1)) as usize),
+        KvPlace::Auto | KvPlace::Spare => {
+            kv_sequences.unwrap_or_else(|| wanted.min((rest / f.kv_bytes.max(1)) as usize))
+        }
     };
     let (kv, kv_bytes) = (f.kv_bytes * sequences as u64, f.kv_bytes * wanted as u64);
-    if request.kv == KvPlace::Auto {
+    if matches!(request.kv, KvPlace::Auto | KvPlace::Spare) {
         rest -= kv;
     }
     let embeddings = if f.embeddings_bytes <= rest { (f.embeddings_bytes, 0) } else { (0, f.embeddings_bytes) };

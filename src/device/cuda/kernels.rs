@@ -17,14 +17,28 @@ const OPTIONS: [&str; 2] = ["--std=c++17", "--fmad=false"];
 pub struct Delivery {
     /// Where machine code is kept; `None` compiles each time.
     pub cache: Option<PathBuf>,
-    /// Files to try as NVRTC, before the names that the system knows it by.
-    pub nvrtc: Vec<PathBuf>,
+    /// Files to try as NVRTC, before the names that the system knows it by; `None` takes the embedded PTX and no NVRTC.
+    pub nvrtc: Option<Vec<PathBuf>>,
 }
 
 impl Delivery {
     /// Major and minor of the NVRTC that is found.
     pub fn nvrtc_version(&self) -> Option<(u32, u32)> {
-        Nvrtc::find(&self.nvrtc).map(|nvrtc| nvrtc.version)
+        self.compiler().map(|nvrtc| nvrtc.version)
+    }
+
+    /// Whether kernels have to be compiled for a card that come from the cache the next time; it takes a quarter of a minute. What the driver
+    /// compiles it keeps by itself, and does not say.
+    pub fn compiles(&self, arch: u32, driver_version: u32) -> bool {
+        let nvrtc = self.compiler().filter(|nvrtc| nvrtc.fits(driver_version));
+        nvrtc.is_some_and(|nvrtc| {
+            let compiler = Compiler { nvrtc: &nvrtc, arch, cache: self.cache.as_deref() };
+            SOURCES.iter().any(|source| compiler.path(source).is_none_or(|path| !path.exists()))
+        })
+    }
+
+    fn compiler(&self) -> Option<Nvrtc> {
+        self.nvrtc.as_deref().and_then(Nvrtc::find)
     }
 }
 
@@ -46,8 +60,7 @@ impl Kernels {
     /// # Errors
     /// Why the driver has refused the embedded PTX, the last resort.
     pub fn load(driver: &Driver, delivery: &Delivery, arch: u32, driver_version: u32) -> Result<Kernels, Refusal> {
-        // This driver cannot take machine code of a compiler that is a major version ahead.
-        let nvrtc = Nvrtc::find(&delivery.nvrtc).filter(|nvrtc| nvrtc.version.0 <= driver_version / 1000);
+        let nvrtc = delivery.compiler().filter(|nvrtc| nvrtc.fits(driver_version));
         if let Some(nvrtc) = &nvrtc {
             let compiler = Compiler { nvrtc, arch, cache: delivery.cache.as_deref() };
             match compiler.load(driver) {
@@ -149,9 +162,7 @@ impl Compiler<'_> {
     }
 
     fn add(&self, driver: &Driver, source: &Source, to: &mut Kernels) -> Result<(), Why> {
-        let options = OPTIONS.map(String::from).into_iter().chain([format!("--gpu-architecture=sm_{}", self.arch)]);
-        let options: Vec<String> = options.collect();
-        let kept = self.cache.map(|dir| dir.join(self.file_name(source, &options)));
+        let (options, kept) = (self.options(), self.path(source));
         if let Some(image) = kept.as_deref().and_then(read) {
             match to.add(driver, &image) {
                 // The kept file is whole, but this driver does not take it: the source is compiled again.
@@ -162,10 +173,19 @@ impl Compiler<'_> {
         let image = self.nvrtc.compile(source.name, source.text, HEADERS, &options).map_err(Why)?;
         to.add(driver, &image)?;
         if let Some(path) = kept {
-            // A failure only makes the next start a second longer.
+            // A failure only makes the next start some seconds longer.
             write(&path, &image).unwrap_or_else(|why| tracing::warn!("the compiled kernels are not kept: {why}"));
         }
         Ok(())
+    }
+
+    fn options(&self) -> Vec<String> {
+        OPTIONS.map(String::from).into_iter().chain([format!("--gpu-architecture=sm_{}", self.arch)]).collect()
+    }
+
+    /// Where the machine code of a source is kept.
+    fn path(&self, source: &Source) -> Option<PathBuf> {
+        self.cache.map(|dir| dir.join(self.file_name(source, &self.options())))
     }
 
     /// The name of a kept file, with a hash of everything that the machine code depends on.

@@ -58,6 +58,11 @@ impl Nvrtc {
         files.iter().chain(&names).find_map(Nvrtc::load)
     }
 
+    /// Whether a driver takes its machine code: it cannot take that of a compiler that is a major version ahead.
+    pub fn fits(&self, driver_version: u32) -> bool {
+        self.version.0 <= driver_version / 1000
+    }
+
     fn load(name: &PathBuf) -> Option<Nvrtc> {
         // SAFETY: the compiler's initialisers set up nothing but itself.
         let library = unsafe { Library::new(name) }.ok()?;

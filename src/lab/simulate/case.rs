@@ -131,6 +131,7 @@ impl Case<'_> {
                     ffn_share: None,
                     kv: KvPlace::Host,
                     predictor_bytes: part(self.predictor_bytes),
+                    computed_share: 1.0,
                     ilp_seconds: None,
                 };
                 let plan = plan(&small, &counts, self.machine, &request).map_err(|e| match e {

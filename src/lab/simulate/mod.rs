@@ -51,6 +51,7 @@ pub fn scaled(real: &Footprint, layers: usize, ffn: usize) -> Footprint {
         head_bytes: part(real.head_bytes),
         buffers_bytes: part(real.buffers_bytes),
         kv_bytes: part(real.kv_bytes),
+        attention_waits: (real.attention_waits as f64 * per_layer).round() as usize,
         state_bytes: part(real.state_bytes),
         block_weights: (real.block_weights as f64 * real.ffn as f64 / ffn as f64).round() as u64,
     }

@@ -1,0 +1,65 @@
+//! What a plan is told of a model, and what becomes of it.
+
+use crate::engine::Engine;
+use crate::error::{Error, Result};
+use crate::formats::placement_file::PlacementFile;
+use crate::ids::PublishedId;
+use crate::model::Model;
+use crate::placement::memory_plan::{KvPlace, Plan, Request};
+use bytemuck::allocation::TransparentWrapperAlloc;
+use std::path::Path;
+
+/// What to say where no neuron or expert has a slot.
+pub(super) fn nothing_fits(plan: &Plan) -> Option<String> {
+    let least = plan.details.min_neurons as u64 * plan.details.block_bytes;
+    plan.slots().iter().all(|slots| *slots == 0).then(|| {
+        format!(
+            "the device has room for none of the FFNs: a layer is divided from {} bytes on; give --vram {} or more, or a larger --ffn-share",
+            least,
+            plan.min_bytes + least
+        )
+    })
+}
+
+/// Share of what can lie on the device that a token computes: of experts what the router chooses, of neurons what is active in `tokens`
+/// tokens, in which `counts` were counted.
+pub(super) fn computed_share(engine: &Engine, counts: &[Vec<u64>], tokens: u64) -> f64 {
+    let config = &engine.model.config;
+    if let Some(experts) = config.form.experts.filter(|experts| !experts.by_neuron) {
+        return experts.used as f64 / experts.count as f64;
+    }
+    if engine.sparsity().is_dense() && config.form.experts.is_none() {
+        return 1.0;
+    }
+    let active = counts.iter().flatten().sum::<u64>() as f64;
+    let all = (config.layers * config.movable()) as f64 * tokens.max(1) as f64;
+    (active / all).min(1.0)
+}
+
+/// The neurons that a placement file names; its slots replace the plan's, and keys and values take what they leave.
+pub(super) fn placed_by_file(
+    path: &Path,
+    model: &Model,
+    plan: &mut Plan,
+    (request, kv_bytes): (&Request, u64),
+) -> Result<Vec<Vec<PublishedId>>> {
+    let (layers, ffn) = (model.config.layers, model.config.movable());
+    let file = PlacementFile::read(path)?;
+    file.check_owner(path, model.fingerprint(), layers, ffn)?;
+    let wanted: u64 = file.layers.iter().map(|l| l.slots as u64).sum();
+    let needed = plan.min_bytes + wanted * plan.details.block_bytes;
+    if needed > plan.budget_bytes {
+        return Err(Error::Memory(format!(
+            "{}: its {wanted} slots make {needed} bytes on the device and the budget is {}; give --vram {needed} or more, \
+             or plan again",
+            path.display(),
+            plan.budget_bytes
+        )));
+    }
+    plan.layers.iter_mut().zip(&file.layers).for_each(|(l, placed)| l.slots = placed.slots);
+    let room = plan.budget_bytes - needed;
+    let sequences = if request.kv == KvPlace::Host { 0 } else { room / kv_bytes.max(1) };
+    plan.keep_sequences(request.sequences.max(1).min(sequences as usize), kv_bytes);
+    plan.limit_streamed(room - plan.sequences as u64 * kv_bytes);
+    Ok(file.layers.into_iter().map(|l| PublishedId::wrap_vec(l.neurons)).collect())
+}
