@@ -8,7 +8,7 @@ import re
 import struct
 from dataclasses import dataclass, field
 
-FFN = re.compile(r"blk\.(\d+)\.ffn_(gate|up|down)\.weight")
+FFN = re.compile(r"blk\.(\d+)\.ffn_(gate|up|down)(_exps)?\.weight")
 # GGUF's value types: struct's letter, or None for a string (8) and an array (9).
 VALUES = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 8: None, 9: None, 10: "Q", 11: "q", 12: "d"}
 
@@ -90,7 +90,7 @@ def settle(choose, predicted, measured, budget, tries=5):
 
 def override(n):
     """Tensors of the first n layers' FFNs, as llama.cpp's --override-tensor takes them."""
-    return rf"blk\.({'|'.join(map(str, range(n)))})\.ffn_(gate|up|down)\.weight"
+    return rf"blk\.({'|'.join(map(str, range(n)))})\.ffn_(gate|up|down)(_exps)?\.weight"
 
 
 def card_bytes(log):

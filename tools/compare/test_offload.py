@@ -28,6 +28,16 @@ class Offload(unittest.TestCase):
         tied = o.sizes({"token_embd.weight": 500, "output_norm.weight": 10}, SHAPE)
         self.assertEqual(tied.head, 510)
 
+    def test_experts_are_ffns(self):
+        tensors = {"blk.0.ffn_gate_inp.weight": 7, "output.weight": 1}
+        tensors |= {f"blk.0.ffn_{part}_exps.weight": 100 for part in ("gate", "up", "down")}
+        s = o.sizes(tensors, SHAPE)
+        self.assertEqual((s.layers[0], s.ffn[0]), (307, 300))
+        kept = re.compile(o.override(1))
+        self.assertTrue(all(kept.fullmatch(f"blk.0.ffn_{part}_exps.weight") for part in ("gate", "up", "down")))
+        # The router stays on the card.
+        self.assertFalse(kept.fullmatch("blk.0.ffn_gate_inp.weight"))
+
     def test_the_largest_number_that_fits_is_chosen(self):
         s = model()
         for budget in range(0, 3500, 7):
