@@ -266,7 +266,7 @@ fn keys_and_values_displace_the_neurons_that_cost_less_than_attention_on_the_hos
             // What the host's attention costs more, and what it costs that these neurons are the host's, us.
             let read = |bytes: f64| bytes / (m.dram_gb_s * 1e3) - bytes / (m.device_gb_s * 1e3);
             let waits = f.layers as f64 * (chosen.details.t_sync_us + m.call_us);
-            let gain = waits + read(f.kv_bytes as f64 / 2.0);
+            let gain = waits + read(f.kv_bytes as f64 / 4.0);
             let share = |plan: &Plan| plan.objective as f64 / plan.details.total_impact as f64;
             let loss = |other: &Plan| read((share(&host) - share(other)) * computed_share * f.ffn_bytes() as f64);
             match on_device(&chosen) {

@@ -526,10 +526,13 @@ fn streamed(f: &Footprint, request: &Request, wanted: u64, room: u64) -> u64 {
     spare.min(room / STREAMED_SHARE).min(STREAMED_EXPERTS * f.block_bytes) / f.block_bytes * f.block_bytes
 }
 
-/// Time that attention over `sequences` half full contexts takes a token more on the host than on the device, us: queries, keys and values
+/// How full a context is taken to be where keys and values are weighed against neurons: most texts end long before it does.
+const FILLED: f64 = 0.25;
+
+/// Time that attention over `sequences` contexts that are [`FILLED`] takes a token more on the host than on the device, us: queries, keys and values
 /// cross the link, the result comes back, and both wait for it, but where the FFN reads the same residual.
 fn attention_on_host_us(f: &Footprint, costs: &Costs, machine: &MachineProfile, sequences: usize) -> f64 {
-    let read = f.kv_bytes as f64 * sequences as f64 / 2.0;
+    let read = f.kv_bytes as f64 * sequences as f64 * FILLED;
     let reading = read / (machine.dram_gb_s * 1e3) - read / (machine.device_gb_s * 1e3);
     f.attention_waits as f64 * (costs.t_sync_us + machine.call_us) + reading
 }
