@@ -43,8 +43,9 @@ pub struct DeviceArgs {
     /// one card that was measured large models gained nothing by it
     #[arg(long, value_enum, ignore_case = true, default_value_t = Switch::Off)]
     pub graphs: Switch,
-    /// Let a card's tensor cores multiply prompts of more than 32 tokens: auto for q8_0 and q4_0, where that changes no bit, if they are
-    /// faster on this card, and for f16, whose inputs are then rounded to f16, but with --prefill exact or --deterministic; on always
+    /// Let a card's tensor cores multiply prompts of more than 32 tokens: auto if they are faster on this card, for
+    /// q8_0 and q4_0, where that changes no bit, and for f16, whose inputs are then rounded to f16, but with --prefill exact or
+    /// --deterministic; on always
     #[arg(long, value_enum, ignore_case = true, default_value_t = TensorCores::Auto)]
     pub tensor_cores: TensorCores,
     /// Layers that the scheduler looks ahead [default: 2 where the predictor was made for that, else 1]

@@ -154,8 +154,10 @@ impl<'a> Trial<'a> {
     /// Time of a byte in a pass over memory that no cache holds, ns.
     fn time(&mut self, kernels: &Kernels, quant: Quant, pass: fn(&mut Trial<'a>, &Kernels, Quant) -> usize) -> f64 {
         // By all threads: a thread flushes a line in a tenth of a microsecond, and reads it in a thousandth.
-        let lines: Vec<&[u8]> = self.memory.chunks(TASK_BYTES).collect();
-        self.pool.run(lines.len(), |_, task| flush(lines[task]));
+        let memory = &self.memory[..];
+        self.pool.run(memory.len().div_ceil(TASK_BYTES), |_, task| {
+            flush(&memory[of_task(task, TASK_BYTES, memory.len())]);
+        });
         let mut lap = clock::now();
         let bytes = pass(self, kernels, quant);
         clock::lap(&mut lap).max(1) as f64 / bytes as f64

@@ -104,9 +104,9 @@ pub fn device(
     }
     let mut device = CudaDevice::new(card, &options).map_err(error)?;
     if tiles.is_none() {
-        // Which of two starts found a card busy must not decide what is rounded.
-        let same = device.try_tensor_cores().is_some_and(|trial| trial.same);
-        if rounds && same {
+        device.try_tensor_cores();
+        // Whoever wants the same bits of every start says so, and then nothing is rounded.
+        if rounds && device.tiles() == Tiles::Exact {
             device.use_tiles(Tiles::TensorCores);
         }
     }

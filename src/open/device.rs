@@ -87,8 +87,8 @@ pub struct DeviceOptions {
     pub live: bool,
     /// Start a layer's kernels and copies with a few driver calls instead of one each (CUDA graphs).
     pub graphs: bool,
-    /// By what a card multiplies prompts; `None` takes tensor cores where a trial gives the same bits by them and by lanes: for q8_0 and q4_0
-    /// if they are faster, for f16 where inputs may be rounded.
+    /// By what a card multiplies prompts; `None` takes tensor cores if they are faster in a trial and give the same bits there: for q8_0 and
+    /// q4_0, and for f16 where inputs may be rounded.
     pub tiles: Option<Tiles>,
     /// Number of layers that the scheduler looks ahead; `None` is 2 if the predictor was made for that, else 1.
     pub lookahead: Option<usize>,

@@ -26,7 +26,8 @@ pub struct Trial {
 
 impl CudaDevice {
     /// Multiplies a small matrix of q8_0 by lanes and by tensor cores, and takes what was faster for prompts of q8_0 and q4_0, whose results
-    /// are the same to the bit; what else they may multiply is the caller's to say. A card on which they are not keeps its lanes. `None` where there was nothing to try it with.
+    /// are the same to the bit; what else they may multiply is the caller's to say. A card on which they are not keeps its lanes. `None` where
+    /// there was nothing to try it with.
     ///
     /// Comes before the device is used: neither its budget nor its totals count what this takes and gives back.
     pub fn try_tensor_cores(&mut self) -> Option<Trial> {
