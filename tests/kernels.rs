@@ -201,6 +201,37 @@ proptest! {
         }
     }
 
+    /// One long column meets rows of two bytes in f16 on some processors, whatever its numbers' size; with an infinite number among them
+    /// the product is infinite.
+    #[test]
+    fn long_columns_agree_with_the_scalar_truth(seed in any::<u64>(), cols in 4097usize..7000, size in -30i32..30, count in 1usize..=11) {
+        let mut rng = Prng::new(seed);
+        for quant in [Quant::F16, Quant::Block(BlockType::BF16)] {
+            let rows = FencedRows::one_behind_the_other(&mut rng, quant, cols, count);
+            let numbers: Vec<Vec<f32>> = (0..count).map(|r| rows.numbers(r)).collect();
+            let mut input: Vec<f32> = normal(&mut rng, cols).iter().map(|v| v * 10f32.powi(size)).collect();
+            // One that stands out, as models have them.
+            input[cols / 2] *= 1000.0;
+            for infinite in [false, true] {
+                if infinite {
+                    input[cols / 3] = f32::INFINITY;
+                }
+                let mut x = Columns::default();
+                x.set(&input, 1, quant);
+                for (words, kernels) in Isa::ALL.into_iter().flat_map(Kernels::kinds) {
+                    let mut y = vec![f32::NAN; count];
+                    // SAFETY: as above.
+                    unsafe { kernels.dot(quant)(rows.rows, count, &x, y.as_mut_ptr(), count) };
+                    for (row, y) in numbers.iter().zip(&y) {
+                        let (exact, scale) = (reference::dot(row, &input), reference::dot_scale(row, &input));
+                        let right = if infinite { !y.is_finite() } else { (*y as f64 - exact).abs() <= 2e-4 * scale };
+                        prop_assert!(right, "{} {words} {} cols {cols}: {y}, truth {exact}", kernels.isa.name(), quant.name());
+                    }
+                }
+            }
+        }
+    }
+
     #[test]
     fn dots_are_exact_for_inputs_that_int8_holds(seed in any::<u64>(), groups in 1usize..40,
                                                  n in prop_oneof![1usize..=32, Just(40)], count in 1usize..=7) {
@@ -270,7 +301,7 @@ proptest! {
 
     /// An engine may take either kind for any type, by a measurement: the text must not depend on it.
     #[test]
-    fn kinds_of_one_instruction_set_differ_in_no_bit(seed in any::<u64>(), groups in 1usize..40, odd in 0usize..32,
+    fn kinds_of_one_instruction_set_differ_in_no_bit(seed in any::<u64>(), groups in prop_oneof![9 => 1usize..40, 1 => 120usize..140], odd in 0usize..32,
                                                      n in prop_oneof![1usize..=8, Just(32), Just(40)], count in 1usize..=MAX_AXPY_ROWS) {
         let mut rng = Prng::new(seed);
         for kinds in Isa::ALL.map(Kernels::kinds).into_iter().filter(|kinds| kinds.len() > 1) {

@@ -5,6 +5,8 @@ use super::rounding::{round, sum};
 use super::shadow::{Scale, Shadow};
 use super::{FloatPanels, Kernels, ManyForm, Panels, Prefill, ThreadPool};
 use crate::formats::rows::{GROUP, Input, PACK, Quant};
+use half::f16;
+use half::slice::{HalfBitsSliceExt, HalfFloatSliceExt};
 
 /// Columns of activations. Built once per matrix input and read by all threads.
 #[derive(Default, Debug)]
@@ -25,6 +27,10 @@ pub struct Columns {
     pub code_stride: usize,
     /// Numbers from one column to the next in `steps` and `sums`, which have one number for each group of 32 codes.
     pub group_stride: usize,
+    /// The only column in f16, if it is longer than [`LONG`] numbers and rows are floats of two bytes; else empty.
+    halves: Aligned<u16>,
+    /// What the numbers of `halves` are multiplied by.
+    halves_unit: f32,
     block: BlockInput,
     panels: Panels,
     floats: FloatPanels,
@@ -113,6 +119,10 @@ impl UnitBlock {
         block
     }
 }
+
+/// A column of more numbers than this takes so much of L1 in f32 that what the hardware prefetches into it is driven out before it is read:
+/// of rows of F16 with 5632 numbers one thread of a Zen 4 read 17 GB/s, and 28 with the column in f16.
+pub const LONG: usize = 4096;
 
 /// Numbers of the longest of GGUF's blocks. Input for blocks is padded to a multiple of it.
 pub const BLOCK: usize = 256;
@@ -234,6 +244,7 @@ impl Columns {
         self.panels.n = 0;
         self.floats.clear();
         self.shadow.clear();
+        self.halves.resize(0);
         self.codes.resize(0);
         self.block.codes.resize(0);
         self.block.lanes.clear();
@@ -249,17 +260,43 @@ impl Columns {
         for (to, from) in self.values.chunks_exact_mut(stride).zip(values.chunks_exact(self.cols)) {
             to[..self.cols].copy_from_slice(from);
         }
-        let (mut packs, mut blocks) = (false, false);
+        let (mut packs, mut blocks, mut halves) = (false, false, false);
         for quant in quants {
             packs |= quant.input() == Input::Packs;
             blocks |= quant.input() == Input::Blocks;
+            halves |= quant.input() == Input::Floats && quant.number_bytes(1) == 2;
         }
         self.forget_codes();
+        if halves && n == 1 && self.cols > LONG {
+            self.set_halves(values);
+        }
         if packs {
             self.set_packs(values);
         }
         if blocks {
             self.set_blocks(values);
+        }
+    }
+
+    /// Scaled by a power of two, so that none is too large for f16 and none too small that matters beside the largest; numbers that are not
+    /// finite have no such scale.
+    fn set_halves(&mut self, values: &[f32]) {
+        let largest = values.iter().fold(0.0f32, |most, value| most.max(value.abs()));
+        if !values.iter().all(|value| value.is_finite()) {
+            return;
+        }
+        // The largest becomes 2^14 to 2^15, of the 65504 that f16 holds.
+        let exponent = (largest.to_bits() >> 23) as i32 - 127 - 14;
+        let power = |exponent: i32| f32::from_bits(((exponent + 127) as u32) << 23);
+        let exponent = exponent.clamp(-126, 126);
+        let scale = power(-exponent);
+        self.halves_unit = power(exponent);
+        self.halves.resize(values.len());
+        let halves = self.halves.reinterpret_cast_mut::<f16>();
+        for (to, from) in halves.chunks_mut(LINE).zip(values.chunks(LINE)) {
+            let mut scaled = [0.0; LINE];
+            scaled.iter_mut().zip(from).for_each(|(scaled, value)| *scaled = value * scale);
+            to.convert_from_f32_slice(&scaled[..from.len()]);
         }
     }
 
@@ -341,6 +378,11 @@ impl Columns {
     pub fn values(&self, b: usize) -> &[f32] {
         let start = b * self.stride();
         &self.values[start..start + self.cols]
+    }
+
+    /// The only column in f16, `[cols]`, and what its numbers are multiplied by: where it is long, finite and meets floats of two bytes.
+    pub fn halves(&self) -> Option<(&[u16], f32)> {
+        (!self.halves.is_empty()).then_some((&*self.halves, self.halves_unit))
     }
 
     /// Column `b` as int8 codes, `[code_stride]`; only after [`Columns::set`] for a grouped type.
