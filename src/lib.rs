@@ -6,6 +6,7 @@
 pub mod clock;
 pub mod config;
 pub mod error;
+pub mod exp;
 pub mod ids;
 pub mod interrupt;
 pub mod prng;

@@ -2,6 +2,7 @@
 
 use super::floats::Room;
 use super::{Columns, FloatPanels, Kernels, MAX_AXPY_ROWS, Rows};
+use crate::exp::exp;
 use crate::formats::rows::Quant;
 use std::ops::Range;
 
@@ -170,37 +171,4 @@ fn softmax(scores: &mut [f32], scale: f32) {
     }
     let share = 1.0 / sums.iter().sum::<f32>();
     scores.iter_mut().for_each(|s| *s *= share);
-}
-
-/// e^x for x up to 0, to 2 in the last place; 0 below -87. Without branches or calls: a loop over it vectorises.
-#[inline(always)]
-fn exp(x: f32) -> f32 {
-    // 2^n times e^r with |r| up to half of ln 2, which comes in two parts for its bits.
-    const MAGIC: f32 = 12_582_912.0; // 1.5 * 2^23: adding it rounds
-    let least = if x < -87.0 { -87.0 } else { x };
-    let shifted = least * std::f32::consts::LOG2_E + MAGIC;
-    let n = shifted - MAGIC;
-    let r = least - n * 0.693_359_4 + n * 2.121_944_4e-4;
-    // The series of e^r: what is left out is below 2^-26.
-    let series =
-        1.0 + r * (1.0 + r * (0.5 + r * (1.0 / 6.0 + r * (1.0 / 24.0 + r * (1.0 / 120.0 + r * (1.0 / 720.0))))));
-    let power = f32::from_bits(shifted.to_bits().wrapping_sub(MAGIC.to_bits()).wrapping_add(127) << 23);
-    if x < -87.0 { 0.0 } else { series * power }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::exp;
-
-    #[test]
-    fn exponentials_are_those_of_f64() {
-        for i in 0..=870_000 {
-            let x = -(i as f32) * 1e-4;
-            let truth = f64::from(x).exp();
-            let off = (f64::from(exp(x)) - truth).abs() / truth;
-            assert!(off < 2.5e-7, "e^{x} is {truth} and not {}: {off}", exp(x));
-        }
-        assert_eq!((exp(0.0), exp(-88.0), exp(f32::NEG_INFINITY)), (1.0, 0.0, 0.0));
-        assert!(exp(f32::NAN).is_nan());
-    }
 }

@@ -33,6 +33,44 @@ pub fn gops(_: Isa, _: bool) -> Option<f64> {
     None
 }
 
+/// Products of an instruction that [`gops`] repeats.
+pub const fn width(isa: Isa, floats: bool) -> usize {
+    match (isa, floats) {
+        (Isa::Avx512, false) => 64,
+        (Isa::Avx512, true) => 16,
+        (_, false) => 32,
+        (_, true) => 8,
+    }
+}
+
+/// The clock of this thread's core while it computes, GHz: by a chain of multiplications, each of which waits for the one before and takes
+/// three cycles on every processor that has AVX2. A millisecond or two.
+#[cfg(target_arch = "x86_64")]
+pub fn clock_ghz() -> Option<f64> {
+    const TURNS: u32 = 100_000;
+    const CHAIN: u32 = 8;
+    let start = clock::computed();
+    let mut number = std::hint::black_box(3u64);
+    for _ in 0..TURNS {
+        // SAFETY: registers only.
+        unsafe {
+            std::arch::asm!(
+                "imul {n}, {n}", "imul {n}, {n}", "imul {n}, {n}", "imul {n}, {n}",
+                "imul {n}, {n}", "imul {n}, {n}", "imul {n}, {n}", "imul {n}, {n}",
+                n = inout(reg) number, options(nomem, nostack)
+            );
+        }
+    }
+    std::hint::black_box(number);
+    Some(f64::from(3 * CHAIN * TURNS) / (clock::computed() - start).as_nanos() as f64)
+}
+
+/// As there is no such chain.
+#[cfg(not(target_arch = "x86_64"))]
+pub fn clock_ghz() -> Option<f64> {
+    None
+}
+
 /// Sums side by side: enough for two instructions a cycle that take four or five cycles each.
 #[cfg(target_arch = "x86_64")]
 const SUMS: usize = 12;

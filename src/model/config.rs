@@ -2,6 +2,7 @@
 
 use super::form::{Experts, LayerForm};
 use crate::error::excerpt;
+use crate::exp::silu;
 use serde::{Deserialize, Serialize};
 
 /// The function between gate and product (or between up and down where there is no gate).
@@ -96,7 +97,7 @@ impl Activation {
                 }
             }
             Activation::Relu2 => x.max(0.0) * x.max(0.0),
-            Activation::Silu => x / (1.0 + (-x).exp()),
+            Activation::Silu => silu(x),
             Activation::Gelu => 0.5 * x * (1.0 + erf(x * std::f32::consts::FRAC_1_SQRT_2)),
             Activation::GeluTanh => {
                 // sqrt(2 / pi)

@@ -380,9 +380,7 @@ fn activate(
         let products = &products[tokens.start * 2 * ffn..tokens.end * 2 * ffn];
         for (out, products) in out.chunks_exact_mut(ffn).zip(products.chunks_exact(2 * ffn)) {
             let (gates, ups) = products.split_at(ffn);
-            for ((out, &gate), &up) in out.iter_mut().zip(gates).zip(ups) {
-                *out = activation(config.ffn_kind, config.activation, gate, up);
-            }
+            super::activate_gated(config.ffn_kind, config.activation, gates, ups, out);
         }
         columns.set_here(kernels, out, group.tokens, [chosen.expert(group).down.quant]);
     });

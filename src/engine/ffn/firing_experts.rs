@@ -364,9 +364,7 @@ impl Firing<'_, '_> {
             // SAFETY: each task has its own token.
             let out = unsafe { out.part(token * ffn..(token + 1) * ffn) };
             let (gates, ups) = products[token * 2 * ffn..(token + 1) * 2 * ffn].split_at(ffn);
-            for ((out, &gate), &up) in out.iter_mut().zip(gates).zip(ups) {
-                *out = activation(c.ffn_kind, c.activation, gate, up);
-            }
+            super::activate_gated(c.ffn_kind, c.activation, gates, ups, out);
         });
         self.chosen.arrival.wait(number, 2);
         buffers.product.clear();

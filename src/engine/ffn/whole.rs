@@ -88,6 +88,10 @@ fn activate(
         let of = b * ffn + range.start..b * ffn + range.end;
         // SAFETY: each task has its own neurons of its own column.
         let (out, mut gates) = unsafe { (out.part(of.clone()), gates.as_ref().map(|gates| gates.part(of))) };
+        if gated && gates.is_none() && layer.up_bias.is_empty() {
+            let [of_gates, of_ups] = [0, ffn].map(|from| &products[b * rows + from..][range.clone()]);
+            return super::activate_gated(config.ffn_kind, config.activation, of_gates, of_ups, out);
+        }
         for (i, neuron) in range.enumerate() {
             let (gate, up) = (products[b * rows + neuron], products[b * rows + rows - ffn + neuron]);
             let up = up + layer.up_bias.get(neuron).copied().unwrap_or(0.0);
