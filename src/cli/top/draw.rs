@@ -24,13 +24,14 @@ const WIDE: u16 = 72;
 pub struct History {
     /// Tokens per second, times 10.
     tokens: VecDeque<u64>,
-    /// Of active neurons those that the device computed, or of memory's speed what was reached; in thousandths.
+    /// Of active neurons those that the device computed, of needed ones those that were in memory, or of memory's speed what was reached; in
+    /// thousandths.
     share: VecDeque<u64>,
 }
 
 impl History {
     pub fn add(&mut self, span: &Interval<'_>) {
-        let share = if span.now.has_device() { span.hits() } else { reached(span) };
+        let (_, share) = found(span);
         push(&mut self.tokens, (10.0 * span.rate("generation_tokens_total")) as u64);
         push(&mut self.share, (1000.0 * share.unwrap_or_default()).clamp(0.0, 1000.0) as u64);
     }
@@ -40,6 +41,15 @@ fn push(values: &mut VecDeque<u64>, value: u64) {
     values.push_back(value);
     if values.len() > REMEMBERED {
         values.pop_front();
+    }
+}
+
+/// What the second graph shows, and how much of it there is, 0 to 1.
+fn found(span: &Interval<'_>) -> (&'static str, Option<f64>) {
+    match (span.now.has_device(), span.now.has_disk()) {
+        (true, _) => ("hits", span.hits()),
+        (false, true) => ("found in memory", span.in_memory()),
+        (false, false) => ("memory's speed", reached(span)),
     }
 }
 
@@ -104,10 +114,7 @@ fn draw_graphs(frame: &mut Frame, area: Rect, span: &Interval<'_>, history: &His
     let halves = [Constraint::Ratio(1, 2), Constraint::Ratio(1, 2)];
     let [left, right] = Layout::horizontal(halves).areas(area);
     let tokens = format!("tokens/s {:.1}", span.rate("generation_tokens_total"));
-    let (name, share) = match span.now.has_device() {
-        true => ("hits", span.hits()),
-        false => ("memory's speed", reached(span)),
-    };
+    let (name, share) = found(span);
     let mut graph = |area: Rect, title: String, values: &VecDeque<u64>, most: Option<u64>, color| {
         let columns = usize::from(area.width.saturating_sub(2));
         let latest: Vec<u64> = values.iter().skip(values.len().saturating_sub(columns)).copied().collect();
@@ -122,7 +129,7 @@ fn draw_graphs(frame: &mut Frame, area: Rect, span: &Interval<'_>, history: &His
 /// The memory of the device, or of a model that is partly on disk, against its budget, or that of the process against the machine's.
 fn draw_memory(frame: &mut Frame, area: Rect, now: &Look) {
     let (title, used, of) = match now.has_device() {
-        false if now.number("ram_budget_bytes") > 0.0 => {
+        false if now.has_disk() => {
             ("host memory, of what --ram allows", now.number("ram_used_bytes"), now.number("ram_budget_bytes"))
         }
         true => ("device memory", now.number("vram_used_bytes"), now.number("vram_budget_bytes")),
@@ -201,6 +208,9 @@ fn summary(span: &Interval<'_>, width: u16) -> Vec<Line<'static>> {
     if now.has_device() {
         figures.extend(of_device(span));
     }
+    if now.has_disk() {
+        figures.extend(of_disk(span));
+    }
     lines.extend(flow(figures, width));
     lines
 }
@@ -226,6 +236,16 @@ fn of_device(span: &Interval<'_>) -> Vec<(String, Color)> {
         ]);
     }
     figures
+}
+
+/// What only a daemon has to say that leaves a part of its model on disk.
+fn of_disk(span: &Interval<'_>) -> Vec<(String, Color)> {
+    let (bytes, reads) = (span.rate("disk_read_bytes_total"), span.rate("disk_reads_total"));
+    vec![
+        (format!("in memory {}", percent(span.in_memory())), Color::Blue),
+        (format!("disk {:.2} GB/s, {reads:.0} reads/s", bytes / 1e9), Color::Reset),
+        (format!("waits for it {:.2} s/s, of all threads", span.rate("disk_wait_seconds_total")), Color::Reset),
+    ]
 }
 
 fn layer_table(span: &Interval<'_>, width: u16) -> Table<'static> {
@@ -266,7 +286,7 @@ mod tests {
     use ratatui::backend::TestBackend;
     use serde_json::json;
 
-    fn look(from: Instant, later: u64, device: bool) -> Look {
+    fn look(from: Instant, later: u64, (device, disk): (bool, bool)) -> Look {
         let n = later as f64;
         let mut numbers = vec![
             ("uptime_seconds", 86_400.0 * 365.0),
@@ -292,6 +312,9 @@ mod tests {
             numbers.extend([("hits_total", 999.0 * n), ("misses_total", n)]);
             numbers.push(("block_migrations_total{direction=\"in\"}", 54_321.0 * n));
         }
+        numbers.extend([("ram_hits_total", 999.0 * n), ("ram_misses_total", n), ("ram_used_bytes", 7e9)]);
+        numbers.extend([("disk_read_bytes_total", 12.34e9 * n), ("disk_reads_total", 987_654.0 * n)]);
+        numbers.extend([("disk_wait_seconds_total", 64.25 * n), ("ram_budget_bytes", if disk { 8e9 } else { 0.0 })]);
         let layers = json!([{"layer": 127, "predictor": "magnitude", "threshold": 0.123, "hits": 999 * later, "misses": later,
             "resident": 28_671, "slots": 28_672, "filling": 4096, "neurons": 28_672}]);
         let scheduler =
@@ -305,7 +328,7 @@ mod tests {
         }
     }
 
-    fn drawn(columns: u16, device: bool, waiting: Option<&str>) -> String {
+    fn drawn(columns: u16, device: (bool, bool), waiting: Option<&str>) -> String {
         let from = clock::now();
         let (before, now) = (look(from, 0, device), look(from, 1, device));
         let span = Interval { before: &before, now: &now };
@@ -344,22 +367,34 @@ mod tests {
             "73.57 GiB of 74.51 GiB",
         ];
         for columns in [60, 80, 200] {
-            let with = drawn(columns, true, None);
+            let with = drawn(columns, (true, false), None);
             for figure in everywhere.iter().chain(&of_device) {
                 assert!(with.contains(figure), "{figure} at {columns}:\n{with}");
             }
-            let without = drawn(columns, false, None);
+            let without = drawn(columns, (false, false), None);
             for figure in everywhere.iter().chain(&["memory's speed 75.7 %", "28672", "of what the machine has"]) {
                 assert!(without.contains(figure), "{figure} at {columns}:\n{without}");
             }
-            assert!(!["hits", "link", "migrations", "device", "resident of"].iter().any(|word| without.contains(word)));
+            let others = ["hits", "link", "migrations", "device", "resident of", "disk"];
+            assert!(!others.iter().any(|word| without.contains(word)));
+            let from_disk = drawn(columns, (false, true), None);
+            let of_disk = [
+                "found in memory 99.9 %",
+                "in memory 99.9 %",
+                "disk 12.34 GB/s, 987654 reads/s",
+                "waits for it 64.25 s/s, of all threads",
+                "6.52 GiB of 7.45 GiB",
+            ];
+            for figure in everywhere.iter().chain(&of_disk) {
+                assert!(from_disk.contains(figure), "{figure} at {columns}:\n{from_disk}");
+            }
             assert!(with.contains('█') && without.contains('█'), "the graphs are empty");
         }
     }
 
     #[test]
     fn while_the_daemon_is_away_it_says_so_and_shows_what_was() {
-        let drawn = drawn(60, true, Some("no daemon answers"));
+        let drawn = drawn(60, (true, false), Some("no daemon answers"));
         assert!(drawn.contains("no daemon answers") && drawn.contains("waiting for it") && drawn.contains("weights"));
     }
 }

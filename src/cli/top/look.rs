@@ -39,6 +39,11 @@ impl Look {
         self.numbers.get(name).copied().unwrap_or_default()
     }
 
+    /// Whether a part of the model's neurons or experts is left on disk.
+    pub fn has_disk(&self) -> bool {
+        self.number("ram_budget_bytes") > 0.0
+    }
+
     /// Whether a device has a part in the model.
     pub fn has_device(&self) -> bool {
         self.number("vram_budget_bytes") > 0.0
@@ -72,6 +77,11 @@ impl Interval<'_> {
     /// Active neurons that the device computed, of all, 0 to 1.
     pub fn hits(&self) -> Option<f64> {
         self.share("hits_total", &["hits_total", "misses_total"])
+    }
+
+    /// Needed neurons or experts that were in host memory, of all, 0 to 1.
+    pub fn in_memory(&self) -> Option<f64> {
+        self.share("ram_hits_total", &["ram_hits_total", "ram_misses_total"])
     }
 
     /// How fast a path was while it was busy, GB/s, and what it can do; `None` for what is not known.
