@@ -116,14 +116,18 @@ fn the_text_is_that_of_the_mapped_file_whatever_lies_in_memory_and_however_reads
             let mut of = |values: &[f64]| values[prng.below(values.len() as u64) as usize];
             let (share, threads) = (of(&[0.0, 0.3, 0.6, 1.0]), of(&[1.0, 2.0, 3.0]) as usize);
             let align = of(&[64.0, 512.0, 4096.0]) as usize;
-            let faults =
-                Faults { fail: of(&[0.0, 0.05]), short: of(&[0.0, 0.3]), late: of(&[0.0, 3.0]) as u64, bad_byte: None };
+            let faults = Faults {
+                fail: of(&[0.0, 0.05]),
+                short: of(&[0.0, 0.3]),
+                late: of(&[0.0, 3.0]) as u64,
+                ..Faults::default()
+            };
             let policy = Policy::ALL[of(&[0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0]) as usize];
             let (overlap, ahead) = (of(&[0.0, 1.0]) > 0.0, of(&[0.0, 1.0, 2.0]) as usize);
             let mut cached = engine(path, threads);
             let ahead = ahead.min(cached.model.config.layers - 1);
             let options = HostCacheOptions { policy, overlap, ahead, seed, ..HostCacheOptions::new(0) };
-            let disk = virtual_disk(&cached.model, align, seed, faults);
+            let disk = virtual_disk(&cached.model, align, seed, faults.clone());
             let cache = cache(&cached.model, disk, share, options);
             let foresight = look_ahead(&cached.model, ahead);
             cached.set_host_cache(cache, foresight);

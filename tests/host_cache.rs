@@ -4,7 +4,7 @@
 mod support;
 
 use dynamicinfer::cpu::Kernels;
-use dynamicinfer::disk::{self, Disk, DiskCosts, Faults, VirtualDisk};
+use dynamicinfer::disk::{self, Disk, DiskCosts, Faults, Speed, VirtualDisk};
 use dynamicinfer::engine::{Choice, Engine, Failure, Foresight, Logits, Sparsity};
 use dynamicinfer::formats::rows::Quant;
 use dynamicinfer::host_cache::{HostCache, HostCacheOptions, least_bytes};
@@ -172,8 +172,12 @@ fn the_text_is_that_of_the_mapped_store_whatever_lies_in_memory_and_however_read
             let mut of = |values: &[f64]| values[prng.below(values.len() as u64) as usize];
             let (share, chosen) = (of(&[0.0, 0.1, 0.5, 1.0]), of(&[0.1, 0.3, 0.8]));
             let (threads, align) = (of(&[1.0, 2.0, 3.0]) as usize, of(&[64.0, 512.0, 4096.0]) as usize);
-            let faults =
-                Faults { fail: of(&[0.0, 0.02]), short: of(&[0.0, 0.3]), late: of(&[0.0, 3.0]) as u64, bad_byte: None };
+            let faults = Faults {
+                fail: of(&[0.0, 0.02]),
+                short: of(&[0.0, 0.3]),
+                late: of(&[0.0, 3.0]) as u64,
+                ..Faults::default()
+            };
             let costs = DiskCosts { read_us: of(&[0.0, 1.0, 12.0]), gb_s: 1.8 };
             let policy = Policy::ALL[of(&[0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0]) as usize];
             let (together, overlap) = (of(&[0.0, 1.0]) > 0.0, of(&[0.0, 1.0]) > 0.0);
@@ -195,7 +199,7 @@ fn the_text_is_that_of_the_mapped_store_whatever_lies_in_memory_and_however_read
                 };
                 let expected = logits(&mut engine(), &PASSES, seed);
                 let mut cached = engine();
-                let cache = cache(&cached.model, virtual_disk(store, align, seed, faults), share, options);
+                let cache = cache(&cached.model, virtual_disk(store, align, seed, faults.clone()), share, options);
                 let layers = cached.model.config.layers;
                 cached.set_host_cache(cache, foresight(layers, foreseen, ahead));
                 let what = format!(
@@ -336,6 +340,80 @@ fn what_cannot_be_read_is_an_error_with_its_place_and_the_engine_lives() {
         }
         assert!(failed > 0 && (chunk || right > 0), "{failed} passes failed, {right} did not");
     }
+}
+
+/// The disk is pulled while a text is made: each pass that needs it fails, none gives a number. Put back, it serves the next text as before.
+#[test]
+fn a_disk_that_is_pulled_ends_answers_and_serves_again_when_it_is_back() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = synth(dir.path(), Activation::Relu, Quant::F16, 256, 700);
+    let sized = |gone| {
+        let mut engine = Engine::new(Model::open(&store).unwrap(), 2, Kernels::best());
+        engine.set_sparsity(sparsity(3, 0.3, 0.0));
+        let disk = virtual_disk(&store, 512, 1, Faults { gone, ..Faults::default() });
+        let cache = cache(&engine.model, disk, 0.1, HostCacheOptions::new(0));
+        engine.set_host_cache(cache, None);
+        engine
+    };
+    // Up to 40 tokens of a text, and its first failure.
+    let text = |engine: &mut Engine| {
+        let mut kv = KvCache::new(&engine.model.config, 40, KvType::F32).unwrap();
+        let (mut out, mut failure) = (Vec::new(), None);
+        for token in 0..40 {
+            let numbers = engine.forward(&mut kv, &[token], Logits::Last).to_vec();
+            if let Err(error) = engine.check() {
+                assert!(numbers.iter().all(|x| x.is_nan()));
+                failure.get_or_insert(error.to_string());
+            }
+            out.extend(numbers);
+        }
+        (out, failure)
+    };
+    let (expected, none) = text(&mut sized(0..0));
+    assert_eq!(none, None);
+    // Each read that fails is asked for again, so a text without the disk needs some thousand reads.
+    let mut engine = sized(500..2000);
+    let (_, failure) = text(&mut engine);
+    let failure = failure.expect("the disk was away");
+    assert!(failure.contains("No such device") && failure.contains(&*store.to_string_lossy()), "{failure}");
+    let mut texts = 0;
+    while text(&mut engine).1.is_some() {
+        texts += 1;
+        assert!(texts < 100, "it does not come back");
+    }
+    assert!(text(&mut engine) == (expected, None));
+}
+
+/// A disk that takes a second for a read: the text is the same, and what is asked for together is waited for together.
+#[test]
+fn a_slow_disk_gives_the_same_text_and_its_reads_wait_together() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = synth(dir.path(), Activation::Relu, Quant::F16, 256, 700);
+    let engine = || {
+        let mut engine = Engine::new(Model::open(&store).unwrap(), 2, Kernels::best());
+        engine.set_sparsity(sparsity(3, 0.3, 0.0));
+        engine
+    };
+    let run = |engine: &mut Engine| {
+        let mut kv = KvCache::new(&engine.model.config, 20, KvType::F32).unwrap();
+        let out: Vec<f32> = (0..20).flat_map(|id| engine.forward(&mut kv, &[id], Logits::Last).to_vec()).collect();
+        engine.check().unwrap();
+        out
+    };
+    let expected = run(&mut engine());
+    let second = 1_000_000_000;
+    let mut cached = engine();
+    let disk = VirtualDisk::new(File::open(&store).unwrap(), 512, 1, Faults::default());
+    let (disk, clock) = disk.with_speed(Speed { latency_ns: second, bytes_ns: 1.0 });
+    let cache =
+        cache(&cached.model, Box::new(disk), 0.1, HostCacheOptions { together: false, ..HostCacheOptions::new(0) });
+    cached.set_host_cache(cache, None);
+    assert!(run(&mut cached) == expected);
+    let reads = cached.cached.as_mut().unwrap().cache.counts().reads;
+    let (waited, alone) = (clock.load(std::sync::atomic::Ordering::Relaxed), reads.reads * second);
+    // 60 layers of 20 tokens were waited for, most of them once; one read after the other would be more than a hundred times as long.
+    assert!(waited >= reads.bytes && waited > 20 * second && waited < 200 * second, "{waited} ns");
+    assert!(waited * 20 < alone, "{waited} ns of {alone} one by one");
 }
 
 /// A file that was cut while it was used is named as such.

@@ -13,7 +13,7 @@ pub use cost::DiskCosts;
 pub use curve::{DiskRate, TwoParts, curve, two_parts};
 pub use threads::ReadThreads;
 pub use uring::Uring;
-pub use virtual_disk::{Faults, VirtualDisk};
+pub use virtual_disk::{Faults, Speed, VirtualDisk};
 
 use std::fs::File;
 use std::io;

@@ -1,12 +1,15 @@
-//! A disk for tests: the right bytes, in any order, late, in pieces, or not at all, all by a seed.
+//! A disk for tests: the right bytes, in any order, late, in pieces, or not at all, all by a seed; its time is virtual.
 
 use super::{DEPTH, Disk, Outcome, Read};
 use crate::prng::Prng;
 use std::fs::File;
+use std::ops::Range;
 use std::os::unix::fs::FileExt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 /// What goes wrong, by chance.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub struct Faults {
     /// Share of reads that fail once, 0 to 1; asked for again they are whole.
     pub fail: f64,
@@ -16,6 +19,17 @@ pub struct Faults {
     pub bad_byte: Option<u64>,
     /// How often its owner asks for ends in vain, at most, before one is told: its latency.
     pub late: u64,
+    /// Reads, counted from the first, that find no disk: it was pulled, and put back where the range ends.
+    pub gone: Range<u64>,
+}
+
+/// What reads take in virtual time: `DEPTH` at most are under way together, and their bytes come one behind the other.
+#[derive(Clone, Copy, Debug)]
+pub struct Speed {
+    /// From when a read begins until its bytes come.
+    pub latency_ns: u64,
+    /// Bytes that come in a nanosecond, which are GB/s.
+    pub bytes_ns: f64,
 }
 
 /// Reads a file at once, and tells of it later.
@@ -24,18 +38,53 @@ pub struct VirtualDisk {
     align: usize,
     prng: Prng,
     faults: Faults,
-    under_way: Vec<(u32, Outcome)>,
+    /// Reads that have begun.
+    begun: u64,
+    speed: Speed,
+    /// Until when the bytes of earlier reads come, ns.
+    busy_until: u64,
+    /// Nanoseconds that have gone by for who waits.
+    clock: Arc<AtomicU64>,
+    under_way: Vec<UnderWay>,
     /// How often it is asked in vain until it tells of the next.
     waits: u64,
 }
 
+struct UnderWay {
+    number: u32,
+    outcome: Outcome,
+    ends_ns: u64,
+}
+
 impl VirtualDisk {
-    /// A disk that holds `file`, for reads that are multiples of `align`.
+    /// A disk that holds `file`, for reads that are multiples of `align`. They take no time.
     pub fn new(file: File, align: usize, seed: u64, faults: Faults) -> VirtualDisk {
-        VirtualDisk { file, align, prng: Prng::new(seed), faults, under_way: Vec::with_capacity(DEPTH), waits: 0 }
+        VirtualDisk {
+            file,
+            align,
+            prng: Prng::new(seed),
+            faults,
+            begun: 0,
+            speed: Speed { latency_ns: 0, bytes_ns: f64::INFINITY },
+            busy_until: 0,
+            clock: Arc::default(),
+            under_way: Vec::with_capacity(DEPTH),
+            waits: 0,
+        }
+    }
+
+    /// The same with reads that take time, and its clock: the nanoseconds that have gone by because somebody waited.
+    pub fn with_speed(mut self, speed: Speed) -> (VirtualDisk, Arc<AtomicU64>) {
+        self.speed = speed;
+        let clock = self.clock.clone();
+        (self, clock)
     }
 
     fn outcome(&mut self, read: &Read) -> Outcome {
+        self.begun += 1;
+        if self.faults.gone.contains(&(self.begun - 1)) {
+            return Err(libc::ENODEV);
+        }
         let bad = self.faults.bad_byte.is_some_and(|bad| (read.offset..read.offset + read.bytes as u64).contains(&bad));
         if bad || self.prng.next_f64() < self.faults.fail {
             return Err(libc::EIO);
@@ -67,7 +116,9 @@ impl Disk for VirtualDisk {
             assert!(read.offset.is_multiple_of(self.align as u64) && read.bytes.is_multiple_of(self.align));
             assert!(read.into.addr().is_multiple_of(self.align));
             let outcome = self.outcome(read);
-            self.under_way.push((read.number, outcome));
+            let begins = self.busy_until.max(self.clock.load(Ordering::Relaxed) + self.speed.latency_ns);
+            self.busy_until = begins + (read.bytes as f64 / self.speed.bytes_ns) as u64;
+            self.under_way.push(UnderWay { number: read.number, outcome, ends_ns: self.busy_until });
         }
     }
 
@@ -78,7 +129,8 @@ impl Disk for VirtualDisk {
         }
         self.waits = self.prng.below(self.faults.late + 1);
         let at = self.prng.below(self.under_way.len() as u64) as usize;
-        let (number, outcome) = self.under_way.swap_remove(at);
+        let UnderWay { number, outcome, ends_ns } = self.under_way.swap_remove(at);
+        self.clock.fetch_max(ends_ns, Ordering::Relaxed);
         done(number, outcome);
     }
 }

@@ -29,12 +29,12 @@ fn ask() -> serde_json::Value {
     json!({"prompt": "Once upon a time", "max_tokens": 20, "temperature": 0})
 }
 
-fn text(daemon: &Daemon) -> String {
+pub fn text(daemon: &Daemon) -> String {
     daemon.post("/v1/completions", &ask()).json()["choices"][0]["text"].as_str().unwrap().to_owned()
 }
 
 /// 503 to requests and to health, in words; the daemon lives, and answers as before once the file is good again.
-fn fails_closed_and_comes_back(daemon: &Daemon, store: &Path, good: &[u8], before: &str, word: &str) {
+pub fn fails_closed_and_comes_back(daemon: &Daemon, store: &Path, good: &[u8], before: &str, word: &str) {
     let start = std::time::Instant::now();
     while daemon.call("GET", "/health", "").status != 503 {
         assert!(start.elapsed() < crate::daemon::PATIENCE, "nobody noticed");

@@ -1,11 +1,14 @@
 //! The memory of a model of which a part lies on disk, while the daemon answers.
 
 use crate::daemon::{Daemon, command};
+use crate::files::{fails_closed_and_comes_back, text};
 use dynamicinfer::formats::rows::Quant;
 use dynamicinfer::lab::synth::{Shape, write_predictor, write_store};
 use dynamicinfer::model::config::Activation;
 use dynamicinfer::prng::Prng;
 use serde_json::json;
+use std::fs::File;
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 
@@ -137,4 +140,39 @@ fn without_a_limit_there_is_none_to_change() {
         let error = String::from_utf8(done.stderr).unwrap();
         assert!(done.status.code() == Some(1) && error.contains(advice), "{error}");
     }
+}
+
+/// A part of the model is read while answers are made, so what happens to its file meets reads, too, not the map alone: replaced, it goes on as
+/// it was; cut or written to, requests are refused in words, and the daemon lives.
+#[test]
+fn a_file_under_a_limit_that_is_replaced_cut_or_written_to() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = model(dir.path());
+    let good = std::fs::read(&store).unwrap();
+    let start = |store: &Path| {
+        let args = ["serve", store.to_str().unwrap(), "--ram", "140MiB", "-c", "256", "-t", "2", "--deterministic"];
+        let mut daemon = Daemon::spawn(dir.path(), &args, &[]);
+        daemon.wait_for("is ready");
+        assert_eq!(daemon.get("/v1/x/budget")["ram_budget_bytes"], 140 << 20);
+        daemon
+    };
+    let daemon = start(&store);
+    let before = text(&daemon);
+    assert!(daemon.metric("dynamicinfer_disk_reads_total") > 0.0);
+    std::fs::rename(&store, dir.path().join("old")).unwrap();
+    std::fs::write(&store, "another model").unwrap();
+    while daemon.get("/v1/x/ps")["models"][0]["file"] != "replaced" {}
+    assert_eq!(text(&daemon), before);
+    drop(daemon);
+    std::fs::rename(dir.path().join("old"), &store).unwrap();
+
+    let daemon = start(&store);
+    assert_eq!(text(&daemon), before);
+    File::options().write(true).open(&store).unwrap().set_len(1 << 20).unwrap();
+    fails_closed_and_comes_back(&daemon, &store, &good, &before, "it has 1048576 bytes");
+    drop(daemon);
+
+    let daemon = start(&store);
+    File::options().write(true).open(&store).unwrap().write_all_at(&[0x3c; 4096], 16 << 20).unwrap();
+    fails_closed_and_comes_back(&daemon, &store, &good, &before, "was written to");
 }
