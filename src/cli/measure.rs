@@ -3,7 +3,7 @@ mod disk;
 use super::machine_arg;
 use crate::clock;
 use crate::config::{ProcessorTime, processor_time};
-use crate::cpu::Kernels;
+use crate::cpu::{Kernels, peak};
 use crate::device::MoveRate;
 use crate::error::{Error, Result};
 use crate::formats::machine_profile::{MachineProfile, Rate};
@@ -136,14 +136,24 @@ struct UnitPeak {
     numbers: &'static str,
     /// 10^9 multiplications and additions per second.
     gops: f64,
+    /// Products of one instruction.
+    width: usize,
+    /// Of a core that computes, measured beside it.
+    clock_ghz: Option<f64>,
 }
 
 impl UnitPeak {
     fn line(&self) -> String {
-        let UnitPeak { threads, instruction_set, numbers, gops } = self;
+        let UnitPeak { threads, instruction_set, numbers, gops, width, clock_ghz } = self;
+        // A product and a sum are two.
+        let cycles = |ghz: &f64| {
+            let instructions = gops / 2.0 / (*width * *threads) as f64 / ghz;
+            format!(": {instructions:.2} instructions of {width} products a cycle at {ghz:.2} GHz")
+        };
         format!(
-            "products of {numbers}, {threads} thread{}: {gops:.0} GOPS at most, by {instruction_set} in registers\n",
-            if *threads == 1 { "" } else { "s" }
+            "products of {numbers}, {threads} thread{}: {gops:.0} GOPS at most, by {instruction_set} in registers{}\n",
+            if *threads == 1 { "" } else { "s" },
+            clock_ghz.as_ref().map_or(String::new(), cycles)
         )
     }
 }
@@ -152,7 +162,17 @@ impl UnitPeak {
 fn units(threads: usize) -> Vec<UnitPeak> {
     let isa = Kernels::best().isa;
     let of = |(numbers, floats)| {
-        peak_gops(threads, isa, floats).map(|gops| UnitPeak { threads, instruction_set: isa.name(), numbers, gops })
+        let gops = peak_gops(threads, isa, floats)?;
+        // The fastest of a few, as of the products.
+        let clocks = (0..4).filter_map(|_| peak::clock_ghz());
+        Some(UnitPeak {
+            threads,
+            instruction_set: isa.name(),
+            numbers,
+            gops,
+            width: peak::width(isa, floats),
+            clock_ghz: clocks.max_by(f64::total_cmp),
+        })
     };
     [("int8", false), ("f32", true)].into_iter().filter_map(of).collect()
 }
