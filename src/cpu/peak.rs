@@ -55,8 +55,8 @@ pub fn clock_ghz() -> Option<f64> {
         // SAFETY: registers only.
         unsafe {
             std::arch::asm!(
-                "imul {n}, {n}", "imul {n}, {n}", "imul {n}, {n}", "imul {n}, {n}",
-                "imul {n}, {n}", "imul {n}, {n}", "imul {n}, {n}", "imul {n}, {n}",
+                "imul {n:e}, {n:e}", "imul {n:e}, {n:e}", "imul {n:e}, {n:e}", "imul {n:e}, {n:e}",
+                "imul {n:e}, {n:e}", "imul {n:e}, {n:e}", "imul {n:e}, {n:e}", "imul {n:e}, {n:e}",
                 n = inout(reg) number, options(nomem, nostack)
             );
         }
