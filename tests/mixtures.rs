@@ -185,6 +185,10 @@ fn what_a_mixture_cannot_do_is_said_before_anything_is_written() {
     assert_eq!(std::fs::read_dir(cache.path()).unwrap().count(), 0, "something was written");
 }
 
+/// GGUF's numbers of types.
+const F32: u32 = 0;
+const F16: u32 = 1;
+
 /// What opening a changed file says.
 fn refused(from: &str, change: impl FnOnce(&mut File)) -> String {
     let dir = tempfile::tempdir().unwrap();
@@ -210,6 +214,14 @@ fn damaged_mixtures_are_refused_with_the_tensor() {
             tensor.data.truncate(tensor.data.len() / 2);
         }),
         "blk.0.ffn_down.3.weight: has shape",
+    );
+    says(
+        refused("mixtral.split.gguf", |f| {
+            let tensor = f.tensor(&split("blk.1.ffn_up.2"));
+            assert_eq!(tensor.kind, F16);
+            (tensor.kind, tensor.data) = (F32, vec![0; 2 * tensor.data.len()]);
+        }),
+        "blk.1.ffn_gate.2.weight: the experts of layer 1 have different types: number 2 is unlike number 0",
     );
     says(
         refused("mixtral.gguf", |f| f.set("llama.expert_count", Value::U32(3))),

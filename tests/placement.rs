@@ -651,12 +651,12 @@ fn without_a_profile_the_machine_is_measured_and_said_to_be() {
     assert!(out.contains("machine default: measured dram_gb_s "), "{out}");
 }
 
-/// With gates that are computed, or one threshold for device and CPU, the text is the same whatever the budget does meanwhile.
+/// With gates that are computed, one threshold for device and CPU, or experts, the text is the same whatever the budget does meanwhile.
 #[test]
 fn no_budget_changes_a_text_that_is_to_be_deterministic() {
     let place = tempfile::tempdir().unwrap();
-    let text = |predictor: &str, more: &[&str]| -> String {
-        let mut args = vec!["run", "demo", "Once upon a time", "--temp", "0", "-n", "60", "--ignore-eos", "--json"];
+    let text = |model: &str, predictor: &str, more: &[&str]| -> String {
+        let mut args = vec!["run", model, "Once upon a time", "--temp", "0", "-n", "60", "--ignore-eos", "--json"];
         args.extend(["--predictor", predictor, "--no-history"]);
         args.extend(more);
         let (code, out, err) = program(place.path(), &args);
@@ -669,12 +669,12 @@ fn no_budget_changes_a_text_that_is_to_be_deterministic() {
         }
         answer["text"].as_str().unwrap().to_owned()
     };
-    for predictor in ["exact", "mlp"] {
-        let alone = text(predictor, &[]);
+    for (model, predictor) in [("demo", "exact"), ("demo", "mlp"), ("demo-moe", "dense")] {
+        let alone = text(model, predictor, &[]);
         for schedule in ["5=9MiB,20=16MiB,40=9MiB", "1=16MiB,30=8400000"] {
             let device = ["--device", "virtual", "--ffn-share", "0.5", "--machine", "demo-pc", "--deterministic"];
             let more = [&device[..], &["--vram-schedule", schedule]].concat();
-            assert_eq!(text(predictor, &more), alone, "{predictor}, {schedule}");
+            assert_eq!(text(model, predictor, &more), alone, "{model}, {predictor}, {schedule}");
         }
     }
 }

@@ -2,7 +2,10 @@
 
 #[path = "support/ended.rs"]
 mod ended;
+#[path = "support/gguf.rs"]
+mod gguf;
 
+use dynamicinfer::formats::gguf::Value;
 use ended::ended;
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::process::{Pid, Signal, kill_process};
@@ -563,4 +566,44 @@ fn what_needs_a_daemon_says_how_to_start_one() {
     assert_eq!(done.status.code(), Some(0), "{}", String::from_utf8_lossy(&done.stderr));
     let page = std::fs::read_to_string(dir.path().join("pages/dynamicinfer-serve.1")).unwrap();
     assert!(page.contains("\\-\\-socket"));
+}
+
+/// What takes long and fills the disk is not done without a word: how much, how long, where, and a question.
+#[test]
+fn a_large_model_is_packed_only_after_a_question() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut file = gguf::File::read("relullama.gguf");
+    let mut bytes = 0;
+    for tensor in file.tensors.iter_mut().filter(|tensor| tensor.name.contains(".ffn_") && tensor.shape.len() == 2) {
+        let rows_are_neurons = !tensor.name.contains("down");
+        let hidden = tensor.shape[usize::from(rows_are_neurons)];
+        tensor.shape[usize::from(!rows_are_neurons)] = WIDE;
+        tensor.data = vec![0; 2 * WIDE * hidden];
+        bytes += tensor.data.len();
+    }
+    file.set("llama.feed_forward_length", Value::U32(WIDE as u32));
+    assert!(bytes > 256 << 20, "{bytes}");
+    std::fs::write(dir.path().join("wide.gguf"), file.bytes()).unwrap();
+
+    let cache = dir.path().join("cache");
+    let mut command = command(dir.path(), &["bench", "wide.gguf", "-p", "0", "-n", "1"]);
+    command.env("XDG_CACHE_HOME", &cache);
+    let mut terminal = Terminal::of(command, true);
+    let said = terminal.wait_for("Go on? [Y/n] ");
+    let place = cache.canonicalize().unwrap_or(cache.clone()).display().to_string();
+    assert!(said.contains("MiB into ") && said.contains(&place) && said.contains(" s; it is done once"), "{said}");
+    terminal.type_in("n\r");
+    let said = terminal.rest();
+    assert!(said.contains("nothing was packed; `dynamicinfer pack MODEL -o FILE` packs it elsewhere"), "{said}");
+    assert_eq!(terminal.ends(), Some(2));
+    let stores = walk(&cache).into_iter().filter(|path| path.extension().is_some_and(|e| e == "neurons")).count();
+    assert_eq!(stores, 0);
+}
+
+/// Neurons of a layer that make a model of two layers with 64 numbers more than 256 MiB.
+const WIDE: usize = 384 << 10;
+
+fn walk(dir: &Path) -> Vec<std::path::PathBuf> {
+    let Ok(entries) = std::fs::read_dir(dir) else { return Vec::new() };
+    entries.flat_map(|entry| [vec![entry.as_ref().unwrap().path()], walk(&entry.unwrap().path())].concat()).collect()
 }
