@@ -327,3 +327,37 @@ fn a_router_that_reads_the_layers_input_has_its_experts_read_while_attention_is_
         assert!(expected, "{name}: {sums:?} reads until attention ended, and from then to the experts' turn");
     }
 }
+
+/// A prompt that is stopped between layers, with experts on disk and reads for later layers from the tokens before: what is read on is right.
+#[test]
+fn a_prompt_that_is_stopped_leaves_nothing_behind() {
+    let dir = tempfile::tempdir().unwrap();
+    for path in &models(dir.path()) {
+        let tokens: Vec<u32> = (0..45).map(|i| i * 7 % 50).collect();
+        let expected = {
+            let mut engine = engine(path, 2);
+            let mut kv = KvCache::new(&engine.model.config, 64, KvType::F32).unwrap();
+            tokens[..3].iter().for_each(|&token| _ = engine.forward(&mut kv, &[token], Logits::Last));
+            engine.forward(&mut kv, &tokens[3..], Logits::Last).to_vec()
+        };
+        let mut cached = engine(path, 2);
+        let layers = cached.model.config.layers;
+        let disk = virtual_disk(&cached.model, 512, 3, Faults { late: 2, ..Faults::default() });
+        let cache = cache(&cached.model, disk, 0.3, HostCacheOptions { ahead: 1, ..HostCacheOptions::new(0) });
+        let foresight = look_ahead(&cached.model, 1);
+        cached.set_host_cache(cache, foresight);
+        let mut kv = KvCache::new(&cached.model.config, 64, KvType::F32).unwrap();
+        tokens[..3].iter().for_each(|&token| _ = cached.forward(&mut kv, &[token], Logits::Last));
+        for stops in 0..layers {
+            let mut asked = 0;
+            let whole = cached.forward_while(&mut kv, &tokens[3..], Logits::Last, &mut || {
+                asked += 1;
+                asked <= stops
+            });
+            assert_eq!((whole, kv.len, asked), (false, 3, stops + 1), "{path:?}");
+        }
+        assert!(cached.forward_while(&mut kv, &tokens[3..], Logits::Last, &mut || true));
+        cached.check().unwrap();
+        assert!(*cached.logits() == expected[..], "{path:?}");
+    }
+}

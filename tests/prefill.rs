@@ -4,7 +4,9 @@
 mod support;
 
 use dynamicinfer::cpu::{Isa, Kernels, Prefill};
+use dynamicinfer::engine::session::{CHUNK, MOST_CHUNK};
 use dynamicinfer::engine::{Engine, Logits, Session};
+use dynamicinfer::error::Error;
 use dynamicinfer::formats::blocks::BlockType;
 use dynamicinfer::formats::rows::Quant;
 use dynamicinfer::lab::evaluate::{Likelihood, Windows, likelihood};
@@ -53,7 +55,11 @@ fn a_prompt_in_chunks_gives_what_it_gives_token_by_token() {
             if isa == Isa::Portable && name != "llama" {
                 continue;
             }
-            for n in if isa == Isa::Portable { vec![1, 33] } else { vec![1, 33, 256, 257] } {
+            let mut lengths = if isa == Isa::Portable { vec![1, 33] } else { vec![1, 33, 256, 257] };
+            if name == "qwen3-moe" {
+                lengths.push(MOST_CHUNK + 1);
+            }
+            for n in lengths {
                 let tokens = tokens(n);
                 let off = error(&in_chunks(&mut engine, &tokens), &by_few(&mut engine, &tokens, 1));
                 assert!(off < 3e-5, "{name}, {n} tokens, {}: {off}", isa.name());
@@ -68,6 +74,37 @@ fn a_long_prompt_in_chunks_gives_what_it_gives_by_few() {
     let (mut engine, tokens) = (engine("llama", Quant::F32, 2, Kernels::best()), tokens(4095));
     let off = error(&in_chunks(&mut engine, &tokens), &by_few(&mut engine, &tokens, 32));
     assert!(off < 3e-5, "{off}");
+}
+
+/// Stopped before any layer of any chunk, a prompt leaves the sequence where the chunk before ended, and can be read on from there.
+#[test]
+fn a_prompt_that_is_stopped_between_layers_is_read_on_as_if_nothing_had_been() {
+    for name in ["llama", "qwen3-moe"] {
+        let mut engine = engine(name, Quant::F32, 2, Kernels::best());
+        let (chunk, layers) = (engine.chunk(), engine.model.config.layers);
+        assert_eq!(chunk, if name == "llama" { CHUNK } else { MOST_CHUNK });
+        let tokens = tokens(2 * chunk + 40);
+        let whole = in_chunks(&mut engine, &tokens);
+        // Once before each layer, and once after each chunk.
+        for asked in 0..3 * (layers + 1) {
+            let mut session = Session::new(&engine, tokens.len(), KvType::F32).unwrap();
+            let (mut looks, mut read) = (0, 0);
+            let stopped = session.append(&mut engine, &tokens, |done| {
+                assert!(done >= read && (done.is_multiple_of(chunk) || done == tokens.len()), "{done}");
+                (looks, read) = (looks + 1, done);
+                if looks > asked { Err(Error::Interrupted) } else { Ok(()) }
+            });
+            assert!(matches!(stopped, Err(Error::Interrupted)), "{name} {asked}");
+            // Who was stopped between two chunks has the first of them.
+            let chunks = asked / (layers + 1) + usize::from(asked % (layers + 1) == layers);
+            let had = (chunks * chunk).min(tokens.len());
+            assert_eq!((session.kv.len, session.tokens.len()), (had, had), "{name} {asked}");
+            if had < tokens.len() {
+                let rest = session.append(&mut engine, &tokens[had..], |_| Ok(())).unwrap();
+                assert!(*rest == whole[..], "{name} {asked}");
+            }
+        }
+    }
 }
 
 /// Logits of all tokens of one chunk: those of the last alone would come from a head that multiplies one column, as in decoding.

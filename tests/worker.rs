@@ -154,6 +154,26 @@ fn a_job_that_is_cancelled_ends_though_nothing_else_happens() {
     assert_eq!(handle.metrics.disconnects.get(), 2);
 }
 
+/// Nobody waits for the rest of a prompt whose client has gone: the chunk at hand is its last.
+#[test]
+fn a_client_that_leaves_in_the_middle_of_its_prompt_ends_it_there() {
+    let dir = tempfile::tempdir().unwrap();
+    let handle = worker(dir.path(), 1, 8192, false, |_| {});
+    let tokens = 8000;
+    let long = Job { prompt: (0..tokens as u32).map(|i| 3 + i * 7 % 50).collect(), ..job(1, 5) };
+    let mut client = Some(handle.submit(long).unwrap());
+    while let Some(events) = client.take() {
+        // A command runs between two chunks, on the engine's thread.
+        let metrics = handle.clone();
+        client = ask(&handle, move |_| (metrics.metrics.prompt_tokens.get() == 0).then_some(events));
+    }
+    assert_eq!(read(&mut handle.submit(job(2, 5)).unwrap()), 5);
+    within_patience(handle.idle());
+    let ran = handle.metrics.prompt_tokens.get();
+    assert!((256..tokens).contains(&ran), "{ran} tokens of a prompt");
+    assert_eq!(handle.metrics.disconnects.get(), 1);
+}
+
 /// Calls something on the engine's thread in the middle of every pass.
 struct Amid(Calibration, Box<dyn Fn() + Send + Sync>);
 

@@ -99,12 +99,16 @@ impl Pass<'_, '_> {
     }
 }
 
-/// Runs a pass, step by step; afterwards the logits of `buffers.logit_rows` are in `buffers.logits`.
-pub(super) fn forward(executor: &mut dyn Executor, pass: &mut Pass<'_, '_>) {
+/// Runs a pass, step by step; afterwards the logits of `buffers.logit_rows` are in `buffers.logits`. Between layers it asks whether to go on,
+/// and returns whether the pass came to its end.
+pub(super) fn forward(executor: &mut dyn Executor, pass: &mut Pass<'_, '_>, go_on: &mut dyn FnMut() -> bool) -> bool {
     // Looked up once: where layers are not logged, they cost a comparison.
     let traced = tracing::enabled!(Level::TRACE);
     let mut _layer = None;
     for step in in_order(pass.model.layers.len()) {
+        if step.phase == Phase::BeginLayer && !go_on() {
+            return false;
+        }
         if traced && step.phase == Phase::BeginLayer {
             _layer = Some(trace_span!("layer", number = step.layer).entered());
         }
@@ -113,6 +117,7 @@ pub(super) fn forward(executor: &mut dyn Executor, pass: &mut Pass<'_, '_>) {
             _layer = None;
         }
     }
+    true
 }
 
 /// The steps of one chunk, layer after layer.

@@ -45,7 +45,7 @@ use forward::{Pass, forward};
 use host::Host;
 use inputs::OfLayer;
 use probe::Probe;
-use session::CHUNK;
+use session::{CHUNK, MOST_CHUNK};
 use sparsity::Wanted;
 use std::sync::Arc;
 use tracing::debug_span;
@@ -72,6 +72,8 @@ pub struct Engine {
     buffers: Buffers,
     /// Passes so far, for the log.
     passes: u64,
+    /// [`Engine::chunk`]
+    chunk: usize,
 }
 
 impl Engine {
@@ -80,6 +82,7 @@ impl Engine {
         let pool = ThreadPool::new(threads);
         let buffers = Buffers::new(pool.threads());
         let sparsity = Sparsity::dense(model.config.layers);
+        let chunk = if model.config.form.experts.is_some_and(|experts| experts.routed()) { MOST_CHUNK } else { CHUNK };
         let (model, report) = (Arc::new(model), Report::default());
         Engine {
             model,
@@ -93,6 +96,7 @@ impl Engine {
             sparsity,
             buffers,
             passes: 0,
+            chunk,
         }
     }
 
@@ -104,6 +108,24 @@ impl Engine {
             let _ = split.upload_predictors(&sparsity, &self.model.config);
         }
         std::mem::replace(&mut self.sparsity, sparsity)
+    }
+
+    /// Tokens of a prompt that are to go through together: [`CHUNK`] with a device, whose memory is planned for as many, and of models whose
+    /// weights each meet all tokens; up to [`MOST_CHUNK`] of a mixture, of which each chunk reads nearly all experts for a few tokens each.
+    pub fn chunk(&self) -> usize {
+        if self.split.is_some() { CHUNK } else { self.chunk }
+    }
+
+    /// Sets [`Engine::chunk`], [`CHUNK`] or more.
+    pub fn set_chunk(&mut self, tokens: usize) {
+        assert!(tokens >= CHUNK, "chunks of {tokens} tokens");
+        if tokens < self.chunk {
+            // What longer ones took is given back.
+            let Buffers { experts, ffn, .. } = std::mem::replace(&mut self.buffers, Buffers::new(self.pool.threads()));
+            self.buffers.experts.asks = experts.asks;
+            self.buffers.ffn.inputs = ffn.inputs;
+        }
+        self.chunk = tokens;
     }
 
     /// Uploads the predictors that the device is to have, in place of what was reserved for them.
@@ -204,6 +226,18 @@ impl Engine {
         self.run_audited(std::slice::from_mut(kv), tokens.len() == 1)
     }
 
+    /// As [`Engine::forward`], for a prompt's chunk, and asks between layers whether to go on, where it can stop: not with a device. `false`: it was stopped, and there is nothing new in `kv`.
+    pub fn forward_while(
+        &mut self,
+        kv: &mut KvCache,
+        tokens: &[u32],
+        want: Logits,
+        go_on: &mut dyn FnMut() -> bool,
+    ) -> bool {
+        self.set_tokens(kv.len, tokens, want);
+        self.run(std::slice::from_mut(kv), None, true, go_on)
+    }
+
     /// As [`Engine::forward`], for several sequences at once: each token continues the sequence of its own KV cache, after those of its
     /// tokens that come before it in the batch. Weights are read once for all tokens. Passes of up to [`MAX_COLUMNS`] tokens compute the
     /// neurons that the sparsity selects. Logits are in the order of their tokens, `[0, sequences or n, vocab]`.
@@ -225,7 +259,7 @@ impl Engine {
         observer: &mut dyn Observer,
     ) -> &mut [f32] {
         self.set_tokens(kv.len, tokens, want);
-        self.run(std::slice::from_mut(kv), Some(observer), true);
+        self.run(std::slice::from_mut(kv), Some(observer), true, &mut || true);
         &mut self.buffers.logits
     }
 
@@ -233,7 +267,7 @@ impl Engine {
     /// the last layer, normalised as the head reads it, `[n, hidden]`.
     pub fn hidden_states(&mut self, kv: &mut KvCache, tokens: &[u32]) -> Vec<f32> {
         self.set_tokens(kv.len, tokens, Logits::None);
-        self.run(std::slice::from_mut(kv), None, false);
+        self.run(std::slice::from_mut(kv), None, false, &mut || true);
         let (c, x) = (&self.model.config, &self.buffers.x);
         let mut hidden = vec![0.0; tokens.len() * c.hidden];
         for (x, out) in x.chunks_exact(c.hidden).zip(hidden.chunks_exact_mut(c.hidden)) {
@@ -297,13 +331,20 @@ impl Engine {
         let (mut audit, n) = (self.audit.take(), self.buffers.positions.len() as u64);
         let due = audit.as_mut().filter(|_| decodes).is_some_and(|audit| audit.is_due(n));
         let observer = audit.as_mut().filter(|_| due).map(|audit| audit as &mut dyn Observer);
-        self.run(caches, observer, true);
+        self.run(caches, observer, true, &mut || true);
         self.audit = audit;
         &mut self.buffers.logits
     }
 
     /// Runs the tokens that were placed; where `divided` is false, a device has no part in it.
-    fn run(&mut self, caches: &mut [KvCache], observer: Option<&mut dyn Observer>, divided: bool) {
+    /// `go_on` is asked between layers that the host computes alone; returns whether the pass came to its end.
+    fn run(
+        &mut self,
+        caches: &mut [KvCache],
+        observer: Option<&mut dyn Observer>,
+        divided: bool,
+        go_on: &mut dyn FnMut() -> bool,
+    ) -> bool {
         self.passes += 1;
         let (number, tokens) = (self.passes, self.buffers.positions.len());
         let _pass = debug_span!("pass", number, tokens, sequences = self.buffers.sequences()).entered();
@@ -336,17 +377,21 @@ impl Engine {
             probe,
             wanted: Wanted::All,
         };
-        match on_device {
+        let whole = match on_device {
             Some(split) => {
                 begins.into_iter().for_each(|note| split.note(note));
-                forward(split, &mut pass);
+                forward(split, &mut pass, &mut || true)
             }
             None => {
                 begins.into_iter().for_each(|note| host.note(pass.probe.report, note));
-                forward(&mut host, &mut pass);
+                // Copies of what a device is to have may be under way, and for a few tokens reads for later layers.
+                let leaves = host.split.is_none() && (pass.cached.is_none() || pass.is_chunk());
+                forward(&mut host, &mut pass, &mut || !leaves || go_on())
             }
+        };
+        if whole {
+            buffers.positions.iter().for_each(|p| caches[p.sequence].len = caches[p.sequence].len.max(p.position + 1));
         }
-        buffers.positions.iter().for_each(|p| caches[p.sequence].len = caches[p.sequence].len.max(p.position + 1));
         if let (Some(cached), Some(before)) = (cached, before) {
             report.host_cache += cached.cache.counts().since(&before);
         }
@@ -359,5 +404,6 @@ impl Engine {
             // No result in which a failed device or neurons that could not be read had a part may pass for an answer.
             self.buffers.logits.fill(f32::NAN);
         }
+        whole
     }
 }

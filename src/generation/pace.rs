@@ -5,6 +5,7 @@
 //! with the answers alone.
 
 use crate::cpu::MAX_COLUMNS;
+use crate::engine::session::CHUNK;
 
 /// Passes of a number of tokens that are timed before anything is concluded from them: the first may read weights from disk.
 const TRIALS: u64 = 3;
@@ -17,6 +18,9 @@ const REMEMBERED: u64 = 400;
 
 /// Share of the allowed time that is planned for: what is measured scatters.
 const MARGIN: f64 = 0.9;
+
+/// How long a chunk of more than [`CHUNK`] tokens may take: commands, new clients and whoever watches over the daemon wait for it.
+const CHUNK_SECONDS: f64 = 10.0;
 
 /// Weight of a new time in a mean.
 const NEW: f64 = 0.25;
@@ -43,12 +47,27 @@ pub struct Pace {
     times: [Timed; MAX_COLUMNS + 1],
     /// Passes so far.
     passes: u64,
+    /// Seconds that each token of a prompt's last whole chunk took.
+    prompt_token: Option<f64>,
 }
 
 impl Pace {
     /// For passes that may take `slowdown` times as long, 1 or more, because prompts go along.
     pub fn new(slowdown: f64) -> Pace {
-        Pace { slowdown, times: [Timed::default(); MAX_COLUMNS + 1], passes: 0 }
+        Pace { slowdown, times: [Timed::default(); MAX_COLUMNS + 1], passes: 0, prompt_token: None }
+    }
+
+    /// Notes how long a prompt's chunk took.
+    pub fn note_chunk(&mut self, tokens: usize, seconds: f64) {
+        if tokens >= CHUNK {
+            self.prompt_token = Some(seconds / tokens as f64);
+        }
+    }
+
+    /// Tokens of a prompt's next chunk: [`CHUNK`], and up to `most` where they take [`CHUNK_SECONDS`] at most, for which everything else waits.
+    pub fn chunk(&self, most: usize) -> usize {
+        let fits = self.prompt_token.map_or(CHUNK, |token| (CHUNK_SECONDS / token) as usize / CHUNK * CHUNK);
+        fits.clamp(CHUNK, most)
     }
 
     /// Notes that a pass of so many tokens, at most [`MAX_COLUMNS`], took so long.
@@ -115,6 +134,19 @@ mod tests {
             (along, took, time(answers))
         };
         (0..passes).map(&mut one).collect()
+    }
+
+    #[test]
+    fn chunks_are_longer_where_they_do_not_take_long() {
+        let mut pace = Pace::new(2.0);
+        assert_eq!((pace.chunk(1024), pace.chunk(256)), (256, 256));
+        // Tokens a second, and the chunk after one of 256 at that speed.
+        for (speed, chunk) in [(10.0, 256), (60.0, 512), (90.0, 768), (400.0, 1024), (1e9, 1024)] {
+            pace.note_chunk(256, 256.0 / speed);
+            // The end of a prompt says nothing.
+            pace.note_chunk(40, 1e3);
+            assert_eq!((pace.chunk(1024), pace.chunk(256)), (chunk, 256), "{speed} tokens/s");
+        }
     }
 
     /// As a Zen 4 with two threads took for Q4_K_M: the kernels for few tokens end at eight.

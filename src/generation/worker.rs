@@ -505,13 +505,21 @@ impl Worker {
         let sequence = &mut self.running[at];
         let Phase::Prompt(done) = sequence.phase else { return };
         let prompt = &sequence.job.prompt;
-        let end = prompt.len().min(done + if company { MAX_COLUMNS } else { CHUNK });
+        let chunk = if self.limits.deterministic { CHUNK } else { self.pace.chunk(self.engine.chunk()) };
+        let end = prompt.len().min(done + if company { MAX_COLUMNS } else { chunk });
         let want = if end == prompt.len() { Logits::Last } else { Logits::None };
-        self.engine.forward(&mut self.slots.caches[sequence.slot], &prompt[done..end], want);
+        let (cache, out, began) = (&mut self.slots.caches[sequence.slot], &sequence.out, clock::now());
+        if end - done <= MAX_COLUMNS {
+            self.engine.forward(cache, &prompt[done..end], want);
+        } else if !self.engine.forward_while(cache, &prompt[done..end], want, &mut || !out.is_closed()) {
+            // Its client has gone.
+            return;
+        }
         if let Some(why) = self.engine.failure() {
             let slot = self.running[at].slot;
             return self.give_up(why, |lost| lost == slot);
         }
+        self.pace.note_chunk(end - done, began.elapsed().as_secs_f64());
         let sequence = &self.running[at];
         self.slots.ran(sequence.slot, &sequence.job.prompt[done..end]);
         self.metrics.prompt_passes.add(1);

@@ -295,7 +295,7 @@ pub fn speed(
 
 /// Weights that a token of a prompt of `tokens` is multiplied with, the head's but once for all, and whether most products are in f32.
 fn multiplied(engine: &Engine, tokens: usize) -> (f64, bool) {
-    let (model, n) = (&engine.model, tokens.min(crate::engine::session::CHUNK));
+    let (model, n) = (&engine.model, tokens.min(engine.chunk()));
     let (mut all, mut floats) = (0.0, 0.0);
     let mut add = |quant, weights: usize| {
         all += weights as f64;

@@ -250,7 +250,10 @@ pub fn open_model(model: Model, options: &EngineOptions, told: &dyn Listener) ->
     };
     match limit {
         Some(limit) => ram::keep_a_part(&mut engine, need, limit, options, told)?,
-        None if device.is_none() => check_ram(&engine.model, need)?,
+        None if device.is_none() => {
+            check_ram(&engine.model, need)?;
+            engine.set_chunk(ram::chunk_of_all(&engine.model, options));
+        }
         None => {}
     }
     Ok(Opened { engine, context: need.context, kv: need.kv, device })

@@ -3,7 +3,7 @@
 use super::device::Need;
 use super::{EngineOptions, Listener, artifacts, fits, sparsity};
 use crate::disk::{self, Disk, DiskCosts, OpenedDisk};
-use crate::engine::session::CHUNK;
+use crate::engine::session::{CHUNK, MOST_CHUNK};
 use crate::engine::{Engine, Foresight, unread};
 use crate::error::{Error, Result, human_bytes};
 use crate::formats;
@@ -18,6 +18,8 @@ use std::sync::Arc;
 const WORKING_BYTES: u64 = 64 << 20;
 /// The part of it that does not grow with the model: tables of the cache, the program itself.
 const PROGRAM_BYTES: u64 = 32 << 20;
+/// Of the memory that frames would have, longer chunks of prompts take at most one part in so many.
+const CHUNKS_SHARE: u64 = 16;
 /// Of the memory that is free, one part in so many is left to others where nobody has said how much to take.
 const LEFT_TO_OTHERS: u64 = 20;
 
@@ -63,7 +65,7 @@ impl Default for RamOptions {
     }
 }
 
-/// The host memory that a model takes beside its neurons.
+/// The host memory that a model takes beside its neurons, with prompts in chunks of [`CHUNK`] tokens.
 fn resident_bytes(engine: &Engine, need: Need) -> u64 {
     let (files, model) = (engine.files(), &engine.model);
     let predictors: u64 = files.iter().skip(model.files().len()).map(|file| file.bytes().len() as u64).sum();
@@ -72,12 +74,34 @@ fn resident_bytes(engine: &Engine, need: Need) -> u64 {
 
 /// As [`resident_bytes`], with predictors of so many bytes.
 pub(super) fn resident_with(model: &Model, need: Need, predictors: u64) -> u64 {
-    model.file_bytes() - cached_bytes(model) + keys(model, need) + predictors + working_bytes(model)
+    model.file_bytes() - cached_bytes(model) + keys(model, need) + predictors + working_bytes(model, CHUNK)
+}
+
+/// Tokens of a chunk of a mixture's prompts: the most that take no more than a [`CHUNKS_SHARE`]th of the memory that frames would have, and
+/// how many bytes more that is than [`CHUNK`] tokens take. Of other models arithmetic hides what a chunk reads.
+pub(super) fn chunk(model: &Model, frames_bytes: u64) -> (usize, u64) {
+    if !model.config.form.experts.is_some_and(|experts| experts.routed()) {
+        return (CHUNK, 0);
+    }
+    let lengths = [MOST_CHUNK, MOST_CHUNK / 2].map(|tokens| (tokens, for_chunks(model, tokens)));
+    lengths.into_iter().find(|&(_, bytes)| bytes <= frames_bytes / CHUNKS_SHARE).unwrap_or((CHUNK, 0))
+}
+
+/// Tokens of a chunk where all of a model is kept in memory: the most for which there is room beside it.
+pub(super) fn chunk_of_all(model: &Model, options: &EngineOptions) -> usize {
+    let room = options.ram.or_else(crate::config::available_memory);
+    let left = room.map_or(u64::MAX, |room| room.saturating_sub(all_bytes(model, options.need(model))));
+    chunk(model, left.saturating_mul(CHUNKS_SHARE)).0
+}
+
+/// Bytes that chunks of so many tokens take beyond those of [`CHUNK`].
+pub(super) fn for_chunks(model: &Model, tokens: usize) -> u64 {
+    working_bytes(model, tokens) - working_bytes(model, CHUNK)
 }
 
 /// What a process takes beside weights, keys and values: the activations of a prompt's chunk, above all. Of a mixture of 3.9 B that is read in place
 /// 88 MiB were measured (92 by this), packed by neuron 105 (112), of a dense model of 0.95 B 42 (71).
-fn working_bytes(model: &Model) -> u64 {
+fn working_bytes(model: &Model, chunk: usize) -> u64 {
     let c = &model.config;
     // Numbers of a token: the residual and what is made of it, and the FFN's gates, activations and what `down` reads.
     let ffn = match c.form.experts.filter(|experts| experts.routed()) {
@@ -89,7 +113,7 @@ fn working_bytes(model: &Model) -> u64 {
         }
     };
     let token = 8 * c.hidden + 2 * c.qkv_dim() + ffn;
-    WORKING_BYTES.max(PROGRAM_BYTES + (CHUNK * token * size_of::<f32>()) as u64)
+    WORKING_BYTES.max(PROGRAM_BYTES + (chunk * token * size_of::<f32>()) as u64)
 }
 
 /// Bytes of all neurons or experts.
@@ -209,7 +233,12 @@ pub(super) fn keep_a_part(
     let policy = policy.unwrap_or_else(|| usual_policy(&engine.model));
     let how = HostCacheOptions { policy, together, overlap, ahead, costs, ..HostCacheOptions::new(0) };
     let bytes = share(engine, need, limit, &blocks, disk.align())?;
-    let bytes = if keep { bytes } else { least_bytes(&blocks, neurons, disk.align()) };
+    let least = least_bytes(&blocks, neurons, disk.align());
+    let (chunk, for_chunks) = match limit {
+        Limit::Bytes(_) => chunk(&engine.model, bytes - least),
+        Limit::Share(_) => (CHUNK, 0),
+    };
+    let bytes = if keep { bytes - for_chunks } else { least };
     let what = parts(&engine.model).unwrap_or_default();
     let cache = HostCache::new(disk, &blocks, neurons, HostCacheOptions { bytes, ..how });
     let mut cache =
@@ -219,7 +248,7 @@ pub(super) fn keep_a_part(
     let placed = if keep { place(&mut cache, &engine.model)? } else { false };
     told.note(&format!(
         "{} of memory: room for {:.0} % of the {what}{}, the others are read from disk when they are needed ({}, {:.1} GB/s and {:.0} us a read){}",
-        human_bytes(bytes + resident_bytes(engine, need)),
+        human_bytes(bytes + for_chunks + resident_bytes(engine, need)),
         100.0 * frames as f64 / all as f64,
         if placed { " (at first for those of its profile)" } else { "" },
         cache.disk_name(),
@@ -230,7 +259,8 @@ pub(super) fn keep_a_part(
     load_the_rest(&engine.model);
     let beside = resident_bytes(engine, need);
     engine.set_host_cache(cache, foresight);
-    engine.cached.as_mut().expect("it was set").beside = beside;
+    engine.set_chunk(chunk);
+    engine.cached.as_mut().expect("it was set").beside = beside + for_chunks;
     Ok(())
 }
 

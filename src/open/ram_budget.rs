@@ -1,6 +1,6 @@
 //! The host memory of a model of which a part lies on disk, and how it is changed while a text is generated.
 
-use super::too_little;
+use super::{ram, too_little};
 use crate::engine::Engine;
 use crate::error::{Error, Result, human_bytes};
 
@@ -11,19 +11,24 @@ use crate::error::{Error, Result, human_bytes};
 /// [`Error::Usage`] where the whole model is in memory; [`Error::Memory`] for a budget below the least that it works with, and where the
 /// system does not give so much. The budget is what it was then.
 pub fn set_ram(engine: &mut Engine, ram: u64) -> Result<()> {
+    let before_for_chunks = ram::for_chunks(&engine.model, engine.chunk());
     let Some(cached) = &mut engine.cached else {
         return Err(Error::Usage(
             "the whole model is in memory: there is no budget that could change; begin with --ram".into(),
         ));
     };
-    let (before, least) = (cached.memory().budget, cached.beside + cached.cache.least_bytes());
+    let beside = cached.beside.saturating_sub(before_for_chunks);
+    let (before, least) = (cached.memory().budget, beside + cached.cache.least_bytes());
     if ram < least {
         return Err(too_little(&format!("--ram {} is", human_bytes(ram)), least));
     }
+    let (chunk, for_chunks) = ram::chunk(&engine.model, ram - least);
     let frames_before = cached.cache.frames().0;
     let refused = |e| Error::Memory(format!("there is no memory for --ram {}: {e}", human_bytes(ram)));
-    cached.cache.set_budget(ram - cached.beside).map_err(refused)?;
+    cached.cache.set_budget(ram - beside - for_chunks).map_err(refused)?;
+    cached.beside = beside + for_chunks;
     let frames_after = cached.cache.frames().0;
+    engine.set_chunk(chunk);
     tracing::debug!(bytes_before = before, bytes_after = ram, frames_before, frames_after, "budget of host memory");
     Ok(())
 }

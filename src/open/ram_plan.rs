@@ -1,7 +1,7 @@
 //! What a plan for a model larger than memory is made of: this machine's disk, and what a cache of each size would read.
 
 use super::device::Need;
-use super::ram::{all_bytes, cached_bytes, costs, open_disk, parts, resident_with, span, usual_policy};
+use super::ram::{all_bytes, cached_bytes, chunk, costs, open_disk, parts, resident_with, span, usual_policy};
 use crate::disk::DiskCosts;
 use crate::error::{Error, Result, human_bytes};
 use crate::formats::trace_file::{TraceFile, TraceSection};
@@ -136,6 +136,10 @@ pub fn ram_plan(question: RamQuestion<'_>) -> Result<RamAnswer> {
         }
         false => streamed(cached_bytes(model), room),
     };
+    // Longer chunks of prompts take what they may of the memory that frames would have.
+    for point in &mut points {
+        point.bytes = (point.bytes + chunk(model, point.bytes as u64 - least).1 as f64).min((all - resident) as f64);
+    }
     points.push(DiskPoint { bytes: (all - resident) as f64, ..DiskPoint::default() });
     let footprint = Footprint::of_model(model, context, kv);
     let ffn_bytes = cached_bytes(model) as f64;
