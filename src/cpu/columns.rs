@@ -27,7 +27,8 @@ pub struct Columns {
     pub code_stride: usize,
     /// Numbers from one column to the next in `steps` and `sums`, which have one number for each group of 32 codes.
     pub group_stride: usize,
-    /// The only column in f16, if it is longer than [`LONG`] numbers and rows are floats of two bytes; else empty.
+    /// The only column in f16, if it is longer than [`LONG`] numbers, rows are floats of two bytes and inputs of floats may be rounded
+    /// ([`Kernels::rounds_floats`]); else empty.
     halves: Aligned<u16>,
     /// What the numbers of `halves` are multiplied by.
     halves_unit: f32,
@@ -173,7 +174,12 @@ impl Columns {
         let has = |form| quants.clone().into_iter().any(|quant| form_of(quant) == form);
         let (codes, floats) = (has(ManyForm::Codes), has(ManyForm::Floats));
         if has(ManyForm::Rows) {
+            let is_half = |quant: Quant| quant.input() == Input::Floats && quant.number_bytes(1) == 2;
+            let halves = kernels.rounds_floats && n == 1 && cols > LONG && quants.clone().into_iter().any(is_half);
             self.set_for(values, n, quants.into_iter().filter(|&quant| form_of(quant) == ManyForm::Rows));
+            if halves {
+                self.set_halves(values);
+            }
         } else {
             (self.n, self.cols) = (n, cols);
             self.values.resize(0);
@@ -260,16 +266,12 @@ impl Columns {
         for (to, from) in self.values.chunks_exact_mut(stride).zip(values.chunks_exact(self.cols)) {
             to[..self.cols].copy_from_slice(from);
         }
-        let (mut packs, mut blocks, mut halves) = (false, false, false);
+        let (mut packs, mut blocks) = (false, false);
         for quant in quants {
             packs |= quant.input() == Input::Packs;
             blocks |= quant.input() == Input::Blocks;
-            halves |= quant.input() == Input::Floats && quant.number_bytes(1) == 2;
         }
         self.forget_codes();
-        if halves && n == 1 && self.cols > LONG {
-            self.set_halves(values);
-        }
         if packs {
             self.set_packs(values);
         }

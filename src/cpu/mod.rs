@@ -161,7 +161,7 @@ pub struct Kernels {
     /// How exact products with many columns are.
     pub prefill: Prefill,
     /// With [`Prefill::Int8`], whether weights that are floats of two bytes are rounded to int8 for the many columns of a prompt, each 32 with a
-    /// scale of their own, where that is faster.
+    /// scale of their own, where that is faster, and a long column that meets a matrix of them to f16.
     pub rounds_floats: bool,
     /// Brings a row into the caches before it is used; does nothing for instruction sets whose kernels read rows one by one.
     pub touch: Touch,
