@@ -3,7 +3,7 @@
 mod support;
 
 use dynamicinfer::background::{Background, BackgroundOptions};
-use dynamicinfer::cache::{NeuronCache, Slot};
+use dynamicinfer::cache::{Frames, NeuronCache, Slot};
 use dynamicinfer::clock::{self, Duration};
 use dynamicinfer::cpu::Kernels;
 use dynamicinfer::device::{Device, Rates, VirtualDevice};
@@ -97,10 +97,11 @@ impl Migrator for Followed {
         begins: bool,
         device: &mut dyn Device,
         cache: &mut NeuronCache,
+        frames: Option<&mut dyn Frames>,
         sparsity: &mut Sparsity,
     ) {
         let before = Followed::filling(cache);
-        self.background.apply(layer, begins, device, cache, sparsity);
+        self.background.apply(layer, begins, device, cache, frames, sparsity);
         self.moved.extend(Followed::filling(cache).difference(&before));
     }
 

@@ -55,7 +55,7 @@ fn a_fault_ends_the_pass_with_an_error_and_leaves_no_number() {
         // Every way to wait for it comes back: moves that were on their way, another budget, the end.
         let Split { device, cache, .. } = engine.split.as_mut().unwrap();
         cache.barrier = true;
-        cache.migrate_all(&mut **device, 0, [(SlotId(0), StoreId(40))].into_iter());
+        cache.migrate_all(&mut **device, 0, None, [(SlotId(0), StoreId(40))].into_iter());
         cache.commit(&mut **device, 0);
         cache.settle(&mut **device);
         assert_eq!(cache.in_flight(), 0);

@@ -274,10 +274,10 @@ fn a_device_that_refuses_anything_leaves_an_engine_that_is_right_and_can_go_on()
             let neurons = budgeter.placed(&slots);
             let left = Arc::new(AtomicU64::new(n));
             let device = || Box::new(Miser { inner: VirtualDevice::new(most, RATES), left: left.clone() });
-            if place(&mut engine, device(), &plan, &budgeter.machine, &neurons).is_err() {
+            if place(&mut engine, device(), &plan, &budgeter.machine, &neurons, true).is_err() {
                 refusals[0] += 1;
                 assert!(engine.split.is_none());
-                place(&mut engine, device(), &plan, &budgeter.machine, &neurons).unwrap();
+                place(&mut engine, device(), &plan, &budgeter.machine, &neurons, true).unwrap();
             }
             let right = |engine: &mut Engine, when: &str| {
                 let off = error(&logits(engine, 5), &expected);
@@ -320,7 +320,7 @@ fn used_without_refusal(
     budgets: [u64; 4],
 ) -> u64 {
     let mut engine = engine(store);
-    place(&mut engine, Box::new(VirtualDevice::new(most, RATES)), plan, &budgeter.machine, neurons).unwrap();
+    place(&mut engine, Box::new(VirtualDevice::new(most, RATES)), plan, &budgeter.machine, neurons, true).unwrap();
     budgets.into_iter().for_each(|vram| drop(budgeter.set(&mut engine, vram).unwrap()));
     engine.split.as_ref().unwrap().device.memory().used
 }

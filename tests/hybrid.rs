@@ -5,7 +5,9 @@
 
 mod support;
 
-use dynamicinfer::cache::{HostBlocks, Location, MAX_IN_FLIGHT, Migration, NeuronCache, NotBegun, Refused, Slot, Tier};
+use dynamicinfer::cache::{
+    Frames, HostBlocks, Location, MAX_IN_FLIGHT, Migration, NeuronCache, NotBegun, Refused, Slot, Tier,
+};
 use dynamicinfer::cpu::aligned::Aligned;
 use dynamicinfer::cpu::{Columns, Kernels, MAX_COLUMNS, ThreadPool};
 use dynamicinfer::device::{
@@ -49,6 +51,7 @@ impl Migrator for Restless {
         _begins: bool,
         device: &mut dyn Device,
         cache: &mut NeuronCache,
+        _: Option<&mut dyn Frames>,
         _sparsity: &mut Sparsity,
     ) {
         self.shuffle(device, cache);
@@ -463,7 +466,8 @@ impl Tagged {
         let host: Vec<HostBlocks> =
             blocks.iter().map(|b| HostBlocks::new(b.as_ptr().cast(), block * 4, NEURONS)).collect();
         // SAFETY: the device is dropped before cache and blocks, by the order of the fields.
-        let mut cache = unsafe { NeuronCache::new(&mut *device, &[SLOTS; LAYERS], &host, &[&[][..]; LAYERS]) }.unwrap();
+        let mut cache =
+            unsafe { NeuronCache::new(&mut *device, &[SLOTS; LAYERS], &host, &[&[][..]; LAYERS], true) }.unwrap();
         let input = device.alloc(SparseFfn::input_bytes(1, HIDDEN, NEURONS) as u64).unwrap();
         let output = device.alloc(SparseFfn::output_bytes(1, HIDDEN, NEURONS) as u64).unwrap();
         one_way(&mut *device, &mut cache, seed);
@@ -477,7 +481,7 @@ impl Tagged {
                 (self.prng.below(LAYERS as u64), self.prng.below(SLOTS as u64), self.prng.below(NEURONS as u64));
             let n = self.prng.below(most + 1);
             let group = (0..n).map(|i| (SlotId((slot + i) as u32), StoreId((neuron + i) as u32)));
-            self.cache.migrate_all(&mut *self.device, layer as usize, group);
+            self.cache.migrate_all(&mut *self.device, layer as usize, None, group);
             return;
         }
         for _ in 0..self.prng.below(most + 1) {
@@ -794,7 +798,7 @@ fn too_many_moves_at_once_are_refused_and_may_be_made_again() {
     blocks.resize(neurons * 32);
     let host = HostBlocks::new(blocks.as_ptr().cast(), 128, neurons);
     // SAFETY: the device is dropped before cache and blocks: it is moved to where it is the last variable.
-    let mut cache = unsafe { NeuronCache::new(&mut device, &[neurons], &[host], &[&[][..]]) }.unwrap();
+    let mut cache = unsafe { NeuronCache::new(&mut device, &[neurons], &[host], &[&[][..]], true) }.unwrap();
     let mut device = device;
     let device: &mut dyn Device = &mut device;
     let to = |i: usize| Migration { layer: LayerId(0), slot: SlotId::new(i), neuron: StoreId::new(i) };

@@ -4,7 +4,7 @@
 
 mod support;
 
-use dynamicinfer::cache::{NeuronCache, PerTier, Tier};
+use dynamicinfer::cache::{Frames, NeuronCache, PerTier, Tier};
 use dynamicinfer::cpu::Kernels;
 use dynamicinfer::device::{Device, Faults, Rates, VirtualDevice};
 use dynamicinfer::engine::sampler::argmax;
@@ -240,7 +240,16 @@ fn who_computes_a_neuron_does_not_change_whether_it_is_active() {
 struct Missed(Arc<Mutex<u64>>);
 
 impl Migrator for Missed {
-    fn apply(&mut self, _: usize, _: bool, _: &mut dyn Device, _: &mut NeuronCache, _: &mut Sparsity) {}
+    fn apply(
+        &mut self,
+        _: usize,
+        _: bool,
+        _: &mut dyn Device,
+        _: &mut NeuronCache,
+        _: Option<&mut dyn Frames>,
+        _: &mut Sparsity,
+    ) {
+    }
 
     fn observe(&mut self, at: &DividedLayer<'_>, _: &dyn Device, _: &NeuronCache) {
         let missed = at.missed.expect("every pass is audited");

@@ -6,7 +6,7 @@
 mod support;
 
 use dynamicinfer::background::{Background, BackgroundOptions};
-use dynamicinfer::cache::{Migration, NeuronCache, Tier};
+use dynamicinfer::cache::{Frames, Migration, NeuronCache, Tier};
 use dynamicinfer::clock::{self, Duration};
 use dynamicinfer::cpu::Kernels;
 use dynamicinfer::device::{Device, Rates, VirtualDevice};
@@ -80,6 +80,7 @@ impl Migrator for Restless {
         _begins: bool,
         device: &mut dyn Device,
         cache: &mut NeuronCache,
+        _: Option<&mut dyn Frames>,
         _sparsity: &mut Sparsity,
     ) {
         let layer = self.0.below(cache.layers.len() as u64) as usize;

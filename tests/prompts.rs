@@ -3,7 +3,7 @@
 
 mod support;
 
-use dynamicinfer::cache::NeuronCache;
+use dynamicinfer::cache::{Frames, NeuronCache};
 use dynamicinfer::cpu::{Kernels, MAX_COLUMNS};
 use dynamicinfer::device::{Device, Faults, VirtualDevice};
 use dynamicinfer::engine::{Engine, Migrator, Observer, Seen, Sparsity};
@@ -37,6 +37,7 @@ impl Migrator for Hearing {
         _begins: bool,
         _device: &mut dyn Device,
         _cache: &mut NeuronCache,
+        _frames: Option<&mut dyn Frames>,
         _sparsity: &mut Sparsity,
     ) {
     }

@@ -3,7 +3,7 @@
 mod support;
 
 use dynamicinfer::background::{Background, BackgroundOptions, Latency};
-use dynamicinfer::cache::{NeuronCache, Tier};
+use dynamicinfer::cache::{Frames, NeuronCache, Tier};
 use dynamicinfer::clock::{self, Duration};
 use dynamicinfer::cpu::Kernels;
 use dynamicinfer::device::{Device, Faults, Rates, Totals, VirtualDevice};
@@ -248,6 +248,7 @@ impl Migrator for Brings {
         _begins: bool,
         device: &mut dyn Device,
         cache: &mut NeuronCache,
+        _: Option<&mut dyn Frames>,
         _sparsity: &mut Sparsity,
     ) {
         let (layer, again) = (self.calls / 2, self.calls % 2 == 1);
@@ -255,7 +256,7 @@ impl Migrator for Brings {
         if again == self.late && layer < cache.layers.len() {
             let slots = cache.layers[layer].table.slots().len();
             let moves = (0..slots).map(|n| (SlotId::new(n), StoreId::new(n)));
-            assert_eq!(cache.migrate_all(device, layer, moves).begun, slots);
+            assert_eq!(cache.migrate_all(device, layer, None, moves).begun, slots);
         }
     }
 }
@@ -495,7 +496,16 @@ impl Watches {
 }
 
 impl Migrator for Watches {
-    fn apply(&mut self, _: usize, _: bool, _: &mut dyn Device, _: &mut NeuronCache, _: &mut Sparsity) {}
+    fn apply(
+        &mut self,
+        _: usize,
+        _: bool,
+        _: &mut dyn Device,
+        _: &mut NeuronCache,
+        _: Option<&mut dyn Frames>,
+        _: &mut Sparsity,
+    ) {
+    }
 
     fn observe(&mut self, at: &DividedLayer<'_>, device: &dyn Device, cache: &NeuronCache) {
         let on_device = |l: usize, n: &StoreId| usize::from(cache.layers[l].bucket_entries().contains(&n.0));

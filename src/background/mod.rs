@@ -14,8 +14,8 @@ mod message;
 mod ticker;
 mod worker;
 
-use crate::cache::NeuronCache;
 use crate::cache::exchange::{Receiver, Sender, exchange_of};
+use crate::cache::{Frames, NeuronCache};
 use crate::cpu::Kernels;
 use crate::device::Device;
 use crate::engine::{DividedLayer, Lookahead, Migrator, MigratorCounts, Sparsity};
@@ -190,6 +190,7 @@ impl Migrator for Background {
         begins: bool,
         device: &mut dyn Device,
         cache: &mut NeuronCache,
+        mut frames: Option<&mut dyn Frames>,
         sparsity: &mut Sparsity,
     ) {
         self.pass += u64::from(begins && layer == 0);
@@ -213,7 +214,8 @@ impl Migrator for Background {
                 return;
             }
             let moves = decision.moves.iter().map(|m| (m.slot(), m.neuron()));
-            let outcome = cache.migrate_all(device, layer, moves);
+            let frames = frames.as_mut().map(|frames| &mut **frames as &mut dyn Frames);
+            let outcome = cache.migrate_all(device, layer, frames, moves);
             counts.refused += outcome.refused as u64;
             if !decision.moves.is_empty() {
                 let (begun, refused) = (outcome.begun, outcome.refused);

@@ -7,7 +7,7 @@ mod sync;
 pub mod tier;
 
 pub use neuron_cache::{
-    CacheCounters, GroupOutcome, HostBlocks, LayerCache, MAX_IN_FLIGHT, Migration, NeuronCache, NotBegun,
+    CacheCounters, Frames, GroupOutcome, HostBlocks, LayerCache, MAX_IN_FLIGHT, Migration, NeuronCache, NotBegun,
 };
 pub use slot_table::{Refused, Slot, SlotTable};
 pub use tier::{Location, PerTier, Tier};

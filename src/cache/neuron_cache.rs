@@ -24,6 +24,18 @@ pub struct Migration {
     pub neuron: StoreId,
 }
 
+/// Memory of the host in which some of a model's clusters lie, where the others are on disk: the middle tier of three.
+pub trait Frames {
+    /// The first byte of a part of a layer's cluster; `None` if the cluster is not in memory, or on its way there.
+    fn part(&self, layer: usize, cluster: StoreId, part: usize) -> Option<*const u8>;
+
+    /// The cluster's bytes are being copied to a device: they stay where they are until [`Frames::release`].
+    fn hold(&mut self, layer: usize, cluster: StoreId);
+
+    /// The layer's clusters of which `copying` says `false` need not stay any longer.
+    fn release(&mut self, layer: usize, copying: &dyn Fn(StoreId) -> bool);
+}
+
 /// Why a move was not begun.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NotBegun {
@@ -139,7 +151,8 @@ pub struct CacheCounters {
     pub landed: u64,
     /// Moves that were asked for and not begun, because [`MAX_IN_FLIGHT`] groups were under way.
     pub dropped: u64,
-    /// Moves that were asked for and not begun, because beginning them would have made the engine wait for older copies.
+    /// Moves that were asked for and not begun, because beginning them would have made the engine wait: for older copies, or for a disk that
+    /// has the neuron.
     pub put_off: u64,
     /// Moves whose copy never arrived, found by [`NeuronCache::settle`].
     pub lost: u64,
@@ -242,7 +255,7 @@ pub struct NeuronCache {
 
 impl NeuronCache {
     /// A cache on `device` with `slots[l]` slots for layer `l`, but never more than the layer has neurons; all are empty. `up_bias` has
-    /// a vector per layer, empty where there is none.
+    /// a vector per layer, empty where there is none. Host blocks are pinned if `pins`: not where they may have to leave memory.
     ///
     /// # Errors
     /// If the device has no room for all; it has pinned nothing then.
@@ -255,6 +268,7 @@ impl NeuronCache {
         slots: &[usize],
         host: &[HostBlocks],
         up_bias: &[&[f32]],
+        pins: bool,
     ) -> Result<NeuronCache, OutOfMemory> {
         let mut layers = Vec::with_capacity(slots.len());
         for ((&slots, host), bias) in slots.iter().zip(host).zip(up_bias) {
@@ -281,7 +295,7 @@ impl NeuronCache {
         for LayerCache { host, mirror, .. } in &layers {
             // SAFETY: host blocks and cache outlive the device by the caller's promise, and the mirror stays where it is.
             unsafe {
-                host.parts.iter().for_each(|part| part.pin(device, host.clusters));
+                host.parts.iter().filter(|_| pins).for_each(|part| part.pin(device, host.clusters));
                 device.pin(mirror.as_ptr().cast(), size_of_val(&mirror[..]), false);
             }
         }
@@ -322,22 +336,23 @@ impl NeuronCache {
         }
         layer.table.fill(m.slot, m.neuron).map_err(NotBegun::Refused)?;
         layer.in_flight.push((m.slot, self.events[self.events.len() - 1]));
-        self.send(device, m.layer.index(), 1);
+        self.send(device, m.layer.index(), 1, None);
         Ok(())
     }
 
     /// Begins to move several neurons of layer `l`, given as (slot, neuron), as one group with one event. Neighbours in the store that
     /// go to neighbouring slots can be one copy. Never waits: if the device has room for only some of the moves, those are the first ones,
-    /// and the others leave their slots as they are.
+    /// and the others leave their slots as they are. With `frames`, those that are not in memory are left out, too.
     pub fn migrate_all(
         &mut self,
         device: &mut dyn Device,
         l: usize,
+        frames: Option<&mut dyn Frames>,
         moves: impl Iterator<Item = (SlotId, StoreId)>,
     ) -> GroupOutcome {
         let host = &self.layers[l].host;
         let room = host.parts.iter().map(|part| part.room(device, host.clusters)).min().unwrap_or(0);
-        self.begin_group(device, l, room, moves)
+        self.begin_group(device, (l, room), frames, moves)
     }
 
     /// As [`NeuronCache::migrate_all`], but waits where the device has no room. Not on the token path.
@@ -347,15 +362,15 @@ impl NeuronCache {
         l: usize,
         moves: impl Iterator<Item = (SlotId, StoreId)>,
     ) -> GroupOutcome {
-        self.begin_group(device, l, usize::MAX, moves)
+        self.begin_group(device, (l, usize::MAX), None, moves)
     }
 
-    /// Begins to move the first `room` of these neurons that the slot table takes.
+    /// Begins to move the first `room` of these neurons that are in memory and the slot table takes.
     fn begin_group(
         &mut self,
         device: &mut dyn Device,
-        l: usize,
-        room: usize,
+        (l, room): (usize, usize),
+        mut frames: Option<&mut dyn Frames>,
         moves: impl Iterator<Item = (SlotId, StoreId)>,
     ) -> GroupOutcome {
         let mut outcome = GroupOutcome::default();
@@ -365,33 +380,42 @@ impl NeuronCache {
         };
         let LayerCache { table, in_flight, .. } = &mut self.layers[l];
         for (slot, neuron) in moves {
-            if outcome.begun == room {
+            let on_disk = frames.as_ref().is_some_and(|frames| frames.part(l, neuron, 0).is_none());
+            if outcome.begun == room || on_disk {
                 self.counters.put_off += 1;
             } else if table.fill(slot, neuron).is_ok() {
                 in_flight.push((slot, event));
                 outcome.begun += 1;
+                if let Some(frames) = &mut frames {
+                    frames.hold(l, neuron);
+                }
             } else {
                 outcome.refused += 1;
             }
         }
         if outcome.begun > 0 {
-            self.send(device, l, outcome.begun);
+            self.send(device, l, outcome.begun, frames.as_deref());
         }
         outcome
     }
 
-    /// Puts the copies for the last `n` entries of layer `l`'s `in_flight` on the copy stream, and the last free event after them.
-    fn send(&mut self, device: &mut dyn Device, l: usize, n: usize) {
+    /// Puts the copies for the last `n` entries of layer `l`'s `in_flight` on the copy stream, and the last free event after them. With
+    /// `frames`, all of them are there.
+    fn send(&mut self, device: &mut dyn Device, l: usize, n: usize, frames: Option<&dyn Frames>) {
         let NeuronCache { layers, counters, events, moves, blocks: group, .. } = self;
         let LayerCache { table, in_flight, blocks, host, last_use, .. } = &layers[l];
         device.note(Note::Moves { layer: l, neurons: n });
         // The last use may still be reading the slots.
         device.wait(Stream::Copy, *last_use);
-        for (part, &to) in host.parts.iter().zip(blocks) {
+        for (number, (part, &to)) in host.parts.iter().zip(blocks).enumerate() {
             let bytes = part.bytes;
+            let from = |neuron: StoreId| match frames {
+                Some(frames) => frames.part(l, neuron, number).expect("looked at before"),
+                None => part.of(neuron),
+            };
             group.clear();
             group.extend(in_flight[in_flight.len() - n..].iter().map(|&(slot, _)| match table.slots()[slot.index()] {
-                Slot::Filling(neuron) => Block { from: part.of(neuron), slot: slot.0 },
+                Slot::Filling(neuron) => Block { from: from(neuron), slot: slot.0 },
                 other => unreachable!("slot {} is {other:?}", slot.0),
             }));
             let (mut runs, mut rest) = (0, &group[..]);
@@ -400,7 +424,8 @@ impl NeuronCache {
             }
             let by = fastest(moves, n, runs, (n * bytes) as u64);
             counters.groups[by as usize] += 1;
-            // SAFETY: host blocks outlive the device, and `fill` has checked that there are such neurons.
+            // SAFETY: host blocks outlive the device, frames are held until the copy has landed, and `fill` has checked that there are
+            // such neurons.
             unsafe { device.move_blocks(by, group, bytes, to) };
         }
         device.record(Stream::Copy, events.pop().expect("looked at by the callers"));

@@ -98,6 +98,11 @@ impl SlotTable {
         }
     }
 
+    /// Whether a copy of it is on its way.
+    pub fn is_coming(&self, neuron: StoreId) -> bool {
+        self.coming[neuron.index()]
+    }
+
     /// The entry of the device's `gpu_bucket` for a slot: its resident neuron, or [`NONE`].
     pub fn bucket(&self, slot: SlotId) -> u32 {
         self.slots[slot.index()].resident().map_or(NONE, |neuron| neuron.0)

@@ -55,6 +55,7 @@ impl Executor for Host<'_> {
             && experts.reads == RouterInput::Layer
         {
             route(pass, l, experts);
+            begin_experts(pass, l);
         }
     }
 
@@ -87,6 +88,7 @@ impl Executor for Host<'_> {
             norm_ffn_input(pass, l);
             if experts.reads == RouterInput::FfnNorm {
                 route(pass, l, experts);
+                begin_experts(pass, l);
             }
             foresee_experts(pass, l);
             look_inside(pass, l);
@@ -186,11 +188,10 @@ fn norm_ffn_input(pass: &mut Pass<'_, '_>, l: usize) {
     each(pool, n, &mut b.normed, |t, out| math::norm(c.norm, &layer.ffn_norm, &b.x[t * h..(t + 1) * h], out));
 }
 
-/// Chooses the experts of layer `l`, by what its router reads. Where they come from disk their reads begin, for a router that reads the
-/// layer's input while attention is computed.
+/// Chooses the experts of layer `l`, by what its router reads.
 pub(super) fn route(pass: &mut Pass<'_, '_>, l: usize, experts: Experts) {
     let n = pass.n();
-    let Pass { model, pool, kernels, buffers: b, cached, .. } = pass;
+    let Pass { model, pool, kernels, buffers: b, .. } = pass;
     let FfnWeights::Experts(weights) = &model.layers[l].ffn else {
         unreachable!("a mixture has experts in every layer")
     };
@@ -203,13 +204,18 @@ pub(super) fn route(pass: &mut Pass<'_, '_>, l: usize, experts: Experts) {
         }
         None => routes.take_all(experts, n),
     }
-    if let Some(cached) = cached {
-        cached.begin_experts(l, routes);
+}
+
+/// Begins to read the experts that the layer needs, where they come from disk: of a router that reads the layer's input while attention is
+/// computed.
+fn begin_experts(pass: &mut Pass<'_, '_>, l: usize) {
+    if let Some(cached) = &mut pass.cached {
+        cached.begin_experts(l, &pass.buffers.routes);
     }
 }
 
 /// Looks at what experts a later layer of few tokens will need, where they come from disk.
-fn foresee_experts(pass: &mut Pass<'_, '_>, l: usize) {
+pub(super) fn foresee_experts(pass: &mut Pass<'_, '_>, l: usize) {
     let n = pass.n();
     let Pass { model, pool, kernels, buffers: b, cached, .. } = pass;
     if let Some(foresight) = cached.as_mut().and_then(|cached| cached.foresight.as_mut()) {

@@ -166,13 +166,9 @@ impl Engine {
         counts.fold([0, 0], |sum, counted| [sum[0] + counted[0], sum[1] + counted[1]])
     }
 
-    /// From now on neurons come by way of this cache, which was made for this model's layers and for looking as far ahead as `foresight`.
-    /// Without a device.
-    ///
-    /// # Panics
-    /// If there is a device.
+    /// From now on the host's neurons come by way of this cache, which was made for this model's layers and for looking as far ahead as
+    /// `foresight`. With a device, neurons move to it from the cache's frames.
     pub fn set_host_cache(&mut self, cache: HostCache, foresight: Option<Foresight>) {
-        assert!(self.split.is_none(), "a device reads the mapped store");
         self.cached =
             Some(Box::new(CachedFfn::new(cache, foresight, &self.model.layers, self.model.config.clusters())));
     }

@@ -29,7 +29,7 @@ pub use reads::{MOST_AHEAD, ReadCounts, ReadFault};
 pub use rehearsal::{BEFORE, COUNTED, Rehearsal, Rehearsed};
 pub use strips::{STRIP_READ, Strip};
 
-use crate::cache::SlotTable;
+use crate::cache::{Frames, Location, SlotTable};
 use crate::device::NONE;
 use crate::disk::{Disk, DiskCosts};
 use crate::ids::{SlotId, StoreId};
@@ -157,6 +157,8 @@ struct Layer {
     last: Vec<u32>,
     /// How often each was computed lately, 0 to 1, `[neurons]`.
     frequencies: Vec<f32>,
+    /// Neurons that a device is copying from their frames.
+    held: Vec<StoreId>,
 }
 
 impl Layer {
@@ -253,6 +255,7 @@ impl HostCache {
                 told: usize::MAX,
                 last: vec![0; neurons],
                 frequencies: vec![0.0; neurons],
+                held: Vec::new(),
             })
         };
         let layers = layers.iter().map(layer).collect::<io::Result<Vec<Layer>>>()?;
@@ -425,8 +428,9 @@ impl HostCache {
         }
         for m in moves.iter() {
             let held = at.table.slots()[m.slot().index()].resident();
-            // Who is needed now is not evicted now, and nobody comes who is not.
-            let stays = held.is_some_and(|held| !rules.moves || needed[held.index()] != 0);
+            // Who is needed or copied now is not evicted now, and nobody comes who is not needed.
+            let in_use = |held: StoreId| needed[held.index()] != 0 || at.held.contains(&held);
+            let stays = held.is_some_and(|held| !rules.moves || in_use(held));
             if needed[m.neuron().index()] != 0 && !stays && at.table.fill(m.slot(), m.neuron()).is_ok() {
                 slot_for[m.neuron().index()] = m.slot().0;
             }
@@ -494,6 +498,23 @@ impl HostCache {
     /// Which neuron each frame of a layer holds, for tests.
     pub fn table(&self, layer: usize) -> &SlotTable {
         &self.layers[layer].table
+    }
+}
+
+impl Frames for HostCache {
+    fn part(&self, layer: usize, cluster: StoreId, part: usize) -> Option<*const u8> {
+        let at = &self.layers[layer];
+        let Location::Device(frame) = at.table.location(cluster) else { return None };
+        let offset = at.blocks.runs()[part].at(cluster.index()) % self.align as u64;
+        Some(at.frame_of(frame, part).wrapping_add(offset as usize))
+    }
+
+    fn hold(&mut self, layer: usize, cluster: StoreId) {
+        self.layers[layer].held.push(cluster);
+    }
+
+    fn release(&mut self, layer: usize, copying: &dyn Fn(StoreId) -> bool) {
+        self.layers[layer].held.retain(|&cluster| copying(cluster));
     }
 }
 

@@ -207,13 +207,13 @@ impl Plan {
         Some(round)
     }
 
-    /// Finds a place for each neuron, in `units` of equal length, and lists the reads of those that are neither in a frame nor early.
+    /// Finds a place for each neuron, in `units` of equal length (none where there is no neuron), and lists the reads of those that are neither in a frame nor early.
     pub fn make(&mut self, room: &Room<'_>, wanted: Wanted<'_>, units: usize, list: &mut Listing<'_>) {
         self.places.clear();
         self.rounds.clear();
         (self.next, self.misses, self.early) = (0, 0, 0);
         let pieces = room.layer.blocks.runs().len();
-        let cut = |unit: usize| unit * wanted.neurons.len() / units;
+        let cut = |unit: usize| unit * wanted.neurons.len() / units.max(1);
         let (mut first, mut side) = (0, Side { number: 0, used: 0 });
         for unit in 0..units {
             let range = cut(unit)..cut(unit + 1);

@@ -134,13 +134,14 @@ impl DeviceOptions {
 }
 
 /// What the device needs room for: keys and values of `sequences` sequences of `context` tokens each; and the host memory that may be taken,
-/// bytes.
+/// bytes, and whether the whole model stays in it.
 #[derive(Clone, Copy)]
 pub(super) struct Need {
     pub context: usize,
     pub kv: KvType,
     pub sequences: usize,
     pub ram: Option<u64>,
+    pub resident: bool,
 }
 
 /// A device that is in use.
@@ -279,7 +280,7 @@ impl DeviceOptions {
             true => Box::new(Traced::new(device, Timeline::new(layers, MAX_COLUMNS))),
             false => device,
         };
-        place(engine, device, plan, machine, &planned.neurons)?;
+        place(engine, device, plan, machine, &planned.neurons, need.resident)?;
         let split = engine.split.as_mut().expect("placed");
         split.cache.barrier = self.barrier;
         split.cache.set_moves(&mut *split.device, &machine.moves);
@@ -371,7 +372,8 @@ impl DeviceOptions {
         let machine = machine::find(self.machine.as_deref(), told)?;
         let mut request = Request {
             vram,
-            ram: need.ram,
+            // What is on disk takes no memory.
+            ram: need.ram.filter(|_| need.resident),
             ffn_share: self.ffn_share,
             // The device's kernels read keys and values in f16 only.
             kv: match need.kv {

@@ -136,7 +136,8 @@ impl EngineOptions {
     }
 
     fn need(&self, model: &Model) -> device::Need {
-        device::Need { context: self.context_of(model), kv: self.kv, sequences: self.sequences, ram: self.ram }
+        let (context, kv, sequences) = (self.context_of(model), self.kv, self.sequences);
+        device::Need { context, kv, sequences, ram: self.ram, resident: true }
     }
 }
 
@@ -241,7 +242,7 @@ pub fn open_model(model: Model, options: &EngineOptions, told: &dyn Listener) ->
         let every = if limit.is_some() { options.audit.saturating_mul(16) } else { options.audit };
         engine.audit = Some(LiveAudit::new(every, engine.model.config.activation, activation_thresholds));
     }
-    let need = options.need(&engine.model);
+    let need = device::Need { resident: limit.is_none(), ..options.need(&engine.model) };
     check_context(&engine.model, need.context, need.kv, told)?;
     check_sequences(&engine.model, need)?;
     let device = match &options.device {
@@ -267,14 +268,16 @@ pub fn check(options: &EngineOptions, told: &dyn Listener) -> Result<()> {
     let mut engine = processor(options.open_model(told)?, options.threads, options.isa)?;
     Tokenizer::new(engine.model.tokenizer()?, engine.model.path())?;
     options.sparsity.apply(&mut engine, options.device.is_some(), told)?;
-    let need = options.need(&engine.model);
+    let limit = ram::limit(&engine.model, options);
+    let need = device::Need { resident: limit.is_none(), ..options.need(&engine.model) };
     check_context(&engine.model, need.context, need.kv, told)?;
-    match &options.device {
-        Some(device) => device.try_plan(&engine, need, &options.sparsity, told),
-        None => match ram::limit(&engine.model, options) {
-            Some(limit) => ram::check(&engine, need, limit),
-            None => check_ram(&engine.model, need),
-        },
+    if let Some(device) = &options.device {
+        device.try_plan(&engine, need, &options.sparsity, told)?;
+    }
+    match limit {
+        Some(limit) => ram::check(&engine, need, limit),
+        None if options.device.is_none() => check_ram(&engine.model, need),
+        None => Ok(()),
     }
 }
 

@@ -13,7 +13,8 @@ pub(super) fn out_of_memory(e: OutOfMemory) -> Error {
     Error::Memory(format!("the device has {} bytes left and {} more are needed; give a larger --vram", e.left, e.asked))
 }
 
-/// Gives the engine `device`, with `plan`'s slots. `neurons` are the first residents of each layer, at most as many as it has slots.
+/// Gives the engine `device`, with `plan`'s slots. `neurons` are the first residents of each layer, at most as many as it has slots. `pins`
+/// says whether all neurons stay in host memory, so that they may be pinned there.
 ///
 /// Parts of the plan that the engine does not use there (embeddings) are reserved, so that the budget is used as planned.
 ///
@@ -26,8 +27,9 @@ pub fn place(
     plan: &Plan,
     machine: &MachineProfile,
     neurons: &[Vec<PublishedId>],
+    pins: bool,
 ) -> Result<()> {
-    let mut split = open_split(&engine.model, device, plan, machine).map_err(out_of_memory)?;
+    let mut split = open_split(&engine.model, device, plan, machine, pins).map_err(out_of_memory)?;
     for (l, neurons) in neurons.iter().enumerate() {
         let neurons = engine.model.layers[l].order.positions(neurons);
         split
@@ -79,13 +81,14 @@ fn open_split(
     device: Box<dyn Device>,
     plan: &Plan,
     machine: &MachineProfile,
+    pins: bool,
 ) -> std::result::Result<Split, OutOfMemory> {
     let c = &model.config;
     let block_bytes = plan.details.block_bytes as usize;
     let kv = plan.part(PartName::Kv).bytes[Tier::Device];
     let context = kv / KvCache::bytes_for(c, 1, KvType::F16) / plan.sequences.max(1) as u64;
     // SAFETY: the store's map lives in the same engine, and is dropped after this.
-    let mut split = unsafe { Split::new(device, &plan.slots(), model, context as usize, plan.sequences)? };
+    let mut split = unsafe { Split::new(device, &plan.slots(), model, (context as usize, plan.sequences), pins)? };
     if model.has_neurons() {
         split.stream(model, ChunkCosts::of(machine, c, block_bytes), streamed_bytes(c))?;
     }

@@ -4,7 +4,7 @@ use super::device::Need;
 use super::{EngineOptions, Listener, artifacts, fits, sparsity};
 use crate::disk::{self, Disk, DiskCosts, OpenedDisk};
 use crate::engine::session::{CHUNK, MOST_CHUNK};
-use crate::engine::{Engine, Foresight, unread};
+use crate::engine::{Engine, Foresight, Split, unread};
 use crate::error::{Error, Result, human_bytes};
 use crate::formats;
 use crate::host_cache::{HostCache, HostCacheOptions, LayerBlocks, MOST_AHEAD, ReadFault, Run, least_bytes};
@@ -68,8 +68,9 @@ impl Default for RamOptions {
 /// The host memory that a model takes beside its neurons, with prompts in chunks of [`CHUNK`] tokens.
 fn resident_bytes(engine: &Engine, need: Need) -> u64 {
     let (files, model) = (engine.files(), &engine.model);
+    let exchanged = engine.split.as_ref().map_or(0, Split::pinned_bytes);
     let predictors: u64 = files.iter().skip(model.files().len()).map(|file| file.bytes().len() as u64).sum();
-    resident_with(model, need, predictors)
+    resident_with(model, need, predictors) + exchanged
 }
 
 /// As [`resident_bytes`], with predictors of so many bytes.
@@ -158,10 +159,16 @@ pub(super) fn too_large(model: &Model, options: &EngineOptions) -> bool {
     whole && (limited || options.ram.is_none() && !fits(model))
 }
 
+/// Whether a part of a model can be on disk while a device computes another: neurons, and experts as wholes. Of the neurons inside experts
+/// the CPU reads single rows, which are in no frame.
+fn has_three_tiers(model: &Model) -> bool {
+    model.has_neurons() || model.config.form.experts.is_some_and(|experts| experts.routed() && !experts.by_neuron)
+}
+
 /// Memory for a model of which a part stays on disk; `None` if all of it is kept in memory, or it has nothing to leave there.
 pub(super) fn limit(model: &Model, options: &EngineOptions) -> Option<Limit> {
     let all = all_bytes(model, options.need(model));
-    let has_parts = options.device.is_none() && parts(model).is_some();
+    let has_parts = parts(model).is_some() && (options.device.is_none() || has_three_tiers(model));
     match options.ram {
         _ if !has_parts => None,
         _ if options.neurons.share.is_some() => options.neurons.share.map(Limit::Share),
@@ -212,7 +219,7 @@ fn share(engine: &Engine, need: Need, limit: Limit, blocks: &[LayerBlocks], alig
     Ok(limit - resident)
 }
 
-/// Lets an engine read from disk what is beyond `limit` bytes. Its sparsity is set.
+/// Lets an engine read from disk what is beyond `limit` bytes. Its sparsity is set, and it has its device.
 ///
 /// # Errors
 /// [`Error::Memory`] where the limit is below the least that it works with, or the system gives less; [`Error::Io`] if the file cannot be
@@ -245,7 +252,7 @@ pub(super) fn keep_a_part(
         cache.map_err(|e| Error::Memory(format!("there is no memory for {} of {what}: {e}", human_bytes(bytes))))?;
     let (frames, all) = cache.frames();
     notice.iter().for_each(|notice| told.note(notice));
-    let placed = if keep { place(&mut cache, &engine.model)? } else { false };
+    let placed = if keep { place(&mut cache, engine)? } else { false };
     told.note(&format!(
         "{} of memory: room for {:.0} % of the {what}{}, the others are read from disk when they are needed ({}, {:.1} GB/s and {:.0} us a read){}",
         human_bytes(bytes + for_chunks + resident_bytes(engine, need)),
@@ -264,12 +271,17 @@ pub(super) fn keep_a_part(
     Ok(())
 }
 
-/// Fills the frames by the model's profile; `false` if it has none.
-fn place(cache: &mut HostCache, model: &Model) -> Result<bool> {
+/// Fills the frames by the model's profile, with what is not on the device; `false` if it has none.
+fn place(cache: &mut HostCache, engine: &Engine) -> Result<bool> {
+    let model = &engine.model;
     let Some((_, profile)) = artifacts::profile(model)? else { return Ok(false) };
     let tokens = profile.texts.iter().map(|t| t.info.tokens as u64).sum();
     for (layer, weights) in model.layers.iter().enumerate() {
-        let counts = weights.order.into_store(profile.counts(layer));
+        let mut counts = weights.order.into_store(profile.counts(layer));
+        if let Some(split) = &engine.split {
+            let slots = split.cache.layers[layer].table.slots();
+            slots.iter().filter_map(|slot| slot.resident()).for_each(|neuron| counts[neuron.index()] = 0);
+        }
         let unread = |fault: ReadFault| unread(model, &fault);
         cache.place(layer, &counts, tokens).map_err(unread)?;
     }
@@ -277,7 +289,7 @@ fn place(cache: &mut HostCache, model: &Model) -> Result<bool> {
 }
 
 /// Who says what later layers will need; `None` if nobody does. A look-ahead of one gives reads the time of a layer, and is as good as the
-/// choice of the layer itself nearly always.
+/// choice of the layer itself nearly always. Where a device predicts neurons, the host would have to do it once more.
 ///
 /// # Errors
 /// [`Error::Usage`] for a look-ahead that the predictor was not made for.
@@ -287,7 +299,7 @@ fn foresight(engine: &Engine, options: &EngineOptions) -> Result<Option<Foresigh
     let predictor = match Router::of(&engine.model) {
         _ if !prefetch => return Ok(None),
         Some(router) => Some(Arc::new(router) as Arc<dyn Predictor>),
-        None if engine.sparsity().is_dense() => return Ok(None),
+        None if engine.sparsity().is_dense() || engine.split.is_some() => return Ok(None),
         None => sparsity::ahead(engine, &options.sparsity)?,
     };
     let looks = |ahead: usize| {

@@ -12,6 +12,10 @@ use crate::error::{Error, Result, human_bytes};
 /// system does not give so much. The budget is what it was then.
 pub fn set_ram(engine: &mut Engine, ram: u64) -> Result<()> {
     let before_for_chunks = ram::for_chunks(&engine.model, engine.chunk());
+    if let Some(split) = &mut engine.split {
+        // Nothing is copied from frames that go away.
+        split.cache.settle(&mut *split.device);
+    }
     let Some(cached) = &mut engine.cached else {
         return Err(Error::Usage(
             "the whole model is in memory: there is no budget that could change; begin with --ram".into(),

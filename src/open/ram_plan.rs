@@ -106,7 +106,7 @@ pub fn ram_plan(question: RamQuestion<'_>) -> Result<RamAnswer> {
                 .into(),
         ));
     }
-    let need = Need { context, kv, sequences, ram: None };
+    let need = Need { context, kv, sequences, ram: None, resident: false };
     let (blocks, mut opened) = open_disk(model)?;
     let disk = &mut *opened.disk;
     let (first, span) = (blocks[0].offset(), span(&blocks[0], model.config.clusters()));

@@ -1,7 +1,7 @@
 //! What the laws of two memories share: fixtures in every type, seeds, and logits of a text.
 
 use super::{error, packed};
-use dynamicinfer::cache::{Migration, NeuronCache, NotBegun, Refused};
+use dynamicinfer::cache::{Frames, Migration, NeuronCache, NotBegun, Refused};
 use dynamicinfer::cpu::{Isa, Kernels};
 use dynamicinfer::device::Device;
 use dynamicinfer::engine::{Choice, Engine, Logits, Migrator, Observer, Seen, Sparsity};
@@ -72,7 +72,15 @@ pub struct Restless {
 }
 
 impl Migrator for Restless {
-    fn apply(&mut self, _: usize, _: bool, device: &mut dyn Device, cache: &mut NeuronCache, _: &mut Sparsity) {
+    fn apply(
+        &mut self,
+        _: usize,
+        _: bool,
+        device: &mut dyn Device,
+        cache: &mut NeuronCache,
+        _: Option<&mut dyn Frames>,
+        _: &mut Sparsity,
+    ) {
         let layers = cache.layers.len() as u64;
         for _ in 0..self.prng.below(self.most) {
             let layer = self.prng.below(layers) as usize;

@@ -199,5 +199,5 @@ pub fn streaming_experts_bytes(model: &Model, half: usize) -> u64 {
 /// It is dropped before the model's store is.
 pub unsafe fn on_device(model: &Model, device: Box<dyn Device>, slots: &[usize]) -> Result<Split, OutOfMemory> {
     // SAFETY: the caller's promise.
-    unsafe { Split::new(device, slots, model, ON_DEVICE, 1) }
+    unsafe { Split::new(device, slots, model, (ON_DEVICE, 1), true) }
 }

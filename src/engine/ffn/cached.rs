@@ -38,8 +38,9 @@ pub struct CachedFfn {
     strips: Vec<Layer>,
     /// Every neuron of a layer, ascending.
     all: Vec<StoreId>,
-    /// The experts that a layer needs.
+    /// The experts that a layer needs, and what a later layer will need.
     chosen: Vec<StoreId>,
+    later: Vec<StoreId>,
     /// Activations of listed neurons, `[neurons, n]`.
     activations: Vec<f32>,
     /// Whether a listed neuron's are known.
@@ -97,6 +98,7 @@ impl CachedFfn {
             strips: layers.iter().map(stand_in).collect(),
             all: (0..neurons).map(StoreId::new).collect(),
             chosen: Vec::with_capacity(neurons),
+            later: Vec::with_capacity(neurons),
             activations: Vec::new(),
             known: Vec::new(),
             strip_gates: Vec::new(),
@@ -144,6 +146,15 @@ impl CachedFfn {
         self.cache.begin(l, &self.chosen, self.chosen.len());
     }
 
+    /// Begins to read what a later layer will need, as it was foreseen, but for what `elsewhere(layer, neuron)` says is computed elsewhere.
+    /// Between the beginning and the end of this layer's use.
+    pub(in crate::engine) fn prefetch(&mut self, elsewhere: impl Fn(usize, StoreId) -> bool) {
+        let Some((layer, foreseen)) = self.foresight.as_mut().and_then(Foresight::take) else { return };
+        self.later.clear();
+        self.later.extend(foreseen.iter().copied().filter(|&neuron| !elsewhere(layer, neuron)));
+        self.cache.prefetch(layer, &self.later);
+    }
+
     /// As [`super::experts`]: the chosen experts that are there first, the others as they come, after [`CachedFfn::begin_experts`].
     #[allow(clippy::too_many_arguments)]
     pub(in crate::engine) fn experts(
@@ -158,16 +169,17 @@ impl CachedFfn {
         buffers: &mut ExpertBuffers,
         hidden: &mut [f32],
     ) -> ExpertsRead {
-        let CachedFfn { cache, foresight, strips, chosen, .. } = self;
+        self.prefetch(|_, _| false);
+        let CachedFfn { cache, strips, chosen, .. } = self;
         let FfnWeights::Experts(weights) = &mut strips[l].ffn else {
             unreachable!("a mixture has experts in every layer")
         };
-        if let Some((later, experts)) = foresight.as_mut().and_then(Foresight::take) {
-            cache.prefetch(later, experts);
-        }
         let mut read = ExpertsRead::default();
         while let Some(round) = cache.next_round() {
             let groups = &routes.groups[round.units.clone()];
+            if groups.is_empty() {
+                continue;
+            }
             let mut arriving = ArrivingExperts { arriving: cache.arriving(), first: 0, matrices: 0 };
             for (number, group) in round.units.clone().zip(groups) {
                 let expert = &mut weights.experts[group.expert];
@@ -202,9 +214,7 @@ impl CachedFfn {
         let (n, neurons) = (x.n, list.neurons.len());
         let units = units_of(neurons, layer.block().bytes());
         self.cache.begin(l, &list.neurons, units);
-        if let Some((later, neurons)) = self.foresight.as_mut().and_then(Foresight::take) {
-            self.cache.prefetch(later, neurons);
-        }
+        self.prefetch(|_, _| false);
         let FfnBuffers { partial, active, .. } = buffers;
         let (size, partial) = unit_buffers(partial, config, layer, n, units);
         // Taken for all neurons, so that a longer list later allocates nothing.

@@ -73,7 +73,7 @@ impl Split {
         let (model, n) = (pass.model, pass.n());
         let (c, layer) = (&model.config, &model.layers[l]);
         let (h, activation_threshold) = (c.hidden, pass.sparsity.activation_threshold(l));
-        self.cache.commit(&mut *self.device, l);
+        self.commit(pass, l);
         self.norm_ffn_input(c, l, n);
         let (on_cpu, carried) = self.divide_chunk(l, n, c.ffn);
         let needed = on_cpu > 0 || !layer.down_bias.is_empty();

@@ -11,6 +11,7 @@ use crate::device::{Buffer, Call, Device, Event, ExpertFfn, NONE, OutOfMemory, P
 use crate::engine::forward::Pass;
 use crate::engine::routing::{Group, Routed};
 use crate::engine::session::CHUNK;
+use crate::formats::will_need;
 use crate::ids::StoreId;
 use crate::model::config::ModelConfig;
 use crate::model::layer::Experts;
@@ -55,6 +56,11 @@ impl ExpertStreaming {
         let chosen = unsafe { pinned(device, words, false) };
         let (missing, is_copied) = (Vec::new(), Vec::new());
         ExpertStreaming { chosen, arrived, done, scratch: None, missing, copied: 0, is_copied }
+    }
+
+    /// Bytes of pinned memory.
+    pub fn bytes(&self) -> u64 {
+        size_of_val(&self.chosen[..]) as u64
     }
 }
 
@@ -120,14 +126,21 @@ impl Split {
         let (experts, weights) = mixture(pass, l);
         self.divide_experts(pass, l, experts);
         self.divide_missing(pass, l, experts);
+        self.begin_host_experts(pass, l);
         let (resident, on_cpu) = (self.active[l], self.experts.on_host.tokens.len() as u64);
         if resident > 0 {
             self.launch_experts(pass, l, experts, weights);
             self.add_output(c, n);
         }
+        if pass.cached.is_some() {
+            // What is copied comes by way of the system's cache.
+            let copied = &self.expert_streaming.missing[..self.expert_streaming.copied];
+            let parts = copied.iter().flat_map(|missing| weights.experts[missing.expert].parts());
+            parts.for_each(|part| will_need(part.all()));
+        }
         self.copy_experts(c, l, n, weights);
         self.teach(pass, l);
-        let read = if on_cpu > 0 { self.host_experts(pass, l, weights) } else { 0 };
+        let read = if on_cpu > 0 || pass.cached.is_some() { self.host_experts(pass, l, weights) } else { 0 };
         if on_cpu > 0 {
             self.add_partial(c, n);
         }

@@ -48,6 +48,11 @@ impl ExpertSplit {
         let (chosen, layer_input) = unsafe { (pinned(device, chosen, false), pinned(device, input, true)) };
         ExpertSplit { on_host: Routes::default(), chosen, layer_input, counts: Vec::new() }
     }
+
+    /// Bytes of pinned memory.
+    pub fn bytes(&self) -> u64 {
+        (size_of_val(&self.chosen[..]) + size_of_val(&self.layer_input[..])) as u64
+    }
 }
 
 /// The mixture that layer `l` is.
@@ -77,7 +82,7 @@ impl Split {
         let (experts, _) = mixture(pass, l);
         self.begun = Begun::default();
         self.note(Note::Compute(Some(Stage::Exchange)));
-        self.cache.commit(&mut *self.device, l);
+        self.commit(pass, l);
         self.begin_exchange(l);
         self.norm_ffn_input(c, l, n);
         let (layout, to) = (ExchangeLayout::new(n, c), self.host.received.as_mut_ptr().cast());
@@ -101,6 +106,9 @@ impl Split {
         if experts.reads == RouterInput::FfnNorm {
             host::route(pass, l, experts);
         }
+        if !pass.is_chunk() {
+            host::foresee_experts(pass, l);
+        }
         pass.probe.lap(Stage::Predictor);
         self.note(Note::Host(Stage::Predictor));
         Wanted::Experts
@@ -117,6 +125,7 @@ impl Split {
         let (n, c) = (pass.n(), &pass.model.config);
         let (experts, weights) = mixture(pass, l);
         self.divide_experts(pass, l, experts);
+        self.begin_host_experts(pass, l);
         self.launch_experts(pass, l, experts, weights);
         pass.probe.show_experts(pass.buffers, l, experts);
         let pairs = self.experts.on_host.tokens.len() as u64;
@@ -126,7 +135,7 @@ impl Split {
         self.cache.counters.computed[Tier::Host] += pairs;
         self.cache.layers[l].computed[Tier::Host] += pairs;
         let needed = pairs > 0;
-        let read = if needed { self.host_experts(pass, l, weights) } else { 0 };
+        let read = if needed || pass.cached.is_some() { self.host_experts(pass, l, weights) } else { 0 };
         // Every expert that was chosen is active.
         self.fired.set(l, &pass.buffers.predicted.selections[l], &self.sequences);
         self.merge(c, l, n, needed);
@@ -206,16 +215,30 @@ impl Split {
         }
     }
 
+    /// Begins to read the experts that are left for the CPU, where they come from disk, and those that a later layer will need and that are
+    /// not on the device.
+    pub(super) fn begin_host_experts(&mut self, pass: &mut Pass<'_, '_>, l: usize) {
+        let Some(cached) = &mut pass.cached else { return };
+        cached.begin_experts(l, &self.experts.on_host);
+        cached.prefetch(|later, expert| self.cache.layers[later].table.location(expert).is_device());
+    }
+
     /// Computes the experts that are left for the CPU, for the device to add. Returns the bytes of weights that were read.
     pub(super) fn host_experts(&mut self, pass: &mut Pass<'_, '_>, l: usize, weights: &ExpertWeights) -> u64 {
         let (mut lap, before) = (clock::now(), self.device.totals().host_ns);
-        let Pass { model, pool, kernels, buffers: b, .. } = pass;
+        let Pass { model, pool, kernels, buffers: b, cached, .. } = pass;
         let c = &model.config;
         let partial: &mut [f32] = bytemuck::cast_slice_mut(&mut self.host.partial[..b.positions.len() * c.hidden]);
         partial.fill(0.0);
-        let routes = &self.experts.on_host;
-        let chosen = Chosen::all(weights, routes, None);
-        let read = ffn::experts(pool, kernels, c, &chosen, &b.normed, &mut b.tiles, &mut b.experts, partial).bytes;
+        let (routes, x, tiles, scratch) = (&self.experts.on_host, &b.normed, &mut b.tiles, &mut b.experts);
+        let read = match cached {
+            Some(cached) => cached.experts(pool, kernels, c, l, (routes, None), x, tiles, scratch, partial),
+            None => {
+                let chosen = Chosen::all(weights, routes, None);
+                ffn::experts(pool, kernels, c, &chosen, x, tiles, scratch, partial)
+            }
+        };
+        let read = read.bytes;
         // Of a few tokens reading an expert takes longer than computing it.
         let tokens = if b.positions.len() > MAX_COLUMNS { routes.tokens.len() } else { 0 };
         let operations = (2 * c.ffn_kind.rows() * c.hidden * c.ffn * tokens) as u64;

@@ -2,7 +2,7 @@
 
 use super::measure::Fired;
 use super::scorers::Lookahead;
-use crate::cache::NeuronCache;
+use crate::cache::{Frames, NeuronCache};
 use crate::device::Device;
 use crate::engine::ffn::Selection;
 use crate::engine::sparsity::Sparsity;
@@ -41,13 +41,15 @@ pub struct DividedLayer<'a> {
 /// Decides, between layers, which neurons move to the device and from which probability on they are computed.
 pub trait Migrator: Send {
     /// Begins the moves that were decided since the last call. Called on the engine's thread when `layer` `begins`, so that copies for it
-    /// can arrive during its attention, and again before its FFN; must not wait.
+    /// can arrive during its attention, and again before its FFN; must not wait. Where not all neurons are in memory, those that are
+    /// lie in `frames`.
     fn apply(
         &mut self,
         layer: usize,
         begins: bool,
         device: &mut dyn Device,
         cache: &mut NeuronCache,
+        frames: Option<&mut dyn Frames>,
         sparsity: &mut Sparsity,
     );
 

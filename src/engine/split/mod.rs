@@ -23,10 +23,11 @@ pub use migrator::{DividedLayer, Migrator, MigratorCounts};
 pub use scorers::{Lookahead, predictor_bytes};
 pub use workspace::workspace_bytes;
 
-use super::ffn::Selection;
+use super::ffn::{CachedFfn, Selection};
+use super::forward::Pass;
 use super::session::CHUNK;
 use super::sparsity::Sparsity;
-use crate::cache::{HostBlocks, NeuronCache};
+use crate::cache::{Frames, HostBlocks, NeuronCache};
 use crate::cpu::MAX_COLUMNS;
 use crate::device::{Attend, Buffer, Call, Device, Note, OutOfMemory, Stream, Then, View};
 use crate::ids::StoreId;
@@ -113,7 +114,8 @@ pub struct Split {
 
 impl Split {
     /// Gives layer `l` of the model `slots[l]` slots on `device`, all empty, and uploads attention and head. The keys and values of up to
-    /// `sequences` sequences of `context` positions are kept there, too; with 0, the CPU computes attention.
+    /// `sequences` sequences of `context` positions are kept there, too; with 0, the CPU computes attention. `pins` says whether the model's
+    /// neurons or experts are to be pinned where they lie in host memory: not where some of them may be on disk.
     ///
     /// # Errors
     /// The device has no room.
@@ -124,12 +126,12 @@ impl Split {
         mut device: Box<dyn Device>,
         slots: &[usize],
         model: &Model,
-        context: usize,
-        sequences: usize,
+        (context, sequences): (usize, usize),
+        pins: bool,
     ) -> Result<Split, OutOfMemory> {
         let c = &model.config;
         // SAFETY: the blocks lie in the store, by the caller's promise; the device is dropped before the cache.
-        let cache = unsafe { neuron_cache(&mut *device, slots, model)? };
+        let cache = unsafe { neuron_cache(&mut *device, slots, model, pins)? };
         // SAFETY: the device is dropped before the pinned memory.
         let (host, experts) = unsafe { (PinnedBuffers::new(&mut *device, c), ExpertSplit::new(&mut *device, c)) };
         // SAFETY: as above.
@@ -270,6 +272,11 @@ impl Split {
         calls
     }
 
+    /// Bytes of host memory through which host and device exchange what they have made.
+    pub fn pinned_bytes(&self) -> u64 {
+        self.host.bytes() + self.experts.bytes() + self.expert_streaming.bytes()
+    }
+
     /// Bytes on the device beside the neuron cache and what is only reserved.
     pub fn bytes(&self) -> u64 {
         self.bytes + self.scorers.bytes
@@ -291,6 +298,15 @@ impl Split {
         Ok(())
     }
 
+    /// Neurons of the layer whose copies have arrived are found from now on; the frames that they were copied from may be used again.
+    fn commit(&mut self, pass: &mut Pass<'_, '_>, l: usize) {
+        self.cache.commit(&mut *self.device, l);
+        let table = &self.cache.layers[l].table;
+        if let Some(frames) = frames(&mut pass.cached) {
+            frames.release(l, &|neuron| table.is_coming(neuron));
+        }
+    }
+
     fn launch(&mut self, call: Call) {
         self.device.launch(Stream::Compute, &call);
     }
@@ -304,6 +320,11 @@ impl Split {
     fn at(&self, at: usize) -> View {
         View { buffer: self.workspace.exchange, at: at as u64 * 4 }
     }
+}
+
+/// The host's frames, where not all neurons are in memory.
+fn frames<'a>(cached: &'a mut Option<&mut CachedFfn>) -> Option<&'a mut dyn Frames> {
+    cached.as_mut().map(|cached| &mut cached.cache as &mut dyn Frames)
 }
 
 /// Where the experts of a layer lie: gate, up and down of each, or a row of each for every neuron.
@@ -321,7 +342,12 @@ fn expert_blocks(weights: &ExpertWeights) -> HostBlocks {
 ///
 /// # Safety
 /// As [`NeuronCache::new`].
-unsafe fn neuron_cache(device: &mut dyn Device, slots: &[usize], model: &Model) -> Result<NeuronCache, OutOfMemory> {
+unsafe fn neuron_cache(
+    device: &mut dyn Device,
+    slots: &[usize],
+    model: &Model,
+    pins: bool,
+) -> Result<NeuronCache, OutOfMemory> {
     let c = &model.config;
     let blocks = |layer: &Layer| match &layer.ffn {
         FfnWeights::Experts(weights) => expert_blocks(weights),
@@ -330,5 +356,5 @@ unsafe fn neuron_cache(device: &mut dyn Device, slots: &[usize], model: &Model) 
     let host: Vec<HostBlocks> = model.layers.iter().map(blocks).collect();
     let bias: Vec<&[f32]> = model.layers.iter().map(|layer| &layer.up_bias[..]).collect();
     // SAFETY: the caller's promise.
-    unsafe { NeuronCache::new(device, slots, &host, &bias) }
+    unsafe { NeuronCache::new(device, slots, &host, &bias, pins) }
 }

@@ -2,7 +2,7 @@
 
 use super::weights::norm;
 use super::workspace::ExchangeLayout;
-use super::{DividedLayer, Split};
+use super::{DividedLayer, Split, frames};
 use crate::cache::Tier;
 use crate::clock;
 use crate::cpu::MAX_COLUMNS;
@@ -10,7 +10,7 @@ use crate::device::{Add, Append, Attend, Call, HostWork, Note, SparseFfn, Stage,
 use crate::engine::attention;
 use crate::engine::batch::{Buffers, TokenPosition};
 use crate::engine::embed::embed;
-use crate::engine::ffn::{self, Counts, Work};
+use crate::engine::ffn::{self, CachedTools, Counts, Work};
 use crate::engine::forward::{Executor, Pass, Phase, Step};
 use crate::engine::sparsity::{Scored, Wanted};
 use crate::model::config::{ModelConfig, Norm, Positions};
@@ -69,7 +69,7 @@ impl Executor for Split {
         // Copies that were decided meanwhile run while attention does.
         let Some(migrator) = &mut self.migrator else { return };
         pass.probe.lap(Stage::Attention);
-        migrator.apply(l, true, &mut *self.device, &mut self.cache, pass.sparsity);
+        migrator.apply(l, true, &mut *self.device, &mut self.cache, frames(&mut pass.cached), pass.sparsity);
         pass.probe.lap(Stage::Scheduler);
     }
 
@@ -313,7 +313,7 @@ impl Split {
         let (c, layer, n) = (&pass.model.config, &pass.model.layers[l], pass.n());
         let layout = ExchangeLayout::new(n, c);
         self.note(Note::Compute(Some(Stage::Exchange)));
-        self.cache.commit(&mut *self.device, l);
+        self.commit(pass, l);
         self.begin_section(l, GraphSection::Exchange);
         self.norm_ffn_input(c, l, n);
         let own = wanted == Wanted::Selected && self.choose(c, l, n, pass.sparsity.min_scores(l));
@@ -362,12 +362,18 @@ impl Split {
 
     /// Sends the device the masks of the wanted neurons, which the host has found, and has it compute its part.
     fn launch_selected(&mut self, pass: &mut Pass<'_, '_>, l: usize, wanted: Wanted) {
-        let Pass { model, pool, kernels, sparsity, buffers: b, .. } = pass;
+        let Pass { model, pool, kernels, sparsity, buffers: b, cached, .. } = pass;
         let (c, layer, n) = (&model.config, &model.layers[l], b.positions.len());
         let selection = &mut b.predicted.selections[l];
         if wanted == Wanted::Gates {
             b.gates.resize(n * c.ffn, 0.0);
-            gates(pool, kernels, c, layer, &b.columns, &mut b.gates);
+            match cached {
+                Some(cached) => {
+                    let tools = CachedTools { pool, kernels, config: c, layer: (l, layer), x: &b.columns };
+                    cached.gates(tools, &mut b.gates);
+                }
+                None => gates(pool, kernels, c, layer, &b.columns, &mut b.gates),
+            }
             selection.fired(c, &b.gates, n, sparsity.activation_threshold(l));
             self.note(Note::Host(Stage::Predictor));
         }
@@ -407,7 +413,7 @@ impl Split {
         if l > 0 {
             self.device_fired();
         }
-        let Pass { sparsity, buffers: b, probe, .. } = pass;
+        let Pass { sparsity, buffers: b, probe, cached, .. } = pass;
         let threshold = sparsity.threshold(l).filter(|_| wanted != Wanted::Experts);
         let threshold = threshold.filter(|_| self.scores_are_here(&*migrator, sparsity, l));
         let own = threshold.map(|threshold| (threshold, b.predicted.scores(l)));
@@ -433,7 +439,7 @@ impl Split {
             missed,
             times,
         };
-        migrator.apply(l, false, &mut *self.device, &mut self.cache, sparsity);
+        migrator.apply(l, false, &mut *self.device, &mut self.cache, frames(cached), sparsity);
         migrator.observe(&at, &*self.device, &self.cache);
         self.migrator = Some(migrator);
         pass.probe.lap(Stage::Scheduler);
@@ -443,14 +449,21 @@ impl Split {
     /// Computes the neurons that are in no slot, and the bias of down, for the device to add.
     fn host_ffn(&mut self, pass: &mut Pass<'_, '_>, l: usize) -> Counts {
         let (mut lap, before) = (clock::now(), self.device.totals().host_ns);
-        let Pass { model, pool, kernels, sparsity, buffers: b, .. } = pass;
+        let Pass { model, pool, kernels, sparsity, buffers: b, cached, .. } = pass;
         let (c, layer) = (&model.config, &model.layers[l]);
         let partial: &mut [f32] = bytemuck::cast_slice_mut(&mut self.host.partial[..b.positions.len() * c.hidden]);
         partial.fill(0.0);
         let (work, activation_threshold) =
             (Work::Selected(&self.host_selection), threshold_for(sparsity.activation_threshold(l), pass.wanted));
-        let read =
-            ffn::ffn(pool, kernels, c, layer, &b.columns, work, activation_threshold, &mut [], &mut b.ffn, partial);
+        let read = match cached {
+            Some(cached) => {
+                let tools = CachedTools { pool, kernels, config: c, layer: (l, layer), x: &b.columns };
+                cached.ffn(tools, work, activation_threshold, &mut [], &mut b.ffn, partial)
+            }
+            None => {
+                ffn::ffn(pool, kernels, c, layer, &b.columns, work, activation_threshold, &mut [], &mut b.ffn, partial)
+            }
+        };
         self.device.worked(HostWork { bytes: read.bytes(&layer.ffn), operations: 0, ns: clock::lap(&mut lap) });
         self.current[l].ffn_ns[Tier::Host] = self.device.totals().host_ns - before;
         read
@@ -571,25 +584,6 @@ impl Split {
             self.launch(Call::Linear(self.weights.head.call(rows.len(), self.at(0), out.into(), Then::Store)));
             let (to, bytes) = (logits.as_mut_ptr().cast(), size_of_val(logits));
             unsafe { self.device.copy_out(Stream::Compute, out, 0, to, bytes) };
-        }
-    }
-
-    /// The host's caches get the keys and values of a pass of few tokens, of all layers.
-    fn read_back_all(&mut self, pass: &mut Pass<'_, '_>) {
-        if self.attends {
-            (0..pass.model.layers.len()).for_each(|l| self.read_back_kv(pass, l));
-        }
-    }
-
-    /// The host's caches get the keys and values of a layer, which have come.
-    pub(super) fn read_back_kv(&mut self, pass: &mut Pass<'_, '_>, l: usize) {
-        let (c, positions) = (&pass.model.config, &pass.buffers.positions);
-        let range = self.qkv_range(c, l, positions.len());
-        let made: &[f32] = bytemuck::cast_slice(&self.host.qkv_read_back[range]);
-        for (&TokenPosition { sequence, position }, qkv) in positions.iter().zip(made.chunks_exact(c.qkv_dim())) {
-            let (k, v) = qkv[c.q_dim()..].split_at(c.kv_dim());
-            pass.caches[sequence].put(l, 0, position, k);
-            pass.caches[sequence].put(l, 1, position, v);
         }
     }
 }

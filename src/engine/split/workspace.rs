@@ -166,6 +166,41 @@ impl PinnedBuffers {
         }
     }
 
+    /// Bytes of all of them.
+    pub fn bytes(&self) -> u64 {
+        let PinnedBuffers {
+            received,
+            ahead,
+            masks,
+            all_masks,
+            partial,
+            fired,
+            qkv_read_back,
+            qkv,
+            attended,
+            positions,
+            angles,
+            counts,
+            names,
+        } = self;
+        let all = [
+            received,
+            ahead,
+            masks,
+            all_masks,
+            partial,
+            fired,
+            qkv_read_back,
+            qkv,
+            attended,
+            positions,
+            angles,
+            counts,
+            names,
+        ];
+        all.iter().map(|buffer| size_of_val(&buffer[..]) as u64).sum()
+    }
+
     /// Allocates memory for the keys and values that the device makes, if there is none.
     ///
     /// # Safety

@@ -6,7 +6,7 @@ mod common;
 mod support;
 
 use common::{Machine, StandIn, device, on, with_graphs};
-use dynamicinfer::cache::{Migration, NeuronCache, NotBegun, Refused, Slot, Tier};
+use dynamicinfer::cache::{Frames, Migration, NeuronCache, NotBegun, Refused, Slot, Tier};
 use dynamicinfer::cpu::Kernels;
 use dynamicinfer::device::{Device, MoveMethod, MoveRate, VirtualDevice};
 use dynamicinfer::engine::{Choice, Engine, Logits, Migrator, Sparsity, Split};
@@ -37,6 +37,7 @@ impl Migrator for Restless {
         _begins: bool,
         device: &mut dyn Device,
         cache: &mut NeuronCache,
+        _: Option<&mut dyn Frames>,
         _sparsity: &mut Sparsity,
     ) {
         let layers = cache.layers.len() as u64;
@@ -46,7 +47,7 @@ impl Migrator for Restless {
             let (slot, neuron, n) = (self.0.below(48) as u32, self.0.below(48) as u32, self.0.below(20) as u32);
             let at = |i: u32| (SlotId(slot + i), StoreId((neuron + i * (1 + i % 2)) % 96));
             let group: Vec<(SlotId, StoreId)> = (0..n).map(at).collect();
-            let begun = cache.migrate_all(device, layer, group.into_iter()).begun;
+            let begun = cache.migrate_all(device, layer, None, group.into_iter()).begun;
             BEGUN.fetch_add(begun as u64, Ordering::Relaxed);
         }
         for _ in 0..self.0.below(12) {

@@ -7,7 +7,7 @@ mod support;
 
 use common::{Machine, StandIn, device, on, options};
 use dynamicinfer::background::{Background, BackgroundOptions};
-use dynamicinfer::cache::{NeuronCache, Tier};
+use dynamicinfer::cache::{Frames, NeuronCache, Tier};
 use dynamicinfer::clock::{self, Duration};
 use dynamicinfer::cpu::Kernels;
 use dynamicinfer::device::cuda::{Card, CudaDevice, Options};
@@ -75,10 +75,18 @@ impl Persistent {
 }
 
 impl Migrator for Persistent {
-    fn apply(&mut self, _: usize, _: bool, device: &mut dyn Device, cache: &mut NeuronCache, _sparsity: &mut Sparsity) {
+    fn apply(
+        &mut self,
+        _: usize,
+        _: bool,
+        device: &mut dyn Device,
+        cache: &mut NeuronCache,
+        _: Option<&mut dyn Frames>,
+        _: &mut Sparsity,
+    ) {
         for l in 0..cache.layers.len() {
             let last = cache.layers[l].table.slots().len() as u32 * 2 - 1;
-            cache.migrate_all(device, l, (0..Persistent::WANTS).map(|i| (SlotId(i), StoreId(last - i))));
+            cache.migrate_all(device, l, None, (0..Persistent::WANTS).map(|i| (SlotId(i), StoreId(last - i))));
         }
     }
 }

@@ -7,7 +7,7 @@ mod laws;
 mod support;
 
 use common::{Machine, StandIn, device, on, with_graphs};
-use dynamicinfer::cache::{Migration, NeuronCache, NotBegun, Tier};
+use dynamicinfer::cache::{Frames, Migration, NeuronCache, NotBegun, Tier};
 use dynamicinfer::cpu::Kernels;
 use dynamicinfer::device::{Call, Device, ExpertFfn, NONE};
 use dynamicinfer::engine::{Engine, Migrator, Sparsity, Split};
@@ -104,7 +104,15 @@ fn the_kernel_is_the_cpus_for_all_types_and_activations() {
 struct Restless(Prng, u64);
 
 impl Migrator for Restless {
-    fn apply(&mut self, _: usize, _: bool, device: &mut dyn Device, cache: &mut NeuronCache, _: &mut Sparsity) {
+    fn apply(
+        &mut self,
+        _: usize,
+        _: bool,
+        device: &mut dyn Device,
+        cache: &mut NeuronCache,
+        _: Option<&mut dyn Frames>,
+        _: &mut Sparsity,
+    ) {
         let layer = self.0.below(cache.layers.len() as u64) as usize;
         let slots = cache.layers[layer].table.slots().len() as u64;
         if slots > 0 {

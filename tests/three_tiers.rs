@@ -1,0 +1,206 @@
+//! THE LAW of three memories: neurons or experts on the device, in frames of host memory, and on disk alone. Whatever lies where, whatever
+//! moves up, and however reads end, the logits are those of the CPU alone; and what moves to the device comes from a frame, which is not
+//! used for anything else until the copy has arrived.
+
+mod support;
+
+use dynamicinfer::cache::{Frames, NeuronCache, Tier};
+use dynamicinfer::cpu::Kernels;
+use dynamicinfer::device::{self, Device, VirtualDevice};
+use dynamicinfer::disk::{self, Disk, VirtualDisk};
+use dynamicinfer::engine::sampler::argmax;
+use dynamicinfer::engine::{Choice, Engine, Foresight, Migrator, Sparsity};
+use dynamicinfer::formats::rows::Quant;
+use dynamicinfer::host_cache::{HostCache, HostCacheOptions, LayerBlocks, least_bytes};
+use dynamicinfer::ids::{SlotId, StoreId};
+use dynamicinfer::model::{KvType, Model};
+use dynamicinfer::open::{DeviceKind, DeviceOptions, EngineOptions, Opened, Quiet, layer_blocks, open};
+use dynamicinfer::predictor::Router;
+use dynamicinfer::prng::Prng;
+use dynamicinfer::scheduler::Policy;
+use std::path::Path;
+use std::sync::{Arc, Mutex};
+use support::law::{logits, slots, with_seeds};
+use support::{RATES, by_token, device_bytes, expert_costs, on_device, opened, streaming_experts_bytes};
+
+/// Mixtures that are read in place, with routers before and after attention, and stores of neurons.
+const MODELS: [(&str, Quant); 5] = [
+    ("mixtral", Quant::F32),
+    ("qwen3-moe", Quant::F32),
+    ("smallthinker", Quant::F32),
+    ("relullama", Quant::F32),
+    ("opt", Quant::F32),
+];
+
+/// Moves neurons at random from frames, any layer's, before any layer of any token.
+struct FromFrames {
+    prng: Prng,
+    clusters: u64,
+    begun: Arc<Mutex<[u64; 2]>>,
+}
+
+impl Migrator for FromFrames {
+    fn apply(
+        &mut self,
+        _: usize,
+        _: bool,
+        device: &mut dyn Device,
+        cache: &mut NeuronCache,
+        frames: Option<&mut dyn Frames>,
+        _: &mut Sparsity,
+    ) {
+        let frames = frames.expect("not all is in memory");
+        let layer = self.prng.below(cache.layers.len() as u64) as usize;
+        let slots = cache.layers[layer].table.slots().len() as u64;
+        if slots == 0 {
+            return;
+        }
+        let mut group: Vec<(SlotId, StoreId)> = Vec::new();
+        for _ in 0..self.prng.below(1 + self.clusters / 2) {
+            let slot = SlotId(self.prng.below(slots) as u32);
+            group.push((slot, StoreId(self.prng.below(self.clusters) as u32)));
+        }
+        let put_off = cache.counters.put_off;
+        let outcome = cache.migrate_all(device, layer, Some(frames), group.into_iter());
+        let mut begun = self.begun.lock().unwrap();
+        begun[0] += outcome.begun as u64;
+        begun[1] += cache.counters.put_off - put_off;
+    }
+}
+
+/// A cache with `share` of the neurons or experts beside the least size.
+fn host_cache(model: &Model, disk: Box<dyn Disk>, share: f64, options: HostCacheOptions) -> HostCache {
+    let (blocks, clusters) = (layer_blocks(model).unwrap(), model.config.clusters());
+    let frame = |b: &LayerBlocks| b.block_bytes() + 2 * disk.align() * b.runs().len();
+    let all: usize = blocks.iter().map(|b| frame(b) * clusters + 8192).sum();
+    let bytes = (least_bytes(&blocks, clusters, disk.align()) as f64 * 1.3 + share * all as f64) as u64;
+    HostCache::new(disk, &blocks, clusters, HostCacheOptions { bytes, ..options }).unwrap()
+}
+
+#[test]
+fn logits_are_the_cpus_whatever_lies_on_device_in_frames_and_on_disk() {
+    let (begun, seen) = (Arc::new(Mutex::new([0; 2])), Mutex::new([0u64; 4]));
+    let test = "logits_are_the_cpus_whatever_lies_on_device_in_frames_and_on_disk";
+    with_seeds(test, 150, |seed| {
+        let dir = tempfile::tempdir().unwrap();
+        let mut prng = Prng::new(seed);
+        let (name, quant) = MODELS[prng.below(MODELS.len() as u64) as usize];
+        let model = opened(dir.path(), name, quant);
+        let (layers, clusters) = (model.config.layers, model.config.clusters());
+        let is_mixture = model.config.form.experts.is_some();
+        let sizes = match prng.below(3) {
+            0 => vec![40, 1, 1, 3, 1, 1, 1, 1],
+            1 => vec![1; 14],
+            _ => vec![7, 1, 32, 1, 1, 2, 1, 1],
+        };
+        let slots: Vec<usize> = (0..layers).map(|_| slots(&mut prng, clusters)).collect();
+        let streamed =
+            if is_mixture { streaming_experts_bytes(&model, prng.below(clusters as u64 + 1) as usize) } else { 0 };
+        let (late, reorder) = ([0.0, 0.5, 0.95][prng.below(3) as usize], prng.below(2) == 0);
+        let faults = device::Faults { late, lost: 0.0, reorder, seed };
+        let device = VirtualDevice::new(device_bytes(&model, &slots) + streamed, RATES).with_faults(faults);
+        // SAFETY: the engine drops its device's part before its model: it has both.
+        let mut split = unsafe { on_device(&model, Box::new(device), &slots) }.expect("the budget is what it takes");
+        if is_mixture {
+            let link_us = [0.0, 8.0, 1e9][prng.below(3) as usize];
+            split.stream_experts(&model, expert_costs(link_us), streamed).expect("the budget is what it takes");
+        }
+        for (l, &slots) in slots.iter().enumerate() {
+            if prng.below(2) == 0 {
+                let first: Vec<StoreId> = (0..slots).map(|i| StoreId::new((i + l) % clusters)).collect();
+                split.cache.load(&mut *split.device, l, &first).expect("they fit and none is named twice");
+                split.cache.settle(&mut *split.device);
+            }
+        }
+        split.migrator = Some(Box::new(FromFrames {
+            prng: Prng::new(seed ^ 0xab),
+            clusters: clusters as u64,
+            begun: begun.clone(),
+        }));
+        let kind = [KvType::F32, KvType::F16][prng.below(2) as usize];
+        let mut engine = Engine::new(model, 1 + prng.below(2) as usize, Kernels::best());
+        if !is_mixture && prng.below(2) == 0 {
+            engine.set_sparsity(Sparsity::new(vec![Choice::Exact { activation_threshold: 0.0 }; layers], 0).unwrap());
+        }
+        let expected = logits(&mut engine, kind, &sizes, None);
+        let ahead = if is_mixture { prng.below(3) as usize } else { 0 }.min(layers - 1);
+        let policy = Policy::ALL[prng.below(Policy::ALL.len() as u64) as usize];
+        let options = HostCacheOptions { policy, ahead, seed, ..HostCacheOptions::new(0) };
+        let late = prng.below(4);
+        let reads = disk::Faults { fail: 0.03, short: 0.1, late, ..disk::Faults::default() };
+        let files = engine.model.files();
+        let disk: Box<dyn Disk> = match files {
+            [file] if prng.below(2) == 0 => {
+                let align = [64, 512, 4096][prng.below(3) as usize];
+                Box::new(VirtualDisk::new(file.file().try_clone().unwrap(), align, seed, reads))
+            }
+            _ => disk::open(&files.iter().map(|file| file.file()).collect::<Vec<_>>()).unwrap().disk,
+        };
+        let share = [0.05, 0.3, 0.7][prng.below(3) as usize];
+        let cache = host_cache(&engine.model, disk, share, options);
+        let foresight = (ahead > 0).then(|| Foresight::new(Arc::new(Router::of(&engine.model).unwrap()), ahead));
+        engine.split = Some(split);
+        engine.set_host_cache(cache, foresight);
+        let found = logits(&mut engine, kind, &sizes, None);
+        engine.check().unwrap();
+        let off = by_token(&found, &expected, engine.model.config.vocab);
+        assert!(off.iter().all(|&off| off < 2e-3), "{name} {kind:?} {sizes:?} {slots:?}, frames for {share}: {off:?}");
+        let computed = engine.split.as_ref().unwrap().cache.counters.computed;
+        let counts = engine.cached.as_mut().unwrap().cache.counts();
+        let now = [computed[Tier::Device], computed[Tier::Host], counts.hits, counts.misses];
+        seen.lock().unwrap().iter_mut().zip(now).for_each(|(sum, now)| *sum += now);
+    });
+    let (begun, seen) = (*begun.lock().unwrap(), *seen.lock().unwrap());
+    eprintln!(
+        "{begun:?} moves from frames, and put off; computed by device and CPU, found in frames and read: {seen:?}"
+    );
+    if std::env::var_os("HYBRID_SEED").is_none() {
+        assert!(begun.iter().chain(&seen).all(|&n| n > 1000), "{begun:?} {seen:?}: nothing was tried");
+    }
+}
+
+/// demo-moe with a part on the virtual device, and of the rest `share` in memory; `None`: all of it.
+fn demo_moe(share: Option<f64>, policy: Policy) -> Opened {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let mut options = EngineOptions { context: Some(512), ..EngineOptions::new(root.join("assets/demo-moe")) };
+    options.neurons.share = share;
+    options.device = Some(DeviceOptions {
+        ffn_share: Some(0.3),
+        machine: Some(root.join("profiles/machines/demo-pc.toml")),
+        history: false,
+        policy,
+        deterministic: true,
+        ..DeviceOptions::new(DeviceKind::Virtual)
+    });
+    open(&options, &Quiet).unwrap()
+}
+
+/// A text of so many tokens, always the likeliest one.
+fn text(opened: &mut Opened, tokens: usize) -> Vec<u32> {
+    let mut session = opened.session().unwrap();
+    let mut next = vec![1, 30, 70, 41, 9];
+    (0..tokens)
+        .map(|_| {
+            let logits = session.append(&mut opened.engine, &next, |_| Ok(())).unwrap();
+            next = vec![argmax(logits).unwrap()];
+            next[0]
+        })
+        .collect()
+}
+
+#[test]
+fn a_mixture_runs_on_three_tiers_and_experts_climb_from_disk_to_the_device() {
+    let expected = text(&mut demo_moe(None, Policy::Static), 60);
+    for policy in [Policy::Static, Policy::Full, Policy::Lru] {
+        let mut opened = demo_moe(Some(0.4), policy);
+        assert_eq!(text(&mut opened, 60), expected, "{}", policy.name());
+        let split = opened.engine.split.as_ref().unwrap();
+        let (landed, computed) = (split.cache.counters.landed, split.cache.counters.computed);
+        let counts = opened.engine.cached.as_mut().unwrap().cache.counts();
+        assert!(
+            computed[Tier::Device] > 0 && counts.hits > 0 && counts.misses + counts.early > 0,
+            "{computed:?} {counts:?}"
+        );
+        assert!(landed > 0 || policy != Policy::Lru, "nothing has climbed");
+    }
+}
