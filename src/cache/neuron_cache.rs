@@ -32,7 +32,7 @@ pub trait Frames {
     /// The cluster's bytes are being copied to a device: they stay where they are until [`Frames::release`].
     fn hold(&mut self, layer: usize, cluster: StoreId);
 
-    /// The layer's clusters of which `copying` says `false` need not stay any longer.
+    /// The layer's clusters of which `copying` says `false` are on the device: they leave their frames to others.
     fn release(&mut self, layer: usize, copying: &dyn Fn(StoreId) -> bool);
 }
 

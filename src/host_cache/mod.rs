@@ -514,7 +514,15 @@ impl Frames for HostCache {
     }
 
     fn release(&mut self, layer: usize, copying: &dyn Fn(StoreId) -> bool) {
-        self.layers[layer].held.retain(|&cluster| copying(cluster));
+        let Layer { held, table, .. } = &mut self.layers[layer];
+        held.retain(|&cluster| {
+            let stays = copying(cluster);
+            if let (false, Location::Device(frame)) = (stays, table.location(cluster)) {
+                // Two tiers hold more than one twice: its frame is for what only the disk has.
+                table.clear(frame).expect("it is not being filled");
+            }
+            stays
+        });
     }
 }
 
