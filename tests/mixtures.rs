@@ -10,6 +10,7 @@ use dynamicinfer::error::Error;
 use dynamicinfer::formats::gguf::Value;
 use dynamicinfer::formats::rows::Quant;
 use dynamicinfer::formats::trace_file::{TraceFile, TraceSection};
+use dynamicinfer::formats::{TensorInfo, safetensors};
 use dynamicinfer::lab::record::{Request, record};
 use dynamicinfer::lab::replay::active;
 use dynamicinfer::model::source::Source;
@@ -361,4 +362,84 @@ fn sizes_of_experts_that_a_gguf_does_not_name_follow_from_its_ffn() {
     assert_eq!(named, unnamed);
     let [named, unnamed] = [&fixture("qwen2-moe.gguf"), &path].map(|path| bits(opened(path), Kernels::best()));
     assert!(named == unnamed);
+}
+
+/// One tensor with each expert's gate and up, as llama.cpp's converter can write them.
+#[test]
+fn a_gguf_with_fused_gates_and_ups_is_the_same_model() {
+    let dir = tempfile::tempdir().unwrap();
+    for name in ["mixtral.gguf", "qwen3-moe.gguf", "qwen2-moe.gguf", "smallthinker.gguf"] {
+        let path = dir.path().join(name);
+        let mut file = File::read(name);
+        for layer in 0..opened(&fixture(name)).config.layers {
+            let [gate, up] = ["gate", "up"].map(|part| format!("blk.{layer}.ffn_{part}_exps.weight"));
+            let up_data = file.tensor(&up).data.clone();
+            file.drop_tensor(&up);
+            let tensor = file.tensor(&gate);
+            let each = tensor.data.len() / tensor.shape[0];
+            tensor.name = format!("blk.{layer}.ffn_gate_up_exps.weight");
+            tensor.shape[1] *= 2;
+            tensor.data =
+                tensor.data.chunks(each).zip(up_data.chunks(each)).flat_map(|(gate, up)| [gate, up].concat()).collect();
+        }
+        std::fs::write(&path, file.bytes()).unwrap();
+        let [split, fused] = [&fixture(name), &path].map(|path| bits(opened(path), Kernels::best()));
+        assert!(split == fused, "{name}");
+    }
+    let why = refused("mixtral.gguf", |f| {
+        let tensor = f.tensor("blk.0.ffn_gate_exps.weight");
+        tensor.name = "blk.0.ffn_gate_up_exps.weight".into();
+    });
+    assert!(
+        why.contains(
+            "blk.0.ffn_gate_up_exps.weight: has shape [4, 64, 64], the model's configuration needs [4, 128, 64]"
+        ),
+        "{why}"
+    );
+}
+
+/// Experts stacked in two tensors of a layer, as transformers 5 writes them.
+#[test]
+fn a_directory_with_stacked_experts_is_the_same_model() {
+    for name in ["qwen3-moe", "qwen2-moe"] {
+        let (from, dir) = (fixture(name), tempfile::tempdir().unwrap());
+        for file in ["config.json", "tokenizer.json"] {
+            std::fs::copy(from.join(file), dir.path().join(file)).unwrap();
+        }
+        let file = std::fs::read(from.join("model.safetensors")).unwrap();
+        let tensors = safetensors::parse(&file, &from).unwrap();
+        let of = |info: &TensorInfo| (info.shape.clone(), file[info.offset as usize..][..info.bytes as usize].to_vec());
+        let (experts, mut stacked): (Vec<_>, Vec<_>) = tensors.iter().partition(|t| t.name.contains(".experts."));
+        let mut written: Vec<(String, Vec<usize>, Vec<u8>)> =
+            stacked.drain(..).map(|info| (info.name.clone(), of(info).0, of(info).1)).collect();
+        let config = opened(&from).config;
+        let count = config.clusters();
+        for layer in 0..config.layers {
+            let at = format!("model.layers.{layer}.mlp.experts");
+            let expert = |expert: usize, part: &str| {
+                let name = format!("{at}.{expert}.{part}_proj.weight");
+                of(experts.iter().find(|info| info.name == name).unwrap()).1
+            };
+            let inputs = (0..count).flat_map(|e| [expert(e, "gate"), expert(e, "up")].concat()).collect();
+            written.push((format!("{at}.gate_up_proj"), vec![count, 2 * config.ffn, config.hidden], inputs));
+            let downs = (0..count).flat_map(|e| expert(e, "down")).collect();
+            written.push((format!("{at}.down_proj"), vec![count, config.hidden, config.ffn], downs));
+        }
+        std::fs::write(dir.path().join("model.safetensors"), safetensors_of(&written)).unwrap();
+        let [split, stacked] = [&*from, dir.path()].map(|path| bits(opened(path), Kernels::best()));
+        assert!(split == stacked, "{name}");
+    }
+}
+
+/// A file of these tensors in BF16.
+fn safetensors_of(tensors: &[(String, Vec<usize>, Vec<u8>)]) -> Vec<u8> {
+    let (mut header, mut data) = (serde_json::Map::new(), Vec::new());
+    for (name, shape, bytes) in tensors {
+        let offsets = [data.len(), data.len() + bytes.len()];
+        header.insert(name.clone(), serde_json::json!({"dtype": "BF16", "shape": shape, "data_offsets": offsets}));
+        data.extend_from_slice(bytes);
+    }
+    let mut header = serde_json::to_vec(&header).unwrap();
+    header.resize(header.len().next_multiple_of(8), b' ');
+    [&(header.len() as u64).to_le_bytes()[..], &header, &data].concat()
 }
