@@ -15,7 +15,7 @@ use dynamicinfer::lab::record::{Request, record};
 use dynamicinfer::lab::replay::active;
 use dynamicinfer::model::source::Source;
 use dynamicinfer::model::{FfnWeights, KvType, Model};
-use dynamicinfer::open::{EngineOptions, ModelOptions, Quiet, open};
+use dynamicinfer::open::{EngineOptions, ModelOptions, Quiet, layer_blocks, open};
 use gguf_file::{File, Tensor, fixture};
 use std::path::Path;
 
@@ -302,6 +302,9 @@ fn a_shared_expert_is_read_in_every_pass_and_counts_as_weights() {
     let (of_shared, router) = (3 * c.hidden * width, experts.count * c.hidden);
     let read = 2 * c.layers * (experts.used * 3 * c.hidden * c.ffn + of_shared + router);
     assert_eq!(engine.report.ffn_bytes, read as u64);
+    // What may be left on disk is what the router chooses.
+    let blocks = layer_blocks(&engine.model).unwrap();
+    assert!(blocks.iter().all(|layer| layer.block_bytes() == 2 * 3 * c.hidden * c.ffn));
     // Everything is stored in 16 bits, and only matrices are counted; routers are no parameters here.
     let matrices: u64 = engine.model.bytes_by_type().iter().map(|(_, bytes)| bytes / 2).sum();
     let embeddings = 2 * c.vocab * c.hidden;
