@@ -541,6 +541,28 @@ fn what_a_family_does_not_do_is_refused_by_name() {
             "model.layers.0.mlp.experts.0.gate_proj.weight: has shape [32, 64], the model's configuration needs [48, 64]",
         ),
         ("qwen3-moe", json!({"mlp_only_layers": [1]}), "config.json: mlp_only_layers: is [1]; only [] is supported"),
+        (
+            "qwen2-moe",
+            json!({"shared_expert_intermediate_size": null}),
+            "config.json: shared_expert_intermediate_size: missing",
+        ),
+        (
+            "qwen2-moe",
+            json!({"shared_expert_intermediate_size": 0}),
+            "config.json: the shared expert's size is 0; it must be 1 to",
+        ),
+        (
+            "qwen2-moe",
+            json!({"shared_expert_intermediate_size": 48}),
+            "model.layers.0.mlp.shared_expert.gate_proj.weight: has shape [96, 64], the model's configuration needs [48, 64]",
+        ),
+        ("qwen2-moe", json!({"decoder_sparse_step": 2}), "config.json: decoder_sparse_step: is 2; only 1 is supported"),
+        ("qwen2-moe", json!({"use_sliding_window": true}), "config.json: use_sliding_window: is true; only false"),
+        (
+            "qwen2-moe",
+            json!({"model_type": "qwen3_moe"}),
+            "its layers have shared experts, which is not supported for qwen3_moe",
+        ),
         ("qwen3", json!({"head_dim": 8}), "q_proj.weight: has shape"),
         (
             "llama",

@@ -17,8 +17,19 @@ use dynamicinfer::prng::Prng;
 use support::{RATES, error, on_device, opened};
 
 /// Rope, learned positions, a sliding window, biases, both kinds of sparse FFN, attention beside the FFN, normed queries, experts.
-const FAMILIES: [&str; 10] =
-    ["llama", "opt", "mistral", "qwen2", "bamboo", "falcon", "falcon-40b", "minicpm", "qwen3", "qwen3-moe"];
+const FAMILIES: [&str; 11] = [
+    "llama",
+    "opt",
+    "mistral",
+    "qwen2",
+    "bamboo",
+    "falcon",
+    "falcon-40b",
+    "minicpm",
+    "qwen3",
+    "qwen3-moe",
+    "qwen2-moe",
+];
 const CONTEXT: usize = 96;
 /// Sums of f32 in another order: tiles of several columns and units of a longer list of neurons.
 const TOLERANCE: f32 = 2e-5;

@@ -11,7 +11,7 @@ use dynamicinfer::formats::rows::Quant;
 use dynamicinfer::ids::Permutation;
 use dynamicinfer::lab::pack::{PackOptions, Types, pack};
 use dynamicinfer::lab::synth::{Mixture, Shape, write_gguf};
-use dynamicinfer::model::config::Activation;
+use dynamicinfer::model::config::{Activation, NamedActivation};
 use dynamicinfer::model::source::{Role, Source};
 use dynamicinfer::model::{KvCache, KvType, Model};
 use std::path::{Path, PathBuf};
@@ -19,8 +19,12 @@ use support::error;
 use support::law::logits;
 
 fn fixture(name: &str) -> Source {
+    with_activation(name, None)
+}
+
+fn with_activation(name: &str, activation: Option<NamedActivation>) -> Source {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/models");
-    Source::open(&folder.join(name), None).unwrap()
+    Source::open(&folder.join(name), activation).unwrap()
 }
 
 /// A mixture of three layers with neurons that are on for a share of tokens.
@@ -160,6 +164,8 @@ fn what_gains_nothing_is_refused_with_the_reason() {
         why.to_string()
     };
     assert!(refused(&fixture("qwen3-moe.gguf"), Types::One(Quant::F16), None).contains("nothing is gained"));
+    let shared = with_activation("qwen2-moe.gguf", Some(Activation::Relu.into()));
+    assert!(refused(&shared, Types::One(Quant::F16), None).contains("has shared experts"));
     let relu = fixture("smallthinker.gguf");
     assert!(refused(&relu, Types::Clusters, None).contains("--quant clusters"));
     let order: Vec<u32> = (0..relu.config.ffn as u32).collect();

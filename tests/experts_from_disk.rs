@@ -25,11 +25,19 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// Of one file each: a tensor for each expert and one for all of a layer, routers before and after attention, ReLU and SiLU, in floats and in
-/// 4 bits; and two whose experts are packed by neuron.
+/// Of one file each: a tensor for each expert and one for all of a layer, routers before and after attention, ReLU and SiLU, with a shared
+/// expert beside them, in floats and in 4 bits; and two whose experts are packed by neuron.
 fn models(dir: &Path) -> Vec<PathBuf> {
-    let of =
-        ["qwen3-moe", "mixtral.gguf", "mixtral.split.gguf", "turbosparse-mixtral", "smallthinker.gguf"].map(fixture);
+    let of = [
+        "qwen3-moe",
+        "mixtral.gguf",
+        "mixtral.split.gguf",
+        "turbosparse-mixtral",
+        "smallthinker.gguf",
+        "qwen2-moe",
+        "qwen2-moe.gguf",
+    ];
+    let of = of.map(fixture);
     let shape = Shape {
         hidden: 128,
         layers: 3,

@@ -10,12 +10,14 @@ use dynamicinfer::error::Error;
 use dynamicinfer::formats::gguf::Value;
 use dynamicinfer::formats::rows::Quant;
 use dynamicinfer::formats::trace_file::{TraceFile, TraceSection};
+use dynamicinfer::formats::{TensorInfo, safetensors};
 use dynamicinfer::lab::record::{Request, record};
 use dynamicinfer::lab::replay::active;
 use dynamicinfer::model::source::Source;
-use dynamicinfer::model::{KvType, Model};
-use dynamicinfer::open::{EngineOptions, ModelOptions, Quiet, open};
-use gguf_file::{File, fixture};
+use dynamicinfer::model::{FfnWeights, KvType, Model};
+use dynamicinfer::open::{EngineOptions, ModelOptions, Quiet, layer_blocks, open};
+use gguf_file::{File, Tensor, fixture};
+use std::path::Path;
 
 const MODELS: [&str; 4] = ["qwen3-moe", "mixtral.gguf", "turbosparse-mixtral", "smallthinker.gguf"];
 
@@ -243,4 +245,204 @@ fn damaged_mixtures_are_refused_with_the_tensor() {
         refused("qwen3-moe.gguf", |f| f.set("qwen3moe.expert_shared_count", Value::U32(1))),
         "qwen3moe.expert_shared_count: is 1; only mixtures without such parts are supported",
     );
+}
+
+#[test]
+fn damaged_shared_experts_are_refused_with_the_tensor() {
+    let says = |change: &dyn Fn(&mut File), part: &str| {
+        let why = refused("qwen2-moe.gguf", change);
+        assert!(why.contains(part), "{part} is not in: {why}");
+    };
+    says(&|f| f.drop_tensor("blk.1.ffn_up_shexp.weight"), "blk.1.ffn_up_shexp.weight: the tensor is missing");
+    says(
+        &|f| f.drop_tensor("blk.0.ffn_gate_inp_shexp.weight"),
+        "blk.0.ffn_gate_inp_shexp.weight: the tensor is missing",
+    );
+    let key = "qwen2moe.expert_shared_feed_forward_length";
+    says(&|f| f.set(key, Value::U32(0)), "the shared expert's size is 0");
+    says(
+        &|f| f.set(key, Value::U32(64)),
+        "blk.0.ffn_gate_shexp.weight: has shape [96, 64], the model's configuration needs [64, 64]",
+    );
+    says(
+        &|f| {
+            let row = f.tensor("blk.1.ffn_gate_inp_shexp.weight");
+            row.shape = vec![32];
+            row.data.truncate(4 * 32);
+        },
+        "blk.1.ffn_gate_inp_shexp.weight: has shape [32], the model's configuration needs [1, 64]",
+    );
+    says(
+        &|f| f.tensor("blk.1.ffn_gate_inp_shexp.weight").data[8..12].copy_from_slice(&f32::INFINITY.to_le_bytes()),
+        "blk.1.ffn_gate_inp_shexp.weight: holds inf",
+    );
+    // Left out it would give other answers.
+    let other = refused("qwen3-moe.gguf", |f| {
+        let down = f.tensor("blk.0.ffn_down_exps.weight");
+        let shared = Tensor {
+            name: "blk.0.ffn_down_shexp.weight".into(),
+            data: down.data.clone(),
+            shape: down.shape.clone(),
+            ..*down
+        };
+        f.tensors.push(shared);
+    });
+    assert!(other.contains("its layers have shared experts, which is not supported for qwen3moe"), "{other}");
+}
+
+#[test]
+fn a_shared_expert_is_read_in_every_pass_and_counts_as_weights() {
+    let mut engine = engine("qwen2-moe");
+    let c = engine.model.config.clone();
+    let experts = c.form.experts.unwrap();
+    let width = experts.shared.unwrap().width;
+    let mut session = Session::new(&engine, 64, KvType::F32).unwrap();
+    engine.forward(&mut session.kv, &[7], Logits::Last);
+    assert_eq!(engine.report.computed, vec![experts.used as u64; c.layers], "experts that were chosen");
+    let (of_shared, router) = (3 * c.hidden * width, experts.count * c.hidden);
+    let read = 2 * c.layers * (experts.used * 3 * c.hidden * c.ffn + of_shared + router);
+    assert_eq!(engine.report.ffn_bytes, read as u64);
+    // What may be left on disk is what the router chooses.
+    let blocks = layer_blocks(&engine.model).unwrap();
+    assert!(blocks.iter().all(|layer| layer.block_bytes() == 2 * 3 * c.hidden * c.ffn));
+    // Everything is stored in 16 bits, and only matrices are counted; routers are no parameters here.
+    let matrices: u64 = engine.model.bytes_by_type().iter().map(|(_, bytes)| bytes / 2).sum();
+    let embeddings = 2 * c.vocab * c.hidden;
+    assert_eq!(c.parameters(), matrices + (embeddings - c.layers * router) as u64);
+}
+
+/// Logits of a prompt in one piece and of tokens by themselves, as bits.
+fn bits(model: Model, kernels: Kernels) -> Vec<u32> {
+    let mut engine = Engine::new(model, 2, kernels);
+    let mut session = Session::new(&engine, 64, KvType::F32).unwrap();
+    let pieces = [&ids(50)[..40], &ids(50)[40..41], &ids(50)[41..]].map(<[u32]>::to_vec);
+    let each = |ids: Vec<u32>| engine.forward(&mut session.kv, &ids, Logits::All).to_vec();
+    pieces.into_iter().flat_map(each).map(f32::to_bits).collect()
+}
+
+fn opened(path: &Path) -> Model {
+    Model::in_place(Source::open(path, None).unwrap()).unwrap()
+}
+
+/// No family that is read has such a shared expert: half of twice as much is the same.
+#[test]
+fn a_shared_expert_without_a_weight_adds_what_one_with_weight_a_half_and_twice_the_output_does() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("halved.gguf");
+    let mut file = File::read("qwen2-moe.gguf");
+    for layer in 0..2 {
+        file.tensor(&format!("blk.{layer}.ffn_gate_inp_shexp.weight")).data.fill(0);
+        for number in file.tensor(&format!("blk.{layer}.ffn_down_shexp.weight")).data.chunks_exact_mut(2) {
+            let twice = half::f16::from_le_bytes([number[0], number[1]]).to_f32() * 2.0;
+            number.copy_from_slice(&half::f16::from_f32(twice).to_le_bytes());
+        }
+    }
+    std::fs::write(&path, file.bytes()).unwrap();
+    for kernels in Isa::ALL.into_iter().filter_map(Kernels::of) {
+        let mut plain = opened(&fixture("qwen2-moe.gguf"));
+        let weighted = bits(opened(&fixture("qwen2-moe.gguf")), kernels);
+        for layer in &mut plain.layers {
+            let FfnWeights::Experts(experts) = &mut layer.ffn else { panic!("a mixture") };
+            experts.shared.as_mut().unwrap().router.clear();
+        }
+        let plain = bits(plain, kernels);
+        assert!(plain == bits(opened(&path), kernels), "{}", kernels.isa.name());
+        assert!(plain != weighted);
+    }
+}
+
+/// The first files of Qwen2's mixtures have one size of an FFN, which the shared expert has, and those that a token has together.
+#[test]
+fn sizes_of_experts_that_a_gguf_does_not_name_follow_from_its_ffn() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("first.gguf");
+    let mut file = File::read("qwen2-moe.gguf");
+    for key in ["expert_feed_forward_length", "expert_shared_feed_forward_length"] {
+        file.remove(&format!("qwen2moe.{key}"));
+    }
+    std::fs::write(&path, file.bytes()).unwrap();
+    let [named, unnamed] = [&fixture("qwen2-moe.gguf"), &path].map(|path| opened(path).config.form);
+    assert_eq!(named, unnamed);
+    let [named, unnamed] = [&fixture("qwen2-moe.gguf"), &path].map(|path| bits(opened(path), Kernels::best()));
+    assert!(named == unnamed);
+}
+
+/// One tensor with each expert's gate and up, as llama.cpp's converter can write them.
+#[test]
+fn a_gguf_with_fused_gates_and_ups_is_the_same_model() {
+    let dir = tempfile::tempdir().unwrap();
+    for name in ["mixtral.gguf", "qwen3-moe.gguf", "qwen2-moe.gguf", "smallthinker.gguf"] {
+        let path = dir.path().join(name);
+        let mut file = File::read(name);
+        for layer in 0..opened(&fixture(name)).config.layers {
+            let [gate, up] = ["gate", "up"].map(|part| format!("blk.{layer}.ffn_{part}_exps.weight"));
+            let up_data = file.tensor(&up).data.clone();
+            file.drop_tensor(&up);
+            let tensor = file.tensor(&gate);
+            let each = tensor.data.len() / tensor.shape[0];
+            tensor.name = format!("blk.{layer}.ffn_gate_up_exps.weight");
+            tensor.shape[1] *= 2;
+            tensor.data =
+                tensor.data.chunks(each).zip(up_data.chunks(each)).flat_map(|(gate, up)| [gate, up].concat()).collect();
+        }
+        std::fs::write(&path, file.bytes()).unwrap();
+        let [split, fused] = [&fixture(name), &path].map(|path| bits(opened(path), Kernels::best()));
+        assert!(split == fused, "{name}");
+    }
+    let why = refused("mixtral.gguf", |f| {
+        let tensor = f.tensor("blk.0.ffn_gate_exps.weight");
+        tensor.name = "blk.0.ffn_gate_up_exps.weight".into();
+    });
+    assert!(
+        why.contains(
+            "blk.0.ffn_gate_up_exps.weight: has shape [4, 64, 64], the model's configuration needs [4, 128, 64]"
+        ),
+        "{why}"
+    );
+}
+
+/// Experts stacked in two tensors of a layer, as transformers 5 writes them.
+#[test]
+fn a_directory_with_stacked_experts_is_the_same_model() {
+    for name in ["qwen3-moe", "qwen2-moe"] {
+        let (from, dir) = (fixture(name), tempfile::tempdir().unwrap());
+        for file in ["config.json", "tokenizer.json"] {
+            std::fs::copy(from.join(file), dir.path().join(file)).unwrap();
+        }
+        let file = std::fs::read(from.join("model.safetensors")).unwrap();
+        let tensors = safetensors::parse(&file, &from).unwrap();
+        let of = |info: &TensorInfo| (info.shape.clone(), file[info.offset as usize..][..info.bytes as usize].to_vec());
+        let (experts, mut stacked): (Vec<_>, Vec<_>) = tensors.iter().partition(|t| t.name.contains(".experts."));
+        let mut written: Vec<(String, Vec<usize>, Vec<u8>)> =
+            stacked.drain(..).map(|info| (info.name.clone(), of(info).0, of(info).1)).collect();
+        let config = opened(&from).config;
+        let count = config.clusters();
+        for layer in 0..config.layers {
+            let at = format!("model.layers.{layer}.mlp.experts");
+            let expert = |expert: usize, part: &str| {
+                let name = format!("{at}.{expert}.{part}_proj.weight");
+                of(experts.iter().find(|info| info.name == name).unwrap()).1
+            };
+            let inputs = (0..count).flat_map(|e| [expert(e, "gate"), expert(e, "up")].concat()).collect();
+            written.push((format!("{at}.gate_up_proj"), vec![count, 2 * config.ffn, config.hidden], inputs));
+            let downs = (0..count).flat_map(|e| expert(e, "down")).collect();
+            written.push((format!("{at}.down_proj"), vec![count, config.hidden, config.ffn], downs));
+        }
+        std::fs::write(dir.path().join("model.safetensors"), safetensors_of(&written)).unwrap();
+        let [split, stacked] = [&*from, dir.path()].map(|path| bits(opened(path), Kernels::best()));
+        assert!(split == stacked, "{name}");
+    }
+}
+
+/// A file of these tensors in BF16.
+fn safetensors_of(tensors: &[(String, Vec<usize>, Vec<u8>)]) -> Vec<u8> {
+    let (mut header, mut data) = (serde_json::Map::new(), Vec::new());
+    for (name, shape, bytes) in tensors {
+        let offsets = [data.len(), data.len() + bytes.len()];
+        header.insert(name.clone(), serde_json::json!({"dtype": "BF16", "shape": shape, "data_offsets": offsets}));
+        data.extend_from_slice(bytes);
+    }
+    let mut header = serde_json::to_vec(&header).unwrap();
+    header.resize(header.len().next_multiple_of(8), b' ');
+    [&(header.len() as u64).to_le_bytes()[..], &header, &data].concat()
 }

@@ -12,9 +12,10 @@ use dynamicinfer::error::Error;
 use dynamicinfer::formats::machine_profile::MachineProfile;
 use dynamicinfer::ids::StoreId;
 use dynamicinfer::model::source::Source;
-use dynamicinfer::model::{KvType, Model};
+use dynamicinfer::model::weights::Layer;
+use dynamicinfer::model::{ExpertWeights, FfnWeights, KvType, Model};
 use dynamicinfer::open::{DeviceKind, DeviceOptions, EngineOptions, Opened, Quiet, open};
-use dynamicinfer::placement::memory_plan::KvPlace;
+use dynamicinfer::placement::memory_plan::{Footprint, KvPlace};
 use dynamicinfer::prng::Prng;
 use dynamicinfer::scheduler::Policy;
 use dynamicinfer::tokenizer::Special;
@@ -24,9 +25,9 @@ use std::sync::{Arc, Mutex};
 use support::law::{Restless, logits, slots, with_seeds};
 use support::{RATES, by_token, device_bytes, expert_costs, on_device, streaming_experts_bytes};
 
-/// Of every family, as published and as GGUF; normed queries, routers that read another input, layers without rotation, and rows in
-/// GGUF's blocks among them.
-const MODELS: [&str; 8] = [
+/// Of every family, as published and as GGUF; normed queries, routers that read another input, shared experts, layers without rotation, and
+/// rows in GGUF's blocks among them.
+const MODELS: [&str; 10] = [
     "mixtral",
     "mixtral.gguf",
     "qwen3-moe",
@@ -34,6 +35,8 @@ const MODELS: [&str; 8] = [
     "smallthinker",
     "smallthinker.gguf",
     "turbosparse-mixtral",
+    "qwen2-moe",
+    "qwen2-moe.gguf",
     "k256-moe.q4_k_m.gguf",
 ];
 
@@ -44,6 +47,11 @@ fn root() -> &'static Path {
 /// The model at a path, for the CPU alone.
 fn at(path: &Path) -> Model {
     Model::in_place(Source::open(path, None).unwrap()).unwrap()
+}
+
+fn experts(layer: &mut Layer) -> &mut ExpertWeights {
+    let FfnWeights::Experts(experts) = &mut layer.ffn else { panic!("a mixture") };
+    experts
 }
 
 #[test]
@@ -150,6 +158,25 @@ fn logits_are_the_cpus_for_every_budget_residency_and_interleaving() {
     if std::env::var_os("HYBRID_SEED").is_none() {
         let tried = moves > 1500 && computed.iter().chain(&of_chunks).all(|&n| n > 8000);
         assert!(tried, "{moves} moves, {computed:?}, {of_chunks:?}: nothing was tried");
+    }
+}
+
+/// A shared expert lies beside attention, whatever else does: the plan has as many bytes for it as the device then takes.
+#[test]
+fn the_plan_of_a_shared_expert_is_what_the_device_takes() {
+    for name in ["qwen2-moe", "qwen2-moe.gguf"] {
+        let [with, without] = [true, false].map(|shared| {
+            let mut model = at(&root().join("tests/fixtures/models").join(name));
+            if !shared {
+                model.config.form.experts.as_mut().unwrap().shared = None;
+                model.layers.iter_mut().for_each(|layer| experts(layer).shared = None);
+            }
+            let (slots, footprint) = (vec![2; model.config.layers], Footprint::of_model(&model, 128, KvType::F16));
+            (device_bytes(&model, &slots), footprint.least_bytes(), footprint.attention_bytes)
+        });
+        // Two layers of gate, up and down, 96 neurons of 64 numbers, in 16 bits.
+        assert_eq!(with.2 - without.2, 2 * 3 * 96 * 64 * 2, "{name}");
+        assert_eq!(with.0 - without.0, with.1 - without.1, "{name}");
     }
 }
 

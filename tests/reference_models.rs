@@ -103,7 +103,7 @@ fn check(file: &str, stem: &str, quant: Quant, kernels: Kernels, threads: usize)
     worst
 }
 
-const MODELS: [(&str, &str); 44] = [
+const MODELS: [(&str, &str); 46] = [
     ("llama", "llama"),
     ("llama-tied", "llama-tied"),
     ("llama-linear-rope", "llama-linear-rope"),
@@ -148,6 +148,8 @@ const MODELS: [(&str, &str); 44] = [
     ("smallthinker-softmax.gguf", "smallthinker-softmax"),
     ("smallthinker-4b", "smallthinker-4b"),
     ("smallthinker-4b.gguf", "smallthinker-4b"),
+    ("qwen2-moe", "qwen2-moe"),
+    ("qwen2-moe.gguf", "qwen2-moe"),
 ];
 
 #[test]
@@ -194,7 +196,7 @@ fn quantised_ggufs_agree_with_transformers_on_their_dequantised_weights() {
 #[test]
 fn every_instruction_set_agrees() {
     for kernels in Isa::ALL.into_iter().filter_map(Kernels::of) {
-        for stem in ["llama", "opt", "bamboo", "qwen3-moe", "smallthinker"] {
+        for stem in ["llama", "opt", "bamboo", "qwen3-moe", "smallthinker", "qwen2-moe"] {
             let error = check(stem, stem, Quant::F32, kernels, 1);
             assert!(error <= 1e-3, "{stem} on {}: relative error {error}", kernels.isa.name());
         }

@@ -24,10 +24,11 @@ use support::law::{logits, slots, with_seeds};
 use support::{RATES, by_token, device_bytes, expert_costs, on_device, opened, streaming_experts_bytes};
 
 /// Mixtures that are read in place, with routers before and after attention, and stores of neurons.
-const MODELS: [(&str, Quant); 5] = [
+const MODELS: [(&str, Quant); 6] = [
     ("mixtral", Quant::F32),
     ("qwen3-moe", Quant::F32),
     ("smallthinker", Quant::F32),
+    ("qwen2-moe", Quant::F32),
     ("relullama", Quant::F32),
     ("opt", Quant::F32),
 ];

@@ -341,6 +341,9 @@ fn shown(args: &Args, plan: &Plan, subject: &Subject, machine: &MachineProfile, 
                 format!("keys and values ({} of {} on the device)", plan.sequences, args.parallel)
             }
             PartName::Kv => "keys and values".into(),
+            PartName::Attention if c.form.experts.is_some_and(|e| e.shared.is_some()) => {
+                "attention and shared experts".into()
+            }
             PartName::Attention => "attention".into(),
             PartName::Embeddings => "embeddings".into(),
             PartName::Head => "head".into(),

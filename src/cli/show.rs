@@ -62,8 +62,8 @@ struct Shown {
     config: ModelConfig,
 }
 
-/// Parts that are named of a type where matrices have several: all that a model may have, embedding and head included.
-const PARTS: usize = 9;
+/// Parts that are named of a type where matrices have several: all that a model may have, shared experts, embedding and head included.
+const PARTS: usize = 12;
 /// The same where all have one, beside which norms are f32.
 const PARTS_OF_ONE: usize = 4;
 
@@ -345,10 +345,11 @@ fn table(shown: &Shown) -> String {
                     100.0 * shown.ffn_share
                 ),
                 (Some(experts), _) => format!(
-                    "{} experts of {} neurons a layer, {} for a token, {}; {} an expert, {:.0} % of the file",
+                    "{} experts of {} neurons a layer, {} for a token{}, {}; {} an expert, {:.0} % of the file",
                     experts.count,
                     c.ffn,
                     experts.used,
+                    experts.shared.map_or(String::new(), |shared| format!(" and one of {} for all", shared.width)),
                     c.activation,
                     super::human_bytes(shown.neuron_block_bytes),
                     100.0 * shown.ffn_share

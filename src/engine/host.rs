@@ -247,13 +247,17 @@ fn add_experts(pass: &mut Pass<'_, '_>, l: usize, weights: &ExpertWeights) {
     let values = std::mem::take(&mut scratch.values);
     let scorer = |(network, least)| Scorer { network, values: &values, least };
     let scorer = sparsity.inside(l).filter(|_| !is_chunk).map(scorer);
+    // While the others may still be on their way.
+    if let Some(shared) = &weights.shared {
+        ffn::shared_expert((pool, kernels, c), shared, normed, &mut scratch.shared, x);
+    }
     let mut read = match cached {
         Some(cached) => cached.experts(pool, kernels, c, l, (routes, scorer), normed, tiles, scratch, x),
         None => ffn::experts(pool, kernels, c, &Chosen::all(weights, routes, scorer), normed, tiles, scratch, x),
     };
     let predicted = scorer.is_some();
     scratch.values = values;
-    read.bytes += weights.router_bytes();
+    read.bytes += weights.router_bytes() + weights.shared_bytes();
     probe.report.add_experts(l, c, routes.tokens.len(), read);
     probe.show_inside(b, l, c.ffn_kind, predicted);
 }

@@ -129,7 +129,7 @@ mod tests {
     use crate::model::layer::{RouterInput, Scoring};
 
     fn experts(scoring: Scoring, normalised: bool) -> Experts {
-        Experts { count: 4, used: 2, scoring, normalised, reads: RouterInput::FfnNorm, by_neuron: false }
+        Experts { count: 4, used: 2, scoring, normalised, reads: RouterInput::FfnNorm, shared: None, by_neuron: false }
     }
 
     fn routed(experts: Experts, products: &[f32]) -> (Vec<Group>, Vec<Routed>) {

@@ -320,6 +320,8 @@ fn multiplied(engine: &Engine, tokens: usize) -> (f64, bool) {
                 let used = model.config.form.experts.map_or(0, |experts| experts.used);
                 let parts = weights.experts[0].parts().map(matrix);
                 parts.into_iter().for_each(|(quant, n)| add(quant, used * n));
+                let shared = weights.shared.iter().flat_map(|shared| shared.ffn.parts()).map(matrix);
+                shared.for_each(|(quant, n)| add(quant, n));
             }
         }
     }

@@ -194,6 +194,8 @@ pub enum Positions {
 
 /// Experts that a layer may have: more than any published model.
 const MAX_EXPERTS: usize = 1 << 12;
+/// Neurons that an FFN may have: more than any published model's.
+const MAX_WIDTH: usize = 1 << 20;
 
 /// The shape of a model and what its layers are, whatever file it came from. [`ModelConfig::check`] says what must hold.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -276,7 +278,8 @@ impl ModelConfig {
     pub fn parameters(&self) -> u64 {
         let (h, q, kv) = (self.hidden as u64, self.q_dim() as u64, self.kv_dim() as u64);
         let experts = self.form.experts.map_or(1, |experts| experts.count as u64);
-        let layer = h * (2 * q + 2 * kv) + self.ffn_kind.rows() as u64 * h * self.ffn as u64 * experts;
+        let shared = self.form.experts.and_then(|experts| experts.shared).map_or(0, |shared| shared.width as u64);
+        let layer = h * (2 * q + 2 * kv) + self.ffn_kind.rows() as u64 * h * (self.ffn as u64 * experts + shared);
         let embeddings = h * self.vocab as u64 * if self.tied { 1 } else { 2 };
         layer * self.layers as u64 + embeddings
     }
@@ -290,7 +293,7 @@ impl ModelConfig {
             ("head count", self.heads, 1 << 12),
             ("key/value head count", self.kv_heads, 1 << 12),
             ("head dimension", self.head_dim, 1 << 12),
-            ("FFN size", self.ffn, 1 << 20),
+            ("FFN size", self.ffn, MAX_WIDTH),
             ("vocabulary size", self.vocab, 1 << 22),
             ("context length", self.context, 1 << 24),
         ];
@@ -355,12 +358,15 @@ impl ModelConfig {
                 return Err(format!("{} numbers say which of {} layers are {what}", list.len(), self.layers));
             }
         }
-        if let Some(Experts { count, used, .. }) = self.form.experts {
+        if let Some(Experts { count, used, shared, .. }) = self.form.experts {
             if count == 0 || count > MAX_EXPERTS {
                 return Err(format!("{count} experts; there must be 1 to {MAX_EXPERTS}"));
             }
             if used == 0 || used > count {
                 return Err(format!("{used} experts for a token, of {count} that there are"));
+            }
+            if let Some(width) = shared.map(|shared| shared.width).filter(|width| !(1..=MAX_WIDTH).contains(width)) {
+                return Err(format!("the shared expert's size is {width}; it must be 1 to {MAX_WIDTH}"));
             }
             if self.ffn_bias || self.ffn_kind == Ffn::Plain {
                 return Err("experts without gates or with biases are not supported".into());

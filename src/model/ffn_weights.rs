@@ -24,6 +24,17 @@ pub struct ExpertWeights {
     pub router: Option<Matrix>,
     /// Each expert's matrices.
     pub experts: Vec<FfnMatrices>,
+    /// The FFN beside them that every token passes through; `None` where there is none.
+    pub shared: Option<SharedExpert>,
+}
+
+/// The weights of a mixture's shared expert.
+#[derive(Clone, Debug)]
+pub struct SharedExpert {
+    /// Its matrices.
+    pub ffn: FfnMatrices,
+    /// Its output is multiplied by sigmoid(this . a token's input), `[hidden]`; empty where it is not.
+    pub router: Vec<f32>,
 }
 
 /// The matrices of an FFN.
@@ -122,6 +133,11 @@ impl ExpertWeights {
         self.router.as_ref().map_or(0, Matrix::bytes)
     }
 
+    /// Bytes of the shared expert's matrices.
+    pub fn shared_bytes(&self) -> u64 {
+        self.shared.as_ref().map_or(0, |shared| shared.ffn.bytes())
+    }
+
     /// The rows of a neuron of experts that are packed by neuron, as if they lay one after the other: their types and bytes.
     pub fn neuron_layout(&self) -> BlockLayout {
         let first = &self.experts[0];
@@ -135,20 +151,11 @@ impl ExpertWeights {
             return block::not_on_device([self.neuron_layout()], hidden);
         }
         let first = &self.experts[0];
-        let [gate, up] = first.input_quants().map(|quant| quant.input() == Input::Floats);
         let rows = |expert: &FfnMatrices| expert.parts().map(|part| (part.quant, part.row_bytes)).collect::<Vec<_>>();
-        let unpadded = |part: &Matrix| part.row_bytes == part.quant.number_bytes(part.cols);
-        if first.parts().count() != 3 {
-            Some("its experts have no gates")
-        } else if self.experts.iter().any(|expert| rows(expert) != rows(first)) {
-            Some("the types of its experts differ within a layer")
-        } else if gate != up {
-            Some("its gates take inputs as floats and its ups as int8, or the other way round")
-        } else if !first.parts().all(|part| part.cols.is_multiple_of(8) && unpadded(part)) {
-            Some("the rows of its experts are no multiple of 8 numbers long")
-        } else {
-            None
+        if self.experts.iter().any(|expert| rows(expert) != rows(first)) {
+            return Some("the types of its experts differ within a layer");
         }
+        first.not_on_device().or_else(|| self.shared.as_ref().and_then(|shared| shared.ffn.not_on_device()))
     }
 }
 
@@ -158,13 +165,19 @@ impl FfnWeights {
         if let FfnWeights::Experts(experts) = self { Some(experts) } else { None }
     }
 
+    /// The shared expert, where it is a mixture with one.
+    pub fn shared(&self) -> Option<&SharedExpert> {
+        self.experts()?.shared.as_ref()
+    }
+
     /// Bytes of all weights.
     pub fn bytes(&self) -> u64 {
         match self {
             FfnWeights::Neurons(blocks) => blocks.bytes(),
             FfnWeights::Matrices(matrices) => matrices.bytes(),
             FfnWeights::Experts(weights) => {
-                weights.router_bytes() + weights.experts.iter().map(FfnMatrices::bytes).sum::<u64>()
+                let routed = weights.experts.iter().map(FfnMatrices::bytes).sum::<u64>();
+                routed + weights.router_bytes() + weights.shared_bytes()
             }
         }
     }
@@ -195,7 +208,7 @@ impl FfnWeights {
         }
     }
 
-    /// Type and bytes of each part: gate, up, down, or up and down, of each expert; and the router.
+    /// Type and bytes of each part: gate, up, down, or up and down, of each expert, the shared one among them; and the router.
     pub fn bytes_by_type(&self) -> Vec<(Quant, u64)> {
         let of = |matrix: &Matrix| (matrix.quant, matrix.bytes());
         match self {
@@ -203,8 +216,9 @@ impl FfnWeights {
                 layout.parts().iter().map(|part| (part.quant, (count * part.bytes) as u64)).collect()
             }
             FfnWeights::Matrices(matrices) => matrices.parts().map(of).collect(),
-            FfnWeights::Experts(ExpertWeights { router, experts }) => {
-                experts.iter().flat_map(FfnMatrices::parts).chain(router).map(of).collect()
+            FfnWeights::Experts(ExpertWeights { router, experts, shared }) => {
+                let shared = shared.iter().map(|shared| &shared.ffn);
+                experts.iter().chain(shared).flat_map(FfnMatrices::parts).chain(router).map(of).collect()
             }
         }
     }
@@ -224,6 +238,21 @@ impl FfnMatrices {
     /// The same, to be changed for the same ones in another memory.
     pub fn parts_mut(&mut self) -> impl Iterator<Item = &mut Matrix> {
         self.input.parts_mut().iter_mut().chain([&mut self.down])
+    }
+
+    /// Why a device cannot compute an expert with these matrices; `None` if it can.
+    fn not_on_device(&self) -> Option<&'static str> {
+        let unpadded = |part: &Matrix| part.row_bytes == part.quant.number_bytes(part.cols);
+        let [gate, up] = self.input_quants().map(|quant| quant.input() == Input::Floats);
+        if self.parts().count() != 3 {
+            Some("its experts have no gates")
+        } else if gate != up {
+            Some("its gates take inputs as floats and its ups as int8, or the other way round")
+        } else if !self.parts().all(|part| part.cols.is_multiple_of(8) && unpadded(part)) {
+            Some("the rows of its experts are no multiple of 8 numbers long")
+        } else {
+            None
+        }
     }
 
     /// The types of gate and up, or that of up twice.

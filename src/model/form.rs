@@ -43,9 +43,22 @@ pub struct Experts {
     pub normalised: bool,
     /// What the router reads.
     pub reads: RouterInput,
+    /// The FFN beside them that every token passes through; `None` where there is none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub shared: Option<SharedForm>,
     /// They are packed by neuron: each neuron can be left out and moved by itself. Of a store that has been opened; no store says it of itself.
     #[serde(skip)]
     pub by_neuron: bool,
+}
+
+/// The shared expert of a mixture: an FFN like the others, but of a width of its own and for every token.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct SharedForm {
+    /// Its neurons.
+    pub width: usize,
+    /// A router row of its own gives its output a weight, sigmoid(row . normed input); otherwise the weight is 1.
+    pub weighted: bool,
 }
 
 /// How the products of a router, one for each expert, become weights.
@@ -70,6 +83,7 @@ impl Experts {
             scoring: Scoring::All,
             normalised: false,
             reads: RouterInput::FfnNorm,
+            shared: None,
             by_neuron: false,
         }
     }

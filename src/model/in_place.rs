@@ -4,8 +4,8 @@
 //! and a mixture of experts, which leaves out whole experts.
 
 use super::config::{Ffn, Norm, Positions};
-use super::ffn_weights::{ExpertWeights, FfnMatrices, FfnWeights};
-use super::layer::Norms;
+use super::ffn_weights::{ExpertWeights, FfnMatrices, FfnWeights, SharedExpert};
+use super::layer::{Norms, SharedForm};
 use super::matrix::Matrix;
 use super::source::{ExpertMatrix, Role, Source};
 use super::stacked::Stacked;
@@ -115,6 +115,17 @@ fn expert_matrix(source: &Source, role: Role, layer: usize, expert: usize) -> Re
     Ok(unsafe { Matrix::unpadded(data, Quant::of_source(view.info.dtype), rows, cols) })
 }
 
+fn shared_expert(source: &Source, layer: usize, form: SharedForm) -> Result<SharedExpert> {
+    let weight = |role| source.weight(role, layer).map(matrix);
+    let input = Stacked::new(vec![weight(Role::SharedGate)?, weight(Role::SharedUp)?]);
+    let ffn = FfnMatrices { input, down: weight(Role::SharedDown)?, down_by_neuron: false };
+    let router = match form.weighted {
+        true => source.vector(source.weight(Role::SharedRouter, layer)?)?,
+        false => Vec::new(),
+    };
+    Ok(SharedExpert { ffn, router })
+}
+
 fn ffn(source: &Source, layer: usize) -> Result<FfnWeights> {
     let weight = |role| source.weight(role, layer).map(matrix);
     let Some(experts) = source.config.form.experts else {
@@ -133,6 +144,7 @@ fn ffn(source: &Source, layer: usize) -> Result<FfnWeights> {
         let input = Stacked::new(vec![of(Role::Gate)?, of(Role::Up)?]);
         Ok(FfnMatrices { input, down: of(Role::Down)?, down_by_neuron: false })
     };
+    let shared = experts.shared.map(|form| shared_expert(source, layer, form)).transpose()?;
     let experts: Vec<FfnMatrices> = (0..experts.count).map(expert).collect::<Result<_>>()?;
     let types = |e: &FfnMatrices| (e.input_quants(), e.down.quant);
     if let Some(other) = experts.iter().position(|expert| types(expert) != types(&experts[0])) {
@@ -143,7 +155,7 @@ fn ffn(source: &Source, layer: usize) -> Result<FfnWeights> {
     // A router that is no number would choose the same experts for every token.
     let router = source.weight(Role::Router, layer)?;
     check_tensor(router)?;
-    Ok(FfnWeights::Experts(ExpertWeights { router: Some(matrix(router)), experts }))
+    Ok(FfnWeights::Experts(ExpertWeights { router: Some(matrix(router)), experts, shared }))
 }
 
 fn norm(source: &Source, role: Role, layer: usize) -> Result<NormWeights> {

@@ -36,4 +36,12 @@ pub enum Role {
     KNorm,
     /// The router of a mixture of experts, `[experts, hidden]`; absent where the FFN is one.
     Router,
+    /// The gate of a mixture's shared expert, `[its neurons, hidden]`; absent, as the next two, where there is none.
+    SharedGate,
+    /// The shared expert's up, `[its neurons, hidden]`.
+    SharedUp,
+    /// The shared expert's down, `[hidden, its neurons]`.
+    SharedDown,
+    /// The shared expert's row of a router, `[1, hidden]` or `[hidden]`; absent where its weight is 1.
+    SharedRouter,
 }

@@ -176,6 +176,11 @@ impl Source {
         }
     }
 
+    /// Neurons of a mixture's shared expert; 0 where there is none.
+    fn shared_width(&self) -> usize {
+        self.config.form.experts.and_then(|experts| experts.shared).map_or(0, |shared| shared.width)
+    }
+
     /// The shape of the tensor that holds a role's weight.
     fn shape(&self, role: Role, layer: usize) -> Vec<usize> {
         let c = &self.config;
@@ -191,6 +196,9 @@ impl Source {
             Role::Down => vec![c.hidden, c.width(layer)],
             Role::QNorm | Role::KNorm => vec![c.head_dim],
             Role::Router => vec![c.clusters(), c.hidden],
+            Role::SharedGate | Role::SharedUp => vec![self.shared_width(), c.hidden],
+            Role::SharedDown => vec![c.hidden, self.shared_width()],
+            Role::SharedRouter => vec![1, c.hidden],
         }
     }
 
@@ -203,7 +211,9 @@ impl Source {
             None => return Err(Error::bad(&self.path, name, "the tensor is missing")),
         };
         let wanted: Vec<usize> = if transposed { shape.iter().rev().copied().collect() } else { shape.to_vec() };
-        if view.info.shape != wanted {
+        // One row is a vector for converters.
+        let is_vector = role == Role::SharedRouter && view.info.shape == wanted[1..];
+        if view.info.shape != wanted && !is_vector {
             let why = format!("has shape {:?}, the model's configuration needs {wanted:?}", view.info.shape);
             return Err(Error::bad_at(view.path, name, view.info.offset, why));
         }
@@ -219,6 +229,10 @@ impl Source {
         let form = &mut self.config.form;
         form.qk_norm |= has(&["attn_q_norm.", ".q_norm.", ".q_layernorm."]);
         form.sinks |= has(&["attn_sinks", ".sinks"]);
+        if has(&["_shexp.", "shared_expert"]) && form.experts.is_none_or(|experts| experts.shared.is_none()) {
+            let why = format!("its layers have shared experts, which is not supported for {}", self.config.family);
+            return Err(Error::bad(&self.path, "", why));
+        }
         if has(&["post_ffw_norm.", "post_feedforward_layernorm."]) {
             form.norms = if has(&["attn_norm.", "input_layernorm."]) { Norms::Around } else { Norms::After };
         }
@@ -248,6 +262,10 @@ impl Source {
             match c.form.experts {
                 Some(experts) => {
                     self.weight(Role::Router, layer)?;
+                    if let Some(shared) = experts.shared {
+                        roles.extend([Role::SharedGate, Role::SharedUp, Role::SharedDown]);
+                        roles.extend(shared.weighted.then_some(Role::SharedRouter));
+                    }
                     for expert in 0..experts.count {
                         for role in [Role::Gate, Role::Up, Role::Down] {
                             self.expert(role, layer, expert)?;
@@ -259,7 +277,7 @@ impl Source {
             }
             for role in roles {
                 let view = self.weight(role, layer)?;
-                if matches!(role, Role::AttnNorm | Role::FfnNorm | Role::QNorm | Role::KNorm) {
+                if matches!(role, Role::AttnNorm | Role::FfnNorm | Role::QNorm | Role::KNorm | Role::SharedRouter) {
                     check_vector(view)?;
                 }
                 let biased = match role {

@@ -131,6 +131,10 @@ impl Model {
         config.check().map_err(|why| Error::bad(store.path(), "config", format!("{why}; pack the model again")))?;
         let mut config = config.in_residual_units();
         let logit_scale = std::mem::replace(&mut config.logit_scale, 1.0);
+        if config.form.experts.is_some_and(|experts| experts.shared.is_some()) {
+            let why = "names a shared expert, which no store holds; pack the model again";
+            return Err(Error::bad(store.path(), "config", why));
+        }
         // Of a mixture a store has the experts by neuron; without a router they are clusters.
         config.form.experts.iter_mut().for_each(|experts| experts.by_neuron = experts.routed());
         let s = Sections(&store);
@@ -370,7 +374,8 @@ impl Sections<'_> {
             let input = vec![matrix(gate, neurons, cols), matrix(up, neurons, cols)];
             FfnMatrices { input: Stacked::new(input), down: matrix(down, cols, neurons), down_by_neuron: false }
         };
-        Ok(ExpertWeights { router: None, experts: self.0.bytes(section).chunks_exact(each).map(cluster).collect() })
+        let experts = self.0.bytes(section).chunks_exact(each).map(cluster).collect();
+        Ok(ExpertWeights { router: None, experts, shared: None })
     }
 
     /// The experts of a layer, packed by neuron, and their router.
@@ -404,7 +409,7 @@ impl Sections<'_> {
         };
         let experts = self.0.bytes(section).chunks_exact(each).map(expert).collect();
         let router = self.matrix(&format!("layer.{layer}.router"), form.count, c.hidden)?;
-        Ok(ExpertWeights { router: Some(router), experts })
+        Ok(ExpertWeights { router: Some(router), experts, shared: None })
     }
 
     fn layer(&self, layer: usize, c: &ModelConfig) -> Result<Layer> {

@@ -107,10 +107,11 @@ fn working_bytes(model: &Model, chunk: usize) -> u64 {
     // Numbers of a token: the residual and what is made of it, and the FFN's gates, activations and what `down` reads.
     let ffn = match c.form.experts.filter(|experts| experts.routed()) {
         None => 2 * c.ffn,
-        // Of each of its experts inputs, products and activations; packed by neuron, activations once more, filled up, and outputs.
+        // Of each of its experts and of the shared one inputs, products and activations; packed by neuron, activations once more, filled up, and outputs.
         Some(experts) => {
             let packed = model.layers[0].ffn.experts().is_some_and(|layer| layer.experts[0].down_by_neuron);
-            experts.used * (3 * c.ffn + 2 * c.hidden + if packed { 2 * c.ffn + c.hidden } else { 0 })
+            let shared = experts.shared.map_or(0, |shared| 4 * shared.width + 2 * c.hidden);
+            experts.used * (3 * c.ffn + 2 * c.hidden + if packed { 2 * c.ffn + c.hidden } else { 0 }) + shared
         }
     };
     let token = 8 * c.hidden + 2 * c.qkv_dim() + ffn;

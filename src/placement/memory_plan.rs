@@ -11,7 +11,7 @@ use crate::formats::machine_profile::MachineProfile;
 use crate::formats::rows::Quant;
 use crate::model::config::{ModelConfig, Norm, Positions};
 use crate::model::layer::Experts;
-use crate::model::{BlockLayout, KvCache, KvType, Matrix, Model};
+use crate::model::{BlockLayout, ExpertWeights, KvCache, KvType, Matrix, Model};
 use serde::Serialize;
 use serde::ser::{SerializeStruct, Serializer};
 
@@ -28,7 +28,8 @@ pub struct Footprint {
     pub experts_used: Option<usize>,
     /// Bytes of one neuron block, or of one expert; of the largest where they differ from layer to layer.
     pub block_bytes: u64,
-    /// Bytes of the query, key, value and output matrices of all layers, with all their norms and biases.
+    /// Bytes of the query, key, value and output matrices of all layers, with all their norms and biases, and of a mixture's shared experts,
+    /// which lie beside them.
     pub attention_bytes: u64,
     /// Bytes of the embedding and learned positions; with tied embeddings of the positions alone.
     pub embeddings_bytes: u64,
@@ -66,6 +67,7 @@ impl Footprint {
             // Where types differ from layer to layer, the largest: a plan that fits has room for them all.
             block_bytes: model.layers.iter().map(|l| l.ffn.movable_bytes()).max().unwrap_or(0),
             attention_bytes: layers.flat_map(|l| l.qkv.parts().iter().chain([&l.o])).map(padded_bytes).sum::<u64>()
+                + shared_bytes(model)
                 + small_bytes(&model.config),
             embeddings_bytes: if model.config.tied { 0 } else { model.embed.bytes() }
                 + model.positions.map_or(0, |p| p.bytes()),
@@ -82,13 +84,14 @@ impl Footprint {
             Positions::Rope { .. } => 0,
         };
         let attention = c.qkv_dim() * quant.row_bytes(c.hidden) + c.hidden * quant.row_bytes(c.q_dim());
+        let shared = 2 * shared_width(c) * quant.row_bytes(c.hidden) + c.hidden * quant.row_bytes(shared_width(c));
         Footprint {
             layers: c.layers,
             hidden: c.hidden,
             ffn: c.movable(),
             experts_used: whole_experts(c).map(|experts| experts.used),
             block_bytes: (BlockLayout::new(c.ffn_kind, quant, c.hidden).bytes() * of_cluster(c)) as u64,
-            attention_bytes: (c.layers * attention) as u64 + small_bytes(c),
+            attention_bytes: (c.layers * (attention + shared)) as u64 + small_bytes(c),
             embeddings_bytes: if c.tied { 0 } else { edge } + positions as u64,
             head_bytes: edge + norm_bytes(c),
             buffers_bytes: buffers_bytes(c),
@@ -102,7 +105,7 @@ impl Footprint {
     /// The sizes of a model whose weights take so many bits, about: what a row is rounded up to is left out.
     pub fn of_bits(c: &ModelConfig, bits: Bits, context: usize, kv: KvType) -> Footprint {
         let bytes = |weights: usize, bits: f64| (weights as f64 * bits / 8.0).round() as u64;
-        let attention = c.layers * c.hidden * (c.qkv_dim() + c.q_dim());
+        let attention = c.layers * c.hidden * (c.qkv_dim() + c.q_dim() + 3 * shared_width(c));
         let edge = bytes(c.vocab * c.hidden, bits.edges);
         Footprint {
             block_bytes: bytes(block_weights(c), bits.experts),
@@ -137,6 +140,16 @@ fn of_cluster(c: &ModelConfig) -> usize {
 /// The experts of a mixture that are placed as a whole.
 fn whole_experts(c: &ModelConfig) -> Option<Experts> {
     c.form.experts.filter(|experts| !experts.by_neuron)
+}
+
+/// Neurons of a mixture's shared expert; 0 where there is none.
+fn shared_width(c: &ModelConfig) -> usize {
+    c.form.experts.and_then(|experts| experts.shared).map_or(0, |shared| shared.width)
+}
+
+/// Bytes of the shared experts of all layers.
+fn shared_bytes(model: &Model) -> u64 {
+    model.layers.iter().filter_map(|layer| layer.ffn.experts()).map(ExpertWeights::shared_bytes).sum()
 }
 
 /// Weights of what is placed as one.
@@ -227,7 +240,7 @@ pub struct Request {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum PartName {
-    /// Attention matrices, norms and biases of all layers.
+    /// Attention matrices, norms and biases of all layers, and a mixture's shared experts.
     Attention,
     /// The embedding and learned positions.
     Embeddings,

@@ -12,6 +12,7 @@ use dynamicinfer::lab::replay::frequencies;
 use dynamicinfer::lab::synth::Shape;
 use dynamicinfer::model::Model;
 use dynamicinfer::model::config::{Activation, Positions};
+use dynamicinfer::model::layer::{Experts, LayerForm, Scoring, SharedForm};
 use dynamicinfer::profile::Profile;
 use serde_json::{Value as Json, json};
 use std::path::Path;
@@ -304,6 +305,22 @@ fn a_history_of_impossible_size_is_refused_by_the_field() {
         let ours = history(1, 64).with(field, json!(value));
         let said = message(opened(&ours.bytes(Layout::Apart), ours.open).0, field);
         assert!(said.contains(&format!("{field}: is {value}; it must be 1 to ")), "{said}");
+    }
+}
+
+/// No store holds one, so a layer without it would give other answers.
+#[test]
+fn a_store_that_names_a_shared_expert_is_refused() {
+    let (ours, shared) = (store(1, 64, 32), SharedForm { width: 32, weighted: true });
+    for (shared, part) in
+        [(None, "layer.0.ffn: "), (Some(shared), "config: names a shared expert, which no store holds")]
+    {
+        let experts = Experts { scoring: Scoring::Softmax, shared, ..Experts::all(4) };
+        let mut config = ours.header["config"].clone();
+        config["form"] = json!(LayerForm { experts: Some(experts), ..LayerForm::default() });
+        let ours = ours.with("config", config);
+        let said = message(opened(&ours.bytes(Layout::Apart), ours.open).0, part);
+        assert!(said.contains(part), "{said}");
     }
 }
 

@@ -93,10 +93,18 @@ CONFIGS = {
     # As PowerInfer/SmallThinker-4BA0.6B: rotation everywhere, no windows, tied.
     "smallthinker-4b": smallthinker_config(2, 4096, rope_layout=[1, 1], sliding_window_layout=[0, 0],
                                            tie_word_embeddings=True),
+    # As Qwen/Qwen1.5-MoE-A2.7B: neither head_dim nor attention_bias is said; the shared expert is wider than the others.
+    "qwen2-moe": qwen_config(
+        architectures=["Qwen2MoeForCausalLM"], model_type="qwen2_moe", decoder_sparse_step=1,
+        moe_intermediate_size=32, norm_topk_prob=False, num_experts=8, num_experts_per_tok=3,
+        output_router_logits=False, router_aux_loss_coef=0.001, shared_expert_intermediate_size=96,
+        sliding_window=32768, transformers_version="4.39.0.dev0", attention_bias=None, head_dim=None,
+        rope_scaling=None),
 }
+CONFIGS["qwen2-moe"] = {k: v for k, v in CONFIGS["qwen2-moe"].items() if v is not None}
 # What transformers knows.
-KNOWN = {"qwen3", "qwen3_moe", "mixtral"}
-BYTE_LEVEL = {"qwen3", "qwen3_moe", "smallthinker"}
+KNOWN = {"qwen3", "qwen3_moe", "mixtral", "qwen2_moe"}
+BYTE_LEVEL = {"qwen3", "qwen3_moe", "smallthinker", "qwen2_moe"}
 
 
 # ------------------------------------------------------------------ names and weights
@@ -107,7 +115,7 @@ def shape_of(cfg):
     if kind == "qwen3":
         return SimpleNamespace(experts=0, used=0, width=cfg["intermediate_size"], at="mlp.",
                                names=("gate_proj", "up_proj", "down_proj"))
-    if kind == "qwen3_moe":
+    if kind in ("qwen3_moe", "qwen2_moe"):
         return SimpleNamespace(experts=cfg["num_experts"], used=cfg["num_experts_per_tok"],
                                width=cfg["moe_intermediate_size"], at="mlp.", router="gate",
                                names=("gate_proj", "up_proj", "down_proj"))
@@ -136,6 +144,13 @@ def tensor_shapes(cfg):
         out |= {f"{at}input_layernorm.weight": (hidden,), f"{at}post_attention_layernorm.weight": (hidden,),
                 f"{at}self_attn.q_proj.weight": (q, hidden), f"{at}self_attn.k_proj.weight": (kv, hidden),
                 f"{at}self_attn.v_proj.weight": (kv, hidden), f"{at}self_attn.o_proj.weight": (hidden, q)}
+        if cfg["model_type"] == "qwen2_moe":
+            shared = cfg["shared_expert_intermediate_size"]
+            out |= {f"{at}self_attn.q_proj.bias": (q,), f"{at}self_attn.k_proj.bias": (kv,),
+                    f"{at}self_attn.v_proj.bias": (kv,), f"{at}mlp.shared_expert_gate.weight": (1, hidden),
+                    f"{at}mlp.shared_expert.gate_proj.weight": (shared, hidden),
+                    f"{at}mlp.shared_expert.up_proj.weight": (shared, hidden),
+                    f"{at}mlp.shared_expert.down_proj.weight": (hidden, shared)}
         if cfg["model_type"].startswith("qwen3"):
             out |= {f"{at}self_attn.q_norm.weight": (d,), f"{at}self_attn.k_norm.weight": (d,)}
         if s.experts:
@@ -157,14 +172,16 @@ def random_weights(cfg, seed):
         if "norm" in name:
             out[name] = 0.5 + rng.random(shape)
             continue
-        if "embed_tokens" in name:
+        if name.endswith(".bias"):
+            std = 0.5
+        elif "embed_tokens" in name:
             std = 2 * unit if cfg["tie_word_embeddings"] else 0.7
         elif "lm_head" in name:
             std = 2 * unit
         elif "q_proj" in name or "k_proj" in name:
             std = 1.3 * unit
-        elif s.experts and name.endswith(f".{s.router}.weight") and "experts" not in name:
-            std = 2 * unit  # the choice is decided by more than rounding
+        elif s.experts and name.endswith((f".{s.router}.weight", "shared_expert_gate.weight")) and "experts" not in name:
+            std = 2 * unit  # the choice is decided by more than rounding, and so is the shared expert's weight
         elif name.endswith(f".{s.names[2]}.weight"):
             std = 1.5 * relu / math.sqrt(shape[1])
         else:
@@ -237,7 +254,9 @@ class Numpy:
     def attention(self, x, n, positions, past):
         cfg, at, d = self.cfg, f"model.layers.{n}.self_attn.", head_dim(self.cfg)
         heads, kv = cfg["num_attention_heads"], cfg["num_key_value_heads"]
-        split = lambda name, h: (x @ self.w[f"{at}{name}_proj.weight"].T).reshape(*x.shape[:2], h, d).swapaxes(1, 2)
+        bias = lambda name: self.w.get(f"{at}{name}_proj.bias", 0) if self.wrong != "no biases" else 0
+        split = lambda name, h: (x @ self.w[f"{at}{name}_proj.weight"].T + bias(name)).reshape(
+            *x.shape[:2], h, d).swapaxes(1, 2)
         q, k, v = split("q", heads), split("k", kv), split("v", kv)
         if f"{at}q_norm.weight" in self.w and self.wrong != "no norm of q and k":
             q, k = self.norm(q, f"{at}q_norm.weight"), self.norm(k, f"{at}k_norm.weight")
@@ -270,6 +289,11 @@ class Numpy:
         out = np.zeros_like(x)
         for e in range(s.experts):
             out += weights[..., e : e + 1] * self.expert(x, f"{at}{s.at}experts.{e}.", s.names)
+        if self.cfg["model_type"] == "qwen2_moe" and self.wrong != "no shared expert":
+            weight = 1 / (1 + np.exp(-(x @ self.w[f"{at}{s.at}shared_expert_gate.weight"].T)))
+            if self.wrong == "shared expert without its gate":
+                weight = 1
+            out += weight * self.expert(x, f"{at}{s.at}shared_expert.", s.names)
         return out
 
     def route(self, logits, used):
@@ -282,7 +306,10 @@ class Numpy:
             sigmoid = not sigmoid
         score = 1 / (1 + np.exp(-logits)) if sigmoid else softmax(logits)
         score = np.where(taken, score, self.dtype(0))
-        return score if self.wrong == "weights not normalised" else score / score.sum(-1, keepdims=True)
+        normalised = self.cfg.get("norm_topk_prob", True) or self.wrong == "weights normalised"
+        if not normalised or self.wrong == "weights not normalised":
+            return score
+        return score / score.sum(-1, keepdims=True)
 
     def expert(self, x, at, names):
         gate, up, down = (self.w[f"{at}{n}.weight"].T for n in names)
@@ -299,6 +326,7 @@ MISTAKES = {
     "qwen3": ["no norm of q and k"],
     "qwen3_moe": ["no norm of q and k", "weights not normalised"],
     "mixtral": ["weights not normalised"],
+    "qwen2_moe": ["weights normalised", "no shared expert", "shared expert without its gate", "no biases"],
     "turbosparsemixtral": ["weights not normalised", "ReGLU instead", "silu instead"],
     "smallthinker": ["weights not normalised", "router after attention", "router after attention's norm",
                      "the other router function", "rotation everywhere", "no window", "silu instead"],
@@ -367,6 +395,7 @@ GGUFS = {
     "smallthinker": ("smallthinker", "smallthinker", "F16", False),
     "smallthinker-softmax": ("smallthinker-softmax", "smallthinker", "F16", False),
     "smallthinker-4b": ("smallthinker-4b", "smallthinker", "F16", False),
+    "qwen2-moe": ("qwen2-moe", "qwen2moe", "F16", False),
 }
 
 
@@ -378,6 +407,8 @@ def gguf_tensors(cfg, weights, arch, split):
     more = {"self_attn.q_norm": "attn_q_norm", "self_attn.k_norm": "attn_k_norm"}
     if s.experts:
         more[s.at + s.router] = "ffn_gate_inp"
+    more |= {f"mlp.shared_expert.{kind}": f"{to}_shexp" for kind, to in kinds.items()}
+    more["mlp.shared_expert_gate"] = "ffn_gate_inp_shexp"
     for name, x in weights.items():
         if (h := base.heads_of(name, cfg)) and arch == "llama":
             x = base.permute(x, h)
@@ -392,7 +423,7 @@ def gguf_tensors(cfg, weights, arch, split):
                 out[f"blk.{layer}.{kinds[kind]}_exps.weight"] = np.stack(every)
         elif ".layers." in stem and stem.split(".", 3)[3] in more:
             _, _, layer, rest = stem.split(".", 3)
-            out[f"blk.{layer}.{more[rest]}.weight"] = x
+            out[f"blk.{layer}.{more[rest]}.weight"] = x.squeeze()  # the shared expert's gate has one row
         else:
             out[base.gguf_name(name)] = x
     return out
@@ -418,8 +449,10 @@ def fill_gguf(w, cfg, weights, arch, kind, split):
     if s.experts:
         w.add_expert_count(s.experts)
         w.add_expert_used_count(s.used)
-    if arch in ("qwen3moe", "smallthinker"):
+    if arch in ("qwen2moe", "qwen3moe", "smallthinker"):
         w.add_expert_feed_forward_length(s.width)
+    if arch == "qwen2moe":
+        w.add_expert_shared_feed_forward_length(cfg["shared_expert_intermediate_size"])
     if arch == "smallthinker":
         softmax_router = cfg["moe_primary_router_apply_softmax"]
         w.add_expert_gating_func(

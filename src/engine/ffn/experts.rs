@@ -7,6 +7,7 @@
 use super::chosen::{Chosen, Scorer, tokens_of};
 use super::firing_experts::{Firing, FiringBuffers};
 use super::predicted_experts::OnDevice;
+use super::shared::SharedBuffers;
 use super::{Tile, activation};
 use crate::cpu::thread_pool::Parts;
 use crate::cpu::{Columns, Kernels, MAX_COLUMNS, ManyForm, ThreadPool};
@@ -30,6 +31,8 @@ pub struct ExpertBuffers {
     tasks: Vec<Task>,
     /// Of experts whose `down` is stored by neuron.
     firing: FiringBuffers,
+    /// Of the layer's shared expert.
+    pub shared: SharedBuffers,
     /// Hidden values of a layer's network, `[n, rank]`.
     pub values: Vec<f32>,
     /// Somebody wants to see what neurons do that nothing computes otherwise.

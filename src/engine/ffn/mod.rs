@@ -11,6 +11,7 @@ mod firing_experts;
 mod many;
 mod predicted_experts;
 mod scaled_experts;
+mod shared;
 mod units;
 mod whole;
 
@@ -34,6 +35,7 @@ pub use chosen::{Chosen, Scorer};
 pub use experts::{ExpertBuffers, ExpertsRead, experts, experts_left, experts_wanted};
 pub use many::{Tile, activations, down, products};
 pub use predicted_experts::OnDevice;
+pub use shared::{shared_expert, shared_weight};
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 use units::{add_units, unit_buffers};

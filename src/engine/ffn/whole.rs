@@ -1,6 +1,7 @@
-//! The FFN as whole matrices, of a model that is read in place: gate and up, activation, down.
+//! An FFN as whole matrices, of a model that is read in place, or the shared expert of a mixture: gate and up, activation, down.
 
 use super::{Counts, FfnBuffers, activation, add_down_bias, rows_of};
+use crate::cpu::shadow::Scale;
 use crate::cpu::thread_pool::Parts;
 use crate::cpu::{Columns, Kernels, ThreadPool};
 use crate::engine::inputs::Input;
@@ -23,7 +24,7 @@ pub(super) struct WholeBuffers {
     /// The activations as the kernels read them.
     pub(super) columns: Columns,
     /// `[n, hidden]`
-    out: Vec<f32>,
+    pub(super) out: Vec<f32>,
 }
 
 /// hidden += FFN(x), of every neuron for every column.
@@ -38,18 +39,36 @@ pub(super) fn ffn(
     buffers: &mut FfnBuffers,
     hidden: &mut [f32],
 ) -> Counts {
-    let WholeBuffers { products, activations, columns, out } = &mut buffers.whole;
-    activations.resize(x.n * config.ffn, 0.0);
+    let FfnBuffers { whole, inputs, .. } = buffers;
+    let scale = |activations: &[f32]| inputs.take(Input::Down, activations);
+    outputs(pool, kernels, config, weights, &layer.up_bias, x, scale, whole);
+    math::add(hidden, &whole.out);
+    add_down_bias(layer, hidden);
+    rows_of(config, config.ffn)
+}
+
+/// The outputs of matrices of any width, without a bias of down: `buffers.out` becomes `[n, hidden]`. `scale` looks at what down reads, and
+/// gives its fixed step if there is one.
+#[allow(clippy::too_many_arguments)]
+pub(super) fn outputs(
+    pool: &mut ThreadPool,
+    kernels: &Kernels,
+    config: &ModelConfig,
+    weights: &FfnMatrices,
+    up_bias: &[f32],
+    x: &Columns,
+    scale: impl FnOnce(&[f32]) -> Option<Scale>,
+    buffers: &mut WholeBuffers,
+) {
+    let WholeBuffers { products, activations, columns, out } = buffers;
+    activations.resize(x.n * weights.down.cols, 0.0);
     products.resize(x.n * weights.input.rows(), 0.0);
     linear::products(pool, kernels, weights.input.parts(), x, products);
-    activate(pool, config, layer, products, activations, None);
-    columns.scale = buffers.inputs.take(Input::Down, activations);
+    activate(pool, config, weights.down.cols, up_bias, products, activations, None);
+    columns.scale = scale(activations);
     columns.set_many(pool, kernels, activations, x.n, [weights.down.quant]);
     out.resize(x.n * config.hidden, 0.0);
     linear::products(pool, kernels, std::slice::from_ref(&weights.down), columns, out);
-    math::add(hidden, out);
-    add_down_bias(layer, hidden);
-    rows_of(config, config.ffn)
 }
 
 /// Gate pre-activations, biases of up where there is no gate included, and activations of all neurons, `[n, ffn]` each.
@@ -66,19 +85,20 @@ pub(super) fn activations(
 ) {
     let mut products = vec![0.0; x.n * weights.input.rows()];
     linear::products(pool, kernels, weights.input.parts(), x, &mut products);
-    activate(pool, config, layer, &products, activations, Some(gates));
+    activate(pool, config, weights.down.cols, &layer.up_bias, &products, activations, Some(gates));
 }
 
 /// Activations from products, `[n, ffn]`; `gates` gets what the activation function was applied to.
 fn activate(
     pool: &mut ThreadPool,
     config: &ModelConfig,
-    layer: &Layer,
+    ffn: usize,
+    up_bias: &[f32],
     products: &[f32],
     activations: &mut [f32],
     gates: Option<&mut [f32]>,
 ) {
-    let (ffn, gated) = (config.ffn, config.ffn_kind != Ffn::Plain);
+    let gated = config.ffn_kind != Ffn::Plain;
     let rows = if gated { 2 * ffn } else { ffn };
     let (n, pieces) = (products.len() / rows, ffn.div_ceil(ACTIVATIONS));
     let (out, gates) = (Parts::new(activations), gates.map(Parts::new));
@@ -88,13 +108,13 @@ fn activate(
         let of = b * ffn + range.start..b * ffn + range.end;
         // SAFETY: each task has its own neurons of its own column.
         let (out, mut gates) = unsafe { (out.part(of.clone()), gates.as_ref().map(|gates| gates.part(of))) };
-        if gated && gates.is_none() && layer.up_bias.is_empty() {
+        if gated && gates.is_none() && up_bias.is_empty() {
             let [of_gates, of_ups] = [0, ffn].map(|from| &products[b * rows + from..][range.clone()]);
             return super::activate_gated(config.ffn_kind, config.activation, of_gates, of_ups, out);
         }
         for (i, neuron) in range.enumerate() {
             let (gate, up) = (products[b * rows + neuron], products[b * rows + rows - ffn + neuron]);
-            let up = up + layer.up_bias.get(neuron).copied().unwrap_or(0.0);
+            let up = up + up_bias.get(neuron).copied().unwrap_or(0.0);
             let gate = if gated { gate } else { up };
             if let Some(gates) = &mut gates {
                 gates[i] = gate;

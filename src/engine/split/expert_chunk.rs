@@ -128,8 +128,12 @@ impl Split {
         self.divide_missing(pass, l, experts);
         self.begin_host_experts(pass, l);
         let (resident, on_cpu) = (self.active[l], self.experts.on_host.tokens.len() as u64);
+        if resident > 0 || weights.shared.is_some() {
+            self.send_chosen(c, l, n);
+        }
+        self.launch_shared(pass, l, weights);
         if resident > 0 {
-            self.launch_experts(pass, l, experts, weights);
+            self.launch_experts(c, l, n, weights);
             self.add_output(c, n);
         }
         if pass.cached.is_some() {
@@ -161,7 +165,11 @@ impl Split {
         *copied = 0;
         let Some(Scratch { costs, half, .. }) = scratch else { return };
         let in_slot = |expert: usize| table.location(StoreId::new(expert)).is_device();
-        let (mut resident, tokens) = (0, |group: &Group| &routes.tokens[group.first..group.first + group.tokens]);
+        let tokens = |group: &Group| &routes.tokens[group.first..group.first + group.tokens];
+        // The device reads the shared expert for all tokens, as if it were so many others.
+        let (_, weights) = mixture(pass, l);
+        let of_shared = weights.shared_bytes().div_ceil(weights.experts[0].bytes());
+        let mut resident = of_shared * n.div_ceil(MAX_COLUMNS) as u64;
         missing.clear();
         for group in &routes.groups {
             let reads = reads(tokens(group));

@@ -3,12 +3,12 @@
 //! too (`expert_chunk.rs`).
 
 use super::Split;
-use super::pass::Begun;
+use super::pass::{Begun, GraphSection};
 use super::workspace::{ExchangeLayout, pinned};
 use crate::cache::{Location, Tier};
 use crate::clock;
 use crate::cpu::MAX_COLUMNS;
-use crate::device::{Call, Device, ExpertFfn, HostWork, NONE, Note, PinnedBuffer, Stage, Stream};
+use crate::device::{Call, Device, ExpertFfn, HostWork, NONE, Note, PinnedBuffer, Stage, Stream, View};
 use crate::engine::ffn::{self, Chosen, ExpertsRead, Selection};
 use crate::engine::forward::Pass;
 use crate::engine::host;
@@ -23,8 +23,8 @@ use crate::model::{ExpertWeights, FfnWeights};
 pub(super) struct ExpertSplit {
     /// The chosen experts that the CPU computes, and their tokens.
     pub on_host: Routes,
-    /// Slot and weight of each chosen expert ([`ExpertFfn::chosen`]), as the device reads them; where they are packed by neuron, the choice of
-    /// [`crate::device::SparseFfn::input`].
+    /// Slot and weight of each chosen expert ([`ExpertFfn::chosen`]), as the device reads them, and behind them the same of the shared one; where
+    /// they are packed by neuron, the choice of [`crate::device::SparseFfn::input`].
     pub chosen: PinnedBuffer,
     /// The residual when the layer began, `[n, hidden]`, for routers that read it; else nothing.
     layer_input: PinnedBuffer,
@@ -38,11 +38,7 @@ impl ExpertSplit {
     pub unsafe fn new(device: &mut dyn Device, c: &ModelConfig) -> ExpertSplit {
         let (chosen, input) = c.form.experts.map_or((0, 0), |experts| {
             let reads = if experts.reads == RouterInput::Layer { CHUNK * c.hidden } else { 0 };
-            let words = match experts.by_neuron {
-                true => ExchangeLayout::new(MAX_COLUMNS, c).choice.max(ExchangeLayout::new(CHUNK, c).choice),
-                false => ExpertFfn::chosen_words(CHUNK, experts.used),
-            };
-            (words, reads)
+            (ExchangeLayout::new(MAX_COLUMNS, c).choice.max(ExchangeLayout::new(CHUNK, c).choice), reads)
         });
         // SAFETY: the caller's promise.
         let (chosen, layer_input) = unsafe { (pinned(device, chosen, false), pinned(device, input, true)) };
@@ -83,7 +79,7 @@ impl Split {
         self.begun = Begun::default();
         self.note(Note::Compute(Some(Stage::Exchange)));
         self.commit(pass, l);
-        self.begin_exchange(l);
+        self.begin_section(l, GraphSection::Exchange);
         self.norm_ffn_input(c, l, n);
         let (layout, to) = (ExchangeLayout::new(n, c), self.host.received.as_mut_ptr().cast());
         // Of a chunk nobody looks at the residual.
@@ -126,7 +122,9 @@ impl Split {
         let (experts, weights) = mixture(pass, l);
         self.divide_experts(pass, l, experts);
         self.begin_host_experts(pass, l);
-        self.launch_experts(pass, l, experts, weights);
+        self.send_chosen(c, l, n);
+        self.launch_shared(pass, l, weights);
+        self.launch_experts(c, l, n, weights);
         pass.probe.show_experts(pass.buffers, l, experts);
         let pairs = self.experts.on_host.tokens.len() as u64;
         pass.buffers.predicted.selections.resize_with(c.layers, Selection::default);
@@ -151,15 +149,21 @@ impl Split {
         migrator.prompt(l, first.position, pass.n(), pass.caches[first.sequence].id(), counts);
     }
 
-    /// Finds the slots of the chosen experts, and those that are in none.
+    /// Finds the slots of the chosen experts, those that are in none, and the weights of the shared one.
     pub(super) fn divide_experts(&mut self, pass: &Pass<'_, '_>, l: usize, experts: Experts) {
-        let (n, routes) = (pass.n(), &pass.buffers.routes);
+        let (n, routes, (_, weights)) = (pass.n(), &pass.buffers.routes, mixture(pass, l));
         let Split { experts: ExpertSplit { on_host, chosen, .. }, cache, device, .. } = self;
         let table = &cache.layers[l].table;
         let location = |expert: usize| table.location(crate::ids::StoreId::new(expert));
         on_host.take(routes, |expert| !location(expert).is_device());
-        let chosen = &mut chosen[..ExpertFfn::chosen_words(n, experts.used)];
+        let (chosen, of_shared) = chosen.split_at_mut(ExpertFfn::chosen_words(n, experts.used));
         chosen.fill(NONE);
+        if let Some(shared) = weights.shared.as_ref() {
+            let normed = pass.buffers.normed.chunks_exact(pass.model.config.hidden);
+            for (pair, normed) in of_shared.chunks_exact_mut(2).zip(normed) {
+                pair.copy_from_slice(&[0, ffn::shared_weight(shared, normed).to_bits()]);
+            }
+        }
         for group in &routes.groups {
             let Location::Device(slot) = location(group.expert) else { continue };
             choose(chosen, experts.used, &routes.tokens[group.first..group.first + group.tokens], slot.0);
@@ -172,20 +176,54 @@ impl Split {
         self.current[l].ffn_ns[Tier::Host] = 0;
     }
 
-    /// Sends the device the slots and weights of the chosen experts, and has it compute those in slots.
-    pub(super) fn launch_experts(&mut self, pass: &Pass<'_, '_>, l: usize, experts: Experts, weights: &ExpertWeights) {
-        let (c, n) = (&pass.model.config, pass.n());
-        let slots = self.cache.layers[l].table.slots().len();
-        if slots == 0 {
+    /// Sends the device the slots and weights of the chosen experts and of the shared one, if it has any of them.
+    pub(super) fn send_chosen(&mut self, c: &ModelConfig, l: usize, n: usize) {
+        if self.cache.layers[l].table.slots().is_empty() && self.weights.layers[l].shared.is_none() {
             return;
         }
-        let chosen = &self.experts.chosen[..ExpertFfn::chosen_words(n, experts.used)];
-        let (from, bytes, to) =
-            (chosen.as_ptr().cast(), size_of_val(chosen), self.at(ExchangeLayout::new(n, c).masks()));
+        let layout = ExchangeLayout::new(n, c);
+        let chosen = &self.experts.chosen[..layout.choice];
+        let (from, bytes, to) = (chosen.as_ptr().cast(), size_of_val(chosen), self.at(layout.masks()));
         // SAFETY: the words change again only after the layer's use, which ends with the stream being waited for.
         unsafe { self.device.copy_in(Stream::Compute, from, bytes, to.buffer, to.at) };
-        let all = self.expert_call(c, l, n, weights, slots);
-        by_columns(all).for_each(|call| self.launch_ffn_call(l, Call::ExpertFfn(call)));
+    }
+
+    /// Has the device compute those of the chosen experts that are in slots.
+    pub(super) fn launch_experts(&mut self, c: &ModelConfig, l: usize, n: usize, weights: &ExpertWeights) {
+        let slots = self.cache.layers[l].table.slots().len();
+        if slots > 0 {
+            let all = self.expert_call(c, l, n, weights, slots);
+            by_columns(all).for_each(|call| self.launch_ffn_call(l, Call::ExpertFfn(call)));
+        }
+    }
+
+    /// Has the device compute the shared expert, if there is one, and add it to the residual.
+    pub(super) fn launch_shared(&mut self, pass: &Pass<'_, '_>, l: usize, weights: &ExpertWeights) {
+        let (c, n) = (&pass.model.config, pass.n());
+        let Some(call) = self.shared_call(c, l, n, weights) else { return };
+        self.note(Note::Compute(Some(Stage::Ffn)));
+        self.begin_section(l, GraphSection::Shared);
+        by_columns(call).for_each(|call| self.launch(Call::ExpertFfn(call)));
+        self.add_output(c, n);
+        self.device.end_sequence();
+        self.note(Note::Compute(None));
+    }
+
+    /// The shared expert of a layer for all tokens of a pass, as the one expert that each of them has, in the only slot.
+    pub(super) fn shared_call(
+        &self,
+        c: &ModelConfig,
+        l: usize,
+        n: usize,
+        weights: &ExpertWeights,
+    ) -> Option<ExpertFfn> {
+        let (shared, blocks) = (weights.shared.as_ref()?, self.weights.layers[l].shared?);
+        let [gate, up] = shared.ffn.input_quants();
+        let routed = self.expert_call(c, l, n, weights, 0);
+        let chosen =
+            View { at: routed.chosen.at + 4 * ExpertFfn::chosen_words(n, routed.used) as u64, ..routed.chosen };
+        let (quants, ffn) = ([gate, up, shared.ffn.down.quant], shared.ffn.down.cols);
+        Some(ExpertFfn { quants, ffn, slots: 1, used: 1, blocks, chosen, ..routed })
     }
 
     /// The device's part of the mixture of a layer with so many slots, for all tokens of a pass.

@@ -269,6 +269,9 @@ impl Split {
             FfnWeights::Experts(weights) => Call::ExpertFfn(self.expert_call(c, l, n, weights, c.clusters())),
             _ => Call::SparseFfn(self.ffn_call(c, l, n, layer, 0.0, c.ffn)),
         }));
+        let shared = (1..=MAX_COLUMNS).flat_map(|n| layers.clone().map(move |(l, layer)| (n, l, layer)));
+        let shared = shared.filter_map(|(n, l, layer)| self.shared_call(c, l, n, layer.ffn.experts()?));
+        calls.extend(shared.map(Call::ExpertFfn));
         calls
     }
 

@@ -21,12 +21,15 @@ use crate::ops::gates::gates;
 /// Parts of a layer that come onto the device's stream in every pass nearly unchanged, and are recorded once
 /// ([`crate::device::Device::begin_sequence`]).
 #[derive(Clone, Copy)]
-enum GraphSection {
+pub(super) enum GraphSection {
     Attention,
     Exchange,
     Ffn,
     Merge,
+    Shared,
 }
+/// How many of them a layer has.
+const SECTIONS: usize = GraphSection::Shared as usize + 1;
 
 /// What the device has begun of a layer's FFN before the host has seen the residual.
 #[derive(Clone, Copy, Default)]
@@ -190,15 +193,10 @@ impl Executor for Split {
 
 impl Split {
     /// Begins a section of the stream, up to `end_sequence`, that comes again in the next pass. The host has no part in it.
-    fn begin_section(&mut self, l: usize, section: GraphSection) {
+    pub(super) fn begin_section(&mut self, l: usize, section: GraphSection) {
         if self.records {
-            self.device.begin_sequence(4 * l + section as usize);
+            self.device.begin_sequence(SECTIONS * l + section as usize);
         }
-    }
-
-    /// Begins the section in which host and device exchange a layer's input.
-    pub(super) fn begin_exchange(&mut self, l: usize) {
-        self.begin_section(l, GraphSection::Exchange);
     }
 
     /// Uploads the residual, the tokens' positions, and the keys and values that the device lacks, if there is room for them.

@@ -1,11 +1,11 @@
-//! The model's weights on the device beside the neurons: attention and head.
+//! The model's weights on the device beside the neurons: attention, shared experts and head.
 
 use super::allocator::DeviceAllocator;
 use crate::device::{Buffer, Linear, Norm, OutOfMemory, Then, View};
 use crate::formats::rows::Quant;
 use crate::model::config::Norm as NormKind;
 use crate::model::weights::{Matrix, NormWeights};
-use crate::model::{Model, Stacked};
+use crate::model::{FfnMatrices, Model, Stacked};
 
 impl DeviceAllocator<'_> {
     /// Uploads a matrix and its bias.
@@ -45,6 +45,12 @@ impl DeviceAllocator<'_> {
             Ok(DeviceMatrix { first: here.start, stride, ..matrix })
         };
         matrices.parts().iter().map(part).collect()
+    }
+
+    /// Uploads gate, up and down of an expert.
+    fn expert(&mut self, expert: &FfnMatrices) -> Result<[Buffer; 3], OutOfMemory> {
+        let [gate, up] = expert.input.parts() else { unreachable!("experts without gates are refused") };
+        Ok([self.upload(gate.all())?, self.upload(up.all())?, self.upload(expert.down.all())?])
     }
 
     /// Uploads the weights and the bias of a norm.
@@ -100,6 +106,8 @@ pub struct LayerWeights {
     pub ffn_norm: [Buffer; 2],
     /// `[ffn]`, or no bytes.
     pub up_bias: Buffer,
+    /// Gate, up and down of a mixture's shared expert, as a slot has those of another.
+    pub shared: Option<[Buffer; 3]>,
 }
 
 /// The weights of all layers, without neurons, and of the head.
@@ -132,6 +140,7 @@ impl Weights {
                 o: allocator.linear(&layer.o, &layer.o_bias)?,
                 ffn_norm: allocator.norm(&layer.ffn_norm)?,
                 up_bias: allocator.numbers(&layer.up_bias)?,
+                shared: layer.ffn.shared().map(|shared| allocator.expert(&shared.ffn)).transpose()?,
             })
         };
         let layers = model.layers.iter().map(layer).collect::<Result<_, _>>()?;

@@ -216,7 +216,7 @@ impl PinnedBuffers {
 
 /// The layout of what host and device exchange for n tokens: normalised input `[n, hidden]`, masks `[ffn]`, residual `[n, hidden]`, scores
 /// `[n, ffn]`. The first two are what [`SparseFfn`] reads; of a mixture, slots and weights of the chosen experts stand for the masks
-/// ([`ExpertFfn::chosen`]), or weights and masks of their neurons ([`SparseFfn::input`]).
+/// ([`ExpertFfn::chosen`]) and of the shared one, or weights and masks of their neurons ([`SparseFfn::input`]).
 #[derive(Clone, Copy)]
 pub struct ExchangeLayout {
     /// Tokens.
@@ -239,7 +239,11 @@ impl ExchangeLayout {
             Some(experts) if experts.by_neuron => {
                 Mixture { experts: experts.count, rows: most_rows(c, n) }.choice_words(n, c.neurons())
             }
-            Some(experts) => ExpertFfn::chosen_words(n, experts.used),
+            Some(experts) => {
+                // Of each token the experts that it has, and behind them the shared one.
+                let shared = usize::from(experts.shared.is_some());
+                ExpertFfn::chosen_words(n, experts.used) + ExpertFfn::chosen_words(n, shared)
+            }
         };
         ExchangeLayout { n, hidden: c.hidden, clusters: c.clusters(), choice }
     }

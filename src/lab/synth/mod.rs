@@ -159,7 +159,15 @@ impl Shape {
 
 /// Mixtral's routing, which every reader of its GGUFs knows.
 fn mixtral(Mixture { count, used, .. }: Mixture) -> Experts {
-    Experts { count, used, scoring: Scoring::Softmax, normalised: true, reads: RouterInput::FfnNorm, by_neuron: false }
+    Experts {
+        count,
+        used,
+        scoring: Scoring::Softmax,
+        normalised: true,
+        reads: RouterInput::FfnNorm,
+        shared: None,
+        by_neuron: false,
+    }
 }
 
 const BYTE_TOKENS_END: usize = 3 + 256;

@@ -150,6 +150,7 @@ pub fn shape(name: &str) -> Result<ModelConfig> {
         scoring: Scoring::Softmax,
         normalised: true,
         reads: RouterInput::FfnNorm,
+        shared: None,
         by_neuron: false,
     };
     let frequencies = rope_frequencies(head_dim, 1e6, &RopeScaling::None);

@@ -155,8 +155,15 @@ impl<'a> Fields<'a> {
     pub fn mixture(&self, family: &str, activated: Activated, keys: [&str; 3], rule: Routing) -> Result<ModelConfig> {
         let [count, used, width] = keys;
         let Routing { scoring, normalised, reads } = rule;
-        let experts =
-            Experts { count: self.size(count)?, used: self.size(used)?, scoring, normalised, reads, by_neuron: false };
+        let experts = Experts {
+            count: self.size(count)?,
+            used: self.size(used)?,
+            scoring,
+            normalised,
+            reads,
+            shared: None,
+            by_neuron: false,
+        };
         let config = self.layers(family, activated, width)?;
         Ok(ModelConfig { form: LayerForm { experts: Some(experts), ..config.form }, ..config })
     }

@@ -82,7 +82,7 @@ impl Keys<'_> {
         let expert_width = "expert_feed_forward_length";
         let width = if self.size(expert_width)?.is_some() { expert_width } else { "feed_forward_length" };
         let config = self.layers(self.rms_norm()?, None, activated, width)?;
-        let experts = Experts { count, used, scoring, normalised, reads, by_neuron: false };
+        let experts = Experts { count, used, scoring, normalised, reads, shared: None, by_neuron: false };
         Ok(ModelConfig { form: LayerForm { experts: Some(experts), ..config.form }, ..config })
     }
 

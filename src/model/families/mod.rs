@@ -43,10 +43,12 @@ pub struct Family {
     gguf_tensors: fn(&ModelConfig) -> Names,
 }
 
-const FAMILIES: [Family; 14] = [
+const FAMILIES: [Family; 16] = [
     llama::FAMILY,
     mistral::FAMILY,
     qwen2::FAMILY,
+    qwen2::MIXTURE,
+    qwen2::MIXTURE_GGUF,
     llama::PROSPARSE,
     bamboo::FAMILY,
     opt::FAMILY,

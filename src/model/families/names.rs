@@ -17,6 +17,8 @@ pub struct Names {
     pub inside: [&'static str; 9],
     /// The same for norm of queries, norm of keys, router.
     pub more: [&'static str; 3],
+    /// The same for the shared expert's gate, up, down and router row.
+    pub shared: [&'static str; 4],
     /// The experts' tensors of a layer.
     pub experts: ExpertNames,
     /// How the rows of queries, keys and values stand in these tensors.
@@ -64,6 +66,12 @@ pub const LLAMA: Names = Names {
         "mlp.down_proj",
     ],
     more: ["self_attn.q_norm", "self_attn.k_norm", "mlp.gate"],
+    shared: [
+        "mlp.shared_expert.gate_proj",
+        "mlp.shared_expert.up_proj",
+        "mlp.shared_expert.down_proj",
+        "mlp.shared_expert_gate",
+    ],
     experts: ExpertNames {
         each: [["mlp.experts.", ".gate_proj"], ["mlp.experts.", ".up_proj"], ["mlp.experts.", ".down_proj"]],
         all: ["", "", "mlp.experts.down_proj"],
@@ -79,6 +87,7 @@ pub const GGUF: Names = Names {
     layer: "blk.",
     inside: ["attn_norm", "attn_q", "attn_k", "attn_v", "attn_output", "ffn_norm", "ffn_gate", "ffn_up", "ffn_down"],
     more: ["attn_q_norm", "attn_k_norm", "ffn_gate_inp"],
+    shared: ["ffn_gate_shexp", "ffn_up_shexp", "ffn_down_shexp", "ffn_gate_inp_shexp"],
     experts: ExpertNames {
         each: [["ffn_gate.", ""], ["ffn_up.", ""], ["ffn_down.", ""]],
         all: ["ffn_gate_exps", "ffn_up_exps", "ffn_down_exps"],
@@ -98,7 +107,8 @@ impl Names {
             None if role == Role::Head => self.outside[index].into(),
             None => format!("{}{}", self.outer, self.outside[index]),
             Some(i) => {
-                let inside = self.inside.iter().chain(&self.more).nth(i).expect("a name for each role");
+                let inside =
+                    self.inside.iter().chain(&self.more).chain(&self.shared).nth(i).expect("a name for each role");
                 self.inside(layer, inside)
             }
         }

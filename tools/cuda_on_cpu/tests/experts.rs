@@ -127,13 +127,14 @@ impl Migrator for Restless {
 /// One mixture with random slots and moves, experts that are copied for a prompt, and a budget that changes: logits on the card are the
 /// CPU's. Adds how many experts of tokens lay in slots, and how many were copied.
 fn law(seed: u64, hits: &mut u64, copied: &mut u64) {
-    const MODELS: [&str; 6] = [
+    const MODELS: [&str; 7] = [
         "mixtral",
         "qwen3-moe.gguf",
         "smallthinker",
         "turbosparse-mixtral.gguf",
         "k256-moe.q4_k_m.gguf",
         "mixtral.gguf",
+        "qwen2-moe.gguf",
     ];
     let (mut prng, name) = (Prng::new(seed), MODELS[seed as usize % MODELS.len()]);
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures/models").join(name);
@@ -182,7 +183,7 @@ fn law(seed: u64, hits: &mut u64, copied: &mut u64) {
 fn logits_of_mixtures_are_the_cpus_on_a_card() {
     on(&Machine::new(), "logits_of_mixtures_are_the_cpus_on_a_card", &[], || {
         let (mut hits, mut copied) = (0, 0);
-        (0..12).for_each(|seed| law(seed, &mut hits, &mut copied));
+        (0..14).for_each(|seed| law(seed, &mut hits, &mut copied));
         assert!(hits > 1000 && copied > 1000, "{hits} experts in slots of the card, {copied} copied");
         assert_eq!(StandIn::new().left(), "");
     });
