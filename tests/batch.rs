@@ -182,6 +182,7 @@ fn a_budget_decides_how_many_timelines_lie_on_the_device() {
         predictor_bytes: 0,
         computed_share: 1.0,
         ilp_seconds: None,
+        chunk: None,
     };
     let machine = MachineProfile {
         name: "test".into(),

@@ -304,6 +304,7 @@ fn by_simulator(trace: &TraceFile, case: &Case, real: &Footprint) -> Vec<Vec<Mov
         seed: 1,
         skip: 0,
         prompt: 0,
+        chunk: 256,
         half: 0,
     };
     let mut all = Vec::new();

@@ -162,6 +162,7 @@ fn request(vram: u64) -> Request {
         predictor_bytes: 0,
         computed_share: 1.0,
         ilp_seconds: None,
+        chunk: None,
     }
 }
 
@@ -192,7 +193,7 @@ fn shapes_of_mixtures_have_their_published_sizes_and_are_placed_expert_by_expert
         let counts = vec![vec![1; real.ffn]; real.layers];
         let planned = plan(&real, &counts, &machine("rtx-3060-12gb"), &request(8 * GIB)).unwrap();
         let slots: usize = planned.slots().iter().sum();
-        let room = 8 * GIB - planned.min_bytes - planned.streamed_bytes;
+        let room = 8 * GIB - planned.min_bytes - planned.streamed_bytes - real.for_chunks(planned.chunk);
         assert_eq!(slots as u64, (room / real.block_bytes).min((real.ffn * real.layers) as u64), "{name}");
         assert_eq!(planned.details.batch, 1);
     }
@@ -230,9 +231,9 @@ fn of_a_shape_with_linear_attention_and_shared_experts_all_but_chosen_experts_is
 }
 
 /// Experts that are copied for a chunk take little of the room, never more than a budget that is an expert larger brings, and nothing
-/// where all experts lie on the device.
+/// where all experts lie on the device. Longer chunks take what they take at once: only there a larger budget has fewer slots.
 #[test]
-fn a_plan_has_room_for_copied_experts_and_a_larger_budget_never_has_fewer_slots() {
+fn a_plan_has_room_for_copied_experts_and_a_larger_budget_has_fewer_slots_only_for_longer_chunks() {
     let m = machine("rtx-3060-12gb");
     for name in ["gpt-oss-20b", "mixtral-8x7b"] {
         let (real, _) = footprint(name, None, 2048, KvType::F16).unwrap();
@@ -241,17 +242,20 @@ fn a_plan_has_room_for_copied_experts_and_a_larger_budget_never_has_fewer_slots(
         let of = |request: &Request| plan(&real, &counts, &m, request).unwrap();
         let slots = |plan: &Plan| plan.slots().iter().sum::<usize>() as u64;
         let (least, all) = (real.least_bytes(), (real.ffn * real.layers) as u64);
-        let (mut before, mut streamed) = (0, Vec::new());
+        let (mut before, mut chunk, mut streamed) = (0u64, 256, Vec::new());
         for thirds in 0..=3 * all {
             let vram = least + thirds * real.block_bytes / 3;
             let plan = of(&request(vram));
             assert!(plan.total_bytes <= vram, "{name}: {} of {vram} bytes", plan.total_bytes);
-            assert!(slots(&plan) >= before, "{name}: {} slots of {vram} bytes, and {before} of less", slots(&plan));
+            let displaced = real.for_chunks(plan.chunk).saturating_sub(real.for_chunks(chunk));
+            let fewest = before.saturating_sub(displaced.div_ceil(real.block_bytes));
+            assert!(slots(&plan) >= fewest, "{name}: {} slots of {vram} bytes, and {before} of less", slots(&plan));
+            assert!(real.for_chunks(plan.chunk) * 16 <= vram - real.least_bytes(), "{name}");
             assert!(plan.streamed_bytes * 16 <= vram - least && plan.streamed_bytes % real.block_bytes == 0, "{name}");
-            before = slots(&plan);
+            (before, chunk) = (slots(&plan), plan.chunk);
             streamed.push(plan.streamed_bytes / real.block_bytes);
         }
-        assert_eq!((before, streamed[0], streamed[streamed.len() - 1]), (all, 0, 0), "{name}");
+        assert_eq!((before, chunk, streamed[0], streamed[streamed.len() - 1]), (all, 256, 0, 0), "{name}");
         assert!((1..=8).all(|experts| streamed.contains(&experts)) && streamed.iter().all(|&experts| experts <= 8));
         // Beside the experts that a share asks for.
         let half = of(&Request { vram: None, ffn_share: Some(0.5), ..request(1) });
@@ -283,6 +287,7 @@ fn case<'a>(trace: &'a TraceFile, machine: &'a MachineProfile, real: &'a Footpri
         gap_ns: 0.0,
         seed: 1,
         prompt: 0,
+        chunk: None,
     }
 }
 

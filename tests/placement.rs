@@ -185,6 +185,7 @@ fn request(vram: u64) -> Request {
         predictor_bytes: 777,
         computed_share: 0.1,
         ilp_seconds: None,
+        chunk: None,
     }
 }
 
@@ -261,7 +262,7 @@ fn keys_and_values_displace_the_neurons_that_cost_less_than_attention_on_the_hos
             let vram = least + f.ffn_bytes() / 8 * eighths;
             let (chosen, host) = (of(KvPlace::Auto, vram), of(KvPlace::Host, vram));
             check(&chosen, &f);
-            let room = vram - least >= f.kv_bytes;
+            let room = vram - least >= f.kv_bytes + f.for_chunks(chosen.chunk);
             let m = machine();
             // What the host's attention costs more, and what it costs that these neurons are the host's, us.
             let read = |bytes: f64| bytes / (m.dram_gb_s * 1e3) - bytes / (m.device_gb_s * 1e3);
@@ -313,8 +314,11 @@ fn a_share_sets_the_neurons_alone_and_the_host_has_a_budget_too() {
             .filter(|p| p.name == PartName::Kv || p.name == PartName::Embeddings)
             .all(|p| p.bytes[Tier::Host] == 0)
     );
-    let refused = plan_of(&Request { vram: Some(by_share.total_bytes - 1), ..half }).unwrap_err();
-    assert!(refused.to_string().contains(&format!("give --vram {} or more", by_share.total_bytes)), "{refused}");
+    // Longer chunks of prompts come beside the neurons, and make way for them.
+    let least = by_share.total_bytes - footprint.for_chunks(by_share.chunk);
+    assert_eq!((by_share.chunk, plan_of(&Request { vram: Some(least), ..half }).unwrap().chunk), (1024, 256));
+    let refused = plan_of(&Request { vram: Some(least - 1), ..half }).unwrap_err();
+    assert!(refused.to_string().contains(&format!("give --vram {least} or more")), "{refused}");
 
     let needed = by_share.details.host_bytes;
     assert!(plan_of(&Request { ram: Some(needed), ..half }).is_ok());
@@ -325,6 +329,44 @@ fn a_share_sets_the_neurons_alone_and_the_host_has_a_budget_too() {
     assert_eq!(on_device.min_bytes, by_share.min_bytes + footprint.kv_bytes);
     let on_host = plan_of(&Request { kv: KvPlace::Host, ..request(u64::MAX) }).unwrap();
     assert_eq!(on_host.parts.iter().find(|p| p.name == PartName::Kv).unwrap().bytes[Tier::Host], footprint.kv_bytes);
+}
+
+/// Longer chunks of prompts displace neurons, and are there where much more is copied for every chunk.
+#[test]
+fn chunks_are_longer_where_something_is_copied_and_they_take_a_sixteenth_of_the_room_at_most() {
+    for (name, quant) in [("llama-7b", Quant::F16), ("llama-7b", Quant::Q4), ("mixtral-8x7b", Quant::Q4)] {
+        let f = Footprint::of_shape(&shape(name).unwrap(), quant, 2048, KvType::F16);
+        let counts = power_law(f.layers, f.ffn);
+        let of = |request: &Request| plan(&f, &counts, &machine(), request).unwrap();
+        let host = |vram| Request { kv: KvPlace::Host, ..request(vram) };
+        let ends = of(&host(u64::MAX / 2));
+        let longer = [512, 1024].map(|chunk| f.for_chunks(chunk));
+        assert!(0 < longer[0] && longer[0] * 2 < longer[1] && f.for_chunks(256) == 0, "{name}: {longer:?}");
+        let least = ends.min_bytes;
+        for (room, chunk) in [
+            (0, 256),
+            (16 * longer[0] - 1, 256),
+            (16 * longer[0], 512),
+            (16 * longer[1] - 1, 512),
+            (16 * longer[1], 1024),
+            (f.ffn_bytes() / 4 * 3, 1024),
+            (f.ffn_bytes() - 2 * longer[1], 1024),
+            (f.ffn_bytes() - 2 * longer[1] + 1, 512),
+            (f.ffn_bytes() - 2 * longer[0] + 1, 256),
+            (f.ffn_bytes(), 256),
+        ] {
+            let plan = of(&host(least + room));
+            check(&plan, &f);
+            assert_eq!((plan.chunk, plan.min_bytes), (chunk, least), "{name}: {room} bytes");
+            // What was asked for comes first, whatever it displaces.
+            for asked in [256, 512, 1024] {
+                let vram = least + room + f.for_chunks(asked);
+                let plan = of(&Request { chunk: Some(asked), ..host(vram) });
+                check(&plan, &f);
+                assert_eq!((plan.chunk, plan.min_bytes), (asked, least + f.for_chunks(asked)));
+            }
+        }
+    }
 }
 
 #[test]
@@ -494,8 +536,7 @@ fn a_model_is_planned_and_its_placement_checked() {
     assert!(err.contains("there is no activation profile for this model, so every neuron counts the same"), "{err}");
     let json: Json = serde_json::from_str(&out).unwrap();
     let keys: Vec<&String> = json.as_object().unwrap().keys().collect();
-    let wanted =
-        "budget_bytes total_bytes min_bytes full_bytes parts layers streamed_bytes sequences objective gap details";
+    let wanted = "budget_bytes total_bytes min_bytes full_bytes parts layers streamed_bytes chunk sequences objective gap details";
     assert_eq!(keys, wanted.split(' ').collect::<Vec<_>>());
     let pinned = &json["details"]["pinned_bytes"];
     assert_eq!(pinned, &json["parts"][6]["host_bytes"], "every neuron block, and nothing else");

@@ -6,12 +6,13 @@ mod support;
 use dynamicinfer::cache::{Frames, NeuronCache};
 use dynamicinfer::cpu::{Kernels, MAX_COLUMNS};
 use dynamicinfer::device::{Device, Faults, VirtualDevice};
+use dynamicinfer::engine::session::{CHUNK, CHUNKS};
 use dynamicinfer::engine::{Engine, Migrator, Observer, Seen, Sparsity};
 use dynamicinfer::model::{Activation, KvType};
 use dynamicinfer::prng::Prng;
 use std::sync::{Arc, Mutex};
 use support::law::{Case, FAMILIES, QUANTS, Stores, all_exact, logits, slots, with_seeds};
-use support::{RATES, on_device, streaming};
+use support::{RATES, on_device_by, streaming};
 
 /// Layer, first position and tokens of a chunk, and in how many of them each neuron was active.
 type Counted = (usize, usize, usize, Vec<u32>);
@@ -92,12 +93,16 @@ fn logits_after_a_long_prompt_are_the_dense_ones_wherever_its_neurons_are_comput
         let second = MAX_COLUMNS + 1 + prng.below(80) as usize;
         let sizes =
             [vec![first], vec![first, 1, second, 2], vec![5, first, second], vec![256]][prng.below(4) as usize].clone();
+        // Now and then more than fit into the shortest chunk; learned positions have an end.
+        let chunk = CHUNKS[prng.below(3) as usize];
+        let long = chunk > CHUNK && prng.below(8) == 0 && FAMILIES[family] != "opt";
+        let sizes = if long { vec![CHUNK + 1 + prng.below((chunk - CHUNK) as u64) as usize] } else { sizes };
         let slots: Vec<usize> = (0..layers).map(|_| slots(&mut prng, ffn)).collect();
         let late = [0.0, 0.5][prng.below(2) as usize];
         let faults = Faults { late, lost: 0.0, reorder: prng.below(2) == 0, seed };
         let device = VirtualDevice::new(u64::MAX, RATES).with_faults(faults);
         // SAFETY: as above.
-        let mut split = unsafe { on_device(&model, Box::new(device), &slots) }.unwrap();
+        let mut split = unsafe { on_device_by(&model, Box::new(device), &slots, chunk) }.unwrap();
         for (l, &slots) in slots.iter().enumerate() {
             let filled = prng.below(slots as u64 + 1) as u32;
             let step = [1, 5, 7, 11][prng.below(4) as usize];

@@ -368,6 +368,7 @@ fn the_acknowledged_budget_is_never_exceeded() {
             computed_share: 1.0,
             sequences: 1,
             ilp_seconds: None,
+            chunk: None,
         },
     };
     let least = budgeter.plan(u64::MAX / 2).unwrap().min_bytes;

@@ -58,6 +58,7 @@ fn case<'a>(trace: &'a TraceFile, machine: &'a MachineProfile, real: &'a Footpri
         gap_ns: 0.0,
         seed: 1,
         prompt: 0,
+        chunk: None,
     }
 }
 

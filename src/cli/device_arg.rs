@@ -48,6 +48,10 @@ pub struct DeviceArgs {
     /// --deterministic; on always
     #[arg(long, value_enum, ignore_case = true, default_value_t = TensorCores::Auto)]
     pub tensor_cores: TensorCores,
+    /// Tokens of a prompt that go through together: 256, 512 or 1024. What is not on the device is copied there for as many; their
+    /// activations take room there [default: as many as take little of it, if something is to be copied; 256 with --deterministic]
+    #[arg(long, value_name = "TOKENS", hide_short_help = true)]
+    pub prompt_chunk: Option<usize>,
     /// Layers that the scheduler looks ahead [default: 2 where the predictor was made for that, else 1]
     #[arg(long, value_name = "LAYERS")]
     pub lookahead: Option<usize>,
@@ -97,6 +101,7 @@ impl Default for DeviceArgs {
             policy: None,
             graphs: Switch::Off,
             tensor_cores: TensorCores::Auto,
+            prompt_chunk: None,
             lookahead: None,
             lookahead_on: LookaheadOnArg::Scheduler,
             deterministic: false,
@@ -202,6 +207,7 @@ impl DeviceArgs {
                 TensorCores::Off => Some(Tiles::Lanes),
                 TensorCores::On => Some(Tiles::TensorCores),
             },
+            chunk: self.prompt_chunk,
             lookahead: self.lookahead,
             lookahead_on: match self.lookahead_on {
                 LookaheadOnArg::Scheduler => LookaheadOn::Scheduler,
@@ -223,6 +229,7 @@ impl DeviceArgs {
             ("--vram-schedule", !self.vram_schedule.is_empty()),
             ("--fail-after", self.fail_after.is_some()),
             ("--machine", self.machine.is_some()),
+            ("--prompt-chunk", self.prompt_chunk.is_some()),
             ("--lookahead", self.lookahead.is_some()),
             ("--lookahead-on device", self.lookahead_on == LookaheadOnArg::Device),
             ("--placement", self.placement != DeviceArgs::default().placement),

@@ -157,6 +157,7 @@ pub fn run(args: Args) -> Result<()> {
         predictor_bytes: prediction.bytes,
         computed_share: prediction.computed_share,
         ilp_seconds: args.ilp,
+        chunk: None,
     };
     let plan = plan(&footprint, &subject.counts, &machine, &request)?;
     if let Some(path) = &args.check {
@@ -347,7 +348,7 @@ fn shown(args: &Args, plan: &Plan, subject: &Subject, machine: &MachineProfile, 
             PartName::Attention => "attention".into(),
             PartName::Embeddings => "embeddings".into(),
             PartName::Head => "head".into(),
-            PartName::Buffers => "buffers".into(),
+            PartName::Buffers => format!("buffers (prompts by {} tokens)", plan.chunk),
         };
         let [device, host] = [Tier::Device, Tier::Host].map(|tier| part.bytes[tier]);
         table.add_row([name, bytes(device), bytes(host), device.to_string()]);

@@ -104,6 +104,9 @@ pub struct Args {
     /// Of a mixture: the first N tokens of each text are a prompt, simulated as the engine computes one, and the others are decoded
     #[arg(long, default_value_t = 0, value_name = "N")]
     pub prefill: usize,
+    /// Of --prefill, tokens that go through together: 256, 512 or 1024 [default: what the plan chooses]
+    #[arg(long, value_name = "TOKENS", requires = "prefill")]
+    pub prompt_chunk: Option<usize>,
     /// Write a plot of speed by budget into this folder
     #[arg(long, value_name = "DIR")]
     pub plot: Option<PathBuf>,
@@ -294,6 +297,7 @@ fn case<'a>(args: &Args, trace: &'a TraceFile, machine: &'a MachineProfile, real
         gap_ns: args.gap_ns,
         seed: args.seed,
         prompt: args.prefill,
+        chunk: args.prompt_chunk,
     }
 }
 

@@ -52,7 +52,7 @@ use tracing::debug_span;
 
 /// A model, the threads that run it, and their working memory.
 pub struct Engine {
-    /// The device's part in passes of up to [`CHUNK`] tokens; `None` without a device. Dropped before the model, because its copies read
+    /// The device's part in passes of up to [`Split::chunk`] tokens; `None` without a device. Dropped before the model, because its copies read
     /// the store.
     pub split: Option<Split>,
     /// The model; the scheduler's thread predicts with it, too.
@@ -110,10 +110,11 @@ impl Engine {
         std::mem::replace(&mut self.sparsity, sparsity)
     }
 
-    /// Tokens of a prompt that are to go through together: [`CHUNK`] with a device, whose memory is planned for as many, and of models whose
-    /// weights each meet all tokens; up to [`MOST_CHUNK`] of a mixture, of which each chunk reads nearly all experts for a few tokens each.
+    /// Tokens of a prompt that are to go through together: [`CHUNK`] of models whose weights each meet all tokens; up to [`MOST_CHUNK`] of a
+    /// mixture, of which each chunk reads nearly all experts for a few tokens each. With a device what its plan says, to which a part may have
+    /// to be copied for each chunk, and no more than it has memory for.
     pub fn chunk(&self) -> usize {
-        if self.split.is_some() { CHUNK } else { self.chunk }
+        self.split.as_ref().map_or(self.chunk, |split| self.chunk.min(split.chunk()))
     }
 
     /// Sets [`Engine::chunk`], [`CHUNK`] or more.
@@ -355,7 +356,9 @@ impl Engine {
         let first = buffers.positions[0].position;
         // With an observer, a prompt's chunk is computed by the CPU.
         let (on_device, from_host) = match &mut *split {
-            Some(split) if divided && (n <= MAX_COLUMNS || n <= CHUNK && observer.is_none()) => (Some(split), None),
+            Some(split) if divided && (n <= MAX_COLUMNS || n <= split.chunk() && observer.is_none()) => {
+                (Some(split), None)
+            }
             idle => (None, idle.as_mut()),
         };
         let mut host = Host { split: from_host, timeline: timeline.as_deref_mut(), teaches: divided };

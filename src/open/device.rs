@@ -8,6 +8,7 @@ use crate::clock::{self, Duration, Seldom};
 use crate::config;
 use crate::cpu::{MAX_COLUMNS, Prefill};
 use crate::device::{Device, Rates, Tiles, Timeline, Traced, VirtualDevice};
+use crate::engine::session::{CHUNK, CHUNKS};
 use crate::engine::{Engine, Lookahead, predictor_bytes};
 use crate::error::{Error, Result};
 use crate::formats::history_file;
@@ -90,6 +91,8 @@ pub struct DeviceOptions {
     /// By what a card multiplies prompts; `None` takes tensor cores if they are faster in a trial and give the same bits there: for q8_0 and
     /// q4_0, and for f16 where inputs may be rounded.
     pub tiles: Option<Tiles>,
+    /// Tokens of a prompt that go through together, one of [`CHUNKS`]; `None` takes the plan's choice, and [`CHUNK`] with `deterministic`.
+    pub chunk: Option<usize>,
     /// Number of layers that the scheduler looks ahead; `None` is 2 if the predictor was made for that, else 1.
     pub lookahead: Option<usize>,
     /// Who predicts the layers ahead, where the engine has not done so to choose neurons.
@@ -122,6 +125,7 @@ impl DeviceOptions {
             live: false,
             graphs: false,
             tiles: None,
+            chunk: None,
             lookahead: None,
             lookahead_on: LookaheadOn::Scheduler,
             deterministic: false,
@@ -329,6 +333,9 @@ impl DeviceOptions {
         if let Some(ahead) = self.lookahead.filter(|ahead| !(1..layers).contains(ahead)) {
             return Err(Error::Usage(format!("--lookahead {ahead}: take 1 to {}", layers - 1)));
         }
+        if let Some(chunk) = self.chunk.filter(|chunk| !CHUNKS.contains(chunk)) {
+            return Err(Error::Usage(format!("--prompt-chunk {chunk}: take one of {CHUNKS:?}")));
+        }
         if let Some(share) = self.ffn_share.filter(|s| !(*s > 0.0 && *s <= 1.0)) {
             return Err(Error::Usage(format!("--ffn-share {share}: take a share above 0 and at most 1")));
         }
@@ -386,6 +393,8 @@ impl DeviceOptions {
             predictor_bytes: predictor_bytes(engine.sparsity(), lookahead, &model.config),
             computed_share: computed_share(engine, &counts, tokens),
             ilp_seconds: None,
+            // Sums over other numbers of tokens are rounded otherwise.
+            chunk: self.chunk.or(self.deterministic.then_some(CHUNK)),
         };
         let footprint = Footprint::of_model(model, need.context, need.kv);
         if let Some(share) = self.vram_share {
@@ -399,8 +408,10 @@ impl DeviceOptions {
             Placement::Static => policy::neurons(PlacementPolicy::Static, &counts, &slots, 0),
             Placement::Random { seed } => policy::neurons(PlacementPolicy::Random, &counts, &slots, *seed),
             Placement::Empty => vec![Vec::new(); layers],
-            Placement::File(path) => placed_by_file(path, model, &mut plan, (&request, footprint.kv_bytes))?,
+            Placement::File(path) => placed_by_file(path, model, &mut plan, (&request, &footprint))?,
         };
+        // Its working memory stays as it is when the budget changes.
+        request.chunk = Some(plan.chunk);
         Ok(Planned { plan, neurons, tokens, active, budget: VramBudget { footprint, counts, machine, request } })
     }
 

@@ -42,6 +42,7 @@ pub fn place(
     // All copies have arrived; from here on the counters count what the text does.
     split.cache.counters = Default::default();
     engine.split = Some(split);
+    engine.set_chunk(plan.chunk);
     engine.check()
 }
 
@@ -87,8 +88,9 @@ fn open_split(
     let block_bytes = plan.details.block_bytes as usize;
     let kv = plan.part(PartName::Kv).bytes[Tier::Device];
     let context = kv / KvCache::bytes_for(c, 1, KvType::F16) / plan.sequences.max(1) as u64;
+    let (slots, kept) = (plan.slots(), (context as usize, plan.sequences));
     // SAFETY: the store's map lives in the same engine, and is dropped after this.
-    let mut split = unsafe { Split::new(device, &plan.slots(), model, (context as usize, plan.sequences), pins)? };
+    let mut split = unsafe { Split::new(device, &slots, model, kept, plan.chunk, pins)? };
     if model.has_neurons() {
         split.stream(model, ChunkCosts::of(machine, c, block_bytes), streamed_bytes(c))?;
     }

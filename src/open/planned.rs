@@ -5,7 +5,7 @@ use crate::error::{Error, Result};
 use crate::formats::placement_file::PlacementFile;
 use crate::ids::PublishedId;
 use crate::model::Model;
-use crate::placement::memory_plan::{KvPlace, Plan, Request};
+use crate::placement::memory_plan::{Footprint, KvPlace, Plan, Request};
 use bytemuck::allocation::TransparentWrapperAlloc;
 use std::path::Path;
 
@@ -36,12 +36,13 @@ pub(super) fn computed_share(engine: &Engine, counts: &[Vec<u64>], tokens: u64) 
     (active / all).min(1.0)
 }
 
-/// The neurons that a placement file names; its slots replace the plan's, and keys and values take what they leave.
+/// The neurons that a placement file names; its slots replace the plan's, and longer chunks of prompts, then keys and values, take what they
+/// leave.
 pub(super) fn placed_by_file(
     path: &Path,
     model: &Model,
     plan: &mut Plan,
-    (request, kv_bytes): (&Request, u64),
+    (request, footprint): (&Request, &Footprint),
 ) -> Result<Vec<Vec<PublishedId>>> {
     let (layers, ffn) = (model.config.layers, model.config.movable());
     let file = PlacementFile::read(path)?;
@@ -57,7 +58,8 @@ pub(super) fn placed_by_file(
         )));
     }
     plan.layers.iter_mut().zip(&file.layers).for_each(|(l, placed)| l.slots = placed.slots);
-    let room = plan.budget_bytes - needed;
+    let longer = if request.chunk.is_none() { footprint.for_chunks(plan.chunk) } else { 0 };
+    let (room, kv_bytes) = (plan.limit_chunk(longer, plan.budget_bytes - needed), footprint.kv_bytes);
     let sequences = if request.kv == KvPlace::Host { 0 } else { room / kv_bytes.max(1) };
     plan.keep_sequences(request.sequences.max(1).min(sequences as usize), kv_bytes);
     plan.limit_streamed(room - plan.sequences as u64 * kv_bytes);

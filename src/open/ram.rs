@@ -3,12 +3,13 @@
 use super::device::Need;
 use super::{EngineOptions, Listener, artifacts, fits, sparsity};
 use crate::disk::{self, Disk, DiskCosts, OpenedDisk};
-use crate::engine::session::{CHUNK, MOST_CHUNK};
+use crate::engine::session::CHUNK;
 use crate::engine::{Engine, Foresight, Split, unread};
 use crate::error::{Error, Result, human_bytes};
 use crate::formats;
 use crate::host_cache::{HostCache, HostCacheOptions, LayerBlocks, MOST_AHEAD, ReadFault, Run, least_bytes};
 use crate::model::{ExpertWeights, FfnMatrices, KvCache, Matrix, Model};
+use crate::placement::prompt_chunk;
 use crate::predictor::{Predictor, Router};
 use crate::scheduler::Policy;
 use std::fs::File;
@@ -18,8 +19,6 @@ use std::sync::Arc;
 const WORKING_BYTES: u64 = 64 << 20;
 /// The part of it that does not grow with the model: tables of the cache, the program itself.
 const PROGRAM_BYTES: u64 = 32 << 20;
-/// Of the memory that frames would have, longer chunks of prompts take at most one part in so many.
-const CHUNKS_SHARE: u64 = 16;
 /// Of the memory that is free, one part in so many is left to others where nobody has said how much to take.
 const LEFT_TO_OTHERS: u64 = 20;
 
@@ -78,21 +77,25 @@ pub(super) fn resident_with(model: &Model, need: Need, predictors: u64) -> u64 {
     model.file_bytes() - cached_bytes(model) + keys(model, need) + predictors + working_bytes(model, CHUNK)
 }
 
-/// Tokens of a chunk of a mixture's prompts: the most that take no more than a [`CHUNKS_SHARE`]th of the memory that frames would have, and
-/// how many bytes more that is than [`CHUNK`] tokens take. Of other models arithmetic hides what a chunk reads.
+/// Tokens of a chunk of a mixture's prompts where frames would have so many bytes ([`prompt_chunk::longest`]), and how many bytes more that is
+/// than [`CHUNK`] tokens take. Of other models arithmetic hides what a chunk reads.
 pub(super) fn chunk(model: &Model, frames_bytes: u64) -> (usize, u64) {
-    if !model.config.form.experts.is_some_and(|experts| experts.routed()) {
-        return (CHUNK, 0);
+    match gains(model) {
+        true => prompt_chunk::longest(|tokens| for_chunks(model, tokens), frames_bytes, u64::MAX),
+        false => (CHUNK, 0),
     }
-    let lengths = [MOST_CHUNK, MOST_CHUNK / 2].map(|tokens| (tokens, for_chunks(model, tokens)));
-    lengths.into_iter().find(|&(_, bytes)| bytes <= frames_bytes / CHUNKS_SHARE).unwrap_or((CHUNK, 0))
 }
 
-/// Tokens of a chunk where all of a model is kept in memory: the most for which there is room beside it.
+/// Tokens of a chunk where all of a model is kept in memory: of a mixture the most for which there is room beside it.
 pub(super) fn chunk_of_all(model: &Model, options: &EngineOptions) -> usize {
     let room = options.ram.or_else(crate::config::available_memory);
     let left = room.map_or(u64::MAX, |room| room.saturating_sub(all_bytes(model, options.need(model))));
-    chunk(model, left.saturating_mul(CHUNKS_SHARE)).0
+    if gains(model) { prompt_chunk::within(|tokens| for_chunks(model, tokens), left).0 } else { CHUNK }
+}
+
+/// Whether longer chunks are faster on the processor alone: those of a mixture, each of which reads nearly all experts.
+fn gains(model: &Model) -> bool {
+    model.config.form.experts.is_some_and(|experts| experts.routed())
 }
 
 /// Bytes that chunks of so many tokens take beyond those of [`CHUNK`].

@@ -29,8 +29,11 @@ impl VramBudget {
     /// # Errors
     /// [`Error::Memory`] for a budget that is too small, with the smallest that will do.
     pub fn plan(&self, vram: u64) -> Result<Plan> {
-        let request = Request { vram: Some(vram), ffn_share: None, ..self.request };
-        plan(&self.footprint, &self.counts, &self.machine, &request)
+        plan(&self.footprint, &self.counts, &self.machine, &self.request(vram))
+    }
+
+    fn request(&self, vram: u64) -> Request {
+        Request { vram: Some(vram), ffn_share: None, ..self.request }
     }
 
     /// Neurons of the static placement for `slots` slots per layer, `[layers]`, the most important first.
@@ -49,13 +52,15 @@ impl VramBudget {
     /// # Errors
     /// [`Error::Usage`] without a device; [`Error::Memory`] for a budget that is too small or that the device refuses.
     pub fn set(&self, engine: &mut Engine, vram: u64) -> Result<Plan> {
-        let plan = self.plan(vram)?;
         let model = engine.model.clone();
         let Some(split) = &mut engine.split else {
             return Err(Error::Usage(
                 "there is no device whose budget could change; begin with --device cuda (or virtual)".into(),
             ));
         };
+        // Working memory for prompts is what it was when the device was opened.
+        let request = Request { chunk: Some(split.chunk()), ..self.request(vram) };
+        let plan = plan(&self.footprint, &self.counts, &self.machine, &request)?;
         let slots = plan.slots();
         let (before, slots_before) = (split.device.memory().budget, split.cache.slots());
         let none = |e: OutOfMemory| out_of_memory(e);

@@ -1,205 +1,22 @@
 //! The plan of what lies on the device and what on the host, within a budget, to the byte. `docs/plan.md` explains the rules.
 
+pub use super::footprint::{Bits, Footprint, streamed_bytes};
 use super::solve::gap;
-use super::{Costs, Problem, Solution, ilp, min_neurons, solve, upper_bound};
+
+use super::{Costs, Problem, Solution, ilp, min_neurons, prompt_chunk, solve, upper_bound};
 use crate::cache::{PerTier, Tier};
 use crate::clock;
 use crate::engine::session::CHUNK;
-use crate::engine::workspace_bytes;
 use crate::error::{Error, Result};
 use crate::formats::machine_profile::MachineProfile;
-use crate::formats::rows::Quant;
-use crate::model::config::{ModelConfig, Norm, Positions};
-use crate::model::layer::Experts;
-use crate::model::{BlockLayout, ExpertWeights, KvCache, KvType, Matrix, Model};
 use serde::Serialize;
 use serde::ser::{SerializeStruct, Serializer};
-
-/// Shape of a model and bytes of its parts.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Footprint {
-    /// Number of layers.
-    pub layers: usize,
-    /// Hidden size.
-    pub hidden: usize,
-    /// What is placed of each layer: its neurons, or the experts of a mixture.
-    pub ffn: usize,
-    /// Of a mixture, how many experts a token uses; `None` where neurons are placed.
-    pub experts_used: Option<usize>,
-    /// Bytes of one neuron block, or of one expert; of the largest where they differ from layer to layer.
-    pub block_bytes: u64,
-    /// Bytes of the query, key, value and output matrices of all layers, with all their norms and biases, and of a mixture's shared experts,
-    /// which lie beside them.
-    pub attention_bytes: u64,
-    /// Bytes of the embedding and learned positions; with tied embeddings of the positions alone.
-    pub embeddings_bytes: u64,
-    /// Bytes of the head and its norm.
-    pub head_bytes: u64,
-    /// Bytes of working memory for a prompt's chunk, and of the tables of slots.
-    pub buffers_bytes: u64,
-    /// Bytes of the keys and values of one sequence with a full context.
-    pub kv_bytes: u64,
-    /// Layers in which host and device wait for each other once more for attention on the host.
-    pub attention_waits: usize,
-    /// Bytes of what layers of linear attention keep of one sequence, however long it is; a token reads and writes all of it. 0 of every model
-    /// that is run here.
-    pub state_bytes: u64,
-    /// Weights of one neuron block, or of one expert: each is a multiplication and an addition for a token.
-    pub block_weights: u64,
-}
-
-/// Bits that a weight takes, scales included, where a model is of several types.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Bits {
-    /// Of experts or neurons.
-    pub experts: f64,
-    /// Of attention.
-    pub others: f64,
-    /// Of embedding and head.
-    pub edges: f64,
-}
-
-impl Footprint {
-    /// The sizes of a packed model, with keys and values of type `kv` for `context` tokens.
-    pub fn of_model(model: &Model, context: usize, kv: KvType) -> Footprint {
-        let layers = model.layers.iter();
-        Footprint {
-            // Where types differ from layer to layer, the largest: a plan that fits has room for them all.
-            block_bytes: model.layers.iter().map(|l| l.ffn.movable_bytes()).max().unwrap_or(0),
-            attention_bytes: layers.flat_map(|l| l.qkv.parts().iter().chain([&l.o])).map(padded_bytes).sum::<u64>()
-                + shared_bytes(model)
-                + small_bytes(&model.config),
-            embeddings_bytes: if model.config.tied { 0 } else { model.embed.bytes() }
-                + model.positions.map_or(0, |p| p.bytes()),
-            head_bytes: padded_bytes(&model.head) + norm_bytes(&model.config),
-            ..Footprint::of_shape(&model.config, model.quant, context, kv)
-        }
-    }
-
-    /// The sizes that a model of this shape has when `lab::pack` packs it as `quant`; its weights are not needed.
-    pub fn of_shape(c: &ModelConfig, quant: Quant, context: usize, kv: KvType) -> Footprint {
-        let edge = (c.vocab * quant.of_edges().row_bytes(c.hidden)) as u64;
-        let positions = match c.positions {
-            Positions::Learned { offset } => (c.context + offset) * Quant::F32.row_bytes(c.hidden),
-            Positions::Rope { .. } => 0,
-        };
-        let attention = c.qkv_dim() * quant.row_bytes(c.hidden) + c.hidden * quant.row_bytes(c.q_dim());
-        let shared = 2 * shared_width(c) * quant.row_bytes(c.hidden) + c.hidden * quant.row_bytes(shared_width(c));
-        Footprint {
-            layers: c.layers,
-            hidden: c.hidden,
-            ffn: c.movable(),
-            experts_used: whole_experts(c).map(|experts| experts.used),
-            block_bytes: (BlockLayout::new(c.ffn_kind, quant, c.hidden).bytes() * of_cluster(c)) as u64,
-            attention_bytes: (c.layers * (attention + shared)) as u64 + small_bytes(c),
-            embeddings_bytes: if c.tied { 0 } else { edge } + positions as u64,
-            head_bytes: edge + norm_bytes(c),
-            buffers_bytes: buffers_bytes(c),
-            kv_bytes: KvCache::bytes_for(c, context, kv),
-            attention_waits: (0..c.layers).filter(|&l| !c.layer(l).norms.parallel()).count(),
-            state_bytes: 0,
-            block_weights: block_weights(c) as u64,
-        }
-    }
-
-    /// The sizes of a model whose weights take so many bits, about: what a row is rounded up to is left out.
-    pub fn of_bits(c: &ModelConfig, bits: Bits, context: usize, kv: KvType) -> Footprint {
-        let bytes = |weights: usize, bits: f64| (weights as f64 * bits / 8.0).round() as u64;
-        let attention = c.layers * c.hidden * (c.qkv_dim() + c.q_dim() + 3 * shared_width(c));
-        let edge = bytes(c.vocab * c.hidden, bits.edges);
-        Footprint {
-            block_bytes: bytes(block_weights(c), bits.experts),
-            attention_bytes: bytes(attention, bits.others) + small_bytes(c),
-            embeddings_bytes: if c.tied { 0 } else { edge },
-            head_bytes: edge + norm_bytes(c),
-            ..Footprint::of_shape(c, Quant::Q8, context, kv)
-        }
-    }
-
-    /// Device memory that a model needs beside predictors and neurons, with one sequence.
-    pub fn least_bytes(&self) -> u64 {
-        self.attention_bytes + self.head_bytes + self.buffers_bytes + self.state_bytes
-    }
-
-    /// Bytes that the device reads or writes for every token beside predictors and neurons.
-    pub fn always_bytes(&self) -> u64 {
-        self.attention_bytes + self.head_bytes + 2 * self.state_bytes
-    }
-
-    /// Bytes of all neuron blocks.
-    pub fn ffn_bytes(&self) -> u64 {
-        self.block_bytes * (self.ffn * self.layers) as u64
-    }
-}
-
-/// Neurons that are placed as one.
-fn of_cluster(c: &ModelConfig) -> usize {
-    if whole_experts(c).is_some() { c.ffn } else { 1 }
-}
-
-/// The experts of a mixture that are placed as a whole.
-fn whole_experts(c: &ModelConfig) -> Option<Experts> {
-    c.form.experts.filter(|experts| !experts.by_neuron)
-}
-
-/// Neurons of a mixture's shared expert; 0 where there is none.
-fn shared_width(c: &ModelConfig) -> usize {
-    c.form.experts.and_then(|experts| experts.shared).map_or(0, |shared| shared.width)
-}
-
-/// Bytes of the shared experts of all layers.
-fn shared_bytes(model: &Model) -> u64 {
-    model.layers.iter().filter_map(|layer| layer.ffn.experts()).map(ExpertWeights::shared_bytes).sum()
-}
-
-/// Weights of what is placed as one.
-fn block_weights(c: &ModelConfig) -> usize {
-    of_cluster(c) * c.ffn_kind.rows() * c.hidden
-}
-
-/// A matrix with its rows as a device has them: padded, as a file that is read in place has them not.
-fn padded_bytes(matrix: &Matrix) -> u64 {
-    (matrix.rows * matrix.quant.row_bytes(matrix.cols)) as u64
-}
-
-/// One norm: weight and, for LayerNorm, bias, in f32.
-fn norm_bytes(c: &ModelConfig) -> u64 {
-    (c.hidden * 4 * if matches!(c.norm, Norm::Layer(_)) { 2 } else { 1 }) as u64
-}
-
-/// Two norms, the biases and the router of each layer, in f32.
-fn small_bytes(c: &ModelConfig) -> u64 {
-    let there = |yes: bool, numbers: usize| if yes { numbers } else { 0 };
-    let biases =
-        there(c.attention_bias, c.qkv_dim()) + there(c.output_bias, c.hidden) + there(c.ffn_bias, c.ffn + c.hidden);
-    let router = c.form.experts.filter(|experts| experts.routed()).map_or(0, |experts| experts.count * c.hidden);
-    let head_norms = there(c.form.qk_norm, 2 * c.head_dim);
-    c.layers as u64 * (2 * norm_bytes(c) + 4 * (biases + router + head_norms) as u64)
-}
 
 /// Experts that are copied for a prompt's chunk at once, in two halves: while those of one half are computed, the others come.
 const STREAMED_EXPERTS: u64 = 8;
 /// What these take at most of the room that experts have. A budget that grows by an expert gives them one more seldom enough for slots
 /// never to become fewer.
 const STREAMED_SHARE: u64 = 16;
-
-/// Everything that a pass needs besides weights: the engine's workspace for as many tokens as a prompt's chunk has; room for neuron blocks
-/// that are copied for a chunk; 4 bytes per neuron for `gpu_bucket` (dynamicinfer C.2), for the largest number of slots; and a second copy of
-/// the biases of up, for neurons that are in no slot.
-fn buffers_bytes(c: &ModelConfig) -> u64 {
-    let biases = if c.ffn_bias { c.layers * c.ffn } else { 0 };
-    workspace_bytes(c) + streamed_bytes(c) + 4 * (c.layers * c.movable() + biases) as u64
-}
-
-/// Bytes for blocks that are copied for a prompt's chunk: what the chunk's activations would take if all were kept. That is a few hundred
-/// blocks of a 7B model in f16, which the link copies in a fraction of a millisecond. 0 of whole experts: their plan says how many
-/// ([`Plan::streamed_bytes`]).
-pub fn streamed_bytes(c: &ModelConfig) -> u64 {
-    if whole_experts(c).is_some() {
-        return 0;
-    }
-    4 * (CHUNK * (c.ffn_kind.rows() - 1) * c.ffn) as u64
-}
 
 /// Where keys and values are to lie.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -234,6 +51,9 @@ pub struct Request {
     pub computed_share: f64,
     /// Also solve the placement as an integer linear programme, in at most this many seconds; `None` does not.
     pub ilp_seconds: Option<f64>,
+    /// Tokens of a prompt's chunk, one of [`session::CHUNKS`](crate::engine::session::CHUNKS), whose working memory comes before everything else; `None` takes what
+    /// [`prompt_chunk::longest`] chooses.
+    pub chunk: Option<usize>,
 }
 
 /// Parts of a model, one for each line of the plan.
@@ -301,6 +121,8 @@ pub struct Plan {
     /// Bytes within the buffers for experts that are copied for a prompt's chunk, whole experts; 0 where neurons are placed, where a budget
     /// has no room for them, and where all experts lie on the device.
     pub streamed_bytes: u64,
+    /// Tokens of a prompt's chunk.
+    pub chunk: usize,
     /// Number of sequences whose keys and values lie on the device.
     pub sequences: usize,
     /// Sum of the impacts of the neurons on the device.
@@ -333,14 +155,28 @@ impl Plan {
         self.sequences = sequences;
     }
 
+    /// Keeps to chunks of [`CHUNK`] tokens, unless the `bytes` that longer ones take are `room` at most. Returns the room that is left.
+    pub fn limit_chunk(&mut self, bytes: u64, room: u64) -> u64 {
+        if let Some(left) = room.checked_sub(bytes) {
+            return left;
+        }
+        self.without_buffers(bytes);
+        self.chunk = CHUNK;
+        room
+    }
+
     /// Leaves out the room for experts that are copied for a prompt's chunk, unless it is `room` bytes at most.
     pub fn limit_streamed(&mut self, room: u64) {
         if self.streamed_bytes > room {
-            let buffers = self.parts.iter_mut().find(|p| p.name == PartName::Buffers).expect("a plan has every part");
-            buffers.bytes[Tier::Device] -= self.streamed_bytes;
-            self.total_bytes -= self.streamed_bytes;
+            self.without_buffers(self.streamed_bytes);
             self.streamed_bytes = 0;
         }
+    }
+
+    fn without_buffers(&mut self, bytes: u64) {
+        let buffers = self.parts.iter_mut().find(|p| p.name == PartName::Buffers).expect("a plan has every part");
+        buffers.bytes[Tier::Device] -= bytes;
+        self.total_bytes -= bytes;
     }
 }
 
@@ -405,15 +241,17 @@ pub fn plan(footprint: &Footprint, counts: &[Vec<u64>], machine: &MachineProfile
     let kv_bytes = f.kv_bytes * sequences as u64;
     let kv_first = if request.kv == KvPlace::Device { kv_bytes } else { 0 };
     let states = f.state_bytes * (sequences as u64 - 1);
-    let min_bytes = f.least_bytes() + states + request.predictor_bytes + kv_first;
+    let asked = request.chunk.map_or(0, |tokens| f.for_chunks(tokens));
+    let min_bytes = f.least_bytes() + states + request.predictor_bytes + kv_first + asked;
     let kv_later = if matches!(request.kv, KvPlace::Auto | KvPlace::Spare) { kv_bytes } else { 0 };
     let full_bytes = min_bytes + f.ffn_bytes() + kv_later + f.embeddings_bytes;
 
     // Rounded down, so that the share is not exceeded.
     let wanted = request.ffn_share.map_or(f.ffn_bytes(), |share| (f.ffn_bytes() as f64 * share) as u64);
     let wanted = wanted.min(f.ffn_bytes());
-    let budget_bytes = request.vram.unwrap_or(min_bytes + wanted + streamed(f, request, wanted, wanted));
-    let Some(room) = budget_bytes.checked_sub(min_bytes) else {
+    let beside = || streamed(f, request, wanted, wanted) + longer(f, request, wanted, wanted).1;
+    let budget_bytes = request.vram.unwrap_or_else(|| min_bytes + wanted + beside());
+    let Some(mut room) = budget_bytes.checked_sub(min_bytes) else {
         return Err(Error::Memory(format!(
             "a budget of {budget_bytes} bytes is below the {min_bytes} that attention, head, predictors, buffers{} take on \
              the device; give --vram {min_bytes} or more, or pack the model in a smaller type (--quant q4_0)",
@@ -426,7 +264,8 @@ pub fn plan(footprint: &Footprint, counts: &[Vec<u64>], machine: &MachineProfile
             "--ffn-share takes {wanted} bytes and --vram leaves {room} for neurons; give --vram {least} or more, or a smaller share"
         )));
     }
-
+    let (chunk, longer) = longer(f, request, wanted, room);
+    room -= longer;
     let costs = Costs::of(machine, f.block_bytes, f.hidden);
     let least = min_neurons(&costs, f.ffn);
     let failed = |why: String| Error::Failed(format!("the placement cannot be planned: {why}"));
@@ -446,7 +285,8 @@ pub fn plan(footprint: &Footprint, counts: &[Vec<u64>], machine: &MachineProfile
     let slots_bytes = f.block_bytes * slots.iter().sum::<usize>() as u64;
     // With `vram`, bytes that neurons could still use stay free for them: nothing else displaces one.
     let rest = if request.vram.is_some() { room - streamed_bytes - ffn_budget } else { 0 };
-    let (sequences, parts) = divide(f, request, [slots_bytes, streamed_bytes], rest, sequences_there);
+    let for_chunks = [streamed_bytes, f.for_chunks(chunk)];
+    let (sequences, parts) = divide(f, request, (slots_bytes, for_chunks), rest, sequences_there);
     let [host_bytes, total_bytes] =
         [Tier::Host, Tier::Device].map(|tier| parts.iter().map(|part| part.bytes[tier]).sum::<u64>());
     if let Some(ram) = request.ram.filter(|&ram| ram < host_bytes) {
@@ -463,6 +303,7 @@ pub fn plan(footprint: &Footprint, counts: &[Vec<u64>], machine: &MachineProfile
         parts,
         layers: slots.into_iter().map(|slots| LayerSlots { slots }).collect(),
         streamed_bytes,
+        chunk,
         sequences,
         objective: impact,
         gap: gap(bound, impact),
@@ -525,6 +366,18 @@ fn divide_room(
     [request.sequences.max(1), 1].into_iter().find_map(displacing).unwrap_or((None, neurons))
 }
 
+/// Tokens of a prompt's chunk, and the bytes that they take of `room` bytes, of which neurons may have `wanted`.
+fn longer(f: &Footprint, request: &Request, wanted: u64, room: u64) -> (usize, u64) {
+    if let Some(tokens) = request.chunk {
+        return (tokens, 0);
+    }
+    let there = wanted.min(room);
+    // A share and a budget beside it leave no room but what the share's neurons do not take.
+    let free = if request.ffn_share.is_some() && request.vram.is_some() { room - wanted } else { u64::MAX };
+    let beyond = |tokens| Some(f.for_chunks(tokens)).filter(|&bytes| bytes <= free).unwrap_or(u64::MAX);
+    prompt_chunk::longest(beyond, there, f.ffn_bytes() - there)
+}
+
 /// Bytes for experts that are copied for a prompt's chunk, where experts may have `wanted` of `room` bytes: whole ones.
 fn streamed(f: &Footprint, request: &Request, wanted: u64, room: u64) -> u64 {
     let spare = match (request.ffn_share, request.vram) {
@@ -550,13 +403,13 @@ fn attention_on_host_us(f: &Footprint, costs: &Costs, machine: &MachineProfile, 
     f.attention_waits as f64 * (costs.t_sync_us + machine.call_us) + reading
 }
 
-/// Divides the parts between device and host, with so many bytes of neurons in slots and of experts that are copied for a chunk, and `rest`
-/// bytes left after them. Returns also the number of sequences whose keys and values lie on the device: `kv_sequences`, else as many as there
+/// Divides the parts between device and host, with so many bytes of neurons in slots, of experts that are copied for a chunk and of longer
+/// chunks than [`CHUNK`], and `rest` bytes left after them. Returns also the number of sequences whose keys and values lie on the device: `kv_sequences`, else as many as there
 /// is room for.
 fn divide(
     f: &Footprint,
     request: &Request,
-    [slots_bytes, streamed_bytes]: [u64; 2],
+    (slots_bytes, for_chunks): (u64, [u64; 2]),
     mut rest: u64,
     kv_sequences: Option<usize>,
 ) -> (usize, Vec<PlanPart>) {
@@ -583,7 +436,7 @@ fn divide(
         part(PartName::Head, (f.head_bytes, 0)),
         part(PartName::Predictors, (request.predictor_bytes, 0)),
         part(PartName::Kv, (kv, kv_bytes - kv)),
-        part(PartName::Buffers, (f.buffers_bytes + f.state_bytes * wanted as u64 + streamed_bytes, 0)),
+        part(PartName::Buffers, (f.buffers_bytes + f.state_bytes * wanted as u64 + for_chunks.iter().sum::<u64>(), 0)),
         // The host keeps every neuron (dynamicinfer C.2), so a neuron that leaves the device need not be copied back.
         part(PartName::FfnSlots, (slots_bytes, f.ffn_bytes())),
     ];

@@ -7,10 +7,12 @@ pub mod cost;
 pub mod disk_plan;
 pub mod drawn;
 pub mod estimate;
+pub mod footprint;
 pub mod ilp;
 pub mod memory_plan;
 pub mod policy;
 pub mod problem;
+pub mod prompt_chunk;
 pub mod solve;
 
 pub use cost::{Costs, min_neurons};

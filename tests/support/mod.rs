@@ -6,6 +6,7 @@ pub mod law;
 
 use dynamicinfer::cpu::aligned::Aligned;
 use dynamicinfer::device::{Device, OutOfMemory, Rates, VirtualDevice};
+use dynamicinfer::engine::session::CHUNK;
 use dynamicinfer::engine::{ChunkCosts, ExpertCosts, Split};
 use dynamicinfer::formats::predictor_file::Header;
 use dynamicinfer::formats::rows::{self, Quant};
@@ -199,5 +200,19 @@ pub fn streaming_experts_bytes(model: &Model, half: usize) -> u64 {
 /// It is dropped before the model's store is.
 pub unsafe fn on_device(model: &Model, device: Box<dyn Device>, slots: &[usize]) -> Result<Split, OutOfMemory> {
     // SAFETY: the caller's promise.
-    unsafe { Split::new(device, slots, model, (ON_DEVICE, 1), true) }
+    unsafe { on_device_by(model, device, slots, CHUNK) }
+}
+
+/// The same with chunks of up to `chunk` tokens, and room for as many positions.
+///
+/// # Safety
+/// As [`on_device`].
+pub unsafe fn on_device_by(
+    model: &Model,
+    device: Box<dyn Device>,
+    slots: &[usize],
+    chunk: usize,
+) -> Result<Split, OutOfMemory> {
+    // SAFETY: the caller's promise.
+    unsafe { Split::new(device, slots, model, (ON_DEVICE.max(chunk), 1), chunk, true) }
 }

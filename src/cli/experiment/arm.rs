@@ -186,6 +186,7 @@ fn of_device(f: &mut Fields) -> Result<Option<DeviceOptions>> {
         policy: f.get("policy")?,
         graphs: f.one_of("graphs")?.unwrap_or(Switch::Off),
         tensor_cores: f.one_of("tensor_cores")?.unwrap_or(TensorCores::Auto),
+        prompt_chunk: f.get("prompt_chunk")?,
         lookahead: f.get("lookahead")?,
         lookahead_on: f.one_of("lookahead_on")?.unwrap_or(LookaheadOnArg::Scheduler),
         deterministic: f.flag("deterministic")?,
@@ -243,6 +244,7 @@ fn of_simulate(settings: &[(String, Value)]) -> Result<simulate::Args> {
         position: f.get("position")?.unwrap_or(POSITION),
         gap_ns: f.get("gap_ns")?.unwrap_or(0.0),
         prefill: 0,
+        prompt_chunk: None,
         plot: None,
         json: false,
     };

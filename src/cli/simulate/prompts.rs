@@ -44,7 +44,8 @@ pub fn rows(case: &Case<'_>, decoded: &[Decoded]) -> Result<Vec<Row>> {
 /// The table of prompts, and what its figures take for granted; empty without prompts.
 pub fn shown(rows: &[Row]) -> String {
     let Some(first) = rows.first() else { return String::new() };
-    let mut table = empty(&["VRAM, policy", "ms", "tokens/s", "times static", "in slots", "copied", "ms, none copied"]);
+    let mut table =
+        empty(&["VRAM, policy", "chunk", "ms", "tokens/s", "times static", "in slots", "copied", "ms, none copied"]);
     for row in rows {
         let vram = row.vram_bytes.map_or("-".into(), human_bytes);
         let name = match (row.policy, row.layers_on_device, row.copies) {
@@ -57,6 +58,7 @@ pub fn shown(rows: &[Row]) -> String {
         let p = &row.prompt;
         table.add_row([
             name,
+            p.chunk.to_string(),
             format!("{:.1} sim.", p.ms),
             format!("{:.1}", p.tokens_per_s),
             times,
@@ -68,7 +70,7 @@ pub fn shown(rows: &[Row]) -> String {
     let assumed: String = ASSUMED.iter().map(|says| format!("- {says}\n")).collect();
     format!(
         "\nSIMULATED: prompts of {} tokens, mean of {}; a chunk needs {:.1} % of a layer's experts.\n{table}\n\
-         In slots, copied: of the tokens' experts, those in slots, and those copied for a chunk of 256 because that is faster than the CPU; \
+         In slots, copied: of the tokens' experts, those in slots, and those copied for a chunk because that is faster than the CPU; \
          none copied: if the CPU computed all that are missing.\n\
          N layers, copies: as llama.cpp, the layers on the host copied for each chunk of 512.\nTaken for granted:\n{assumed}",
         first.prompt.tokens,

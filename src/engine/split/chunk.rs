@@ -4,7 +4,7 @@
 
 use super::Split;
 use super::streaming::{ChunkCosts, runs};
-use super::workspace::{ExchangeLayout, MAX_PARTS, SLOTS_AT_ONCE};
+use super::workspace::{ExchangeLayout, SLOTS_AT_ONCE};
 use crate::clock;
 use crate::device::{Add, Buffer, Call, DenseFfn, Event, HostWork, NONE, OutOfMemory, Stage, Stream, View};
 use crate::engine::ffn::{self, Counts, Neurons, Work};
@@ -100,7 +100,8 @@ impl Split {
             let missing = &self.host_selection.neurons[self.host_selection.neurons.len() - on_cpu..];
             pass.buffers.ffn.counts(c, Neurons::Some(missing), n, activation_threshold, &mut self.cpu_counts[l % 2]);
             let bytes = DenseFfn::parts(layer.block(), n) * c.ffn * 4;
-            let to = self.host.counts[l % 2 * MAX_PARTS * c.ffn..].as_mut_ptr().cast();
+            let at = self.host.counts_at(l);
+            let to = self.host.counts[at..].as_mut_ptr().cast();
             // SAFETY: as above.
             unsafe { self.device.copy_out(Stream::Compute, self.workspace.counts, 0, to, bytes) };
         }
@@ -253,7 +254,7 @@ impl Split {
             FfnWeights::Matrices(_) => None,
         };
         if let (Some(migrator), Some(layout)) = (self.migrator.as_mut(), layout) {
-            let parts = &self.host.counts[l % 2 * MAX_PARTS * neurons..][..DenseFfn::parts(&layout, n) * neurons];
+            let parts = &self.host.counts[self.host.counts_at(l)..][..DenseFfn::parts(&layout, n) * neurons];
             let counts = &mut self.cpu_counts[l % 2];
             for (i, count) in counts.iter_mut().enumerate().filter(|(_, count)| **count == NONE) {
                 *count = parts.iter().skip(i).step_by(neurons).sum();

@@ -10,7 +10,6 @@ use crate::cpu::MAX_COLUMNS;
 use crate::device::{Buffer, Call, Device, Event, ExpertFfn, NONE, OutOfMemory, PinnedBuffer, Stream, View};
 use crate::engine::forward::Pass;
 use crate::engine::routing::{Group, Routed};
-use crate::engine::session::CHUNK;
 use crate::formats::will_need;
 use crate::ids::StoreId;
 use crate::model::config::ModelConfig;
@@ -44,12 +43,14 @@ struct Scratch {
 }
 
 impl ExpertStreaming {
+    /// For chunks of up to `chunk` tokens.
+    ///
     /// # Safety
     /// The device is dropped before it.
-    pub unsafe fn new(device: &mut dyn Device, c: &ModelConfig) -> ExpertStreaming {
+    pub unsafe fn new(device: &mut dyn Device, c: &ModelConfig, chunk: usize) -> ExpertStreaming {
         // A half that has room for one expert is filled once for each.
         let words =
-            c.form.experts.filter(|e| !e.by_neuron).map_or(0, |e| e.count * ExpertFfn::chosen_words(CHUNK, e.used));
+            c.form.experts.filter(|e| !e.by_neuron).map_or(0, |e| e.count * ExpertFfn::chosen_words(chunk, e.used));
         let mut two = || [device.event(), device.event()];
         let (arrived, done) = (two(), two());
         // SAFETY: the caller's promise.

@@ -13,7 +13,6 @@ use crate::engine::ffn::{self, Chosen, ExpertsRead, Selection};
 use crate::engine::forward::Pass;
 use crate::engine::host;
 use crate::engine::routing::{Routed, Routes};
-use crate::engine::session::CHUNK;
 use crate::engine::sparsity::Wanted;
 use crate::model::config::ModelConfig;
 use crate::model::layer::{Experts, RouterInput};
@@ -33,12 +32,14 @@ pub(super) struct ExpertSplit {
 }
 
 impl ExpertSplit {
+    /// For chunks of up to `chunk` tokens.
+    ///
     /// # Safety
     /// The device is dropped before it.
-    pub unsafe fn new(device: &mut dyn Device, c: &ModelConfig) -> ExpertSplit {
+    pub unsafe fn new(device: &mut dyn Device, c: &ModelConfig, chunk: usize) -> ExpertSplit {
         let (chosen, input) = c.form.experts.map_or((0, 0), |experts| {
-            let reads = if experts.reads == RouterInput::Layer { CHUNK * c.hidden } else { 0 };
-            (ExchangeLayout::new(MAX_COLUMNS, c).choice.max(ExchangeLayout::new(CHUNK, c).choice), reads)
+            let reads = if experts.reads == RouterInput::Layer { chunk * c.hidden } else { 0 };
+            (ExchangeLayout::new(MAX_COLUMNS, c).choice.max(ExchangeLayout::new(chunk, c).choice), reads)
         });
         // SAFETY: the caller's promise.
         let (chosen, layer_input) = unsafe { (pinned(device, chosen, false), pinned(device, input, true)) };

@@ -5,7 +5,7 @@
 use super::Split;
 use super::experts::mixture;
 use super::streaming::{ExpertCosts, Missing};
-use super::workspace::{ExchangeLayout, MAX_PARTS, SLOTS_AT_ONCE};
+use super::workspace::{ExchangeLayout, SLOTS_AT_ONCE};
 use crate::device::{Buffer, Call, ColumnWeights, DenseFfn, Event, NONE, OutOfMemory, SlotBlocks, Stream, View};
 use crate::engine::ffn::ExpertsRead;
 use crate::engine::forward::Pass;
@@ -181,7 +181,8 @@ impl Split {
             return;
         }
         let bytes = DenseFfn::parts(&weights.neuron_layout(), n) * c.neurons() * 4;
-        let to = self.host.counts[l % 2 * MAX_PARTS * c.neurons()..].as_mut_ptr().cast();
+        let at = self.host.counts_at(l);
+        let to = self.host.counts[at..].as_mut_ptr().cast();
         // SAFETY: looked at after an event behind the copy.
         unsafe { self.device.copy_out(Stream::Compute, self.workspace.counts, 0, to, bytes) };
     }

@@ -25,7 +25,6 @@ pub use workspace::workspace_bytes;
 
 use super::ffn::{CachedFfn, Selection};
 use super::forward::Pass;
-use super::session::CHUNK;
 use super::sparsity::Sparsity;
 use crate::cache::{Frames, HostBlocks, NeuronCache};
 use crate::cpu::MAX_COLUMNS;
@@ -62,6 +61,8 @@ pub struct Split {
     pub reserved: Buffer,
     /// Where the neurons of prompts' chunks were computed.
     pub chunks: ChunkCounts,
+    /// [`Split::chunk`]
+    chunk: usize,
     weights: Weights,
     scorers: Scorers,
     workspace: DeviceWorkspace,
@@ -114,8 +115,9 @@ pub struct Split {
 
 impl Split {
     /// Gives layer `l` of the model `slots[l]` slots on `device`, all empty, and uploads attention and head. The keys and values of up to
-    /// `sequences` sequences of `context` positions are kept there, too; with 0, the CPU computes attention. `pins` says whether the model's
-    /// neurons or experts are to be pinned where they lie in host memory: not where some of them may be on disk.
+    /// `sequences` sequences of `context` positions are kept there, too; with 0, the CPU computes attention. Passes have `chunk` tokens at
+    /// most. `pins` says whether the model's neurons or experts are to be pinned where they lie in host memory: not where some of them may be
+    /// on disk.
     ///
     /// # Errors
     /// The device has no room.
@@ -127,20 +129,23 @@ impl Split {
         slots: &[usize],
         model: &Model,
         (context, sequences): (usize, usize),
+        chunk: usize,
         pins: bool,
     ) -> Result<Split, OutOfMemory> {
         let c = &model.config;
         // SAFETY: the blocks lie in the store, by the caller's promise; the device is dropped before the cache.
         let cache = unsafe { neuron_cache(&mut *device, slots, model, pins)? };
         // SAFETY: the device is dropped before the pinned memory.
-        let (host, experts) = unsafe { (PinnedBuffers::new(&mut *device, c), ExpertSplit::new(&mut *device, c)) };
+        let (host, experts) =
+            unsafe { (PinnedBuffers::new(&mut *device, c, chunk), ExpertSplit::new(&mut *device, c, chunk)) };
         // SAFETY: as above.
-        let expert_streaming = unsafe { ExpertStreaming::new(&mut *device, c) };
+        let expert_streaming = unsafe { ExpertStreaming::new(&mut *device, c, chunk) };
         // As a later variable it is dropped before both, too, if one of the next steps fails.
         let mut device = device;
         let reserved = device.reserve(0)?;
         let mut allocator = DeviceAllocator { device: &mut *device, bytes: 0 };
-        let (weights, workspace) = (Weights::new(&mut allocator, model)?, DeviceWorkspace::new(&mut allocator, c)?);
+        let weights = Weights::new(&mut allocator, model)?;
+        let workspace = DeviceWorkspace::new(&mut allocator, c, chunk)?;
         let bytes = allocator.bytes;
         if c.neurons_inside() {
             let names: Vec<u32> = (0..c.neurons() as u32).collect();
@@ -156,6 +161,7 @@ impl Split {
             lookahead: None,
             reserved,
             chunks: ChunkCounts::default(),
+            chunk,
             weights,
             scorers: Scorers::default(),
             workspace,
@@ -191,6 +197,11 @@ impl Split {
         Ok(split)
     }
 
+    /// Tokens that a pass can have at most: what there is working memory for.
+    pub fn chunk(&self) -> usize {
+        self.chunk
+    }
+
     /// Sequences whose keys and values can be on the device.
     pub fn sequences(&self) -> usize {
         self.kv.as_ref().map_or(0, DeviceKv::sequences)
@@ -214,7 +225,7 @@ impl Split {
             return Ok(());
         }
         // SAFETY: the device is dropped before the pinned memory, by the order of the fields.
-        unsafe { self.host.attend(device, c) };
+        unsafe { self.host.attend(device, c, self.chunk) };
         let mut allocator = DeviceAllocator { device, bytes: 0 };
         let kv = DeviceKv::new(&mut allocator, c, context, sequences)?;
         self.bytes += allocator.bytes;
@@ -258,7 +269,7 @@ impl Split {
                 calls.push(Call::Attend(Attend { heads, layer: 0, n, window, most, qkv, positions, out: attended }));
             }
         }
-        calls.extend(projections(CHUNK));
+        calls.extend(projections(self.chunk));
         let layers = model.layers.iter().enumerate();
         let ffns = (1..=MAX_COLUMNS).flat_map(|n| layers.clone().map(move |(l, layer)| (n, l, layer)));
         calls.extend(ffns.map(|(n, l, layer)| match &layer.ffn {

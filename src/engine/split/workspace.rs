@@ -3,15 +3,12 @@
 use super::allocator::DeviceAllocator;
 use crate::cpu::MAX_COLUMNS;
 use crate::device::{Buffer, DenseFfn, Device, ExpertFfn, Mixture, OutOfMemory, PinnedBuffer, SparseFfn};
-use crate::engine::session::CHUNK;
 use crate::model::config::{ModelConfig, Positions};
 
 /// Slots whose products are computed at a time for a chunk's FFN: enough tiles for a large GPU, and a few megabytes.
 pub const SLOTS_AT_ONCE: usize = 4096;
-/// Parts of a chunk's counts, at most ([`DenseFfn::parts`]).
-pub const MAX_PARTS: usize = DenseFfn::most_parts(CHUNK);
 
-/// Device memory for a pass of up to [`CHUNK`] tokens.
+/// Device memory for a pass of up to so many tokens as a prompt's chunk has.
 pub struct DeviceWorkspace {
     /// What host and device exchange, in one copy: see [`ExchangeLayout`].
     pub exchange: Buffer,
@@ -27,7 +24,7 @@ pub struct DeviceWorkspace {
     pub logits: Buffer,
     /// For a chunk: products, `[n, SLOTS_AT_ONCE]`.
     pub products: Buffer,
-    /// For a chunk: in how many tokens each neuron is active, `[MAX_PARTS, neurons]`.
+    /// For a chunk: in how many tokens each neuron is active, `[parts, neurons]` ([`DenseFfn::parts`]).
     pub counts: Buffer,
     /// For a chunk: the neurons whose blocks are copied for it, `[ffn]`; of a mixture that is packed by neuron all, in their order.
     pub names: Buffer,
@@ -41,35 +38,39 @@ pub struct DeviceWorkspace {
 }
 
 impl DeviceWorkspace {
-    /// Bytes of each, in their order.
-    fn sizes(c: &ModelConfig) -> [usize; 12] {
+    /// Bytes of each, in their order, for chunks of up to `chunk` tokens.
+    fn sizes(c: &ModelConfig, chunk: usize) -> [usize; 12] {
         let rotates = matches!(c.positions, Positions::Rope { .. });
         // Of a mixture's chunk all tokens' experts add to the same output.
         let whole = c.form.experts.filter(|experts| !experts.by_neuron);
         let of_chunks = if whole.is_some() { 0 } else { c.neurons() };
-        let experts_output = if whole.is_some() { CHUNK * c.hidden * 4 } else { 0 };
+        let experts_output = if whole.is_some() { chunk * c.hidden * 4 } else { 0 };
         [
-            ExchangeLayout::new(MAX_COLUMNS, c).bytes().max(ExchangeLayout::new(CHUNK, c).scores() * 4),
-            CHUNK * c.qkv_dim() * 4,
-            CHUNK * c.q_dim() * 4,
+            ExchangeLayout::new(MAX_COLUMNS, c).bytes().max(ExchangeLayout::new(chunk, c).scores() * 4),
+            chunk * c.qkv_dim() * 4,
+            chunk * c.q_dim() * 4,
             SparseFfn::output_bytes(MAX_COLUMNS, c.hidden, c.movable()).max(experts_output),
-            CHUNK * c.hidden * 4,
+            chunk * c.hidden * 4,
             MAX_COLUMNS * c.vocab * 4,
-            CHUNK * of_chunks.min(c.ffn).min(SLOTS_AT_ONCE) * 4,
-            MAX_PARTS * of_chunks * 4,
+            chunk * of_chunks.min(c.ffn).min(SLOTS_AT_ONCE) * 4,
+            DenseFfn::most_parts(chunk) * of_chunks * 4,
             of_chunks * 4,
-            whole.map_or(0, |experts| 2 * ExpertFfn::chosen_words(CHUNK, experts.used) * 4),
-            CHUNK * 8,
-            if rotates { CHUNK * c.head_dim * 4 } else { 0 },
+            whole.map_or(0, |experts| 2 * ExpertFfn::chosen_words(chunk, experts.used) * 4),
+            chunk * 8,
+            if rotates { chunk * c.head_dim * 4 } else { 0 },
         ]
     }
 
-    /// Allocates all of it.
+    /// Allocates all of it, for chunks of up to `chunk` tokens.
     ///
     /// # Errors
     /// The device has no room.
-    pub fn new(allocator: &mut DeviceAllocator<'_>, c: &ModelConfig) -> Result<DeviceWorkspace, OutOfMemory> {
-        let mut sizes = DeviceWorkspace::sizes(c).into_iter();
+    pub fn new(
+        allocator: &mut DeviceAllocator<'_>,
+        c: &ModelConfig,
+        chunk: usize,
+    ) -> Result<DeviceWorkspace, OutOfMemory> {
+        let mut sizes = DeviceWorkspace::sizes(c, chunk).into_iter();
         let mut next = || allocator.alloc(sizes.next().expect("one for each"));
         Ok(DeviceWorkspace {
             exchange: next()?,
@@ -93,9 +94,9 @@ pub fn most_rows(c: &ModelConfig, n: usize) -> usize {
     c.form.experts.map_or(0, |experts| experts.count.min(n * experts.used))
 }
 
-/// Bytes that a device's part of an engine takes for its passes, without anything of the model.
-pub fn workspace_bytes(c: &ModelConfig) -> u64 {
-    DeviceWorkspace::sizes(c).iter().sum::<usize>() as u64
+/// Bytes that a device's part of an engine takes for its passes with chunks of up to `chunk` tokens, without anything of the model.
+pub fn workspace_bytes(c: &ModelConfig, chunk: usize) -> u64 {
+    DeviceWorkspace::sizes(c, chunk).iter().sum::<usize>() as u64
 }
 
 /// What host and device exchange in a pass, on the host's side, in pages that the device may pin.
@@ -123,7 +124,7 @@ pub struct PinnedBuffers {
     pub positions: PinnedBuffer,
     /// Rotations of the tokens, as the device reads them.
     pub angles: PinnedBuffer,
-    /// For a chunk: in how many tokens each neuron is active, `[2, MAX_PARTS, neurons]`; two layers take turns.
+    /// For a chunk: in how many tokens each neuron is active, `[2, parts, neurons]`; two layers take turns.
     pub counts: PinnedBuffer,
     /// For a chunk: the neurons that are copied for it, `[layers, ffn]`.
     pub names: PinnedBuffer,
@@ -141,27 +142,29 @@ pub unsafe fn pinned(device: &mut dyn Device, words: usize, written: bool) -> Pi
 }
 
 impl PinnedBuffers {
+    /// For passes of up to `chunk` tokens.
+    ///
     /// # Safety
     /// The device is dropped before they are.
-    pub unsafe fn new(device: &mut dyn Device, c: &ModelConfig) -> PinnedBuffers {
+    pub unsafe fn new(device: &mut dyn Device, c: &ModelConfig, chunk: usize) -> PinnedBuffers {
         // SAFETY: the caller's promise.
         let mut room = |words: usize, written: bool| unsafe { pinned(device, words, written) };
         let clusters = c.clusters();
         let whole = c.form.experts.is_some_and(|experts| !experts.by_neuron);
         let of_chunks = if whole { 0 } else { c.neurons() };
         PinnedBuffers {
-            received: room((ExchangeLayout::new(MAX_COLUMNS, c).bytes() / 4).max(CHUNK * c.hidden), true),
+            received: room((ExchangeLayout::new(MAX_COLUMNS, c).bytes() / 4).max(chunk * c.hidden), true),
             ahead: room(MAX_COLUMNS * clusters, true),
             masks: room(clusters, false),
             all_masks: room(clusters, false),
-            partial: room(CHUNK * c.hidden, false),
+            partial: room(chunk * c.hidden, false),
             fired: room(c.layers * MAX_COLUMNS * SparseFfn::fired_words(c.movable()), true),
             qkv_read_back: PinnedBuffer::new(0),
-            qkv: room(CHUNK * c.qkv_dim(), true),
-            attended: room(CHUNK * c.q_dim(), false),
-            positions: room(CHUNK * 2, false),
-            angles: room(CHUNK * c.head_dim, false),
-            counts: room(2 * MAX_PARTS * of_chunks, true),
+            qkv: room(chunk * c.qkv_dim(), true),
+            attended: room(chunk * c.q_dim(), false),
+            positions: room(chunk * 2, false),
+            angles: room(chunk * c.head_dim, false),
+            counts: room(2 * DenseFfn::most_parts(chunk) * of_chunks, true),
             names: room(if c.form.experts.is_some() { 0 } else { c.layers * c.ffn }, false),
         }
     }
@@ -201,13 +204,18 @@ impl PinnedBuffers {
         all.iter().map(|buffer| size_of_val(&buffer[..]) as u64).sum()
     }
 
-    /// Allocates memory for the keys and values that the device makes, if there is none.
+    /// Where the counts of layer `l` begin: two layers take turns.
+    pub fn counts_at(&self, l: usize) -> usize {
+        l % 2 * (self.counts.len() / 2)
+    }
+
+    /// Allocates memory for the keys and values that the device makes of up to `chunk` tokens, if there is none.
     ///
     /// # Safety
     /// The device is dropped before they are.
-    pub unsafe fn attend(&mut self, device: &mut dyn Device, c: &ModelConfig) {
+    pub unsafe fn attend(&mut self, device: &mut dyn Device, c: &ModelConfig, chunk: usize) {
         if self.qkv_read_back.is_empty() {
-            let words = (c.layers * MAX_COLUMNS).max(2 * CHUNK) * c.qkv_dim();
+            let words = (c.layers * MAX_COLUMNS).max(2 * chunk) * c.qkv_dim();
             // SAFETY: the caller's promise.
             self.qkv_read_back = unsafe { pinned(device, words, true) };
         }

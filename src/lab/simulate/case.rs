@@ -2,6 +2,7 @@
 
 use super::prompts::{PromptOutcome, whole_layers};
 use super::{Calls, Outcome, SimulateOptions, experts_offload, layer_offload, scaled, simulate};
+use crate::engine::session::{CHUNK, CHUNKS};
 use crate::error::{Error, Result};
 use crate::formats::machine_profile::MachineProfile;
 use crate::formats::trace_file::TraceFile;
@@ -46,6 +47,8 @@ pub struct Case<'a> {
     pub seed: u64,
     /// Of a mixture with a device, tokens at the beginning of each text that are a prompt and are not decoded; 0 for none.
     pub prompt: usize,
+    /// Tokens of a prompt's chunk, one of [`CHUNKS`]; `None` takes the plan's choice.
+    pub chunk: Option<usize>,
 }
 
 impl Case<'_> {
@@ -72,6 +75,9 @@ impl Case<'_> {
         let (n, h) = (self.prompt, self.trace.header());
         let bad = |why: String| Err(Error::Usage(format!("a prompt of {n} tokens: {why}")));
         match h.texts.iter().map(|text| text.tokens).min() {
+            _ if self.chunk.is_some_and(|chunk| !CHUNKS.contains(&chunk)) => {
+                Err(Error::Usage(format!("--prompt-chunk {}: take one of {CHUNKS:?}", self.chunk.unwrap_or(0))))
+            }
             _ if n == 0 => Ok(()),
             _ if self.real.experts_used.is_none() => {
                 bad("only those of mixtures are simulated; of other models a prompt is dense, whatever the policy"
@@ -118,8 +124,8 @@ impl Case<'_> {
         let history = frequencies(self.trace, |text| text < skip);
         let counts: Vec<Vec<u64>> =
             history.iter().map(|f| f.iter().map(|&f| (f64::from(f) * 1e9) as u64).collect()).collect();
-        let (slots, placed, half) = match self.vram {
-            None => (vec![0; h.layers], vec![Vec::new(); h.layers], 0),
+        let (slots, placed, half, chunk) = match self.vram {
+            None => (vec![0; h.layers], vec![Vec::new(); h.layers], 0, CHUNK),
             Some(vram) => {
                 let small = scaled(self.real, h.layers, h.ffn);
                 let per_layer = h.layers as f64 / self.real.layers as f64;
@@ -133,6 +139,7 @@ impl Case<'_> {
                     predictor_bytes: part(self.predictor_bytes),
                     computed_share: 1.0,
                     ilp_seconds: None,
+                    chunk: self.chunk,
                 };
                 let plan = plan(&small, &counts, self.machine, &request).map_err(|e| match e {
                     // Written anew, because the original message gives the bytes of the scaled model.
@@ -145,7 +152,7 @@ impl Case<'_> {
                 })?;
                 let slots: Vec<usize> = plan.layers.iter().map(|l| l.slots).collect();
                 let placed = policy::neurons(self.placement, &counts, &slots, self.seed);
-                (slots, placed, (plan.streamed_bytes / small.block_bytes.max(1)) as usize / 2)
+                (slots, placed, (plan.streamed_bytes / small.block_bytes.max(1)) as usize / 2, plan.chunk)
             }
         };
         let setting = SimulateOptions {
@@ -166,6 +173,7 @@ impl Case<'_> {
             seed: self.seed,
             skip,
             prompt: self.prompt,
+            chunk,
             half,
         };
         simulate(self.trace, &setting)

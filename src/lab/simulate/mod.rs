@@ -20,7 +20,7 @@ pub mod chunks;
 pub mod papers;
 pub mod prompts;
 
-use self::prompts::{Asked, PromptCosts, PromptOutcome, PromptSum, engine_chunks};
+use self::prompts::{Asked, PromptCosts, PromptOutcome, PromptSum, chunks};
 use super::link::cpu_ns;
 use super::trace_run::{Clock, Copies, OwnedDecision, TraceRun};
 use crate::cache::{PerTier, Tier};
@@ -50,6 +50,7 @@ pub fn scaled(real: &Footprint, layers: usize, ffn: usize) -> Footprint {
         embeddings_bytes: part(real.embeddings_bytes),
         head_bytes: part(real.head_bytes),
         buffers_bytes: part(real.buffers_bytes),
+        chunk_bytes: real.chunk_bytes.map(part),
         kv_bytes: part(real.kv_bytes),
         attention_waits: (real.attention_waits as f64 * per_layer).round() as usize,
         state_bytes: part(real.state_bytes),
@@ -104,6 +105,8 @@ pub struct SimulateOptions<'a> {
     pub skip: usize,
     /// Of a mixture with a device, tokens at the beginning of each text that are a prompt; they are not decoded. 0 for none.
     pub prompt: usize,
+    /// Tokens of a prompt's chunk.
+    pub chunk: usize,
     /// Experts in each half of the scratch memory that experts are copied to for a prompt's chunk; with 0 none are copied.
     pub half: usize,
 }
@@ -310,7 +313,7 @@ impl<'a> Simulation<'a> {
         let mut asked = Asked::default();
         self.prompts.begin();
         self.run.apply();
-        for chunk in engine_chunks(first, tokens) {
+        for chunk in chunks(first, tokens, self.setting.chunk) {
             for layer in 0..trace.header().layers {
                 asked.count(trace, layer, chunk.clone());
                 self.run.find(layer);
@@ -437,7 +440,7 @@ impl<'a> Simulation<'a> {
             link_busy: sum.link_busy * scale.layers / all_ns.max(1.0),
             moving: sum.moving as f64 / n,
             thresholds: (sum.thresholds.0 / layers, sum.thresholds.1 / layers),
-            prompt: self.prompts.outcome(self.setting.prompt, self.setting.half > 0),
+            prompt: self.prompts.outcome((self.setting.prompt, self.setting.chunk), self.setting.half > 0),
         }
     }
 }

@@ -36,6 +36,8 @@ pub const ASSUMED: [&str; 6] = [
 pub struct PromptOutcome {
     /// Tokens of each prompt.
     pub tokens: usize,
+    /// Tokens of a chunk.
+    pub chunk: usize,
     /// Mean time of a prompt, ms.
     pub ms: f64,
     /// Time of each prompt, ms: the first begins with the placement, the others with what the text before has left.
@@ -213,13 +215,15 @@ impl PromptSum {
         self.on_cpu_ns += on_cpu;
     }
 
-    /// Means over the prompts, of which missing experts were `copied` where that is faster; `None` if there was none.
-    pub fn outcome(&self, tokens: usize, copied: bool) -> Option<PromptOutcome> {
+    /// Means over the prompts of `tokens` tokens in chunks of `chunk`, of which missing experts were `copied` where that is faster; `None` if
+    /// there was none.
+    pub fn outcome(&self, (tokens, chunk): (usize, usize), copied: bool) -> Option<PromptOutcome> {
         let prompts = self.each_ns.len() as f64;
         let mean = |ns: f64| ns / prompts / 1e6;
         let ms = mean(self.each_ns.iter().sum());
         (prompts > 0.0).then(|| PromptOutcome {
             tokens,
+            chunk,
             ms,
             each_ms: self.each_ns.iter().map(|ns| ns / 1e6).collect(),
             tokens_per_s: 1e3 * tokens as f64 / ms,
@@ -251,11 +255,12 @@ pub fn whole_layers(
     let (h, costs) = (trace.header(), PromptCosts::of(machine, real));
     let (times, mut asked, mut sum) = (real.layers as f64 / h.layers as f64, Asked::default(), PromptSum::default());
     let [all, none] = [true, false].map(|here| vec![here; h.ffn]);
+    let each = if copies { WHOLE_LAYERS_CHUNK } else { CHUNK };
     let mut first = 0;
     for (i, text) in h.texts.iter().enumerate() {
         if i >= skip {
             sum.begin();
-            for chunk in chunks(first, tokens, if copies { WHOLE_LAYERS_CHUNK } else { CHUNK }) {
+            for chunk in chunks(first, tokens, each) {
                 for layer in 0..h.layers {
                     asked.count(trace, layer, chunk.clone());
                     // A layer of the trace may stand for several, of which some lie here.
@@ -272,10 +277,5 @@ pub fn whole_layers(
         }
         first += text.tokens;
     }
-    sum.outcome(tokens, false)
-}
-
-/// As many tokens as are computed at once.
-pub(super) fn engine_chunks(first: usize, tokens: usize) -> impl Iterator<Item = Range<usize>> {
-    chunks(first, tokens, CHUNK)
+    sum.outcome((tokens, each), false)
 }

@@ -16,7 +16,7 @@ use dynamicinfer::model::{KvCache, KvType, Model};
 use dynamicinfer::prng::Prng;
 use std::sync::atomic::{AtomicU64, Ordering};
 use support::law::mixed_stores;
-use support::{device_bytes, error, on_device, packed, streaming};
+use support::{device_bytes, error, on_device, on_device_by, packed, streaming};
 
 const FAMILIES: [&str; 7] = ["relullama", "prosparse", "bamboo", "opt", "llama-relu2", "falcon", "relufalcon"];
 
@@ -181,6 +181,35 @@ fn holds(machine: &Machine, name: &str, environment: &[(&str, &str)], seeds: std
 #[test]
 fn logits_are_the_dense_ones_on_a_card() {
     holds(&Machine::new(), "logits_are_the_dense_ones_on_a_card", &[], 0..12);
+}
+
+/// Every kernel that takes a whole chunk takes more than 256 tokens, too, and counts in which of them neurons were active.
+#[test]
+fn logits_are_the_dense_ones_in_a_chunk_of_more_than_256_tokens() {
+    on(&Machine::new(), "logits_are_the_dense_ones_in_a_chunk_of_more_than_256_tokens", &[], || {
+        for quant in [Quant::F32, Quant::Q8] {
+            let dir = tempfile::tempdir().unwrap();
+            let model = Model::open(&packed(dir.path(), "relullama", quant)).unwrap();
+            let (layers, ffn) = (model.config.layers, model.config.ffn);
+            // SAFETY: the engine drops its device's part before its model.
+            let mut split =
+                unsafe { on_device_by(&model, Box::new(device(1 << 30)), &vec![ffn / 2; layers], 512) }.unwrap();
+            let there: Vec<StoreId> = (0..ffn / 2).map(StoreId::new).collect();
+            (0..layers).for_each(|l| split.cache.load(&mut *split.device, l, &there).unwrap());
+            split.cache.settle(&mut *split.device);
+            streaming(&mut split, &model, 12, 0.4);
+            split.migrator = Some(Box::new(Restless(Prng::new(3))));
+            let mut engine = Engine::new(model, 1, Kernels::best());
+            let expected = logits(&mut engine, KvType::F16, &[300], |_, _| ());
+            engine.split = Some(split);
+            let off = error(&logits(&mut engine, KvType::F16, &[300], |_, _| ()), &expected);
+            engine.check().unwrap();
+            assert!(off < if quant == Quant::F32 { 1e-3 } else { 4e-2 }, "{}: off by {off}", quant.name());
+            let chunks = engine.split.as_ref().unwrap().chunks;
+            assert!(chunks.resident > 0 && chunks.streamed > 0 && chunks.on_cpu > 0, "{chunks:?}");
+        }
+        assert_eq!(StandIn::new().left(), "");
+    });
 }
 
 #[test]

@@ -1,0 +1,199 @@
+//! Bytes of a model's parts, and of what runs it, as a plan is told of them.
+
+use crate::engine::session::{CHUNK, CHUNKS};
+use crate::engine::workspace_bytes;
+use crate::formats::rows::Quant;
+use crate::model::config::{ModelConfig, Norm, Positions};
+use crate::model::layer::Experts;
+use crate::model::{BlockLayout, ExpertWeights, KvCache, KvType, Matrix, Model};
+
+/// Shape of a model and bytes of its parts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Footprint {
+    /// Number of layers.
+    pub layers: usize,
+    /// Hidden size.
+    pub hidden: usize,
+    /// What is placed of each layer: its neurons, or the experts of a mixture.
+    pub ffn: usize,
+    /// Of a mixture, how many experts a token uses; `None` where neurons are placed.
+    pub experts_used: Option<usize>,
+    /// Bytes of one neuron block, or of one expert; of the largest where they differ from layer to layer.
+    pub block_bytes: u64,
+    /// Bytes of the query, key, value and output matrices of all layers, with all their norms and biases, and of a mixture's shared experts,
+    /// which lie beside them.
+    pub attention_bytes: u64,
+    /// Bytes of the embedding and learned positions; with tied embeddings of the positions alone.
+    pub embeddings_bytes: u64,
+    /// Bytes of the head and its norm.
+    pub head_bytes: u64,
+    /// Bytes of working memory for a prompt's chunk of [`CHUNK`] tokens, and of the tables of slots.
+    pub buffers_bytes: u64,
+    /// Bytes of working memory that chunks of each of [`CHUNKS`] tokens take beyond the first.
+    pub chunk_bytes: [u64; CHUNKS.len()],
+    /// Bytes of the keys and values of one sequence with a full context.
+    pub kv_bytes: u64,
+    /// Layers in which host and device wait for each other once more for attention on the host.
+    pub attention_waits: usize,
+    /// Bytes of what layers of linear attention keep of one sequence, however long it is; a token reads and writes all of it. 0 of every model
+    /// that is run here.
+    pub state_bytes: u64,
+    /// Weights of one neuron block, or of one expert: each is a multiplication and an addition for a token.
+    pub block_weights: u64,
+}
+
+/// Bits that a weight takes, scales included, where a model is of several types.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Bits {
+    /// Of experts or neurons.
+    pub experts: f64,
+    /// Of attention.
+    pub others: f64,
+    /// Of embedding and head.
+    pub edges: f64,
+}
+
+impl Footprint {
+    /// The sizes of a packed model, with keys and values of type `kv` for `context` tokens.
+    pub fn of_model(model: &Model, context: usize, kv: KvType) -> Footprint {
+        let layers = model.layers.iter();
+        Footprint {
+            // Where types differ from layer to layer, the largest: a plan that fits has room for them all.
+            block_bytes: model.layers.iter().map(|l| l.ffn.movable_bytes()).max().unwrap_or(0),
+            attention_bytes: layers.flat_map(|l| l.qkv.parts().iter().chain([&l.o])).map(padded_bytes).sum::<u64>()
+                + shared_bytes(model)
+                + small_bytes(&model.config),
+            embeddings_bytes: if model.config.tied { 0 } else { model.embed.bytes() }
+                + model.positions.map_or(0, |p| p.bytes()),
+            head_bytes: padded_bytes(&model.head) + norm_bytes(&model.config),
+            ..Footprint::of_shape(&model.config, model.quant, context, kv)
+        }
+    }
+
+    /// The sizes that a model of this shape has when `lab::pack` packs it as `quant`; its weights are not needed.
+    pub fn of_shape(c: &ModelConfig, quant: Quant, context: usize, kv: KvType) -> Footprint {
+        let edge = (c.vocab * quant.of_edges().row_bytes(c.hidden)) as u64;
+        let positions = match c.positions {
+            Positions::Learned { offset } => (c.context + offset) * Quant::F32.row_bytes(c.hidden),
+            Positions::Rope { .. } => 0,
+        };
+        let attention = c.qkv_dim() * quant.row_bytes(c.hidden) + c.hidden * quant.row_bytes(c.q_dim());
+        let shared = 2 * shared_width(c) * quant.row_bytes(c.hidden) + c.hidden * quant.row_bytes(shared_width(c));
+        Footprint {
+            layers: c.layers,
+            hidden: c.hidden,
+            ffn: c.movable(),
+            experts_used: whole_experts(c).map(|experts| experts.used),
+            block_bytes: (BlockLayout::new(c.ffn_kind, quant, c.hidden).bytes() * of_cluster(c)) as u64,
+            attention_bytes: (c.layers * (attention + shared)) as u64 + small_bytes(c),
+            embeddings_bytes: if c.tied { 0 } else { edge } + positions as u64,
+            head_bytes: edge + norm_bytes(c),
+            buffers_bytes: buffers_bytes(c),
+            chunk_bytes: CHUNKS.map(|tokens| workspace_bytes(c, tokens) - workspace_bytes(c, CHUNK)),
+            kv_bytes: KvCache::bytes_for(c, context, kv),
+            attention_waits: (0..c.layers).filter(|&l| !c.layer(l).norms.parallel()).count(),
+            state_bytes: 0,
+            block_weights: block_weights(c) as u64,
+        }
+    }
+
+    /// The sizes of a model whose weights take so many bits, about: what a row is rounded up to is left out.
+    pub fn of_bits(c: &ModelConfig, bits: Bits, context: usize, kv: KvType) -> Footprint {
+        let bytes = |weights: usize, bits: f64| (weights as f64 * bits / 8.0).round() as u64;
+        let attention = c.layers * c.hidden * (c.qkv_dim() + c.q_dim() + 3 * shared_width(c));
+        let edge = bytes(c.vocab * c.hidden, bits.edges);
+        Footprint {
+            block_bytes: bytes(block_weights(c), bits.experts),
+            attention_bytes: bytes(attention, bits.others) + small_bytes(c),
+            embeddings_bytes: if c.tied { 0 } else { edge },
+            head_bytes: edge + norm_bytes(c),
+            ..Footprint::of_shape(c, Quant::Q8, context, kv)
+        }
+    }
+
+    /// Device memory that a model needs beside predictors and neurons, with one sequence.
+    pub fn least_bytes(&self) -> u64 {
+        self.attention_bytes + self.head_bytes + self.buffers_bytes + self.state_bytes
+    }
+
+    /// Bytes that the device reads or writes for every token beside predictors and neurons.
+    pub fn always_bytes(&self) -> u64 {
+        self.attention_bytes + self.head_bytes + 2 * self.state_bytes
+    }
+
+    /// Bytes of working memory that chunks of so many tokens, one of [`CHUNKS`], take beyond those of [`CHUNK`].
+    ///
+    /// # Panics
+    /// For another number of tokens.
+    pub fn for_chunks(&self, tokens: usize) -> u64 {
+        self.chunk_bytes[CHUNKS.iter().position(|&length| length == tokens).expect("one of the lengths")]
+    }
+
+    /// Bytes of all neuron blocks.
+    pub fn ffn_bytes(&self) -> u64 {
+        self.block_bytes * (self.ffn * self.layers) as u64
+    }
+}
+
+/// Neurons that are placed as one.
+fn of_cluster(c: &ModelConfig) -> usize {
+    if whole_experts(c).is_some() { c.ffn } else { 1 }
+}
+
+/// The experts of a mixture that are placed as a whole.
+fn whole_experts(c: &ModelConfig) -> Option<Experts> {
+    c.form.experts.filter(|experts| !experts.by_neuron)
+}
+
+/// Neurons of a mixture's shared expert; 0 where there is none.
+fn shared_width(c: &ModelConfig) -> usize {
+    c.form.experts.and_then(|experts| experts.shared).map_or(0, |shared| shared.width)
+}
+
+/// Bytes of the shared experts of all layers.
+fn shared_bytes(model: &Model) -> u64 {
+    model.layers.iter().filter_map(|layer| layer.ffn.experts()).map(ExpertWeights::shared_bytes).sum()
+}
+
+/// Weights of what is placed as one.
+fn block_weights(c: &ModelConfig) -> usize {
+    of_cluster(c) * c.ffn_kind.rows() * c.hidden
+}
+
+/// A matrix with its rows as a device has them: padded, as a file that is read in place has them not.
+fn padded_bytes(matrix: &Matrix) -> u64 {
+    (matrix.rows * matrix.quant.row_bytes(matrix.cols)) as u64
+}
+
+/// One norm: weight and, for LayerNorm, bias, in f32.
+fn norm_bytes(c: &ModelConfig) -> u64 {
+    (c.hidden * 4 * if matches!(c.norm, Norm::Layer(_)) { 2 } else { 1 }) as u64
+}
+
+/// Two norms, the biases and the router of each layer, in f32.
+fn small_bytes(c: &ModelConfig) -> u64 {
+    let there = |yes: bool, numbers: usize| if yes { numbers } else { 0 };
+    let biases =
+        there(c.attention_bias, c.qkv_dim()) + there(c.output_bias, c.hidden) + there(c.ffn_bias, c.ffn + c.hidden);
+    let router = c.form.experts.filter(|experts| experts.routed()).map_or(0, |experts| experts.count * c.hidden);
+    let head_norms = there(c.form.qk_norm, 2 * c.head_dim);
+    c.layers as u64 * (2 * norm_bytes(c) + 4 * (biases + router + head_norms) as u64)
+}
+
+/// Everything that a pass needs besides weights: the engine's workspace for a chunk of [`CHUNK`] tokens; room for neuron blocks
+/// that are copied for a chunk; 4 bytes per neuron for `gpu_bucket` (dynamicinfer C.2), for the largest number of slots; and a second copy of
+/// the biases of up, for neurons that are in no slot.
+fn buffers_bytes(c: &ModelConfig) -> u64 {
+    let biases = if c.ffn_bias { c.layers * c.ffn } else { 0 };
+    workspace_bytes(c, CHUNK) + streamed_bytes(c) + 4 * (c.layers * c.movable() + biases) as u64
+}
+
+/// Bytes for blocks that are copied for a prompt's chunk: what the activations of [`CHUNK`] tokens would take if all were kept. That is a few hundred
+/// blocks of a 7B model in f16, which the link copies in a fraction of a millisecond. 0 of whole experts: their plan says how many
+/// ([`super::memory_plan::Plan::streamed_bytes`]).
+pub fn streamed_bytes(c: &ModelConfig) -> u64 {
+    if whole_experts(c).is_some() {
+        return 0;
+    }
+    4 * (CHUNK * (c.ffn_kind.rows() - 1) * c.ffn) as u64
+}

@@ -1,0 +1,223 @@
+//! A device's prompts go through in chunks as long as its working memory was planned for: the logits stay those of the CPU alone, and what
+//! lies elsewhere is copied less often.
+
+mod support;
+
+use dynamicinfer::cpu::Kernels;
+use dynamicinfer::device::VirtualDevice;
+use dynamicinfer::engine::session::CHUNKS;
+use dynamicinfer::engine::{Engine, Session};
+use dynamicinfer::error::Error;
+use dynamicinfer::formats::rows::Quant;
+use dynamicinfer::ids::StoreId;
+use dynamicinfer::lab::pack::{PackOptions, Types, pack};
+use dynamicinfer::lab::synth::{Mixture, Shape, write_gguf};
+use dynamicinfer::model::config::Activation;
+use dynamicinfer::model::source::Source;
+use dynamicinfer::model::{KvType, Model};
+use dynamicinfer::open::{DeviceKind, DeviceOptions, EngineOptions, Opened, Quiet, open};
+use dynamicinfer::scheduler::Policy;
+use std::path::{Path, PathBuf};
+use support::{RATES, error, expert_costs, on_device_by, streaming, streaming_experts_bytes};
+
+const CONTEXT: usize = 1100;
+
+/// A model of two narrow layers, whose FFNs are nearly all of it: neurons, or experts of which a token has two. Random weights.
+fn made(dir: &Path, ffn: usize, experts: Option<Mixture>, quant: Quant) -> PathBuf {
+    let shape = Shape {
+        hidden: 32,
+        layers: 2,
+        ffn,
+        heads: 1,
+        kv_heads: 1,
+        vocab: 300,
+        context: CONTEXT,
+        activation: Activation::Relu,
+        active: None,
+        seed: 7,
+        outliers: 0,
+        experts,
+    };
+    let path = dir.join(format!("{ffn}.{}.gguf", quant.name()));
+    write_gguf(&shape, quant, &path, &|_, _| Ok(())).unwrap();
+    path
+}
+
+/// The same packed by neuron.
+fn packed(gguf: &Path) -> PathBuf {
+    let (source, store) = (Source::open(gguf, None).unwrap(), gguf.with_extension("neurons"));
+    let types = Types::natural(&source).unwrap();
+    pack(&source, &store, &PackOptions { types, orders: None }, &|_, _| Ok(())).unwrap();
+    store
+}
+
+fn tokens(n: usize) -> Vec<u32> {
+    (0..n as u32).map(|i| 5 + i * 37 % 290).collect()
+}
+
+/// Logits after a prompt, and the passes that it took.
+fn after(engine: &mut Engine, n: usize, kind: KvType) -> (Vec<f32>, u64) {
+    let (mut session, before) = (Session::new(engine, CONTEXT, kind).unwrap(), engine.report.passes);
+    let logits = session.append(engine, &tokens(n), |_| Ok(())).unwrap().to_vec();
+    (logits, engine.report.passes - before)
+}
+
+#[test]
+fn prompts_of_every_length_give_what_the_cpu_alone_gives_in_chunks_of_every_length() {
+    let dir = tempfile::tempdir().unwrap();
+    let neurons = packed(&made(dir.path(), 96, None, Quant::F32));
+    let experts = made(dir.path(), 48, Some(Mixture::flat(6, 2)), Quant::F32);
+    let inside = packed(&experts);
+    let opened: [&dyn Fn() -> Model; 3] = [
+        &|| Model::open(&neurons).unwrap(),
+        &|| Model::in_place(Source::open(&experts, None).unwrap()).unwrap(),
+        &|| Model::open(&inside).unwrap(),
+    ];
+    let lengths = [1, 33, 256, 257, 600, 1025];
+    for (which, model) in opened.into_iter().enumerate() {
+        for (kind, limit) in [(KvType::F32, 2e-5), (KvType::F16, 2e-3)] {
+            let mut alone = Engine::new(model(), 1, Kernels::best());
+            let expected = lengths.map(|n| after(&mut alone, n, kind).0);
+            for chunk in [512, 1024] {
+                let all = alone.model.config.movable();
+                for resident in [0, all / 2, all] {
+                    let model = model();
+                    let (c, device) = (&model.config, Box::new(VirtualDevice::new(u64::MAX, RATES)));
+                    // SAFETY: the engine has both.
+                    let mut split = unsafe { on_device_by(&model, device, &vec![all; c.layers], chunk) }.unwrap();
+                    let there: Vec<StoreId> = (0..resident).map(StoreId::new).collect();
+                    (0..c.layers).for_each(|l| split.cache.load(&mut *split.device, l, &there).unwrap());
+                    split.cache.settle(&mut *split.device);
+                    // A part is copied, and the CPU has the others.
+                    match which {
+                        0 => streaming(&mut split, &model, 16, 0.4),
+                        1 => {
+                            let bytes = streaming_experts_bytes(&model, 1);
+                            split.stream_experts(&model, expert_costs(300.0), bytes).unwrap();
+                        }
+                        _ => {
+                            let bytes = 2 * 48 * model.layers[0].ffn.movable_bytes();
+                            split.stream_inside(&model, expert_costs(300.0), bytes).unwrap();
+                        }
+                    }
+                    let mut engine = Engine::new(model, 1, Kernels::best());
+                    engine.split = Some(split);
+                    engine.set_chunk(chunk);
+                    for (&n, expected) in lengths.iter().zip(&expected) {
+                        let (found, passes) = after(&mut engine, n, kind);
+                        let off = error(&found, expected);
+                        assert!(off < limit, "model {which}, {n} tokens by {chunk}, {resident} there, {kind:?}: {off}");
+                        assert_eq!(passes as usize, n.div_ceil(chunk));
+                    }
+                    let counts = engine.split.as_ref().unwrap().chunks;
+                    // Inside experts slots are of no use to a chunk.
+                    let whole = which < 2 && resident == all;
+                    assert_eq!((counts.streamed > 0, counts.on_cpu > 0), (!whole, !whole), "model {which}: {counts:?}");
+                    assert_eq!(counts.resident > 0, which < 2 && resident > 0, "model {which}: {counts:?}");
+                }
+            }
+        }
+    }
+}
+
+/// A slow link and a slow processor: nearly all that is missing is copied.
+fn machine(dir: &Path) -> PathBuf {
+    let path = dir.join("slow-link.toml");
+    let text = "name = \"slow-link\"\nnote = \"\"\nmeasured = []\n\
+                assumed = [\"dram_gb_s\", \"host_gflops\", \"device_gb_s\", \"link_gb_s\", \"call_us\", \"copy_us\", \"sync_us\"]\n\
+                dram_gb_s = 10.0\nhost_gflops = 0.3\n\
+                device_gb_s = 100.0\nlink_gb_s = 0.5\ncall_us = 0.1\ncopy_us = 0.1\nsync_us = 0.1\n";
+    std::fs::write(&path, text).unwrap();
+    path
+}
+
+fn opened(model: &Path, machine: &Path, share: f64, chunk: Option<usize>) -> Opened {
+    let options = EngineOptions {
+        context: Some(CONTEXT),
+        threads: Some(1),
+        device: Some(DeviceOptions {
+            ffn_share: Some(share),
+            machine: Some(machine.into()),
+            history: false,
+            policy: Policy::Static,
+            chunk,
+            ..DeviceOptions::new(DeviceKind::Virtual)
+        }),
+        ..EngineOptions::new(model)
+    };
+    open(&options, &Quiet).unwrap()
+}
+
+/// What longer chunks are for. What lies elsewhere is copied once for a chunk, however many tokens it has.
+#[test]
+fn a_prompt_in_chunks_four_times_as_long_has_a_quarter_of_the_copies_and_takes_less_time() {
+    let dir = tempfile::tempdir().unwrap();
+    let machine = machine(dir.path());
+    let neurons = packed(&made(dir.path(), 4096, None, Quant::F16));
+    let experts = made(dir.path(), 768, Some(Mixture::flat(32, 2)), Quant::F16);
+    for (name, model) in [("neurons", &neurons), ("experts", &experts)] {
+        // Bytes to the device, and time by its clock, ms.
+        let prompt = |share: f64, chunk: usize| {
+            let mut opened = opened(model, &machine, share, Some(chunk));
+            assert_eq!(opened.engine.chunk(), chunk);
+            let mut session = opened.session().unwrap();
+            let totals = |opened: &Opened| opened.engine.split.as_ref().unwrap().device.totals();
+            let before = totals(&opened);
+            let logits = session.append(&mut opened.engine, &tokens(1024), |_| Ok(())).unwrap().to_vec();
+            let now = totals(&opened);
+            ((now.link_bytes[0] - before.link_bytes[0]) as f64, (now.clock_ns - before.clock_ns) as f64 / 1e6, logits)
+        };
+        // Activations cross the link, too, whatever lies where.
+        let [(all_short, ..), (all_long, ..)] = [256, 1024].map(|chunk| prompt(1.0, chunk));
+        let [(short, short_ms, expected), (long, long_ms, found)] = [256, 1024].map(|chunk| prompt(0.5, chunk));
+        let (copied, times) = ((long - all_long) / (short - all_short), long_ms / short_ms);
+        eprintln!("{name}: {copied:.3} times the bytes, {times:.3} times the time ({short_ms:.2} and {long_ms:.2} ms)");
+        assert!((0.2..=0.3).contains(&copied), "{name}: {copied} times the bytes");
+        assert!(times < 0.6, "{name}: {long_ms} instead of {short_ms} ms");
+        let off = error(&found, &expected);
+        assert!(off < 2e-3, "{name}: {off}");
+    }
+}
+
+/// Working memory for chunks is a part of the plan, stays as it is when the budget changes, and is counted in the least that works.
+#[test]
+fn a_chunk_is_planned_for_and_stays_what_it_is_while_the_budget_changes() {
+    let dir = tempfile::tempdir().unwrap();
+    let machine = machine(dir.path());
+    let model = made(dir.path(), 64, Some(Mixture::flat(6, 2)), Quant::F16);
+    // Of so small a model longer chunks would take more than they may.
+    assert_eq!(opened(&model, &machine, 0.5, None).engine.chunk(), 256);
+    let mut least = Vec::new();
+    for chunk in CHUNKS {
+        let Opened { mut engine, device, .. } = opened(&model, &machine, 0.5, Some(chunk));
+        let (device, memory) = (device.unwrap(), engine.split.as_ref().unwrap().device.memory());
+        assert_eq!((engine.chunk(), memory.used), (chunk, memory.budget));
+        let planned = device.budget.plan(memory.budget).unwrap();
+        assert_eq!((planned.chunk, planned.budget_bytes), (chunk, memory.budget));
+        let footprint = &device.budget.footprint;
+        assert_eq!(planned.min_bytes, footprint.least_bytes() + footprint.for_chunks(chunk));
+        let (expected, passes) = after(&mut engine, 1000, KvType::F32);
+        assert_eq!(passes as usize, 1000usize.div_ceil(chunk));
+        for vram in [planned.min_bytes, planned.full_bytes, memory.budget] {
+            let plan = device.budget.set(&mut engine, vram).unwrap();
+            let now = engine.split.as_ref().unwrap().device.memory();
+            assert!(plan.chunk == chunk && now.used <= now.budget && now.budget == vram, "{now:?}");
+            let (found, passes) = after(&mut engine, 1000, KvType::F32);
+            assert!(passes as usize == 1000usize.div_ceil(chunk) && error(&found, &expected) < 2e-3);
+        }
+        assert!(matches!(device.budget.set(&mut engine, planned.min_bytes - 1), Err(Error::Memory(_))));
+        assert_eq!(engine.chunk(), chunk);
+        least.push(planned.min_bytes);
+    }
+    assert!(least.windows(2).all(|two| two[0] < two[1]), "{least:?}");
+    // A number that nothing is planned for is refused, and where texts are to be the same it is always the shortest.
+    let with = |chunk, deterministic| {
+        let device =
+            DeviceOptions { chunk, deterministic, ffn_share: Some(0.5), ..DeviceOptions::new(DeviceKind::Virtual) };
+        let device = Some(DeviceOptions { machine: Some(machine.clone()), ..device });
+        open(&EngineOptions { device, ..EngineOptions::new(&model) }, &Quiet).map(|opened| opened.engine.chunk())
+    };
+    let refused = with(Some(300), false).unwrap_err().to_string();
+    assert!(refused.contains("--prompt-chunk 300: take one of [256, 512, 1024]"), "{refused}");
+    assert_eq!(with(None, true).unwrap(), 256);
+}
