@@ -32,8 +32,9 @@ pub trait Frames {
     /// The cluster's bytes are being copied to a device: they stay where they are until [`Frames::release`].
     fn hold(&mut self, layer: usize, cluster: StoreId);
 
-    /// The layer's clusters of which `copying` says `false` are on the device: they leave their frames to others.
-    fn release(&mut self, layer: usize, copying: &dyn Fn(StoreId) -> bool);
+    /// The layer's clusters that are not on their way to a slot of `table` any more need not stay; those that are there leave their frames to
+    /// others.
+    fn release(&mut self, layer: usize, table: &SlotTable);
 }
 
 /// Why a move was not begun.
@@ -112,11 +113,11 @@ impl HostPart {
         }
     }
 
-    /// How many of them `device` can take now without waiting.
-    fn room(&self, device: &mut dyn Device, clusters: usize) -> usize {
+    /// How many clusters, of `cluster_bytes` bytes all parts together, `device` can take now without waiting, where they lie as this part does.
+    fn room(&self, device: &mut dyn Device, clusters: usize, cluster_bytes: usize) -> usize {
         match &self.starts {
-            Starts::Run(first) => device.room_for_moves(*first, clusters * self.bytes, self.bytes),
-            Starts::Runs { firsts, each } => device.room_for_moves(firsts[0], each * self.bytes, self.bytes),
+            Starts::Run(first) => device.room_for_moves(*first, clusters * self.bytes, cluster_bytes),
+            Starts::Runs { firsts, each } => device.room_for_moves(firsts[0], each * self.bytes, cluster_bytes),
         }
     }
 
@@ -291,6 +292,9 @@ impl NeuronCache {
             layer.put_bias(device, slots)?;
             layers.push(layer);
         }
+        if !pins {
+            device.stage(host.iter().map(HostBlocks::cluster_bytes).max().unwrap_or(0));
+        }
         // Only once nothing can fail: on a failure the layers are dropped before the device.
         for LayerCache { host, mirror, .. } in &layers {
             // SAFETY: host blocks and cache outlive the device by the caller's promise, and the mirror stays where it is.
@@ -351,25 +355,27 @@ impl NeuronCache {
         moves: impl Iterator<Item = (SlotId, StoreId)>,
     ) -> GroupOutcome {
         let host = &self.layers[l].host;
-        let room = host.parts.iter().map(|part| part.room(device, host.clusters)).min().unwrap_or(0);
-        self.begin_group(device, (l, room), frames, moves)
+        let room =
+            host.parts.iter().map(|part| part.room(device, host.clusters, host.cluster_bytes())).min().unwrap_or(0);
+        self.begin_group(device, (l, Some(room)), frames, moves)
     }
 
-    /// As [`NeuronCache::migrate_all`], but waits where the device has no room. Not on the token path.
+    /// As [`NeuronCache::migrate_all`], but waits where the device has no room, and for the disk. Not on the token path.
     pub fn migrate_all_waiting(
         &mut self,
         device: &mut dyn Device,
         l: usize,
+        frames: Option<&mut dyn Frames>,
         moves: impl Iterator<Item = (SlotId, StoreId)>,
     ) -> GroupOutcome {
-        self.begin_group(device, (l, usize::MAX), None, moves)
+        self.begin_group(device, (l, None), frames, moves)
     }
 
-    /// Begins to move the first `room` of these neurons that are in memory and the slot table takes.
+    /// Begins to move the first `room` of these neurons that are in memory and the slot table takes; `None`: it waits for them all.
     fn begin_group(
         &mut self,
         device: &mut dyn Device,
-        (l, room): (usize, usize),
+        (l, room): (usize, Option<usize>),
         mut frames: Option<&mut dyn Frames>,
         moves: impl Iterator<Item = (SlotId, StoreId)>,
     ) -> GroupOutcome {
@@ -381,12 +387,12 @@ impl NeuronCache {
         let LayerCache { table, in_flight, .. } = &mut self.layers[l];
         for (slot, neuron) in moves {
             let on_disk = frames.as_ref().is_some_and(|frames| frames.part(l, neuron, 0).is_none());
-            if outcome.begun == room || on_disk {
+            if room.is_some_and(|room| outcome.begun == room || on_disk) {
                 self.counters.put_off += 1;
             } else if table.fill(slot, neuron).is_ok() {
                 in_flight.push((slot, event));
                 outcome.begun += 1;
-                if let Some(frames) = &mut frames {
+                if let Some(frames) = frames.as_mut().filter(|_| !on_disk) {
                     frames.hold(l, neuron);
                 }
             } else {
@@ -399,8 +405,8 @@ impl NeuronCache {
         outcome
     }
 
-    /// Puts the copies for the last `n` entries of layer `l`'s `in_flight` on the copy stream, and the last free event after them. With
-    /// `frames`, all of them are there.
+    /// Puts the copies for the last `n` entries of layer `l`'s `in_flight` on the copy stream, and the last free event after them: from
+    /// `frames` of those that are there.
     fn send(&mut self, device: &mut dyn Device, l: usize, n: usize, frames: Option<&dyn Frames>) {
         let NeuronCache { layers, counters, events, moves, blocks: group, .. } = self;
         let LayerCache { table, in_flight, blocks, host, last_use, .. } = &layers[l];
@@ -409,10 +415,8 @@ impl NeuronCache {
         device.wait(Stream::Copy, *last_use);
         for (number, (part, &to)) in host.parts.iter().zip(blocks).enumerate() {
             let bytes = part.bytes;
-            let from = |neuron: StoreId| match frames {
-                Some(frames) => frames.part(l, neuron, number).expect("looked at before"),
-                None => part.of(neuron),
-            };
+            let framed = |neuron: StoreId| frames.and_then(|frames| frames.part(l, neuron, number));
+            let from = |neuron: StoreId| framed(neuron).unwrap_or_else(|| part.of(neuron));
             group.clear();
             group.extend(in_flight[in_flight.len() - n..].iter().map(|&(slot, _)| match table.slots()[slot.index()] {
                 Slot::Filling(neuron) => Block { from: from(neuron), slot: slot.0 },

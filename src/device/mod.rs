@@ -142,6 +142,9 @@ pub trait Device: Send {
     /// The bytes stay where they are until the device is dropped.
     unsafe fn pin(&mut self, _from: *const u8, _bytes: usize, _written: bool) {}
 
+    /// Blocks of up to so many bytes will be moved from memory that is not pinned. Not on the token path.
+    fn stage(&mut self, _block_bytes: usize) {}
+
     /// Allocates the scratch memory that launching such a call needs beside its operands; calls share it. Not on the token path.
     fn prepare(&mut self, _call: &Call) -> Result<(), OutOfMemory> {
         Ok(())

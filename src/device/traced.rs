@@ -254,6 +254,10 @@ impl Device for Traced {
         self.inner.fault()
     }
 
+    fn stage(&mut self, block_bytes: usize) {
+        self.inner.stage(block_bytes);
+    }
+
     unsafe fn pin(&mut self, from: *const u8, bytes: usize, written: bool) {
         // SAFETY: the caller's promise.
         unsafe { self.inner.pin(from, bytes, written) }

@@ -170,6 +170,10 @@ impl Engine {
     /// From now on the host's neurons come by way of this cache, which was made for this model's layers and for looking as far ahead as
     /// `foresight`. With a device, neurons move to it from the cache's frames.
     pub fn set_host_cache(&mut self, cache: HostCache, foresight: Option<Foresight>) {
+        if let Some(split) = &mut self.split {
+            // Nothing is copied from frames that go away.
+            split.cache.settle(&mut *split.device);
+        }
         self.cached =
             Some(Box::new(CachedFfn::new(cache, foresight, &self.model.layers, self.model.config.clusters())));
     }

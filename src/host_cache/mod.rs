@@ -255,7 +255,7 @@ impl HostCache {
                 told: usize::MAX,
                 last: vec![0; neurons],
                 frequencies: vec![0.0; neurons],
-                held: Vec::new(),
+                held: Vec::with_capacity(neurons),
             })
         };
         let layers = layers.iter().map(layer).collect::<io::Result<Vec<Layer>>>()?;
@@ -513,15 +513,14 @@ impl Frames for HostCache {
         self.layers[layer].held.push(cluster);
     }
 
-    fn release(&mut self, layer: usize, copying: &dyn Fn(StoreId) -> bool) {
+    fn release(&mut self, layer: usize, slots: &SlotTable) {
         let Layer { held, table, .. } = &mut self.layers[layer];
         held.retain(|&cluster| {
-            let stays = copying(cluster);
-            if let (false, Location::Device(frame)) = (stays, table.location(cluster)) {
+            if let (true, Location::Device(frame)) = (slots.location(cluster).is_device(), table.location(cluster)) {
                 // Two tiers hold more than one twice: its frame is for what only the disk has.
                 table.clear(frame).expect("it is not being filled");
             }
-            stays
+            slots.is_coming(cluster)
         });
     }
 }

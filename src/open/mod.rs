@@ -119,7 +119,7 @@ impl EngineOptions {
                 if let Some(cache) = crate::config::cache_dir() {
                     model.keep_fingerprint(cache.join("fingerprints"));
                 }
-                match ram::limit(&model, self) {
+                match ram::limit(&model, self, self.device.is_some()) {
                     None if fits(&model) => model.check_numbers(false)?,
                     None => {}
                     Some(_) => model.check_numbers(true)?,
@@ -226,7 +226,7 @@ pub fn open(options: &EngineOptions, told: &dyn Listener) -> Result<Opened> {
 /// # Errors
 /// As [`open`].
 pub fn open_model(model: Model, options: &EngineOptions, told: &dyn Listener) -> Result<Opened> {
-    let limit = ram::limit(&model, options);
+    let mut limit = ram::limit(&model, options, options.device.is_some());
     let mut engine = processor(model, options.threads, options.isa)?;
     engine.kernels.prefill = options.prefill;
     // A device rounds floats to f16 at most: what the processor does beside it must differ as little as can be by where neurons lie.
@@ -249,6 +249,10 @@ pub fn open_model(model: Model, options: &EngineOptions, told: &dyn Listener) ->
         Some(device) => device.apply(&mut engine, need, options, told)?,
         None => None,
     };
+    if device.is_none() {
+        // None may have been found.
+        limit = ram::limit(&engine.model, options, false);
+    }
     match limit {
         Some(limit) => ram::keep_a_part(&mut engine, need, limit, options, told)?,
         None if device.is_none() => {
@@ -268,7 +272,7 @@ pub fn check(options: &EngineOptions, told: &dyn Listener) -> Result<()> {
     let mut engine = processor(options.open_model(told)?, options.threads, options.isa)?;
     Tokenizer::new(engine.model.tokenizer()?, engine.model.path())?;
     options.sparsity.apply(&mut engine, options.device.is_some(), told)?;
-    let limit = ram::limit(&engine.model, options);
+    let limit = ram::limit(&engine.model, options, options.device.is_some());
     let need = device::Need { resident: limit.is_none(), ..options.need(&engine.model) };
     check_context(&engine.model, need.context, need.kv, told)?;
     if let Some(device) = &options.device {

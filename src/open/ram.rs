@@ -78,11 +78,16 @@ pub(super) fn resident_with(model: &Model, need: Need, predictors: u64) -> u64 {
 }
 
 /// Tokens of a chunk of a mixture's prompts where frames would have so many bytes ([`prompt_chunk::longest`]), and how many bytes more that is
-/// than [`CHUNK`] tokens take. Of other models arithmetic hides what a chunk reads.
-pub(super) fn chunk(model: &Model, frames_bytes: u64) -> (usize, u64) {
-    match gains(model) {
-        true => prompt_chunk::longest(|tokens| for_chunks(model, tokens), frames_bytes, u64::MAX),
-        false => (CHUNK, 0),
+/// than [`CHUNK`] tokens take. Of other models arithmetic hides what a chunk reads. With a device whose plan has chosen `planned` tokens the host
+/// follows, as far as frames have the bytes at all.
+pub(super) fn chunk(model: &Model, planned: Option<usize>, frames_bytes: u64) -> (usize, u64) {
+    let beyond = |tokens| for_chunks(model, tokens);
+    match planned {
+        Some(planned) => {
+            prompt_chunk::within(|tokens| if tokens > planned { u64::MAX } else { beyond(tokens) }, frames_bytes)
+        }
+        None if gains(model) => prompt_chunk::longest(beyond, frames_bytes, u64::MAX),
+        None => (CHUNK, 0),
     }
 }
 
@@ -170,9 +175,10 @@ fn has_three_tiers(model: &Model) -> bool {
 }
 
 /// Memory for a model of which a part stays on disk; `None` if all of it is kept in memory, or it has nothing to leave there.
-pub(super) fn limit(model: &Model, options: &EngineOptions) -> Option<Limit> {
+/// `device` says whether one computes a part.
+pub(super) fn limit(model: &Model, options: &EngineOptions, device: bool) -> Option<Limit> {
     let all = all_bytes(model, options.need(model));
-    let has_parts = parts(model).is_some() && (options.device.is_none() || has_three_tiers(model));
+    let has_parts = parts(model).is_some() && (!device || has_three_tiers(model));
     match options.ram {
         _ if !has_parts => None,
         _ if options.neurons.share.is_some() => options.neurons.share.map(Limit::Share),
@@ -246,7 +252,7 @@ pub(super) fn keep_a_part(
     let bytes = share(engine, need, limit, &blocks, disk.align())?;
     let least = least_bytes(&blocks, neurons, disk.align());
     let (chunk, for_chunks) = match limit {
-        Limit::Bytes(_) => chunk(&engine.model, bytes - least),
+        Limit::Bytes(_) => chunk(&engine.model, engine.split.as_ref().map(Split::chunk), bytes - least),
         Limit::Share(_) => (CHUNK, 0),
     };
     let bytes = if keep { bytes - for_chunks } else { least };

@@ -1,7 +1,7 @@
 //! The host memory of a model of which a part lies on disk, and how it is changed while a text is generated.
 
 use super::{ram, too_little};
-use crate::engine::Engine;
+use crate::engine::{Engine, Split};
 use crate::error::{Error, Result, human_bytes};
 
 /// Changes the host memory that a model may take to `ram` bytes, counted as `--ram` counts them, between two passes. What is over a smaller
@@ -12,6 +12,7 @@ use crate::error::{Error, Result, human_bytes};
 /// system does not give so much. The budget is what it was then.
 pub fn set_ram(engine: &mut Engine, ram: u64) -> Result<()> {
     let before_for_chunks = ram::for_chunks(&engine.model, engine.chunk());
+    let planned = engine.split.as_ref().map(Split::chunk);
     if let Some(split) = &mut engine.split {
         // Nothing is copied from frames that go away.
         split.cache.settle(&mut *split.device);
@@ -26,7 +27,7 @@ pub fn set_ram(engine: &mut Engine, ram: u64) -> Result<()> {
     if ram < least {
         return Err(too_little(&format!("--ram {} is", human_bytes(ram)), least));
     }
-    let (chunk, for_chunks) = ram::chunk(&engine.model, ram - least);
+    let (chunk, for_chunks) = ram::chunk(&engine.model, planned, ram - least);
     let frames_before = cached.cache.frames().0;
     let refused = |e| Error::Memory(format!("there is no memory for --ram {}: {e}", human_bytes(ram)));
     cached.cache.set_budget(ram - beside - for_chunks).map_err(refused)?;

@@ -138,7 +138,8 @@ pub fn ram_plan(question: RamQuestion<'_>) -> Result<RamAnswer> {
     };
     // Longer chunks of prompts take what they may of the memory that frames would have.
     for point in &mut points {
-        point.bytes = (point.bytes + chunk(model, point.bytes as u64 - least).1 as f64).min((all - resident) as f64);
+        point.bytes =
+            (point.bytes + chunk(model, None, point.bytes as u64 - least).1 as f64).min((all - resident) as f64);
     }
     points.push(DiskPoint { bytes: (all - resident) as f64, ..DiskPoint::default() });
     let footprint = Footprint::of_model(model, context, kv);

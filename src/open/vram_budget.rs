@@ -1,7 +1,7 @@
 //! The memory budget of a device, and how it is changed while a text is generated.
 
 use super::place::{elsewhere, out_of_memory, stream_experts};
-use crate::cache::Slot;
+use crate::cache::{Frames, Slot};
 use crate::device::OutOfMemory;
 use crate::engine::{Engine, Split};
 use crate::error::{Error, Result};
@@ -53,6 +53,7 @@ impl VramBudget {
     /// [`Error::Usage`] without a device; [`Error::Memory`] for a budget that is too small or that the device refuses.
     pub fn set(&self, engine: &mut Engine, vram: u64) -> Result<Plan> {
         let model = engine.model.clone();
+        let mut cached = engine.cached.as_deref_mut();
         let Some(split) = &mut engine.split else {
             return Err(Error::Usage(
                 "there is no device whose budget could change; begin with --device cuda (or virtual)".into(),
@@ -110,7 +111,13 @@ impl VramBudget {
             free.reverse();
             let mut missing = model.layers[l].order.positions(neurons);
             missing.retain(|&n| !table.location(n).is_device());
-            cache.migrate_all_waiting(&mut **device, l, missing.into_iter().map_while(|n| Some((free.pop()?, n))));
+            let frames = cached.as_mut().map(|cached| &mut cached.cache as &mut dyn Frames);
+            cache.migrate_all_waiting(
+                &mut **device,
+                l,
+                frames,
+                missing.into_iter().map_while(|n| Some((free.pop()?, n))),
+            );
         }
         let total = |slots: &[usize]| slots.iter().sum::<usize>();
         tracing::debug!(

@@ -292,7 +292,7 @@ pub fn plan(footprint: &Footprint, counts: &[Vec<u64>], machine: &MachineProfile
     if let Some(ram) = request.ram.filter(|&ram| ram < host_bytes) {
         return Err(Error::Memory(format!(
             "--ram {ram} is below the {host_bytes} bytes that stay on the host: all neurons, and what is not on the device; \
-             give --ram {host_bytes} or more, or pack the model in a smaller type (--quant q4_0); `run` keeps what has no room on disk"
+             give --ram {host_bytes} or more, or pack the model in a smaller type (--quant q4_0)"
         )));
     }
     Ok(Plan {

@@ -316,6 +316,18 @@ impl Device for CudaDevice {
         self.fault.as_ref()
     }
 
+    fn stage(&mut self, block_bytes: usize) {
+        if self.ready() && self.staging.is_none() {
+            self.staging = Staging::new(&self.card.driver, block_bytes).ok();
+            if self.staging.is_none() {
+                tracing::warn!(
+                    "there is no pinned memory to copy blocks of {block_bytes} bytes through: they do not move to the card while a text is \
+                     generated; free some memory, or raise the limit of locked memory (ulimit -l)"
+                );
+            }
+        }
+    }
+
     unsafe fn pin(&mut self, from: *const u8, bytes: usize, written: bool) {
         if !self.ready() || bytes == 0 {
             return;
@@ -326,7 +338,7 @@ impl Device for CudaDevice {
             tracing::debug!("host memory could not be pinned: {why}");
             if self.staging.is_none() {
                 // Without it the driver copies by itself, and the call waits for that.
-                self.staging = Staging::new(&self.card.driver).ok();
+                self.staging = Staging::new(&self.card.driver, 0).ok();
                 match &self.staging {
                     Some(staging) => tracing::warn!(
                         "the model cannot be pinned ({why}): its blocks go to the card through {} MiB of pinned memory, which \

@@ -115,15 +115,19 @@ pub fn address_of(driver: &Driver, host: *mut c_void) -> Option<Address> {
     (code == SUCCESS).then_some(address)
 }
 
-/// Slots of the ring, and bytes of each: a slot holds many blocks, and the ring more than the link carries while a layer is computed.
+/// Slots of the ring, and bytes of each at least: a slot holds many blocks, and the ring more than the link carries while a layer is computed.
 const SLOTS: usize = 16;
 const SLOT: usize = 2 << 20;
+/// Blocks that the ring has room for at least: one is copied from it while another is copied to it.
+const BLOCKS: usize = 2;
 
 /// A ring of pinned memory that the CPU copies into. Copies fill a slot one behind the other; it is filled anew once all of them are done.
 pub struct Staging {
     memory: *mut u8,
     /// For each slot the event after the last copy from it.
     events: Vec<CUevent>,
+    /// Bytes of a slot.
+    slot_bytes: usize,
     /// The slot that is being filled, and how many of its bytes are taken.
     slot: usize,
     used: usize,
@@ -140,12 +144,15 @@ pub struct Staged {
 }
 
 impl Staging {
-    pub fn new(driver: &Driver) -> Result<Staging, Refusal> {
+    /// For blocks of up to so many bytes.
+    pub fn new(driver: &Driver, block_bytes: usize) -> Result<Staging, Refusal> {
+        let slot_bytes = SLOT.max((BLOCKS * block_bytes).div_ceil(SLOTS - 1).next_multiple_of(1 << 12));
         let mut memory = std::ptr::null_mut();
         // SAFETY: it writes an address. Flags of 0: memory that the CPU may read, too.
-        let code = unsafe { (driver.f.host_alloc)(&mut memory, SLOTS * SLOT, 0) };
+        let code = unsafe { (driver.f.host_alloc)(&mut memory, SLOTS * slot_bytes, 0) };
         driver.check("take pinned host memory", code)?;
-        let mut staging = Staging { memory: memory.cast(), events: Vec::with_capacity(SLOTS), slot: 0, used: 0 };
+        let mut staging =
+            Staging { memory: memory.cast(), events: Vec::with_capacity(SLOTS), slot_bytes, slot: 0, used: 0 };
         for _ in 0..SLOTS {
             const NO_TIMES: u32 = 2;
             let mut event = std::ptr::null_mut();
@@ -162,15 +169,15 @@ impl Staging {
 
     /// Bytes of the whole ring.
     pub const fn bytes(&self) -> u64 {
-        (SLOTS * SLOT) as u64
+        (SLOTS * self.slot_bytes) as u64
     }
 
     /// Takes the next bytes of the ring for a copy of at most `bytes`: those that the current slot has left, or the next slot.
     pub fn take(&mut self, bytes: usize) -> Staged {
-        if self.used == SLOT {
+        if self.used == self.slot_bytes {
             (self.slot, self.used) = ((self.slot + 1) % SLOTS, 0);
         }
-        let staged = Staged { slot: self.slot, at: self.used, bytes: bytes.min(SLOT - self.used) };
+        let staged = Staged { slot: self.slot, at: self.used, bytes: bytes.min(self.slot_bytes - self.used) };
         self.used += staged.bytes;
         staged
     }
@@ -178,7 +185,7 @@ impl Staging {
     /// How many bytes can be taken without waiting; `is_done` says whether an event is.
     pub fn room(&self, is_done: impl Fn(CUevent) -> bool) -> usize {
         let others = (1..SLOTS).map(|i| self.events[(self.slot + i) % SLOTS]);
-        SLOT - self.used + others.take_while(|&event| is_done(event)).count() * SLOT
+        self.slot_bytes - self.used + others.take_while(|&event| is_done(event)).count() * self.slot_bytes
     }
 
     /// The event after the last copy from the slot of these bytes.
@@ -198,7 +205,7 @@ impl Staging {
     pub unsafe fn fill(&self, staged: Staged, from: *const u8) -> *const u8 {
         // SAFETY: the slot lies in the ring, which nobody else writes to; the rest is the caller's promise.
         unsafe {
-            let at = self.memory.add(staged.slot * SLOT + staged.at);
+            let at = self.memory.add(staged.slot * self.slot_bytes + staged.at);
             at.copy_from_nonoverlapping(from, staged.bytes);
             at
         }

@@ -317,7 +317,7 @@ impl Split {
         self.cache.commit(&mut *self.device, l);
         let table = &self.cache.layers[l].table;
         if let Some(frames) = frames(&mut pass.cached) {
-            frames.release(l, &|neuron| table.is_coming(neuron));
+            frames.release(l, table);
         }
     }
 

@@ -12,16 +12,20 @@ use dynamicinfer::clock::{self, Duration};
 use dynamicinfer::cpu::Kernels;
 use dynamicinfer::device::cuda::{Card, CudaDevice, Options};
 use dynamicinfer::device::{Device, Stream};
+use dynamicinfer::disk;
+use dynamicinfer::engine::session::CHUNK;
 use dynamicinfer::engine::{Choice, Engine, Logits, Migrator, Sparsity, Split};
 use dynamicinfer::formats::rows::Quant;
+use dynamicinfer::host_cache::{HostCache, HostCacheOptions, least_bytes};
 use dynamicinfer::ids::{SlotId, StoreId};
 use dynamicinfer::model::{KvCache, KvType, Model};
+use dynamicinfer::open::layer_blocks;
 use dynamicinfer::predictor::Exact;
 use dynamicinfer::scheduler::thresholds::LossWeight;
 use dynamicinfer::scheduler::{Policy, Rules};
 use std::path::Path;
 use std::sync::Arc;
-use support::{device_bytes, error, on_device, packed};
+use support::{ON_DEVICE, device_bytes, error, on_device, packed};
 
 const TOKENS: usize = 16;
 /// Bytes of the memory through which copies of unpinned memory go.
@@ -203,4 +207,35 @@ fn the_scheduler_moves_neurons_on_a_card() {
 fn the_scheduler_moves_neurons_on_a_card_that_pins_nothing() {
     let card = [("CUDA_ON_CPU_PINS", "0")];
     on(&Machine::new(), "the_scheduler_moves_neurons_on_a_card_that_pins_nothing", &card, the_scheduler_moves);
+}
+
+/// With a part of the model on disk nothing of it is pinned, and what moves comes from frames through the ring of pinned memory.
+#[test]
+fn neurons_climb_from_frames_to_a_card() {
+    on(&Machine::new(), "neurons_climb_from_frames_to_a_card", &[], || {
+        let dir = tempfile::tempdir().unwrap();
+        let (expected, model) = (expected(dir.path()), model(dir.path()));
+        let (layers, ffn) = (model.config.layers, model.config.ffn);
+        let slots = vec![ffn / 2; layers];
+        let card = Box::new(device(device_bytes(&model, &slots)));
+        // SAFETY: the engine drops its device's part before its model.
+        let on_card = unsafe { Split::new(card, &slots, &model, (ON_DEVICE, 1), CHUNK, false) }.unwrap();
+        let mut engine = Engine::new(model, 1, Kernels::best());
+        engine.split = Some(on_card);
+        engine.set_sparsity(Sparsity::new(vec![Choice::Exact { activation_threshold: 0.0 }; layers], 0).unwrap());
+        let files: Vec<_> = engine.model.files().iter().map(|file| file.file()).collect();
+        let (disk, blocks) = (disk::open(&files).unwrap().disk, layer_blocks(&engine.model).unwrap());
+        let half: u64 = blocks.iter().map(|b| (b.frame_bytes(ffn, disk.align()) * ffn / 2) as u64).sum();
+        let options = HostCacheOptions::new(2 * least_bytes(&blocks, ffn, disk.align()) + half);
+        let cache = HostCache::new(disk, &blocks, ffn, options).unwrap();
+        engine.set_host_cache(cache, None);
+        let scheduler = scheduler(&engine, Policy::Micro);
+        split(&mut engine).migrator = Some(Box::new(scheduler));
+        let off = error(&decode(&mut engine, catch_up), &expected);
+        assert!(off < 1e-5, "off by {off}");
+        let c = split(&mut engine).cache.counters;
+        assert!(c.landed > 0 && c.computed[Tier::Device] > 0, "nothing has climbed: {c:?}");
+        drop(engine);
+        assert_eq!(StandIn::new().left(), "");
+    });
 }
