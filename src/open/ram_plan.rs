@@ -2,7 +2,7 @@
 
 use super::device::Need;
 use super::ram::{all_bytes, cached_bytes, chunk, costs, open_disk, parts, resident_with, span, usual_policy};
-use crate::disk::DiskCosts;
+use crate::disk::{Disk, DiskCosts};
 use crate::error::{Error, Result, human_bytes};
 use crate::formats::trace_file::{TraceFile, TraceSection};
 use crate::host_cache::{BEFORE, COUNTED, HostCacheOptions, LayerBlocks, Rehearsal, STRIP_READ, least_bytes};
@@ -15,6 +15,9 @@ use crate::scheduler::Policy;
 
 /// Shares of the way from the least memory to all of it, at which a cache is rehearsed.
 const SHARES: [f64; 8] = [0.0, 0.05, 0.1, 0.2, 0.35, 0.5, 0.7, 0.9];
+
+/// How often the disk is measured for a plan: its rate changes from one moment to the next, and a plan is for all of them.
+const MEASUREMENTS: usize = 9;
 
 /// Microseconds of the threads' time that a read takes beside what asking for it costs the thread that asks: interrupts, waking, and copying
 /// the neuron to its frame. The same in f16 and q4_0 with half of the neurons in memory, on two threads (runs/2026-11-23-plans-of-memory).
@@ -110,7 +113,7 @@ pub fn ram_plan(question: RamQuestion<'_>) -> Result<RamAnswer> {
     let (blocks, mut opened) = open_disk(model)?;
     let disk = &mut *opened.disk;
     let (first, span) = (blocks[0].offset(), span(&blocks[0], model.config.clusters()));
-    let costs = costs(disk, &blocks[0], model.config.clusters());
+    let costs = typical_costs(disk, &blocks[0], model.config.clusters());
     let ask_us = DiskCosts::measure_asking(disk, first, span).unwrap_or(0.0);
     let policy = question.policy.unwrap_or_else(|| usual_policy(model));
     let options = HostCacheOptions { policy, costs, ahead: usize::from(ahead), ..HostCacheOptions::new(0) };
@@ -215,4 +218,12 @@ fn streamed(ffn_bytes: u64, (least, all): (u64, u64)) -> Vec<DiskPoint> {
     let point =
         |bytes: u64| DiskPoint { bytes: bytes as f64, miss: 1.0, reads, read_bytes: ffn_bytes as f64, choose_s: 0.0 };
     vec![point(least), point(all - 1)]
+}
+
+/// What reads cost in the middle of some measurements, by the time of one neuron or expert.
+fn typical_costs(disk: &mut dyn Disk, blocks: &LayerBlocks, neurons: usize) -> DiskCosts {
+    let mut measured: Vec<DiskCosts> = (0..MEASUREMENTS).map(|_| costs(disk, blocks, neurons)).collect();
+    let bytes = blocks.block_bytes();
+    measured.sort_by(|a, b| a.us(bytes).total_cmp(&b.us(bytes)));
+    measured[MEASUREMENTS / 2]
 }
