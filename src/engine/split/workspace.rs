@@ -171,37 +171,11 @@ impl PinnedBuffers {
 
     /// Bytes of all of them.
     pub fn bytes(&self) -> u64 {
-        let PinnedBuffers {
-            received,
-            ahead,
-            masks,
-            all_masks,
-            partial,
-            fired,
-            qkv_read_back,
-            qkv,
-            attended,
-            positions,
-            angles,
-            counts,
-            names,
-        } = self;
-        let all = [
-            received,
-            ahead,
-            masks,
-            all_masks,
-            partial,
-            fired,
-            qkv_read_back,
-            qkv,
-            attended,
-            positions,
-            angles,
-            counts,
-            names,
-        ];
-        all.iter().map(|buffer| size_of_val(&buffer[..]) as u64).sum()
+        let by_few = [&self.received, &self.ahead, &self.masks, &self.all_masks, &self.fired];
+        let by_all = [&self.partial, &self.qkv_read_back, &self.qkv, &self.attended, &self.positions, &self.angles];
+        let of_chunks = [&self.counts, &self.names];
+        let all = by_few.into_iter().chain(by_all).chain(of_chunks);
+        all.map(|buffer| size_of_val(&buffer[..]) as u64).sum()
     }
 
     /// Where the counts of layer `l` begin: two layers take turns.
