@@ -412,7 +412,8 @@ impl HostCache {
         let is_full = at.table.residents() == at.table.slots().len();
         moves.clear();
         // Who never moves fills its frames once.
-        let missing = neurons.iter().filter(|n| !at.table.location(**n).is_device()).count();
+        let is_missing = |n: &&StoreId| !at.table.location(**n).is_device() && !at.table.is_coming(**n);
+        let missing = neurons.iter().filter(is_missing).count();
         if missing > 0 && (rules.moves || !is_full) {
             let state = LayerState {
                 layer,

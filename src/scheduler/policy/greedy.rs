@@ -30,12 +30,12 @@ impl Move {
 /// Memory for [`choose`], kept between calls.
 #[derive(Clone, Debug, Default)]
 pub struct Lists {
-    /// Whether each neuron is resident, `[ffn]`.
+    /// Whether each neuron is resident or on its way, `[ffn]`.
     here: Vec<bool>,
-    /// Importance and neuron of those that may come.
-    coming: Vec<(f32, StoreId)>,
-    /// Importance of its neuron, and slot, of those that may be replaced.
-    going: Vec<(f32, SlotId)>,
+    /// Those that may come, as [`key`] of the negative of their importance, and their number.
+    coming: Vec<u64>,
+    /// Slots of those that may be replaced, as [`key`] of their neuron's importance, and the slot's number.
+    going: Vec<u64>,
 }
 
 impl Lists {
@@ -45,9 +45,23 @@ impl Lists {
     }
 }
 
+/// A number that is ordered as `v` is and, where these are equal, as `number` is. Numbers are compared in one step, and a layer has thousands.
+#[inline]
+fn key(v: f32, number: usize) -> u64 {
+    let bits = v.to_bits();
+    // Of negative numbers all bits are turned around, of others the sign.
+    let ordered = bits ^ (((bits.cast_signed() >> 31).cast_unsigned()) | 1 << 31);
+    u64::from(ordered) << 32 | number as u64
+}
+
+/// The number in a key.
+fn number(key: u64) -> u32 {
+    key as u32
+}
+
 /// Writes at most `most` moves to `moves`, the best first. `slots` is what each slot holds; `v` is the importance of each neuron, `[ffn]`.
 /// A resident with `stays(neuron)` is never replaced. A newcomer must exceed the resident's importance by more than `margin`, or 0 if the
-/// slot is free, and must not be `left_out(neuron)`.
+/// slot is free, and must not be `left_out(neuron)`. Who is on its way is no newcomer, and its slot is not taken from it.
 #[allow(clippy::too_many_arguments)]
 pub fn choose(
     slots: &[Slot],
@@ -68,49 +82,62 @@ pub fn choose(
     if most == 0 {
         return;
     }
-    let mut weakest = f32::INFINITY;
-    for (slot, &held) in slots.iter().enumerate() {
-        let slot = SlotId(slot as u32);
+    let (mut weakest, mut is_free) = (f32::INFINITY, false);
+    for &held in slots {
         match held {
-            Slot::Filling(_) => {}
-            Slot::Free => {
-                going.push((f32::NEG_INFINITY, slot));
-                weakest = f32::NEG_INFINITY;
-            }
+            Slot::Filling(neuron) => here[neuron.index()] = true,
+            Slot::Free => is_free = true,
             Slot::Resident(neuron) => {
                 here[neuron.index()] = true;
-                if !stays(neuron) {
-                    going.push((v[neuron.index()], slot));
-                    weakest = weakest.min(v[neuron.index()]);
+                if v[neuron.index()] < weakest && !stays(neuron) {
+                    weakest = v[neuron.index()];
                 }
             }
         }
     }
-    // A neuron that cannot replace even the weakest resident is no candidate: of thousands of neurons this leaves tens.
-    let least = if weakest == f32::NEG_INFINITY { 0.0 } else { weakest + margin };
-    let outside = v.iter().enumerate().filter(|&(n, &v)| v > least && !here[n] && !left_out(StoreId(n as u32)));
-    coming.extend(outside.map(|(n, &v)| (v, StoreId(n as u32))));
-    let most = most.min(coming.len()).min(going.len());
-    if most == 0 {
-        return;
+    // A neuron that cannot replace even the weakest resident is no candidate, and a resident whom not even the strongest of them can replace is
+    // safe: of thousands this leaves tens.
+    let least = if is_free { 0.0 } else { weakest + margin };
+    let mut strongest = f32::NEG_INFINITY;
+    for (n, &worth) in v.iter().enumerate() {
+        if !left_out(StoreId::new(n)) && !here[n] && worth > least {
+            coming.push(key(-worth, n));
+            strongest = strongest.max(worth);
+        }
     }
+    for (slot, &held) in slots.iter().enumerate() {
+        match held {
+            Slot::Filling(_) => {}
+            Slot::Free => going.push(key(f32::NEG_INFINITY, slot)),
+            Slot::Resident(neuron) => {
+                let worth = v[neuron.index()];
+                if worth + margin < strongest && !stays(neuron) {
+                    going.push(key(worth, slot));
+                }
+            }
+        }
+    }
+    let most = most.min(coming.len()).min(going.len());
     // Ties are broken by number, so that the result depends on nothing else.
-    let best = |a: &(f32, StoreId), b: &(f32, StoreId)| b.0.total_cmp(&a.0).then(a.1.cmp(&b.1));
-    let worst = |a: &(f32, SlotId), b: &(f32, SlotId)| a.0.total_cmp(&b.0).then(a.1.cmp(&b.1));
-    take_first(coming, most, best);
-    take_first(going, most, worst);
-    let pairs = coming.iter().zip(going.iter());
-    let pays = |(new, old): &(&(f32, StoreId), &(f32, SlotId))| old.0 == f32::NEG_INFINITY || new.0 > old.0 + margin;
-    moves.extend(pairs.take_while(pays).map(|(new, old)| Move::new(old.1, new.1)));
+    take_first(coming, most);
+    take_first(going, most);
+    for (&new, &old) in coming.iter().zip(going.iter()) {
+        let (neuron, slot) = (StoreId(number(new)), SlotId(number(old)));
+        let held = slots[slot.index()].resident();
+        if held.is_some_and(|held| v[neuron.index()] <= v[held.index()] + margin) {
+            break;
+        }
+        moves.push(Move::new(slot, neuron));
+    }
 }
 
-/// Keeps the first `n` in this order, sorted, and drops the rest.
-fn take_first<T>(all: &mut Vec<T>, n: usize, order: impl Fn(&T, &T) -> std::cmp::Ordering + Copy) {
-    if n < all.len() {
-        all.select_nth_unstable_by(n - 1, order);
-        all.truncate(n);
+/// Keeps the least `n`, sorted, and drops the rest.
+fn take_first(all: &mut Vec<u64>, n: usize) {
+    if 0 < n && n < all.len() {
+        all.select_nth_unstable(n - 1);
     }
-    all.sort_unstable_by(order);
+    all.truncate(n);
+    all.sort_unstable();
 }
 
 #[cfg(test)]
@@ -147,7 +174,53 @@ mod tests {
         assert_eq!(run(&[FREE, FREE], &[0.0, 0.0], 2, 0.0, &[]), []);
     }
 
+    /// The rule in plain words: newcomers by importance and number, places by their neuron's importance and number, one by one while it pays.
+    fn plainly(slots: &[Slot], v: &[f32], most: usize, margin: f32, stays: &[bool], left_out: &[bool]) -> Vec<Move> {
+        let is_there = |held: &Slot, n: usize| match *held {
+            Slot::Free => false,
+            Slot::Filling(neuron) | Slot::Resident(neuron) => neuron.index() == n,
+        };
+        let there = |n: usize| slots.iter().any(|held| is_there(held, n));
+        let of = |slot: usize| slots[slot].resident().map_or(f32::NEG_INFINITY, |n| v[n.index()]);
+        let mut coming: Vec<usize> = (0..v.len()).filter(|&n| !there(n) && !left_out[n] && v[n] > 0.0).collect();
+        coming.sort_by(|&a, &b| v[b].total_cmp(&v[a]).then(a.cmp(&b)));
+        let may_go = |&slot: &usize| match slots[slot] {
+            Slot::Filling(_) => false,
+            Slot::Free => true,
+            Slot::Resident(n) => !stays[n.index()],
+        };
+        let mut going: Vec<usize> = (0..slots.len()).filter(may_go).collect();
+        going.sort_by(|&a, &b| of(a).total_cmp(&of(b)).then(a.cmp(&b)));
+        let pairs = coming.into_iter().zip(going).take(most);
+        let paying = pairs.take_while(|&(n, slot)| v[n] > of(slot) + margin);
+        paying.map(|(n, slot)| Move::new(SlotId::new(slot), StoreId::new(n))).collect()
+    }
+
     proptest! {
+        #[test]
+        fn it_is_the_rule_in_plain_words(seed in any::<u64>(), ffn in 1usize..40, most in 0usize..12, margin in 0u32..3) {
+            let mut prng = crate::prng::Prng::new(seed);
+            // Few values, so that many are equal; none is negative, as no importance is.
+            let v: Vec<f32> = (0..ffn).map(|_| prng.below(8) as f32 / 4.0).collect();
+            let of_four = |prng: &mut crate::prng::Prng| prng.below(4) == 0;
+            let [stays, left_out] = [0; 2].map(|_| (0..ffn).map(|_| of_four(&mut prng)).collect::<Vec<bool>>());
+            let held: Vec<u32> = (0..ffn as u32)
+                .filter_map(|n| match prng.below(6) {
+                    0 => Some(FREE),
+                    1 => Some(FILLING),
+                    2 | 3 => Some(n),
+                    _ => None,
+                })
+                .filter(|&n| n != FREE || seed % 2 == 0)
+                .collect();
+            let (slots, margin) = (slots(&held), margin as f32 / 8.0);
+            let mut moves = Vec::new();
+            let says = |list: &[bool], n: StoreId| list[n.index()];
+            let lists = &mut Lists::default();
+            choose(&slots, &v, most, margin, |n| says(&stays, n), |n| says(&left_out, n), lists, &mut moves);
+            prop_assert_eq!(moves, plainly(&slots, &v, most, margin, &stays, &left_out));
+        }
+
         /// Whatever lies where: as many residents as before, nobody twice, and with no margin the sum of importance is the largest
         /// that so many moves can reach.
         #[test]
