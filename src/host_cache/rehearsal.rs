@@ -56,6 +56,8 @@ pub struct Rehearsed {
     pub needed: f64,
     /// Those of them that are not in memory.
     pub missing: f64,
+    /// Those of them that were asked for before their layer's turn.
+    pub early: f64,
     /// Reads, and their bytes.
     pub reads: f64,
     /// See above.
@@ -117,6 +119,7 @@ impl Rehearsal<'_> {
         Ok(Rehearsed {
             needed: needed as f64 / counted as f64,
             missing: a_token(counts.misses + counts.early),
+            early: a_token(counts.early),
             reads: a_token(counts.reads.reads),
             bytes: a_token(counts.reads.bytes),
             seconds: took[counted / 2],

@@ -155,11 +155,12 @@ pub fn ram_plan(question: RamQuestion<'_>) -> Result<RamAnswer> {
             disk_bytes_s: costs.gb_s * 1e9,
         },
         model: DiskModel {
-            rest_bytes: (footprint.attention_bytes + footprint.head_bytes + predictor_bytes) as f64,
+            layers: model.config.layers,
+            attention_bytes: (footprint.attention_bytes + predictor_bytes) as f64,
+            head_bytes: footprint.head_bytes as f64,
             ffn_bytes,
             activated,
             resident_bytes: resident as f64,
-            ahead,
             points,
         },
         least_bytes: resident + least,
@@ -203,6 +204,7 @@ fn rehearsed(
         Ok(DiskPoint {
             bytes: bytes as f64,
             miss: done.missing / done.needed.max(1.0),
+            early: done.early / done.missing.max(1.0),
             reads: done.reads,
             read_bytes: done.bytes,
             choose_s: done.seconds,
@@ -215,8 +217,8 @@ fn rehearsed(
 /// Points of a model that leaves no neuron out: whatever the memory, all of them come from disk for each token, one after the other.
 fn streamed(ffn_bytes: u64, (least, all): (u64, u64)) -> Vec<DiskPoint> {
     let reads = ffn_bytes.div_ceil(STRIP_READ as u64) as f64;
-    let point =
-        |bytes: u64| DiskPoint { bytes: bytes as f64, miss: 1.0, reads, read_bytes: ffn_bytes as f64, choose_s: 0.0 };
+    let read_bytes = ffn_bytes as f64;
+    let point = |bytes: u64| DiskPoint { bytes: bytes as f64, miss: 1.0, reads, read_bytes, ..DiskPoint::default() };
     vec![point(least), point(all - 1)]
 }
 

@@ -20,16 +20,18 @@ pub struct DiskMachine {
 /// What is known of the model and its texts.
 #[derive(Clone, Debug, PartialEq)]
 pub struct DiskModel {
-    /// Bytes that a token computes with outside the FFNs: attention and head (C_attn), and predictors (C_pred).
-    pub rest_bytes: f64,
+    /// Layers.
+    pub layers: usize,
+    /// Bytes that a token computes with in attention (C_attn) and predictors (C_pred), of all layers.
+    pub attention_bytes: f64,
+    /// Those of the head, behind the last layer.
+    pub head_bytes: f64,
     /// Bytes of all neurons (C_ffn; N_total S_neuron).
     pub ffn_bytes: f64,
     /// Share of them that a token needs (P_activated).
     pub activated: f64,
     /// Bytes of memory that everything but the neurons takes.
     pub resident_bytes: f64,
-    /// Whether the next layer's neurons are asked for before its turn.
-    pub ahead: bool,
     /// What a token reads, by memory for neurons, ascending (P_miss); between points on a line.
     pub points: Vec<DiskPoint>,
 }
@@ -41,6 +43,8 @@ pub struct DiskPoint {
     pub bytes: f64,
     /// Share of the needed neurons that are not there, 0 to 1: P_miss(m).
     pub miss: f64,
+    /// Share of those that were asked for before their layer's turn, 0 to 1.
+    pub early: f64,
     /// Reads of a token.
     pub reads: f64,
     /// Bytes that they bring: V_io (equation 10), and what lies between neurons that are read together.
@@ -57,6 +61,7 @@ impl DiskPoint {
         DiskPoint {
             bytes,
             miss: at(self.miss, to.miss),
+            early: at(self.early, to.early),
             reads: at(self.reads, to.reads),
             read_bytes: at(self.read_bytes, to.read_bytes),
             choose_s: at(self.choose_s, to.choose_s),
@@ -117,22 +122,43 @@ impl DiskMachine {
         point.read_bytes / self.disk_bytes_s + point.reads * self.read_s
     }
 
-    /// Seconds of attention, head and predictors (equation 7), and of the FFNs (8), with so many threads (9); choosing and asking for
+    /// Seconds of attention and predictors (equation 7), of the FFNs (8) and of the head, with so many threads (9); choosing and asking for
     /// reads is the FFNs'.
-    pub fn compute_s(&self, model: &DiskModel, threads: usize, point: &DiskPoint) -> (f64, f64) {
+    pub fn compute_s(&self, model: &DiskModel, threads: usize, point: &DiskPoint) -> [f64; 3] {
         let rate = self.bytes_s[threads - 1];
         let asking = point.choose_s + point.reads * self.ask_s;
-        (model.rest_bytes / rate, model.ffn_bytes * model.activated / rate + asking)
+        let ffn = model.ffn_bytes * model.activated / rate + asking;
+        [model.attention_bytes / rate, ffn, model.head_bytes / rate]
     }
 
-    /// What a plan reaches (equations 1 and 2). Where the next layer's neurons are asked for, the disk also works through attention.
+    /// Seconds of a token: equation 2, layer by layer. A layer's own reads begin when its neurons have been chosen, behind attention; what it was
+    /// asked for ahead is read behind those of the layer before. Nothing is known ahead of the first layer, and nothing is read during
+    /// the head.
+    fn token_s(&self, model: &DiskModel, threads: usize, point: &DiskPoint) -> f64 {
+        let layers = model.layers as f64;
+        let [attention, ffn, head] = self.compute_s(model, threads, point);
+        let (attention, ffn, io) = (attention / layers, ffn / layers, self.io_s(point) / layers);
+        // The first layer has none of them.
+        let early = io * (point.early * layers / (layers - 1.0).max(1.0)).min(1.0);
+        let (mut now, mut read) = (0.0f64, 0.0f64);
+        for layer in 0..model.layers {
+            now += attention;
+            let own = if layer == 0 { io } else { io - early };
+            read = read.max(now) + own;
+            now = read.max(now + ffn);
+            read += if layer + 1 < model.layers { early } else { 0.0 };
+        }
+        now + head
+    }
+
+    /// What a plan reaches (equations 1 and 2).
     pub fn plan(&self, model: &DiskModel, threads: usize, bytes: f64) -> DiskPlan {
         let point = model.at(bytes);
-        let (rest, ffn) = self.compute_s(model, threads, &point);
-        let io = self.io_s(&point);
-        let (with_disk, without) = if model.ahead { (rest + ffn, 0.0) } else { (ffn, rest) };
-        let bound = if io > with_disk { Bound::Disk } else { Bound::Compute };
-        DiskPlan { threads, bytes, speed: 1.0 / (without + with_disk.max(io)), bound }
+        let [attention, ffn, head] = self.compute_s(model, threads, &point);
+        // Where neurons are asked for ahead, the disk also works through attention.
+        let beside = if point.early > 0.0 { attention + ffn + head } else { ffn };
+        let bound = if self.io_s(&point) > beside { Bound::Disk } else { Bound::Compute };
+        DiskPlan { threads, bytes, speed: 1.0 / self.token_s(model, threads, &point), bound }
     }
 
     /// The fastest plan within the limits, and of equally fast ones that with least memory; `None` if none reaches the least speed, or the
@@ -175,16 +201,18 @@ mod tests {
         let point = |(share, miss): (f64, f64)| DiskPoint {
             bytes: share * FFN,
             miss,
+            early: if ahead { 15.0 / 16.0 } else { 0.0 },
             reads: needed * miss,
             read_bytes: needed * miss * 12_288.0,
             choose_s: 1e-3,
         };
         let model = DiskModel {
-            rest_bytes: 702e6,
+            layers: 16,
+            attention_bytes: 571e6,
+            head_bytes: 131e6,
             ffn_bytes: FFN,
             activated: 0.104,
             resident_bytes: 900e6,
-            ahead,
             points: [(0.02, 1.0), (0.05, 0.74), (0.25, 0.37), (0.5, 0.18), (1.0, 0.0)].map(point).into(),
         };
         (machine, model)
@@ -204,11 +232,24 @@ mod tests {
         let all = machine.plan(&model, 2, 900e6 + FFN);
         let ffn = FFN * 0.104 / 22e9 + 1e-3;
         assert!((all.speed - 1.0 / (rest + ffn)).abs() < 1e-9 && all.bound == Bound::Compute);
-        // With reads ahead the disk has the whole token's time, and neither waits for the other.
+    }
+
+    #[test]
+    fn what_is_asked_for_ahead_is_read_beside_attention_and_the_layer_before() {
         let (machine, model) = small(true);
-        let ahead = machine.plan(&model, 2, half);
-        let ffn = ffn + reads * 2e-6;
-        assert!((ahead.speed - 1.0 / (rest + ffn).max(io)).abs() < 1e-9 && ahead.speed > plan.speed);
+        let compute = |bytes| machine.compute_s(&model, 2, &model.at(bytes));
+        // With little to read only the first layer waits, for what nobody could ask for before.
+        let most = 900e6 + 0.9 * FFN;
+        let ([attention, ffn, head], io) = (compute(most), machine.io_s(&model.at(most)));
+        assert!(io < ffn && (1.0 / machine.plan(&model, 2, most).speed - (attention + ffn + head)).abs() < 1e-9);
+        // With much to read the disk is never idle but in the first layer's attention and during the head.
+        let least = 900e6 + 0.02 * FFN;
+        let ([attention, ffn, head], io) = (compute(least), machine.io_s(&model.at(least)));
+        let plan = machine.plan(&model, 2, least);
+        assert!(io > attention + ffn && plan.bound == Bound::Disk);
+        assert!((1.0 / plan.speed - (attention / 16.0 + io + head)).abs() < 1e-9);
+        let (_, without) = small(false);
+        assert!(plan.speed > machine.plan(&without, 2, least).speed);
     }
 
     #[test]
