@@ -62,47 +62,69 @@ fn after(engine: &mut Engine, n: usize, kind: KvType) -> (Vec<f32>, u64) {
     (logits, engine.report.passes - before)
 }
 
+/// Models whose FFNs are divided otherwise: neurons, experts, and neurons inside experts.
+struct Models {
+    neurons: PathBuf,
+    experts: PathBuf,
+    inside: PathBuf,
+}
+
+impl Models {
+    fn made(dir: &Path, quant: Quant) -> Models {
+        let neurons = packed(&made(dir, 96, None, quant));
+        let experts = made(dir, 64, Some(Mixture::flat(6, 2)), quant);
+        Models { neurons, inside: packed(&experts), experts }
+    }
+
+    fn open(&self, which: usize) -> Model {
+        match which {
+            0 => Model::open(&self.neurons).unwrap(),
+            1 => Model::in_place(Source::open(&self.experts, None).unwrap()).unwrap(),
+            _ => Model::open(&self.inside).unwrap(),
+        }
+    }
+
+    /// With a device that has the first `resident` neurons or experts; of the others a part is copied there for a chunk, and the CPU has the
+    /// rest.
+    fn divided(&self, which: usize, chunk: usize, resident: usize) -> Engine {
+        let model = self.open(which);
+        let (c, device) = (&model.config, Box::new(VirtualDevice::new(u64::MAX, RATES)));
+        // SAFETY: the engine has both.
+        let mut split = unsafe { on_device_by(&model, device, &vec![c.movable(); c.layers], chunk) }.unwrap();
+        let there: Vec<StoreId> = (0..resident).map(StoreId::new).collect();
+        (0..c.layers).for_each(|l| split.cache.load(&mut *split.device, l, &there).unwrap());
+        split.cache.settle(&mut *split.device);
+        match which {
+            0 => streaming(&mut split, &model, 16, 0.4),
+            1 => {
+                let bytes = streaming_experts_bytes(&model, 1);
+                split.stream_experts(&model, expert_costs(300.0), bytes).unwrap();
+            }
+            _ => {
+                let bytes = 2 * 64 * model.layers[0].ffn.movable_bytes();
+                split.stream_inside(&model, expert_costs(300.0), bytes).unwrap();
+            }
+        }
+        let mut engine = Engine::new(model, 1, Kernels::best());
+        engine.split = Some(split);
+        engine.set_chunk(chunk);
+        engine
+    }
+}
+
 #[test]
 fn prompts_of_every_length_give_what_the_cpu_alone_gives_in_chunks_of_every_length() {
     let dir = tempfile::tempdir().unwrap();
-    let neurons = packed(&made(dir.path(), 96, None, Quant::F32));
-    let experts = made(dir.path(), 48, Some(Mixture::flat(6, 2)), Quant::F32);
-    let inside = packed(&experts);
-    let opened: [&dyn Fn() -> Model; 3] = [
-        &|| Model::open(&neurons).unwrap(),
-        &|| Model::in_place(Source::open(&experts, None).unwrap()).unwrap(),
-        &|| Model::open(&inside).unwrap(),
-    ];
+    let models = Models::made(dir.path(), Quant::F32);
     let lengths = [1, 33, 256, 257, 600, 1025];
-    for (which, model) in opened.into_iter().enumerate() {
+    for which in 0..3 {
         for (kind, limit) in [(KvType::F32, 2e-5), (KvType::F16, 2e-3)] {
-            let mut alone = Engine::new(model(), 1, Kernels::best());
+            let mut alone = Engine::new(models.open(which), 1, Kernels::best());
             let expected = lengths.map(|n| after(&mut alone, n, kind).0);
             for chunk in [512, 1024] {
                 let all = alone.model.config.movable();
                 for resident in [0, all / 2, all] {
-                    let model = model();
-                    let (c, device) = (&model.config, Box::new(VirtualDevice::new(u64::MAX, RATES)));
-                    // SAFETY: the engine has both.
-                    let mut split = unsafe { on_device_by(&model, device, &vec![all; c.layers], chunk) }.unwrap();
-                    let there: Vec<StoreId> = (0..resident).map(StoreId::new).collect();
-                    (0..c.layers).for_each(|l| split.cache.load(&mut *split.device, l, &there).unwrap());
-                    split.cache.settle(&mut *split.device);
-                    // A part is copied, and the CPU has the others.
-                    match which {
-                        0 => streaming(&mut split, &model, 16, 0.4),
-                        1 => {
-                            let bytes = streaming_experts_bytes(&model, 1);
-                            split.stream_experts(&model, expert_costs(300.0), bytes).unwrap();
-                        }
-                        _ => {
-                            let bytes = 2 * 48 * model.layers[0].ffn.movable_bytes();
-                            split.stream_inside(&model, expert_costs(300.0), bytes).unwrap();
-                        }
-                    }
-                    let mut engine = Engine::new(model, 1, Kernels::best());
-                    engine.split = Some(split);
-                    engine.set_chunk(chunk);
+                    let mut engine = models.divided(which, chunk, resident);
                     for (&n, expected) in lengths.iter().zip(&expected) {
                         let (found, passes) = after(&mut engine, n, kind);
                         let off = error(&found, expected);
@@ -118,6 +140,53 @@ fn prompts_of_every_length_give_what_the_cpu_alone_gives_in_chunks_of_every_leng
             }
         }
     }
+}
+
+/// A chunk with a device went on to its end, ten seconds and more, whoever had pressed Ctrl-C or left.
+#[test]
+fn a_chunk_with_a_device_stops_between_layers_and_what_comes_next_is_as_if_it_had_never_begun() {
+    let dir = tempfile::tempdir().unwrap();
+    let models = Models::made(dir.path(), Quant::F32);
+    for which in 0..3 {
+        let half = models.open(which).config.movable() / 2;
+        // With keys and values on the device, and on the host.
+        for kind in [KvType::F16, KvType::F32] {
+            // A text whose second chunk is stopped, and that goes on; and another one after it.
+            let texts = |stop: Option<usize>| {
+                let mut engine = models.divided(which, 512, half);
+                let mut session = Session::new(&engine, CONTEXT, kind).unwrap();
+                let ids = tokens(1000);
+                if let Some(layers) = stop {
+                    let mut left = layers;
+                    let step = |done: usize| match done == 512 && session_is_left(&mut left) {
+                        true => Err(Error::Interrupted),
+                        false => Ok(()),
+                    };
+                    let stopped = session.append(&mut engine, &ids, step).map(drop);
+                    assert!(matches!(stopped, Err(Error::Interrupted)), "model {which}: {stopped:?}");
+                    assert_eq!((session.kv.len, session.tokens.len()), (512, 512), "model {which}, {layers} layers");
+                }
+                let rest = ids[session.kv.len..].to_vec();
+                let first = session.append(&mut engine, &rest, |_| Ok(())).unwrap().to_vec();
+                (first, after(&mut engine, 300, kind).0)
+            };
+            let expected = texts(None);
+            // The first look is after the first chunk; then come those before each of the two layers.
+            for layers in [1, 2] {
+                assert!(
+                    texts(Some(layers)) == expected,
+                    "model {which}, {kind:?}: stopped before layer {}",
+                    layers - 1
+                );
+            }
+        }
+    }
+}
+
+/// Counts down the looks at whether a text is still wanted.
+fn session_is_left(looks: &mut usize) -> bool {
+    *looks = looks.wrapping_sub(1);
+    *looks == usize::MAX
 }
 
 /// A slow link and a slow processor: nearly all that is missing is copied.

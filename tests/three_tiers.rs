@@ -5,15 +5,15 @@
 mod support;
 
 use dynamicinfer::cache::{Frames, NeuronCache, Tier};
-use dynamicinfer::cpu::Kernels;
+use dynamicinfer::cpu::{Kernels, MAX_COLUMNS};
 use dynamicinfer::device::{self, Device, VirtualDevice};
 use dynamicinfer::disk::{self, Disk, VirtualDisk};
 use dynamicinfer::engine::sampler::argmax;
-use dynamicinfer::engine::{Choice, Engine, Foresight, Migrator, Sparsity};
+use dynamicinfer::engine::{Choice, Engine, Foresight, Logits, Migrator, Sparsity};
 use dynamicinfer::formats::rows::Quant;
 use dynamicinfer::host_cache::{HostCache, HostCacheOptions, LayerBlocks, least_bytes};
 use dynamicinfer::ids::{SlotId, StoreId};
-use dynamicinfer::model::{KvType, Model};
+use dynamicinfer::model::{KvCache, KvType, Model};
 use dynamicinfer::open::{DeviceKind, DeviceOptions, EngineOptions, Opened, Quiet, layer_blocks, open};
 use dynamicinfer::predictor::Router;
 use dynamicinfer::prng::Prng;
@@ -142,6 +142,17 @@ fn logits_are_the_cpus_whatever_lies_on_device_in_frames_and_on_disk() {
         let foresight = (ahead > 0).then(|| Foresight::new(Arc::new(Router::of(&engine.model).unwrap()), ahead));
         engine.split = Some(split);
         engine.set_host_cache(cache, foresight);
+        if sizes[0] > MAX_COLUMNS {
+            // Somebody leaves in the middle of a prompt, between two layers.
+            let (mut kv, mut layers) = (KvCache::new(&engine.model.config, 64, kind).unwrap(), 0);
+            let stop = prng.below(layers_of(&engine)) as usize;
+            let mut go_on = || {
+                layers += 1;
+                layers <= stop
+            };
+            assert!(!engine.forward_while(&mut kv, &[7; 50], Logits::None, &mut go_on));
+            assert_eq!((layers, kv.len), (stop + 1, 0));
+        }
         let found = logits(&mut engine, kind, &sizes, None);
         engine.check().unwrap();
         let off = by_token(&found, &expected, engine.model.config.vocab);
@@ -158,6 +169,10 @@ fn logits_are_the_cpus_whatever_lies_on_device_in_frames_and_on_disk() {
     if std::env::var_os("HYBRID_SEED").is_none() {
         assert!(begun.iter().chain(&seen).all(|&n| n > 1000), "{begun:?} {seen:?}: nothing was tried");
     }
+}
+
+fn layers_of(engine: &Engine) -> u64 {
+    engine.model.config.layers as u64
 }
 
 /// demo-moe with a part on the virtual device, and of the rest `share` in memory; `None`: all of it.

@@ -55,6 +55,8 @@ pub(super) trait Executor {
     fn ffn(&mut self, pass: &mut Pass<'_, '_>, l: usize, wanted: Wanted);
     fn end_layer(&mut self, _pass: &mut Pass<'_, '_>, _l: usize) {}
     fn logits(&mut self, pass: &mut Pass<'_, '_>);
+    /// The pass ends before a layer: nothing of it is under way any more when this returns.
+    fn leave(&mut self) {}
     /// Notes the end of a phase: its time, and its span in the trace.
     fn done(&mut self, pass: &mut Pass<'_, '_>, step: Step);
 }
@@ -107,6 +109,7 @@ pub(super) fn forward(executor: &mut dyn Executor, pass: &mut Pass<'_, '_>, go_o
     let mut _layer = None;
     for step in in_order(pass.model.layers.len()) {
         if step.phase == Phase::BeginLayer && !go_on() {
+            executor.leave();
             return false;
         }
         if traced && step.phase == Phase::BeginLayer {

@@ -227,7 +227,8 @@ impl Engine {
         self.run_audited(std::slice::from_mut(kv), tokens.len() == 1)
     }
 
-    /// As [`Engine::forward`], for a prompt's chunk, and asks between layers whether to go on, where it can stop: not with a device. `false`: it was stopped, and there is nothing new in `kv`.
+    /// As [`Engine::forward`], for a prompt's chunk, and asks between layers whether to go on. `false`: it was stopped, and there is nothing new
+    /// in `kv`.
     pub fn forward_while(
         &mut self,
         kv: &mut KvCache,
@@ -338,7 +339,7 @@ impl Engine {
     }
 
     /// Runs the tokens that were placed; where `divided` is false, a device has no part in it.
-    /// `go_on` is asked between layers that the host computes alone; returns whether the pass came to its end.
+    /// `go_on` is asked between the layers of a chunk, and of any pass that the host computes alone; returns whether the pass came to its end.
     fn run(
         &mut self,
         caches: &mut [KvCache],
@@ -383,7 +384,9 @@ impl Engine {
         let whole = match on_device {
             Some(split) => {
                 begins.into_iter().for_each(|note| split.note(note));
-                forward(split, &mut pass, &mut || true)
+                // Of few tokens the device keeps what the next pass begins with.
+                let leaves = pass.is_chunk();
+                forward(split, &mut pass, &mut || !leaves || go_on())
             }
             None => {
                 begins.into_iter().for_each(|note| host.note(pass.probe.report, note));

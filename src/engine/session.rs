@@ -38,8 +38,8 @@ impl Session {
         Ok(Session { kv: KvCache::new(&model.config, context, kind)?, tokens: Vec::new() })
     }
 
-    /// Runs `tokens` and returns the logits after the last, `[vocab]`. `step(done)` is called after each chunk, and where the
-    /// processor computes alone between its layers, too, and may end the work.
+    /// Runs `tokens` and returns the logits after the last, `[vocab]`. `step(done)` is called after each chunk and between its layers, and may
+    /// end the work.
     ///
     /// # Errors
     /// Those of [`Session::check`] and [`Engine::check`], and of `step`.

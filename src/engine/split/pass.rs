@@ -178,6 +178,12 @@ impl Executor for Split {
         }
     }
 
+    /// The host is a layer behind a chunk: what of it is still on the stream reads and writes the host's memory, which the next pass uses. What the
+    /// device has made of the chunk's keys and values lies behind those that count, as on the host. Moves go on as between any two passes.
+    fn leave(&mut self) {
+        self.device.synchronize(Stream::Compute);
+    }
+
     fn done(&mut self, pass: &mut Pass<'_, '_>, step: Step) {
         match step.phase {
             // What is put on the stream before the host waits for it counts as attention; a chunk's selection is none.
