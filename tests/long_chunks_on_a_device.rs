@@ -15,7 +15,7 @@ use dynamicinfer::lab::synth::{Mixture, Shape, write_gguf};
 use dynamicinfer::model::config::Activation;
 use dynamicinfer::model::source::Source;
 use dynamicinfer::model::{KvType, Model};
-use dynamicinfer::open::{DeviceKind, DeviceOptions, EngineOptions, Opened, Quiet, open};
+use dynamicinfer::open::{DeviceKind, DeviceOptions, EngineOptions, Opened, Quiet, check, open};
 use dynamicinfer::scheduler::Policy;
 use std::path::{Path, PathBuf};
 use support::{RATES, error, expert_costs, on_device_by, streaming, streaming_experts_bytes};
@@ -280,13 +280,28 @@ fn a_chunk_is_planned_for_and_stays_what_it_is_while_the_budget_changes() {
     }
     assert!(least.windows(2).all(|two| two[0] < two[1]), "{least:?}");
     // A number that nothing is planned for is refused, and where texts are to be the same it is always the shortest.
-    let with = |chunk, deterministic| {
-        let device =
-            DeviceOptions { chunk, deterministic, ffn_share: Some(0.5), ..DeviceOptions::new(DeviceKind::Virtual) };
-        let device = Some(DeviceOptions { machine: Some(machine.clone()), ..device });
-        open(&EngineOptions { device, ..EngineOptions::new(&model) }, &Quiet).map(|opened| opened.engine.chunk())
+    let with = |chunk, deterministic, live| {
+        let device = DeviceOptions {
+            chunk,
+            deterministic,
+            live,
+            ffn_share: Some(0.5),
+            machine: Some(machine.clone()),
+            ..DeviceOptions::new(DeviceKind::Virtual)
+        };
+        let options = EngineOptions { device: Some(device), ..EngineOptions::new(&model) };
+        let (checked, opened) = (check(&options, &Quiet), open(&options, &Quiet));
+        assert_eq!(checked.is_ok(), opened.is_ok(), "{chunk:?}");
+        opened.map(|opened| opened.engine.chunk())
     };
-    let refused = with(Some(300), false).unwrap_err().to_string();
+    let refused = with(Some(300), false, false).unwrap_err().to_string();
     assert!(refused.contains("--prompt-chunk 300: take one of [256, 512, 1024]"), "{refused}");
-    assert_eq!(with(None, true).unwrap(), 256);
+    assert_eq!(with(None, true, false).unwrap(), 256);
+    // A daemon took memory for 1024 tokens and ran 256, without a word.
+    let refused = with(Some(1024), true, true).unwrap_err().to_string();
+    assert!(refused.contains("--prompt-chunk 1024 and --deterministic"), "{refused}");
+    assert_eq!(
+        [with(Some(256), true, true), with(Some(1024), true, false), with(Some(1024), false, true)].map(Result::unwrap),
+        [256, 1024, 1024]
+    );
 }

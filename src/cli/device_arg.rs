@@ -49,7 +49,8 @@ pub struct DeviceArgs {
     #[arg(long, value_enum, ignore_case = true, default_value_t = TensorCores::Auto)]
     pub tensor_cores: TensorCores,
     /// Tokens of a prompt that go through together: 256, 512 or 1024. What is not on the device is copied there for as many; their
-    /// activations take room there [default: as many as take little of it, if something is to be copied; 256 with --deterministic]
+    /// activations take room there [default: as many as take little of it, if something is to be copied; 256 with --deterministic, and in
+    /// the daemon then no more]
     #[arg(long, value_name = "TOKENS", hide_short_help = true)]
     pub prompt_chunk: Option<usize>,
     /// Layers that the scheduler looks ahead [default: 2 where the predictor was made for that, else 1]

@@ -91,7 +91,8 @@ pub struct DeviceOptions {
     /// By what a card multiplies prompts; `None` takes tensor cores if they are faster in a trial and give the same bits there: for q8_0 and
     /// q4_0, and for f16 where inputs may be rounded.
     pub tiles: Option<Tiles>,
-    /// Tokens of a prompt that go through together, one of [`CHUNKS`]; `None` takes the plan's choice, and [`CHUNK`] with `deterministic`.
+    /// Tokens of a prompt that go through together, one of [`CHUNKS`]; `None` takes the plan's choice, and [`CHUNK`] with `deterministic`. With
+    /// `deterministic` and `live` no more than [`CHUNK`].
     pub chunk: Option<usize>,
     /// Number of layers that the scheduler looks ahead; `None` is 2 if the predictor was made for that, else 1.
     pub lookahead: Option<usize>,
@@ -335,6 +336,12 @@ impl DeviceOptions {
         }
         if let Some(chunk) = self.chunk.filter(|chunk| !CHUNKS.contains(chunk)) {
             return Err(Error::Usage(format!("--prompt-chunk {chunk}: take one of {CHUNKS:?}")));
+        }
+        if let Some(chunk) = self.chunk.filter(|&chunk| chunk > CHUNK && self.deterministic && self.live) {
+            return Err(Error::Usage(format!(
+                "--prompt-chunk {chunk} and --deterministic: answers that do not depend on other clients have prompts in chunks of {CHUNK}, \
+                 so that none waits long for another; leave out one of the two"
+            )));
         }
         if let Some(share) = self.ffn_share.filter(|s| !(*s > 0.0 && *s <= 1.0)) {
             return Err(Error::Usage(format!("--ffn-share {share}: take a share above 0 and at most 1")));
