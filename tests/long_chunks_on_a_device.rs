@@ -189,6 +189,28 @@ fn session_is_left(looks: &mut usize) -> bool {
     *looks == usize::MAX
 }
 
+/// The products of a chunk go through memory of the device that grows with its tokens: the first long chunk took it in the middle of a pass.
+#[test]
+fn no_pass_takes_memory_of_the_device() {
+    let dir = tempfile::tempdir().unwrap();
+    for quant in [Quant::F32, Quant::F16, Quant::Q8] {
+        let models = Models::made(dir.path(), quant);
+        for which in 0..3 {
+            for chunk in CHUNKS {
+                let half = models.open(which).config.movable() / 2;
+                let mut engine = models.divided(which, chunk, half);
+                let used = |engine: &Engine| engine.split.as_ref().unwrap().device.memory().used;
+                let before = used(&engine);
+                for n in [1, 32, 1025] {
+                    after(&mut engine, n, KvType::F16);
+                }
+                let unprepared = engine.split.as_ref().unwrap().device.totals().unprepared;
+                assert_eq!((unprepared, used(&engine)), (0, before), "{} model {which} by {chunk}", quant.name());
+            }
+        }
+    }
+}
+
 /// A slow link and a slow processor: nearly all that is missing is copied.
 fn machine(dir: &Path) -> PathBuf {
     let path = dir.join("slow-link.toml");

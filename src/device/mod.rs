@@ -85,6 +85,8 @@ pub struct Totals {
     pub copies: u64,
     /// Calls that were run.
     pub launches: u64,
+    /// Calls for which nobody had prepared the device ([`Device::prepare`]): it took memory for them, and waited, when they were launched.
+    pub unprepared: u64,
 }
 
 /// What the host has computed while the device computed its part.

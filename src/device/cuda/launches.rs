@@ -17,6 +17,7 @@ impl CudaDevice {
         let scratch = call.scratch_bytes();
         assert!(scratch == 0 || stream == Stream::Compute, "there is one scratch, the compute stream's");
         // Takes memory, and waits, only if nobody has prepared this call.
+        self.totals.unprepared += u64::from(scratch as usize > self.scratch.taken());
         if self.fit_scratch(scratch).is_err() {
             let code = OUT_OF_MEMORY;
             self.went("take memory for a kernel", code);

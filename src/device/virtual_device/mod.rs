@@ -83,6 +83,8 @@ pub struct VirtualDevice {
     astray: Vec<Astray>,
     /// Of each stream's kernels.
     scratch: [HostScratch; 2],
+    /// Bytes of scratch memory that a card would have taken for calls so far.
+    prepared: u64,
     /// When the link is free again, in each direction.
     link_free_ns: [u64; 2],
     host_ns: u64,
@@ -106,6 +108,7 @@ impl VirtualDevice {
             queues: QUEUES.map(Queue::new),
             astray: Vec::with_capacity(MAX_ASTRAY),
             scratch: Default::default(),
+            prepared: 0,
             link_free_ns: [0; 2],
             host_ns: 0,
             totals: Totals::default(),
@@ -179,6 +182,11 @@ impl Device for VirtualDevice {
 
     fn fault(&self) -> Option<&Fault> {
         self.fault.as_ref()
+    }
+
+    fn prepare(&mut self, call: &Call) -> Result<(), OutOfMemory> {
+        self.prepared = self.prepared.max(call.scratch_bytes());
+        Ok(())
     }
 
     fn take(&mut self, bytes: u64, most: u64, reserved: bool) -> Result<Buffer, OutOfMemory> {
@@ -265,6 +273,8 @@ impl Device for VirtualDevice {
 
     fn launch(&mut self, stream: Stream, call: &Call) {
         call.operands(&mut |operand| self.check(operand.view.buffer, operand.view.at, operand.bytes));
+        self.totals.unprepared += u64::from(call.scratch_bytes() > self.prepared);
+        self.prepared = self.prepared.max(call.scratch_bytes());
         self.put(stream, Work::Launch(*call));
     }
 

@@ -193,9 +193,22 @@ impl Split {
     }
 
     fn compute(&mut self, c: &ModelConfig, l: usize, n: usize, layer: &Layer, activation_threshold: f32, at: Blocks) {
+        let call = self.dense_call(c, l, n, layer, activation_threshold, at);
+        self.launch(Call::DenseFfn(call));
+    }
+
+    fn dense_call(
+        &self,
+        c: &ModelConfig,
+        l: usize,
+        n: usize,
+        layer: &Layer,
+        activation_threshold: f32,
+        at: Blocks,
+    ) -> DenseFfn {
         let Blocks { slots, blocks, bucket } = at;
         // Without a slot the layer has no bias there; the blocks that are copied for it need one.
-        self.launch(Call::DenseFfn(DenseFfn {
+        DenseFfn {
             layout: *layer.block(),
             kind: c.ffn_kind,
             activation: c.activation,
@@ -212,7 +225,23 @@ impl Split {
             products: self.workspace.products,
             counts: self.workspace.counts,
             out: self.at(ExchangeLayout::new(n, c).residual()),
-        }));
+        }
+    }
+
+    /// The largest call for the FFN of a chunk's layer; `None` of whole experts, which go by few columns at a time.
+    pub(super) fn chunk_call(&self, c: &ModelConfig, l: usize, layer: &Layer) -> Option<Call> {
+        let (at, slots, n) = (&self.cache.layers[l], c.ffn.min(SLOTS_AT_ONCE), self.chunk);
+        Some(Call::DenseFfn(match &layer.ffn {
+            FfnWeights::Experts(weights) if c.neurons_inside() => {
+                let rows = [at.blocks[0], at.blocks[1], at.blocks[2]].map(View::from);
+                self.inside_chunk_call(c, l, n, weights, (slots, rows, 0))
+            }
+            FfnWeights::Experts(_) => return None,
+            _ => {
+                let blocks = Blocks { slots, blocks: at.blocks[0].into(), bucket: at.bucket.into() };
+                self.dense_call(c, l, n, layer, 0.0, blocks)
+            }
+        }))
     }
 
     /// Computes the last `count` missing neurons on the CPU, and adds them and the bias of down to the device's sum.

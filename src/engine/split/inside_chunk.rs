@@ -146,26 +146,38 @@ impl Split {
             device.record(Stream::Copy, s.arrived[which]);
             device.wait(Stream::Compute, s.arrived[which]);
             let (done, name) = (s.done[which], expert * c.ffn + first);
-            let call = DenseFfn {
-                layout,
-                kind: c.ffn_kind,
-                activation: c.activation,
-                activation_threshold: 0.0,
-                hidden: c.hidden,
-                ffn: c.neurons(),
-                slots,
-                n,
-                blocks: SlotBlocks::Apart(rows),
-                weights: Some(ColumnWeights { at: self.of_columns(c, n), experts: weights.experts.len() }),
-                bucket: View { buffer: self.workspace.names, at: name as u64 * 4 },
-                up_bias: self.weights.layers[l].up_bias,
-                x: self.at(0),
-                products: self.workspace.products,
-                counts: self.workspace.counts,
-                out: self.at(ExchangeLayout::new(n, c).residual()),
-            };
+            let call = self.inside_chunk_call(c, l, n, weights, (slots, rows, name));
             self.launch(Call::DenseFfn(call));
             self.device.record(Stream::Compute, done);
+        }
+    }
+
+    /// The device's part of a chunk for `slots` neurons of one expert, whose rows lie there, from neuron `first` of all on.
+    pub(super) fn inside_chunk_call(
+        &self,
+        c: &ModelConfig,
+        l: usize,
+        n: usize,
+        weights: &ExpertWeights,
+        (slots, rows, first): (usize, [View; 3], usize),
+    ) -> DenseFfn {
+        DenseFfn {
+            layout: weights.neuron_layout(),
+            kind: c.ffn_kind,
+            activation: c.activation,
+            activation_threshold: 0.0,
+            hidden: c.hidden,
+            ffn: c.neurons(),
+            slots,
+            n,
+            blocks: SlotBlocks::Apart(rows),
+            weights: Some(ColumnWeights { at: self.of_columns(c, n), experts: weights.experts.len() }),
+            bucket: View { buffer: self.workspace.names, at: first as u64 * 4 },
+            up_bias: self.weights.layers[l].up_bias,
+            x: self.at(0),
+            products: self.workspace.products,
+            counts: self.workspace.counts,
+            out: self.at(ExchangeLayout::new(n, c).residual()),
         }
     }
 

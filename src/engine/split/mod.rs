@@ -283,6 +283,7 @@ impl Split {
         let shared = (1..=MAX_COLUMNS).flat_map(|n| layers.clone().map(move |(l, layer)| (n, l, layer)));
         let shared = shared.filter_map(|(n, l, layer)| self.shared_call(c, l, n, layer.ffn.experts()?));
         calls.extend(shared.map(Call::ExpertFfn));
+        calls.extend(model.layers.iter().enumerate().filter_map(|(l, layer)| self.chunk_call(c, l, layer)));
         calls
     }
 
