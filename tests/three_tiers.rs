@@ -13,14 +13,19 @@ use dynamicinfer::engine::{Choice, Engine, Foresight, Logits, Migrator, Sparsity
 use dynamicinfer::formats::rows::Quant;
 use dynamicinfer::host_cache::{HostCache, HostCacheOptions, LayerBlocks, least_bytes};
 use dynamicinfer::ids::{SlotId, StoreId};
+use dynamicinfer::lab::synth::{Mixture, Shape, write_gguf};
+use dynamicinfer::model::config::Activation;
+use dynamicinfer::model::source::Source;
 use dynamicinfer::model::{KvCache, KvType, Model};
 use dynamicinfer::open::{DeviceKind, DeviceOptions, EngineOptions, Opened, Quiet, layer_blocks, open};
 use dynamicinfer::predictor::Router;
 use dynamicinfer::prng::Prng;
 use dynamicinfer::scheduler::Policy;
+use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::sync::{Arc, Mutex};
 use support::law::{logits, slots, with_seeds};
+use support::watched::{Step, Watched};
 use support::{RATES, by_token, device_bytes, expert_costs, on_device, opened, streaming_experts_bytes};
 
 /// Mixtures that are read in place, with routers before and after attention, and stores of neurons.
@@ -173,6 +178,90 @@ fn logits_are_the_cpus_whatever_lies_on_device_in_frames_and_on_disk() {
 
 fn layers_of(engine: &Engine) -> u64 {
     engine.model.config.layers as u64
+}
+
+/// What a frame has was read from disk a second time, by way of the system's cache, to be copied to the device for a chunk. Here the file's
+/// bytes of what frames have are gone, so whoever reads them there finds another model.
+#[test]
+fn what_is_copied_for_a_chunk_comes_from_the_frame_that_has_it() {
+    let dir = tempfile::tempdir().unwrap();
+    let shape = Shape {
+        hidden: 32,
+        layers: 2,
+        ffn: 64,
+        heads: 1,
+        kv_heads: 1,
+        vocab: 300,
+        context: 128,
+        activation: Activation::Silu,
+        active: None,
+        seed: 3,
+        outliers: 0,
+        experts: Some(Mixture::flat(16, 3)),
+    };
+    let (mut held, mut chunks, mut copies) = (0, [0; 2], [0; 2]);
+    // All are copied, or the processor has some; frames for a part or for all.
+    for (case, (link_us, share)) in [(0.0, 0.5), (12.0, 0.5), (12.0, 2.0), (25.0, 0.3)].into_iter().enumerate() {
+        let path = dir.path().join(format!("{case}.gguf"));
+        write_gguf(&shape, Quant::F32, &path, &|_, _| Ok(())).unwrap();
+        let model = Model::in_place(Source::open(&path, None).unwrap()).unwrap();
+        let slots = vec![2; model.config.layers];
+        let seen = Arc::default();
+        let device = Watched { device: VirtualDevice::new(u64::MAX, RATES), seen: Arc::clone(&seen) };
+        // SAFETY: the engine has both.
+        let mut split = unsafe { on_device(&model, Box::new(device), &slots) }.unwrap();
+        split.stream_experts(&model, expert_costs(link_us), streaming_experts_bytes(&model, 2)).unwrap();
+        let mut engine = Engine::new(model, 1, Kernels::best());
+        let files: Vec<&std::fs::File> = engine.model.files().iter().map(|file| file.file()).collect();
+        let options = HostCacheOptions { policy: Policy::Lru, ..HostCacheOptions::new(0) };
+        let cache = host_cache(&engine.model, disk::open(&files).unwrap().disk, share, options);
+        engine.split = Some(split);
+        engine.set_host_cache(cache, None);
+        // A few tokens fill the frames, and a chunk moves what is in them.
+        logits(&mut engine, KvType::F32, &[20], None);
+        let expected = logits(&mut engine, KvType::F32, &[90], None);
+        let file = std::fs::File::options().write(true).open(&path).unwrap();
+        for (l, blocks) in layer_blocks(&engine.model).unwrap().iter().enumerate() {
+            let table = engine.cached.as_ref().unwrap().cache.table(l);
+            for expert in (0..16).filter(|&expert| table.location(StoreId::new(expert)).is_device()) {
+                held += 1;
+                for run in blocks.runs() {
+                    file.write_all_at(&vec![0; run.bytes()], run.at(expert)).unwrap();
+                }
+            }
+        }
+        let before = engine.split.as_ref().unwrap().chunks;
+        seen.lock().unwrap().clear();
+        let found = logits(&mut engine, KvType::F32, &[90], None);
+        engine.check().unwrap();
+        assert!(found == expected, "copies at {link_us} us, frames for {share}");
+        let now = engine.split.as_ref().unwrap().chunks;
+        chunks[0] += now.streamed - before.streamed;
+        chunks[1] += now.on_cpu - before.on_cpu;
+        // What the system's cache has to bring is copied when the processor has done its part of the layer, not before.
+        let mapped = engine.model.files()[0].bytes().as_ptr_range();
+        let blocks = layer_blocks(&engine.model).unwrap();
+        let mut worked = 0;
+        for step in seen.lock().unwrap().iter() {
+            match step {
+                Step::Worked => worked += 1,
+                Step::Copy(from) if (mapped.start.addr()..mapped.end.addr()).contains(from) => {
+                    let at = (from - mapped.start.addr()) as u64;
+                    let is_of = |blocks: &LayerBlocks| blocks.runs().iter().any(|r| (0..16).any(|e| r.at(e) == at));
+                    let layer = blocks.iter().position(is_of).unwrap();
+                    assert_eq!(worked, layer + 1, "of layer {layer}");
+                    copies[1] += 1;
+                }
+                Step::Copy(_) => copies[0] += usize::from(worked < 2),
+                Step::Pinned(_) => {}
+            }
+        }
+    }
+    let tried = held > 30 && chunks.iter().all(|&pairs| pairs > 50) && copies.iter().all(|&copies| copies > 20);
+    assert!(
+        tried,
+        "{held} held; {chunks:?} copied and on the processor; {copies:?} copies from frames and from the file"
+    );
 }
 
 /// demo-moe with a part on the virtual device, and of the rest `share` in memory; `None`: all of it.

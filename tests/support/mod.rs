@@ -3,6 +3,7 @@
 
 pub mod device;
 pub mod law;
+pub mod watched;
 
 use dynamicinfer::cpu::aligned::Aligned;
 use dynamicinfer::device::{Device, OutOfMemory, Rates, VirtualDevice};

@@ -2,19 +2,22 @@
 //! the CPU computes the others at the same time ([`super::streaming`] divides). Copied experts lie in scratch memory in two halves, one of
 //! which is filled while the other is computed, and are gone after the layer: nothing leaves a slot for them.
 
-use super::Split;
 use super::experts::{by_columns, choose, mixture};
 use super::streaming::{ExpertCosts, Missing};
 use super::workspace::pinned;
+use super::{Split, frames};
+use crate::cache::Frames;
 use crate::cpu::MAX_COLUMNS;
 use crate::device::{Buffer, Call, Device, Event, ExpertFfn, NONE, OutOfMemory, PinnedBuffer, Stream, View};
 use crate::engine::forward::Pass;
 use crate::engine::routing::{Group, Routed};
 use crate::formats::will_need;
+use crate::host_cache::HostCache;
 use crate::ids::StoreId;
 use crate::model::config::ModelConfig;
 use crate::model::layer::Experts;
-use crate::model::{ExpertWeights, FfnMatrices, FfnWeights, Model};
+use crate::model::{ExpertWeights, FfnWeights, Model};
+use std::ops::Range;
 
 /// What experts are copied with for a chunk.
 pub(super) struct ExpertStreaming {
@@ -127,7 +130,7 @@ impl Split {
         let (experts, weights) = mixture(pass, l);
         self.divide_experts(pass, l, experts);
         self.divide_missing(pass, l, experts);
-        self.begin_host_experts(pass, l);
+        self.begin_beside_copies(pass, l);
         let (resident, on_cpu) = (self.active[l], self.experts.on_host.tokens.len() as u64);
         if resident > 0 || weights.shared.is_some() {
             self.send_chosen(c, l, n);
@@ -137,15 +140,12 @@ impl Split {
             self.launch_experts(c, l, n, weights);
             self.add_output(c, n);
         }
-        if pass.cached.is_some() {
-            // What is copied comes by way of the system's cache.
-            let copied = &self.expert_streaming.missing[..self.expert_streaming.copied];
-            let parts = copied.iter().flat_map(|missing| weights.experts[missing.expert].parts());
-            parts.for_each(|part| will_need(part.all()));
-        }
-        self.copy_experts(c, l, n, weights);
+        let (at_hand, turns) = self.turns(pass, l, weights);
+        self.copy_experts(pass, l, weights, 0..at_hand);
         self.teach(pass, l);
+        // The order in which parts are added stays what it is: the CPU's is the last.
         let read = if on_cpu > 0 || pass.cached.is_some() { self.host_experts(pass, l, weights) } else { 0 };
+        self.copy_experts(pass, l, weights, at_hand..turns);
         if on_cpu > 0 {
             self.add_partial(c, n);
         }
@@ -195,19 +195,62 @@ impl Split {
         self.experts.on_host.take(routes, |expert| !in_slot(expert) && !is_copied[expert]);
     }
 
-    /// Copies experts to the device, one half of the scratch memory after the other, and has each half computed while the next is filled.
-    fn copy_experts(&mut self, c: &ModelConfig, l: usize, n: usize, weights: &ExpertWeights) {
+    /// Begins to read what is left for the CPU. What frames have of the experts that are copied stays there meanwhile, and is not displaced later:
+    /// nothing else comes to a layer's frames before its next use, by when the copies are long done.
+    fn begin_beside_copies(&mut self, pass: &mut Pass<'_, '_>, l: usize) {
+        if let Some(frames) = frames(&mut pass.cached) {
+            for missing in &self.expert_streaming.missing[..self.expert_streaming.copied] {
+                let expert = StoreId::new(missing.expert);
+                if frames.part(l, expert, 0).is_some() {
+                    frames.hold(l, expert);
+                }
+            }
+        }
+        self.begin_host_experts(pass, l);
+        if let Some(frames) = frames(&mut pass.cached) {
+            frames.release(l, &self.cache.layers[l].table);
+        }
+    }
+
+    /// How often a half of the scratch memory is filled for the layer, and how often at first without keeping the host: what is in no frame comes
+    /// from disk by way of the system's cache, and what is not pinned may have to wait for the link. The system is asked for what it is to bring.
+    fn turns(&mut self, pass: &Pass<'_, '_>, l: usize, weights: &ExpertWeights) -> (usize, usize) {
+        let (cache, streaming) = (pass.cached.as_deref().map(|cached| &cached.cache), &self.expert_streaming);
+        let copied = &streaming.missing[..streaming.copied];
+        let (Some(Scratch { half, .. }), Some(first)) = (&streaming.scratch, copied.first()) else { return (0, 0) };
+        let in_memory = |expert: usize| cache.is_none_or(|cache| cache.part(l, StoreId::new(expert), 0).is_some());
+        for missing in copied.iter().filter(|missing| !in_memory(missing.expert)) {
+            weights.experts[missing.expert].parts().for_each(|part| will_need(part.all()));
+        }
+        let bytes = weights.experts[first.expert].bytes() as usize;
+        let part = sources(cache, l, weights, first.expert).next();
+        let room = part.map_or(0, |(from, part)| self.device.room_for_moves(from, part, bytes));
+        let mut count = 0;
+        let at_hand = copied.chunks(*half).take_while(|turn| {
+            count += turn.len();
+            count <= room && turn.iter().all(|missing| in_memory(missing.expert))
+        });
+        (at_hand.count(), copied.len().div_ceil(*half))
+    }
+
+    /// Copies experts to the device, one half of the scratch memory after the other, and has each half computed while the next is filled: those of
+    /// these turns.
+    fn copy_experts(&mut self, pass: &Pass<'_, '_>, l: usize, weights: &ExpertWeights, turns: Range<usize>) {
+        let (c, n, cache) = (&pass.model.config, pass.n(), pass.cached.as_deref().map(|cached| &cached.cache));
         let streaming = &self.expert_streaming;
         let (Some(Scratch { half, blocks, .. }), copied) = (&streaming.scratch, streaming.copied) else { return };
         let (half, blocks, arrived, done) = (*half, *blocks, streaming.arrived, streaming.done);
         let words = ExpertFfn::chosen_words(n, c.form.experts.map_or(0, |experts| experts.used));
-        for (turn, first) in (0..copied).step_by(half).enumerate() {
+        for turn in turns {
             let (streaming, device) = (&self.expert_streaming, &mut self.device);
-            let experts = &streaming.missing[first..copied.min(first + half)];
+            let experts = &streaming.missing[turn * half..copied.min((turn + 1) * half)];
             let (which, slots) = (turn % 2, experts.len());
             device.wait(Stream::Copy, done[which]);
             for (slot, missing) in experts.iter().enumerate() {
-                copy_expert(&mut **device, &weights.experts[missing.expert], &blocks[which], slot);
+                for ((from, bytes), &buffer) in sources(cache, l, weights, missing.expert).zip(&blocks[which]) {
+                    // SAFETY: a matrix of the model's file, which outlives the device, or of a frame, which has it until the layer's next use.
+                    unsafe { device.copy_in(Stream::Copy, from, bytes, buffer, (slot * bytes) as u64) };
+                }
             }
             let chosen = &streaming.chosen[turn * words..(turn + 1) * words];
             let to = View { buffer: self.workspace.copied, at: which as u64 * self.workspace.copied.bytes / 2 };
@@ -224,13 +267,17 @@ impl Split {
     }
 }
 
-/// Puts the copies of an expert's matrices to a slot of `blocks` on the copy stream.
-fn copy_expert(device: &mut dyn Device, expert: &FfnMatrices, blocks: &[Buffer; 3], slot: usize) {
-    for (matrix, &buffer) in expert.parts().zip(blocks) {
-        let bytes = matrix.bytes() as usize;
-        // SAFETY: a matrix of the model's file, which outlives the device.
-        unsafe { device.copy_in(Stream::Copy, matrix.row_ptr(0), bytes, buffer, (slot * bytes) as u64) };
-    }
+/// Where the matrices of an expert lie, and their bytes: in its frame of host memory if it has one, else in the mapped file.
+fn sources<'a>(
+    cache: Option<&'a HostCache>,
+    l: usize,
+    weights: &'a ExpertWeights,
+    expert: usize,
+) -> impl Iterator<Item = (*const u8, usize)> + 'a {
+    weights.experts[expert].parts().enumerate().map(move |(number, matrix)| {
+        let frame = cache.and_then(|cache| cache.part(l, StoreId::new(expert), number));
+        (frame.unwrap_or_else(|| matrix.row_ptr(0)), matrix.bytes() as usize)
+    })
 }
 
 /// How often the device reads an expert that these tokens have, ascending: once for each group of tokens that its kernel takes.
