@@ -183,6 +183,7 @@ fn a_budget_decides_how_many_timelines_lie_on_the_device() {
         computed_share: 1.0,
         ilp_seconds: None,
         chunk: None,
+        host: None,
     };
     let machine = MachineProfile {
         name: "test".into(),

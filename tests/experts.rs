@@ -163,6 +163,7 @@ fn request(vram: u64) -> Request {
         computed_share: 1.0,
         ilp_seconds: None,
         chunk: None,
+        host: None,
     }
 }
 

@@ -6,7 +6,7 @@ mod support;
 use dynamicinfer::cpu::Kernels;
 use dynamicinfer::device::VirtualDevice;
 use dynamicinfer::engine::session::CHUNKS;
-use dynamicinfer::engine::{Engine, Session};
+use dynamicinfer::engine::{Engine, Session, Split, pinned_bytes};
 use dynamicinfer::error::Error;
 use dynamicinfer::formats::rows::Quant;
 use dynamicinfer::ids::StoreId;
@@ -18,13 +18,21 @@ use dynamicinfer::model::{KvType, Model};
 use dynamicinfer::open::{DeviceKind, DeviceOptions, EngineOptions, Opened, Quiet, check, open};
 use dynamicinfer::scheduler::Policy;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use support::watched::{Step, Watched};
 use support::{RATES, error, expert_costs, on_device_by, streaming, streaming_experts_bytes};
 
 const CONTEXT: usize = 1100;
 
 /// A model of two narrow layers, whose FFNs are nearly all of it: neurons, or experts of which a token has two. Random weights.
 fn made(dir: &Path, ffn: usize, experts: Option<Mixture>, quant: Quant) -> PathBuf {
-    let shape = Shape {
+    let path = dir.join(format!("{ffn}.{}.gguf", quant.name()));
+    write_gguf(&shape(ffn, experts), quant, &path, &|_, _| Ok(())).unwrap();
+    path
+}
+
+fn shape(ffn: usize, experts: Option<Mixture>) -> Shape {
+    Shape {
         hidden: 32,
         layers: 2,
         ffn,
@@ -37,10 +45,7 @@ fn made(dir: &Path, ffn: usize, experts: Option<Mixture>, quant: Quant) -> PathB
         seed: 7,
         outliers: 0,
         experts,
-    };
-    let path = dir.join(format!("{ffn}.{}.gguf", quant.name()));
-    write_gguf(&shape, quant, &path, &|_, _| Ok(())).unwrap();
-    path
+    }
 }
 
 /// The same packed by neuron.
@@ -208,6 +213,111 @@ fn no_pass_takes_memory_of_the_device() {
                 assert_eq!((unprepared, used(&engine)), (0, before), "{} model {which} by {chunk}", quant.name());
             }
         }
+    }
+}
+
+/// One function says what is planned for, what is checked before a model is opened, and what is allocated.
+#[test]
+fn what_host_and_device_exchange_takes_the_host_memory_that_was_planned_for() {
+    let dir = tempfile::tempdir().unwrap();
+    let models = Models::made(dir.path(), Quant::F32);
+    let fixtures = ["smallthinker", "qwen2-moe", "opt"].map(|name| support::opened(dir.path(), name, Quant::F32));
+    let models: Vec<Model> = (0..3).map(|which| models.open(which)).chain(fixtures).collect();
+    for (model, chunk) in models.iter().flat_map(|model| CHUNKS.map(|chunk| (model, chunk))) {
+        let (c, seen) = (&model.config, Arc::default());
+        let device = Watched { device: VirtualDevice::new(u64::MAX, RATES), seen: Arc::clone(&seen) };
+        // SAFETY: dropped before the model.
+        let mut split =
+            unsafe { Split::new(Box::new(device), &vec![1; c.layers], model, (0, 0), chunk, false) }.unwrap();
+        let pinned = || {
+            let seen = seen.lock().unwrap();
+            let bytes = |step: &Step| if let Step::Pinned(bytes) = step { *bytes as u64 } else { 0 };
+            // Beside them the names of what is in slots.
+            seen.iter().map(bytes).sum::<u64>() - 4 * (c.layers * c.movable()) as u64
+        };
+        for attends in [false, true] {
+            split.set_sequences(model, 64, usize::from(attends)).unwrap();
+            let planned = pinned_bytes(c, chunk, attends);
+            assert_eq!((pinned(), split.pinned_bytes()), (planned, planned), "{} by {chunk}", c.name);
+        }
+    }
+}
+
+/// A mixture of 100 MB, most of which stays on disk with so much host memory, and half of it on a device.
+fn tight(model: &Path, machine: &Path, ram: u64, chunk: Option<usize>, vram: Option<u64>) -> EngineOptions {
+    EngineOptions {
+        context: Some(CONTEXT),
+        threads: Some(1),
+        ram: Some(ram),
+        device: Some(DeviceOptions {
+            ffn_share: Some(0.5).filter(|_| vram.is_none()),
+            vram,
+            machine: Some(machine.into()),
+            history: false,
+            policy: Policy::Static,
+            chunk,
+            ..DeviceOptions::new(DeviceKind::Virtual)
+        }),
+        ..EngineOptions::new(model)
+    }
+}
+
+/// What long chunks take of host memory was only counted when the plan had chosen their length: `--ram` was refused where chunks of 256 would
+/// have had room, a check beforehand said nothing, and copies of keys and values came on top with a larger budget of the device.
+#[test]
+fn chunks_are_as_long_as_the_budgets_of_both_memories_allow_and_all_that_they_take_is_counted() {
+    let dir = tempfile::tempdir().unwrap();
+    let (machine, path) = (machine(dir.path()), dir.path().join("m.gguf"));
+    let experts = Some(Mixture::flat(32, 2));
+    let shape = Shape { layers: 4, ..shape(2048, experts) };
+    write_gguf(&shape, Quant::F32, &path, &|_, _| Ok(())).unwrap();
+    let opens = |ram, chunk, vram| {
+        let options = tight(&path, &machine, ram, chunk, vram);
+        let (checked, opened) = (check(&options, &Quiet), open(&options, &Quiet));
+        // What is refused is refused before another model is unloaded for it.
+        assert_eq!(checked.err().map(|e| e.to_string()), opened.as_ref().err().map(|e| e.to_string()));
+        opened
+    };
+    // The least with chunks of a length, by trying.
+    let c = Model::in_place(Source::open(&path, None).unwrap()).unwrap().config;
+    let least = |chunk: usize| {
+        let (mut low, mut high) = (64 << 20, 96 << 20);
+        while high - low > 1 << 10 {
+            let middle = (low + high) / 2;
+            let options = tight(&path, &machine, middle, Some(chunk), None);
+            *if check(&options, &Quiet).is_ok() { &mut high } else { &mut low } = middle;
+        }
+        high
+    };
+    let [short, long] = [256, 1024].map(least);
+    let attends = opens(short, Some(256), None).unwrap().engine.split.unwrap().sequences() > 0;
+    let more = pinned_bytes(&c, 1024, attends) - pinned_bytes(&c, 256, attends);
+    assert!((long - short).abs_diff(more) < 2 << 10 && more > 1 << 20, "{short} and {long}: {more}");
+    let refused = opens(short, Some(1024), None).err().unwrap().to_string();
+    assert!(refused.contains("or a shorter --prompt-chunk than 1024"), "{refused}");
+    assert!(!opens(short - (4 << 10), None, None).err().unwrap().to_string().contains("--prompt-chunk"));
+    for (ram, chunks) in [(short, 256..=256), (long - (4 << 10), 256..=512), (95 << 20, 1024..=1024)] {
+        let Opened { engine, .. } = opens(ram, None, None).unwrap();
+        assert!(chunks.contains(&engine.chunk()), "{ram} bytes: {}", engine.chunk());
+        assert_eq!(engine.split.as_ref().unwrap().chunk(), engine.chunk());
+    }
+    // Keys and values come to the device while it runs.
+    for (ram, comes) in [(short + (4 << 20), true), (short, false)] {
+        let least = opens(ram, Some(256), None).unwrap().device.unwrap().budget.footprint.least_bytes();
+        let Opened { mut engine, device, .. } = opens(ram, Some(256), Some(least)).unwrap();
+        let state = |engine: &Engine| {
+            let (split, cached) = (engine.split.as_ref().unwrap(), engine.cached.as_ref().unwrap());
+            (split.sequences(), cached.beside - split.pinned_bytes(), cached.memory().budget)
+        };
+        let before = state(&engine);
+        assert_eq!((before.0, before.2), (0, ram));
+        let (exchanged, budget) = (engine.split.as_ref().unwrap().pinned_bytes(), device.unwrap().budget);
+        budget.set(&mut engine, 3 * least).unwrap();
+        assert_eq!(state(&engine), (usize::from(comes), before.1, before.2));
+        let now = engine.split.as_ref().unwrap().pinned_bytes();
+        assert_eq!(now > exchanged, comes);
+        after(&mut engine, 40, KvType::F16);
+        engine.check().unwrap();
     }
 }
 

@@ -186,6 +186,7 @@ fn request(vram: u64) -> Request {
         computed_share: 0.1,
         ilp_seconds: None,
         chunk: None,
+        host: None,
     }
 }
 
@@ -365,6 +366,40 @@ fn chunks_are_longer_where_something_is_copied_and_they_take_a_sixteenth_of_the_
                 check(&plan, &f);
                 assert_eq!((plan.chunk, plan.min_bytes), (asked, least + f.for_chunks(asked)));
             }
+        }
+    }
+}
+
+/// What chunks take of host memory was only looked at when the plan had chosen: a host with room for short ones was refused.
+#[test]
+fn chunks_are_as_long_as_host_memory_allows_too_and_keys_stay_there_where_it_has_no_room_for_copies_of_them() {
+    for (name, quant) in [("llama-7b", Quant::F16), ("mixtral-8x7b", Quant::Q4)] {
+        let f = Footprint::of_shape(&shape(name).unwrap(), quant, 2048, KvType::F16);
+        let counts = power_law(f.layers, f.ffn);
+        let vram = f.least_bytes() + 777 + f.ffn_bytes() / 4 * 3;
+        let of = |request: Request| plan(&f, &counts, &machine(), &request).unwrap();
+        for attends in [false, true] {
+            let kv = if attends { KvPlace::Auto } else { KvPlace::Host };
+            let with = |host| of(Request { kv, host, ..request(vram) });
+            let [short, middle, long] = [256, 512, 1024].map(|tokens| f.on_host(tokens, attends));
+            assert!(short < middle && middle < long, "{name}");
+            for (host, chunk) in [
+                (None, 1024),
+                (Some(long), 1024),
+                (Some(long - 1), 512),
+                (Some(middle), 512),
+                (Some(middle - 1), 256),
+                (Some(short), 256),
+                (Some(0), 256),
+            ] {
+                let plan = with(host);
+                check(&plan, &f);
+                let there = attends && host != Some(0);
+                assert_eq!((plan.chunk, plan.sequences > 0), (chunk, there), "{name}: {host:?}");
+            }
+            // What was asked for is somebody's own choice.
+            let asked = of(Request { kv, host: Some(0), chunk: Some(1024), ..request(vram) });
+            assert_eq!((asked.chunk, asked.sequences), (1024, 0));
         }
     }
 }

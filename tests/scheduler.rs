@@ -369,6 +369,7 @@ fn the_acknowledged_budget_is_never_exceeded() {
             sequences: 1,
             ilp_seconds: None,
             chunk: None,
+            host: None,
         },
     };
     let least = budgeter.plan(u64::MAX / 2).unwrap().min_bytes;

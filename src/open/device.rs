@@ -1,7 +1,7 @@
 //! Opens the device that was asked for: plans what lies there, opens the device itself, places its first neurons, and starts the scheduler.
 
 use super::place::{out_of_memory, place};
-use super::planned::{computed_share, nothing_fits, placed_by_file};
+use super::planned::{Exchange, computed_share, nothing_fits, placed_by_file};
 use super::{EngineOptions, Listener, Quiet, SparsityOptions, VramBudget, artifacts, cuda, machine, sparsity};
 use crate::background::{Background, BackgroundOptions, Latency};
 use crate::clock::{self, Duration, Seldom};
@@ -9,7 +9,7 @@ use crate::config;
 use crate::cpu::{MAX_COLUMNS, Prefill};
 use crate::device::{Device, Rates, Tiles, Timeline, Traced, VirtualDevice};
 use crate::engine::session::{CHUNK, CHUNKS};
-use crate::engine::{Engine, Lookahead, predictor_bytes};
+use crate::engine::{Engine, Lookahead, pinned_bytes, predictor_bytes};
 use crate::error::{Error, Result};
 use crate::formats::history_file;
 use crate::formats::machine_profile::MachineProfile;
@@ -139,7 +139,7 @@ impl DeviceOptions {
 }
 
 /// What the device needs room for: keys and values of `sequences` sequences of `context` tokens each; and the host memory that may be taken,
-/// bytes, and whether the whole model stays in it.
+/// bytes, whether the whole model stays in it, and what of it is left for working memory and what host and device exchange.
 #[derive(Clone, Copy)]
 pub(super) struct Need {
     pub context: usize,
@@ -147,6 +147,7 @@ pub(super) struct Need {
     pub sequences: usize,
     pub ram: Option<u64>,
     pub resident: bool,
+    pub host: Option<u64>,
 }
 
 /// A device that is in use.
@@ -294,23 +295,26 @@ impl DeviceOptions {
     }
 
     /// Checks whether [`DeviceOptions::apply`] would be refused, as far as that can be told without opening a device: another model may
-    /// occupy a card, so its free memory says nothing.
+    /// occupy a card, so its free memory says nothing. Returns what host and device will exchange, at least.
     pub(super) fn try_plan(
         &self,
         engine: &Engine,
         need: Need,
         options: &SparsityOptions,
         told: &dyn Listener,
-    ) -> Result<()> {
+    ) -> Result<Exchange> {
         self.check(&engine.model)?;
+        let exchange =
+            |chunk: usize, attends: bool| Exchange { bytes: pinned_bytes(&engine.model.config, chunk, attends), chunk };
         if !self.has_budget() {
-            return Ok(());
+            return Ok(exchange(self.chunk.unwrap_or(CHUNK), false));
         }
         if self.history {
             artifacts::find(&engine.model, artifacts::history(&engine.model), history_file::open)?;
         }
         let lookahead = self.lookahead(engine, options, &Quiet)?;
-        self.plan(engine, need, self.vram, self.on_device(&lookahead), told).map(drop)
+        let plan = self.plan(engine, need, self.vram, self.on_device(&lookahead), told)?.plan;
+        Ok(exchange(plan.chunk, plan.sequences > 0))
     }
 
     fn has_budget(&self) -> bool {
@@ -402,6 +406,7 @@ impl DeviceOptions {
             ilp_seconds: None,
             // Sums over other numbers of tokens are rounded otherwise.
             chunk: self.chunk.or(self.deterministic.then_some(CHUNK)),
+            host: need.host,
         };
         let footprint = Footprint::of_model(model, need.context, need.kv);
         if let Some(share) = self.vram_share {

@@ -40,6 +40,8 @@ use crate::formats::MappedFile;
 use crate::lab::pack::{Types, can_be_cut};
 use crate::model::{KvCache, KvType, Model};
 use crate::tokenizer::Tokenizer;
+use planned::Exchange;
+use ram::OnDisk;
 use std::path::{Path, PathBuf};
 
 /// Default context length, tokens, for models that have as many positions.
@@ -137,7 +139,7 @@ impl EngineOptions {
 
     fn need(&self, model: &Model) -> device::Need {
         let (context, kv, sequences) = (self.context_of(model), self.kv, self.sequences);
-        device::Need { context, kv, sequences, ram: self.ram, resident: true }
+        device::Need { context, kv, sequences, ram: self.ram, resident: true, host: None }
     }
 }
 
@@ -226,7 +228,7 @@ pub fn open(options: &EngineOptions, told: &dyn Listener) -> Result<Opened> {
 /// # Errors
 /// As [`open`].
 pub fn open_model(model: Model, options: &EngineOptions, told: &dyn Listener) -> Result<Opened> {
-    let mut limit = ram::limit(&model, options, options.device.is_some());
+    let limit = ram::limit(&model, options, options.device.is_some());
     let mut engine = processor(model, options.threads, options.isa)?;
     engine.kernels.prefill = options.prefill;
     // A device rounds floats to f16 at most: what the processor does beside it must differ as little as can be by where neurons lie.
@@ -245,16 +247,19 @@ pub fn open_model(model: Model, options: &EngineOptions, told: &dyn Listener) ->
     let need = device::Need { resident: limit.is_none(), ..options.need(&engine.model) };
     check_context(&engine.model, need.context, need.kv, told)?;
     check_sequences(&engine.model, need)?;
+    let mut part = limit.map(|limit| OnDisk::open(&engine.model, limit)).transpose()?;
+    let need = device::Need { host: ram::room(&engine, need, part.as_ref()), ..need };
     let device = match &options.device {
         Some(device) => device.apply(&mut engine, need, options, told)?,
         None => None,
     };
-    if device.is_none() {
-        // None may have been found.
-        limit = ram::limit(&engine.model, options, false);
+    if device.is_none() && options.device.is_some() {
+        // None was found, and more may be left on disk.
+        let limit = ram::limit(&engine.model, options, false);
+        part = limit.map(|limit| OnDisk::open(&engine.model, limit)).transpose()?;
     }
-    match limit {
-        Some(limit) => ram::keep_a_part(&mut engine, need, limit, options, told)?,
+    match part {
+        Some(part) => ram::keep_a_part(&mut engine, need, part, options, told)?,
         None if device.is_none() => {
             check_ram(&engine.model, need)?;
             engine.set_chunk(ram::chunk_of_all(&engine.model, options));
@@ -275,11 +280,17 @@ pub fn check(options: &EngineOptions, told: &dyn Listener) -> Result<()> {
     let limit = ram::limit(&engine.model, options, options.device.is_some());
     let need = device::Need { resident: limit.is_none(), ..options.need(&engine.model) };
     check_context(&engine.model, need.context, need.kv, told)?;
-    if let Some(device) = &options.device {
-        device.try_plan(&engine, need, &options.sparsity, told)?;
-    }
-    match limit {
-        Some(limit) => ram::check(&engine, need, limit),
+    let part = limit.map(|limit| OnDisk::open(&engine.model, limit)).transpose()?;
+    let need = device::Need { host: ram::room(&engine, need, part.as_ref()), ..need };
+    let exchange = match &options.device {
+        Some(device) => device.try_plan(&engine, need, &options.sparsity, told)?,
+        None => Exchange::NONE,
+    };
+    // None may be found.
+    let is_sure = options.device.as_ref().is_some_and(|device| device.kind != DeviceKind::Auto);
+    let exchange = if is_sure { exchange } else { Exchange::NONE };
+    match part {
+        Some(part) => ram::check(&engine, need, &part, exchange),
         None if options.device.is_none() => check_ram(&engine.model, need),
         None => Ok(()),
     }

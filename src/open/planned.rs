@@ -1,6 +1,7 @@
 //! What a plan is told of a model, and what becomes of it.
 
-use crate::engine::Engine;
+use crate::engine::session::CHUNK;
+use crate::engine::{Engine, Split};
 use crate::error::{Error, Result};
 use crate::formats::placement_file::PlacementFile;
 use crate::ids::PublishedId;
@@ -8,6 +9,25 @@ use crate::model::Model;
 use crate::placement::memory_plan::{Footprint, KvPlace, Plan, Request};
 use bytemuck::allocation::TransparentWrapperAlloc;
 use std::path::Path;
+
+/// What host and device exchange in chunks of so many tokens, as it is planned or allocated.
+#[derive(Clone, Copy)]
+pub(super) struct Exchange {
+    /// Bytes of host memory.
+    pub bytes: u64,
+    /// Tokens of a chunk.
+    pub chunk: usize,
+}
+
+impl Exchange {
+    /// Nothing: there is no device.
+    pub const NONE: Exchange = Exchange { bytes: 0, chunk: CHUNK };
+
+    /// What a device's part in an engine has allocated.
+    pub fn of(split: Option<&Split>) -> Exchange {
+        split.map_or(Exchange::NONE, |split| Exchange { bytes: split.pinned_bytes(), chunk: split.chunk() })
+    }
+}
 
 /// What to say where no neuron or expert has a slot.
 pub(super) fn nothing_fits(plan: &Plan) -> Option<String> {

@@ -1,24 +1,22 @@
 //! How much of a model is kept in host memory: all of it, or what `--ram` or the machine allow, with the rest of its neurons on disk.
 
 use super::device::Need;
+use super::planned::Exchange;
 use super::{EngineOptions, Listener, artifacts, fits, sparsity};
 use crate::disk::{self, Disk, DiskCosts, OpenedDisk};
 use crate::engine::session::CHUNK;
-use crate::engine::{Engine, Foresight, Split, unread};
+use crate::engine::{Engine, Foresight, Split, pinned_bytes, unread};
 use crate::error::{Error, Result, human_bytes};
 use crate::formats;
 use crate::host_cache::{HostCache, HostCacheOptions, LayerBlocks, MOST_AHEAD, ReadFault, Run, least_bytes};
 use crate::model::{ExpertWeights, FfnMatrices, KvCache, Matrix, Model};
+use crate::placement::footprint::working_bytes;
 use crate::placement::prompt_chunk;
 use crate::predictor::{Predictor, Router};
 use crate::scheduler::Policy;
 use std::fs::File;
 use std::sync::Arc;
 
-/// What a process takes at least beside weights, keys and values. Measured 45 to 60 MiB for models of 1 B.
-const WORKING_BYTES: u64 = 64 << 20;
-/// The part of it that does not grow with the model: tables of the cache, the program itself.
-const PROGRAM_BYTES: u64 = 32 << 20;
 /// Of the memory that is free, one part in so many is left to others where nobody has said how much to take.
 const LEFT_TO_OTHERS: u64 = 20;
 
@@ -64,17 +62,65 @@ impl Default for RamOptions {
     }
 }
 
-/// The host memory that a model takes beside its neurons, with prompts in chunks of [`CHUNK`] tokens.
-fn resident_bytes(engine: &Engine, need: Need) -> u64 {
-    let (files, model) = (engine.files(), &engine.model);
-    let exchanged = engine.split.as_ref().map_or(0, Split::pinned_bytes);
-    let predictors: u64 = files.iter().skip(model.files().len()).map(|file| file.bytes().len() as u64).sum();
-    resident_with(model, need, predictors) + exchanged
+/// The files of a model of which a part stays on disk.
+pub(super) struct OnDisk {
+    limit: Limit,
+    blocks: Vec<LayerBlocks>,
+    opened: OpenedDisk,
 }
 
-/// As [`resident_bytes`], with predictors of so many bytes.
+impl OnDisk {
+    /// Opens them, to keep to a limit.
+    ///
+    /// # Errors
+    /// [`Error::Io`].
+    pub fn open(model: &Model, limit: Limit) -> Result<OnDisk> {
+        let (blocks, opened) = open_disk(model)?;
+        Ok(OnDisk { limit, blocks, opened })
+    }
+
+    /// The fewest bytes that frames and landing take.
+    fn least_bytes(&self, model: &Model) -> u64 {
+        least_bytes(&self.blocks, model.config.clusters(), self.opened.disk.align())
+    }
+}
+
+/// Bytes of the files of an engine's predictors.
+fn predictor_files_bytes(engine: &Engine) -> u64 {
+    engine.files().iter().skip(engine.model.files().len()).map(|file| file.bytes().len() as u64).sum()
+}
+
+/// The host memory that a model takes beside its neurons, with prompts in chunks of [`CHUNK`] tokens.
+fn resident_bytes(engine: &Engine, need: Need, exchange: Exchange) -> u64 {
+    resident_with(&engine.model, need, predictor_files_bytes(engine)) + exchange.bytes
+}
+
+/// As [`resident_bytes`], with predictors of so many bytes and without a device.
 pub(super) fn resident_with(model: &Model, need: Need, predictors: u64) -> u64 {
-    model.file_bytes() - cached_bytes(model) + keys(model, need) + predictors + working_bytes(model, CHUNK)
+    always_bytes(model, need, predictors) + working_bytes(&model.config, CHUNK)
+}
+
+/// Of them, what does not depend on how long chunks are.
+fn always_bytes(model: &Model, need: Need, predictors: u64) -> u64 {
+    model.file_bytes() - cached_bytes(model) + keys(model, need) + predictors
+}
+
+/// Host memory for a device's plan ([`Request::host`](crate::placement::memory_plan::Request::host)). Where all of a model is in memory it is what
+/// is left beside the weights, and the shortest chunks have theirs in any case.
+pub(super) fn room(engine: &Engine, need: Need, part: Option<&OnDisk>) -> Option<u64> {
+    let model = &engine.model;
+    match part.map(|part| (part.limit, part)) {
+        Some((Limit::Bytes(bytes), part)) => {
+            let always = always_bytes(model, need, predictor_files_bytes(engine));
+            Some(bytes.saturating_sub(always + part.least_bytes(model)))
+        }
+        Some((Limit::Share(_), _)) => None,
+        None => {
+            let shortest = working_bytes(&model.config, CHUNK) + pinned_bytes(&model.config, CHUNK, true);
+            let memory = need.ram.or_else(crate::config::available_memory)?;
+            Some(memory.saturating_sub(all_bytes(model, need)).saturating_add(shortest))
+        }
+    }
 }
 
 /// Tokens of a chunk of a mixture's prompts where frames would have so many bytes ([`prompt_chunk::longest`]), and how many bytes more that is
@@ -105,25 +151,7 @@ fn gains(model: &Model) -> bool {
 
 /// Bytes that chunks of so many tokens take beyond those of [`CHUNK`].
 pub(super) fn for_chunks(model: &Model, tokens: usize) -> u64 {
-    working_bytes(model, tokens) - working_bytes(model, CHUNK)
-}
-
-/// What a process takes beside weights, keys and values: the activations of a prompt's chunk, above all. Of a mixture of 3.9 B that is read in place
-/// 88 MiB were measured (92 by this), packed by neuron 105 (112), of a dense model of 0.95 B 42 (71).
-fn working_bytes(model: &Model, chunk: usize) -> u64 {
-    let c = &model.config;
-    // Numbers of a token: the residual and what is made of it, and the FFN's gates, activations and what `down` reads.
-    let ffn = match c.form.experts.filter(|experts| experts.routed()) {
-        None => 2 * c.ffn,
-        // Of each of its experts and of the shared one inputs, products and activations; packed by neuron, activations once more, filled up, and outputs.
-        Some(experts) => {
-            let packed = model.layers[0].ffn.experts().is_some_and(|layer| layer.experts[0].down_by_neuron);
-            let shared = experts.shared.map_or(0, |shared| 4 * shared.width + 2 * c.hidden);
-            experts.used * (3 * c.ffn + 2 * c.hidden + if packed { 2 * c.ffn + c.hidden } else { 0 }) + shared
-        }
-    };
-    let token = 8 * c.hidden + 2 * c.qkv_dim() + ffn;
-    WORKING_BYTES.max(PROGRAM_BYTES + (chunk * token * size_of::<f32>()) as u64)
+    working_bytes(&model.config, tokens) - working_bytes(&model.config, CHUNK)
 }
 
 /// Bytes of all neurons or experts.
@@ -199,14 +227,15 @@ pub fn too_little(given: &str, least: u64) -> Error {
 }
 
 /// Checks that the limit has room for everything beside the neurons and for reading them; says how many bytes neurons get.
-fn share(engine: &Engine, need: Need, limit: Limit, blocks: &[LayerBlocks], align: usize) -> Result<u64> {
-    let (resident, neurons) = (resident_bytes(engine, need), engine.model.config.clusters());
-    let least = resident + least_bytes(blocks, neurons, align);
-    let limit = match limit {
+fn share(engine: &Engine, need: Need, part: &OnDisk, exchange: Exchange) -> Result<u64> {
+    let (resident, neurons) = (resident_bytes(engine, need, exchange), engine.model.config.clusters());
+    let least = resident + part.least_bytes(&engine.model);
+    let limit = match part.limit {
         Limit::Bytes(bytes) => bytes,
         Limit::Share(share) => {
+            let align = part.opened.disk.align();
             let frames = |layer: &LayerBlocks| layer.frame_bytes(neurons, align) * neurons;
-            least + (share * blocks.iter().map(frames).sum::<usize>() as f64) as u64
+            least + (share * part.blocks.iter().map(frames).sum::<usize>() as f64) as u64
         }
     };
     if limit < least {
@@ -224,7 +253,12 @@ fn share(engine: &Engine, need: Need, limit: Limit, blocks: &[LayerBlocks], alig
                 all.div_ceil(1 << 20)
             )));
         }
-        return Err(too_little(&given, least));
+        return Err(match (too_little(&given, least), exchange.chunk > CHUNK) {
+            (Error::Memory(why), true) => {
+                Error::Memory(format!("{why}; or a shorter --prompt-chunk than {}", exchange.chunk))
+            }
+            (refused, _) => refused,
+        });
     }
     Ok(limit - resident)
 }
@@ -237,11 +271,13 @@ fn share(engine: &Engine, need: Need, limit: Limit, blocks: &[LayerBlocks], alig
 pub(super) fn keep_a_part(
     engine: &mut Engine,
     need: Need,
-    limit: Limit,
+    part: OnDisk,
     options: &EngineOptions,
     told: &dyn Listener,
 ) -> Result<()> {
-    let (blocks, OpenedDisk { mut disk, notice }) = open_disk(&engine.model)?;
+    let exchange = Exchange::of(engine.split.as_ref());
+    let (bytes, least) = (share(engine, need, &part, exchange)?, part.least_bytes(&engine.model));
+    let OnDisk { limit, blocks, opened: OpenedDisk { mut disk, notice } } = part;
     let RamOptions { policy, together, overlap, keep, .. } = options.neurons;
     let foresight = foresight(engine, options)?;
     let neurons = engine.model.config.clusters();
@@ -249,8 +285,6 @@ pub(super) fn keep_a_part(
     let ahead = foresight.as_ref().map_or(0, Foresight::ahead);
     let policy = policy.unwrap_or_else(|| usual_policy(&engine.model));
     let how = HostCacheOptions { policy, together, overlap, ahead, costs, ..HostCacheOptions::new(0) };
-    let bytes = share(engine, need, limit, &blocks, disk.align())?;
-    let least = least_bytes(&blocks, neurons, disk.align());
     let (chunk, for_chunks) = match limit {
         Limit::Bytes(_) => chunk(&engine.model, engine.split.as_ref().map(Split::chunk), bytes - least),
         Limit::Share(_) => (CHUNK, 0),
@@ -265,7 +299,7 @@ pub(super) fn keep_a_part(
     let placed = if keep { place(&mut cache, engine)? } else { false };
     told.note(&format!(
         "{} of memory: room for {:.0} % of the {what}{}, the others are read from disk when they are needed ({}, {:.1} GB/s and {:.0} us a read){}",
-        human_bytes(bytes + for_chunks + resident_bytes(engine, need)),
+        human_bytes(bytes + for_chunks + resident_bytes(engine, need, exchange)),
         100.0 * frames as f64 / all as f64,
         if placed { " (at first for those of its profile)" } else { "" },
         cache.disk_name(),
@@ -274,7 +308,7 @@ pub(super) fn keep_a_part(
         if options.ram.is_none() { "; --ram sets how much" } else { "" }
     ));
     load_the_rest(&engine.model);
-    let beside = resident_bytes(engine, need);
+    let beside = resident_bytes(engine, need, exchange);
     engine.set_host_cache(cache, foresight);
     engine.set_chunk(chunk);
     engine.cached.as_mut().expect("it was set").beside = beside + for_chunks;
@@ -408,11 +442,10 @@ fn load_the_rest(model: &Model) {
     }
 }
 
-/// Whether an engine can be opened within the limit, without taking its memory.
+/// Whether an engine can be opened within the limit, with what host and device will exchange, without taking its memory.
 ///
 /// # Errors
 /// As [`keep_a_part`].
-pub(super) fn check(engine: &Engine, need: Need, limit: Limit) -> Result<()> {
-    let (blocks, opened) = open_disk(&engine.model)?;
-    share(engine, need, limit, &blocks, opened.disk.align()).map(drop)
+pub(super) fn check(engine: &Engine, need: Need, part: &OnDisk, exchange: Exchange) -> Result<()> {
+    share(engine, need, part, exchange).map(drop)
 }

@@ -109,7 +109,7 @@ pub fn ram_plan(question: RamQuestion<'_>) -> Result<RamAnswer> {
                 .into(),
         ));
     }
-    let need = Need { context, kv, sequences, ram: None, resident: false };
+    let need = Need { context, kv, sequences, ram: None, resident: false, host: None };
     let (blocks, mut opened) = open_disk(model)?;
     let disk = &mut *opened.disk;
     let (first, span) = (blocks[0].offset(), span(&blocks[0], model.config.clusters()));

@@ -3,12 +3,12 @@
 use super::place::{elsewhere, out_of_memory, stream_experts};
 use crate::cache::{Frames, Slot};
 use crate::device::OutOfMemory;
-use crate::engine::{Engine, Split};
+use crate::engine::{Engine, Split, pinned_bytes};
 use crate::error::{Error, Result};
 use crate::formats::machine_profile::MachineProfile;
 use crate::ids::{PublishedId, SlotId};
 use crate::model::{KvCache, KvType, Model};
-use crate::placement::memory_plan::{Footprint, Plan, Request, plan};
+use crate::placement::memory_plan::{Footprint, KvPlace, Plan, Request, plan};
 use crate::placement::policy::{self, PlacementPolicy};
 
 /// What a budget means for one model on one machine: how many slots each layer has, and which neurons begin in them.
@@ -52,16 +52,46 @@ impl VramBudget {
     /// # Errors
     /// [`Error::Usage`] without a device; [`Error::Memory`] for a budget that is too small or that the device refuses.
     pub fn set(&self, engine: &mut Engine, vram: u64) -> Result<Plan> {
-        let model = engine.model.clone();
-        let mut cached = engine.cached.as_deref_mut();
-        let Some(split) = &mut engine.split else {
+        let Engine { model, split, cached, .. } = &mut *engine;
+        let Some(split) = split else {
             return Err(Error::Usage(
                 "there is no device whose budget could change; begin with --device cuda (or virtual)".into(),
             ));
         };
+        // Host memory through which keys and values come, once they are on the device for the first time.
+        let exchanged = split.pinned_bytes();
+        let more = pinned_bytes(&model.config, split.chunk(), true) - exchanged;
+        let fits = cached.as_ref().is_none_or(|cached| more <= cached.spare());
+        let request = self.request(vram);
+        let may = matches!(request.kv, KvPlace::Auto | KvPlace::Spare);
+        let kv = if may && !fits { KvPlace::Host } else { request.kv };
         // Working memory for prompts is what it was when the device was opened.
-        let request = Request { chunk: Some(split.chunk()), ..self.request(vram) };
+        let request = Request { kv, chunk: Some(split.chunk()), host: None, ..request };
         let plan = plan(&self.footprint, &self.counts, &self.machine, &request)?;
+        let beside = cached.as_ref().map_or(0, |cached| cached.beside);
+        if let Some(cached) = cached.as_mut().filter(|_| plan.sequences > 0 && more > 0) {
+            // Nothing is copied from frames that go away.
+            split.cache.settle(&mut *split.device);
+            let refused = |e| Error::Memory(format!("frames of host memory cannot become fewer: {e}"));
+            cached.set_beside(beside + more).map_err(refused)?;
+        }
+        let changed = self.change(engine, &plan);
+        if let (Some(cached), Some(split)) = (&mut engine.cached, &mut engine.split) {
+            let taken = beside + split.pinned_bytes() - exchanged;
+            if taken != cached.beside {
+                split.cache.settle(&mut *split.device);
+                // The frames' memory was theirs a moment ago; without it there are fewer.
+                let _ = cached.set_beside(taken);
+            }
+        }
+        changed.map(|()| plan)
+    }
+
+    /// Changes what lies on the device to what a plan says.
+    fn change(&self, engine: &mut Engine, plan: &Plan) -> Result<()> {
+        let model = engine.model.clone();
+        let mut cached = engine.cached.as_deref_mut();
+        let Some(split) = &mut engine.split else { return Ok(()) };
         let slots = plan.slots();
         let (before, slots_before) = (split.device.memory().budget, split.cache.slots());
         let none = |e: OutOfMemory| out_of_memory(e);
@@ -91,7 +121,7 @@ impl VramBudget {
             .and_then(|()| split.set_sequences(&model, context, plan.sequences))
             .and_then(|()| stream(split, plan.streamed_bytes))
             .and_then(|()| {
-                let bytes = elsewhere(&model, &plan, split);
+                let bytes = elsewhere(&model, plan, split);
                 reserve(split, bytes)
             });
         if set.is_err() {
@@ -128,6 +158,6 @@ impl VramBudget {
             sequences = plan.sequences,
             "budget"
         );
-        Ok(plan)
+        Ok(())
     }
 }

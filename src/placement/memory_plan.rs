@@ -54,6 +54,22 @@ pub struct Request {
     /// Tokens of a prompt's chunk, one of [`session::CHUNKS`](crate::engine::session::CHUNKS), whose working memory comes before everything else; `None` takes what
     /// [`prompt_chunk::longest`] chooses.
     pub chunk: Option<usize>,
+    /// Bytes of host memory for [`Footprint::on_host`]: chunks are no longer than fits, and keys and values stay on the host where what comes of
+    /// them on the device does not; `None` is no limit.
+    pub host: Option<u64>,
+}
+
+impl Request {
+    /// The same with keys and values on the host, if it has no room for what host and device exchange where they are on the device.
+    fn within_host(self, f: &Footprint) -> Request {
+        let fits = self.host_holds(f, self.chunk.unwrap_or(CHUNK), true);
+        let may = matches!(self.kv, KvPlace::Auto | KvPlace::Spare);
+        Request { kv: if may && !fits { KvPlace::Host } else { self.kv }, ..self }
+    }
+
+    fn host_holds(&self, f: &Footprint, tokens: usize, attends: bool) -> bool {
+        self.host.is_none_or(|host| f.on_host(tokens, attends) <= host)
+    }
 }
 
 /// Parts of a model, one for each line of the plan.
@@ -237,6 +253,7 @@ pub struct IlpCheck {
 pub fn plan(footprint: &Footprint, counts: &[Vec<u64>], machine: &MachineProfile, request: &Request) -> Result<Plan> {
     let f = footprint;
     assert_eq!((counts.len(), counts[0].len()), (f.layers, f.ffn));
+    let request = &request.within_host(f);
     let sequences = request.sequences.max(1);
     let kv_bytes = f.kv_bytes * sequences as u64;
     let kv_first = if request.kv == KvPlace::Device { kv_bytes } else { 0 };
@@ -374,7 +391,9 @@ fn longer(f: &Footprint, request: &Request, wanted: u64, room: u64) -> (usize, u
     let there = wanted.min(room);
     // A share and a budget beside it leave no room but what the share's neurons do not take.
     let free = if request.ffn_share.is_some() && request.vram.is_some() { room - wanted } else { u64::MAX };
-    let beyond = |tokens| Some(f.for_chunks(tokens)).filter(|&bytes| bytes <= free).unwrap_or(u64::MAX);
+    // Whether keys and values lie there is decided later.
+    let fits = |tokens| f.for_chunks(tokens) <= free && request.host_holds(f, tokens, request.kv != KvPlace::Host);
+    let beyond = |tokens| if fits(tokens) { f.for_chunks(tokens) } else { u64::MAX };
     prompt_chunk::longest(beyond, there, f.ffn_bytes() - there)
 }
 

@@ -23,6 +23,7 @@ use crate::model::ffn_weights::FfnWeights;
 use crate::model::weights::{Layer, NormWeights};
 use crate::ops::gates::gates_of;
 use std::hint::spin_loop;
+use std::io;
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -110,6 +111,24 @@ impl CachedFfn {
     pub fn memory(&self) -> HostBudget {
         let HostCacheOptions { bytes, .. } = *self.cache.options();
         HostBudget { budget: self.beside + bytes, used: self.beside + self.cache.used_bytes() }
+    }
+
+    /// Memory that the cache could give to others.
+    pub fn spare(&self) -> u64 {
+        self.cache.options().bytes.saturating_sub(self.cache.least_bytes())
+    }
+
+    /// Sets [`CachedFfn::beside`] between two passes: the cache has the rest of what both have together.
+    ///
+    /// # Errors
+    /// As [`HostCache::set_budget`]; nothing has changed then.
+    ///
+    /// # Panics
+    /// If that leaves the cache fewer bytes than it works with: what is more comes out of [`CachedFfn::spare`].
+    pub fn set_beside(&mut self, beside: u64) -> io::Result<()> {
+        self.cache.set_budget(self.memory().budget - beside)?;
+        self.beside = beside;
+        Ok(())
     }
 
     /// As [`super::ffn`].

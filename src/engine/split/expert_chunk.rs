@@ -51,15 +51,23 @@ impl ExpertStreaming {
     /// # Safety
     /// The device is dropped before it.
     pub unsafe fn new(device: &mut dyn Device, c: &ModelConfig, chunk: usize) -> ExpertStreaming {
-        // A half that has room for one expert is filled once for each.
-        let words =
-            c.form.experts.filter(|e| !e.by_neuron).map_or(0, |e| e.count * ExpertFfn::chosen_words(chunk, e.used));
         let mut two = || [device.event(), device.event()];
         let (arrived, done) = (two(), two());
         // SAFETY: the caller's promise.
-        let chosen = unsafe { pinned(device, words, false) };
+        let chosen = unsafe { pinned(device, ExpertStreaming::words(c, chunk), false) };
         let (missing, is_copied) = (Vec::new(), Vec::new());
         ExpertStreaming { chosen, arrived, done, scratch: None, missing, copied: 0, is_copied }
+    }
+
+    /// Words of `chosen`.
+    fn words(c: &ModelConfig, chunk: usize) -> usize {
+        // A half that has room for one expert is filled once for each.
+        c.form.experts.filter(|e| !e.by_neuron).map_or(0, |e| e.count * ExpertFfn::chosen_words(chunk, e.used))
+    }
+
+    /// Bytes of pinned memory for chunks of up to `chunk` tokens.
+    pub fn bytes_for(c: &ModelConfig, chunk: usize) -> u64 {
+        4 * ExpertStreaming::words(c, chunk) as u64
     }
 
     /// Bytes of pinned memory.

@@ -37,13 +37,23 @@ impl ExpertSplit {
     /// # Safety
     /// The device is dropped before it.
     pub unsafe fn new(device: &mut dyn Device, c: &ModelConfig, chunk: usize) -> ExpertSplit {
-        let (chosen, input) = c.form.experts.map_or((0, 0), |experts| {
-            let reads = if experts.reads == RouterInput::Layer { chunk * c.hidden } else { 0 };
-            (ExchangeLayout::new(MAX_COLUMNS, c).choice.max(ExchangeLayout::new(chunk, c).choice), reads)
-        });
+        let [chosen, input] = ExpertSplit::words(c, chunk);
         // SAFETY: the caller's promise.
         let (chosen, layer_input) = unsafe { (pinned(device, chosen, false), pinned(device, input, true)) };
         ExpertSplit { on_host: Routes::default(), chosen, layer_input, counts: Vec::new() }
+    }
+
+    /// Words of `chosen` and `layer_input`.
+    fn words(c: &ModelConfig, chunk: usize) -> [usize; 2] {
+        c.form.experts.map_or([0, 0], |experts| {
+            let reads = if experts.reads == RouterInput::Layer { chunk * c.hidden } else { 0 };
+            [ExchangeLayout::new(MAX_COLUMNS, c).choice.max(ExchangeLayout::new(chunk, c).choice), reads]
+        })
+    }
+
+    /// Bytes of pinned memory for chunks of up to `chunk` tokens.
+    pub fn bytes_for(c: &ModelConfig, chunk: usize) -> u64 {
+        4 * ExpertSplit::words(c, chunk).into_iter().sum::<usize>() as u64
     }
 
     /// Bytes of pinned memory.

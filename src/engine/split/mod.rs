@@ -47,6 +47,14 @@ use streaming::Run;
 use weights::{LayerWeights, Weights};
 use workspace::{DeviceWorkspace, PinnedBuffers, most_rows};
 
+/// Bytes of host memory through which host and device exchange what they have made in passes of up to `chunk` tokens; `attends` says whether keys
+/// and values of some sequence lie on the device. [`Split::pinned_bytes`] is the same of what has been allocated.
+pub fn pinned_bytes(c: &ModelConfig, chunk: usize, attends: bool) -> u64 {
+    PinnedBuffers::bytes_for(c, chunk, attends)
+        + ExpertSplit::bytes_for(c, chunk)
+        + ExpertStreaming::bytes_for(c, chunk)
+}
+
 /// A device's part in the engine.
 pub struct Split {
     /// The device. Dropped first: fields are dropped in their order, and it has pinned memory that the cache and `host` own.

@@ -142,30 +142,63 @@ pub unsafe fn pinned(device: &mut dyn Device, words: usize, written: bool) -> Pi
 }
 
 impl PinnedBuffers {
+    /// Words of each but `qkv_read_back`, in their order, for passes of up to `chunk` tokens, and whether the device writes there.
+    fn words(c: &ModelConfig, chunk: usize) -> [(usize, bool); 12] {
+        let clusters = c.clusters();
+        let whole = c.form.experts.is_some_and(|experts| !experts.by_neuron);
+        let of_chunks = if whole { 0 } else { c.neurons() };
+        [
+            ((ExchangeLayout::new(MAX_COLUMNS, c).bytes() / 4).max(chunk * c.hidden), true),
+            (MAX_COLUMNS * clusters, true),
+            (clusters, false),
+            (clusters, false),
+            (chunk * c.hidden, false),
+            (c.layers * MAX_COLUMNS * SparseFfn::fired_words(c.movable()), true),
+            (chunk * c.qkv_dim(), true),
+            (chunk * c.q_dim(), false),
+            (chunk * 2, false),
+            (chunk * c.head_dim, false),
+            (2 * DenseFfn::most_parts(chunk) * of_chunks, true),
+            (if c.form.experts.is_some() { 0 } else { c.layers * c.ffn }, false),
+        ]
+    }
+
+    /// Words of `qkv_read_back`, where keys and values lie on the device.
+    fn read_back_words(c: &ModelConfig, chunk: usize) -> usize {
+        (c.layers * MAX_COLUMNS).max(2 * chunk) * c.qkv_dim()
+    }
+
+    /// Bytes of all of them for passes of up to `chunk` tokens; `attends` says whether keys and values lie on the device.
+    pub fn bytes_for(c: &ModelConfig, chunk: usize, attends: bool) -> u64 {
+        let words = PinnedBuffers::words(c, chunk).into_iter().map(|(words, _)| words).sum::<usize>();
+        4 * (words + if attends { PinnedBuffers::read_back_words(c, chunk) } else { 0 }) as u64
+    }
+
     /// For passes of up to `chunk` tokens.
     ///
     /// # Safety
     /// The device is dropped before they are.
     pub unsafe fn new(device: &mut dyn Device, c: &ModelConfig, chunk: usize) -> PinnedBuffers {
-        // SAFETY: the caller's promise.
-        let mut room = |words: usize, written: bool| unsafe { pinned(device, words, written) };
-        let clusters = c.clusters();
-        let whole = c.form.experts.is_some_and(|experts| !experts.by_neuron);
-        let of_chunks = if whole { 0 } else { c.neurons() };
+        let mut words = PinnedBuffers::words(c, chunk).into_iter();
+        let mut room = || {
+            let (words, written) = words.next().expect("one for each");
+            // SAFETY: the caller's promise.
+            unsafe { pinned(device, words, written) }
+        };
         PinnedBuffers {
-            received: room((ExchangeLayout::new(MAX_COLUMNS, c).bytes() / 4).max(chunk * c.hidden), true),
-            ahead: room(MAX_COLUMNS * clusters, true),
-            masks: room(clusters, false),
-            all_masks: room(clusters, false),
-            partial: room(chunk * c.hidden, false),
-            fired: room(c.layers * MAX_COLUMNS * SparseFfn::fired_words(c.movable()), true),
+            received: room(),
+            ahead: room(),
+            masks: room(),
+            all_masks: room(),
+            partial: room(),
+            fired: room(),
             qkv_read_back: PinnedBuffer::new(0),
-            qkv: room(chunk * c.qkv_dim(), true),
-            attended: room(chunk * c.q_dim(), false),
-            positions: room(chunk * 2, false),
-            angles: room(chunk * c.head_dim, false),
-            counts: room(2 * DenseFfn::most_parts(chunk) * of_chunks, true),
-            names: room(if c.form.experts.is_some() { 0 } else { c.layers * c.ffn }, false),
+            qkv: room(),
+            attended: room(),
+            positions: room(),
+            angles: room(),
+            counts: room(),
+            names: room(),
         }
     }
 
@@ -189,9 +222,8 @@ impl PinnedBuffers {
     /// The device is dropped before they are.
     pub unsafe fn attend(&mut self, device: &mut dyn Device, c: &ModelConfig, chunk: usize) {
         if self.qkv_read_back.is_empty() {
-            let words = (c.layers * MAX_COLUMNS).max(2 * chunk) * c.qkv_dim();
             // SAFETY: the caller's promise.
-            self.qkv_read_back = unsafe { pinned(device, words, true) };
+            self.qkv_read_back = unsafe { pinned(device, PinnedBuffers::read_back_words(c, chunk), true) };
         }
     }
 }

@@ -140,6 +140,7 @@ impl Case<'_> {
                     computed_share: 1.0,
                     ilp_seconds: None,
                     chunk: self.chunk,
+                    host: None,
                 };
                 let plan = plan(&small, &counts, self.machine, &request).map_err(|e| match e {
                     // Written anew, because the original message gives the bytes of the scaled model.

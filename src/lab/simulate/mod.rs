@@ -51,6 +51,7 @@ pub fn scaled(real: &Footprint, layers: usize, ffn: usize) -> Footprint {
         head_bytes: part(real.head_bytes),
         buffers_bytes: part(real.buffers_bytes),
         chunk_bytes: real.chunk_bytes.map(part),
+        host_chunk_bytes: real.host_chunk_bytes,
         kv_bytes: part(real.kv_bytes),
         attention_waits: (real.attention_waits as f64 * per_layer).round() as usize,
         state_bytes: part(real.state_bytes),
