@@ -251,9 +251,8 @@ pub struct IlpCheck {
 /// [`Error::Memory`] for a budget below `min_bytes`, naming it, one that does not hold the asked share of neurons, or a host budget that is
 /// too small; [`Error::Failed`] where the placement cannot be solved.
 pub fn plan(footprint: &Footprint, counts: &[Vec<u64>], machine: &MachineProfile, request: &Request) -> Result<Plan> {
-    let f = footprint;
+    let (f, request) = (footprint, &request.within_host(footprint));
     assert_eq!((counts.len(), counts[0].len()), (f.layers, f.ffn));
-    let request = &request.within_host(f);
     let sequences = request.sequences.max(1);
     let kv_bytes = f.kv_bytes * sequences as u64;
     let kv_first = if request.kv == KvPlace::Device { kv_bytes } else { 0 };
