@@ -337,7 +337,7 @@ fn json_answers_have_the_documented_keys() {
     // The last token is sampled from a full context and needs no place in it.
     assert_eq!(full["prompt_tokens"].as_u64().unwrap() + full["generated_tokens"].as_u64().unwrap(), 21);
 
-    let wanted = "path packed in_place store copies quant types bits_per_weight bytes parameters neuron_block_bytes ffn_share kv_bytes_per_token fingerprint tokenizer \
+    let wanted = "path packed in_place store copies quant types bits_per_weight bytes parameters neuron_block_bytes ffn_share block_checksums kv_bytes_per_token fingerprint tokenizer \
                   chat_template config";
     let shown = place.json(&["show", &model, "--json"]);
     assert_eq!(keys(&shown).join(" "), wanted);
@@ -349,6 +349,7 @@ fn json_answers_have_the_documented_keys() {
     for same in ["quant", "parameters", "fingerprint", "tokenizer", "config"] {
         assert_eq!(shown[same], packed[same], "{same}");
     }
+    assert_eq!((&shown["block_checksums"], &packed["block_checksums"]), (&json!(true), &json!(true)));
     assert_eq!(shown["parameters"], json!(2 * 320 * 64 + 2 * (4 * 64 * 64 + 3 * 64 * 96)));
     assert_eq!(shown["config"]["activation"], "relu");
     assert_eq!(packed["bytes"].as_u64().unwrap(), store.metadata().unwrap().len());

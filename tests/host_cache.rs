@@ -172,12 +172,10 @@ fn the_text_is_that_of_the_mapped_store_whatever_lies_in_memory_and_however_read
             let mut of = |values: &[f64]| values[prng.below(values.len() as u64) as usize];
             let (share, chosen) = (of(&[0.0, 0.1, 0.5, 1.0]), of(&[0.1, 0.3, 0.8]));
             let (threads, align) = (of(&[1.0, 2.0, 3.0]) as usize, of(&[64.0, 512.0, 4096.0]) as usize);
-            let faults = Faults {
-                fail: of(&[0.0, 0.02]),
-                short: of(&[0.0, 0.3]),
-                late: of(&[0.0, 3.0]) as u64,
-                ..Faults::default()
-            };
+            let fail = of(&[0.0, 0.02]);
+            let (short, late) = (of(&[0.0, 0.3]), of(&[0.0, 3.0]) as u64);
+            let wrong = if fail == 0.0 { 0.05 } else { 0.0 };
+            let faults = Faults { fail, short, late, wrong, ..Faults::default() };
             let costs = DiskCosts { read_us: of(&[0.0, 1.0, 12.0]), gb_s: 1.8 };
             let policy = Policy::ALL[of(&[0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0]) as usize];
             let (together, overlap) = (of(&[0.0, 1.0]) > 0.0, of(&[0.0, 1.0]) > 0.0);

@@ -38,8 +38,8 @@ const MODULES: [(&str, &[&str]); 32] = [
     ("profile", &["error", "formats", "ids", "model"]),
     // Decides, and knows no thread or clock.
     ("scheduler", &["cache", "device", "ids", "prng"]),
-    // Neurons from disk: a policy of the scheduler says who stays.
-    ("host_cache", &["cache", "clock", "device", "disk", "ids", "scheduler"]),
+    // Neurons from disk: a policy of the scheduler says who stays, and the format what a block's checksum is.
+    ("host_cache", &["cache", "clock", "device", "disk", "formats", "ids", "scheduler"]),
     // The engine sees tokens as numbers, no text; and nothing here knows the command line.
     (
         "engine",

@@ -55,6 +55,8 @@ struct Shown {
     neuron_block_bytes: u64,
     /// Share of the bytes that are neuron blocks.
     ffn_share: f64,
+    /// Whether the packed file has a checksum of each block, with which reads from disk are compared.
+    block_checksums: bool,
     kv_bytes_per_token: u64,
     fingerprint: String,
     tokenizer: Option<&'static str>,
@@ -171,7 +173,10 @@ pub fn run(args: Args) -> Result<()> {
             let store = model.path().to_owned();
             let types = model.store().map(types_of_store).unwrap_or_default();
             let block = model.layers[0].ffn.cluster_bytes();
-            describe(path, Some(store), (model.quant, block), types, bytes, fingerprint, tokenizer, model.config)
+            let block_checksums = model.store().is_some_and(NeuronStore::has_block_checksums);
+            let shown =
+                describe(path, Some(store), (model.quant, block), types, bytes, fingerprint, tokenizer, model.config);
+            Shown { block_checksums, ..shown }
         }
         None => {
             let source = Source::open(&path, args.activation)?;
@@ -284,6 +289,7 @@ fn describe(
         parameters: config.parameters(),
         neuron_block_bytes: block,
         ffn_share: block as f64 * (config.clusters() * config.layers) as f64 / bytes as f64,
+        block_checksums: false,
         kv_bytes_per_token: KvCache::bytes_for(&config, 1, KvType::F16),
         fingerprint,
         tokenizer: tokenizer.as_ref().map(|t| match t.model {
@@ -324,6 +330,13 @@ fn table(shown: &Shown) -> String {
         format!("{} {} in {} tensors ({})", t.name, super::human_bytes(t.bytes), t.tensors, printable(&parts))
     };
     let types = shown.types.iter().map(of_type).collect::<Vec<_>>().join("\n");
+    let checksums = match (&shown.store, shown.block_checksums) {
+        (None, _) => None,
+        (Some(_), true) => Some("of each block of the FFNs, compared when it is first read from disk (--ram)"),
+        (Some(_), false) => {
+            Some("of whole sections only, for --verify: reads from disk are not compared; pack it again for that")
+        }
+    };
     let rows: [(&str, String); 13] = [
         ("model", printable(&c.name)),
         ("path", printable(&shown.path)),
@@ -380,6 +393,9 @@ fn table(shown: &Shown) -> String {
     table.load_style(comfy_table::presets::NOTHING);
     for (name, value) in rows {
         table.add_row([name, &value]);
+        if let ("FFN", Some(checksums)) = (name, checksums) {
+            table.add_row(["checksums", checksums]);
+        }
     }
     table.to_string()
 }

@@ -1,7 +1,8 @@
-//! A disk for tests: the right bytes, in any order, late, in pieces, or not at all, all by a seed; its time is virtual.
+//! A disk for tests: the right bytes, in any order, late, in pieces, wrong at first, or not at all, all by a seed; its time is virtual.
 
 use super::{DEPTH, Disk, Outcome, Read};
 use crate::prng::Prng;
+use std::collections::HashSet;
 use std::fs::File;
 use std::ops::Range;
 use std::os::unix::fs::FileExt;
@@ -15,6 +16,8 @@ pub struct Faults {
     pub fail: f64,
     /// Share of reads that end with a part of their bytes, 0 to 1.
     pub short: f64,
+    /// Share of the reads of what was never read that bring a wrong bit of it, 0 to 1; asked for again it is right.
+    pub wrong: f64,
     /// Reads that touch this byte of the file always fail.
     pub bad_byte: Option<u64>,
     /// How often its owner asks for ends in vain, at most, before one is told: its latency.
@@ -40,6 +43,8 @@ pub struct VirtualDisk {
     faults: Faults,
     /// Reads that have begun.
     begun: u64,
+    /// Of what was read, the offsets of its parts of `align` bytes, where bits may be wrong.
+    seen: HashSet<u64>,
     speed: Speed,
     /// Until when the bytes of earlier reads come, ns.
     busy_until: u64,
@@ -65,6 +70,7 @@ impl VirtualDisk {
             prng: Prng::new(seed),
             faults,
             begun: 0,
+            seen: HashSet::new(),
             speed: Speed { latency_ns: 0, bytes_ns: f64::INFINITY },
             busy_until: 0,
             clock: Arc::default(),
@@ -97,7 +103,22 @@ impl VirtualDisk {
         let bytes = bytes.max(self.align);
         // SAFETY: the promise of `begin`.
         let into = unsafe { std::slice::from_raw_parts_mut(read.into, bytes) };
-        self.file.read_at(into, read.offset).map_err(|e| e.raw_os_error().unwrap_or(libc::EIO))
+        let got = self.file.read_at(into, read.offset).map_err(|e| e.raw_os_error().unwrap_or(libc::EIO))?;
+        if self.faults.wrong > 0.0 {
+            self.turn_a_bit(&mut into[..got], read.offset);
+        }
+        Ok(got)
+    }
+
+    /// Turns a bit round in a part that was never read, by chance. What was read before may be known to be right.
+    fn turn_a_bit(&mut self, bytes: &mut [u8], offset: u64) {
+        let new = (0..bytes.len()).step_by(self.align).filter(|&at| self.seen.insert(offset + at as u64));
+        let new: Vec<usize> = new.collect();
+        if !new.is_empty() && self.prng.next_f64() < self.faults.wrong {
+            let part = new[self.prng.below(new.len() as u64) as usize];
+            let bit = self.prng.below(8 * self.align.min(bytes.len() - part) as u64) as usize;
+            bytes[part + bit / 8] ^= 1 << (bit % 8);
+        }
     }
 }
 

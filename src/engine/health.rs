@@ -3,7 +3,7 @@
 use super::Engine;
 use crate::error::Error;
 use crate::formats::{FileState, MappedFile};
-use crate::host_cache::ReadFault;
+use crate::host_cache::{ReadFault, Unread};
 use crate::model::Model;
 use std::fmt;
 
@@ -52,7 +52,18 @@ impl fmt::Display for Failure {
 /// What is wrong where neurons or experts of a model could not be read from disk.
 pub fn unread(model: &Model, fault: &ReadFault) -> Error {
     let (file, offset) = fault.place();
-    Error::bad_at(&model.files()[file].path, "", offset, fault.to_string())
+    let field = match fault.why {
+        Unread::Damaged { layer, cluster } => {
+            let what = match model.config.form.experts {
+                Some(experts) if experts.routed() => "expert",
+                Some(_) => "cluster",
+                None => "neuron",
+            };
+            format!("layer {layer}, {what} {cluster}")
+        }
+        Unread::System(_) | Unread::Cut => String::new(),
+    };
+    Error::bad_at(&model.files()[file].path, field, offset, fault.to_string())
 }
 
 impl Engine {

@@ -3,6 +3,7 @@
 //! Every reader takes bytes and a path for its messages, checks every number before it is used, allocates nothing that
 //! the file's own length does not pay for, and answers with [`crate::Error::BadFile`].
 
+pub mod block_checksums;
 pub mod blocks;
 pub mod faults;
 pub mod gguf;

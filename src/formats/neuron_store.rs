@@ -4,6 +4,7 @@
 //! [`super::rows`]; an FFN is one section per layer whose rows are gate, up and down of neuron 0, then of neuron 1, and
 //! so on: a neuron block is one contiguous run.
 
+use super::block_checksums::name_of;
 use super::rows::Quant;
 use super::sections::{self, SectionFile};
 use crate::error::{Error, Result};
@@ -63,6 +64,29 @@ impl SourceFile {
 
 /// An open store.
 pub type NeuronStore = SectionFile<Header>;
+
+impl NeuronStore {
+    /// Whether each block of each FFN has a checksum.
+    pub fn has_block_checksums(&self) -> bool {
+        let mut ffns = self.header.sections.iter().filter(|section| section.name.ends_with(".ffn"));
+        ffns.all(|ffn| self.section(&name_of(&ffn.name)).is_some())
+    }
+
+    /// The checksums of the `count` parts of blocks in section `name`, block by block ([`super::block_checksums`]); `None` in a store that was
+    /// packed before there were any.
+    ///
+    /// # Errors
+    /// [`Error::BadFile`] if they are damaged, or are not as many.
+    pub fn block_checksums(&self, name: &str, count: usize) -> Result<Option<Vec<u32>>> {
+        let Some(section) = self.section(&name_of(name)) else { return Ok(None) };
+        if (section.content, section.bytes) != (Content::Numbers, (count * size_of::<u32>()) as u64) {
+            let why = format!("is not {count} checksums; {}", <Header as sections::Header>::REMEDY);
+            return Err(Error::bad_at(self.path(), &section.name, section.offset, why));
+        }
+        self.compare(section)?;
+        Ok(Some(bytemuck::cast_slice(self.bytes(section)).to_vec()))
+    }
+}
 
 impl sections::Header for Header {
     const MAGIC: [u8; 8] = MAGIC;

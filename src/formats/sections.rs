@@ -5,6 +5,7 @@
 //! [`super::predictor_file`], [`super::profile_file`].
 
 use super::MappedFile;
+use super::block_checksums::{BlockChecksums, name_of};
 use super::faults::step;
 use super::rows::{Quant, ROW_ALIGN};
 use crate::error::{Error, Result, excerpt};
@@ -143,19 +144,30 @@ impl Content {
         }
     }
 
+    /// Bytes of gate, up and down of one cluster or expert; `None` where there are none, or of sizes that cannot be.
+    pub fn cluster_parts(self) -> Option<[u64; 3]> {
+        let fits = |quant: Quant, cols: usize| cols < 1 << 32 && cols.is_multiple_of(quant.unit());
+        let matrix = |quant: Quant, rows: usize, cols: usize| {
+            let row = match self {
+                Content::Experts { .. } => fits(quant, cols).then(|| quant.row_bytes(cols)),
+                _ => (fits(quant, cols) && !quant.is_grouped()).then(|| quant.number_bytes(cols)),
+            };
+            (row? as u64).checked_mul(rows as u64)
+        };
+        match self {
+            Content::Experts { gate, up, down, neurons, cols, .. } => {
+                Some([matrix(gate, neurons, cols)?, matrix(up, neurons, cols)?, matrix(down, neurons, cols)?])
+            }
+            Content::Clusters { gate, up, down, neurons, cols, .. } => {
+                Some([matrix(gate, neurons, cols)?, matrix(up, neurons, cols)?, matrix(down, cols, neurons)?])
+            }
+            _ => None,
+        }
+    }
+
     /// Bytes from one cluster or expert to the next; `None` where there are none, or of sizes that cannot be.
     pub fn cluster_bytes(self) -> Option<u64> {
-        if let Content::Experts { gate, up, down, neurons, cols, .. } = self {
-            let each = Content::Neurons { gate: Some(gate), up, down, neurons, cols };
-            return each.expected_bytes();
-        }
-        let Content::Clusters { gate, up, down, neurons, cols, .. } = self else { return None };
-        let matrix = |quant: Quant, rows: usize, cols: usize| {
-            let fits = cols < 1 << 32 && cols.is_multiple_of(quant.unit()) && !quant.is_grouped();
-            fits.then(|| (quant.number_bytes(cols) as u64).checked_mul(rows as u64)).flatten()
-        };
-        let (gate, up) = (matrix(gate, neurons, cols)?, matrix(up, neurons, cols)?);
-        let sum = gate.checked_add(up)?.checked_add(matrix(down, cols, neurons)?)?;
+        let sum = self.cluster_parts()?.into_iter().try_fold(0u64, u64::checked_add)?;
         sum.checked_next_multiple_of(ROW_ALIGN as u64)
     }
 }
@@ -233,15 +245,24 @@ impl<H: Header> SectionFile<H> {
     /// # Errors
     /// [`Error::BadFile`] with the first section that is damaged.
     pub fn verify(&self, mut step: impl FnMut(u64)) -> Result<()> {
-        for section in self.header.sections() {
-            let found = checksum(self.bytes(section));
-            if found != section.checksum {
-                let why = format!("checksum {found}, not {}: the file is damaged; {}", section.checksum, H::REMEDY);
-                return Err(Error::bad_at(self.path(), &section.name, section.offset, why));
-            }
+        self.header.sections().iter().try_for_each(|section| {
+            self.compare(section)?;
             step(section.bytes);
+            Ok(())
+        })
+    }
+
+    /// Reads a section of this file and compares its checksum.
+    ///
+    /// # Errors
+    /// [`Error::BadFile`] if it is damaged.
+    pub fn compare(&self, section: &Section) -> Result<()> {
+        let found = checksum(self.bytes(section));
+        if found == section.checksum {
+            return Ok(());
         }
-        Ok(())
+        let why = format!("checksum {found}, not {}: the file is damaged; {}", section.checksum, H::REMEDY);
+        Err(Error::bad_at(self.path(), &section.name, section.offset, why))
     }
 
     /// Brings the whole file into memory, so that the first token does not fault it in page by page.
@@ -417,6 +438,7 @@ pub struct Writer {
     temporary: PathBuf,
     path: PathBuf,
     sections: Vec<Section>,
+    tables: Vec<BlockChecksums>,
     end: u64,
     finished: bool,
 }
@@ -429,7 +451,8 @@ impl Writer {
     pub fn create(path: &Path) -> Result<Writer> {
         let (file, temporary) = super::temporary::create(path)?;
         let end = PREAMBLE as u64;
-        Ok(Writer { file, temporary, path: path.to_owned(), sections: Vec::new(), end, finished: false })
+        let path = path.to_owned();
+        Ok(Writer { file, temporary, path, sections: Vec::new(), tables: Vec::new(), end, finished: false })
     }
 
     /// Reserves a section; its bytes are written with [`Writer::write`], in any order and from several threads.
@@ -455,6 +478,16 @@ impl Writer {
         let gate = (quants.len() == 3).then(|| quants[0]);
         let block: usize = quants.iter().map(|quant| quant.row_bytes(cols)).sum();
         self.add(name, Content::Neurons { gate, up, down, neurons, cols }, (neurons * block) as u64)
+    }
+
+    /// Reserves the section of the checksums of the blocks of section `of`, which lie one behind the other at multiples of [`ROW_ALIGN`] and
+    /// have parts of so many bytes: a number for each part. [`Writer::finish`] computes them.
+    pub fn add_checksums(&mut self, of: usize, parts: &[u64]) {
+        let stride = parts.iter().sum::<u64>().next_multiple_of(ROW_ALIGN as u64);
+        let count = self.sections[of].bytes / stride.max(1) * parts.len() as u64;
+        let name = name_of(&self.sections[of].name);
+        let section = self.add(&name, Content::Numbers, count * size_of::<u32>() as u64);
+        self.tables.push(BlockChecksums { section, of, stride: stride as usize, parts: parts.to_vec() });
     }
 
     /// Cuts a section to its first `bytes`; the space after them stays unused in the file, unless [`Writer::close_gaps`] is called.
@@ -507,9 +540,19 @@ impl Writer {
         step().and_then(|()| self.file.set_len(header_at)).map_err(io)?;
         let written = MappedFile::open(&self.temporary)?;
         let mut sections = std::mem::take(&mut self.sections);
-        sections.par_iter_mut().for_each(|s| {
-            s.checksum = checksum(&written.bytes()[s.offset as usize..(s.offset + s.bytes) as usize]);
-        });
+        let make = |(number, s): (usize, &mut Section)| {
+            let bytes = &written.bytes()[s.offset as usize..(s.offset + s.bytes) as usize];
+            s.checksum = checksum(bytes);
+            // Made here, where the section has just been read.
+            let table = self.tables.iter().find(|table| table.of == number)?;
+            Some((table.section, table.make(bytes)))
+        };
+        let tables: Vec<(usize, Vec<u8>)> = sections.par_iter_mut().enumerate().filter_map(make).collect();
+        for (section, table) in tables {
+            let section = &mut sections[section];
+            section.checksum = checksum(&table);
+            step().and_then(|()| self.file.write_all_at(&table, section.offset)).map_err(io)?;
+        }
         drop(written);
         header.set_sections(sections);
         let text = serde_json::to_vec(&header).expect("a header is plain data");

@@ -117,7 +117,7 @@ pub struct Metrics {
     pub neurons_computed: Number,
     /// Neurons times tokens that a dense model would have computed.
     pub neurons_all: Number,
-    /// Neurons that were in host memory when they were needed; 0 where all are, as the next four.
+    /// Neurons that were in host memory when they were needed; 0 where all are, as the next six.
     pub ram_hits: Number,
     /// Neurons that were needed and had to be read from disk.
     pub ram_misses: Number,
@@ -125,6 +125,10 @@ pub struct Metrics {
     pub disk_bytes: Number,
     /// Reads from disk.
     pub disk_reads: Number,
+    /// Reads that failed, came short or were wrong, and were asked for once more.
+    pub disk_reads_again: Number,
+    /// Bytes that were compared with their checksums, being read for the first time.
+    pub disk_verified_bytes: Number,
     /// Nanoseconds that threads have waited for the disk, all together.
     pub disk_wait_ns: Number,
     /// Bytes of host memory that the model may take; 0 where all of it is there, as the next.
@@ -173,6 +177,8 @@ impl Metrics {
         self.ram_misses.add(cache.misses + cache.early);
         self.disk_bytes.add(cache.reads.bytes);
         self.disk_reads.add(cache.reads.reads);
+        self.disk_reads_again.add(cache.reads.again);
+        self.disk_verified_bytes.add(cache.reads.verified_bytes);
         self.disk_wait_ns.add(cache.waited_ns);
         if let Some(cached) = &engine.cached {
             let memory = cached.memory();

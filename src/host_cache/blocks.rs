@@ -1,6 +1,7 @@
 //! Where neurons and experts lie in their file, and how their bytes lie in a frame.
 
 use super::{STRIP, strips};
+use std::sync::Arc;
 
 /// Units per layer at most. Their buffers are written and added once per token: 32 of them are below 1 % of the weights.
 pub const MAX_UNITS: usize = 32;
@@ -34,6 +35,8 @@ pub struct Run {
 pub struct LayerBlocks {
     runs: Vec<Run>,
     experts: bool,
+    /// Of each piece of each neuron or expert, one neuron after the other; none where the file has none.
+    checksums: Arc<[u32]>,
 }
 
 impl Run {
@@ -66,7 +69,8 @@ impl Run {
 impl LayerBlocks {
     /// Of neuron blocks of so many bytes, one after the other from `offset` on.
     pub fn of_neurons(offset: u64, bytes: usize) -> LayerBlocks {
-        LayerBlocks { runs: vec![Run { bytes, first: offset, stride: bytes, each: Vec::new() }], experts: false }
+        let run = Run { bytes, first: offset, stride: bytes, each: Vec::new() };
+        LayerBlocks { runs: vec![run], experts: false, checksums: Arc::default() }
     }
 
     /// Of experts: a run for each of their matrices.
@@ -75,7 +79,16 @@ impl LayerBlocks {
     /// If there is no run.
     pub fn of_experts(runs: Vec<Run>) -> LayerBlocks {
         assert!(!runs.is_empty(), "experts have matrices");
-        LayerBlocks { runs, experts: true }
+        LayerBlocks { runs, experts: true, checksums: Arc::default() }
+    }
+
+    /// The same with checksums of all pieces, neuron by neuron, with which they are compared when they are first read; with none, nothing is.
+    pub fn with_checksums(self, checksums: Vec<u32>) -> LayerBlocks {
+        LayerBlocks { checksums: checksums.into(), ..self }
+    }
+
+    pub(super) fn checksums(&self) -> Arc<[u32]> {
+        self.checksums.clone()
     }
 
     /// The pieces that each neuron or expert consists of.

@@ -12,10 +12,14 @@
 //!
 //! For layers whose turn has not come, [`HostCache::prefetch`] asks for what they will probably need.
 //!
+//! Where the file has a checksum of each block, a block is compared with it when it is first read (`checksums`).
+//!
 //! Only the engine's thread changes anything here, between parallel calls; within one, threads look and wait (`reads`).
 
 mod ahead;
 mod blocks;
+mod checksums;
+mod fault;
 mod memory;
 mod plan;
 mod reads;
@@ -24,8 +28,9 @@ mod shares;
 mod strips;
 
 pub use blocks::{LayerBlocks, MAX_UNITS, Run, units_of};
+pub use fault::{ReadFault, Unread};
 pub use plan::{Arriving, Round};
-pub use reads::{MOST_AHEAD, ReadCounts, ReadFault};
+pub use reads::{MOST_AHEAD, ReadCounts};
 pub use rehearsal::{BEFORE, COUNTED, Rehearsal, Rehearsed};
 pub use strips::{STRIP_READ, Strip};
 
@@ -37,6 +42,7 @@ use crate::scheduler::policy::{ChooseMoves, LayerState, Scratch};
 use crate::scheduler::{Move, Policy, Rules};
 use ahead::{Ahead, Regions};
 use blocks::Pieces;
+use checksums::Checksums;
 use memory::Memory;
 use plan::{Filling, Listing, Plan, Room, Wanted};
 use reads::Reads;
@@ -125,6 +131,8 @@ impl HostCacheCounts {
                 reads: self.reads.reads - before.reads.reads,
                 bytes: self.reads.bytes - before.reads.bytes,
                 again: self.reads.again - before.reads.again,
+                verified: self.reads.verified - before.reads.verified,
+                verified_bytes: self.reads.verified_bytes - before.reads.verified_bytes,
             },
             waited_ns: self.waited_ns - before.waited_ns,
         }
@@ -141,11 +149,14 @@ impl std::ops::AddAssign for HostCacheCounts {
         self.reads.reads += more.reads.reads;
         self.reads.bytes += more.reads.bytes;
         self.reads.again += more.reads.again;
+        self.reads.verified += more.reads.verified;
+        self.reads.verified_bytes += more.reads.verified_bytes;
         self.waited_ns += more.waited_ns;
     }
 }
 
 struct Layer {
+    number: usize,
     blocks: LayerBlocks,
     table: SlotTable,
     /// Its frames, and how each is laid out.
@@ -244,10 +255,12 @@ impl HostCache {
         let shares = Shares::of(layers, neurons, align, &options);
         let most = HALF.max(least_half(layers, neurons, align, options.costs.gap()));
         let landing = Memory::new(2 * most + (options.ahead + 1) * most / 2, shares.landing())?;
-        let layer = |blocks: &LayerBlocks| {
+        let checksums = Checksums::new(layers);
+        let layer = |(number, blocks): (usize, &LayerBlocks)| {
             let pieces = Pieces::new(blocks, neurons, align);
             let bytes = |slots: usize| frames_bytes(pieces.frame_bytes, slots);
             Ok(Layer {
+                number,
                 blocks: blocks.clone(),
                 table: SlotTable::new(0, neurons),
                 frames: Memory::new(bytes(neurons), bytes(shares.slots(pieces.frame_bytes, neurons)))?,
@@ -258,12 +271,12 @@ impl HostCache {
                 held: Vec::with_capacity(neurons),
             })
         };
-        let layers = layers.iter().map(layer).collect::<io::Result<Vec<Layer>>>()?;
+        let layers = layers.iter().enumerate().map(layer).collect::<io::Result<Vec<Layer>>>()?;
         let rules = options.policy.rules().on_demand();
         let most_reads = layers.iter().map(|l| l.blocks.most_reads(neurons)).max().unwrap_or(0);
         let most_pieces = layers.iter().map(|l| l.blocks.runs().len()).max().unwrap_or(1);
         let mut cache = HostCache {
-            reads: Reads::new(disk, most_reads),
+            reads: Reads::new(disk, most_reads, checksums),
             policy: options.policy.start(layers.len(), neurons, &rules),
             layers,
             neurons,

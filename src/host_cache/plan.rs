@@ -1,5 +1,6 @@
 //! Where each needed neuron will be found, and which reads bring those that are missing.
 
+use super::checksums::Check;
 use super::reads::{Job, Reads};
 use super::{Layer, Run};
 use crate::cache::Location;
@@ -351,8 +352,11 @@ impl Plan {
                 continue;
             }
             let offset = runs[piece].at(neuron.index());
-            place.at = into.wrapping_add((offset - begin) as usize);
+            let at = (offset - begin) as usize;
+            place.at = into.wrapping_add(at);
             place.read = read;
+            let number = neuron.index() * runs.len() + piece;
+            reads.check(room.ahead, Check { layer: room.layer.number, piece: number, at, bytes: runs[piece].bytes() });
             if let Some(slot) = wanted.slot(i) {
                 // The reads of its pieces follow one another.
                 if piece == 0 {

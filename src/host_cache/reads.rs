@@ -1,22 +1,22 @@
 //! Reads on their way: which are under way, which have ended, and who waits for them.
 //!
 //! The engine's thread lists reads and lets a part of them begin. During a parallel call any thread may wait for one. Whoever waits looks
-//! after the disk meanwhile, one thread at a time: it takes the ends of reads, begins those that are next, and asks again for what came
-//! short or failed. Nobody waits for that turn: who does not get it looks for its own read only.
+//! after the disk meanwhile, one thread at a time: it takes the ends of reads, begins those that are next, compares what has come with its
+//! checksums, and asks again for what came short, failed or is wrong. Nobody waits for that turn: who does not get it looks for its own read
+//! only.
 //!
 //! There is a list for the layer at hand and one for each layer that is looked ahead to. Reads of a later list begin when none of an earlier
 //! one is left to begin.
 
+use super::checksums::{Check, Checksums};
+use super::fault::{ReadFault, TRIES, Unread};
 use crate::clock;
-use crate::disk::{DEPTH, Disk, Outcome, Read, file_of};
+use crate::disk::{DEPTH, Disk, Outcome, Read};
 use std::cell::UnsafeCell;
-use std::fmt;
 use std::hint::spin_loop;
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
-/// How often a read that fails is asked for once more.
-const TRIES: u8 = 3;
 /// Looks at a read before the thread that looks after the disk goes to sleep until one ends, and others give up their core: about as long
 /// as waking takes.
 const LOOKS: u32 = 2000;
@@ -38,38 +38,6 @@ pub struct Job {
     pub into: *mut u8,
 }
 
-/// A read that failed for good.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct ReadFault {
-    /// Where in the files ([`crate::disk::place`]).
-    pub offset: u64,
-    /// The system's error number; `None` where the file ended too early.
-    pub errno: Option<i32>,
-}
-
-impl ReadFault {
-    /// The number of the file, and where in it.
-    pub fn place(&self) -> (usize, u64) {
-        file_of(self.offset)
-    }
-}
-
-impl fmt::Display for ReadFault {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.errno {
-            Some(errno) => write!(
-                f,
-                "neurons cannot be read: {}; the system's log says what is wrong with the disk; copy the file to another one",
-                std::io::Error::from_raw_os_error(errno)
-            ),
-            None => write!(
-                f,
-                "neurons cannot be read: the file ends before them, so it was cut while it was used; put it back and start again"
-            ),
-        }
-    }
-}
-
 /// What was read so far.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ReadCounts {
@@ -79,6 +47,10 @@ pub struct ReadCounts {
     pub bytes: u64,
     /// Reads that were asked for once more.
     pub again: u64,
+    /// Neurons, of experts their matrices, that were compared with their checksums and right, and their bytes: each once.
+    pub verified: u64,
+    /// See above.
+    pub verified_bytes: u64,
 }
 
 /// Layers that are looked ahead to, at most.
@@ -111,6 +83,9 @@ struct UnderWay {
     lists: [List; LISTS],
     in_flight: usize,
     again: Vec<u32>,
+    /// Reads that have ended and are to be compared.
+    arrived: Vec<u32>,
+    checksums: Checksums,
     batch: Vec<Read>,
     /// Listed reads that have failed for good, by their numbers.
     faults: Vec<(u32, ReadFault)>,
@@ -120,8 +95,9 @@ struct UnderWay {
 /// The reads of one layer.
 #[derive(Default)]
 struct List {
-    /// What is left of each, and how often it failed.
-    jobs: Vec<(Job, u8)>,
+    jobs: Vec<Listed>,
+    /// What is compared of each, one after the other.
+    checks: Vec<Check>,
     /// The first that has not begun, and the end of those that may.
     next: usize,
     allowed: usize,
@@ -129,14 +105,32 @@ struct List {
     ended: usize,
 }
 
+/// A read and what is known of it.
+struct Listed {
+    job: Job,
+    /// What of it has not come yet.
+    left: Job,
+    /// How often it failed or was wrong.
+    failed: u8,
+    /// Which of the list's checks are its.
+    checks: Range<usize>,
+}
+
 impl Reads {
-    /// None yet; room for `most` of a layer at a time.
-    pub fn new(disk: Box<dyn Disk>, most: usize) -> Reads {
+    /// None yet; room for `most` of a layer at a time. What they bring is compared with these checksums.
+    pub fn new(disk: Box<dyn Disk>, most: usize, checksums: Checksums) -> Reads {
+        let list = |_| List {
+            jobs: Vec::with_capacity(most),
+            checks: Vec::with_capacity(checksums.most()),
+            ..List::default()
+        };
         let under_way = UnderWay {
             disk,
-            lists: std::array::from_fn(|_| List { jobs: Vec::with_capacity(most), ..List::default() }),
+            lists: std::array::from_fn(list),
             in_flight: 0,
             again: Vec::with_capacity(DEPTH),
+            arrived: Vec::with_capacity(DEPTH),
+            checksums,
             batch: Vec::with_capacity(DEPTH),
             faults: Vec::new(),
             counts: ReadCounts::default(),
@@ -173,6 +167,7 @@ impl Reads {
         let list = &mut way.lists[at];
         assert_eq!(list.ended, list.allowed, "reads are under way");
         list.jobs.clear();
+        list.checks.clear();
         (list.next, list.allowed, list.ended) = (0, 0, 0);
     }
 
@@ -186,8 +181,21 @@ impl Reads {
         assert!(list.jobs.len() < self.most, "more reads than there is room for");
         let number = at * self.most + list.jobs.len();
         *self.states[number].get_mut() = COMING;
-        list.jobs.push((job, 0));
+        let checks = list.checks.len()..list.checks.len();
+        list.jobs.push(Listed { job, left: job, failed: 0, checks });
         number as u32
+    }
+
+    /// Lets the read that was listed last be compared, unless that was done before.
+    #[inline]
+    pub fn check(&mut self, ahead: usize, check: Check) {
+        let at = self.at(ahead);
+        let UnderWay { lists, checksums, .. } = self.disk.get_mut();
+        let List { jobs, checks, .. } = &mut lists[at];
+        if let (true, Some(last)) = (checksums.is_open(check.layer, check.piece), jobs.last_mut()) {
+            checks.push(check);
+            last.checks.end = checks.len();
+        }
     }
 
     /// How many are listed.
@@ -202,6 +210,51 @@ impl Reads {
         let list = &mut self.disk.get_mut().lists[at];
         assert!(list.allowed <= count, "what may have begun cannot be taken back");
         list.jobs.truncate(count);
+        list.checks.truncate(list.jobs.last().map_or(0, |last| last.checks.end));
+    }
+
+    /// Compares pieces that several reads may have brought, all of which have ended, and asks again for those that brought a wrong one until all
+    /// are right or one has failed for good. The first of the reads goes to `start`, each other `stride` bytes behind that before it.
+    pub fn verify(
+        &mut self,
+        numbers: Range<u32>,
+        (start, stride): (*const u8, usize),
+        checks: impl Iterator<Item = Check> + Clone,
+    ) {
+        while numbers.clone().all(|number| self.is_here(number)) {
+            let UnderWay { checksums, lists, .. } = self.disk.get_mut();
+            let is_open = |check: &Check| checksums.is_open(check.layer, check.piece);
+            // SAFETY: they have ended, and nobody else writes there.
+            let is_wrong = |check: &Check| !unsafe { checksums.is_right(*check, start) };
+            let Some(wrong) = checks.clone().filter(is_open).find(is_wrong) else {
+                checks.for_each(|check| checksums.close(check));
+                return;
+            };
+            let first = &lists[numbers.start as usize / self.most].jobs[numbers.start as usize % self.most];
+            let fault = checksums.fault(wrong, first.job.offset);
+            let of = |byte: usize| numbers.start + (byte / stride) as u32;
+            let again = of(wrong.at)..of(wrong.at + wrong.bytes - 1) + 1;
+            again.clone().for_each(|number| self.ask_again(number, fault));
+            self.wait_for(again);
+        }
+    }
+
+    /// Asks once more for a read that is there, for this reason.
+    fn ask_again(&mut self, number: u32, fault: ReadFault) {
+        let UnderWay { lists, again, faults, counts, .. } = self.disk.get_mut();
+        let list = &mut lists[number as usize / self.most];
+        let state = match list.jobs[number as usize % self.most].again(counts) {
+            true => {
+                again.push(number);
+                list.ended -= 1;
+                COMING
+            }
+            false => {
+                faults.push((number, fault));
+                LOST
+            }
+        };
+        *self.states[number as usize].get_mut() = state;
     }
 
     /// The first `count` reads of a list may begin, and as many do as the disk takes.
@@ -291,7 +344,8 @@ impl Reads {
 
     /// What was read so far, and nanoseconds that threads have waited for it, all together.
     pub fn counts(&mut self) -> (ReadCounts, u64) {
-        (self.disk.get_mut().counts, *self.waited_ns.get_mut())
+        let UnderWay { counts, checksums: Checksums { verified, verified_bytes, .. }, .. } = self.disk.get_mut();
+        (ReadCounts { verified: *verified, verified_bytes: *verified_bytes, ..*counts }, *self.waited_ns.get_mut())
     }
 
     /// The disk, while nothing is under way.
@@ -303,15 +357,17 @@ impl Reads {
 }
 
 impl UnderWay {
-    /// Takes the ends of reads, waiting for one if `wait`, and begins what is next, list by list from `first` on.
+    /// Takes the ends of reads, waiting for one if `wait`, begins what is next, list by list from `first` on, and compares what has come.
     fn look_after(&mut self, states: &[AtomicU32], most: usize, first: usize, wait: bool) {
-        let UnderWay { disk, lists, in_flight, again, faults, counts, .. } = self;
+        let UnderWay { disk, lists, in_flight, again, arrived, faults, counts, .. } = self;
         if *in_flight > 0 {
             let align = disk.align();
             disk.ended(wait, &mut |number, outcome| {
                 *in_flight -= 1;
                 let list = &mut lists[number as usize / most];
-                let state = match after(&mut list.jobs[number as usize % most], outcome, align, counts) {
+                let listed = &mut list.jobs[number as usize % most];
+                let state = match after(listed, outcome, align, counts) {
+                    After::Here if !listed.checks.is_empty() => return arrived.push(number),
                     After::Here => HERE,
                     After::Again => return again.push(number),
                     After::Lost(why) => {
@@ -334,10 +390,38 @@ impl UnderWay {
             // SAFETY: `allow` has its caller's promise.
             unsafe { disk.begin(batch) };
         }
+        // The disk works meanwhile.
+        self.compare(states, most);
     }
-}
 
-impl UnderWay {
+    /// Compares what has arrived with its checksums: only what is right is there. A read is right as a whole or asked for again as a whole.
+    fn compare(&mut self, states: &[AtomicU32], most: usize) {
+        let UnderWay { lists, again, arrived, checksums, faults, counts, .. } = self;
+        for number in arrived.drain(..) {
+            let list = &mut lists[number as usize / most];
+            let listed = &mut list.jobs[number as usize % most];
+            let checks = &list.checks[listed.checks.clone()];
+            // SAFETY: the read has ended, and nobody has its memory before it is there.
+            let wrong = checks.iter().find(|check| !unsafe { checksums.is_right(**check, listed.job.into) });
+            let state = match wrong {
+                None => {
+                    checks.iter().for_each(|check| checksums.close(*check));
+                    HERE
+                }
+                Some(_) if listed.again(counts) => {
+                    again.push(number);
+                    continue;
+                }
+                Some(wrong) => {
+                    faults.push((number, checksums.fault(*wrong, listed.job.offset)));
+                    LOST
+                }
+            };
+            list.ended += 1;
+            states[number as usize].store(state, Ordering::Release);
+        }
+    }
+
     /// The read that begins next.
     fn next(&mut self, most: usize, first: usize) -> Option<Read> {
         let UnderWay { lists, again, .. } = self;
@@ -347,7 +431,7 @@ impl UnderWay {
             lists[at].next += 1;
             Some((at * most + lists[at].next - 1) as u32)
         })?;
-        let Job { offset, bytes, into, .. } = lists[number as usize / most].jobs[number as usize % most].0;
+        let Job { offset, bytes, into, .. } = lists[number as usize / most].jobs[number as usize % most].left;
         Some(Read { number, offset, bytes, into })
     }
 }
@@ -358,10 +442,26 @@ enum After {
     Lost(ReadFault),
 }
 
+impl Listed {
+    /// It brought what is wrong: whether all of it is asked for once more.
+    fn again(&mut self, counts: &mut ReadCounts) -> bool {
+        self.failed += 1;
+        self.left = self.job;
+        let again = self.failed <= TRIES;
+        counts.again += u64::from(again);
+        again
+    }
+}
+
 /// What becomes of a read that has ended like this; what is left of it is asked for again.
-fn after((job, failed): &mut (Job, u8), outcome: Outcome, align: usize, counts: &mut ReadCounts) -> After {
+fn after(
+    Listed { left: job, failed, .. }: &mut Listed,
+    outcome: Outcome,
+    align: usize,
+    counts: &mut ReadCounts,
+) -> After {
     counts.reads += 1;
-    let lost = |errno, job: &Job| After::Lost(ReadFault { offset: job.offset, errno });
+    let lost = |why, job: &Job| After::Lost(ReadFault { offset: job.offset, why });
     match outcome {
         Ok(bytes) => {
             counts.bytes += bytes as u64;
@@ -373,7 +473,7 @@ fn after((job, failed): &mut (Job, u8), outcome: Outcome, align: usize, counts: 
             if whole == 0 {
                 *failed += 1;
                 if *failed > TRIES || bytes == 0 {
-                    return lost(None, job);
+                    return lost(Unread::Cut, job);
                 }
             }
             job.offset += whole as u64;
@@ -385,7 +485,7 @@ fn after((job, failed): &mut (Job, u8), outcome: Outcome, align: usize, counts: 
         Err(errno) => {
             *failed += 1;
             if *failed > TRIES {
-                return lost(Some(errno), job);
+                return lost(Unread::System(errno), job);
             }
         }
     }
@@ -419,7 +519,7 @@ mod tests {
     /// Lists all pieces of a file of `pieces`, of which it has `there`.
     fn all(there: usize, pieces: usize, faults: Faults, seed: u64) -> (Reads, Memory) {
         let disk = VirtualDisk::new(file(there).reopen().unwrap(), 512, seed, faults);
-        let (mut reads, memory) = (Reads::new(Box::new(disk), pieces), memory(pieces * PIECE));
+        let (mut reads, memory) = (Reads::new(Box::new(disk), pieces, Checksums::default()), memory(pieces * PIECE));
         for piece in 0..pieces {
             let into = memory.start().wrapping_add(piece * PIECE);
             reads.list(0, Job { offset: (piece * PIECE) as u64, bytes: PIECE, needed: PIECE, into });
@@ -456,7 +556,7 @@ mod tests {
         // SAFETY: the memory outlives them.
         unsafe { reads.allow(0, 20) };
         assert!((0..20).all(|n| reads.wait(n) == (n != 7)));
-        let expected = ReadFault { offset: 7 * PIECE as u64, errno: Some(libc::EIO) };
+        let expected = ReadFault { offset: 7 * PIECE as u64, why: Unread::System(libc::EIO) };
         assert_eq!((reads.fault(|_| true), reads.fault(|number| number != 7)), (Some(expected), None));
         reads.clear(0);
         assert_eq!(reads.fault(|_| true), None);
@@ -469,7 +569,7 @@ mod tests {
         unsafe { reads.allow(0, 7) };
         assert!((0..7).all(|n| reads.wait(n) == (n < 5)));
         let fault = reads.fault(|_| true).unwrap();
-        assert!(fault.errno.is_none() && [5, 6].contains(&(fault.offset / PIECE as u64)), "{fault:?}");
+        assert!(fault.why == Unread::Cut && [5, 6].contains(&(fault.offset / PIECE as u64)), "{fault:?}");
     }
 
     /// Many threads wait for reads in different orders; each read begins once.

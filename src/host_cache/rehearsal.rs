@@ -83,7 +83,9 @@ impl Rehearsal<'_> {
         let (layers, ffn) = (self.layers.len(), self.counts.first().map_or(0, Vec::len));
         let [uncounted, counted] = self.runs;
         let disk = Nowhere { align: self.align, under_way: Vec::with_capacity(DEPTH) };
-        let mut cache = HostCache::new(Box::new(disk), self.layers, ffn, options)?;
+        // What comes from nowhere has no checksums.
+        let blocks: Vec<LayerBlocks> = self.layers.iter().map(|l| l.clone().with_checksums(Vec::new())).collect();
+        let mut cache = HostCache::new(Box::new(disk), &blocks, ffn, options)?;
         for (layer, counts) in self.counts.iter().enumerate() {
             let unread = |fault: ReadFault| io::Error::other(fault.to_string());
             cache.place(layer, counts, self.tokens).map_err(unread)?;

@@ -2,6 +2,7 @@
 //! neuron out. One half is computed while the other is read.
 
 use super::HostCache;
+use super::checksums::Check;
 use super::reads::Job;
 use std::ops::Range;
 
@@ -23,6 +24,8 @@ pub struct Strip {
     pub neurons: Range<usize>,
     /// The block of the first; the others follow as in the store.
     pub first: *const u8,
+    /// Where its reads go, and which they are.
+    start: *const u8,
     reads: Range<u32>,
     /// How many of the layer's reads are listed up to its end.
     listed: usize,
@@ -74,6 +77,7 @@ impl HostCache {
                 parts: first..part,
                 neurons,
                 first: first_block,
+                start: into,
                 reads,
                 listed: self.reads.listed(0),
             });
@@ -113,10 +117,20 @@ impl HostCache {
         self.counts.streamed += strip.neurons.len() as u64;
         // What could not be read has a fault, and whoever gets the answer looks at it.
         self.reads.wait_for(strip.reads.clone());
+        self.verify(&strip);
         if self.strips.next == self.strips.list.len() {
             self.reads.finish(0);
             self.fault = self.fault.or(self.reads.fault(|_| true));
         }
         Some(strip)
+    }
+
+    /// Compares the neurons of a strip, whose reads cut them, with their checksums.
+    fn verify(&mut self, strip: &Strip) {
+        let (layer, bytes) = (self.layer, self.layers[self.layer].blocks.runs()[0].bytes());
+        let at = strip.first.addr() - strip.start.addr();
+        let check = |(i, neuron): (usize, usize)| Check { layer, piece: neuron, at: at + i * bytes, bytes };
+        let checks = strip.neurons.clone().enumerate().map(check);
+        self.reads.verify(strip.reads.clone(), (strip.start, STRIP_READ), checks);
     }
 }

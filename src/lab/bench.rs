@@ -194,6 +194,8 @@ pub struct DiskRow {
     pub early_share: f64,
     /// Bytes read from disk in a pass.
     pub bytes_per_token: u64,
+    /// Of these bytes, those that were compared with their checksums, being read for the first time.
+    pub verified_bytes_per_token: u64,
     /// Reads in a pass.
     pub reads_per_token: f64,
     /// Bytes read by the time of all passes, GB/s.
@@ -211,6 +213,7 @@ impl DiskRow {
             hit_share: cache.hits as f64 / needed.max(1) as f64,
             early_share: cache.early as f64 / needed.max(1) as f64,
             bytes_per_token: cache.reads.bytes / passes,
+            verified_bytes_per_token: cache.reads.verified_bytes / passes,
             reads_per_token: cache.reads.reads as f64 / passes as f64,
             gb_s: cache.reads.bytes as f64 / ns.max(1) as f64,
             wait_ms: cache.waited_ns as f64 / 1e6 / (threads as u64 * passes) as f64,

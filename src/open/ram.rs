@@ -361,23 +361,27 @@ fn foresight(engine: &Engine, options: &EngineOptions) -> Result<Option<Foresigh
     }
 }
 
-/// Where a model's neurons or experts lie in its files, layer by layer.
+/// Where a model's neurons or experts lie in its files, layer by layer, and the checksums that a store has of them.
 ///
 /// # Errors
-/// A layer's section is missing.
+/// [`Error::BadFile`] where a layer's section is missing, or its checksums are damaged.
 ///
 /// # Panics
 /// If the model has neither.
 pub fn layer_blocks(model: &Model) -> Result<Vec<LayerBlocks>> {
-    if model.config.form.experts.is_some() {
-        let experts = model.layers.iter().filter_map(|layer| layer.ffn.experts());
-        return Ok(experts.map(|experts| expert_blocks(model, experts)).collect());
-    }
-    let store = model.store().expect("a model with neurons is packed");
     let blocks = model.layers.iter().enumerate().map(|(l, layer)| {
         let name = format!("layer.{l}.ffn");
-        let section = store.section(&name).ok_or_else(|| Error::bad(model.path(), name, "the section is missing"))?;
-        Ok(LayerBlocks::of_neurons(section.offset, layer.block().bytes()))
+        let blocks = match (layer.ffn.experts(), model.store()) {
+            (Some(experts), _) => expert_blocks(model, experts),
+            (None, Some(store)) => {
+                let missing = || Error::bad(model.path(), &name, "the section is missing");
+                LayerBlocks::of_neurons(store.section(&name).ok_or_else(missing)?.offset, layer.block().bytes())
+            }
+            (None, None) => panic!("a model with neurons is packed"),
+        };
+        let Some(store) = model.store() else { return Ok(blocks) };
+        let checksums = store.block_checksums(&name, model.config.clusters() * blocks.runs().len())?;
+        Ok(blocks.with_checksums(checksums.unwrap_or_default()))
     });
     blocks.collect()
 }

@@ -73,6 +73,12 @@ fn worker(page: &mut Page, m: &Metrics) {
     page.counter("ram_misses_total", "needed neurons that were read from disk", m.ram_misses.get());
     page.counter("disk_read_bytes_total", "bytes of neurons read from disk", m.disk_bytes.get());
     page.counter("disk_reads_total", "reads of neurons from disk", m.disk_reads.get());
+    page.counter("disk_reads_again_total", "of them, those that failed or were wrong", m.disk_reads_again.get());
+    page.counter(
+        "disk_verified_bytes_total",
+        "bytes of neurons whose checksums were compared, each once",
+        m.disk_verified_bytes.get(),
+    );
     page.family("disk_wait_seconds_total", "counter", "time that threads waited for the disk, all together");
     page.sample("disk_wait_seconds_total", "", m.disk_wait_ns.get() as f64 / 1e9);
     page.gauge(

@@ -78,6 +78,7 @@ impl Job<'_> {
         };
         let bytes = content.cluster_bytes().expect("the source's matrices fit in memory");
         let section = writer.add(&format!("layer.{layer}.ffn"), content, bytes * experts as u64);
+        writer.add_checksums(section, &content.cluster_parts().expect("the source's matrices fit in memory"));
         let pieces = neurons.div_ceil(NEURONS_PER_TASK);
         (0..experts * pieces).into_par_iter().try_for_each(|task| {
             let (expert, first) = (task / pieces, task % pieces * NEURONS_PER_TASK);

@@ -38,7 +38,7 @@ pub struct PackOptions {
     pub orders: Option<Vec<Permutation>>,
 }
 
-/// Bytes that a store of this source will have, up to a page per section.
+/// Bytes that a store of this source will have, up to a page per section and the checksums of its blocks.
 ///
 /// # Errors
 /// [`Error::BadFile`] where the source lacks a tensor.
@@ -333,6 +333,7 @@ impl Job<'_> {
         let content = cut.content();
         let bytes = content.cluster_bytes().expect("the source's matrices fit in memory");
         let section = writer.add(name, content, bytes * cut.count as u64);
+        writer.add_checksums(section, &content.cluster_parts().expect("the source's matrices fit in memory"));
         (0..cut.count).into_par_iter().try_for_each(|number| {
             let cluster = cut.cluster(number);
             writer.write(section, number as u64 * bytes, &cluster)?;
@@ -356,6 +357,7 @@ impl Job<'_> {
         let block_bytes = layout.bytes();
         let section =
             writer.add_neurons(name, &layout.parts().iter().map(|part| part.quant).collect::<Vec<_>>(), c.ffn, cols);
+        writer.add_checksums(section, &[block_bytes as u64]);
         let published: Vec<PublishedId> = (0..c.ffn).map(PublishedId::new).collect();
         let positions = order.positions(&published);
         (0..c.ffn.div_ceil(NEURONS_PER_TASK)).into_par_iter().try_for_each(|task| {

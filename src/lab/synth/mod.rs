@@ -273,7 +273,7 @@ pub fn write_store(
         };
         let encode = |values: &[f32], out: &mut [u8]| rows::encode(quant, values, out);
         let write = |first: usize, bytes: &[u8]| writer.write(section, (first * row_bytes) as u64, bytes);
-        fill(&meter, (rows, cols), row_bytes, row, encode, write)
+        fill(&meter, (rows, cols), row_bytes, row, encode, write).map(|()| section)
     };
     matrix(&mut writer, "embed", 0, edge, (c.vocab, c.hidden), &|r| (Stream::Embed, r))?;
     matrix(&mut writer, "head", 0, edge, (c.vocab, c.hidden), &|r| (Stream::Head, r))?;
@@ -285,7 +285,8 @@ pub fn write_store(
         vector(&mut writer, &name("ffn_norm"), &norm)?;
         matrix(&mut writer, &name("qkv"), l, quant, (c.qkv_dim(), c.hidden), &qkv)?;
         matrix(&mut writer, &name("o"), l, quant, (c.hidden, c.q_dim()), &|r| (Stream::O, r))?;
-        matrix(&mut writer, &name("ffn"), l, quant, (c.ffn * 3, c.hidden), &block)?;
+        let blocks = matrix(&mut writer, &name("ffn"), l, quant, (c.ffn * 3, c.hidden), &block)?;
+        writer.add_checksums(blocks, &[3 * quant.row_bytes(c.hidden) as u64]);
     }
     let spec = TokenizerSpec {
         model: ModelSpec::Spm(tokenizer(c.vocab)),
