@@ -302,6 +302,15 @@ fn describe(
     }
 }
 
+/// What a packed file's checksums are of.
+fn checksums(shown: &Shown) -> Option<&'static str> {
+    shown.store.as_ref()?;
+    Some(match shown.block_checksums {
+        true => "of each block of the FFNs, compared when it is first read from disk (--ram)",
+        false => "of whole sections only; packed again, it has what reads from disk are compared with",
+    })
+}
+
 fn table(shown: &Shown) -> String {
     let c = &shown.config;
     let size = super::human_bytes(shown.bytes);
@@ -330,13 +339,6 @@ fn table(shown: &Shown) -> String {
         format!("{} {} in {} tensors ({})", t.name, super::human_bytes(t.bytes), t.tensors, printable(&parts))
     };
     let types = shown.types.iter().map(of_type).collect::<Vec<_>>().join("\n");
-    let checksums = match (&shown.store, shown.block_checksums) {
-        (None, _) => None,
-        (Some(_), true) => Some("of each block of the FFNs, compared when it is first read from disk (--ram)"),
-        (Some(_), false) => {
-            Some("of whole sections only, for --verify: reads from disk are not compared; pack it again for that")
-        }
-    };
     let rows: [(&str, String); 13] = [
         ("model", printable(&c.name)),
         ("path", printable(&shown.path)),
@@ -393,7 +395,7 @@ fn table(shown: &Shown) -> String {
     table.load_style(comfy_table::presets::NOTHING);
     for (name, value) in rows {
         table.add_row([name, &value]);
-        if let ("FFN", Some(checksums)) = (name, checksums) {
+        if let ("FFN", Some(checksums)) = (name, checksums(shown)) {
             table.add_row(["checksums", checksums]);
         }
     }

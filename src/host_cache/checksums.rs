@@ -1,7 +1,6 @@
 //! Blocks are compared with the checksums that they were packed with when they are first read. Once one was right it is right on disk, and
 //! is not compared again.
 
-use super::LayerBlocks;
 use super::fault::{ReadFault, Unread};
 use crate::formats::block_checksums::block_checksum;
 use std::sync::Arc;
@@ -38,13 +37,14 @@ struct OfLayer {
 }
 
 impl Checksums {
-    /// Those that the layers have.
-    pub fn new(layers: &[LayerBlocks]) -> Checksums {
-        let of = |layer: &LayerBlocks| {
-            let expected = layer.checksums();
-            OfLayer { right: vec![0; expected.len().div_ceil(64)], expected, pieces: layer.runs().len() }
+    /// Of layers with these checksums of all their pieces, or none, and so many pieces of each neuron or expert.
+    pub fn new(layers: impl Iterator<Item = (Arc<[u32]>, usize)>) -> Checksums {
+        let of = |(expected, pieces): (Arc<[u32]>, usize)| OfLayer {
+            right: vec![0; expected.len().div_ceil(64)],
+            expected,
+            pieces,
         };
-        Checksums { layers: layers.iter().map(of).collect(), ..Checksums::default() }
+        Checksums { layers: layers.map(of).collect(), ..Checksums::default() }
     }
 
     /// The most pieces of a layer that are compared.

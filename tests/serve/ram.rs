@@ -2,6 +2,7 @@
 
 use crate::daemon::{Daemon, command};
 use crate::files::{fails_closed_and_comes_back, text};
+use dynamicinfer::formats::neuron_store::NeuronStore;
 use dynamicinfer::formats::rows::Quant;
 use dynamicinfer::lab::synth::{Shape, write_predictor, write_store};
 use dynamicinfer::model::config::Activation;
@@ -175,4 +176,50 @@ fn a_file_under_a_limit_that_is_replaced_cut_or_written_to() {
     let daemon = start(&store);
     File::options().write(true).open(&store).unwrap().write_all_at(&[0x3c; 4096], 16 << 20).unwrap();
     fails_closed_and_comes_back(&daemon, &store, &good, &before, "was written to");
+}
+
+/// A bit of one neuron is wrong on disk: what needs it is refused and named, what does not goes on beside it, and the daemon lives.
+#[test]
+fn a_damaged_neuron_ends_the_answers_that_need_it() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = model(dir.path());
+    let start = || {
+        let args = ["serve", store.to_str().unwrap(), "--ram", "140MiB", "-c", "256", "-t", "2", "--deterministic"];
+        let mut daemon = Daemon::spawn(dir.path(), &args, &[]);
+        daemon.wait_for("is ready");
+        daemon
+    };
+    let daemon = start();
+    let before = text(&daemon);
+    assert!(daemon.metric("dynamicinfer_disk_verified_bytes_total") > 0.0);
+    assert_eq!(daemon.metric("dynamicinfer_disk_reads_again_total"), 0.0);
+    drop(daemon);
+
+    // A neuron that the short text does not need; a long prompt needs all.
+    let (layer, neuron, bytes) = (5, 17, 3 * 512 * 2);
+    let section = NeuronStore::open(&store).unwrap().section(&format!("layer.{layer}.ffn")).unwrap().offset;
+    let at = section + neuron * bytes;
+    let file = File::options().read(true).write(true).open(&store).unwrap();
+    let mut byte = [0];
+    file.read_exact_at(&mut byte, at + 1000).unwrap();
+    file.write_all_at(&[byte[0] ^ 0x10], at + 1000).unwrap();
+
+    let daemon = start();
+    let long = json!({"prompt": "Once upon a time ".repeat(8), "max_tokens": 20, "temperature": 0});
+    let wanted = format!("{}: layer {layer}, neuron {neuron}: its checksum is not", store.display());
+    let failed = || {
+        let refused = daemon.post("/v1/completions", &long);
+        let why = refused.json()["error"]["message"].as_str().unwrap().to_owned();
+        assert!(refused.status == 500 && why.contains(&wanted), "{} {why}", refused.status);
+        assert!(why.contains("show --verify") && why.ends_with(&format!("(at byte {at})")), "{why}");
+    };
+    failed();
+    std::thread::scope(|scope| {
+        let beside: Vec<_> = (0..3).map(|_| scope.spawn(|| text(&daemon))).collect();
+        failed();
+        beside.into_iter().for_each(|text| assert_eq!(text.join().unwrap(), before));
+    });
+    assert_eq!(text(&daemon), before);
+    assert!(daemon.metric("dynamicinfer_disk_reads_again_total") >= 6.0);
+    assert_eq!(daemon.metric("dynamicinfer_request_failed_total"), 2.0);
 }
