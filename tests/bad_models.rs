@@ -591,7 +591,7 @@ fn parts_of_a_layer_that_only_tensors_tell_of_are_refused() {
     let extra = |name: &str| Tensor { name: name.into(), kind: 0, shape: vec![16], data: vec![0; 64] };
     let cases = [
         ("blk.0.attn_q_norm.weight", "blk.0.attn_k_norm.weight: the tensor is missing"),
-        ("blk.0.attn_sinks.weight", ": its attention has sinks, which is not supported"),
+        ("blk.0.attn_sinks.weight", "blk.0.attn_sinks.weight: has shape [16], the model's configuration needs [4]"),
         ("blk.0.post_ffw_norm.weight", ": its layers have norms before and after attention and FFN, which is not"),
     ];
     for (name, want) in cases {

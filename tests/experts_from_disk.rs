@@ -26,7 +26,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// Of one file each: a tensor for each expert and one for all of a layer, routers before and after attention, ReLU and SiLU, with a shared
-/// expert beside them, in floats and in 4 bits; and two whose experts are packed by neuron.
+/// expert beside them, with biases, in floats and in 4 bits; and two whose experts are packed by neuron.
 fn models(dir: &Path) -> Vec<PathBuf> {
     let of = [
         "qwen3-moe",
@@ -36,6 +36,7 @@ fn models(dir: &Path) -> Vec<PathBuf> {
         "smallthinker.gguf",
         "qwen2-moe",
         "qwen2-moe.gguf",
+        "gpt-oss.mxfp4.gguf",
     ];
     let of = of.map(fixture);
     let shape = Shape {

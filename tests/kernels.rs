@@ -355,7 +355,7 @@ proptest! {
             let whole = keys.len();
             keys.extend([0xff; 64]);
             values.extend([0xff; 64]);
-            let head = Head { quant, keys: &keys[..whole], values: &values[..whole] };
+            let head = Head { quant, keys: &keys[..whole], values: &values[..whole], sinks: &[] };
             let queries: Vec<f32> = normal(&mut rng, n * dim).iter().map(|q| 4.0 * q).collect();
             let sees: Vec<_> = (0..n).map(|_| {
                 let end = 1 + rng.below(positions as u64) as usize;

@@ -201,6 +201,7 @@ impl Observer for Naive<'_> {
                     Ffn::Gated => (act(product(0)) * up != 0.0, product(0).abs().min(up.abs())),
                     Ffn::GatedBoth => (act(product(0)) * act(up) != 0.0, product(0).abs().min(up.abs())),
                     Ffn::Plain => (act(up) != 0.0, up.abs()),
+                    Ffn::GatedClamped => unreachable!("of experts that are no neurons"),
                 };
                 let at = seen.layer * ffn + neuron;
                 let near = border < 1e-5;

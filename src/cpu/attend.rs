@@ -22,6 +22,9 @@ pub struct Head<'a> {
     pub keys: &'a [u8],
     /// `[positions, dim]`
     pub values: &'a [u8],
+    /// A score of each query head that shares them, which takes part in the softmax of its queries and brings no value; query `b` is of head
+    /// `b` modulo their number. Empty where there are none.
+    pub sinks: &'a [f32],
 }
 
 /// One thread's buffers, kept between calls.
@@ -42,14 +45,16 @@ pub struct AttendScratch {
     room: Room,
 }
 
-/// Makes weights of each query's products with the keys, `[n, positions]`: the softmax over the positions that it sees, 0 elsewhere.
-fn weigh(scores: &mut [f32], positions: usize, dim: usize, sees: impl Fn(usize) -> Range<usize>) {
+/// Makes weights of each query's products with the keys, `[n, positions]`: the softmax over the positions that it sees and its head's sink, 0
+/// elsewhere.
+fn weigh(scores: &mut [f32], positions: usize, dim: usize, sinks: &[f32], sees: impl Fn(usize) -> Range<usize>) {
     let scale = 1.0 / (dim as f32).sqrt();
     for (b, scores) in scores.chunks_exact_mut(positions).enumerate() {
         let seen = sees(b);
         scores[..seen.start].fill(0.0);
         scores[seen.end..].fill(0.0);
-        softmax(&mut scores[seen], scale);
+        let sink = if sinks.is_empty() { None } else { Some(sinks[b % sinks.len()]) };
+        softmax(&mut scores[seen], scale, sink);
     }
 }
 
@@ -73,7 +78,7 @@ impl AttendScratch {
     }
 
     /// For each query the weighted sum of the values at the positions that it sees, `[n, dim]`. The weights are the softmax of its
-    /// products with the keys divided by the square root of `dim`. Query `b` sees the positions `sees(b)` of `head`; keys and values
+    /// products with the keys divided by the square root of `dim`, and of its head's sink. Query `b` sees the positions `sees(b)` of `head`; keys and values
     /// that no query sees may be anything finite.
     pub fn attend(
         &mut self,
@@ -91,7 +96,7 @@ impl AttendScratch {
         let rows = Rows { first: head.keys.as_ptr(), stride, ahead: 0 };
         // SAFETY: each key has `dim` numbers; `scores` has a place for each of each query; the kernels are for this machine.
         unsafe { (kernels.dot(head.quant))(rows, positions, columns, scores.as_mut_ptr(), positions) };
-        weigh(scores, positions, dim, sees);
+        weigh(scores, positions, dim, head.sinks, sees);
         mixed.clear();
         mixed.resize(n * dim, 0.0);
         let add = kernels.axpy(head.quant);
@@ -133,7 +138,7 @@ impl AttendScratch {
             // SAFETY: each key has `dim` numbers; `scores` has a place for each of each query; the kernels are for this machine.
             unsafe { kernels.tiles.rows(head.quant, keys, panels, scores.as_mut_ptr().add(first), positions) };
         }
-        weigh(scores, positions, dim, sees);
+        weigh(scores, positions, dim, head.sinks, sees);
         score_panels.set(None, &kernels.tiles, &scores[..n * positions], n);
         mixed.clear();
         mixed.resize(n * dim, 0.0);
@@ -149,8 +154,9 @@ impl AttendScratch {
 /// Keys that are multiplied by a call of the tiles.
 const MANY_KEYS: usize = 256;
 
-/// Softmax of `scores` times `scale`, in place: weights that sum to one. In lanes, so that it vectorises.
-fn softmax(scores: &mut [f32], scale: f32) {
+/// Softmax of `scores` times `scale`, in place: weights that sum to one, with that of `sink`, which is not scaled, where there is one. In lanes,
+/// so that it vectorises.
+fn softmax(scores: &mut [f32], scale: f32, sink: Option<f32>) {
     const LANES: usize = 16;
     let larger = |a: f32, b: f32| if a > b { a } else { b };
     let (chunks, rest) = scores.as_chunks::<LANES>();
@@ -169,6 +175,8 @@ fn softmax(scores: &mut [f32], scale: f32) {
         *s = exp((*s - top) * scale);
         *sum += *s;
     }
-    let share = 1.0 / sums.iter().sum::<f32>();
+    // Beside a sink far above all scores it is infinite, and their share is 0.
+    let of_sink = sink.map_or(0.0, |sink| (sink - top * scale).exp());
+    let share = 1.0 / (sums.iter().sum::<f32>() + of_sink);
     scores.iter_mut().for_each(|s| *s *= share);
 }

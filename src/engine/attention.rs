@@ -20,7 +20,7 @@ pub(super) fn rotate_and_put(
     qkv: &mut [f32],
     cos_sin: &mut Vec<(f32, f32)>,
 ) {
-    let Mixer::Attention(Attention { rotary, .. }) = config.layer(layer).mixer;
+    let Mixer::Attention(Attention { rotary, rotary_scale, .. }) = config.layer(layer).mixer;
     for (&TokenPosition { sequence, position }, qkv) in positions.iter().zip(qkv.chunks_exact_mut(config.qkv_dim())) {
         let (qk, v) = qkv.split_at_mut(config.q_dim() + config.kv_dim());
         if let Some(norms) = &weights.qk_norm {
@@ -30,7 +30,7 @@ pub(super) fn rotate_and_put(
             }
         }
         if !rotary.is_empty() {
-            math::angles(position, rotary, cos_sin);
+            math::angles(position, rotary, rotary_scale, cos_sin);
             math::rope(qk, config.head_dim, cos_sin);
         }
         caches[sequence].put(layer, 0, position, &qk[config.q_dim()..]);
@@ -46,6 +46,7 @@ pub(super) fn attention(
     pool: &mut ThreadPool,
     kernels: &Kernels,
     config: &ModelConfig,
+    weights: &Layer,
     caches: &[KvCache],
     layer: usize,
     positions: &[TokenPosition],
@@ -78,7 +79,8 @@ pub(super) fn attention(
             queries.copy_from_slice(&qkv[heads((first + t) * config.qkv_dim())]);
         }
         let [keys, values] = kv.head(layer, kv_head, all.clone());
-        let head = Head { quant: kv.kind.quant(), keys, values };
+        let sinks = weights.sinks.get(kv_head * shared..(kv_head + 1) * shared).unwrap_or_default();
+        let head = Head { quant: kv.kind.quant(), keys, values, sinks };
         let sees = |b: usize| {
             let seen = sees(positions[b / shared].position);
             seen.start - all.start..seen.end - all.start

@@ -72,7 +72,7 @@ impl Executor for Host<'_> {
             b.qkv.chunks_exact_mut(c.qkv_dim()).for_each(|qkv| math::add(qkv, &layer.qkv_bias));
         }
         rotate_and_put(c, layer, caches, l, &b.positions, &mut b.qkv, &mut b.cos_sin);
-        attention(pool, kernels, c, caches, l, &b.positions, &b.qkv, &mut b.attend, &mut b.attended);
+        attention(pool, kernels, c, layer, caches, l, &b.positions, &b.qkv, &mut b.attend, &mut b.attended);
         if let Some(observer) = &mut probe.observer {
             observer.attention(&SeenAttention { layer: l, input: &b.normed, attended: &b.attended });
         }
@@ -200,7 +200,7 @@ pub(super) fn route(pass: &mut Pass<'_, '_>, l: usize, experts: Experts) {
     match &weights.router {
         Some(router) => {
             columns.set_many(pool, kernels, input, n, [router.quant]);
-            routes.route(pool, kernels, experts, router, columns);
+            routes.route((pool, kernels), experts, router, weights.router_bias(), columns);
         }
         None => routes.take_all(experts, n),
     }

@@ -1,6 +1,6 @@
 //! Observing a model while it runs: what profilers, trainers and audits need of each layer.
 
-use super::ffn::{Selection, activation};
+use super::ffn::Selection;
 use super::routing::{Group, Routed};
 use crate::ids::StoreId;
 use crate::model::Activation;
@@ -71,7 +71,7 @@ impl SeenExperts<'_> {
 
     /// Whether a neuron with these products is active.
     pub fn active(&self, by: Activation, gate: f32, up: f32) -> bool {
-        activation(self.kind, by, gate, up) != 0.0
+        self.kind.activation(by, gate, up) != 0.0
     }
 }
 

@@ -6,6 +6,7 @@ use crate::ids::StoreId;
 use crate::model::Matrix;
 use crate::model::layer::Experts;
 use crate::ops::linear;
+use crate::ops::math;
 use crate::ops::router::choose;
 
 /// A token that an expert is computed for, and the weight of what it adds.
@@ -44,10 +45,21 @@ pub struct Routes {
 }
 
 impl Routes {
-    /// Chooses the experts of the n tokens of `x`, set for the router's type.
-    pub fn route(&mut self, pool: &mut ThreadPool, kernels: &Kernels, experts: Experts, router: &Matrix, x: &Columns) {
+    /// Chooses the experts of the n tokens of `x`, set for the router's type. `bias` is added to each token's products, `[experts]`; empty
+    /// where there is none.
+    pub fn route(
+        &mut self,
+        (pool, kernels): (&mut ThreadPool, &Kernels),
+        experts: Experts,
+        router: &Matrix,
+        bias: &[f32],
+        x: &Columns,
+    ) {
         self.products.resize(x.n * experts.count, 0.0);
         linear::products(pool, kernels, std::slice::from_ref(router), x, &mut self.products);
+        if !bias.is_empty() {
+            self.products.chunks_exact_mut(bias.len()).for_each(|products| math::add(products, bias));
+        }
         self.choose(experts);
     }
 
@@ -129,7 +141,16 @@ mod tests {
     use crate::model::layer::{RouterInput, Scoring};
 
     fn experts(scoring: Scoring, normalised: bool) -> Experts {
-        Experts { count: 4, used: 2, scoring, normalised, reads: RouterInput::FfnNorm, shared: None, by_neuron: false }
+        Experts {
+            count: 4,
+            used: 2,
+            scoring,
+            normalised,
+            reads: RouterInput::FfnNorm,
+            shared: None,
+            biases: false,
+            by_neuron: false,
+        }
     }
 
     fn routed(experts: Experts, products: &[f32]) -> (Vec<Group>, Vec<Routed>) {

@@ -1,6 +1,6 @@
 //! The shape of a model: plain data, the same whatever file it came from, stored in the neuron store's header.
 
-use super::form::{Experts, LayerForm};
+use super::form::{Experts, LayerForm, RouterInput};
 use crate::error::excerpt;
 use crate::exp::silu;
 use serde::{Deserialize, Serialize};
@@ -21,7 +21,14 @@ pub enum Activation {
     Gelu,
     /// the tanh form of gelu
     GeluTanh,
+    /// c * sigmoid(1.702 c) with c = min(x, 7), of gpt-oss
+    ClampedSwish,
 }
+
+/// What the gate is at most where it passes through [`Activation::ClampedSwish`], and up on both sides of 0 in [`Ffn::GatedClamped`].
+const CLAMP: f32 = 7.0;
+/// The sigmoid's gain there.
+const CLAMPED_GAIN: f32 = 1.702;
 
 /// An activation as a config.json, a GGUF or a user names it: a function, and what passes through it.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -103,6 +110,11 @@ impl Activation {
                 // sqrt(2 / pi)
                 0.5 * x * (1.0 + (0.797_884_6 * (x + 0.044715 * x * x * x)).tanh())
             }
+            Activation::ClampedSwish => {
+                // Not `min`, which would make a number of what is none.
+                let clamped = if x > CLAMP { CLAMP } else { x };
+                silu(CLAMPED_GAIN * clamped) * (1.0 / CLAMPED_GAIN)
+            }
         }
     }
 
@@ -121,6 +133,7 @@ impl std::fmt::Display for Activation {
             Activation::Silu => write!(f, "silu"),
             Activation::Gelu => write!(f, "gelu"),
             Activation::GeluTanh => write!(f, "gelu_tanh"),
+            Activation::ClampedSwish => write!(f, "clamped_swish"),
         }
     }
 }
@@ -154,6 +167,8 @@ pub enum Ffn {
     Gated,
     /// act(gate x) * act(up x): dReLU, of Bamboo and TurboSparse
     GatedBoth,
+    /// act(gate x) * (1 + up x, where that is clamped to -7 to 7): gpt-oss
+    GatedClamped,
     /// act(up x): no gate
     Plain,
 }
@@ -162,6 +177,20 @@ impl Ffn {
     /// Rows of a neuron block: gate, up, down or up, down.
     pub fn rows(self) -> usize {
         if self == Ffn::Plain { 2 } else { 3 }
+    }
+
+    /// A neuron's activation from its products, biases included; `gate` is not looked at where there is none.
+    #[inline]
+    pub fn activation(self, act: Activation, gate: f32, up: f32) -> f32 {
+        match self {
+            Ffn::Gated => {
+                let g = act.apply(gate);
+                if g == 0.0 { 0.0 } else { g * up }
+            }
+            Ffn::GatedBoth => act.apply(gate) * act.apply(up),
+            Ffn::GatedClamped => act.apply(gate) * (1.0 + up.clamp(-CLAMP, CLAMP)),
+            Ffn::Plain => act.apply(up),
+        }
     }
 }
 
@@ -341,6 +370,12 @@ impl ModelConfig {
         if let Some((what, scale)) = scales.into_iter().find(|(_, scale)| !(1e-3..=1e3).contains(scale)) {
             return Err(format!("{what} {scale} is not between 0.001 and 1000"));
         }
+        if !(0.1..=10.0).contains(&self.form.rotary_scale) {
+            return Err(format!(
+                "rotated queries and keys are multiplied by {}; it must be 0.1 to 10",
+                self.form.rotary_scale
+            ));
+        }
         if self.form.residual_scale != 1.0 && matches!(self.positions, Positions::Learned { .. }) {
             return Err("a residual scale beside learned positions is not supported".into());
         }
@@ -358,7 +393,7 @@ impl ModelConfig {
                 return Err(format!("{} numbers say which of {} layers are {what}", list.len(), self.layers));
             }
         }
-        if let Some(Experts { count, used, shared, .. }) = self.form.experts {
+        if let Some(Experts { count, used, shared, biases, reads, .. }) = self.form.experts {
             if count == 0 || count > MAX_EXPERTS {
                 return Err(format!("{count} experts; there must be 1 to {MAX_EXPERTS}"));
             }
@@ -373,6 +408,12 @@ impl ModelConfig {
             }
             if self.form.norms.parallel() || self.form.residual_scale != 1.0 {
                 return Err("experts beside parallel attention or with a residual scale are not supported".into());
+            }
+            if biases && (shared.is_some() || reads == RouterInput::Layer) {
+                return Err(
+                    "biases of experts beside shared ones or a router that reads the layer's input are not supported"
+                        .into(),
+                );
             }
         }
         if self.form.qk_norm && matches!(self.norm, Norm::Layer(_)) {
@@ -418,6 +459,28 @@ pub enum RopeScaling {
     },
     /// A divisor per frequency, given by the file (GGUF `rope_freqs.weight`).
     Factors(Vec<f32>),
+    /// YaRN: pairs that turn more than `fast` times within `original` positions are kept, those that turn less than `slow` times are divided
+    /// by the factor, with a ramp by number of the pair between. The bounds are not rounded to whole pairs, as gpt-oss has them.
+    Yarn {
+        /// What low frequencies are divided by.
+        factor: f64,
+        /// Turns above which a pair is kept.
+        fast: f64,
+        /// Turns below which a pair is scaled by the whole factor.
+        slow: f64,
+        /// Positions that the model was trained for before it was scaled.
+        original: f64,
+    },
+}
+
+impl RopeScaling {
+    /// What rotated queries and keys are multiplied by: of YaRN, 0.1 ln(factor) + 1.
+    pub fn of_rotated(&self) -> f32 {
+        match self {
+            RopeScaling::Yarn { factor, .. } if *factor > 1.0 => (0.1 * factor.ln() + 1.0) as f32,
+            _ => 1.0,
+        }
+    }
 }
 
 /// Radians per position for each rotated pair: theta^(-2i / head_dim), scaled.
@@ -439,6 +502,14 @@ pub fn rope_frequencies(head_dim: usize, theta: f64, scaling: &RopeScaling) -> V
                         let smooth = (original / wavelength - low) / (high - low);
                         (1.0 - smooth) * base / factor + smooth * base
                     }
+                }
+                RopeScaling::Yarn { factor, fast, slow, original } => {
+                    let pair = |turns: f64| {
+                        head_dim as f64 * (original / (turns * std::f64::consts::TAU)).ln() / (2.0 * theta.ln())
+                    };
+                    let (low, high) = (pair(*fast).max(0.0), pair(*slow).min(head_dim as f64 - 1.0));
+                    let scaled = ((i as f64 - low) / (high - low).max(0.001)).clamp(0.0, 1.0);
+                    scaled * base / factor + (1.0 - scaled) * base
                 }
             };
             scaled as f32

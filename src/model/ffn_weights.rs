@@ -5,6 +5,7 @@ use super::block::{self, BlockLayout, BlockPart};
 use super::matrix::Matrix;
 use super::stacked::Stacked;
 use crate::formats::rows::{Input, Quant, Rows};
+use std::sync::Arc;
 
 /// The weights of an FFN.
 #[derive(Clone, Debug)]
@@ -24,8 +25,35 @@ pub struct ExpertWeights {
     pub router: Option<Matrix>,
     /// Each expert's matrices.
     pub experts: Vec<FfnMatrices>,
+    /// The router's biases and theirs; `None` where there are none.
+    pub biases: Option<Arc<ExpertBiases>>,
     /// The FFN beside them that every token passes through; `None` where there is none.
     pub shared: Option<SharedExpert>,
+}
+
+/// The biases of a mixture.
+#[derive(Debug)]
+pub struct ExpertBiases {
+    /// Of the router's products, `[experts]`.
+    pub router: Vec<f32>,
+    /// Of gate and up, `[experts, 2 ffn]`: an expert's gates, then its ups.
+    pub input: Vec<f32>,
+    /// Of down, `[experts, hidden]`.
+    pub down: Vec<f32>,
+}
+
+impl ExpertBiases {
+    /// Those of an expert's gates and ups, `[2 ffn]`.
+    pub fn input(&self, expert: usize) -> &[f32] {
+        let each = self.input.len() / self.router.len();
+        &self.input[expert * each..(expert + 1) * each]
+    }
+
+    /// Those of an expert's output, `[hidden]`.
+    pub fn down(&self, expert: usize) -> &[f32] {
+        let each = self.down.len() / self.router.len();
+        &self.down[expert * each..(expert + 1) * each]
+    }
 }
 
 /// The weights of a mixture's shared expert.
@@ -133,6 +161,11 @@ impl ExpertWeights {
         self.router.as_ref().map_or(0, Matrix::bytes)
     }
 
+    /// What is added to the router's products, `[experts]`; empty where there is nothing.
+    pub fn router_bias(&self) -> &[f32] {
+        self.biases.as_ref().map_or(&[], |biases| &biases.router)
+    }
+
     /// Bytes of the shared expert's matrices.
     pub fn shared_bytes(&self) -> u64 {
         self.shared.as_ref().map_or(0, |shared| shared.ffn.bytes())
@@ -149,6 +182,9 @@ impl ExpertWeights {
     pub fn not_on_device(&self, hidden: usize) -> Option<&'static str> {
         if self.experts[0].down_by_neuron {
             return block::not_on_device([self.neuron_layout()], hidden);
+        }
+        if self.biases.is_some() {
+            return Some("its experts have biases");
         }
         let first = &self.experts[0];
         let rows = |expert: &FfnMatrices| expert.parts().map(|part| (part.quant, part.row_bytes)).collect::<Vec<_>>();
@@ -216,7 +252,7 @@ impl FfnWeights {
                 layout.parts().iter().map(|part| (part.quant, (count * part.bytes) as u64)).collect()
             }
             FfnWeights::Matrices(matrices) => matrices.parts().map(of).collect(),
-            FfnWeights::Experts(ExpertWeights { router, experts, shared }) => {
+            FfnWeights::Experts(ExpertWeights { router, experts, shared, .. }) => {
                 let shared = shared.iter().map(|shared| &shared.ffn);
                 experts.iter().chain(shared).flat_map(FfnMatrices::parts).chain(router).map(of).collect()
             }

@@ -46,9 +46,16 @@ pub struct Experts {
     /// The FFN beside them that every token passes through; `None` where there is none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub shared: Option<SharedForm>,
+    /// Gate, up and down of each expert have biases, and so has the router.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub biases: bool,
     /// They are packed by neuron: each neuron can be left out and moved by itself. Of a store that has been opened; no store says it of itself.
     #[serde(skip)]
     pub by_neuron: bool,
+}
+
+fn is_false(flag: &bool) -> bool {
+    !flag
 }
 
 /// The shared expert of a mixture: an FFN like the others, but of a width of its own and for every token.
@@ -84,6 +91,7 @@ impl Experts {
             normalised: false,
             reads: RouterInput::FfnNorm,
             shared: None,
+            biases: false,
             by_neuron: false,
         }
     }
@@ -127,6 +135,8 @@ pub struct LayerForm {
     pub widths: Vec<usize>,
     /// The experts that each FFN consists of; `None` where it is one.
     pub experts: Option<Experts>,
+    /// Rotated queries and keys are multiplied by this ([`super::config::RopeScaling::of_rotated`]).
+    pub rotary_scale: f32,
     /// Which layers rotate queries and keys, `[layers]`; empty where all do. The others know no positions.
     pub rotated: Vec<bool>,
     /// Which layers see [`super::ModelConfig::window`] positions back and no more, `[layers]`; empty where all do.
@@ -142,6 +152,7 @@ impl Default for LayerForm {
             sinks: false,
             widths: Vec::new(),
             experts: None,
+            rotary_scale: 1.0,
             rotated: Vec::new(),
             windowed: Vec::new(),
         }

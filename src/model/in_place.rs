@@ -4,7 +4,7 @@
 //! and a mixture of experts, which leaves out whole experts.
 
 use super::config::{Ffn, Norm, Positions};
-use super::ffn_weights::{ExpertWeights, FfnMatrices, FfnWeights, SharedExpert};
+use super::ffn_weights::{ExpertBiases, ExpertWeights, FfnMatrices, FfnWeights, SharedExpert};
 use super::layer::{Norms, SharedForm};
 use super::matrix::Matrix;
 use super::source::{ExpertMatrix, Role, Source};
@@ -14,6 +14,7 @@ use crate::error::{Error, Result};
 use crate::formats::rows::Quant;
 use crate::formats::{DType, TensorView, blocks};
 use std::collections::HashSet;
+use std::sync::Arc;
 
 impl Model {
     /// The model of published files that are read in place.
@@ -131,7 +132,7 @@ fn ffn(source: &Source, layer: usize) -> Result<FfnWeights> {
     let Some(experts) = source.config.form.experts else {
         let input = match source.config.ffn_kind {
             Ffn::Plain => vec![weight(Role::Up)?],
-            Ffn::Gated | Ffn::GatedBoth => vec![weight(Role::Gate)?, weight(Role::Up)?],
+            _ => vec![weight(Role::Gate)?, weight(Role::Up)?],
         };
         return Ok(FfnWeights::Matrices(FfnMatrices {
             input: Stacked::new(input),
@@ -155,7 +156,17 @@ fn ffn(source: &Source, layer: usize) -> Result<FfnWeights> {
     // A router that is no number would choose the same experts for every token.
     let router = source.weight(Role::Router, layer)?;
     check_tensor(router)?;
-    Ok(FfnWeights::Experts(ExpertWeights { router: Some(matrix(router)), experts, shared }))
+    let biases = source.config.form.experts.filter(|experts| experts.biases);
+    let biases = biases.map(|_| expert_biases(source, layer).map(Arc::new)).transpose()?;
+    Ok(FfnWeights::Experts(ExpertWeights { router: Some(matrix(router)), experts, biases, shared }))
+}
+
+fn expert_biases(source: &Source, layer: usize) -> Result<ExpertBiases> {
+    let of = |role| source.expert_biases(role, layer);
+    let (gates, ups, width) = (of(Role::Gate)?, of(Role::Up)?, source.config.width(layer));
+    let each = gates.chunks_exact(width).zip(ups.chunks_exact(width));
+    let input = each.flat_map(|(gates, ups)| [gates, ups]).flatten().copied().collect();
+    Ok(ExpertBiases { router: source.bias(Role::Router, layer)?, input, down: of(Role::Down)? })
 }
 
 fn norm(source: &Source, role: Role, layer: usize) -> Result<NormWeights> {
@@ -192,6 +203,10 @@ fn layer(source: &Source, layer: usize) -> Result<Layer> {
         },
         o: weight(Role::O)?,
         o_bias: biases(c.output_bias, &[Role::O])?,
+        sinks: match c.form.sinks {
+            true => source.vector(source.weight(Role::Sinks, layer)?)?,
+            false => Vec::new(),
+        },
         ffn_norm,
         ffn: ffn(source, layer)?,
         up_bias: biases(c.ffn_bias, &[Role::Up])?,

@@ -17,7 +17,7 @@ pub mod weights;
 
 pub use block::{BlockLayout, BlockPart};
 pub use config::{Activation, Ffn, ModelConfig, NamedActivation, Norm, Positions};
-pub use ffn_weights::{ExpertWeights, FfnMatrices, FfnWeights, NeuronBlocks, SharedExpert};
+pub use ffn_weights::{ExpertBiases, ExpertWeights, FfnMatrices, FfnWeights, NeuronBlocks, SharedExpert};
 pub use kv_cache::{KvCache, KvType};
 pub use matrix::Matrix;
 pub use stacked::Stacked;

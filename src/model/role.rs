@@ -36,6 +36,8 @@ pub enum Role {
     KNorm,
     /// The router of a mixture of experts, `[experts, hidden]`; absent where the FFN is one.
     Router,
+    /// A score of each query head that takes part in its softmax, `[heads]`; absent where there are none.
+    Sinks,
     /// The gate of a mixture's shared expert, `[its neurons, hidden]`; absent, as the next two, where there is none.
     SharedGate,
     /// The shared expert's up, `[its neurons, hidden]`.

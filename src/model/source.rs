@@ -163,6 +163,20 @@ impl Source {
         Ok(ExpertMatrix { view, data: &view.data[number * bytes..(number + 1) * bytes], shape })
     }
 
+    /// The biases of all experts' gate, up or down, `[experts, rows]`.
+    ///
+    /// # Errors
+    /// As [`Source::bias`].
+    pub fn expert_biases(&self, role: Role, layer: usize) -> Result<Vec<f32>> {
+        self.vector(self.find_expert_biases(role, layer)?)
+    }
+
+    fn find_expert_biases(&self, role: Role, layer: usize) -> Result<TensorView<'_>> {
+        let c = &self.config;
+        let rows = if role == Role::Down { c.hidden } else { c.width(layer) };
+        self.find_named(&self.names.of_expert_biases(role, layer), "bias", &[c.clusters(), rows])
+    }
+
     /// Whether `down` of this layer is stored with one row per neuron (PowerInfer's `ffn_down_t`), `[ffn, hidden]`.
     pub fn down_by_neuron(&self, layer: usize) -> bool {
         self.tensors.get(&format!("blk.{layer}.ffn_down_t.weight")).is_some()
@@ -195,6 +209,7 @@ impl Source {
             Role::Gate | Role::Up => vec![c.width(layer), c.hidden],
             Role::Down => vec![c.hidden, c.width(layer)],
             Role::QNorm | Role::KNorm => vec![c.head_dim],
+            Role::Sinks => vec![c.heads],
             Role::Router => vec![c.clusters(), c.hidden],
             Role::SharedGate | Role::SharedUp => vec![self.shared_width(), c.hidden],
             Role::SharedDown => vec![c.hidden, self.shared_width()],
@@ -205,15 +220,21 @@ impl Source {
     fn find(&self, role: Role, layer: usize, part: &str, shape: &[usize]) -> Result<TensorView<'_>> {
         let transposed = role == Role::Down && part == "weight" && self.down_by_neuron(layer);
         let stem = if transposed { format!("blk.{layer}.ffn_down_t") } else { self.names.of(role, layer) };
+        let wanted: Vec<usize> = if transposed { shape.iter().rev().copied().collect() } else { shape.to_vec() };
+        match self.tensors.get(&format!("{stem}.{part}")) {
+            // One row is a vector for converters.
+            Some(view) if role == Role::SharedRouter && view.info.shape == wanted[1..] => Ok(view),
+            _ => self.find_named(&stem, part, &wanted),
+        }
+    }
+
+    fn find_named(&self, stem: &str, part: &str, wanted: &[usize]) -> Result<TensorView<'_>> {
         let name = format!("{stem}.{part}");
         let view = match self.tensors.get(&name) {
             Some(view) => view,
             None => return Err(Error::bad(&self.path, name, "the tensor is missing")),
         };
-        let wanted: Vec<usize> = if transposed { shape.iter().rev().copied().collect() } else { shape.to_vec() };
-        // One row is a vector for converters.
-        let is_vector = role == Role::SharedRouter && view.info.shape == wanted[1..];
-        if view.info.shape != wanted && !is_vector {
+        if view.info.shape != wanted {
             let why = format!("has shape {:?}, the model's configuration needs {wanted:?}", view.info.shape);
             return Err(Error::bad_at(view.path, name, view.info.offset, why));
         }
@@ -229,6 +250,13 @@ impl Source {
         let form = &mut self.config.form;
         form.qk_norm |= has(&["attn_q_norm.", ".q_norm.", ".q_layernorm."]);
         form.sinks |= has(&["attn_sinks", ".sinks"]);
+        if form.sinks && !self.names.has(Role::Sinks) {
+            return Err(Error::bad(&self.path, "", "its attention has sinks, which is supported in a GGUF only"));
+        }
+        if has(&["_exps.bias", "ffn_gate_inp.bias"]) && !form.experts.is_some_and(|experts| experts.biases) {
+            let why = format!("its experts have biases, which is not supported for {}", self.config.family);
+            return Err(Error::bad(&self.path, "", why));
+        }
         if has(&["_shexp.", "shared_expert"]) && form.experts.is_none_or(|experts| experts.shared.is_none()) {
             let why = format!("its layers have shared experts, which is not supported for {}", self.config.family);
             return Err(Error::bad(&self.path, "", why));
@@ -259,9 +287,16 @@ impl Source {
             if c.form.qk_norm {
                 roles.extend([Role::QNorm, Role::KNorm]);
             }
+            roles.extend(c.form.sinks.then_some(Role::Sinks));
             match c.form.experts {
                 Some(experts) => {
                     self.weight(Role::Router, layer)?;
+                    if experts.biases {
+                        check_vector(self.find(Role::Router, layer, "bias", &[experts.count])?)?;
+                        for role in [Role::Gate, Role::Up, Role::Down] {
+                            check_vector(self.find_expert_biases(role, layer)?)?;
+                        }
+                    }
                     if let Some(shared) = experts.shared {
                         roles.extend([Role::SharedGate, Role::SharedUp, Role::SharedDown]);
                         roles.extend(shared.weighted.then_some(Role::SharedRouter));
@@ -277,7 +312,10 @@ impl Source {
             }
             for role in roles {
                 let view = self.weight(role, layer)?;
-                if matches!(role, Role::AttnNorm | Role::FfnNorm | Role::QNorm | Role::KNorm | Role::SharedRouter) {
+                if matches!(
+                    role,
+                    Role::AttnNorm | Role::FfnNorm | Role::QNorm | Role::KNorm | Role::Sinks | Role::SharedRouter
+                ) {
                     check_vector(view)?;
                 }
                 let biased = match role {

@@ -47,6 +47,8 @@ pub struct Layer {
     pub o: Matrix,
     /// `[hidden]`; empty where the family has none.
     pub o_bias: Vec<f32>,
+    /// A score of each query head that takes part in its softmax, `[heads]`; empty where there are none.
+    pub sinks: Vec<f32>,
     /// The norm of the FFN's input; a copy of `attn_norm` where the layer has one norm for both.
     pub ffn_norm: NormWeights,
     /// The weights of the FFN.
@@ -131,8 +133,14 @@ impl Model {
         config.check().map_err(|why| Error::bad(store.path(), "config", format!("{why}; pack the model again")))?;
         let mut config = config.in_residual_units();
         let logit_scale = std::mem::replace(&mut config.logit_scale, 1.0);
-        if config.form.experts.is_some_and(|experts| experts.shared.is_some()) {
-            let why = "names a shared expert, which no store holds; pack the model again";
+        let experts = config.form.experts;
+        let not_held = [
+            (experts.is_some_and(|experts| experts.shared.is_some()), "a shared expert"),
+            (experts.is_some_and(|experts| experts.biases), "biases of experts"),
+            (config.form.sinks, "sinks of attention"),
+        ];
+        if let Some((_, what)) = not_held.into_iter().find(|(has, _)| *has) {
+            let why = format!("names {what}, which no store holds; pack the model again");
             return Err(Error::bad(store.path(), "config", why));
         }
         // Of a mixture a store has the experts by neuron; without a router they are clusters.
@@ -223,6 +231,9 @@ impl Model {
 
     /// Why a device cannot compute with it; `None` if it can.
     pub fn not_on_device(&self) -> Option<&'static str> {
+        if self.config.form.sinks {
+            return Some("its attention has sinks");
+        }
         if self.config.form.experts.is_some() {
             let experts = self.layers.iter().filter_map(|layer| layer.ffn.experts());
             return experts.into_iter().find_map(|experts| experts.not_on_device(self.config.hidden));
@@ -375,7 +386,7 @@ impl Sections<'_> {
             FfnMatrices { input: Stacked::new(input), down: matrix(down, cols, neurons), down_by_neuron: false }
         };
         let experts = self.0.bytes(section).chunks_exact(each).map(cluster).collect();
-        Ok(ExpertWeights { router: None, experts, shared: None })
+        Ok(ExpertWeights { router: None, experts, biases: None, shared: None })
     }
 
     /// The experts of a layer, packed by neuron, and their router.
@@ -409,7 +420,7 @@ impl Sections<'_> {
         };
         let experts = self.0.bytes(section).chunks_exact(each).map(expert).collect();
         let router = self.matrix(&format!("layer.{layer}.router"), form.count, c.hidden)?;
-        Ok(ExpertWeights { router: Some(router), experts, shared: None })
+        Ok(ExpertWeights { router: Some(router), experts, biases: None, shared: None })
     }
 
     fn layer(&self, layer: usize, c: &ModelConfig) -> Result<Layer> {
@@ -442,6 +453,7 @@ impl Sections<'_> {
             },
             o: self.matrix(&name("o"), c.hidden, c.q_dim())?,
             o_bias: self.vector_if(c.output_bias, &name("o_bias"), c.hidden)?,
+            sinks: Vec::new(),
             ffn_norm,
             ffn,
             up_bias: self.vector_if(c.ffn_bias, &name("up_bias"), c.ffn)?,

@@ -54,12 +54,12 @@ pub fn rope(x: &mut [f32], head_dim: usize, cos_sin: &[(f32, f32)]) {
     }
 }
 
-/// Replaces `out` by cosine and sine of each pair's angle, position times frequency.
-pub fn angles(position: usize, frequencies: &[f32], out: &mut Vec<(f32, f32)>) {
+/// Replaces `out` by cosine and sine of each pair's angle, position times frequency, both times `scale`.
+pub fn angles(position: usize, frequencies: &[f32], scale: f32, out: &mut Vec<(f32, f32)>) {
     out.clear();
     out.extend(frequencies.iter().map(|f| {
         let (sin, cos) = (position as f32 * f).sin_cos();
-        (cos, sin)
+        (cos * scale, sin * scale)
     }));
 }
 

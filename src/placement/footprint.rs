@@ -216,14 +216,18 @@ fn norm_bytes(c: &ModelConfig) -> u64 {
     (c.hidden * 4 * if matches!(c.norm, Norm::Layer(_)) { 2 } else { 1 }) as u64
 }
 
-/// Two norms, the biases and the router of each layer, in f32.
+/// Two norms, the biases, the sinks and the router of each layer, in f32.
 fn small_bytes(c: &ModelConfig) -> u64 {
     let there = |yes: bool, numbers: usize| if yes { numbers } else { 0 };
     let biases =
         there(c.attention_bias, c.qkv_dim()) + there(c.output_bias, c.hidden) + there(c.ffn_bias, c.ffn + c.hidden);
-    let router = c.form.experts.filter(|experts| experts.routed()).map_or(0, |experts| experts.count * c.hidden);
-    let head_norms = there(c.form.qk_norm, 2 * c.head_dim);
-    c.layers as u64 * (2 * norm_bytes(c) + 4 * (biases + router + head_norms) as u64)
+    let router = c
+        .form
+        .experts
+        .filter(|experts| experts.routed())
+        .map_or(0, |experts| experts.count * (c.hidden + there(experts.biases, 1 + 2 * c.ffn + c.hidden)));
+    let of_heads = there(c.form.qk_norm, 2 * c.head_dim) + there(c.form.sinks, c.heads);
+    c.layers as u64 * (2 * norm_bytes(c) + 4 * (biases + router + of_heads) as u64)
 }
 
 /// Everything that a pass needs besides weights: the engine's workspace for a chunk of [`CHUNK`] tokens; room for neuron blocks

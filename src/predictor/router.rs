@@ -47,7 +47,8 @@ impl Predictor for Router {
     fn score(&self, tools: &mut Tools<'_>, layer: usize, _: usize, residual: &[f32], n: usize, scores: &mut [f32]) {
         let Tools { model, pool, kernels, scratch } = tools;
         let c = &model.config;
-        let Some(router) = &weights(model, layer).router else { return scores.fill(1.0) };
+        let weights = weights(model, layer);
+        let Some(router) = &weights.router else { return scores.fill(1.0) };
         scratch.normed.clear();
         scratch.normed.extend_from_slice(residual);
         if self.experts.reads == RouterInput::FfnNorm {
@@ -59,6 +60,10 @@ impl Predictor for Router {
         scratch.inner.resize(n * self.experts.count, 0.0);
         let (input, products) = (&scratch.normed, &mut scratch.inner);
         linear(pool, kernels, router, input, n, &mut scratch.columns, products);
+        if !weights.router_bias().is_empty() {
+            let tokens = products.chunks_exact_mut(self.experts.count);
+            tokens.for_each(|products| math::add(products, weights.router_bias()));
+        }
         scores.fill(0.0);
         let tokens = products.chunks_exact(self.experts.count).zip(scores.chunks_exact_mut(self.experts.count));
         for (products, scores) in tokens {

@@ -29,6 +29,8 @@ const LLAMA3: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{
 const QWEN2: &str =
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
 const TEKKEN: &str = r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+";
+/// o200k: contractions stay with their word, and a capital after a small letter begins another.
+const GPT4O: &str = r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+";
 const DEEPSEEK3: &str = r##"[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"##;
 const BLOOM: &str = r" ?[^(\s|.,!?…。，、।۔،)]+";
 
@@ -51,6 +53,7 @@ pub fn pre_tokenizer(name: &str, path: &Path) -> Result<PreTokenizer> {
         }
         "falcon" => (&[r"[\p{P}\$\+<=>\^~\|`]+", GPT2, "[0-9][0-9][0-9]"], false, false),
         "tekken" => (&[TEKKEN], true, true),
+        "gpt-4o" | "llama4" => (&[GPT4O], false, false),
         "deepseek-coder" => (&["[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", "[一-龥ࠀ-一가-퟿]+", r"\p{N}"], false, false),
         "deepseek-v3" => (&[r"\p{N}{1,3}", "[一-龥぀-ゟ゠-ヿ]+", DEEPSEEK3], false, false),
         "poro-chat" | "bloom" | "gpt3-finnish" => (&[BLOOM], false, false),
@@ -131,12 +134,34 @@ mod tests {
 
     #[test]
     fn every_known_regex_compiles() {
-        let names = "default gpt-2 llama-bpe qwen2 starcoder falcon tekken deepseek-coder deepseek-v3 bloom viking";
+        let names =
+            "default gpt-2 llama-bpe qwen2 starcoder falcon tekken gpt-4o deepseek-coder deepseek-v3 bloom viking";
         for name in names.split(' ') {
             for regex in pre_tokenizer(name, Path::new("x")).unwrap().regexes {
                 let pattern = SplitPattern::Regex((*regex).to_owned());
                 Split::new(pattern, SplitDelimiterBehavior::Isolated, false).unwrap_or_else(|e| panic!("{name}: {e}"));
             }
+        }
+    }
+
+    /// What the tokenizers library makes of o200k's published expression.
+    #[test]
+    fn words_of_gpt_4o_end_where_those_of_its_training_did() {
+        use tokenizers::{OffsetReferential, OffsetType, PreTokenizedString, PreTokenizer};
+        let cases = [
+            ("We'VE seen JSONParser's aBC", "We'VE| seen| JSONParser's| a|BC"),
+            ("HelloWorld 12345,67", "Hello|World| |123|45|,|67"),
+            ("a//b\n\n  x</p>\n/\n", "a|//|b|\n\n| | x|</|p|>\n/\n"),
+            ("Ünïcode ǅ中文字 ЖУК жук'll", "Ünïcode| ǅ中文字| ЖУК| жук'll"),
+        ];
+        let pattern = SplitPattern::Regex(GPT4O.to_owned());
+        let split = Split::new(pattern, SplitDelimiterBehavior::Isolated, false).unwrap();
+        for (text, wanted) in cases {
+            let mut words = PreTokenizedString::from(text);
+            split.pre_tokenize(&mut words).unwrap();
+            let words = words.get_splits(OffsetReferential::Original, OffsetType::Byte);
+            let words: Vec<&str> = words.iter().map(|(word, ..)| *word).collect();
+            assert_eq!(words.join("|"), wanted, "{text:?}");
         }
     }
 }

@@ -62,9 +62,9 @@ pub fn from_hf_dir(dir: &Path) -> Result<TokenizerSpec> {
 fn from_vocab(model: ModelSpec, vocab: &HfVocab, configs: &Configs, path: &Path) -> Result<TokenizerSpec> {
     let id_of = |text: &str| vocab.id_of(text);
     let bos = named_token(configs, "bos", &id_of).or(vocab.before);
-    let ends = (0..).zip(&vocab.tokens).filter(|(_, t)| t.kind != TokenKind::Normal && spec::is_end_text(&t.text));
+    let special = (0..).zip(&vocab.tokens).filter(|(_, token)| token.kind != TokenKind::Normal);
     let mut eos = end_tokens(configs, &id_of);
-    eos.extend(ends.map(|(id, _)| id));
+    eos.extend(spec::ends_of_turns(special.map(|(id, token)| (id, &*token.text))));
     let stated = configs.tokenizer.get("add_bos_token").and_then(Value::as_bool);
     let spec = TokenizerSpec {
         model,

@@ -129,12 +129,13 @@ pub const MAX_TOKENS: usize = 1 << 24;
 
 /// Tokens whose text alone says that a turn is over. Conversions often leave them out of the metadata (llama.cpp keeps a similar list), and
 /// a chat model would then talk to itself to the end of the context.
-const END_TEXTS: [&str; 12] = [
+const END_TEXTS: [&str; 13] = [
     "<|eot_id|>",
     "<|eom_id|>",
     "<|im_end|>",
     "<|end|>",
     "<|return|>",
+    "<|call|>",
     "<|endoftext|>",
     "<|end_of_text|>",
     "<|EOT|>",
@@ -217,7 +218,18 @@ fn check_len(len: usize, tokens: usize, key: &str, tokens_key: &str, path: &Path
     Err(Error::bad(path, key, format!("{len} values, but {tokens_key} has {tokens}")))
 }
 
-/// Adds tokens whose text ends a turn ([`is_end_text`]) to `eos`.
+/// The ends of a turn in OpenAI's harmony format. Where both are tokens, `<|end|>` ends a message of several in a turn, such as what the model
+/// thinks before it answers.
+const HARMONY_ENDS: [&str; 2] = ["<|return|>", "<|call|>"];
+
+/// Those of a vocabulary's special tokens, ids with their texts, that end a turn.
+pub fn ends_of_turns<'a>(special: impl Iterator<Item = (u32, &'a str)>) -> Vec<u32> {
+    let found: Vec<(u32, &str)> = special.filter(|(_, text)| is_end_text(text)).collect();
+    let is_harmony = HARMONY_ENDS.iter().all(|end| found.iter().any(|(_, text)| text == end));
+    found.into_iter().filter(|&(_, text)| !is_harmony || text != "<|end|>").map(|(id, _)| id).collect()
+}
+
+/// Adds tokens whose text ends a turn ([`ends_of_turns`]) to `eos`.
 pub fn add_end_texts(spec: &mut TokenizerSpec) {
     let special = |kind: TokenKind| matches!(kind, TokenKind::Control | TokenKind::UserDefined | TokenKind::Unknown);
     let (tokens, kinds) = match &spec.model {
@@ -225,8 +237,8 @@ pub fn add_end_texts(spec: &mut TokenizerSpec) {
         ModelSpec::Spm(spm) => (&spm.tokens, &spm.kinds),
         ModelSpec::Bpe(bpe) => (&bpe.tokens, &bpe.kinds),
     };
-    let found = tokens.iter().zip(kinds).zip(0u32..).filter(|((t, k), _)| special(**k) && is_end_text(t));
-    spec.eos.extend(found.map(|(_, id)| id));
+    let special = tokens.iter().zip(kinds).zip(0u32..).filter(|((_, kind), _)| special(**kind));
+    spec.eos.extend(ends_of_turns(special.map(|((text, _), id)| (id, &**text))));
     drop_repeated(&mut spec.eos);
 }
 

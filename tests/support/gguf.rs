@@ -2,12 +2,17 @@
 #![allow(dead_code)]
 
 use dynamicinfer::formats::DType;
+use dynamicinfer::formats::blocks::BlockType;
 use dynamicinfer::formats::gguf::{self, Array, Value};
 use std::path::{Path, PathBuf};
 
 pub fn fixture(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/models").join(name)
 }
+
+/// The types in the fixtures that are read here, and GGUF's numbers of them.
+pub const KINDS: [(DType, u32); 5] =
+    [(DType::F32, 0), (DType::F16, 1), (DType::Q4_0, 2), (DType::Q8_0, 8), (DType::Block(BlockType::MXFP4), 39)];
 
 pub struct Tensor {
     pub name: String,
@@ -25,16 +30,9 @@ impl File {
     pub fn read(name: &str) -> File {
         let bytes = std::fs::read(fixture(name)).unwrap();
         let read = gguf::parse(&bytes, Path::new(name)).unwrap();
-        let kind = |dtype: DType| match dtype {
-            DType::F32 => 0,
-            DType::F16 => 1,
-            DType::Q4_0 => 2,
-            DType::Q8_0 => 8,
-            other => panic!("{} is in none of the fixtures used here", other.name()),
-        };
         let tensor = |t: &dynamicinfer::formats::TensorInfo| Tensor {
             name: t.name.clone(),
-            kind: kind(t.dtype),
+            kind: KINDS.iter().find(|kind| kind.0 == t.dtype).unwrap_or_else(|| panic!("{}", t.dtype.name())).1,
             shape: t.shape.clone(),
             data: bytes[t.offset as usize..(t.offset + t.bytes) as usize].to_vec(),
         };

@@ -122,6 +122,7 @@ pub fn alone(kind: Ffn, activation: Activation, quant: Quant, hidden: usize, ffn
         qk_norm: None,
         o: nothing,
         o_bias: Vec::new(),
+        sinks: Vec::new(),
         ffn_norm: norm(),
         ffn: FfnWeights::Neurons(blocks),
         up_bias: if rng.below(2) == 0 { Vec::new() } else { numbers(rng, ffn, 0.3) },

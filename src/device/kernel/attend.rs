@@ -142,7 +142,8 @@ impl DeviceKernel for Attend {
                     let from = h.start(sequence, self.layer, head) + start * dim;
                     bytemuck::cast_slice(&cache[from..from + seen * dim])
                 };
-                let head = Head { quant: Quant::F16, keys: part(kv_head), values: part(h.kv_heads + kv_head) };
+                let head =
+                    Head { quant: Quant::F16, keys: part(kv_head), values: part(h.kv_heads + kv_head), sinks: &[] };
                 attend.queries(group).copy_from_slice(&qkv[b * h.qkv_dim() + kv_head * group..][..group]);
                 out[b * h.q_dim() + kv_head * group..][..group].copy_from_slice(attend.attend(
                     kernels,

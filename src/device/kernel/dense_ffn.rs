@@ -119,8 +119,8 @@ impl DenseFfn {
         let product = match self.kind {
             _ if value == 0.0 => 0.0,
             Ffn::Gated => value * up,
-            Ffn::GatedBoth => value * self.activation.apply(up),
             Ffn::Plain => value,
+            kind => kind.activation(self.activation, gate, up),
         };
         (
             product,

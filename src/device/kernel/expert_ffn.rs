@@ -98,7 +98,7 @@ impl ExpertFfn {
             kernels.dot(up)(self.rows(at, 1, slot), ffn, inputs, ups.as_mut_ptr(), ffn);
         }
         for (gate, &up) in gates.iter_mut().zip(&*ups) {
-            *gate = activation.apply(*gate) * if kind == Ffn::GatedBoth { activation.apply(up) } else { up };
+            *gate = kind.activation(activation, *gate, up);
         }
         inner.set_for(gates, m, [down, down]);
         // SAFETY: as above.

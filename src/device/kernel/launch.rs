@@ -149,6 +149,7 @@ pub(super) const fn activation_words(kind: Ffn, activation: Activation) -> (usiz
         Ffn::Gated => 0,
         Ffn::GatedBoth => 1,
         Ffn::Plain => 2,
+        Ffn::GatedClamped => 3,
     };
     let (activation, parameter) = match activation {
         Activation::Relu => (0, 0.0),
@@ -157,6 +158,7 @@ pub(super) const fn activation_words(kind: Ffn, activation: Activation) -> (usiz
         Activation::Silu => (3, 0.0),
         Activation::Gelu => (4, 0.0),
         Activation::GeluTanh => (5, 0.0),
+        Activation::ClampedSwish => (6, 0.0),
     };
     (kind, activation, parameter)
 }

@@ -227,8 +227,8 @@ impl SparseFfn {
             product[b] = match kind {
                 _ if mask >> b & 1 == 0 || act == 0.0 => 0.0,
                 Ffn::Gated => act * up[b],
-                Ffn::GatedBoth => act * activation.apply(up[b]),
                 Ffn::Plain => act,
+                kind => kind.activation(activation, gate[b], up[b]),
             };
             if let Some(weights) = weights.filter(|_| product[b] != 0.0) {
                 product[b] *= weights[b];

@@ -8,7 +8,7 @@
 use super::chosen::Arrival;
 use super::{
     Chosen, Counts, Downs, ExpertBuffers, ExpertsRead, FfnBuffers, Neurons, Scorer, Selection, SharedCounts, Sparse,
-    Tile, Work, activation, add_down_bias, add_units, down, experts, products, rows_of, run_blocks, unit_buffers,
+    Tile, Work, add_down_bias, add_units, down, experts, products, rows_of, run_blocks, unit_buffers,
 };
 use crate::cpu::thread_pool::Parts;
 use crate::cpu::{Columns, Kernels, MAX_COLUMNS, Prefill, ThreadPool};
@@ -70,6 +70,7 @@ fn stand_in(layer: &Layer) -> Layer {
         qk_norm: None,
         o: layer.o,
         o_bias: Vec::new(),
+        sinks: Vec::new(),
         ffn_norm: no_norm(),
         ffn: layer.ffn.clone(),
         up_bias: layer.up_bias.clone(),
@@ -505,7 +506,7 @@ impl Arrived<'_> {
         }
         for (b, a) in a.iter_mut().enumerate() {
             let fires = mask >> b & 1 == 1;
-            *a = if fires { activation(config.ffn_kind, config.activation, gate[b], up[b]) } else { 0.0 };
+            *a = if fires { config.ffn_kind.activation(config.activation, gate[b], up[b]) } else { 0.0 };
         }
         a.iter().enumerate().fold(0, |bits, (b, &a)| bits | u32::from(a != 0.0) << b)
     }

@@ -4,11 +4,11 @@
 //! some token has; their activations; down, by rows of the output, so that each number of it is one thread's, which adds the experts
 //! in their order. Where `down` is stored by neuron, what follows the gates is [`super::firing_experts`].
 
+use super::Tile;
 use super::chosen::{Chosen, Scorer, tokens_of};
 use super::firing_experts::{Firing, FiringBuffers};
 use super::predicted_experts::OnDevice;
 use super::shared::SharedBuffers;
-use super::{Tile, activation};
 use crate::cpu::thread_pool::Parts;
 use crate::cpu::{Columns, Kernels, MAX_COLUMNS, ManyForm, ThreadPool};
 use crate::engine::routing::Group;
@@ -16,6 +16,7 @@ use crate::formats::will_need;
 use crate::model::Matrix;
 use crate::model::config::ModelConfig;
 use crate::ops::linear::{DOT_ROWS, GEMM_ROWS, PIECE_BYTES};
+use crate::ops::math;
 
 /// What the experts of a layer work with.
 #[derive(Default)]
@@ -225,7 +226,7 @@ impl ExpertBuffers {
             for token in tokens_of(group) {
                 let (gates, ups) = self.products[2 * token * ffn..2 * (token + 1) * ffn].split_at(ffn);
                 for ((count, &gate), &up) in counts.iter_mut().zip(gates).zip(ups) {
-                    *count += u32::from(activation(config.ffn_kind, config.activation, gate, up) != 0.0);
+                    *count += u32::from(config.ffn_kind.activation(config.activation, gate, up) != 0.0);
                 }
             }
         });
@@ -361,26 +362,32 @@ fn gate_and_up<'a>(
     });
 }
 
-/// Activations of each group from its products, and the same as `down` reads them.
+/// Activations of each group from its products, to which biases are added first where there are any; and the same as `down` reads them.
 fn activate(
     pool: &mut ThreadPool,
     kernels: &Kernels,
     config: &ModelConfig,
     chosen: &Chosen<'_>,
-    products: &[f32],
+    products: &mut [f32],
     activations: &mut [f32],
     columns: &mut [Columns],
 ) {
     let ffn = config.ffn;
-    let (activations, columns) = (Parts::new(activations), Parts::new(columns));
+    let (products, activations, columns) = (Parts::new(products), Parts::new(activations), Parts::new(columns));
     pool.run(chosen.groups.len(), |_, number| {
         let group = &chosen.groups[number];
         let tokens = tokens_of(group);
         // SAFETY: each task has its own group.
-        let (out, columns) = unsafe {
-            (activations.part(tokens.start * ffn..tokens.end * ffn), &mut columns.part(number..number + 1)[0])
+        let (products, out, columns) = unsafe {
+            (
+                products.part(tokens.start * 2 * ffn..tokens.end * 2 * ffn),
+                activations.part(tokens.start * ffn..tokens.end * ffn),
+                &mut columns.part(number..number + 1)[0],
+            )
         };
-        let products = &products[tokens.start * 2 * ffn..tokens.end * 2 * ffn];
+        if let Some(biases) = &chosen.weights.biases {
+            products.chunks_exact_mut(2 * ffn).for_each(|products| math::add(products, biases.input(group.expert)));
+        }
         for (out, products) in out.chunks_exact_mut(ffn).zip(products.chunks_exact(2 * ffn)) {
             let (gates, ups) = products.split_at(ffn);
             super::activate_gated(config.ffn_kind, config.activation, gates, ups, out);
@@ -421,7 +428,14 @@ fn down(
                 let start = routed.token * cols;
                 // SAFETY: each task has its own rows of every token.
                 let out = unsafe { out.part(start + rows.start..start + rows.end) };
-                out.iter_mut().zip(products).for_each(|(out, product)| *out += routed.weight * product);
+                match &chosen.weights.biases {
+                    None => out.iter_mut().zip(products).for_each(|(out, product)| *out += routed.weight * product),
+                    Some(biases) => {
+                        let with_bias = products.iter().zip(&biases.down(group.expert)[rows.clone()]);
+                        let with_bias = with_bias.map(|(product, bias)| product + bias);
+                        out.iter_mut().zip(with_bias).for_each(|(out, product)| *out += routed.weight * product);
+                    }
+                }
             }
         }
     });

@@ -8,7 +8,7 @@
 use super::chosen::{Chosen, tokens_of};
 use super::predicted_experts::{Lists, OnDevice, ScoreBuffers};
 use super::scaled_experts::ScaledBuffers;
-use super::{Downs, Tile, activation, ahead, many};
+use super::{Downs, Tile, ahead, many};
 use crate::cpu::aligned::{Aligned, LINE};
 use crate::cpu::thread_pool::Parts;
 use crate::cpu::{Columns, Kernels, MAX_COLUMNS, Rows, ThreadPool};
@@ -334,7 +334,7 @@ impl Firing<'_, '_> {
             let (fires_for, mut adds) = (*mask, 0);
             for (b, (gate, Routed { weight, .. })) in gates.zip(tokens).enumerate() {
                 let fires = fires_for >> b & 1 == 1;
-                let value = if fires { activation(c.ffn_kind, c.activation, *gate, products[b]) } else { 0.0 };
+                let value = if fires { c.ffn_kind.activation(c.activation, *gate, products[b]) } else { 0.0 };
                 a[b] = weight * value;
                 adds |= u32::from(a[b] != 0.0) << b;
             }

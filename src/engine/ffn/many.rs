@@ -1,6 +1,6 @@
 //! The dense FFN over many columns, of a prompt's chunk: products of gate and up, then down as a matrix product.
 
-use super::{Neurons, activation, add_down_bias, whole};
+use super::{Neurons, add_down_bias, whole};
 use crate::cpu::floats::Room;
 use crate::cpu::thread_pool::Parts;
 use crate::cpu::{Columns, Kernels, ManyForm, ThreadPool};
@@ -75,7 +75,7 @@ pub fn products(
                     *gate += bias;
                 }
                 let up = if gated { *out + bias } else { *gate };
-                *out = activation(config.ffn_kind, config.activation, *gate, up);
+                *out = config.ffn_kind.activation(config.activation, *gate, up);
             }
         }
     });

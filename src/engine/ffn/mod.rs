@@ -216,20 +216,7 @@ impl std::ops::AddAssign for Counts {
     }
 }
 
-/// A neuron's activation from its dot products.
-#[inline]
-pub fn activation(kind: Ffn, act: Activation, gate: f32, up: f32) -> f32 {
-    match kind {
-        Ffn::Gated => {
-            let g = act.apply(gate);
-            if g == 0.0 { 0.0 } else { g * up }
-        }
-        Ffn::GatedBoth => act.apply(gate) * act.apply(up),
-        Ffn::Plain => act.apply(up),
-    }
-}
-
-/// The activations of neurons from products of as many gates and ups. SiLU is a loop of its own, which vectorises.
+/// The activations of neurons from products of as many gates and ups. SiLU and what gpt-oss has are loops of their own, which vectorise.
 pub fn activate_gated(kind: Ffn, act: Activation, gates: &[f32], ups: &[f32], out: &mut [f32]) {
     let all = out.iter_mut().zip(gates).zip(ups);
     match (kind, act) {
@@ -239,9 +226,14 @@ pub fn activate_gated(kind: Ffn, act: Activation, gates: &[f32], ups: &[f32], ou
                 *out = if g == 0.0 { 0.0 } else { g * up };
             }
         }
+        (Ffn::GatedClamped, Activation::ClampedSwish) => {
+            for ((out, &gate), &up) in all {
+                *out = Ffn::GatedClamped.activation(Activation::ClampedSwish, gate, up);
+            }
+        }
         _ => {
             for ((out, &gate), &up) in all {
-                *out = activation(kind, act, gate, up);
+                *out = kind.activation(act, gate, up);
             }
         }
     }
@@ -407,7 +399,7 @@ impl Sparse<'_> {
             }
             for b in 0..n {
                 let fires = mask >> b & 1 == 1;
-                a[b] = if fires { activation(config.ffn_kind, config.activation, gate[b], up[b]) } else { 0.0 };
+                a[b] = if fires { config.ffn_kind.activation(config.activation, gate[b], up[b]) } else { 0.0 };
             }
             let fired = a[..n].iter().enumerate().fold(0, |bits, (b, &a)| bits | u32::from(a != 0.0) << b);
             if fired == 0 {
@@ -457,7 +449,7 @@ impl Sparse<'_> {
             for (b, (a, products)) in a.iter_mut().zip(products.chunks_exact(dots)).take(n).enumerate() {
                 let (gate, up) = (products[0] + if dots == 1 { bias } else { 0.0 }, products[dots - 1] + bias);
                 let fires = wanted >> b & 1 == 1 && config.activation.apply(gate).abs() > activation_threshold;
-                *a = if fires { activation(config.ffn_kind, config.activation, gate, up) } else { 0.0 };
+                *a = if fires { config.ffn_kind.activation(config.activation, gate, up) } else { 0.0 };
                 fired |= u32::from(*a != 0.0) << b;
             }
             active[at - range.start] |= fired;
@@ -530,7 +522,7 @@ fn run_blocks(
         unsafe { input_products(kernels, layer.neurons(), neuron, x, &mut products) };
         let bias = layer.up_bias.get(neuron).copied().unwrap_or(0.0);
         for (a, products) in a.iter_mut().zip(products.chunks_exact(dots)).take(n) {
-            *a = activation(config.ffn_kind, config.activation, products[0], products[dots - 1] + bias);
+            *a = config.ffn_kind.activation(config.activation, products[0], products[dots - 1] + bias);
         }
         // Also where a is zero: skipping down rows breaks the stream, and what is left comes more slowly than all.
         downs.add(layer.neurons().ptr(neuron), ahead, &a[..n], out);

@@ -3,7 +3,6 @@
 //!
 //! Two parallel calls: each expert's activations, and its outputs pack by pack.
 
-use super::activation;
 use super::chosen::{Chosen, tokens_of};
 use crate::cpu::aligned::{Aligned, LINE};
 use crate::cpu::gemm::{SCALED_LANES, SCALED_ROWS, ScaledAcross};
@@ -119,7 +118,7 @@ impl ScaledBuffers {
                 let weight = chosen.tokens[token].weight;
                 let (gates, ups) = products[token * 2 * ffn..(token + 1) * 2 * ffn].split_at(ffn);
                 for ((to, &gate), &up) in to[i..].iter_mut().step_by(lanes).zip(gates).zip(ups) {
-                    *to = weight * activation(config.ffn_kind, config.activation, gate, up);
+                    *to = weight * config.ffn_kind.activation(config.activation, gate, up);
                 }
             }
         });

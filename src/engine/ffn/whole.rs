@@ -1,6 +1,6 @@
 //! An FFN as whole matrices, of a model that is read in place, or the shared expert of a mixture: gate and up, activation, down.
 
-use super::{Counts, FfnBuffers, activation, add_down_bias, rows_of};
+use super::{Counts, FfnBuffers, add_down_bias, rows_of};
 use crate::cpu::shadow::Scale;
 use crate::cpu::thread_pool::Parts;
 use crate::cpu::{Columns, Kernels, ThreadPool};
@@ -119,7 +119,7 @@ fn activate(
             if let Some(gates) = &mut gates {
                 gates[i] = gate;
             }
-            out[i] = activation(config.ffn_kind, config.activation, gate, up);
+            out[i] = config.ffn_kind.activation(config.activation, gate, up);
         }
     });
 }

@@ -217,6 +217,7 @@ impl Split {
         kv.upload(&mut **device, &b.positions, pass.caches);
         let workspace = &self.workspace;
         let angles: &mut [f32] = bytemuck::cast_slice_mut(&mut self.host.angles);
+        let scale = c.form.rotary_scale;
         for (t, &TokenPosition { sequence, position }) in b.positions.iter().enumerate() {
             let index = kv.index_of(&pass.caches[sequence]) as u32;
             self.host.positions[2 * t..2 * t + 2].copy_from_slice(&[index, position as u32]);
@@ -224,7 +225,7 @@ impl Split {
                 let pairs = angles[t * c.head_dim..(t + 1) * c.head_dim].chunks_exact_mut(2);
                 for (pair, f) in pairs.zip(frequencies) {
                     let (sin, cos) = (position as f32 * f).sin_cos();
-                    pair.copy_from_slice(&[cos, sin]);
+                    pair.copy_from_slice(&[cos * scale, sin * scale]);
                 }
             }
         }
@@ -305,7 +306,7 @@ impl Split {
         let qkv: &mut [f32] = bytemuck::cast_slice_mut(qkv);
         let attended: &mut [f32] = bytemuck::cast_slice_mut(&mut host.attended[..n * c.q_dim()]);
         attention::rotate_and_put(c, &model.layers[l], caches, l, positions, qkv, cos_sin);
-        attention::attention(pool, kernels, c, caches, l, positions, qkv, attend, attended);
+        attention::attention(pool, kernels, c, &model.layers[l], caches, l, positions, qkv, attend, attended);
         device.note(Note::Host(Stage::Attention));
         let bytes = size_of_val(attended);
         unsafe { device.copy_in(Stream::Compute, attended.as_ptr().cast(), bytes, workspace.attended, 0) };

@@ -198,6 +198,10 @@ impl Packed {
 /// Refuses types whose blocks do not fit the rows.
 fn check_rows(source: &Source, types: Types) -> Result<()> {
     let c = &source.config;
+    if c.form.sinks {
+        let why = "this model's attention has sinks, which no store holds: it is read where it lies; give its GGUF";
+        return Err(Error::Usage(why.into()));
+    }
     let rows = [Role::Embed, Role::Q, Role::K, Role::V, Role::Up, Role::Down].map(|role| (role, c.hidden));
     // Rows of clusters are the source's, which lie in it as they are; experts have been looked at.
     let not_here = |role: Role| match role {
@@ -346,7 +350,7 @@ impl Job<'_> {
         let c = &self.source.config;
         let gate = match c.ffn_kind {
             Ffn::Plain => None,
-            Ffn::Gated | Ffn::GatedBoth => Some(self.source.weight(Role::Gate, layer)?),
+            _ => Some(self.source.weight(Role::Gate, layer)?),
         };
         let up = self.source.weight(Role::Up, layer)?;
         let down = self.source.weight(Role::Down, layer)?;

@@ -191,7 +191,7 @@ pub const DOWN: Quant = Quant::Block(BlockType::Q5_K);
 pub fn layout(source: &Source, types: Types, layer: usize) -> Result<BlockLayout> {
     let roles: &[Role] = match source.config.ffn_kind {
         Ffn::Plain => &[Role::Up, Role::Down],
-        Ffn::Gated | Ffn::GatedBoth => &[Role::Gate, Role::Up, Role::Down],
+        _ => &[Role::Gate, Role::Up, Role::Down],
     };
     let quants: Vec<Quant> = roles.iter().map(|&role| types.of(source, role, layer)).collect::<Result<_>>()?;
     Ok(BlockLayout::mixed(&quants, source.config.hidden))

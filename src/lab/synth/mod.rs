@@ -160,6 +160,7 @@ impl Shape {
 /// Mixtral's routing, which every reader of its GGUFs knows.
 fn mixtral(Mixture { count, used, .. }: Mixture) -> Experts {
     Experts {
+        biases: false,
         count,
         used,
         scoring: Scoring::Softmax,

@@ -145,6 +145,7 @@ pub fn shape(name: &str) -> Result<ModelConfig> {
     };
     let (count, used) = m.experts;
     let experts = Experts {
+        biases: false,
         count,
         used,
         scoring: Scoring::Softmax,

@@ -162,6 +162,7 @@ impl<'a> Fields<'a> {
             normalised,
             reads,
             shared: None,
+            biases: false,
             by_neuron: false,
         };
         let config = self.layers(family, activated, width)?;

@@ -66,8 +66,8 @@ impl Keys<'_> {
         Ok(self.size("expert_count")?.filter(|&count| count > 0))
     }
 
-    /// As [`Keys::common`] with a mixture of experts in the place of each FFN.
-    pub fn mixture(&self, activated: Activated, rule: Routing) -> Result<ModelConfig> {
+    /// As [`Keys::common`] with a mixture of experts in the place of each FFN, and RMS norms.
+    pub fn mixture(&self, positions: Option<Positions>, activated: Activated, rule: Routing) -> Result<ModelConfig> {
         let Routing { scoring, normalised, reads } = rule;
         let (count, used) = (self.required("expert_count")?, self.required("expert_used_count")?);
         for key in ["expert_shared_count", "leading_dense_block_count", "expert_group_count"] {
@@ -81,8 +81,9 @@ impl Keys<'_> {
         // Mixtral's files name the size of an expert by the key of other models' FFNs.
         let expert_width = "expert_feed_forward_length";
         let width = if self.size(expert_width)?.is_some() { expert_width } else { "feed_forward_length" };
-        let config = self.layers(self.rms_norm()?, None, activated, width)?;
-        let experts = Experts { count, used, scoring, normalised, reads, shared: None, by_neuron: false };
+        let config = self.layers(self.rms_norm()?, positions, activated, width)?;
+        let experts =
+            Experts { count, used, scoring, normalised, reads, shared: None, biases: false, by_neuron: false };
         Ok(ModelConfig { form: LayerForm { experts: Some(experts), ..config.form }, ..config })
     }
 
@@ -152,7 +153,8 @@ impl Keys<'_> {
         Ok(Norm::Layer(self.number("attention.layer_norm_epsilon")?.unwrap_or(1e-5)))
     }
 
-    fn head_dim(&self, usual: usize) -> Result<usize> {
+    /// Numbers of a head, where `usual` is what they are if no key says so.
+    pub fn head_dim(&self, usual: usize) -> Result<usize> {
         let head_dim = self.size("attention.key_length")?.unwrap_or(usual);
         if self.size("attention.value_length")?.is_some_and(|v| v != head_dim) {
             return Err(self.bad("attention.value_length", "differs from the key length"));
@@ -174,11 +176,17 @@ impl Keys<'_> {
         }
     }
 
-    fn frequencies(&self, head_dim: usize) -> Result<Vec<f32>> {
+    /// The base of RoPE's frequencies.
+    pub fn rope_base(&self) -> Result<f64> {
         let theta = self.number("rope.freq_base")?.unwrap_or(10_000.0) as f64;
         if !(theta.is_finite() && theta > 0.0) {
             return Err(self.bad("rope.freq_base", format!("{theta} is not a positive number")));
         }
+        Ok(theta)
+    }
+
+    fn frequencies(&self, head_dim: usize) -> Result<Vec<f32>> {
+        let theta = self.rope_base()?;
         let factor_key = "rope.scaling.factor";
         let factor = match self.number(factor_key)? {
             Some(factor) => Some(factor),

@@ -10,7 +10,7 @@ pub(super) const FAMILY: Family = Family {
     config_json: |c| c.llama("llama", Activated::SILU),
     // Mixtral's GGUFs say that they are of this architecture, too.
     gguf: Some(|k| match k.experts()? {
-        Some(_) => k.mixture(Activated::SILU, Routing::SOFTMAX),
+        Some(_) => k.mixture(None, Activated::SILU, Routing::SOFTMAX),
         None => k.common(k.rms_norm()?, None, Activated::SILU),
     }),
     tensors: |_, _| LLAMA,

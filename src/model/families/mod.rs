@@ -4,6 +4,7 @@
 
 mod bamboo;
 mod falcon;
+mod gpt_oss;
 mod json;
 mod keys;
 mod llama;
@@ -43,7 +44,7 @@ pub struct Family {
     gguf_tensors: fn(&ModelConfig) -> Names,
 }
 
-const FAMILIES: [Family; 16] = [
+const FAMILIES: [Family; 18] = [
     llama::FAMILY,
     mistral::FAMILY,
     qwen2::FAMILY,
@@ -59,6 +60,8 @@ const FAMILIES: [Family; 16] = [
     qwen3::FAMILY,
     qwen3::MIXTURE,
     qwen3::MIXTURE_GGUF,
+    gpt_oss::FAMILY,
+    gpt_oss::DIRECTORY,
     smallthinker::FAMILY,
 ];
 

@@ -44,7 +44,7 @@ fn mixture_json(c: &Fields) -> Result<ModelConfig> {
 
 /// The first of its GGUFs have neither size of an expert: the shared one is as large as their FFN, and the chosen ones are together.
 fn mixture_gguf(k: &Keys) -> Result<ModelConfig> {
-    let config = k.mixture(Activated::SILU, ROUTING)?;
+    let config = k.mixture(None, Activated::SILU, ROUTING)?;
     let shared = match k.size("expert_shared_feed_forward_length")? {
         Some(width) => width,
         None => k.required("feed_forward_length")?,

@@ -26,7 +26,7 @@ pub(super) const MIXTURE_GGUF: Family = Family {
     name: "qwen3moe",
     known_as: "qwen3moe",
     config_json: mixture_json,
-    gguf: Some(|k: &Keys| Ok(normed(k.mixture(Activated::SILU, Routing::SOFTMAX)?))),
+    gguf: Some(|k: &Keys| Ok(normed(k.mixture(None, Activated::SILU, Routing::SOFTMAX)?))),
     ..FAMILY
 };
 

@@ -24,7 +24,7 @@ const REGLU: Activated = Activated { unsaid: Activation::Relu, gated: true, both
 
 const EXPERT: &str = "block_sparse_moe.experts.";
 const NAMES: Names = Names {
-    more: ["", "", "block_sparse_moe.primary_router"],
+    more: ["", "", "block_sparse_moe.primary_router", ""],
     experts: ExpertNames { each: [[EXPERT, ".gate"], [EXPERT, ".up"], [EXPERT, ".down"]], ..LLAMA.experts },
     ..LLAMA
 };
@@ -66,7 +66,7 @@ fn gguf(k: &Keys) -> Result<ModelConfig> {
         Some(2) => false,
         Some(other) => return Err(k.bad(key, format!("is {other}; known are 1 (softmax) and 2 (sigmoid)"))),
     };
-    let config = k.mixture(REGLU, routing(softmax))?;
+    let config = k.mixture(None, REGLU, routing(softmax))?;
     if config.window.is_none() {
         return Ok(config);
     }
