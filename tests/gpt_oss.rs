@@ -7,32 +7,25 @@ mod reference;
 
 use dynamicinfer::cpu::{Isa, Kernels};
 use dynamicinfer::engine::{Engine, Logits, Session};
-use dynamicinfer::formats::blocks;
 use dynamicinfer::formats::gguf::Value;
 use dynamicinfer::formats::rows::Quant;
 use dynamicinfer::lab::pack::{PackOptions, pack};
 use dynamicinfer::model::config::Activation;
 use dynamicinfer::model::source::Source;
 use dynamicinfer::model::{KvType, Model};
-use dynamicinfer::tokenizer::Tokenizer;
-use gguf_file::{File, KINDS, Tensor, fixture, text};
+use dynamicinfer::tokenizer::channels::Channel;
+use dynamicinfer::tokenizer::{Special, Tokenizer};
+use gguf_file::{File, Tensor, fixture, text};
 use reference::{check, expected, relative_error};
 use std::path::{Path, PathBuf};
 
 const FILE: &str = "gpt-oss.mxfp4.gguf";
 const STEM: &str = "gpt-oss.mxfp4";
 
-/// The same model with all of its matrices in f32, so that nothing is rounded but by f32.
+/// The same model with all of its matrices in f32.
 fn exact(dir: &Path) -> PathBuf {
-    let mut file = File::read(FILE);
-    for tensor in &mut file.tensors {
-        let dtype = KINDS.iter().find(|kind| kind.1 == tensor.kind).unwrap().0;
-        let mut numbers = vec![0f32; tensor.shape.iter().product()];
-        blocks::dequantize(dtype, &tensor.data, &mut numbers);
-        (tensor.kind, tensor.data) = (0, bytemuck::cast_slice(&numbers).to_vec());
-    }
     let path = dir.join("gpt-oss.f32.gguf");
-    std::fs::write(&path, file.bytes()).unwrap();
+    std::fs::write(&path, File::read(FILE).in_f32().bytes()).unwrap();
     path
 }
 
@@ -159,7 +152,10 @@ fn a_directory_and_packing_are_refused_with_what_to_do_instead() {
     let (source, store) = (Source::open(&fixture(FILE), None).unwrap(), dir.path().join("m.neurons"));
     let packed = pack(&source, &store, &PackOptions { types: Quant::F16.into(), orders: None }, &|_, _| Ok(()));
     let message = packed.map(drop).unwrap_err().to_string();
-    assert!(message.contains("have clamped_swish, which no neuron is off by: nothing is gained by packing it"), "{message}");
+    assert!(
+        message.contains("have clamped_swish, which no neuron is off by: nothing is gained by packing it"),
+        "{message}"
+    );
 }
 
 /// No other family has sinks, but a file may: they are computed where it is read in place, and no store has a place for them.
@@ -193,4 +189,24 @@ fn its_turns_end_with_return_and_call_and_not_with_end() {
     let tokenizer = Tokenizer::new(spec.clone(), Path::new(FILE)).unwrap();
     let ends: Vec<&str> = spec.eos.iter().map(|&id| tokenizer.token_text(id).unwrap()).collect();
     assert_eq!(ends, ["<|return|>", "<|call|>"]);
+}
+
+#[test]
+fn of_an_answer_in_channels_a_reader_sees_the_last_one() {
+    let source = Source::open(&fixture(FILE), None).unwrap();
+    let tokenizer = Tokenizer::new(source.tokenizer.unwrap(), Path::new(FILE)).unwrap();
+    let markers = tokenizer.markers().unwrap();
+    let seen = |answer: &str| {
+        let mut channel = Channel::default();
+        let ids = tokenizer.encode(answer, Special::Parse).unwrap();
+        let bytes = |id: u32| (id, tokenizer.token_bytes(id).unwrap());
+        let shown = ids.into_iter().map(bytes).filter(|&(id, bytes)| channel.shows(markers, id, bytes));
+        String::from_utf8(shown.flat_map(|(_, bytes)| bytes.to_vec()).collect()).unwrap()
+    };
+    let thought = "<|channel|>analysis<|message|>final? No.<|end|><|start|>assistant";
+    let call = "<|channel|>commentary to=functions.f <|message|>{}<|call|>";
+    assert_eq!(seen(&format!("{thought}<|channel|>final<|message|>Yes, final.<|return|>")), "Yes, final.");
+    assert_eq!(seen(&format!("{thought}{call}")), "");
+    assert_eq!(seen("<|channel|>final <|message|>a<|end|>b<|start|>c<|message|>d<|channel|>final<|message|>e"), "ae");
+    assert_eq!(seen("a text without channels"), "a text without channels");
 }

@@ -339,7 +339,7 @@ proptest! {
         }
     }
 
-    /// Each query mixes the values that it sees and no other, behind which stands NaN.
+    /// Each query mixes the values that it sees and no other, behind which stands NaN; a sink takes its share of the weights and brings nothing.
     #[test]
     fn attention_is_that_of_f64(seed in any::<u64>(), dim in 1usize..140, positions in 1usize..90, n in 1usize..=12) {
         let mut rng = Prng::new(seed);
@@ -355,7 +355,9 @@ proptest! {
             let whole = keys.len();
             keys.extend([0xff; 64]);
             values.extend([0xff; 64]);
-            let head = Head { quant, keys: &keys[..whole], values: &values[..whole], sinks: &[] };
+            let heads = [0, 1, n.min(3)][rng.below(3) as usize];
+            let sinks: Vec<f32> = normal(&mut rng, heads).iter().map(|sink| 4.0 * sink).collect();
+            let head = Head { quant, keys: &keys[..whole], values: &values[..whole], sinks: &sinks };
             let queries: Vec<f32> = normal(&mut rng, n * dim).iter().map(|q| 4.0 * q).collect();
             let sees: Vec<_> = (0..n).map(|_| {
                 let end = 1 + rng.below(positions as u64) as usize;
@@ -364,7 +366,10 @@ proptest! {
             for kernels in supported() {
                 let mut room = AttendScratch::default();
                 room.queries(n * dim).copy_from_slice(&queries);
-                let mixed = room.attend(&kernels, head, dim, |b| sees[b].clone()).to_vec();
+                let mixed = match n.is_multiple_of(2) {
+                    true => room.attend(&kernels, head, dim, |b| sees[b].clone()).to_vec(),
+                    false => room.attend_many(&kernels, head, dim, |b| sees[b].clone()).to_vec(),
+                };
                 for (b, seen) in sees.iter().enumerate() {
                     let query = &queries[b * dim..(b + 1) * dim];
                     let row = |of_what: &[u8], p: usize| {
@@ -374,7 +379,8 @@ proptest! {
                     let scores: Vec<f64> = seen.clone().map(|p| reference::dot(&row(&keys, p), query) / (dim as f64).sqrt()).collect();
                     let top = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
                     let weights: Vec<f64> = scores.iter().map(|s| (s - top).exp()).collect();
-                    let sum: f64 = weights.iter().sum();
+                    let sink = if heads == 0 { 0.0 } else { (f64::from(sinks[b % heads]) - top).exp() };
+                    let sum = weights.iter().sum::<f64>() + sink;
                     for i in 0..dim {
                         let truth: f64 = seen.clone().zip(&weights).map(|(p, w)| w / sum * f64::from(row(&values, p)[i])).sum();
                         let found = f64::from(mixed[b * dim + i]);

@@ -68,7 +68,7 @@ request! {
         /// `auto`, `none`, `required`, or the function to call. `None`: `auto`.
         #[serde(deserialize_with = "super::fields::tree")]
         tool_choice: Value,
-        /// Accepted and ignored: no model here thinks before it answers.
+        /// Accepted and ignored: how long a model thinks is what its template says.
         reasoning_effort: IgnoredAny,
         /// Accepted and ignored.
         user: String,

@@ -7,6 +7,7 @@ use super::outbox::Outbox;
 use crate::clock::{self, Instant};
 use crate::engine::sampler::Sampler;
 use crate::error::Error;
+use crate::tokenizer::channels::Channel;
 use crate::tokenizer::{TextStream, Tokenizer};
 use tracing::{Span, debug};
 
@@ -55,6 +56,8 @@ pub struct Sequence {
     pub resting: Option<Instant>,
     sampler: Sampler,
     text: TextStream,
+    /// Where the answer is, of a model whose answers have channels.
+    channel: Channel,
     /// Tokens with log probabilities whose text has not been sent yet, with the byte of the answer at which each begins.
     pending: Vec<(usize, Logprob)>,
     /// Bytes of all generated tokens.
@@ -101,6 +104,7 @@ impl Sequence {
             resting: None,
             sampler,
             text,
+            channel: Channel::default(),
             pending: Vec::new(),
             bytes: 0,
             released: 0,
@@ -150,7 +154,9 @@ impl Sequence {
         }
         self.sampler.accept(token);
         let bytes = tokenizer.token_bytes(token).unwrap_or_default();
-        if let Some(top) = self.job.logprobs {
+        let shown = tokenizer.markers().is_none_or(|markers| self.channel.shows(markers, token, bytes));
+        let bytes = if shown { bytes } else { &[] };
+        if let Some(top) = self.job.logprobs.filter(|_| shown) {
             self.pending.push((self.bytes, logprobs(&self.raw, token, top)));
         }
         self.bytes += bytes.len();

@@ -1,6 +1,6 @@
 //! The shape of a model: plain data, the same whatever file it came from, stored in the neuron store's header.
 
-use super::form::{Experts, LayerForm, RouterInput};
+use super::form::{Experts, LayerForm, RouterInput, is_one};
 use crate::error::excerpt;
 use crate::exp::silu;
 use serde::{Deserialize, Serialize};
@@ -281,10 +281,6 @@ pub struct ModelConfig {
 
 fn one() -> f32 {
     1.0
-}
-
-fn is_one(scale: &f32) -> bool {
-    *scale == 1.0
 }
 
 impl ModelConfig {

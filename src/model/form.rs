@@ -58,6 +58,10 @@ fn is_false(flag: &bool) -> bool {
     !flag
 }
 
+pub(super) fn is_one(scale: &f32) -> bool {
+    *scale == 1.0
+}
+
 /// The shared expert of a mixture: an FFN like the others, but of a width of its own and for every token.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -136,6 +140,7 @@ pub struct LayerForm {
     /// The experts that each FFN consists of; `None` where it is one.
     pub experts: Option<Experts>,
     /// Rotated queries and keys are multiplied by this ([`super::config::RopeScaling::of_rotated`]).
+    #[serde(skip_serializing_if = "is_one")]
     pub rotary_scale: f32,
     /// Which layers rotate queries and keys, `[layers]`; empty where all do. The others know no positions.
     pub rotated: Vec<bool>,

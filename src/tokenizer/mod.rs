@@ -6,6 +6,7 @@
 
 pub mod bpe;
 pub mod byte_tokens;
+pub mod channels;
 pub mod chat_template;
 mod from_gguf;
 mod growth;
@@ -24,6 +25,7 @@ pub use stream::{Delta, TextStream};
 
 use crate::error::{Error, Result};
 use byte_tokens::{byte_of, token_bytes};
+use channels::Markers;
 use special::{Piece, SpecialTexts};
 use std::path::{Path, PathBuf};
 
@@ -72,6 +74,7 @@ pub struct Tokenizer {
     specials: SpecialTexts,
     encoder: Encoder,
     drops_leading_space: bool,
+    markers: Option<Markers>,
 }
 
 #[derive(Debug)]
@@ -150,6 +153,11 @@ impl Tokenizer {
             _ => false,
         };
         let specials = SpecialTexts::new((0..kinds.len() as u32).filter(special).map(|id| (text_of(id), id)));
+        let special_id = |text: &str| {
+            let found = specials.longest_at(text.as_bytes()).filter(|&(_, len)| len == text.len());
+            found.map(|(id, _)| id)
+        };
+        let markers = Markers::find(special_id);
         Ok(Tokenizer {
             path: path.to_owned(),
             bos: spec.bos,
@@ -163,6 +171,7 @@ impl Tokenizer {
             specials,
             encoder,
             drops_leading_space,
+            markers,
         })
     }
 
@@ -294,6 +303,11 @@ impl Tokenizer {
     /// Whether this token ends a generation.
     pub fn is_end(&self, id: u32) -> bool {
         self.eos.contains(&id)
+    }
+
+    /// The tokens that mark the messages of an answer, where it has channels.
+    pub fn markers(&self) -> Option<Markers> {
+        self.markers
     }
 
     /// The model's chat template as Jinja source, unchecked; `None` if its file has none.

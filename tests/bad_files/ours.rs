@@ -308,16 +308,20 @@ fn a_history_of_impossible_size_is_refused_by_the_field() {
     }
 }
 
-/// No store holds one, so a layer without it would give other answers.
+/// No store holds them, so a layer without them would give other answers.
 #[test]
-fn a_store_that_names_a_shared_expert_is_refused() {
+fn a_store_that_names_a_shared_expert_biases_of_experts_or_sinks_is_refused() {
     let (ours, shared) = (store(1, 64, 32), SharedForm { width: 32, weighted: true });
-    for (shared, part) in
-        [(None, "layer.0.ffn: "), (Some(shared), "config: names a shared expert, which no store holds")]
-    {
-        let experts = Experts { scoring: Scoring::Softmax, shared, ..Experts::all(4) };
+    let experts = Experts { scoring: Scoring::Softmax, ..Experts::all(4) };
+    let of = |experts: Experts| LayerForm { experts: Some(experts), ..LayerForm::default() };
+    for (form, part) in [
+        (of(experts), "layer.0.ffn: "),
+        (of(Experts { shared: Some(shared), ..experts }), "config: names a shared expert, which no store holds"),
+        (of(Experts { biases: true, ..experts }), "config: names biases of experts, which no store holds"),
+        (LayerForm { sinks: true, ..LayerForm::default() }, "config: names sinks of attention, which no store holds"),
+    ] {
         let mut config = ours.header["config"].clone();
-        config["form"] = json!(LayerForm { experts: Some(experts), ..LayerForm::default() });
+        config["form"] = json!(form);
         let ours = ours.with("config", config);
         let said = message(opened(&ours.bytes(Layout::Apart), ours.open).0, part);
         assert!(said.contains(part), "{said}");

@@ -2,7 +2,7 @@
 #![allow(dead_code)]
 
 use dynamicinfer::formats::DType;
-use dynamicinfer::formats::blocks::BlockType;
+use dynamicinfer::formats::blocks::{self, BlockType};
 use dynamicinfer::formats::gguf::{self, Array, Value};
 use std::path::{Path, PathBuf};
 
@@ -40,6 +40,17 @@ impl File {
             keys: read.metadata.iter().map(|(key, value)| (key.to_owned(), value.clone())).collect(),
             tensors: read.tensors.iter().map(tensor).collect(),
         }
+    }
+
+    /// The same with all tensors in f32, so that nothing is rounded but by f32.
+    pub fn in_f32(mut self) -> File {
+        for tensor in &mut self.tensors {
+            let dtype = KINDS.iter().find(|kind| kind.1 == tensor.kind).expect("it was read").0;
+            let mut numbers = vec![0f32; tensor.shape.iter().product()];
+            blocks::dequantize(dtype, &tensor.data, &mut numbers);
+            (tensor.kind, tensor.data) = (0, numbers.iter().flat_map(|number| number.to_le_bytes()).collect());
+        }
+        self
     }
 
     pub fn set(&mut self, key: &str, value: Value) {

@@ -23,8 +23,8 @@ from make_fixtures import CTX, HIDDEN, KV, MODELS, VOCAB
 
 FILE = MODELS / "gpt-oss.mxfp4.gguf"
 PROMPT, SEED = 40, 9
-# The ends of messages as they are called there; qwen2's vocabulary has three tokens behind its words.
-ENDS = {317: "<|call|>", 318: "<|end|>", 319: "<|return|>"}
+# What marks messages there; these take the places of qwen2's last words and of the three tokens behind them.
+MARKERS = {314: "<|start|>", 315: "<|channel|>", 316: "<|message|>", 317: "<|call|>", 318: "<|end|>", 319: "<|return|>"}
 CONFIG = {
     "architectures": ["GptOssForCausalLM"], "attention_bias": True, "attention_dropout": 0.0, "bos_token_id": 0,
     "eos_token_id": [317, 319], "head_dim": 16, "hidden_act": "silu", "hidden_size": HIDDEN, "intermediate_size": 32,
@@ -201,8 +201,10 @@ def fill(w, cfg, tensors):
     w.add_rope_scaling_orig_ctx_len(rope["original_max_position_embeddings"])
     w.add_file_type(38)  # mostly MXFP4, of a mixture
     vocabulary = json.loads((base.VOCABS / "qwen2.json").read_text())
-    for token in vocabulary["added_tokens"]:
-        token["content"] = ENDS[token["id"]]
+    model, left = vocabulary["model"], {text for text, i in vocabulary["model"]["vocab"].items() if i in MARKERS}
+    model["vocab"] = {text: i for text, i in model["vocab"].items() if text not in left}
+    model["merges"] = [m for m in model["merges"] if "".join(m if isinstance(m, list) else m.split(" ")) not in left]
+    vocabulary["added_tokens"] = [{"id": i, "content": text} for i, text in MARKERS.items()]
     base.add_bpe_to_gguf(w, vocabulary, "gpt-4o", "!", "<|return|>", False)
     for name, (x, kind, raw) in tensors.items():
         t = None if kind == "F32" else gguf.GGMLQuantizationType[kind]

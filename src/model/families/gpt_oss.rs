@@ -56,8 +56,13 @@ fn gguf(k: &Keys) -> Result<ModelConfig> {
     }
     let heads = k.required("attention.head_count")?.max(1);
     let head_dim = k.head_dim(k.required("embedding_length")? / heads)?;
-    let scaling = scaling(k)?;
-    let frequencies = rope_frequencies(head_dim.min(1 << 12), k.rope_base()?, &scaling);
+    let (scaling, theta) = (scaling(k)?, k.rope_base()?);
+    if let Some(other) = k.number("rope.freq_base_swa")?.filter(|&base| f64::from(base) != theta) {
+        return Err(
+            k.bad("rope.freq_base_swa", format!("is {other}; only the base of all layers, {theta}, is supported"))
+        );
+    }
+    let frequencies = rope_frequencies(head_dim.min(1 << 12), theta, &scaling);
     let own = Keys { given: Some(Activation::ClampedSwish.into()), rope_factors: None, ..*k };
     let config = own.mixture(Some(Positions::Rope { frequencies }), CLAMPED, Routing::SOFTMAX)?;
     let experts = config.form.experts.map(|experts| Experts { biases: true, ..experts });

@@ -1,0 +1,63 @@
+//! The channels of OpenAI's harmony format, in which gpt-oss answers: what of an answer a reader sees.
+//!
+//! An answer is a chain of messages, each with a head: `<|channel|>analysis<|message|>` what the model thinks `<|end|><|start|>assistant`
+//! `<|channel|>final<|message|>` what it says. The last one's text is the answer; heads and the other channels are not.
+
+/// The tokens that mark messages.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Markers {
+    /// Begins a message; its author follows.
+    pub start: u32,
+    /// The channel's name follows.
+    pub channel: u32,
+    /// The text follows.
+    pub message: u32,
+    /// The text is over.
+    pub end: u32,
+}
+
+impl Markers {
+    /// Those of a vocabulary, by the ids of its special tokens' texts; `None` for one that lacks any of them.
+    pub fn find(id_of: impl Fn(&str) -> Option<u32>) -> Option<Markers> {
+        Some(Markers {
+            start: id_of("<|start|>")?,
+            channel: id_of("<|channel|>")?,
+            message: id_of("<|message|>")?,
+            end: id_of("<|end|>")?,
+        })
+    }
+}
+
+/// Where an answer is.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub enum Channel {
+    /// Before the first marker: a text that has none is shown.
+    #[default]
+    None,
+    /// In a message's head, behind the name that has come so far; without one where no channel has been named.
+    Head(Vec<u8>),
+    /// In a message's text.
+    Text {
+        /// Whether a reader sees it.
+        shown: bool,
+    },
+}
+
+impl Channel {
+    /// Takes the next token of an answer, which stands for `bytes`; says whether a reader sees them.
+    pub fn shows(&mut self, markers: Markers, token: u32, bytes: &[u8]) -> bool {
+        /// Bytes of a name that are looked at.
+        const MOST: usize = 64;
+        match self {
+            _ if token == markers.start || token == markers.channel => *self = Channel::Head(Vec::new()),
+            Channel::Head(name) if token == markers.message => {
+                *self = Channel::Text { shown: name.trim_ascii().starts_with(b"final") };
+            }
+            _ if token == markers.end => *self = Channel::Text { shown: false },
+            Channel::Head(name) => name.extend(bytes.iter().take(MOST.saturating_sub(name.len()))),
+            Channel::None => return true,
+            Channel::Text { shown } => return *shown,
+        }
+        false
+    }
+}
