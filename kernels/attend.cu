@@ -1,6 +1,7 @@
 // Computes: attention of each column's queries over its own sequence (flash decoding): softmax(q k / sqrt(dim)) v.
 // Shapes:   qkv [n, (heads + 2 kv_heads) * dim] f32, q first, rotated; cache f16 [sequences, layers, 2, kv_heads, context,
 //           dim]; places [n] (sequence, position); out [n, heads * dim] f32.
+//           sinks [heads] f32, which take part in the softmax and bring no value.
 //           Scratch: mix [n, heads, splits, dim] f32; peaks [n, heads, splits] (largest score, sum of exponentials).
 // Moves:    keys and values that a column sees, once for each H of the query heads that share them.
 // Launch:   attend_<H>_<U>, then attend_merge. H = 1, 4 or 8 query heads at once, U = 8 or 2 numbers of a key at once (8 where
@@ -176,13 +177,16 @@ __device__ __forceinline__ void attend(const float *qkv, const u16 *cache, const
     }
 }
 
-KERNEL __launch_bounds__(128) attend_merge(const float *mix, const float2 *peaks, float *out, int heads, int dim, int splits) {
+KERNEL __launch_bounds__(128) attend_merge(const float *mix, const float2 *peaks, float *out, const float *sinks, int heads, int dim,
+                                           int splits, int has_sinks) {
     const size_t head = size_t(blockIdx.y) * heads + blockIdx.x;
     mix += head * splits * dim;
     peaks += head * splits;
     float top = BELOW_ALL, sum = 0.0f;
     for (int s = 0; s < splits; s++) top = fmaxf(top, peaks[s].x);
     for (int s = 0; s < splits; s++) sum += peaks[s].y > 0.0f ? peaks[s].y * expf(peaks[s].x - top) : 0.0f;
+    // Beside a sink far above all scores the sum is infinite, and nothing is left of the values.
+    if (has_sinks) sum += expf(sinks[blockIdx.x] - top);
     for (int i = threadIdx.x; i < dim; i += blockDim.x) {
         float mixed = 0.0f;
         for (int s = 0; s < splits; s++) {

@@ -43,6 +43,11 @@ pub struct ExpertBiases {
 }
 
 impl ExpertBiases {
+    /// Bytes of all of them.
+    pub fn bytes(&self) -> u64 {
+        [&self.router, &self.input, &self.down].map(|of| size_of_val(&of[..]) as u64).iter().sum()
+    }
+
     /// Those of an expert's gates and ups, `[2 ffn]`.
     pub fn input(&self, expert: usize) -> &[f32] {
         let each = self.input.len() / self.router.len();
@@ -182,9 +187,6 @@ impl ExpertWeights {
     pub fn not_on_device(&self, hidden: usize) -> Option<&'static str> {
         if self.experts[0].down_by_neuron {
             return block::not_on_device([self.neuron_layout()], hidden);
-        }
-        if self.biases.is_some() {
-            return Some("its experts have biases");
         }
         let first = &self.experts[0];
         let rows = |expert: &FfnMatrices| expert.parts().map(|part| (part.quant, part.row_bytes)).collect::<Vec<_>>();

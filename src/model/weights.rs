@@ -231,9 +231,6 @@ impl Model {
 
     /// Why a device cannot compute with it; `None` if it can.
     pub fn not_on_device(&self) -> Option<&'static str> {
-        if self.config.form.sinks {
-            return Some("its attention has sinks");
-        }
         if self.config.form.experts.is_some() {
             let experts = self.layers.iter().filter_map(|layer| layer.ffn.experts());
             return experts.into_iter().find_map(|experts| experts.not_on_device(self.config.hidden));

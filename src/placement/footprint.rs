@@ -174,7 +174,10 @@ pub fn working_bytes(c: &ModelConfig, chunk: usize) -> u64 {
         }
     };
     let token = 8 * c.hidden + 2 * c.qkv_dim() + ffn;
-    WORKING_BYTES.max(PROGRAM_BYTES + (chunk * token * size_of::<f32>()) as u64)
+    // Experts' biases, and their router's, are copied.
+    let biased = c.form.experts.filter(|experts| experts.biases).map_or(0, |experts| experts.count);
+    let biases = c.layers * biased * (1 + 2 * c.ffn + c.hidden) * size_of::<f32>();
+    WORKING_BYTES.max(PROGRAM_BYTES + (chunk * token * size_of::<f32>()) as u64) + biases as u64
 }
 
 fn length(tokens: usize) -> usize {

@@ -78,6 +78,8 @@ pub struct Attend {
     pub qkv: View,
     /// `[n, 2]` u32: sequence and position of each column.
     pub positions: View,
+    /// A score of each query head that takes part in its softmax and brings no value, `[heads]` f32; no bytes where there are none.
+    pub sinks: Buffer,
     /// `[n, q_dim]`
     pub out: View,
 }
@@ -115,10 +117,11 @@ impl DeviceKernel for Attend {
     type Scratch = Scratch;
 
     fn operands(&self, see: &mut dyn FnMut(Operand)) {
-        let &Attend { heads, n, qkv, positions, out, .. } = self;
+        let &Attend { heads, n, qkv, positions, sinks, out, .. } = self;
         see(Operand::read(heads.cache, heads.sequence() * 2));
         see(Operand::read(qkv, n * heads.qkv_dim() * 4));
         see(Operand::read(positions, n * 8));
+        see(Operand::read(sinks, sinks.bytes as usize));
         see(Operand::written(out, n * heads.q_dim() * 4));
     }
 
@@ -126,6 +129,7 @@ impl DeviceKernel for Attend {
         let (h, dim, n) = (&self.heads, self.heads.head_dim, self.n);
         let (qkv, positions) = (numbers(at, self.qkv, n * h.qkv_dim()), words(at, self.positions, n * 2));
         let cache: &[f16] = bytemuck::cast_slice(at.of(h.cache));
+        let (sinks, shared) = (numbers(at, self.sinks, self.sinks.bytes as usize / 4), h.heads / h.kv_heads);
         let group = h.heads / h.kv_heads * dim;
         let mut read = 0;
         out.clear();
@@ -142,8 +146,8 @@ impl DeviceKernel for Attend {
                     let from = h.start(sequence, self.layer, head) + start * dim;
                     bytemuck::cast_slice(&cache[from..from + seen * dim])
                 };
-                let head =
-                    Head { quant: Quant::F16, keys: part(kv_head), values: part(h.kv_heads + kv_head), sinks: &[] };
+                let sinks = sinks.get(kv_head * shared..(kv_head + 1) * shared).unwrap_or_default();
+                let head = Head { quant: Quant::F16, keys: part(kv_head), values: part(h.kv_heads + kv_head), sinks };
                 attend.queries(group).copy_from_slice(&qkv[b * h.qkv_dim() + kv_head * group..][..group]);
                 out[b * h.q_dim() + kv_head * group..][..group].copy_from_slice(attend.attend(
                     kernels,
@@ -173,7 +177,7 @@ impl DeviceKernel for Attend {
         out.push(launch.ints([h.heads, h.kv_heads, dim, h.layers, self.layer, h.context, window]));
         let warps = dim.div_ceil(WARP).clamp(1, 4);
         let merge = Launch::new(MERGE, [h.heads, self.n, 1], warps, 0).words([mix, peaks, at.view(self.out)]);
-        out.push(merge.ints([h.heads, dim, splits]));
+        out.push(merge.words([at.buffer(self.sinks)]).ints([h.heads, dim, splits, usize::from(self.sinks.bytes > 0)]));
     }
 
     /// A mix of values, its peak and its sum for each head and split.

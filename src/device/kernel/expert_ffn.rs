@@ -1,6 +1,6 @@
 //! The experts in slots, for a few columns.
 
-use super::host::{HostMemory, bytes, numbers, put, words};
+use super::host::{HostMemory, add, bytes, numbers, put, words};
 use super::launch::{Addresses, Launch, Launches, RowKind, SCRATCH_ALIGN, activation_words};
 use super::quantize::{codes_bytes, input};
 use super::{DeviceKernel, Function, NONE, Operand, View};
@@ -12,6 +12,8 @@ use crate::model::config::{Activation, Ffn};
 pub(super) const FUNCTIONS: &[&[&str]] = &[&["expert_gates", "expert_down"]];
 const GATES: Function = Function::named("expert_gates");
 const DOWN: Function = Function::named("expert_down");
+/// Slots, and experts of a layer, are fewer than this (`model::config`): a word has room for one of each.
+const NUMBERS: u32 = 1 << 16;
 
 /// The resident experts' part of one layer's mixture for n tokens: for each token those of its experts that are in slots, each output
 /// times the weight that the router gave it.
@@ -19,7 +21,7 @@ const DOWN: Function = Function::named("expert_down");
 pub struct ExpertFfn {
     /// The types of gate, up and down. Gate and up both take f32 inputs, or both int8.
     pub quants: [Quant; 3],
-    /// How gate and up are joined: [`Ffn::Gated`] or [`Ffn::GatedBoth`].
+    /// How gate and up are joined: there is a gate.
     pub kind: Ffn,
     /// The activation function of the gate.
     pub activation: Activation,
@@ -35,7 +37,9 @@ pub struct ExpertFfn {
     pub n: usize,
     /// In each slot an expert: gate and up, `[ffn]` rows of `hidden` numbers each, and down, `[hidden]` rows of `ffn`. Rows have no padding.
     pub blocks: [Buffer; 3],
-    /// `[n, used]` pairs of the slot of an expert, or [`NONE`], and its weight.
+    /// Biases of all the layer's experts: of gate and up, `[experts, 2 ffn]` f32, and of down, `[experts, hidden]`; no bytes where there are none.
+    pub biases: [Buffer; 2],
+    /// `[n, used]` pairs of an expert's slot and number ([`ExpertFfn::choice`]), or [`NONE`], and its weight.
     pub chosen: View,
     /// Normalised input, `[n, hidden]` f32.
     pub input: View,
@@ -50,6 +54,8 @@ pub struct Scratch {
     columns: [Columns; 2],
     /// Its tokens and their weights.
     tokens: Vec<(usize, f32)>,
+    /// Number of the expert.
+    expert: usize,
     gathered: Vec<f32>,
     /// Products of gate, of up, and of down.
     products: [Vec<f32>; 3],
@@ -61,6 +67,12 @@ impl ExpertFfn {
     /// Words of [`ExpertFfn::chosen`].
     pub const fn chosen_words(n: usize, used: usize) -> usize {
         2 * n * used
+    }
+
+    /// The word for an expert in [`ExpertFfn::chosen`].
+    pub const fn choice(slot: u32, expert: usize) -> u32 {
+        assert!(slot < NUMBERS && expert < NUMBERS as usize);
+        slot | (expert as u32) << NUMBERS.trailing_zeros()
     }
 
     /// Bytes of a row of each part.
@@ -81,11 +93,22 @@ impl ExpertFfn {
         Rows { first: all[slot * self.slot_bytes()[part]..].as_ptr(), stride: self.row_bytes()[part], ahead: 0 }
     }
 
+    /// The biases of an expert, of gate and up and of down; empty where there are none.
+    fn biases<'a>(&self, at: &'a dyn HostMemory, expert: usize) -> [&'a [f32]; 2] {
+        let each = [2 * self.ffn, self.hidden];
+        std::array::from_fn(|part| {
+            let (buffer, each) = (self.biases[part], each[part]);
+            let all = numbers(at, buffer, buffer.bytes as usize / 4);
+            all.get(expert * each..(expert + 1) * each).unwrap_or_default()
+        })
+    }
+
     /// Adds the expert in one slot for its tokens, `scratch.tokens`, to the sum.
     fn expert(&self, at: &dyn HostMemory, kernels: &Kernels, slot: usize, x: &[f32], scratch: &mut Scratch) {
         let &ExpertFfn { quants: [gate, up, down], kind, activation, hidden, ffn, .. } = self;
-        let Scratch { columns: [inputs, inner], tokens, gathered, products: [gates, ups, downs], sum } = scratch;
-        let m = tokens.len();
+        let Scratch { columns: [inputs, inner], tokens, expert, gathered, products: [gates, ups, downs], sum } =
+            scratch;
+        let (m, [of_input, of_down]) = (tokens.len(), self.biases(at, *expert));
         gathered.clear();
         tokens.iter().for_each(|&(token, _)| gathered.extend_from_slice(&x[token * hidden..(token + 1) * hidden]));
         inputs.set_for(gathered, m, [gate, up]);
@@ -97,15 +120,21 @@ impl ExpertFfn {
             kernels.dot(gate)(self.rows(at, 0, slot), ffn, inputs, gates.as_mut_ptr(), ffn);
             kernels.dot(up)(self.rows(at, 1, slot), ffn, inputs, ups.as_mut_ptr(), ffn);
         }
+        if !of_input.is_empty() {
+            let (of_gates, of_ups) = of_input.split_at(ffn);
+            gates.chunks_exact_mut(ffn).for_each(|gates| add(gates, of_gates));
+            ups.chunks_exact_mut(ffn).for_each(|ups| add(ups, of_ups));
+        }
         for (gate, &up) in gates.iter_mut().zip(&*ups) {
             *gate = kind.activation(activation, *gate, up);
         }
         inner.set_for(gates, m, [down, down]);
         // SAFETY: as above.
         unsafe { kernels.dot(down)(self.rows(at, 2, slot), hidden, inner, downs.as_mut_ptr(), hidden) };
-        for (&(token, weight), out) in tokens.iter().zip(downs.chunks_exact(hidden)) {
+        for (&(token, weight), out) in tokens.iter().zip(downs.chunks_exact_mut(hidden)) {
+            add(out, of_down);
             let sum = &mut sum[token * hidden..(token + 1) * hidden];
-            sum.iter_mut().zip(out).for_each(|(sum, out)| *sum += weight * out);
+            sum.iter_mut().zip(&*out).for_each(|(sum, out)| *sum += weight * out);
         }
     }
 }
@@ -118,6 +147,7 @@ impl DeviceKernel for ExpertFfn {
         for (buffer, bytes) in self.blocks.into_iter().zip(self.slot_bytes()) {
             see(Operand::read(buffer, slots * bytes));
         }
+        self.biases.iter().for_each(|&biases| see(Operand::read(biases, biases.bytes as usize)));
         see(Operand::read(self.chosen, ExpertFfn::chosen_words(n, used) * 4));
         see(Operand::read(self.input, n * hidden * 4));
         see(Operand::written(self.output, n * hidden * 4));
@@ -132,15 +162,22 @@ impl DeviceKernel for ExpertFfn {
         scratch.sum.resize(n * hidden, 0.0);
         let mut read = 0;
         for slot in 0..slots {
-            let pairs = chosen.chunks_exact(2).enumerate().filter(|(_, pair)| pair[0] as usize == slot);
+            let pairs = chosen.chunks_exact(2).enumerate();
+            let pairs = pairs.filter(|(_, pair)| pair[0] != NONE && (pair[0] % NUMBERS) as usize == slot);
             scratch.tokens.clear();
-            scratch.tokens.extend(pairs.map(|(i, pair)| (i / used, f32::from_bits(pair[1]))));
+            for (i, pair) in pairs {
+                scratch.tokens.push((i / used, f32::from_bits(pair[1])));
+                scratch.expert = (pair[0] / NUMBERS) as usize;
+            }
             if !scratch.tokens.is_empty() {
                 self.expert(at, kernels, slot, x, scratch);
                 read += self.slot_bytes().iter().sum::<usize>() as u64;
             }
         }
-        assert!(chosen.chunks_exact(2).all(|pair| pair[0] == NONE || (pair[0] as usize) < slots), "{chosen:?}");
+        assert!(
+            chosen.chunks_exact(2).all(|pair| pair[0] == NONE || ((pair[0] % NUMBERS) as usize) < slots),
+            "{chosen:?}"
+        );
         read
     }
 
@@ -155,16 +192,18 @@ impl DeviceKernel for ExpertFfn {
         let [gate_bytes, up_bytes, down_bytes] = self.row_bytes();
         let [gates, ups, downs] = self.blocks.map(|buffer| at.buffer(buffer));
         let (kind, activation, parameter) = activation_words(self.kind, self.activation);
+        let [of_input, of_down] = self.biases.map(|biases| at.buffer(biases));
+        let biased = usize::from(self.biases[0].bytes > 0);
         let x = input((RowKind::Any, gate), at.view(self.input), s.inputs, n, hidden, out);
         let launch = Launch::new(GATES, [ffn.div_ceil(WARPS), n * used, 1], WARPS, 0);
-        let launch = launch.words([gates, ups, x, at.view(self.chosen), s.activations]);
+        let launch = launch.words([gates, ups, of_input, x, at.view(self.chosen), s.activations]);
         let launch = launch.ints([hidden, ffn, used, gate_bytes, up_bytes, up.index() << 8 | gate.index()]);
-        out.push(launch.ints([kind, activation]).float(parameter));
+        out.push(launch.ints([biased, kind, activation]).float(parameter));
         // Those of experts that are in no slot are rounded, too, and nobody reads them.
         let activations = input((RowKind::Any, down), s.activations, s.rounded, n * used, ffn, out);
         let launch = Launch::new(DOWN, [hidden.div_ceil(WARPS), n, 1], WARPS, 0);
-        let launch = launch.words([downs, activations, at.view(self.chosen), at.view(self.output)]);
-        out.push(launch.ints([hidden, ffn, used, down_bytes, down.index()]));
+        let launch = launch.words([downs, of_down, activations, at.view(self.chosen), at.view(self.output)]);
+        out.push(launch.ints([hidden, ffn, used, down_bytes, down.index(), biased]));
     }
 
     fn scratch_bytes(&self) -> u64 {

@@ -33,3 +33,8 @@ pub(super) fn put(at: &mut dyn HostMemory, view: impl Into<View>, values: &[f32]
     let view = view.into();
     at.of_mut(view.buffer)[view.at as usize / 4..][..values.len()].copy_from_slice(values);
 }
+
+/// to += from, element by element, as far as there is something to add.
+pub(super) fn add(to: &mut [f32], from: &[f32]) {
+    to.iter_mut().zip(from).for_each(|(to, from)| *to += from);
+}

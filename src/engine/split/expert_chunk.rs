@@ -197,7 +197,7 @@ impl Split {
             for (slot, missing) in copied.iter().enumerate() {
                 let group =
                     routes.groups.iter().find(|group| group.expert == missing.expert).expect("it is one of them");
-                choose(chosen, experts.used, tokens(group), slot as u32);
+                choose(chosen, experts.used, tokens(group), ExpertFfn::choice(slot as u32, missing.expert));
             }
         }
         self.experts.on_host.take(routes, |expert| !in_slot(expert) && !is_copied[expert]);

@@ -177,7 +177,8 @@ impl Split {
         }
         for group in &routes.groups {
             let Location::Device(slot) = location(group.expert) else { continue };
-            choose(chosen, experts.used, &routes.tokens[group.first..group.first + group.tokens], slot.0);
+            let tokens = &routes.tokens[group.first..group.first + group.tokens];
+            choose(chosen, experts.used, tokens, ExpertFfn::choice(slot.0, group.expert));
         }
         device.note(Note::Host(Stage::Drive));
         let all = routes.groups.len();
@@ -234,7 +235,8 @@ impl Split {
         let chosen =
             View { at: routed.chosen.at + 4 * ExpertFfn::chosen_words(n, routed.used) as u64, ..routed.chosen };
         let (quants, ffn) = ([gate, up, shared.ffn.down.quant], shared.ffn.down.cols);
-        Some(ExpertFfn { quants, ffn, slots: 1, used: 1, blocks, chosen, ..routed })
+        let biases = [self.weights.plain[0]; 2];
+        Some(ExpertFfn { quants, ffn, slots: 1, used: 1, blocks, biases, chosen, ..routed })
     }
 
     /// The device's part of the mixture of a layer with so many slots, for all tokens of a pass.
@@ -258,6 +260,7 @@ impl Split {
             used: c.form.experts.map_or(0, |experts| experts.used),
             n,
             blocks: [at[0], at[1], at[2]],
+            biases: self.weights.layers[l].expert_biases,
             chosen: self.at(ExchangeLayout::new(n, c).masks()),
             input: self.at(0),
             output: self.workspace.output.into(),
@@ -297,12 +300,12 @@ impl Split {
     }
 }
 
-/// Gives these tokens an expert in their chosen ones ([`ExpertFfn::chosen`]), `[n, used]` pairs: its slot and the weight of each token.
-pub(super) fn choose(chosen: &mut [u32], used: usize, tokens: &[Routed], slot: u32) {
+/// Gives these tokens an expert in their chosen ones ([`ExpertFfn::chosen`]), `[n, used]` pairs: its word and the weight of each token.
+pub(super) fn choose(chosen: &mut [u32], used: usize, tokens: &[Routed], choice: u32) {
     for routed in tokens {
         let mut places = chosen[2 * routed.token * used..].chunks_exact_mut(2);
         let free = places.find(|place| place[0] == NONE).expect("a token has so many experts at most");
-        free.copy_from_slice(&[slot, routed.weight.to_bits()]);
+        free.copy_from_slice(&[choice, routed.weight.to_bits()]);
     }
 }
 

@@ -274,7 +274,8 @@ impl Split {
             if let Some(kv) = &self.kv {
                 let (heads, positions) = (kv.heads, workspace.positions.into());
                 let (window, most) = (c.window, heads.context);
-                calls.push(Call::Attend(Attend { heads, layer: 0, n, window, most, qkv, positions, out: attended }));
+                let (layer, sinks, out) = (0, weights.layers[0].sinks, attended);
+                calls.push(Call::Attend(Attend { heads, layer, n, window, most, qkv, positions, sinks, out }));
             }
         }
         calls.extend(projections(self.chunk));

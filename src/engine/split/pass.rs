@@ -277,6 +277,7 @@ impl Split {
                 most,
                 qkv: part(qkv, c.qkv_dim()),
                 positions: part(positions, 2),
+                sinks: self.weights.layers[l].sinks,
                 out: part(attended, c.q_dim()),
             }));
         }

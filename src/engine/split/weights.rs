@@ -106,6 +106,10 @@ pub struct LayerWeights {
     pub ffn_norm: [Buffer; 2],
     /// `[ffn]`, or no bytes.
     pub up_bias: Buffer,
+    /// Sinks of attention, `[heads]`, or no bytes.
+    pub sinks: Buffer,
+    /// Biases of all experts' gate and up and of their down, as [`crate::device::ExpertFfn`] has them, or no bytes.
+    pub expert_biases: [Buffer; 2],
     /// Gate, up and down of a mixture's shared expert, as a slot has those of another.
     pub shared: Option<[Buffer; 3]>,
 }
@@ -140,6 +144,11 @@ impl Weights {
                 o: allocator.linear(&layer.o, &layer.o_bias)?,
                 ffn_norm: allocator.norm(&layer.ffn_norm)?,
                 up_bias: allocator.numbers(&layer.up_bias)?,
+                sinks: allocator.numbers(&layer.sinks)?,
+                expert_biases: match layer.ffn.experts().and_then(|experts| experts.biases.as_ref()) {
+                    Some(biases) => [allocator.numbers(&biases.input)?, allocator.numbers(&biases.down)?],
+                    None => [none; 2],
+                },
                 shared: layer.ffn.shared().map(|shared| allocator.expert(&shared.ffn)).transpose()?,
             })
         };

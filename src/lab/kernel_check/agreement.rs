@@ -154,7 +154,9 @@ fn attend(c: &mut Case<'_>) -> Result<Vec<u32>> {
     let (n, (heads, qkv, positions)) = (c.n, heads(c)?);
     let out = c.bench.alloc(n * heads.q_dim() * 4)?;
     let (layer, window, most, qkv, positions) = (1, None, heads.context, qkv.into(), positions.into());
-    c.bench.launch(&Call::Attend(Attend { heads, layer, n, window, most, qkv, positions, out: out.into() }))?;
+    let sinks = random(&mut c.prng, heads.heads);
+    let sinks = c.bench.put(bytemuck::cast_slice(&sinks))?;
+    c.bench.launch(&Call::Attend(Attend { heads, layer, n, window, most, qkv, positions, sinks, out: out.into() }))?;
     c.bench.get(out)
 }
 
@@ -294,16 +296,23 @@ fn expert_ffn(c: &mut Case<'_>) -> Result<Vec<u32>> {
         c.bench.put(&rows.copied().collect::<Vec<u8>>())
     };
     let blocks = [part(c, FFN, HIDDEN)?, part(c, FFN, HIDDEN)?, part(c, HIDDEN, FFN)?];
+    // Expert `e` lies in slot `EXPERTS - 1 - e`.
+    let choice = |expert: usize| ExpertFfn::choice((EXPERTS - 1 - expert) as u32, expert);
     let pair = |t: usize| {
-        let second = if t.is_multiple_of(3) { NONE } else { (t as u32 + 1) % EXPERTS as u32 };
-        [t as u32 % EXPERTS as u32, 0.75f32.to_bits(), second, 0.25f32.to_bits()]
+        let second = if t.is_multiple_of(3) { NONE } else { choice((t + 1) % EXPERTS) };
+        [choice(t % EXPERTS), 0.75f32.to_bits(), second, 0.25f32.to_bits()]
     };
+    let mut bias = |numbers: usize| -> Result<Buffer> {
+        let numbers = random(&mut c.prng, numbers);
+        c.bench.put(bytemuck::cast_slice(&numbers))
+    };
+    let biases = [bias(EXPERTS * 2 * FFN)?, bias(EXPERTS * HIDDEN)?];
     let chosen = c.bench.words(&(0..n).flat_map(pair).collect::<Vec<u32>>())?.into();
     let (input, output) = (c.x()?.into(), c.bench.alloc(n * HIDDEN * 4)?);
     let (quants, kind, activation, hidden, ffn) = ([c.quant; 3], Ffn::Gated, Activation::Silu, HIDDEN, FFN);
     let (slots, used) = (EXPERTS, 2);
     #[rustfmt::skip]
-    let call = ExpertFfn { quants, kind, activation, hidden, ffn, slots, used, n, blocks, chosen, input, output: output.into() };
+    let call = ExpertFfn { quants, kind, activation, hidden, ffn, slots, used, n, blocks, biases, chosen, input, output: output.into() };
     c.bench.launch(&Call::ExpertFfn(call))?;
     c.bench.get(output)
 }

@@ -100,6 +100,7 @@ fn check(seed: u64, shape: &Shape) {
     assert!(memory.get::<u16>(shape.cache) == bits(&cache), "cache: {what}");
 
     let out = memory.alloc(n * heads * dim * 4);
+    let sinks: Vec<f32> = if rng.below(2) == 0 { Vec::new() } else { normal(&mut rng, heads) };
     let attend = Attend {
         heads: shape,
         layer,
@@ -108,6 +109,7 @@ fn check(seed: u64, shape: &Shape) {
         most: seen_most,
         qkv: append.qkv,
         positions: append.positions,
+        sinks: memory.put(&sinks),
         out: out.into(),
     };
     memory.call(&Call::Attend(attend));
@@ -124,8 +126,9 @@ fn check(seed: u64, shape: &Shape) {
                     q.zip(row(0, p)).map(|(q, k)| q * k).sum::<f64>() / (dim as f64).sqrt()
                 })
                 .collect();
+            let sink = sinks.get(head).map(|&sink| f64::from(sink));
             let top = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
-            let sum: f64 = scores.iter().map(|s| (s - top).exp()).sum();
+            let sum: f64 = scores.iter().chain(&sink).map(|s| (s - top).exp()).sum();
             let (mut mix, mut size) = (vec![0.0; dim], vec![0.0; dim]);
             for (p, score) in (start..=position).zip(&scores) {
                 let weight = (score - top).exp() / sum;
