@@ -10,6 +10,7 @@ use dynamicinfer::error::Error;
 use dynamicinfer::formats::blocks::BlockType;
 use dynamicinfer::formats::rows::Quant;
 use dynamicinfer::host_cache::{HostCache, HostCacheOptions, least_bytes};
+use dynamicinfer::ids::StoreId;
 use dynamicinfer::lab::pack::{PackOptions, Types, pack};
 use dynamicinfer::lab::synth::{Mixture, Shape, write_gguf, write_store};
 use dynamicinfer::model::config::Activation;
@@ -299,6 +300,33 @@ fn a_neighbour_that_nobody_uses_may_be_damaged() {
     assert!(found == expected);
     let reads = reads.unwrap();
     assert!(reads.again == 0 && reads.verified > 300 && reads.bytes > 2 * reads.verified_bytes, "{reads:?}");
+}
+
+/// Frames that begin with the most frequent neurons leave out one that is damaged: answers that do not need it are right.
+#[test]
+fn a_damaged_neuron_does_not_keep_others_from_their_frames() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = neurons(dir.path(), Quant::F16);
+    let never = |neuron: usize| neuron == 3;
+    let run = |mut engine: Engine, never: fn(usize) -> bool| {
+        by_chance(&mut engine, never);
+        passes(&mut engine, &[1; 20])
+    };
+    let expected = run(Engine::new(Model::open(&store).unwrap(), 2, Kernels::best()), never);
+    let mut bytes = std::fs::read(&store).unwrap();
+    bytes[layer_blocks(&Model::open(&store).unwrap()).unwrap()[1].runs()[0].at(3) as usize + 70] ^= 4;
+    let damaged = dir.path().join("damaged.neurons");
+    std::fs::write(&damaged, bytes).unwrap();
+    let placed = || {
+        let mut engine = cached(&damaged, virtual_disk(&damaged, 1, Faults::default()), 0.4, HostCacheOptions::new(0));
+        let cache = &mut engine.cached.as_mut().unwrap().cache;
+        (0..3).for_each(|layer| cache.place(layer, &[5; 700], 10).unwrap());
+        assert!(cache.table(1).residents() > 200 && !cache.table(1).location(StoreId::new(3)).is_device());
+        engine
+    };
+    assert!(run(placed(), never) == expected);
+    let why = run(placed(), |_| false).1.unwrap();
+    assert!(why.contains("layer 1, neuron 3: its checksum is not the one"), "{why}");
 }
 
 /// The store with another header, whose length and checksum are right.

@@ -196,17 +196,27 @@ fn of_an_answer_in_channels_a_reader_sees_the_last_one() {
     let source = Source::open(&fixture(FILE), None).unwrap();
     let tokenizer = Tokenizer::new(source.tokenizer.unwrap(), Path::new(FILE)).unwrap();
     let markers = tokenizer.markers().unwrap();
-    let seen = |answer: &str| {
-        let mut channel = Channel::default();
-        let ids = tokenizer.encode(answer, Special::Parse).unwrap();
+    let bytes_of = |id: u32| tokenizer.token_bytes(id).unwrap();
+    let ids_of = |text: &str| tokenizer.encode(text, Special::Parse).unwrap();
+    let seen_after = |prompt: &str, answer: &str| {
+        let mut channel = Channel::after(markers, &ids_of(prompt), bytes_of);
+        let ids = ids_of(answer);
         let bytes = |id: u32| (id, tokenizer.token_bytes(id).unwrap());
         let shown = ids.into_iter().map(bytes).filter(|&(id, bytes)| channel.shows(markers, id, bytes));
         String::from_utf8(shown.flat_map(|(_, bytes)| bytes.to_vec()).collect()).unwrap()
     };
+    let seen = |answer: &str| seen_after("<|start|>user<|message|>Why?<|end|><|start|>assistant", answer);
     let thought = "<|channel|>analysis<|message|>final? No.<|end|><|start|>assistant";
     let call = "<|channel|>commentary to=functions.f <|message|>{}<|call|>";
     assert_eq!(seen(&format!("{thought}<|channel|>final<|message|>Yes, final.<|return|>")), "Yes, final.");
     assert_eq!(seen(&format!("{thought}{call}")), "");
     assert_eq!(seen("<|channel|>final <|message|>a<|end|>b<|start|>c<|message|>d<|channel|>final<|message|>e"), "ae");
     assert_eq!(seen("a text without channels"), "a text without channels");
+    // Prompts that end inside a message or its head.
+    let rest = "thinks<|end|><|start|>assistant<|channel|>final<|message|>says";
+    assert_eq!(seen_after("<|start|>assistant<|channel|>analysis<|message|>", rest), "says");
+    assert_eq!(seen_after("<|start|>assistant<|channel|>", &format!("analysis<|message|>{rest}")), "says");
+    assert_eq!(seen_after("<|start|>assistant<|channel|>final<|message|>", "says"), "says");
+    assert_eq!(seen_after("<|start|>user<|message|>Why", " not?"), " not?");
+    assert_eq!(seen_after("Once upon", " a time"), " a time");
 }

@@ -158,8 +158,7 @@ pub fn run(args: Args) -> Result<()> {
         computed_share: prediction.computed_share,
         ilp_seconds: args.ilp,
         chunk: None,
-        // Beside all neurons, keys and values and the embedding.
-        host: args.ram.map(|ram| ram.saturating_sub(footprint.host_parts(args.parallel))),
+        host: args.ram.map(|ram| footprint.host_room(ram, args.parallel)),
     };
     let plan = plan(&footprint, &subject.counts, &machine, &request)?;
     if let Some(path) = &args.check {

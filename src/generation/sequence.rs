@@ -7,7 +7,7 @@ use super::outbox::Outbox;
 use crate::clock::{self, Instant};
 use crate::engine::sampler::Sampler;
 use crate::error::Error;
-use crate::tokenizer::channels::Channel;
+use crate::tokenizer::channels::{Channel, Markers};
 use crate::tokenizer::{TextStream, Tokenizer};
 use tracing::{Span, debug};
 
@@ -80,7 +80,12 @@ impl Sequence {
     ///
     /// # Errors
     /// The job's parameters are bad; the outbox comes back, to tell the client.
-    pub fn new(waiting: Waiting, vocab: usize, slot: usize, cached: usize) -> Result<Sequence, (Error, Outbox)> {
+    pub fn new(
+        waiting: Waiting,
+        (vocab, tokenizer): (usize, &Tokenizer),
+        slot: usize,
+        cached: usize,
+    ) -> Result<Sequence, (Error, Outbox)> {
         let Waiting { job, out, asked_at, span } = waiting;
         // `job.whole` is set only where the tokenizer drops the first space of a whole text.
         let made = Sampler::new(job.params.clone(), vocab)
@@ -94,6 +99,8 @@ impl Sequence {
         if job.params.repeat_penalty != 1.0 {
             job.prompt.iter().for_each(|&token| sampler.accept(token));
         }
+        let bytes_of = |token| tokenizer.token_bytes(token).unwrap_or_default();
+        let channel = tokenizer.markers().map(|markers| Channel::after(markers, &job.prompt, bytes_of));
         let now = clock::now();
         debug!(parent: &span, slot, prompt = job.prompt.len(), cached, queued = ?now - asked_at, "has a slot");
         Ok(Sequence {
@@ -104,7 +111,7 @@ impl Sequence {
             resting: None,
             sampler,
             text,
-            channel: Channel::default(),
+            channel: channel.unwrap_or_default(),
             pending: Vec::new(),
             bytes: 0,
             released: 0,
@@ -129,9 +136,7 @@ impl Sequence {
         for &(token, bias) in &self.job.logit_bias {
             logits[token as usize] += bias;
         }
-        if let Some(grammar) = &mut self.job.grammar
-            && let Err(why) = grammar.mask(logits)
-        {
+        if let Err(why) = self.mask(logits, tokenizer) {
             return Some(Ended::Unsupported(why));
         }
         let token = self.sampler.sample(logits);
@@ -142,8 +147,10 @@ impl Sequence {
         self.note_time(metrics);
         self.generated += 1;
         metrics.generated_tokens.add(1);
+        let bytes = tokenizer.token_bytes(token).unwrap_or_default();
+        let shown = tokenizer.markers().is_none_or(|markers| self.channel.shows(markers, token, bytes));
         let mut complete = false;
-        if let Some(grammar) = &mut self.job.grammar {
+        if let Some(grammar) = self.job.grammar.as_mut().filter(|_| shown) {
             match grammar.accept(token) {
                 Ok(stopped) => complete = stopped,
                 Err(why) => return Some(Ended::Unsupported(why)),
@@ -153,8 +160,6 @@ impl Sequence {
             return Some(Ended::Done(Reason::Stop));
         }
         self.sampler.accept(token);
-        let bytes = tokenizer.token_bytes(token).unwrap_or_default();
-        let shown = tokenizer.markers().is_none_or(|markers| self.channel.shows(markers, token, bytes));
         let bytes = if shown { bytes } else { &[] };
         if let Some(top) = self.job.logprobs.filter(|_| shown) {
             self.pending.push((self.bytes, logprobs(&self.raw, token, top)));
@@ -170,6 +175,26 @@ impl Sequence {
         }
         self.phase = Phase::Decoding(token);
         None
+    }
+
+    /// Leaves the logits of those tokens that the job's grammar allows. Of an answer in channels it is about what a reader sees: what the model
+    /// thinks is free, and a marker may come before it.
+    ///
+    /// # Errors
+    /// As [`super::Grammar::mask`].
+    fn mask(&mut self, logits: &mut [f32], tokenizer: &Tokenizer) -> Result<(), String> {
+        let Some(grammar) = &mut self.job.grammar else { return Ok(()) };
+        let Some(Markers { start, channel, .. }) = tokenizer.markers() else { return grammar.mask(logits) };
+        if !self.channel.is_read() {
+            return Ok(());
+        }
+        let before = [start, channel].map(|token| (token as usize, logits.get(token as usize).copied()));
+        grammar.mask(logits)?;
+        if self.channel == Channel::None {
+            let kept = before.into_iter().filter_map(|(token, logit)| Some((token, logit?)));
+            kept.for_each(|(token, logit)| logits[token] = logit);
+        }
+        Ok(())
     }
 
     fn note_time(&mut self, metrics: &Metrics) {

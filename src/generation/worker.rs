@@ -405,7 +405,7 @@ impl Worker {
             self.metrics.queue_time.observe(waiting.asked_at.elapsed());
             self.metrics.cached_tokens.add(reused as u64);
             let vocab = self.engine.model.config.vocab;
-            match Sequence::new(waiting, vocab, slot, reused) {
+            match Sequence::new(waiting, (vocab, &self.tokenizer), slot, reused) {
                 Ok(sequence) => self.running.push(sequence),
                 Err((error, mut out)) => {
                     self.slots.give_back(slot);

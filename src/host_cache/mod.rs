@@ -309,7 +309,7 @@ impl HostCache {
     /// lets the policy begin with these frequencies. Before the layer's first use.
     ///
     /// # Errors
-    /// What could not be read.
+    /// What could not be read. Damaged neurons are left out.
     pub fn place(&mut self, layer: usize, counts: &[u64], tokens: u64) -> Result<(), ReadFault> {
         self.come_to(layer);
         let HostCache { layers, slot_for, plan, aheads, reads, filling, align, .. } = self;
@@ -333,7 +333,9 @@ impl HostCache {
         // SAFETY: the frames are this cache's own, and nobody reads them yet.
         unsafe { reads.allow(0, listed) };
         self.settle();
-        self.fault.take().map_or(Ok(()), Err)
+        // What is damaged has no frame, and ends the answers that need it.
+        let fault = self.fault.take().filter(|fault| !matches!(fault.why, Unread::Damaged { .. }));
+        fault.map_or(Ok(()), Err)
     }
 
     /// How the disk reads, for people.
@@ -425,8 +427,8 @@ impl HostCache {
         let is_full = at.table.residents() == at.table.slots().len();
         moves.clear();
         // Who never moves fills its frames once.
-        let is_missing = |n: &&StoreId| !at.table.location(**n).is_device() && !at.table.is_coming(**n);
-        let missing = neurons.iter().filter(is_missing).count();
+        // Those on their way, too: policies that do not look at slots being filled choose them once more.
+        let missing = neurons.iter().filter(|n| !at.table.location(**n).is_device()).count();
         if missing > 0 && (rules.moves || !is_full) {
             let state = LayerState {
                 layer,

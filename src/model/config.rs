@@ -372,6 +372,11 @@ impl ModelConfig {
                 self.form.rotary_scale
             ));
         }
+        let is_biased = self.form.experts.is_some_and(|experts| experts.biases);
+        let is_clamped = self.ffn_kind == Ffn::GatedClamped || self.activation == Activation::ClampedSwish;
+        if is_clamped && !is_biased {
+            return Err("a clamped SwiGLU is supported for experts with biases only".into());
+        }
         if self.form.residual_scale != 1.0 && matches!(self.positions, Positions::Learned { .. }) {
             return Err("a residual scale beside learned positions is not supported".into());
         }

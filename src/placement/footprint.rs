@@ -143,9 +143,13 @@ impl Footprint {
         self.host_chunk_bytes[length(tokens)][usize::from(attends)]
     }
 
-    /// Bytes of host memory that the parts of a plan take at most, with the keys and values of so many sequences.
-    pub fn host_parts(&self, sequences: usize) -> u64 {
-        self.ffn_bytes() + self.kv_bytes * sequences.max(1) as u64 + self.embeddings_bytes
+    /// Of `ram` bytes what is left for [`Footprint::on_host`] beside all neurons, keys and values of so many sequences and the embedding. Where all of
+    /// the model fits, the shortest chunks have theirs in any case.
+    pub fn host_room(&self, ram: u64, sequences: usize) -> u64 {
+        let parts = self.ffn_bytes() + self.kv_bytes * sequences.max(1) as u64 + self.embeddings_bytes;
+        let room = ram.saturating_sub(parts);
+        let fits = room >= self.attention_bytes + self.head_bytes;
+        if fits { room.max(self.on_host(CHUNK, true)) } else { room }
     }
 
     /// Bytes of all neuron blocks.

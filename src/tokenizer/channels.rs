@@ -44,6 +44,27 @@ pub enum Channel {
 }
 
 impl Channel {
+    /// Where an answer to these tokens begins, which stand for `bytes_of(token)`: a prompt may end inside a message or its head.
+    pub fn after<'a>(markers: Markers, prompt: &[u32], bytes_of: impl Fn(u32) -> &'a [u8]) -> Channel {
+        let Markers { start, channel, message, end } = markers;
+        let marker = |tokens: &[u32]| tokens.iter().rposition(|token| [start, channel, message, end].contains(token));
+        let name = |tokens: &[u32]| tokens.iter().flat_map(|&token| bytes_of(token)).copied().collect::<Vec<u8>>();
+        match marker(prompt).map(|at| (at, prompt[at])) {
+            Some((at, token)) if token == channel => Channel::Head(name(&prompt[at + 1..])),
+            Some((at, token)) if token == message => {
+                let head = marker(&prompt[..at]).filter(|&before| prompt[before] == channel);
+                // Without a channel it is somebody's text.
+                Channel::Text { shown: head.is_none_or(|before| is_final(&name(&prompt[before + 1..at]))) }
+            }
+            _ => Channel::None,
+        }
+    }
+
+    /// Whether the next token belongs to the text that a reader sees, unless it is a marker.
+    pub fn is_read(&self) -> bool {
+        matches!(self, Channel::None | Channel::Text { shown: true })
+    }
+
     /// Takes the next token of an answer, which stands for `bytes`; says whether a reader sees them.
     pub fn shows(&mut self, markers: Markers, token: u32, bytes: &[u8]) -> bool {
         /// Bytes of a name that are looked at.
@@ -51,7 +72,7 @@ impl Channel {
         match self {
             _ if token == markers.start || token == markers.channel => *self = Channel::Head(Vec::new()),
             Channel::Head(name) if token == markers.message => {
-                *self = Channel::Text { shown: name.trim_ascii().starts_with(b"final") };
+                *self = Channel::Text { shown: is_final(name) };
             }
             _ if token == markers.end => *self = Channel::Text { shown: false },
             Channel::Head(name) => name.extend(bytes.iter().take(MOST.saturating_sub(name.len()))),
@@ -60,4 +81,9 @@ impl Channel {
         }
         false
     }
+}
+
+/// Whether a channel of this name has the answer.
+fn is_final(name: &[u8]) -> bool {
+    name.trim_ascii().starts_with(b"final")
 }

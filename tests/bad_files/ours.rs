@@ -326,6 +326,14 @@ fn a_store_that_names_a_shared_expert_biases_of_experts_or_sinks_is_refused() {
         let said = message(opened(&ours.bytes(Layout::Apart), ours.open).0, part);
         assert!(said.contains(part), "{said}");
     }
+    for (field, clamped) in [("ffn_kind", "gated_clamped"), ("activation", "clamped_swish")] {
+        let mut config = store(1, 64, 32).header["config"].clone();
+        assert!(config[field].is_string(), "{config}");
+        config[field] = json!(clamped);
+        let ours = store(1, 64, 32).with("config", config);
+        let said = message(opened(&ours.bytes(Layout::Apart), ours.open).0, field);
+        assert!(said.contains("a clamped SwiGLU is supported for experts with biases only"), "{said}");
+    }
 }
 
 /// A placement of 121 bytes took 8 MiB, to look for neurons that are there twice.
