@@ -17,57 +17,16 @@ use dynamicinfer::model::config::Activation;
 use dynamicinfer::model::source::Source;
 use dynamicinfer::model::{KvCache, KvType, Model};
 use dynamicinfer::open::{EngineOptions, Quiet, RamOptions, layer_blocks, open};
-use dynamicinfer::predictor::{Calibration, Kind, Predictor, Tools};
 use dynamicinfer::prng::Prng;
 use serde_json::Value as Json;
 use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use support::chance::Chance;
 use xxhash_rust::xxh3::xxh3_64;
 
-/// Chooses neurons by chance, others for each token; never those that `never` says.
-struct Chance {
-    table: Calibration,
-    never: fn(usize) -> bool,
-}
-
-impl Predictor for Chance {
-    fn kind(&self) -> Kind {
-        Kind::Sign
-    }
-
-    fn threshold(&self, _layer: usize, _ahead: usize) -> f32 {
-        0.5
-    }
-
-    fn calibration(&self, _layer: usize, _ahead: usize) -> Option<&Calibration> {
-        Some(&self.table)
-    }
-
-    fn score(
-        &self,
-        tools: &mut Tools<'_>,
-        layer: usize,
-        _ahead: usize,
-        residual: &[f32],
-        n: usize,
-        scores: &mut [f32],
-    ) {
-        let (ffn, hidden) = (tools.model.config.ffn, tools.model.config.hidden);
-        for b in 0..n {
-            let mut prng = Prng::new(u64::from(residual[b * hidden].to_bits()) + layer as u64);
-            let mut score = |i: usize| if prng.next_f64() < 0.3 && !(self.never)(i) { 0.75 } else { 0.25 };
-            scores[b * ffn..(b + 1) * ffn].iter_mut().enumerate().for_each(|(i, s)| *s = score(i));
-        }
-    }
-
-    fn weight_bytes(&self, _: usize, _: usize) -> u64 {
-        0
-    }
-}
-
 fn by_chance(engine: &mut Engine, never: fn(usize) -> bool) {
-    let predictor = Arc::new(Chance { table: Calibration::new(vec![0.0, 1.0], vec![0.0, 1.0]), never });
+    let predictor = Arc::new(Chance { never, ..Chance::new(0.43) });
     let choice = Choice::Predicted { predictor, threshold: 0.5, activation_threshold: 0.0 };
     engine.set_sparsity(Sparsity::new(vec![choice; engine.model.config.layers], 0).unwrap());
 }

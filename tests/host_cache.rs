@@ -13,75 +13,26 @@ use dynamicinfer::lab::synth::{Shape, write_predictor, write_store};
 use dynamicinfer::model::config::Activation;
 use dynamicinfer::model::{KvCache, KvType, Model};
 use dynamicinfer::open::{self, EngineOptions, layer_blocks};
-use dynamicinfer::predictor::{Calibration, Kind, Predictor, Tools};
+use dynamicinfer::predictor::{Kind, Predictor};
 use dynamicinfer::prng::Prng;
 use dynamicinfer::scheduler::Policy;
 use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use support::chance::Chance;
 
-/// Chooses neurons by chance, others for each token: by a hash of layer, neuron and residual.
-struct Chance {
-    tables: Vec<Calibration>,
-    share: f64,
-    /// A neuron that is never chosen.
-    never: Option<usize>,
-}
-
-impl Predictor for Chance {
-    fn kind(&self) -> Kind {
-        Kind::Sign
-    }
-
-    fn threshold(&self, _layer: usize, _ahead: usize) -> f32 {
-        0.5
-    }
-
-    fn calibration(&self, layer: usize, _ahead: usize) -> Option<&Calibration> {
-        Some(&self.tables[layer])
-    }
-
-    fn score(
-        &self,
-        tools: &mut Tools<'_>,
-        layer: usize,
-        _ahead: usize,
-        residual: &[f32],
-        n: usize,
-        scores: &mut [f32],
-    ) {
-        let (ffn, hidden) = (tools.model.config.ffn, tools.model.config.hidden);
-        for b in 0..n {
-            let mut prng = Prng::new(u64::from(residual[b * hidden].to_bits()) + layer as u64);
-            // Some neurons are chosen more often than others.
-            let often = |neuron: usize| if neuron.is_multiple_of(5) { 2.0 } else { 0.7 };
-            let mut chosen = |i: usize| prng.next_f64() < self.share * often(i) && self.never != Some(i);
-            let score = |(i, s): (usize, &mut f32)| *s = if chosen(i) { 0.75 } else { 0.25 };
-            scores[b * ffn..(b + 1) * ffn].iter_mut().enumerate().for_each(score);
-        }
-    }
-
-    fn weight_bytes(&self, _: usize, _: usize) -> u64 {
-        0
-    }
-}
-
-fn chance(layers: usize, share: f64) -> Arc<dyn Predictor> {
-    Arc::new(by_chance(layers, share))
-}
-
-fn by_chance(layers: usize, share: f64) -> Chance {
-    Chance { tables: vec![Calibration::new(vec![0.0, 1.0], vec![0.0, 1.0]); layers], share, never: None }
+fn chance(share: f64) -> Arc<dyn Predictor> {
+    Arc::new(Chance::new(share))
 }
 
 fn sparsity(layers: usize, share: f64, activation_threshold: f32) -> Sparsity {
-    let choice = Choice::Predicted { predictor: chance(layers, share), threshold: 0.5, activation_threshold };
+    let choice = Choice::Predicted { predictor: chance(share), threshold: 0.5, activation_threshold };
     Sparsity::new(vec![choice; layers], 0).unwrap()
 }
 
 /// What looks `ahead` and foresees other neurons than are needed, `share` of them: from another residual it draws others.
-fn foresight(layers: usize, share: f64, ahead: usize) -> Option<Foresight> {
-    (ahead > 0).then(|| Foresight::new(chance(layers, share), ahead))
+fn foresight(share: f64, ahead: usize) -> Option<Foresight> {
+    (ahead > 0).then(|| Foresight::new(chance(share), ahead))
 }
 
 /// A cache of the least size and `share` of the neurons beside it.
@@ -198,8 +149,7 @@ fn the_text_is_that_of_the_mapped_store_whatever_lies_in_memory_and_however_read
                 let expected = logits(&mut engine(), &PASSES, seed);
                 let mut cached = engine();
                 let cache = cache(&cached.model, virtual_disk(store, align, seed, faults.clone()), share, options);
-                let layers = cached.model.config.layers;
-                cached.set_host_cache(cache, foresight(layers, foreseen, ahead));
+                cached.set_host_cache(cache, foresight(foreseen, ahead));
                 let what = format!(
                     "{store:?} seed {seed} kind {kind} {} of {share}, ahead {ahead}, {faults:?}",
                     policy.name()
@@ -278,7 +228,7 @@ fn a_read_that_nobody_needed_ends_no_answer() {
     for (ahead, seed) in [(1, 1), (2, 2)] {
         let engine = || {
             let mut engine = Engine::new(Model::open(&store).unwrap(), 2, Kernels::best());
-            let predictor = Arc::new(Chance { never: Some(7), ..by_chance(3, 0.3) });
+            let predictor = Arc::new(Chance { never: |neuron| neuron == 7, ..Chance::new(0.3) });
             let choice = Choice::Predicted { predictor, threshold: 0.5, activation_threshold: 0.0 };
             engine.set_sparsity(Sparsity::new(vec![choice; 3], 0).unwrap());
             engine
@@ -295,7 +245,7 @@ fn a_read_that_nobody_needed_ends_no_answer() {
         let faults = Faults { bad_byte: Some(a_byte_of(&cached.model, ahead, 7)), ..Faults::default() };
         let options = HostCacheOptions { ahead, together: false, ..HostCacheOptions::new(0) };
         let cache = cache(&cached.model, virtual_disk(&store, 64, seed, faults), 0.3, options);
-        cached.set_host_cache(cache, foresight(3, 1.0, ahead));
+        cached.set_host_cache(cache, foresight(1.0, ahead));
         assert!(run(&mut cached) == expected);
         cached.check().unwrap();
         let counts = cached.cached.as_mut().unwrap().cache.counts();
@@ -496,7 +446,7 @@ fn the_text_is_the_same_whatever_the_budget_becomes_meanwhile() {
         // A frame has whole pages around its block at most.
         let all = ffn_bytes(&cached.model) + neurons as u64 * 8192;
         let more_than_all = least + 2 * all + (64 << 20);
-        cached.set_host_cache(cache, foresight(3, 0.5, ahead));
+        cached.set_host_cache(cache, foresight(0.5, ahead));
         let found = logits_with(&mut cached, &PASSES, seed, |engine| {
             let cache = &mut engine.cached.as_mut().unwrap().cache;
             let budget = match prng.below(4) {

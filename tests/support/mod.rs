@@ -1,6 +1,7 @@
 //! What the tests of devices share: models that are on disk or made up, and a virtual device's rates.
 #![allow(dead_code)]
 
+pub mod chance;
 pub mod device;
 pub mod law;
 pub mod watched;
