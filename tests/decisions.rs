@@ -280,6 +280,7 @@ fn by_simulator(trace: &TraceFile, case: &Case, real: &Footprint) -> Vec<Vec<Mov
         dram_gb_s: FAST.host_gb_s,
         host_gflops: 400.0,
         device_gb_s: FAST.device_gb_s,
+        device_gflops: RATES.device_gflops,
         link_gb_s: FAST.link_gb_s,
         call_us: 0.1,
         copy_us: FAST.copy_us,

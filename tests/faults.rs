@@ -137,6 +137,7 @@ fn profile() -> MachineProfile {
         dram_gb_s: 60.0,
         host_gflops: 400.0,
         device_gb_s: 900.0,
+        device_gflops: 6000.0,
         link_gb_s: 25.0,
         call_us: 5.0,
         copy_us: 1.5,

@@ -204,6 +204,7 @@ fn prompts(slots: usize, half: usize, sizes: &[usize]) -> (f64, Vec<f32>, ChunkC
     let machine = MachineProfile::read(&root().join("profiles/machines/demo-pc.toml")).unwrap();
     let rates = Rates {
         device_gb_s: machine.device_gb_s,
+        device_gflops: machine.device_gflops,
         link_gb_s: machine.link_gb_s,
         host_gb_s: machine.dram_gb_s,
         host_gflops: machine.host_gflops,

@@ -306,6 +306,7 @@ fn a_prompt_is_faster_where_experts_are_copied() {
     let machine = MachineProfile::read(&root().join("profiles/machines/demo-pc.toml")).unwrap();
     let rates = Rates {
         device_gb_s: machine.device_gb_s,
+        device_gflops: machine.device_gflops,
         link_gb_s: machine.link_gb_s,
         host_gb_s: machine.dram_gb_s,
         host_gflops: machine.host_gflops,

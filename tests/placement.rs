@@ -138,6 +138,7 @@ fn machine() -> MachineProfile {
         dram_gb_s: 50.0,
         host_gflops: 400.0,
         device_gb_s: 500.0,
+        device_gflops: 6000.0,
         link_gb_s: 20.0,
         call_us: 2.0,
         copy_us: 5.0,

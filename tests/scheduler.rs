@@ -411,6 +411,7 @@ fn machine() -> MachineProfile {
         dram_gb_s: SLOW.host_gb_s,
         host_gflops: 400.0,
         device_gb_s: SLOW.device_gb_s,
+        device_gflops: RATES.device_gflops,
         link_gb_s: SLOW.link_gb_s,
         call_us: 0.1,
         copy_us: 0.1,

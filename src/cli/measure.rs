@@ -35,6 +35,9 @@ pub struct Args {
     /// 10^9 bytes per second that the device reads from its memory
     #[arg(long, requires = "save", allow_negative_numbers = true)]
     device_gb_s: Option<f64>,
+    /// 10^9 multiplications and additions per second of the device in a prompt's products, each counted
+    #[arg(long, requires = "save", allow_negative_numbers = true)]
+    device_gflops: Option<f64>,
     /// 10^9 bytes per second over the link to the device
     #[arg(long, requires = "save", allow_negative_numbers = true)]
     link_gb_s: Option<f64>,
@@ -65,6 +68,7 @@ pub fn run(args: Args) -> Result<()> {
     let save = save.transpose()?;
     let assumed = Assumed {
         device_gb_s: args.device_gb_s,
+        device_gflops: args.device_gflops,
         link_gb_s: args.link_gb_s,
         copy_us: args.copy_us,
         sync_us: args.sync_us,
@@ -98,8 +102,9 @@ pub fn run(args: Args) -> Result<()> {
             super::print_json(&serde_json::json!({ "read": measured, "units": units, "card": card.as_ref().ok() }))?
         }
         Ok(card) => super::print(&format!(
-            "card: memory {:.1} GB/s read and written, link {:.2} GB/s there and {:.2} back, {:.1} us for a copy, {:.1} for a wait\n{}",
+            "card: memory {:.1} GB/s read and written, {:.0} GFLOP/s of products in f16, link {:.2} GB/s there and {:.2} back, {:.1} us for a copy, {:.1} for a wait\n{}",
             card.device_gb_s,
+            card.device_gflops,
             card.link_gb_s,
             card.back_gb_s,
             card.copy_us,

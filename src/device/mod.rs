@@ -15,8 +15,8 @@ mod traced;
 mod virtual_device;
 
 pub use kernel::{
-    Add, Append, Attend, Call, ColumnWeights, DenseFfn, ExpertFfn, Heads, Linear, Mixture, NONE, Norm, Select,
-    SignScores, SlotBlocks, SparseFfn, Then, Tiles, View,
+    Add, Append, Attend, Call, ColumnWeights, DenseFfn, ExpertFfn, Heads, KernelWork, Linear, Mixture, NONE, Norm,
+    Select, SignScores, SlotBlocks, SparseFfn, Then, Tiles, View,
 };
 pub use moves::{Block, MoveMethod, MoveRate, fastest, run};
 pub use pinned_buffer::PinnedBuffer;

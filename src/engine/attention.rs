@@ -95,6 +95,17 @@ pub(super) fn attention(
     });
 }
 
+/// Bytes of keys and values in f16 that attention over these tokens reads, those of neighbours in a prompt once, and its multiplications and
+/// additions, each counted: what a clock that is made of rates takes for it.
+pub(super) fn work(config: &ModelConfig, layer: usize, positions: &[TokenPosition]) -> (u64, u64) {
+    let Mixer::Attention(Attention { window, .. }) = config.layer(layer).mixer;
+    let seen = |p: &TokenPosition| (p.position + 1).min(window.unwrap_or(usize::MAX)) as u64;
+    let last = |i: usize| positions.get(i + 1).is_none_or(|next| next.sequence != positions[i].sequence);
+    let read: u64 = (0..positions.len()).filter(|&i| last(i)).map(|i| seen(&positions[i])).sum();
+    let operations = if positions.len() > MAX_COLUMNS { positions.iter().map(seen).sum::<u64>() } else { 0 };
+    (read * 2 * 2 * config.kv_dim() as u64, operations * 2 * 2 * config.q_dim() as u64)
+}
+
 /// Queries that a task computes at once, at most.
 pub(super) fn queries(config: &ModelConfig) -> usize {
     QUERIES.max(config.heads / config.kv_heads)

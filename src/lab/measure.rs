@@ -3,10 +3,12 @@
 use crate::clock;
 use crate::cpu::aligned::Aligned;
 use crate::cpu::{Columns, Isa, Kernels, ThreadPool, peak};
-use crate::device::{Block, Buffer, Device, MoveMethod, MoveRate, PinnedBuffer, Stream};
+use crate::device::{
+    Block, Buffer, Call, Device, Linear, MoveMethod, MoveRate, OutOfMemory, PinnedBuffer, Stream, Then, View,
+};
 use crate::engine::session::CHUNK;
 use crate::error::{Error, Result};
-use crate::formats::machine_profile::{MachineProfile, Rate};
+use crate::formats::machine_profile::{MachineProfile, Rate, assumed_device_gflops};
 use crate::formats::rows::{self, Quant};
 use crate::model::Matrix;
 use crate::ops::linear::linear;
@@ -262,6 +264,8 @@ pub fn call_us(threads: usize) -> f64 {
 pub struct CardRates {
     /// Bytes that a kernel reads and writes in the card's memory, together, GB/s.
     pub device_gb_s: f64,
+    /// 10^9 multiplications and additions a second of a prompt's products of weights in f16.
+    pub device_gflops: f64,
     /// From pinned host memory to the card, GB/s.
     pub link_gb_s: f64,
     /// From the card to pinned host memory, GB/s.
@@ -341,11 +345,56 @@ pub fn moves(device: &mut dyn Device, host: &PinnedBuffer, to: Buffer) -> Result
     Ok(rates)
 }
 
+/// Columns of the products that are timed: a prompt's chunk.
+const PRODUCT_COLUMNS: usize = 256;
+
+/// GFLOP/s of the device's products of a matrix in f16 with a chunk's columns, by its clock: the best of a few passes. `from` and `to` are memory
+/// for weights and input and for the results, a megabyte or more; what they hold is multiplied as it is.
+///
+/// # Errors
+/// [`Error::Fatal`] if the device fails.
+pub fn device_gflops(device: &mut dyn Device, from: Buffer, to: Buffer) -> Result<f64> {
+    // A square matrix of a thirty-second of the memory, so that both halves have room.
+    let side = (from.bytes.min(to.bytes) / 64).isqrt() as usize / 32 * 32;
+    let full =
+        |e: OutOfMemory| Error::Memory(format!("the device has {} bytes left and {} were asked for", e.left, e.asked));
+    let bias = device.alloc(0).map_err(full)?;
+    let call = Linear {
+        quant: Quant::F16,
+        rows: side,
+        cols: side,
+        n: PRODUCT_COLUMNS,
+        weights: from,
+        bias,
+        x: View { buffer: from, at: from.bytes / 2 / 16 * 16 },
+        out: to.into(),
+        stride: side,
+        then: Then::Store,
+    };
+    let [begin, end] = [device.timed_event(), device.timed_event()];
+    let mut best = u64::MAX;
+    for _ in 0..=PASSES {
+        device.record(Stream::Compute, begin);
+        device.launch(Stream::Compute, &Call::Linear(call));
+        device.record(Stream::Compute, end);
+        device.synchronize(Stream::Compute);
+        if let Some(fault) = device.fault() {
+            return Err(Error::Fatal(fault.0.clone()));
+        }
+        best = best.min(device.elapsed_ns(begin, end));
+    }
+    device.free(bias);
+    // A coarse clock may report no time at all.
+    Ok((2 * side * side * PRODUCT_COLUMNS) as f64 / best.max(1) as f64)
+}
+
 /// Rates that the user gives instead of measured ones. `None` takes the card's, and without a card [`ASSUMED`].
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Assumed {
     /// Rate at which the device reads its own memory, GB/s.
     pub device_gb_s: Option<f64>,
+    /// Rate of the device's products, GFLOP/s.
+    pub device_gflops: Option<f64>,
     /// Rate from host to device memory, GB/s.
     pub link_gb_s: Option<f64>,
     /// Time to start one copy over the link, us.
@@ -357,8 +406,13 @@ pub struct Assumed {
 /// Rates of device and link that are assumed without a card: 360 GB/s is the specification of an NVIDIA RTX 3060 with 12 GB, a small and
 /// common card; 31.5 GB/s that of PCIe 4.0 with 16 lanes in one direction. No specification says what a copy and a wait cost; 10 us each is
 /// a rough guess.
-pub const ASSUMED: [(Rate, f64); 4] =
-    [(Rate::DeviceGbS, 360.0), (Rate::LinkGbS, 31.5), (Rate::CopyUs, 10.0), (Rate::SyncUs, 10.0)];
+pub const ASSUMED: [(Rate, f64); 5] = [
+    (Rate::DeviceGbS, 360.0),
+    (Rate::DeviceGflops, assumed_device_gflops()),
+    (Rate::LinkGbS, 31.5),
+    (Rate::CopyUs, 10.0),
+    (Rate::SyncUs, 10.0),
+];
 
 /// Measures a profile of this machine: host memory, arithmetic and calls with `threads` threads; device and link are those of the card, if
 /// there is one, and assumed otherwise. Takes about two seconds, most of them to fill memory, of which `free` bytes are available (`None`:
@@ -399,10 +453,11 @@ pub fn profile(
     card: Option<CardRates>,
     assumed: Assumed,
 ) -> Result<MachineProfile> {
-    let given = [assumed.device_gb_s, assumed.link_gb_s, assumed.copy_us, assumed.sync_us];
-    let found = card.as_ref().map(|c| [c.device_gb_s, c.link_gb_s, c.copy_us, c.sync_us]);
+    let Assumed { device_gb_s, device_gflops, link_gb_s, copy_us, sync_us } = assumed;
+    let given = [device_gb_s, device_gflops, link_gb_s, copy_us, sync_us];
+    let found = card.as_ref().map(|c| [c.device_gb_s, c.device_gflops, c.link_gb_s, c.copy_us, c.sync_us]);
     let value = |i: usize| given[i].or(found.map(|found| found[i])).unwrap_or(ASSUMED[i].1);
-    let [device_gb_s, link_gb_s, copy_us, sync_us] = std::array::from_fn(value);
+    let [device_gb_s, device_gflops, link_gb_s, copy_us, sync_us] = std::array::from_fn(value);
     // A rate that the user gave counts as assumed, even with a card.
     let (mut measured, mut not) = (vec![Rate::DramGbS, Rate::HostGflops, Rate::CallUs], Vec::new());
     for (i, (rate, _)) in ASSUMED.iter().enumerate() {
@@ -423,6 +478,7 @@ pub fn profile(
         dram_gb_s: host.dram_gb_s,
         host_gflops: host.gflops,
         device_gb_s,
+        device_gflops,
         link_gb_s,
         call_us: host.call_us,
         copy_us,
@@ -473,6 +529,7 @@ mod tests {
     fn ways_of_a_device_with_known_rates_are_found() {
         let rates = Rates {
             device_gb_s: 100.0,
+            device_gflops: 6000.0,
             link_gb_s: 8.0,
             host_gb_s: 50.0,
             host_gflops: 400.0,
@@ -484,6 +541,10 @@ mod tests {
         let mut host = PinnedBuffer::new(8 << 20);
         host.iter_mut().zip(0..).for_each(|(word, i)| *word = i);
         let to = device.alloc(32 << 20).unwrap();
+        let from = device.alloc(32 << 20).unwrap();
+        let found = device_gflops(&mut device, from, to).unwrap();
+        // With the start of the kernel.
+        assert!((0.9..=1.0).contains(&(found / rates.device_gflops)), "{found} GFLOP/s");
         let found = moves(&mut device, &host, to).unwrap();
         let expected =
             [(MoveMethod::Single, 0.0, 6.0), (MoveMethod::Batched, 0.0, 6.0), (MoveMethod::Gather, 20.0, 0.0)];

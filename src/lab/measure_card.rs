@@ -1,6 +1,6 @@
 //! Measures an NVIDIA card: its memory, its link, its copies.
 
-use super::measure::{CardRates, PASSES, SMALL_BYTES, moves};
+use super::measure::{CardRates, PASSES, SMALL_BYTES, device_gflops, moves};
 use crate::clock;
 use crate::device::cuda::CudaDevice;
 use crate::device::{Device, OutOfMemory, PinnedBuffer, Stream};
@@ -53,6 +53,7 @@ pub fn card(device: &mut CudaDevice, bytes: Option<usize>) -> Result<CardRates> 
     });
     host.iter_mut().zip(0..).for_each(|(word, i)| *word = i);
     let moves = moves(device, &host, from)?;
+    let device_gflops = device_gflops(device, from, to)?;
     device.unpin();
     device.free(from);
     device.free(to);
@@ -63,6 +64,7 @@ pub fn card(device: &mut CudaDevice, bytes: Option<usize>) -> Result<CardRates> 
     let each_us = (many - one) / (SMALL_COPIES - 1) as f64 * 1e6;
     Ok(CardRates {
         device_gb_s: rate(2 * bytes, within),
+        device_gflops,
         link_gb_s: rate(bytes, link),
         back_gb_s: rate(bytes, back),
         // The time of the bytes themselves belongs to the link. A coarse clock may report no time at all.

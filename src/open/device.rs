@@ -546,6 +546,7 @@ impl DeviceOptions {
 fn virtual_device(budget: u64, machine: &MachineProfile, fail_after: Option<u64>) -> VirtualDevice {
     let rates = Rates {
         device_gb_s: machine.device_gb_s,
+        device_gflops: machine.device_gflops,
         link_gb_s: machine.link_gb_s,
         host_gb_s: machine.dram_gb_s,
         host_gflops: machine.host_gflops,

@@ -25,6 +25,7 @@ use std::path::{Path, PathBuf};
 /// Of the order of a consumer GPU's.
 pub const RATES: Rates = Rates {
     device_gb_s: 900.0,
+    device_gflops: 6000.0,
     link_gb_s: 25.0,
     host_gb_s: 60.0,
     host_gflops: 500.0,
@@ -163,7 +164,8 @@ pub fn streaming(split: &mut Split, model: &Model, blocks: usize, cpu: f64) {
     let bytes = streaming_bytes(model, blocks);
     // The CPU has cpu / (1 - cpu) of what the link brings in the same time.
     let read_us = if cpu > 0.0 { (1.0 - cpu) / cpu } else { 1e12 };
-    let costs = ChunkCosts { column_us: 0.0, read_us, link_us: 1.0, copy_us: 1.5, cross_us: 0.0, sync_us: 0.0 };
+    let costs =
+        ChunkCosts { column_us: 0.0, read_us, device_us: 0.0, link_us: 1.0, copy_us: 1.5, cross_us: 0.0, sync_us: 0.0 };
     split.stream(model, costs, bytes).unwrap();
 }
 
@@ -181,6 +183,7 @@ pub fn expert_costs(link_us: f64) -> ExpertCosts {
         read_us: 0.0,
         link_us,
         device_us: 0.0,
+        device_token_us: 0.0,
         call_us: 0.0,
         start_us: 0.0,
         copy_us: 0.0,

@@ -2,7 +2,7 @@
 
 use super::host::{HostMemory, numbers, put};
 use super::launch::{Addresses, Launch, Launches};
-use super::{DeviceKernel, Function, Operand, View};
+use super::{DeviceKernel, Function, KernelWork, Operand, View};
 use crate::cpu::Kernels;
 
 pub(super) const FUNCTIONS: &[&[&str]] = &[&["add"]];
@@ -28,11 +28,11 @@ impl DeviceKernel for Add {
         see(Operand::written(self.to, self.count * 4));
     }
 
-    fn run(&self, at: &dyn HostMemory, _: &Kernels, out: &mut Vec<f32>) -> u64 {
+    fn run(&self, at: &dyn HostMemory, _: &Kernels, out: &mut Vec<f32>) -> KernelWork {
         let (from, to) = (numbers(at, self.from, self.count), numbers(at, self.to, self.count));
         out.clear();
         out.extend(from.iter().zip(to).map(|(a, b)| a + b));
-        0
+        KernelWork::default()
     }
 
     fn store(&self, out: &Vec<f32>, at: &mut dyn HostMemory) {

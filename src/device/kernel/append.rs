@@ -3,7 +3,7 @@
 use super::attend::Heads;
 use super::host::{HostMemory, numbers, put};
 use super::launch::{Addresses, Launch, Launches, WARP};
-use super::{DeviceKernel, Function, Operand, View};
+use super::{DeviceKernel, Function, KernelWork, Operand, View};
 use crate::cpu::Kernels;
 use crate::device::Buffer;
 use half::f16;
@@ -46,7 +46,7 @@ impl DeviceKernel for Append {
         norms.iter().for_each(|&norm| see(Operand::optional(norm, heads.head_dim * 4)));
     }
 
-    fn run(&self, at: &dyn HostMemory, _: &Kernels, out: &mut Vec<f32>) -> u64 {
+    fn run(&self, at: &dyn HostMemory, _: &Kernels, out: &mut Vec<f32>) -> KernelWork {
         let (h, half) = (&self.heads, self.heads.head_dim / 2);
         out.clear();
         out.extend(numbers(at, self.qkv, self.n * h.qkv_dim()));
@@ -72,7 +72,7 @@ impl DeviceKernel for Append {
             }
         }
         out.extend(numbers(at, self.positions, self.n * 2));
-        0
+        KernelWork::default()
     }
 
     fn store(&self, scratch: &Vec<f32>, at: &mut dyn HostMemory) {

@@ -2,7 +2,7 @@
 
 use super::host::{HostMemory, numbers, put, words};
 use super::launch::{Addresses, Launch, Launches, WARP};
-use super::{DeviceKernel, Function, Operand, View};
+use super::{DeviceKernel, Function, KernelWork, Operand, View};
 use crate::cpu::Kernels;
 use crate::cpu::attend::{AttendScratch, Head};
 use crate::device::Buffer;
@@ -125,13 +125,13 @@ impl DeviceKernel for Attend {
         see(Operand::written(out, n * heads.q_dim() * 4));
     }
 
-    fn run(&self, at: &dyn HostMemory, kernels: &Kernels, Scratch { attend, out }: &mut Scratch) -> u64 {
+    fn run(&self, at: &dyn HostMemory, kernels: &Kernels, Scratch { attend, out }: &mut Scratch) -> KernelWork {
         let (h, dim, n) = (&self.heads, self.heads.head_dim, self.n);
         let (qkv, positions) = (numbers(at, self.qkv, n * h.qkv_dim()), words(at, self.positions, n * 2));
         let cache: &[f16] = bytemuck::cast_slice(at.of(h.cache));
         let (sinks, shared) = (numbers(at, self.sinks, self.sinks.bytes as usize / 4), h.heads / h.kv_heads);
         let group = h.heads / h.kv_heads * dim;
-        let mut read = 0;
+        let mut work = KernelWork::default();
         out.clear();
         out.resize(n * h.q_dim(), 0.0);
         // Nothing is allocated later.
@@ -156,9 +156,11 @@ impl DeviceKernel for Attend {
                     |_| 0..seen,
                 ));
             }
-            read += (2 * h.kv_heads * seen * dim * 2) as u64;
+            // Each query head meets every key and every value that its token sees.
+            let operations = 2 * 2 * (h.heads * seen * dim) as u64;
+            work += KernelWork { bytes: (2 * h.kv_heads * seen * dim * 2) as u64, operations };
         }
-        read
+        work
     }
 
     fn store(&self, scratch: &Scratch, at: &mut dyn HostMemory) {

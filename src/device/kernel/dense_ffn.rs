@@ -6,7 +6,7 @@ use super::launch::{
 };
 use super::quantize::{codes_bytes, halved_input, halves_bytes, input};
 use super::sparse_ffn::{PartRows, SlotBlocks};
-use super::{DeviceKernel, Function, NONE, Operand, View};
+use super::{DeviceKernel, Function, KernelWork, NONE, Operand, View};
 use crate::cpu::{Columns, Kernels, Rows};
 use crate::device::Buffer;
 use crate::formats::rows;
@@ -144,7 +144,7 @@ impl DeviceKernel for DenseFfn {
         see(Operand::written(self.out, n * hidden * 4));
     }
 
-    fn run(&self, at: &dyn HostMemory, kernels: &Kernels, scratch: &mut Scratch) -> u64 {
+    fn run(&self, at: &dyn HostMemory, kernels: &Kernels, scratch: &mut Scratch) -> KernelWork {
         let &DenseFfn { ref layout, hidden, ffn, slots, n, .. } = self;
         let (block_bytes, down) = (layout.bytes(), layout.down());
         let rows = self.blocks.here(at, layout, slots);
@@ -160,14 +160,14 @@ impl DeviceKernel for DenseFfn {
         counts.clear();
         counts.extend_from_slice(words(at, self.counts, DenseFfn::parts(layout, n) * ffn));
         row.resize(hidden, 0.0);
-        let mut read = 0;
+        let mut work = KernelWork::default();
         for (slot, &neuron) in bucket.iter().enumerate().filter(|(_, neuron)| **neuron != NONE) {
             let neuron = neuron as usize;
             assert!(neuron < ffn, "the bucket names neuron {neuron} of {ffn}");
             let (downs, stride) = rows[self.kind.rows() - 1];
             rows::decode(down.quant, &downs[slot * stride..][..down.bytes], row);
             let of_columns = weights.map(|(weights, each)| &weights[neuron / each * n..][..n]);
-            read += block_bytes as u64;
+            work += KernelWork::products(block_bytes as u64, self.kind.rows() * hidden, n);
             let bias = up_bias.get(neuron).copied().unwrap_or(0.0);
             let mut count = 0;
             for (b, out) in out.chunks_exact_mut(hidden).enumerate() {
@@ -184,7 +184,7 @@ impl DeviceKernel for DenseFfn {
             counts.iter_mut().skip(neuron).step_by(ffn).for_each(|count| *count = 0);
             counts[neuron] = count;
         }
-        read
+        work
     }
 
     fn store(&self, scratch: &Scratch, at: &mut dyn HostMemory) {

@@ -3,7 +3,7 @@
 use super::host::{HostMemory, add, bytes, numbers, put, words};
 use super::launch::{Addresses, Launch, Launches, RowKind, SCRATCH_ALIGN, activation_words};
 use super::quantize::{codes_bytes, input};
-use super::{DeviceKernel, Function, NONE, Operand, View};
+use super::{DeviceKernel, Function, KernelWork, NONE, Operand, View};
 use crate::cpu::{Columns, Kernels, MAX_COLUMNS, Rows};
 use crate::device::Buffer;
 use crate::formats::rows::Quant;
@@ -153,14 +153,14 @@ impl DeviceKernel for ExpertFfn {
         see(Operand::written(self.output, n * hidden * 4));
     }
 
-    fn run(&self, at: &dyn HostMemory, kernels: &Kernels, scratch: &mut Scratch) -> u64 {
+    fn run(&self, at: &dyn HostMemory, kernels: &Kernels, scratch: &mut Scratch) -> KernelWork {
         let &ExpertFfn { slots, used, n, hidden, .. } = self;
         assert!(n <= MAX_COLUMNS);
         let chosen = words(at, self.chosen, ExpertFfn::chosen_words(n, used));
         let x = numbers(at, self.input, n * hidden);
         scratch.sum.clear();
         scratch.sum.resize(n * hidden, 0.0);
-        let mut read = 0;
+        let mut work = KernelWork::default();
         for slot in 0..slots {
             let pairs = chosen.chunks_exact(2).enumerate();
             let pairs = pairs.filter(|(_, pair)| pair[0] != NONE && (pair[0] % NUMBERS) as usize == slot);
@@ -171,14 +171,15 @@ impl DeviceKernel for ExpertFfn {
             }
             if !scratch.tokens.is_empty() {
                 self.expert(at, kernels, slot, x, scratch);
-                read += self.slot_bytes().iter().sum::<usize>() as u64;
+                let bytes = self.slot_bytes().iter().sum::<usize>() as u64;
+                work += KernelWork::products(bytes, 3 * hidden * self.ffn, scratch.tokens.len());
             }
         }
         assert!(
             chosen.chunks_exact(2).all(|pair| pair[0] == NONE || ((pair[0] % NUMBERS) as usize) < slots),
             "{chosen:?}"
         );
-        read
+        work
     }
 
     fn store(&self, scratch: &Scratch, at: &mut dyn HostMemory) {

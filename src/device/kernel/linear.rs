@@ -3,7 +3,7 @@
 use super::host::{HostMemory, bytes, numbers};
 use super::launch::{Addresses, Launch, Launches, ROW_COLUMNS, RowKind, for_quants_and_widths, width};
 use super::quantize::{codes_bytes, halved_input, halves_bytes, input};
-use super::{DeviceKernel, Function, Operand, View, matmul};
+use super::{DeviceKernel, Function, KernelWork, Operand, View, matmul};
 use crate::cpu::{Columns, Kernels, Rows};
 use crate::device::Buffer;
 use crate::formats::rows::Quant;
@@ -72,7 +72,7 @@ impl DeviceKernel for Linear {
         see(Operand::written(self.out, self.out_numbers() * 4));
     }
 
-    fn run(&self, at: &dyn HostMemory, kernels: &Kernels, Scratch { columns, out }: &mut Scratch) -> u64 {
+    fn run(&self, at: &dyn HostMemory, kernels: &Kernels, Scratch { columns, out }: &mut Scratch) -> KernelWork {
         let &Linear { quant, rows, cols, n, .. } = self;
         columns.set(numbers(at, self.x, n * cols), n, quant);
         let stride = quant.row_bytes(cols);
@@ -92,7 +92,7 @@ impl DeviceKernel for Linear {
                 Then::Add => out.iter_mut().zip(before).for_each(|(out, before)| *out += before),
             }
         }
-        weights.len() as u64
+        KernelWork::products(weights.len() as u64, rows * cols, n)
     }
 
     fn store(&self, scratch: &Scratch, at: &mut dyn HostMemory) {

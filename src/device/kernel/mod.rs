@@ -77,9 +77,8 @@ macro_rules! kernels {
                 }
             }
 
-            /// Runs it on what the memory holds now; the result stays in `scratch` until [`Call::store`]. Returns bytes of weights,
-            /// keys and values that were read.
-            pub fn run(&self, at: &dyn HostMemory, kernels: &Kernels, scratch: &mut HostScratch) -> u64 {
+            /// Runs it on what the memory holds now; the result stays in `scratch` until [`Call::store`].
+            pub fn run(&self, at: &dyn HostMemory, kernels: &Kernels, scratch: &mut HostScratch) -> KernelWork {
                 match self {
                     $(Call::$call(call) => call.run(at, kernels, &mut scratch.$module)),*
                 }
@@ -158,6 +157,29 @@ pub const HEADERS: &[(&str, &str)] = &[
     ("tiles.cuh", include_str!("../../../kernels/tiles.cuh")),
 ];
 
+/// What a run of a kernel took, for a clock that is made of rates.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct KernelWork {
+    /// Bytes of weights, keys and values that it read.
+    pub bytes: u64,
+    /// Multiplications and additions of its products, each counted.
+    pub operations: u64,
+}
+
+impl KernelWork {
+    /// The products of rows of `bytes` bytes and `numbers` numbers together with `n` columns.
+    fn products(bytes: u64, numbers: usize, n: usize) -> KernelWork {
+        KernelWork { bytes, operations: 2 * (numbers * n) as u64 }
+    }
+}
+
+impl std::ops::AddAssign for KernelWork {
+    fn add_assign(&mut self, other: KernelWork) {
+        self.bytes += other.bytes;
+        self.operations += other.operations;
+    }
+}
+
 /// One kernel: everything that a device has to know of it. Static dispatch: [`Call`] knows them all.
 pub trait DeviceKernel {
     /// What a run on the host works in, and its result until it is stored.
@@ -166,9 +188,8 @@ pub trait DeviceKernel {
     /// Shows what it reads and writes.
     fn operands(&self, see: &mut dyn FnMut(Operand));
 
-    /// Computes it on the host without writing to memory: the truth of every device. Returns bytes of weights, keys and values that
-    /// were read.
-    fn run(&self, at: &dyn HostMemory, kernels: &Kernels, scratch: &mut Self::Scratch) -> u64;
+    /// Computes it on the host without writing to memory: the truth of every device.
+    fn run(&self, at: &dyn HostMemory, kernels: &Kernels, scratch: &mut Self::Scratch) -> KernelWork;
 
     /// Writes the result of the last run to memory.
     fn store(&self, scratch: &Self::Scratch, at: &mut dyn HostMemory);

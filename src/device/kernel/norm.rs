@@ -2,7 +2,7 @@
 
 use super::host::{HostMemory, numbers, put};
 use super::launch::{Addresses, Launch, Launches, WARP};
-use super::{DeviceKernel, Function, Operand, View};
+use super::{DeviceKernel, Function, KernelWork, Operand, View};
 use crate::cpu::Kernels;
 use crate::device::Buffer;
 use crate::model::config::Norm as NormKind;
@@ -41,7 +41,7 @@ impl DeviceKernel for Norm {
         see(Operand::written(out, n * hidden * 4));
     }
 
-    fn run(&self, at: &dyn HostMemory, _: &Kernels, out: &mut Vec<f32>) -> u64 {
+    fn run(&self, at: &dyn HostMemory, _: &Kernels, out: &mut Vec<f32>) -> KernelWork {
         let (weight, bias) = (at.of(self.weight), at.of(self.bias));
         out.clear();
         for x in numbers(at, self.x, self.n * self.hidden).chunks_exact(self.hidden) {
@@ -56,7 +56,7 @@ impl DeviceKernel for Norm {
             let value = |(i, v): (usize, &f32)| (v - centre) * scale * of(weight, i, 1.0) + of(bias, i, 0.0);
             out.extend(x.iter().enumerate().map(value));
         }
-        0
+        KernelWork::default()
     }
 
     fn store(&self, out: &Vec<f32>, at: &mut dyn HostMemory) {

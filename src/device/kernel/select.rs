@@ -2,7 +2,7 @@
 
 use super::host::{HostMemory, numbers, put, words};
 use super::launch::{Addresses, Launch, Launches, WARP};
-use super::{DeviceKernel, Function, NONE, Operand, View};
+use super::{DeviceKernel, Function, KernelWork, NONE, Operand, View};
 use crate::cpu::Kernels;
 use crate::device::Buffer;
 
@@ -39,7 +39,7 @@ impl DeviceKernel for Select {
         see(Operand::written(self.masks, self.ffn * 4));
     }
 
-    fn run(&self, at: &dyn HostMemory, _: &Kernels, out: &mut Vec<f32>) -> u64 {
+    fn run(&self, at: &dyn HostMemory, _: &Kernels, out: &mut Vec<f32>) -> KernelWork {
         let scores = numbers(at, self.scores, self.n * self.ffn);
         let mask = |i: usize, min_score: f32| {
             let wanted = |b: usize| u32::from(scores[b * self.ffn + i] >= min_score);
@@ -50,7 +50,7 @@ impl DeviceKernel for Select {
         for &neuron in words(at, self.bucket, self.slots).iter().filter(|&&neuron| neuron != NONE) {
             out[neuron as usize] = mask(neuron as usize, self.min_scores[1]);
         }
-        0
+        KernelWork::default()
     }
 
     fn store(&self, masks: &Vec<f32>, at: &mut dyn HostMemory) {

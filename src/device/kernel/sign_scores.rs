@@ -2,7 +2,7 @@
 
 use super::host::{HostMemory, numbers, put};
 use super::launch::{Addresses, Launch, Launches};
-use super::{DeviceKernel, Function, Operand, View};
+use super::{DeviceKernel, Function, KernelWork, Operand, View};
 use crate::cpu::Kernels;
 use crate::cpu::sign::{self, BitLine};
 use crate::device::Buffer;
@@ -54,7 +54,7 @@ impl DeviceKernel for SignScores {
         see(Operand::written(scores, n * ffn * 4));
     }
 
-    fn run(&self, at: &dyn HostMemory, kernels: &Kernels, Scratch { bits, scores }: &mut Scratch) -> u64 {
+    fn run(&self, at: &dyn HostMemory, kernels: &Kernels, Scratch { bits, scores }: &mut Scratch) -> KernelWork {
         let &SignScores { hidden, ffn, n, .. } = self;
         let lines = sign::lines(hidden);
         bits.clear();
@@ -65,7 +65,8 @@ impl DeviceKernel for SignScores {
         scores.resize(n * ffn, 0.0);
         let rows: &[BitLine] = &bytemuck::cast_slice(at.of(self.bits))[..ffn * lines];
         sign::scores(kernels.isa, rows, bits, hidden, scores, ffn);
-        size_of_val(rows) as u64
+        // Of bits, which are counted by words: it is reading that takes time.
+        KernelWork { bytes: size_of_val(rows) as u64, operations: 0 }
     }
 
     fn store(&self, scratch: &Scratch, at: &mut dyn HostMemory) {

@@ -6,7 +6,7 @@ use super::launch::{
     width,
 };
 use super::quantize::{codes_bytes, input};
-use super::{DeviceKernel, Function, NONE, Operand, View};
+use super::{DeviceKernel, Function, KernelWork, NONE, Operand, View};
 use crate::cpu::aligned::Aligned;
 use crate::cpu::{Columns, Kernels, MAX_COLUMNS, Rows};
 use crate::device::Buffer;
@@ -258,7 +258,7 @@ impl DeviceKernel for SparseFfn {
         see(Operand::written(self.output, SparseFfn::output_bytes(n, hidden, slots)));
     }
 
-    fn run(&self, at: &dyn HostMemory, kernels: &Kernels, scratch: &mut Scratch) -> u64 {
+    fn run(&self, at: &dyn HostMemory, kernels: &Kernels, scratch: &mut Scratch) -> KernelWork {
         let &SparseFfn { ref layout, hidden, ffn, mixture, slots, n, .. } = self;
         let rows = self.blocks.here(at, layout, slots);
         let input = numbers(at, self.input, n * hidden);
@@ -270,7 +270,7 @@ impl DeviceKernel for SparseFfn {
         scratch.sum.fill(0.0);
         scratch.fired.clear();
         scratch.fired.resize(n * SparseFfn::fired_words(slots), 0);
-        let mut read = 0;
+        let (mut work, first) = (KernelWork::default(), layout.gate_or_up().bytes as u64);
         let resident = bucket.iter().map(|&neuron| neuron as usize).enumerate().filter(|(_, n)| *n != NONE as usize);
         for (slot, neuron) in resident {
             assert!(neuron < ffn, "the bucket names neuron {neuron} of {ffn}");
@@ -280,10 +280,12 @@ impl DeviceKernel for SparseFfn {
             };
             if wanted != 0 {
                 let bias = up_bias.get(neuron).copied().unwrap_or(0.0);
-                read += self.neuron(&rows, (slot, bias), (wanted, weights), kernels, scratch);
+                let bytes = self.neuron(&rows, (slot, bias), (wanted, weights), kernels, scratch);
+                let parts = if bytes == first { 1 } else { self.kind.rows() };
+                work += KernelWork::products(bytes, parts * hidden, wanted.count_ones() as usize);
             }
         }
-        read
+        work
     }
 
     fn store(&self, scratch: &Scratch, at: &mut dyn HostMemory) {

@@ -12,7 +12,8 @@ mod streams;
 
 use super::kernel::HostScratch;
 use super::{
-    Block, Buffer, Call, Device, Event, Fault, HostWork, Memory, MoveMethod, OutOfMemory, Stream, Totals, run,
+    Block, Buffer, Call, Device, Event, Fault, HostWork, KernelWork, Memory, MoveMethod, OutOfMemory, Stream, Totals,
+    run,
 };
 use crate::cpu::Kernels;
 use crate::prng::Prng;
@@ -29,6 +30,8 @@ pub const HOST_CALL_NS: u64 = 200;
 pub struct Rates {
     /// How fast a kernel reads the device's memory, GB/s.
     pub device_gb_s: f64,
+    /// How fast kernels multiply and add, GFLOP/s, each counted.
+    pub device_gflops: f64,
     /// How fast the link is in each direction, GB/s.
     pub link_gb_s: f64,
     /// How fast all cores of the host read its memory, GB/s.
@@ -45,9 +48,15 @@ pub struct Rates {
 
 impl Rates {
     fn check(self) -> Rates {
-        let rates = [self.device_gb_s, self.link_gb_s, self.host_gb_s, self.host_gflops];
+        let rates = [self.device_gb_s, self.device_gflops, self.link_gb_s, self.host_gb_s, self.host_gflops];
         assert!(rates.iter().all(|&rate| rate > 0.0), "rates are above zero: {self:?}");
         self
+    }
+
+    /// How long a kernel takes: what is longer of reading and of arithmetic.
+    fn kernel_ns(self, work: KernelWork) -> u64 {
+        let reading = Rates::ns(self.call_us, work.bytes, self.device_gb_s);
+        reading.max(Rates::ns(self.call_us, work.operations, self.device_gflops))
     }
 
     /// GB/s are bytes per nanosecond, and GFLOP/s operations.

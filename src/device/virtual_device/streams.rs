@@ -1,7 +1,7 @@
 //! The streams of a virtual device: the operations on them, and when they happen.
 
 use super::{Faults, HOST_CALL_NS, Rates, VirtualDevice};
-use crate::device::{Buffer, Call, Event, Fault, Stream};
+use crate::device::{Buffer, Call, Event, Fault, KernelWork, Stream};
 use std::collections::VecDeque;
 
 /// Most copies that are overtaken at a time; further ones stay in order.
@@ -186,14 +186,14 @@ impl VirtualDevice {
             }
             Work::Launch(call) => {
                 let writes = self.writes(&call);
-                let bytes = self.run(s, &call);
+                let work = self.run(s, &call);
                 if self.fails_at == Some(self.totals.launches + 1) {
                     self.fail();
                     return;
                 }
-                let ns = Rates::ns(self.rates.call_us, bytes, self.rates.device_gb_s);
+                let ns = self.rates.kernel_ns(work);
                 self.totals.launches += 1;
-                self.totals.device_bytes += bytes;
+                self.totals.device_bytes += work.bytes;
                 self.totals.busy_ns[s] += ns;
                 self.queues[s].begun = Some(Begun { ends_ns: now + ns, lost: false, writes });
             }
@@ -303,8 +303,8 @@ impl VirtualDevice {
         sum
     }
 
-    /// Runs the kernel on what the memory holds now and returns the bytes of weights, keys and values that it read.
-    fn run(&mut self, s: usize, call: &Call) -> u64 {
+    /// Runs the kernel on what the memory holds now.
+    fn run(&mut self, s: usize, call: &Call) -> KernelWork {
         let VirtualDevice { scratch, buffers, kernels, .. } = self;
         call.run(buffers, kernels, &mut scratch[s])
     }

@@ -125,7 +125,7 @@ impl Split {
         let missing = self.host_selection.neurons.len();
         let Some(Streaming { costs, .. }) = &self.streaming else { return (missing, 0) };
         let carried = runs(&self.host_selection.neurons, costs.bridge(), &mut self.runs);
-        let on_cpu = costs.on_cpu(missing, self.runs.len(), carried, n);
+        let on_cpu = costs.on_cpu((missing, ffn - missing), (self.runs.len(), carried), n);
         let others = &self.host_selection.neurons[..missing - on_cpu];
         (on_cpu, runs(others, costs.bridge(), &mut self.runs))
     }

@@ -178,16 +178,16 @@ impl Split {
         // The device reads the shared expert for all tokens, as if it were so many others.
         let (_, weights) = mixture(pass, l);
         let of_shared = weights.shared_bytes().div_ceil(weights.experts[0].bytes());
-        let mut resident = of_shared * n.div_ceil(MAX_COLUMNS) as u64;
+        let (mut reads_here, mut tokens_here) = (of_shared * n.div_ceil(MAX_COLUMNS) as u64, of_shared * n as u64);
         missing.clear();
         for group in &routes.groups {
             let reads = reads(tokens(group));
             match in_slot(group.expert) {
-                true => resident += u64::from(reads),
+                true => (reads_here, tokens_here) = (reads_here + u64::from(reads), tokens_here + group.tokens as u64),
                 false => missing.push(Missing { expert: group.expert, tokens: group.tokens as u32, groups: reads }),
             }
         }
-        *copied = costs.divide(missing, n, resident, *half).copied;
+        *copied = costs.divide(missing, n, (reads_here, tokens_here), *half).copied;
         is_copied.clear();
         is_copied.resize(experts.count, false);
         missing[..*copied].iter().for_each(|missing| is_copied[missing.expert] = true);

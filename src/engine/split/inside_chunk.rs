@@ -41,9 +41,11 @@ impl Split {
         if half == 0 || !c.ffn.is_multiple_of(4) {
             return Ok(());
         }
-        // Every piece is three copies, of which the costs have those of one.
-        let more = (c.ffn.div_ceil(half) - 1) as f64;
-        let costs = ExpertCosts { link_us: costs.link_us + more * 3.0 * costs.copy_us, ..costs };
+        // Every piece is three copies, of which the costs have those of one; every column is multiplied, whether its token has the expert or not.
+        let (more, columns) = ((c.ffn.div_ceil(half) - 1) as f64, crate::cpu::MAX_COLUMNS as f64);
+        let (link_us, device_us) =
+            (costs.link_us + more * 3.0 * costs.copy_us, costs.device_us.max(columns * costs.device_token_us));
+        let costs = ExpertCosts { link_us, device_us, device_token_us: 0.0, ..costs };
         let device = &mut self.device;
         let scratch = device.alloc(2 * half as u64 * block)?;
         let mut two = || [device.event(), device.event()];
@@ -96,7 +98,7 @@ impl Split {
             groups,
         };
         experts.extend(routes.groups.iter().map(of));
-        *copied = costs.divide(experts, n, 0, (*half / c.ffn).max(1)).copied;
+        *copied = costs.divide(experts, n, (0, 0), (*half / c.ffn).max(1)).copied;
         let copied = &experts[..*copied];
         self.experts.on_host.take(routes, |expert| copied.iter().all(|of| of.expert != expert));
         copied.iter().map(|of| u64::from(of.tokens)).sum()

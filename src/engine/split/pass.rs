@@ -307,7 +307,10 @@ impl Split {
         let qkv: &mut [f32] = bytemuck::cast_slice_mut(qkv);
         let attended: &mut [f32] = bytemuck::cast_slice_mut(&mut host.attended[..n * c.q_dim()]);
         attention::rotate_and_put(c, &model.layers[l], caches, l, positions, qkv, cos_sin);
+        let mut lap = clock::now();
         attention::attention(pool, kernels, c, &model.layers[l], caches, l, positions, qkv, attend, attended);
+        let (bytes, operations) = attention::work(c, l, positions);
+        device.worked(HostWork { bytes, operations, ns: clock::lap(&mut lap) });
         device.note(Note::Host(Stage::Attention));
         let bytes = size_of_val(attended);
         unsafe { device.copy_in(Stream::Compute, attended.as_ptr().cast(), bytes, workspace.attended, 0) };

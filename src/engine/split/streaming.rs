@@ -24,7 +24,7 @@ fn bytes_us(bytes: usize, gb_s: f64) -> f64 {
     bytes as f64 / (gb_s * 1e3)
 }
 
-/// The CPU's time for the products of so many weights with one column, us: each is a multiplication and an addition.
+/// Time for the products of so many weights with one column, us: each is a multiplication and an addition.
 fn products_us(weights: usize, gflops: f64) -> f64 {
     2.0 * weights as f64 / (gflops * 1e3)
 }
@@ -36,6 +36,8 @@ pub struct ChunkCosts {
     pub column_us: f64,
     /// Reading a neuron's block once from host memory.
     pub read_us: f64,
+    /// Arithmetic of the device for one neuron and one column.
+    pub device_us: f64,
     /// Copying a neuron's block over the link.
     pub link_us: f64,
     /// Starting a copy, of one block or of many neighbours.
@@ -52,6 +54,7 @@ impl ChunkCosts {
         ChunkCosts {
             column_us: products_us(c.ffn_kind.rows() * c.hidden, machine.host_gflops),
             read_us: bytes_us(block_bytes, machine.dram_gb_s),
+            device_us: products_us(c.ffn_kind.rows() * c.hidden, machine.device_gflops),
             link_us: bytes_us(block_bytes, machine.link_gb_s),
             copy_us: machine.copy_us,
             cross_us: bytes_us(2 * 4 * c.hidden, machine.link_gb_s),
@@ -64,22 +67,27 @@ impl ChunkCosts {
         (self.copy_us / self.link_us) as usize
     }
 
-    /// How many of a layer's `missing` neurons the CPU computes for `n` columns: as many as it finishes while the link brings the others.
-    /// `runs` copies of `carried` blocks together would bring all of them. With c of m neurons on the CPU,
+    /// How many of a layer's neurons, `missing` of which are in no slot, the CPU computes for `n` columns: as many as it finishes while the
+    /// link brings the others and the device computes them and those in its `slots`. `runs` copies of `carried` blocks together would bring
+    /// all of them. With c of m neurons on the CPU,
     ///
     /// ```text
-    /// cross n + sync + c t_cpu = (m - c) t_link
+    /// cross n + sync + c t_cpu = max((m - c) t_link, (slots + m - c) n t_device)
     /// ```
     ///
-    /// where t_cpu is the longer of a neuron's arithmetic and of reading it, and t_link what a missing neuron takes of the link.
-    pub fn on_cpu(&self, missing: usize, runs: usize, carried: usize, n: usize) -> usize {
-        let link = runs as f64 * self.copy_us + carried as f64 * self.link_us;
+    /// where t_cpu is the longer of a neuron's arithmetic and of reading it, t_link what a missing neuron takes of the link, and t_device the
+    /// device's arithmetic for one column.
+    pub fn on_cpu(&self, (missing, slots): (usize, usize), (runs, carried): (usize, usize), n: usize) -> usize {
         let before = n as f64 * self.cross_us + self.sync_us;
         let cpu = (n as f64 * self.column_us).max(self.read_us);
-        if missing == 0 || link <= before {
+        let (link, device) = (runs as f64 * self.copy_us + carried as f64 * self.link_us, n as f64 * self.device_us);
+        if missing == 0 {
             return 0;
         }
-        (((link - before) / (link / missing as f64 + cpu)) as usize).min(missing)
+        // Up to where the CPU takes as long as each of the two; the longer of them falls as the CPU takes more.
+        let beside_link = (link - before) / (link / missing as f64 + cpu);
+        let beside_device = ((missing + slots) as f64 * device - before) / (device + cpu);
+        (beside_link.max(beside_device).max(0.0) as usize).min(missing)
     }
 }
 
@@ -94,6 +102,8 @@ pub struct ExpertCosts {
     pub link_us: f64,
     /// Reading an expert once from the device's memory.
     pub device_us: f64,
+    /// Arithmetic of the device for one expert and one token.
+    pub device_token_us: f64,
     /// Starting a kernel of the device.
     pub call_us: f64,
     /// Setting the CPU's threads to work on a layer's experts.
@@ -143,6 +153,7 @@ impl ExpertCosts {
             read_us: bytes_us(expert_bytes, machine.dram_gb_s),
             link_us: bytes_us(expert_bytes, machine.link_gb_s) + EXPERT_COPIES * machine.copy_us,
             device_us: bytes_us(expert_bytes, machine.device_gb_s),
+            device_token_us: products_us(expert_weights, machine.device_gflops),
             call_us: machine.call_us,
             start_us: EXPERT_CALLS * machine.call_us,
             copy_us: machine.copy_us,
@@ -155,11 +166,16 @@ impl ExpertCosts {
         (n.div_ceil(MAX_COLUMNS) + 1) as f64 * self.call_us
     }
 
+    /// The device's time for experts that it reads so many times for so many tokens of theirs.
+    fn device(&self, reads: u64, tokens: u64) -> f64 {
+        (reads as f64 * self.device_us).max(tokens as f64 * self.device_token_us)
+    }
+
     /// Sorts a layer's `missing` experts, those with the most tokens first, and says how many of the first are to be copied so that the
-    /// layer is done soonest. The chunk has `n` tokens, the device reads the experts in slots `resident` times, and there is scratch memory
+    /// layer is done soonest. The chunk has `n` tokens, the device reads the experts in slots `reads` times for `tokens` of theirs, and there is scratch memory
     /// for two times `half` experts; with 0 nothing is copied. While one half is computed the next experts are copied to the other, and the
     /// CPU computes the rest meanwhile.
-    pub fn divide(&self, missing: &mut [Missing], n: usize, resident: u64, half: usize) -> Division {
+    pub fn divide(&self, missing: &mut [Missing], n: usize, (reads, tokens): (u64, u64), half: usize) -> Division {
         missing.sort_unstable_by_key(|missing| (Reverse(missing.tokens), missing.expert));
         let of_cpu = |missing: &Missing| (f64::from(missing.tokens) * self.token_us).max(self.read_us);
         let mut rest_us: f64 = missing.iter().map(of_cpu).sum();
@@ -168,7 +184,7 @@ impl ExpertCosts {
             true => Division { copied, device_us, ..Division::default() },
             false => Division { copied, device_us, cpu_us: self.start_us + rest_us, merge_us },
         };
-        let resident_us = if resident > 0 { resident as f64 * self.device_us + self.calls_us(n) } else { 0.0 };
+        let resident_us = if reads > 0 { self.device(reads, tokens) + self.calls_us(n) } else { 0.0 };
         let mut best = division(0, resident_us, rest_us);
         let mut turns =
             Turns { done_us: [0.0; 2], link_us: 0.0, before_us: resident_us, after_us: resident_us, work_us: 0.0 };
@@ -176,7 +192,7 @@ impl ExpertCosts {
             if i % half == 0 {
                 turns.begin(i > 0, self.calls_us(n));
             }
-            turns.add(self.link_us, f64::from(expert.groups) * self.device_us);
+            turns.add(self.link_us, self.device(expert.groups.into(), expert.tokens.into()));
             rest_us -= of_cpu(expert);
             let now = division(i + 1, turns.after_us, rest_us);
             if now.us() < best.us() {
@@ -247,8 +263,15 @@ mod tests {
     use crate::prng::Prng;
 
     /// Of a 7B model in f16, 256 columns: a PC of 500 GFLOP/s and a link of 25 GB/s.
-    const COSTS: ChunkCosts =
-        ChunkCosts { column_us: 0.05, read_us: 0.4, link_us: 1.0, copy_us: 1.5, cross_us: 1.3, sync_us: 11.0 };
+    const COSTS: ChunkCosts = ChunkCosts {
+        column_us: 0.05,
+        read_us: 0.4,
+        device_us: 0.003,
+        link_us: 1.0,
+        copy_us: 1.5,
+        cross_us: 1.3,
+        sync_us: 11.0,
+    };
 
     #[test]
     fn runs_bring_every_neuron_once_and_bridge_no_more_than_they_may() {
@@ -274,13 +297,16 @@ mod tests {
 
     #[test]
     fn most_neurons_go_over_a_fast_link_and_few_over_a_slow_one() {
-        let fast = COSTS.on_cpu(8000, 100, 8200, 256);
+        let fast = COSTS.on_cpu((8000, 0), (100, 8200), 256);
         assert!((400..800).contains(&fast), "{fast}");
-        let slow = ChunkCosts { link_us: 100.0, ..COSTS }.on_cpu(8000, 100, 8200, 256);
+        let slow = ChunkCosts { link_us: 100.0, ..COSTS }.on_cpu((8000, 0), (100, 8200), 256);
         assert!((6500..8000).contains(&slow), "{slow}");
         // What the crossing alone costs pays for no CPU.
-        assert_eq!(COSTS.on_cpu(300, 1, 300, 256), 0);
-        assert_eq!(COSTS.on_cpu(0, 0, 0, 256), 0);
+        assert_eq!(COSTS.on_cpu((300, 0), (1, 300), 256), 0);
+        assert_eq!(COSTS.on_cpu((0, 8000), (0, 0), 256), 0);
+        // A device that is busy with its slots for as long as ten times the link leaves ten times as many to the CPU.
+        let busy = COSTS.on_cpu((8000, 100_000), (100, 8200), 256);
+        assert!((4800..6500).contains(&busy), "{busy}");
     }
 
     /// Of Qwen3-30B-A3B in 4 bits on a PC of 400 GFLOP/s, a link of 25 GB/s and a card of 360 GB/s.
@@ -289,6 +315,7 @@ mod tests {
         read_us: 60.0,
         link_us: 120.0,
         device_us: 8.0,
+        device_token_us: 0.25,
         call_us: 5.0,
         start_us: 20.0,
         copy_us: 2.0,
@@ -301,14 +328,15 @@ mod tests {
     }
 
     /// When the device is done if the first of these experts are copied: by the clock of a device with two halves, turn after turn.
-    fn device_us(costs: &ExpertCosts, copied: &[Missing], n: usize, resident: u64, half: usize) -> f64 {
+    fn device_us(costs: &ExpertCosts, copied: &[Missing], n: usize, (reads, tokens): (u64, u64), half: usize) -> f64 {
         let calls = (n.div_ceil(32) + 1) as f64 * costs.call_us;
         let (mut link, mut free) = (0f64, [0f64; 2]);
-        let mut device = if resident > 0 { resident as f64 * costs.device_us + calls } else { 0.0 };
+        let work = |reads: f64, tokens: f64| (reads * costs.device_us).max(tokens * costs.device_token_us);
+        let mut device = if reads > 0 { work(reads as f64, tokens as f64) + calls } else { 0.0 };
         for (turn, experts) in copied.chunks(half.max(1)).enumerate() {
             link = link.max(free[turn % 2]) + experts.len() as f64 * costs.link_us;
-            let reads: u32 = experts.iter().map(|expert| expert.groups).sum();
-            device = device.max(link) + f64::from(reads) * costs.device_us + calls;
+            let each = |e: &Missing| work(e.groups.into(), e.tokens.into());
+            device = device.max(link) + experts.iter().map(each).sum::<f64>() + calls;
             free[turn % 2] = device;
         }
         device
@@ -324,13 +352,15 @@ mod tests {
                 read_us: any(1.0, 500.0),
                 link_us: any(1.0, 500.0),
                 device_us: any(0.1, 100.0),
+                device_token_us: any(0.01, 20.0),
                 call_us: any(0.1, 20.0),
                 start_us: any(1.0, 100.0),
                 copy_us: any(0.1, 10.0),
                 cross_us: any(0.01, 5.0),
             };
             let tokens: Vec<u32> = (0..prng.below(129)).map(|_| 1 + prng.below(40) as u32).collect();
-            let (n, resident, half) = (33 + prng.below(224) as usize, prng.below(300), prng.below(6) as usize);
+            let (n, half) = (33 + prng.below(224) as usize, prng.below(6) as usize);
+            let resident = (prng.below(300), prng.below(3000));
             let mut sorted = missing(&tokens);
             let found = costs.divide(&mut sorted, n, resident, half);
             let mut experts: Vec<usize> = sorted.iter().map(|missing| missing.expert).collect();
@@ -360,7 +390,7 @@ mod tests {
     #[test]
     fn experts_stay_where_nothing_is_gained_by_copying_them() {
         let many = [16; 60];
-        let fast = EXPERTS.divide(&mut missing(&many), 256, 500, 4);
+        let fast = EXPERTS.divide(&mut missing(&many), 256, (500, 900), 4);
         assert!((30..60).contains(&fast.copied), "{fast:?}");
         // Neither waits long for the other: not longer than one expert takes.
         assert!((fast.device_us - fast.cpu_us).abs() < 16.0 * EXPERTS.token_us, "{fast:?}");
@@ -368,10 +398,11 @@ mod tests {
             ("no room", EXPERTS, 0),
             ("a slow link", ExpertCosts { link_us: 1e6, ..EXPERTS }, 4),
             ("a device that is busy with what lies there", ExpertCosts { device_us: 100.0, ..EXPERTS }, 4),
+            ("one that multiplies slowly", ExpertCosts { device_token_us: 100.0, ..EXPERTS }, 4),
         ] {
-            assert_eq!(costs.divide(&mut missing(&many), 256, 500, half).copied, 0, "{why}");
+            assert_eq!(costs.divide(&mut missing(&many), 256, (500, 900), half).copied, 0, "{why}");
         }
-        let nothing = EXPERTS.divide(&mut [], 256, 500, 4);
+        let nothing = EXPERTS.divide(&mut [], 256, (500, 900), 4);
         assert_eq!((nothing.copied, nothing.cpu_us, nothing.merge_us), (0, 0.0, 0.0));
     }
 
@@ -383,12 +414,14 @@ mod tests {
             let costs = ChunkCosts {
                 column_us: any(0.001, 1.0),
                 read_us: any(0.05, 5.0),
+                device_us: any(0.0001, 0.1),
                 link_us: any(0.05, 20.0),
                 copy_us: any(0.1, 10.0),
                 cross_us: any(0.1, 5.0),
                 sync_us: any(1.0, 30.0),
             };
             let (missing, n) = (1 + seed as usize * 37, 33 + seed as usize % 224);
+            let slots = prng.below(8000) as usize;
             let link = 5.0 * costs.copy_us + missing as f64 * costs.link_us;
             let time = |c: usize| {
                 let cpu = if c == 0 {
@@ -397,12 +430,13 @@ mod tests {
                     let each = (n as f64 * costs.column_us).max(costs.read_us);
                     n as f64 * costs.cross_us + costs.sync_us + c as f64 * each
                 };
-                cpu.max(link * (missing - c) as f64 / missing as f64)
+                let device = (slots + missing - c) as f64 * n as f64 * costs.device_us;
+                cpu.max(link * (missing - c) as f64 / missing as f64).max(device)
             };
-            let chosen = costs.on_cpu(missing, 5, missing, n);
+            let chosen = costs.on_cpu((missing, slots), (5, missing), n);
             let best = (0..=missing).map(time).fold(f64::INFINITY, f64::min);
             // A whole neuron more or less.
-            let one = link / missing as f64;
+            let one = (link / missing as f64).max(n as f64 * costs.device_us);
             assert!(
                 time(chosen) <= best + one + 1e-9,
                 "seed {seed}: {chosen} of {missing}: {} and {best}",

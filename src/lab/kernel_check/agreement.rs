@@ -360,6 +360,7 @@ fn off(run: Run, quant: Quant, n: usize, device: &mut dyn Device) -> Result<f32>
     let (found, again) = (result(device, false)?, result(device, true)?);
     let rates = Rates {
         device_gb_s: 1.0,
+        device_gflops: 6000.0,
         link_gb_s: 1.0,
         host_gb_s: 1.0,
         host_gflops: 1.0,

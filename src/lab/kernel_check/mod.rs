@@ -94,6 +94,7 @@ mod tests {
     fn device() -> VirtualDevice {
         let rates = Rates {
             device_gb_s: 100.0,
+            device_gflops: 6000.0,
             link_gb_s: 1.0,
             host_gb_s: 1.0,
             host_gflops: 1.0,

@@ -107,8 +107,9 @@ pub(super) struct LayerNs {
 /// Rates of a machine for the chunks of a model.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct PromptCosts {
-    /// Attention's weights, for a chunk.
+    /// Reading attention's weights once, and their arithmetic for a token.
     attention_ns: f64,
+    attention_token_ns: f64,
     /// The head's, for the last token.
     pub head_ns: f64,
     experts: ExpertCosts,
@@ -131,6 +132,10 @@ impl PromptCosts {
         let block = real.block_bytes as f64;
         PromptCosts {
             attention_ns: (real.attention_bytes + 2 * real.state_bytes) as f64 / real.layers as f64 / m.device_gb_s,
+            // As many weights in a byte as experts have.
+            attention_token_ns: 2.0 * real.attention_bytes as f64 / real.layers as f64 * real.block_weights as f64
+                / block
+                / m.device_gflops,
             head_ns: real.head_bytes as f64 / m.device_gb_s,
             experts: ExpertCosts::of(m, real.hidden, real.block_bytes as usize, real.block_weights as usize),
             device_ns: block / m.device_gb_s,
@@ -143,9 +148,14 @@ impl PromptCosts {
         }
     }
 
+    /// Attention's products: the longer of reading and of arithmetic. Scores over earlier positions are left out.
+    fn attention(&self, n: f64) -> f64 {
+        self.attention_ns.max(n * self.attention_token_ns)
+    }
+
     /// Attention, the input's way to the host, and the choice of experts there, for `n` tokens.
     fn before(&self, n: f64) -> f64 {
-        self.attention_ns + n * self.cross_ns + self.copy_ns + self.sync_ns + self.call_ns + n * self.router_ns
+        self.attention(n) + n * self.cross_ns + self.copy_ns + self.sync_ns + self.call_ns + n * self.router_ns
     }
 
     /// A layer with these experts on the device, and scratch memory for two times `half` copied ones.
@@ -154,7 +164,10 @@ impl PromptCosts {
         let absent = (0..here.len()).filter(needed).filter(|&expert| !here[expert]);
         let as_missing = |expert| Missing { expert, tokens: asked.counts[expert], groups: asked.reads(expert) };
         let mut missing: Vec<Missing> = absent.map(as_missing).collect();
-        let resident = (0..here.len()).filter(|&e| here[e]).map(|e| u64::from(asked.reads(e))).sum();
+        let resident = (0..here.len()).filter(|&e| here[e]);
+        let resident = resident.fold((0, 0), |(reads, tokens), e| {
+            (reads + u64::from(asked.reads(e)), tokens + u64::from(asked.counts[e]))
+        });
         let on_cpu = self.experts.divide(&mut missing, n, resident, 0);
         let divided = self.experts.divide(&mut missing, n, resident, half);
         let all = |division: &Division| self.before(n as f64) + 1e3 * division.us();
@@ -168,10 +181,11 @@ impl PromptCosts {
     }
 
     /// A layer whose experts lie on the host, copied for the chunk before they are computed.
-    fn copied(&self, asked: &Asked) -> LayerNs {
+    fn copied(&self, n: usize, asked: &Asked) -> LayerNs {
         let needed = asked.counts.iter().filter(|&&tokens| tokens > 0).count() as f64;
-        let device = needed * self.device_ns;
-        let all = self.attention_ns + self.sync_ns + needed * (self.copy_ns + self.link_ns) + device;
+        let tokens: u32 = asked.counts.iter().sum();
+        let device = (needed * self.device_ns).max(f64::from(tokens) * 1e3 * self.experts.device_token_us);
+        let all = self.attention(n as f64) + self.sync_ns + needed * (self.copy_ns + self.link_ns) + device;
         LayerNs { all, on_cpu: all, device, cpu: 0.0, copied: 0 }
     }
 }
@@ -266,7 +280,7 @@ pub fn whole_layers(
                     // A layer of the trace may stand for several, of which some lie here.
                     let here = (on as f64 - layer as f64 * times).clamp(0.0, times);
                     let of = |here: &[bool]| costs.layer(chunk.len(), &asked, here, 0);
-                    let missing = if copies { costs.copied(&asked) } else { of(&none) };
+                    let missing = if copies { costs.copied(chunk.len(), &asked) } else { of(&none) };
                     sum.layer(of(&all), here, &asked, if here > 0.0 { &all } else { &none });
                     sum.add(missing.all * (times - here), missing.on_cpu * (times - here));
                     sum.cpu_ns += missing.cpu * (times - here);
