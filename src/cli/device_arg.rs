@@ -53,6 +53,10 @@ pub struct DeviceArgs {
     /// the daemon then no more]
     #[arg(long, value_name = "TOKENS", hide_short_help = true)]
     pub prompt_chunk: Option<usize>,
+    /// Parts of such a chunk that take turns between processor and device, 1 to 4, so that neither waits for the other [default: as many as
+    /// take the least time by the machine's rates; a mixture's chunk is one]
+    #[arg(long, value_name = "PARTS", hide_short_help = true)]
+    pub prompt_parts: Option<usize>,
     /// Layers that the scheduler looks ahead [default: 2 where the predictor was made for that, else 1]
     #[arg(long, value_name = "LAYERS")]
     pub lookahead: Option<usize>,
@@ -103,6 +107,7 @@ impl Default for DeviceArgs {
             graphs: Switch::Off,
             tensor_cores: TensorCores::Auto,
             prompt_chunk: None,
+            prompt_parts: None,
             lookahead: None,
             lookahead_on: LookaheadOnArg::Scheduler,
             deterministic: false,
@@ -209,6 +214,7 @@ impl DeviceArgs {
                 TensorCores::On => Some(Tiles::TensorCores),
             },
             chunk: self.prompt_chunk,
+            parts: self.prompt_parts,
             lookahead: self.lookahead,
             lookahead_on: match self.lookahead_on {
                 LookaheadOnArg::Scheduler => LookaheadOn::Scheduler,
@@ -231,6 +237,7 @@ impl DeviceArgs {
             ("--fail-after", self.fail_after.is_some()),
             ("--machine", self.machine.is_some()),
             ("--prompt-chunk", self.prompt_chunk.is_some()),
+            ("--prompt-parts", self.prompt_parts.is_some()),
             ("--lookahead", self.lookahead.is_some()),
             ("--lookahead-on device", self.lookahead_on == LookaheadOnArg::Device),
             ("--placement", self.placement != DeviceArgs::default().placement),

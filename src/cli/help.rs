@@ -50,7 +50,10 @@ const OPTIONS: [(&str, &[&str]); 5] = [
         "Device",
         &["device", "vram", "ffn_share", "policy", "machine", "graphs", "tensor_cores", "deterministic", "no_history"],
     ),
-    ("Experiments", &["placement", "placement_seed", "prompt_chunk", "lookahead", "vram_schedule", "trace"]),
+    (
+        "Experiments",
+        &["placement", "placement_seed", "prompt_chunk", "prompt_parts", "lookahead", "vram_schedule", "trace"],
+    ),
 ];
 
 const RUN_A_MODEL: [&str; 7] = ["run", "chat", "serve", "load", "bench", "eval", "logits-hash"];

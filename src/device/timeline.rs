@@ -185,6 +185,10 @@ pub struct Sums {
     pub device_alone_ns: u64,
     /// Time in which neither computed.
     pub neither_ns: u64,
+    /// Time in which the compute stream was busy, by the device's own count.
+    pub computing_ns: u64,
+    /// Time in which the host computed what it told the device of.
+    pub working_ns: u64,
     /// Times of the layers' FFNs.
     pub ffn: FfnSums,
 }
@@ -232,7 +236,7 @@ struct LayerTimes {
     merge: [u64; 2],
 }
 
-/// Bytes read and moved since the trace began, from which the rates of a [`Sample`] are made.
+/// Bytes read and moved since the trace began, from which the rates of a [`Sample`] are made, and time spent.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Read {
     /// Weights that the host read.
@@ -241,6 +245,10 @@ pub struct Read {
     pub device: u64,
     /// Bytes that went to the device.
     pub link: u64,
+    /// Time in which the compute stream was busy, ns ([`super::Totals::busy_ns`]).
+    pub computing_ns: u64,
+    /// Time in which the host computed, ns ([`super::Totals::host_ns`]).
+    pub working_ns: u64,
 }
 
 /// The trace: spans and samples of the last passes, sums over all of them.
@@ -480,6 +488,8 @@ impl Timeline {
         let busy = |spans: &[[u64; 2]]| spans.iter().map(|[begin, end]| end - begin).sum::<u64>();
         let (host, device, both) = (busy(&self.host), busy(&self.compute), overlap(&self.host, &self.compute));
         let mut sum = Sums { passes: 1, tokens: u64::from(pass.count), ns, both_ns: both, ..self.sum };
+        sum.computing_ns = read.computing_ns.saturating_sub(before.computing_ns);
+        sum.working_ns = read.working_ns.saturating_sub(before.working_ns);
         (sum.host_alone_ns, sum.device_alone_ns) = (host - both, device - both);
         sum.neither_ns = ns.saturating_sub(host + device - both);
         self.layers.iter().for_each(|layer| sum.ffn.add(layer));
@@ -518,6 +528,8 @@ impl Sums {
         let each = |to: &mut [u64], of: &[u64]| to.iter_mut().zip(of).for_each(|(to, of)| *to += of);
         each(&mut self.host_ns, &of.host_ns);
         each(&mut self.compute_ns, &of.compute_ns);
+        self.computing_ns += of.computing_ns;
+        self.working_ns += of.working_ns;
         let numbers =
             |s: &Sums| [s.passes, s.tokens, s.ns, s.both_ns, s.host_alone_ns, s.device_alone_ns, s.neither_ns];
         let mut sums = numbers(self);

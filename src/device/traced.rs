@@ -103,7 +103,13 @@ impl Traced {
     fn tell(&mut self, note: Note) {
         let now = self.now();
         let totals = self.inner.totals();
-        let read = Read { host: self.host_bytes, device: totals.device_bytes, link: totals.link_bytes[0] };
+        let read = Read {
+            host: self.host_bytes,
+            device: totals.device_bytes,
+            link: totals.link_bytes[0],
+            computing_ns: totals.busy_ns[Stream::Compute as usize],
+            working_ns: totals.host_ns,
+        };
         self.timeline.note(note, now, read);
     }
 

@@ -2,9 +2,10 @@
 //! together ([`super::split`]). The parts are phases and not operators, so that a device needs one copy in and one copy out per layer, and
 //! can begin what does not wait for the host.
 //!
-//! The driver decides which step comes next. [`forward`] is the plain driver: layer after layer. Another order is right if every step comes
-//! after those that it needs: the phase before it, and for attention also the same layer's attention over the chunk before, whose keys and
-//! values it reads. For now a pass is one chunk: [`Pass::wanted`] and an executor's memory are one chunk's.
+//! A pass may go in parts, some neighbouring tokens each, that take turns between host and device. The executor says in which order the steps
+//! come. Any order is right in which every step comes after those that it needs: the phase before it, for attention also the projections of
+//! all parts before, whose keys and values it reads, for a selection the ends of all parts' layer before, and for what is copied once for all
+//! parts their selections. A pass of one part goes layer after layer.
 
 use super::batch::Buffers;
 use super::ffn::CachedFfn;
@@ -21,12 +22,15 @@ pub(super) enum Phase {
     Begin,
     /// Begins the moves of neurons that were decided meanwhile.
     BeginLayer,
-    /// Norm; queries, keys and values; rotation; keys and values into the cache; scores and weighted sum; output matrix; addition to the
-    /// residual. If attention and FFN are parallel ([`crate::model::layer::Norms::parallel`]), its output is added in `Ffn` instead:
+    /// Norm; queries, keys and values.
+    Project,
+    /// Rotation; keys and values into the cache; scores and weighted sum; output matrix; addition to the residual. If attention and FFN are parallel ([`crate::model::layer::Norms::parallel`]), its output is added in `Ffn` instead:
     /// `Select` and `Ffn` read the residual without it.
     Attention,
     /// Chooses which neurons the FFN computes. A device that knows them begins.
     Select,
+    /// What is copied to a device for the pass is computed there, for all parts.
+    Copied,
     /// Norm, gate, up, activation, down, addition to the residual: for the chosen neurons, each where it is stored.
     Ffn,
     /// The host takes over what the device made of a layer, if it does so layer by layer.
@@ -35,11 +39,11 @@ pub(super) enum Phase {
     Logits,
 }
 
-/// A phase of one layer, for one chunk of a prompt.
+/// A phase of one layer, for one part of a pass.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Step {
-    /// Number of the chunk; 0 if there is only one.
-    pub chunk: usize,
+    /// Number of the part; 0 if there is only one.
+    pub part: usize,
     /// Number of the layer.
     pub layer: usize,
     /// The phase.
@@ -48,10 +52,16 @@ pub(super) struct Step {
 
 /// Carries out the phases of a pass, layer `l` by layer `l`.
 pub(super) trait Executor {
+    /// Fills `pass.steps`, if it goes in parts or in another order than layer after layer.
+    fn order(&mut self, _pass: &mut Pass<'_, '_>) {}
+    /// The next steps are those of a part.
+    fn turn_to(&mut self, _pass: &mut Pass<'_, '_>, _part: usize) {}
     fn begin(&mut self, pass: &mut Pass<'_, '_>);
     fn begin_layer(&mut self, _pass: &mut Pass<'_, '_>, _l: usize) {}
+    fn project(&mut self, pass: &mut Pass<'_, '_>, l: usize);
     fn attention(&mut self, pass: &mut Pass<'_, '_>, l: usize);
     fn select(&mut self, pass: &mut Pass<'_, '_>, l: usize) -> Wanted;
+    fn copied(&mut self, _pass: &mut Pass<'_, '_>, _l: usize) {}
     fn ffn(&mut self, pass: &mut Pass<'_, '_>, l: usize, wanted: Wanted);
     fn end_layer(&mut self, _pass: &mut Pass<'_, '_>, _l: usize) {}
     fn logits(&mut self, pass: &mut Pass<'_, '_>);
@@ -81,6 +91,8 @@ pub(super) struct Pass<'a, 'o> {
     pub probe: Probe<'a, 'o>,
     /// Which neurons the current layer computes.
     pub wanted: Wanted,
+    /// The steps of a pass in parts, in their order; empty: layer after layer.
+    pub steps: &'a mut Vec<Step>,
 }
 
 impl Pass<'_, '_> {
@@ -106,14 +118,22 @@ impl Pass<'_, '_> {
 pub(super) fn forward(executor: &mut dyn Executor, pass: &mut Pass<'_, '_>, go_on: &mut dyn FnMut() -> bool) -> bool {
     // Looked up once: where layers are not logged, they cost a comparison.
     let traced = tracing::enabled!(Level::TRACE);
-    let mut _layer = None;
-    for step in in_order(pass.model.layers.len()) {
+    let (mut _layer, layers) = (None, pass.model.layers.len());
+    pass.steps.clear();
+    executor.order(pass);
+    let parts = pass.steps.iter().map(|step| step.part + 1).max().unwrap_or(1);
+    let count = if pass.steps.is_empty() { 2 + layers * Phase::OF_A_LAYER.len() } else { pass.steps.len() };
+    for i in 0..count {
+        let step = if pass.steps.is_empty() { in_order(layers, i) } else { pass.steps[i] };
         if step.phase == Phase::BeginLayer && !go_on() {
             executor.leave();
             return false;
         }
         if traced && step.phase == Phase::BeginLayer {
             _layer = Some(trace_span!("layer", number = step.layer).entered());
+        }
+        if parts > 1 {
+            executor.turn_to(pass, step.part);
         }
         perform(executor, pass, step);
         if step.phase == Phase::EndLayer {
@@ -123,12 +143,15 @@ pub(super) fn forward(executor: &mut dyn Executor, pass: &mut Pass<'_, '_>, go_o
     true
 }
 
-/// The steps of one chunk, layer after layer.
-fn in_order(layers: usize) -> impl Iterator<Item = Step> {
-    let step = |layer, phase| Step { chunk: 0, layer, phase };
-    let layer = move |l| Phase::OF_A_LAYER.into_iter().map(move |phase| step(l, phase));
-    let last = layers.saturating_sub(1);
-    std::iter::once(step(0, Phase::Begin)).chain((0..layers).flat_map(layer)).chain([step(last, Phase::Logits)])
+/// Step `i` of a pass of one part, layer after layer.
+fn in_order(layers: usize, i: usize) -> Step {
+    let step = |layer, phase| Step { part: 0, layer, phase };
+    let each = Phase::OF_A_LAYER.len();
+    match i {
+        0 => step(0, Phase::Begin),
+        i if i <= layers * each => step((i - 1) / each, Phase::OF_A_LAYER[(i - 1) % each]),
+        _ => step(layers.saturating_sub(1), Phase::Logits),
+    }
 }
 
 /// Does one step.
@@ -137,8 +160,10 @@ fn perform(executor: &mut dyn Executor, pass: &mut Pass<'_, '_>, step: Step) {
     match step.phase {
         Phase::Begin => executor.begin(pass),
         Phase::BeginLayer => executor.begin_layer(pass, l),
+        Phase::Project => executor.project(pass, l),
         Phase::Attention => executor.attention(pass, l),
         Phase::Select => pass.wanted = executor.select(pass, l),
+        Phase::Copied => executor.copied(pass, l),
         Phase::Ffn => executor.ffn(pass, l, pass.wanted),
         Phase::EndLayer => executor.end_layer(pass, l),
         Phase::Logits => executor.logits(pass),
@@ -148,24 +173,58 @@ fn perform(executor: &mut dyn Executor, pass: &mut Pass<'_, '_>, step: Step) {
 
 impl Phase {
     /// The phases of a layer, in the order in which each needs the one before.
-    const OF_A_LAYER: [Phase; 5] = [Phase::BeginLayer, Phase::Attention, Phase::Select, Phase::Ffn, Phase::EndLayer];
+    pub(super) const OF_A_LAYER: [Phase; 7] = [
+        Phase::BeginLayer,
+        Phase::Project,
+        Phase::Attention,
+        Phase::Select,
+        Phase::Copied,
+        Phase::Ffn,
+        Phase::EndLayer,
+    ];
 }
 
 #[cfg(test)]
 impl Step {
-    /// The steps that have to be done before this one can be.
-    fn needs(self) -> Vec<Step> {
-        let Step { chunk, layer, phase } = self;
+    /// The steps that have to be done before this one can be, in a pass of so many parts. Begin and logits are one step for all parts; where
+    /// copies are shared, that of what is copied is, too.
+    pub(super) fn needs(self, parts: usize, layers: usize, shared: bool) -> Vec<Step> {
+        let Step { part, layer, phase } = self;
         let in_layer = Phase::OF_A_LAYER.iter().position(|of| *of == phase);
-        let before = match (in_layer, layer) {
-            (None, _) if phase == Phase::Begin => None,
-            (None, _) => Some(Step { phase: Phase::EndLayer, ..self }),
-            (Some(0), 0) => Some(Step { phase: Phase::Begin, ..self }),
-            (Some(0), _) => Some(Step { layer: layer - 1, phase: Phase::EndLayer, ..self }),
-            (Some(i), _) => Some(Step { phase: Phase::OF_A_LAYER[i - 1], ..self }),
-        };
-        let reads = (phase == Phase::Attention && chunk > 0).then(|| Step { chunk: chunk - 1, ..self });
-        before.into_iter().chain(reads).collect()
+        let all = |step: Step| (0..parts).map(move |part| Step { part, ..step });
+        match (in_layer, layer) {
+            (None, _) if phase == Phase::Begin => Vec::new(),
+            (None, _) => all(Step { part, layer: layers - 1, phase: Phase::EndLayer }).collect(),
+            (Some(0), 0) => vec![Step { part: 0, layer, phase: Phase::Begin }],
+            (Some(0), _) => vec![Step { layer: layer - 1, phase: Phase::EndLayer, ..self }],
+            (Some(i), _) => {
+                let before = Step { phase: Phase::OF_A_LAYER[i - 1], ..self };
+                match phase {
+                    Phase::Attention => all(before).take(part + 1).collect(),
+                    Phase::Copied if shared => all(before).collect(),
+                    // What a layer is divided by has room for two layers.
+                    Phase::Select if layer > 0 => {
+                        let ends = all(Step { part, layer: layer - 1, phase: Phase::EndLayer });
+                        ends.chain([before]).collect()
+                    }
+                    _ => vec![before],
+                }
+            }
+        }
+    }
+
+    /// Checks that these steps are all those of a pass, each once and after those that it needs.
+    pub(super) fn check(steps: &[Step], parts: usize, layers: usize, shared: bool) {
+        let one = |step: &Step| shared && step.phase == Phase::Copied;
+        let same = |a: &Step, b: &Step| a == b || one(a) && (a.layer, a.phase) == (b.layer, b.phase);
+        let copied = if shared { 1 } else { parts };
+        assert_eq!(steps.len(), 2 + layers * (parts * (Phase::OF_A_LAYER.len() - 1) + copied));
+        for (i, step) in steps.iter().enumerate() {
+            assert!(!steps[..i].iter().any(|other| same(other, step)), "{step:?} twice");
+            for needed in step.needs(parts, layers, shared) {
+                assert!(steps[..i].iter().any(|other| same(other, &needed)), "{step:?} before {needed:?}");
+            }
+        }
     }
 }
 
@@ -173,20 +232,10 @@ impl Step {
 mod tests {
     use super::*;
 
-    /// The order that the plain driver takes, for a prompt of several chunks.
-    fn plain(chunks: usize, layers: usize) -> Vec<Step> {
-        (0..chunks).flat_map(|chunk| in_order(layers).map(move |step| Step { chunk, ..step })).collect()
-    }
-
     #[test]
-    fn the_plain_driver_does_every_step_once_and_after_those_that_it_needs() {
-        let steps = plain(3, 4);
-        assert_eq!(steps.len(), 3 * (2 + 4 * Phase::OF_A_LAYER.len()));
-        for (i, step) in steps.iter().enumerate() {
-            assert!(!steps[..i].contains(step), "{step:?} twice");
-            for needed in step.needs() {
-                assert!(steps[..i].contains(&needed), "{step:?} before {needed:?}");
-            }
-        }
+    fn the_plain_order_does_every_step_once_and_after_those_that_it_needs() {
+        let layers = 4;
+        let steps: Vec<Step> = (0..2 + layers * Phase::OF_A_LAYER.len()).map(|i| in_order(layers, i)).collect();
+        Step::check(&steps, 1, layers, false);
     }
 }

@@ -59,8 +59,8 @@ impl Executor for Host<'_> {
         }
     }
 
-    fn attention(&mut self, pass: &mut Pass<'_, '_>, l: usize) {
-        let Pass { model, pool, kernels, buffers: b, caches, probe, .. } = pass;
+    fn project(&mut self, pass: &mut Pass<'_, '_>, l: usize) {
+        let Pass { model, pool, kernels, buffers: b, .. } = pass;
         let (c, layer, n) = (&model.config, &model.layers[l], b.positions.len());
         let h = c.hidden;
         each(pool, n, &mut b.normed, |t, out| math::norm(c.norm, &layer.attn_norm, &b.x[t * h..(t + 1) * h], out));
@@ -71,6 +71,11 @@ impl Executor for Host<'_> {
         if !layer.qkv_bias.is_empty() {
             b.qkv.chunks_exact_mut(c.qkv_dim()).for_each(|qkv| math::add(qkv, &layer.qkv_bias));
         }
+    }
+
+    fn attention(&mut self, pass: &mut Pass<'_, '_>, l: usize) {
+        let Pass { model, pool, kernels, buffers: b, caches, probe, .. } = pass;
+        let (c, layer, n) = (&model.config, &model.layers[l], b.positions.len());
         rotate_and_put(c, layer, caches, l, &b.positions, &mut b.qkv, &mut b.cos_sin);
         attention(pool, kernels, c, layer, caches, l, &b.positions, &b.qkv, &mut b.attend, &mut b.attended);
         if let Some(observer) = &mut probe.observer {
@@ -161,8 +166,8 @@ impl Executor for Host<'_> {
 
     fn done(&mut self, pass: &mut Pass<'_, '_>, step: Step) {
         let part = match step.phase {
-            // The embedding counts as attention of the first layer.
-            Phase::Begin | Phase::BeginLayer | Phase::EndLayer => return,
+            // The embedding and projections count as attention.
+            Phase::Begin | Phase::BeginLayer | Phase::Project | Phase::Copied | Phase::EndLayer => return,
             Phase::Attention => Stage::Attention,
             Phase::Select => Stage::Predictor,
             Phase::Ffn => Stage::Ffn,

@@ -42,7 +42,7 @@ use crate::ops::math;
 use crate::predictor::Tools;
 use crate::scheduler::Policy;
 use batch::{Buffers, TokenPosition};
-use forward::{Pass, forward};
+use forward::{Pass, Step, forward};
 use host::Host;
 use inputs::OfLayer;
 use probe::Probe;
@@ -71,6 +71,8 @@ pub struct Engine {
     pool: ThreadPool,
     sparsity: Sparsity,
     buffers: Buffers,
+    /// The steps of a pass in parts.
+    steps: Vec<Step>,
     /// Passes so far, for the log.
     passes: u64,
     /// [`Engine::chunk`]
@@ -96,6 +98,7 @@ impl Engine {
             pool,
             sparsity,
             buffers,
+            steps: Vec::new(),
             passes: 0,
             chunk,
         }
@@ -351,7 +354,7 @@ impl Engine {
         self.passes += 1;
         let (number, tokens) = (self.passes, self.buffers.positions.len());
         let _pass = debug_span!("pass", number, tokens, sequences = self.buffers.sequences()).entered();
-        let Engine { model, kernels, report, split, cached, pool, sparsity, buffers, timeline, .. } = self;
+        let Engine { model, kernels, report, split, cached, pool, sparsity, buffers, timeline, steps, .. } = self;
         // What an earlier pass could not read may be there now.
         let before = cached.as_mut().map(|cached| {
             cached.cache.take_fault();
@@ -381,6 +384,7 @@ impl Engine {
             cached: cached.as_deref_mut(),
             probe,
             wanted: Wanted::All,
+            steps,
         };
         let whole = match on_device {
             Some(split) => {

@@ -9,6 +9,7 @@ use crate::config;
 use crate::cpu::{MAX_COLUMNS, Prefill};
 use crate::device::{Device, Rates, Tiles, Timeline, Traced, VirtualDevice};
 use crate::engine::session::{CHUNK, CHUNKS};
+use crate::engine::split::parts::{MOST_PARTS, PartsSetting};
 use crate::engine::{Engine, Lookahead, pinned_bytes, predictor_bytes};
 use crate::error::{Error, Result};
 use crate::formats::history_file;
@@ -94,6 +95,9 @@ pub struct DeviceOptions {
     /// Tokens of a prompt that go through together, one of [`CHUNKS`]; `None` takes the plan's choice, and [`CHUNK`] with `deterministic`. With
     /// `deterministic` and `live` no more than [`CHUNK`].
     pub chunk: Option<usize>,
+    /// Parts in which a chunk of a dense model's prompt goes, 1 to [`MOST_PARTS`]; `None` takes as many as take the least time by the machine's
+    /// rates.
+    pub parts: Option<usize>,
     /// Number of layers that the scheduler looks ahead; `None` is 2 if the predictor was made for that, else 1.
     pub lookahead: Option<usize>,
     /// Who predicts the layers ahead, where the engine has not done so to choose neurons.
@@ -127,6 +131,7 @@ impl DeviceOptions {
             graphs: false,
             tiles: None,
             chunk: None,
+            parts: None,
             lookahead: None,
             lookahead_on: LookaheadOn::Scheduler,
             deterministic: false,
@@ -288,6 +293,8 @@ impl DeviceOptions {
         };
         place(engine, device, plan, machine, &planned.neurons, need.resident)?;
         let split = engine.split.as_mut().expect("placed");
+        split.set_parts(PartsSetting { parts: self.parts, ..PartsSetting::default() });
+        let split = engine.split.as_mut().expect("placed");
         split.cache.barrier = self.barrier;
         split.cache.set_moves(&mut *split.device, &machine.moves);
         self.schedule(engine, need, &planned, lookahead)?;
@@ -340,6 +347,9 @@ impl DeviceOptions {
         }
         if let Some(chunk) = self.chunk.filter(|chunk| !CHUNKS.contains(chunk)) {
             return Err(Error::Usage(format!("--prompt-chunk {chunk}: take one of {CHUNKS:?}")));
+        }
+        if let Some(parts) = self.parts.filter(|parts| !(1..=MOST_PARTS).contains(parts)) {
+            return Err(Error::Usage(format!("--prompt-parts {parts}: take 1 to {MOST_PARTS}")));
         }
         if let Some(chunk) = self.chunk.filter(|&chunk| chunk > CHUNK && self.deterministic && self.live) {
             return Err(Error::Usage(format!(

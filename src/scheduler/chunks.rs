@@ -4,6 +4,8 @@
 //! A chunk passes through the same subgraphs one after the other, each on its own processor: matrix products on an integer unit, all else
 //! on a float unit. On one processor there is nothing to choose: an order that keeps to what each needs takes the same time.
 
+use crate::prng::Prng;
+
 /// One of the two processors.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Processor {
@@ -18,9 +20,21 @@ pub enum Processor {
 pub struct Stage {
     /// Where it runs.
     pub on: Processor,
-    /// Whether it needs what earlier chunks made of the subgraph before it (equation 2), as attention does; otherwise its own chunk's is
-    /// enough (equation 3).
-    pub crosses: bool,
+    /// Which chunks' subgraph before it has to be done.
+    pub needs: Needs,
+    /// How many subgraphs its chunk may be ahead of each other chunk when it begins, where what they work in has room for no more.
+    pub lead: Option<usize>,
+}
+
+/// The chunks whose subgraph j - 1 has to be done before a chunk's subgraph j.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Needs {
+    /// Its own (equation 3).
+    Own,
+    /// Its own and those of all chunks before it (equation 2): attention reads their keys and values.
+    Earlier,
+    /// Those of all chunks: what is brought for all of them at once.
+    All,
 }
 
 /// The subgraphs of a prompt.
@@ -38,7 +52,8 @@ pub type Subgraph = (usize, usize);
 /// Who comes next on a processor that is free.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Order {
-    /// A chunk's subgraphs come when all of the chunk before that are its processor's are done.
+    /// A chunk's subgraphs come when all of the chunk before that are its processor's are done. It is none where a subgraph needs those of all
+    /// chunks.
     InOrder,
     /// Of those that are ready, one of the earliest chunk.
     EarliestChunk,
@@ -58,10 +73,21 @@ pub struct Timeline {
 }
 
 impl Graph {
+    /// The chunks whose subgraph before this one has to be done.
+    fn needed(&self, (chunk, stage): Subgraph) -> std::ops::Range<usize> {
+        match self.stages[stage].needs {
+            Needs::Own => chunk..chunk + 1,
+            Needs::Earlier => 0..chunk + 1,
+            Needs::All => 0..self.times.len(),
+        }
+    }
+
     /// Whether `subgraph` can begin when each chunk has done so many of its stages (equations 2 and 3).
     pub fn is_ready(&self, done: &[usize], (chunk, stage): Subgraph) -> bool {
-        let before = |chunk: usize| stage == 0 || done[chunk] >= stage;
-        done[chunk] == stage && if self.stages[stage].crosses { (0..=chunk).all(before) } else { before(chunk) }
+        let near = |done: &usize| self.stages[stage].lead.is_none_or(|lead| done + lead >= stage);
+        done[chunk] == stage
+            && self.needed((chunk, stage)).all(|chunk| stage == 0 || done[chunk] >= stage)
+            && done.iter().all(near)
     }
 
     /// By how much the end of `subgraph` shortens the integer unit's waiting (equation 6): the time of what becomes ready for it by that, or,
@@ -136,6 +162,49 @@ impl Graph {
         }
     }
 
+    /// The order in which one thread takes the subgraphs of a timeline, if it does those of the float unit itself and only puts those of the
+    /// integer unit on a queue, which works through them in that order: each is put there as soon as what it needs of the thread is done, so
+    /// that the integer unit does not wait for the thread to come back.
+    pub fn taken_by_one_thread(&self, timeline: &Timeline) -> Vec<Subgraph> {
+        let mut queues: [Vec<Subgraph>; 2] = [Vec::new(), Vec::new()];
+        for (chunk, times) in self.times.iter().enumerate() {
+            for stage in 0..times.len() {
+                queues[self.stages[stage].on as usize].push((chunk, stage));
+            }
+        }
+        // What takes no time begins when something else does: then the earlier stage is first.
+        queues.iter_mut().for_each(|queue| {
+            queue.sort_by_key(|&(chunk, stage)| (timeline.begins[chunk][stage], stage, chunk));
+        });
+        let (mut done, mut order) = (vec![0; self.times.len()], Vec::new());
+        let [own, queued] = [Processor::Float as usize, Processor::Integer as usize];
+        loop {
+            let first =
+                |of: usize, most: usize| queues[of].iter().take(most).position(|&next| self.is_ready(&done, next));
+            // The last way out is for subgraphs that begin at the same time, none of which takes any.
+            let found = first(queued, 1).map(|at| (queued, at)).or_else(|| first(own, usize::MAX).map(|at| (own, at)));
+            let found = found.or_else(|| first(queued, usize::MAX).map(|at| (queued, at)));
+            let Some((of, at)) = found else { return order };
+            let (chunk, stage) = queues[of].remove(at);
+            done[chunk] = stage + 1;
+            order.push((chunk, stage));
+        }
+    }
+
+    /// All subgraphs in an order by chance, each after those that it needs.
+    pub fn at_random(&self, prng: &mut Prng) -> Vec<Subgraph> {
+        let (mut done, mut order) = (vec![0; self.times.len()], Vec::new());
+        loop {
+            let ready: Vec<Subgraph> = (0..self.times.len())
+                .map(|chunk| (chunk, done[chunk]))
+                .filter(|&next| next.1 < self.stages.len() && self.is_ready(&done, next))
+                .collect();
+            let Some(&next) = ready.get(prng.below(ready.len().max(1) as u64) as usize) else { return order };
+            done[next.0] += 1;
+            order.push(next);
+        }
+    }
+
     /// The least time that any order takes, by trying all: for a handful of subgraphs.
     pub fn least(&self) -> u64 {
         let chunks = self.times.len();
@@ -153,8 +222,10 @@ impl Graph {
                 continue;
             }
             is_last = false;
-            let needed = if self.stages[stage].crosses { 0..chunk + 1 } else { chunk..chunk + 1 };
+            let needed = self.needed((chunk, stage));
             let ready = if stage == 0 { 0 } else { needed.map(|chunk| ends[chunk][stage - 1]).max().unwrap_or(0) };
+            let last = self.stages[stage].lead.and_then(|lead| (stage - lead.min(stage)).checked_sub(1));
+            let ready = last.map_or(ready, |last| ends.iter().map(|ends| ends[last]).max().unwrap_or(0).max(ready));
             let on = self.stages[stage].on as usize;
             let end = ready.max(free[on]) + self.times[chunk][stage];
             if end >= *best {
@@ -175,11 +246,14 @@ impl Graph {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::prng::Prng;
 
-    const FLOAT: Stage = Stage { on: Processor::Float, crosses: false };
-    const ATTENTION: Stage = Stage { on: Processor::Float, crosses: true };
-    const INTEGER: Stage = Stage { on: Processor::Integer, crosses: false };
+    const FLOAT: Stage = Stage { on: Processor::Float, needs: Needs::Own, lead: None };
+    const ATTENTION: Stage = Stage { needs: Needs::Earlier, ..FLOAT };
+    const INTEGER: Stage = Stage { on: Processor::Integer, ..FLOAT };
+    /// Not before all other chunks have done what comes three subgraphs before it.
+    const NEAR: Stage = Stage { lead: Some(2), ..INTEGER };
+    /// What is copied for all chunks of a layer.
+    const COPIED: Stage = Stage { needs: Needs::All, ..INTEGER };
     const LAYER: [Stage; 6] = [FLOAT, INTEGER, ATTENTION, INTEGER, FLOAT, INTEGER];
 
     fn random(prng: &mut Prng, chunks: usize, stages: &[Stage]) -> Graph {
@@ -192,9 +266,17 @@ mod tests {
         let all = || (0..graph.times.len()).flat_map(|chunk| (0..graph.stages.len()).map(move |stage| (chunk, stage)));
         for (chunk, stage) in all() {
             let begin = timeline.begins[chunk][stage];
-            let from = if graph.stages[stage].crosses { 0 } else { chunk };
+            let needed = match graph.stages[stage].needs {
+                Needs::Own => chunk..chunk + 1,
+                Needs::Earlier => 0..chunk + 1,
+                Needs::All => 0..graph.times.len(),
+            };
+            if let Some(last) = graph.stages[stage].lead.and_then(|lead| stage.checked_sub(lead + 1)) {
+                let ends = (0..graph.times.len()).map(|chunk| end(chunk, last));
+                assert!(ends.max().unwrap() <= begin, "{chunk} {stage} is too far ahead");
+            }
             if stage > 0 {
-                assert!((from..=chunk).all(|needed| end(needed, stage - 1) <= begin), "{chunk} {stage} is too early");
+                assert!(needed.into_iter().all(|c| end(c, stage - 1) <= begin), "{chunk} {stage} is too early");
             }
             for other in all().filter(|&other| other != (chunk, stage)) {
                 if graph.stages[other.1].on == graph.stages[stage].on {
@@ -212,10 +294,26 @@ mod tests {
         let mut prng = Prng::new(1);
         for _ in 0..200 {
             let chunks = 1 + prng.below(5) as usize;
-            let stages = LAYER.repeat(1 + prng.below(3) as usize);
-            let graph = random(&mut prng, chunks, &stages);
+            let layer = if prng.below(2) == 0 { LAYER.to_vec() } else { vec![INTEGER, ATTENTION, NEAR, COPIED, FLOAT] };
+            let stages = layer.repeat(1 + prng.below(3) as usize);
+            let mut graph = random(&mut prng, chunks, &stages);
+            // Some stages may take no time at all.
+            let none = prng.below(stages.len() as u64) as usize;
+            graph.times.iter_mut().for_each(|times| times[none] = 0);
             for order in [Order::InOrder, Order::EarliestChunk, Order::LargestContribution] {
-                check(&graph, &graph.run(order));
+                if order == Order::InOrder && stages.contains(&COPIED) && chunks > 1 {
+                    // A chunk would wait for those behind it.
+                    continue;
+                }
+                let timeline = graph.run(order);
+                check(&graph, &timeline);
+                let taken = graph.taken_by_one_thread(&timeline);
+                assert_eq!(taken.len(), chunks * stages.len());
+                let mut done = vec![0; chunks];
+                for &(chunk, stage) in &taken {
+                    assert!(graph.is_ready(&done, (chunk, stage)), "{taken:?}");
+                    done[chunk] += 1;
+                }
             }
         }
     }

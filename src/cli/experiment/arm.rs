@@ -187,6 +187,7 @@ fn of_device(f: &mut Fields) -> Result<Option<DeviceOptions>> {
         graphs: f.one_of("graphs")?.unwrap_or(Switch::Off),
         tensor_cores: f.one_of("tensor_cores")?.unwrap_or(TensorCores::Auto),
         prompt_chunk: f.get("prompt_chunk")?,
+        prompt_parts: f.get("prompt_parts")?,
         lookahead: f.get("lookahead")?,
         lookahead_on: f.one_of("lookahead_on")?.unwrap_or(LookaheadOnArg::Scheduler),
         deterministic: f.flag("deterministic")?,

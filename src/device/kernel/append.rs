@@ -22,9 +22,9 @@ pub struct Append {
     pub n: usize,
     /// `[n, qkv_dim]`: q, k, v.
     pub qkv: View,
-    /// `[n, head_dim / 2, 2]` cosine and sine of the pair (i, i + head_dim / 2) of every head, or a buffer of no bytes: nothing is
+    /// `[n, head_dim / 2, 2]` cosine and sine of the pair (i, i + head_dim / 2) of every head, or in a buffer of no bytes: nothing is
     /// rotated.
-    pub angles: Buffer,
+    pub angles: View,
     /// `[n, 2]` u32: sequence and position of each column.
     pub positions: View,
     /// `[head_dim]` each, the weights by which the heads of q and of k are normed before they are rotated (RMS); or buffers of no bytes.
@@ -59,8 +59,8 @@ impl DeviceKernel for Append {
                 }
             }
         }
-        let angles = at.of(self.angles);
-        if !angles.is_empty() {
+        if self.angles.buffer.bytes > 0 {
+            let angles = numbers(at, self.angles, self.n * h.head_dim);
             for (qkv, angles) in out.chunks_exact_mut(h.qkv_dim()).zip(angles.chunks_exact(h.head_dim)) {
                 // All heads but those of v.
                 for head in qkv[..(h.heads + h.kv_heads) * h.head_dim].chunks_exact_mut(h.head_dim) {

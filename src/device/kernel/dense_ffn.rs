@@ -59,7 +59,7 @@ pub struct DenseFfn {
     /// Scratch memory for the neurons' products, `[n, slots]` f32.
     pub products: Buffer,
     /// `[parts, ffn]` u32; of the neurons that are here: in how many columns each was active, as a sum over parts.
-    pub counts: Buffer,
+    pub counts: View,
     /// `[n, hidden]`, to which the share is added.
     pub out: View,
 }
@@ -218,7 +218,7 @@ impl DeviceKernel for DenseFfn {
         let (neurons, shared) = if rows.is_grouped() { (16, GROUPED_TILE_BYTES) } else { (64, WIDE_TILE_BYTES) };
         let neurons = if self.kind == Ffn::Plain { 2 * neurons } else { neurons };
         let grid = [slots.div_ceil(neurons), DenseFfn::parts(layout, n), 1];
-        let counts = at.buffer(self.counts);
+        let counts = at.view(self.counts);
         let operands = [gates.0, ups.0, bucket, at.optional(self.up_bias), x, products, counts, weights];
         let (function, shared) = match tensor {
             Some(tiles) => (TENSOR_NEURONS.next(tiles.index), tiles.shared),

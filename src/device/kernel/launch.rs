@@ -270,7 +270,8 @@ impl Addresses<'_> {
     }
 
     /// Zero for a buffer of no bytes.
-    pub(super) fn optional(&self, buffer: Buffer) -> u64 {
-        if buffer.bytes == 0 { 0 } else { self.buffer(buffer) }
+    pub(super) fn optional(&self, view: impl Into<View>) -> u64 {
+        let view = view.into();
+        if view.buffer.bytes == 0 { 0 } else { self.view(view) }
     }
 }

@@ -244,8 +244,9 @@ impl Operand {
     }
 
     /// An operand that is absent if its buffer has no bytes.
-    fn optional(buffer: Buffer, bytes: usize) -> Operand {
-        Operand::read(buffer, if buffer.bytes == 0 { 0 } else { bytes })
+    fn optional(view: impl Into<View>, bytes: usize) -> Operand {
+        let view = view.into();
+        Operand::read(view, if view.buffer.bytes == 0 { 0 } else { bytes })
     }
 
     fn written(view: impl Into<View>, bytes: usize) -> Operand {

@@ -155,9 +155,9 @@ impl Split {
         let read = if on_cpu > 0 || pass.cached.is_some() { self.host_experts(pass, l, weights) } else { 0 };
         self.copy_experts(pass, l, weights, at_hand..turns);
         if on_cpu > 0 {
-            self.add_partial(c, n);
+            self.add_partial(c);
         }
-        self.device.record(Stream::Compute, self.marks[l].merge[1]);
+        self.device.record(Stream::Compute, self.parts.marks().done[l % 2]);
         let all = pass.buffers.routes.tokens.len();
         self.chunks.resident += resident;
         self.chunks.streamed += all as u64 - resident - on_cpu;

@@ -91,7 +91,7 @@ impl Split {
         self.note(Note::Compute(Some(Stage::Exchange)));
         self.commit(pass, l);
         self.begin_section(l, GraphSection::Exchange);
-        self.norm_ffn_input(c, l, n);
+        self.norm_ffn_input(c, l);
         let (layout, to) = (ExchangeLayout::new(n, c), self.host.received.as_mut_ptr().cast());
         // Of a chunk nobody looks at the residual.
         let numbers = if pass.is_chunk() { layout.masks() } else { layout.scores() };

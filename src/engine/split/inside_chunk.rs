@@ -69,12 +69,12 @@ impl Split {
         let on_cpu = self.experts.on_host.tokens.len() as u64;
         let read = if on_cpu > 0 { self.host_experts(pass, l, weights) } else { 0 };
         if on_cpu > 0 {
-            self.add_partial(c, n);
+            self.add_partial(c);
         }
         if self.migrator.is_some() {
             self.count_inside(pass, l, n, weights);
         }
-        self.device.record(Stream::Compute, self.marks[l].merge[1]);
+        self.device.record(Stream::Compute, self.parts.marks().done[l % 2]);
         self.chunks.streamed += streamed;
         self.chunks.on_cpu += on_cpu;
         let read = ExpertsRead { bytes: read + weights.router_bytes(), ..ExpertsRead::default() };
@@ -178,7 +178,7 @@ impl Split {
             up_bias: self.weights.layers[l].up_bias,
             x: self.at(0),
             products: self.workspace.products,
-            counts: self.workspace.counts,
+            counts: self.workspace.counts.into(),
             out: self.at(ExchangeLayout::new(n, c).residual()),
         }
     }
@@ -187,7 +187,7 @@ impl Split {
     /// ([`Split::read_back`]).
     fn count_inside(&mut self, pass: &mut Pass<'_, '_>, l: usize, n: usize, weights: &ExpertWeights) {
         let c = &pass.model.config;
-        let counts = &mut self.cpu_counts[l % 2];
+        let counts = &mut self.parts.divided[l % 2].counts;
         pass.buffers.experts.counts(pass.pool, c, &self.experts.on_host.groups, counts);
         let copied = self.inside_streaming.as_ref().map_or(&[][..], |s| &s.experts[..s.copied]);
         copied.iter().for_each(|of| counts[of.expert * c.ffn..(of.expert + 1) * c.ffn].fill(NONE));

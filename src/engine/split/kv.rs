@@ -121,8 +121,8 @@ impl Split {
 
     /// The host's caches get the keys and values of a layer, which have come.
     pub(super) fn read_back_kv(&mut self, pass: &mut Pass<'_, '_>, l: usize) {
-        let (c, positions) = (&pass.model.config, &pass.buffers.positions);
-        let range = self.qkv_range(c, l, positions.len());
+        let (c, positions) = (&pass.model.config, &pass.buffers.positions[self.rows.range()]);
+        let range = self.qkv_range(c, l);
         let made: &[f32] = bytemuck::cast_slice(&self.host.qkv_read_back[range]);
         for (&TokenPosition { sequence, position }, qkv) in positions.iter().zip(made.chunks_exact(c.qkv_dim())) {
             let (k, v) = qkv[c.q_dim()..].split_at(c.kv_dim());

@@ -2,6 +2,7 @@
 //! computes the other neurons at the same time (PowerInfer 5.3). One copy out and one copy in per layer.
 
 mod allocator;
+mod attention;
 mod chunk;
 mod expert_chunk;
 mod experts;
@@ -10,6 +11,7 @@ mod inside_chunk;
 mod kv;
 mod measure;
 mod migrator;
+pub mod parts;
 mod pass;
 mod predict;
 mod scorers;
@@ -41,9 +43,9 @@ use experts::ExpertSplit;
 use inside_chunk::InsideStreaming;
 use kv::DeviceKv;
 use measure::Marks;
+use parts::{Parts, Rows};
 use pass::Begun;
 use scorers::Scorers;
-use streaming::Run;
 use weights::{LayerWeights, Weights};
 use workspace::{DeviceWorkspace, PinnedBuffers, most_rows};
 
@@ -98,12 +100,13 @@ pub struct Split {
     fired_before: Vec<Selection>,
     /// The keys and values that each token of the pass goes to.
     sequences: Vec<u64>,
-    /// Neurons that are in no slot; of few tokens the CPU computes them.
+    /// Neurons of few tokens that are in no slot: the CPU computes them.
     host_selection: Selection,
-    /// For a chunk, the blocks that are copied for it.
-    runs: Vec<Run>,
-    /// For a chunk, in how many tokens the CPU's neurons were active; two layers take turns.
-    cpu_counts: [Vec<u32>; 2],
+    /// In how many of a part's tokens the CPU's neurons were active.
+    part_counts: Vec<u32>,
+    /// The parts of a chunk, and the tokens of the current one.
+    parts: Parts,
+    rows: Rows,
     /// Every neuron, for dense layers.
     all: Selection,
     /// By layer: marks on the compute stream.
@@ -161,7 +164,7 @@ impl Split {
             unsafe { device.copy_in(Stream::Compute, names.as_ptr().cast(), names.len() * 4, workspace.names, 0) };
             device.synchronize(Stream::Compute);
         }
-        let marks = Marks::new(&mut *device, c.layers);
+        let (marks, parts) = (Marks::new(&mut *device, c.layers), Parts::new(&mut *device));
         let mut split = Split {
             device,
             cache,
@@ -189,8 +192,9 @@ impl Split {
                 .map(|_| Selection { neurons: Vec::with_capacity(c.neurons()), masks: Vec::with_capacity(c.neurons()) })
                 .collect(),
             sequences: Vec::with_capacity(MAX_COLUMNS),
-            runs: Vec::with_capacity(c.ffn),
-            cpu_counts: Default::default(),
+            part_counts: Vec::new(),
+            parts,
+            rows: Rows::default(),
             host_selection: Selection { neurons: Vec::with_capacity(c.ffn), masks: Vec::with_capacity(c.ffn) },
             all: Selection { neurons: (0..c.ffn as u32).map(StoreId).collect(), masks: vec![0; c.ffn] },
             marks,

@@ -6,15 +6,14 @@ use super::{DividedLayer, Split, frames};
 use crate::cache::Tier;
 use crate::clock;
 use crate::cpu::MAX_COLUMNS;
-use crate::device::{Add, Append, Attend, Call, HostWork, Note, SparseFfn, Stage, Stream, Then, View};
-use crate::engine::attention;
-use crate::engine::batch::{Buffers, TokenPosition};
+use crate::device::{Add, Call, HostWork, Note, SparseFfn, Stage, Stream, Then};
+use crate::engine::batch::TokenPosition;
 use crate::engine::embed::embed;
 use crate::engine::ffn::{self, CachedTools, Counts, Work};
 use crate::engine::forward::{Executor, Pass, Phase, Step};
 use crate::engine::sparsity::{Scored, Wanted};
-use crate::model::config::{ModelConfig, Norm, Positions};
-use crate::model::layer::{Attention, Mixer, Norms};
+use crate::model::config::{ModelConfig, Positions};
+use crate::model::layer::Norms;
 use crate::model::weights::Layer;
 use crate::ops::gates::gates;
 
@@ -45,6 +44,14 @@ pub(super) struct Begun {
 }
 
 impl Executor for Split {
+    fn order(&mut self, pass: &mut Pass<'_, '_>) {
+        self.plan_parts(pass);
+    }
+
+    fn turn_to(&mut self, _pass: &mut Pass<'_, '_>, part: usize) {
+        self.set_part(part);
+    }
+
     fn begin(&mut self, pass: &mut Pass<'_, '_>) {
         embed(pass);
         pass.probe.lap(Stage::Attention);
@@ -76,30 +83,34 @@ impl Executor for Split {
         pass.probe.lap(Stage::Scheduler);
     }
 
-    fn attention(&mut self, pass: &mut Pass<'_, '_>, l: usize) {
-        let (c, n) = (&pass.model.config, pass.n());
+    fn project(&mut self, pass: &mut Pass<'_, '_>, l: usize) {
+        let (c, n) = (&pass.model.config, self.rows.n);
         self.attends_late = !self.attends && !pass.is_chunk() && c.layer(l).norms.parallel();
         if self.attends {
             self.begin_section(l, GraphSection::Attention);
         }
-        let (input, residual) = (self.at(0), self.at(ExchangeLayout::new(n, c).residual()));
-        let qkv: View = self.workspace.qkv.into();
+        let (input, residual) = (self.input(c), self.residual(c));
+        let qkv = self.rows_of(self.workspace.qkv, c.qkv_dim());
         self.note(Note::Compute(Some(Stage::Attention)));
         self.launch(Call::Norm(norm(c.norm, self.weights.layers[l].attn_norm, c.hidden, n, residual, input)));
         for i in 0..self.weights.layers[l].qkv.len() {
             self.launch(Call::Linear(self.weights.layers[l].qkv[i].call(n, input, qkv, Then::Store)));
         }
+        match self.attends {
+            true => self.append(c, l),
+            false => self.fetch_qkv(c),
+        }
+    }
+
+    fn attention(&mut self, pass: &mut Pass<'_, '_>, l: usize) {
+        let c = &pass.model.config;
         if self.attends {
             self.attend(pass, l);
-        } else {
-            self.fetch_qkv(c, n);
-            if !self.attends_late {
-                self.device.synchronize(Stream::Compute);
-                self.attend_on_host(pass, l);
-            }
+        } else if !self.attends_late {
+            self.attend_on_host(pass, l);
         }
         if !c.layer(l).norms.parallel() {
-            self.add_attention(c, l, n);
+            self.add_attention(c, l);
         }
         self.device.end_sequence();
     }
@@ -109,6 +120,7 @@ impl Executor for Split {
             return self.route(pass, l);
         }
         if pass.is_chunk() {
+            self.begin_chunk_ffn(pass, l);
             return Wanted::All;
         }
         let wanted = pass.sparsity.wanted(l);
@@ -119,13 +131,19 @@ impl Executor for Split {
         if self.attends_late {
             self.note(Note::Compute(Some(Stage::Attention)));
             self.attend_on_host(pass, l);
-            self.add_attention(&pass.model.config, l, pass.n());
+            self.add_attention(&pass.model.config, l);
         }
         if !self.begun.alone {
             self.receive(pass);
             self.predict(pass, l);
         }
         wanted
+    }
+
+    fn copied(&mut self, pass: &mut Pass<'_, '_>, l: usize) {
+        if pass.is_chunk() && pass.model.config.form.experts.is_none() {
+            self.copied_neurons(pass, l);
+        }
     }
 
     fn ffn(&mut self, pass: &mut Pass<'_, '_>, l: usize, wanted: Wanted) {
@@ -163,7 +181,10 @@ impl Executor for Split {
 
     fn logits(&mut self, pass: &mut Pass<'_, '_>) {
         if pass.is_chunk() {
-            self.read_back(pass, pass.model.layers.len() - 1);
+            for part in 0..self.parts.count {
+                self.set_part(part);
+                self.read_back(pass, pass.model.layers.len() - 1);
+            }
         }
         self.head(pass);
         self.device.synchronize(Stream::Compute);
@@ -187,9 +208,9 @@ impl Executor for Split {
     fn done(&mut self, pass: &mut Pass<'_, '_>, step: Step) {
         match step.phase {
             // What is put on the stream before the host waits for it counts as attention; a chunk's selection is none.
-            Phase::Begin | Phase::BeginLayer | Phase::Attention | Phase::EndLayer => {}
+            Phase::Begin | Phase::BeginLayer | Phase::Project | Phase::Attention | Phase::EndLayer => {}
             // Its own laps stand where the host has seen the residual and where it has predicted.
-            Phase::Select => {}
+            Phase::Select | Phase::Copied => {}
             Phase::Ffn if !pass.is_chunk() && self.begun.alone => pass.probe.lap(Stage::Attention),
             Phase::Ffn => pass.probe.lap(Stage::Ffn),
             Phase::Logits => pass.probe.lap(Stage::Head),
@@ -239,81 +260,12 @@ impl Split {
         }
     }
 
-    /// Multiplies attention's output by the output matrix and adds it to the residual.
-    pub(super) fn add_attention(&mut self, c: &ModelConfig, l: usize, n: usize) {
-        let (attended, residual) = (self.workspace.attended.into(), self.at(ExchangeLayout::new(n, c).residual()));
-        self.launch(Call::Linear(self.weights.layers[l].o.call(n, attended, residual, Then::Add)));
-    }
-
     /// Norms the residual for the FFN, unless attention has the same norm and so has done it already.
-    pub(super) fn norm_ffn_input(&mut self, c: &ModelConfig, l: usize, n: usize) {
-        let (input, residual) = (self.at(0), self.at(ExchangeLayout::new(n, c).residual()));
+    pub(super) fn norm_ffn_input(&mut self, c: &ModelConfig, l: usize) {
+        let (n, input, residual) = (self.rows.n, self.input(c), self.residual(c));
         if c.layer(l).norms != Norms::ParallelShared {
             self.launch(Call::Norm(norm(c.norm, self.weights.layers[l].ffn_norm, c.hidden, n, residual, input)));
         }
-    }
-
-    /// Attention over keys and values on the device.
-    fn attend(&mut self, pass: &Pass<'_, '_>, l: usize) {
-        let (c, b) = (&pass.model.config, &pass.buffers);
-        let n = b.positions.len();
-        let heads = self.kv.as_ref().expect("looked at when the pass began").heads;
-        let (qkv, attended) = (self.workspace.qkv, self.workspace.attended);
-        let (angles, positions) = (self.workspace.angles, self.workspace.positions);
-        let Mixer::Attention(Attention { window, rotary, .. }) = c.layer(l).mixer;
-        let angles = if rotary.is_empty() { self.weights.plain[0] } else { angles };
-        let (Norm::Rms(epsilon) | Norm::Layer(epsilon)) = c.norm;
-        let (norms, qkv_all, positions_all) = (self.weights.layers[l].qk_norm, qkv.into(), positions.into());
-        let append = Append { heads, layer: l, n, qkv: qkv_all, angles, positions: positions_all, norms, epsilon };
-        self.launch(Call::Append(append));
-        for (i, group) in b.positions.chunks(MAX_COLUMNS).enumerate() {
-            let most = group.iter().map(|p| p.position + 1).max().unwrap_or(1);
-            let part = |buffer, each: usize| View { buffer, at: (i * MAX_COLUMNS * each * 4) as u64 };
-            self.launch(Call::Attend(Attend {
-                heads,
-                layer: l,
-                n: group.len(),
-                window,
-                most,
-                qkv: part(qkv, c.qkv_dim()),
-                positions: part(positions, 2),
-                sinks: self.weights.layers[l].sinks,
-                out: part(attended, c.q_dim()),
-            }));
-        }
-        // The host's caches get the same keys and values, once the device has made them.
-        let range = self.qkv_range(c, l, n);
-        let made = &mut self.host.qkv_read_back[range];
-        let (to, bytes) = (made.as_mut_ptr().cast(), size_of_val(made));
-        unsafe { self.device.copy_out(Stream::Compute, qkv, 0, to, bytes) };
-    }
-
-    /// Puts the copy out of queries, keys and values on the stream, for attention on the host.
-    fn fetch_qkv(&mut self, c: &ModelConfig, n: usize) {
-        let qkv = &mut self.host.qkv[..n * c.qkv_dim()];
-        let (to, bytes) = (qkv.as_mut_ptr().cast(), size_of_val(qkv));
-        unsafe { self.device.copy_out(Stream::Compute, self.workspace.qkv, 0, to, bytes) };
-    }
-
-    /// Attention over keys and values in host memory, once queries, keys and values have come: needs a copy more each way. It also needs a
-    /// wait more, since the FFN's input depends on its output; not where both read the same residual, and one event covers what both need.
-    fn attend_on_host(&mut self, pass: &mut Pass<'_, '_>, l: usize) {
-        let Pass { model, pool, kernels, caches, buffers, .. } = pass;
-        let c = &model.config;
-        let Buffers { positions, cos_sin, attend, .. } = &mut **buffers;
-        let n = positions.len();
-        let Split { device, host, workspace, .. } = self;
-        let qkv = &mut host.qkv[..n * c.qkv_dim()];
-        let qkv: &mut [f32] = bytemuck::cast_slice_mut(qkv);
-        let attended: &mut [f32] = bytemuck::cast_slice_mut(&mut host.attended[..n * c.q_dim()]);
-        attention::rotate_and_put(c, &model.layers[l], caches, l, positions, qkv, cos_sin);
-        let mut lap = clock::now();
-        attention::attention(pool, kernels, c, &model.layers[l], caches, l, positions, qkv, attend, attended);
-        let (bytes, operations) = attention::work(c, l, positions);
-        device.worked(HostWork { bytes, operations, ns: clock::lap(&mut lap) });
-        device.note(Note::Host(Stage::Attention));
-        let bytes = size_of_val(attended);
-        unsafe { device.copy_in(Stream::Compute, attended.as_ptr().cast(), bytes, workspace.attended, 0) };
     }
 
     /// Puts on the stream what the device can do of an FFN before the host has seen the residual: the norm, the scores if it has the
@@ -324,7 +276,7 @@ impl Split {
         self.note(Note::Compute(Some(Stage::Exchange)));
         self.commit(pass, l);
         self.begin_section(l, GraphSection::Exchange);
-        self.norm_ffn_input(c, l, n);
+        self.norm_ffn_input(c, l);
         let own = wanted == Wanted::Selected && self.choose(c, l, n, pass.sparsity.min_scores(l));
         let scored = Scored { own, ahead: self.score_ahead(c, l, n) };
         if wanted == Wanted::All {
@@ -353,7 +305,7 @@ impl Split {
         self.device.record(Stream::Compute, self.marks[l].exchanged);
         if c.layer(l).norms.parallel() && self.attends {
             self.note(Note::Compute(Some(Stage::Attention)));
-            self.add_attention(c, l, n);
+            self.add_attention(c, l);
         }
         if device_ffn {
             self.launch_ffn(pass, l, wanted);
@@ -543,7 +495,7 @@ impl Split {
         self.device.record(Stream::Compute, self.marks[l].merge[0]);
         self.begin_section(l, GraphSection::Merge);
         if both {
-            self.add_partial(c, n);
+            self.add_partial(c);
         }
         if !self.cache.layers[l].table.slots().is_empty() {
             self.add_output(c, n);
@@ -558,23 +510,17 @@ impl Split {
     }
 
     /// Adds the host's part of an FFN to the residual.
-    pub(super) fn add_partial(&mut self, c: &ModelConfig, n: usize) {
-        let (count, to) = (n * c.hidden, self.at(ExchangeLayout::new(n, c).residual()));
-        let (from, partial) = (self.host.partial.as_ptr().cast(), self.workspace.partial);
-        unsafe { self.device.copy_in(Stream::Compute, from, count * 4, partial, 0) };
-        self.launch(Call::Add(Add { count, from: partial.into(), to }));
+    pub(super) fn add_partial(&mut self, c: &ModelConfig) {
+        let (count, partial) = (self.rows.n * c.hidden, self.rows_of(self.workspace.partial, c.hidden));
+        let from = self.host.partial[self.rows.first * c.hidden..].as_ptr().cast();
+        unsafe { self.device.copy_in(Stream::Compute, from, count * 4, partial.buffer, partial.at) };
+        self.launch(Call::Add(Add { count, from: partial, to: self.residual(c) }));
     }
 
     /// Adds what the device's last FFN call has made to the residual.
     pub(super) fn add_output(&mut self, c: &ModelConfig, n: usize) {
         let (count, to) = (n * c.hidden, self.at(ExchangeLayout::new(n, c).residual()));
         self.launch(Call::Add(Add { count, from: self.workspace.output.into(), to }));
-    }
-
-    /// Where a layer's queries, keys and values are read back to; for a chunk two layers take turns.
-    pub(super) fn qkv_range(&self, c: &ModelConfig, l: usize, n: usize) -> std::ops::Range<usize> {
-        let (turn, numbers) = (if n > MAX_COLUMNS { l % 2 } else { l }, n * c.qkv_dim());
-        turn * numbers..(turn + 1) * numbers
     }
 
     /// Computes the logits of the tokens that are asked for.

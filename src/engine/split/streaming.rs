@@ -48,7 +48,31 @@ pub struct ChunkCosts {
     pub sync_us: f64,
 }
 
+/// What else host and device do while a layer's missing neurons are computed.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Beside {
+    /// Parts in which the chunk goes: the CPU reads its neurons, and waits, for each of them.
+    pub parts: usize,
+    /// How often each block is copied: once for all parts, or once for each.
+    pub copies: usize,
+    /// Other work of the host at the same time, us: none where the chunk goes as one part, for which each waits for the other.
+    pub host_us: f64,
+    /// The same of the device.
+    pub device_us: f64,
+}
+
 impl ChunkCosts {
+    /// Costs that are all alike, where nothing is known of them.
+    pub const ONES: ChunkCosts = ChunkCosts {
+        column_us: 1.0,
+        read_us: 1.0,
+        device_us: 1.0,
+        link_us: 1.0,
+        copy_us: 1.0,
+        cross_us: 1.0,
+        sync_us: 1.0,
+    };
+
     /// The costs of a model whose neurons have blocks of `block_bytes`, on a machine.
     pub fn of(machine: &MachineProfile, c: &ModelConfig, block_bytes: usize) -> ChunkCosts {
         ChunkCosts {
@@ -72,21 +96,29 @@ impl ChunkCosts {
     /// all of them. With c of m neurons on the CPU,
     ///
     /// ```text
-    /// cross n + sync + c t_cpu = max((m - c) t_link, (slots + m - c) n t_device)
+    /// host + cross n + parts sync + c t_cpu = max((m - c) t_link, device + (slots + m - c) n t_device)
     /// ```
     ///
-    /// where t_cpu is the longer of a neuron's arithmetic and of reading it, t_link what a missing neuron takes of the link, and t_device the
-    /// device's arithmetic for one column.
-    pub fn on_cpu(&self, (missing, slots): (usize, usize), (runs, carried): (usize, usize), n: usize) -> usize {
-        let before = n as f64 * self.cross_us + self.sync_us;
-        let cpu = (n as f64 * self.column_us).max(self.read_us);
+    /// where t_cpu is the longer of a neuron's arithmetic and of reading it for each part, t_link what a missing neuron takes of the link, once or for each part,
+    /// t_device the device's arithmetic for one column, and host and device what they do `beside`.
+    pub fn on_cpu(
+        &self,
+        (missing, slots): (usize, usize),
+        (runs, carried): (usize, usize),
+        n: usize,
+        beside: Beside,
+    ) -> usize {
+        let parts = beside.parts.max(1) as f64;
+        let before = beside.host_us + n as f64 * self.cross_us + parts * self.sync_us;
+        let cpu = (n as f64 * self.column_us).max(parts * self.read_us);
         let (link, device) = (runs as f64 * self.copy_us + carried as f64 * self.link_us, n as f64 * self.device_us);
         if missing == 0 {
             return 0;
         }
         // Up to where the CPU takes as long as each of the two; the longer of them falls as the CPU takes more.
+        let link = link * beside.copies.max(1) as f64;
         let beside_link = (link - before) / (link / missing as f64 + cpu);
-        let beside_device = ((missing + slots) as f64 * device - before) / (device + cpu);
+        let beside_device = (beside.device_us + (missing + slots) as f64 * device - before) / (device + cpu);
         (beside_link.max(beside_device).max(0.0) as usize).min(missing)
     }
 }
@@ -297,15 +329,15 @@ mod tests {
 
     #[test]
     fn most_neurons_go_over_a_fast_link_and_few_over_a_slow_one() {
-        let fast = COSTS.on_cpu((8000, 0), (100, 8200), 256);
+        let fast = COSTS.on_cpu((8000, 0), (100, 8200), 256, Beside::default());
         assert!((400..800).contains(&fast), "{fast}");
-        let slow = ChunkCosts { link_us: 100.0, ..COSTS }.on_cpu((8000, 0), (100, 8200), 256);
+        let slow = ChunkCosts { link_us: 100.0, ..COSTS }.on_cpu((8000, 0), (100, 8200), 256, Beside::default());
         assert!((6500..8000).contains(&slow), "{slow}");
         // What the crossing alone costs pays for no CPU.
-        assert_eq!(COSTS.on_cpu((300, 0), (1, 300), 256), 0);
-        assert_eq!(COSTS.on_cpu((0, 8000), (0, 0), 256), 0);
+        assert_eq!(COSTS.on_cpu((300, 0), (1, 300), 256, Beside::default()), 0);
+        assert_eq!(COSTS.on_cpu((0, 8000), (0, 0), 256, Beside::default()), 0);
         // A device that is busy with its slots for as long as ten times the link leaves ten times as many to the CPU.
-        let busy = COSTS.on_cpu((8000, 100_000), (100, 8200), 256);
+        let busy = COSTS.on_cpu((8000, 100_000), (100, 8200), 256, Beside::default());
         assert!((4800..6500).contains(&busy), "{busy}");
     }
 
@@ -433,7 +465,7 @@ mod tests {
                 let device = (slots + missing - c) as f64 * n as f64 * costs.device_us;
                 cpu.max(link * (missing - c) as f64 / missing as f64).max(device)
             };
-            let chosen = costs.on_cpu((missing, slots), (5, missing), n);
+            let chosen = costs.on_cpu((missing, slots), (5, missing), n, Beside::default());
             let best = (0..=missing).map(time).fold(f64::INFINITY, f64::min);
             // A whole neuron more or less.
             let one = (link / missing as f64).max(n as f64 * costs.device_us);

@@ -138,7 +138,7 @@ fn append(c: &mut Case<'_>) -> Result<Vec<u32>> {
         layer: 1,
         n: c.n,
         qkv: qkv.into(),
-        angles,
+        angles: angles.into(),
         positions: positions.into(),
         norms,
         epsilon: 1e-5,
@@ -276,7 +276,7 @@ fn neurons_for_all(
         up_bias,
         x: x.into(),
         products,
-        counts,
+        counts: counts.into(),
         out: out.into(),
     }))?;
     let (mut out, counts) = (c.bench.get(out)?, c.bench.get(counts)?);

@@ -143,7 +143,7 @@ impl Timing<'_> {
         let call = |b: &mut Bench<'_>| -> Result<Call> {
             let blocks = b.put(&blocks)?.into();
             #[rustfmt::skip]
-            let call = DenseFfn { layout, kind, activation, activation_threshold, hidden, ffn, slots, n, blocks, weights: None, bucket, up_bias, x, products, counts, out };
+            let call = DenseFfn { layout, kind, activation, activation_threshold, hidden, ffn, slots, n, blocks, weights: None, bucket, up_bias, x, products, counts: counts.into(), out };
             Ok(Call::DenseFfn(call))
         };
         let calls = (0..turns).map(|_| call(&mut b)).collect::<Result<Vec<_>>>()?;

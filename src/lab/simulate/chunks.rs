@@ -4,7 +4,7 @@
 //! unit half of that (3.4). How the times divide is not published: products by their weights; of the float unit's time a fifth for each of a
 //! layer's two norms with quantisation, the rest for attention of a first chunk, which grows with the positions before it.
 
-use crate::scheduler::chunks::{Graph, Order, Processor, Stage};
+use crate::scheduler::chunks::{Graph, Needs, Order, Processor, Stage};
 use serde::Serialize;
 
 /// Layers, hidden size, neurons.
@@ -39,9 +39,9 @@ pub const ORDERS: [Order; 3] = [Order::InOrder, Order::EarliestChunk, Order::Lar
 /// The subgraphs of a prompt of so many chunks of `tokens` tokens.
 pub fn graph(chunks: usize, tokens: usize) -> Graph {
     let [layers, hidden, ffn] = SHAPE;
-    let stage = |on, crosses| Stage { on, crosses };
-    let (float, integer) = (stage(Processor::Float, false), stage(Processor::Integer, false));
-    let layer = [float, integer, stage(Processor::Float, true), integer, float, integer];
+    let stage = |on, needs| Stage { on, needs, lead: None };
+    let (float, integer) = (stage(Processor::Float, Needs::Own), stage(Processor::Integer, Needs::Own));
+    let layer = [float, integer, stage(Processor::Float, Needs::Earlier), integer, float, integer];
     let weights = [3 * hidden * hidden, hidden * hidden, 3 * hidden * ffn].map(|n| n as f64);
     let all: f64 = weights.iter().sum();
     let of_layer = |chunk: usize| {

@@ -74,7 +74,7 @@ fn check(seed: u64, shape: &Shape) {
         layer,
         n,
         qkv: memory.put(&qkv).into(),
-        angles: if rotates { memory.put(&angles) } else { memory.put::<u8>(&[]) },
+        angles: if rotates { memory.put(&angles) } else { memory.put::<u8>(&[]) }.into(),
         positions: memory.put(&places).into(),
         norms: [memory.put::<u8>(&[]); 2],
         epsilon: 0.0,

@@ -63,7 +63,7 @@ fn run(case: &Case, of: &Operands, tiles: Tiles) -> Option<(Vec<f32>, Vec<u32>)>
         up_bias: memory.put(&of.up_bias),
         x: memory.put(&of.x).into(),
         products: memory.alloc(n * slots * 4),
-        counts,
+        counts: counts.into(),
         out: out.into(),
     };
     let call = Call::DenseFfn(call);

@@ -1,0 +1,248 @@
+//! A chunk of a prompt in parts that take turns between host and device: no result depends on the order of their steps, what is learnt of the
+//! prompt neither, and by the virtual device's clock it takes less time where the two would wait for each other, as was planned.
+
+mod support;
+
+use dynamicinfer::cache::{Frames, NeuronCache};
+use dynamicinfer::cpu::Kernels;
+use dynamicinfer::device::{Device, Rates, VirtualDevice};
+use dynamicinfer::engine::split::parts::{PartOrder, PartsSetting};
+use dynamicinfer::engine::{ChunkCosts, Engine, Logits, Migrator, Session, Sparsity};
+use dynamicinfer::formats::machine_profile::{MachineProfile, Rate};
+use dynamicinfer::formats::rows::Quant;
+use dynamicinfer::ids::StoreId;
+use dynamicinfer::lab::synth::{Shape, write_store};
+use dynamicinfer::model::config::Activation;
+use dynamicinfer::model::{KvType, Model};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex};
+use support::{RATES, error, on_device_by, opened, streaming};
+
+const CONTEXT: usize = 1100;
+const CHUNK: usize = 1024;
+
+fn made(dir: &Path, layers: usize, [hidden, ffn]: [usize; 2]) -> PathBuf {
+    let path = dir.join(format!("{layers}-{hidden}.neurons"));
+    let shape = Shape {
+        hidden,
+        layers,
+        ffn,
+        heads: hidden / 32,
+        kv_heads: hidden / 32,
+        vocab: 300,
+        context: CONTEXT,
+        activation: Activation::Relu,
+        active: None,
+        seed: 7,
+        outliers: 0,
+        experts: None,
+    };
+    write_store(&shape, Quant::F16, &path, &|_, _| Ok(())).unwrap();
+    path
+}
+
+/// An engine with a device that has every `apart`-th neuron; `streamed` blocks at once are copied for a chunk.
+fn engine(model: Model, rates: Rates, apart: usize, streamed: usize) -> Engine {
+    let (c, device) = (&model.config, Box::new(VirtualDevice::new(u64::MAX, rates)));
+    // SAFETY: the engine has both.
+    let mut split = unsafe { on_device_by(&model, device, &vec![c.movable(); c.layers], CHUNK) }.unwrap();
+    let there: Vec<StoreId> = (0..c.ffn).filter(|i| i % apart == apart - 1).map(StoreId::new).collect();
+    (0..c.layers).for_each(|l| split.cache.load(&mut *split.device, l, &there).unwrap());
+    split.cache.settle(&mut *split.device);
+    if streamed > 0 {
+        streaming(&mut split, &model, streamed, 0.4);
+    }
+    let mut engine = Engine::new(model, 1, Kernels::best());
+    engine.split = Some(split);
+    engine.set_chunk(CHUNK);
+    engine
+}
+
+fn set(engine: &mut Engine, parts: usize, shared: bool, order: PartOrder) {
+    let setting = PartsSetting { parts: Some(parts), shared: Some(shared), order: Some(order) };
+    engine.split.as_mut().unwrap().set_parts(setting);
+}
+
+fn tokens(n: usize) -> Vec<u32> {
+    (0..n as u32).map(|i| 5 + i * 37 % 90).collect()
+}
+
+/// The bits of the logits after a prompt, and of those after one more token, which reads all keys and values.
+fn bits(engine: &mut Engine, n: usize, kind: KvType) -> Vec<u32> {
+    let mut session = Session::new(engine, n + 1, kind).unwrap();
+    let mut logits = session.append(engine, &tokens(n), |_| Ok(())).unwrap().to_vec();
+    logits.extend_from_slice(engine.forward(&mut session.kv, &[7], Logits::Last));
+    engine.check().unwrap();
+    logits.into_iter().map(f32::to_bits).collect()
+}
+
+/// Families differ: norms beside each other, biases, rotation, positions as weights, windows.
+#[test]
+fn every_order_of_parts_gives_the_same_bits() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = made(dir.path(), 3, [64, 96]);
+    let models = [("synth", 700), ("falcon", 250), ("opt", 130), ("mistral", 250), ("qwen2", 250)];
+    for (name, n) in models {
+        let open = || match name {
+            "synth" => Model::open(&path).unwrap(),
+            name => opened(dir.path(), name, Quant::F16),
+        };
+        // Keys in f32 are the host's.
+        for (kind, apart, streamed) in
+            [(KvType::F16, 2, 8), (KvType::F32, 2, 8), (KvType::F32, 3, 0), (KvType::F16, 3, 0), (KvType::F16, 1, 8)]
+        {
+            let limit = if kind == KvType::F16 { 3e-3 } else { 2e-3 };
+            let mut alone = Engine::new(open(), 1, Kernels::best());
+            let expected: Vec<f32> = bits(&mut alone, n, kind).into_iter().map(f32::from_bits).collect();
+            let mut engine = engine(open(), RATES, apart, streamed);
+            for parts in 2..=4.min(n / 64) {
+                set(&mut engine, parts, true, PartOrder::EarliestPart);
+                let first = bits(&mut engine, n, kind);
+                let found: Vec<f32> = first.iter().map(|&bits| f32::from_bits(bits)).collect();
+                let off = error(&found, &expected);
+                assert!(off < limit, "{name}, {kind:?}, one neuron in {apart} there, {parts} parts: {off}");
+                let by_chance = (0..3).map(PartOrder::AtRandom);
+                let orders: Vec<PartOrder> = by_chance.chain([PartOrder::LargestContribution]).collect();
+                for shared in [true, false] {
+                    set(&mut engine, parts, shared, PartOrder::EarliestPart);
+                    let same_division = bits(&mut engine, n, kind);
+                    assert!(!shared || same_division == first, "{name}, {kind:?}: once more is something else");
+                    for &order in &orders {
+                        set(&mut engine, parts, shared, order);
+                        let what = format!("{name}, {kind:?}, one in {apart}, {parts} parts, {shared}, {order:?}");
+                        assert!(bits(&mut engine, n, kind) == same_division, "{what}");
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// By layer, what a prompt's chunks told of it.
+type Told = Arc<Mutex<Vec<(usize, usize, usize, Vec<u32>)>>>;
+
+struct Listening(Told);
+
+impl Migrator for Listening {
+    fn apply(
+        &mut self,
+        _: usize,
+        _: bool,
+        _: &mut dyn Device,
+        _: &mut NeuronCache,
+        _: Option<&mut dyn Frames>,
+        _: &mut Sparsity,
+    ) {
+    }
+
+    fn prompt(&mut self, layer: usize, first: usize, tokens: usize, _: u64, counts: &[u32]) {
+        self.0.lock().unwrap().push((layer, first, tokens, counts.to_vec()));
+    }
+}
+
+#[test]
+fn the_scheduler_is_told_the_same_of_a_prompt_in_any_parts() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = made(dir.path(), 3, [64, 96]);
+    let mut engine = engine(Model::open(&path).unwrap(), RATES, 2, 8);
+    let told = Told::default();
+    engine.split.as_mut().unwrap().migrator = Some(Box::new(Listening(told.clone())));
+    let mut of = |parts, seed| {
+        set(&mut engine, parts, seed % 2 == 0, PartOrder::AtRandom(seed));
+        bits(&mut engine, 650, KvType::F16);
+        std::mem::take(&mut *told.lock().unwrap())
+    };
+    let whole = of(1, 0);
+    assert_eq!(whole.iter().map(|of| (of.0, of.1, of.2)).collect::<Vec<_>>(), [0, 1, 2].map(|l| (l, 0, 650)));
+    assert!(whole.iter().all(|of| of.3.iter().sum::<u32>() > 1000));
+    for (parts, seed) in [(2, 1), (3, 2), (4, 3), (4, 4), (3, 5)] {
+        assert!(of(parts, seed) == whole, "{parts} parts");
+    }
+}
+
+#[test]
+fn a_prompt_in_parts_can_be_stopped_between_layers_and_goes_on_afterwards() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = made(dir.path(), 3, [64, 96]);
+    let mut engine = engine(Model::open(&path).unwrap(), RATES, 2, 8);
+    set(&mut engine, 3, false, PartOrder::EarliestPart);
+    let (mut session, whole) =
+        (Session::new(&engine, CONTEXT, KvType::F16).unwrap(), bits(&mut engine, 700, KvType::F16));
+    // Each part asks before each of its layers.
+    for asked in 0..9 {
+        let mut left = asked;
+        let stopped = !engine.forward_while(&mut session.kv, &tokens(700), Logits::Last, &mut || {
+            left -= 1;
+            left >= 0
+        });
+        assert!(stopped && session.kv.len == 0, "{asked}");
+    }
+    let mut logits = session.append(&mut engine, &tokens(700), |_| Ok(())).unwrap().to_vec();
+    logits.extend_from_slice(engine.forward(&mut session.kv, &[7], Logits::Last));
+    assert!(logits.into_iter().map(f32::to_bits).collect::<Vec<_>>() == whole);
+}
+
+/// A machine on which a layer of [`timed`]'s model takes milliseconds, so that calls and waits count for little.
+fn machine(host_gflops: f64) -> MachineProfile {
+    MachineProfile {
+        name: "test".into(),
+        note: String::new(),
+        measured_unix: None,
+        measured: Vec::new(),
+        assumed: Rate::ALL.to_vec(),
+        dram_gb_s: 50.0,
+        host_gflops,
+        device_gb_s: 400.0,
+        device_gflops: 20.0,
+        link_gb_s: 1.0,
+        call_us: 2.0,
+        copy_us: 2.0,
+        sync_us: 5.0,
+        moves: Vec::new(),
+    }
+}
+
+/// Milliseconds of a prompt by the device's clock, with half of the neurons there.
+fn timed(path: &Path, machine: &MachineProfile, kind: KvType, parts: Option<usize>) -> f64 {
+    let m = machine;
+    let rates = Rates {
+        device_gb_s: m.device_gb_s,
+        device_gflops: m.device_gflops,
+        link_gb_s: m.link_gb_s,
+        host_gb_s: m.dram_gb_s,
+        host_gflops: m.host_gflops,
+        call_us: m.call_us,
+        copy_us: m.copy_us,
+        sync_us: m.sync_us,
+    };
+    let mut engine = engine(Model::open(path).unwrap(), rates, 2, 0);
+    let (model, split) = (engine.model.clone(), engine.split.as_mut().unwrap());
+    let block = model.layers[0].block().bytes();
+    split.stream(&model, ChunkCosts::of(m, &model.config, block), 1 << 20).unwrap();
+    split.set_parts(PartsSetting { parts, ..PartsSetting::default() });
+    let mut session = Session::new(&engine, CONTEXT, kind).unwrap();
+    let clock = |engine: &Engine| engine.split.as_ref().unwrap().device.totals().clock_ns;
+    let before = clock(&engine);
+    session.append(&mut engine, &tokens(CHUNK), |_| Ok(())).unwrap();
+    (clock(&engine) - before) as f64 / 1e6
+}
+
+#[test]
+fn host_and_device_wait_less_for_each_other_and_never_more() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = made(dir.path(), 4, [256, 512]);
+    // Attention on the host takes about as long as all products on the device.
+    let machine_for_both = machine(10.0);
+    let [whole, by_two, planned] =
+        [Some(1), Some(2), None].map(|parts| timed(&path, &machine_for_both, KvType::F32, parts));
+    println!("attention on the host: {whole:.2} ms, in two parts {by_two:.2}, as planned {planned:.2}");
+    assert!(by_two < 0.9 * whole && planned < 0.85 * whole, "{whole}, {by_two}, {planned} ms");
+    for (gflops, kind) in
+        [(1.0, KvType::F32), (100.0, KvType::F32), (1.0, KvType::F16), (10.0, KvType::F16), (100.0, KvType::F16)]
+    {
+        let machine = machine(gflops);
+        let [whole, planned] = [Some(1), None].map(|parts| timed(&path, &machine, kind, parts));
+        println!("{gflops} GFLOP/s, keys in {kind:?}: {whole:.2} ms, as planned {planned:.2}");
+        assert!(planned <= 1.01 * whole, "{gflops} GFLOP/s, {kind:?}: {planned} and {whole} ms");
+    }
+}
