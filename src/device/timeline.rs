@@ -280,6 +280,8 @@ pub struct Timeline {
     compute: Vec<[u64; 2]>,
     layers: Vec<LayerTimes>,
     read: Read,
+    /// The same when the current pass began.
+    began: Read,
 }
 
 /// Keeps the last `room` items that were pushed.
@@ -336,6 +338,7 @@ impl Timeline {
             compute: Vec::with_capacity(OF_A_PASS),
             layers: vec![LayerTimes::default(); layers],
             read: Read::default(),
+            began: Read::default(),
         }
     }
 
@@ -367,7 +370,10 @@ impl Timeline {
     /// Records what a note at time `now` says about the host. `read` is what was read and moved so far.
     pub fn note(&mut self, note: Note, now: u64, read: Read) {
         match note {
-            Note::Pass { tokens, first } => self.begin(now, tokens, first),
+            Note::Pass { tokens, first } => {
+                self.began = read;
+                self.begin(now, tokens, first);
+            }
             Note::Layer(layer) => self.begin_layer(now, layer),
             Note::Host(part) => self.host(part, now),
             Note::Moves { layer, neurons } => {
@@ -488,8 +494,8 @@ impl Timeline {
         let busy = |spans: &[[u64; 2]]| spans.iter().map(|[begin, end]| end - begin).sum::<u64>();
         let (host, device, both) = (busy(&self.host), busy(&self.compute), overlap(&self.host, &self.compute));
         let mut sum = Sums { passes: 1, tokens: u64::from(pass.count), ns, both_ns: both, ..self.sum };
-        sum.computing_ns = read.computing_ns.saturating_sub(before.computing_ns);
-        sum.working_ns = read.working_ns.saturating_sub(before.working_ns);
+        sum.computing_ns = read.computing_ns.saturating_sub(self.began.computing_ns);
+        sum.working_ns = read.working_ns.saturating_sub(self.began.working_ns);
         (sum.host_alone_ns, sum.device_alone_ns) = (host - both, device - both);
         sum.neither_ns = ns.saturating_sub(host + device - both);
         self.layers.iter().for_each(|layer| sum.ffn.add(layer));
@@ -584,12 +590,19 @@ mod tests {
         let mut timeline = Timeline::of(1, 32, 10);
         for pass in 0..7u64 {
             let at = |ns| pass * 100 + ns;
-            timeline.note(Note::Pass { tokens: 1, first: pass as usize }, at(0), Read::default());
+            let before = Read { computing_ns: 30 * pass + 1000, working_ns: 40 * pass + 1000, ..Read::default() };
+            timeline.note(Note::Pass { tokens: 1, first: pass as usize }, at(0), before);
             timeline.note(Note::Layer(0), at(0), Read::default());
             timeline.note(Note::Host(Stage::Attention), at(30), Read::default());
             timeline.note(Note::Host(Stage::Wait), at(50), Read::default());
             timeline.compute(Stage::Exchange, Some(0), [at(20), at(45)]);
-            let read = Read { host: 200 * (pass + 1), device: 0, link: 0 };
+            let read = Read {
+                host: 200 * (pass + 1),
+                device: 0,
+                link: 0,
+                computing_ns: 30 * (pass + 1) + 1000,
+                working_ns: 40 * (pass + 1) + 1000,
+            };
             timeline.note(Note::End { residents: 1, neurons: 4 }, at(100), read);
         }
         // Of each pass: attention, waiting, the device's exchange, driving, the layer and the pass.
@@ -598,6 +611,8 @@ mod tests {
         assert_eq!((last.part, last.begin_ns, last.end_ns, last.value), (Stage::Pass, 600, 700, 6));
         let sums = timeline.sums[0];
         assert_eq!((sums.passes, sums.ns, timeline.sums[1].passes), (7, 700, 0));
+        // Of what was counted before the pass began nothing is the pass's.
+        assert_eq!([sums.computing_ns, sums.working_ns], [7 * 30, 7 * 40]);
         assert_eq!([sums.both_ns, sums.host_alone_ns, sums.device_alone_ns, sums.neither_ns], [70, 140, 105, 385]);
         assert!(timeline.samples().all(|s| (s.resident_share, s.host_gb_s) == (0.25, 2.0)));
     }
