@@ -2,13 +2,16 @@
 //! time that the thread had a core, as a share of what a loop over registers alone reaches in the same minute, and beside the row kernels.
 //! Quantised weights in int8, floats in f32.
 //!
-//! Run: cargo bench --bench gemm -- [type] [avx512|avxvnni|avx2]
+//! Run: cargo bench --bench gemm -- [type] [avx512|avxvnni|avx2] [eight]    with `eight` inputs have eight bits everywhere
 
 use dynamicinfer::clock;
 use dynamicinfer::cpu::{Columns, FloatPanels, Isa, Kernels, ManyForm, Panels, Rows, ThreadPool, peak};
 use dynamicinfer::formats::rows::{self, Quant};
 use dynamicinfer::prng::Prng;
 use std::hint::black_box;
+
+/// The word for inputs of eight bits where seven would be faster.
+const EIGHT: &str = "eight";
 
 /// Rows and numbers of a row.
 const SHAPES: [(usize, usize); 3] = [(5632, 2048), (2048, 5632), (2048, 2048)];
@@ -21,13 +24,15 @@ const TASK: usize = 128;
 fn main() {
     let args: Vec<String> = std::env::args().skip(1).filter(|arg| !arg.starts_with('-')).collect();
     let isa = Isa::ALL.into_iter().find(|isa| args.iter().any(|arg| arg == isa.name()));
-    let kernels = isa.map_or_else(Kernels::best, |isa| Kernels::of(isa).expect("this machine does not have it"));
+    let mut kernels = isa.map_or_else(Kernels::best, |isa| Kernels::of(isa).expect("this machine does not have it"));
+    kernels.seven_bits = !std::env::args().any(|arg| arg == EIGHT);
     println!(
         "| type | rows x numbers | columns | GOPS | of the peak | row kernels, GOPS | ratio | input, us (before) |"
     );
     println!("|---|---|---|---|---|---|---|---|");
     for quant in Quant::all() {
-        let wanted = args.iter().all(|arg| arg == quant.name() || Isa::ALL.iter().any(|isa| isa.name() == arg));
+        let wanted =
+            args.iter().all(|arg| arg == quant.name() || arg == EIGHT || Isa::ALL.iter().any(|isa| isa.name() == arg));
         if wanted && kernels.form(quant, 2048, 256) != ManyForm::Rows {
             SHAPES.into_iter().for_each(|(rows, cols)| measure(&kernels, quant, rows, cols));
         }
@@ -55,8 +60,8 @@ fn measure(kernels: &Kernels, quant: Quant, rows: usize, cols: usize) {
         let (mut x, mut panels, mut floats) = (Columns::default(), Panels::default(), FloatPanels::default());
         let mut times = [const { Vec::new() }; 5];
         for _ in 0..ROUNDS {
-            times[0].push(seconds(|| match kernels.gemm(quant) {
-                Some(_) => panels.set(Some(&mut pool), kernels, &input, n),
+            times[0].push(seconds(|| match kernels.gemm(quant, kernels.bits(quant, n)) {
+                Some(_) => panels.set(Some(&mut pool), kernels, kernels.bits(quant, n), &input, n),
                 None => floats.set(Some(&mut pool), &kernels.tiles, &input, n),
             }));
             times[1].push(seconds(|| x.set(&input, n, quant)));
@@ -66,7 +71,7 @@ fn measure(kernels: &Kernels, quant: Quant, rows: usize, cols: usize) {
                     // SAFETY: whole rows; the kernels are supported here.
                     unsafe {
                         let y = y.as_mut_ptr().add(first);
-                        match kernels.gemm(quant) {
+                        match kernels.gemm(quant, kernels.bits(quant, n)) {
                             Some(gemm) => gemm(&pointers, black_box(&panels), y, rows),
                             None => kernels.tiles.rows(quant, &pointers, black_box(&floats), y, rows),
                         }
@@ -83,7 +88,10 @@ fn measure(kernels: &Kernels, quant: Quant, rows: usize, cols: usize) {
                 }
             }));
             // As seconds for a billion operations, so that the median is found as of the others.
-            times[4].push(1.0 / peak::gops(kernels.isa, kernels.gemm(quant).is_none()).unwrap_or(f64::NAN));
+            times[4].push(
+                1.0 / peak::gops(kernels.isa, kernels.gemm(quant, kernels.bits(quant, n)).is_none())
+                    .unwrap_or(f64::NAN),
+            );
         }
         let [set, set_before, gemm, dots, peak] = times.map(|mut times| {
             times.sort_by(f64::total_cmp);

@@ -1,9 +1,9 @@
 //! The law of products with many columns: for every type, instruction set, length and number of columns they agree with the scalar
-//! truth, exactly where int8 holds the inputs, also at the ends of what codes, inputs and scales can be; and a row's products do not
-//! depend on the rows and threads beside it.
+//! truth, exactly where int8 (or seven bits, for types that have such a product) holds the inputs, else within half a step of each number,
+//! also at the ends of what codes, inputs and scales can be; and a row's products do not depend on the rows and threads beside it.
 
 use dynamicinfer::cpu::reference;
-use dynamicinfer::cpu::{Columns, Isa, Kernels, MAX_COLUMNS, ManyForm, Panels, Rows, ThreadPool};
+use dynamicinfer::cpu::{Bits, Columns, Isa, Kernels, MAX_COLUMNS, ManyForm, Panels, Prefill, Rows, ThreadPool};
 use dynamicinfer::formats::blocks::BlockType;
 use dynamicinfer::formats::rows::{self, Quant};
 use dynamicinfer::prng::Prng;
@@ -83,11 +83,15 @@ fn quantised() -> impl Iterator<Item = Quant> {
     Quant::all().filter(|quant| quant.unit() > 1)
 }
 
-/// What the kernels give for all rows and columns, `[n, rows]`; `None` where they have no such product.
-fn products(kernels: &Kernels, weights: &Weights, input: &[f32], n: usize) -> Option<Vec<f32>> {
-    let gemm = kernels.gemm(weights.quant)?;
+/// Types with codes of eight bits, whose products with AVX2 alone take inputs of seven.
+const WIDE: [Quant; 4] =
+    [Quant::Q8, Quant::Block(BlockType::Q8_0), Quant::Block(BlockType::IQ4_NL), Quant::Block(BlockType::IQ4_XS)];
+
+/// What the kernels give for all rows and columns, `[n, rows]`, of inputs with so many bits; `None` where they have no such product.
+fn products(kernels: &Kernels, weights: &Weights, bits: Bits, input: &[f32], n: usize) -> Option<Vec<f32>> {
+    let gemm = kernels.gemm(weights.quant, bits)?;
     let mut x = Panels::default();
-    x.set(None, kernels, input, n);
+    x.set(None, kernels, bits, input, n);
     let count = weights.rows.len();
     // Behind each column there is something that must stay as it is.
     let stride = count + 3;
@@ -100,22 +104,37 @@ fn products(kernels: &Kernels, weights: &Weights, input: &[f32], n: usize) -> Op
     Some(y.chunks_exact(stride).flat_map(|column| column[..count].to_vec()).collect())
 }
 
-/// Compares all products with the truth, within `tolerance` times the sum of the products' magnitudes.
-fn check(weights: &Weights, input: &[f32], n: usize, tolerance: f64) {
+/// How far rounding an input to so many bits may take a product: half a step of each number, and a little for steps that are rounded.
+fn rounding(row: &[f32], column: &[f32], bits: Bits) -> f64 {
+    let groups = row.chunks(32).zip(column.chunks(32));
+    let steps = groups.map(|(row, column)| {
+        let top = column.iter().fold(0f32, |top, number| top.max(number.abs()));
+        let sizes: f64 = row.iter().map(|weight| f64::from(weight.abs())).sum();
+        f64::from(top / bits.most()) * sizes
+    });
+    0.50001 * steps.sum::<f64>()
+}
+
+/// Compares all products with the truth: those of inputs that codes hold within 2e-6 times the sum of the products' magnitudes, others within
+/// what rounding costs besides.
+fn check(weights: &Weights, bits: Bits, input: &[f32], n: usize, held: bool) {
     let numbers: Vec<Vec<f32>> = (0..weights.rows.len()).map(|r| weights.numbers(r)).collect();
-    let truths: Vec<(f64, f64)> = input
-        .chunks_exact(weights.cols)
-        .flat_map(|column| numbers.iter().map(|row| (reference::dot(row, column), reference::dot_scale(row, column))))
-        .collect();
+    let truth = |row: &Vec<f32>, column: &[f32]| {
+        let rounding = if held { 0.0 } else { rounding(row, column, bits) };
+        (reference::dot(row, column), 2e-6 * reference::dot_scale(row, column) + rounding)
+    };
+    let columns = input.chunks_exact(weights.cols);
+    let truths: Vec<(f64, f64)> =
+        columns.flat_map(|column| numbers.iter().map(move |row| truth(row, column))).collect();
     assert_eq!(truths.len(), n * numbers.len());
     let mut checked = 0;
     for kernels in supported() {
-        let Some(y) = products(&kernels, weights, input, n) else { continue };
+        let Some(y) = products(&kernels, weights, bits, input, n) else { continue };
         checked += 1;
-        for (i, (y, (exact, scale))) in y.iter().zip(&truths).enumerate() {
+        for (i, (y, (exact, most))) in y.iter().zip(&truths).enumerate() {
             assert!(
-                (f64::from(*y) - exact).abs() <= tolerance * scale,
-                "{} {} cols {} row {} column {} of {n}: {y}, truth {exact}, magnitudes {scale}",
+                (f64::from(*y) - exact).abs() <= *most,
+                "{} {} {bits:?} cols {} row {} column {} of {n}: {y}, truth {exact}, at most {most} off",
                 kernels.isa.name(),
                 weights.quant.name(),
                 weights.cols,
@@ -124,7 +143,11 @@ fn check(weights: &Weights, input: &[f32], n: usize, tolerance: f64) {
             );
         }
     }
-    let expected = supported().filter(|kernels| kernels.isa != Isa::Portable).count();
+    let has = |isa| match bits {
+        Bits::Eight => isa != Isa::Portable,
+        Bits::Seven => isa == Isa::Avx2 && WIDE.contains(&weights.quant),
+    };
+    let expected = supported().filter(|kernels| has(kernels.isa)).count();
     assert_eq!(checked, expected, "{}: instruction sets", weights.quant.name());
 }
 
@@ -132,9 +155,10 @@ fn length(quant: Quant, groups: usize) -> usize {
     (groups * 32).next_multiple_of(quant.unit())
 }
 
-/// Whole numbers with 127 in each group of 32: their step is one, and int8 holds them.
-fn whole_numbers(rng: &mut Prng, numbers: usize) -> Vec<f32> {
-    (0..numbers).map(|i| if i % 32 == 5 { 127.0 } else { rng.below(255) as f32 - 127.0 }).collect()
+/// Whole numbers with the largest code in each group of 32: their step is one, and codes hold them.
+fn whole_numbers(rng: &mut Prng, bits: Bits, numbers: usize) -> Vec<f32> {
+    let most = bits.most();
+    (0..numbers).map(|i| if i % 32 == 5 { most } else { rng.below(2 * most as u64 + 1) as f32 - most }).collect()
 }
 
 proptest! {
@@ -145,8 +169,10 @@ proptest! {
         let mut rng = Prng::new(seed);
         for quant in quantised() {
             let weights = Weights::random(&mut rng, quant, length(quant, groups), count);
-            let input = whole_numbers(&mut rng, n * weights.cols);
-            check(&weights, &input, n, 2e-6);
+            for bits in Bits::ALL {
+                let input = whole_numbers(&mut rng, bits, n * weights.cols);
+                check(&weights, bits, &input, n, true);
+            }
         }
     }
 
@@ -156,7 +182,7 @@ proptest! {
         for quant in quantised() {
             let weights = Weights::random(&mut rng, quant, length(quant, groups), count);
             let input: Vec<f32> = (0..n * weights.cols).map(|_| rng.next_f64() as f32 * 8.0 - 4.0).collect();
-            check(&weights, &input, n, 0.02);
+            Bits::ALL.into_iter().for_each(|bits| check(&weights, bits, &input, n, false));
         }
     }
 
@@ -167,16 +193,16 @@ proptest! {
         for quant in quantised() {
             let weights = Weights::random(&mut rng, quant, length(quant, groups), count);
             let input: Vec<f32> = (0..40 * weights.cols).map(|_| rng.next_f64() as f32 - 0.5).collect();
-            for kernels in supported() {
-                let Some(all) = products(&kernels, &weights, &input, 40) else { continue };
+            for (kernels, bits) in supported().flat_map(|kernels| Bits::ALL.map(|bits| (kernels, bits))) {
+                let Some(all) = products(&kernels, &weights, bits, &input, 40) else { continue };
                 let r = rng.below(count as u64) as usize;
                 let alone = Weights { quant, cols: weights.cols, rows: vec![weights.rows[r].clone()] };
-                let alone = products(&kernels, &alone, &input, 40).unwrap();
+                let alone = products(&kernels, &alone, bits, &input, 40).unwrap();
                 for (b, one) in alone.iter().enumerate() {
                     prop_assert_eq!(all[b * count + r].to_bits(), one.to_bits());
                 }
                 // Nor do the columns depend on each other.
-                let last = products(&kernels, &weights, &input[39 * weights.cols..], 1).unwrap();
+                let last = products(&kernels, &weights, bits, &input[39 * weights.cols..], 1).unwrap();
                 prop_assert!(last.iter().zip(&all[39 * count..]).all(|(a, b)| a.to_bits() == b.to_bits()));
             }
         }
@@ -188,9 +214,9 @@ fn up_to_256_columns_and_rows_of_many_pieces() {
     let mut rng = Prng::new(3);
     for quant in quantised() {
         let weights = Weights::random(&mut rng, quant, 1536 + 256, 33);
-        for n in [33, 255, 256] {
-            let input = whole_numbers(&mut rng, n * weights.cols);
-            check(&weights, &input, n, 2e-6);
+        for (n, bits) in [33, 255, 256].into_iter().flat_map(|n| Bits::ALL.map(|bits| (n, bits))) {
+            let input = whole_numbers(&mut rng, bits, n * weights.cols);
+            check(&weights, bits, &input, n, true);
         }
     }
 }
@@ -207,8 +233,10 @@ fn codes_and_inputs_at_the_ends_of_their_ranges() {
             put_scales(quant, cols, row, &mut || 1.0);
         });
         let signs: [fn(usize) -> f32; 4] = [|_| 1.0, |_| -1.0, |i| [1.0, -1.0][i % 2], |i| [1.0, -1.0][i / 16 % 2]];
-        let input: Vec<f32> = signs.iter().flat_map(|sign| (0..cols).map(move |i| 127.0 * sign(i))).collect();
-        check(&weights, &input, signs.len(), 2e-6);
+        for bits in Bits::ALL {
+            let input: Vec<f32> = signs.iter().flat_map(|sign| (0..cols).map(move |i| bits.most() * sign(i))).collect();
+            check(&weights, bits, &input, signs.len(), true);
+        }
     }
 }
 
@@ -229,8 +257,10 @@ fn scales_at_the_ends_of_their_ranges() {
                 row.chunks_exact_mut(17).for_each(|block| block[0] = exponent);
             }
         }
-        let input = whole_numbers(&mut rng, 40 * cols);
-        check(&weights, &input, 40, 2e-6);
+        for bits in Bits::ALL {
+            let input = whole_numbers(&mut rng, bits, 40 * cols);
+            check(&weights, bits, &input, 40, true);
+        }
     }
 }
 
@@ -244,23 +274,25 @@ fn inputs_are_rounded_alike() {
     // A group of zeros, and numbers that lie between two codes.
     input[cols..cols + 32].fill(0.0);
     (0..32).for_each(|i| input[2 * cols + i] = if i == 0 { 127.0 } else { i as f32 - 15.5 });
-    let plain = Kernels::of(Isa::Portable).unwrap();
-    let mut truth = Panels::default();
-    truth.set(Some(&mut pool), &plain, &input, n);
-    for kernels in supported() {
-        let mut x = Panels::default();
-        x.set(Some(&mut pool), &kernels, &input, n);
-        for b in 0..n.next_multiple_of(x.width) {
-            for group in 0..cols / 32 {
+    for bits in Bits::ALL {
+        let plain = Kernels::of(Isa::Portable).unwrap();
+        let mut truth = Panels::default();
+        truth.set(Some(&mut pool), &plain, bits, &input, n);
+        for kernels in supported() {
+            let mut x = Panels::default();
+            x.set(Some(&mut pool), &kernels, bits, &input, n);
+            let filled_up = u32::from_ne_bytes([bits.raised(); 4]);
+            for (b, group) in (0..n.next_multiple_of(x.width)).flat_map(|b| (0..cols / 32).map(move |group| (b, group)))
+            {
                 let (words, place) = (x.panel(b / x.width, group), b % x.width);
                 for word in 0..12 {
                     let expected = match (b < n, word) {
                         (true, _) => truth.panel(b, group)[word].to_bits(),
-                        (false, ..8) => 0x8080_8080,
+                        (false, ..8) => filled_up,
                         (false, _) => 0,
                     };
                     let found = words[word * x.width + place].to_bits();
-                    assert_eq!(found, expected, "{} column {b} group {group} word {word}", kernels.isa.name());
+                    assert_eq!(found, expected, "{} {bits:?} column {b} group {group} word {word}", kernels.isa.name());
                 }
             }
         }
@@ -271,9 +303,11 @@ fn inputs_are_rounded_alike() {
 #[test]
 fn few_columns_give_the_same_product_in_either_form() {
     let (mut rng, mut pool, cols, count) = (Prng::new(13), ThreadPool::new(2), 1024, 70);
-    for kernels in supported() {
+    for mut kernels in supported() {
+        // Seven bits are for prompts alone.
+        kernels.seven_bits = true;
         let mut forms = Vec::new();
-        for quant in Quant::all().filter(|quant| kernels.gemm(*quant).is_some()) {
+        for quant in Quant::all().filter(|quant| kernels.gemm(*quant, Bits::Eight).is_some()) {
             let bytes = quant.row_bytes(cols);
             let mut data = vec![0u64; (count * bytes).div_ceil(8)];
             for row in bytemuck::cast_slice_mut(&mut data)[..count * bytes].chunks_exact_mut(bytes) {
@@ -316,10 +350,11 @@ fn columns_take_the_form_that_their_weights_have() {
     for kernels in supported() {
         for quants in [[Quant::F16, Quant::Q8], [Quant::Q4, Quant::Q4], [Quant::F32, Quant::F16]] {
             let cols = 544;
-            let input = whole_numbers(&mut rng, n * cols);
+            let input = whole_numbers(&mut rng, Bits::Eight, n * cols);
             let mut x = Columns::default();
             x.set_many(&mut pool, &kernels, &input, n, quants);
-            assert_eq!(x.panels().n > 0, quants.iter().any(|&quant| kernels.gemm(quant).is_some()));
+            let has = quants.iter().any(|&quant| kernels.gemm(quant, Bits::Eight).is_some());
+            assert_eq!(x.panels(Bits::Eight).n > 0, has);
             for quant in quants {
                 let bytes = quant.row_bytes(cols);
                 let mut data = vec![0u64; count * bytes / 8];
@@ -341,7 +376,41 @@ fn columns_take_the_form_that_their_weights_have() {
             }
             // For few columns there is nothing but the old form.
             x.set_many(&mut pool, &kernels, &input[..cols], 1, quants);
-            assert_eq!((x.panels().n, x.floats().n), (0, 0));
+            assert_eq!((x.panels(Bits::Eight).n, x.floats().n), (0, 0));
+        }
+    }
+}
+
+/// Of types that are multiplied together those with few bits keep inputs of eight, bit for bit; and nothing but a prompt gets seven.
+#[test]
+fn seven_bits_are_for_prompts_and_types_of_eight_bits_alone() {
+    let (mut rng, mut pool, cols, count) = (Prng::new(17), ThreadPool::new(2), 1024, 40);
+    for (eight, wide) in supported().flat_map(|kernels| WIDE.map(|quant| (kernels, quant))) {
+        let mut seven = eight;
+        seven.seven_bits = true;
+        let n = MAX_COLUMNS + 1;
+        let expected = if eight.isa == Isa::Avx2 { Bits::Seven } else { Bits::Eight };
+        assert_eq!(seven.bits(wide, n), expected);
+        let others = [seven.with(Prefill::Exact), seven.with(Prefill::Int8PerTensor), eight].map(|k| k.bits(wide, n));
+        assert_eq!((others, seven.bits(wide, MAX_COLUMNS)), ([Bits::Eight; 3], Bits::Eight));
+        let narrow = Quant::Block(BlockType::Q6_K);
+        let input: Vec<f32> = (0..n * cols).map(|_| rng.next_f64() as f32 - 0.5).collect();
+        let [mut x, mut before] = [Columns::default(), Columns::default()];
+        x.set_many(&mut pool, &seven, &input, n, [narrow, wide]);
+        before.set_many(&mut pool, &eight, &input, n, [narrow, wide]);
+        assert_eq!((x.panels(Bits::Seven).n > 0, before.panels(Bits::Seven).n), (expected == Bits::Seven, 0));
+        for quant in [narrow, wide] {
+            let weights = Weights::random(&mut rng, quant, cols, count);
+            let [now, then] = [(seven, &x), (eight, &before)].map(|(kernels, x)| {
+                let mut y = vec![f32::NAN; n * count];
+                // Without such a product rows want to lie in a matrix.
+                if kernels.gemm(quant, Bits::Eight).is_some() {
+                    // SAFETY: whole rows, and kernels for this machine.
+                    unsafe { kernels.many(quant, &weights.pointers(), x, y.as_mut_ptr(), count) };
+                }
+                y.into_iter().map(f32::to_bits).collect::<Vec<_>>()
+            });
+            assert_eq!(now == then, seven.bits(quant, n) == Bits::Eight, "{} {}", eight.isa.name(), quant.name());
         }
     }
 }

@@ -3,7 +3,7 @@
 use super::aligned::{Aligned, LINE};
 use super::rounding::{round, sum};
 use super::shadow::{Scale, Shadow};
-use super::{FloatPanels, Kernels, ManyForm, Panels, Prefill, ThreadPool};
+use super::{Bits, FloatPanels, Kernels, ManyForm, Panels, Prefill, ThreadPool};
 use crate::formats::rows::{GROUP, Input, PACK, Quant};
 use half::f16;
 use half::slice::{HalfBitsSliceExt, HalfFloatSliceExt};
@@ -33,7 +33,8 @@ pub struct Columns {
     /// What the numbers of `halves` are multiplied by.
     halves_unit: f32,
     block: BlockInput,
-    panels: Panels,
+    /// With codes of eight bits and of seven: of types that are multiplied together some may want these and some those.
+    panels: [Panels; Bits::ALL.len()],
     floats: FloatPanels,
     /// They were made for the row kernels, however many there are.
     by_rows: bool,
@@ -172,7 +173,12 @@ impl Columns {
         let cols = values.len() / n;
         let form_of = |quant| kernels.form(quant, cols, n);
         let has = |form| quants.clone().into_iter().any(|quant| form_of(quant) == form);
-        let (codes, floats) = (has(ManyForm::Codes), has(ManyForm::Floats));
+        let floats = has(ManyForm::Floats);
+        let codes_of = |bits| {
+            let mut quants = quants.clone().into_iter();
+            quants.any(|quant| form_of(quant) == ManyForm::Codes && kernels.bits(quant, n) == bits)
+        };
+        let codes = Bits::ALL.map(codes_of);
         if has(ManyForm::Rows) {
             let is_half = |quant: Quant| quant.input() == Input::Floats && quant.number_bytes(1) == 2;
             let halves = kernels.rounds_floats && n == 1 && cols > LONG && quants.clone().into_iter().any(is_half);
@@ -187,8 +193,8 @@ impl Columns {
         }
         self.by_rows = false;
         let mut pool = pool;
-        if codes {
-            self.set_panels(pool.as_deref_mut(), kernels, values, n, scale);
+        for bits in Bits::ALL.into_iter().filter(|&bits| codes[bits as usize]) {
+            self.set_panels(pool.as_deref_mut(), kernels, bits, values, n, scale);
         }
         if floats {
             self.floats.set(pool, &kernels.tiles, values, n);
@@ -208,7 +214,7 @@ impl Columns {
         self.forget_codes();
         (self.n, self.cols) = (n, values.len() / n);
         match kernels.form_across(quant, self.cols) {
-            ManyForm::Codes => self.set_panels(pool, kernels, values, n, scale),
+            ManyForm::Codes => self.set_panels(pool, kernels, Bits::Eight, values, n, scale),
             _ => self.floats.set(pool, &kernels.tiles, values, n),
         }
     }
@@ -217,15 +223,17 @@ impl Columns {
         &mut self,
         pool: Option<&mut ThreadPool>,
         kernels: &Kernels,
+        bits: Bits,
         values: &[f32],
         n: usize,
         scale: Option<Scale>,
     ) {
+        let panels = &mut self.panels[bits as usize];
         match scale.filter(|_| kernels.prefill == Prefill::Int8PerTensor) {
-            None => self.panels.set(pool, kernels, values, n),
+            None => panels.set(pool, kernels, bits, values, n),
             Some(scale) => {
                 self.shadow.set(scale, values, n);
-                self.panels.set_by(pool, kernels, values, n, scale.step);
+                panels.set_by(pool, kernels, bits, values, n, scale.step);
             }
         }
     }
@@ -235,9 +243,9 @@ impl Columns {
         if self.by_rows { ManyForm::Rows } else { kernels.form(quant, self.cols, self.n) }
     }
 
-    /// What [`Columns::set_many`] has made for [`Kernels::gemm`].
-    pub fn panels(&self) -> &Panels {
-        &self.panels
+    /// What [`Columns::set_many`] has made for [`Kernels::gemm`] with so many bits.
+    pub fn panels(&self, bits: Bits) -> &Panels {
+        &self.panels[bits as usize]
     }
 
     /// What [`Columns::set_many`] has made for products in f32.
@@ -247,7 +255,7 @@ impl Columns {
 
     /// Leaves no codes of an earlier input behind: to read them is then a panic.
     fn forget_codes(&mut self) {
-        self.panels.n = 0;
+        self.panels.iter_mut().for_each(|panels| panels.n = 0);
         self.floats.clear();
         self.shadow.clear();
         self.halves.resize(0);

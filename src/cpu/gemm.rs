@@ -7,7 +7,7 @@
 use super::Kernels;
 use super::Prefill;
 use super::aligned::Aligned;
-use super::rounding::{round, round_by, sum, top};
+use super::rounding::{round_by, round_to, sum, top};
 use super::thread_pool::{Parts, ThreadPool};
 use crate::formats::rows::GROUP;
 
@@ -54,12 +54,44 @@ pub const SCALED_LANES: usize = 32;
 pub type ScaledAcross =
     unsafe fn(rows: &[*const u8], cols: usize, pack: usize, x: *const f32, n: usize, y: *mut f32, stride: usize);
 
+/// How many bits the codes of an input have.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Bits {
+    /// -127 to 127.
+    #[default]
+    Eight,
+    /// -63 to 63: raised by 64 two of them, times any two weights of eight bits, are at most 2 * 127 * 128, which a signed sum of 16 bits holds.
+    Seven,
+}
+
+impl Bits {
+    /// Both.
+    pub const ALL: [Bits; 2] = [Bits::Eight, Bits::Seven];
+
+    /// The largest code.
+    pub const fn most(self) -> f32 {
+        match self {
+            Bits::Eight => 127.0,
+            Bits::Seven => 63.0,
+        }
+    }
+
+    /// What is added to codes in [`Panels`] so that they have no sign.
+    pub const fn raised(self) -> u8 {
+        match self {
+            Bits::Eight => 128,
+            Bits::Seven => 64,
+        }
+    }
+}
+
 /// Takes a panel's columns: group g of the column at place c of `width` goes to words `g * words(width)` and what follows. With a `step`
-/// above 0 that is what all codes are multiplied by, and numbers beyond 127 times it become that; otherwise each group has its own.
+/// above 0 that is what all codes are multiplied by, and numbers beyond the largest code times it become that; otherwise each group has its
+/// own.
 ///
 /// # Safety
 /// The CPU has the instructions.
-pub type Fill = unsafe fn(columns: &[&[f32]], width: usize, step: f32, out: &mut [u32]);
+pub type Fill = unsafe fn(columns: &[&[f32]], width: usize, step: f32, bits: Bits, out: &mut [u32]);
 
 /// Words of 32 bits that a group of 32 numbers of `width` columns takes: codes, steps, sums of all and of either half.
 pub const fn words(width: usize) -> usize {
@@ -68,8 +100,8 @@ pub const fn words(width: usize) -> usize {
 
 /// Columns of activations as int8 in groups of 32, in panels of so many columns as a tile of registers has.
 ///
-/// A panel is its groups in their order. A group is, in words of 32 bits and by column within each: eight times four codes plus 128, in
-/// their order; what a code is multiplied by; that times the sum of all codes, of the first 16 and of the last 16. Columns that only fill the last
+/// A panel is its groups in their order. A group is, in words of 32 bits and by column within each: eight times four codes, raised
+/// ([`Bits::raised`]), in their order; what a code is multiplied by; that times the sum of all codes, of the first 16 and of the last 16. Columns that only fill the last
 /// panel up are zero.
 #[derive(Default, Debug)]
 pub struct Panels {
@@ -79,14 +111,16 @@ pub struct Panels {
     pub cols: usize,
     /// Columns of a panel.
     pub width: usize,
+    /// Bits of a code.
+    pub bits: Bits,
     words: Aligned,
 }
 
 impl Panels {
     /// Takes `values` (`[n * cols]`) as the input of `kernels`, on the threads of a pool or on this one. The buffer is kept between calls.
-    pub fn set(&mut self, pool: Option<&mut ThreadPool>, kernels: &Kernels, values: &[f32], n: usize) {
-        let step = if kernels.prefill == Prefill::Int8PerTensor { top(values) / 127.0 } else { 0.0 };
-        self.set_by(pool, kernels, values, n, step);
+    pub fn set(&mut self, pool: Option<&mut ThreadPool>, kernels: &Kernels, bits: Bits, values: &[f32], n: usize) {
+        let step = if kernels.prefill == Prefill::Int8PerTensor { top(values) / bits.most() } else { 0.0 };
+        self.set_by(pool, kernels, bits, values, n, step);
     }
 
     /// The same with a step for all numbers, or 0 for one for each group.
@@ -94,12 +128,13 @@ impl Panels {
         &mut self,
         pool: Option<&mut ThreadPool>,
         kernels: &Kernels,
+        bits: Bits,
         values: &[f32],
         n: usize,
         step: f32,
     ) {
         assert!(n > 0 && values.len().is_multiple_of(n * GROUP));
-        (self.n, self.cols, self.width) = (n, values.len() / n, kernels.panel_width);
+        (self.n, self.cols, self.width, self.bits) = (n, values.len() / n, kernels.panel_width, bits);
         let (cols, width, fill) = (self.cols, self.width, kernels.fill_panel);
         let each = cols / GROUP * words(width);
         self.words.resize(n.div_ceil(width) * each);
@@ -113,7 +148,7 @@ impl Panels {
             // SAFETY: a panel for each task; `kernels` are for this machine.
             unsafe {
                 let out = bytemuck::cast_slice_mut(words.part(panel * each..(panel + 1) * each));
-                fill(&columns[..here], width, step, out);
+                fill(&columns[..here], width, step, bits, out);
             }
         };
         match pool {
@@ -193,26 +228,29 @@ pub(super) fn strips(rows: usize, high: usize, x: &Panels, strip: impl Fn(usize,
 }
 
 /// Makes the columns of a panel behind the first `there` zero.
-pub fn fill_up(there: usize, width: usize, out: &mut [u32]) {
+pub fn fill_up(there: usize, width: usize, bits: Bits, out: &mut [u32]) {
+    let zeros = u32::from_ne_bytes([bits.raised(); 4]);
     for c in there..width {
         for group in out.chunks_exact_mut(words(width)) {
-            (0..12).for_each(|i| group[i * width + c] = if i < 8 { 0x8080_8080 } else { 0 });
+            (0..12).for_each(|i| group[i * width + c] = if i < 8 { zeros } else { 0 });
         }
     }
 }
 
 /// The [`Fill`] that says what all are.
-pub(super) unsafe fn fill(columns: &[&[f32]], width: usize, given: f32, out: &mut [u32]) {
-    fill_up(columns.len(), width, out);
+pub(super) unsafe fn fill(columns: &[&[f32]], width: usize, given: f32, bits: Bits, out: &mut [u32]) {
+    fill_up(columns.len(), width, bits, out);
     for (c, column) in columns.iter().enumerate() {
         for (group, values) in out.chunks_exact_mut(words(width)).zip(column.as_chunks::<GROUP>().0) {
-            let (step, codes) = if given > 0.0 { (given, round_by(values, given)) } else { round(values) };
+            let (step, codes) =
+                if given > 0.0 { (given, round_by(values, given, bits)) } else { round_to(values, bits) };
             let (low, high) = codes.split_at(GROUP / 2);
             group[8 * width + c] = step.to_bits();
             group[9 * width + c] = (step * sum(&codes)).to_bits();
             group[10 * width + c] = (step * sum(low)).to_bits();
             group[11 * width + c] = (step * sum(high)).to_bits();
-            for (k, four) in codes.map(|code| code as u8 ^ 0x80).as_chunks().0.iter().enumerate() {
+            for (k, four) in codes.map(|code| (code as u8).wrapping_add(bits.raised())).as_chunks().0.iter().enumerate()
+            {
                 group[k * width + c] = u32::from_le_bytes(*four);
             }
         }

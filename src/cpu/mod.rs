@@ -53,7 +53,7 @@ pub mod thread_pool;
 
 pub use columns::Columns;
 pub use floats::FloatPanels;
-pub use gemm::Panels;
+pub use gemm::{Bits, Panels};
 pub use thread_pool::ThreadPool;
 
 pub use crate::formats::rows::Rows;
@@ -146,6 +146,8 @@ pub struct Kernels {
     dots: [Dot; Quant::COUNT],
     axpys: [Axpy; Quant::COUNT],
     gemms: [Option<Gemm>; Quant::COUNT],
+    /// The same with inputs of seven bits, where that is faster.
+    gemms_seven: [Option<Gemm>; Quant::COUNT],
     /// With so many columns or more a whole matrix of a quantised type is multiplied faster as a [`Gemm`] than row by row; by type.
     fewest_codes: [usize; Quant::COUNT],
     /// Columns of a panel of [`Panels`].
@@ -163,6 +165,9 @@ pub struct Kernels {
     /// With [`Prefill::Int8`], whether weights that are floats of two bytes are rounded to int8 for the many columns of a prompt, each 32 with a
     /// scale of their own, where that is faster, and a long column that meets a matrix of them to f16.
     pub rounds_floats: bool,
+    /// With [`Prefill::Int8`], whether a prompt's inputs get seven bits in place of eight where they meet weights of types for which that is
+    /// faster.
+    pub seven_bits: bool,
     /// Brings a row into the caches before it is used; does nothing for instruction sets whose kernels read rows one by one.
     pub touch: Touch,
     /// By type, whether a down row is best added to one column's output as it is read from memory, with prefetches; otherwise `touch`
@@ -350,14 +355,24 @@ impl Kernels {
         self.dots[quant.index()]
     }
 
-    /// The int8 product of rows of this type with many columns; `None` if there is none that is faster than [`Kernels::dot`].
-    pub fn gemm(&self, quant: Quant) -> Option<Gemm> {
-        self.gemms[quant.index()]
+    /// The int8 product of rows of this type with many columns, whose codes have so many bits; `None` if there is none that is faster than
+    /// [`Kernels::dot`], or with seven bits none that is faster than with eight.
+    pub fn gemm(&self, quant: Quant, bits: Bits) -> Option<Gemm> {
+        match bits {
+            Bits::Eight => self.gemms[quant.index()],
+            Bits::Seven => self.gemms_seven[quant.index()],
+        }
+    }
+
+    /// How many bits the codes of `n` columns have that whole matrices of this type meet as [`ManyForm::Codes`].
+    pub fn bits(&self, quant: Quant, n: usize) -> Bits {
+        let seven = self.seven_bits && self.prefill == Prefill::Int8 && n > MAX_COLUMNS;
+        if seven && self.gemm(quant, Bits::Seven).is_some() { Bits::Seven } else { Bits::Eight }
     }
 
     /// The form in which products of whole matrices of this type, with rows of `cols` numbers, take `n` columns.
     pub fn form(&self, quant: Quant, cols: usize, n: usize) -> ManyForm {
-        match (self.prefill, self.gemm(quant)) {
+        match (self.prefill, self.gemm(quant, Bits::Eight)) {
             (Prefill::Int8, None) if n >= FEWEST_FLOATS && self.rounds(quant, cols) => ManyForm::Codes,
             (Prefill::Int8, Some(_)) if n >= self.fewest_codes[quant.index()] => ManyForm::Codes,
             _ if n <= MAX_COLUMNS => ManyForm::Rows,
@@ -397,15 +412,16 @@ impl Kernels {
     /// # Safety
     /// As [`Dot`], of which each pointer is a row.
     pub unsafe fn many(&self, quant: Quant, rows: &[*const u8], x: &Columns, y: *mut f32, stride: usize) {
+        let bits = self.bits(quant, x.n);
         // SAFETY: the caller's promises.
         unsafe {
-            match (x.form(self, quant), self.gemm(quant), self.across) {
+            match (x.form(self, quant), self.gemm(quant, bits), self.across) {
                 (ManyForm::Codes, Some(gemm), _) => {
-                    gemm(rows, x.panels(), y, stride);
+                    gemm(rows, x.panels(bits), y, stride);
                     x.shadow.add_rows(quant, rows, x.cols, y, stride);
                 }
                 (ManyForm::Codes, None, Some(multiply)) => {
-                    self.tiles.rows_by_codes(multiply, quant, rows, x.panels(), y, stride);
+                    self.tiles.rows_by_codes(multiply, quant, rows, x.panels(bits), y, stride);
                 }
                 (ManyForm::Floats, ..) => self.tiles.rows(quant, rows, x.floats(), y, stride),
                 _ => unreachable!("few columns, or kernels for them"),
@@ -441,7 +457,8 @@ impl Kernels {
         unsafe {
             match (self.form_across(quant, x.cols), self.across) {
                 (ManyForm::Codes, Some(multiply)) => {
-                    self.tiles.across_codes(multiply, quant, &row, cols, range.clone(), x.panels(), room, y, stride);
+                    let codes = x.panels(Bits::Eight);
+                    self.tiles.across_codes(multiply, quant, &row, cols, range.clone(), codes, room, y, stride);
                     x.shadow.add_across(quant, row, cols, range, y, stride);
                 }
                 _ => self.tiles.across(quant, row, cols, range, x.floats(), room, y, stride),

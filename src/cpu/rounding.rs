@@ -1,10 +1,16 @@
 //! How activations become int8.
 
+use super::gemm::Bits;
 use crate::formats::rows::GROUP;
 
 /// A group of 32 numbers as codes of -127 to 127 and their step.
 pub fn round(group: &[f32]) -> (f32, [i8; GROUP]) {
-    let step = top(group) / 127.0;
+    round_to(group, Bits::Eight)
+}
+
+/// The same as codes of so many bits.
+pub fn round_to(group: &[f32], bits: Bits) -> (f32, [i8; GROUP]) {
+    let step = top(group) / bits.most();
     (step, codes(group, step, |v| v))
 }
 
@@ -13,9 +19,9 @@ pub fn top(values: &[f32]) -> f32 {
     values.iter().fold(0f32, |m, v| m.max(v.abs()))
 }
 
-/// A group of 32 numbers as codes; those beyond 127 times `step` become that.
-pub fn round_by(group: &[f32], step: f32) -> [i8; GROUP] {
-    codes(group, step, |v| v.clamp(-127.0, 127.0))
+/// A group of 32 numbers as codes of so many bits; those beyond the largest code times `step` become that.
+pub fn round_by(group: &[f32], step: f32, bits: Bits) -> [i8; GROUP] {
+    codes(group, step, |v| v.clamp(-bits.most(), bits.most()))
 }
 
 /// The codes of a group, of its numbers in steps as `within` leaves them. Of a step so small that its inverse is infinite only the low byte

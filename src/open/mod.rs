@@ -233,6 +233,8 @@ pub fn open_model(model: Model, options: &EngineOptions, told: &dyn Listener) ->
     engine.kernels.prefill = options.prefill;
     // A device rounds floats to f16 at most: what the processor does beside it must differ as little as can be by where neurons lie.
     engine.kernels.rounds_floats = options.prefill == Prefill::Int8 && options.device.is_none();
+    // It has inputs of eight bits, too.
+    engine.kernels.seven_bits = engine.kernels.rounds_floats;
     if limit.is_none() {
         read_in(&mut engine);
     }

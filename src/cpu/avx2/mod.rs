@@ -47,6 +47,7 @@ pub const KERNELS: Kernels = Kernels {
     ),
     axpys: by_type([axpy_f32, axpy_f16, axpy_q8, axpy_q4], blocks::AXPYS),
     gemms: gemm::GEMMS,
+    gemms_seven: gemm::SEVEN_BITS,
     fewest_codes: gemm::FEWEST_CODES,
     panel_width: gemm::WIDTH,
     fill_panel: gemm::fill,
@@ -55,6 +56,7 @@ pub const KERNELS: Kernels = Kernels {
     tiles: Tiles { by_rows: Some(by_rows::by_rows), ..tiles::TILES },
     prefill: Prefill::Int8,
     rounds_floats: false,
+    seven_bits: false,
     touch: super::touch_nothing,
     adds_as_read: [true; Quant::COUNT],
     lists_as_fast: true,
@@ -62,8 +64,13 @@ pub const KERNELS: Kernels = Kernels {
 };
 
 /// The same where there is AVX-VNNI.
-pub const KERNELS_VNNI: Kernels =
-    Kernels { isa: Isa::AvxVnni, gemms: gemm::GEMMS_VNNI, across: Some(gemm::across), ..KERNELS };
+pub const KERNELS_VNNI: Kernels = Kernels {
+    isa: Isa::AvxVnni,
+    gemms: gemm::GEMMS_VNNI,
+    gemms_seven: [None; Quant::COUNT],
+    across: Some(gemm::across),
+    ..KERNELS
+};
 
 /// Up to this many columns rows are read one after the other, as for one column.
 const FEW: usize = 4;

@@ -1,7 +1,7 @@
 //! Products with many columns, as those of `avx512/gemm` with registers of half the size.
 //!
 //! Weights are signed, inputs unsigned and 128 too large. With AVX-VNNI four products are added at once. Without it two are, in 16 bits, where
-//! sums of codes up to 32 fit; codes of eight bits become numbers of 16 bits, whose products are added in 32.
+//! sums of codes up to 32 fit; codes of eight bits become numbers of 16 bits, whose products are added in 32, or meet inputs of seven bits.
 
 mod across;
 mod scaled;
@@ -9,7 +9,7 @@ mod source;
 mod tile;
 
 use super::prefetch;
-use crate::cpu::gemm::{self, DEPTH, Gemm, Out, Panels, ScaledAcross, Waiting, words};
+use crate::cpu::gemm::{self, Bits, DEPTH, Gemm, Out, Panels, ScaledAcross, Waiting, words};
 use crate::formats::blocks::{self, BlockType};
 use crate::formats::rows::{GROUP, Quant};
 pub(in crate::cpu) use across::across;
@@ -18,7 +18,7 @@ use source::{Packs, Source};
 use std::arch::x86_64::*;
 use std::mem::MaybeUninit;
 use std::ops::Range;
-use tile::{FOURS, NUMBERS, PAIRS, Panel, Sums};
+use tile::{FOURS, NUMBERS, PAIRS, Panel, SEVENS, Sums};
 
 /// Columns of a panel, and of a tile.
 pub(in crate::cpu) const WIDTH: usize = 6;
@@ -40,8 +40,8 @@ pub(in crate::cpu) const SCALED: [Option<ScaledAcross>; Quant::COUNT] = {
 
 /// As [`gemm::fill`].
 #[target_feature(enable = "avx2,fma,f16c")]
-pub(in crate::cpu) unsafe fn fill(columns: &[&[f32]], width: usize, given: f32, out: &mut [u32]) {
-    gemm::fill_up(columns.len(), width, out);
+pub(in crate::cpu) unsafe fn fill(columns: &[&[f32]], width: usize, given: f32, bits: Bits, out: &mut [u32]) {
+    gemm::fill_up(columns.len(), width, bits, out);
     for (c, column) in columns.iter().enumerate() {
         for (group, values) in out.chunks_exact_mut(words(width)).zip(column.as_chunks::<GROUP>().0) {
             // SAFETY: 32 numbers.
@@ -51,20 +51,20 @@ pub(in crate::cpu) unsafe fn fill(columns: &[&[f32]], width: usize, given: f32, 
             let tops = _mm_max_ps(_mm256_castps256_ps128(tops), _mm256_extractf128_ps::<1>(tops));
             let tops = _mm_max_ps(tops, _mm_movehl_ps(tops, tops));
             let top = _mm_cvtss_f32(_mm_max_ss(tops, _mm_movehdup_ps(tops)));
-            let step = if given > 0.0 { given } else { top / 127.0 };
+            let step = if given > 0.0 { given } else { top / bits.most() };
             let inverse = _mm256_set1_ps(if step > 0.0 { 1.0 / step } else { 0.0 });
-            let most = _mm256_set1_ps(127.0);
+            let most = bits.most();
             let [a, b, c_, d] = numbers.map(|v| {
-                let scaled = _mm256_min_ps(_mm256_mul_ps(v, inverse), most);
-                _mm256_cvtps_epi32(_mm256_max_ps(scaled, _mm256_set1_ps(-127.0)))
+                let scaled = _mm256_min_ps(_mm256_mul_ps(v, inverse), _mm256_set1_ps(most));
+                _mm256_cvtps_epi32(_mm256_max_ps(scaled, _mm256_set1_ps(-most)))
             });
             // Four codes of each of the four registers' low halves, then of their high halves.
             let codes = _mm256_packs_epi16(_mm256_packs_epi32(a, b), _mm256_packs_epi32(c_, d));
-            let raised = _mm256_xor_si256(codes, _mm256_set1_epi8(-128));
+            let raised = _mm256_add_epi8(codes, _mm256_set1_epi8(bits.raised() as i8));
             let sums = _mm256_sad_epu8(raised, _mm256_setzero_si256());
             let sums = _mm_add_epi64(_mm256_castsi256_si128(sums), _mm256_extracti128_si256::<1>(sums));
-            let [low, high] =
-                [_mm_cvtsi128_si32(sums), _mm_extract_epi32::<2>(sums)].map(|sum| sum - 128 * (GROUP / 2) as i32);
+            let raised_by = i32::from(bits.raised()) * (GROUP / 2) as i32;
+            let [low, high] = [_mm_cvtsi128_si32(sums), _mm_extract_epi32::<2>(sums)].map(|sum| sum - raised_by);
             let mut fours = [0u32; GROUP / 4];
             // SAFETY: as many bytes.
             unsafe { _mm256_storeu_si256(fours.as_mut_ptr().cast(), raised) };
@@ -115,13 +115,23 @@ by_type! {
 /// The products of AVX2.
 pub(in crate::cpu) const GEMMS: [Option<Gemm>; Quant::COUNT] = all::<false>();
 
+/// Those of AVX2 with inputs of seven bits, for types whose codes take eight.
+pub(in crate::cpu) const SEVEN_BITS: [Option<Gemm>; Quant::COUNT] = {
+    let mut all: [Option<Gemm>; Quant::COUNT] = [None; Quant::COUNT];
+    all[Quant::Q8.index()] = Some(multiply::<Packs<false>, SEVENS>);
+    all[Quant::Block(BlockType::Q8_0).index()] = Some(multiply::<blocks::Q8_0, SEVENS>);
+    all[Quant::Block(BlockType::IQ4_NL).index()] = Some(multiply::<blocks::IQ4_NL, SEVENS>);
+    all[Quant::Block(BlockType::IQ4_XS).index()] = Some(multiply::<blocks::IQ4_XS, SEVENS>);
+    all
+};
+
 /// The products of AVX-VNNI.
 pub(in crate::cpu) const GEMMS_VNNI: [Option<Gemm>; Quant::COUNT] = all::<true>();
 
 /// The [`Gemm`] of one type, whose codes are multiplied in the form FORM.
 #[target_feature(enable = "avx2,fma,f16c")]
 unsafe fn multiply<T: Source, const FORM: u8>(rows: &[*const u8], x: &Panels, y: *mut f32, stride: usize) {
-    debug_assert_eq!(x.width, WIDTH);
+    debug_assert!(x.width == WIDTH && x.bits == if FORM == SEVENS { Bits::Seven } else { Bits::Eight });
     gemm::strips(rows.len(), HIGH * LANES, x, |first, panels| {
         // SAFETY: the caller's promises.
         unsafe { strip::<T, FORM>(rows, first, x, panels, y, stride) };

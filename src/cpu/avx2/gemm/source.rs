@@ -1,7 +1,7 @@
 //! From rows of weights to a strip's panel.
 
 use super::LANES;
-use super::tile::{FOURS, NUMBERS, PAIRS, Panel, SPLIT};
+use super::tile::{FOURS, NUMBERS, PAIRS, Panel, SEVENS, SEVENS_STARTS, SPLIT};
 use crate::cpu::avx2::blocks::source::{SLOTS, Source as Spans, blocks_left, there};
 use crate::cpu::avx2::load_f16;
 use crate::cpu::columns::BLOCK;
@@ -228,13 +228,17 @@ pub unsafe fn unpack<T: Source, const FORM: u8>(
                         at[2 * (k % 4)][i] = _mm256_srai_epi16::<8>(_mm256_slli_epi16::<8>(four));
                         at[2 * (k % 4) + 1][i] = _mm256_srai_epi16::<8>(four);
                     } else {
-                        (*to).codes[g][k][i] = four;
+                        (*to).codes[if FORM == SEVENS { 2 * g } else { g }][k][i] = four;
                     }
                 }
             }
         }
         for g in 0..groups {
-            begin::<FORM>(&mut *to, T::KIND, g, i);
+            if FORM == SEVENS {
+                begin_sevens(&mut *to, g, i);
+            } else {
+                begin::<FORM>(&mut *to, T::KIND, g, i);
+            }
         }
         for m in 0..(T::SCALES * groups).div_ceil(8) {
             for half in 0..2 {
@@ -286,6 +290,17 @@ fn begin<const FORM: u8>(to: &mut Panel, kind: u8, g: usize, i: usize) {
             };
         }
         to.scaling[part][g].start[i] = sum;
+    }
+}
+
+/// What the sums of group `g` begin with as [`SEVENS`]: less 64 times the codes of each two fours.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+fn begin_sevens(to: &mut Panel, g: usize, i: usize) {
+    for k in 0..SEVENS_STARTS {
+        let pairs = |k: usize| _mm256_maddubs_epi16(_mm256_set1_epi8(1), to.codes[2 * g][k][i]);
+        let sum = _mm256_add_epi16(pairs(2 * k), pairs(2 * k + 1));
+        to.codes[2 * g + 1][k][i] = _mm256_sub_epi16(_mm256_setzero_si256(), _mm256_slli_epi16::<6>(sum));
     }
 }
 

@@ -15,16 +15,22 @@ pub const FOURS: u8 = 0;
 pub const PAIRS: u8 = 1;
 /// As numbers of 16 bits, two at a time, with sums of 32 bits: for codes of eight bits, two products of which do not fit in 16.
 pub const NUMBERS: u8 = 2;
+/// Codes of eight bits two at a time with inputs of seven, with sums of two such pairs in 16 bits.
+pub const SEVENS: u8 = 3;
+
+/// As [`SEVENS`], beginnings of sums in a group: one for each two fours.
+pub const SEVENS_STARTS: usize = GROUP / 8;
 
 /// A kind beside those that all instruction sets share: sums of a whole group do not fit in 16 bits, those of its halves do.
 pub const SPLIT: u8 = 8;
 
-/// Codes of each of 32 rows: up to [`DEPTH`], and as [`NUMBERS`] half as many. A lane is a row. Where groups of 32 have one scale the second
+/// Codes of each of 32 rows: up to [`DEPTH`], and as [`NUMBERS`] or [`SEVENS`] half as many. A lane is a row. Where groups of 32 have one scale the second
 /// of their halves is not used.
 #[repr(C, align(64))]
 pub struct Panel {
     /// By group and within it, four signed codes of each row. As [`NUMBERS`] a group takes the place of two, each register of it that of two:
-    /// numbers 4 k and 4 k + 2 of each row, then 4 k + 1 and 4 k + 3.
+    /// numbers 4 k and 4 k + 2 of each row, then 4 k + 1 and 4 k + 3. As [`SEVENS`] it takes the place of two as well: register k of the second is
+    /// what the sums of fours 2 k and 2 k + 1 begin with, less 64 times their codes in 16 bits.
     pub codes: [[[__m256i; HIGH]; GROUP / 4]; GROUPS],
     /// By half and group, what becomes of its products.
     pub scaling: [[Scaling; GROUPS]; 2],
@@ -67,6 +73,7 @@ pub const fn tile(form: u8, kind: u8) -> Tile {
         (PAIRS, HALVES) => by_two::<PAIRS, HALVES>,
         (PAIRS, BOTH) => by_two::<PAIRS, BOTH>,
         (NUMBERS, 0) => by_two::<NUMBERS, 0>,
+        (SEVENS, 0) => by_two::<SEVENS, 0>,
         _ => panic!("no type is of this kind"),
     }
 }
@@ -102,7 +109,10 @@ unsafe fn by_two<const FORM: u8, const KIND: u8>(w: &Panel, groups: usize, x: *c
                 let mut before = [_mm256_setzero_si256(); HIGH];
                 for part in 0..parts {
                     let range = part * 8 / parts..(part + 1) * 8 / parts;
-                    let dots = products::<FORM>(w, g, x.cast(), range, w.scaling[part][g].start);
+                    let dots = match FORM {
+                        SEVENS => products_of_sevens(w, g, x.cast()),
+                        _ => products::<FORM>(w, g, x.cast(), range, w.scaling[part][g].start),
+                    };
                     if KIND & SPLIT != 0 && part == 0 {
                         before = dots;
                         continue;
@@ -162,6 +172,26 @@ unsafe fn products<const FORM: u8>(
     if FORM == PAIRS {
         for r in 0..HIGH {
             sums[r] = _mm256_madd_epi16(sums[r], _mm256_set1_epi16(1));
+        }
+    }
+    sums
+}
+
+/// The products of group `g` as [`SEVENS`] with a column, as [`products`]. Raised codes of 1 to 127 times codes of eight bits: two products fit
+/// into 16 bits. Four need not, but sums wrap around, and less what raised inputs add they are at most 4 * 63 * 128, which fits.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+unsafe fn products_of_sevens(w: &Panel, g: usize, x: *const i32) -> [__m256i; HIGH] {
+    let (codes, starts) = (&w.codes[2 * g], &w.codes[2 * g + 1]);
+    let mut sums = [_mm256_setzero_si256(); HIGH];
+    for k in 0..SEVENS_STARTS {
+        // SAFETY: the caller promises the group.
+        let fours = [2 * k, 2 * k + 1].map(|k| _mm256_set1_epi32(unsafe { *x.add(k * WIDTH) }));
+        for r in 0..HIGH {
+            let pairs = [0, 1].map(|i| _mm256_maddubs_epi16(fours[i], codes[2 * k + i][r]));
+            let sum = in_order(_mm256_add_epi16(pairs[0], starts[k][r]));
+            let sum = _mm256_madd_epi16(_mm256_add_epi16(sum, pairs[1]), _mm256_set1_epi16(1));
+            sums[r] = if k == 0 { sum } else { in_order(_mm256_add_epi32(sums[r], sum)) };
         }
     }
     sums

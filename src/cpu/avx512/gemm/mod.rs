@@ -14,7 +14,7 @@ mod source;
 mod tile;
 
 use super::prefetch;
-use crate::cpu::gemm::{self, DEPTH, Gemm, Out, Panels, ScaledAcross, Waiting, words};
+use crate::cpu::gemm::{self, Bits, DEPTH, Gemm, Out, Panels, ScaledAcross, Waiting, words};
 use crate::formats::blocks::{self, BlockType};
 use crate::formats::rows::{GROUP, Quant};
 pub(super) use across::across;
@@ -43,26 +43,27 @@ const MOST_LINES: usize = HIGH * LANES * 10;
 
 /// As [`gemm::fill`].
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,f16c")]
-pub(super) unsafe fn fill(columns: &[&[f32]], width: usize, given: f32, out: &mut [u32]) {
-    gemm::fill_up(columns.len(), width, out);
+pub(super) unsafe fn fill(columns: &[&[f32]], width: usize, given: f32, bits: Bits, out: &mut [u32]) {
+    gemm::fill_up(columns.len(), width, bits, out);
     for (c, column) in columns.iter().enumerate() {
         for (group, values) in out.chunks_exact_mut(words(width)).zip(column.as_chunks::<GROUP>().0) {
             // SAFETY: 32 numbers.
             let numbers = unsafe { [_mm512_loadu_ps(values.as_ptr()), _mm512_loadu_ps(values.as_ptr().add(LANES))] };
             let top = _mm512_reduce_max_ps(_mm512_max_ps(_mm512_abs_ps(numbers[0]), _mm512_abs_ps(numbers[1])));
-            let step = if given > 0.0 { given } else { top / 127.0 };
+            let step = if given > 0.0 { given } else { top / bits.most() };
             let inverse = _mm512_set1_ps(if step > 0.0 { 1.0 / step } else { 0.0 });
             let (mut codes, mut total) = ([0; GROUP / 4], 0);
             for half in 0..2 {
                 let scaled = _mm512_mul_ps(numbers[half], inverse);
-                let most = _mm512_set1_ps(127.0);
-                let scaled = _mm512_max_ps(_mm512_min_ps(scaled, most), _mm512_set1_ps(-127.0));
+                let most = bits.most();
+                let scaled = _mm512_max_ps(_mm512_min_ps(scaled, _mm512_set1_ps(most)), _mm512_set1_ps(-most));
                 let rounded = _mm512_cvtepi32_epi8(_mm512_cvtps_epi32(scaled));
-                let raised = _mm_xor_si128(rounded, _mm_set1_epi8(-128));
+                let raised = _mm_add_epi8(rounded, _mm_set1_epi8(bits.raised() as i8));
                 // SAFETY: half the codes.
                 unsafe { _mm_storeu_si128(codes.as_mut_ptr().add(half * GROUP / 8).cast(), raised) };
                 let sums = _mm_sad_epu8(raised, _mm_setzero_si128());
-                let sum = _mm_cvtsi128_si32(sums) + _mm_extract_epi32::<2>(sums) - 128 * (GROUP / 2) as i32;
+                let sum = _mm_cvtsi128_si32(sums) + _mm_extract_epi32::<2>(sums);
+                let sum = sum - i32::from(bits.raised()) * (GROUP / 2) as i32;
                 total += sum;
                 group[(10 + half) * width + c] = (step * sum as f32).to_bits();
             }
