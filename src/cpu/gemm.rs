@@ -7,7 +7,7 @@
 use super::Kernels;
 use super::Prefill;
 use super::aligned::Aligned;
-use super::rounding::{round_by, round_to, sum, top};
+use super::rounding::{Bits, round_by, round_to, sum, top};
 use super::thread_pool::{Parts, ThreadPool};
 use crate::formats::rows::GROUP;
 
@@ -53,37 +53,6 @@ pub const SCALED_LANES: usize = 32;
 /// the instructions.
 pub type ScaledAcross =
     unsafe fn(rows: &[*const u8], cols: usize, pack: usize, x: *const f32, n: usize, y: *mut f32, stride: usize);
-
-/// How many bits the codes of an input have.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Bits {
-    /// -127 to 127.
-    #[default]
-    Eight,
-    /// -63 to 63: raised by 64 two of them, times any two weights of eight bits, are at most 2 * 127 * 128, which a signed sum of 16 bits holds.
-    Seven,
-}
-
-impl Bits {
-    /// Both.
-    pub const ALL: [Bits; 2] = [Bits::Eight, Bits::Seven];
-
-    /// The largest code.
-    pub const fn most(self) -> f32 {
-        match self {
-            Bits::Eight => 127.0,
-            Bits::Seven => 63.0,
-        }
-    }
-
-    /// What is added to codes in [`Panels`] so that they have no sign.
-    pub const fn raised(self) -> u8 {
-        match self {
-            Bits::Eight => 128,
-            Bits::Seven => 64,
-        }
-    }
-}
 
 /// Takes a panel's columns: group g of the column at place c of `width` goes to words `g * words(width)` and what follows. With a `step`
 /// above 0 that is what all codes are multiplied by, and numbers beyond the largest code times it become that; otherwise each group has its

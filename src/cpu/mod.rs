@@ -53,7 +53,8 @@ pub mod thread_pool;
 
 pub use columns::Columns;
 pub use floats::FloatPanels;
-pub use gemm::{Bits, Panels};
+pub use gemm::Panels;
+pub use rounding::Bits;
 pub use thread_pool::ThreadPool;
 
 pub use crate::formats::rows::Rows;
@@ -188,8 +189,8 @@ pub struct Kernels {
 pub enum Prefill {
     /// In f32 throughout: weights as they are, inputs not rounded.
     Exact,
-    /// Inputs as int8, each 32 with a step of their own, where weights are quantised; f32 where weights are floats that are not rounded
-    /// ([`Kernels::rounds_floats`]).
+    /// Inputs as int8, each 32 with a step of their own, where weights are quantised (of seven bits where [`Kernels::bits`] says so); f32 where
+    /// weights are floats that are not rounded ([`Kernels::rounds_floats`]).
     #[default]
     Int8,
     /// The same with one step for all numbers of an input, as integer units without steps for groups want it (W8A8).

@@ -9,7 +9,8 @@ mod source;
 mod tile;
 
 use super::prefetch;
-use crate::cpu::gemm::{self, Bits, DEPTH, Gemm, Out, Panels, ScaledAcross, Waiting, words};
+use crate::cpu::gemm::{self, DEPTH, Gemm, Out, Panels, ScaledAcross, Waiting, words};
+use crate::cpu::rounding::Bits;
 use crate::formats::blocks::{self, BlockType};
 use crate::formats::rows::{GROUP, Quant};
 pub(in crate::cpu) use across::across;
