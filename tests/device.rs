@@ -5,7 +5,7 @@ mod support;
 
 use dynamicinfer::cpu::{Columns, Kernels, MAX_COLUMNS, ThreadPool};
 use dynamicinfer::device::{
-    Buffer, Call, Device, Event, Faults, HOST_CALL_NS, HostWork, NONE, Rates, SparseFfn, Stream, VirtualDevice,
+    Buffer, Call, Device, Event, Faults, HOST_CALL_NS, HostWork, NONE, Rates, SparseFfn, Stage, Stream, VirtualDevice,
 };
 use dynamicinfer::engine::ffn::{FfnBuffers, activations, ffn};
 use dynamicinfer::engine::{Selection, Work};
@@ -99,7 +99,7 @@ fn a_link_of_half_the_rate_takes_twice_the_time() {
 fn what_the_host_computes_takes_the_longer_of_reading_and_arithmetic() {
     let time = |bytes: u64, operations: u64| {
         let mut device = device();
-        device.worked(HostWork { bytes, operations, ns: 12_345 });
+        device.worked(HostWork { stage: Stage::Ffn, bytes, operations, ns: 12_345 });
         assert_eq!(device.totals().host_ns, device.clock_ns());
         device.clock_ns()
     };

@@ -336,14 +336,17 @@ fn a_simulated_prompt_takes_what_its_chunks_take() {
     let trace = made(dir.path(), &ExpertTrace { layers: 24, ahead: 2, ..plain() });
     let (m, (real, _)) = (machine("rtx-3060-12gb"), footprint("gpt-oss-20b", None, 2048, KvType::F16).unwrap());
     let prompt = |vram| Case { prompt: 96, ..case(&trace, &m, &real, Some(vram)) };
-    let attention = real.attention_bytes as f64 / m.device_gb_s + real.head_bytes as f64 / m.device_gb_s;
+    let products = |weights: u64, tokens: f64| 2.0 * weights as f64 * tokens / m.device_gflops;
+    let attention = (real.attention_bytes as f64 / m.device_gb_s).max(products(real.attention_weights, 96.0));
+    let attention = attention + real.head_bytes as f64 / m.device_gb_s;
     let cross = 96.0 * 4.0 * real.hidden as f64 / m.link_gb_s;
     let route = 96.0 * 2.0 * (32 * real.hidden) as f64 / m.host_gflops;
     let before = attention + 24.0 * (cross + route + 1e3 * (m.copy_us + m.sync_us + m.call_us));
     // 128 draws of 32 experts by each 32 tokens: every expert is read once for them, and three such groups are the prompt: a kernel each,
     // and one that adds.
     let whole = prompt(24 * GIB).run(Policy::Full).unwrap().prompt.unwrap();
-    let reads = 24.0 * (real.block_bytes as f64 * 32.0 * 3.0 / m.device_gb_s + 4e3 * m.call_us);
+    let reads = (real.block_bytes as f64 * 32.0 * 3.0 / m.device_gb_s).max(products(real.block_weights, 4.0 * 96.0));
+    let reads = 24.0 * (reads + 4e3 * m.call_us);
     assert_eq!((whole.gpu_share, whole.cpu_ms), (1.0, 0.0));
     assert!((0.9..=1.0).contains(&(whole.ms * 1e6 / (before + reads))), "{} of {} ns", whole.ms, before + reads);
     // Without a slot the CPU computes four experts for each token; each is read once at least.

@@ -202,9 +202,8 @@ fn machine(host_gflops: f64) -> MachineProfile {
     }
 }
 
-/// Milliseconds of a prompt by the device's clock, with half of the neurons there.
-fn timed(path: &Path, machine: &MachineProfile, kind: KvType, parts: Option<usize>) -> f64 {
-    let m = machine;
+/// Milliseconds of a prompt of `n` tokens by the device's clock, with every `apart`-th neuron there.
+fn timed(path: &Path, m: &MachineProfile, kind: KvType, parts: Option<usize>, apart: usize, n: usize) -> f64 {
     let rates = Rates {
         device_gb_s: m.device_gb_s,
         device_gflops: m.device_gflops,
@@ -215,7 +214,7 @@ fn timed(path: &Path, machine: &MachineProfile, kind: KvType, parts: Option<usiz
         copy_us: m.copy_us,
         sync_us: m.sync_us,
     };
-    let mut engine = engine(Model::open(path).unwrap(), rates, 2, 0);
+    let mut engine = engine(Model::open(path).unwrap(), rates, apart, 0);
     let (model, split) = (engine.model.clone(), engine.split.as_mut().unwrap());
     let block = model.layers[0].block().bytes();
     split.stream(&model, ChunkCosts::of(m, &model.config, block), 1 << 20).unwrap();
@@ -223,7 +222,7 @@ fn timed(path: &Path, machine: &MachineProfile, kind: KvType, parts: Option<usiz
     let mut session = Session::new(&engine, CONTEXT, kind).unwrap();
     let clock = |engine: &Engine| engine.split.as_ref().unwrap().device.totals().clock_ns;
     let before = clock(&engine);
-    session.append(&mut engine, &tokens(CHUNK), |_| Ok(())).unwrap();
+    session.append(&mut engine, &tokens(n), |_| Ok(())).unwrap();
     (clock(&engine) - before) as f64 / 1e6
 }
 
@@ -234,15 +233,61 @@ fn host_and_device_wait_less_for_each_other_and_never_more() {
     // Attention on the host takes about as long as all products on the device.
     let machine_for_both = machine(10.0);
     let [whole, by_two, planned] =
-        [Some(1), Some(2), None].map(|parts| timed(&path, &machine_for_both, KvType::F32, parts));
+        [Some(1), Some(2), None].map(|parts| timed(&path, &machine_for_both, KvType::F32, parts, 2, CHUNK));
     println!("attention on the host: {whole:.2} ms, in two parts {by_two:.2}, as planned {planned:.2}");
     assert!(by_two < 0.9 * whole && planned < 0.85 * whole, "{whole}, {by_two}, {planned} ms");
     for (gflops, kind) in
         [(1.0, KvType::F32), (100.0, KvType::F32), (1.0, KvType::F16), (10.0, KvType::F16), (100.0, KvType::F16)]
     {
         let machine = machine(gflops);
-        let [whole, planned] = [Some(1), None].map(|parts| timed(&path, &machine, kind, parts));
+        let [whole, planned] = [Some(1), None].map(|parts| timed(&path, &machine, kind, parts, 2, CHUNK));
         println!("{gflops} GFLOP/s, keys in {kind:?}: {whole:.2} ms, as planned {planned:.2}");
         assert!(planned <= 1.01 * whole, "{gflops} GFLOP/s, {kind:?}: {planned} and {whole} ms");
+    }
+}
+
+/// Profiles of PCs, their rates divided so that a layer of `path`'s model takes as long as one of 7B there, while calls, copies and waits take what
+/// they do.
+fn machines(path: &Path) -> Vec<MachineProfile> {
+    let c = &Model::open(path).unwrap().config;
+    let smaller = (3 * 4096 * 11008) as f64 / (3 * c.hidden * c.ffn) as f64;
+    let of = |name: &str| {
+        let m = MachineProfile::read(&Path::new("profiles/machines").join(format!("{name}.toml"))).unwrap();
+        MachineProfile {
+            dram_gb_s: m.dram_gb_s / smaller,
+            host_gflops: m.host_gflops / smaller,
+            device_gb_s: m.device_gb_s / smaller,
+            device_gflops: m.device_gflops / smaller,
+            link_gb_s: m.link_gb_s / smaller,
+            ..m
+        }
+    };
+    ["rtx-2080ti", "rtx-3060-12gb", "rtx-4090", "powerinfer-pc-low", "powerinfer-pc-high", "dynamicinfer-pc-low"]
+        .map(of)
+        .to_vec()
+}
+
+/// Milliseconds that the processor alone takes for a prompt's products and attention, by its arithmetic: less than it takes in truth.
+fn alone_ms(path: &Path, m: &MachineProfile, n: usize) -> f64 {
+    let c = &Model::open(path).unwrap().config;
+    let weights = (c.qkv_dim() + c.q_dim() + 3 * c.ffn) * c.hidden;
+    let of_layer = 2 * n * weights + 2 * n * (n + 1) * c.q_dim();
+    (c.layers * of_layer) as f64 / m.host_gflops / 1e6
+}
+
+#[test]
+fn a_prompt_with_a_device_is_never_slower_than_without_on_any_pc() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = made(dir.path(), 2, [256, 512]);
+    for m in machines(&path) {
+        for (kind, apart) in
+            [(KvType::F16, 1), (KvType::F16, 3), (KvType::F16, 1000), (KvType::F32, 2), (KvType::F32, 1000)]
+        {
+            for n in [33, 64, 200, 700] {
+                let (with, without) = (timed(&path, &m, kind, None, apart, n), alone_ms(&path, &m, n));
+                let what = format!("{}, {n} tokens, keys in {kind:?}, one neuron in {apart} there", m.name);
+                assert!(with <= without, "{what}: {with} ms, and {without} without a device");
+            }
+        }
     }
 }

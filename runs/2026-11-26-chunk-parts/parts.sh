@@ -19,7 +19,7 @@ for of; do
 import re, sys
 text = open(sys.argv[1]).read()
 long = re.search(r"\d+ long passes of prompts, ([\d.]+) ms each(.*)", text, re.S)
-busy = re.search(r"took ([\d.]+) % of the time, the host's products ([\d.]+) %", long[2])
+busy = re.search(r"took ([\d.]+) % of the time, products and attention of the host ([\d.]+) %", long[2])
 print(",".join([*sys.argv[2:], long[1], busy[1], busy[2]]), flush=True)
 P
 done

@@ -14,7 +14,7 @@ use std::path::{Path, PathBuf};
 /// Measure how fast this machine reads memory, and its card
 ///
 /// Reads 2 GiB (half of what is free, where that is less) several times per thread count; the best pass counts. An NVIDIA card, if there is
-/// one that can be used, is measured, too: its memory, and copies from and to pinned host memory. --save measures the processor's
+/// one that can be used, is measured, too: its memory, products, and copies from and to pinned host memory. --save measures the processor's
 /// memory, arithmetic and the cost of a call five times, and writes the medians down as a machine profile, which `plan` reads; figures
 /// that other work has disturbed are not saved. Without a card give its figures, or a small one is assumed; the profile says which.
 #[derive(clap::Args)]

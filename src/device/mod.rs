@@ -90,11 +90,14 @@ pub struct Totals {
 }
 
 /// What the host has computed while the device computed its part.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct HostWork {
-    /// Bytes of weights that it read.
+    /// What it was for.
+    pub stage: Stage,
+    /// Bytes of weights, or of keys and values, that it read.
     pub bytes: u64,
-    /// Multiplications and additions, each counted, of a prompt's products; 0 for few tokens, where reading takes longer in any case.
+    /// Multiplications and additions, each counted, of a prompt's products and attention; 0 for few tokens, where reading takes longer in any
+    /// case.
     pub operations: u64,
     /// The time that it took, ns.
     pub ns: u64,

@@ -358,8 +358,10 @@ impl Device for Traced {
 
     fn worked(&mut self, work: HostWork) {
         self.inner.worked(work);
-        self.host_bytes += work.bytes;
-        self.tell(Note::Host(Stage::Ffn));
+        if work.stage == Stage::Ffn {
+            self.host_bytes += work.bytes;
+        }
+        self.tell(Note::Host(work.stage));
     }
 
     fn has_read(&mut self, bytes: u64) {

@@ -39,8 +39,8 @@ pub struct MachineProfile {
     /// 10^9 bytes per second that the device reads from its own memory.
     pub device_gb_s: f64,
     /// 10^9 multiplications and additions per second, each counted, that the device does in a prompt's matrix products. Older profiles do not
-    /// have it; [`assumed_device_gflops`] then stands for it.
-    #[serde(default = "assumed_device_gflops")]
+    /// have it: then arithmetic is taken to be faster than all else that the device does.
+    #[serde(default = "fastest_gflops")]
     pub device_gflops: f64,
     /// 10^9 bytes per second from host to device memory.
     pub link_gb_s: f64,
@@ -108,7 +108,12 @@ pub const fn assumed_gflops() -> f64 {
     400.0
 }
 
-/// The same of a device: about half of what NVIDIA specifies of an RTX 3060 in f32, of which this program's kernels reach somewhat less than
+/// What stands for a device's arithmetic in profiles that do not say.
+const fn fastest_gflops() -> f64 {
+    FASTEST_GFLOPS
+}
+
+/// GFLOP/s of a device that is assumed without a card: about half of what NVIDIA specifies of an RTX 3060 in f32, of which this program's kernels reach somewhat less than
 /// half without tensor cores (on an H200 29 of 67 TFLOP/s).
 pub const fn assumed_device_gflops() -> f64 {
     6000.0

@@ -529,7 +529,7 @@ mod tests {
     fn ways_of_a_device_with_known_rates_are_found() {
         let rates = Rates {
             device_gb_s: 100.0,
-            device_gflops: 6000.0,
+            device_gflops: 60.0,
             link_gb_s: 8.0,
             host_gb_s: 50.0,
             host_gflops: 400.0,

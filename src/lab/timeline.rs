@@ -223,7 +223,7 @@ fn of_passes(sums: &Sums, what: &str, device: bool) -> String {
     if sums.computing_ns > 0 {
         let (device, host) = (percent(sums.computing_ns), percent(sums.working_ns));
         out += &format!(
-            "  kernels and copies of the compute stream took {device:.1} % of the time, the host's products {host:.1} %\n"
+            "  kernels and copies of the compute stream took {device:.1} % of the time, products and attention of the host {host:.1} %\n"
         );
     }
     if sums.ffn.layers > 0 {

@@ -69,6 +69,11 @@ pub fn rates() -> Result<CardRates, String> {
             tiles: Tiles::Lanes,
         };
         let mut device = CudaDevice::new(card, &options).map_err(error)?;
+        // Products by what multiplies fastest: where that is too high for a type, the processor has less to do than it could have.
+        device.try_tensor_cores();
+        if device.tiles() == Tiles::Exact {
+            device.use_tiles(Tiles::TensorCores);
+        }
         // A card with little free memory is measured with smaller copies.
         let bytes = (budget / 2) as usize / 4096 * 4096;
         measure_card::card(&mut device, (bytes < measure_card::COPY_BYTES).then_some(bytes))

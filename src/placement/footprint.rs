@@ -23,6 +23,8 @@ pub struct Footprint {
     /// Bytes of the query, key, value and output matrices of all layers, with all their norms and biases, and of a mixture's shared experts,
     /// which lie beside them.
     pub attention_bytes: u64,
+    /// Weights of these matrices: each is a multiplication and an addition for a token.
+    pub attention_weights: u64,
     /// Bytes of the embedding and learned positions; with tied embeddings of the positions alone.
     pub embeddings_bytes: u64,
     /// Bytes of the head and its norm.
@@ -89,6 +91,7 @@ impl Footprint {
             experts_used: whole_experts(c).map(|experts| experts.used),
             block_bytes: (BlockLayout::new(c.ffn_kind, quant, c.hidden).bytes() * of_cluster(c)) as u64,
             attention_bytes: (c.layers * (attention + shared)) as u64 + small_bytes(c),
+            attention_weights: attention_weights(c) as u64,
             embeddings_bytes: if c.tied { 0 } else { edge } + positions as u64,
             head_bytes: edge + norm_bytes(c),
             buffers_bytes: buffers_bytes(c),
@@ -105,11 +108,10 @@ impl Footprint {
     /// The sizes of a model whose weights take so many bits, about: what a row is rounded up to is left out.
     pub fn of_bits(c: &ModelConfig, bits: Bits, context: usize, kv: KvType) -> Footprint {
         let bytes = |weights: usize, bits: f64| (weights as f64 * bits / 8.0).round() as u64;
-        let attention = c.layers * c.hidden * (c.qkv_dim() + c.q_dim() + 3 * shared_width(c));
         let edge = bytes(c.vocab * c.hidden, bits.edges);
         Footprint {
             block_bytes: bytes(block_weights(c), bits.experts),
-            attention_bytes: bytes(attention, bits.others) + small_bytes(c),
+            attention_bytes: bytes(attention_weights(c), bits.others) + small_bytes(c),
             embeddings_bytes: if c.tied { 0 } else { edge },
             head_bytes: edge + norm_bytes(c),
             ..Footprint::of_shape(c, Quant::Q8, context, kv)
@@ -206,6 +208,11 @@ fn shared_width(c: &ModelConfig) -> usize {
 /// Bytes of the shared experts of all layers.
 fn shared_bytes(model: &Model) -> u64 {
     model.layers.iter().filter_map(|layer| layer.ffn.experts()).map(ExpertWeights::shared_bytes).sum()
+}
+
+/// Weights of attention's matrices and of shared experts, of all layers.
+fn attention_weights(c: &ModelConfig) -> usize {
+    c.layers * c.hidden * (c.qkv_dim() + c.q_dim() + 3 * shared_width(c))
 }
 
 /// Weights of what is placed as one.

@@ -164,8 +164,16 @@ pub fn streaming(split: &mut Split, model: &Model, blocks: usize, cpu: f64) {
     let bytes = streaming_bytes(model, blocks);
     // The CPU has cpu / (1 - cpu) of what the link brings in the same time.
     let read_us = if cpu > 0.0 { (1.0 - cpu) / cpu } else { 1e12 };
-    let costs =
-        ChunkCosts { column_us: 0.0, read_us, device_us: 0.0, link_us: 1.0, copy_us: 1.5, cross_us: 0.0, sync_us: 0.0 };
+    let costs = ChunkCosts {
+        column_us: 0.0,
+        read_us,
+        device_us: 0.0,
+        seen_us: 0.0,
+        link_us: 1.0,
+        copy_us: 1.5,
+        cross_us: 0.0,
+        sync_us: 0.0,
+    };
     split.stream(model, costs, bytes).unwrap();
 }
 

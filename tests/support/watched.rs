@@ -1,6 +1,8 @@
 //! A device that tells what it was asked for.
 
-use dynamicinfer::device::{Buffer, Call, Device, Event, HostWork, Memory, OutOfMemory, Stream, Totals, VirtualDevice};
+use dynamicinfer::device::{
+    Buffer, Call, Device, Event, HostWork, Memory, OutOfMemory, Stage, Stream, Totals, VirtualDevice,
+};
 use std::sync::{Arc, Mutex};
 
 /// A virtual device, and what it is asked for, in its order.
@@ -90,7 +92,9 @@ impl Device for Watched {
     }
 
     fn worked(&mut self, work: HostWork) {
-        self.seen.lock().unwrap().push(Step::Worked);
+        if work.stage == Stage::Ffn {
+            self.seen.lock().unwrap().push(Step::Worked);
+        }
         self.device.worked(work)
     }
 

@@ -5,7 +5,7 @@ use super::Split;
 use super::parts::Rows;
 use crate::clock;
 use crate::cpu::MAX_COLUMNS;
-use crate::device::{Append, Attend, Call, HostWork, Note, Stage, Stream, Then, View};
+use crate::device::{Append, Attend, Call, HostWork, Stage, Stream, Then, View};
 use crate::engine::attention;
 use crate::engine::batch::Buffers;
 use crate::engine::forward::Pass;
@@ -106,8 +106,7 @@ impl Split {
         let (positions, mut lap) = (&positions[rows.range()], clock::now());
         attention::attention(pool, kernels, c, layer, caches, l, positions, qkv, attend, attended);
         let (bytes, operations) = attention::work(c, l, positions);
-        device.worked(HostWork { bytes, operations, ns: clock::lap(&mut lap) });
-        device.note(Note::Host(Stage::Attention));
+        device.worked(HostWork { stage: Stage::Attention, bytes, operations, ns: clock::lap(&mut lap) });
         let bytes = size_of_val(attended);
         unsafe { device.copy_in(Stream::Compute, attended.as_ptr().cast(), bytes, to.buffer, to.at) };
     }

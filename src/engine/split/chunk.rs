@@ -297,7 +297,12 @@ impl Split {
         let work = Work::Some(neurons);
         let read = ffn::ffn(pool, kernels, c, layer, &b.columns, work, 0.0, &mut b.tiles, &mut b.ffn, partial);
         let operations = (2 * c.ffn_kind.rows() * c.hidden * neurons.len() * rows.n) as u64;
-        self.device.worked(HostWork { bytes: read.bytes(&layer.ffn), operations, ns: clock::lap(&mut lap) });
+        self.device.worked(HostWork {
+            stage: Stage::Ffn,
+            bytes: read.bytes(&layer.ffn),
+            operations,
+            ns: clock::lap(&mut lap),
+        });
         // It is written to again only behind the next layer's event.
         self.add_partial(c);
         read

@@ -294,7 +294,7 @@ impl Split {
         // Of a few tokens reading an expert takes longer than computing it.
         let tokens = if b.positions.len() > MAX_COLUMNS { routes.tokens.len() } else { 0 };
         let operations = (2 * c.ffn_kind.rows() * c.hidden * c.ffn * tokens) as u64;
-        self.device.worked(HostWork { bytes: read, operations, ns: clock::lap(&mut lap) });
+        self.device.worked(HostWork { stage: Stage::Ffn, bytes: read, operations, ns: clock::lap(&mut lap) });
         self.current[l].ffn_ns[Tier::Host] = self.device.totals().host_ns - before;
         read
     }

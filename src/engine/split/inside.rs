@@ -157,7 +157,7 @@ impl Split {
         partial.fill(0.0);
         let chosen = Chosen::all(weights, &b.routes, None);
         let bytes = ffn::experts_left((pool, kernels, c), &chosen, &mut b.tiles, &mut b.experts, partial);
-        self.device.worked(HostWork { bytes, operations: 0, ns: clock::lap(&mut lap) });
+        self.device.worked(HostWork { stage: Stage::Ffn, bytes, operations: 0, ns: clock::lap(&mut lap) });
         self.current[l].ffn_ns[Tier::Host] = self.device.totals().host_ns - before;
         let fired = &mut self.fired;
         fired.begin(l, &self.sequences);

@@ -12,6 +12,7 @@ use crate::device::{Buffer, Device, Event, View};
 use crate::engine::forward::{Pass, Phase, Step};
 use crate::ids::StoreId;
 use crate::model::config::ModelConfig;
+use crate::model::layer::{Attention, Mixer};
 use crate::prng::Prng;
 use crate::scheduler::chunks::{Graph, Needs, Order, Processor, Stage, Subgraph};
 use std::ops::Range;
@@ -203,9 +204,20 @@ pub(super) struct LayerCosts {
     pub copies: bool,
     /// Whether the host computes attention over keys and values.
     pub host_attends: bool,
+    /// Share of the layers that see a window alone, and how many positions that has.
+    pub windowed: f64,
+    pub window: usize,
     /// Positions before the chunk, and its tokens.
     pub first: usize,
     pub n: usize,
+}
+
+/// Positions that the tokens at these positions see together, each at most `window` of them.
+fn seen(tokens: Range<usize>, window: usize) -> f64 {
+    // Token p sees p + 1 positions up to the window.
+    let whole = window.clamp(tokens.start, tokens.end);
+    let of_whole = 0.5 * ((whole - tokens.start) * (tokens.start + whole + 1)) as f64;
+    of_whole + (tokens.end - whole) as f64 * window as f64
 }
 
 /// The steps of a layer that are planned, in their order.
@@ -214,14 +226,13 @@ const STAGES: [Phase; 5] = [Phase::Project, Phase::Attention, Phase::Select, Pha
 impl LayerCosts {
     /// Scores over keys and values for the tokens of `rows`, us.
     fn attention_us(&self, rows: Rows) -> f64 {
-        let seen = rows.n as f64 * (self.first + rows.first) as f64 + 0.5 * (rows.n * rows.n) as f64;
-        let each = if self.host_attends { self.costs.column_us } else { self.costs.device_us };
-        let over = if self.host_attends {
-            rows.n as f64 * self.crossing * self.costs.cross_us + self.costs.sync_us
-        } else {
-            0.0
-        };
-        seen * self.position * each + over
+        let (from, to) = (self.first + rows.first, self.first + rows.range().end);
+        let seen = (1.0 - self.windowed) * seen(from..to, usize::MAX) + self.windowed * seen(from..to, self.window);
+        if !self.host_attends {
+            return (seen * self.position * self.costs.device_us).max(seen * self.costs.seen_us);
+        }
+        let over = rows.n as f64 * self.crossing * self.costs.cross_us + self.costs.sync_us;
+        seen * self.position * self.costs.column_us + over
     }
 
     /// What else a layer has host and device do while its missing neurons are computed, if it is cut so.
@@ -356,6 +367,12 @@ impl Split {
         let c = &pass.model.config;
         let weights = (c.ffn_kind.rows() * c.hidden) as f64;
         let slots = self.residents() / c.layers;
+        let windows = || {
+            (0..c.layers).filter_map(|l| {
+                let Mixer::Attention(Attention { window, .. }) = c.layer(l).mixer;
+                window
+            })
+        };
         LayerCosts {
             costs: self.parts.costs.unwrap_or(ChunkCosts::ONES),
             project: (c.qkv_dim() * c.hidden) as f64 / weights,
@@ -366,6 +383,8 @@ impl Split {
             missing: c.ffn - slots,
             copies: self.streaming.is_some(),
             host_attends: !self.can_attend(pass),
+            windowed: windows().count() as f64 / c.layers as f64,
+            window: windows().sum::<usize>() / windows().count().max(1),
             first: pass.buffers.positions[0].position,
             n: pass.n(),
         }
@@ -404,6 +423,7 @@ mod tests {
             column_us: 2.0 * weights / 400e3,
             read_us: 0.5,
             device_us: 2.0 * weights / 6e6,
+            seen_us: 4.0 * 4096.0 / 360e3,
             link_us: 1.0,
             copy_us: 10.0,
             cross_us: 1.0,
@@ -419,6 +439,8 @@ mod tests {
             missing: 5504,
             copies: true,
             host_attends,
+            windowed: 0.0,
+            window: 0,
             first,
             n,
         }
@@ -444,6 +466,14 @@ mod tests {
                     Step::check(&out, parts, layers, cut.shared);
                 }
             }
+        }
+    }
+
+    #[test]
+    fn tokens_see_what_is_before_them_up_to_their_window() {
+        for (first, n, window) in [(0, 5, 3), (7, 9, usize::MAX), (7, 9, 10), (20, 4, 10), (0, 6, 6), (0, 6, 1)] {
+            let all: usize = (first..first + n).map(|p: usize| (p + 1).min(window)).sum();
+            assert_eq!(seen(first..first + n, window), all as f64, "{first}, {n}, {window}");
         }
     }
 

@@ -425,7 +425,12 @@ impl Split {
                 ffn::ffn(pool, kernels, c, layer, &b.columns, work, activation_threshold, &mut [], &mut b.ffn, partial)
             }
         };
-        self.device.worked(HostWork { bytes: read.bytes(&layer.ffn), operations: 0, ns: clock::lap(&mut lap) });
+        self.device.worked(HostWork {
+            stage: Stage::Ffn,
+            bytes: read.bytes(&layer.ffn),
+            operations: 0,
+            ns: clock::lap(&mut lap),
+        });
         self.current[l].ffn_ns[Tier::Host] = self.device.totals().host_ns - before;
         read
     }

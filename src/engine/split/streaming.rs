@@ -38,6 +38,8 @@ pub struct ChunkCosts {
     pub read_us: f64,
     /// Arithmetic of the device for one neuron and one column.
     pub device_us: f64,
+    /// Reading the keys and values of one position from the device's memory, for one token.
+    pub seen_us: f64,
     /// Copying a neuron's block over the link.
     pub link_us: f64,
     /// Starting a copy, of one block or of many neighbours.
@@ -67,6 +69,7 @@ impl ChunkCosts {
         column_us: 1.0,
         read_us: 1.0,
         device_us: 1.0,
+        seen_us: 1.0,
         link_us: 1.0,
         copy_us: 1.0,
         cross_us: 1.0,
@@ -79,6 +82,7 @@ impl ChunkCosts {
             column_us: products_us(c.ffn_kind.rows() * c.hidden, machine.host_gflops),
             read_us: bytes_us(block_bytes, machine.dram_gb_s),
             device_us: products_us(c.ffn_kind.rows() * c.hidden, machine.device_gflops),
+            seen_us: bytes_us(2 * 2 * c.kv_dim(), machine.device_gb_s),
             link_us: bytes_us(block_bytes, machine.link_gb_s),
             copy_us: machine.copy_us,
             cross_us: bytes_us(2 * 4 * c.hidden, machine.link_gb_s),
@@ -299,6 +303,7 @@ mod tests {
         column_us: 0.05,
         read_us: 0.4,
         device_us: 0.003,
+        seen_us: 0.01,
         link_us: 1.0,
         copy_us: 1.5,
         cross_us: 1.3,
@@ -447,6 +452,7 @@ mod tests {
                 column_us: any(0.001, 1.0),
                 read_us: any(0.05, 5.0),
                 device_us: any(0.0001, 0.1),
+                seen_us: 0.0,
                 link_us: any(0.05, 20.0),
                 copy_us: any(0.1, 10.0),
                 cross_us: any(0.1, 5.0),

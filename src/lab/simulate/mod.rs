@@ -47,6 +47,7 @@ pub fn scaled(real: &Footprint, layers: usize, ffn: usize) -> Footprint {
         experts_used: real.experts_used,
         block_bytes: (real.block_bytes as f64 * real.ffn as f64 / ffn as f64).round() as u64,
         attention_bytes: part(real.attention_bytes),
+        attention_weights: part(real.attention_weights),
         embeddings_bytes: part(real.embeddings_bytes),
         head_bytes: part(real.head_bytes),
         buffers_bytes: part(real.buffers_bytes),

@@ -132,10 +132,7 @@ impl PromptCosts {
         let block = real.block_bytes as f64;
         PromptCosts {
             attention_ns: (real.attention_bytes + 2 * real.state_bytes) as f64 / real.layers as f64 / m.device_gb_s,
-            // As many weights in a byte as experts have.
-            attention_token_ns: 2.0 * real.attention_bytes as f64 / real.layers as f64 * real.block_weights as f64
-                / block
-                / m.device_gflops,
+            attention_token_ns: 2.0 * real.attention_weights as f64 / real.layers as f64 / m.device_gflops,
             head_ns: real.head_bytes as f64 / m.device_gb_s,
             experts: ExpertCosts::of(m, real.hidden, real.block_bytes as usize, real.block_weights as usize),
             device_ns: block / m.device_gb_s,

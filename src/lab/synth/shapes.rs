@@ -63,6 +63,7 @@ impl Hybrid {
     fn sizes(&self, c: &ModelConfig, bits: f64, plain: Footprint) -> Footprint {
         Footprint {
             attention_bytes: plain.attention_bytes + (self.more_weights(c) as f64 * bits / 8.0).round() as u64,
+            attention_weights: plain.attention_weights + self.more_weights(c) as u64,
             kv_bytes: plain.kv_bytes / self.every as u64,
             attention_waits: plain.attention_waits / self.every,
             state_bytes: self.state_bytes(c) as u64,
