@@ -156,7 +156,14 @@ fn the_scheduler_is_told_the_same_of_a_prompt_in_any_parts() {
     assert_eq!(whole.iter().map(|of| (of.0, of.1, of.2)).collect::<Vec<_>>(), [0, 1, 2].map(|l| (l, 0, 650)));
     assert!(whole.iter().all(|of| of.3.iter().sum::<u32>() > 1000));
     for (parts, seed) in [(2, 1), (3, 2), (4, 3), (4, 4), (3, 5)] {
-        assert!(of(parts, seed) == whole, "{parts} parts");
+        let found = of(parts, seed);
+        assert_eq!(found.len(), whole.len());
+        for (found, whole) in found.iter().zip(&whole) {
+            assert_eq!((found.0, found.1, found.2), (whole.0, whole.1, whole.2));
+            // Who computes a neuron differs with the cut, and a sum near zero rounds to either side of it.
+            let apart: u32 = found.3.iter().zip(&whole.3).map(|(a, b)| a.abs_diff(*b)).sum();
+            assert!(1000 * apart <= whole.3.iter().sum::<u32>(), "{parts} parts: {apart} apart");
+        }
     }
 }
 
