@@ -276,3 +276,18 @@ pub trait Device: Send {
         None
     }
 }
+
+/// The least time that a kernel takes, ns by the device's clock, of `passes` passes and one for warming. Of a device that
+/// fails meanwhile ([`Device::fault`]) it means nothing.
+pub fn fastest_ns(device: &mut dyn Device, call: &Call, passes: usize) -> u64 {
+    let [from, to] = [device.timed_event(), device.timed_event()];
+    let mut best = u64::MAX;
+    for _ in 0..=passes {
+        device.record(Stream::Compute, from);
+        device.launch(Stream::Compute, call);
+        device.record(Stream::Compute, to);
+        device.synchronize(Stream::Compute);
+        best = best.min(device.elapsed_ns(from, to));
+    }
+    best
+}

@@ -5,6 +5,7 @@ use crate::cpu::aligned::Aligned;
 use crate::cpu::{Columns, Isa, Kernels, ThreadPool, peak};
 use crate::device::{
     Block, Buffer, Call, Device, Linear, MoveMethod, MoveRate, OutOfMemory, PinnedBuffer, Stream, Then, View,
+    fastest_ns,
 };
 use crate::engine::session::CHUNK;
 use crate::error::{Error, Result};
@@ -352,12 +353,16 @@ const PRODUCT_COLUMNS: usize = 256;
 /// for weights and input and for the results, a megabyte or more; what they hold is multiplied as it is.
 ///
 /// # Errors
-/// [`Error::Fatal`] if the device fails.
+/// [`Error::Memory`] without room for what the product works in, [`Error::Fatal`] if the device fails.
 pub fn device_gflops(device: &mut dyn Device, from: Buffer, to: Buffer) -> Result<f64> {
     // A square matrix of a thirty-second of the memory, so that both halves have room.
     let side = (from.bytes.min(to.bytes) / 64).isqrt() as usize / 32 * 32;
-    let full =
-        |e: OutOfMemory| Error::Memory(format!("the device has {} bytes left and {} were asked for", e.left, e.asked));
+    let full = |e: OutOfMemory| {
+        Error::Memory(format!(
+            "the device has {} bytes left and its products need {}; close what else uses it",
+            e.left, e.asked
+        ))
+    };
     let bias = device.alloc(0).map_err(full)?;
     let call = Linear {
         quant: Quant::F16,
@@ -371,19 +376,13 @@ pub fn device_gflops(device: &mut dyn Device, from: Buffer, to: Buffer) -> Resul
         stride: side,
         then: Then::Store,
     };
-    let [begin, end] = [device.timed_event(), device.timed_event()];
-    let mut best = u64::MAX;
-    for _ in 0..=PASSES {
-        device.record(Stream::Compute, begin);
-        device.launch(Stream::Compute, &Call::Linear(call));
-        device.record(Stream::Compute, end);
-        device.synchronize(Stream::Compute);
-        if let Some(fault) = device.fault() {
-            return Err(Error::Fatal(fault.0.clone()));
-        }
-        best = best.min(device.elapsed_ns(begin, end));
-    }
+    let call = Call::Linear(call);
+    device.prepare(&call).map_err(full)?;
+    let best = fastest_ns(device, &call, PASSES);
     device.free(bias);
+    if let Some(fault) = device.fault() {
+        return Err(Error::Fatal(fault.0.clone()));
+    }
     // A coarse clock may report no time at all.
     Ok((2 * side * side * PRODUCT_COLUMNS) as f64 / best.max(1) as f64)
 }

@@ -1,7 +1,7 @@
 //! Whether the card's tensor cores are faster than its lanes for prompts, tried when it is opened.
 
 use super::CudaDevice;
-use crate::device::{Buffer, Call, Device, Linear, OutOfMemory, Stream, Then, Tiles};
+use crate::device::{Buffer, Call, Device, Linear, OutOfMemory, Stream, Then, Tiles, fastest_ns};
 use crate::formats::rows::{self, Quant};
 use crate::prng::Prng;
 
@@ -88,16 +88,7 @@ impl CudaDevice {
     /// The time of a product by these tiles, ns, and the product.
     fn timed(&mut self, call: Linear, tiles: Tiles) -> (u64, Vec<u32>) {
         self.use_tiles(tiles);
-        let [from, to] = [self.timed_event(), self.timed_event()];
-        let mut best = u64::MAX;
-        // The first is for warming.
-        for _ in 0..=PASSES {
-            self.record(Stream::Compute, from);
-            self.launch(Stream::Compute, &Call::Linear(call));
-            self.record(Stream::Compute, to);
-            self.synchronize(Stream::Compute);
-            best = best.min(self.elapsed_ns(from, to));
-        }
+        let best = fastest_ns(self, &Call::Linear(call), PASSES);
         let out = call.out.buffer;
         let mut found = vec![0u32; out.bytes as usize / 4];
         // SAFETY: waited for.
