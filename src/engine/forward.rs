@@ -24,12 +24,13 @@ pub(super) enum Phase {
     BeginLayer,
     /// Norm; queries, keys and values.
     Project,
-    /// Rotation; keys and values into the cache; scores and weighted sum; output matrix; addition to the residual. If attention and FFN are parallel ([`crate::model::layer::Norms::parallel`]), its output is added in `Ffn` instead:
+    /// Rotation; keys and values into the cache; scores and weighted sum; output matrix; addition to the residual. If attention and FFN are
+    /// parallel ([`crate::model::layer::Norms::parallel`]), its output is added in `Ffn` instead:
     /// `Select` and `Ffn` read the residual without it.
     Attention,
     /// Chooses which neurons the FFN computes. A device that knows them begins.
     Select,
-    /// What is copied to a device for the pass is computed there, for all parts.
+    /// What is copied to a device for the pass is computed there: for all parts, or for each.
     Copied,
     /// Norm, gate, up, activation, down, addition to the residual: for the chosen neurons, each where it is stored.
     Ffn,
@@ -52,7 +53,7 @@ pub(super) struct Step {
 
 /// Carries out the phases of a pass, layer `l` by layer `l`.
 pub(super) trait Executor {
-    /// Fills `pass.steps`, if it goes in parts or in another order than layer after layer.
+    /// Fills `pass.steps`, if it goes in parts.
     fn order(&mut self, _pass: &mut Pass<'_, '_>) {}
     /// The next steps are those of a part.
     fn turn_to(&mut self, _pass: &mut Pass<'_, '_>, _part: usize) {}
@@ -121,10 +122,9 @@ pub(super) fn forward(executor: &mut dyn Executor, pass: &mut Pass<'_, '_>, go_o
     let (mut _layer, layers) = (None, pass.model.layers.len());
     pass.steps.clear();
     executor.order(pass);
-    let parts = pass.steps.iter().map(|step| step.part + 1).max().unwrap_or(1);
-    let count = if pass.steps.is_empty() { 2 + layers * Phase::OF_A_LAYER.len() } else { pass.steps.len() };
-    for i in 0..count {
-        let step = if pass.steps.is_empty() { in_order(layers, i) } else { pass.steps[i] };
+    let in_parts = !pass.steps.is_empty();
+    for i in 0..if in_parts { pass.steps.len() } else { 2 + layers * Phase::OF_A_LAYER.len() } {
+        let step = if in_parts { pass.steps[i] } else { in_order(layers, i) };
         if step.phase == Phase::BeginLayer && !go_on() {
             executor.leave();
             return false;
@@ -132,7 +132,7 @@ pub(super) fn forward(executor: &mut dyn Executor, pass: &mut Pass<'_, '_>, go_o
         if traced && step.phase == Phase::BeginLayer {
             _layer = Some(trace_span!("layer", number = step.layer).entered());
         }
-        if parts > 1 {
+        if in_parts {
             executor.turn_to(pass, step.part);
         }
         perform(executor, pass, step);

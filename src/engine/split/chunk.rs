@@ -18,7 +18,6 @@ use std::ops::Range;
 
 /// Device memory for blocks that are copied for a chunk, two buffers in one: one half is filled while the other is computed.
 pub struct Streaming {
-    costs: ChunkCosts,
     scratch: Buffer,
     /// Blocks of a half, a multiple of four, so that each half's names begin at a multiple of 16 bytes.
     half: usize,
@@ -66,7 +65,7 @@ impl Split {
         let mut two = || [device.event(), device.event()];
         let (arrived, done) = (two(), two());
         self.bytes += scratch.bytes;
-        self.streaming = Some(Streaming { costs, scratch, half, arrived, done, turn: 0 });
+        self.streaming = Some(Streaming { scratch, half, arrived, done, turn: 0 });
         Ok(())
     }
 
@@ -167,8 +166,7 @@ impl Split {
         divided.missing.extend((0..ffn as u32).map(StoreId).filter(|&neuron| !table.location(neuron).is_device()));
         let missing = divided.missing.len();
         (divided.on_cpu, divided.carried) = (missing, 0);
-        let Some(streaming) = streaming else { return };
-        let costs = streaming.costs;
+        let (Some(_), Some(costs)) = (streaming, parts.costs) else { return };
         let carried = runs(&divided.missing, costs.bridge(), found);
         divided.on_cpu = costs.on_cpu((missing, ffn - missing), (found.len(), carried), n, parts.beside);
         divided.carried = runs(&divided.missing[..missing - divided.on_cpu], costs.bridge(), found);
