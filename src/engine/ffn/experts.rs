@@ -301,6 +301,12 @@ fn take(
     rows_alone: impl Fn(usize) -> Option<bool> + Sync,
 ) {
     let hidden = chosen.weights.experts[0].input.parts()[0].cols;
+    // Any thread may take any group: which ones it took so far must not decide when its tile grows.
+    let most = chosen.groups.iter().map(|group| group.tokens).max().unwrap_or(0) * hidden;
+    for tile in tiles.iter_mut() {
+        tile.numbers.clear();
+        tile.numbers.reserve(most);
+    }
     let (count, parts, tiles) = (inputs.len(), Parts::new(inputs), Parts::new(tiles));
     pool.run(count, |thread, number| {
         let Some(rows_alone) = rows_alone(number) else { return };
