@@ -209,7 +209,7 @@ pub fn said(command: &mut Command) -> Option<Output> {
     let pid = Pid::from_child(&child);
     let (send, ended) = channel();
     let waiting = std::thread::spawn(move || send.send(child.wait_with_output().unwrap()));
-    let output = ended.recv_timeout(PATIENCE / 2).ok();
+    let output = ended.recv_timeout(PATIENCE).ok();
     if output.is_none() {
         let _ = kill_process(pid, Signal::KILL);
     }
