@@ -184,6 +184,7 @@ fn a_budget_decides_how_many_timelines_lie_on_the_device() {
         ilp_seconds: None,
         chunk: None,
         host: None,
+        streamed_layers: Some(0),
     };
     let machine = MachineProfile {
         name: "test".into(),

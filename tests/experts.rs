@@ -164,6 +164,7 @@ fn request(vram: u64) -> Request {
         ilp_seconds: None,
         chunk: None,
         host: None,
+        streamed_layers: Some(0),
     }
 }
 

@@ -260,6 +260,7 @@ fn a_device_that_refuses_anything_leaves_an_engine_that_is_right_and_can_go_on()
                 ilp_seconds: None,
                 chunk: None,
                 host: None,
+                streamed_layers: Some(0),
             };
             let footprint = Footprint::of_model(&engine.model, CONTEXT, KvType::F32);
             let counts = vec![(1..=ffn as u64).collect(); layers];

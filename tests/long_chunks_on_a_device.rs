@@ -228,7 +228,7 @@ fn what_host_and_device_exchange_takes_the_host_memory_that_was_planned_for() {
         let device = Watched { device: VirtualDevice::new(u64::MAX, RATES), seen: Arc::clone(&seen) };
         // SAFETY: dropped before the model.
         let mut split =
-            unsafe { Split::new(Box::new(device), &vec![1; c.layers], model, (0, 0), chunk, false) }.unwrap();
+            unsafe { Split::new(Box::new(device), &vec![1; c.layers], model, (0, 0), (chunk, 0), false) }.unwrap();
         let pinned = || {
             let seen = seen.lock().unwrap();
             let bytes = |step: &Step| if let Step::Pinned(bytes) = step { *bytes as u64 } else { 0 };

@@ -188,6 +188,7 @@ fn request(vram: u64) -> Request {
         ilp_seconds: None,
         chunk: None,
         host: None,
+        streamed_layers: Some(0),
     }
 }
 
@@ -572,7 +573,7 @@ fn a_model_is_planned_and_its_placement_checked() {
     assert!(err.contains("there is no activation profile for this model, so every neuron counts the same"), "{err}");
     let json: Json = serde_json::from_str(&out).unwrap();
     let keys: Vec<&String> = json.as_object().unwrap().keys().collect();
-    let wanted = "budget_bytes total_bytes min_bytes full_bytes parts layers streamed_bytes chunk sequences objective gap details";
+    let wanted = "budget_bytes total_bytes min_bytes full_bytes parts layers streamed_bytes streamed_layers chunk sequences objective gap details";
     assert_eq!(keys, wanted.split(' ').collect::<Vec<_>>());
     let pinned = &json["details"]["pinned_bytes"];
     assert_eq!(pinned, &json["parts"][6]["host_bytes"], "every neuron block, and nothing else");

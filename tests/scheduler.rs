@@ -370,6 +370,7 @@ fn the_acknowledged_budget_is_never_exceeded() {
             ilp_seconds: None,
             chunk: None,
             host: None,
+            streamed_layers: Some(0),
         },
     };
     let least = budgeter.plan(u64::MAX / 2).unwrap().min_bytes;

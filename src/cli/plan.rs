@@ -144,6 +144,7 @@ pub fn run(args: Args) -> Result<()> {
         check_device_can(model, "plan the file that it was packed from, or leave out --vram")?;
     }
     let machine = machine_arg::find(args.machine.as_deref())?;
+    let whole = footprint.whole_bytes(args.parallel);
     let request = Request {
         vram: args.vram,
         ram: args.ram,
@@ -159,10 +160,12 @@ pub fn run(args: Args) -> Result<()> {
         ilp_seconds: args.ilp,
         chunk: None,
         host: args.ram.map(|ram| footprint.host_room(ram, args.parallel)),
+        // What lies on disk in part is not copied from there.
+        streamed_layers: args.ram.is_some_and(|ram| ram < whole).then_some(0),
     };
     let plan = plan(&footprint, &subject.counts, &machine, &request)?;
     if let Some(path) = &args.check {
-        return check(path, &subject, &plan);
+        return check(path, &subject, &plan, footprint.saved_by_streaming(plan.streamed_layers));
     }
     if let (Some(path), Some(model)) = (&args.output, &subject.model) {
         placement(&args, model, &subject.counts, &plan).write(path)?;
@@ -228,6 +231,7 @@ fn speed(e: &Estimate, prediction: &Prediction, machine: &MachineProfile) -> Str
     let bound = match e.bound {
         Bound::DeviceMemory => "how fast the device reads its memory",
         Bound::HostMemory => "how fast the processor reads host memory",
+        Bound::Link => "the link, over which attention is copied",
         Bound::Waits => "copies and waits between host and device",
     };
     format!(
@@ -268,8 +272,8 @@ fn placement(args: &Args, model: &Model, counts: &[Vec<u64>], plan: &Plan) -> Pl
     }
 }
 
-/// That a placement is this model's and its slots fit where the plan's do.
-fn check(path: &std::path::Path, subject: &Subject, plan: &Plan) -> Result<()> {
+/// That a placement is this model's and its slots fit where the plan's do, which saves so many bytes of attention's.
+fn check(path: &std::path::Path, subject: &Subject, plan: &Plan, saved_bytes: u64) -> Result<()> {
     let placement = PlacementFile::read(path)?;
     let (config, model) = (&subject.config, subject.model.as_ref().expect("--check takes a model"));
     placement.check_owner(path, model.fingerprint(), config.layers, config.movable())?;
@@ -277,10 +281,12 @@ fn check(path: &std::path::Path, subject: &Subject, plan: &Plan) -> Result<()> {
     let needed = plan.min_bytes + slots * plan.details.block_bytes;
     if needed > plan.budget_bytes {
         return Err(Error::Memory(format!(
-            "{}: its {slots} slots make {needed} bytes on the device and the budget is {}; give --vram {needed} or more, or \
+            "{}: its {slots} slots make {needed} bytes on the device and the budget is {}; give --vram {} or more, or \
              plan again",
             printable(&path.to_string_lossy()),
-            plan.budget_bytes
+            plan.budget_bytes,
+            // With more, all of attention lies there.
+            needed + saved_bytes
         )));
     }
     eprintln!("{} is this model's; its {slots} slots make {needed} bytes on the device", path.display());
@@ -346,6 +352,9 @@ fn shown(args: &Args, plan: &Plan, subject: &Subject, machine: &MachineProfile, 
             PartName::Attention if c.form.experts.is_some_and(|e| e.shared.is_some()) => {
                 "attention and shared experts".into()
             }
+            PartName::Attention if plan.streamed_layers > 0 => {
+                format!("attention ({} of {} layers copied for each pass)", plan.streamed_layers, c.layers)
+            }
             PartName::Attention => "attention".into(),
             PartName::Embeddings => "embeddings".into(),
             PartName::Head => "head".into(),
@@ -356,7 +365,7 @@ fn shown(args: &Args, plan: &Plan, subject: &Subject, machine: &MachineProfile, 
     }
     table.add_row(["total".into(), bytes(plan.total_bytes), bytes(d.host_bytes), plan.total_bytes.to_string()]);
     table.add_row(["budget".into(), bytes(plan.budget_bytes), String::new(), plan.budget_bytes.to_string()]);
-    table.add_row(["at least".into(), bytes(plan.min_bytes), String::new(), plan.min_bytes.to_string()]);
+    table.add_row(["without neurons".into(), bytes(plan.min_bytes), String::new(), plan.min_bytes.to_string()]);
     table.add_row(["everything".into(), bytes(plan.full_bytes), String::new(), plan.full_bytes.to_string()]);
     for column in table.column_iter_mut().skip(1) {
         column.set_cell_alignment(CellAlignment::Right);

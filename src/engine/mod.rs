@@ -26,8 +26,8 @@ pub use session::Session;
 pub use sparsity::{Choice, Foresight, Sparsity};
 pub use split::streaming::{ChunkCosts, Division, ExpertCosts, Missing};
 pub use split::{
-    ChunkCounts, DividedLayer, Lookahead, Migrator, MigratorCounts, Split, pinned_bytes, predictor_bytes,
-    workspace_bytes,
+    ChunkCounts, DividedLayer, Lookahead, Migrator, MigratorCounts, Split, attention_layer_bytes, attention_made_bytes,
+    pinned_bytes, predictor_bytes, workspace_bytes,
 };
 
 use crate::clock::{self, Duration};

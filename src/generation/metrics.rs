@@ -151,7 +151,7 @@ pub struct Metrics {
     pub device_bytes: Number,
     /// Nanoseconds in which these kernels ran, by the device's clock.
     pub device_ns: Number,
-    /// Bytes of neurons that were copied to the device while it ran.
+    /// Bytes of neurons, and of attention that has no room there, that were copied to the device while it ran.
     pub link_bytes: Number,
     /// Nanoseconds in which these copies ran, by the device's clock.
     pub link_ns: Number,

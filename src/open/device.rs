@@ -72,7 +72,7 @@ pub struct DeviceOptions {
     /// Budget for everything on the device, bytes. Without it `ffn_share` sets the budget, and without both it is most of a card's free
     /// memory; the virtual device needs one of them.
     pub vram: Option<u64>,
-    /// In place of `vram`: a budget between the least that works, 0, and one that holds everything, 1. It means the same for every model.
+    /// In place of `vram`: a budget between the least that holds all of attention, 0, and one that holds everything, 1. It means the same for every model.
     pub vram_share: Option<f64>,
     /// Share of the neurons that may be on the device, above 0 and at most 1; `None` is all that fit.
     pub ffn_share: Option<f64>,
@@ -276,7 +276,7 @@ impl DeviceOptions {
         let lookahead = self.lookahead(engine, &options.sparsity, told)?;
         let planned = self.plan(engine, need, vram, self.on_device(&lookahead), told)?;
         let (plan, machine) = (&planned.plan, &planned.budget.machine);
-        if let Some(note) = nothing_fits(plan).filter(|_| !matches!(self.placement, Placement::Empty)) {
+        if let Some(note) = nothing_fits(plan, layers).filter(|_| !matches!(self.placement, Placement::Empty)) {
             told.note(&note);
         }
         if matches!(found, Found::Cuda(_)) {
@@ -417,6 +417,8 @@ impl DeviceOptions {
             // Sums over other numbers of tokens are rounded otherwise.
             chunk: self.chunk.or(self.deterministic.then_some(CHUNK)),
             host: need.host,
+            // Of a store that lies on disk in part, copies come from frames alone.
+            streamed_layers: (!need.resident).then_some(0),
         };
         let footprint = Footprint::of_model(model, need.context, need.kv);
         if let Some(share) = self.vram_share {
@@ -434,6 +436,7 @@ impl DeviceOptions {
         };
         // Its working memory stays as it is when the budget changes.
         request.chunk = Some(plan.chunk);
+        request.streamed_layers = Some(plan.streamed_layers);
         Ok(Planned { plan, neurons, tokens, active, budget: VramBudget { footprint, counts, machine, request } })
     }
 

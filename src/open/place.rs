@@ -90,7 +90,7 @@ fn open_split(
     let context = kv / KvCache::bytes_for(c, 1, KvType::F16) / plan.sequences.max(1) as u64;
     let (slots, kept) = (plan.slots(), (context as usize, plan.sequences));
     // SAFETY: the store's map lives in the same engine, and is dropped after this.
-    let mut split = unsafe { Split::new(device, &slots, model, kept, plan.chunk, pins)? };
+    let mut split = unsafe { Split::new(device, &slots, model, kept, (plan.chunk, plan.streamed_layers), pins)? };
     if model.has_neurons() {
         split.stream(model, ChunkCosts::of(machine, c, block_bytes), streamed_bytes(c))?;
     }

@@ -29,8 +29,15 @@ impl Exchange {
     }
 }
 
-/// What to say where no neuron or expert has a slot.
-pub(super) fn nothing_fits(plan: &Plan) -> Option<String> {
+/// What to say where no neuron or expert has a slot, or not even attention has room.
+pub(super) fn nothing_fits(plan: &Plan, layers: usize) -> Option<String> {
+    if plan.streamed_layers > 0 {
+        return Some(format!(
+            "the device has no room for the attention of {} of {layers} layers, which is copied for every token and every part of a prompt; \
+             give a larger --vram, or pack the model in a smaller type (--quant q4_0)",
+            plan.streamed_layers
+        ));
+    }
     let least = plan.details.min_neurons as u64 * plan.details.block_bytes;
     plan.slots().iter().all(|slots| *slots == 0).then(|| {
         format!(
@@ -71,10 +78,12 @@ pub(super) fn placed_by_file(
     let needed = plan.min_bytes + wanted * plan.details.block_bytes;
     if needed > plan.budget_bytes {
         return Err(Error::Memory(format!(
-            "{}: its {wanted} slots make {needed} bytes on the device and the budget is {}; give --vram {needed} or more, \
+            "{}: its {wanted} slots make {needed} bytes on the device and the budget is {}; give --vram {} or more, \
              or plan again",
             path.display(),
-            plan.budget_bytes
+            plan.budget_bytes,
+            // With more, all of attention lies there.
+            needed + footprint.saved_by_streaming(plan.streamed_layers)
         )));
     }
     plan.layers.iter_mut().zip(&file.layers).for_each(|(l, placed)| l.slots = placed.slots);

@@ -16,6 +16,8 @@ pub enum Bound {
     DeviceMemory,
     /// Reading neurons from host memory.
     HostMemory,
+    /// Copying attention's matrices that have no room on the device.
+    Link,
     /// Starting copies, waiting for them, and setting threads to work.
     Waits,
 }
@@ -29,6 +31,8 @@ pub struct Estimate {
     pub device_ms: f64,
     /// Time that the processor reads host memory for a token, ms; the device reads its neurons meanwhile.
     pub host_ms: f64,
+    /// Time that the link takes for attention's matrices that are copied for a token, ms; host and device compute meanwhile.
+    pub link_ms: f64,
     /// Time for copies, waits and calls, ms.
     pub wait_ms: f64,
     /// What takes the most of it.
@@ -76,15 +80,23 @@ pub fn estimate(f: &Footprint, plan: &Plan, machine: &MachineProfile, reads: Rea
     let splits = if host_ms > 0.0 { layers } else { 0.0 };
     let attention = if plan.sequences == 0 { f.attention_waits as f64 } else { 0.0 };
     let wait_ms = ((splits + attention) * (plan.details.t_sync_us + machine.call_us) + machine.sync_us) / 1e3;
-    let token_ms = always_ms + device_ffn_ms.max(host_ms) + wait_ms;
+    let link_ms = ms(plan.streamed_layers as f64 * f.attention_layer_bytes[0] as f64, machine.link_gb_s);
+    let others_ms = always_ms + device_ffn_ms.max(host_ms) + wait_ms;
+    let token_ms = others_ms.max(link_ms);
     let device_ms = always_ms + device_ffn_ms;
-    let bound = [(device_ms, Bound::DeviceMemory), (host_ms, Bound::HostMemory), (wait_ms, Bound::Waits)];
-    let bound = bound.into_iter().max_by(|a, b| a.0.total_cmp(&b.0)).expect("there are three").1;
+    let bound = [
+        (device_ms, Bound::DeviceMemory),
+        (host_ms, Bound::HostMemory),
+        (wait_ms, Bound::Waits),
+        (if link_ms > others_ms { link_ms } else { 0.0 }, Bound::Link),
+    ];
+    let bound = bound.into_iter().max_by(|a, b| a.0.total_cmp(&b.0)).expect("there are four").1;
     let cpu_ms = ms(always + neurons, machine.dram_gb_s) + layers * CALLS_A_LAYER * machine.call_us / 1e3;
     Estimate {
         tokens_per_s: 1e3 / token_ms,
         device_ms,
         host_ms,
+        link_ms,
         wait_ms,
         bound,
         cpu_tokens_per_s: 1e3 / cpu_ms,

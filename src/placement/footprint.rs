@@ -1,7 +1,7 @@
 //! Bytes of a model's parts, and of what runs it, as a plan is told of them.
 
 use crate::engine::session::{CHUNK, CHUNKS};
-use crate::engine::{pinned_bytes, workspace_bytes};
+use crate::engine::{attention_layer_bytes, attention_made_bytes, pinned_bytes, workspace_bytes};
 use crate::formats::rows::Quant;
 use crate::model::config::{ModelConfig, Norm, Positions};
 use crate::model::layer::Experts;
@@ -23,6 +23,10 @@ pub struct Footprint {
     /// Bytes of the query, key, value and output matrices of all layers, with all their norms and biases, and of a mixture's shared experts,
     /// which lie beside them.
     pub attention_bytes: u64,
+    /// Bytes of the query, key, value and output matrices of the layer that has the fewest, and of room for those of any layer.
+    pub attention_layer_bytes: [u64; 2],
+    /// Bytes of host memory that copying a layer's matrices for every pass takes beside the model's own: 0 where they lie there as on a device.
+    pub attention_made_bytes: u64,
     /// Weights of these matrices: each is a multiplication and an addition for a token.
     pub attention_weights: u64,
     /// Bytes of the embedding and learned positions; with tied embeddings of the positions alone.
@@ -68,6 +72,8 @@ impl Footprint {
             attention_bytes: layers.flat_map(|l| l.qkv.parts().iter().chain([&l.o])).map(padded_bytes).sum::<u64>()
                 + shared_bytes(model)
                 + small_bytes(&model.config),
+            attention_layer_bytes: attention_layer_bytes(model),
+            attention_made_bytes: attention_made_bytes(model),
             embeddings_bytes: if model.config.tied { 0 } else { model.embed.bytes() }
                 + model.positions.map_or(0, |p| p.bytes()),
             head_bytes: padded_bytes(&model.head) + norm_bytes(&model.config),
@@ -91,6 +97,8 @@ impl Footprint {
             experts_used: whole_experts(c).map(|experts| experts.used),
             block_bytes: (BlockLayout::new(c.ffn_kind, quant, c.hidden).bytes() * of_cluster(c)) as u64,
             attention_bytes: (c.layers * (attention + shared)) as u64 + small_bytes(c),
+            attention_layer_bytes: [attention as u64; 2],
+            attention_made_bytes: 0,
             attention_weights: attention_weights(c) as u64,
             embeddings_bytes: if c.tied { 0 } else { edge } + positions as u64,
             head_bytes: edge + norm_bytes(c),
@@ -112,6 +120,7 @@ impl Footprint {
         Footprint {
             block_bytes: bytes(block_weights(c), bits.experts),
             attention_bytes: bytes(attention_weights(c), bits.others) + small_bytes(c),
+            attention_layer_bytes: [bytes(c.hidden * (c.qkv_dim() + c.q_dim()), bits.others); 2],
             embeddings_bytes: if c.tied { 0 } else { edge },
             head_bytes: edge + norm_bytes(c),
             ..Footprint::of_shape(c, Quant::Q8, context, kv)
@@ -121,6 +130,18 @@ impl Footprint {
     /// Device memory that a model needs beside predictors and neurons, with one sequence.
     pub fn least_bytes(&self) -> u64 {
         self.attention_bytes + self.head_bytes + self.buffers_bytes + self.state_bytes
+    }
+
+    /// Device memory that is saved if attention's matrices of so many layers stay in host memory, beside room for those of two layers, where they
+    /// are copied for every pass; 0 if that is none.
+    pub fn saved_by_streaming(&self, layers: usize) -> u64 {
+        let [least, room] = self.attention_layer_bytes;
+        (layers as u64 * least).saturating_sub(2 * room)
+    }
+
+    /// Bytes of host memory for attention's matrices of so many layers.
+    pub fn streamed_on_host(&self, layers: usize) -> u64 {
+        layers as u64 * (self.attention_layer_bytes[0] + self.attention_made_bytes)
     }
 
     /// Bytes that the device reads or writes for every token beside predictors and neurons.
@@ -152,6 +173,12 @@ impl Footprint {
         let room = ram.saturating_sub(parts);
         let fits = room >= self.attention_bytes + self.head_bytes;
         if fits { room.max(self.on_host(CHUNK, true)) } else { room }
+    }
+
+    /// Bytes of all weights, and of keys and values of so many sequences.
+    pub fn whole_bytes(&self, sequences: usize) -> u64 {
+        let beside = self.attention_bytes + self.head_bytes + self.embeddings_bytes;
+        self.ffn_bytes() + beside + self.kv_bytes * sequences as u64
     }
 
     /// Bytes of all neuron blocks.

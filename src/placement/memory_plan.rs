@@ -57,6 +57,9 @@ pub struct Request {
     /// Bytes of host memory for [`Footprint::on_host`]: chunks are no longer than fits, and keys and values stay on the host where what comes of
     /// them on the device does not; `None` is no limit.
     pub host: Option<u64>,
+    /// Layers whose attention's matrices stay in host memory and are copied to the device for every pass; `None` takes none where all of
+    /// them have room on the device, and else as few as the budget asks for.
+    pub streamed_layers: Option<usize>,
 }
 
 impl Request {
@@ -65,6 +68,11 @@ impl Request {
         let fits = self.host_holds(f, self.chunk.unwrap_or(CHUNK), true);
         let may = matches!(self.kv, KvPlace::Auto | KvPlace::Spare);
         Request { kv: if may && !fits { KvPlace::Host } else { self.kv }, ..self }
+    }
+
+    /// Whether keys and values may come before neurons: not where neurons are asked for, and not where a budget is to change no bits.
+    fn may_displace(&self) -> bool {
+        self.kv == KvPlace::Auto && self.ffn_share.is_none()
     }
 
     fn host_holds(&self, f: &Footprint, tokens: usize, attends: bool) -> bool {
@@ -126,7 +134,7 @@ pub struct Plan {
     pub budget_bytes: u64,
     /// Device memory that it uses, bytes: the sum over `parts`, never above the budget.
     pub total_bytes: u64,
-    /// Device memory that a plan without any neuron on the device takes, bytes.
+    /// Device memory that a plan without any neuron on the device takes, bytes, with as many [`Plan::streamed_layers`].
     pub min_bytes: u64,
     /// Device memory that everything would take, bytes; a larger budget is of no use.
     pub full_bytes: u64,
@@ -137,6 +145,8 @@ pub struct Plan {
     /// Bytes within the buffers for experts that are copied for a prompt's chunk, whole experts; 0 where neurons are placed, where a budget
     /// has no room for them, and where all experts lie on the device.
     pub streamed_bytes: u64,
+    /// Layers whose attention's matrices stay in host memory and are copied to the device for every pass.
+    pub streamed_layers: usize,
     /// Tokens of a prompt's chunk.
     pub chunk: usize,
     /// Number of sequences whose keys and values lie on the device.
@@ -205,7 +215,8 @@ pub struct Details {
     pub bound: u64,
     /// Host memory that it uses, bytes: the sum over the parts.
     pub host_bytes: u64,
-    /// Host memory that a card reads in place, bytes, and that the system is asked not to swap: every neuron block.
+    /// Host memory that a card reads in place, bytes, and that the system is asked not to swap: every neuron block, and attention's
+    /// matrices that are copied for every pass.
     pub pinned_bytes: u64,
     /// Bytes of one neuron block.
     pub block_bytes: u64,
@@ -245,6 +256,9 @@ pub struct IlpCheck {
 /// the host would take longer for attention than for these. Of the room for a mixture's experts a little is for those that are copied for a
 /// prompt's chunk.
 ///
+/// Where attention has no room, the matrices of some layers stay in host memory and are copied for every pass; then keys and values, and longer
+/// chunks of prompts, come before neurons.
+///
 /// `counts` is how often each neuron fired, `[layers][ffn]`.
 ///
 /// # Errors
@@ -258,9 +272,13 @@ pub fn plan(footprint: &Footprint, counts: &[Vec<u64>], machine: &MachineProfile
     let kv_first = if request.kv == KvPlace::Device { kv_bytes } else { 0 };
     let states = f.state_bytes * (sequences as u64 - 1);
     let asked = request.chunk.map_or(0, |tokens| f.for_chunks(tokens));
-    let min_bytes = f.least_bytes() + states + request.predictor_bytes + kv_first + asked;
+    let least_bytes = |streamed_layers: usize| {
+        f.least_bytes() - f.saved_by_streaming(streamed_layers) + states + request.predictor_bytes + kv_first + asked
+    };
+    let attention = streamed_attention(f, machine, request, &least_bytes);
+    let min_bytes = least_bytes(attention.layers);
     let kv_later = if matches!(request.kv, KvPlace::Auto | KvPlace::Spare) { kv_bytes } else { 0 };
-    let full_bytes = min_bytes + f.ffn_bytes() + kv_later + f.embeddings_bytes;
+    let full_bytes = least_bytes(0) + f.ffn_bytes() + kv_later + f.embeddings_bytes;
 
     // Rounded down, so that the share is not exceeded.
     let wanted = request.ffn_share.map_or(f.ffn_bytes(), |share| (f.ffn_bytes() as f64 * share) as u64);
@@ -268,19 +286,18 @@ pub fn plan(footprint: &Footprint, counts: &[Vec<u64>], machine: &MachineProfile
     let beside = || streamed(f, request, wanted, wanted) + longer(f, request, wanted, wanted).1;
     let budget_bytes = request.vram.unwrap_or_else(|| min_bytes + wanted + beside());
     let Some(mut room) = budget_bytes.checked_sub(min_bytes) else {
-        return Err(Error::Memory(format!(
-            "a budget of {budget_bytes} bytes is below the {min_bytes} that attention, head, predictors, buffers{} take on \
-             the device; give --vram {min_bytes} or more, or pack the model in a smaller type (--quant q4_0)",
-            if kv_first > 0 { ", keys and values" } else { "" }
-        )));
+        return Err(too_small(budget_bytes, min_bytes, (attention.layers, f.layers), kv_first > 0));
     };
     if request.ffn_share.is_some() && wanted > room {
-        let least = min_bytes + wanted;
+        let least = least_bytes(0) + wanted;
         return Err(Error::Memory(format!(
             "--ffn-share takes {wanted} bytes and --vram leaves {room} for neurons; give --vram {least} or more, or a smaller share"
         )));
     }
-    let (chunk, longer) = longer(f, request, wanted, room);
+    let (chunk, longer) = match attention.layers {
+        0 => longer(f, request, wanted, room),
+        _ => (attention.chunk, if request.chunk.is_some() { 0 } else { f.for_chunks(attention.chunk) }),
+    };
     room -= longer;
     let costs = Costs::of(machine, f.block_bytes, f.hidden);
     let least = min_neurons(&costs, f.ffn);
@@ -291,7 +308,8 @@ pub fn plan(footprint: &Footprint, counts: &[Vec<u64>], machine: &MachineProfile
     };
     let problem = problem.map_err(failed)?;
     let start = clock::now();
-    let (sequences_there, division) = divide_room(f, &problem, (&costs, machine), request, (room, wanted));
+    let (sequences_there, division) =
+        divide_room(f, &problem, (&costs, machine), request, (room, wanted), attention.layers);
     let Division { streamed_bytes, ffn_budget, solution: Solution { batches, impact } } = division;
     let solve_ms = start.elapsed().as_secs_f64() * 1e3;
     let bound = upper_bound(&problem, ffn_budget);
@@ -302,15 +320,10 @@ pub fn plan(footprint: &Footprint, counts: &[Vec<u64>], machine: &MachineProfile
     // With `vram`, bytes that neurons could still use stay free for them: nothing else displaces one.
     let rest = if request.vram.is_some() { room - streamed_bytes - ffn_budget } else { 0 };
     let for_chunks = [streamed_bytes, f.for_chunks(chunk)];
-    let (sequences, parts) = divide(f, request, (slots_bytes, for_chunks), rest, sequences_there);
+    let (sequences, parts) = divide(f, request, (slots_bytes, for_chunks), rest, (sequences_there, attention.layers));
     let [host_bytes, total_bytes] =
         [Tier::Host, Tier::Device].map(|tier| parts.iter().map(|part| part.bytes[tier]).sum::<u64>());
-    if let Some(ram) = request.ram.filter(|&ram| ram < host_bytes) {
-        return Err(Error::Memory(format!(
-            "--ram {ram} is below the {host_bytes} bytes that stay on the host: all neurons, and what is not on the device; \
-             give --ram {host_bytes} or more, or pack the model in a smaller type (--quant q4_0)"
-        )));
-    }
+    host_has_room(request, host_bytes)?;
     Ok(Plan {
         budget_bytes,
         total_bytes,
@@ -319,6 +332,7 @@ pub fn plan(footprint: &Footprint, counts: &[Vec<u64>], machine: &MachineProfile
         parts,
         layers: slots.into_iter().map(|slots| LayerSlots { slots }).collect(),
         streamed_bytes,
+        streamed_layers: attention.layers,
         chunk,
         sequences,
         objective: impact,
@@ -327,7 +341,7 @@ pub fn plan(footprint: &Footprint, counts: &[Vec<u64>], machine: &MachineProfile
             total_impact: problem.total_impact(),
             bound,
             host_bytes,
-            pinned_bytes: f.ffn_bytes(),
+            pinned_bytes: f.ffn_bytes() + f.streamed_on_host(attention.layers),
             block_bytes: f.block_bytes,
             batch: problem.batch,
             min_neurons: least,
@@ -341,6 +355,76 @@ pub fn plan(footprint: &Footprint, counts: &[Vec<u64>], machine: &MachineProfile
     })
 }
 
+/// That a budget is below the least, with attention of so many of so many layers copied, and perhaps with keys and values.
+fn too_small(budget_bytes: u64, min_bytes: u64, (streamed, layers): (usize, usize), keys: bool) -> Error {
+    let there = match streamed {
+        0 => "attention",
+        streamed if streamed == layers => "the attention of two layers",
+        _ => "the attention of the layers that are not copied",
+    };
+    Error::Memory(format!(
+        "a budget of {budget_bytes} bytes is below the {min_bytes} that {there}, head, predictors, buffers{} take on the device; \
+         give --vram {min_bytes} or more, or pack the model in a smaller type (--quant q4_0)",
+        if keys { ", keys and values" } else { "" }
+    ))
+}
+
+fn host_has_room(request: &Request, host_bytes: u64) -> Result<()> {
+    match request.ram {
+        Some(ram) if ram < host_bytes => Err(Error::Memory(format!(
+            "--ram {ram} is below the {host_bytes} bytes that stay on the host: all neurons, and what is not on the device; \
+             give --ram {host_bytes} or more, or pack the model in a smaller type (--quant q4_0)"
+        ))),
+        _ => Ok(()),
+    }
+}
+
+/// Of how many layers attention's matrices are copied for every pass, and the tokens of a prompt's chunk if it is any.
+struct StreamedAttention {
+    layers: usize,
+    chunk: usize,
+}
+
+/// What longer chunks may take of a budget that has no room for attention: one part in so many.
+const CHUNK_SHARE: u64 = 16;
+
+/// As few layers as the budget asks for: none, where all of attention has room. Else some more, so that keys and values lie on the device and
+/// chunks are longer, as far as the link brings them while the host computes its part of a token. All, where even that is too little.
+fn streamed_attention(
+    f: &Footprint,
+    machine: &MachineProfile,
+    request: &Request,
+    least_bytes: &impl Fn(usize) -> u64,
+) -> StreamedAttention {
+    let asked = request.chunk.unwrap_or(CHUNK);
+    let with = |layers| StreamedAttention { layers, chunk: asked };
+    let Some(vram) = request.vram.filter(|_| request.streamed_layers.is_none()) else {
+        return with(request.streamed_layers.unwrap_or(0));
+    };
+    let useful = |layers: &usize| *layers == 0 || f.saved_by_streaming(*layers) > 0;
+    let fewest = |more: u64| (0..=f.layers).filter(useful).find(|&layers| least_bytes(layers) + more <= vram);
+    let least = match fewest(0) {
+        Some(0) => return with(0),
+        Some(layers) => layers,
+        None => return with(if useful(&f.layers) { f.layers } else { 0 }),
+    };
+    let host_us = f.ffn_bytes() as f64 * request.computed_share / (machine.dram_gb_s * 1e3);
+    let link_us = |layers: usize| layers as f64 * f.attention_layer_bytes[0] as f64 / (machine.link_gb_s * 1e3);
+    let beyond = |tokens| if request.host_holds(f, tokens, true) { f.for_chunks(tokens) } else { u64::MAX };
+    let (longest, longer) = match request.chunk {
+        Some(tokens) => (tokens, 0),
+        None if request.ffn_share.is_some() => (CHUNK, 0),
+        None => prompt_chunk::within(beyond, vram / CHUNK_SHARE),
+    };
+    let kv = if request.may_displace() { f.kv_bytes * request.sequences.max(1) as u64 } else { 0 };
+    let ways = [(longest, longer + kv), (asked, kv), (longest, longer)];
+    let more = |(chunk, bytes)| {
+        let layers = fewest(bytes)?;
+        (link_us(layers) <= host_us).then_some(StreamedAttention { layers, chunk })
+    };
+    ways.into_iter().find_map(more).unwrap_or(with(least))
+}
+
 /// How room for neurons is divided.
 struct Division {
     /// Bytes for experts that are copied for a prompt's chunk.
@@ -351,19 +435,24 @@ struct Division {
 }
 
 /// Divides `room` between neurons, which may have `wanted` bytes of it, and keys and values, where these displace some: of how many sequences,
-/// or `None` where they take what is left.
+/// or `None` where they take what is left. They come first where attention's matrices of some layers are copied.
 fn divide_room(
     f: &Footprint,
     problem: &Problem,
     (costs, machine): (&Costs, &MachineProfile),
     request: &Request,
     (room, wanted): (u64, u64),
+    streamed_layers: usize,
 ) -> (Option<usize>, Division) {
     let within = |room: u64| {
         let streamed_bytes = streamed(f, request, wanted, room);
         let ffn_budget = (room - streamed_bytes).min(wanted);
         Division { streamed_bytes, ffn_budget, solution: solve(problem, ffn_budget) }
     };
+    if streamed_layers > 0 && request.may_displace() {
+        let sequences = request.sequences.max(1).min((room / f.kv_bytes.max(1)) as usize);
+        return (Some(sequences), within(room - f.kv_bytes * sequences as u64));
+    }
     let neurons = within(room);
     // Without a budget there is as much as the neurons take, and a share is a number of neurons that somebody wants.
     if request.kv != KvPlace::Auto || request.vram.is_none() || request.ffn_share.is_some() {
@@ -422,14 +511,14 @@ fn attention_on_host_us(f: &Footprint, costs: &Costs, machine: &MachineProfile, 
 }
 
 /// Divides the parts between device and host, with so many bytes of neurons in slots, of experts that are copied for a chunk and of longer
-/// chunks than [`CHUNK`], and `rest` bytes left after them. Returns also the number of sequences whose keys and values lie on the device: `kv_sequences`, else as many as there
-/// is room for.
+/// chunks than [`CHUNK`], and `rest` bytes left after them; attention's matrices of `streamed_layers` layers stay on the host. Returns also the
+/// number of sequences whose keys and values lie on the device: `kv_sequences`, else as many as there is room for.
 fn divide(
     f: &Footprint,
     request: &Request,
     (slots_bytes, for_chunks): (u64, [u64; 2]),
     mut rest: u64,
-    kv_sequences: Option<usize>,
+    (kv_sequences, streamed_layers): (Option<usize>, usize),
 ) -> (usize, Vec<PlanPart>) {
     let wanted = request.sequences.max(1);
     let sequences = match request.kv {
@@ -448,8 +537,10 @@ fn divide(
         let bytes = PerTier::from_fn(|tier| if tier == Tier::Device { device } else { host });
         PlanPart { name, bytes }
     };
+    let copied = f.streamed_on_host(streamed_layers);
+    let attention = (f.attention_bytes - f.saved_by_streaming(streamed_layers), copied);
     let parts = vec![
-        part(PartName::Attention, (f.attention_bytes, 0)),
+        part(PartName::Attention, attention),
         part(PartName::Embeddings, embeddings),
         part(PartName::Head, (f.head_bytes, 0)),
         part(PartName::Predictors, (request.predictor_bytes, 0)),

@@ -115,7 +115,7 @@ fn paths(page: &mut Page, loaded: &Loaded) {
     page.family(
         "path_bytes_total",
         "counter",
-        "bytes of neurons read by the CPU, read by the device, brought over the link",
+        "bytes of neurons read by the CPU and by the device, and bytes brought over the link: neurons, and attention that has no room",
     );
     paths.iter().for_each(|(path, bytes, ..)| page.sample("path_bytes_total", &label(path), bytes.get() as f64));
     page.family("path_seconds_total", "counter", "time for which a path was busy");

@@ -228,5 +228,19 @@ pub unsafe fn on_device_by(
     chunk: usize,
 ) -> Result<Split, OutOfMemory> {
     // SAFETY: the caller's promise.
-    unsafe { Split::new(device, slots, model, (ON_DEVICE.max(chunk), 1), chunk, true) }
+    unsafe { on_device_streaming(model, device, slots, (chunk, 0)) }
+}
+
+/// The same, with attention's matrices of `streamed` layers copied for every pass.
+///
+/// # Safety
+/// As [`on_device`].
+pub unsafe fn on_device_streaming(
+    model: &Model,
+    device: Box<dyn Device>,
+    slots: &[usize],
+    (chunk, streamed): (usize, usize),
+) -> Result<Split, OutOfMemory> {
+    // SAFETY: the caller's promise.
+    unsafe { Split::new(device, slots, model, (ON_DEVICE.max(chunk), 1), (chunk, streamed), true) }
 }

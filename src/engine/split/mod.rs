@@ -3,6 +3,7 @@
 
 mod allocator;
 mod attention;
+mod attention_streaming;
 mod chunk;
 mod expert_chunk;
 mod experts;
@@ -19,6 +20,7 @@ pub mod streaming;
 mod weights;
 mod workspace;
 
+pub use attention_streaming::{layer_bytes as attention_layer_bytes, made_bytes as attention_made_bytes};
 pub use chunk::ChunkCounts;
 pub use measure::Fired;
 pub use migrator::{DividedLayer, Migrator, MigratorCounts};
@@ -37,6 +39,7 @@ use crate::model::weights::Layer;
 use crate::model::{ExpertWeights, FfnMatrices, FfnWeights, Matrix, Model};
 use crate::scheduler::LayerTimes;
 use allocator::DeviceAllocator;
+use attention_streaming::{AttentionStreaming, Source};
 use chunk::Streaming;
 use expert_chunk::ExpertStreaming;
 use experts::ExpertSplit;
@@ -74,6 +77,8 @@ pub struct Split {
     /// [`Split::chunk`]
     chunk: usize,
     weights: Weights,
+    /// Copies attention's matrices that have no room on the device; `None`: all have.
+    attention_streaming: Option<AttentionStreaming>,
     scorers: Scorers,
     workspace: DeviceWorkspace,
     kv: Option<DeviceKv>,
@@ -125,9 +130,10 @@ pub struct Split {
 }
 
 impl Split {
-    /// Gives layer `l` of the model `slots[l]` slots on `device`, all empty, and uploads attention and head. The keys and values of up to
+    /// Gives layer `l` of the model `slots[l]` slots on `device`, all empty, and uploads attention and head; attention's matrices of `streamed`
+    /// layers stay in host memory and are copied for every pass. The keys and values of up to
     /// `sequences` sequences of `context` positions are kept there, too; with 0, the CPU computes attention. Passes have `chunk` tokens at
-    /// most. `pins` says whether the model's neurons or experts are to be pinned where they lie in host memory: not where some of them may be
+    /// most. `pins` says whether the model's weights are to be pinned where they lie in host memory: not where some of them may be
     /// on disk.
     ///
     /// # Errors
@@ -136,26 +142,32 @@ impl Split {
     /// # Safety
     /// The model's store stays mapped until this is dropped, and nobody takes the cache out to drop it before the device.
     pub unsafe fn new(
-        mut device: Box<dyn Device>,
+        device: Box<dyn Device>,
         slots: &[usize],
         model: &Model,
         (context, sequences): (usize, usize),
-        chunk: usize,
+        (chunk, streamed): (usize, usize),
         pins: bool,
     ) -> Result<Split, OutOfMemory> {
         let c = &model.config;
-        // SAFETY: the blocks lie in the store, by the caller's promise; the device is dropped before the cache.
-        let cache = unsafe { neuron_cache(&mut *device, slots, model, pins)? };
-        // SAFETY: the device is dropped before the pinned memory.
-        let (host, experts) =
-            unsafe { (PinnedBuffers::new(&mut *device, c, chunk), ExpertSplit::new(&mut *device, c, chunk)) };
-        // SAFETY: as above.
-        let expert_streaming = unsafe { ExpertStreaming::new(&mut *device, c, chunk) };
-        // As a later variable it is dropped before both, too, if one of the next steps fails.
+        let (sources, cache, attention_streaming, host, experts, expert_streaming);
+        // As a later variable it is dropped before what it has pinned, too, if one of the next steps fails.
         let mut device = device;
+        // Pinned first, since every token needs them.
+        // SAFETY: the device is dropped before the pinned memory, and the matrices lie in the store, by the caller's promise.
+        sources = unsafe { Source::of_layers(&mut *device, model, streamed, pins) };
+        // SAFETY: the blocks lie in the store, by the caller's promise; the device is dropped before the cache.
+        cache = unsafe { neuron_cache(&mut *device, slots, model, pins)? };
+        // SAFETY: the device is dropped before the pinned memory.
+        host = unsafe { PinnedBuffers::new(&mut *device, c, chunk) };
+        // SAFETY: as above.
+        experts = unsafe { ExpertSplit::new(&mut *device, c, chunk) };
+        // SAFETY: as above.
+        expert_streaming = unsafe { ExpertStreaming::new(&mut *device, c, chunk) };
         let reserved = device.reserve(0)?;
         let mut allocator = DeviceAllocator { device: &mut *device, bytes: 0 };
-        let weights = Weights::new(&mut allocator, model)?;
+        let mut weights = Weights::new(&mut allocator, model, streamed)?;
+        attention_streaming = AttentionStreaming::new(&mut allocator, model, &mut weights, sources)?;
         let workspace = DeviceWorkspace::new(&mut allocator, c, chunk)?;
         let bytes = allocator.bytes;
         if c.neurons_inside() {
@@ -174,6 +186,7 @@ impl Split {
             chunks: ChunkCounts::default(),
             chunk,
             weights,
+            attention_streaming,
             scorers: Scorers::default(),
             workspace,
             kv: None,
@@ -212,6 +225,11 @@ impl Split {
     /// Tokens that a pass can have at most: what there is working memory for.
     pub fn chunk(&self) -> usize {
         self.chunk
+    }
+
+    /// Layers whose attention's matrices are copied for every pass.
+    pub fn streamed_layers(&self) -> usize {
+        self.attention_streaming.as_ref().map_or(0, AttentionStreaming::layers)
     }
 
     /// Sequences whose keys and values can be on the device.

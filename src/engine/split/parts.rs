@@ -6,11 +6,13 @@
 //! the order of steps: each part's sums are added in the order in which one part alone would add them.
 
 use super::Split;
+use super::attention_streaming::AttentionStreaming;
 use super::streaming::{Beside, ChunkCosts, Run};
 use super::workspace::ExchangeLayout;
 use crate::device::{Buffer, Device, Event, View};
 use crate::engine::forward::{Pass, Phase, Step};
 use crate::ids::StoreId;
+use crate::model::Model;
 use crate::model::config::ModelConfig;
 use crate::model::layer::{Attention, Mixer};
 use crate::prng::Prng;
@@ -202,6 +204,8 @@ pub(super) struct LayerCosts {
     pub missing: usize,
     /// Whether there is memory on the device for neurons that are copied.
     pub copies: bool,
+    /// What the link takes for a layer's attention, where its matrices are copied, us.
+    pub attention_link_us: f64,
     /// Whether the host computes attention over keys and values.
     pub host_attends: bool,
     /// Share of the layers that see a window alone, and how many positions that has.
@@ -238,14 +242,16 @@ impl LayerCosts {
     /// What else a layer has host and device do while its missing neurons are computed, if it is cut so.
     pub fn beside(&self, Cut { parts, shared }: Cut) -> Beside {
         let copies = if shared { 1 } else { parts };
-        if parts == 1 {
-            return Beside { parts, copies, ..Beside::default() };
-        }
         let attention = (0..parts).map(|number| self.attention_us(Rows::part(self.n, parts, number))).sum::<f64>();
         let products = self.n as f64 * (self.project + self.output) * self.costs.device_us;
+        // What comes while the device computes attention does not delay the neurons.
+        let link_us = (self.attention_link_us - attention - products).max(0.0);
+        if parts == 1 {
+            return Beside { parts, copies, link_us, ..Beside::default() };
+        }
         match self.host_attends {
-            true => Beside { parts, copies, host_us: attention, device_us: products },
-            false => Beside { parts, copies, host_us: 0.0, device_us: products + attention },
+            true => Beside { parts, copies, host_us: attention, device_us: products, link_us },
+            false => Beside { parts, copies, host_us: 0.0, device_us: products + attention, link_us },
         }
     }
 
@@ -256,7 +262,7 @@ impl LayerCosts {
         let on_cpu = if self.copies { c.on_cpu(all, (1, missing), self.n, self.beside(cut)) } else { missing };
         let carried = (missing - on_cpu) as f64;
         let link_us = if on_cpu < missing { c.copy_us + carried * c.link_us } else { 0.0 };
-        let link_us = if shared { link_us / parts as f64 } else { link_us };
+        let link_us = if shared { link_us / parts as f64 } else { link_us } + self.beside(cut).link_us / parts as f64;
         let of_part = |number: usize| {
             let rows = Rows::part(self.n, parts, number);
             let (n, device) = (rows.n as f64, rows.n as f64 * c.device_us);
@@ -351,15 +357,29 @@ impl Split {
         self.rows = Rows::whole(n);
         self.parts.begin(Cut::WHOLE, Beside { parts: 1, copies: 1, ..Beside::default() });
         let PartsSetting { parts, shared, order } = self.parts.setting;
-        let together = parts == Some(1) || parts.is_none() && self.parts.costs.is_none();
-        if !pass.is_chunk() || c.form.experts.is_some() || together {
+        let unknown = parts.is_none() && self.parts.costs.is_none();
+        if !pass.is_chunk() || c.form.experts.is_some() || unknown {
             return;
         }
         let costs = self.layer_costs(pass);
-        let cut = costs.cut(parts.map(|parts| parts.min(MOST_PARTS).min(n / ALIGN).max(1)), shared);
+        let cut = match parts {
+            Some(1) => Cut::WHOLE,
+            parts => costs.cut(parts.map(|parts| parts.min(MOST_PARTS).min(n / ALIGN).max(1)), shared),
+        };
+        self.parts.begin(cut, costs.beside(cut));
         if cut.parts > 1 {
-            self.parts.begin(cut, costs.beside(cut));
             steps(&costs.order(cut, c.layers, order), c.layers, cut.shared, pass.steps);
+        }
+    }
+
+    /// What the link takes for a layer's attention in the mean, at the rate of the neurons' blocks, us.
+    fn attention_link_us(&self, model: &Model) -> f64 {
+        let bytes = self.attention_streaming.as_ref().map_or(0, AttentionStreaming::bytes);
+        match self.parts.costs.filter(|_| bytes > 0 && model.has_neurons()) {
+            Some(costs) => {
+                bytes as f64 / model.layers.len() as f64 * costs.link_us / model.layers[0].block().bytes() as f64
+            }
+            None => 0.0,
         }
     }
 
@@ -382,6 +402,7 @@ impl Split {
             slots,
             missing: c.ffn - slots,
             copies: self.streaming.is_some(),
+            attention_link_us: self.attention_link_us(pass.model),
             host_attends: !self.can_attend(pass),
             windowed: windows().count() as f64 / c.layers as f64,
             window: windows().sum::<usize>() / windows().count().max(1),
@@ -438,6 +459,7 @@ mod tests {
             slots: 5504,
             missing: 5504,
             copies: true,
+            attention_link_us: 0.0,
             host_attends,
             windowed: 0.0,
             window: 0,
@@ -456,6 +478,7 @@ mod tests {
                 slots: prng.below(2000) as usize,
                 missing: prng.below(2000) as usize,
                 copies: prng.below(3) > 0,
+                attention_link_us: prng.below(2) as f64 * 3000.0,
                 ..costs(prng.below(2) == 0, n, prng.below(3000) as usize)
             };
             for parts in 2..=MOST_PARTS.min(n / ALIGN) {

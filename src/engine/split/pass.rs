@@ -67,6 +67,9 @@ impl Executor for Split {
         if pass.is_chunk() || self.sequences != self.fired.sequences {
             self.forget_before();
         }
+        if let Some(streaming) = &mut self.attention_streaming {
+            streaming.begin(&mut *self.device);
+        }
         self.upload(pass);
     }
 
@@ -86,16 +89,15 @@ impl Executor for Split {
     fn project(&mut self, pass: &mut Pass<'_, '_>, l: usize) {
         let (c, n) = (&pass.model.config, self.rows.n);
         self.attends_late = !self.attends && !pass.is_chunk() && c.layer(l).norms.parallel();
-        if self.attends {
+        let streamed = self.attention_streaming.as_mut().is_some_and(|streaming| streaming.wait(&mut *self.device, l));
+        // What is copied lies now here and now there.
+        if self.attends && !streamed {
             self.begin_section(l, GraphSection::Attention);
         }
         let (input, residual) = (self.input(c), self.residual(c));
-        let qkv = self.rows_of(self.workspace.qkv, c.qkv_dim());
         self.note(Note::Compute(Some(Stage::Attention)));
         self.launch(Call::Norm(norm(c.norm, self.weights.layers[l].attn_norm, c.hidden, n, residual, input)));
-        for i in 0..self.weights.layers[l].qkv.len() {
-            self.launch(Call::Linear(self.weights.layers[l].qkv[i].call(n, input, qkv, Then::Store)));
-        }
+        self.project_qkv(c, l, input);
         match self.attends {
             true => self.append(c, l),
             false => self.fetch_qkv(c),
@@ -113,6 +115,9 @@ impl Executor for Split {
             self.add_attention(c, l);
         }
         self.device.end_sequence();
+        if !c.layer(l).norms.parallel() {
+            self.attention_used(l, pass.is_chunk());
+        }
     }
 
     fn select(&mut self, pass: &mut Pass<'_, '_>, l: usize) -> Wanted {
@@ -132,6 +137,7 @@ impl Executor for Split {
             self.note(Note::Compute(Some(Stage::Attention)));
             self.attend_on_host(pass, l);
             self.add_attention(&pass.model.config, l);
+            self.attention_used(l, false);
         }
         if !self.begun.alone {
             self.receive(pass);
@@ -143,6 +149,7 @@ impl Executor for Split {
     fn copied(&mut self, pass: &mut Pass<'_, '_>, l: usize) {
         if pass.is_chunk() && pass.model.config.form.experts.is_none() {
             self.copied_neurons(pass, l);
+            self.stream_attention();
         }
     }
 
@@ -174,6 +181,7 @@ impl Executor for Split {
     }
 
     fn end_layer(&mut self, pass: &mut Pass<'_, '_>, l: usize) {
+        self.stream_attention();
         if pass.is_chunk() && l > 0 {
             self.read_back(pass, l - 1);
         }
@@ -306,6 +314,7 @@ impl Split {
         if c.layer(l).norms.parallel() && self.attends {
             self.note(Note::Compute(Some(Stage::Attention)));
             self.add_attention(c, l);
+            self.attention_used(l, false);
         }
         if device_ffn {
             self.launch_ffn(pass, l, wanted);

@@ -61,6 +61,8 @@ pub struct Beside {
     pub host_us: f64,
     /// The same of the device.
     pub device_us: f64,
+    /// What else the link brings for each layer, us: attention's matrices, where they have no room on the device.
+    pub link_us: f64,
 }
 
 impl ChunkCosts {
@@ -100,11 +102,11 @@ impl ChunkCosts {
     /// all of them. With c of m neurons on the CPU,
     ///
     /// ```text
-    /// host + cross n + parts sync + c t_cpu = max((m - c) t_link, device + (slots + m - c) n t_device)
+    /// host + cross n + parts sync + c t_cpu = max(link + (m - c) t_link, device + (slots + m - c) n t_device)
     /// ```
     ///
     /// where t_cpu is the longer of a neuron's arithmetic and of reading it for each part, t_link what a missing neuron takes of the link, once or for each part,
-    /// t_device the device's arithmetic for one column, and host and device what they do `beside`.
+    /// t_device the device's arithmetic for one column, and host, link and device what they do `beside`.
     pub fn on_cpu(
         &self,
         (missing, slots): (usize, usize),
@@ -121,7 +123,7 @@ impl ChunkCosts {
         }
         // Up to where the CPU takes as long as each of the two; the longer of them falls as the CPU takes more.
         let link = link * beside.copies.max(1) as f64;
-        let beside_link = (link - before) / (link / missing as f64 + cpu);
+        let beside_link = (beside.link_us + link - before) / (link / missing as f64 + cpu);
         let beside_device = (beside.device_us + (missing + slots) as f64 * device - before) / (device + cpu);
         (beside_link.max(beside_device).max(0.0) as usize).min(missing)
     }
@@ -461,6 +463,7 @@ mod tests {
             let (missing, n) = (1 + seed as usize * 37, 33 + seed as usize % 224);
             let slots = prng.below(8000) as usize;
             let link = 5.0 * costs.copy_us + missing as f64 * costs.link_us;
+            let beside = Beside { link_us: (seed % 3) as f64 * 200.0, ..Beside::default() };
             let time = |c: usize| {
                 let cpu = if c == 0 {
                     0.0
@@ -469,9 +472,9 @@ mod tests {
                     n as f64 * costs.cross_us + costs.sync_us + c as f64 * each
                 };
                 let device = (slots + missing - c) as f64 * n as f64 * costs.device_us;
-                cpu.max(link * (missing - c) as f64 / missing as f64).max(device)
+                cpu.max(beside.link_us + link * (missing - c) as f64 / missing as f64).max(device)
             };
-            let chosen = costs.on_cpu((missing, slots), (5, missing), n, Beside::default());
+            let chosen = costs.on_cpu((missing, slots), (5, missing), n, beside);
             let best = (0..=missing).map(time).fold(f64::INFINITY, f64::min);
             // A whole neuron more or less.
             let one = (link / missing as f64).max(n as f64 * costs.device_us);

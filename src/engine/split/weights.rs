@@ -20,20 +20,30 @@ impl DeviceAllocator<'_> {
         bias: &[f32],
         of: impl Fn(usize) -> usize,
     ) -> Result<DeviceMatrix, OutOfMemory> {
-        let &Matrix { quant, rows, cols, row_bytes, .. } = matrix;
-        let padded = quant.row_bytes(cols);
-        let weights = if padded == row_bytes && (0..rows).all(|row| of(row) == row) {
+        let weights = if DeviceMatrix::is_as_on_device(matrix, &of) {
             self.upload(matrix.all())?
         } else {
             // As a file has them: without padding, and perhaps in another order.
-            self.upload_rows(rows, padded, |row, to| to[..row_bytes].copy_from_slice(matrix.row(of(row))))?
+            let (padded, row_bytes) = (matrix.quant.row_bytes(matrix.cols), matrix.row_bytes);
+            self.upload_rows(matrix.rows, padded, |row, to| to[..row_bytes].copy_from_slice(matrix.row(of(row))))?
         };
+        self.beside(matrix, weights, bias)
+    }
+
+    /// Uploads the bias of a matrix that lies at `weights`.
+    fn beside(&mut self, matrix: &Matrix, weights: Buffer, bias: &[f32]) -> Result<DeviceMatrix, OutOfMemory> {
+        let &Matrix { quant, rows, cols, .. } = matrix;
         let bias = self.numbers(bias)?;
         Ok(DeviceMatrix { quant, rows, cols, weights, bias, first: 0, stride: rows })
     }
 
-    /// Uploads matrices of one input, and their biases one after the other.
-    fn stacked(&mut self, matrices: &Stacked, bias: &[f32]) -> Result<Vec<DeviceMatrix>, OutOfMemory> {
+    /// Uploads matrices of one input, and their biases one after the other; without the matrices themselves if they are `elsewhere`.
+    fn stacked(
+        &mut self,
+        matrices: &Stacked,
+        bias: &[f32],
+        elsewhere: Option<Buffer>,
+    ) -> Result<Vec<DeviceMatrix>, OutOfMemory> {
         let stride = matrices.parts().iter().map(|part| part.rows).sum();
         let mut first = 0;
         let part = |part: &Matrix| {
@@ -41,7 +51,11 @@ impl DeviceAllocator<'_> {
             first = here.end;
             // Rows change places within their part only.
             let of = |row: usize| matrices.place(here.start + row) - here.start;
-            let matrix = self.in_order(part, bias.get(here.clone()).unwrap_or_default(), of)?;
+            let bias = bias.get(here.clone()).unwrap_or_default();
+            let matrix = match elsewhere {
+                Some(at) => self.beside(part, at, bias)?,
+                None => self.in_order(part, bias, of)?,
+            };
             Ok(DeviceMatrix { first: here.start, stride, ..matrix })
         };
         matrices.parts().iter().map(part).collect()
@@ -79,6 +93,16 @@ pub struct DeviceMatrix {
 }
 
 impl DeviceMatrix {
+    /// Whether the bytes of a matrix, row `r` of which on the device is row `of(r)`, are in host memory as they are on the device.
+    pub fn is_as_on_device(matrix: &Matrix, of: impl Fn(usize) -> usize) -> bool {
+        matrix.quant.row_bytes(matrix.cols) == matrix.row_bytes && (0..matrix.rows).all(|row| of(row) == row)
+    }
+
+    /// The same matrix at other bytes.
+    pub fn placed(self, weights: Buffer) -> DeviceMatrix {
+        DeviceMatrix { weights, ..self }
+    }
+
     /// The call that multiplies `n` columns of `x` by the matrix and writes to `out` as `then` says.
     pub fn call(&self, n: usize, x: View, out: View, then: Then) -> Linear {
         let DeviceMatrix { quant, rows, cols, weights, bias, first, stride } = *self;
@@ -127,21 +151,25 @@ pub struct Weights {
 }
 
 impl Weights {
-    /// Uploads them.
+    /// Uploads them, without attention's matrices of `streamed` layers.
     ///
     /// # Errors
     /// The device has no room.
-    pub fn new(allocator: &mut DeviceAllocator<'_>, model: &Model) -> Result<Weights, OutOfMemory> {
-        let none = allocator.alloc(0)?;
-        let layer = |layer: &crate::model::weights::Layer| {
+    pub fn new(allocator: &mut DeviceAllocator<'_>, model: &Model, streamed: usize) -> Result<Weights, OutOfMemory> {
+        let (none, layers) = (allocator.alloc(0)?, model.layers.len());
+        let layer = |(l, layer): (usize, &crate::model::weights::Layer)| {
+            let elsewhere = is_streamed(l, layers, streamed).then_some(none);
             Ok(LayerWeights {
                 attn_norm: allocator.norm(&layer.attn_norm)?,
-                qkv: allocator.stacked(&layer.qkv, &layer.qkv_bias)?,
+                qkv: allocator.stacked(&layer.qkv, &layer.qkv_bias, elsewhere)?,
                 qk_norm: match &layer.qk_norm {
                     Some([q, k]) => [allocator.numbers(&q.weight)?, allocator.numbers(&k.weight)?],
                     None => [none; 2],
                 },
-                o: allocator.linear(&layer.o, &layer.o_bias)?,
+                o: match elsewhere {
+                    Some(at) => allocator.beside(&layer.o, at, &layer.o_bias)?,
+                    None => allocator.linear(&layer.o, &layer.o_bias)?,
+                },
                 ffn_norm: allocator.norm(&layer.ffn_norm)?,
                 up_bias: allocator.numbers(&layer.up_bias)?,
                 sinks: allocator.numbers(&layer.sinks)?,
@@ -152,8 +180,32 @@ impl Weights {
                 shared: layer.ffn.shared().map(|shared| allocator.expert(&shared.ffn)).transpose()?,
             })
         };
-        let layers = model.layers.iter().map(layer).collect::<Result<_, _>>()?;
+        let layers = model.layers.iter().enumerate().map(layer).collect::<Result<_, _>>()?;
         let (out_norm, head) = (allocator.norm(&model.out_norm)?, allocator.linear(&model.head, &[])?);
         Ok(Weights { layers, out_norm, head, plain: [none; 2] })
+    }
+}
+
+/// Whether the matrices of layer `l` of `layers` are copied, if those of `streamed` layers are: evenly spread, so that each copy has as much time as
+/// the others.
+pub fn is_streamed(l: usize, layers: usize, streamed: usize) -> bool {
+    (l + 1) * streamed / layers > l * streamed / layers
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn as_many_layers_are_copied_as_was_asked_and_they_are_evenly_spread() {
+        for layers in 1..90 {
+            for streamed in 0..=layers {
+                let found: Vec<usize> = (0..layers).filter(|&l| is_streamed(l, layers, streamed)).collect();
+                assert_eq!(found.len(), streamed);
+                let apart = found.windows(2).map(|two| two[1] - two[0]);
+                let (least, most) = (apart.clone().min().unwrap_or(1), apart.max().unwrap_or(1));
+                assert!(most - least <= 1, "{streamed} of {layers}: {found:?}");
+            }
+        }
     }
 }

@@ -141,6 +141,7 @@ impl Case<'_> {
                     ilp_seconds: None,
                     chunk: self.chunk,
                     host: None,
+                    streamed_layers: Some(0),
                 };
                 let plan = plan(&small, &counts, self.machine, &request).map_err(|e| match e {
                     // Written anew, because the original message gives the bytes of the scaled model.

@@ -47,6 +47,8 @@ pub fn scaled(real: &Footprint, layers: usize, ffn: usize) -> Footprint {
         experts_used: real.experts_used,
         block_bytes: (real.block_bytes as f64 * real.ffn as f64 / ffn as f64).round() as u64,
         attention_bytes: part(real.attention_bytes),
+        attention_layer_bytes: real.attention_layer_bytes,
+        attention_made_bytes: real.attention_made_bytes,
         attention_weights: part(real.attention_weights),
         embeddings_bytes: part(real.embeddings_bytes),
         head_bytes: part(real.head_bytes),

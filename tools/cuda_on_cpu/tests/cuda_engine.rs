@@ -9,14 +9,17 @@ use common::{Machine, StandIn, device, on, with_graphs};
 use dynamicinfer::cache::{Frames, Migration, NeuronCache, NotBegun, Refused, Slot, Tier};
 use dynamicinfer::cpu::Kernels;
 use dynamicinfer::device::{Device, MoveMethod, MoveRate, VirtualDevice};
+use dynamicinfer::engine::session::CHUNK;
 use dynamicinfer::engine::{Choice, Engine, Logits, Migrator, Sparsity, Split};
 use dynamicinfer::formats::rows::Quant;
 use dynamicinfer::ids::{LayerId, SlotId, StoreId};
+use dynamicinfer::lab::synth::{Shape, write_store};
+use dynamicinfer::model::config::Activation;
 use dynamicinfer::model::{KvCache, KvType, Model};
 use dynamicinfer::prng::Prng;
 use std::sync::atomic::{AtomicU64, Ordering};
 use support::law::mixed_stores;
-use support::{device_bytes, error, on_device, on_device_by, packed, streaming};
+use support::{device_bytes, error, on_device, on_device_by, on_device_streaming, packed, streaming};
 
 const FAMILIES: [&str; 7] = ["relullama", "prosparse", "bamboo", "opt", "llama-relu2", "falcon", "relufalcon"];
 
@@ -98,6 +101,27 @@ const SIZES: [&[usize]; 4] = [
     &[1, 1, 7, 1, 1, 32, 1, 80, 1, 1, 2, 2, 1, 1, 1],
 ];
 
+/// As wide as the fixtures.
+fn five_layers(dir: &std::path::Path, quant: Quant) -> std::path::PathBuf {
+    let path = dir.join("five-layers.neurons");
+    let shape = Shape {
+        hidden: 64,
+        layers: 5,
+        ffn: 96,
+        heads: 4,
+        kv_heads: 2,
+        vocab: 300,
+        context: 256,
+        activation: Activation::Relu,
+        active: None,
+        seed: 5,
+        outliers: 0,
+        experts: None,
+    };
+    write_store(&shape, quant, &path, &|_, _| Ok(())).unwrap();
+    path
+}
+
 /// One model with random slots, residents, moves and budgets: logits on the card and without it, and what they may be off. With a barrier
 /// there is no chance in what lies where.
 fn run(seed: u64, sizes: &[usize], barrier: bool, graphs: bool) -> (Vec<f32>, Vec<f32>, f32) {
@@ -108,6 +132,8 @@ fn run(seed: u64, sizes: &[usize], barrier: bool, graphs: bool) -> (Vec<f32>, Ve
     let mixed = MIXED.contains(&seed);
     let path = match mixed {
         true => mixed_stores(dir.path()).swap_remove(seed as usize % 6).1,
+        // Of more than two layers, so that attention's matrices take turns.
+        false if seed % 5 == 2 => five_layers(dir.path(), quant),
         false => packed(dir.path(), family, quant),
     };
     let model = Model::open(&path).unwrap();
@@ -120,9 +146,11 @@ fn run(seed: u64, sizes: &[usize], barrier: bool, graphs: bool) -> (Vec<f32>, Ve
     };
     let (first, later) = (slots(&mut prng), slots(&mut prng));
     let budget = device_bytes(&model, &vec![ffn; layers]) + (1 << 20);
+    // Attention's matrices of none, some or all layers are copied for every pass.
+    let streamed = if layers > 3 { layers } else { seed as usize / 2 % (layers + 1) };
     let device = if graphs { with_graphs(budget) } else { device(budget) };
     // SAFETY: the engine drops its device's part before its model.
-    let mut split = unsafe { on_device(&model, Box::new(device), &first) }.unwrap();
+    let mut split = unsafe { on_device_streaming(&model, Box::new(device), &first, (CHUNK, streamed)) }.unwrap();
     for (l, &slots) in first.iter().enumerate() {
         let neurons: Vec<u32> = (0..slots as u32).map(|i| (i * 5 + 3) % ffn as u32).collect();
         split.cache.load(&mut *split.device, l, bytemuck::cast_slice(&neurons)).unwrap();

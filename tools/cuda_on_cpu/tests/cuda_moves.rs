@@ -219,7 +219,7 @@ fn neurons_climb_from_frames_to_a_card() {
         let slots = vec![ffn / 2; layers];
         let card = Box::new(device(device_bytes(&model, &slots)));
         // SAFETY: the engine drops its device's part before its model.
-        let on_card = unsafe { Split::new(card, &slots, &model, (ON_DEVICE, 1), CHUNK, false) }.unwrap();
+        let on_card = unsafe { Split::new(card, &slots, &model, (ON_DEVICE, 1), (CHUNK, 0), false) }.unwrap();
         let mut engine = Engine::new(model, 1, Kernels::best());
         engine.split = Some(on_card);
         engine.set_sparsity(Sparsity::new(vec![Choice::Exact { activation_threshold: 0.0 }; layers], 0).unwrap());
