@@ -9,12 +9,10 @@ use dynamicinfer::device::{Rates, VirtualDevice};
 use dynamicinfer::engine::split::parts::PartsSetting;
 use dynamicinfer::engine::{ChunkCosts, Engine, Logits, Session, Split};
 use dynamicinfer::error::Error;
-use dynamicinfer::formats::machine_profile::MachineProfile;
 use dynamicinfer::formats::rows::Quant;
 use dynamicinfer::ids::StoreId;
 use dynamicinfer::lab::synth::shape as published;
 use dynamicinfer::lab::synth::{Mixture, Shape, write_gguf, write_store};
-use dynamicinfer::model::config::Activation;
 use dynamicinfer::model::source::Source;
 use dynamicinfer::model::{KvType, Model};
 use dynamicinfer::open::{DeviceKind, DeviceOptions, EngineOptions, Opened, Quiet, open};
@@ -22,32 +20,15 @@ use dynamicinfer::placement::memory_plan::{Footprint, KvPlace, PartName, Plan, R
 use dynamicinfer::placement::problem::power_law;
 use dynamicinfer::scheduler::Policy;
 use std::path::{Path, PathBuf};
-use support::{RATES, opened, packed, streaming};
+use support::{RATES, opened, packed, rates, request, slower, streaming, synth, tokens};
 
 const CONTEXT: usize = 700;
 /// A link over which a layer of these small models comes later than it is wanted.
 const SLOW: Rates = Rates { link_gb_s: 0.2, ..RATES };
 
-fn shape(layers: usize, [hidden, ffn]: [usize; 2]) -> Shape {
-    Shape {
-        hidden,
-        layers,
-        ffn,
-        heads: hidden / 32,
-        kv_heads: hidden / 32,
-        vocab: 300,
-        context: CONTEXT,
-        activation: Activation::Relu,
-        active: None,
-        seed: 3,
-        outliers: 0,
-        experts: None,
-    }
-}
-
 fn made(dir: &Path, layers: usize, widths: [usize; 2]) -> PathBuf {
     let path = dir.join(format!("{layers}-{}.neurons", widths[0]));
-    write_store(&shape(layers, widths), Quant::F16, &path, &|_, _| Ok(())).unwrap();
+    write_store(&synth(layers, widths, CONTEXT, 3), Quant::F16, &path, &|_, _| Ok(())).unwrap();
     path
 }
 
@@ -71,10 +52,6 @@ fn engine(model: Model, rates: Rates, streamed: usize, kept: usize) -> Engine {
     engine
 }
 
-fn tokens(n: usize) -> Vec<u32> {
-    (0..n as u32).map(|i| 5 + i * 37 % 90).collect()
-}
-
 /// The bits of the logits after a prompt and after each of some more tokens.
 fn bits(engine: &mut Engine, n: usize) -> Vec<u32> {
     let mut session = Session::new(engine, n + 3, KvType::F16).unwrap();
@@ -91,9 +68,12 @@ fn attention_that_is_copied_gives_the_same_bits() {
     let path = made(dir.path(), 7, [64, 96]);
     // In a file as llama.cpp has it the rows of queries and keys are in another order.
     let mixture = dir.path().join("mixture.gguf");
-    write_gguf(&Shape { experts: Some(Mixture::flat(6, 2)), ..shape(5, [64, 96]) }, Quant::F16, &mixture, &|_, _| {
-        Ok(())
-    })
+    write_gguf(
+        &Shape { experts: Some(Mixture::flat(6, 2)), ..synth(5, [64, 96], CONTEXT, 3) },
+        Quant::F16,
+        &mixture,
+        &|_, _| Ok(()),
+    )
     .unwrap();
     let in_place = |name: &str| {
         let from = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/models").join(name);
@@ -216,34 +196,6 @@ fn each_layer_is_copied_once_for_each_pass_and_not_where_it_still_lies_there() {
     }
 }
 
-fn rates(m: &MachineProfile) -> Rates {
-    Rates {
-        device_gb_s: m.device_gb_s,
-        device_gflops: m.device_gflops,
-        link_gb_s: m.link_gb_s,
-        host_gb_s: m.dram_gb_s,
-        host_gflops: m.host_gflops,
-        call_us: m.call_us,
-        copy_us: m.copy_us,
-        sync_us: m.sync_us,
-    }
-}
-
-/// A PC's rates, divided so that a layer of the model takes as long as one of 70 B's there, while calls and waits take what they do.
-fn machine(model: &Model, name: &str) -> MachineProfile {
-    let c = &model.config;
-    let smaller = (3 * 8192 * 28672) as f64 / (3 * c.hidden * c.ffn) as f64;
-    let m = MachineProfile::read(&Path::new("profiles/machines").join(format!("{name}.toml"))).unwrap();
-    MachineProfile {
-        dram_gb_s: m.dram_gb_s / smaller,
-        host_gflops: m.host_gflops / smaller,
-        device_gb_s: m.device_gb_s / smaller,
-        device_gflops: m.device_gflops / smaller,
-        link_gb_s: m.link_gb_s / smaller,
-        ..m
-    }
-}
-
 /// What it is for: of a model of which nothing but keys and values lies on the device, a prompt takes as long as the link or the arithmetic, and no
 /// longer than the processor alone; a token waits for nothing while the processor reads its neurons.
 #[test]
@@ -252,8 +204,9 @@ fn a_prompt_is_bound_by_the_link_or_by_arithmetic_and_a_token_by_the_processor()
     let path = made(dir.path(), 6, [512, 1792]);
     for name in ["rtx-3060-12gb", "rtx-4090", "powerinfer-pc-low"] {
         let model = Model::open(&path).unwrap();
-        let m = machine(&model, name);
         let c = model.config.clone();
+        // A layer takes as long as one of 70 B's widths.
+        let m = slower(name, (8192 * 28672) as f64 / (c.hidden * c.ffn) as f64);
         let block = model.layers[0].block().bytes();
         let on = |streamed: usize| {
             let (model, device) = (Model::open(&path).unwrap(), Box::new(VirtualDevice::new(u64::MAX, rates(&m))));
@@ -343,26 +296,6 @@ fn a_model_opens_in_a_budget_without_room_for_attention_and_stays_in_it() {
     assert!(streamed.is_sorted_by(|a, b| a >= b) && streamed[0] == 20 && streamed[4] == 0, "{streamed:?}");
 }
 
-fn rtx_4090() -> MachineProfile {
-    MachineProfile::read(Path::new("profiles/machines/rtx-4090.toml")).unwrap()
-}
-
-fn request(vram: u64) -> Request {
-    Request {
-        vram: Some(vram),
-        ram: None,
-        ffn_share: None,
-        kv: KvPlace::Auto,
-        sequences: 1,
-        predictor_bytes: 777,
-        computed_share: 0.1,
-        ilp_seconds: None,
-        chunk: None,
-        host: None,
-        streamed_layers: None,
-    }
-}
-
 /// What holds for every plan.
 fn check_plan(plan: &Plan, f: &Footprint) {
     let [device, host] = [Tier::Device, Tier::Host].map(|tier| plan.parts.iter().map(|p| p.bytes[tier]).sum::<u64>());
@@ -377,12 +310,13 @@ fn check_plan(plan: &Plan, f: &Footprint) {
 /// Where attention has no room, the matrices of as few layers as possible stay on the host, and the budget is kept to the byte all the same.
 #[test]
 fn attention_that_has_no_room_is_copied_and_every_budget_down_to_two_layers_is_kept() {
+    let machine = slower("rtx-4090", 1.0);
     for (name, share, context) in [("llama-7b", 1.0, 4096), ("llama-7b", 0.1, 4096), ("llama-70b", 1.0, 4096)] {
         let f = Footprint::of_shape(&published(name).unwrap(), Quant::F16, context, KvType::F16);
         let counts = power_law(f.layers, f.ffn);
         let of = |kv, vram| {
             let request = Request { kv, computed_share: share, streamed_layers: None, ..request(vram) };
-            plan(&f, &counts, &rtx_4090(), &request)
+            plan(&f, &counts, &machine, &request)
         };
         let min = of(KvPlace::Auto, 1 << 40).unwrap().min_bytes;
         let least = min - f.saved_by_streaming(f.layers);
@@ -403,8 +337,8 @@ fn attention_that_has_no_room_is_copied_and_every_budget_down_to_two_layers_is_k
             let plan = of(KvPlace::Auto, vram).unwrap();
             check_plan(&plan, &f);
             let copied_us =
-                (plan.streamed_layers as u64 * f.attention_layer_bytes[0]) as f64 / (rtx_4090().link_gb_s * 1e3);
-            let host_us = share * f.ffn_bytes() as f64 / (rtx_4090().dram_gb_s * 1e3);
+                (plan.streamed_layers as u64 * f.attention_layer_bytes[0]) as f64 / (machine.link_gb_s * 1e3);
+            let host_us = share * f.ffn_bytes() as f64 / (machine.dram_gb_s * 1e3);
             // More than the fewest are copied only while the processor reads its neurons.
             assert!(copied_us <= host_us || plan.streamed_layers <= host.streamed_layers, "{name}, {vram}");
         }
@@ -414,7 +348,7 @@ fn attention_that_has_no_room_is_copied_and_every_budget_down_to_two_layers_is_k
         // A share of the neurons that does not fit beside names a budget that does.
         let shared = |vram| {
             let request = Request { ffn_share: Some(0.25), streamed_layers: None, ..request(vram) };
-            plan(&f, &counts, &rtx_4090(), &request)
+            plan(&f, &counts, &machine, &request)
         };
         let refused = shared(least + (1 << 20)).unwrap_err().to_string();
         let named = refused.split("give --vram ").nth(1).and_then(|rest| rest.split(' ').next()).unwrap();

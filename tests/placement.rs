@@ -1,5 +1,7 @@
 //! The laws of the placement: the best there is, never above the budget, the same every time; and the verb `plan`.
 
+mod support;
+
 use dynamicinfer::cache::Tier;
 use dynamicinfer::formats::machine_profile::{MachineProfile, MoveMethod, MoveRate, Rate};
 use dynamicinfer::formats::placement_file::{LayerPlacement, PlacementFile, PlacementPolicy, VERSION};
@@ -16,6 +18,7 @@ use dynamicinfer::prng::Prng;
 use serde_json::{Value as Json, json};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use support::request;
 
 /// A problem of one-byte batches with falling impacts, many of them equal.
 fn random_problem(prng: &mut Prng, layers: usize, batches: usize, top: u64) -> Problem {
@@ -173,23 +176,6 @@ fn packed(name: &str, quant: Quant, dir: &Path) -> Model {
     let options = PackOptions { types: quant.into(), orders: None };
     pack(&Source::open(&fixture(name), None).unwrap(), &path, &options, &|_, _| Ok(())).unwrap();
     Model::open(&path).unwrap()
-}
-
-fn request(vram: u64) -> Request {
-    let kv = KvPlace::Auto;
-    Request {
-        vram: Some(vram),
-        ram: None,
-        ffn_share: None,
-        kv,
-        sequences: 1,
-        predictor_bytes: 777,
-        computed_share: 0.1,
-        ilp_seconds: None,
-        chunk: None,
-        host: None,
-        streamed_layers: Some(0),
-    }
 }
 
 /// What holds for every plan.

@@ -11,32 +11,18 @@ use dynamicinfer::engine::{ChunkCosts, Engine, Logits, Migrator, Session, Sparsi
 use dynamicinfer::formats::machine_profile::{MachineProfile, Rate};
 use dynamicinfer::formats::rows::Quant;
 use dynamicinfer::ids::StoreId;
-use dynamicinfer::lab::synth::{Shape, write_store};
-use dynamicinfer::model::config::Activation;
+use dynamicinfer::lab::synth::write_store;
 use dynamicinfer::model::{KvType, Model};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
-use support::{RATES, error, on_device_by, opened, streaming};
+use support::{RATES, error, on_device_by, opened, rates, slower, streaming, synth, tokens};
 
 const CONTEXT: usize = 1100;
 const CHUNK: usize = 1024;
 
 fn made(dir: &Path, layers: usize, [hidden, ffn]: [usize; 2]) -> PathBuf {
     let path = dir.join(format!("{layers}-{hidden}.neurons"));
-    let shape = Shape {
-        hidden,
-        layers,
-        ffn,
-        heads: hidden / 32,
-        kv_heads: hidden / 32,
-        vocab: 300,
-        context: CONTEXT,
-        activation: Activation::Relu,
-        active: None,
-        seed: 7,
-        outliers: 0,
-        experts: None,
-    };
+    let shape = synth(layers, [hidden, ffn], CONTEXT, 7);
     write_store(&shape, Quant::F16, &path, &|_, _| Ok(())).unwrap();
     path
 }
@@ -61,10 +47,6 @@ fn engine(model: Model, rates: Rates, apart: usize, streamed: usize) -> Engine {
 fn set(engine: &mut Engine, parts: usize, shared: bool, order: PartOrder) {
     let setting = PartsSetting { parts: Some(parts), shared: Some(shared), order: Some(order) };
     engine.split.as_mut().unwrap().set_parts(setting);
-}
-
-fn tokens(n: usize) -> Vec<u32> {
-    (0..n as u32).map(|i| 5 + i * 37 % 90).collect()
 }
 
 /// The bits of the logits after a prompt, and of those after one more token, which reads all keys and values.
@@ -213,17 +195,7 @@ fn machine(host_gflops: f64) -> MachineProfile {
 
 /// Milliseconds of a prompt of `n` tokens by the device's clock, with every `apart`-th neuron there.
 fn timed(path: &Path, m: &MachineProfile, kind: KvType, parts: Option<usize>, apart: usize, n: usize) -> f64 {
-    let rates = Rates {
-        device_gb_s: m.device_gb_s,
-        device_gflops: m.device_gflops,
-        link_gb_s: m.link_gb_s,
-        host_gb_s: m.dram_gb_s,
-        host_gflops: m.host_gflops,
-        call_us: m.call_us,
-        copy_us: m.copy_us,
-        sync_us: m.sync_us,
-    };
-    let mut engine = engine(Model::open(path).unwrap(), rates, apart, 0);
+    let mut engine = engine(Model::open(path).unwrap(), rates(m), apart, 0);
     let (model, split) = (engine.model.clone(), engine.split.as_mut().unwrap());
     let block = model.layers[0].block().bytes();
     split.stream(&model, ChunkCosts::of(m, &model.config, block), 1 << 20).unwrap();
@@ -260,19 +232,8 @@ fn host_and_device_wait_less_for_each_other_and_never_more() {
 fn machines(path: &Path) -> Vec<MachineProfile> {
     let c = &Model::open(path).unwrap().config;
     let smaller = (3 * 4096 * 11008) as f64 / (3 * c.hidden * c.ffn) as f64;
-    let of = |name: &str| {
-        let m = MachineProfile::read(&Path::new("profiles/machines").join(format!("{name}.toml"))).unwrap();
-        MachineProfile {
-            dram_gb_s: m.dram_gb_s / smaller,
-            host_gflops: m.host_gflops / smaller,
-            device_gb_s: m.device_gb_s / smaller,
-            device_gflops: m.device_gflops / smaller,
-            link_gb_s: m.link_gb_s / smaller,
-            ..m
-        }
-    };
     ["rtx-2080ti", "rtx-3060-12gb", "rtx-4090", "powerinfer-pc-low", "powerinfer-pc-high", "dynamicinfer-pc-low"]
-        .map(of)
+        .map(|name| slower(name, smaller))
         .to_vec()
 }
 

@@ -24,6 +24,7 @@ use std::path::{Path, PathBuf};
 ///
 /// --vram covers everything on the device, to the byte. Attention, head, predictors and buffers come first; what is left goes to the
 /// neurons that fire most, as powerinfer 6 chooses them; then, where there is room, to keys and values and embeddings.
+/// Where attention has no room, that of some layers stays in host memory and is copied for every token and every part of a prompt.
 /// Without an activation profile every neuron counts the same.
 ///
 /// Without --vram, --ram says how much memory a packed model or a mixture may take: the plan says how fast it decodes with so much, the

@@ -75,6 +75,11 @@ impl Matrix {
         unsafe { std::slice::from_raw_parts(self.row_ptr(r), self.row_bytes) }
     }
 
+    /// Bytes of the matrix with its rows as a device has them: padded, as a file that is read in place has them not.
+    pub fn padded_bytes(&self) -> u64 {
+        (self.rows * self.quant.row_bytes(self.cols)) as u64
+    }
+
     /// The bytes of all rows.
     pub fn all(&self) -> &[u8] {
         // SAFETY: the section was checked to hold rows * row_bytes bytes.

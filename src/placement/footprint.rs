@@ -69,14 +69,17 @@ impl Footprint {
         Footprint {
             // Where types differ from layer to layer, the largest: a plan that fits has room for them all.
             block_bytes: model.layers.iter().map(|l| l.ffn.movable_bytes()).max().unwrap_or(0),
-            attention_bytes: layers.flat_map(|l| l.qkv.parts().iter().chain([&l.o])).map(padded_bytes).sum::<u64>()
+            attention_bytes: layers
+                .flat_map(|l| l.qkv.parts().iter().chain([&l.o]))
+                .map(Matrix::padded_bytes)
+                .sum::<u64>()
                 + shared_bytes(model)
                 + small_bytes(&model.config),
             attention_layer_bytes: attention_layer_bytes(model),
             attention_made_bytes: attention_made_bytes(model),
             embeddings_bytes: if model.config.tied { 0 } else { model.embed.bytes() }
                 + model.positions.map_or(0, |p| p.bytes()),
-            head_bytes: padded_bytes(&model.head) + norm_bytes(&model.config),
+            head_bytes: model.head.padded_bytes() + norm_bytes(&model.config),
             ..Footprint::of_shape(&model.config, model.quant, context, kv)
         }
     }
@@ -245,11 +248,6 @@ fn attention_weights(c: &ModelConfig) -> usize {
 /// Weights of what is placed as one.
 fn block_weights(c: &ModelConfig) -> usize {
     of_cluster(c) * c.ffn_kind.rows() * c.hidden
-}
-
-/// A matrix with its rows as a device has them: padded, as a file that is read in place has them not.
-fn padded_bytes(matrix: &Matrix) -> u64 {
-    (matrix.rows * matrix.quant.row_bytes(matrix.cols)) as u64
 }
 
 /// One norm: weight and, for LayerNorm, bias, in f32.

@@ -10,6 +10,7 @@ use dynamicinfer::cpu::aligned::Aligned;
 use dynamicinfer::device::{Device, OutOfMemory, Rates, VirtualDevice};
 use dynamicinfer::engine::session::CHUNK;
 use dynamicinfer::engine::{ChunkCosts, ExpertCosts, Split};
+use dynamicinfer::formats::machine_profile::MachineProfile;
 use dynamicinfer::formats::predictor_file::Header;
 use dynamicinfer::formats::rows::{self, Quant};
 use dynamicinfer::ids::Permutation;
@@ -19,6 +20,7 @@ use dynamicinfer::model::config::{Activation, Ffn};
 use dynamicinfer::model::source::Source;
 use dynamicinfer::model::weights::{Layer, Matrix, NormWeights};
 use dynamicinfer::model::{BlockLayout, FfnWeights, Model, ModelConfig as Config, NeuronBlocks, Stacked};
+use dynamicinfer::placement::memory_plan::{KvPlace, Request};
 use dynamicinfer::prng::Prng;
 use std::path::{Path, PathBuf};
 
@@ -33,6 +35,73 @@ pub const RATES: Rates = Rates {
     copy_us: 1.5,
     sync_us: 8.0,
 };
+
+/// A dense ReLU model of random weights.
+pub fn synth(layers: usize, [hidden, ffn]: [usize; 2], context: usize, seed: u64) -> Shape {
+    Shape {
+        hidden,
+        layers,
+        ffn,
+        heads: hidden / 32,
+        kv_heads: hidden / 32,
+        vocab: 300,
+        context,
+        activation: Activation::Relu,
+        active: None,
+        seed,
+        outliers: 0,
+        experts: None,
+    }
+}
+
+/// Tokens of a prompt that every vocabulary has.
+pub fn tokens(n: usize) -> Vec<u32> {
+    (0..n as u32).map(|i| 5 + i * 37 % 90).collect()
+}
+
+/// A virtual device's rates on a machine.
+pub fn rates(m: &MachineProfile) -> Rates {
+    Rates {
+        device_gb_s: m.device_gb_s,
+        device_gflops: m.device_gflops,
+        link_gb_s: m.link_gb_s,
+        host_gb_s: m.dram_gb_s,
+        host_gflops: m.host_gflops,
+        call_us: m.call_us,
+        copy_us: m.copy_us,
+        sync_us: m.sync_us,
+    }
+}
+
+/// A PC of the checkout, its rates divided, while calls, copies and waits take what they do.
+pub fn slower(name: &str, times: f64) -> MachineProfile {
+    let m = MachineProfile::read(&Path::new("profiles/machines").join(format!("{name}.toml"))).unwrap();
+    MachineProfile {
+        dram_gb_s: m.dram_gb_s / times,
+        host_gflops: m.host_gflops / times,
+        device_gb_s: m.device_gb_s / times,
+        device_gflops: m.device_gflops / times,
+        link_gb_s: m.link_gb_s / times,
+        ..m
+    }
+}
+
+/// A plan for a budget, with all of attention on the device.
+pub fn request(vram: u64) -> Request {
+    Request {
+        vram: Some(vram),
+        ram: None,
+        ffn_share: None,
+        kv: KvPlace::Auto,
+        sequences: 1,
+        predictor_bytes: 777,
+        computed_share: 0.1,
+        ilp_seconds: None,
+        chunk: None,
+        host: None,
+        streamed_layers: Some(0),
+    }
+}
 
 /// A fixture's published files.
 fn fixture(name: &str) -> Source {

@@ -18,34 +18,16 @@ impl Split {
         self.kv.as_ref().is_some_and(|kv| kv.takes(&pass.buffers.positions, pass.caches))
     }
 
-    /// Multiplies attention's output by the output matrix and adds it to the residual.
+    /// Multiplies attention's output by the output matrix and adds it to the residual: the last that needs the layer's matrices. Of a chunk the
+    /// neurons that are copied for this layer come before the next matrices, which then come while the device computes the next layer's attention.
     pub(super) fn add_attention(&mut self, c: &ModelConfig, l: usize) {
         let (attended, residual) = (self.rows_of(self.workspace.attended, c.q_dim()), self.residual(c));
-        let o = self.weights.layers[l].o;
-        let streamed = self.attention_streaming.as_ref().and_then(|streaming| streaming.at(l));
-        let o = streamed.map_or(o, |at| o.placed(at[self.weights.layers[l].qkv.len()]));
-        self.launch(Call::Linear(o.call(self.rows.n, attended, residual, Then::Add)));
-    }
-
-    /// Puts the products of queries, keys and values with `input` on the stream.
-    pub(super) fn project_qkv(&mut self, c: &ModelConfig, l: usize, input: View) {
-        let (n, qkv) = (self.rows.n, self.rows_of(self.workspace.qkv, c.qkv_dim()));
-        for i in 0..self.weights.layers[l].qkv.len() {
-            let matrix = self.weights.layers[l].qkv[i];
-            let streamed = self.attention_streaming.as_ref().and_then(|streaming| streaming.at(l));
-            let matrix = streamed.map_or(matrix, |at| matrix.placed(at[i]));
-            self.launch(Call::Linear(matrix.call(n, input, qkv, Then::Store)));
-        }
-    }
-
-    /// Attention's matrices of a layer are not needed any more for the current part: all that uses them is on the stream. Of a chunk the neurons
-    /// that are copied for this layer come before the next matrices, which then come while the device computes the next layer's attention.
-    pub(super) fn attention_used(&mut self, l: usize, is_chunk: bool) {
+        self.launch(Call::Linear(self.weights.layers[l].o.call(self.rows.n, attended, residual, Then::Add)));
         if let Some(streaming) = &mut self.attention_streaming {
             streaming.used(&mut *self.device, l, self.parts.count);
-            if !is_chunk {
-                streaming.go_on(&mut *self.device);
-            }
+        }
+        if self.records {
+            self.stream_attention();
         }
     }
 

@@ -3,7 +3,7 @@
 //! layers between. Two layers' matrices have room at once: while one layer is computed, the next one's come.
 
 use super::allocator::DeviceAllocator;
-use super::weights::{DeviceMatrix, Weights, is_streamed};
+use super::weights::{DeviceMatrix, LayerWeights, Weights, is_streamed};
 use super::workspace::pinned;
 use crate::device::{Buffer, Device, Event, OutOfMemory, PinnedBuffer, Stream};
 use crate::model::weights::Layer;
@@ -14,14 +14,9 @@ use crate::model::{Matrix, Model};
 const PIECES: usize = 16;
 const PIECE: usize = 256 << 10;
 
-/// Bytes of a matrix on the device.
-fn bytes_of(matrix: &Matrix) -> u64 {
-    (matrix.rows * matrix.quant.row_bytes(matrix.cols)) as u64
-}
-
 /// Bytes of a layer's matrices on the device, queries, keys and values first and the output last.
 fn matrix_bytes(layer: &Layer) -> impl Iterator<Item = u64> + '_ {
-    layer.qkv.parts().iter().chain([&layer.o]).map(bytes_of)
+    layer.qkv.parts().iter().chain([&layer.o]).map(Matrix::padded_bytes)
 }
 
 /// Bytes of attention's matrices of the layer that has the fewest, and of room for those of any one layer.
@@ -49,7 +44,7 @@ fn each_matrix(layer: &Layer) -> impl Iterator<Item = (&Matrix, impl Fn(usize) -
 pub fn made_bytes(model: &Model) -> u64 {
     let made = |layer| {
         let other = each_matrix(layer).filter(|(matrix, of)| !DeviceMatrix::is_as_on_device(matrix, of));
-        other.map(|(matrix, _)| bytes_of(matrix)).sum()
+        other.map(|(matrix, _)| matrix.padded_bytes()).sum()
     };
     model.layers.iter().map(made).max().unwrap_or(0)
 }
@@ -164,23 +159,12 @@ impl AttentionStreaming {
         for (number, l) in (0..layers).filter(|l| is_streamed(*l, layers, streamed)).enumerate() {
             numbers[l] = Some(number);
             // Calls are prepared for one of the two.
-            let at = &mut weights.layers[l];
-            at.qkv.iter_mut().chain([&mut at.o]).zip(&halves[0]).for_each(|(matrix, half)| matrix.weights = *half);
+            weights.layers[l].place(&halves[0]);
         }
         let mut two = || [device.event(), device.event()];
         let (arrived, done) = (two(), two());
-        let nothing = AttentionStreaming {
-            halves,
-            arrived,
-            done,
-            holds: [None; 2],
-            uses: [0; 2],
-            next: [None; 2],
-            first: 0,
-            numbers,
-            sources,
-        };
-        Ok(Some(nothing))
+        let (holds, uses, next) = ([None; 2], [0; 2], [None; 2]);
+        Ok(Some(AttentionStreaming { halves, arrived, done, holds, uses, next, first: 0, numbers, sources }))
     }
 
     /// Layers whose matrices are copied.
@@ -201,19 +185,14 @@ impl AttentionStreaming {
         (0..2).for_each(|turn| self.fill(device, turn));
     }
 
-    /// Lets the device wait for the matrices of layer `l`. Returns whether they are copied.
-    pub fn wait(&mut self, device: &mut dyn Device, l: usize) -> bool {
-        let number = self.numbers[l];
-        if let Some(number) = number {
-            self.go_on(device);
-            device.wait(Stream::Compute, self.arrived[self.half(number)]);
-        }
-        number.is_some()
-    }
-
-    /// Where the matrices of layer `l` are copied to in this pass; `None` of a layer whose matrices always lie on the device.
-    pub fn at(&self, l: usize) -> Option<&[Buffer]> {
-        self.numbers[l].map(|number| &self.halves[self.half(number)][..])
+    /// Lets the device wait for the matrices of layer `l`, and has its calls find them in `at`. Returns whether they are copied.
+    pub fn wait(&mut self, device: &mut dyn Device, l: usize, at: &mut LayerWeights) -> bool {
+        let Some(number) = self.numbers[l] else { return false };
+        self.go_on(device);
+        let half = self.half(number);
+        device.wait(Stream::Compute, self.arrived[half]);
+        at.place(&self.halves[half]);
+        true
     }
 
     /// One of the pass's `parts` has used layer `l`: after the last, the layer after the next may come, or the first of the next pass, once

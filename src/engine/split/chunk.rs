@@ -87,7 +87,6 @@ impl Split {
         }
         if c.layer(l).norms.parallel() {
             self.add_attention(c, l);
-            self.attention_used(l, true);
         }
         self.resident(c, l, layer, activation_threshold);
     }

@@ -89,7 +89,9 @@ impl Executor for Split {
     fn project(&mut self, pass: &mut Pass<'_, '_>, l: usize) {
         let (c, n) = (&pass.model.config, self.rows.n);
         self.attends_late = !self.attends && !pass.is_chunk() && c.layer(l).norms.parallel();
-        let streamed = self.attention_streaming.as_mut().is_some_and(|streaming| streaming.wait(&mut *self.device, l));
+        let Split { attention_streaming, device, weights, .. } = self;
+        let at = &mut weights.layers[l];
+        let streamed = attention_streaming.as_mut().is_some_and(|streaming| streaming.wait(&mut **device, l, at));
         // What is copied lies now here and now there.
         if self.attends && !streamed {
             self.begin_section(l, GraphSection::Attention);
@@ -97,7 +99,10 @@ impl Executor for Split {
         let (input, residual) = (self.input(c), self.residual(c));
         self.note(Note::Compute(Some(Stage::Attention)));
         self.launch(Call::Norm(norm(c.norm, self.weights.layers[l].attn_norm, c.hidden, n, residual, input)));
-        self.project_qkv(c, l, input);
+        let qkv = self.rows_of(self.workspace.qkv, c.qkv_dim());
+        for i in 0..self.weights.layers[l].qkv.len() {
+            self.launch(Call::Linear(self.weights.layers[l].qkv[i].call(n, input, qkv, Then::Store)));
+        }
         match self.attends {
             true => self.append(c, l),
             false => self.fetch_qkv(c),
@@ -115,9 +120,6 @@ impl Executor for Split {
             self.add_attention(c, l);
         }
         self.device.end_sequence();
-        if !c.layer(l).norms.parallel() {
-            self.attention_used(l, pass.is_chunk());
-        }
     }
 
     fn select(&mut self, pass: &mut Pass<'_, '_>, l: usize) -> Wanted {
@@ -137,7 +139,6 @@ impl Executor for Split {
             self.note(Note::Compute(Some(Stage::Attention)));
             self.attend_on_host(pass, l);
             self.add_attention(&pass.model.config, l);
-            self.attention_used(l, false);
         }
         if !self.begun.alone {
             self.receive(pass);
@@ -314,7 +315,6 @@ impl Split {
         if c.layer(l).norms.parallel() && self.attends {
             self.note(Note::Compute(Some(Stage::Attention)));
             self.add_attention(c, l);
-            self.attention_used(l, false);
         }
         if device_ffn {
             self.launch_ffn(pass, l, wanted);

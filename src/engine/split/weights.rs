@@ -98,11 +98,6 @@ impl DeviceMatrix {
         matrix.quant.row_bytes(matrix.cols) == matrix.row_bytes && (0..matrix.rows).all(|row| of(row) == row)
     }
 
-    /// The same matrix at other bytes.
-    pub fn placed(self, weights: Buffer) -> DeviceMatrix {
-        DeviceMatrix { weights, ..self }
-    }
-
     /// The call that multiplies `n` columns of `x` by the matrix and writes to `out` as `then` says.
     pub fn call(&self, n: usize, x: View, out: View, then: Then) -> Linear {
         let DeviceMatrix { quant, rows, cols, weights, bias, first, stride } = *self;
@@ -136,6 +131,13 @@ pub struct LayerWeights {
     pub expert_biases: [Buffer; 2],
     /// Gate, up and down of a mixture's shared expert, as a slot has those of another.
     pub shared: Option<[Buffer; 3]>,
+}
+
+impl LayerWeights {
+    /// Attention's matrices lie here from now on, the output's last.
+    pub fn place(&mut self, at: &[Buffer]) {
+        self.qkv.iter_mut().chain([&mut self.o]).zip(at).for_each(|(matrix, at)| matrix.weights = *at);
+    }
 }
 
 /// The weights of all layers, without neurons, and of the head.

@@ -14,12 +14,11 @@ use dynamicinfer::engine::{Choice, Engine, Logits, Migrator, Sparsity, Split};
 use dynamicinfer::formats::rows::Quant;
 use dynamicinfer::ids::{LayerId, SlotId, StoreId};
 use dynamicinfer::lab::synth::{Shape, write_store};
-use dynamicinfer::model::config::Activation;
 use dynamicinfer::model::{KvCache, KvType, Model};
 use dynamicinfer::prng::Prng;
 use std::sync::atomic::{AtomicU64, Ordering};
 use support::law::mixed_stores;
-use support::{device_bytes, error, on_device, on_device_by, on_device_streaming, packed, streaming};
+use support::{device_bytes, error, on_device, on_device_by, on_device_streaming, packed, streaming, synth};
 
 const FAMILIES: [&str; 7] = ["relullama", "prosparse", "bamboo", "opt", "llama-relu2", "falcon", "relufalcon"];
 
@@ -104,20 +103,7 @@ const SIZES: [&[usize]; 4] = [
 /// As wide as the fixtures.
 fn five_layers(dir: &std::path::Path, quant: Quant) -> std::path::PathBuf {
     let path = dir.join("five-layers.neurons");
-    let shape = Shape {
-        hidden: 64,
-        layers: 5,
-        ffn: 96,
-        heads: 4,
-        kv_heads: 2,
-        vocab: 300,
-        context: 256,
-        activation: Activation::Relu,
-        active: None,
-        seed: 5,
-        outliers: 0,
-        experts: None,
-    };
+    let shape = Shape { heads: 4, ..synth(5, [64, 96], 256, 5) };
     write_store(&shape, quant, &path, &|_, _| Ok(())).unwrap();
     path
 }
