@@ -10,10 +10,12 @@
 //! A string is a u64 length and its bytes. Everything is little endian. The layout is ggml/docs/gguf.md of llama.cpp.
 
 mod metadata;
+mod parts;
 mod reader;
 mod tensors;
 
 pub use metadata::{Array, Metadata, Value};
+pub use parts::{MAX_PARTS, PartName, parts_of};
 
 use super::{TensorInfo, other_file};
 use crate::error::{Error, Result};
