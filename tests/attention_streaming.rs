@@ -265,12 +265,12 @@ fn a_model_opens_in_a_budget_without_room_for_attention_and_stays_in_it() {
     let footprint = whole.device.as_ref().unwrap().budget.footprint;
     let planned = whole.device.as_ref().unwrap().budget.plan(1 << 30).unwrap();
     assert_eq!(planned.streamed_layers, 0);
-    let least = planned.min_bytes - footprint.saved_by_streaming(20);
+    let least = planned.without_neurons_bytes - footprint.saved_by_streaming(20);
     let Err(refused) = opened_with(&path, least - 1) else { panic!("it was opened") };
     assert!(refused.to_string().contains(&format!("--vram {least} or more")), "{refused}");
     let mut streamed = Vec::new();
     for share in [0.0, 0.2, 0.5, 0.9, 1.0] {
-        let vram = least + ((planned.min_bytes - least) as f64 * share) as u64;
+        let vram = least + ((planned.without_neurons_bytes - least) as f64 * share) as u64;
         let Opened { mut engine, device, .. } = opened_with(&path, vram).unwrap();
         let (budget, split) = (device.unwrap().budget, engine.split.as_ref().unwrap());
         let memory = split.device.memory();
@@ -282,7 +282,7 @@ fn a_model_opens_in_a_budget_without_room_for_attention_and_stays_in_it() {
         let mut session = Session::new(&engine, 128, KvType::F16).unwrap();
         let said = session.append(&mut engine, &tokens(100), |_| Ok(())).unwrap().to_vec();
         // How many layers are copied stays what it is.
-        for vram in [vram + (1 << 20), plan.min_bytes, vram] {
+        for vram in [vram + (1 << 20), plan.without_neurons_bytes, vram] {
             let now = budget.set(&mut engine, vram).unwrap();
             let memory = engine.split.as_ref().unwrap().device.memory();
             assert!(memory.used <= vram && now.streamed_layers == plan.streamed_layers, "{memory:?}");
@@ -291,7 +291,7 @@ fn a_model_opens_in_a_budget_without_room_for_attention_and_stays_in_it() {
             let off = support::error(again, &said);
             assert!(off < 2e-3, "{vram}: {off}");
         }
-        assert!(matches!(budget.set(&mut engine, plan.min_bytes - 1), Err(Error::Memory(_))));
+        assert!(matches!(budget.set(&mut engine, plan.without_neurons_bytes - 1), Err(Error::Memory(_))));
     }
     assert!(streamed.is_sorted_by(|a, b| a >= b) && streamed[0] == 20 && streamed[4] == 0, "{streamed:?}");
 }
@@ -300,7 +300,7 @@ fn a_model_opens_in_a_budget_without_room_for_attention_and_stays_in_it() {
 fn check_plan(plan: &Plan, f: &Footprint) {
     let [device, host] = [Tier::Device, Tier::Host].map(|tier| plan.parts.iter().map(|p| p.bytes[tier]).sum::<u64>());
     assert_eq!((plan.total_bytes, plan.details.host_bytes), (device, host));
-    assert!(plan.min_bytes <= device && device <= plan.budget_bytes.min(plan.full_bytes));
+    assert!(plan.without_neurons_bytes <= device && device <= plan.budget_bytes.min(plan.full_bytes));
     let attention = &plan.part(PartName::Attention).bytes;
     let copied = plan.streamed_layers as u64 * f.attention_layer_bytes[0];
     let room = if copied > 0 { 2 * f.attention_layer_bytes[1] } else { 0 };
@@ -318,9 +318,12 @@ fn attention_that_has_no_room_is_copied_and_every_budget_down_to_two_layers_is_k
             let request = Request { kv, computed_share: share, streamed_layers: None, ..request(vram) };
             plan(&f, &counts, &machine, &request)
         };
-        let min = of(KvPlace::Auto, 1 << 40).unwrap().min_bytes;
+        let min = of(KvPlace::Auto, 1 << 40).unwrap().without_neurons_bytes;
         let least = min - f.saved_by_streaming(f.layers);
         assert!(least < min / 2, "{name}: {least} of {min}");
+        // Whatever the budget, a plan names the least that is taken: it is, and a byte less is not.
+        assert_eq!(of(KvPlace::Auto, 1 << 40).unwrap().min_bytes, least, "{name}");
+        assert_eq!(of(KvPlace::Auto, least).unwrap().min_bytes, least, "{name}");
         let refused = of(KvPlace::Auto, least - 1).unwrap_err().to_string();
         assert!(refused.contains(&format!("give --vram {least} or more")), "{refused}");
         let mut last = f.layers;
@@ -328,7 +331,7 @@ fn attention_that_has_no_room_is_copied_and_every_budget_down_to_two_layers_is_k
             let vram = least + (min - least) * step / 60;
             let host = of(KvPlace::Host, vram).unwrap();
             check_plan(&host, &f);
-            assert!(host.min_bytes <= vram && host.streamed_layers <= last, "{name}, {vram}");
+            assert!(host.without_neurons_bytes <= vram && host.streamed_layers <= last, "{name}, {vram}");
             // One layer less would not fit.
             let fewer = host.streamed_layers.saturating_sub(1);
             let needed = least + f.saved_by_streaming(f.layers) - f.saved_by_streaming(fewer);
@@ -344,7 +347,7 @@ fn attention_that_has_no_room_is_copied_and_every_budget_down_to_two_layers_is_k
         }
         assert_eq!(last, 0, "{name}");
         let whole = of(KvPlace::Auto, min).unwrap();
-        assert_eq!((whole.streamed_layers, whole.min_bytes), (0, min));
+        assert_eq!((whole.streamed_layers, whole.without_neurons_bytes), (0, min));
         // A share of the neurons that does not fit beside names a budget that does.
         let shared = |vram| {
             let request = Request { ffn_share: Some(0.25), streamed_layers: None, ..request(vram) };

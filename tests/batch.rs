@@ -209,7 +209,7 @@ fn a_budget_decides_how_many_timelines_lie_on_the_device() {
     assert_eq!((plan.sequences, plan.total_bytes), (3, full));
     let neurons = budgeter.placed(&vec![ffn; layers]);
     place(&mut engine, Box::new(VirtualDevice::new(full, RATES)), &plan, &budgeter.machine, &neurons, true).unwrap();
-    let least = plan.min_bytes;
+    let least = plan.without_neurons_bytes;
     for (vram, sequences) in [(full, 3), (full - embeddings - 1, 2), (full - embeddings - kv, 2), (least, 0), (full, 3)]
     {
         let plan = budgeter.set(&mut engine, vram).unwrap();

@@ -195,7 +195,7 @@ fn shapes_of_mixtures_have_their_published_sizes_and_are_placed_expert_by_expert
         let counts = vec![vec![1; real.ffn]; real.layers];
         let planned = plan(&real, &counts, &machine("rtx-3060-12gb"), &request(8 * GIB)).unwrap();
         let slots: usize = planned.slots().iter().sum();
-        let room = 8 * GIB - planned.min_bytes - planned.streamed_bytes - real.for_chunks(planned.chunk);
+        let room = 8 * GIB - planned.without_neurons_bytes - planned.streamed_bytes - real.for_chunks(planned.chunk);
         assert_eq!(slots as u64, (room / real.block_bytes).min((real.ffn * real.layers) as u64), "{name}");
         assert_eq!(planned.details.batch, 1);
     }
@@ -226,8 +226,8 @@ fn of_a_shape_with_linear_attention_and_shared_experts_all_but_chosen_experts_is
         plan(&real, &counts, &machine("rtx-3060-12gb"), &Request { sequences, ..request(8 * GIB) }).unwrap()
     };
     let (one, nine) = (of(1), of(9));
-    assert_eq!(one.min_bytes, real.least_bytes());
-    assert_eq!(nine.min_bytes, one.min_bytes + 8 * real.state_bytes);
+    assert_eq!(one.without_neurons_bytes, real.least_bytes());
+    assert_eq!(nine.without_neurons_bytes, one.without_neurons_bytes + 8 * real.state_bytes);
     assert!(one.total_bytes <= 8 * GIB && nine.total_bytes <= 8 * GIB);
     assert!(nine.slots().iter().sum::<usize>() < one.slots().iter().sum::<usize>());
 }

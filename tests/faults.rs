@@ -272,7 +272,7 @@ fn a_device_that_refuses_anything_leaves_an_engine_that_is_right_and_can_go_on()
                 &request,
             )
             .unwrap();
-            let (least, most) = (whole.min_bytes, whole.budget_bytes);
+            let (least, most) = (whole.without_neurons_bytes, whole.budget_bytes);
             let plan = budgeter.plan(most).unwrap();
             let slots: Vec<usize> = plan.layers.iter().map(|l| l.slots).collect();
             let neurons = budgeter.placed(&slots);

@@ -399,19 +399,19 @@ fn a_chunk_is_planned_for_and_stays_what_it_is_while_the_budget_changes() {
         let planned = device.budget.plan(memory.budget).unwrap();
         assert_eq!((planned.chunk, planned.budget_bytes), (chunk, memory.budget));
         let footprint = &device.budget.footprint;
-        assert_eq!(planned.min_bytes, footprint.least_bytes() + footprint.for_chunks(chunk));
+        assert_eq!(planned.without_neurons_bytes, footprint.least_bytes() + footprint.for_chunks(chunk));
         let (expected, passes) = after(&mut engine, 1000, KvType::F32);
         assert_eq!(passes as usize, 1000usize.div_ceil(chunk));
-        for vram in [planned.min_bytes, planned.full_bytes, memory.budget] {
+        for vram in [planned.without_neurons_bytes, planned.full_bytes, memory.budget] {
             let plan = device.budget.set(&mut engine, vram).unwrap();
             let now = engine.split.as_ref().unwrap().device.memory();
             assert!(plan.chunk == chunk && now.used <= now.budget && now.budget == vram, "{now:?}");
             let (found, passes) = after(&mut engine, 1000, KvType::F32);
             assert!(passes as usize == 1000usize.div_ceil(chunk) && error(&found, &expected) < 2e-3);
         }
-        assert!(matches!(device.budget.set(&mut engine, planned.min_bytes - 1), Err(Error::Memory(_))));
+        assert!(matches!(device.budget.set(&mut engine, planned.without_neurons_bytes - 1), Err(Error::Memory(_))));
         assert_eq!(engine.chunk(), chunk);
-        least.push(planned.min_bytes);
+        least.push(planned.without_neurons_bytes);
     }
     assert!(least.windows(2).all(|two| two[0] < two[1]), "{least:?}");
     // A number that nothing is planned for is refused, and where texts are to be the same it is always the shortest.

@@ -365,7 +365,7 @@ fn a_budget_holds_with_copied_experts_and_they_come_and_go_with_it() {
     let mut device = device.unwrap();
     // Keys and values displace experts where that pays, which is another matter.
     device.budget.request.kv = KvPlace::Host;
-    let least = device.budget.plan(1 << 30).unwrap().min_bytes;
+    let least = device.budget.plan(1 << 30).unwrap().without_neurons_bytes;
     let expert = device.budget.footprint.block_bytes;
     // Of 40 experts all, as many as leave room for one in each half, and too few for that.
     for (experts, streamed) in [(40, 0), (39, 2), (33, 2), (31, 1), (39, 2), (10, 0), (35, 2), (40, 0)] {

@@ -182,7 +182,9 @@ fn packed(name: &str, quant: Quant, dir: &Path) -> Model {
 fn check(plan: &Plan, footprint: &Footprint) {
     assert_eq!(plan.total_bytes, plan.parts.iter().map(|p| p.bytes[Tier::Device]).sum::<u64>());
     assert_eq!(plan.details.host_bytes, plan.parts.iter().map(|p| p.bytes[Tier::Host]).sum::<u64>());
-    assert!(plan.min_bytes <= plan.total_bytes && plan.total_bytes <= plan.budget_bytes.min(plan.full_bytes));
+    assert!(
+        plan.without_neurons_bytes <= plan.total_bytes && plan.total_bytes <= plan.budget_bytes.min(plan.full_bytes)
+    );
     let slots: u64 = plan.layers.iter().map(|l| l.slots as u64).sum();
     let ffn = plan.parts.iter().find(|p| p.name == PartName::FfnSlots).unwrap();
     assert_eq!(
@@ -215,7 +217,7 @@ fn every_budget_is_kept_to_the_byte_and_both_ends_are_reached() {
         let counts = power_law(footprint.layers, footprint.ffn);
         let plan_of = |request: &Request| plan(&footprint, &counts, &machine(), request);
         let ends = plan_of(&request(1 << 40)).unwrap();
-        let (min, full) = (ends.min_bytes, ends.full_bytes);
+        let (min, full) = (ends.without_neurons_bytes, ends.full_bytes);
         let least = plan_of(&request(min)).unwrap();
         assert_eq!((least.total_bytes, least.objective), (min, 0));
         let most = plan_of(&request(full)).unwrap();
@@ -246,7 +248,7 @@ fn keys_and_values_displace_the_neurons_that_cost_less_than_attention_on_the_hos
         let f = Footprint::of_shape(&shape("llama-7b").unwrap(), Quant::F16, context, KvType::F16);
         let counts = counts(&f);
         let of = |kv, vram| plan(&f, &counts, &machine(), &Request { kv, computed_share, ..request(vram) }).unwrap();
-        let least = of(KvPlace::Host, u64::MAX / 2).min_bytes;
+        let least = of(KvPlace::Host, u64::MAX / 2).without_neurons_bytes;
         for eighths in 0..=9 {
             let vram = least + f.ffn_bytes() / 8 * eighths;
             let (chosen, host) = (of(KvPlace::Auto, vram), of(KvPlace::Host, vram));
@@ -331,7 +333,7 @@ fn chunks_are_longer_where_something_is_copied_and_they_take_a_sixteenth_of_the_
         let ends = of(&host(u64::MAX / 2));
         let longer = [512, 1024].map(|chunk| f.for_chunks(chunk));
         assert!(0 < longer[0] && longer[0] * 2 < longer[1] && f.for_chunks(256) == 0, "{name}: {longer:?}");
-        let least = ends.min_bytes;
+        let least = ends.without_neurons_bytes;
         for (room, chunk) in [
             (0, 256),
             (16 * longer[0] - 1, 256),
@@ -346,13 +348,13 @@ fn chunks_are_longer_where_something_is_copied_and_they_take_a_sixteenth_of_the_
         ] {
             let plan = of(&host(least + room));
             check(&plan, &f);
-            assert_eq!((plan.chunk, plan.min_bytes), (chunk, least), "{name}: {room} bytes");
+            assert_eq!((plan.chunk, plan.without_neurons_bytes), (chunk, least), "{name}: {room} bytes");
             // What was asked for comes first, whatever it displaces.
             for asked in [256, 512, 1024] {
                 let vram = least + room + f.for_chunks(asked);
                 let plan = of(&Request { chunk: Some(asked), ..host(vram) });
                 check(&plan, &f);
-                assert_eq!((plan.chunk, plan.min_bytes), (asked, least + f.for_chunks(asked)));
+                assert_eq!((plan.chunk, plan.without_neurons_bytes), (asked, least + f.for_chunks(asked)));
             }
         }
     }
@@ -559,7 +561,7 @@ fn a_model_is_planned_and_its_placement_checked() {
     assert!(err.contains("there is no activation profile for this model, so every neuron counts the same"), "{err}");
     let json: Json = serde_json::from_str(&out).unwrap();
     let keys: Vec<&String> = json.as_object().unwrap().keys().collect();
-    let wanted = "budget_bytes total_bytes min_bytes full_bytes parts layers streamed_bytes streamed_layers chunk sequences objective gap details";
+    let wanted = "budget_bytes total_bytes min_bytes without_neurons_bytes full_bytes parts layers streamed_bytes streamed_layers chunk sequences objective gap details";
     assert_eq!(keys, wanted.split(' ').collect::<Vec<_>>());
     let pinned = &json["details"]["pinned_bytes"];
     assert_eq!(pinned, &json["parts"][6]["host_bytes"], "every neuron block, and nothing else");

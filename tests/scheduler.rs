@@ -373,7 +373,7 @@ fn the_acknowledged_budget_is_never_exceeded() {
             streamed_layers: Some(0),
         },
     };
-    let least = budgeter.plan(u64::MAX / 2).unwrap().min_bytes;
+    let least = budgeter.plan(u64::MAX / 2).unwrap().without_neurons_bytes;
     let most = least + (layers * ffn) as u64 * budgeter.footprint.block_bytes;
     let mut prng = Prng::new(9);
     let (mut changes, mut refused) = (0, 0);

@@ -279,7 +279,7 @@ fn check(path: &std::path::Path, subject: &Subject, plan: &Plan, saved_bytes: u6
     let (config, model) = (&subject.config, subject.model.as_ref().expect("--check takes a model"));
     placement.check_owner(path, model.fingerprint(), config.layers, config.movable())?;
     let slots: u64 = placement.layers.iter().map(|l| l.slots as u64).sum();
-    let needed = plan.min_bytes + slots * plan.details.block_bytes;
+    let needed = plan.without_neurons_bytes + slots * plan.details.block_bytes;
     if needed > plan.budget_bytes {
         return Err(Error::Memory(format!(
             "{}: its {slots} slots make {needed} bytes on the device and the budget is {}; give --vram {} or more, or \
@@ -366,7 +366,13 @@ fn shown(args: &Args, plan: &Plan, subject: &Subject, machine: &MachineProfile, 
     }
     table.add_row(["total".into(), bytes(plan.total_bytes), bytes(d.host_bytes), plan.total_bytes.to_string()]);
     table.add_row(["budget".into(), bytes(plan.budget_bytes), String::new(), plan.budget_bytes.to_string()]);
-    table.add_row(["without neurons".into(), bytes(plan.min_bytes), String::new(), plan.min_bytes.to_string()]);
+    table.add_row([
+        "without neurons".into(),
+        bytes(plan.without_neurons_bytes),
+        String::new(),
+        plan.without_neurons_bytes.to_string(),
+    ]);
+    table.add_row(["smallest budget".into(), bytes(plan.min_bytes), String::new(), plan.min_bytes.to_string()]);
     table.add_row(["everything".into(), bytes(plan.full_bytes), String::new(), plan.full_bytes.to_string()]);
     for column in table.column_iter_mut().skip(1) {
         column.set_cell_alignment(CellAlignment::Right);

@@ -423,8 +423,8 @@ impl DeviceOptions {
         let footprint = Footprint::of_model(model, need.context, need.kv);
         if let Some(share) = self.vram_share {
             let ends = plan(&footprint, &counts, &machine, &Request { vram: None, ffn_share: None, ..request })?;
-            let room = (ends.full_bytes - ends.min_bytes) as f64 * share;
-            request.vram = Some(ends.min_bytes + room.ceil() as u64);
+            let room = (ends.full_bytes - ends.without_neurons_bytes) as f64 * share;
+            request.vram = Some(ends.without_neurons_bytes + room.ceil() as u64);
         }
         let mut plan = plan(&footprint, &counts, &machine, &request)?;
         let slots = plan.slots();

@@ -43,7 +43,7 @@ pub(super) fn nothing_fits(plan: &Plan, layers: usize) -> Option<String> {
         format!(
             "the device has room for none of the FFNs: a layer is divided from {} bytes on; give --vram {} or more, or a larger --ffn-share",
             least,
-            plan.min_bytes + least
+            plan.without_neurons_bytes + least
         )
     })
 }
@@ -75,7 +75,7 @@ pub(super) fn placed_by_file(
     let file = PlacementFile::read(path)?;
     file.check_owner(path, model.fingerprint(), layers, ffn)?;
     let wanted: u64 = file.layers.iter().map(|l| l.slots as u64).sum();
-    let needed = plan.min_bytes + wanted * plan.details.block_bytes;
+    let needed = plan.without_neurons_bytes + wanted * plan.details.block_bytes;
     if needed > plan.budget_bytes {
         return Err(Error::Memory(format!(
             "{}: its {wanted} slots make {needed} bytes on the device and the budget is {}; give --vram {} or more, \

@@ -134,8 +134,11 @@ pub struct Plan {
     pub budget_bytes: u64,
     /// Device memory that it uses, bytes: the sum over `parts`, never above the budget.
     pub total_bytes: u64,
-    /// Device memory that a plan without any neuron on the device takes, bytes, with as many [`Plan::streamed_layers`].
+    /// The smallest budget that is accepted, bytes: attention's matrices of as many layers as possible are copied for every pass.
     pub min_bytes: u64,
+    /// Device memory that this plan takes without its neurons, bytes: with as many [`Plan::streamed_layers`]. A budget from here to
+    /// [`Plan::full_bytes`] changes the number of neurons.
+    pub without_neurons_bytes: u64,
     /// Device memory that everything would take, bytes; a larger budget is of no use.
     pub full_bytes: u64,
     /// One line for each of [`PartName`].
@@ -276,7 +279,8 @@ pub fn plan(footprint: &Footprint, counts: &[Vec<u64>], machine: &MachineProfile
         f.least_bytes() - f.saved_by_streaming(streamed_layers) + states + request.predictor_bytes + kv_first + asked
     };
     let attention = streamed_attention(f, machine, request, &least_bytes);
-    let min_bytes = least_bytes(attention.layers);
+    let without_neurons_bytes = least_bytes(attention.layers);
+    let min_bytes = least_bytes(most_streamed(f, request));
     let kv_later = if matches!(request.kv, KvPlace::Auto | KvPlace::Spare) { kv_bytes } else { 0 };
     let full_bytes = least_bytes(0) + f.ffn_bytes() + kv_later + f.embeddings_bytes;
 
@@ -284,8 +288,8 @@ pub fn plan(footprint: &Footprint, counts: &[Vec<u64>], machine: &MachineProfile
     let wanted = request.ffn_share.map_or(f.ffn_bytes(), |share| (f.ffn_bytes() as f64 * share) as u64);
     let wanted = wanted.min(f.ffn_bytes());
     let beside = || streamed(f, request, wanted, wanted) + longer(f, request, wanted, wanted).1;
-    let budget_bytes = request.vram.unwrap_or_else(|| min_bytes + wanted + beside());
-    let Some(mut room) = budget_bytes.checked_sub(min_bytes) else {
+    let budget_bytes = request.vram.unwrap_or_else(|| without_neurons_bytes + wanted + beside());
+    let Some(mut room) = budget_bytes.checked_sub(without_neurons_bytes) else {
         return Err(too_small(budget_bytes, min_bytes, (attention.layers, f.layers), kv_first > 0));
     };
     if request.ffn_share.is_some() && wanted > room {
@@ -328,6 +332,7 @@ pub fn plan(footprint: &Footprint, counts: &[Vec<u64>], machine: &MachineProfile
         budget_bytes,
         total_bytes,
         min_bytes,
+        without_neurons_bytes,
         full_bytes,
         parts,
         layers: slots.into_iter().map(|slots| LayerSlots { slots }).collect(),
@@ -388,6 +393,12 @@ struct StreamedAttention {
 /// What longer chunks may take of a budget that has no room for attention: one part in so many.
 const CHUNK_SHARE: u64 = 16;
 
+/// Most layers whose attention's matrices a plan copies for every pass: all, where that saves memory.
+fn most_streamed(f: &Footprint, request: &Request) -> usize {
+    let all = if f.saved_by_streaming(f.layers) > 0 { f.layers } else { 0 };
+    request.streamed_layers.unwrap_or(all)
+}
+
 /// As few layers as the budget asks for: none, where all of attention has room. Else some more, so that keys and values lie on the device and
 /// chunks are longer, as far as the link brings them while the host computes its part of a token. All, where even that is too little.
 fn streamed_attention(
@@ -406,7 +417,7 @@ fn streamed_attention(
     let least = match fewest(0) {
         Some(0) => return with(0),
         Some(layers) => layers,
-        None => return with(if useful(&f.layers) { f.layers } else { 0 }),
+        None => return with(most_streamed(f, request)),
     };
     let host_us = f.ffn_bytes() as f64 * request.computed_share / (machine.dram_gb_s * 1e3);
     let link_us = |layers: usize| layers as f64 * f.attention_layer_bytes[0] as f64 / (machine.link_gb_s * 1e3);
