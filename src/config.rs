@@ -35,6 +35,9 @@ pub struct HubSettings {
     pub offline: bool,
 }
 
+/// Most bytes of the file with the hub's token; a token has below a hundred.
+const MAX_TOKEN_BYTES: u64 = 64 << 10;
+
 /// Reads the hub's environment variables.
 pub fn hub() -> HubSettings {
     let given = |name: &str| std::env::var(name).ok().filter(|value| !value.is_empty());
@@ -45,6 +48,9 @@ pub fn hub() -> HubSettings {
     });
     let left = || {
         let path = given("HF_TOKEN_PATH").map(PathBuf::from).or_else(|| Some(home.as_ref()?.join("token")))?;
+        // A pipe in place of the file would be waited for.
+        let good = |meta: &std::fs::Metadata| meta.is_file() && meta.len() <= MAX_TOKEN_BYTES;
+        std::fs::metadata(&path).ok().filter(good)?;
         std::fs::read_to_string(path).ok().map(|token| token.trim().to_owned())
     };
     HubSettings {

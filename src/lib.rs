@@ -12,10 +12,10 @@ pub mod interrupt;
 pub mod prng;
 
 pub mod child;
-pub mod hub;
 
 pub mod disk;
 pub mod formats;
+pub mod hub;
 pub mod settings;
 pub mod tokenizer;
 

@@ -142,6 +142,7 @@ impl Server {
             let port = self.address.rsplit(':').next().unwrap();
             let to = match self.manner.sent_to.unwrap_or("127.0.0.1") {
                 "nowhere" => String::new(),
+                host if host.contains(':') => format!("Location: http://{host}/cdn/{}\r\n", blob(&bytes)),
                 host => format!("Location: http://{host}:{port}/cdn/{}\r\n", blob(&bytes)),
             };
             return reply(&mut stream, "302 Found", &(said + &to), b"");
@@ -508,21 +509,141 @@ fn the_users_token_goes_to_no_other_machine() {
     for (path, token) in tokens {
         assert_eq!(token, !path.starts_with("/cdn/"), "{path}");
     }
+    // Another port of the same machine is another program, which may be anybody's.
+    let other = Hub::with(&files, Manner::default());
+    let (code, err, tokens) = pulled(other.endpoint.strip_prefix("http://").unwrap().to_owned().leak());
+    assert_eq!(code, 0, "{err}");
+    assert!(tokens.iter().all(|(_, token)| *token), "{tokens:?}");
+    let elsewhere = other.tokens.lock().unwrap().clone();
+    assert!(!elsewhere.is_empty() && elsewhere.iter().all(|(_, token)| !*token), "{elsewhere:?}");
     let (code, err, _) = pulled("nowhere");
     assert_eq!(code, 1, "{err}");
-    assert!(err.contains("missing a location header"), "{err}");
+    assert!(err.contains("an answer that leads elsewhere is no address"), "{err}");
+}
+
+#[test]
+fn a_password_in_the_hubs_address_is_never_shown() {
+    let home = tempfile::tempdir().unwrap();
+    for endpoint in
+        ["http://user:hunter2@127.0.0.1:1", "http://user:hunter2@127.0.0.1:1/base/", "http://user:hunter 2@127.0.0.1:1"]
+    {
+        let (code, out, err) = run(home.path(), endpoint, &["pull", "owner/model"]);
+        assert_eq!((code, out.as_str()), (1, ""), "{err}");
+        assert!(err.contains("http://127.0.0.1:1") && !err.contains("hunter"), "{err}");
+    }
+}
+
+/// The cache is a folder that other programs write to, too. A link there led a fetch to another file of the user's, which was appended to or
+/// overwritten; a pipe was waited for without end.
+#[test]
+fn links_and_pipes_in_the_cache_are_neither_followed_nor_waited_for() {
+    use std::os::unix::fs::symlink;
+    let files = relullama();
+    let weights = blob(&files[1].1);
+    let pipe = |at: &Path| assert!(Command::new("mkfifo").arg(at).status().unwrap().success());
+    for (place, is_link) in
+        [("part", true), ("part", false), ("lock", true), ("lock", false), ("main", true), ("main", false)]
+    {
+        let home = tempfile::tempdir().unwrap();
+        let victim = home.path().join("victim");
+        std::fs::write(&victim, "dear").unwrap();
+        let path = match place {
+            "main" => folder(home.path()).join("refs/main"),
+            extension => folder(home.path()).join("blobs").join(&weights).with_extension(extension),
+        };
+        std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+        if is_link {
+            symlink(&victim, &path).unwrap()
+        } else {
+            pipe(&path)
+        }
+        let hub = Hub::with(&files, Manner::default());
+        // Without a network a model that is not whole is none; nothing hangs.
+        assert_eq!(run(home.path(), NOBODY, &["show", "owner/model"]).0, 2);
+        let (code, _, err) = run(home.path(), &hub.endpoint, &["pull", "owner/model"]);
+        assert_eq!(std::fs::read_to_string(&victim).unwrap(), "dear", "{place}");
+        if place == "main" {
+            assert_eq!(code, 0, "{err}");
+            assert!(path.symlink_metadata().unwrap().is_file());
+            continue;
+        }
+        assert_eq!(code, 5, "{err}");
+        assert!(err.contains("not a regular file but a link, pipe or device: remove it, and pull again"), "{err}");
+        std::fs::remove_file(&path).unwrap();
+        assert_eq!(run(home.path(), &hub.endpoint, &["pull", "owner/model"]).0, 0);
+    }
+}
+
+#[test]
+fn names_that_a_terminal_does_not_show_as_they_are_are_refused() {
+    for name in ["m\u{202e}fugg.Q4_0.gguf", "m\u{1b}[2J.gguf", "model-\u{200b}1.safetensors"] {
+        let home = tempfile::tempdir().unwrap();
+        let hub = Hub::with(&[("config.json", b"{}".to_vec()), (name, vec![1])], Manner::default());
+        let (code, out, err) = run(home.path(), &hub.endpoint, &["pull", "owner/model"]);
+        assert_eq!((code, out.as_str()), (1, ""), "{err}");
+        assert!(err.contains("has characters that a terminal does not show"), "{err}");
+        assert!(!err.contains(['\u{202e}', '\u{1b}', '\u{200b}']), "{err}");
+        assert!(!folder(home.path()).exists());
+    }
+}
+
+#[test]
+fn a_model_in_parts_is_fetched_whole_with_its_folder() {
+    let part = |n: usize| (format!("Q4_0/m-Q4_0-0000{n}-of-00003.gguf"), vec![n as u8; 70_000 * n]);
+    let parts: Vec<(String, Vec<u8>)> = (1..=3).map(part).collect();
+    let mut files: Vec<(&str, Vec<u8>)> = parts.iter().map(|(name, bytes)| (name.as_str(), bytes.clone())).collect();
+    let others =
+        [("F16/m-F16.gguf", vec![9; 500]), ("mmproj-m-F16.gguf", vec![8; 500]), ("imatrix.gguf", vec![7; 500])];
+    files.extend(others.iter().map(|(name, bytes)| (*name, bytes.clone())));
+    let home = tempfile::tempdir().unwrap();
+    let home = home.path();
+    let snapshot = folder(home).join("snapshots").join(COMMIT);
+    let hub = Hub::with(&files, Manner::default());
+    for name in [
+        "owner/model:Q4_0",
+        "hf.co/owner/model:q4_0",
+        "https://huggingface.co/owner/model/blob/main/Q4_0/m-Q4_0-00002-of-00003.gguf",
+    ] {
+        let (code, out, err) = run(home, &hub.endpoint, &["pull", name]);
+        assert_eq!(code, 0, "{err}");
+        assert_eq!(Path::new(out.trim()), snapshot.join(&parts[0].0));
+        for (name, bytes) in &parts {
+            assert_eq!(std::fs::read(snapshot.join(name)).unwrap(), *bytes, "{name}");
+        }
+        assert_eq!(hub.starts().len(), 3, "each part is fetched once");
+    }
+    // The type that was asked for, and not what lies beside a model.
+    let (code, out, err) = run(home, &hub.endpoint, &["pull", "owner/model:F16"]);
+    assert_eq!(code, 0, "{err}");
+    assert_eq!(Path::new(out.trim()), snapshot.join("F16/m-F16.gguf"));
+    assert!(!snapshot.join("mmproj-m-F16.gguf").exists() && !snapshot.join("imatrix.gguf").exists());
+    // A repository that lacks a part says which.
+    let hub = Hub::with(&[files[0].clone(), files[2].clone()], Manner::default());
+    let (code, _, err) = run(home, &hub.endpoint, &["pull", "owner/model"]);
+    assert_eq!(code, 2, "{err}");
+    assert!(
+        err.contains("has 2 of the 3 parts of 'Q4_0/m-Q4_0.gguf'; missing are Q4_0/m-Q4_0-00002-of-00003.gguf"),
+        "{err}"
+    );
 }
 
 #[test]
 fn of_several_gguf_files_one_is_named() {
     let home = tempfile::tempdir().unwrap();
     let (f32, q4) = (fixture("llama.gguf"), fixture("llama.q4_0.gguf"));
-    let hub = Hub::with(&[("m.f32.gguf", f32), ("m.Q4_0.gguf", q4)], Manner::default());
-    let (code, _, err) = run(home.path(), &hub.endpoint, &["pull", "owner/model"]);
+    let hub = Hub::with(&[("m.f32.gguf", f32.clone()), ("m.Q4_0.gguf", q4.clone())], Manner::default());
+    // Without a name the type that most people take.
+    let (code, out, err) = run(home.path(), &hub.endpoint, &["pull", "owner/model"]);
+    assert_eq!(code, 0, "{err}");
+    assert!(out.trim().ends_with("/m.Q4_0.gguf"), "{out}");
+    let unknown = Hub::with(&[("large.gguf", f32), ("small.gguf", q4)], Manner::default());
+    let (code, _, err) = run(home.path(), &unknown.endpoint, &["pull", "owner/model"]);
     assert_eq!(code, 2, "{err}");
-    assert!(err.contains("has several GGUF files; name one, owner/model:m.f32.gguf"), "{err}");
-    assert_eq!(run(home.path(), &hub.endpoint, &["pull", "owner/model:q4_0"]).0, 0);
-    for name in ["owner/model:q4_0", "owner/model:m.Q4_0.gguf", "owner/model"] {
+    assert!(err.contains("has several GGUF files; name one, owner/model:large.gguf"), "{err}");
+    // Without its owner, too: no other model here is called so.
+    for name in
+        ["owner/model:q4_0", "owner/model:m.Q4_0.gguf", "owner/model", "model", "model:q4_0", "hf.co/owner/model"]
+    {
         let (code, out, err) = run(home.path(), NOBODY, &["show", name, "--json"]);
         assert_eq!(code, 0, "{err}");
         assert!(out.contains("q4_0"), "{out}");

@@ -19,11 +19,11 @@ const MODULES: [(&str, &[&str]); 32] = [
     ("prng", &[]),
     // A stranger's work in a process of its own; it does not know what work.
     ("child", &["error"]),
-    // Names of models on the hub; the only connection to another machine.
-    ("hub", &["error"]),
     // Reads of a file, whatever it holds; the virtual disk draws, and a disk's costs are measured.
     ("disk", &["clock", "prng"]),
     ("formats", &["error"]),
+    // Names of models on the hub, and which files they mean; the only connection to another machine.
+    ("hub", &["error", "formats"]),
     // A file of settings is opened as every file that somebody names.
     ("settings", &["error", "formats"]),
     ("tokenizer", &["child", "clock", "error", "formats"]),

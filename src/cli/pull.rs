@@ -9,20 +9,21 @@ use std::path::Path;
 
 /// Fetch a model from the Hugging Face hub
 ///
-/// NAME is OWNER/MODEL, or OWNER/MODEL:FILE for one GGUF file of several, where FILE may be a part of the file's name (Q4_0). Afterwards
-/// every verb takes the same NAME as its MODEL. The files go where the hub's own tools keep theirs ($HF_HOME/hub, else
+/// NAME is OWNER/MODEL, or OWNER/MODEL:FILE for one GGUF of several, where FILE may be a part of the file's name (Q4_0); the address of
+/// the model's page or file says the same. Of several GGUFs, without FILE, the one of the type that most people take (Q4_K_M) is fetched. A GGUF
+/// in parts is fetched whole. Afterwards every verb takes the same NAME as its MODEL. The files go where the hub's own tools keep theirs ($HF_HOME/hub, else
 /// ~/.cache/huggingface/hub), and what is there is not fetched again. Their checksums are compared with the hub's. A fetch that was cut or stopped goes on
 /// where it was when the command is given again. No other verb of this program opens a connection to another machine.
 #[derive(clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub struct Args {
-    /// OWNER/MODEL or OWNER/MODEL:FILE
+    /// OWNER/MODEL, OWNER/MODEL:FILE, or an address at huggingface.co
     name: String,
 }
 
 const EXAMPLES: &str = "\
 Examples:
-  dynamicinfer pull OWNER/MODEL                     safetensors and what belongs to them, or the only GGUF
+  dynamicinfer pull OWNER/MODEL                     safetensors and what belongs to them, or a GGUF
   dynamicinfer pull OWNER/MODEL-GGUF:Q4_0           one GGUF of several
   dynamicinfer run OWNER/MODEL-GGUF:Q4_0 \"Once\"     the same name runs it
 
@@ -32,7 +33,8 @@ HF_HUB_OFFLINE=1 (refuse to fetch).";
 pub fn run(args: Args) -> Result<()> {
     let name = Name::parse(&args.name).ok_or_else(|| {
         Error::Usage(format!(
-            "'{}' is no name of the hub: give OWNER/MODEL, or OWNER/MODEL:FILE for one GGUF file of several",
+            "'{}' is no name of the hub: give OWNER/MODEL, OWNER/MODEL:FILE for one GGUF of several, or the address of its page or of a file \
+             of its branch main",
             printable(&args.name)
         ))
     })?;

@@ -2,17 +2,19 @@
 //! have it. A hub, or a mirror that stands for it, is not trusted: no path comes from a header, no answer is read beyond the length that
 //! the listing gives, and bytes get a file's name only after their checksum was checked.
 
+use super::choice::belongs;
 use super::{Cache, Choice, Name, choose};
 use crate::error::{Error, Result, excerpt, human_bytes, printable};
+use crate::formats::open_regular;
 use sha1::Sha1;
 use sha2::{Digest, Sha256};
 use std::fs::File;
 use std::io::{ErrorKind, Read, Write};
-use std::os::unix::fs::MetadataExt;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
-use ureq::config::RedirectAuthHeaders;
-use ureq::{Agent, Body, http::Response};
+use ureq::http::{Response, Uri};
+use ureq::{Agent, Body};
 
 /// How long a machine may take to accept a connection, and after that to send its next bytes.
 const SILENCE: Duration = Duration::from_secs(60);
@@ -23,6 +25,13 @@ const ATTEMPTS: usize = 10;
 /// Times that a lock's file may be removed by another program just before it is locked here: each time that program has ended its fetch.
 const LOCK_ATTEMPTS: usize = 100;
 
+/// Addresses that an answer may lead through: one for a repository that was renamed, and a few of a server of large files.
+const MAX_REDIRECTS: usize = 10;
+
+/// Bytes of a file's name with its folders, and words of it, beyond which it is none that a model has.
+const MAX_NAME: usize = 1024;
+const MAX_FOLDERS: usize = 4;
+
 /// Bytes that are read between two looks at Ctrl-C.
 const READ_AT_ONCE: usize = 1 << 20;
 
@@ -30,6 +39,8 @@ const READ_AT_ONCE: usize = 1 << 20;
 pub struct Hub {
     agent: Agent,
     endpoint: String,
+    /// The endpoint as messages have it: without a password.
+    shown: String,
     token: Option<String>,
     cache: Cache,
 }
@@ -74,7 +85,7 @@ impl Sum {
         match self {
             Sum::Sha256(_) => digest(Sha256::new(), path, step),
             Sum::Git(_) => {
-                let bytes = std::fs::metadata(path).map_err(Error::io("stat", path))?.len();
+                let bytes = std::fs::symlink_metadata(path).map_err(Error::io("stat", path))?.len();
                 digest(Sha1::new().chain_update(format!("blob {bytes}\0")), path, step)
             }
         }
@@ -111,15 +122,16 @@ impl Hub {
     /// The hub at `endpoint` (`https://...`). `token` is that of a user, for models that are not open to all.
     pub fn new(endpoint: &str, cache: Cache, token: Option<String>) -> Hub {
         let agent = Agent::config_builder()
-            // Large files come from other machines, and the token is for the hub alone.
-            .redirect_auth_headers(RedirectAuthHeaders::SameHost)
+            // Large files come from other machines, and the token is for the hub alone: `get` follows by itself.
+            .max_redirects(0)
             .timeout_connect(Some(SILENCE))
             .timeout_per_read(Some(SILENCE))
             .accept_encoding("identity")
             .user_agent(concat!("dynamicinfer/", env!("CARGO_PKG_VERSION")))
             .build()
             .new_agent();
-        Hub { agent, endpoint: endpoint.trim_end_matches('/').to_owned(), token, cache }
+        let endpoint = endpoint.trim_end_matches('/').to_owned();
+        Hub { agent, shown: without_password(&endpoint), endpoint, token, cache }
     }
 
     /// The files that `name` means.
@@ -134,9 +146,15 @@ impl Hub {
             page["sha"].as_str().filter(|sha| is_hex(sha, 40)).ok_or_else(|| self.odd("it names no commit"))?;
         let files: Vec<HubFile> = page["siblings"].as_array().into_iter().flatten().filter_map(hub_file).collect();
         let names: Vec<String> = files.iter().map(|file| file.name.clone()).collect();
+        let odd = |name: &&String| name.chars().any(misleads) && (belongs(name) || name.ends_with(".gguf"));
+        if let Some(name) = names.iter().find(odd) {
+            let shown = printable(name);
+            return Err(
+                self.odd(&format!("the name of its file '{shown}' has characters that a terminal does not show"))
+            );
+        }
         let wanted = match choose(name, &names) {
-            Ok(Choice::Directory(wanted)) => wanted,
-            Ok(Choice::File(file)) => vec![file],
+            Ok(Choice::Directory(wanted) | Choice::Gguf(wanted)) => wanted,
             Err(Some(why)) => return Err(Error::Usage(why)),
             Err(None) => return Err(no_model(name, &names)),
         };
@@ -167,7 +185,7 @@ impl Hub {
         if length(&self.blob(name, file)) == Some(file.bytes) {
             return Ok(held);
         }
-        let mut opened = File::options().append(true).create(true).open(&part).map_err(Error::io("open", &part))?;
+        let mut opened = open_ours(&part)?;
         if length(&part).is_some_and(|bytes| bytes > file.bytes) {
             // No beginning of this file: asked to go on behind its end, a hub refuses each time.
             opened.set_len(0).map_err(Error::io("cut", &part))?;
@@ -239,16 +257,28 @@ impl Hub {
         }
     }
 
-    /// Asks the hub for what is at `path`, from byte `start` on.
+    /// Asks the hub for what is at `path`, from byte `start` on, wherever the hub says that this is. The token goes to the hub's own scheme,
+    /// host and port only.
     fn get(&self, path: &str, start: u64) -> Result<Response<Body>, ureq::Error> {
-        let mut request = self.agent.get(format!("{}/{path}", self.endpoint));
-        if let Some(token) = &self.token {
-            request = request.header("Authorization", format!("Bearer {token}"));
+        let mut at: Uri = format!("{}/{path}", self.endpoint).parse().map_err(|_| bad_address("the hub's address"))?;
+        let hub = origin(&at);
+        for _ in 0..=MAX_REDIRECTS {
+            let mut request = self.agent.get(&at);
+            if let Some(token) = self.token.as_ref().filter(|_| hub.is_some() && origin(&at) == hub) {
+                request = request.header("Authorization", format!("Bearer {token}"));
+            }
+            if start > 0 {
+                request = request.header("Range", format!("bytes={start}-"));
+            }
+            let answer = request.call()?;
+            if !answer.status().is_redirection() {
+                return Ok(answer);
+            }
+            let location = answer.headers().get("Location").and_then(|to| to.to_str().ok());
+            at =
+                location.and_then(|to| behind(&at, to)).ok_or_else(|| bad_address("an answer that leads elsewhere"))?;
         }
-        if start > 0 {
-            request = request.header("Range", format!("bytes={start}-"));
-        }
-        request.call()
+        Err(ureq::Error::TooManyRedirects)
     }
 
     /// Checks a fetched file against the hub's length and checksum, and then gives it its name in the cache. What does not agree is
@@ -259,8 +289,10 @@ impl Hub {
     pub fn keep(&self, name: &Name, listing: &Listing, file: &HubFile, _held: &Held, step: Step<'_>) -> Result<()> {
         let (blob, part) = (self.blob(name, file), self.part(name, file));
         let link = self.cache.folder(name).join("snapshots").join(&listing.commit).join(&file.name);
+        // Files may lie in folders of the repository.
+        let blobs = "../".repeat(2 + file.name.matches('/').count()) + "blobs";
         let came = if length(&blob) == Some(file.bytes) { &blob } else { &part };
-        let bytes = std::fs::metadata(came).map_err(Error::io("stat", came))?.len();
+        let bytes = std::fs::symlink_metadata(came).map_err(Error::io("stat", came))?.len();
         let why = match bytes == file.bytes {
             false => Some(format!("has {bytes} bytes, and the hub says {}", file.bytes)),
             true => {
@@ -274,7 +306,7 @@ impl Hub {
         if came == &part {
             std::fs::rename(&part, &blob).map_err(Error::io("rename", &part))?;
         }
-        point(&link, &Path::new("../../blobs").join(file.sum.digits()))
+        point(&link, &Path::new(&blobs).join(file.sum.digits()))
     }
 
     /// Makes the listing's commit the one that the model's name means. For when all its files are kept.
@@ -284,8 +316,12 @@ impl Hub {
     pub fn finish(&self, name: &Name, listing: &Listing) -> Result<()> {
         let refs = self.cache.folder(name).join("refs");
         std::fs::create_dir_all(&refs).map_err(Error::io("create", &refs))?;
-        let main = refs.join("main");
-        std::fs::write(&main, &listing.commit).map_err(Error::io("write", &main))
+        // Whatever has the name now is replaced, not written to: it may be a link or a pipe.
+        let (main, new) = (refs.join("main"), refs.join(format!(".main.{}", std::process::id())));
+        let _ = std::fs::remove_file(&new);
+        let written = File::options().write(true).create_new(true).open(&new);
+        written.and_then(|mut file| file.write_all(listing.commit.as_bytes())).map_err(Error::io("write", &new))?;
+        std::fs::rename(&new, &main).map_err(Error::io("rename", &main))
     }
 
     fn blob(&self, name: &Name, file: &HubFile) -> PathBuf {
@@ -304,7 +340,7 @@ impl Hub {
         let blobs = path.parent().expect("it lies in blobs/");
         std::fs::create_dir_all(blobs).map_err(Error::io("create", blobs))?;
         for _ in 0..LOCK_ATTEMPTS {
-            let opened = File::options().append(true).create(true).open(&path).map_err(Error::io("create", &path))?;
+            let opened = open_ours(&path)?;
             match flock(&opened, FlockOperation::NonBlockingLockExclusive) {
                 Ok(()) if is_named(&opened, &path) => return Ok(Held { _file: opened, path }),
                 // Its last owner has removed it in between; who comes now locks another file of that name.
@@ -318,12 +354,12 @@ impl Hub {
 
     fn odd(&self, why: &str) -> Error {
         let why = excerpt(why);
-        Error::Failed(format!("{} does not answer as a Hugging Face hub: {why}; look at HF_ENDPOINT", self.endpoint))
+        Error::Failed(format!("{} does not answer as a Hugging Face hub: {why}; look at HF_ENDPOINT", self.shown))
     }
 
     /// Why the hub gave nothing, with what to do about it.
     fn refused(&self, name: &Name, why: &ureq::Error) -> Error {
-        let (repository, endpoint) = (&name.repository, &self.endpoint);
+        let (repository, endpoint) = (&name.repository, &self.shown);
         let status = if let ureq::Error::StatusCode(status) = why { Some(*status) } else { None };
         Error::Failed(match status {
             Some(404) => format!("{endpoint} has no model {repository}: look for its name there"),
@@ -382,7 +418,7 @@ fn goes_on(answer: &Response<Body>, start: u64) -> bool {
 
 /// A file's name as it stands in an address.
 fn escaped(name: &str) -> String {
-    let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-._~".contains(&byte);
+    let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-._~/".contains(&byte);
     let escape = |byte: u8| if plain(byte) { char::from(byte).to_string() } else { format!("%{byte:02X}") };
     name.bytes().map(escape).collect()
 }
@@ -396,8 +432,57 @@ fn is_named(file: &File, path: &Path) -> bool {
     }
 }
 
+/// The length of a regular file; a link to one is none.
 fn length(path: &Path) -> Option<u64> {
-    std::fs::metadata(path).ok().map(|meta| meta.len())
+    std::fs::symlink_metadata(path).ok().filter(|meta| meta.is_file()).map(|meta| meta.len())
+}
+
+/// Opens a file of the cache to add to it, or creates it. Links are not followed and pipes not waited for: who can write to the cache would
+/// otherwise choose a file to be overwritten.
+fn open_ours(path: &Path) -> Result<File> {
+    use rustix::fs::OFlags;
+    let flags = (OFlags::NOFOLLOW | OFlags::NONBLOCK).bits();
+    let opened = File::options().append(true).create(true).custom_flags(flags as i32).open(path);
+    let regular = |file: &File| file.metadata().is_ok_and(|meta| meta.is_file());
+    match opened {
+        Ok(file) if regular(&file) => Ok(file),
+        Err(why) if std::fs::symlink_metadata(path).map_or(true, |meta| meta.is_file()) => {
+            Err(Error::io("open", path)(why))
+        }
+        _ => Err(Error::bad(path, "", "not a regular file but a link, pipe or device: remove it, and pull again")),
+    }
+}
+
+/// Scheme, host and port of an address.
+fn origin(at: &Uri) -> Option<(String, String, u16)> {
+    let scheme = at.scheme_str()?.to_lowercase();
+    let port = at.port_u16().unwrap_or(if scheme == "https" { 443 } else { 80 });
+    Some((scheme, at.host()?.to_lowercase(), port))
+}
+
+/// The address that `location` means in an answer of `at`; `None` where it is none of the web's.
+fn behind(at: &Uri, location: &str) -> Option<Uri> {
+    let whole = match location.strip_prefix("//") {
+        Some(_) => format!("{}:{location}", at.scheme_str()?),
+        None if location.starts_with('/') => format!("{}://{}{location}", at.scheme_str()?, at.authority()?),
+        None => location.to_owned(),
+    };
+    let uri: Uri = whole.parse().ok()?;
+    (matches!(uri.scheme_str(), Some("http" | "https")) && uri.host().is_some()).then_some(uri)
+}
+
+fn bad_address(what: &str) -> ureq::Error {
+    ureq::Error::Io(std::io::Error::new(ErrorKind::InvalidData, format!("{what} is no address")))
+}
+
+/// An address without the name and password that may stand in it.
+fn without_password(endpoint: &str) -> String {
+    let Some((scheme, rest)) = endpoint.split_once("://") else { return endpoint.to_owned() };
+    let (authority, path) = rest.split_at(rest.find('/').unwrap_or(rest.len()));
+    match authority.rsplit_once('@') {
+        Some((_, host)) => format!("{scheme}://{host}{path}"),
+        None => endpoint.to_owned(),
+    }
 }
 
 /// Removes what is not the hub's file; the error says why.
@@ -452,9 +537,16 @@ fn hub_file(sibling: &serde_json::Value) -> Option<HubFile> {
     Some(HubFile { name, bytes, sum })
 }
 
-/// Whether a name of the hub's is that of a file right in the repository.
+/// Whether a name of the hub's leads to a file in the repository or in one of its folders, and nowhere else.
 fn is_plain(name: &str) -> bool {
-    !name.is_empty() && !name.starts_with('.') && !name.contains(['/', '\\', '\0'])
+    let plain = |word: &str| !word.is_empty() && !word.starts_with('.') && !word.contains(['\\', '\0']);
+    name.len() <= MAX_NAME && name.split('/').count() <= MAX_FOLDERS && name.split('/').all(plain)
+}
+
+/// Whether a character does not show in a name, or turns the direction of those behind it.
+fn misleads(c: char) -> bool {
+    c.is_control()
+        || matches!(c, '\u{61c}' | '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{206f}' | '\u{feff}')
 }
 
 fn is_hex(text: &str, digits: usize) -> bool {
@@ -463,8 +555,8 @@ fn is_hex(text: &str, digits: usize) -> bool {
 
 /// The checksum, as hex digits, of what `hash` has taken already and a file's bytes behind it.
 fn digest(mut hash: impl Digest, path: &Path, step: Step<'_>) -> Result<String> {
-    let mut file = File::open(path).map_err(Error::io("open", path))?;
-    let all = file.metadata().map_err(Error::io("stat", path))?.len();
+    let (mut file, meta) = open_regular(path)?;
+    let all = meta.len();
     let (mut done, mut piece) = (0, vec![0; READ_AT_ONCE]);
     loop {
         let n = file.read(&mut piece).map_err(Error::io("read", path))?;

@@ -4,43 +4,23 @@
 #[cfg(feature = "pull")]
 pub mod fetch;
 
+mod choice;
+mod name;
+
+pub use choice::{Choice, choose};
+pub use name::Name;
+
 use crate::error::{Error, Result, printable};
+use crate::formats::open_regular;
+use std::io::Read;
 use std::path::{Path, PathBuf};
 
-/// A model as people name it: `OWNER/MODEL`, or `OWNER/MODEL:FILE` for one GGUF file of several.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Name {
-    /// `OWNER/MODEL`, as the hub knows it.
-    pub repository: String,
-    /// Which file: its name, or a part of it that no other file's name has, such as `Q4_0`.
-    pub file: Option<String>,
-}
+/// Most bytes of a file in `refs/`: a commit has 40.
+const MAX_REF_BYTES: u64 = 256;
 
-impl Name {
-    /// The name in `text`; `None` where it is none: the hub's names are two words of letters, digits, `-`, `_` and `.`.
-    pub fn parse(text: &str) -> Option<Name> {
-        let (repository, file) = text.split_once(':').map_or((text, None), |(name, file)| (name, Some(file)));
-        let (owner, model) = repository.split_once('/')?;
-        let word = |text: &str, more: &str| {
-            !text.is_empty()
-                && !text.starts_with(['.', '-'])
-                && text.len() <= 200
-                && text.chars().all(|c| c.is_ascii_alphanumeric() || more.contains(c))
-        };
-        let good = word(owner, "-_.") && word(model, "-_.") && file.is_none_or(|file| word(file, "-_."));
-        good.then(|| Name { repository: repository.to_owned(), file: file.map(str::to_owned) })
-    }
-}
-
-impl std::fmt::Display for Name {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let Name { repository, file } = self;
-        match file {
-            Some(file) => write!(f, "{repository}:{file}"),
-            None => f.write_str(repository),
-        }
-    }
-}
+/// Most files of a snapshot that are looked at, and folders below each other.
+const MAX_FILES: usize = 10_000;
+const MAX_DEPTH: usize = 4;
 
 /// The folder in which the hub's tools keep the files of all models. A model has `refs/main` (the commit that was fetched last),
 /// `snapshots/COMMIT/` (its files by name, as links) and `blobs/` (their bytes, named by checksum), as huggingface_hub has them.
@@ -53,100 +33,74 @@ impl Cache {
         self.0.join(format!("models--{}", name.repository.replace('/', "--")))
     }
 
-    /// The file or directory of a model that was fetched; `None` where it was not.
+    /// The file or directory of a model that was fetched, of a model in parts the first part; `None` where it was not.
     ///
     /// # Errors
-    /// [`Error::Usage`] where the name fits several of its files.
+    /// [`Error::Usage`] where the name fits several of its files, or where parts are missing.
     pub fn find(&self, name: &Name) -> Result<Option<PathBuf>> {
-        let folder = self.folder(name);
-        let Ok(commit) = std::fs::read_to_string(folder.join("refs/main")) else { return Ok(None) };
-        if commit.is_empty() || !commit.chars().all(|c| c.is_ascii_alphanumeric()) {
-            return Ok(None);
-        }
-        let snapshot = folder.join("snapshots").join(commit);
-        let Ok(entries) = std::fs::read_dir(&snapshot) else { return Ok(None) };
-        let mut files: Vec<String> =
-            entries.flatten().map(|entry| entry.file_name().to_string_lossy().into_owned()).collect();
+        let Some(snapshot) = self.snapshot(name) else { return Ok(None) };
+        let mut files = Vec::new();
+        add_files(&snapshot, "", 0, &mut files);
         files.sort();
         Ok(match choose(name, &files) {
             Ok(Choice::Directory(_)) => Some(snapshot),
-            Ok(Choice::File(file)) => Some(snapshot.join(file)),
+            Ok(Choice::Gguf(parts)) => Some(snapshot.join(&parts[0])),
             Err(None) => None,
             Err(Some(why)) => return Err(Error::Usage(why)),
         })
     }
-}
 
-/// What of a repository's files is the model.
-#[derive(Debug, PartialEq, Eq)]
-pub enum Choice {
-    /// All of these, as a Hugging Face directory.
-    Directory(Vec<String>),
-    /// This GGUF file.
-    File(String),
-}
+    /// The folder of the commit that was fetched last.
+    fn snapshot(&self, name: &Name) -> Option<PathBuf> {
+        let folder = self.folder(name);
+        let mut commit = String::new();
+        let main = folder.join("refs/main");
+        // The cache is written by other programs, too: a pipe in place of this file would be waited for.
+        open_regular(&main).ok()?.0.take(MAX_REF_BYTES).read_to_string(&mut commit).ok()?;
+        let commit = commit.trim_end();
+        let good = !commit.is_empty() && commit.chars().all(|c| c.is_ascii_alphanumeric());
+        good.then(|| folder.join("snapshots").join(commit))
+    }
 
-/// Chooses among the files of a repository those that `name` means: the GGUF file that it names, else safetensors with what belongs to
-/// them, else the only GGUF file.
-///
-/// # Errors
-/// Why there is no choice, as a sentence for people; `None` where no file is a model's.
-pub fn choose(name: &Name, files: &[String]) -> Result<Choice, Option<String>> {
-    let ggufs: Vec<&String> = files.iter().filter(|file| file.ends_with(".gguf") && !file.contains('/')).collect();
-    if let Some(part) = &name.file {
-        let found = named(&ggufs, part);
-        return match found[..] {
-            [one] => Ok(Choice::File(one.clone())),
-            [] if ggufs.is_empty() => Err(None),
-            [] => Err(Some(format!("none of {}'s files is called '{part}': {}", name.repository, list(&ggufs)))),
-            _ => Err(Some(format!("'{part}' fits several of {}'s files: {}", name.repository, list(&found)))),
+    /// The whole name of a model that was fetched, from a name without its owner: `MODEL` or `MODEL:FILE`. `None` where no model is called
+    /// so.
+    ///
+    /// # Errors
+    /// [`Error::Usage`] where models of several owners are.
+    pub fn by_short_name(&self, text: &str) -> Result<Option<Name>> {
+        let model = text.split_once(':').map_or(text, |(model, _)| model);
+        let Ok(entries) = std::fs::read_dir(&self.0) else { return Ok(None) };
+        let folders = entries.flatten().take(MAX_FILES).map(|entry| entry.file_name().to_string_lossy().into_owned());
+        let owner = |folder: String| {
+            let (owner, name) = folder.strip_prefix("models--")?.split_once("--")?;
+            (name == model).then(|| owner.to_owned())
         };
-    }
-    let directory: Vec<String> = files.iter().filter(|file| belongs(file)).cloned().collect();
-    if files.iter().any(|file| file == "config.json") && directory.iter().any(|file| file.ends_with(".safetensors")) {
-        return Ok(Choice::Directory(directory));
-    }
-    match ggufs[..] {
-        [one] => Ok(Choice::File(one.clone())),
-        [] => Err(None),
-        [first, ..] => Err(Some(format!(
-            "{} has several GGUF files; name one, {}:{first}, or a part of its name that no other has: {}",
-            name.repository,
-            name.repository,
-            list(&ggufs)
-        ))),
+        let names = folders.filter_map(owner).filter_map(|owner| Name::parse(&format!("{owner}/{text}")));
+        let mut found: Vec<Name> = names.filter(|name| self.snapshot(name).is_some()).collect();
+        found.sort_by_key(Name::to_string);
+        if found.len() > 1 {
+            let names: Vec<String> = found.iter().map(Name::to_string).collect();
+            return Err(Error::Usage(format!(
+                "models of several owners are called '{}': {}",
+                printable(text),
+                names.join(", ")
+            )));
+        }
+        Ok(found.pop())
     }
 }
 
-/// Those that `part` names: the file that is called so, else those with this word in their names, else those with these letters.
-fn named<'a>(files: &[&'a String], part: &str) -> Vec<&'a String> {
-    let part = part.to_lowercase();
-    let those = |fits: &dyn Fn(&str) -> bool| -> Vec<&'a String> {
-        files.iter().copied().filter(|file| fits(&file.to_lowercase())).collect()
-    };
-    let whole = those(&|file| file == part);
-    let word = those(&|file| file.split(['.', '-']).any(|word| word == part));
-    match (whole.is_empty(), word.is_empty()) {
-        (false, _) => whole,
-        (true, false) => word,
-        (true, true) => those(&|file| file.contains(&part)),
+/// Adds the names of the files of a snapshot's folder and of those below it. Files are links into `blobs/`; a folder is none.
+fn add_files(dir: &Path, before: &str, depth: usize, files: &mut Vec<String>) {
+    let Ok(entries) = std::fs::read_dir(dir) else { return };
+    for entry in entries.flatten().take(MAX_FILES) {
+        let name = format!("{before}{}", entry.file_name().to_string_lossy());
+        if !entry.file_type().is_ok_and(|kind| kind.is_dir()) {
+            files.push(name);
+        } else if depth < MAX_DEPTH {
+            add_files(&entry.path(), &format!("{name}/"), depth + 1, files);
+        }
     }
-}
-
-/// Whether a file is part of a Hugging Face directory as this program reads it.
-fn belongs(file: &str) -> bool {
-    let weights = file == "model.safetensors" || file.starts_with("model-") && file.ends_with(".safetensors");
-    let beside = file.ends_with(".json") || file.ends_with(".jinja") || file == "tokenizer.model";
-    !file.contains('/') && (weights || beside)
-}
-
-fn list(files: &[&String]) -> String {
-    const MOST: usize = 12;
-    let mut shown: Vec<String> = files.iter().take(MOST).map(|file| printable(file)).collect();
-    if files.len() > MOST {
-        shown.push(format!("and {} more", files.len() - MOST));
-    }
-    shown.join(", ")
 }
 
 /// What a model is called by its path: the name of its file or directory without the extension. In the cache of the hub's tools a
@@ -164,51 +118,6 @@ pub fn file_stem(path: &Path) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    fn name(text: &str) -> Name {
-        Name::parse(text).unwrap_or_else(|| panic!("{text} is a name"))
-    }
-
-    #[test]
-    fn a_name_is_two_words_and_leads_out_of_no_folder() {
-        assert_eq!(name("a-b/C_d.1"), Name { repository: "a-b/C_d.1".into(), file: None });
-        assert_eq!(name("a/b:Q4_0").to_string(), "a/b:Q4_0");
-        for text in ["demo", "a/b/c", "../b", "a/..", "/b", "a/", "a/b:", "a/b:../x", "a b/c", "./model", "a/-b", "é/b"]
-        {
-            assert_eq!(Name::parse(text), None, "{text}");
-        }
-    }
-
-    #[test]
-    fn the_files_of_a_model_are_chosen_and_nothing_else() {
-        let files = |names: &[&str]| names.iter().map(|name| name.to_string()).collect::<Vec<_>>();
-        let all = files(&[
-            "README.md",
-            "config.json",
-            "consolidated.safetensors",
-            "model-00001-of-00002.safetensors",
-            "model-00002-of-00002.safetensors",
-            "model.safetensors.index.json",
-            "onnx/config.json",
-            "tokenizer.model",
-            "training_args.bin",
-        ]);
-        let Ok(Choice::Directory(chosen)) = choose(&name("a/b"), &all) else { panic!("a directory") };
-        let left_out = ["README.md", "consolidated.safetensors", "onnx/config.json", "training_args.bin"];
-        assert_eq!(chosen.len(), all.len() - left_out.len());
-        assert!(chosen.iter().all(|file| !left_out.contains(&&**file)), "{chosen:?}");
-
-        let ggufs = files(&["README.md", "m.Q4_0.gguf", "m.Q4_K.gguf", "m.Q4_K_M.gguf", "m.gguf"]);
-        let file = |text: &str| choose(&name(text), &ggufs);
-        assert_eq!(file("a/b:q4_0"), Ok(Choice::File("m.Q4_0.gguf".into())));
-        assert_eq!(file("a/b:Q4_K"), Ok(Choice::File("m.Q4_K.gguf".into())), "a whole word goes before a part of one");
-        assert_eq!(file("a/b:m.gguf"), Ok(Choice::File("m.gguf".into())));
-        assert!(file("a/b").unwrap_err().unwrap().contains("has several GGUF files; name one, a/b:m.Q4_0.gguf, or"));
-        assert!(file("a/b:Q4").unwrap_err().unwrap().starts_with("'Q4' fits several of a/b's files: m.Q4_0.gguf, "));
-        assert!(file("a/b:f16").unwrap_err().unwrap().starts_with("none of a/b's files is called 'f16': "));
-        assert_eq!(choose(&name("a/b"), &files(&["only.gguf"])), Ok(Choice::File("only.gguf".into())));
-        assert_eq!(choose(&name("a/b"), &files(&["config.json", "pytorch_model.bin"])), Err(None));
-    }
 
     #[test]
     fn a_model_of_the_hub_is_not_called_after_a_checksum() {

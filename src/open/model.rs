@@ -62,10 +62,11 @@ pub fn find(model: &Path) -> Result<PathBuf> {
         )));
     }
     let fetched = hub::Name::parse(&name);
-    if let (Some(name), Some(cache)) = (&fetched, crate::config::hub().cache)
-        && let Some(found) = hub::Cache(cache).find(name)?
-    {
-        return Ok(found);
+    if let Some(cache) = crate::config::hub().cache.map(hub::Cache) {
+        let meant = if fetched.is_none() { cache.by_short_name(&name)? } else { fetched.clone() };
+        if let Some(found) = meant.map(|name| cache.find(&name)).transpose()?.flatten() {
+            return Ok(found);
+        }
     }
     let fetch =
         fetched.map_or(String::new(), |name| format!("; if the Hugging Face hub has it: dynamicinfer pull {name}"));
