@@ -18,6 +18,16 @@ fn on_device(share: Option<f64>) -> Option<DeviceOptions> {
     Some(DeviceOptions { ffn_share: share, machine: Some(machine), history: false, ..virtual_device })
 }
 
+/// Keeps what it is told.
+#[derive(Default)]
+struct Heard(RefCell<Vec<String>>);
+
+impl Listener for Heard {
+    fn note(&self, text: &str) {
+        self.0.borrow_mut().push(text.to_owned());
+    }
+}
+
 /// The likeliest tokens after these.
 fn continued(options: &EngineOptions) -> Vec<u32> {
     let opened = open(options, &Quiet).unwrap();
@@ -52,6 +62,27 @@ fn an_engine_with_a_device_is_opened_without_a_command_line_and_says_what_the_pr
     assert_eq!(continued(&options), alone);
 }
 
+/// Two measurements of this machine differ, and by them the model was divided otherwise at each load: the last digits of a text differed.
+#[test]
+fn a_deterministic_division_is_not_by_what_was_measured_this_time() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut options = EngineOptions::new(packed(dir.path(), "llama-relu2", Quant::F32));
+    options.context = Some(64);
+    options.sparsity.predictor = Kind::Exact.into();
+    let with = |deterministic| Some(DeviceOptions { machine: None, deterministic, ..on_device(Some(0.5)).unwrap() });
+    let divided = |options: &EngineOptions| {
+        let heard = Heard::default();
+        let Opened { device, .. } = open(options, &heard).unwrap();
+        (device.unwrap().budget.machine, heard.0.into_inner().join("\n"))
+    };
+    options.device = with(true);
+    let ((first, told), (again, _)) = (divided(&options), divided(&options));
+    assert_eq!(first, again);
+    assert!(!told.contains("measuring"), "{told}");
+    // Where a profile is saved, as after `measure --save default`, there is nothing to be told.
+    assert!(dynamicinfer::open::machine::saved().unwrap().is_some() || told.contains("rtx-3060-12gb"), "{told}");
+}
+
 #[test]
 fn options_that_cannot_be_are_refused_in_words() {
     let dir = tempfile::tempdir().unwrap();
@@ -71,13 +102,6 @@ fn options_that_cannot_be_are_refused_in_words() {
 /// The library prints nothing: what it has to say goes to who opened the engine.
 #[test]
 fn what_is_odd_about_the_options_is_told_to_the_listener() {
-    #[derive(Default)]
-    struct Heard(RefCell<Vec<String>>);
-    impl Listener for Heard {
-        fn note(&self, text: &str) {
-            self.0.borrow_mut().push(text.to_owned());
-        }
-    }
     let dir = tempfile::tempdir().unwrap();
     let options =
         EngineOptions { context: Some(1 << 16), ..EngineOptions::new(packed(dir.path(), "llama-relu2", Quant::F32)) };

@@ -397,7 +397,10 @@ impl DeviceOptions {
             // Without a profile every cluster counts the same, and the scheduler takes none for frequent.
             None => (vec![vec![1; clusters]; layers], 10),
         };
-        let machine = machine::find(self.machine.as_deref(), told)?;
+        let machine = match &self.machine {
+            None if self.deterministic => machine::fixed(told)?,
+            named => machine::find(named.as_deref(), told)?,
+        };
         let mut request = Request {
             vram,
             // What is on disk takes no memory.

@@ -9,6 +9,9 @@ use std::path::{Path, PathBuf};
 /// Name of the profile that is used when none is named.
 const DEFAULT: &str = "default";
 
+/// Name of the machine that [`fixed`] takes: the smallest card of those that the program is made for.
+const FIXED: &str = "rtx-3060-12gb";
+
 /// The profile that `--machine` means: a .toml file, or a name among the user's profiles, then among the checkout's and the program's. `None` takes the
 /// profile `default`; if there is none, this machine is measured now, and `told` is told.
 ///
@@ -33,6 +36,22 @@ pub fn find(machine: Option<&Path>, told: &dyn Listener) -> Result<MachineProfil
             known.join(", ")
         ))
     })
+}
+
+/// As [`find`] without a name, but nothing is measured: two measurements differ, and with them the division between host and device. Where
+/// there is no profile `default`, the rates are those of a machine that comes with the program.
+///
+/// # Errors
+/// [`Error::BadFile`] for a file that is not a profile.
+pub fn fixed(told: &dyn Listener) -> Result<MachineProfile> {
+    if let Some(machine) = saved()? {
+        return Ok(machine);
+    }
+    told.note(&format!(
+        "--deterministic without a machine profile: the model is divided by the rates of {FIXED}, not by this machine's; `dynamicinfer \
+         measure --save {DEFAULT}` keeps this machine's"
+    ));
+    Ok(embedded::machine(FIXED).expect("it comes with the program"))
 }
 
 /// The profile `default`, if there is one.
