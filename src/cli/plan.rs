@@ -336,8 +336,8 @@ fn unit(c: &ModelConfig) -> (&'static str, &'static str) {
     }
 }
 
-fn shown(args: &Args, plan: &Plan, subject: &Subject, machine: &MachineProfile, predictor: &str) -> String {
-    let (c, d) = (&subject.config, &plan.details);
+/// Each part's bytes on both sides, and the budgets of the plan.
+fn parts_table(args: &Args, plan: &Plan, c: &ModelConfig, predictor: &str) -> Table {
     let bytes = |b: u64| if b == 0 { "-".into() } else { super::human_bytes(b) };
     let mut table = Table::new();
     table.load_style(comfy_table::presets::NOTHING);
@@ -364,19 +364,29 @@ fn shown(args: &Args, plan: &Plan, subject: &Subject, machine: &MachineProfile, 
         let [device, host] = [Tier::Device, Tier::Host].map(|tier| part.bytes[tier]);
         table.add_row([name, bytes(device), bytes(host), device.to_string()]);
     }
-    table.add_row(["total".into(), bytes(plan.total_bytes), bytes(d.host_bytes), plan.total_bytes.to_string()]);
-    table.add_row(["budget".into(), bytes(plan.budget_bytes), String::new(), plan.budget_bytes.to_string()]);
     table.add_row([
-        "without neurons".into(),
-        bytes(plan.without_neurons_bytes),
-        String::new(),
-        plan.without_neurons_bytes.to_string(),
+        "total".into(),
+        bytes(plan.total_bytes),
+        bytes(plan.details.host_bytes),
+        plan.total_bytes.to_string(),
     ]);
-    table.add_row(["smallest budget".into(), bytes(plan.min_bytes), String::new(), plan.min_bytes.to_string()]);
-    table.add_row(["everything".into(), bytes(plan.full_bytes), String::new(), plan.full_bytes.to_string()]);
+    for (name, size) in [
+        ("budget", plan.budget_bytes),
+        ("smallest budget", plan.min_bytes),
+        ("without neurons", plan.without_neurons_bytes),
+        ("everything", plan.full_bytes),
+    ] {
+        table.add_row([name.into(), bytes(size), String::new(), size.to_string()]);
+    }
     for column in table.column_iter_mut().skip(1) {
         column.set_cell_alignment(CellAlignment::Right);
     }
+    table
+}
+
+fn shown(args: &Args, plan: &Plan, subject: &Subject, machine: &MachineProfile, predictor: &str) -> String {
+    let (c, d) = (&subject.config, &plan.details);
+    let table = parts_table(args, plan, c, predictor);
     let mut slots: Vec<usize> = plan.layers.iter().map(|l| l.slots).collect();
     slots.sort_unstable();
     let all: usize = slots.iter().sum();

@@ -279,8 +279,7 @@ pub fn plan(footprint: &Footprint, counts: &[Vec<u64>], machine: &MachineProfile
         f.least_bytes() - f.saved_by_streaming(streamed_layers) + states + request.predictor_bytes + kv_first + asked
     };
     let attention = streamed_attention(f, machine, request, &least_bytes);
-    let without_neurons_bytes = least_bytes(attention.layers);
-    let min_bytes = least_bytes(most_streamed(f, request));
+    let (without_neurons_bytes, min_bytes) = (least_bytes(attention.layers), least_bytes(most_streamed(f, request)));
     let kv_later = if matches!(request.kv, KvPlace::Auto | KvPlace::Spare) { kv_bytes } else { 0 };
     let full_bytes = least_bytes(0) + f.ffn_bytes() + kv_later + f.embeddings_bytes;
 
@@ -305,12 +304,11 @@ pub fn plan(footprint: &Footprint, counts: &[Vec<u64>], machine: &MachineProfile
     room -= longer;
     let costs = Costs::of(machine, f.block_bytes, f.hidden);
     let least = min_neurons(&costs, f.ffn);
-    let failed = |why: String| Error::Failed(format!("the placement cannot be planned: {why}"));
     let problem = match f.experts_used {
         None => Problem::new(counts, f.block_bytes, least),
         Some(_) => Problem::in_batches(counts, f.block_bytes, least, 1),
     };
-    let problem = problem.map_err(failed)?;
+    let problem = problem.map_err(|why| Error::Failed(format!("the placement cannot be planned: {why}")))?;
     let start = clock::now();
     let (sequences_there, division) =
         divide_room(f, &problem, (&costs, machine), request, (room, wanted), attention.layers);
